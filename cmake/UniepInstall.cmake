@@ -1,0 +1,18 @@
+# `find_package(uniep)` for installed trees; tests/install proves that it works.
+include(CMakePackageConfigHelpers)
+
+install(TARGETS uniep EXPORT uniepTargets
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/uniep ${PROJECT_BINARY_DIR}/include/uniep
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(EXPORT uniepTargets NAMESPACE uniep:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/uniep)
+
+configure_package_config_file(
+  ${PROJECT_SOURCE_DIR}/cmake/uniepConfig.cmake.in ${PROJECT_BINARY_DIR}/uniepConfig.cmake
+  INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/uniep)
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/uniepConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/uniepConfig.cmake ${PROJECT_BINARY_DIR}/uniepConfigVersion.cmake
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/uniep)

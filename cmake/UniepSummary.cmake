@@ -1,0 +1,12 @@
+# One line at the end of configuring that says what this build contains.
+find_program(UNIEP_NVCC nvcc HINTS /usr/local/cuda/bin)
+if(UNIEP_NVCC)
+  set(_cuda "CPU only (nvcc is at ${UNIEP_NVCC}, but this version has no CUDA backend yet)")
+else()
+  set(_cuda "CPU only (no nvcc found)")
+endif()
+set(_san "none")
+if(UNIEP_SANITIZE)
+  set(_san ${UNIEP_SANITIZE})
+endif()
+message(STATUS "uniep ${PROJECT_VERSION}: ${CMAKE_BUILD_TYPE}, backends: ${_cuda}, sanitizer: ${_san}")

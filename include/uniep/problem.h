@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "uniep/macros.h"
+
+namespace uniep {
+
+/// Largest number of experts per token.
+inline constexpr int kMaxTopk = 16;
+
+/// The shape of one MoE layer under expert parallelism. The same on every rank.
+struct Problem {
+  std::int64_t hidden = 0;        ///< H, a multiple of 8
+  std::int64_t intermediate = 0;  ///< I, a multiple of 8; w1 has 2I rows: I of gate, then I of up
+  int num_experts = 0;            ///< E, divisible by the number of ranks
+  int topk = 0;                   ///< K, 1 to kMaxTopk
+  std::int64_t max_tokens = 0;    ///< most tokens that a rank may hold; ranks may hold fewer, or 0
+  /// Rows (copies of tokens, pad rows included) that one rank can receive. 0: enough for any
+  /// routing, ranks * max_tokens * min(K, E / ranks) plus padding.
+  std::int64_t capacity_rows = 0;
+  /// Alignment of each expert's first row. A power of two, 16 to 256; a schedule's tile_m divides it.
+  int row_align = 128;
+
+  friend bool operator==(const Problem&, const Problem&) = default;
+};
+
+/// Throws Error(kInvalidArgument) with a sentence that names the first field that is out of range.
+UNIEP_API void validate(const Problem& problem, int num_ranks);
+
+/// `capacity_rows`, or what its default stands for.
+UNIEP_API std::int64_t capacity_rows(const Problem& problem, int num_ranks);
+
+/// "hidden=256,intermediate=128,...": every field, for logs and error texts.
+UNIEP_API std::string to_string(const Problem& problem);
+
+}  // namespace uniep
