@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "uniep/bf16.h"
+
+namespace uniep {
+
+/// One MoE layer's inputs in global order: all tokens of the batch, all experts. What a trace file
+/// holds, what the oracle computes from, and what a run splits over its ranks.
+struct LayerData {
+  std::int64_t tokens = 0;
+  std::int64_t hidden = 0;        // H
+  std::int64_t intermediate = 0;  // I
+  int num_experts = 0;            // E
+  int topk = 0;                   // K
+
+  std::vector<bf16> x;                  // [tokens, H]
+  std::vector<std::int32_t> topk_ids;   // [tokens, K]; -1: dropped slot
+  std::vector<float> topk_probs;        // [tokens, K]
+  std::vector<bf16> w1;                 // [E, 2I, H]: gate rows, then up rows
+  std::vector<bf16> w2;                 // [E, H, I]
+  std::vector<bf16> dy;                 // [tokens, H]; empty where only the forward pass is wanted
+};
+
+/// What a training step computes from LayerData, in global order. Weight gradients are either bf16
+/// (dw1, dw2) or fp32 sums added into what main_grad held (main_dw1, main_dw2); the other pair is
+/// empty.
+struct LayerResult {
+  std::vector<bf16> out;        // [tokens, H]
+  std::vector<bf16> dx;         // [tokens, H]
+  std::vector<float> dprobs;    // [tokens, K]; 0 at dropped slots
+  std::vector<bf16> dw1;        // [E, 2I, H]
+  std::vector<bf16> dw2;        // [E, H, I]
+  std::vector<float> main_dw1;  // [E, 2I, H]
+  std::vector<float> main_dw2;  // [E, H, I]
+};
+
+}  // namespace uniep
