@@ -11,7 +11,8 @@ namespace uniep {
 
 /// What kind of failure an `Error` reports; callers branch on this, people read `what()`.
 enum class ErrorCode {
-  kInvalidArgument,  ///< the caller passed something out of range; the sentence says what is accepted
+  kInvalidArgument,  ///< the caller passed something out of range; the sentence says what is
+                     ///< accepted
   kUnsupported,      ///< valid, but this build or backend cannot do it
   kCapacity,         ///< the routing needs more rows than the layer was given
   kTimeout,          ///< a wait passed its time limit (UNIEP_TIMEOUT_MS); see `Error::wait()`
@@ -22,13 +23,13 @@ enum class ErrorCode {
 
 /// Who waited for what when a wait expired. Fields that do not apply are -1.
 struct WaitReport {
-  int rank = -1;                ///< the rank that waited
-  std::string stage;            ///< the stage whose task waited
-  std::int64_t tile = -1;       ///< index of that task's tile within its stage
-  int peer = -1;                ///< the rank whose signal is missing
-  std::uint64_t expected = 0;   ///< count that would have ended the wait
-  std::uint64_t seen = 0;       ///< count when the limit passed
-  std::int64_t limit_ms = 0;    ///< the limit
+  int rank = -1;               ///< the rank that waited
+  std::string stage;           ///< the stage whose task waited
+  std::int64_t tile = -1;      ///< index of that task's tile within its stage
+  int peer = -1;               ///< the rank whose signal is missing
+  std::uint64_t expected = 0;  ///< count that would have ended the wait
+  std::uint64_t seen = 0;      ///< count when the limit passed
+  std::int64_t limit_ms = 0;   ///< the limit
 };
 
 /// The only exception type that the library throws on purpose.

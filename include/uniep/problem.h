@@ -20,7 +20,8 @@ struct Problem {
   /// Rows (copies of tokens, pad rows included) that one rank can receive. 0: enough for any
   /// routing, ranks * max_tokens * min(K, E / ranks) plus padding.
   std::int64_t capacity_rows = 0;
-  /// Alignment of each expert's first row. A power of two, 16 to 256; a schedule's tile_m divides it.
+  /// Alignment of each expert's first row. A power of two, 16 to 256; a schedule's tile_m divides
+  /// it.
   int row_align = 128;
 
   friend bool operator==(const Problem&, const Problem&) = default;

@@ -19,13 +19,15 @@ std::string cat(const Args&... args) {
 /// sentence names the argument, its value and what would be accepted.
 template <class... Args>
 void require(bool ok, ErrorCode code, const Args&... sentence) {
-  if (!ok) [[unlikely]] throw Error(code, cat(sentence...));
+  if (!ok) [[unlikely]]
+    throw Error(code, cat(sentence...));
 }
 
 /// `require` for invariants of the library itself.
 template <class... Args>
 void ensure(bool ok, const Args&... sentence) {
-  if (!ok) [[unlikely]] throw Error(ErrorCode::kInternal, cat("internal error: ", sentence...));
+  if (!ok) [[unlikely]]
+    throw Error(ErrorCode::kInternal, cat("internal error: ", sentence...));
 }
 
 }  // namespace uniep

@@ -16,12 +16,12 @@ struct LayerData {
   int num_experts = 0;            // E
   int topk = 0;                   // K
 
-  std::vector<bf16> x;                  // [tokens, H]
-  std::vector<std::int32_t> topk_ids;   // [tokens, K]; -1: dropped slot
-  std::vector<float> topk_probs;        // [tokens, K]
-  std::vector<bf16> w1;                 // [E, 2I, H]: gate rows, then up rows
-  std::vector<bf16> w2;                 // [E, H, I]
-  std::vector<bf16> dy;                 // [tokens, H]; empty where only the forward pass is wanted
+  std::vector<bf16> x;                 // [tokens, H]
+  std::vector<std::int32_t> topk_ids;  // [tokens, K]; -1: dropped slot
+  std::vector<float> topk_probs;       // [tokens, K]
+  std::vector<bf16> w1;                // [E, 2I, H]: gate rows, then up rows
+  std::vector<bf16> w2;                // [E, H, I]
+  std::vector<bf16> dy;                // [tokens, H]; empty where only the forward pass is wanted
 };
 
 /// What a training step computes from LayerData, in global order. Weight gradients are either bf16

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "uniep/macros.h"
+
+namespace uniep {
+
+class CommunicatorImpl;
+
+/// One rank's membership in an expert-parallel group. A handle; copies mean the same member.
+///
+/// Calls on a Layer are collective: every rank of the group makes the same calls in the same order,
+/// each rank from one thread at a time.
+class UNIEP_API Communicator {
+ public:
+  /// The members of a group whose ranks are threads of this process: element r is rank r, to be
+  /// used from a thread of its own (`run_ranks` starts them). `size` is 1 to 64.
+  static std::vector<Communicator> cpu_group(int size);
+
+  int rank() const;
+  int size() const;
+
+  /// Library-internal.
+  const std::shared_ptr<CommunicatorImpl>& impl() const { return impl_; }
+
+ private:
+  explicit Communicator(std::shared_ptr<CommunicatorImpl> impl) : impl_(std::move(impl)) {}
+  std::shared_ptr<CommunicatorImpl> impl_;
+};
+
+/// Runs `body(communicator)` for every member of `group`, each in a thread of its own, and waits
+/// for all. Where bodies throw, rethrows the error of the rank that failed first of itself, rather
+/// than of one that only reports a peer's.
+UNIEP_API void run_ranks(const std::vector<Communicator>& group,
+                         const std::function<void(Communicator&)>& body);
+
+}  // namespace uniep

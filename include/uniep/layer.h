@@ -1,0 +1,119 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "uniep/bf16.h"
+#include "uniep/communicator.h"
+#include "uniep/macros.h"
+#include "uniep/problem.h"
+#include "uniep/routing_plan.h"
+#include "uniep/schedule.h"
+#include "uniep/timeline.h"
+
+namespace uniep {
+
+class LayerBackend;
+struct SavedData;
+
+/// Tensors of a forward pass on one rank. T tokens of this rank, El = E / ranks local experts; all
+/// row-major and contiguous.
+struct ForwardArgs {
+  std::span<const bf16> x;            ///< [T, H]
+  std::span<const float> topk_probs;  ///< [T, K]; values at dropped slots are not read
+  std::span<const bf16> w1;           ///< [El, 2I, H]: gate rows, then up rows
+  std::span<const bf16> w2;           ///< [El, H, I]
+  std::span<bf16> out;                ///< [T, H]
+};
+
+/// Where a weight gradient goes: a bf16 tensor is overwritten; an fp32 tensor (a main_grad) has the
+/// fp32 sums added to it, and keeps its values for experts that received no rows.
+using WeightGrad = std::variant<std::span<bf16>, std::span<float>>;
+
+struct BackwardArgs {
+  std::span<const bf16> dy;  ///< [T, H]
+  std::span<const bf16> w1;  ///< as in forward
+  std::span<const bf16> w2;
+  std::span<bf16> dx;       ///< [T, H]
+  std::span<float> dprobs;  ///< [T, K]; 0 at dropped slots
+  WeightGrad dw1;           ///< [El, 2I, H]
+  WeightGrad dw2;           ///< [El, H, I]
+};
+
+/// What a forward pass leaves for its backward: the routing plan, the dispatched rows of x, h and
+/// the probability of each row. Movable; hold one per forward whose backward is still to come.
+class UNIEP_API Saved {
+ public:
+  Saved();
+  Saved(Saved&&) noexcept;
+  Saved& operator=(Saved&&) noexcept;
+  ~Saved();
+
+  const RoutingPlan& plan() const;
+  std::span<const bf16> h() const;  ///< [padded_rows, 2I]; pad rows are unspecified
+  std::size_t bytes() const;
+
+  /// Library-internal.
+  explicit Saved(std::unique_ptr<SavedData> data);
+  const SavedData* data() const { return data_.get(); }
+
+ private:
+  std::unique_ptr<SavedData> data_;
+};
+
+/// Hooks for tests of the protocol; everything off by default.
+struct FaultInjection {
+  int max_delay_us = 0;    ///< random delay of up to this before each wait and each signal
+  std::uint64_t seed = 0;  ///< of these delays
+  int withhold_rank = -1;  ///< this rank computes, but never signals ...
+  Stage withhold_stage = Stage::kDispatch;  ///< ... the tasks of this stage ...
+  std::int64_t withhold_tile = 0;           ///< ... that have this tile index
+};
+
+struct LayerOptions {
+  bool record_timeline = false;  ///< keep a TimelineEvent per task; see Layer::timeline
+  int timeout_ms = 0;            ///< limit of every wait; 0: UNIEP_TIMEOUT_MS, else 30000
+  FaultInjection faults;
+};
+
+/// One MoE layer on one rank. Every member function that is marked collective must be called by
+/// all ranks of the group in the same order, with the same problem and schedule; when one rank's
+/// arguments are refused, every rank gets that error, nothing has been written, and the layer stays
+/// usable. After a timeout or a failure inside a pass the whole group is unusable, and every later
+/// call says so.
+class UNIEP_API Layer {
+ public:
+  /// Collective. Throws Error(kInvalidArgument) where the problem is invalid or differs by rank.
+  Layer(const Problem& problem, Communicator communicator, const LayerOptions& options = {});
+  Layer(Layer&&) noexcept;
+  Layer& operator=(Layer&&) noexcept;
+  ~Layer();
+
+  /// Collective. `topk_ids` is this rank's [T, K]; T follows from its size, and is 0 to max_tokens.
+  RoutingPlan plan(std::span<const std::int32_t> topk_ids);
+
+  /// Collective. Writes `args.out`.
+  Saved forward(const RoutingPlan& plan, const ForwardArgs& args, const Schedule& schedule = {});
+
+  /// Collective. Writes dx, dprobs and the weight gradients. May be repeated on the same `saved`.
+  void backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule = {});
+
+  const Problem& problem() const;
+  const Communicator& communicator() const;
+
+  /// Of this rank's last pass.
+  const PassStats& last_pass() const;
+
+  /// Events of all passes since the last call, in no particular order; empty unless
+  /// `record_timeline`.
+  std::vector<TimelineEvent> take_timeline();
+
+ private:
+  std::unique_ptr<LayerBackend> backend_;
+};
+
+}  // namespace uniep

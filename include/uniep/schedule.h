@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "uniep/macros.h"
+#include "uniep/problem.h"
+
+namespace uniep {
+
+enum class LaunchGrouping : int { kSeparate, kPipelined, kPaired, kSingle };
+enum class ExpertOrder : int { kIndex, kHeavyFirst, kLightFirst };
+enum class SourceRotation : int { kNone, kOwnFirst, kNextFirst };
+enum class Raster : int { kAlongM, kAlongN };
+enum class DispatchWire : int { kDedup, kRows };
+enum class WgradPlacement : int { kSeparate, kAfter, kInterleaved };
+
+/// One point of the parameter space: decides how the stages of a pass share launches, which workers
+/// do what, in which order tiles are taken, and at what granularity readiness is signalled. It
+/// never decides a result: every axis below is bit-neutral. `schedule_axes()` describes each field
+/// (meaning, range, default); docs/schedule.md is the reference.
+///
+/// A trivially copyable value: kernels take it as an argument.
+struct Schedule {
+  LaunchGrouping launch = LaunchGrouping::kSingle;
+  int waves = 1;
+  int workers = 0;
+  int dispatch_workers = 1;
+  bool dispatch_join = true;
+  int pull_tokens = 16;
+  DispatchWire dispatch_wire = DispatchWire::kDedup;
+  int tile_m = 64;
+  int tile_n = 128;
+  ExpertOrder expert_order = ExpertOrder::kIndex;
+  SourceRotation rotate = SourceRotation::kOwnFirst;
+  Raster raster = Raster::kAlongM;
+  int lag = 1;
+  int ready_rows = 64;
+  int token_block = 32;
+  int push_depth = 2;
+  WgradPlacement wgrad = WgradPlacement::kInterleaved;
+
+  friend bool operator==(const Schedule&, const Schedule&) = default;
+};
+
+/// When a value takes effect: chosen when code is compiled (a kernel variant), or at each launch.
+enum class AxisScope { kCompileTime, kLaunch };
+
+/// One axis of the parameter space, as `schedule_axes()` lists them. Values are integers; where
+/// `choices` is not empty a value is an index into it and prints as that name.
+struct AxisInfo {
+  std::string_view name;
+  std::string_view meaning;
+  std::vector<std::string_view> choices;
+  int min = 0;
+  int max = 0;
+  bool power_of_two = false;
+  int default_value = 0;
+  AxisScope scope = AxisScope::kLaunch;
+  bool bit_neutral = true;
+  std::vector<int> candidates;  ///< values worth trying, for samplers and the tuner
+};
+
+/// Every axis, in the order in which a schedule prints.
+UNIEP_API std::span<const AxisInfo> schedule_axes();
+
+/// Value of axis number `axis` (an index into `schedule_axes()`).
+UNIEP_API int axis_value(const Schedule& schedule, std::size_t axis);
+
+/// Sets it; throws Error(kInvalidArgument) when out of the axis's range.
+UNIEP_API void set_axis(Schedule& schedule, std::size_t axis, int value);
+
+/// A named point: "sequential", "pipelined:n" (n waves, 2 to 16), "two-kernel" or "single".
+struct PresetInfo {
+  std::string_view name;
+  std::string_view meaning;
+};
+UNIEP_API std::span<const PresetInfo> schedule_presets();
+
+/// Reads "PRESET", "key=value,..." (from the default schedule) or "PRESET,key=value,...".
+/// Throws Error(kInvalidArgument) naming the word it does not know and what it accepts.
+UNIEP_API Schedule parse_schedule(std::string_view text);
+
+/// "launch=single,waves=1,...": every axis; `parse_schedule` gives the same schedule back.
+UNIEP_API std::string to_string(const Schedule& schedule);
+
+/// Why this schedule cannot run this problem, or nothing where it can.
+UNIEP_API std::optional<std::string> invalid_reason(const Schedule& schedule,
+                                                    const Problem& problem);
+
+/// Throws Error(kInvalidArgument) with `invalid_reason`.
+UNIEP_API void validate(const Schedule& schedule, const Problem& problem);
+
+}  // namespace uniep

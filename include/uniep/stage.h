@@ -1,0 +1,35 @@
+#pragma once
+
+#include "uniep/macros.h"
+
+namespace uniep {
+
+/// The stages of a layer pass. The same names stand for file names, trace slices, error texts and
+/// benchmark rows. Forward: dispatch (x), fc1 (with SwiGLU), fc2 (with the push to the source
+/// rank), reduce. Backward: dispatch (dy), dfc2 (with dSwiGLU), dfc1 (with push), reduce; wgrad2,
+/// wgrad1.
+enum class Stage : int {
+  kPlan,
+  kEnter,
+  kDispatch,
+  kFc1,
+  kFc2,
+  kDfc2,
+  kDfc1,
+  kWgrad2,
+  kWgrad1,
+  kReduce
+};
+inline constexpr int kNumStages = 10;
+
+enum class Pass : int { kForward, kBackward };
+
+constexpr const char* name(Stage stage) {
+  constexpr const char* kNames[kNumStages] = {"plan", "enter", "dispatch", "fc1",    "fc2",
+                                              "dfc2", "dfc1",  "wgrad2",   "wgrad1", "reduce"};
+  return kNames[static_cast<int>(stage)];
+}
+
+constexpr const char* name(Pass pass) { return pass == Pass::kForward ? "forward" : "backward"; }
+
+}  // namespace uniep

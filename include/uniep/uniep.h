@@ -1,0 +1,13 @@
+#pragma once
+
+/// Everything public. See docs/architecture.md for a tour and README.md for an example.
+#include "uniep/bf16.h"
+#include "uniep/communicator.h"
+#include "uniep/error.h"
+#include "uniep/layer.h"
+#include "uniep/problem.h"
+#include "uniep/routing_plan.h"
+#include "uniep/schedule.h"
+#include "uniep/stage.h"
+#include "uniep/timeline.h"
+#include "uniep/version.h"
