@@ -1,0 +1,35 @@
+#include "trace/timeline_rows.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace uniep::trace {
+
+std::vector<WorkerRow> worker_rows(std::span<const std::vector<TimelineEvent>> by_rank) {
+  std::vector<WorkerRow> rows;
+  for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
+    std::map<int, std::vector<TimelineEvent>> by_worker;
+    for (const TimelineEvent& e : by_rank[rank]) by_worker[e.worker].push_back(e);
+    for (auto& [worker, events] : by_worker) {
+      std::ranges::stable_sort(events, {}, &TimelineEvent::begin_ns);
+      rows.push_back({static_cast<int>(rank), worker, std::move(events)});
+    }
+  }
+  return rows;
+}
+
+TimeSpan time_span(std::span<const WorkerRow> rows) {
+  TimeSpan span;
+  bool first = true;
+  for (const WorkerRow& row : rows) {
+    for (const TimelineEvent& e : row.events) {
+      span.begin_ns = first ? e.begin_ns : std::min(span.begin_ns, e.begin_ns);
+      span.end_ns = first ? e.end_ns : std::max(span.end_ns, e.end_ns);
+      first = false;
+    }
+  }
+  return span;
+}
+
+}  // namespace uniep::trace
