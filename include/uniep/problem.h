@@ -18,7 +18,7 @@ struct Problem {
   int topk = 0;                   ///< K, 1 to kMaxTopk
   std::int64_t max_tokens = 0;    ///< most tokens that a rank may hold; ranks may hold fewer, or 0
   /// Rows (copies of tokens, pad rows included) that one rank can receive. 0: enough for any
-  /// routing, ranks * max_tokens * min(K, E / ranks) plus padding.
+  /// routing: ranks * max_tokens * K plus padding.
   std::int64_t capacity_rows = 0;
   /// Alignment of each expert's first row. A power of two, 16 to 256; a schedule's tile_m divides
   /// it.

@@ -55,14 +55,14 @@ enum class AxisScope { kCompileTime, kLaunch };
 struct AxisInfo {
   std::string_view name;
   std::string_view meaning;
-  std::vector<std::string_view> choices;
+  std::vector<std::string_view> choices{};
   int min = 0;
   int max = 0;
   bool power_of_two = false;
   int default_value = 0;
   AxisScope scope = AxisScope::kLaunch;
   bool bit_neutral = true;
-  std::vector<int> candidates;  ///< values worth trying, for samplers and the tuner
+  std::vector<int> candidates{};  ///< values worth trying, for samplers and the tuner
 };
 
 /// Every axis, in the order in which a schedule prints.

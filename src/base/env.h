@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace uniep {
+
+/// An environment variable that the library reads. All of them are listed in env.cpp and nowhere
+/// else; help texts and docs come from that list.
+struct EnvVariable {
+  std::string_view name;
+  std::string_view meaning;
+  std::string_view default_text;
+};
+std::span<const EnvVariable> environment_variables();
+
+/// UNIEP_TIMEOUT_MS: limit of every wait in milliseconds.
+int env_timeout_ms();
+
+/// UNIEP_CPU_LINK_GBPS: speed of the emulated link between CPU ranks in 1e9 bytes per second and
+/// direction; nothing where no link is emulated.
+std::optional<double> env_link_gbps();
+
+/// UNIEP_CPU_LINK_LATENCY_US: latency of the emulated link.
+double env_link_latency_us();
+
+/// UNIEP_CPU_ISA: instruction set the CPU kernels are forced to; empty: the best there is.
+std::string env_cpu_isa();
+
+}  // namespace uniep

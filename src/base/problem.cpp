@@ -1,0 +1,54 @@
+#include "uniep/problem.h"
+
+#include <limits>
+
+#include "base/check.h"
+#include "base/math.h"
+
+namespace uniep {
+namespace {
+
+void require_range(const char* field, std::int64_t value, std::int64_t low, std::int64_t high) {
+  require(value >= low && value <= high, ErrorCode::kInvalidArgument, "problem.", field, " is ",
+          value, "; ", low, " to ", high, " is accepted");
+}
+
+void require_dimension(const char* field, std::int64_t value) {
+  require(value >= 8 && value <= (1 << 20) && value % 8 == 0, ErrorCode::kInvalidArgument,
+          "problem.", field, " is ", value, "; a multiple of 8 from 8 to 1048576 is accepted");
+}
+
+}  // namespace
+
+void validate(const Problem& p, int num_ranks) {
+  require(num_ranks >= 1, ErrorCode::kInvalidArgument, "number of ranks is ", num_ranks,
+          "; at least 1 is accepted");
+  require_dimension("hidden", p.hidden);
+  require_dimension("intermediate", p.intermediate);
+  require_range("num_experts", p.num_experts, 1, 65536);
+  require(p.num_experts % num_ranks == 0, ErrorCode::kInvalidArgument, "problem.num_experts is ",
+          p.num_experts, ", which ", num_ranks,
+          " ranks do not divide; a multiple of the number of ranks is accepted");
+  require_range("topk", p.topk, 1, kMaxTopk);
+  require_range("max_tokens", p.max_tokens, 0, std::int64_t{1} << 26);
+  require_range("capacity_rows", p.capacity_rows, 0, std::numeric_limits<std::int32_t>::max());
+  require(p.row_align >= 16 && p.row_align <= 256 && (p.row_align & (p.row_align - 1)) == 0,
+          ErrorCode::kInvalidArgument, "problem.row_align is ", p.row_align,
+          "; 16, 32, 64, 128 or 256 is accepted");
+}
+
+std::int64_t capacity_rows(const Problem& p, int num_ranks) {
+  if (p.capacity_rows > 0) return p.capacity_rows;
+  const std::int64_t local_experts = p.num_experts / num_ranks;
+  // The same expert may be named twice by a token, so K bounds a token's copies, not min(K, El).
+  const std::int64_t rows = num_ranks * p.max_tokens * p.topk;
+  return rows + local_experts * (p.row_align - 1);
+}
+
+std::string to_string(const Problem& p) {
+  return cat("hidden=", p.hidden, ",intermediate=", p.intermediate, ",num_experts=", p.num_experts,
+             ",topk=", p.topk, ",max_tokens=", p.max_tokens, ",capacity_rows=", p.capacity_rows,
+             ",row_align=", p.row_align);
+}
+
+}  // namespace uniep

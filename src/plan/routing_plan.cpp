@@ -1,0 +1,172 @@
+#include "uniep/routing_plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/check.h"
+#include "base/math.h"
+#include "plan/plan_data.h"
+
+namespace uniep {
+namespace {
+
+void check_routing(const Problem& p, std::span<const std::int64_t> tokens_per_rank,
+                   std::span<const std::int32_t> topk_ids) {
+  std::int64_t total = 0;
+  for (std::size_t r = 0; r < tokens_per_rank.size(); ++r) {
+    const std::int64_t t = tokens_per_rank[r];
+    require(t >= 0 && t <= p.max_tokens, ErrorCode::kInvalidArgument, "rank ", r, " holds ", t,
+            " tokens; 0 to max_tokens=", p.max_tokens, " is accepted");
+    total += t;
+  }
+  require(static_cast<std::int64_t>(topk_ids.size()) == total * p.topk, ErrorCode::kInvalidArgument,
+          "topk_ids has ", topk_ids.size(), " elements; ", total, " tokens with topk=", p.topk,
+          " need ", total * p.topk);
+  std::size_t i = 0;
+  for (std::size_t r = 0; r < tokens_per_rank.size(); ++r) {
+    for (std::int64_t t = 0; t < tokens_per_rank[r]; ++t) {
+      for (int k = 0; k < p.topk; ++k, ++i) {
+        require(topk_ids[i] >= -1 && topk_ids[i] < p.num_experts, ErrorCode::kInvalidArgument,
+                "topk_ids of rank ", r, ", token ", t, ", slot ", k, " is ", topk_ids[i],
+                "; -1 (dropped) to ", p.num_experts - 1, " is accepted");
+      }
+    }
+  }
+}
+
+/// Rows of every expert of the layer. All ranks compute all of them, so that all find the same
+/// overflow.
+std::vector<std::int64_t> count_rows(int num_experts, std::span<const std::int32_t> topk_ids) {
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(num_experts));
+  for (const std::int32_t e : topk_ids) {
+    if (e >= 0) ++rows[static_cast<std::size_t>(e)];
+  }
+  return rows;
+}
+
+void check_capacity(const Problem& p, int num_ranks, const std::vector<std::int64_t>& rows) {
+  const std::size_t local = rows.size() / num_ranks;
+  const std::int64_t capacity = capacity_rows(p, num_ranks);
+  int worst_rank = 0;
+  std::int64_t needed = 0;
+  for (int r = 0; r < num_ranks; ++r) {
+    std::int64_t padded = 0;
+    for (std::size_t e = r * local; e < (r + 1) * local; ++e) {
+      padded += round_up<std::int64_t>(rows[e], p.row_align);
+    }
+    if (padded > needed) {
+      needed = padded;
+      worst_rank = r;
+    }
+  }
+  require(needed <= capacity, ErrorCode::kCapacity, "rank ", worst_rank, " would receive ", needed,
+          " rows (padding included), but capacity_rows is ", capacity, "; capacity_rows=", needed,
+          " would do for this routing");
+}
+
+/// Rows in canonical order: walking the routing by (source, token, k) and appending each copy to
+/// its expert's segment is that stable sort.
+void place_rows(PlanData& plan, std::span<const std::int32_t> topk_ids) {
+  const int topk = plan.problem.topk;
+  const int first = plan.first_expert();
+  std::vector<std::int64_t> next(plan.segment_begin.begin(), plan.segment_begin.end() - 1);
+  plan.row_origin.assign(static_cast<std::size_t>(plan.segment_begin.back()), RowOrigin{});
+  std::size_t i = 0;
+  for (int source = 0; source < plan.num_ranks(); ++source) {
+    const std::int64_t tokens = plan.tokens_per_rank[static_cast<std::size_t>(source)];
+    for (std::int32_t token = 0; token < tokens; ++token) {
+      const std::size_t first_row = plan.pull_rows.size();
+      for (int k = 0; k < topk; ++k, ++i) {
+        const int local = topk_ids[i] - first;
+        if (topk_ids[i] < 0 || local < 0 || local >= plan.num_local_experts) continue;
+        const std::int64_t row = next[static_cast<std::size_t>(local)]++;
+        plan.row_origin[static_cast<std::size_t>(row)] = {source, token, k};
+        plan.pull_rows.push_back(row);
+      }
+      const auto copies = static_cast<std::int32_t>(plan.pull_rows.size() - first_row);
+      if (copies == 0) continue;
+      std::sort(plan.pull_rows.begin() + static_cast<std::ptrdiff_t>(first_row),
+                plan.pull_rows.end());
+      plan.pulls.push_back({source, token, static_cast<std::int32_t>(first_row), copies});
+      plan.traffic.rows += copies;
+      if (source != plan.rank) {
+        plan.traffic.remote_rows += copies;
+        plan.traffic.remote_pulls += 1;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+RoutingPlan RoutingPlan::build(const Problem& problem, int rank,
+                               std::span<const std::int64_t> tokens_per_rank,
+                               std::span<const std::int32_t> topk_ids) {
+  const int num_ranks = static_cast<int>(tokens_per_rank.size());
+  validate(problem, num_ranks);
+  require(rank >= 0 && rank < num_ranks, ErrorCode::kInvalidArgument, "rank is ", rank, "; 0 to ",
+          num_ranks - 1, " is accepted");
+  check_routing(problem, tokens_per_rank, topk_ids);
+  const std::vector<std::int64_t> rows = count_rows(problem.num_experts, topk_ids);
+  check_capacity(problem, num_ranks, rows);
+
+  auto plan = std::make_shared<PlanData>();
+  plan->problem = problem;
+  plan->rank = rank;
+  plan->num_local_experts = problem.num_experts / num_ranks;
+  plan->tokens_per_rank.assign(tokens_per_rank.begin(), tokens_per_rank.end());
+
+  const std::int64_t first_token =
+      std::accumulate(tokens_per_rank.begin(), tokens_per_rank.begin() + rank, std::int64_t{0});
+  const auto own = topk_ids.subspan(static_cast<std::size_t>(first_token * problem.topk),
+                                    static_cast<std::size_t>(plan->tokens() * problem.topk));
+  plan->topk_ids.assign(own.begin(), own.end());
+
+  plan->tokens_per_expert.assign(rows.begin() + plan->first_expert(),
+                                 rows.begin() + plan->first_expert() + plan->num_local_experts);
+  plan->segment_begin.push_back(0);
+  for (const std::int64_t n : plan->tokens_per_expert) {
+    plan->segment_begin.push_back(plan->segment_begin.back() +
+                                  round_up<std::int64_t>(n, problem.row_align));
+  }
+  place_rows(*plan, topk_ids);
+  return RoutingPlan(std::move(plan));
+}
+
+const Problem& RoutingPlan::problem() const { return data_->problem; }
+int RoutingPlan::rank() const { return data_->rank; }
+int RoutingPlan::num_ranks() const { return data_->num_ranks(); }
+std::int64_t RoutingPlan::tokens() const { return data_->tokens(); }
+std::span<const std::int64_t> RoutingPlan::tokens_per_rank() const {
+  return data_->tokens_per_rank;
+}
+std::span<const std::int32_t> RoutingPlan::topk_ids() const { return data_->topk_ids; }
+int RoutingPlan::num_local_experts() const { return data_->num_local_experts; }
+int RoutingPlan::first_expert() const { return data_->first_expert(); }
+std::span<const std::int64_t> RoutingPlan::tokens_per_expert() const {
+  return data_->tokens_per_expert;
+}
+std::span<const std::int64_t> RoutingPlan::segment_begin() const { return data_->segment_begin; }
+std::int64_t RoutingPlan::padded_rows() const { return data_->segment_begin.back(); }
+std::span<const RowOrigin> RoutingPlan::row_origin() const { return data_->row_origin; }
+std::span<const Pull> RoutingPlan::pulls() const { return data_->pulls; }
+std::span<const std::int64_t> RoutingPlan::pull_rows() const { return data_->pull_rows; }
+Traffic RoutingPlan::traffic() const { return data_->traffic; }
+
+std::vector<Tile> RoutingPlan::tiles(int tile_m) const {
+  require(tile_m >= 1 && data_->problem.row_align % tile_m == 0, ErrorCode::kInvalidArgument,
+          "tile_m is ", tile_m, "; a divisor of row_align=", data_->problem.row_align,
+          " is accepted");
+  std::vector<Tile> tiles;
+  for (int e = 0; e < num_local_experts(); ++e) {
+    const std::int64_t rows = data_->tokens_per_expert[static_cast<std::size_t>(e)];
+    const std::int64_t begin = data_->segment_begin[static_cast<std::size_t>(e)];
+    for (std::int64_t m = 0; m < rows; m += tile_m) {
+      tiles.push_back(
+          {begin + m, static_cast<std::int32_t>(min_of<std::int64_t>(tile_m, rows - m)), e});
+    }
+  }
+  return tiles;
+}
+
+}  // namespace uniep

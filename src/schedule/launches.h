@@ -1,0 +1,150 @@
+#pragma once
+
+#include "schedule/pass_view.h"
+
+namespace uniep {
+
+/// A run of blocks of one stage within a queue: block `first + i` is emitted at step `delay + i`.
+/// Blocks of reduce: one, holding all token blocks. Blocks of wgrad: one per expert, by slot.
+struct Track {
+  Stage stage = Stage::kDispatch;
+  int first = 0;
+  int count = 0;
+  int delay = 0;
+};
+
+/// Tracks of one queue; at equal steps the earlier track goes first. Every task's inputs come from
+/// tasks that stand earlier in the same queue, from the communication queue of the same launch,
+/// from an earlier launch, or (reduce, which is last) from other ranks, so with all workers
+/// resident and queues taken in order no schedule can deadlock.
+struct TrackList {
+  static constexpr int kMax = 6;
+  Track tracks[kMax];
+  int count = 0;
+
+  UNIEP_HD void add(Stage stage, int first, int blocks, int delay) {
+    tracks[count++] = {stage, first, blocks, delay};
+  }
+  /// The first step after everything so far.
+  UNIEP_HD int end() const {
+    int end = 0;
+    for (int i = 0; i < count; ++i) end = max_of(end, tracks[i].delay + tracks[i].count);
+    return end;
+  }
+};
+
+/// One launch: workers in a communication role take `comm` first; all others, and they afterwards
+/// where the schedule lets them join, take `main`.
+struct Launch {
+  TrackList comm;
+  TrackList main;
+};
+
+namespace detail {
+
+/// Which parts of the pass the launch holds.
+struct LaunchParts {
+  bool dispatch = false, first_gemm = false, second_gemm = false, reduce = false;
+  int dispatch_begin = 0, dispatch_end = 0;  // blocks
+  int gemm_begin = 0, gemm_end = 0;          // blocks
+  bool last_gemm = false;                    // no later launch has second_gemm blocks
+};
+
+inline UNIEP_HD LaunchParts launch_parts(const PassView& v, int index) {
+  const int blocks = v.num_blocks();
+  const int waves = v.schedule.waves;
+  const int experts = v.num_local_experts;
+  LaunchParts p{.dispatch_end = blocks, .gemm_end = blocks, .last_gemm = true};
+  switch (v.schedule.launch) {
+    case LaunchGrouping::kSeparate:
+      p.dispatch = index == 0;
+      p.first_gemm = index == 1;
+      p.second_gemm = index == 2;
+      p.reduce = index == 3;
+      break;
+    case LaunchGrouping::kPipelined:
+      p.dispatch = index < waves;
+      p.dispatch_begin = index * experts;
+      p.dispatch_end = (index + 1) * experts;
+      p.first_gemm = p.second_gemm = index >= 1 && index <= waves;
+      p.gemm_begin = (index - 1) * experts;
+      p.gemm_end = index * experts;
+      p.last_gemm = index == waves;
+      p.reduce = index == waves + 1;
+      break;
+    case LaunchGrouping::kPaired:
+      p.dispatch = p.first_gemm = index == 0;
+      p.second_gemm = p.reduce = index == 1;
+      break;
+    case LaunchGrouping::kSingle:
+      p.dispatch = p.first_gemm = p.second_gemm = p.reduce = index == 0;
+      break;
+  }
+  return p;
+}
+
+/// Launches of the pass without separate weight gradients.
+inline UNIEP_HD int data_launches(const Schedule& s) {
+  switch (s.launch) {
+    case LaunchGrouping::kSeparate:
+      return 4;
+    case LaunchGrouping::kPipelined:
+      return s.waves + 2;
+    case LaunchGrouping::kPaired:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+}  // namespace detail
+
+inline UNIEP_HD int num_launches(const PassView& v) {
+  const bool separate_wgrad =
+      v.pass == Pass::kBackward && v.schedule.wgrad == WgradPlacement::kSeparate;
+  return detail::data_launches(v.schedule) + (separate_wgrad ? 2 : 0);
+}
+
+/// Launch number `index` of the pass.
+inline UNIEP_HD Launch launch_at(const PassView& v, int index) {
+  Launch launch;
+  const int experts = v.num_local_experts;
+  const int data = detail::data_launches(v.schedule);
+  if (index >= data) {
+    launch.main.add(index == data ? Stage::kWgrad2 : Stage::kWgrad1, 0, experts, 0);
+    return launch;
+  }
+  const detail::LaunchParts p = detail::launch_parts(v, index);
+  const bool computes = p.first_gemm || p.second_gemm;
+  int delay = 0;
+  if (p.dispatch) {
+    // With no dispatch workers, dispatch runs one block ahead of the tiles in the same queue.
+    const bool inline_dispatch = computes && v.schedule.dispatch_workers == 0;
+    TrackList& queue = inline_dispatch ? launch.main : launch.comm;
+    queue.add(Stage::kDispatch, p.dispatch_begin, p.dispatch_end - p.dispatch_begin, 0);
+    delay = inline_dispatch ? 1 : 0;
+  }
+  const int gemm_blocks = p.gemm_end - p.gemm_begin;
+  if (p.first_gemm) {
+    launch.main.add(v.first_gemm(), p.gemm_begin, gemm_blocks, delay);
+    if (p.second_gemm) delay += min_of(v.schedule.lag, gemm_blocks);
+  }
+  if (p.second_gemm) launch.main.add(v.second_gemm(), p.gemm_begin, gemm_blocks, delay);
+  if (v.pass == Pass::kBackward) {
+    // An expert's weight gradients need its rows of every wave: they follow its last block.
+    if (v.schedule.wgrad == WgradPlacement::kInterleaved && p.second_gemm && p.last_gemm) {
+      const int after_last_wave = delay + gemm_blocks - experts;
+      launch.main.add(Stage::kWgrad2, 0, experts, after_last_wave);
+      launch.main.add(Stage::kWgrad1, 0, experts, after_last_wave);
+    }
+    if (v.schedule.wgrad == WgradPlacement::kAfter && p.reduce) {
+      const int end = launch.main.end();
+      launch.main.add(Stage::kWgrad2, 0, experts, end);
+      launch.main.add(Stage::kWgrad1, 0, experts, end);
+    }
+  }
+  if (p.reduce) launch.main.add(Stage::kReduce, 0, 1, launch.main.end());
+  return launch;
+}
+
+}  // namespace uniep

@@ -1,0 +1,159 @@
+#include "schedule/pass_order.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace uniep {
+
+PassOrder::PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule) : plan_(plan) {
+  view_.pass = pass;
+  view_.schedule = schedule;
+  view_.rank = plan.rank;
+  view_.num_ranks = plan.num_ranks();
+  view_.num_local_experts = plan.num_local_experts;
+  view_.topk = plan.problem.topk;
+  view_.hidden = plan.problem.hidden;
+  view_.intermediate = plan.problem.intermediate;
+  view_.tokens = plan.tokens();
+  view_.segment_begin = plan.segment_begin.data();
+  view_.tokens_per_expert = plan.tokens_per_expert.data();
+  view_.row_origin = plan.row_origin.data();
+  view_.pull_rows = plan.pull_rows.data();
+
+  order_experts();
+  order_tiles();
+  order_pulls();
+  count_slots();
+}
+
+void PassOrder::order_experts() {
+  expert_order_.resize(static_cast<std::size_t>(plan_.num_local_experts));
+  std::iota(expert_order_.begin(), expert_order_.end(), 0);
+  const auto rows = [&](std::int32_t e) { return plan_.tokens_per_expert[e]; };
+  if (view_.schedule.expert_order == ExpertOrder::kHeavyFirst) {
+    std::stable_sort(expert_order_.begin(), expert_order_.end(),
+                     [&](std::int32_t a, std::int32_t b) { return rows(a) > rows(b); });
+  } else if (view_.schedule.expert_order == ExpertOrder::kLightFirst) {
+    std::stable_sort(expert_order_.begin(), expert_order_.end(),
+                     [&](std::int32_t a, std::int32_t b) { return rows(a) < rows(b); });
+  }
+  view_.expert_order = expert_order_.data();
+}
+
+namespace {
+
+/// Index of the tile, within the expert, that holds the first row from `source` or a later rank.
+std::int64_t first_tile_from(const PlanData& plan, int expert, int source, std::int64_t tile_m) {
+  const auto begin = plan.row_origin.begin() + plan.segment_begin[static_cast<std::size_t>(expert)];
+  const auto end = begin + plan.tokens_per_expert[static_cast<std::size_t>(expert)];
+  const auto row = std::partition_point(
+      begin, end, [&](const RowOrigin& origin) { return origin.source < source; });
+  return row == end ? 0 : (row - begin) / tile_m;
+}
+
+int starting_source(const PassView& v) {
+  switch (v.schedule.rotate) {
+    case SourceRotation::kOwnFirst:
+      return v.rank;
+    case SourceRotation::kNextFirst:
+      return (v.rank + 1) % v.num_ranks;
+    default:
+      return 0;
+  }
+}
+
+}  // namespace
+
+void PassOrder::order_tiles() {
+  const int waves = view_.schedule.waves;
+  const std::int64_t tile_m = view_.schedule.tile_m;
+  std::int64_t total = 0;
+  for (const std::int64_t rows : plan_.tokens_per_expert) {
+    first_tile_.push_back(total);
+    total += ceil_div(rows, tile_m);
+  }
+  position_of_tile_.resize(static_cast<std::size_t>(total));
+  tile_begin_.push_back(0);
+  for (int wave = 0; wave < waves; ++wave) {
+    for (const std::int32_t e : expert_order_) {
+      const std::int64_t rows = plan_.tokens_per_expert[static_cast<std::size_t>(e)];
+      const std::int64_t count = ceil_div(rows, tile_m);
+      const std::int64_t start =
+          count == 0 ? 0 : first_tile_from(plan_, e, starting_source(view_), tile_m);
+      for (std::int64_t i = count * wave / waves; i < count * (wave + 1) / waves; ++i) {
+        const std::int64_t t = (start + i) % count;
+        position_of_tile_[static_cast<std::size_t>(first_tile_[e] + t)] =
+            static_cast<std::int64_t>(tiles_.size());
+        tiles_.push_back({plan_.segment_begin[static_cast<std::size_t>(e)] + t * tile_m,
+                          static_cast<std::int32_t>(min_of(tile_m, rows - t * tile_m)), e});
+      }
+      tile_begin_.push_back(static_cast<std::int64_t>(tiles_.size()));
+    }
+  }
+  view_.tiles = tiles_.data();
+  view_.tile_begin = tile_begin_.data();
+}
+
+void PassOrder::order_pulls() {
+  std::vector<Pull> canonical;
+  if (view_.schedule.dispatch_wire == DispatchWire::kDedup) {
+    canonical = plan_.pulls;
+  } else {
+    for (const Pull& pull : plan_.pulls) {
+      for (int c = 0; c < pull.num_rows; ++c) {
+        canonical.push_back({pull.source, pull.token, pull.first_row + c, 1});
+      }
+    }
+  }
+  // A pull is needed first by the earliest-taken tile that any of its rows lies in.
+  std::vector<std::int64_t> needed_by(canonical.size());
+  for (std::size_t i = 0; i < canonical.size(); ++i) {
+    std::int64_t first = static_cast<std::int64_t>(tiles_.size());
+    for (int c = 0; c < canonical[i].num_rows; ++c) {
+      const std::int64_t row =
+          plan_.pull_rows[static_cast<std::size_t>(canonical[i].first_row + c)];
+      const auto segment =
+          std::upper_bound(plan_.segment_begin.begin(), plan_.segment_begin.end(),
+                           row);  // empty segments share their begin: take the last
+      const auto e = static_cast<std::size_t>(segment - plan_.segment_begin.begin() - 1);
+      const std::int64_t tile = (row - plan_.segment_begin[e]) / view_.schedule.tile_m;
+      first = min_of(first, position_of_tile_[static_cast<std::size_t>(first_tile_[e] + tile)]);
+    }
+    needed_by[i] = first;
+  }
+  // Stable counting sort by that tile.
+  std::vector<std::int64_t> begin(tiles_.size() + 1);
+  for (const std::int64_t tile : needed_by) ++begin[static_cast<std::size_t>(tile) + 1];
+  std::partial_sum(begin.begin(), begin.end(), begin.begin());
+  for (const std::int64_t tile : tile_begin_) {
+    pull_begin_.push_back(begin[static_cast<std::size_t>(tile)]);
+  }
+  pulls_.resize(canonical.size());
+  for (std::size_t i = 0; i < canonical.size(); ++i) {
+    pulls_[static_cast<std::size_t>(begin[static_cast<std::size_t>(needed_by[i])]++)] =
+        canonical[i];
+  }
+  view_.pulls = pulls_.data();
+  view_.pull_begin = pull_begin_.data();
+}
+
+void PassOrder::count_slots() {
+  slots_to_peer_.assign(static_cast<std::size_t>(view_.num_token_blocks() * view_.num_ranks), 0);
+  const int topk = view_.topk;
+  for (std::size_t i = 0; i < plan_.topk_ids.size(); ++i) {
+    if (plan_.topk_ids[i] < 0) continue;
+    const auto block = static_cast<std::int64_t>(i) / topk / view_.schedule.token_block;
+    const int peer = plan_.topk_ids[i] / plan_.num_local_experts;
+    ++slots_to_peer_[static_cast<std::size_t>(block * view_.num_ranks + peer)];
+  }
+  view_.slots_to_peer = slots_to_peer_.data();
+}
+
+Queue::Queue(const PassView& view, const TrackList& tracks) : begin_{0} {
+  for_each_block(tracks, [&](Stage stage, int block) {
+    blocks_.push_back({stage, block});
+    begin_.push_back(begin_.back() + block_tasks(view, stage, block));
+  });
+}
+
+}  // namespace uniep

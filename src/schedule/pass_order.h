@@ -1,0 +1,52 @@
+#pragma once
+
+#include <vector>
+
+#include "plan/plan_data.h"
+#include "schedule/pass_view.h"
+#include "schedule/queue.h"
+
+namespace uniep {
+
+/// Owns the arrays behind a PassView: the plan's tiles and pulls in the order that the schedule
+/// takes them. `plan` must outlive it.
+class PassOrder {
+ public:
+  PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule);
+  PassOrder(const PassOrder&) = delete;
+  PassOrder& operator=(const PassOrder&) = delete;
+
+  const PassView& view() const { return view_; }
+
+ private:
+  void order_experts();
+  void order_tiles();
+  void order_pulls();
+  void count_slots();
+
+  const PlanData& plan_;
+  PassView view_;
+  std::vector<std::int32_t> expert_order_;
+  std::vector<Tile> tiles_;
+  std::vector<std::int64_t> tile_begin_;
+  std::vector<std::int64_t> position_of_tile_;  // [expert's first tile + tile within expert]
+  std::vector<std::int64_t> first_tile_;        // [local experts]
+  std::vector<Pull> pulls_;
+  std::vector<std::int64_t> pull_begin_;
+  std::vector<std::int64_t> slots_to_peer_;
+};
+
+/// The table behind a QueueView.
+class Queue {
+ public:
+  Queue(const PassView& view, const TrackList& tracks);
+  QueueView view() const {
+    return {blocks_.data(), begin_.data(), static_cast<int>(blocks_.size())};
+  }
+
+ private:
+  std::vector<QueueBlock> blocks_;
+  std::vector<std::int64_t> begin_;
+};
+
+}  // namespace uniep

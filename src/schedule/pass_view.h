@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstdint>
+
+#include "base/math.h"
+#include "uniep/routing_plan.h"
+#include "uniep/schedule.h"
+#include "uniep/stage.h"
+
+namespace uniep {
+
+/// Everything that decides which tasks one rank's pass has, in which order they stand, what each
+/// waits for and what each signals. A trivially copyable view: the functions of launches.h, queue.h
+/// and dependencies.h take nothing else, so the CPU backend, CUDA kernels, the simulator and tests
+/// all run the same schedule.
+///
+/// A *block* is the tiles of one expert in one wave; block q = wave * num_local_experts + slot,
+/// where expert_order[slot] is the expert. Tiles and pulls are stored in the order in which they
+/// are taken, so block q owns a contiguous range of either.
+struct PassView {
+  Pass pass = Pass::kForward;
+  Schedule schedule;
+
+  int rank = 0;
+  int num_ranks = 1;
+  int num_local_experts = 0;
+  int topk = 0;
+  std::int64_t hidden = 0;
+  std::int64_t intermediate = 0;
+  std::int64_t tokens = 0;  // of this rank
+
+  const std::int64_t* segment_begin = nullptr;      // [local experts + 1]
+  const std::int64_t* tokens_per_expert = nullptr;  // [local experts]
+  const RowOrigin* row_origin = nullptr;            // [padded rows]
+  const std::int64_t* pull_rows = nullptr;          // rows that a Pull's first_row points into
+
+  const std::int32_t* expert_order = nullptr;   // [local experts]
+  const Tile* tiles = nullptr;                  // in the order taken
+  const std::int64_t* tile_begin = nullptr;     // [blocks + 1]
+  const Pull* pulls = nullptr;                  // in the order needed
+  const std::int64_t* pull_begin = nullptr;     // [blocks + 1]
+  const std::int64_t* slots_to_peer = nullptr;  // [token blocks, ranks]: slots of own tokens there
+
+  UNIEP_HD int num_blocks() const { return schedule.waves * num_local_experts; }
+  UNIEP_HD std::int64_t num_token_blocks() const {
+    return ceil_div<std::int64_t>(tokens, schedule.token_block);
+  }
+  UNIEP_HD int expert_of_block(int block) const { return expert_order[block % num_local_experts]; }
+
+  /// Rows per readiness counter. Never more than a tile's: a tile that waited for rows of a later
+  /// one could wait for a dispatch task that stands behind it in its own queue.
+  UNIEP_HD int rows_per_counter() const { return min_of(schedule.ready_rows, schedule.tile_m); }
+
+  /// The first GEMM stage of the pass (whose inputs dispatch brings) and the second (which pushes).
+  UNIEP_HD Stage first_gemm() const { return pass == Pass::kForward ? Stage::kFc1 : Stage::kDfc2; }
+  UNIEP_HD Stage second_gemm() const { return pass == Pass::kForward ? Stage::kFc2 : Stage::kDfc1; }
+};
+
+/// Rows and columns of a stage's output that are cut into tiles; rows of dispatched stages are cut
+/// by Tile instead and have `rows` 0 here.
+struct StageGrid {
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::int64_t tile_cols = 0;
+};
+
+/// An fc1 tile holds tile_n / 2 gate columns and the same tile_n / 2 up columns, so that SwiGLU
+/// runs in its epilogue: it advances by tile_n / 2 columns of I.
+inline UNIEP_HD StageGrid stage_grid(const PassView& v, Stage stage) {
+  const std::int64_t n = v.schedule.tile_n;
+  switch (stage) {
+    case Stage::kFc1:
+      return {0, v.intermediate, n / 2};
+    case Stage::kDfc2:
+      return {0, v.intermediate, n};
+    case Stage::kFc2:
+    case Stage::kDfc1:
+      return {0, v.hidden, n};
+    case Stage::kWgrad2:
+      return {v.hidden, v.intermediate, n};
+    case Stage::kWgrad1:
+      return {2 * v.intermediate, v.hidden, n};
+    default:
+      return {};
+  }
+}
+
+inline UNIEP_HD std::int64_t column_tiles(const PassView& v, Stage stage) {
+  const StageGrid grid = stage_grid(v, stage);
+  return ceil_div(grid.cols, grid.tile_cols);
+}
+
+}  // namespace uniep

@@ -1,0 +1,114 @@
+#pragma once
+
+#include "schedule/launches.h"
+
+namespace uniep {
+
+/// One tile task.
+struct Task {
+  Stage stage = Stage::kDispatch;
+  int expert = -1;        // local expert, or -1
+  std::int64_t tile = 0;  // index within the stage, for reports
+  std::int64_t m = 0;     // dispatch: first pull; GEMM: tile; reduce: token block; wgrad: row tile
+  std::int64_t n = 0;     // dispatch: pulls; GEMM, wgrad: column tile
+};
+
+/// Tasks in a block of a stage.
+inline UNIEP_HD std::int64_t block_tasks(const PassView& v, Stage stage, int block) {
+  switch (stage) {
+    case Stage::kDispatch:
+      return ceil_div<std::int64_t>(v.pull_begin[block + 1] - v.pull_begin[block],
+                                    v.schedule.pull_tokens);
+    case Stage::kReduce:
+      return v.num_token_blocks();
+    case Stage::kWgrad2:
+    case Stage::kWgrad1:
+      return ceil_div<std::int64_t>(stage_grid(v, stage).rows, v.schedule.tile_m) *
+             column_tiles(v, stage);
+    default:
+      return (v.tile_begin[block + 1] - v.tile_begin[block]) * column_tiles(v, stage);
+  }
+}
+
+/// Task number `index` of a block.
+inline UNIEP_HD Task block_task(const PassView& v, Stage stage, int block, std::int64_t index) {
+  Task task{.stage = stage};
+  const bool along_m = v.schedule.raster == Raster::kAlongM;
+  switch (stage) {
+    case Stage::kDispatch: {
+      task.expert = v.expert_of_block(block);
+      task.m = v.pull_begin[block] + index * v.schedule.pull_tokens;
+      task.n = min_of<std::int64_t>(v.schedule.pull_tokens, v.pull_begin[block + 1] - task.m);
+      task.tile = task.m;
+      break;
+    }
+    case Stage::kReduce:
+      task.m = task.tile = index;
+      break;
+    case Stage::kWgrad2:
+    case Stage::kWgrad1: {
+      const std::int64_t cols = column_tiles(v, stage);
+      const std::int64_t rows =
+          ceil_div<std::int64_t>(stage_grid(v, stage).rows, v.schedule.tile_m);
+      task.expert = v.expert_order[block];
+      task.m = along_m ? index % rows : index / cols;
+      task.n = along_m ? index / rows : index % cols;
+      task.tile = (task.expert * rows + task.m) * cols + task.n;
+      break;
+    }
+    default: {
+      const std::int64_t cols = column_tiles(v, stage);
+      const std::int64_t tiles = v.tile_begin[block + 1] - v.tile_begin[block];
+      task.expert = v.expert_of_block(block);
+      task.m = v.tile_begin[block] + (along_m ? index % tiles : index / cols);
+      task.n = along_m ? index / tiles : index % cols;
+      task.tile = task.m * cols + task.n;
+      break;
+    }
+  }
+  return task;
+}
+
+/// Calls f(stage, block) for every block of the queue, in order.
+template <class F>
+UNIEP_HD void for_each_block(const TrackList& queue, F&& f) {
+  const int end = queue.end();
+  for (int step = 0; step < end; ++step) {
+    for (int i = 0; i < queue.count; ++i) {
+      const Track& t = queue.tracks[i];
+      if (step >= t.delay && step < t.delay + t.count) f(t.stage, t.first + step - t.delay);
+    }
+  }
+}
+
+struct QueueBlock {
+  Stage stage = Stage::kDispatch;
+  int block = 0;
+};
+
+/// A queue of tasks as a table of its blocks and the number of tasks before each: task i of the
+/// queue is found by binary search, with no list of tasks.
+struct QueueView {
+  const QueueBlock* blocks = nullptr;
+  const std::int64_t* begin = nullptr;  // [count + 1], ascending
+  int count = 0;
+
+  UNIEP_HD std::int64_t size() const { return begin[count]; }
+};
+
+/// Task `index` of the queue, 0 <= index < size().
+inline UNIEP_HD Task queue_task(const PassView& v, const QueueView& q, std::int64_t index) {
+  int low = 0;
+  int high = q.count - 1;  // the last block that begins at or before `index`
+  while (low < high) {
+    const int mid = (low + high + 1) / 2;
+    if (q.begin[mid] <= index) {
+      low = mid;
+    } else {
+      high = mid - 1;
+    }
+  }
+  return block_task(v, q.blocks[low].stage, q.blocks[low].block, index - q.begin[low]);
+}
+
+}  // namespace uniep
