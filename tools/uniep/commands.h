@@ -1,0 +1,25 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+namespace uniep::tool {
+
+/// What a subcommand knows of its call and leaves behind.
+struct Invocation {
+  std::string command;  ///< the command line, for reports
+  int exit_code = 0;
+};
+
+// Each adds a subcommand, which runs when the command line has been parsed. `invocation` must
+// outlive the parsing. What goes wrong is thrown as uniep::Error.
+void add_run(CLI::App& app, Invocation& invocation);
+void add_info(CLI::App& app, Invocation& invocation);
+void add_validate(CLI::App& app, Invocation& invocation);
+
+// Exit codes, the same for all subcommands.
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailed = 1;    ///< a check found a difference, or a pass failed
+inline constexpr int kExitBadInput = 2;  ///< arguments or files that cannot be used
+
+}  // namespace uniep::tool

@@ -1,0 +1,107 @@
+#include <iostream>
+
+#include "base/check.h"
+#include "base/env.h"
+#include "commands.h"
+#include "cpu/kernels/kernels.h"
+#include "machine.h"
+#include "table.h"
+#include "uniep/schedule.h"
+
+namespace uniep::tool {
+namespace {
+
+using enum Table::Align;
+
+std::string axis_range(const AxisInfo& axis) {
+  std::string text;
+  for (const auto& choice : axis.choices) text += cat(text.empty() ? "" : "|", choice);
+  if (text.empty()) text = cat(axis.min, "..", axis.max, axis.power_of_two ? " (2^n)" : "");
+  return text;
+}
+
+std::string value_text(const AxisInfo& axis, int value) {
+  return axis.choices.empty() ? cat(value)
+                              : std::string(axis.choices[static_cast<std::size_t>(value)]);
+}
+
+std::string kernel_list() {
+  std::string list;
+  for (const auto isa : {cpu::Isa::kPortable, cpu::Isa::kAvx2, cpu::Isa::kAvx512}) {
+    const cpu::Kernels* kernels = cpu::kernels_for(isa);
+    if (kernels != nullptr) list += cat(list.empty() ? "" : ", ", kernels->name);
+  }
+  return list;
+}
+
+void print_build() {
+  const Build build = this_build();
+  const Machine machine = this_machine();
+  Notes notes;
+  notes.add("version", build.version);
+  notes.add("commit", build.commit.empty() ? "unknown" : build.commit);
+  notes.add("build", build.type);
+  notes.add("compiler", build.compiler);
+  notes.add("sanitizer", build.sanitizer.empty() ? "none" : build.sanitizer);
+  notes.add("backends", "cpu; cuda: not in this build");
+  notes.add("cpu", cat(machine.cpu, ", ", machine.cpus, machine.cpus == 1 ? " CPU" : " CPUs"));
+  notes.add("kernels", cat(machine.isa, " (this machine can use: ", kernel_list(), ")"));
+  notes.add("gpus", "none that this build could use");
+  std::cout << notes;
+}
+
+/// A value of a preset's parameter, to show what it stands for.
+std::string example(std::string_view preset) {
+  const auto colon = preset.find(":n");
+  return colon == std::string_view::npos ? std::string(preset) : cat(preset.substr(0, colon), ":4");
+}
+
+void print_presets() {
+  std::cout << "#\n# presets: uniep run --schedule PRESET[,key=value...]\n";
+  for (const PresetInfo& preset : schedule_presets()) {
+    const std::string text = example(preset.name);
+    std::cout << "  " << preset.name << ": " << preset.meaning << "\n      "
+              << (text == preset.name ? "" : text + ": ") << to_string(parse_schedule(text))
+              << '\n';
+  }
+}
+
+void print_axes() {
+  std::cout << "#\n# schedule axes (bits: whether results keep their bits for every value)\n";
+  Table table({kLeft, kLeft, kLeft, kLeft, kLeft, kLeft});
+  table.header({"axis", "range", "default", "scope", "bits", "meaning"});
+  for (const AxisInfo& axis : schedule_axes()) {
+    table.row({std::string(axis.name), axis_range(axis), value_text(axis, axis.default_value),
+               axis.scope == AxisScope::kCompileTime ? "compile" : "launch",
+               axis.bit_neutral ? "same" : "CHANGE", std::string(axis.meaning)});
+  }
+  std::cout << table;
+}
+
+void print_environment() {
+  std::cout << "#\n# environment variables\n";
+  Table table({kLeft, kLeft, kLeft});
+  table.header({"name", "default", "meaning"});
+  for (const EnvVariable& variable : environment_variables()) {
+    table.row({std::string(variable.name), std::string(variable.default_text),
+               std::string(variable.meaning)});
+  }
+  std::cout << table;
+}
+
+}  // namespace
+
+void add_info(CLI::App& app, Invocation& invocation) {
+  (void)invocation;
+  CLI::App* sub = app.add_subcommand(
+      "info", "Version, build, backends, devices, schedules and environment variables");
+  sub->footer("Example:\n  uniep info");
+  sub->callback([] {
+    print_build();
+    print_presets();
+    print_axes();
+    print_environment();
+  });
+}
+
+}  // namespace uniep::tool

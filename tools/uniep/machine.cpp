@@ -1,0 +1,102 @@
+#include "machine.h"
+
+#include <sched.h>
+
+#include <ctime>
+#include <fstream>
+#include <thread>
+
+#include "base/check.h"
+#include "commit.h"
+#include "cpu/kernels/kernels.h"
+#include "uniep/version.h"
+
+namespace uniep::tool {
+namespace {
+
+std::string cpu_model() {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  for (std::string line; std::getline(cpuinfo, line);) {
+    const auto colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "unknown CPU";
+}
+
+int usable_cpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+  return static_cast<int>(std::thread::hardware_concurrency());
+}
+
+std::string compiler() {
+#if defined(__clang__)
+  return cat("Clang ", __clang_major__, ".", __clang_minor__, ".", __clang_patchlevel__);
+#elif defined(__GNUC__)
+  return cat("GCC ", __GNUC__, ".", __GNUC_MINOR__, ".", __GNUC_PATCHLEVEL__);
+#else
+  return "unknown compiler";
+#endif
+}
+
+bool needs_quotes(const std::string& word) {
+  constexpr const char* kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+,./:@%";
+  return word.empty() || word.find_first_not_of(kPlain) != std::string::npos;
+}
+
+std::string quoted(const std::string& word) {
+  if (!needs_quotes(word)) return word;
+  std::string s = "'";
+  for (const char c : word) s += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return s + "'";
+}
+
+}  // namespace
+
+Machine this_machine() { return {cpu_model(), usable_cpus(), cpu::kernels().name}; }
+
+std::string to_string(const Machine& m) {
+  return cat(m.cpu, ", ", m.cpus, m.cpus == 1 ? " CPU" : " CPUs", ", ", m.isa, " kernels");
+}
+
+double available_memory() {
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string key; meminfo >> key;) {
+    double kilobytes = 0;
+    if (key == "MemAvailable:" && meminfo >> kilobytes) return 1024 * kilobytes;
+    meminfo.ignore(256, '\n');
+  }
+  return 0;
+}
+
+Build this_build() {
+  return {UNIEP_VERSION_STRING, UNIEP_COMMIT, UNIEP_BUILD_TYPE, compiler(), UNIEP_SANITIZER};
+}
+
+std::string to_string(const Build& b) {
+  return cat(b.version, " (", b.commit.empty() ? "" : cat("commit ", b.commit, ", "), b.type, ", ",
+             b.compiler, b.sanitizer.empty() ? "" : cat(", sanitizer ", b.sanitizer), ")");
+}
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
+
+std::string quoted_command(int argc, const char* const* argv) {
+  std::string command;
+  for (int i = 0; i < argc; ++i) {
+    // The folder of the program says nothing about the run.
+    const std::string word = argv[i];
+    command += i == 0 ? word.substr(word.find_last_of('/') + 1) : " " + quoted(word);
+  }
+  return command;
+}
+
+}  // namespace uniep::tool

@@ -1,0 +1,75 @@
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include "commands.h"
+#include "machine.h"
+#include "uniep/error.h"
+
+namespace uniep::tool {
+namespace {
+
+int exit_code(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidArgument:
+    case ErrorCode::kUnsupported:
+    case ErrorCode::kCapacity:
+    case ErrorCode::kIo:
+      return kExitBadInput;
+    case ErrorCode::kTimeout:
+    case ErrorCode::kPeerFailed:
+    case ErrorCode::kInternal:
+      return kExitFailed;
+  }
+  return kExitFailed;
+}
+
+/// "uniep", or "uniep run" when that is what was called.
+std::string called(const CLI::App& app) {
+  const auto subcommands = app.get_subcommands();
+  return subcommands.empty() ? "uniep" : "uniep " + subcommands.front()->get_name();
+}
+
+/// Prints one line, whatever the message: scripts read the first, people the only one.
+void complain(const CLI::App& app, std::string sentence) {
+  std::ranges::replace(sentence, '\n', ' ');
+  std::fprintf(stderr, "%s: %s\n", called(app).c_str(), sentence.c_str());
+}
+
+int run(CLI::App& app, const Invocation& invocation, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+    return invocation.exit_code;
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
+    complain(app, std::string(e.what()) + "; see " + called(app) + " --help");
+    return kExitBadInput;
+  } catch (const Error& e) {
+    complain(app, e.what());
+    return exit_code(e.code());
+  } catch (const std::bad_alloc&) {
+    complain(app, "out of memory");
+  } catch (const std::exception& e) {
+    complain(app, std::string("internal error: ") + e.what());
+  }
+  return kExitFailed;
+}
+
+}  // namespace
+}  // namespace uniep::tool
+
+int main(int argc, char** argv) {
+  using namespace uniep::tool;
+  Invocation invocation{.command = quoted_command(argc, argv)};
+  CLI::App app("Deterministic expert-parallel MoE layers: run, inspect, validate.", "uniep");
+  app.set_version_flag("--version", to_string(this_build()), "Print the version and exit");
+  app.require_subcommand(1);
+  app.footer(
+      "Exit codes: 0 success; 1 a check found a difference, or a pass failed; 2 arguments or files "
+      "that cannot be used.");
+  add_run(app, invocation);
+  add_info(app, invocation);
+  add_validate(app, invocation);
+  return run(app, invocation, argc, argv);
+}

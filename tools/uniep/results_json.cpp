@@ -1,0 +1,133 @@
+#include "results_json.h"
+
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include "output_files.h"
+#include "stage_figures.h"
+
+namespace uniep::tool {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+double ms(double seconds) { return 1e3 * seconds; }
+
+/// The keys that every record has, with a time for each measured step.
+Json record(const RunHeader& header, const StepOptions& options, const char* direction,
+            const std::vector<double>& seconds) {
+  return {{"shape", header.shape},
+          {"ranks", options.ranks},
+          {"direction", direction},
+          {"schedule", to_string(options.schedule)},
+          {"ms", ms(median(seconds))},
+          {"p10", ms(quantile(seconds, 0.1))},
+          {"p90", ms(quantile(seconds, 0.9))},
+          {"baseline_ms", nullptr},
+          {"floor_ms", nullptr},
+          {"efficiency", nullptr},
+          {"wrong", nullptr}};
+}
+
+Json stage_record(const RunHeader& header, const StepOptions& options, Pass pass,
+                  const StageFigures& f) {
+  Json json = record(header, options, name(f.stage), f.busy_s.max);
+  json["pass"] = name(pass);
+  json["tasks"] = f.tasks;
+  json["busy_sum_ms"] = ms(median(f.busy_s.sum));
+  json["busy_max_ms"] = ms(median(f.busy_s.max));
+  json["wait_sum_ms"] = ms(median(f.wait_s.sum));
+  json["wait_max_ms"] = ms(median(f.wait_s.max));
+  json["link_sum_ms"] = ms(median(f.link_s.sum));
+  json["link_max_ms"] = ms(median(f.link_s.max));
+  return json;
+}
+
+Json pass_record(const RunHeader& header, const StepOptions& options, const PassRecord& pass,
+                 const std::vector<TensorCheck>& checks) {
+  Json json = record(header, options, name(pass.pass), pass.seconds);
+  const WireFigures wire = wire_figures(pass);
+  json["min"] = ms(std::ranges::min(pass.seconds));
+  json["max"] = ms(std::ranges::max(pass.seconds));
+  json["pulled_bytes"] = wire.pulled;
+  json["pulled_bytes_no_dedup"] = wire.pulled_no_dedup;
+  json["pushed_bytes"] = wire.pushed;
+  if (checks.empty()) return json;
+  std::int64_t wrong = 0;
+  for (const TensorCheck& c : checks) wrong += c.pass == pass.pass ? c.differing : 0;
+  json["wrong"] = wrong;
+  return json;
+}
+
+Json records(const RunHeader& header, const StepOptions& options, const StepReport& report,
+             const std::vector<TensorCheck>& checks) {
+  Json all = Json::array();
+  for (const PassRecord& pass : report.passes) {
+    all.push_back(pass_record(header, options, pass, checks));
+    for (const StageFigures& f : stage_figures(pass)) {
+      all.push_back(stage_record(header, options, pass.pass, f));
+    }
+  }
+  return all;
+}
+
+Json problem(const LayerData& layer) {
+  return {{"tokens", layer.tokens},
+          {"hidden", layer.hidden},
+          {"intermediate", layer.intermediate},
+          {"experts", layer.num_experts},
+          {"topk", layer.topk}};
+}
+
+Json load(const StepReport& report) {
+  const LoadFigures figures = load_figures(report);
+  return {{"rows", figures.rows},
+          {"remote_rows", figures.remote_rows},
+          {"rows_per_expert_min", figures.min},
+          {"rows_per_expert_median", figures.median},
+          {"rows_per_expert_max", figures.max},
+          {"rows_per_expert", report.rows_per_expert}};
+}
+
+Json check_list(const std::vector<TensorCheck>& checks) {
+  if (checks.empty()) return nullptr;
+  Json list = Json::array();
+  for (const TensorCheck& c : checks) {
+    list.push_back({{"tensor", c.name},
+                    {"elements", c.elements},
+                    {"wrong", c.differing},
+                    {"relative_l2", c.relative_l2},
+                    {"ok", c.ok()}});
+  }
+  return list;
+}
+
+}  // namespace
+
+void write_results(const std::string& path, const RunHeader& header, const LayerData& layer,
+                   const StepOptions& options, const StepReport& report,
+                   const std::vector<TensorCheck>& checks) {
+  const Json file = {{"schema", "uniep-run-1"},
+                     {"version", header.build.version},
+                     {"commit", header.build.commit},
+                     {"build", to_string(header.build)},
+                     {"machine", to_string(header.machine)},
+                     {"date", header.date},
+                     {"command", header.command},
+                     {"backend", "cpu"},
+                     {"link", header.link.empty() ? Json(nullptr) : Json(header.link)},
+                     {"input", header.input},
+                     {"problem", problem(layer)},
+                     {"load", load(report)},
+                     {"repeat", options.repeat},
+                     {"main_grad", options.main_grad ? "fp32" : "bf16"},
+                     {"plan_ms", ms(median(report.plan_seconds))},
+                     {"check", check_list(checks)},
+                     {"records", records(header, options, report, checks)}};
+  // A file name may hold bytes that are not UTF-8.
+  write_text(path, [&](std::ostream& out) {
+    out << file.dump(1, ' ', false, Json::error_handler_t::replace) << '\n';
+  });
+}
+
+}  // namespace uniep::tool

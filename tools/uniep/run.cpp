@@ -1,0 +1,273 @@
+#include <filesystem>
+#include <iostream>
+#include <memory>
+
+#include "base/check.h"
+#include "base/env.h"
+#include "check.h"
+#include "commands.h"
+#include "io/layer_file.h"
+#include "machine.h"
+#include "output_files.h"
+#include "pictures.h"
+#include "results_json.h"
+#include "split.h"
+#include "step.h"
+#include "summary.h"
+#include "table.h"
+#include "workload/synthetic.h"
+
+namespace uniep::tool {
+namespace {
+
+/// The command line as it was given.
+struct Flags {
+  std::string backend = "auto";
+  int ranks = 1;
+  std::string input;
+  std::string shape;
+  std::uint64_t seed = 0;
+  double skew = 0;
+  std::string schedule = "single";
+  std::string pass = "both";
+  std::string main_grad = "bf16";
+  int repeat = 1;
+  bool check = false;
+  std::string output;
+  std::string trace;
+  std::string plot;
+  std::string json;
+};
+
+void require_usable(const Flags& flags) {
+  require(flags.backend != "cuda", ErrorCode::kUnsupported,
+          "this build has no CUDA backend; --backend cpu is accepted");
+  require(flags.input.empty() != flags.shape.empty(), ErrorCode::kInvalidArgument,
+          flags.input.empty() ? "no layer to run" : "two layers to run",
+          "; either --input FILE or --shape NAME[,key=value...] is accepted");
+  require_writable("--output", flags.output);
+  require_writable("--trace", flags.trace);
+  require_writable("--plot", flags.plot);
+  require_writable("--json", flags.json);
+}
+
+PassChoice pass_choice(const std::string& text) {
+  if (text == "forward") return PassChoice::kForward;
+  return text == "backward" ? PassChoice::kBackward : PassChoice::kBoth;
+}
+
+StepOptions step_options(const Flags& flags) {
+  return {.ranks = flags.ranks,
+          .schedule = parse_schedule(flags.schedule),
+          .passes = pass_choice(flags.pass),
+          .main_grad = flags.main_grad == "fp32",
+          .repeat = flags.repeat,
+          .record_timeline = !flags.trace.empty() || !flags.plot.empty()};
+}
+
+/// The layer and two results (that of the first step and that of the last) must fit into memory:
+/// better refused than killed half way.
+void require_memory(const workload::ShapeSpec& spec, const StepOptions& options) {
+  const int copies = options.passes == PassChoice::kForward ? 1 : 3;
+  const double needed = copies * static_cast<double>(workload::layer_bytes(spec, options.ranks));
+  const double available = available_memory();
+  require(available == 0 || needed <= available, ErrorCode::kCapacity, "--shape ",
+          workload::to_string(spec), " at ", options.ranks, " rank(s) needs at least ",
+          bytes_text(needed), " of memory, and ", bytes_text(available),
+          " are free; a smaller shape, or fewer tokens or experts (key=value) are accepted");
+}
+
+LayerData read_or_make(const Flags& flags, const StepOptions& options, RunHeader& header) {
+  if (!flags.input.empty()) {
+    header.shape = std::filesystem::path(flags.input).stem().string();
+    header.input = flags.input;
+    return io::load_layer(flags.input);
+  }
+  const workload::ShapeSpec spec = workload::parse_shape(flags.shape);
+  require_memory(spec, options);
+  header.shape = flags.shape;
+  header.input = cat("made up (", workload::to_string(spec), ", seed=", flags.seed,
+                     ", skew=", flags.skew, ")");
+  return workload::make_layer(spec, options.ranks, flags.seed, flags.skew);
+}
+
+void require_runnable(const Flags& flags, const LayerData& layer, const StepOptions& options) {
+  const Split split(layer, options.ranks);
+  validate(split.problem(), options.ranks);
+  validate(options.schedule, split.problem());
+  const bool has_dy = !layer.dy.empty() || layer.tokens == 0;
+  require(has_dy || options.passes == PassChoice::kForward, ErrorCode::kInvalidArgument,
+          flags.input,
+          " has no tensor dy, which a backward pass needs; --pass forward is accepted");
+}
+
+std::string link_text() {
+  const auto gbps = env_link_gbps();
+  return gbps ? cat("emulated, ", *gbps, " GB/s and ", env_link_latency_us(), " us") : "";
+}
+
+/// Writes the files that were asked for, and a line about each.
+Notes write_files(const Flags& flags, const RunHeader& header, const LayerData& layer,
+                  const StepOptions& options, const StepReport& report,
+                  const std::vector<TensorCheck>& checks) {
+  Notes notes;
+  if (!flags.output.empty()) {
+    io::save_result(flags.output, report.result, layer);
+    notes.add("tensors", flags.output);
+  }
+  if (!flags.json.empty()) {
+    write_results(flags.json, header, layer, options, report, checks);
+    notes.add("figures", flags.json);
+  }
+  if (!flags.trace.empty()) {
+    write_trace(flags.trace, header, options, report);
+    notes.add("timeline", flags.trace + " (open it in https://ui.perfetto.dev)");
+  }
+  if (!flags.plot.empty()) {
+    write_plot(flags.plot, header, layer, options, report);
+    notes.add("plot", flags.plot);
+  }
+  return notes;
+}
+
+int run(const Flags& flags, const std::string& command) {
+  require_usable(flags);
+  const StepOptions options = step_options(flags);
+  RunHeader header{.build = this_build(),
+                   .machine = this_machine(),
+                   .date = utc_now(),
+                   .command = command,
+                   .shape = "",
+                   .input = "",
+                   .link = link_text()};
+  const LayerData layer = read_or_make(flags, options, header);
+  require_runnable(flags, layer, options);
+
+  print_header(std::cout, header, layer, options);
+  const StepReport report = run_steps(layer, options);
+  print_figures(std::cout, options, report);
+
+  std::vector<TensorCheck> checks;
+  if (flags.check) {
+    std::cout << std::flush;
+    checks = check_result(layer, report.result, options);
+    print_checks(std::cout, checks);
+  }
+  Notes footer = write_files(flags, header, layer, options, report, checks);
+  std::cout << "#\n# "
+            << (flags.check ? "check " + verdict(checks)
+                            : cat("done: ", flags.repeat + 1,
+                                  " steps gave the same bits; not checked (--check)"))
+            << '\n'
+            << footer;
+  return all_ok(checks) ? kExitOk : kExitFailed;
+}
+
+void add_input_options(CLI::App& sub, Flags& flags) {
+  sub.add_option("--input", flags.input,
+                 "Layer to run, global batch and all experts: a safetensors file with x, topk_ids, "
+                 "topk_probs, w1, w2 and, for backward, dy")
+      ->type_name("FILE")
+      ->group("Layer (one of --input and --shape)");
+  CLI::Option* shape =
+      sub.add_option("--shape", flags.shape,
+                     "Make a layer up: a name, and key=value pairs (tokens per rank, hidden, "
+                     "intermediate, experts, topk) that change it. Names: " +
+                         CLI::detail::join(workload::shape_names(), ", "))
+          ->type_name("NAME[,key=value...]")
+          ->group("Layer (one of --input and --shape)");
+  sub.add_option("--seed", flags.seed, "Seed of a made-up layer")
+      ->needs(shape)
+      ->capture_default_str()
+      ->type_name("N")
+      ->group("Layer (one of --input and --shape)");
+  sub.add_option("--skew", flags.skew,
+                 "How unevenly a made-up layer loads its experts: 0 evenly, 1 like Zipf's law")
+      ->needs(shape)
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str()
+      ->type_name("Z")
+      ->group("Layer (one of --input and --shape)");
+}
+
+void add_how_options(CLI::App& sub, Flags& flags) {
+  constexpr const char* kGroup = "How to run it";
+  sub.add_option("--ranks", flags.ranks,
+                 "Ranks, threads of this process. Rank r of N gets tokens [r T/N, (r+1) T/N) and "
+                 "the r-th of N equal parts of the experts, which N must divide")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str()
+      ->type_name("N")
+      ->group(kGroup);
+  sub.add_option("--schedule", flags.schedule,
+                 "A preset (sequential, pipelined:n, two-kernel, single), key=value pairs, or both "
+                 "with the preset first; `uniep info` lists them. Results do not depend on it")
+      ->capture_default_str()
+      ->type_name("PRESET|key=value,...")
+      ->group(kGroup);
+  sub.add_option(
+         "--pass", flags.pass,
+         "Directions to measure: forward, backward (its forward pass runs unmeasured), both")
+      ->check(CLI::IsMember({"forward", "backward", "both"}))
+      ->capture_default_str()
+      ->type_name("DIRECTION")
+      ->group(kGroup);
+  sub.add_option("--main-grad", flags.main_grad,
+                 "Weight gradients: bf16, or fp32 sums added to a main_grad that starts from zeros")
+      ->check(CLI::IsMember({"bf16", "fp32"}))
+      ->capture_default_str()
+      ->type_name("TYPE")
+      ->group(kGroup);
+  sub.add_option("--repeat", flags.repeat, "Measured steps, after one for warming up")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str()
+      ->type_name("N")
+      ->group(kGroup);
+  sub.add_option("--backend", flags.backend, "auto, cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str()
+      ->type_name("NAME")
+      ->group(kGroup);
+}
+
+void add_result_options(CLI::App& sub, Flags& flags) {
+  constexpr const char* kGroup = "What to do with the results";
+  sub.add_flag("--check", flags.check,
+               "Compare every tensor bit by bit with schedule sequential at 1 rank, and with a "
+               "float64 oracle; exit with 1 on any difference")
+      ->group(kGroup);
+  const auto file = [&](const char* option, std::string& path, const char* type,
+                        const char* meaning) {
+    sub.add_option(option, path, meaning)->type_name(type)->group(kGroup);
+  };
+  file("--output", flags.output, "FILE.safetensors",
+       "Write out, dx, dprobs, dw1, dw2 in global order: the same bytes for any --ranks and "
+       "--schedule");
+  file("--trace", flags.trace, "FILE.json",
+       "Write the last step's timeline for https://ui.perfetto.dev or chrome://tracing");
+  file("--plot", flags.plot, "FILE.svg",
+       "Draw the load per expert, the time per stage and the timeline of the last step");
+  file("--json", flags.json, "FILE.json", "Write the figures (docs/results.md has the schema)");
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, Invocation& invocation) {
+  CLI::App* sub = app.add_subcommand(
+      "run", "Run one training step of an MoE layer, measure it, check it, picture it");
+  const auto flags = std::make_shared<Flags>();
+  add_input_options(*sub, *flags);
+  add_how_options(*sub, *flags);
+  add_result_options(*sub, *flags);
+  sub->footer(
+      "Examples:\n"
+      "  uniep run --input data/moe_lm_layer.safetensors --ranks 4 --check\n"
+      "  uniep run --shape tiny --ranks 2 --schedule pipelined:4,tile_m=32 --repeat 10\n"
+      "  uniep run --shape small --skew 1 --ranks 4 --trace step.json --plot step.svg\n"
+      "\n"
+      "Exits with 0; with 1 where --check finds a difference or a pass fails; with 2 where "
+      "arguments or files cannot be used.");
+  sub->callback([flags, &invocation] { invocation.exit_code = run(*flags, invocation.command); });
+}
+
+}  // namespace uniep::tool

@@ -1,0 +1,47 @@
+#include "stage_figures.h"
+
+namespace uniep::tool {
+
+std::vector<StageFigures> stage_figures(const PassRecord& record) {
+  std::vector<StageFigures> figures;
+  for (int i = 0; i < kNumStages; ++i) {
+    const auto stage = static_cast<Stage>(i);
+    const auto of = [&](const auto& figure) { return over_ranks(record, stage, figure); };
+    const OverRanks tasks = of([](const StageStats& s) { return s.tasks; });
+    StageFigures f{.stage = stage,
+                   .tasks = static_cast<std::int64_t>(median(tasks.sum)),
+                   .busy_s = of([](const StageStats& s) { return s.busy_s; }),
+                   .wait_s = of([](const StageStats& s) { return s.wait_s; }),
+                   .link_s = of([](const StageStats& s) { return s.link_s; })};
+    if (f.tasks > 0 || median(f.wait_s.sum) > 0) figures.push_back(std::move(f));
+  }
+  return figures;
+}
+
+WireFigures wire_figures(const PassRecord& record) {
+  WireFigures wire;
+  if (record.stats.empty()) return wire;
+  for (const PassStats& stats : record.stats.back()) {
+    wire.pulled_no_dedup += stats.pulled_bytes_no_dedup;
+    wire.pulled += stats.pulled_bytes;
+    wire.pushed += stats.pushed_bytes;
+  }
+  return wire;
+}
+
+LoadFigures load_figures(const StepReport& report) {
+  LoadFigures load;
+  for (const Traffic& t : report.traffic) {
+    load.rows += t.rows;
+    load.remote_rows += t.remote_rows;
+  }
+  const std::vector<double> rows(report.rows_per_expert.begin(), report.rows_per_expert.end());
+  if (rows.empty()) return load;
+  load.min = std::ranges::min(report.rows_per_expert);
+  load.max = std::ranges::max(report.rows_per_expert);
+  load.median = median(rows);
+  load.mean = static_cast<double>(load.rows) / static_cast<double>(rows.size());
+  return load;
+}
+
+}  // namespace uniep::tool

@@ -1,0 +1,200 @@
+#include "step.h"
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "progress.h"
+#include "split.h"
+
+namespace uniep::tool {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// What one rank measured.
+struct RankLog {
+  std::vector<double> plan_seconds;
+  std::vector<PassStats> forward;
+  std::vector<PassStats> backward;
+  std::vector<TimelineEvent> timeline;
+  std::vector<std::int64_t> rows_per_expert;
+  Traffic traffic;
+  std::string mismatch;  ///< what two steps did not agree on; empty: nothing
+};
+
+template <class T>
+bool same_bits(std::span<T> a, std::span<T> b) {
+  return a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
+bool same_bits(const WeightGrad& a, const WeightGrad& b) {
+  if (const auto* bf16s = std::get_if<std::span<bf16>>(&a)) {
+    return same_bits(*bf16s, std::get<std::span<bf16>>(b));
+  }
+  return same_bits(std::get<std::span<float>>(a), std::get<std::span<float>>(b));
+}
+
+/// One rank's part of all steps.
+class RankRun {
+ public:
+  RankRun(const Split& split, const StepOptions& options, Communicator& communicator,
+          std::barrier<>& together, RankLog& log)
+      : split_(split),
+        options_(options),
+        rank_(communicator.rank()),
+        layer_(split.problem(), communicator, {.record_timeline = options.record_timeline}),
+        together_(together),
+        log_(log) {}
+
+  /// `measured` is false for the warm-up.
+  void step(LayerResult& result, bool measured) {
+    together_.arrive_and_wait();
+    const auto start = Clock::now();
+    const RoutingPlan plan = layer_.plan(split_.topk_ids(rank_));
+    if (measured) log_.plan_seconds.push_back(seconds_since(start));
+    note_routing(plan);
+
+    const ForwardArgs forward = split_.forward_args(rank_, result);
+    together_.arrive_and_wait();
+    const Saved saved = layer_.forward(plan, forward, options_.schedule);
+    if (measured) log_.forward.push_back(layer_.last_pass());
+    if (options_.passes == PassChoice::kForward) return;
+
+    clear_main_grad(split_, rank_, result);
+    const BackwardArgs backward = split_.backward_args(rank_, result);
+    if (!measures(options_.passes, Pass::kForward)) drop_timeline();
+    together_.arrive_and_wait();
+    layer_.backward(saved, backward, options_.schedule);
+    if (measured) log_.backward.push_back(layer_.last_pass());
+  }
+
+  /// Only takes down what differs: a rank that threw here would leave the others waiting.
+  void compare(LayerResult& first, LayerResult& again, int step) {
+    const auto expect = [&](bool same, const char* tensor) {
+      if (same || !log_.mismatch.empty()) return;
+      log_.mismatch =
+          cat("step ", step, " gave other bits than the first one in ", tensor, " on rank ", rank_);
+    };
+    expect(same_bits(split_.forward_args(rank_, first).out, split_.forward_args(rank_, again).out),
+           "out");
+    if (options_.passes == PassChoice::kForward) return;
+    const BackwardArgs a = split_.backward_args(rank_, first);
+    const BackwardArgs b = split_.backward_args(rank_, again);
+    expect(same_bits(a.dx, b.dx), "dx");
+    expect(same_bits(a.dprobs, b.dprobs), "dprobs");
+    expect(same_bits(a.dw1, b.dw1), "dw1");
+    expect(same_bits(a.dw2, b.dw2), "dw2");
+  }
+
+  void keep_timeline() { log_.timeline = layer_.take_timeline(); }
+  void drop_timeline() { layer_.take_timeline(); }
+
+ private:
+  void note_routing(const RoutingPlan& plan) {
+    const auto rows = plan.tokens_per_expert();
+    log_.rows_per_expert.assign(rows.begin(), rows.end());
+    log_.traffic = plan.traffic();
+  }
+
+  const Split& split_;
+  const StepOptions& options_;
+  int rank_;
+  Layer layer_;
+  std::barrier<>& together_;
+  RankLog& log_;
+};
+
+/// Leaves the barrier when a rank fails, so that the others come to hear of it rather than wait.
+class Leave {
+ public:
+  explicit Leave(std::barrier<>& barrier) : barrier_(barrier) {}
+  ~Leave() { (void)barrier_.arrive_and_drop(); }
+  Leave(const Leave&) = delete;
+  Leave& operator=(const Leave&) = delete;
+
+ private:
+  std::barrier<>& barrier_;
+};
+
+PassRecord pass_record(Pass pass, const std::vector<RankLog>& logs, int repeat) {
+  PassRecord record{pass, {}, {}};
+  for (std::size_t step = 0; step < static_cast<std::size_t>(repeat); ++step) {
+    double slowest = 0;
+    std::vector<PassStats> stats;
+    for (const RankLog& log : logs) {
+      stats.push_back((pass == Pass::kForward ? log.forward : log.backward).at(step));
+      slowest = std::max(slowest, stats.back().elapsed_s);
+    }
+    record.seconds.push_back(slowest);
+    record.stats.push_back(std::move(stats));
+  }
+  return record;
+}
+
+void gather_logs(std::vector<RankLog> logs, const StepOptions& options, StepReport& report) {
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    if (measures(options.passes, pass)) {
+      report.passes.push_back(pass_record(pass, logs, options.repeat));
+    }
+  }
+  report.plan_seconds.assign(static_cast<std::size_t>(options.repeat), 0);
+  for (RankLog& log : logs) {
+    for (std::size_t i = 0; i < log.plan_seconds.size(); ++i) {
+      report.plan_seconds[i] = std::max(report.plan_seconds[i], log.plan_seconds[i]);
+    }
+    report.rows_per_expert.insert(report.rows_per_expert.end(), log.rows_per_expert.begin(),
+                                  log.rows_per_expert.end());
+    report.traffic.push_back(log.traffic);
+    report.timeline.push_back(std::move(log.timeline));
+  }
+}
+
+}  // namespace
+
+bool measures(PassChoice choice, Pass pass) {
+  if (choice == PassChoice::kBoth) return true;
+  return (choice == PassChoice::kForward) == (pass == Pass::kForward);
+}
+
+StepReport run_steps(const LayerData& layer, const StepOptions& options) {
+  const Split split(layer, options.ranks);
+  const ResultTensors tensors{.backward = options.passes != PassChoice::kForward,
+                              .main_grad = options.main_grad};
+  StepReport report;
+  report.result = make_result(layer, tensors);
+  LayerResult again = make_result(layer, tensors);
+  std::vector<RankLog> logs(static_cast<std::size_t>(options.ranks));
+  std::barrier together(options.ranks);
+  Progress progress(cat("running ", options.ranks, options.ranks == 1 ? " rank" : " ranks"),
+                    options.repeat + 1);
+
+  run_ranks(Communicator::cpu_group(options.ranks), [&](Communicator& communicator) {
+    const Leave leave(together);
+    RankRun run(split, options, communicator, together,
+                logs[static_cast<std::size_t>(communicator.rank())]);
+    for (int i = 0; i <= options.repeat; ++i) {
+      run.drop_timeline();
+      run.step(i == 0 ? report.result : again, i > 0);
+      if (i > 0) run.compare(report.result, again, i);
+      if (communicator.rank() == 0) progress.advance();
+    }
+    run.keep_timeline();
+  });
+
+  for (const RankLog& log : logs) {
+    require(log.mismatch.empty(), ErrorCode::kInternal, log.mismatch);
+  }
+  gather_logs(std::move(logs), options, report);
+  return report;
+}
+
+}  // namespace uniep::tool

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/layer_data.h"
+#include "uniep/layer.h"
+
+namespace uniep::tool {
+
+enum class PassChoice { kForward, kBackward, kBoth };
+
+struct StepOptions {
+  int ranks = 1;
+  Schedule schedule;
+  PassChoice passes = PassChoice::kBoth;
+  bool main_grad = false;        ///< weight gradients as fp32 sums, from zeros
+  int repeat = 1;                ///< measured steps, after one that is not
+  bool record_timeline = false;  ///< of the last step
+};
+
+/// What the measured steps say about one direction.
+struct PassRecord {
+  Pass pass = Pass::kForward;
+  std::vector<double> seconds;                ///< a step: wall time of the slowest rank
+  std::vector<std::vector<PassStats>> stats;  ///< [step][rank]
+};
+
+struct StepReport {
+  LayerResult result;              ///< the same bits in every step
+  std::vector<PassRecord> passes;  ///< those that were asked for
+  std::vector<double> plan_seconds;
+  std::vector<std::vector<TimelineEvent>> timeline;  ///< [rank]
+  std::vector<std::int64_t> rows_per_expert;         ///< by global expert
+  std::vector<Traffic> traffic;                      ///< [rank]
+};
+
+/// Runs a layer's step (plan, forward, backward) `repeat` times on as many ranks as asked for, all
+/// of them threads of this process. A backward pass alone still needs its forward pass, which then
+/// goes unmeasured. Throws Error(kInternal) where two steps differ by a bit.
+StepReport run_steps(const LayerData& layer, const StepOptions& options);
+
+/// Whether a choice includes a direction.
+bool measures(PassChoice choice, Pass pass);
+
+}  // namespace uniep::tool

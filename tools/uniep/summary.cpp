@@ -1,0 +1,132 @@
+#include "summary.h"
+
+#include <algorithm>
+#include <ostream>
+
+#include "base/check.h"
+#include "split.h"
+#include "stage_figures.h"
+#include "table.h"
+
+namespace uniep::tool {
+namespace {
+
+/// "512", or "511 to 512" where ranks differ.
+std::string tokens_per_rank(const LayerData& layer, int ranks) {
+  const Split split(layer, ranks);
+  std::int64_t least = layer.tokens;
+  std::int64_t most = 0;
+  for (int r = 0; r < ranks; ++r) {
+    least = std::min(least, split.tokens(r).size());
+    most = std::max(most, split.tokens(r).size());
+  }
+  return least == most ? cat(most) : cat(least, " to ", most);
+}
+
+int workers(const StepReport& report) {
+  int most = 0;
+  for (const PassRecord& record : report.passes) {
+    for (const auto& step : record.stats) {
+      for (const PassStats& stats : step) most = std::max(most, stats.workers);
+    }
+  }
+  return most;
+}
+
+std::string timing_note(int repeat) {
+  return cat(repeat == 1 ? "one step" : cat("medians of ", repeat, " steps"), " after a warm-up");
+}
+
+std::string whole_pass_note(const PassRecord& record) {
+  std::string text = cat(milliseconds(median(record.seconds)), " ms");
+  if (record.seconds.size() > 1) {
+    const auto [least, most] = std::ranges::minmax(record.seconds);
+    text += cat(" (min ", milliseconds(least), ", max ", milliseconds(most), ")");
+  }
+  return text;
+}
+
+std::string pulled_note(const WireFigures& wire) {
+  std::string text = bytes_text(static_cast<double>(wire.pulled));
+  if (wire.pulled_no_dedup > 0) {
+    const double share =
+        static_cast<double>(wire.pulled) / static_cast<double>(wire.pulled_no_dedup);
+    text += cat("; without deduplication ", bytes_text(static_cast<double>(wire.pulled_no_dedup)),
+                formatted(" (%.0f %% of it)", 100 * share));
+  }
+  return text;
+}
+
+Table stage_table(const std::vector<StageFigures>& stages) {
+  using enum Table::Align;
+  Table table({kLeft, kRight, kRight, kRight, kRight, kRight, kRight, kRight});
+  table.header({"", "", "busy", "busy", "wait", "wait", "link", "link"});
+  table.header({"stage", "tasks", "sum", "max", "sum", "max", "sum", "max"});
+  table.header({"", "", "(ms)", "(ms)", "(ms)", "(ms)", "(ms)", "(ms)"});
+  for (const StageFigures& f : stages) {
+    const auto ms = [](const std::vector<double>& v) { return milliseconds(median(v)); };
+    table.row({name(f.stage), cat(f.tasks), ms(f.busy_s.sum), ms(f.busy_s.max), ms(f.wait_s.sum),
+               ms(f.wait_s.max), ms(f.link_s.sum), ms(f.link_s.max)});
+  }
+  return table;
+}
+
+Notes pass_notes(const PassRecord& record, const std::vector<StageFigures>& stages) {
+  double wait_s = 0;
+  double link_s = 0;
+  for (const StageFigures& f : stages) {
+    wait_s += median(f.wait_s.sum);
+    link_s += median(f.link_s.sum);
+  }
+  const WireFigures wire = wire_figures(record);
+  Notes notes;
+  notes.add("pulled", pulled_note(wire));
+  notes.add("pushed", bytes_text(static_cast<double>(wire.pushed)));
+  notes.add("waiting", cat(milliseconds(wait_s + link_s), " ms: for inputs ", milliseconds(wait_s),
+                           ", for the link ", milliseconds(link_s)));
+  notes.add("whole pass", whole_pass_note(record));
+  return notes;
+}
+
+}  // namespace
+
+std::string dimensions(const LayerData& layer) {
+  return cat(layer.tokens, " tokens, hidden ", layer.hidden, ", intermediate ", layer.intermediate,
+             ", ", layer.num_experts, " experts, top-", layer.topk);
+}
+
+void print_header(std::ostream& out, const RunHeader& header, const LayerData& layer,
+                  const StepOptions& options) {
+  Notes notes;
+  notes.add("uniep", to_string(header.build) + ", backend cpu");
+  notes.add("machine", to_string(header.machine));
+  notes.add("date", header.date);
+  notes.add("input", header.input + ": " + dimensions(layer));
+  notes.add("ranks", cat(options.ranks, ", each with ", tokens_per_rank(layer, options.ranks),
+                         " tokens and ", layer.num_experts / options.ranks, " experts"));
+  if (!header.link.empty()) notes.add("link", header.link);
+  notes.add("schedule", to_string(options.schedule));
+  out << notes << std::flush;
+}
+
+void print_figures(std::ostream& out, const StepOptions& options, const StepReport& report) {
+  const LoadFigures load = load_figures(report);
+  const double ratio = load.mean > 0 ? static_cast<double>(load.max) / load.mean : 0;
+  Notes notes;
+  notes.add("rows", cat(load.rows, ", of these ", load.remote_rows, " from another rank"));
+  notes.add("load",
+            cat("rows per expert: min ", load.min, ", median ", formatted("%.10g", load.median),
+                ", max ", load.max, ", max / mean ", formatted("%.2f", ratio)));
+  notes.add("plan", milliseconds(median(report.plan_seconds)) + " ms");
+  notes.add("workers", cat(workers(report), " a rank"));
+  notes.add("figures", cat(timing_note(options.repeat),
+                           "; sum: all ranks and workers, max: the rank with the most"));
+  out << "#\n" << notes;
+  for (const PassRecord& record : report.passes) {
+    const std::vector<StageFigures> stages = stage_figures(record);
+    out << "#\n# " << name(record.pass) << '\n'
+        << stage_table(stages) << pass_notes(record, stages);
+  }
+}
+
+}  // namespace uniep::tool

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <iosfwd>
+#include <string>
+
+#include "base/layer_data.h"
+#include "machine.h"
+#include "step.h"
+
+namespace uniep::tool {
+
+/// What a run is called in its printed and written reports.
+struct RunHeader {
+  Build build;
+  Machine machine;
+  std::string date;
+  std::string command;
+  std::string shape;  ///< short name: of the shape, or of the input file without its ending
+  std::string input;  ///< where the layer came from
+  std::string link;   ///< emulated link; empty: none
+};
+
+/// Comment lines: everything that the figures below them depend on.
+void print_header(std::ostream& out, const RunHeader& header, const LayerData& layer,
+                  const StepOptions& options);
+
+/// What the routing asks for; then for each direction a table of its stages, and what it moved,
+/// waited and took.
+void print_figures(std::ostream& out, const StepOptions& options, const StepReport& report);
+
+/// "2048 tokens, hidden 256, intermediate 128, 32 experts, top-4"
+std::string dimensions(const LayerData& layer);
+
+}  // namespace uniep::tool

@@ -1,0 +1,40 @@
+#include <filesystem>
+#include <iostream>
+#include <memory>
+
+#include "base/check.h"
+#include "commands.h"
+#include "io/layer_file.h"
+
+namespace uniep::tool {
+namespace {
+
+int validate_file(const std::filesystem::path& path) {
+  const io::LayerCheck check = io::check_layer(path);
+  if (check.summary) std::cout << io::to_string(*check.summary);
+  for (const std::string& finding : check.findings) std::cout << finding << '\n';
+  if (check.findings.empty()) {
+    std::cout << path.string() << " is good\n";
+    return kExitOk;
+  }
+  const std::size_t n = check.findings.size();
+  std::cerr << "uniep validate: " << path.string() << " cannot be used, for "
+            << (n == 1 ? "the reason above" : cat("the ", n, " reasons above")) << '\n';
+  return kExitBadInput;
+}
+
+}  // namespace
+
+void add_validate(CLI::App& app, Invocation& invocation) {
+  CLI::App* sub =
+      app.add_subcommand("validate", "Check a layer file and say what is wrong with it");
+  const auto path = std::make_shared<std::string>();
+  sub->add_option("FILE", *path, "A safetensors file with x, topk_ids, topk_probs, w1, w2 [, dy]")
+      ->required();
+  sub->footer(
+      "Prints a summary and every finding. Exits with 0 where `uniep run --input FILE` would take "
+      "the file, else with 2.\n\nExample:\n  uniep validate data/moe_lm_layer.safetensors");
+  sub->callback([path, &invocation] { invocation.exit_code = validate_file(*path); });
+}
+
+}  // namespace uniep::tool
