@@ -76,24 +76,31 @@ void pack_transposed(const bf16* src, Index src_stride, Index rows, Index k, flo
   }
 }
 
-/// One vector of `count` <= kWidth contiguous elements, the rest 0.
-inline void pack_contiguous(const bf16* src, Index count, float* dst) {
+/// dst[p * dst_stride + i] = src[p * src_stride + i] for i < count <= kWidth, p < k; lanes past
+/// `count` get 0.
+void pack_straight(const bf16* src, Index src_stride, Index count, Index k, float* dst,
+                   Index dst_stride) {
   if (count == kWidth) {
-    store_bits(dst, widen(src));
+    for (Index p = 0; p < k; ++p) {
+      store_bits(dst + p * dst_stride, widen(src + p * src_stride));
+    }
     return;
   }
-  float v[kWidth] = {};
-  for (Index i = 0; i < count; ++i) v[i] = widen(src[i]);
-  store(dst, load(v));
+  for (Index p = 0; p < k; ++p) {
+    float v[kWidth] = {};
+    for (Index i = 0; i < count; ++i) v[i] = widen(src[p * src_stride + i]);
+    store(dst + p * dst_stride, load(v));
+  }
 }
 
 /// Where the panels of a block of a lie: heights differ by at most one row, so that no panel is
 /// much lower than the others.
 struct PanelsOfA {
-  Index rows, k, count;
-  PanelsOfA(Index m, Index kc) : rows(m), k(kc), count(pieces(m, kRows)) {}
-  Index begin(Index panel) const { return rows * panel / count; }
-  Index height(Index panel) const { return begin(panel + 1) - begin(panel); }
+  Index rows, k, count, low, higher;  // `higher` panels of low + 1 rows, then those of `low`
+  PanelsOfA(Index m, Index kc)
+      : rows(m), k(kc), count(pieces(m, kRows)), low(m / count), higher(m % count) {}
+  Index begin(Index panel) const { return panel * low + smaller(panel, higher); }
+  Index height(Index panel) const { return panel < higher ? low + 1 : low; }
   Index offset(Index panel) const { return panel * (kRows * k + kPanelSlack); }
   Index floats() const { return offset(count); }
 };
@@ -109,50 +116,46 @@ struct PanelsOfB {
   Index floats() const { return offset(count); }
 };
 
+/// Rows of a stored matrix that are packed straight before going on to the next panel. Few, so that
+/// the lines which the panels share stay in L1 although rows may lie a power of two apart; not one,
+/// because neighbouring panels do.
+constexpr Index kRowsAtATime = 8;
+
 /// Element (i, p) of a panel lands at [p * height + i].
 void pack_a(const PanelsOfA& panels, MatrixView a, float* dst) {
-  if (a.col_stride == 1) {
+  const bool straight = a.col_stride != 1;
+  const Index step = straight ? kRowsAtATime : panels.k;
+  for (Index p = 0; p < panels.k; p += step) {
+    const Index steps = smaller(step, panels.k - p);
     for (Index panel = 0; panel < panels.count; ++panel) {
-      const Index height = panels.height(panel);
-      pack_transposed(a.data + panels.begin(panel) * a.row_stride, a.row_stride, height, panels.k,
-                      dst + panels.offset(panel), height);
-    }
-    return;
-  }
-  // One row of the stored matrix after the other: its lines would be evicted between panels, for
-  // strides of a power of two.
-  for (Index p = 0; p < panels.k; ++p) {
-    const bf16* row = a.data + p * a.col_stride;
-    for (Index panel = 0; panel < panels.count; ++panel) {
-      const Index begin = panels.begin(panel), height = panels.height(panel);
-      const bool full_vector_readable = begin + kWidth <= panels.rows;
-      pack_contiguous(row + begin, full_vector_readable ? kWidth : height,
-                      dst + panels.offset(panel) + p * height);
+      const Index i = panels.begin(panel), height = panels.height(panel);
+      const bf16* src = a.data + i * a.row_stride + p * a.col_stride;
+      float* to = dst + panels.offset(panel) + p * height;
+      if (straight) {
+        const bool whole_vector = i + kWidth <= panels.rows;  // may be read
+        pack_straight(src, a.col_stride, whole_vector ? kWidth : height, steps, to, height);
+      } else {
+        pack_transposed(src, a.row_stride, height, steps, to, height);
+      }
     }
   }
 }
 
 /// Element (p, j) of a panel lands at [p * vectors * kWidth + j]; columns past the matrix are 0.
 void pack_b(const PanelsOfB& panels, MatrixView b, float* dst) {
-  if (b.row_stride == 1 && b.col_stride != 1) {
-    for (Index panel = 0; panel < panels.count; ++panel) {
-      const Index vectors = panels.vectors(panel);
-      for (Index v = 0; v < vectors; ++v) {
-        const Index j = panels.begin(panel) + v * kWidth;
-        pack_transposed(b.data + j * b.col_stride, b.col_stride, smaller(kWidth, panels.cols - j),
-                        panels.k, dst + panels.offset(panel) + v * kWidth, vectors * kWidth);
-      }
-    }
-    return;
-  }
-  for (Index p = 0; p < panels.k; ++p) {
-    const bf16* row = b.data + p * b.row_stride;
-    for (Index panel = 0; panel < panels.count; ++panel) {
-      const Index vectors = panels.vectors(panel);
-      for (Index v = 0; v < vectors; ++v) {
-        const Index j = panels.begin(panel) + v * kWidth;
-        pack_contiguous(row + j, smaller(kWidth, panels.cols - j),
-                        dst + panels.offset(panel) + (p * vectors + v) * kWidth);
+  const bool straight = b.col_stride == 1;
+  const Index step = straight ? kRowsAtATime : panels.k;
+  for (Index p = 0; p < panels.k; p += step) {
+    const Index steps = smaller(step, panels.k - p);
+    for (Index j = 0; j < panels.cols; j += kWidth) {
+      const Index panel = j / kCols, stride = panels.vectors(panel) * kWidth;
+      const Index count = smaller(kWidth, panels.cols - j);
+      const bf16* src = b.data + p * b.row_stride + j * b.col_stride;
+      float* to = dst + panels.offset(panel) + p * stride + j % kCols;
+      if (straight) {
+        pack_straight(src, b.row_stride, count, steps, to, stride);
+      } else {
+        pack_transposed(src, b.col_stride, count, steps, to, stride);
       }
     }
   }
