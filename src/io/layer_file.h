@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/layer_data.h"
+
+namespace uniep::io {
+
+// A layer file is a safetensors file with
+//   x           BF16  [T, H]       topk_ids    I32 or I64  [T, K]   -1: dropped slot
+//   topk_probs  F32   [T, K]       w1          BF16        [E, 2I, H]
+//   w2          BF16  [E, H, I]    dy          BF16        [T, H], may be left out
+// K from 1 to kMaxTopk, H and I multiples of 8, every number finite. Other tensors are ignored.
+
+/// What a layer file holds, in figures.
+struct LayerSummary {
+  std::int64_t tokens = 0;
+  std::int64_t hidden = 0;
+  std::int64_t intermediate = 0;
+  int num_experts = 0;
+  int topk = 0;
+  bool has_dy = false;
+  std::int64_t rows = 0;           ///< (token, k) copies that go to an expert
+  std::int64_t dropped_slots = 0;  ///< slots with id -1
+  std::int64_t min_rows = 0;       ///< of the expert with the fewest
+  double median_rows = 0;
+  std::int64_t max_rows = 0;               ///< of the expert with the most
+  std::vector<std::string> other_tensors;  ///< names that a layer does not use
+};
+
+/// Three lines for people: dimensions, routing, what is ignored.
+std::string to_string(const LayerSummary& summary);
+
+struct LayerCheck {
+  /// One sentence each; empty for a file that load_layer accepts. Many bad values of one tensor are
+  /// named one by one up to a limit and counted after it.
+  std::vector<std::string> findings;
+  /// Where the shapes are right. Ids that are out of range are in none of its counts.
+  std::optional<LayerSummary> summary;
+};
+
+/// Reads a layer; throws Error(kIo) with the first finding.
+LayerData load_layer(const std::filesystem::path& path);
+LayerData parse_layer(std::span<const std::byte> file, std::string_view name);
+
+/// Looks for everything that is wrong, for `uniep validate`. Never throws for what the file holds.
+LayerCheck check_layer(const std::filesystem::path& path);
+LayerCheck check_layer(std::span<const std::byte> file, std::string_view name);
+
+/// Writes the layout above; `dy` is left out where it is empty.
+void save_layer(const std::filesystem::path& path, const LayerData& layer);
+
+/// Writes out, and after a backward pass dx, dprobs, dw1, dw2, the latter two as F32 where `result`
+/// has them as main_grad. `dims` gives the shapes; its tensors are not looked at.
+void save_result(const std::filesystem::path& path, const LayerResult& result,
+                 const LayerData& dims);
+
+}  // namespace uniep::io

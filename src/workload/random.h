@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "uniep/bf16.h"
+
+namespace uniep::workload {
+
+/// exp(x) for x <= 0 and log(x) for normal x > 0 from IEEE additions, multiplications and divisions
+/// alone: the same bits with every C library, unlike std::exp. Relative error below 1e-13.
+double portable_exp(double x);
+double portable_log(double x);
+
+/// A stream of independent N(0, 1) values, each a pure function of (seed, stream, index), so that
+/// neither the order nor the number of threads that draw them matters.
+class NormalStream {
+ public:
+  NormalStream(std::uint64_t seed, std::uint64_t stream);
+
+  /// Values first, first + 1, ... `first` must be even.
+  void fill(std::uint64_t first, std::span<double> out) const;
+
+  /// `out[i] = bf16(scale * value i)`, on several threads where that pays.
+  void fill(std::span<bf16> out, double scale) const;
+
+ private:
+  std::uint64_t key_;
+};
+
+}  // namespace uniep::workload

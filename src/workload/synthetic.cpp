@@ -1,0 +1,286 @@
+#include "workload/synthetic.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <set>
+
+#include "base/check.h"
+#include "uniep/problem.h"
+#include "workload/random.h"
+
+namespace uniep::workload {
+namespace {
+
+// Bounds that keep every product of dimensions within 63 bits.
+constexpr std::int64_t kMaxTokens = 1 << 28;
+constexpr std::int64_t kMaxWidth = 1 << 20;
+constexpr std::int64_t kMaxExperts = 1 << 20;
+constexpr int kMaxRanks = 1024;
+constexpr double kMaxSkew = 100;
+
+struct Shape {
+  const char* name;
+  std::int64_t tokens, hidden, intermediate;
+  int num_experts, topk;
+};
+
+constexpr std::array kShapes = {
+    Shape{"deepseek-v3", 8192, 7168, 2048, 256, 8},
+    Shape{"qwen3-235b", 8192, 4096, 1536, 128, 8},
+    Shape{"qwen3-30b", 16384, 2048, 768, 128, 8},
+    Shape{"mixtral-8x7b", 8192, 4096, 14336, 8, 2},
+    Shape{"gpt-oss-120b", 8192, 2880, 2880, 128, 4},
+    Shape{"tiny", 64, 64, 32, 8, 2},
+    Shape{"small", 512, 256, 128, 16, 4},
+};
+
+// The numbers of NormalStream; a new one must not change what the old ones give.
+enum Stream : std::uint64_t { kX, kDy, kW1, kW2, kRouter };
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += cat(text.empty() ? "" : ", ", word);
+  return text;
+}
+
+struct Key {
+  const char* name;
+  std::int64_t min, max, multiple;
+  void (*set)(ShapeSpec&, std::int64_t);
+};
+
+constexpr std::array kKeys = {
+    Key{"tokens", 0, kMaxTokens, 1, [](ShapeSpec& s, std::int64_t v) { s.tokens = v; }},
+    Key{"hidden", 8, kMaxWidth, 8, [](ShapeSpec& s, std::int64_t v) { s.hidden = v; }},
+    Key{"intermediate", 8, kMaxWidth, 8, [](ShapeSpec& s, std::int64_t v) { s.intermediate = v; }},
+    Key{"experts", 1, kMaxExperts, 1,
+        [](ShapeSpec& s, std::int64_t v) { s.num_experts = static_cast<int>(v); }},
+    Key{"topk", 1, kMaxTopk, 1, [](ShapeSpec& s, std::int64_t v) { s.topk = static_cast<int>(v); }},
+};
+
+std::vector<std::string> key_names() {
+  std::vector<std::string> names;
+  for (const Key& key : kKeys) names.emplace_back(key.name);
+  return names;
+}
+
+template <class... Args>
+[[noreturn]] void fail(const Args&... sentence) {
+  throw Error(ErrorCode::kInvalidArgument, cat(sentence...));
+}
+
+const Key& key_named(std::string_view name, std::string_view text) {
+  for (const Key& key : kKeys) {
+    if (key.name == name) return key;
+  }
+  fail("shape '", text, "': unknown key '", name, "'; ", joined(key_names()), " are accepted");
+}
+
+void set_key(ShapeSpec& spec, const Key& key, std::string_view value, std::string_view text) {
+  std::int64_t number = 0;
+  const char* end = value.data() + value.size();
+  const auto parsed = std::from_chars(value.data(), end, number);
+  const bool ok = parsed.ec == std::errc{} && parsed.ptr == end && number >= key.min &&
+                  number <= key.max && number % key.multiple == 0;
+  if (!ok) {
+    fail("shape '", text, "': ", key.name, " is '", value, "'; ",
+         key.multiple > 1 ? cat("a multiple of ", key.multiple) : "an integer", " from ", key.min,
+         " to ", key.max, " is accepted");
+  }
+  key.set(spec, number);
+}
+
+ShapeSpec base_shape(std::string_view name, std::string_view text) {
+  for (const Shape& s : kShapes) {
+    if (s.name == name) {
+      return {s.name, s.tokens, s.hidden, s.intermediate, s.num_experts, s.topk};
+    }
+  }
+  if (name != "custom") {
+    fail("shape '", text, "': unknown name '", name, "'; ", joined(shape_names()), " are accepted");
+  }
+  ShapeSpec spec;
+  spec.name = name;
+  return spec;
+}
+
+/// Takes the text before the next comma off `rest`.
+std::string_view next_item(std::string_view& rest) {
+  const std::size_t comma = rest.find(',');
+  const std::string_view item = rest.substr(0, comma);
+  rest = comma == rest.npos ? std::string_view{} : rest.substr(comma + 1);
+  return item;
+}
+
+void check_spec(const ShapeSpec& s) {
+  const auto in = [](std::int64_t v, const Key& key) {
+    return v >= key.min && v <= key.max && v % key.multiple == 0;
+  };
+  const bool ok = in(s.tokens, kKeys[0]) && in(s.hidden, kKeys[1]) &&
+                  in(s.intermediate, kKeys[2]) && in(s.num_experts, kKeys[3]) &&
+                  in(s.topk, kKeys[4]) && s.topk <= s.num_experts;
+  require(ok, ErrorCode::kInvalidArgument, "shape '", to_string(s),
+          "' is out of range; one that parse_shape accepts is needed");
+}
+
+/// The chosen experts of one token, best first.
+class TopK {
+ public:
+  explicit TopK(int k) : k_(static_cast<std::size_t>(k)) {}
+
+  void clear() { count_ = 0; }
+
+  /// Experts must come in ascending order: of equal logits the earlier stays ahead.
+  void offer(std::int32_t expert, double logit) {
+    std::size_t place = count_;
+    while (place > 0 && best_[place - 1].logit < logit) --place;
+    if (place == k_) return;
+    if (count_ < k_) ++count_;
+    for (std::size_t i = count_ - 1; i > place; --i) best_[i] = best_[i - 1];
+    best_[place] = {expert, logit};
+  }
+
+  void store(std::int32_t* ids, float* probs) const {
+    std::array<double, kMaxTopk> weight{};
+    double sum = 0;
+    for (std::size_t i = 0; i < k_; ++i) {
+      weight[i] = portable_exp(best_[i].logit - best_[0].logit);
+      sum += weight[i];
+    }
+    for (std::size_t i = 0; i < k_; ++i) {
+      ids[i] = best_[i].expert;
+      probs[i] = static_cast<float>(weight[i] / sum);
+    }
+  }
+
+ private:
+  struct Choice {
+    std::int32_t expert;
+    double logit;
+  };
+  std::size_t k_;
+  std::size_t count_ = 0;
+  std::array<Choice, kMaxTopk> best_{};
+};
+
+void route(LayerData& layer, std::uint64_t seed, double skew) {
+  const auto experts = static_cast<std::size_t>(layer.num_experts);
+  std::vector<double> bias(experts);
+  for (std::size_t e = 0; e < experts; ++e) {
+    bias[e] = -skew * portable_log(1 + static_cast<double>(e));
+  }
+  const NormalStream normal(seed, kRouter);
+  const std::size_t stride = experts + experts % 2;  // a token's logits start at an even index
+  std::vector<double> logits(experts);
+  TopK top(layer.topk);
+  for (std::size_t t = 0; t < static_cast<std::size_t>(layer.tokens); ++t) {
+    normal.fill(t * stride, logits);
+    top.clear();
+    for (std::size_t e = 0; e < experts; ++e) {
+      top.offer(static_cast<std::int32_t>(e), logits[e] + bias[e]);
+    }
+    const std::size_t slot = t * static_cast<std::size_t>(layer.topk);
+    top.store(&layer.topk_ids[slot], &layer.topk_probs[slot]);
+  }
+}
+
+/// Linux hands out more memory than there is and kills the process that uses it: say so before.
+void check_memory(const ShapeSpec& spec, int ranks) {
+  const std::int64_t memory =
+      static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGE_SIZE);
+  const std::int64_t needed = layer_bytes(spec, ranks);
+  if (needed > memory) {
+    fail("shape '", to_string(spec), "' for ", ranks, ranks == 1 ? " rank" : " ranks", " needs ",
+         needed, " bytes; up to ", memory, ", the memory of this machine, are accepted");
+  }
+}
+
+void allocate(LayerData& layer) {
+  const auto size = [](std::int64_t a, std::int64_t b) { return static_cast<std::size_t>(a * b); };
+  const std::int64_t weights = layer.num_experts * layer.hidden;
+  layer.x.resize(size(layer.tokens, layer.hidden));
+  layer.dy.resize(size(layer.tokens, layer.hidden));
+  layer.topk_ids.resize(size(layer.tokens, layer.topk));
+  layer.topk_probs.resize(size(layer.tokens, layer.topk));
+  layer.w1.resize(size(weights, 2 * layer.intermediate));
+  layer.w2.resize(size(weights, layer.intermediate));
+}
+
+}  // namespace
+
+std::vector<std::string> shape_names() {
+  std::vector<std::string> names;
+  for (const Shape& shape : kShapes) names.emplace_back(shape.name);
+  names.emplace_back("custom");
+  return names;
+}
+
+ShapeSpec parse_shape(std::string_view text) {
+  std::string_view rest = text;
+  ShapeSpec spec = base_shape(next_item(rest), text);
+  if (text.ends_with(',')) fail("shape '", text, "': ends with ','; key=value is needed after it");
+  std::set<std::string_view> given;
+  while (!rest.empty()) {
+    const std::string_view item = next_item(rest);
+    const std::size_t equals = item.find('=');
+    if (equals == item.npos) {
+      fail("shape '", text, "': '", item, "' is not key=value; the keys ", joined(key_names()),
+           " are accepted");
+    }
+    const Key& key = key_named(item.substr(0, equals), text);
+    if (!given.insert(key.name).second) {
+      fail("shape '", text, "': ", key.name, " is given twice; once is accepted");
+    }
+    set_key(spec, key, item.substr(equals + 1), text);
+  }
+  if (spec.name == "custom" && given.size() != kKeys.size()) {
+    for (const Key& key : kKeys) {
+      if (!given.contains(key.name)) {
+        fail("shape '", text, "': custom has no ", key.name, "; it needs all of ",
+             joined(key_names()));
+      }
+    }
+  }
+  if (spec.topk > spec.num_experts) {
+    fail("shape '", text, "': topk is ", spec.topk, "; 1 to the number of experts, ",
+         spec.num_experts, ", is accepted");
+  }
+  return spec;
+}
+
+std::string to_string(const ShapeSpec& s) {
+  return cat(s.name, ",tokens=", s.tokens, ",hidden=", s.hidden, ",intermediate=", s.intermediate,
+             ",experts=", s.num_experts, ",topk=", s.topk);
+}
+
+std::int64_t layer_bytes(const ShapeSpec& s, int ranks) {
+  const std::int64_t per_token = 2 * 2 * s.hidden + 8 * s.topk;
+  return s.tokens * ranks * per_token + 2 * 3 * s.num_experts * s.hidden * s.intermediate;
+}
+
+LayerData make_layer(const ShapeSpec& spec, int ranks, std::uint64_t seed, double skew) {
+  check_spec(spec);
+  require(ranks >= 1 && ranks <= kMaxRanks, ErrorCode::kInvalidArgument, "ranks is ", ranks,
+          "; 1 to ", kMaxRanks, " is accepted");
+  require(skew >= 0 && skew <= kMaxSkew, ErrorCode::kInvalidArgument, "skew is ", skew, "; 0 to ",
+          kMaxSkew, " is accepted");
+  check_memory(spec, ranks);
+  LayerData layer;
+  layer.tokens = spec.tokens * ranks;
+  layer.hidden = spec.hidden;
+  layer.intermediate = spec.intermediate;
+  layer.num_experts = spec.num_experts;
+  layer.topk = spec.topk;
+  allocate(layer);
+  NormalStream(seed, kX).fill(layer.x, 1);
+  NormalStream(seed, kDy).fill(layer.dy, 1);
+  NormalStream(seed, kW1).fill(layer.w1, 1 / std::sqrt(static_cast<double>(spec.hidden)));
+  NormalStream(seed, kW2).fill(layer.w2, 1 / std::sqrt(static_cast<double>(spec.intermediate)));
+  route(layer, seed, skew);
+  return layer;
+}
+
+}  // namespace uniep::workload

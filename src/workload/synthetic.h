@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/layer_data.h"
+
+namespace uniep::workload {
+
+/// The shape of a layer that is made up. `tokens` counts those of one rank.
+struct ShapeSpec {
+  std::string name;
+  std::int64_t tokens = 0;
+  std::int64_t hidden = 0;
+  std::int64_t intermediate = 0;
+  int num_experts = 0;
+  int topk = 0;
+
+  friend bool operator==(const ShapeSpec&, const ShapeSpec&) = default;
+};
+
+/// The names that parse_shape knows: models, `tiny`, `small`, and last `custom`.
+std::vector<std::string> shape_names();
+
+/// "NAME[,key=value...]" with the keys tokens (per rank), hidden, intermediate, experts, topk,
+/// which replace the figures of NAME; `custom` has none of its own and needs all five.
+/// Error(kInvalidArgument) names the key, its value and what is accepted.
+ShapeSpec parse_shape(std::string_view text);
+
+/// "NAME,tokens=...,...": every key; parse_shape reads it back.
+std::string to_string(const ShapeSpec& spec);
+
+/// Bytes of all the tensors that make_layer returns.
+std::int64_t layer_bytes(const ShapeSpec& spec, int ranks);
+
+/// A layer for `ranks` ranks in global order: x, dy ~ N(0, 1), w1 ~ N(0, 1/H), w2 ~ N(0, 1/I);
+/// router logits N(0, 1) - skew log(1 + e), so that 0 is balanced and 1 is like Zipf; the K largest
+/// per token, with softmax probabilities that sum to 1. The result is a function of the shape, the
+/// total number of tokens, seed and skew alone: the same bits on every machine.
+LayerData make_layer(const ShapeSpec& spec, int ranks, std::uint64_t seed, double skew);
+
+}  // namespace uniep::workload
