@@ -17,6 +17,7 @@ PassOrder::PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule) 
   view_.tokens = plan.tokens();
   view_.segment_begin = plan.segment_begin.data();
   view_.tokens_per_expert = plan.tokens_per_expert.data();
+  view_.topk_ids = plan.topk_ids.data();
   view_.row_origin = plan.row_origin.data();
   view_.pull_rows = plan.pull_rows.data();
 

@@ -31,6 +31,7 @@ struct PassView {
 
   const std::int64_t* segment_begin = nullptr;      // [local experts + 1]
   const std::int64_t* tokens_per_expert = nullptr;  // [local experts]
+  const std::int32_t* topk_ids = nullptr;           // of this rank, [tokens, K]
   const RowOrigin* row_origin = nullptr;            // [padded rows]
   const std::int64_t* pull_rows = nullptr;          // rows that a Pull's first_row points into
 

@@ -1,9 +1,10 @@
 #include "workload/synthetic.h"
 
+#include <unistd.h>
+
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <new>
 #include <set>
 
 #include "base/check.h"
@@ -186,6 +187,17 @@ void route(LayerData& layer, std::uint64_t seed, double skew) {
   }
 }
 
+/// Linux hands out more memory than there is and kills the process that uses it: say so before.
+void check_memory(const ShapeSpec& spec, int ranks) {
+  const std::int64_t memory =
+      static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGE_SIZE);
+  const std::int64_t needed = layer_bytes(spec, ranks);
+  if (needed > memory) {
+    fail("shape '", to_string(spec), "' for ", ranks, ranks == 1 ? " rank" : " ranks", " needs ",
+         needed, " bytes; up to ", memory, ", the memory of this machine, are accepted");
+  }
+}
+
 void allocate(LayerData& layer) {
   const auto size = [](std::int64_t a, std::int64_t b) { return static_cast<std::size_t>(a * b); };
   const std::int64_t weights = layer.num_experts * layer.hidden;
@@ -255,18 +267,14 @@ LayerData make_layer(const ShapeSpec& spec, int ranks, std::uint64_t seed, doubl
           "; 1 to ", kMaxRanks, " is accepted");
   require(skew >= 0 && skew <= kMaxSkew, ErrorCode::kInvalidArgument, "skew is ", skew, "; 0 to ",
           kMaxSkew, " is accepted");
+  check_memory(spec, ranks);
   LayerData layer;
   layer.tokens = spec.tokens * ranks;
   layer.hidden = spec.hidden;
   layer.intermediate = spec.intermediate;
   layer.num_experts = spec.num_experts;
   layer.topk = spec.topk;
-  try {
-    allocate(layer);
-  } catch (const std::exception&) {  // bad_alloc or length_error
-    fail("shape '", to_string(spec), "' for ", ranks, " ranks needs ", layer_bytes(spec, ranks),
-         " bytes, which do not fit into memory; a smaller shape is needed");
-  }
+  allocate(layer);
   NormalStream(seed, kX).fill(layer.x, 1);
   NormalStream(seed, kDy).fill(layer.dy, 1);
   NormalStream(seed, kW1).fill(layer.w1, 1 / std::sqrt(static_cast<double>(spec.hidden)));

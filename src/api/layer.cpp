@@ -1,0 +1,53 @@
+#include "uniep/layer.h"
+
+#include "api/layer_backend.h"
+#include "api/saved_data.h"
+#include "base/check.h"
+#include "cpu/cpu_layer.h"
+
+namespace uniep {
+
+Saved::Saved() = default;
+Saved::Saved(Saved&&) noexcept = default;
+Saved& Saved::operator=(Saved&&) noexcept = default;
+Saved::~Saved() = default;
+Saved::Saved(std::unique_ptr<SavedData> data) : data_(std::move(data)) {}
+
+const RoutingPlan& Saved::plan() const {
+  require(data_ != nullptr, ErrorCode::kInvalidArgument,
+          "saved is empty; what forward returned has a plan");
+  return data_->plan;
+}
+
+std::span<const bf16> Saved::h() const {
+  if (data_ == nullptr) return {};
+  const Problem& p = data_->plan.problem();
+  return {data_->h(), static_cast<std::size_t>(data_->plan.padded_rows() * 2 * p.intermediate)};
+}
+
+std::size_t Saved::bytes() const {
+  return data_ == nullptr ? 0 : static_cast<std::size_t>(data_->layout.bytes);
+}
+
+Layer::Layer(const Problem& problem, Communicator communicator, const LayerOptions& options)
+    : backend_(cpu::make_layer(problem, std::move(communicator), options)) {}
+Layer::Layer(Layer&&) noexcept = default;
+Layer& Layer::operator=(Layer&&) noexcept = default;
+Layer::~Layer() = default;
+
+RoutingPlan Layer::plan(std::span<const std::int32_t> topk_ids) { return backend_->plan(topk_ids); }
+
+Saved Layer::forward(const RoutingPlan& plan, const ForwardArgs& args, const Schedule& schedule) {
+  return backend_->forward(plan, args, schedule);
+}
+
+void Layer::backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) {
+  backend_->backward(saved, args, schedule);
+}
+
+const Problem& Layer::problem() const { return backend_->problem(); }
+const Communicator& Layer::communicator() const { return backend_->communicator(); }
+const PassStats& Layer::last_pass() const { return backend_->last_pass(); }
+std::vector<TimelineEvent> Layer::take_timeline() { return backend_->take_timeline(); }
+
+}  // namespace uniep

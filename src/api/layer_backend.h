@@ -1,0 +1,21 @@
+#pragma once
+
+#include "uniep/layer.h"
+
+namespace uniep {
+
+/// What a backend implements; Layer forwards to it.
+class LayerBackend {
+ public:
+  virtual ~LayerBackend() = default;
+  virtual RoutingPlan plan(std::span<const std::int32_t> topk_ids) = 0;
+  virtual Saved forward(const RoutingPlan& plan, const ForwardArgs& args,
+                        const Schedule& schedule) = 0;
+  virtual void backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) = 0;
+  virtual const Problem& problem() const = 0;
+  virtual const Communicator& communicator() const = 0;
+  virtual const PassStats& last_pass() const = 0;
+  virtual std::vector<TimelineEvent> take_timeline() = 0;
+};
+
+}  // namespace uniep

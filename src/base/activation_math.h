@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+
+#include "uniep/macros.h"
+
+// Always inlined, so that a source compiled with -mavx512f never emits a shared copy that the
+// linker could then pick for code that must run on older CPUs.
+#define UNIEP_FORCE_INLINE inline __attribute__((always_inline))
+
+namespace uniep {
+
+// The fp32 functions of the activation, from basic IEEE operations only: every compiler, vector
+// width and backend gives the same bits, as long as it does not contract to FMA (-ffp-contract=off,
+// nvcc -fmad=false). Branch-free, so loops over them vectorise.
+
+/// exp(x), wrong by at most 0.51 ulp, subnormal results included. inf -> inf, -inf -> +0,
+/// NaN -> NaN.
+UNIEP_FORCE_INLINE UNIEP_HD float exp_f32(float x) {
+  // Evaluated in double and rounded once. Beyond these bounds the rounded result is inf or 0; the
+  // comparisons are written so that a NaN passes through.
+  double v = x;
+  v = v > 100.0 ? 100.0 : v;
+  v = v < -110.0 ? -110.0 : v;
+
+  // exp(v) = 2^n exp(r), |r| <= ln(2)/2. Adding 1.5 * 2^52 rounds to an integer, and leaves n in
+  // the low bits of the sum, from where it is shifted into an exponent.
+  constexpr double kShift = 0x1.8p52;
+  const double shifted = v * 0x1.71547652b82fep+0 + kShift;
+  const double n = shifted - kShift;
+  const double r = v - n * 0x1.62e42fefa39efp-1;
+  const std::uint64_t exponent = (__builtin_bit_cast(std::uint64_t, shifted) + 1023u) << 52;
+  const double scale = __builtin_bit_cast(double, exponent);
+
+  // Taylor series to r^9; the rest is below 1e-11, far below the last place of fp32.
+  double p = 1.0 / 362880;
+  p = p * r + 1.0 / 40320;
+  p = p * r + 1.0 / 5040;
+  p = p * r + 1.0 / 720;
+  p = p * r + 1.0 / 120;
+  p = p * r + 1.0 / 24;
+  p = p * r + 1.0 / 6;
+  p = p * r + 0.5;
+  p = p * r + 1.0;
+  p = p * r + 1.0;
+  return static_cast<float>(p * scale);
+}
+
+/// s(z) = 1 / (1 + exp(-z)). Below z = -88.8, exp overflows and s is +0.
+UNIEP_FORCE_INLINE UNIEP_HD float sigmoid(float z) { return 1.0f / (1.0f + exp_f32(-z)); }
+
+/// silu(z) = z s. Large |z|: z or -0. silu(-inf) = -inf * 0 = NaN, as the definition says (and as
+/// PyTorch computes it), although the limit is 0.
+UNIEP_FORCE_INLINE UNIEP_HD float silu(float z, float s) { return z * s; }
+UNIEP_FORCE_INLINE UNIEP_HD float silu(float z) { return silu(z, sigmoid(z)); }
+
+/// silu'(z) = s (1 + z (1 - s)). Large |z|: 1 or 0. silu'(+-inf) = NaN, from inf * 0.
+UNIEP_FORCE_INLINE UNIEP_HD float silu_grad(float z, float s) {
+  return s * (1.0f + z * (1.0f - s));
+}
+UNIEP_FORCE_INLINE UNIEP_HD float silu_grad(float z) { return silu_grad(z, sigmoid(z)); }
+
+}  // namespace uniep

@@ -1,0 +1,13 @@
+#pragma once
+
+namespace uniep {
+
+/// What a Communicator refers to; each backend has its own.
+class CommunicatorImpl {
+ public:
+  virtual ~CommunicatorImpl() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+};
+
+}  // namespace uniep

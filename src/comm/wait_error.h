@@ -1,0 +1,19 @@
+#pragma once
+
+#include <string>
+
+#include "base/check.h"
+#include "uniep/error.h"
+
+namespace uniep {
+
+/// The error of an expired wait; `what` says what was counted.
+inline Error wait_error(const WaitReport& w, const std::string& what) {
+  const std::string tile = w.tile < 0 ? "" : cat(", tile ", w.tile);
+  const std::string peer = w.peer < 0 ? "" : cat(", peer ", w.peer);
+  return Error(w, cat("rank ", w.rank, ": wait expired after ", w.limit_ms,
+                      " ms (UNIEP_TIMEOUT_MS)", " in stage ", w.stage, tile, peer, ": expected ",
+                      w.expected, " ", what, ", seen ", w.seen));
+}
+
+}  // namespace uniep

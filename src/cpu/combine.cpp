@@ -1,0 +1,28 @@
+#include "cpu/stages.h"
+
+namespace uniep::cpu {
+
+void push_rows(const PassContext& ctx, const Tile& tile, std::int64_t first_col, std::int64_t cols,
+               const float* rows) {
+  const PassView& v = ctx.view;
+  for (std::int64_t i = 0; i < tile.rows; ++i) {
+    const RowOrigin& origin = v.row_origin[tile.first_row + i];
+    const std::int64_t slot = std::int64_t{origin.token} * v.topk + origin.slot;
+    bf16* target = ctx.peers.combine(origin.source) + slot * v.hidden + first_col;
+    ctx.kernels.round_row(cols, rows + i * cols, target);
+  }
+}
+
+void push_dprobs(const PassContext& ctx, const Tile& tile) {
+  const PassView& v = ctx.view;
+  const std::int64_t groups = ceil_div(v.intermediate, kDprobGroup);
+  for (std::int64_t i = 0; i < tile.rows; ++i) {
+    const std::int64_t row = tile.first_row + i;
+    const RowOrigin& origin = v.row_origin[row];
+    float sum = 0;
+    for (std::int64_t g = 0; g < groups; ++g) sum += ctx.dprob_groups[row * groups + g];
+    ctx.peers.dprobs(origin.source)[std::int64_t{origin.token} * v.topk + origin.slot] = sum;
+  }
+}
+
+}  // namespace uniep::cpu

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "comm/cpu_group.h"
+#include "layout/workspace.h"
+#include "schedule/dependencies.h"
+
+namespace uniep::cpu {
+
+/// The counters of one layer on one rank and, for signals, those of its peers. See docs/counters.md
+/// for the protocol and its memory ordering.
+class Counters {
+ public:
+  Counters(const Problem& problem, int rank, std::vector<std::shared_ptr<Heap>> heaps);
+
+  /// Notes where the counters stand, so that the pass counts from there; nothing is ever cleared.
+  /// Every signal of earlier passes has arrived by now, and none of this pass comes before
+  /// `publish`.
+  void begin_pass(const PassView& view);
+
+  /// Tells every rank that this rank's tokens lie in its symmetric memory.
+  void publish();
+
+  /// Count above the pass's base, acquiring what was released with the signals seen.
+  std::uint32_t seen(CounterKind kind, std::int64_t index) const {
+    const std::uint32_t value =
+        std::atomic_ref(*counter(kind, rank_, index)).load(std::memory_order_acquire);
+    return value - base(kind, index);
+  }
+
+  /// The counter's address; only `published` and `arrived` exist for other ranks than this.
+  std::uint32_t* counter(CounterKind kind, int rank, std::int64_t index) const;
+
+  const std::shared_ptr<Heap>& heap_of(int rank) const {
+    return heaps_[static_cast<std::size_t>(rank)];
+  }
+
+ private:
+  std::uint32_t base(CounterKind kind, std::int64_t index) const;
+  void snapshot(CounterKind kind, std::int64_t count);
+
+  const int rank_;
+  const SymmetricLayout symmetric_;
+  const LocalCounterLayout local_;
+  std::vector<std::shared_ptr<Heap>> heaps_;
+  Heap local_heap_;
+  std::uint32_t passes_ = 0;  // begun, this one included; equal on all ranks
+  std::vector<std::uint32_t> bases_[kNumCounterKinds];
+};
+
+/// Adds to a counter, releasing everything that the caller has written before.
+inline void add(std::uint32_t* counter, std::uint32_t amount) {
+  std::atomic_ref(*counter).fetch_add(amount, std::memory_order_release);
+}
+
+}  // namespace uniep::cpu

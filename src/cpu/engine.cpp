@@ -1,0 +1,256 @@
+#include "cpu/engine.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "base/check.h"
+#include "base/env.h"
+#include "comm/backoff.h"
+#include "comm/wait_error.h"
+
+namespace uniep::cpu {
+namespace {
+
+std::int64_t nanoseconds(Clock::time_point t) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(t.time_since_epoch()).count();
+}
+
+/// Bytes that a dispatch task moves from `source`, without those of its tasks from other ranks.
+std::int64_t pulled_bytes(const PassView& v, const Pull& pull) {
+  const std::int64_t probs = v.pass == Pass::kForward ? pull.num_rows : 0;
+  return v.hidden * static_cast<std::int64_t>(sizeof(bf16)) +
+         probs * static_cast<std::int64_t>(sizeof(float));
+}
+
+}  // namespace
+
+Engine::Engine(CpuGroup& group, int rank, Counters& counters, const LayerOptions& options)
+    : group_(group),
+      rank_(rank),
+      counters_(counters),
+      faults_(options.faults),
+      timeout_ms_(options.timeout_ms > 0 ? options.timeout_ms : env_timeout_ms()) {}
+
+int Engine::num_workers(const Schedule& s) const {
+  if (s.workers > 0) return s.workers;
+  // Dispatch workers mostly wait, so they come on top of one computing worker a core.
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return max_of(1, cores / group_.size()) + s.dispatch_workers;
+}
+
+void Engine::run(const PassContext& ctx, PassStats& stats, std::vector<TimelineEvent>* timeline) {
+  const int workers = num_workers(ctx.view.schedule);
+  while (static_cast<int>(workers_.size()) < workers) {
+    Worker& w = workers_.emplace_back();
+    w.index = static_cast<int>(workers_.size()) - 1;
+    w.delays.seed(static_cast<std::uint32_t>(
+        faults_.seed + 1000003u * static_cast<unsigned>(rank_) + static_cast<unsigned>(w.index)));
+  }
+  for (Worker& w : workers_) w.stats = {};
+  error_ = nullptr;
+
+  const int launches = num_launches(ctx.view);
+  for (int i = 0; i < launches && !error_; ++i) {
+    run_launch(ctx, i, workers, timeline != nullptr);
+  }
+  if (error_) std::rethrow_exception(error_);
+
+  stats.workers = workers;
+  stats.launches = launches;
+  for (Worker& w : workers_) {
+    for (std::size_t s = 0; s < stats.stages.size(); ++s) {
+      stats.stages[s].tasks += w.stats[s].tasks;
+      stats.stages[s].busy_s += w.stats[s].busy_s;
+      stats.stages[s].wait_s += w.stats[s].wait_s;
+      stats.stages[s].link_s += w.stats[s].link_s;
+    }
+    if (timeline != nullptr) timeline->insert(timeline->end(), w.events.begin(), w.events.end());
+    w.events.clear();
+  }
+}
+
+void Engine::run_launch(const PassContext& ctx, int index, int workers, bool record) {
+  const PassView& v = ctx.view;
+  const Launch launch = launch_at(v, index);
+  const Queue comm_table(v, launch.comm);
+  const Queue main_table(v, launch.main);
+  SharedQueue comm{comm_table.view()};
+  SharedQueue main{main_table.view()};
+
+  const bool shared = launch.comm.count > 0 && launch.main.count > 0;
+  const int dispatchers = shared ? min_of(v.schedule.dispatch_workers, workers) : workers;
+  const bool join = v.schedule.dispatch_join || dispatchers == workers;
+  pool_.run(workers, [&](int i) {
+    Worker& worker = workers_[static_cast<std::size_t>(i)];
+    try {
+      const bool dispatches = i < dispatchers;
+      if (dispatches) drain(ctx, comm, worker, index, record);
+      if (!dispatches || join) drain(ctx, main, worker, index, record);
+    } catch (...) {
+      fail(std::current_exception());
+    }
+  });
+}
+
+/// Keeps a worker's error for `run`, an original one rather than the report of a peer's, and ends
+/// the waits of everyone else.
+void Engine::fail(std::exception_ptr error) {
+  bool original = true;
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    original = e.code() != ErrorCode::kPeerFailed;
+    group_.failure().raise(rank_, e.what());
+  } catch (const std::exception& e) {
+    group_.failure().raise(rank_, e.what());
+  }
+  const std::scoped_lock lock(error_mutex_);
+  if (!error_ || original) error_ = error;
+}
+
+void Engine::drain(const PassContext& ctx, SharedQueue& queue, Worker& worker, int launch,
+                   bool record) {
+  const std::int64_t size = queue.view.size();
+  for (;;) {
+    const std::int64_t i = queue.next.fetch_add(1, std::memory_order_relaxed);
+    if (i >= size) return;
+    group_.failure().check();
+    const Task task = queue_task(ctx.view, queue.view, i);
+    TimelineEvent event{
+        .pass = ctx.view.pass,
+        .stage = task.stage,
+        .worker = worker.index,
+        .launch = launch,
+        .expert = task.expert < 0 ? -1 : ctx.view.rank * ctx.view.num_local_experts + task.expert,
+        .tile = task.tile};
+    execute(ctx, task, worker, event);
+    StageStats& stats = worker.stats[static_cast<std::size_t>(task.stage)];
+    ++stats.tasks;
+    stats.wait_s += static_cast<double>(event.ready_ns - event.begin_ns) * 1e-9;
+    stats.link_s += static_cast<double>(event.link_ns) * 1e-9;
+    stats.busy_s += static_cast<double>(event.end_ns - event.ready_ns - event.link_ns) * 1e-9;
+    if (record) worker.events.push_back(event);
+  }
+}
+
+void Engine::execute(const PassContext& ctx, const Task& task, Worker& worker,
+                     TimelineEvent& event) {
+  event.begin_ns = nanoseconds(Clock::now());
+  wait_for_inputs(ctx, task, worker);
+  const Clock::time_point ready = Clock::now();
+  event.ready_ns = nanoseconds(ready);
+
+  if (task.stage == Stage::kDispatch) {
+    wait_for_pulls(ctx, task);
+    event.link_ns = nanoseconds(Clock::now()) - event.ready_ns;
+  }
+  run_stage(ctx, task, worker.scratch);
+  signal(ctx, task, worker);
+  if (!worker.pushes.empty()) {
+    const Clock::time_point pushed = Clock::now();
+    limit_pushes(ctx, worker);
+    event.link_ns += nanoseconds(Clock::now()) - nanoseconds(pushed);
+  }
+  event.end_ns = nanoseconds(Clock::now());
+}
+
+void Engine::wait_for_inputs(const PassContext& ctx, const Task& task, Worker& worker) {
+  for_each_wait(ctx.view, task, [&](const Wait& wait) {
+    random_delay(worker);
+    wait_for(wait, task);
+  });
+}
+
+void Engine::wait_for(const Wait& wait, const Task& task) {
+  const auto reached = [&](std::uint32_t seen) {
+    // Counts above the base are compared as signed differences: `published` may lie below it.
+    return static_cast<std::int32_t>(seen - wait.expected) >= 0;
+  };
+  if (reached(counters_.seen(wait.kind, wait.index))) [[likely]]
+    return;
+
+  const Clock::time_point limit = Clock::now() + std::chrono::milliseconds(timeout_ms_);
+  Backoff backoff;
+  while (!reached(counters_.seen(wait.kind, wait.index))) {
+    group_.failure().check();
+    if (Clock::now() >= limit) {
+      throw wait_error({.rank = rank_,
+                        .stage = name(task.stage),
+                        .tile = task.tile,
+                        .peer = wait.peer,
+                        .expected = wait.expected,
+                        .seen = counters_.seen(wait.kind, wait.index),
+                        .limit_ms = timeout_ms_},
+                       name(wait.kind));
+    }
+    backoff.pause();
+  }
+}
+
+void Engine::wait_for_pulls(const PassContext& ctx, const Task& task) {
+  Link& link = group_.link();
+  if (!link.enabled()) return;
+  const PassView& v = ctx.view;
+  Clock::time_point done = Clock::now();
+  for (std::int64_t i = task.m; i < task.m + task.n;) {
+    const int source = v.pulls[i].source;
+    std::int64_t bytes = 0;
+    for (; i < task.m + task.n && v.pulls[i].source == source; ++i) {
+      bytes += pulled_bytes(v, v.pulls[i]);
+    }
+    done = std::max(done, link.reserve(source, rank_, bytes));
+  }
+  sleep_until(done);
+}
+
+void Engine::signal(const PassContext& ctx, const Task& task, Worker& worker) {
+  if (withheld(task)) return;
+  Clock::time_point arrival{};
+  for_each_signal(ctx.view, task, [&](const Signal& s) {
+    random_delay(worker);
+    std::uint32_t* counter = counters_.counter(s.kind, s.rank, s.index);
+    SignalCourier* courier = group_.courier();
+    if (s.rank == rank_ || courier == nullptr) {
+      add(counter, s.amount);
+      return;
+    }
+    // What was pushed is seen when the link has carried it: `amount` elements of bf16.
+    const std::int64_t bytes = s.amount * static_cast<std::int64_t>(sizeof(bf16));
+    const Clock::time_point due = group_.link().reserve(rank_, s.rank, bytes);
+    courier->send(due, counters_.heap_of(s.rank), counter, s.amount);
+    arrival = std::max(arrival, due);
+  });
+  if (arrival != Clock::time_point{}) worker.pushes.push_back(arrival);
+}
+
+void Engine::limit_pushes(const PassContext& ctx, Worker& worker) {
+  const auto depth = static_cast<std::size_t>(ctx.view.schedule.push_depth);
+  while (worker.pushes.size() > depth) {
+    sleep_until(worker.pushes.front());
+    worker.pushes.pop_front();
+  }
+}
+
+void Engine::sleep_until(Clock::time_point when) {
+  constexpr std::chrono::milliseconds kNap(20);  // between looks at the failure latch
+  while (Clock::now() < when) {
+    group_.failure().check();
+    std::this_thread::sleep_until(std::min(when, Clock::now() + kNap));
+  }
+}
+
+void Engine::random_delay(Worker& worker) {
+  if (faults_.max_delay_us == 0) [[likely]]
+    return;
+  // Half of the time none at all: delays next to none find more orders than delays everywhere.
+  const auto delay =
+      static_cast<int>(worker.delays() % (2u * static_cast<unsigned>(faults_.max_delay_us)));
+  if (delay < faults_.max_delay_us) std::this_thread::sleep_for(std::chrono::microseconds(delay));
+}
+
+bool Engine::withheld(const Task& task) const {
+  return faults_.withhold_rank == rank_ && faults_.withhold_stage == task.stage &&
+         faults_.withhold_tile == task.tile;
+}
+
+}  // namespace uniep::cpu

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <random>
+#include <vector>
+
+#include "cpu/counters.h"
+#include "cpu/stages.h"
+#include "cpu/worker_pool.h"
+#include "schedule/pass_order.h"
+
+namespace uniep::cpu {
+
+/// Runs a pass's launches on this rank's worker threads: takes tasks from the queues in order,
+/// waits for their inputs, runs their stage routine, signals what they finished.
+class Engine {
+ public:
+  Engine(CpuGroup& group, int rank, Counters& counters, const LayerOptions& options);
+
+  /// Runs the whole pass; throws the first error of any worker, after all have stopped.
+  void run(const PassContext& ctx, PassStats& stats, std::vector<TimelineEvent>* timeline);
+
+ private:
+  struct Worker {
+    int index = 0;
+    Scratch scratch;
+    std::deque<Clock::time_point> pushes;  // when those under way arrive, oldest first
+    std::minstd_rand delays;
+    std::array<StageStats, kNumStages> stats{};
+    std::vector<TimelineEvent> events;
+  };
+
+  /// A queue that the workers of a launch share.
+  struct SharedQueue {
+    QueueView view;
+    std::atomic<std::int64_t> next{0};
+  };
+
+  int num_workers(const Schedule& schedule) const;
+  void run_launch(const PassContext& ctx, int launch, int workers, bool record);
+  void drain(const PassContext& ctx, SharedQueue& queue, Worker& worker, int launch, bool record);
+  void execute(const PassContext& ctx, const Task& task, Worker& worker, TimelineEvent& event);
+  void wait_for_inputs(const PassContext& ctx, const Task& task, Worker& worker);
+  void wait_for(const Wait& wait, const Task& task);
+  void wait_for_pulls(const PassContext& ctx, const Task& task);
+  void signal(const PassContext& ctx, const Task& task, Worker& worker);
+  void limit_pushes(const PassContext& ctx, Worker& worker);
+  void sleep_until(Clock::time_point when);
+  void random_delay(Worker& worker);
+  bool withheld(const Task& task) const;
+  void fail(std::exception_ptr error);
+
+  CpuGroup& group_;
+  const int rank_;
+  Counters& counters_;
+  const FaultInjection faults_;
+  const int timeout_ms_;
+  WorkerPool pool_;
+  std::deque<Worker> workers_;  // a deque: Worker does not move
+  std::mutex error_mutex_;
+  std::exception_ptr error_;
+};
+
+}  // namespace uniep::cpu

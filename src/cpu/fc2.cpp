@@ -1,0 +1,47 @@
+// The GEMMs with w2: fc2 with the push, and its data gradient dfc2 with dSwiGLU in its epilogue.
+#include "cpu/stages.h"
+
+namespace uniep::cpu {
+
+// y = a w2^T, pushed.
+void fc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
+  const PassView& v = ctx.view;
+  const Tile& tile = v.tiles[task.m];
+  const StageGrid grid = stage_grid(v, Stage::kFc2);
+  const std::int64_t first = task.n * grid.tile_cols;
+  const std::int64_t cols = min_of(grid.tile_cols, grid.cols - first);
+
+  const MatrixView a{ctx.a + tile.first_row * v.intermediate, v.intermediate, 1};
+  const bf16* w2 = ctx.w2 + tile.expert * v.hidden * v.intermediate;
+  const MatrixView weights{w2 + first * v.intermediate, 1, v.intermediate};
+  float* y = scratch.accumulators.reserve(static_cast<std::size_t>(tile.rows * cols));
+  gemm_tile(ctx.kernels, tile.rows, cols, v.intermediate, a, weights, y, cols, scratch.packing);
+  push_rows(ctx, tile, first, cols, y);
+}
+
+// da = dy w2, and from it dh, the column groups of dprobs, and a once more (for wgrad2).
+void dfc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
+  const PassView& v = ctx.view;
+  const Tile& tile = v.tiles[task.m];
+  const StageGrid grid = stage_grid(v, Stage::kDfc2);
+  const std::int64_t first = task.n * grid.tile_cols;
+  const std::int64_t cols = min_of(grid.tile_cols, grid.cols - first);
+
+  const MatrixView dy{ctx.dy_rows + tile.first_row * v.hidden, v.hidden, 1};
+  const MatrixView weights{ctx.w2 + tile.expert * v.hidden * v.intermediate + first, v.intermediate,
+                           1};
+  float* da = scratch.accumulators.reserve(static_cast<std::size_t>(tile.rows * cols));
+  gemm_tile(ctx.kernels, tile.rows, cols, v.hidden, dy, weights, da, cols, scratch.packing);
+
+  const std::int64_t groups = ceil_div(v.intermediate, kDprobGroup);
+  for (std::int64_t i = 0; i < tile.rows; ++i) {
+    const std::int64_t row = tile.first_row + i;
+    const bf16* h = ctx.h + row * 2 * v.intermediate + first;
+    bf16* dh = ctx.dh + row * 2 * v.intermediate + first;
+    ctx.kernels.dswiglu(cols, da + i * cols, h, h + v.intermediate, ctx.row_probs[row], dh,
+                        dh + v.intermediate, ctx.a + row * v.intermediate + first,
+                        ctx.dprob_groups + row * groups + first / kDprobGroup);
+  }
+}
+
+}  // namespace uniep::cpu

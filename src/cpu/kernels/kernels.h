@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "uniep/bf16.h"
+
+namespace uniep::cpu {
+
+/// A bf16 matrix in memory: element (i, j) is data[i * row_stride + j * col_stride]. One of the
+/// strides is 1.
+struct MatrixView {
+  const bf16* data = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t col_stride = 1;
+};
+
+/// The packing buffer of one worker. Grows on demand, keeps what it has.
+class GemmScratch {
+ public:
+  GemmScratch() = default;
+  GemmScratch(const GemmScratch&) = delete;
+  GemmScratch& operator=(const GemmScratch&) = delete;
+  ~GemmScratch();
+
+  /// At least `count` floats, 64-byte aligned, contents undefined. Valid until the next call.
+  float* reserve(std::size_t count);
+
+ private:
+  float* data_ = nullptr;
+  std::size_t capacity_ = 0;
+};
+
+enum class Isa { kPortable, kAvx2, kAvx512 };
+
+/// The inner loops of one instruction set. Every instruction set gives the same bits; only which
+/// NaN stands for a NaN result (sign and payload) is left open. n and the sizes may be any number
+/// >= 0, pointers need only the alignment of their type, and outputs must not overlap inputs.
+struct Kernels {
+  Isa isa;
+  const char* name;  // what UNIEP_CPU_ISA calls it
+
+  /// See gemm_tile().
+  void (*gemm)(std::int64_t m, std::int64_t n, std::int64_t k, MatrixView a, MatrixView b, float* c,
+               std::int64_t ldc, GemmScratch& scratch);
+
+  /// One row of fc1's epilogue: h = bf16(acc), a = bf16(p * (silu(h_g) * h_u)) from the rounded h.
+  void (*swiglu)(std::int64_t n, const float* gate_acc, const float* up_acc, float prob,
+                 bf16* h_gate, bf16* h_up, bf16* a);
+
+  /// One row of its backward, da = bf16(da_acc):
+  ///   dh_g = bf16(((p * da) * h_u) * silu'(h_g))    dh_u = bf16((p * da) * silu(h_g))
+  ///   a as swiglu gives it
+  ///   dprob_groups[g], ceil(n / kDprobGroup) of them: sums of da * (silu(h_g) * h_u), ordered as
+  ///   base/contract.h says; every lane starts from +0.
+  void (*dswiglu)(std::int64_t n, const float* da_acc, const bf16* h_gate, const bf16* h_up,
+                  float prob, bf16* dh_gate, bf16* dh_up, bf16* a, float* dprob_groups);
+
+  /// dst[i] = bf16(acc[i])
+  void (*round_row)(std::int64_t n, const float* acc, bf16* dst);
+  /// acc[i] += float(y[i])
+  void (*add_row)(std::int64_t n, float* acc, const bf16* y);
+  /// main_grad[i] += acc[i]
+  void (*add_f32_row)(std::int64_t n, float* main_grad, const float* acc);
+};
+
+/// The best that this CPU runs, or the one that the environment variable UNIEP_CPU_ISA names
+/// (portable, avx2, avx512). Throws Error when that one is unknown or unsupported here.
+const Kernels& kernels();
+
+/// kernels() with the variable's value as an argument; nullptr or "" for the best one.
+const Kernels& select_kernels(const char* forced);
+
+/// nullptr when this CPU or this build lacks it.
+const Kernels* kernels_for(Isa isa);
+
+/// c[m x n] = a[m x k] * b[k x n]; c is row major with leading dimension ldc, and overwritten.
+/// Every element is one fp32 accumulator that starts from +0 and takes k fused multiply-adds in
+/// ascending order (k = 0 gives +0), whatever the tile shape, so any split of m and n gives the
+/// same bits.
+void gemm_tile(const Kernels& kernels, std::int64_t m, std::int64_t n, std::int64_t k, MatrixView a,
+               MatrixView b, float* c, std::int64_t ldc, GemmScratch& scratch);
+
+}  // namespace uniep::cpu

@@ -1,0 +1,29 @@
+#include <algorithm>
+
+#include "cpu/stages.h"
+
+namespace uniep::cpu {
+
+// out[t] or dx[t]: the token's rows summed over k ascending; dprobs copied.
+void reduce(const PassContext& ctx, const Task& task, Scratch& scratch) {
+  const PassView& v = ctx.view;
+  const std::int64_t first = task.m * v.schedule.token_block;
+  const std::int64_t end = min_of<std::int64_t>(first + v.schedule.token_block, v.tokens);
+  float* sum = scratch.accumulators.reserve(static_cast<std::size_t>(v.hidden));
+  for (std::int64_t t = first; t < end; ++t) {
+    std::fill_n(sum, v.hidden, 0.0f);
+    for (int k = 0; k < v.topk; ++k) {
+      const std::int64_t slot = t * v.topk + k;
+      const bool dropped = v.topk_ids[slot] < 0;
+      if (!dropped) {
+        ctx.kernels.add_row(v.hidden, sum, ctx.peers.combine(v.rank) + slot * v.hidden);
+      }
+      if (v.pass == Pass::kBackward) {
+        ctx.dprobs_out[slot] = dropped ? 0.0f : ctx.peers.dprobs(v.rank)[slot];
+      }
+    }
+    ctx.kernels.round_row(v.hidden, sum, ctx.token_out + t * v.hidden);
+  }
+}
+
+}  // namespace uniep::cpu

@@ -1,0 +1,31 @@
+#pragma once
+
+#include "cpu/pass_context.h"
+#include "schedule/queue.h"
+
+namespace uniep::cpu {
+
+// One tile routine per stage. Each does its task's arithmetic and copies, and nothing else:
+// waiting, signalling and order are the engine's. Each is in the file of its stage's name.
+
+void dispatch(const PassContext& ctx, const Task& task);
+void fc1(const PassContext& ctx, const Task& task, Scratch& scratch);
+void fc2(const PassContext& ctx, const Task& task, Scratch& scratch);
+void dfc2(const PassContext& ctx, const Task& task, Scratch& scratch);
+void dfc1(const PassContext& ctx, const Task& task, Scratch& scratch);
+void wgrad2(const PassContext& ctx, const Task& task, Scratch& scratch);
+void wgrad1(const PassContext& ctx, const Task& task, Scratch& scratch);
+void reduce(const PassContext& ctx, const Task& task, Scratch& scratch);
+
+/// Combine, the epilogue of fc2 and dfc1: rounds the tile's fp32 rows [tile.rows, cols] to bf16 and
+/// writes each to its token's slot on the rank that it came from.
+void push_rows(const PassContext& ctx, const Tile& tile, std::int64_t first_col, std::int64_t cols,
+               const float* rows);
+
+/// Combine of dprobs: adds up the column groups of each row and writes the sum to its slot.
+void push_dprobs(const PassContext& ctx, const Tile& tile);
+
+/// The stage's routine for `task`.
+void run_stage(const PassContext& ctx, const Task& task, Scratch& scratch);
+
+}  // namespace uniep::cpu

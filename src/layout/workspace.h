@@ -1,0 +1,123 @@
+#pragma once
+
+#include <cstdint>
+
+#include "base/contract.h"
+#include "base/math.h"
+#include "schedule/dependencies.h"
+#include "uniep/bf16.h"
+#include "uniep/problem.h"
+
+// Every buffer of a layer, stated once. Offsets are bytes from the start of the allocation; both
+// sizes and addresses derive from these structs.
+
+namespace uniep {
+
+namespace detail {
+
+/// Hands out consecutive, aligned byte ranges.
+class Ranges {
+ public:
+  template <class T>
+  std::int64_t take(std::int64_t count) {
+    const std::int64_t offset = bytes_;
+    bytes_ = round_up<std::int64_t>(bytes_ + count * static_cast<std::int64_t>(sizeof(T)), 256);
+    return offset;
+  }
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  std::int64_t bytes_ = 0;
+};
+
+}  // namespace detail
+
+/// Smallest values of the axes that sizes depend on: with these the counters are most numerous.
+inline constexpr std::int64_t kMinTileM = 16;
+inline constexpr std::int64_t kMinTokenBlock = 1;
+
+/// Memory that every rank allocates alike, so that peers reach it at the same offsets.
+struct SymmetricLayout {
+  std::int64_t tokens;     // bf16 [max_tokens, H]: x or dy, pulled by peers
+  std::int64_t probs;      // fp32 [max_tokens, K]: topk_probs, pulled by peers
+  std::int64_t combine;    // bf16 [max_tokens, K, H]: rows of y or dx, pushed by peers
+  std::int64_t dprobs;     // fp32 [max_tokens, K], pushed by peers
+  std::int64_t published;  // uint32 [ranks]
+  std::int64_t arrived;    // uint32 [token blocks, ranks]
+  std::int64_t bytes;
+
+  SymmetricLayout(const Problem& p, int num_ranks) {
+    detail::Ranges r;
+    tokens = r.take<bf16>(p.max_tokens * p.hidden);
+    probs = r.take<float>(p.max_tokens * p.topk);
+    combine = r.take<bf16>(p.max_tokens * p.topk * p.hidden);
+    dprobs = r.take<float>(p.max_tokens * p.topk);
+    published = r.take<std::uint32_t>(num_ranks);
+    arrived = r.take<std::uint32_t>(num_token_blocks(p) * num_ranks);
+    bytes = r.bytes();
+  }
+
+  static std::int64_t num_token_blocks(const Problem& p) {
+    return ceil_div(p.max_tokens, kMinTokenBlock);
+  }
+};
+
+/// Counters that only this rank's tasks use. Like the symmetric ones they live as long as the
+/// layer.
+struct LocalCounterLayout {
+  std::int64_t rows_ready;   // uint32 [capacity / kMinTileM]
+  std::int64_t tile_done;    // uint32 [capacity / kMinTileM]
+  std::int64_t expert_done;  // uint32 [local experts]
+  std::int64_t bytes;
+
+  LocalCounterLayout(const Problem& p, int num_ranks) {
+    detail::Ranges r;
+    const std::int64_t tiles = ceil_div(capacity_rows(p, num_ranks), kMinTileM);
+    rows_ready = r.take<std::uint32_t>(tiles);
+    tile_done = r.take<std::uint32_t>(tiles);
+    expert_done = r.take<std::uint32_t>(p.num_experts / num_ranks);
+    bytes = r.bytes();
+  }
+};
+
+/// What forward keeps for backward; `rows` is the plan's padded_rows.
+struct SavedLayout {
+  std::int64_t x_rows;     // bf16 [rows, H]
+  std::int64_t h;          // bf16 [rows, 2I]: gate half, up half
+  std::int64_t row_probs;  // fp32 [rows]
+  std::int64_t bytes;
+
+  SavedLayout(const Problem& p, std::int64_t rows) {
+    detail::Ranges r;
+    x_rows = r.take<bf16>(rows * p.hidden);
+    h = r.take<bf16>(rows * 2 * p.intermediate);
+    row_probs = r.take<float>(rows);
+    bytes = r.bytes();
+  }
+};
+
+/// Rows that live for one pass. `a` is written by forward (fc1) and again by backward (dfc2); the
+/// rest is backward's.
+struct RowLayout {
+  std::int64_t a;             // bf16 [rows, I]
+  std::int64_t dy_rows;       // bf16 [rows, H]
+  std::int64_t dh;            // bf16 [rows, 2I]: gate half, up half
+  std::int64_t dprob_groups;  // fp32 [rows, dprob_groups_per_row]
+  std::int64_t bytes;
+
+  RowLayout(const Problem& p, std::int64_t rows, Pass pass) {
+    const std::int64_t backward_rows = pass == Pass::kBackward ? rows : 0;
+    detail::Ranges r;
+    a = r.take<bf16>(rows * p.intermediate);
+    dy_rows = r.take<bf16>(backward_rows * p.hidden);
+    dh = r.take<bf16>(backward_rows * 2 * p.intermediate);
+    dprob_groups = r.take<float>(backward_rows * dprob_groups_per_row(p));
+    bytes = r.bytes();
+  }
+
+  static std::int64_t dprob_groups_per_row(const Problem& p) {
+    return ceil_div(p.intermediate, kDprobGroup);
+  }
+};
+
+}  // namespace uniep

@@ -1,0 +1,67 @@
+#include "reference/contract.h"
+
+#include <span>
+#include <utility>
+
+#include "base/check.h"
+#include "reference/arithmetic.h"
+#include "reference/layer.h"
+
+namespace uniep::reference {
+namespace {
+
+std::vector<bf16> narrow(std::span<const float> values) {
+  std::vector<bf16> narrowed;
+  narrowed.reserve(values.size());
+  for (const float v : values) narrowed.push_back(to_bf16(v));
+  return narrowed;
+}
+
+// All but the weight gradients. out and dx hold bf16 values already, so narrowing loses nothing.
+LayerResult without_wgrad(Outputs<float>& sums) {
+  LayerResult result;
+  result.out = narrow(sums.out);
+  result.dx = narrow(sums.dx);
+  result.dprobs = std::move(sums.dprobs);
+  return result;
+}
+
+void add_expert(std::span<const float> sums, std::size_t e, std::size_t num_experts,
+                std::span<float> main) {
+  const std::size_t size = main.size() / num_experts;
+  for (std::size_t i = e * size; i < (e + 1) * size; ++i) main[i] = main[i] + sums[i];
+}
+
+}  // namespace
+
+LayerResult contract(const LayerData& layer) {
+  Outputs<float> sums = run_layer<ContractArithmetic>(widen<float>(layer));
+  LayerResult result = without_wgrad(sums);
+  result.dw1 = narrow(sums.dw1);
+  result.dw2 = narrow(sums.dw2);
+  return result;
+}
+
+LayerResult contract_into_main_grad(const LayerData& layer, std::vector<float> main_dw1,
+                                    std::vector<float> main_dw2) {
+  const Inputs<float> inputs = widen<float>(layer);
+  require(main_dw1.size() == layer.w1.size() && main_dw2.size() == layer.w2.size(),
+          ErrorCode::kInvalidArgument, "main gradients of ", main_dw1.size(), " and ",
+          main_dw2.size(), " elements; those of w1 and w2 have ", layer.w1.size(), " and ",
+          layer.w2.size());
+  require(inputs.backward(), ErrorCode::kInvalidArgument,
+          "a layer without dy has no gradients to add to the main gradients");
+  Outputs<float> sums = run_layer<ContractArithmetic>(inputs);
+  LayerResult result = without_wgrad(sums);
+  const auto plan = expert_rows(layer.topk_ids, layer.num_experts, layer.topk);
+  for (std::size_t e = 0; e < plan.size(); ++e) {
+    if (plan[e].empty()) continue;
+    add_expert(sums.dw1, e, plan.size(), main_dw1);
+    add_expert(sums.dw2, e, plan.size(), main_dw2);
+  }
+  result.main_dw1 = std::move(main_dw1);
+  result.main_dw2 = std::move(main_dw2);
+  return result;
+}
+
+}  // namespace uniep::reference

@@ -1,0 +1,17 @@
+#pragma once
+
+#include "reference/inputs.h"
+
+namespace uniep::reference {
+
+using ExactResult = Outputs<double>;
+
+/// The layer and all its gradients in float64, rounded to nothing narrower anywhere. Of a layer
+/// without dy only `out` is computed. Any routing goes: dropped slots, experts without rows, one
+/// expert several times in a token, no tokens. Throws Error(kInvalidArgument).
+ExactResult exact(const LayerData& layer);
+
+/// The same from numbers that need not fit bf16. The caller vouches for the sizes.
+ExactResult exact(const Inputs<double>& inputs);
+
+}  // namespace uniep::reference

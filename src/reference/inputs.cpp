@@ -1,0 +1,56 @@
+#include "reference/inputs.h"
+
+#include "base/check.h"
+
+namespace uniep::reference {
+namespace {
+
+template <class T>
+std::vector<T> widen(const std::vector<bf16>& values) {
+  std::vector<T> wide;
+  wide.reserve(values.size());
+  for (const bf16 v : values) wide.push_back(to_float(v));
+  return wide;
+}
+
+template <class Values>
+void check_size(const char* name, const Values& values, std::int64_t wanted) {
+  require(static_cast<std::int64_t>(values.size()) == wanted, ErrorCode::kInvalidArgument, name,
+          " has ", values.size(), " elements; the layer's shape asks for ", wanted);
+}
+
+void check(const LayerData& d) {
+  require(d.tokens >= 0 && d.hidden > 0 && d.intermediate > 0 && d.num_experts > 0 && d.topk > 0,
+          ErrorCode::kInvalidArgument, "layer of tokens=", d.tokens, ",hidden=", d.hidden,
+          ",intermediate=", d.intermediate, ",num_experts=", d.num_experts, ",topk=", d.topk,
+          "; only tokens may be 0, and none negative");
+  check_size("x", d.x, d.tokens * d.hidden);
+  check_size("topk_ids", d.topk_ids, d.tokens * d.topk);
+  check_size("topk_probs", d.topk_probs, d.tokens * d.topk);
+  check_size("w1", d.w1, d.num_experts * 2 * d.intermediate * d.hidden);
+  check_size("w2", d.w2, d.num_experts * d.hidden * d.intermediate);
+  if (!d.dy.empty()) check_size("dy", d.dy, d.tokens * d.hidden);
+}
+
+}  // namespace
+
+template <class T>
+Inputs<T> widen(const LayerData& layer) {
+  check(layer);
+  return {.tokens = layer.tokens,
+          .hidden = layer.hidden,
+          .intermediate = layer.intermediate,
+          .num_experts = layer.num_experts,
+          .topk = layer.topk,
+          .x = widen<T>(layer.x),
+          .topk_ids = layer.topk_ids,
+          .topk_probs = {layer.topk_probs.begin(), layer.topk_probs.end()},
+          .w1 = widen<T>(layer.w1),
+          .w2 = widen<T>(layer.w2),
+          .dy = widen<T>(layer.dy)};
+}
+
+template Inputs<float> widen(const LayerData&);
+template Inputs<double> widen(const LayerData&);
+
+}  // namespace uniep::reference

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/layer_data.h"
+
+namespace uniep::reference {
+
+/// LayerData with its numbers widened to T, which is exact for T = float and double. The oracle
+/// computes from this, so that a test may also hand it numbers that no bf16 can hold.
+template <class T>
+struct Inputs {
+  std::int64_t tokens = 0;
+  std::int64_t hidden = 0;        // H
+  std::int64_t intermediate = 0;  // I
+  int num_experts = 0;            // E
+  int topk = 0;                   // K
+
+  std::vector<T> x;                    // [tokens, H]
+  std::vector<std::int32_t> topk_ids;  // [tokens, K]; -1: dropped slot
+  std::vector<T> topk_probs;           // [tokens, K]
+  std::vector<T> w1;                   // [E, 2I, H]: gate rows, then up rows
+  std::vector<T> w2;                   // [E, H, I]
+  std::vector<T> dy;                   // [tokens, H]; empty: forward pass only
+
+  /// Whether gradients are wanted. With no tokens at all they are, and the weights' are zero.
+  bool backward() const { return !dy.empty() || tokens == 0; }
+};
+
+/// Throws Error(kInvalidArgument) where a size or an expert id does not fit.
+template <class T>
+Inputs<T> widen(const LayerData& layer);
+
+/// The same numbers as the oracle's result; out alone is filled by a forward pass.
+template <class T>
+struct Outputs {
+  std::vector<T> out;     // [tokens, H]
+  std::vector<T> dx;      // [tokens, H]
+  std::vector<T> dprobs;  // [tokens, K]; 0 at dropped slots
+  std::vector<T> dw1;     // [E, 2I, H]
+  std::vector<T> dw2;     // [E, H, I]
+};
+
+}  // namespace uniep::reference

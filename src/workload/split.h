@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/layer_data.h"
+#include "uniep/layer.h"
+#include "uniep/problem.h"
+
+namespace uniep::workload {
+
+/// Indices [begin, end) of a rank.
+struct Part {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t size() const { return end - begin; }
+};
+
+/// How a global layer is dealt out: contiguous parts of the tokens, by default rank r gets
+/// [r T / N, (r + 1) T / N), and the r-th of N equal parts of the experts. Parts are contiguous, so
+/// a rank's tensors are views of the global ones, and its results are written straight to their
+/// place in global order.
+class Split {
+ public:
+  /// Throws Error(kInvalidArgument) where the experts do not divide. Keeps a reference to `layer`.
+  Split(const LayerData& layer, int ranks);
+  /// With parts of the tokens of any sizes: rank r gets [token_begin[r], token_begin[r + 1]).
+  Split(const LayerData& layer, std::vector<std::int64_t> token_begin);
+
+  int ranks() const { return ranks_; }
+  const Problem& problem() const { return problem_; }
+  Part tokens(int rank) const;
+  Part experts(int rank) const;
+
+  std::span<const std::int32_t> topk_ids(int rank) const;
+  ForwardArgs forward_args(int rank, LayerResult& result) const;
+  /// Weight gradients go to main_dw1 and main_dw2 where `result` has them, else to dw1 and dw2.
+  BackwardArgs backward_args(int rank, LayerResult& result) const;
+
+ private:
+  const LayerData& layer_;
+  int ranks_;
+  std::vector<std::int64_t> token_begin_;  // [ranks + 1]
+  Problem problem_;
+};
+
+/// Which tensors a result has room for.
+struct ResultTensors {
+  bool backward = true;
+  bool main_grad = false;
+};
+
+/// A result of the right sizes, filled with NaNs: what a pass forgets to write shows. Main
+/// gradients are zeros, which a pass adds to.
+LayerResult make_result(const LayerData& layer, const ResultTensors& tensors);
+
+/// Zeros in the part of the main gradients, if there are any, that belongs to `rank`.
+void clear_main_grad(const Split& split, int rank, LayerResult& result);
+
+}  // namespace uniep::workload

@@ -1,0 +1,191 @@
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/kernels_testing.h"
+
+namespace uniep::cpu {
+namespace {
+
+using testing::Values;
+using Index = std::int64_t;
+
+constexpr float kPoison = -12345.678f;
+constexpr bf16 kPoisonBf16{0x7fc1};  // a NaN: spreads where padding is read as data
+
+/// A matrix with padding between its rows (or columns, if stored transposed), and none at its end,
+/// so that AddressSanitizer sees reads past it.
+struct Matrix {
+  Index rows, cols;
+  bool transposed;  // stored [cols, rows]
+  Index stride;
+  std::vector<bf16> data;
+
+  Matrix(std::mt19937& rng, Values values, Index rows_, Index cols_, bool transposed_,
+         Index padding)
+      : rows(rows_), cols(cols_), transposed(transposed_) {
+    const Index lines = transposed ? cols : rows, length = transposed ? rows : cols;
+    stride = length + padding;
+    data.assign(static_cast<std::size_t>(std::max<Index>(0, lines * stride - padding)),
+                kPoisonBf16);
+    for (Index l = 0; l < lines; ++l) {
+      for (Index e = 0; e < length; ++e) {
+        data[static_cast<std::size_t>(l * stride + e)] = testing::random_bf16(rng, values);
+      }
+    }
+  }
+  MatrixView view() const {
+    return transposed ? MatrixView{data.data(), 1, stride} : MatrixView{data.data(), stride, 1};
+  }
+  float at(Index i, Index j) const {
+    return to_float(data[static_cast<std::size_t>(transposed ? j * stride + i : i * stride + j)]);
+  }
+};
+
+/// The definition. With `fused` false, what a multiplication and an addition would give.
+std::vector<float> naive(const Matrix& a, const Matrix& b, bool fused = true) {
+  std::vector<float> c(static_cast<std::size_t>(a.rows * b.cols));
+  for (Index i = 0; i < a.rows; ++i) {
+    for (Index j = 0; j < b.cols; ++j) {
+      float sum = 0;
+      for (Index p = 0; p < a.cols; ++p) {
+        sum = fused ? std::fma(a.at(i, p), b.at(p, j), sum) : a.at(i, p) * b.at(p, j) + sum;
+      }
+      c[static_cast<std::size_t>(i * b.cols + j)] = sum;
+    }
+  }
+  return c;
+}
+
+/// gemm_tile into the middle of a poisoned buffer; fails where it wrote anything around its tile.
+std::vector<float> run(const Kernels& kernels, const Matrix& a, const Matrix& b, Index padding,
+                       GemmScratch& scratch) {
+  const Index m = a.rows, n = b.cols, guard = 40;
+  const Index ldc = std::max<Index>(1, n + padding);
+  std::vector<float> buffer(static_cast<std::size_t>(m * ldc + 2 * guard), kPoison);
+  gemm_tile(kernels, m, n, a.cols, a.view(), b.view(), buffer.data() + guard, ldc, scratch);
+  std::vector<float> c;
+  for (Index at = 0; at < static_cast<Index>(buffer.size()); ++at) {
+    const float value = buffer[static_cast<std::size_t>(at)];
+    const Index row = at < guard ? -1 : (at - guard) / ldc,
+                col = at < guard ? 0 : (at - guard) % ldc;
+    if (row >= 0 && row < m && col < n) {
+      c.push_back(value);
+    } else if (value != kPoison) {
+      ADD_FAILURE() << kernels.name << " wrote outside of the tile, at row " << row << ", column "
+                    << col;
+      break;
+    }
+  }
+  return c;
+}
+
+struct Layout {
+  const char* name;
+  bool a_transposed, b_transposed;
+};
+constexpr Layout kLayouts[] = {
+    {"NT", false, true}, {"NN", false, false}, {"TN", true, false}, {"TT", true, true}};
+
+void check(std::mt19937& rng, Values values, const Layout& layout, Index m, Index n, Index k,
+           Index padding) {
+  const Matrix a(rng, values, m, k, layout.a_transposed, padding);
+  const Matrix b(rng, values, k, n, layout.b_transposed, padding);
+  const std::vector<float> want = naive(a, b);
+  GemmScratch scratch;
+  for (const Kernels* kernels : testing::available_kernels()) {
+    SCOPED_TRACE(std::string(kernels->name) + " " + layout.name + " m=" + std::to_string(m) +
+                 " n=" + std::to_string(n) + " k=" + std::to_string(k) + " padding=" +
+                 std::to_string(padding) + " values=" + std::to_string(static_cast<int>(values)));
+    ASSERT_TRUE(testing::all_same(run(*kernels, a, b, padding, scratch), want));
+  }
+}
+
+TEST(Gemm, EverySmallShapeAndLayout) {
+  std::mt19937 rng(1);
+  for (const Layout& layout : kLayouts) {
+    for (const Index m : {0, 1, 2, 5, 13, 14, 15, 16, 17, 29}) {
+      for (const Index n : {0, 1, 3, 8, 15, 16, 17, 31, 32, 33, 50}) {
+        for (const Index k : {0, 1, 2, 7, 31, 32, 33, 65}) {
+          check(rng, Values::kOrdinary, layout, m, n, k, (m + n + k) % 3 * 5);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST(Gemm, RandomShapesOfEveryKindOfValue) {
+  std::mt19937 rng(2);
+  const auto up_to = [&](Index most) { return static_cast<Index>(rng() % (most + 1)); };
+  for (const Values values : testing::kAllValues) {
+    for (const Layout& layout : kLayouts) {
+      for (int i = 0; i < 12; ++i) {
+        const Index m = up_to(70), n = up_to(90), k = up_to(600);
+        check(rng, values, layout, m, n, k, up_to(9));
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(Gemm, LargerThanTheBlocks) {
+  std::mt19937 rng(3);
+  for (const Layout& layout : kLayouts) {
+    check(rng, Values::kOrdinary, layout, 201, 70, 521, 3);
+    check(rng, Values::kOrdinary, layout, 30, 1050, 300, 0);
+    check(rng, Values::kTiny, layout, 201, 530, 70, 0);
+  }
+}
+
+/// One tile of mixed magnitudes: some pairs of panels need a fused step and some do not.
+TEST(Gemm, PanelsOfDifferentMagnitude) {
+  std::mt19937 rng(4);
+  for (const Layout& layout : kLayouts) {
+    Matrix a(rng, Values::kOrdinary, 64, 96, layout.a_transposed, 0);
+    const Matrix b(rng, Values::kTiny, 96, 64, layout.b_transposed, 0);
+    for (Index i = 0; i < 64; i += 9) {  // a few rows with tiny elements
+      const MatrixView v = a.view();
+      a.data[static_cast<std::size_t>(i * v.row_stride + i * v.col_stride)] =
+          testing::random_bf16(rng, Values::kTiny);
+    }
+    const std::vector<float> want = naive(a, b);
+    GemmScratch scratch;
+    for (const Kernels* kernels : testing::available_kernels()) {
+      EXPECT_TRUE(testing::all_same(run(*kernels, a, b, 0, scratch), want)) << kernels->name;
+    }
+  }
+}
+
+/// Whether the values above tell a fused step from two roundings at all.
+TEST(Gemm, SeparateRoundingsWouldBeSeen) {
+  std::mt19937 rng(5);
+  for (const Values values : {Values::kTiny, Values::kHuge, Values::kSubnormal}) {
+    const Matrix a(rng, values, 20, 40, false, 0), b(rng, values, 40, 20, false, 0);
+    EXPECT_FALSE(testing::all_same(naive(a, b, true), naive(a, b, false)))
+        << static_cast<int>(values);
+  }
+}
+
+TEST(Gemm, SplitsOfATileGiveTheSameBits) {
+  std::mt19937 rng(6);
+  const Index m = 61, n = 77, k = 300;
+  const Matrix a(rng, Values::kOrdinary, m, k, false, 0), b(rng, Values::kOrdinary, k, n, true, 0);
+  for (const Kernels* kernels : testing::available_kernels()) {
+    GemmScratch scratch;
+    const std::vector<float> whole = run(*kernels, a, b, 0, scratch);
+    std::vector<float> split(whole.size(), kPoison);
+    for (Index i = 0; i < m; i += 23) {
+      for (Index j = 0; j < n; j += 19) {
+        const MatrixView va = a.view(), vb = b.view();
+        gemm_tile(*kernels, std::min<Index>(23, m - i), std::min<Index>(19, n - j), k,
+                  {va.data + i * va.row_stride, va.row_stride, va.col_stride},
+                  {vb.data + j * vb.col_stride, vb.row_stride, vb.col_stride},
+                  split.data() + i * n + j, n, scratch);
+      }
+    }
+    EXPECT_TRUE(testing::all_same(split, whole)) << kernels->name;
+  }
+}
+
+}  // namespace
+}  // namespace uniep::cpu

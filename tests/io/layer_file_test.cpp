@@ -1,0 +1,377 @@
+#include "io/layer_file.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <utility>
+
+#include "io/io_test_util.h"
+#include "io/safetensors.h"
+#include "workload/synthetic.h"
+
+namespace uniep::io {
+namespace {
+
+using std::filesystem::path;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+path shipped_trace() { return path(UNIEP_DATA_DIR) / "moe_lm_layer.safetensors"; }
+
+/// A small layer as tensors that tests change before they are read. T=3, H=16, I=8, E=4, K=2.
+struct Parts {
+  LayerData d = workload::make_layer(
+      workload::parse_shape("custom,tokens=3,hidden=16,intermediate=8,experts=4,topk=2"), 1, 1, 0);
+  std::vector<Tensor> tensors = {make_tensor<bf16>("x", {3, 16}, d.x),
+                                 make_tensor<std::int32_t>("topk_ids", {3, 2}, d.topk_ids),
+                                 make_tensor<float>("topk_probs", {3, 2}, d.topk_probs),
+                                 make_tensor<bf16>("w1", {4, 16, 16}, d.w1),
+                                 make_tensor<bf16>("w2", {4, 16, 8}, d.w2),
+                                 make_tensor<bf16>("dy", {3, 16}, d.dy)};
+
+  Tensor& at(const std::string& name) {
+    return *std::find_if(tensors.begin(), tensors.end(),
+                         [&](const Tensor& t) { return t.name == name; });
+  }
+  void drop(const std::string& name) {
+    std::erase_if(tensors, [&](const Tensor& t) { return t.name == name; });
+  }
+  LayerCheck check() const { return check_layer(serialize_safetensors(tensors), "f"); }
+  LayerData parse() const { return parse_layer(serialize_safetensors(tensors), "f"); }
+
+  std::vector<std::string> findings() const {
+    const auto found = check().findings;
+    const std::string first = io_sentence([&] { parse(); });
+    EXPECT_EQ(first.substr(0, found.at(0).size()), found[0]);
+    return found;
+  }
+};
+
+using Sentences = std::vector<std::string>;
+
+void expect_same(const LayerData& a, const LayerData& b) {
+  EXPECT_EQ(a.tokens, b.tokens);
+  EXPECT_EQ(a.hidden, b.hidden);
+  EXPECT_EQ(a.intermediate, b.intermediate);
+  EXPECT_EQ(a.num_experts, b.num_experts);
+  EXPECT_EQ(a.topk, b.topk);
+  EXPECT_EQ(a.x, b.x);
+  EXPECT_EQ(a.topk_ids, b.topk_ids);
+  EXPECT_EQ(a.topk_probs, b.topk_probs);
+  EXPECT_EQ(a.w1, b.w1);
+  EXPECT_EQ(a.w2, b.w2);
+  EXPECT_EQ(a.dy, b.dy);
+}
+
+TEST(LayerFile, TheShippedTraceLoads) {
+  const LayerCheck check = check_layer(shipped_trace());
+  EXPECT_EQ(check.findings, Sentences{});
+  ASSERT_TRUE(check.summary);
+  EXPECT_EQ(to_string(*check.summary),
+            "T=2048 H=256 I=128 E=32 K=4, with dy\n"
+            "8192 rows, per expert 84 to 558, median 244; 0 dropped slots");
+  const LayerData d = load_layer(shipped_trace());
+  EXPECT_EQ(d.tokens, 2048);
+  EXPECT_EQ(d.hidden, 256);
+  EXPECT_EQ(d.intermediate, 128);
+  EXPECT_EQ(d.num_experts, 32);
+  EXPECT_EQ(d.topk, 4);
+  EXPECT_EQ(d.x.size(), 2048u * 256);
+  EXPECT_EQ(d.w1.size(), 32u * 256 * 256);
+  EXPECT_EQ(d.w2.size(), 32u * 256 * 128);
+  EXPECT_EQ(d.dy.size(), d.x.size());
+}
+
+TEST(LayerFile, TheShippedTraceIsWrittenBackByteForByte) {
+  const TempFolder folder;
+  save_layer(folder / "copy", load_layer(shipped_trace()));
+  const auto slurp = [](const path& p) {
+    std::ifstream in(p, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  EXPECT_TRUE(slurp(folder / "copy") == slurp(shipped_trace()));
+}
+
+TEST(LayerFile, RoundTrip) {
+  const TempFolder folder;
+  const Parts parts;
+  save_layer(folder / "a", parts.d);
+  expect_same(load_layer(folder / "a"), parts.d);
+  expect_same(parts.parse(), parts.d);
+}
+
+TEST(LayerFile, DyMayBeMissing) {
+  const TempFolder folder;
+  Parts parts;
+  parts.drop("dy");
+  EXPECT_TRUE(parts.parse().dy.empty());
+  EXPECT_FALSE(parts.check().summary->has_dy);
+  save_layer(folder / "a", parts.parse());
+  EXPECT_EQ(read_safetensors(folder / "a").tensors.size(), 5u);
+}
+
+TEST(LayerFile, NoTokensAtAll) {
+  const TempFolder folder;
+  LayerData d = workload::make_layer(workload::parse_shape("tiny,tokens=0"), 2, 1, 0);
+  save_layer(folder / "a", d);
+  expect_same(load_layer(folder / "a"), d);
+  EXPECT_EQ(check_layer(folder / "a").summary->max_rows, 0);
+}
+
+TEST(LayerFile, WideIdsAreNarrowed) {
+  Parts parts;
+  const std::vector<std::int64_t> wide = {3, -1, 0, 0, 2, 1};
+  parts.at("topk_ids") = make_tensor<std::int64_t>("topk_ids", {3, 2}, wide);
+  EXPECT_EQ(parts.parse().topk_ids, (std::vector<std::int32_t>{3, -1, 0, 0, 2, 1}));
+  const LayerSummary summary = *parts.check().summary;
+  EXPECT_EQ(summary.dropped_slots, 1);
+  EXPECT_EQ(summary.rows, 5);
+  EXPECT_EQ(summary.min_rows, 1);
+  EXPECT_EQ(summary.median_rows, 1);
+  EXPECT_EQ(summary.max_rows, 2) << "an expert twice in a token is two rows";
+}
+
+TEST(LayerFile, WideIdsDoNotWrapAround) {
+  Parts parts;
+  const std::vector<std::int64_t> wide = {
+      0, std::int64_t{1} << 32, 0, (std::int64_t{1} << 33) - 1, 0, 0};
+  parts.at("topk_ids") = make_tensor<std::int64_t>("topk_ids", {3, 2}, wide);
+  EXPECT_EQ(parts.findings(),
+            (Sentences{"f: topk_ids of token 0, slot 1 is 4294967296; 0 to 3, or -1 for a dropped "
+                       "slot, is accepted",
+                       "f: topk_ids of token 1, slot 1 is 8589934591; 0 to 3, or -1 for a dropped "
+                       "slot, is accepted"}));
+  EXPECT_EQ(parts.check().summary->dropped_slots, 0);
+}
+
+TEST(LayerFile, OtherTensorsAreIgnoredAndNamed) {
+  Parts parts;
+  parts.tensors.push_back(make_tensor<float>("bias", {0}, {}));
+  expect_same(parts.parse(), parts.d);
+  EXPECT_NE(to_string(*parts.check().summary).find("\nignored: 'bias'"), std::string::npos);
+}
+
+TEST(LayerFileErrors, WhatTheFormatRefusesIsOneFinding) {
+  EXPECT_EQ(check_layer(std::vector<std::byte>{}, "f").findings,
+            Sentences{"f: is empty; a safetensors file is needed"});
+  const LayerCheck missing = check_layer("/no/such/file");
+  ASSERT_EQ(missing.findings.size(), 1u);
+  EXPECT_NE(missing.findings[0].find("/no/such/file: cannot be opened"), std::string::npos);
+  EXPECT_FALSE(missing.summary);
+  io_sentence([] { load_layer("/no/such/file"); });
+}
+
+TEST(LayerFileErrors, EveryMissingTensorIsNamed) {
+  for (const char* name : {"x", "topk_ids", "topk_probs", "w1", "w2"}) {
+    Parts parts;
+    parts.drop(name);
+    EXPECT_EQ(parts.findings(), Sentences{std::string("f: has no tensor '") + name +
+                                          "'; x, topk_ids, topk_probs, w1 and w2 are needed"});
+  }
+  Parts none;
+  none.tensors.clear();
+  EXPECT_EQ(none.findings().size(), 5u);
+  EXPECT_EQ(io_sentence([&] { none.parse(); }),
+            "f: has no tensor 'x'; x, topk_ids, topk_probs, w1 and w2 are needed (`uniep validate` "
+            "lists 4 more)");
+}
+
+TEST(LayerFileErrors, DTypes) {
+  const std::vector<float> f(1024);
+  const std::vector<double> d(6);
+  const auto with = [](const Tensor& tensor) {
+    Parts parts;
+    parts.at(tensor.name) = tensor;
+    return parts.findings();
+  };
+  const auto floats = [&](const char* name, std::vector<std::int64_t> shape, std::size_t n) {
+    return make_tensor<float>(name, std::move(shape), std::span(f).first(n));
+  };
+  EXPECT_EQ(with(floats("x", {3, 16}, 48)),
+            Sentences{"f: tensor 'x' has dtype F32; BF16 is needed"});
+  EXPECT_EQ(with(floats("topk_ids", {3, 2}, 6)),
+            Sentences{"f: tensor 'topk_ids' has dtype F32; I32 or I64 is needed"});
+  EXPECT_EQ(with(make_tensor<double>("topk_probs", {3, 2}, d)),
+            Sentences{"f: tensor 'topk_probs' has dtype F64; F32 is needed"});
+  EXPECT_EQ(with(floats("w1", {4, 16, 16}, 1024)),
+            Sentences{"f: tensor 'w1' has dtype F32; BF16 is needed"});
+  EXPECT_EQ(with(floats("w2", {4, 16, 8}, 512)),
+            Sentences{"f: tensor 'w2' has dtype F32; BF16 is needed"});
+  EXPECT_EQ(with(floats("dy", {3, 16}, 48)),
+            Sentences{"f: tensor 'dy' has dtype F32; BF16 is needed"});
+}
+
+/// The findings when one tensor has another shape; its values are zeros.
+Sentences with_shape(const std::string& name, std::vector<std::int64_t> shape) {
+  Parts parts;
+  Tensor& tensor = parts.at(name);
+  std::size_t bytes = static_cast<std::size_t>(size_of(tensor.dtype));
+  for (const std::int64_t size : shape) bytes *= static_cast<std::size_t>(size);
+  const std::vector<std::byte> zeros(bytes);
+  tensor.shape = std::move(shape);
+  tensor.bytes = zeros;
+  return parts.findings();
+}
+
+TEST(LayerFileErrors, Shapes) {
+  EXPECT_EQ(with_shape("x", {48}),
+            Sentences{"f: tensor 'x' has shape [48]; 2 dimensions are needed"});
+  EXPECT_EQ(with_shape("w1", {4, 256}),
+            Sentences{"f: tensor 'w1' has shape [4, 256]; 3 dimensions are needed"});
+  EXPECT_EQ(with_shape("topk_ids", {4, 2})[0],
+            "f: tensor 'topk_ids' has shape [4, 2], but T is 3 in tensor 'x'; 3 is needed in "
+            "dimension 0");
+  EXPECT_EQ(with_shape("topk_probs", {3, 3}),
+            Sentences{"f: tensor 'topk_probs' has shape [3, 3], but K is 2 in tensor 'topk_ids'; 2 "
+                      "is needed in dimension 1"});
+  EXPECT_EQ(with_shape("w1", {4, 16, 24}),
+            Sentences{"f: tensor 'w1' has shape [4, 16, 24], but H is 16 in tensor 'x'; 16 is "
+                      "needed in dimension 2"});
+  EXPECT_EQ(with_shape("w1", {4, 17, 16}),
+            Sentences{"f: tensor 'w1' has shape [4, 17, 16], but dimension 1 is 2I; an even number "
+                      "is needed"});
+  EXPECT_EQ(with_shape("w2", {5, 16, 16}),
+            (Sentences{"f: tensor 'w2' has shape [5, 16, 16], but E is 4 in tensor 'w1'; 4 is "
+                       "needed in dimension 0",
+                       "f: tensor 'w2' has shape [5, 16, 16], but I is 8 in tensor 'w1'; 8 is "
+                       "needed in dimension 2"}));
+  EXPECT_EQ(with_shape("dy", {3, 8}),
+            Sentences{"f: tensor 'dy' has shape [3, 8], but H is 16 in tensor 'x'; 16 is needed in "
+                      "dimension 1"});
+}
+
+TEST(LayerFileErrors, Ranges) {
+  EXPECT_EQ(with_shape("x", {3, 12})[0],
+            "f: H is 12 in tensor 'x'; a positive multiple of 8 is needed");
+  EXPECT_EQ(with_shape("x", {3, 0})[0],
+            "f: H is 0 in tensor 'x'; a positive multiple of 8 is needed");
+  EXPECT_EQ(with_shape("w1", {4, 8, 16})[0],
+            "f: I is 4 in tensor 'w1'; a positive multiple of 8 is needed");
+  EXPECT_EQ(with_shape("w1", {0, 16, 16})[0],
+            "f: E is 0 in tensor 'w1'; 1 to 2147483647 is accepted");
+  EXPECT_EQ(with_shape("topk_ids", {3, 17})[0],
+            "f: K is 17 in tensor 'topk_ids'; 1 to 16 is accepted");
+  EXPECT_EQ(with_shape("topk_ids", {3, 0})[0],
+            "f: K is 0 in tensor 'topk_ids'; 1 to 16 is accepted");
+}
+
+TEST(LayerFileErrors, Ids) {
+  Parts parts;
+  parts.d.topk_ids = {0, 4, -2, 1, -1, 3};
+  parts.at("topk_ids").bytes = std::as_bytes(std::span(parts.d.topk_ids));
+  const std::string accepted = "; 0 to 3, or -1 for a dropped slot, is accepted";
+  EXPECT_EQ(parts.findings(), (Sentences{"f: topk_ids of token 0, slot 1 is 4" + accepted,
+                                         "f: topk_ids of token 1, slot 0 is -2" + accepted}));
+  EXPECT_EQ(parts.check().summary->rows, 3);
+}
+
+TEST(LayerFileErrors, NumbersThatAreNotFinite) {
+  Parts parts;
+  parts.d.topk_probs[3] = kNan;
+  parts.d.topk_probs[4] = -kInf;
+  parts.d.x[17] = to_bf16(kInf);
+  parts.d.w1[2 * 256 + 3 * 16 + 5] = to_bf16(kNan);
+  parts.d.w2[127] = to_bf16(-kInf);
+  parts.d.dy[47] = to_bf16(kNan);
+  EXPECT_EQ(parts.findings(),
+            (Sentences{"f: topk_probs of token 1, slot 1 is NaN; a finite number is needed",
+                       "f: topk_probs of token 2, slot 0 is -infinity; a finite number is needed",
+                       "f: element [1, 1] of 'x' is infinity; a finite number is needed",
+                       "f: element [2, 3, 5] of 'w1' is NaN; a finite number is needed",
+                       "f: element [0, 15, 7] of 'w2' is -infinity; a finite number is needed",
+                       "f: element [2, 15] of 'dy' is NaN; a finite number is needed"}));
+}
+
+TEST(LayerFileErrors, ManyBadValuesAreCounted) {
+  Parts parts;
+  std::fill(parts.d.x.begin(), parts.d.x.end(), to_bf16(kNan));
+  const Sentences findings = parts.findings();
+  ASSERT_EQ(findings.size(), 11u);
+  EXPECT_EQ(findings[10], "f: there are 38 more such values in 'x'");
+}
+
+TEST(LayerFileErrors, AShapeWithoutBytesMayBeHuge) {
+  Parts parts;
+  parts.at("x") = make_tensor<bf16>("x", {0, std::int64_t{1} << 60}, {});
+  EXPECT_FALSE(parts.findings().empty());
+  parts.at("x") = make_tensor<bf16>("x", {std::int64_t{1} << 60, 0}, {});
+  EXPECT_FALSE(parts.findings().empty());
+}
+
+TEST(LayerFileErrors, ALayerWhoseVectorsDoNotFitIsNotWritten) {
+  const TempFolder folder;
+  Parts parts;
+  parts.d.w2.pop_back();
+  EXPECT_EQ(sentence_of(ErrorCode::kInvalidArgument, [&] { save_layer(folder / "a", parts.d); }),
+            "tensor 'w2' has 511 elements; its shape [4, 16, 8] needs another number");
+}
+
+/// A result of zeros for T=3, H=16, I=8, E=4, K=2.
+LayerResult whole_result() {
+  LayerResult r;
+  r.out.resize(48);
+  r.dx.resize(48);
+  r.dprobs.resize(6);
+  r.dw1.resize(1024);
+  r.dw2.resize(512);
+  return r;
+}
+
+Sentences tensors_of(const path& file) {
+  Sentences tensors;
+  for (const Tensor& t : read_safetensors(file).tensors) {
+    tensors.push_back(t.name + " " + std::string(to_string(t.dtype)) + " " + shape_string(t.shape));
+  }
+  return tensors;
+}
+
+TEST(ResultFile, ForwardAndBackward) {
+  const TempFolder folder;
+  const Parts parts;
+  LayerResult r = whole_result();
+  r.out[5] = to_bf16(2.5f);
+  save_result(folder / "a", r, parts.d);
+  EXPECT_EQ(tensors_of(folder / "a"),
+            (Sentences{"out BF16 [3, 16]", "dx BF16 [3, 16]", "dprobs F32 [3, 2]",
+                       "dw1 BF16 [4, 16, 16]", "dw2 BF16 [4, 16, 8]"}));
+  EXPECT_EQ(read_safetensors(folder / "a").get("out").as<bf16>(), r.out);
+}
+
+TEST(ResultFile, MainGradAndForwardOnly) {
+  const TempFolder folder;
+  const Parts parts;
+  LayerResult r = whole_result();
+  r.main_dw1.assign(1024, 1.5f);
+  r.main_dw2.assign(512, 2.5f);
+  EXPECT_EQ(
+      sentence_of(ErrorCode::kInvalidArgument, [&] { save_result(folder / "a", r, parts.d); }),
+      "the result has both 'dw1' and 'main_dw1'; one of them is accepted");
+  r.dw1.clear();
+  r.dw2.clear();
+  save_result(folder / "a", r, parts.d);
+  const Sentences tensors = tensors_of(folder / "a");
+  EXPECT_EQ(tensors.at(3), "dw1 F32 [4, 16, 16]");
+  EXPECT_EQ(tensors.at(4), "dw2 F32 [4, 16, 8]");
+  EXPECT_EQ(read_safetensors(folder / "a").get("dw2").as<float>(), r.main_dw2);
+
+  LayerResult forward;
+  forward.out = r.out;
+  save_result(folder / "a", forward, parts.d);
+  EXPECT_EQ(tensors_of(folder / "a"), Sentences{"out BF16 [3, 16]"});
+}
+
+TEST(ResultFile, AnIncompleteResultIsNotWritten) {
+  const TempFolder folder;
+  const Parts parts;
+  LayerResult r = whole_result();
+  r.dprobs.clear();
+  EXPECT_EQ(
+      sentence_of(ErrorCode::kInvalidArgument, [&] { save_result(folder / "a", r, parts.d); }),
+      "tensor 'dprobs' has 0 elements; its shape [3, 2] needs another number");
+}
+
+}  // namespace
+}  // namespace uniep::io

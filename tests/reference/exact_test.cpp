@@ -1,0 +1,117 @@
+#include "reference/exact.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <ostream>
+
+#include "reference/compare.h"
+#include "reference/random_layer.h"
+#include "uniep/error.h"
+
+namespace uniep::reference {
+
+static void PrintTo(const RandomLayer& spec, std::ostream* os) { *os << "seed " << spec.seed; }
+
+namespace {
+
+double loss(const Inputs<double>& forward_only, const std::vector<double>& dy) {
+  const auto out = exact(forward_only).out;
+  return std::inner_product(out.begin(), out.end(), dy.begin(), 0.0);
+}
+
+// Central differences of the loss by every element of `variable`, a member of `in`.
+std::vector<double> differences(Inputs<double> in, std::vector<double> Inputs<double>::*variable) {
+  constexpr double kStep = 1e-5;
+  const std::vector<double> dy = std::move(in.dy);
+  in.dy.clear();
+  std::vector<double> gradient;
+  for (double& v : in.*variable) {
+    const double centre = v;
+    v = centre + kStep;
+    const double above = loss(in, dy);
+    v = centre - kStep;
+    const double below = loss(in, dy);
+    v = centre;
+    gradient.push_back((above - below) / (2 * kStep));
+  }
+  return gradient;
+}
+
+class Gradients : public testing::TestWithParam<RandomLayer> {};
+
+TEST_P(Gradients, EqualFiniteDifferences) {
+  constexpr double kTolerance = 1e-8;
+  const auto in = widen<double>(make_layer(GetParam()));
+  const auto result = exact(in);
+  EXPECT_LT(relative_l2(result.dx, differences(in, &Inputs<double>::x)), kTolerance);
+  EXPECT_LT(relative_l2(result.dprobs, differences(in, &Inputs<double>::topk_probs)), kTolerance);
+  EXPECT_LT(relative_l2(result.dw1, differences(in, &Inputs<double>::w1)), kTolerance);
+  EXPECT_LT(relative_l2(result.dw2, differences(in, &Inputs<double>::w2)), kTolerance);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Layers, Gradients,
+    testing::Values(RandomLayer{.seed = 1}, RandomLayer{.dropped = 0.3, .seed = 2},
+                    RandomLayer{.idle_expert = 2, .seed = 3},
+                    RandomLayer{.repeat_expert = true, .seed = 4},
+                    RandomLayer{.dropped = 1, .seed = 5}, RandomLayer{.tokens = 0, .seed = 6},
+                    RandomLayer{.tokens = 5, .num_experts = 1, .topk = 1, .seed = 7},
+                    RandomLayer{
+                        .tokens = 9, .topk = 4, .dropped = 0.2, .idle_expert = 0, .seed = 8}));
+
+TEST(Exact, AnExpertWithoutRowsHasZeroGradients) {
+  const auto layer = make_layer({.idle_expert = 3});
+  const auto result = exact(layer);
+  const auto quarter = static_cast<std::ptrdiff_t>(result.dw1.size() / 4);
+  EXPECT_EQ(std::vector<double>(result.dw1.end() - quarter, result.dw1.end()),
+            std::vector<double>(static_cast<std::size_t>(quarter)));
+}
+
+TEST(Exact, NoTokensGiveZeroWeightGradients) {
+  const auto layer = make_layer({.tokens = 0});
+  const auto result = exact(layer);
+  EXPECT_TRUE(result.out.empty());
+  EXPECT_TRUE(result.dx.empty());
+  EXPECT_TRUE(result.dprobs.empty());
+  EXPECT_EQ(result.dw1, std::vector<double>(layer.w1.size()));
+  EXPECT_EQ(result.dw2, std::vector<double>(layer.w2.size()));
+}
+
+TEST(Exact, WithoutDyOnlyTheForwardPassIsComputed) {
+  auto layer = make_layer({});
+  const auto both = exact(layer);
+  layer.dy.clear();
+  const auto forward = exact(layer);
+  EXPECT_EQ(forward.out, both.out);
+  EXPECT_TRUE(forward.dx.empty());
+  EXPECT_TRUE(forward.dprobs.empty());
+  EXPECT_TRUE(forward.dw1.empty());
+}
+
+std::string error_of(const LayerData& layer) {
+  try {
+    exact(layer);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument);
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(Exact, NamesTheIdThatIsNoExpert) {
+  auto layer = make_layer({});
+  layer.topk_ids[5] = 4;
+  EXPECT_EQ(error_of(layer), "topk_ids[2, 1] is 4; -1 (dropped) to 3 are accepted");
+  layer.topk_ids[5] = -2;
+  EXPECT_EQ(error_of(layer), "topk_ids[2, 1] is -2; -1 (dropped) to 3 are accepted");
+}
+
+TEST(Exact, NamesTheTensorOfTheWrongSize) {
+  auto layer = make_layer({});
+  layer.w2.pop_back();
+  EXPECT_EQ(error_of(layer), "w2 has 95 elements; the layer's shape asks for 96");
+}
+
+}  // namespace
+}  // namespace uniep::reference

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "base/layer_data.h"
+#include "reference/compare.h"
+
+namespace uniep::testing {
+
+template <class T>
+void expect_same_bits(const std::vector<T>& got, const std::vector<T>& want, const char* tensor,
+                      const std::string& what) {
+  ASSERT_EQ(got.size(), want.size()) << tensor << ": " << what;
+  const auto difference = reference::first_difference(got, want);
+  EXPECT_EQ(difference.count, 0) << tensor << " differs first at element " << difference.index
+                                 << " of " << got.size() << ": " << what;
+}
+
+/// Every tensor of both results, bit for bit.
+inline void expect_same_bits(const LayerResult& got, const LayerResult& want,
+                             const std::string& what) {
+  expect_same_bits(got.out, want.out, "out", what);
+  expect_same_bits(got.dx, want.dx, "dx", what);
+  expect_same_bits(got.dprobs, want.dprobs, "dprobs", what);
+  expect_same_bits(got.dw1, want.dw1, "dw1", what);
+  expect_same_bits(got.dw2, want.dw2, "dw2", what);
+  expect_same_bits(got.main_dw1, want.main_dw1, "main_dw1", what);
+  expect_same_bits(got.main_dw2, want.main_dw2, "main_dw2", what);
+}
+
+}  // namespace uniep::testing

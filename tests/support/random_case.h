@@ -1,0 +1,95 @@
+#pragma once
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "base/layer_data.h"
+#include "schedule/axes.h"
+#include "uniep/schedule.h"
+
+namespace uniep::testing {
+
+using Rng = std::mt19937;
+
+inline std::int64_t pick(Rng& rng, std::int64_t low, std::int64_t high) {
+  return low + static_cast<std::int64_t>(rng() % static_cast<std::uint64_t>(high - low + 1));
+}
+
+inline bool chance(Rng& rng, int percent) { return pick(rng, 1, 100) <= percent; }
+
+inline std::vector<bf16> random_bf16(Rng& rng, std::int64_t count, float scale) {
+  std::normal_distribution<float> normal(0, scale);
+  std::vector<bf16> values(static_cast<std::size_t>(count));
+  for (bf16& v : values) v = to_bf16(normal(rng));
+  return values;
+}
+
+/// Bounds of `random_layer`.
+struct LayerBounds {
+  std::int64_t max_tokens = 48;
+  std::int64_t max_hidden = 96;
+  std::int64_t max_intermediate = 96;
+  int max_experts_per_rank = 4;
+};
+
+/// A layer with odd sizes and, now and then, what goes wrong first: no tokens, dropped slots, a
+/// token that names one expert several times, experts without rows, one expert that takes
+/// everything.
+inline LayerData random_layer(Rng& rng, int ranks, const LayerBounds& bounds = {}) {
+  LayerData d;
+  d.tokens = chance(rng, 5) ? 0 : pick(rng, 1, bounds.max_tokens);
+  d.hidden = 8 * pick(rng, 1, bounds.max_hidden / 8);
+  d.intermediate = 8 * pick(rng, 1, bounds.max_intermediate / 8);
+  d.num_experts = ranks * static_cast<int>(pick(rng, 1, bounds.max_experts_per_rank));
+  d.topk = static_cast<int>(chance(rng, 70) ? pick(rng, 1, 4) : pick(rng, 1, kMaxTopk));
+  d.x = random_bf16(rng, d.tokens * d.hidden, 1);
+  d.dy = random_bf16(rng, d.tokens * d.hidden, 1);
+  d.w1 = random_bf16(rng, d.num_experts * 2 * d.intermediate * d.hidden, 0.3f);
+  d.w2 = random_bf16(rng, d.num_experts * d.hidden * d.intermediate, 0.3f);
+  const int dropped_percent = chance(rng, 40) ? static_cast<int>(pick(rng, 1, 60)) : 0;
+  const bool one_takes_all = chance(rng, 10);
+  const int used_experts =
+      one_takes_all
+          ? 1
+          : static_cast<int>(chance(rng, 30) ? pick(rng, 1, d.num_experts) : d.num_experts);
+  const int first_expert = static_cast<int>(pick(rng, 0, d.num_experts - used_experts));
+  std::uniform_real_distribution<float> probability(0.01f, 1.0f);
+  for (std::int64_t i = 0; i < d.tokens * d.topk; ++i) {
+    const bool dropped = chance(rng, dropped_percent);
+    d.topk_ids.push_back(
+        dropped ? -1 : static_cast<std::int32_t>(first_expert + pick(rng, 0, used_experts - 1)));
+    d.topk_probs.push_back(probability(rng));
+  }
+  return d;
+}
+
+/// Cuts `tokens` into a part per rank, at random places: parts may be empty.
+inline std::vector<std::int64_t> random_parts(Rng& rng, std::int64_t tokens, int ranks) {
+  std::vector<std::int64_t> begin{0};
+  for (int r = 1; r < ranks; ++r) begin.push_back(pick(rng, 0, tokens));
+  begin.push_back(tokens);
+  std::sort(begin.begin(), begin.end());
+  return begin;
+}
+
+/// Any valid point of the parameter space, with at most `max_workers` workers.
+inline Schedule random_schedule(Rng& rng, const Problem& problem, int max_workers) {
+  for (;;) {
+    Schedule s;
+    for (std::size_t i = 0; i < axes().size(); ++i) {
+      const AxisInfo& axis = axes()[i].info;
+      const auto& values = axis.candidates;
+      set_axis(s, i,
+               values[static_cast<std::size_t>(
+                   pick(rng, 0, static_cast<std::int64_t>(values.size()) - 1))]);
+    }
+    s.workers = static_cast<int>(pick(rng, 1, max_workers));
+    s.dispatch_workers = static_cast<int>(pick(rng, 0, s.workers));
+    s.waves = static_cast<int>(pick(rng, 1, 5));
+    s.pull_tokens = static_cast<int>(pick(rng, 1, 20));
+    if (!invalid_reason(s, problem)) return s;
+  }
+}
+
+}  // namespace uniep::testing
