@@ -61,14 +61,14 @@ class EventWriter {
   }
 
   void task(const WorkerRow& row, const TimelineEvent& e) {
-    const std::int64_t ready = std::clamp(e.ready_ns, e.begin_ns, std::max(e.begin_ns, e.end_ns));
-    const std::int64_t end = std::max(ready, e.end_ns);
-    const std::int64_t link = std::clamp<std::int64_t>(e.link_ns, 0, end - ready);
-    if (ready - e.begin_ns >= kShortestPauseNs) {
-      slice(row, e, "wait", kWaitColor, e.begin_ns, ready);
+    const TaskTimes t = task_times(e);
+    if (t.ready_ns - t.begin_ns >= kShortestPauseNs) {
+      slice(row, e, "wait", kWaitColor, t.begin_ns, t.ready_ns);
     }
-    slice(row, e, name(e.stage), color_name(e.stage), ready, end);
-    if (link >= kShortestPauseNs) slice(row, e, "link", kLinkColor, end - link, end);
+    slice(row, e, name(e.stage), color_name(e.stage), t.ready_ns, t.end_ns);
+    if (t.link_end_ns - t.link_begin_ns >= kShortestPauseNs) {
+      slice(row, e, "link", kLinkColor, t.link_begin_ns, t.link_end_ns);
+    }
   }
 
  private:

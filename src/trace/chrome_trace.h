@@ -24,8 +24,9 @@ inline constexpr std::int64_t kShortestPauseNs = 1000;
 /// Writes a timeline in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing
 /// open: element r of `by_rank` has the events of rank r (in any order). A process a rank, a thread
 /// a worker, a slice a tile task from the moment its inputs were ready; before it, where the worker
-/// had to wait for them, a "wait" slice; inside it, at its end, a "link" slice for the time that it
-/// spent waiting for the link. Times are microseconds since the earliest event of any rank.
+/// had to wait for them, a "wait" slice; inside it, a "link" slice for the time that it spent
+/// waiting for the link (see task_times). Times are microseconds since the earliest event of any
+/// rank.
 void write_chrome_trace(std::ostream& out, std::span<const std::vector<TimelineEvent>> by_rank,
                         const TraceHeader& header);
 

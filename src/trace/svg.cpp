@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/check.h"
+
 namespace uniep::trace {
 namespace {
 
@@ -42,7 +44,7 @@ std::string escaped(std::string_view text) {
 }
 
 std::string attribute(std::string_view name, std::string_view value) {
-  return " " + std::string(name) + "=\"" + std::string(value) + "\"";
+  return cat(' ', name, "=\"", value, '"');
 }
 
 std::string style_attributes(const TextStyle& style) {
@@ -60,53 +62,53 @@ std::string style_attributes(const TextStyle& style) {
 void Svg::rect(double x, double y, double width, double height, std::string_view fill,
                std::string_view tooltip) {
   if (width <= 0 || height <= 0) return;
-  body_ += "<rect" + attribute("x", coord(x)) + attribute("y", coord(y)) +
-           attribute("width", coord(width)) + attribute("height", coord(height)) +
-           attribute("fill", fill);
-  body_ += tooltip.empty() ? "/>\n" : "><title>" + escaped(tooltip) + "</title></rect>\n";
+  body_ += cat("<rect", attribute("x", coord(x)), attribute("y", coord(y)),
+               attribute("width", coord(width)), attribute("height", coord(height)),
+               attribute("fill", fill));
+  body_ += tooltip.empty() ? "/>\n" : cat("><title>", escaped(tooltip), "</title></rect>\n");
 }
 
 void Svg::line(double x1, double y1, double x2, double y2, std::string_view color, double width,
                bool dashed) {
-  body_ += "<line" + attribute("x1", coord(x1)) + attribute("y1", coord(y1)) +
-           attribute("x2", coord(x2)) + attribute("y2", coord(y2)) + attribute("stroke", color) +
-           attribute("stroke-width", coord(width));
-  if (dashed) body_ += attribute("stroke-dasharray", "4 3");
-  body_ += "/>\n";
+  body_ += cat("<line", attribute("x1", coord(x1)), attribute("y1", coord(y1)),
+               attribute("x2", coord(x2)), attribute("y2", coord(y2)), attribute("stroke", color),
+               attribute("stroke-width", coord(width)),
+               dashed ? attribute("stroke-dasharray", "4 3") : "", "/>\n");
 }
 
 void Svg::text(double x, double y, std::string_view text, const TextStyle& style) {
-  body_ += "<text" + attribute("x", coord(x)) + attribute("y", coord(y)) + style_attributes(style) +
-           ">" + escaped(text) + "</text>\n";
+  body_ += cat("<text", attribute("x", coord(x)), attribute("y", coord(y)), style_attributes(style),
+               '>', escaped(text), "</text>\n");
 }
 
 void Svg::vertical_text(double x, double y, std::string_view text, const TextStyle& style) {
   TextStyle centred = style;
   centred.anchor = Anchor::kMiddle;
-  body_ += "<text" +
-           attribute("transform", "translate(" + coord(x) + " " + coord(y) + ") rotate(-90)") +
-           style_attributes(centred) + ">" + escaped(text) + "</text>\n";
+  const std::string place = cat("translate(", coord(x), ' ', coord(y), ") rotate(-90)");
+  body_ += cat("<text", attribute("transform", place), style_attributes(centred), '>',
+               escaped(text), "</text>\n");
 }
 
 void Svg::bars(const std::vector<Bar>& bars, double y, double height, std::string_view fill) {
   if (bars.empty()) return;
-  body_ += "<path" + attribute("fill", fill) + " d=\"";
+  body_ += cat("<path", attribute("fill", fill), " d=\"");
   for (const Bar& bar : bars) {
-    body_ += "M" + coord(bar.x) + " " + coord(y) + "h" + coord(bar.width) + "v" + coord(height) +
-             "h" + coord(-bar.width) + "z";
+    body_ += cat('M', coord(bar.x), ' ', coord(y), 'h', coord(bar.width), 'v', coord(height), 'h',
+                 coord(-bar.width), 'z');
   }
   body_ += "\"/>\n";
 }
 
 std::string Svg::document(double width, double height, std::string_view title) const {
-  return "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\"" +
-         attribute("width", coord(width)) + attribute("height", coord(height)) +
-         attribute("viewBox", "0 0 " + coord(width) + " " + coord(height)) +
-         attribute("font-family",
-                   "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', "
-                   "Arial, sans-serif") +
-         ">\n<title>" + escaped(title) + "</title>\n" +
-         "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n" + body_ + "</svg>\n";
+  return cat(
+      "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\"",
+      attribute("width", coord(width)), attribute("height", coord(height)),
+      attribute("viewBox", "0 0 " + coord(width) + " " + coord(height)),
+      attribute("font-family",
+                "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', "
+                "Arial, sans-serif"),
+      ">\n<title>", escaped(title), "</title>\n",
+      "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n", body_, "</svg>\n");
 }
 
 double text_width(std::string_view text, double size) {
@@ -147,7 +149,7 @@ TimeUnit time_unit(double seconds) {
 
 std::string short_time(double seconds) {
   const TimeUnit unit = time_unit(seconds);
-  return short_number(seconds * unit.per_second) + " " + std::string(unit.name);
+  return cat(short_number(seconds * unit.per_second), ' ', unit.name);
 }
 
 }  // namespace uniep::trace

@@ -35,10 +35,12 @@ class RowRaster {
         share_(kColumns) {}
 
   void add(const TimelineEvent& e) {
-    const std::int64_t link_begin = std::max(e.ready_ns, e.end_ns - e.link_ns);
-    add(kWait, e.begin_ns, e.ready_ns);
-    add(static_cast<std::size_t>(e.stage), e.ready_ns, link_begin);
-    add(kLink, link_begin, e.end_ns);
+    const TaskTimes t = task_times(e);
+    const auto stage = static_cast<std::size_t>(e.stage);
+    add(kWait, t.begin_ns, t.ready_ns);
+    add(stage, t.ready_ns, t.link_begin_ns);
+    add(kLink, t.link_begin_ns, t.link_end_ns);
+    add(stage, t.link_end_ns, t.end_ns);
   }
 
   std::size_t kind(std::size_t column) const {

@@ -32,4 +32,15 @@ TimeSpan time_span(std::span<const WorkerRow> rows) {
   return span;
 }
 
+TaskTimes task_times(const TimelineEvent& e) {
+  TaskTimes t;
+  t.begin_ns = e.begin_ns;
+  t.end_ns = std::max(e.begin_ns, e.end_ns);
+  t.ready_ns = std::clamp(e.ready_ns, t.begin_ns, t.end_ns);
+  const std::int64_t link = std::clamp<std::int64_t>(e.link_ns, 0, t.end_ns - t.ready_ns);
+  t.link_begin_ns = e.stage == Stage::kDispatch ? t.ready_ns : t.end_ns - link;
+  t.link_end_ns = t.link_begin_ns + link;
+  return t;
+}
+
 }  // namespace uniep::trace

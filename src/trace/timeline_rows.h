@@ -25,4 +25,17 @@ struct TimeSpan {
 };
 TimeSpan time_span(std::span<const WorkerRow> rows);
 
+/// The waits within a task, made consistent (no interval is negative or leaves the task).
+struct TaskTimes {
+  std::int64_t begin_ns = 0;  ///< waits for inputs
+  std::int64_t ready_ns = 0;  ///< works, but for the link's interval
+  std::int64_t link_begin_ns = 0;
+  std::int64_t link_end_ns = 0;
+  std::int64_t end_ns = 0;
+};
+
+/// An event tells how long a task waited for the link, not when: a dispatch task awaits what it
+/// pulls and then stores it, so its wait is drawn first; the others wait with their pushes, last.
+TaskTimes task_times(const TimelineEvent& event);
+
 }  // namespace uniep::trace

@@ -48,8 +48,11 @@ TEST(ChromeTrace, ShowsWaitsBeforeAndLinkTimeInsideATask) {
   EXPECT_EQ(all[1]["name"], "dispatch");
   EXPECT_EQ(all[1]["ts"], 5.0);
   EXPECT_EQ(all[2]["name"], "link");
-  EXPECT_EQ(all[2]["ts"], 23.0);
+  EXPECT_EQ(all[2]["ts"], 5.0) << "a dispatch task first awaits what it pulls";
   EXPECT_EQ(all[2]["dur"], 2.0);
+
+  const std::vector<json> links = slices(written(MadeUpRun{.tasks = 2}.timeline()), "link");
+  EXPECT_EQ(links.at(1)["ts"], 48.0) << "fc1 waits with its pushes, at its end";
 }
 
 TEST(ChromeTrace, LeavesOutPausesBelowAMicrosecond) {

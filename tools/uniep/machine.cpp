@@ -94,7 +94,7 @@ std::string quoted_command(int argc, const char* const* argv) {
   for (int i = 0; i < argc; ++i) {
     // The folder of the program says nothing about the run.
     const std::string word = argv[i];
-    command += i == 0 ? word.substr(word.find_last_of('/') + 1) : " " + quoted(word);
+    command += i == 0 ? word.substr(word.find_last_of('/') + 1) : cat(' ', quoted(word));
   }
   return command;
 }

@@ -8,6 +8,8 @@
 #include <mutex>
 #include <utility>
 
+#include "base/check.h"
+
 namespace uniep::tool {
 namespace {
 
@@ -52,10 +54,10 @@ void Progress::draw(double seconds) const {
   if (total_ > 0 && done > 0) {
     constexpr int kCells = 30;
     const auto filled = static_cast<std::size_t>(kCells * done / total_);
-    line += " [" + std::string(filled, '#') + std::string(kCells - filled, '.') + "] " +
-            std::to_string(100 * done / total_) + "%";
+    line += cat(" [", std::string(filled, '#'), std::string(kCells - filled, '.'), "] ",
+                100 * done / total_, '%');
   }
-  line += " " + std::to_string(static_cast<int>(seconds)) + " s";
+  line += cat(' ', static_cast<int>(seconds), " s");
   std::fputs(line.c_str(), stderr);
   std::fflush(stderr);
 }

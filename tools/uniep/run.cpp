@@ -11,10 +11,10 @@
 #include "output_files.h"
 #include "pictures.h"
 #include "results_json.h"
-#include "split.h"
 #include "step.h"
 #include "summary.h"
 #include "table.h"
+#include "workload/split.h"
 #include "workload/synthetic.h"
 
 namespace uniep::tool {
@@ -92,7 +92,7 @@ LayerData read_or_make(const Flags& flags, const StepOptions& options, RunHeader
 }
 
 void require_runnable(const Flags& flags, const LayerData& layer, const StepOptions& options) {
-  const Split split(layer, options.ranks);
+  const workload::Split split(layer, options.ranks);
   validate(split.problem(), options.ranks);
   validate(options.schedule, split.problem());
   const bool has_dy = !layer.dy.empty() || layer.tokens == 0;

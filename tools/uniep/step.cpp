@@ -9,22 +9,29 @@
 
 #include "base/check.h"
 #include "progress.h"
-#include "split.h"
+#include "workload/split.h"
 
 namespace uniep::tool {
 namespace {
 
+using workload::Split;
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+/// One direction on one rank, a step an element.
+struct PassLog {
+  std::vector<double> seconds;  ///< the whole call, with the ranks' agreement on its arguments
+  std::vector<PassStats> stats;
+};
+
 /// What one rank measured.
 struct RankLog {
   std::vector<double> plan_seconds;
-  std::vector<PassStats> forward;
-  std::vector<PassStats> backward;
+  PassLog forward;
+  PassLog backward;
   std::vector<TimelineEvent> timeline;
   std::vector<std::int64_t> rows_per_expert;
   Traffic traffic;
@@ -43,6 +50,12 @@ bool same_bits(const WeightGrad& a, const WeightGrad& b) {
   return same_bits(std::get<std::span<float>>(a), std::get<std::span<float>>(b));
 }
 
+LayerOptions layer_options(const StepOptions& options) {
+  LayerOptions layer;
+  layer.record_timeline = options.record_timeline;
+  return layer;
+}
+
 /// One rank's part of all steps.
 class RankRun {
  public:
@@ -51,7 +64,7 @@ class RankRun {
       : split_(split),
         options_(options),
         rank_(communicator.rank()),
-        layer_(split.problem(), communicator, {.record_timeline = options.record_timeline}),
+        layer_(split.problem(), communicator, layer_options(options)),
         together_(together),
         log_(log) {}
 
@@ -64,17 +77,16 @@ class RankRun {
     note_routing(plan);
 
     const ForwardArgs forward = split_.forward_args(rank_, result);
-    together_.arrive_and_wait();
-    const Saved saved = layer_.forward(plan, forward, options_.schedule);
-    if (measured) log_.forward.push_back(layer_.last_pass());
+    Saved saved;
+    const auto run_forward = [&] { saved = layer_.forward(plan, forward, options_.schedule); };
+    measure(run_forward, measured ? &log_.forward : nullptr);
     if (options_.passes == PassChoice::kForward) return;
 
-    clear_main_grad(split_, rank_, result);
+    workload::clear_main_grad(split_, rank_, result);
     const BackwardArgs backward = split_.backward_args(rank_, result);
     if (!measures(options_.passes, Pass::kForward)) drop_timeline();
-    together_.arrive_and_wait();
-    layer_.backward(saved, backward, options_.schedule);
-    if (measured) log_.backward.push_back(layer_.last_pass());
+    const auto run_backward = [&] { layer_.backward(saved, backward, options_.schedule); };
+    measure(run_backward, measured ? &log_.backward : nullptr);
   }
 
   /// Only takes down what differs: a rank that threw here would leave the others waiting.
@@ -99,6 +111,17 @@ class RankRun {
   void drop_timeline() { layer_.take_timeline(); }
 
  private:
+  /// Ranks begin together, so that none is charged for another's preparations.
+  template <class Call>
+  void measure(const Call& pass, PassLog* log) {
+    together_.arrive_and_wait();
+    const auto start = Clock::now();
+    pass();
+    if (log == nullptr) return;
+    log->seconds.push_back(seconds_since(start));
+    log->stats.push_back(layer_.last_pass());
+  }
+
   void note_routing(const RoutingPlan& plan) {
     const auto rows = plan.tokens_per_expert();
     log_.rows_per_expert.assign(rows.begin(), rows.end());
@@ -131,8 +154,9 @@ PassRecord pass_record(Pass pass, const std::vector<RankLog>& logs, int repeat) 
     double slowest = 0;
     std::vector<PassStats> stats;
     for (const RankLog& log : logs) {
-      stats.push_back((pass == Pass::kForward ? log.forward : log.backward).at(step));
-      slowest = std::max(slowest, stats.back().elapsed_s);
+      const PassLog& of_pass = pass == Pass::kForward ? log.forward : log.backward;
+      stats.push_back(of_pass.stats.at(step));
+      slowest = std::max(slowest, of_pass.seconds.at(step));
     }
     record.seconds.push_back(slowest);
     record.stats.push_back(std::move(stats));
@@ -167,11 +191,11 @@ bool measures(PassChoice choice, Pass pass) {
 
 StepReport run_steps(const LayerData& layer, const StepOptions& options) {
   const Split split(layer, options.ranks);
-  const ResultTensors tensors{.backward = options.passes != PassChoice::kForward,
-                              .main_grad = options.main_grad};
+  const workload::ResultTensors tensors{.backward = options.passes != PassChoice::kForward,
+                                        .main_grad = options.main_grad};
   StepReport report;
-  report.result = make_result(layer, tensors);
-  LayerResult again = make_result(layer, tensors);
+  report.result = workload::make_result(layer, tensors);
+  LayerResult again = workload::make_result(layer, tensors);
   std::vector<RankLog> logs(static_cast<std::size_t>(options.ranks));
   std::barrier together(options.ranks);
   Progress progress(cat("running ", options.ranks, options.ranks == 1 ? " rank" : " ranks"),

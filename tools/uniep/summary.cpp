@@ -4,16 +4,16 @@
 #include <ostream>
 
 #include "base/check.h"
-#include "split.h"
 #include "stage_figures.h"
 #include "table.h"
+#include "workload/split.h"
 
 namespace uniep::tool {
 namespace {
 
 /// "512", or "511 to 512" where ranks differ.
 std::string tokens_per_rank(const LayerData& layer, int ranks) {
-  const Split split(layer, ranks);
+  const workload::Split split(layer, ranks);
   std::int64_t least = layer.tokens;
   std::int64_t most = 0;
   for (int r = 0; r < ranks; ++r) {
