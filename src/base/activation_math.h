@@ -14,14 +14,20 @@ namespace uniep {
 // width and backend gives the same bits, as long as it does not contract to FMA (-ffp-contract=off,
 // nvcc -fmad=false). Branch-free, so loops over them vectorise.
 
+/// `yes ? replacement : x` by masking bits: GCC turns the conditional expression back into branches
+/// and then does not vectorise.
+UNIEP_FORCE_INLINE UNIEP_HD float replace_if(bool yes, float replacement, float x) {
+  const std::uint32_t mask = 0u - static_cast<std::uint32_t>(yes);
+  return __builtin_bit_cast(float, (__builtin_bit_cast(std::uint32_t, x) & ~mask) |
+                                       (__builtin_bit_cast(std::uint32_t, replacement) & mask));
+}
+
 /// exp(x), wrong by at most 0.51 ulp, subnormal results included. inf -> inf, -inf -> +0,
 /// NaN -> NaN.
 UNIEP_FORCE_INLINE UNIEP_HD float exp_f32(float x) {
-  // Evaluated in double and rounded once. Beyond these bounds the rounded result is inf or 0; the
-  // comparisons are written so that a NaN passes through.
-  double v = x;
-  v = v > 100.0 ? 100.0 : v;
-  v = v < -110.0 ? -110.0 : v;
+  // Evaluated in double and rounded once. Beyond these bounds the rounded result is inf or 0; a NaN
+  // compares false and passes through.
+  const double v = replace_if(x < -110.0f, -110.0f, replace_if(x > 100.0f, 100.0f, x));
 
   // exp(v) = 2^n exp(r), |r| <= ln(2)/2. Adding 1.5 * 2^52 rounds to an integer, and leaves n in
   // the low bits of the sum, from where it is shifted into an exponent.
