@@ -38,17 +38,14 @@ UNIEP_FORCE_INLINE UNIEP_HD float exp_f32(float x) {
   const std::uint64_t exponent = (__builtin_bit_cast(std::uint64_t, shifted) + 1023u) << 52;
   const double scale = __builtin_bit_cast(double, exponent);
 
-  // Taylor series to r^9; the rest is below 1e-11, far below the last place of fp32.
-  double p = 1.0 / 362880;
-  p = p * r + 1.0 / 40320;
-  p = p * r + 1.0 / 5040;
-  p = p * r + 1.0 / 720;
-  p = p * r + 1.0 / 120;
-  p = p * r + 1.0 / 24;
-  p = p * r + 1.0 / 6;
-  p = p * r + 0.5;
-  p = p * r + 1.0;
-  p = p * r + 1.0;
+  // The polynomial through 8 Chebyshev nodes of the interval, wrong by at most 6e-11 (0.001 ulp of
+  // fp32). Summed as a tree: the chain of Horner's rule keeps vector units waiting.
+  const double r2 = r * r;
+  const double p01 = 0.9999999999595618 + 0.999999999995509 * r;
+  const double p23 = 0.5000000107729166 + 0.16666666786308587 * r;
+  const double p45 = 0.041666218319291945 + 0.008333283538708528 * r;
+  const double p67 = 0.0013948578326459795 + 0.0001990756931084829 * r;
+  const double p = (p01 + p23 * r2) + (p45 + p67 * r2) * (r2 * r2);
   return static_cast<float>(p * scale);
 }
 
