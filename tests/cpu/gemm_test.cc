@@ -156,6 +156,35 @@ TEST(Gemm, PanelsOfDifferentMagnitude) {
   }
 }
 
+/// The exponents of a tile's products sweep over the ends of the range in which fp32 holds them
+/// exactly. Odd significands, so that the last bit of a product counts, and two exponents, so that
+/// products halfway between two fp32 numbers meet even and odd sums.
+TEST(Gemm, EndsOfTheExactRange) {
+  std::mt19937 rng(7);
+  const auto fill = [&](Matrix& matrix, int exponent, int other) {
+    for (bf16& v : matrix.data) {
+      const auto bits = static_cast<std::uint32_t>(rng());
+      const int chosen = (bits >> 16) % 2 == 0 ? exponent : other;
+      v.bits = static_cast<std::uint16_t>((bits & 0x807fu) | 1u |
+                                          static_cast<std::uint32_t>(chosen + 127) << 7);
+    }
+  };
+  int seen = 0;
+  for (int sum = -152; sum <= 132; sum += sum == -120 ? 240 : 1) {
+    Matrix a(rng, Values::kOrdinary, 9, 40, false, 0), b(rng, Values::kOrdinary, 40, 33, false, 0);
+    fill(a, sum / 2, sum / 2);
+    fill(b, sum - sum / 2, sum - sum / 2 + (sum < 0 ? 1 : -1));
+    const std::vector<float> want = naive(a, b);
+    seen += !testing::all_same(want, naive(a, b, false));
+    GemmScratch scratch;
+    for (const Kernels* kernels : testing::available_kernels()) {
+      EXPECT_TRUE(testing::all_same(run(*kernels, a, b, 0, scratch), want))
+          << kernels->name << " with products of exponent " << sum;
+    }
+  }
+  EXPECT_GE(seen, 10);  // of the exponents tell a fused step from two roundings
+}
+
 /// Whether the values above tell a fused step from two roundings at all.
 TEST(Gemm, SeparateRoundingsWouldBeSeen) {
   std::mt19937 rng(5);

@@ -56,11 +56,12 @@ enum class Values {
   kOrdinary,   // around 1, with zeros
   kTiny,       // products are subnormal or underflow
   kHuge,       // products overflow, sums of both signs
+  kWide,       // exponents from -107 to 22
   kSubnormal,  // subnormal and small numbers
   kAnything,   // any bits but NaN: zeros, subnormals, infinities
 };
-inline constexpr Values kAllValues[] = {Values::kOrdinary, Values::kTiny, Values::kHuge,
-                                        Values::kSubnormal, Values::kAnything};
+inline constexpr Values kAllValues[] = {Values::kOrdinary, Values::kTiny,      Values::kHuge,
+                                        Values::kWide,     Values::kSubnormal, Values::kAnything};
 
 inline bf16 random_bf16(std::mt19937& rng, Values values) {
   const auto bits = static_cast<std::uint32_t>(rng());
@@ -77,6 +78,8 @@ inline bf16 random_bf16(std::mt19937& rng, Values values) {
       return with_exponent(47, 24);
     case Values::kHuge:
       return with_exponent(185, 8);
+    case Values::kWide:
+      return with_exponent(20, 130);
     case Values::kSubnormal:
       return with_exponent(0, 3);
     case Values::kAnything:

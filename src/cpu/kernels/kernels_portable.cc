@@ -19,23 +19,15 @@ struct Simd {
 #else
   static constexpr bool kNativeFma = false;
 
-  /// fmaf(a, b, c) for factors that came from bf16. The product is exact in double, and the sum is
-  /// rounded to odd there (the last bit set where it was inexact), so that rounding it to fp32
-  /// gives what one rounding would have given.
-  static float fma_of_bf16(float a, float b, float c) {
-    const double x = c;
-    const double y = static_cast<double>(a) * static_cast<double>(b);
-    const double sum = x + y;
-    const double y_seen = sum - x;
-    const double error = (x - (sum - y_seen)) + (y - y_seen);
-    std::uint64_t bits = __builtin_bit_cast(std::uint64_t, sum);
-    const bool inexact = error < 0 || error > 0;  // false for a NaN, which inf leaves
-    if (inexact && (bits & 1u) == 0) bits += (error > 0) == (sum > 0) ? 1u : ~std::uint64_t{0};
-    return static_cast<float>(__builtin_bit_cast(double, bits));
-  }
+  /// fmaf(a, b, c) for factors that came from bf16, by way of double. Their product has 16
+  /// significant bits, so it is exact there. If the sum is exact too, it is rounded once. If it is
+  /// not, then either the product is below 2^-36 of c, or c is below 2^-28 of the product (which
+  /// then is an fp32 number, or overflows anyway): too little to reach the midpoint between two
+  /// fp32 numbers, 2^-26 away at least, and both roundings return the larger one.
   static F fma(F a, F b, F c) {
-    return F{fma_of_bf16(a[0], b[0], c[0]), fma_of_bf16(a[1], b[1], c[1]),
-             fma_of_bf16(a[2], b[2], c[2]), fma_of_bf16(a[3], b[3], c[3])};
+    typedef double D __attribute__((vector_size(32)));
+    const D product = __builtin_convertvector(a, D) * __builtin_convertvector(b, D);
+    return __builtin_convertvector(__builtin_convertvector(c, D) + product, F);
   }
 #endif
 
