@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+
 #include "reference/inputs.h"
 
 namespace uniep::reference {
@@ -11,7 +13,8 @@ using ExactResult = Outputs<double>;
 /// expert several times in a token, no tokens. Throws Error(kInvalidArgument).
 ExactResult exact(const LayerData& layer);
 
-/// The same from numbers that need not fit bf16. The caller vouches for the sizes.
-ExactResult exact(const Inputs<double>& inputs);
+/// The same from numbers that need not fit bf16. The caller vouches for the sizes. Large layers
+/// take minutes: `expert_done`, where there is one, is called after each expert.
+ExactResult exact(const Inputs<double>& inputs, const std::function<void()>& expert_done = {});
 
 }  // namespace uniep::reference

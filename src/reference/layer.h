@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "reference/activation.h"
@@ -13,9 +14,10 @@
 
 namespace uniep::reference {
 
-/// The layer, expert after expert. Weight gradients are returned as summed, not rounded.
+/// The layer, expert after expert, with a call of `expert_done` after each. Weight gradients are
+/// returned as summed, not rounded.
 template <class Arithmetic, class T = typename Arithmetic::Number>
-Outputs<T> run_layer(const Inputs<T>& in) {
+Outputs<T> run_layer(const Inputs<T>& in, const std::function<void()>& expert_done = {}) {
   const auto plan = expert_rows(in.topk_ids, in.num_experts, in.topk);
   const bool backward = in.backward();
   Matrix<T> y_slots(in.tokens * in.topk, in.hidden);
@@ -37,15 +39,17 @@ Outputs<T> run_layer(const Inputs<T>& in) {
     const auto h = fc1<Arithmetic>(x, w1);
     const auto a = activation<Arithmetic>(h, p);
     combine(fc2<Arithmetic>(a, w2), rows, y_slots);
-    if (!backward) continue;
 
-    const auto dy = dispatch(in.dy, in.hidden, rows);
-    const auto da = fc2_dgrad<Arithmetic>(dy, w2);
-    const auto dh = activation_dgrad<Arithmetic>(h, p, da);
-    combine(fc1_dgrad<Arithmetic>(dh, w1), rows, dx_slots);
-    combine(dprobs<Arithmetic>(h, da), rows, result.dprobs);
-    place_wgrad(wgrad(dy, a), e, result.dw2);
-    place_wgrad(wgrad(dh, x), e, result.dw1);
+    if (backward) {
+      const auto dy = dispatch(in.dy, in.hidden, rows);
+      const auto da = fc2_dgrad<Arithmetic>(dy, w2);
+      const auto dh = activation_dgrad<Arithmetic>(h, p, da);
+      combine(fc1_dgrad<Arithmetic>(dh, w1), rows, dx_slots);
+      combine(dprobs<Arithmetic>(h, da), rows, result.dprobs);
+      place_wgrad(wgrad(dy, a), e, result.dw2);
+      place_wgrad(wgrad(dh, x), e, result.dw1);
+    }
+    if (expert_done) expert_done();
   }
 
   result.out = reduce<Arithmetic>(y_slots, in);

@@ -34,10 +34,10 @@ LayerResult sequential_result(const LayerData& layer, const StepOptions& options
 }
 
 reference::ExactResult exact_result(const LayerData& layer, bool backward) {
-  Progress progress("computing in float64", 0);
+  Progress progress("computing in float64", layer.num_experts);
   auto inputs = reference::widen<double>(layer);
   if (!backward) inputs.dy.clear();
-  return reference::exact(inputs);
+  return reference::exact(inputs, [&] { progress.advance(); });
 }
 
 std::string names(const std::vector<TensorCheck>& checks) {

@@ -13,6 +13,8 @@ namespace {
 
 using enum Table::Align;
 
+constexpr std::size_t kMeaningWidth = 56;
+
 std::string axis_range(const AxisInfo& axis) {
   std::string text;
   for (const auto& choice : axis.choices) text += cat(text.empty() ? "" : "|", choice);
@@ -46,7 +48,7 @@ void print_build() {
   notes.add("backends", "cpu; cuda: not in this build");
   notes.add("cpu", cat(machine.cpu, ", ", machine.cpus, machine.cpus == 1 ? " CPU" : " CPUs"));
   notes.add("kernels", cat(machine.isa, " (this machine can use: ", kernel_list(), ")"));
-  notes.add("gpus", "none that this build could use");
+  notes.add("gpus", "none usable by this build");
   std::cout << notes;
 }
 
@@ -71,9 +73,11 @@ void print_axes() {
   Table table({kLeft, kLeft, kLeft, kLeft, kLeft, kLeft});
   table.header({"axis", "range", "default", "scope", "bits", "meaning"});
   for (const AxisInfo& axis : schedule_axes()) {
-    table.row({std::string(axis.name), axis_range(axis), value_text(axis, axis.default_value),
-               axis.scope == AxisScope::kCompileTime ? "compile" : "launch",
-               axis.bit_neutral ? "same" : "CHANGE", std::string(axis.meaning)});
+    table.folded_row(
+        {std::string(axis.name), axis_range(axis), value_text(axis, axis.default_value),
+         axis.scope == AxisScope::kCompileTime ? "compile" : "launch",
+         axis.bit_neutral ? "same" : "CHANGE", std::string(axis.meaning)},
+        kMeaningWidth);
   }
   std::cout << table;
 }
@@ -83,8 +87,9 @@ void print_environment() {
   Table table({kLeft, kLeft, kLeft});
   table.header({"name", "default", "meaning"});
   for (const EnvVariable& variable : environment_variables()) {
-    table.row({std::string(variable.name), std::string(variable.default_text),
-               std::string(variable.meaning)});
+    table.folded_row({std::string(variable.name), std::string(variable.default_text),
+                      std::string(variable.meaning)},
+                     kMeaningWidth);
   }
   std::cout << table;
 }

@@ -163,91 +163,104 @@ int run(const Flags& flags, const std::string& command) {
   return all_ok(checks) ? kExitOk : kExitFailed;
 }
 
+/// CLI11 prints a description as it is, with its lines one below the other.
+std::string described(std::string_view text) {
+  constexpr std::size_t kWidth = 66;
+  std::string description;
+  for (const std::string& line : folded(text, kWidth)) {
+    description += description.empty() ? line : '\n' + line;
+  }
+  return description;
+}
+
+/// Adds the options of one group of the help text.
+class OptionGroup {
+ public:
+  OptionGroup(CLI::App& sub, std::string name) : sub_(sub), name_(std::move(name)) {}
+
+  template <class T>
+  CLI::Option* add(const char* option, T& value, const char* type, std::string_view meaning) {
+    return sub_.add_option(option, value, described(meaning))->type_name(type)->group(name_);
+  }
+
+ private:
+  CLI::App& sub_;
+  std::string name_;
+};
+
+// The descriptions name ranges and defaults in words; CLI11's own notes of them read badly.
+CLI::Validator range(auto low, auto high) { return CLI::Range(low, high).description(""); }
+CLI::Validator one_of(std::vector<std::string> names) {
+  return CLI::IsMember(std::move(names)).description("");
+}
+
 void add_input_options(CLI::App& sub, Flags& flags) {
-  sub.add_option("--input", flags.input,
-                 "Layer to run, global batch and all experts: a safetensors file with x, topk_ids, "
-                 "topk_probs, w1, w2 and, for backward, dy")
-      ->type_name("FILE")
-      ->group("Layer (one of --input and --shape)");
+  OptionGroup group(sub, "Layer (one of --input and --shape)");
+  group.add("--input", flags.input, "FILE",
+            "Global batch and all experts: a safetensors file with x, topk_ids, topk_probs, w1, w2 "
+            "and, for backward, dy");
+  std::string names;
+  for (const std::string& name : workload::shape_names())
+    names += (names.empty() ? "" : ", ") + name;
   CLI::Option* shape =
-      sub.add_option("--shape", flags.shape,
-                     "Make a layer up: a name, and key=value pairs (tokens per rank, hidden, "
-                     "intermediate, experts, topk) that change it. Names: " +
-                         CLI::detail::join(workload::shape_names(), ", "))
-          ->type_name("NAME[,key=value...]")
-          ->group("Layer (one of --input and --shape)");
-  sub.add_option("--seed", flags.seed, "Seed of a made-up layer")
+      group.add("--shape", flags.shape, "NAME[,key=value...]",
+                "Make a layer up. Names: " + names +
+                    ". Keys: tokens (per rank), hidden, intermediate, experts, topk");
+  group.add("--seed", flags.seed, "S", "Seed of a made-up layer (default 0)")->needs(shape);
+  group
+      .add("--skew", flags.skew, "Z",
+           "How unevenly a made-up layer loads its experts, 0 to 100: 0 (default) evenly, 1 like "
+           "Zipf's law")
       ->needs(shape)
-      ->capture_default_str()
-      ->type_name("N")
-      ->group("Layer (one of --input and --shape)");
-  sub.add_option("--skew", flags.skew,
-                 "How unevenly a made-up layer loads its experts: 0 evenly, 1 like Zipf's law")
-      ->needs(shape)
-      ->check(CLI::Range(0.0, 100.0))
-      ->capture_default_str()
-      ->type_name("Z")
-      ->group("Layer (one of --input and --shape)");
+      ->check(range(0.0, 100.0));
 }
 
 void add_how_options(CLI::App& sub, Flags& flags) {
-  constexpr const char* kGroup = "How to run it";
-  sub.add_option("--ranks", flags.ranks,
-                 "Ranks, threads of this process. Rank r of N gets tokens [r T/N, (r+1) T/N) and "
-                 "the r-th of N equal parts of the experts, which N must divide")
-      ->check(CLI::Range(1, 64))
-      ->capture_default_str()
-      ->type_name("N")
-      ->group(kGroup);
-  sub.add_option("--schedule", flags.schedule,
-                 "A preset (sequential, pipelined:n, two-kernel, single), key=value pairs, or both "
-                 "with the preset first; `uniep info` lists them. Results do not depend on it")
-      ->capture_default_str()
-      ->type_name("PRESET|key=value,...")
-      ->group(kGroup);
-  sub.add_option(
-         "--pass", flags.pass,
-         "Directions to measure: forward, backward (its forward pass runs unmeasured), both")
-      ->check(CLI::IsMember({"forward", "backward", "both"}))
-      ->capture_default_str()
-      ->type_name("DIRECTION")
-      ->group(kGroup);
-  sub.add_option("--main-grad", flags.main_grad,
-                 "Weight gradients: bf16, or fp32 sums added to a main_grad that starts from zeros")
-      ->check(CLI::IsMember({"bf16", "fp32"}))
-      ->capture_default_str()
-      ->type_name("TYPE")
-      ->group(kGroup);
-  sub.add_option("--repeat", flags.repeat, "Measured steps, after one for warming up")
-      ->check(CLI::Range(1, 1000000))
-      ->capture_default_str()
-      ->type_name("N")
-      ->group(kGroup);
-  sub.add_option("--backend", flags.backend, "auto, cpu or cuda")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-      ->capture_default_str()
-      ->type_name("NAME")
-      ->group(kGroup);
+  OptionGroup group(sub, "How to run it");
+  group
+      .add(
+          "--ranks", flags.ranks, "N",
+          "Ranks, 1 (default) to 64: groups of threads of this process. Rank r gets tokens [r T/N, "
+          "(r+1) T/N) and the r-th of N equal parts of the experts, which N must divide")
+      ->check(range(1, 64));
+  group.add("--schedule", flags.schedule, "PRESET|key=value,...",
+            "A preset (sequential, pipelined:n, two-kernel, single), key=value pairs, or a preset "
+            "and then pairs (default: single). `uniep info` lists presets and keys. Results do not "
+            "depend on the schedule, not by a bit");
+  group
+      .add(
+          "--pass", flags.pass, "DIRECTION",
+          "What to measure: forward, backward (its forward pass runs unmeasured) or both (default)")
+      ->check(one_of({"forward", "backward", "both"}));
+  group
+      .add("--main-grad", flags.main_grad, "TYPE",
+           "Weight gradients: bf16 (default), or fp32, sums added to a main_grad that starts from "
+           "zeros")
+      ->check(one_of({"bf16", "fp32"}));
+  group.add("--repeat", flags.repeat, "N", "Measured steps (default 1), after one for warming up")
+      ->check(range(1, 1000000));
+  group
+      .add("--backend", flags.backend, "NAME",
+           "auto (default: the best there is), cpu, or cuda (not in this build)")
+      ->check(one_of({"auto", "cpu", "cuda"}));
 }
 
 void add_result_options(CLI::App& sub, Flags& flags) {
-  constexpr const char* kGroup = "What to do with the results";
+  const std::string name = "What to do with the results";
   sub.add_flag("--check", flags.check,
-               "Compare every tensor bit by bit with schedule sequential at 1 rank, and with a "
-               "float64 oracle; exit with 1 on any difference")
-      ->group(kGroup);
-  const auto file = [&](const char* option, std::string& path, const char* type,
-                        const char* meaning) {
-    sub.add_option(option, path, meaning)->type_name(type)->group(kGroup);
-  };
-  file("--output", flags.output, "FILE.safetensors",
-       "Write out, dx, dprobs, dw1, dw2 in global order: the same bytes for any --ranks and "
-       "--schedule");
-  file("--trace", flags.trace, "FILE.json",
-       "Write the last step's timeline for https://ui.perfetto.dev or chrome://tracing");
-  file("--plot", flags.plot, "FILE.svg",
-       "Draw the load per expert, the time per stage and the timeline of the last step");
-  file("--json", flags.json, "FILE.json", "Write the figures (docs/results.md has the schema)");
+               described("Compare every tensor bit by bit with schedule sequential at 1 rank, and "
+                         "with a float64 oracle; exit with 1 on any difference"))
+      ->group(name);
+  OptionGroup group(sub, name);
+  group.add("--output", flags.output, "FILE.safetensors",
+            "Write out, dx, dprobs, dw1, dw2 in global order: the same bytes for any --ranks and "
+            "--schedule");
+  group.add("--trace", flags.trace, "FILE.json",
+            "Write the last step's timeline for https://ui.perfetto.dev or chrome://tracing");
+  group.add("--plot", flags.plot, "FILE.svg",
+            "Draw the load per expert, the time per stage and the timeline of the last step");
+  group.add("--json", flags.json, "FILE.json",
+            "Write the figures; docs/results.md describes the file");
 }
 
 }  // namespace

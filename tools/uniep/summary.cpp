@@ -47,13 +47,11 @@ std::string whole_pass_note(const PassRecord& record) {
 }
 
 std::string pulled_note(const WireFigures& wire) {
-  std::string text = bytes_text(static_cast<double>(wire.pulled));
-  if (wire.pulled_no_dedup > 0) {
-    const double share =
-        static_cast<double>(wire.pulled) / static_cast<double>(wire.pulled_no_dedup);
-    text += cat("; without deduplication ", bytes_text(static_cast<double>(wire.pulled_no_dedup)),
-                formatted(" (%.0f %% of it)", 100 * share));
-  }
+  const auto before = static_cast<double>(wire.pulled_no_dedup);
+  const auto after = static_cast<double>(wire.pulled);
+  std::string text =
+      cat(bytes_text(before), " before deduplication, ", bytes_text(after), " after it");
+  if (before > 0) text += formatted(" (%.0f %%)", 100 * after / before);
   return text;
 }
 
@@ -118,7 +116,7 @@ void print_figures(std::ostream& out, const StepOptions& options, const StepRepo
             cat("rows per expert: min ", load.min, ", median ", formatted("%.10g", load.median),
                 ", max ", load.max, ", max / mean ", formatted("%.2f", ratio)));
   notes.add("plan", milliseconds(median(report.plan_seconds)) + " ms");
-  notes.add("workers", cat(workers(report), " a rank"));
+  notes.add("workers", cat(workers(report), " per rank"));
   notes.add("figures", cat(timing_note(options.repeat),
                            "; sum: all ranks and workers, max: the rank with the most"));
   out << "#\n" << notes;

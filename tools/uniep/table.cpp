@@ -29,6 +29,13 @@ void Table::row(std::vector<std::string> cells) {
   rows_.push_back({false, std::move(cells)});
 }
 
+void Table::folded_row(std::vector<std::string> cells, std::size_t width) {
+  for (std::string& line : folded(std::exchange(cells.back(), ""), width)) {
+    cells.back() = std::move(line);
+    row(std::exchange(cells, std::vector<std::string>(cells.size())));
+  }
+}
+
 std::ostream& operator<<(std::ostream& out, const Table& table) {
   std::vector<std::size_t> width(table.align_.size(), 0);
   for (const auto& row : table.rows_) {
@@ -60,6 +67,24 @@ std::ostream& operator<<(std::ostream& out, const Notes& notes) {
     out << "# " << key << std::string(width - width_of(key), ' ') << "  " << text << '\n';
   }
   return out;
+}
+
+std::vector<std::string> folded(std::string_view text, std::size_t width) {
+  std::vector<std::string> lines(1);
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(' ', begin), text.size());
+    const std::string_view word = text.substr(begin, end - begin);
+    std::string& line = lines.back();
+    if (line.empty()) {
+      line = word;
+    } else if (width_of(line) + 1 + width_of(word) <= width) {
+      line.append(" ").append(word);
+    } else {
+      lines.emplace_back(word);
+    }
+    begin = end + 1;
+  }
+  return lines;
 }
 
 std::string formatted(const char* format, double value) {

@@ -3,6 +3,7 @@
 #include <iosfwd>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace uniep::tool {
@@ -18,6 +19,8 @@ class Table {
 
   void header(std::vector<std::string> cells);
   void row(std::vector<std::string> cells);
+  /// A row whose last cell goes on below itself where it is wider than `width`.
+  void folded_row(std::vector<std::string> cells, std::size_t width);
 
   friend std::ostream& operator<<(std::ostream& out, const Table& table);
 
@@ -39,6 +42,9 @@ class Notes {
  private:
   std::vector<std::pair<std::string, std::string>> lines_;
 };
+
+/// The text in lines of at most `width` letters, broken at spaces (a longer word stays whole).
+std::vector<std::string> folded(std::string_view text, std::size_t width);
 
 /// "12.345": milliseconds with microseconds behind the point.
 std::string milliseconds(double seconds);
