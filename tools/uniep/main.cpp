@@ -1,11 +1,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <iostream>
 #include <string>
 
+#include "base/check.h"
 #include "commands.h"
 #include "machine.h"
-#include "uniep/error.h"
 
 namespace uniep::tool {
 namespace {
@@ -37,9 +38,24 @@ void complain(const CLI::App& app, std::string sentence) {
   std::fprintf(stderr, "%s: %s\n", called(app).c_str(), sentence.c_str());
 }
 
+/// CLI11 would only say that a subcommand is missing.
+void require_known_subcommand(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return;
+  std::string known;
+  for (const CLI::App* sub : app.get_subcommands(nullptr)) {
+    if (sub->get_name() == argv[1]) return;
+    known += (known.empty() ? "" : ", ") + sub->get_name();
+  }
+  require(false, ErrorCode::kInvalidArgument, "there is no subcommand '", argv[1], "'; ", known,
+          " are accepted");
+}
+
 int run(CLI::App& app, const Invocation& invocation, int argc, char** argv) {
   try {
+    require_known_subcommand(app, argc, argv);
     app.parse(argc, argv);
+    std::cout << std::flush;
+    require(std::cout.good(), ErrorCode::kIo, "cannot write to the standard output");
     return invocation.exit_code;
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version

@@ -1,5 +1,6 @@
 #include <filesystem>
 #include <iostream>
+#include <limits>
 #include <memory>
 
 #include "base/check.h"
@@ -189,7 +190,15 @@ class OptionGroup {
 };
 
 // The descriptions name ranges and defaults in words; CLI11's own notes of them read badly.
-CLI::Validator range(auto low, auto high) { return CLI::Range(low, high).description(""); }
+template <class T>
+CLI::Validator range(T low, T high) {
+  const auto check = [low, high](const std::string& text) -> std::string {
+    T value{};
+    const bool ok = CLI::detail::lexical_cast(text, value) && value >= low && value <= high;
+    return ok ? "" : cat('\'', text, "' is not a number from ", low, " to ", high);
+  };
+  return {check, ""};
+}
 CLI::Validator one_of(std::vector<std::string> names) {
   return CLI::IsMember(std::move(names)).description("");
 }
@@ -206,7 +215,9 @@ void add_input_options(CLI::App& sub, Flags& flags) {
       group.add("--shape", flags.shape, "NAME[,key=value...]",
                 "Make a layer up. Names: " + names +
                     ". Keys: tokens (per rank), hidden, intermediate, experts, topk");
-  group.add("--seed", flags.seed, "S", "Seed of a made-up layer (default 0)")->needs(shape);
+  group.add("--seed", flags.seed, "S", "Seed of a made-up layer (default 0)")
+      ->needs(shape)
+      ->check(range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
   group
       .add("--skew", flags.skew, "Z",
            "How unevenly a made-up layer loads its experts, 0 to 100: 0 (default) evenly, 1 like "

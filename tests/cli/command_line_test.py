@@ -1,0 +1,361 @@
+"""Runs the uniep program as a user does. UNIEP_PROGRAM and UNIEP_TRACE say where it and the shipped
+trace are; an argument names one test class."""
+
+import json
+import os
+import pty
+import struct
+import subprocess
+import tempfile
+import unittest
+import xml.etree.ElementTree
+from pathlib import Path
+
+import layer_file
+
+PROGRAM = os.environ["UNIEP_PROGRAM"]
+TRACE = os.environ["UNIEP_TRACE"]
+PRESETS = ["sequential", "pipelined:4", "two-kernel", "single"]
+
+
+class ProgramTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def call(self, *args, **environment):
+        return subprocess.run([PROGRAM, *map(str, args)], capture_output=True, text=True,
+                              env={**os.environ, **environment}, timeout=300)
+
+    def succeed(self, *args, **environment):
+        done = self.call(*args, **environment)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), f"{args}\n{done.stdout}")
+        return done.stdout
+
+    def refuse(self, *args, code=2, words=(), **environment):
+        """Expects one sentence on stderr that has all of `words`."""
+        done = self.call(*args, **environment)
+        self.assertEqual(done.returncode, code, f"{args}\n{done.stdout}\n{done.stderr}")
+        command = "uniep " + args[0] if args and args[0] in ("run", "info", "validate") else "uniep"
+        self.assertTrue(done.stderr.startswith(command + ": "), done.stderr)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        for word in words:
+            self.assertIn(str(word), done.stderr)
+        return done
+
+    def layer_path(self, *args, **kwargs):
+        path = self.folder / "layer.safetensors"
+        path.write_bytes(layer_file.serialized(layer_file.layer(*args, **kwargs)))
+        return path
+
+
+class SameBytes(ProgramTest):
+    """--output has the same bytes whatever the ranks and the schedule."""
+
+    def outputs(self, *args, ranks=(1, 2, 4, 8), schedules=PRESETS):
+        first = None
+        for n in ranks:
+            for schedule in schedules:
+                path = self.folder / "out.safetensors"
+                self.succeed("run", *args, "--ranks", n, "--schedule", schedule, "--output", path)
+                content = path.read_bytes()
+                first = content if first is None else first
+                self.assertEqual(content, first, f"{n} ranks, {schedule}")
+        return layer_file.read(path)
+
+    def test_shipped_trace(self):
+        tensors = self.outputs("--input", TRACE)
+        self.assertEqual(list(tensors), ["out", "dx", "dprobs", "dw1", "dw2"])
+        self.assertEqual(tensors["dw1"][:2], ("BF16", [32, 256, 256]))
+
+    def test_uneven_tokens(self):
+        for tokens in (1, 3, 13):  # with 8 ranks: most have none, some have none, none has
+            self.outputs("--input", self.layer_path(tokens))
+
+    def test_no_tokens(self):
+        tensors = self.outputs("--input", self.layer_path(0), ranks=(1, 2), schedules=["single"])
+        self.assertEqual(set(tensors["dw1"][2]), {0})
+
+    def test_main_grad(self):
+        tensors = self.outputs("--input", self.layer_path(29), "--main-grad", "fp32")
+        self.assertEqual(tensors["dw1"][0], "F32")
+        self.assertEqual(tensors["out"][0], "BF16")
+
+    def test_made_up_layer_of_one_size(self):
+        # --shape counts tokens per rank; a batch is a function of its total.
+        contents = set()
+        for ranks in (1, 2, 4):
+            path = self.folder / "out.safetensors"
+            self.succeed("run", "--shape", f"tiny,tokens={64 // ranks}", "--seed", 7, "--skew", 1,
+                         "--ranks", ranks, "--output", path)
+            contents.add(path.read_bytes())
+        self.assertEqual(len(contents), 1)
+
+    def test_backward_alone_gives_the_same_as_both(self):
+        contents = set()
+        for direction in ("backward", "both"):
+            path = self.folder / "out.safetensors"
+            self.succeed("run", "--input", self.layer_path(20), "--pass", direction, "--ranks", 2,
+                         "--output", path)
+            contents.add(path.read_bytes())
+        self.assertEqual(len(contents), 1)
+
+    def test_forward_alone_writes_out_alone(self):
+        layer = self.layer_path(20, with_dy=False)
+        tensors = self.outputs("--input", layer, "--pass", "forward", ranks=(1, 2))
+        self.assertEqual(list(tensors), ["out"])
+
+
+class Reports(ProgramTest):
+    def test_check_passes_on_the_trace(self):
+        text = self.succeed("run", "--input", TRACE, "--ranks", 4, "--check")
+        self.assertIn("# check PASSED: out dx dprobs dw1 dw2 are bitwise those of sequential", text)
+        rows = {line.split()[0]: line.split()[1:] for line in text.splitlines()
+                if line.startswith("  ")}
+        for tensor in ("out", "dx", "dprobs", "dw1", "dw2"):
+            elements, wrong, distance, verdict = rows[tensor]
+            self.assertEqual((wrong, verdict), ("0", "ok"))
+            self.assertLess(float(distance), 5e-3)  # the contract's roundings alone
+
+    def test_check_of_main_grad_and_of_forward(self):
+        layer = self.layer_path(40)
+        self.assertIn("PASSED", self.succeed("run", "--input", layer, "--main-grad", "fp32",
+                                             "--ranks", 2, "--check"))
+        forward = self.succeed("run", "--input", layer, "--pass", "forward", "--check")
+        self.assertIn("PASSED: out are", forward)
+        self.assertNotIn("# backward", forward)
+
+    def test_summary(self):
+        text = self.succeed("run", "--input", TRACE, "--ranks", 4, "--repeat", 3)
+        for words in ("# ranks     4, each with 512 tokens and 8 experts", "# schedule  launch=single,",
+                      "min 84, median 244, max 558", "before deduplication", "# pushed", "# waiting",
+                      "(min ", "4 steps gave the same bits"):
+            self.assertIn(words, text)
+        stages = [line.split()[0] for line in text.splitlines() if line.startswith("  ")]
+        self.assertEqual(stages, ["dispatch", "fc1", "fc2", "reduce", "dispatch", "dfc2", "dfc1",
+                                  "wgrad2", "wgrad1", "reduce"])
+
+    def test_json(self):
+        path = self.folder / "figures.json"
+        self.succeed("run", "--input", TRACE, "--ranks", 2, "--schedule", "two-kernel",
+                     "--repeat", 5, "--check", "--json", path)
+        figures = json.loads(path.read_text())
+        self.assertEqual(figures["schema"], "uniep-run-1")
+        for key in ("version", "commit", "machine", "date", "command"):
+            self.assertIsInstance(figures[key], str, key)
+        self.assertTrue(figures["command"].startswith("uniep run --input "))
+        self.assertEqual(figures["problem"], {"tokens": 2048, "hidden": 256, "intermediate": 128,
+                                              "experts": 32, "topk": 4})
+        self.assertEqual(sum(figures["load"]["rows_per_expert"]), figures["load"]["rows"])
+        self.assertEqual([c["tensor"] for c in figures["check"]],
+                         ["out", "dx", "dprobs", "dw1", "dw2"])
+        records = figures["records"]
+        self.assertEqual([r["direction"] for r in records if "pass" not in r],
+                         ["forward", "backward"])
+        for r in records:
+            self.assertEqual((r["shape"], r["ranks"]), ("moe_lm_layer", 2))
+            self.assertTrue(r["schedule"].startswith("launch=paired,"), r["schedule"])
+            self.assertLessEqual(0, r["p10"])
+            self.assertLessEqual(r["p10"], r["ms"])
+            self.assertLessEqual(r["ms"], r["p90"])
+            for key in ("baseline_ms", "floor_ms", "efficiency"):
+                self.assertIsNone(r[key])
+            self.assertEqual(r["wrong"], None if "pass" in r else 0)
+        forward = records[0]
+        self.assertLess(forward["pulled_bytes"], forward["pulled_bytes_no_dedup"])
+        self.assertGreater(forward["pushed_bytes"], 0)
+
+    def test_json_without_check_claims_nothing(self):
+        path = self.folder / "figures.json"
+        self.succeed("run", "--shape", "tiny", "--json", path)
+        figures = json.loads(path.read_text())
+        self.assertIsNone(figures["check"])
+        self.assertTrue(all(r["wrong"] is None for r in figures["records"]))
+
+    def test_one_rank_moves_nothing(self):
+        path = self.folder / "figures.json"
+        self.succeed("run", "--shape", "tiny", "--json", path)
+        forward = json.loads(path.read_text())["records"][0]
+        self.assertEqual((forward["pulled_bytes"], forward["pushed_bytes"]), (0, 0))
+
+    def test_timeline_and_plot(self):
+        trace, plot = self.folder / "step.json", self.folder / "step.svg"
+        text = self.succeed("run", "--input", TRACE, "--ranks", 2, "--schedule", "workers=2",
+                            "--repeat", 2, "--trace", trace, "--plot", plot)
+        lines = text.splitlines()
+        self.assertTrue(lines[-2].startswith("# timeline") and str(trace) in lines[-2], lines[-2])
+        self.assertTrue(lines[-1].startswith("# plot") and str(plot) in lines[-1], lines[-1])
+        self.check_slices(json.loads(trace.read_text()), text)
+        root = xml.etree.ElementTree.parse(plot).getroot()
+        self.assertEqual(root.tag, "{http://www.w3.org/2000/svg}svg")
+        texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
+        for word in ("Load per expert", "Time per stage", "Timeline", "rank 1", "dfc2"):
+            self.assertIn(word, texts)
+
+    def check_slices(self, file, summary):
+        slices = [e for e in file["traceEvents"] if e["ph"] == "X"]
+        self.assertEqual({(e["pid"], e["tid"]) for e in slices}, {(0, 0), (0, 1), (1, 0), (1, 1)})
+        self.assertEqual(min(e["ts"] for e in slices), 0)
+        self.assertTrue(all(e["dur"] >= 0 for e in slices))
+        self.assertTrue(any(e["name"] == "wait" for e in slices))
+        # The last step alone: as many slices as the summary counts tasks.
+        tasks = [e for e in slices if e["name"] not in ("wait", "link")]
+        counted = sum(int(line.split()[1]) for line in summary.splitlines() if line.startswith("  "))
+        self.assertEqual(len(tasks), counted)
+
+    def test_emulated_link_is_named_and_waited_for(self):
+        trace = self.folder / "step.json"
+        text = self.succeed("run", "--input", TRACE, "--ranks", 2, "--pass", "forward",
+                            "--trace", trace, UNIEP_CPU_LINK_GBPS="1")
+        self.assertIn("# link      emulated, 1 GB/s and 5 us", text)
+        names = {e["name"] for e in json.loads(trace.read_text())["traceEvents"]}
+        self.assertIn("link", names)
+
+    def test_info(self):
+        text = self.succeed("info")
+        for word in ("version", "compiler", "cuda: not in this build", "pipelined:n", "tile_m",
+                     "UNIEP_TIMEOUT_MS", "kernels"):
+            self.assertIn(word, text)
+
+    def test_help(self):
+        for args in (["--help"], ["run", "--help"], ["info", "--help"], ["validate", "--help"]):
+            self.assertIn("uniep", self.succeed(*args))
+        self.assertIn("Examples:", self.succeed("run", "--help"))
+        self.assertRegex(self.succeed("--version"), r"^\d+\.\d+\.\d+ \(")
+
+
+class Errors(ProgramTest):
+    def test_arguments(self):
+        self.refuse(words=["subcommand"])
+        self.refuse("dance", words=["'dance'", "run, info, validate"])
+        self.refuse("run", words=["--input", "--shape"])
+        self.refuse("run", "--input", TRACE, "--shape", "tiny", words=["two layers"])
+        self.refuse("run", "--shape", "tiny", "--loudly", words=["--loudly"])
+        self.refuse("run", "--shape", "tiny", "--ranks", 0, words=["--ranks", "'0'", "1 to 64"])
+        self.refuse("run", "--shape", "tiny", "--ranks", "two", words=["'two'"])
+        self.refuse("run", "--shape", "tiny", "--repeat", 0, words=["--repeat"])
+        self.refuse("run", "--shape", "tiny", "--seed", -1, words=["--seed"])
+        self.refuse("run", "--shape", "tiny", "--skew", "nan", words=["--skew", "0 to 100"])
+        self.refuse("run", "--shape", "tiny", "--pass", "sideways", words=["sideways", "forward"])
+        self.refuse("run", "--input", TRACE, "--seed", 1, words=["--seed", "--shape"])
+        self.refuse("run", "--shape", "tiny", "--backend", "cuda", words=["no CUDA backend"])
+        self.refuse("run", "--shape", "gigantic", words=["gigantic", "tiny"])
+        self.refuse("run", "--shape", "tiny", "--schedule", "best", words=["best", "sequential"])
+        self.refuse("run", "--shape", "tiny", "--schedule", "tile_m=48", words=["tile_m", 48])
+
+    def test_experts_that_do_not_divide(self):
+        self.refuse("run", "--input", TRACE, "--ranks", 3, words=["32 experts", "3 ranks"])
+
+    def test_a_layer_without_dy(self):
+        layer = self.layer_path(4, with_dy=False)
+        self.refuse("run", "--input", layer, words=["dy", "--pass forward"])
+
+    def test_input_files(self):
+        self.refuse("run", "--input", self.folder / "none", words=["none"])
+        self.refuse("run", "--input", self.folder, words=["directory"])
+        self.refuse("run", "--input", __file__, words=["command_line_test.py"])
+
+    def test_output_files_are_refused_before_the_work(self):
+        for option in ("--output", "--trace", "--plot", "--json"):
+            done = self.refuse("run", "--shape", "tiny", option, self.folder / "no" / "file",
+                               words=[option, "folder"])
+            self.assertEqual(done.stdout, "")
+            self.refuse("run", "--shape", "tiny", option, self.folder, words=["folder"])
+
+    def test_a_full_disk(self):
+        self.refuse("run", "--shape", "tiny", "--json", "/dev/full", words=["/dev/full"])
+
+    def test_a_layer_larger_than_memory(self):
+        self.refuse("run", "--shape", "deepseek-v3,hidden=1048576,experts=65536", words=["memory"])
+
+    def test_environment(self):
+        self.refuse("run", "--shape", "tiny", words=["UNIEP_TIMEOUT_MS", "soon"],
+                    UNIEP_TIMEOUT_MS="soon")
+        self.refuse("run", "--shape", "tiny", words=["UNIEP_CPU_ISA"], UNIEP_CPU_ISA="mmx")
+
+    def test_a_wait_that_expires_fails_the_run(self):
+        done = self.refuse("run", "--shape", "tiny", "--ranks", 2, code=1,
+                           words=["rank", "stage", "tile", "expected", "seen"],
+                           UNIEP_TIMEOUT_MS="50", UNIEP_CPU_LINK_GBPS="1",
+                           UNIEP_CPU_LINK_LATENCY_US="1000000")
+        self.assertNotIn("done", done.stdout)
+
+
+class Validate(ProgramTest):
+    def broken(self, content, *words):
+        path = self.folder / "broken.safetensors"
+        path.write_bytes(content)
+        done = self.refuse("validate", path, words=["cannot be used"])
+        for word in words:
+            self.assertIn(word, done.stdout)
+        self.refuse("run", "--input", path)
+
+    def test_good_files(self):
+        self.assertIn("is good", self.succeed("validate", TRACE))
+        self.assertIn("2048", self.succeed("validate", TRACE))
+        self.succeed("validate", self.layer_path(5, with_dy=False))
+
+    def test_truncated_anywhere(self):
+        content = layer_file.serialized(layer_file.layer(5))
+        for size in (0, 7, 8, 100, len(content) - 1):
+            self.broken(content[:size])
+
+    def test_headers(self):
+        tensors = layer_file.layer(5)
+        self.broken(layer_file.serialized(tensors, header_text="{not json"))
+        self.broken(layer_file.serialized(tensors, header_text="[]"))
+        self.broken(struct.pack("<Q", 2**63) + b"{}")
+
+    def test_tensors(self):
+        for name in ("x", "topk_ids", "topk_probs", "w1", "w2"):
+            tensors = layer_file.layer(5)
+            del tensors[name]
+            self.broken(layer_file.serialized(tensors), name)
+        tensors = layer_file.layer(5)
+        dtype, _, content = tensors["x"]
+        self.broken(layer_file.serialized({**tensors, "x": (dtype, [10, 8], content)}), "x")
+
+    def test_values_and_all_findings(self):
+        tensors = layer_file.layer(5)
+        ids = layer_file.i32([0, 1, 2, 99, 4, 5, 6, -7, 0, 1])
+        probs = layer_file.f32([0.5] * 9 + [float("nan")])
+        tensors["topk_ids"] = ("I32", [5, 2], ids)
+        tensors["topk_probs"] = ("F32", [5, 2], probs)
+        self.broken(layer_file.serialized(tensors), "99", "-7", "topk_probs")
+
+
+class Terminal(ProgramTest):
+    """A progress bar is for people: on a terminal, and only when there is something to wait for."""
+
+    def errors_on_a_terminal(self, *args, **environment):
+        ours, theirs = pty.openpty()
+        with subprocess.Popen([PROGRAM, *map(str, args)], stdout=subprocess.DEVNULL, stderr=theirs,
+                              env={**os.environ, **environment}) as process:
+            os.close(theirs)
+            text = b""
+            while True:
+                try:
+                    chunk = os.read(ours, 4096)
+                except OSError:  # how Linux says that the other end has been closed
+                    break
+                if not chunk:
+                    break
+                text += chunk
+            os.close(ours)
+            self.assertEqual(process.wait(), 0)
+        return text.decode()
+
+    def test_long_work_shows_a_bar_and_erases_it(self):
+        text = self.errors_on_a_terminal("run", "--input", TRACE, "--ranks", 2, "--pass", "forward",
+                                         "--repeat", 3, UNIEP_CPU_LINK_GBPS="0.003")
+        self.assertIn("running 2 ranks", text)
+        self.assertIn("%", text)
+        self.assertTrue(text.endswith("\r\x1b[K"), repr(text[-40:]))
+
+    def test_short_work_shows_nothing(self):
+        self.assertEqual(self.errors_on_a_terminal("run", "--shape", "tiny"), "")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
