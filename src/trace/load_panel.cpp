@@ -28,8 +28,8 @@ std::string empty_experts(const std::vector<std::int64_t>& rows) {
     if (++count <= 6) list += cat(count == 1 ? "" : ", ", e);
   }
   if (count == 0) return "";
-  return cat("; without rows: ", count == 1 ? "expert " : cat(count, " experts, "), list,
-             count > 6 ? ", ..." : "");
+  if (count == 1) return "; without rows (red): expert " + list;
+  return cat("; without rows (red): ", count, " experts (", list, count > 6 ? ", ...)" : ")");
 }
 
 std::string caption(const PlotInput& input) {
@@ -64,7 +64,7 @@ void draw_bars(Svg& svg, const PlotInput& input, double bottom, double end) {
              cat("expert ", e, ", rank ", rank, ": ", rows[e], " rows"));
     if (rows[e] != 0) continue;
     const double mark = std::clamp(width, 1.5, 8.0);
-    svg.rect(middle - mark / 2, bottom - 5, mark, 5, kAlertColor,
+    svg.rect(middle - mark / 2, bottom - 3, mark, 3, kAlertColor,
              cat("expert ", e, ", rank ", rank, ": no rows"));
   }
 }

@@ -102,7 +102,7 @@ TEST(Plot, SaysLoadStatisticsAndNamesEmptyExperts) {
   input.rows_per_expert = {7, 0, 2, 11};
   const std::string svg = draw_plot(input);
   EXPECT_TRUE(has(svg,
-                  "min 0, median 4.5, max 11 rows; mean 5, max / mean 2.2; without rows: "
+                  "min 0, median 4.5, max 11 rows; mean 5, max / mean 2.2; without rows (red): "
                   "expert 1"));
   EXPECT_TRUE(has(svg, "expert 3, rank 1: 11 rows"));
 }

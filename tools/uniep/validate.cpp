@@ -11,7 +11,7 @@ namespace {
 
 int validate_file(const std::filesystem::path& path) {
   const io::LayerCheck check = io::check_layer(path);
-  if (check.summary) std::cout << io::to_string(*check.summary);
+  if (check.summary) std::cout << io::to_string(*check.summary) << '\n';
   for (const std::string& finding : check.findings) std::cout << finding << '\n';
   if (check.findings.empty()) {
     std::cout << path.string() << " is good\n";
