@@ -45,7 +45,18 @@ Sample run_pass(const LayerData& data, int ranks, Pass pass, const Schedule& sch
       }
     }
     const std::scoped_lock lock(mutex);
-    if (getenv("VERB")) { const auto& st = layer.last_pass(); printf("rank %d %s %.2f ms workers %d:", rank, to_string(schedule).substr(0,20).c_str(), st.elapsed_s*1e3, st.workers); for (int q=2;q<10;q++) { auto& x = st.stages[q]; if (x.tasks) printf(" %s n=%ld b=%.1f w=%.1f l=%.1f |", name((Stage)q), x.tasks, x.busy_s*1e3, x.wait_s*1e3, x.link_s*1e3);} puts(""); }
+    if (getenv("VERB")) {
+      const auto& st = layer.last_pass();
+      printf("rank %d %s %.2f ms workers %d:", rank, to_string(schedule).substr(0, 20).c_str(),
+             st.elapsed_s * 1e3, st.workers);
+      for (int q = 2; q < 10; q++) {
+        auto& x = st.stages[q];
+        if (x.tasks)
+          printf(" %s n=%ld b=%.1f w=%.1f l=%.1f |", name((Stage)q), x.tasks, x.busy_s * 1e3,
+                 x.wait_s * 1e3, x.link_s * 1e3);
+      }
+      puts("");
+    }
     include(worst, layer.last_pass());
   });
   return worst;

@@ -28,7 +28,7 @@ class Engine {
   struct Worker {
     int index = 0;
     Scratch scratch;
-    std::deque<Clock::time_point> pushes;  // when those under way arrive, oldest first
+    std::deque<Clock::time_point> pushes;        // when those under way arrive, oldest first
     std::optional<Clock::time_point> last_pull;  // arrival, where the last task was a pull too
     std::minstd_rand delays;
     std::array<StageStats, kNumStages> stats{};
