@@ -1,6 +1,7 @@
 #include "uniep/schedule.h"
 
 #include <charconv>
+#include <limits>
 
 #include "base/check.h"
 #include "base/contract.h"
@@ -57,6 +58,9 @@ std::optional<Schedule> find_preset(std::string_view word) {
   if (word.starts_with(kPipelined)) return pipelined(word.substr(kPipelined.size()));
   return std::nullopt;
 }
+
+/// Counters are compared by signed differences of 32 bits.
+constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
 
 std::string preset_names() {
   std::string names;
@@ -131,6 +135,11 @@ std::optional<std::string> invalid_reason(const Schedule& s, const Problem& prob
   if (problem.row_align % s.tile_m != 0) {
     return cat("tile_m=", s.tile_m, " does not divide the problem's row_align=", problem.row_align,
                ", so tiles would straddle experts");
+  }
+  if (std::int64_t{s.token_block} * problem.topk * problem.hidden > kMaxCount) {
+    return cat("token_block=", s.token_block, " with topk=", problem.topk,
+               " and hidden=", problem.hidden, " makes arrival counters pass ", kMaxCount,
+               " in one pass");
   }
   static_assert(64 % kDprobGroup == 0, "the smallest tile_n must hold whole dprobs groups");
   return std::nullopt;

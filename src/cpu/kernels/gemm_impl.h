@@ -1,5 +1,5 @@
-// The matrix product, included by kernels_<isa>.cc after it has defined `Simd`. No #pragma once and
-// no functions with external linkage: everything is compiled once per instruction set, and a
+// The matrix product, included by kernels_<isa>.cpp after it has defined `Simd`. No #pragma once
+// and no functions with external linkage: everything is compiled once per instruction set, and a
 // function that these translation units shared with others (even an inline one of a header, such as
 // to_bf16) could end up in generic code with AVX-512 instructions in it.
 //

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "uniep/bf16.h"
 
@@ -19,8 +20,8 @@ struct MatrixView {
 class GemmScratch {
  public:
   GemmScratch() = default;
-  GemmScratch(const GemmScratch&) = delete;
-  GemmScratch& operator=(const GemmScratch&) = delete;
+  GemmScratch(GemmScratch&& other) noexcept;
+  GemmScratch& operator=(GemmScratch&&) = delete;
   ~GemmScratch();
 
   /// At least `count` floats, 64-byte aligned, contents undefined. Valid until the next call.
@@ -68,8 +69,8 @@ struct Kernels {
 /// (portable, avx2, avx512). Throws Error when that one is unknown or unsupported here.
 const Kernels& kernels();
 
-/// kernels() with the variable's value as an argument; nullptr or "" for the best one.
-const Kernels& select_kernels(const char* forced);
+/// kernels() with the variable's value as an argument; "" for the best one.
+const Kernels& select_kernels(const std::string& wanted);
 
 /// nullptr when this CPU or this build lacks it.
 const Kernels* kernels_for(Isa isa);

@@ -1,4 +1,4 @@
-// The row functions, included by kernels_<isa>.cc after gemm_impl.h; see there why nothing has
+// The row functions, included by kernels_<isa>.cpp after gemm_impl.h; see there why nothing has
 // external linkage. Plain loops over blocks of a fixed size: basic IEEE operations give the same
 // bits at any vector width, and the compiler vectorises a loop of known length.
 #include "base/activation_math.h"

@@ -1,10 +1,11 @@
 #include "cpu/kernels/kernels.h"
 
-#include <cstdlib>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "base/check.h"
+#include "base/env.h"
 #include "cpu/kernels/isa.h"
 
 namespace uniep::cpu {
@@ -39,6 +40,9 @@ constexpr std::align_val_t kAlignment{64};
 
 }  // namespace
 
+GemmScratch::GemmScratch(GemmScratch&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), capacity_(std::exchange(other.capacity_, 0)) {}
+
 GemmScratch::~GemmScratch() { ::operator delete(data_, kAlignment); }
 
 float* GemmScratch::reserve(std::size_t count) {
@@ -66,8 +70,7 @@ const Kernels* kernels_for(Isa isa) {
   return isa == Isa::kPortable ? &kPortableKernels : nullptr;
 }
 
-const Kernels& select_kernels(const char* forced) {
-  const std::string wanted = forced == nullptr ? "" : forced;
+const Kernels& select_kernels(const std::string& wanted) {
   for (const Isa isa : kBestFirst) {
     const Kernels* found = kernels_for(isa);
     if (wanted.empty() && found != nullptr) return *found;
@@ -85,7 +88,7 @@ const Kernels& select_kernels(const char* forced) {
 }
 
 const Kernels& kernels() {
-  static const Kernels& chosen = select_kernels(std::getenv("UNIEP_CPU_ISA"));
+  static const Kernels& chosen = select_kernels(env_cpu_isa());
   return chosen;
 }
 
