@@ -1,11 +1,13 @@
-// Does communication hide under computation? Chooses an emulated link so slow that the wire takes as
-// long as the arithmetic, then times schedules side by side in one run.
+// Does communication hide under computation? Chooses an emulated link so slow that the wire takes
+// as long as the arithmetic, then times schedules side by side in one run.
 //
 //   uniep_overlap_bench [shape] [ranks] [repeats]
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "uniep/uniep.h"
@@ -15,104 +17,91 @@
 namespace uniep {
 namespace {
 
-struct Times {
-  double forward_s = 0;
-  double backward_s = 0;
-  double total() const { return forward_s + backward_s; }
+struct Sample {
+  double seconds = 0;           // of the slowest rank
+  std::int64_t wire_bytes = 0;  // through the busiest rank's port, per direction
 };
+
+void include(Sample& worst, const PassStats& stats) {
+  worst.seconds = std::max(worst.seconds, stats.elapsed_s);
+  worst.wire_bytes = std::max(worst.wire_bytes, stats.pulled_bytes + stats.pushed_bytes);
+}
+
+/// One pass of the second step on a new group: the link's speed is read when a group is made, and
+/// the first step is a warm-up.
+Sample run_pass(const LayerData& data, int ranks, Pass pass, const Schedule& schedule) {
+  const workload::Split split(data, ranks);
+  LayerResult result = workload::make_result(data, {});
+  Sample worst;
+  std::mutex mutex;
+  run_ranks(Communicator::cpu_group(ranks), [&](Communicator& communicator) {
+    const int rank = communicator.rank();
+    Layer layer(split.problem(), communicator);
+    const RoutingPlan plan = layer.plan(split.topk_ids(rank));
+    for (int step = 0; step < 2; ++step) {
+      const Saved saved = layer.forward(plan, split.forward_args(rank, result), schedule);
+      if (pass == Pass::kBackward) {
+        layer.backward(saved, split.backward_args(rank, result), schedule);
+      }
+    }
+    const std::scoped_lock lock(mutex);
+    if (getenv("VERB")) { const auto& st = layer.last_pass(); printf("rank %d %s %.2f ms workers %d:", rank, to_string(schedule).substr(0,20).c_str(), st.elapsed_s*1e3, st.workers); for (int q=2;q<10;q++) { auto& x = st.stages[q]; if (x.tasks) printf(" %s n=%ld b=%.1f w=%.1f l=%.1f |", name((Stage)q), x.tasks, x.busy_s*1e3, x.wait_s*1e3, x.link_s*1e3);} puts(""); }
+    include(worst, layer.last_pass());
+  });
+  return worst;
+}
+
+double median_seconds(std::vector<Sample> samples) {
+  std::sort(samples.begin(), samples.end(),
+            [](const Sample& a, const Sample& b) { return a.seconds < b.seconds; });
+  return samples[samples.size() / 2].seconds;
+}
 
 struct Case {
   std::string name;
   Schedule schedule;
-  std::vector<Times> samples;
+  std::vector<Sample> samples;
 };
 
-struct Step {
-  Times times;                     // of the slowest rank
-  std::int64_t wire_bytes = 0;     // through the busiest port, both passes
-};
-
-/// One step on a new group, so that the link's environment variables count; the second of two, the
-/// first being a warm-up.
-Step run_step(const LayerData& data, int ranks, const Schedule& schedule) {
-  const workload::Split split(data, ranks);
-  LayerResult result = workload::make_result(data, {});
-  std::vector<Step> steps(static_cast<std::size_t>(ranks));
-  run_ranks(Communicator::cpu_group(ranks), [&](Communicator& communicator) {
-    const int rank = communicator.rank();
-    Layer layer(split.problem(), communicator);
-    Step& step = steps[static_cast<std::size_t>(rank)];
-    for (int i = 0; i < 2; ++i) {
-      step = {};
-      const RoutingPlan plan = layer.plan(split.topk_ids(rank));
-      const Saved saved = layer.forward(plan, split.forward_args(rank, result), schedule);
-      step.times.forward_s = layer.last_pass().elapsed_s;
-      step.wire_bytes = layer.last_pass().pulled_bytes + layer.last_pass().pushed_bytes;
-      layer.backward(saved, split.backward_args(rank, result), schedule);
-      step.times.backward_s = layer.last_pass().elapsed_s;
-      step.wire_bytes += layer.last_pass().pulled_bytes + layer.last_pass().pushed_bytes;
-    }
-  });
-  Step worst;
-  for (const Step& s : steps) {
-    worst.times.forward_s = std::max(worst.times.forward_s, s.times.forward_s);
-    worst.times.backward_s = std::max(worst.times.backward_s, s.times.backward_s);
-    worst.wire_bytes = std::max(worst.wire_bytes, s.wire_bytes);
+/// Times all schedules of one pass, turn by turn, over a link that takes as long as the arithmetic.
+void compare(const LayerData& data, int ranks, Pass pass, int repeats) {
+  unsetenv("UNIEP_CPU_LINK_GBPS");
+  std::vector<Sample> plain;
+  for (int i = 0; i < repeats; ++i) {
+    plain.push_back(run_pass(data, ranks, pass, parse_schedule("single")));
   }
-  return worst;
-}
+  const double compute_s = median_seconds(plain);
+  const double gbps = static_cast<double>(plain[0].wire_bytes) / compute_s * 1e-9;
+  setenv("UNIEP_CPU_LINK_GBPS", std::to_string(gbps).c_str(), 1);
+  std::printf(
+      "# %s without a link %.2f ms; %.2f MB per direction and rank at %.4f GB/s take as long\n",
+      name(pass), compute_s * 1e3, static_cast<double>(plain[0].wire_bytes) * 1e-6, gbps);
 
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
-
-template <class F>
-double median_of(const Case& c, F&& value) {
-  std::vector<double> v;
-  for (const Times& t : c.samples) v.push_back(value(t));
-  return median(v);
+  std::vector<Case> cases;
+  for (const char* preset : {"sequential", "pipelined:2", "pipelined:4", "two-kernel", "single"}) {
+    cases.push_back({preset, parse_schedule(preset), {}});
+  }
+  for (int i = 0; i < repeats; ++i) {
+    for (Case& c : cases) c.samples.push_back(run_pass(data, ranks, pass, c.schedule));
+  }
+  const double sequential = median_seconds(cases[0].samples);
+  for (const Case& c : cases) {
+    const double seconds = median_seconds(c.samples);
+    std::printf("%-9s %-12s %10.2f %10.2f %10.2f\n", name(pass), c.name.c_str(), seconds * 1e3,
+                sequential / seconds, seconds / compute_s);
+  }
 }
 
 int run(const std::string& shape, int ranks, int repeats) {
   const workload::ShapeSpec spec = workload::parse_shape(shape);
   const LayerData data = workload::make_layer(spec, ranks, 1, 0);
 
-  unsetenv("UNIEP_CPU_LINK_GBPS");
-  const Schedule plain = parse_schedule("single");
-  std::vector<double> compute;
-  std::int64_t wire_bytes = 0;
-  for (int i = 0; i < repeats; ++i) {
-    const Step step = run_step(data, ranks, plain);
-    compute.push_back(step.times.total());
-    wire_bytes = step.wire_bytes;
-  }
-  const double compute_s = median(compute);
-  const double gbps = static_cast<double>(wire_bytes) / compute_s * 1e-9;
-  setenv("UNIEP_CPU_LINK_GBPS", std::to_string(gbps).c_str(), 1);
-  std::printf("# shape %s, %d ranks; without a link %.2f ms; %.2f MB over a rank's port\n",
-              workload::to_string(spec).c_str(), ranks, compute_s * 1e3,
-              static_cast<double>(wire_bytes) * 1e-6);
-  std::printf("# link %.4f GB/s per direction: as long on the wire as in arithmetic\n", gbps);
-
-  std::vector<Case> cases;
-  for (const char* name : {"sequential", "pipelined:2", "pipelined:4", "two-kernel", "single"}) {
-    cases.push_back({name, parse_schedule(name), {}});
-  }
-  for (int i = 0; i < repeats; ++i) {
-    for (Case& c : cases) c.samples.push_back(run_step(data, ranks, c.schedule).times);
-  }
-
-  const double sequential = median_of(cases[0], [](const Times& t) { return t.total(); });
-  std::printf("%-12s %12s %12s %12s %12s\n", "schedule", "forward_ms", "backward_ms", "step_ms",
-              "speedup");
-  for (const Case& c : cases) {
-    const double total = median_of(c, [](const Times& t) { return t.total(); });
-    std::printf("%-12s %12.2f %12.2f %12.2f %12.2f\n", c.name.c_str(),
-                1e3 * median_of(c, [](const Times& t) { return t.forward_s; }),
-                1e3 * median_of(c, [](const Times& t) { return t.backward_s; }), 1e3 * total,
-                sequential / total);
-  }
+  std::printf("# %s, %d ranks, %u cores, median of %d, latency UNIEP_CPU_LINK_LATENCY_US\n",
+              workload::to_string(spec).c_str(), ranks, std::thread::hardware_concurrency(),
+              repeats);
+  std::printf("%-9s %-12s %10s %10s %10s\n", "# pass", "schedule", "ms", "speedup", "/compute");
+  compare(data, ranks, Pass::kForward, repeats);
+  compare(data, ranks, Pass::kBackward, repeats);
   return 0;
 }
 

@@ -24,14 +24,13 @@ class Link {
 
   bool enabled() const { return ns_per_byte_ > 0; }
 
-  /// Books a transfer and returns when its data is visible at `to`.
-  Clock::time_point reserve(int from, int to, std::int64_t bytes) {
-    const Clock::time_point now = Clock::now();
-    if (!enabled() || from == to) return now;
+  /// Books a transfer that is asked for at `asked`, and returns when its data is visible at `to`.
+  Clock::time_point reserve(int from, int to, std::int64_t bytes, Clock::time_point asked) {
+    if (!enabled() || from == to) return asked;
     const std::scoped_lock lock(mutex_);
     Clock::time_point& out = out_free_[static_cast<std::size_t>(from)];
     Clock::time_point& in = in_free_[static_cast<std::size_t>(to)];
-    const Clock::time_point start = std::max({now, out, in});
+    const Clock::time_point start = std::max({asked, out, in});
     const std::chrono::nanoseconds duration(
         static_cast<std::int64_t>(static_cast<double>(bytes) * ns_per_byte_));
     out = in = start + duration;

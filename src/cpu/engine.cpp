@@ -82,6 +82,7 @@ void Engine::run_launch(const PassContext& ctx, int index, int workers, bool rec
   const bool join = v.schedule.dispatch_join || dispatchers == workers;
   pool_.run(workers, [&](int i) {
     Worker& worker = workers_[static_cast<std::size_t>(i)];
+    worker.last_pull.reset();
     try {
       const bool dispatches = i < dispatchers;
       if (dispatches) drain(ctx, comm, worker, index, record);
@@ -141,8 +142,10 @@ void Engine::execute(const PassContext& ctx, const Task& task, Worker& worker,
   event.ready_ns = nanoseconds(ready);
 
   if (task.stage == Stage::kDispatch) {
-    wait_for_pulls(ctx, task);
+    wait_for_pulls(ctx, task, worker);
     event.link_ns = nanoseconds(Clock::now()) - event.ready_ns;
+  } else {
+    worker.last_pull.reset();
   }
   run_stage(ctx, task, worker.scratch);
   signal(ctx, task, worker);
@@ -187,19 +190,23 @@ void Engine::wait_for(const Wait& wait, const Task& task) {
   }
 }
 
-void Engine::wait_for_pulls(const PassContext& ctx, const Task& task) {
+/// A worker that pulls task after task asks for the next transfer while the last is under way, as a
+/// kernel with more than one buffer does: the link does not idle while the worker wakes and copies.
+void Engine::wait_for_pulls(const PassContext& ctx, const Task& task, Worker& worker) {
   Link& link = group_.link();
   if (!link.enabled()) return;
   const PassView& v = ctx.view;
-  Clock::time_point done = Clock::now();
+  const Clock::time_point asked = worker.last_pull.value_or(Clock::now());
+  Clock::time_point done = asked;
   for (std::int64_t i = task.m; i < task.m + task.n;) {
     const int source = v.pulls[i].source;
     std::int64_t bytes = 0;
     for (; i < task.m + task.n && v.pulls[i].source == source; ++i) {
       bytes += pulled_bytes(v, v.pulls[i]);
     }
-    done = std::max(done, link.reserve(source, rank_, bytes));
+    done = std::max(done, link.reserve(source, rank_, bytes, asked));
   }
+  worker.last_pull = done;
   sleep_until(done);
 }
 
@@ -216,7 +223,7 @@ void Engine::signal(const PassContext& ctx, const Task& task, Worker& worker) {
     }
     // What was pushed is seen when the link has carried it: `amount` elements of bf16.
     const std::int64_t bytes = s.amount * static_cast<std::int64_t>(sizeof(bf16));
-    const Clock::time_point due = group_.link().reserve(rank_, s.rank, bytes);
+    const Clock::time_point due = group_.link().reserve(rank_, s.rank, bytes, Clock::now());
     courier->send(due, counters_.heap_of(s.rank), counter, s.amount);
     arrival = std::max(arrival, due);
   });

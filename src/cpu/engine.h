@@ -4,6 +4,7 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -28,6 +29,7 @@ class Engine {
     int index = 0;
     Scratch scratch;
     std::deque<Clock::time_point> pushes;  // when those under way arrive, oldest first
+    std::optional<Clock::time_point> last_pull;  // arrival, where the last task was a pull too
     std::minstd_rand delays;
     std::array<StageStats, kNumStages> stats{};
     std::vector<TimelineEvent> events;
@@ -45,7 +47,7 @@ class Engine {
   void execute(const PassContext& ctx, const Task& task, Worker& worker, TimelineEvent& event);
   void wait_for_inputs(const PassContext& ctx, const Task& task, Worker& worker);
   void wait_for(const Wait& wait, const Task& task);
-  void wait_for_pulls(const PassContext& ctx, const Task& task);
+  void wait_for_pulls(const PassContext& ctx, const Task& task, Worker& worker);
   void signal(const PassContext& ctx, const Task& task, Worker& worker);
   void limit_pushes(const PassContext& ctx, Worker& worker);
   void sleep_until(Clock::time_point when);

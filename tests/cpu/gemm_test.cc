@@ -119,8 +119,8 @@ TEST(Gemm, RandomShapesOfEveryKindOfValue) {
   const auto up_to = [&](Index most) { return static_cast<Index>(rng() % (most + 1)); };
   for (const Values values : testing::kAllValues) {
     for (const Layout& layout : kLayouts) {
-      for (int i = 0; i < 12; ++i) {
-        const Index m = up_to(70), n = up_to(90), k = up_to(600);
+      for (int i = 0; i < 6; ++i) {
+        const Index m = up_to(70), n = up_to(90), k = up_to(400);
         check(rng, values, layout, m, n, k, up_to(9));
         if (HasFatalFailure()) return;
       }
@@ -131,9 +131,9 @@ TEST(Gemm, RandomShapesOfEveryKindOfValue) {
 TEST(Gemm, LargerThanTheBlocks) {
   std::mt19937 rng(3);
   for (const Layout& layout : kLayouts) {
-    check(rng, Values::kOrdinary, layout, 201, 70, 521, 3);
-    check(rng, Values::kOrdinary, layout, 30, 1050, 300, 0);
-    check(rng, Values::kTiny, layout, 201, 530, 70, 0);
+    check(rng, Values::kOrdinary, layout, 201, 20, 521, 3);
+    check(rng, Values::kOrdinary, layout, 15, 1050, 270, 0);
+    check(rng, Values::kTiny, layout, 201, 530, 20, 0);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "cpu/kernels_testing.h"
 #include "uniep/error.h"
@@ -57,6 +58,9 @@ TEST(GemmScratch, IsAlignedAndGrows) {
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(data) % 64, 0u);
     data[0] = data[count - 1] = 1.0f;
   }
+  GemmScratch moved(std::move(scratch));
+  EXPECT_EQ(moved.reserve(100000)[99999], 1.0f);
+  EXPECT_NE(scratch.reserve(1), nullptr);  // the one moved from is empty, and can grow again
 }
 
 }  // namespace

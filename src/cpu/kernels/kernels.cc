@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "base/check.h"
 #include "cpu/kernels/isa.h"
@@ -38,6 +39,9 @@ bool has_unit_stride(const MatrixView& v) { return v.row_stride == 1 || v.col_st
 constexpr std::align_val_t kAlignment{64};
 
 }  // namespace
+
+GemmScratch::GemmScratch(GemmScratch&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), capacity_(std::exchange(other.capacity_, 0)) {}
 
 GemmScratch::~GemmScratch() { ::operator delete(data_, kAlignment); }
 

@@ -19,8 +19,8 @@ struct MatrixView {
 class GemmScratch {
  public:
   GemmScratch() = default;
-  GemmScratch(const GemmScratch&) = delete;
-  GemmScratch& operator=(const GemmScratch&) = delete;
+  GemmScratch(GemmScratch&& other) noexcept;
+  GemmScratch& operator=(GemmScratch&&) = delete;
   ~GemmScratch();
 
   /// At least `count` floats, 64-byte aligned, contents undefined. Valid until the next call.

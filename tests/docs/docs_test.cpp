@@ -1,0 +1,75 @@
+// Tables in docs/ that restate declarations in the code must say the same.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iterator>
+
+#include "base/check.h"
+#include "base/env.h"
+#include "schedule/axes.h"
+#include "uniep/schedule.h"
+
+namespace uniep {
+namespace {
+
+std::string read_doc(const std::string& name) {
+  std::ifstream file(std::string(UNIEP_DOCS_DIR) + "/" + name);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::string values_text(const AxisInfo& axis) {
+  std::string text;
+  for (const auto& choice : axis.choices) text += cat(text.empty() ? "" : ", ", choice);
+  if (text.empty()) text = cat(axis.min, " to ", axis.max);
+  return axis.power_of_two ? text + ", powers of two" : text;
+}
+
+std::string axes_table() {
+  std::string table =
+      "| axis | values | default | scope | bit-neutral | meaning |\n|---|---|---|---|---|---|\n";
+  for (const AxisInfo& a : schedule_axes()) {
+    table += cat("| `", a.name, "` | ", values_text(a), " | ", axis_value_text(a, a.default_value),
+                 " | ", a.scope == AxisScope::kLaunch ? "launch" : "compile-time", " | ",
+                 a.bit_neutral ? "yes" : "no", " | ", a.meaning, " |\n");
+  }
+  return table;
+}
+
+std::string presets_table() {
+  std::string table = "| preset | what it reproduces | stands for |\n|---|---|---|\n";
+  for (const PresetInfo& p : schedule_presets()) {
+    const std::string name = p.name == "pipelined:n" ? "pipelined:4" : std::string(p.name);
+    table += cat("| `", p.name, "` | ", p.meaning, " | `", to_string(parse_schedule(name)),
+                 p.name == name ? "`" : "` (n = 4)", " |\n");
+  }
+  return table;
+}
+
+std::string environment_table() {
+  std::string table = "| variable | meaning | default |\n|---|---|---|\n";
+  for (const EnvVariable& v : environment_variables()) {
+    table += cat("| `", v.name, "` | ", v.meaning, " | ", v.default_text, " |\n");
+  }
+  return table;
+}
+
+TEST(Docs, ScheduleListsEveryAxis) {
+  EXPECT_NE(read_doc("schedule.md").find(axes_table()), std::string::npos)
+      << "docs/schedule.md should contain:\n"
+      << axes_table();
+}
+
+TEST(Docs, ScheduleListsEveryPreset) {
+  EXPECT_NE(read_doc("schedule.md").find(presets_table()), std::string::npos)
+      << "docs/schedule.md should contain:\n"
+      << presets_table();
+}
+
+TEST(Docs, EnvironmentListsEveryVariable) {
+  EXPECT_NE(read_doc("environment.md").find(environment_table()), std::string::npos)
+      << "docs/environment.md should contain:\n"
+      << environment_table();
+}
+
+}  // namespace
+}  // namespace uniep
