@@ -14,6 +14,12 @@
 namespace uniep::cpu {
 namespace {
 
+/// What ranks must agree on when they enter a pass.
+std::string call_text(const char* pass, const RoutingPlan& plan, const Schedule& schedule) {
+  return cat(pass, " of plan ", std::hex, plan.data().fingerprint, " with schedule ",
+             to_string(schedule));
+}
+
 class CpuLayer final : public LayerBackend {
  public:
   CpuLayer(const Problem& problem, Communicator communicator, const LayerOptions& options)
@@ -143,7 +149,7 @@ void CpuLayer::count_traffic(const RoutingPlan& plan, const PassView& view) {
 Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
                         const Schedule& schedule) {
   std::unique_ptr<SavedData> saved;
-  agree(comm_, timeout_ms_, Stage::kEnter, "forward with schedule " + to_string(schedule), [&] {
+  agree(comm_, timeout_ms_, Stage::kEnter, call_text("forward", plan, schedule), [&] {
     check_forward(problem_, communicator_, plan, args, schedule);
     saved = std::make_unique<SavedData>(plan);
     row_heap(RowLayout(problem_, plan.padded_rows(), Pass::kForward).bytes);
@@ -159,7 +165,9 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
 }
 
 void CpuLayer::backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) {
-  agree(comm_, timeout_ms_, Stage::kEnter, "backward with schedule " + to_string(schedule), [&] {
+  const std::string call =
+      saved.data() == nullptr ? "backward" : call_text("backward", saved.plan(), schedule);
+  agree(comm_, timeout_ms_, Stage::kEnter, call, [&] {
     check_backward(problem_, communicator_, saved, args, schedule);
     row_heap(RowLayout(problem_, saved.plan().padded_rows(), Pass::kBackward).bytes);
   });
