@@ -28,10 +28,10 @@ class CpuLayer final : public LayerBackend {
         comm_(dynamic_cast<CpuCommunicator&>(*communicator_.impl())),
         timeout_ms_(options.timeout_ms > 0 ? options.timeout_ms : env_timeout_ms()),
         record_timeline_(options.record_timeline),
-        kernels_(agreed_kernels()),
+        kernels_(agree_to_build()),
         symmetric_(problem, comm_.size()),
-        heaps_(comm_.group().allocate_symmetric(comm_.rank(), symmetric_.bytes, timeout_ms_)),
-        counters_(problem, comm_.rank(), heaps_),
+        heaps_(comm_.group().share(comm_.rank(), own_heap_, timeout_ms_)),
+        counters_(problem, comm_.rank(), heaps_, options.faults.first_count),
         engine_(comm_.group(), comm_.rank(), counters_, options) {}
 
   RoutingPlan plan(std::span<const std::int32_t> topk_ids) override;
@@ -46,11 +46,12 @@ class CpuLayer final : public LayerBackend {
 
  private:
   /// First collective act of a layer: all ranks want the same one, and each can build it.
-  const Kernels& agreed_kernels() {
+  const Kernels& agree_to_build() {
     const Kernels* chosen = nullptr;
     agree(comm_, timeout_ms_, Stage::kPlan, "layer " + to_string(problem_), [&] {
       validate(problem_, comm_.size());
       chosen = &kernels();
+      own_heap_ = std::make_shared<Heap>(SymmetricLayout(problem_, comm_.size()).bytes);
     });
     return *chosen;
   }
@@ -65,6 +66,7 @@ class CpuLayer final : public LayerBackend {
   CpuCommunicator& comm_;
   const int timeout_ms_;
   const bool record_timeline_;
+  std::shared_ptr<Heap> own_heap_;  // element rank of heaps_
   const Kernels& kernels_;
   const SymmetricLayout symmetric_;
   std::vector<std::shared_ptr<Heap>> heaps_;
