@@ -6,6 +6,9 @@ target_compile_features(uniep_options INTERFACE cxx_std_20)
 # multiply and an add on its own; where an FMA is meant, the code says so.
 target_compile_options(uniep_options INTERFACE -Wall -Wextra -Wshadow -Wconversion
                        -Wno-sign-conversion -ffp-contract=off)
+# Paths in debug information, asserts and error texts are relative to the source tree: two clones
+# build the same bytes, and a compiler cache serves both.
+target_compile_options(uniep_options INTERFACE -ffile-prefix-map=${PROJECT_SOURCE_DIR}/=)
 if(UNIEP_WERROR)
   target_compile_options(uniep_options INTERFACE -Werror)
 endif()

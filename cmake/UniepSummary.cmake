@@ -1,5 +1,4 @@
 # One line at the end of configuring that says what this build contains.
-find_program(UNIEP_NVCC nvcc HINTS /usr/local/cuda/bin)
 if(UNIEP_NVCC)
   set(_cuda "CPU only (nvcc is at ${UNIEP_NVCC}, but this version has no CUDA backend yet)")
 else()

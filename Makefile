@@ -1,0 +1,66 @@
+# The everyday commands. Each is a short form of cmake, ctest or uniep; `make help` lists them.
+# Builds go to build/<preset>; CMakePresets.json says what the presets are.
+
+PRESET ?= cpu-release
+JOBS   ?= $(shell nproc)
+PREFIX ?= /usr/local
+# `make sanitize` runs this part of the random cases that `make test` runs.
+SANITIZE_CASES ?= 0.05
+SANITIZERS     ?= asan ubsan tsan
+
+# A compiler cache, where there is one; `make CCACHE= build` does without.
+CCACHE ?= $(shell command -v ccache)
+CMAKE_FLAGS = $(if $(CCACHE),-DCMAKE_CXX_COMPILER_LAUNCHER=$(CCACHE))
+
+configure_preset = cmake --preset $(1) $(CMAKE_FLAGS)
+build_preset     = cmake --build --preset $(1) --parallel $(JOBS)
+
+.DEFAULT_GOAL := help
+.PHONY: help deps build run test sanitize asan ubsan tsan bench format format-check install clean
+
+help:  ## list these commands
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
+	  awk -F'|' '{ printf "  make %-14s%s\n", $$1, $$2 }'
+	@echo "Settings now: PRESET=$(PRESET) JOBS=$(JOBS) PREFIX=$(PREFIX) CCACHE=$(CCACHE)"
+
+deps:  ## install what is missing (Debian, Ubuntu: apt-get, as root or with sudo)
+	@scripts/install_deps.sh
+
+build: deps  ## build everything; PRESET is cpu-release, cpu-debug, asan, ubsan or tsan
+	@$(call configure_preset,$(PRESET))
+	@$(call build_preset,$(PRESET))
+
+run: build  ## the main job: a real layer on 4 ranks, checked; writes a timeline and a plot to out/
+	@mkdir -p out
+	build/$(PRESET)/bin/uniep run --input data/moe_lm_layer.safetensors --ranks 4 \
+	  --schedule single --check --trace out/timeline.json --plot out/summary.svg \
+	  --json out/run.json --output out/result.safetensors
+	@echo
+	@echo "Look at out/summary.svg (any browser) and out/timeline.json (ui.perfetto.dev)."
+	@echo "The figures are in out/run.json, the results in out/result.safetensors."
+
+test: build  ## all tests, the slow ones too
+	@ctest --preset $(PRESET)
+
+sanitize: $(SANITIZERS)  ## the tests under AddressSanitizer, UBSan and ThreadSanitizer
+
+asan ubsan tsan: deps
+	@$(call configure_preset,$@)
+	@$(call build_preset,$@) --target sanitize_tests
+	@UNIEP_TEST_CASES=$(SANITIZE_CASES) ctest --preset $@ -L sanitize
+
+bench: build  ## speed of the tile GEMM beside OpenBLAS, and of overlap over an emulated link
+	build/$(PRESET)/benchmarks/uniep_gemm_bench
+	build/$(PRESET)/benchmarks/uniep_overlap_bench
+
+format:  ## format all sources (clang-format 14)
+	@scripts/format.sh
+
+format-check:  ## fail where `make format` would change something
+	@scripts/format.sh --check
+
+install: build  ## install the library and the command line below PREFIX
+	cmake --install build/$(PRESET) --prefix $(PREFIX)
+
+clean:  ## remove build/ and out/
+	rm -rf build out
