@@ -72,6 +72,8 @@ struct FaultInjection {
   int withhold_rank = -1;  ///< this rank computes, but never signals ...
   Stage withhold_stage = Stage::kDispatch;  ///< ... the tasks of this stage ...
   std::int64_t withhold_tile = 0;           ///< ... that have this tile index
+  std::uint32_t first_count = 0;  ///< where every counter starts, on all ranks; close to 2^32 it
+                                  ///< wraps
 };
 
 struct LayerOptions {

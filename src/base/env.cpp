@@ -24,7 +24,7 @@ const char* value_of(const char* name) {
   return text != nullptr && *text != '\0' ? text : nullptr;
 }
 
-double number(const char* name, const char* text, double low, double high) {
+double number(const char* name, const char* text, double low, int high) {
   char* end = nullptr;
   const double v = std::strtod(text, &end);
   require(*end == '\0' && std::isfinite(v) && v >= low && v <= high, ErrorCode::kInvalidArgument,
@@ -45,7 +45,7 @@ int env_timeout_ms() {
 std::optional<double> env_link_gbps() {
   const char* text = value_of("UNIEP_CPU_LINK_GBPS");
   if (text == nullptr) return std::nullopt;
-  return number("UNIEP_CPU_LINK_GBPS", text, 1e-6, 1e6);
+  return number("UNIEP_CPU_LINK_GBPS", text, 1e-6, 1000000);
 }
 
 double env_link_latency_us() {

@@ -8,6 +8,9 @@
 namespace uniep {
 namespace {
 
+/// Row numbers are 32 bits wide.
+constexpr std::int64_t kMaxCapacityRows = std::numeric_limits<std::int32_t>::max();
+
 void require_range(const char* field, std::int64_t value, std::int64_t low, std::int64_t high) {
   require(value >= low && value <= high, ErrorCode::kInvalidArgument, "problem.", field, " is ",
           value, "; ", low, " to ", high, " is accepted");
@@ -31,7 +34,7 @@ void validate(const Problem& p, int num_ranks) {
           " ranks do not divide; a multiple of the number of ranks is accepted");
   require_range("topk", p.topk, 1, kMaxTopk);
   require_range("max_tokens", p.max_tokens, 0, std::int64_t{1} << 26);
-  require_range("capacity_rows", p.capacity_rows, 0, std::numeric_limits<std::int32_t>::max());
+  require_range("capacity_rows", p.capacity_rows, 0, kMaxCapacityRows);
   require(p.row_align >= 16 && p.row_align <= 256 && (p.row_align & (p.row_align - 1)) == 0,
           ErrorCode::kInvalidArgument, "problem.row_align is ", p.row_align,
           "; 16, 32, 64, 128 or 256 is accepted");
@@ -42,7 +45,7 @@ std::int64_t capacity_rows(const Problem& p, int num_ranks) {
   const std::int64_t local_experts = p.num_experts / num_ranks;
   // The same expert may be named twice by a token, so K bounds a token's copies, not min(K, El).
   const std::int64_t rows = num_ranks * p.max_tokens * p.topk;
-  return rows + local_experts * (p.row_align - 1);
+  return min_of<std::int64_t>(rows + local_experts * (p.row_align - 1), kMaxCapacityRows);
 }
 
 std::string to_string(const Problem& p) {

@@ -67,9 +67,8 @@ std::vector<std::string> CpuGroup::all_gather(int rank, const std::string& bytes
   return all;
 }
 
-std::vector<std::shared_ptr<Heap>> CpuGroup::allocate_symmetric(int rank, std::int64_t bytes,
-                                                                int limit_ms) {
-  const auto own = std::make_shared<Heap>(bytes);
+std::vector<std::shared_ptr<Heap>> CpuGroup::share(int rank, const std::shared_ptr<Heap>& own,
+                                                   int limit_ms) {
   std::uint64_t number = 0;
   {
     const std::scoped_lock lock(mutex_);

@@ -47,9 +47,10 @@ class CpuGroup {
   std::vector<std::string> all_gather(int rank, const std::string& bytes, const char* stage,
                                       int limit_ms);
 
-  /// Collective: gives each rank a heap of the same size and access to everyone's, which lasts as
-  /// long as anybody holds it.
-  std::vector<std::shared_ptr<Heap>> allocate_symmetric(int rank, std::int64_t bytes, int limit_ms);
+  /// Collective: each rank brings a heap, all of the same size, and gets access to everyone's,
+  /// which last as long as anybody holds them.
+  std::vector<std::shared_ptr<Heap>> share(int rank, const std::shared_ptr<Heap>& own,
+                                           int limit_ms);
 
  private:
   /// One all_gather under way. A fast rank may begin the next before slow ones have left this one.

@@ -1,15 +1,33 @@
 #include "cpu/counters.h"
 
-#include "base/check.h"
+#include <algorithm>
+#include <span>
 
 namespace uniep::cpu {
 
-Counters::Counters(const Problem& problem, int rank, std::vector<std::shared_ptr<Heap>> heaps)
+namespace {
+
+/// The counters from `offset` to the heap's end.
+std::span<std::uint32_t> counters_from(const Heap& heap, std::int64_t offset) {
+  return {reinterpret_cast<std::uint32_t*>(heap.data() + offset),
+          static_cast<std::size_t>(heap.bytes() - offset) / sizeof(std::uint32_t)};
+}
+
+}  // namespace
+
+Counters::Counters(const Problem& problem, int rank, std::vector<std::shared_ptr<Heap>> heaps,
+                   std::uint32_t first_count)
     : rank_(rank),
       symmetric_(problem, static_cast<int>(heaps.size())),
       local_(problem, static_cast<int>(heaps.size())),
       heaps_(std::move(heaps)),
-      local_heap_(local_.bytes) {}
+      local_heap_(local_.bytes),
+      passes_(first_count) {
+  if (first_count == 0) return;  // as heaps are
+  std::ranges::fill(counters_from(local_heap_, 0), first_count);
+  // These come last in the heap. No peer touches them before this rank has entered a pass.
+  std::ranges::fill(counters_from(*heap_of(rank_), symmetric_.published), first_count);
+}
 
 std::uint32_t* Counters::counter(CounterKind kind, int rank, std::int64_t index) const {
   const auto at = [&](const Heap& heap, std::int64_t offset) {

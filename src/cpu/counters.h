@@ -15,7 +15,9 @@ namespace uniep::cpu {
 /// for the protocol and its memory ordering.
 class Counters {
  public:
-  Counters(const Problem& problem, int rank, std::vector<std::shared_ptr<Heap>> heaps);
+  /// All counters start at `first_count`, which must be the same on every rank.
+  Counters(const Problem& problem, int rank, std::vector<std::shared_ptr<Heap>> heaps,
+           std::uint32_t first_count = 0);
 
   /// Notes where the counters stand, so that the pass counts from there; nothing is ever cleared.
   /// Every signal of earlier passes has arrived by now, and none of this pass comes before
@@ -48,7 +50,7 @@ class Counters {
   const LocalCounterLayout local_;
   std::vector<std::shared_ptr<Heap>> heaps_;
   Heap local_heap_;
-  std::uint32_t passes_ = 0;  // begun, this one included; equal on all ranks
+  std::uint32_t passes_;  // begun, this one included; from first_count on, equal on all ranks
   std::vector<std::uint32_t> bases_[kNumCounterKinds];
 };
 

@@ -14,6 +14,12 @@
 namespace uniep::cpu {
 namespace {
 
+/// What ranks must agree on when they enter a pass.
+std::string call_text(const char* pass, const RoutingPlan& plan, const Schedule& schedule) {
+  return cat(pass, " of plan ", std::hex, plan.data().fingerprint, " with schedule ",
+             to_string(schedule));
+}
+
 class CpuLayer final : public LayerBackend {
  public:
   CpuLayer(const Problem& problem, Communicator communicator, const LayerOptions& options)
@@ -22,10 +28,10 @@ class CpuLayer final : public LayerBackend {
         comm_(dynamic_cast<CpuCommunicator&>(*communicator_.impl())),
         timeout_ms_(options.timeout_ms > 0 ? options.timeout_ms : env_timeout_ms()),
         record_timeline_(options.record_timeline),
-        kernels_(agreed_kernels()),
+        kernels_(agree_to_build()),
         symmetric_(problem, comm_.size()),
-        heaps_(comm_.group().allocate_symmetric(comm_.rank(), symmetric_.bytes, timeout_ms_)),
-        counters_(problem, comm_.rank(), heaps_),
+        heaps_(comm_.group().share(comm_.rank(), own_heap_, timeout_ms_)),
+        counters_(problem, comm_.rank(), heaps_, options.faults.first_count),
         engine_(comm_.group(), comm_.rank(), counters_, options) {}
 
   RoutingPlan plan(std::span<const std::int32_t> topk_ids) override;
@@ -40,11 +46,12 @@ class CpuLayer final : public LayerBackend {
 
  private:
   /// First collective act of a layer: all ranks want the same one, and each can build it.
-  const Kernels& agreed_kernels() {
+  const Kernels& agree_to_build() {
     const Kernels* chosen = nullptr;
     agree(comm_, timeout_ms_, Stage::kPlan, "layer " + to_string(problem_), [&] {
       validate(problem_, comm_.size());
       chosen = &kernels();
+      own_heap_ = std::make_shared<Heap>(SymmetricLayout(problem_, comm_.size()).bytes);
     });
     return *chosen;
   }
@@ -59,6 +66,7 @@ class CpuLayer final : public LayerBackend {
   CpuCommunicator& comm_;
   const int timeout_ms_;
   const bool record_timeline_;
+  std::shared_ptr<Heap> own_heap_;  // element rank of heaps_
   const Kernels& kernels_;
   const SymmetricLayout symmetric_;
   std::vector<std::shared_ptr<Heap>> heaps_;
@@ -143,7 +151,7 @@ void CpuLayer::count_traffic(const RoutingPlan& plan, const PassView& view) {
 Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
                         const Schedule& schedule) {
   std::unique_ptr<SavedData> saved;
-  agree(comm_, timeout_ms_, Stage::kEnter, "forward with schedule " + to_string(schedule), [&] {
+  agree(comm_, timeout_ms_, Stage::kEnter, call_text("forward", plan, schedule), [&] {
     check_forward(problem_, communicator_, plan, args, schedule);
     saved = std::make_unique<SavedData>(plan);
     row_heap(RowLayout(problem_, plan.padded_rows(), Pass::kForward).bytes);
@@ -159,7 +167,9 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
 }
 
 void CpuLayer::backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) {
-  agree(comm_, timeout_ms_, Stage::kEnter, "backward with schedule " + to_string(schedule), [&] {
+  const std::string call =
+      saved.data() == nullptr ? "backward" : call_text("backward", saved.plan(), schedule);
+  agree(comm_, timeout_ms_, Stage::kEnter, call, [&] {
     check_backward(problem_, communicator_, saved, args, schedule);
     row_heap(RowLayout(problem_, saved.plan().padded_rows(), Pass::kBackward).bytes);
   });

@@ -51,7 +51,11 @@ void Engine::run(const PassContext& ctx, PassStats& stats, std::vector<TimelineE
 
   const int launches = num_launches(ctx.view);
   for (int i = 0; i < launches && !error_; ++i) {
-    run_launch(ctx, i, workers, timeline != nullptr);
+    try {
+      run_launch(ctx, i, workers, timeline != nullptr);
+    } catch (...) {  // no threads, no memory
+      fail(std::current_exception());
+    }
   }
   if (error_) std::rethrow_exception(error_);
 

@@ -14,13 +14,14 @@ WorkerPool::~WorkerPool() {
 void WorkerPool::run(int count, const std::function<void(int)>& body) {
   {
     const std::scoped_lock lock(mutex_);
+    // First, since it may throw, and then nobody may have begun.
+    while (static_cast<int>(threads_.size()) < count - 1) {
+      threads_.emplace_back([this, i = static_cast<int>(threads_.size()) + 1] { serve(i); });
+    }
     body_ = &body;
     count_ = count;
     running_ = count - 1;
     ++round_;
-    while (static_cast<int>(threads_.size()) < count - 1) {
-      threads_.emplace_back([this, i = static_cast<int>(threads_.size()) + 1] { serve(i); });
-    }
   }
   work_.notify_all();
   body(0);

@@ -42,7 +42,7 @@ struct SymmetricLayout {
   std::int64_t probs;      // fp32 [max_tokens, K]: topk_probs, pulled by peers
   std::int64_t combine;    // bf16 [max_tokens, K, H]: rows of y or dx, pushed by peers
   std::int64_t dprobs;     // fp32 [max_tokens, K], pushed by peers
-  std::int64_t published;  // uint32 [ranks]
+  std::int64_t published;  // uint32 [ranks]; from here on, counters only
   std::int64_t arrived;    // uint32 [token blocks, ranks]
   std::int64_t bytes;
 

@@ -20,6 +20,8 @@ struct PlanData {
   std::vector<Pull> pulls;
   std::vector<std::int64_t> pull_rows;
   Traffic traffic;
+  /// Of the global routing: equal on all ranks that hold plans of the same batch.
+  std::uint64_t fingerprint = 0;
 
   int num_ranks() const { return static_cast<int>(tokens_per_rank.size()); }
   std::int64_t tokens() const { return tokens_per_rank[static_cast<std::size_t>(rank)]; }

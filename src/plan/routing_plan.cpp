@@ -97,6 +97,17 @@ void place_rows(PlanData& plan, std::span<const std::int32_t> topk_ids) {
   }
 }
 
+std::uint64_t fingerprint(std::span<const std::int64_t> tokens_per_rank,
+                          std::span<const std::int32_t> topk_ids) {
+  std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a, a number at a time
+  const auto mix = [&](std::int64_t v) {
+    hash = (hash ^ static_cast<std::uint64_t>(v)) * 0x100000001b3u;
+  };
+  for (const std::int64_t tokens : tokens_per_rank) mix(tokens);
+  for (const std::int32_t id : topk_ids) mix(id);
+  return hash;
+}
+
 }  // namespace
 
 RoutingPlan RoutingPlan::build(const Problem& problem, int rank,
@@ -130,6 +141,7 @@ RoutingPlan RoutingPlan::build(const Problem& problem, int rank,
                                   round_up<std::int64_t>(n, problem.row_align));
   }
   place_rows(*plan, topk_ids);
+  plan->fingerprint = fingerprint(tokens_per_rank, topk_ids);
   return RoutingPlan(std::move(plan));
 }
 

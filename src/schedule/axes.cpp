@@ -146,8 +146,10 @@ int parse_axis_value(const AxisInfo& axis, std::string_view text) {
 }
 
 std::string axis_value_text(const AxisInfo& axis, int value) {
-  if (axis.choices.empty()) return std::to_string(value);
-  return std::string(axis.choices[static_cast<std::size_t>(value)]);
+  // A value that is no choice is printed too: schedules are printed before they are validated.
+  const bool is_choice = value >= 0 && value < static_cast<int>(axis.choices.size());
+  return is_choice ? std::string(axis.choices[static_cast<std::size_t>(value)])
+                   : std::to_string(value);
 }
 
 }  // namespace uniep

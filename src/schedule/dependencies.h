@@ -25,7 +25,7 @@ struct Wait {
   CounterKind kind;
   std::int64_t index;
   std::uint32_t expected;  // above the pass's base
-  int peer;                // the rank that signals it; -1: more than one can
+  int peer;                // the rank that signals it
 };
 
 struct Signal {
@@ -60,7 +60,7 @@ UNIEP_HD void for_each_wait(const PassView& v, const Task& task, F&& f) {
       const std::int64_t step = v.rows_per_counter();
       for (std::int64_t row = tile.first_row / step * step; row < tile.first_row + tile.rows;
            row += step) {
-        f(Wait{CounterKind::kRowsReady, row / step, real_rows(v, tile.expert, row), -1});
+        f(Wait{CounterKind::kRowsReady, row / step, real_rows(v, tile.expert, row), v.rank});
       }
       break;
     }

@@ -96,19 +96,18 @@ Schedule parse_schedule(std::string_view text) {
   require(!text.empty(), ErrorCode::kInvalidArgument, "schedule is empty; a preset (",
           preset_names(), ") or key=value pairs are accepted");
   Schedule s;
-  for (bool first = true; !text.empty() || first; first = false) {
+  for (bool first = true;; first = false) {
     const std::size_t comma = text.find(',');
     const std::string_view word = text.substr(0, comma);
-    text = comma == std::string_view::npos ? std::string_view{} : text.substr(comma + 1);
     const std::optional<Schedule> preset = first ? find_preset(word) : std::nullopt;
     if (preset) {
       s = *preset;
     } else {
       apply_assignment(s, word);
     }
-    if (comma == std::string_view::npos) break;
+    if (comma == std::string_view::npos) return s;
+    text.remove_prefix(comma + 1);
   }
-  return s;
 }
 
 std::string to_string(const Schedule& schedule) {

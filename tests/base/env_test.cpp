@@ -1,0 +1,72 @@
+#include "base/env.h"
+
+#include <gtest/gtest.h>
+
+#include "base/check.h"
+#include "support/expect_error.h"
+#include "support/scoped_env.h"
+
+namespace uniep::testing {
+namespace {
+
+TEST(Environment, DefaultsHoldWhereNothingOrAnEmptyTextIsSet) {
+  const ScopedEnv timeout("UNIEP_TIMEOUT_MS", "");
+  const ScopedEnv speed("UNIEP_CPU_LINK_GBPS", "");
+  const ScopedEnv latency("UNIEP_CPU_LINK_LATENCY_US", "");
+  const ScopedEnv isa("UNIEP_CPU_ISA", "");
+  EXPECT_EQ(env_timeout_ms(), 30000);
+  EXPECT_EQ(env_link_gbps(), std::nullopt);
+  EXPECT_EQ(env_link_latency_us(), 5.0);
+  EXPECT_EQ(env_cpu_isa(), "");
+}
+
+TEST(Environment, ReadsWhatIsSet) {
+  const ScopedEnv timeout("UNIEP_TIMEOUT_MS", "250");
+  const ScopedEnv speed("UNIEP_CPU_LINK_GBPS", "0.125");
+  const ScopedEnv latency("UNIEP_CPU_LINK_LATENCY_US", "0");
+  const ScopedEnv isa("UNIEP_CPU_ISA", "portable");
+  EXPECT_EQ(env_timeout_ms(), 250);
+  EXPECT_EQ(env_link_gbps(), 0.125);
+  EXPECT_EQ(env_link_latency_us(), 0.0);
+  EXPECT_EQ(env_cpu_isa(), "portable");
+}
+
+TEST(Environment, TheEndsOfTheRangesAreAccepted) {
+  for (const char* text : {"1", "3600000"}) {
+    const ScopedEnv timeout("UNIEP_TIMEOUT_MS", text);
+    EXPECT_EQ(env_timeout_ms(), std::atoi(text));
+  }
+}
+
+TEST(Environment, RefusesWhatIsNoNumberInRangeAndSaysWhatIs) {
+  for (const char* text : {"0", "-1", "3600001", "1s", "ten", "nan", "inf", "1e400"}) {
+    const ScopedEnv timeout("UNIEP_TIMEOUT_MS", text);
+    expect_invalid(cat("environment variable UNIEP_TIMEOUT_MS is '", text,
+                       "'; a number from 1 to 3600000 is accepted"),
+                   [] { env_timeout_ms(); });
+  }
+  for (const char* text : {"0", "-2", "fast", "inf"}) {
+    const ScopedEnv speed("UNIEP_CPU_LINK_GBPS", text);
+    expect_invalid(cat("environment variable UNIEP_CPU_LINK_GBPS is '", text,
+                       "'; a number from 1e-06 to 1000000 is accepted"),
+                   [] { env_link_gbps(); });
+  }
+  for (const char* text : {"-0.5", "1000001", "5us"}) {
+    const ScopedEnv latency("UNIEP_CPU_LINK_LATENCY_US", text);
+    expect_invalid(cat("environment variable UNIEP_CPU_LINK_LATENCY_US is '", text,
+                       "'; a number from 0 to 1000000 is accepted"),
+                   [] { env_link_latency_us(); });
+  }
+}
+
+TEST(Environment, TheListDescribesEachVariable) {
+  EXPECT_EQ(environment_variables().size(), 4u);
+  for (const EnvVariable& v : environment_variables()) {
+    EXPECT_EQ(v.name.substr(0, 6), "UNIEP_");
+    EXPECT_FALSE(v.meaning.empty());
+    EXPECT_FALSE(v.default_text.empty());
+  }
+}
+
+}  // namespace
+}  // namespace uniep::testing

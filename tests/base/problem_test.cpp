@@ -1,0 +1,99 @@
+#include "uniep/problem.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "support/expect_error.h"
+
+namespace uniep::testing {
+namespace {
+
+Problem good() {
+  return {.hidden = 64, .intermediate = 32, .num_experts = 8, .topk = 2, .max_tokens = 16};
+}
+
+void expect_refused(const std::function<void(Problem&)>& spoil, const std::string& sentence) {
+  Problem p = good();
+  spoil(p);
+  expect_invalid(sentence, [&] { validate(p, 4); });
+}
+
+TEST(Problem, AGoodOneIsAccepted) { EXPECT_NO_THROW(validate(good(), 4)); }
+
+TEST(Problem, TheEndsOfTheRangesAreAccepted) {
+  const auto accepted = [](const std::function<void(Problem&)>& change) {
+    Problem p = good();
+    change(p);
+    EXPECT_NO_THROW(validate(p, 4)) << to_string(p);
+  };
+  accepted([](Problem& p) { p.hidden = 8; });
+  accepted([](Problem& p) { p.hidden = 1048576; });
+  accepted([](Problem& p) { p.intermediate = 8; });
+  accepted([](Problem& p) { p.intermediate = 1048576; });
+  accepted([](Problem& p) { p.num_experts = 4; });
+  accepted([](Problem& p) { p.num_experts = 65536; });
+  accepted([](Problem& p) { p.topk = 1; });
+  accepted([](Problem& p) { p.topk = kMaxTopk; });
+  accepted([](Problem& p) { p.topk = 16, p.num_experts = 4; });  // an expert may be named twice
+  accepted([](Problem& p) { p.max_tokens = 0; });
+  accepted([](Problem& p) { p.max_tokens = 1 << 26; });
+  accepted([](Problem& p) { p.capacity_rows = 1; });
+  accepted([](Problem& p) { p.capacity_rows = 2147483647; });
+  for (const int align : {16, 32, 64, 128, 256}) {
+    accepted([&](Problem& p) { p.row_align = align; });
+  }
+}
+
+TEST(Problem, EachFieldOutOfRangeIsNamedWithWhatIsAccepted) {
+  const std::string dimension = "; a multiple of 8 from 8 to 1048576 is accepted";
+  for (const std::int64_t v : {-8, 0, 4, 12, 1048584}) {
+    const std::string value = std::to_string(v);
+    expect_refused([&](Problem& p) { p.hidden = v; }, "problem.hidden is " + value + dimension);
+    expect_refused([&](Problem& p) { p.intermediate = v; },
+                   "problem.intermediate is " + value + dimension);
+  }
+  expect_refused([](Problem& p) { p.num_experts = 0; },
+                 "problem.num_experts is 0; 1 to 65536 is accepted");
+  expect_refused([](Problem& p) { p.num_experts = 65540; },
+                 "problem.num_experts is 65540; 1 to 65536 is accepted");
+  expect_refused([](Problem& p) { p.num_experts = 6; },
+                 "problem.num_experts is 6, which 4 ranks do not divide; a multiple of the number "
+                 "of ranks is accepted");
+  expect_refused([](Problem& p) { p.topk = 0; }, "problem.topk is 0; 1 to 16 is accepted");
+  expect_refused([](Problem& p) { p.topk = 17; }, "problem.topk is 17; 1 to 16 is accepted");
+  expect_refused([](Problem& p) { p.max_tokens = -1; },
+                 "problem.max_tokens is -1; 0 to 67108864 is accepted");
+  expect_refused([](Problem& p) { p.capacity_rows = -1; },
+                 "problem.capacity_rows is -1; 0 to 2147483647 is accepted");
+  for (const int align : {0, 8, 24, 96, 512, -16}) {
+    expect_refused(
+        [&](Problem& p) { p.row_align = align; },
+        "problem.row_align is " + std::to_string(align) + "; 16, 32, 64, 128 or 256 is accepted");
+  }
+  expect_invalid("number of ranks is 0; at least 1 is accepted", [] { validate(good(), 0); });
+}
+
+TEST(Problem, PrintsEveryField) {
+  Problem p = good();
+  p.capacity_rows = 99;
+  p.row_align = 32;
+  EXPECT_EQ(to_string(p),
+            "hidden=64,intermediate=32,num_experts=8,topk=2,max_tokens=16,capacity_rows=99,"
+            "row_align=32");
+}
+
+TEST(Problem, TheDefaultCapacityHoldsEveryTokenOfEveryRankOnOneRank) {
+  // 4 ranks of 16 tokens with 2 slots each; 2 local experts, each up to 127 rows of padding.
+  EXPECT_EQ(capacity_rows(good(), 4), 4 * 16 * 2 + 2 * 127);
+}
+
+TEST(Problem, RowNumbersFitAnIntWhateverTheCapacity) {
+  Problem p = good();
+  p.max_tokens = 1 << 26;
+  p.topk = 16;
+  EXPECT_EQ(capacity_rows(p, 4), 2147483647);
+}
+
+}  // namespace
+}  // namespace uniep::testing

@@ -1,0 +1,300 @@
+// What each axis that orders tasks means. Since none changes a bit of a result, only these tests
+// see whether an axis does what it says.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "schedule/pass_order.h"
+#include "schedule/random_pass.h"
+#include "support/cases.h"
+
+namespace uniep::testing {
+namespace {
+
+template <class Check>
+void for_each_rank_of_random_passes(int count, Check&& check) {
+  for (unsigned seed = 1; seed <= static_cast<unsigned>(cases(count)); ++seed) {
+    const RandomPass p = random_pass(seed, 80);
+    SCOPED_TRACE(describe(seed, p));
+    for (int rank = 0; rank < p.ranks(); ++rank) {
+      check(p.plans[static_cast<std::size_t>(rank)], p.view(rank));
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(PassOrder, TilesAreThePlansTilesBlockByBlock) {
+  for_each_rank_of_random_passes(700, [](const RoutingPlan& plan, const PassView& v) {
+    std::map<std::int64_t, Tile> left;
+    for (const Tile& t : plan.tiles(v.schedule.tile_m)) left.emplace(t.first_row, t);
+    ASSERT_EQ(v.tile_begin[0], 0);
+    for (int block = 0; block < v.num_blocks(); ++block) {
+      ASSERT_LE(v.tile_begin[block], v.tile_begin[block + 1]);
+      for (std::int64_t i = v.tile_begin[block]; i < v.tile_begin[block + 1]; ++i) {
+        ASSERT_EQ(v.tiles[i].expert, v.expert_of_block(block));
+        const auto found = left.find(v.tiles[i].first_row);
+        ASSERT_NE(found, left.end());
+        ASSERT_EQ(found->second, v.tiles[i]);
+        left.erase(found);
+      }
+    }
+    ASSERT_TRUE(left.empty());
+  });
+}
+
+TEST(PassOrder, WavesHoldEvenPartsOfEveryExpert) {
+  for_each_rank_of_random_passes(500, [](const RoutingPlan& plan, const PassView& v) {
+    for (int slot = 0; slot < v.num_local_experts; ++slot) {
+      const std::int64_t rows = plan.tokens_per_expert()[v.expert_order[slot]];
+      const std::int64_t tiles = ceil_div<std::int64_t>(rows, v.schedule.tile_m);
+      for (int wave = 0; wave < v.schedule.waves; ++wave) {
+        const int block = wave * v.num_local_experts + slot;
+        const std::int64_t count = v.tile_begin[block + 1] - v.tile_begin[block];
+        ASSERT_GE(count, tiles / v.schedule.waves);
+        ASSERT_LE(count, ceil_div<std::int64_t>(tiles, v.schedule.waves));
+      }
+    }
+  });
+}
+
+TEST(PassOrder, ExpertsByNumberOrByTheirRows) {
+  for_each_rank_of_random_passes(500, [](const RoutingPlan& plan, const PassView& v) {
+    const std::set<int> experts(v.expert_order, v.expert_order + v.num_local_experts);
+    ASSERT_EQ(static_cast<int>(experts.size()), v.num_local_experts);
+    for (int slot = 1; slot < v.num_local_experts; ++slot) {
+      const int a = v.expert_order[slot - 1];
+      const int b = v.expert_order[slot];
+      const std::int64_t rows_a = plan.tokens_per_expert()[a];
+      const std::int64_t rows_b = plan.tokens_per_expert()[b];
+      switch (v.schedule.expert_order) {
+        case ExpertOrder::kIndex:
+          ASSERT_LT(a, b);
+          break;
+        case ExpertOrder::kHeavyFirst:
+          ASSERT_TRUE(rows_a > rows_b || (rows_a == rows_b && a < b));
+          break;
+        case ExpertOrder::kLightFirst:
+          ASSERT_TRUE(rows_a < rows_b || (rows_a == rows_b && a < b));
+          break;
+      }
+    }
+  });
+}
+
+/// Tiles of an expert in the order taken, over all waves.
+std::vector<Tile> tiles_of_expert(const PassView& v, int slot) {
+  std::vector<Tile> tiles;
+  for (int wave = 0; wave < v.schedule.waves; ++wave) {
+    const int block = wave * v.num_local_experts + slot;
+    tiles.insert(tiles.end(), v.tiles + v.tile_begin[block], v.tiles + v.tile_begin[block + 1]);
+  }
+  return tiles;
+}
+
+TEST(PassOrder, RotationBeginsWithTheChosenRanksRows) {
+  for_each_rank_of_random_passes(700, [](const RoutingPlan& plan, const PassView& v) {
+    const int starts[] = {0, v.rank, (v.rank + 1) % v.num_ranks};  // none, own-first, next-first
+    const int start = starts[static_cast<int>(v.schedule.rotate)];
+    for (int slot = 0; slot < v.num_local_experts; ++slot) {
+      const std::vector<Tile> tiles = tiles_of_expert(v, slot);
+      if (tiles.empty()) continue;
+      const int e = v.expert_order[slot];
+      const std::int64_t begin = plan.segment_begin()[e];
+      const std::int64_t end = begin + plan.tokens_per_expert()[e];
+      std::int64_t row = begin;  // the first of that rank or a later one
+      while (row < end && plan.row_origin()[row].source < start) ++row;
+      if (row == end) row = begin;
+      ASSERT_LE(tiles[0].first_row, row);
+      ASSERT_LT(row, tiles[0].first_row + tiles[0].rows);
+      for (std::size_t i = 1; i < tiles.size(); ++i) {  // then on, and round
+        const bool wraps = tiles[i].first_row == begin;
+        ASSERT_TRUE(wraps || tiles[i].first_row == tiles[i - 1].first_row + v.schedule.tile_m);
+      }
+    }
+  });
+}
+
+TEST(PassOrder, PullsAreThePlansPullsOrOneARow) {
+  for_each_rank_of_random_passes(700, [](const RoutingPlan& plan, const PassView& v) {
+    std::map<std::int32_t, Pull> left;  // by first_row
+    for (const Pull& pull : plan.pulls()) {
+      if (v.schedule.dispatch_wire == DispatchWire::kDedup) {
+        left.emplace(pull.first_row, pull);
+      } else {
+        for (int c = 0; c < pull.num_rows; ++c) {
+          left.emplace(pull.first_row + c, Pull{pull.source, pull.token, pull.first_row + c, 1});
+        }
+      }
+    }
+    for (std::int64_t i = 0; i < v.pull_begin[v.num_blocks()]; ++i) {
+      const auto found = left.find(v.pulls[i].first_row);
+      ASSERT_NE(found, left.end());
+      ASSERT_EQ(found->second.source, v.pulls[i].source);
+      ASSERT_EQ(found->second.token, v.pulls[i].token);
+      ASSERT_EQ(found->second.num_rows, v.pulls[i].num_rows);
+      left.erase(found);
+    }
+    ASSERT_TRUE(left.empty());
+  });
+}
+
+TEST(PassOrder, PullsComeInTheOrderInWhichTilesNeedThem) {
+  for_each_rank_of_random_passes(700, [](const RoutingPlan&, const PassView& v) {
+    std::map<std::int64_t, std::int64_t> taken_at;  // row -> position of its tile
+    for (std::int64_t i = 0; i < v.tile_begin[v.num_blocks()]; ++i) {
+      for (int r = 0; r < v.tiles[i].rows; ++r) taken_at[v.tiles[i].first_row + r] = i;
+    }
+    std::int64_t before = 0;
+    for (int block = 0; block < v.num_blocks(); ++block) {
+      for (std::int64_t i = v.pull_begin[block]; i < v.pull_begin[block + 1]; ++i) {
+        std::int64_t needed = v.tile_begin[v.num_blocks()];
+        for (int c = 0; c < v.pulls[i].num_rows; ++c) {
+          needed = min_of(needed, taken_at.at(v.pull_rows[v.pulls[i].first_row + c]));
+        }
+        ASSERT_GE(needed, before);
+        ASSERT_GE(needed, v.tile_begin[block]);
+        ASSERT_LT(needed, v.tile_begin[block + 1]);
+        before = needed;
+      }
+    }
+  });
+}
+
+TEST(PassOrder, SlotsToPeerCountsTheRowsThatComeBack) {
+  for_each_rank_of_random_passes(500, [](const RoutingPlan& plan, const PassView& v) {
+    std::map<std::pair<std::int64_t, int>, std::int64_t> slots;
+    const std::int64_t topk = plan.problem().topk;
+    for (std::int64_t t = 0; t < plan.tokens(); ++t) {
+      for (std::int64_t k = 0; k < topk; ++k) {
+        const int e = plan.topk_ids()[static_cast<std::size_t>(t * topk + k)];
+        if (e >= 0) ++slots[{t / v.schedule.token_block, e / v.num_local_experts}];
+      }
+    }
+    for (std::int64_t block = 0; block < v.num_token_blocks(); ++block) {
+      for (int peer = 0; peer < v.num_ranks; ++peer) {
+        ASSERT_EQ(v.slots_to_peer[block * v.num_ranks + peer], (slots[{block, peer}]));
+      }
+    }
+  });
+}
+
+/// 1 rank, 3 experts of 100 rows each, H and I of three 64-column tiles.
+RandomPass three_experts(Pass pass, const std::string& schedule) {
+  RandomPass p;
+  p.routing.problem = {
+      .hidden = 192, .intermediate = 192, .num_experts = 3, .topk = 3, .max_tokens = 100};
+  p.routing.tokens = {100};
+  for (int i = 0; i < 300; ++i) p.routing.ids.push_back(i % 3);
+  p.pass = pass;
+  p.schedule = parse_schedule(schedule);
+  build_orders(p);
+  return p;
+}
+
+/// "dispatch.0 fc1.0 ...": stage and expert of each run of tasks in a queue of a launch.
+std::string runs(const RandomPass& p, int launch, bool comm = false) {
+  const PassView& v = p.view(0);
+  const Launch l = launch_at(v, launch);
+  std::string text;
+  std::string last;
+  for (const Task& t : tasks_of(v, comm ? l.comm : l.main)) {
+    const std::string word =
+        t.expert < 0 ? std::string(name(t.stage)) : cat(name(t.stage), ".", t.expert);
+    if (word != last) text += (text.empty() ? "" : " ") + word;
+    last = word;
+  }
+  return text;
+}
+
+TEST(Launches, LagIsByHowManyExpertsFc2Follows) {
+  const auto queue = [](const std::string& s) { return runs(three_experts(Pass::kForward, s), 0); };
+  EXPECT_EQ(queue("single,lag=0"), "fc1.0 fc2.0 fc1.1 fc2.1 fc1.2 fc2.2 reduce");
+  EXPECT_EQ(queue("single,lag=1"), "fc1.0 fc1.1 fc2.0 fc1.2 fc2.1 fc2.2 reduce");
+  EXPECT_EQ(queue("single,lag=2"), "fc1.0 fc1.1 fc1.2 fc2.0 fc2.1 fc2.2 reduce");
+  EXPECT_EQ(queue("single,lag=4096"), "fc1.0 fc1.1 fc1.2 fc2.0 fc2.1 fc2.2 reduce");
+}
+
+TEST(Launches, WithoutDispatchWorkersDispatchRunsOneBlockAhead) {
+  const std::string schedule = "single,dispatch_workers=0,lag=0";
+  const RandomPass rows = three_experts(Pass::kForward, schedule + ",dispatch_wire=rows");
+  EXPECT_EQ(runs(rows, 0),
+            "dispatch.0 dispatch.1 fc1.0 fc2.0 dispatch.2 fc1.1 fc2.1 fc1.2 fc2.2 reduce");
+  EXPECT_EQ(runs(rows, 0, true), "");
+  // Every token goes to every expert, so with deduplication expert 0 has pulled them all.
+  const RandomPass dedup = three_experts(Pass::kForward, schedule);
+  EXPECT_EQ(runs(dedup, 0), "dispatch.0 fc1.0 fc2.0 fc1.1 fc2.1 fc1.2 fc2.2 reduce");
+}
+
+TEST(Launches, SequentialIsALaunchAStage) {
+  const RandomPass p = three_experts(Pass::kForward, "sequential");
+  EXPECT_EQ(num_launches(p.view(0)), 4);
+  EXPECT_EQ(runs(p, 0, true), "dispatch.0");
+  EXPECT_EQ(runs(p, 0), "");
+  EXPECT_EQ(runs(p, 1), "fc1.0 fc1.1 fc1.2");
+  EXPECT_EQ(runs(p, 2), "fc2.0 fc2.1 fc2.2");
+  EXPECT_EQ(runs(p, 3), "reduce");
+}
+
+TEST(Launches, TwoKernelIsDispatchWithFc1ThenFc2WithReduce) {
+  const RandomPass p = three_experts(Pass::kForward, "two-kernel");
+  EXPECT_EQ(num_launches(p.view(0)), 2);
+  EXPECT_EQ(runs(p, 0, true), "dispatch.0");
+  EXPECT_EQ(runs(p, 0), "fc1.0 fc1.1 fc1.2");
+  EXPECT_EQ(runs(p, 1), "fc2.0 fc2.1 fc2.2 reduce");
+}
+
+TEST(Launches, PipelinedDispatchesAWaveWhileItComputesTheOneBefore) {
+  const RandomPass p = three_experts(Pass::kForward, "pipelined:2,lag=0");
+  EXPECT_EQ(num_launches(p.view(0)), 4);
+  EXPECT_EQ(runs(p, 0, true), "dispatch.0");
+  EXPECT_EQ(runs(p, 0), "");
+  EXPECT_EQ(runs(p, 1, true), "dispatch.0");
+  EXPECT_EQ(runs(p, 1), "fc1.0 fc2.0 fc1.1 fc2.1 fc1.2 fc2.2");
+  EXPECT_EQ(runs(p, 2, true), "");
+  EXPECT_EQ(runs(p, 2), "fc1.0 fc2.0 fc1.1 fc2.1 fc1.2 fc2.2");
+  EXPECT_EQ(runs(p, 3), "reduce");
+}
+
+TEST(Launches, PlacesOfTheWeightGradients) {
+  const RandomPass separate = three_experts(Pass::kBackward, "single,lag=0,wgrad=separate");
+  EXPECT_EQ(num_launches(separate.view(0)), 3);
+  EXPECT_EQ(runs(separate, 0), "dfc2.0 dfc1.0 dfc2.1 dfc1.1 dfc2.2 dfc1.2 reduce");
+  EXPECT_EQ(runs(separate, 1), "wgrad2.0 wgrad2.1 wgrad2.2");
+  EXPECT_EQ(runs(separate, 2), "wgrad1.0 wgrad1.1 wgrad1.2");
+
+  const RandomPass after = three_experts(Pass::kBackward, "single,lag=0,wgrad=after");
+  EXPECT_EQ(num_launches(after.view(0)), 1);
+  EXPECT_EQ(runs(after, 0),
+            "dfc2.0 dfc1.0 dfc2.1 dfc1.1 dfc2.2 dfc1.2 "
+            "wgrad2.0 wgrad1.0 wgrad2.1 wgrad1.1 wgrad2.2 wgrad1.2 reduce");
+
+  const RandomPass filler = three_experts(Pass::kBackward, "single,lag=0,wgrad=interleaved");
+  EXPECT_EQ(num_launches(filler.view(0)), 1);
+  EXPECT_EQ(runs(filler, 0),
+            "dfc2.0 dfc1.0 wgrad2.0 wgrad1.0 dfc2.1 dfc1.1 wgrad2.1 wgrad1.1 "
+            "dfc2.2 dfc1.2 wgrad2.2 wgrad1.2 reduce");
+}
+
+TEST(Queue, RasterIsTheDirectionOfTheWalk) {
+  const auto first_block = [](const char* schedule) {
+    const RandomPass p = three_experts(Pass::kForward, schedule);
+    std::string text;
+    for (std::int64_t i = 0; i < block_tasks(p.view(0), Stage::kFc2, 0); ++i) {
+      const Task t = block_task(p.view(0), Stage::kFc2, 0, i);
+      text += cat(t.m, ".", t.n, " ");
+    }
+    return text;
+  };
+  EXPECT_EQ(first_block("single,tile_n=64,raster=along-m"), "0.0 1.0 0.1 1.1 0.2 1.2 ");
+  EXPECT_EQ(first_block("single,tile_n=64,raster=along-n"), "0.0 0.1 0.2 1.0 1.1 1.2 ");
+}
+
+TEST(Queue, AnFc1TileHoldsHalfItsColumnsOfEitherHalf) {
+  const RandomPass p = three_experts(Pass::kForward, "single,tile_n=64");
+  EXPECT_EQ(column_tiles(p.view(0), Stage::kFc1), 6);
+  EXPECT_EQ(column_tiles(p.view(0), Stage::kFc2), 3);
+}
+
+}  // namespace
+}  // namespace uniep::testing

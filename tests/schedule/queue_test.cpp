@@ -1,0 +1,190 @@
+// The queues of a pass: every task once, found by binary search as by plain enumeration.
+#include "schedule/queue.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "schedule/random_pass.h"
+#include "support/cases.h"
+
+namespace uniep::testing {
+namespace {
+
+using Key = std::tuple<Stage, int, std::int64_t, std::int64_t, std::int64_t>;
+Key key(const Task& t) { return {t.stage, t.expert, t.m, t.n, t.tile}; }
+
+/// All tasks of a rank's pass, launch after launch.
+std::vector<Task> all_tasks(const PassView& v) {
+  std::vector<Task> tasks;
+  for (int i = 0; i < num_launches(v); ++i) {
+    const Launch launch = launch_at(v, i);
+    for (const TrackList* queue : {&launch.comm, &launch.main}) {
+      const std::vector<Task> more = tasks_of(v, *queue);
+      tasks.insert(tasks.end(), more.begin(), more.end());
+    }
+  }
+  return tasks;
+}
+
+void expect_found(const PassView& v, const TrackList& tracks) {
+  const Queue queue(v, tracks);
+  const std::vector<Task> want = tasks_of(v, tracks);
+  ASSERT_EQ(queue.view().size(), static_cast<std::int64_t>(want.size()));
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    const Task got = queue_task(v, queue.view(), static_cast<std::int64_t>(i));
+    ASSERT_EQ(key(got), key(want[i])) << "task " << i;
+  }
+}
+
+TEST(Queue, BinarySearchFindsWhatEnumerationLists) {
+  const int count = cases(1000);
+  for (unsigned seed = 1; seed <= static_cast<unsigned>(count); ++seed) {
+    const RandomPass p = random_pass(seed, 60);
+    SCOPED_TRACE(describe(seed, p));
+    for (int rank = 0; rank < p.ranks(); ++rank) {
+      for (int i = 0; i < num_launches(p.view(rank)); ++i) {
+        const Launch launch = launch_at(p.view(rank), i);
+        expect_found(p.view(rank), launch.comm);
+        expect_found(p.view(rank), launch.main);
+      }
+    }
+    if (HasFatalFailure()) return;
+  }
+}
+
+/// Each (tile, column tile) of a GEMM stage once.
+void expect_tiles_once(const PassView& v, const std::vector<Task>& tasks, Stage stage) {
+  std::set<std::pair<std::int64_t, std::int64_t>> seen;
+  for (const Task& t : tasks) {
+    if (t.stage != stage) continue;
+    ASSERT_TRUE(seen.emplace(t.m, t.n).second);
+    ASSERT_EQ(t.expert, v.tiles[t.m].expert);
+    ASSERT_EQ(t.tile, t.m * column_tiles(v, stage) + t.n);
+    ASSERT_LT(t.n, column_tiles(v, stage));
+  }
+  const std::int64_t tiles = v.tile_begin[v.num_blocks()];
+  ASSERT_EQ(static_cast<std::int64_t>(seen.size()), tiles * column_tiles(v, stage));
+  ASSERT_EQ(seen.empty() ? 0 : seen.rbegin()->first + 1, tiles);
+}
+
+/// Every pull once, in runs of at most pull_tokens.
+void expect_pulls_once(const PassView& v, const std::vector<Task>& tasks) {
+  std::vector<int> times(static_cast<std::size_t>(v.pull_begin[v.num_blocks()]));
+  for (const Task& t : tasks) {
+    if (t.stage != Stage::kDispatch) continue;
+    ASSERT_GE(t.n, 1);
+    ASSERT_LE(t.n, v.schedule.pull_tokens);
+    ASSERT_EQ(t.tile, t.m);
+    for (std::int64_t i = t.m; i < t.m + t.n; ++i) ++times.at(static_cast<std::size_t>(i));
+  }
+  for (const int n : times) ASSERT_EQ(n, 1);
+}
+
+void expect_reduces_once(const PassView& v, const std::vector<Task>& tasks) {
+  std::vector<int> times(static_cast<std::size_t>(v.num_token_blocks()));
+  for (const Task& t : tasks) {
+    if (t.stage == Stage::kReduce) ++times.at(static_cast<std::size_t>(t.m));
+  }
+  for (const int n : times) ASSERT_EQ(n, 1);
+}
+
+/// Every tile of every expert's weight gradient once, in a backward pass.
+void expect_wgrad_once(const PassView& v, const std::vector<Task>& tasks, Stage stage) {
+  const std::int64_t rows = stage == Stage::kWgrad2 ? v.hidden : 2 * v.intermediate;
+  const std::int64_t cols = stage == Stage::kWgrad2 ? v.intermediate : v.hidden;
+  const std::int64_t row_tiles = ceil_div<std::int64_t>(rows, v.schedule.tile_m);
+  const std::int64_t col_tiles = ceil_div<std::int64_t>(cols, v.schedule.tile_n);
+  std::set<std::tuple<int, std::int64_t, std::int64_t>> seen;
+  std::set<std::int64_t> numbers;
+  for (const Task& t : tasks) {
+    if (t.stage != stage) continue;
+    ASSERT_TRUE(t.m >= 0 && t.m < row_tiles && t.n >= 0 && t.n < col_tiles);
+    ASSERT_TRUE(seen.emplace(t.expert, t.m, t.n).second);
+    ASSERT_TRUE(numbers.insert(t.tile).second);
+  }
+  const std::int64_t all =
+      v.pass == Pass::kBackward ? v.num_local_experts * row_tiles * col_tiles : 0;
+  ASSERT_EQ(static_cast<std::int64_t>(seen.size()), all) << name(stage);
+}
+
+TEST(Queue, ThePassHasEveryTaskOnceAndNoOther) {
+  const int count = cases(1500);
+  for (unsigned seed = 1; seed <= static_cast<unsigned>(count); ++seed) {
+    const RandomPass p = random_pass(seed, 60);
+    SCOPED_TRACE(describe(seed, p));
+    for (int rank = 0; rank < p.ranks(); ++rank) {
+      const PassView& v = p.view(rank);
+      const std::vector<Task> tasks = all_tasks(v);
+      expect_pulls_once(v, tasks);
+      expect_tiles_once(v, tasks, v.first_gemm());
+      expect_tiles_once(v, tasks, v.second_gemm());
+      expect_wgrad_once(v, tasks, Stage::kWgrad2);
+      expect_wgrad_once(v, tasks, Stage::kWgrad1);
+      expect_reduces_once(v, tasks);
+      const std::set<Stage> stages{Stage::kDispatch, v.first_gemm(), v.second_gemm(),
+                                   Stage::kReduce,   Stage::kWgrad2, Stage::kWgrad1};
+      for (const Task& t : tasks) ASSERT_TRUE(stages.contains(t.stage)) << name(t.stage);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+/// Where this rank's own counters stand.
+using Counts = std::map<std::pair<CounterKind, std::int64_t>, std::uint64_t>;
+
+void signal_own(const PassView& v, const Task& task, Counts& counts) {
+  for_each_signal(v, task, [&](const Signal& s) {
+    if (s.kind != CounterKind::kArrived) counts[{s.kind, s.index}] += s.amount;
+  });
+}
+
+void expect_inputs_ahead(const PassView& v, const Task& task, Counts& counts) {
+  for_each_wait(v, task, [&](const Wait& w) {
+    if (w.kind == CounterKind::kPublished) {
+      ASSERT_EQ(task.stage, Stage::kDispatch);
+    } else if (w.kind == CounterKind::kArrived) {
+      ASSERT_EQ(task.stage, Stage::kReduce);
+    } else {
+      ASSERT_EQ((counts[{w.kind, w.index}]), w.expected)
+          << name(task.stage) << " waits for " << name(w.kind);
+      ASSERT_EQ(w.peer, v.rank) << "own tasks signal it";
+    }
+  });
+}
+
+// The argument for deadlock freedom, task by task: what a task waits for on its own rank was
+// signalled, exactly, by earlier launches, by this launch's communication queue, or by tasks ahead
+// in its own queue. Dispatch waits for ranks to have begun; reduce, which is last in its queue, is
+// the only one to wait for what others compute.
+TEST(Queue, InputsStandAheadOfTheirUsers) {
+  const int count = cases(1500);
+  for (unsigned seed = 1; seed <= static_cast<unsigned>(count); ++seed) {
+    const RandomPass p = random_pass(seed, 60);
+    SCOPED_TRACE(describe(seed, p));
+    for (int rank = 0; rank < p.ranks(); ++rank) {
+      const PassView& v = p.view(rank);
+      Counts counts;
+      for (int i = 0; i < num_launches(v); ++i) {
+        const Launch launch = launch_at(v, i);
+        for (const Task& t : tasks_of(v, launch.comm)) {
+          ASSERT_EQ(t.stage, Stage::kDispatch);
+          signal_own(v, t, counts);
+        }
+        bool reducing = false;
+        for (const Task& t : tasks_of(v, launch.main)) {
+          ASSERT_TRUE(!reducing || t.stage == Stage::kReduce) << "reduce is last in its queue";
+          reducing = t.stage == Stage::kReduce;
+          expect_inputs_ahead(v, t, counts);
+          signal_own(v, t, counts);
+        }
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace uniep::testing

@@ -1,0 +1,288 @@
+// Schedules as text and as points of a space: what prints parses back, what is refused says why.
+#include "uniep/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "base/check.h"
+#include "support/cases.h"
+#include "support/expect_error.h"
+#include "support/random_case.h"
+
+namespace uniep::testing {
+namespace {
+
+constexpr const char* kDefaultLine =
+    "launch=single,waves=1,workers=0,dispatch_workers=1,dispatch_join=yes,pull_tokens=16,"
+    "dispatch_wire=dedup,tile_m=64,tile_n=128,expert_order=index,rotate=own-first,raster=along-m,"
+    "lag=1,ready_rows=64,token_block=32,push_depth=2,wgrad=interleaved";
+
+constexpr const char* kPresetNames = "sequential, pipelined:n, two-kernel, single";
+
+/// Any value in range, not only the candidates.
+int random_value(Rng& rng, const AxisInfo& axis) {
+  if (!axis.power_of_two) return static_cast<int>(pick(rng, axis.min, axis.max));
+  int value = axis.min;
+  while (value < axis.max && chance(rng, 70)) value *= 2;
+  return value;
+}
+
+TEST(Schedule, TheDefaultPrintsEveryAxis) { EXPECT_EQ(to_string(Schedule{}), kDefaultLine); }
+
+TEST(Schedule, WhatPrintsParsesBack) {
+  const int count = cases(10000);
+  for (int seed = 1; seed <= count; ++seed) {
+    Rng rng(static_cast<unsigned>(seed));
+    Schedule s;
+    for (std::size_t i = 0; i < schedule_axes().size(); ++i) {
+      set_axis(s, i, random_value(rng, schedule_axes()[i]));
+    }
+    ASSERT_EQ(parse_schedule(to_string(s)), s) << to_string(s);
+  }
+}
+
+TEST(Schedule, AssignmentsInAnyOrderFromTheDefault) {
+  Schedule want;
+  want.tile_n = 256;
+  want.wgrad = WgradPlacement::kAfter;
+  want.dispatch_join = false;
+  EXPECT_EQ(parse_schedule("wgrad=after,tile_n=256,dispatch_join=no"), want);
+  EXPECT_EQ(parse_schedule("tile_n=64,wgrad=after,dispatch_join=no,tile_n=256"), want)
+      << "the last of several counts";
+}
+
+TEST(Schedule, AssignmentsOverAPreset) {
+  Schedule want = parse_schedule("sequential");
+  want.tile_m = 16;
+  EXPECT_EQ(parse_schedule("sequential,tile_m=16"), want);
+}
+
+TEST(Schedule, Presets) {
+  EXPECT_EQ(parse_schedule("single"), Schedule{});
+
+  const Schedule sequential = parse_schedule("sequential");
+  EXPECT_EQ(sequential.launch, LaunchGrouping::kSeparate);
+  EXPECT_EQ(sequential.push_depth, 0) << "each push is awaited";
+  EXPECT_EQ(sequential.wgrad, WgradPlacement::kSeparate);
+
+  const Schedule two = parse_schedule("two-kernel");
+  EXPECT_EQ(two.launch, LaunchGrouping::kPaired);
+  EXPECT_EQ(two.waves, 1);
+
+  for (int n = 2; n <= 16; ++n) {
+    const Schedule pipelined = parse_schedule(cat("pipelined:", n));
+    EXPECT_EQ(pipelined.launch, LaunchGrouping::kPipelined);
+    EXPECT_EQ(pipelined.waves, n);
+  }
+}
+
+TEST(Schedule, ThePresetListNamesWhatParses) {
+  std::string names;
+  for (const PresetInfo& preset : schedule_presets()) {
+    names += cat(names.empty() ? "" : ", ", preset.name);
+    EXPECT_FALSE(preset.meaning.empty());
+    std::string word(preset.name);
+    if (word.ends_with(":n")) word.replace(word.size() - 1, 1, "4");
+    const Schedule s = parse_schedule(word);
+    EXPECT_EQ(parse_schedule(to_string(s)), s);
+    EXPECT_EQ(invalid_reason(s, {.row_align = 128}), std::nullopt) << word;
+  }
+  EXPECT_EQ(names, kPresetNames);
+}
+
+TEST(Schedule, ErrorSentences) {
+  expect_invalid(
+      cat("schedule is empty; a preset (", kPresetNames, ") or key=value pairs are accepted"),
+      [] { parse_schedule(""); });
+  for (const char* word : {"singel", "pipelined", "x", " single"}) {
+    expect_invalid(cat("schedule has the word '", word, "'; a preset (", kPresetNames,
+                       ") first, then key=value pairs are accepted"),
+                   [&] { parse_schedule(word); });
+  }
+  for (const char* text : {"tile_m=32,single", "single,single"}) {
+    expect_invalid(cat("schedule has the word 'single'; a preset (", kPresetNames,
+                       ") first, then key=value pairs are accepted"),
+                   [&] { parse_schedule(text); });
+  }
+  for (const char* text : {"single,", ",single", "tile_m=32,,tile_n=64", ",", "tile_m=32,"}) {
+    expect_invalid(cat("schedule has the word ''; a preset (", kPresetNames,
+                       ") first, then key=value pairs are accepted"),
+                   [&] { parse_schedule(text); });
+  }
+  for (const char* n : {"", "1", "17", "-2", "two", "2x", "99999999999"}) {
+    expect_invalid(cat("schedule preset pipelined:n has n='", n, "'; 2 to 16 is accepted"),
+                   [&] { parse_schedule(cat("pipelined:", n)); });
+  }
+}
+
+TEST(Schedule, AnUnknownAxisIsAnsweredWithAllAxes) {
+  std::string names;
+  for (const AxisInfo& axis : schedule_axes()) names += cat(names.empty() ? "" : ", ", axis.name);
+  for (const char* key : {"tile_k", "", "Tile_m", "tile_m "}) {
+    expect_invalid(cat("schedule has no axis '", key, "'; the axes are ", names),
+                   [&] { parse_schedule(cat(key, "=64")); });
+  }
+}
+
+TEST(Schedule, AValueOutOfRangeIsAnsweredWithTheRange) {
+  expect_invalid("schedule axis waves is 17; 1 to 16 is accepted",
+                 [] { parse_schedule("waves=17"); });
+  expect_invalid("schedule axis waves is 0; 1 to 16 is accepted",
+                 [] { parse_schedule("waves=0"); });
+  expect_invalid("schedule axis workers is -1; 0 to 1024 is accepted",
+                 [] { parse_schedule("workers=-1"); });
+  expect_invalid("schedule axis tile_m is 48; 16 to 128, a power of two, is accepted",
+                 [] { parse_schedule("tile_m=48"); });
+  expect_invalid("schedule axis tile_n is 512; 64 to 256, a power of two, is accepted",
+                 [] { parse_schedule("tile_n=512"); });
+  for (const char* value : {"", "x", "4x", "0x4", "4.0", "99999999999", " 4", "+4", "4=4"}) {
+    expect_invalid(cat("schedule axis waves is '", value, "'; 1 to 16 is accepted"),
+                   [&] { parse_schedule(cat("waves=", value)); });
+  }
+  for (const char* value : {"", "0", "Single", "both"}) {
+    expect_invalid(cat("schedule axis launch is '", value,
+                       "'; separate, pipelined, paired, single is accepted"),
+                   [&] { parse_schedule(cat("launch=", value)); });
+  }
+}
+
+TEST(ScheduleAxes, EachChangesThePrintedLineAndTheScheduleAndNoOther) {
+  const std::size_t count = schedule_axes().size();
+  std::set<std::string> lines{to_string(Schedule{})};
+  for (std::size_t i = 0; i < count; ++i) {
+    const AxisInfo& axis = schedule_axes()[i];
+    Schedule s;
+    set_axis(s, i, axis.default_value == axis.max ? axis.min : axis.max);
+    EXPECT_NE(s, Schedule{}) << axis.name;
+    EXPECT_TRUE(lines.insert(to_string(s)).second) << axis.name;
+    for (std::size_t j = 0; j < count; ++j) {
+      if (j == i) continue;
+      EXPECT_EQ(axis_value(s, j), axis_value(Schedule{}, j)) << axis.name;
+    }
+  }
+  EXPECT_EQ(lines.size(), count + 1);
+}
+
+// A field that is added without an axis stops this from compiling, since the names on the left no
+// longer are as many as the fields.
+TEST(ScheduleAxes, ReachEveryField) {
+  const auto [launch, waves, workers, dispatch_workers, dispatch_join, pull_tokens, dispatch_wire,
+              tile_m, tile_n, expert_order, rotate, raster, lag, ready_rows, token_block,
+              push_depth, wgrad] = Schedule{};
+  const int fields[] = {static_cast<int>(launch),
+                        waves,
+                        workers,
+                        dispatch_workers,
+                        dispatch_join,
+                        pull_tokens,
+                        static_cast<int>(dispatch_wire),
+                        tile_m,
+                        tile_n,
+                        static_cast<int>(expert_order),
+                        static_cast<int>(rotate),
+                        static_cast<int>(raster),
+                        lag,
+                        ready_rows,
+                        token_block,
+                        push_depth,
+                        static_cast<int>(wgrad)};
+  ASSERT_EQ(schedule_axes().size(), std::size(fields));
+  for (std::size_t i = 0; i < std::size(fields); ++i) {
+    EXPECT_EQ(axis_value(Schedule{}, i), fields[i]) << schedule_axes()[i].name;
+    EXPECT_EQ(schedule_axes()[i].default_value, fields[i]) << schedule_axes()[i].name;
+  }
+}
+
+TEST(ScheduleAxes, CandidatesAreDistinctAndInRange) {
+  for (std::size_t i = 0; i < schedule_axes().size(); ++i) {
+    const AxisInfo& axis = schedule_axes()[i];
+    EXPECT_FALSE(axis.candidates.empty()) << axis.name;
+    EXPECT_FALSE(axis.meaning.empty()) << axis.name;
+    EXPECT_TRUE(axis.bit_neutral) << axis.name;
+    const std::set<int> distinct(axis.candidates.begin(), axis.candidates.end());
+    EXPECT_EQ(distinct.size(), axis.candidates.size()) << axis.name;
+    for (const int value : axis.candidates) {
+      Schedule s;
+      EXPECT_NO_THROW(set_axis(s, i, value)) << axis.name << "=" << value;
+      EXPECT_EQ(axis_value(s, i), value);
+    }
+    if (axis.choices.empty()) continue;
+    EXPECT_EQ(axis.min, 0);
+    EXPECT_EQ(axis.max + 1, static_cast<int>(axis.choices.size()));
+    EXPECT_EQ(axis.candidates.size(), axis.choices.size()) << "all choices are worth trying";
+  }
+}
+
+TEST(ScheduleAxes, SettingJustOutsideTheRangeIsRefusedAndChangesNothing) {
+  for (std::size_t i = 0; i < schedule_axes().size(); ++i) {
+    const AxisInfo& axis = schedule_axes()[i];
+    for (const int value : {axis.min - 1, axis.max + 1, -2147483647 - 1, 2147483647}) {
+      Schedule s;
+      EXPECT_THROW(set_axis(s, i, value), Error) << axis.name << "=" << value;
+      EXPECT_EQ(s, Schedule{});
+    }
+  }
+}
+
+TEST(InvalidReason, PipelinedNeedsTwoWaves) {
+  Schedule s;
+  s.launch = LaunchGrouping::kPipelined;
+  EXPECT_EQ(invalid_reason(s, {.row_align = 128}),
+            "launch=pipelined needs at least 2 waves, for there is nothing to overlap in one");
+  s.waves = 2;
+  EXPECT_EQ(invalid_reason(s, {.row_align = 128}), std::nullopt);
+}
+
+TEST(InvalidReason, TilesMustDivideTheAlignment) {
+  for (int tile_m = 16; tile_m <= 128; tile_m *= 2) {
+    for (int align = 16; align <= 256; align *= 2) {
+      Schedule s;
+      s.tile_m = tile_m;
+      const auto reason = invalid_reason(s, {.row_align = align});
+      if (tile_m <= align) {
+        EXPECT_EQ(reason, std::nullopt);
+      } else {
+        EXPECT_EQ(reason, cat("tile_m=", tile_m, " does not divide the problem's row_align=", align,
+                              ", so tiles would straddle experts"));
+      }
+    }
+  }
+}
+
+TEST(InvalidReason, ArrivalCountersMustNotPassHalfTheirRange) {
+  Schedule s;
+  s.token_block = 256;
+  const auto with_hidden = [](std::int64_t hidden) {
+    return Problem{.hidden = hidden, .intermediate = 8, .num_experts = 1, .topk = 16};
+  };
+  EXPECT_EQ(invalid_reason(s, with_hidden(524280)), std::nullopt);
+  EXPECT_EQ(invalid_reason(s, with_hidden(524288)),
+            "token_block=256 with topk=16 and hidden=524288 makes arrival counters pass 2147483647 "
+            "in one pass");
+}
+
+TEST(InvalidReason, FieldsOutOfRangeAreNamed) {
+  Schedule s;
+  s.tile_m = 24;
+  EXPECT_EQ(invalid_reason(s, {}),
+            "schedule axis tile_m is 24; 16 to 128, a power of two, is accepted");
+  s = {};
+  s.push_depth = -1;
+  EXPECT_EQ(invalid_reason(s, {}), "schedule axis push_depth is -1; 0 to 16 is accepted");
+  expect_invalid("schedule cannot run: schedule axis push_depth is -1; 0 to 16 is accepted",
+                 [&] { validate(s, {}); });
+}
+
+TEST(InvalidReason, AnEnumeratorThatDoesNotExistIsRefusedAndCanBePrinted) {
+  Schedule s;
+  s.rotate = static_cast<SourceRotation>(7);
+  EXPECT_EQ(invalid_reason(s, {}),
+            "schedule axis rotate is 7; none, own-first, next-first is accepted");
+  EXPECT_NE(to_string(s).find("rotate=7,"), std::string::npos);
+  s.rotate = static_cast<SourceRotation>(-1);
+  EXPECT_NE(to_string(s).find("rotate=-1,"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace uniep::testing
