@@ -38,21 +38,21 @@ struct DeviceCounters {
 /// backend's PassContext. Shapes as in layout/workspace.h; pointers that the pass has no use for
 /// are null. Operands that the copy engine moves by tensor map are in StageMaps.
 struct DeviceContext {
-  PassView view;    // its arrays lie in device memory
-  QueueView queue;  // of this launch
+  PassView view;      // its arrays lie in device memory
+  QueueView queue{};  // of this launch
 
-  std::byte* heaps[kMaxRanks];  // symmetric memory, by rank
+  std::byte* heaps[kMaxRanks]{};  // symmetric memory, by rank
   SymmetricLayout symmetric;
-  DeviceCounters counters;
-  WaitFailure* failure;  // in host memory
-  std::uint64_t limit_ns;
+  DeviceCounters counters{};
+  WaitFailure* failure = nullptr;  // in host memory
+  std::uint64_t limit_ns = 0;
 
-  bf16* dispatched;  // where dispatch stores rows: x_rows or dy_rows
-  float* row_probs;  // forward writes, backward reads
-  float* dprob_groups;
-  bf16* token_out;  // out or dx
-  float* dprobs_out;
-  float* main_grad;  // wgrad into fp32; null: bf16 through a tensor map
+  bf16* dispatched = nullptr;  // where dispatch stores rows: x_rows or dy_rows
+  float* row_probs = nullptr;  // forward writes, backward reads
+  float* dprob_groups = nullptr;
+  bf16* token_out = nullptr;  // out or dx
+  float* dprobs_out = nullptr;
+  float* main_grad = nullptr;  // wgrad into fp32; null: bf16 through a tensor map
 
   template <class T>
   __device__ __forceinline__ T* at(int rank, std::int64_t offset) const {
