@@ -20,6 +20,7 @@ int exit_code(ErrorCode code) {
       return kExitBadInput;
     case ErrorCode::kTimeout:
     case ErrorCode::kPeerFailed:
+    case ErrorCode::kDevice:
     case ErrorCode::kInternal:
       return kExitFailed;
   }
