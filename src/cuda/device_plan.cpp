@@ -86,8 +86,8 @@ DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass,
   queue_blocks = r.take<QueueBlock>(queue_blocks_total);
   queue_begin = r.take<std::int64_t>(queue_blocks_total + num_queues);
   tile_position = r.take<std::int32_t>(most_tiles);
-  tile_pulls = r.take<std::int32_t>(most_tiles);
-  first_rows = r.take<std::uint32_t>(most_tiles * 4);
+  first_rows = r.take<std::uint32_t>(most_tiles * pieces_a_tile(s));
+  pulls_before = r.take<std::int32_t>(most_tiles * pieces_a_tile(s));
   cta_pulls = r.take<std::int32_t>(kMaxPlanCtas);
   bytes = r.bytes();
 }
@@ -102,8 +102,8 @@ DeviceOrder device_order(std::byte* base, const DeviceOrderLayout& l) {
                 .queue_blocks = at<QueueBlock>(base, l.queue_blocks),
                 .queue_begin = at<std::int64_t>(base, l.queue_begin),
                 .tile_position = at<std::int32_t>(base, l.tile_position),
-                .tile_pulls = at<std::int32_t>(base, l.tile_pulls),
                 .first_rows = at<std::uint32_t>(base, l.first_rows),
+                .pulls_before = at<std::int32_t>(base, l.pulls_before),
                 .cta_pulls = at<std::int32_t>(base, l.cta_pulls),
                 .num_queues = l.num_queues};
   for (int i = 0; i <= l.num_queues; ++i) o.queue_first[i] = l.queue_first[i];

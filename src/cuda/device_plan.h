@@ -97,6 +97,9 @@ struct DevicePlan {
 /// The plan in memory that starts at `base`.
 DevicePlan device_plan(std::byte* base, const DevicePlanLayout& layout);
 
+/// Pieces of up to 32 rows, a warp's share, that the order kernel cuts a tile into.
+inline UNIEP_HD int pieces_a_tile(const Schedule& s) { return ceil_div(s.tile_m, 32); }
+
 /// Launches have two queues each: communication, then main.
 inline constexpr int kMaxQueues = 2 * (16 + 2 + 2);
 
@@ -111,8 +114,8 @@ struct DeviceOrderLayout {
   std::int64_t queue_begin;    // int64 [of all queues, one more each]
   // Used by the kernel alone.
   std::int64_t tile_position;  // int32 [most tiles]: of the tile that holds row i * tile_m
-  std::int64_t tile_pulls;     // int32 [most tiles]: pulls that a tile is the first to need
-  std::int64_t first_rows;     // uint32 [most tiles, 4]: rows that bring these, a bit each
+  std::int64_t first_rows;     // uint32 [most pieces]: rows that bring pulls first needed here
+  std::int64_t pulls_before;   // int32 [most pieces]: such pulls of earlier pieces
   std::int64_t cta_pulls;      // int32 [kMaxPlanCtas]
   std::int64_t bytes;
 
@@ -134,8 +137,8 @@ struct DeviceOrder {
   std::int64_t* queue_begin = nullptr;
 
   std::int32_t* tile_position = nullptr;
-  std::int32_t* tile_pulls = nullptr;
   std::uint32_t* first_rows = nullptr;
+  std::int32_t* pulls_before = nullptr;
   std::int32_t* cta_pulls = nullptr;
 
   int num_queues = 0;

@@ -54,7 +54,8 @@ void expect_order(const PassView& want, const cuda::DeviceOrder& got) {
 struct OrderRun {
   OrderRun(const PlanGroup& group, int rank, std::int64_t tokens, Pass pass,
            const Schedule& schedule)
-      : layout(group.problem(), group.num_ranks(), pass, schedule),
+      : device(PlanRank::use(group.rank(rank).device)),
+        layout(group.problem(), group.num_ranks(), pass, schedule),
         memory(layout.bytes),
         order(cuda::device_order(memory.data(), layout)),
         args{cuda::make_pass_view(group.problem(), rank, group.num_ranks(), tokens,
@@ -62,11 +63,13 @@ struct OrderRun {
              group.plan(rank), order, group.scratch(rank)} {}
 
   void run(int ctas, cudaStream_t stream) const {
-    cuda::check_cuda(cudaDeviceSynchronize(), "prepare");
+    wait_for_all_devices();
+    PlanRank::use(device);
     cuda::check_cuda(cuda::launch_order(args, ctas, stream), "launch order");
-    cuda::check_cuda(cudaDeviceSynchronize(), "order");
+    wait_for_all_devices();
   }
 
+  int device;
   cuda::DeviceOrderLayout layout;
   DeviceMemory memory;
   cuda::DeviceOrder order;

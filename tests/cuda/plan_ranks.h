@@ -14,8 +14,9 @@ namespace uniep::testing {
 
 /// What one rank of an emulated group owns.
 struct PlanRank {
-  PlanRank(const Problem& p, int num_ranks)
-      : exchange(PlanExchangeLayout(p, num_ranks).bytes, 0),
+  PlanRank(const Problem& p, int num_ranks, int on_device)
+      : device(use(on_device)),
+        exchange(PlanExchangeLayout(p, num_ranks).bytes, 0),
         scratch(cuda::PlanScratchLayout(p, num_ranks).bytes, 0),
         plan_memory(cuda::DevicePlanLayout(p, num_ranks).bytes),
         ids((p.max_tokens * p.topk + 8) * static_cast<std::int64_t>(sizeof(std::int32_t))) {
@@ -23,6 +24,13 @@ struct PlanRank {
   }
   ~PlanRank() { cudaStreamDestroy(stream); }
 
+  /// Makes it the thread's current device.
+  static int use(int device) {
+    cuda::check_cuda(cudaSetDevice(device), "choose a device");
+    return device;
+  }
+
+  const int device;
   DeviceMemory exchange;
   DeviceMemory scratch;
   DeviceMemory plan_memory;
@@ -31,7 +39,32 @@ struct PlanRank {
   cudaStream_t stream = nullptr;
 };
 
-/// A group of ranks on one GPU: each has its own memory and stream, and maps the memory of all.
+/// Devices that reach one another's memory, the first ones: tests spread ranks over them.
+inline int connected_devices() {
+  static const int kCount = [] {
+    int count = 0;
+    cuda::check_cuda(cudaGetDeviceCount(&count), "count devices");
+    for (int d = 0; d < count; ++d) {
+      for (int peer = 0; peer < count; ++peer) {
+        if (d == peer) continue;
+        PlanRank::use(d);
+        if (cudaDeviceEnablePeerAccess(peer, 0) != cudaSuccess) return 1;
+      }
+    }
+    return count;
+  }();
+  return kCount;
+}
+
+inline void wait_for_all_devices() {
+  for (int d = connected_devices() - 1; d >= 0; --d) {
+    PlanRank::use(d);
+    cuda::check_cuda(cudaDeviceSynchronize(), "run kernels");
+  }
+}
+
+/// A group of ranks, on one GPU where there are no more: each has its own memory and stream, and
+/// reaches the memory of all.
 class PlanGroup {
  public:
   enum class Launch {
@@ -41,7 +74,7 @@ class PlanGroup {
 
   PlanGroup(const Problem& problem, int num_ranks) : problem_(problem) {
     for (int r = 0; r < num_ranks; ++r) {
-      ranks_.push_back(std::make_unique<PlanRank>(problem, num_ranks));
+      ranks_.push_back(std::make_unique<PlanRank>(problem, num_ranks, r % connected_devices()));
     }
   }
 
@@ -69,6 +102,7 @@ class PlanGroup {
   /// A rank's plan, on poisoned memory, not awaited.
   void launch(const Routing& routing, int r, int ctas, int shift = 0, int limit_ms = 10'000) {
     const auto index = static_cast<std::size_t>(r);
+    PlanRank::use(rank(r).device);
     cuda::check_cuda(
         cuda::launch_plan(args(r, routing.tokens[index], shift, limit_ms), ctas, rank(r).stream),
         "launch plan");
@@ -81,13 +115,13 @@ class PlanGroup {
       rank(r).plan_memory.fill(DeviceMemory::kPoison);
       upload(own_ids(routing, r), ids(r) + shift);
     }
-    cuda::check_cuda(cudaDeviceSynchronize(), "prepare");
+    wait_for_all_devices();
     for (int r = 0; r < num_ranks(); ++r) {
       if (how == Launch::kOneByOne) deliver(routing, r);
       launch(routing, r, ctas, shift);
-      if (how == Launch::kOneByOne) cuda::check_cuda(cudaDeviceSynchronize(), "plan");
+      if (how == Launch::kOneByOne) wait_for_all_devices();
     }
-    cuda::check_cuda(cudaDeviceSynchronize(), "plan");
+    wait_for_all_devices();
   }
 
   static std::vector<std::int32_t> own_ids(const Routing& routing, int r) {
@@ -119,7 +153,7 @@ class PlanGroup {
              reinterpret_cast<std::int64_t*>(base + l.tokens) + half + r);
     }
     upload(flags, reinterpret_cast<std::uint32_t*>(base + l.flags));
-    cuda::check_cuda(cudaDeviceSynchronize(), "deliver");
+    wait_for_all_devices();
   }
 
   Problem problem_;

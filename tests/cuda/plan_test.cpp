@@ -191,7 +191,7 @@ TEST_F(PlanKernel, APeerThatDoesNotComeIsNamed) {
   upload(routing.ids, group.ids(0));
   for (int plan = 0; plan < 2; ++plan) {
     group.launch(routing, 0, 8, 0, short_limit_ms());
-    cuda::check_cuda(cudaDeviceSynchronize(), "plan");
+    wait_for_all_devices();
     ASSERT_NO_FATAL_FAILURE(expect_empty(p, 2, group.plan(0)));
     EXPECT_EQ(reported(group, 0),
               "rank 0: wait expired after 10000 ms (UNIEP_TIMEOUT_MS) in stage plan, peer 1: "
@@ -215,9 +215,9 @@ TEST_F(PlanKernel, AGraphReplaysWithOtherIds) {
     for (auto& id : routing.ids) id = static_cast<std::int32_t>(pick(rng, -1, 7));
     group.rank(0).plan_memory.fill(DeviceMemory::kPoison);
     upload(routing.ids, group.ids(0));
-    cuda::check_cuda(cudaDeviceSynchronize(), "prepare");
+    wait_for_all_devices();
     cuda::check_cuda(cudaGraphLaunch(exec, stream), "replay");
-    cuda::check_cuda(cudaDeviceSynchronize(), "replay");
+    wait_for_all_devices();
     ASSERT_NO_FATAL_FAILURE(expect_plan(routing.plan(0).data(), group.plan(0)));
   }
   cudaGraphExecDestroy(exec);

@@ -11,7 +11,7 @@
 //   tiles    a warp per (wave, expert) finds where its block begins by looking at all experts, and
 //            writes its tiles; token blocks count their slots
 //   barrier
-//   first    a warp per tile: which of its rows belong to pulls that no earlier tile needs?
+//   first    a warp per 32 rows: which of them belong to pulls that no earlier tile needs?
 //   barrier
 //   pulls    a running sum of these gives every tile's place among the pulls
 //   barrier
@@ -225,48 +225,50 @@ class OrderRoutine {
     return true;
   }
 
-  // Consecutive tiles belong to one CTA, so that sums over CTAs and within them make the running
-  // sum over all tiles.
-  __device__ int first_tile_of_cta(unsigned cta) const {
-    return static_cast<int>(static_cast<std::int64_t>(num_tiles_) * cta / gridDim.x);
+  // A *piece* is up to 32 rows of a tile: what a warp looks at. Consecutive pieces belong to one
+  // CTA, so that sums over CTAs and within them make the running sum over all.
+  __device__ int pieces_a_tile() const { return cuda::pieces_a_tile(v_.schedule); }
+  __device__ int first_piece_of_cta(unsigned cta) const {
+    const std::int64_t pieces = static_cast<std::int64_t>(num_tiles_) * pieces_a_tile();
+    return static_cast<int>(pieces * cta / gridDim.x);
   }
-  __device__ int cta_begin() const { return first_tile_of_cta(blockIdx.x); }
-  __device__ int cta_end() const { return first_tile_of_cta(blockIdx.x + 1); }
+  __device__ int cta_begin() const { return first_piece_of_cta(blockIdx.x); }
+  __device__ int cta_end() const { return first_piece_of_cta(blockIdx.x + 1); }
+
+  /// This lane's row of the piece, or -1.
+  __device__ std::int64_t row_of_piece(int piece) const {
+    const Tile tile = o_.tiles[piece / pieces_a_tile()];
+    const int r = piece % pieces_a_tile() * 32 + lane_index();
+    return r < tile.rows ? tile.first_row + r : -1;
+  }
 
   __device__ void find_first_rows() const {
     if (threadIdx.x == 0) cta_.pulls = 0;
     __syncthreads();
     int sum = 0;
     for (int p = cta_begin() + warp_index(); p < cta_end(); p += kOrderWarps) {
-      const Tile tile = o_.tiles[p];
-      int pulls = 0;
-      for (int i = 0; i < tile.rows; i += 32) {
-        const int r = i + lane_index();
-        const bool first = r < tile.rows && is_first(tile.first_row + r, p);
-        const unsigned mask = __ballot_sync(kWholeWarp, first);
-        if (lane_index() == 0) o_.first_rows[4 * p + i / 32] = mask;
-        pulls += __popc(mask);
-      }
-      if (lane_index() == 0) o_.tile_pulls[p] = pulls;
-      sum += pulls;
+      const std::int64_t row = row_of_piece(p);
+      const unsigned mask =
+          __ballot_sync(kWholeWarp, row >= 0 && is_first(row, p / pieces_a_tile()));
+      if (lane_index() == 0) o_.first_rows[p] = mask;
+      sum += __popc(mask);
     }
     if (lane_index() == 0 && sum != 0) atomicAdd(&cta_.pulls, sum);
     __syncthreads();
     if (threadIdx.x == 0) o_.cta_pulls[blockIdx.x] = cta_.pulls;
   }
 
-  /// Turns the CTA's tile_pulls into the number of pulls before each tile; the last CTA's end is
-  /// the number of all pulls. By warp 0.
-  __device__ void sum_tile_pulls() const {
+  /// The number of pulls before each of the CTA's pieces, and before the next CTA's. By warp 0.
+  __device__ void sum_pieces() const {
     int before = 0;
     for (int c = lane_index(); c < static_cast<int>(blockIdx.x); c += 32) {
       before += o_.cta_pulls[c];
     }
     before = warp_sum(before);
     for (int p = cta_begin() + lane_index(); p - lane_index() < cta_end(); p += 32) {
-      const int pulls = p < cta_end() ? o_.tile_pulls[p] : 0;
+      const int pulls = p < cta_end() ? __popc(o_.first_rows[p]) : 0;
       const int up_to = warp_inclusive_sum(pulls);
-      if (p < cta_end()) o_.tile_pulls[p] = before + up_to - pulls;
+      if (p < cta_end()) o_.pulls_before[p] = before + up_to - pulls;
       before += __shfl_sync(kWholeWarp, up_to, 31);
     }
     if (lane_index() == 0) cta_.pulls = before;
@@ -280,26 +282,21 @@ class OrderRoutine {
     return pull;
   }
 
-  __device__ void write_pulls(int position) const {
-    const Tile tile = o_.tiles[position];
-    int before = o_.tile_pulls[position];
-    for (int i = 0; i < tile.rows; i += 32) {
-      const unsigned mask = o_.first_rows[4 * position + i / 32];
-      if ((mask >> lane_index() & 1) != 0) {
-        o_.pulls[before + __popc(mask & lanes_below(lane_index()))] =
-            pull_for(tile.first_row + i + lane_index());
-      }
-      before += __popc(mask);
-    }
+  __device__ void write_pulls(int piece) const {
+    const unsigned mask = o_.first_rows[piece];
+    if ((mask >> lane_index() & 1) == 0) return;
+    o_.pulls[o_.pulls_before[piece] + __popc(mask & lanes_below(lane_index()))] =
+        pull_for(row_of_piece(piece));
   }
 
   __device__ void order_pulls() const {
-    if (warp_index() == 0) sum_tile_pulls();
+    if (warp_index() == 0) sum_pieces();
     __syncthreads();
     const bool last = blockIdx.x == gridDim.x - 1;
     for (int q = threadIdx.x; q <= v_.num_blocks(); q += kOrderThreads) {
       const int tile = static_cast<int>(o_.tile_begin[q]);
-      if (tile >= cta_begin() && tile < cta_end()) o_.pull_begin[q] = o_.tile_pulls[tile];
+      const int piece = tile * pieces_a_tile();
+      if (piece >= cta_begin() && piece < cta_end()) o_.pull_begin[q] = o_.pulls_before[piece];
       if (last && tile == num_tiles_) o_.pull_begin[q] = cta_.pulls;
     }
     for (int p = cta_begin() + warp_index(); p < cta_end(); p += kOrderWarps) write_pulls(p);

@@ -289,28 +289,19 @@ class PlanRoutine {
   }
   __device__ bool leads_token() const { return lane_index() % a_.topk == 0; }
 
-  /// Lanes that hold the same expert; where there is none, something without meaning.
-  __device__ unsigned same_expert(std::int32_t id) const {
-    return __match_any_sync(kWholeWarp, id);
-  }
-
   __device__ void count() const {
     std::uint32_t* my_rows = warp_rows_of_ + warp_index() * local_;
     int rows = 0;
     int pulls = 0;
     unsigned long long bad = 0;  // ~(slot index) of the first impossible id
     for_each_step([&](const Slot& s) {
-      const unsigned same = same_expert(s.id);
       if (is_expert(s.id)) {
-        if ((same & lanes_below(lane_index())) == 0) {
-          atomicAdd(slots_of_ + s.id, static_cast<std::uint32_t>(__popc(same)));
-          if (is_local(s.id)) my_rows[s.id - first_expert_] += __popc(same);
-        }
+        atomicAdd(slots_of_ + s.id, 1u);
+        if (is_local(s.id)) atomicAdd(my_rows + s.id - first_expert_, 1u);
       } else if (s.id != -1 && bad == 0) {
         const int k = lane_index() % a_.topk;
         bad = ~(static_cast<unsigned long long>(s.token) * a_.topk + k);
       }
-      __syncwarp();
       const unsigned local = __ballot_sync(kWholeWarp, is_local(s.id));
       rows += __popc(local);
       pulls += __popc(
@@ -477,7 +468,7 @@ class PlanRoutine {
 
   /// The row of this lane's slot, where its expert is local; all lanes call it.
   __device__ std::int32_t take_row(std::int32_t id) const {
-    const unsigned same = same_expert(id);
+    const unsigned same = __match_any_sync(kWholeWarp, id);
     std::int32_t row = -1;
     std::uint32_t* next = nullptr;
     if (is_local(id)) {
