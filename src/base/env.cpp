@@ -90,6 +90,8 @@ std::string env_cpu_isa() {
 
 std::string env_nccl_library() { return text_of("UNIEP_NCCL_LIBRARY").value_or("libnccl.so.2"); }
 
+std::string env_nccl_nvls_enable() { return text_of("NCCL_NVLS_ENABLE").value_or(""); }
+
 std::string env_symmetric_memory() {
   const std::string text = text_of("UNIEP_SYMMETRIC_MEMORY").value_or("auto");
   require(text == "auto" || text == "nccl" || text == "ipc", ErrorCode::kInvalidArgument,

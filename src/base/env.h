@@ -33,6 +33,9 @@ std::string env_cpu_isa();
 /// UNIEP_NCCL_LIBRARY: what the CUDA backend loads NCCL from.
 std::string env_nccl_library();
 
+/// NCCL_NVLS_ENABLE, which is NCCL's and which the CUDA backend sets to 0.
+std::string env_nccl_nvls_enable();
+
 /// UNIEP_SYMMETRIC_MEMORY: "auto", "nccl" or "ipc".
 std::string env_symmetric_memory();
 
