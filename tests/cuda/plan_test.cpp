@@ -188,8 +188,8 @@ TEST_F(PlanKernel, APeerThatDoesNotComeIsNamed) {
   const Problem p{.hidden = 8, .intermediate = 8, .num_experts = 4, .topk = 2, .max_tokens = 4};
   PlanGroup group(p, 2);
   const Routing routing{p, {2, 0}, {0, 1, 2, 3}};
-  upload(routing.ids, group.ids(0));
-  for (int plan = 0; plan < 2; ++plan) {
+  ASSERT_NO_FATAL_FAILURE(expect_same_as_cpu(group, routing, Launch::kTogether, 8, 0));
+  for (int plan = 0; plan < 2; ++plan) {  // the second finds the group unusable
     group.launch(routing, 0, 8, 0, short_limit_ms());
     wait_for_all_devices();
     ASSERT_NO_FATAL_FAILURE(expect_empty(p, 2, group.plan(0)));

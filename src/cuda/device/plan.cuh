@@ -168,21 +168,24 @@ class PlanRoutine {
     *const_cast<volatile std::uint32_t*>(&w.written) = 1;
   }
 
-  /// Polls until `load()` has reached `expected` (modulo 2^32); false where the limit passes or
+  /// Polls until `load()` is `expected` past `base` (modulo 2^32); false where the limit passes or
   /// another thread gave up.
   template <class Load>
-  __device__ bool poll(Load load, std::uint32_t expected, int peer, std::uint64_t limit_ns) const {
-    std::uint32_t seen = load();
-    if (static_cast<std::int32_t>(seen - expected) >= 0) return true;
+  __device__ bool poll(Load load, std::uint32_t base, std::uint32_t expected, int peer,
+                       std::uint64_t limit_ns) const {
+    std::uint32_t seen = 0;
+    const auto reached = [&] {
+      seen = load() - base;
+      return static_cast<std::int32_t>(seen - expected) >= 0;
+    };
+    if (reached()) return true;
     const std::uint64_t start = ptx::global_timer_ns();
-    for (;;) {
+    do {
       for (int i = 0; i < 32; ++i) {
-        seen = load();
-        if (static_cast<std::int32_t>(seen - expected) >= 0) return true;
+        if (reached()) return true;
       }
       if (ptx::load_relaxed_gpu(a_.scratch.failed) != 0) return false;
-      if (ptx::global_timer_ns() - start > limit_ns) break;
-    }
+    } while (ptx::global_timer_ns() - start <= limit_ns);
     fail(peer, expected, seen);
     return false;
   }
@@ -192,8 +195,9 @@ class PlanRoutine {
     const int peer = static_cast<int>(threadIdx.x);
     if (peer < a_.num_ranks) {
       const std::uint32_t* flag = at_rank<std::uint32_t>(a_.rank, a_.exchange.layout.flags) + peer;
-      ok = poll([&] { return ptx::load_acquire_sys(flag); },
-                cta_.epoch * PlanExchangeLayout::kParts, peer, a_.limit_ns);
+      constexpr std::uint32_t kParts = PlanExchangeLayout::kParts;
+      ok = poll([&] { return ptx::load_acquire_sys(flag); }, (cta_.epoch - 1) * kParts, kParts,
+                peer, a_.limit_ns);
     }
     return __syncthreads_and(ok);
   }
@@ -204,7 +208,7 @@ class PlanRoutine {
     grid_arrive(arrivals);
     bool ok = true;
     if (threadIdx.x == 0) {
-      ok = poll([&] { return ptx::load_acquire_gpu(arrivals); }, gridDim.x, -1, 2 * a_.limit_ns);
+      ok = poll([&] { return ptx::load_acquire_gpu(arrivals); }, 0, gridDim.x, -1, 2 * a_.limit_ns);
     }
     return __syncthreads_and(ok);
   }
