@@ -6,7 +6,7 @@ PRESET ?= $(if $(shell PATH=$$PATH:/usr/local/cuda/bin command -v nvcc),cuda,cpu
 JOBS   ?= $(shell nproc)
 PREFIX ?= /usr/local
 # `make sanitize` runs this part of the random cases that `make test` runs.
-SANITIZE_CASES ?= 0.05
+SANITIZE_CASES ?= 0.1
 SANITIZERS     ?= asan ubsan tsan
 
 # A compiler cache, where there is one; `make CCACHE= build` does without.
@@ -37,9 +37,6 @@ run: build  ## the main job: a real layer on 4 ranks, checked; writes a timeline
 	build/$(PRESET)/bin/uniep run --input data/moe_lm_layer.safetensors --ranks 4 \
 	  --schedule single --check --trace out/timeline.json --plot out/summary.svg \
 	  --json out/run.json --output out/result.safetensors
-	@echo
-	@echo "Look at out/summary.svg (any browser) and out/timeline.json (ui.perfetto.dev)."
-	@echo "The figures are in out/run.json, the results in out/result.safetensors."
 
 test: build  ## all tests, the slow ones too
 	@ctest --preset $(PRESET)

@@ -79,7 +79,7 @@ struct FaultInjection {
 struct LayerOptions {
   bool record_timeline = false;  ///< keep a TimelineEvent per task; see Layer::timeline
   int timeout_ms = 0;            ///< limit of every wait; 0: UNIEP_TIMEOUT_MS, else 30000
-  FaultInjection faults;
+  FaultInjection faults{};
 };
 
 /// One MoE layer on one rank. Every member function that is marked collective must be called by

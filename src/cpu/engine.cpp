@@ -97,9 +97,10 @@ void Engine::run_launch(const PassContext& ctx, int index, int workers, bool rec
   });
 }
 
-/// Keeps a worker's error for `run`, an original one rather than the report of a peer's, and ends
-/// the waits of everyone else.
+/// Keeps a worker's error for `run`, the first original one rather than the report of a peer's, and
+/// ends the waits of everyone else.
 void Engine::fail(std::exception_ptr error) {
+  const std::scoped_lock lock(error_mutex_);
   bool original = true;
   try {
     std::rethrow_exception(error);
@@ -109,8 +110,10 @@ void Engine::fail(std::exception_ptr error) {
   } catch (const std::exception& e) {
     group_.failure().raise(rank_, e.what());
   }
-  const std::scoped_lock lock(error_mutex_);
-  if (!error_ || original) error_ = error;
+  if (!error_ || (original && !error_is_original_)) {
+    error_ = error;
+    error_is_original_ = original;
+  }
 }
 
 void Engine::drain(const PassContext& ctx, SharedQueue& queue, Worker& worker, int launch,

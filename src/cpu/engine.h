@@ -64,6 +64,7 @@ class Engine {
   std::deque<Worker> workers_;  // a deque: Worker does not move
   std::mutex error_mutex_;
   std::exception_ptr error_;
+  bool error_is_original_ = false;
 };
 
 }  // namespace uniep::cpu

@@ -127,10 +127,10 @@ int axis_value(const Schedule& schedule, std::size_t axis) { return axes()[axis]
 
 void set_axis(Schedule& schedule, std::size_t axis, int value) {
   const Axis& a = axes()[axis];
-  const bool in_range = value >= a.info.min && value <= a.info.max;
-  const bool shape_ok = !a.info.power_of_two || (value & (value - 1)) == 0;
-  require(in_range && shape_ok, ErrorCode::kInvalidArgument, "schedule axis ", a.info.name, " is ",
-          value, "; ", range_text(a.info), " is accepted");
+  const bool accepted = value >= a.info.min && value <= a.info.max &&
+                        (!a.info.power_of_two || (value & (value - 1)) == 0);
+  require(accepted, ErrorCode::kInvalidArgument, "schedule axis ", a.info.name, " is ", value, "; ",
+          range_text(a.info), " is accepted");
   a.set(schedule, value);
 }
 

@@ -195,8 +195,12 @@ class Reports(ProgramTest):
 
     def check_slices(self, file, summary):
         slices = [e for e in file["traceEvents"] if e["ph"] == "X"]
-        self.assertEqual({(e["pid"], e["tid"]) for e in slices}, {(0, 0), (0, 1), (1, 0), (1, 1)})
-        self.assertEqual(min(e["ts"] for e in slices), 0)
+        # On a busy machine one worker may have been too late for any task.
+        self.assertLessEqual({(e["pid"], e["tid"]) for e in slices},
+                             {(0, 0), (0, 1), (1, 0), (1, 1)})
+        self.assertEqual({e["pid"] for e in slices}, {0, 1})
+        first = min(e["ts"] for e in slices)  # not 0 where the wait before it is too short to show
+        self.assertTrue(0 <= first < 1, first)
         self.assertTrue(all(e["dur"] >= 0 for e in slices))
         self.assertTrue(any(e["name"] == "wait" for e in slices))
         # The last step alone: as many slices as the summary counts tasks.
@@ -348,7 +352,7 @@ class Terminal(ProgramTest):
 
     def test_long_work_shows_a_bar_and_erases_it(self):
         text = self.errors_on_a_terminal("run", "--input", TRACE, "--ranks", 2, "--pass", "forward",
-                                         "--repeat", 3, UNIEP_CPU_LINK_GBPS="0.003")
+                                         "--repeat", 3, UNIEP_CPU_LINK_GBPS="0.0015")
         self.assertIn("running 2 ranks", text)
         self.assertIn("%", text)
         self.assertTrue(text.endswith("\r\x1b[K"), repr(text[-40:]))

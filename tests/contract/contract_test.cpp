@@ -4,42 +4,21 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-
-#include "base/check.h"
+#include "contract/contract_testing.h"
+#include "support/cases.h"
 #include "support/expect_same.h"
 #include "support/random_case.h"
-#include "support/run_layer.h"
 
 namespace uniep::testing {
 namespace {
-
-/// Random cases in a test; UNIEP_TEST_CASES multiplies them (sanitizers are slow, nights are long).
-int cases(int count) {
-  const char* factor = std::getenv("UNIEP_TEST_CASES");
-  return factor == nullptr ? count : std::max(1, static_cast<int>(count * std::atof(factor)));
-}
-
-Problem problem_of(const LayerData& d) {
-  return {.hidden = d.hidden,
-          .intermediate = d.intermediate,
-          .num_experts = d.num_experts,
-          .topk = d.topk,
-          .max_tokens = d.tokens};
-}
 
 std::string describe(unsigned seed, const LayerData& d, const RunOptions& o) {
   std::string parts;
   for (const auto begin : o.token_begin) parts += cat(" ", begin);
   return cat("seed ", seed, ", ", to_string(problem_of(d)), ", tokens", parts, "\n  forward ",
              to_string(o.forward_schedule), "\n  backward ", to_string(o.backward_schedule),
-             "\n  main_grad ", o.main_grad, ", max_delay_us ", o.layer.faults.max_delay_us);
-}
-
-LayerResult expected(const LayerData& d, bool main_grad, float start) {
-  if (!main_grad) return reference::contract(d);
-  return reference::contract_into_main_grad(d, std::vector<float>(d.w1.size(), start),
-                                            std::vector<float>(d.w2.size(), start));
+             "\n  row_align ", o.row_align, ", main_grad ", o.main_grad, ", max_delay_us ",
+             o.layer.faults.max_delay_us);
 }
 
 constexpr int kRanks[] = {1, 2, 3, 4, 5, 8};
@@ -51,12 +30,16 @@ void run_random_cases(unsigned first_seed, int count, int max_delay_us) {
     const LayerData data = random_layer(rng, ranks);
     RunOptions o;
     o.token_begin = random_parts(rng, data.tokens, ranks);
-    o.forward_schedule = random_schedule(rng, problem_of(data), 4);
-    o.backward_schedule = random_schedule(rng, problem_of(data), 4);
+    o.row_align = 16 << pick(rng, 0, 4);
+    Problem problem = problem_of(data);
+    problem.row_align = o.row_align;
+    o.forward_schedule = random_schedule(rng, problem, 4);
+    o.backward_schedule = random_schedule(rng, problem, 4);
     o.main_grad = chance(rng, 30);
     o.main_grad_start = 0.75f;
     o.layer.faults.max_delay_us = max_delay_us;
     o.layer.faults.seed = seed;
+    if (chance(rng, 20)) o.layer.faults.first_count = 0u - static_cast<unsigned>(pick(rng, 1, 500));
     expect_same_bits(run_layer(data, o), expected(data, o.main_grad, o.main_grad_start),
                      describe(seed, data, o));
     if (::testing::Test::HasFailure()) return;

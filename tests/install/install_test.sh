@@ -66,10 +66,13 @@ fi
 
 step "find_package from a project of its own"
 consumer=$work_dir/consumer
+sed -n '/^```cpp$/,/^```$/p' "$source_dir/README.md" | sed '1d;$d' >"$work_dir/readme.cpp"
+[ -s "$work_dir/readme.cpp" ] || fail "README.md has no example"
 "$cmake" -S "$source_dir/tests/install/consumer" -B "$consumer" -DCMAKE_PREFIX_PATH="$prefix" \
-  -DUNIEP_EXAMPLES="$source_dir/examples"
+  -DPROGRAMS="$source_dir/examples/train_step.cpp;$work_dir/readme.cpp"
 "$cmake" --build "$consumer"
 "$consumer/consumer"
+"$consumer/readme"
 "$consumer/train_step" single | tail -n +2 >"$work_dir/single"
 "$consumer/train_step" sequential | tail -n +2 | diff "$work_dir/single" - ||
   fail "the schedules single and sequential give different results"

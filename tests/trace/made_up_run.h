@@ -47,11 +47,13 @@ struct MadeUpRun {
   void add_worker(std::vector<TimelineEvent>& events, int rank, int worker) const {
     constexpr Stage kForward[] = {Stage::kDispatch, Stage::kFc1, Stage::kFc2, Stage::kReduce};
     constexpr Stage kBackward[] = {Stage::kDispatch, Stage::kDfc2, Stage::kWgrad2, Stage::kReduce};
+    // A variable of its own: GCC 12 under UBSan loses the index of `(c ? a : b)[i]`.
+    const auto& stages = pass == Pass::kForward ? kForward : kBackward;
     std::int64_t now = start_ns + 1000 * rank;
     for (int i = 0; i < tasks; ++i) {
       TimelineEvent e;
       e.pass = pass;
-      e.stage = (pass == Pass::kForward ? kForward : kBackward)[i % 4];
+      e.stage = stages[i % 4];
       e.worker = worker;
       e.launch = 1;
       e.expert = i;

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -26,6 +27,8 @@ class SignalsHeld {
     sigemptyset(&set_);
     for (const int s : {SIGCHLD, SIGINT, SIGTERM}) sigaddset(&set_, s);
     sigprocmask(SIG_BLOCK, &set_, &before_);
+    children_ = before_;
+    for (const int s : {SIGCHLD, SIGINT, SIGTERM}) sigdelset(&children_, s);
     // Where it is ignored, the system forgets how children ended.
     struct sigaction normal {};
     normal.sa_handler = SIG_DFL;
@@ -38,7 +41,8 @@ class SignalsHeld {
   SignalsHeld(const SignalsHeld&) = delete;
   SignalsHeld& operator=(const SignalsHeld&) = delete;
 
-  const sigset_t& before() const { return before_; }
+  /// What a child starts with.
+  const sigset_t& of_children() const { return children_; }
 
   /// The next of them that arrives until then.
   std::optional<siginfo_t> wait(Clock::time_point until) const {
@@ -53,6 +57,7 @@ class SignalsHeld {
  private:
   sigset_t set_{};
   sigset_t before_{};
+  sigset_t children_{};
   struct sigaction child_before_ {};
 };
 
@@ -156,7 +161,7 @@ int launch_ranks(int count, const std::vector<std::string>& argv, const LaunchOp
   const int port = free_tcp_port();
   for (int rank = 0; rank < count; ++rank) {
     const pid_t pid =
-        start(options.program, argv, environment_of(rank, count, port), signals.before());
+        start(options.program, argv, environment_of(rank, count, port), signals.of_children());
     require(pid > 0, ErrorCode::kIo, "cannot start the process of rank ", rank, ": ",
             std::strerror(errno));
     children.add(pid);

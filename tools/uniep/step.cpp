@@ -4,6 +4,7 @@
 #include <barrier>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -87,6 +88,20 @@ class RankRun {
     if (!measures(options_.passes, Pass::kForward)) drop_timeline();
     const auto run_backward = [&] { layer_.backward(saved, backward, options_.schedule); };
     measure(run_backward, measured ? &log_.backward : nullptr);
+  }
+
+  /// Overwrites this rank's part with NaNs, so that what a step forgets to write shows.
+  void forget(LayerResult& result) const {
+    constexpr bf16 kNan{0x7fff};
+    std::ranges::fill(split_.forward_args(rank_, result).out, kNan);
+    if (options_.passes == PassChoice::kForward) return;
+    const BackwardArgs args = split_.backward_args(rank_, result);
+    std::ranges::fill(args.dx, kNan);
+    std::ranges::fill(args.dprobs, std::numeric_limits<float>::quiet_NaN());
+    for (const WeightGrad& grad : {args.dw1, args.dw2}) {
+      // Main gradients are added to: each step clears them.
+      if (const auto* bf16s = std::get_if<std::span<bf16>>(&grad)) std::ranges::fill(*bf16s, kNan);
+    }
   }
 
   /// Only takes down what differs: a rank that threw here would leave the others waiting.
@@ -207,6 +222,7 @@ StepReport run_steps(const LayerData& layer, const StepOptions& options) {
                 logs[static_cast<std::size_t>(communicator.rank())]);
     for (int i = 0; i <= options.repeat; ++i) {
       run.drop_timeline();
+      if (i > 1) run.forget(again);
       run.step(i == 0 ? report.result : again, i > 0);
       if (i > 0) run.compare(report.result, again, i);
       if (communicator.rank() == 0) progress.advance();

@@ -1,0 +1,92 @@
+#include "cpu/worker_pool.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <atomic>
+#include <fstream>
+#include <random>
+
+#include "support/layer_group.h"
+
+namespace uniep::testing {
+namespace {
+
+TEST(WorkerPool, RunsEachIndexOnceWhateverTheCount) {
+  cpu::WorkerPool pool;
+  std::mt19937 rng(1);
+  for (int round = 0; round < 500; ++round) {
+    const int count = 1 + static_cast<int>(rng() % 9);
+    std::vector<std::atomic<int>> times(9);
+    pool.run(count, [&](int i) { ++times[static_cast<std::size_t>(i)]; });
+    for (int i = 0; i < 9; ++i) {
+      ASSERT_EQ(times[static_cast<std::size_t>(i)], i < count ? 1 : 0) << round;
+    }
+  }
+}
+
+TEST(WorkerPool, WorkersRunAtTheSameTime) {
+  cpu::WorkerPool pool;
+  std::atomic<int> present{0};
+  pool.run(6, [&](int) {
+    ++present;
+    while (present < 6) std::this_thread::yield();
+  });
+  EXPECT_EQ(present, 6);
+}
+
+std::int64_t virtual_bytes() {
+  std::int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * 4096;
+}
+
+/// Lowers the limit of the address space while it lives.
+class AddressSpaceLimit {
+ public:
+  explicit AddressSpaceLimit(std::int64_t more) {
+    getrlimit(RLIMIT_AS, &old_);
+    const rlimit low{static_cast<rlim_t>(virtual_bytes() + more), old_.rlim_max};
+    setrlimit(RLIMIT_AS, &low);
+  }
+  ~AddressSpaceLimit() { setrlimit(RLIMIT_AS, &old_); }
+
+ private:
+  rlimit old_{};
+};
+
+TEST(WorkerPool, ThreadsThatCannotBeStartedAreAnErrorOnEveryRank) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "sanitizers need address space of their own";
+#endif
+  LayerGroup g(plain_layer(2), 2);
+  g.make_layers([](int) { return LayerOptions{.timeout_ms = 5000}; });
+  g.make_plans();
+  g.each([&](int rank) { g.forward(rank); });
+  Schedule many;
+  many.workers = 1024;  // stacks of 8 GiB
+  std::vector<Outcome> outcomes;
+  std::atomic<int> others{0};
+  {
+    const AddressSpaceLimit limit(std::int64_t{1} << 30);
+    outcomes = g.attempt([&](int rank) {
+      try {
+        g.forward(rank, many);
+      } catch (const std::system_error&) {
+        ++others;
+      } catch (const std::bad_alloc&) {
+        ++others;
+      }
+    });
+  }
+  int errors = others;
+  for (const Outcome& o : outcomes) {
+    if (o.error) ++errors;
+    EXPECT_LT(o.seconds, 4.5) << "nobody waits for the rank that failed";
+  }
+  EXPECT_EQ(errors, 2);
+  g.drop_layers();
+}
+
+}  // namespace
+}  // namespace uniep::testing

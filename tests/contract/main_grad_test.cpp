@@ -1,0 +1,92 @@
+// Weight gradients: where they go, and what is added to what.
+#include <gtest/gtest.h>
+
+#include "contract/contract_testing.h"
+#include "support/cases.h"
+#include "support/layer_group.h"
+
+namespace uniep::testing {
+namespace {
+
+TEST(MainGrad, AccumulatesOverBackwardCalls) {
+  LayerGroup g(plain_layer(2), 2, true);
+  g.make_layers();
+  g.make_plans();
+  LayerResult want;
+  want.main_dw1.resize(g.data().w1.size());
+  want.main_dw2.resize(g.data().w2.size());
+  for (int call = 1; call <= 3; ++call) {
+    g.each([&](int rank) {
+      g.forward(rank, parse_schedule(call == 2 ? "sequential" : "single"));
+      g.backward(rank, parse_schedule(call == 2 ? "two-kernel" : "single,tile_m=16"));
+    });
+    want = reference::contract_into_main_grad(g.data(), want.main_dw1, want.main_dw2);
+    expect_same_bits(g.result(), want, cat("after ", call, " backward calls"));
+  }
+}
+
+TEST(MainGrad, ExpertsWithoutRowsKeepEveryBit) {
+  LayerData data = plain_layer(2);
+  for (auto& id : data.topk_ids) id = id % 2 == 0 ? 2 : -1;  // experts 0, 1 and 3 get nothing
+  LayerGroup g(data, 2, true);
+  const float odd = -0.0f;  // adding +0 to it would change it
+  std::ranges::fill(g.result().main_dw1, odd);
+  std::ranges::fill(g.result().main_dw2, odd);
+  const LayerResult want = reference::contract_into_main_grad(
+      data, std::vector<float>(data.w1.size(), odd), std::vector<float>(data.w2.size(), odd));
+  g.make_layers();
+  g.make_plans();
+  g.each([&](int rank) {
+    g.forward(rank);
+    g.backward(rank);
+  });
+  expect_same_bits(g.result(), want, "-0 in main_grad");
+}
+
+TEST(MainGrad, OneGradientInBf16AndTheOtherInFp32) {
+  const LayerData data = plain_layer(2);
+  LayerGroup g(data, 2);
+  g.make_layers();
+  g.make_plans();
+  std::vector<float> main_dw2(data.w2.size());
+  g.each([&](int rank) {
+    g.forward(rank);
+    BackwardArgs args = g.backward_args(rank);
+    const std::size_t half = main_dw2.size() / 2;
+    args.dw2 = std::span(main_dw2).subspan(static_cast<std::size_t>(rank) * half, half);
+    g.layer(rank).backward(g.saved(rank), args);
+  });
+  expect_same_bits(g.result().dw1, reference::contract(data).dw1, "dw1", "bf16");
+  expect_same_bits(main_dw2, expected(data, true, 0).main_dw2, "main_dw2", "fp32");
+}
+
+TEST(WeightGrads, ExpertsWithoutRowsGetZeros) {
+  LayerData data = plain_layer(2);
+  std::ranges::fill(data.topk_ids, -1);
+  LayerGroup g(data, 2);
+  g.make_layers();
+  g.expect_step_works("nothing but dropped slots");
+  for (const bf16 v : g.result().dw1) ASSERT_EQ(v.bits, 0);
+  for (const bf16 v : g.result().out) ASSERT_EQ(v.bits, 0);
+  for (const float v : g.result().dprobs) ASSERT_EQ(v, 0.0f);
+}
+
+TEST(WeightGrads, WhatDroppedSlotsHoldAsProbabilityIsNotRead) {
+  LayerData data = plain_layer(2);
+  for (std::size_t i = 0; i < data.topk_ids.size(); i += 3) data.topk_ids[i] = -1;
+  LayerGroup clean(data, 2);
+  clean.make_layers();
+  clean.expect_step_works("clean");
+  for (std::size_t i = 0; i < data.topk_ids.size(); i += 3) data.topk_probs[i] = NAN;
+  LayerGroup dirty(data, 2);
+  dirty.make_layers();
+  dirty.make_plans();
+  dirty.each([&](int rank) {
+    dirty.forward(rank);
+    dirty.backward(rank);
+  });
+  expect_same_bits(dirty.result(), clean.result(), "NaN at dropped slots");
+}
+
+}  // namespace
+}  // namespace uniep::testing
