@@ -199,7 +199,7 @@ int run(int argc, char** argv) {
   const double us =
       median_us(b, [&](int r) { return cuda::launch_plan(b.args(r), b.ctas, b.ranks[r]->stream); });
   std::printf("%10.1f us  plan\n", us);
-  for (int r = 0; r < b.active(); ++r) throw_if_any(*b.ranks[r]->report, p, num_ranks, 2000);
+  for (int r = 0; r < b.active(); ++r) throw_if_any(*b.ranks[r]->report, p, r, num_ranks, 2000);
   bench_order(b, Pass::kForward, "sequential");
   bench_order(b, Pass::kForward, "single");
   bench_order(b, Pass::kBackward, "single");

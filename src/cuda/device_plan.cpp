@@ -32,12 +32,12 @@ std::optional<std::string> plan_unsupported_reason(const Problem& p, int num_ran
   return std::nullopt;
 }
 
-void throw_if_any(const PlanReport& report, const Problem& problem, int num_ranks,
+void throw_if_any(const PlanReport& report, const Problem& problem, int rank, int num_ranks,
                   std::int64_t limit_ms) {
-  if (report.wait.written != 0) {
-    const WaitRecord& w = report.wait;
-    throw wait_error({.rank = w.rank,
-                      .stage = name(w.stage),
+  const WaitFailure& w = report.wait;
+  if (w.raised != 0) {
+    throw wait_error({.rank = rank,
+                      .stage = name(static_cast<Stage>(w.stage)),
                       .tile = w.tile,
                       .peer = w.peer,
                       .expected = w.expected,

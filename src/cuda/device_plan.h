@@ -1,11 +1,13 @@
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 
-#include "cuda/wait_record.h"
+#include "cuda/device/context.cuh"
 #include "layout/workspace.h"
 #include "plan/routing_fault.h"
 #include "schedule/launches.h"
@@ -20,7 +22,6 @@
 
 namespace uniep::cuda {
 
-inline constexpr int kMaxRanks = 16;
 /// Per-expert counts live in the shared memory of a CTA.
 inline constexpr int kMaxExperts = 2048;
 /// CTAs that a plan or order kernel is launched with at most.
@@ -42,11 +43,11 @@ struct PlanStatus {
 /// last cleared them. Memory that the device writes and the host sees.
 struct PlanReport {
   RoutingFault fault;
-  WaitRecord wait;
+  WaitFailure wait{};  // `counter` is -1: flags of the exchange are none of a pass's counters
 };
 
 /// Throws the CPU's Error for what the report holds, if anything.
-void throw_if_any(const PlanReport& report, const Problem& problem, int num_ranks,
+void throw_if_any(const PlanReport& report, const Problem& problem, int rank, int num_ranks,
                   std::int64_t limit_ms);
 
 struct DevicePlanLayout {

@@ -80,7 +80,7 @@ std::string error_of(Call&& call) {
 
 std::string reported(const PlanGroup& group, int rank) {
   return error_of([&] {
-    throw_if_any(*group.rank(rank).report.get(), group.problem(), group.num_ranks(), 10'000);
+    throw_if_any(*group.rank(rank).report.get(), group.problem(), rank, group.num_ranks(), 10'000);
   });
 }
 
@@ -227,8 +227,8 @@ TEST_F(PlanKernel, AGraphReplaysWithOtherIds) {
 TEST(PlanKernelLimits, WhatIsUnsupportedIsSaid) {
   const Problem p{.hidden = 8, .intermediate = 8, .num_experts = 8, .topk = 4, .max_tokens = 100};
   EXPECT_FALSE(cuda::plan_unsupported_reason(p, 8));
-  EXPECT_EQ(cuda::plan_unsupported_reason(p, 17),
-            "the number of ranks is 17; the cuda backend accepts 1 to 16");
+  EXPECT_EQ(cuda::plan_unsupported_reason(p, 9),
+            "the number of ranks is 9; the cuda backend accepts 1 to 8");
   Problem many = p;
   many.num_experts = 4096;
   EXPECT_EQ(cuda::plan_unsupported_reason(many, 1),

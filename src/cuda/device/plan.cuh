@@ -148,7 +148,7 @@ class PlanRoutine {
     __syncthreads();
     if (parts > 0 && peer < a_.num_ranks) {
       std::uint32_t* flags = at_rank<std::uint32_t>(peer, a_.exchange.layout.flags);
-      ptx::add_release_sys(flags + a_.rank, parts);
+      ptx::add_release_system(flags + a_.rank, parts);
     }
   }
 
@@ -157,15 +157,15 @@ class PlanRoutine {
   /// Ends the group's plans; the first to come describes why.
   __device__ void fail(int peer, std::uint32_t expected, std::uint32_t seen) const {
     if (atomicExch(a_.scratch.failed, 1u) != 0) return;
-    WaitRecord& w = a_.report->wait;
-    w.stage = Stage::kPlan;
-    w.rank = a_.rank;
+    WaitFailure& w = a_.report->wait;
+    w.stage = static_cast<int>(Stage::kPlan);
     w.peer = peer;
+    w.counter = -1;
     w.tile = -1;
     w.expected = expected;
     w.seen = seen;
     __threadfence_system();
-    *const_cast<volatile std::uint32_t*>(&w.written) = 1;
+    *static_cast<volatile int*>(&w.raised) = 1;
   }
 
   /// Polls until `load()` is `expected` past `base` (modulo 2^32); false where the limit passes or
@@ -179,13 +179,13 @@ class PlanRoutine {
       return static_cast<std::int32_t>(seen - expected) >= 0;
     };
     if (reached()) return true;
-    const std::uint64_t start = ptx::global_timer_ns();
+    const std::uint64_t start = ptx::global_nanoseconds();
     do {
       for (int i = 0; i < 32; ++i) {
         if (reached()) return true;
       }
       if (ptx::load_relaxed_gpu(a_.scratch.failed) != 0) return false;
-    } while (ptx::global_timer_ns() - start <= limit_ns);
+    } while (ptx::global_nanoseconds() - start <= limit_ns);
     fail(peer, expected, seen);
     return false;
   }
@@ -196,7 +196,7 @@ class PlanRoutine {
     if (peer < a_.num_ranks) {
       const std::uint32_t* flag = at_rank<std::uint32_t>(a_.rank, a_.exchange.layout.flags) + peer;
       constexpr std::uint32_t kParts = PlanExchangeLayout::kParts;
-      ok = poll([&] { return ptx::load_acquire_sys(flag); }, (cta_.epoch - 1) * kParts, kParts,
+      ok = poll([&] { return ptx::load_acquire_system(flag); }, (cta_.epoch - 1) * kParts, kParts,
                 peer, a_.limit_ns);
     }
     return __syncthreads_and(ok);
