@@ -10,6 +10,12 @@ __device__ __forceinline__ std::uint32_t load_acquire_gpu(const std::uint32_t* p
   return v;
 }
 
+__device__ __forceinline__ std::uint32_t load_relaxed_gpu(const std::uint32_t* p) {
+  std::uint32_t v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+
 __device__ __forceinline__ std::uint32_t load_acquire_system(const std::uint32_t* p) {
   std::uint32_t v;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
