@@ -58,6 +58,12 @@ std::unique_ptr<SymmetricMemory> CudaCommunicator::symmetric_memory(std::int64_t
   return std::make_unique<SymmetricMemory>(bootstrap_, rank_, size_, bytes, limit_ms);
 }
 
+Communicator single_rank() {
+  ProcessEnvironment alone;
+  check_cuda(cudaGetDevice(&alone.local_rank), "ask for the current device");
+  return Communicator(std::make_shared<CudaCommunicator>(alone, env_timeout_ms()));
+}
+
 std::shared_ptr<CommunicatorImpl> communicator_from_environment() {
   return std::make_shared<CudaCommunicator>(process_environment().value_or(ProcessEnvironment{}),
                                             env_timeout_ms());

@@ -7,6 +7,7 @@
 #include "comm/process_environment.h"
 #include "comm/tcp_bootstrap.h"
 #include "cuda/symmetric_memory.h"
+#include "uniep/communicator.h"
 
 namespace uniep::cuda {
 
@@ -31,6 +32,9 @@ class CudaCommunicator final : public CommunicatorImpl {
   const int device_;
   TcpBootstrap bootstrap_;
 };
+
+/// A group of this process alone, on this thread's current device.
+Communicator single_rank();
 
 /// What `Communicator::cuda_from_environment` refers to.
 std::shared_ptr<CommunicatorImpl> communicator_from_environment();

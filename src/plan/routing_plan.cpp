@@ -160,20 +160,22 @@ int RoutingPlan::rank() const { return data_->rank; }
 int RoutingPlan::num_ranks() const { return data_->num_ranks(); }
 std::int64_t RoutingPlan::tokens() const { return data_->tokens(); }
 std::span<const std::int64_t> RoutingPlan::tokens_per_rank() const {
-  return data_->tokens_per_rank;
+  return data_->on_host().tokens_per_rank;
 }
-std::span<const std::int32_t> RoutingPlan::topk_ids() const { return data_->topk_ids; }
+std::span<const std::int32_t> RoutingPlan::topk_ids() const { return data_->on_host().topk_ids; }
 int RoutingPlan::num_local_experts() const { return data_->num_local_experts; }
 int RoutingPlan::first_expert() const { return data_->first_expert(); }
 std::span<const std::int64_t> RoutingPlan::tokens_per_expert() const {
-  return data_->tokens_per_expert;
+  return data_->on_host().tokens_per_expert;
 }
-std::span<const std::int64_t> RoutingPlan::segment_begin() const { return data_->segment_begin; }
-std::int64_t RoutingPlan::padded_rows() const { return data_->segment_begin.back(); }
-std::span<const RowOrigin> RoutingPlan::row_origin() const { return data_->row_origin; }
-std::span<const Pull> RoutingPlan::pulls() const { return data_->pulls; }
-std::span<const std::int64_t> RoutingPlan::pull_rows() const { return data_->pull_rows; }
-Traffic RoutingPlan::traffic() const { return data_->traffic; }
+std::span<const std::int64_t> RoutingPlan::segment_begin() const {
+  return data_->on_host().segment_begin;
+}
+std::int64_t RoutingPlan::padded_rows() const { return data_->on_host().segment_begin.back(); }
+std::span<const RowOrigin> RoutingPlan::row_origin() const { return data_->on_host().row_origin; }
+std::span<const Pull> RoutingPlan::pulls() const { return data_->on_host().pulls; }
+std::span<const std::int64_t> RoutingPlan::pull_rows() const { return data_->on_host().pull_rows; }
+Traffic RoutingPlan::traffic() const { return data_->on_host().traffic; }
 
 std::vector<Tile> RoutingPlan::tiles(int tile_m) const {
   require(tile_m >= 1 && data_->problem.row_align % tile_m == 0, ErrorCode::kInvalidArgument,
@@ -181,8 +183,8 @@ std::vector<Tile> RoutingPlan::tiles(int tile_m) const {
           " is accepted");
   std::vector<Tile> tiles;
   for (int e = 0; e < num_local_experts(); ++e) {
-    const std::int64_t rows = data_->tokens_per_expert[static_cast<std::size_t>(e)];
-    const std::int64_t begin = data_->segment_begin[static_cast<std::size_t>(e)];
+    const std::int64_t rows = data_->on_host().tokens_per_expert[static_cast<std::size_t>(e)];
+    const std::int64_t begin = data_->on_host().segment_begin[static_cast<std::size_t>(e)];
     for (std::int64_t m = 0; m < rows; m += tile_m) {
       tiles.push_back(
           {begin + m, static_cast<std::int32_t>(min_of<std::int64_t>(tile_m, rows - m)), e});
