@@ -1,5 +1,5 @@
-# UNIEP_CUDA=ON promises a CUDA backend: what that lacks is said here, and configuring stops. It never
-# falls back to a CPU-only build in silence.
+# UNIEP_CUDA=ON promises a CUDA backend: what that lacks is said here, and configuring stops. It
+# never falls back to a CPU-only build in silence.
 find_program(UNIEP_NVCC nvcc HINTS /usr/local/cuda/bin)
 mark_as_advanced(UNIEP_NVCC)
 if(NOT UNIEP_CUDA)
@@ -25,8 +25,8 @@ endif()
 set(CMAKE_CUDA_COMPILER ${UNIEP_NVCC})
 set(CMAKE_CUDA_HOST_COMPILER ${CMAKE_CXX_COMPILER})
 set(CMAKE_CUDA_ARCHITECTURES OFF)
-# The CUDA runtime is linked by name, and statically: what CMake adds of itself would reach the users
-# of the installed library as a demand for the CUDA language.
+# The CUDA runtime is linked by name, and statically: what CMake adds of itself would reach the
+# users of the installed library as a demand for the CUDA language.
 set(CMAKE_CUDA_RUNTIME_LIBRARY None)
 enable_language(CUDA)
 # CMake 3.25.1 knows of no C++20 for nvcc, and without these drops the standard in silence.

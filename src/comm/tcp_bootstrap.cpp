@@ -255,7 +255,9 @@ std::vector<std::string> TcpBootstrap::all_gather(const std::string& bytes, cons
     deliver(parts, step);
     return parts;
   }
-  root().send(FrameKind::kPart, bytes);
+  // Not a copy: nothing is sent any more once this call has ended, be it by a throw.
+  root().send(FrameKind::kPart,
+              std::shared_ptr<const std::string>(std::shared_ptr<void>(), &bytes));
   return unpack(await(FrameKind::kResult, step).payload, size_);
 }
 

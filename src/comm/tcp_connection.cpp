@@ -22,6 +22,7 @@ constexpr std::uint32_t kFrameMagic = 0x316e7565;  // "uen1": the version of the
 
 /// Bytes that one call moves at most, so that no connection starves the others.
 constexpr std::size_t kBurst = 8 << 20;
+constexpr std::size_t kChunk = 256 << 10;
 
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
@@ -120,8 +121,8 @@ void Connection::finish_header() {
     ended_ = true;
     return;
   }
-  payload_.resize(header_.length);
-  payload_bytes_ = 0;
+  payload_.clear();
+  payload_.reserve(header_.length);
 }
 
 void Connection::finish_frame() {
@@ -130,19 +131,32 @@ void Connection::finish_frame() {
   header_bytes_ = 0;
 }
 
+std::size_t Connection::receive_header() {
+  const std::size_t n =
+      receive(reinterpret_cast<char*>(&header_) + header_bytes_, sizeof(Header) - header_bytes_);
+  header_bytes_ += n;
+  if (header_bytes_ == sizeof(Header)) finish_header();
+  return n;
+}
+
+/// Room is made as bytes arrive: to touch all of a large payload's memory first would stop the flow
+/// for as long as that takes.
+std::size_t Connection::receive_payload() {
+  const std::size_t have = payload_.size();
+  const std::size_t want = std::min<std::size_t>(header_.length - have, kChunk);
+  payload_.resize(have + want);
+  const std::size_t n = receive(payload_.data() + have, want);
+  payload_.resize(have + n);
+  return n;
+}
+
 bool Connection::read_some() {
   std::size_t moved = 0;
   while (!ended_ && moved < kBurst) {
-    const bool in_header = header_bytes_ < sizeof(Header);
-    const std::size_t n =
-        in_header ? receive(reinterpret_cast<char*>(&header_) + header_bytes_,
-                            sizeof(Header) - header_bytes_)
-                  : receive(payload_.data() + payload_bytes_, payload_.size() - payload_bytes_);
+    const std::size_t n = header_bytes_ < sizeof(Header) ? receive_header() : receive_payload();
     if (n == 0) break;
     moved += n;
-    (in_header ? header_bytes_ : payload_bytes_) += n;
-    if (in_header && header_bytes_ == sizeof(Header)) finish_header();
-    if (!ended_ && header_bytes_ == sizeof(Header) && payload_bytes_ == payload_.size()) {
+    if (!ended_ && header_bytes_ == sizeof(Header) && payload_.size() == header_.length) {
       finish_frame();
     }
   }

@@ -104,6 +104,8 @@ class Connection {
   void finish_header();
   void finish_frame();
   std::size_t receive(char* to, std::size_t bytes);
+  std::size_t receive_header();
+  std::size_t receive_payload();
 
   Descriptor socket_;
   std::uint64_t limit_ = kStrangerLimit;
@@ -114,7 +116,6 @@ class Connection {
   Header header_{};
   std::size_t header_bytes_ = 0;
   std::string payload_;
-  std::size_t payload_bytes_ = 0;
 };
 
 /// Waits until one of the connections can move bytes, `also` (a listening socket, or -1) has a
