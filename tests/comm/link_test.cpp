@@ -129,6 +129,7 @@ TEST(EmulatedLink, AnErrorEndsTransfersThatOthersAwait) {
   g.make_plans();
   Schedule schedule;
   schedule.workers = 2;  // one dispatches; the other waits for it, and gives up
+  schedule.pull_tokens = 64;
   const auto outcomes = g.attempt([&](int rank) { g.forward(rank, schedule); });
   for (const Outcome& o : outcomes) {
     EXPECT_TRUE(o.error);
