@@ -35,7 +35,7 @@ struct StageStats {
 /// What one rank's last pass did.
 struct PassStats {
   Pass pass = Pass::kForward;
-  double elapsed_s = 0;  ///< wall time of the call on this rank
+  double elapsed_s = 0;  ///< wall time on this rank, from the staging of its tokens to the end
   int workers = 0;
   int launches = 0;
   std::array<StageStats, kNumStages> stages{};
