@@ -132,7 +132,6 @@ void CpuLayer::run(const PassContext& ctx, std::span<const bf16> tokens,
   const int rank = comm_.rank();
   if (!tokens.empty()) std::memcpy(ctx.peers.tokens(rank), tokens.data(), tokens.size_bytes());
   if (!probs.empty()) std::memcpy(ctx.peers.probs(rank), probs.data(), probs.size_bytes());
-  counters_.publish();
   engine_.run(ctx, stats_, record_timeline_ ? &timeline_ : nullptr);
   stats_.elapsed_s = std::chrono::duration<double>(Clock::now() - start).count();
 }
