@@ -1,7 +1,9 @@
 // Does communication hide under computation? Chooses an emulated link so slow that the wire takes
 // as long as the arithmetic, then times schedules side by side in one run.
 //
-//   uniep_overlap_bench [shape] [ranks] [repeats]
+//   uniep_overlap_bench [shape] [ranks] [repeats] [schedule ...]
+//
+// Speedups are relative to the first schedule (default: sequential).
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -45,18 +47,6 @@ Sample run_pass(const LayerData& data, int ranks, Pass pass, const Schedule& sch
       }
     }
     const std::scoped_lock lock(mutex);
-    if (getenv("VERB")) {
-      const auto& st = layer.last_pass();
-      printf("rank %d %s %.2f ms workers %d:", rank, to_string(schedule).substr(0, 20).c_str(),
-             st.elapsed_s * 1e3, st.workers);
-      for (int q = 2; q < 10; q++) {
-        auto& x = st.stages[q];
-        if (x.tasks)
-          printf(" %s n=%ld b=%.1f w=%.1f l=%.1f |", name((Stage)q), x.tasks, x.busy_s * 1e3,
-                 x.wait_s * 1e3, x.link_s * 1e3);
-      }
-      puts("");
-    }
     include(worst, layer.last_pass());
   });
   return worst;
@@ -75,7 +65,8 @@ struct Case {
 };
 
 /// Times all schedules of one pass, turn by turn, over a link that takes as long as the arithmetic.
-void compare(const LayerData& data, int ranks, Pass pass, int repeats) {
+void compare(const LayerData& data, int ranks, Pass pass, const std::vector<std::string>& schedules,
+             int repeats) {
   unsetenv("UNIEP_CPU_LINK_GBPS");
   std::vector<Sample> plain;
   for (int i = 0; i < repeats; ++i) {
@@ -89,30 +80,29 @@ void compare(const LayerData& data, int ranks, Pass pass, int repeats) {
       name(pass), compute_s * 1e3, static_cast<double>(plain[0].wire_bytes) * 1e-6, gbps);
 
   std::vector<Case> cases;
-  for (const char* preset : {"sequential", "pipelined:2", "pipelined:4", "two-kernel", "single"}) {
-    cases.push_back({preset, parse_schedule(preset), {}});
-  }
+  for (const std::string& name : schedules) cases.push_back({name, parse_schedule(name), {}});
   for (int i = 0; i < repeats; ++i) {
     for (Case& c : cases) c.samples.push_back(run_pass(data, ranks, pass, c.schedule));
   }
-  const double sequential = median_seconds(cases[0].samples);
+  const double first = median_seconds(cases[0].samples);
   for (const Case& c : cases) {
     const double seconds = median_seconds(c.samples);
-    std::printf("%-9s %-12s %10.2f %10.2f %10.2f\n", name(pass), c.name.c_str(), seconds * 1e3,
-                sequential / seconds, seconds / compute_s);
+    std::printf("%-9s %10.2f %10.2f %10.2f  %s\n", name(pass), seconds * 1e3, first / seconds,
+                seconds / compute_s, c.name.c_str());
   }
 }
 
-int run(const std::string& shape, int ranks, int repeats) {
+int run(const std::string& shape, int ranks, const std::vector<std::string>& schedules,
+        int repeats) {
   const workload::ShapeSpec spec = workload::parse_shape(shape);
   const LayerData data = workload::make_layer(spec, ranks, 1, 0);
 
   std::printf("# %s, %d ranks, %u cores, median of %d, latency UNIEP_CPU_LINK_LATENCY_US\n",
               workload::to_string(spec).c_str(), ranks, std::thread::hardware_concurrency(),
               repeats);
-  std::printf("%-9s %-12s %10s %10s %10s\n", "# pass", "schedule", "ms", "speedup", "/compute");
-  compare(data, ranks, Pass::kForward, repeats);
-  compare(data, ranks, Pass::kBackward, repeats);
+  std::printf("%-9s %10s %10s %10s  %s\n", "# pass", "ms", "speedup", "/compute", "schedule");
+  compare(data, ranks, Pass::kForward, schedules, repeats);
+  compare(data, ranks, Pass::kBackward, schedules, repeats);
   return 0;
 }
 
@@ -121,8 +111,13 @@ int run(const std::string& shape, int ranks, int repeats) {
 
 int main(int argc, char** argv) {
   try {
-    return uniep::run(argc > 1 ? argv[1] : "small,tokens=2048,hidden=512,intermediate=256",
-                      argc > 2 ? std::atoi(argv[2]) : 2, argc > 3 ? std::atoi(argv[3]) : 5);
+    std::vector<std::string> schedules(argv + std::min(argc, 4), argv + argc);
+    if (schedules.empty()) {
+      schedules = {"sequential", "pipelined:2", "pipelined:4", "two-kernel", "single"};
+    }
+    return uniep::run(argc > 1 ? argv[1] : "small,tokens=2048,hidden=512,intermediate=256,topk=2",
+                      argc > 2 ? std::atoi(argv[2]) : 2, schedules,
+                      argc > 3 ? std::atoi(argv[3]) : 9);
   } catch (const uniep::Error& e) {
     std::fprintf(stderr, "uniep_overlap_bench: %s\n", e.what());
     return 2;
