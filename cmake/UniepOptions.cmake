@@ -30,8 +30,8 @@ if(UNIEP_SANITIZE)
             "UNIEP_SANITIZE is '${UNIEP_SANITIZE}'; use address, thread or undefined")
   endif()
   # GCC 12 warns falsely about std::atomic_thread_fence and about some inlined copies under
-  # sanitizers; the plain builds keep these warnings.
-  uniep_host_options(-fsanitize=${UNIEP_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all
-                     -g1 -Wno-error)
+  # sanitizers; the plain builds keep these warnings. -O1 compiles a quarter faster than -O2 here.
+  uniep_host_options(-fsanitize=${UNIEP_SANITIZE} -O1 -fno-omit-frame-pointer
+                     -fno-sanitize-recover=all -g1 -Wno-error)
   target_link_options(uniep_options INTERFACE -fsanitize=${UNIEP_SANITIZE})
 endif()
