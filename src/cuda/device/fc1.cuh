@@ -11,33 +11,23 @@ namespace uniep::cuda {
 /// 128 of the up half, so a thread holds both halves of each of its elements.
 /// Maps: a = x_rows (H, rows); b = w1 (H, I, 2, El), box 64 x 128; out0 = h (I, 2, rows), out1 =
 /// a (I, rows), boxes 64 x 16.
-struct Fc1 {
+struct Fc1 : NoEpilogueLoads {
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kK;
   static constexpr int kHalf = kTileN / 2;
 
   static __device__ __forceinline__ TileWork work(const DeviceContext& ctx, const Task& task) {
-    const Tile& tile = ctx.view.tiles[task.m];
-    return {.expert = tile.expert,
-            .first_row = static_cast<int>(tile.first_row),
-            .rows = tile.rows,
-            .n = static_cast<int>(task.n) * kHalf,
-            .k_blocks = static_cast<int>(ceil_div<std::int64_t>(ctx.view.hidden, kTileK)),
-            .counter = static_cast<int>(task.m)};
+    return row_tile_work(ctx, task, static_cast<int>(task.n) * kHalf, ctx.view.hidden);
   }
 
   static __device__ __forceinline__ void load(const StageMaps& maps, GemmShared& shared, int slot,
                                               const TileWork& work, int k_block) {
     std::uint64_t* full = &shared.full[slot];
     const int k = k_block * kTileK;
-    ptx::tma_load(shared.a[slot], maps.a, full, k, work.first_row, 0);
+    load_rows(maps, shared, slot, work, k);
     ptx::tma_load(shared.b[slot], maps.b, full, k, work.n, 0, work.expert);
     ptx::tma_load(shared.b[slot] + kHalf * kTileK * 2, maps.b, full, k, work.n, 1, work.expert);
   }
-
-  static constexpr int kEpilogueLoads = 0;
-  static __device__ __forceinline__ void load_epilogue(const StageMaps&, GemmShared&, int,
-                                                       const TileWork&, int) {}
 
   class Epilogue {
    public:
@@ -92,34 +82,21 @@ struct Fc1 {
 
 /// dx rows = dh w1, pushed. The first column tile also adds up the rows' dprobs, whose column
 /// groups dfc2 has left. Maps: a = dh (2I, rows); b = w1 (H, 2I, El), boxes 64 x 64.
-struct Dfc1 {
+struct Dfc1 : NoEpilogueLoads {
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kMn;
 
   static __device__ __forceinline__ TileWork work(const DeviceContext& ctx, const Task& task) {
-    const Tile& tile = ctx.view.tiles[task.m];
-    return {
-        .expert = tile.expert,
-        .first_row = static_cast<int>(tile.first_row),
-        .rows = tile.rows,
-        .n = static_cast<int>(task.n) * kTileN,
-        .k_blocks = static_cast<int>(ceil_div<std::int64_t>(2 * ctx.view.intermediate, kTileK))};
+    return row_tile_work(ctx, task, static_cast<int>(task.n) * kTileN, 2 * ctx.view.intermediate);
   }
 
   static __device__ __forceinline__ void load(const StageMaps& maps, GemmShared& shared, int slot,
                                               const TileWork& work, int k_block) {
     std::uint64_t* full = &shared.full[slot];
     const int k = k_block * kTileK;
-    ptx::tma_load(shared.a[slot], maps.a, full, k, work.first_row, 0);
-#pragma unroll
-    for (int i = 0; i < kTileN / 64; ++i) {
-      ptx::tma_load(shared.b[slot] + i * kBoxBytes, maps.b, full, work.n + 64 * i, k, work.expert);
-    }
+    load_rows(maps, shared, slot, work, k);
+    load_squares<kTileN / 64>(shared.b[slot], maps.b, full, work.n, k, work.expert);
   }
-
-  static constexpr int kEpilogueLoads = 0;
-  static __device__ __forceinline__ void load_epilogue(const StageMaps&, GemmShared&, int,
-                                                       const TileWork&, int) {}
 
   class Epilogue {
    public:

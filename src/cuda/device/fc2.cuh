@@ -9,30 +9,21 @@ namespace uniep::cuda {
 
 /// y = a w2^T, pushed.
 /// Maps: a = a (I, rows); b = w2 (I, H, El), box 64 x 256.
-struct Fc2 {
+struct Fc2 : NoEpilogueLoads {
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kK;
 
   static __device__ __forceinline__ TileWork work(const DeviceContext& ctx, const Task& task) {
-    const Tile& tile = ctx.view.tiles[task.m];
-    return {.expert = tile.expert,
-            .first_row = static_cast<int>(tile.first_row),
-            .rows = tile.rows,
-            .n = static_cast<int>(task.n) * kTileN,
-            .k_blocks = static_cast<int>(ceil_div<std::int64_t>(ctx.view.intermediate, kTileK))};
+    return row_tile_work(ctx, task, static_cast<int>(task.n) * kTileN, ctx.view.intermediate);
   }
 
   static __device__ __forceinline__ void load(const StageMaps& maps, GemmShared& shared, int slot,
                                               const TileWork& work, int k_block) {
     std::uint64_t* full = &shared.full[slot];
     const int k = k_block * kTileK;
-    ptx::tma_load(shared.a[slot], maps.a, full, k, work.first_row, 0);
+    load_rows(maps, shared, slot, work, k);
     ptx::tma_load(shared.b[slot], maps.b, full, k, work.n, work.expert);
   }
-
-  static constexpr int kEpilogueLoads = 0;
-  static __device__ __forceinline__ void load_epilogue(const StageMaps&, GemmShared&, int,
-                                                       const TileWork&, int) {}
 
   class Epilogue {
    public:
@@ -60,24 +51,15 @@ struct Dfc2 {
   static constexpr ptx::Major kMajorB = ptx::Major::kMn;
 
   static __device__ __forceinline__ TileWork work(const DeviceContext& ctx, const Task& task) {
-    const Tile& tile = ctx.view.tiles[task.m];
-    return {.expert = tile.expert,
-            .first_row = static_cast<int>(tile.first_row),
-            .rows = tile.rows,
-            .n = static_cast<int>(task.n) * kTileN,
-            .k_blocks = static_cast<int>(ceil_div<std::int64_t>(ctx.view.hidden, kTileK)),
-            .counter = static_cast<int>(task.m)};
+    return row_tile_work(ctx, task, static_cast<int>(task.n) * kTileN, ctx.view.hidden);
   }
 
   static __device__ __forceinline__ void load(const StageMaps& maps, GemmShared& shared, int slot,
                                               const TileWork& work, int k_block) {
     std::uint64_t* full = &shared.full[slot];
     const int k = k_block * kTileK;
-    ptx::tma_load(shared.a[slot], maps.a, full, k, work.first_row, 0);
-#pragma unroll
-    for (int i = 0; i < kTileN / 64; ++i) {
-      ptx::tma_load(shared.b[slot] + i * kBoxBytes, maps.b, full, work.n + 64 * i, k, work.expert);
-    }
+    load_rows(maps, shared, slot, work, k);
+    load_squares<kTileN / 64>(shared.b[slot], maps.b, full, work.n, k, work.expert);
   }
 
   /// The tile's h comes through the pipeline too, 64 columns of either half a slot: the gate half

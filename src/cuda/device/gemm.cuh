@@ -19,6 +19,42 @@
 
 namespace uniep::cuda {
 
+/// The tile of dispatched rows that a task names, its columns from `n` on, `reduction` long.
+__device__ __forceinline__ TileWork row_tile_work(const DeviceContext& ctx, const Task& task, int n,
+                                                  std::int64_t reduction) {
+  const Tile& tile = ctx.view.tiles[task.m];
+  return {.expert = tile.expert,
+          .first_row = static_cast<int>(tile.first_row),
+          .rows = tile.rows,
+          .n = n,
+          .k_blocks = static_cast<int>(ceil_div<std::int64_t>(reduction, kTileK)),
+          .counter = static_cast<int>(task.m)};
+}
+
+/// 64 elements of the reduction of a tile of rows, K-major.
+__device__ __forceinline__ void load_rows(const StageMaps& maps, GemmShared& shared, int slot,
+                                          const TileWork& work, int k) {
+  ptx::tma_load(shared.a[slot], maps.a, &shared.full[slot], k, work.first_row, 0);
+}
+
+/// `count` squares of 64 x 64 side by side, from column `col` and row `row` on: an MN-major
+/// operand.
+template <int count>
+__device__ __forceinline__ void load_squares(std::uint8_t* to, const CUtensorMap& map,
+                                             std::uint64_t* full, int col, int row, int expert) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    ptx::tma_load(to + i * kBoxBytes, map, full, col + 64 * i, row, expert);
+  }
+}
+
+/// What a stage without loads for its epilogue inherits.
+struct NoEpilogueLoads {
+  static constexpr int kEpilogueLoads = 0;
+  static __device__ __forceinline__ void load_epilogue(const StageMaps&, GemmShared&, int,
+                                                       const TileWork&, int) {}
+};
+
 /// The scheduler: takes this CTA's tasks in queue order, waits for their inputs and hands them on,
 /// up to kWorkSlots ahead of the consumers.
 template <class Stage>

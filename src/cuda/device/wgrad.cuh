@@ -9,7 +9,7 @@ namespace uniep::cuda {
 /// kStage is wgrad2 (dw2 = dy^T a) or wgrad1 (dw1 = dh^T x).
 /// Maps: a = left (M, rows), b = right (N, rows), boxes 64 x 64; out0 = dw (N, M, El), box 64 x 16.
 template <Stage kStage>
-struct Wgrad {
+struct Wgrad : NoEpilogueLoads {
   static constexpr ptx::Major kMajorA = ptx::Major::kMn;
   static constexpr ptx::Major kMajorB = ptx::Major::kMn;
 
@@ -27,19 +27,9 @@ struct Wgrad {
                                               const TileWork& work, int k_block) {
     std::uint64_t* full = &shared.full[slot];
     const int row = work.first_row + k_block * kTileK;
-#pragma unroll
-    for (int i = 0; i < kTileM / 64; ++i) {
-      ptx::tma_load(shared.a[slot] + i * kBoxBytes, maps.a, full, work.m + 64 * i, row, 0);
-    }
-#pragma unroll
-    for (int i = 0; i < kTileN / 64; ++i) {
-      ptx::tma_load(shared.b[slot] + i * kBoxBytes, maps.b, full, work.n + 64 * i, row, 0);
-    }
+    load_squares<kTileM / 64>(shared.a[slot], maps.a, full, work.m, row, 0);
+    load_squares<kTileN / 64>(shared.b[slot], maps.b, full, work.n, row, 0);
   }
-
-  static constexpr int kEpilogueLoads = 0;
-  static __device__ __forceinline__ void load_epilogue(const StageMaps&, GemmShared&, int,
-                                                       const TileWork&, int) {}
 
   class Epilogue {
    public:
