@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""Contract (e): the CUDA backend gives the bits of the same layer written in plain PyTorch.
+
+    plain_torch.py UNIEP RANKS [LAYER.safetensors ...]
+
+Runs `UNIEP run --backend cuda` on each layer (and on made-up ones whose sizes no tile divides), composes
+the layer from torch._grouped_mm and fp32 elementwise code with the roundings of docs/numerics.md, and
+prints the elements that differ in any bit per tensor; dprobs, whose sum PyTorch orders otherwise, is
+compared to tolerance. Exit code 1 on any difference. Needs a Hopper GPU, torch and safetensors.
+"""
+import os
+import subprocess
+import sys
+import tempfile
+
+import torch
+from safetensors.torch import load_file, save_file
+
+SCHEDULE = "sequential,tile_m=128,tile_n=256"
+DEVICE = "cuda"
+
+
+def made_up_layer(tokens, hidden, intermediate, experts, topk, seed):
+    """Random numbers of order 1 everywhere; a few dropped slots, and an expert without rows."""
+    g = torch.Generator().manual_seed(seed)
+    normal = lambda *shape: torch.randn(*shape, generator=g).bfloat16()
+    logits = torch.randn(tokens, experts, generator=g)
+    logits[:, experts // 2] = -1e9
+    probs, ids = torch.topk(torch.softmax(logits, -1), topk, -1)
+    ids[torch.rand(tokens, topk, generator=g) < 0.05] = -1
+    return {
+        "x": normal(tokens, hidden), "dy": normal(tokens, hidden),
+        "w1": (normal(experts, 2 * intermediate, hidden).float() * hidden**-0.5).bfloat16(),
+        "w2": (normal(experts, hidden, intermediate).float() * intermediate**-0.5).bfloat16(),
+        "topk_ids": ids.int(), "topk_probs": (probs / probs.sum(-1, keepdim=True)).float(),
+    }
+
+
+def sum_over_k(rows, order, tokens, topk):
+    """Ascending k, fp32, from +0, one rounding; dropped slots hold zeros."""
+    slots = torch.zeros(tokens * topk, rows.shape[1], device=DEVICE, dtype=torch.bfloat16)
+    slots[order] = rows
+    total = torch.zeros(tokens, rows.shape[1], device=DEVICE)
+    for k in range(topk):
+        total = total + slots.view(tokens, topk, -1)[:, k].float()
+    return total.bfloat16()
+
+
+def plain_layer(t):
+    tokens, topk = t["topk_ids"].shape
+    experts, inter = t["w1"].shape[0], t["w1"].shape[1] // 2
+    flat = t["topk_ids"].flatten().long()
+    dropped = int((flat < 0).sum())
+    order = torch.argsort(flat, stable=True)[dropped:]  # canonical rows: expert, then (token, k)
+    counts = torch.bincount(flat[order] if len(order) else flat[:0], minlength=experts)
+    offs = torch.cumsum(counts, 0).int()
+    token = order // topk
+    p = t["topk_probs"].flatten()[order][:, None]
+    xe, dye, w1, w2 = t["x"][token], t["dy"][token], t["w1"], t["w2"]
+
+    h = torch._grouped_mm(xe, w1.transpose(1, 2), offs=offs)
+    hg, hu = h[:, :inter].float(), h[:, inter:].float()
+    s = 1 / (1 + torch.exp(-hg))
+    silu = hg * s
+    a = (p * (silu * hu)).bfloat16()
+    y = torch._grouped_mm(a, w2.transpose(1, 2), offs=offs)
+    da = torch._grouped_mm(dye, w2, offs=offs).float()
+    weighted = p * da
+    dh = torch.cat([(weighted * hu) * (s * (1 + hg * (1 - s))), weighted * silu], 1).bfloat16()
+    dx = torch._grouped_mm(dh, w1, offs=offs)
+    dprobs = torch.zeros(tokens * topk, device=DEVICE)
+    dprobs[order] = (da * (silu * hu)).sum(1)
+    return {
+        "out": sum_over_k(y, order, tokens, topk), "dx": sum_over_k(dx, order, tokens, topk),
+        "dprobs": dprobs.view(tokens, topk),
+        "dw1": torch._grouped_mm(dh.t(), xe, offs=offs),
+        "dw2": torch._grouped_mm(dye.t(), a, offs=offs),
+    }
+
+
+def check(uniep, ranks, layer_file, name, folder):
+    result = os.path.join(folder, "result.safetensors")
+    subprocess.run([uniep, "run", "--backend", "cuda", "--ranks", str(ranks), "--input", layer_file,
+                    "--schedule", SCHEDULE, "--output", result], check=True,
+                   stdout=subprocess.DEVNULL)
+    got = load_file(result, device=DEVICE)
+    want = plain_layer(load_file(layer_file, device=DEVICE))
+    good = True
+    for tensor, w in want.items():
+        g = got[tensor]
+        if tensor == "dprobs":
+            distance = float((g - w).norm() / w.norm().clamp_min(1e-30))
+            good &= distance < 1e-5
+            print(f"{name:28s} {tensor:7s} {g.numel():10d}  rel. L2 {distance:.1e}")
+            continue
+        wrong = int((g.view(torch.int16) != w.view(torch.int16)).sum())
+        good &= wrong == 0
+        print(f"{name:28s} {tensor:7s} {g.numel():10d}  #wrong {wrong}")
+    return good
+
+
+def main():
+    uniep, ranks, files = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+    good = True
+    with tempfile.TemporaryDirectory() as folder:
+        for file in files:
+            good &= check(uniep, ranks, file, os.path.basename(file), folder)
+        for sizes in [(1000, 2880, 2880, 8, 4), (777, 520, 264, 16, 3), (2048, 4096, 1536, 16, 8),
+                      (512, 7168, 2048, 8, 2)]:
+            layer = os.path.join(folder, "layer.safetensors")
+            save_file(made_up_layer(*sizes, seed=1), layer)
+            good &= check(uniep, ranks, layer, "T,H,I,E,K=" + ",".join(map(str, sizes)), folder)
+    print("PASSED: the same bits" if good else "FAILED: bits differ")
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()
