@@ -1,7 +1,8 @@
 # The everyday commands. Each is a short form of cmake, ctest or uniep; `make help` lists them.
 # Builds go to build/<preset>; CMakePresets.json says what the presets are.
 
-PRESET ?= cpu-release
+# Where there is an nvcc, everything is built, the CUDA backend too; that needs no GPU.
+PRESET ?= $(if $(shell PATH=$$PATH:/usr/local/cuda/bin command -v nvcc),cuda,cpu-release)
 JOBS   ?= $(shell nproc)
 PREFIX ?= /usr/local
 # `make sanitize` runs this part of the random cases that `make test` runs.
@@ -10,9 +11,10 @@ SANITIZERS     ?= asan ubsan tsan
 
 # A compiler cache, where there is one; `make CCACHE= build` does without.
 CCACHE ?= $(shell command -v ccache)
-CMAKE_FLAGS = $(if $(CCACHE),-DCMAKE_CXX_COMPILER_LAUNCHER=$(CCACHE))
+cache_flag = $(if $(CCACHE),-DCMAKE_$(1)_COMPILER_LAUNCHER=$(CCACHE))
 
-configure_preset = cmake --preset $(1) $(CMAKE_FLAGS)
+configure_preset = cmake --preset $(1) $(call cache_flag,CXX) \
+                   $(if $(filter cuda,$(1)),$(call cache_flag,CUDA))
 build_preset     = cmake --build --preset $(1) --parallel $(JOBS)
 
 .DEFAULT_GOAL := help
@@ -26,7 +28,7 @@ help:  ## list these commands
 deps:  ## install what is missing (Debian, Ubuntu: apt-get, as root or with sudo)
 	@scripts/install_deps.sh
 
-build: deps  ## build everything; PRESET is cpu-release, cpu-debug, asan, ubsan or tsan
+build: deps  ## build everything; PRESET is cuda, cpu-release, cpu-debug, asan, ubsan or tsan
 	@$(call configure_preset,$(PRESET))
 	@$(call build_preset,$(PRESET))
 

@@ -1,13 +1,75 @@
-# UNIEP_CUDA=ON promises a CUDA backend, so it never falls back to a CPU-only build in silence.
+# UNIEP_CUDA=ON promises a CUDA backend: what that lacks is said here, and configuring stops. It
+# never falls back to a CPU-only build in silence.
 find_program(UNIEP_NVCC nvcc HINTS /usr/local/cuda/bin)
 mark_as_advanced(UNIEP_NVCC)
-if(UNIEP_CUDA)
-  if(NOT UNIEP_NVCC)
-    message(FATAL_ERROR
-            "UNIEP_CUDA is ON, but nvcc was found neither on PATH nor in /usr/local/cuda/bin. "
-            "Install the CUDA toolkit, or use a CPU preset: cmake --preset cpu-release")
-  endif()
-  message(FATAL_ERROR
-          "UNIEP_CUDA is ON and nvcc is at ${UNIEP_NVCC}, but uniep ${PROJECT_VERSION} has no CUDA "
-          "backend yet. Use a CPU preset: cmake --preset cpu-release")
+if(NOT UNIEP_CUDA)
+  return()
 endif()
+
+set(_instead "or use a CPU preset: cmake --preset cpu-release (make PRESET=cpu-release)")
+if(NOT UNIEP_NVCC)
+  message(FATAL_ERROR
+          "UNIEP_CUDA is ON, but nvcc was found neither on PATH nor in /usr/local/cuda/bin. "
+          "Install the CUDA toolkit 13.0 or newer, ${_instead}")
+endif()
+execute_process(COMMAND ${UNIEP_NVCC} --version OUTPUT_VARIABLE _nvcc_text ERROR_QUIET)
+string(REGEX MATCH "release ([0-9]+\\.[0-9]+)" _match "${_nvcc_text}")
+set(UNIEP_NVCC_VERSION "${CMAKE_MATCH_1}")
+if(UNIEP_NVCC_VERSION VERSION_LESS 13.0)
+  message(FATAL_ERROR
+          "UNIEP_CUDA is ON, but ${UNIEP_NVCC} is version '${UNIEP_NVCC_VERSION}'. "
+          "Install the CUDA toolkit 13.0 or newer (-DUNIEP_NVCC=FILE names its nvcc), ${_instead}")
+endif()
+
+# One host compiler for everything; the code for the device is named once, below.
+set(CMAKE_CUDA_COMPILER ${UNIEP_NVCC})
+set(CMAKE_CUDA_HOST_COMPILER ${CMAKE_CXX_COMPILER})
+set(CMAKE_CUDA_ARCHITECTURES OFF)
+# The CUDA runtime is linked by name, and statically: what CMake adds of itself would reach the
+# users of the installed library as a demand for the CUDA language.
+set(CMAKE_CUDA_RUNTIME_LIBRARY None)
+enable_language(CUDA)
+# CMake 3.25.1 knows of no C++20 for nvcc, and without these drops the standard in silence.
+foreach(_kind STANDARD EXTENSION)
+  if(NOT CMAKE_CUDA20_${_kind}_COMPILE_OPTION)
+    set(CMAKE_CUDA20_${_kind}_COMPILE_OPTION -std=c++20)
+  endif()
+endforeach()
+if(NOT cuda_std_20 IN_LIST CMAKE_CUDA_COMPILE_FEATURES)
+  list(APPEND CMAKE_CUDA_COMPILE_FEATURES cuda_std_20)
+endif()
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+set(CMAKE_CUDA_FLAGS_DEBUG "-g -O2")  # kernels without optimisation are of no use to anybody
+find_package(CUDAToolkit 13.0 REQUIRED)
+
+# NCCL: headers only. The library itself is loaded at run time (src/cuda/nccl_library.h).
+file(GLOB _nccl_hints /usr/lib/python3*/site-packages/nvidia/nccl/include
+     /usr/local/lib/python3*/*-packages/nvidia/nccl/include
+     /opt/*/.venv/lib/python3*/site-packages/nvidia/nccl/include
+     $ENV{VIRTUAL_ENV}/lib/python3*/site-packages/nvidia/nccl/include)
+find_path(UNIEP_NCCL_INCLUDE_DIR nccl_device.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ${_nccl_hints})
+set(_nccl_version "none")
+if(UNIEP_NCCL_INCLUDE_DIR)
+  file(STRINGS ${UNIEP_NCCL_INCLUDE_DIR}/nccl.h _lines REGEX "#define NCCL_(MAJOR|MINOR|PATCH) ")
+  string(REGEX REPLACE "[^0-9;]" "" _lines "${_lines}")
+  string(REPLACE ";" "." _nccl_version "${_lines}")
+endif()
+if(_nccl_version STREQUAL "none" OR _nccl_version VERSION_LESS 2.28)
+  message(FATAL_ERROR
+          "UNIEP_CUDA is ON, but NCCL's headers nccl.h and nccl_device.h of version 2.28 or newer were "
+          "not found (found: ${_nccl_version}). Install NCCL (Debian: libnccl-dev; or pip install "
+          "nvidia-nccl-cu13), name the folder by -DUNIEP_NCCL_INCLUDE_DIR=DIR, ${_instead}")
+endif()
+
+# How CUDA sources are compiled; warnings and the like of the host part are in UniepOptions.cmake.
+# -ffp-contract=off has no counterpart here: device code says by __fmul_rn and the like where the
+# contract forbids a fused multiply-add, and wants one everywhere else.
+add_library(uniep_cuda_options INTERFACE)
+target_compile_options(uniep_cuda_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:
+                       -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr
+                       -Xptxas=-warn-spills -Xcudafe=--display_error_number>)
+target_include_directories(uniep_cuda_options SYSTEM INTERFACE ${UNIEP_NCCL_INCLUDE_DIR})
+target_link_libraries(uniep_cuda_options INTERFACE CUDA::toolkit)

@@ -2,15 +2,26 @@
 add_library(uniep_options INTERFACE)
 target_compile_features(uniep_options INTERFACE cxx_std_20)
 
+# uniep_host_options(option...): for the C++ compiler; for nvcc's host compiler too, one by one.
+function(uniep_host_options)
+  target_compile_options(uniep_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${ARGN}>")
+  if(UNIEP_CUDA)
+    list(TRANSFORM ARGN PREPEND "-Xcompiler=")
+    target_compile_options(uniep_options INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:${ARGN}>")
+  endif()
+endfunction()
+
 # -ffp-contract=off: the numerics contract fixes every rounding, so the compiler may not fuse a
 # multiply and an add on its own; where an FMA is meant, the code says so.
-target_compile_options(uniep_options INTERFACE -Wall -Wextra -Wshadow -Wconversion
-                       -Wno-sign-conversion -ffp-contract=off)
+uniep_host_options(-Wall -Wextra -ffp-contract=off)
+# What nvcc makes of a source for the host compiler does not keep to these two.
+target_compile_options(uniep_options INTERFACE
+                       $<$<COMPILE_LANGUAGE:CXX>:-Wshadow -Wconversion -Wno-sign-conversion>)
 # Paths in debug information, asserts and error texts are relative to the source tree: two clones
 # build the same bytes, and a compiler cache serves both.
-target_compile_options(uniep_options INTERFACE -ffile-prefix-map=${PROJECT_SOURCE_DIR}/=)
+uniep_host_options(-ffile-prefix-map=${PROJECT_SOURCE_DIR}/=)
 if(UNIEP_WERROR)
-  target_compile_options(uniep_options INTERFACE -Werror)
+  uniep_host_options(-Werror)
 endif()
 
 if(UNIEP_SANITIZE)
@@ -20,7 +31,7 @@ if(UNIEP_SANITIZE)
   endif()
   # GCC 12 warns falsely about std::atomic_thread_fence and about some inlined copies under
   # sanitizers; the plain builds keep these warnings. -O1 compiles a quarter faster than -O2 here.
-  target_compile_options(uniep_options INTERFACE -fsanitize=${UNIEP_SANITIZE}
-                         -O1 -fno-omit-frame-pointer -fno-sanitize-recover=all -g1 -Wno-error)
+  uniep_host_options(-fsanitize=${UNIEP_SANITIZE} -O1 -fno-omit-frame-pointer
+                     -fno-sanitize-recover=all -g1 -Wno-error)
   target_link_options(uniep_options INTERFACE -fsanitize=${UNIEP_SANITIZE})
 endif()

@@ -20,14 +20,21 @@ class UNIEP_API Communicator {
   /// used from a thread of its own (`run_ranks` starts them). `size` is 1 to 64.
   static std::vector<Communicator> cpu_group(int size);
 
+  /// This process' membership in a group of one process per GPU. RANK, WORLD_SIZE, LOCAL_RANK (the
+  /// CUDA device), MASTER_ADDR and MASTER_PORT say which, as torchrun sets them; where none of them
+  /// is set, the group is this process alone, on device 0. Waits until all ranks have come; where
+  /// one does not within UNIEP_TIMEOUT_MS, or one cannot use its device, throws the same on all
+  /// ranks. Throws Error(kUnsupported) in a build without CUDA.
+  static Communicator cuda_from_environment();
+
   int rank() const;
   int size() const;
 
   /// Library-internal.
+  explicit Communicator(std::shared_ptr<CommunicatorImpl> impl) : impl_(std::move(impl)) {}
   const std::shared_ptr<CommunicatorImpl>& impl() const { return impl_; }
 
  private:
-  explicit Communicator(std::shared_ptr<CommunicatorImpl> impl) : impl_(std::move(impl)) {}
   std::shared_ptr<CommunicatorImpl> impl_;
 };
 

@@ -17,6 +17,7 @@ enum class ErrorCode {
   kCapacity,         ///< the routing needs more rows than the layer was given
   kTimeout,          ///< a wait passed its time limit (UNIEP_TIMEOUT_MS); see `Error::wait()`
   kPeerFailed,       ///< another rank reported an error; the sentence repeats it
+  kDevice,           ///< the CUDA driver or a kernel failed
   kIo,               ///< a file could not be read, written or understood
   kInternal,         ///< a broken invariant of the library itself
 };

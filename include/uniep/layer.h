@@ -79,10 +79,13 @@ struct FaultInjection {
 struct LayerOptions {
   bool record_timeline = false;  ///< keep a TimelineEvent per task; see Layer::timeline
   int timeout_ms = 0;            ///< limit of every wait; 0: UNIEP_TIMEOUT_MS, else 30000
+  void* cuda_stream = nullptr;  ///< the cudaStream_t of all launches; null: the default stream
   FaultInjection faults{};
 };
 
-/// One MoE layer on one rank. Every member function that is marked collective must be called by
+/// One MoE layer on one rank. With a CUDA communicator all tensors lie in device memory; calls put
+/// launches on a stream and return, and errors of the device come out of the next call or of
+/// `synchronize`. Every member function that is marked collective must be called by
 /// all ranks of the group in the same order, with the same problem and schedule; when one rank's
 /// arguments are refused, every rank gets that error, nothing has been written, and the layer stays
 /// usable. After a timeout or a failure inside a pass the whole group is unusable, and every later
@@ -103,6 +106,10 @@ class UNIEP_API Layer {
 
   /// Collective. Writes dx, dprobs and the weight gradients. May be repeated on the same `saved`.
   void backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule = {});
+
+  /// Waits until everything that this rank was asked for is done, and throws the error of what
+  /// failed on the way. On the CPU calls are done when they return.
+  void synchronize();
 
   const Problem& problem() const;
   const Communicator& communicator() const;

@@ -47,7 +47,9 @@ struct Traffic {
 /// all-gathered topk_ids alone. Rows of a local expert are in canonical order (source rank, token,
 /// k); each expert's segment starts at a multiple of Problem::row_align.
 ///
-/// An immutable handle, cheap to copy; `Layer::plan` makes it, forward and backward take it.
+/// An immutable handle, cheap to copy; `Layer::plan` makes it, forward and backward take it. A plan
+/// of the CUDA backend lies on the device, and passes use it there; accessors that depend on the
+/// routing wait for the device and copy it, once.
 class UNIEP_API RoutingPlan {
  public:
   /// The plan of `rank`, without communication. `tokens_per_rank` has one entry a rank (0 to
@@ -82,10 +84,10 @@ class UNIEP_API RoutingPlan {
   Traffic traffic() const;
 
   /// Library-internal.
+  explicit RoutingPlan(std::shared_ptr<const PlanData> data) : data_(std::move(data)) {}
   const PlanData& data() const { return *data_; }
 
  private:
-  explicit RoutingPlan(std::shared_ptr<const PlanData> data) : data_(std::move(data)) {}
   std::shared_ptr<const PlanData> data_;
 };
 

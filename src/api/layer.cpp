@@ -4,6 +4,10 @@
 #include "api/saved_data.h"
 #include "base/check.h"
 #include "cpu/cpu_layer.h"
+#ifdef UNIEP_HAS_CUDA
+#include "cuda/cuda_communicator.h"
+#include "cuda/cuda_layer.h"
+#endif
 
 namespace uniep {
 
@@ -29,8 +33,22 @@ std::size_t Saved::bytes() const {
   return data_ == nullptr ? 0 : static_cast<std::size_t>(data_->layout.bytes);
 }
 
+namespace {
+
+std::unique_ptr<LayerBackend> make_backend(const Problem& problem, Communicator communicator,
+                                           const LayerOptions& options) {
+#ifdef UNIEP_HAS_CUDA
+  if (dynamic_cast<cuda::CudaCommunicator*>(communicator.impl().get()) != nullptr) {
+    return cuda::make_layer(problem, std::move(communicator), options);
+  }
+#endif
+  return cpu::make_layer(problem, std::move(communicator), options);
+}
+
+}  // namespace
+
 Layer::Layer(const Problem& problem, Communicator communicator, const LayerOptions& options)
-    : backend_(cpu::make_layer(problem, std::move(communicator), options)) {}
+    : backend_(make_backend(problem, std::move(communicator), options)) {}
 Layer::Layer(Layer&&) noexcept = default;
 Layer& Layer::operator=(Layer&&) noexcept = default;
 Layer::~Layer() = default;
@@ -44,6 +62,8 @@ Saved Layer::forward(const RoutingPlan& plan, const ForwardArgs& args, const Sch
 void Layer::backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) {
   backend_->backward(saved, args, schedule);
 }
+
+void Layer::synchronize() { backend_->synchronize(); }
 
 const Problem& Layer::problem() const { return backend_->problem(); }
 const Communicator& Layer::communicator() const { return backend_->communicator(); }

@@ -16,6 +16,7 @@ class LayerBackend {
   virtual const Communicator& communicator() const = 0;
   virtual const PassStats& last_pass() const = 0;
   virtual std::vector<TimelineEvent> take_timeline() = 0;
+  virtual void synchronize() = 0;
 };
 
 }  // namespace uniep

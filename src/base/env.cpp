@@ -3,11 +3,14 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <system_error>
 
 #include "base/check.h"
 
 namespace uniep {
 namespace {
+
+constexpr int kMaxRanks = 64;
 
 constexpr EnvVariable kVariables[] = {
     {"UNIEP_TIMEOUT_MS", "limit of every wait, in milliseconds (1 to 3600000)", "30000"},
@@ -17,6 +20,17 @@ constexpr EnvVariable kVariables[] = {
      "5"},
     {"UNIEP_CPU_ISA", "instruction set of the CPU kernels: portable, avx2 or avx512",
      "best available"},
+    {"UNIEP_NCCL_LIBRARY", "file of the NCCL library (2.28 or newer) that the CUDA backend loads",
+     "libnccl.so.2"},
+    {"UNIEP_SYMMETRIC_MEMORY",
+     "how GPUs reach each other's memory: nccl (windows), ipc (CUDA IPC) or auto", "auto"},
+    {"RANK", "rank of this process among the processes of the CUDA backend, as torchrun sets it",
+     "none"},
+    {"WORLD_SIZE", "number of these processes (1 to 64); RANK counts from 0 to below it", "none"},
+    {"LOCAL_RANK", "CUDA device of this process, counted from 0", "none"},
+    {"MASTER_ADDR", "host name or address at which rank 0 listens for the others", "none"},
+    {"MASTER_PORT",
+     "port at which rank 0 listens (1 to 65535); where it is taken, one of the next 15", "none"},
 };
 
 const char* value_of(const char* name) {
@@ -30,6 +44,22 @@ double number(const char* name, const char* text, double low, int high) {
   require(*end == '\0' && std::isfinite(v) && v >= low && v <= high, ErrorCode::kInvalidArgument,
           "environment variable ", name, " is '", text, "'; a number from ", low, " to ", high,
           " is accepted");
+  return v;
+}
+
+std::optional<std::string> text_of(const char* name) {
+  const char* text = value_of(name);
+  return text == nullptr ? std::nullopt : std::optional<std::string>(text);
+}
+
+std::optional<int> integer(const char* name, int low, int high) {
+  const std::string text = text_of(name).value_or("");
+  if (text.empty()) return std::nullopt;
+  int v = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
+  require(error == std::errc() && end == text.data() + text.size() && v >= low && v <= high,
+          ErrorCode::kInvalidArgument, "environment variable ", name, " is '", text,
+          "'; an integer from ", low, " to ", high, " is accepted");
   return v;
 }
 
@@ -57,5 +87,23 @@ std::string env_cpu_isa() {
   const char* text = value_of("UNIEP_CPU_ISA");
   return text == nullptr ? "" : text;
 }
+
+std::string env_nccl_library() { return text_of("UNIEP_NCCL_LIBRARY").value_or("libnccl.so.2"); }
+
+std::string env_nccl_nvls_enable() { return text_of("NCCL_NVLS_ENABLE").value_or(""); }
+
+std::string env_symmetric_memory() {
+  const std::string text = text_of("UNIEP_SYMMETRIC_MEMORY").value_or("auto");
+  require(text == "auto" || text == "nccl" || text == "ipc", ErrorCode::kInvalidArgument,
+          "environment variable UNIEP_SYMMETRIC_MEMORY is '", text,
+          "'; auto, nccl and ipc are accepted");
+  return text;
+}
+
+std::optional<int> env_rank() { return integer("RANK", 0, kMaxRanks - 1); }
+std::optional<int> env_world_size() { return integer("WORLD_SIZE", 1, kMaxRanks); }
+std::optional<int> env_local_rank() { return integer("LOCAL_RANK", 0, kMaxRanks - 1); }
+std::optional<std::string> env_master_addr() { return text_of("MASTER_ADDR"); }
+std::optional<int> env_master_port() { return integer("MASTER_PORT", 1, 65535); }
 
 }  // namespace uniep

@@ -30,4 +30,20 @@ double env_link_latency_us();
 /// UNIEP_CPU_ISA: instruction set the CPU kernels are forced to; empty: the best there is.
 std::string env_cpu_isa();
 
+/// UNIEP_NCCL_LIBRARY: what the CUDA backend loads NCCL from.
+std::string env_nccl_library();
+
+/// NCCL_NVLS_ENABLE, which is NCCL's and which the CUDA backend sets to 0.
+std::string env_nccl_nvls_enable();
+
+/// UNIEP_SYMMETRIC_MEMORY: "auto", "nccl" or "ipc".
+std::string env_symmetric_memory();
+
+// What a launcher such as torchrun sets; `process_environment` puts them together.
+std::optional<int> env_rank();
+std::optional<int> env_world_size();
+std::optional<int> env_local_rank();
+std::optional<std::string> env_master_addr();
+std::optional<int> env_master_port();
+
 }  // namespace uniep

@@ -18,6 +18,10 @@ class Bootstrap {
   /// when the group has failed already, the group is unusable.
   virtual std::vector<std::string> all_gather(const std::string& bytes, const char* stage,
                                               int limit_ms) = 0;
+
+  /// Throws where the group is known to have failed; never waits. For long waits outside of
+  /// all_gather, which a lost rank should end before their time limit does.
+  virtual void check() {}
 };
 
 }  // namespace uniep

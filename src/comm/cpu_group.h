@@ -87,6 +87,7 @@ class CpuCommunicator final : public CommunicatorImpl, public Bootstrap {
                                       int limit_ms) override {
     return group_->all_gather(rank_, bytes, stage, limit_ms);
   }
+  void check() override { group_->failure().check(); }
 
  private:
   std::shared_ptr<CpuGroup> group_;

@@ -72,10 +72,6 @@ void Counters::begin_pass(const PassView& v) {
   snapshot(CounterKind::kArrived, v.num_token_blocks() * v.num_ranks);
 }
 
-void Counters::publish() {
-  for (int r = 0; r < static_cast<int>(heaps_.size()); ++r) {
-    add(counter(CounterKind::kPublished, r, rank_), 1);
-  }
-}
+void Counters::publish_to(int rank) { add(counter(CounterKind::kPublished, rank, rank_), 1); }
 
 }  // namespace uniep::cpu

@@ -21,11 +21,11 @@ class Counters {
 
   /// Notes where the counters stand, so that the pass counts from there; nothing is ever cleared.
   /// Every signal of earlier passes has arrived by now, and none of this pass comes before
-  /// `publish`.
+  /// `publish_to`.
   void begin_pass(const PassView& view);
 
-  /// Tells every rank that this rank's tokens lie in its symmetric memory.
-  void publish();
+  /// Tells `rank` that this rank's tokens lie in its symmetric memory.
+  void publish_to(int rank);
 
   /// Count above the pass's base, acquiring what was released with the signals seen.
   std::uint32_t seen(CounterKind kind, std::int64_t index) const {

@@ -6,6 +6,7 @@
 
 #include "api/arguments.h"
 #include "api/saved_data.h"
+#include "api/traffic.h"
 #include "base/check.h"
 #include "base/env.h"
 #include "comm/agreement.h"
@@ -43,6 +44,7 @@ class CpuLayer final : public LayerBackend {
   const Communicator& communicator() const override { return communicator_; }
   const PassStats& last_pass() const override { return stats_; }
   std::vector<TimelineEvent> take_timeline() override { return std::exchange(timeline_, {}); }
+  void synchronize() override {}  // calls return when they are done
 
  private:
   /// First collective act of a layer: all ranks want the same one, and each can build it.
@@ -59,7 +61,6 @@ class CpuLayer final : public LayerBackend {
   PassContext context(const PassView& view, const SavedData& saved, const Heap& rows) const;
   void run(const PassContext& ctx, std::span<const bf16> tokens, std::span<const float> probs);
   Heap& row_heap(std::int64_t bytes);
-  void count_traffic(const RoutingPlan& plan, const PassView& view);
 
   const Problem problem_;
   Communicator communicator_;
@@ -131,21 +132,8 @@ void CpuLayer::run(const PassContext& ctx, std::span<const bf16> tokens,
   const int rank = comm_.rank();
   if (!tokens.empty()) std::memcpy(ctx.peers.tokens(rank), tokens.data(), tokens.size_bytes());
   if (!probs.empty()) std::memcpy(ctx.peers.probs(rank), probs.data(), probs.size_bytes());
-  counters_.publish();
   engine_.run(ctx, stats_, record_timeline_ ? &timeline_ : nullptr);
   stats_.elapsed_s = std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-void CpuLayer::count_traffic(const RoutingPlan& plan, const PassView& view) {
-  const Traffic t = plan.traffic();
-  const auto token_bytes = problem_.hidden * static_cast<std::int64_t>(sizeof(bf16));
-  const auto scalar_bytes = t.remote_rows * static_cast<std::int64_t>(sizeof(float));
-  const bool forward = view.pass == Pass::kForward;
-  const bool dedup = view.schedule.dispatch_wire == DispatchWire::kDedup;
-  stats_.pulled_bytes_no_dedup = t.remote_rows * token_bytes + (forward ? scalar_bytes : 0);
-  stats_.pulled_bytes =
-      (dedup ? t.remote_pulls : t.remote_rows) * token_bytes + (forward ? scalar_bytes : 0);
-  stats_.pushed_bytes = t.remote_rows * token_bytes + (forward ? 0 : scalar_bytes);
 }
 
 Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
@@ -153,7 +141,9 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
   std::unique_ptr<SavedData> saved;
   agree(comm_, timeout_ms_, Stage::kEnter, call_text("forward", plan, schedule), [&] {
     check_forward(problem_, communicator_, plan, args, schedule);
-    saved = std::make_unique<SavedData>(plan);
+    const SavedLayout layout(problem_, plan.padded_rows());
+    const auto memory = std::make_shared<Heap>(layout.bytes);
+    saved = std::make_unique<SavedData>(plan, plan.padded_rows(), memory, memory->data());
     row_heap(RowLayout(problem_, plan.padded_rows(), Pass::kForward).bytes);
   });
   const PassOrder order(plan.data(), Pass::kForward, schedule);
@@ -162,7 +152,7 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
   ctx.w2 = args.w2.data();
   ctx.token_out = args.out.data();
   run(ctx, args.x, args.topk_probs);
-  count_traffic(plan, order.view());
+  count_traffic(plan, schedule, stats_);
   return Saved(std::move(saved));
 }
 
@@ -182,7 +172,7 @@ void CpuLayer::backward(const Saved& saved, const BackwardArgs& args, const Sche
   ctx.dw1 = args.dw1;
   ctx.dw2 = args.dw2;
   run(ctx, args.dy, {});
-  count_traffic(saved.plan(), order.view());
+  count_traffic(saved.plan(), schedule, stats_);
 }
 
 }  // namespace

@@ -48,6 +48,7 @@ void Engine::run(const PassContext& ctx, PassStats& stats, std::vector<TimelineE
   }
   for (Worker& w : workers_) w.stats = {};
   error_ = nullptr;
+  publish();
 
   const int launches = num_launches(ctx.view);
   for (int i = 0; i < launches && !error_; ++i) {
@@ -70,6 +71,13 @@ void Engine::run(const PassContext& ctx, PassStats& stats, std::vector<TimelineE
     }
     if (timeline != nullptr) timeline->insert(timeline->end(), w.events.begin(), w.events.end());
     w.events.clear();
+  }
+}
+
+void Engine::publish() {
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    random_delay(workers_.front());
+    counters_.publish_to(rank);
   }
 }
 

@@ -21,7 +21,8 @@ class Engine {
  public:
   Engine(CpuGroup& group, int rank, Counters& counters, const LayerOptions& options);
 
-  /// Runs the whole pass; throws the first error of any worker, after all have stopped.
+  /// Publishes the staged tokens and runs the whole pass; throws the first error of any worker,
+  /// after all have stopped.
   void run(const PassContext& ctx, PassStats& stats, std::vector<TimelineEvent>* timeline);
 
  private:
@@ -42,6 +43,7 @@ class Engine {
   };
 
   int num_workers(const Schedule& schedule) const;
+  void publish();
   void run_launch(const PassContext& ctx, int launch, int workers, bool record);
   void drain(const PassContext& ctx, SharedQueue& queue, Worker& worker, int launch, bool record);
   void execute(const PassContext& ctx, const Task& task, Worker& worker, TimelineEvent& event);

@@ -1,13 +1,26 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <vector>
 
 #include "uniep/routing_plan.h"
 
 namespace uniep {
 
-/// What a RoutingPlan holds: see its accessors for shapes.
+struct PlanData;
+
+/// The plan where a backend has it, when that is not the host.
+class RemotePlan {
+ public:
+  virtual ~RemotePlan() = default;
+  /// Fills what depends on the routing in the host's copy; waits for the device.
+  virtual void fetch(PlanData& plan) = 0;
+};
+
+/// What a RoutingPlan holds: see its accessors for shapes. With `remote`, only what does not depend
+/// on other ranks' routing is there until somebody asks for the rest.
 struct PlanData {
   Problem problem;
   int rank = 0;
@@ -22,6 +35,17 @@ struct PlanData {
   Traffic traffic;
   /// Of the global routing: equal on all ranks that hold plans of the same batch.
   std::uint64_t fingerprint = 0;
+
+  std::unique_ptr<RemotePlan> remote;
+  mutable std::once_flag fetched;
+
+  /// All of it, fetched first where it lies elsewhere.
+  const PlanData& on_host() const {
+    if (remote) {
+      std::call_once(fetched, [this] { remote->fetch(const_cast<PlanData&>(*this)); });
+    }
+    return *this;
+  }
 
   int num_ranks() const { return static_cast<int>(tokens_per_rank.size()); }
   std::int64_t tokens() const { return tokens_per_rank[static_cast<std::size_t>(rank)]; }

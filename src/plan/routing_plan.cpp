@@ -6,32 +6,46 @@
 #include "base/check.h"
 #include "base/math.h"
 #include "plan/plan_data.h"
+#include "plan/routing_fault.h"
 
 namespace uniep {
 namespace {
 
-void check_routing(const Problem& p, std::span<const std::int64_t> tokens_per_rank,
-                   std::span<const std::int32_t> topk_ids) {
-  std::int64_t total = 0;
+RoutingFault tokens_fault(const Problem& p, std::span<const std::int64_t> tokens_per_rank) {
   for (std::size_t r = 0; r < tokens_per_rank.size(); ++r) {
     const std::int64_t t = tokens_per_rank[r];
-    require(t >= 0 && t <= p.max_tokens, ErrorCode::kInvalidArgument, "rank ", r, " holds ", t,
-            " tokens; 0 to max_tokens=", p.max_tokens, " is accepted");
-    total += t;
+    if (t < 0 || t > p.max_tokens) {
+      return {RoutingFault::Kind::kTokens, static_cast<std::int32_t>(r), -1, -1, t};
+    }
   }
-  require(static_cast<std::int64_t>(topk_ids.size()) == total * p.topk, ErrorCode::kInvalidArgument,
-          "topk_ids has ", topk_ids.size(), " elements; ", total, " tokens with topk=", p.topk,
-          " need ", total * p.topk);
+  return {};
+}
+
+RoutingFault id_fault(const Problem& p, std::span<const std::int64_t> tokens_per_rank,
+                      std::span<const std::int32_t> topk_ids) {
   std::size_t i = 0;
   for (std::size_t r = 0; r < tokens_per_rank.size(); ++r) {
     for (std::int64_t t = 0; t < tokens_per_rank[r]; ++t) {
       for (int k = 0; k < p.topk; ++k, ++i) {
-        require(topk_ids[i] >= -1 && topk_ids[i] < p.num_experts, ErrorCode::kInvalidArgument,
-                "topk_ids of rank ", r, ", token ", t, ", slot ", k, " is ", topk_ids[i],
-                "; -1 (dropped) to ", p.num_experts - 1, " is accepted");
+        if (topk_ids[i] < -1 || topk_ids[i] >= p.num_experts) {
+          return {RoutingFault::Kind::kExpertId, static_cast<std::int32_t>(r), t, k, topk_ids[i]};
+        }
       }
     }
   }
+  return {};
+}
+
+void check_routing(const Problem& p, std::span<const std::int64_t> tokens_per_rank,
+                   std::span<const std::int32_t> topk_ids) {
+  const int num_ranks = static_cast<int>(tokens_per_rank.size());
+  throw_if_any(tokens_fault(p, tokens_per_rank), p, num_ranks);
+  const std::int64_t total =
+      std::accumulate(tokens_per_rank.begin(), tokens_per_rank.end(), std::int64_t{0});
+  require(static_cast<std::int64_t>(topk_ids.size()) == total * p.topk, ErrorCode::kInvalidArgument,
+          "topk_ids has ", topk_ids.size(), " elements; ", total, " tokens with topk=", p.topk,
+          " need ", total * p.topk);
+  throw_if_any(id_fault(p, tokens_per_rank, topk_ids), p, num_ranks);
 }
 
 /// Rows of every expert of the layer. All ranks compute all of them, so that all find the same
@@ -46,22 +60,18 @@ std::vector<std::int64_t> count_rows(int num_experts, std::span<const std::int32
 
 void check_capacity(const Problem& p, int num_ranks, const std::vector<std::int64_t>& rows) {
   const std::size_t local = rows.size() / num_ranks;
-  const std::int64_t capacity = capacity_rows(p, num_ranks);
-  int worst_rank = 0;
-  std::int64_t needed = 0;
+  RoutingFault worst{RoutingFault::Kind::kCapacity, 0, -1, -1, 0};
   for (int r = 0; r < num_ranks; ++r) {
     std::int64_t padded = 0;
     for (std::size_t e = r * local; e < (r + 1) * local; ++e) {
       padded += round_up<std::int64_t>(rows[e], p.row_align);
     }
-    if (padded > needed) {
-      needed = padded;
-      worst_rank = r;
+    if (padded > worst.value) {
+      worst.value = padded;
+      worst.rank = r;
     }
   }
-  require(needed <= capacity, ErrorCode::kCapacity, "rank ", worst_rank, " would receive ", needed,
-          " rows (padding included), but capacity_rows is ", capacity, "; capacity_rows=", needed,
-          " would do for this routing");
+  if (worst.value > capacity_rows(p, num_ranks)) throw_if_any(worst, p, num_ranks);
 }
 
 /// Rows in canonical order: walking the routing by (source, token, k) and appending each copy to
@@ -150,20 +160,22 @@ int RoutingPlan::rank() const { return data_->rank; }
 int RoutingPlan::num_ranks() const { return data_->num_ranks(); }
 std::int64_t RoutingPlan::tokens() const { return data_->tokens(); }
 std::span<const std::int64_t> RoutingPlan::tokens_per_rank() const {
-  return data_->tokens_per_rank;
+  return data_->on_host().tokens_per_rank;
 }
-std::span<const std::int32_t> RoutingPlan::topk_ids() const { return data_->topk_ids; }
+std::span<const std::int32_t> RoutingPlan::topk_ids() const { return data_->on_host().topk_ids; }
 int RoutingPlan::num_local_experts() const { return data_->num_local_experts; }
 int RoutingPlan::first_expert() const { return data_->first_expert(); }
 std::span<const std::int64_t> RoutingPlan::tokens_per_expert() const {
-  return data_->tokens_per_expert;
+  return data_->on_host().tokens_per_expert;
 }
-std::span<const std::int64_t> RoutingPlan::segment_begin() const { return data_->segment_begin; }
-std::int64_t RoutingPlan::padded_rows() const { return data_->segment_begin.back(); }
-std::span<const RowOrigin> RoutingPlan::row_origin() const { return data_->row_origin; }
-std::span<const Pull> RoutingPlan::pulls() const { return data_->pulls; }
-std::span<const std::int64_t> RoutingPlan::pull_rows() const { return data_->pull_rows; }
-Traffic RoutingPlan::traffic() const { return data_->traffic; }
+std::span<const std::int64_t> RoutingPlan::segment_begin() const {
+  return data_->on_host().segment_begin;
+}
+std::int64_t RoutingPlan::padded_rows() const { return data_->on_host().segment_begin.back(); }
+std::span<const RowOrigin> RoutingPlan::row_origin() const { return data_->on_host().row_origin; }
+std::span<const Pull> RoutingPlan::pulls() const { return data_->on_host().pulls; }
+std::span<const std::int64_t> RoutingPlan::pull_rows() const { return data_->on_host().pull_rows; }
+Traffic RoutingPlan::traffic() const { return data_->on_host().traffic; }
 
 std::vector<Tile> RoutingPlan::tiles(int tile_m) const {
   require(tile_m >= 1 && data_->problem.row_align % tile_m == 0, ErrorCode::kInvalidArgument,
@@ -171,8 +183,8 @@ std::vector<Tile> RoutingPlan::tiles(int tile_m) const {
           " is accepted");
   std::vector<Tile> tiles;
   for (int e = 0; e < num_local_experts(); ++e) {
-    const std::int64_t rows = data_->tokens_per_expert[static_cast<std::size_t>(e)];
-    const std::int64_t begin = data_->segment_begin[static_cast<std::size_t>(e)];
+    const std::int64_t rows = data_->on_host().tokens_per_expert[static_cast<std::size_t>(e)];
+    const std::int64_t begin = data_->on_host().segment_begin[static_cast<std::size_t>(e)];
     for (std::int64_t m = 0; m < rows; m += tile_m) {
       tiles.push_back(
           {begin + m, static_cast<std::int32_t>(min_of<std::int64_t>(tile_m, rows - m)), e});

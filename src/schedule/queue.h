@@ -81,6 +81,25 @@ UNIEP_HD void for_each_block(const TrackList& queue, F&& f) {
   }
 }
 
+inline UNIEP_HD int num_blocks(const TrackList& queue) {
+  int blocks = 0;
+  for (int i = 0; i < queue.count; ++i) blocks += queue.tracks[i].count;
+  return blocks;
+}
+
+/// How many blocks `for_each_block` visits before block `first + i` of a track: what lets threads
+/// fill a queue's table side by side.
+inline UNIEP_HD int queue_position(const TrackList& queue, int track, int i) {
+  const int step = queue.tracks[track].delay + i;
+  int before = 0;
+  for (int other = 0; other < queue.count; ++other) {
+    const Track& t = queue.tracks[other];
+    // At the same step, earlier tracks go first.
+    before += clamp_to(step - t.delay + (other < track ? 1 : 0), 0, t.count);
+  }
+  return before;
+}
+
 struct QueueBlock {
   Stage stage = Stage::kDispatch;
   int block = 0;

@@ -59,10 +59,16 @@ TEST(Environment, RefusesWhatIsNoNumberInRangeAndSaysWhatIs) {
   }
 }
 
+TEST(Environment, RefusesAnUnknownKindOfSymmetricMemory) {
+  const ScopedEnv kind("UNIEP_SYMMETRIC_MEMORY", "nvshmem");
+  expect_invalid(
+      "environment variable UNIEP_SYMMETRIC_MEMORY is 'nvshmem'; auto, nccl and ipc are accepted",
+      [] { env_symmetric_memory(); });
+}
+
 TEST(Environment, TheListDescribesEachVariable) {
-  EXPECT_EQ(environment_variables().size(), 4u);
+  EXPECT_EQ(environment_variables().size(), 11u);
   for (const EnvVariable& v : environment_variables()) {
-    EXPECT_EQ(v.name.substr(0, 6), "UNIEP_");
     EXPECT_FALSE(v.meaning.empty());
     EXPECT_FALSE(v.default_text.empty());
   }

@@ -101,6 +101,42 @@ TEST(EmulatedLink, APassTakesAtLeastTheLatencyThereAndBack) {
   for (int rank = 0; rank < 2; ++rank) EXPECT_GE(g.layer(rank).last_pass().elapsed_s, 0.06);
 }
 
+TEST(EmulatedLink, PushDepthIsHowManyTilesAWorkerDoesNotAwait) {
+  constexpr double kBytesPerSecond = 1e5;
+  const ScopedEnv speed("UNIEP_CPU_LINK_GBPS", "0.0001");
+  const ScopedEnv latency("UNIEP_CPU_LINK_LATENCY_US", "0");
+  const auto seconds_awaiting_pushes = [&](int depth) {
+    LayerGroup g(plain_layer(2), 2);
+    g.make_layers();
+    g.make_plans();
+    Schedule schedule;
+    schedule.workers = 1;
+    schedule.push_depth = depth;
+    g.each([&](int rank) { g.forward(rank, schedule); });
+    return std::pair(g.layer(0).last_pass()[Stage::kFc2].link_s,
+                     static_cast<double>(g.layer(0).last_pass().pushed_bytes) / kBytesPerSecond);
+  };
+  const auto [all, transfer] = seconds_awaiting_pushes(0);
+  EXPECT_GE(all, 0.8 * transfer);
+  EXPECT_LT(seconds_awaiting_pushes(16).first, 0.2 * transfer) << "there are fewer tiles";
+}
+
+TEST(EmulatedLink, AnErrorEndsTransfersThatOthersAwait) {
+  const ScopedEnv speed("UNIEP_CPU_LINK_GBPS", "0.000001");  // pulls take 6 seconds
+  const ScopedEnv latency("UNIEP_CPU_LINK_LATENCY_US", "0");
+  LayerGroup g(plain_layer(2, 40), 2);
+  g.make_layers([](int) { return LayerOptions{.timeout_ms = 100}; });
+  g.make_plans();
+  Schedule schedule;
+  schedule.workers = 2;  // one dispatches; the other waits for it, and gives up
+  schedule.pull_tokens = 64;
+  const auto outcomes = g.attempt([&](int rank) { g.forward(rank, schedule); });
+  for (const Outcome& o : outcomes) {
+    EXPECT_TRUE(o.error);
+    EXPECT_LT(o.seconds, 3);
+  }
+}
+
 // Pushes are under way for seconds when a wait expires. Layers, plans and communicators go away
 // under them; AddressSanitizer, or a fault on an unmapped page, would tell.
 TEST(EmulatedLink, ErrorsWhilePushesAreUnderWayTouchNoFreedMemory) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <fstream>
 #include <random>
+#include <set>
 
 #include "support/layer_group.h"
 
@@ -33,6 +34,38 @@ TEST(WorkerPool, WorkersRunAtTheSameTime) {
     while (present < 6) std::this_thread::yield();
   });
   EXPECT_EQ(present, 6);
+}
+
+/// Which workers of rank 0 ran dispatch tasks, and which others, in a forward pass.
+struct Roles {
+  std::set<int> dispatched;
+  std::set<int> computed;
+};
+
+Roles roles(const std::string& schedule) {
+  LayerGroup g(plain_layer(2, 60), 2);
+  g.make_layers([](int) { return LayerOptions{.record_timeline = true}; });
+  g.make_plans();
+  g.each([&](int rank) { g.forward(rank, parse_schedule(schedule)); });
+  Roles r;
+  for (const TimelineEvent& e : g.layer(0).take_timeline()) {
+    (e.stage == Stage::kDispatch ? r.dispatched : r.computed).insert(e.worker);
+  }
+  return r;
+}
+
+TEST(Workers, DispatchWorkersDispatchAndJoinTheOthersWhereTheyMay) {
+  const std::string schedule = "single,tile_m=16,tile_n=64,pull_tokens=1,workers=3";
+  const Roles apart = roles(schedule + ",dispatch_workers=1,dispatch_join=no");
+  EXPECT_EQ(apart.dispatched, std::set<int>{0});
+  EXPECT_FALSE(apart.computed.contains(0));
+  bool joined = false;  // it may be late once, not always
+  for (int i = 0; i < 50 && !joined; ++i) {
+    joined = roles(schedule + ",dispatch_workers=1,dispatch_join=yes").computed.contains(0);
+  }
+  EXPECT_TRUE(joined);
+  const Roles all = roles(schedule + ",dispatch_workers=3,dispatch_join=no");
+  EXPECT_FALSE(all.computed.empty()) << "somebody must compute";
 }
 
 std::int64_t virtual_bytes() {

@@ -256,6 +256,25 @@ TEST(Launches, PipelinedDispatchesAWaveWhileItComputesTheOneBefore) {
   EXPECT_EQ(runs(p, 3), "reduce");
 }
 
+TEST(Launches, PipelinedTakesTheWavesInOrder) {
+  const RandomPass p = three_experts(Pass::kForward, "pipelined:3,tile_m=16,dispatch_wire=rows");
+  const PassView& v = p.view(0);
+  const auto wave_begin = [&](const std::int64_t* begin, int wave) {
+    return begin[wave * v.num_local_experts];
+  };
+  for (int i = 0; i < num_launches(v); ++i) {
+    for (const Task& t : tasks_of(v, launch_at(v, i).comm)) {
+      EXPECT_GE(t.m, wave_begin(v.pull_begin, i));
+      EXPECT_LE(t.m + t.n, wave_begin(v.pull_begin, i + 1));
+    }
+    for (const Task& t : tasks_of(v, launch_at(v, i).main)) {
+      if (t.stage == Stage::kReduce) continue;
+      EXPECT_GE(t.m, wave_begin(v.tile_begin, i - 1));
+      EXPECT_LT(t.m, wave_begin(v.tile_begin, i));
+    }
+  }
+}
+
 TEST(Launches, PlacesOfTheWeightGradients) {
   const RandomPass separate = three_experts(Pass::kBackward, "single,lag=0,wgrad=separate");
   EXPECT_EQ(num_launches(separate.view(0)), 3);

@@ -55,6 +55,34 @@ TEST(Queue, BinarySearchFindsWhatEnumerationLists) {
   }
 }
 
+void expect_positions(const TrackList& tracks) {
+  std::vector<int> emitted(static_cast<std::size_t>(tracks.count));
+  int position = 0;
+  const int end = tracks.end();
+  for (int step = 0; step < end; ++step) {
+    for (int i = 0; i < tracks.count; ++i) {
+      const Track& t = tracks.tracks[i];
+      if (step < t.delay || step >= t.delay + t.count) continue;
+      ASSERT_EQ(queue_position(tracks, i, emitted[static_cast<std::size_t>(i)]++), position++);
+    }
+  }
+  ASSERT_EQ(num_blocks(tracks), position);
+}
+
+TEST(Queue, PositionsAreThoseOfTheEnumeration) {
+  const int count = cases(300);
+  for (unsigned seed = 1; seed <= static_cast<unsigned>(count); ++seed) {
+    const RandomPass p = random_pass(seed, 20);
+    SCOPED_TRACE(describe(seed, p));
+    for (int i = 0; i < num_launches(p.view(0)); ++i) {
+      const Launch launch = launch_at(p.view(0), i);
+      expect_positions(launch.comm);
+      expect_positions(launch.main);
+    }
+    if (HasFatalFailure()) return;
+  }
+}
+
 /// Each (tile, column tile) of a GEMM stage once.
 void expect_tiles_once(const PassView& v, const std::vector<Task>& tasks, Stage stage) {
   std::set<std::pair<std::int64_t, std::int64_t>> seen;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 #include <vector>
 
@@ -55,11 +56,14 @@ inline LayerData random_layer(Rng& rng, int ranks, const LayerBounds& bounds = {
           : static_cast<int>(chance(rng, 30) ? pick(rng, 1, d.num_experts) : d.num_experts);
   const int first_expert = static_cast<int>(pick(rng, 0, d.num_experts - used_experts));
   std::uniform_real_distribution<float> probability(0.01f, 1.0f);
+  const bool wide = chance(rng, 15);  // magnitudes whose order of addition shows
   for (std::int64_t i = 0; i < d.tokens * d.topk; ++i) {
     const bool dropped = chance(rng, dropped_percent);
     d.topk_ids.push_back(
         dropped ? -1 : static_cast<std::int32_t>(first_expert + pick(rng, 0, used_experts - 1)));
-    d.topk_probs.push_back(probability(rng));
+    d.topk_probs.push_back(
+        wide ? std::ldexp(chance(rng, 50) ? 1.0f : -1.0f, static_cast<int>(pick(rng, -24, 24)))
+             : probability(rng));
   }
   return d;
 }

@@ -26,18 +26,22 @@ inline std::string describe(const Routing& r) {
   return text;
 }
 
-/// Ranks hold different numbers of tokens, some none; slots are dropped; tokens name an expert
-/// twice; experts get nothing or everything.
-inline Routing random_routing(Rng& rng, std::int64_t most_tokens) {
-  Routing r;
-  const int ranks = static_cast<int>(pick(rng, 1, 8));
-  Problem& p = r.problem;
+inline Problem random_problem(Rng& rng, int ranks, std::int64_t most_tokens) {
+  Problem p;
   p.hidden = 8 * pick(rng, 1, 40);
   p.intermediate = 8 * pick(rng, 1, 40);
   p.num_experts = ranks * static_cast<int>(pick(rng, 1, 5));
   p.topk = static_cast<int>(chance(rng, 70) ? pick(rng, 1, 4) : pick(rng, 1, kMaxTopk));
   p.max_tokens = pick(rng, 0, most_tokens);
   p.row_align = 16 << pick(rng, 0, 4);
+  return p;
+}
+
+/// Ranks hold different numbers of tokens, some none; slots are dropped; tokens name an expert
+/// twice; experts get nothing or everything.
+inline Routing random_routing(Rng& rng, const Problem& p, int ranks) {
+  Routing r;
+  r.problem = p;
   for (int i = 0; i < ranks; ++i) {
     r.tokens.push_back(chance(rng, 20) ? 0 : pick(rng, 0, p.max_tokens));
   }
@@ -57,6 +61,12 @@ inline Routing random_routing(Rng& rng, std::int64_t most_tokens) {
     }
   }
   return r;
+}
+
+inline Routing random_routing(Rng& rng, std::int64_t most_tokens) {
+  const int ranks = static_cast<int>(pick(rng, 1, 8));
+  const Problem problem = random_problem(rng, ranks, most_tokens);
+  return random_routing(rng, problem, ranks);
 }
 
 }  // namespace uniep::testing

@@ -24,13 +24,16 @@ TensorCheck compare(const char* name, Pass pass, const std::vector<T>& got,
           .relative_l2 = reference::relative_l2(reference::to_double(got), exact)};
 }
 
-LayerResult sequential_result(const LayerData& layer, const StepOptions& options) {
+LayerResult sequential_result(const LayerData& layer, const StepOptions& options,
+                              const StepRunner& run) {
   StepOptions baseline = options;
   baseline.ranks = 1;
   baseline.schedule = parse_schedule("sequential");
+  baseline.schedule.tile_m = options.schedule.tile_m;  // a backend may have only these
+  baseline.schedule.tile_n = options.schedule.tile_n;
   baseline.repeat = 0;
   baseline.record_timeline = false;
-  return run_steps(layer, baseline).result;
+  return run(layer, baseline).result;
 }
 
 reference::ExactResult exact_result(const LayerData& layer, bool backward) {
@@ -57,9 +60,9 @@ std::string complaint(const TensorCheck& c) {
 }  // namespace
 
 std::vector<TensorCheck> check_result(const LayerData& layer, const LayerResult& result,
-                                      const StepOptions& options) {
+                                      const StepOptions& options, const StepRunner& run) {
   const bool backward = options.passes != PassChoice::kForward;
-  const LayerResult base = sequential_result(layer, options);
+  const LayerResult base = sequential_result(layer, options, run);
   const reference::ExactResult exact = exact_result(layer, backward);
   std::vector<TensorCheck> checks = {
       compare("out", Pass::kForward, result.out, base.out, exact.out)};

@@ -26,10 +26,11 @@ struct TensorCheck {
   bool ok() const { return differing == 0 && relative_l2 <= kMaxRelativeL2; }
 };
 
-/// Compares the result of a run with that of schedule `sequential` on one rank, bit by bit, and
-/// with the float64 oracle.
+/// Compares the result of a run with that of schedule `sequential` on one rank, which `run`
+/// computes, bit by bit, and with the float64 oracle.
 std::vector<TensorCheck> check_result(const LayerData& layer, const LayerResult& result,
-                                      const StepOptions& options);
+                                      const StepOptions& options,
+                                      const StepRunner& run = run_steps);
 
 bool all_ok(const std::vector<TensorCheck>& checks);
 

@@ -7,7 +7,8 @@ namespace uniep::tool {
 
 /// What a subcommand knows of its call and leaves behind.
 struct Invocation {
-  std::string command;  ///< the command line, for reports
+  std::string command;                 ///< the command line, for reports
+  std::vector<std::string> arguments;  ///< as given, the program's name first
   int exit_code = 0;
 };
 

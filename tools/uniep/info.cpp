@@ -1,6 +1,9 @@
 #include <iostream>
 
 #include "base/check.h"
+#ifdef UNIEP_HAS_CUDA
+#include "cuda/driver.h"
+#endif
 #include "base/env.h"
 #include "commands.h"
 #include "cpu/kernels/kernels.h"
@@ -10,6 +13,22 @@
 
 namespace uniep::tool {
 namespace {
+
+#ifdef UNIEP_HAS_CUDA
+std::string backends() { return "cpu, cuda (schedule sequential with tile_m=128,tile_n=256 only)"; }
+
+std::string gpus() {
+  std::string list;
+  for (int i = 0; i < cuda::device_count(); ++i) {
+    const std::string problem = cuda::device_problem(i);
+    list += (i == 0 ? "" : "; ") + (problem.empty() ? cuda::device_text(i) : problem);
+  }
+  return list.empty() ? "none" : list;
+}
+#else
+std::string backends() { return "cpu; cuda: not in this build"; }
+std::string gpus() { return "none usable by this build"; }
+#endif
 
 using enum Table::Align;
 
@@ -45,10 +64,10 @@ void print_build() {
   notes.add("build", build.type);
   notes.add("compiler", build.compiler);
   notes.add("sanitizer", build.sanitizer.empty() ? "none" : build.sanitizer);
-  notes.add("backends", "cpu; cuda: not in this build");
+  notes.add("backends", backends());
   notes.add("cpu", cat(machine.cpu, ", ", machine.cpus, machine.cpus == 1 ? " CPU" : " CPUs"));
   notes.add("kernels", cat(machine.isa, " (this machine can use: ", kernel_list(), ")"));
-  notes.add("gpus", "none usable by this build");
+  notes.add("gpus", gpus());
   std::cout << notes;
 }
 

@@ -20,6 +20,7 @@ int exit_code(ErrorCode code) {
       return kExitBadInput;
     case ErrorCode::kTimeout:
     case ErrorCode::kPeerFailed:
+    case ErrorCode::kDevice:
     case ErrorCode::kInternal:
       return kExitFailed;
   }
@@ -77,7 +78,7 @@ int run(CLI::App& app, const Invocation& invocation, int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace uniep::tool;
-  Invocation invocation{.command = quoted_command(argc, argv)};
+  Invocation invocation{.command = quoted_command(argc, argv), .arguments = {argv, argv + argc}};
   CLI::App app("Deterministic expert-parallel MoE layers: run, inspect, validate.", "uniep");
   app.set_version_flag("--version", to_string(this_build()), "Print the version and exit");
   app.require_subcommand(1);

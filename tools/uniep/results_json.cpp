@@ -114,7 +114,7 @@ void write_results(const std::string& path, const RunHeader& header, const Layer
                      {"machine", to_string(header.machine)},
                      {"date", header.date},
                      {"command", header.command},
-                     {"backend", "cpu"},
+                     {"backend", options.backend},
                      {"link", header.link.empty() ? Json(nullptr) : Json(header.link)},
                      {"input", header.input},
                      {"problem", problem(layer)},

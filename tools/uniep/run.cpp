@@ -17,6 +17,13 @@
 #include "table.h"
 #include "workload/split.h"
 #include "workload/synthetic.h"
+#ifdef UNIEP_HAS_CUDA
+#include "comm/process_environment.h"
+#include "cuda/cuda_communicator.h"
+#include "cuda/driver.h"
+#include "cuda_step.h"
+#include "launcher.h"
+#endif
 
 namespace uniep::tool {
 namespace {
@@ -40,9 +47,16 @@ struct Flags {
   std::string json;
 };
 
+bool wants_cuda(const Flags& flags) { return flags.backend == "cuda"; }
+
 void require_usable(const Flags& flags) {
-  require(flags.backend != "cuda", ErrorCode::kUnsupported,
+#ifndef UNIEP_HAS_CUDA
+  require(!wants_cuda(flags), ErrorCode::kUnsupported,
           "this build has no CUDA backend; --backend cpu is accepted");
+#endif
+  require(!wants_cuda(flags) || (flags.trace.empty() && flags.plot.empty()),
+          ErrorCode::kUnsupported,
+          "--trace and --plot of the CUDA backend do not exist yet; --json is accepted");
   require(flags.input.empty() != flags.shape.empty(), ErrorCode::kInvalidArgument,
           flags.input.empty() ? "no layer to run" : "two layers to run",
           "; either --input FILE or --shape NAME[,key=value...] is accepted");
@@ -131,9 +145,16 @@ Notes write_files(const Flags& flags, const RunHeader& header, const LayerData& 
   return notes;
 }
 
-int run(const Flags& flags, const std::string& command) {
-  require_usable(flags);
-  const StepOptions options = step_options(flags);
+/// How a backend runs steps: with all ranks, and with one for comparison. Of several processes only
+/// the one that `speaks` prints, checks and writes files.
+struct Runners {
+  StepRunner all_ranks;
+  StepRunner one_rank;
+  bool speaks = true;
+};
+
+int run_layer(const Flags& flags, const std::string& command, const StepOptions& options,
+              const Runners& runners) {
   RunHeader header{.build = this_build(),
                    .machine = this_machine(),
                    .date = utc_now(),
@@ -144,14 +165,15 @@ int run(const Flags& flags, const std::string& command) {
   const LayerData layer = read_or_make(flags, options, header);
   require_runnable(flags, layer, options);
 
-  print_header(std::cout, header, layer, options);
-  const StepReport report = run_steps(layer, options);
+  if (runners.speaks) print_header(std::cout, header, layer, options);
+  const StepReport report = runners.all_ranks(layer, options);
+  if (!runners.speaks) return kExitOk;
   print_figures(std::cout, options, report);
 
   std::vector<TensorCheck> checks;
   if (flags.check) {
     std::cout << std::flush;
-    checks = check_result(layer, report.result, options);
+    checks = check_result(layer, report.result, options, runners.one_rank);
     print_checks(std::cout, checks);
   }
   Notes footer = write_files(flags, header, layer, options, report, checks);
@@ -162,6 +184,39 @@ int run(const Flags& flags, const std::string& command) {
             << '\n'
             << footer;
   return all_ok(checks) ? kExitOk : kExitFailed;
+}
+
+#ifdef UNIEP_HAS_CUDA
+/// This process is a rank of a group, or starts one and waits for it.
+int run_cuda(const Flags& flags, const Invocation& invocation) {
+  StepOptions options = step_options(flags);
+  if (!process_environment()) {
+    for (int device = 0; device < flags.ranks; ++device) cuda::require_device(device);
+    return launch_ranks(flags.ranks, invocation.arguments);
+  }
+  const Communicator member = Communicator::cuda_from_environment();
+  options.ranks = member.size();
+  options.backend = "cuda, " + cuda::device_text(0);
+  const auto steps_of = [](const Communicator& communicator) -> StepRunner {
+    return [communicator](const LayerData& layer, const StepOptions& o) {
+      return run_cuda_steps(layer, o, communicator);
+    };
+  };
+  return run_layer(flags, invocation.command, options,
+                   {.all_ranks = steps_of(member),
+                    .one_rank = steps_of(cuda::single_rank()),
+                    .speaks = member.rank() == 0});
+}
+#endif
+
+int run(const Flags& flags, const Invocation& invocation) {
+  require_usable(flags);
+#ifdef UNIEP_HAS_CUDA
+  if (wants_cuda(flags)) return run_cuda(flags, invocation);
+#endif
+  const StepOptions options = step_options(flags);
+  return run_layer(flags, invocation.command, options,
+                   {.all_ranks = run_steps, .one_rank = run_steps});
 }
 
 /// CLI11 prints a description as it is, with its lines one below the other.
@@ -252,7 +307,8 @@ void add_how_options(CLI::App& sub, Flags& flags) {
       ->check(range(1, 1000000));
   group
       .add("--backend", flags.backend, "NAME",
-           "auto (default: the best there is), cpu, or cuda (not in this build)")
+           "auto (default: cpu), cpu, or cuda: a process for each GPU, started here or, with RANK, "
+           "WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set, by torchrun and the like")
       ->check(one_of({"auto", "cpu", "cuda"}));
 }
 
@@ -291,7 +347,7 @@ void add_run(CLI::App& app, Invocation& invocation) {
       "\n"
       "Exits with 0; with 1 where --check finds a difference or a pass fails; with 2 where "
       "arguments or files cannot be used.");
-  sub->callback([flags, &invocation] { invocation.exit_code = run(*flags, invocation.command); });
+  sub->callback([flags, &invocation] { invocation.exit_code = run(*flags, invocation); });
 }
 
 }  // namespace uniep::tool

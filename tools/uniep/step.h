@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <vector>
 
 #include "base/layer_data.h"
@@ -13,6 +15,7 @@ enum class PassChoice { kForward, kBackward, kBoth };
 struct StepOptions {
   int ranks = 1;
   Schedule schedule;
+  std::string backend = "cpu";  ///< for headers and files
   PassChoice passes = PassChoice::kBoth;
   bool main_grad = false;        ///< weight gradients as fp32 sums, from zeros
   int repeat = 1;                ///< measured steps, after one that is not
@@ -39,6 +42,9 @@ struct StepReport {
 /// of them threads of this process. A backward pass alone still needs its forward pass, which then
 /// goes unmeasured. Throws Error(kInternal) where two steps differ by a bit.
 StepReport run_steps(const LayerData& layer, const StepOptions& options);
+
+/// Something that runs steps, such as `run_steps`.
+using StepRunner = std::function<StepReport(const LayerData&, const StepOptions&)>;
 
 /// Whether a choice includes a direction.
 bool measures(PassChoice choice, Pass pass);

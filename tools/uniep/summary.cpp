@@ -96,7 +96,7 @@ std::string dimensions(const LayerData& layer) {
 void print_header(std::ostream& out, const RunHeader& header, const LayerData& layer,
                   const StepOptions& options) {
   Notes notes;
-  notes.add("uniep", to_string(header.build) + ", backend cpu");
+  notes.add("uniep", to_string(header.build) + ", backend " + options.backend);
   notes.add("machine", to_string(header.machine));
   notes.add("date", header.date);
   notes.add("input", header.input + ": " + dimensions(layer));

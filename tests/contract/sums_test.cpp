@@ -1,4 +1,4 @@
-// Weight gradients: where they go, and what is added to what.
+// What is added to what, and in which order: slots of a token, weight gradients, main gradients.
 #include <gtest/gtest.h>
 
 #include "contract/contract_testing.h"
@@ -69,6 +69,31 @@ TEST(WeightGrads, ExpertsWithoutRowsGetZeros) {
   for (const bf16 v : g.result().dw1) ASSERT_EQ(v.bits, 0);
   for (const bf16 v : g.result().out) ASSERT_EQ(v.bits, 0);
   for (const float v : g.result().dprobs) ASSERT_EQ(v, 0.0f);
+}
+
+// Sums of a few bf16 rows are mostly exact in fp32, in any order. Not these: the large ones cancel
+// only where they are added first.
+TEST(Reduce, AddsSlotsInAscendingOrder) {
+  LayerData data = plain_layer(2);
+  data.topk = 3;
+  const auto set_slots = [&](const std::vector<float>& probs) {
+    data.topk_ids.clear();
+    data.topk_probs.clear();
+    for (int t = 0; t < data.tokens; ++t) {
+      data.topk_ids.insert(data.topk_ids.end(), 3, t % data.num_experts);
+      data.topk_probs.insert(data.topk_probs.end(), probs.begin(), probs.end());
+    }
+  };
+  const float large = std::ldexp(1.0f, 24);
+  set_slots({1, -large, large});
+  const LayerResult downwards = reference::contract(data);
+  set_slots({large, -large, 1});
+  const LayerResult want = reference::contract(data);
+  ASSERT_NE(want.out, downwards.out);
+  ASSERT_NE(want.dx, downwards.dx);
+  LayerGroup g(data, 2);
+  g.make_layers();
+  g.expect_step_works("large rows that cancel");
 }
 
 TEST(WeightGrads, WhatDroppedSlotsHoldAsProbabilityIsNotRead) {

@@ -1,0 +1,372 @@
+#include "cuda/cuda_layer.h"
+
+#include <cstring>
+#include <optional>
+
+#include "api/arguments.h"
+#include "api/saved_data.h"
+#include "api/traffic.h"
+#include "base/check.h"
+#include "base/env.h"
+#include "comm/agreement.h"
+#include "comm/wait_error.h"
+#include "cuda/buffer_pool.h"
+#include "cuda/cuda_communicator.h"
+#include "cuda/pass.h"
+#include "cuda/pass_clock.h"
+#include "cuda/plan_launch.h"
+#include "plan/plan_data.h"
+
+namespace uniep::cuda {
+namespace {
+
+/// One T in host memory that kernels write.
+template <class T>
+class HostVisible {
+ public:
+  HostVisible() {
+    check_cuda(cudaHostAlloc(reinterpret_cast<void**>(&value_), sizeof(T), cudaHostAllocMapped),
+               "allocate host memory");
+    *value_ = T{};
+  }
+  ~HostVisible() { cudaFreeHost(value_); }
+  HostVisible(const HostVisible&) = delete;
+  HostVisible& operator=(const HostVisible&) = delete;
+  T* get() const { return value_; }
+
+ private:
+  T* value_ = nullptr;
+};
+
+template <class T>
+void download(std::vector<T>& to, const T* from, std::int64_t count) {
+  to.resize(static_cast<std::size_t>(count));
+  if (count == 0) return;
+  check_cuda(cudaMemcpy(to.data(), from, to.size() * sizeof(T), cudaMemcpyDeviceToHost),
+             "copy the plan to the host");
+}
+
+/// A plan in device memory.
+class CudaPlan final : public RemotePlan {
+ public:
+  CudaPlan(std::shared_ptr<std::byte> memory, const DevicePlanLayout& layout, cudaStream_t stream)
+      : memory_(std::move(memory)), plan_(device_plan(memory_.get(), layout)), stream_(stream) {}
+
+  const DevicePlan& device() const { return plan_; }
+
+  void fetch(PlanData& p) override {
+    check_cuda(cudaStreamSynchronize(stream_), "wait for the plan");
+    const std::int64_t own_tokens = p.tokens();
+    download(p.tokens_per_rank, plan_.tokens_per_rank, p.num_ranks());
+    download(p.tokens_per_expert, plan_.tokens_per_expert, p.num_local_experts);
+    download(p.segment_begin, plan_.segment_begin, p.num_local_experts + 1);
+    download(p.topk_ids, plan_.topk_ids, own_tokens * p.problem.topk);
+    download(p.row_origin, plan_.row_origin, p.segment_begin.back());
+    std::vector<std::int64_t> num_pulls;
+    download(num_pulls, plan_.num_pulls, 1);
+    download(p.pulls, plan_.pulls, num_pulls[0]);
+    for (const Pull& pull : p.pulls) {
+      const bool remote = pull.source != p.rank;
+      p.traffic.rows += pull.num_rows;
+      p.traffic.remote_rows += remote ? pull.num_rows : 0;
+      p.traffic.remote_pulls += remote ? 1 : 0;
+    }
+    download(p.pull_rows, plan_.pull_rows, p.traffic.rows);
+  }
+
+ private:
+  std::shared_ptr<std::byte> memory_;
+  DevicePlan plan_;
+  cudaStream_t stream_;
+};
+
+const DevicePlan& on_device(const RoutingPlan& plan) {
+  const auto* remote = dynamic_cast<const CudaPlan*>(plan.data().remote.get());
+  require(remote != nullptr, ErrorCode::kInvalidArgument,
+          "plan was not made by a CUDA layer; what Layer::plan of this layer returned is accepted");
+  return remote->device();
+}
+
+/// Where a rank's bases lie, in uint32.
+struct BaseLayout {
+  std::int64_t rows_ready, tile_done, expert_done, arrived, bytes;
+  BaseLayout(const Problem& p, int num_ranks) {
+    uniep::detail::Ranges r;
+    const std::int64_t tiles = ceil_div(capacity_rows(p, num_ranks), kMinTileM);
+    rows_ready = r.take<std::uint32_t>(tiles);
+    tile_done = r.take<std::uint32_t>(tiles);
+    expert_done = r.take<std::uint32_t>(p.num_experts / num_ranks);
+    arrived = r.take<std::uint32_t>(SymmetricLayout::num_token_blocks(p) * num_ranks);
+    bytes = r.bytes();
+  }
+};
+
+class CudaLayer final : public LayerBackend {
+ public:
+  CudaLayer(const Problem& problem, Communicator communicator, const LayerOptions& options);
+
+  RoutingPlan plan(std::span<const std::int32_t> topk_ids) override;
+  Saved forward(const RoutingPlan& plan, const ForwardArgs& args,
+                const Schedule& schedule) override;
+  void backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) override;
+  void synchronize() override;
+
+  const Problem& problem() const override { return problem_; }
+  const Communicator& communicator() const override { return communicator_; }
+  const PassStats& last_pass() const override;
+  std::vector<TimelineEvent> take_timeline() override { return {}; }
+
+ private:
+  static Problem checked(const Problem& problem, CudaCommunicator& comm,
+                         const LayerOptions& options, int timeout_ms);
+  void throw_if_failed();
+  PlanScratch scratch() const;
+  std::shared_ptr<std::byte> row_memory(Pass pass);
+  DeviceContext context(const PassView& view) const;
+  EnterArgs enter_args(const PassTensors& tensors) const;
+  PassTensors tensors(const SavedData& saved, std::byte* rows, Pass pass) const;
+  void run(const SavedData& saved, Pass pass, const PassTensors& tensors, const Schedule& schedule);
+
+  Communicator communicator_;
+  CudaCommunicator& comm_;
+  const int timeout_ms_;
+  const Problem problem_;
+  const cudaStream_t stream_;
+  const std::int64_t capacity_;
+  const SymmetricLayout symmetric_;
+  const PlanExchangeLayout exchange_;
+  const LocalCounterLayout counters_layout_;
+  const BaseLayout bases_layout_;
+  const PlanScratchLayout scratch_layout_;
+  std::unique_ptr<SymmetricMemory> memory_;  // symmetric_, then exchange_
+  DeviceArray<std::byte> counters_;
+  DeviceArray<std::byte> bases_;
+  DeviceArray<std::byte> scratch_;
+  DeviceArray<std::uint32_t> ctas_done_;
+  HostVisible<WaitFailure> failure_;
+  HostVisible<PlanReport> report_;
+  BufferPool pool_;
+  int sms_ = 0;
+  std::uint32_t passes_ = 0;
+  PassClock clock_;
+  std::optional<RoutingPlan> last_plan_;
+  Schedule last_schedule_;
+  mutable PassStats stats_;
+};
+
+Problem CudaLayer::checked(const Problem& problem, CudaCommunicator& comm,
+                           const LayerOptions& options, int timeout_ms) {
+  agree(comm.bootstrap(), timeout_ms, Stage::kPlan, "layer " + to_string(problem), [&] {
+    validate(problem, comm.size());
+    const auto reason = plan_unsupported_reason(problem, comm.size());
+    require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
+    require(options.faults.max_delay_us == 0 && options.faults.withhold_rank < 0,
+            ErrorCode::kUnsupported, "the CUDA backend injects no faults yet");
+    require(!options.record_timeline, ErrorCode::kUnsupported,
+            "the CUDA backend records no timeline yet");
+  });
+  return problem;
+}
+
+CudaLayer::CudaLayer(const Problem& problem, Communicator communicator, const LayerOptions& options)
+    : communicator_(std::move(communicator)),
+      comm_(dynamic_cast<CudaCommunicator&>(*communicator_.impl())),
+      timeout_ms_(options.timeout_ms > 0 ? options.timeout_ms : env_timeout_ms()),
+      problem_(checked(problem, comm_, options, timeout_ms_)),
+      stream_(static_cast<cudaStream_t>(options.cuda_stream)),
+      capacity_(capacity_rows(problem_, comm_.size())),
+      symmetric_(problem_, comm_.size()),
+      exchange_(problem_, comm_.size()),
+      counters_layout_(problem_, comm_.size()),
+      bases_layout_(problem_, comm_.size()),
+      scratch_layout_(problem_, comm_.size()),
+      memory_(comm_.symmetric_memory(symmetric_.bytes + exchange_.bytes, timeout_ms_)),
+      counters_(counters_layout_.bytes),
+      bases_(bases_layout_.bytes),
+      scratch_(scratch_layout_.bytes),
+      ctas_done_(1) {
+  check_cuda(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, comm_.device()),
+             "ask for the number of SMs");
+}
+
+PlanScratch CudaLayer::scratch() const { return plan_scratch(scratch_.data(), scratch_layout_); }
+
+void CudaLayer::throw_if_failed() {
+  const WaitFailure& w = *failure_.get();
+  if (*static_cast<const volatile int*>(&w.raised) == 1) {
+    throw wait_error({.rank = comm_.rank(),
+                      .stage = name(static_cast<Stage>(w.stage)),
+                      .tile = w.tile,
+                      .peer = w.peer,
+                      .expected = w.expected,
+                      .seen = w.seen,
+                      .limit_ms = timeout_ms_},
+                     name(static_cast<CounterKind>(w.counter)));
+  }
+  const PlanReport report = *report_.get();
+  if (report.fault.kind != RoutingFault::Kind::kNone) report_.get()->fault = {};
+  throw_if_any(report, problem_, comm_.rank(), comm_.size(), timeout_ms_);
+}
+
+void CudaLayer::synchronize() {
+  check_cuda(cudaStreamSynchronize(stream_), "wait for the stream");
+  throw_if_failed();
+}
+
+RoutingPlan CudaLayer::plan(std::span<const std::int32_t> topk_ids) {
+  throw_if_failed();
+  check_topk_ids(problem_, topk_ids);
+  const std::int64_t tokens = static_cast<std::int64_t>(topk_ids.size()) / problem_.topk;
+  const DevicePlanLayout layout(problem_, comm_.size());
+  auto remote = std::make_unique<CudaPlan>(pool_.take(layout.bytes), layout, stream_);
+  PlanExchange exchange{.layout = exchange_};
+  for (int r = 0; r < comm_.size(); ++r) {
+    exchange.parts[r] = static_cast<std::byte*>(memory_->peer(r)) + symmetric_.bytes;
+  }
+  const PlanArgs args = plan_args(problem_, comm_.rank(), comm_.size(), tokens, topk_ids.data(),
+                                  exchange, scratch(), remote->device(), report_.get(),
+                                  static_cast<std::uint64_t>(timeout_ms_) * 1'000'000);
+  check_cuda(launch_plan(args, 0, stream_), "launch plan");
+
+  auto data = std::make_shared<PlanData>();
+  data->problem = problem_;
+  data->rank = comm_.rank();
+  data->num_local_experts = problem_.num_experts / comm_.size();
+  data->tokens_per_rank.assign(static_cast<std::size_t>(comm_.size()), 0);
+  data->tokens_per_rank[static_cast<std::size_t>(comm_.rank())] = tokens;
+  data->remote = std::move(remote);
+  return RoutingPlan(std::move(data));
+}
+
+std::shared_ptr<std::byte> CudaLayer::row_memory(Pass pass) {
+  return pool_.take(RowLayout(problem_, capacity_, pass).bytes);
+}
+
+DeviceContext CudaLayer::context(const PassView& view) const {
+  const auto counters = [&](std::int64_t offset) {
+    return reinterpret_cast<std::uint32_t*>(counters_.data() + offset);
+  };
+  const EnterArgs bases = enter_args({});
+  DeviceContext ctx{.view = view, .symmetric = symmetric_};
+  for (int r = 0; r < comm_.size(); ++r) ctx.heaps[r] = static_cast<std::byte*>(memory_->peer(r));
+  ctx.counters = {.rows_ready = counters(counters_layout_.rows_ready),
+                  .tile_done = counters(counters_layout_.tile_done),
+                  .expert_done = counters(counters_layout_.expert_done),
+                  .rows_ready_base = bases.rows_ready_base,
+                  .tile_done_base = bases.tile_done_base,
+                  .expert_done_base = bases.expert_done_base,
+                  .arrived_base = bases.arrived_base,
+                  .published_base = passes_ - 1};
+  ctx.failure = failure_.get();
+  ctx.limit_ns = static_cast<std::uint64_t>(timeout_ms_) * 1'000'000;
+  return ctx;
+}
+
+EnterArgs CudaLayer::enter_args(const PassTensors& tensors) const {
+  const auto bases = [&](std::int64_t offset) {
+    return reinterpret_cast<std::uint32_t*>(bases_.data() + offset);
+  };
+  return {.tokens = tensors.tokens,
+          .probs = tensors.probs,
+          .rows_ready_base = bases(bases_layout_.rows_ready),
+          .tile_done_base = bases(bases_layout_.tile_done),
+          .expert_done_base = bases(bases_layout_.expert_done),
+          .arrived_base = bases(bases_layout_.arrived),
+          .ctas_done = ctas_done_.data()};
+}
+
+PassTensors CudaLayer::tensors(const SavedData& saved, std::byte* rows, Pass pass) const {
+  const RowLayout layout(problem_, capacity_, pass);
+  PassTensors t;
+  t.x_rows = saved.x_rows();
+  t.h = saved.h();
+  t.row_probs = saved.row_probs();
+  t.a = reinterpret_cast<bf16*>(rows + layout.a);
+  if (pass == Pass::kBackward) {
+    t.dy_rows = reinterpret_cast<bf16*>(rows + layout.dy_rows);
+    t.dh = reinterpret_cast<bf16*>(rows + layout.dh);
+    t.dprob_groups = reinterpret_cast<float*>(rows + layout.dprob_groups);
+  }
+  return t;
+}
+
+void CudaLayer::run(const SavedData& saved, Pass pass, const PassTensors& tensors,
+                    const Schedule& schedule) {
+  ++passes_;
+  last_plan_ = saved.plan;
+  last_schedule_ = schedule;
+  const DevicePlan& plan = on_device(saved.plan);
+  const DeviceOrderLayout order_layout(problem_, comm_.size(), pass, schedule);
+  const auto order_memory = pool_.take(order_layout.bytes);
+  const DeviceOrder order = device_order(order_memory.get(), order_layout);
+  const PassView view = make_pass_view(problem_, comm_.rank(), comm_.size(), saved.plan.tokens(),
+                                       plan, order, pass, schedule);
+  std::vector<QueueView> queues;
+  for (int i = 0; i < num_launches(view); ++i) {
+    queues.push_back(launch_at(view, i).comm.count > 0 ? order.comm_queue(i) : order.main_queue(i));
+  }
+  const PassLauncher launcher(context(view), tensors, capacity_, std::move(queues), sms_, stream_);
+  clock_.start(pass, stream_);
+  check_cuda(
+      launch_order({.view = view, .plan = plan, .order = order, .scratch = scratch()}, 0, stream_),
+      "launch order");
+  launcher.enter(enter_args(tensors));
+  clock_.lap(Stage::kEnter, stream_);
+  for (int i = 0; i < launcher.num_launches(); ++i) {
+    launcher.launch(i);
+    clock_.lap(launcher.stage_of(i), stream_);
+  }
+}
+
+Saved CudaLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
+                         const Schedule& schedule) {
+  throw_if_failed();
+  check_forward(problem_, communicator_, plan, args, schedule);
+  const auto reason = unsupported_reason(schedule);
+  require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
+  const auto memory = pool_.take(SavedLayout(problem_, capacity_).bytes);
+  auto saved = std::make_unique<SavedData>(plan, capacity_, memory, memory.get());
+  const auto rows = row_memory(Pass::kForward);
+  PassTensors t = tensors(*saved, rows.get(), Pass::kForward);
+  t.tokens = args.x.data();
+  t.probs = args.topk_probs.data();
+  t.w1 = args.w1.data();
+  t.w2 = args.w2.data();
+  t.token_out = args.out.data();
+  run(*saved, Pass::kForward, t, schedule);
+  return Saved(std::move(saved));
+}
+
+void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) {
+  throw_if_failed();
+  check_backward(problem_, communicator_, saved, args, schedule);
+  const auto reason = unsupported_reason(schedule);
+  require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
+  const auto rows = row_memory(Pass::kBackward);
+  PassTensors t = tensors(*saved.data(), rows.get(), Pass::kBackward);
+  t.tokens = args.dy.data();
+  t.w1 = args.w1.data();
+  t.w2 = args.w2.data();
+  t.token_out = args.dx.data();
+  t.dprobs_out = args.dprobs.data();
+  t.dw1 = args.dw1;
+  t.dw2 = args.dw2;
+  run(*saved.data(), Pass::kBackward, t, schedule);
+}
+
+const PassStats& CudaLayer::last_pass() const {
+  stats_ = {};
+  clock_.read(stats_);
+  stats_.workers = sms_;
+  if (last_plan_) count_traffic(*last_plan_, last_schedule_, stats_);
+  return stats_;
+}
+
+}  // namespace
+
+std::unique_ptr<LayerBackend> make_layer(const Problem& problem, Communicator communicator,
+                                         const LayerOptions& options) {
+  return std::make_unique<CudaLayer>(problem, std::move(communicator), options);
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+
+#include "layout/workspace.h"
+#include "schedule/queue.h"
+#include "uniep/bf16.h"
+
+namespace uniep::cuda {
+
+inline constexpr int kMaxRanks = 8;
+
+/// How an expired wait reaches the host: written once, by the first waiter whose limit passed.
+struct WaitFailure {
+  int raised;  // 0 or 1
+  int stage;
+  int peer;
+  int counter;  // CounterKind
+  long long tile;
+  unsigned expected;
+  unsigned seen;
+};
+
+/// Addresses and bases of the counters that this rank waits for. A peer's copy of `published` and
+/// `arrived` is found through its heap.
+struct DeviceCounters {
+  std::uint32_t* rows_ready;
+  std::uint32_t* tile_done;
+  std::uint32_t* expert_done;
+  const std::uint32_t* rows_ready_base;
+  const std::uint32_t* tile_done_base;
+  const std::uint32_t* expert_done_base;
+  const std::uint32_t* arrived_base;
+  std::uint32_t published_base;  // passes before this one
+};
+
+/// What the kernels of one pass read and write on one rank: the device's counterpart of the CPU
+/// backend's PassContext. Shapes as in layout/workspace.h; pointers that the pass has no use for
+/// are null. Operands that the copy engine moves by tensor map are in StageMaps.
+struct DeviceContext {
+  PassView view;      // its arrays lie in device memory
+  QueueView queue{};  // of this launch
+
+  std::byte* heaps[kMaxRanks]{};  // symmetric memory, by rank
+  SymmetricLayout symmetric;
+  DeviceCounters counters{};
+  WaitFailure* failure = nullptr;  // in host memory
+  std::uint64_t limit_ns = 0;
+
+  bf16* dispatched = nullptr;  // where dispatch stores rows: x_rows or dy_rows
+  float* row_probs = nullptr;  // forward writes, backward reads
+  float* dprob_groups = nullptr;
+  bf16* token_out = nullptr;  // out or dx
+  float* dprobs_out = nullptr;
+  float* main_grad = nullptr;  // wgrad into fp32; null: bf16 through a tensor map
+
+  template <class T>
+  __device__ __forceinline__ T* at(int rank, std::int64_t offset) const {
+    return reinterpret_cast<T*>(heaps[rank] + offset);
+  }
+};
+
+}  // namespace uniep::cuda

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "cuda/device/tiles.cuh"
+
+// Accumulators of a warp as matrix fragments. A warp of a consumer warpgroup holds 16 rows; in 64
+// columns that is 16 pairs of neighbouring columns per thread. Pair i of a thread lies in row
+// lane / 4 + 8 (i % 2) and columns 8 (i / 2) + 2 (lane % 4) and the next.
+
+namespace uniep::cuda {
+
+inline constexpr int kPairs = 16;
+
+__device__ __forceinline__ std::uint32_t pack_pair(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+__device__ __forceinline__ float low_of(std::uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_of(std::uint32_t pair) {
+  return __uint_as_float(pair & 0xffff0000u);
+}
+
+/// Where this lane's row of matrix fragments of 16 columns `group` lies in a swizzled box of 16
+/// rows by 64 columns that begins at a multiple of 1024 bytes.
+__device__ __forceinline__ std::uint32_t box_address(const std::uint8_t* box, int group) {
+  const int lane = threadIdx.x % 32;
+  const int row = lane % 16;
+  const int chunk = 2 * group + lane / 16;
+  return ptx::shared_address(box) +
+         static_cast<std::uint32_t>(row * 128 + ((chunk ^ row % 8) << 4));
+}
+
+__device__ __forceinline__ void store_matrices(std::uint32_t address, const std::uint32_t* pairs) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
+               : "memory");
+}
+
+/// Writes 16 rows by 64 columns of this warp to a swizzled box.
+__device__ __forceinline__ void store_box(std::uint8_t* box, const std::uint32_t (&pairs)[kPairs]) {
+#pragma unroll
+  for (int group = 0; group < 4; ++group)
+    store_matrices(box_address(box, group), pairs + 4 * group);
+}
+
+/// Reads them.
+__device__ __forceinline__ void load_box(const std::uint8_t* box, std::uint32_t (&pairs)[kPairs]) {
+#pragma unroll
+  for (int group = 0; group < 4; ++group) {
+    std::uint32_t* p = pairs + 4 * group;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(p[0]), "=r"(p[1]), "=r"(p[2]), "=r"(p[3])
+                 : "r"(box_address(box, group))
+                 : "memory");
+  }
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,365 @@
+#pragma once
+
+#include "cuda/device/grid_barrier.cuh"
+#include "cuda/device/warp.cuh"
+#include "cuda/plan_launch.h"
+#include "schedule/launches.h"
+#include "schedule/queue.h"
+
+// The order of one pass on one rank, by all CTAs of one launch: what PassOrder and Queue make.
+//
+//   tiles    a warp per (wave, expert) finds where its block begins by looking at all experts, and
+//            writes its tiles; token blocks count their slots
+//   barrier
+//   first    a warp per 32 rows: which of them belong to pulls that no earlier tile needs?
+//   barrier
+//   pulls    a running sum of these gives every tile's place among the pulls
+//   barrier
+//   queues   a CTA per queue fills its table
+//
+// Pulls need no sort: those that a tile is the first to need stand in canonical order (source,
+// token) as its rows do, since all of them are of one expert.
+
+namespace uniep::cuda {
+
+inline constexpr int kOrderWarps = 16;
+inline constexpr int kOrderThreads = 32 * kOrderWarps;
+
+/// What the threads of a CTA share.
+struct OrderCta {
+  TrackList tracks;
+  std::int64_t warp_sums[kOrderWarps];
+  std::int32_t pulls;
+};
+
+class OrderRoutine {
+ public:
+  __device__ OrderRoutine(const OrderArgs& args, OrderCta& cta)
+      : v_(args.view),
+        plan_(args.plan),
+        o_(args.order),
+        arrivals_(args.scratch.order_arrivals),
+        cta_(cta),
+        ok_(args.plan.status->ok()) {}
+
+  __device__ void run() {
+    order_tiles();
+    if (ok_) count_slots();
+    // A barrier's counter is reset when all are past the next one; the last one's, by the next
+    // launch ahead of its first barrier.
+    reset(2);
+    grid_sync(arrivals_);
+    num_tiles_ = static_cast<int>(o_.tile_begin[v_.num_blocks()]);
+    find_first_rows();
+    grid_sync(arrivals_ + 1);
+    reset(0);
+    order_pulls();
+    grid_arrive(arrivals_ + 2);
+    if (static_cast<int>(blockIdx.x) >= o_.num_queues) return;
+    grid_wait(arrivals_ + 2);
+    reset(1);
+    for (int q = blockIdx.x; q < o_.num_queues; q += gridDim.x) fill_queue(q);
+  }
+
+ private:
+  __device__ void reset(int barrier) const {
+    if (blockIdx.x == 0 && threadIdx.x == 0) arrivals_[barrier] = 0;
+  }
+  __device__ int warps_of_grid() const { return static_cast<int>(gridDim.x) * kOrderWarps; }
+  /// Warps of different CTAs have consecutive numbers, so that few of them spread over many SMs.
+  __device__ int warp_of_grid() const {
+    return warp_index() * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
+  }
+
+  // ---- tiles ----
+
+  __device__ int tiles_of(std::int64_t rows) const {
+    return static_cast<int>(ceil_div<std::int64_t>(rows, v_.schedule.tile_m));
+  }
+  /// Tiles of an expert's `count` that waves before this one take.
+  __device__ int wave_begin(int count, int wave) const {
+    return static_cast<int>(static_cast<std::int64_t>(count) * wave / v_.schedule.waves);
+  }
+
+  __device__ bool stands_before(std::int64_t rows, int expert, std::int64_t other_rows,
+                                int other) const {
+    switch (v_.schedule.expert_order) {
+      case ExpertOrder::kHeavyFirst:
+        return rows != other_rows ? rows > other_rows : expert < other;
+      case ExpertOrder::kLightFirst:
+        return rows != other_rows ? rows < other_rows : expert < other;
+      default:
+        return expert < other;
+    }
+  }
+
+  __device__ int starting_source() const {
+    switch (v_.schedule.rotate) {
+      case SourceRotation::kOwnFirst:
+        return v_.rank;
+      case SourceRotation::kNextFirst:
+        return (v_.rank + 1) % v_.num_ranks;
+      default:
+        return 0;
+    }
+  }
+
+  /// First of the expert's tiles: the one that holds the first row from starting_source() or a
+  /// later rank. A warp looks at 32 rows at a time, evenly spread over those that may be it.
+  __device__ int starting_tile(int expert, std::int64_t rows) const {
+    const int source = starting_source();
+    if (source == 0) return 0;
+    const RowOrigin* origin = v_.row_origin + v_.segment_begin[expert];
+    std::int64_t low = 0;  // the row is among low to low + left
+    std::int64_t left = rows;
+    while (left > 0) {
+      const std::int64_t step = ceil_div<std::int64_t>(left, 32);
+      const std::int64_t probe = (lane_index() + 1) * step - 1;
+      const bool before = probe < left && origin[low + probe].source < source;
+      const std::int64_t passed = __popc(__ballot_sync(kWholeWarp, before)) * step;
+      low += passed;
+      left = min_of<std::int64_t>(step - 1, left - passed);
+    }
+    return low == rows ? 0 : static_cast<int>(low / v_.schedule.tile_m);
+  }
+
+  /// Where a wave's block of an expert stands.
+  struct BlockPlace {
+    int slot;         // of the expert in expert_order
+    int first_tile;   // of the block
+    int total_tiles;  // of the pass
+  };
+
+  __device__ BlockPlace find_block(int wave, int expert) const {
+    const std::int64_t rows = v_.tokens_per_expert[expert];
+    BlockPlace at{0, 0, 0};
+    for (int other = lane_index(); other < v_.num_local_experts; other += 32) {
+      const std::int64_t other_rows = v_.tokens_per_expert[other];
+      const int count = tiles_of(other_rows);
+      const int begin = wave_begin(count, wave);
+      at.total_tiles += count;
+      at.first_tile += begin;  // in earlier waves
+      if (stands_before(other_rows, other, rows, expert)) {
+        at.slot += 1;
+        at.first_tile += wave_begin(count, wave + 1) - begin;
+      }
+    }
+    return {warp_sum(at.slot), warp_sum(at.first_tile), warp_sum(at.total_tiles)};
+  }
+
+  __device__ void order_block(int wave, int expert) const {
+    const BlockPlace at = find_block(wave, expert);
+    if (lane_index() == 0) {
+      o_.tile_begin[wave * v_.num_local_experts + at.slot] = at.first_tile;
+      if (wave == 0) o_.expert_order[at.slot] = expert;
+      if (wave == 0 && expert == 0) o_.tile_begin[v_.num_blocks()] = at.total_tiles;
+    }
+    const std::int64_t rows = v_.tokens_per_expert[expert];
+    const int count = tiles_of(rows);
+    const int begin = wave_begin(count, wave);
+    const int end = wave_begin(count, wave + 1);
+    if (begin == end) return;
+    const int start = starting_tile(expert, rows);
+    const std::int64_t segment = v_.segment_begin[expert];
+    const int tile_m = v_.schedule.tile_m;
+    for (int i = begin + lane_index(); i < end; i += 32) {
+      const std::int64_t first = static_cast<std::int64_t>((start + i) % count) * tile_m;
+      const int position = at.first_tile + i - begin;
+      o_.tiles[position] = {segment + first,
+                            static_cast<std::int32_t>(min_of<std::int64_t>(tile_m, rows - first)),
+                            expert};
+      o_.tile_position[(segment + first) / tile_m] = position;
+    }
+  }
+
+  __device__ void order_tiles() const {
+    for (int i = warp_of_grid(); i < v_.num_blocks(); i += warps_of_grid()) {
+      order_block(i / v_.num_local_experts, i % v_.num_local_experts);
+    }
+  }
+
+  // ---- slots ----
+
+  /// Slots of a token block at 32 peers from `first` on, one in each lane.
+  __device__ int count_block_slots(std::int64_t begin, std::int64_t end, int first) const {
+    int mine = 0;
+    for (std::int64_t i = begin; i < end; i += 32) {
+      const std::int32_t id = i + lane_index() < end ? v_.topk_ids[i + lane_index()] : -1;
+      const int peer = id < 0 ? -1 : id / v_.num_local_experts - first;
+      for (int p = 0; p < min_of(32, v_.num_ranks - first); ++p) {
+        const int slots = __popc(__ballot_sync(kWholeWarp, peer == p));
+        if (lane_index() == p) mine += slots;
+      }
+    }
+    return mine;
+  }
+
+  __device__ void count_slots() const {
+    const std::int64_t slots = v_.tokens * v_.topk;
+    const std::int64_t per_block = static_cast<std::int64_t>(v_.schedule.token_block) * v_.topk;
+    // From the other end: the first warps have tiles to do.
+    for (std::int64_t b = warps_of_grid() - 1 - warp_of_grid(); b < v_.num_token_blocks();
+         b += warps_of_grid()) {
+      const std::int64_t end = min_of<std::int64_t>((b + 1) * per_block, slots);
+      for (int first = 0; first < v_.num_ranks; first += 32) {
+        const int mine = count_block_slots(b * per_block, end, first);
+        const int peer = first + lane_index();
+        if (peer < v_.num_ranks) o_.slots_to_peer[b * v_.num_ranks + peer] = mine;
+      }
+    }
+  }
+
+  // ---- pulls ----
+
+  __device__ bool dedup() const { return v_.schedule.dispatch_wire == DispatchWire::kDedup; }
+
+  /// Whether this row is the first of its pull's that is taken.
+  __device__ bool is_first(std::int64_t row, int position) const {
+    if (!dedup()) return true;
+    const Pull pull = plan_.pulls[plan_.pull_of_row[row]];
+    for (int c = 0; c < pull.num_rows; ++c) {
+      const std::int64_t other = plan_.pull_rows[pull.first_row + c];
+      const int taken = o_.tile_position[other / v_.schedule.tile_m];
+      if (taken < position || (taken == position && other < row)) return false;
+    }
+    return true;
+  }
+
+  // A *piece* is up to 32 rows of a tile: what a warp looks at. Consecutive pieces belong to one
+  // CTA, so that sums over CTAs and within them make the running sum over all.
+  __device__ int pieces_a_tile() const { return cuda::pieces_a_tile(v_.schedule); }
+  __device__ int first_piece_of_cta(unsigned cta) const {
+    const std::int64_t pieces = static_cast<std::int64_t>(num_tiles_) * pieces_a_tile();
+    return static_cast<int>(pieces * cta / gridDim.x);
+  }
+  __device__ int cta_begin() const { return first_piece_of_cta(blockIdx.x); }
+  __device__ int cta_end() const { return first_piece_of_cta(blockIdx.x + 1); }
+
+  /// This lane's row of the piece, or -1.
+  __device__ std::int64_t row_of_piece(int piece) const {
+    const Tile tile = o_.tiles[piece / pieces_a_tile()];
+    const int r = piece % pieces_a_tile() * 32 + lane_index();
+    return r < tile.rows ? tile.first_row + r : -1;
+  }
+
+  __device__ void find_first_rows() const {
+    if (threadIdx.x == 0) cta_.pulls = 0;
+    __syncthreads();
+    int sum = 0;
+    for (int p = cta_begin() + warp_index(); p < cta_end(); p += kOrderWarps) {
+      const std::int64_t row = row_of_piece(p);
+      const unsigned mask =
+          __ballot_sync(kWholeWarp, row >= 0 && is_first(row, p / pieces_a_tile()));
+      if (lane_index() == 0) o_.first_rows[p] = mask;
+      sum += __popc(mask);
+    }
+    if (lane_index() == 0 && sum != 0) atomicAdd(&cta_.pulls, sum);
+    __syncthreads();
+    if (threadIdx.x == 0) o_.cta_pulls[blockIdx.x] = cta_.pulls;
+  }
+
+  /// The number of pulls before each of the CTA's pieces, and before the next CTA's. By warp 0.
+  __device__ void sum_pieces() const {
+    int before = 0;
+    for (int c = lane_index(); c < static_cast<int>(blockIdx.x); c += 32) {
+      before += o_.cta_pulls[c];
+    }
+    before = warp_sum(before);
+    for (int p = cta_begin() + lane_index(); p - lane_index() < cta_end(); p += 32) {
+      const int pulls = p < cta_end() ? __popc(o_.first_rows[p]) : 0;
+      const int up_to = warp_inclusive_sum(pulls);
+      if (p < cta_end()) o_.pulls_before[p] = before + up_to - pulls;
+      before += __shfl_sync(kWholeWarp, up_to, 31);
+    }
+    if (lane_index() == 0) cta_.pulls = before;
+  }
+
+  __device__ Pull pull_for(std::int64_t row) const {
+    Pull pull = plan_.pulls[plan_.pull_of_row[row]];
+    if (dedup()) return pull;
+    while (plan_.pull_rows[pull.first_row] != row) ++pull.first_row;
+    pull.num_rows = 1;
+    return pull;
+  }
+
+  __device__ void write_pulls(int piece) const {
+    const unsigned mask = o_.first_rows[piece];
+    if ((mask >> lane_index() & 1) == 0) return;
+    o_.pulls[o_.pulls_before[piece] + __popc(mask & lanes_below(lane_index()))] =
+        pull_for(row_of_piece(piece));
+  }
+
+  __device__ void order_pulls() const {
+    if (warp_index() == 0) sum_pieces();
+    __syncthreads();
+    const bool last = blockIdx.x == gridDim.x - 1;
+    for (int q = threadIdx.x; q <= v_.num_blocks(); q += kOrderThreads) {
+      const int tile = static_cast<int>(o_.tile_begin[q]);
+      const int piece = tile * pieces_a_tile();
+      if (piece >= cta_begin() && piece < cta_end()) o_.pull_begin[q] = o_.pulls_before[piece];
+      if (last && tile == num_tiles_) o_.pull_begin[q] = cta_.pulls;
+    }
+    for (int p = cta_begin() + warp_index(); p < cta_end(); p += kOrderWarps) write_pulls(p);
+  }
+
+  // ---- queues ----
+
+  /// Sum over the CTA's threads before this one; *total: over all of them.
+  __device__ std::int64_t sum_before(std::int64_t value, std::int64_t* total) const {
+    const std::int64_t up_to = warp_inclusive_sum(value);
+    if (lane_index() == 31) cta_.warp_sums[warp_index()] = up_to;
+    __syncthreads();
+    std::int64_t before = 0;
+    *total = 0;
+    for (int w = 0; w < kOrderWarps; ++w) {
+      if (w < warp_index()) before += cta_.warp_sums[w];
+      *total += cta_.warp_sums[w];
+    }
+    __syncthreads();
+    return before + up_to - value;
+  }
+
+  __device__ void list_blocks(QueueBlock* blocks) const {
+    for (int t = 0; t < cta_.tracks.count; ++t) {
+      const Track& track = cta_.tracks.tracks[t];
+      for (int i = threadIdx.x; i < track.count; i += kOrderThreads) {
+        blocks[queue_position(cta_.tracks, t, i)] = {track.stage, track.first + i};
+      }
+    }
+  }
+
+  __device__ void fill_queue(int q) const {
+    if (threadIdx.x == 0) {
+      const Launch launch = launch_at(v_, q / 2);
+      cta_.tracks = q % 2 == 0 ? launch.comm : launch.main;
+    }
+    __syncthreads();
+    QueueBlock* blocks = o_.blocks_of(q);
+    std::int64_t* begin = o_.begin_of(q);
+    const int count = o_.queue_size(q);
+    list_blocks(blocks);
+    __syncthreads();
+    std::int64_t before = 0;
+    for (int first = 0; first < count; first += kOrderThreads) {
+      const int i = first + static_cast<int>(threadIdx.x);
+      // An unusable plan has no tasks, not even those that do not depend on its rows.
+      const bool any = i < count && ok_;
+      const std::int64_t tasks = any ? block_tasks(v_, blocks[i].stage, blocks[i].block) : 0;
+      std::int64_t total;
+      const std::int64_t at = before + sum_before(tasks, &total);
+      if (i < count) begin[i] = at;
+      before += total;
+    }
+    if (threadIdx.x == 0) begin[count] = before;
+  }
+
+  const PassView& v_;
+  const DevicePlan& plan_;
+  const DeviceOrder& o_;
+  std::uint32_t* const arrivals_;
+  OrderCta& cta_;
+  const bool ok_;
+  int num_tiles_ = 0;
+};
+
+}  // namespace uniep::cuda

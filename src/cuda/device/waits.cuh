@@ -1,0 +1,79 @@
+#pragma once
+
+#include "cuda/device/context.cuh"
+#include "cuda/ptx/sync.cuh"
+#include "schedule/dependencies.h"
+
+namespace uniep::cuda {
+
+/// The counter of this rank that a wait looks at, and where it stood when the pass began.
+struct CounterAddress {
+  const std::uint32_t* counter;
+  std::uint32_t base;
+};
+
+__device__ __forceinline__ CounterAddress counter_of(const DeviceContext& ctx, const Wait& wait) {
+  const DeviceCounters& c = ctx.counters;
+  switch (wait.kind) {
+    case CounterKind::kPublished:
+      return {ctx.at<std::uint32_t>(ctx.view.rank, ctx.symmetric.published) + wait.index,
+              c.published_base};
+    case CounterKind::kArrived:
+      return {ctx.at<std::uint32_t>(ctx.view.rank, ctx.symmetric.arrived) + wait.index,
+              c.arrived_base[wait.index]};
+    case CounterKind::kRowsReady:
+      return {c.rows_ready + wait.index, c.rows_ready_base[wait.index]};
+    case CounterKind::kTileDone:
+      return {c.tile_done + wait.index, c.tile_done_base[wait.index]};
+    default:
+      return {c.expert_done + wait.index, c.expert_done_base[wait.index]};
+  }
+}
+
+__device__ __forceinline__ void record_failure(const DeviceContext& ctx, const Task& task,
+                                               const Wait& wait, std::uint32_t seen) {
+  if (atomicCAS_system(&ctx.failure->raised, 0, -1) != 0) return;
+  ctx.failure->stage = static_cast<int>(task.stage);
+  ctx.failure->tile = task.tile;
+  ctx.failure->peer = wait.peer;
+  ctx.failure->counter = static_cast<int>(wait.kind);
+  ctx.failure->expected = wait.expected;
+  ctx.failure->seen = seen;
+  __threadfence_system();
+  *static_cast<volatile int*>(&ctx.failure->raised) = 1;
+}
+
+/// Waits in one thread; false when the time limit passed, here or in another wait of this rank,
+/// which ends the kernel.
+__device__ __forceinline__ bool wait_for(const DeviceContext& ctx, const Task& task,
+                                         const Wait& wait) {
+  const CounterAddress at = counter_of(ctx, wait);
+  const auto missing = [&](std::uint32_t value) {
+    return static_cast<std::int32_t>(value - at.base - wait.expected) < 0;
+  };
+  std::uint32_t value = ptx::load_acquire_system(at.counter);
+  if (!missing(value)) return true;
+  const std::uint64_t start = ptx::global_nanoseconds();
+  for (unsigned spins = 1; missing(value); ++spins) {
+    // Reading host memory and the clock is slow next to the counter itself.
+    if (spins % 256 == 0) {
+      if (*static_cast<volatile int*>(&ctx.failure->raised) != 0) return false;
+      if (ptx::global_nanoseconds() - start > ctx.limit_ns) {
+        record_failure(ctx, task, wait, value - at.base);
+        return false;
+      }
+    }
+    value = ptx::load_acquire_system(at.counter);
+  }
+  return true;
+}
+
+/// Waits for everything that the task needs.
+__device__ __forceinline__ bool wait_for_inputs(const DeviceContext& ctx, const Task& task) {
+  bool ready = true;
+  for_each_wait(ctx.view, task,
+                [&](const Wait& wait) { ready = ready && wait_for(ctx, task, wait); });
+  return ready;
+}
+
+}  // namespace uniep::cuda

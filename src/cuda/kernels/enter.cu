@@ -1,0 +1,96 @@
+// Enter: what a pass does before its first task. Stages this rank's tokens where peers pull them,
+// notes where the counters stand, zeroes the rows that weight gradients read past an expert's last,
+// and tells every rank that the tokens are there.
+#include "cuda/launch.h"
+#include "cuda/ptx/sync.cuh"
+
+namespace uniep::cuda {
+namespace {
+
+constexpr int kEnterThreads = 256;
+/// Rows that a weight gradient takes at a time.
+constexpr std::int64_t kRowStep = 64;
+
+__device__ __forceinline__ std::int64_t global_thread() {
+  return std::int64_t{blockIdx.x} * kEnterThreads + threadIdx.x;
+}
+__device__ __forceinline__ std::int64_t global_threads() {
+  return std::int64_t{gridDim.x} * kEnterThreads;
+}
+
+__device__ __forceinline__ void copy_vectors(void* to, const void* from, std::int64_t bytes) {
+  auto* target = static_cast<uint4*>(to);
+  const auto* source = static_cast<const uint4*>(from);
+  for (std::int64_t i = global_thread(); i < bytes / 16; i += global_threads()) {
+    target[i] = source[i];
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void copy_elements(T* to, const T* from, std::int64_t count) {
+  for (std::int64_t i = global_thread(); i < count; i += global_threads()) to[i] = from[i];
+}
+
+__device__ __forceinline__ void note_bases(const DeviceContext& ctx, const EnterArgs& args) {
+  const PassView& v = ctx.view;
+  const std::int64_t rows = v.segment_begin[v.num_local_experts];
+  copy_elements(args.rows_ready_base, ctx.counters.rows_ready,
+                ceil_div<std::int64_t>(rows, v.rows_per_counter()));
+  copy_elements(args.tile_done_base, ctx.counters.tile_done, v.tile_begin[v.num_blocks()]);
+  copy_elements(args.expert_done_base, ctx.counters.expert_done, v.num_local_experts);
+  copy_elements(args.arrived_base, ctx.at<std::uint32_t>(v.rank, ctx.symmetric.arrived),
+                v.num_token_blocks() * v.num_ranks);
+}
+
+/// One CTA per expert in turn.
+__device__ __forceinline__ void zero_pad_rows(const DeviceContext& ctx) {
+  const PassView& v = ctx.view;
+  for (int e = blockIdx.x; e < v.num_local_experts; e += gridDim.x) {
+    const std::int64_t begin = v.segment_begin[e] + v.tokens_per_expert[e];
+    const std::int64_t end =
+        v.segment_begin[e] + round_up<std::int64_t>(v.tokens_per_expert[e], kRowStep);
+    auto* rows = reinterpret_cast<uint4*>(ctx.dispatched + begin * v.hidden);
+    for (std::int64_t i = threadIdx.x; i < (end - begin) * v.hidden / 8; i += kEnterThreads) {
+      rows[i] = uint4{0, 0, 0, 0};
+    }
+    if (v.pass == Pass::kForward) {
+      for (std::int64_t r = begin + threadIdx.x; r < end; r += kEnterThreads) ctx.row_probs[r] = 0;
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kEnterThreads)
+    enter_kernel(const __grid_constant__ DeviceContext ctx,
+                 const __grid_constant__ EnterArgs args) {
+  const PassView& v = ctx.view;
+  copy_vectors(ctx.at<bf16>(v.rank, ctx.symmetric.tokens), args.tokens, v.tokens * v.hidden * 2);
+  if (args.probs != nullptr) {
+    copy_elements(ctx.at<float>(v.rank, ctx.symmetric.probs), args.probs, v.tokens * v.topk);
+  }
+  note_bases(ctx, args);
+  zero_pad_rows(ctx);
+
+  // The last CTA to be done publishes for all of them.
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence_system();
+    last = atomicAdd(args.ctas_done, 1u) + 1 == gridDim.x;
+  }
+  __syncthreads();
+  if (!last || threadIdx.x >= v.num_ranks) return;
+  if (threadIdx.x == 0) *args.ctas_done = 0;
+  ptx::fence_system();
+  ptx::add_release_system(
+      ctx.at<std::uint32_t>(static_cast<int>(threadIdx.x), ctx.symmetric.published) + v.rank, 1);
+}
+
+}  // namespace
+
+cudaError_t launch_enter(const DeviceContext& ctx, const EnterArgs& args, int ctas,
+                         cudaStream_t stream) {
+  enter_kernel<<<ctas, kEnterThreads, 0, stream>>>(ctx, args);
+  return cudaGetLastError();
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,19 @@
+#include "cuda/device/order.cuh"
+#include "cuda/kernels/resident.h"
+
+namespace uniep::cuda {
+namespace {
+
+__global__ void __launch_bounds__(kOrderThreads, 1)
+    order_kernel(const __grid_constant__ OrderArgs args) {
+  __shared__ OrderCta cta;
+  OrderRoutine(args, cta).run();
+}
+
+}  // namespace
+
+cudaError_t launch_order(const OrderArgs& args, int ctas, cudaStream_t stream) {
+  return launch_resident(order_kernel, args, kOrderThreads, 0, ctas, stream);
+}
+
+}  // namespace uniep::cuda

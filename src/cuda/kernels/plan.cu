@@ -1,0 +1,41 @@
+#include "cuda/device/plan.cuh"
+#include "cuda/kernels/resident.h"
+
+namespace uniep::cuda {
+namespace {
+
+__global__ void __launch_bounds__(kPlanThreads, 1)
+    plan_kernel(const __grid_constant__ PlanArgs args) {
+  extern __shared__ std::uint32_t shared[];
+  __shared__ PlanCta cta;
+  PlanRoutine(args, cta, shared).run();
+}
+
+}  // namespace
+
+PlanArgs plan_args(const Problem& p, int rank, int num_ranks, std::int64_t tokens,
+                   const std::int32_t* topk_ids, const PlanExchange& exchange,
+                   const PlanScratch& scratch, const DevicePlan& plan, PlanReport* report,
+                   std::uint64_t limit_ns) {
+  return {.rank = rank,
+          .num_ranks = num_ranks,
+          .topk = p.topk,
+          .num_experts = p.num_experts,
+          .row_align = p.row_align,
+          .max_tokens = p.max_tokens,
+          .capacity = capacity_rows(p, num_ranks),
+          .tokens = tokens,
+          .topk_ids = topk_ids,
+          .exchange = exchange,
+          .scratch = scratch,
+          .plan = plan,
+          .report = report,
+          .limit_ns = limit_ns};
+}
+
+cudaError_t launch_plan(const PlanArgs& args, int ctas, cudaStream_t stream) {
+  const std::size_t shared = plan_shared_bytes(args.num_experts, args.num_ranks);
+  return launch_resident(plan_kernel, args, kPlanThreads, shared, ctas, stream);
+}
+
+}  // namespace uniep::cuda

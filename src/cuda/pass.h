@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cuda/launch.h"
+#include "uniep/layer.h"
+
+namespace uniep::cuda {
+
+/// The tensors of one pass in this rank's device memory. Shapes as in layout/workspace.h, El local
+/// experts; pointers that the pass has no use for are null.
+struct PassTensors {
+  const bf16* tokens = nullptr;  // x or dy, [T, H]
+  const float* probs = nullptr;  // [T, K]
+  const bf16* w1 = nullptr;
+  const bf16* w2 = nullptr;
+  bf16* x_rows = nullptr;
+  bf16* h = nullptr;
+  float* row_probs = nullptr;
+  bf16* a = nullptr;
+  bf16* dy_rows = nullptr;
+  bf16* dh = nullptr;
+  float* dprob_groups = nullptr;
+  bf16* token_out = nullptr;  // out or dx
+  float* dprobs_out = nullptr;
+  WeightGrad dw1{};
+  WeightGrad dw2{};
+};
+
+/// What the CUDA backend lacks for this schedule, or nothing where it can run it.
+std::optional<std::string> unsupported_reason(const Schedule& schedule);
+
+/// One pass on one rank, as launches on a stream. The host waits for nothing.
+class PassLauncher {
+ public:
+  /// `ctx` has everything but the queue, and what differs by stage; `rows` is the number of rows
+  /// that the row buffers hold; `queues` has the main or communication queue of every launch, in
+  /// order.
+  PassLauncher(const DeviceContext& ctx, const PassTensors& tensors, std::int64_t rows,
+               std::vector<QueueView> queues, int sms, cudaStream_t stream);
+
+  void enter(const EnterArgs& args) const;
+  int num_launches() const { return static_cast<int>(queues_.size()); }
+  Stage stage_of(int launch) const;
+  void launch(int index) const;
+
+ private:
+  StageMaps maps(Stage stage) const;
+
+  DeviceContext ctx_;
+  PassTensors tensors_;
+  std::int64_t rows_;
+  std::vector<QueueView> queues_;
+  int sms_;
+  cudaStream_t stream_;
+};
+
+}  // namespace uniep::cuda

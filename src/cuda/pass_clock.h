@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <vector>
+
+#include "cuda/check.h"
+#include "uniep/timeline.h"
+
+namespace uniep::cuda {
+
+/// Times the launches of a pass by events on its stream.
+class PassClock {
+ public:
+  PassClock() = default;
+  PassClock(const PassClock&) = delete;
+  PassClock& operator=(const PassClock&) = delete;
+  ~PassClock() {
+    for (const cudaEvent_t event : events_) cudaEventDestroy(event);
+  }
+
+  void start(Pass pass, cudaStream_t stream) {
+    pass_ = pass;
+    stages_.clear();
+    mark(stream);
+  }
+
+  /// Ends the launch of a stage.
+  void lap(Stage stage, cudaStream_t stream) {
+    stages_.push_back(stage);
+    mark(stream);
+  }
+
+  /// Waits for the last launch; adds the times to `stats`.
+  void read(PassStats& stats) const {
+    stats.pass = pass_;
+    stats.launches = static_cast<int>(stages_.size());
+    if (stages_.empty()) return;
+    check_cuda(cudaEventSynchronize(events_[stages_.size()]), "wait for the pass");
+    stats.elapsed_s = seconds(0, stages_.size());
+    for (std::size_t i = 0; i < stages_.size(); ++i) {
+      stats[stages_[i]].tasks += 1;
+      stats[stages_[i]].busy_s += seconds(i, i + 1);
+    }
+  }
+
+ private:
+  void mark(cudaStream_t stream) {
+    if (events_.size() <= stages_.size()) {
+      events_.emplace_back();
+      check_cuda(cudaEventCreate(&events_.back()), "create an event");
+    }
+    check_cuda(cudaEventRecord(events_[stages_.size()], stream), "record an event");
+  }
+
+  double seconds(std::size_t from, std::size_t to) const {
+    float ms = 0;
+    check_cuda(cudaEventElapsedTime(&ms, events_[from], events_[to]), "read the time of a launch");
+    return ms * 1e-3;
+  }
+
+  Pass pass_ = Pass::kForward;
+  std::vector<Stage> stages_;
+  std::vector<cudaEvent_t> events_;
+};
+
+}  // namespace uniep::cuda

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/agreement.h"
+#include "cuda/symmetric_memory.h"
+
+namespace uniep::cuda {
+
+/// Owns this rank's memory and its mappings of the peers'.
+class SymmetricMemory::Mapping {
+ public:
+  virtual ~Mapping() = default;
+  virtual void* local() const = 0;
+  virtual std::vector<void*> peers() const = 0;  // by rank
+  virtual const char* kind() const = 0;
+};
+
+/// What a collective set-up is made of.
+struct SymmetricRequest {
+  Bootstrap& bootstrap;
+  int rank;
+  int size;
+  std::int64_t bytes;
+  int limit_ms;
+};
+
+// Collective; where a rank fails, all throw the same Error.
+std::unique_ptr<SymmetricMemory::Mapping> make_nccl_mapping(const SymmetricRequest& request);
+std::unique_ptr<SymmetricMemory::Mapping> make_ipc_mapping(const SymmetricRequest& request);
+
+/// Frees memory of earlier IPC mappings that peers have let go of by now.
+void free_released_ipc_memory();
+
+/// Collective: every rank does `work`, which may throw, and hears of all ranks' results or of the
+/// first failure.
+template <class Work>
+std::vector<std::string> together(Bootstrap& bootstrap, int limit_ms, const std::string& call,
+                                  const Work& work) {
+  std::string result;
+  std::exception_ptr error;
+  try {
+    result = work();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const auto report = [&] {
+    if (error) std::rethrow_exception(error);
+  };
+  return agree(bootstrap, limit_ms, Stage::kPlan, call, report, result);
+}
+
+/// Makes a device current while it lives.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+int current_device();
+
+}  // namespace uniep::cuda

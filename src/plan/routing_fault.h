@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+
+#include "uniep/problem.h"
+
+namespace uniep {
+
+/// Why a routing has no plan. Found by RoutingPlan::build on the CPU and by the plan kernel on a
+/// GPU, in the same order: the first rank with an impossible number of tokens; else the first slot
+/// (by rank, token, k) with an impossible id; else the rank with the most rows, where they are too
+/// many.
+struct RoutingFault {
+  enum class Kind : std::int32_t { kNone, kTokens, kExpertId, kCapacity };
+
+  Kind kind = Kind::kNone;
+  std::int32_t rank = -1;   ///< whose tokens or ids; kCapacity: the rank that would receive most
+  std::int64_t token = -1;  ///< kExpertId only
+  std::int32_t slot = -1;   ///< kExpertId only
+  std::int64_t value = 0;   ///< tokens, expert id, or rows needed
+
+  friend bool operator==(const RoutingFault&, const RoutingFault&) = default;
+};
+
+/// Throws the Error that describes the fault; does nothing where there is none.
+void throw_if_any(const RoutingFault& fault, const Problem& problem, int num_ranks);
+
+}  // namespace uniep

@@ -1,0 +1,107 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/layer_data.h"
+#include "cuda/device_array.h"
+#include "cuda/pass.h"
+#include "plan/plan_data.h"
+#include "schedule/pass_order.h"
+#include "workload/split.h"
+
+namespace uniep::cuda::testing {
+
+template <class T>
+DeviceArray<T> upload(const std::vector<T>& host) {
+  return DeviceArray<T>(std::span<const T>(host));
+}
+template <class T>
+DeviceArray<T> upload(std::span<const T> host) {
+  return DeviceArray<T>(host);
+}
+
+/// The arrays behind a host PassView, in device memory.
+class UploadedOrder {
+ public:
+  UploadedOrder(const PlanData& plan, Pass pass, const Schedule& schedule)
+      : order_(plan, pass, schedule), view_(order_.view()) {
+    const PassView& v = order_.view();
+    const auto count = [](std::int64_t n) { return static_cast<std::size_t>(n); };
+    const auto blocks = count(v.num_blocks() + 1);
+    put(view_.segment_begin, count(v.num_local_experts + 1));
+    put(view_.tokens_per_expert, count(v.num_local_experts));
+    put(view_.topk_ids, count(v.tokens * v.topk));
+    put(view_.row_origin, plan.row_origin.size());
+    put(view_.pull_rows, plan.pull_rows.size());
+    put(view_.expert_order, count(v.num_local_experts));
+    put(view_.tiles, count(v.tile_begin[v.num_blocks()]));
+    put(view_.tile_begin, blocks);
+    put(view_.pulls, count(v.pull_begin[v.num_blocks()]));
+    put(view_.pull_begin, blocks);
+    put(view_.slots_to_peer, count(v.num_token_blocks() * v.num_ranks));
+    for (int i = 0; i < uniep::num_launches(v); ++i) {
+      const Launch launch = launch_at(v, i);
+      const Queue queue(v, launch.comm.count > 0 ? launch.comm : launch.main);
+      QueueView q = queue.view();
+      const int blocks_in_queue = q.count;
+      put(q.blocks, count(blocks_in_queue));
+      put(q.begin, count(blocks_in_queue + 1));
+      queues_.push_back(q);
+    }
+  }
+
+  const PassView& view() const { return view_; }
+  const std::vector<QueueView>& queues() const { return queues_; }
+
+ private:
+  template <class T>
+  void put(const T*& pointer, std::size_t count) {
+    const auto* bytes = reinterpret_cast<const std::byte*>(pointer);
+    arrays_.push_back(DeviceArray<std::byte>(std::span(bytes, count * sizeof(T))));
+    pointer = reinterpret_cast<const T*>(arrays_.back().data());
+  }
+
+  PassOrder order_;
+  PassView view_;
+  std::vector<QueueView> queues_;
+  std::vector<DeviceArray<std::byte>> arrays_;
+};
+
+/// Ranks of a group, all on one GPU and one stream: each launch is made for all ranks before the
+/// next, so that whatever a stage waits for has been signalled. For the stages of `sequential`.
+class EmulatedGroup {
+ public:
+  EmulatedGroup(const LayerData& data, std::vector<std::int64_t> token_begin, bool main_grad,
+                float main_grad_start);
+
+  /// One step; `result` is gathered in global order.
+  LayerResult step(const Schedule& schedule);
+
+ private:
+  struct Rank {
+    RoutingPlan plan;
+    DeviceArray<std::byte> heap, local_counters, saved, rows;
+    DeviceArray<std::uint32_t> bases, ctas_done;
+    DeviceArray<bf16> x, dy, w1, w2, out, dx, dw1, dw2;
+    DeviceArray<float> probs, dprobs, main_dw1, main_dw2;
+  };
+
+  void run_pass(Pass pass, const Schedule& schedule);
+  DeviceContext context(int rank, const PassView& view) const;
+  EnterArgs enter_args(int rank, Pass pass) const;
+  PassTensors tensors(int rank, Pass pass) const;
+
+  const LayerData& data_;
+  workload::Split split_;
+  bool main_grad_;
+  float main_grad_start_;
+  SymmetricLayout symmetric_;
+  LocalCounterLayout local_;
+  std::vector<Rank> ranks_;
+  WaitFailure* failure_ = nullptr;
+  std::uint32_t passes_ = 0;
+  int sms_ = 0;
+};
+
+}  // namespace uniep::cuda::testing

@@ -1,0 +1,74 @@
+// The CUDA stages, on one GPU that plays all ranks, against the CPU's contract reference (to
+// tolerance) and against themselves at one rank (bit for bit).
+#include <gtest/gtest.h>
+
+#include "base/check.h"
+#include "cuda/driver.h"
+#include "cuda/emulated_group.h"
+#include "reference/compare.h"
+#include "reference/contract.h"
+#include "support/expect_same.h"
+#include "support/random_case.h"
+
+namespace uniep::cuda::testing {
+namespace {
+
+using uniep::testing::Rng;
+
+Schedule cuda_schedule() { return parse_schedule("sequential,tile_m=128,tile_n=256"); }
+
+class CudaStages : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!device_problem(0).empty()) GTEST_SKIP() << device_problem(0);
+  }
+};
+
+template <class T>
+void expect_close(const std::vector<T>& got, const std::vector<T>& want, const char* tensor,
+                  const std::string& what) {
+  ASSERT_EQ(got.size(), want.size()) << tensor << ": " << what;
+  const double distance = reference::relative_l2(reference::to_double(std::span<const T>(got)),
+                                                 reference::to_double(std::span<const T>(want)));
+  EXPECT_LT(distance, 3e-3) << tensor << ": " << what;
+}
+
+void expect_close(const LayerResult& got, const LayerResult& want, const std::string& what) {
+  expect_close(got.out, want.out, "out", what);
+  expect_close(got.dx, want.dx, "dx", what);
+  expect_close(got.dprobs, want.dprobs, "dprobs", what);
+  expect_close(got.dw1, want.dw1, "dw1", what);
+  expect_close(got.dw2, want.dw2, "dw2", what);
+  expect_close(got.main_dw1, want.main_dw1, "main_dw1", what);
+  expect_close(got.main_dw2, want.main_dw2, "main_dw2", what);
+}
+
+constexpr int kRanks[] = {1, 2, 3, 4, 8};
+
+TEST_F(CudaStages, RandomLayersAtAnyNumberOfRanks) {
+  for (unsigned seed = 1; seed <= 60; ++seed) {
+    Rng rng(seed);
+    const int ranks = kRanks[uniep::testing::pick(rng, 0, 4)];
+    const uniep::testing::LayerBounds bounds{.max_tokens = seed % 3 == 0 ? 700 : 90,
+                                             .max_hidden = seed % 2 == 0 ? 600 : 96,
+                                             .max_intermediate = seed % 2 == 0 ? 600 : 96};
+    const LayerData data = uniep::testing::random_layer(rng, ranks, bounds);
+    const bool main_grad = uniep::testing::chance(rng, 30);
+    const std::string what = cat("seed ", seed, ": ", ranks, " ranks, tokens ", data.tokens,
+                                 ", hidden ", data.hidden, ", intermediate ", data.intermediate,
+                                 ", experts ", data.num_experts, ", topk ", data.topk);
+    EmulatedGroup group(data, uniep::testing::random_parts(rng, data.tokens, ranks), main_grad, 1);
+    const LayerResult got = group.step(cuda_schedule());
+    const LayerResult want =
+        main_grad ? reference::contract_into_main_grad(data, std::vector<float>(data.w1.size(), 1),
+                                                       std::vector<float>(data.w2.size(), 1))
+                  : reference::contract(data);
+    expect_close(got, want, what);
+    EmulatedGroup one(data, {0, data.tokens}, main_grad, 1);
+    uniep::testing::expect_same_bits(got, one.step(cuda_schedule()), what);
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace uniep::cuda::testing
