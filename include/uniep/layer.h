@@ -79,7 +79,7 @@ struct FaultInjection {
 struct LayerOptions {
   bool record_timeline = false;  ///< keep a TimelineEvent per task; see Layer::timeline
   int timeout_ms = 0;            ///< limit of every wait; 0: UNIEP_TIMEOUT_MS, else 30000
-  void* cuda_stream = nullptr;  ///< the cudaStream_t of all launches; null: the default stream
+  void* cuda_stream = nullptr;   ///< the cudaStream_t of all launches; null: the default stream
   FaultInjection faults{};
 };
 
