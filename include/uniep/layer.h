@@ -83,13 +83,16 @@ struct LayerOptions {
   FaultInjection faults{};
 };
 
-/// One MoE layer on one rank. With a CUDA communicator all tensors lie in device memory; calls put
-/// launches on a stream and return, and errors of the device come out of the next call or of
-/// `synchronize`. Every member function that is marked collective must be called by
-/// all ranks of the group in the same order, with the same problem and schedule; when one rank's
+/// One MoE layer on one rank. Every member function that is marked collective must be called by all
+/// ranks of the group in the same order, with the same problem and schedule; when one rank's
 /// arguments are refused, every rank gets that error, nothing has been written, and the layer stays
 /// usable. After a timeout or a failure inside a pass the whole group is unusable, and every later
 /// call says so.
+///
+/// With a CUDA communicator all tensors lie in device memory; calls put launches on a stream and
+/// return, and errors of the device come out of the next call or of `synchronize`. Ranks do not
+/// compare their arguments in each call, which would take the host: where one rank refuses, the
+/// waits of its peers expire.
 class UNIEP_API Layer {
  public:
   /// Collective. Throws Error(kInvalidArgument) where the problem is invalid or differs by rank.

@@ -29,9 +29,9 @@ struct Schedule {
   LaunchGrouping launch = LaunchGrouping::kSingle;
   int waves = 1;
   int workers = 0;
-  int dispatch_workers = 1;
+  int dispatch_workers = 3;
   bool dispatch_join = true;
-  int pull_tokens = 16;
+  int pull_tokens = 64;
   DispatchWire dispatch_wire = DispatchWire::kDedup;
   int tile_m = 64;
   int tile_n = 128;
@@ -41,7 +41,7 @@ struct Schedule {
   int lag = 1;
   int ready_rows = 64;
   int token_block = 32;
-  int push_depth = 2;
+  int push_depth = 64;
   WgradPlacement wgrad = WgradPlacement::kInterleaved;
 
   friend bool operator==(const Schedule&, const Schedule&) = default;

@@ -12,12 +12,15 @@ SignalCourier::~SignalCourier() {
 }
 
 void SignalCourier::send(Clock::time_point due, std::shared_ptr<void> keeps_alive,
-                         std::uint32_t* counter, std::uint32_t amount) {
+                         std::vector<Add> adds) {
+  bool first = false;
   {
     const std::scoped_lock lock(mutex_);
-    parcels_.push({due, std::move(keeps_alive), counter, amount});
+    first = parcels_.empty() || due < parcels_.top().due;
+    parcels_.push({due, std::move(keeps_alive), std::move(adds)});
   }
-  changed_.notify_one();
+  // Otherwise it wakes in time, and waking it now would take a core from those that compute.
+  if (first) changed_.notify_one();
 }
 
 void SignalCourier::run() {
@@ -29,8 +32,9 @@ void SignalCourier::run() {
       const Clock::time_point due = parcels_.top().due;
       changed_.wait_until(lock, due);
     } else {
-      const Parcel& p = parcels_.top();
-      std::atomic_ref(*p.counter).fetch_add(p.amount, std::memory_order_release);
+      for (const Add& add : parcels_.top().adds) {
+        std::atomic_ref(*add.counter).fetch_add(add.amount, std::memory_order_release);
+      }
       parcels_.pop();
     }
   }

@@ -17,19 +17,22 @@ namespace uniep {
 /// becomes visible, that is signalled, only when the link would have carried it.
 class SignalCourier {
  public:
+  struct Add {
+    std::uint32_t* counter;
+    std::uint32_t amount;
+  };
+
   SignalCourier() : thread_([this] { run(); }) {}
   ~SignalCourier();
 
-  /// Adds `amount` to `*counter` (release) at `due`. `keeps_alive` owns the counter's memory.
-  void send(Clock::time_point due, std::shared_ptr<void> keeps_alive, std::uint32_t* counter,
-            std::uint32_t amount);
+  /// Makes all additions (release) at `due`. `keeps_alive` owns the counters' memory.
+  void send(Clock::time_point due, std::shared_ptr<void> keeps_alive, std::vector<Add> adds);
 
  private:
   struct Parcel {
     Clock::time_point due;
     std::shared_ptr<void> keeps_alive;
-    std::uint32_t* counter;
-    std::uint32_t amount;
+    std::vector<Add> adds;
     bool operator>(const Parcel& other) const { return due > other.due; }
   };
 

@@ -227,22 +227,33 @@ void Engine::wait_for_pulls(const PassContext& ctx, const Task& task, Worker& wo
 
 void Engine::signal(const PassContext& ctx, const Task& task, Worker& worker) {
   if (withheld(task)) return;
-  Clock::time_point arrival{};
+  SignalCourier* courier = group_.courier();
+  Delivery delivery;
   for_each_signal(ctx.view, task, [&](const Signal& s) {
     random_delay(worker);
     std::uint32_t* counter = counters_.counter(s.kind, s.rank, s.index);
-    SignalCourier* courier = group_.courier();
     if (s.rank == rank_ || courier == nullptr) {
       add(counter, s.amount);
       return;
     }
-    // What was pushed is seen when the link has carried it: `amount` elements of bf16.
-    const std::int64_t bytes = s.amount * static_cast<std::int64_t>(sizeof(bf16));
-    const Clock::time_point due = group_.link().reserve(rank_, s.rank, bytes, Clock::now());
-    courier->send(due, counters_.heap_of(s.rank), counter, s.amount);
-    arrival = std::max(arrival, due);
+    if (s.rank != delivery.rank) deliver(delivery);  // a tile's rows are sorted by rank
+    delivery.rank = s.rank;
+    delivery.elements += s.amount;
+    delivery.adds.push_back({counter, s.amount});
   });
-  if (arrival != Clock::time_point{}) worker.pushes.push_back(arrival);
+  deliver(delivery);
+  if (delivery.arrival) worker.pushes.push_back(*delivery.arrival);
+}
+
+/// Sends what was pushed to one rank: it is seen when the link has carried it.
+void Engine::deliver(Delivery& delivery) {
+  if (delivery.adds.empty()) return;
+  const std::int64_t bytes = delivery.elements * static_cast<std::int64_t>(sizeof(bf16));
+  const Clock::time_point due = group_.link().reserve(rank_, delivery.rank, bytes, Clock::now());
+  group_.courier()->send(due, counters_.heap_of(delivery.rank), std::move(delivery.adds));
+  delivery.adds.clear();
+  delivery.elements = 0;
+  delivery.arrival = std::max(due, delivery.arrival.value_or(due));
 }
 
 void Engine::limit_pushes(const PassContext& ctx, Worker& worker) {

@@ -36,6 +36,14 @@ class Engine {
     std::vector<TimelineEvent> events;
   };
 
+  /// What one task signals to other ranks over an emulated link, rank after rank.
+  struct Delivery {
+    int rank = -1;
+    std::int64_t elements = 0;  // of bf16 that were pushed there
+    std::vector<SignalCourier::Add> adds;
+    std::optional<Clock::time_point> arrival;  // of all that was sent before
+  };
+
   /// A queue that the workers of a launch share.
   struct SharedQueue {
     QueueView view;
@@ -51,6 +59,7 @@ class Engine {
   void wait_for(const Wait& wait, const Task& task);
   void wait_for_pulls(const PassContext& ctx, const Task& task, Worker& worker);
   void signal(const PassContext& ctx, const Task& task, Worker& worker);
+  void deliver(Delivery& delivery);
   void limit_pushes(const PassContext& ctx, Worker& worker);
   void sleep_until(Clock::time_point when);
   void random_delay(Worker& worker);

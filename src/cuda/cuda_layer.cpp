@@ -160,7 +160,8 @@ Problem CudaLayer::checked(const Problem& problem, CudaCommunicator& comm,
     validate(problem, comm.size());
     const auto reason = plan_unsupported_reason(problem, comm.size());
     require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
-    require(options.faults.max_delay_us == 0 && options.faults.withhold_rank < 0,
+    require(options.faults.max_delay_us == 0 && options.faults.withhold_rank < 0 &&
+                options.faults.first_count == 0,
             ErrorCode::kUnsupported, "the CUDA backend injects no faults yet");
     require(!options.record_timeline, ErrorCode::kUnsupported,
             "the CUDA backend records no timeline yet");

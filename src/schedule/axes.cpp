@@ -61,7 +61,7 @@ const std::vector<Axis>& make_axes() {
                                "wave"),
       number<&Schedule::workers>("workers", 0, 1024, {0}, kLaunch,
                                  "workers per rank (CPU threads, GPU CTAs); 0: as many as fit"),
-      number<&Schedule::dispatch_workers>("dispatch_workers", 0, 1024, {0, 1, 2}, kLaunch,
+      number<&Schedule::dispatch_workers>("dispatch_workers", 0, 1024, {0, 1, 2, 3}, kLaunch,
                                           "workers that begin with dispatch where it shares a "
                                           "launch; 0: dispatch tasks stand in the "
                                           "main queue, just ahead of the tiles that need them"),
@@ -90,7 +90,7 @@ const std::vector<Axis>& make_axes() {
           "dispatched rows per readiness counter; at most a tile's rows, tile_m, are used"),
       power_of_two<&Schedule::token_block>("token_block", 1, 256, kLaunch,
                                            "tokens per arrival counter and reduce task"),
-      number<&Schedule::push_depth>("push_depth", 0, 16, {0, 1, 2, 4}, kLaunch,
+      number<&Schedule::push_depth>("push_depth", 0, 256, {0, 1, 2, 8, 64}, kLaunch,
                                     "tiles of a worker whose pushes may be under way while it "
                                     "computes on; 0: each push is awaited"),
       named<&Schedule::wgrad>(

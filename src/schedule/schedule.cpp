@@ -25,6 +25,7 @@ Schedule sequential() {
   Schedule s;
   s.launch = LaunchGrouping::kSeparate;
   s.rotate = SourceRotation::kNone;
+  s.dispatch_workers = 1;
   s.push_depth = 0;
   s.wgrad = WgradPlacement::kSeparate;
   return s;

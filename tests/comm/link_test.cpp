@@ -167,9 +167,9 @@ TEST(SignalCourier, DeliversInTheOrderOfTimesAndDropsWhatIsDueAfterItsEnd) {
   {
     SignalCourier courier;
     const auto now = Clock::now();
-    courier.send(now + std::chrono::hours(1), counter, counter.get(), 100);
-    courier.send(now + milliseconds(60), counter, counter.get(), 10);
-    courier.send(now + milliseconds(20), counter, counter.get(), 1);
+    courier.send(now + std::chrono::hours(1), counter, {{counter.get(), 100}});
+    courier.send(now + milliseconds(60), counter, {{counter.get(), 10}});
+    courier.send(now + milliseconds(20), counter, {{counter.get(), 1}});
     EXPECT_EQ(seen(), 0u);
     while (seen() == 0) std::this_thread::yield();
     EXPECT_GE(Clock::now(), now + milliseconds(20));
@@ -185,7 +185,7 @@ TEST(SignalCourier, KeepsTheCountersMemoryUntilItHasDelivered) {
   SignalCourier courier;
   auto memory = std::make_shared<std::uint32_t>(0);
   const std::weak_ptr<std::uint32_t> watch = memory;
-  courier.send(Clock::now() + milliseconds(30), memory, memory.get(), 1);
+  courier.send(Clock::now() + milliseconds(30), memory, {{memory.get(), 1}});
   memory.reset();
   EXPECT_FALSE(watch.expired());
   while (!watch.expired()) std::this_thread::yield();
