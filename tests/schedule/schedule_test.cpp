@@ -14,9 +14,9 @@ namespace uniep::testing {
 namespace {
 
 constexpr const char* kDefaultLine =
-    "launch=single,waves=1,workers=0,dispatch_workers=1,dispatch_join=yes,pull_tokens=16,"
+    "launch=single,waves=1,workers=0,dispatch_workers=3,dispatch_join=yes,pull_tokens=64,"
     "dispatch_wire=dedup,tile_m=64,tile_n=128,expert_order=index,rotate=own-first,raster=along-m,"
-    "lag=1,ready_rows=64,token_block=32,push_depth=2,wgrad=interleaved";
+    "lag=1,ready_rows=64,token_block=32,push_depth=64,wgrad=interleaved";
 
 constexpr const char* kPresetNames = "sequential, pipelined:n, two-kernel, single";
 
@@ -269,8 +269,8 @@ TEST(InvalidReason, FieldsOutOfRangeAreNamed) {
             "schedule axis tile_m is 24; 16 to 128, a power of two, is accepted");
   s = {};
   s.push_depth = -1;
-  EXPECT_EQ(invalid_reason(s, {}), "schedule axis push_depth is -1; 0 to 16 is accepted");
-  expect_invalid("schedule cannot run: schedule axis push_depth is -1; 0 to 16 is accepted",
+  EXPECT_EQ(invalid_reason(s, {}), "schedule axis push_depth is -1; 0 to 256 is accepted");
+  expect_invalid("schedule cannot run: schedule axis push_depth is -1; 0 to 256 is accepted",
                  [&] { validate(s, {}); });
 }
 
