@@ -71,10 +71,6 @@ __device__ __forceinline__ void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
 /// Orders this thread's ordinary shared-memory writes before later accesses of the copy engine and
 /// the tensor cores.
 __device__ __forceinline__ void fence_proxy_async_shared() {
