@@ -7,6 +7,7 @@
 #include "cuda/emulated_group.h"
 #include "reference/compare.h"
 #include "reference/contract.h"
+#include "support/cases.h"
 #include "support/expect_same.h"
 #include "support/random_case.h"
 
@@ -46,7 +47,7 @@ void expect_close(const LayerResult& got, const LayerResult& want, const std::st
 constexpr int kRanks[] = {1, 2, 3, 4, 8};
 
 TEST_F(CudaStages, RandomLayersAtAnyNumberOfRanks) {
-  for (unsigned seed = 1; seed <= 60; ++seed) {
+  for (unsigned seed = 1; seed <= static_cast<unsigned>(uniep::testing::cases(60)); ++seed) {
     Rng rng(seed);
     const int ranks = kRanks[uniep::testing::pick(rng, 0, 4)];
     const uniep::testing::LayerBounds bounds{.max_tokens = seed % 3 == 0 ? 700 : 90,
