@@ -65,7 +65,7 @@ class UNIEP_API Saved {
   std::unique_ptr<SavedData> data_;
 };
 
-/// Hooks for tests of the protocol; everything off by default.
+/// Hooks for tests of the protocol; everything off by default. With CUDA, `plan` is not disturbed.
 struct FaultInjection {
   int max_delay_us = 0;    ///< random delay of up to this before each wait and each signal
   std::uint64_t seed = 0;  ///< of these delays
@@ -91,8 +91,9 @@ struct LayerOptions {
 ///
 /// With a CUDA communicator all tensors lie in device memory; calls put launches on a stream and
 /// return, and errors of the device come out of the next call or of `synchronize`. Ranks do not
-/// compare their arguments in each call, which would take the host: where one rank refuses, the
-/// waits of its peers expire.
+/// compare their arguments in each call, which would take the host. A rank that refuses its own
+/// tells the others, whose waits end at once and who throw the same sentence; by then they may have
+/// written results, so the group is unusable.
 class UNIEP_API Layer {
  public:
   /// Collective. Throws Error(kInvalidArgument) where the problem is invalid or differs by rank.

@@ -9,12 +9,13 @@
 #include "base/check.h"
 #include "base/env.h"
 #include "comm/agreement.h"
-#include "comm/wait_error.h"
 #include "cuda/buffer_pool.h"
 #include "cuda/cuda_communicator.h"
+#include "cuda/fault_injection.h"
 #include "cuda/pass.h"
 #include "cuda/pass_clock.h"
 #include "cuda/plan_launch.h"
+#include "cuda/wait_failure.h"
 #include "plan/plan_data.h"
 
 namespace uniep::cuda {
@@ -120,6 +121,15 @@ class CudaLayer final : public LayerBackend {
   static Problem checked(const Problem& problem, CudaCommunicator& comm,
                          const LayerOptions& options, int timeout_ms);
   void throw_if_failed();
+  Refusal* refusal_slot(int rank) const;
+  Error refusal_of_peer() const;
+  [[noreturn]] void refuse(const Error& error);
+  template <class Body>
+  auto call(const Body& body);
+  RoutingPlan make_plan(std::span<const std::int32_t> topk_ids);
+  Saved run_forward(const RoutingPlan& plan, const ForwardArgs& args, const Schedule& schedule);
+  void run_backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule);
+  void start_counters_at(std::uint32_t first_count);
   PlanScratch scratch() const;
   std::shared_ptr<std::byte> row_memory(Pass pass);
   DeviceContext context(const PassView& view) const;
@@ -130,6 +140,7 @@ class CudaLayer final : public LayerBackend {
   Communicator communicator_;
   CudaCommunicator& comm_;
   const int timeout_ms_;
+  const FaultInjection faults_;
   const Problem problem_;
   const cudaStream_t stream_;
   const std::int64_t capacity_;
@@ -138,7 +149,7 @@ class CudaLayer final : public LayerBackend {
   const LocalCounterLayout counters_layout_;
   const BaseLayout bases_layout_;
   const PlanScratchLayout scratch_layout_;
-  std::unique_ptr<SymmetricMemory> memory_;  // symmetric_, then exchange_
+  std::unique_ptr<SymmetricMemory> memory_;  // symmetric_, then exchange_, then a Refusal
   DeviceArray<std::byte> counters_;
   DeviceArray<std::byte> bases_;
   DeviceArray<std::byte> scratch_;
@@ -147,7 +158,9 @@ class CudaLayer final : public LayerBackend {
   HostVisible<PlanReport> report_;
   BufferPool pool_;
   int sms_ = 0;
-  std::uint32_t passes_ = 0;
+  std::uint32_t passes_;  // from first_count on, equal on all ranks, as `published` is
+  std::uint32_t calls_ = 0;
+  std::optional<Error> refused_;  // what this rank told its peers
   PassClock clock_;
   std::optional<RoutingPlan> last_plan_;
   Schedule last_schedule_;
@@ -160,9 +173,6 @@ Problem CudaLayer::checked(const Problem& problem, CudaCommunicator& comm,
     validate(problem, comm.size());
     const auto reason = plan_unsupported_reason(problem, comm.size());
     require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
-    require(options.faults.max_delay_us == 0 && options.faults.withhold_rank < 0 &&
-                options.faults.first_count == 0,
-            ErrorCode::kUnsupported, "the CUDA backend injects no faults yet");
     require(!options.record_timeline, ErrorCode::kUnsupported,
             "the CUDA backend records no timeline yet");
   });
@@ -173,6 +183,7 @@ CudaLayer::CudaLayer(const Problem& problem, Communicator communicator, const La
     : communicator_(std::move(communicator)),
       comm_(dynamic_cast<CudaCommunicator&>(*communicator_.impl())),
       timeout_ms_(options.timeout_ms > 0 ? options.timeout_ms : env_timeout_ms()),
+      faults_(options.faults),
       problem_(checked(problem, comm_, options, timeout_ms_)),
       stream_(static_cast<cudaStream_t>(options.cuda_stream)),
       capacity_(capacity_rows(problem_, comm_.size())),
@@ -181,32 +192,81 @@ CudaLayer::CudaLayer(const Problem& problem, Communicator communicator, const La
       counters_layout_(problem_, comm_.size()),
       bases_layout_(problem_, comm_.size()),
       scratch_layout_(problem_, comm_.size()),
-      memory_(comm_.symmetric_memory(symmetric_.bytes + exchange_.bytes, timeout_ms_)),
+      memory_(comm_.symmetric_memory(symmetric_.bytes + exchange_.bytes + sizeof(Refusal),
+                                     timeout_ms_)),
       counters_(counters_layout_.bytes),
       bases_(bases_layout_.bytes),
       scratch_(scratch_layout_.bytes),
-      ctas_done_(1) {
+      ctas_done_(1),
+      passes_(options.faults.first_count) {
   check_cuda(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, comm_.device()),
              "ask for the number of SMs");
+  if (faults_.first_count != 0) start_counters_at(faults_.first_count);
+}
+
+/// No peer may signal before all counters are set, hence the agreement.
+void CudaLayer::start_counters_at(std::uint32_t first_count) {
+  agree(comm_.bootstrap(), timeout_ms_, Stage::kPlan, cat("first_count ", first_count), [&] {
+    start_counters(counters_.data(), counters_layout_.bytes, first_count);
+    start_counters(static_cast<std::byte*>(memory_->local()) + symmetric_.published,
+                   symmetric_.bytes - symmetric_.published, first_count);
+  });
 }
 
 PlanScratch CudaLayer::scratch() const { return plan_scratch(scratch_.data(), scratch_layout_); }
 
 void CudaLayer::throw_if_failed() {
+  if (refused_) throw *refused_;
   const WaitFailure& w = *failure_.get();
   if (*static_cast<const volatile int*>(&w.raised) == 1) {
-    throw wait_error({.rank = comm_.rank(),
-                      .stage = name(static_cast<Stage>(w.stage)),
-                      .tile = w.tile,
-                      .peer = w.peer,
-                      .expected = w.expected,
-                      .seen = w.seen,
-                      .limit_ms = timeout_ms_},
-                     name(static_cast<CounterKind>(w.counter)));
+    throw w.refused != 0 ? refusal_of_peer() : pass_wait_error(w, comm_.rank(), timeout_ms_);
   }
   const PlanReport report = *report_.get();
+  if (report.wait.raised == 1 && report.wait.refused != 0) throw refusal_of_peer();
   if (report.fault.kind != RoutingFault::Kind::kNone) report_.get()->fault = {};
   throw_if_any(report, problem_, comm_.rank(), comm_.size(), timeout_ms_);
+}
+
+Refusal* CudaLayer::refusal_slot(int rank) const {
+  return reinterpret_cast<Refusal*>(static_cast<std::byte*>(memory_->peer(rank)) +
+                                    symmetric_.bytes + exchange_.bytes);
+}
+
+Error CudaLayer::refusal_of_peer() const {
+  Refusal refusal;
+  check_cuda(cudaMemcpy(&refusal, refusal_slot(comm_.rank()), sizeof(refusal), cudaMemcpyDefault),
+             "read why a rank refused");
+  return Error(static_cast<ErrorCode>(refusal.code), refusal.sentence);
+}
+
+/// Tells all ranks that this one will not take part in the call, and throws why. Waits until they
+/// have been told: this rank may go away next.
+void CudaLayer::refuse(const Error& error) {
+  const Error named(error.code(), cat("rank ", comm_.rank(), ": ", error.what()));
+  if (comm_.size() == 1) throw named;  // nobody waits: the layer stays usable
+  Refusal refusal;
+  refusal.call = calls_;
+  refusal.code = static_cast<std::int32_t>(named.code());
+  std::strncpy(refusal.sentence, named.what(), sizeof(refusal.sentence) - 1);
+  RefusalSlots slots{.by_rank = {}, .num_ranks = comm_.size()};
+  for (int r = 0; r < comm_.size(); ++r) slots.by_rank[r] = refusal_slot(r);
+  // Where the device fails, peers' waits expire: there is nothing left to tell them by.
+  if (launch_refuse(slots, refusal, stream_) == cudaSuccess) (void)cudaStreamSynchronize(stream_);
+  refused_ = named;
+  throw named;
+}
+
+/// The frame of every collective call: what goes wrong before its launches are all made, other
+/// ranks must hear of.
+template <class Body>
+auto CudaLayer::call(const Body& body) {
+  throw_if_failed();
+  ++calls_;
+  try {
+    return body();
+  } catch (const Error& error) {
+    refuse(error);
+  }
 }
 
 void CudaLayer::synchronize() {
@@ -215,7 +275,10 @@ void CudaLayer::synchronize() {
 }
 
 RoutingPlan CudaLayer::plan(std::span<const std::int32_t> topk_ids) {
-  throw_if_failed();
+  return call([&] { return make_plan(topk_ids); });
+}
+
+RoutingPlan CudaLayer::make_plan(std::span<const std::int32_t> topk_ids) {
   check_topk_ids(problem_, topk_ids);
   const std::int64_t tokens = static_cast<std::int64_t>(topk_ids.size()) / problem_.topk;
   const DevicePlanLayout layout(problem_, comm_.size());
@@ -224,9 +287,11 @@ RoutingPlan CudaLayer::plan(std::span<const std::int32_t> topk_ids) {
   for (int r = 0; r < comm_.size(); ++r) {
     exchange.parts[r] = static_cast<std::byte*>(memory_->peer(r)) + symmetric_.bytes;
   }
-  const PlanArgs args = plan_args(problem_, comm_.rank(), comm_.size(), tokens, topk_ids.data(),
-                                  exchange, scratch(), remote->device(), report_.get(),
-                                  static_cast<std::uint64_t>(timeout_ms_) * 1'000'000);
+  PlanArgs args = plan_args(problem_, comm_.rank(), comm_.size(), tokens, topk_ids.data(), exchange,
+                            scratch(), remote->device(), report_.get(),
+                            static_cast<std::uint64_t>(timeout_ms_) * 1'000'000);
+  args.refusal = refusal_slot(comm_.rank());
+  args.call = calls_;
   check_cuda(launch_plan(args, 0, stream_), "launch plan");
 
   auto data = std::make_shared<PlanData>();
@@ -260,6 +325,9 @@ DeviceContext CudaLayer::context(const PassView& view) const {
                   .published_base = passes_ - 1};
   ctx.failure = failure_.get();
   ctx.limit_ns = static_cast<std::uint64_t>(timeout_ms_) * 1'000'000;
+  ctx.refusal = refusal_slot(comm_.rank());
+  ctx.call = calls_;
+  ctx.faults = device_faults(faults_, comm_.rank(), passes_);
   return ctx;
 }
 
@@ -321,7 +389,15 @@ void CudaLayer::run(const SavedData& saved, Pass pass, const PassTensors& tensor
 
 Saved CudaLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
                          const Schedule& schedule) {
-  throw_if_failed();
+  return call([&] { return run_forward(plan, args, schedule); });
+}
+
+void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) {
+  call([&] { run_backward(saved, args, schedule); });
+}
+
+Saved CudaLayer::run_forward(const RoutingPlan& plan, const ForwardArgs& args,
+                             const Schedule& schedule) {
   check_forward(problem_, communicator_, plan, args, schedule);
   const auto reason = unsupported_reason(schedule);
   require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
@@ -338,8 +414,8 @@ Saved CudaLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
   return Saved(std::move(saved));
 }
 
-void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) {
-  throw_if_failed();
+void CudaLayer::run_backward(const Saved& saved, const BackwardArgs& args,
+                             const Schedule& schedule) {
   check_backward(problem_, communicator_, saved, args, schedule);
   const auto reason = unsupported_reason(schedule);
   require(!reason, ErrorCode::kUnsupported, reason.value_or(""));

@@ -38,4 +38,13 @@ cudaError_t launch_wgrad2(const DeviceContext& ctx, const StageMaps& maps, int c
 cudaError_t launch_wgrad1(const DeviceContext& ctx, const StageMaps& maps, int ctas,
                           cudaStream_t stream);
 
+/// Every rank's slot, as mapped here.
+struct RefusalSlots {
+  Refusal* by_rank[kMaxRanks];
+  int num_ranks;
+};
+
+/// Writes `refusal` to all slots.
+cudaError_t launch_refuse(const RefusalSlots& slots, const Refusal& refusal, cudaStream_t stream);
+
 }  // namespace uniep::cuda

@@ -30,7 +30,9 @@ struct PlanArgs {
   PlanScratch scratch;
   DevicePlan plan;
   PlanReport* report = nullptr;
-  std::uint64_t limit_ns = 0;  // of every wait
+  std::uint64_t limit_ns = 0;        // of every wait
+  const Refusal* refusal = nullptr;  // this rank's slot; null in tests without one
+  std::uint32_t call = 0;            // number of the call that this plan is
 };
 
 PlanArgs plan_args(const Problem& problem, int rank, int num_ranks, std::int64_t tokens,

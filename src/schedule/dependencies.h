@@ -5,7 +5,8 @@
 namespace uniep {
 
 /// The counters through which tasks tell one another that data is ready. docs/counters.md argues
-/// why they suffice. Counts only grow; a pass counts from the value that it found (its base).
+/// why they suffice. Counts only grow; a pass counts from the value that it found (its base). In
+/// the order of the pass: the counters that a stage waits for stand before those of later stages.
 enum class CounterKind : int {
   kPublished,   ///< [source rank], on every rank: the source's tokens can be pulled
   kRowsReady,   ///< [row / rows_per_counter]: rows dispatched

@@ -1,7 +1,9 @@
 #include "cuda/emulated_group.h"
 
-#include <cstring>
 #include <limits>
+
+#include "cuda/fault_injection.h"
+#include "cuda/wait_failure.h"
 
 namespace uniep::cuda::testing {
 namespace {
@@ -32,16 +34,15 @@ void append(std::vector<T>& to, const DeviceArray<T>& from) {
 }  // namespace
 
 EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> token_begin,
-                             bool main_grad, float main_grad_start)
+                             bool main_grad, float main_grad_start, std::uint32_t first_count)
     : data_(data),
       split_(data, token_begin),
       main_grad_(main_grad),
       main_grad_start_(main_grad_start),
       symmetric_(split_.problem(), split_.ranks()),
-      local_(split_.problem(), split_.ranks()) {
+      local_(split_.problem(), split_.ranks()),
+      passes_(first_count) {
   check_cuda(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, 0), "ask for SMs");
-  check_cuda(cudaHostAlloc(&failure_, sizeof(WaitFailure), cudaHostAllocMapped), "allocate");
-  std::memset(failure_, 0, sizeof(WaitFailure));
   std::vector<std::int64_t> tokens;
   for (int r = 0; r < split_.ranks(); ++r) tokens.push_back(split_.tokens(r).size());
   LayerResult unused = workload::make_result(data, {});
@@ -73,6 +74,9 @@ EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> to
              .dprobs = filled(b.dprobs.size(), kFloatNan),
              .main_dw1 = filled(main_grad ? f.w1.size() : 0, main_grad_start),
              .main_dw2 = filled(main_grad ? f.w2.size() : 0, main_grad_start)});
+    start_counters(ranks_.back().local_counters.data(), local_.bytes, first_count);
+    start_counters(ranks_.back().heap.data() + symmetric_.published,
+                   symmetric_.bytes - symmetric_.published, first_count);
   }
 }
 
@@ -94,8 +98,9 @@ DeviceContext EmulatedGroup::context(int rank, const PassView& view) const {
                   .expert_done_base = bases.expert_done_base,
                   .arrived_base = bases.arrived_base,
                   .published_base = passes_ - 1};
-  ctx.failure = failure_;
-  ctx.limit_ns = 2'000'000'000;
+  ctx.failure = r.failure->get();
+  ctx.limit_ns = std::uint64_t{kLimitMs} * 1'000'000;
+  ctx.faults = device_faults(faults_, rank, passes_);
   return ctx;
 }
 
@@ -152,9 +157,10 @@ void EmulatedGroup::run_pass(Pass pass, const Schedule& schedule) {
   for (int i = 0; i < launchers[0].num_launches(); ++i) {
     for (const PassLauncher& launcher : launchers) launcher.launch(i);
     check_cuda(cudaDeviceSynchronize(), name(launchers[0].stage_of(i)));
-    require(failure_->raised == 0, ErrorCode::kTimeout, "wait expired in stage ",
-            name(static_cast<Stage>(failure_->stage)), ", tile ", failure_->tile, ", counter ",
-            failure_->counter, ": expected ", failure_->expected, ", seen ", failure_->seen);
+    for (int r = 0; r < split_.ranks(); ++r) {
+      const WaitFailure& failure = *ranks_[static_cast<std::size_t>(r)].failure->get();
+      if (failure.raised != 0) throw pass_wait_error(failure, r, kLimitMs);
+    }
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/layer_data.h"
 #include "cuda/device_array.h"
+#include "cuda/device_memory.h"
 #include "cuda/pass.h"
 #include "plan/plan_data.h"
 #include "schedule/pass_order.h"
@@ -73,7 +74,16 @@ class UploadedOrder {
 class EmulatedGroup {
  public:
   EmulatedGroup(const LayerData& data, std::vector<std::int64_t> token_begin, bool main_grad,
-                float main_grad_start);
+                float main_grad_start, std::uint32_t first_count = 0);
+
+  /// Of the passes from now on; `first_count` has no effect here.
+  void inject(const FaultInjection& faults) { faults_ = faults; }
+
+  /// Of every wait.
+  static constexpr int kLimitMs = 2000;
+
+  /// Throws the error of the first rank on which a wait expired.
+  void run_pass(Pass pass, const Schedule& schedule);
 
   /// One step; `result` is gathered in global order.
   LayerResult step(const Schedule& schedule);
@@ -85,9 +95,10 @@ class EmulatedGroup {
     DeviceArray<std::uint32_t> bases, ctas_done;
     DeviceArray<bf16> x, dy, w1, w2, out, dx, dw1, dw2;
     DeviceArray<float> probs, dprobs, main_dw1, main_dw2;
+    std::unique_ptr<uniep::testing::HostVisible<WaitFailure>> failure =
+        std::make_unique<uniep::testing::HostVisible<WaitFailure>>();
   };
 
-  void run_pass(Pass pass, const Schedule& schedule);
   DeviceContext context(int rank, const PassView& view) const;
   EnterArgs enter_args(int rank, Pass pass) const;
   PassTensors tensors(int rank, Pass pass) const;
@@ -99,8 +110,8 @@ class EmulatedGroup {
   SymmetricLayout symmetric_;
   LocalCounterLayout local_;
   std::vector<Rank> ranks_;
-  WaitFailure* failure_ = nullptr;
-  std::uint32_t passes_ = 0;
+  FaultInjection faults_;
+  std::uint32_t passes_;
   int sms_ = 0;
 };
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "cuda/refusal.h"
 #include "layout/workspace.h"
 #include "schedule/queue.h"
 #include "uniep/bf16.h"
@@ -12,7 +13,8 @@ inline constexpr int kMaxRanks = 8;
 
 /// How an expired wait reaches the host: written once, by the first waiter whose limit passed.
 struct WaitFailure {
-  int raised;  // 0 or 1
+  int raised;   // 0 or 1
+  int refused;  // 1: a rank refused the call, and nothing else is said here
   int stage;
   int peer;
   int counter;  // CounterKind
@@ -34,6 +36,15 @@ struct DeviceCounters {
   std::uint32_t published_base;  // passes before this one
 };
 
+/// LayerOptions::faults as the kernels of one pass on one rank see them; device/faults.cuh uses
+/// them.
+struct DeviceFaults {
+  std::uint32_t max_delay_us = 0;
+  std::uint32_t salt = 0;   // of the delays: differs by seed, rank and pass
+  int withhold_stage = -1;  // -1: this rank withholds nothing
+  std::int64_t withhold_tile = 0;
+};
+
 /// What the kernels of one pass read and write on one rank: the device's counterpart of the CPU
 /// backend's PassContext. Shapes as in layout/workspace.h; pointers that the pass has no use for
 /// are null. Operands that the copy engine moves by tensor map are in StageMaps.
@@ -46,6 +57,9 @@ struct DeviceContext {
   DeviceCounters counters{};
   WaitFailure* failure = nullptr;  // in host memory
   std::uint64_t limit_ns = 0;
+  const Refusal* refusal = nullptr;  // this rank's slot; null in tests without one
+  std::uint32_t call = 0;            // number of the call that this pass is
+  DeviceFaults faults{};
 
   bf16* dispatched = nullptr;  // where dispatch stores rows: x_rows or dy_rows
   float* row_probs = nullptr;  // forward writes, backward reads

@@ -46,7 +46,7 @@ class DispatchWarp {
       if (piece < count * pieces_ && !start(task, pull_at(first, piece), piece % pieces_)) {
         return false;
       }
-      if (piece > 0) finish(pull_at(first, piece - 1), (piece - 1) % pieces_);
+      if (piece > 0) finish(task, pull_at(first, piece - 1), (piece - 1) % pieces_);
     }
     return true;
   }
@@ -88,7 +88,7 @@ class DispatchWarp {
   }
 
   /// Stores a piece that was asked for to all rows of its pull.
-  __device__ __forceinline__ void finish(const Pull& pull, int piece) {
+  __device__ __forceinline__ void finish(const Task& task, const Pull& pull, int piece) {
     if (piece == 0) fetch_probs(pull);
     if (lane_ == 0) {
       ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
@@ -102,7 +102,9 @@ class DispatchWarp {
     }
     store_.advance();
     signal();
-    if (piece == pieces_ - 1) unsignalled_ = pull;
+    if (piece != pieces_ - 1) return;
+    unsignalled_ = pull;
+    unsignalled_task_ = name_of(task);
   }
 
   /// Each row's probability, by the lane of its number.
@@ -124,7 +126,7 @@ class DispatchWarp {
       __threadfence();
     }
     __syncwarp();
-    if (lane_ < unsignalled_.num_rows) {
+    if (lane_ < unsignalled_.num_rows && may_signal(ctx_.faults, unsignalled_task_)) {
       const std::int64_t row = ctx_.view.pull_rows[unsignalled_.first_row + lane_];
       __threadfence();
       ptx::add_release_gpu(ctx_.counters.rows_ready + row / ctx_.view.rows_per_counter(), 1);
@@ -143,6 +145,7 @@ class DispatchWarp {
   ptx::RingPosition<kPullSlots> store_;
   unsigned seen_ = 0;   // sources known to have published
   Pull unsignalled_{};  // whose stores may still be under way
+  TaskName unsignalled_task_{};
 };
 
 }  // namespace uniep::cuda

@@ -46,11 +46,14 @@ class BoxWriter {
 /// Tells that a tile is done once all consumer warps have stored their parts.
 class TileSignal {
  public:
-  __device__ __forceinline__ explicit TileSignal(GemmShared& shared) : shared_(shared) {}
+  __device__ __forceinline__ TileSignal(const DeviceContext& ctx, GemmShared& shared)
+      : ctx_(ctx), shared_(shared) {}
 
   /// Notes that this warp's stores of a tile are under way; the last warp to see its own landed
   /// adds 1 to `counters`.
-  __device__ __forceinline__ void arm(std::uint32_t* counter0, std::uint32_t* counter1) {
+  __device__ __forceinline__ void arm(const TaskName& task, std::uint32_t* counter0,
+                                      std::uint32_t* counter1) {
+    task_ = task;
     counters_[0] = counter0;
     counters_[1] = counter1;
     armed_ = true;
@@ -67,6 +70,7 @@ class TileSignal {
     int& warps_done = shared_.warps_done[tile_++ % kTilesUnderWay];
     if (atomicAdd(&warps_done, 1) + 1 != kConsumerWarps) return;
     warps_done = 0;
+    if (!may_signal(ctx_.faults, task_)) return;
     __threadfence();
     for (std::uint32_t* counter : counters_) {
       if (counter != nullptr) ptx::add_release_gpu(counter, 1);
@@ -74,7 +78,9 @@ class TileSignal {
   }
 
  private:
+  const DeviceContext& ctx_;
   GemmShared& shared_;
+  TaskName task_{};
   std::uint32_t* counters_[2] = {nullptr, nullptr};
   bool armed_ = false;
   int tile_ = 0;  // number of tiles flushed; lane 0's
@@ -135,6 +141,7 @@ class RowPusher {
     const std::int64_t cols = min_of<std::int64_t>(kTileN, ctx_.view.hidden - work.n);
     pending_ = origin_;
     pending_cols_ = static_cast<std::uint32_t>(cols);
+    pending_task_ = work.task;
   }
 
   /// Signals the rows of the last tile, when they have landed; to be called before the next push.
@@ -152,7 +159,8 @@ class RowPusher {
     const unsigned long long key = static_cast<unsigned long long>(pending_.source + 1) << 32 |
                                    static_cast<unsigned>(token_block);
     const unsigned same = __match_any_sync(0xffffffffu, key);
-    if (sends && (same & ((1u << place_.lane) - 1)) == 0) {
+    const bool first = sends && (same & ((1u << place_.lane) - 1)) == 0;
+    if (first && may_signal(ctx_.faults, pending_task_)) {
       std::uint32_t* counter = ctx_.at<std::uint32_t>(pending_.source, ctx_.symmetric.arrived) +
                                static_cast<std::int64_t>(token_block) * ctx_.view.num_ranks +
                                ctx_.view.rank;
@@ -169,6 +177,7 @@ class RowPusher {
   RowOrigin origin_;
   RowOrigin pending_;
   std::uint32_t pending_cols_ = 0;
+  TaskName pending_task_{};
 };
 
 }  // namespace uniep::cuda

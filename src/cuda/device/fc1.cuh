@@ -33,7 +33,7 @@ struct Fc1 : NoEpilogueLoads {
    public:
     __device__ __forceinline__ Epilogue(const DeviceContext& ctx, const StageMaps& maps,
                                         GemmShared& shared)
-        : ctx_(ctx), maps_(maps), boxes_(shared), signal_(shared) {}
+        : ctx_(ctx), maps_(maps), boxes_(shared), signal_(ctx, shared) {}
 
     __device__ __forceinline__ void prepare(const TileWork& work) {
       const int row = work.first_row + place_.first_row() + place_.lane / 4;
@@ -61,7 +61,7 @@ struct Fc1 : NoEpilogueLoads {
         boxes_.write(up, maps_.out0, col, 1, row);
         boxes_.write(a, maps_.out1, col, row, 0);
       }
-      signal_.arm(ctx_.counters.tile_done + work.counter, nullptr);
+      signal_.arm(work.task, ctx_.counters.tile_done + work.counter, nullptr);
     }
 
     __device__ __forceinline__ void finish() { signal_.flush(); }

@@ -78,7 +78,7 @@ struct Dfc2 {
    public:
     __device__ __forceinline__ Epilogue(const DeviceContext& ctx, const StageMaps& maps,
                                         GemmShared& shared)
-        : ctx_(ctx), maps_(maps), shared_(shared), boxes_(shared), signal_(shared) {}
+        : ctx_(ctx), maps_(maps), shared_(shared), boxes_(shared), signal_(ctx, shared) {}
 
     __device__ __forceinline__ void prepare(const TileWork& work) {
       const int row = work.first_row + place_.first_row() + place_.lane / 4;
@@ -130,7 +130,8 @@ struct Dfc2 {
         release_slot(shared_, stages.slot);
         stages.advance();
       }
-      signal_.arm(ctx_.counters.tile_done + work.counter, ctx_.counters.expert_done + work.expert);
+      signal_.arm(work.task, ctx_.counters.tile_done + work.counter,
+                  ctx_.counters.expert_done + work.expert);
     }
 
     __device__ __forceinline__ void finish() { signal_.flush(); }

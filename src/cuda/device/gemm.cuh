@@ -66,8 +66,11 @@ __device__ __forceinline__ void schedule_tiles(const DeviceContext& ctx, GemmSha
     TileWork work{};
     if (i < size) {
       const Task task = queue_task(ctx.view, ctx.queue, i);
-      work = Stage::work(ctx, task);
-      work.valid = wait_for_inputs(ctx, task) ? 1 : 0;
+      if (wait_for_inputs(ctx, task)) {
+        work = Stage::work(ctx, task);
+        work.task = name_of(task);
+        work.valid = 1;
+      }
     }
     // The copy engine reads what these waits have acquired.
     ptx::fence_proxy_async();

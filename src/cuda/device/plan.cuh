@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/device/grid_barrier.cuh"
+#include "cuda/device/refusal.cuh"
 #include "cuda/device/warp.cuh"
 #include "cuda/plan_launch.h"
 
@@ -155,9 +156,10 @@ class PlanRoutine {
   // ---- waits ----
 
   /// Ends the group's plans; the first to come describes why.
-  __device__ void fail(int peer, std::uint32_t expected, std::uint32_t seen) const {
+  __device__ void fail(int peer, std::uint32_t expected, std::uint32_t seen, bool refused) const {
     if (atomicExch(a_.scratch.failed, 1u) != 0) return;
     WaitFailure& w = a_.report->wait;
+    w.refused = refused ? 1 : 0;
     w.stage = static_cast<int>(Stage::kPlan);
     w.peer = peer;
     w.counter = -1;
@@ -169,11 +171,12 @@ class PlanRoutine {
   }
 
   /// Polls until `load()` is `expected` past `base` (modulo 2^32); false where the limit passes or
-  /// another thread gave up.
+  /// another thread gave up, or a rank refused the call.
   template <class Load>
   __device__ bool poll(Load load, std::uint32_t base, std::uint32_t expected, int peer,
                        std::uint64_t limit_ns) const {
     std::uint32_t seen = 0;
+    bool refused = false;
     const auto reached = [&] {
       seen = load() - base;
       return static_cast<std::int32_t>(seen - expected) >= 0;
@@ -185,8 +188,9 @@ class PlanRoutine {
         if (reached()) return true;
       }
       if (ptx::load_relaxed_gpu(a_.scratch.failed) != 0) return false;
-    } while (ptx::global_nanoseconds() - start <= limit_ns);
-    fail(peer, expected, seen);
+      refused = is_refused(a_.refusal, a_.call);
+    } while (!refused && ptx::global_nanoseconds() - start <= limit_ns);
+    fail(peer, expected, seen, refused);
     return false;
   }
 

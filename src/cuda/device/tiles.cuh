@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "cuda/device/faults.cuh"
 #include "cuda/device/tile_shape.h"
 #include "cuda/ptx/mbarrier.cuh"
 #include "uniep/stage.h"
@@ -36,6 +37,7 @@ struct TileWork {
   int n;          // first column of the output tile
   int k_blocks;
   int counter;  // index of the counter that the finished tile advances
+  TaskName task;
 };
 
 inline constexpr int kWorkSlots = 4;

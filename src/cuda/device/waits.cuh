@@ -1,7 +1,7 @@
 #pragma once
 
-#include "cuda/device/context.cuh"
-#include "cuda/ptx/sync.cuh"
+#include "cuda/device/faults.cuh"
+#include "cuda/device/refusal.cuh"
 #include "schedule/dependencies.h"
 
 namespace uniep::cuda {
@@ -31,8 +31,9 @@ __device__ __forceinline__ CounterAddress counter_of(const DeviceContext& ctx, c
 }
 
 __device__ __forceinline__ void record_failure(const DeviceContext& ctx, const Task& task,
-                                               const Wait& wait, std::uint32_t seen) {
+                                               const Wait& wait, std::uint32_t seen, bool refused) {
   if (atomicCAS_system(&ctx.failure->raised, 0, -1) != 0) return;
+  ctx.failure->refused = refused ? 1 : 0;
   ctx.failure->stage = static_cast<int>(task.stage);
   ctx.failure->tile = task.tile;
   ctx.failure->peer = wait.peer;
@@ -43,10 +44,18 @@ __device__ __forceinline__ void record_failure(const DeviceContext& ctx, const T
   *static_cast<volatile int*>(&ctx.failure->raised) = 1;
 }
 
-/// Waits in one thread; false when the time limit passed, here or in another wait of this rank,
-/// which ends the kernel.
+/// What is missing early in a pass holds up all that comes later, in launches that hold several
+/// stages at the same time. So later waits last longer, by up to a quarter: the one that expires
+/// and is reported is the one that names the cause.
+__device__ __forceinline__ std::uint64_t limit_of(const DeviceContext& ctx, const Wait& wait) {
+  return ctx.limit_ns + ctx.limit_ns / 16 * static_cast<unsigned>(wait.kind);
+}
+
+/// Waits in one thread; false when the time limit passed, here or in another wait of this rank, or
+/// a rank refused the call, which ends the kernel.
 __device__ __forceinline__ bool wait_for(const DeviceContext& ctx, const Task& task,
                                          const Wait& wait) {
+  random_delay(ctx.faults, name_of(task));
   const CounterAddress at = counter_of(ctx, wait);
   const auto missing = [&](std::uint32_t value) {
     return static_cast<std::int32_t>(value - at.base - wait.expected) < 0;
@@ -58,8 +67,9 @@ __device__ __forceinline__ bool wait_for(const DeviceContext& ctx, const Task& t
     // Reading host memory and the clock is slow next to the counter itself.
     if (spins % 256 == 0) {
       if (*static_cast<volatile int*>(&ctx.failure->raised) != 0) return false;
-      if (ptx::global_nanoseconds() - start > ctx.limit_ns) {
-        record_failure(ctx, task, wait, value - at.base);
+      const bool refused = is_refused(ctx.refusal, ctx.call);
+      if (refused || ptx::global_nanoseconds() - start > limit_of(ctx, wait)) {
+        record_failure(ctx, task, wait, value - at.base, refused);
         return false;
       }
     }

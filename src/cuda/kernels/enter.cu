@@ -1,8 +1,8 @@
 // Enter: what a pass does before its first task. Stages this rank's tokens where peers pull them,
 // notes where the counters stand, zeroes the rows that weight gradients read past an expert's last,
 // and tells every rank that the tokens are there.
+#include "cuda/device/faults.cuh"
 #include "cuda/launch.h"
-#include "cuda/ptx/sync.cuh"
 
 namespace uniep::cuda {
 namespace {
@@ -80,6 +80,7 @@ __global__ void __launch_bounds__(kEnterThreads)
   __syncthreads();
   if (!last || threadIdx.x >= v.num_ranks) return;
   if (threadIdx.x == 0) *args.ctas_done = 0;
+  random_delay(ctx.faults, {Stage::kEnter, static_cast<int>(threadIdx.x)});
   ptx::fence_system();
   ptx::add_release_system(
       ctx.at<std::uint32_t>(static_cast<int>(threadIdx.x), ctx.symmetric.published) + v.rank, 1);

@@ -1,0 +1,212 @@
+// A layer on several GPUs, one process each, when something goes wrong on one of them. The parent
+// never touches CUDA, which does not survive a fork.
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <thread>
+
+#include "cuda/cuda_communicator.h"
+#include "cuda/cuda_schedules.h"
+#include "cuda/driver.h"
+#include "cuda/gpu_rank.h"
+#include "support/forked_ranks.h"
+#include "workload/synthetic.h"
+
+namespace uniep::testing {
+namespace {
+
+using cuda::CudaCommunicator;
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kConnectLimitMs = 60000;
+/// Of every wait. Making a layer has to be done within it too.
+constexpr int kLimitMs = 8000;
+constexpr milliseconds kSlack{2500};
+constexpr int kCulprit = 1;
+
+int devices() {
+  static const int count =
+      std::stoi(forked_ranks(1, [](int) { return std::to_string(cuda::device_count()); })[0]);
+  return count;
+}
+
+using Body = std::function<std::string(Communicator)>;
+
+std::vector<std::string> on_gpus(int ranks, const Body& body) {
+  const int port = free_tcp_port();
+  return forked_ranks(ranks, [&](int rank) {
+    return body(Communicator(std::make_shared<CudaCommunicator>(
+        ProcessEnvironment{rank, ranks, rank, "127.0.0.1", port}, kConnectLimitMs)));
+  });
+}
+
+LayerData small_layer(int ranks) {
+  return workload::make_layer(
+      workload::parse_shape("custom,tokens=300,hidden=264,intermediate=136,experts=8,topk=4"),
+      ranks, 1, 0.5);
+}
+
+/// What `call` says went wrong; "late" where it took longer than the limit allows.
+std::string failure_of(const std::function<void()>& call, milliseconds limit) {
+  const auto start = Clock::now();
+  std::string said = "no error";
+  try {
+    call();
+  } catch (const Error& e) {
+    said = e.what();
+  }
+  const auto took = std::chrono::duration_cast<milliseconds>(Clock::now() - start);
+  return took < limit ? said : cat("late, after ", took.count(), " ms: ", said);
+}
+
+class CudaGroup : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (devices() < ranks()) GTEST_SKIP() << "needs " << ranks() << " GPUs";
+  }
+  static int ranks() { return GetParam(); }
+  const LayerData data_ = small_layer(ranks());
+};
+INSTANTIATE_TEST_SUITE_P(Gpus, CudaGroup, ::testing::Values(2, 4));
+
+// ---- What must not show
+
+/// The name of the first tensor of which any bit differs, or "".
+std::string difference(const LayerResult& a, const LayerResult& b) {
+  const auto differs = [](const auto& x, const auto& y) {
+    return x.size() != y.size() || std::memcmp(x.data(), y.data(), x.size() * sizeof(x[0])) != 0;
+  };
+  if (differs(a.out, b.out)) return "out";
+  if (differs(a.dx, b.dx)) return "dx";
+  if (differs(a.dprobs, b.dprobs)) return "dprobs";
+  if (differs(a.dw1, b.dw1)) return "dw1";
+  return differs(a.dw2, b.dw2) ? "dw2" : "";
+}
+
+TEST_P(CudaGroup, DelaysAndWrappingCountersChangeNoBit) {
+  const auto said = on_gpus(ranks(), [&](const Communicator& c) -> std::string {
+    const LayerResult want = GpuRank(data_, c).step(cuda_schedules()[0]);
+    for (unsigned seed = 1; seed <= 5; ++seed) {
+      const FaultInjection faults{.max_delay_us = 100, .seed = seed, .first_count = 0u - 5 * seed};
+      GpuRank rank(data_, c, {.faults = faults});
+      for (const Schedule& schedule : cuda_schedules()) {
+        for (int step = 0; step < 4; ++step) {
+          const std::string tensor = difference(rank.step(schedule), want);
+          if (!tensor.empty()) {
+            return cat(tensor, " differs: seed ", seed, ", step ", step, ", ", to_string(schedule));
+          }
+        }
+      }
+    }
+    return "same";
+  });
+  EXPECT_EQ(said, std::vector<std::string>(said.size(), "same"));
+}
+
+// ---- A rank that is missing
+
+/// What every rank but kCulprit says when that one leaves after a step and a plan.
+std::vector<std::string> without_culprit(const LayerData& data, int ranks, const Schedule& schedule,
+                                         const std::function<void()>& leave) {
+  return on_gpus(ranks, [&](const Communicator& c) -> std::string {
+    GpuRank rank(data, c, {.timeout_ms = kLimitMs});
+    rank.step(schedule);  // kernels are loaded, memory is taken
+    rank.plan();
+    rank.layer().synchronize();
+    if (c.rank() == kCulprit) {
+      leave();
+      return "left";
+    }
+    return failure_of(
+        [&] {
+          rank.forward(schedule);
+          rank.layer().synchronize();
+        },
+        milliseconds(kLimitMs) + kSlack);
+  });
+}
+
+void expect_culprit_named(const std::vector<std::string>& said) {
+  for (std::size_t r = 0; r < said.size(); ++r) {
+    if (static_cast<int>(r) == kCulprit) continue;
+    EXPECT_EQ(said[r].rfind(cat("rank ", r, ": wait expired after ", kLimitMs,
+                                " ms (UNIEP_TIMEOUT_MS) in stage dispatch, tile "),
+                            0),
+              0u)
+        << said[r];
+    EXPECT_NE(said[r].find(", peer 1: expected 1 published, seen 0"), std::string::npos) << said[r];
+  }
+}
+
+TEST_P(CudaGroup, ARankThatNeverLaunchesIsNamedByAllOthers) {
+  for (const Schedule& schedule : cuda_schedules()) {
+    SCOPED_TRACE(to_string(schedule));
+    const auto said = without_culprit(data_, ranks(), schedule, [] {
+      std::this_thread::sleep_for(milliseconds(kLimitMs) + kSlack);
+    });
+    EXPECT_EQ(said[kCulprit], "left");
+    expect_culprit_named(said);
+  }
+}
+
+TEST_P(CudaGroup, ARankThatDiesIsNamedByAllOthers) {
+  const auto said =
+      without_culprit(data_, ranks(), cuda_schedules().back(), [] { raise(SIGKILL); });
+  EXPECT_EQ(said[kCulprit], "signal 9");
+  expect_culprit_named(said);
+}
+
+// ---- A rank that is wrong
+
+TEST_P(CudaGroup, AnotherShapeIsRefusedByAllRanks) {
+  const auto said = on_gpus(ranks(), [&](const Communicator& c) {
+    Problem problem = workload::Split(data_, c.size()).problem();
+    if (c.rank() == kCulprit) problem.hidden += 8;
+    return failure_of([&] { const Layer layer(problem, c); }, milliseconds(kLimitMs));
+  });
+  EXPECT_EQ(said[0].rfind("ranks disagree: rank 0 calls layer hidden=264,", 0), 0u) << said[0];
+  EXPECT_EQ(said, std::vector<std::string>(said.size(), said[0]));
+}
+
+/// Rank kCulprit makes a wrong call, the others a right one: all say the same, long before the
+/// limit, and go on saying it.
+void expect_refused(int ranks, const LayerData& data, const std::string& sentence,
+                    const std::function<void(GpuRank&, bool wrong)>& call) {
+  const auto said = on_gpus(ranks, [&](const Communicator& c) -> std::string {
+    GpuRank rank(data, c, {.timeout_ms = kConnectLimitMs});
+    rank.step(cuda_schedules()[0]);
+    rank.plan();
+    const std::string first = failure_of(
+        [&] {
+          call(rank, c.rank() == kCulprit);
+          rank.layer().synchronize();
+        },
+        milliseconds(kLimitMs));
+    const std::string again = failure_of([&] { rank.plan(); }, milliseconds(kLimitMs));
+    return first == again ? first : cat(first, "; then: ", again);
+  });
+  EXPECT_EQ(said, std::vector<std::string>(said.size(), sentence));
+}
+
+TEST_P(CudaGroup, ARefusalInForwardIsHeardByAllRanks) {
+  const std::size_t x = 300 * 264;
+  expect_refused(ranks(), data_, cat("rank 1: x has ", x - 1, " elements; [T, H] needs ", x),
+                 [](GpuRank& rank, bool wrong) {
+                   ForwardArgs args = rank.forward_args();
+                   if (wrong) args.x = args.x.first(args.x.size() - 1);
+                   rank.layer().forward(rank.last_plan(), args, cuda_schedules().back());
+                 });
+}
+
+TEST_P(CudaGroup, ARefusalInPlanIsHeardByAllRanks) {
+  expect_refused(ranks(), data_,
+                 "rank 1: topk_ids has 1199 elements; a multiple of topk=4 is accepted",
+                 [](GpuRank& rank, bool wrong) {
+                   const auto ids = rank.topk_ids();
+                   rank.layer().plan(wrong ? ids.first(ids.size() - 1) : ids);
+                 });
+}
+
+}  // namespace
+}  // namespace uniep::testing
