@@ -14,6 +14,7 @@
 #include "cuda/cuda_communicator.h"
 #include "cuda/pass.h"
 #include "cuda/pass_clock.h"
+#include "cuda/pass_memory.h"
 #include "cuda/plan_launch.h"
 #include "plan/plan_data.h"
 
@@ -87,20 +88,6 @@ const DevicePlan& on_device(const RoutingPlan& plan) {
   return remote->device();
 }
 
-/// Where a rank's bases lie, in uint32.
-struct BaseLayout {
-  std::int64_t rows_ready, tile_done, expert_done, arrived, bytes;
-  BaseLayout(const Problem& p, int num_ranks) {
-    uniep::detail::Ranges r;
-    const std::int64_t tiles = ceil_div(capacity_rows(p, num_ranks), kMinTileM);
-    rows_ready = r.take<std::uint32_t>(tiles);
-    tile_done = r.take<std::uint32_t>(tiles);
-    expert_done = r.take<std::uint32_t>(p.num_experts / num_ranks);
-    arrived = r.take<std::uint32_t>(SymmetricLayout::num_token_blocks(p) * num_ranks);
-    bytes = r.bytes();
-  }
-};
-
 class CudaLayer final : public LayerBackend {
  public:
   CudaLayer(const Problem& problem, Communicator communicator, const LayerOptions& options);
@@ -122,8 +109,7 @@ class CudaLayer final : public LayerBackend {
   void throw_if_failed();
   PlanScratch scratch() const;
   std::shared_ptr<std::byte> row_memory(Pass pass);
-  DeviceContext context(const PassView& view) const;
-  EnterArgs enter_args(const PassTensors& tensors) const;
+  PassMemory pass_memory() const;
   PassTensors tensors(const SavedData& saved, std::byte* rows, Pass pass) const;
   void run(const SavedData& saved, Pass pass, const PassTensors& tensors, const Schedule& schedule);
 
@@ -135,14 +121,11 @@ class CudaLayer final : public LayerBackend {
   const std::int64_t capacity_;
   const SymmetricLayout symmetric_;
   const PlanExchangeLayout exchange_;
-  const LocalCounterLayout counters_layout_;
-  const BaseLayout bases_layout_;
   const PlanScratchLayout scratch_layout_;
   std::unique_ptr<SymmetricMemory> memory_;  // symmetric_, then exchange_
   DeviceArray<std::byte> counters_;
-  DeviceArray<std::byte> bases_;
+  DeviceArray<std::byte> pass_scratch_;
   DeviceArray<std::byte> scratch_;
-  DeviceArray<std::uint32_t> ctas_done_;
   HostVisible<WaitFailure> failure_;
   HostVisible<PlanReport> report_;
   BufferPool pool_;
@@ -178,14 +161,11 @@ CudaLayer::CudaLayer(const Problem& problem, Communicator communicator, const La
       capacity_(capacity_rows(problem_, comm_.size())),
       symmetric_(problem_, comm_.size()),
       exchange_(problem_, comm_.size()),
-      counters_layout_(problem_, comm_.size()),
-      bases_layout_(problem_, comm_.size()),
       scratch_layout_(problem_, comm_.size()),
       memory_(comm_.symmetric_memory(symmetric_.bytes + exchange_.bytes, timeout_ms_)),
-      counters_(counters_layout_.bytes),
-      bases_(bases_layout_.bytes),
-      scratch_(scratch_layout_.bytes),
-      ctas_done_(1) {
+      counters_(LocalCounterLayout(problem_, comm_.size()).bytes),
+      pass_scratch_(PassScratchLayout(problem_, comm_.size()).bytes),
+      scratch_(scratch_layout_.bytes) {
   check_cuda(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, comm_.device()),
              "ask for the number of SMs");
 }
@@ -243,37 +223,13 @@ std::shared_ptr<std::byte> CudaLayer::row_memory(Pass pass) {
   return pool_.take(RowLayout(problem_, capacity_, pass).bytes);
 }
 
-DeviceContext CudaLayer::context(const PassView& view) const {
-  const auto counters = [&](std::int64_t offset) {
-    return reinterpret_cast<std::uint32_t*>(counters_.data() + offset);
-  };
-  const EnterArgs bases = enter_args({});
-  DeviceContext ctx{.view = view, .symmetric = symmetric_};
-  for (int r = 0; r < comm_.size(); ++r) ctx.heaps[r] = static_cast<std::byte*>(memory_->peer(r));
-  ctx.counters = {.rows_ready = counters(counters_layout_.rows_ready),
-                  .tile_done = counters(counters_layout_.tile_done),
-                  .expert_done = counters(counters_layout_.expert_done),
-                  .rows_ready_base = bases.rows_ready_base,
-                  .tile_done_base = bases.tile_done_base,
-                  .expert_done_base = bases.expert_done_base,
-                  .arrived_base = bases.arrived_base,
-                  .published_base = passes_ - 1};
-  ctx.failure = failure_.get();
-  ctx.limit_ns = static_cast<std::uint64_t>(timeout_ms_) * 1'000'000;
-  return ctx;
-}
-
-EnterArgs CudaLayer::enter_args(const PassTensors& tensors) const {
-  const auto bases = [&](std::int64_t offset) {
-    return reinterpret_cast<std::uint32_t*>(bases_.data() + offset);
-  };
-  return {.tokens = tensors.tokens,
-          .probs = tensors.probs,
-          .rows_ready_base = bases(bases_layout_.rows_ready),
-          .tile_done_base = bases(bases_layout_.tile_done),
-          .expert_done_base = bases(bases_layout_.expert_done),
-          .arrived_base = bases(bases_layout_.arrived),
-          .ctas_done = ctas_done_.data()};
+PassMemory CudaLayer::pass_memory() const {
+  PassMemory memory{
+      .counters = counters_.data(), .scratch = pass_scratch_.data(), .failure = failure_.get()};
+  for (int r = 0; r < comm_.size(); ++r) {
+    memory.heaps[r] = static_cast<std::byte*>(memory_->peer(r));
+  }
+  return memory;
 }
 
 PassTensors CudaLayer::tensors(const SavedData& saved, std::byte* rows, Pass pass) const {
@@ -302,20 +258,23 @@ void CudaLayer::run(const SavedData& saved, Pass pass, const PassTensors& tensor
   const DeviceOrder order = device_order(order_memory.get(), order_layout);
   const PassView view = make_pass_view(problem_, comm_.rank(), comm_.size(), saved.plan.tokens(),
                                        plan, order, pass, schedule);
-  std::vector<QueueView> queues;
+  std::vector<QueuePair> queues;
   for (int i = 0; i < num_launches(view); ++i) {
-    queues.push_back(launch_at(view, i).comm.count > 0 ? order.comm_queue(i) : order.main_queue(i));
+    queues.push_back({order.comm_queue(i), order.main_queue(i)});
   }
-  const PassLauncher launcher(context(view), tensors, capacity_, std::move(queues), sms_, stream_);
+  const PassMemory memory = pass_memory();
+  const auto limit_ns = static_cast<std::uint64_t>(timeout_ms_) * 1'000'000;
+  PassLauncher launcher(device_context(problem_, view, memory, passes_, limit_ns), tensors,
+                        capacity_, std::move(queues), sms_, stream_);
   clock_.start(pass, stream_);
   check_cuda(
       launch_order({.view = view, .plan = plan, .order = order, .scratch = scratch()}, 0, stream_),
       "launch order");
-  launcher.enter(enter_args(tensors));
+  launcher.enter(enter_args(problem_, comm_.size(), memory, tensors.tokens, tensors.probs));
   clock_.lap(Stage::kEnter, stream_);
   for (int i = 0; i < launcher.num_launches(); ++i) {
     launcher.launch(i);
-    clock_.lap(launcher.stage_of(i), stream_);
+    clock_.lap(launcher.only_stage(i), stream_);
   }
 }
 
@@ -323,7 +282,7 @@ Saved CudaLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
                          const Schedule& schedule) {
   throw_if_failed();
   check_forward(problem_, communicator_, plan, args, schedule);
-  const auto reason = unsupported_reason(schedule);
+  const auto reason = unsupported_reason(schedule, sms_);
   require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
   const auto memory = pool_.take(SavedLayout(problem_, capacity_).bytes);
   auto saved = std::make_unique<SavedData>(plan, capacity_, memory, memory.get());
@@ -341,7 +300,7 @@ Saved CudaLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
 void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) {
   throw_if_failed();
   check_backward(problem_, communicator_, saved, args, schedule);
-  const auto reason = unsupported_reason(schedule);
+  const auto reason = unsupported_reason(schedule, sms_);
   require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
   const auto rows = row_memory(Pass::kBackward);
   PassTensors t = tensors(*saved.data(), rows.get(), Pass::kBackward);

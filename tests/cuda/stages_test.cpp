@@ -3,19 +3,31 @@
 #include <gtest/gtest.h>
 
 #include "base/check.h"
+#include "cuda/device/tile_shape.h"
 #include "cuda/driver.h"
 #include "cuda/emulated_group.h"
 #include "reference/compare.h"
 #include "reference/contract.h"
+#include "support/cases.h"
 #include "support/expect_same.h"
 #include "support/random_case.h"
 
 namespace uniep::cuda::testing {
 namespace {
 
+using uniep::testing::cases;
 using uniep::testing::Rng;
 
-Schedule cuda_schedule() { return parse_schedule("sequential,tile_m=128,tile_n=256"); }
+/// A point of the space that the CUDA backend runs.
+Schedule random_cuda_schedule(Rng& rng, const Problem& problem) {
+  Schedule s = uniep::testing::random_schedule(rng, problem, 1);
+  s.tile_m = kTileM;
+  s.tile_n = uniep::testing::chance(rng, 50) ? 128 : 256;
+  s.dispatch_workers = static_cast<int>(uniep::testing::pick(rng, 1, 20));
+  return s;
+}
+
+Schedule sequential() { return parse_schedule("sequential,tile_m=128,tile_n=256"); }
 
 class CudaStages : public ::testing::Test {
  protected:
@@ -45,8 +57,11 @@ void expect_close(const LayerResult& got, const LayerResult& want, const std::st
 
 constexpr int kRanks[] = {1, 2, 3, 4, 8};
 
-TEST_F(CudaStages, RandomLayersAtAnyNumberOfRanks) {
-  for (unsigned seed = 1; seed <= 60; ++seed) {
+/// Random layers: close to the CPU's reference, and the same bits at one rank with `sequential` as
+/// at any number of ranks with the schedule that choose(rng, problem) gives.
+template <class Choose>
+void check_layers(unsigned first_seed, int count, Choose&& choose) {
+  for (unsigned seed = first_seed; seed < first_seed + static_cast<unsigned>(count); ++seed) {
     Rng rng(seed);
     const int ranks = kRanks[uniep::testing::pick(rng, 0, 4)];
     const uniep::testing::LayerBounds bounds{.max_tokens = seed % 3 == 0 ? 700 : 90,
@@ -54,21 +69,30 @@ TEST_F(CudaStages, RandomLayersAtAnyNumberOfRanks) {
                                              .max_intermediate = seed % 2 == 0 ? 600 : 96};
     const LayerData data = uniep::testing::random_layer(rng, ranks, bounds);
     const bool main_grad = uniep::testing::chance(rng, 30);
-    const std::string what = cat("seed ", seed, ": ", ranks, " ranks, tokens ", data.tokens,
-                                 ", hidden ", data.hidden, ", intermediate ", data.intermediate,
-                                 ", experts ", data.num_experts, ", topk ", data.topk);
     EmulatedGroup group(data, uniep::testing::random_parts(rng, data.tokens, ranks), main_grad, 1);
-    const LayerResult got = group.step(cuda_schedule());
+    const Schedule schedule = choose(rng, group.problem());
+    const std::string what =
+        cat("seed ", seed, ": ", ranks, " ranks, tokens ", data.tokens, ", hidden ", data.hidden,
+            ", intermediate ", data.intermediate, ", experts ", data.num_experts, ", topk ",
+            data.topk, ", ", to_string(schedule));
+    SCOPED_TRACE(what);
+    const LayerResult got = group.step(schedule);
     const LayerResult want =
         main_grad ? reference::contract_into_main_grad(data, std::vector<float>(data.w1.size(), 1),
                                                        std::vector<float>(data.w2.size(), 1))
                   : reference::contract(data);
     expect_close(got, want, what);
     EmulatedGroup one(data, {0, data.tokens}, main_grad, 1);
-    uniep::testing::expect_same_bits(got, one.step(cuda_schedule()), what);
-    if (HasFailure()) return;
+    uniep::testing::expect_same_bits(got, one.step(sequential()), what);
+    if (::testing::Test::HasFailure()) return;
   }
 }
+
+TEST_F(CudaStages, RandomLayersAtAnyNumberOfRanks) {
+  check_layers(1, cases(60), [](Rng&, const Problem&) { return sequential(); });
+}
+
+TEST_F(CudaStages, RandomSchedules) { check_layers(1001, cases(200), random_cuda_schedule); }
 
 }  // namespace
 }  // namespace uniep::cuda::testing

@@ -40,6 +40,8 @@ __device__ __forceinline__ void note_bases(const DeviceContext& ctx, const Enter
   copy_elements(args.expert_done_base, ctx.counters.expert_done, v.num_local_experts);
   copy_elements(args.arrived_base, ctx.at<std::uint32_t>(v.rank, ctx.symmetric.arrived),
                 v.num_token_blocks() * v.num_ranks);
+  const std::int64_t launches = num_launches(v);
+  for (std::int64_t i = global_thread(); i < launches; i += global_threads()) args.tickets[i] = 0;
 }
 
 /// One CTA per expert in turn.
