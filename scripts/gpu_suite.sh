@@ -10,12 +10,19 @@ cd "$(dirname "$0")/.." || exit
 
 # Schedules that `uniep run` is checked with; all must give the same bytes at any number of GPUs.
 schedules=(
-  'sequential,tile_m=128,tile_n=256'
+  'sequential,tile_m=128,tile_n=256,dispatch_workers=16'
+  'pipelined:2,tile_m=128,tile_n=256,dispatch_workers=16'
+  'two-kernel,tile_m=128,tile_n=256,dispatch_workers=16'
+  'single,tile_m=128,tile_n=256,dispatch_workers=16'
 )
 gpu_counts=(1 2 4)
 # Random cases, relative to the usual number, in programs that a sanitizer slows down.
 sanitizer_cases=0.05
 sanitized=(cuda_stages_test cuda_plan_test)
+# A sanitizer may run launches one after another, though those of emulated ranks wait for one another
+# under schedules that hold several stages in one: it runs these tests only (and all of other programs).
+sanitizer_filter='CudaStages.RandomLayersAtAnyNumberOfRanks:CudaStages.RandomSchedulesAtOneRank:PlanKernel*:OrderKernel*'
+tokens_beside_torch=512  # of a rank
 
 build=${1:-build/cuda}
 layer=${2:-data/moe_lm_layer.safetensors}
@@ -32,7 +39,7 @@ failed=0
 [ -r "$layer" ] || { echo "there is no layer file $layer" >&2; exit 2; }
 
 note() {  # note NAME GPUS VERDICT SECONDS
-  table+=("$(printf '%-58s %4s  %8s  %s' "$1" "$2" "$4" "$3")")
+  table+=("$(printf '%-68s %4s  %8s  %s' "$1" "$2" "$4" "$3")")
   printf '%s: %s (%s s)\n' "$1" "$3" "$4"
 }
 
@@ -112,6 +119,22 @@ plain_torch() {
   done
 }
 
+beside_torch() {
+  local library=$build/benchmarks/libuniep_bridge.so count missing=''
+  python3 -c 'import torch' 2>/dev/null || missing='python3 has no torch'
+  [ -f "$library" ] || missing="there is no $library"
+  for count in "${gpu_counts[@]}"; do
+    if [ -n "$missing" ]; then
+      skip "compare_torch.py, $count" "$count" "$missing"
+      continue
+    fi
+    part "compare_torch.py, $count" "$count" 600 python3 -m torch.distributed.run \
+      --nproc_per_node="$count" benchmarks/compare_torch.py --library "$library" --check \
+      --tokens "$tokens_beside_torch" --iterations 3 \
+      --forward "${schedules[@]}" --backward "${schedules[@]}"
+  done
+}
+
 sanitizers() {
   local sanitizer tool program
   sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer)
@@ -122,7 +145,8 @@ sanitizers() {
         continue
       fi
       part "$tool $program" 1 600 env UNIEP_TEST_CASES=$sanitizer_cases \
-        "$sanitizer" --tool "$tool" --error-exitcode 99 "$build/tests/cuda/$program"
+        "$sanitizer" --tool "$tool" --error-exitcode 99 "$build/tests/cuda/$program" \
+        --gtest_filter="$sanitizer_filter"
     done
   done
 }
@@ -130,9 +154,10 @@ sanitizers() {
 gtest_programs
 layer_runs
 plain_torch
+beside_torch
 sanitizers
 
 printf '\n# logs in %s\n' "$logs"
-printf '%-58s %4s  %8s  %s\n' part GPUs seconds verdict
+printf '%-68s %4s  %8s  %s\n' part GPUs seconds verdict
 printf '%s\n' "${table[@]}"
 exit $failed

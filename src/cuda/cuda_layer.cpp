@@ -14,6 +14,7 @@
 #include "cuda/fault_injection.h"
 #include "cuda/pass.h"
 #include "cuda/pass_clock.h"
+#include "cuda/pass_memory.h"
 #include "cuda/plan_launch.h"
 #include "cuda/wait_failure.h"
 #include "plan/plan_data.h"
@@ -88,20 +89,6 @@ const DevicePlan& on_device(const RoutingPlan& plan) {
   return remote->device();
 }
 
-/// Where a rank's bases lie, in uint32.
-struct BaseLayout {
-  std::int64_t rows_ready, tile_done, expert_done, arrived, bytes;
-  BaseLayout(const Problem& p, int num_ranks) {
-    uniep::detail::Ranges r;
-    const std::int64_t tiles = ceil_div(capacity_rows(p, num_ranks), kMinTileM);
-    rows_ready = r.take<std::uint32_t>(tiles);
-    tile_done = r.take<std::uint32_t>(tiles);
-    expert_done = r.take<std::uint32_t>(p.num_experts / num_ranks);
-    arrived = r.take<std::uint32_t>(SymmetricLayout::num_token_blocks(p) * num_ranks);
-    bytes = r.bytes();
-  }
-};
-
 class CudaLayer final : public LayerBackend {
  public:
   CudaLayer(const Problem& problem, Communicator communicator, const LayerOptions& options);
@@ -132,8 +119,7 @@ class CudaLayer final : public LayerBackend {
   void start_counters_at(std::uint32_t first_count);
   PlanScratch scratch() const;
   std::shared_ptr<std::byte> row_memory(Pass pass);
-  DeviceContext context(const PassView& view) const;
-  EnterArgs enter_args(const PassTensors& tensors) const;
+  PassMemory pass_memory() const;
   PassTensors tensors(const SavedData& saved, std::byte* rows, Pass pass) const;
   void run(const SavedData& saved, Pass pass, const PassTensors& tensors, const Schedule& schedule);
 
@@ -146,14 +132,11 @@ class CudaLayer final : public LayerBackend {
   const std::int64_t capacity_;
   const SymmetricLayout symmetric_;
   const PlanExchangeLayout exchange_;
-  const LocalCounterLayout counters_layout_;
-  const BaseLayout bases_layout_;
   const PlanScratchLayout scratch_layout_;
   std::unique_ptr<SymmetricMemory> memory_;  // symmetric_, then exchange_, then a Refusal
   DeviceArray<std::byte> counters_;
-  DeviceArray<std::byte> bases_;
+  DeviceArray<std::byte> pass_scratch_;
   DeviceArray<std::byte> scratch_;
-  DeviceArray<std::uint32_t> ctas_done_;
   HostVisible<WaitFailure> failure_;
   HostVisible<PlanReport> report_;
   BufferPool pool_;
@@ -189,15 +172,12 @@ CudaLayer::CudaLayer(const Problem& problem, Communicator communicator, const La
       capacity_(capacity_rows(problem_, comm_.size())),
       symmetric_(problem_, comm_.size()),
       exchange_(problem_, comm_.size()),
-      counters_layout_(problem_, comm_.size()),
-      bases_layout_(problem_, comm_.size()),
       scratch_layout_(problem_, comm_.size()),
       memory_(comm_.symmetric_memory(symmetric_.bytes + exchange_.bytes + sizeof(Refusal),
                                      timeout_ms_)),
-      counters_(counters_layout_.bytes),
-      bases_(bases_layout_.bytes),
+      counters_(LocalCounterLayout(problem_, comm_.size()).bytes),
+      pass_scratch_(PassScratchLayout(problem_, comm_.size()).bytes),
       scratch_(scratch_layout_.bytes),
-      ctas_done_(1),
       passes_(options.faults.first_count) {
   check_cuda(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, comm_.device()),
              "ask for the number of SMs");
@@ -207,7 +187,7 @@ CudaLayer::CudaLayer(const Problem& problem, Communicator communicator, const La
 /// No peer may signal before all counters are set, hence the agreement.
 void CudaLayer::start_counters_at(std::uint32_t first_count) {
   agree(comm_.bootstrap(), timeout_ms_, Stage::kPlan, cat("first_count ", first_count), [&] {
-    start_counters(counters_.data(), counters_layout_.bytes, first_count);
+    start_counters(counters_.data(), LocalCounterLayout(problem_, comm_.size()).bytes, first_count);
     start_counters(static_cast<std::byte*>(memory_->local()) + symmetric_.published,
                    symmetric_.bytes - symmetric_.published, first_count);
   });
@@ -308,40 +288,15 @@ std::shared_ptr<std::byte> CudaLayer::row_memory(Pass pass) {
   return pool_.take(RowLayout(problem_, capacity_, pass).bytes);
 }
 
-DeviceContext CudaLayer::context(const PassView& view) const {
-  const auto counters = [&](std::int64_t offset) {
-    return reinterpret_cast<std::uint32_t*>(counters_.data() + offset);
-  };
-  const EnterArgs bases = enter_args({});
-  DeviceContext ctx{.view = view, .symmetric = symmetric_};
-  for (int r = 0; r < comm_.size(); ++r) ctx.heaps[r] = static_cast<std::byte*>(memory_->peer(r));
-  ctx.counters = {.rows_ready = counters(counters_layout_.rows_ready),
-                  .tile_done = counters(counters_layout_.tile_done),
-                  .expert_done = counters(counters_layout_.expert_done),
-                  .rows_ready_base = bases.rows_ready_base,
-                  .tile_done_base = bases.tile_done_base,
-                  .expert_done_base = bases.expert_done_base,
-                  .arrived_base = bases.arrived_base,
-                  .published_base = passes_ - 1};
-  ctx.failure = failure_.get();
-  ctx.limit_ns = static_cast<std::uint64_t>(timeout_ms_) * 1'000'000;
-  ctx.refusal = refusal_slot(comm_.rank());
-  ctx.call = calls_;
-  ctx.faults = device_faults(faults_, comm_.rank(), passes_);
-  return ctx;
-}
-
-EnterArgs CudaLayer::enter_args(const PassTensors& tensors) const {
-  const auto bases = [&](std::int64_t offset) {
-    return reinterpret_cast<std::uint32_t*>(bases_.data() + offset);
-  };
-  return {.tokens = tensors.tokens,
-          .probs = tensors.probs,
-          .rows_ready_base = bases(bases_layout_.rows_ready),
-          .tile_done_base = bases(bases_layout_.tile_done),
-          .expert_done_base = bases(bases_layout_.expert_done),
-          .arrived_base = bases(bases_layout_.arrived),
-          .ctas_done = ctas_done_.data()};
+PassMemory CudaLayer::pass_memory() const {
+  PassMemory memory{.counters = counters_.data(),
+                    .scratch = pass_scratch_.data(),
+                    .failure = failure_.get(),
+                    .refusal = refusal_slot(comm_.rank())};
+  for (int r = 0; r < comm_.size(); ++r) {
+    memory.heaps[r] = static_cast<std::byte*>(memory_->peer(r));
+  }
+  return memory;
 }
 
 PassTensors CudaLayer::tensors(const SavedData& saved, std::byte* rows, Pass pass) const {
@@ -370,20 +325,26 @@ void CudaLayer::run(const SavedData& saved, Pass pass, const PassTensors& tensor
   const DeviceOrder order = device_order(order_memory.get(), order_layout);
   const PassView view = make_pass_view(problem_, comm_.rank(), comm_.size(), saved.plan.tokens(),
                                        plan, order, pass, schedule);
-  std::vector<QueueView> queues;
+  std::vector<QueuePair> queues;
   for (int i = 0; i < num_launches(view); ++i) {
-    queues.push_back(launch_at(view, i).comm.count > 0 ? order.comm_queue(i) : order.main_queue(i));
+    queues.push_back({order.comm_queue(i), order.main_queue(i)});
   }
-  const PassLauncher launcher(context(view), tensors, capacity_, std::move(queues), sms_, stream_);
+  const PassMemory memory = pass_memory();
+  const PassCall this_call{.pass = passes_,
+                           .call = calls_,
+                           .limit_ms = timeout_ms_,
+                           .faults = device_faults(faults_, comm_.rank(), passes_)};
+  PassLauncher launcher(device_context(problem_, view, memory, this_call), tensors, capacity_,
+                        std::move(queues), sms_, stream_);
   clock_.start(pass, stream_);
   check_cuda(
       launch_order({.view = view, .plan = plan, .order = order, .scratch = scratch()}, 0, stream_),
       "launch order");
-  launcher.enter(enter_args(tensors));
+  launcher.enter(enter_args(problem_, comm_.size(), memory, tensors.tokens, tensors.probs));
   clock_.lap(Stage::kEnter, stream_);
   for (int i = 0; i < launcher.num_launches(); ++i) {
     launcher.launch(i);
-    clock_.lap(launcher.stage_of(i), stream_);
+    clock_.lap(launcher.only_stage(i), stream_);
   }
 }
 
@@ -399,7 +360,7 @@ void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const Sch
 Saved CudaLayer::run_forward(const RoutingPlan& plan, const ForwardArgs& args,
                              const Schedule& schedule) {
   check_forward(problem_, communicator_, plan, args, schedule);
-  const auto reason = unsupported_reason(schedule);
+  const auto reason = unsupported_reason(schedule, sms_);
   require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
   const auto memory = pool_.take(SavedLayout(problem_, capacity_).bytes);
   auto saved = std::make_unique<SavedData>(plan, capacity_, memory, memory.get());
@@ -417,7 +378,7 @@ Saved CudaLayer::run_forward(const RoutingPlan& plan, const ForwardArgs& args,
 void CudaLayer::run_backward(const Saved& saved, const BackwardArgs& args,
                              const Schedule& schedule) {
   check_backward(problem_, communicator_, saved, args, schedule);
-  const auto reason = unsupported_reason(schedule);
+  const auto reason = unsupported_reason(schedule, sms_);
   require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
   const auto rows = row_memory(Pass::kBackward);
   PassTensors t = tensors(*saved.data(), rows.get(), Pass::kBackward);

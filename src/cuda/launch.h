@@ -7,8 +7,7 @@
 
 namespace uniep::cuda {
 
-// One launch per stage, each in the translation unit of its name. `ctas` persistent CTAs share the
-// tasks of ctx.queue.
+// Launches of a pass, each in the translation unit of its name.
 
 /// What `enter` reads and writes besides the context.
 struct EnterArgs {
@@ -18,25 +17,24 @@ struct EnterArgs {
   std::uint32_t* tile_done_base;
   std::uint32_t* expert_done_base;
   std::uint32_t* arrived_base;
+  std::uint32_t* tickets;    // of all launches of the pass, zeroed here
   std::uint32_t* ctas_done;  // 0 between launches
 };
 
 cudaError_t launch_enter(const DeviceContext& ctx, const EnterArgs& args, int ctas,
                          cudaStream_t stream);
-cudaError_t launch_dispatch(const DeviceContext& ctx, int ctas, cudaStream_t stream);
-cudaError_t launch_reduce(const DeviceContext& ctx, int ctas, cudaStream_t stream);
-cudaError_t launch_fc1(const DeviceContext& ctx, const StageMaps& maps, int ctas,
-                       cudaStream_t stream);
-cudaError_t launch_fc2(const DeviceContext& ctx, const StageMaps& maps, int ctas,
-                       cudaStream_t stream);
-cudaError_t launch_dfc2(const DeviceContext& ctx, const StageMaps& maps, int ctas,
-                        cudaStream_t stream);
-cudaError_t launch_dfc1(const DeviceContext& ctx, const StageMaps& maps, int ctas,
-                        cudaStream_t stream);
-cudaError_t launch_wgrad2(const DeviceContext& ctx, const StageMaps& maps, int ctas,
-                          cudaStream_t stream);
-cudaError_t launch_wgrad1(const DeviceContext& ctx, const StageMaps& maps, int ctas,
-                          cudaStream_t stream);
+
+/// Runs the tasks of the queues on `ctas` persistent CTAs. A function per pass and tile_n.
+using LaunchPass = cudaError_t (*)(const DeviceContext& ctx, const LaunchQueues& queues,
+                                   const PassMaps& maps, int ctas, cudaStream_t stream);
+cudaError_t launch_forward_n128(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
+                                cudaStream_t);
+cudaError_t launch_forward_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
+                                cudaStream_t);
+cudaError_t launch_backward_n128(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
+                                 cudaStream_t);
+cudaError_t launch_backward_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
+                                 cudaStream_t);
 
 /// Every rank's slot, as mapped here.
 struct RefusalSlots {

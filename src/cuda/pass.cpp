@@ -1,5 +1,8 @@
 #include "cuda/pass.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "base/check.h"
 #include "cuda/check.h"
 #include "cuda/device/tile_shape.h"
@@ -9,15 +12,15 @@ namespace uniep::cuda {
 namespace {
 
 /// Boxes of operands: 64 k's by a tile's rows or columns where the reduction is contiguous, squares
-/// of 64 where it is not. Output boxes are a warp's 16 rows.
+/// of 64 where it is not. Output boxes are squares of 64.
 constexpr int kBox = 64;
-constexpr int kOutRows = kWarpRows;
+static_assert(kConsumerRows == kBox && kBoxCols == kBox);
 
 CUtensorMap weight_grad_map(const WeightGrad& grad, std::int64_t cols, std::int64_t rows,
                             std::int64_t experts) {
   const auto* dw = std::get_if<std::span<bf16>>(&grad);
   if (dw == nullptr) return {};  // fp32 is written without a map
-  return tensor_map(dw->data(), {cols, rows, experts}, {kBox, kOutRows, 1});
+  return tensor_map(dw->data(), {cols, rows, experts}, {kBox, kBox, 1});
 }
 
 float* main_grad(const WeightGrad& grad) {
@@ -25,36 +28,58 @@ float* main_grad(const WeightGrad& grad) {
   return main == nullptr ? nullptr : main->data();
 }
 
+constexpr Stage kForwardGemms[] = {Stage::kFc1, Stage::kFc2};
+constexpr Stage kBackwardGemms[] = {Stage::kDfc2, Stage::kDfc1, Stage::kWgrad2, Stage::kWgrad1};
+
+LaunchPass launch_function(Pass pass, int tile_n) {
+  if (pass == Pass::kForward) return tile_n == 256 ? launch_forward_n256 : launch_forward_n128;
+  return tile_n == 256 ? launch_backward_n256 : launch_backward_n128;
+}
+
 }  // namespace
 
-std::optional<std::string> unsupported_reason(const Schedule& s) {
-  if (s.launch != LaunchGrouping::kSeparate || s.wgrad != WgradPlacement::kSeparate) {
-    return "the CUDA backend runs launch=separate with wgrad=separate (preset sequential) only";
+std::optional<std::string> unsupported_reason(const Schedule& s, int sms) {
+  if (s.tile_m != kTileM || std::ranges::find(kTileColumns, s.tile_n) == std::end(kTileColumns)) {
+    return cat("the schedule has tile_m=", s.tile_m, ",tile_n=", s.tile_n,
+               "; the CUDA backend accepts tile_m=", kTileM, " with tile_n=128 or 256");
   }
-  if (s.tile_m != kTileM || s.tile_n != kTileN) {
-    return cat("the CUDA backend has tiles of tile_m=", kTileM, " and tile_n=", kTileN, " only");
+  if (s.launch != LaunchGrouping::kSeparate && s.dispatch_workers == 0) {
+    return "the schedule has dispatch_workers=0; the CUDA backend accepts 1 or more";
+  }
+  if (s.workers > sms) {
+    return cat("the schedule has workers=", s.workers, "; this device accepts 0 to ", sms,
+               ", its number of SMs");
   }
   return std::nullopt;
 }
 
 PassLauncher::PassLauncher(const DeviceContext& ctx, const PassTensors& tensors, std::int64_t rows,
-                           std::vector<QueueView> queues, int sms, cudaStream_t stream)
+                           std::vector<QueuePair> queues, int sms, cudaStream_t stream)
     : ctx_(ctx),
       tensors_(tensors),
       rows_(rows),
       queues_(std::move(queues)),
-      sms_(sms),
+      ctas_(ctx.view.schedule.workers > 0 ? ctx.view.schedule.workers : sms),
+      enter_ctas_(4 * sms),
       stream_(stream) {
   ctx_.dispatched = ctx.view.pass == Pass::kForward ? tensors.x_rows : tensors.dy_rows;
   ctx_.row_probs = tensors.row_probs;
   ctx_.dprob_groups = tensors.dprob_groups;
   ctx_.token_out = tensors.token_out;
   ctx_.dprobs_out = tensors.dprobs_out;
+  ctx_.main_dw1 = main_grad(tensors.dw1);
+  ctx_.main_dw2 = main_grad(tensors.dw2);
+  StageMaps* next = maps_.stages;
+  if (ctx.view.pass == Pass::kForward) {
+    for (const Stage stage : kForwardGemms) *next++ = maps(stage);
+  } else {
+    for (const Stage stage : kBackwardGemms) *next++ = maps(stage);
+  }
 }
 
-Stage PassLauncher::stage_of(int launch) const {
+std::optional<Stage> PassLauncher::only_stage(int launch) const {
   const Launch shape = launch_at(ctx_.view, launch);
-  ensure(shape.comm.count + shape.main.count == 1, "a launch of the CUDA backend holds one stage");
+  if (shape.comm.count + shape.main.count != 1) return std::nullopt;
   return shape.comm.count == 1 ? shape.comm.tracks[0].stage : shape.main.tracks[0].stage;
 }
 
@@ -62,25 +87,26 @@ StageMaps PassLauncher::maps(Stage stage) const {
   const std::int64_t hidden = ctx_.view.hidden;
   const std::int64_t inter = ctx_.view.intermediate;
   const std::int64_t experts = ctx_.view.num_local_experts;
+  const int tile_n = ctx_.view.schedule.tile_n;
   const PassTensors& t = tensors_;
   StageMaps m{};
   switch (stage) {
     case Stage::kFc1:
       m.a = tensor_map(t.x_rows, {hidden, rows_, 1}, {kBox, kTileM, 1});
-      m.b = tensor_map(t.w1, {hidden, inter, 2, experts}, {kBox, kTileN / 2, 1, 1});
-      m.out0 = tensor_map(t.h, {inter, 2, rows_}, {kBox, 1, kOutRows});
-      m.out1 = tensor_map(t.a, {inter, rows_, 1}, {kBox, kOutRows, 1});
+      m.b = tensor_map(t.w1, {hidden, inter, 2, experts}, {kBox, tile_n / 2, 1, 1});
+      m.out0 = tensor_map(t.h, {inter, 2, rows_}, {kBox, 1, kBox});
+      m.out1 = tensor_map(t.a, {inter, rows_, 1}, {kBox, kBox, 1});
       break;
     case Stage::kFc2:
       m.a = tensor_map(t.a, {inter, rows_, 1}, {kBox, kTileM, 1});
-      m.b = tensor_map(t.w2, {inter, hidden, experts}, {kBox, kTileN, 1});
+      m.b = tensor_map(t.w2, {inter, hidden, experts}, {kBox, tile_n, 1});
       break;
     case Stage::kDfc2:
       m.a = tensor_map(t.dy_rows, {hidden, rows_, 1}, {kBox, kTileM, 1});
       m.b = tensor_map(t.w2, {inter, hidden, experts}, {kBox, kBox, 1});
       m.aux = tensor_map(t.h, {inter, 2, rows_}, {kBox, 1, kTileM});
-      m.out0 = tensor_map(t.dh, {inter, 2, rows_}, {kBox, 1, kOutRows});
-      m.out1 = tensor_map(t.a, {inter, rows_, 1}, {kBox, kOutRows, 1});
+      m.out0 = tensor_map(t.dh, {inter, 2, rows_}, {kBox, 1, kBox});
+      m.out1 = tensor_map(t.a, {inter, rows_, 1}, {kBox, kBox, 1});
       break;
     case Stage::kDfc1:
       m.a = tensor_map(t.dh, {2 * inter, rows_, 1}, {kBox, kTileM, 1});
@@ -100,36 +126,28 @@ StageMaps PassLauncher::maps(Stage stage) const {
   return m;
 }
 
-void PassLauncher::enter(const EnterArgs& args) const {
-  check_cuda(launch_enter(ctx_, args, 4 * sms_, stream_), "launch enter");
+void PassLauncher::enter(const EnterArgs& args) {
+  tickets_ = args.tickets;
+  check_cuda(launch_enter(ctx_, args, enter_ctas_, stream_), "launch enter");
+}
+
+LaunchQueues PassLauncher::queues(int index) const {
+  const Schedule& s = ctx_.view.schedule;
+  const Launch shape = launch_at(ctx_.view, index);
+  const QueuePair& pair = queues_[static_cast<std::size_t>(index)];
+  const bool shared = shape.comm.count > 0 && shape.main.count > 0;
+  const int dispatchers = shared ? min_of(s.dispatch_workers, ctas_) : ctas_;
+  return {.comm = pair.comm,
+          .main = pair.main,
+          .ticket = tickets_ + index,
+          .dispatchers = shape.comm.count > 0 ? dispatchers : 0,
+          .join = s.dispatch_join || dispatchers == ctas_};
 }
 
 void PassLauncher::launch(int index) const {
-  const Stage stage = stage_of(index);
-  DeviceContext ctx = ctx_;
-  ctx.queue = queues_[static_cast<std::size_t>(index)];
-  switch (stage) {
-    case Stage::kDispatch:
-      return check_cuda(launch_dispatch(ctx, sms_, stream_), "launch dispatch");
-    case Stage::kReduce:
-      return check_cuda(launch_reduce(ctx, 8 * sms_, stream_), "launch reduce");
-    case Stage::kFc1:
-      return check_cuda(launch_fc1(ctx, maps(stage), sms_, stream_), "launch fc1");
-    case Stage::kFc2:
-      return check_cuda(launch_fc2(ctx, maps(stage), sms_, stream_), "launch fc2");
-    case Stage::kDfc2:
-      return check_cuda(launch_dfc2(ctx, maps(stage), sms_, stream_), "launch dfc2");
-    case Stage::kDfc1:
-      return check_cuda(launch_dfc1(ctx, maps(stage), sms_, stream_), "launch dfc1");
-    case Stage::kWgrad2:
-      ctx.main_grad = main_grad(tensors_.dw2);
-      return check_cuda(launch_wgrad2(ctx, maps(stage), sms_, stream_), "launch wgrad2");
-    case Stage::kWgrad1:
-      ctx.main_grad = main_grad(tensors_.dw1);
-      return check_cuda(launch_wgrad1(ctx, maps(stage), sms_, stream_), "launch wgrad1");
-    default:
-      ensure(false, "stage ", name(stage), " has no launch");
-  }
+  const LaunchPass function = launch_function(ctx_.view.pass, ctx_.view.schedule.tile_n);
+  check_cuda(function(ctx_, queues(index), maps_, ctas_, stream_),
+             cat("launch ", index, " of the ", name(ctx_.view.pass), " pass").c_str());
 }
 
 }  // namespace uniep::cuda

@@ -31,31 +31,43 @@ struct PassTensors {
   WeightGrad dw2{};
 };
 
-/// What the CUDA backend lacks for this schedule, or nothing where it can run it.
-std::optional<std::string> unsupported_reason(const Schedule& schedule);
+/// What the CUDA backend lacks for this schedule on a device with `sms` SMs, or nothing where it
+/// can run it.
+std::optional<std::string> unsupported_reason(const Schedule& schedule, int sms);
+
+/// Communication and main queue of a launch.
+struct QueuePair {
+  QueueView comm;
+  QueueView main;
+};
 
 /// One pass on one rank, as launches on a stream. The host waits for nothing.
 class PassLauncher {
  public:
-  /// `ctx` has everything but the queue, and what differs by stage; `rows` is the number of rows
-  /// that the row buffers hold; `queues` has the main or communication queue of every launch, in
-  /// order.
+  /// `ctx` has everything but the tensors; `rows` is the number of rows that the row buffers hold;
+  /// `queues` are those of every launch, in order.
   PassLauncher(const DeviceContext& ctx, const PassTensors& tensors, std::int64_t rows,
-               std::vector<QueueView> queues, int sms, cudaStream_t stream);
+               std::vector<QueuePair> queues, int sms, cudaStream_t stream);
 
-  void enter(const EnterArgs& args) const;
+  void enter(const EnterArgs& args);
   int num_launches() const { return static_cast<int>(queues_.size()); }
-  Stage stage_of(int launch) const;
+  /// The stage of a launch that holds one only.
+  std::optional<Stage> only_stage(int launch) const;
+  /// After `enter`.
   void launch(int index) const;
 
  private:
   StageMaps maps(Stage stage) const;
+  LaunchQueues queues(int index) const;
 
   DeviceContext ctx_;
   PassTensors tensors_;
   std::int64_t rows_;
-  std::vector<QueueView> queues_;
-  int sms_;
+  std::vector<QueuePair> queues_;
+  PassMaps maps_{};
+  std::uint32_t* tickets_ = nullptr;
+  int ctas_;
+  int enter_ctas_;
   cudaStream_t stream_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <optional>
 #include <vector>
 
 #include "cuda/check.h"
@@ -25,8 +26,8 @@ class PassClock {
     mark(stream);
   }
 
-  /// Ends the launch of a stage.
-  void lap(Stage stage, cudaStream_t stream) {
+  /// Ends a launch; without a stage where it holds several.
+  void lap(std::optional<Stage> stage, cudaStream_t stream) {
     stages_.push_back(stage);
     mark(stream);
   }
@@ -39,8 +40,9 @@ class PassClock {
     check_cuda(cudaEventSynchronize(events_[stages_.size()]), "wait for the pass");
     stats.elapsed_s = seconds(0, stages_.size());
     for (std::size_t i = 0; i < stages_.size(); ++i) {
-      stats[stages_[i]].tasks += 1;
-      stats[stages_[i]].busy_s += seconds(i, i + 1);
+      if (!stages_[i]) continue;
+      stats[*stages_[i]].tasks += 1;
+      stats[*stages_[i]].busy_s += seconds(i, i + 1);
     }
   }
 
@@ -60,7 +62,7 @@ class PassClock {
   }
 
   Pass pass_ = Pass::kForward;
-  std::vector<Stage> stages_;
+  std::vector<std::optional<Stage>> stages_;
   std::vector<cudaEvent_t> events_;
 };
 

@@ -13,4 +13,10 @@ struct StageMaps {
   CUtensorMap out1;
 };
 
+/// Of all GEMM stages of a pass, in the order of enum Stage.
+struct PassMaps {
+  static constexpr int kMax = 4;
+  StageMaps stages[kMax];
+};
+
 }  // namespace uniep::cuda

@@ -63,6 +63,7 @@ struct StageGrid {
   std::int64_t rows = 0;
   std::int64_t cols = 0;
   std::int64_t tile_cols = 0;
+  std::int64_t reduction = 0;  // length of the sums; of a weight gradient: the expert's rows, 0 here
 };
 
 /// An fc1 tile holds tile_n / 2 gate columns and the same tile_n / 2 up columns, so that SwiGLU
@@ -71,12 +72,13 @@ inline UNIEP_HD StageGrid stage_grid(const PassView& v, Stage stage) {
   const std::int64_t n = v.schedule.tile_n;
   switch (stage) {
     case Stage::kFc1:
-      return {0, v.intermediate, n / 2};
+      return {0, v.intermediate, n / 2, v.hidden};
     case Stage::kDfc2:
-      return {0, v.intermediate, n};
+      return {0, v.intermediate, n, v.hidden};
     case Stage::kFc2:
+      return {0, v.hidden, n, v.intermediate};
     case Stage::kDfc1:
-      return {0, v.hidden, n};
+      return {0, v.hidden, n, 2 * v.intermediate};
     case Stage::kWgrad2:
       return {v.hidden, v.intermediate, n};
     case Stage::kWgrad1:

@@ -5,13 +5,13 @@
 #include <span>
 
 #include "uniep/bf16.h"
+#include "workload/normal.h"
 
 namespace uniep::workload {
 
-/// exp(x) for x <= 0 and log(x) for normal x > 0 from IEEE additions, multiplications and divisions
-/// alone: the same bits with every C library, unlike std::exp. Relative error below 1e-13.
+/// exp(x) for x <= 0 from IEEE additions, multiplications and divisions alone: the same bits with
+/// every C library, unlike std::exp. Relative error below 1e-13.
 double portable_exp(double x);
-double portable_log(double x);
 
 /// A stream of independent N(0, 1) values, each a pure function of (seed, stream, index), so that
 /// neither the order nor the number of threads that draw them matters.
@@ -22,8 +22,11 @@ class NormalStream {
   /// Values first, first + 1, ... `first` must be even.
   void fill(std::uint64_t first, std::span<double> out) const;
 
-  /// `out[i] = bf16(scale * value i)`, on several threads where that pays.
-  void fill(std::span<bf16> out, double scale) const;
+  /// `out[i] = bf16(scale * value first + i)`, on several threads where that pays.
+  void fill(std::uint64_t first, std::span<bf16> out, double scale) const;
+
+  /// What `normal_pair` takes.
+  std::uint64_t key() const { return key_; }
 
  private:
   std::uint64_t key_;

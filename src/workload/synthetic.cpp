@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <set>
+#include <utility>
 
 #include "base/check.h"
 #include "uniep/problem.h"
@@ -166,25 +167,12 @@ class TopK {
   std::array<Choice, kMaxTopk> best_{};
 };
 
-void route(LayerData& layer, std::uint64_t seed, double skew) {
-  const auto experts = static_cast<std::size_t>(layer.num_experts);
-  std::vector<double> bias(experts);
-  for (std::size_t e = 0; e < experts; ++e) {
-    bias[e] = -skew * portable_log(1 + static_cast<double>(e));
-  }
-  const NormalStream normal(seed, kRouter);
-  const std::size_t stride = experts + experts % 2;  // a token's logits start at an even index
-  std::vector<double> logits(experts);
-  TopK top(layer.topk);
-  for (std::size_t t = 0; t < static_cast<std::size_t>(layer.tokens); ++t) {
-    normal.fill(t * stride, logits);
-    top.clear();
-    for (std::size_t e = 0; e < experts; ++e) {
-      top.offer(static_cast<std::int32_t>(e), logits[e] + bias[e]);
-    }
-    const std::size_t slot = t * static_cast<std::size_t>(layer.topk);
-    top.store(&layer.topk_ids[slot], &layer.topk_probs[slot]);
-  }
+void check_made_up(const ShapeSpec& spec, int ranks, double skew) {
+  check_spec(spec);
+  require(ranks >= 1 && ranks <= kMaxRanks, ErrorCode::kInvalidArgument, "ranks is ", ranks,
+          "; 1 to ", kMaxRanks, " is accepted");
+  require(skew >= 0 && skew <= kMaxSkew, ErrorCode::kInvalidArgument, "skew is ", skew, "; 0 to ",
+          kMaxSkew, " is accepted");
 }
 
 /// Linux hands out more memory than there is and kills the process that uses it: say so before.
@@ -203,8 +191,6 @@ void allocate(LayerData& layer) {
   const std::int64_t weights = layer.num_experts * layer.hidden;
   layer.x.resize(size(layer.tokens, layer.hidden));
   layer.dy.resize(size(layer.tokens, layer.hidden));
-  layer.topk_ids.resize(size(layer.tokens, layer.topk));
-  layer.topk_probs.resize(size(layer.tokens, layer.topk));
   layer.w1.resize(size(weights, 2 * layer.intermediate));
   layer.w2.resize(size(weights, layer.intermediate));
 }
@@ -261,12 +247,49 @@ std::int64_t layer_bytes(const ShapeSpec& s, int ranks) {
   return s.tokens * ranks * per_token + 2 * 3 * s.num_experts * s.hidden * s.intermediate;
 }
 
+Numbers numbers_of(Tensor tensor, const ShapeSpec& spec, std::uint64_t seed) {
+  const auto weight_scale = [](std::int64_t width) {
+    return 1 / std::sqrt(static_cast<double>(width));
+  };
+  switch (tensor) {
+    case Tensor::kX:
+      return {NormalStream(seed, kX), 1};
+    case Tensor::kDy:
+      return {NormalStream(seed, kDy), 1};
+    case Tensor::kW1:
+      return {NormalStream(seed, kW1), weight_scale(spec.hidden)};
+    default:
+      return {NormalStream(seed, kW2), weight_scale(spec.intermediate)};
+  }
+}
+
+Routing make_routing(const ShapeSpec& spec, int ranks, std::uint64_t seed, double skew) {
+  check_made_up(spec, ranks, skew);
+  const auto tokens = static_cast<std::size_t>(spec.tokens * ranks);
+  const auto topk = static_cast<std::size_t>(spec.topk);
+  const auto experts = static_cast<std::size_t>(spec.num_experts);
+  std::vector<double> bias(experts);
+  for (std::size_t e = 0; e < experts; ++e) {
+    bias[e] = -skew * portable_log(1 + static_cast<double>(e));
+  }
+  const NormalStream normal(seed, kRouter);
+  const std::size_t stride = experts + experts % 2;  // a token's logits start at an even index
+  std::vector<double> logits(experts);
+  TopK top(spec.topk);
+  Routing routing{std::vector<std::int32_t>(tokens * topk), std::vector<float>(tokens * topk)};
+  for (std::size_t t = 0; t < tokens; ++t) {
+    normal.fill(t * stride, logits);
+    top.clear();
+    for (std::size_t e = 0; e < experts; ++e) {
+      top.offer(static_cast<std::int32_t>(e), logits[e] + bias[e]);
+    }
+    top.store(&routing.topk_ids[t * topk], &routing.topk_probs[t * topk]);
+  }
+  return routing;
+}
+
 LayerData make_layer(const ShapeSpec& spec, int ranks, std::uint64_t seed, double skew) {
-  check_spec(spec);
-  require(ranks >= 1 && ranks <= kMaxRanks, ErrorCode::kInvalidArgument, "ranks is ", ranks,
-          "; 1 to ", kMaxRanks, " is accepted");
-  require(skew >= 0 && skew <= kMaxSkew, ErrorCode::kInvalidArgument, "skew is ", skew, "; 0 to ",
-          kMaxSkew, " is accepted");
+  check_made_up(spec, ranks, skew);
   check_memory(spec, ranks);
   LayerData layer;
   layer.tokens = spec.tokens * ranks;
@@ -275,11 +298,17 @@ LayerData make_layer(const ShapeSpec& spec, int ranks, std::uint64_t seed, doubl
   layer.num_experts = spec.num_experts;
   layer.topk = spec.topk;
   allocate(layer);
-  NormalStream(seed, kX).fill(layer.x, 1);
-  NormalStream(seed, kDy).fill(layer.dy, 1);
-  NormalStream(seed, kW1).fill(layer.w1, 1 / std::sqrt(static_cast<double>(spec.hidden)));
-  NormalStream(seed, kW2).fill(layer.w2, 1 / std::sqrt(static_cast<double>(spec.intermediate)));
-  route(layer, seed, skew);
+  const auto fill = [&](Tensor tensor, std::vector<bf16>& to) {
+    const Numbers numbers = numbers_of(tensor, spec, seed);
+    numbers.stream.fill(0, to, numbers.scale);
+  };
+  fill(Tensor::kX, layer.x);
+  fill(Tensor::kDy, layer.dy);
+  fill(Tensor::kW1, layer.w1);
+  fill(Tensor::kW2, layer.w2);
+  Routing routing = make_routing(spec, ranks, seed, skew);
+  layer.topk_ids = std::move(routing.topk_ids);
+  layer.topk_probs = std::move(routing.topk_probs);
   return layer;
 }
 

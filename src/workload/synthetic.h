@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/layer_data.h"
+#include "workload/random.h"
 
 namespace uniep::workload {
 
@@ -34,6 +35,21 @@ std::string to_string(const ShapeSpec& spec);
 
 /// Bytes of all the tensors that make_layer returns.
 std::int64_t layer_bytes(const ShapeSpec& spec, int ranks);
+
+/// What make_layer puts into a tensor: element i is bf16(scale * value i of the stream).
+struct Numbers {
+  NormalStream stream;
+  double scale;
+};
+enum class Tensor { kX, kDy, kW1, kW2 };
+Numbers numbers_of(Tensor tensor, const ShapeSpec& spec, std::uint64_t seed);
+
+/// The routing of make_layer's tokens, in global order.
+struct Routing {
+  std::vector<std::int32_t> topk_ids;
+  std::vector<float> topk_probs;
+};
+Routing make_routing(const ShapeSpec& spec, int ranks, std::uint64_t seed, double skew);
 
 /// A layer for `ranks` ranks in global order: x, dy ~ N(0, 1), w1 ~ N(0, 1/H), w2 ~ N(0, 1/I);
 /// router logits N(0, 1) - skew log(1 + e), so that 0 is balanced and 1 is like Zipf; the K largest

@@ -37,7 +37,8 @@ class ProgramTest(unittest.TestCase):
         """Expects one sentence on stderr that has all of `words`."""
         done = self.call(*args, **environment)
         self.assertEqual(done.returncode, code, f"{args}\n{done.stdout}\n{done.stderr}")
-        command = "uniep " + args[0] if args and args[0] in ("run", "info", "validate") else "uniep"
+        known = args and args[0] in ("run", "bench", "info", "validate")
+        command = "uniep " + args[0] if known else "uniep"
         self.assertTrue(done.stderr.startswith(command + ": "), done.stderr)
         self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
         for word in words:
@@ -220,19 +221,100 @@ class Reports(ProgramTest):
         text = self.succeed("info")
         for word in ("version", "compiler", "pipelined:n", "tile_m", "UNIEP_TIMEOUT_MS", "kernels"):
             self.assertIn(word, text)
-        self.assertRegex(text, r"backends +cpu(; cuda: not in this build|, cuda \(schedule seq)")
+        self.assertRegex(text, r"backends +cpu(; cuda: not in this build|, cuda \(tile_m=128 )")
 
     def test_help(self):
-        for args in (["--help"], ["run", "--help"], ["info", "--help"], ["validate", "--help"]):
+        for args in (["--help"], ["run", "--help"], ["bench", "--help"], ["info", "--help"],
+                     ["validate", "--help"]):
             self.assertIn("uniep", self.succeed(*args))
         self.assertIn("Examples:", self.succeed("run", "--help"))
         self.assertRegex(self.succeed("--version"), r"^\d+\.\d+\.\d+ \(")
 
 
+class Bench(ProgramTest):
+    FORWARD = ["all", "dispatch", "fc1", "fc2", "reduce"]
+    BACKWARD = ["all", "dispatch", "dfc2", "dfc1", "wgrad2", "wgrad1", "reduce"]
+
+    def rows(self, text):
+        return [line.split() for line in text.splitlines() if line.startswith("  ")]
+
+    def test_table(self):
+        text = self.succeed("bench", "--iterations", 2, "--warmup", 1)
+        self.assertIn("# check PASSED: 0 of", text)
+        for words in ("# uniep ", "# machine ", "# command ", "# schedule 0  launch=single,"):
+            self.assertIn(words, text)
+        rows = self.rows(text)
+        self.assertEqual([r[:3] for r in rows],
+                         [[shape, direction, stage] for shape in ("tiny", "small")
+                          for direction, stages in (("forward", self.FORWARD),
+                                                    ("backward", self.BACKWARD))
+                          for stage in stages])
+        for row in rows:
+            self.assertEqual(len(row), 12, row)
+            ms, p10, p90 = map(float, row[4:7])
+            self.assertTrue(0 <= p10 <= ms <= p90, row)
+            self.assertEqual(row[11], "0" if row[2] == "all" else "-")
+            self.assertEqual(row[9:11], ["-", "-"])  # a CPU has no floor
+
+    def test_schedules_side_by_side(self):
+        text = self.succeed("bench", "--shape", "tiny", "tiny,tokens=7", "--ranks", 4, "--skew", 1,
+                            "--schedule", "sequential", "single,tile_m=32", "--pass", "forward",
+                            "--iterations", 1)
+        self.assertEqual([r[3] for r in self.rows(text)], 2 * (5 * ["0"] + 5 * ["1"]))
+        self.assertIn("# schedule 1  launch=single,", text)
+
+    def test_json(self):
+        path = self.folder / "bench.json"
+        self.succeed("bench", "--shape", "tiny", "--ranks", 2, "--iterations", 3, "--json", path)
+        figures = json.loads(path.read_text())
+        self.assertEqual(figures["schema"], "uniep-bench-1")
+        for key in ("version", "commit", "machine", "date", "command"):
+            self.assertIsInstance(figures[key], str, key)
+        self.assertEqual(figures["check"]["differing"], 0)
+        self.assertEqual(figures["check"]["inexact"], 0)
+        self.assertGreater(figures["check"]["sampled"], 0)
+        records = figures["records"]
+        self.assertEqual([r["direction"] for r in records],
+                         ["forward", *self.FORWARD[1:], "backward", *self.BACKWARD[1:]])
+        for r in records:
+            self.assertEqual((r["shape"], r["ranks"]), ("tiny", 2))
+            self.assertTrue(r["schedule"].startswith("launch=single,"), r["schedule"])
+            self.assertTrue(0 <= r["p10"] <= r["ms"] <= r["p90"])
+            for key in ("baseline_ms", "floor_ms", "efficiency"):
+                self.assertIsNone(r[key])
+            self.assertEqual(r["wrong"], None if "pass" in r else 0)
+            self.assertEqual(r["tflops"] is None, r["direction"] in ("dispatch", "reduce"))
+            self.assertEqual(r["gbps"] is None,
+                             r["direction"] not in ("forward", "backward", "dispatch", "fc2", "dfc1"))
+
+    def test_without_check_nothing_is_claimed(self):
+        path = self.folder / "bench.json"
+        text = self.succeed("bench", "--shape", "tiny", "--no-check", "--iterations", 1,
+                            "--json", path)
+        self.assertIn("# done: not checked", text)
+        self.assertIsNone(json.loads(path.read_text())["records"][0]["wrong"])
+        self.assertTrue(all(r[11] == "-" for r in self.rows(text)))
+
+    def test_arguments(self):
+        self.refuse("bench", "--shape", "gigantic", words=["gigantic", "tiny"])
+        self.refuse("bench", "--shape", "tiny", "--ranks", 3, words=["8 experts", "3 ranks"])
+        self.refuse("bench", "--schedule", "best", words=["best", "sequential"])
+        self.refuse("bench", "--iterations", 0, words=["--iterations", "'0'"])
+        self.refuse("bench", "--warmup", -1, words=["--warmup"])
+        self.refuse("bench", "--backend", "abacus", words=["abacus", "cpu"])
+        self.refuse("bench", "--json", self.folder / "no" / "file", words=["--json", "folder"])
+        self.refuse("bench", "--shape", "deepseek-v3,hidden=1048576,experts=65536",
+                    words=["memory"])
+        if "cuda: not in this build" in self.succeed("info"):
+            self.refuse("bench", "--backend", "cuda", words=["no CUDA backend"])
+        else:
+            self.refuse("bench", "--backend", "cuda", "--ranks", 3, words=["experts", "3 ranks"])
+
+
 class Errors(ProgramTest):
     def test_arguments(self):
         self.refuse(words=["subcommand"])
-        self.refuse("dance", words=["'dance'", "run, info, validate"])
+        self.refuse("dance", words=["'dance'", "run, bench, info, validate"])
         self.refuse("run", words=["--input", "--shape"])
         self.refuse("run", "--input", TRACE, "--shape", "tiny", words=["two layers"])
         self.refuse("run", "--shape", "tiny", "--loudly", words=["--loudly"])

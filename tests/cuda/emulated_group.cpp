@@ -39,29 +39,29 @@ EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> to
       split_(data, token_begin),
       main_grad_(main_grad),
       main_grad_start_(main_grad_start),
-      symmetric_(split_.problem(), split_.ranks()),
-      local_(split_.problem(), split_.ranks()),
+      streams_(static_cast<std::size_t>(split_.ranks())),
       passes_(first_count) {
+  for (cudaStream_t& stream : streams_) {
+    check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "create a stream");
+  }
   check_cuda(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, 0), "ask for SMs");
   std::vector<std::int64_t> tokens;
   for (int r = 0; r < split_.ranks(); ++r) tokens.push_back(split_.tokens(r).size());
   LayerResult unused = workload::make_result(data, {});
+  const Problem problem = split_.problem();
+  const int num_ranks = split_.ranks();
   for (int r = 0; r < split_.ranks(); ++r) {
     const RoutingPlan plan = RoutingPlan::build(split_.problem(), r, tokens, data.topk_ids);
     const ForwardArgs f = split_.forward_args(r, unused);
     const BackwardArgs b = split_.backward_args(r, unused);
     const std::int64_t rows = plan.padded_rows();
-    const PassView v = PassOrder(plan.data(), Pass::kBackward, Schedule{}).view();
-    const std::int64_t bases = 2 * (rows / kMinTileM) + v.num_local_experts +
-                               SymmetricLayout::num_token_blocks(split_.problem()) * split_.ranks();
     ranks_.push_back(
         Rank{.plan = plan,
-             .heap = DeviceArray<std::byte>(symmetric_.bytes),
-             .local_counters = DeviceArray<std::byte>(local_.bytes),
+             .heap = DeviceArray<std::byte>(SymmetricLayout(problem, num_ranks).bytes),
+             .counters = DeviceArray<std::byte>(LocalCounterLayout(problem, num_ranks).bytes),
+             .scratch = DeviceArray<std::byte>(PassScratchLayout(problem, num_ranks).bytes),
              .saved = poisoned(SavedLayout(split_.problem(), rows).bytes),
              .rows = poisoned(RowLayout(split_.problem(), rows, Pass::kBackward).bytes),
-             .bases = DeviceArray<std::uint32_t>(bases + 4),
-             .ctas_done = DeviceArray<std::uint32_t>(1),
              .x = upload(f.x),
              .dy = upload(b.dy),
              .w1 = upload(f.w1),
@@ -74,47 +74,26 @@ EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> to
              .dprobs = filled(b.dprobs.size(), kFloatNan),
              .main_dw1 = filled(main_grad ? f.w1.size() : 0, main_grad_start),
              .main_dw2 = filled(main_grad ? f.w2.size() : 0, main_grad_start)});
-    start_counters(ranks_.back().local_counters.data(), local_.bytes, first_count);
-    start_counters(ranks_.back().heap.data() + symmetric_.published,
-                   symmetric_.bytes - symmetric_.published, first_count);
+    const SymmetricLayout symmetric(problem, num_ranks);
+    start_counters(ranks_.back().counters.data(), LocalCounterLayout(problem, num_ranks).bytes,
+                   first_count);
+    start_counters(ranks_.back().heap.data() + symmetric.published,
+                   symmetric.bytes - symmetric.published, first_count);
   }
 }
 
-DeviceContext EmulatedGroup::context(int rank, const PassView& view) const {
+EmulatedGroup::~EmulatedGroup() {
+  for (const cudaStream_t stream : streams_) cudaStreamDestroy(stream);
+}
+
+PassMemory EmulatedGroup::memory(int rank) const {
   const Rank& r = ranks_[static_cast<std::size_t>(rank)];
-  const auto counters = [&](std::int64_t offset) {
-    return reinterpret_cast<std::uint32_t*>(r.local_counters.data() + offset);
-  };
-  const EnterArgs bases = enter_args(rank, view.pass);
-  DeviceContext ctx{.view = view, .symmetric = symmetric_};
+  PassMemory memory{
+      .counters = r.counters.data(), .scratch = r.scratch.data(), .failure = r.failure->get()};
   for (int p = 0; p < split_.ranks(); ++p) {
-    ctx.heaps[p] = ranks_[static_cast<std::size_t>(p)].heap.data();
+    memory.heaps[p] = ranks_[static_cast<std::size_t>(p)].heap.data();
   }
-  ctx.counters = {.rows_ready = counters(local_.rows_ready),
-                  .tile_done = counters(local_.tile_done),
-                  .expert_done = counters(local_.expert_done),
-                  .rows_ready_base = bases.rows_ready_base,
-                  .tile_done_base = bases.tile_done_base,
-                  .expert_done_base = bases.expert_done_base,
-                  .arrived_base = bases.arrived_base,
-                  .published_base = passes_ - 1};
-  ctx.failure = r.failure->get();
-  ctx.limit_ns = std::uint64_t{kLimitMs} * 1'000'000;
-  ctx.faults = device_faults(faults_, rank, passes_);
-  return ctx;
-}
-
-EnterArgs EmulatedGroup::enter_args(int rank, Pass pass) const {
-  const Rank& r = ranks_[static_cast<std::size_t>(rank)];
-  std::uint32_t* base = r.bases.data();
-  const std::int64_t tiles = r.plan.padded_rows() / kMinTileM;
-  return {.tokens = pass == Pass::kForward ? r.x.data() : r.dy.data(),
-          .probs = pass == Pass::kForward ? r.probs.data() : nullptr,
-          .rows_ready_base = base,
-          .tile_done_base = base + tiles,
-          .expert_done_base = base + 2 * tiles,
-          .arrived_base = base + 2 * tiles + r.plan.num_local_experts(),
-          .ctas_done = r.ctas_done.data()};
+  return memory;
 }
 
 PassTensors EmulatedGroup::tensors(int rank, Pass pass) const {
@@ -122,6 +101,8 @@ PassTensors EmulatedGroup::tensors(int rank, Pass pass) const {
   const SavedLayout saved(split_.problem(), r.plan.padded_rows());
   const RowLayout rows(split_.problem(), r.plan.padded_rows(), Pass::kBackward);
   PassTensors t;
+  t.tokens = pass == Pass::kForward ? r.x.data() : r.dy.data();
+  t.probs = pass == Pass::kForward ? r.probs.data() : nullptr;
   t.w1 = r.w1.data();
   t.w2 = r.w2.data();
   t.x_rows = reinterpret_cast<bf16*>(r.saved.data() + saved.x_rows);
@@ -143,25 +124,44 @@ PassTensors EmulatedGroup::tensors(int rank, Pass pass) const {
   return t;
 }
 
-void EmulatedGroup::run_pass(Pass pass, const Schedule& schedule) {
+void EmulatedGroup::run_pass(Pass pass, Schedule schedule) {
   ++passes_;
+  schedule.workers = sms_ / split_.ranks();
   std::vector<std::unique_ptr<UploadedOrder>> orders;
   std::vector<PassLauncher> launchers;
   for (int r = 0; r < split_.ranks(); ++r) {
     const RoutingPlan& plan = ranks_[static_cast<std::size_t>(r)].plan;
     orders.push_back(std::make_unique<UploadedOrder>(plan.data(), pass, schedule));
-    launchers.emplace_back(context(r, orders.back()->view()), tensors(r, pass), plan.padded_rows(),
-                           orders.back()->queues(), sms_, nullptr);
-    launchers.back().enter(enter_args(r, pass));
+    const PassView& view = orders.back()->view();
+    const PassCall call{
+        .pass = passes_, .limit_ms = limit_ms_, .faults = device_faults(faults_, r, passes_)};
+    launchers.emplace_back(device_context(split_.problem(), view, memory(r), call),
+                           tensors(r, pass), plan.padded_rows(), orders.back()->queues(), sms_,
+                           streams_[static_cast<std::size_t>(r)]);
+  }
+  check_cuda(cudaDeviceSynchronize(), "prepare a pass");
+  for (int r = 0; r < split_.ranks(); ++r) {
+    const PassTensors t = tensors(r, pass);
+    launchers[static_cast<std::size_t>(r)].enter(
+        enter_args(split_.problem(), split_.ranks(), memory(r), t.tokens, t.probs));
   }
   for (int i = 0; i < launchers[0].num_launches(); ++i) {
     for (const PassLauncher& launcher : launchers) launcher.launch(i);
-    check_cuda(cudaDeviceSynchronize(), name(launchers[0].stage_of(i)));
-    for (int r = 0; r < split_.ranks(); ++r) {
-      const WaitFailure& failure = *ranks_[static_cast<std::size_t>(r)].failure->get();
-      if (failure.raised != 0) throw pass_wait_error(failure, r, kLimitMs);
-    }
   }
+  check_cuda(cudaDeviceSynchronize(), name(pass));
+  throw_if_failed();
+}
+
+void EmulatedGroup::throw_if_failed() const {
+  int first = -1;
+  const auto failure = [&](int r) -> const WaitFailure& {
+    return *ranks_[static_cast<std::size_t>(r)].failure->get();
+  };
+  for (int r = 0; r < split_.ranks(); ++r) {
+    if (failure(r).raised == 0) continue;
+    if (first < 0 || failure(r).counter < failure(first).counter) first = r;
+  }
+  if (first >= 0) throw pass_wait_error(failure(first), first, limit_ms_);
 }
 
 LayerResult EmulatedGroup::step(const Schedule& schedule) {

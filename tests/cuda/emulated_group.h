@@ -7,6 +7,7 @@
 #include "cuda/device_array.h"
 #include "cuda/device_memory.h"
 #include "cuda/pass.h"
+#include "cuda/pass_memory.h"
 #include "plan/plan_data.h"
 #include "schedule/pass_order.h"
 #include "workload/split.h"
@@ -43,17 +44,12 @@ class UploadedOrder {
     put(view_.slots_to_peer, count(v.num_token_blocks() * v.num_ranks));
     for (int i = 0; i < uniep::num_launches(v); ++i) {
       const Launch launch = launch_at(v, i);
-      const Queue queue(v, launch.comm.count > 0 ? launch.comm : launch.main);
-      QueueView q = queue.view();
-      const int blocks_in_queue = q.count;
-      put(q.blocks, count(blocks_in_queue));
-      put(q.begin, count(blocks_in_queue + 1));
-      queues_.push_back(q);
+      queues_.push_back({upload_queue(Queue(v, launch.comm)), upload_queue(Queue(v, launch.main))});
     }
   }
 
   const PassView& view() const { return view_; }
-  const std::vector<QueueView>& queues() const { return queues_; }
+  const std::vector<QueuePair>& queues() const { return queues_; }
 
  private:
   template <class T>
@@ -63,27 +59,41 @@ class UploadedOrder {
     pointer = reinterpret_cast<const T*>(arrays_.back().data());
   }
 
+  QueueView upload_queue(const Queue& queue) {
+    QueueView q = queue.view();
+    const auto blocks = static_cast<std::size_t>(q.count);
+    put(q.blocks, blocks);
+    put(q.begin, blocks + 1);
+    return q;
+  }
+
   PassOrder order_;
   PassView view_;
-  std::vector<QueueView> queues_;
+  std::vector<QueuePair> queues_;
   std::vector<DeviceArray<std::byte>> arrays_;
 };
 
-/// Ranks of a group, all on one GPU and one stream: each launch is made for all ranks before the
-/// next, so that whatever a stage waits for has been signalled. For the stages of `sequential`.
+/// Ranks of a group, all on one GPU: a stream each, and an equal share of the SMs as their workers,
+/// so that launches of all ranks run side by side and may wait for one another.
 class EmulatedGroup {
  public:
   EmulatedGroup(const LayerData& data, std::vector<std::int64_t> token_begin, bool main_grad,
                 float main_grad_start, std::uint32_t first_count = 0);
+  ~EmulatedGroup();
+  EmulatedGroup(const EmulatedGroup&) = delete;
+  EmulatedGroup& operator=(const EmulatedGroup&) = delete;
 
   /// Of the passes from now on; `first_count` has no effect here.
   void inject(const FaultInjection& faults) { faults_ = faults; }
 
-  /// Of every wait.
-  static constexpr int kLimitMs = 2000;
+  /// Of every wait of the passes from now on.
+  void limit_waits(int limit_ms) { limit_ms_ = limit_ms; }
 
-  /// Throws the error of the first rank on which a wait expired.
-  void run_pass(Pass pass, const Schedule& schedule);
+  /// With as many workers a rank as there are SMs for it. Where waits expired, throws the error of
+  /// the rank that waited for the earliest counter: the others miss what follows from it.
+  void run_pass(Pass pass, Schedule schedule);
+
+  const Problem& problem() const { return split_.problem(); }
 
   /// One step; `result` is gathered in global order.
   LayerResult step(const Schedule& schedule);
@@ -91,26 +101,25 @@ class EmulatedGroup {
  private:
   struct Rank {
     RoutingPlan plan;
-    DeviceArray<std::byte> heap, local_counters, saved, rows;
-    DeviceArray<std::uint32_t> bases, ctas_done;
+    DeviceArray<std::byte> heap, counters, scratch, saved, rows;
     DeviceArray<bf16> x, dy, w1, w2, out, dx, dw1, dw2;
     DeviceArray<float> probs, dprobs, main_dw1, main_dw2;
     std::unique_ptr<uniep::testing::HostVisible<WaitFailure>> failure =
         std::make_unique<uniep::testing::HostVisible<WaitFailure>>();
   };
 
-  DeviceContext context(int rank, const PassView& view) const;
-  EnterArgs enter_args(int rank, Pass pass) const;
+  void throw_if_failed() const;
+  PassMemory memory(int rank) const;
   PassTensors tensors(int rank, Pass pass) const;
 
   const LayerData& data_;
   workload::Split split_;
   bool main_grad_;
   float main_grad_start_;
-  SymmetricLayout symmetric_;
-  LocalCounterLayout local_;
   std::vector<Rank> ranks_;
+  std::vector<cudaStream_t> streams_;
   FaultInjection faults_;
+  int limit_ms_ = 5000;
   std::uint32_t passes_;
   int sms_ = 0;
 };

@@ -50,28 +50,42 @@ class CudaFaults : public ::testing::Test {
 
 // ---- What must not show
 
-LayerResult emulated_step(const LayerData& data, const FaultInjection& faults) {
+LayerResult emulated_step(const LayerData& data, const FaultInjection& faults,
+                          const Schedule& schedule) {
   EmulatedGroup group(data, even_parts(data, kRanks), false, 0, faults.first_count);
   group.inject(faults);
-  return group.step(sequential());
+  return group.step(schedule);
+}
+
+/// The presets in turn, then points of the space.
+Schedule some_schedule(unsigned seed, const Problem& problem) {
+  const std::vector<Schedule> presets = cuda_schedules();
+  if (seed <= presets.size()) return presets[seed - 1];
+  uniep::testing::Rng rng(seed);
+  return uniep::testing::random_cuda_schedule(rng, problem);
 }
 
 TEST_F(CudaFaults, DelaysOfEmulatedRanksChangeNoBit) {
   const LayerData data = small_layer(kRanks);
-  const LayerResult want = emulated_step(data, {});
-  for (unsigned seed = 1; seed <= static_cast<unsigned>(uniep::testing::cases(20)); ++seed) {
-    const LayerResult got = emulated_step(data, {.max_delay_us = 40, .seed = seed});
-    uniep::testing::expect_same_bits(got, want, cat("seed ", seed));
+  const Problem problem = workload::Split(data, kRanks).problem();
+  const LayerResult want = emulated_step(data, {}, sequential());
+  for (unsigned seed = 1; seed <= static_cast<unsigned>(uniep::testing::cases(40)); ++seed) {
+    const Schedule schedule = some_schedule(seed, problem);
+    const LayerResult got = emulated_step(data, {.max_delay_us = 40, .seed = seed}, schedule);
+    uniep::testing::expect_same_bits(got, want, cat("seed ", seed, ", ", to_string(schedule)));
   }
 }
 
 TEST_F(CudaFaults, CountersOfEmulatedRanksMayWrap) {
   const LayerData data = small_layer(kRanks);
-  const LayerResult want = emulated_step(data, {});
-  // The last `published`, row and column tile before the wrap, and the last rows times columns.
-  for (const std::uint32_t left : {1u, 2u, 3u, 100u, 5000u}) {
-    const FaultInjection faults{.first_count = 0u - left};
-    uniep::testing::expect_same_bits(emulated_step(data, faults), want, cat(left, " to the wrap"));
+  const LayerResult want = emulated_step(data, {}, sequential());
+  for (const Schedule& schedule : cuda_schedules()) {
+    // The last `published`, row and column tile before the wrap, and the last rows times columns.
+    for (const std::uint32_t left : {1u, 2u, 3u, 100u, 5000u}) {
+      const FaultInjection faults{.first_count = 0u - left};
+      uniep::testing::expect_same_bits(emulated_step(data, faults, schedule), want,
+                                       cat(left, " to the wrap, ", to_string(schedule)));
+    }
   }
 }
 
@@ -195,18 +209,20 @@ std::string text(const Withheld& w) {
   return cat(name(w.pass), ": ", name(w.stage), " withholds a tile");
 }
 
-/// Ranks run one after the other, so the launch of the stage that waits is the first to fail.
-TEST_F(CudaFaults, EmulatedRanksReportWithheldSignals) {
+TEST_F(CudaFaults, EmulatedRanksReportWithheldSignalsUnderAnySchedule) {
   const LayerData data = small_layer(kRanks);
-  for (const Withheld& w : kWithheld) {
-    SCOPED_TRACE(text(w));
-    const FaultInjection faults{.withhold_rank = kCulprit, .withhold_stage = w.stage};
-    EmulatedGroup group(data, even_parts(data, kRanks), false, 0);
-    if (w.pass == Pass::kBackward) group.run_pass(Pass::kForward, sequential());
-    group.inject(faults);
-    const AllTasks tasks(data, kRanks, w.pass, sequential());
-    expect_one_of(tasks.short_waits(faults, w.waiting, EmulatedGroup::kLimitMs),
-                  [&] { group.run_pass(w.pass, sequential()); });
+  for (const Schedule& schedule : cuda_schedules()) {
+    for (const Withheld& w : kWithheld) {
+      SCOPED_TRACE(cat(text(w), ", ", to_string(schedule)));
+      const FaultInjection faults{.withhold_rank = kCulprit, .withhold_stage = w.stage};
+      EmulatedGroup group(data, even_parts(data, kRanks), false, 0);
+      if (w.pass == Pass::kBackward) group.run_pass(Pass::kForward, schedule);
+      group.inject(faults);
+      group.limit_waits(kLimitMs);
+      const AllTasks tasks(data, kRanks, w.pass, schedule);
+      expect_one_of(tasks.short_waits(faults, w.waiting, kLimitMs),
+                    [&] { group.run_pass(w.pass, schedule); });
+    }
   }
 }
 

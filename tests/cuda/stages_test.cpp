@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/check.h"
+#include "cuda/cuda_schedules.h"
 #include "cuda/driver.h"
 #include "cuda/emulated_group.h"
 #include "reference/compare.h"
@@ -14,9 +15,11 @@
 namespace uniep::cuda::testing {
 namespace {
 
+using uniep::testing::cases;
+using uniep::testing::random_cuda_schedule;
 using uniep::testing::Rng;
 
-Schedule cuda_schedule() { return parse_schedule("sequential,tile_m=128,tile_n=256"); }
+Schedule sequential() { return parse_schedule("sequential,tile_m=128,tile_n=256"); }
 
 class CudaStages : public ::testing::Test {
  protected:
@@ -46,29 +49,54 @@ void expect_close(const LayerResult& got, const LayerResult& want, const std::st
 
 constexpr int kRanks[] = {1, 2, 3, 4, 8};
 
-TEST_F(CudaStages, RandomLayersAtAnyNumberOfRanks) {
-  for (unsigned seed = 1; seed <= static_cast<unsigned>(uniep::testing::cases(60)); ++seed) {
+constexpr int kOne[] = {1};
+
+/// Random layers: close to the CPU's reference, and the same bits at one rank with `sequential` as
+/// at any number of ranks with the schedule that choose(rng, problem) gives.
+template <class Choose>
+void check_layers(unsigned first_seed, int count, std::span<const int> numbers_of_ranks,
+                  Choose&& choose) {
+  for (unsigned seed = first_seed; seed < first_seed + static_cast<unsigned>(count); ++seed) {
     Rng rng(seed);
-    const int ranks = kRanks[uniep::testing::pick(rng, 0, 4)];
+    const auto last = static_cast<std::int64_t>(numbers_of_ranks.size()) - 1;
+    const int ranks =
+        numbers_of_ranks[static_cast<std::size_t>(uniep::testing::pick(rng, 0, last))];
     const uniep::testing::LayerBounds bounds{.max_tokens = seed % 3 == 0 ? 700 : 90,
                                              .max_hidden = seed % 2 == 0 ? 600 : 96,
                                              .max_intermediate = seed % 2 == 0 ? 600 : 96};
     const LayerData data = uniep::testing::random_layer(rng, ranks, bounds);
     const bool main_grad = uniep::testing::chance(rng, 30);
-    const std::string what = cat("seed ", seed, ": ", ranks, " ranks, tokens ", data.tokens,
-                                 ", hidden ", data.hidden, ", intermediate ", data.intermediate,
-                                 ", experts ", data.num_experts, ", topk ", data.topk);
     EmulatedGroup group(data, uniep::testing::random_parts(rng, data.tokens, ranks), main_grad, 1);
-    const LayerResult got = group.step(cuda_schedule());
+    const Schedule schedule = choose(rng, group.problem());
+    const std::string what =
+        cat("seed ", seed, ": ", ranks, " ranks, tokens ", data.tokens, ", hidden ", data.hidden,
+            ", intermediate ", data.intermediate, ", experts ", data.num_experts, ", topk ",
+            data.topk, ", ", to_string(schedule));
+    SCOPED_TRACE(what);
+    const LayerResult got = group.step(schedule);
     const LayerResult want =
         main_grad ? reference::contract_into_main_grad(data, std::vector<float>(data.w1.size(), 1),
                                                        std::vector<float>(data.w2.size(), 1))
                   : reference::contract(data);
     expect_close(got, want, what);
     EmulatedGroup one(data, {0, data.tokens}, main_grad, 1);
-    uniep::testing::expect_same_bits(got, one.step(cuda_schedule()), what);
-    if (HasFailure()) return;
+    uniep::testing::expect_same_bits(got, one.step(sequential()), what);
+    if (::testing::Test::HasFailure()) return;
   }
+}
+
+TEST_F(CudaStages, RandomLayersAtAnyNumberOfRanks) {
+  check_layers(1, cases(60), kRanks, [](Rng&, const Problem&) { return sequential(); });
+}
+
+TEST_F(CudaStages, RandomSchedules) {
+  check_layers(1001, cases(200), kRanks, random_cuda_schedule);
+}
+
+/// What a sanitizer can run too: it may run launches one after another, so that those of several
+/// ranks could not wait for one another.
+TEST_F(CudaStages, RandomSchedulesAtOneRank) {
+  check_layers(2001, cases(60), kOne, random_cuda_schedule);
 }
 
 }  // namespace

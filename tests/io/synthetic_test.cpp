@@ -139,14 +139,14 @@ TEST(NormalStream, IsNormal) {
 TEST(NormalStream, NeitherThreadsNorBlocksMatter) {
   const NormalStream stream(5, 2);
   std::vector<bf16> many(3'000'001);  // several threads
-  stream.fill(many, 0.5);
+  stream.fill(0, many, 0.5);
   std::vector<double> all(many.size());
   stream.fill(0, all);
   for (std::size_t i = 0; i < many.size(); ++i) {
     ASSERT_EQ(many[i], to_bf16(static_cast<float>(0.5 * all[i]))) << i;
   }
   std::vector<bf16> few(1001);
-  stream.fill(few, 0.5);
+  stream.fill(0, few, 0.5);
   EXPECT_TRUE(std::equal(few.begin(), few.end(), many.begin()));
 }
 

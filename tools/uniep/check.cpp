@@ -28,9 +28,7 @@ LayerResult sequential_result(const LayerData& layer, const StepOptions& options
                               const StepRunner& run) {
   StepOptions baseline = options;
   baseline.ranks = 1;
-  baseline.schedule = parse_schedule("sequential");
-  baseline.schedule.tile_m = options.schedule.tile_m;  // a backend may have only these
-  baseline.schedule.tile_n = options.schedule.tile_n;
+  baseline.schedule = sequential_like(options.schedule);
   baseline.repeat = 0;
   baseline.record_timeline = false;
   return run(layer, baseline).result;
@@ -58,6 +56,13 @@ std::string complaint(const TensorCheck& c) {
 }
 
 }  // namespace
+
+Schedule sequential_like(const Schedule& schedule) {
+  Schedule sequential = parse_schedule("sequential");
+  sequential.tile_m = schedule.tile_m;
+  sequential.tile_n = schedule.tile_n;
+  return sequential;
+}
 
 std::vector<TensorCheck> check_result(const LayerData& layer, const LayerResult& result,
                                       const StepOptions& options, const StepRunner& run) {

@@ -26,6 +26,9 @@ struct TensorCheck {
   bool ok() const { return differing == 0 && relative_l2 <= kMaxRelativeL2; }
 };
 
+/// Schedule `sequential` with the tiles of another one: a backend may have only these.
+Schedule sequential_like(const Schedule& schedule);
+
 /// Compares the result of a run with that of schedule `sequential` on one rank, which `run`
 /// computes, bit by bit, and with the float64 oracle.
 std::vector<TensorCheck> check_result(const LayerData& layer, const LayerResult& result,

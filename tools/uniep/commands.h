@@ -15,6 +15,7 @@ struct Invocation {
 // Each adds a subcommand, which runs when the command line has been parsed. `invocation` must
 // outlive the parsing. What goes wrong is thrown as uniep::Error.
 void add_run(CLI::App& app, Invocation& invocation);
+void add_bench(CLI::App& app, Invocation& invocation);
 void add_info(CLI::App& app, Invocation& invocation);
 void add_validate(CLI::App& app, Invocation& invocation);
 

@@ -6,9 +6,9 @@
 #include <limits>
 
 #include "base/check.h"
-#include "base/env.h"
 #include "cuda/cuda_communicator.h"
 #include "cuda/device_array.h"
+#include "gatherer.h"
 #include "progress.h"
 #include "workload/split.h"
 
@@ -164,37 +164,6 @@ class CudaRank {
   Traffic traffic_;
 };
 
-/// Exchange of what ranks measured and computed.
-class Gatherer {
- public:
-  explicit Gatherer(const Communicator& member)
-      : bootstrap_(dynamic_cast<cuda::CudaCommunicator&>(*member.impl()).bootstrap()) {}
-
-  /// Every rank's elements, rank after rank.
-  template <class T>
-  std::vector<std::vector<T>> gather(std::span<const T> own) {
-    const std::string bytes(reinterpret_cast<const char*>(own.data()), own.size_bytes());
-    std::vector<std::vector<T>> all;
-    for (const std::string& part : bootstrap_.all_gather(bytes, "results", env_timeout_ms())) {
-      all.emplace_back(part.size() / sizeof(T));
-      if (!part.empty()) std::memcpy(all.back().data(), part.data(), part.size());
-    }
-    return all;
-  }
-
-  /// Replaces every rank's part of a tensor in global order by what that rank computed; parts are
-  /// contiguous, and `own` is this rank's.
-  template <class T>
-  void complete(std::vector<T>& tensor, std::span<const T> own) {
-    std::vector<T> whole;
-    for (const auto& part : gather(own)) whole.insert(whole.end(), part.begin(), part.end());
-    if (!tensor.empty()) tensor = std::move(whole);
-  }
-
- private:
-  Bootstrap& bootstrap_;
-};
-
 template <class T>
 std::span<const T> constant(std::span<T> s) {
   return s;
@@ -249,7 +218,7 @@ StepReport run_cuda_steps(const LayerData& layer, const StepOptions& options,
   StepReport report;
   report.result = make_result(layer, tensors);
   CudaRank rank(split, options, member, report.result);
-  Gatherer gatherer(member);
+  Gatherer gatherer(dynamic_cast<cuda::CudaCommunicator&>(*member.impl()).bootstrap());
   std::vector<double> plan_s;
   std::vector<PassStats> forward_stats, backward_stats;
   int different = 0;

@@ -15,7 +15,7 @@ namespace uniep::tool {
 namespace {
 
 #ifdef UNIEP_HAS_CUDA
-std::string backends() { return "cpu, cuda (schedule sequential with tile_m=128,tile_n=256 only)"; }
+std::string backends() { return "cpu, cuda (tile_m=128 with tile_n=128 or 256)"; }
 
 std::string gpus() {
   std::string list;

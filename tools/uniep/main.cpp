@@ -79,13 +79,15 @@ int run(CLI::App& app, const Invocation& invocation, int argc, char** argv) {
 int main(int argc, char** argv) {
   using namespace uniep::tool;
   Invocation invocation{.command = quoted_command(argc, argv), .arguments = {argv, argv + argc}};
-  CLI::App app("Deterministic expert-parallel MoE layers: run, inspect, validate.", "uniep");
+  CLI::App app("Deterministic expert-parallel MoE layers: run, measure, inspect, validate.",
+               "uniep");
   app.set_version_flag("--version", to_string(this_build()), "Print the version and exit");
   app.require_subcommand(1);
   app.footer(
       "Exit codes: 0 success; 1 a check found a difference, or a pass failed; 2 arguments or files "
       "that cannot be used.");
   add_run(app, invocation);
+  add_bench(app, invocation);
   add_info(app, invocation);
   add_validate(app, invocation);
   return run(app, invocation, argc, argv);

@@ -1,32 +1,23 @@
 #include "results_json.h"
 
-#include <nlohmann/json.hpp>
 #include <ostream>
 
 #include "output_files.h"
+#include "record_json.h"
 #include "stage_figures.h"
 
 namespace uniep::tool {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 double ms(double seconds) { return 1e3 * seconds; }
 
-/// The keys that every record has, with a time for each measured step.
 Json record(const RunHeader& header, const StepOptions& options, const char* direction,
             const std::vector<double>& seconds) {
-  return {{"shape", header.shape},
-          {"ranks", options.ranks},
-          {"direction", direction},
-          {"schedule", to_string(options.schedule)},
-          {"ms", ms(median(seconds))},
-          {"p10", ms(quantile(seconds, 0.1))},
-          {"p90", ms(quantile(seconds, 0.9))},
-          {"baseline_ms", nullptr},
-          {"floor_ms", nullptr},
-          {"efficiency", nullptr},
-          {"wrong", nullptr}};
+  return record_json({.shape = header.shape,
+                      .ranks = options.ranks,
+                      .direction = direction,
+                      .schedule = to_string(options.schedule),
+                      .seconds = seconds});
 }
 
 Json stage_record(const RunHeader& header, const StepOptions& options, Pass pass,
@@ -124,10 +115,7 @@ void write_results(const std::string& path, const RunHeader& header, const Layer
                      {"plan_ms", ms(median(report.plan_seconds))},
                      {"check", check_list(checks)},
                      {"records", records(header, options, report, checks)}};
-  // A file name may hold bytes that are not UTF-8.
-  write_text(path, [&](std::ostream& out) {
-    out << file.dump(1, ' ', false, Json::error_handler_t::replace) << '\n';
-  });
+  write_json(path, file);
 }
 
 }  // namespace uniep::tool

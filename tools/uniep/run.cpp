@@ -1,14 +1,13 @@
 #include <filesystem>
 #include <iostream>
-#include <limits>
 #include <memory>
 
 #include "base/check.h"
-#include "base/env.h"
 #include "check.h"
 #include "commands.h"
 #include "io/layer_file.h"
 #include "machine.h"
+#include "options.h"
 #include "output_files.h"
 #include "pictures.h"
 #include "results_json.h"
@@ -66,11 +65,6 @@ void require_usable(const Flags& flags) {
   require_writable("--json", flags.json);
 }
 
-PassChoice pass_choice(const std::string& text) {
-  if (text == "forward") return PassChoice::kForward;
-  return text == "backward" ? PassChoice::kBackward : PassChoice::kBoth;
-}
-
 StepOptions step_options(const Flags& flags) {
   return {.ranks = flags.ranks,
           .schedule = parse_schedule(flags.schedule),
@@ -80,18 +74,6 @@ StepOptions step_options(const Flags& flags) {
           .record_timeline = !flags.trace.empty() || !flags.plot.empty()};
 }
 
-/// The layer and two results (that of the first step and that of the last) must fit into memory:
-/// better refused than killed half way.
-void require_memory(const workload::ShapeSpec& spec, const StepOptions& options) {
-  const int copies = options.passes == PassChoice::kForward ? 1 : 3;
-  const double needed = copies * static_cast<double>(workload::layer_bytes(spec, options.ranks));
-  const double available = available_memory();
-  require(available == 0 || needed <= available, ErrorCode::kCapacity, "--shape ",
-          workload::to_string(spec), " at ", options.ranks, " rank(s) needs at least ",
-          bytes_text(needed), " of memory, and ", bytes_text(available),
-          " are free; a smaller shape, or fewer tokens or experts (key=value) are accepted");
-}
-
 LayerData read_or_make(const Flags& flags, const StepOptions& options, RunHeader& header) {
   if (!flags.input.empty()) {
     header.shape = std::filesystem::path(flags.input).stem().string();
@@ -99,7 +81,8 @@ LayerData read_or_make(const Flags& flags, const StepOptions& options, RunHeader
     return io::load_layer(flags.input);
   }
   const workload::ShapeSpec spec = workload::parse_shape(flags.shape);
-  require_memory(spec, options);
+  // The layer and two results: that of the first step and that of the last.
+  require_memory(spec, options.ranks, options.passes == PassChoice::kForward ? 1 : 3);
   header.shape = flags.shape;
   header.input = cat("made up (", workload::to_string(spec), ", seed=", flags.seed,
                      ", skew=", flags.skew, ")");
@@ -114,11 +97,6 @@ void require_runnable(const Flags& flags, const LayerData& layer, const StepOpti
   require(has_dy || options.passes == PassChoice::kForward, ErrorCode::kInvalidArgument,
           flags.input,
           " has no tensor dy, which a backward pass needs; --pass forward is accepted");
-}
-
-std::string link_text() {
-  const auto gbps = env_link_gbps();
-  return gbps ? cat("emulated, ", *gbps, " GB/s and ", env_link_latency_us(), " us") : "";
 }
 
 /// Writes the files that were asked for, and a line about each.
@@ -219,66 +197,22 @@ int run(const Flags& flags, const Invocation& invocation) {
                    {.all_ranks = run_steps, .one_rank = run_steps});
 }
 
-/// CLI11 prints a description as it is, with its lines one below the other.
-std::string described(std::string_view text) {
-  constexpr std::size_t kWidth = 66;
-  std::string description;
-  for (const std::string& line : folded(text, kWidth)) {
-    description += description.empty() ? line : '\n' + line;
-  }
-  return description;
-}
-
-/// Adds the options of one group of the help text.
-class OptionGroup {
- public:
-  OptionGroup(CLI::App& sub, std::string name) : sub_(sub), name_(std::move(name)) {}
-
-  template <class T>
-  CLI::Option* add(const char* option, T& value, const char* type, std::string_view meaning) {
-    return sub_.add_option(option, value, described(meaning))->type_name(type)->group(name_);
-  }
-
- private:
-  CLI::App& sub_;
-  std::string name_;
-};
-
-// The descriptions name ranges and defaults in words; CLI11's own notes of them read badly.
-template <class T>
-CLI::Validator range(T low, T high) {
-  const auto check = [low, high](const std::string& text) -> std::string {
-    T value{};
-    const bool ok = CLI::detail::lexical_cast(text, value) && value >= low && value <= high;
-    return ok ? "" : cat('\'', text, "' is not a number from ", low, " to ", high);
-  };
-  return {check, ""};
-}
-CLI::Validator one_of(std::vector<std::string> names) {
-  return CLI::IsMember(std::move(names)).description("");
-}
-
 void add_input_options(CLI::App& sub, Flags& flags) {
   OptionGroup group(sub, "Layer (one of --input and --shape)");
   group.add("--input", flags.input, "FILE",
             "Global batch and all experts: a safetensors file with x, topk_ids, topk_probs, w1, w2 "
             "and, for backward, dy");
-  std::string names;
-  for (const std::string& name : workload::shape_names())
-    names += (names.empty() ? "" : ", ") + name;
-  CLI::Option* shape =
-      group.add("--shape", flags.shape, "NAME[,key=value...]",
-                "Make a layer up. Names: " + names +
-                    ". Keys: tokens (per rank), hidden, intermediate, experts, topk");
+  CLI::Option* shape = group.add("--shape", flags.shape, "NAME[,key=value...]",
+                                 "Make a layer up. Names: " + shapes_and_keys());
   group.add("--seed", flags.seed, "S", "Seed of a made-up layer (default 0)")
       ->needs(shape)
-      ->check(range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
+      ->check(a_seed());
   group
       .add("--skew", flags.skew, "Z",
            "How unevenly a made-up layer loads its experts, 0 to 100: 0 (default) evenly, 1 like "
            "Zipf's law")
       ->needs(shape)
-      ->check(range(0.0, 100.0));
+      ->check(a_skew());
 }
 
 void add_how_options(CLI::App& sub, Flags& flags) {

@@ -47,16 +47,15 @@ struct DeviceFaults {
 
 /// What the kernels of one pass read and write on one rank: the device's counterpart of the CPU
 /// backend's PassContext. Shapes as in layout/workspace.h; pointers that the pass has no use for
-/// are null. Operands that the copy engine moves by tensor map are in StageMaps.
+/// are null. Operands that the copy engine moves by tensor map are in PassMaps.
 struct DeviceContext {
-  PassView view;      // its arrays lie in device memory
-  QueueView queue{};  // of this launch
+  PassView view;  // its arrays lie in device memory
 
   std::byte* heaps[kMaxRanks]{};  // symmetric memory, by rank
   SymmetricLayout symmetric;
   DeviceCounters counters{};
-  WaitFailure* failure = nullptr;  // in host memory
-  std::uint64_t limit_ns = 0;
+  WaitFailure* failure = nullptr;    // in host memory
+  std::uint32_t limit_ticks = 0;     // of every wait, in units of 1024 ns
   const Refusal* refusal = nullptr;  // this rank's slot; null in tests without one
   std::uint32_t call = 0;            // number of the call that this pass is
   DeviceFaults faults{};
@@ -66,12 +65,22 @@ struct DeviceContext {
   float* dprob_groups = nullptr;
   bf16* token_out = nullptr;  // out or dx
   float* dprobs_out = nullptr;
-  float* main_grad = nullptr;  // wgrad into fp32; null: bf16 through a tensor map
+  float* main_dw1 = nullptr;  // weight gradients into fp32; null: bf16 through a tensor map
+  float* main_dw2 = nullptr;
 
   template <class T>
   __device__ __forceinline__ T* at(int rank, std::int64_t offset) const {
     return reinterpret_cast<T*>(heaps[rank] + offset);
   }
+};
+
+/// The queues of one launch and who takes them (schedule/launches.h).
+struct LaunchQueues {
+  QueueView comm{};
+  QueueView main{};
+  std::uint32_t* ticket = nullptr;  // tasks of `main` that were taken; 0 when the launch begins
+  int dispatchers = 0;              // CTAs that begin with `comm`
+  bool join = true;                 // and then take tasks of `main`
 };
 
 }  // namespace uniep::cuda

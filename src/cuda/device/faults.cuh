@@ -13,6 +13,7 @@ namespace uniep::cuda {
 struct TaskName {
   Stage stage;
   int tile;  // index within the stage
+  __device__ __forceinline__ TaskName name() const { return *this; }
 };
 
 __device__ __forceinline__ TaskName name_of(const Task& task) {
@@ -29,7 +30,7 @@ __device__ __forceinline__ std::uint32_t mixed(std::uint32_t h) {
 /// Other numbers for every task, and for every thread that has a part in it.
 __device__ __forceinline__ std::uint32_t fault_number(const DeviceFaults& faults,
                                                       const TaskName& task) {
-  const std::uint32_t where = blockIdx.x * blockDim.x + threadIdx.x;
+  const std::uint32_t where = ptx::global_thread();
   const std::uint32_t what =
       static_cast<std::uint32_t>(task.tile) * kNumStages + static_cast<std::uint32_t>(task.stage);
   return mixed(mixed(faults.salt + what) + where);
@@ -47,8 +48,9 @@ __device__ __forceinline__ void random_delay(const DeviceFaults& faults, const T
 }
 
 /// To be asked ahead of a task's signals, by any threads that send some: delays them at random;
-/// false where they are to be withheld.
+/// false where they are to be withheld. Reads the name only where faults are asked for.
 __device__ __forceinline__ bool may_signal(const DeviceFaults& faults, const TaskName& task) {
+  if (faults.max_delay_us == 0 && faults.withhold_stage < 0) return true;
   random_delay(faults, task);
   return faults.withhold_stage != static_cast<int>(task.stage) || faults.withhold_tile != task.tile;
 }

@@ -1,135 +1,121 @@
 #pragma once
 
 #include "cuda/device/activation.cuh"
-#include "cuda/device/epilogue.cuh"
+#include "cuda/device/combine.cuh"
+#include "cuda/device/gemm.cuh"
 
 // The GEMMs with w1: fc1 with SwiGLU in its epilogue, and its data gradient dfc1 with the push.
 
 namespace uniep::cuda {
 
-/// h = x w1^T and a = p (silu(h_g) h_u). The tile's columns are 128 of the gate half, then the same
-/// 128 of the up half, so a thread holds both halves of each of its elements.
-/// Maps: a = x_rows (H, rows); b = w1 (H, I, 2, El), box 64 x 128; out0 = h (I, 2, rows), out1 =
-/// a (I, rows), boxes 64 x 16.
-struct Fc1 : NoEpilogueLoads {
+/// Probabilities of the two rows of a tile of which a consumer thread holds elements.
+struct RowProbs {
+  float of[2];  // row lane / 4 of the warp's 16, and the row 8 below
+};
+
+template <class Shape>
+__device__ __forceinline__ RowProbs row_probs(const Consumer<Shape>& consumer,
+                                              const TileWork& work) {
+  const float* probs =
+      consumer.ctx.row_probs + work.first_row + consumer.first_row() + consumer.lane / 4;
+  return {{__ldcg(probs), __ldcg(probs + 8)}};
+}
+
+/// h = x w1^T and a = p (silu(h_g) h_u). The tile's columns are kN / 2 of the gate half, then the
+/// same of the up half, so a thread holds both halves of each of its elements.
+/// Maps: a = x_rows (H, rows); b = w1 (H, I, 2, El), box 64 x kN / 2; out0 = h (I, 2, rows), out1 =
+/// a (I, rows), boxes 64 x 64.
+template <class Shape>
+struct Fc1 : EmptyEpilogueSlots<Shape, (3 * Shape::kN / 2 / kBoxCols > Shape::kOwnBoxes)> {
+  static constexpr Stage kStage = Stage::kFc1;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kK;
-  static constexpr int kHalf = kTileN / 2;
+  static constexpr int kHalf = Shape::kN / 2;
+  static constexpr int kChunks = kHalf / kBoxCols;
+  static constexpr bool kBorrows = Fc1::kEpilogueSlots > 0;
 
-  static __device__ __forceinline__ TileWork work(const DeviceContext& ctx, const Task& task) {
-    return row_tile_work(ctx, task, static_cast<int>(task.n) * kHalf, ctx.view.hidden);
-  }
-
-  static __device__ __forceinline__ void load(const StageMaps& maps, GemmShared& shared, int slot,
-                                              const TileWork& work, int k_block) {
-    std::uint64_t* full = &shared.full[slot];
+  static __device__ __forceinline__ void load(const StageMaps& maps, OperandSlot<Shape>& slot,
+                                              std::uint64_t* full, const TileWork& work,
+                                              int k_block) {
     const int k = k_block * kTileK;
-    load_rows(maps, shared, slot, work, k);
-    ptx::tma_load(shared.b[slot], maps.b, full, k, work.n, 0, work.expert);
-    ptx::tma_load(shared.b[slot] + kHalf * kTileK * 2, maps.b, full, k, work.n, 1, work.expert);
+    load_rows(maps, slot, full, work, k);
+    ptx::tma_load(slot.b, maps.b, full, k, work.n, 0, work.expert);
+    ptx::tma_load(slot.b + kHalf * kTileK * 2, maps.b, full, k, work.n, 1, work.expert);
   }
 
-  class Epilogue {
-   public:
-    __device__ __forceinline__ Epilogue(const DeviceContext& ctx, const StageMaps& maps,
-                                        GemmShared& shared)
-        : ctx_(ctx), maps_(maps), boxes_(shared), signal_(ctx, shared) {}
+  static __device__ __forceinline__ RowProbs prepare(const Consumer<Shape>& consumer,
+                                                     const TileWork& work) {
+    return row_probs(consumer, work);
+  }
 
-    __device__ __forceinline__ void prepare(const TileWork& work) {
-      const int row = work.first_row + place_.first_row() + place_.lane / 4;
-      probs_[0] = ctx_.row_probs[row];
-      probs_[1] = ctx_.row_probs[row + 8];
-    }
-
-    __device__ __forceinline__ void run(const float (&acc)[128], const TileWork& work, StageRing&) {
-      signal_.flush();
-      const int row = work.first_row + place_.first_row();
+  /// Boxes: gate, up and a of each 64 columns.
+  static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
+                                                const float (&acc)[Shape::kAccumulators],
+                                                const TileWork&, const RowProbs& probs) {
 #pragma unroll
-      for (int chunk = 0; chunk < kHalf / kBoxCols; ++chunk) {
-        std::uint32_t gate[kPairs], up[kPairs], a[kPairs];
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      std::uint32_t gate[kPairs], up[kPairs], a[kPairs];
 #pragma unroll
-        for (int i = 0; i < kPairs; ++i) {
-          const int j = chunk * 2 * kPairs + 2 * i;
-          gate[i] = pack_pair(acc[j], acc[j + 1]);
-          up[i] = pack_pair(acc[64 + j], acc[64 + j + 1]);
-          const float p = probs_[i % 2];
-          a[i] = pack_pair(weighted(p, low_of(gate[i]), low_of(up[i])),
-                           weighted(p, high_of(gate[i]), high_of(up[i])));
-        }
-        const int col = work.n + chunk * kBoxCols;
-        boxes_.write(gate, maps_.out0, col, 0, row);
-        boxes_.write(up, maps_.out0, col, 1, row);
-        boxes_.write(a, maps_.out1, col, row, 0);
+      for (int i = 0; i < kPairs; ++i) {
+        const int j = chunk * 2 * kPairs + 2 * i;
+        gate[i] = pack_pair(acc[j], acc[j + 1]);
+        up[i] = pack_pair(acc[kHalf / 2 + j], acc[kHalf / 2 + j + 1]);
       }
-      signal_.arm(work.task, ctx_.counters.tile_done + work.counter, nullptr);
+      consumer.write_box((3 * chunk) % Shape::kBoxes, gate);
+      consumer.write_box((3 * chunk + 1) % Shape::kBoxes, up);
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        const float p = probs.of[i % 2];
+        a[i] = pack_pair(weighted(p, low_of(gate[i]), low_of(up[i])),
+                         weighted(p, high_of(gate[i]), high_of(up[i])));
+      }
+      consumer.write_box((3 * chunk + 2) % Shape::kBoxes, a);
     }
+    if (kBorrows) consumer.ring.advance();
+  }
 
-    __device__ __forceinline__ void finish() { signal_.flush(); }
+  static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps& maps,
+                                              const TileWork& work) {
+    const int row = work.first_row + kConsumerRows * sender.index;
+    sender.send_boxes(3 * kChunks, kBorrows, [&](int i, const std::uint8_t* box) {
+      const int col = work.n + i / 3 * kBoxCols;
+      if (i % 3 == 2) {
+        ptx::tma_store(maps.out1, box, col, row, 0);
+      } else {
+        ptx::tma_store(maps.out0, box, col, i % 3, row);
+      }
+    });
+    if (sender.lane == 0) sender.signal_tile(sender.ctx.counters.tile_done + work.tile, nullptr);
+  }
 
-   private:
-    static __device__ __forceinline__ float weighted(float p, float gate, float up) {
-      return p * (silu(gate, sigmoid(gate)) * up);
-    }
-
-    const DeviceContext& ctx_;
-    const StageMaps& maps_;
-    WarpPlace place_;
-    BoxWriter boxes_;
-    TileSignal signal_;
-    float probs_[2];
-  };
+ private:
+  static __device__ __forceinline__ float weighted(float p, float gate, float up) {
+    return p * (silu(gate, sigmoid(gate)) * up);
+  }
 };
 
 /// dx rows = dh w1, pushed. The first column tile also adds up the rows' dprobs, whose column
 /// groups dfc2 has left. Maps: a = dh (2I, rows); b = w1 (H, 2I, El), boxes 64 x 64.
-struct Dfc1 : NoEpilogueLoads {
+template <class Shape>
+struct Dfc1 : RowPush<Shape> {
+  static constexpr Stage kStage = Stage::kDfc1;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kMn;
 
-  static __device__ __forceinline__ TileWork work(const DeviceContext& ctx, const Task& task) {
-    return row_tile_work(ctx, task, static_cast<int>(task.n) * kTileN, 2 * ctx.view.intermediate);
-  }
-
-  static __device__ __forceinline__ void load(const StageMaps& maps, GemmShared& shared, int slot,
-                                              const TileWork& work, int k_block) {
-    std::uint64_t* full = &shared.full[slot];
+  static __device__ __forceinline__ void load(const StageMaps& maps, OperandSlot<Shape>& slot,
+                                              std::uint64_t* full, const TileWork& work,
+                                              int k_block) {
     const int k = k_block * kTileK;
-    load_rows(maps, shared, slot, work, k);
-    load_squares<kTileN / 64>(shared.b[slot], maps.b, full, work.n, k, work.expert);
+    load_rows(maps, slot, full, work, k);
+    load_squares<Shape::kN / 64>(slot.b, maps.b, full, work.n, k, work.expert);
   }
 
-  class Epilogue {
-   public:
-    __device__ __forceinline__ Epilogue(const DeviceContext& ctx, const StageMaps&,
-                                        GemmShared& shared)
-        : ctx_(ctx), pusher_(ctx, shared) {}
-
-    __device__ __forceinline__ void prepare(const TileWork&) {}
-
-    __device__ __forceinline__ void run(const float (&acc)[128], const TileWork& work, StageRing&) {
-      pusher_.flush();
-      pusher_.prepare(work);
-      pusher_.push(acc, work);
-      if (work.n == 0) push_dprob(work);
-    }
-
-    __device__ __forceinline__ void finish() { pusher_.flush(); }
-
-   private:
-    __device__ __forceinline__ void push_dprob(const TileWork& work) {
-      const RowOrigin& origin = pusher_.origin();
-      if (origin.source < 0) return;
-      const std::int64_t groups = ceil_div(ctx_.view.intermediate, kDprobGroup);
-      const std::int64_t row = work.first_row + place_.first_row() + place_.lane;
-      float sum = 0;
-      for (std::int64_t g = 0; g < groups; ++g) sum += ctx_.dprob_groups[row * groups + g];
-      ctx_.at<float>(origin.source, ctx_.symmetric.dprobs)[pusher_.slot()] = sum;
-    }
-
-    const DeviceContext& ctx_;
-    WarpPlace place_;
-    RowPusher pusher_;
-  };
+  static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps&,
+                                              const TileWork& work) {
+    const PushRows rows = rows_to_push(sender, work);
+    if (work.n == 0) push_dprobs(sender, rows, work);
+    push_rows(sender, rows, work);
+  }
 };
 
 }  // namespace uniep::cuda

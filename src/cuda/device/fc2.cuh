@@ -1,179 +1,164 @@
 #pragma once
 
 #include "cuda/device/activation.cuh"
-#include "cuda/device/epilogue.cuh"
+#include "cuda/device/combine.cuh"
+#include "cuda/device/fc1.cuh"
+#include "cuda/device/gemm.cuh"
 
 // The GEMMs with w2: fc2 with the push, and its data gradient dfc2 with dSwiGLU in its epilogue.
 
 namespace uniep::cuda {
 
 /// y = a w2^T, pushed.
-/// Maps: a = a (I, rows); b = w2 (I, H, El), box 64 x 256.
-struct Fc2 : NoEpilogueLoads {
+/// Maps: a = a (I, rows); b = w2 (I, H, El), box 64 x kN.
+template <class Shape>
+struct Fc2 : RowPush<Shape> {
+  static constexpr Stage kStage = Stage::kFc2;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kK;
 
-  static __device__ __forceinline__ TileWork work(const DeviceContext& ctx, const Task& task) {
-    return row_tile_work(ctx, task, static_cast<int>(task.n) * kTileN, ctx.view.intermediate);
-  }
-
-  static __device__ __forceinline__ void load(const StageMaps& maps, GemmShared& shared, int slot,
-                                              const TileWork& work, int k_block) {
-    std::uint64_t* full = &shared.full[slot];
+  static __device__ __forceinline__ void load(const StageMaps& maps, OperandSlot<Shape>& slot,
+                                              std::uint64_t* full, const TileWork& work,
+                                              int k_block) {
     const int k = k_block * kTileK;
-    load_rows(maps, shared, slot, work, k);
-    ptx::tma_load(shared.b[slot], maps.b, full, k, work.n, work.expert);
+    load_rows(maps, slot, full, work, k);
+    ptx::tma_load(slot.b, maps.b, full, k, work.n, work.expert);
   }
 
-  class Epilogue {
-   public:
-    __device__ __forceinline__ Epilogue(const DeviceContext& ctx, const StageMaps&,
-                                        GemmShared& shared)
-        : pusher_(ctx, shared) {}
-    __device__ __forceinline__ void prepare(const TileWork&) {}
-    __device__ __forceinline__ void run(const float (&acc)[128], const TileWork& work, StageRing&) {
-      pusher_.flush();
-      pusher_.prepare(work);
-      pusher_.push(acc, work);
-    }
-    __device__ __forceinline__ void finish() { pusher_.flush(); }
-
-   private:
-    RowPusher pusher_;
-  };
+  static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps&,
+                                              const TileWork& work) {
+    push_rows(sender, rows_to_push(sender, work), work);
+  }
 };
 
 /// da = dy w2, and from it dh, the column groups of dprobs, and a once more (for wgrad2).
 /// Maps: a = dy_rows (H, rows); b = w2 (I, H, El), boxes 64 x 64; aux = h (I, 2, rows), box 64 x
-/// 128; out0 = dh (I, 2, rows), out1 = a (I, rows), boxes 64 x 16.
+/// 128; out0 = dh (I, 2, rows), out1 = a (I, rows), boxes 64 x 64.
+template <class Shape>
 struct Dfc2 {
+  static constexpr Stage kStage = Stage::kDfc2;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kMn;
 
-  static __device__ __forceinline__ TileWork work(const DeviceContext& ctx, const Task& task) {
-    return row_tile_work(ctx, task, static_cast<int>(task.n) * kTileN, ctx.view.hidden);
-  }
-
-  static __device__ __forceinline__ void load(const StageMaps& maps, GemmShared& shared, int slot,
-                                              const TileWork& work, int k_block) {
-    std::uint64_t* full = &shared.full[slot];
+  static __device__ __forceinline__ void load(const StageMaps& maps, OperandSlot<Shape>& slot,
+                                              std::uint64_t* full, const TileWork& work,
+                                              int k_block) {
     const int k = k_block * kTileK;
-    load_rows(maps, shared, slot, work, k);
-    load_squares<kTileN / 64>(shared.b[slot], maps.b, full, work.n, k, work.expert);
+    load_rows(maps, slot, full, work, k);
+    load_squares<Shape::kN / 64>(slot.b, maps.b, full, work.n, k, work.expert);
   }
 
   /// The tile's h comes through the pipeline too, 64 columns of either half a slot: the gate half
   /// where a lies, the up half where b begins.
-  static constexpr int kEpilogueLoads = kTileN / kBoxCols;
-  static __device__ __forceinline__ void load_epilogue(const StageMaps& maps, GemmShared& shared,
-                                                       int slot, const TileWork& work, int chunk) {
-    std::uint64_t* full = &shared.full[slot];
+  static constexpr int kEpilogueSlots = Shape::kN / kBoxCols;
+  static __device__ __forceinline__ void load_epilogue(const StageMaps& maps,
+                                                       OperandSlot<Shape>& slot,
+                                                       std::uint64_t* full, const TileWork& work,
+                                                       int chunk) {
     ptx::mbarrier_arrive_expect(full, 2 * kTileM * kBoxCols * 2);
     const int col = work.n + chunk * kBoxCols;
-    ptx::tma_load(shared.a[slot], maps.aux, full, col, 0, work.first_row);
-    ptx::tma_load(shared.b[slot], maps.aux, full, col, 1, work.first_row);
+    ptx::tma_load(slot.a, maps.aux, full, col, 0, work.first_row);
+    ptx::tma_load(slot.b, maps.aux, full, col, 1, work.first_row);
   }
 
-  class Epilogue {
-   public:
-    __device__ __forceinline__ Epilogue(const DeviceContext& ctx, const StageMaps& maps,
-                                        GemmShared& shared)
-        : ctx_(ctx), maps_(maps), shared_(shared), boxes_(shared), signal_(ctx, shared) {}
+  static __device__ __forceinline__ RowProbs prepare(const Consumer<Shape>& consumer,
+                                                     const TileWork& work) {
+    return row_probs(consumer, work);
+  }
 
-    __device__ __forceinline__ void prepare(const TileWork& work) {
-      const int row = work.first_row + place_.first_row() + place_.lane / 4;
-      probs_[0] = ctx_.row_probs[row];
-      probs_[1] = ctx_.row_probs[row + 8];
-    }
-
-    __device__ __forceinline__ void run(const float (&acc)[128], const TileWork& work,
-                                        StageRing& stages) {
-      signal_.flush();
-      const int row = work.first_row + place_.first_row();
+  /// dh replaces h in its slot, of which this warp alone uses these rows; a goes through the
+  /// consumer's own boxes in turn.
+  static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
+                                                const float (&acc)[Shape::kAccumulators],
+                                                const TileWork& work, const RowProbs& probs) {
 #pragma unroll
-      for (int chunk = 0; chunk < kEpilogueLoads; ++chunk) {
-        ptx::mbarrier_wait(&shared_.full[stages.slot], stages.parity);
-        std::uint8_t* gate_box = shared_.a[stages.slot] + place_.first_row() * kBoxCols * 2;
-        std::uint8_t* up_box = shared_.b[stages.slot] + place_.first_row() * kBoxCols * 2;
-        std::uint32_t gate[kPairs], up[kPairs], a[kPairs];
-        load_box(gate_box, gate);
-        load_box(up_box, up);
-        float group[2] = {0, 0};
+    for (int chunk = 0; chunk < kEpilogueSlots; ++chunk) {
+      OperandSlot<Shape>& slot = consumer.wait_slot();
+      std::uint8_t* gate_box = slot.a + kTileK * 2 * consumer.first_row();
+      std::uint8_t* up_box = slot.b + kTileK * 2 * consumer.first_row();
+      std::uint32_t gate[kPairs], up[kPairs], a[kPairs];
+      load_box(gate_box, gate);
+      load_box(up_box, up);
+      float group[2] = {0, 0};
 #pragma unroll
-        for (int i = 0; i < kPairs; ++i) {
-          const int j = chunk * 2 * kPairs + 2 * i;
-          const std::uint32_t da = pack_pair(acc[j], acc[j + 1]);
-          const float p = probs_[i % 2];
-          const Gradients low = gradients(p, low_of(da), low_of(gate[i]), low_of(up[i]));
-          const Gradients high = gradients(p, high_of(da), high_of(gate[i]), high_of(up[i]));
-          gate[i] = pack_pair(low.gate, high.gate);
-          up[i] = pack_pair(low.up, high.up);
-          a[i] = pack_pair(low.a, high.a);
-          group[i % 2] = group[i % 2] + low.dprob;
-          group[i % 2] = group[i % 2] + high.dprob;
-        }
-        const int col = work.n + chunk * kBoxCols;
-        store_group(group, row, col);
-        // dh replaces h in the slot, of which this warp alone uses these rows.
-        __syncwarp();
-        store_box(gate_box, gate);
-        store_box(up_box, up);
-        ptx::fence_proxy_async_shared();
-        __syncwarp();
-        if (place_.lane == 0) {
-          ptx::tma_store(maps_.out0, gate_box, col, 0, row);
-          ptx::tma_store(maps_.out0, up_box, col, 1, row);
-          ptx::bulk_commit();
-        }
-        boxes_.write(a, maps_.out1, col, row, 0);
-        if (place_.lane == 0) ptx::bulk_wait_read<0>();
-        release_slot(shared_, stages.slot);
-        stages.advance();
+      for (int i = 0; i < kPairs; ++i) {
+        const int j = chunk * 2 * kPairs + 2 * i;
+        const std::uint32_t da = pack_pair(acc[j], acc[j + 1]);
+        const float p = probs.of[i % 2];
+        const Gradients low = gradients(p, low_of(da), low_of(gate[i]), low_of(up[i]));
+        const Gradients high = gradients(p, high_of(da), high_of(gate[i]), high_of(up[i]));
+        gate[i] = pack_pair(low.gate, high.gate);
+        up[i] = pack_pair(low.up, high.up);
+        a[i] = pack_pair(low.a, high.a);
+        group[i % 2] = group[i % 2] + low.dprob;
+        group[i % 2] = group[i % 2] + high.dprob;
       }
-      signal_.arm(work.task, ctx_.counters.tile_done + work.counter,
-                  ctx_.counters.expert_done + work.expert);
+      store_group(consumer, group, work, chunk);
+      __syncwarp();
+      store_box(gate_box, gate);
+      store_box(up_box, up);
+      consumer.write_box(chunk % Shape::kOwnBoxes, a);
+      consumer.ring.advance();
     }
+  }
 
-    __device__ __forceinline__ void finish() { signal_.flush(); }
-
-   private:
-    struct Gradients {
-      float gate, up, a, dprob;
-    };
-
-    static __device__ __forceinline__ Gradients gradients(float p, float da, float gate, float up) {
-      const float s = sigmoid(gate);
-      const float activated = silu(gate, s);
-      const float product = activated * up;
-      const float weighted = p * da;
-      return {(weighted * up) * silu_grad(gate, s), weighted * activated, p * product,
-              da * product};
-    }
-
-    /// dprobs of 64 columns: a thread's columns ascending, then the four threads of a row pairwise.
-    /// The same order whatever the tile, so bit-neutral; the CPU backend uses another one.
-    __device__ __forceinline__ void store_group(const float (&group)[2], int row, int col) {
-      const std::int64_t groups = ceil_div(ctx_.view.intermediate, kDprobGroup);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float sum = group[half];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        if (place_.lane % 4 == 0 && col < ctx_.view.intermediate) {
-          const std::int64_t r = row + place_.lane / 4 + 8 * half;
-          ctx_.dprob_groups[r * groups + col / kDprobGroup] = sum;
-        }
+  static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps& maps,
+                                              const TileWork& work) {
+    const int row = work.first_row + kConsumerRows * sender.index;
+    for (int chunk = 0; chunk < kEpilogueSlots; ++chunk) {
+      const int box = chunk % Shape::kOwnBoxes;
+      const int col = work.n + chunk * kBoxCols;
+      sender.wait_written(box);
+      if (sender.lane == 0) {
+        OperandSlot<Shape>& slot = sender.shared.slots[sender.ring.slot];
+        ptx::tma_store(maps.out0, slot.a + sender.index * kBoxBytes, col, 0, row);
+        ptx::tma_store(maps.out0, slot.b + sender.index * kBoxBytes, col, 1, row);
+        ptx::tma_store(maps.out1, output_box(sender.shared, sender.index, 0, box), col, row, 0);
+        ptx::bulk_commit();
+        ptx::bulk_wait_read<0>();
+        sender.give_back(box);
       }
+      sender.give_back_slot();
     }
+    if (sender.lane == 0) {
+      sender.signal_tile(sender.ctx.counters.tile_done + work.tile,
+                         sender.ctx.counters.expert_done + work.expert);
+    }
+  }
 
-    const DeviceContext& ctx_;
-    const StageMaps& maps_;
-    GemmShared& shared_;
-    WarpPlace place_;
-    BoxWriter boxes_;
-    TileSignal signal_;
-    float probs_[2];
+ private:
+  struct Gradients {
+    float gate, up, a, dprob;
   };
+
+  static __device__ __forceinline__ Gradients gradients(float p, float da, float gate, float up) {
+    const float s = sigmoid(gate);
+    const float activated = silu(gate, s);
+    const float product = activated * up;
+    const float weighted = p * da;
+    return {(weighted * up) * silu_grad(gate, s), weighted * activated, p * product, da * product};
+  }
+
+  /// dprobs of 64 columns: a thread's columns ascending, then the four threads of a row pairwise.
+  /// The same order whatever the tile, so bit-neutral; the CPU backend uses another one.
+  static __device__ __forceinline__ void store_group(const Consumer<Shape>& consumer,
+                                                     const float (&group)[2], const TileWork& work,
+                                                     int chunk) {
+    const DeviceContext& ctx = consumer.ctx;
+    const std::int64_t groups = ceil_div(ctx.view.intermediate, kDprobGroup);
+    const int col = work.n + chunk * kBoxCols;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = group[half];
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      if (consumer.lane % 4 == 0 && col < ctx.view.intermediate) {
+        const std::int64_t row =
+            work.first_row + consumer.first_row() + consumer.lane / 4 + 8 * half;
+        ctx.dprob_groups[row * groups + col / kDprobGroup] = sum;
+      }
+    }
+  }
 };
 
 }  // namespace uniep::cuda

@@ -39,7 +39,7 @@ __device__ __forceinline__ void store_matrices(std::uint32_t address, const std:
                : "memory");
 }
 
-/// Writes 16 rows by 64 columns of this warp to a swizzled box.
+/// Writes 16 rows by 64 columns of this warp to its part of a swizzled box.
 __device__ __forceinline__ void store_box(std::uint8_t* box, const std::uint32_t (&pairs)[kPairs]) {
 #pragma unroll
   for (int group = 0; group < 4; ++group)

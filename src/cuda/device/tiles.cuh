@@ -9,59 +9,85 @@
 
 namespace uniep::cuda {
 
-inline constexpr int kPipelineStages = 4;
-inline constexpr int kConsumers = 2;  // warpgroups, 64 rows each
+// Roles of a CTA's warps: the first warpgroup has the loader, the scheduler and a sender for each
+// consumer; the other warpgroups are the consumers.
+inline constexpr int kLoaderWarp = 0;
+inline constexpr int kSchedulerWarp = 1;
+inline constexpr int kFirstSenderWarp = 2;
 inline constexpr int kConsumerWarps = 4 * kConsumers;
 inline constexpr int kThreads = 128 * (1 + kConsumers);
-inline constexpr int kBoxCols = 64;                  // columns of an output box: one swizzle row
-inline constexpr int kBoxBytes = 64 * kBoxCols * 2;  // of an operand box of 64 x 64
 
 /// Registers per thread after the roles have parted: 128 (56 + 2 224) <= 65536 per SM.
 inline constexpr int kProducerRegisters = 56;
 inline constexpr int kConsumerRegisters = 224;
 
-/// A warp's output staging. Pushed rows are bytes of 128 columns, one after another, 16 bytes apart
-/// so that the 8 rows of a matrix lie in different banks. Tensor boxes are 16 rows of 64 columns,
-/// swizzled.
+inline constexpr int kBoxBytes = 64 * kBoxCols * 2;  // operand or output, 64 x 64
+/// Rows to push are bytes of 128 columns, one after another, 16 bytes apart so that the 8 rows of a
+/// matrix lie in different banks.
 inline constexpr int kPushCols = 128;
 inline constexpr int kPushRowBytes = kPushCols * 2 + 16;
-inline constexpr int kOutBoxBytes = kWarpRows * kBoxCols * 2;
 
-/// One tile as the scheduler warp hands it to the loader and the consumers.
+/// A task as the scheduler hands it to the other roles.
 struct TileWork {
-  int valid;  // 0: no more tiles
+  Stage stage;
   int expert;
-  int first_row;  // of the tile, among the rows; wgrad: of the expert's segment
-  int rows;       // real rows in it
+  int first_row;  // of the tile, among the rows; wgrad: of the expert's segment; reduce: token
+  int rows;       // real rows in it; reduce: tokens
   int m;          // wgrad: first row of the output tile
   int n;          // first column of the output tile
-  int k_blocks;
-  int counter;  // index of the counter that the finished tile advances
-  TaskName task;
-};
+  int k_blocks;   // pipeline slots to consume: steps of 64 along the reduction; reduce: pieces
+  int tile;       // task.m: the tile of rows
+  int index;      // Task::tile
 
-inline constexpr int kWorkSlots = 4;
-/// More than the tiles by which one consumer warp can be ahead of another: the work ring holds them
-/// to kWorkSlots, and a tile's stores are looked after during the next one.
+  __device__ __forceinline__ TaskName name() const { return {stage, index}; }
+};
+/// In place of a stage: no more tasks.
+inline constexpr Stage kNoStage = static_cast<Stage>(-1);
+
+inline constexpr int kWorkSlots = 2;
+/// More than the tiles by which one role can be ahead of another: the work ring holds them to
+/// kWorkSlots.
 inline constexpr int kTilesUnderWay = 2 * kWorkSlots;
 
-struct GemmShared {
-  alignas(1024) std::uint8_t a[kPipelineStages][kTileM * kTileK * 2];
-  alignas(1024) std::uint8_t b[kPipelineStages][kTileN * kTileK * 2];
-  union alignas(1024) {
-    std::uint8_t boxes[kConsumerWarps][2][kOutBoxBytes];
-    std::uint8_t pushes[kConsumerWarps][kWarpRows * kPushRowBytes];
-  } out;
-  std::uint64_t full[kPipelineStages];
-  std::uint64_t empty[kPipelineStages];
+/// Everything that depends on the number of columns of a tile.
+template <int kTileN>
+struct TileShape {
+  static constexpr int kN = kTileN;
+  static constexpr int kAccumulators = kTileN / 2;  // per thread: 64 x kTileN over 128 threads
+  static constexpr int kSlotBytes = (kTileM + kTileN) * kTileK * 2;
+  static constexpr int kSlots = kTileN == 256 ? 4 : 6;
+  /// Output buffers of a consumer: boxes of its own, then its share of a borrowed pipeline slot.
+  static constexpr int kOwnBoxes = 2;
+  static constexpr int kBoxes = kOwnBoxes + kSlotBytes / kConsumers / kBoxBytes;
+};
+
+/// One step of 64 along the reduction: both operands.
+template <class Shape>
+struct OperandSlot {
+  alignas(1024) std::uint8_t a[kTileM * kTileK * 2];
+  alignas(1024) std::uint8_t b[Shape::kN * kTileK * 2];
+};
+
+template <class Shape>
+struct PassShared {
+  OperandSlot<Shape> slots[Shape::kSlots];
+  alignas(1024) std::uint8_t outputs[kConsumers][64 * kPushRowBytes];
+  std::uint64_t full[Shape::kSlots];
+  std::uint64_t empty[Shape::kSlots];
   std::uint64_t work_full[kWorkSlots];
   std::uint64_t work_empty[kWorkSlots];
+  std::uint64_t written[kConsumers][Shape::kBoxes];  // an output buffer, by its consumer
+  std::uint64_t sent[kConsumers][Shape::kBoxes];     // and read by the copy engine
   TileWork work[kWorkSlots];
-  int warps_done[kTilesUnderWay];  // consumer warps whose part of a tile has landed, by its number
+  TaskName sending[kConsumers];     // what each sender is at
+  int halves_sent[kTilesUnderWay];  // senders that are done with a tile, by its number
 };
-static_assert(sizeof(GemmShared) <= 232448, "more shared memory than a CTA can have on sm_90");
+inline constexpr int kMaxSharedBytes = 232448;  // that a CTA can have on sm_90
+static_assert(sizeof(PassShared<TileShape<256>>) <= kMaxSharedBytes);
+static_assert(sizeof(PassShared<TileShape<128>>) <= kMaxSharedBytes);
 
-using StageRing = ptx::RingPosition<kPipelineStages>;
+template <class Shape>
+using SlotRing = ptx::RingPosition<Shape::kSlots>;
 using WorkRing = ptx::RingPosition<kWorkSlots>;
 
 }  // namespace uniep::cuda

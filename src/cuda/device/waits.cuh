@@ -30,7 +30,7 @@ __device__ __forceinline__ CounterAddress counter_of(const DeviceContext& ctx, c
   }
 }
 
-__device__ __forceinline__ void record_failure(const DeviceContext& ctx, const Task& task,
+__device__ __forceinline__ void record_failure(const DeviceContext& ctx, const TaskName& task,
                                                const Wait& wait, std::uint32_t seen, bool refused) {
   if (atomicCAS_system(&ctx.failure->raised, 0, -1) != 0) return;
   ctx.failure->refused = refused ? 1 : 0;
@@ -47,29 +47,29 @@ __device__ __forceinline__ void record_failure(const DeviceContext& ctx, const T
 /// What is missing early in a pass holds up all that comes later, in launches that hold several
 /// stages at the same time. So later waits last longer, by up to a quarter: the one that expires
 /// and is reported is the one that names the cause.
-__device__ __forceinline__ std::uint64_t limit_of(const DeviceContext& ctx, const Wait& wait) {
-  return ctx.limit_ns + ctx.limit_ns / 16 * static_cast<unsigned>(wait.kind);
+__device__ __forceinline__ std::uint32_t limit_of(const DeviceContext& ctx, const Wait& wait) {
+  return ctx.limit_ticks + ctx.limit_ticks / 16 * static_cast<unsigned>(wait.kind);
 }
 
 /// Waits in one thread; false when the time limit passed, here or in another wait of this rank, or
-/// a rank refused the call, which ends the kernel.
-__device__ __forceinline__ bool wait_for(const DeviceContext& ctx, const Task& task,
+/// a rank refused the call, which ends the kernel. `task` has a name().
+template <class Named>
+__device__ __forceinline__ bool wait_for(const DeviceContext& ctx, const Named& task,
                                          const Wait& wait) {
-  random_delay(ctx.faults, name_of(task));
   const CounterAddress at = counter_of(ctx, wait);
   const auto missing = [&](std::uint32_t value) {
     return static_cast<std::int32_t>(value - at.base - wait.expected) < 0;
   };
   std::uint32_t value = ptx::load_acquire_system(at.counter);
   if (!missing(value)) return true;
-  const std::uint64_t start = ptx::global_nanoseconds();
+  const std::uint32_t start = ptx::global_ticks();
   for (unsigned spins = 1; missing(value); ++spins) {
     // Reading host memory and the clock is slow next to the counter itself.
     if (spins % 256 == 0) {
       if (*static_cast<volatile int*>(&ctx.failure->raised) != 0) return false;
       const bool refused = is_refused(ctx.refusal, ctx.call);
-      if (refused || ptx::global_nanoseconds() - start > limit_of(ctx, wait)) {
-        record_failure(ctx, task, wait, value - at.base, refused);
+      if (refused || ptx::global_ticks() - start > limit_of(ctx, wait)) {
+        record_failure(ctx, task.name(), wait, value - at.base, refused);
         return false;
       }
     }
@@ -78,11 +78,15 @@ __device__ __forceinline__ bool wait_for(const DeviceContext& ctx, const Task& t
   return true;
 }
 
-/// Waits for everything that the task needs.
-__device__ __forceinline__ bool wait_for_inputs(const DeviceContext& ctx, const Task& task) {
+/// Waits for everything that the task needs. `named` has its name(): what lies in shared memory
+/// takes no registers meanwhile.
+template <class Named>
+__device__ __forceinline__ bool wait_for_inputs(const DeviceContext& ctx, const Task& task,
+                                                const Named& named) {
+  random_delay(ctx.faults, named.name());
   bool ready = true;
   for_each_wait(ctx.view, task,
-                [&](const Wait& wait) { ready = ready && wait_for(ctx, task, wait); });
+                [&](const Wait& wait) { ready = ready && wait_for(ctx, named, wait); });
   return ready;
 }
 

@@ -40,6 +40,8 @@ __device__ __forceinline__ void note_bases(const DeviceContext& ctx, const Enter
   copy_elements(args.expert_done_base, ctx.counters.expert_done, v.num_local_experts);
   copy_elements(args.arrived_base, ctx.at<std::uint32_t>(v.rank, ctx.symmetric.arrived),
                 v.num_token_blocks() * v.num_ranks);
+  const std::int64_t launches = num_launches(v);
+  for (std::int64_t i = global_thread(); i < launches; i += global_threads()) args.tickets[i] = 0;
 }
 
 /// One CTA per expert in turn.
@@ -80,7 +82,8 @@ __global__ void __launch_bounds__(kEnterThreads)
   __syncthreads();
   if (!last || threadIdx.x >= v.num_ranks) return;
   if (threadIdx.x == 0) *args.ctas_done = 0;
-  random_delay(ctx.faults, {Stage::kEnter, static_cast<int>(threadIdx.x)});
+  // A tile per rank that is told.
+  if (!may_signal(ctx.faults, {Stage::kEnter, static_cast<int>(threadIdx.x)})) return;
   ptx::fence_system();
   ptx::add_release_system(
       ctx.at<std::uint32_t>(static_cast<int>(threadIdx.x), ctx.symmetric.published) + v.rank, 1);

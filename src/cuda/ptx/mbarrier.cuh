@@ -26,6 +26,17 @@ __device__ __forceinline__ void mbarrier_arrive(std::uint64_t* barrier) {
                : "memory");
 }
 
+__device__ __forceinline__ void mbarrier_arrive(std::uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(arrivals)
+               : "memory");
+}
+
+/// Ends a barrier's life; its memory may then hold anything.
+__device__ __forceinline__ void mbarrier_invalidate(std::uint64_t* barrier) {
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 __device__ __forceinline__ void mbarrier_arrive_expect(std::uint64_t* barrier, int bytes) {
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
@@ -57,6 +68,12 @@ struct RingPosition {
       slot = 0;
       parity ^= 1;
     }
+  }
+
+  __device__ __forceinline__ void advance(int steps) {
+    const int end = slot + steps;
+    slot = end % kSize;
+    parity ^= end / kSize & 1;
   }
 };
 

@@ -43,11 +43,32 @@ __device__ __forceinline__ std::uint64_t global_nanoseconds() {
   return t;
 }
 
-/// Their last 32 bits: half the registers, for times of up to 4 seconds.
+/// Time in units of 1024 ns, in half the registers: for spans of up to an hour.
+__device__ __forceinline__ std::uint32_t global_ticks() {
+  return static_cast<std::uint32_t>(global_nanoseconds() >> 10);
+}
+
+/// The last 32 bits of the time in ns: half the registers, for times of up to 4 seconds.
 __device__ __forceinline__ std::uint32_t global_nanoseconds_low() {
   std::uint32_t t;
   asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(t));
   return t;
+}
+
+/// This thread's number in the grid. Volatile, so that it is computed where it is needed: kept, it
+/// would take a register all along.
+__device__ __forceinline__ std::uint32_t global_thread() {
+  std::uint32_t thread;
+  asm volatile(
+      "{\n"
+      ".reg .u32 cta, threads;\n"
+      "mov.u32 cta, %%ctaid.x;\n"
+      "mov.u32 threads, %%ntid.x;\n"
+      "mov.u32 %0, %%tid.x;\n"
+      "mad.lo.u32 %0, cta, threads, %0;\n"
+      "}"
+      : "=r"(thread));
+  return thread;
 }
 
 template <int kRegisters>

@@ -1,0 +1,1 @@
+"""The parts of compare_torch.py. shapes, figures, records and tables need no PyTorch."""

@@ -1,0 +1,81 @@
+"""What is printed: lines that begin with # are about the figures, all others are figures."""
+
+
+class Table:
+    """Lines that can be printed one by one, since every column has a width beforehand."""
+
+    def __init__(self, *columns):
+        """Each column is (title, width, format of its values); text stands left, numbers right."""
+        self._columns = columns
+
+    def header(self):
+        return "# " + self._join(title for title, _, _ in self._columns)
+
+    def line(self, *values):
+        return "  " + self._join("-" if value is None else format(value, form)
+                                 for value, (_, _, form) in zip(values, self._columns))
+
+    def _join(self, cells):
+        return "  ".join(f"{cell:{'<' if form == '' else '>'}{width}}"
+                         for cell, (_, width, form) in zip(cells, self._columns)).rstrip()
+
+
+def longest(words, title):
+    return max(len(title), *map(len, words))
+
+
+def direction_table(shapes, schedules):
+    return Table(("shape", longest([s.name for s in shapes], "shape"), ""), ("pass", 8, ""),
+                 ("schedule", longest(schedules, "schedule"), ""), ("torch ms", 9, ".3f"),
+                 ("uniep ms", 9, ".3f"), ("speedup", 7, ".2f"), ("floor ms", 9, ".3f"),
+                 ("torch eff", 9, ".1%"), ("uniep eff", 9, ".1%"), ("wrong", 9, "d"))
+
+
+def direction_line(table, record, schedule):
+    floor, torch, uniep = record["floor_ms"], record["baseline_ms"], record["ms"]
+    return table.line(record["shape"], record["direction"], schedule, torch, uniep, torch / uniep,
+                      floor, floor / torch, floor / uniep, record["wrong"])
+
+
+STAGE_NOTES = [
+    "#",
+    "# stages of uniep. bare: torch._grouped_mm of the product alone; push: its rows' bytes over",
+    "# the wire at 340 GB/s; ratio: ms / bare, where there is a push ms / max(bare, push); GB/s:",
+    "# pulled over the wire (dispatch), read and written (reduce); eff: floor / ms, where the",
+    "# floor is the better product below or push, 370 GB/s for dispatch, a copy's speed for reduce",
+]
+
+
+def stage_lines(stages):
+    """`stages` has (record, its schedule as it was given)."""
+    if not stages:
+        return []
+    table = Table(("shape", longest([r["shape"] for r, _ in stages], "shape"), ""),
+                  ("pass", 8, ""), ("schedule", longest([s for _, s in stages], "schedule"), ""),
+                  ("stage", 8, ""), ("ms", 9, ".3f"), ("p10", 9, ".3f"), ("p90", 9, ".3f"),
+                  ("bare ms", 9, ".3f"), ("push ms", 9, ".3f"), ("ratio", 6, ".2f"),
+                  ("GB/s", 6, ".0f"), ("eff", 6, ".1%"))
+    return STAGE_NOTES + [table.header()] + [
+        table.line(r["shape"], r["pass"], schedule, r["direction"], r["ms"], r["p10"], r["p90"],
+                   r["baseline_ms"], r.get("push_ms"), r.get("ratio"), r.get("gbps"),
+                   r["efficiency"])
+        for r, schedule in stages]
+
+
+def flops(shape, product):
+    """Of a rank with its share of all rows."""
+    width = 2 if product in ("fc1", "dfc1", "wgrad1") else 1
+    return 2 * shape.tokens * shape.topk * shape.hidden * shape.intermediate * width
+
+
+def product_lines(products):
+    """`products` has (shape, name, Product)."""
+    table = Table(("shape", longest([shape.name for shape, _, _ in products], "shape"), ""),
+                  ("product", 8, ""), ("grouped ms", 10, ".3f"), ("batched ms", 10, ".3f"),
+                  ("TFLOP/s", 8, ".0f"))
+    notes = ["#", "# products alone: torch._grouped_mm on the real rows, torch.bmm at perfect "
+                  "balance; floors are made of the better one, whose speed is shown"]
+    return notes + [table.header()] + [
+        table.line(shape.name, name, product.grouped_ms, product.batched_ms,
+                   flops(shape, name) / product.floor_ms * 1e-9)
+        for shape, name, product in products]

@@ -1,0 +1,68 @@
+"""Times calls by events on the device, all ranks together."""
+import torch
+
+from compare import group
+from compare.figures import Product, Times
+
+WARMUPS = 3
+
+
+def time_once(call):
+    group.together()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end)
+
+
+def measure(calls, iterations, after=None):
+    """The Times of each call on the slowest rank.
+
+    Calls take turns, so that a drift of the machine meets all of them. `after(number)` is called
+    after each measured turn of call `number`, outside of what is timed.
+    """
+    samples = [[] for _ in calls]
+    for turn in range(WARMUPS + iterations):
+        for number, call in enumerate(calls):
+            ms = time_once(call)
+            if turn >= WARMUPS:
+                samples[number].append(ms)
+                if after is not None:
+                    after(number)
+    return [Times.of_slowest(group.gather_numbers(values)) for values in samples]
+
+
+def copy_gbps(iterations):
+    """Bytes read and written by a copy within the device."""
+    source = torch.ones(1 << 30, device=group.DEVICE, dtype=torch.bfloat16)  # 2 GiB
+    target = torch.empty_like(source)
+    times, = measure([lambda: target.copy_(source)], iterations)
+    return 2 * source.nbytes / times.ms * 1e-6
+
+
+def time_products(operands, offsets, iterations):
+    """Product by name. `operands` has the two operands that torch._grouped_mm takes."""
+    calls = []
+    for a, b in operands.values():
+        even_a, even_b = balanced(a, b, len(offsets))
+        calls.append(lambda a=a, b=b: torch._grouped_mm(a, b, offs=offsets))
+        calls.append(lambda a=even_a, b=even_b: torch.bmm(a, b))
+    times = iter(measure(calls, iterations))
+    return {name: Product(next(times).ms, next(times).ms) for name in operands}
+
+
+def balanced(a, b, experts):
+    """The same product, but for a few rows, with as many rows for each expert.
+
+    Rows are the first dimension of `a` where `b` has a matrix per expert, else the reduction.
+    """
+    if b.dim() == 3:
+        return per_expert(a, experts), b
+    return per_expert(a.t(), experts).transpose(1, 2), per_expert(b, experts)
+
+
+def per_expert(rows, experts):
+    each = rows.shape[0] // experts
+    return rows[:each * experts].view(experts, each, rows.shape[1])

@@ -1,0 +1,191 @@
+#pragma once
+
+#include "cuda/device/context.cuh"
+#include "cuda/device/fragments.cuh"
+#include "cuda/device/tiles.cuh"
+#include "cuda/ptx/sync.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/stage_maps.h"
+
+// How a tile leaves the SM. A consumer warpgroup writes its half of the tile into output buffers,
+// and goes on to the next tile; its sender warp stores the buffers by the copy engine, waits until
+// the bytes have landed and signals. So no consumer ever waits for memory, let alone for a peer's.
+//
+// Buffer b of a consumer is guarded by two barriers, `written[b]` and `sent[b]`; both sides go
+// through buffers in the same order, which follows from the stage. The first Shape::kOwnBoxes boxes
+// belong to the consumer; the others lie in its half of a pipeline slot that the loader hands over
+// (kEpilogueSlots) and the senders give back.
+
+namespace uniep::cuda {
+
+/// Address of an output box of a consumer; `slot` is the borrowed one.
+template <class Shape>
+__device__ __forceinline__ std::uint8_t* output_box(PassShared<Shape>& shared, int consumer,
+                                                    int slot, int box) {
+  if (box < Shape::kOwnBoxes) return shared.outputs[consumer] + box * kBoxBytes;
+  return shared.slots[slot].a + consumer * (Shape::kSlotBytes / kConsumers) +
+         (box - Shape::kOwnBoxes) * kBoxBytes;
+}
+
+/// Where 64 rows to push begin: in the consumer's own buffer, or in the borrowed slot.
+template <class Shape>
+__device__ __forceinline__ std::uint8_t* output_rows(PassShared<Shape>& shared, int consumer,
+                                                     int slot, int part) {
+  return output_box(shared, consumer, slot, part == 0 ? 0 : Shape::kOwnBoxes);
+}
+
+/// A bit per buffer: how often it was used, modulo 2.
+class BufferParities {
+ public:
+  __device__ __forceinline__ int of(int buffer) const { return bits_ >> buffer & 1; }
+  __device__ __forceinline__ void flip(int buffer) { bits_ ^= 1u << buffer; }
+
+ private:
+  unsigned bits_ = 0;
+};
+
+/// What a thread of a consumer warpgroup knows.
+template <class Shape>
+struct Consumer {
+  const DeviceContext& ctx;
+  PassShared<Shape>& shared;
+  const int index;  // of the warpgroup
+  const int warp;   // of the warpgroup: rows [16 warp, 16 warp + 16) of its 64
+  const int lane;
+  SlotRing<Shape> ring{};
+  BufferParities used{};
+
+  __device__ __forceinline__ Consumer(const DeviceContext& context, PassShared<Shape>& memory)
+      : ctx(context),
+        shared(memory),
+        index(static_cast<int>(threadIdx.x) / 128 - 1),
+        warp(static_cast<int>(threadIdx.x) / 32 % 4),
+        lane(static_cast<int>(threadIdx.x) % 32) {}
+
+  /// First row of this warp within the tile.
+  __device__ __forceinline__ int first_row() const { return kConsumerRows * index + 16 * warp; }
+
+  /// The next pipeline slot, when it is full.
+  __device__ __forceinline__ OperandSlot<Shape>& wait_slot() {
+    ptx::mbarrier_wait(&shared.full[ring.slot], ring.parity);
+    return shared.slots[ring.slot];
+  }
+  __device__ __forceinline__ void release_slot(int slot) {
+    if (lane == 0) ptx::mbarrier_arrive(&shared.empty[slot]);
+  }
+
+  /// Waits until an output buffer may be written again; a tile's first one in the borrowed slot
+  /// also waits for the slot.
+  __device__ __forceinline__ void acquire(int buffer) {
+    if (buffer == Shape::kOwnBoxes) wait_slot();
+    ptx::mbarrier_wait(&shared.sent[index][buffer], used.of(buffer) ^ 1);
+  }
+  /// Hands it to the sender.
+  __device__ __forceinline__ void commit(int buffer) {
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(&shared.written[index][buffer]);
+    used.flip(buffer);
+  }
+
+  /// Leaves the borrowed slot unused. It must be waited for all the same: whoever skipped a phase
+  /// of a barrier could take the one before the next for the next.
+  __device__ __forceinline__ void pass_on_slot() {
+    acquire(Shape::kOwnBoxes);
+    commit(Shape::kOwnBoxes);
+    ring.advance();
+  }
+
+  /// Writes this warp's 16 rows by 64 columns of an output box, and hands it over.
+  __device__ __forceinline__ void write_box(int box, const std::uint32_t (&pairs)[kPairs]) {
+    acquire(box);
+    store_box(output_box(shared, index, ring.slot, box) + warp * (kBoxBytes / 4), pairs);
+    commit(box);
+  }
+};
+
+/// What a thread of a sender warp knows.
+template <class Shape>
+struct Sender {
+  const DeviceContext& ctx;
+  PassShared<Shape>& shared;
+  const int index;  // of its consumer
+  const int lane;
+  SlotRing<Shape> ring{};
+  BufferParities used{};
+  int tile_number = 0;
+
+  __device__ __forceinline__ Sender(const DeviceContext& context, PassShared<Shape>& memory)
+      : ctx(context),
+        shared(memory),
+        index(static_cast<int>(threadIdx.x) / 32 - kFirstSenderWarp),
+        lane(static_cast<int>(threadIdx.x) % 32) {}
+
+  __device__ __forceinline__ void wait_written(int buffer) {
+    ptx::mbarrier_wait(&shared.written[index][buffer], used.of(buffer));
+    used.flip(buffer);
+  }
+  /// Notes whose signals come next: in shared memory, since registers are few.
+  __device__ __forceinline__ void begin(const TileWork& work) {
+    if (lane == 0) shared.sending[index] = work.name();
+    __syncwarp();
+  }
+  __device__ __forceinline__ const TaskName& task() const { return shared.sending[index]; }
+
+  /// The copy engine has read the buffer. By one lane.
+  __device__ __forceinline__ void give_back(int buffer) {
+    ptx::mbarrier_arrive(&shared.sent[index][buffer]);
+  }
+  /// Likewise for this sender's half of the current pipeline slot, of which it has seen a buffer
+  /// written.
+  __device__ __forceinline__ void give_back_slot() {
+    if (lane == 0) ptx::mbarrier_arrive(&shared.empty[ring.slot], kConsumerWarps / kConsumers);
+    ring.advance();
+  }
+
+  /// The consumer has passed the borrowed slot on.
+  __device__ __forceinline__ void return_unused_slot() {
+    wait_written(Shape::kOwnBoxes);
+    if (lane == 0) give_back(Shape::kOwnBoxes);
+    give_back_slot();
+  }
+
+  /// Sends `count` boxes, the i-th by store(i, its address) in one lane.
+  template <class Store>
+  __device__ __forceinline__ void send_boxes(int count, bool borrowed, Store&& store) {
+    for (int i = 0; i < count; ++i) {
+      const int box = i % Shape::kBoxes;
+      wait_written(box);
+      if (lane == 0) {
+        store(i, output_box(shared, index, ring.slot, box));
+        ptx::bulk_commit();
+        ptx::bulk_wait_read<0>();
+        give_back(box);
+      }
+      __syncwarp();
+    }
+    if (borrowed) give_back_slot();
+  }
+
+  /// True in the last of the senders to be done with a tile.
+  __device__ __forceinline__ bool is_last() {
+    int& halves = shared.halves_sent[tile_number % kTilesUnderWay];
+    if (atomicAdd(&halves, 1) + 1 != kConsumers) return false;
+    halves = 0;
+    return true;
+  }
+
+  /// To be called by lane 0, which issued the stores of this sender's half: waits until they have
+  /// landed; the last half of a tile then adds 1 to the counters.
+  __device__ __forceinline__ void signal_tile(std::uint32_t* counter0, std::uint32_t* counter1) {
+    ptx::bulk_wait<0>();
+    ptx::fence_proxy_async();
+    __threadfence();
+    if (!is_last() || !may_signal(ctx.faults, task())) return;
+    __threadfence();
+    ptx::add_release_gpu(counter0, 1);
+    if (counter1 != nullptr) ptx::add_release_gpu(counter1, 1);
+  }
+};
+
+}  // namespace uniep::cuda

@@ -1,0 +1,153 @@
+#pragma once
+
+#include "cuda/device/dispatch.cuh"
+#include "cuda/device/fc1.cuh"
+#include "cuda/device/fc2.cuh"
+#include "cuda/device/reduce.cuh"
+#include "cuda/device/wgrad.cuh"
+
+// The body of a megakernel: one CTA per SM runs tasks of any stage of a pass. Which stages a launch
+// holds, and in what order their tiles stand, is in its queues alone.
+
+namespace uniep::cuda {
+
+/// The GEMM stages of a pass.
+template <class... S>
+struct StageList {
+  /// f(stage struct) for the stage that the task is of.
+  template <class F>
+  static __device__ __forceinline__ void visit(Stage stage, F&& f) {
+    ((stage == S::kStage ? f(S{}) : void()), ...);
+  }
+};
+template <class Shape>
+using ForwardStages = StageList<Fc1<Shape>, Fc2<Shape>>;
+template <class Shape>
+using BackwardStages = StageList<Dfc2<Shape>, Dfc1<Shape>, Wgrad2<Shape>, Wgrad1<Shape>>;
+
+/// The maps of a stage: PassMaps lists the pass' GEMM stages in the order of enum Stage.
+template <class S>
+__device__ __forceinline__ const StageMaps& maps_of(const PassMaps& maps) {
+  constexpr Stage kFirst = S::kStage < Stage::kDfc2 ? Stage::kFc1 : Stage::kDfc2;
+  return maps.stages[static_cast<int>(S::kStage) - static_cast<int>(kFirst)];
+}
+
+/// The loader: one thread that keeps the pipeline full.
+template <class Stages, class Shape>
+__device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassMaps& maps,
+                                           PassShared<Shape>& shared) {
+  SlotRing<Shape> slots;
+  WorkRing ring;
+  const auto next_slot = [&](auto&& load) {
+    ptx::mbarrier_wait(&shared.empty[slots.slot], slots.parity ^ 1);
+    load(shared.slots[slots.slot], &shared.full[slots.slot]);
+    slots.advance();
+  };
+  for (;;) {
+    const TileWork work = next_work(shared, ring);
+    if (work.stage == kNoStage) return;
+    if (work.stage == Stage::kReduce) {
+      for (int i = 0; i < work.k_blocks; ++i) {
+        next_slot([&](auto& slot, auto* full) { Reduce<Shape>::load(ctx, slot, full, work, i); });
+      }
+      continue;
+    }
+    Stages::visit(work.stage, [&](auto stage) {
+      using S = decltype(stage);
+      const StageMaps& m = maps_of<S>(maps);
+      for (int k = 0; k < work.k_blocks; ++k) {
+        next_slot([&](auto& slot, auto* full) {
+          ptx::mbarrier_arrive_expect(full, Shape::kSlotBytes);
+          S::load(m, slot, full, work, k);
+        });
+      }
+      for (int i = 0; i < S::kEpilogueSlots; ++i) {
+        next_slot([&](auto& slot, auto* full) { S::load_epilogue(m, slot, full, work, i); });
+      }
+    });
+  }
+}
+
+template <class Stages, class Shape>
+__device__ __forceinline__ void run_sender(const DeviceContext& ctx, const PassMaps& maps,
+                                           PassShared<Shape>& shared) {
+  Sender<Shape> sender(ctx, shared);
+  WorkRing ring;
+  for (;; ++sender.tile_number) {
+    const TileWork work = next_work_of_warp(shared, ring);
+    if (work.stage == kNoStage) return;
+    sender.begin(work);
+    sender.ring.advance(work.k_blocks);
+    Stages::visit(work.stage, [&](auto stage) {
+      using S = decltype(stage);
+      S::send(sender, maps_of<S>(maps), work);
+    });
+  }
+}
+
+template <class Stages, class Shape>
+__device__ __forceinline__ void run_consumer(const DeviceContext& ctx, PassShared<Shape>& shared) {
+  Consumer<Shape> consumer(ctx, shared);
+  WorkRing ring;
+  for (;;) {
+    const TileWork work = next_work_of_warp(shared, ring);
+    if (work.stage == kNoStage) return;
+    if (work.stage == Stage::kReduce) {
+      Reduce<Shape>::run(consumer, work);
+      continue;
+    }
+    Stages::visit(work.stage, [&](auto stage) {
+      using S = decltype(stage);
+      float acc[Shape::kAccumulators];
+      const auto early = S::prepare(consumer, work);
+      accumulate<S>(consumer, work.k_blocks, acc);
+      S::finish(consumer, acc, work, early);
+    });
+  }
+}
+
+template <class Shape>
+__device__ __forceinline__ void init_barriers(PassShared<Shape>& shared) {
+  for (int i = 0; i < Shape::kSlots; ++i) {
+    ptx::mbarrier_init(&shared.full[i], 1);
+    ptx::mbarrier_init(&shared.empty[i], kConsumerWarps);
+  }
+  for (int i = 0; i < kWorkSlots; ++i) {
+    ptx::mbarrier_init(&shared.work_full[i], 1);
+    ptx::mbarrier_init(&shared.work_empty[i], 1 + kConsumers + kConsumerWarps);
+  }
+  for (int c = 0; c < kConsumers; ++c) {
+    for (int i = 0; i < Shape::kBoxes; ++i) {
+      ptx::mbarrier_init(&shared.written[c][i], kConsumerWarps / kConsumers);
+      ptx::mbarrier_init(&shared.sent[c][i], 1);
+    }
+  }
+  for (int& halves : shared.halves_sent) halves = 0;
+  ptx::mbarrier_init_fence();
+}
+
+template <class Stages, class Shape>
+__device__ __forceinline__ void run_pass(const DeviceContext& ctx, const LaunchQueues& queues,
+                                         const PassMaps& maps, PassShared<Shape>& shared) {
+  static_assert(sizeof(DispatchShared) <= offsetof(PassShared<Shape>, full),
+                "dispatch would overwrite the barriers");
+  if (threadIdx.x == 0) init_barriers(shared);
+  __syncthreads();
+  if (static_cast<int>(blockIdx.x) < queues.dispatchers) {
+    dispatch_tasks(ctx, queues, reinterpret_cast<DispatchShared&>(shared));
+    if (!queues.join) return;
+  }
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  if (warp < 4) {
+    ptx::give_registers<kProducerRegisters>();
+    const bool first_lane = threadIdx.x % 32 == 0;
+    if (warp >= kFirstSenderWarp) run_sender<Stages>(ctx, maps, shared);
+    if (warp == kLoaderWarp && first_lane) run_loader<Stages>(ctx, maps, shared);
+    if (warp == kSchedulerWarp && first_lane) schedule_tasks(ctx, queues, shared);
+  } else {
+    ptx::take_registers<kConsumerRegisters>();
+    run_consumer<Stages>(ctx, shared);
+  }
+}
+
+}  // namespace uniep::cuda

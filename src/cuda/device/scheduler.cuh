@@ -1,0 +1,115 @@
+#pragma once
+
+#include "cuda/device/tiles.cuh"
+#include "cuda/device/waits.cuh"
+
+// The scheduler: one thread of a CTA that takes tasks in the order of the queue, waits for their
+// inputs and hands them to the other roles, up to kWorkSlots ahead of the slowest. Because tasks
+// are taken by whoever is free, a CTA that comes late, or is held up, only takes fewer of them.
+
+namespace uniep::cuda {
+
+/// Columns of a reduce piece: as many as let K rows of them fit a pipeline slot.
+template <class Shape>
+__device__ __forceinline__ int reduce_columns(const PassView& v) {
+  const int most = Shape::kSlotBytes / (2 * v.topk) / 8 * 8;
+  const int pieces = ceil_div(static_cast<int>(v.hidden), most);
+  return round_up(ceil_div(static_cast<int>(v.hidden), pieces), 8);
+}
+
+template <class Shape>
+__device__ __forceinline__ TileWork reduce_work(const PassView& v, const Task& task) {
+  const std::int64_t first = task.m * v.schedule.token_block;
+  const auto tokens =
+      static_cast<int>(min_of<std::int64_t>(v.schedule.token_block, v.tokens - first));
+  const int pieces = ceil_div(static_cast<int>(v.hidden), reduce_columns<Shape>(v));
+  return {.stage = task.stage,
+          .first_row = static_cast<int>(first),
+          .rows = tokens,
+          .k_blocks = tokens * pieces};
+}
+
+__device__ __forceinline__ TileWork wgrad_work(const PassView& v, const Task& task) {
+  const auto rows = static_cast<int>(v.tokens_per_expert[task.expert]);
+  return {.stage = task.stage,
+          .expert = task.expert,
+          .first_row = static_cast<int>(v.segment_begin[task.expert]),
+          .rows = rows,
+          .m = static_cast<int>(task.m) * kTileM,
+          .n = static_cast<int>(task.n * v.schedule.tile_n),
+          .k_blocks = ceil_div(rows, kTileK)};
+}
+
+/// A tile of dispatched rows.
+__device__ __forceinline__ TileWork row_tile_work(const PassView& v, const Task& task) {
+  const Tile& tile = v.tiles[task.m];
+  const StageGrid grid = stage_grid(v, task.stage);
+  return {.stage = task.stage,
+          .expert = tile.expert,
+          .first_row = static_cast<int>(tile.first_row),
+          .rows = tile.rows,
+          .n = static_cast<int>(task.n * grid.tile_cols),
+          .k_blocks = static_cast<int>(ceil_div<std::int64_t>(grid.reduction, kTileK)),
+          .tile = static_cast<int>(task.m)};
+}
+
+template <class Shape>
+__device__ __forceinline__ TileWork work_of(const PassView& v, const Task& task) {
+  switch (task.stage) {
+    case Stage::kReduce:
+      return reduce_work<Shape>(v, task);
+    case Stage::kWgrad2:
+    case Stage::kWgrad1:
+      return wgrad_work(v, task);
+    default:
+      return row_tile_work(v, task);
+  }
+}
+
+template <class Shape>
+__device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const LaunchQueues& queues,
+                                               PassShared<Shape>& shared) {
+  WorkRing ring;
+  const std::int64_t size = queues.main.size();
+  bool running = true;
+  while (running) {
+    ptx::mbarrier_wait(&shared.work_empty[ring.slot], ring.parity ^ 1);
+    TileWork& work = shared.work[ring.slot];
+    const std::uint32_t i = atomicAdd(queues.ticket, 1u);
+    running = i < size;
+    if (running) {
+      const Task task = queue_task(ctx.view, queues.main, i);
+      work = work_of<Shape>(ctx.view, task);
+      work.index = name_of(task).tile;
+      running = wait_for_inputs(ctx, task, work);
+    }
+    if (!running) work.stage = kNoStage;
+    // The copy engine reads what these waits have acquired.
+    ptx::fence_proxy_async();
+    ptx::mbarrier_arrive(&shared.work_full[ring.slot]);
+    ring.advance();
+  }
+}
+
+/// Takes the next task from the scheduler: in a role that is one thread ...
+template <class Shape>
+__device__ __forceinline__ TileWork next_work(PassShared<Shape>& shared, WorkRing& ring) {
+  ptx::mbarrier_wait(&shared.work_full[ring.slot], ring.parity);
+  const TileWork work = shared.work[ring.slot];
+  ptx::mbarrier_arrive(&shared.work_empty[ring.slot]);
+  ring.advance();
+  return work;
+}
+
+/// ... and in every lane of a warp.
+template <class Shape>
+__device__ __forceinline__ TileWork next_work_of_warp(PassShared<Shape>& shared, WorkRing& ring) {
+  ptx::mbarrier_wait(&shared.work_full[ring.slot], ring.parity);
+  const TileWork work = shared.work[ring.slot];
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.work_empty[ring.slot]);
+  ring.advance();
+  return work;
+}
+
+}  // namespace uniep::cuda

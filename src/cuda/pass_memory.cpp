@@ -1,0 +1,55 @@
+#include "cuda/pass_memory.h"
+
+#include <algorithm>
+
+namespace uniep::cuda {
+namespace {
+
+std::uint32_t* words(std::byte* base, std::int64_t offset) {
+  return reinterpret_cast<std::uint32_t*>(base + offset);
+}
+
+/// Time limits beyond 50 minutes are 50 minutes: with a quarter more (waits.cuh), 32 bits hold it.
+std::uint32_t wait_ticks(int limit_ms) {
+  constexpr std::int64_t kMostMs = 50 * 60 * 1000;
+  return static_cast<std::uint32_t>(min_of<std::int64_t>(limit_ms, kMostMs) * 1'000'000 / 1024);
+}
+
+}  // namespace
+
+DeviceContext device_context(const Problem& problem, const PassView& view, const PassMemory& memory,
+                             const PassCall& call) {
+  const LocalCounterLayout counters(problem, view.num_ranks);
+  const PassScratchLayout bases(problem, view.num_ranks);
+  DeviceContext ctx{.view = view, .symmetric = SymmetricLayout(problem, view.num_ranks)};
+  std::ranges::copy(memory.heaps, ctx.heaps);
+  ctx.counters = {.rows_ready = words(memory.counters, counters.rows_ready),
+                  .tile_done = words(memory.counters, counters.tile_done),
+                  .expert_done = words(memory.counters, counters.expert_done),
+                  .rows_ready_base = words(memory.scratch, bases.rows_ready),
+                  .tile_done_base = words(memory.scratch, bases.tile_done),
+                  .expert_done_base = words(memory.scratch, bases.expert_done),
+                  .arrived_base = words(memory.scratch, bases.arrived),
+                  .published_base = call.pass - 1};
+  ctx.failure = memory.failure;
+  ctx.limit_ticks = wait_ticks(call.limit_ms);
+  ctx.refusal = memory.refusal;
+  ctx.call = call.call;
+  ctx.faults = call.faults;
+  return ctx;
+}
+
+EnterArgs enter_args(const Problem& problem, int num_ranks, const PassMemory& memory,
+                     const bf16* tokens, const float* probs) {
+  const PassScratchLayout bases(problem, num_ranks);
+  return {.tokens = tokens,
+          .probs = probs,
+          .rows_ready_base = words(memory.scratch, bases.rows_ready),
+          .tile_done_base = words(memory.scratch, bases.tile_done),
+          .expert_done_base = words(memory.scratch, bases.expert_done),
+          .arrived_base = words(memory.scratch, bases.arrived),
+          .tickets = words(memory.scratch, bases.tickets),
+          .ctas_done = words(memory.scratch, bases.ctas_done)};
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,62 @@
+#pragma once
+
+#include "cuda/launch.h"
+#include "layout/workspace.h"
+#include "uniep/problem.h"
+
+namespace uniep::cuda {
+
+/// Where counters stood when a pass began, and what else its launches keep: for this rank alone,
+/// written anew by every `enter`.
+struct PassScratchLayout {
+  /// More launches than any schedule has (16 waves, and two more of the data path and two of
+  /// wgrad).
+  static constexpr int kMaxLaunches = 20;
+
+  std::int64_t rows_ready;  // uint32, as the counters of LocalCounterLayout and `arrived`
+  std::int64_t tile_done;
+  std::int64_t expert_done;
+  std::int64_t arrived;
+  std::int64_t tickets;    // uint32 [kMaxLaunches]
+  std::int64_t ctas_done;  // uint32 [1]: 0 between launches; zeroed once
+  std::int64_t bytes;
+
+  PassScratchLayout(const Problem& p, int num_ranks) {
+    uniep::detail::Ranges r;
+    const std::int64_t tiles = ceil_div(capacity_rows(p, num_ranks), kMinTileM);
+    rows_ready = r.take<std::uint32_t>(tiles);
+    tile_done = r.take<std::uint32_t>(tiles);
+    expert_done = r.take<std::uint32_t>(p.num_experts / num_ranks);
+    arrived = r.take<std::uint32_t>(SymmetricLayout::num_token_blocks(p) * num_ranks);
+    tickets = r.take<std::uint32_t>(kMaxLaunches);
+    ctas_done = r.take<std::uint32_t>(1);
+    bytes = r.bytes();
+  }
+};
+
+/// The memory that all passes of one rank's layer share.
+struct PassMemory {
+  std::byte* heaps[kMaxRanks] = {};  // SymmetricLayout, by rank
+  std::byte* counters = nullptr;     // LocalCounterLayout
+  std::byte* scratch = nullptr;      // PassScratchLayout
+  WaitFailure* failure = nullptr;    // in host memory
+  const Refusal* refusal = nullptr;  // this rank's slot; null in tests without one
+};
+
+/// What one pass has of its own.
+struct PassCall {
+  std::uint32_t pass = 0;  // its number: from 1, or from first_count + 1
+  std::uint32_t call = 0;  // number of the layer's call that it is
+  int limit_ms = 0;        // of every wait
+  DeviceFaults faults{};
+};
+
+/// The context of a pass, but for the tensors.
+DeviceContext device_context(const Problem& problem, const PassView& view, const PassMemory& memory,
+                             const PassCall& call);
+
+/// `tokens` is x or dy, `probs` topk_probs or null.
+EnterArgs enter_args(const Problem& problem, int num_ranks, const PassMemory& memory,
+                     const bf16* tokens, const float* probs);
+
+}  // namespace uniep::cuda

@@ -1,0 +1,245 @@
+#include <algorithm>
+#include <functional>
+#include <iostream>
+#include <memory>
+
+#include "base/check.h"
+#include "bench_device.h"
+#include "bench_rank.h"
+#include "bench_report.h"
+#include "commands.h"
+#include "machine.h"
+#include "options.h"
+#include "output_files.h"
+#include "progress.h"
+#ifdef UNIEP_HAS_CUDA
+#include "bench_device_cuda.h"
+#include "comm/process_environment.h"
+#include "cuda/driver.h"
+#include "launcher.h"
+#endif
+
+namespace uniep::tool {
+namespace {
+
+constexpr int kDefaultCpuRanks = 2;
+
+/// The command line as it was given; empty lists and 0 ranks stand for defaults.
+struct Flags {
+  std::string backend = "cpu";
+  int ranks = 0;
+  std::vector<std::string> shapes;
+  std::vector<std::string> schedules;
+  std::string pass = "both";
+  int iterations = 15;
+  int warmup = 3;
+  std::uint64_t seed = 0;
+  double skew = 0;
+  bool no_check = false;
+  std::string json;
+};
+
+bool wants_cuda(const Flags& flags) { return flags.backend == "cuda"; }
+
+/// What a backend is measured under unless told otherwise.
+std::string default_schedule(bool cuda) {
+  return cuda ? "sequential,tile_m=128,tile_n=256" : "single";
+}
+
+std::vector<std::string> default_shapes(bool cuda) {
+  if (!cuda) return {"tiny", "small"};
+  return {"deepseek-v3", "qwen3-235b", "qwen3-30b", "mixtral-8x7b", "gpt-oss-120b"};
+}
+
+std::vector<std::string> shapes_of(const Flags& flags) {
+  return flags.shapes.empty() ? default_shapes(wants_cuda(flags)) : flags.shapes;
+}
+
+BenchOptions bench_options(const Flags& flags, int ranks) {
+  BenchOptions options{.ranks = ranks,
+                       .schedules = {},
+                       .passes = pass_choice(flags.pass),
+                       .iterations = flags.iterations,
+                       .warmup = flags.warmup,
+                       .check = !flags.no_check};
+  for (const std::string& text : flags.schedules) {
+    options.schedules.push_back(parse_schedule(text));
+  }
+  if (options.schedules.empty()) {
+    options.schedules.push_back(parse_schedule(default_schedule(wants_cuda(flags))));
+  }
+  return options;
+}
+
+/// How a backend runs its ranks. Of several processes only one `speaks`: prints and writes files.
+struct Ranks {
+  int count = 1;
+  bool speaks = true;
+  std::string backend;
+  std::string machine;
+  std::string no_floor;
+  std::function<void(const std::function<void(Communicator&, BenchDevice&)>&)> run;
+};
+
+BenchEntry measure(const BenchCase& bench, const BenchOptions& options, const Ranks& ranks) {
+  BenchEntry entry{.bench = bench, .report = {}};
+  const Progress progress("measuring " + bench.name, 0);
+  ranks.run([&](Communicator& member, BenchDevice& device) {
+    BenchReport report = run_bench(entry.bench, options, member, device);
+    if (member.rank() == 0) entry.report = std::move(report);
+  });
+  return entry;
+}
+
+/// Everything that can be refused is refused before the first shape is measured.
+std::vector<BenchCase> make_cases(const Flags& flags, const BenchOptions& options) {
+  std::vector<BenchCase> cases;
+  for (const std::string& shape : shapes_of(flags)) {
+    const workload::ShapeSpec spec = parse_bench_shape(shape, options.ranks);
+    // Inputs, results, and those to compare with.
+    if (!wants_cuda(flags)) require_memory(spec, options.ranks, options.check ? 3 : 2);
+    cases.push_back(make_case(shape, options.ranks, flags.seed, flags.skew));
+    for (const Schedule& schedule : options.schedules) validate(schedule, cases.back().problem);
+  }
+  return cases;
+}
+
+int run_on(const Flags& flags, const std::string& command, const Ranks& ranks) {
+  const BenchOptions options = bench_options(flags, ranks.count);
+  const std::vector<BenchCase> cases = make_cases(flags, options);
+  const BenchHeader header{.build = this_build(),
+                           .backend = ranks.backend,
+                           .machine = ranks.machine,
+                           .date = utc_now(),
+                           .command = command,
+                           .link = wants_cuda(flags) ? "" : link_text(),
+                           .no_floor = ranks.no_floor,
+                           .seed = flags.seed,
+                           .skew = flags.skew};
+  if (ranks.speaks) print_bench_header(std::cout, header, options);
+  std::vector<BenchEntry> entries;
+  for (const BenchCase& bench : cases) {
+    entries.push_back(measure(bench, options, ranks));
+    if (ranks.speaks) print_bench(std::cout, entries.back(), options);
+  }
+  if (!ranks.speaks) return kExitOk;
+  if (!flags.json.empty()) write_bench(flags.json, header, options, entries);
+  print_bench_verdict(std::cout, entries, options);
+  return all_wrong(entries).total() == 0 ? kExitOk : kExitFailed;
+}
+
+#ifdef UNIEP_HAS_CUDA
+/// This process is a rank of a group, or starts one and waits for it.
+int run_cuda(const Flags& flags, const Invocation& invocation) {
+  if (!process_environment()) {
+    const int ranks = flags.ranks > 0 ? flags.ranks : std::max(1, cuda::device_count());
+    // What can be refused here is refused once, and not by every rank.
+    for (const std::string& shape : shapes_of(flags)) parse_bench_shape(shape, ranks);
+    (void)bench_options(flags, ranks);
+    for (int device = 0; device < ranks; ++device) cuda::require_device(device);
+    return launch_ranks(ranks, invocation.arguments);
+  }
+  const Communicator member = Communicator::cuda_from_environment();
+  CudaBenchDevice device;
+  return run_on(
+      flags, invocation.command,
+      {.count = member.size(),
+       .speaks = member.rank() == 0,
+       .backend = "cuda",
+       .machine = cat(member.size(), " x ", cuda::device_text(0), ", ", to_string(this_machine())),
+       .no_floor = device.no_gemms_reason(),
+       .run = [&](const auto& body) {
+         Communicator own = member;
+         body(own, device);
+       }});
+}
+#endif
+
+int run_cpu(const Flags& flags, const Invocation& invocation) {
+  const int count = flags.ranks > 0 ? flags.ranks : kDefaultCpuRanks;
+  CpuBenchDevice device;
+  return run_on(flags, invocation.command,
+                {.count = count,
+                 .speaks = true,
+                 .backend = "cpu",
+                 .machine = to_string(this_machine()),
+                 .no_floor = device.no_gemms_reason(),
+                 .run = [&](const auto& body) {
+                   run_ranks(Communicator::cpu_group(count),
+                             [&](Communicator& member) { body(member, device); });
+                 }});
+}
+
+int run(const Flags& flags, const Invocation& invocation) {
+  require_writable("--json", flags.json);
+#ifdef UNIEP_HAS_CUDA
+  if (wants_cuda(flags)) return run_cuda(flags, invocation);
+#endif
+  require(!wants_cuda(flags), ErrorCode::kUnsupported,
+          "this build has no CUDA backend; --backend cpu is accepted");
+  return run_cpu(flags, invocation);
+}
+
+void add_what_options(CLI::App& sub, Flags& flags) {
+  OptionGroup group(sub, "What to measure");
+  group.add("--shape", flags.shapes, "NAME[,key=value...]",
+            "Layers to make up (default: tiny small; with cuda: every model). Names: " +
+                shapes_and_keys());
+  group.add("--schedule", flags.schedules, "PRESET|key=value,...",
+            "Schedules to measure side by side, as in uniep run (default: " +
+                default_schedule(false) + "; with cuda: " + default_schedule(true) + ")");
+  group
+      .add("--pass", flags.pass, "DIRECTION",
+           "forward, backward (its forward pass runs unmeasured) or both (default)")
+      ->check(one_of({"forward", "backward", "both"}));
+  group.add("--seed", flags.seed, "S", "Seed of the layers (default 0)")->check(a_seed());
+  group
+      .add("--skew", flags.skew, "Z",
+           "How unevenly experts are loaded, 0 to 100: 0 (default) evenly, 1 like Zipf's law")
+      ->check(a_skew());
+}
+
+void add_how_options(CLI::App& sub, Flags& flags) {
+  OptionGroup group(sub, "How to measure it");
+  group
+      .add(
+          "--backend", flags.backend, "NAME",
+          "cpu (default), or cuda: a process for each GPU, started here or, with RANK, WORLD_SIZE, "
+          "LOCAL_RANK, MASTER_ADDR and MASTER_PORT set, by torchrun and the like")
+      ->check(one_of({"cpu", "cuda"}));
+  group
+      .add("--ranks", flags.ranks, "N",
+           cat("Ranks, 1 to 64 (default: ", kDefaultCpuRanks, "; with cuda: every GPU)"))
+      ->check(range(1, 64));
+  group.add("--iterations", flags.iterations, "N", "Measured passes (default 15)")
+      ->check(range(1, 1000000));
+  group.add("--warmup", flags.warmup, "N", "Passes before these (default 3)")
+      ->check(range(0, 1000000));
+  sub.add_flag("--no-check", flags.no_check,
+               described("Do not compare results with schedule sequential and with float64"))
+      ->group("How to measure it");
+  group.add("--json", flags.json, "FILE.json",
+            "Write the figures; docs/results.md describes the file");
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Invocation& invocation) {
+  CLI::App* sub =
+      app.add_subcommand("bench", "Measure passes and stages, and what they could be at best");
+  const auto flags = std::make_shared<Flags>();
+  add_what_options(*sub, *flags);
+  add_how_options(*sub, *flags);
+  sub->footer(
+      "Examples:\n"
+      "  uniep bench\n"
+      "  uniep bench --shape small,tokens=1024 --schedule sequential single --ranks 4\n"
+      "  uniep bench --backend cuda --ranks 4 --json bench.json\n"
+      "\n"
+      "Exits with 0; with 1 where results are wrong or a pass fails; with 2 where arguments or "
+      "files "
+      "cannot be used.");
+  sub->callback([flags, &invocation] { invocation.exit_code = run(*flags, invocation); });
+}
+
+}  // namespace uniep::tool

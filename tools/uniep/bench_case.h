@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "step.h"
+#include "uniep/problem.h"
+#include "uniep/schedule.h"
+#include "workload/synthetic.h"
+
+namespace uniep::tool {
+
+struct BenchOptions {
+  int ranks = 1;
+  std::vector<Schedule> schedules;
+  PassChoice passes = PassChoice::kBoth;
+  int iterations = 15;  ///< measured passes
+  int warmup = 3;       ///< passes before these
+  bool check = true;
+};
+
+/// One shape of a benchmark. Its tensors are never held in one place: each element follows from
+/// `numbers_of`, wherever it is needed.
+struct BenchCase {
+  std::string name;  ///< as given
+  workload::ShapeSpec spec;
+  int ranks = 1;
+  std::uint64_t seed = 0;
+  workload::Routing routing{};
+  std::vector<std::int64_t> rows_per_expert{};
+  Problem problem{};
+
+  std::int64_t local_experts() const { return spec.num_experts / ranks; }
+  std::int64_t rows() const;  ///< of all ranks
+};
+
+/// Throws Error(kInvalidArgument) where the shape does not parse, or ranks do not divide its
+/// experts.
+workload::ShapeSpec parse_bench_shape(const std::string& shape, int ranks);
+
+BenchCase make_case(const std::string& shape, int ranks, std::uint64_t seed, double skew);
+
+/// Room for the fullest rank, and for twice a balanced load, as a training job would set it: what
+/// any routing could need does not fit a GPU at the shapes of large models.
+std::int64_t bench_capacity(const Problem& problem, int ranks,
+                            const std::vector<std::int64_t>& rows_per_expert);
+
+}  // namespace uniep::tool

@@ -1,0 +1,206 @@
+#include "bench_report.h"
+
+#include <algorithm>
+#include <functional>
+#include <ostream>
+
+#include "base/check.h"
+#include "bench_sample.h"
+#include "figures.h"
+#include "record_json.h"
+#include "table.h"
+
+namespace uniep::tool {
+namespace {
+
+std::string or_dash(const char* format, const std::optional<double>& value) {
+  return value ? formatted(format, *value) : "-";
+}
+
+std::string direction_name(const BenchRow& row) {
+  return row.stage ? name(*row.stage) : name(row.pass);
+}
+
+std::vector<BenchRow> rows_of(const BenchEntry& entry, const BenchPass& pass) {
+  return bench_rows(pass, entry.bench.spec, entry.bench.rows(), entry.report.floors);
+}
+
+Record record_of(const BenchEntry& entry, const Schedule& schedule, const BenchRow& row) {
+  return {.shape = entry.bench.name,
+          .ranks = entry.bench.ranks,
+          .direction = direction_name(row),
+          .schedule = to_string(schedule),
+          .seconds = row.seconds,
+          .floor_s = row.floor_s,
+          .wrong = row.wrong};
+}
+
+/// Calls `each(schedule number, row)` for the rows of all schedules, in the order of the table.
+void for_each_row(const BenchEntry& entry,
+                  const std::function<void(std::size_t, const BenchRow&)>& each) {
+  for (std::size_t s = 0; s < entry.report.schedules.size(); ++s) {
+    for (const BenchPass& pass : entry.report.schedules[s]) {
+      for (const BenchRow& row : rows_of(entry, pass)) each(s, row);
+    }
+  }
+}
+
+Wrong wrong_of(const BenchEntry& entry) {
+  Wrong all;
+  for (const auto& passes : entry.report.schedules) {
+    for (const BenchPass& pass : passes) all += pass.wrong.value_or(Wrong{});
+  }
+  return all;
+}
+
+std::vector<std::string> cells(const BenchEntry& entry, const BenchOptions& options,
+                               std::size_t schedule, const BenchRow& row) {
+  const Record record = record_of(entry, options.schedules[schedule], row);
+  const auto efficiency = record.efficiency();
+  return {entry.bench.name,
+          name(row.pass),
+          row.stage ? name(*row.stage) : "all",
+          cat(schedule),
+          milliseconds(median(row.seconds)),
+          milliseconds(quantile(row.seconds, 0.1)),
+          milliseconds(quantile(row.seconds, 0.9)),
+          or_dash("%.3g", row.tflops),
+          or_dash("%.3g", row.gbps),
+          row.floor_s ? milliseconds(*row.floor_s) : "-",
+          efficiency ? formatted("%.1f", 100 * *efficiency) : "-",
+          row.wrong ? cat(*row.wrong) : "-"};
+}
+
+Notes shape_notes(const BenchEntry& entry) {
+  const BenchCase& b = entry.bench;
+  const auto [least, most] = std::ranges::minmax(b.rows_per_expert);
+  const auto mean = static_cast<double>(b.rows()) / b.spec.num_experts;
+  Notes notes;
+  notes.add("shape", cat(b.name, ": ", b.spec.tokens, " tokens per rank, hidden ", b.spec.hidden,
+                         ", intermediate ", b.spec.intermediate, ", ", b.spec.num_experts,
+                         " experts, top-", b.spec.topk));
+  notes.add("load", cat("rows per expert: min ", least, ", mean ", formatted("%.10g", mean),
+                        ", max ", most));
+  return notes;
+}
+
+std::string check_note(bool check) {
+  if (!check) return "none (--no-check)";
+  return cat(
+      "#wrong are elements that differ in a bit, in any measured pass, from schedule "
+      "sequential at the same ranks, and sampled ones further than ",
+      formatted("%.0f", 100 * kMaxSampleError), " % from float64");
+}
+
+std::string sample_note() {
+  return cat("on each rank out, dx and dprobs of ", kSampledTokens, " tokens; of one expert ", 2,
+             " x ", kSampledColumns, " x ", kSampledHidden, " elements of dw1 and ", kSampledHidden,
+             " x ", kSampledColumns, " of dw2");
+}
+
+Json row_json(const BenchEntry& entry, const Schedule& schedule, const BenchRow& row) {
+  Json json = record_json(record_of(entry, schedule, row));
+  if (row.stage) json["pass"] = name(row.pass);
+  json["tflops"] = or_null(row.tflops);
+  json["gbps"] = or_null(row.gbps);
+  return json;
+}
+
+Json rows_json(const BenchOptions& options, const std::vector<BenchEntry>& entries) {
+  Json rows = Json::array();
+  for (const BenchEntry& entry : entries) {
+    for_each_row(entry, [&](std::size_t schedule, const BenchRow& row) {
+      rows.push_back(row_json(entry, options.schedules[schedule], row));
+    });
+  }
+  return rows;
+}
+
+Json check_json(const BenchOptions& options, const std::vector<BenchEntry>& entries) {
+  if (!options.check) return nullptr;
+  const Wrong wrong = all_wrong(entries);
+  return {{"compared", wrong.compared},
+          {"differing", wrong.differing},
+          {"sampled", wrong.sampled},
+          {"inexact", wrong.inexact}};
+}
+
+}  // namespace
+
+Wrong all_wrong(const std::vector<BenchEntry>& entries) {
+  Wrong all;
+  for (const BenchEntry& entry : entries) all += wrong_of(entry);
+  return all;
+}
+
+void print_bench_header(std::ostream& out, const BenchHeader& header, const BenchOptions& options) {
+  Notes notes;
+  notes.add("uniep", to_string(header.build) + ", backend " + header.backend);
+  notes.add("machine", header.machine);
+  notes.add("date", header.date);
+  notes.add("command", header.command);
+  notes.add("ranks", cat(options.ranks));
+  if (!header.link.empty()) notes.add("link", header.link);
+  notes.add("inputs", cat("made up, seed=", header.seed, ", skew=", header.skew));
+  for (std::size_t s = 0; s < options.schedules.size(); ++s) {
+    notes.add(cat("schedule ", s), to_string(options.schedules[s]));
+  }
+  notes.add("figures", cat("medians of ", options.iterations, " passes after ", options.warmup,
+                           " for warming up, of the slowest rank; TFLOP/s and GB/s per rank"));
+  notes.add("floor", header.no_floor.empty()
+                         ? cat("bare GEMMs by batched cuBLAS at perfect balance, or the wire at ",
+                               kLinkBytesPerSecond * 1e-9, " GB/s where that takes longer")
+                         : "none: " + header.no_floor);
+  notes.add("check", check_note(options.check));
+  if (options.check) notes.add("samples", sample_note());
+  out << notes << std::flush;
+}
+
+void print_bench(std::ostream& out, const BenchEntry& entry, const BenchOptions& options) {
+  using enum Table::Align;
+  std::vector<Table::Align> align(12, kRight);
+  std::fill_n(align.begin(), 3, kLeft);
+  Table table(std::move(align));
+  table.header({"", "", "", "sche-", "time", "p10", "p90", "", "", "floor", "% of", ""});
+  table.header({"shape", "pass", "stage", "dule", "(ms)", "(ms)", "(ms)", "TFLOP/s", "GB/s", "(ms)",
+                "floor", "#wrong"});
+  for_each_row(entry, [&](std::size_t schedule, const BenchRow& row) {
+    table.row(cells(entry, options, schedule, row));
+  });
+  out << "#\n" << shape_notes(entry) << table << std::flush;
+}
+
+void print_bench_verdict(std::ostream& out, const std::vector<BenchEntry>& entries,
+                         const BenchOptions& options) {
+  out << "#\n";
+  if (!options.check) {
+    out << "# done: not checked (--no-check)\n";
+    return;
+  }
+  const Wrong wrong = all_wrong(entries);
+  out << "# check " << (wrong.total() == 0 ? "PASSED" : "FAILED") << ": " << wrong.differing
+      << " of " << wrong.compared << " elements differ from sequential in a bit, " << wrong.inexact
+      << " of " << wrong.sampled << " sampled ones are too far from float64\n";
+}
+
+void write_bench(const std::string& path, const BenchHeader& header, const BenchOptions& options,
+                 const std::vector<BenchEntry>& entries) {
+  const Json file = {{"schema", "uniep-bench-1"},
+                     {"version", header.build.version},
+                     {"commit", header.build.commit},
+                     {"build", to_string(header.build)},
+                     {"machine", header.machine},
+                     {"date", header.date},
+                     {"command", header.command},
+                     {"backend", header.backend},
+                     {"link", header.link.empty() ? Json(nullptr) : Json(header.link)},
+                     {"seed", header.seed},
+                     {"skew", header.skew},
+                     {"iterations", options.iterations},
+                     {"warmup", options.warmup},
+                     {"check", check_json(options, entries)},
+                     {"records", rows_json(options, entries)}};
+  write_json(path, file);
+}
+
+}  // namespace uniep::tool

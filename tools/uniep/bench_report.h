@@ -1,0 +1,49 @@
+#pragma once
+
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+#include "bench_case.h"
+#include "bench_rank.h"
+#include "machine.h"
+
+namespace uniep::tool {
+
+/// What the figures of a benchmark depend on.
+struct BenchHeader {
+  Build build;
+  std::string backend;
+  std::string machine;  ///< GPUs, if any, and CPU
+  std::string date;
+  std::string command;
+  std::string link;      ///< emulated link; empty: none
+  std::string no_floor;  ///< why there is no floor; empty: there is one
+  std::uint64_t seed = 0;
+  double skew = 0;
+};
+
+/// A shape and what was measured of it.
+struct BenchEntry {
+  BenchCase bench;
+  BenchReport report;
+};
+
+/// Comment lines.
+void print_bench_header(std::ostream& out, const BenchHeader& header, const BenchOptions& options);
+
+/// A row for each direction and its stages, below what the shape asks for.
+void print_bench(std::ostream& out, const BenchEntry& entry, const BenchOptions& options);
+
+/// Elements of any shape that are wrong.
+Wrong all_wrong(const std::vector<BenchEntry>& entries);
+
+/// The last line.
+void print_bench_verdict(std::ostream& out, const std::vector<BenchEntry>& entries,
+                         const BenchOptions& options);
+
+/// Writes the schema "uniep-bench-1", which docs/results.md describes.
+void write_bench(const std::string& path, const BenchHeader& header, const BenchOptions& options,
+                 const std::vector<BenchEntry>& entries);
+
+}  // namespace uniep::tool

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/check.h"
+#include "step.h"
+#include "workload/synthetic.h"
+
+// What the options of several subcommands share.
+
+namespace uniep::tool {
+
+/// CLI11 prints a description as it is, with its lines one below the other.
+std::string described(std::string_view text);
+
+/// Adds the options of one group of the help text.
+class OptionGroup {
+ public:
+  OptionGroup(CLI::App& sub, std::string name) : sub_(sub), name_(std::move(name)) {}
+
+  template <class T>
+  CLI::Option* add(const char* option, T& value, const char* type, std::string_view meaning) {
+    return sub_.add_option(option, value, described(meaning))->type_name(type)->group(name_);
+  }
+
+ private:
+  CLI::App& sub_;
+  std::string name_;
+};
+
+// The descriptions name ranges and defaults in words; CLI11's own notes of them read badly.
+template <class T>
+CLI::Validator range(T low, T high) {
+  const auto check = [low, high](const std::string& text) -> std::string {
+    T value{};
+    const bool ok = CLI::detail::lexical_cast(text, value) && value >= low && value <= high;
+    return ok ? "" : cat('\'', text, "' is not a number from ", low, " to ", high);
+  };
+  return {check, ""};
+}
+CLI::Validator one_of(std::vector<std::string> names);
+CLI::Validator a_seed();
+CLI::Validator a_skew();
+
+/// "deepseek-v3, ..., custom. Keys: tokens (per rank), ..."
+std::string shapes_and_keys();
+
+/// Of "forward", "backward" or "both".
+PassChoice pass_choice(const std::string& text);
+
+/// The emulated link of the CPU backend, as text; empty: none.
+std::string link_text();
+
+/// Throws Error(kCapacity) where so many copies of a made-up layer exceed the free memory: better
+/// refused than killed half way.
+void require_memory(const workload::ShapeSpec& spec, int ranks, int copies);
+
+}  // namespace uniep::tool
