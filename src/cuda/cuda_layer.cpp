@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "api/arguments.h"
 #include "api/saved_data.h"
@@ -15,6 +16,7 @@
 #include "cuda/pass.h"
 #include "cuda/pass_clock.h"
 #include "cuda/pass_memory.h"
+#include "cuda/pass_trace.h"
 #include "cuda/plan_launch.h"
 #include "plan/plan_data.h"
 
@@ -88,6 +90,9 @@ const DevicePlan& on_device(const RoutingPlan& plan) {
   return remote->device();
 }
 
+/// Tasks of a pass that a timeline has room for, of each CTA and each dispatching warp.
+constexpr int kTracedTasks = 2048;
+
 class CudaLayer final : public LayerBackend {
  public:
   CudaLayer(const Problem& problem, Communicator communicator, const LayerOptions& options);
@@ -101,7 +106,7 @@ class CudaLayer final : public LayerBackend {
   const Problem& problem() const override { return problem_; }
   const Communicator& communicator() const override { return communicator_; }
   const PassStats& last_pass() const override;
-  std::vector<TimelineEvent> take_timeline() override { return {}; }
+  std::vector<TimelineEvent> take_timeline() override;
 
  private:
   static Problem checked(const Problem& problem, CudaCommunicator& comm,
@@ -110,6 +115,7 @@ class CudaLayer final : public LayerBackend {
   PlanScratch scratch() const;
   std::shared_ptr<std::byte> row_memory(Pass pass);
   PassMemory pass_memory() const;
+  void collect_trace();
   PassTensors tensors(const SavedData& saved, std::byte* rows, Pass pass) const;
   void run(const SavedData& saved, Pass pass, const PassTensors& tensors, const Schedule& schedule);
 
@@ -132,8 +138,12 @@ class CudaLayer final : public LayerBackend {
   int sms_ = 0;
   std::uint32_t passes_ = 0;
   PassClock clock_;
+  std::optional<PassTrace> trace_;
+  std::vector<TimelineEvent> timeline_;  // of passes before the last
+  bool last_is_traced_ = false;
   std::optional<RoutingPlan> last_plan_;
   Schedule last_schedule_;
+  Pass last_pass_ = Pass::kForward;
   mutable PassStats stats_;
 };
 
@@ -146,8 +156,6 @@ Problem CudaLayer::checked(const Problem& problem, CudaCommunicator& comm,
     require(options.faults.max_delay_us == 0 && options.faults.withhold_rank < 0 &&
                 options.faults.first_count == 0,
             ErrorCode::kUnsupported, "the CUDA backend injects no faults yet");
-    require(!options.record_timeline, ErrorCode::kUnsupported,
-            "the CUDA backend records no timeline yet");
   });
   return problem;
 }
@@ -168,6 +176,7 @@ CudaLayer::CudaLayer(const Problem& problem, Communicator communicator, const La
       scratch_(scratch_layout_.bytes) {
   check_cuda(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, comm_.device()),
              "ask for the number of SMs");
+  if (options.record_timeline) trace_.emplace(sms_, kTracedTasks);
 }
 
 PlanScratch CudaLayer::scratch() const { return plan_scratch(scratch_.data(), scratch_layout_); }
@@ -223,9 +232,24 @@ std::shared_ptr<std::byte> CudaLayer::row_memory(Pass pass) {
   return pool_.take(RowLayout(problem_, capacity_, pass).bytes);
 }
 
+/// Moves what the last pass recorded to the host.
+void CudaLayer::collect_trace() {
+  if (!trace_ || !last_is_traced_) return;
+  last_is_traced_ = false;
+  const int first_expert = comm_.rank() * (problem_.num_experts / comm_.size());
+  const auto events = trace_->read(last_pass_, first_expert, stream_);
+  timeline_.insert(timeline_.end(), events.begin(), events.end());
+}
+
+std::vector<TimelineEvent> CudaLayer::take_timeline() {
+  collect_trace();
+  return std::exchange(timeline_, {});
+}
+
 PassMemory CudaLayer::pass_memory() const {
   PassMemory memory{
       .counters = counters_.data(), .scratch = pass_scratch_.data(), .failure = failure_.get()};
+  if (trace_) memory.trace = trace_->device();
   for (int r = 0; r < comm_.size(); ++r) {
     memory.heaps[r] = static_cast<std::byte*>(memory_->peer(r));
   }
@@ -249,7 +273,9 @@ PassTensors CudaLayer::tensors(const SavedData& saved, std::byte* rows, Pass pas
 
 void CudaLayer::run(const SavedData& saved, Pass pass, const PassTensors& tensors,
                     const Schedule& schedule) {
+  collect_trace();
   ++passes_;
+  last_pass_ = pass;
   last_plan_ = saved.plan;
   last_schedule_ = schedule;
   const DevicePlan& plan = on_device(saved.plan);
@@ -266,6 +292,8 @@ void CudaLayer::run(const SavedData& saved, Pass pass, const PassTensors& tensor
   const auto limit_ns = static_cast<std::uint64_t>(timeout_ms_) * 1'000'000;
   PassLauncher launcher(device_context(problem_, view, memory, passes_, limit_ns), tensors,
                         capacity_, std::move(queues), sms_, stream_);
+  if (trace_) trace_->start(stream_);
+  last_is_traced_ = trace_.has_value();
   clock_.start(pass, stream_);
   check_cuda(
       launch_order({.view = view, .plan = plan, .order = order, .scratch = scratch()}, 0, stream_),

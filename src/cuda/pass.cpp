@@ -139,6 +139,7 @@ LaunchQueues PassLauncher::queues(int index) const {
   const int dispatchers = shared ? min_of(s.dispatch_workers, ctas_) : ctas_;
   return {.comm = pair.comm,
           .main = pair.main,
+          .launch = index,
           .ticket = tickets_ + index,
           .dispatchers = shape.comm.count > 0 ? dispatchers : 0,
           .join = s.dispatch_join || dispatchers == ctas_};

@@ -26,7 +26,9 @@ DeviceContext device_context(const Problem& problem, const PassView& view, const
                   .arrived_base = words(memory.scratch, bases.arrived),
                   .published_base = passes - 1};
   ctx.failure = memory.failure;
+  ctx.failed = words(memory.scratch, bases.failed);
   ctx.limit_ns = limit_ns;
+  ctx.trace = memory.trace;
   return ctx;
 }
 

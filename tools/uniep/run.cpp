@@ -53,9 +53,6 @@ void require_usable(const Flags& flags) {
   require(!wants_cuda(flags), ErrorCode::kUnsupported,
           "this build has no CUDA backend; --backend cpu is accepted");
 #endif
-  require(!wants_cuda(flags) || (flags.trace.empty() && flags.plot.empty()),
-          ErrorCode::kUnsupported,
-          "--trace and --plot of the CUDA backend do not exist yet; --json is accepted");
   require(flags.input.empty() != flags.shape.empty(), ErrorCode::kInvalidArgument,
           flags.input.empty() ? "no layer to run" : "two layers to run",
           "; either --input FILE or --shape NAME[,key=value...] is accepted");

@@ -52,17 +52,6 @@ struct RowPush : EmptyEpilogueSlots<Shape, (Shape::kN > kPushCols)> {
   }
 };
 
-/// Where the rows of a sender's lane go; source -1: nowhere.
-struct PushRows {
-  static constexpr int kPerLane = kConsumerRows / 32;
-  RowOrigin origin[kPerLane];
-
-  __device__ __forceinline__ bool goes(int i) const { return origin[i].source >= 0; }
-  __device__ __forceinline__ std::int64_t slot(int i, int topk) const {
-    return std::int64_t{origin[i].token} * topk + origin[i].slot;
-  }
-};
-
 template <class Shape>
 __device__ __forceinline__ PushRows rows_to_push(const Sender<Shape>& sender,
                                                  const TileWork& work) {
@@ -75,12 +64,19 @@ __device__ __forceinline__ PushRows rows_to_push(const Sender<Shape>& sender,
   return rows;
 }
 
-/// Adds `amount` per row to the arrival counters of the rows' tokens. Rows of one source's token
-/// block share a counter: one lane adds for all of them.
-template <class Shape>
-__device__ __forceinline__ void signal_arrival(const Sender<Shape>& sender, const PushRows& rows,
-                                               std::uint32_t amount) {
+/// Signals the rows pushed last, when all but the latest `kUnderWay` of the sender's groups of
+/// stores have landed: adds the columns of each row to the arrival counter of its token. Rows of
+/// one source's token block share a counter: one lane adds for all of them.
+template <int kUnderWay, class Shape>
+__device__ __forceinline__ void signal_arrivals(Sender<Shape>& sender) {
+  if (sender.pushed_cols == 0) return;
+  // Every lane waits for its own rows; then one fence for all of the warp's, and cheap adds.
+  ptx::bulk_wait<kUnderWay>();
+  ptx::fence_proxy_async();
+  __syncwarp();
+  ptx::fence_system();
   const DeviceContext& ctx = sender.ctx;
+  const PushRows& rows = sender.unsignalled;
 #pragma unroll
   for (int i = 0; i < PushRows::kPerLane; ++i) {
     const bool goes = rows.goes(i);
@@ -92,20 +88,24 @@ __device__ __forceinline__ void signal_arrival(const Sender<Shape>& sender, cons
     if (!goes || (same & ((1u << sender.lane) - 1)) != 0) continue;
     std::uint32_t* counter = ctx.at<std::uint32_t>(rows.origin[i].source, ctx.symmetric.arrived) +
                              static_cast<std::int64_t>(block) * ctx.view.num_ranks + ctx.view.rank;
-    ptx::add_relaxed_system(counter, static_cast<std::uint32_t>(__popc(same)) * amount);
+    ptx::add_relaxed_system(counter, static_cast<std::uint32_t>(__popc(same)) * sender.pushed_cols);
   }
+  sender.pushed_cols = 0;
 }
 
-/// Pushes the consumer's rows of the tile, 128 columns at a time, and signals them.
+/// Pushes the consumer's rows of the tile, 128 columns at a time. They are signalled when the next
+/// tile is on its way, so that the link never runs dry, or as soon as the sender has nothing to do.
 template <class Shape>
 __device__ __forceinline__ void push_rows(Sender<Shape>& sender, const PushRows& rows,
                                           const TileWork& work) {
+  using Push = RowPush<Shape>;
   const DeviceContext& ctx = sender.ctx;
   const std::int64_t hidden = ctx.view.hidden;
   const auto cols = static_cast<int>(min_of<std::int64_t>(Shape::kN, hidden - work.n));
+  if (!sender.is_written(0)) signal_arrivals<0>(sender);
 #pragma unroll
-  for (int part = 0; part < RowPush<Shape>::kParts; ++part) {
-    RowPush<Shape>::for_each_buffer(part, [&](int buffer) { sender.wait_written(buffer); });
+  for (int part = 0; part < Push::kParts; ++part) {
+    Push::for_each_buffer(part, [&](int buffer) { sender.wait_written(buffer); });
     const std::uint8_t* from = output_rows(sender.shared, sender.index, sender.ring.slot, part);
     const int part_cols = min_of(kPushCols, cols - part * kPushCols);
 #pragma unroll
@@ -120,18 +120,14 @@ __device__ __forceinline__ void push_rows(Sender<Shape>& sender, const PushRows&
   ptx::bulk_wait_read<0>();
   __syncwarp();
 #pragma unroll
-  for (int part = 0; part < RowPush<Shape>::kParts; ++part) {
+  for (int part = 0; part < Push::kParts; ++part) {
     if (sender.lane != 0) continue;
-    RowPush<Shape>::for_each_buffer(part, [&](int buffer) { sender.give_back(buffer); });
+    Push::for_each_buffer(part, [&](int buffer) { sender.give_back(buffer); });
   }
-  if (RowPush<Shape>::kEpilogueSlots > 0) sender.give_back_slot();
-
-  // Every lane waits for its own rows; then one fence for all of the warp's, and cheap adds.
-  ptx::bulk_wait<0>();
-  ptx::fence_proxy_async();
-  __syncwarp();
-  ptx::fence_system();
-  signal_arrival(sender, rows, static_cast<std::uint32_t>(cols));
+  if (Push::kEpilogueSlots > 0) sender.give_back_slot();
+  signal_arrivals<Push::kParts>(sender);
+  sender.unsignalled = rows;
+  sender.pushed_cols = static_cast<std::uint32_t>(cols);
 }
 
 /// The sum over column groups, ascending, of each row's dprob.

@@ -34,6 +34,16 @@ struct DeviceCounters {
   std::uint32_t published_base;  // passes before this one
 };
 
+struct TraceRecord;
+
+/// Where tasks are recorded (device/trace.cuh): a row for each CTA, and behind them one for each
+/// dispatching warp.
+struct DeviceTrace {
+  TraceRecord* records = nullptr;  // [rows, capacity]
+  std::int32_t* counts = nullptr;  // [rows]: records so far
+  std::int32_t capacity = 0;       // of a row; 0: nothing is recorded
+};
+
 /// What the kernels of one pass read and write on one rank: the device's counterpart of the CPU
 /// backend's PassContext. Shapes as in layout/workspace.h; pointers that the pass has no use for
 /// are null. Operands that the copy engine moves by tensor map are in PassMaps.
@@ -43,8 +53,10 @@ struct DeviceContext {
   std::byte* heaps[kMaxRanks]{};  // symmetric memory, by rank
   SymmetricLayout symmetric;
   DeviceCounters counters{};
-  WaitFailure* failure = nullptr;  // in host memory
+  WaitFailure* failure = nullptr;   // in host memory
+  std::uint32_t* failed = nullptr;  // not 0 when `failure` was recorded; in this rank's memory
   std::uint64_t limit_ns = 0;
+  DeviceTrace trace{};
 
   bf16* dispatched = nullptr;  // where dispatch stores rows: x_rows or dy_rows
   float* row_probs = nullptr;  // forward writes, backward reads
@@ -64,6 +76,7 @@ struct DeviceContext {
 struct LaunchQueues {
   QueueView comm{};
   QueueView main{};
+  int launch = 0;                   // its number within the pass
   std::uint32_t* ticket = nullptr;  // tasks of `main` that were taken; 0 when the launch begins
   int dispatchers = 0;              // CTAs that begin with `comm`
   bool join = true;                 // and then take tasks of `main`

@@ -1,25 +1,12 @@
 #pragma once
 
-#include "cuda/device/activation.cuh"
 #include "cuda/device/combine.cuh"
+#include "cuda/device/gated_rows.cuh"
 #include "cuda/device/gemm.cuh"
 
 // The GEMMs with w1: fc1 with SwiGLU in its epilogue, and its data gradient dfc1 with the push.
 
 namespace uniep::cuda {
-
-/// Probabilities of the two rows of a tile of which a consumer thread holds elements.
-struct RowProbs {
-  float of[2];  // row lane / 4 of the warp's 16, and the row 8 below
-};
-
-template <class Shape>
-__device__ __forceinline__ RowProbs row_probs(const Consumer<Shape>& consumer,
-                                              const TileWork& work) {
-  const float* probs =
-      consumer.ctx.row_probs + work.first_row + consumer.first_row() + consumer.lane / 4;
-  return {{__ldcg(probs), __ldcg(probs + 8)}};
-}
 
 /// h = x w1^T and a = p (silu(h_g) h_u). The tile's columns are kN / 2 of the gate half, then the
 /// same of the up half, so a thread holds both halves of each of its elements.
@@ -43,9 +30,24 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (3 * Shape::kN / 2 / kBoxCols > Shape::kO
     ptx::tma_load(slot.b + kHalf * kTileK * 2, maps.b, full, k, work.n, 1, work.expert);
   }
 
+  /// The probabilities come from the rows' own ranks, whose tokens dispatch has seen published; the
+  /// main loop hides the way. Every column tile fetches them, the first keeps them for backward.
   static __device__ __forceinline__ RowProbs prepare(const Consumer<Shape>& consumer,
                                                      const TileWork& work) {
-    return row_probs(consumer, work);
+    const DeviceContext& ctx = consumer.ctx;
+    RowProbs probs{};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = consumer.first_row() + consumer.lane / 4 + 8 * i;
+      if (row >= work.rows) continue;
+      const RowOrigin origin = ctx.view.row_origin[work.first_row + row];
+      const std::int64_t slot = std::int64_t{origin.token} * ctx.view.topk + origin.slot;
+      probs.of[i] = __ldcg(ctx.at<float>(origin.source, ctx.symmetric.probs) + slot);
+      if (work.n == 0 && consumer.lane % 4 == 0) {
+        ctx.row_probs[work.first_row + row] = probs.of[i];
+      }
+    }
+    return probs;
   }
 
   /// Boxes: gate, up and a of each 64 columns.
@@ -63,11 +65,10 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (3 * Shape::kN / 2 / kBoxCols > Shape::kO
       }
       consumer.write_box((3 * chunk) % Shape::kBoxes, gate);
       consumer.write_box((3 * chunk + 1) % Shape::kBoxes, up);
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        const float p = probs.of[i % 2];
-        a[i] = pack_pair(weighted(p, low_of(gate[i]), low_of(up[i])),
-                         weighted(p, high_of(gate[i]), high_of(up[i])));
+      if (any_unusual_gate(gate)) {
+        activate<false>(gate, up, probs, a);
+      } else {
+        activate<true>(gate, up, probs, a);
       }
       consumer.write_box((3 * chunk + 2) % Shape::kBoxes, a);
     }
@@ -89,8 +90,22 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (3 * Shape::kN / 2 / kBoxCols > Shape::kO
   }
 
  private:
+  template <bool kUsual>
+  static __device__ __forceinline__ void activate(const std::uint32_t (&gate)[kPairs],
+                                                  const std::uint32_t (&up)[kPairs],
+                                                  const RowProbs& probs,
+                                                  std::uint32_t (&a)[kPairs]) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const float p = probs.of[i % 2];
+      a[i] = pack_pair(weighted<kUsual>(p, low_of(gate[i]), low_of(up[i])),
+                       weighted<kUsual>(p, high_of(gate[i]), high_of(up[i])));
+    }
+  }
+
+  template <bool kUsual>
   static __device__ __forceinline__ float weighted(float p, float gate, float up) {
-    return p * (silu(gate, sigmoid(gate)) * up);
+    return p * (silu(gate, sigmoid<kUsual>(gate)) * up);
   }
 };
 

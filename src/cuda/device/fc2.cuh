@@ -1,8 +1,7 @@
 #pragma once
 
-#include "cuda/device/activation.cuh"
 #include "cuda/device/combine.cuh"
-#include "cuda/device/fc1.cuh"
+#include "cuda/device/gated_rows.cuh"
 #include "cuda/device/gemm.cuh"
 
 // The GEMMs with w2: fc2 with the push, and its data gradient dfc2 with dSwiGLU in its epilogue.
@@ -63,7 +62,9 @@ struct Dfc2 {
 
   static __device__ __forceinline__ RowProbs prepare(const Consumer<Shape>& consumer,
                                                      const TileWork& work) {
-    return row_probs(consumer, work);
+    const float* probs =
+        consumer.ctx.row_probs + work.first_row + consumer.first_row() + consumer.lane / 4;
+    return {{probs[0], probs[8]}};
   }
 
   /// dh replaces h in its slot, of which this warp alone uses these rows; a goes through the
@@ -80,18 +81,11 @@ struct Dfc2 {
       load_box(gate_box, gate);
       load_box(up_box, up);
       float group[2] = {0, 0};
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        const int j = chunk * 2 * kPairs + 2 * i;
-        const std::uint32_t da = pack_pair(acc[j], acc[j + 1]);
-        const float p = probs.of[i % 2];
-        const Gradients low = gradients(p, low_of(da), low_of(gate[i]), low_of(up[i]));
-        const Gradients high = gradients(p, high_of(da), high_of(gate[i]), high_of(up[i]));
-        gate[i] = pack_pair(low.gate, high.gate);
-        up[i] = pack_pair(low.up, high.up);
-        a[i] = pack_pair(low.a, high.a);
-        group[i % 2] = group[i % 2] + low.dprob;
-        group[i % 2] = group[i % 2] + high.dprob;
+      const float* da = acc + chunk * 2 * kPairs;
+      if (any_unusual_gate(gate)) {
+        differentiate<false>(da, probs, gate, up, a, group);
+      } else {
+        differentiate<true>(da, probs, gate, up, a, group);
       }
       store_group(consumer, group, work, chunk);
       __syncwarp();
@@ -131,8 +125,30 @@ struct Dfc2 {
     float gate, up, a, dprob;
   };
 
+  /// h_g and h_u become dh; a is recomputed; dprobs are added up over the thread's columns.
+  template <bool kUsual>
+  static __device__ __forceinline__ void differentiate(const float* acc, const RowProbs& probs,
+                                                       std::uint32_t (&gate)[kPairs],
+                                                       std::uint32_t (&up)[kPairs],
+                                                       std::uint32_t (&a)[kPairs],
+                                                       float (&group)[2]) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const std::uint32_t da = pack_pair(acc[2 * i], acc[2 * i + 1]);
+      const float p = probs.of[i % 2];
+      const Gradients low = gradients<kUsual>(p, low_of(da), low_of(gate[i]), low_of(up[i]));
+      const Gradients high = gradients<kUsual>(p, high_of(da), high_of(gate[i]), high_of(up[i]));
+      gate[i] = pack_pair(low.gate, high.gate);
+      up[i] = pack_pair(low.up, high.up);
+      a[i] = pack_pair(low.a, high.a);
+      group[i % 2] = group[i % 2] + low.dprob;
+      group[i % 2] = group[i % 2] + high.dprob;
+    }
+  }
+
+  template <bool kUsual>
   static __device__ __forceinline__ Gradients gradients(float p, float da, float gate, float up) {
-    const float s = sigmoid(gate);
+    const float s = sigmoid<kUsual>(gate);
     const float activated = silu(gate, s);
     const float product = activated * up;
     const float weighted = p * da;

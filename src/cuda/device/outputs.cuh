@@ -104,6 +104,17 @@ struct Consumer {
   }
 };
 
+/// Where the rows of a sender's lane go, l and l + 32 of its consumer's 64; source -1: nowhere.
+struct PushRows {
+  static constexpr int kPerLane = kConsumerRows / 32;
+  RowOrigin origin[kPerLane];
+
+  __device__ __forceinline__ bool goes(int i) const { return origin[i].source >= 0; }
+  __device__ __forceinline__ std::int64_t slot(int i, int topk) const {
+    return std::int64_t{origin[i].token} * topk + origin[i].slot;
+  }
+};
+
 /// What a thread of a sender warp knows.
 template <class Shape>
 struct Sender {
@@ -114,6 +125,8 @@ struct Sender {
   SlotRing<Shape> ring{};
   BufferParities used{};
   int tile_number = 0;
+  PushRows unsignalled{};         // rows pushed whose arrival is still to be signalled ...
+  std::uint32_t pushed_cols = 0;  // ... and their columns; 0: none
 
   __device__ __forceinline__ Sender(const DeviceContext& context, PassShared<Shape>& memory)
       : ctx(context),
@@ -121,6 +134,10 @@ struct Sender {
         index(static_cast<int>(threadIdx.x) / 32 - kFirstSenderWarp),
         lane(static_cast<int>(threadIdx.x) % 32) {}
 
+  __device__ __forceinline__ bool is_written(int buffer) const {
+    return __all_sync(0xffffffffu,
+                      ptx::mbarrier_test(&shared.written[index][buffer], used.of(buffer))) != 0;
+  }
   __device__ __forceinline__ void wait_written(int buffer) {
     ptx::mbarrier_wait(&shared.written[index][buffer], used.of(buffer));
     used.flip(buffer);

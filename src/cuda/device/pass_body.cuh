@@ -25,6 +25,10 @@ using ForwardStages = StageList<Fc1<Shape>, Fc2<Shape>>;
 template <class Shape>
 using BackwardStages = StageList<Dfc2<Shape>, Dfc1<Shape>, Wgrad2<Shape>, Wgrad1<Shape>>;
 
+__device__ __forceinline__ bool is_push(Stage stage) {
+  return stage == Stage::kFc2 || stage == Stage::kDfc1;
+}
+
 /// The maps of a stage: PassMaps lists the pass' GEMM stages in the order of enum Stage.
 template <class S>
 __device__ __forceinline__ const StageMaps& maps_of(const PassMaps& maps) {
@@ -73,14 +77,20 @@ __device__ __forceinline__ void run_sender(const DeviceContext& ctx, const PassM
                                            PassShared<Shape>& shared) {
   Sender<Shape> sender(ctx, shared);
   WorkRing ring;
-  for (;; ++sender.tile_number) {
+  Tracer trace(ctx.trace, static_cast<int>(blockIdx.x));
+  for (;; ++sender.tile_number, trace.advance()) {
+    if (!is_work_ready(shared, ring)) signal_arrivals<0>(sender);
     const TileWork work = next_work_of_warp(shared, ring);
+    if (!is_push(work.stage)) signal_arrivals<0>(sender);
     if (work.stage == kNoStage) return;
     sender.ring.advance(work.k_blocks);
     Stages::visit(work.stage, [&](auto stage) {
       using S = decltype(stage);
       S::send(sender, maps_of<S>(maps), work);
     });
+    if (sender.index == 0 && sender.lane == 0) {
+      trace.note([](TraceRecord& r) { r.sent = ptx::global_nanoseconds(); });
+    }
   }
 }
 
@@ -88,13 +98,13 @@ template <class Stages, class Shape>
 __device__ __forceinline__ void run_consumer(const DeviceContext& ctx, PassShared<Shape>& shared) {
   Consumer<Shape> consumer(ctx, shared);
   WorkRing ring;
-  for (;;) {
+  Tracer trace(ctx.trace, static_cast<int>(blockIdx.x));
+  const bool notes = threadIdx.x == 128;
+  for (;; trace.advance()) {
     const TileWork work = next_work_of_warp(shared, ring);
     if (work.stage == kNoStage) return;
-    if (work.stage == Stage::kReduce) {
-      Reduce<Shape>::run(consumer, work);
-      continue;
-    }
+    if (notes) trace.note([](TraceRecord& r) { r.begun = ptx::global_nanoseconds(); });
+    if (work.stage == Stage::kReduce) Reduce<Shape>::run(consumer, work);
     Stages::visit(work.stage, [&](auto stage) {
       using S = decltype(stage);
       float acc[Shape::kAccumulators];
@@ -102,6 +112,7 @@ __device__ __forceinline__ void run_consumer(const DeviceContext& ctx, PassShare
       accumulate<S>(consumer, work.k_blocks, acc);
       S::finish(consumer, acc, work, early);
     });
+    if (notes) trace.note([](TraceRecord& r) { r.done = ptx::global_nanoseconds(); });
   }
 }
 
