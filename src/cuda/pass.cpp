@@ -41,7 +41,8 @@ LaunchPass launch_function(Pass pass, int tile_n) {
 std::optional<std::string> unsupported_reason(const Schedule& s, int sms) {
   if (s.tile_m != kTileM || std::ranges::find(kTileColumns, s.tile_n) == std::end(kTileColumns)) {
     return cat("the schedule has tile_m=", s.tile_m, ",tile_n=", s.tile_n,
-               "; the CUDA backend accepts tile_m=", kTileM, " with tile_n=128 or 256");
+               "; the CUDA backend accepts tile_m=", kTileM,
+               " with tile_n=128 or 256, such as default_schedule(Backend::kCuda) has");
   }
   if (s.launch != LaunchGrouping::kSeparate && s.dispatch_workers == 0) {
     return "the schedule has dispatch_workers=0; the CUDA backend accepts 1 or more";

@@ -221,7 +221,9 @@ class Reports(ProgramTest):
         text = self.succeed("info")
         for word in ("version", "compiler", "pipelined:n", "tile_m", "UNIEP_TIMEOUT_MS", "kernels"):
             self.assertIn(word, text)
-        self.assertRegex(text, r"backends +cpu(; cuda: not in this build|, cuda \(schedule seq)")
+        self.assertRegex(text, r"backends +cpu(; cuda: not in this build|, cuda)\n")
+        self.assertRegex(text, r"\n  cuda: launch=single,.*,tile_m=128,")
+        self.assertRegex(text, r"\n  tile_m +16\.\.128 \(2\^n\) +64 +128 +compile ")
 
     def test_help(self):
         for args in (["--help"], ["run", "--help"], ["bench", "--help"], ["info", "--help"],
