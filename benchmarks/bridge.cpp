@@ -38,11 +38,15 @@ const Communicator& group() {
   return communicator;
 }
 
+Schedule parsed(const std::string& text) {
+  return parse_schedule(text, default_schedule(Backend::kCuda));
+}
+
 /// Parsed once a text: the host's work before the first launch counts in what Python times.
 const Schedule& schedule_of(const std::string& text) {
   static std::map<std::string, Schedule> known;
   const auto it = known.find(text);
-  return it != known.end() ? it->second : known.emplace(text, parse_schedule(text)).first->second;
+  return it != known.end() ? it->second : known.emplace(text, parsed(text)).first->second;
 }
 
 template <class T>
@@ -91,7 +95,7 @@ UNIEP_BRIDGE const char* uniep_bridge_stage(std::int32_t stage) {
 UNIEP_BRIDGE int uniep_bridge_schedule(const char* text, const char** full) {
   static thread_local std::string kept;
   return guarded([&] {
-    kept = to_string(parse_schedule(text));
+    kept = to_string(parsed(text));
     *full = kept.c_str();
   });
 }

@@ -28,15 +28,15 @@ from compare.plain_layer import PlainLayer
 from compare.torch_layer import Exchange, Inputs, TorchLayer
 from compare.uniep_layer import UniepLayer, check_backward, check_forward
 
-SCHEDULE = "sequential,tile_m=128,tile_n=256"
+SCHEDULES = ["sequential", "single"]
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--library", required=True, help="libuniep_bridge.so of a CUDA build")
     parser.add_argument("--shapes", default=",".join(shapes.SHAPES), metavar="A,B,...")
-    parser.add_argument("--forward", nargs="+", default=[SCHEDULE], metavar="SCHEDULE")
-    parser.add_argument("--backward", nargs="+", default=[SCHEDULE], metavar="SCHEDULE")
+    parser.add_argument("--forward", nargs="+", default=SCHEDULES, metavar="SCHEDULE")
+    parser.add_argument("--backward", nargs="+", default=SCHEDULES, metavar="SCHEDULE")
     parser.add_argument("--iterations", type=int, default=15, metavar="N")
     parser.add_argument("--skew", type=float, default=0.0, metavar="Z",
                         help="expert e's logit is lowered by Z log(1 + e)")

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "uniep/backend.h"
 #include "uniep/macros.h"
 
 namespace uniep {
@@ -29,6 +30,7 @@ class UNIEP_API Communicator {
 
   int rank() const;
   int size() const;
+  Backend backend() const;
 
   /// Library-internal.
   explicit Communicator(std::shared_ptr<CommunicatorImpl> impl) : impl_(std::move(impl)) {}

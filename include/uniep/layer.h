@@ -105,11 +105,14 @@ class UNIEP_API Layer {
   /// Collective. `topk_ids` is this rank's [T, K]; T follows from its size, and is 0 to max_tokens.
   RoutingPlan plan(std::span<const std::int32_t> topk_ids);
 
-  /// Collective. Writes `args.out`.
-  Saved forward(const RoutingPlan& plan, const ForwardArgs& args, const Schedule& schedule = {});
+  /// Collective. Writes `args.out`. Without a schedule: under `default_schedule` of the
+  /// communicator's backend.
+  Saved forward(const RoutingPlan& plan, const ForwardArgs& args);
+  Saved forward(const RoutingPlan& plan, const ForwardArgs& args, const Schedule& schedule);
 
   /// Collective. Writes dx, dprobs and the weight gradients. May be repeated on the same `saved`.
-  void backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule = {});
+  void backward(const Saved& saved, const BackwardArgs& args);
+  void backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule);
 
   /// Waits until everything that this rank was asked for is done, and throws the error of what
   /// failed on the way. On the CPU calls are done when they return.

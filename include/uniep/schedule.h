@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "uniep/backend.h"
 #include "uniep/macros.h"
 #include "uniep/problem.h"
 
@@ -22,7 +23,8 @@ enum class WgradPlacement : int { kSeparate, kAfter, kInterleaved };
 /// One point of the parameter space: decides how the stages of a pass share launches, which workers
 /// do what, in which order tiles are taken, and at what granularity readiness is signalled. It
 /// never decides a result: every axis below is bit-neutral. `schedule_axes()` describes each field
-/// (meaning, range, default); docs/schedule.md is the reference.
+/// (meaning, range, defaults); docs/schedule.md is the reference. `Schedule{}` is the default of
+/// the CPU backend.
 ///
 /// A trivially copyable value: kernels take it as an argument.
 struct Schedule {
@@ -47,6 +49,10 @@ struct Schedule {
   friend bool operator==(const Schedule&, const Schedule&) = default;
 };
 
+/// What a layer of this backend uses where it is given no schedule. In every backend it is preset
+/// "single"; granularity and numbers of workers differ.
+UNIEP_API Schedule default_schedule(Backend backend);
+
 /// When a value takes effect: chosen when code is compiled (a kernel variant), or at each launch.
 enum class AxisScope { kCompileTime, kLaunch };
 
@@ -59,7 +65,8 @@ struct AxisInfo {
   int min = 0;
   int max = 0;
   bool power_of_two = false;
-  int default_value = 0;
+  int default_value = 0;  ///< of the CPU backend
+  int cuda_default = 0;   ///< of the CUDA backend
   AxisScope scope = AxisScope::kLaunch;
   bool bit_neutral = true;
   std::vector<int> candidates{};  ///< values worth trying, for samplers and the tuner
@@ -78,12 +85,14 @@ UNIEP_API void set_axis(Schedule& schedule, std::size_t axis, int value);
 struct PresetInfo {
   std::string_view name;
   std::string_view meaning;
+  std::string_view sets;  ///< "key=value,...": the axes that make it what it is, and no others
 };
 UNIEP_API std::span<const PresetInfo> schedule_presets();
 
-/// Reads "PRESET", "key=value,..." (from the default schedule) or "PRESET,key=value,...".
-/// Throws Error(kInvalidArgument) naming the word it does not know and what it accepts.
-UNIEP_API Schedule parse_schedule(std::string_view text);
+/// Reads "PRESET", "key=value,..." or "PRESET,key=value,...". Axes that the text leaves alone are
+/// those of `base`: for a GPU, give `default_schedule(Backend::kCuda)`. Throws
+/// Error(kInvalidArgument) naming the word it does not know and what it accepts.
+UNIEP_API Schedule parse_schedule(std::string_view text, const Schedule& base = {});
 
 /// "launch=single,waves=1,...": every axis; `parse_schedule` gives the same schedule back.
 UNIEP_API std::string to_string(const Schedule& schedule);

@@ -1,6 +1,7 @@
 #pragma once
 
 /// Everything public. See docs/architecture.md for a tour and README.md for an example.
+#include "uniep/backend.h"
 #include "uniep/bf16.h"
 #include "uniep/communicator.h"
 #include "uniep/error.h"

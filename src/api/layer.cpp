@@ -5,7 +5,6 @@
 #include "base/check.h"
 #include "cpu/cpu_layer.h"
 #ifdef UNIEP_HAS_CUDA
-#include "cuda/cuda_communicator.h"
 #include "cuda/cuda_layer.h"
 #endif
 
@@ -38,7 +37,7 @@ namespace {
 std::unique_ptr<LayerBackend> make_backend(const Problem& problem, Communicator communicator,
                                            const LayerOptions& options) {
 #ifdef UNIEP_HAS_CUDA
-  if (dynamic_cast<cuda::CudaCommunicator*>(communicator.impl().get()) != nullptr) {
+  if (communicator.backend() == Backend::kCuda) {
     return cuda::make_layer(problem, std::move(communicator), options);
   }
 #endif
@@ -55,8 +54,16 @@ Layer::~Layer() = default;
 
 RoutingPlan Layer::plan(std::span<const std::int32_t> topk_ids) { return backend_->plan(topk_ids); }
 
+Saved Layer::forward(const RoutingPlan& plan, const ForwardArgs& args) {
+  return forward(plan, args, default_schedule(communicator().backend()));
+}
+
 Saved Layer::forward(const RoutingPlan& plan, const ForwardArgs& args, const Schedule& schedule) {
   return backend_->forward(plan, args, schedule);
+}
+
+void Layer::backward(const Saved& saved, const BackwardArgs& args) {
+  backward(saved, args, default_schedule(communicator().backend()));
 }
 
 void Layer::backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) {

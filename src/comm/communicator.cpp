@@ -22,6 +22,7 @@ std::vector<Communicator> Communicator::cpu_group(int size) {
 
 int Communicator::rank() const { return impl_->rank(); }
 int Communicator::size() const { return impl_->size(); }
+Backend Communicator::backend() const { return impl_->backend(); }
 
 namespace {
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "uniep/backend.h"
+
 namespace uniep {
 
 /// What a Communicator refers to; each backend has its own.
@@ -8,6 +10,7 @@ class CommunicatorImpl {
   virtual ~CommunicatorImpl() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  virtual Backend backend() const = 0;
 };
 
 }  // namespace uniep

@@ -81,6 +81,7 @@ class CpuCommunicator final : public CommunicatorImpl, public Bootstrap {
 
   int rank() const override { return rank_; }
   int size() const override { return group_->size(); }
+  Backend backend() const override { return Backend::kCpu; }
   CpuGroup& group() const { return *group_; }
 
   std::vector<std::string> all_gather(const std::string& bytes, const char* stage,

@@ -20,6 +20,7 @@ class CudaCommunicator final : public CommunicatorImpl {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  Backend backend() const override { return Backend::kCuda; }
   int device() const { return device_; }
   Bootstrap& bootstrap() { return bootstrap_; }
 

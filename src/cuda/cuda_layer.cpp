@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "api/arguments.h"
 #include "api/saved_data.h"
@@ -15,6 +16,7 @@
 #include "cuda/pass.h"
 #include "cuda/pass_clock.h"
 #include "cuda/pass_memory.h"
+#include "cuda/pass_trace.h"
 #include "cuda/plan_launch.h"
 #include "cuda/wait_failure.h"
 #include "plan/plan_data.h"
@@ -89,6 +91,9 @@ const DevicePlan& on_device(const RoutingPlan& plan) {
   return remote->device();
 }
 
+/// Tasks of a pass that a timeline has room for, of each CTA and each dispatching warp.
+constexpr int kTracedTasks = 2048;
+
 class CudaLayer final : public LayerBackend {
  public:
   CudaLayer(const Problem& problem, Communicator communicator, const LayerOptions& options);
@@ -102,11 +107,10 @@ class CudaLayer final : public LayerBackend {
   const Problem& problem() const override { return problem_; }
   const Communicator& communicator() const override { return communicator_; }
   const PassStats& last_pass() const override;
-  std::vector<TimelineEvent> take_timeline() override { return {}; }
+  std::vector<TimelineEvent> take_timeline() override;
 
  private:
-  static Problem checked(const Problem& problem, CudaCommunicator& comm,
-                         const LayerOptions& options, int timeout_ms);
+  static Problem checked(const Problem& problem, CudaCommunicator& comm, int timeout_ms);
   void throw_if_failed();
   Refusal* refusal_slot(int rank) const;
   Error refusal_of_peer() const;
@@ -120,6 +124,7 @@ class CudaLayer final : public LayerBackend {
   PlanScratch scratch() const;
   std::shared_ptr<std::byte> row_memory(Pass pass);
   PassMemory pass_memory() const;
+  void collect_trace();
   PassTensors tensors(const SavedData& saved, std::byte* rows, Pass pass) const;
   void run(const SavedData& saved, Pass pass, const PassTensors& tensors, const Schedule& schedule);
 
@@ -145,19 +150,20 @@ class CudaLayer final : public LayerBackend {
   std::uint32_t calls_ = 0;
   std::optional<Error> refused_;  // what this rank told its peers
   PassClock clock_;
+  std::optional<PassTrace> trace_;
+  std::vector<TimelineEvent> timeline_;  // of passes before the last
+  bool last_is_traced_ = false;
   std::optional<RoutingPlan> last_plan_;
   Schedule last_schedule_;
+  Pass last_pass_ = Pass::kForward;
   mutable PassStats stats_;
 };
 
-Problem CudaLayer::checked(const Problem& problem, CudaCommunicator& comm,
-                           const LayerOptions& options, int timeout_ms) {
+Problem CudaLayer::checked(const Problem& problem, CudaCommunicator& comm, int timeout_ms) {
   agree(comm.bootstrap(), timeout_ms, Stage::kPlan, "layer " + to_string(problem), [&] {
     validate(problem, comm.size());
     const auto reason = plan_unsupported_reason(problem, comm.size());
     require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
-    require(!options.record_timeline, ErrorCode::kUnsupported,
-            "the CUDA backend records no timeline yet");
   });
   return problem;
 }
@@ -167,7 +173,7 @@ CudaLayer::CudaLayer(const Problem& problem, Communicator communicator, const La
       comm_(dynamic_cast<CudaCommunicator&>(*communicator_.impl())),
       timeout_ms_(options.timeout_ms > 0 ? options.timeout_ms : env_timeout_ms()),
       faults_(options.faults),
-      problem_(checked(problem, comm_, options, timeout_ms_)),
+      problem_(checked(problem, comm_, timeout_ms_)),
       stream_(static_cast<cudaStream_t>(options.cuda_stream)),
       capacity_(capacity_rows(problem_, comm_.size())),
       symmetric_(problem_, comm_.size()),
@@ -181,6 +187,7 @@ CudaLayer::CudaLayer(const Problem& problem, Communicator communicator, const La
       passes_(options.faults.first_count) {
   check_cuda(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, comm_.device()),
              "ask for the number of SMs");
+  if (options.record_timeline) trace_.emplace(sms_, kTracedTasks);
   if (faults_.first_count != 0) start_counters_at(faults_.first_count);
 }
 
@@ -288,11 +295,26 @@ std::shared_ptr<std::byte> CudaLayer::row_memory(Pass pass) {
   return pool_.take(RowLayout(problem_, capacity_, pass).bytes);
 }
 
+/// Moves what the last pass recorded to the host.
+void CudaLayer::collect_trace() {
+  if (!trace_ || !last_is_traced_) return;
+  last_is_traced_ = false;
+  const int first_expert = comm_.rank() * (problem_.num_experts / comm_.size());
+  const auto events = trace_->read(last_pass_, first_expert, stream_);
+  timeline_.insert(timeline_.end(), events.begin(), events.end());
+}
+
+std::vector<TimelineEvent> CudaLayer::take_timeline() {
+  collect_trace();
+  return std::exchange(timeline_, {});
+}
+
 PassMemory CudaLayer::pass_memory() const {
   PassMemory memory{.counters = counters_.data(),
                     .scratch = pass_scratch_.data(),
                     .failure = failure_.get(),
                     .refusal = refusal_slot(comm_.rank())};
+  if (trace_) memory.trace = trace_->device();
   for (int r = 0; r < comm_.size(); ++r) {
     memory.heaps[r] = static_cast<std::byte*>(memory_->peer(r));
   }
@@ -316,7 +338,9 @@ PassTensors CudaLayer::tensors(const SavedData& saved, std::byte* rows, Pass pas
 
 void CudaLayer::run(const SavedData& saved, Pass pass, const PassTensors& tensors,
                     const Schedule& schedule) {
+  collect_trace();
   ++passes_;
+  last_pass_ = pass;
   last_plan_ = saved.plan;
   last_schedule_ = schedule;
   const DevicePlan& plan = on_device(saved.plan);
@@ -336,6 +360,8 @@ void CudaLayer::run(const SavedData& saved, Pass pass, const PassTensors& tensor
                            .faults = device_faults(faults_, comm_.rank(), passes_)};
   PassLauncher launcher(device_context(problem_, view, memory, this_call), tensors, capacity_,
                         std::move(queues), sms_, stream_);
+  if (trace_) trace_->start(stream_);
+  last_is_traced_ = trace_.has_value();
   clock_.start(pass, stream_);
   check_cuda(
       launch_order({.view = view, .plan = plan, .order = order, .scratch = scratch()}, 0, stream_),

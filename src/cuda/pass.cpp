@@ -41,7 +41,8 @@ LaunchPass launch_function(Pass pass, int tile_n) {
 std::optional<std::string> unsupported_reason(const Schedule& s, int sms) {
   if (s.tile_m != kTileM || std::ranges::find(kTileColumns, s.tile_n) == std::end(kTileColumns)) {
     return cat("the schedule has tile_m=", s.tile_m, ",tile_n=", s.tile_n,
-               "; the CUDA backend accepts tile_m=", kTileM, " with tile_n=128 or 256");
+               "; the CUDA backend accepts tile_m=", kTileM,
+               " with tile_n=128 or 256, such as default_schedule(Backend::kCuda) has");
   }
   if (s.launch != LaunchGrouping::kSeparate && s.dispatch_workers == 0) {
     return "the schedule has dispatch_workers=0; the CUDA backend accepts 1 or more";
@@ -64,6 +65,9 @@ PassLauncher::PassLauncher(const DeviceContext& ctx, const PassTensors& tensors,
       stream_(stream) {
   ctx_.dispatched = ctx.view.pass == Pass::kForward ? tensors.x_rows : tensors.dy_rows;
   ctx_.row_probs = tensors.row_probs;
+  ctx_.h = tensors.h;
+  ctx_.a = tensors.a;
+  ctx_.dh = tensors.dh;
   ctx_.dprob_groups = tensors.dprob_groups;
   ctx_.token_out = tensors.token_out;
   ctx_.dprobs_out = tensors.dprobs_out;
@@ -94,8 +98,6 @@ StageMaps PassLauncher::maps(Stage stage) const {
     case Stage::kFc1:
       m.a = tensor_map(t.x_rows, {hidden, rows_, 1}, {kBox, kTileM, 1});
       m.b = tensor_map(t.w1, {hidden, inter, 2, experts}, {kBox, tile_n / 2, 1, 1});
-      m.out0 = tensor_map(t.h, {inter, 2, rows_}, {kBox, 1, kBox});
-      m.out1 = tensor_map(t.a, {inter, rows_, 1}, {kBox, kBox, 1});
       break;
     case Stage::kFc2:
       m.a = tensor_map(t.a, {inter, rows_, 1}, {kBox, kTileM, 1});
@@ -104,9 +106,6 @@ StageMaps PassLauncher::maps(Stage stage) const {
     case Stage::kDfc2:
       m.a = tensor_map(t.dy_rows, {hidden, rows_, 1}, {kBox, kTileM, 1});
       m.b = tensor_map(t.w2, {inter, hidden, experts}, {kBox, kBox, 1});
-      m.aux = tensor_map(t.h, {inter, 2, rows_}, {kBox, 1, kTileM});
-      m.out0 = tensor_map(t.dh, {inter, 2, rows_}, {kBox, 1, kBox});
-      m.out1 = tensor_map(t.a, {inter, rows_, 1}, {kBox, kBox, 1});
       break;
     case Stage::kDfc1:
       m.a = tensor_map(t.dh, {2 * inter, rows_, 1}, {kBox, kTileM, 1});
@@ -115,12 +114,12 @@ StageMaps PassLauncher::maps(Stage stage) const {
     case Stage::kWgrad2:
       m.a = tensor_map(t.dy_rows, {hidden, rows_, 1}, {kBox, kBox, 1});
       m.b = tensor_map(t.a, {inter, rows_, 1}, {kBox, kBox, 1});
-      m.out0 = weight_grad_map(t.dw2, inter, hidden, experts);
+      m.out = weight_grad_map(t.dw2, inter, hidden, experts);
       break;
     default:  // wgrad1
       m.a = tensor_map(t.dh, {2 * inter, rows_, 1}, {kBox, kBox, 1});
       m.b = tensor_map(t.x_rows, {hidden, rows_, 1}, {kBox, kBox, 1});
-      m.out0 = weight_grad_map(t.dw1, hidden, 2 * inter, experts);
+      m.out = weight_grad_map(t.dw1, hidden, 2 * inter, experts);
       break;
   }
   return m;
@@ -139,6 +138,7 @@ LaunchQueues PassLauncher::queues(int index) const {
   const int dispatchers = shared ? min_of(s.dispatch_workers, ctas_) : ctas_;
   return {.comm = pair.comm,
           .main = pair.main,
+          .launch = index,
           .ticket = tickets_ + index,
           .dispatchers = shape.comm.count > 0 ? dispatchers : 0,
           .join = s.dispatch_join || dispatchers == ctas_};

@@ -32,10 +32,12 @@ DeviceContext device_context(const Problem& problem, const PassView& view, const
                   .arrived_base = words(memory.scratch, bases.arrived),
                   .published_base = call.pass - 1};
   ctx.failure = memory.failure;
+  ctx.failed = words(memory.scratch, bases.failed);
   ctx.limit_ticks = wait_ticks(call.limit_ms);
   ctx.refusal = memory.refusal;
   ctx.call = call.call;
   ctx.faults = call.faults;
+  ctx.trace = memory.trace;
   return ctx;
 }
 

@@ -19,6 +19,7 @@ struct PassScratchLayout {
   std::int64_t arrived;
   std::int64_t tickets;    // uint32 [kMaxLaunches]
   std::int64_t ctas_done;  // uint32 [1]: 0 between launches; zeroed once
+  std::int64_t failed;     // uint32 [1]: a wait expired; the group is unusable; zeroed once
   std::int64_t bytes;
 
   PassScratchLayout(const Problem& p, int num_ranks) {
@@ -30,6 +31,7 @@ struct PassScratchLayout {
     arrived = r.take<std::uint32_t>(SymmetricLayout::num_token_blocks(p) * num_ranks);
     tickets = r.take<std::uint32_t>(kMaxLaunches);
     ctas_done = r.take<std::uint32_t>(1);
+    failed = r.take<std::uint32_t>(1);
     bytes = r.bytes();
   }
 };
@@ -41,6 +43,7 @@ struct PassMemory {
   std::byte* scratch = nullptr;      // PassScratchLayout
   WaitFailure* failure = nullptr;    // in host memory
   const Refusal* refusal = nullptr;  // this rank's slot; null in tests without one
+  DeviceTrace trace{};
 };
 
 /// What one pass has of its own.

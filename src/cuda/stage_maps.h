@@ -8,9 +8,7 @@ namespace uniep::cuda {
 struct StageMaps {
   CUtensorMap a;
   CUtensorMap b;
-  CUtensorMap aux;  // what the epilogue reads
-  CUtensorMap out0;
-  CUtensorMap out1;
+  CUtensorMap out;
 };
 
 /// Of all GEMM stages of a pass, in the order of enum Stage.

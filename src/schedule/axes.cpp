@@ -19,11 +19,17 @@ struct Access {
 };
 
 template <auto Field>
+void set_defaults(AxisInfo& info) {
+  info.default_value = Access<Field>::get(default_schedule(Backend::kCpu));
+  info.cuda_default = Access<Field>::get(default_schedule(Backend::kCuda));
+}
+
+template <auto Field>
 Axis named(std::string_view name, std::vector<std::string_view> choices, AxisScope scope,
            std::string_view meaning) {
   AxisInfo info{.name = name, .meaning = meaning, .choices = std::move(choices), .scope = scope};
   info.max = static_cast<int>(info.choices.size()) - 1;
-  info.default_value = Access<Field>::get(Schedule{});
+  set_defaults<Field>(info);
   for (int v = 0; v <= info.max; ++v) info.candidates.push_back(v);
   return {std::move(info), Access<Field>::get, Access<Field>::set};
 }
@@ -32,7 +38,7 @@ template <auto Field>
 Axis number(std::string_view name, int min, int max, std::vector<int> candidates, AxisScope scope,
             std::string_view meaning) {
   AxisInfo info{.name = name, .meaning = meaning, .min = min, .max = max, .scope = scope};
-  info.default_value = Access<Field>::get(Schedule{});
+  set_defaults<Field>(info);
   info.candidates = std::move(candidates);
   return {std::move(info), Access<Field>::get, Access<Field>::set};
 }

@@ -63,7 +63,7 @@ struct StageGrid {
   std::int64_t rows = 0;
   std::int64_t cols = 0;
   std::int64_t tile_cols = 0;
-  std::int64_t reduction = 0;  // length of the sums; of a weight gradient: the expert's rows, 0 here
+  std::int64_t reduction = 0;  // length of the sums; 0: the expert's rows (weight gradients)
 };
 
 /// An fc1 tile holds tile_n / 2 gate columns and the same tile_n / 2 up columns, so that SwiGLU

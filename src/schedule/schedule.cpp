@@ -1,6 +1,8 @@
 #include "uniep/schedule.h"
 
+#include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <limits>
 
 #include "base/check.h"
@@ -10,54 +12,41 @@
 namespace uniep {
 namespace {
 
-constexpr std::string_view kPipelined = "pipelined:";
-
 constexpr PresetInfo kPresets[] = {
-    {"sequential", "every stage its own launch with full barriers (Megatron all-to-all, DeepEP)"},
+    {"sequential", "every stage its own launch with full barriers (Megatron all-to-all, DeepEP)",
+     "launch=separate,waves=1,dispatch_workers=1,rotate=none,push_depth=0,wgrad=separate"},
     {"pipelined:n",
      "n waves, communication of one under computation of the one before (Tutel, "
-     "FasterMoE, FSMoE)"},
-    {"two-kernel", "dispatch+fc1, then fc2+combine (UniEP, COMET)"},
-    {"single", "the whole direction in one launch (FlashMoE, Mega MoE)"},
+     "FasterMoE, FSMoE)",
+     "launch=pipelined,waves=n,wgrad=separate"},
+    {"two-kernel", "dispatch+fc1, then fc2+combine (UniEP, COMET)",
+     "launch=paired,waves=1,wgrad=after"},
+    {"single", "the whole direction in one launch (FlashMoE, Mega MoE)",
+     "launch=single,waves=1,wgrad=interleaved"},
 };
 
-Schedule sequential() {
-  Schedule s;
-  s.launch = LaunchGrouping::kSeparate;
-  s.rotate = SourceRotation::kNone;
-  s.dispatch_workers = 1;
-  s.push_depth = 0;
-  s.wgrad = WgradPlacement::kSeparate;
-  return s;
-}
+constexpr std::string_view kPipelined = "pipelined:";
 
-Schedule pipelined(std::string_view waves_text) {
+void require_waves(std::string_view text) {
   int waves = 0;
-  const char* last = waves_text.data() + waves_text.size();
-  const auto [end, error] = std::from_chars(waves_text.data(), last, waves);
+  const char* last = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), last, waves);
   require(error == std::errc{} && end == last && waves >= 2 && waves <= 16,
-          ErrorCode::kInvalidArgument, "schedule preset pipelined:n has n='", waves_text,
+          ErrorCode::kInvalidArgument, "schedule preset pipelined:n has n='", text,
           "'; 2 to 16 is accepted");
-  Schedule s;
-  s.launch = LaunchGrouping::kPipelined;
-  s.waves = waves;
-  s.wgrad = WgradPlacement::kSeparate;
-  return s;
 }
 
-Schedule two_kernel() {
-  Schedule s;
-  s.launch = LaunchGrouping::kPaired;
-  s.wgrad = WgradPlacement::kAfter;
-  return s;
-}
-
-std::optional<Schedule> find_preset(std::string_view word) {
-  if (word == "sequential") return sequential();
-  if (word == "two-kernel") return two_kernel();
-  if (word == "single") return Schedule{};
-  if (word.starts_with(kPipelined)) return pipelined(word.substr(kPipelined.size()));
-  return std::nullopt;
+/// The key=value pairs that a preset stands for; nothing where `word` names none.
+std::optional<std::string> preset_pairs(std::string_view word) {
+  const bool pipelined = word.starts_with(kPipelined);
+  const std::string_view name = pipelined ? "pipelined:n" : word;
+  const auto* preset = std::ranges::find(kPresets, name, &PresetInfo::name);
+  if (preset == std::end(kPresets)) return std::nullopt;
+  std::string pairs(preset->sets);
+  if (!pipelined) return pairs;
+  const std::string_view n = word.substr(kPipelined.size());
+  require_waves(n);
+  return pairs.replace(pairs.find("=n") + 1, 1, n);
 }
 
 /// Counters are compared by signed differences of 32 bits.
@@ -93,16 +82,30 @@ void apply_assignment(Schedule& s, std::string_view word) {
 
 std::span<const PresetInfo> schedule_presets() { return kPresets; }
 
-Schedule parse_schedule(std::string_view text) {
+Schedule default_schedule(Backend backend) {
+  Schedule s;
+  if (backend == Backend::kCpu) return s;
+  // The CUDA backend has tiles of 128 rows. The rest is chosen for an H200, but not yet by
+  // measurement.
+  s.dispatch_workers = 16;
+  s.pull_tokens = 32;
+  s.tile_m = 128;
+  s.tile_n = 256;
+  s.ready_rows = 128;
+  s.token_block = 32;
+  return s;
+}
+
+Schedule parse_schedule(std::string_view text, const Schedule& base) {
   require(!text.empty(), ErrorCode::kInvalidArgument, "schedule is empty; a preset (",
           preset_names(), ") or key=value pairs are accepted");
-  Schedule s;
+  Schedule s = base;
   for (bool first = true;; first = false) {
     const std::size_t comma = text.find(',');
     const std::string_view word = text.substr(0, comma);
-    const std::optional<Schedule> preset = first ? find_preset(word) : std::nullopt;
+    const std::optional<std::string> preset = first ? preset_pairs(word) : std::nullopt;
     if (preset) {
-      s = *preset;
+      s = parse_schedule(*preset, base);
     } else {
       apply_assignment(s, word);
     }

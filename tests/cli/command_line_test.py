@@ -221,7 +221,9 @@ class Reports(ProgramTest):
         text = self.succeed("info")
         for word in ("version", "compiler", "pipelined:n", "tile_m", "UNIEP_TIMEOUT_MS", "kernels"):
             self.assertIn(word, text)
-        self.assertRegex(text, r"backends +cpu(; cuda: not in this build|, cuda \(tile_m=128 )")
+        self.assertRegex(text, r"backends +cpu(; cuda: not in this build|, cuda \(Hopper GPUs; .*\))\n")
+        self.assertRegex(text, r"\n  cuda: launch=single,.*,tile_m=128,")
+        self.assertRegex(text, r"\n  tile_m +16\.\.128 \(2\^n\) +64 +128 +compile ")
 
     def test_help(self):
         for args in (["--help"], ["run", "--help"], ["bench", "--help"], ["info", "--help"],
@@ -327,9 +329,6 @@ class Errors(ProgramTest):
         self.refuse("run", "--input", TRACE, "--seed", 1, words=["--seed", "--shape"])
         if "cuda: not in this build" in self.succeed("info"):
             self.refuse("run", "--shape", "tiny", "--backend", "cuda", words=["no CUDA backend"])
-        else:
-            self.refuse("run", "--shape", "tiny", "--backend", "cuda", "--trace", "t.json",
-                        words=["--trace", "CUDA"])
         self.refuse("run", "--shape", "gigantic", words=["gigantic", "tiny"])
         self.refuse("run", "--shape", "tiny", "--schedule", "best", words=["best", "sequential"])
         self.refuse("run", "--shape", "tiny", "--schedule", "tile_m=48", words=["tile_m", 48])

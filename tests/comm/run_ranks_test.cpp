@@ -26,6 +26,7 @@ TEST(CpuGroup, MembersKnowTheirPlace) {
   for (int r = 0; r < 5; ++r) {
     EXPECT_EQ(group[static_cast<std::size_t>(r)].rank(), r);
     EXPECT_EQ(group[static_cast<std::size_t>(r)].size(), 5);
+    EXPECT_EQ(group[static_cast<std::size_t>(r)].backend(), Backend::kCpu);
   }
 }
 

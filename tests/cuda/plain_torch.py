@@ -3,10 +3,10 @@
 
     plain_torch.py UNIEP RANKS [LAYER.safetensors ...]
 
-Runs `UNIEP run --backend cuda` on each layer (and on made-up ones whose sizes no tile divides), composes
-the layer from torch._grouped_mm and fp32 elementwise code with the roundings of docs/numerics.md, and
-prints the elements that differ in any bit per tensor; dprobs, whose sum PyTorch orders otherwise, is
-compared to tolerance. Exit code 1 on any difference. Needs a Hopper GPU, torch and safetensors.
+Runs `UNIEP run --backend cuda` on each layer (and on made-up ones whose sizes no tile divides) under each
+of SCHEDULES, composes the layer from torch._grouped_mm and fp32 elementwise code with the roundings of
+docs/numerics.md, and prints the elements that differ in any bit per tensor; dprobs, whose sum PyTorch
+orders otherwise, is compared to tolerance. Exit code 1 on any difference. Needs a Hopper GPU, torch and safetensors.
 """
 import os
 import subprocess
@@ -16,7 +16,7 @@ import tempfile
 import torch
 from safetensors.torch import load_file, save_file
 
-SCHEDULE = "sequential,tile_m=128,tile_n=256"
+SCHEDULES = ["sequential", "single"]
 DEVICE = "cuda"
 
 
@@ -79,23 +79,29 @@ def plain_layer(t):
 
 
 def check(uniep, ranks, layer_file, name, folder):
-    result = os.path.join(folder, "result.safetensors")
-    subprocess.run([uniep, "run", "--backend", "cuda", "--ranks", str(ranks), "--input", layer_file,
-                    "--schedule", SCHEDULE, "--output", result], check=True,
-                   stdout=subprocess.DEVNULL)
-    got = load_file(result, device=DEVICE)
     want = plain_layer(load_file(layer_file, device=DEVICE))
+    good = True
+    for schedule in SCHEDULES:
+        result = os.path.join(folder, "result.safetensors")
+        subprocess.run([uniep, "run", "--backend", "cuda", "--ranks", str(ranks), "--input",
+                        layer_file, "--schedule", schedule, "--output", result], check=True,
+                       stdout=subprocess.DEVNULL)
+        good &= compare(f"{name} {schedule}", load_file(result, device=DEVICE), want)
+    return good
+
+
+def compare(name, got, want):
     good = True
     for tensor, w in want.items():
         g = got[tensor]
         if tensor == "dprobs":
             distance = float((g - w).norm() / w.norm().clamp_min(1e-30))
             good &= distance < 1e-5
-            print(f"{name:28s} {tensor:7s} {g.numel():10d}  rel. L2 {distance:.1e}")
+            print(f"{name:39s} {tensor:7s} {g.numel():10d}  rel. L2 {distance:.1e}")
             continue
         wrong = int((g.view(torch.int16) != w.view(torch.int16)).sum())
         good &= wrong == 0
-        print(f"{name:28s} {tensor:7s} {g.numel():10d}  #wrong {wrong}")
+        print(f"{name:39s} {tensor:7s} {g.numel():10d}  #wrong {wrong}")
     return good
 
 

@@ -26,21 +26,21 @@ std::string values_text(const AxisInfo& axis) {
 
 std::string axes_table() {
   std::string table =
-      "| axis | values | default | scope | bit-neutral | meaning |\n|---|---|---|---|---|---|\n";
+      "| axis | values | default, CPU | default, CUDA | scope | bit-neutral | meaning |\n"
+      "|---|---|---|---|---|---|---|\n";
   for (const AxisInfo& a : schedule_axes()) {
     table += cat("| `", a.name, "` | ", values_text(a), " | ", axis_value_text(a, a.default_value),
-                 " | ", a.scope == AxisScope::kLaunch ? "launch" : "compile-time", " | ",
+                 " | ", axis_value_text(a, a.cuda_default), " | ",
+                 a.scope == AxisScope::kLaunch ? "launch" : "compile-time", " | ",
                  a.bit_neutral ? "yes" : "no", " | ", a.meaning, " |\n");
   }
   return table;
 }
 
 std::string presets_table() {
-  std::string table = "| preset | what it reproduces | stands for |\n|---|---|---|\n";
+  std::string table = "| preset | what it reproduces | sets |\n|---|---|---|\n";
   for (const PresetInfo& p : schedule_presets()) {
-    const std::string name = p.name == "pipelined:n" ? "pipelined:4" : std::string(p.name);
-    table += cat("| `", p.name, "` | ", p.meaning, " | `", to_string(parse_schedule(name)),
-                 p.name == name ? "`" : "` (n = 4)", " |\n");
+    table += cat("| `", p.name, "` | ", p.meaning, " | `", p.sets, "` |\n");
   }
   return table;
 }

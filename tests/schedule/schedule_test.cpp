@@ -30,6 +30,16 @@ int random_value(Rng& rng, const AxisInfo& axis) {
 
 TEST(Schedule, TheDefaultPrintsEveryAxis) { EXPECT_EQ(to_string(Schedule{}), kDefaultLine); }
 
+TEST(Schedule, DefaultsOfTheBackendsArePresetSingle) {
+  EXPECT_EQ(default_schedule(Backend::kCpu), Schedule{});
+  EXPECT_NE(default_schedule(Backend::kCuda), Schedule{});
+  for (const Backend backend : {Backend::kCpu, Backend::kCuda}) {
+    const Schedule s = default_schedule(backend);
+    EXPECT_EQ(parse_schedule("single", s), s) << name(backend);
+    EXPECT_EQ(invalid_reason(s, Problem{}), std::nullopt) << name(backend);
+  }
+}
+
 TEST(Schedule, WhatPrintsParsesBack) {
   const int count = cases(10000);
   for (int seed = 1; seed <= count; ++seed) {
@@ -56,6 +66,39 @@ TEST(Schedule, AssignmentsOverAPreset) {
   Schedule want = parse_schedule("sequential");
   want.tile_m = 16;
   EXPECT_EQ(parse_schedule("sequential,tile_m=16"), want);
+}
+
+TEST(Schedule, WhatTheTextLeavesAloneIsThatOfTheBase) {
+  const Schedule base = parse_schedule("tile_n=256,raster=along-n,lag=7");
+  Schedule want = base;
+  want.waves = 3;
+  EXPECT_EQ(parse_schedule("waves=3", base), want);
+  EXPECT_EQ(parse_schedule(to_string(Schedule{}), base), Schedule{}) << "it names every axis";
+}
+
+/// Whether `text` has an assignment to this axis.
+bool assigns(std::string_view text, std::string_view axis) {
+  return cat(",", text).find(cat(",", axis, "=")) != std::string::npos;
+}
+
+TEST(Schedule, PresetsSetTheAxesThatTheyNameAndNoOthers) {
+  for (const PresetInfo& preset : schedule_presets()) {
+    std::string word(preset.name);
+    if (word.ends_with(":n")) word.replace(word.size() - 1, 1, "4");
+    for (int seed = 1; seed <= 20; ++seed) {
+      Rng rng(static_cast<unsigned>(seed));
+      Schedule base;
+      for (std::size_t i = 0; i < schedule_axes().size(); ++i) {
+        set_axis(base, i, random_value(rng, schedule_axes()[i]));
+      }
+      const Schedule s = parse_schedule(word, base);
+      for (std::size_t i = 0; i < schedule_axes().size(); ++i) {
+        const AxisInfo& axis = schedule_axes()[i];
+        const Schedule from = assigns(preset.sets, axis.name) ? parse_schedule(word) : base;
+        EXPECT_EQ(axis_value(s, i), axis_value(from, i)) << word << ": " << axis.name;
+      }
+    }
+  }
 }
 
 TEST(Schedule, Presets) {
@@ -191,6 +234,8 @@ TEST(ScheduleAxes, ReachEveryField) {
   for (std::size_t i = 0; i < std::size(fields); ++i) {
     EXPECT_EQ(axis_value(Schedule{}, i), fields[i]) << schedule_axes()[i].name;
     EXPECT_EQ(schedule_axes()[i].default_value, fields[i]) << schedule_axes()[i].name;
+    EXPECT_EQ(schedule_axes()[i].cuda_default, axis_value(default_schedule(Backend::kCuda), i))
+        << schedule_axes()[i].name;
   }
 }
 

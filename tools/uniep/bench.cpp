@@ -29,7 +29,7 @@ struct Flags {
   std::string backend = "cpu";
   int ranks = 0;
   std::vector<std::string> shapes;
-  std::vector<std::string> schedules;
+  std::vector<std::string> schedules{"single"};
   std::string pass = "both";
   int iterations = 15;
   int warmup = 3;
@@ -39,12 +39,7 @@ struct Flags {
   std::string json;
 };
 
-bool wants_cuda(const Flags& flags) { return flags.backend == "cuda"; }
-
-/// What a backend is measured under unless told otherwise.
-std::string default_schedule(bool cuda) {
-  return cuda ? "sequential,tile_m=128,tile_n=256" : "single";
-}
+bool wants_cuda(const Flags& flags) { return backend_choice(flags.backend) == Backend::kCuda; }
 
 std::vector<std::string> default_shapes(bool cuda) {
   if (!cuda) return {"tiny", "small"};
@@ -62,11 +57,9 @@ BenchOptions bench_options(const Flags& flags, int ranks) {
                        .iterations = flags.iterations,
                        .warmup = flags.warmup,
                        .check = !flags.no_check};
+  const Schedule base = default_schedule(backend_choice(flags.backend));
   for (const std::string& text : flags.schedules) {
-    options.schedules.push_back(parse_schedule(text));
-  }
-  if (options.schedules.empty()) {
-    options.schedules.push_back(parse_schedule(default_schedule(wants_cuda(flags))));
+    options.schedules.push_back(parse_schedule(text, base));
   }
   return options;
 }
@@ -186,8 +179,7 @@ void add_what_options(CLI::App& sub, Flags& flags) {
             "Layers to make up (default: tiny small; with cuda: every model). Names: " +
                 shapes_and_keys());
   group.add("--schedule", flags.schedules, "PRESET|key=value,...",
-            "Schedules to measure side by side, as in uniep run (default: " +
-                default_schedule(false) + "; with cuda: " + default_schedule(true) + ")");
+            "Schedules to measure side by side, as in uniep run (default: single)");
   group
       .add("--pass", flags.pass, "DIRECTION",
            "forward, backward (its forward pass runs unmeasured) or both (default)")

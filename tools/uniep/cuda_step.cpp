@@ -76,7 +76,7 @@ class CudaRank {
       : split_(split),
         options_(options),
         rank_(member.rank()),
-        layer_(split.problem(), member),
+        layer_(split.problem(), member, {.record_timeline = options.record_timeline}),
         backward_(options.passes != PassChoice::kForward),
         ids_(upload(split.topk_ids(rank_))) {
     const ForwardArgs f = split.forward_args(rank_, result);
@@ -115,11 +115,14 @@ class CudaRank {
     download(f.out, out);
     if (backward_) run_backward(saved, result, times);
     note_routing(plan);
+    timeline_ = layer_.take_timeline();
     return times;
   }
 
   const std::vector<std::int64_t>& rows_per_expert() const { return rows_per_expert_; }
   const Traffic& traffic() const { return traffic_; }
+  /// Of the last step.
+  const std::vector<TimelineEvent>& last_timeline() const { return timeline_; }
 
  private:
   void run_backward(const Saved& saved, LayerResult& result, Times& times) {
@@ -162,6 +165,7 @@ class CudaRank {
   DeviceArray<float> probs_;
   std::vector<std::int64_t> rows_per_expert_;
   Traffic traffic_;
+  std::vector<TimelineEvent> timeline_;
 };
 
 template <class T>
@@ -260,7 +264,7 @@ StepReport run_cuda_steps(const LayerData& layer, const StepOptions& options,
   for (const auto& part : gatherer.gather(std::span<const Traffic>(&traffic, 1))) {
     report.traffic.push_back(part[0]);
   }
-  report.timeline.resize(static_cast<std::size_t>(member.size()));
+  report.timeline = gatherer.gather(std::span<const TimelineEvent>(rank.last_timeline()));
   return report;
 }
 

@@ -15,7 +15,9 @@ namespace uniep::tool {
 namespace {
 
 #ifdef UNIEP_HAS_CUDA
-std::string backends() { return "cpu, cuda (tile_m=128 with tile_n=128 or 256)"; }
+std::string backends() {
+  return "cpu, cuda (Hopper GPUs; every preset, with tile_m=128 and tile_n=128 or 256)";
+}
 
 std::string gpus() {
   std::string list;
@@ -71,32 +73,28 @@ void print_build() {
   std::cout << notes;
 }
 
-/// A value of a preset's parameter, to show what it stands for.
-std::string example(std::string_view preset) {
-  const auto colon = preset.find(":n");
-  return colon == std::string_view::npos ? std::string(preset) : cat(preset.substr(0, colon), ":4");
-}
-
 void print_presets() {
   std::cout << "#\n# presets: uniep run --schedule PRESET[,key=value...]\n";
   for (const PresetInfo& preset : schedule_presets()) {
-    const std::string text = example(preset.name);
-    std::cout << "  " << preset.name << ": " << preset.meaning << "\n      "
-              << (text == preset.name ? "" : text + ": ") << to_string(parse_schedule(text))
-              << '\n';
+    std::cout << "  " << preset.name << ": " << preset.meaning << "\n      " << preset.sets << '\n';
+  }
+  std::cout << "# all other axes keep the defaults of the backend:\n";
+  for (const Backend backend : {Backend::kCpu, Backend::kCuda}) {
+    std::cout << "  " << name(backend) << ": " << to_string(default_schedule(backend)) << '\n';
   }
 }
 
 void print_axes() {
   std::cout << "#\n# schedule axes (bits: whether results keep their bits for every value)\n";
-  Table table({kLeft, kLeft, kLeft, kLeft, kLeft, kLeft});
-  table.header({"axis", "range", "default", "scope", "bits", "meaning"});
+  Table table({kLeft, kLeft, kLeft, kLeft, kLeft, kLeft, kLeft});
+  table.header({"", "", "default", "default", "", "", ""});
+  table.header({"axis", "range", "on cpu", "on cuda", "scope", "bits", "meaning"});
   for (const AxisInfo& axis : schedule_axes()) {
-    table.folded_row(
-        {std::string(axis.name), axis_range(axis), value_text(axis, axis.default_value),
-         axis.scope == AxisScope::kCompileTime ? "compile" : "launch",
-         axis.bit_neutral ? "same" : "CHANGE", std::string(axis.meaning)},
-        kMeaningWidth);
+    table.folded_row({std::string(axis.name), axis_range(axis),
+                      value_text(axis, axis.default_value), value_text(axis, axis.cuda_default),
+                      axis.scope == AxisScope::kCompileTime ? "compile" : "launch",
+                      axis.bit_neutral ? "same" : "CHANGE", std::string(axis.meaning)},
+                     kMeaningWidth);
   }
   std::cout << table;
 }

@@ -32,6 +32,10 @@ std::string shapes_and_keys() {
   return names + ". Keys: tokens (per rank), hidden, intermediate, experts, topk";
 }
 
+Backend backend_choice(const std::string& text) {
+  return text == name(Backend::kCuda) ? Backend::kCuda : Backend::kCpu;
+}
+
 PassChoice pass_choice(const std::string& text) {
   if (text == "forward") return PassChoice::kForward;
   return text == "backward" ? PassChoice::kBackward : PassChoice::kBoth;

@@ -48,6 +48,9 @@ CLI::Validator a_skew();
 /// "deepseek-v3, ..., custom. Keys: tokens (per rank), ..."
 std::string shapes_and_keys();
 
+/// What --backend asks for.
+Backend backend_choice(const std::string& text);
+
 /// Of "forward", "backward" or "both".
 PassChoice pass_choice(const std::string& text);
 

@@ -46,16 +46,13 @@ struct Flags {
   std::string json;
 };
 
-bool wants_cuda(const Flags& flags) { return flags.backend == "cuda"; }
+bool wants_cuda(const Flags& flags) { return backend_choice(flags.backend) == Backend::kCuda; }
 
 void require_usable(const Flags& flags) {
 #ifndef UNIEP_HAS_CUDA
   require(!wants_cuda(flags), ErrorCode::kUnsupported,
           "this build has no CUDA backend; --backend cpu is accepted");
 #endif
-  require(!wants_cuda(flags) || (flags.trace.empty() && flags.plot.empty()),
-          ErrorCode::kUnsupported,
-          "--trace and --plot of the CUDA backend do not exist yet; --json is accepted");
   require(flags.input.empty() != flags.shape.empty(), ErrorCode::kInvalidArgument,
           flags.input.empty() ? "no layer to run" : "two layers to run",
           "; either --input FILE or --shape NAME[,key=value...] is accepted");
@@ -66,12 +63,13 @@ void require_usable(const Flags& flags) {
 }
 
 StepOptions step_options(const Flags& flags) {
-  return {.ranks = flags.ranks,
-          .schedule = parse_schedule(flags.schedule),
-          .passes = pass_choice(flags.pass),
-          .main_grad = flags.main_grad == "fp32",
-          .repeat = flags.repeat,
-          .record_timeline = !flags.trace.empty() || !flags.plot.empty()};
+  return {
+      .ranks = flags.ranks,
+      .schedule = parse_schedule(flags.schedule, default_schedule(backend_choice(flags.backend))),
+      .passes = pass_choice(flags.pass),
+      .main_grad = flags.main_grad == "fp32",
+      .repeat = flags.repeat,
+      .record_timeline = !flags.trace.empty() || !flags.plot.empty()};
 }
 
 LayerData read_or_make(const Flags& flags, const StepOptions& options, RunHeader& header) {
@@ -223,10 +221,12 @@ void add_how_options(CLI::App& sub, Flags& flags) {
           "Ranks, 1 (default) to 64: groups of threads of this process. Rank r gets tokens [r T/N, "
           "(r+1) T/N) and the r-th of N equal parts of the experts, which N must divide")
       ->check(range(1, 64));
-  group.add("--schedule", flags.schedule, "PRESET|key=value,...",
-            "A preset (sequential, pipelined:n, two-kernel, single), key=value pairs, or a preset "
-            "and then pairs (default: single). `uniep info` lists presets and keys. Results do not "
-            "depend on the schedule, not by a bit");
+  group.add(
+      "--schedule", flags.schedule, "PRESET|key=value,...",
+      "A preset (sequential, pipelined:n, two-kernel, single), key=value pairs, or a preset "
+      "and then pairs (default: single). Keys that it leaves alone have the backend's defaults. "
+      "`uniep info` lists presets and keys. Results do not depend on the schedule, not by a "
+      "bit");
   group
       .add(
           "--pass", flags.pass, "DIRECTION",

@@ -45,6 +45,16 @@ struct DeviceFaults {
   std::int64_t withhold_tile = 0;
 };
 
+struct TraceRecord;
+
+/// Where tasks are recorded (device/trace.cuh): a row for each CTA, and behind them one for each
+/// dispatching warp.
+struct DeviceTrace {
+  TraceRecord* records = nullptr;  // [rows, capacity]
+  std::int32_t* counts = nullptr;  // [rows]: records so far
+  std::int32_t capacity = 0;       // of a row; 0: nothing is recorded
+};
+
 /// What the kernels of one pass read and write on one rank: the device's counterpart of the CPU
 /// backend's PassContext. Shapes as in layout/workspace.h; pointers that the pass has no use for
 /// are null. Operands that the copy engine moves by tensor map are in PassMaps.
@@ -55,12 +65,17 @@ struct DeviceContext {
   SymmetricLayout symmetric;
   DeviceCounters counters{};
   WaitFailure* failure = nullptr;    // in host memory
+  std::uint32_t* failed = nullptr;   // not 0 when `failure` was recorded; in this rank's memory
   std::uint32_t limit_ticks = 0;     // of every wait, in units of 1024 ns
   const Refusal* refusal = nullptr;  // this rank's slot; null in tests without one
   std::uint32_t call = 0;            // number of the call that this pass is
   DeviceFaults faults{};
+  DeviceTrace trace{};
 
   bf16* dispatched = nullptr;  // where dispatch stores rows: x_rows or dy_rows
+  bf16* h = nullptr;
+  bf16* a = nullptr;
+  bf16* dh = nullptr;
   float* row_probs = nullptr;  // forward writes, backward reads
   float* dprob_groups = nullptr;
   bf16* token_out = nullptr;  // out or dx
@@ -78,6 +93,7 @@ struct DeviceContext {
 struct LaunchQueues {
   QueueView comm{};
   QueueView main{};
+  int launch = 0;                   // its number within the pass
   std::uint32_t* ticket = nullptr;  // tasks of `main` that were taken; 0 when the launch begins
   int dispatchers = 0;              // CTAs that begin with `comm`
   bool join = true;                 // and then take tasks of `main`

@@ -1,15 +1,17 @@
 #pragma once
 
-#include "cuda/device/tile_shape.h"
+#include "cuda/device/dispatch_shape.h"
+#include "cuda/device/trace.cuh"
 #include "cuda/device/waits.cuh"
 #include "cuda/ptx/tma.cuh"
 
 namespace uniep::cuda {
 
-// Dispatch: every warp pulls tokens by bulk copy into its slots in shared memory, several under way
-// at a time, and stores each to all of its local rows.
+// Dispatch: every warp pulls tokens by bulk copy into its slots in shared memory, as many under way
+// as there are slots, and stores each to all of its local rows. Nothing else waits for memory:
+// pulls are read a task at a time, a lane each, the next task's ahead of time; row numbers are read
+// while the token before is stored; and counters are raised some pulls behind, four at a time.
 
-inline constexpr int kDispatchWarps = 8;
 inline constexpr int kWarpSlotBytes = 28672;
 inline constexpr int kPullBytes = kWarpSlotBytes / 2;  // most of a token at a time: H = 7168
 inline constexpr int kMaxPullSlots = 8;
@@ -19,11 +21,13 @@ struct DispatchShared {
   std::uint64_t full[kDispatchWarps][kMaxPullSlots];
 };
 
-/// One warp's work. A *piece* is up to kPullBytes of one pull.
+/// One warp's work.
 class DispatchWarp {
  public:
-  __device__ __forceinline__ DispatchWarp(const DeviceContext& ctx, DispatchShared& shared)
+  __device__ __forceinline__ DispatchWarp(const DeviceContext& ctx, const LaunchQueues& queues,
+                                          DispatchShared& shared)
       : ctx_(ctx),
+        queues_(queues),
         warp_(static_cast<int>(threadIdx.x) / 32),
         lane_(static_cast<int>(threadIdx.x) % 32),
         slots_(shared.slots[warp_]),
@@ -31,7 +35,9 @@ class DispatchWarp {
         token_bytes_(static_cast<int>(ctx.view.hidden) * 2),
         pieces_(ceil_div(token_bytes_, kPullBytes)),
         slot_bytes_(round_up(min_of(token_bytes_, kPullBytes), 128)),
-        num_slots_(min_of(kWarpSlotBytes / slot_bytes_, kMaxPullSlots)) {
+        num_slots_(min_of(kWarpSlotBytes / slot_bytes_, kMaxPullSlots)),
+        next_task_(blockIdx.x + std::int64_t{warp_} * queues.dispatchers),
+        trace_(ctx.trace, static_cast<int>(gridDim.x + blockIdx.x * kDispatchWarps) + warp_) {
     if (lane_ == 0) {
       for (int i = 0; i < num_slots_; ++i) ptx::mbarrier_init(&full_[i], 1);
       ptx::mbarrier_init_fence();
@@ -39,32 +45,28 @@ class DispatchWarp {
     __syncwarp();
   }
 
-  /// Runs the CTA's tasks. Loads go ahead of stores by all slots but one, across tasks.
-  __device__ __forceinline__ void run(const LaunchQueues& queues) {
-    Cursor loads(ctx_.view, queues, warp_, pieces_);
-    Cursor stores = loads;
-    for (int ahead = 1; stores.valid(); ++ahead) {
-      if (loads.valid()) {
-        if (!start(loads)) return abandon();
-        loads.advance();
-      }
-      if (ahead < num_slots_) continue;
-      finish(stores);
-      stores.advance();
-    }
-  }
-
-  /// Signals what is still unsignalled, and ends the life of the barriers.
-  __device__ __forceinline__ void end() {
-    if (lane_ == 0) ptx::bulk_wait<0>();
-    signal();
-    if (lane_ == 0) {
-      for (int i = 0; i < num_slots_; ++i) ptx::mbarrier_invalidate(&full_[i]);
-    }
+  /// Runs this warp's tasks: pulls and their pieces in order, loads ahead of stores.
+  __device__ __forceinline__ void run() {
+    current_ = read_batch();
+    upcoming_ = read_batch();
+    row_ = row_of(0);
+    begin_batch();
+    for (bool ready = true; ready && current_.pieces > 0;) ready = run_group();
+    end();
   }
 
  private:
-  /// A ring over the slots, whose number depends on the token's size.
+  static constexpr int kGroup = 4;  // pieces whose rows are signalled together
+  static constexpr int kNoRow = -1;
+
+  /// Up to 32 pulls of one task, one in each lane, as pieces of up to kPullBytes.
+  struct Batch {
+    Pull pull{};
+    int pieces = 0;
+    int tile = 0;  // Task::tile
+    std::int64_t task = 0;
+  };
+
   struct Position {
     int slot = 0;
     int parity = 0;
@@ -76,84 +78,113 @@ class DispatchWarp {
     }
   };
 
-  /// Walks the pieces of the pulls that this warp takes: every kDispatchWarps-th of the CTA's
-  /// tasks.
-  class Cursor {
-   public:
-    __device__ __forceinline__ Cursor(const PassView& view, const LaunchQueues& queues, int warp,
-                                      int pieces)
-        : view_(view), queues_(queues), warp_(warp), pieces_(pieces), index_(blockIdx.x) {
-      find_task();
-    }
-    __device__ __forceinline__ bool valid() const { return index_ < queues_.comm.size(); }
-    __device__ __forceinline__ const Pull& pull() const { return pull_; }
-    __device__ __forceinline__ int piece() const { return piece_; }
-    __device__ __forceinline__ TaskName task_name() const { return {Stage::kDispatch, tile_}; }
-    __device__ __forceinline__ bool at_last_piece() const { return piece_ == pieces_ - 1; }
-
-    __device__ __forceinline__ void advance() {
-      if (++piece_ < pieces_) return;
-      piece_ = 0;
-      at_ += kDispatchWarps;
-      if (at_ < end_) {
-        pull_ = view_.pulls[at_];
-      } else {
-        index_ += queues_.dispatchers;
-        find_task();
-      }
-    }
-
-   private:
-    /// The first pull of this warp in this task or a later one.
-    __device__ __forceinline__ void find_task() {
-      for (; valid(); index_ += queues_.dispatchers) {
-        const Task found = queue_task(view_, queues_.comm, index_);
-        tile_ = static_cast<int>(found.tile);
-        at_ = found.m + warp_;
-        end_ = found.m + found.n;
-        if (at_ < end_) {
-          pull_ = view_.pulls[at_];
-          return;
-        }
-      }
-    }
-
-    const PassView& view_;
-    const LaunchQueues& queues_;
-    int warp_;
-    int pieces_;
-    std::int64_t index_;  // of the task
-    int tile_ = 0;        // its Task::tile
-    std::int64_t at_ = 0;
-    std::int64_t end_ = 0;
-    Pull pull_;
-    int piece_ = 0;
+  /// Rows of one group of pieces whose last piece they are, by lane.
+  struct Rows {
+    int row[kGroup];
+    int tile[kGroup];  // Task::tile of each row's task
   };
 
-  __device__ __forceinline__ int piece_bytes(int piece) const {
-    return min_of(kPullBytes, token_bytes_ - piece * kPullBytes);
+  __device__ __forceinline__ Batch read_batch() {
+    Batch batch;
+    if (next_task_ >= queues_.comm.size()) return batch;
+    const Task task = queue_task(ctx_.view, queues_.comm, next_task_);
+    const auto left = static_cast<int>(task.n) - next_pull_;
+    const int pulls = min_of(left, 32);
+    if (lane_ < pulls) batch.pull = ctx_.view.pulls[task.m + next_pull_ + lane_];
+    batch.pieces = pulls * pieces_;
+    batch.tile = name_of(task).tile;
+    batch.task = next_task_;
+    next_pull_ += pulls;
+    if (pulls == left) {
+      next_pull_ = 0;
+      next_task_ += std::int64_t{kDispatchWarps} * queues_.dispatchers;
+    }
+    return batch;
   }
 
-  /// Asks for a piece, into the slot whose stores were issued longest ago. False: a wait expired.
-  __device__ __forceinline__ bool start(const Cursor& at) {
-    const Pull& pull = at.pull();
-    const int bytes = piece_bytes(at.piece());
+  /// Pull of a piece, which may be of the upcoming batch.
+  __device__ __forceinline__ Pull pull_of(int piece) const {
+    const bool later = piece >= current_.pieces;
+    const int lane = (later ? piece - current_.pieces : piece) / pieces_;
+    const auto of = [&](std::int32_t current, std::int32_t upcoming) {
+      return __shfl_sync(0xffffffffu, later ? upcoming : current, lane);
+    };
+    return {of(current_.pull.source, upcoming_.pull.source),
+            of(current_.pull.token, upcoming_.pull.token),
+            of(current_.pull.first_row, upcoming_.pull.first_row),
+            of(current_.pull.num_rows, upcoming_.pull.num_rows)};
+  }
+  __device__ __forceinline__ int pieces_at_hand() const {
+    return current_.pieces + upcoming_.pieces;
+  }
+  __device__ __forceinline__ int bytes_of(int piece) const {
+    return min_of(kPullBytes, token_bytes_ - piece % pieces_ * kPullBytes);
+  }
+
+  /// This lane's row of a piece's pull; kNoRow in the other lanes.
+  __device__ __forceinline__ int row_of(int piece) const {
+    if (piece >= pieces_at_hand()) return kNoRow;
+    const Pull pull = pull_of(piece);
+    if (lane_ >= pull.num_rows) return kNoRow;
+    return static_cast<int>(ctx_.view.pull_rows[pull.first_row + lane_]);
+  }
+
+  /// Up to kGroup pieces, then the signals of the group before. False: a wait expired.
+  __device__ __forceinline__ bool run_group() {
+    Rows rows;
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      rows.row[i] = kNoRow;
+      if (current_.pieces > 0) {
+        if (!fill_slots()) return false;
+        rows.tile[i] = current_.tile;
+        rows.row[i] = store();
+      }
+      ptx::bulk_commit();
+    }
+    ptx::bulk_wait<kGroup>();  // the groups before this one have landed
+    signal(unsignalled_);
+    unsignalled_ = rows;
+    return true;
+  }
+
+  /// Asks for pieces until all slots are in use.
+  __device__ __forceinline__ bool fill_slots() {
+    // With few slots the stores of the last piece are waited for, until they have been read; else
+    // only those before.
+    const int end = min_of(stored_ + num_slots_ - (num_slots_ >= 4 ? 1 : 0), pieces_at_hand());
+    if (loaded_ >= end) return true;
+    if (num_slots_ >= 4) {
+      ptx::bulk_wait_read<1>();
+    } else {
+      ptx::bulk_wait_read<0>();
+    }
+    __syncwarp();
+    while (loaded_ < end) {
+      const Pull pull = pull_of(loaded_);
+      if (!load(pull)) return false;
+      ++loaded_;
+    }
+    return true;
+  }
+
+  __device__ __forceinline__ bool load(const Pull& pull) {
     int ready = 1;
     if (lane_ == 0) {
       if ((seen_ >> pull.source & 1) == 0) {
-        random_delay(ctx_.faults, at.task_name());
-        ready =
-            wait_for(ctx_, at.task_name(), {CounterKind::kPublished, pull.source, 1, pull.source});
+        const std::int64_t task = loaded_ < current_.pieces ? current_.task : upcoming_.task;
+        ready = wait_for(ctx_, queue_task(ctx_.view, queues_.comm, task),
+                         {CounterKind::kPublished, pull.source, 1, pull.source});
         seen_ |= 1u << pull.source;
         ptx::fence_proxy_async();
       }
       if (ready != 0) {
-        ptx::bulk_wait_read<0>();  // the slot's stores are among them
+        const int bytes = bytes_of(loaded_);
         const auto* token = reinterpret_cast<const std::byte*>(
             ctx_.at<bf16>(pull.source, ctx_.symmetric.tokens) + pull.token * ctx_.view.hidden);
         ptx::mbarrier_arrive_expect(&full_[load_.slot], bytes);
-        ptx::bulk_load(slots_ + load_.slot * slot_bytes_, token + at.piece() * kPullBytes, bytes,
-                       &full_[load_.slot]);
+        ptx::bulk_load(slots_ + load_.slot * slot_bytes_, token + loaded_ % pieces_ * kPullBytes,
+                       bytes, &full_[load_.slot]);
       }
     }
     if (__shfl_sync(0xffffffffu, ready, 0) == 0) return false;
@@ -161,81 +192,103 @@ class DispatchWarp {
     return true;
   }
 
-  /// Stores a piece that was asked for to all rows of its pull.
-  __device__ __forceinline__ void finish(const Cursor& at) {
-    const Pull& pull = at.pull();
-    if (at.piece() == 0) fetch_probs(pull);
-    if (lane_ == 0) {
-      ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
-      for (int c = 0; c < pull.num_rows; ++c) {
-        const std::int64_t row = ctx_.view.pull_rows[pull.first_row + c];
-        auto* to = reinterpret_cast<std::byte*>(ctx_.dispatched + row * ctx_.view.hidden);
-        ptx::bulk_store(to + at.piece() * kPullBytes, slots_ + store_.slot * slot_bytes_,
-                        piece_bytes(at.piece()));
-      }
-      ptx::bulk_commit();
-      ptx::bulk_wait<1>();  // the pieces before this one have landed
+  /// Stores the oldest piece to the rows of its pull, a lane each; returns the lane's row if it was
+  /// the last piece of it.
+  __device__ __forceinline__ int store() {
+    const int row = row_;
+    const int piece = stored_ % pieces_;
+    const int bytes = bytes_of(stored_);
+    row_ = row_of(stored_ + 1);  // for the next time
+    ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
+    if (row != kNoRow) {
+      auto* to = reinterpret_cast<std::byte*>(ctx_.dispatched + row * ctx_.view.hidden);
+      ptx::bulk_store(to + piece * kPullBytes, slots_ + store_.slot * slot_bytes_, bytes);
     }
     store_.advance(num_slots_);
-    signal();
-    if (!at.at_last_piece()) return;
-    unsignalled_ = pull;
-    unsignalled_task_ = at.task_name();
+    if (++stored_ == current_.pieces) next_batch();
+    return piece == pieces_ - 1 ? row : kNoRow;
   }
 
-  /// Waits for the pieces that are under way: the memory is about to be used otherwise.
-  __device__ __forceinline__ void abandon() {
+  __device__ __forceinline__ void begin_batch() {
+    if (current_.pieces == 0 || lane_ != 0) return;
+    trace_.note([&](TraceRecord& r) {
+      const Task task = queue_task(ctx_.view, queues_.comm, current_.task);
+      r.stage = Stage::kDispatch;
+      r.expert = task.expert;
+      r.tile = task.tile;
+      r.launch = queues_.launch;
+      r.taken = r.ready = r.begun = ptx::global_nanoseconds();
+    });
+  }
+
+  __device__ __forceinline__ void next_batch() {
+    if (lane_ == 0) {
+      trace_.note([](TraceRecord& r) { r.done = r.sent = ptx::global_nanoseconds(); });
+    }
+    trace_.advance();
+    loaded_ -= current_.pieces;
+    stored_ = 0;
+    current_ = upcoming_;
+    upcoming_ = read_batch();
+    begin_batch();
+  }
+
+  /// Adds each row to its counter. By all lanes, whose stores of these rows have landed.
+  __device__ __forceinline__ void signal(const Rows& rows) {
+    ptx::fence_proxy_async();
+    __threadfence();
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      if (rows.row[i] == kNoRow) continue;
+      if (!may_signal(ctx_.faults, {Stage::kDispatch, rows.tile[i]})) continue;
+      ptx::add_relaxed_gpu(ctx_.counters.rows_ready + rows.row[i] / ctx_.view.rows_per_counter(),
+                           1);
+    }
+  }
+
+  /// Nothing is under way any more; signals what is still unsignalled, and ends the life of the
+  /// barriers: the memory is about to be used otherwise.
+  __device__ __forceinline__ void end() {
+    ptx::bulk_wait<0>();
+    signal(unsignalled_);
     for (; store_.slot != load_.slot || store_.parity != load_.parity; store_.advance(num_slots_)) {
-      if (lane_ == 0) ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
+      ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
     }
-  }
-
-  /// Each row's probability, by the lane of its number.
-  __device__ __forceinline__ void fetch_probs(const Pull& pull) {
-    if (ctx_.view.pass != Pass::kForward || lane_ >= pull.num_rows) return;
-    const std::int64_t row = ctx_.view.pull_rows[pull.first_row + lane_];
-    const float* probs = ctx_.at<float>(pull.source, ctx_.symmetric.probs) +
-                         std::int64_t{pull.token} * ctx_.view.topk;
-    ctx_.row_probs[row] = probs[ctx_.view.row_origin[row].slot];
-  }
-
-  /// The last pull but one has landed: its rows are ready.
-  __device__ __forceinline__ void signal() {
-    if (unsignalled_.num_rows == 0) return;
-    if (lane_ == 0) ptx::fence_proxy_async();
     __syncwarp();
-    if (lane_ < unsignalled_.num_rows && may_signal(ctx_.faults, unsignalled_task_)) {
-      const std::int64_t row = ctx_.view.pull_rows[unsignalled_.first_row + lane_];
-      // Releases what all lanes have written before __syncwarp.
-      ptx::add_release_gpu(ctx_.counters.rows_ready + row / ctx_.view.rows_per_counter(), 1);
+    if (lane_ == 0) {
+      for (int i = 0; i < num_slots_; ++i) ptx::mbarrier_invalidate(&full_[i]);
+      trace_.finish();
     }
-    unsignalled_.num_rows = 0;
   }
 
   const DeviceContext& ctx_;
+  const LaunchQueues& queues_;
   const int warp_;
   const int lane_;
   std::uint8_t* slots_;
   std::uint64_t* full_;
   const int token_bytes_;
-  const int pieces_;
+  const int pieces_;  // of a token
   const int slot_bytes_;
   const int num_slots_;
+  std::int64_t next_task_;
+  Tracer trace_;
+  int next_pull_ = 0;  // of that task
+  Batch current_;
+  Batch upcoming_;
+  int loaded_ = 0;  // pieces asked for, counted from the current batch's first
+  int stored_ = 0;
+  int row_ = kNoRow;  // of the piece to be stored next
   Position load_;
   Position store_;
-  unsigned seen_ = 0;   // sources known to have published
-  Pull unsignalled_{};  // whose stores may still be under way
-  TaskName unsignalled_task_{};
+  unsigned seen_ = 0;                                       // sources known to have published
+  Rows unsignalled_{{kNoRow, kNoRow, kNoRow, kNoRow}, {}};  // whose stores may still be under way
 };
 
 /// What a CTA that begins with communication does first. By all threads of the CTA.
 __device__ __forceinline__ void dispatch_tasks(const DeviceContext& ctx, const LaunchQueues& queues,
                                                DispatchShared& shared) {
-  if (threadIdx.x < 32 * kDispatchWarps) {
-    DispatchWarp warp(ctx, shared);
-    warp.run(queues);
-    warp.end();
-  }
+  if (threadIdx.x < 32 * kDispatchWarps) DispatchWarp(ctx, queues, shared).run();
   __syncthreads();
 }
 

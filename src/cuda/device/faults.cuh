@@ -9,11 +9,10 @@
 
 namespace uniep::cuda {
 
-/// A task as an error and a withheld signal name it. Trivial, so that it can lie in shared memory.
+/// A task as an error and a withheld signal name it.
 struct TaskName {
   Stage stage;
   int tile;  // index within the stage
-  __device__ __forceinline__ TaskName name() const { return *this; }
 };
 
 __device__ __forceinline__ TaskName name_of(const Task& task) {

@@ -25,6 +25,10 @@ using ForwardStages = StageList<Fc1<Shape>, Fc2<Shape>>;
 template <class Shape>
 using BackwardStages = StageList<Dfc2<Shape>, Dfc1<Shape>, Wgrad2<Shape>, Wgrad1<Shape>>;
 
+__device__ __forceinline__ bool is_push(Stage stage) {
+  return stage == Stage::kFc2 || stage == Stage::kDfc1;
+}
+
 /// The maps of a stage: PassMaps lists the pass' GEMM stages in the order of enum Stage.
 template <class S>
 __device__ __forceinline__ const StageMaps& maps_of(const PassMaps& maps) {
@@ -62,7 +66,7 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassM
         });
       }
       for (int i = 0; i < S::kEpilogueSlots; ++i) {
-        next_slot([&](auto& slot, auto* full) { S::load_epilogue(m, slot, full, work, i); });
+        next_slot([](auto&, auto* full) { ptx::mbarrier_arrive(full); });
       }
     });
   }
@@ -73,15 +77,19 @@ __device__ __forceinline__ void run_sender(const DeviceContext& ctx, const PassM
                                            PassShared<Shape>& shared) {
   Sender<Shape> sender(ctx, shared);
   WorkRing ring;
-  for (;; ++sender.tile_number) {
+  Tracer trace(ctx.trace, static_cast<int>(blockIdx.x));
+  const bool notes = sender.index == 0 && sender.lane == 0;
+  for (;; ++sender.tile_number, trace.advance()) {
+    if (!is_work_ready(shared, ring)) signal_arrivals<0>(sender);
     const TileWork work = next_work_of_warp(shared, ring);
+    if (!is_push(work.stage)) signal_arrivals<0>(sender);
     if (work.stage == kNoStage) return;
-    sender.begin(work);
     sender.ring.advance(work.k_blocks);
     Stages::visit(work.stage, [&](auto stage) {
       using S = decltype(stage);
       S::send(sender, maps_of<S>(maps), work);
     });
+    if (notes) trace.note([](TraceRecord& r) { r.sent = ptx::global_nanoseconds(); });
   }
 }
 
@@ -89,20 +97,20 @@ template <class Stages, class Shape>
 __device__ __forceinline__ void run_consumer(const DeviceContext& ctx, PassShared<Shape>& shared) {
   Consumer<Shape> consumer(ctx, shared);
   WorkRing ring;
-  for (;;) {
+  Tracer trace(ctx.trace, static_cast<int>(blockIdx.x));
+  const bool notes = threadIdx.x == 128;
+  for (;; trace.advance()) {
     const TileWork work = next_work_of_warp(shared, ring);
     if (work.stage == kNoStage) return;
-    if (work.stage == Stage::kReduce) {
-      Reduce<Shape>::run(consumer, work);
-      continue;
-    }
+    if (notes) trace.note([](TraceRecord& r) { r.begun = ptx::global_nanoseconds(); });
+    if (work.stage == Stage::kReduce) Reduce<Shape>::run(consumer, work);
     Stages::visit(work.stage, [&](auto stage) {
       using S = decltype(stage);
       float acc[Shape::kAccumulators];
-      const auto early = S::prepare(consumer, work);
       accumulate<S>(consumer, work.k_blocks, acc);
-      S::finish(consumer, acc, work, early);
+      S::write(consumer, acc, work);
     });
+    if (notes) trace.note([](TraceRecord& r) { r.done = ptx::global_nanoseconds(); });
   }
 }
 
@@ -122,7 +130,7 @@ __device__ __forceinline__ void init_barriers(PassShared<Shape>& shared) {
       ptx::mbarrier_init(&shared.sent[c][i], 1);
     }
   }
-  for (int& halves : shared.halves_sent) halves = 0;
+  for (int& halves : shared.halves_done) halves = 0;
   ptx::mbarrier_init_fence();
 }
 
@@ -138,7 +146,7 @@ __device__ __forceinline__ void run_pass(const DeviceContext& ctx, const LaunchQ
     if (!queues.join) return;
   }
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  if (warp < 4) {
+  if (warp < kFirstConsumerWarp) {
     ptx::give_registers<kProducerRegisters>();
     const bool first_lane = threadIdx.x % 32 == 0;
     if (warp >= kFirstSenderWarp) run_sender<Stages>(ctx, maps, shared);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/device/tiles.cuh"
+#include "cuda/device/trace.cuh"
 #include "cuda/device/waits.cuh"
 
 // The scheduler: one thread of a CTA that takes tasks in the order of the queue, waits for their
@@ -70,25 +71,35 @@ template <class Shape>
 __device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const LaunchQueues& queues,
                                                PassShared<Shape>& shared) {
   WorkRing ring;
+  Tracer trace(ctx.trace, static_cast<int>(blockIdx.x));
   const std::int64_t size = queues.main.size();
   bool running = true;
   while (running) {
     ptx::mbarrier_wait(&shared.work_empty[ring.slot], ring.parity ^ 1);
-    TileWork& work = shared.work[ring.slot];
+    TileWork work{.stage = kNoStage};
     const std::uint32_t i = atomicAdd(queues.ticket, 1u);
-    running = i < size;
-    if (running) {
+    if (i < size) {
       const Task task = queue_task(ctx.view, queues.main, i);
-      work = work_of<Shape>(ctx.view, task);
+      trace.note([&](TraceRecord& r) {
+        r.stage = task.stage;
+        r.expert = task.expert;
+        r.tile = task.tile;
+        r.launch = queues.launch;
+        r.taken = ptx::global_nanoseconds();
+      });
+      if (wait_for_inputs(ctx, task)) work = work_of<Shape>(ctx.view, task);
       work.index = name_of(task).tile;
-      running = wait_for_inputs(ctx, task, work);
+      trace.note([&](TraceRecord& r) { r.ready = ptx::global_nanoseconds(); });
+      trace.advance();
     }
-    if (!running) work.stage = kNoStage;
+    running = work.stage != kNoStage;
     // The copy engine reads what these waits have acquired.
     ptx::fence_proxy_async();
+    shared.work[ring.slot] = work;
     ptx::mbarrier_arrive(&shared.work_full[ring.slot]);
     ring.advance();
   }
+  trace.finish();
 }
 
 /// Takes the next task from the scheduler: in a role that is one thread ...
@@ -99,6 +110,13 @@ __device__ __forceinline__ TileWork next_work(PassShared<Shape>& shared, WorkRin
   ptx::mbarrier_arrive(&shared.work_empty[ring.slot]);
   ring.advance();
   return work;
+}
+
+/// Whether it has one for this warp already.
+template <class Shape>
+__device__ __forceinline__ bool is_work_ready(PassShared<Shape>& shared, const WorkRing& ring) {
+  return __all_sync(0xffffffffu, ptx::mbarrier_test(&shared.work_full[ring.slot], ring.parity)) !=
+         0;
 }
 
 /// ... and in every lane of a warp.

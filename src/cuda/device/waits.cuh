@@ -30,7 +30,7 @@ __device__ __forceinline__ CounterAddress counter_of(const DeviceContext& ctx, c
   }
 }
 
-__device__ __forceinline__ void record_failure(const DeviceContext& ctx, const TaskName& task,
+__device__ __forceinline__ void record_failure(const DeviceContext& ctx, const Task& task,
                                                const Wait& wait, std::uint32_t seen, bool refused) {
   if (atomicCAS_system(&ctx.failure->raised, 0, -1) != 0) return;
   ctx.failure->refused = refused ? 1 : 0;
@@ -42,6 +42,7 @@ __device__ __forceinline__ void record_failure(const DeviceContext& ctx, const T
   ctx.failure->seen = seen;
   __threadfence_system();
   *static_cast<volatile int*>(&ctx.failure->raised) = 1;
+  ptx::add_relaxed_gpu(ctx.failed, 1);
 }
 
 /// What is missing early in a pass holds up all that comes later, in launches that hold several
@@ -52,41 +53,58 @@ __device__ __forceinline__ std::uint32_t limit_of(const DeviceContext& ctx, cons
 }
 
 /// Waits in one thread; false when the time limit passed, here or in another wait of this rank, or
-/// a rank refused the call, which ends the kernel. `task` has a name().
-template <class Named>
-__device__ __forceinline__ bool wait_for(const DeviceContext& ctx, const Named& task,
-                                         const Wait& wait) {
+/// a rank refused the call, which ends the kernel. What the counter stands for may be read after
+/// `acquire`.
+__device__ __forceinline__ bool poll(const DeviceContext& ctx, const Task& task, const Wait& wait) {
   const CounterAddress at = counter_of(ctx, wait);
-  const auto missing = [&](std::uint32_t value) {
-    return static_cast<std::int32_t>(value - at.base - wait.expected) < 0;
+  const auto missing = [&] {
+    return static_cast<std::int32_t>(ptx::load_relaxed_system(at.counter) - at.base -
+                                     wait.expected) < 0;
   };
-  std::uint32_t value = ptx::load_acquire_system(at.counter);
-  if (!missing(value)) return true;
+  if (!missing()) return true;
   const std::uint32_t start = ptx::global_ticks();
-  for (unsigned spins = 1; missing(value); ++spins) {
-    // Reading host memory and the clock is slow next to the counter itself.
-    if (spins % 256 == 0) {
-      if (*static_cast<volatile int*>(&ctx.failure->raised) != 0) return false;
-      const bool refused = is_refused(ctx.refusal, ctx.call);
-      if (refused || ptx::global_ticks() - start > limit_of(ctx, wait)) {
-        record_failure(ctx, task.name(), wait, value - at.base, refused);
-        return false;
-      }
+  for (unsigned spins = 1; missing(); ++spins) {
+    if (spins % 128 != 0) continue;
+    // The record of a failure is in host memory: reading that as often, in every SM, slows down all
+    // traffic over NVLink and PCIe by an order of magnitude.
+    if (ptx::load_relaxed_gpu(ctx.failed) != 0) return false;
+    const bool refused = is_refused(ctx.refusal, ctx.call);
+    if (refused || ptx::global_ticks() - start > limit_of(ctx, wait)) {
+      record_failure(ctx, task, wait, ptx::load_relaxed_system(at.counter) - at.base, refused);
+      return false;
     }
-    value = ptx::load_acquire_system(at.counter);
   }
   return true;
 }
 
-/// Waits for everything that the task needs. `named` has its name(): what lies in shared memory
-/// takes no registers meanwhile.
-template <class Named>
-__device__ __forceinline__ bool wait_for_inputs(const DeviceContext& ctx, const Task& task,
-                                                const Named& named) {
-  random_delay(ctx.faults, named.name());
+/// Orders what was polled before all that comes after. Counters that peers advance need the wider
+/// fence.
+__device__ __forceinline__ void acquire(CounterKind kind) {
+  if (kind == CounterKind::kPublished || kind == CounterKind::kArrived) {
+    ptx::fence_system();
+  } else {
+    __threadfence();
+  }
+}
+
+__device__ __forceinline__ bool wait_for(const DeviceContext& ctx, const Task& task,
+                                         const Wait& wait) {
+  random_delay(ctx.faults, name_of(task));
+  const bool ready = poll(ctx, task, wait);
+  acquire(wait.kind);
+  return ready;
+}
+
+/// Waits for everything that the task needs; its waits are all of one kind.
+__device__ __forceinline__ bool wait_for_inputs(const DeviceContext& ctx, const Task& task) {
+  random_delay(ctx.faults, name_of(task));
   bool ready = true;
-  for_each_wait(ctx.view, task,
-                [&](const Wait& wait) { ready = ready && wait_for(ctx, named, wait); });
+  CounterKind kind = CounterKind::kTileDone;
+  for_each_wait(ctx.view, task, [&](const Wait& wait) {
+    kind = wait.kind;
+    ready = ready && poll(ctx, task, wait);
+  });
+  acquire(kind);
   return ready;
 }
 

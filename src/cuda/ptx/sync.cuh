@@ -22,12 +22,23 @@ __device__ __forceinline__ std::uint32_t load_acquire_system(const std::uint32_t
   return v;
 }
 
+__device__ __forceinline__ std::uint32_t load_relaxed_system(const std::uint32_t* p) {
+  std::uint32_t v;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+
 __device__ __forceinline__ void add_release_gpu(std::uint32_t* p, std::uint32_t v) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
 __device__ __forceinline__ void add_release_system(std::uint32_t* p, std::uint32_t v) {
   asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+/// To be preceded by a fence of the GPU's scope.
+__device__ __forceinline__ void add_relaxed_gpu(std::uint32_t* p, std::uint32_t v) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
 /// To be preceded by `fence_system`: one fence, then many cheap adds.

@@ -30,18 +30,22 @@ void step(uniep::Communicator& communicator) {
   std::vector<uniep::bf16> out(8), dx(8), dw1(w1.size()), dw2(w2.size());
   std::vector<float> dprobs(1);
 
+  const auto schedule =
+      uniep::parse_schedule("two-kernel", uniep::default_schedule(communicator.backend()));
   uniep::Layer layer(problem, communicator);
   const auto plan = layer.plan(ids);
   check(plan.traffic().remote_rows == 1, "the row comes from the other rank");
   const auto saved =
       layer.forward(plan, {.x = x, .topk_probs = probs, .w1 = w1, .w2 = w2, .out = out});
-  layer.backward(saved, {.dy = dy,
-                         .w1 = w1,
-                         .w2 = w2,
-                         .dx = dx,
-                         .dprobs = dprobs,
-                         .dw1 = std::span<uniep::bf16>(dw1),
-                         .dw2 = std::span<uniep::bf16>(dw2)});
+  layer.backward(saved,
+                 {.dy = dy,
+                  .w1 = w1,
+                  .w2 = w2,
+                  .dx = dx,
+                  .dprobs = dprobs,
+                  .dw1 = std::span<uniep::bf16>(dw1),
+                  .dw2 = std::span<uniep::bf16>(dw2)},
+                 schedule);
   check(all_equal(out, 0.73046875f), "out");
   check(all_equal(dw2, 0.73046875f), "dw2");  // dy^T a, over one row
   const float silu = 1 / (1 + std::exp(-1.0f));

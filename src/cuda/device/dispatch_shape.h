@@ -1,0 +1,7 @@
+#pragma once
+
+namespace uniep::cuda {
+
+inline constexpr int kDispatchWarps = 8;  // of a CTA, while it dispatches
+
+}  // namespace uniep::cuda

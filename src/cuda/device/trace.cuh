@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/device/context.cuh"
+#include "cuda/device/trace_record.h"
+
+namespace uniep::cuda {
+
+/// A role's walk through the records of its row, one a task; what finds no room is not recorded.
+class Tracer {
+ public:
+  __device__ __forceinline__ Tracer(const DeviceTrace& trace, int row)
+      : trace_(trace), row_(row), next_(trace.capacity > 0 ? trace.counts[row] : 0) {}
+
+  /// f(record of the task at hand).
+  template <class F>
+  __device__ __forceinline__ void note(F&& f) const {
+    if (next_ < trace_.capacity) f(trace_.records[std::int64_t{row_} * trace_.capacity + next_]);
+  }
+  __device__ __forceinline__ void advance() { ++next_; }
+
+  /// Keeps the number of records for the next launch. By one role of the row, when all have begun.
+  __device__ __forceinline__ void finish() const {
+    if (trace_.capacity > 0)
+      trace_.counts[row_] = next_ < trace_.capacity ? next_ : trace_.capacity;
+  }
+
+ private:
+  const DeviceTrace& trace_;
+  int row_;
+  int next_;
+};
+
+}  // namespace uniep::cuda

@@ -1,0 +1,69 @@
+#include "cuda/pass_trace.h"
+
+#include <algorithm>
+
+#include "cuda/check.h"
+#include "cuda/device/dispatch_shape.h"
+
+namespace uniep::cuda {
+namespace {
+
+/// The events of one row. A task that was taken while the row was still busy with the one before
+/// waited for nothing until that was done.
+void append_events(std::vector<TimelineEvent>& events, std::span<const TraceRecord> records,
+                   int worker, Pass pass, int first_expert) {
+  std::uint64_t free = 0;
+  for (const TraceRecord& r : records) {
+    const std::uint64_t begin = std::min(std::max(r.taken, free), r.begun);
+    events.push_back({.pass = pass,
+                      .stage = r.stage,
+                      .worker = worker,
+                      .launch = r.launch,
+                      .expert = r.expert < 0 ? -1 : first_expert + r.expert,
+                      .tile = r.tile,
+                      .begin_ns = static_cast<std::int64_t>(begin),
+                      .ready_ns = static_cast<std::int64_t>(r.begun),
+                      .end_ns = static_cast<std::int64_t>(r.done)});
+    free = r.done;
+  }
+}
+
+}  // namespace
+
+PassTrace::PassTrace(int sms, int tasks_per_row)
+    : rows_(sms * (1 + kDispatchWarps)),
+      capacity_(tasks_per_row),
+      records_(std::int64_t{rows_} * capacity_ * static_cast<std::int64_t>(sizeof(TraceRecord))),
+      counts_(static_cast<std::size_t>(rows_)) {}
+
+DeviceTrace PassTrace::device() const {
+  return {.records = reinterpret_cast<TraceRecord*>(records_.data()),
+          .counts = counts_.data(),
+          .capacity = capacity_};
+}
+
+void PassTrace::start(cudaStream_t stream) {
+  check_cuda(cudaMemsetAsync(counts_.data(), 0, counts_.size() * sizeof(std::int32_t), stream),
+             "clear the trace");
+}
+
+std::vector<TimelineEvent> PassTrace::read(Pass pass, int first_expert, cudaStream_t stream) const {
+  check_cuda(cudaStreamSynchronize(stream), "wait for the trace");
+  const std::vector<std::int32_t> counts = counts_.to_host();
+  std::vector<TimelineEvent> events;
+  std::vector<TraceRecord> records;
+  for (int row = 0; row < rows_; ++row) {
+    const auto count = static_cast<std::size_t>(counts[static_cast<std::size_t>(row)]);
+    if (count == 0) continue;
+    records.resize(count);
+    const std::byte* from = records_.data() + std::int64_t{row} * capacity_ *
+                                                  static_cast<std::int64_t>(sizeof(TraceRecord));
+    check_cuda(
+        cudaMemcpy(records.data(), from, count * sizeof(TraceRecord), cudaMemcpyDeviceToHost),
+        "copy the trace to the host");
+    append_events(events, records, row, pass, first_expert);
+  }
+  return events;
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <vector>
+
+#include "cuda/device/context.cuh"
+#include "cuda/device/trace_record.h"
+#include "cuda/device_array.h"
+#include "uniep/timeline.h"
+
+namespace uniep::cuda {
+
+/// Records what the CTAs of a pass do, and turns it into a timeline: worker w < SMs is a CTA (what
+/// its consumers computed, and waited for), the workers behind are dispatching warps.
+class PassTrace {
+ public:
+  /// Room for `tasks_per_row` tasks of each CTA and each dispatching warp in one pass.
+  PassTrace(int sms, int tasks_per_row);
+
+  DeviceTrace device() const;
+
+  /// Forgets what was recorded.
+  void start(cudaStream_t stream);
+
+  /// What was recorded since `start`, when the stream has done it.
+  std::vector<TimelineEvent> read(Pass pass, int first_expert, cudaStream_t stream) const;
+
+ private:
+  int rows_;
+  int capacity_;
+  DeviceArray<std::byte> records_;
+  DeviceArray<std::int32_t> counts_;
+};
+
+}  // namespace uniep::cuda
