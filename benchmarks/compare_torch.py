@@ -223,7 +223,7 @@ def printed_header(header, table):
             f"# date     {header['date']}",
             f"# command  {header['command']}",
             f"# times    medians of {header['iterations']} turns after {timing.WARMUPS}, slowest "
-            "rank; events around the call, all ranks begin together",
+            "rank; events around the second of two calls, which all ranks begin together",
             "# floor    the products alone, or the wire at 370 GB/s where that takes longer; "
             "eff: floor / ms",
             "#", table.header()]

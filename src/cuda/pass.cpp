@@ -65,9 +65,6 @@ PassLauncher::PassLauncher(const DeviceContext& ctx, const PassTensors& tensors,
       stream_(stream) {
   ctx_.dispatched = ctx.view.pass == Pass::kForward ? tensors.x_rows : tensors.dy_rows;
   ctx_.row_probs = tensors.row_probs;
-  ctx_.h = tensors.h;
-  ctx_.a = tensors.a;
-  ctx_.dh = tensors.dh;
   ctx_.dprob_groups = tensors.dprob_groups;
   ctx_.token_out = tensors.token_out;
   ctx_.dprobs_out = tensors.dprobs_out;
@@ -98,6 +95,8 @@ StageMaps PassLauncher::maps(Stage stage) const {
     case Stage::kFc1:
       m.a = tensor_map(t.x_rows, {hidden, rows_, 1}, {kBox, kTileM, 1});
       m.b = tensor_map(t.w1, {hidden, inter, 2, experts}, {kBox, tile_n / 2, 1, 1});
+      m.out0 = tensor_map(t.h, {inter, 2, rows_}, {kBox, 1, kBox});
+      m.out1 = tensor_map(t.a, {inter, rows_, 1}, {kBox, kBox, 1});
       break;
     case Stage::kFc2:
       m.a = tensor_map(t.a, {inter, rows_, 1}, {kBox, kTileM, 1});
@@ -106,6 +105,9 @@ StageMaps PassLauncher::maps(Stage stage) const {
     case Stage::kDfc2:
       m.a = tensor_map(t.dy_rows, {hidden, rows_, 1}, {kBox, kTileM, 1});
       m.b = tensor_map(t.w2, {inter, hidden, experts}, {kBox, kBox, 1});
+      m.aux = tensor_map(t.h, {inter, 2, rows_}, {kBox, 1, kTileM});
+      m.out0 = tensor_map(t.dh, {inter, 2, rows_}, {kBox, 1, kBox});
+      m.out1 = tensor_map(t.a, {inter, rows_, 1}, {kBox, kBox, 1});
       break;
     case Stage::kDfc1:
       m.a = tensor_map(t.dh, {2 * inter, rows_, 1}, {kBox, kTileM, 1});
@@ -114,12 +116,12 @@ StageMaps PassLauncher::maps(Stage stage) const {
     case Stage::kWgrad2:
       m.a = tensor_map(t.dy_rows, {hidden, rows_, 1}, {kBox, kBox, 1});
       m.b = tensor_map(t.a, {inter, rows_, 1}, {kBox, kBox, 1});
-      m.out = weight_grad_map(t.dw2, inter, hidden, experts);
+      m.out0 = weight_grad_map(t.dw2, inter, hidden, experts);
       break;
     default:  // wgrad1
       m.a = tensor_map(t.dh, {2 * inter, rows_, 1}, {kBox, kBox, 1});
       m.b = tensor_map(t.x_rows, {hidden, rows_, 1}, {kBox, kBox, 1});
-      m.out = weight_grad_map(t.dw1, hidden, 2 * inter, experts);
+      m.out0 = weight_grad_map(t.dw1, hidden, 2 * inter, experts);
       break;
   }
   return m;

@@ -8,7 +8,9 @@ namespace uniep::cuda {
 struct StageMaps {
   CUtensorMap a;
   CUtensorMap b;
-  CUtensorMap out;
+  CUtensorMap aux;  // what the epilogue reads
+  CUtensorMap out0;
+  CUtensorMap out1;
 };
 
 /// Of all GEMM stages of a pass, in the order of enum Stage.

@@ -7,40 +7,48 @@
 
 namespace uniep::cuda {
 
-/// What the stages that push rows share: their products leave the consumers as rows, the first in
-/// the consumer's own buffer, the others in the borrowed slot.
+/// What the stages that push rows share: their epilogue writes rows of kPushCols columns, the first
+/// part to the consumer's own boxes, the second to the borrowed slot.
 template <class Shape>
-struct RowPush {
-  static constexpr bool kBorrows = Shape::kPushRows < kConsumerRows;
-  static constexpr int kEpilogueSlots = kBorrows ? 1 : 0;
+struct RowPush : EmptyEpilogueSlots<Shape, (Shape::kN > kPushCols)> {
+  static constexpr int kParts = Shape::kN / kPushCols;
 
-  /// All of the consumer's own boxes, and the first of the slot's.
+  /// Buffers that stand for a part: all of the consumer's own boxes, or the first of the slot's.
   template <class F>
-  static __device__ __forceinline__ void for_each_buffer(const DeviceContext&, F&& f) {
+  static __device__ __forceinline__ void for_each_buffer(int part, F&& f) {
+    if (part > 0) return f(Shape::kOwnBoxes);
 #pragma unroll
-    for (int buffer = 0; buffer < Shape::kOwnBoxes + kEpilogueSlots; ++buffer) f(buffer);
+    for (int buffer = 0; buffer < Shape::kOwnBoxes; ++buffer) f(buffer);
   }
 
-  static __device__ __forceinline__ void write(Consumer<Shape>& consumer,
-                                               const float (&acc)[Shape::kAccumulators],
-                                               const TileWork&) {
-    for_each_buffer(consumer.ctx, [&](int buffer) { consumer.acquire(buffer); });
-    const std::uint8_t* row = output_row(consumer.shared, consumer.index, consumer.ring.slot,
-                                         16 * consumer.warp + consumer.lane % 16);
-    const std::uint32_t address =
-        ptx::shared_address(row) + static_cast<std::uint32_t>(consumer.lane / 16 * 16);
+  static __device__ __forceinline__ Nothing prepare(const Consumer<Shape>&, const TileWork&) {
+    return {};
+  }
+
+  static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
+                                                const float (&acc)[Shape::kAccumulators],
+                                                const TileWork&, const Nothing&) {
 #pragma unroll
-    for (int group = 0; group < Shape::kN / 16; ++group) {
-      std::uint32_t pairs[4];
+    for (int part = 0; part < kParts; ++part) {
+      for_each_buffer(part, [&](int buffer) { consumer.acquire(buffer); });
+      std::uint8_t* rows = output_rows(consumer.shared, consumer.index, consumer.ring.slot, part);
+      const std::uint32_t lane_row =
+          ptx::shared_address(rows) +
+          static_cast<std::uint32_t>((16 * consumer.warp + consumer.lane % 16) * kPushRowBytes +
+                                     consumer.lane / 16 * 16);
 #pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        const int i = group * 8 + 2 * q;
-        pairs[q] = pack_pair(acc[i], acc[i + 1]);
+      for (int group = 0; group < kPushCols / 16; ++group) {
+        std::uint32_t pairs[4];
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+          const int i = part * (kPushCols / 2) + group * 8 + 2 * q;
+          pairs[q] = pack_pair(acc[i], acc[i + 1]);
+        }
+        store_matrices(lane_row + static_cast<std::uint32_t>(group * 32), pairs);
       }
-      store_matrices(address + static_cast<std::uint32_t>(group * 32), pairs);
+      for_each_buffer(part, [&](int buffer) { consumer.commit(buffer); });
     }
-    for_each_buffer(consumer.ctx, [&](int buffer) { consumer.commit(buffer); });
-    consumer.ring.advance(kEpilogueSlots);
+    if (kParts > 1) consumer.ring.advance();
   }
 };
 
@@ -69,9 +77,6 @@ __device__ __forceinline__ void signal_arrivals(Sender<Shape>& sender) {
   ptx::fence_system();
   const DeviceContext& ctx = sender.ctx;
   const PushRows& rows = sender.unsignalled;
-  const std::uint32_t cols = sender.pushed_cols;
-  sender.pushed_cols = 0;
-  if (!may_signal(ctx.faults, sender.pushed)) return;
 #pragma unroll
   for (int i = 0; i < PushRows::kPerLane; ++i) {
     const bool goes = rows.goes(i);
@@ -83,12 +88,14 @@ __device__ __forceinline__ void signal_arrivals(Sender<Shape>& sender) {
     if (!goes || (same & ((1u << sender.lane) - 1)) != 0) continue;
     std::uint32_t* counter = ctx.at<std::uint32_t>(rows.origin[i].source, ctx.symmetric.arrived) +
                              static_cast<std::int64_t>(block) * ctx.view.num_ranks + ctx.view.rank;
-    ptx::add_relaxed_system(counter, static_cast<std::uint32_t>(__popc(same)) * cols);
+    ptx::add_relaxed_system(counter, static_cast<std::uint32_t>(__popc(same)) * sender.pushed_cols);
   }
+  sender.pushed_cols = 0;
 }
 
-/// Pushes the consumer's rows of the tile. They are signalled when the next tile is on its way, so
-/// that the link never runs dry, or as soon as the sender has nothing to do.
+/// Pushes the consumer's rows of the tile, 128 columns at a time. They are signalled when the rows
+/// of the next tile are on their way, so that the link never runs dry, or as soon as there is no
+/// next tile: the products of one that was handed out wait for nothing, so neither does its sender.
 template <class Shape>
 __device__ __forceinline__ void push_rows(Sender<Shape>& sender, const PushRows& rows,
                                           const TileWork& work) {
@@ -96,25 +103,32 @@ __device__ __forceinline__ void push_rows(Sender<Shape>& sender, const PushRows&
   const DeviceContext& ctx = sender.ctx;
   const std::int64_t hidden = ctx.view.hidden;
   const auto cols = static_cast<int>(min_of<std::int64_t>(Shape::kN, hidden - work.n));
-  if (!sender.is_written(0)) signal_arrivals<0>(sender);
-  Push::for_each_buffer(ctx, [&](int buffer) { sender.wait_written(buffer); });
 #pragma unroll
-  for (int i = 0; i < PushRows::kPerLane; ++i) {
-    if (!rows.goes(i)) continue;
-    bf16* to = ctx.at<bf16>(rows.origin[i].source, ctx.symmetric.combine) +
-               rows.slot(i, ctx.view.topk) * hidden + work.n;
-    ptx::bulk_store(to,
-                    output_row(sender.shared, sender.index, sender.ring.slot, 32 * i + sender.lane),
-                    cols * 2);
+  for (int part = 0; part < Push::kParts; ++part) {
+    Push::for_each_buffer(part, [&](int buffer) { sender.wait_written(buffer); });
+    const std::uint8_t* from = output_rows(sender.shared, sender.index, sender.ring.slot, part);
+    const int part_cols = min_of(kPushCols, cols - part * kPushCols);
+#pragma unroll
+    for (int i = 0; i < PushRows::kPerLane; ++i) {
+      if (!rows.goes(i) || part_cols <= 0) continue;
+      bf16* to = ctx.at<bf16>(rows.origin[i].source, ctx.symmetric.combine) +
+                 rows.slot(i, ctx.view.topk) * hidden + work.n + part * kPushCols;
+      ptx::bulk_store(to, from + (32 * i + sender.lane) * kPushRowBytes, part_cols * 2);
+    }
+    ptx::bulk_commit();
   }
-  ptx::bulk_commit();
   ptx::bulk_wait_read<0>();
-  Push::for_each_buffer(ctx, [&](int buffer) { sender.give_back(buffer); });
-  if (Push::kBorrows) sender.give_back_slot();
-  signal_arrivals<1>(sender);
+  __syncwarp();
+#pragma unroll
+  for (int part = 0; part < Push::kParts; ++part) {
+    if (sender.lane != 0) continue;
+    Push::for_each_buffer(part, [&](int buffer) { sender.give_back(buffer); });
+  }
+  if (Push::kEpilogueSlots > 0) sender.give_back_slot();
+  signal_arrivals<Push::kParts>(sender);
+  if (!may_signal(ctx.faults, work.name())) return;
   sender.unsignalled = rows;
   sender.pushed_cols = static_cast<std::uint32_t>(cols);
-  sender.pushed = work.name();
 }
 
 /// The sum over column groups, ascending, of each row's dprob.

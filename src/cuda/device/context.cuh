@@ -73,9 +73,6 @@ struct DeviceContext {
   DeviceTrace trace{};
 
   bf16* dispatched = nullptr;  // where dispatch stores rows: x_rows or dy_rows
-  bf16* h = nullptr;
-  bf16* a = nullptr;
-  bf16* dh = nullptr;
   float* row_probs = nullptr;  // forward writes, backward reads
   float* dprob_groups = nullptr;
   bf16* token_out = nullptr;  // out or dx

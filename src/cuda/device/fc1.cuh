@@ -2,20 +2,24 @@
 
 #include "cuda/device/combine.cuh"
 #include "cuda/device/gated_rows.cuh"
+#include "cuda/device/gemm.cuh"
 
-// The GEMMs with w1: fc1 with SwiGLU behind it, and its data gradient dfc1 with the push.
+// The GEMMs with w1: fc1 with SwiGLU in its epilogue, and its data gradient dfc1 with the push.
 
 namespace uniep::cuda {
 
 /// h = x w1^T and a = p (silu(h_g) h_u). The tile's columns are kN / 2 of the gate half, then the
-/// same of the up half; boxes are in turn of either.
-/// Maps: a = x_rows (H, rows); b = w1 (H, I, 2, El), box 64 x kN / 2.
+/// same of the up half, so a thread holds both halves of each of its elements.
+/// Maps: a = x_rows (H, rows); b = w1 (H, I, 2, El), box 64 x kN / 2; out0 = h (I, 2, rows), out1 =
+/// a (I, rows), boxes 64 x 64.
 template <class Shape>
-struct Fc1 : BoxStage<Shape> {
+struct Fc1 : EmptyEpilogueSlots<Shape, (3 * Shape::kN / 2 / kBoxCols > Shape::kOwnBoxes)> {
   static constexpr Stage kStage = Stage::kFc1;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kK;
   static constexpr int kHalf = Shape::kN / 2;
+  static constexpr int kChunks = kHalf / kBoxCols;
+  static constexpr bool kBorrows = Fc1::kEpilogueSlots > 0;
 
   static __device__ __forceinline__ void load(const StageMaps& maps, OperandSlot<Shape>& slot,
                                               std::uint64_t* full, const TileWork& work,
@@ -26,64 +30,83 @@ struct Fc1 : BoxStage<Shape> {
     ptx::tma_load(slot.b + kHalf * kTileK * 2, maps.b, full, k, work.n, 1, work.expert);
   }
 
-  static __device__ __forceinline__ void write(Consumer<Shape>& consumer,
-                                               const float (&acc)[Shape::kAccumulators],
-                                               const TileWork&) {
-    Fc1::write_boxes(consumer, acc, false,
-                     [](int box) { return box % 2 * (kHalf / 2) + box / 2 * 2 * kPairs; });
+  /// The probabilities come from the rows' own ranks, whose tokens dispatch has seen published; the
+  /// main loop hides the way. Every column tile fetches them, the first keeps them for backward.
+  static __device__ __forceinline__ RowProbs prepare(const Consumer<Shape>& consumer,
+                                                     const TileWork& work) {
+    const DeviceContext& ctx = consumer.ctx;
+    RowProbs probs{};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = consumer.first_row() + consumer.lane / 4 + 8 * i;
+      if (row >= work.rows) continue;
+      const RowOrigin origin = ctx.view.row_origin[work.first_row + row];
+      const std::int64_t slot = std::int64_t{origin.token} * ctx.view.topk + origin.slot;
+      probs.of[i] = __ldcg(ctx.at<float>(origin.source, ctx.symmetric.probs) + slot);
+      if (work.n == 0 && consumer.lane % 4 == 0) {
+        ctx.row_probs[work.first_row + row] = probs.of[i];
+      }
+    }
+    return probs;
   }
 
-  static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps&,
-                                              const TileWork& work) {
-    const DeviceContext& ctx = sender.ctx;
-    const GatedRows<Shape> rows(sender, work, [&](int row) { return source_prob(ctx, work, row); });
-#pragma unroll 1
-    for (int chunk = 0; chunk < kHalf / kBoxCols; ++chunk) {
-      sender.wait_written(2 * chunk);
-      sender.wait_written(2 * chunk + 1);
-#pragma unroll 1
-      for (int step = 0; step < GatedRows<Shape>::kSteps; ++step) {
-        const RowVector at = rows.at(chunk, step);
-        const Halves h{sender.read(2 * chunk, at.row, at.vector),
-                       sender.read(2 * chunk + 1, at.row, at.vector)};
-        const Vector a = activate(h, at.prob);
-        if (!at.stores) continue;
-        store_halves(ctx.h + at.gate_offset(), rows.inter(), h);
-        store_vector(ctx.a + at.offset, a);
+  /// Boxes: gate, up and a of each 64 columns.
+  static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
+                                                const float (&acc)[Shape::kAccumulators],
+                                                const TileWork&, const RowProbs& probs) {
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      std::uint32_t gate[kPairs], up[kPairs], a[kPairs];
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        const int j = chunk * 2 * kPairs + 2 * i;
+        gate[i] = pack_pair(acc[j], acc[j + 1]);
+        up[i] = pack_pair(acc[kHalf / 2 + j], acc[kHalf / 2 + j + 1]);
       }
-      sender.give_back(2 * chunk);
-      sender.give_back(2 * chunk + 1);
+      consumer.write_box((3 * chunk) % Shape::kBoxes, gate);
+      consumer.write_box((3 * chunk + 1) % Shape::kBoxes, up);
+      if (any_unusual_gate(gate)) {
+        activate<false>(gate, up, probs, a);
+      } else {
+        activate<true>(gate, up, probs, a);
+      }
+      consumer.write_box((3 * chunk + 2) % Shape::kBoxes, a);
     }
-    if (Fc1::kEpilogueSlots > 0) sender.give_back_slot();
-    sender.signal_tile(work, ctx.counters.tile_done + work.tile, nullptr);
+    if (kBorrows) consumer.ring.advance();
+  }
+
+  static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps& maps,
+                                              const TileWork& work) {
+    const int row = work.first_row + kConsumerRows * sender.index;
+    sender.send_boxes(3 * kChunks, kBorrows, [&](int i, const std::uint8_t* box) {
+      const int col = work.n + i / 3 * kBoxCols;
+      if (i % 3 == 2) {
+        ptx::tma_store(maps.out1, box, col, row, 0);
+      } else {
+        ptx::tma_store(maps.out0, box, col, i % 3, row);
+      }
+    });
+    if (sender.lane == 0)
+      sender.signal_tile(work, sender.ctx.counters.tile_done + work.tile, nullptr);
   }
 
  private:
-  /// Of a row of the tile: from the rank that the row came from, of which dispatch has seen that it
-  /// published; 0 of a pad row. The first column tile keeps it for backward.
-  static __device__ __forceinline__ float source_prob(const DeviceContext& ctx,
-                                                      const TileWork& work, int row) {
-    if (row >= work.rows) return 0;
-    const RowOrigin origin = ctx.view.row_origin[work.first_row + row];
-    const std::int64_t slot = std::int64_t{origin.token} * ctx.view.topk + origin.slot;
-    const float prob = __ldcg(ctx.at<float>(origin.source, ctx.symmetric.probs) + slot);
-    if (work.n == 0) ctx.row_probs[work.first_row + row] = prob;
-    return prob;
+  template <bool kUsual>
+  static __device__ __forceinline__ void activate(const std::uint32_t (&gate)[kPairs],
+                                                  const std::uint32_t (&up)[kPairs],
+                                                  const RowProbs& probs,
+                                                  std::uint32_t (&a)[kPairs]) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const float p = probs.of[i % 2];
+      a[i] = pack_pair(weighted<kUsual>(p, low_of(gate[i]), low_of(up[i])),
+                       weighted<kUsual>(p, high_of(gate[i]), high_of(up[i])));
+    }
   }
 
-  static __device__ __forceinline__ Vector activate(const Halves& h, float p) {
-    float gate[kVectorElements], up[kVectorElements], s[kVectorElements];
-    unpack(h.gate, gate);
-    unpack(h.up, up);
-    if (any_unusual_gate(gate)) {
-      sigmoids<false>(gate, s);
-    } else {
-      sigmoids<true>(gate, s);
-    }
-    float a[kVectorElements];
-#pragma unroll
-    for (int i = 0; i < kVectorElements; ++i) a[i] = p * (silu(gate[i], s[i]) * up[i]);
-    return pack(a);
+  template <bool kUsual>
+  static __device__ __forceinline__ float weighted(float p, float gate, float up) {
+    return p * (silu(gate, sigmoid<kUsual>(gate)) * up);
   }
 };
 

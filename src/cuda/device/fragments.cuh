@@ -46,21 +46,16 @@ __device__ __forceinline__ void store_box(std::uint8_t* box, const std::uint32_t
     store_matrices(box_address(box, group), pairs + 4 * group);
 }
 
-/// 8 neighbouring elements of bf16.
-using Vector = uint4;
-inline constexpr int kVectorElements = 8;
-
-__device__ __forceinline__ void unpack(const Vector& v, float (&to)[kVectorElements]) {
-  const std::uint32_t pairs[] = {v.x, v.y, v.z, v.w};
+/// Reads them.
+__device__ __forceinline__ void load_box(const std::uint8_t* box, std::uint32_t (&pairs)[kPairs]) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    to[2 * i] = low_of(pairs[i]);
-    to[2 * i + 1] = high_of(pairs[i]);
+  for (int group = 0; group < 4; ++group) {
+    std::uint32_t* p = pairs + 4 * group;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(p[0]), "=r"(p[1]), "=r"(p[2]), "=r"(p[3])
+                 : "r"(box_address(box, group))
+                 : "memory");
   }
-}
-__device__ __forceinline__ Vector pack(const float (&v)[kVectorElements]) {
-  return {pack_pair(v[0], v[1]), pack_pair(v[2], v[3]), pack_pair(v[4], v[5]),
-          pack_pair(v[6], v[7])};
 }
 
 }  // namespace uniep::cuda

@@ -9,11 +9,12 @@
 // What all GEMM stages share: loads and the main loop. A stage is a struct that says how its
 // operands lie (kMajorA, kMajorB), and what each role does for one tile:
 //
-//   load(maps, slot, full, work, k)   loader: one step of 64 along the reduction
-//   kEpilogueSlots                    further pipeline slots, which the loader hands over empty
-//   write(consumer, acc, work)        consumer: its products into output buffers
-//   for_each_buffer(ctx, f)           which these are, in order
-//   send(sender, maps, work)          sender: what is behind the products, stores and signals
+//   static void load(const StageMaps&, OperandSlot<Shape>&, uint64_t* full, const TileWork&, int
+//   k); static constexpr int kEpilogueSlots;   // further pipeline slots, which the loader hands
+//   over static void load_epilogue(...);        // filled, or empty to be used as output buffers
+//   static Early prepare(const Consumer<Shape>&, const TileWork&);  // read ahead for the epilogue:
+//   static void finish(Consumer<Shape>&, float (&acc)[], const TileWork&, const Early&);
+//   static void send(Sender<Shape>&, const StageMaps&, const TileWork&);  // the epilogue's stores
 
 namespace uniep::cuda {
 
@@ -35,36 +36,16 @@ __device__ __forceinline__ void load_squares(std::uint8_t* to, const CUtensorMap
   }
 }
 
-/// What stages share whose products leave the consumers as boxes of 64 columns: box b has the
-/// products from accumulator S::first_of(b) on.
-template <class Shape>
-struct BoxStage {
-  static constexpr int kBoxes = Shape::kN / kBoxCols;
-  static constexpr int kEpilogueSlots = kBoxes > Shape::kOwnBoxes ? 1 : 0;
-  static_assert(kBoxes <= Shape::kBoxes);
+/// For stages whose epilogue reads nothing ahead.
+struct Nothing {};
 
-  template <class F>
-  static __device__ __forceinline__ void for_each_buffer(const DeviceContext&, F&& f) {
-#pragma unroll
-    for (int box = 0; box < kBoxes; ++box) f(box);
-  }
-
-  /// `zero`: nothing was accumulated.
-  template <class FirstOf>
-  static __device__ __forceinline__ void write_boxes(Consumer<Shape>& consumer,
-                                                     const float (&acc)[Shape::kAccumulators],
-                                                     bool zero, FirstOf&& first_of) {
-#pragma unroll
-    for (int box = 0; box < kBoxes; ++box) {
-      std::uint32_t pairs[kPairs];
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        const int j = first_of(box) + 2 * i;
-        pairs[i] = zero ? 0 : pack_pair(acc[j], acc[j + 1]);
-      }
-      consumer.write_box(box, pairs);
-    }
-    consumer.ring.advance(kEpilogueSlots);
+/// For stages that borrow a pipeline slot for output buffers, or need none: nothing is loaded.
+template <class Shape, bool kBorrow>
+struct EmptyEpilogueSlots {
+  static constexpr int kEpilogueSlots = kBorrow ? 1 : 0;
+  static __device__ __forceinline__ void load_epilogue(const StageMaps&, OperandSlot<Shape>&,
+                                                       std::uint64_t* full, const TileWork&, int) {
+    ptx::mbarrier_arrive(full);
   }
 };
 

@@ -7,15 +7,12 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/stage_maps.h"
 
-// How a tile leaves the SM. A consumer warpgroup writes its half of the products, rounded to bf16,
-// into output buffers and goes on to the next tile. Its sender, one warp, does the rest beside the
-// next products: the arithmetic that fc1 and dfc2 have behind theirs, stores and pushes, the wait
-// until the bytes have landed, and the signals. So no consumer ever waits for memory, let alone for
-// a peer's.
+// How a tile leaves the SM. A consumer warpgroup writes its half of the tile into output buffers,
+// and goes on to the next tile; its sender warp stores the buffers by the copy engine, waits until
+// the bytes have landed and signals. So no consumer ever waits for memory, let alone for a peer's.
 //
 // Buffer b of a consumer is guarded by two barriers, `written[b]` and `sent[b]`; both sides go
-// through buffers in the same order, which follows from the stage, and neither skips a phase of a
-// barrier: it could take the one before the next for the next. The first Shape::kOwnBoxes boxes
+// through buffers in the same order, which follows from the stage. The first Shape::kOwnBoxes boxes
 // belong to the consumer; the others lie in its half of a pipeline slot that the loader hands over
 // (kEpilogueSlots) and the senders give back.
 
@@ -30,12 +27,11 @@ __device__ __forceinline__ std::uint8_t* output_box(PassShared<Shape>& shared, i
          (box - Shape::kOwnBoxes) * kBoxBytes;
 }
 
-/// Where a row to push lies, 0 to 63: in the consumer's own buffer, or in the borrowed slot.
+/// Where 64 rows to push begin: in the consumer's own buffer, or in the borrowed slot.
 template <class Shape>
-__device__ __forceinline__ std::uint8_t* output_row(PassShared<Shape>& shared, int consumer,
-                                                    int slot, int row) {
-  const int box = row < Shape::kPushRows ? 0 : Shape::kOwnBoxes;
-  return output_box(shared, consumer, slot, box) + row % Shape::kPushRows * Shape::kPushRowBytes;
+__device__ __forceinline__ std::uint8_t* output_rows(PassShared<Shape>& shared, int consumer,
+                                                     int slot, int part) {
+  return output_box(shared, consumer, slot, part == 0 ? 0 : Shape::kOwnBoxes);
 }
 
 /// A bit per buffer: how often it was used, modulo 2.
@@ -92,6 +88,14 @@ struct Consumer {
     used.flip(buffer);
   }
 
+  /// Leaves the borrowed slot unused. It must be waited for all the same: whoever skipped a phase
+  /// of a barrier could take the one before the next for the next.
+  __device__ __forceinline__ void pass_on_slot() {
+    acquire(Shape::kOwnBoxes);
+    commit(Shape::kOwnBoxes);
+    ring.advance();
+  }
+
   /// Writes this warp's 16 rows by 64 columns of an output box, and hands it over.
   __device__ __forceinline__ void write_box(int box, const std::uint32_t (&pairs)[kPairs]) {
     acquire(box);
@@ -123,7 +127,6 @@ struct Sender {
   int tile_number = 0;
   PushRows unsignalled{};         // rows pushed whose arrival is still to be signalled ...
   std::uint32_t pushed_cols = 0;  // ... and their columns; 0: none
-  TaskName pushed{};              // whose they are
 
   __device__ __forceinline__ Sender(const DeviceContext& context, PassShared<Shape>& memory)
       : ctx(context),
@@ -131,43 +134,61 @@ struct Sender {
         index(static_cast<int>(threadIdx.x) / 32 - kFirstSenderWarp),
         lane(static_cast<int>(threadIdx.x) % 32) {}
 
-  __device__ __forceinline__ bool is_written(int buffer) const {
-    return __all_sync(0xffffffffu,
-                      ptx::mbarrier_test(&shared.written[index][buffer], used.of(buffer))) != 0;
-  }
   __device__ __forceinline__ void wait_written(int buffer) {
     ptx::mbarrier_wait(&shared.written[index][buffer], used.of(buffer));
     used.flip(buffer);
   }
-  /// The buffer has been read, by this warp or by the copy engine.
+  /// The copy engine has read the buffer. By one lane.
   __device__ __forceinline__ void give_back(int buffer) {
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(&shared.sent[index][buffer]);
+    ptx::mbarrier_arrive(&shared.sent[index][buffer]);
   }
-  /// Likewise this sender's half of the current pipeline slot, of which it has seen a buffer
+  /// Likewise for this sender's half of the current pipeline slot, of which it has seen a buffer
   /// written.
   __device__ __forceinline__ void give_back_slot() {
     if (lane == 0) ptx::mbarrier_arrive(&shared.empty[ring.slot], kConsumerWarps / kConsumers);
     ring.advance();
   }
 
-  /// 8 columns of a row (of the consumer's 64) of a swizzled box.
-  __device__ __forceinline__ Vector read(int box, int row, int vector) const {
-    const std::uint8_t* from = output_box(shared, index, ring.slot, box);
-    return *reinterpret_cast<const Vector*>(from + row * 128 + ((vector ^ row % 8) << 4));
+  /// The consumer has passed the borrowed slot on.
+  __device__ __forceinline__ void return_unused_slot() {
+    wait_written(Shape::kOwnBoxes);
+    if (lane == 0) give_back(Shape::kOwnBoxes);
+    give_back_slot();
   }
 
-  /// What the warp has stored of the tile with ordinary stores is done; the last sender of a tile
-  /// adds 1 to the counters.
+  /// Sends `count` boxes, the i-th by store(i, its address) in one lane.
+  template <class Store>
+  __device__ __forceinline__ void send_boxes(int count, bool borrowed, Store&& store) {
+    for (int i = 0; i < count; ++i) {
+      const int box = i % Shape::kBoxes;
+      wait_written(box);
+      if (lane == 0) {
+        store(i, output_box(shared, index, ring.slot, box));
+        ptx::bulk_commit();
+        ptx::bulk_wait_read<0>();
+        give_back(box);
+      }
+      __syncwarp();
+    }
+    if (borrowed) give_back_slot();
+  }
+
+  /// True in the last of the senders to be done with a tile.
+  __device__ __forceinline__ bool is_last() {
+    int& halves = shared.halves_sent[tile_number % kTilesUnderWay];
+    if (atomicAdd(&halves, 1) + 1 != kConsumers) return false;
+    halves = 0;
+    return true;
+  }
+
+  /// To be called by lane 0, which issued the stores of this sender's half: waits until they have
+  /// landed; the last half of a tile then adds 1 to the counters.
   __device__ __forceinline__ void signal_tile(const TileWork& work, std::uint32_t* counter0,
                                               std::uint32_t* counter1) {
-    __syncwarp();
-    if (lane != 0) return;
+    ptx::bulk_wait<0>();
+    ptx::fence_proxy_async();
     __threadfence();
-    int& halves = shared.halves_done[tile_number % kTilesUnderWay];
-    if (atomicAdd(&halves, 1) + 1 != kConsumers) return;
-    halves = 0;
-    if (!may_signal(ctx.faults, work.name())) return;
+    if (!is_last() || !may_signal(ctx.faults, work.name())) return;
     __threadfence();
     ptx::add_release_gpu(counter0, 1);
     if (counter1 != nullptr) ptx::add_release_gpu(counter1, 1);

@@ -66,7 +66,7 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassM
         });
       }
       for (int i = 0; i < S::kEpilogueSlots; ++i) {
-        next_slot([](auto&, auto* full) { ptx::mbarrier_arrive(full); });
+        next_slot([&](auto& slot, auto* full) { S::load_epilogue(m, slot, full, work, i); });
       }
     });
   }
@@ -78,7 +78,6 @@ __device__ __forceinline__ void run_sender(const DeviceContext& ctx, const PassM
   Sender<Shape> sender(ctx, shared);
   WorkRing ring;
   Tracer trace(ctx.trace, static_cast<int>(blockIdx.x));
-  const bool notes = sender.index == 0 && sender.lane == 0;
   for (;; ++sender.tile_number, trace.advance()) {
     if (!is_work_ready(shared, ring)) signal_arrivals<0>(sender);
     const TileWork work = next_work_of_warp(shared, ring);
@@ -89,7 +88,9 @@ __device__ __forceinline__ void run_sender(const DeviceContext& ctx, const PassM
       using S = decltype(stage);
       S::send(sender, maps_of<S>(maps), work);
     });
-    if (notes) trace.note([](TraceRecord& r) { r.sent = ptx::global_nanoseconds(); });
+    if (sender.index == 0 && sender.lane == 0) {
+      trace.note([](TraceRecord& r) { r.sent = ptx::global_nanoseconds(); });
+    }
   }
 }
 
@@ -107,8 +108,9 @@ __device__ __forceinline__ void run_consumer(const DeviceContext& ctx, PassShare
     Stages::visit(work.stage, [&](auto stage) {
       using S = decltype(stage);
       float acc[Shape::kAccumulators];
+      const auto early = S::prepare(consumer, work);
       accumulate<S>(consumer, work.k_blocks, acc);
-      S::write(consumer, acc, work);
+      S::finish(consumer, acc, work, early);
     });
     if (notes) trace.note([](TraceRecord& r) { r.done = ptx::global_nanoseconds(); });
   }
@@ -130,7 +132,7 @@ __device__ __forceinline__ void init_barriers(PassShared<Shape>& shared) {
       ptx::mbarrier_init(&shared.sent[c][i], 1);
     }
   }
-  for (int& halves : shared.halves_done) halves = 0;
+  for (int& halves : shared.halves_sent) halves = 0;
   ptx::mbarrier_init_fence();
 }
 
@@ -146,7 +148,7 @@ __device__ __forceinline__ void run_pass(const DeviceContext& ctx, const LaunchQ
     if (!queues.join) return;
   }
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  if (warp < kFirstConsumerWarp) {
+  if (warp < 4) {
     ptx::give_registers<kProducerRegisters>();
     const bool first_lane = threadIdx.x % 32 == 0;
     if (warp >= kFirstSenderWarp) run_sender<Stages>(ctx, maps, shared);

@@ -4,12 +4,18 @@
 
 namespace uniep::cuda {
 
+/// 8 elements of bf16.
+using Vector = uint4;
+inline constexpr int kVectorElements = 8;
+
 /// sum[i] += v[i] for 8 elements.
 __device__ __forceinline__ void add_vector(float (&sum)[kVectorElements], const Vector& v) {
-  float values[kVectorElements];
-  unpack(v, values);
+  const std::uint32_t pairs[] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-  for (int i = 0; i < kVectorElements; ++i) sum[i] = sum[i] + values[i];
+  for (int i = 0; i < 4; ++i) {
+    sum[2 * i] = sum[2 * i] + low_of(pairs[i]);
+    sum[2 * i + 1] = sum[2 * i + 1] + high_of(pairs[i]);
+  }
 }
 
 /// out[t] or dx[t]: the sum over k ascending, from +0, of the token's rows that were pushed;
@@ -63,7 +69,8 @@ struct Reduce {
       for (int k = 0; k < v.topk; ++k) {
         if ((kept >> k & 1) != 0) add_vector(total, rows[k * vectors + i]);
       }
-      __stcs(out + i, pack(total));
+      __stcs(out + i, Vector{pack_pair(total[0], total[1]), pack_pair(total[2], total[3]),
+                             pack_pair(total[4], total[5]), pack_pair(total[6], total[7])});
     }
     __syncwarp();
     consumer.release_slot(consumer.ring.slot);

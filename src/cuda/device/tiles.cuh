@@ -10,21 +10,23 @@
 namespace uniep::cuda {
 
 // Roles of a CTA's warps: the first warpgroup has the loader, the scheduler and a sender for each
-// consumer; the other warpgroups are the consumers. (A fourth warpgroup is not to be had: 512
-// threads begin with 128 registers each, and the compiler then refuses 128 accumulators, whatever
-// setmaxnreg says later.)
+// consumer; the other warpgroups are the consumers.
 inline constexpr int kLoaderWarp = 0;
 inline constexpr int kSchedulerWarp = 1;
 inline constexpr int kFirstSenderWarp = 2;
-inline constexpr int kFirstConsumerWarp = 4;
 inline constexpr int kConsumerWarps = 4 * kConsumers;
 inline constexpr int kThreads = 128 * (1 + kConsumers);
 
-/// Registers per thread after the roles have parted: 128 (136 + 2 184) <= 65536 per SM.
-inline constexpr int kProducerRegisters = 136;
-inline constexpr int kConsumerRegisters = 184;
+/// Registers per thread after the roles have parted: 128 (56 + 2 224) <= 65536 per SM.
+inline constexpr int kProducerRegisters = 56;
+inline constexpr int kConsumerRegisters = 224;
 
 inline constexpr int kBoxBytes = 64 * kBoxCols * 2;  // operand or output, 64 x 64
+/// Rows to push are bytes of 128 columns, one after another, 16 bytes apart so that the 8 rows of a
+/// matrix lie in different banks.
+inline constexpr int kPushCols = 128;
+inline constexpr int kPushRowBytes = kPushCols * 2 + 16;
+
 /// A task as the scheduler hands it to the other roles.
 struct TileWork {
   Stage stage;
@@ -57,11 +59,6 @@ struct TileShape {
   /// Output buffers of a consumer: boxes of its own, then its share of a borrowed pipeline slot.
   static constexpr int kOwnBoxes = 2;
   static constexpr int kBoxes = kOwnBoxes + kSlotBytes / kConsumers / kBoxBytes;
-  /// Rows to push lie one after another, 16 bytes apart so that the 8 rows of a matrix lie in
-  /// different banks: 64 rows of 128 columns, or 32 of 256 (the others then lie in the slot).
-  static constexpr int kPushRowBytes = kTileN * 2 + 16;
-  static constexpr int kPushRows = kTileN == 256 ? 32 : 64;
-  static constexpr int kOwnBytes = (kPushRows * kPushRowBytes + 1023) / 1024 * 1024;
 };
 
 /// One step of 64 along the reduction: both operands.
@@ -74,15 +71,15 @@ struct OperandSlot {
 template <class Shape>
 struct PassShared {
   OperandSlot<Shape> slots[Shape::kSlots];
-  alignas(1024) std::uint8_t outputs[kConsumers][Shape::kOwnBytes];
+  alignas(1024) std::uint8_t outputs[kConsumers][64 * kPushRowBytes];
   std::uint64_t full[Shape::kSlots];
   std::uint64_t empty[Shape::kSlots];
   std::uint64_t work_full[kWorkSlots];
   std::uint64_t work_empty[kWorkSlots];
   std::uint64_t written[kConsumers][Shape::kBoxes];  // an output buffer, by its consumer
-  std::uint64_t sent[kConsumers][Shape::kBoxes];     // and read again, by its sender
+  std::uint64_t sent[kConsumers][Shape::kBoxes];     // and read by the copy engine
   TileWork work[kWorkSlots];
-  int halves_done[kTilesUnderWay];  // senders that are done with a tile, by its number
+  int halves_sent[kTilesUnderWay];  // senders that are done with a tile, by its number
 };
 inline constexpr int kMaxSharedBytes = 232448;  // that a CTA can have on sm_90
 static_assert(sizeof(PassShared<TileShape<256>>) <= kMaxSharedBytes);

@@ -7,12 +7,13 @@ namespace uniep::cuda {
 /// A weight gradient: left^T right, summed over an expert's rows in canonical order, 64 rows at a
 /// time from the segment's first (rows up to the next multiple of 64 are zeros).
 /// kWgrad is wgrad2 (dw2 = dy^T a) or wgrad1 (dw1 = dh^T x).
-/// Maps: a = left (M, rows), b = right (N, rows), boxes 64 x 64; out = dw (N, M, El), box 64 x 64.
+/// Maps: a = left (M, rows), b = right (N, rows), boxes 64 x 64; out0 = dw (N, M, El), box 64 x 64.
 template <class Shape, Stage kWgrad>
-struct Wgrad : BoxStage<Shape> {
+struct Wgrad : EmptyEpilogueSlots<Shape, (Shape::kN / kBoxCols > Shape::kOwnBoxes)> {
   static constexpr Stage kStage = kWgrad;
   static constexpr ptx::Major kMajorA = ptx::Major::kMn;
   static constexpr ptx::Major kMajorB = ptx::Major::kMn;
+  static constexpr int kBoxes = Shape::kN / kBoxCols;
   static constexpr bool kBorrows = Wgrad::kEpilogueSlots > 0;
 
   static __device__ __forceinline__ void load(const StageMaps& maps, OperandSlot<Shape>& slot,
@@ -23,53 +24,41 @@ struct Wgrad : BoxStage<Shape> {
     load_squares<Shape::kN / 64>(slot.b, maps.b, full, work.n, row, 0);
   }
 
-  /// An fp32 gradient leaves from the registers; of the buffers, the slot alone is passed on.
-  template <class F>
-  static __device__ __forceinline__ void for_each_buffer(const DeviceContext& ctx, F&& f) {
-    if (main_grad(ctx) == nullptr) {
-      BoxStage<Shape>::for_each_buffer(ctx, f);
-    } else if (kBorrows) {
-      f(Shape::kOwnBoxes);
-    }
+  static __device__ __forceinline__ Nothing prepare(const Consumer<Shape>&, const TileWork&) {
+    return {};
   }
 
-  static __device__ __forceinline__ void write(Consumer<Shape>& consumer,
-                                               const float (&acc)[Shape::kAccumulators],
-                                               const TileWork& work) {
-    if (main_grad(consumer.ctx) == nullptr) {
-      return Wgrad::write_boxes(consumer, acc, work.k_blocks == 0,
-                                [](int box) { return box * 2 * kPairs; });
+  static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
+                                                const float (&acc)[Shape::kAccumulators],
+                                                const TileWork& work, const Nothing&) {
+    if (main_grad(consumer.ctx) != nullptr) {
+      if (work.rows > 0) accumulate_main_grad(consumer, acc, work);  // else it keeps what it holds
+      if (kBorrows) consumer.pass_on_slot();
+      return;
     }
-    if (work.rows > 0) accumulate_main_grad(consumer, acc, work);  // else it keeps what it holds
-    for_each_buffer(consumer.ctx, [&](int buffer) {
-      consumer.acquire(buffer);
-      consumer.commit(buffer);
-    });
-    consumer.ring.advance(Wgrad::kEpilogueSlots);
+#pragma unroll
+    for (int box = 0; box < kBoxes; ++box) {
+      std::uint32_t pairs[kPairs];
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        const int j = box * 2 * kPairs + 2 * i;
+        pairs[i] = work.k_blocks > 0 ? pack_pair(acc[j], acc[j + 1]) : 0;
+      }
+      consumer.write_box(box, pairs);
+    }
+    if (kBorrows) consumer.ring.advance();
   }
 
   static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps& maps,
                                               const TileWork& work) {
     if (main_grad(sender.ctx) != nullptr) {
-      for_each_buffer(sender.ctx, [&](int buffer) {
-        sender.wait_written(buffer);
-        sender.give_back(buffer);
-      });
-      if (kBorrows) sender.give_back_slot();
+      if (kBorrows) sender.return_unused_slot();
       return;
     }
     const int row = work.m + kConsumerRows * sender.index;
-    for (int box = 0; box < Wgrad::kBoxes; ++box) {
-      sender.wait_written(box);
-      if (sender.lane == 0) {
-        const auto* from = output_box(sender.shared, sender.index, sender.ring.slot, box);
-        ptx::tma_store(maps.out, from, work.n + box * kBoxCols, row, work.expert);
-        ptx::bulk_commit();
-        ptx::bulk_wait_read<0>();
-      }
-      sender.give_back(box);
-    }
-    if (kBorrows) sender.give_back_slot();
+    sender.send_boxes(kBoxes, kBorrows, [&](int i, const std::uint8_t* box) {
+      ptx::tma_store(maps.out0, box, work.n + i * kBoxCols, row, work.expert);
+    });
     if (sender.lane == 0) ptx::bulk_wait<0>();
   }
 
@@ -85,7 +74,7 @@ struct Wgrad : BoxStage<Shape> {
     const std::int64_t first = work.m + consumer.first_row() + consumer.lane / 4;
     float* expert = main_grad(consumer.ctx) + work.expert * grid.rows * grid.cols;
 #pragma unroll
-    for (int i = 0; i < Shape::kN / 4; ++i) {
+    for (int i = 0; i < Shape::kAccumulators / 2; ++i) {
       const std::int64_t row = first + 8 * (i % 2);
       const std::int64_t col = work.n + 8 * (i / 2) + 2 * (consumer.lane % 4);
       if (row >= grid.rows || col >= grid.cols) continue;

@@ -18,11 +18,23 @@ __device__ __forceinline__ std::int64_t global_threads() {
   return std::int64_t{gridDim.x} * kEnterThreads;
 }
 
+/// With several loads of a thread under way at a time.
 __device__ __forceinline__ void copy_vectors(void* to, const void* from, std::int64_t bytes) {
+  constexpr int kAhead = 4;
   auto* target = static_cast<uint4*>(to);
   const auto* source = static_cast<const uint4*>(from);
-  for (std::int64_t i = global_thread(); i < bytes / 16; i += global_threads()) {
-    target[i] = source[i];
+  const std::int64_t count = bytes / 16;
+  const std::int64_t step = global_threads();
+  for (std::int64_t first = global_thread(); first < count; first += kAhead * step) {
+    uint4 values[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i * step < count) values[i] = __ldcs(source + first + i * step);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i * step < count) target[first + i * step] = values[i];
+    }
   }
 }
 
