@@ -88,7 +88,7 @@ Schedule default_schedule(Backend backend) {
   // The CUDA backend has tiles of 128 rows. The rest is chosen for an H200, but not yet by
   // measurement.
   s.dispatch_workers = 16;
-  s.pull_tokens = 32;
+  s.pull_tokens = 16;
   s.tile_m = 128;
   s.tile_n = 256;
   s.ready_rows = 128;

@@ -64,19 +64,15 @@ __device__ __forceinline__ PushRows rows_to_push(const Sender<Shape>& sender,
   return rows;
 }
 
-/// Signals the rows pushed last, when all but the latest `kUnderWay` of the sender's groups of
-/// stores have landed: adds the columns of each row to the arrival counter of its token. Rows of
-/// one source's token block share a counter: one lane adds for all of them.
-template <int kUnderWay, class Shape>
-__device__ __forceinline__ void signal_arrivals(Sender<Shape>& sender) {
-  if (sender.pushed_cols == 0) return;
-  // Every lane waits for its own rows; then one fence for all of the warp's, and cheap adds.
-  ptx::bulk_wait<kUnderWay>();
-  ptx::fence_proxy_async();
-  __syncwarp();
-  ptx::fence_system();
+/// Adds `amount` to the arrival counter of each row's token, when what the warp has stored is
+/// visible to the rows' ranks. Rows of one source's token block share a counter: one lane adds for
+/// all of them.
+template <class Shape>
+__device__ __forceinline__ void signal_arrivals(const Sender<Shape>& sender, const PushRows& rows,
+                                                std::uint32_t amount) {
   const DeviceContext& ctx = sender.ctx;
-  const PushRows& rows = sender.unsignalled;
+  __syncwarp();
+  ptx::fence_system();  // one for all of the warp's stores, then cheap adds
 #pragma unroll
   for (int i = 0; i < PushRows::kPerLane; ++i) {
     const bool goes = rows.goes(i);
@@ -88,14 +84,34 @@ __device__ __forceinline__ void signal_arrivals(Sender<Shape>& sender) {
     if (!goes || (same & ((1u << sender.lane) - 1)) != 0) continue;
     std::uint32_t* counter = ctx.at<std::uint32_t>(rows.origin[i].source, ctx.symmetric.arrived) +
                              static_cast<std::int64_t>(block) * ctx.view.num_ranks + ctx.view.rank;
-    ptx::add_relaxed_system(counter, static_cast<std::uint32_t>(__popc(same)) * sender.pushed_cols);
+    ptx::add_relaxed_system(counter, static_cast<std::uint32_t>(__popc(same)) * amount);
   }
-  sender.pushed_cols = 0;
 }
 
-/// Pushes the consumer's rows of the tile, 128 columns at a time. They are signalled when the rows
-/// of the next tile are on their way, so that the link never runs dry, or as soon as there is no
-/// next tile: the products of one that was handed out wait for nothing, so neither does its sender.
+/// Stores one part of the rows, 128 columns, of which the first `cols` exist. Half a warp takes a
+/// row, so that each store is of whole lines. `to[i]` is where the lane's row number i goes, or 0.
+__device__ __forceinline__ void store_part(const std::uint8_t* from,
+                                           const std::uint64_t (&to)[PushRows::kPerLane], int cols,
+                                           int lane) {
+  constexpr int kRowsAtOnce = 2;
+  const int vector = lane % 16;
+  const bool exists = vector * kVectorElements < cols;
+#pragma unroll
+  for (int i = 0; i < PushRows::kPerLane; ++i) {
+#pragma unroll 8
+    for (int r = 0; r < 32; r += kRowsAtOnce) {
+      const int row = r + lane / 16;
+      const std::uint64_t address = __shfl_sync(0xffffffffu, to[i], row);
+      const auto* source =
+          reinterpret_cast<const Vector*>(from + (32 * i + row) * kPushRowBytes) + vector;
+      if (exists && address != 0) reinterpret_cast<Vector*>(address)[vector] = *source;
+    }
+  }
+}
+
+/// Pushes the consumer's rows of the tile, 128 columns at a time, and signals them. Ordinary
+/// stores: where the link is busy, bulk copies would hold up the copy engine, and with it the loads
+/// of the next tile.
 template <class Shape>
 __device__ __forceinline__ void push_rows(Sender<Shape>& sender, const PushRows& rows,
                                           const TileWork& work) {
@@ -105,30 +121,26 @@ __device__ __forceinline__ void push_rows(Sender<Shape>& sender, const PushRows&
   const auto cols = static_cast<int>(min_of<std::int64_t>(Shape::kN, hidden - work.n));
 #pragma unroll
   for (int part = 0; part < Push::kParts; ++part) {
-    Push::for_each_buffer(part, [&](int buffer) { sender.wait_written(buffer); });
-    const std::uint8_t* from = output_rows(sender.shared, sender.index, sender.ring.slot, part);
-    const int part_cols = min_of(kPushCols, cols - part * kPushCols);
+    std::uint64_t to[PushRows::kPerLane];
 #pragma unroll
     for (int i = 0; i < PushRows::kPerLane; ++i) {
-      if (!rows.goes(i) || part_cols <= 0) continue;
-      bf16* to = ctx.at<bf16>(rows.origin[i].source, ctx.symmetric.combine) +
-                 rows.slot(i, ctx.view.topk) * hidden + work.n + part * kPushCols;
-      ptx::bulk_store(to, from + (32 * i + sender.lane) * kPushRowBytes, part_cols * 2);
+      const bf16* row = rows.goes(i)
+                            ? ctx.at<bf16>(rows.origin[i].source, ctx.symmetric.combine) +
+                                  rows.slot(i, ctx.view.topk) * hidden + work.n + part * kPushCols
+                            : nullptr;
+      to[i] = reinterpret_cast<std::uint64_t>(row);
     }
-    ptx::bulk_commit();
-  }
-  ptx::bulk_wait_read<0>();
-  __syncwarp();
-#pragma unroll
-  for (int part = 0; part < Push::kParts; ++part) {
-    if (sender.lane != 0) continue;
-    Push::for_each_buffer(part, [&](int buffer) { sender.give_back(buffer); });
+    Push::for_each_buffer(part, [&](int buffer) { sender.wait_written(buffer); });
+    store_part(output_rows(sender.shared, sender.index, sender.ring.slot, part), to,
+               cols - part * kPushCols, sender.lane);
+    __syncwarp();
+    if (sender.lane == 0) {
+      Push::for_each_buffer(part, [&](int buffer) { sender.give_back(buffer); });
+    }
   }
   if (Push::kEpilogueSlots > 0) sender.give_back_slot();
-  signal_arrivals<Push::kParts>(sender);
   if (!may_signal(ctx.faults, work.name())) return;
-  sender.unsignalled = rows;
-  sender.pushed_cols = static_cast<std::uint32_t>(cols);
+  signal_arrivals(sender, rows, static_cast<std::uint32_t>(cols));
 }
 
 /// The sum over column groups, ascending, of each row's dprob.

@@ -4,6 +4,7 @@
 
 #include "cuda/refusal.h"
 #include "layout/workspace.h"
+#include "schedule/dependencies.h"
 #include "schedule/queue.h"
 #include "uniep/bf16.h"
 
@@ -64,11 +65,11 @@ struct DeviceContext {
   std::byte* heaps[kMaxRanks]{};  // symmetric memory, by rank
   SymmetricLayout symmetric;
   DeviceCounters counters{};
-  WaitFailure* failure = nullptr;    // in host memory
-  std::uint32_t* failed = nullptr;   // not 0 when `failure` was recorded; in this rank's memory
-  std::uint32_t limit_ticks = 0;     // of every wait, in units of 1024 ns
-  const Refusal* refusal = nullptr;  // this rank's slot; null in tests without one
-  std::uint32_t call = 0;            // number of the call that this pass is
+  WaitFailure* failure = nullptr;   // in host memory
+  std::uint32_t* failed = nullptr;  // not 0 when `failure` was recorded; in this rank's memory
+  std::uint32_t limit_ticks[kNumCounterKinds]{};  // of waits, by CounterKind, in units of 1024 ns
+  const Refusal* refusal = nullptr;               // this rank's slot; null in tests without one
+  std::uint32_t call = 0;                         // number of the call that this pass is
   DeviceFaults faults{};
   DeviceTrace trace{};
 

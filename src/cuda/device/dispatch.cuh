@@ -12,8 +12,8 @@ namespace uniep::cuda {
 // pulls are read a task at a time, a lane each, the next task's ahead of time; row numbers are read
 // while the token before is stored; and counters are raised some pulls behind, four at a time.
 
-inline constexpr int kWarpSlotBytes = 28672;
-inline constexpr int kPullBytes = kWarpSlotBytes / 2;  // most of a token at a time: H = 7168
+inline constexpr int kWarpSlotBytes = 18944;
+inline constexpr int kPullBytes = kWarpSlotBytes / 2;  // most of a token at a time
 inline constexpr int kMaxPullSlots = 8;
 
 struct DispatchShared {

@@ -2,6 +2,6 @@
 
 namespace uniep::cuda {
 
-inline constexpr int kDispatchWarps = 8;  // of a CTA, while it dispatches
+inline constexpr int kDispatchWarps = 12;  // of a CTA, while it dispatches
 
 }  // namespace uniep::cuda

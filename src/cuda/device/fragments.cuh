@@ -58,4 +58,8 @@ __device__ __forceinline__ void load_box(const std::uint8_t* box, std::uint32_t 
   }
 }
 
+/// 8 neighbouring elements of bf16.
+using Vector = uint4;
+inline constexpr int kVectorElements = 8;
+
 }  // namespace uniep::cuda

@@ -125,8 +125,6 @@ struct Sender {
   SlotRing<Shape> ring{};
   BufferParities used{};
   int tile_number = 0;
-  PushRows unsignalled{};         // rows pushed whose arrival is still to be signalled ...
-  std::uint32_t pushed_cols = 0;  // ... and their columns; 0: none
 
   __device__ __forceinline__ Sender(const DeviceContext& context, PassShared<Shape>& memory)
       : ctx(context),

@@ -25,10 +25,6 @@ using ForwardStages = StageList<Fc1<Shape>, Fc2<Shape>>;
 template <class Shape>
 using BackwardStages = StageList<Dfc2<Shape>, Dfc1<Shape>, Wgrad2<Shape>, Wgrad1<Shape>>;
 
-__device__ __forceinline__ bool is_push(Stage stage) {
-  return stage == Stage::kFc2 || stage == Stage::kDfc1;
-}
-
 /// The maps of a stage: PassMaps lists the pass' GEMM stages in the order of enum Stage.
 template <class S>
 __device__ __forceinline__ const StageMaps& maps_of(const PassMaps& maps) {
@@ -79,9 +75,7 @@ __device__ __forceinline__ void run_sender(const DeviceContext& ctx, const PassM
   WorkRing ring;
   Tracer trace(ctx.trace, static_cast<int>(blockIdx.x));
   for (;; ++sender.tile_number, trace.advance()) {
-    if (!is_work_ready(shared, ring)) signal_arrivals<0>(sender);
     const TileWork work = next_work_of_warp(shared, ring);
-    if (!is_push(work.stage)) signal_arrivals<0>(sender);
     if (work.stage == kNoStage) return;
     sender.ring.advance(work.k_blocks);
     Stages::visit(work.stage, [&](auto stage) {

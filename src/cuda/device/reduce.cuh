@@ -4,10 +4,6 @@
 
 namespace uniep::cuda {
 
-/// 8 elements of bf16.
-using Vector = uint4;
-inline constexpr int kVectorElements = 8;
-
 /// sum[i] += v[i] for 8 elements.
 __device__ __forceinline__ void add_vector(float (&sum)[kVectorElements], const Vector& v) {
   const std::uint32_t pairs[] = {v.x, v.y, v.z, v.w};

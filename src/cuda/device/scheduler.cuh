@@ -112,13 +112,6 @@ __device__ __forceinline__ TileWork next_work(PassShared<Shape>& shared, WorkRin
   return work;
 }
 
-/// Whether it has one for this warp already.
-template <class Shape>
-__device__ __forceinline__ bool is_work_ready(PassShared<Shape>& shared, const WorkRing& ring) {
-  return __all_sync(0xffffffffu, ptx::mbarrier_test(&shared.work_full[ring.slot], ring.parity)) !=
-         0;
-}
-
 /// ... and in every lane of a warp.
 template <class Shape>
 __device__ __forceinline__ TileWork next_work_of_warp(PassShared<Shape>& shared, WorkRing& ring) {

@@ -45,13 +45,6 @@ __device__ __forceinline__ void record_failure(const DeviceContext& ctx, const T
   ptx::add_relaxed_gpu(ctx.failed, 1);
 }
 
-/// What is missing early in a pass holds up all that comes later, in launches that hold several
-/// stages at the same time. So later waits last longer, by up to a quarter: the one that expires
-/// and is reported is the one that names the cause.
-__device__ __forceinline__ std::uint32_t limit_of(const DeviceContext& ctx, const Wait& wait) {
-  return ctx.limit_ticks + ctx.limit_ticks / 16 * static_cast<unsigned>(wait.kind);
-}
-
 /// Waits in one thread; false when the time limit passed, here or in another wait of this rank, or
 /// a rank refused the call, which ends the kernel. What the counter stands for may be read after
 /// `acquire`.
@@ -69,7 +62,7 @@ __device__ __forceinline__ bool poll(const DeviceContext& ctx, const Task& task,
     // traffic over NVLink and PCIe by an order of magnitude.
     if (ptx::load_relaxed_gpu(ctx.failed) != 0) return false;
     const bool refused = is_refused(ctx.refusal, ctx.call);
-    if (refused || ptx::global_ticks() - start > limit_of(ctx, wait)) {
+    if (refused || ptx::global_ticks() - start > ctx.limit_ticks[static_cast<int>(wait.kind)]) {
       record_failure(ctx, task, wait, ptx::load_relaxed_system(at.counter) - at.base, refused);
       return false;
     }

@@ -44,21 +44,6 @@ __device__ __forceinline__ void mbarrier_arrive_expect(std::uint64_t* barrier, i
       : "memory");
 }
 
-/// Whether the phase of that parity has completed.
-__device__ __forceinline__ bool mbarrier_test(std::uint64_t* barrier, int parity) {
-  int done;
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-      "selp.b32 %0, 1, 0, done;\n"
-      "}"
-      : "=r"(done)
-      : "r"(shared_address(barrier)), "r"(parity)
-      : "memory");
-  return done != 0;
-}
-
 /// Blocks until the phase of that parity has completed.
 __device__ __forceinline__ void mbarrier_wait(std::uint64_t* barrier, int parity) {
   asm volatile(
