@@ -152,7 +152,8 @@ class CudaLayer final : public LayerBackend {
   PassClock clock_;
   std::optional<PassTrace> trace_;
   std::vector<TimelineEvent> timeline_;  // of passes before the last
-  bool last_is_traced_ = false;
+  PassStats traced_stages_;              // of the last pass
+  bool last_is_traced_ = false;          // and not collected yet
   std::optional<RoutingPlan> last_plan_;
   Schedule last_schedule_;
   Pass last_pass_ = Pass::kForward;
@@ -259,6 +260,7 @@ auto CudaLayer::call(const Body& body) {
 void CudaLayer::synchronize() {
   check_cuda(cudaStreamSynchronize(stream_), "wait for the stream");
   throw_if_failed();
+  collect_trace();
 }
 
 RoutingPlan CudaLayer::plan(std::span<const std::int32_t> topk_ids) {
@@ -301,6 +303,8 @@ void CudaLayer::collect_trace() {
   last_is_traced_ = false;
   const int first_expert = comm_.rank() * (problem_.num_experts / comm_.size());
   const auto events = trace_->read(last_pass_, first_expert, stream_);
+  traced_stages_ = {};
+  replace_stages(traced_stages_, events);
   timeline_.insert(timeline_.end(), events.begin(), events.end());
 }
 
@@ -422,6 +426,10 @@ const PassStats& CudaLayer::last_pass() const {
   stats_ = {};
   clock_.read(stats_);
   stats_.workers = sms_;
+  // A launch of several stages has one time; the trace, once it was collected, has one a task.
+  for (std::size_t i = 0; trace_ && !last_is_traced_ && i < stats_.stages.size(); ++i) {
+    if (traced_stages_.stages[i].tasks > 0) stats_.stages[i] = traced_stages_.stages[i];
+  }
   if (last_plan_) count_traffic(*last_plan_, last_schedule_, stats_);
   return stats_;
 }

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <span>
 #include <vector>
 
 #include "cuda/device/context.cuh"
@@ -32,5 +33,8 @@ class PassTrace {
   DeviceArray<std::byte> records_;
   DeviceArray<std::int32_t> counts_;
 };
+
+/// Replaces the figures of the stages that the events are of by sums over them.
+void replace_stages(PassStats& stats, std::span<const TimelineEvent> events);
 
 }  // namespace uniep::cuda

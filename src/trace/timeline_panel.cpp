@@ -19,6 +19,9 @@ constexpr std::size_t kIdle = kKinds;
 constexpr double kColumnWidth = 0.5;
 constexpr auto kColumns = static_cast<std::size_t>(kInnerWidth / kColumnWidth);
 
+/// Rows drawn of a rank.
+constexpr std::size_t kMostRows = 48;
+
 std::string_view kind_color(std::size_t kind) {
   if (kind == kWait) return kWaitColor;
   if (kind == kLink) return kLinkColor;
@@ -143,11 +146,14 @@ std::vector<std::vector<TimelineEvent>> events_of(const PlotInput& input, Pass p
 
 double draw_pass(Svg& svg, const PlotInput& input, Pass pass, double top, UsedKinds& used) {
   const auto by_rank = events_of(input, pass);
-  const std::vector<WorkerRow> rows = worker_rows(by_rank);
-  const TimeSpan span = time_span(rows);
+  const std::vector<WorkerRow> all = worker_rows(by_rank);
+  const TimeSpan span = time_span(all);
+  const std::vector<WorkerRow> rows = sampled_rows(all, kMostRows);
   if (rows.empty() || span.end_ns <= span.begin_ns) return top;
   const double seconds = 1e-9 * static_cast<double>(span.end_ns - span.begin_ns);
-  svg.text(kMarginLeft, top + 10, cat(name(pass), ", ", short_time(seconds)),
+  const std::string sampling =
+      rows.size() < all.size() ? cat("; ", rows.size(), " of ", all.size(), " workers") : "";
+  svg.text(kMarginLeft, top + 10, cat(name(pass), ", ", short_time(seconds), sampling),
            {12, kMutedColor, Anchor::kStart, true});
   const double bottom = draw_rows(svg, rows, span, top + 18, used);
   draw_time_axis(svg, top + 18, bottom, seconds);

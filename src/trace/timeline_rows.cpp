@@ -19,6 +19,20 @@ std::vector<WorkerRow> worker_rows(std::span<const std::vector<TimelineEvent>> b
   return rows;
 }
 
+std::vector<WorkerRow> sampled_rows(const std::vector<WorkerRow>& rows, std::size_t most) {
+  std::vector<WorkerRow> sample;
+  for (std::size_t begin = 0; begin < rows.size();) {
+    std::size_t end = begin;
+    while (end < rows.size() && rows[end].rank == rows[begin].rank) ++end;
+    const std::size_t kept = std::min(most, end - begin);
+    for (std::size_t i = 0; i < kept; ++i) {
+      sample.push_back(rows[begin + i * (end - begin) / kept]);
+    }
+    begin = end;
+  }
+  return sample;
+}
+
 TimeSpan time_span(std::span<const WorkerRow> rows) {
   TimeSpan span;
   bool first = true;

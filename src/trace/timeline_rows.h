@@ -18,6 +18,9 @@ struct WorkerRow {
 /// Rows by rank, then by worker; element r of `by_rank` has the events of rank r, in any order.
 std::vector<WorkerRow> worker_rows(std::span<const std::vector<TimelineEvent>> by_rank);
 
+/// At most `most` rows of each rank, spread evenly over its workers: a GPU has hundreds.
+std::vector<WorkerRow> sampled_rows(const std::vector<WorkerRow>& rows, std::size_t most);
+
 /// The time that all events cover. An empty timeline covers [0, 0].
 struct TimeSpan {
   std::int64_t begin_ns = 0;

@@ -72,9 +72,10 @@ struct DeviceGrad {
 class CudaRank {
  public:
   CudaRank(const workload::Split& split, const StepOptions& options, const Communicator& member,
-           LayerResult& result)
+           Gatherer& gatherer, LayerResult& result)
       : split_(split),
         options_(options),
+        gatherer_(gatherer),
         rank_(member.rank()),
         layer_(split.problem(), member, {.record_timeline = options.record_timeline}),
         backward_(options.passes != PassChoice::kForward),
@@ -99,10 +100,13 @@ class CudaRank {
     const ForwardArgs f = split_.forward_args(rank_, result);
     const DeviceArray<bf16> out = upload(std::span<const bf16>(f.out));
     Times times;
+    // So that no pass is charged with the time that another rank took to prepare it.
+    gatherer_.meet();
     const auto start = Clock::now();
     const RoutingPlan plan = layer_.plan(ids_.span());
     layer_.synchronize();
     times.plan_s = std::chrono::duration<double>(Clock::now() - start).count();
+    gatherer_.meet();
     const Saved saved = layer_.forward(plan,
                                        {.x = x_.span(),
                                         .topk_probs = probs_.span(),
@@ -140,6 +144,7 @@ class CudaRank {
     args.dprobs = dprobs.span();
     args.dw1 = dw1.device();
     args.dw2 = dw2.device();
+    gatherer_.meet();
     layer_.backward(saved, args, options_.schedule);
     layer_.synchronize();
     times.backward = layer_.last_pass();
@@ -157,6 +162,7 @@ class CudaRank {
 
   const workload::Split& split_;
   const StepOptions& options_;
+  Gatherer& gatherer_;
   const int rank_;
   Layer layer_;
   const bool backward_;
@@ -221,8 +227,8 @@ StepReport run_cuda_steps(const LayerData& layer, const StepOptions& options,
   const workload::ResultTensors tensors{.backward = backward, .main_grad = options.main_grad};
   StepReport report;
   report.result = make_result(layer, tensors);
-  CudaRank rank(split, options, member, report.result);
   Gatherer gatherer(dynamic_cast<cuda::CudaCommunicator&>(*member.impl()).bootstrap());
+  CudaRank rank(split, options, member, gatherer, report.result);
   std::vector<double> plan_s;
   std::vector<PassStats> forward_stats, backward_stats;
   int different = 0;

@@ -17,6 +17,9 @@ class Gatherer {
  public:
   explicit Gatherer(Bootstrap& bootstrap) : bootstrap_(bootstrap) {}
 
+  /// Waits until all ranks are here.
+  void meet() { bootstrap_.all_gather("", "all ranks", env_timeout_ms()); }
+
   /// Every rank's elements, rank after rank.
   template <class T>
   std::vector<std::vector<T>> gather(std::span<const T> own) {
