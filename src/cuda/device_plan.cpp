@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "base/check.h"
-#include "comm/wait_error.h"
+#include "cuda/wait_failure.h"
 
 namespace uniep::cuda {
 namespace {
@@ -36,14 +36,7 @@ void throw_if_any(const PlanReport& report, const Problem& problem, int rank, in
                   std::int64_t limit_ms) {
   const WaitFailure& w = report.wait;
   if (w.raised != 0) {
-    throw wait_error({.rank = rank,
-                      .stage = name(static_cast<Stage>(w.stage)),
-                      .tile = w.tile,
-                      .peer = w.peer,
-                      .expected = w.expected,
-                      .seen = w.seen,
-                      .limit_ms = limit_ms},
-                     w.peer < 0 ? "CTAs" : "parts of its topk_ids");
+    throw kernel_wait_error(w, rank, limit_ms, w.peer < 0 ? "CTAs" : "parts of its topk_ids");
   }
   throw_if_any(report.fault, problem, num_ranks);
 }

@@ -6,8 +6,9 @@
 
 namespace uniep::cuda {
 
-/// The error of a wait that expired in a pass's kernel.
-inline Error pass_wait_error(const WaitFailure& w, int rank, std::int64_t limit_ms) {
+/// The error of a wait that expired in a kernel; `what` was waited for.
+inline Error kernel_wait_error(const WaitFailure& w, int rank, std::int64_t limit_ms,
+                               const std::string& what) {
   return wait_error({.rank = rank,
                      .stage = name(static_cast<Stage>(w.stage)),
                      .tile = w.tile,
@@ -15,7 +16,12 @@ inline Error pass_wait_error(const WaitFailure& w, int rank, std::int64_t limit_
                      .expected = w.expected,
                      .seen = w.seen,
                      .limit_ms = limit_ms},
-                    name(static_cast<CounterKind>(w.counter)));
+                    what);
+}
+
+/// Of a pass: it waits for counters.
+inline Error pass_wait_error(const WaitFailure& w, int rank, std::int64_t limit_ms) {
+  return kernel_wait_error(w, rank, limit_ms, name(static_cast<CounterKind>(w.counter)));
 }
 
 }  // namespace uniep::cuda

@@ -217,6 +217,19 @@ class Reports(ProgramTest):
         names = {e["name"] for e in json.loads(trace.read_text())["traceEvents"]}
         self.assertIn("link", names)
 
+    def test_info_states_the_memory_of_a_layer(self):
+        def total(*args):
+            rows = [line.split() for line in
+                    self.succeed("info", "--shape", "small", *args).splitlines()
+                    if line.startswith("  ")]
+            sizes = [next(int(word) for word in row if word.isdigit()) for row in rows]
+            self.assertEqual(rows[-1][0], "total")
+            self.assertEqual(sum(sizes[:-1]), sizes[-1])
+            return sizes[-1]
+        self.assertLess(total("--ranks", 2, "--capacity", 8192), total("--ranks", 2))
+        self.refuse("info", "--ranks", 2, words=["--shape"])
+        self.refuse("info", "--shape", "tiny", "--ranks", 7, words=["num_experts"])
+
     def test_info(self):
         text = self.succeed("info")
         for word in ("version", "compiler", "pipelined:n", "tile_m", "UNIEP_TIMEOUT_MS", "kernels"):

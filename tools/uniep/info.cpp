@@ -1,4 +1,5 @@
 #include <iostream>
+#include <memory>
 
 #include "base/check.h"
 #ifdef UNIEP_HAS_CUDA
@@ -8,6 +9,7 @@
 #include "commands.h"
 #include "cpu/kernels/kernels.h"
 #include "machine.h"
+#include "memory.h"
 #include "table.h"
 #include "uniep/schedule.h"
 
@@ -113,12 +115,39 @@ void print_environment() {
 
 }  // namespace
 
+namespace {
+
+struct InfoFlags {
+  std::string shape;
+  int ranks = 1;
+  std::int64_t capacity = 0;
+};
+
+}  // namespace
+
 void add_info(CLI::App& app, Invocation& invocation) {
   (void)invocation;
   CLI::App* sub = app.add_subcommand(
-      "info", "Version, build, backends, devices, schedules and environment variables");
-  sub->footer("Example:\n  uniep info");
-  sub->callback([] {
+      "info",
+      "Version, build, backends, devices, schedules and environment variables; with --shape, "
+      "the memory that a layer takes");
+  const auto flags = std::make_shared<InfoFlags>();
+  CLI::Option* shape = sub->add_option("--shape", flags->shape, "A shape, as uniep run takes it")
+                           ->type_name("NAME[,key=value...]");
+  sub->add_option("--ranks", flags->ranks, "Ranks of the group (default 1)")
+      ->type_name("N")
+      ->needs(shape);
+  sub->add_option("--capacity", flags->capacity,
+                  "Rows that a rank has room for (default 0: enough for any routing)")
+      ->type_name("ROWS")
+      ->needs(shape);
+  sub->footer(
+      "Examples:\n  uniep info\n  uniep info --shape deepseek-v3 --ranks 4 --capacity 131072");
+  sub->callback([flags] {
+    if (!flags->shape.empty()) {
+      return print_memory(std::cout, workload::parse_shape(flags->shape), flags->ranks,
+                          flags->capacity);
+    }
     print_build();
     print_presets();
     print_axes();
