@@ -226,7 +226,7 @@ class Reports(ProgramTest):
             self.assertEqual(rows[-1][0], "total")
             self.assertEqual(sum(sizes[:-1]), sizes[-1])
             return sizes[-1]
-        self.assertLess(total("--ranks", 2, "--capacity", 8192), total("--ranks", 2))
+        self.assertLess(total("--ranks", 2, "--capacity", 1024), total("--ranks", 2))
         self.refuse("info", "--ranks", 2, words=["--shape"])
         self.refuse("info", "--shape", "tiny", "--ranks", 7, words=["num_experts"])
 
