@@ -85,7 +85,7 @@ part() {
 skip() { wanted "$1" && note "$1" "$2" "skipped: $3" 0; }
 
 gtest_programs() {
-  for program in "$build"/tests/cuda/*_test; do
+  for program in "$build"/tests/cuda/*_test "$build"/tests/cli/cuda_bench_test; do
     [ -x "$program" ] || continue
     part "$(basename "$program")" 1 600 "$program"
   done
@@ -105,6 +105,14 @@ layer_runs() {
       fi
       first=${first:-$result}
     done
+  done
+}
+
+bench() {
+  local count
+  for count in "${gpu_counts[@]}"; do
+    part "uniep bench --ranks $count" "$count" 300 "$uniep" bench --backend cuda \
+      --ranks "$count" --shape small --schedule sequential single --iterations 3
   done
 }
 
@@ -153,6 +161,7 @@ sanitizers() {
 
 gtest_programs
 layer_runs
+bench
 plain_torch
 beside_torch
 sanitizers

@@ -8,8 +8,9 @@
 #include "cuda/stage_maps.h"
 
 // How a tile leaves the SM. A consumer warpgroup writes its half of the tile into output buffers,
-// and goes on to the next tile; its sender warp stores the buffers by the copy engine, waits until
-// the bytes have landed and signals. So no consumer ever waits for memory, let alone for a peer's.
+// and goes on to the next tile; its sender warp stores boxes by the copy engine or pushes rows by
+// ordinary stores, waits until the bytes have landed and signals. So no consumer ever waits for
+// memory, let alone for a peer's.
 //
 // Buffer b of a consumer is guarded by two barriers, `written[b]` and `sent[b]`; both sides go
 // through buffers in the same order, which follows from the stage. The first Shape::kOwnBoxes boxes
