@@ -20,16 +20,23 @@ def time_once(call):
     return begin.elapsed_time(end)
 
 
+def rotated(items, steps):
+    """The items from number `steps` on, around."""
+    first = steps % len(items)
+    return [*items[first:], *items[:first]]
+
+
 def measure(calls, iterations, after=None):
     """The Times of each call on the slowest rank.
 
-    Calls take turns, so that a drift of the machine meets all of them. `after(number)` is called
-    after each measured turn of call `number`, outside of what is timed.
+    Calls take turns, each turn beginning with another one, so that neither a drift of the machine
+    nor the heat that the others leave meets one of them alone. `after(number)` is called after each
+    measured turn of call `number`, outside of what is timed.
     """
     samples = [[] for _ in calls]
     for turn in range(WARMUPS + iterations):
-        for number, call in enumerate(calls):
-            ms = time_once(call)
+        for number in rotated(range(len(calls)), turn):
+            ms = time_once(calls[number])
             if turn >= WARMUPS:
                 samples[number].append(ms)
                 if after is not None:
