@@ -303,8 +303,7 @@ void CudaLayer::collect_trace() {
   last_is_traced_ = false;
   const int first_expert = comm_.rank() * (problem_.num_experts / comm_.size());
   const auto events = trace_->read(last_pass_, first_expert, stream_);
-  traced_stages_ = {};
-  replace_stages(traced_stages_, events);
+  traced_stages_ = stage_sums(events);
   timeline_.insert(timeline_.end(), events.begin(), events.end());
 }
 

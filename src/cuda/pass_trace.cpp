@@ -66,14 +66,15 @@ std::vector<TimelineEvent> PassTrace::read(Pass pass, int first_expert, cudaStre
   return events;
 }
 
-void replace_stages(PassStats& stats, std::span<const TimelineEvent> events) {
-  for (const TimelineEvent& e : events) stats[e.stage] = {};
+PassStats stage_sums(std::span<const TimelineEvent> events) {
+  PassStats stats;
   for (const TimelineEvent& e : events) {
     StageStats& stage = stats[e.stage];
     ++stage.tasks;
     stage.busy_s += 1e-9 * static_cast<double>(e.end_ns - e.ready_ns);
     stage.wait_s += 1e-9 * static_cast<double>(e.ready_ns - e.begin_ns);
   }
+  return stats;
 }
 
 }  // namespace uniep::cuda

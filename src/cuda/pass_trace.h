@@ -34,7 +34,7 @@ class PassTrace {
   DeviceArray<std::int32_t> counts_;
 };
 
-/// Replaces the figures of the stages that the events are of by sums over them.
-void replace_stages(PassStats& stats, std::span<const TimelineEvent> events);
+/// Sums over the events of each stage; nothing else is set.
+PassStats stage_sums(std::span<const TimelineEvent> events);
 
 }  // namespace uniep::cuda

@@ -8,8 +8,8 @@
 #include "base/env.h"
 #include "commands.h"
 #include "cpu/kernels/kernels.h"
+#include "layer_memory.h"
 #include "machine.h"
-#include "memory.h"
 #include "table.h"
 #include "uniep/schedule.h"
 

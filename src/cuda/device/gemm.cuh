@@ -9,12 +9,12 @@
 // What all GEMM stages share: loads and the main loop. A stage is a struct that says how its
 // operands lie (kMajorA, kMajorB), and what each role does for one tile:
 //
-//   static void load(const StageMaps&, OperandSlot<Shape>&, uint64_t* full, const TileWork&, int
-//   k); static constexpr int kEpilogueSlots;   // further pipeline slots, which the loader hands
-//   over static void load_epilogue(...);        // filled, or empty to be used as output buffers
-//   static Early prepare(const Consumer<Shape>&, const TileWork&);  // read ahead for the epilogue:
-//   static void finish(Consumer<Shape>&, float (&acc)[], const TileWork&, const Early&);
-//   static void send(Sender<Shape>&, const StageMaps&, const TileWork&);  // the epilogue's stores
+//   load(maps, slot, full, work, k)    loader: one step of 64 along the reduction
+//   kEpilogueSlots                     further pipeline slots, which the loader hands over ...
+//   load_epilogue(maps, slot, full, work, i)   ... filled, or empty to be used as output buffers
+//   prepare(consumer, work)            consumer: what its epilogue reads ahead of the main loop
+//   finish(consumer, acc, work, prepared)      its epilogue, into output buffers
+//   send(sender, maps, work)           sender: the epilogue's stores and signals
 
 namespace uniep::cuda {
 

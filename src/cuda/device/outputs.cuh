@@ -137,7 +137,7 @@ struct Sender {
     ptx::mbarrier_wait(&shared.written[index][buffer], used.of(buffer));
     used.flip(buffer);
   }
-  /// The copy engine has read the buffer. By one lane.
+  /// The buffer has been read, by this warp or by the copy engine. By one lane.
   __device__ __forceinline__ void give_back(int buffer) {
     ptx::mbarrier_arrive(&shared.sent[index][buffer]);
   }

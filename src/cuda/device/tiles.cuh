@@ -77,7 +77,7 @@ struct PassShared {
   std::uint64_t work_full[kWorkSlots];
   std::uint64_t work_empty[kWorkSlots];
   std::uint64_t written[kConsumers][Shape::kBoxes];  // an output buffer, by its consumer
-  std::uint64_t sent[kConsumers][Shape::kBoxes];     // and read by the copy engine
+  std::uint64_t sent[kConsumers][Shape::kBoxes];     // and read again, by its sender
   TileWork work[kWorkSlots];
   int halves_sent[kTilesUnderWay];  // senders that are done with a tile, by its number
 };

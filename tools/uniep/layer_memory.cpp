@@ -1,4 +1,4 @@
-#include "memory.h"
+#include "layer_memory.h"
 
 #include <ostream>
 
