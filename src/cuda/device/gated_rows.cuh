@@ -14,11 +14,12 @@ struct RowProbs {
 };
 
 /// Whether any of the warp's gates needs the slow path of the sigmoid.
-__device__ __forceinline__ bool any_unusual_gate(const std::uint32_t (&gates)[kPairs]) {
+template <int kCount>
+__device__ __forceinline__ bool any_unusual_gate(const std::uint32_t (&gates)[kCount]) {
   bool any = false;
 #pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
-    any |= is_unusual_gate(low_of(gates[i])) || is_unusual_gate(high_of(gates[i]));
+  for (const std::uint32_t pair : gates) {
+    any |= is_unusual_gate(low_of(pair)) || is_unusual_gate(high_of(pair));
   }
   return __any_sync(0xffffffffu, any) != 0;
 }
