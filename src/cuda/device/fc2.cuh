@@ -134,14 +134,18 @@ struct Dfc2 {
   static __device__ __forceinline__ void differentiate(const Consumer<Shape>& consumer,
                                                        const TileWork& work, int chunk,
                                                        const RowProbs& probs, const Boxes& boxes) {
+    constexpr int kGroups = kBoxCols / 16;
     float dprobs[2] = {0, 0};
+    MatrixPairs gate;
+    load_matrices(boxes.gate, gate);
 #pragma unroll 1
-    for (int group = 0; group < kBoxCols / 16; ++group) {
+    for (int group = 0; group < kGroups; ++group) {
       const std::uint32_t step = static_cast<std::uint32_t>(group) << 5;  // bytes, swizzled by xor
-      MatrixPairs gate, up, da;
-      load_matrices(boxes.gate ^ step, gate);
+      const std::uint32_t next = static_cast<std::uint32_t>((group + 1) % kGroups) << 5;
+      MatrixPairs up, da, next_gate;
       load_matrices(boxes.up ^ step, up);
       load_matrices(boxes.da ^ step, da);
+      load_matrices(boxes.gate ^ next, next_gate);
       if (any_unusual_gate(gate)) {
         differentiate<false>(probs, gate, up, da, dprobs);
       } else {
@@ -150,6 +154,8 @@ struct Dfc2 {
       store_matrices(boxes.gate ^ step, gate);
       store_matrices(boxes.up ^ step, up);
       store_matrices(boxes.da ^ step, da);
+#pragma unroll
+      for (int i = 0; i < kMatrixPairs; ++i) gate[i] = next_gate[i];
     }
     store_group(consumer, dprobs, work, chunk);
   }

@@ -23,6 +23,13 @@ __device__ __forceinline__ float high_of(std::uint32_t pair) {
   return __uint_as_float(pair & 0xffff0000u);
 }
 
+/// The lesser of each half; of a NaN and a number, the number.
+__device__ __forceinline__ std::uint32_t min_pair(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t least;
+  asm("min.bf16x2 %0, %1, %2;" : "=r"(least) : "r"(a), "r"(b));
+  return least;
+}
+
 /// Where this lane's row of matrix fragments of 16 columns `group` lies in a swizzled box of 16
 /// rows by 64 columns that begins at a multiple of 1024 bytes.
 __device__ __forceinline__ std::uint32_t box_address(const std::uint8_t* box, int group) {

@@ -16,11 +16,10 @@ struct RowProbs {
 /// Whether any of the warp's gates needs the slow path of the sigmoid.
 template <int kCount>
 __device__ __forceinline__ bool any_unusual_gate(const std::uint32_t (&gates)[kCount]) {
-  bool any = false;
+  std::uint32_t least = gates[0];
 #pragma unroll
-  for (const std::uint32_t pair : gates) {
-    any |= is_unusual_gate(low_of(pair)) || is_unusual_gate(high_of(pair));
-  }
+  for (int i = 1; i < kCount; ++i) least = min_pair(least, gates[i]);
+  const bool any = is_unusual_gate(low_of(least)) || is_unusual_gate(high_of(least));
   return __any_sync(0xffffffffu, any) != 0;
 }
 
