@@ -138,7 +138,7 @@ beside_torch() {
     fi
     part "compare_torch.py, $count" "$count" 600 python3 -m torch.distributed.run \
       --nproc_per_node="$count" benchmarks/compare_torch.py --library "$library" --check \
-      --tokens "$tokens_beside_torch" --iterations 3 \
+      --cases "all,tokens=$tokens_beside_torch" --iterations 3 \
       --forward "${schedules[@]}" --backward "${schedules[@]}"
   done
 }
