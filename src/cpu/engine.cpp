@@ -132,6 +132,7 @@ void Engine::drain(const PassContext& ctx, SharedQueue& queue, Worker& worker, i
         .pass = ctx.view.pass,
         .stage = task.stage,
         .worker = worker.index,
+        .processor = worker.index,
         .launch = launch,
         .expert = task.expert < 0 ? -1 : ctx.view.rank * ctx.view.num_local_experts + task.expert,
         .tile = task.tile};

@@ -302,7 +302,8 @@ void CudaLayer::collect_trace() {
   if (!trace_ || !last_is_traced_) return;
   last_is_traced_ = false;
   const int first_expert = comm_.rank() * (problem_.num_experts / comm_.size());
-  const auto events = trace_->read(last_pass_, first_expert, stream_);
+  const int ctas = last_schedule_.workers > 0 ? last_schedule_.workers : sms_;
+  const auto events = trace_->read(last_pass_, ctas, first_expert, stream_);
   traced_stages_ = stage_sums(events);
   timeline_.insert(timeline_.end(), events.begin(), events.end());
 }

@@ -12,8 +12,8 @@
 
 namespace uniep::cuda {
 
-/// Records what the CTAs of a pass do, and turns it into a timeline: worker w < SMs is a CTA (what
-/// its consumers computed, and waited for), the workers behind are dispatching warps.
+/// Records what the CTAs of a pass do, and turns it into a timeline: the first workers are CTAs
+/// (what their consumers computed, and waited for), those behind their dispatching warps, by CTA.
 class PassTrace {
  public:
   /// Room for `tasks_per_row` tasks of each CTA and each dispatching warp in one pass.
@@ -24,8 +24,8 @@ class PassTrace {
   /// Forgets what was recorded.
   void start(cudaStream_t stream);
 
-  /// What was recorded since `start`, when the stream has done it.
-  std::vector<TimelineEvent> read(Pass pass, int first_expert, cudaStream_t stream) const;
+  /// What was recorded since `start` of a pass with so many CTAs, when the stream has done it.
+  std::vector<TimelineEvent> read(Pass pass, int ctas, int first_expert, cudaStream_t stream) const;
 
  private:
   int rows_;
