@@ -6,6 +6,8 @@
 #include "base/check.h"
 #include "cuda/check.h"
 #include "cuda/device/tile_shape.h"
+#include "cuda/driver.h"
+#include "cuda/plan_launch.h"
 #include "cuda/tensor_map.h"
 
 namespace uniep::cuda {
@@ -52,6 +54,14 @@ std::optional<std::string> unsupported_reason(const Schedule& s, int sms) {
                ", its number of SMs");
   }
   return std::nullopt;
+}
+
+void prepare_kernels() {
+  constexpr cudaError_t (*kPrepare[])() = {
+      prepare_plan,         prepare_order,        prepare_enter,         prepare_refuse,
+      prepare_forward_n128, prepare_forward_n256, prepare_backward_n128, prepare_backward_n256};
+  for (const auto prepare : kPrepare) check_cuda(prepare(), "load the kernels");
+  (void)tensor_map_encode_tiled();  // which a first call looks up
 }
 
 PassLauncher::PassLauncher(const DeviceContext& ctx, const PassTensors& tensors, std::int64_t rows,
