@@ -6,6 +6,8 @@
 #include "base/check.h"
 #include "cuda/check.h"
 #include "cuda/device/tile_shape.h"
+#include "cuda/driver.h"
+#include "cuda/plan_launch.h"
 #include "cuda/tensor_map.h"
 #include "schedule/constraints.h"
 #include "schedule/roles.h"
@@ -43,6 +45,14 @@ LaunchPass launch_function(Pass pass, int tile_n) {
 
 std::optional<std::string> unsupported_reason(const Schedule& s, int sms) {
   return backend_reason(s, {.backend = Backend::kCuda, .max_workers = sms});
+}
+
+void prepare_kernels() {
+  constexpr cudaError_t (*kPrepare[])() = {
+      prepare_plan,         prepare_order,        prepare_enter,         prepare_refuse,
+      prepare_forward_n128, prepare_forward_n256, prepare_backward_n128, prepare_backward_n256};
+  for (const auto prepare : kPrepare) check_cuda(prepare(), "load the kernels");
+  (void)tensor_map_encode_tiled();  // which a first call looks up
 }
 
 PassLauncher::PassLauncher(const DeviceContext& ctx, const PassTensors& tensors, std::int64_t rows,
