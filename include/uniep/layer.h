@@ -117,6 +117,10 @@ class UNIEP_API Layer {
   ~Layer();
 
   /// Collective. `topk_ids` is this rank's [T, K]; T follows from its size, and is 0 to max_tokens.
+  /// A routing that has an impossible id, or brings a rank more rows than it has room for, is
+  /// refused on all ranks: Error(kInvalidArgument), or Error(kCapacity) that names the
+  /// `capacity_rows` that would do. With CUDA that error comes later, as said above, and passes of
+  /// such a plan write nothing, main_grad included.
   RoutingPlan plan(std::span<const std::int32_t> topk_ids);
 
   /// Collective. Writes `args.out`. Without a schedule: under `default_schedule` of the

@@ -227,6 +227,14 @@ class Reports(ProgramTest):
             self.assertEqual(sum(sizes[:-1]), sizes[-1])
             return sizes[-1]
         self.assertLess(total("--ranks", 2, "--capacity", 1024), total("--ranks", 2))
+        def capacity(*args):
+            text = self.succeed("info", "--shape", *args)
+            return next(line for line in text.splitlines() if line.startswith("# capacity"))
+        self.assertIn(" 131072 rows a rank;",
+                      capacity("deepseek-v3", "--ranks", 4, "--capacity", 131072))
+        self.assertIn(f" {2 * 65536 + 64 * 127} rows a rank; a balanced routing fills 65536 and",
+                      capacity("deepseek-v3", "--ranks", 4))
+        self.assertIn(" rows a rank, enough for any routing;", capacity("tiny", "--ranks", 4))
         self.refuse("info", "--ranks", 2, words=["--shape"])
         self.refuse("info", "--shape", "tiny", "--ranks", 7, words=["num_experts"])
 
