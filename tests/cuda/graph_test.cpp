@@ -94,6 +94,29 @@ TEST_P(CudaGraph, ReplaysUnderDelaysAndWrappingCountersHaveTheSameBytes) {
       on_gpus(ranks(), [&](const Communicator& c) { return captured_steps(c, faults, false); }));
 }
 
+/// All that other ranks wait for in one graph, weight gradients in another, run later.
+TEST_P(CudaGraph, DeferredWeightGradientsMayBeAGraphOfTheirOwn) {
+  expect_same(on_gpus(ranks(), [](const Communicator& c) -> std::string {
+    const LayerData first = small_layer(c.size());
+    GpuRank uncaptured(first, c);
+    for (const Schedule& schedule : cuda_schedules()) {
+      const Stream stream;
+      GpuRank rank(first, c, on(stream));
+      std::vector<std::unique_ptr<Graph>> graphs;
+      graphs.push_back(std::make_unique<Graph>(stream, [&] {
+        rank.plan();
+        rank.forward(schedule);
+        rank.backward_data(schedule);
+      }));
+      graphs.push_back(
+          std::make_unique<Graph>(stream, [&] { rank.backward_weights(cuda_schedules()[1]); }));
+      const auto said = compare_replays(rank, uncaptured, c.size(), schedule, graphs);
+      if (said != "same") return said;
+    }
+    return "same";
+  }));
+}
+
 // ---- A routing that has no plan
 
 /// Half of the slots dropped, so that every rank's rows fit the capacity ...

@@ -39,7 +39,7 @@ std::vector<Use> uses(const Problem& p, int ranks) {
       {"saved by forward: x rows, h, probabilities", "until its backward",
        SavedLayout(p, rows).bytes},
       {"rows of a forward pass: a", "pass", RowLayout(p, rows, Pass::kForward).bytes},
-      {"rows of a backward pass: a, dy, dh, dprobs", "pass",
+      {"rows of a backward pass: a, dy, dh, dprobs", "pass, or until backward_weights",
        RowLayout(p, rows, Pass::kBackward).bytes}};
 #ifdef UNIEP_HAS_CUDA
   all.push_back({"cuda: exchange of the routing", "layer", PlanExchangeLayout(p, ranks).bytes});
