@@ -59,8 +59,8 @@ std::span<T> tensor(T* data, std::int64_t elements) {
 /// A layer with the plan and the saved tensors of its last plan and forward. Pointers to tensors
 /// are device memory, of the shapes in uniep/layer.h.
 struct UniepBridgeLayer {
-  UniepBridgeLayer(const Problem& problem, void* stream)
-      : layer(problem, group(), {.cuda_stream = stream}) {}
+  UniepBridgeLayer(const Problem& problem, const LayerOptions& options)
+      : layer(problem, group(), options) {}
 
   const RoutingPlan& planned() const {
     if (!plan) throw Error(ErrorCode::kInvalidArgument, "a pass was asked for before any plan");
@@ -100,11 +100,11 @@ UNIEP_BRIDGE int uniep_bridge_schedule(const char* text, const char** full) {
   });
 }
 
-/// Collective. `stream` is a cudaStream_t.
+/// Collective. `stream` is a cudaStream_t; a layer with `trace` records timelines.
 UNIEP_BRIDGE int uniep_bridge_create(std::int64_t hidden, std::int64_t intermediate,
                                      std::int32_t num_experts, std::int32_t topk,
                                      std::int64_t max_tokens, std::int64_t capacity_rows,
-                                     void* stream, UniepBridgeLayer** layer) {
+                                     void* stream, std::int32_t trace, UniepBridgeLayer** layer) {
   return guarded([&] {
     const Problem problem{.hidden = hidden,
                           .intermediate = intermediate,
@@ -112,7 +112,8 @@ UNIEP_BRIDGE int uniep_bridge_create(std::int64_t hidden, std::int64_t intermedi
                           .topk = topk,
                           .max_tokens = max_tokens,
                           .capacity_rows = capacity_rows};
-    *layer = std::make_unique<UniepBridgeLayer>(problem, stream).release();
+    const LayerOptions options{.record_timeline = trace != 0, .cuda_stream = stream};
+    *layer = std::make_unique<UniepBridgeLayer>(problem, options).release();
   });
 }
 
@@ -157,8 +158,12 @@ UNIEP_BRIDGE int uniep_bridge_backward(UniepBridgeLayer* l, const bf16* dy, cons
   });
 }
 
+/// Drops the timelines of the passes so far, which would pile up in host memory.
 UNIEP_BRIDGE int uniep_bridge_synchronize(UniepBridgeLayer* l) {
-  return guarded([&] { l->layer.synchronize(); });
+  return guarded([&] {
+    l->layer.synchronize();
+    (void)l->layer.take_timeline();
+  });
 }
 
 /// Milliseconds of the last pass, and of each of its stages; 0: the pass has no such stage.

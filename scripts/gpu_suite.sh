@@ -1,12 +1,18 @@
 #!/usr/bin/env bash
 # gpu_suite.sh [BUILD_DIR [LAYER.safetensors]]: everything that needs a GPU, on this machine, from a
 # finished build (default build/cuda) and a layer (default data/moe_lm_layer.safetensors). Needs
-# neither cmake nor ctest. Prints each part's log where it fails, and a table last; the exit code is
-# 1 where a part failed. A part that the machine has no GPUs or no programs for is "skipped".
+# neither cmake nor ctest. Prints each part's log where it fails, and a table last, even when it is
+# interrupted. Exit code 0: every selected part passed; 1: one failed; 3: none failed, but one did
+# not run; 2: there is nothing to run.
 #
-# GPU_SUITE_PARTS=REGEX runs only the parts whose names match; GPU_SUITE_LOGS=DIR keeps their output.
+# GPU_SUITE_PARTS=REGEX   selects the parts whose names match
+# GPU_SUITE_GPUS=N        selects those that need at most N GPUs
+# GPU_SUITE_LIST=1        only lists the selected parts, and what they are expected to take
+# GPU_SUITE_SECONDS=N     does not begin a part that would not be done after N seconds
+# GPU_SUITE_RESUME=1      leaves out parts that have passed before, with the same build
+# GPU_SUITE_LOGS=DIR      where logs, verdicts and times are kept (default BUILD_DIR/gpu_suite)
 set -uo pipefail
-cd "$(dirname "$0")/.." || exit
+cd "$(dirname "$0")/.." || exit 2
 
 # Schedules that `uniep run` is checked with; all must give the same bytes at any number of GPUs.
 schedules=(
@@ -16,34 +22,190 @@ schedules=(
   'single,tile_m=128,tile_n=256,dispatch_workers=16'
 )
 gpu_counts=(1 2 4)
-# Random cases, relative to the usual number, in programs that a sanitizer slows down.
-sanitizer_cases=0.05
-sanitized=(cuda_stages_test cuda_plan_test)
-# A sanitizer may run launches one after another, though those of emulated ranks wait for one another
-# under schedules that hold several stages in one: it runs these tests only (and all of other programs).
-sanitizer_filter='CudaStages.RandomLayersAtAnyNumberOfRanks:CudaStages.RandomSchedulesAtOneRank:PlanKernel*:OrderKernel*'
 tokens_beside_torch=512  # of a rank
+# Seconds that a test program takes; others: program_s. Once a part has run, its own time counts.
+declare -A program_seconds=(
+  [cuda_plan_test]=30 [cuda_stages_test]=90 [cuda_faults_test]=120 [cuda_group_test]=90
+)
+program_s=30
+
+# A sanitizer's part has to be done after this many seconds: a layer smaller than a tile that no
+# tile divides, and random layers and routings, a fraction of their usual number.
+sanitizer_s=60
+sanitizer_shape=custom,tokens=96,hidden=136,intermediate=72,experts=4,topk=2
+sanitizer_schedules=(sequential single)
+sanitizer_cases=0.02
+# A sanitizer may run launches one after another, though those of emulated ranks wait for one another
+# under schedules that hold several stages in one: it runs these tests only.
+declare -A sanitizer_tests=(
+  [cuda_stages_test]='CudaStages.RandomLayersAtAnyNumberOfRanks:CudaStages.RandomSchedulesAtOneRank'
+  [cuda_plan_test]='PlanKernel*:OrderKernel*'
+)
 
 build=${1:-build/cuda}
 layer=${2:-data/moe_lm_layer.safetensors}
 uniep=$build/bin/uniep
-logs=${GPU_SUITE_LOGS:-$(mktemp -d)}
-results=$(mktemp -d)
-trap 'rm -rf "$results"' EXIT
-mkdir -p "$logs"
-gpus=$({ nvidia-smi --list-gpus || ls /dev/nvidia[0-9]*; } 2>/dev/null | grep -cE '^(GPU|/dev/)')
-table=()
-failed=0
-
 [ -x "$uniep" ] || { echo "there is no $uniep; a build with CUDA is needed" >&2; exit 2; }
 [ -r "$layer" ] || { echo "there is no layer file $layer" >&2; exit 2; }
+logs=${GPU_SUITE_LOGS:-$build/gpu_suite}
+mkdir -p "$logs" || exit 2
+build_id=$(cksum <"$uniep" | cut -d' ' -f1)  # the library is part of it
+gpus=$({ nvidia-smi --list-gpus || ls /dev/nvidia[0-9]*; } 2>/dev/null | grep -cE '^(GPU|/dev/)')
 
-note() {  # note NAME GPUS VERDICT SECONDS
-  table+=("$(printf '%-68s %4s  %8s  %s' "$1" "$2" "$4" "$3")")
-  printf '%s: %s (%s s)\n' "$1" "$3" "$4"
+# --- the parts: filled by `part` and `missing`, in the order in which they run ---
+names=() needs=() estimates=() limits=() commands=() reasons=()
+
+selected() {  # NAME GPUS
+  [[ $1 =~ ${GPU_SUITE_PARTS:-.} ]] && [ "$2" -le "${GPU_SUITE_GPUS:-1000}" ]
 }
 
-wanted() { [[ $1 =~ ${GPU_SUITE_PARTS:-.} ]]; }
+# part NAME GPUS ESTIMATE_S LIMIT_S COMMAND...
+part() {
+  selected "$1" "$2" || return 0
+  names+=("$1") needs+=("$2") estimates+=("$(seconds_of "$1" "$3")") limits+=("$4")
+  shift 4
+  commands+=("$(printf '%q ' "$@")")
+  reasons+=('')
+}
+
+# missing NAME GPUS REASON: a part that cannot run here.
+missing() {
+  selected "$1" "$2" || return 0
+  names+=("$1") needs+=("$2") estimates+=(0) limits+=(0) commands+=('') reasons+=("$3")
+}
+
+file_of() { echo "$logs/${1//[^A-Za-z0-9_.,=-]/_}"; }  # NAME: what its files' names begin with
+
+# A verdict file has the build, the seconds and the verdict of the part's last run.
+seconds_of() {  # NAME ESTIMATE
+  local id seconds
+  if read -r id seconds _ 2>/dev/null <"$(file_of "$1").verdict"; then
+    echo "$seconds"
+  else
+    echo "$2"
+  fi
+}
+
+verdict_before() {  # NAME: of this build, if it passed
+  local id seconds verdict
+  read -r id seconds verdict 2>/dev/null <"$(file_of "$1").verdict" || return 1
+  [ "$id" = "$build_id" ] && [[ $verdict == passed* ]] && echo "$verdict"
+}
+
+test_programs() {
+  local program name
+  for program in "$build"/tests/cuda/*_test "$build"/tests/cli/cuda_bench_test; do
+    [ -x "$program" ] || continue
+    name=$(basename "$program")
+    part "$name" 1 "${program_seconds[$name]:-$program_s}" 600 "$program"
+  done
+}
+
+# run_layer GPUS SCHEDULE: the first result is checked against float64 and `sequential` at one rank,
+# and all others must be the same bytes.
+run_layer() {
+  local reference=$logs/layer.$build_id.cksum result check=() code=0
+  result=$(mktemp "$logs/result.XXXXXX") || return 1
+  [ -f "$reference" ] || check=(--check)
+  "$uniep" run --backend cuda --ranks "$1" --input "$layer" --schedule "$2" \
+    ${check[@]+"${check[@]}"} --output "$result" || code=$?
+  if [ $code = 0 ] && [ -f "$reference" ]; then
+    cksum <"$result" | cmp - "$reference" || code=1
+  elif [ $code = 0 ]; then
+    cksum <"$result" >"$reference"
+  fi
+  rm -f "$result"
+  return $code
+}
+
+layer_runs() {
+  local schedule count
+  for schedule in "${schedules[@]}"; do
+    for count in "${gpu_counts[@]}"; do
+      part "run --ranks $count $schedule" "$count" 15 300 run_layer "$count" "$schedule"
+    done
+  done
+}
+
+bench() {
+  local count
+  for count in "${gpu_counts[@]}"; do
+    part "uniep bench --ranks $count" "$count" 15 300 "$uniep" bench --backend cuda \
+      --ranks "$count" --shape small --schedule sequential single --iterations 3
+  done
+}
+
+plain_torch() {
+  local count
+  for count in 1 2; do
+    if python3 -c 'import torch, safetensors' 2>/dev/null; then
+      part "plain_torch.py, $count" "$count" 90 600 \
+        python3 tests/cuda/plain_torch.py "$uniep" "$count" "$layer"
+    else
+      missing "plain_torch.py, $count" "$count" "python3 has no torch or safetensors"
+    fi
+  done
+}
+
+beside_torch() {
+  local library=$build/benchmarks/libuniep_bridge.so count why=''
+  python3 -c 'import torch' 2>/dev/null || why='python3 has no torch'
+  [ -f "$library" ] || why="there is no $library"
+  for count in "${gpu_counts[@]}"; do
+    if [ -n "$why" ]; then
+      missing "compare_torch.py, $count" "$count" "$why"
+      continue
+    fi
+    part "compare_torch.py, $count" "$count" 90 600 python3 -m torch.distributed.run \
+      --nproc_per_node="$count" benchmarks/compare_torch.py --library "$library" --check \
+      --cases "all,tokens=$tokens_beside_torch" --iterations 3 \
+      --forward "${schedules[@]}" --backward "${schedules[@]}"
+  done
+}
+
+# sanitizer_part NAME TOOL COMMAND...
+sanitizer_part() {
+  local name="$2 $1" sanitizer
+  sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer)
+  if [ -z "$sanitizer" ]; then
+    missing "$name" 1 "there is no compute-sanitizer"
+    return 0
+  fi
+  # A rank of a group of one, so that no other process has to be watched.
+  part "$name" 1 40 $sanitizer_s env UNIEP_TEST_CASES=$sanitizer_cases UNIEP_TIMEOUT_MS=60000 \
+    RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29517 \
+    "$sanitizer" --tool "$2" --error-exitcode 99 "${@:3}"
+}
+
+sanitizers() {
+  local tool schedule program
+  for tool in memcheck racecheck synccheck; do
+    for schedule in "${sanitizer_schedules[@]}"; do
+      sanitizer_part "uniep run $schedule" $tool "$uniep" run --backend cuda \
+        --shape "$sanitizer_shape" --schedule "$schedule"
+    done
+    for program in "${!sanitizer_tests[@]}"; do
+      sanitizer_part "$program" $tool "$build/tests/cuda/$program" \
+        --gtest_filter="${sanitizer_tests[$program]}"
+    done
+  done
+}
+
+# --- running them ---
+table=()
+passed=0 failed=0 not_run=0
+running=''      # process id of the part that runs
+interrupted=''  # by this signal
+
+note() {  # NAME GPUS ESTIMATE SECONDS VERDICT
+  case $5 in
+    passed*) passed=$((passed + 1)) ;;
+    FAILED*) failed=$((failed + 1)) ;;
+    *) not_run=$((not_run + 1)) ;;
+  esac
+  table+=("$(printf '%-68s %4s  %8s  %7s  %s' "$1" "$2" "$3" "$4" "$5")")
+  printf '%s: %s (%s s)\n' "$1" "$5" "$4"
+}
 
 # What a GoogleTest program's log says of tests that did not run: "passed" covers none of these.
 verdict_of_log() {
@@ -53,120 +215,105 @@ verdict_of_log() {
   if [ -z "$skipped" ]; then
     echo passed
   elif [ "${passed:-0}" = 0 ]; then
-    echo skipped
+    echo "did not run: all tests were skipped"
   else
     echo "passed, $skipped of $((passed + skipped)) tests skipped"
   fi
 }
 
-# part NAME GPUS LIMIT_S COMMAND...: runs one part where there are that many GPUs.
-part() {
-  local name=$1 needed=$2 limit=$3
-  shift 3
-  wanted "$name" || return 0
-  if [ "$gpus" -lt "$needed" ]; then
-    note "$name" "$needed" "skipped: $gpus GPUs here" 0
+# Why a part is not to be begun; nothing where it is.
+obstacle() {  # NUMBER
+  local i=$1 time_left=$((${GPU_SUITE_SECONDS:-1000000} - SECONDS))
+  if [ -n "${reasons[i]}" ]; then
+    echo "${reasons[i]}"
+  elif [ "$gpus" = 0 ]; then
+    echo "there is no GPU here"
+  elif [ "$gpus" -lt "${needs[i]}" ]; then
+    echo "there are $gpus GPUs here"
+  elif [ -n "$interrupted" ]; then
+    echo "interrupted"
+  elif [ "${estimates[i]}" -gt "$time_left" ]; then
+    echo "GPU_SUITE_SECONDS is $GPU_SUITE_SECONDS"
+  fi
+}
+
+run_part() {  # NUMBER
+  local i=$1 name=${names[$1]} verdict why log begin=$SECONDS code=0 seconds
+  if [ -n "${GPU_SUITE_RESUME:-}" ] && verdict=$(verdict_before "$name"); then
+    note "$name" "${needs[i]}" "${estimates[i]}" 0 "$verdict, before"
     return 0
   fi
-  local log=$logs/${name//[^A-Za-z0-9_.,=-]/_}.log begin=$SECONDS code=0
-  timeout --kill-after=10 "$limit" "$@" >"$log" 2>&1 || code=$?
-  local seconds=$((SECONDS - begin))
-  case $code in
-    0) note "$name" "$needed" "$(verdict_of_log "$log")" $seconds ;;
-    124 | 137) note "$name" "$needed" "FAILED: not done after $limit s" $seconds ;;
-    *) note "$name" "$needed" "FAILED: exit code $code" $seconds ;;
-  esac
-  if [ $code != 0 ]; then
-    failed=1
-    tail -n 40 "$log"
-  fi
-}
-
-skip() { wanted "$1" && note "$1" "$2" "skipped: $3" 0; }
-
-gtest_programs() {
-  for program in "$build"/tests/cuda/*_test "$build"/tests/cli/cuda_bench_test; do
-    [ -x "$program" ] || continue
-    part "$(basename "$program")" 1 600 "$program"
-  done
-}
-
-# The first result that exists is what all others are compared with.
-layer_runs() {
-  local first='' schedule count result
-  for schedule in "${schedules[@]}"; do
-    for count in "${gpu_counts[@]}"; do
-      result=$results/$schedule.$count.safetensors
-      part "run --ranks $count $schedule" "$count" 300 "$uniep" run --backend cuda \
-        --ranks "$count" --input "$layer" --schedule "$schedule" --check --output "$result"
-      [ -f "$result" ] || continue
-      if [ -n "$first" ]; then
-        part "same bytes --ranks $count $schedule" "$count" 60 cmp "$first" "$result"
-      fi
-      first=${first:-$result}
-    done
-  done
-}
-
-bench() {
-  local count
-  for count in "${gpu_counts[@]}"; do
-    part "uniep bench --ranks $count" "$count" 300 "$uniep" bench --backend cuda \
-      --ranks "$count" --shape small --schedule sequential single --iterations 3
-  done
-}
-
-plain_torch() {
-  if ! python3 -c 'import torch, safetensors' 2>/dev/null; then
-    skip "plain_torch.py" 1 "python3 has no torch or safetensors"
+  why=$(obstacle "$i")
+  if [ -n "$why" ]; then
+    note "$name" "${needs[i]}" "${estimates[i]}" 0 "did not run: $why"
     return 0
   fi
-  for count in 1 2; do
-    part "plain_torch.py, $count" "$count" 600 \
-      python3 tests/cuda/plain_torch.py "$uniep" "$count" "$layer"
-  done
+  log=$(file_of "$name").log
+  # In the background, because a trap has to wait for what runs in the foreground.
+  timeout --kill-after=10 "${limits[i]}" bash -c "${commands[i]}" >"$log" 2>&1 &
+  running=$!
+  wait $running || code=$?
+  running=''
+  seconds=$((SECONDS - begin))
+  if [ -n "$interrupted" ]; then
+    verdict="did not run to its end: interrupted"
+  else
+    case $code in
+      0) verdict=$(verdict_of_log "$log") ;;
+      124 | 137) verdict="FAILED: not done after ${limits[i]} s" ;;
+      *) verdict="FAILED: exit code $code" ;;
+    esac
+    echo "$build_id $seconds $verdict" >"$(file_of "$name").verdict"
+  fi
+  note "$name" "${needs[i]}" "${estimates[i]}" $seconds "$verdict"
+  [ $code = 0 ] || tail -n 40 "$log"
 }
 
-beside_torch() {
-  local library=$build/benchmarks/libuniep_bridge.so count missing=''
-  python3 -c 'import torch' 2>/dev/null || missing='python3 has no torch'
-  [ -f "$library" ] || missing="there is no $library"
-  for count in "${gpu_counts[@]}"; do
-    if [ -n "$missing" ]; then
-      skip "compare_torch.py, $count" "$count" "$missing"
-      continue
-    fi
-    part "compare_torch.py, $count" "$count" 600 python3 -m torch.distributed.run \
-      --nproc_per_node="$count" benchmarks/compare_torch.py --library "$library" --check \
-      --tokens "$tokens_beside_torch" --iterations 3 \
-      --forward "${schedules[@]}" --backward "${schedules[@]}"
-  done
+interrupt() {  # SIGNAL
+  interrupted=$1
+  [ -z "$running" ] || kill -TERM "$running" 2>/dev/null
 }
 
-sanitizers() {
-  local sanitizer tool program
-  sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer)
-  for tool in memcheck racecheck synccheck; do
-    for program in "${sanitized[@]}"; do
-      if [ -z "$sanitizer" ]; then
-        skip "$tool $program" 1 "there is no compute-sanitizer"
-        continue
-      fi
-      part "$tool $program" 1 600 env UNIEP_TEST_CASES=$sanitizer_cases \
-        "$sanitizer" --tool "$tool" --error-exitcode 99 "$build/tests/cuda/$program" \
-        --gtest_filter="$sanitizer_filter"
-    done
+list_parts() {
+  local i total=0
+  printf '%-68s %4s  %8s  %s\n' part GPUS 'expected' 'here'
+  for i in "${!names[@]}"; do
+    printf '%-68s %4s  %6s s  %s\n' "${names[i]}" "${needs[i]}" "${estimates[i]}" "$(obstacle "$i")"
+    total=$((total + estimates[i]))
   done
+  echo "# ${#names[@]} parts, $total s expected; $gpus GPUs here"
 }
 
-gtest_programs
+print_table() {
+  printf '\n# logs in %s\n' "$logs"
+  [ "$gpus" != 0 ] || echo '# there is no GPU here: nothing that needs one has run'
+  printf '%-68s %4s  %8s  %7s  %s\n' part GPUs expected seconds verdict
+  printf '%s\n' "${table[@]}"
+  echo "# $passed passed, $failed failed, $not_run did not run${interrupted:+; interrupted by SIG$interrupted}"
+}
+
+test_programs
 layer_runs
 bench
 plain_torch
 beside_torch
 sanitizers
 
-printf '\n# logs in %s\n' "$logs"
-printf '%-68s %4s  %8s  %s\n' part GPUs seconds verdict
-printf '%s\n' "${table[@]}"
-exit $failed
+if [ ${#names[@]} = 0 ]; then
+  echo "no part is selected; GPU_SUITE_LIST=1 without GPU_SUITE_PARTS lists all" >&2
+  exit 2
+fi
+if [ -n "${GPU_SUITE_LIST:-}" ]; then
+  list_parts
+  exit 0
+fi
+export uniep layer logs build_id
+export -f run_layer
+for signal in INT TERM HUP; do
+  # shellcheck disable=SC2064
+  trap "interrupt $signal" $signal
+done
+for i in "${!names[@]}"; do run_part "$i"; done
+print_table
+[ $failed = 0 ] || exit 1
+[ $not_run = 0 ] || exit 3

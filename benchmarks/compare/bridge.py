@@ -7,7 +7,7 @@ TO = ctypes.POINTER
 # Arguments of the functions that return 0 or 1; the first one of most is the layer.
 SIGNATURES = {
     "schedule": [TEXT, TO(TEXT)],
-    "create": [LONG, LONG, INT, INT, LONG, LONG, POINTER, TO(POINTER)],
+    "create": [LONG, LONG, INT, INT, LONG, LONG, POINTER, INT, TO(POINTER)],
     "plan": [POINTER, POINTER, LONG],
     "forward": [POINTER] * 6 + [TEXT],
     "backward": [POINTER] * 8 + [TEXT],
@@ -68,12 +68,12 @@ def address(tensor):
 class Layer:
     """uniep::Layer of a shape (compare/shapes.py). Arguments are tensors of its device."""
 
-    def __init__(self, library, shape, ranks, capacity_rows, stream):
+    def __init__(self, library, shape, ranks, capacity_rows, stream, trace=False):
         self._library = library
         self._local_experts = shape.experts // ranks
         self._handle = POINTER()
         library.call("create", shape.hidden, shape.intermediate, shape.experts, shape.topk,
-                     shape.tokens, capacity_rows, stream, ctypes.byref(self._handle))
+                     shape.tokens, capacity_rows, stream, int(trace), ctypes.byref(self._handle))
 
     def close(self):
         """Collective."""
@@ -93,7 +93,7 @@ class Layer:
                            schedule.encode())
 
     def synchronize(self):
-        """Waits for all passes, and throws what went wrong in them."""
+        """Waits for all passes, and throws what went wrong in them; drops their timelines."""
         self._library.call("synchronize", self._handle)
 
     def last_pass(self):

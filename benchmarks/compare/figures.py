@@ -38,19 +38,34 @@ class Times:
 
 @dataclass(frozen=True)
 class Product:
-    """One of the six products of a layer, alone."""
-    grouped_ms: float  # torch._grouped_mm on the rows as they are
-    batched_ms: float  # torch.bmm (cuBLAS), every expert with the same number of rows
+    """One of the six products of a layer, alone: median milliseconds of each rank, with its own
+    rows."""
+    grouped: list  # torch._grouped_mm on the rows as they are
+    batched: list | None  # torch.bmm (cuBLAS), as many rows for each expert; None: not comparable
+
+    @property
+    def grouped_ms(self):
+        return max(self.grouped)
+
+    @property
+    def batched_ms(self):
+        return max(self.batched) if self.batched else None
+
+    @property
+    def floors(self):
+        """The better of the two, by rank."""
+        return [min(pair) for pair in zip(self.grouped, self.batched or self.grouped)]
 
     @property
     def floor_ms(self):
-        return min(self.grouped_ms, self.batched_ms)
+        return max(self.floors)
 
 
 def direction_floor_ms(direction, products, wire):
-    """No layer is faster than its products, nor than its bytes over the wire."""
-    computing = sum(products[name].floor_ms for name in PRODUCTS[direction])
-    return max(computing, wire.floor_ms(LINK_GBPS))
+    """No layer is done before its busiest rank has done all of its own products, nor before the
+    rank with the most bytes has moved them over the wire."""
+    by_rank = zip(*(products[name].floors for name in PRODUCTS[direction]))
+    return max(max(map(sum, by_rank)), wire.floor_ms(LINK_GBPS))
 
 
 def reduce_bytes(shape):
@@ -58,8 +73,33 @@ def reduce_bytes(shape):
     return shape.tokens * (shape.topk + 1) * shape.hidden * BF16_BYTES
 
 
-def stage_figures(stage, ms, shape, products, wire, copy_gbps):
+@dataclass(frozen=True)
+class StageTimes:
+    """Of a stage that has a launch of its own."""
+    turns: list  # milliseconds of each rank, by turn
+
+    @property
+    def slowest(self):
+        return Times.of_slowest(zip(*self.turns))
+
+    def unhindered_gbps(self, bytes_by_rank):
+        """Bandwidth apart from waiting for other ranks: the highest of all ranks in each turn, and
+        of these the median. A rank that is ahead of another waits for it within its launch, for
+        tokens to be published or rows to arrive; the one that comes last waits for nobody.
+        """
+        return quantile([max(moved / ms for moved, ms in zip(bytes_by_rank, turn)) * 1e-6
+                         for turn in self.turns], 0.5)
+
+
+def bandwidth(bytes_by_rank, times, limit_gbps):
+    gbps = times.unhindered_gbps(bytes_by_rank)
+    return {"floor_ms": max(bytes_by_rank) / limit_gbps * 1e-6, "gbps": gbps,
+            "of_limit": gbps / limit_gbps}
+
+
+def stage_figures(stage, times, shape, products, wire, copy_gbps):
     """What a record says beside the stage's own time."""
+    ms = times.slowest.ms
     if stage in PUSHING:
         push_ms, bare = wire.push_ms(PUSH_GBPS), products[stage]
         return {"baseline_ms": bare.grouped_ms, "push_ms": push_ms,
@@ -70,8 +110,8 @@ def stage_figures(stage, ms, shape, products, wire, copy_gbps):
         return {"baseline_ms": bare.grouped_ms, "floor_ms": bare.floor_ms,
                 "ratio": ms / bare.grouped_ms}
     if stage == "dispatch" and max(wire.pulled) > 0:
-        return {"floor_ms": wire.pull_ms(LINK_GBPS), "gbps": max(wire.pulled) / ms * 1e-6}
+        return bandwidth(wire.pulled, times, LINK_GBPS)
     if stage == "reduce":
-        gbps = reduce_bytes(shape) / ms * 1e-6
-        return {"floor_ms": ms * gbps / copy_gbps, "gbps": gbps}
+        moved = [reduce_bytes(shape)] * len(times.turns[0])
+        return bandwidth(moved, times, copy_gbps)
     return {}

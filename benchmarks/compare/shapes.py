@@ -1,4 +1,5 @@
 """Layers to compare, and what follows from their routing alone."""
+import math
 from dataclasses import dataclass, replace
 
 ROW_ALIGN = 128  # Problem::row_align of include/uniep/problem.h
@@ -7,19 +8,26 @@ BF16_BYTES = 2
 
 @dataclass(frozen=True)
 class Shape:
-    name: str
+    """A layer to compare: a model's, with as many tokens and as skewed a routing as asked for."""
+    name: str  # as parse_case reads it
     tokens: int  # of a rank
     hidden: int
     intermediate: int
     experts: int
     topk: int
+    skew: float = 0.0  # of the router: expert e's logit is lowered by skew * log(1 + e)
 
     @property
     def row_bytes(self):
         return self.hidden * BF16_BYTES
 
+    @property
+    def model(self):
+        """Shapes of one model can use the same weights."""
+        return self.name.partition(",")[0]
 
-SHAPES = {shape.name: shape for shape in (
+
+MODELS = {shape.name: shape for shape in (
     Shape("deepseek-v3", 8192, 7168, 2048, 256, 8),
     Shape("qwen3-235b", 8192, 4096, 1536, 128, 8),
     Shape("qwen3-30b", 16384, 2048, 768, 128, 8),
@@ -27,19 +35,54 @@ SHAPES = {shape.name: shape for shape in (
     Shape("gpt-oss-120b", 8192, 2880, 2880, 128, 4),
 )}
 
+ALL = "all"  # every model
+KEYS = {"tokens": (int, 1, 1 << 28), "skew": (float, 0, 100)}  # of a case: type, least, most
 
-def choose_shapes(names, tokens, ranks):
-    """The shapes of a comma-separated list; `tokens` replaces theirs unless it is None."""
-    chosen = []
-    for name in names.split(","):
-        if name not in SHAPES:
-            raise ValueError(f"shape '{name}' is unknown; {', '.join(SHAPES)} are accepted")
-        shape = SHAPES[name]
+
+def parse_cases(texts, ranks):
+    """The shapes of a list of cases, each MODEL[,tokens=T][,skew=Z] or the same of `all` models.
+    Those of one model follow one another, so that they can share its weights."""
+    shapes = list(dict.fromkeys(shape for text in texts for shape in parse_case(text)))
+    for shape in shapes:
         if shape.experts % ranks != 0:
-            raise ValueError(f"shape '{name}' has {shape.experts} experts, which {ranks} ranks do "
-                             "not divide; a number of ranks that divides them is accepted")
-        chosen.append(shape if tokens is None else replace(shape, tokens=tokens))
-    return chosen
+            raise ValueError(f"case '{shape.name}' has {shape.experts} experts, which {ranks} ranks "
+                             "do not divide; a number of ranks that divides them is accepted")
+    models = [shape.model for shape in shapes]
+    return sorted(shapes, key=lambda shape: models.index(shape.model))
+
+
+def parse_case(text):
+    name, *pairs = text.split(",")
+    if name != ALL and name not in MODELS:
+        raise ValueError(f"case '{text}': '{name}' is unknown; {', '.join(MODELS)} and {ALL} are "
+                         "accepted")
+    changes = {}
+    for pair in pairs:
+        key, _, value = pair.partition("=")
+        if key not in KEYS or key in changes:
+            raise ValueError(f"case '{text}': '{pair}' is not accepted; tokens=T and skew=Z are, "
+                             "each once")
+        changes[key] = number(text, key, value)
+    return [named(replace(model, **changes)) for model in MODELS.values()
+            if name in (ALL, model.name)]
+
+
+def number(text, key, value):
+    kind, least, most = KEYS[key]
+    try:
+        result = kind(value)
+    except ValueError:
+        result = math.nan
+    if not least <= result <= most:
+        raise ValueError(f"case '{text}': {key} is '{value}'; {least} to {most} is accepted")
+    return result
+
+
+def named(shape):
+    """With the shortest name that parse_case reads as this shape."""
+    tokens = f",tokens={shape.tokens}" if shape.tokens != MODELS[shape.model].tokens else ""
+    skew = f",skew={shape.skew:g}" if shape.skew else ""
+    return replace(shape, name=shape.model + tokens + skew)
 
 
 @dataclass(frozen=True)
@@ -72,6 +115,12 @@ def wire_of(ids, shape):
     return Wire(pulled, pushed)
 
 
+def rank_rows(rows_per_expert, ranks):
+    """Rows of the experts of each rank."""
+    local = len(rows_per_expert) // ranks
+    return [sum(rows_per_expert[rank * local:(rank + 1) * local]) for rank in range(ranks)]
+
+
 def round_up(value, step):
     return -(-value // step) * step
 
@@ -79,7 +128,6 @@ def round_up(value, step):
 def capacity_rows(shape, ranks, rows_per_expert):
     """Rows that uniep's buffers hold: twice the balanced load, or what this routing needs."""
     local = shape.experts // ranks
-    padded = [round_up(rows, ROW_ALIGN) for rows in rows_per_expert]
-    needed = max(sum(padded[rank * local:(rank + 1) * local]) for rank in range(ranks))
+    needed = max(rank_rows([round_up(rows, ROW_ALIGN) for rows in rows_per_expert], ranks))
     roomy = 2 * shape.tokens * shape.topk + local * ROW_ALIGN
     return round_up(max(roomy, needed), ROW_ALIGN)

@@ -26,23 +26,31 @@ def longest(words, title):
 
 def direction_table(shapes, schedules):
     return Table(("shape", longest([s.name for s in shapes], "shape"), ""), ("pass", 8, ""),
-                 ("schedule", longest(schedules, "schedule"), ""), ("torch ms", 9, ".3f"),
-                 ("uniep ms", 9, ".3f"), ("speedup", 7, ".2f"), ("floor ms", 9, ".3f"),
-                 ("torch eff", 9, ".1%"), ("uniep eff", 9, ".1%"), ("wrong", 9, "d"))
+                 ("schedule", longest(schedules, "schedule"), ""), ("load", 5, ".2f"),
+                 ("torch ms", 9, ".3f"), ("uniep ms", 9, ".3f"), ("speedup", 7, ".2f"),
+                 ("floor ms", 9, ".3f"), ("torch eff", 9, ".1%"), ("uniep eff", 9, ".1%"),
+                 ("trace", 6, "+.1%"), ("wrong", 9, "d"))
 
 
 def direction_line(table, record, schedule):
     floor, torch, uniep = record["floor_ms"], record["baseline_ms"], record["ms"]
-    return table.line(record["shape"], record["direction"], schedule, torch, uniep, torch / uniep,
-                      floor, floor / torch, floor / uniep, record["wrong"])
+    return table.line(record["shape"], record["direction"], schedule, record["load"], torch, uniep,
+                      torch / uniep, floor, floor / torch, floor / uniep, record.get("trace_cost"),
+                      record["wrong"])
+
+
+def clock_line(seconds):
+    """What a case took on the host's clock."""
+    return "# took     " + ", ".join(f"{what} {s:.1f} s" for what, s in seconds.items())
 
 
 STAGE_NOTES = [
     "#",
     "# stages of uniep. bare: torch._grouped_mm of the product alone; push: its rows' bytes over",
     "# the wire at 340 GB/s; ratio: ms / bare, where there is a push ms / max(bare, push); GB/s:",
-    "# pulled over the wire (dispatch), read and written (reduce); eff: floor / ms, where the",
-    "# floor is the better product below or push, 370 GB/s for dispatch, a copy's speed for reduce",
+    "# pulled over the wire (dispatch), read and written (reduce), of the rank that came last, which",
+    "# waits for no other; of limit: that over 370 GB/s (dispatch) or a copy's speed (reduce); eff:",
+    "# floor / ms, where the floor is the better product below or push, or the bytes at the limit",
 ]
 
 
@@ -54,28 +62,29 @@ def stage_lines(stages):
                   ("pass", 8, ""), ("schedule", longest([s for _, s in stages], "schedule"), ""),
                   ("stage", 8, ""), ("ms", 9, ".3f"), ("p10", 9, ".3f"), ("p90", 9, ".3f"),
                   ("bare ms", 9, ".3f"), ("push ms", 9, ".3f"), ("ratio", 6, ".2f"),
-                  ("GB/s", 6, ".0f"), ("eff", 6, ".1%"))
+                  ("GB/s", 6, ".0f"), ("of limit", 8, ".1%"), ("eff", 6, ".1%"))
     return STAGE_NOTES + [table.header()] + [
         table.line(r["shape"], r["pass"], schedule, r["direction"], r["ms"], r["p10"], r["p90"],
                    r["baseline_ms"], r.get("push_ms"), r.get("ratio"), r.get("gbps"),
-                   r["efficiency"])
+                   r.get("of_limit"), r["efficiency"])
         for r, schedule in stages]
 
 
-def flops(shape, product):
-    """Of a rank with its share of all rows."""
+def flops(shape, load, product):
+    """Of the busiest rank."""
     width = 2 if product in ("fc1", "dfc1", "wgrad1") else 1
-    return 2 * shape.tokens * shape.topk * shape.hidden * shape.intermediate * width
+    return 2 * load * shape.tokens * shape.topk * shape.hidden * shape.intermediate * width
 
 
 def product_lines(products):
-    """`products` has (shape, name, Product)."""
-    table = Table(("shape", longest([shape.name for shape, _, _ in products], "shape"), ""),
+    """`products` has (shape, load of its busiest rank, name, Product)."""
+    table = Table(("shape", longest([shape.name for shape, *_ in products], "shape"), ""),
                   ("product", 8, ""), ("grouped ms", 10, ".3f"), ("batched ms", 10, ".3f"),
                   ("TFLOP/s", 8, ".0f"))
-    notes = ["#", "# products alone: torch._grouped_mm on the real rows, torch.bmm at perfect "
-                  "balance; floors are made of the better one, whose speed is shown"]
+    notes = ["#", "# products alone, of the slowest rank: torch._grouped_mm on its real rows; where "
+                  "routing is even, torch.bmm at perfect balance;",
+             "# floors are made of the better one, whose speed is shown"]
     return notes + [table.header()] + [
         table.line(shape.name, name, product.grouped_ms, product.batched_ms,
-                   flops(shape, name) / product.floor_ms * 1e-9)
-        for shape, name, product in products]
+                   flops(shape, load, name) / product.floor_ms * 1e-9)
+        for shape, load, name, product in products]

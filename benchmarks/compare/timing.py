@@ -2,17 +2,21 @@
 import torch
 
 from compare import group
-from compare.figures import Product, Times
+from compare.figures import Product, Times, quantile
 
 WARMUPS = 3
+LEAD_CYCLES = 4_000_000  # 2 ms of a GPU: longer than the host takes to put two calls on the stream
 
 
-def time_once(call):
-    """The time of a call behind an untimed one of its own kind: the host is ahead then, so its own
-    time is not measured, and the GPU has the clocks and the temperature of sustained work."""
+def time_once(before, call):
+    """The time of a call behind an untimed one: the GPU has the clocks and the temperature of
+    sustained work then, and ranks begin as far apart as within a step of training. Both are on the
+    stream before the first begins, so the host's own time is not measured, however small they are.
+    """
     group.together()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    call()
+    torch.cuda._sleep(LEAD_CYCLES)
+    before()
     begin.record()
     call()
     end.record()
@@ -26,41 +30,47 @@ def rotated(items, steps):
     return [*items[first:], *items[:first]]
 
 
-def measure(calls, iterations, after=None):
-    """The Times of each call on the slowest rank.
+def measure(calls, iterations, after=None, before=None):
+    """Milliseconds of each call, [call][rank][turn].
 
     Calls take turns, each turn beginning with another one, so that neither a drift of the machine
-    nor the heat that the others leave meets one of them alone. `after(number)` is called after each
-    measured turn of call `number`, outside of what is timed.
+    nor the heat that the others leave meets one of them alone. `after(number)` is called after every
+    turn of call `number`, outside of what is timed. `before[number]` is the untimed call in front
+    of call `number`, which is that call itself where nothing is given.
     """
+    before = before or calls
     samples = [[] for _ in calls]
     for turn in range(WARMUPS + iterations):
         for number in rotated(range(len(calls)), turn):
-            ms = time_once(calls[number])
+            ms = time_once(before[number], calls[number])
             if turn >= WARMUPS:
                 samples[number].append(ms)
-                if after is not None:
-                    after(number)
-    return [Times.of_slowest(group.gather_numbers(values)) for values in samples]
+            if after is not None:
+                after(number)
+    return [group.gather_numbers(values) for values in samples]
 
 
 def copy_gbps(iterations):
     """Bytes read and written by a copy within the device."""
     source = torch.ones(1 << 30, device=group.DEVICE, dtype=torch.bfloat16)  # 2 GiB
     target = torch.empty_like(source)
-    times, = measure([lambda: target.copy_(source)], iterations)
-    return 2 * source.nbytes / times.ms * 1e-6
+    ranks, = measure([lambda: target.copy_(source)], iterations)
+    return 2 * source.nbytes / Times.of_slowest(ranks).ms * 1e-6
 
 
-def time_products(operands, offsets, iterations):
-    """Product by name. `operands` has the two operands that torch._grouped_mm takes."""
+def time_products(operands, offsets, iterations, even):
+    """Product by name. `operands` has the two operands that torch._grouped_mm takes. Where the load
+    is `even`, every expert having rows on every rank, there are batched products to compare with.
+    """
     calls = []
     for a, b in operands.values():
-        even_a, even_b = balanced(a, b, len(offsets))
         calls.append(lambda a=a, b=b: torch._grouped_mm(a, b, offs=offsets))
-        calls.append(lambda a=even_a, b=even_b: torch.bmm(a, b))
-    times = iter(measure(calls, iterations))
-    return {name: Product(next(times).ms, next(times).ms) for name in operands}
+        if even:
+            even_a, even_b = balanced(a, b, len(offsets))
+            calls.append(lambda a=even_a, b=even_b: torch.bmm(a, b))
+    medians = iter([[quantile(values, 0.5) for values in ranks]
+                    for ranks in measure(calls, iterations)])
+    return {name: Product(next(medians), next(medians) if even else None) for name in operands}
 
 
 def balanced(a, b, experts):

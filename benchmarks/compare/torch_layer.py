@@ -4,8 +4,6 @@ Forward: stable permute, all-to-all, sort by expert, grouped GEMM, weighted SwiG
 grouped GEMM, unsort, all-to-all, sum over k in a fixed order. Backward: the same back, with all
 gradients. Split sizes are known beforehand, so that it never waits for the host.
 """
-from dataclasses import dataclass
-
 import torch
 import torch.distributed as dist
 import triton
@@ -105,17 +103,6 @@ class Exchange:
         dist.all_to_all_single(returned, rows.index_select(0, self.by_arrival), self.sent_rows,
                                self.received_rows)
         return returned
-
-
-@dataclass
-class Inputs:
-    """One rank's tensors, of uniep's shapes (include/uniep/layer.h)."""
-    ids: torch.Tensor
-    probs: torch.Tensor
-    x: torch.Tensor
-    dy: torch.Tensor
-    w1: torch.Tensor
-    w2: torch.Tensor
 
 
 class TorchLayer:

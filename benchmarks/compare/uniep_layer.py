@@ -7,16 +7,15 @@ DPROBS_TOLERANCE = 1e-5  # relative L2: PyTorch sums dprobs in another order
 
 
 class UniepLayer:
-    def __init__(self, library, shape, inputs, capacity_rows):
+    def __init__(self, library, shape, inputs, weights, capacity_rows, trace=False):
         self.inputs = inputs
         stream = torch.cuda.current_stream().cuda_stream
-        self._layer = bridge.Layer(library, shape, group.size(), capacity_rows, stream)
+        self._layer = bridge.Layer(library, shape, group.size(), capacity_rows, stream, trace)
         self.synchronize = self._layer.synchronize
         self.last_pass = self._layer.last_pass
-        self.results = {
-            "out": torch.empty_like(inputs.x), "dx": torch.empty_like(inputs.dy),
-            "dprobs": torch.empty_like(inputs.probs), "dw1": torch.empty_like(inputs.w1),
-            "dw2": torch.empty_like(inputs.w2)}
+        self.results = {"out": torch.empty_like(inputs.x), "dx": torch.empty_like(inputs.dy),
+                        "dprobs": torch.empty_like(inputs.probs), "dw1": weights.dw1,
+                        "dw2": weights.dw2}
 
     def plan(self):
         self._layer.plan(self.inputs.ids)

@@ -357,7 +357,8 @@ RoutingPlan CudaLayer::make_plan(std::span<const std::int32_t> topk_ids) {
 void CudaLayer::collect_trace() {
   if (!trace_) return;
   const int first_expert = comm_.rank() * (problem_.num_experts / comm_.size());
-  const auto events = trace_->take(first_expert, stream_);
+  const int ctas = last_schedule_.workers > 0 ? last_schedule_.workers : sms_;
+  const auto events = trace_->take(ctas, first_expert, stream_);
   if (events.empty()) return;
   traced_stages_ = stage_sums(events);
   timeline_.insert(timeline_.end(), events.begin(), events.end());

@@ -11,13 +11,14 @@ namespace {
 /// The events of one row. A task that was taken while the row was still busy with the one before
 /// waited for nothing until that was done.
 void append_events(std::vector<TimelineEvent>& events, std::span<const TraceRecord> records,
-                   int worker, Pass pass, int first_expert) {
+                   int worker, int processor, Pass pass, int first_expert) {
   std::uint64_t free = 0;
   for (const TraceRecord& r : records) {
     const std::uint64_t begin = std::min(std::max(r.taken, free), r.begun);
     events.push_back({.pass = pass,
                       .stage = r.stage,
                       .worker = worker,
+                      .processor = processor,
                       .launch = r.launch,
                       .expert = r.expert < 0 ? -1 : first_expert + r.expert,
                       .tile = r.tile,
@@ -51,7 +52,7 @@ void PassTrace::start(Pass pass, cudaStream_t stream) {
       "name the traced pass");
 }
 
-std::vector<TimelineEvent> PassTrace::take(int first_expert, cudaStream_t stream) {
+std::vector<TimelineEvent> PassTrace::take(int ctas, int first_expert, cudaStream_t stream) {
   check_cuda(cudaStreamSynchronize(stream), "wait for the trace");
   const std::vector<std::int32_t> counts = counts_.to_host();
   const Pass pass = counts.back() == 0 ? Pass::kForward : Pass::kBackward;
@@ -67,7 +68,8 @@ std::vector<TimelineEvent> PassTrace::take(int first_expert, cudaStream_t stream
     check_cuda(
         cudaMemcpy(records.data(), from, count * sizeof(TraceRecord), cudaMemcpyDeviceToHost),
         "copy the trace to the host");
-    append_events(events, records, row, pass, first_expert);
+    const int cta = row < ctas ? row : (row - ctas) / kDispatchWarps;
+    append_events(events, records, row, cta, pass, first_expert);
   }
   return events;
 }

@@ -12,8 +12,8 @@
 
 namespace uniep::cuda {
 
-/// Records what the CTAs of a pass do, and turns it into a timeline: worker w < SMs is a CTA (what
-/// its consumers computed, and waited for), the workers behind are dispatching warps.
+/// Records what the CTAs of a pass do, and turns it into a timeline: the first workers are CTAs
+/// (what their consumers computed, and waited for), those behind their dispatching warps, by CTA.
 class PassTrace {
  public:
   /// Room for `tasks_per_row` tasks of each CTA and each dispatching warp in one pass.
@@ -24,8 +24,9 @@ class PassTrace {
   /// Forgets what was recorded; what is, from here on, is of `pass`. Can be captured in a graph.
   void start(Pass pass, cudaStream_t stream);
 
-  /// What was recorded since the last `start`, when the stream has done it; then it is forgotten.
-  std::vector<TimelineEvent> take(int first_expert, cudaStream_t stream);
+  /// What was recorded since the last `start` by a pass of so many CTAs, when the stream has done
+  /// it; then it is forgotten.
+  std::vector<TimelineEvent> take(int ctas, int first_expert, cudaStream_t stream);
 
  private:
   int rows_;

@@ -7,7 +7,7 @@ for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT
     os.environ.pop(variable, None)
 
 from compare.bridge import Layer, Library, UniepError
-from compare.shapes import SHAPES
+from compare.shapes import MODELS
 
 LIBRARY = Library(os.environ["UNIEP_BRIDGE"])
 
@@ -30,7 +30,7 @@ class Bridge(unittest.TestCase):
     def test_without_a_gpu_no_layer_is_made(self):
         for _ in range(2):  # the group is not there, so the next layer asks for it again
             with self.assertRaisesRegex(UniepError, "CUDA driver .* is accepted"):
-                Layer(LIBRARY, SHAPES["qwen3-30b"], 1, 0, None)
+                Layer(LIBRARY, MODELS["qwen3-30b"], 1, 0, None)
 
 
 if __name__ == "__main__":

@@ -4,14 +4,21 @@ import os
 import tempfile
 import unittest
 
+from types import SimpleNamespace
+
 from compare import records, tables
-from compare.figures import (Product, Times, direction_floor_ms, quantile, reduce_bytes,
+from compare.figures import (Product, StageTimes, Times, direction_floor_ms, quantile, reduce_bytes,
                              stage_figures)
-from compare.shapes import SHAPES, Shape, Wire, capacity_rows, choose_shapes, wire_of
+from compare.report import Report
+from compare.shapes import (MODELS, Shape, Wire, capacity_rows, parse_case, parse_cases, rank_rows,
+                            wire_of)
 
 SHAPE = Shape("small", tokens=4, hidden=8, intermediate=16, experts=4, topk=2)
-PRODUCTS = {"fc1": Product(3, 2), "fc2": Product(1, 2), "dfc2": Product(1, 1),
-            "dfc1": Product(4, 3), "wgrad2": Product(2, 2), "wgrad1": Product(5, 6)}
+# Milliseconds of two ranks, of which the second is the busier one.
+PRODUCTS = {"fc1": Product([1, 3], [2, 2]), "fc2": Product([1, 1], [2, 2]),
+            "dfc2": Product([0, 1], None), "dfc1": Product([0, 4], [0, 3]),
+            "wgrad2": Product([0, 2], [0, 2]), "wgrad1": Product([0, 5], [0, 6])}
+NO_WIRE = Wire([0, 0], [0, 0])
 
 
 class Figures(unittest.TestCase):
@@ -23,34 +30,79 @@ class Figures(unittest.TestCase):
     def test_the_slowest_rank_has_the_largest_median(self):
         self.assertEqual(Times.of_slowest([[1, 1, 9], [2, 2, 2]]), Times(2, 2, 2))
 
+    def test_a_product_is_as_fast_as_the_better_way_on_the_slowest_rank(self):
+        product = Product([1, 3], [2, 2])
+        self.assertEqual((product.grouped_ms, product.batched_ms, product.floor_ms), (3, 2, 2))
+        product = Product([1, 3], None)
+        self.assertEqual((product.batched_ms, product.floor_ms), (None, 3))
+
     def test_a_floor_is_the_products_or_the_wire(self):
-        self.assertEqual(direction_floor_ms("forward", PRODUCTS, Wire([0], [0])), 2 + 1)
-        self.assertEqual(direction_floor_ms("backward", PRODUCTS, Wire([0], [0])), 1 + 3 + 2 + 5)
-        wire = Wire(pulled=[370e6], pushed=[37e9])
+        self.assertEqual(direction_floor_ms("forward", PRODUCTS, NO_WIRE), 2 + 1)
+        self.assertEqual(direction_floor_ms("backward", PRODUCTS, NO_WIRE), 1 + 3 + 2 + 5)
+        wire = Wire(pulled=[370e6, 0], pushed=[37e9, 0])
         self.assertAlmostEqual(direction_floor_ms("forward", PRODUCTS, wire), 100)
+
+    def test_a_floor_is_of_one_rank_with_all_of_its_products(self):
+        uneven = {"fc1": Product([9, 1], None), "fc2": Product([1, 5], None)}
+        self.assertEqual(direction_floor_ms("forward", uneven, NO_WIRE), 10)
 
     def test_stages_are_compared_with_what_they_do(self):
         wire = Wire(pulled=[370e6, 0], pushed=[680e6, 0])
-        figures = lambda stage, ms: stage_figures(stage, ms, SHAPE, PRODUCTS, wire, 4000)
+        times = lambda ms: StageTimes([[ms, ms / 2]])
+        figures = lambda stage, ms: stage_figures(stage, times(ms), SHAPE, PRODUCTS, wire, 4000)
         self.assertEqual(figures("fc1", 6), {"baseline_ms": 3, "floor_ms": 2, "ratio": 2})
         self.assertEqual(figures("fc2", 6),
                          {"baseline_ms": 1, "push_ms": 2, "floor_ms": 2, "ratio": 3})
-        self.assertEqual(figures("dispatch", 2), {"floor_ms": 1, "gbps": 185})
+        self.assertEqual(figures("dispatch", 2), {"floor_ms": 1, "gbps": 185, "of_limit": 0.5})
         self.assertEqual(figures("enter", 1), {})
-        reduce = figures("reduce", 1e-6)
-        self.assertEqual(reduce["gbps"], reduce_bytes(SHAPE))
+        reduce = figures("reduce", 2e-6)
+        self.assertEqual(reduce["gbps"], reduce_bytes(SHAPE))  # of the rank that took half as long
         self.assertAlmostEqual(reduce["floor_ms"], 1e-6 * reduce_bytes(SHAPE) / 4000)
+        self.assertAlmostEqual(reduce["of_limit"], reduce_bytes(SHAPE) / 4000)
+
+    def test_the_rank_that_comes_last_waits_for_nobody(self):
+        times = StageTimes([[1, 4], [4, 2], [8, 2]])  # now the one rank is ahead, now the other
+        self.assertAlmostEqual(times.unhindered_gbps([4e6, 4e6]), 2)
+        self.assertAlmostEqual(times.unhindered_gbps([1e6, 4e6]), 2)  # its own bytes, too
+        self.assertEqual(times.slowest.ms, 4)
 
 
 class Shapes(unittest.TestCase):
-    def test_names_are_checked(self):
-        self.assertEqual([s.name for s in choose_shapes("qwen3-30b,mixtral-8x7b", None, 4)],
-                         ["qwen3-30b", "mixtral-8x7b"])
-        self.assertEqual(choose_shapes("qwen3-30b", 64, 4)[0].tokens, 64)
-        with self.assertRaisesRegex(ValueError, "'qwen' is unknown; deepseek-v3, .* are accepted"):
-            choose_shapes("qwen", None, 4)
+    def names(self, *cases, ranks=4):
+        return [shape.name for shape in parse_cases(cases, ranks)]
+
+    def test_a_case_is_a_model_and_changes(self):
+        self.assertEqual(parse_case("qwen3-30b"), [MODELS["qwen3-30b"]])
+        shape, = parse_case("qwen3-30b,tokens=64,skew=1.0")
+        self.assertEqual((shape.tokens, shape.skew, shape.experts), (64, 1, 128))
+        self.assertEqual((shape.name, shape.model), ("qwen3-30b,tokens=64,skew=1", "qwen3-30b"))
+        self.assertEqual(parse_case(shape.name), [shape])
+        self.assertEqual(parse_case("qwen3-30b,tokens=16384,skew=0"), [MODELS["qwen3-30b"]])
+        self.assertEqual(parse_case("all"), list(MODELS.values()))
+        self.assertEqual([s.name for s in parse_case("all,skew=0.5")],
+                         [name + ",skew=0.5" for name in MODELS])
+
+    def test_cases_of_a_model_follow_one_another(self):
+        self.assertEqual(
+            self.names("qwen3-30b", "mixtral-8x7b", "qwen3-30b,tokens=64", "qwen3-30b"),
+            ["qwen3-30b", "qwen3-30b,tokens=64", "mixtral-8x7b"])
+
+    def test_cases_are_checked(self):
+        for case, sentence in [
+                ("qwen", "'qwen' is unknown; deepseek-v3, .* and all are accepted"),
+                ("qwen3-30b,hidden=8", "'hidden=8' is not accepted; tokens=T and skew=Z are"),
+                ("qwen3-30b,skew=1,skew=1", "'skew=1' is not accepted; .* each once"),
+                ("qwen3-30b,", "'' is not accepted"),
+                ("qwen3-30b,tokens=0", "tokens is '0'; 1 to 268435456 is accepted"),
+                ("qwen3-30b,tokens=1.5", "tokens is '1.5'"), ("qwen3-30b,skew=nan", "skew is 'nan'"),
+                ("qwen3-30b,skew=-1", "skew is '-1'; 0 to 100 is accepted")]:
+            with self.assertRaisesRegex(ValueError, f"case '{case}': .*{sentence}"):
+                parse_case(case)
         with self.assertRaisesRegex(ValueError, "8 experts, which 3 ranks do not divide"):
-            choose_shapes("mixtral-8x7b", None, 3)
+            self.names("mixtral-8x7b", ranks=3)
+
+    def test_rows_of_a_rank_are_those_of_its_experts(self):
+        self.assertEqual(rank_rows([1, 2, 3, 4], 2), [3, 7])
 
     def test_capacity_is_twice_the_balanced_load_or_what_is_needed(self):
         self.assertEqual(capacity_rows(SHAPE, 2, [4, 4, 4, 4]), 384)  # 2 * 8 + 2 * 128, rounded
@@ -69,12 +121,12 @@ class Shapes(unittest.TestCase):
 
 class Reports(unittest.TestCase):
     def record(self, **figures):
-        return records.record(SHAPES["qwen3-30b"], 4, "forward", "launch=single",
+        return records.record(MODELS["qwen3-30b"], 4, "forward", "launch=single",
                               Times(2.0, 1.9, 2.2), **figures)
 
     def test_records_have_the_keys_of_the_schema(self):
         r = self.record(floor_ms=1.0, baseline_ms=3.0, wrong=0, gbps=7)
-        self.assertEqual(list(r), ["shape", "ranks", "direction", "schedule", "ms", "p10", "p90",
+        self.assertEqual(list(r), ["shape", "tokens", "skew", "ranks", "direction", "schedule", "ms", "p10", "p90",
                                    "baseline_ms", "floor_ms", "efficiency", "wrong", "gbps"])
         self.assertEqual(r["efficiency"], 0.5)
         self.assertIsNone(self.record()["efficiency"])
@@ -89,19 +141,79 @@ class Reports(unittest.TestCase):
         self.assertEqual(content["schema"], "uniep-bench-1")
 
     def test_columns_stand_below_their_titles(self):
-        table = tables.direction_table([SHAPES["qwen3-30b"]], ["single"])
-        line = tables.direction_line(table, self.record(floor_ms=1.0, baseline_ms=3.0), "single")
-        self.assertEqual(line.split(), ["qwen3-30b", "forward", "single", "3.000", "2.000", "1.50",
-                                        "1.000", "33.3%", "50.0%", "-"])
+        table = tables.direction_table([MODELS["qwen3-30b"]], ["single"])
+        line = tables.direction_line(
+            table, self.record(floor_ms=1.0, baseline_ms=3.0, load=1.5, trace_cost=0.01), "single")
+        self.assertEqual(line.split(), ["qwen3-30b", "forward", "single", "1.50", "3.000", "2.000",
+                                        "1.50", "1.000", "33.3%", "50.0%", "+1.0%", "-"])
         self.assertEqual(line.index("3.000") + 5, table.header().index("torch ms") + 8)
 
     def test_stages_and_products_are_listed(self):
         stage = {**self.record(floor_ms=1.0), "pass": "forward", "direction": "fc1", "ratio": 1.5}
         lines = tables.stage_lines([(stage, "single")])
         self.assertIn(" 1.50 ", lines[-1])
-        lines = tables.product_lines([(SHAPE, "fc1", Product(2.0, 1.0))])
-        self.assertEqual(lines[-1].split()[:4], ["small", "fc1", "2.000", "1.000"])
+        lines = tables.product_lines([(SHAPE, 1.5, "fc1", Product([1.0, 2.0], None))])
+        self.assertEqual(lines[-1].split()[:4], ["small", "fc1", "2.000", "-"])
         self.assertEqual(tables.stage_lines([]), [])
+
+
+class MadeUpComparison:
+    """What compare/comparison.py gives of a shape, in round figures."""
+
+    def __init__(self, shape, traced):
+        self.shape, self.rows, self.wire = shape, [1, 3], NO_WIRE
+        self.clock = SimpleNamespace(seconds={"passes": 2.0})
+        self.traced = Times(2.02, 2, 2.1) if traced else None
+
+    def check(self):
+        return {(d, "single"): {"wrong": 2} for d in ("forward", "backward")}
+
+    def time_products(self):
+        return PRODUCTS
+
+    def time_plan(self):
+        return Times(0.1, 0.1, 0.1)
+
+    def time_direction(self, direction, schedules):
+        its = SimpleNamespace(times=Times(2, 1, 3), traced=self.traced,
+                              stages={"reduce": StageTimes([[1, 1]])})
+        return Times(8, 8, 8), [its for _ in schedules]
+
+
+class Reporting(unittest.TestCase):
+    def report(self, traced=False, check=True):
+        self.said = []
+        args = SimpleNamespace(forward=["single"], backward=["single"], check=check)
+        report = Report(args, 2, {"single": "launch=single"}, [SHAPE],
+                        lambda *lines: self.said.extend(lines))
+        report.add_shape(MadeUpComparison(SHAPE, traced), 4000)
+        report.finish()
+        return report
+
+    def test_records_stand_in_the_order_of_measuring(self):
+        all_records = self.report().all
+        self.assertEqual([(r["direction"], r["schedule"]) for r in all_records],
+                         [("plan", None)] + [(name, "launch=single") for name in
+                                             ("forward", "reduce", "backward", "reduce")])
+        forward = all_records[1]
+        self.assertEqual((forward["ms"], forward["baseline_ms"], forward["floor_ms"]), (2, 8, 3))
+        self.assertEqual((forward["load"], forward["wrong"]), (1.5, 2))
+        self.assertNotIn("traced_ms", forward)
+        json.dumps(all_records)
+
+    def test_a_traced_schedule_tells_what_the_trace_costs(self):
+        forward = self.report(traced=True).all[1]
+        self.assertEqual(forward["traced_ms"], 2.02)
+        self.assertAlmostEqual(forward["trace_cost"], 0.01)
+        self.assertIn("+1.0%", self.said[0])
+
+    def test_wrong_bits_fail(self):
+        report = self.report()
+        self.assertFalse(report.passed())
+        self.assertIn("# took     passes 2.0 s", self.said)
+        self.assertIn("check FAILED: 4 elements are wrong; uniep is 4.00 to 4.00", self.said[-1])
+        self.assertTrue(self.report(check=False).passed())
+        self.assertIn("# not checked", self.said[-1])
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ trace are; an argument names one test class."""
 import json
 import os
 import pty
+import re
 import struct
 import subprocess
 import tempfile
@@ -188,11 +189,24 @@ class Reports(ProgramTest):
         self.assertTrue(lines[-2].startswith("# timeline") and str(trace) in lines[-2], lines[-2])
         self.assertTrue(lines[-1].startswith("# plot") and str(plot) in lines[-1], lines[-1])
         self.check_slices(json.loads(trace.read_text()), text)
+        self.check_time_shares(text)
         root = xml.etree.ElementTree.parse(plot).getroot()
         self.assertEqual(root.tag, "{http://www.w3.org/2000/svg}svg")
         texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
         for word in ("Load per expert", "Time per stage", "Timeline", "rank 1", "dfc2"):
             self.assertIn(word, texts)
+
+    def check_time_shares(self, text):
+        """Of each direction: its stages, waiting and idleness are all of its time."""
+        for summary in text.split("\n# forward\n")[1].split("\n# backward\n"):
+            lines = summary.splitlines()
+            shares = [float(line.split()[-1]) for line in lines if line.startswith("  ")]
+            rest, = (line for line in lines if line.startswith("# time share"))
+            shares += [float(n) for n in re.findall(r"([\d.]+) %", rest)]
+            self.assertAlmostEqual(sum(shares), 100, delta=0.05 * len(shares))
+            for key in ("exposed", "tail"):
+                line, = (line for line in lines if line.startswith("# " + key))
+                self.assertGreaterEqual(float(line.split()[2]), 0)
 
     def check_slices(self, file, summary):
         slices = [e for e in file["traceEvents"] if e["ph"] == "X"]

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "trace/made_up_run.h"
+
 namespace uniep::tool {
 namespace {
 
@@ -23,6 +25,24 @@ TEST(StageFigures, SumAndMaximumAreOverRanksInEachStep) {
   EXPECT_EQ(figures[0].busy_s.sum, (std::vector<double>{4, 6}));
   EXPECT_EQ(figures[0].busy_s.max, (std::vector<double>{3, 5}));
   EXPECT_EQ(wire_figures(record).pushed, 30);
+}
+
+TEST(TimeFigures, AreOfTheWorstRankAndOfAllProcessors) {
+  StepReport report;
+  EXPECT_FALSE(time_figures(report, Pass::kForward)) << "no timeline";
+  // Each worker: dispatch, fc1, fc2, reduce; 5 us of waiting, 18 of work and 2 for the link.
+  report.timeline = trace::MadeUpRun{.ranks = 2, .workers = 3}.timeline();
+  report.timeline[1] = trace::MadeUpRun{.workers = 1, .wait_ns = 15'000}.timeline()[0];
+  EXPECT_FALSE(time_figures(report, Pass::kBackward)) << "no such tasks";
+  const auto time = time_figures(report, Pass::kForward);
+  ASSERT_TRUE(time);
+  EXPECT_NEAR(time->exposed_s, (18 + 4 * 17) * 1e-6, 1e-12);
+  EXPECT_NEAR(time->tail_s, 0, 1e-12);
+  const double total = 3 * 100 + 140;
+  EXPECT_NEAR(time->of(Stage::kDispatch), 4 * 18 / total, 1e-9);
+  EXPECT_NEAR(time->of(Stage::kFc1), 4 * 18 / total, 1e-9);
+  EXPECT_NEAR(time->waiting, (3 * 28 + 68) / total, 1e-9);
+  EXPECT_NEAR(time->idle, 0, 1e-9);
 }
 
 TEST(LoadFigures, CountsAllExperts) {

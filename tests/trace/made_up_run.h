@@ -55,6 +55,7 @@ struct MadeUpRun {
       e.pass = pass;
       e.stage = stages[i % 4];
       e.worker = worker;
+      e.processor = worker;
       e.launch = 1;
       e.expert = i;
       e.tile = 10 + i;

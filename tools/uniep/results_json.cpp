@@ -21,7 +21,7 @@ Json record(const RunHeader& header, const StepOptions& options, const char* dir
 }
 
 Json stage_record(const RunHeader& header, const StepOptions& options, Pass pass,
-                  const StageFigures& f) {
+                  const StageFigures& f, const std::optional<TimeFigures>& time) {
   Json json = record(header, options, name(f.stage), f.busy_s.max);
   json["pass"] = name(pass);
   json["tasks"] = f.tasks;
@@ -31,11 +31,12 @@ Json stage_record(const RunHeader& header, const StepOptions& options, Pass pass
   json["wait_max_ms"] = ms(median(f.wait_s.max));
   json["link_sum_ms"] = ms(median(f.link_s.sum));
   json["link_max_ms"] = ms(median(f.link_s.max));
+  if (time) json["time_share"] = time->of(f.stage);
   return json;
 }
 
 Json pass_record(const RunHeader& header, const StepOptions& options, const PassRecord& pass,
-                 const std::vector<TensorCheck>& checks) {
+                 const std::optional<TimeFigures>& time, const std::vector<TensorCheck>& checks) {
   Json json = record(header, options, name(pass.pass), pass.seconds);
   const WireFigures wire = wire_figures(pass);
   json["min"] = ms(std::ranges::min(pass.seconds));
@@ -43,6 +44,12 @@ Json pass_record(const RunHeader& header, const StepOptions& options, const Pass
   json["pulled_bytes"] = wire.pulled;
   json["pulled_bytes_no_dedup"] = wire.pulled_no_dedup;
   json["pushed_bytes"] = wire.pushed;
+  if (time) {
+    json["exposed_ms"] = ms(time->exposed_s);
+    json["tail_ms"] = ms(time->tail_s);
+    json["waiting_share"] = time->waiting;
+    json["idle_share"] = time->idle;
+  }
   if (checks.empty()) return json;
   std::int64_t wrong = 0;
   for (const TensorCheck& c : checks) wrong += c.pass == pass.pass ? c.differing : 0;
@@ -54,9 +61,10 @@ Json records(const RunHeader& header, const StepOptions& options, const StepRepo
              const std::vector<TensorCheck>& checks) {
   Json all = Json::array();
   for (const PassRecord& pass : report.passes) {
-    all.push_back(pass_record(header, options, pass, checks));
+    const auto time = time_figures(report, pass.pass);
+    all.push_back(pass_record(header, options, pass, time, checks));
     for (const StageFigures& f : stage_figures(pass)) {
-      all.push_back(stage_record(header, options, pass.pass, f));
+      all.push_back(stage_record(header, options, pass.pass, f, time));
     }
   }
   return all;

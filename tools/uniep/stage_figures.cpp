@@ -1,5 +1,7 @@
 #include "stage_figures.h"
 
+#include "trace/time_use.h"
+
 namespace uniep::tool {
 
 std::vector<StageFigures> stage_figures(const PassRecord& record) {
@@ -27,6 +29,25 @@ WireFigures wire_figures(const PassRecord& record) {
     wire.pushed += stats.pushed_bytes;
   }
   return wire;
+}
+
+std::optional<TimeFigures> time_figures(const StepReport& report, Pass pass) {
+  TimeFigures figures;
+  double total_s = 0;
+  for (const std::vector<TimelineEvent>& events : report.timeline) {
+    const trace::TimeUse use = trace::time_use(events, pass);
+    figures.exposed_s = std::max(figures.exposed_s, use.exposed_s);
+    figures.tail_s = std::max(figures.tail_s, use.tail_s);
+    for (std::size_t i = 0; i < use.stage_s.size(); ++i) figures.stage[i] += use.stage_s[i];
+    figures.waiting += use.waiting_s;
+    figures.idle += use.idle_s;
+    total_s += use.total_s();
+  }
+  if (total_s == 0) return std::nullopt;
+  for (double& share : figures.stage) share /= total_s;
+  figures.waiting /= total_s;
+  figures.idle /= total_s;
+  return figures;
 }
 
 LoadFigures load_figures(const StepReport& report) {

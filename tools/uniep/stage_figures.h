@@ -1,7 +1,9 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "figures.h"
@@ -53,6 +55,20 @@ struct WireFigures {
   std::int64_t pushed = 0;
 };
 WireFigures wire_figures(const PassRecord& record);
+
+/// What the timeline of one direction says, of the last step.
+struct TimeFigures {
+  double exposed_s = 0;  ///< of the rank with the most, as trace::TimeUse
+  double tail_s = 0;     ///< likewise
+  // Shares of all processors' time.
+  std::array<double, kNumStages> stage{};
+  double waiting = 0;
+  double idle = 0;
+
+  double of(Stage s) const { return stage[static_cast<std::size_t>(s)]; }
+};
+/// Nothing where no timeline was recorded, or it has no tasks of this direction.
+std::optional<TimeFigures> time_figures(const StepReport& report, Pass pass);
 
 /// Rows of the experts, all ranks together.
 struct LoadFigures {

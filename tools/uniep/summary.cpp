@@ -55,18 +55,36 @@ std::string pulled_note(const WireFigures& wire) {
   return text;
 }
 
-Table stage_table(const std::vector<StageFigures>& stages) {
-  using enum Table::Align;
-  Table table({kLeft, kRight, kRight, kRight, kRight, kRight, kRight, kRight});
-  table.header({"", "", "busy", "busy", "wait", "wait", "link", "link"});
-  table.header({"stage", "tasks", "sum", "max", "sum", "max", "sum", "max"});
-  table.header({"", "", "(ms)", "(ms)", "(ms)", "(ms)", "(ms)", "(ms)"});
+std::string percent(double share) { return formatted("%.1f", 100 * share); }
+
+/// With a last column where there is a timeline.
+Table stage_table(const std::vector<StageFigures>& stages, const std::optional<TimeFigures>& time) {
+  std::vector<Table::Align> align(time ? 9 : 8, Table::Align::kRight);
+  align[0] = Table::Align::kLeft;
+  Table table(std::move(align));
+  const auto row = [&](std::vector<std::string> cells, const std::string& last) {
+    if (time) cells.push_back(last);
+    return cells;
+  };
+  table.header(row({"", "", "busy", "busy", "wait", "wait", "link", "link"}, "time"));
+  table.header(row({"stage", "tasks", "sum", "max", "sum", "max", "sum", "max"}, "share"));
+  table.header(row({"", "", "(ms)", "(ms)", "(ms)", "(ms)", "(ms)", "(ms)"}, "(%)"));
   for (const StageFigures& f : stages) {
     const auto ms = [](const std::vector<double>& v) { return milliseconds(median(v)); };
-    table.row({name(f.stage), cat(f.tasks), ms(f.busy_s.sum), ms(f.busy_s.max), ms(f.wait_s.sum),
-               ms(f.wait_s.max), ms(f.link_s.sum), ms(f.link_s.max)});
+    table.row(row({name(f.stage), cat(f.tasks), ms(f.busy_s.sum), ms(f.busy_s.max),
+                   ms(f.wait_s.sum), ms(f.wait_s.max), ms(f.link_s.sum), ms(f.link_s.max)},
+                  time ? percent(time->of(f.stage)) : ""));
   }
   return table;
+}
+
+void add_time_notes(Notes& notes, const TimeFigures& time) {
+  notes.add("time share", cat("stages as above, waiting ", percent(time.waiting),
+                              " %, without a task ", percent(time.idle), " %"));
+  notes.add("exposed", cat(milliseconds(time.exposed_s),
+                           " ms of communication beside which no worker of its rank computes"));
+  notes.add("tail",
+            cat(milliseconds(time.tail_s), " ms from the first worker without tasks to the last"));
 }
 
 Notes pass_notes(const PassRecord& record, const std::vector<StageFigures>& stages) {
@@ -84,6 +102,14 @@ Notes pass_notes(const PassRecord& record, const std::vector<StageFigures>& stag
                            ", for the link ", milliseconds(link_s)));
   notes.add("whole pass", whole_pass_note(record));
   return notes;
+}
+
+void print_pass(std::ostream& out, const PassRecord& record,
+                const std::optional<TimeFigures>& time) {
+  const std::vector<StageFigures> stages = stage_figures(record);
+  Notes notes = pass_notes(record, stages);
+  if (time) add_time_notes(notes, *time);
+  out << "#\n# " << name(record.pass) << '\n' << stage_table(stages, time) << notes;
 }
 
 }  // namespace
@@ -121,9 +147,7 @@ void print_figures(std::ostream& out, const StepOptions& options, const StepRepo
                            "; sum: all ranks and workers, max: the rank with the most"));
   out << "#\n" << notes;
   for (const PassRecord& record : report.passes) {
-    const std::vector<StageFigures> stages = stage_figures(record);
-    out << "#\n# " << name(record.pass) << '\n'
-        << stage_table(stages) << pass_notes(record, stages);
+    print_pass(out, record, time_figures(report, record.pass));
   }
 }
 

@@ -1,0 +1,65 @@
+"""Collects what comparisons measured: records for the file, lines for the reader."""
+from compare import records, tables
+from compare.figures import PRODUCTS, direction_floor_ms, stage_figures
+
+
+class Report:
+    """All ranks have the same records; `say` prints on rank 0."""
+
+    def __init__(self, args, ranks, full_schedules, shapes, say):
+        self.args, self.ranks, self.full_schedules, self.say = args, ranks, full_schedules, say
+        self.directions, self.all, self.stages, self.products = [], [], [], []
+        self.table = tables.direction_table(shapes, args.forward + args.backward)
+
+    def add_shape(self, comparison, copy_gbps):
+        """Measures everything; a Comparison (compare/comparison.py)."""
+        shape, wire = comparison.shape, comparison.wire
+        load = max(comparison.rows) * self.ranks / sum(comparison.rows)
+        checks = comparison.check() if self.args.check else {}
+        products = comparison.time_products()
+        self.products += [(shape, load, name, product) for name, product in products.items()]
+        self.add("plan", None, shape, comparison.time_plan())
+        for direction in PRODUCTS:
+            schedules = getattr(self.args, direction)
+            torch_times, timed = comparison.time_direction(direction, schedules)
+            for schedule, its in zip(schedules, timed):
+                self.add_direction(direction, schedule, shape, its, load=load,
+                                   baseline_ms=torch_times.ms, baseline_p10=torch_times.p10,
+                                   baseline_p90=torch_times.p90,
+                                   floor_ms=direction_floor_ms(direction, products, wire),
+                                   **checks.get((direction, schedule), {}))
+                for stage, times in its.stages.items():
+                    figures = stage_figures(stage, times, shape, products, wire, copy_gbps)
+                    self.add_stage(direction, schedule, shape, stage, times.slowest, figures)
+        self.say(tables.clock_line(comparison.clock.seconds))
+
+    def add_direction(self, direction, schedule, shape, its, **figures):
+        if its.traced is not None:
+            figures.update(traced_ms=its.traced.ms, trace_cost=its.traced.ms / its.times.ms - 1)
+        record = self.add(direction, schedule, shape, its.times, **figures)
+        self.directions.append(record)
+        self.say(tables.direction_line(self.table, record, schedule))
+
+    def add_stage(self, direction, schedule, shape, stage, times, figures):
+        record = self.add(stage, schedule, shape, times, **{"pass": direction}, **figures)
+        self.stages.append((record, schedule))
+
+    def add(self, direction, schedule, shape, times, **figures):
+        full = self.full_schedules.get(schedule)  # a plan has none
+        self.all.append(records.record(shape, self.ranks, direction, full, times, **figures))
+        return self.all[-1]
+
+    def finish(self):
+        self.say(*tables.stage_lines(self.stages), *tables.product_lines(self.products), "#",
+                 self.verdict())
+
+    def verdict(self):
+        speedups = [r["baseline_ms"] / r["ms"] for r in self.directions]
+        text = f"uniep is {min(speedups):.2f} to {max(speedups):.2f} times as fast as torch + NCCL"
+        if not self.args.check:
+            return f"# not checked (--check does); {text}"
+        wrong = sum(r["wrong"] for r in self.directions)
+        return f"# check {'PASSED' if wrong == 0 else 'FAILED'}: {wrong} elements are wrong; {text}"
+
+    def passed(self):
+        return all(not r["wrong"] for r in self.directions)

@@ -1,0 +1,123 @@
+"""How compare_torch.py measures, with a stand-in for PyTorch that only takes notes."""
+import sys
+import unittest
+from types import SimpleNamespace
+from unittest import mock
+
+for module in ("torch", "torch.distributed", "triton", "triton.language"):
+    sys.modules[module] = mock.MagicMock()
+
+import compare_torch
+from compare import comparison, group, timing
+from compare.figures import Product
+
+RANKS = 2
+
+
+def gather_numbers(values):
+    """As if the other rank measured twice as much."""
+    def twice(v):
+        return [twice(x) for x in v] if isinstance(v, list) else 2 * v
+    return [values, twice(values)]
+
+
+class Layer:
+    """Notes its calls in one list with others."""
+
+    def __init__(self, name, calls):
+        self.name, self.calls = name, calls
+
+    def forward(self, schedule=None):
+        self.calls.append(f"{self.name} {schedule}")
+
+    def synchronize(self):
+        self.calls.append(f"{self.name} synchronized")
+
+    def last_pass(self):
+        return {"dispatch": 1.0, "fc1": 3.0, "reduce": 0.0}
+
+
+def time_once(before, call):
+    before()
+    call()
+    return 5.0
+
+
+@mock.patch.object(timing, "time_once", time_once)
+@mock.patch.object(group, "gather_numbers", gather_numbers)
+@mock.patch.object(group, "together", lambda: None)
+@mock.patch.object(group, "size", lambda: RANKS)
+class Measuring(unittest.TestCase):
+    def test_calls_take_turns_and_warm_up(self):
+        order = []
+        calls = [lambda i=i: order.append(i) for i in range(3)]
+        after = []
+        values = timing.measure(calls, 2, after.append)
+        self.assertEqual(values, [[[5.0] * 2, [10.0] * 2]] * 3)
+        turns = timing.WARMUPS + 2
+        self.assertEqual(order[:12], [0, 0, 1, 1, 2, 2, 1, 1, 2, 2, 0, 0])
+        self.assertEqual(len(order), 2 * 3 * turns)
+        self.assertEqual(after, order[::2])
+
+    def test_products_are_batched_where_the_load_is_even(self):
+        rows = mock.MagicMock()
+        operands = {"fc1": (rows, rows), "fc2": (rows, rows)}
+        with mock.patch.object(timing, "balanced", lambda a, b, experts: (a, b)):
+            even = timing.time_products(operands, [1, 2], 1, even=True)
+        self.assertEqual(even, {name: Product([5.0, 10.0], [5.0, 10.0]) for name in operands})
+        uneven = timing.time_products(operands, [1, 2], 1, even=False)
+        self.assertEqual(uneven, {name: Product([5.0, 10.0], None) for name in operands})
+
+    def comparison(self, trace, **shape):
+        c = comparison.Comparison.__new__(comparison.Comparison)
+        c.shape = SimpleNamespace(**{"experts": 4, "skew": 0.0, **shape})
+        c.args = SimpleNamespace(iterations=2, no_stages=False)
+        c.clock, self.calls = comparison.Clock(), []
+        c.torch, c.uniep = Layer("torch", self.calls), Layer("uniep", self.calls)
+        c.traced = Layer("traced", self.calls) if trace else None
+        return c
+
+    def test_a_direction_has_times_of_all_layers(self):
+        torch_times, timed = self.comparison(False).time_direction("forward", ["a", "b"])
+        self.assertEqual(torch_times.ms, 10.0)
+        self.assertEqual([t.times.ms for t in timed], [10.0, 10.0])
+        self.assertEqual([t.traced for t in timed], [None, None])
+        self.assertEqual(list(timed[0].stages), ["dispatch", "fc1"])  # reduce shared its launch
+        self.assertEqual(timed[0].stages["fc1"].turns, [[3.0, 6.0]] * 2)
+
+    def test_a_traced_call_follows_an_untraced_one(self):
+        _, timed = self.comparison(True).time_direction("forward", ["a", "b"])
+        self.assertEqual([t.traced.ms for t in timed], [10.0, 10.0])
+        for i, call in enumerate(self.calls):
+            if call in ("traced a", "traced b"):
+                self.assertEqual(self.calls[i - 1], "uniep" + call[-2:])
+                self.assertEqual(self.calls[i + 1], "traced synchronized")
+
+    def test_no_stages_are_noted_unless_wanted(self):
+        c = self.comparison(False)
+        c.args.no_stages = True
+        _, timed = c.time_direction("forward", ["a"])
+        self.assertEqual(timed[0].stages, {})
+
+    def test_a_layer_is_even_where_every_expert_can_have_a_row(self):
+        for rows, skew, even in ([9, 2], 0, True), ([9, 1], 0, False), ([9, 9], 0.5, False):
+            c = self.comparison(False, skew=skew)
+            c.rows = rows
+            self.assertEqual(c.is_even(), even)
+
+    def test_weights_are_kept_for_the_model_only(self):
+        given = []
+
+        def compare_case(library, shape, args, weights, report, copy_gbps):
+            given.append((shape.model, weights and weights.model))
+            return SimpleNamespace(model=shape.model)
+
+        chosen = [SimpleNamespace(model=model) for model in ("a", "a", "b")]
+        with mock.patch.object(compare_torch, "compare_case", compare_case):
+            compare_torch.compare_all(None, chosen, SimpleNamespace(json=None), None,
+                                      {"copy_gbps": 1})
+        self.assertEqual(given, [("a", None), ("a", "a"), ("b", None)])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,159 @@
+"""scripts/gpu_suite.sh with made-up programs and GPUs: what runs, what it says, how it exits."""
+import os
+import pathlib
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+import unittest
+
+SCRIPT = os.environ["GPU_SUITE"]
+
+UNIEP = """#!/bin/sh
+while [ $# -gt 0 ]; do
+  [ "$1" = --ranks ] && ranks=$2
+  [ "$1" = --output ] && output=$2
+  [ "$1" = --check ] && echo checked
+  shift
+done
+[ -z "$output" ] || echo "${RESULT:-the bytes}" > "$output"
+[ "$ranks" != "$FAILING_RANKS" ] || exit 1
+"""
+TEST_PROGRAM = """#!/bin/sh
+echo '[  PASSED  ] 3 tests.'
+[ -z "$SKIPPED" ] || echo "[  SKIPPED ] $SKIPPED tests, listed below:"
+"""
+
+
+class GpuSuite(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.layer = self.folder / "layer.safetensors"
+        self.layer.write_text("a layer")
+        self.program("build/bin/uniep", UNIEP)
+        self.program("build/tests/cuda/cuda_plan_test", TEST_PROGRAM)
+        self.program("path/python3", "#!/bin/sh\nexit 1\n")  # has no torch
+        self.set_gpus(4)
+
+    def program(self, path, text):
+        file = self.folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        file.chmod(file.stat().st_mode | stat.S_IXUSR)
+        return file
+
+    def set_gpus(self, count):
+        lines = "".join(f"echo GPU {i}\n" for i in range(count))
+        self.program("path/nvidia-smi", f"#!/bin/sh\n{lines or 'exit 1'}\n")
+
+    def start(self, **environment):
+        env = {**os.environ, "PATH": f"{self.folder / 'path'}:{os.environ['PATH']}", **environment}
+        return subprocess.Popen(
+            ["bash", SCRIPT, str(self.folder / "build"), str(self.layer)], env=env, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def run_suite(self, **environment):
+        """The exit code, all that was printed, and the verdicts of the table by part."""
+        process = self.start(**environment)
+        return self.finished(process)
+
+    def finished(self, process):
+        output, _ = process.communicate(timeout=60)
+        lines = [line for line in output.partition("\n# logs in ")[2].splitlines()[1:]
+                 if not line.startswith("#")]
+        verdicts = {line.split("  ")[0]: line[lines[0].index("verdict"):] for line in lines[1:]}
+        return process.returncode, output, verdicts
+
+    def test_parts_that_pass(self):
+        code, output, verdicts = self.run_suite(GPU_SUITE_PARTS="^run|^cuda_plan")
+        self.assertEqual((code, set(verdicts.values())), (0, {"passed"}), output)
+        self.assertEqual(len(verdicts), 1 + 4 * 3)  # schedules on 1, 2 and 4 GPUs
+        self.assertIn("# 13 passed, 0 failed, 0 did not run", output.splitlines()[-1])
+        checked = [log for log in (self.folder / "build/gpu_suite").glob("run*.log")
+                   if "checked" in log.read_text()]
+        self.assertEqual(len(checked), 1)  # all others are compared with its bytes
+
+    def test_a_part_that_fails(self):
+        code, output, verdicts = self.run_suite(GPU_SUITE_PARTS="^run.*single", FAILING_RANKS="2")
+        self.assertEqual(code, 1, output)
+        self.assertEqual([v.split(":")[0] for v in verdicts.values()], ["passed", "FAILED", "passed"])
+
+    def test_other_bytes_fail(self):
+        self.run_suite(GPU_SUITE_PARTS="^run --ranks 1 single")
+        code, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^run --ranks 2 single", RESULT="others")
+        self.assertEqual((code, list(verdicts.values())), (1, ["FAILED: exit code 1"]))
+
+    def test_without_a_gpu_nothing_runs(self):
+        self.set_gpus(0)
+        code, output, verdicts = self.run_suite(GPU_SUITE_PARTS="^cuda_plan")
+        self.assertEqual((code, verdicts), (3, {"cuda_plan_test": "did not run: there is no GPU here"}))
+        self.assertIn("# there is no GPU here", output)
+
+    def test_parts_need_their_gpus(self):
+        self.set_gpus(1)
+        code, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^run.*single")
+        self.assertEqual(code, 3)
+        self.assertEqual(list(verdicts.values()), ["passed"] + ["did not run: there are 1 GPUs here"] * 2)
+        code, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^run.*single", GPU_SUITE_GPUS="1")
+        self.assertEqual((code, len(verdicts)), (0, 1))
+
+    def test_tests_that_were_skipped_have_not_run(self):
+        self.assertEqual(self.run_suite(GPU_SUITE_PARTS="^cuda_plan", SKIPPED="2")[::2],
+                         (0, {"cuda_plan_test": "passed, 2 of 5 tests skipped"}))
+        self.program("build/tests/cuda/cuda_plan_test",
+                     "#!/bin/sh\necho '[  SKIPPED ] 5 tests, listed below:'\n")
+        self.assertEqual(self.run_suite(GPU_SUITE_PARTS="^cuda_plan")[::2],
+                         (3, {"cuda_plan_test": "did not run: all tests were skipped"}))
+
+    def test_parts_that_passed_are_not_repeated(self):
+        self.run_suite(GPU_SUITE_PARTS="^run.*single", FAILING_RANKS="2")
+        code, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^run.*single", GPU_SUITE_RESUME="1")
+        self.assertEqual((code, list(verdicts.values())),
+                         (0, ["passed, before", "passed", "passed, before"]))
+        self.program("build/bin/uniep", UNIEP + "# another build\n")
+        _, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^run.*single", GPU_SUITE_RESUME="1")
+        self.assertEqual(set(verdicts.values()), {"passed"})
+
+    def test_an_interrupt_still_gives_a_table(self):
+        self.program("build/tests/cuda/cuda_plan_test",
+                     f"#!/bin/sh\ntouch {self.folder}/begun\nexec sleep 30\n")
+        process = self.start(GPU_SUITE_PARTS="^cuda_plan|^run.*single")
+        while not (self.folder / "begun").exists():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        code, output, verdicts = self.finished(process)
+        self.assertEqual(code, 3, output)
+        self.assertEqual(list(verdicts.values()),
+                         ["did not run to its end: interrupted"] + ["did not run: interrupted"] * 3)
+        self.assertIn("interrupted by SIGTERM", output.splitlines()[-1])
+
+    def test_a_part_that_would_take_too_long_is_not_begun(self):
+        code, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^cuda_plan", GPU_SUITE_SECONDS="20")
+        self.assertEqual((code, verdicts),
+                         (3, {"cuda_plan_test": "did not run: GPU_SUITE_SECONDS is 20"}))
+        self.run_suite(GPU_SUITE_PARTS="^cuda_plan")  # now it is known to be faster
+        code, _, _ = self.run_suite(GPU_SUITE_PARTS="^cuda_plan", GPU_SUITE_SECONDS="20")
+        self.assertEqual(code, 0)
+
+    def test_the_list_runs_nothing(self):
+        code, output, _ = self.run_suite(GPU_SUITE_LIST="1")
+        self.assertEqual(code, 0)
+        self.assertIn("racecheck uniep run single", output)
+        self.assertRegex(output, r"cuda_plan_test +1 +30 s")
+        self.assertFalse(list((self.folder / "build/gpu_suite").iterdir()))
+        code, output, _ = self.run_suite(GPU_SUITE_PARTS="nothing")
+        self.assertEqual((code, output[:19]), (2, "no part is selected"))
+
+    def test_sanitizers_have_a_minute(self):
+        self.program("path/compute-sanitizer", '#!/bin/sh\necho "$RANK of $WORLD_SIZE: $*"\n')
+        code, output, _ = self.run_suite(GPU_SUITE_PARTS="^racecheck uniep run")
+        self.assertEqual(code, 0, output)
+        log = (self.folder / "build/gpu_suite/racecheck_uniep_run_single.log").read_text()
+        self.assertRegex(log, "^0 of 1: --tool racecheck --error-exitcode 99 .*uniep run")
+
+
+if __name__ == "__main__":
+    unittest.main()
