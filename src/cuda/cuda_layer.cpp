@@ -466,6 +466,7 @@ void CudaLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
   check_backward_weights(problem_, communicator_, saved, args, schedule);
   require_supported(schedule);
   const auto rows = std::exchange(saved.data()->backward_rows, std::nullopt);
+  if (captured_) saved.data()->captured_rows = *rows;
   run_backward(*saved.data(), rows->get(), PassPart::kWeights, {}, args, schedule);
 }
 
