@@ -84,6 +84,15 @@ class SameBytes(ProgramTest):
         self.assertEqual(tensors["dw1"][0], "F32")
         self.assertEqual(tensors["out"][0], "BF16")
 
+    def test_deferred_weights_have_the_same_bytes(self):
+        path = self.folder / "out.safetensors"
+        contents = set()
+        for flags in ([], ["--defer-weights"]):
+            self.succeed("run", "--input", self.layer_path(29), "--ranks", 2, *flags,
+                         "--output", path)
+            contents.add(path.read_bytes())
+        self.assertEqual(len(contents), 1)
+
     def test_made_up_layer_of_one_size(self):
         # --shape counts tokens per rank; a batch is a function of its total.
         contents = set()
@@ -123,6 +132,8 @@ class Reports(ProgramTest):
     def test_check_of_main_grad_and_of_forward(self):
         layer = self.layer_path(40)
         self.assertIn("PASSED", self.succeed("run", "--input", layer, "--main-grad", "fp32",
+                                             "--ranks", 2, "--check"))
+        self.assertIn("PASSED", self.succeed("run", "--input", layer, "--defer-weights",
                                              "--ranks", 2, "--check"))
         forward = self.succeed("run", "--input", layer, "--pass", "forward", "--check")
         self.assertIn("PASSED: out are", forward)
