@@ -44,8 +44,24 @@ struct BackwardArgs {
   WeightGrad dw2;           ///< [El, H, I]
 };
 
+/// Of BackwardArgs, what `Layer::backward_data` reads and writes ...
+struct BackwardDataArgs {
+  std::span<const bf16> dy;
+  std::span<const bf16> w1;
+  std::span<const bf16> w2;
+  std::span<bf16> dx;
+  std::span<float> dprobs;
+};
+
+/// ... and what `Layer::backward_weights` does.
+struct BackwardWeightsArgs {
+  WeightGrad dw1;
+  WeightGrad dw2;
+};
+
 /// What a forward pass leaves for its backward: the routing plan, the dispatched rows of x, h and
-/// the probability of each row. Movable; hold one per forward whose backward is still to come.
+/// the probability of each row; from `backward_data` to `backward_weights`, also the rows of dy, dh
+/// and a. Movable; hold one per forward whose backward is still to come.
 class UNIEP_API Saved {
  public:
   Saved();
@@ -60,6 +76,7 @@ class UNIEP_API Saved {
   /// Library-internal.
   explicit Saved(std::unique_ptr<SavedData> data);
   const SavedData* data() const { return data_.get(); }
+  SavedData* data() { return data_.get(); }
 
  private:
   std::unique_ptr<SavedData> data_;
@@ -117,6 +134,10 @@ class UNIEP_API Layer {
   ~Layer();
 
   /// Collective. `topk_ids` is this rank's [T, K]; T follows from its size, and is 0 to max_tokens.
+  /// A routing that has an impossible id, or brings a rank more rows than it has room for, is
+  /// refused on all ranks: Error(kInvalidArgument), or Error(kCapacity) that names the
+  /// `capacity_rows` that would do. With CUDA that error comes later, as said above, and passes of
+  /// such a plan write nothing, main_grad included.
   RoutingPlan plan(std::span<const std::int32_t> topk_ids);
 
   /// Collective. Writes `args.out`. Without a schedule: under `default_schedule` of the
@@ -127,6 +148,22 @@ class UNIEP_API Layer {
   /// Collective. Writes dx, dprobs and the weight gradients. May be repeated on the same `saved`.
   void backward(const Saved& saved, const BackwardArgs& args);
   void backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule);
+
+  /// `backward` in two parts, as pipeline-parallel schedules need it: other ranks wait for the
+  /// first alone, and the second can fill a wait later on. Together they give the bits of
+  /// `backward`.
+  ///
+  /// Collective. Writes dx and dprobs. `saved` then holds, beside what forward left there, a step's
+  /// rows of dy, dh and a (2 (H + 3I) bytes each, and some), until `backward_weights` or its own
+  /// end; with a second `backward_data`, those of the second. Other steps may come in between.
+  void backward_data(Saved& saved, const BackwardDataArgs& args);
+  void backward_data(Saved& saved, const BackwardDataArgs& args, const Schedule& schedule);
+
+  /// Writes the weight gradients of the last `backward_data` on the same `saved`, whose rows it
+  /// then lets go; Error(kInvalidArgument) where there was none since the last call. Not
+  /// collective: it needs nothing of other ranks. The schedule may be another.
+  void backward_weights(Saved& saved, const BackwardWeightsArgs& args);
+  void backward_weights(Saved& saved, const BackwardWeightsArgs& args, const Schedule& schedule);
 
   /// Waits until everything that this rank was asked for is done, and throws the error of what
   /// failed on the way. On the CPU calls are done when they return.

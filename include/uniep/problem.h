@@ -17,8 +17,9 @@ struct Problem {
   int num_experts = 0;            ///< E, divisible by the number of ranks
   int topk = 0;                   ///< K, 1 to kMaxTopk
   std::int64_t max_tokens = 0;    ///< most tokens that a rank may hold; ranks may hold fewer, or 0
-  /// Rows (copies of tokens, pad rows included) that one rank can receive. 0: enough for any
-  /// routing: ranks * max_tokens * K plus padding.
+  /// Rows (copies of tokens, pad rows included) that one rank can receive. A routing that brings
+  /// more to any rank is refused on all ranks (`Layer::plan`), with the capacity that would do.
+  /// 0: the default, see `capacity_rows`.
   std::int64_t capacity_rows = 0;
   /// Alignment of each expert's first row. A power of two, 16 to 256; a schedule's tile_m divides
   /// it.
@@ -30,7 +31,16 @@ struct Problem {
 /// Throws Error(kInvalidArgument) with a sentence that names the first field that is out of range.
 UNIEP_API void validate(const Problem& problem, int num_ranks);
 
-/// `capacity_rows`, or what its default stands for.
+/// Bytes of rows up to which the default capacity holds any routing.
+inline constexpr std::int64_t kSmallLayerBytes = std::int64_t{1} << 30;
+/// Times a rank's share of a balanced routing that the default capacity holds elsewhere.
+inline constexpr int kDefaultLoad = 2;
+
+/// `problem.capacity_rows`, or its default. That is enough for any routing, ranks * max_tokens * K
+/// rows plus padding, where a step's rows (x, dy, h, dh and a: 2 (2H + 5I) bytes each) take at most
+/// kSmallLayerBytes in this way. In larger layers it is kDefaultLoad * max_tokens * K rows plus
+/// padding, however many ranks there are: routers that are kept balanced stay well below twice the
+/// balanced load of a rank, and memory must not grow with the number of ranks.
 UNIEP_API std::int64_t capacity_rows(const Problem& problem, int num_ranks);
 
 /// "hidden=256,intermediate=128,...": every field, for logs and error texts.

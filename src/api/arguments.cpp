@@ -1,5 +1,6 @@
 #include "api/arguments.h"
 
+#include "api/saved_data.h"
 #include "base/check.h"
 
 namespace uniep {
@@ -57,20 +58,52 @@ void check_forward(const Problem& problem, const Communicator& communicator,
   check_size("out", args.out.size(), n.tokens_hidden, "[T, H]");
 }
 
-void check_backward(const Problem& problem, const Communicator& communicator, const Saved& saved,
-                    const BackwardArgs& args, const Schedule& schedule) {
+namespace {
+
+void check_saved(const Problem& problem, const Communicator& communicator, const Saved& saved,
+                 const Schedule& schedule) {
   require(saved.data() != nullptr, ErrorCode::kInvalidArgument,
           "saved is empty; what forward returned is accepted");
   check_plan(problem, communicator, saved.plan());
   validate(schedule, problem);
-  const Sizes n = sizes(problem, saved.plan());
+}
+
+void check_sizes(const Sizes& n, const BackwardDataArgs& args) {
   check_size("dy", args.dy.size(), n.tokens_hidden, "[T, H]");
   check_size("w1", args.w1.size(), n.w1, "[E / ranks, 2I, H]");
   check_size("w2", args.w2.size(), n.w2, "[E / ranks, H, I]");
   check_size("dx", args.dx.size(), n.tokens_hidden, "[T, H]");
   check_size("dprobs", args.dprobs.size(), n.tokens_topk, "[T, K]");
+}
+
+void check_sizes(const Sizes& n, const BackwardWeightsArgs& args) {
   check_weight_grad("dw1", args.dw1, n.w1, "[E / ranks, 2I, H]");
   check_weight_grad("dw2", args.dw2, n.w2, "[E / ranks, H, I]");
+}
+
+}  // namespace
+
+void check_backward_data(const Problem& problem, const Communicator& communicator,
+                         const Saved& saved, const BackwardDataArgs& args,
+                         const Schedule& schedule) {
+  check_saved(problem, communicator, saved, schedule);
+  check_sizes(sizes(problem, saved.plan()), args);
+}
+
+void check_backward_weights(const Problem& problem, const Communicator& communicator,
+                            const Saved& saved, const BackwardWeightsArgs& args,
+                            const Schedule& schedule) {
+  check_saved(problem, communicator, saved, schedule);
+  require(saved.data()->backward_rows.has_value(), ErrorCode::kInvalidArgument,
+          "saved holds no rows of a backward pass; backward_weights is accepted once after each "
+          "backward_data on the same saved");
+  check_sizes(sizes(problem, saved.plan()), args);
+}
+
+void check_backward(const Problem& problem, const Communicator& communicator, const Saved& saved,
+                    const BackwardArgs& args, const Schedule& schedule) {
+  check_backward_data(problem, communicator, saved, data_args(args), schedule);
+  check_sizes(sizes(problem, saved.plan()), weights_args(args));
 }
 
 }  // namespace uniep

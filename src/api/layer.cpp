@@ -29,7 +29,7 @@ std::span<const bf16> Saved::h() const {
 }
 
 std::size_t Saved::bytes() const {
-  return data_ == nullptr ? 0 : static_cast<std::size_t>(data_->layout.bytes);
+  return data_ == nullptr ? 0 : static_cast<std::size_t>(data_->bytes());
 }
 
 namespace {
@@ -68,6 +68,23 @@ void Layer::backward(const Saved& saved, const BackwardArgs& args) {
 
 void Layer::backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) {
   backend_->backward(saved, args, schedule);
+}
+
+void Layer::backward_data(Saved& saved, const BackwardDataArgs& args) {
+  backward_data(saved, args, default_schedule(communicator().backend()));
+}
+
+void Layer::backward_data(Saved& saved, const BackwardDataArgs& args, const Schedule& schedule) {
+  backend_->backward_data(saved, args, schedule);
+}
+
+void Layer::backward_weights(Saved& saved, const BackwardWeightsArgs& args) {
+  backward_weights(saved, args, default_schedule(communicator().backend()));
+}
+
+void Layer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
+                             const Schedule& schedule) {
+  backend_->backward_weights(saved, args, schedule);
 }
 
 void Layer::synchronize() { backend_->synchronize(); }

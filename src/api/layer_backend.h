@@ -12,6 +12,10 @@ class LayerBackend {
   virtual Saved forward(const RoutingPlan& plan, const ForwardArgs& args,
                         const Schedule& schedule) = 0;
   virtual void backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) = 0;
+  virtual void backward_data(Saved& saved, const BackwardDataArgs& args,
+                             const Schedule& schedule) = 0;
+  virtual void backward_weights(Saved& saved, const BackwardWeightsArgs& args,
+                                const Schedule& schedule) = 0;
   virtual const Problem& problem() const = 0;
   virtual const Communicator& communicator() const = 0;
   virtual const PassStats& last_pass() const = 0;

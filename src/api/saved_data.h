@@ -1,25 +1,42 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "layout/workspace.h"
 #include "uniep/layer.h"
 
 namespace uniep {
 
-/// What Saved holds. The buffers are written by forward and only read by backward.
+/// What Saved holds. The buffers are written by forward and only read by backward, but for
+/// `backward_rows`.
 struct SavedData {
-  /// `rows` is the number of rows that the buffers have room for; `memory` owns `base`, at least
-  /// SavedLayout(problem, rows).bytes.
-  SavedData(const RoutingPlan& p, std::int64_t rows, std::shared_ptr<void> memory, std::byte* base)
-      : plan(p), layout(p.problem(), rows), memory_(std::move(memory)), base_(base) {}
+  /// `num_rows` is the number of rows that the buffers have room for; `memory` owns `base`, at
+  /// least SavedLayout(problem, num_rows).bytes.
+  SavedData(const RoutingPlan& p, std::int64_t num_rows, std::shared_ptr<void> memory,
+            std::byte* base)
+      : plan(p),
+        rows(num_rows),
+        layout(p.problem(), num_rows),
+        memory_(std::move(memory)),
+        base_(base) {}
 
   bf16* x_rows() const { return at<bf16>(layout.x_rows); }
   bf16* h() const { return at<bf16>(layout.h); }
   float* row_probs() const { return at<float>(layout.row_probs); }
 
+  std::int64_t bytes() const {
+    if (!backward_rows) return layout.bytes;
+    return layout.bytes + RowLayout(plan.problem(), rows, Pass::kBackward).bytes;
+  }
+
   RoutingPlan plan;
+  std::int64_t rows;
   SavedLayout layout;
+  /// RowLayout of `rows` (null where there are none), from backward_data until backward_weights.
+  std::optional<std::shared_ptr<std::byte>> backward_rows;
+  /// Those of a captured backward_weights, which its replays read again.
+  std::shared_ptr<std::byte> captured_rows;
 
  private:
   template <class T>

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/math.h"
+#include "uniep/bf16.h"
 
 namespace uniep {
 namespace {
@@ -42,10 +43,16 @@ void validate(const Problem& p, int num_ranks) {
 
 std::int64_t capacity_rows(const Problem& p, int num_ranks) {
   if (p.capacity_rows > 0) return p.capacity_rows;
-  const std::int64_t local_experts = p.num_experts / num_ranks;
+  const std::int64_t padding = p.num_experts / num_ranks * (p.row_align - std::int64_t{1});
   // The same expert may be named twice by a token, so K bounds a token's copies, not min(K, El).
-  const std::int64_t rows = num_ranks * p.max_tokens * p.topk;
-  return min_of<std::int64_t>(rows + local_experts * (p.row_align - 1), kMaxCapacityRows);
+  const std::int64_t balanced = p.max_tokens * p.topk;
+  const std::int64_t any_routing = num_ranks * balanced + padding;
+  const std::int64_t row_bytes =
+      static_cast<std::int64_t>(sizeof(bf16)) * (2 * p.hidden + 5 * p.intermediate);
+  const bool small = any_routing * row_bytes <= kSmallLayerBytes;
+  const std::int64_t rows =
+      small ? any_routing : min_of(any_routing, kDefaultLoad * balanced + padding);
+  return min_of(rows, kMaxCapacityRows);
 }
 
 std::string to_string(const Problem& p) {

@@ -39,6 +39,9 @@ class CpuLayer final : public LayerBackend {
   Saved forward(const RoutingPlan& plan, const ForwardArgs& args,
                 const Schedule& schedule) override;
   void backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) override;
+  void backward_data(Saved& saved, const BackwardDataArgs& args, const Schedule& schedule) override;
+  void backward_weights(Saved& saved, const BackwardWeightsArgs& args,
+                        const Schedule& schedule) override;
 
   const Problem& problem() const override { return problem_; }
   const Communicator& communicator() const override { return communicator_; }
@@ -58,9 +61,15 @@ class CpuLayer final : public LayerBackend {
     return *chosen;
   }
 
-  PassContext context(const PassView& view, const SavedData& saved, const Heap& rows) const;
+  PassContext context(const PassView& view, const SavedData& saved, std::byte* rows) const;
+  template <class Check>
+  void agree_to_backward(const char* pass, const Saved& saved, const Schedule& schedule,
+                         const Check& check);
+  void run_backward(const SavedData& saved, std::byte* rows, PassPart part,
+                    const BackwardDataArgs& data, const BackwardWeightsArgs& weights,
+                    const Schedule& schedule);
   void run(const PassContext& ctx, std::span<const bf16> tokens, std::span<const float> probs);
-  Heap& row_heap(std::int64_t bytes);
+  std::byte* row_memory(std::int64_t bytes);
 
   const Problem problem_;
   Communicator communicator_;
@@ -95,40 +104,39 @@ RoutingPlan CpuLayer::plan(std::span<const std::int32_t> topk_ids) {
   return RoutingPlan::build(problem_, comm_.rank(), tokens, ids);
 }
 
-/// The pass's row buffer, grown where it is too small.
-Heap& CpuLayer::row_heap(std::int64_t bytes) {
+/// The row buffer of a pass that leaves none behind, grown where it is too small.
+std::byte* CpuLayer::row_memory(std::int64_t bytes) {
   if (!row_heap_ || row_heap_->bytes() < bytes) {
     row_heap_.reset();
     row_heap_.emplace(bytes);
   }
-  return *row_heap_;
+  return row_heap_->data();
 }
 
-PassContext CpuLayer::context(const PassView& view, const SavedData& saved,
-                              const Heap& rows) const {
+PassContext CpuLayer::context(const PassView& view, const SavedData& saved, std::byte* rows) const {
   const RowLayout layout(problem_, saved.plan.padded_rows(), view.pass);
   PassContext ctx{.view = view, .kernels = kernels_, .peers = {heaps_, symmetric_}};
   ctx.x_rows = saved.x_rows();
   ctx.h = saved.h();
   ctx.row_probs = saved.row_probs();
-  ctx.a = reinterpret_cast<bf16*>(rows.data() + layout.a);
+  ctx.a = reinterpret_cast<bf16*>(rows + layout.a);
   if (view.pass == Pass::kBackward) {
-    ctx.dy_rows = reinterpret_cast<bf16*>(rows.data() + layout.dy_rows);
-    ctx.dh = reinterpret_cast<bf16*>(rows.data() + layout.dh);
-    ctx.dprob_groups = reinterpret_cast<float*>(rows.data() + layout.dprob_groups);
+    ctx.dy_rows = reinterpret_cast<bf16*>(rows + layout.dy_rows);
+    ctx.dh = reinterpret_cast<bf16*>(rows + layout.dh);
+    ctx.dprob_groups = reinterpret_cast<float*>(rows + layout.dprob_groups);
   }
   ctx.dispatched = view.pass == Pass::kForward ? ctx.x_rows : ctx.dy_rows;
   return ctx;
 }
 
-/// Stages this rank's tokens where peers pull them, then runs the pass. Peers may read the staged
-/// tokens until their rows have come back, which `reduce` waits for: so when a pass has ended its
-/// successor may overwrite them.
+/// Stages this rank's tokens where peers pull them, if the pass moves any, then runs it. Peers may
+/// read the staged tokens until their rows have come back, which `reduce` waits for: so when a pass
+/// has ended its successor may overwrite them.
 void CpuLayer::run(const PassContext& ctx, std::span<const bf16> tokens,
                    std::span<const float> probs) {
   const Clock::time_point start = Clock::now();
   stats_ = {.pass = ctx.view.pass};
-  counters_.begin_pass(ctx.view);
+  if (ctx.view.moves_data()) counters_.begin_pass(ctx.view);
   const int rank = comm_.rank();
   if (!tokens.empty()) std::memcpy(ctx.peers.tokens(rank), tokens.data(), tokens.size_bytes());
   if (!probs.empty()) std::memcpy(ctx.peers.probs(rank), probs.data(), probs.size_bytes());
@@ -139,15 +147,16 @@ void CpuLayer::run(const PassContext& ctx, std::span<const bf16> tokens,
 Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
                         const Schedule& schedule) {
   std::unique_ptr<SavedData> saved;
+  std::byte* rows = nullptr;
   agree(comm_, timeout_ms_, Stage::kEnter, call_text("forward", plan, schedule), [&] {
     check_forward(problem_, communicator_, plan, args, schedule);
     const SavedLayout layout(problem_, plan.padded_rows());
     const auto memory = std::make_shared<Heap>(layout.bytes);
     saved = std::make_unique<SavedData>(plan, plan.padded_rows(), memory, memory->data());
-    row_heap(RowLayout(problem_, plan.padded_rows(), Pass::kForward).bytes);
+    rows = row_memory(RowLayout(problem_, plan.padded_rows(), Pass::kForward).bytes);
   });
   const PassOrder order(plan.data(), Pass::kForward, schedule);
-  PassContext ctx = context(order.view(), *saved, *row_heap_);
+  PassContext ctx = context(order.view(), *saved, rows);
   ctx.w1 = args.w1.data();
   ctx.w2 = args.w2.data();
   ctx.token_out = args.out.data();
@@ -156,23 +165,57 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
   return Saved(std::move(saved));
 }
 
+template <class Check>
+void CpuLayer::agree_to_backward(const char* pass, const Saved& saved, const Schedule& schedule,
+                                 const Check& check) {
+  const std::string call = saved.data() == nullptr ? pass : call_text(pass, saved.plan(), schedule);
+  agree(comm_, timeout_ms_, Stage::kEnter, call, check);
+}
+
 void CpuLayer::backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) {
-  const std::string call =
-      saved.data() == nullptr ? "backward" : call_text("backward", saved.plan(), schedule);
-  agree(comm_, timeout_ms_, Stage::kEnter, call, [&] {
+  std::byte* rows = nullptr;
+  agree_to_backward("backward", saved, schedule, [&] {
     check_backward(problem_, communicator_, saved, args, schedule);
-    row_heap(RowLayout(problem_, saved.plan().padded_rows(), Pass::kBackward).bytes);
+    rows = row_memory(RowLayout(problem_, saved.data()->rows, Pass::kBackward).bytes);
   });
-  const PassOrder order(saved.plan().data(), Pass::kBackward, schedule);
-  PassContext ctx = context(order.view(), *saved.data(), *row_heap_);
-  ctx.w1 = args.w1.data();
-  ctx.w2 = args.w2.data();
-  ctx.token_out = args.dx.data();
-  ctx.dprobs_out = args.dprobs.data();
-  ctx.dw1 = args.dw1;
-  ctx.dw2 = args.dw2;
-  run(ctx, args.dy, {});
-  count_traffic(saved.plan(), schedule, stats_);
+  run_backward(*saved.data(), rows, PassPart::kWhole, data_args(args), weights_args(args),
+               schedule);
+}
+
+void CpuLayer::backward_data(Saved& saved, const BackwardDataArgs& args, const Schedule& schedule) {
+  std::shared_ptr<std::byte> rows;
+  agree_to_backward("backward_data", saved, schedule, [&] {
+    check_backward_data(problem_, communicator_, saved, args, schedule);
+    const auto heap =
+        std::make_shared<Heap>(RowLayout(problem_, saved.data()->rows, Pass::kBackward).bytes);
+    rows = {heap, heap->data()};
+  });
+  saved.data()->backward_rows.reset();  // a pass that fails leaves none
+  run_backward(*saved.data(), rows.get(), PassPart::kData, args, {}, schedule);
+  saved.data()->backward_rows = std::move(rows);
+}
+
+void CpuLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
+                                const Schedule& schedule) {
+  comm_.group().failure().check();
+  check_backward_weights(problem_, communicator_, saved, args, schedule);
+  const auto rows = std::exchange(saved.data()->backward_rows, std::nullopt);
+  run_backward(*saved.data(), rows->get(), PassPart::kWeights, {}, args, schedule);
+}
+
+void CpuLayer::run_backward(const SavedData& saved, std::byte* rows, PassPart part,
+                            const BackwardDataArgs& data, const BackwardWeightsArgs& weights,
+                            const Schedule& schedule) {
+  const PassOrder order(saved.plan.data(), Pass::kBackward, schedule, part);
+  PassContext ctx = context(order.view(), saved, rows);
+  ctx.w1 = data.w1.data();
+  ctx.w2 = data.w2.data();
+  ctx.token_out = data.dx.data();
+  ctx.dprobs_out = data.dprobs.data();
+  ctx.dw1 = weights.dw1;
+  ctx.dw2 = weights.dw2;
+  run(ctx, data.dy, {});
+  if (order.view().moves_data()) count_traffic(saved.plan, schedule, stats_);
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ void Engine::run(const PassContext& ctx, PassStats& stats, std::vector<TimelineE
   }
   for (Worker& w : workers_) w.stats = {};
   error_ = nullptr;
-  publish();
+  if (ctx.view.moves_data()) publish();
 
   const int launches = num_launches(ctx.view);
   for (int i = 0; i < launches && !error_; ++i) {

@@ -21,8 +21,8 @@ class Engine {
  public:
   Engine(CpuGroup& group, int rank, Counters& counters, const LayerOptions& options);
 
-  /// Publishes the staged tokens and runs the whole pass; throws the first error of any worker,
-  /// after all have stopped.
+  /// Publishes the staged tokens, where the pass moves any, and runs it; throws the first error of
+  /// any worker, after all have stopped.
   void run(const PassContext& ctx, PassStats& stats, std::vector<TimelineEvent>* timeline);
 
  private:

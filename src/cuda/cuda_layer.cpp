@@ -111,6 +111,9 @@ class CudaLayer final : public LayerBackend {
   Saved forward(const RoutingPlan& plan, const ForwardArgs& args,
                 const Schedule& schedule) override;
   void backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) override;
+  void backward_data(Saved& saved, const BackwardDataArgs& args, const Schedule& schedule) override;
+  void backward_weights(Saved& saved, const BackwardWeightsArgs& args,
+                        const Schedule& schedule) override;
   void synchronize() override;
 
   const Problem& problem() const override { return problem_; }
@@ -126,11 +129,15 @@ class CudaLayer final : public LayerBackend {
   CallState* call_state(int rank) const;
   Error refusal_of_peer() const;
   [[noreturn]] void refuse(const Error& error);
+  void begin_call();
   template <class Body>
-  auto call(const Body& body);
+  auto collective(const Body& body);
   RoutingPlan make_plan(std::span<const std::int32_t> topk_ids);
   Saved run_forward(const RoutingPlan& plan, const ForwardArgs& args, const Schedule& schedule);
-  void run_backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule);
+  void run_backward(const SavedData& saved, std::byte* rows, PassPart part,
+                    const BackwardDataArgs& data, const BackwardWeightsArgs& weights,
+                    const Schedule& schedule);
+  void require_supported(const Schedule& schedule) const;
   void start_counters_at(std::uint32_t first_count);
   PlanScratch scratch() const;
   void reserve_step();
@@ -138,7 +145,8 @@ class CudaLayer final : public LayerBackend {
   PassMemory pass_memory() const;
   void collect_trace();
   PassTensors tensors(const SavedData& saved, std::byte* rows, Pass pass) const;
-  void run(const SavedData& saved, Pass pass, const PassTensors& tensors, const Schedule& schedule);
+  void run(const SavedData& saved, Pass pass, PassPart part, const PassTensors& tensors,
+           const Schedule& schedule);
 
   Communicator communicator_;
   CudaCommunicator& comm_;
@@ -165,7 +173,7 @@ class CudaLayer final : public LayerBackend {
   std::optional<PassTrace> trace_;
   std::vector<TimelineEvent> timeline_;     // of passes before the last
   std::optional<PassStats> traced_stages_;  // of the last pass, once they were collected
-  std::optional<RoutingPlan> last_plan_;    // empty where that pass was captured
+  std::optional<RoutingPlan> last_plan_;    // empty where that pass was captured, or moved no rows
   Schedule last_schedule_;
   mutable PassStats stats_;
 };
@@ -289,14 +297,18 @@ void CudaLayer::refuse(const Error& error) {
   throw named;
 }
 
-/// The frame of every collective call: what goes wrong before its launches are all made, other
-/// ranks must hear of.
-template <class Body>
-auto CudaLayer::call(const Body& body) {
+void CudaLayer::begin_call() {
   throw_if_failed();
   captured_ = capturing();
   counted_ = false;
   if (captured_) last_plan_.reset();  // a capture may need its memory
+}
+
+/// The frame of every collective call: what goes wrong before its launches are all made, other
+/// ranks must hear of.
+template <class Body>
+auto CudaLayer::collective(const Body& body) {
+  begin_call();
   try {
     return body();
   } catch (const Error& error) {
@@ -312,7 +324,7 @@ void CudaLayer::synchronize() {
 }
 
 RoutingPlan CudaLayer::plan(std::span<const std::int32_t> topk_ids) {
-  return call([&] { return make_plan(topk_ids); });
+  return collective([&] { return make_plan(topk_ids); });
 }
 
 RoutingPlan CudaLayer::make_plan(std::span<const std::int32_t> topk_ids) {
@@ -385,17 +397,18 @@ PassTensors CudaLayer::tensors(const SavedData& saved, std::byte* rows, Pass pas
   return t;
 }
 
-void CudaLayer::run(const SavedData& saved, Pass pass, const PassTensors& tensors,
+void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const PassTensors& tensors,
                     const Schedule& schedule) {
   if (!captured_) collect_trace();
   last_schedule_ = schedule;
-  if (!captured_) last_plan_ = saved.plan;
+  last_plan_.reset();
+  if (!captured_ && part != PassPart::kWeights) last_plan_ = saved.plan;
   const DevicePlan& plan = on_device(saved.plan);
-  const DeviceOrderLayout order_layout(problem_, comm_.size(), pass, schedule);
+  const DeviceOrderLayout order_layout(problem_, comm_.size(), pass, schedule, part);
   const auto order_memory = take(most_order_bytes(problem_, comm_.size()));
   const DeviceOrder order = device_order(order_memory.get(), order_layout);
   const PassView view = make_pass_view(problem_, comm_.rank(), comm_.size(), saved.plan.tokens(),
-                                       plan, order, pass, schedule);
+                                       plan, order, pass, schedule, part);
   std::vector<QueuePair> queues;
   for (int i = 0; i < num_launches(view); ++i) {
     queues.push_back({order.comm_queue(i), order.main_queue(i)});
@@ -422,18 +435,45 @@ void CudaLayer::run(const SavedData& saved, Pass pass, const PassTensors& tensor
 
 Saved CudaLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
                          const Schedule& schedule) {
-  return call([&] { return run_forward(plan, args, schedule); });
+  return collective([&] { return run_forward(plan, args, schedule); });
 }
 
 void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) {
-  call([&] { run_backward(saved, args, schedule); });
+  collective([&] {
+    check_backward(problem_, communicator_, saved, args, schedule);
+    require_supported(schedule);
+    const auto rows = take(RowLayout(problem_, capacity_, Pass::kBackward).bytes);
+    run_backward(*saved.data(), rows.get(), PassPart::kWhole, data_args(args), weights_args(args),
+                 schedule);
+  });
+}
+
+void CudaLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
+                              const Schedule& schedule) {
+  collective([&] {
+    check_backward_data(problem_, communicator_, saved, args, schedule);
+    require_supported(schedule);
+    saved.data()->backward_rows.reset();  // a pass that fails leaves none
+    const auto rows = take(RowLayout(problem_, capacity_, Pass::kBackward).bytes);
+    run_backward(*saved.data(), rows.get(), PassPart::kData, args, {}, schedule);
+    saved.data()->backward_rows = rows;
+  });
+}
+
+void CudaLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
+                                 const Schedule& schedule) {
+  begin_call();
+  check_backward_weights(problem_, communicator_, saved, args, schedule);
+  require_supported(schedule);
+  const auto rows = std::exchange(saved.data()->backward_rows, std::nullopt);
+  if (captured_) saved.data()->captured_rows = *rows;
+  run_backward(*saved.data(), rows->get(), PassPart::kWeights, {}, args, schedule);
 }
 
 Saved CudaLayer::run_forward(const RoutingPlan& plan, const ForwardArgs& args,
                              const Schedule& schedule) {
   check_forward(problem_, communicator_, plan, args, schedule);
-  const auto reason = unsupported_reason(schedule, sms_);
-  require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
+  require_supported(schedule);
   const auto memory = take(SavedLayout(problem_, capacity_).bytes);
   auto saved = std::make_unique<SavedData>(plan, capacity_, memory, memory.get());
   const auto rows = take(RowLayout(problem_, capacity_, Pass::kForward).bytes);
@@ -443,25 +483,27 @@ Saved CudaLayer::run_forward(const RoutingPlan& plan, const ForwardArgs& args,
   t.w1 = args.w1.data();
   t.w2 = args.w2.data();
   t.token_out = args.out.data();
-  run(*saved, Pass::kForward, t, schedule);
+  run(*saved, Pass::kForward, PassPart::kWhole, t, schedule);
   return Saved(std::move(saved));
 }
 
-void CudaLayer::run_backward(const Saved& saved, const BackwardArgs& args,
+void CudaLayer::run_backward(const SavedData& saved, std::byte* rows, PassPart part,
+                             const BackwardDataArgs& data, const BackwardWeightsArgs& weights,
                              const Schedule& schedule) {
-  check_backward(problem_, communicator_, saved, args, schedule);
+  PassTensors t = tensors(saved, rows, Pass::kBackward);
+  t.tokens = data.dy.data();
+  t.w1 = data.w1.data();
+  t.w2 = data.w2.data();
+  t.token_out = data.dx.data();
+  t.dprobs_out = data.dprobs.data();
+  t.dw1 = weights.dw1;
+  t.dw2 = weights.dw2;
+  run(saved, Pass::kBackward, part, t, schedule);
+}
+
+void CudaLayer::require_supported(const Schedule& schedule) const {
   const auto reason = unsupported_reason(schedule, sms_);
   require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
-  const auto rows = take(RowLayout(problem_, capacity_, Pass::kBackward).bytes);
-  PassTensors t = tensors(*saved.data(), rows.get(), Pass::kBackward);
-  t.tokens = args.dy.data();
-  t.w1 = args.w1.data();
-  t.w2 = args.w2.data();
-  t.token_out = args.dx.data();
-  t.dprobs_out = args.dprobs.data();
-  t.dw1 = args.dw1;
-  t.dw2 = args.dw2;
-  run(*saved.data(), Pass::kBackward, t, schedule);
 }
 
 const PassStats& CudaLayer::last_pass() const {

@@ -55,10 +55,11 @@ DevicePlan device_plan(std::byte* base, const DevicePlanLayout& l) {
           .pull_of_row = at<std::int32_t>(base, l.pull_of_row)};
 }
 
-DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass,
-                                     const Schedule& s) {
+DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass, const Schedule& s,
+                                     PassPart part) {
   // Which blocks the queues hold depends on these alone.
-  const PassView sizes{.pass = pass, .schedule = s, .num_local_experts = p.num_experts / num_ranks};
+  const PassView sizes{
+      .pass = pass, .part = part, .schedule = s, .num_local_experts = p.num_experts / num_ranks};
   num_queues = 2 * num_launches(sizes);
   for (int i = 0; i < num_queues; ++i) {
     const Launch launch = launch_at(sizes, i / 2);
@@ -116,8 +117,9 @@ DeviceOrder device_order(std::byte* base, const DeviceOrderLayout& l) {
 
 PassView make_pass_view(const Problem& problem, int rank, int num_ranks, std::int64_t own_tokens,
                         const DevicePlan& plan, const DeviceOrder& order, Pass pass,
-                        const Schedule& schedule) {
+                        const Schedule& schedule, PassPart part) {
   return {.pass = pass,
+          .part = part,
           .schedule = schedule,
           .rank = rank,
           .num_ranks = num_ranks,

@@ -125,7 +125,8 @@ struct DeviceOrderLayout {
   int num_queues = 0;
   std::int32_t queue_first[kMaxQueues + 1] = {};  // each queue's first block in queue_blocks
 
-  DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass, const Schedule& s);
+  DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass, const Schedule& s,
+                    PassPart part = PassPart::kWhole);
 };
 
 /// See PassView for what each array holds.
@@ -169,7 +170,7 @@ DeviceOrder device_order(std::byte* base, const DeviceOrderLayout& layout);
 /// count that depends on the routing stays on the device.
 PassView make_pass_view(const Problem& problem, int rank, int num_ranks, std::int64_t own_tokens,
                         const DevicePlan& plan, const DeviceOrder& order, Pass pass,
-                        const Schedule& schedule);
+                        const Schedule& schedule, PassPart part = PassPart::kWhole);
 
 /// What plan and order kernels of one layer keep from launch to launch; zeroed once. Launches that
 /// share it run one after another (on one stream).

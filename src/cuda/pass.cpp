@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <span>
 
 #include "base/check.h"
 #include "cuda/check.h"
@@ -35,6 +36,12 @@ float* main_grad(const WeightGrad& grad) {
 
 constexpr Stage kForwardGemms[] = {Stage::kFc1, Stage::kFc2};
 constexpr Stage kBackwardGemms[] = {Stage::kDfc2, Stage::kDfc1, Stage::kWgrad2, Stage::kWgrad1};
+
+/// Whether the pass, or its part at hand, has tiles of this GEMM stage.
+bool holds(const PassView& v, Stage stage) {
+  const bool weights = stage == Stage::kWgrad2 || stage == Stage::kWgrad1;
+  return weights ? v.has_weight_grads() : v.moves_data();
+}
 
 LaunchPass launch_function(Pass pass, int tile_n) {
   if (pass == Pass::kForward) return tile_n == 256 ? launch_forward_n256 : launch_forward_n128;
@@ -72,11 +79,10 @@ PassLauncher::PassLauncher(const DeviceContext& ctx, const PassTensors& tensors,
   ctx_.main_dw1 = main_grad(tensors.dw1);
   ctx_.main_dw2 = main_grad(tensors.dw2);
   StageMaps* next = maps_.stages;
-  if (ctx.view.pass == Pass::kForward) {
-    for (const Stage stage : kForwardGemms) *next++ = maps(stage);
-  } else {
-    for (const Stage stage : kBackwardGemms) *next++ = maps(stage);
-  }
+  const auto make_maps = [&](std::span<const Stage> stages) {
+    for (const Stage stage : stages) *next++ = holds(ctx.view, stage) ? maps(stage) : StageMaps{};
+  };
+  ctx.view.pass == Pass::kForward ? make_maps(kForwardGemms) : make_maps(kBackwardGemms);
 }
 
 std::optional<Stage> PassLauncher::only_stage(int launch) const {
@@ -130,6 +136,11 @@ StageMaps PassLauncher::maps(Stage stage) const {
 
 void PassLauncher::enter(const EnterArgs& args) {
   tickets_ = args.tickets;
+  if (!ctx_.view.moves_data()) {
+    check_cuda(cudaMemsetAsync(tickets_, 0, queues_.size() * sizeof(*tickets_), stream_),
+               "zero the tickets");
+    return;
+  }
   check_cuda(launch_enter(ctx_, args, enter_ctas_, stream_), "launch enter");
 }
 

@@ -52,6 +52,7 @@ class PassLauncher {
   PassLauncher(const DeviceContext& ctx, const PassTensors& tensors, std::int64_t rows,
                std::vector<QueuePair> queues, int sms, cudaStream_t stream);
 
+  /// Stages and publishes the tokens, where this part of the pass has any, and zeroes tickets.
   void enter(const EnterArgs& args);
   int num_launches() const { return static_cast<int>(queues_.size()); }
   /// The stage of a launch that holds one only.

@@ -73,6 +73,7 @@ UNIEP_HD void for_each_wait(const PassView& v, const Task& task, F&& f) {
     }
     case Stage::kWgrad2:
     case Stage::kWgrad1: {
+      if (!v.moves_data()) break;  // the part that does has come to its end
       const std::int64_t tiles =
           ceil_div<std::int64_t>(v.tokens_per_expert[task.expert], v.schedule.tile_m);
       const auto all = static_cast<std::uint32_t>(tiles * column_tiles(v, Stage::kDfc2));

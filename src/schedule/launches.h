@@ -83,13 +83,14 @@ inline UNIEP_HD LaunchParts launch_parts(const PassView& v, int index) {
   return p;
 }
 
-/// Launches of the pass without separate weight gradients.
-inline UNIEP_HD int data_launches(const Schedule& s) {
-  switch (s.launch) {
+/// Launches that begin with something else than weight gradients.
+inline UNIEP_HD int data_launches(const PassView& v) {
+  if (!v.moves_data()) return 0;
+  switch (v.schedule.launch) {
     case LaunchGrouping::kSeparate:
       return 4;
     case LaunchGrouping::kPipelined:
-      return s.waves + 2;
+      return v.schedule.waves + 2;
     case LaunchGrouping::kPaired:
       return 2;
     default:
@@ -97,21 +98,28 @@ inline UNIEP_HD int data_launches(const Schedule& s) {
   }
 }
 
+/// Launches of nothing but weight gradients, behind these: one of both where none other holds them.
+inline UNIEP_HD int weight_launches(const PassView& v) {
+  if (!v.has_weight_grads()) return 0;
+  if (v.schedule.wgrad == WgradPlacement::kSeparate) return 2;
+  return v.moves_data() ? 0 : 1;
+}
+
 }  // namespace detail
 
 inline UNIEP_HD int num_launches(const PassView& v) {
-  const bool separate_wgrad =
-      v.pass == Pass::kBackward && v.schedule.wgrad == WgradPlacement::kSeparate;
-  return detail::data_launches(v.schedule) + (separate_wgrad ? 2 : 0);
+  return detail::data_launches(v) + detail::weight_launches(v);
 }
 
 /// Launch number `index` of the pass.
 inline UNIEP_HD Launch launch_at(const PassView& v, int index) {
   Launch launch;
   const int experts = v.num_local_experts;
-  const int data = detail::data_launches(v.schedule);
+  const int data = detail::data_launches(v);
   if (index >= data) {
-    launch.main.add(index == data ? Stage::kWgrad2 : Stage::kWgrad1, 0, experts, 0);
+    const bool both = detail::weight_launches(v) == 1;
+    if (both || index == data) launch.main.add(Stage::kWgrad2, 0, experts, 0);
+    if (both || index > data) launch.main.add(Stage::kWgrad1, 0, experts, 0);
     return launch;
   }
   const detail::LaunchParts p = detail::launch_parts(v, index);
@@ -130,7 +138,7 @@ inline UNIEP_HD Launch launch_at(const PassView& v, int index) {
     if (p.second_gemm) delay += min_of(v.schedule.lag, gemm_blocks);
   }
   if (p.second_gemm) launch.main.add(v.second_gemm(), p.gemm_begin, gemm_blocks, delay);
-  if (v.pass == Pass::kBackward) {
+  if (v.has_weight_grads()) {
     // An expert's weight gradients need its rows of every wave: they follow its last block.
     if (v.schedule.wgrad == WgradPlacement::kInterleaved && p.second_gemm && p.last_gemm) {
       const int after_last_wave = delay + gemm_blocks - experts;

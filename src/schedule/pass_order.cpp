@@ -5,8 +5,10 @@
 
 namespace uniep {
 
-PassOrder::PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule) : plan_(plan) {
+PassOrder::PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule, PassPart part)
+    : plan_(plan) {
   view_.pass = pass;
+  view_.part = part;
   view_.schedule = schedule;
   view_.rank = plan.rank;
   view_.num_ranks = plan.num_ranks();

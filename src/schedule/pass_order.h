@@ -12,7 +12,8 @@ namespace uniep {
 /// takes them. `plan` must outlive it.
 class PassOrder {
  public:
-  PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule);
+  PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule,
+            PassPart part = PassPart::kWhole);
   PassOrder(const PassOrder&) = delete;
   PassOrder& operator=(const PassOrder&) = delete;
 

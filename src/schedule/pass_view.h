@@ -9,6 +9,10 @@
 
 namespace uniep {
 
+/// A backward pass may come in two parts, one after another: what other ranks wait for, and the
+/// weight gradients, for which nobody does. The second part takes up the rows of the first.
+enum class PassPart : int { kWhole, kData, kWeights };
+
 /// Everything that decides which tasks one rank's pass has, in which order they stand, what each
 /// waits for and what each signals. A trivially copyable view: the functions of launches.h, queue.h
 /// and dependencies.h take nothing else, so the CPU backend, CUDA kernels, the simulator and tests
@@ -19,6 +23,7 @@ namespace uniep {
 /// are taken, so block q owns a contiguous range of either.
 struct PassView {
   Pass pass = Pass::kForward;
+  PassPart part = PassPart::kWhole;
   Schedule schedule;
 
   int rank = 0;
@@ -51,6 +56,13 @@ struct PassView {
   /// Rows per readiness counter. Never more than a tile's: a tile that waited for rows of a later
   /// one could wait for a dispatch task that stands behind it in its own queue.
   UNIEP_HD int rows_per_counter() const { return min_of(schedule.ready_rows, schedule.tile_m); }
+
+  /// Whether this part of the pass dispatches, and all that follows from it ...
+  UNIEP_HD bool moves_data() const { return part != PassPart::kWeights; }
+  /// ... and whether it computes weight gradients.
+  UNIEP_HD bool has_weight_grads() const {
+    return pass == Pass::kBackward && part != PassPart::kData;
+  }
 
   /// The first GEMM stage of the pass (whose inputs dispatch brings) and the second (which pushes).
   UNIEP_HD Stage first_gemm() const { return pass == Pass::kForward ? Stage::kFc1 : Stage::kDfc2; }

@@ -83,9 +83,32 @@ TEST(Problem, PrintsEveryField) {
             "row_align=32");
 }
 
-TEST(Problem, TheDefaultCapacityHoldsEveryTokenOfEveryRankOnOneRank) {
+TEST(Problem, TheDefaultCapacityOfASmallLayerHoldsEveryTokenOfEveryRankOnOneRank) {
   // 4 ranks of 16 tokens with 2 slots each; 2 local experts, each up to 127 rows of padding.
   EXPECT_EQ(capacity_rows(good(), 4), 4 * 16 * 2 + 2 * 127);
+}
+
+TEST(Problem, TheDefaultCapacityOfALargeLayerIsTwiceTheBalancedLoadAtAnyNumberOfRanks) {
+  Problem p{
+      .hidden = 7168, .intermediate = 2048, .num_experts = 256, .topk = 8, .max_tokens = 8192};
+  for (const int ranks : {4, 8, 64}) {
+    EXPECT_EQ(capacity_rows(p, ranks), 2 * 8192 * 8 + 256 / ranks * 127);
+  }
+  // Any routing takes no more at 2 ranks, and less at 1.
+  EXPECT_EQ(capacity_rows(p, 2), 2 * 8192 * 8 + 128 * 127);
+  EXPECT_EQ(capacity_rows(p, 1), 8192 * 8 + 256 * 127);
+  p.capacity_rows = 5;
+  EXPECT_EQ(capacity_rows(p, 8), 5);
+}
+
+TEST(Problem, ALayerIsSmallAsLongAsTheRowsOfAnyRoutingTakeAGibibyte) {
+  // 4 ranks of T tokens, and 2 * 127 rows of padding; 2 * (2 * 1024 + 5 * 2048) bytes a row.
+  Problem p{.hidden = 1024, .intermediate = 2048, .num_experts = 8, .topk = 1, .max_tokens = 0};
+  const std::int64_t most = ((std::int64_t{1} << 30) / (2 * (2 * 1024 + 5 * 2048)) - 2 * 127) / 4;
+  p.max_tokens = most;
+  EXPECT_EQ(capacity_rows(p, 4), 4 * most + 2 * 127);
+  p.max_tokens = most + 1;
+  EXPECT_EQ(capacity_rows(p, 4), 2 * (most + 1) + 2 * 127);
 }
 
 TEST(Problem, RowNumbersFitAnIntWhateverTheCapacity) {

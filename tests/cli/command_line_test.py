@@ -84,6 +84,15 @@ class SameBytes(ProgramTest):
         self.assertEqual(tensors["dw1"][0], "F32")
         self.assertEqual(tensors["out"][0], "BF16")
 
+    def test_deferred_weights_have_the_same_bytes(self):
+        path = self.folder / "out.safetensors"
+        contents = set()
+        for flags in ([], ["--defer-weights"]):
+            self.succeed("run", "--input", self.layer_path(29), "--ranks", 2, *flags,
+                         "--output", path)
+            contents.add(path.read_bytes())
+        self.assertEqual(len(contents), 1)
+
     def test_made_up_layer_of_one_size(self):
         # --shape counts tokens per rank; a batch is a function of its total.
         contents = set()
@@ -123,6 +132,8 @@ class Reports(ProgramTest):
     def test_check_of_main_grad_and_of_forward(self):
         layer = self.layer_path(40)
         self.assertIn("PASSED", self.succeed("run", "--input", layer, "--main-grad", "fp32",
+                                             "--ranks", 2, "--check"))
+        self.assertIn("PASSED", self.succeed("run", "--input", layer, "--defer-weights",
                                              "--ranks", 2, "--check"))
         forward = self.succeed("run", "--input", layer, "--pass", "forward", "--check")
         self.assertIn("PASSED: out are", forward)
@@ -241,6 +252,14 @@ class Reports(ProgramTest):
             self.assertEqual(sum(sizes[:-1]), sizes[-1])
             return sizes[-1]
         self.assertLess(total("--ranks", 2, "--capacity", 1024), total("--ranks", 2))
+        def capacity(*args):
+            text = self.succeed("info", "--shape", *args)
+            return next(line for line in text.splitlines() if line.startswith("# capacity"))
+        self.assertIn(" 131072 rows a rank;",
+                      capacity("deepseek-v3", "--ranks", 4, "--capacity", 131072))
+        self.assertIn(f" {2 * 65536 + 64 * 127} rows a rank; a balanced routing fills 65536 and",
+                      capacity("deepseek-v3", "--ranks", 4))
+        self.assertIn(" rows a rank, enough for any routing;", capacity("tiny", "--ranks", 4))
         self.refuse("info", "--ranks", 2, words=["--shape"])
         self.refuse("info", "--shape", "tiny", "--ranks", 7, words=["num_experts"])
 

@@ -301,6 +301,40 @@ TEST(LayerAgreement, ACapacityThatIsTooSmallIsRefusedAndANewLayerWorks) {
   group.expect_step_works("after a refusal");
 }
 
+/// Later calls on the same layer, and what earlier ones added to main_grad, do not suffer.
+TEST(LayerAgreement, AnOverflowWritesNothingAndTheLayerWorksOn) {
+  LayerGroup group(plain_layer(2), 2, true);
+  Problem problem = group.split().problem();
+  problem.row_align = 16;
+  problem.capacity_rows = 32;  // of 12 rows an expert, padded
+  const Schedule schedule = parse_schedule("single,tile_m=16");
+  std::vector<std::optional<Layer>> layers(2);
+  const auto step = [&](int rank) {
+    Layer& layer = *layers[static_cast<std::size_t>(rank)];
+    const RoutingPlan plan = layer.plan(group.split().topk_ids(rank));
+    const Saved saved = layer.forward(plan, group.forward_args(rank), schedule);
+    layer.backward(saved, group.backward_args(rank), schedule);
+  };
+  group.each([&](int rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    layers[r].emplace(problem, group.group()[r]);
+    step(rank);
+  });
+  const LayerResult before = group.result();
+  const std::vector<std::int32_t> all_to_one(24, 0);
+  const auto outcomes =
+      group.attempt([&](int rank) { layers[static_cast<std::size_t>(rank)]->plan(all_to_one); });
+  for (const Outcome& o : outcomes) {
+    EXPECT_EQ(o.what(),
+              "rank 0 would receive 48 rows (padding included), but capacity_rows is 32; "
+              "capacity_rows=48 would do for this routing");
+  }
+  expect_same_bits(group.result(), before, "after an overflow");
+  group.clear_result();
+  group.each(step);
+  group.expect_contract("the step after an overflow");
+}
+
 // Two workspaces of 64 TiB do not fit an address space of 128 TiB, but the first may.
 TEST(LayerAgreement, MemoryThatOneRankCannotGetIsRefusedByAll) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)

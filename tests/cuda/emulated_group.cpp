@@ -124,13 +124,13 @@ PassTensors EmulatedGroup::tensors(int rank, Pass pass) const {
   return t;
 }
 
-void EmulatedGroup::run_pass(Pass pass, Schedule schedule) {
+void EmulatedGroup::run_pass(Pass pass, Schedule schedule, PassPart part) {
   schedule.workers = sms_ / split_.ranks();
   std::vector<std::unique_ptr<UploadedOrder>> orders;
   std::vector<PassLauncher> launchers;
   for (int r = 0; r < split_.ranks(); ++r) {
     const RoutingPlan& plan = ranks_[static_cast<std::size_t>(r)].plan;
-    orders.push_back(std::make_unique<UploadedOrder>(plan.data(), pass, schedule));
+    orders.push_back(std::make_unique<UploadedOrder>(plan.data(), pass, schedule, part));
     const PassView& view = orders.back()->view();
     const PassCall call{.limit_ms = limit_ms_, .faults = device_faults(faults_, r)};
     launchers.emplace_back(device_context(split_.problem(), view, memory(r), call),
@@ -165,6 +165,18 @@ void EmulatedGroup::throw_if_failed() const {
 LayerResult EmulatedGroup::step(const Schedule& schedule) {
   run_pass(Pass::kForward, schedule);
   run_pass(Pass::kBackward, schedule);
+  return result();
+}
+
+LayerResult EmulatedGroup::deferred_step(const Schedule& schedule,
+                                         const Schedule& weights_schedule) {
+  run_pass(Pass::kForward, schedule);
+  run_pass(Pass::kBackward, schedule, PassPart::kData);
+  run_pass(Pass::kBackward, weights_schedule, PassPart::kWeights);
+  return result();
+}
+
+LayerResult EmulatedGroup::result() const {
   LayerResult result;
   for (const Rank& r : ranks_) {
     append(result.out, r.out);

@@ -26,8 +26,8 @@ DeviceArray<T> upload(std::span<const T> host) {
 /// The arrays behind a host PassView, in device memory.
 class UploadedOrder {
  public:
-  UploadedOrder(const PlanData& plan, Pass pass, const Schedule& schedule)
-      : order_(plan, pass, schedule), view_(order_.view()) {
+  UploadedOrder(const PlanData& plan, Pass pass, const Schedule& schedule, PassPart part)
+      : order_(plan, pass, schedule, part), view_(order_.view()) {
     const PassView& v = order_.view();
     const auto count = [](std::int64_t n) { return static_cast<std::size_t>(n); };
     const auto blocks = count(v.num_blocks() + 1);
@@ -91,12 +91,15 @@ class EmulatedGroup {
 
   /// With as many workers a rank as there are SMs for it. Where waits expired, throws the error of
   /// the rank that waited for the earliest counter: the others miss what follows from it.
-  void run_pass(Pass pass, Schedule schedule);
+  void run_pass(Pass pass, Schedule schedule, PassPart part = PassPart::kWhole);
 
   const Problem& problem() const { return split_.problem(); }
 
   /// One step; `result` is gathered in global order.
   LayerResult step(const Schedule& schedule);
+
+  /// The same with backward in two parts.
+  LayerResult deferred_step(const Schedule& schedule, const Schedule& weights_schedule);
 
  private:
   struct Rank {
@@ -111,6 +114,7 @@ class EmulatedGroup {
   void throw_if_failed() const;
   PassMemory memory(int rank) const;
   PassTensors tensors(int rank, Pass pass) const;
+  LayerResult result() const;
 
   const LayerData& data_;
   workload::Split split_;

@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "api/arguments.h"
 #include "base/layer_data.h"
 #include "cuda/device_memory.h"
 #include "uniep/layer.h"
@@ -104,6 +105,12 @@ class GpuRank {
     saved_ = layer_.forward(*plan_, forward_args(), schedule);
   }
   void backward(const Schedule& schedule) { layer_.backward(saved_, backward_args(), schedule); }
+  void backward_data(const Schedule& schedule) {
+    layer_.backward_data(saved_, data_args(backward_args()), schedule);
+  }
+  void backward_weights(const Schedule& schedule) {
+    layer_.backward_weights(saved_, weights_args(backward_args()), schedule);
+  }
   BackwardArgs backward_args() const {
     BackwardArgs args;
     args.dy = dy_.span();

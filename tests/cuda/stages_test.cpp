@@ -52,10 +52,11 @@ constexpr int kRanks[] = {1, 2, 3, 4, 8};
 constexpr int kOne[] = {1};
 
 /// Random layers: close to the CPU's reference, and the same bits at one rank with `sequential` as
-/// at any number of ranks with the schedule that choose(rng, problem) gives.
+/// at any number of ranks with the schedule that choose(rng, problem) gives; `deferred`: with
+/// weight gradients in a part of their own, under another schedule.
 template <class Choose>
 void check_layers(unsigned first_seed, int count, std::span<const int> numbers_of_ranks,
-                  Choose&& choose) {
+                  Choose&& choose, bool deferred = false) {
   for (unsigned seed = first_seed; seed < first_seed + static_cast<unsigned>(count); ++seed) {
     Rng rng(seed);
     const auto last = static_cast<std::int64_t>(numbers_of_ranks.size()) - 1;
@@ -73,7 +74,8 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
             ", intermediate ", data.intermediate, ", experts ", data.num_experts, ", topk ",
             data.topk, ", ", to_string(schedule));
     SCOPED_TRACE(what);
-    const LayerResult got = group.step(schedule);
+    const LayerResult got = deferred ? group.deferred_step(schedule, choose(rng, group.problem()))
+                                     : group.step(schedule);
     const LayerResult want =
         main_grad ? reference::contract_into_main_grad(data, std::vector<float>(data.w1.size(), 1),
                                                        std::vector<float>(data.w2.size(), 1))
@@ -91,6 +93,10 @@ TEST_F(CudaStages, RandomLayersAtAnyNumberOfRanks) {
 
 TEST_F(CudaStages, RandomSchedules) {
   check_layers(1001, cases(200), kRanks, random_cuda_schedule);
+}
+
+TEST_F(CudaStages, DeferredWeightsUnderRandomSchedules) {
+  check_layers(3001, cases(60), kRanks, random_cuda_schedule, true);
 }
 
 /// What a sanitizer can run too: it may run launches one after another, so that those of several

@@ -143,7 +143,7 @@ TEST(RoutingPlanErrors, TheCapacityThatIsNamedWorksAndOneLessDoesNot) {
   EXPECT_GT(refused, count / 2);
 }
 
-TEST(RoutingPlanErrors, TheDefaultCapacityIsEnoughForAnyRouting) {
+TEST(RoutingPlanErrors, TheDefaultCapacityOfASmallLayerIsEnoughForAnyRouting) {
   const int count = cases(2000);
   for (int seed = 1; seed <= count; ++seed) {
     Rng rng(static_cast<unsigned>(seed));

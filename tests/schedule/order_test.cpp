@@ -295,6 +295,30 @@ TEST(Launches, PlacesOfTheWeightGradients) {
             "dfc2.2 dfc1.2 wgrad2.2 wgrad1.2 reduce");
 }
 
+TEST(Launches, APartHasItsStagesInTheOrderOfTheWhole) {
+  const auto part = [](PassPart which, const std::string& schedule) {
+    RandomPass p = three_experts(Pass::kBackward, schedule);
+    p.part = which;
+    build_orders(p);
+    return p;
+  };
+  for (const char* wgrad : {"separate", "after", "interleaved"}) {
+    const RandomPass data = part(PassPart::kData, cat("single,lag=0,wgrad=", wgrad));
+    EXPECT_EQ(num_launches(data.view(0)), 1);
+    EXPECT_EQ(runs(data, 0), "dfc2.0 dfc1.0 dfc2.1 dfc1.1 dfc2.2 dfc1.2 reduce");
+  }
+  const RandomPass separate = part(PassPart::kWeights, "single,wgrad=separate");
+  EXPECT_EQ(num_launches(separate.view(0)), 2);
+  EXPECT_EQ(runs(separate, 0), "wgrad2.0 wgrad2.1 wgrad2.2");
+  EXPECT_EQ(runs(separate, 1), "wgrad1.0 wgrad1.1 wgrad1.2");
+  for (const char* wgrad : {"after", "interleaved"}) {
+    const RandomPass together = part(PassPart::kWeights, cat("sequential,wgrad=", wgrad));
+    EXPECT_EQ(num_launches(together.view(0)), 1);
+    EXPECT_EQ(runs(together, 0), "wgrad2.0 wgrad1.0 wgrad2.1 wgrad1.1 wgrad2.2 wgrad1.2");
+    EXPECT_EQ(runs(together, 0, true), "");
+  }
+}
+
 TEST(Queue, RasterIsTheDirectionOfTheWalk) {
   const auto first_block = [](const char* schedule) {
     const RandomPass p = three_experts(Pass::kForward, schedule);

@@ -14,6 +14,7 @@ struct RandomPass {
   Routing routing;
   Schedule schedule;
   Pass pass = Pass::kForward;
+  PassPart part = PassPart::kWhole;
   std::vector<RoutingPlan> plans;
   std::vector<std::unique_ptr<PassOrder>> orders;  // by rank
 
@@ -26,7 +27,7 @@ inline void build_orders(RandomPass& p) {
   p.orders.clear();
   for (int rank = 0; rank < p.ranks(); ++rank) p.plans.push_back(p.routing.plan(rank));
   for (const RoutingPlan& plan : p.plans) {
-    p.orders.push_back(std::make_unique<PassOrder>(plan.data(), p.pass, p.schedule));
+    p.orders.push_back(std::make_unique<PassOrder>(plan.data(), p.pass, p.schedule, p.part));
   }
 }
 
@@ -36,13 +37,17 @@ inline RandomPass random_pass(unsigned seed, std::int64_t most_tokens, int max_w
   p.routing = random_routing(rng, most_tokens);
   p.schedule = random_schedule(rng, p.routing.problem, max_workers);
   p.pass = chance(rng, 60) ? Pass::kBackward : Pass::kForward;
+  if (p.pass == Pass::kBackward && chance(rng, 40)) {
+    p.part = chance(rng, 50) ? PassPart::kData : PassPart::kWeights;
+  }
   build_orders(p);
   return p;
 }
 
 inline std::string describe(unsigned seed, const RandomPass& p) {
-  return cat("seed ", seed, ", ", name(p.pass), ", ", describe(p.routing), "\n  ",
-             to_string(p.schedule));
+  constexpr const char* kParts[] = {"", " (data)", " (weights)"};
+  return cat("seed ", seed, ", ", name(p.pass), kParts[static_cast<int>(p.part)], ", ",
+             describe(p.routing), "\n  ", to_string(p.schedule));
 }
 
 /// The tasks of a queue by plain enumeration.

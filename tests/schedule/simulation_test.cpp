@@ -38,6 +38,7 @@ class Data {
         return computed_[{v.rank, v.tiles[t.m].first_row}] == columns_of_first_gemm(v);
       case Stage::kWgrad2:
       case Stage::kWgrad1:
+        if (!v.moves_data()) return true;  // the part before this one has come to its end
         for (const Tile& tile : plan(v).tiles(v.schedule.tile_m)) {
           if (tile.expert == t.expert &&
               computed_[{v.rank, tile.first_row}] != columns_of_first_gemm(v)) {
@@ -252,7 +253,8 @@ class Simulation {
     rank.finish(worker);
   }
 
-  /// Counters end exactly where their waiters expect them, and every counter has a waiter.
+  /// Counters end exactly where their waiters expect them, and every counter has a waiter (but for
+  /// those whose users are in a later part of the pass).
   void expect_totals() {
     for (const auto& [key, expected] : waited_for_) {
       ASSERT_EQ(counts_[key], expected) << name(std::get<0>(key)) << " of rank " << std::get<1>(key)
@@ -260,9 +262,12 @@ class Simulation {
     }
     for (const auto& [key, count] : counts_) {
       if (std::get<0>(key) == CounterKind::kPublished || count == 0) continue;
+      if (std::get<0>(key) == CounterKind::kExpertDone && !has_weight_grads()) continue;
       ASSERT_TRUE(waited_for_.contains(key)) << name(std::get<0>(key)) << " has no waiter";
     }
   }
+
+  bool has_weight_grads() const { return ranks_.front().view().has_weight_grads(); }
 
   Data data_;
   Rng rng_;

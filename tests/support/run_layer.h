@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "api/arguments.h"
 #include "base/layer_data.h"
 #include "uniep/layer.h"
 #include "workload/split.h"
@@ -20,6 +21,10 @@ struct RunOptions {
   int row_align = 128;
   bool main_grad = false;
   float main_grad_start = 0;
+  /// Backward in two parts, weight gradients under a schedule of their own, after a forward pass of
+  /// the same tokens that nobody asks about.
+  bool defer_weights = false;
+  Schedule weights_schedule;
   int steps = 1;  ///< repeats on the same layer objects; the last one's results are returned
 };
 
@@ -42,9 +47,16 @@ inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
     Layer layer(problem, communicator, options.layer);
     for (int step = 0; step < options.steps; ++step) {
       const RoutingPlan plan = layer.plan(split.topk_ids(rank));
-      const Saved saved =
-          layer.forward(plan, split.forward_args(rank, result), options.forward_schedule);
-      layer.backward(saved, split.backward_args(rank, result), options.backward_schedule);
+      const ForwardArgs forward = split.forward_args(rank, result);
+      const BackwardArgs args = split.backward_args(rank, result);
+      Saved saved = layer.forward(plan, forward, options.forward_schedule);
+      if (!options.defer_weights) {
+        layer.backward(saved, args, options.backward_schedule);
+        continue;
+      }
+      layer.backward_data(saved, data_args(args), options.backward_schedule);
+      layer.forward(plan, forward, options.forward_schedule);
+      layer.backward_weights(saved, weights_args(args), options.weights_schedule);
     }
   });
   return result;

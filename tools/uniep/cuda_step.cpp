@@ -107,17 +107,17 @@ class CudaRank {
     layer_.synchronize();
     times.plan_s = std::chrono::duration<double>(Clock::now() - start).count();
     gatherer_.meet();
-    const Saved saved = layer_.forward(plan,
-                                       {.x = x_.span(),
-                                        .topk_probs = probs_.span(),
-                                        .w1 = w1_.span(),
-                                        .w2 = w2_.span(),
-                                        .out = out.span()},
-                                       options_.schedule);
+    Saved saved = layer_.forward(plan,
+                                 {.x = x_.span(),
+                                  .topk_probs = probs_.span(),
+                                  .w1 = w1_.span(),
+                                  .w2 = w2_.span(),
+                                  .out = out.span()},
+                                 options_.schedule);
     layer_.synchronize();
     times.forward = layer_.last_pass();
     download(f.out, out);
-    if (backward_) run_backward(saved, result, times);
+    if (backward_) step_backward(saved, result, times);
     note_routing(plan);
     timeline_ = layer_.take_timeline();
     return times;
@@ -129,7 +129,7 @@ class CudaRank {
   const std::vector<TimelineEvent>& last_timeline() const { return timeline_; }
 
  private:
-  void run_backward(const Saved& saved, LayerResult& result, Times& times) {
+  void step_backward(Saved& saved, LayerResult& result, Times& times) {
     clear_main_grad(split_, rank_, result);
     const BackwardArgs b = split_.backward_args(rank_, result);
     const DeviceArray<bf16> dx = upload(std::span<const bf16>(b.dx));
@@ -145,9 +145,7 @@ class CudaRank {
     args.dw1 = dw1.device();
     args.dw2 = dw2.device();
     gatherer_.meet();
-    layer_.backward(saved, args, options_.schedule);
-    layer_.synchronize();
-    times.backward = layer_.last_pass();
+    times.backward = run_backward(layer_, saved, args, options_);
     download(b.dx, dx);
     download(b.dprobs, dprobs);
     dw1.download_to(b.dw1);

@@ -149,7 +149,8 @@ void add_info(CLI::App& app, Invocation& invocation) {
       ->type_name("N")
       ->needs(shape);
   sub->add_option("--capacity", flags->capacity,
-                  "Rows that a rank has room for (default 0: enough for any routing)")
+                  "Rows that a rank has room for (default 0: enough for any routing of a small "
+                  "layer, twice the balanced load of a large one)")
       ->type_name("ROWS")
       ->needs(shape);
   sub->footer(

@@ -39,17 +39,16 @@ std::vector<Use> uses(const Problem& p, int ranks) {
       {"saved by forward: x rows, h, probabilities", "until its backward",
        SavedLayout(p, rows).bytes},
       {"rows of a forward pass: a", "pass", RowLayout(p, rows, Pass::kForward).bytes},
-      {"rows of a backward pass: a, dy, dh, dprobs", "pass",
+      {"rows of a backward pass: a, dy, dh, dprobs", "pass, or until backward_weights",
        RowLayout(p, rows, Pass::kBackward).bytes}};
 #ifdef UNIEP_HAS_CUDA
-  const Schedule schedule = default_schedule(Backend::kCuda);
   all.push_back({"cuda: exchange of the routing", "layer", PlanExchangeLayout(p, ranks).bytes});
   all.push_back(
       {"cuda: scratch of plans and passes", "layer",
        cuda::PlanScratchLayout(p, ranks).bytes + cuda::PassScratchLayout(p, ranks).bytes});
-  all.push_back({"cuda: a plan", "until its backward", cuda::DevicePlanLayout(p, ranks).bytes});
-  all.push_back({"cuda: order of a backward pass", "pass",
-                 cuda::DeviceOrderLayout(p, ranks, Pass::kBackward, schedule).bytes});
+  all.push_back({"cuda: plans, this step's and the last", "until its backward",
+                 2 * cuda::DevicePlanLayout(p, ranks).bytes});
+  all.push_back({"cuda: order of a pass", "pass", cuda::most_order_bytes(p, ranks)});
 #endif
   return all;
 }
@@ -60,13 +59,15 @@ void print_memory(std::ostream& out, const workload::ShapeSpec& spec, int ranks,
                   std::int64_t capacity) {
   const Problem p = problem_of(spec, capacity);
   validate(p, ranks);
+  const std::int64_t rows = capacity_rows(p, ranks);
   const std::int64_t balanced = spec.tokens * spec.topk;
+  const std::int64_t most = balanced * ranks + spec.num_experts / ranks * (p.row_align - 1);
   Notes notes;
   notes.add("shape", workload::to_string(spec));
   notes.add("ranks", cat(ranks));
-  notes.add("capacity", cat(capacity_rows(p, ranks), " rows a rank",
-                            capacity == 0 ? ", enough for any routing" : "",
-                            "; a balanced routing fills ", balanced));
+  notes.add("capacity",
+            cat(rows, " rows a rank", rows >= most ? ", enough for any routing" : "",
+                "; a balanced routing fills ", balanced, " and some padding, any at most ", most));
   out << notes << "#\n# memory of one rank, without the caller's tensors\n";
   Table table({kLeft, kLeft, kRight, kRight});
   table.header({"what", "held for", "bytes", ""});

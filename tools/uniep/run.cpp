@@ -38,6 +38,7 @@ struct Flags {
   std::string schedule = "single";
   std::string pass = "both";
   std::string main_grad = "bf16";
+  bool defer_weights = false;
   int repeat = 1;
   bool check = false;
   std::string output;
@@ -68,6 +69,7 @@ StepOptions step_options(const Flags& flags) {
       .schedule = parse_schedule(flags.schedule, default_schedule(backend_choice(flags.backend))),
       .passes = pass_choice(flags.pass),
       .main_grad = flags.main_grad == "fp32",
+      .defer_weights = flags.defer_weights,
       .repeat = flags.repeat,
       .record_timeline = !flags.trace.empty() || !flags.plot.empty()};
 }
@@ -214,7 +216,8 @@ void add_input_options(CLI::App& sub, Flags& flags) {
 }
 
 void add_how_options(CLI::App& sub, Flags& flags) {
-  OptionGroup group(sub, "How to run it");
+  const std::string name = "How to run it";
+  OptionGroup group(sub, name);
   group
       .add(
           "--ranks", flags.ranks, "N",
@@ -237,6 +240,10 @@ void add_how_options(CLI::App& sub, Flags& flags) {
            "Weight gradients: bf16 (default), or fp32, sums added to a main_grad that starts from "
            "zeros")
       ->check(one_of({"bf16", "fp32"}));
+  sub.add_flag("--defer-weights", flags.defer_weights,
+               described("Leave the weight gradients to a call of their own, backward_weights, as "
+                         "pipeline-parallel schedules do; the figures are of both calls together"))
+      ->group(name);
   group.add("--repeat", flags.repeat, "N", "Measured steps (default 1), after one for warming up")
       ->check(range(1, 1000000));
   group

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "api/arguments.h"
 #include "base/check.h"
 #include "progress.h"
 #include "workload/split.h"
@@ -79,15 +80,18 @@ class RankRun {
 
     const ForwardArgs forward = split_.forward_args(rank_, result);
     Saved saved;
-    const auto run_forward = [&] { saved = layer_.forward(plan, forward, options_.schedule); };
+    const auto run_forward = [&] {
+      saved = layer_.forward(plan, forward, options_.schedule);
+      return layer_.last_pass();
+    };
     measure(run_forward, measured ? &log_.forward : nullptr);
     if (options_.passes == PassChoice::kForward) return;
 
     workload::clear_main_grad(split_, rank_, result);
     const BackwardArgs backward = split_.backward_args(rank_, result);
     if (!measures(options_.passes, Pass::kForward)) drop_timeline();
-    const auto run_backward = [&] { layer_.backward(saved, backward, options_.schedule); };
-    measure(run_backward, measured ? &log_.backward : nullptr);
+    const auto backward_pass = [&] { return run_backward(layer_, saved, backward, options_); };
+    measure(backward_pass, measured ? &log_.backward : nullptr);
   }
 
   /// Overwrites this rank's part with NaNs, so that what a step forgets to write shows.
@@ -131,10 +135,10 @@ class RankRun {
   void measure(const Call& pass, PassLog* log) {
     together_.arrive_and_wait();
     const auto start = Clock::now();
-    pass();
+    const PassStats stats = pass();
     if (log == nullptr) return;
     log->seconds.push_back(seconds_since(start));
-    log->stats.push_back(layer_.last_pass());
+    log->stats.push_back(stats);
   }
 
   void note_routing(const RoutingPlan& plan) {
@@ -197,7 +201,35 @@ void gather_logs(std::vector<RankLog> logs, const StepOptions& options, StepRepo
   }
 }
 
+/// What two calls did together.
+void add(PassStats& stats, const PassStats& more) {
+  stats.elapsed_s += more.elapsed_s;
+  stats.launches += more.launches;
+  for (std::size_t i = 0; i < stats.stages.size(); ++i) {
+    stats.stages[i].tasks += more.stages[i].tasks;
+    stats.stages[i].busy_s += more.stages[i].busy_s;
+    stats.stages[i].wait_s += more.stages[i].wait_s;
+    stats.stages[i].link_s += more.stages[i].link_s;
+  }
+}
+
 }  // namespace
+
+PassStats run_backward(Layer& layer, Saved& saved, const BackwardArgs& args,
+                       const StepOptions& options) {
+  if (!options.defer_weights) {
+    layer.backward(saved, args, options.schedule);
+    layer.synchronize();
+    return layer.last_pass();
+  }
+  layer.backward_data(saved, data_args(args), options.schedule);
+  layer.synchronize();
+  PassStats stats = layer.last_pass();
+  layer.backward_weights(saved, weights_args(args), options.schedule);
+  layer.synchronize();
+  add(stats, layer.last_pass());
+  return stats;
+}
 
 bool measures(PassChoice choice, Pass pass) {
   if (choice == PassChoice::kBoth) return true;

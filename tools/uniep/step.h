@@ -18,6 +18,7 @@ struct StepOptions {
   std::string backend = "cpu";  ///< for headers and files
   PassChoice passes = PassChoice::kBoth;
   bool main_grad = false;        ///< weight gradients as fp32 sums, from zeros
+  bool defer_weights = false;    ///< and by a call of their own, backward_weights
   int repeat = 1;                ///< measured steps, after one that is not
   bool record_timeline = false;  ///< of the last step
 };
@@ -42,6 +43,10 @@ struct StepReport {
 /// of them threads of this process. A backward pass alone still needs its forward pass, which then
 /// goes unmeasured. Throws Error(kInternal) where two steps differ by a bit.
 StepReport run_steps(const LayerData& layer, const StepOptions& options);
+
+/// A backward pass in one call or in two, awaited, and what it did.
+PassStats run_backward(Layer& layer, Saved& saved, const BackwardArgs& args,
+                       const StepOptions& options);
 
 /// Something that runs steps, such as `run_steps`.
 using StepRunner = std::function<StepReport(const LayerData&, const StepOptions&)>;
