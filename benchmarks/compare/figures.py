@@ -93,8 +93,7 @@ class StageTimes:
 
 def bandwidth(bytes_by_rank, times, limit_gbps):
     gbps = times.unhindered_gbps(bytes_by_rank)
-    return {"floor_ms": max(bytes_by_rank) / limit_gbps * 1e-6, "gbps": gbps,
-            "of_limit": gbps / limit_gbps}
+    return {"gbps": gbps, "of_limit": gbps / limit_gbps}
 
 
 def stage_figures(stage, times, shape, products, wire, copy_gbps):
@@ -110,8 +109,8 @@ def stage_figures(stage, times, shape, products, wire, copy_gbps):
         return {"baseline_ms": bare.grouped_ms, "floor_ms": bare.floor_ms,
                 "ratio": ms / bare.grouped_ms}
     if stage == "dispatch" and max(wire.pulled) > 0:
-        return bandwidth(wire.pulled, times, LINK_GBPS)
+        return {"floor_ms": wire.pull_ms(LINK_GBPS), **bandwidth(wire.pulled, times, LINK_GBPS)}
     if stage == "reduce":
         moved = [reduce_bytes(shape)] * len(times.turns[0])
-        return bandwidth(moved, times, copy_gbps)
+        return {"floor_ms": moved[0] / copy_gbps * 1e-6, **bandwidth(moved, times, copy_gbps)}
     return {}

@@ -18,7 +18,7 @@ SHAPE = Shape("small", tokens=4, hidden=8, intermediate=16, experts=4, topk=2)
 PRODUCTS = {"fc1": Product([1, 3], [2, 2]), "fc2": Product([1, 1], [2, 2]),
             "dfc2": Product([0, 1], None), "dfc1": Product([0, 4], [0, 3]),
             "wgrad2": Product([0, 2], [0, 2]), "wgrad1": Product([0, 5], [0, 6])}
-NO_WIRE = Wire([0, 0], [0, 0])
+NO_WIRE = Wire([0, 0], [0, 0], [0, 0], [0, 0])
 
 
 class Figures(unittest.TestCase):
@@ -39,15 +39,19 @@ class Figures(unittest.TestCase):
     def test_a_floor_is_the_products_or_the_wire(self):
         self.assertEqual(direction_floor_ms("forward", PRODUCTS, NO_WIRE), 2 + 1)
         self.assertEqual(direction_floor_ms("backward", PRODUCTS, NO_WIRE), 1 + 3 + 2 + 5)
-        wire = Wire(pulled=[370e6, 0], pushed=[37e9, 0])
-        self.assertAlmostEqual(direction_floor_ms("forward", PRODUCTS, wire), 100)
+        wire = Wire(pulled=[0, 1], served=[370e6, 0], pushed=[37e9, 0], returned=[0, 1])
+        self.assertAlmostEqual(direction_floor_ms("forward", PRODUCTS, wire), 101)
+
+    def test_what_comes_in_and_what_goes_out_share_no_link(self):
+        wire = Wire(pulled=[370e6, 0], served=[0, 370e6], pushed=[740e6, 0], returned=[0, 740e6])
+        self.assertAlmostEqual(wire.floor_ms(370), 2)  # in 1 and 2 ms, out 2 and 1
 
     def test_a_floor_is_of_one_rank_with_all_of_its_products(self):
         uneven = {"fc1": Product([9, 1], None), "fc2": Product([1, 5], None)}
         self.assertEqual(direction_floor_ms("forward", uneven, NO_WIRE), 10)
 
     def test_stages_are_compared_with_what_they_do(self):
-        wire = Wire(pulled=[370e6, 0], pushed=[680e6, 0])
+        wire = Wire(pulled=[370e6, 0], served=[0, 1], pushed=[680e6, 0], returned=[0, 1])
         times = lambda ms: StageTimes([[ms, ms / 2]])
         figures = lambda stage, ms: stage_figures(stage, times(ms), SHAPE, PRODUCTS, wire, 4000)
         self.assertEqual(figures("fc1", 6), {"baseline_ms": 3, "floor_ms": 2, "ratio": 2})
@@ -116,7 +120,22 @@ class Shapes(unittest.TestCase):
         ids = numpy.array([[[0, 1], [2, 3], [0, 2]],  # rank 0: to rank 1 go 2 tokens, 3 rows
                            [[0, 1], [2, 3], [3, 2]]], dtype=numpy.int32)
         wire = wire_of(ids, SHAPE)
-        self.assertEqual(wire, Wire(pulled=[1 * 16, 2 * 16], pushed=[2 * 16, 3 * 16]))
+        self.assertEqual(wire, Wire(pulled=[1 * 16, 2 * 16], served=[2 * 16, 1 * 16],
+                                    pushed=[2 * 16, 3 * 16], returned=[3 * 16, 2 * 16]))
+
+    def test_bytes_that_leave_a_rank_reach_another(self):
+        try:
+            import numpy
+        except ImportError:
+            self.skipTest("there is no numpy")
+        shape = Shape("small", tokens=50, hidden=8, intermediate=16, experts=12, topk=3)
+        ids = numpy.random.default_rng(1).integers(0, 12, (4, 50, 3))
+        wire = wire_of(ids, shape)
+        self.assertEqual(sum(wire.pulled), sum(wire.served))
+        self.assertEqual(sum(wire.pushed), sum(wire.returned))
+        want = sum(len({e // 3 for e in ids[0, t]} - {0}) for t in range(50))
+        self.assertEqual(wire.served[0], want * 16)
+        self.assertEqual(wire.returned[0], int((ids[0] // 3 != 0).sum()) * 16)
 
 
 class Reports(unittest.TestCase):
