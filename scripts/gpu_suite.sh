@@ -35,8 +35,8 @@ sanitizer_s=60
 sanitizer_shape=custom,tokens=96,hidden=136,intermediate=72,experts=4,topk=2
 sanitizer_schedules=(sequential single)
 sanitizer_cases=0.02
-# A sanitizer may run launches one after another, though those of emulated ranks wait for one another
-# under schedules that hold several stages in one: it runs these tests only.
+# A sanitizer may run launches one after another, though those of emulated ranks wait for one
+# another under schedules that hold several stages in one: it runs these tests only.
 declare -A sanitizer_tests=(
   [cuda_stages_test]='CudaStages.RandomLayersAtAnyNumberOfRanks:CudaStages.RandomSchedulesAtOneRank'
   [cuda_plan_test]='PlanKernel*:OrderKernel*'
@@ -289,7 +289,8 @@ print_table() {
   [ "$gpus" != 0 ] || echo '# there is no GPU here: nothing that needs one has run'
   printf '%-68s %4s  %8s  %7s  %s\n' part GPUs expected seconds verdict
   printf '%s\n' "${table[@]}"
-  echo "# $passed passed, $failed failed, $not_run did not run${interrupted:+; interrupted by SIG$interrupted}"
+  printf '# %s passed, %s failed, %s did not run' $passed $failed $not_run
+  echo "${interrupted:+; interrupted by SIG$interrupted}"
 }
 
 test_programs

@@ -129,6 +129,6 @@ class Comparison:
             return {}
         turns = turns[-self.args.iterations:]  # without those for warming up
         ranks = group.gather_numbers([list(turn.values()) for turn in turns])
-        times = {stage: StageTimes([[rank[turn][i] for rank in ranks] for turn in range(len(turns))])
+        times = {stage: StageTimes([[stages[i] for stages in turn] for turn in zip(*ranks)])
                  for i, stage in enumerate(turns[0])}
         return {stage: t for stage, t in times.items() if t.slowest.ms > 0}

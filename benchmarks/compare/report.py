@@ -54,6 +54,8 @@ class Report:
                  self.verdict())
 
     def verdict(self):
+        if not self.directions:
+            return "# nothing was measured"
         speedups = [r["baseline_ms"] / r["ms"] for r in self.directions]
         text = f"uniep is {min(speedups):.2f} to {max(speedups):.2f} times as fast as torch + NCCL"
         if not self.args.check:

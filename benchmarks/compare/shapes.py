@@ -45,8 +45,8 @@ def parse_cases(texts, ranks):
     shapes = list(dict.fromkeys(shape for text in texts for shape in parse_case(text)))
     for shape in shapes:
         if shape.experts % ranks != 0:
-            raise ValueError(f"case '{shape.name}' has {shape.experts} experts, which {ranks} ranks "
-                             "do not divide; a number of ranks that divides them is accepted")
+            raise ValueError(f"case '{shape.name}' has {shape.experts} experts, which {ranks} "
+                             "ranks do not divide; a number of ranks that divides them is accepted")
     models = [shape.model for shape in shapes]
     return sorted(shapes, key=lambda shape: models.index(shape.model))
 

@@ -48,8 +48,8 @@ STAGE_NOTES = [
     "#",
     "# stages of uniep. bare: torch._grouped_mm of the product alone; push: its rows' bytes over",
     "# the wire at 340 GB/s; ratio: ms / bare, where there is a push ms / max(bare, push); GB/s:",
-    "# pulled over the wire (dispatch), read and written (reduce), of the rank that came last, which",
-    "# waits for no other; of limit: that over 370 GB/s (dispatch) or a copy's speed (reduce); eff:",
+    "# pulled over the wire (dispatch), read and written (reduce), of the rank that came last and",
+    "# waited for no other; of limit: that over 370 GB/s (dispatch), a copy's speed (reduce); eff:",
     "# floor / ms, where the floor is the better product below or push, or the bytes at the limit",
 ]
 
@@ -76,15 +76,19 @@ def flops(shape, load, product):
     return 2 * load * shape.tokens * shape.topk * shape.hidden * shape.intermediate * width
 
 
+PRODUCT_NOTES = [
+    "#",
+    "# products alone, of the slowest rank: torch._grouped_mm on its real rows, and where routing is",
+    "# even torch.bmm at perfect balance; floors are made of the better one, whose speed is shown",
+]
+
+
 def product_lines(products):
     """`products` has (shape, load of its busiest rank, name, Product)."""
     table = Table(("shape", longest([shape.name for shape, *_ in products], "shape"), ""),
                   ("product", 8, ""), ("grouped ms", 10, ".3f"), ("batched ms", 10, ".3f"),
                   ("TFLOP/s", 8, ".0f"))
-    notes = ["#", "# products alone, of the slowest rank: torch._grouped_mm on its real rows; where "
-                  "routing is even, torch.bmm at perfect balance;",
-             "# floors are made of the better one, whose speed is shown"]
-    return notes + [table.header()] + [
+    return PRODUCT_NOTES + [table.header()] + [
         table.line(shape.name, name, product.grouped_ms, product.batched_ms,
                    flops(shape, load, name) / product.floor_ms * 1e-9)
         for shape, load, name, product in products]

@@ -34,9 +34,9 @@ def measure(calls, iterations, after=None, before=None):
     """Milliseconds of each call, [call][rank][turn].
 
     Calls take turns, each turn beginning with another one, so that neither a drift of the machine
-    nor the heat that the others leave meets one of them alone. `after(number)` is called after every
-    turn of call `number`, outside of what is timed. `before[number]` is the untimed call in front
-    of call `number`, which is that call itself where nothing is given.
+    nor the heat that the others leave meets one of them alone. `after(number)` is called after
+    every turn of call `number`, outside of what is timed. `before[number]` is the untimed call in
+    front of call `number`, which is that call itself where nothing is given.
     """
     before = before or calls
     samples = [[] for _ in calls]

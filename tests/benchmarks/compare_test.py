@@ -98,7 +98,8 @@ class Shapes(unittest.TestCase):
                 ("qwen3-30b,skew=1,skew=1", "'skew=1' is not accepted; .* each once"),
                 ("qwen3-30b,", "'' is not accepted"),
                 ("qwen3-30b,tokens=0", "tokens is '0'; 1 to 268435456 is accepted"),
-                ("qwen3-30b,tokens=1.5", "tokens is '1.5'"), ("qwen3-30b,skew=nan", "skew is 'nan'"),
+                ("qwen3-30b,tokens=1.5", "tokens is '1.5'"),
+                ("qwen3-30b,skew=nan", "skew is 'nan'"),
                 ("qwen3-30b,skew=-1", "skew is '-1'; 0 to 100 is accepted")]:
             with self.assertRaisesRegex(ValueError, f"case '{case}': .*{sentence}"):
                 parse_case(case)
@@ -145,8 +146,9 @@ class Reports(unittest.TestCase):
 
     def test_records_have_the_keys_of_the_schema(self):
         r = self.record(floor_ms=1.0, baseline_ms=3.0, wrong=0, gbps=7)
-        self.assertEqual(list(r), ["shape", "tokens", "skew", "ranks", "direction", "schedule", "ms", "p10", "p90",
-                                   "baseline_ms", "floor_ms", "efficiency", "wrong", "gbps"])
+        self.assertEqual(list(r), ["shape", "tokens", "skew", "ranks", "direction", "schedule",
+                                   "ms", "p10", "p90", "baseline_ms", "floor_ms", "efficiency",
+                                   "wrong", "gbps"])
         self.assertEqual(r["efficiency"], 0.5)
         self.assertIsNone(self.record()["efficiency"])
 

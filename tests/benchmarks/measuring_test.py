@@ -105,18 +105,29 @@ class Measuring(unittest.TestCase):
             c.rows = rows
             self.assertEqual(c.is_even(), even)
 
-    def test_weights_are_kept_for_the_model_only(self):
+    def compare_all(self, models, deadline):
+        """The models that had no time; (model, that of the weights it was given) of the others."""
         given = []
 
         def compare_case(library, shape, args, weights, report, copy_gbps):
             given.append((shape.model, weights and weights.model))
             return SimpleNamespace(model=shape.model)
 
-        chosen = [SimpleNamespace(model=model) for model in ("a", "a", "b")]
+        chosen = [SimpleNamespace(model=model) for model in models]
         with mock.patch.object(compare_torch, "compare_case", compare_case):
-            compare_torch.compare_all(None, chosen, SimpleNamespace(json=None), None,
-                                      {"copy_gbps": 1})
-        self.assertEqual(given, [("a", None), ("a", "a"), ("b", None)])
+            left = compare_torch.compare_all(None, chosen, SimpleNamespace(json=None), None,
+                                             {"copy_gbps": 1}, deadline)
+        return [shape.model for shape in left], given
+
+    def test_weights_are_kept_for_the_model_only(self):
+        left, given = self.compare_all("aab", compare_torch.Deadline(float("inf")))
+        self.assertEqual((left, given), ([], [("a", None), ("a", "a"), ("b", None)]))
+
+    def test_no_case_is_begun_that_could_not_be_done(self):
+        clock = iter([0, 1, 4, 6, 9])  # begun at 0; cases from 1 to 4, 4 to 6, 6 to 9
+        with mock.patch.object(compare_torch.time, "monotonic", lambda: next(clock)):
+            left, given = self.compare_all("abcd", compare_torch.Deadline(10))
+        self.assertEqual((left, [model for model, _ in given]), (["d"], ["a", "b", "c"]))
 
 
 if __name__ == "__main__":
