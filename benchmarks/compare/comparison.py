@@ -4,7 +4,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from compare import group, shapes, timing
-from compare.figures import StageTimes, Times
+from compare.figures import StageTimes, Times, TimeUse
 from compare.inputs import Weights, make_inputs
 from compare.plain_layer import PlainLayer
 from compare.torch_layer import Exchange, TorchLayer
@@ -30,14 +30,49 @@ class ScheduleTimes:
     """One direction of uniep under one schedule."""
     times: Times
     traced: Times | None  # with the timeline on
+    use: TimeUse | None  # what the timeline of the last turn says
     stages: dict  # StageTimes of those that have a launch of their own, by name
+
+
+class Notes:
+    """What uniep tells after every turn of a call: its stages' times, or a timeline."""
+
+    def __init__(self, comparison, traced):
+        self.comparison, self.traced = comparison, traced
+        self.turn, self.stages, self.use = 0, [], None
+
+    def take(self):
+        self.turn += 1
+        c = self.comparison
+        if not self.traced:
+            if not c.args.no_stages:
+                self.stages.append(c.uniep.last_pass())
+        elif self.turn < timing.WARMUPS + c.args.iterations:
+            c.traced.synchronize()  # drops the timeline
+        else:
+            self.use = c.traced.time_use()
+
+    def stage_times(self):
+        """StageTimes by name."""
+        turns = self.stages[-self.comparison.args.iterations:]  # without those for warming up
+        if not turns:
+            return {}
+        ranks = group.gather_numbers([list(turn.values()) for turn in turns])
+        times = {stage: StageTimes([[stages[i] for stages in turn] for turn in zip(*ranks)])
+                 for i, stage in enumerate(turns[0])}
+        return {stage: t for stage, t in times.items() if t.slowest.ms > 0}
+
+    def time_use(self):
+        ranks = group.gather_numbers(list(self.use.values()))
+        return TimeUse.of_ranks([dict(zip(self.use, figures)) for figures in ranks],
+                                [name for name in self.use if name in self.comparison.stage_names])
 
 
 class Comparison:
     """`weights` are those of another shape of the same model, if there was one before."""
 
     def __init__(self, library, shape, args, weights=None):
-        self.shape, self.args = shape, args
+        self.shape, self.args, self.stage_names = shape, args, library.stages
         self.clock = Clock()
         with self.clock.charge("tensors"):
             self.weights = weights or Weights(shape)
@@ -96,39 +131,27 @@ class Comparison:
             return Times.of_slowest(ranks)
 
     def time_direction(self, direction, schedules):
-        """The torch layer's Times, and those of each schedule."""
+        """The torch layer's Times, and the ScheduleTimes of each schedule."""
         torch_call = getattr(self.torch, direction)
         calls = self.calls(self.uniep, direction, schedules)
         traced = self.calls(self.traced, direction, schedules) if self.traced else []
-        stages = [[] for _ in schedules]
-
-        def after(number):
-            if number > len(schedules):
-                self.traced.synchronize()  # takes the trace off the device
-            elif number > 0 and not self.args.no_stages:
-                stages[number - 1].append(self.uniep.last_pass())
-
+        notes = [Notes(self, traced=False) for _ in calls] + [Notes(self, traced=True)
+                                                              for _ in traced]
         with self.clock.charge("passes"):
-            ranks = timing.measure([torch_call, *calls, *traced], self.args.iterations, after,
-                                   before=[torch_call, *calls, *calls[:len(traced)]])
+            ranks = timing.measure(
+                [torch_call, *calls, *traced], self.args.iterations,
+                after=lambda number: number > 0 and notes[number - 1].take(),
+                before=[torch_call, *calls, *calls[:len(traced)]])
             self.uniep.synchronize()
             times = [Times.of_slowest(values) for values in ranks]
-            of_traced = times[1 + len(schedules):] or [None] * len(schedules)
-            return times[0], [
-                ScheduleTimes(*row) for row in zip(times[1:], of_traced,
-                                                   map(self.stage_times, stages))]
+            stages = [note.stage_times() for note in notes[:len(calls)]]
+            uses = [note.time_use() for note in notes[len(calls):]]
+        missing = [None] * (len(calls) - len(traced))
+        of_traced = times[1 + len(calls):] + missing
+        return times[0], [ScheduleTimes(*row) for row in zip(times[1:], of_traced, uses + missing,
+                                                             stages)]
 
     @staticmethod
     def calls(layer, direction, schedules):
         call = getattr(layer, direction)
         return [lambda schedule=schedule: call(schedule) for schedule in schedules]
-
-    def stage_times(self, turns):
-        """StageTimes by name; `turns` has every stage's milliseconds by name."""
-        if not turns:
-            return {}
-        turns = turns[-self.args.iterations:]  # without those for warming up
-        ranks = group.gather_numbers([list(turn.values()) for turn in turns])
-        times = {stage: StageTimes([[stages[i] for stages in turn] for turn in zip(*ranks)])
-                 for i, stage in enumerate(turns[0])}
-        return {stage: t for stage, t in times.items() if t.slowest.ms > 0}

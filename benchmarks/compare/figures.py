@@ -37,6 +37,26 @@ class Times:
 
 
 @dataclass(frozen=True)
+class TimeUse:
+    """How the SMs of all ranks spent a pass, by its timeline (docs/cli.md)."""
+    exposed_ms: float  # of the rank with the most
+    tail_ms: float  # likewise
+    waiting: float  # shares of all SMs' time
+    idle: float
+    stages: dict  # by name, of those that have any
+
+    @staticmethod
+    def of_ranks(ranks, stages):
+        """`ranks` has the figures of each by name (bridge.Layer.time_use)."""
+        total = sum(rank["processors"] * rank["span_s"] for rank in ranks)
+        share = lambda name: sum(rank[name] for rank in ranks) / total
+        return TimeUse(1e3 * max(rank["exposed_s"] for rank in ranks),
+                       1e3 * max(rank["tail_s"] for rank in ranks),
+                       share("waiting_s"), share("idle_s"),
+                       {name: share(name) for name in stages if share(name) > 0})
+
+
+@dataclass(frozen=True)
 class Product:
     """One of the six products of a layer, alone: median milliseconds of each rank, with its own
     rows."""

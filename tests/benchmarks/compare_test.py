@@ -7,8 +7,8 @@ import unittest
 from types import SimpleNamespace
 
 from compare import records, tables
-from compare.figures import (Product, StageTimes, Times, direction_floor_ms, quantile, reduce_bytes,
-                             stage_figures)
+from compare.figures import (Product, StageTimes, Times, TimeUse, direction_floor_ms, quantile,
+                             reduce_bytes, stage_figures)
 from compare.report import Report
 from compare.shapes import (MODELS, Shape, Wire, capacity_rows, parse_case, parse_cases, rank_rows,
                             wire_of)
@@ -49,6 +49,14 @@ class Figures(unittest.TestCase):
     def test_a_floor_is_of_one_rank_with_all_of_its_products(self):
         uneven = {"fc1": Product([9, 1], None), "fc2": Product([1, 5], None)}
         self.assertEqual(direction_floor_ms("forward", uneven, NO_WIRE), 10)
+
+    def test_time_is_shared_by_all_processors(self):
+        rank = {"processors": 2, "span_s": 3, "exposed_s": 0.5, "tail_s": 0.25, "waiting_s": 1,
+                "idle_s": 2, "plan": 0, "fc1": 3}
+        other = {**rank, "processors": 1, "span_s": 4, "exposed_s": 1, "fc1": 1}
+        use = TimeUse.of_ranks([rank, other], ["plan", "fc1"])
+        self.assertEqual((use.exposed_ms, use.tail_ms), (1000, 250))
+        self.assertEqual((use.waiting, use.idle, use.stages), (0.2, 0.4, {"fc1": 0.4}))
 
     def test_stages_are_compared_with_what_they_do(self):
         wire = Wire(pulled=[370e6, 0], served=[0, 1], pushed=[680e6, 0], returned=[0, 1])
@@ -185,6 +193,7 @@ class MadeUpComparison:
         self.shape, self.rows, self.wire = shape, [1, 3], NO_WIRE
         self.clock = SimpleNamespace(seconds={"passes": 2.0})
         self.traced = Times(2.02, 2, 2.1) if traced else None
+        self.use = TimeUse(0.5, 0.25, 0.1, 0.2, {"dispatch": 0.3, "fc1": 0.4}) if traced else None
 
     def check(self):
         return {(d, "single"): {"wrong": 2} for d in ("forward", "backward")}
@@ -196,7 +205,7 @@ class MadeUpComparison:
         return Times(0.1, 0.1, 0.1)
 
     def time_direction(self, direction, schedules):
-        its = SimpleNamespace(times=Times(2, 1, 3), traced=self.traced,
+        its = SimpleNamespace(times=Times(2, 1, 3), traced=self.traced, use=self.use,
                               stages={"reduce": StageTimes([[1, 1]])})
         return Times(8, 8, 8), [its for _ in schedules]
 
@@ -227,6 +236,10 @@ class Reporting(unittest.TestCase):
         self.assertEqual(forward["traced_ms"], 2.02)
         self.assertAlmostEqual(forward["trace_cost"], 0.01)
         self.assertIn("+1.0%", self.said[0])
+        self.assertEqual(forward["time_shares"], {"dispatch": 0.3, "fc1": 0.4})
+        lines = self.said[self.said.index(tables.TIME_NOTES[1]):]
+        self.assertEqual(lines[5].split(), ["small", "forward", "single", "0.500", "0.250", "30.0",
+                                            "40.0", "-", "-", "-", "-", "-", "-", "10.0", "20.0"])
 
     def test_wrong_bits_fail(self):
         report = self.report()

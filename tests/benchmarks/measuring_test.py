@@ -33,6 +33,11 @@ class Layer:
     def synchronize(self):
         self.calls.append(f"{self.name} synchronized")
 
+    def time_use(self):
+        self.calls.append(f"{self.name} synchronized")
+        return {"processors": 1.0, "span_s": 1.0, "exposed_s": 0.5, "tail_s": 0.0,
+                "waiting_s": 0.5, "idle_s": 0.0, "fc1": 0.5}
+
     def last_pass(self):
         return {"dispatch": 1.0, "fc1": 3.0, "reduce": 0.0}
 
@@ -72,6 +77,7 @@ class Measuring(unittest.TestCase):
         c = comparison.Comparison.__new__(comparison.Comparison)
         c.shape = SimpleNamespace(**{"experts": 4, "skew": 0.0, **shape})
         c.args = SimpleNamespace(iterations=2, no_stages=False)
+        c.stage_names = ["fc1", "fc2"]
         c.clock, self.calls = comparison.Clock(), []
         c.torch, c.uniep = Layer("torch", self.calls), Layer("uniep", self.calls)
         c.traced = Layer("traced", self.calls) if trace else None
@@ -81,13 +87,15 @@ class Measuring(unittest.TestCase):
         torch_times, timed = self.comparison(False).time_direction("forward", ["a", "b"])
         self.assertEqual(torch_times.ms, 10.0)
         self.assertEqual([t.times.ms for t in timed], [10.0, 10.0])
-        self.assertEqual([t.traced for t in timed], [None, None])
+        self.assertEqual([(t.traced, t.use) for t in timed], [(None, None)] * 2)
         self.assertEqual(list(timed[0].stages), ["dispatch", "fc1"])  # reduce shared its launch
         self.assertEqual(timed[0].stages["fc1"].turns, [[3.0, 6.0]] * 2)
 
     def test_a_traced_call_follows_an_untraced_one(self):
         _, timed = self.comparison(True).time_direction("forward", ["a", "b"])
         self.assertEqual([t.traced.ms for t in timed], [10.0, 10.0])
+        self.assertEqual(timed[0].use.exposed_ms, 1000)  # of the other rank
+        self.assertAlmostEqual(timed[0].use.stages["fc1"], 1.5 / (1 * 1 + 2 * 2))
         for i, call in enumerate(self.calls):
             if call in ("traced a", "traced b"):
                 self.assertEqual(self.calls[i - 1], "uniep" + call[-2:])
