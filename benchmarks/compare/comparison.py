@@ -7,6 +7,7 @@ from compare import group, shapes, timing
 from compare.figures import StageTimes, Times, TimeUse
 from compare.inputs import Weights, make_inputs
 from compare.plain_layer import PlainLayer
+from compare.timing import Timed
 from compare.torch_layer import Exchange, TorchLayer
 from compare.uniep_layer import UniepLayer, check_backward, check_forward
 
@@ -34,38 +35,40 @@ class ScheduleTimes:
     stages: dict  # StageTimes of those that have a launch of their own, by name
 
 
-class Notes:
-    """What uniep tells after every turn of a call: its stages' times, or a timeline."""
+class StageLog:
+    """The milliseconds of uniep's stages, turn by turn."""
 
-    def __init__(self, comparison, traced):
-        self.comparison, self.traced = comparison, traced
-        self.turn, self.stages, self.use = 0, [], None
+    def __init__(self, layer):
+        self.layer, self.turns = layer, []
 
     def take(self):
-        self.turn += 1
-        c = self.comparison
-        if not self.traced:
-            if not c.args.no_stages:
-                self.stages.append(c.uniep.last_pass())
-        elif self.turn < timing.WARMUPS + c.args.iterations:
-            c.traced.synchronize()  # drops the timeline
-        else:
-            self.use = c.traced.time_use()
+        self.turns.append(self.layer.last_pass())
 
-    def stage_times(self):
-        """StageTimes by name."""
-        turns = self.stages[-self.comparison.args.iterations:]  # without those for warming up
-        if not turns:
-            return {}
+    def times(self, iterations):
+        """StageTimes by name, without turns for warming up."""
+        turns = self.turns[-iterations:]
         ranks = group.gather_numbers([list(turn.values()) for turn in turns])
         times = {stage: StageTimes([[stages[i] for stages in turn] for turn in zip(*ranks)])
                  for i, stage in enumerate(turns[0])}
         return {stage: t for stage, t in times.items() if t.slowest.ms > 0}
 
-    def time_use(self):
-        ranks = group.gather_numbers(list(self.use.values()))
-        return TimeUse.of_ranks([dict(zip(self.use, figures)) for figures in ranks],
-                                [name for name in self.use if name in self.comparison.stage_names])
+
+class TraceLog:
+    """The timeline of the last turn; those before it are dropped."""
+
+    def __init__(self, layer, turns):
+        self.layer, self.turns_left, self.figures = layer, turns, None
+
+    def take(self):
+        self.turns_left -= 1
+        if self.turns_left > 0:
+            self.layer.synchronize()
+        else:
+            self.figures = self.layer.time_use()
+
+    def use(self, stages):
+        ranks = group.gather_numbers(list(self.figures.values()))
+        return TimeUse.of_ranks([dict(zip(self.figures, rank)) for rank in ranks], stages)
 
 
 class Comparison:
@@ -126,30 +129,32 @@ class Comparison:
 
     def time_plan(self):
         with self.clock.charge("passes"):
-            ranks, = timing.measure([self.uniep.plan], self.args.iterations)
+            ranks, = timing.measure([Timed(self.uniep.plan)], self.args.iterations)
             self.uniep.synchronize()
             return Times.of_slowest(ranks)
 
     def time_direction(self, direction, schedules):
         """The torch layer's Times, and the ScheduleTimes of each schedule."""
-        torch_call = getattr(self.torch, direction)
+        iterations = self.args.iterations
         calls = self.calls(self.uniep, direction, schedules)
-        traced = self.calls(self.traced, direction, schedules) if self.traced else []
-        notes = [Notes(self, traced=False) for _ in calls] + [Notes(self, traced=True)
-                                                              for _ in traced]
+        stages = [] if self.args.no_stages else [StageLog(self.uniep) for _ in calls]
+        after = [log.take for log in stages] or [None] * len(calls)
+        timed = [Timed(getattr(self.torch, direction)),
+                 *(Timed(call, after=take) for call, take in zip(calls, after))]
+        traces = []
+        if self.traced:
+            traces = [TraceLog(self.traced, timing.WARMUPS + iterations) for _ in calls]
+            timed += [Timed(call, before=untraced, after=log.take) for call, untraced, log
+                      in zip(self.calls(self.traced, direction, schedules), calls, traces)]
         with self.clock.charge("passes"):
-            ranks = timing.measure(
-                [torch_call, *calls, *traced], self.args.iterations,
-                after=lambda number: number > 0 and notes[number - 1].take(),
-                before=[torch_call, *calls, *calls[:len(traced)]])
+            times = [Times.of_slowest(ranks) for ranks in timing.measure(timed, iterations)]
             self.uniep.synchronize()
-            times = [Times.of_slowest(values) for values in ranks]
-            stages = [note.stage_times() for note in notes[:len(calls)]]
-            uses = [note.time_use() for note in notes[len(calls):]]
-        missing = [None] * (len(calls) - len(traced))
-        of_traced = times[1 + len(calls):] + missing
-        return times[0], [ScheduleTimes(*row) for row in zip(times[1:], of_traced, uses + missing,
-                                                             stages)]
+        of_torch, of_traced = times[0], times[1 + len(calls):]
+        return of_torch, [
+            ScheduleTimes(times=times[1 + i], traced=of_traced[i] if traces else None,
+                          use=traces[i].use(self.stage_names) if traces else None,
+                          stages=stages[i].times(iterations) if stages else {})
+            for i in range(len(calls))]
 
     @staticmethod
     def calls(layer, direction, schedules):
