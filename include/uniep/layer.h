@@ -79,7 +79,8 @@ struct FaultInjection {
 struct LayerOptions {
   bool record_timeline = false;  ///< keep a TimelineEvent per task; see Layer::timeline
   int timeout_ms = 0;            ///< limit of every wait; 0: UNIEP_TIMEOUT_MS, else 30000
-  void* cuda_stream = nullptr;   ///< the cudaStream_t of all launches; null: the default stream
+  void* cuda_stream = nullptr;   ///< the cudaStream_t of all launches; null: the default stream,
+                                 ///< which cannot be captured in a CUDA graph
   FaultInjection faults{};
 };
 
@@ -93,7 +94,20 @@ struct LayerOptions {
 /// return, and errors of the device come out of the next call or of `synchronize`. Ranks do not
 /// compare their arguments in each call, which would take the host. A rank that refuses its own
 /// tells the others, whose waits end at once and who throw the same sentence; by then they may have
-/// written results, so the group is unusable.
+/// written results, so the group is unusable. A routing that cannot be planned (`plan`) all ranks
+/// find alike: passes of its plan do nothing, and the layer stays usable.
+///
+/// **CUDA graphs.** Between cudaStreamBeginCapture and cudaStreamEndCapture on `cuda_stream`, plan,
+/// forward and backward can be captured, in any capture mode, together or in graphs of their own;
+/// replays, on that stream, count as calls on all ranks alike, and may take turns with calls that
+/// are not captured. A replay reads routing and tensors where they lay in the capture: put other
+/// values there, in the same numbers of tokens. The plan, the Saved and the layer live at least as
+/// long as the graph. A capture allocates nothing: of what one step takes, all is there from the
+/// layer's construction; more plans or Saved at a time have to be held once outside of a capture
+/// first. What goes wrong in a replay comes out of the next call or of `synchronize`; a refusal in
+/// the capture itself is that rank's alone, since nothing runs. The accessors of a captured plan
+/// that depend on the routing throw Error(kUnsupported), as `synchronize`, `last_pass` and
+/// `take_timeline` do during the capture; `last_pass` has no times and bytes of a captured pass.
 class UNIEP_API Layer {
  public:
   /// Collective. Throws Error(kInvalidArgument) where the problem is invalid or differs by rank.

@@ -49,7 +49,7 @@ struct Traffic {
 ///
 /// An immutable handle, cheap to copy; `Layer::plan` makes it, forward and backward take it. A plan
 /// of the CUDA backend lies on the device, and passes use it there; accessors that depend on the
-/// routing wait for the device and copy it, once.
+/// routing wait for the device and copy it, once. (They refuse a plan of a CUDA graph capture.)
 class UNIEP_API RoutingPlan {
  public:
   /// The plan of `rank`, without communication. `tokens_per_rank` has one entry a rank (0 to

@@ -69,7 +69,10 @@ struct AxisInfo {
   int cuda_default = 0;   ///< of the CUDA backend
   AxisScope scope = AxisScope::kLaunch;
   bool bit_neutral = true;
-  std::vector<int> candidates{};  ///< values worth trying, for samplers and the tuner
+  std::vector<int> candidates{};       ///< values worth trying on the CPU, by samplers and tuner
+  std::vector<int> cuda_candidates{};  ///< the same for the CUDA backend
+  /// Where the value changes anything; empty: everywhere.
+  std::string_view effect{};
 };
 
 /// Every axis, in the order in which a schedule prints.
@@ -80,6 +83,14 @@ UNIEP_API int axis_value(const Schedule& schedule, std::size_t axis);
 
 /// Sets it; throws Error(kInvalidArgument) when out of the axis's range.
 UNIEP_API void set_axis(Schedule& schedule, std::size_t axis, int value);
+
+/// Something that a schedule must keep to besides the ranges of its axes, and why.
+struct ConstraintInfo {
+  std::string_view rule;
+  std::string_view reason;
+  std::optional<Backend> backend{};  ///< that has it; nothing: all
+};
+UNIEP_API std::span<const ConstraintInfo> schedule_constraints();
 
 /// A named point: "sequential", "pipelined:n" (n waves, 2 to 16), "two-kernel" or "single".
 struct PresetInfo {

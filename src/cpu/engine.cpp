@@ -7,6 +7,7 @@
 #include "base/env.h"
 #include "comm/backoff.h"
 #include "comm/wait_error.h"
+#include "schedule/roles.h"
 
 namespace uniep::cpu {
 namespace {
@@ -32,10 +33,7 @@ Engine::Engine(CpuGroup& group, int rank, Counters& counters, const LayerOptions
       timeout_ms_(options.timeout_ms > 0 ? options.timeout_ms : env_timeout_ms()) {}
 
 int Engine::num_workers(const Schedule& s) const {
-  if (s.workers > 0) return s.workers;
-  // Dispatch workers mostly wait, so they come on top of one computing worker a core.
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  return max_of(1, cores / group_.size()) + s.dispatch_workers;
+  return cpu_workers(s, static_cast<int>(std::thread::hardware_concurrency()), group_.size());
 }
 
 void Engine::run(const PassContext& ctx, PassStats& stats, std::vector<TimelineEvent>* timeline) {
@@ -89,16 +87,14 @@ void Engine::run_launch(const PassContext& ctx, int index, int workers, bool rec
   SharedQueue comm{comm_table.view()};
   SharedQueue main{main_table.view()};
 
-  const bool shared = launch.comm.count > 0 && launch.main.count > 0;
-  const int dispatchers = shared ? min_of(v.schedule.dispatch_workers, workers) : workers;
-  const bool join = v.schedule.dispatch_join || dispatchers == workers;
+  const Roles roles = launch_roles(v.schedule, launch, workers);
   pool_.run(workers, [&](int i) {
     Worker& worker = workers_[static_cast<std::size_t>(i)];
     worker.last_pull.reset();
     try {
-      const bool dispatches = i < dispatchers;
+      const bool dispatches = i < roles.dispatchers;
       if (dispatches) drain(ctx, comm, worker, index, record);
-      if (!dispatches || join) drain(ctx, main, worker, index, record);
+      if (!dispatches || roles.join) drain(ctx, main, worker, index, record);
     } catch (...) {
       fail(std::current_exception());
     }

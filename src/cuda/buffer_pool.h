@@ -15,9 +15,10 @@ class BufferPool {
  public:
   BufferPool() : shelves_(std::make_shared<Shelves>()) {}
 
-  /// At least `bytes` of memory, contents undefined.
-  std::shared_ptr<std::byte> take(std::int64_t bytes) {
-    auto array = std::make_shared<DeviceArray<std::byte>>(shelves_->take(bytes));
+  /// `bytes` of memory, contents undefined. With `grow` false, which allocates nothing, throws
+  /// Error(kUnsupported) where no such buffer is free.
+  std::shared_ptr<std::byte> take(std::int64_t bytes, bool grow = true) {
+    auto array = std::make_shared<DeviceArray<std::byte>>(shelves_->take(bytes, grow));
     return {array->data(), [array, bytes, shelves = shelves_](std::byte*) {
               shelves->put(bytes, std::move(*array));
             }};
@@ -28,10 +29,15 @@ class BufferPool {
     std::mutex mutex;
     std::multimap<std::int64_t, DeviceArray<std::byte>> free;
 
-    DeviceArray<std::byte> take(std::int64_t bytes) {
+    DeviceArray<std::byte> take(std::int64_t bytes, bool grow) {
       const std::scoped_lock lock(mutex);
       const auto it = free.find(bytes);
-      if (it == free.end()) return DeviceArray<std::byte>(bytes);
+      if (it == free.end()) {
+        require(grow, ErrorCode::kUnsupported, "this CUDA graph capture needs another buffer of ",
+                bytes, " bytes, and a capture cannot allocate; it finds what was made outside of ",
+                "one: make the same calls there first, holding as many plans and saved at a time");
+        return DeviceArray<std::byte>(bytes);
+      }
       DeviceArray<std::byte> array = std::move(it->second);
       free.erase(it);
       return array;

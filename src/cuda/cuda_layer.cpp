@@ -53,12 +53,20 @@ void download(std::vector<T>& to, const T* from, std::int64_t count) {
 /// A plan in device memory.
 class CudaPlan final : public RemotePlan {
  public:
-  CudaPlan(std::shared_ptr<std::byte> memory, const DevicePlanLayout& layout, cudaStream_t stream)
-      : memory_(std::move(memory)), plan_(device_plan(memory_.get(), layout)), stream_(stream) {}
+  /// `captured`: every replay of a CUDA graph makes it anew.
+  CudaPlan(std::shared_ptr<std::byte> memory, const DevicePlanLayout& layout, cudaStream_t stream,
+           bool captured)
+      : memory_(std::move(memory)),
+        plan_(device_plan(memory_.get(), layout)),
+        stream_(stream),
+        captured_(captured) {}
 
   const DevicePlan& device() const { return plan_; }
 
   void fetch(PlanData& p) override {
+    require(!captured_, ErrorCode::kUnsupported,
+            "plan was made in a CUDA graph capture, so its rows change with every replay; what "
+            "depends on the routing can be asked of plans made outside of captures");
     check_cuda(cudaStreamSynchronize(stream_), "wait for the plan");
     const std::int64_t own_tokens = p.tokens();
     download(p.tokens_per_rank, plan_.tokens_per_rank, p.num_ranks());
@@ -82,6 +90,7 @@ class CudaPlan final : public RemotePlan {
   std::shared_ptr<std::byte> memory_;
   DevicePlan plan_;
   cudaStream_t stream_;
+  const bool captured_;
 };
 
 const DevicePlan& on_device(const RoutingPlan& plan) {
@@ -112,7 +121,9 @@ class CudaLayer final : public LayerBackend {
  private:
   static Problem checked(const Problem& problem, CudaCommunicator& comm, int timeout_ms);
   void throw_if_failed();
-  Refusal* refusal_slot(int rank) const;
+  bool capturing() const;
+  void require_no_capture(const char* call) const;
+  CallState* call_state(int rank) const;
   Error refusal_of_peer() const;
   [[noreturn]] void refuse(const Error& error);
   template <class Body>
@@ -122,7 +133,8 @@ class CudaLayer final : public LayerBackend {
   void run_backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule);
   void start_counters_at(std::uint32_t first_count);
   PlanScratch scratch() const;
-  std::shared_ptr<std::byte> row_memory(Pass pass);
+  void reserve_step();
+  std::shared_ptr<std::byte> take(std::int64_t bytes) { return pool_.take(bytes, !captured_); }
   PassMemory pass_memory() const;
   void collect_trace();
   PassTensors tensors(const SavedData& saved, std::byte* rows, Pass pass) const;
@@ -138,7 +150,7 @@ class CudaLayer final : public LayerBackend {
   const SymmetricLayout symmetric_;
   const PlanExchangeLayout exchange_;
   const PlanScratchLayout scratch_layout_;
-  std::unique_ptr<SymmetricMemory> memory_;  // symmetric_, then exchange_, then a Refusal
+  std::unique_ptr<SymmetricMemory> memory_;  // symmetric_, then exchange_, then a CallState
   DeviceArray<std::byte> counters_;
   DeviceArray<std::byte> pass_scratch_;
   DeviceArray<std::byte> scratch_;
@@ -146,17 +158,15 @@ class CudaLayer final : public LayerBackend {
   HostVisible<PlanReport> report_;
   BufferPool pool_;
   int sms_ = 0;
-  std::uint32_t passes_;  // from first_count on, equal on all ranks, as `published` is
-  std::uint32_t calls_ = 0;
+  bool captured_ = false;         // the call at hand is captured in a CUDA graph
+  bool counted_ = false;          // its first kernel, which counts it, was launched
   std::optional<Error> refused_;  // what this rank told its peers
   PassClock clock_;
   std::optional<PassTrace> trace_;
-  std::vector<TimelineEvent> timeline_;  // of passes before the last
-  PassStats traced_stages_;              // of the last pass
-  bool last_is_traced_ = false;          // and not collected yet
-  std::optional<RoutingPlan> last_plan_;
+  std::vector<TimelineEvent> timeline_;     // of passes before the last
+  std::optional<PassStats> traced_stages_;  // of the last pass, once they were collected
+  std::optional<RoutingPlan> last_plan_;    // empty where that pass was captured
   Schedule last_schedule_;
-  Pass last_pass_ = Pass::kForward;
   mutable PassStats stats_;
 };
 
@@ -180,16 +190,33 @@ CudaLayer::CudaLayer(const Problem& problem, Communicator communicator, const La
       symmetric_(problem_, comm_.size()),
       exchange_(problem_, comm_.size()),
       scratch_layout_(problem_, comm_.size()),
-      memory_(comm_.symmetric_memory(symmetric_.bytes + exchange_.bytes + sizeof(Refusal),
+      memory_(comm_.symmetric_memory(symmetric_.bytes + exchange_.bytes + sizeof(CallState),
                                      timeout_ms_)),
       counters_(LocalCounterLayout(problem_, comm_.size()).bytes),
       pass_scratch_(PassScratchLayout(problem_, comm_.size()).bytes),
-      scratch_(scratch_layout_.bytes),
-      passes_(options.faults.first_count) {
+      scratch_(scratch_layout_.bytes) {
   check_cuda(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, comm_.device()),
              "ask for the number of SMs");
   if (options.record_timeline) trace_.emplace(sms_, kTracedTasks);
+  agree(comm_.bootstrap(), timeout_ms_, Stage::kPlan, "memory of a step", [&] {
+    prepare_kernels();
+    reserve_step();
+  });
   if (faults_.first_count != 0) start_counters_at(faults_.first_count);
+}
+
+/// What one step takes is there from the start, so that it can be captured in a CUDA graph, and
+/// that a lack of memory shows here. Two plans: `last_pass` asks for the last one's traffic.
+void CudaLayer::reserve_step() {
+  const int ranks = comm_.size();
+  const auto plan_bytes = DevicePlanLayout(problem_, ranks).bytes;
+  const std::shared_ptr<std::byte> held_together[] = {
+      pool_.take(plan_bytes),
+      pool_.take(plan_bytes),
+      pool_.take(SavedLayout(problem_, capacity_).bytes),
+      pool_.take(RowLayout(problem_, capacity_, Pass::kForward).bytes),
+      pool_.take(RowLayout(problem_, capacity_, Pass::kBackward).bytes),
+      pool_.take(most_order_bytes(problem_, ranks))};
 }
 
 /// No peer may signal before all counters are set, hence the agreement.
@@ -215,31 +242,49 @@ void CudaLayer::throw_if_failed() {
   throw_if_any(report, problem_, comm_.rank(), comm_.size(), timeout_ms_);
 }
 
-Refusal* CudaLayer::refusal_slot(int rank) const {
-  return reinterpret_cast<Refusal*>(static_cast<std::byte*>(memory_->peer(rank)) +
-                                    symmetric_.bytes + exchange_.bytes);
+/// The default stream cannot be captured.
+bool CudaLayer::capturing() const {
+  if (stream_ == nullptr) return false;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(stream_, &status), "ask whether the stream is captured");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+void CudaLayer::require_no_capture(const char* call) const {
+  require(!capturing(), ErrorCode::kUnsupported, call,
+          " waits for the stream, which is being captured in a CUDA graph; it is accepted outside "
+          "of captures");
+}
+
+CallState* CudaLayer::call_state(int rank) const {
+  return reinterpret_cast<CallState*>(static_cast<std::byte*>(memory_->peer(rank)) +
+                                      symmetric_.bytes + exchange_.bytes);
 }
 
 Error CudaLayer::refusal_of_peer() const {
   Refusal refusal;
-  check_cuda(cudaMemcpy(&refusal, refusal_slot(comm_.rank()), sizeof(refusal), cudaMemcpyDefault),
-             "read why a rank refused");
+  check_cuda(
+      cudaMemcpy(&refusal, &call_state(comm_.rank())->refusal, sizeof(refusal), cudaMemcpyDefault),
+      "read why a rank refused");
   return Error(static_cast<ErrorCode>(refusal.code), refusal.sentence);
 }
 
 /// Tells all ranks that this one will not take part in the call, and throws why. Waits until they
-/// have been told: this rank may go away next.
+/// have been told: this rank may go away next. Where nobody waits, since the group is this rank or
+/// nothing runs yet, the layer stays usable.
 void CudaLayer::refuse(const Error& error) {
   const Error named(error.code(), cat("rank ", comm_.rank(), ": ", error.what()));
-  if (comm_.size() == 1) throw named;  // nobody waits: the layer stays usable
+  if (comm_.size() == 1 || captured_) throw named;
   Refusal refusal;
-  refusal.call = calls_;
+  refusal.call = counted_ ? 0 : 1;
   refusal.code = static_cast<std::int32_t>(named.code());
   std::strncpy(refusal.sentence, named.what(), sizeof(refusal.sentence) - 1);
-  RefusalSlots slots{.by_rank = {}, .num_ranks = comm_.size()};
-  for (int r = 0; r < comm_.size(); ++r) slots.by_rank[r] = refusal_slot(r);
+  CallStates calls{.by_rank = {}, .num_ranks = comm_.size()};
+  for (int r = 0; r < comm_.size(); ++r) calls.by_rank[r] = call_state(r);
   // Where the device fails, peers' waits expire: there is nothing left to tell them by.
-  if (launch_refuse(slots, refusal, stream_) == cudaSuccess) (void)cudaStreamSynchronize(stream_);
+  if (launch_refuse(calls, comm_.rank(), refusal, stream_) == cudaSuccess) {
+    (void)cudaStreamSynchronize(stream_);
+  }
   refused_ = named;
   throw named;
 }
@@ -249,7 +294,9 @@ void CudaLayer::refuse(const Error& error) {
 template <class Body>
 auto CudaLayer::call(const Body& body) {
   throw_if_failed();
-  ++calls_;
+  captured_ = capturing();
+  counted_ = false;
+  if (captured_) last_plan_.reset();  // a capture may need its memory
   try {
     return body();
   } catch (const Error& error) {
@@ -258,6 +305,7 @@ auto CudaLayer::call(const Body& body) {
 }
 
 void CudaLayer::synchronize() {
+  require_no_capture("synchronize");
   check_cuda(cudaStreamSynchronize(stream_), "wait for the stream");
   throw_if_failed();
   collect_trace();
@@ -271,7 +319,7 @@ RoutingPlan CudaLayer::make_plan(std::span<const std::int32_t> topk_ids) {
   check_topk_ids(problem_, topk_ids);
   const std::int64_t tokens = static_cast<std::int64_t>(topk_ids.size()) / problem_.topk;
   const DevicePlanLayout layout(problem_, comm_.size());
-  auto remote = std::make_unique<CudaPlan>(pool_.take(layout.bytes), layout, stream_);
+  auto remote = std::make_unique<CudaPlan>(take(layout.bytes), layout, stream_, captured_);
   PlanExchange exchange{.layout = exchange_};
   for (int r = 0; r < comm_.size(); ++r) {
     exchange.parts[r] = static_cast<std::byte*>(memory_->peer(r)) + symmetric_.bytes;
@@ -279,9 +327,9 @@ RoutingPlan CudaLayer::make_plan(std::span<const std::int32_t> topk_ids) {
   PlanArgs args = plan_args(problem_, comm_.rank(), comm_.size(), tokens, topk_ids.data(), exchange,
                             scratch(), remote->device(), report_.get(),
                             static_cast<std::uint64_t>(timeout_ms_) * 1'000'000);
-  args.refusal = refusal_slot(comm_.rank());
-  args.call = calls_;
+  args.calls = call_state(comm_.rank());
   check_cuda(launch_plan(args, 0, stream_), "launch plan");
+  counted_ = true;
 
   auto data = std::make_shared<PlanData>();
   data->problem = problem_;
@@ -293,22 +341,19 @@ RoutingPlan CudaLayer::make_plan(std::span<const std::int32_t> topk_ids) {
   return RoutingPlan(std::move(data));
 }
 
-std::shared_ptr<std::byte> CudaLayer::row_memory(Pass pass) {
-  return pool_.take(RowLayout(problem_, capacity_, pass).bytes);
-}
-
-/// Moves what the last pass recorded to the host.
+/// Moves what the last pass to run recorded to the host.
 void CudaLayer::collect_trace() {
-  if (!trace_ || !last_is_traced_) return;
-  last_is_traced_ = false;
+  if (!trace_) return;
   const int first_expert = comm_.rank() * (problem_.num_experts / comm_.size());
   const int ctas = last_schedule_.workers > 0 ? last_schedule_.workers : sms_;
-  const auto events = trace_->read(last_pass_, ctas, first_expert, stream_);
+  const auto events = trace_->take(ctas, first_expert, stream_);
+  if (events.empty()) return;
   traced_stages_ = stage_sums(events);
   timeline_.insert(timeline_.end(), events.begin(), events.end());
 }
 
 std::vector<TimelineEvent> CudaLayer::take_timeline() {
+  require_no_capture("take_timeline");
   collect_trace();
   return std::exchange(timeline_, {});
 }
@@ -317,7 +362,7 @@ PassMemory CudaLayer::pass_memory() const {
   PassMemory memory{.counters = counters_.data(),
                     .scratch = pass_scratch_.data(),
                     .failure = failure_.get(),
-                    .refusal = refusal_slot(comm_.rank())};
+                    .calls = call_state(comm_.rank())};
   if (trace_) memory.trace = trace_->device();
   for (int r = 0; r < comm_.size(); ++r) {
     memory.heaps[r] = static_cast<std::byte*>(memory_->peer(r));
@@ -342,14 +387,12 @@ PassTensors CudaLayer::tensors(const SavedData& saved, std::byte* rows, Pass pas
 
 void CudaLayer::run(const SavedData& saved, Pass pass, const PassTensors& tensors,
                     const Schedule& schedule) {
-  collect_trace();
-  ++passes_;
-  last_pass_ = pass;
-  last_plan_ = saved.plan;
+  if (!captured_) collect_trace();
   last_schedule_ = schedule;
+  if (!captured_) last_plan_ = saved.plan;
   const DevicePlan& plan = on_device(saved.plan);
   const DeviceOrderLayout order_layout(problem_, comm_.size(), pass, schedule);
-  const auto order_memory = pool_.take(order_layout.bytes);
+  const auto order_memory = take(most_order_bytes(problem_, comm_.size()));
   const DeviceOrder order = device_order(order_memory.get(), order_layout);
   const PassView view = make_pass_view(problem_, comm_.rank(), comm_.size(), saved.plan.tokens(),
                                        plan, order, pass, schedule);
@@ -358,19 +401,18 @@ void CudaLayer::run(const SavedData& saved, Pass pass, const PassTensors& tensor
     queues.push_back({order.comm_queue(i), order.main_queue(i)});
   }
   const PassMemory memory = pass_memory();
-  const PassCall this_call{.pass = passes_,
-                           .call = calls_,
-                           .limit_ms = timeout_ms_,
-                           .faults = device_faults(faults_, comm_.rank(), passes_)};
+  const PassCall this_call{.limit_ms = timeout_ms_, .faults = device_faults(faults_, comm_.rank())};
   PassLauncher launcher(device_context(problem_, view, memory, this_call), tensors, capacity_,
                         std::move(queues), sms_, stream_);
-  if (trace_) trace_->start(stream_);
-  last_is_traced_ = trace_.has_value();
-  clock_.start(pass, stream_);
+  if (trace_) trace_->start(pass, stream_);
+  traced_stages_.reset();
+  captured_ ? clock_.skip(pass) : clock_.start(pass, stream_);
   check_cuda(
       launch_order({.view = view, .plan = plan, .order = order, .scratch = scratch()}, 0, stream_),
       "launch order");
-  launcher.enter(enter_args(problem_, comm_.size(), memory, tensors.tokens, tensors.probs));
+  launcher.enter(
+      enter_args(problem_, comm_.size(), memory, tensors.tokens, tensors.probs, plan.status));
+  counted_ = true;
   clock_.lap(Stage::kEnter, stream_);
   for (int i = 0; i < launcher.num_launches(); ++i) {
     launcher.launch(i);
@@ -392,9 +434,9 @@ Saved CudaLayer::run_forward(const RoutingPlan& plan, const ForwardArgs& args,
   check_forward(problem_, communicator_, plan, args, schedule);
   const auto reason = unsupported_reason(schedule, sms_);
   require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
-  const auto memory = pool_.take(SavedLayout(problem_, capacity_).bytes);
+  const auto memory = take(SavedLayout(problem_, capacity_).bytes);
   auto saved = std::make_unique<SavedData>(plan, capacity_, memory, memory.get());
-  const auto rows = row_memory(Pass::kForward);
+  const auto rows = take(RowLayout(problem_, capacity_, Pass::kForward).bytes);
   PassTensors t = tensors(*saved, rows.get(), Pass::kForward);
   t.tokens = args.x.data();
   t.probs = args.topk_probs.data();
@@ -410,7 +452,7 @@ void CudaLayer::run_backward(const Saved& saved, const BackwardArgs& args,
   check_backward(problem_, communicator_, saved, args, schedule);
   const auto reason = unsupported_reason(schedule, sms_);
   require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
-  const auto rows = row_memory(Pass::kBackward);
+  const auto rows = take(RowLayout(problem_, capacity_, Pass::kBackward).bytes);
   PassTensors t = tensors(*saved.data(), rows.get(), Pass::kBackward);
   t.tokens = args.dy.data();
   t.w1 = args.w1.data();
@@ -423,12 +465,13 @@ void CudaLayer::run_backward(const Saved& saved, const BackwardArgs& args,
 }
 
 const PassStats& CudaLayer::last_pass() const {
+  require_no_capture("last_pass");
   stats_ = {};
   clock_.read(stats_);
   stats_.workers = sms_;
   // A launch of several stages has one time; the trace, once it was collected, has one a task.
-  for (std::size_t i = 0; trace_ && !last_is_traced_ && i < stats_.stages.size(); ++i) {
-    if (traced_stages_.stages[i].tasks > 0) stats_.stages[i] = traced_stages_.stages[i];
+  for (std::size_t i = 0; traced_stages_ && i < stats_.stages.size(); ++i) {
+    if (traced_stages_->stages[i].tasks > 0) stats_.stages[i] = traced_stages_->stages[i];
   }
   if (last_plan_) count_traffic(*last_plan_, last_schedule_, stats_);
   return stats_;

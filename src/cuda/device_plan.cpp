@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "base/check.h"
+#include "cuda/device/tile_shape.h"
 #include "cuda/wait_failure.h"
 
 namespace uniep::cuda {
@@ -83,6 +84,16 @@ DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass,
   pulls_before = r.take<std::int32_t>(most_tiles * pieces_a_tile(s));
   cta_pulls = r.take<std::int32_t>(kMaxPlanCtas);
   bytes = r.bytes();
+}
+
+std::int64_t most_order_bytes(const Problem& p, int num_ranks) {
+  // The most blocks, queues and token blocks; tiles have one size only.
+  const Schedule most{.launch = LaunchGrouping::kPipelined,
+                      .waves = kMaxWaves,
+                      .tile_m = kTileM,
+                      .token_block = 1,
+                      .wgrad = WgradPlacement::kSeparate};
+  return DeviceOrderLayout(p, num_ranks, Pass::kBackward, most).bytes;
 }
 
 DeviceOrder device_order(std::byte* base, const DeviceOrderLayout& l) {

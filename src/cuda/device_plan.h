@@ -101,8 +101,10 @@ DevicePlan device_plan(std::byte* base, const DevicePlanLayout& layout);
 /// Pieces of up to 32 rows, a warp's share, that the order kernel cuts a tile into.
 inline UNIEP_HD int pieces_a_tile(const Schedule& s) { return ceil_div(s.tile_m, 32); }
 
+/// Most that the axis `waves` can be.
+inline constexpr int kMaxWaves = 16;
 /// Launches have two queues each: communication, then main.
-inline constexpr int kMaxQueues = 2 * (16 + 2 + 2);
+inline constexpr int kMaxQueues = 2 * (kMaxWaves + 2 + 2);
 
 struct DeviceOrderLayout {
   std::int64_t expert_order;   // int32 [local experts]
@@ -156,6 +158,9 @@ struct DeviceOrder {
   UNIEP_HD QueueView comm_queue(int launch) const { return queue(2 * launch); }
   UNIEP_HD QueueView main_queue(int launch) const { return queue(2 * launch + 1); }
 };
+
+/// Enough for the order of a pass under any schedule that the CUDA backend runs.
+std::int64_t most_order_bytes(const Problem& p, int num_ranks);
 
 /// The order in memory that starts at `base`.
 DeviceOrder device_order(std::byte* base, const DeviceOrderLayout& layout);

@@ -9,13 +9,13 @@
 
 namespace uniep::cuda {
 
-/// What kernels need to know of `faults` in pass number `pass` of `rank`.
-inline DeviceFaults device_faults(const FaultInjection& faults, int rank, std::uint32_t pass) {
+/// What kernels of `rank` need to know of `faults`, but for the number of the pass.
+inline DeviceFaults device_faults(const FaultInjection& faults, int rank) {
   DeviceFaults d;
   d.max_delay_us = static_cast<std::uint32_t>(faults.max_delay_us);
   // Any odd factors do: kernels mix the bits.
   d.salt = static_cast<std::uint32_t>(faults.seed ^ faults.seed >> 32) * 0x9e3779b1u +
-           static_cast<std::uint32_t>(rank) * 0x85ebca77u + pass * 0xc2b2ae3du;
+           static_cast<std::uint32_t>(rank) * 0x85ebca77u;
   if (faults.withhold_rank == rank) {
     d.withhold_stage = static_cast<int>(faults.withhold_stage);
     d.withhold_tile = faults.withhold_tile;

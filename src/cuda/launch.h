@@ -3,30 +3,40 @@
 #include <cuda_runtime.h>
 
 #include "cuda/device/context.cuh"
+#include "cuda/device_plan.h"
 #include "cuda/stage_maps.h"
 
 namespace uniep::cuda {
 
-// Launches of a pass, each in the translation unit of its name.
+// Launches of a pass, each in the translation unit of its name. The `prepare` function of a kernel
+// loads it onto this thread's device, which the driver otherwise does at the first launch: too late
+// where that is captured in a CUDA graph, or where running kernels wait for it.
 
 /// What `enter` reads and writes besides the context.
 struct EnterArgs {
-  const bf16* tokens;  // x or dy of this rank, [T, H]
-  const float* probs;  // [T, K]; null in backward
+  const bf16* tokens;      // x or dy of this rank, [T, H]
+  const float* probs;      // [T, K]; null in backward
+  const PlanStatus* plan;  // null where it is known that the plan can be used
   std::uint32_t* rows_ready_base;
   std::uint32_t* tile_done_base;
   std::uint32_t* expert_done_base;
   std::uint32_t* arrived_base;
+  std::uint32_t* published_base;
   std::uint32_t* tickets;    // of all launches of the pass, zeroed here
   std::uint32_t* ctas_done;  // 0 between launches
 };
 
+cudaError_t prepare_enter();
 cudaError_t launch_enter(const DeviceContext& ctx, const EnterArgs& args, int ctas,
                          cudaStream_t stream);
 
 /// Runs the tasks of the queues on `ctas` persistent CTAs. A function per pass and tile_n.
 using LaunchPass = cudaError_t (*)(const DeviceContext& ctx, const LaunchQueues& queues,
                                    const PassMaps& maps, int ctas, cudaStream_t stream);
+cudaError_t prepare_forward_n128();
+cudaError_t prepare_forward_n256();
+cudaError_t prepare_backward_n128();
+cudaError_t prepare_backward_n256();
 cudaError_t launch_forward_n128(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
                                 cudaStream_t);
 cudaError_t launch_forward_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
@@ -36,13 +46,17 @@ cudaError_t launch_backward_n128(const DeviceContext&, const LaunchQueues&, cons
 cudaError_t launch_backward_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
                                  cudaStream_t);
 
-/// Every rank's slot, as mapped here.
-struct RefusalSlots {
-  Refusal* by_rank[kMaxRanks];
+/// Every rank's CallState, as mapped here.
+struct CallStates {
+  CallState* by_rank[kMaxRanks];
   int num_ranks;
 };
 
-/// Writes `refusal` to all slots.
-cudaError_t launch_refuse(const RefusalSlots& slots, const Refusal& refusal, cudaStream_t stream);
+cudaError_t prepare_refuse();
+
+/// Writes `refusal` to all ranks, as one of `rank`. Its `call` counts from the last call that this
+/// rank began on the device: 0 is that one, 1 the next.
+cudaError_t launch_refuse(const CallStates& calls, int rank, const Refusal& refusal,
+                          cudaStream_t stream);
 
 }  // namespace uniep::cuda

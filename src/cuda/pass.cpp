@@ -6,7 +6,11 @@
 #include "base/check.h"
 #include "cuda/check.h"
 #include "cuda/device/tile_shape.h"
+#include "cuda/driver.h"
+#include "cuda/plan_launch.h"
 #include "cuda/tensor_map.h"
+#include "schedule/constraints.h"
+#include "schedule/roles.h"
 
 namespace uniep::cuda {
 namespace {
@@ -15,6 +19,7 @@ namespace {
 /// of 64 where it is not. Output boxes are squares of 64.
 constexpr int kBox = 64;
 static_assert(kConsumerRows == kBox && kBoxCols == kBox);
+static_assert(kTileM == kCudaTileM && std::ranges::equal(kTileColumns, kCudaTileN));
 
 CUtensorMap weight_grad_map(const WeightGrad& grad, std::int64_t cols, std::int64_t rows,
                             std::int64_t experts) {
@@ -39,19 +44,15 @@ LaunchPass launch_function(Pass pass, int tile_n) {
 }  // namespace
 
 std::optional<std::string> unsupported_reason(const Schedule& s, int sms) {
-  if (s.tile_m != kTileM || std::ranges::find(kTileColumns, s.tile_n) == std::end(kTileColumns)) {
-    return cat("the schedule has tile_m=", s.tile_m, ",tile_n=", s.tile_n,
-               "; the CUDA backend accepts tile_m=", kTileM,
-               " with tile_n=128 or 256, such as default_schedule(Backend::kCuda) has");
-  }
-  if (s.launch != LaunchGrouping::kSeparate && s.dispatch_workers == 0) {
-    return "the schedule has dispatch_workers=0; the CUDA backend accepts 1 or more";
-  }
-  if (s.workers > sms) {
-    return cat("the schedule has workers=", s.workers, "; this device accepts 0 to ", sms,
-               ", its number of SMs");
-  }
-  return std::nullopt;
+  return backend_reason(s, {.backend = Backend::kCuda, .max_workers = sms});
+}
+
+void prepare_kernels() {
+  constexpr cudaError_t (*kPrepare[])() = {
+      prepare_plan,         prepare_order,        prepare_enter,         prepare_refuse,
+      prepare_forward_n128, prepare_forward_n256, prepare_backward_n128, prepare_backward_n256};
+  for (const auto prepare : kPrepare) check_cuda(prepare(), "load the kernels");
+  (void)tensor_map_encode_tiled();  // which a first call looks up
 }
 
 PassLauncher::PassLauncher(const DeviceContext& ctx, const PassTensors& tensors, std::int64_t rows,
@@ -133,17 +134,14 @@ void PassLauncher::enter(const EnterArgs& args) {
 }
 
 LaunchQueues PassLauncher::queues(int index) const {
-  const Schedule& s = ctx_.view.schedule;
-  const Launch shape = launch_at(ctx_.view, index);
   const QueuePair& pair = queues_[static_cast<std::size_t>(index)];
-  const bool shared = shape.comm.count > 0 && shape.main.count > 0;
-  const int dispatchers = shared ? min_of(s.dispatch_workers, ctas_) : ctas_;
+  const Roles roles = launch_roles(ctx_.view.schedule, launch_at(ctx_.view, index), ctas_);
   return {.comm = pair.comm,
           .main = pair.main,
           .launch = index,
           .ticket = tickets_ + index,
-          .dispatchers = shape.comm.count > 0 ? dispatchers : 0,
-          .join = s.dispatch_join || dispatchers == ctas_};
+          .dispatchers = roles.dispatchers,
+          .join = roles.join};
 }
 
 void PassLauncher::launch(int index) const {

@@ -35,6 +35,9 @@ struct PassTensors {
 /// can run it.
 std::optional<std::string> unsupported_reason(const Schedule& schedule, int sms);
 
+/// Loads all kernels of plans and passes onto this thread's device.
+void prepare_kernels();
+
 /// Communication and main queue of a launch.
 struct QueuePair {
   QueueView comm;

@@ -2,10 +2,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <optional>
 #include <vector>
 
 #include "cuda/check.h"
+#include "cuda/pass_memory.h"
 #include "uniep/timeline.h"
 
 namespace uniep::cuda {
@@ -13,21 +15,31 @@ namespace uniep::cuda {
 /// Times the launches of a pass by events on its stream.
 class PassClock {
  public:
-  PassClock() = default;
+  PassClock() {
+    for (cudaEvent_t& event : events_) check_cuda(cudaEventCreate(&event), "create an event");
+  }
   PassClock(const PassClock&) = delete;
   PassClock& operator=(const PassClock&) = delete;
   ~PassClock() {
     for (const cudaEvent_t event : events_) cudaEventDestroy(event);
   }
 
-  void start(Pass pass, cudaStream_t stream) {
+  /// Of a pass whose launches are captured in a CUDA graph, nothing is timed.
+  void skip(Pass pass) {
     pass_ = pass;
     stages_.clear();
+    runs_ = false;
+  }
+
+  void start(Pass pass, cudaStream_t stream) {
+    skip(pass);
+    runs_ = true;
     mark(stream);
   }
 
   /// Ends a launch; without a stage where it holds several.
   void lap(std::optional<Stage> stage, cudaStream_t stream) {
+    if (!runs_) return;
     stages_.push_back(stage);
     mark(stream);
   }
@@ -48,10 +60,6 @@ class PassClock {
 
  private:
   void mark(cudaStream_t stream) {
-    if (events_.size() <= stages_.size()) {
-      events_.emplace_back();
-      check_cuda(cudaEventCreate(&events_.back()), "create an event");
-    }
     check_cuda(cudaEventRecord(events_[stages_.size()], stream), "record an event");
   }
 
@@ -62,8 +70,9 @@ class PassClock {
   }
 
   Pass pass_ = Pass::kForward;
+  bool runs_ = false;
   std::vector<std::optional<Stage>> stages_;
-  std::vector<cudaEvent_t> events_;
+  std::array<cudaEvent_t, PassScratchLayout::kMaxLaunches + 2> events_{};  // `enter` has one too
 };
 
 }  // namespace uniep::cuda

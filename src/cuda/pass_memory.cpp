@@ -34,28 +34,30 @@ DeviceContext device_context(const Problem& problem, const PassView& view, const
                   .tile_done_base = words(memory.scratch, bases.tile_done),
                   .expert_done_base = words(memory.scratch, bases.expert_done),
                   .arrived_base = words(memory.scratch, bases.arrived),
-                  .published_base = call.pass - 1};
+                  .published_base = words(memory.scratch, bases.published)};
   ctx.failure = memory.failure;
   ctx.failed = words(memory.scratch, bases.failed);
   for (int kind = 0; kind < kNumCounterKinds; ++kind) {
     ctx.limit_ticks[kind] = wait_ticks(call.limit_ms, kind);
   }
-  ctx.refusal = memory.refusal;
-  ctx.call = call.call;
+  ctx.calls = memory.calls;
   ctx.faults = call.faults;
+  ctx.faults.pass = ctx.counters.published_base;
   ctx.trace = memory.trace;
   return ctx;
 }
 
 EnterArgs enter_args(const Problem& problem, int num_ranks, const PassMemory& memory,
-                     const bf16* tokens, const float* probs) {
+                     const bf16* tokens, const float* probs, const PlanStatus* plan) {
   const PassScratchLayout bases(problem, num_ranks);
   return {.tokens = tokens,
           .probs = probs,
+          .plan = plan,
           .rows_ready_base = words(memory.scratch, bases.rows_ready),
           .tile_done_base = words(memory.scratch, bases.tile_done),
           .expert_done_base = words(memory.scratch, bases.expert_done),
           .arrived_base = words(memory.scratch, bases.arrived),
+          .published_base = words(memory.scratch, bases.published),
           .tickets = words(memory.scratch, bases.tickets),
           .ctas_done = words(memory.scratch, bases.ctas_done)};
 }

@@ -17,6 +17,7 @@ struct PassScratchLayout {
   std::int64_t tile_done;
   std::int64_t expert_done;
   std::int64_t arrived;
+  std::int64_t published;  // uint32 [1], alike for all ranks
   std::int64_t tickets;    // uint32 [kMaxLaunches]
   std::int64_t ctas_done;  // uint32 [1]: 0 between launches; zeroed once
   std::int64_t failed;     // uint32 [1]: a wait expired; the group is unusable; zeroed once
@@ -29,6 +30,7 @@ struct PassScratchLayout {
     tile_done = r.take<std::uint32_t>(tiles);
     expert_done = r.take<std::uint32_t>(p.num_experts / num_ranks);
     arrived = r.take<std::uint32_t>(SymmetricLayout::num_token_blocks(p) * num_ranks);
+    published = r.take<std::uint32_t>(1);
     tickets = r.take<std::uint32_t>(kMaxLaunches);
     ctas_done = r.take<std::uint32_t>(1);
     failed = r.take<std::uint32_t>(1);
@@ -42,15 +44,13 @@ struct PassMemory {
   std::byte* counters = nullptr;     // LocalCounterLayout
   std::byte* scratch = nullptr;      // PassScratchLayout
   WaitFailure* failure = nullptr;    // in host memory
-  const Refusal* refusal = nullptr;  // this rank's slot; null in tests without one
+  CallState* calls = nullptr;        // this rank's; null in tests without one
   DeviceTrace trace{};
 };
 
 /// What one pass has of its own.
 struct PassCall {
-  std::uint32_t pass = 0;  // its number: from 1, or from first_count + 1
-  std::uint32_t call = 0;  // number of the layer's call that it is
-  int limit_ms = 0;        // of every wait
+  int limit_ms = 0;  // of every wait
   DeviceFaults faults{};
 };
 
@@ -58,8 +58,9 @@ struct PassCall {
 DeviceContext device_context(const Problem& problem, const PassView& view, const PassMemory& memory,
                              const PassCall& call);
 
-/// `tokens` is x or dy, `probs` topk_probs or null.
+/// `tokens` is x or dy, `probs` topk_probs or null; `plan` says whether there is anything to do,
+/// and is null where the host knows that there is.
 EnterArgs enter_args(const Problem& problem, int num_ranks, const PassMemory& memory,
-                     const bf16* tokens, const float* probs);
+                     const bf16* tokens, const float* probs, const PlanStatus* plan);
 
 }  // namespace uniep::cuda

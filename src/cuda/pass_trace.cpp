@@ -35,7 +35,7 @@ PassTrace::PassTrace(int sms, int tasks_per_row)
     : rows_(sms * (1 + kDispatchWarps)),
       capacity_(tasks_per_row),
       records_(std::int64_t{rows_} * capacity_ * static_cast<std::int64_t>(sizeof(TraceRecord))),
-      counts_(static_cast<std::size_t>(rows_)) {}
+      counts_(rows_ + 1) {}
 
 DeviceTrace PassTrace::device() const {
   return {.records = reinterpret_cast<TraceRecord*>(records_.data()),
@@ -43,15 +43,20 @@ DeviceTrace PassTrace::device() const {
           .capacity = capacity_};
 }
 
-void PassTrace::start(cudaStream_t stream) {
-  check_cuda(cudaMemsetAsync(counts_.data(), 0, counts_.size() * sizeof(std::int32_t), stream),
+void PassTrace::start(Pass pass, cudaStream_t stream) {
+  const auto count = static_cast<std::size_t>(rows_);
+  check_cuda(cudaMemsetAsync(counts_.data(), 0, count * sizeof(std::int32_t), stream),
              "clear the trace");
+  check_cuda(
+      cudaMemsetAsync(counts_.data() + count, static_cast<int>(pass), sizeof(std::int32_t), stream),
+      "name the traced pass");
 }
 
-std::vector<TimelineEvent> PassTrace::read(Pass pass, int ctas, int first_expert,
-                                           cudaStream_t stream) const {
+std::vector<TimelineEvent> PassTrace::take(int ctas, int first_expert, cudaStream_t stream) {
   check_cuda(cudaStreamSynchronize(stream), "wait for the trace");
   const std::vector<std::int32_t> counts = counts_.to_host();
+  const Pass pass = counts.back() == 0 ? Pass::kForward : Pass::kBackward;
+  start(pass, stream);
   std::vector<TimelineEvent> events;
   std::vector<TraceRecord> records;
   for (int row = 0; row < rows_; ++row) {

@@ -21,17 +21,18 @@ class PassTrace {
 
   DeviceTrace device() const;
 
-  /// Forgets what was recorded.
-  void start(cudaStream_t stream);
+  /// Forgets what was recorded; what is, from here on, is of `pass`. Can be captured in a graph.
+  void start(Pass pass, cudaStream_t stream);
 
-  /// What was recorded since `start` of a pass with so many CTAs, when the stream has done it.
-  std::vector<TimelineEvent> read(Pass pass, int ctas, int first_expert, cudaStream_t stream) const;
+  /// What was recorded since the last `start` by a pass of so many CTAs, when the stream has done
+  /// it; then it is forgotten.
+  std::vector<TimelineEvent> take(int ctas, int first_expert, cudaStream_t stream);
 
  private:
   int rows_;
   int capacity_;
   DeviceArray<std::byte> records_;
-  DeviceArray<std::int32_t> counts_;
+  DeviceArray<std::int32_t> counts_;  // of each row's records; last, as bytes, the pass
 };
 
 /// Sums over the events of each stage; nothing else is set.

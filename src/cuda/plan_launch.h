@@ -30,15 +30,18 @@ struct PlanArgs {
   PlanScratch scratch;
   DevicePlan plan;
   PlanReport* report = nullptr;
-  std::uint64_t limit_ns = 0;        // of every wait
-  const Refusal* refusal = nullptr;  // this rank's slot; null in tests without one
-  std::uint32_t call = 0;            // number of the call that this plan is
+  std::uint64_t limit_ns = 0;  // of every wait
+  CallState* calls = nullptr;  // this rank's; null in tests without one
 };
 
 PlanArgs plan_args(const Problem& problem, int rank, int num_ranks, std::int64_t tokens,
                    const std::int32_t* topk_ids, const PlanExchange& exchange,
                    const PlanScratch& scratch, const DevicePlan& plan, PlanReport* report,
                    std::uint64_t limit_ns);
+
+/// Load the kernels onto this thread's device, as the `prepare` functions of launch.h do.
+cudaError_t prepare_plan();
+cudaError_t prepare_order();
 
 /// Exchanges the routing with all ranks, which launch it alike, and fills `args.plan`. At most
 /// `ctas` CTAs, resident together; 0: one per SM.

@@ -24,85 +24,138 @@ void set_defaults(AxisInfo& info) {
   info.cuda_default = Access<Field>::get(default_schedule(Backend::kCuda));
 }
 
+/// Values worth trying; `cuda` empty: those of the CPU.
+struct Candidates {
+  std::vector<int> cpu;
+  std::vector<int> cuda{};
+};
+
+/// Where an axis matters, in words and as code.
+struct Effect {
+  std::string_view text{};
+  Matters matters = nullptr;
+};
+
 template <auto Field>
-Axis named(std::string_view name, std::vector<std::string_view> choices, AxisScope scope,
-           std::string_view meaning) {
-  AxisInfo info{.name = name, .meaning = meaning, .choices = std::move(choices), .scope = scope};
+Axis make(AxisInfo info, Candidates candidates, const Effect& effect) {
+  set_defaults<Field>(info);
+  info.cuda_candidates = candidates.cuda.empty() ? candidates.cpu : std::move(candidates.cuda);
+  info.candidates = std::move(candidates.cpu);
+  info.effect = effect.text;
+  return {std::move(info), Access<Field>::get, Access<Field>::set, effect.matters};
+}
+
+template <auto Field>
+Axis named(std::string_view name, std::vector<std::string_view> choices, std::string_view meaning,
+           const Effect& effect = {}) {
+  AxisInfo info{.name = name, .meaning = meaning, .choices = std::move(choices)};
   info.max = static_cast<int>(info.choices.size()) - 1;
-  set_defaults<Field>(info);
-  for (int v = 0; v <= info.max; ++v) info.candidates.push_back(v);
-  return {std::move(info), Access<Field>::get, Access<Field>::set};
+  Candidates all;
+  for (int v = 0; v <= info.max; ++v) all.cpu.push_back(v);
+  return make<Field>(std::move(info), std::move(all), effect);
+}
+
+struct Range {
+  int min, max;
+};
+
+template <auto Field>
+Axis number(std::string_view name, Range range, Candidates candidates, std::string_view meaning,
+            const Effect& effect = {}) {
+  AxisInfo info{.name = name, .meaning = meaning, .min = range.min, .max = range.max};
+  return make<Field>(std::move(info), std::move(candidates), effect);
 }
 
 template <auto Field>
-Axis number(std::string_view name, int min, int max, std::vector<int> candidates, AxisScope scope,
-            std::string_view meaning) {
-  AxisInfo info{.name = name, .meaning = meaning, .min = min, .max = max, .scope = scope};
-  set_defaults<Field>(info);
-  info.candidates = std::move(candidates);
-  return {std::move(info), Access<Field>::get, Access<Field>::set};
-}
-
-template <auto Field>
-Axis power_of_two(std::string_view name, int min, int max, AxisScope scope,
+Axis power_of_two(std::string_view name, Range range, Candidates candidates,
                   std::string_view meaning) {
-  std::vector<int> candidates;
-  for (int v = min; v <= max; v *= 2) candidates.push_back(v);
-  Axis axis = number<Field>(name, min, max, std::move(candidates), scope, meaning);
+  Axis axis = number<Field>(name, range, std::move(candidates), meaning);
   axis.info.power_of_two = true;
   return axis;
 }
 
-constexpr AxisScope kLaunch = AxisScope::kLaunch;
-constexpr AxisScope kCompileTime = AxisScope::kCompileTime;
+Axis compile_time(Axis axis) {
+  axis.info.scope = AxisScope::kCompileTime;
+  return axis;
+}
+
+// Where axes matter.
+
+constexpr Effect kWithDispatchers{
+    "where dispatch shares a launch; on the CPU also with workers=0, whose number it adds to",
+    [](const Schedule& s, Pass, Backend backend) {
+      return s.launch != LaunchGrouping::kSeparate || (backend == Backend::kCpu && s.workers == 0);
+    }};
+constexpr Effect kWhereDispatchersJoin{"where dispatch shares a launch and has workers of its own",
+                                       [](const Schedule& s, Pass, Backend) {
+                                         return s.launch != LaunchGrouping::kSeparate &&
+                                                s.dispatch_workers > 0;
+                                       }};
+constexpr Effect kWhereGemmsMeet{
+    "where both products share a launch", [](const Schedule& s, Pass, Backend) {
+      return s.launch == LaunchGrouping::kPipelined || s.launch == LaunchGrouping::kSingle;
+    }};
+constexpr Effect kOnTheCpu{"on the CPU, over an emulated link",
+                           [](const Schedule&, Pass, Backend b) { return b == Backend::kCpu; }};
+constexpr Effect kInBackward{"in the backward pass", [](const Schedule&, Pass pass, Backend) {
+                               return pass == Pass::kBackward;
+                             }};
 
 const std::vector<Axis>& make_axes() {
   static const std::vector<Axis> kAxes = {
       named<&Schedule::launch>(
-          "launch", {"separate", "pipelined", "paired", "single"}, kLaunch,
+          "launch", {"separate", "pipelined", "paired", "single"},
           "which stages share a launch: none; communication of a wave with computation of the wave "
           "before; dispatch+fc1 and fc2+reduce; all of them"),
-      number<&Schedule::waves>("waves", 1, 16, {1, 2, 4, 8}, kLaunch,
+      number<&Schedule::waves>("waves", {1, 16}, {{1, 2, 4, 8}, {1, 2, 4}},
                                "parts into which each expert's tiles are split; queues are wave by "
                                "wave"),
-      number<&Schedule::workers>("workers", 0, 1024, {0}, kLaunch,
+      number<&Schedule::workers>("workers", {0, 1024}, {{0, 1, 2, 3, 4}, {0}},
                                  "workers per rank (CPU threads, GPU CTAs); 0: as many as fit"),
-      number<&Schedule::dispatch_workers>("dispatch_workers", 0, 1024, {0, 1, 2, 3}, kLaunch,
-                                          "workers that begin with dispatch where it shares a "
-                                          "launch; 0: dispatch tasks stand in the "
-                                          "main queue, just ahead of the tiles that need them"),
-      named<&Schedule::dispatch_join>("dispatch_join", {"no", "yes"}, kLaunch,
-                                      "dispatch workers take other tasks when dispatch is done"),
-      number<&Schedule::pull_tokens>("pull_tokens", 1, 4096, {4, 16, 64, 256}, kLaunch,
+      number<&Schedule::dispatch_workers>(
+          "dispatch_workers", {0, 1024}, {{0, 1, 2, 3}, {4, 8, 12, 16, 24, 32}},
+          "workers that begin with dispatch where it shares a launch; 0: dispatch tasks stand in "
+          "the main queue, just ahead of the tiles that need them",
+          kWithDispatchers),
+      named<&Schedule::dispatch_join>("dispatch_join", {"no", "yes"},
+                                      "dispatch workers take other tasks when dispatch is done",
+                                      kWhereDispatchersJoin),
+      number<&Schedule::pull_tokens>("pull_tokens", {1, 4096},
+                                     {{4, 16, 64, 256}, {4, 8, 16, 32, 64}},
                                      "token copies that one dispatch task pulls"),
       named<&Schedule::dispatch_wire>(
-          "dispatch_wire", {"dedup", "rows"}, kLaunch,
+          "dispatch_wire", {"dedup", "rows"},
           "pull each (source, token) once for all its rows here, or once per row"),
-      power_of_two<&Schedule::tile_m>("tile_m", 16, 128, kCompileTime, "rows of a GEMM tile"),
-      power_of_two<&Schedule::tile_n>("tile_n", 64, 256, kCompileTime,
-                                      "columns of a GEMM tile (fc1: half gate, half up)"),
+      compile_time(power_of_two<&Schedule::tile_m>("tile_m", {16, 128}, {{16, 32, 64, 128}, {128}},
+                                                   "rows of a GEMM tile")),
+      compile_time(
+          power_of_two<&Schedule::tile_n>("tile_n", {64, 256}, {{64, 128, 256}, {128, 256}},
+                                          "columns of a GEMM tile (fc1: half gate, half up)")),
       named<&Schedule::expert_order>("expert_order", {"index", "heavy-first", "light-first"},
-                                     kLaunch,
                                      "order of a rank's experts: as numbered, or by their rows"),
       named<&Schedule::rotate>(
-          "rotate", {"none", "own-first", "next-first"}, kLaunch,
+          "rotate", {"none", "own-first", "next-first"},
           "source rank whose rows an expert's tiles begin with: rank 0, this rank, the next rank"),
-      named<&Schedule::raster>("raster", {"along-m", "along-n"}, kLaunch,
+      named<&Schedule::raster>("raster", {"along-m", "along-n"},
                                "direction in which the tiles of one expert are walked"),
-      number<&Schedule::lag>("lag", 0, 4096, {0, 1, 2, 4, 4096}, kLaunch,
-                             "experts by which fc2 follows fc1 where both share a launch"),
+      number<&Schedule::lag>("lag", {0, 4096}, {{0, 1, 2, 4, 4096}, {1, 2, 3, 4, 6, 8, 16, 4096}},
+                             "experts by which fc2 follows fc1 where both share a launch",
+                             kWhereGemmsMeet),
       power_of_two<&Schedule::ready_rows>(
-          "ready_rows", 16, 128, kLaunch,
+          "ready_rows", {16, 128}, {{16, 32, 64, 128}, {32, 64, 128}},
           "dispatched rows per readiness counter; at most a tile's rows, tile_m, are used"),
-      power_of_two<&Schedule::token_block>("token_block", 1, 256, kLaunch,
-                                           "tokens per arrival counter and reduce task"),
-      number<&Schedule::push_depth>("push_depth", 0, 256, {0, 1, 2, 8, 64}, kLaunch,
+      power_of_two<&Schedule::token_block>(
+          "token_block", {1, 256}, {{1, 2, 4, 8, 16, 32, 64, 128, 256}, {8, 16, 32, 64, 128}},
+          "tokens per arrival counter and reduce task"),
+      number<&Schedule::push_depth>("push_depth", {0, 256}, {{0, 1, 2, 8, 64}, {64}},
                                     "tiles of a worker whose pushes may be under way while it "
-                                    "computes on; 0: each push is awaited"),
+                                    "computes on; 0: each push is awaited",
+                                    kOnTheCpu),
       named<&Schedule::wgrad>(
-          "wgrad", {"separate", "after", "interleaved"}, kLaunch,
+          "wgrad", {"separate", "after", "interleaved"},
           "weight gradients: launches of their own; ahead of reduce in the last launch; as filler "
-          "behind each expert's dfc1"),
+          "behind each expert's dfc1",
+          kInBackward),
   };
   return kAxes;
 }

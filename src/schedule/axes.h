@@ -5,14 +5,26 @@
 #include <string_view>
 
 #include "uniep/schedule.h"
+#include "uniep/stage.h"
 
 namespace uniep {
+
+/// Says whether an axis changes anything in a pass under this schedule.
+using Matters = bool (*)(const Schedule&, Pass, Backend);
 
 /// An axis with access to its field.
 struct Axis {
   AxisInfo info;
   int (*get)(const Schedule&);
   void (*set)(Schedule&, int);
+  Matters matters = nullptr;  // null: always
+
+  const std::vector<int>& candidates(Backend backend) const {
+    return backend == Backend::kCuda ? info.cuda_candidates : info.candidates;
+  }
+  int default_value(Backend backend) const {
+    return backend == Backend::kCuda ? info.cuda_default : info.default_value;
+  }
 };
 
 std::span<const Axis> axes();

@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <charconv>
 #include <iterator>
-#include <limits>
 
 #include "base/check.h"
-#include "base/contract.h"
 #include "schedule/axes.h"
 
 namespace uniep {
@@ -48,9 +46,6 @@ std::optional<std::string> preset_pairs(std::string_view word) {
   require_waves(n);
   return pairs.replace(pairs.find("=n") + 1, 1, n);
 }
-
-/// Counters are compared by signed differences of 32 bits.
-constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
 
 std::string preset_names() {
   std::string names;
@@ -121,36 +116,6 @@ std::string to_string(const Schedule& schedule) {
         cat(text.empty() ? "" : ",", a.info.name, "=", axis_value_text(a.info, a.get(schedule)));
   }
   return text;
-}
-
-std::optional<std::string> invalid_reason(const Schedule& s, const Problem& problem) {
-  for (std::size_t i = 0; i < axes().size(); ++i) {
-    try {
-      Schedule copy = s;
-      set_axis(copy, i, axis_value(s, i));
-    } catch (const Error& e) {
-      return e.what();
-    }
-  }
-  if (s.launch == LaunchGrouping::kPipelined && s.waves < 2) {
-    return "launch=pipelined needs at least 2 waves, for there is nothing to overlap in one";
-  }
-  if (problem.row_align % s.tile_m != 0) {
-    return cat("tile_m=", s.tile_m, " does not divide the problem's row_align=", problem.row_align,
-               ", so tiles would straddle experts");
-  }
-  if (std::int64_t{s.token_block} * problem.topk * problem.hidden > kMaxCount) {
-    return cat("token_block=", s.token_block, " with topk=", problem.topk,
-               " and hidden=", problem.hidden, " makes arrival counters pass ", kMaxCount,
-               " in one pass");
-  }
-  static_assert(64 % kDprobGroup == 0, "the smallest tile_n must hold whole dprobs groups");
-  return std::nullopt;
-}
-
-void validate(const Schedule& schedule, const Problem& problem) {
-  const auto reason = invalid_reason(schedule, problem);
-  require(!reason, ErrorCode::kInvalidArgument, "schedule cannot run: ", reason.value_or(""));
 }
 
 }  // namespace uniep

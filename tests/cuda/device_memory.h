@@ -30,7 +30,7 @@ class DeviceMemory {
   static constexpr int kPoison = 0xa5;
 
   std::byte* data() const { return static_cast<std::byte*>(data_); }
-  void fill(int value) {
+  void fill(int value) const {
     cuda::check_cuda(cudaMemset(data_, value, static_cast<std::size_t>(bytes_)), "fill");
   }
 

@@ -39,8 +39,8 @@ EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> to
       split_(data, token_begin),
       main_grad_(main_grad),
       main_grad_start_(main_grad_start),
-      streams_(static_cast<std::size_t>(split_.ranks())),
-      passes_(first_count) {
+      streams_(static_cast<std::size_t>(split_.ranks())) {
+  prepare_kernels();
   for (cudaStream_t& stream : streams_) {
     check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "create a stream");
   }
@@ -125,7 +125,6 @@ PassTensors EmulatedGroup::tensors(int rank, Pass pass) const {
 }
 
 void EmulatedGroup::run_pass(Pass pass, Schedule schedule) {
-  ++passes_;
   schedule.workers = sms_ / split_.ranks();
   std::vector<std::unique_ptr<UploadedOrder>> orders;
   std::vector<PassLauncher> launchers;
@@ -133,8 +132,7 @@ void EmulatedGroup::run_pass(Pass pass, Schedule schedule) {
     const RoutingPlan& plan = ranks_[static_cast<std::size_t>(r)].plan;
     orders.push_back(std::make_unique<UploadedOrder>(plan.data(), pass, schedule));
     const PassView& view = orders.back()->view();
-    const PassCall call{
-        .pass = passes_, .limit_ms = limit_ms_, .faults = device_faults(faults_, r, passes_)};
+    const PassCall call{.limit_ms = limit_ms_, .faults = device_faults(faults_, r)};
     launchers.emplace_back(device_context(split_.problem(), view, memory(r), call),
                            tensors(r, pass), plan.padded_rows(), orders.back()->queues(), sms_,
                            streams_[static_cast<std::size_t>(r)]);
@@ -143,7 +141,7 @@ void EmulatedGroup::run_pass(Pass pass, Schedule schedule) {
   for (int r = 0; r < split_.ranks(); ++r) {
     const PassTensors t = tensors(r, pass);
     launchers[static_cast<std::size_t>(r)].enter(
-        enter_args(split_.problem(), split_.ranks(), memory(r), t.tokens, t.probs));
+        enter_args(split_.problem(), split_.ranks(), memory(r), t.tokens, t.probs, nullptr));
   }
   for (int i = 0; i < launchers[0].num_launches(); ++i) {
     for (const PassLauncher& launcher : launchers) launcher.launch(i);

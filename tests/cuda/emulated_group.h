@@ -120,7 +120,6 @@ class EmulatedGroup {
   std::vector<cudaStream_t> streams_;
   FaultInjection faults_;
   int limit_ms_ = 5000;
-  std::uint32_t passes_;
   int sms_ = 0;
 };
 

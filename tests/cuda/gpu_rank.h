@@ -13,13 +13,16 @@ namespace uniep::testing {
 template <class T>
 class DeviceTensor {
  public:
-  explicit DeviceTensor(std::span<const T> values) : DeviceTensor(values.size()) {
+  explicit DeviceTensor(std::span<const T> values) : DeviceTensor(values.size()) { load(values); }
+  explicit DeviceTensor(std::size_t count)
+      : memory_(static_cast<std::int64_t>(count * sizeof(T)), kNan), count_(count) {}
+
+  void load(std::span<const T> values) const {
     cuda::check_cuda(
         cudaMemcpy(memory_.data(), values.data(), values.size_bytes(), cudaMemcpyHostToDevice),
         "upload");
   }
-  explicit DeviceTensor(std::size_t count)
-      : memory_(static_cast<std::int64_t>(count * sizeof(T)), 0xff), count_(count) {}
+  void forget() const { memory_.fill(kNan); }
 
   std::span<T> span() const { return {reinterpret_cast<T*>(memory_.data()), count_}; }
   std::vector<T> to_host() const {
@@ -27,16 +30,27 @@ class DeviceTensor {
   }
 
  private:
+  static constexpr int kNan = 0xff;  // every byte
   DeviceMemory memory_;
   std::size_t count_;
+};
+
+/// What a GpuRank has besides the layer's own options.
+struct GpuRankOptions {
+  std::int64_t capacity_rows = 0;
+  bool main_grad = false;  ///< weight gradients are added to fp32 tensors of kMainGradStart
 };
 
 /// One rank's part of a global layer, on this process' GPU: its tensors, its Layer, and the last
 /// plan and saved.
 class GpuRank {
  public:
-  GpuRank(const LayerData& data, Communicator communicator, const LayerOptions& options = {})
+  static constexpr float kMainGradStart = 1.5f;
+
+  GpuRank(const LayerData& data, Communicator communicator, const LayerOptions& options = {},
+          const GpuRankOptions& extra = {})
       : split_(data, communicator.size()),
+        main_grad_(extra.main_grad),
         rank_(communicator.rank()),
         unused_(workload::make_result(data, {})),
         f_(split_.forward_args(rank_, unused_)),
@@ -50,9 +64,28 @@ class GpuRank {
         out_(f_.out.size()),
         dx_(b_.dx.size()),
         dprobs_(b_.dprobs.size()),
-        dw1_(f_.w1.size()),
-        dw2_(f_.w2.size()),
-        layer_(split_.problem(), std::move(communicator), options) {}
+        dw1_(main_grad_ ? 0 : f_.w1.size()),
+        dw2_(main_grad_ ? 0 : f_.w2.size()),
+        main_dw1_(main_grad_start(f_.w1.size())),
+        main_dw2_(main_grad_start(f_.w2.size())),
+        layer_(problem(split_, extra), std::move(communicator), options) {}
+
+  /// Another batch of the same sizes, in the same memory; waits for the device.
+  void load(const LayerData& data) {
+    const workload::Split split(data, split_.ranks());
+    const ForwardArgs f = split.forward_args(rank_, unused_);
+    ids_.load(split.topk_ids(rank_));
+    x_.load(f.x);
+    probs_.load(f.topk_probs);
+    w1_.load(f.w1);
+    w2_.load(f.w2);
+    dy_.load(split.backward_args(rank_, unused_).dy);
+    for (const auto* tensor : {&out_, &dx_, &dw1_, &dw2_}) tensor->forget();
+    dprobs_.forget();
+    main_dw1_.load(main_grad_start(main_dw1_.span().size()));
+    main_dw2_.load(main_grad_start(main_dw2_.span().size()));
+    cuda::check_cuda(cudaDeviceSynchronize(), "load a batch");
+  }
 
   int rank() const { return rank_; }
   Layer& layer() { return layer_; }
@@ -70,16 +103,22 @@ class GpuRank {
   void forward(const Schedule& schedule) {
     saved_ = layer_.forward(*plan_, forward_args(), schedule);
   }
-  void backward(const Schedule& schedule) {
+  void backward(const Schedule& schedule) { layer_.backward(saved_, backward_args(), schedule); }
+  BackwardArgs backward_args() const {
     BackwardArgs args;
     args.dy = dy_.span();
     args.w1 = w1_.span();
     args.w2 = w2_.span();
     args.dx = dx_.span();
     args.dprobs = dprobs_.span();
-    args.dw1 = dw1_.span();
-    args.dw2 = dw2_.span();
-    layer_.backward(saved_, args, schedule);
+    if (main_grad_) {
+      args.dw1 = main_dw1_.span();
+      args.dw2 = main_dw2_.span();
+    } else {
+      args.dw1 = dw1_.span();
+      args.dw2 = dw2_.span();
+    }
+    return args;
   }
 
   /// A whole step; this rank's parts of its results.
@@ -87,6 +126,11 @@ class GpuRank {
     plan();
     forward(schedule);
     backward(schedule);
+    return result();
+  }
+
+  /// This rank's parts of the results, when all is done.
+  LayerResult result() {
     layer_.synchronize();
     LayerResult result;
     result.out = out_.to_host();
@@ -94,11 +138,23 @@ class GpuRank {
     result.dprobs = dprobs_.to_host();
     result.dw1 = dw1_.to_host();
     result.dw2 = dw2_.to_host();
+    result.main_dw1 = main_dw1_.to_host();
+    result.main_dw2 = main_dw2_.to_host();
     return result;
   }
 
  private:
+  static Problem problem(const workload::Split& split, const GpuRankOptions& extra) {
+    Problem p = split.problem();
+    p.capacity_rows = extra.capacity_rows;
+    return p;
+  }
+  std::vector<float> main_grad_start(std::size_t count) const {
+    return std::vector<float>(main_grad_ ? count : 0, kMainGradStart);
+  }
+
   const workload::Split split_;
+  const bool main_grad_;
   const int rank_;
   LayerResult unused_;  // gives f_ and b_ their sizes
   const ForwardArgs f_;
@@ -109,6 +165,7 @@ class GpuRank {
   const DeviceTensor<bf16> w1_, w2_, dy_, out_, dx_;
   const DeviceTensor<float> dprobs_;
   const DeviceTensor<bf16> dw1_, dw2_;
+  const DeviceTensor<float> main_dw1_, main_dw2_;
   Layer layer_;
   std::optional<RoutingPlan> plan_;
   Saved saved_;

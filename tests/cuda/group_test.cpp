@@ -1,88 +1,29 @@
-// A layer on several GPUs, one process each, when something goes wrong on one of them. The parent
-// never touches CUDA, which does not survive a fork.
+// A layer on several GPUs, one process each, when something goes wrong on one of them.
 #include <chrono>
 #include <csignal>
-#include <cstring>
 #include <thread>
 
-#include "cuda/cuda_communicator.h"
 #include "cuda/cuda_schedules.h"
-#include "cuda/driver.h"
+#include "cuda/gpu_group.h"
 #include "cuda/gpu_rank.h"
-#include "support/forked_ranks.h"
-#include "workload/synthetic.h"
 
 namespace uniep::testing {
 namespace {
 
-using cuda::CudaCommunicator;
 using std::chrono::milliseconds;
-using Clock = std::chrono::steady_clock;
 
-constexpr int kConnectLimitMs = 60000;
 /// Of every wait. Making a layer has to be done within it too.
 constexpr int kLimitMs = 8000;
 constexpr milliseconds kSlack{2500};
 constexpr int kCulprit = 1;
 
-int devices() {
-  static const int count =
-      std::stoi(forked_ranks(1, [](int) { return std::to_string(cuda::device_count()); })[0]);
-  return count;
-}
-
-using Body = std::function<std::string(Communicator)>;
-
-std::vector<std::string> on_gpus(int ranks, const Body& body) {
-  const int port = free_tcp_port();
-  return forked_ranks(ranks, [&](int rank) {
-    return body(Communicator(std::make_shared<CudaCommunicator>(
-        ProcessEnvironment{rank, ranks, rank, "127.0.0.1", port}, kConnectLimitMs)));
-  });
-}
-
-LayerData small_layer(int ranks) {
-  return workload::make_layer(
-      workload::parse_shape("custom,tokens=300,hidden=264,intermediate=136,experts=8,topk=4"),
-      ranks, 1, 0.5);
-}
-
-/// What `call` says went wrong; "late" where it took longer than the limit allows.
-std::string failure_of(const std::function<void()>& call, milliseconds limit) {
-  const auto start = Clock::now();
-  std::string said = "no error";
-  try {
-    call();
-  } catch (const Error& e) {
-    said = e.what();
-  }
-  const auto took = std::chrono::duration_cast<milliseconds>(Clock::now() - start);
-  return took < limit ? said : cat("late, after ", took.count(), " ms: ", said);
-}
-
-class CudaGroup : public ::testing::TestWithParam<int> {
+class CudaGroup : public OnGpus {
  protected:
-  void SetUp() override {
-    if (devices() < ranks()) GTEST_SKIP() << "needs " << ranks() << " GPUs";
-  }
-  static int ranks() { return GetParam(); }
   const LayerData data_ = small_layer(ranks());
 };
 INSTANTIATE_TEST_SUITE_P(Gpus, CudaGroup, ::testing::Values(2, 4));
 
 // ---- What must not show
-
-/// The name of the first tensor of which any bit differs, or "".
-std::string difference(const LayerResult& a, const LayerResult& b) {
-  const auto differs = [](const auto& x, const auto& y) {
-    return x.size() != y.size() || std::memcmp(x.data(), y.data(), x.size() * sizeof(x[0])) != 0;
-  };
-  if (differs(a.out, b.out)) return "out";
-  if (differs(a.dx, b.dx)) return "dx";
-  if (differs(a.dprobs, b.dprobs)) return "dprobs";
-  if (differs(a.dw1, b.dw1)) return "dw1";
-  return differs(a.dw2, b.dw2) ? "dw2" : "";
-}
 
 TEST_P(CudaGroup, DelaysAndWrappingCountersChangeNoBit) {
   const auto said = on_gpus(ranks(), [&](const Communicator& c) -> std::string {
@@ -101,7 +42,7 @@ TEST_P(CudaGroup, DelaysAndWrappingCountersChangeNoBit) {
     }
     return "same";
   });
-  EXPECT_EQ(said, std::vector<std::string>(said.size(), "same"));
+  expect_same(said);
 }
 
 // ---- A rank that is missing

@@ -45,6 +45,32 @@ std::string presets_table() {
   return table;
 }
 
+std::string constraints_table() {
+  std::string table = "| rule | backend | reason |\n|---|---|---|\n";
+  for (const ConstraintInfo& c : schedule_constraints()) {
+    table +=
+        cat("| ", c.rule, " | ", c.backend ? name(*c.backend) : "all", " | ", c.reason, " |\n");
+  }
+  return table;
+}
+
+std::string list_of(const AxisInfo& axis, const std::vector<int>& values) {
+  std::string text;
+  for (const int v : values) text += cat(text.empty() ? "" : ", ", axis_value_text(axis, v));
+  return text;
+}
+
+std::string candidates_table() {
+  std::string table =
+      "| axis | tried on CPU | tried on CUDA | has an effect |\n|---|---|---|---|\n";
+  for (const AxisInfo& a : schedule_axes()) {
+    table +=
+        cat("| `", a.name, "` | ", list_of(a, a.candidates), " | ", list_of(a, a.cuda_candidates),
+            " | ", a.effect.empty() ? "always" : a.effect, " |\n");
+  }
+  return table;
+}
+
 std::string environment_table() {
   std::string table = "| variable | meaning | default |\n|---|---|---|\n";
   for (const EnvVariable& v : environment_variables()) {
@@ -57,6 +83,18 @@ TEST(Docs, ScheduleListsEveryAxis) {
   EXPECT_NE(read_doc("schedule.md").find(axes_table()), std::string::npos)
       << "docs/schedule.md should contain:\n"
       << axes_table();
+}
+
+TEST(Docs, ScheduleListsEveryConstraint) {
+  EXPECT_NE(read_doc("schedule.md").find(constraints_table()), std::string::npos)
+      << "docs/schedule.md should contain:\n"
+      << constraints_table();
+}
+
+TEST(Docs, ScheduleListsWhatIsTried) {
+  EXPECT_NE(read_doc("schedule.md").find(candidates_table()), std::string::npos)
+      << "docs/schedule.md should contain:\n"
+      << candidates_table();
 }
 
 TEST(Docs, ScheduleListsEveryPreset) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 
 #include "base/check.h"
@@ -245,13 +246,17 @@ TEST(ScheduleAxes, CandidatesAreDistinctAndInRange) {
     EXPECT_FALSE(axis.candidates.empty()) << axis.name;
     EXPECT_FALSE(axis.meaning.empty()) << axis.name;
     EXPECT_TRUE(axis.bit_neutral) << axis.name;
-    const std::set<int> distinct(axis.candidates.begin(), axis.candidates.end());
-    EXPECT_EQ(distinct.size(), axis.candidates.size()) << axis.name;
-    for (const int value : axis.candidates) {
-      Schedule s;
-      EXPECT_NO_THROW(set_axis(s, i, value)) << axis.name << "=" << value;
-      EXPECT_EQ(axis_value(s, i), value);
+    for (const auto& values : {axis.candidates, axis.cuda_candidates}) {
+      const std::set<int> distinct(values.begin(), values.end());
+      EXPECT_EQ(distinct.size(), values.size()) << axis.name;
+      for (const int value : values) {
+        Schedule s;
+        EXPECT_NO_THROW(set_axis(s, i, value)) << axis.name << "=" << value;
+        EXPECT_EQ(axis_value(s, i), value);
+      }
     }
+    EXPECT_TRUE(std::ranges::count(axis.candidates, axis.default_value) == 1) << axis.name;
+    EXPECT_TRUE(std::ranges::count(axis.cuda_candidates, axis.cuda_default) == 1) << axis.name;
     if (axis.choices.empty()) continue;
     EXPECT_EQ(axis.min, 0);
     EXPECT_EQ(axis.max + 1, static_cast<int>(axis.choices.size()));

@@ -101,6 +101,17 @@ void print_axes() {
   std::cout << table;
 }
 
+void print_constraints() {
+  std::cout << "#\n# what schedules must keep to besides\n";
+  Table table({kLeft, kLeft, kLeft});
+  table.header({"backend", "rule", "reason"});
+  for (const ConstraintInfo& c : schedule_constraints()) {
+    table.folded_row({c.backend ? name(*c.backend) : "all", std::string(c.rule), cat(c.reason)},
+                     kMeaningWidth);
+  }
+  std::cout << table;
+}
+
 void print_environment() {
   std::cout << "#\n# environment variables\n";
   Table table({kLeft, kLeft, kLeft});
@@ -151,6 +162,7 @@ void add_info(CLI::App& app, Invocation& invocation) {
     print_build();
     print_presets();
     print_axes();
+    print_constraints();
     print_environment();
   });
 }

@@ -26,6 +26,19 @@ __device__ __forceinline__ float sigmoid(float z) {
   const float x = 1.0f + expf(-z);
   return kUsual ? usual_reciprocal(x) : 1.0f / x;
 }
+
+/// z[i] = sigmoid(z[i]), step by step for all of them: one after another, a warp would wait for
+/// each step's result.
+template <bool kUsual, int kCount>
+__device__ __forceinline__ void sigmoids(float (&z)[kCount]) {
+#pragma unroll
+  for (float& v : z) v = expf(-v);
+#pragma unroll
+  for (float& v : z) v = 1.0f + v;
+#pragma unroll
+  for (float& v : z) v = kUsual ? usual_reciprocal(v) : 1.0f / v;
+}
+
 __device__ __forceinline__ float silu(float z, float s) { return z * s; }
 __device__ __forceinline__ float silu_grad(float z, float s) { return s * (1.0f + z * (1.0f - s)); }
 

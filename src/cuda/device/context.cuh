@@ -34,15 +34,16 @@ struct DeviceCounters {
   const std::uint32_t* tile_done_base;
   const std::uint32_t* expert_done_base;
   const std::uint32_t* arrived_base;
-  std::uint32_t published_base;  // passes before this one
+  const std::uint32_t* published_base;  // [1]: passes before this one
 };
 
 /// LayerOptions::faults as the kernels of one pass on one rank see them; device/faults.cuh uses
 /// them.
 struct DeviceFaults {
   std::uint32_t max_delay_us = 0;
-  std::uint32_t salt = 0;   // of the delays: differs by seed, rank and pass
-  int withhold_stage = -1;  // -1: this rank withholds nothing
+  std::uint32_t salt = 0;               // of the delays: differs by seed and rank ...
+  const std::uint32_t* pass = nullptr;  // [1]: ... and pass
+  int withhold_stage = -1;              // -1: this rank withholds nothing
   std::int64_t withhold_tile = 0;
 };
 
@@ -68,8 +69,7 @@ struct DeviceContext {
   WaitFailure* failure = nullptr;   // in host memory
   std::uint32_t* failed = nullptr;  // not 0 when `failure` was recorded; in this rank's memory
   std::uint32_t limit_ticks[kNumCounterKinds]{};  // of waits, by CounterKind, in units of 1024 ns
-  const Refusal* refusal = nullptr;               // this rank's slot; null in tests without one
-  std::uint32_t call = 0;                         // number of the call that this pass is
+  CallState* calls = nullptr;                     // this rank's; null in tests without one
   DeviceFaults faults{};
   DeviceTrace trace{};
 

@@ -32,7 +32,9 @@ __device__ __forceinline__ std::uint32_t fault_number(const DeviceFaults& faults
   const std::uint32_t where = ptx::global_thread();
   const std::uint32_t what =
       static_cast<std::uint32_t>(task.tile) * kNumStages + static_cast<std::uint32_t>(task.stage);
-  return mixed(mixed(faults.salt + what) + where);
+  // Any odd factor does: the bits are mixed.
+  const std::uint32_t pass = ptx::load_relaxed_gpu(faults.pass) * 0xc2b2ae3du;
+  return mixed(mixed(faults.salt + pass + what) + where);
 }
 
 /// Half of the time none at all, as on the CPU: delays next to none find more orders than delays

@@ -97,16 +97,22 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (3 * Shape::kN / 2 / kBoxCols > Shape::kO
                                                   const RowProbs& probs,
                                                   std::uint32_t (&a)[kPairs]) {
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const float p = probs.of[i % 2];
-      a[i] = pack_pair(weighted<kUsual>(p, low_of(gate[i]), low_of(up[i])),
-                       weighted<kUsual>(p, high_of(gate[i]), high_of(up[i])));
+    for (int first = 0; first < kPairs; first += kMatrixPairs) {
+      float s[2 * kMatrixPairs];
+#pragma unroll
+      for (int i = 0; i < kMatrixPairs; ++i) {
+        s[2 * i] = low_of(gate[first + i]);
+        s[2 * i + 1] = high_of(gate[first + i]);
+      }
+      sigmoids<kUsual>(s);
+#pragma unroll
+      for (int i = 0; i < kMatrixPairs; ++i) {
+        const std::uint32_t g = gate[first + i], u = up[first + i];
+        const float p = probs.of[i % 2];
+        a[first + i] = pack_pair(p * (silu(low_of(g), s[2 * i]) * low_of(u)),
+                                 p * (silu(high_of(g), s[2 * i + 1]) * high_of(u)));
+      }
     }
-  }
-
-  template <bool kUsual>
-  static __device__ __forceinline__ float weighted(float p, float gate, float up) {
-    return p * (silu(gate, sigmoid<kUsual>(gate)) * up);
   }
 };
 

@@ -67,31 +67,32 @@ struct Dfc2 {
     return {{probs[0], probs[8]}};
   }
 
-  /// dh replaces h in its slot, of which this warp alone uses these rows; a goes through the
-  /// consumer's own boxes in turn.
+  /// 64 columns at a time: da goes to a box of the consumer's own, and from there on a rolled loop
+  /// reads matrices and writes them back, so that few instructions are fetched and many elements
+  /// are under way: dh replaces h in its slot, of which this warp alone uses these rows, a
+  /// replaces da.
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
                                                 const float (&acc)[Shape::kAccumulators],
                                                 const TileWork& work, const RowProbs& probs) {
 #pragma unroll
     for (int chunk = 0; chunk < kEpilogueSlots; ++chunk) {
-      OperandSlot<Shape>& slot = consumer.wait_slot();
-      std::uint8_t* gate_box = slot.a + kTileK * 2 * consumer.first_row();
-      std::uint8_t* up_box = slot.b + kTileK * 2 * consumer.first_row();
-      std::uint32_t gate[kPairs], up[kPairs], a[kPairs];
-      load_box(gate_box, gate);
-      load_box(up_box, up);
-      float group[2] = {0, 0};
-      const float* da = acc + chunk * 2 * kPairs;
-      if (any_unusual_gate(gate)) {
-        differentiate<false>(da, probs, gate, up, a, group);
-      } else {
-        differentiate<true>(da, probs, gate, up, a, group);
+      const int box = chunk % Shape::kOwnBoxes;
+      consumer.acquire(box);
+      std::uint8_t* da_box =
+          output_box(consumer.shared, consumer.index, 0, box) + consumer.warp * (kBoxBytes / 4);
+      std::uint32_t da[kPairs];
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        da[i] = pack_pair(acc[chunk * 2 * kPairs + 2 * i], acc[chunk * 2 * kPairs + 2 * i + 1]);
       }
-      store_group(consumer, group, work, chunk);
+      store_box(da_box, da);
+      OperandSlot<Shape>& slot = consumer.wait_slot();
       __syncwarp();
-      store_box(gate_box, gate);
-      store_box(up_box, up);
-      consumer.write_box(chunk % Shape::kOwnBoxes, a);
+      differentiate(
+          consumer, work, chunk, probs,
+          {box_address(slot.a + kTileK * 2 * consumer.first_row(), 0),
+           box_address(slot.b + kTileK * 2 * consumer.first_row(), 0), box_address(da_box, 0)});
+      consumer.commit(box);
       consumer.ring.advance();
     }
   }
@@ -124,31 +125,68 @@ struct Dfc2 {
   struct Gradients {
     float gate, up, a, dprob;
   };
+  /// Where this lane's rows of the boxes of h_g, h_u and da begin.
+  struct Boxes {
+    std::uint32_t gate, up, da;
+  };
 
-  /// h_g and h_u become dh; a is recomputed; dprobs are added up over the thread's columns.
-  template <bool kUsual>
-  static __device__ __forceinline__ void differentiate(const float* acc, const RowProbs& probs,
-                                                       std::uint32_t (&gate)[kPairs],
-                                                       std::uint32_t (&up)[kPairs],
-                                                       std::uint32_t (&a)[kPairs],
-                                                       float (&group)[2]) {
+  /// h_g and h_u become dh, and da becomes a; dprobs are added up over the thread's columns.
+  static __device__ __forceinline__ void differentiate(const Consumer<Shape>& consumer,
+                                                       const TileWork& work, int chunk,
+                                                       const RowProbs& probs, const Boxes& boxes) {
+    constexpr int kGroups = kBoxCols / 16;
+    float dprobs[2] = {0, 0};
+    MatrixPairs gate;
+    load_matrices(boxes.gate, gate);
+#pragma unroll 1
+    for (int group = 0; group < kGroups; ++group) {
+      const std::uint32_t step = static_cast<std::uint32_t>(group) << 5;  // bytes, swizzled by xor
+      const std::uint32_t next = static_cast<std::uint32_t>((group + 1) % kGroups) << 5;
+      MatrixPairs up, da, next_gate;
+      load_matrices(boxes.up ^ step, up);
+      load_matrices(boxes.da ^ step, da);
+      load_matrices(boxes.gate ^ next, next_gate);
+      if (any_unusual_gate(gate)) {
+        differentiate<false>(probs, gate, up, da, dprobs);
+      } else {
+        differentiate<true>(probs, gate, up, da, dprobs);
+      }
+      store_matrices(boxes.gate ^ step, gate);
+      store_matrices(boxes.up ^ step, up);
+      store_matrices(boxes.da ^ step, da);
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const std::uint32_t da = pack_pair(acc[2 * i], acc[2 * i + 1]);
-      const float p = probs.of[i % 2];
-      const Gradients low = gradients<kUsual>(p, low_of(da), low_of(gate[i]), low_of(up[i]));
-      const Gradients high = gradients<kUsual>(p, high_of(da), high_of(gate[i]), high_of(up[i]));
-      gate[i] = pack_pair(low.gate, high.gate);
-      up[i] = pack_pair(low.up, high.up);
-      a[i] = pack_pair(low.a, high.a);
-      group[i % 2] = group[i % 2] + low.dprob;
-      group[i % 2] = group[i % 2] + high.dprob;
+      for (int i = 0; i < kMatrixPairs; ++i) gate[i] = next_gate[i];
     }
+    store_group(consumer, dprobs, work, chunk);
   }
 
   template <bool kUsual>
-  static __device__ __forceinline__ Gradients gradients(float p, float da, float gate, float up) {
-    const float s = sigmoid<kUsual>(gate);
+  static __device__ __forceinline__ void differentiate(const RowProbs& probs, MatrixPairs& gate,
+                                                       MatrixPairs& up, MatrixPairs& da,
+                                                       float (&dprobs)[2]) {
+    float s[2 * kMatrixPairs];
+#pragma unroll
+    for (int i = 0; i < kMatrixPairs; ++i) {
+      s[2 * i] = low_of(gate[i]);
+      s[2 * i + 1] = high_of(gate[i]);
+    }
+    sigmoids<kUsual>(s);
+#pragma unroll
+    for (int i = 0; i < kMatrixPairs; ++i) {
+      const float p = probs.of[i % 2];
+      const Gradients low = gradients(p, low_of(da[i]), low_of(gate[i]), s[2 * i], low_of(up[i]));
+      const Gradients high =
+          gradients(p, high_of(da[i]), high_of(gate[i]), s[2 * i + 1], high_of(up[i]));
+      gate[i] = pack_pair(low.gate, high.gate);
+      up[i] = pack_pair(low.up, high.up);
+      da[i] = pack_pair(low.a, high.a);
+      dprobs[i % 2] = dprobs[i % 2] + low.dprob;
+      dprobs[i % 2] = dprobs[i % 2] + high.dprob;
+    }
+  }
+
+  static __device__ __forceinline__ Gradients gradients(float p, float da, float gate, float s,
+                                                        float up) {
     const float activated = silu(gate, s);
     const float product = activated * up;
     const float weighted = p * da;

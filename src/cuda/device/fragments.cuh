@@ -23,6 +23,13 @@ __device__ __forceinline__ float high_of(std::uint32_t pair) {
   return __uint_as_float(pair & 0xffff0000u);
 }
 
+/// The lesser of each half; of a NaN and a number, the number.
+__device__ __forceinline__ std::uint32_t min_pair(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t least;
+  asm("min.bf16x2 %0, %1, %2;" : "=r"(least) : "r"(a), "r"(b));
+  return least;
+}
+
 /// Where this lane's row of matrix fragments of 16 columns `group` lies in a swizzled box of 16
 /// rows by 64 columns that begins at a multiple of 1024 bytes.
 __device__ __forceinline__ std::uint32_t box_address(const std::uint8_t* box, int group) {
@@ -32,6 +39,10 @@ __device__ __forceinline__ std::uint32_t box_address(const std::uint8_t* box, in
   return ptx::shared_address(box) +
          static_cast<std::uint32_t>(row * 128 + ((chunk ^ row % 8) << 4));
 }
+
+/// Pairs of a thread in 16 columns.
+inline constexpr int kMatrixPairs = 4;
+using MatrixPairs = std::uint32_t[kMatrixPairs];
 
 __device__ __forceinline__ void store_matrices(std::uint32_t address, const std::uint32_t* pairs) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
@@ -46,16 +57,12 @@ __device__ __forceinline__ void store_box(std::uint8_t* box, const std::uint32_t
     store_matrices(box_address(box, group), pairs + 4 * group);
 }
 
-/// Reads them.
-__device__ __forceinline__ void load_box(const std::uint8_t* box, std::uint32_t (&pairs)[kPairs]) {
-#pragma unroll
-  for (int group = 0; group < 4; ++group) {
-    std::uint32_t* p = pairs + 4 * group;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(p[0]), "=r"(p[1]), "=r"(p[2]), "=r"(p[3])
-                 : "r"(box_address(box, group))
-                 : "memory");
-  }
+/// Reads 16 rows by 16 columns.
+__device__ __forceinline__ void load_matrices(std::uint32_t address, MatrixPairs& pairs) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+               : "r"(address)
+               : "memory");
 }
 
 /// 8 neighbouring elements of bf16.

@@ -14,12 +14,12 @@ struct RowProbs {
 };
 
 /// Whether any of the warp's gates needs the slow path of the sigmoid.
-__device__ __forceinline__ bool any_unusual_gate(const std::uint32_t (&gates)[kPairs]) {
-  bool any = false;
+template <int kCount>
+__device__ __forceinline__ bool any_unusual_gate(const std::uint32_t (&gates)[kCount]) {
+  std::uint32_t least = gates[0];
 #pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
-    any |= is_unusual_gate(low_of(gates[i])) || is_unusual_gate(high_of(gates[i]));
-  }
+  for (int i = 1; i < kCount; ++i) least = min_pair(least, gates[i]);
+  const bool any = is_unusual_gate(low_of(least)) || is_unusual_gate(high_of(least));
   return __any_sync(0xffffffffu, any) != 0;
 }
 

@@ -73,7 +73,7 @@ __device__ __forceinline__ void run_sender(const DeviceContext& ctx, const PassM
                                            PassShared<Shape>& shared) {
   Sender<Shape> sender(ctx, shared);
   WorkRing ring;
-  Tracer trace(ctx.trace, static_cast<int>(blockIdx.x));
+  Tracer trace(ctx.trace, static_cast<int>(blockIdx.x), shared.first_record);
   for (;; ++sender.tile_number, trace.advance()) {
     const TileWork work = next_work_of_warp(shared, ring);
     if (work.stage == kNoStage) return;
@@ -92,7 +92,7 @@ template <class Stages, class Shape>
 __device__ __forceinline__ void run_consumer(const DeviceContext& ctx, PassShared<Shape>& shared) {
   Consumer<Shape> consumer(ctx, shared);
   WorkRing ring;
-  Tracer trace(ctx.trace, static_cast<int>(blockIdx.x));
+  Tracer trace(ctx.trace, static_cast<int>(blockIdx.x), shared.first_record);
   const bool notes = threadIdx.x == 128;
   for (;; trace.advance()) {
     const TileWork work = next_work_of_warp(shared, ring);
@@ -135,7 +135,10 @@ __device__ __forceinline__ void run_pass(const DeviceContext& ctx, const LaunchQ
                                          const PassMaps& maps, PassShared<Shape>& shared) {
   static_assert(sizeof(DispatchShared) <= offsetof(PassShared<Shape>, full),
                 "dispatch would overwrite the barriers");
-  if (threadIdx.x == 0) init_barriers(shared);
+  if (threadIdx.x == 0) {
+    init_barriers(shared);
+    shared.first_record = Tracer::first_record(ctx.trace, static_cast<int>(blockIdx.x));
+  }
   __syncthreads();
   if (static_cast<int>(blockIdx.x) < queues.dispatchers) {
     dispatch_tasks(ctx, queues, reinterpret_cast<DispatchShared&>(shared));

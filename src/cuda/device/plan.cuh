@@ -89,6 +89,7 @@ class PlanRoutine {
 
   __device__ void begin() {
     if (threadIdx.x == 0) {
+      if (blockIdx.x == 0) begin_call(a_.calls);
       cta_.epoch = ptx::load_relaxed_gpu(a_.scratch.epoch) + 1;
       cta_.failed = ptx::load_relaxed_gpu(a_.scratch.failed) != 0;
     }
@@ -188,7 +189,7 @@ class PlanRoutine {
         if (reached()) return true;
       }
       if (ptx::load_relaxed_gpu(a_.scratch.failed) != 0) return false;
-      refused = is_refused(a_.refusal, a_.call);
+      refused = is_refused(a_.calls);
     } while (!refused && ptx::global_nanoseconds() - start <= limit_ns);
     fail(peer, expected, seen, refused);
     return false;

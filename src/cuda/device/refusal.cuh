@@ -5,12 +5,20 @@
 
 namespace uniep::cuda {
 
-/// Whether a rank refused call number `call`, or an earlier one that this rank could finish without
-/// it. `refusal` is this rank's slot; null where there is none.
-__device__ __forceinline__ bool is_refused(const Refusal* refusal, std::uint32_t call) {
-  if (refusal == nullptr) return false;
-  const std::uint32_t refused = ptx::load_relaxed_system(&refusal->call);
-  return refused != 0 && static_cast<std::int32_t>(call - refused) >= 0;
+// `calls` is this rank's; null in tests that have none.
+
+/// By one thread, in the kernel that a call begins with.
+__device__ __forceinline__ void begin_call(CallState* calls) {
+  if (calls != nullptr) ptx::add_relaxed_gpu(&calls->begun, 1);
+}
+
+/// Whether a rank refused the call at hand, or an earlier one that this rank could finish without
+/// it.
+__device__ __forceinline__ bool is_refused(const CallState* calls) {
+  if (calls == nullptr) return false;
+  const std::uint32_t refused = ptx::load_relaxed_system(&calls->refusal.call);
+  return refused != 0 &&
+         static_cast<std::int32_t>(ptx::load_relaxed_gpu(&calls->begun) - refused) >= 0;
 }
 
 }  // namespace uniep::cuda

@@ -71,7 +71,7 @@ template <class Shape>
 __device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const LaunchQueues& queues,
                                                PassShared<Shape>& shared) {
   WorkRing ring;
-  Tracer trace(ctx.trace, static_cast<int>(blockIdx.x));
+  Tracer trace(ctx.trace, static_cast<int>(blockIdx.x), shared.first_record);
   const std::int64_t size = queues.main.size();
   bool running = true;
   while (running) {

@@ -80,6 +80,7 @@ struct PassShared {
   std::uint64_t sent[kConsumers][Shape::kBoxes];     // and read again, by its sender
   TileWork work[kWorkSlots];
   int halves_sent[kTilesUnderWay];  // senders that are done with a tile, by its number
+  int first_record;                 // of this launch in the CTA's row of the trace
 };
 inline constexpr int kMaxSharedBytes = 232448;  // that a CTA can have on sm_90
 static_assert(sizeof(PassShared<TileShape<256>>) <= kMaxSharedBytes);

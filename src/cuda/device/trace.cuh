@@ -8,10 +8,20 @@
 namespace uniep::cuda {
 
 /// A role's walk through the records of its row, one a task; what finds no room is not recorded.
+/// All roles of a row begin with the same record. The count of records says which, but only until
+/// the first role comes to its end, where others may still have to begin.
 class Tracer {
  public:
+  __device__ __forceinline__ Tracer(const DeviceTrace& trace, int row, int first_record)
+      : trace_(trace), row_(row), next_(first_record) {}
+
+  /// Where the row has one role only.
   __device__ __forceinline__ Tracer(const DeviceTrace& trace, int row)
-      : trace_(trace), row_(row), next_(trace.capacity > 0 ? trace.counts[row] : 0) {}
+      : Tracer(trace, row, first_record(trace, row)) {}
+
+  static __device__ __forceinline__ int first_record(const DeviceTrace& trace, int row) {
+    return trace.capacity > 0 ? trace.counts[row] : 0;
+  }
 
   /// f(record of the task at hand).
   template <class F>
@@ -20,7 +30,7 @@ class Tracer {
   }
   __device__ __forceinline__ void advance() { ++next_; }
 
-  /// Keeps the number of records for the next launch. By one role of the row, when all have begun.
+  /// Keeps the number of records for the next launch. By one role of the row.
   __device__ __forceinline__ void finish() const {
     if (trace_.capacity > 0)
       trace_.counts[row_] = next_ < trace_.capacity ? next_ : trace_.capacity;

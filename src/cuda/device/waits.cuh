@@ -17,7 +17,7 @@ __device__ __forceinline__ CounterAddress counter_of(const DeviceContext& ctx, c
   switch (wait.kind) {
     case CounterKind::kPublished:
       return {ctx.at<std::uint32_t>(ctx.view.rank, ctx.symmetric.published) + wait.index,
-              c.published_base};
+              *c.published_base};
     case CounterKind::kArrived:
       return {ctx.at<std::uint32_t>(ctx.view.rank, ctx.symmetric.arrived) + wait.index,
               c.arrived_base[wait.index]};
@@ -61,7 +61,7 @@ __device__ __forceinline__ bool poll(const DeviceContext& ctx, const Task& task,
     // The record of a failure is in host memory: reading that as often, in every SM, slows down all
     // traffic over NVLink and PCIe by an order of magnitude.
     if (ptx::load_relaxed_gpu(ctx.failed) != 0) return false;
-    const bool refused = is_refused(ctx.refusal, ctx.call);
+    const bool refused = is_refused(ctx.calls);
     if (refused || ptx::global_ticks() - start > ctx.limit_ticks[static_cast<int>(wait.kind)]) {
       record_failure(ctx, task, wait, ptx::load_relaxed_system(at.counter) - at.base, refused);
       return false;

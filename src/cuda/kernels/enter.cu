@@ -2,6 +2,8 @@
 // notes where the counters stand, zeroes the rows that weight gradients read past an expert's last,
 // and tells every rank that the tokens are there.
 #include "cuda/device/faults.cuh"
+#include "cuda/device/refusal.cuh"
+#include "cuda/kernels/load.h"
 #include "cuda/launch.h"
 
 namespace uniep::cuda {
@@ -52,6 +54,10 @@ __device__ __forceinline__ void note_bases(const DeviceContext& ctx, const Enter
   copy_elements(args.expert_done_base, ctx.counters.expert_done, v.num_local_experts);
   copy_elements(args.arrived_base, ctx.at<std::uint32_t>(v.rank, ctx.symmetric.arrived),
                 v.num_token_blocks() * v.num_ranks);
+  // Only this rank raises its own `published`, once a pass.
+  if (global_thread() == 0) {
+    *args.published_base = ctx.at<std::uint32_t>(v.rank, ctx.symmetric.published)[v.rank];
+  }
   const std::int64_t launches = num_launches(v);
   for (std::int64_t i = global_thread(); i < launches; i += global_threads()) args.tickets[i] = 0;
 }
@@ -77,6 +83,9 @@ __global__ void __launch_bounds__(kEnterThreads)
     enter_kernel(const __grid_constant__ DeviceContext ctx,
                  const __grid_constant__ EnterArgs args) {
   const PassView& v = ctx.view;
+  // A plan that cannot be used is so on every rank, and has no tasks: no rank counts this pass.
+  if (args.plan != nullptr && !args.plan->ok()) return;
+  if (global_thread() == 0) begin_call(ctx.calls);
   copy_vectors(ctx.at<bf16>(v.rank, ctx.symmetric.tokens), args.tokens, v.tokens * v.hidden * 2);
   if (args.probs != nullptr) {
     copy_elements(ctx.at<float>(v.rank, ctx.symmetric.probs), args.probs, v.tokens * v.topk);
@@ -102,6 +111,8 @@ __global__ void __launch_bounds__(kEnterThreads)
 }
 
 }  // namespace
+
+cudaError_t prepare_enter() { return load_kernel(enter_kernel); }
 
 cudaError_t launch_enter(const DeviceContext& ctx, const EnterArgs& args, int ctas,
                          cudaStream_t stream) {

@@ -1,11 +1,18 @@
 #include "cuda/kernels/pass_kernel.cuh"
 
 namespace uniep::cuda {
+namespace {
+
+using Shape = TileShape<128>;
+using Stages = ForwardStages<Shape>;
+
+}  // namespace
+
+cudaError_t prepare_forward_n128() { return prepare_pass<Stages, Shape>(); }
 
 cudaError_t launch_forward_n128(const DeviceContext& ctx, const LaunchQueues& queues,
                                 const PassMaps& maps, int ctas, cudaStream_t stream) {
-  using Shape = TileShape<128>;
-  return launch_pass<ForwardStages<Shape>, Shape>(ctx, queues, maps, ctas, stream);
+  return launch_pass<Stages, Shape>(ctx, queues, maps, ctas, stream);
 }
 
 }  // namespace uniep::cuda

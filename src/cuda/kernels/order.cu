@@ -1,4 +1,5 @@
 #include "cuda/device/order.cuh"
+#include "cuda/kernels/load.h"
 #include "cuda/kernels/resident.h"
 
 namespace uniep::cuda {
@@ -11,6 +12,8 @@ __global__ void __launch_bounds__(kOrderThreads, 1)
 }
 
 }  // namespace
+
+cudaError_t prepare_order() { return load_kernel(order_kernel); }
 
 cudaError_t launch_order(const OrderArgs& args, int ctas, cudaStream_t stream) {
   return launch_resident(order_kernel, args, kOrderThreads, 0, ctas, stream);

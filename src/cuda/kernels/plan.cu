@@ -1,4 +1,5 @@
 #include "cuda/device/plan.cuh"
+#include "cuda/kernels/load.h"
 #include "cuda/kernels/resident.h"
 
 namespace uniep::cuda {
@@ -32,6 +33,8 @@ PlanArgs plan_args(const Problem& p, int rank, int num_ranks, std::int64_t token
           .report = report,
           .limit_ns = limit_ns};
 }
+
+cudaError_t prepare_plan() { return load_kernel(plan_kernel); }
 
 cudaError_t launch_plan(const PlanArgs& args, int ctas, cudaStream_t stream) {
   const std::size_t shared = plan_shared_bytes(args.num_experts, args.num_ranks);

@@ -1,3 +1,4 @@
+#include "cuda/kernels/load.h"
 #include "cuda/launch.h"
 #include "cuda/ptx/sync.cuh"
 
@@ -5,21 +6,25 @@ namespace uniep::cuda {
 namespace {
 
 /// A CTA of one thread for each slot.
-__global__ void refuse_kernel(const __grid_constant__ RefusalSlots slots,
+__global__ void refuse_kernel(const __grid_constant__ CallStates calls, int rank,
                               const __grid_constant__ Refusal refusal) {
-  Refusal* slot = slots.by_rank[blockIdx.x];
+  Refusal* slot = &calls.by_rank[blockIdx.x]->refusal;
   if (atomicExch_system(&slot->claimed, 1u) != 0) return;
   slot->code = refusal.code;
   for (int i = 0; i < static_cast<int>(sizeof(refusal.sentence)); ++i) {
     slot->sentence[i] = refusal.sentence[i];
   }
-  ptx::add_release_system(&slot->call, refusal.call);
+  const std::uint32_t begun = ptx::load_relaxed_gpu(&calls.by_rank[rank]->begun);
+  ptx::add_release_system(&slot->call, begun + refusal.call);
 }
 
 }  // namespace
 
-cudaError_t launch_refuse(const RefusalSlots& slots, const Refusal& refusal, cudaStream_t stream) {
-  refuse_kernel<<<static_cast<unsigned>(slots.num_ranks), 1, 0, stream>>>(slots, refusal);
+cudaError_t prepare_refuse() { return load_kernel(refuse_kernel); }
+
+cudaError_t launch_refuse(const CallStates& calls, int rank, const Refusal& refusal,
+                          cudaStream_t stream) {
+  refuse_kernel<<<static_cast<unsigned>(calls.num_ranks), 1, 0, stream>>>(calls, rank, refusal);
   return cudaGetLastError();
 }
 

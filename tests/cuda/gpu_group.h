@@ -1,0 +1,88 @@
+#pragma once
+
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/layer_data.h"
+#include "comm/tcp_bootstrap.h"
+#include "cuda/cuda_communicator.h"
+#include "cuda/driver.h"
+#include "support/forked_ranks.h"
+#include "workload/synthetic.h"
+
+// Groups of processes with a GPU each. The parent never touches CUDA, which does not survive a
+// fork.
+
+namespace uniep::testing {
+
+constexpr int kConnectLimitMs = 60000;
+
+inline int devices() {
+  static const int count =
+      std::stoi(forked_ranks(1, [](int) { return std::to_string(cuda::device_count()); })[0]);
+  return count;
+}
+
+using Body = std::function<std::string(Communicator)>;
+
+inline std::vector<std::string> on_gpus(int ranks, const Body& body) {
+  const int port = free_tcp_port();
+  return forked_ranks(ranks, [&](int rank) {
+    return body(Communicator(std::make_shared<cuda::CudaCommunicator>(
+        ProcessEnvironment{rank, ranks, rank, "127.0.0.1", port}, kConnectLimitMs)));
+  });
+}
+
+/// Batch number `seed` of a small layer: other inputs, routing and weights each time.
+inline LayerData small_layer(int ranks, unsigned seed = 1) {
+  return workload::make_layer(
+      workload::parse_shape("custom,tokens=300,hidden=264,intermediate=136,experts=8,topk=4"),
+      ranks, seed, 0.5);
+}
+
+/// What `call` says went wrong; "late" where it took longer than the limit allows.
+inline std::string failure_of(const std::function<void()>& call, std::chrono::milliseconds limit) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  std::string said = "no error";
+  try {
+    call();
+  } catch (const Error& e) {
+    said = e.what();
+  }
+  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start);
+  return took < limit ? said : cat("late, after ", took.count(), " ms: ", said);
+}
+
+/// The name of the first tensor of which any bit differs, or "".
+inline std::string difference(const LayerResult& a, const LayerResult& b) {
+  const auto differs = [](const auto& x, const auto& y) {
+    return x.size() != y.size() || std::memcmp(x.data(), y.data(), x.size() * sizeof(x[0])) != 0;
+  };
+  if (differs(a.out, b.out)) return "out";
+  if (differs(a.dx, b.dx)) return "dx";
+  if (differs(a.dprobs, b.dprobs)) return "dprobs";
+  if (differs(a.dw1, b.dw1)) return "dw1";
+  if (differs(a.dw2, b.dw2)) return "dw2";
+  if (differs(a.main_dw1, b.main_dw1)) return "main_dw1";
+  return differs(a.main_dw2, b.main_dw2) ? "main_dw2" : "";
+}
+
+/// All of them said "same": what a rank says that found nothing else.
+inline void expect_same(const std::vector<std::string>& said) {
+  EXPECT_EQ(said, std::vector<std::string>(said.size(), "same"));
+}
+
+/// Tests at several numbers of GPUs.
+class OnGpus : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (devices() < ranks()) GTEST_SKIP() << "needs " << ranks() << " GPUs";
+  }
+  static int ranks() { return GetParam(); }
+};
+
+}  // namespace uniep::testing

@@ -1,0 +1,30 @@
+// Sizes of the CUDA backend's memory; needs no GPU.
+#include <gtest/gtest.h>
+
+#include "cuda/cuda_schedules.h"
+#include "cuda/device_plan.h"
+#include "support/cases.h"
+
+namespace uniep::testing {
+namespace {
+
+TEST(OrderMemory, TheMostIsEnoughForEverySchedule) {
+  for (unsigned seed = 1; seed <= static_cast<unsigned>(cases(2000)); ++seed) {
+    Rng rng(seed);
+    const int ranks = 1 << pick(rng, 0, 3);
+    const Problem problem{.hidden = 64,
+                          .intermediate = 64,
+                          .num_experts = ranks * static_cast<int>(pick(rng, 1, 40)),
+                          .topk = static_cast<int>(pick(rng, 1, 8)),
+                          .max_tokens = pick(rng, 0, 3000)};
+    const Schedule schedule = random_cuda_schedule(rng, problem);
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      ASSERT_LE(cuda::DeviceOrderLayout(problem, ranks, pass, schedule).bytes,
+                cuda::most_order_bytes(problem, ranks))
+          << "seed " << seed << ", " << to_string(problem) << ", " << to_string(schedule);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace uniep::testing

@@ -1,0 +1,175 @@
+// The space that tuners walk: every point is allowed, stands for one pass only, and is found.
+#include "schedule/space.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "base/check.h"
+#include "schedule/random_pass.h"
+#include "support/cases.h"
+#include "support/expect_error.h"
+
+namespace uniep::testing {
+namespace {
+
+const Problem kProblem{
+    .hidden = 64, .intermediate = 32, .num_experts = 8, .topk = 2, .max_tokens = 64};
+const Place kCpu{};
+const Place kGpu{.backend = Backend::kCuda, .max_workers = 132};
+
+constexpr const char* kSmall =
+    "launch=separate|pipelined|single,waves=1|2,workers=2,dispatch_workers=0|1,dispatch_join=yes,"
+    "pull_tokens=16,dispatch_wire=dedup,tile_m=32|64,tile_n=64|128,expert_order=index,"
+    "rotate=own-first,raster=along-m,lag=0|1,ready_rows=32|64,token_block=32,push_depth=0|64,"
+    "wgrad=interleaved|after";
+
+Space small(Pass pass) {
+  Space space(kProblem, pass, kCpu);
+  space.restrict_to(kSmall);
+  return space;
+}
+
+TEST(Space, DefaultsAndPresetsArePointsOfIt) {
+  for (const Place& place : {kCpu, kGpu}) {
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      const Space space(kProblem, pass, place);
+      const Schedule base = default_schedule(place.backend);
+      for (const char* preset : {"sequential", "pipelined:2", "two-kernel", "single"}) {
+        const Schedule s = space.canonical(parse_schedule(preset, base));
+        EXPECT_TRUE(space.allows(s)) << name(place.backend) << ' ' << to_string(s);
+      }
+    }
+  }
+}
+
+TEST(Space, EnumerationFindsEveryPassOnce) {
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    const Space space = small(pass);
+    std::set<std::string> seen;
+    space.for_each([&](const Schedule& s) {
+      EXPECT_TRUE(space.allows(s)) << to_string(s);
+      EXPECT_EQ(space.canonical(s), s);
+      EXPECT_TRUE(seen.insert(to_string(s)).second) << to_string(s);
+    });
+    EXPECT_EQ(static_cast<std::int64_t>(seen.size()), space.size());
+    EXPECT_LT(static_cast<double>(seen.size()), space.combinations());
+    Space::Rng rng(1);
+    for (int i = 0; i < 500; ++i) {
+      EXPECT_TRUE(seen.contains(to_string(space.sample(rng))));
+    }
+  }
+}
+
+TEST(Space, CountsOfASmallOneByHand) {
+  // waves x dispatch_workers x lag: 2 x 1 x 1 of separate, where the latter two have no effect;
+  // 1 x 2 x 2 of pipelined; 2 x 2 x 2 of single. Times 3 of (tile_m, ready_rows), 2 of tile_n, 2 of
+  // push_depth, and in backward 2 of wgrad.
+  EXPECT_EQ(small(Pass::kForward).size(), (2 + 4 + 8) * 3 * 2 * 2);
+  EXPECT_EQ(small(Pass::kBackward).size(), (2 + 4 + 8) * 3 * 2 * 2 * 2);
+}
+
+TEST(Space, NeighboursDifferInOneAxisAndLeadEverywhere) {
+  const Space space = small(Pass::kForward);
+  std::set<std::string> reached;
+  Space::Rng rng(4);
+  std::vector<Schedule> todo{space.sample(rng)};
+  while (!todo.empty()) {
+    const Schedule s = todo.back();
+    todo.pop_back();
+    if (!reached.insert(to_string(s)).second) continue;
+    for (const Schedule& n : space.neighbours(s)) todo.push_back(n);
+  }
+  EXPECT_EQ(static_cast<std::int64_t>(reached.size()), space.size());
+}
+
+TEST(Space, SamplesOfTheCudaBackendAreWhatItAccepts) {
+  const Space space(kProblem, Pass::kBackward, kGpu);
+  Space::Rng rng(2);
+  for (int i = 0; i < cases(1000); ++i) {
+    const Schedule s = space.sample(rng);
+    EXPECT_EQ(backend_reason(s, kGpu), std::nullopt);
+    EXPECT_EQ(s.push_depth, default_schedule(Backend::kCuda).push_depth) << "has no effect there";
+  }
+}
+
+TEST(Space, RefusesWhatItDoesNotKnow) {
+  Space space(kProblem, Pass::kForward, kCpu);
+  expect_invalid("the space has no axis 'tile_k'; uniep info lists them",
+                 [&] { space.restrict_to("tile_k=3"); });
+  expect_invalid("schedule axis tile_m is 48; 16 to 128, a power of two, is accepted",
+                 [&] { space.restrict_to("tile_m=64|48"); });
+  space.restrict_to("launch=pipelined,waves=1");
+  Space::Rng rng(3);
+  expect_invalid(
+      "the space has no point that the constraints allow; one with wider axes is accepted",
+      [&] { space.sample(rng); });
+}
+
+/// All that a launch does: its tasks in order, with what they wait for and signal.
+std::string work(const PassView& v) {
+  std::string text;
+  const auto add = [&](const TrackList& queue) {
+    for (const Task& t : tasks_of(v, queue)) {
+      text += cat(name(t.stage), ' ', t.m, ' ', t.n, ':');
+      for_each_wait(v, t, [&](const Wait& w) {
+        text += cat(' ', static_cast<int>(w.kind), ',', w.index, ',', w.expected);
+      });
+      for_each_signal(v, t, [&](const Signal& s) {
+        text += cat(' ', static_cast<int>(s.kind), ',', s.rank, ',', s.index, ',', s.amount);
+      });
+      text += '\n';
+    }
+  };
+  for (int i = 0; i < num_launches(v); ++i) {
+    const Launch launch = launch_at(v, i);
+    text += "comm\n";
+    add(launch.comm);
+    text += "main\n";
+    add(launch.main);
+  }
+  return text;
+}
+
+TEST(Space, AxesWithoutEffectLeaveEveryTaskAsItIs) {
+  for (int seed = 1; seed <= cases(300); ++seed) {
+    RandomPass p = random_pass(static_cast<unsigned>(seed), 30);
+    const Space space(p.routing.problem, p.pass, kCpu);
+    const std::string before = work(p.view(0));
+    const Schedule original = p.schedule;
+    p.schedule = space.canonical(p.schedule);
+    build_orders(p);
+    EXPECT_EQ(work(p.view(0)), before) << to_string(original) << '\n' << to_string(p.schedule);
+  }
+}
+
+TEST(Constraints, EachRefusesWithItsSentence) {
+  const auto reason = [](std::string_view text, const Place& place) {
+    return invalid_reason(parse_schedule(text, default_schedule(place.backend)), kProblem, place);
+  };
+  EXPECT_EQ(reason("single", kCpu), std::nullopt);
+  EXPECT_EQ(reason("single", kGpu), std::nullopt);
+  EXPECT_EQ(reason("launch=pipelined", kGpu),
+            "launch=pipelined needs at least 2 waves, for there is nothing to overlap in one");
+  EXPECT_EQ(reason("tile_m=64", kGpu),
+            "the schedule has tile_m=64,tile_n=256; the CUDA backend accepts tile_m=128 with "
+            "tile_n=128 or 256, such as default_schedule(Backend::kCuda) has");
+  EXPECT_NE(reason("tile_n=64", kGpu), std::nullopt);
+  EXPECT_EQ(reason("dispatch_workers=0", kGpu),
+            "the schedule has dispatch_workers=0; the CUDA backend accepts 1 or more");
+  EXPECT_EQ(reason("sequential,dispatch_workers=0", kGpu), std::nullopt);
+  EXPECT_EQ(reason("workers=133", kGpu),
+            "the schedule has workers=133; this device accepts 0 to 132, its number of SMs");
+  EXPECT_EQ(reason("workers=133,tile_m=16,dispatch_workers=0", kCpu), std::nullopt);
+}
+
+TEST(Constraints, HaveAReasonEach) {
+  EXPECT_EQ(schedule_constraints().size(), constraints().size());
+  for (const ConstraintInfo& c : schedule_constraints()) {
+    EXPECT_FALSE(c.rule.empty());
+    EXPECT_FALSE(c.reason.empty()) << c.rule;
+  }
+}
+
+}  // namespace
+}  // namespace uniep::testing
