@@ -141,6 +141,13 @@ class GpuSuite(unittest.TestCase):
         code, _, _ = self.run_suite(GPU_SUITE_PARTS="^cuda_plan", GPU_SUITE_SECONDS="20")
         self.assertEqual(code, 0)
 
+    def test_a_part_that_takes_too_long_is_ended(self):
+        self.run_suite(GPU_SUITE_PARTS="^cuda_plan")  # fast, so the next one is begun
+        self.program("build/tests/cuda/cuda_plan_test", "#!/bin/sh\nexec sleep 30\n")
+        code, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^cuda_plan", GPU_SUITE_SECONDS="2")
+        self.assertEqual((code, verdicts), (3, {
+            "cuda_plan_test": "did not run to its end: GPU_SUITE_SECONDS is 2"}))
+
     def test_the_list_runs_nothing(self):
         code, output, _ = self.run_suite(GPU_SUITE_LIST="1")
         self.assertEqual(code, 0)
