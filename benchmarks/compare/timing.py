@@ -66,19 +66,22 @@ def copy_gbps(iterations):
     return 2 * source.nbytes / Times.of_slowest(ranks).ms * 1e-6
 
 
-def time_products(operands, offsets, iterations, even):
+def time_products(operands, offsets, iterations, even, whole_pass):
     """Product by name. `operands` has the two operands that torch._grouped_mm takes. Where the load
     is `even`, every expert having rows on every rank, there are batched products to compare with.
+    `whole_pass(name)` is the pass that has the product.
     """
     calls = []
-    for a, b in operands.values():
-        calls.append(Timed(lambda a=a, b=b: torch._grouped_mm(a, b, offs=offsets)))
+    for name, (a, b) in operands.items():
+        grouped = lambda a=a, b=b: torch._grouped_mm(a, b, offs=offsets)
+        calls += [Timed(grouped), Timed(grouped, before=whole_pass(name))]
         if even:
             even_a, even_b = balanced(a, b, len(offsets))
             calls.append(Timed(lambda a=even_a, b=even_b: torch.bmm(a, b)))
     medians = iter([[quantile(values, 0.5) for values in ranks]
                     for ranks in measure(calls, iterations)])
-    return {name: Product(next(medians), next(medians) if even else None) for name in operands}
+    return {name: Product(grouped=next(medians), hot=next(medians),
+                          batched=next(medians) if even else None) for name in operands}
 
 
 def balanced(a, b, experts):

@@ -65,13 +65,18 @@ class Measuring(unittest.TestCase):
         self.assertEqual(after, order[::2])
 
     def test_products_are_batched_where_the_load_is_even(self):
-        rows = mock.MagicMock()
+        rows, passes = mock.MagicMock(), []
         operands = {"fc1": (rows, rows), "fc2": (rows, rows)}
-        with mock.patch.object(timing, "balanced", lambda a, b, experts: (a, b)):
-            even = timing.time_products(operands, [1, 2], 1, even=True)
-        self.assertEqual(even, {name: Product([5.0, 10.0], [5.0, 10.0]) for name in operands})
-        uneven = timing.time_products(operands, [1, 2], 1, even=False)
-        self.assertEqual(uneven, {name: Product([5.0, 10.0], None) for name in operands})
+
+        def products(even):
+            with mock.patch.object(timing, "balanced", lambda a, b, experts: (a, b)):
+                return timing.time_products(operands, [1, 2], 1, even,
+                                            lambda name: lambda: passes.append(name))
+
+        times = [5.0, 10.0]
+        self.assertEqual(products(True), {name: Product(times, times, times) for name in operands})
+        self.assertEqual(products(False), {name: Product(times, None, times) for name in operands})
+        self.assertEqual(set(passes), set(operands))  # in front of the product that is to be hot
 
     def comparison(self, trace, **shape):
         c = comparison.Comparison.__new__(comparison.Comparison)
