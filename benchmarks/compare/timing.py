@@ -1,4 +1,5 @@
 """Times calls by events on the device, all ranks together."""
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,21 +36,18 @@ def time_once(timed):
     return begin.elapsed_time(end)
 
 
-def rotated(items, steps):
-    """The items from number `steps` on, around."""
-    first = steps % len(items)
-    return [*items[first:], *items[:first]]
-
-
 def measure(all_timed, iterations):
     """Milliseconds of each, [call][rank][turn].
 
-    Calls take turns, each turn beginning with another one, so that neither a drift of the machine
-    nor the heat that the others leave meets one of them alone.
+    Calls take turns, and each turn has an order of its own, the same on all ranks: the power that a
+    GPU grants a call depends on what it has just done, so a call with always the same neighbour
+    would be measured up to a tenth too fast or too slow.
     """
     samples = [[] for _ in all_timed]
+    order, shuffled = list(range(len(all_timed))), random.Random(1)
     for turn in range(WARMUPS + iterations):
-        for number in rotated(range(len(all_timed)), turn):
+        shuffled.shuffle(order)
+        for number in order:
             ms = time_once(all_timed[number])
             if turn >= WARMUPS:
                 samples[number].append(ms)
