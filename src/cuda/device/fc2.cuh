@@ -67,32 +67,23 @@ struct Dfc2 {
     return {{probs[0], probs[8]}};
   }
 
-  /// 64 columns at a time: da goes to a box of the consumer's own, and from there on a rolled loop
-  /// reads matrices and writes them back, so that few instructions are fetched and many elements
-  /// are under way: dh replaces h in its slot, of which this warp alone uses these rows, a
-  /// replaces da.
+  /// All of da is put away in shared memory, and from there on a rolled loop reads 16 columns at a
+  /// time and writes them back: without the accumulators it has registers for many elements at
+  /// once. dh replaces h in its slot, of which this warp alone uses these rows, a replaces da.
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
                                                 const float (&acc)[Shape::kAccumulators],
                                                 const TileWork& work, const RowProbs& probs) {
-#pragma unroll
+    put_away(consumer, acc);
+#pragma unroll 1
     for (int chunk = 0; chunk < kEpilogueSlots; ++chunk) {
-      const int box = chunk % Shape::kOwnBoxes;
-      consumer.acquire(box);
-      std::uint8_t* da_box =
-          output_box(consumer.shared, consumer.index, 0, box) + consumer.warp * (kBoxBytes / 4);
-      std::uint32_t da[kPairs];
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        da[i] = pack_pair(acc[chunk * 2 * kPairs + 2 * i], acc[chunk * 2 * kPairs + 2 * i + 1]);
-      }
-      store_box(da_box, da);
       OperandSlot<Shape>& slot = consumer.wait_slot();
+      const std::uint8_t* da = da_box(consumer.shared, consumer.index, consumer.ring.slot, chunk);
       __syncwarp();
-      differentiate(
-          consumer, work, chunk, probs,
-          {box_address(slot.a + kTileK * 2 * consumer.first_row(), 0),
-           box_address(slot.b + kTileK * 2 * consumer.first_row(), 0), box_address(da_box, 0)});
-      consumer.commit(box);
+      differentiate(consumer, work, chunk, probs,
+                    {box_address(slot.a + kTileK * 2 * consumer.first_row(), 0),
+                     box_address(slot.b + kTileK * 2 * consumer.first_row(), 0),
+                     box_address(da + consumer.warp * (kBoxBytes / 4), 0)});
+      consumer.commit(buffer_of(chunk));
       consumer.ring.advance();
     }
   }
@@ -101,17 +92,17 @@ struct Dfc2 {
                                               const TileWork& work) {
     const int row = work.first_row + kConsumerRows * sender.index;
     for (int chunk = 0; chunk < kEpilogueSlots; ++chunk) {
-      const int box = chunk % Shape::kOwnBoxes;
       const int col = work.n + chunk * kBoxCols;
-      sender.wait_written(box);
+      sender.wait_written(buffer_of(chunk));
       if (sender.lane == 0) {
-        OperandSlot<Shape>& slot = sender.shared.slots[sender.ring.slot];
-        ptx::tma_store(maps.out0, slot.a + sender.index * kBoxBytes, col, 0, row);
-        ptx::tma_store(maps.out0, slot.b + sender.index * kBoxBytes, col, 1, row);
-        ptx::tma_store(maps.out1, output_box(sender.shared, sender.index, 0, box), col, row, 0);
+        const int slot = sender.ring.slot;
+        OperandSlot<Shape>& h = sender.shared.slots[slot];
+        ptx::tma_store(maps.out0, h.a + sender.index * kBoxBytes, col, 0, row);
+        ptx::tma_store(maps.out0, h.b + sender.index * kBoxBytes, col, 1, row);
+        ptx::tma_store(maps.out1, da_box(sender.shared, sender.index, slot, chunk), col, row, 0);
         ptx::bulk_commit();
         ptx::bulk_wait_read<0>();
-        sender.give_back(box);
+        sender.give_back(buffer_of(chunk));
       }
       sender.give_back_slot();
     }
@@ -130,6 +121,42 @@ struct Dfc2 {
     std::uint32_t gate, up, da;
   };
 
+  /// da of the last chunks lies in the consumer's own boxes, that of the chunks before in the rest
+  /// of b in their slots.
+  static constexpr int kInSlots = kEpilogueSlots - Shape::kOwnBoxes;
+  static_assert(kInSlots >= 0);
+  static_assert(kInSlots == 0 || 2 * kTileM * kBoxCols <= kTileK * Shape::kN, "no room behind h_u");
+
+  /// The output buffer that stands for a chunk's outputs.
+  static __device__ constexpr int buffer_of(int chunk) {
+    return chunk < kInSlots ? Shape::kOwnBoxes + chunk : chunk - kInSlots;
+  }
+  static __device__ __forceinline__ std::uint8_t* da_box(PassShared<Shape>& shared, int consumer,
+                                                         int slot, int chunk) {
+    if (chunk < kInSlots) return shared.slots[slot].b + (kConsumers + consumer) * kBoxBytes;
+    return output_box(shared, consumer, slot, buffer_of(chunk));
+  }
+
+  static __device__ __forceinline__ void put_away(Consumer<Shape>& consumer,
+                                                  const float (&acc)[Shape::kAccumulators]) {
+    SlotRing<Shape> ring = consumer.ring;
+#pragma unroll
+    for (int chunk = 0; chunk < kEpilogueSlots; ++chunk) {
+      consumer.acquire(buffer_of(chunk));
+      if (chunk < kInSlots) ptx::mbarrier_wait(&consumer.shared.full[ring.slot], ring.parity);
+      std::uint32_t da[kPairs];
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        const int j = chunk * 2 * kPairs + 2 * i;
+        da[i] = pack_pair(acc[j], acc[j + 1]);
+      }
+      store_box(da_box(consumer.shared, consumer.index, ring.slot, chunk) +
+                    consumer.warp * (kBoxBytes / 4),
+                da);
+      ring.advance();
+    }
+  }
+
   /// h_g and h_u become dh, and da becomes a; dprobs are added up over the thread's columns.
   static __device__ __forceinline__ void differentiate(const Consumer<Shape>& consumer,
                                                        const TileWork& work, int chunk,
@@ -138,7 +165,7 @@ struct Dfc2 {
     float dprobs[2] = {0, 0};
     MatrixPairs gate;
     load_matrices(boxes.gate, gate);
-#pragma unroll 1
+#pragma unroll 2
     for (int group = 0; group < kGroups; ++group) {
       const std::uint32_t step = static_cast<std::uint32_t>(group) << 5;  // bytes, swizzled by xor
       const std::uint32_t next = static_cast<std::uint32_t>((group + 1) % kGroups) << 5;
