@@ -12,6 +12,7 @@
 #include <string>
 
 #include "commit.h"
+#include "trace/time_use.h"
 
 namespace {
 
@@ -172,6 +173,22 @@ UNIEP_BRIDGE int uniep_bridge_last_pass(UniepBridgeLayer* l, double* elapsed_ms,
     const PassStats& stats = l->layer.last_pass();
     *elapsed_ms = 1e3 * stats.elapsed_s;
     for (int i = 0; i < kNumStages; ++i) stage_ms[i] = 1e3 * stats[static_cast<Stage>(i)].busy_s;
+  });
+}
+
+/// Waits for all passes, and writes how this rank's SMs spent the last one, the only one since
+/// timelines were dropped (trace/time_use.h): their number, then seconds: span, exposed, tail,
+/// waiting, idle, and those of each stage. Drops the timeline.
+UNIEP_BRIDGE int uniep_bridge_time_use(UniepBridgeLayer* l, double* figures) {
+  return guarded([&] {
+    l->layer.synchronize();
+    const Pass pass = l->layer.last_pass().pass;
+    const trace::TimeUse use = trace::time_use(l->layer.take_timeline(), pass);
+    for (const double figure : {static_cast<double>(use.processors), use.span_s, use.exposed_s,
+                                use.tail_s, use.waiting_s, use.idle_s}) {
+      *figures++ = figure;
+    }
+    std::ranges::copy(use.stage_s, figures);
   });
 }
 

@@ -8,10 +8,11 @@
 Prints, for each case and schedule, the times of both, the floor that their products and the wire
 set, and the stages of uniep beside bare products. --check counts elements whose bits are not those
 of a plain PyTorch layer. Needs a Hopper GPU per rank; docs/performance.md explains the figures,
-docs/results.md the file. Exit code 1 where bits differ or anything failed.
+docs/results.md the file. Exit code 1 where bits differ or anything failed, 3 where time was up.
 """
 import argparse
 import datetime
+import math
 import os
 import shlex
 import subprocess
@@ -35,8 +36,8 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--library", required=True, help="libuniep_bridge.so of a CUDA build")
     parser.add_argument("--cases", nargs="+", default=[shapes.ALL], metavar="CASE",
-                        help="MODEL[,tokens=T][,skew=Z] each, or the same of `all` models: T tokens "
-                             "a rank instead of the model's; expert e's logit lowered by "
+                        help="MODEL[,tokens=T][,skew=Z] each, or the same of `all` models: T "
+                             "tokens a rank instead of the model's; expert e's logit lowered by "
                              "Z log(1 + e), so that 0 is even and 1 like Zipf's law. Models: " +
                              ", ".join(shapes.MODELS))
     parser.add_argument("--forward", nargs="+", default=SCHEDULES, metavar="SCHEDULE")
@@ -46,6 +47,9 @@ def parse_arguments():
     parser.add_argument("--no-stages", action="store_true", help="do not list stages")
     parser.add_argument("--trace", action="store_true",
                         help="time every schedule with its timeline on, too")
+    parser.add_argument("--seconds", type=float, default=math.inf, metavar="N",
+                        help="begin no case that would not be done after N seconds if it took as "
+                             "long as the longest before it; exit with 3 where one is left")
     parser.add_argument("--check", action="store_true", help="count elements with wrong bits")
     return parser.parse_args()
 
@@ -106,28 +110,51 @@ def compare_case(library, shape, args, weights, report, copy_gbps):
     return comparison.weights
 
 
-def compare_all(library, chosen, args, report, header):
+class Deadline:
+    """Whether there is time for another case; by rank 0's clock, so that all ranks agree."""
+
+    def __init__(self, seconds):
+        self.begin = self.last = time.monotonic()
+        self.seconds, self.longest = seconds, 0
+
+    def allows_another(self):
+        now = time.monotonic()
+        self.longest = max(self.longest, now - self.last)
+        self.last = now
+        return group.gather_numbers([now + self.longest - self.begin])[0][0] <= self.seconds
+
+
+def compare_all(library, chosen, args, report, header, deadline):
+    """Returns the shapes for which there was no time."""
     weights = None
-    for shape in chosen:
+    for number, shape in enumerate(chosen):
+        if not deadline.allows_another():
+            return chosen[number:]
         if weights is not None and weights.model != shape.model:
             weights = None
         weights = compare_case(library, shape, args, weights, report, header["copy_gbps"])
         if args.json and group.rank() == 0:
             records.write(args.json, header, report.all)
+    return []
 
 
 def run(args):
-    begin = time.monotonic()
+    """The exit code."""
+    deadline = Deadline(args.seconds)
     chosen = shapes.parse_cases(args.cases, group.size())
     library = bridge.Library(args.library)
     full_schedules = {text: library.full_schedule(text) for text in args.forward + args.backward}
     header = file_header(library, args, timing.copy_gbps(args.iterations))
     report = Report(args, group.size(), full_schedules, chosen, say)
     say(*printed_header(header, report.table))
-    compare_all(library, chosen, args, report, header)
+    left = compare_all(library, chosen, args, report, header, deadline)
     report.finish()
-    say(f"# {time.monotonic() - begin:.0f} s, without starting PyTorch")
-    return report.passed()
+    if left:
+        say("# no time was left for " + " ".join(shape.name for shape in left))
+    say(f"# {time.monotonic() - deadline.begin:.0f} s, without starting PyTorch")
+    if not report.passed():
+        return 1
+    return 3 if left else 0
 
 
 def main():
@@ -138,7 +165,7 @@ def main():
     try:
         torch.cuda.set_device(local_rank)
         dist.init_process_group("nccl", device_id=torch.device(group.DEVICE, local_rank))
-        passed = run(args)
+        code = run(args)
         dist.destroy_process_group()
     except Exception as error:
         if not isinstance(error, (bridge.UniepError, OSError, ValueError)):
@@ -146,7 +173,7 @@ def main():
         print(f"compare_torch.py: rank {os.environ['RANK']}: {error}", file=sys.stderr, flush=True)
         # Peers may be waiting in a collective call, for which an orderly end would wait in turn.
         os._exit(1)
-    sys.exit(0 if passed else 1)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@
 # GPU_SUITE_PARTS=REGEX   selects the parts whose names match
 # GPU_SUITE_GPUS=N        selects those that need at most N GPUs
 # GPU_SUITE_LIST=1        only lists the selected parts, and what they are expected to take
-# GPU_SUITE_SECONDS=N     does not begin a part that would not be done after N seconds
+# GPU_SUITE_SECONDS=N     begins no part that would not be done after N seconds, and ends then
 # GPU_SUITE_RESUME=1      leaves out parts that have passed before, with the same build
 # GPU_SUITE_LOGS=DIR      where logs, verdicts and times are kept (default BUILD_DIR/gpu_suite)
 set -uo pipefail
@@ -25,7 +25,7 @@ gpu_counts=(1 2 4)
 tokens_beside_torch=512  # of a rank
 # Seconds that a test program takes; others: program_s. Once a part has run, its own time counts.
 declare -A program_seconds=(
-  [cuda_plan_test]=30 [cuda_stages_test]=90 [cuda_faults_test]=120 [cuda_group_test]=90
+  [cuda_stages_test]=90 [cuda_faults_test]=120 [cuda_group_test]=90 [cuda_graph_test]=90
 )
 program_s=30
 
@@ -35,8 +35,8 @@ sanitizer_s=60
 sanitizer_shape=custom,tokens=96,hidden=136,intermediate=72,experts=4,topk=2
 sanitizer_schedules=(sequential single)
 sanitizer_cases=0.02
-# A sanitizer may run launches one after another, though those of emulated ranks wait for one another
-# under schedules that hold several stages in one: it runs these tests only.
+# A sanitizer may run launches one after another, though those of emulated ranks wait for one
+# another under schedules that hold several stages in one: it runs these tests only.
 declare -A sanitizer_tests=(
   [cuda_stages_test]='CudaStages.RandomLayersAtAnyNumberOfRanks:CudaStages.RandomSchedulesAtOneRank'
   [cuda_plan_test]='PlanKernel*:OrderKernel*'
@@ -221,9 +221,11 @@ verdict_of_log() {
   fi
 }
 
+time_left() { echo $((${GPU_SUITE_SECONDS:-1000000} - SECONDS)); }
+
 # Why a part is not to be begun; nothing where it is.
 obstacle() {  # NUMBER
-  local i=$1 time_left=$((${GPU_SUITE_SECONDS:-1000000} - SECONDS))
+  local i=$1
   if [ -n "${reasons[i]}" ]; then
     echo "${reasons[i]}"
   elif [ "$gpus" = 0 ]; then
@@ -232,13 +234,13 @@ obstacle() {  # NUMBER
     echo "there are $gpus GPUs here"
   elif [ -n "$interrupted" ]; then
     echo "interrupted"
-  elif [ "${estimates[i]}" -gt "$time_left" ]; then
+  elif [ "${estimates[i]}" -ge "$(time_left)" ]; then
     echo "GPU_SUITE_SECONDS is $GPU_SUITE_SECONDS"
   fi
 }
 
 run_part() {  # NUMBER
-  local i=$1 name=${names[$1]} verdict why log begin=$SECONDS code=0 seconds
+  local i=$1 name=${names[$1]} limit=${limits[$1]} verdict why log begin=$SECONDS code=0 seconds
   if [ -n "${GPU_SUITE_RESUME:-}" ] && verdict=$(verdict_before "$name"); then
     note "$name" "${needs[i]}" "${estimates[i]}" 0 "$verdict, before"
     return 0
@@ -249,18 +251,21 @@ run_part() {  # NUMBER
     return 0
   fi
   log=$(file_of "$name").log
+  [ "$limit" -le "$(time_left)" ] || limit=$(time_left)
   # In the background, because a trap has to wait for what runs in the foreground.
-  timeout --kill-after=10 "${limits[i]}" bash -c "${commands[i]}" >"$log" 2>&1 &
+  timeout --kill-after=10 "$limit" bash -c "${commands[i]}" >"$log" 2>&1 &
   running=$!
   wait $running || code=$?
   running=''
   seconds=$((SECONDS - begin))
   if [ -n "$interrupted" ]; then
     verdict="did not run to its end: interrupted"
+  elif [[ $code =~ ^(124|137)$ ]] && [ "$limit" -lt "${limits[i]}" ]; then
+    verdict="did not run to its end: GPU_SUITE_SECONDS is $GPU_SUITE_SECONDS"
   else
     case $code in
       0) verdict=$(verdict_of_log "$log") ;;
-      124 | 137) verdict="FAILED: not done after ${limits[i]} s" ;;
+      124 | 137) verdict="FAILED: not done after $limit s" ;;
       *) verdict="FAILED: exit code $code" ;;
     esac
     echo "$build_id $seconds $verdict" >"$(file_of "$name").verdict"
@@ -289,7 +294,8 @@ print_table() {
   [ "$gpus" != 0 ] || echo '# there is no GPU here: nothing that needs one has run'
   printf '%-68s %4s  %8s  %7s  %s\n' part GPUs expected seconds verdict
   printf '%s\n' "${table[@]}"
-  echo "# $passed passed, $failed failed, $not_run did not run${interrupted:+; interrupted by SIG$interrupted}"
+  printf '# %s passed, %s failed, %s did not run' $passed $failed $not_run
+  echo "${interrupted:+; interrupted by SIG$interrupted}"
 }
 
 test_programs

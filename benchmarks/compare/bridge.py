@@ -4,6 +4,9 @@ import ctypes
 POINTER, LONG, INT, TEXT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_char_p
 TO = ctypes.POINTER
 
+# What uniep_bridge_time_use writes before the stages.
+TIME_USE = ("processors", "span_s", "exposed_s", "tail_s", "waiting_s", "idle_s")
+
 # Arguments of the functions that return 0 or 1; the first one of most is the layer.
 SIGNATURES = {
     "schedule": [TEXT, TO(TEXT)],
@@ -13,6 +16,7 @@ SIGNATURES = {
     "backward": [POINTER] * 8 + [TEXT],
     "synchronize": [POINTER],
     "last_pass": [POINTER, TO(ctypes.c_double), TO(ctypes.c_double)],
+    "time_use": [POINTER, TO(ctypes.c_double)],
     "saved_h": [POINTER, TO(POINTER), TO(LONG)],
 }
 
@@ -102,6 +106,14 @@ class Layer:
         stages = (ctypes.c_double * len(self._library.stages))()
         self._library.call("last_pass", self._handle, ctypes.byref(elapsed), stages)
         return dict(zip(self._library.stages, stages))
+
+    def time_use(self):
+        """How this rank's SMs spent the pass since `synchronize`, of a layer with `trace`: what
+        TIME_USE names, and seconds of the stages."""
+        names = [*TIME_USE, *self._library.stages]
+        figures = (ctypes.c_double * len(names))()
+        self._library.call("time_use", self._handle, figures)
+        return dict(zip(names, figures))
 
     def saved_h(self):
         """Device address of h of the last forward, and the first row of every local expert."""

@@ -4,9 +4,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from compare import group, shapes, timing
-from compare.figures import StageTimes, Times
+from compare.figures import StageTimes, Times, TimeUse
 from compare.inputs import Weights, make_inputs
 from compare.plain_layer import PlainLayer
+from compare.timing import Timed
 from compare.torch_layer import Exchange, TorchLayer
 from compare.uniep_layer import UniepLayer, check_backward, check_forward
 
@@ -30,14 +31,51 @@ class ScheduleTimes:
     """One direction of uniep under one schedule."""
     times: Times
     traced: Times | None  # with the timeline on
+    use: TimeUse | None  # what the timeline of the last turn says
     stages: dict  # StageTimes of those that have a launch of their own, by name
+
+
+class StageLog:
+    """The milliseconds of uniep's stages, turn by turn."""
+
+    def __init__(self, layer):
+        self.layer, self.turns = layer, []
+
+    def take(self):
+        self.turns.append(self.layer.last_pass())
+
+    def times(self, iterations):
+        """StageTimes by name, without turns for warming up."""
+        turns = self.turns[-iterations:]
+        ranks = group.gather_numbers([list(turn.values()) for turn in turns])
+        times = {stage: StageTimes([[stages[i] for stages in turn] for turn in zip(*ranks)])
+                 for i, stage in enumerate(turns[0])}
+        return {stage: t for stage, t in times.items() if t.slowest.ms > 0}
+
+
+class TraceLog:
+    """The timeline of the last turn; those before it are dropped."""
+
+    def __init__(self, layer, turns):
+        self.layer, self.turns_left, self.figures = layer, turns, None
+
+    def take(self):
+        self.turns_left -= 1
+        if self.turns_left > 0:
+            self.layer.synchronize()
+        else:
+            self.figures = self.layer.time_use()
+
+    def use(self, stages):
+        ranks = group.gather_numbers(list(self.figures.values()))
+        return TimeUse.of_ranks([dict(zip(self.figures, rank)) for rank in ranks], stages)
 
 
 class Comparison:
     """`weights` are those of another shape of the same model, if there was one before."""
 
     def __init__(self, library, shape, args, weights=None):
-        self.shape, self.args = shape, args
+        self.shape, self.args, self.stage_names = shape, args, library.stages
         self.clock = Clock()
         with self.clock.charge("tensors"):
             self.weights = weights or Weights(shape)
@@ -91,44 +129,34 @@ class Comparison:
 
     def time_plan(self):
         with self.clock.charge("passes"):
-            ranks, = timing.measure([self.uniep.plan], self.args.iterations)
+            ranks, = timing.measure([Timed(self.uniep.plan)], self.args.iterations)
             self.uniep.synchronize()
             return Times.of_slowest(ranks)
 
     def time_direction(self, direction, schedules):
-        """The torch layer's Times, and those of each schedule."""
-        torch_call = getattr(self.torch, direction)
+        """The torch layer's Times, and the ScheduleTimes of each schedule."""
+        iterations = self.args.iterations
         calls = self.calls(self.uniep, direction, schedules)
-        traced = self.calls(self.traced, direction, schedules) if self.traced else []
-        stages = [[] for _ in schedules]
-
-        def after(number):
-            if number > len(schedules):
-                self.traced.synchronize()  # takes the trace off the device
-            elif number > 0 and not self.args.no_stages:
-                stages[number - 1].append(self.uniep.last_pass())
-
+        stages = [] if self.args.no_stages else [StageLog(self.uniep) for _ in calls]
+        after = [log.take for log in stages] or [None] * len(calls)
+        timed = [Timed(getattr(self.torch, direction)),
+                 *(Timed(call, after=take) for call, take in zip(calls, after))]
+        traces = []
+        if self.traced:
+            traces = [TraceLog(self.traced, timing.WARMUPS + iterations) for _ in calls]
+            timed += [Timed(call, before=untraced, after=log.take) for call, untraced, log
+                      in zip(self.calls(self.traced, direction, schedules), calls, traces)]
         with self.clock.charge("passes"):
-            ranks = timing.measure([torch_call, *calls, *traced], self.args.iterations, after,
-                                   before=[torch_call, *calls, *calls[:len(traced)]])
+            times = [Times.of_slowest(ranks) for ranks in timing.measure(timed, iterations)]
             self.uniep.synchronize()
-            times = [Times.of_slowest(values) for values in ranks]
-            of_traced = times[1 + len(schedules):] or [None] * len(schedules)
-            return times[0], [
-                ScheduleTimes(*row) for row in zip(times[1:], of_traced,
-                                                   map(self.stage_times, stages))]
+        of_torch, of_traced = times[0], times[1 + len(calls):]
+        return of_torch, [
+            ScheduleTimes(times=times[1 + i], traced=of_traced[i] if traces else None,
+                          use=traces[i].use(self.stage_names) if traces else None,
+                          stages=stages[i].times(iterations) if stages else {})
+            for i in range(len(calls))]
 
     @staticmethod
     def calls(layer, direction, schedules):
         call = getattr(layer, direction)
         return [lambda schedule=schedule: call(schedule) for schedule in schedules]
-
-    def stage_times(self, turns):
-        """StageTimes by name; `turns` has every stage's milliseconds by name."""
-        if not turns:
-            return {}
-        turns = turns[-self.args.iterations:]  # without those for warming up
-        ranks = group.gather_numbers([list(turn.values()) for turn in turns])
-        times = {stage: StageTimes([[rank[turn][i] for rank in ranks] for turn in range(len(turns))])
-                 for i, stage in enumerate(turns[0])}
-        return {stage: t for stage, t in times.items() if t.slowest.ms > 0}

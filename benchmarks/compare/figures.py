@@ -37,6 +37,26 @@ class Times:
 
 
 @dataclass(frozen=True)
+class TimeUse:
+    """How the SMs of all ranks spent a pass, by its timeline (docs/cli.md)."""
+    exposed_ms: float  # of the rank with the most
+    tail_ms: float  # likewise
+    waiting: float  # shares of all SMs' time
+    idle: float
+    stages: dict  # by name, of those that have any
+
+    @staticmethod
+    def of_ranks(ranks, stages):
+        """`ranks` has the figures of each by name (bridge.Layer.time_use)."""
+        total = sum(rank["processors"] * rank["span_s"] for rank in ranks)
+        share = lambda name: sum(rank[name] for rank in ranks) / total
+        return TimeUse(1e3 * max(rank["exposed_s"] for rank in ranks),
+                       1e3 * max(rank["tail_s"] for rank in ranks),
+                       share("waiting_s"), share("idle_s"),
+                       {name: share(name) for name in stages if share(name) > 0})
+
+
+@dataclass(frozen=True)
 class Product:
     """One of the six products of a layer, alone: median milliseconds of each rank, with its own
     rows."""
@@ -93,8 +113,7 @@ class StageTimes:
 
 def bandwidth(bytes_by_rank, times, limit_gbps):
     gbps = times.unhindered_gbps(bytes_by_rank)
-    return {"floor_ms": max(bytes_by_rank) / limit_gbps * 1e-6, "gbps": gbps,
-            "of_limit": gbps / limit_gbps}
+    return {"gbps": gbps, "of_limit": gbps / limit_gbps}
 
 
 def stage_figures(stage, times, shape, products, wire, copy_gbps):
@@ -110,8 +129,8 @@ def stage_figures(stage, times, shape, products, wire, copy_gbps):
         return {"baseline_ms": bare.grouped_ms, "floor_ms": bare.floor_ms,
                 "ratio": ms / bare.grouped_ms}
     if stage == "dispatch" and max(wire.pulled) > 0:
-        return bandwidth(wire.pulled, times, LINK_GBPS)
+        return {"floor_ms": wire.pull_ms(LINK_GBPS), **bandwidth(wire.pulled, times, LINK_GBPS)}
     if stage == "reduce":
         moved = [reduce_bytes(shape)] * len(times.turns[0])
-        return bandwidth(moved, times, copy_gbps)
+        return {"floor_ms": moved[0] / copy_gbps * 1e-6, **bandwidth(moved, times, copy_gbps)}
     return {}

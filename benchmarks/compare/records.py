@@ -6,7 +6,8 @@ SCHEMA = "uniep-bench-1"
 
 def record(shape, ranks, direction, schedule, times, baseline_ms=None, floor_ms=None, wrong=None,
            **extras):
-    return {"shape": shape.name, "tokens": shape.tokens, "skew": shape.skew, "ranks": ranks, "direction": direction, "schedule": schedule,
+    return {"shape": shape.name, "tokens": shape.tokens, "skew": shape.skew, "ranks": ranks,
+            "direction": direction, "schedule": schedule,
             "ms": times.ms, "p10": times.p10, "p90": times.p90, "baseline_ms": baseline_ms,
             "floor_ms": floor_ms,
             "efficiency": floor_ms / times.ms if floor_ms is not None else None,

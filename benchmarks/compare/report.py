@@ -35,9 +35,12 @@ class Report:
 
     def add_direction(self, direction, schedule, shape, its, **figures):
         if its.traced is not None:
-            figures.update(traced_ms=its.traced.ms, trace_cost=its.traced.ms / its.times.ms - 1)
+            figures.update(traced_ms=its.traced.ms, trace_cost=its.traced.ms / its.times.ms - 1,
+                           exposed_ms=its.use.exposed_ms, tail_ms=its.use.tail_ms,
+                           waiting_share=its.use.waiting, idle_share=its.use.idle,
+                           time_shares=its.use.stages)
         record = self.add(direction, schedule, shape, its.times, **figures)
-        self.directions.append(record)
+        self.directions.append((record, schedule))
         self.say(tables.direction_line(self.table, record, schedule))
 
     def add_stage(self, direction, schedule, shape, stage, times, figures):
@@ -50,16 +53,18 @@ class Report:
         return self.all[-1]
 
     def finish(self):
-        self.say(*tables.stage_lines(self.stages), *tables.product_lines(self.products), "#",
-                 self.verdict())
+        self.say(*tables.time_lines(self.directions), *tables.stage_lines(self.stages),
+                 *tables.product_lines(self.products), "#", self.verdict())
 
     def verdict(self):
-        speedups = [r["baseline_ms"] / r["ms"] for r in self.directions]
+        if not self.directions:
+            return "# nothing was measured"
+        speedups = [r["baseline_ms"] / r["ms"] for r, _ in self.directions]
         text = f"uniep is {min(speedups):.2f} to {max(speedups):.2f} times as fast as torch + NCCL"
         if not self.args.check:
             return f"# not checked (--check does); {text}"
-        wrong = sum(r["wrong"] for r in self.directions)
+        wrong = sum(r["wrong"] for r, _ in self.directions)
         return f"# check {'PASSED' if wrong == 0 else 'FAILED'}: {wrong} elements are wrong; {text}"
 
     def passed(self):
-        return all(not r["wrong"] for r in self.directions)
+        return all(not r["wrong"] for r, _ in self.directions)

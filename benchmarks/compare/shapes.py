@@ -45,8 +45,8 @@ def parse_cases(texts, ranks):
     shapes = list(dict.fromkeys(shape for text in texts for shape in parse_case(text)))
     for shape in shapes:
         if shape.experts % ranks != 0:
-            raise ValueError(f"case '{shape.name}' has {shape.experts} experts, which {ranks} ranks "
-                             "do not divide; a number of ranks that divides them is accepted")
+            raise ValueError(f"case '{shape.name}' has {shape.experts} experts, which {ranks} "
+                             "ranks do not divide; a number of ranks that divides them is accepted")
     models = [shape.model for shape in shapes]
     return sorted(shapes, key=lambda shape: models.index(shape.model))
 
@@ -87,32 +87,41 @@ def named(shape):
 
 @dataclass(frozen=True)
 class Wire:
-    """Bytes that each rank moves over the wire in one direction of a layer."""
-    pulled: list  # dispatch: every token of another rank once, however many of its experts want it
-    pushed: list  # combine: every row that came from another rank
+    """Bytes that each rank moves over the wire in one direction of a layer.
+
+    Dispatch: every token of another rank once, however many of the rank's experts want it. Combine:
+    every row that came from another rank.
+    """
+    pulled: list  # in, by dispatch
+    served: list  # out: what other ranks pull
+    pushed: list  # out, by combine
+    returned: list  # in: what other ranks push
 
     def pull_ms(self, gbps):
-        return max(self.pulled) / gbps * 1e-6
+        return max(self.pulled + self.served) / gbps * 1e-6
 
     def push_ms(self, gbps):
-        return max(self.pushed) / gbps * 1e-6
+        return max(self.pushed + self.returned) / gbps * 1e-6
 
     def floor_ms(self, gbps):
-        """Pulls and pushes use the two directions of the links, so the longer one counts."""
-        return max(self.pull_ms(gbps), self.push_ms(gbps))
+        """Links carry as much in as out at the same time; both stages need both."""
+        into = map(sum, zip(self.pulled, self.returned))
+        out = map(sum, zip(self.served, self.pushed))
+        return max(*into, *out) / gbps * 1e-6
 
 
 def wire_of(ids, shape):
     """`ids` holds the experts of all slots, [ranks, tokens, topk]."""
     ranks = ids.shape[0]
     owner = ids // (shape.experts // ranks)
-    pulled, pushed = [], []
+    tokens, rows = [], []  # [to][from], bytes
     for rank in range(ranks):
         wanted = owner == rank
         wanted[rank] = False  # a rank's own tokens do not travel
-        pulled.append(int(wanted.any(-1).sum()) * shape.row_bytes)
-        pushed.append(int(wanted.sum()) * shape.row_bytes)
-    return Wire(pulled, pushed)
+        tokens.append([int(n) * shape.row_bytes for n in wanted.any(-1).sum(-1)])
+        rows.append([int(n) * shape.row_bytes for n in wanted.sum((-1, -2))])
+    return Wire(pulled=list(map(sum, tokens)), served=list(map(sum, zip(*tokens))),
+                pushed=list(map(sum, rows)), returned=list(map(sum, zip(*rows))))
 
 
 def rank_rows(rows_per_expert, ranks):

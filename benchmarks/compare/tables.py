@@ -44,12 +44,40 @@ def clock_line(seconds):
     return "# took     " + ", ".join(f"{what} {s:.1f} s" for what, s in seconds.items())
 
 
+TIME_NOTES = [
+    "#",
+    "# timeline of the last turn (--trace). exposed: while no SM computes, and one dispatches or",
+    "# waits; tail: from the first SM without tasks to the last, of each launch; both of the rank",
+    "# with the most. All else in % of the time of all SMs, from first task to last; wait: at no",
+    "# task that it holds; idle: without a task",
+]
+TIMED_STAGES = ("dispatch", "fc1", "fc2", "dfc2", "dfc1", "wgrad2", "wgrad1", "reduce")
+
+
+def time_lines(directions):
+    """`directions` has (record, its schedule as it was given)."""
+    traced = [(r, schedule) for r, schedule in directions if "time_shares" in r]
+    if not traced:
+        return []
+    table = Table(("shape", longest([r["shape"] for r, _ in traced], "shape"), ""),
+                  ("pass", 8, ""), ("schedule", longest([s for _, s in traced], "schedule"), ""),
+                  ("exposed ms", 10, ".3f"), ("tail ms", 7, ".3f"),
+                  *((stage, max(len(stage), 5), ".1f") for stage in TIMED_STAGES),
+                  ("wait", 5, ".1f"), ("idle", 5, ".1f"))
+    percent = lambda share: None if share is None else 100 * share
+    return TIME_NOTES + [table.header()] + [
+        table.line(r["shape"], r["direction"], schedule, r["exposed_ms"], r["tail_ms"],
+                   *(percent(r["time_shares"].get(stage)) for stage in TIMED_STAGES),
+                   percent(r["waiting_share"]), percent(r["idle_share"]))
+        for r, schedule in traced]
+
+
 STAGE_NOTES = [
     "#",
     "# stages of uniep. bare: torch._grouped_mm of the product alone; push: its rows' bytes over",
     "# the wire at 340 GB/s; ratio: ms / bare, where there is a push ms / max(bare, push); GB/s:",
-    "# pulled over the wire (dispatch), read and written (reduce), of the rank that came last, which",
-    "# waits for no other; of limit: that over 370 GB/s (dispatch) or a copy's speed (reduce); eff:",
+    "# pulled over the wire (dispatch), read and written (reduce), of the rank that came last and",
+    "# waited for no other; of limit: that over 370 GB/s (dispatch), a copy's speed (reduce); eff:",
     "# floor / ms, where the floor is the better product below or push, or the bytes at the limit",
 ]
 
@@ -76,15 +104,19 @@ def flops(shape, load, product):
     return 2 * load * shape.tokens * shape.topk * shape.hidden * shape.intermediate * width
 
 
+PRODUCT_NOTES = [
+    "#",
+    "# products alone, of the slowest rank: torch._grouped_mm on its real rows, and where routing",
+    "# is even torch.bmm at perfect balance; floors are of the better one, whose speed is shown",
+]
+
+
 def product_lines(products):
     """`products` has (shape, load of its busiest rank, name, Product)."""
     table = Table(("shape", longest([shape.name for shape, *_ in products], "shape"), ""),
                   ("product", 8, ""), ("grouped ms", 10, ".3f"), ("batched ms", 10, ".3f"),
                   ("TFLOP/s", 8, ".0f"))
-    notes = ["#", "# products alone, of the slowest rank: torch._grouped_mm on its real rows; where "
-                  "routing is even, torch.bmm at perfect balance;",
-             "# floors are made of the better one, whose speed is shown"]
-    return notes + [table.header()] + [
+    return PRODUCT_NOTES + [table.header()] + [
         table.line(shape.name, name, product.grouped_ms, product.batched_ms,
                    flops(shape, load, name) / product.floor_ms * 1e-9)
         for shape, load, name, product in products]

@@ -1,4 +1,7 @@
 """Times calls by events on the device, all ranks together."""
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 
 from compare import group
@@ -8,17 +11,25 @@ WARMUPS = 3
 LEAD_CYCLES = 4_000_000  # 2 ms of a GPU: longer than the host takes to put two calls on the stream
 
 
-def time_once(before, call):
-    """The time of a call behind an untimed one: the GPU has the clocks and the temperature of
+@dataclass(frozen=True)
+class Timed:
+    """A call to be timed, and what surrounds it untimed."""
+    call: Callable
+    before: Callable | None = None  # in front of it, on the device; None: the call itself
+    after: Callable | None = None  # on the host, when all is done, in every turn
+
+
+def time_once(timed):
+    """Milliseconds of a call behind an untimed one: the GPU has the clocks and the temperature of
     sustained work then, and ranks begin as far apart as within a step of training. Both are on the
     stream before the first begins, so the host's own time is not measured, however small they are.
     """
     group.together()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(LEAD_CYCLES)
-    before()
+    (timed.before or timed.call)()
     begin.record()
-    call()
+    timed.call()
     end.record()
     torch.cuda.synchronize()
     return begin.elapsed_time(end)
@@ -30,23 +41,20 @@ def rotated(items, steps):
     return [*items[first:], *items[:first]]
 
 
-def measure(calls, iterations, after=None, before=None):
-    """Milliseconds of each call, [call][rank][turn].
+def measure(all_timed, iterations):
+    """Milliseconds of each, [call][rank][turn].
 
     Calls take turns, each turn beginning with another one, so that neither a drift of the machine
-    nor the heat that the others leave meets one of them alone. `after(number)` is called after every
-    turn of call `number`, outside of what is timed. `before[number]` is the untimed call in front
-    of call `number`, which is that call itself where nothing is given.
+    nor the heat that the others leave meets one of them alone.
     """
-    before = before or calls
-    samples = [[] for _ in calls]
+    samples = [[] for _ in all_timed]
     for turn in range(WARMUPS + iterations):
-        for number in rotated(range(len(calls)), turn):
-            ms = time_once(before[number], calls[number])
+        for number in rotated(range(len(all_timed)), turn):
+            ms = time_once(all_timed[number])
             if turn >= WARMUPS:
                 samples[number].append(ms)
-            if after is not None:
-                after(number)
+            if all_timed[number].after is not None:
+                all_timed[number].after()
     return [group.gather_numbers(values) for values in samples]
 
 
@@ -54,7 +62,7 @@ def copy_gbps(iterations):
     """Bytes read and written by a copy within the device."""
     source = torch.ones(1 << 30, device=group.DEVICE, dtype=torch.bfloat16)  # 2 GiB
     target = torch.empty_like(source)
-    ranks, = measure([lambda: target.copy_(source)], iterations)
+    ranks, = measure([Timed(lambda: target.copy_(source))], iterations)
     return 2 * source.nbytes / Times.of_slowest(ranks).ms * 1e-6
 
 
@@ -64,10 +72,10 @@ def time_products(operands, offsets, iterations, even):
     """
     calls = []
     for a, b in operands.values():
-        calls.append(lambda a=a, b=b: torch._grouped_mm(a, b, offs=offsets))
+        calls.append(Timed(lambda a=a, b=b: torch._grouped_mm(a, b, offs=offsets)))
         if even:
             even_a, even_b = balanced(a, b, len(offsets))
-            calls.append(lambda a=even_a, b=even_b: torch.bmm(a, b))
+            calls.append(Timed(lambda a=even_a, b=even_b: torch.bmm(a, b)))
     medians = iter([[quantile(values, 0.5) for values in ranks]
                     for ranks in measure(calls, iterations)])
     return {name: Product(next(medians), next(medians) if even else None) for name in operands}

@@ -13,6 +13,7 @@ class UniepLayer:
         self._layer = bridge.Layer(library, shape, group.size(), capacity_rows, stream, trace)
         self.synchronize = self._layer.synchronize
         self.last_pass = self._layer.last_pass
+        self.time_use = self._layer.time_use
         self.results = {"out": torch.empty_like(inputs.x), "dx": torch.empty_like(inputs.dy),
                         "dprobs": torch.empty_like(inputs.probs), "dw1": weights.dw1,
                         "dw2": weights.dw2}

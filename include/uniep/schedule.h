@@ -40,6 +40,7 @@ struct Schedule {
   ExpertOrder expert_order = ExpertOrder::kIndex;
   SourceRotation rotate = SourceRotation::kOwnFirst;
   Raster raster = Raster::kAlongM;
+  int band = 0;
   int lag = 1;
   int ready_rows = 64;
   int token_block = 32;

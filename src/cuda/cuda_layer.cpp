@@ -171,6 +171,8 @@ class CudaLayer final : public LayerBackend {
   std::optional<Error> refused_;  // what this rank told its peers
   PassClock clock_;
   std::optional<PassTrace> trace_;
+  bool trace_pending_ = false;    // records may be on the device that the next pass would overwrite
+  bool trace_in_graphs_ = false;  // then that is always so: replays are not seen here
   std::vector<TimelineEvent> timeline_;     // of passes before the last
   std::optional<PassStats> traced_stages_;  // of the last pass, once they were collected
   std::optional<RoutingPlan> last_plan_;    // empty where that pass was captured, or moved no rows
@@ -355,7 +357,8 @@ RoutingPlan CudaLayer::make_plan(std::span<const std::int32_t> topk_ids) {
 
 /// Moves what the last pass to run recorded to the host.
 void CudaLayer::collect_trace() {
-  if (!trace_) return;
+  if (!trace_ || !trace_pending_) return;
+  trace_pending_ = trace_in_graphs_;
   const int first_expert = comm_.rank() * (problem_.num_experts / comm_.size());
   const int ctas = last_schedule_.workers > 0 ? last_schedule_.workers : sms_;
   const auto events = trace_->take(ctas, first_expert, stream_);
@@ -418,6 +421,8 @@ void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const Pass
   PassLauncher launcher(device_context(problem_, view, memory, this_call), tensors, capacity_,
                         std::move(queues), sms_, stream_);
   if (trace_) trace_->start(pass, stream_);
+  trace_pending_ = true;
+  trace_in_graphs_ = trace_in_graphs_ || captured_;
   traced_stages_.reset();
   captured_ ? clock_.skip(pass) : clock_.start(pass, stream_);
   check_cuda(

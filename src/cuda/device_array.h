@@ -36,7 +36,9 @@ class DeviceArray {
     std::swap(count_, other.count_);
     return *this;
   }
-  ~DeviceArray() { cudaFree(data_); }
+  ~DeviceArray() {
+    if (data_ != nullptr) cudaFree(data_);  // even of nothing, it ends a graph capture in failure
+  }
 
   T* data() const { return data_; }
   std::int64_t size() const { return count_; }

@@ -138,6 +138,9 @@ const std::vector<Axis>& make_axes() {
           "source rank whose rows an expert's tiles begin with: rank 0, this rank, the next rank"),
       named<&Schedule::raster>("raster", {"along-m", "along-n"},
                                "direction in which the tiles of one expert are walked"),
+      number<&Schedule::band>("band", {0, 4096}, {{0, 2, 8}, {0, 4, 8, 16, 32}},
+                              "tiles in that direction before the walk turns to the next row or "
+                              "column of tiles; 0: all"),
       number<&Schedule::lag>("lag", {0, 4096}, {{0, 1, 2, 4, 4096}, {1, 2, 3, 4, 6, 8, 16, 4096}},
                              "experts by which fc2 follows fc1 where both share a launch",
                              kWhereGemmsMeet),

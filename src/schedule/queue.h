@@ -30,10 +30,30 @@ inline UNIEP_HD std::int64_t block_tasks(const PassView& v, Stage stage, int blo
   }
 }
 
+/// A tile's place in a grid of tiles.
+struct GridTile {
+  std::int64_t m, n;
+};
+
+/// Tile number `index` of the walk through a grid of `rows` by `cols` tiles. The walk goes along
+/// the schedule's raster, and across it once per band; bands follow one another.
+inline UNIEP_HD GridTile walk(const Schedule& s, std::int64_t rows, std::int64_t cols,
+                              std::int64_t index) {
+  const bool along_m = s.raster == Raster::kAlongM;
+  const std::int64_t along = along_m ? rows : cols;
+  const std::int64_t across = along_m ? cols : rows;
+  const std::int64_t band = s.band == 0 ? along : min_of<std::int64_t>(s.band, along);
+  const std::int64_t first = index / (band * across) * band;  // of this band, along the raster
+  const std::int64_t width = min_of(band, along - first);     // the last band's may be less
+  const std::int64_t in_band = index - first * across;
+  const std::int64_t i = first + in_band % width;
+  const std::int64_t j = in_band / width;
+  return along_m ? GridTile{i, j} : GridTile{j, i};
+}
+
 /// Task number `index` of a block.
 inline UNIEP_HD Task block_task(const PassView& v, Stage stage, int block, std::int64_t index) {
   Task task{.stage = stage};
-  const bool along_m = v.schedule.raster == Raster::kAlongM;
   switch (stage) {
     case Stage::kDispatch: {
       task.expert = v.expert_of_block(block);
@@ -51,8 +71,9 @@ inline UNIEP_HD Task block_task(const PassView& v, Stage stage, int block, std::
       const std::int64_t rows =
           ceil_div<std::int64_t>(stage_grid(v, stage).rows, v.schedule.tile_m);
       task.expert = v.expert_order[block];
-      task.m = along_m ? index % rows : index / cols;
-      task.n = along_m ? index / rows : index % cols;
+      const GridTile tile = walk(v.schedule, rows, cols, index);
+      task.m = tile.m;
+      task.n = tile.n;
       task.tile = (task.expert * rows + task.m) * cols + task.n;
       break;
     }
@@ -60,8 +81,9 @@ inline UNIEP_HD Task block_task(const PassView& v, Stage stage, int block, std::
       const std::int64_t cols = column_tiles(v, stage);
       const std::int64_t tiles = v.tile_begin[block + 1] - v.tile_begin[block];
       task.expert = v.expert_of_block(block);
-      task.m = v.tile_begin[block] + (along_m ? index % tiles : index / cols);
-      task.n = along_m ? index / tiles : index % cols;
+      const GridTile tile = walk(v.schedule, tiles, cols, index);
+      task.m = v.tile_begin[block] + tile.m;
+      task.n = tile.n;
       task.tile = task.m * cols + task.n;
       break;
     }

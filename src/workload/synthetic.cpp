@@ -28,12 +28,12 @@ struct Shape {
   int num_experts, topk;
 };
 
-constexpr std::array kShapes = {
-    Shape{"deepseek-v3", 8192, 7168, 2048, 256, 8},
-    Shape{"qwen3-235b", 8192, 4096, 1536, 128, 8},
-    Shape{"qwen3-30b", 16384, 2048, 768, 128, 8},
-    Shape{"mixtral-8x7b", 8192, 4096, 14336, 8, 2},
+constexpr std::array kModels = {
+    Shape{"deepseek-v3", 8192, 7168, 2048, 256, 8},  Shape{"qwen3-235b", 8192, 4096, 1536, 128, 8},
+    Shape{"qwen3-30b", 16384, 2048, 768, 128, 8},    Shape{"mixtral-8x7b", 8192, 4096, 14336, 8, 2},
     Shape{"gpt-oss-120b", 8192, 2880, 2880, 128, 4},
+};
+constexpr std::array kSmallShapes = {
     Shape{"tiny", 64, 64, 32, 8, 2},
     Shape{"small", 512, 256, 128, 16, 4},
 };
@@ -94,11 +94,20 @@ void set_key(ShapeSpec& spec, const Key& key, std::string_view value, std::strin
   key.set(spec, number);
 }
 
+/// Null where no shape has this name.
+const Shape* find_shape(std::string_view name) {
+  for (const Shape& s : kModels) {
+    if (s.name == name) return &s;
+  }
+  for (const Shape& s : kSmallShapes) {
+    if (s.name == name) return &s;
+  }
+  return nullptr;
+}
+
 ShapeSpec base_shape(std::string_view name, std::string_view text) {
-  for (const Shape& s : kShapes) {
-    if (s.name == name) {
-      return {s.name, s.tokens, s.hidden, s.intermediate, s.num_experts, s.topk};
-    }
+  if (const Shape* s = find_shape(name)) {
+    return {s->name, s->tokens, s->hidden, s->intermediate, s->num_experts, s->topk};
   }
   if (name != "custom") {
     fail("shape '", text, "': unknown name '", name, "'; ", joined(shape_names()), " are accepted");
@@ -197,9 +206,15 @@ void allocate(LayerData& layer) {
 
 }  // namespace
 
-std::vector<std::string> shape_names() {
+std::vector<std::string> model_names() {
   std::vector<std::string> names;
-  for (const Shape& shape : kShapes) names.emplace_back(shape.name);
+  for (const Shape& shape : kModels) names.emplace_back(shape.name);
+  return names;
+}
+
+std::vector<std::string> shape_names() {
+  std::vector<std::string> names = model_names();
+  for (const Shape& shape : kSmallShapes) names.emplace_back(shape.name);
   names.emplace_back("custom");
   return names;
 }

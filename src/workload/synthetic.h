@@ -24,6 +24,7 @@ struct ShapeSpec {
 
 /// The names that parse_shape knows: models, `tiny`, `small`, and last `custom`.
 std::vector<std::string> shape_names();
+std::vector<std::string> model_names();
 
 /// "NAME[,key=value...]" with the keys tokens (per rank), hidden, intermediate, experts, topk,
 /// which replace the figures of NAME; `custom` has none of its own and needs all five.

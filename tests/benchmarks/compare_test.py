@@ -7,8 +7,8 @@ import unittest
 from types import SimpleNamespace
 
 from compare import records, tables
-from compare.figures import (Product, StageTimes, Times, direction_floor_ms, quantile, reduce_bytes,
-                             stage_figures)
+from compare.figures import (Product, StageTimes, Times, TimeUse, direction_floor_ms, quantile,
+                             reduce_bytes, stage_figures)
 from compare.report import Report
 from compare.shapes import (MODELS, Shape, Wire, capacity_rows, parse_case, parse_cases, rank_rows,
                             wire_of)
@@ -18,7 +18,7 @@ SHAPE = Shape("small", tokens=4, hidden=8, intermediate=16, experts=4, topk=2)
 PRODUCTS = {"fc1": Product([1, 3], [2, 2]), "fc2": Product([1, 1], [2, 2]),
             "dfc2": Product([0, 1], None), "dfc1": Product([0, 4], [0, 3]),
             "wgrad2": Product([0, 2], [0, 2]), "wgrad1": Product([0, 5], [0, 6])}
-NO_WIRE = Wire([0, 0], [0, 0])
+NO_WIRE = Wire([0, 0], [0, 0], [0, 0], [0, 0])
 
 
 class Figures(unittest.TestCase):
@@ -39,15 +39,27 @@ class Figures(unittest.TestCase):
     def test_a_floor_is_the_products_or_the_wire(self):
         self.assertEqual(direction_floor_ms("forward", PRODUCTS, NO_WIRE), 2 + 1)
         self.assertEqual(direction_floor_ms("backward", PRODUCTS, NO_WIRE), 1 + 3 + 2 + 5)
-        wire = Wire(pulled=[370e6, 0], pushed=[37e9, 0])
-        self.assertAlmostEqual(direction_floor_ms("forward", PRODUCTS, wire), 100)
+        wire = Wire(pulled=[0, 1], served=[370e6, 0], pushed=[37e9, 0], returned=[0, 1])
+        self.assertAlmostEqual(direction_floor_ms("forward", PRODUCTS, wire), 101)
+
+    def test_what_comes_in_and_what_goes_out_share_no_link(self):
+        wire = Wire(pulled=[370e6, 0], served=[0, 370e6], pushed=[740e6, 0], returned=[0, 740e6])
+        self.assertAlmostEqual(wire.floor_ms(370), 2)  # in 1 and 2 ms, out 2 and 1
 
     def test_a_floor_is_of_one_rank_with_all_of_its_products(self):
         uneven = {"fc1": Product([9, 1], None), "fc2": Product([1, 5], None)}
         self.assertEqual(direction_floor_ms("forward", uneven, NO_WIRE), 10)
 
+    def test_time_is_shared_by_all_processors(self):
+        rank = {"processors": 2, "span_s": 3, "exposed_s": 0.5, "tail_s": 0.25, "waiting_s": 1,
+                "idle_s": 2, "plan": 0, "fc1": 3}
+        other = {**rank, "processors": 1, "span_s": 4, "exposed_s": 1, "fc1": 1}
+        use = TimeUse.of_ranks([rank, other], ["plan", "fc1"])
+        self.assertEqual((use.exposed_ms, use.tail_ms), (1000, 250))
+        self.assertEqual((use.waiting, use.idle, use.stages), (0.2, 0.4, {"fc1": 0.4}))
+
     def test_stages_are_compared_with_what_they_do(self):
-        wire = Wire(pulled=[370e6, 0], pushed=[680e6, 0])
+        wire = Wire(pulled=[370e6, 0], served=[0, 1], pushed=[680e6, 0], returned=[0, 1])
         times = lambda ms: StageTimes([[ms, ms / 2]])
         figures = lambda stage, ms: stage_figures(stage, times(ms), SHAPE, PRODUCTS, wire, 4000)
         self.assertEqual(figures("fc1", 6), {"baseline_ms": 3, "floor_ms": 2, "ratio": 2})
@@ -94,7 +106,8 @@ class Shapes(unittest.TestCase):
                 ("qwen3-30b,skew=1,skew=1", "'skew=1' is not accepted; .* each once"),
                 ("qwen3-30b,", "'' is not accepted"),
                 ("qwen3-30b,tokens=0", "tokens is '0'; 1 to 268435456 is accepted"),
-                ("qwen3-30b,tokens=1.5", "tokens is '1.5'"), ("qwen3-30b,skew=nan", "skew is 'nan'"),
+                ("qwen3-30b,tokens=1.5", "tokens is '1.5'"),
+                ("qwen3-30b,skew=nan", "skew is 'nan'"),
                 ("qwen3-30b,skew=-1", "skew is '-1'; 0 to 100 is accepted")]:
             with self.assertRaisesRegex(ValueError, f"case '{case}': .*{sentence}"):
                 parse_case(case)
@@ -116,7 +129,22 @@ class Shapes(unittest.TestCase):
         ids = numpy.array([[[0, 1], [2, 3], [0, 2]],  # rank 0: to rank 1 go 2 tokens, 3 rows
                            [[0, 1], [2, 3], [3, 2]]], dtype=numpy.int32)
         wire = wire_of(ids, SHAPE)
-        self.assertEqual(wire, Wire(pulled=[1 * 16, 2 * 16], pushed=[2 * 16, 3 * 16]))
+        self.assertEqual(wire, Wire(pulled=[1 * 16, 2 * 16], served=[2 * 16, 1 * 16],
+                                    pushed=[2 * 16, 3 * 16], returned=[3 * 16, 2 * 16]))
+
+    def test_bytes_that_leave_a_rank_reach_another(self):
+        try:
+            import numpy
+        except ImportError:
+            self.skipTest("there is no numpy")
+        shape = Shape("small", tokens=50, hidden=8, intermediate=16, experts=12, topk=3)
+        ids = numpy.random.default_rng(1).integers(0, 12, (4, 50, 3))
+        wire = wire_of(ids, shape)
+        self.assertEqual(sum(wire.pulled), sum(wire.served))
+        self.assertEqual(sum(wire.pushed), sum(wire.returned))
+        want = sum(len({e // 3 for e in ids[0, t]} - {0}) for t in range(50))
+        self.assertEqual(wire.served[0], want * 16)
+        self.assertEqual(wire.returned[0], int((ids[0] // 3 != 0).sum()) * 16)
 
 
 class Reports(unittest.TestCase):
@@ -126,8 +154,9 @@ class Reports(unittest.TestCase):
 
     def test_records_have_the_keys_of_the_schema(self):
         r = self.record(floor_ms=1.0, baseline_ms=3.0, wrong=0, gbps=7)
-        self.assertEqual(list(r), ["shape", "tokens", "skew", "ranks", "direction", "schedule", "ms", "p10", "p90",
-                                   "baseline_ms", "floor_ms", "efficiency", "wrong", "gbps"])
+        self.assertEqual(list(r), ["shape", "tokens", "skew", "ranks", "direction", "schedule",
+                                   "ms", "p10", "p90", "baseline_ms", "floor_ms", "efficiency",
+                                   "wrong", "gbps"])
         self.assertEqual(r["efficiency"], 0.5)
         self.assertIsNone(self.record()["efficiency"])
 
@@ -164,6 +193,7 @@ class MadeUpComparison:
         self.shape, self.rows, self.wire = shape, [1, 3], NO_WIRE
         self.clock = SimpleNamespace(seconds={"passes": 2.0})
         self.traced = Times(2.02, 2, 2.1) if traced else None
+        self.use = TimeUse(0.5, 0.25, 0.1, 0.2, {"dispatch": 0.3, "fc1": 0.4}) if traced else None
 
     def check(self):
         return {(d, "single"): {"wrong": 2} for d in ("forward", "backward")}
@@ -175,7 +205,7 @@ class MadeUpComparison:
         return Times(0.1, 0.1, 0.1)
 
     def time_direction(self, direction, schedules):
-        its = SimpleNamespace(times=Times(2, 1, 3), traced=self.traced,
+        its = SimpleNamespace(times=Times(2, 1, 3), traced=self.traced, use=self.use,
                               stages={"reduce": StageTimes([[1, 1]])})
         return Times(8, 8, 8), [its for _ in schedules]
 
@@ -206,6 +236,10 @@ class Reporting(unittest.TestCase):
         self.assertEqual(forward["traced_ms"], 2.02)
         self.assertAlmostEqual(forward["trace_cost"], 0.01)
         self.assertIn("+1.0%", self.said[0])
+        self.assertEqual(forward["time_shares"], {"dispatch": 0.3, "fc1": 0.4})
+        lines = self.said[self.said.index(tables.TIME_NOTES[1]):]
+        self.assertEqual(lines[5].split(), ["small", "forward", "single", "0.500", "0.250", "30.0",
+                                            "40.0", "-", "-", "-", "-", "-", "-", "10.0", "20.0"])
 
     def test_wrong_bits_fail(self):
         report = self.report()

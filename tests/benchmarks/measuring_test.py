@@ -33,13 +33,18 @@ class Layer:
     def synchronize(self):
         self.calls.append(f"{self.name} synchronized")
 
+    def time_use(self):
+        self.calls.append(f"{self.name} synchronized")
+        return {"processors": 1.0, "span_s": 1.0, "exposed_s": 0.5, "tail_s": 0.0,
+                "waiting_s": 0.5, "idle_s": 0.0, "fc1": 0.5}
+
     def last_pass(self):
         return {"dispatch": 1.0, "fc1": 3.0, "reduce": 0.0}
 
 
-def time_once(before, call):
-    before()
-    call()
+def time_once(timed):
+    (timed.before or timed.call)()
+    timed.call()
     return 5.0
 
 
@@ -49,10 +54,10 @@ def time_once(before, call):
 @mock.patch.object(group, "size", lambda: RANKS)
 class Measuring(unittest.TestCase):
     def test_calls_take_turns_and_warm_up(self):
-        order = []
-        calls = [lambda i=i: order.append(i) for i in range(3)]
-        after = []
-        values = timing.measure(calls, 2, after.append)
+        order, after = [], []
+        calls = [timing.Timed(lambda i=i: order.append(i), after=lambda i=i: after.append(i))
+                 for i in range(3)]
+        values = timing.measure(calls, 2)
         self.assertEqual(values, [[[5.0] * 2, [10.0] * 2]] * 3)
         turns = timing.WARMUPS + 2
         self.assertEqual(order[:12], [0, 0, 1, 1, 2, 2, 1, 1, 2, 2, 0, 0])
@@ -72,6 +77,7 @@ class Measuring(unittest.TestCase):
         c = comparison.Comparison.__new__(comparison.Comparison)
         c.shape = SimpleNamespace(**{"experts": 4, "skew": 0.0, **shape})
         c.args = SimpleNamespace(iterations=2, no_stages=False)
+        c.stage_names = ["fc1"]
         c.clock, self.calls = comparison.Clock(), []
         c.torch, c.uniep = Layer("torch", self.calls), Layer("uniep", self.calls)
         c.traced = Layer("traced", self.calls) if trace else None
@@ -81,13 +87,15 @@ class Measuring(unittest.TestCase):
         torch_times, timed = self.comparison(False).time_direction("forward", ["a", "b"])
         self.assertEqual(torch_times.ms, 10.0)
         self.assertEqual([t.times.ms for t in timed], [10.0, 10.0])
-        self.assertEqual([t.traced for t in timed], [None, None])
+        self.assertEqual([(t.traced, t.use) for t in timed], [(None, None)] * 2)
         self.assertEqual(list(timed[0].stages), ["dispatch", "fc1"])  # reduce shared its launch
         self.assertEqual(timed[0].stages["fc1"].turns, [[3.0, 6.0]] * 2)
 
     def test_a_traced_call_follows_an_untraced_one(self):
         _, timed = self.comparison(True).time_direction("forward", ["a", "b"])
         self.assertEqual([t.traced.ms for t in timed], [10.0, 10.0])
+        self.assertEqual(timed[0].use.exposed_ms, 1000)  # of the other rank
+        self.assertAlmostEqual(timed[0].use.stages["fc1"], 1.5 / (1 * 1 + 2 * 2))
         for i, call in enumerate(self.calls):
             if call in ("traced a", "traced b"):
                 self.assertEqual(self.calls[i - 1], "uniep" + call[-2:])
@@ -105,18 +113,29 @@ class Measuring(unittest.TestCase):
             c.rows = rows
             self.assertEqual(c.is_even(), even)
 
-    def test_weights_are_kept_for_the_model_only(self):
+    def compare_all(self, models, deadline):
+        """The models that had no time; (model, that of the weights it was given) of the others."""
         given = []
 
         def compare_case(library, shape, args, weights, report, copy_gbps):
             given.append((shape.model, weights and weights.model))
             return SimpleNamespace(model=shape.model)
 
-        chosen = [SimpleNamespace(model=model) for model in ("a", "a", "b")]
+        chosen = [SimpleNamespace(model=model) for model in models]
         with mock.patch.object(compare_torch, "compare_case", compare_case):
-            compare_torch.compare_all(None, chosen, SimpleNamespace(json=None), None,
-                                      {"copy_gbps": 1})
-        self.assertEqual(given, [("a", None), ("a", "a"), ("b", None)])
+            left = compare_torch.compare_all(None, chosen, SimpleNamespace(json=None), None,
+                                             {"copy_gbps": 1}, deadline)
+        return [shape.model for shape in left], given
+
+    def test_weights_are_kept_for_the_model_only(self):
+        left, given = self.compare_all("aab", compare_torch.Deadline(float("inf")))
+        self.assertEqual((left, given), ([], [("a", None), ("a", "a"), ("b", None)]))
+
+    def test_no_case_is_begun_that_could_not_be_done(self):
+        clock = iter([0, 1, 4, 6, 9])  # begun at 0; cases from 1 to 4, 4 to 6, 6 to 9
+        with mock.patch.object(compare_torch.time, "monotonic", lambda: next(clock)):
+            left, given = self.compare_all("abcd", compare_torch.Deadline(10))
+        self.assertEqual((left, [model for model, _ in given]), (["d"], ["a", "b", "c"]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 // What `uniep bench` does on a GPU besides passes.
+#include "bench_device.h"
+
 #include <gtest/gtest.h>
 
-#include "bench_device_cuda.h"
 #include "cuda/driver.h"
 
 namespace uniep::tool {
@@ -21,7 +22,8 @@ class CudaBench : public ::testing::Test {
     return values;
   }
 
-  CudaBenchDevice device_;
+  const std::unique_ptr<BenchDevice> owner_ = cuda_bench_device();
+  BenchDevice& device_ = *owner_;
 };
 
 TEST_F(CudaBench, FillsWithTheHostsNumbers) {
@@ -55,7 +57,7 @@ TEST_F(CudaBench, TimesEveryGemmOfADirection) {
   const BenchCase bench = make_case("small", 1, 0, 0);
   const std::int64_t weights = 16 * 256 * 128;
   const BenchTensor<bf16> w1(device_, 2 * weights), w2(device_, weights);
-  const auto seconds = device_.gemm_seconds(bench, {}, w1.span(), w2.span());
+  const auto seconds = device_.gemm_seconds(bench, 0, {}, w1.span(), w2.span());
   if (!seconds) GTEST_SKIP() << device_.no_gemms_reason();
   for (int i = 0; i < kNumStages; ++i) {
     const auto stage = static_cast<Stage>(i);

@@ -8,6 +8,7 @@
 #include "bench_sample.h"
 #include "reference/exact.h"
 #include "support/expect_error.h"
+#include "uniep/communicator.h"
 
 namespace uniep::tool {
 namespace {
@@ -165,21 +166,58 @@ TEST(BenchRows, WrongElementsAreTheDirections) {
   EXPECT_FALSE(rows[1].wrong);
 }
 
+TEST(WireRows, AreWhatTheRoutingSendsOverTheWire) {
+  BenchCase bench = make_case("tiny,tokens=2", 2, 0, 0);  // 4 experts a rank, top-2
+  bench.routing.topk_ids = {0, 1, 4, 5, /* of rank 1: */ 3, 6, 0, 1};
+  const std::vector<WireRows> wire = wire_rows(bench);
+  EXPECT_EQ(wire[0], (WireRows{.pulled = 2, .served = 1, .pushed = 3, .returned = 2}));
+  EXPECT_EQ(wire[1], (WireRows{.pulled = 1, .served = 2, .pushed = 2, .returned = 3}));
+}
+
+TEST(WireRows, AgreeWithThePlansOfTheRanks) {
+  const BenchCase bench = make_case("tiny,tokens=13", 4, 7, 1);
+  const std::vector<WireRows> wire = wire_rows(bench);
+  run_ranks(Communicator::cpu_group(4), [&](Communicator& member) {
+    Layer layer(bench.problem, member);
+    const std::span ids(bench.routing.topk_ids);
+    const Traffic traffic =
+        layer.plan(ids.subspan(static_cast<std::size_t>(member.rank()) * 26, 26)).traffic();
+    const WireRows& own = wire[static_cast<std::size_t>(member.rank())];
+    EXPECT_EQ(own.pulled, traffic.remote_pulls);
+    EXPECT_EQ(own.pushed, traffic.remote_rows);
+    EXPECT_EQ(bench.rows(member.rank()), traffic.rows);
+  });
+}
+
+/// Rows of 1 MB each.
+Floors floors_of(std::vector<GemmSeconds> gemms, std::vector<WireRows> wire) {
+  return {.gemms = std::move(gemms), .wire = std::move(wire), .hidden = 500'000};
+}
+
+GemmSeconds forward_gemms(double fc1_s, double fc2_s) {
+  GemmSeconds seconds{};
+  seconds[static_cast<std::size_t>(Stage::kFc1)] = fc1_s;
+  seconds[static_cast<std::size_t>(Stage::kFc2)] = fc2_s;
+  return seconds;
+}
+
 TEST(Floors, AreTheLongerOfGemmsAndWire) {
-  Floors floors{.traffic = {{.rows = 9, .remote_rows = 500, .remote_pulls = 250},
-                            {.rows = 9, .remote_rows = 740, .remote_pulls = 370}},
-                .hidden = 500'000};  // 1 MB a row: 1 and 2 ms over the link
-  const auto gemm = [&](Stage stage) -> double& {
-    return floors.gemms[static_cast<std::size_t>(stage)];
-  };
-  gemm(Stage::kFc1) = 4e-3;
-  gemm(Stage::kFc2) = 1e-3;
+  const Floors floors = floors_of({forward_gemms(4e-3, 1e-3), forward_gemms(1e-3, 1e-3)},
+                                  {{.pulled = 370, .served = 100, .pushed = 500, .returned = 740},
+                                   {.pulled = 100, .served = 370, .pushed = 740, .returned = 500}});
   EXPECT_DOUBLE_EQ(*floors.of(Stage::kDispatch), 1e-3);
   EXPECT_DOUBLE_EQ(*floors.of(Stage::kFc1), 4e-3);
   EXPECT_DOUBLE_EQ(*floors.of(Stage::kFc2), 2e-3);
   EXPECT_FALSE(floors.of(Stage::kReduce));
   EXPECT_DOUBLE_EQ(*floors.of(Pass::kForward), 5e-3);
-  EXPECT_DOUBLE_EQ(*floors.of(Pass::kBackward), 3e-3) << "the wire alone";
+  EXPECT_DOUBLE_EQ(*floors.of(Pass::kBackward), 3e-3) << "the wire alone, in or out";
+}
+
+TEST(Floors, AreOfOneRankWithAllOfItsGemms) {
+  const Floors floors = floors_of({forward_gemms(4e-3, 1e-3), forward_gemms(1e-3, 3e-3)}, {{}, {}});
+  EXPECT_DOUBLE_EQ(*floors.of(Stage::kFc1), 4e-3);
+  EXPECT_DOUBLE_EQ(*floors.of(Stage::kFc2), 3e-3);
+  EXPECT_DOUBLE_EQ(*floors.of(Pass::kForward), 5e-3);
 }
 
 TEST(Products, CountTheFlopsOfALayer) {

@@ -2,8 +2,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include <exception>
 #include <functional>
+#include <string>
 
+#include "base/check.h"
 #include "cuda/check.h"
 
 namespace uniep::testing {
@@ -31,9 +34,10 @@ class Graph {
     cuda::check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), "capture");
     try {
       calls();
-    } catch (...) {
+    } catch (const std::exception& error) {
       // What was refused has not spoilt the capture.
-      cuda::check_cuda(cudaStreamEndCapture(stream_, &graph_), "end a capture that found an error");
+      const std::string what = cat("end a capture that found an error (", error.what(), ")");
+      cuda::check_cuda(cudaStreamEndCapture(stream_, &graph_), what.c_str());
       cudaGraphDestroy(graph_);
       throw;
     }

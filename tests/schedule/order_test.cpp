@@ -335,6 +335,38 @@ TEST(Queue, RasterIsTheDirectionOfTheWalk) {
   EXPECT_EQ(first_block("single,tile_n=64,raster=along-n"), "0.0 0.1 0.2 1.0 1.1 1.2 ");
 }
 
+TEST(Queue, ABandBoundsTheWalkAlongTheRaster) {
+  const auto tiles = [](const char* schedule, std::int64_t rows, std::int64_t cols) {
+    std::string text;
+    for (std::int64_t i = 0; i < rows * cols; ++i) {
+      const GridTile t = walk(parse_schedule(schedule), rows, cols, i);
+      text += cat(t.m, ".", t.n, " ");
+    }
+    return text;
+  };
+  EXPECT_EQ(tiles("raster=along-m,band=2", 3, 2), "0.0 1.0 0.1 1.1 2.0 2.1 ");
+  EXPECT_EQ(tiles("raster=along-n,band=2", 2, 3), "0.0 0.1 1.0 1.1 0.2 1.2 ");
+  EXPECT_EQ(tiles("raster=along-m,band=1", 2, 3), tiles("raster=along-n", 2, 3));
+  EXPECT_EQ(tiles("raster=along-m,band=9", 2, 3), tiles("raster=along-m", 2, 3));
+}
+
+TEST(Queue, AWalkTakesEveryTileOnce) {
+  for (const char* raster : {"along-m", "along-n"}) {
+    for (int band = 0; band <= 6; ++band) {
+      for (std::int64_t rows = 1; rows <= 6; ++rows) {
+        const std::int64_t cols = 7 - rows;
+        const Schedule s = parse_schedule(cat("raster=", raster, ",band=", band));
+        std::set<std::pair<std::int64_t, std::int64_t>> seen;
+        for (std::int64_t i = 0; i < rows * cols; ++i) {
+          const GridTile t = walk(s, rows, cols, i);
+          EXPECT_TRUE(t.m >= 0 && t.m < rows && t.n >= 0 && t.n < cols) << to_string(s);
+          EXPECT_TRUE(seen.insert({t.m, t.n}).second) << to_string(s);
+        }
+      }
+    }
+  }
+}
+
 TEST(Queue, AnFc1TileHoldsHalfItsColumnsOfEitherHalf) {
   const RandomPass p = three_experts(Pass::kForward, "single,tile_n=64");
   EXPECT_EQ(column_tiles(p.view(0), Stage::kFc1), 6);

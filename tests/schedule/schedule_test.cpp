@@ -212,7 +212,7 @@ TEST(ScheduleAxes, EachChangesThePrintedLineAndTheScheduleAndNoOther) {
 // longer are as many as the fields.
 TEST(ScheduleAxes, ReachEveryField) {
   const auto [launch, waves, workers, dispatch_workers, dispatch_join, pull_tokens, dispatch_wire,
-              tile_m, tile_n, expert_order, rotate, raster, lag, ready_rows, token_block,
+              tile_m, tile_n, expert_order, rotate, raster, band, lag, ready_rows, token_block,
               push_depth, wgrad] = Schedule{};
   const int fields[] = {static_cast<int>(launch),
                         waves,
@@ -226,6 +226,7 @@ TEST(ScheduleAxes, ReachEveryField) {
                         static_cast<int>(expert_order),
                         static_cast<int>(rotate),
                         static_cast<int>(raster),
+                        band,
                         lag,
                         ready_rows,
                         token_block,

@@ -79,7 +79,8 @@ class GpuSuite(unittest.TestCase):
     def test_a_part_that_fails(self):
         code, output, verdicts = self.run_suite(GPU_SUITE_PARTS="^run.*single", FAILING_RANKS="2")
         self.assertEqual(code, 1, output)
-        self.assertEqual([v.split(":")[0] for v in verdicts.values()], ["passed", "FAILED", "passed"])
+        self.assertEqual([v.split(":")[0] for v in verdicts.values()],
+                         ["passed", "FAILED", "passed"])
 
     def test_other_bytes_fail(self):
         self.run_suite(GPU_SUITE_PARTS="^run --ranks 1 single")
@@ -89,14 +90,16 @@ class GpuSuite(unittest.TestCase):
     def test_without_a_gpu_nothing_runs(self):
         self.set_gpus(0)
         code, output, verdicts = self.run_suite(GPU_SUITE_PARTS="^cuda_plan")
-        self.assertEqual((code, verdicts), (3, {"cuda_plan_test": "did not run: there is no GPU here"}))
+        self.assertEqual((code, verdicts),
+                         (3, {"cuda_plan_test": "did not run: there is no GPU here"}))
         self.assertIn("# there is no GPU here", output)
 
     def test_parts_need_their_gpus(self):
         self.set_gpus(1)
         code, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^run.*single")
         self.assertEqual(code, 3)
-        self.assertEqual(list(verdicts.values()), ["passed"] + ["did not run: there are 1 GPUs here"] * 2)
+        self.assertEqual(list(verdicts.values()),
+                         ["passed"] + ["did not run: there are 1 GPUs here"] * 2)
         code, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^run.*single", GPU_SUITE_GPUS="1")
         self.assertEqual((code, len(verdicts)), (0, 1))
 
@@ -137,6 +140,13 @@ class GpuSuite(unittest.TestCase):
         self.run_suite(GPU_SUITE_PARTS="^cuda_plan")  # now it is known to be faster
         code, _, _ = self.run_suite(GPU_SUITE_PARTS="^cuda_plan", GPU_SUITE_SECONDS="20")
         self.assertEqual(code, 0)
+
+    def test_a_part_that_takes_too_long_is_ended(self):
+        self.run_suite(GPU_SUITE_PARTS="^cuda_plan")  # fast, so the next one is begun
+        self.program("build/tests/cuda/cuda_plan_test", "#!/bin/sh\nexec sleep 30\n")
+        code, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^cuda_plan", GPU_SUITE_SECONDS="2")
+        self.assertEqual((code, verdicts), (3, {
+            "cuda_plan_test": "did not run to its end: GPU_SUITE_SECONDS is 2"}))
 
     def test_the_list_runs_nothing(self):
         code, output, _ = self.run_suite(GPU_SUITE_LIST="1")

@@ -13,7 +13,6 @@
 #include "output_files.h"
 #include "progress.h"
 #ifdef UNIEP_HAS_CUDA
-#include "bench_device_cuda.h"
 #include "comm/process_environment.h"
 #include "cuda/driver.h"
 #include "launcher.h"
@@ -26,7 +25,7 @@ constexpr int kDefaultCpuRanks = 2;
 
 /// The command line as it was given; empty lists and 0 ranks stand for defaults.
 struct Flags {
-  std::string backend = "cpu";
+  std::string backend = "auto";
   int ranks = 0;
   std::vector<std::string> shapes;
   std::vector<std::string> schedules{"single"};
@@ -41,13 +40,9 @@ struct Flags {
 
 bool wants_cuda(const Flags& flags) { return backend_choice(flags.backend) == Backend::kCuda; }
 
-std::vector<std::string> default_shapes(bool cuda) {
-  if (!cuda) return {"tiny", "small"};
-  return {"deepseek-v3", "qwen3-235b", "qwen3-30b", "mixtral-8x7b", "gpt-oss-120b"};
-}
-
 std::vector<std::string> shapes_of(const Flags& flags) {
-  return flags.shapes.empty() ? default_shapes(wants_cuda(flags)) : flags.shapes;
+  if (!flags.shapes.empty()) return flags.shapes;
+  return wants_cuda(flags) ? workload::model_names() : std::vector<std::string>{"tiny", "small"};
 }
 
 BenchOptions bench_options(const Flags& flags, int ranks) {
@@ -133,33 +128,33 @@ int run_cuda(const Flags& flags, const Invocation& invocation) {
     return launch_ranks(ranks, invocation.arguments);
   }
   const Communicator member = Communicator::cuda_from_environment();
-  CudaBenchDevice device;
+  const auto device = cuda_bench_device();
   return run_on(
       flags, invocation.command,
       {.count = member.size(),
        .speaks = member.rank() == 0,
        .backend = "cuda",
        .machine = cat(member.size(), " x ", cuda::device_text(0), ", ", to_string(this_machine())),
-       .no_floor = device.no_gemms_reason(),
+       .no_floor = device->no_gemms_reason(),
        .run = [&](const auto& body) {
          Communicator own = member;
-         body(own, device);
+         body(own, *device);
        }});
 }
 #endif
 
 int run_cpu(const Flags& flags, const Invocation& invocation) {
   const int count = flags.ranks > 0 ? flags.ranks : kDefaultCpuRanks;
-  CpuBenchDevice device;
+  const auto device = cpu_bench_device();
   return run_on(flags, invocation.command,
                 {.count = count,
                  .speaks = true,
                  .backend = "cpu",
                  .machine = to_string(this_machine()),
-                 .no_floor = device.no_gemms_reason(),
+                 .no_floor = device->no_gemms_reason(),
                  .run = [&](const auto& body) {
                    run_ranks(Communicator::cpu_group(count),
-                             [&](Communicator& member) { body(member, device); });
+                             [&](Communicator& member) { body(member, *device); });
                  }});
 }
 
@@ -180,25 +175,14 @@ void add_what_options(CLI::App& sub, Flags& flags) {
                 shapes_and_keys());
   group.add("--schedule", flags.schedules, "PRESET|key=value,...",
             "Schedules to measure side by side, as in uniep run (default: single)");
-  group
-      .add("--pass", flags.pass, "DIRECTION",
-           "forward, backward (its forward pass runs unmeasured) or both (default)")
-      ->check(one_of({"forward", "backward", "both"}));
-  group.add("--seed", flags.seed, "S", "Seed of the layers (default 0)")->check(a_seed());
-  group
-      .add("--skew", flags.skew, "Z",
-           "How unevenly experts are loaded, 0 to 100: 0 (default) evenly, 1 like Zipf's law")
-      ->check(a_skew());
+  add_pass(group, flags.pass);
+  add_seed(group, flags.seed);
+  add_skew(group, flags.skew);
 }
 
 void add_how_options(CLI::App& sub, Flags& flags) {
   OptionGroup group(sub, "How to measure it");
-  group
-      .add(
-          "--backend", flags.backend, "NAME",
-          "cpu (default), or cuda: a process for each GPU, started here or, with RANK, WORLD_SIZE, "
-          "LOCAL_RANK, MASTER_ADDR and MASTER_PORT set, by torchrun and the like")
-      ->check(one_of({"cpu", "cuda"}));
+  add_backend(group, flags.backend);
   group
       .add("--ranks", flags.ranks, "N",
            cat("Ranks, 1 to 64 (default: ", kDefaultCpuRanks, "; with cuda: every GPU)"))
@@ -210,8 +194,7 @@ void add_how_options(CLI::App& sub, Flags& flags) {
   sub.add_flag("--no-check", flags.no_check,
                described("Do not compare results with schedule sequential and with float64"))
       ->group("How to measure it");
-  group.add("--json", flags.json, "FILE.json",
-            "Write the figures; docs/results.md describes the file");
+  add_json(group, flags.json);
 }
 
 }  // namespace
@@ -229,8 +212,7 @@ void add_bench(CLI::App& app, Invocation& invocation) {
       "  uniep bench --backend cuda --ranks 4 --json bench.json\n"
       "\n"
       "Exits with 0; with 1 where results are wrong or a pass fails; with 2 where arguments or "
-      "files "
-      "cannot be used.");
+      "files cannot be used.");
   sub->callback([flags, &invocation] { invocation.exit_code = run(*flags, invocation); });
 }
 

@@ -21,6 +21,35 @@ std::int64_t BenchCase::rows() const {
   return std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), std::int64_t{0});
 }
 
+std::int64_t BenchCase::rows(int rank) const {
+  const auto first = rows_per_expert.begin() + rank * local_experts();
+  return std::accumulate(first, first + local_experts(), std::int64_t{0});
+}
+
+std::vector<WireRows> wire_rows(const BenchCase& bench) {
+  std::vector<WireRows> wire(static_cast<std::size_t>(bench.ranks));
+  const auto slots = static_cast<std::size_t>(bench.spec.topk);
+  for (std::size_t first = 0; first < bench.routing.topk_ids.size(); first += slots) {
+    const auto token = static_cast<std::int64_t>(first / slots);
+    const auto source = static_cast<std::size_t>(token / bench.spec.tokens);
+    std::vector<bool> pulls(wire.size());
+    for (std::size_t slot = first; slot < first + slots; ++slot) {
+      const auto rank =
+          static_cast<std::size_t>(bench.routing.topk_ids[slot] / bench.local_experts());
+      if (rank == source) continue;
+      pulls[rank] = true;
+      ++wire[rank].pushed;
+      ++wire[source].returned;
+    }
+    for (std::size_t rank = 0; rank < wire.size(); ++rank) {
+      if (!pulls[rank]) continue;
+      ++wire[rank].pulled;
+      ++wire[source].served;
+    }
+  }
+  return wire;
+}
+
 workload::ShapeSpec parse_bench_shape(const std::string& shape, int ranks) {
   workload::ShapeSpec spec = workload::parse_shape(shape);
   require(spec.num_experts % ranks == 0, ErrorCode::kInvalidArgument, "--shape ", shape, " has ",

@@ -20,6 +20,17 @@ struct BenchOptions {
   bool check = true;
 };
 
+/// Rows that a rank moves over the wire in one direction of a layer, at H elements each. Dispatch
+/// takes every (source, token) once, combine every row that came from another rank.
+struct WireRows {
+  std::int64_t pulled = 0;    ///< in, by dispatch
+  std::int64_t served = 0;    ///< out: what other ranks pull
+  std::int64_t pushed = 0;    ///< out, by combine
+  std::int64_t returned = 0;  ///< in: what other ranks push
+
+  friend bool operator==(const WireRows&, const WireRows&) = default;
+};
+
 /// One shape of a benchmark. Its tensors are never held in one place: each element follows from
 /// `numbers_of`, wherever it is needed.
 struct BenchCase {
@@ -32,8 +43,12 @@ struct BenchCase {
   Problem problem{};
 
   std::int64_t local_experts() const { return spec.num_experts / ranks; }
-  std::int64_t rows() const;  ///< of all ranks
+  std::int64_t rows() const;          ///< of all ranks
+  std::int64_t rows(int rank) const;  ///< of the experts of one
 };
+
+/// Of every rank.
+std::vector<WireRows> wire_rows(const BenchCase& bench);
 
 /// Throws Error(kInvalidArgument) where the shape does not parse, or ranks do not divide its
 /// experts.

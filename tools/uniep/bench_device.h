@@ -33,9 +33,9 @@ class BenchDevice {
   virtual bool runs_ahead() const = 0;
   virtual Bootstrap& bootstrap(const Communicator& member) const = 0;
 
-  /// Medians of the bare GEMMs of a layer at perfect balance; `w1` and `w2` are a rank's weights.
-  /// Nothing where `no_gemms_reason` has a sentence.
-  virtual std::optional<GemmSeconds> gemm_seconds(const BenchCase& bench,
+  /// Medians of a rank's bare GEMMs, its rows spread evenly over its experts; `w1` and `w2` are its
+  /// weights. Nothing where `no_gemms_reason` has a sentence.
+  virtual std::optional<GemmSeconds> gemm_seconds(const BenchCase& bench, int rank,
                                                   const BenchOptions& options,
                                                   std::span<const bf16> w1,
                                                   std::span<const bf16> w2) = 0;
@@ -61,24 +61,9 @@ class BenchTensor {
 };
 
 /// The memory of this process.
-class CpuBenchDevice final : public BenchDevice {
- public:
-  std::shared_ptr<std::byte> allocate(std::int64_t bytes) override;
-  void fill(std::span<bf16> to, const workload::Numbers& numbers, std::uint64_t first) override;
-  void poison(std::span<std::byte> memory) override;
-  void upload(std::span<std::byte> to, const void* from) override;
-  void download(void* to, std::span<const std::byte> from) override;
-  std::int64_t count_differing(std::span<const std::byte> a, std::span<const std::byte> b,
-                               int width) override;
-  bool runs_ahead() const override { return false; }
-  Bootstrap& bootstrap(const Communicator& member) const override;
-  std::optional<GemmSeconds> gemm_seconds(const BenchCase&, const BenchOptions&,
-                                          std::span<const bf16>, std::span<const bf16>) override {
-    return std::nullopt;
-  }
-  std::string no_gemms_reason() const override {
-    return "the CPU backend has nothing to compare with";
-  }
-};
+std::unique_ptr<BenchDevice> cpu_bench_device();
+
+/// The memory of this thread's GPU; in builds with the CUDA backend.
+std::unique_ptr<BenchDevice> cuda_bench_device();
 
 }  // namespace uniep::tool

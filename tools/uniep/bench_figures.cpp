@@ -64,23 +64,35 @@ std::vector<Product> products(const workload::ShapeSpec& spec, Pass pass, std::i
           {Stage::kWgrad1, ProductLayout::kTN, 2 * inter, hidden, rows}};
 }
 
+double Floors::gemms_s(std::span<const Stage> stages) const {
+  double most = 0;
+  for (const GemmSeconds& of_rank : gemms) {
+    double sum = 0;
+    for (const Stage stage : stages) sum += of_rank[static_cast<std::size_t>(stage)];
+    most = std::max(most, sum);
+  }
+  return most;
+}
+
+/// Links carry as much in as out at the same time.
 double Floors::wire_s(bool pull, bool push) const {
   std::int64_t most = 0;
-  for (const Traffic& t : traffic) {
-    most = std::max(most, (pull ? t.remote_pulls : 0) + (push ? t.remote_rows : 0));
+  for (const WireRows& w : wire) {
+    const std::int64_t in = (pull ? w.pulled : 0) + (push ? w.returned : 0);
+    const std::int64_t out = (pull ? w.served : 0) + (push ? w.pushed : 0);
+    most = std::max({most, in, out});
   }
   return static_cast<double>(most * hidden) * sizeof(bf16) / kLinkBytesPerSecond;
 }
 
 std::optional<double> Floors::of(Stage stage) const {
-  const double wire = wire_s(pulls(stage), pushes(stage));
-  return if_positive(std::max(gemms[static_cast<std::size_t>(stage)], wire));
+  return if_positive(std::max(gemms_s(std::span(&stage, 1)), wire_s(pulls(stage), pushes(stage))));
 }
 
 std::optional<double> Floors::of(Pass pass) const {
-  double sum = 0;
-  for (const Product& p : products({}, pass, 0)) sum += gemms[static_cast<std::size_t>(p.stage)];
-  return if_positive(std::max(sum, wire_s(true, true)));
+  std::vector<Stage> stages;
+  for (const Product& p : products({}, pass, 0)) stages.push_back(p.stage);
+  return if_positive(std::max(gemms_s(stages), wire_s(true, true)));
 }
 
 Wrong& Wrong::operator+=(const Wrong& other) {

@@ -3,10 +3,11 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
+#include "bench_case.h"
 #include "uniep/layer.h"
-#include "workload/synthetic.h"
 
 namespace uniep::tool {
 
@@ -26,18 +27,19 @@ struct Product {
 /// The products of a direction for an expert of `rows` rows, in the order of the pass.
 std::vector<Product> products(const workload::ShapeSpec& spec, Pass pass, std::int64_t rows);
 
-/// Times of the bare GEMMs by stage, all local experts at perfect balance; 0 where a stage has
-/// none.
+/// Times of the bare GEMMs by stage, a rank's rows spread evenly over its experts; 0 where a stage
+/// has none.
 using GemmSeconds = std::array<double, kNumStages>;
 
 /// What a link between two GPUs carries in one direction at best (H200, NVLink 4), in bytes/s.
 inline constexpr double kLinkBytesPerSecond = 370e9;
 
 /// What no schedule can go below. The GEMMs keep the tensor cores busy and the wire is used beside
-/// them, so a direction's floor is the longer of the two.
+/// them, so a direction's floor is the longer of the two; each is that of the busiest rank, for no
+/// rank can do another's share.
 struct Floors {
-  GemmSeconds gemms{};
-  std::vector<Traffic> traffic{};  ///< [rank]
+  std::vector<GemmSeconds> gemms{};  ///< [rank]
+  std::vector<WireRows> wire{};      ///< [rank]
   std::int64_t hidden = 0;
 
   /// Nothing where a stage has neither a GEMM nor bytes to move.
@@ -45,6 +47,7 @@ struct Floors {
   std::optional<double> of(Pass pass) const;
 
  private:
+  double gemms_s(std::span<const Stage> stages) const;
   double wire_s(bool pulls, bool pushes) const;
 };
 

@@ -99,11 +99,11 @@ DeviceArray<bf16> random_rows(std::int64_t count, std::uint64_t stream) {
 
 }  // namespace
 
-GemmSeconds time_gemms(const BenchCase& bench, const BenchOptions& options,
+GemmSeconds time_gemms(const BenchCase& bench, int rank, const BenchOptions& options,
                        std::span<const bf16> w1, std::span<const bf16> w2) {
   const workload::ShapeSpec& s = bench.spec;
   const std::int64_t experts = bench.local_experts();
-  const std::int64_t rows = ceil_div<std::int64_t>(bench.rows(), s.num_experts);
+  const std::int64_t rows = ceil_div(bench.rows(rank), experts);
   GemmSeconds seconds{};
   if (rows == 0) return seconds;
 

@@ -159,18 +159,12 @@ BenchReport RankBench::run() {
 }
 
 void RankBench::measure_floors(BenchReport& report) {
-  const auto gemms = device_.gemm_seconds(bench_, options_, w1_.span(), w2_.span());
-  const auto traffic = gatherer_.gather_one(plan_->traffic());
-  // A rank that has none says so by zeros: the exchange is everybody's.
-  Floors floors{.traffic = traffic, .hidden = bench_.spec.hidden};
-  bool all = true;
-  for (const GemmSeconds& of_rank : gatherer_.gather_one(gemms.value_or(GemmSeconds{}))) {
-    all = all && of_rank != GemmSeconds{};
-    for (std::size_t i = 0; i < of_rank.size(); ++i) {
-      floors.gemms[i] = std::max(floors.gemms[i], of_rank[i]);
-    }
-  }
-  if (all) report.floors = floors;
+  const auto gemms = device_.gemm_seconds(bench_, rank_, options_, w1_.span(), w2_.span());
+  // The exchange is everybody's, but one rank without cuBLAS is enough for there to be no floor.
+  const auto all = gatherer_.gather_one(gemms.value_or(GemmSeconds{}));
+  const auto measured = gatherer_.gather_one(gemms ? 1 : 0);
+  if (std::ranges::find(measured, 0) != measured.end()) return;
+  report.floors = {.gemms = all, .wire = wire_rows(bench_), .hidden = bench_.spec.hidden};
 }
 
 std::vector<BenchPass> RankBench::measure(const Schedule& schedule) {

@@ -93,9 +93,9 @@ std::string check_note(bool check) {
 }
 
 std::string sample_note() {
-  return cat("on each rank out, dx and dprobs of ", kSampledTokens, " tokens; of one expert ", 2,
-             " x ", kSampledColumns, " x ", kSampledHidden, " elements of dw1 and ", kSampledHidden,
-             " x ", kSampledColumns, " of dw2");
+  return cat("on each rank out, dx and dprobs of ", kSampledTokens, " tokens; of one expert 2 x ",
+             kSampledColumns, " x ", kSampledHidden, " elements of dw1 and ", kSampledHidden, " x ",
+             kSampledColumns, " of dw2");
 }
 
 Json row_json(const BenchEntry& entry, const Schedule& schedule, const BenchRow& row) {
@@ -148,8 +148,10 @@ void print_bench_header(std::ostream& out, const BenchHeader& header, const Benc
   notes.add("figures", cat("medians of ", options.iterations, " passes after ", options.warmup,
                            " for warming up, of the slowest rank; TFLOP/s and GB/s per rank"));
   notes.add("floor", header.no_floor.empty()
-                         ? cat("bare GEMMs by batched cuBLAS at perfect balance, or the wire at ",
-                               kLinkBytesPerSecond * 1e-9, " GB/s where that takes longer")
+                         ? cat("bare GEMMs by batched cuBLAS, a rank's rows spread evenly over its "
+                               "experts, or the wire at ",
+                               kLinkBytesPerSecond * 1e-9,
+                               " GB/s where that takes longer; of the busiest rank")
                          : "none: " + header.no_floor);
   notes.add("check", check_note(options.check));
   if (options.check) notes.add("samples", sample_note());

@@ -25,6 +25,38 @@ CLI::Validator a_seed() { return range(std::int64_t{0}, std::numeric_limits<std:
 
 CLI::Validator a_skew() { return range(0.0, 100.0); }
 
+CLI::Option* add_seed(OptionGroup& group, std::uint64_t& seed) {
+  return group.add("--seed", seed, "S", "Seed of a made-up layer (default 0)")->check(a_seed());
+}
+
+CLI::Option* add_skew(OptionGroup& group, double& skew) {
+  return group
+      .add("--skew", skew, "Z",
+           "How unevenly a made-up layer loads its experts, 0 to 100: 0 (default) evenly, 1 like "
+           "Zipf's law")
+      ->check(a_skew());
+}
+
+void add_pass(OptionGroup& group, std::string& pass) {
+  group
+      .add(
+          "--pass", pass, "DIRECTION",
+          "What to measure: forward, backward (its forward pass runs unmeasured) or both (default)")
+      ->check(one_of({"forward", "backward", "both"}));
+}
+
+void add_backend(OptionGroup& group, std::string& backend) {
+  group
+      .add("--backend", backend, "NAME",
+           "auto (default: cpu), cpu, or cuda: a process for each GPU, started here or, with RANK, "
+           "WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set, by torchrun and the like")
+      ->check(one_of({"auto", "cpu", "cuda"}));
+}
+
+void add_json(OptionGroup& group, std::string& path) {
+  group.add("--json", path, "FILE.json", "Write the figures; docs/results.md describes the file");
+}
+
 std::string shapes_and_keys() {
   std::string names;
   for (const std::string& name : workload::shape_names())

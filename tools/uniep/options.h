@@ -45,6 +45,13 @@ CLI::Validator one_of(std::vector<std::string> names);
 CLI::Validator a_seed();
 CLI::Validator a_skew();
 
+// Options that mean the same wherever they are.
+CLI::Option* add_seed(OptionGroup& group, std::uint64_t& seed);
+CLI::Option* add_skew(OptionGroup& group, double& skew);
+void add_pass(OptionGroup& group, std::string& pass);
+void add_backend(OptionGroup& group, std::string& backend);
+void add_json(OptionGroup& group, std::string& path);
+
 /// "deepseek-v3, ..., custom. Keys: tokens (per rank), ..."
 std::string shapes_and_keys();
 

@@ -204,15 +204,8 @@ void add_input_options(CLI::App& sub, Flags& flags) {
             "and, for backward, dy");
   CLI::Option* shape = group.add("--shape", flags.shape, "NAME[,key=value...]",
                                  "Make a layer up. Names: " + shapes_and_keys());
-  group.add("--seed", flags.seed, "S", "Seed of a made-up layer (default 0)")
-      ->needs(shape)
-      ->check(a_seed());
-  group
-      .add("--skew", flags.skew, "Z",
-           "How unevenly a made-up layer loads its experts, 0 to 100: 0 (default) evenly, 1 like "
-           "Zipf's law")
-      ->needs(shape)
-      ->check(a_skew());
+  add_seed(group, flags.seed)->needs(shape);
+  add_skew(group, flags.skew)->needs(shape);
 }
 
 void add_how_options(CLI::App& sub, Flags& flags) {
@@ -230,11 +223,7 @@ void add_how_options(CLI::App& sub, Flags& flags) {
       "and then pairs (default: single). Keys that it leaves alone have the backend's defaults. "
       "`uniep info` lists presets and keys. Results do not depend on the schedule, not by a "
       "bit");
-  group
-      .add(
-          "--pass", flags.pass, "DIRECTION",
-          "What to measure: forward, backward (its forward pass runs unmeasured) or both (default)")
-      ->check(one_of({"forward", "backward", "both"}));
+  add_pass(group, flags.pass);
   group
       .add("--main-grad", flags.main_grad, "TYPE",
            "Weight gradients: bf16 (default), or fp32, sums added to a main_grad that starts from "
@@ -246,11 +235,7 @@ void add_how_options(CLI::App& sub, Flags& flags) {
       ->group(name);
   group.add("--repeat", flags.repeat, "N", "Measured steps (default 1), after one for warming up")
       ->check(range(1, 1000000));
-  group
-      .add("--backend", flags.backend, "NAME",
-           "auto (default: cpu), cpu, or cuda: a process for each GPU, started here or, with RANK, "
-           "WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set, by torchrun and the like")
-      ->check(one_of({"auto", "cpu", "cuda"}));
+  add_backend(group, flags.backend);
 }
 
 void add_result_options(CLI::App& sub, Flags& flags) {
@@ -267,8 +252,7 @@ void add_result_options(CLI::App& sub, Flags& flags) {
             "Write the last step's timeline for https://ui.perfetto.dev or chrome://tracing");
   group.add("--plot", flags.plot, "FILE.svg",
             "Draw the load per expert, the time per stage and the timeline of the last step");
-  group.add("--json", flags.json, "FILE.json",
-            "Write the figures; docs/results.md describes the file");
+  add_json(group, flags.json);
 }
 
 }  // namespace
