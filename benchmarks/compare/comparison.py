@@ -4,7 +4,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from compare import group, shapes, timing
-from compare.figures import StageTimes, Times, TimeUse
+from compare.figures import PRODUCTS, StageTimes, Times, TimeUse
 from compare.inputs import Weights, make_inputs
 from compare.plain_layer import PlainLayer
 from compare.timing import Timed
@@ -121,7 +121,11 @@ class Comparison:
             self.torch.forward()
             self.torch.backward()
             return timing.time_products(self.torch.products(), self.exchange.offsets,
-                                        self.args.iterations, self.is_even())
+                                        self.args.iterations, self.is_even(), self.torch_pass)
+
+    def torch_pass(self, product):
+        """The pass of the torch layer that has the product."""
+        return self.torch.forward if product in PRODUCTS["forward"] else self.torch.backward
 
     def is_even(self):
         """Whether a layer with as many rows for each expert is like this one."""

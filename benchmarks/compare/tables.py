@@ -75,7 +75,8 @@ def time_lines(directions):
 STAGE_NOTES = [
     "#",
     "# stages of uniep. bare: torch._grouped_mm of the product alone; push: its rows' bytes over",
-    "# the wire at 340 GB/s; ratio: ms / bare, where there is a push ms / max(bare, push); GB/s:",
+    "# the wire at 340 GB/s; ratio: ms / bare, where there is a push ms / max(bare, push); hot: the",
+    "# same with the product timed right behind a whole pass, where a stage is timed too; GB/s:",
     "# pulled over the wire (dispatch), read and written (reduce), of the rank that came last and",
     "# waited for no other; of limit: that over 370 GB/s (dispatch), a copy's speed (reduce); eff:",
     "# floor / ms, where the floor is the better product below or push, or the bytes at the limit",
@@ -89,12 +90,12 @@ def stage_lines(stages):
     table = Table(("shape", longest([r["shape"] for r, _ in stages], "shape"), ""),
                   ("pass", 8, ""), ("schedule", longest([s for _, s in stages], "schedule"), ""),
                   ("stage", 8, ""), ("ms", 9, ".3f"), ("p10", 9, ".3f"), ("p90", 9, ".3f"),
-                  ("bare ms", 9, ".3f"), ("push ms", 9, ".3f"), ("ratio", 6, ".2f"),
-                  ("GB/s", 6, ".0f"), ("of limit", 8, ".1%"), ("eff", 6, ".1%"))
+                  ("bare ms", 9, ".3f"), ("hot ms", 9, ".3f"), ("push ms", 9, ".3f"),
+                  ("ratio", 6, ".2f"), ("hot", 6, ".2f"), ("GB/s", 6, ".0f"), ("of limit", 8, ".1%"), ("eff", 6, ".1%"))
     return STAGE_NOTES + [table.header()] + [
         table.line(r["shape"], r["pass"], schedule, r["direction"], r["ms"], r["p10"], r["p90"],
-                   r["baseline_ms"], r.get("push_ms"), r.get("ratio"), r.get("gbps"),
-                   r.get("of_limit"), r["efficiency"])
+                   r["baseline_ms"], r.get("hot_ms"), r.get("push_ms"), r.get("ratio"),
+                   r.get("hot_ratio"), r.get("gbps"), r.get("of_limit"), r["efficiency"])
         for r, schedule in stages]
 
 

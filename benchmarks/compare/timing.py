@@ -1,4 +1,5 @@
 """Times calls by events on the device, all ranks together."""
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,21 +36,18 @@ def time_once(timed):
     return begin.elapsed_time(end)
 
 
-def rotated(items, steps):
-    """The items from number `steps` on, around."""
-    first = steps % len(items)
-    return [*items[first:], *items[:first]]
-
-
 def measure(all_timed, iterations):
     """Milliseconds of each, [call][rank][turn].
 
-    Calls take turns, each turn beginning with another one, so that neither a drift of the machine
-    nor the heat that the others leave meets one of them alone.
+    Calls take turns, and each turn has an order of its own, the same on all ranks: the power that a
+    GPU grants a call depends on what it has just done, so a call with always the same neighbour
+    would be measured up to a tenth too fast or too slow.
     """
     samples = [[] for _ in all_timed]
+    order, shuffled = list(range(len(all_timed))), random.Random(1)
     for turn in range(WARMUPS + iterations):
-        for number in rotated(range(len(all_timed)), turn):
+        shuffled.shuffle(order)
+        for number in order:
             ms = time_once(all_timed[number])
             if turn >= WARMUPS:
                 samples[number].append(ms)
@@ -66,19 +64,22 @@ def copy_gbps(iterations):
     return 2 * source.nbytes / Times.of_slowest(ranks).ms * 1e-6
 
 
-def time_products(operands, offsets, iterations, even):
+def time_products(operands, offsets, iterations, even, whole_pass):
     """Product by name. `operands` has the two operands that torch._grouped_mm takes. Where the load
     is `even`, every expert having rows on every rank, there are batched products to compare with.
+    `whole_pass(name)` is the pass that has the product.
     """
     calls = []
-    for a, b in operands.values():
-        calls.append(Timed(lambda a=a, b=b: torch._grouped_mm(a, b, offs=offsets)))
+    for name, (a, b) in operands.items():
+        grouped = lambda a=a, b=b: torch._grouped_mm(a, b, offs=offsets)
+        calls += [Timed(grouped), Timed(grouped, before=whole_pass(name))]
         if even:
             even_a, even_b = balanced(a, b, len(offsets))
             calls.append(Timed(lambda a=even_a, b=even_b: torch.bmm(a, b)))
     medians = iter([[quantile(values, 0.5) for values in ranks]
                     for ranks in measure(calls, iterations)])
-    return {name: Product(next(medians), next(medians) if even else None) for name in operands}
+    return {name: Product(grouped=next(medians), hot=next(medians),
+                          batched=next(medians) if even else None) for name in operands}
 
 
 def balanced(a, b, experts):

@@ -15,9 +15,9 @@ from compare.shapes import (MODELS, Shape, Wire, capacity_rows, parse_case, pars
 
 SHAPE = Shape("small", tokens=4, hidden=8, intermediate=16, experts=4, topk=2)
 # Milliseconds of two ranks, of which the second is the busier one.
-PRODUCTS = {"fc1": Product([1, 3], [2, 2]), "fc2": Product([1, 1], [2, 2]),
-            "dfc2": Product([0, 1], None), "dfc1": Product([0, 4], [0, 3]),
-            "wgrad2": Product([0, 2], [0, 2]), "wgrad1": Product([0, 5], [0, 6])}
+PRODUCTS = {"fc1": Product([1, 3], [2, 2], [1, 3]), "fc2": Product([1, 1], [2, 2], [1, 1]),
+            "dfc2": Product([0, 1], None, [0, 1]), "dfc1": Product([0, 4], [0, 3], [0, 4]),
+            "wgrad2": Product([0, 2], [0, 2], [0, 2]), "wgrad1": Product([0, 5], [0, 6], [0, 5])}
 NO_WIRE = Wire([0, 0], [0, 0], [0, 0], [0, 0])
 
 
@@ -31,9 +31,9 @@ class Figures(unittest.TestCase):
         self.assertEqual(Times.of_slowest([[1, 1, 9], [2, 2, 2]]), Times(2, 2, 2))
 
     def test_a_product_is_as_fast_as_the_better_way_on_the_slowest_rank(self):
-        product = Product([1, 3], [2, 2])
+        product = Product([1, 3], [2, 2], [1, 3])
         self.assertEqual((product.grouped_ms, product.batched_ms, product.floor_ms), (3, 2, 2))
-        product = Product([1, 3], None)
+        product = Product([1, 3], None, [1, 3])
         self.assertEqual((product.batched_ms, product.floor_ms), (None, 3))
 
     def test_a_floor_is_the_products_or_the_wire(self):
@@ -47,7 +47,7 @@ class Figures(unittest.TestCase):
         self.assertAlmostEqual(wire.floor_ms(370), 2)  # in 1 and 2 ms, out 2 and 1
 
     def test_a_floor_is_of_one_rank_with_all_of_its_products(self):
-        uneven = {"fc1": Product([9, 1], None), "fc2": Product([1, 5], None)}
+        uneven = {"fc1": Product([9, 1], None, [9, 1]), "fc2": Product([1, 5], None, [1, 5])}
         self.assertEqual(direction_floor_ms("forward", uneven, NO_WIRE), 10)
 
     def test_time_is_shared_by_all_processors(self):
@@ -62,9 +62,11 @@ class Figures(unittest.TestCase):
         wire = Wire(pulled=[370e6, 0], served=[0, 1], pushed=[680e6, 0], returned=[0, 1])
         times = lambda ms: StageTimes([[ms, ms / 2]])
         figures = lambda stage, ms: stage_figures(stage, times(ms), SHAPE, PRODUCTS, wire, 4000)
-        self.assertEqual(figures("fc1", 6), {"baseline_ms": 3, "floor_ms": 2, "ratio": 2})
+        self.assertEqual(figures("fc1", 6), {"baseline_ms": 3, "hot_ms": 3, "floor_ms": 2,
+                                             "ratio": 2, "hot_ratio": 2})
         self.assertEqual(figures("fc2", 6),
-                         {"baseline_ms": 1, "push_ms": 2, "floor_ms": 2, "ratio": 3})
+                         {"baseline_ms": 1, "hot_ms": 1, "push_ms": 2, "floor_ms": 2, "ratio": 3,
+                          "hot_ratio": 3})
         self.assertEqual(figures("dispatch", 2), {"floor_ms": 1, "gbps": 185, "of_limit": 0.5})
         self.assertEqual(figures("enter", 1), {})
         reduce = figures("reduce", 2e-6)
@@ -181,7 +183,7 @@ class Reports(unittest.TestCase):
         stage = {**self.record(floor_ms=1.0), "pass": "forward", "direction": "fc1", "ratio": 1.5}
         lines = tables.stage_lines([(stage, "single")])
         self.assertIn(" 1.50 ", lines[-1])
-        lines = tables.product_lines([(SHAPE, 1.5, "fc1", Product([1.0, 2.0], None))])
+        lines = tables.product_lines([(SHAPE, 1.5, "fc1", Product([1.0, 2.0], None, [1.0, 2.0]))])
         self.assertEqual(lines[-1].split()[:4], ["small", "fc1", "2.000", "-"])
         self.assertEqual(tables.stage_lines([]), [])
 
