@@ -88,6 +88,7 @@ class SoakLayer {
   }
   template <class T>
   static void read(std::span<T> to, const DeviceTensor<T>& from) {
+    if (to.empty()) return;
     cuda::check_cuda(
         cudaMemcpy(to.data(), from.span().data(), to.size_bytes(), cudaMemcpyDeviceToHost),
         "download");
