@@ -7,16 +7,24 @@
 
 namespace uniep::cuda {
 
-/// What the stages that push rows share: their epilogue writes rows of kPushCols columns, the first
-/// part to the consumer's own boxes, the second to the borrowed slot.
+/// What the stages that push rows share: their epilogue writes rows of kPushCols columns, where
+/// there are two parts the first to the borrowed slot, the last to the consumer's own boxes.
 template <class Shape>
 struct RowPush : EmptyEpilogueSlots<Shape, (Shape::kN > kPushCols)> {
   static constexpr int kParts = Shape::kN / kPushCols;
 
+  static __device__ constexpr bool in_slot(int part) { return part + 1 < kParts; }
+
+  /// Where 64 rows begin.
+  static __device__ __forceinline__ std::uint8_t* rows_of(PassShared<Shape>& shared, int consumer,
+                                                          int slot, int part) {
+    return output_box(shared, consumer, slot, in_slot(part) ? Shape::kOwnBoxes : 0);
+  }
+
   /// Buffers that stand for a part: all of the consumer's own boxes, or the first of the slot's.
   template <class F>
   static __device__ __forceinline__ void for_each_buffer(int part, F&& f) {
-    if (part > 0) return f(Shape::kOwnBoxes);
+    if (in_slot(part)) return f(Shape::kOwnBoxes);
 #pragma unroll
     for (int buffer = 0; buffer < Shape::kOwnBoxes; ++buffer) f(buffer);
   }
@@ -31,7 +39,7 @@ struct RowPush : EmptyEpilogueSlots<Shape, (Shape::kN > kPushCols)> {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       for_each_buffer(part, [&](int buffer) { consumer.acquire(buffer); });
-      std::uint8_t* rows = output_rows(consumer.shared, consumer.index, consumer.ring.slot, part);
+      std::uint8_t* rows = rows_of(consumer.shared, consumer.index, consumer.ring.slot, part);
       const std::uint32_t lane_row =
           ptx::shared_address(rows) +
           static_cast<std::uint32_t>((16 * consumer.warp + consumer.lane % 16) * kPushRowBytes +
@@ -131,14 +139,14 @@ __device__ __forceinline__ void push_rows(Sender<Shape>& sender, const PushRows&
       to[i] = reinterpret_cast<std::uint64_t>(row);
     }
     Push::for_each_buffer(part, [&](int buffer) { sender.wait_written(buffer); });
-    store_part(output_rows(sender.shared, sender.index, sender.ring.slot, part), to,
+    store_part(Push::rows_of(sender.shared, sender.index, sender.ring.slot, part), to,
                cols - part * kPushCols, sender.lane);
     __syncwarp();
     if (sender.lane == 0) {
       Push::for_each_buffer(part, [&](int buffer) { sender.give_back(buffer); });
     }
+    if (Push::in_slot(part)) sender.give_back_slot();
   }
-  if (Push::kEpilogueSlots > 0) sender.give_back_slot();
   if (!may_signal(ctx.faults, work.name())) return;
   signal_arrivals(sender, rows, static_cast<std::uint32_t>(cols));
 }

@@ -19,6 +19,7 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (3 * Shape::kN / 2 / kBoxCols > Shape::kO
   static constexpr ptx::Major kMajorB = ptx::Major::kK;
   static constexpr int kHalf = Shape::kN / 2;
   static constexpr int kChunks = kHalf / kBoxCols;
+  static constexpr int kBoxes = 3 * kChunks;
   static constexpr bool kBorrows = Fc1::kEpilogueSlots > 0;
 
   static __device__ __forceinline__ void load(const StageMaps& maps, OperandSlot<Shape>& slot,
@@ -30,30 +31,59 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (3 * Shape::kN / 2 / kBoxCols > Shape::kO
     ptx::tma_load(slot.b + kHalf * kTileK * 2, maps.b, full, k, work.n, 1, work.expert);
   }
 
-  /// The probabilities come from the rows' own ranks, whose tokens dispatch has seen published; the
-  /// main loop hides the way. Every column tile fetches them, the first keeps them for backward.
-  static __device__ __forceinline__ RowProbs prepare(const Consumer<Shape>& consumer,
-                                                     const TileWork& work) {
-    const DeviceContext& ctx = consumer.ctx;
-    RowProbs probs{};
+  /// A thread's two rows, as in RowProbs.
+  struct Early {
+    RowOrigin origin[2];
+    RowProbs probs;
+  };
+
+  static __device__ __forceinline__ int row_of(const Consumer<Shape>& consumer, int i) {
+    return consumer.first_row() + consumer.lane / 4 + 8 * i;
+  }
+
+  static __device__ __forceinline__ Early prepare(const Consumer<Shape>& consumer,
+                                                  const TileWork& work) {
+    Early early{};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = consumer.first_row() + consumer.lane / 4 + 8 * i;
-      if (row >= work.rows) continue;
-      const RowOrigin origin = ctx.view.row_origin[work.first_row + row];
-      const std::int64_t slot = std::int64_t{origin.token} * ctx.view.topk + origin.slot;
-      probs.of[i] = __ldcg(ctx.at<float>(origin.source, ctx.symmetric.probs) + slot);
-      if (work.n == 0 && consumer.lane % 4 == 0) {
-        ctx.row_probs[work.first_row + row] = probs.of[i];
-      }
+      const int row = row_of(consumer, i);
+      if (row < work.rows) early.origin[i] = consumer.ctx.view.row_origin[work.first_row + row];
     }
-    return probs;
+    return early;
+  }
+
+  /// The probabilities come from the rows' own ranks, whose tokens dispatch has seen published. An
+  /// address that was loaded itself stops a thread until it is there, hence not before the main
+  /// loop, which hides the way.
+  static __device__ __forceinline__ void proceed(const Consumer<Shape>& consumer,
+                                                 const TileWork& work, Early& early) {
+    const DeviceContext& ctx = consumer.ctx;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (row_of(consumer, i) >= work.rows) continue;
+      const RowOrigin& origin = early.origin[i];
+      const std::int64_t slot = std::int64_t{origin.token} * ctx.view.topk + origin.slot;
+      early.probs.of[i] = __ldcg(ctx.at<float>(origin.source, ctx.symmetric.probs) + slot);
+    }
+  }
+
+  /// Every column tile has fetched the probabilities, the first keeps them for backward.
+  static __device__ __forceinline__ void keep_probs(const Consumer<Shape>& consumer,
+                                                    const TileWork& work, const RowProbs& probs) {
+    if (work.n != 0 || consumer.lane % 4 != 0) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = row_of(consumer, i);
+      if (row < work.rows) consumer.ctx.row_probs[work.first_row + row] = probs.of[i];
+    }
   }
 
   /// Boxes: gate, up and a of each 64 columns.
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
                                                 const float (&acc)[Shape::kAccumulators],
-                                                const TileWork&, const RowProbs& probs) {
+                                                const TileWork& work, const Early& early) {
+    const RowProbs& probs = early.probs;
+    keep_probs(consumer, work, probs);
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       std::uint32_t gate[kPairs], up[kPairs], a[kPairs];
@@ -63,14 +93,14 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (3 * Shape::kN / 2 / kBoxCols > Shape::kO
         gate[i] = pack_pair(acc[j], acc[j + 1]);
         up[i] = pack_pair(acc[kHalf / 2 + j], acc[kHalf / 2 + j + 1]);
       }
-      consumer.write_box((3 * chunk) % Shape::kBoxes, gate);
-      consumer.write_box((3 * chunk + 1) % Shape::kBoxes, up);
+      consumer.write_box(box_of<Shape>(3 * chunk, kBoxes), gate);
+      consumer.write_box(box_of<Shape>(3 * chunk + 1, kBoxes), up);
       if (any_unusual_gate(gate)) {
         activate<false>(gate, up, probs, a);
       } else {
         activate<true>(gate, up, probs, a);
       }
-      consumer.write_box((3 * chunk + 2) % Shape::kBoxes, a);
+      consumer.write_box(box_of<Shape>(3 * chunk + 2, kBoxes), a);
     }
     if (kBorrows) consumer.ring.advance();
   }
@@ -78,7 +108,7 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (3 * Shape::kN / 2 / kBoxCols > Shape::kO
   static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps& maps,
                                               const TileWork& work) {
     const int row = work.first_row + kConsumerRows * sender.index;
-    sender.send_boxes(3 * kChunks, kBorrows, [&](int i, const std::uint8_t* box) {
+    sender.send_boxes(kBoxes, [&](int i, const std::uint8_t* box) {
       const int col = work.n + i / 3 * kBoxCols;
       if (i % 3 == 2) {
         ptx::tma_store(maps.out1, box, col, row, 0);

@@ -13,6 +13,7 @@
 //   kEpilogueSlots                     further pipeline slots, which the loader hands over ...
 //   load_epilogue(maps, slot, full, work, i)   ... filled, or empty to be used as output buffers
 //   prepare(consumer, work)            consumer: what its epilogue reads ahead of the main loop
+//   proceed(consumer, work, prepared)  the same, once the first products are under way; optional
 //   finish(consumer, acc, work, prepared)      its epilogue, into output buffers
 //   send(sender, maps, work)           sender: the epilogue's stores and signals
 
@@ -57,10 +58,11 @@ __device__ __forceinline__ void fence_accumulators(float (&acc)[kCount]) {
   for (float& v : acc) asm volatile("" : "+f"(v)::"memory");
 }
 
-/// acc = sum over the tile's k blocks, ascending, one accumulator per element.
-template <class S, class Shape>
+/// acc = sum over the tile's k blocks, ascending, one accumulator per element. `meanwhile` runs
+/// under the first products.
+template <class S, class Shape, class F>
 __device__ __forceinline__ void accumulate(Consumer<Shape>& consumer, int k_blocks,
-                                           float (&acc)[Shape::kAccumulators]) {
+                                           float (&acc)[Shape::kAccumulators], F&& meanwhile) {
   constexpr ptx::Major kA = S::kMajorA;
   constexpr ptx::Major kB = S::kMajorB;
   SlotRing<Shape>& ring = consumer.ring;
@@ -79,6 +81,7 @@ __device__ __forceinline__ void accumulate(Consumer<Shape>& consumer, int k_bloc
           (k | step) != 0);
     }
     ptx::wgmma_commit();
+    if (k == 0) meanwhile();
     if (k > 0) {
       ptx::wgmma_wait<1>();  // the products before these have read their slot
       consumer.release_slot(last);

@@ -15,7 +15,8 @@
 // Buffer b of a consumer is guarded by two barriers, `written[b]` and `sent[b]`; both sides go
 // through buffers in the same order, which follows from the stage. The first Shape::kOwnBoxes boxes
 // belong to the consumer; the others lie in its half of a pipeline slot that the loader hands over
-// (kEpilogueSlots) and the senders give back.
+// (kEpilogueSlots) and the senders give back. A tile's outputs go through the slot first, so that
+// the next tile's loads have it back early.
 
 namespace uniep::cuda {
 
@@ -28,11 +29,16 @@ __device__ __forceinline__ std::uint8_t* output_box(PassShared<Shape>& shared, i
          (box - Shape::kOwnBoxes) * kBoxBytes;
 }
 
-/// Where 64 rows to push begin: in the consumer's own buffer, or in the borrowed slot.
+/// How many of a tile's `count` boxes go through the borrowed slot ...
 template <class Shape>
-__device__ __forceinline__ std::uint8_t* output_rows(PassShared<Shape>& shared, int consumer,
-                                                     int slot, int part) {
-  return output_box(shared, consumer, slot, part == 0 ? 0 : Shape::kOwnBoxes);
+__device__ constexpr int boxes_in_slot(int count) {
+  return count <= Shape::kOwnBoxes ? 0 : min_of(count, Shape::kBoxes) - Shape::kOwnBoxes;
+}
+/// ... and the box of number i.
+template <class Shape>
+__device__ constexpr int box_of(int i, int count) {
+  const int in_slot = boxes_in_slot<Shape>(count);
+  return i < in_slot ? Shape::kOwnBoxes + i : (i - in_slot) % Shape::kOwnBoxes;
 }
 
 /// A bit per buffer: how often it was used, modulo 2.
@@ -155,11 +161,11 @@ struct Sender {
     give_back_slot();
   }
 
-  /// Sends `count` boxes, the i-th by store(i, its address) in one lane.
+  /// Sends a tile's `count` boxes, the i-th by store(i, its address) in one lane.
   template <class Store>
-  __device__ __forceinline__ void send_boxes(int count, bool borrowed, Store&& store) {
+  __device__ __forceinline__ void send_boxes(int count, Store&& store) {
     for (int i = 0; i < count; ++i) {
-      const int box = i % Shape::kBoxes;
+      const int box = box_of<Shape>(i, count);
       wait_written(box);
       if (lane == 0) {
         store(i, output_box(shared, index, ring.slot, box));
@@ -168,8 +174,8 @@ struct Sender {
         give_back(box);
       }
       __syncwarp();
+      if (i + 1 == boxes_in_slot<Shape>(count)) give_back_slot();
     }
-    if (borrowed) give_back_slot();
   }
 
   /// True in the last of the senders to be done with a tile.

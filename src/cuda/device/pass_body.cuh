@@ -102,8 +102,12 @@ __device__ __forceinline__ void run_consumer(const DeviceContext& ctx, PassShare
     Stages::visit(work.stage, [&](auto stage) {
       using S = decltype(stage);
       float acc[Shape::kAccumulators];
-      const auto early = S::prepare(consumer, work);
-      accumulate<S>(consumer, work.k_blocks, acc);
+      auto early = S::prepare(consumer, work);
+      accumulate<S>(consumer, work.k_blocks, acc, [&] {
+        if constexpr (requires { S::proceed(consumer, work, early); }) {
+          S::proceed(consumer, work, early);
+        }
+      });
       S::finish(consumer, acc, work, early);
     });
     if (notes) trace.note([](TraceRecord& r) { r.done = ptx::global_nanoseconds(); });

@@ -44,7 +44,7 @@ struct Wgrad : EmptyEpilogueSlots<Shape, (Shape::kN / kBoxCols > Shape::kOwnBoxe
         const int j = box * 2 * kPairs + 2 * i;
         pairs[i] = work.k_blocks > 0 ? pack_pair(acc[j], acc[j + 1]) : 0;
       }
-      consumer.write_box(box, pairs);
+      consumer.write_box(box_of<Shape>(box, kBoxes), pairs);
     }
     if (kBorrows) consumer.ring.advance();
   }
@@ -56,7 +56,7 @@ struct Wgrad : EmptyEpilogueSlots<Shape, (Shape::kN / kBoxCols > Shape::kOwnBoxe
       return;
     }
     const int row = work.m + kConsumerRows * sender.index;
-    sender.send_boxes(kBoxes, kBorrows, [&](int i, const std::uint8_t* box) {
+    sender.send_boxes(kBoxes, [&](int i, const std::uint8_t* box) {
       ptx::tma_store(maps.out0, box, work.n + i * kBoxCols, row, work.expert);
     });
     if (sender.lane == 0) ptx::bulk_wait<0>();
