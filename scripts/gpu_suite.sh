@@ -26,6 +26,7 @@ tokens_beside_torch=512  # of a rank
 # Seconds that a test program takes; others: program_s. Once a part has run, its own time counts.
 declare -A program_seconds=(
   [cuda_stages_test]=90 [cuda_faults_test]=120 [cuda_group_test]=90 [cuda_graph_test]=90
+  [cuda_soak_test]=180
 )
 program_s=30
 

@@ -172,11 +172,11 @@ class UNIEP_API Layer {
   const Problem& problem() const;
   const Communicator& communicator() const;
 
-  /// Of this rank's last pass.
+  /// Of this rank's last pass; of a backward pass in two parts, of the last part.
   const PassStats& last_pass() const;
 
   /// Events of all passes since the last call, in no particular order; empty unless
-  /// `record_timeline`.
+  /// `record_timeline`. Of replayed CUDA graphs, those of the last pass that ran.
   std::vector<TimelineEvent> take_timeline();
 
  private:

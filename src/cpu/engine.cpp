@@ -88,13 +88,14 @@ void Engine::run_launch(const PassContext& ctx, int index, int workers, bool rec
   SharedQueue main{main_table.view()};
 
   const Roles roles = launch_roles(v.schedule, launch, workers);
+  const int number = launch_number(v, index);
   pool_.run(workers, [&](int i) {
     Worker& worker = workers_[static_cast<std::size_t>(i)];
     worker.last_pull.reset();
     try {
       const bool dispatches = i < roles.dispatchers;
-      if (dispatches) drain(ctx, comm, worker, index, record);
-      if (!dispatches || roles.join) drain(ctx, main, worker, index, record);
+      if (dispatches) drain(ctx, comm, worker, number, record);
+      if (!dispatches || roles.join) drain(ctx, main, worker, number, record);
     } catch (...) {
       fail(std::current_exception());
     }

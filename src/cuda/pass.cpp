@@ -149,7 +149,7 @@ LaunchQueues PassLauncher::queues(int index) const {
   const Roles roles = launch_roles(ctx_.view.schedule, launch_at(ctx_.view, index), ctas_);
   return {.comm = pair.comm,
           .main = pair.main,
-          .launch = index,
+          .launch = launch_number(ctx_.view, index),
           .ticket = tickets_ + index,
           .dispatchers = roles.dispatchers,
           .join = roles.join};

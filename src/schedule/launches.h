@@ -111,6 +111,13 @@ inline UNIEP_HD int num_launches(const PassView& v) {
   return detail::data_launches(v) + detail::weight_launches(v);
 }
 
+/// A launch as timelines number it: parts of one pass, under one schedule, are numbered through.
+inline UNIEP_HD int launch_number(const PassView& v, int index) {
+  PassView data_part = v;
+  data_part.part = PassPart::kData;
+  return index + (v.moves_data() ? 0 : detail::data_launches(data_part));
+}
+
 /// Launch number `index` of the pass.
 inline UNIEP_HD Launch launch_at(const PassView& v, int index) {
   Launch launch;

@@ -84,6 +84,14 @@ class SameBytes(ProgramTest):
         self.assertEqual(tensors["dw1"][0], "F32")
         self.assertEqual(tensors["out"][0], "BF16")
 
+    def test_capacity_is_enough_or_names_what_is(self):
+        layer = self.layer_path(29)
+        words = ["capacity_rows is 128; capacity_rows="]
+        done = self.refuse("run", "--input", layer, "--ranks", 2, "--capacity", 128, words=words)
+        enough = int(re.search(r"capacity_rows=(\d+) would do", done.stderr).group(1))
+        self.assertIn("PASSED", self.succeed("run", "--input", layer, "--ranks", 2, "--check",
+                                             "--capacity", enough))
+
     def test_deferred_weights_have_the_same_bytes(self):
         path = self.folder / "out.safetensors"
         contents = set()

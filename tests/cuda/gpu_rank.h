@@ -19,6 +19,7 @@ class DeviceTensor {
       : memory_(static_cast<std::int64_t>(count * sizeof(T)), kNan), count_(count) {}
 
   void load(std::span<const T> values) const {
+    if (values.empty()) return;
     cuda::check_cuda(
         cudaMemcpy(memory_.data(), values.data(), values.size_bytes(), cudaMemcpyHostToDevice),
         "upload");

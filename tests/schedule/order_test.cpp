@@ -306,6 +306,7 @@ TEST(Launches, APartHasItsStagesInTheOrderOfTheWhole) {
     const RandomPass data = part(PassPart::kData, cat("single,lag=0,wgrad=", wgrad));
     EXPECT_EQ(num_launches(data.view(0)), 1);
     EXPECT_EQ(runs(data, 0), "dfc2.0 dfc1.0 dfc2.1 dfc1.1 dfc2.2 dfc1.2 reduce");
+    EXPECT_EQ(launch_number(data.view(0), 0), 0);
   }
   const RandomPass separate = part(PassPart::kWeights, "single,wgrad=separate");
   EXPECT_EQ(num_launches(separate.view(0)), 2);
@@ -316,6 +317,7 @@ TEST(Launches, APartHasItsStagesInTheOrderOfTheWhole) {
     EXPECT_EQ(num_launches(together.view(0)), 1);
     EXPECT_EQ(runs(together, 0), "wgrad2.0 wgrad1.0 wgrad2.1 wgrad1.1 wgrad2.2 wgrad1.2");
     EXPECT_EQ(runs(together, 0, true), "");
+    EXPECT_EQ(launch_number(together.view(0), 0), 4);
   }
 }
 

@@ -23,11 +23,11 @@ class SoakSteps {
     Rng rng;  // for what else the step is to have at random
   };
 
-  explicit SoakSteps(int ranks) : ranks_(ranks) {
+  SoakSteps(int ranks, std::int64_t hidden, std::int64_t intermediate) : ranks_(ranks) {
     Rng rng(static_cast<unsigned>(ranks));
     const std::int64_t tokens = ranks * kMaxTokens;
-    base_.hidden = 264;
-    base_.intermediate = 136;
+    base_.hidden = hidden;
+    base_.intermediate = intermediate;
     base_.num_experts = 8;
     base_.topk = 4;
     base_.x = random_bf16(rng, tokens * base_.hidden, 1);

@@ -28,6 +28,8 @@ LayerResult sequential_result(const LayerData& layer, const StepOptions& options
                               const StepRunner& run) {
   StepOptions baseline = options;
   baseline.ranks = 1;
+  baseline.capacity_rows = 0;  // that of a rank of several
+  baseline.defer_weights = false;
   baseline.schedule = sequential_like(options.schedule);
   baseline.repeat = 0;
   baseline.record_timeline = false;

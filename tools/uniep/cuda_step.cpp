@@ -77,7 +77,7 @@ class CudaRank {
         options_(options),
         gatherer_(gatherer),
         rank_(member.rank()),
-        layer_(split.problem(), member, {.record_timeline = options.record_timeline}),
+        layer_(layer_problem(split, options), member, {.record_timeline = options.record_timeline}),
         backward_(options.passes != PassChoice::kForward),
         ids_(upload(split.topk_ids(rank_))) {
     const ForwardArgs f = split.forward_args(rank_, result);

@@ -39,6 +39,7 @@ struct Flags {
   std::string pass = "both";
   std::string main_grad = "bf16";
   bool defer_weights = false;
+  std::int64_t capacity = 0;
   int repeat = 1;
   bool check = false;
   std::string output;
@@ -67,6 +68,7 @@ StepOptions step_options(const Flags& flags) {
   return {
       .ranks = flags.ranks,
       .schedule = parse_schedule(flags.schedule, default_schedule(backend_choice(flags.backend))),
+      .capacity_rows = flags.capacity,
       .passes = pass_choice(flags.pass),
       .main_grad = flags.main_grad == "fp32",
       .defer_weights = flags.defer_weights,
@@ -91,8 +93,9 @@ LayerData read_or_make(const Flags& flags, const StepOptions& options, RunHeader
 
 void require_runnable(const Flags& flags, const LayerData& layer, const StepOptions& options) {
   const workload::Split split(layer, options.ranks);
-  validate(split.problem(), options.ranks);
-  validate(options.schedule, split.problem());
+  const Problem problem = layer_problem(split, options);
+  validate(problem, options.ranks);
+  validate(options.schedule, problem);
   const bool has_dy = !layer.dy.empty() || layer.tokens == 0;
   require(has_dy || options.passes == PassChoice::kForward, ErrorCode::kInvalidArgument,
           flags.input,
@@ -229,6 +232,12 @@ void add_how_options(CLI::App& sub, Flags& flags) {
            "Weight gradients: bf16 (default), or fp32, sums added to a main_grad that starts from "
            "zeros")
       ->check(one_of({"bf16", "fp32"}));
+  group
+      .add("--capacity", flags.capacity, "ROWS",
+           "Rows that a rank has room for (default 0: enough for any routing of a small layer, "
+           "twice "
+           "the balanced load of a large one)")
+      ->check(range<std::int64_t>(0, 2147483647));
   sub.add_flag("--defer-weights", flags.defer_weights,
                described("Leave the weight gradients to a call of their own, backward_weights, as "
                          "pipeline-parallel schedules do; the figures are of both calls together"))

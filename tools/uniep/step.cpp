@@ -11,7 +11,6 @@
 #include "api/arguments.h"
 #include "base/check.h"
 #include "progress.h"
-#include "workload/split.h"
 
 namespace uniep::tool {
 namespace {
@@ -66,7 +65,7 @@ class RankRun {
       : split_(split),
         options_(options),
         rank_(communicator.rank()),
-        layer_(split.problem(), communicator, layer_options(options)),
+        layer_(layer_problem(split, options), communicator, layer_options(options)),
         together_(together),
         log_(log) {}
 
@@ -214,6 +213,12 @@ void add(PassStats& stats, const PassStats& more) {
 }
 
 }  // namespace
+
+Problem layer_problem(const Split& split, const StepOptions& options) {
+  Problem problem = split.problem();
+  problem.capacity_rows = options.capacity_rows;
+  return problem;
+}
 
 PassStats run_backward(Layer& layer, Saved& saved, const BackwardArgs& args,
                        const StepOptions& options) {

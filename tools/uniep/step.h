@@ -7,6 +7,7 @@
 
 #include "base/layer_data.h"
 #include "uniep/layer.h"
+#include "workload/split.h"
 
 namespace uniep::tool {
 
@@ -15,7 +16,8 @@ enum class PassChoice { kForward, kBackward, kBoth };
 struct StepOptions {
   int ranks = 1;
   Schedule schedule;
-  std::string backend = "cpu";  ///< for headers and files
+  std::int64_t capacity_rows = 0;  ///< Problem::capacity_rows
+  std::string backend = "cpu";     ///< for headers and files
   PassChoice passes = PassChoice::kBoth;
   bool main_grad = false;        ///< weight gradients as fp32 sums, from zeros
   bool defer_weights = false;    ///< and by a call of their own, backward_weights
@@ -43,6 +45,9 @@ struct StepReport {
 /// of them threads of this process. A backward pass alone still needs its forward pass, which then
 /// goes unmeasured. Throws Error(kInternal) where two steps differ by a bit.
 StepReport run_steps(const LayerData& layer, const StepOptions& options);
+
+/// The problem of the ranks' layers.
+Problem layer_problem(const workload::Split& split, const StepOptions& options);
 
 /// A backward pass in one call or in two, awaited, and what it did.
 PassStats run_backward(Layer& layer, Saved& saved, const BackwardArgs& args,

@@ -91,7 +91,7 @@ struct DeviceContext {
 struct LaunchQueues {
   QueueView comm{};
   QueueView main{};
-  int launch = 0;                   // its number within the pass
+  int launch = 0;                   // launch_number of it
   std::uint32_t* ticket = nullptr;  // tasks of `main` that were taken; 0 when the launch begins
   int dispatchers = 0;              // CTAs that begin with `comm`
   bool join = true;                 // and then take tasks of `main`
