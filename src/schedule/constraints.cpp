@@ -1,5 +1,5 @@
-// What excludes what, with the reason: the counterpart of kAxes for rules that concern more than one
-// axis, the problem, or what a backend was built for.
+// What excludes what, with the reason: the counterpart of kAxes for rules that concern more than
+// one axis, the problem, or what a backend was built for.
 #include "schedule/constraints.h"
 
 #include <algorithm>

@@ -14,8 +14,7 @@ struct Roles {
 /// alone, all do.
 inline UNIEP_HD Roles launch_roles(const Schedule& s, const Launch& launch, int workers) {
   if (launch.comm.count == 0) return {0, true};
-  const int dispatchers =
-      launch.main.count > 0 ? min_of(s.dispatch_workers, workers) : workers;
+  const int dispatchers = launch.main.count > 0 ? min_of(s.dispatch_workers, workers) : workers;
   return {dispatchers, s.dispatch_join || dispatchers == workers};
 }
 

@@ -15,6 +15,7 @@ import layer_file
 
 PROGRAM = os.environ["UNIEP_PROGRAM"]
 TRACE = os.environ["UNIEP_TRACE"]
+COMMANDS = ["run", "bench", "info", "profile", "simulate", "validate"]
 PRESETS = ["sequential", "pipelined:4", "two-kernel", "single"]
 
 
@@ -37,7 +38,7 @@ class ProgramTest(unittest.TestCase):
         """Expects one sentence on stderr that has all of `words`."""
         done = self.call(*args, **environment)
         self.assertEqual(done.returncode, code, f"{args}\n{done.stdout}\n{done.stderr}")
-        known = args and args[0] in ("run", "bench", "info", "validate")
+        known = args and args[0] in COMMANDS
         command = "uniep " + args[0] if known else "uniep"
         self.assertTrue(done.stderr.startswith(command + ": "), done.stderr)
         self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
@@ -326,10 +327,67 @@ class Bench(ProgramTest):
             self.refuse("bench", "--backend", "cuda", "--ranks", 3, words=["experts", "3 ranks"])
 
 
+class Simulate(ProgramTest):
+    def test_table_over_ranks(self):
+        path, plot = self.folder / "s.json", self.folder / "s.svg"
+        text = self.succeed("simulate", "--shape", "qwen3-30b,tokens=512", "--ranks", 16,
+                            "--gpus-per-node", 8, "--nic-gbps", 400, "--json", path, "--plot", plot)
+        rows = [line.split() for line in text.splitlines() if line.startswith("  ")]
+        self.assertEqual([int(row[0]) for row in rows], [1, 2, 4, 8, 16])
+        self.assertIn("# above 8 ranks the fullest one stands for all of them", text)
+        file = json.loads(path.read_text())
+        self.assertEqual(file["schema"], "uniep-simulate-1")
+        records = file["records"]
+        self.assertEqual([(r["ranks"], r["direction"]) for r in records],
+                         [(n, d) for n in (1, 2, 4, 8, 16) for d in ("forward", "backward")])
+        for r in records:
+            self.assertLess(r["exposed_ms"], r["predicted_ms"])
+            self.assertEqual(r["one_stands_for_all"], r["ranks"] > 8)
+        root = xml.etree.ElementTree.parse(plot).getroot()
+        self.assertEqual(root.tag, "{http://www.w3.org/2000/svg}svg")
+
+    def predicted(self, *args):
+        path = self.folder / "s.json"
+        self.succeed("simulate", "--shape", "qwen3-30b,tokens=512", "--pass", "forward", *args,
+                     "--json", path)
+        return json.loads(path.read_text())["records"][-1]["predicted_ms"]
+
+    def test_what_slows_a_cluster_down(self):
+        cluster = ("--ranks", 16, "--gpus-per-node", 8, "--nic-gbps")
+        fast, slow = self.predicted(*cluster, 400), self.predicted(*cluster, 100)
+        self.assertLess(self.predicted("--ranks", 16), fast)
+        self.assertLess(fast, slow)
+        even, skewed = self.predicted("--ranks", 8), self.predicted("--ranks", 8, "--skew", 1)
+        self.assertLess(even, skewed)
+
+    def test_a_measured_profile_predicts(self):
+        profile = self.folder / "here.json"
+        text = self.succeed("profile", "--effort", 0.1, "--output", profile)
+        stages = [line.split()[0] for line in text.splitlines() if line.startswith("  ")]
+        self.assertEqual(stages, ["fc1", "fc2", "dfc2", "dfc1", "wgrad2", "wgrad1"])
+        self.assertEqual(json.loads(profile.read_text())["schema"], "uniep-profile-1")
+        path = self.folder / "s.json"
+        self.succeed("simulate", "--shape", "small", "--ranks", 2, "--profile", profile,
+                     "--schedule", "two-kernel,tile_m=32", "--json", path)
+        for r in json.loads(path.read_text())["records"]:
+            self.assertGreater(r["predicted_ms"], 0)
+        linked = self.folder / "linked.json"
+        self.succeed("profile", "--effort", 0.1, "--output", linked, UNIEP_CPU_LINK_GBPS="2")
+        self.assertEqual(json.loads(linked.read_text())["link"]["bytes_per_s"], 2e9)
+        self.refuse("profile", "--backend", "cuda", words=("h200",))
+
+    def test_refusals(self):
+        self.refuse("simulate", "--shape", "tiny", "--nic-gbps", 400, words=("--gpus-per-node",))
+        self.refuse("simulate", "--shape", "tiny", "--profile", "h300", words=("h300", "h200"))
+        self.refuse("simulate", "--shape", "tiny", "--profile", "/dev/null", words=("/dev/null",))
+        self.refuse("simulate", "--shape", "tiny", "--schedule", "tile_m=64", words=("tile_m=64",))
+        self.refuse("simulate", "--shape", "tiny", "--ranks", 3, words=("8 experts",))
+
+
 class Errors(ProgramTest):
     def test_arguments(self):
         self.refuse(words=["subcommand"])
-        self.refuse("dance", words=["'dance'", "run, bench, info, validate"])
+        self.refuse("dance", words=["'dance'", ", ".join(COMMANDS)])
         self.refuse("run", words=["--input", "--shape"])
         self.refuse("run", "--input", TRACE, "--shape", "tiny", words=["two layers"])
         self.refuse("run", "--shape", "tiny", "--loudly", words=["--loudly"])
