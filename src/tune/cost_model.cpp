@@ -21,8 +21,7 @@ int fullest_rank(const Problem& problem, int ranks, std::span<const std::int32_t
 
 std::vector<RoutingPlan> plans_to_simulate(const Problem& problem,
                                            std::span<const std::int64_t> tokens_per_rank,
-                                           std::span<const std::int32_t> topk_ids,
-                                           int most_ranks) {
+                                           std::span<const std::int32_t> topk_ids, int most_ranks) {
   const int ranks = static_cast<int>(tokens_per_rank.size());
   validate(problem, ranks);
   std::vector<RoutingPlan> plans;

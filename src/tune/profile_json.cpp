@@ -38,7 +38,7 @@ MoveCost move_cost_from(const Json& json) {
 }
 
 Json to_json(const GemmCost& c) {
-  return {{"stage", name(c.stage)}, {"tile_n", c.tile_n},      {"fixed_s", c.fixed},
+  return {{"stage", name(c.stage)}, {"tile_n", c.tile_n},   {"fixed_s", c.fixed},
           {"per_mnk_s", c.per_mnk}, {"per_mk_s", c.per_mk}, {"per_nk_s", c.per_nk},
           {"per_mn_s", c.per_mn}};
 }

@@ -11,7 +11,7 @@ struct ShippedFile {
   std::string_view text;
 };
 
-std::span<const ShippedFile> shipped_profiles();  ///< profiles/*.json
+std::span<const ShippedFile> shipped_profiles();   ///< profiles/*.json
 std::span<const ShippedFile> shipped_schedules();  ///< tuned/*.json
 
 }  // namespace uniep::tune

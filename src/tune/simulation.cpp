@@ -33,8 +33,8 @@ class CounterTable {
     const auto tiles = v.tile_begin[v.num_blocks()];
     const std::int64_t rows = v.segment_begin[v.num_local_experts];
     const std::int64_t sizes[kNumCounterKinds] = {
-        v.num_ranks, ceil_div<std::int64_t>(rows, v.rows_per_counter()), tiles,
-        v.num_local_experts, v.num_token_blocks() * v.num_ranks};
+        v.num_ranks, ceil_div<std::int64_t>(rows, v.rows_per_counter()), tiles, v.num_local_experts,
+        v.num_token_blocks() * v.num_ranks};
     std::int64_t total = 0;
     for (int kind = 0; kind < kNumCounterKinds; ++kind) {
       begin_[kind] = total;
@@ -64,10 +64,10 @@ struct Unit {
   std::deque<Task> hand{};     // drawn, the one at work first
   double begun = 0;            // its wait for inputs
   double ready = 0;
-  double linked = 0;             // seconds that the task at hand waited for the link
-  double asked = 0;              // when it began to wait for the link
-  double last_pull = -1;         // arrival, where its last task was a pull too
-  std::deque<double> pushes{};   // arrivals of those under way
+  double linked = 0;            // seconds that the task at hand waited for the link
+  double asked = 0;             // when it began to wait for the link
+  double last_pull = -1;        // arrival, where its last task was a pull too
+  std::deque<double> pushes{};  // arrivals of those under way
 };
 
 struct RankState {
@@ -113,9 +113,7 @@ class Simulation {
     }
   };
 
-  void at(double time, Step step, int target) {
-    events_.push({time, next_order_++, step, target});
-  }
+  void at(double time, Step step, int target) { events_.push({time, next_order_++, step, target}); }
   void handle(const Event& event);
   void begin_launch(int rank);
   void take(int unit);
@@ -482,17 +480,16 @@ void Simulation::note(RankState& r, const Unit& unit, const Task& task) {
   if (!options_.record_timeline) return;
   const auto ns = [](double seconds) { return static_cast<std::int64_t>(seconds * 1e9); };
   const PassView& v = r.view();
-  r.timeline.push_back(
-      {.pass = v.pass,
-       .stage = task.stage,
-       .worker = unit.worker,
-       .launch = r.launch,
-       .expert = task.expert < 0 ? -1 : v.rank * v.num_local_experts + task.expert,
-       .tile = task.tile,
-       .begin_ns = ns(unit.begun),
-       .ready_ns = ns(unit.ready),
-       .link_ns = ns(unit.linked + pushed),
-       .end_ns = ns(unit.asked)});
+  r.timeline.push_back({.pass = v.pass,
+                        .stage = task.stage,
+                        .worker = unit.worker,
+                        .launch = r.launch,
+                        .expert = task.expert < 0 ? -1 : v.rank * v.num_local_experts + task.expert,
+                        .tile = task.tile,
+                        .begin_ns = ns(unit.begun),
+                        .ready_ns = ns(unit.ready),
+                        .link_ns = ns(unit.linked + pushed),
+                        .end_ns = ns(unit.asked)});
 }
 
 }  // namespace

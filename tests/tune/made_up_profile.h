@@ -10,8 +10,8 @@ inline tune::MachineProfile made_up_profile() {
   p.name = "made-up";
   p.cores = 0;
   p.workers = 1;
-  for (const Stage stage : {Stage::kFc1, Stage::kFc2, Stage::kDfc2, Stage::kDfc1, Stage::kWgrad2,
-                            Stage::kWgrad1}) {
+  for (const Stage stage :
+       {Stage::kFc1, Stage::kFc2, Stage::kDfc2, Stage::kDfc1, Stage::kWgrad2, Stage::kWgrad1}) {
     tune::GemmCost cost;
     cost.stage = stage;
     cost.fixed = 1;

@@ -78,9 +78,9 @@ TEST(Simulate, CostsFollowTheSizeOfTiles) {
         << text;
   }
   profile.whole_tiles = true;  // as a GPU, which computes what is not there
-  EXPECT_NEAR(simulate(plans, Pass::kForward, parse_schedule("tile_m=64,tile_n=128"), profile)
-                  .seconds,
-              1e-6 * mnk * 64 / 45, 1e-9);
+  EXPECT_NEAR(
+      simulate(plans, Pass::kForward, parse_schedule("tile_m=64,tile_n=128"), profile).seconds,
+      1e-6 * mnk * 64 / 45, 1e-9);
 }
 
 TEST(Simulate, TheLinkCarriesWhatIsPulledAndPushed) {
@@ -89,10 +89,8 @@ TEST(Simulate, TheLinkCarriesWhatIsPulledAndPushed) {
   profile.link.bytes_per_s = 1000;
   const auto plans = even_plans(kProblem, 2, 64);
   const Schedule s = parse_schedule("sequential");
-  const double bytes = static_cast<double>(
-      plans[0].traffic().remote_pulls * 2 * kProblem.hidden);
-  const double pushed =
-      static_cast<double>(plans[0].traffic().remote_rows * 2 * kProblem.hidden);
+  const double bytes = static_cast<double>(plans[0].traffic().remote_pulls * 2 * kProblem.hidden);
+  const double pushed = static_cast<double>(plans[0].traffic().remote_rows * 2 * kProblem.hidden);
   EXPECT_NEAR(simulate(plans, Pass::kForward, s, profile).seconds, (bytes + pushed) / 1000,
               0.02 * (bytes + pushed) / 1000);
   // Over NICs of a tenth of that speed.

@@ -29,6 +29,7 @@ LayerResult sequential_result(const LayerData& layer, const StepOptions& options
   StepOptions baseline = options;
   baseline.ranks = 1;
   baseline.schedule = sequential_like(options.schedule);
+  baseline.backward_schedule.reset();
   baseline.repeat = 0;
   baseline.record_timeline = false;
   return run(layer, baseline).result;

@@ -113,7 +113,7 @@ class CudaRank {
                                         .w1 = w1_.span(),
                                         .w2 = w2_.span(),
                                         .out = out.span()},
-                                       options_.schedule);
+                                       schedule_of(options_, Pass::kForward));
     layer_.synchronize();
     times.forward = layer_.last_pass();
     download(f.out, out);
@@ -145,7 +145,7 @@ class CudaRank {
     args.dw1 = dw1.device();
     args.dw2 = dw2.device();
     gatherer_.meet();
-    layer_.backward(saved, args, options_.schedule);
+    layer_.backward(saved, args, schedule_of(options_, Pass::kBackward));
     layer_.synchronize();
     times.backward = layer_.last_pass();
     download(b.dx, dx);

@@ -92,6 +92,7 @@ int main(int argc, char** argv) {
   add_info(app, invocation);
   add_profile(app, invocation);
   add_simulate(app, invocation);
+  add_tune(app, invocation);
   add_validate(app, invocation);
   return run(app, invocation, argc, argv);
 }

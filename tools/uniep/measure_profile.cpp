@@ -136,11 +136,10 @@ double median_pass_seconds(Sampler& sampler, const Schedule& schedule) {
 /// What a pass and a launch cost besides their tasks: a layer of nearly nothing, in one and in four
 /// launches.
 void measure_launches(tune::MachineProfile& profile) {
-  Sampler sampler(workload::parse_shape(
-      "custom,tokens=4,hidden=8,intermediate=8,experts=1,topk=1"));
+  Sampler sampler(
+      workload::parse_shape("custom,tokens=4,hidden=8,intermediate=8,experts=1,topk=1"));
   const double one = median_pass_seconds(sampler, parse_schedule("single"));
-  const double four = median_pass_seconds(
-      sampler, parse_schedule("sequential,dispatch_workers=3"));
+  const double four = median_pass_seconds(sampler, parse_schedule("sequential,dispatch_workers=3"));
   profile.launch_s = std::max(0.0, (four - one) / 3);
   profile.enter.fixed = std::max(0.0, one - profile.launch_s);
 }

@@ -46,9 +46,10 @@ void print(const tune::MachineProfile& profile) {
 }
 
 int run(const Flags& flags) {
-  require(backend_choice(flags.backend) == Backend::kCpu, ErrorCode::kUnsupported,
-          "GPUs cannot be profiled yet; --backend cpu is accepted, and uniep simulate has a shipped "
-          "profile, h200");
+  require(
+      backend_choice(flags.backend) == Backend::kCpu, ErrorCode::kUnsupported,
+      "GPUs cannot be profiled yet; --backend cpu is accepted, and uniep simulate has a shipped "
+      "profile, h200");
   require_writable("--output", flags.output);
   tune::MachineProfile profile;
   {
@@ -73,9 +74,10 @@ void add_profile(CLI::App& app, Invocation& invocation) {
       ->check(one_of({"cpu", "cuda"}));
   group.add("--output", flags->output, "FILE.json",
             "Write the profile; docs/tuning.md describes the file");
-  group.add("--effort", flags->effort, "X",
-            "Repetitions, as a multiple of the usual number: 0.1 to 10 (default 1, some ten "
-            "seconds)")
+  group
+      .add("--effort", flags->effort, "X",
+           "Repetitions, as a multiple of the usual number: 0.1 to 10 (default 1, some ten "
+           "seconds)")
       ->check(range(0.1, 10.0));
   sub->footer("Example:\n  uniep profile --output here.json");
   sub->callback([flags, &invocation] { invocation.exit_code = run(*flags); });

@@ -86,15 +86,13 @@ Degree predict_degree(const Flags& flags, const Setting& setting, int ranks) {
                                      {setting.profile.backend, setting.profile.workers});
   require(!reason, ErrorCode::kInvalidArgument, reason.value_or(""));
   const std::vector<std::int64_t> tokens(static_cast<std::size_t>(ranks), bench.spec.tokens);
-  const auto plans =
-      tune::plans_to_simulate(bench.problem, tokens, bench.routing.topk_ids);
+  const auto plans = tune::plans_to_simulate(bench.problem, tokens, bench.routing.topk_ids);
   Degree degree{.ranks = ranks, .one_stands_for_all = static_cast<int>(plans.size()) < ranks};
   for (const RoutingPlan& plan : plans) {
     degree.fullest_rows = std::max(degree.fullest_rows, plan.traffic().rows);
   }
   degree.layer_bytes = layer_memory(bench.problem, ranks);
-  degree.weight_bytes =
-      2 * 3 * bench.local_experts() * bench.spec.hidden * bench.spec.intermediate;
+  degree.weight_bytes = 2 * 3 * bench.local_experts() * bench.spec.hidden * bench.spec.intermediate;
   for (const Pass pass : setting.passes) {
     degree.passes.push_back(tune::predict(plans, pass, setting.schedule, setting.profile,
                                           {.topology = setting.topology}));
@@ -254,11 +252,13 @@ void add_where_options(CLI::App& sub, Flags& flags) {
       .add("--gpus-per-node", flags.gpus_per_node, "N",
            "GPUs that the profile's link connects (default: all); the rest are reached by NICs")
       ->check(range(1, 64));
-  group.add("--nic-gbps", flags.nic_gbps, "GBIT",
-            "Speed of a GPU's NIC in each direction, in 1e9 bits/s")
+  group
+      .add("--nic-gbps", flags.nic_gbps, "GBIT",
+           "Speed of a GPU's NIC in each direction, in 1e9 bits/s")
       ->check(range(0.001, 1e6));
-  group.add("--nic-latency-us", flags.nic_latency_us, "US",
-            "Latency of a transfer through NICs (default 5)")
+  group
+      .add("--nic-latency-us", flags.nic_latency_us, "US",
+           "Latency of a transfer through NICs (default 5)")
       ->check(range(0.0, 1e6));
   group.add("--json", flags.json, "FILE.json", "Write the predictions; see docs/results.md");
   group.add("--plot", flags.plot, "FILE.svg", "Draw time and exposed communication over ranks");

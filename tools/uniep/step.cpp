@@ -79,14 +79,18 @@ class RankRun {
 
     const ForwardArgs forward = split_.forward_args(rank_, result);
     Saved saved;
-    const auto run_forward = [&] { saved = layer_.forward(plan, forward, options_.schedule); };
+    const auto run_forward = [&] {
+      saved = layer_.forward(plan, forward, schedule_of(options_, Pass::kForward));
+    };
     measure(run_forward, measured ? &log_.forward : nullptr);
     if (options_.passes == PassChoice::kForward) return;
 
     workload::clear_main_grad(split_, rank_, result);
     const BackwardArgs backward = split_.backward_args(rank_, result);
     if (!measures(options_.passes, Pass::kForward)) drop_timeline();
-    const auto run_backward = [&] { layer_.backward(saved, backward, options_.schedule); };
+    const auto run_backward = [&] {
+      layer_.backward(saved, backward, schedule_of(options_, Pass::kBackward));
+    };
     measure(run_backward, measured ? &log_.backward : nullptr);
   }
 
@@ -198,6 +202,14 @@ void gather_logs(std::vector<RankLog> logs, const StepOptions& options, StepRepo
 }
 
 }  // namespace
+
+std::string schedule_text(const StepOptions& options) {
+  std::string text = to_string(options.schedule);
+  if (options.backward_schedule) {
+    text += cat("; backward ", to_string(*options.backward_schedule));
+  }
+  return options.schedule_origin.empty() ? text : cat(text, " (", options.schedule_origin, ")");
+}
 
 bool measures(PassChoice choice, Pass pass) {
   if (choice == PassChoice::kBoth) return true;
