@@ -41,8 +41,7 @@ class Evaluations {
   /// Fastest first; among those that are the same, the one most like `base`.
   std::vector<Ranked> ranked(const Schedule& base) const {
     const auto rank = [&](const Ranked& r) {
-      return std::pair(std::floor(std::log(r.seconds) / kSame),
-                       axes_that_differ(r.schedule, base));
+      return std::pair(std::floor(std::log(r.seconds) / kSame), axes_that_differ(r.schedule, base));
     };
     std::vector<Ranked> sorted = ranked_;
     std::ranges::stable_sort(sorted, {}, rank);
@@ -70,8 +69,8 @@ void climb(const Space& space, Ranked at, Evaluations& evaluate) {
   }
 }
 
-/// Puts axis after axis back to the value that `base` has, as long as the model sees no loss: what it
-/// has no opinion of is left alone.
+/// Puts axis after axis back to the value that `base` has, as long as the model sees no loss: what
+/// it has no opinion of is left alone.
 void simplify(const Space& space, const Schedule& base, Ranked at, Evaluations& evaluate) {
   const double limit = at.seconds * (1 + kSame);
   for (std::size_t i = 0; i < axes().size(); ++i) {
@@ -110,11 +109,12 @@ std::vector<Ranked> search_model(const Space& space, const std::vector<Schedule>
 
 std::vector<Ranked> distinct(const std::vector<Ranked>& ranked, std::size_t count) {
   constexpr int kAlike = 3;
+  constexpr double kClose = 0.01;
   std::vector<Ranked> chosen;
   for (const Ranked& r : ranked) {
     if (chosen.size() == count) break;
     const bool twin = std::ranges::any_of(chosen, [&](const Ranked& c) {
-      return std::abs(c.seconds - r.seconds) <= kSame * c.seconds &&
+      return std::abs(c.seconds - r.seconds) <= kClose * c.seconds &&
              axes_that_differ(c.schedule, r.schedule) <= kAlike;
     });
     if (!twin) chosen.push_back(r);

@@ -19,7 +19,8 @@ struct ModelSearchOptions {
   int samples = 200;  ///< random points
   int climbs = 4;     ///< of the best of these are improved axis by axis
   int evaluations = 600;
-  int simplified = 24;  ///< of the best are put back to the first seed's values where that is as good
+  int simplified =
+      24;  ///< of the best are put back to the first seed's values where that is as good
   std::uint64_t seed = 1;
 };
 
@@ -30,8 +31,8 @@ std::vector<Ranked> search_model(const Space& space, const std::vector<Schedule>
                                  const std::function<double(const Schedule&)>& evaluate,
                                  const ModelSearchOptions& options);
 
-/// Of `ranked`, fastest first, up to `count` that are worth measuring: no two that the model cannot
-/// tell apart (within 0.01 %) and that differ in no more than three axes.
+/// Of `ranked`, fastest first, up to `count` that are worth measuring. The model is off by some
+/// percent, so of points that are alike (no more than three axes and 1 % apart) one stands for all.
 std::vector<Ranked> distinct(const std::vector<Ranked>& ranked, std::size_t count);
 
 /// The model's pick for a situation among the default, the presets and the default's neighbours,

@@ -15,7 +15,7 @@ double median_of(std::vector<double> values) {
 }
 
 /// The median of how many times as long `a` took as `b`, round by round, and how far off that may
-/// be: three times the standard error that the spread of ranks around the median stands for.
+/// be: four times the standard error that the spread of ranks around the median stands for.
 struct Ratio {
   double middle = 1;
   double error = 0;
@@ -31,7 +31,7 @@ Ratio ratio_of(const std::vector<double>& a, const std::vector<double>& b) {
   for (const double l : logs) distances.push_back(std::abs(l - middle));
   // 1.48 median distances are a standard deviation, of a median's error there are 1.25.
   const double deviation = 1.48 * median_of(distances);
-  const double error = 3 * 1.25 * deviation / std::sqrt(static_cast<double>(rounds));
+  const double error = 4 * 1.25 * deviation / std::sqrt(static_cast<double>(rounds));
   return {std::exp(middle), error};
 }
 
@@ -80,6 +80,11 @@ double Race::median(std::size_t candidate) const {
 
 double Race::speedup(std::size_t candidate) const {
   return ratio_of(candidates_[0].seconds, candidates_[candidate].seconds).middle;
+}
+
+bool Race::is_faster(std::size_t candidate) const {
+  return candidate != 0 && !candidates_[candidate].rejected &&
+         is_behind(candidates_[0], candidates_[candidate]);
 }
 
 bool Race::is_behind(const Candidate& c, const Candidate& best) const {

@@ -11,9 +11,10 @@ struct RaceOptions {
   /// Candidate 0 is measured in every round, even when it was left behind: the others are compared
   /// with it, so that a machine that slows down meanwhile does no harm.
   bool keep_reference = false;
-  int min_rounds = 5;    ///< before anybody is left behind
+  int min_rounds = 5;  ///< before anybody is left behind
   int max_rounds = 40;
-  double close = 0.005;  ///< those that are no further from the best than this share need not be told apart
+  double close =
+      0.005;  ///< those that are no further from the best than this share need not be told apart
   std::uint64_t seed = 1;
 };
 
@@ -42,6 +43,8 @@ class Race {
   double median(std::size_t candidate) const;
   /// How many times as long the reference takes: the median over rounds.
   double speedup(std::size_t candidate) const;
+  /// Whether that is more than chance would make it.
+  bool is_faster(std::size_t candidate) const;
 
   /// Measured candidates that were not rejected, fastest first; those that are still running come
   /// before those that were left behind.

@@ -21,10 +21,9 @@ Session session_from(const Json& json) {
   Session s;
   s.date = json.at("date").get<std::string>();
   for (const Json& c : json.at("candidates")) {
-    s.candidates.push_back({parse_schedule(c.at("schedule").get<std::string>()),
-                            c.at("predicted_s").get<double>(),
-                            c.at("seconds").get<std::vector<double>>(),
-                            c.at("rejected").get<bool>()});
+    s.candidates.push_back(
+        {parse_schedule(c.at("schedule").get<std::string>()), c.at("predicted_s").get<double>(),
+         c.at("seconds").get<std::vector<double>>(), c.at("rejected").get<bool>()});
   }
   return s;
 }

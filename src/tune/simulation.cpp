@@ -124,6 +124,7 @@ class Simulation {
   std::optional<double> block(RankState& r, int unit, const Wait& wait);
   double seen_at(const Unit& unit, double visible) const;
   void start(int unit);
+  double woken(double when) const;
   void compute(int unit);
   void finish(int unit);
   void signal(int unit, const Task& task);
@@ -371,9 +372,14 @@ void Simulation::start(int index) {
                                             asked, profile_.link.pull_bytes_per_s));
   }
   unit.last_pull = done;
-  unit.linked = std::max(0.0, done - now_);
+  unit.linked = woken(done) - now_;
   ++r.pulling;
-  at(std::max(done, now_), Step::kPulled, index);
+  at(woken(done), Step::kPulled, index);
+}
+
+/// When a worker that sleeps until `when` goes on.
+double Simulation::woken(double when) const {
+  return when > now_ ? when + profile_.wake.sleep_slack_s : now_;
 }
 
 void Simulation::compute(int index) {
@@ -406,6 +412,7 @@ void Simulation::finish(int index) {
     free = std::max(free, unit.pushes.front());
     unit.pushes.pop_front();
   }
+  free = woken(free);
   unit.asked = free;
   note(r, unit, task);
   if (free > now_) return at(free, Step::kPushed, index);
@@ -438,18 +445,17 @@ void Simulation::signal(int index, const Task& task) {
   std::size_t next = 0;
   for (const Run& run : runs) {
     const double arrival =
-        network_.transfer(v.rank, v.rank, run.rank, 2 * run.elements, now_, rate) +
-        profile_.wake.flag_s;
+        network_.transfer(v.rank, v.rank, run.rank, 2 * run.elements, now_, rate);
     last = std::max(last, arrival);
     for (; next < remote.size() && remote[next].rank == run.rank; ++next) {
       RankState& peer = ranks_[static_cast<std::size_t>(run.rank)];
       advance(peer.counters.at(remote[next].kind, remote[next].index), remote[next].amount,
-              arrival);
+              arrival + profile_.wake.flag_s);
     }
   }
   if (!runs.empty() && link.bytes_per_s > 0) unit.pushes.push_back(last);
   if (mirrored_ && task.stage == v.second_gemm()) {
-    r.mirrored.visible = std::max(r.mirrored.visible, last);
+    r.mirrored.visible = std::max(r.mirrored.visible, last + profile_.wake.flag_s);
     if (--r.pushes_left == 0) advance(r.mirrored, 1, r.mirrored.visible);
   }
 }

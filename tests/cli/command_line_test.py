@@ -402,7 +402,7 @@ class Tune(ProgramTest):
 
     def test_finds_prints_and_stores(self):
         path = self.folder / "tune.json"
-        text = self.tune("--shape", "tiny", "--candidates", 4, "--budget", 20, "--json", path)
+        text = self.tune("--shape", "tiny", "--candidates", 4, "--budget", 6, "--json", path)
         for words in ("# round 1, ", "# forward: ", "# backward: ", "# why 1  ",
                       f"# stored {self.cache}", "differs from the default in"):
             self.assertIn(words, text)
@@ -410,8 +410,7 @@ class Tune(ProgramTest):
         self.assertEqual(file["schema"], "uniep-tune-1")
         self.assertEqual([p["direction"] for p in file["passes"]], ["forward", "backward"])
         for entry, of_pass in zip(self.entries(), file["passes"]):
-            best = of_pass["candidates"][0]
-            pairs = dict(pair.split("=") for pair in best["schedule"].split(","))
+            pairs = dict(pair.split("=") for pair in of_pass["chosen"].split(","))
             self.assertEqual(entry["schedule"], pairs)
             self.assertEqual((entry["ranks"], entry["tokens"], entry["pass"]),
                              (2, 64, of_pass["direction"]))
@@ -422,14 +421,14 @@ class Tune(ProgramTest):
     def test_with_the_model(self):
         path = self.folder / "tune.json"
         self.succeed("tune", "--shape", "tiny", "--pass", "forward", "--candidates", 3, "--budget",
-                     20, "--json", path, **self.environment)
+                     6, "--json", path, **self.environment)
         of_pass = json.loads(path.read_text())["passes"][0]
         self.assertGreater(of_pass["modelled"], 30)
         self.assertTrue(all(c["predicted_ms"] > 0 for c in of_pass["candidates"]))
 
     def test_a_space_made_small(self):
         path = self.folder / "tune.json"
-        self.tune("--shape", "tiny", "--pass", "forward", "--candidates", 30, "--budget", 20,
+        self.tune("--shape", "tiny", "--pass", "forward", "--candidates", 30, "--budget", 6,
                   "--space", "launch=single|paired,waves=1,workers=2,dispatch_workers=1,"
                   "dispatch_join=yes,pull_tokens=64,dispatch_wire=dedup,tile_m=32|64,tile_n=128,"
                   "expert_order=index,rotate=none,raster=along-m,lag=1,ready_rows=32,"
@@ -490,7 +489,7 @@ class Tune(ProgramTest):
 
     def test_two_processes_at_once(self):
         commands = [[PROGRAM, "tune", "--shape", f"tiny,tokens={tokens}", "--candidates", "3",
-                     "--budget", "10", "--profile", "none"] for tokens in (32, 64, 128)]
+                     "--budget", "5", "--profile", "none"] for tokens in (32, 64, 128)]
         running = [subprocess.Popen(c, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                     env={**os.environ, **self.environment}) for c in commands]
         for process in running:
@@ -505,7 +504,7 @@ class Tune(ProgramTest):
                      "--json", figures)
         before = self.succeed(*arguments, **self.environment)
         self.assertIn("(auto: default, default)", before)
-        self.tune("--shape", "tiny", "--candidates", 4, "--budget", 20)
+        self.tune("--shape", "tiny", "--candidates", 4, "--budget", 6)
         text = self.succeed(*arguments, **self.environment)
         self.assertIn("(auto: cache, cache)", text)
         self.assertIn("check PASSED", text)

@@ -33,8 +33,9 @@ TEST(Explain, NamesWhatChangedMostFirst) {
 }
 
 TEST(Breakdown, TheMedianIsTakenPartByPart) {
-  const Breakdown m = median_of({breakdown_of({stats(4, 2, 2, 2)}), breakdown_of({stats(6, 4, 2, 2)}),
-                                 breakdown_of({stats(8, 40, 2, 2)})});
+  const Breakdown m =
+      median_of({breakdown_of({stats(4, 2, 2, 2)}), breakdown_of({stats(6, 4, 2, 2)}),
+                 breakdown_of({stats(8, 40, 2, 2)})});
   EXPECT_DOUBLE_EQ(m.busy[static_cast<std::size_t>(Stage::kFc1)], 2);
 }
 

@@ -16,11 +16,8 @@
 namespace uniep::tune {
 namespace {
 
-const Problem kProblem{.hidden = 2048,
-                       .intermediate = 768,
-                       .num_experts = 32,
-                       .topk = 8,
-                       .max_tokens = 1024};
+const Problem kProblem{
+    .hidden = 2048, .intermediate = 768, .num_experts = 32, .topk = 8, .max_tokens = 1024};
 const Place kGpu{Backend::kCuda, 132};
 constexpr int kRanks = 4;
 
@@ -73,13 +70,13 @@ TEST(SearchModel, EvaluatesWithinItsLimitAndSortsWhatItFound) {
 TEST(SearchModel, LeavesAloneWhatTheModelHasNoOpinionOf) {
   const Space space(kProblem, Pass::kForward, kGpu);
   const Schedule base = default_schedule(Backend::kCuda);
-  const auto ranked = search_model(
-      space, {base}, [&](const Schedule& s) { return 1.0 + std::abs(s.lag - 4); }, {});
+  const auto ranked =
+      search_model(space, {base}, [&](const Schedule& s) { return 1.0 + std::abs(s.lag - 4); }, {});
   EXPECT_EQ(to_string(ranked[0].schedule), to_string(parse_schedule("lag=4", base)));
 }
 
-// The claim of the tuner: within 2 % of the best of an exhaustive search, at no more than 5 % of its
-// measurements, although the model is wrong by tens of percent.
+// The claim of the tuner: within 2 % of the best of an exhaustive search, at no more than 5 % of
+// its measurements, although the model is wrong by tens of percent.
 TEST(SearchModel, PruningFindsTheBestOfAnExhaustiveSearch) {
   const auto of = plans();
   Space space(kProblem, Pass::kForward, kGpu);
@@ -92,7 +89,8 @@ TEST(SearchModel, PruningFindsTheBestOfAnExhaustiveSearch) {
   });
   const MachineProfile believed = shipped_profile("h200");
   const auto ranked = search_model(
-      space, {}, [&](const Schedule& s) { return simulate(of, Pass::kForward, s, believed).seconds; },
+      space, {},
+      [&](const Schedule& s) { return simulate(of, Pass::kForward, s, believed).seconds; },
       {.samples = 60, .climbs = 3, .evaluations = 300});
   // An exhaustive search needs the least number of rounds for each point; so does this.
   const auto count = static_cast<std::size_t>(points / 20);

@@ -79,6 +79,8 @@ TEST(Race, TheReferenceIsMeasuredToTheEndAndDriftDoesNoHarm) {
   EXPECT_EQ(race.seconds(0).size(), 30u);
   EXPECT_LT(race.seconds(3).size(), 30u) << "left behind, although it is faster than the reference";
   EXPECT_NEAR(race.speedup(1), 2, 0.1);
+  EXPECT_TRUE(race.is_faster(1));
+  EXPECT_FALSE(race.is_faster(0));
   EXPECT_NEAR(race.speedup(3), 2 / 1.9, 0.1);
   const auto ranking = race.ranking();
   EXPECT_EQ(ranking[2], 0u);
@@ -93,6 +95,16 @@ TEST(Race, AReferenceThatWasUnluckyAtFirstStillWins) {
     race.record(*c, *c == 0 ? (unlucky ? 1.2 : 0.8) : 1.0 + 0.03 * (++round % 7));
   }
   EXPECT_EQ(race.ranking().front(), 0u);
+}
+
+TEST(Race, OneThatIsFasterByChanceAloneIsNot) {
+  int called = 0;
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    Race race(2, {.keep_reference = true, .max_rounds = 20, .close = 1e-6, .seed = seed});
+    run(race, {1, 1}, 0.05, seed);
+    called += race.is_faster(1) ? 1 : 0;
+  }
+  EXPECT_LE(called, 4);
 }
 
 TEST(Race, RejectedCandidatesNeverWin) {

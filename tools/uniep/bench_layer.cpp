@@ -121,8 +121,8 @@ PassStats BenchLayer::run(Pass pass, const Schedule& schedule) {
 std::int64_t BenchLayer::count_differing(Pass pass) {
   std::int64_t differing = 0;
   for (const ResultTensor tensor : tensors_of(pass)) {
-    differing += device_.count_differing(results_.bytes(tensor), baseline_->bytes(tensor),
-                                         width_of(tensor));
+    differing +=
+        device_.count_differing(results_.bytes(tensor), baseline_->bytes(tensor), width_of(tensor));
   }
   return differing;
 }

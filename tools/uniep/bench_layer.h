@@ -30,8 +30,8 @@ struct BenchResults {
 /// Everything is collective.
 class BenchLayer {
  public:
-  BenchLayer(const BenchCase& bench, bool backward, const Communicator& member,
-             BenchDevice& device, const LayerOptions& options = {});
+  BenchLayer(const BenchCase& bench, bool backward, const Communicator& member, BenchDevice& device,
+             const LayerOptions& options = {});
 
   const RoutingPlan& plan() const { return *plan_; }
   Layer& layer() { return layer_; }

@@ -222,6 +222,7 @@ tune::MachineProfile with_emulated_link(tune::MachineProfile profile) {
   profile.link.bytes_per_s = *gbps * 1e9;
   profile.link.latency_s = env_link_latency_us() * 1e-6;
   profile.link.exclusive = true;
+  profile.wake.flag_s = profile.wake.sleep_slack_s;  // a sleeping thread delivers signals
   return profile;
 }
 

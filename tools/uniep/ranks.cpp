@@ -15,8 +15,7 @@ namespace uniep::tool {
 namespace {
 
 #ifdef UNIEP_HAS_CUDA
-int with_cuda_ranks(int count, const Invocation& invocation,
-                    const std::function<void(int)>& refuse,
+int with_cuda_ranks(int count, const Invocation& invocation, const std::function<void(int)>& refuse,
                     const std::function<int(const Ranks&)>& body) {
   if (!process_environment()) {
     const int ranks = count > 0 ? count : std::max(1, cuda::device_count());

@@ -41,7 +41,7 @@ struct Flags {
   std::string plot;
 };
 
-constexpr int kSurveyRounds = 7;
+constexpr int kSurveyRounds = 15;
 constexpr std::size_t kPrinted = 5;
 
 /// The profile that the flag names; nothing for "none", and where "auto" knows none.
@@ -132,13 +132,15 @@ void print_outcome(const TuneOutcome& out, const Flags& flags, const TuneSetting
   for (const TunedCandidate& c : out.rejected) {
     std::cout << "# REJECTED, wrong bits: " << to_string(c.schedule) << '\n';
   }
-  if (!out.ranking.empty()) {
-    std::cout << "# best   --schedule " << to_string(out.ranking.front().schedule) << '\n';
+  if (out.chosen) {
+    const bool kept = !out.chosen->faster;
+    std::cout << "# best   --schedule " << to_string(out.chosen->schedule)
+              << (kept ? " (the default: nothing is faster by more than chance)" : "") << '\n';
   }
   std::cout << "# stored " << (out.stored ? settings.cache : "nothing: too few rounds") << '\n';
   if (out.end == TuneEnd::kInterrupted || out.end == TuneEnd::kBudget) {
-    std::cout << "# the same command goes on from here"
-              << (flags.fresh ? " without --fresh" : "") << '\n';
+    std::cout << "# the same command goes on from here" << (flags.fresh ? " without --fresh" : "")
+              << '\n';
   }
   std::cout << std::flush;
   for (const std::string& p : out.problems) std::cerr << "uniep tune: " << p << '\n';
@@ -150,17 +152,19 @@ Json outcome_json(const TuneOutcome& out) {
     for (const TunedCandidate& c : *list) {
       Json ms = Json::array();
       for (const double s : c.seconds) ms.push_back(1e3 * s);
-      candidates.push_back({{"schedule", to_string(c.schedule)},
-                            {"predicted_ms", c.predicted_s > 0 ? Json(1e3 * c.predicted_s) : Json()},
-                            {"ms", ms},
-                            {"speedup", c.speedup},
-                            {"rejected", c.rejected},
-                            {"why", c.why}});
+      candidates.push_back(
+          {{"schedule", to_string(c.schedule)},
+           {"predicted_ms", c.predicted_s > 0 ? Json(1e3 * c.predicted_s) : Json()},
+           {"ms", ms},
+           {"speedup", c.speedup},
+           {"rejected", c.rejected},
+           {"why", c.why}});
     }
   }
   return {{"direction", name(out.key.pass)},
           {"end", end_text(out.end)},
           {"default_ms", 1e3 * out.default_s},
+          {"chosen", out.chosen ? Json(to_string(out.chosen->schedule)) : Json()},
           {"measurements", out.measurements},
           {"modelled", out.modelled},
           {"points", out.points},
@@ -191,11 +195,11 @@ void print_header(const Flags& flags, const Ranks& ranks, const TuneSettings& se
   notes.add("machine", ranks.machine);
   if (ranks.backend == Backend::kCpu && !link_text().empty()) notes.add("link", link_text());
   notes.add("date", utc_now());
-  notes.add("shape", cat(workload::to_string(bench.spec), "; seed=", flags.seed,
-                         ", skew=", flags.skew));
+  notes.add("shape",
+            cat(workload::to_string(bench.spec), "; seed=", flags.seed, ", skew=", flags.skew));
   notes.add("ranks", cat(ranks.count));
-  notes.add("model", settings.profile ? settings.profile->source
-                                      : "none: candidates are drawn at random");
+  notes.add("model",
+            settings.profile ? settings.profile->source : "none: candidates are drawn at random");
   notes.add("default", to_string(default_schedule(ranks.backend)));
   std::cout << notes << std::flush;
 }
@@ -303,7 +307,8 @@ void add_what_options(CLI::App& sub, Flags& flags) {
       .add("--backend", flags.backend, "NAME",
            "cpu (default), or cuda: a process for each GPU, as in uniep bench")
       ->check(one_of({"cpu", "cuda"}));
-  group.add("--pass", flags.pass, "DIRECTION", "forward, backward or both (default), each by itself")
+  group
+      .add("--pass", flags.pass, "DIRECTION", "forward, backward or both (default), each by itself")
       ->check(one_of({"forward", "backward", "both"}));
   group.add("--seed", flags.seed, "S", "Seed of the layer (default 0)")->check(a_seed());
   group
@@ -325,9 +330,10 @@ void add_how_options(CLI::App& sub, Flags& flags) {
       ->check(range(1, 1000));
   group.add("--space", flags.space, "axis=value|value,...",
             "Try only these values of the axes named; docs/schedule.md lists what is tried else");
-  group.add("--profile", flags.profile, "FILE|NAME|auto|none",
-            "What the model knows of the machine. auto (default): on the CPU measured now, for GPUs "
-            "a shipped profile of theirs; none: candidates are drawn at random");
+  group.add(
+      "--profile", flags.profile, "FILE|NAME|auto|none",
+      "What the model knows of the machine. auto (default): on the CPU measured now, for GPUs "
+      "a shipped profile of theirs; none: candidates are drawn at random");
   sub.add_flag("--fresh", flags.fresh, described("Do not go on with an earlier session"))
       ->group("How to search");
   group

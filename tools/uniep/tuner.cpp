@@ -21,7 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kExplained = 5;
-constexpr int kExplainingRuns = 5;
+constexpr int kExplainingRuns = 9;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -31,8 +31,7 @@ double seconds_since(Clock::time_point start) {
 std::vector<Schedule> known_schedules(const Space& space, Backend backend) {
   const Schedule base = default_schedule(backend);
   std::vector<Schedule> known{space.canonical(base)};
-  for (const char* preset :
-       {"sequential", "pipelined:2", "pipelined:4", "two-kernel", "single"}) {
+  for (const char* preset : {"sequential", "pipelined:2", "pipelined:4", "two-kernel", "single"}) {
     const Schedule s = space.canonical(parse_schedule(preset, base));
     if (space.allows(s) && std::ranges::find(known, s) == known.end()) known.push_back(s);
   }
@@ -69,11 +68,9 @@ std::vector<tune::Ranked> rank_by_model(const Space& space, const Model& model, 
   constexpr double kMostSeconds = 20;
   const double affordable = std::min(settings.budget_s / 4, kMostSeconds) / each;
   const int evaluations = static_cast<int>(std::clamp(affordable, 40.0, 2000.0));
-  return tune::search_model(space, known_schedules(space, backend), model,
-                            {.samples = evaluations / 3,
-                             .climbs = 4,
-                             .evaluations = evaluations,
-                             .seed = settings.seed});
+  return tune::search_model(
+      space, known_schedules(space, backend), model,
+      {.samples = evaluations / 3, .climbs = 4, .evaluations = evaluations, .seed = settings.seed});
 }
 
 /// What is measured: the default and the presets, and what the model, or chance, proposes.
@@ -109,7 +106,8 @@ class Search {
         path_(std::move(path)),
         settings_(settings),
         start_(start),
-        race_(session_.candidates.size(), {.keep_reference = true, .seed = settings.seed}) {
+        race_(session_.candidates.size(),
+              {.keep_reference = true, .max_rounds = 200, .seed = settings.seed}) {
     replay();
   }
 
@@ -195,9 +193,8 @@ void Search::report_round() {
   const std::size_t best = race_.ranking().front();
   std::cout << "# round " << race_.rounds() << ", " << formatted("%.1f", seconds_since(start_))
             << " s: " << race_.running() << " of " << session_.candidates.size()
-            << " left, the best takes " << milliseconds(race_.median(best))
-            << " ms, the default " << formatted("%.3f", race_.speedup(best)) << " times as long"
-            << std::endl;
+            << " left, the best takes " << milliseconds(race_.median(best)) << " ms, the default "
+            << formatted("%.3f", race_.speedup(best)) << " times as long" << std::endl;
 }
 
 void Search::save() {
@@ -220,11 +217,14 @@ TuneOutcome Search::outcome() const {
   if (!save_problem_.empty()) out.problems.push_back(save_problem_);
   for (const std::size_t i : race_.ranking()) {
     const tune::SessionCandidate& c = session_.candidates[i];
-    out.ranking.push_back(
-        {.schedule = c.schedule,
-         .predicted_s = c.predicted_s,
-         .seconds = c.seconds,
-         .speedup = race_.speedup(i)});
+    out.ranking.push_back({.schedule = c.schedule,
+                           .predicted_s = c.predicted_s,
+                           .seconds = c.seconds,
+                           .speedup = race_.speedup(i),
+                           .faster = race_.is_faster(i)});
+    if (out.ranking.size() == 1) out.chosen = out.ranking.front();
+    // Where chance may have put another in front, the default stays.
+    if (i == 0 && !out.chosen->faster) out.chosen = out.ranking.back();
   }
   for (const tune::SessionCandidate& c : session_.candidates) {
     if (!c.rejected) continue;
@@ -236,21 +236,22 @@ TuneOutcome Search::outcome() const {
   return out;
 }
 
-/// Runs the best candidates and the default once more, with the timeline where figures of stages
-/// come from that, and says what sets them apart.
+/// Runs the best candidates and the default some more times, in turns, with the timeline where
+/// figures of stages come from that, and says what sets them apart.
 void explain_best(TuneRank& rank, const Schedule& base, TuneOutcome& out) {
-  const auto parts = [&](const Schedule& s) {
-    std::vector<tune::Breakdown> runs;
-    for (int i = 0; i < kExplainingRuns; ++i) {
-      runs.push_back(tune::breakdown_of(rank.measure(s).by_rank));
+  const std::size_t count = std::min(kExplained, out.ranking.size());
+  std::vector<std::vector<tune::Breakdown>> runs(count + 1);
+  for (int i = 0; i < kExplainingRuns; ++i) {
+    for (std::size_t c = 0; c <= count; ++c) {
+      const Schedule& s = c == count ? base : out.ranking[c].schedule;
+      runs[c].push_back(tune::breakdown_of(rank.measure(s).by_rank));
     }
-    return tune::median_of(runs);
-  };
-  const tune::Breakdown of_default = parts(base);
-  for (std::size_t i = 0; i < out.ranking.size() && i < kExplained; ++i) {
-    TunedCandidate& c = out.ranking[i];
-    c.why = c.schedule == base ? "the default"
-                               : tune::explain(parts(c.schedule), of_default);
+  }
+  const tune::Breakdown of_default = tune::median_of(runs[count]);
+  for (std::size_t c = 0; c < count; ++c) {
+    out.ranking[c].why = out.ranking[c].schedule == base
+                             ? "the default"
+                             : tune::explain(tune::median_of(runs[c]), of_default);
   }
 }
 
@@ -258,9 +259,9 @@ void explain_best(TuneRank& rank, const Schedule& base, TuneOutcome& out) {
 constexpr int kRoundsToStore = 2;
 
 void store_best(TuneOutcome& out, const TuneSettings& settings) {
-  if (out.ranking.empty() || out.rounds < kRoundsToStore) return;
+  if (!out.chosen || out.rounds < kRoundsToStore) return;
   out.stored = true;
-  const TunedCandidate& best = out.ranking.front();
+  const TunedCandidate& best = *out.chosen;
   const tune::TunedEntry entry{.key = out.key,
                                .schedule = best.schedule,
                                .ms = 1e3 * median(best.seconds),
@@ -279,11 +280,11 @@ TuneOutcome tune_pass(const BenchCase& bench, Pass pass, const TuneSettings& set
   const Place place = this_place(ranks.backend);
   Space space(bench.problem, pass, place);
   space.restrict_to(settings.restriction);
-  const tune::TuneKey key = tune_key(ranks.backend, bench.problem, bench.ranks, bench.spec.tokens,
-                                     bench.skew, pass);
-  const std::string search = cat("space ", settings.restriction, ", seed ", settings.seed, ", ",
-                                 settings.candidates, " candidates, ",
-                                 settings.profile ? settings.profile->name : "no", " model");
+  const tune::TuneKey key =
+      tune_key(ranks.backend, bench.problem, bench.ranks, bench.spec.tokens, bench.skew, pass);
+  const std::string search =
+      cat("space ", settings.restriction, ", seed ", settings.seed, ", ", settings.candidates,
+          " candidates, ", settings.profile ? settings.profile->name : "no", " model");
   const std::string path = tune::session_path(settings.cache, key, search);
 
   std::vector<std::string> problems;
@@ -293,7 +294,8 @@ TuneOutcome tune_pass(const BenchCase& bench, Pass pass, const TuneSettings& set
   if (!session) {
     std::vector<tune::Ranked> by_model;
     if (settings.profile) {
-      by_model = rank_by_model(space, Model(bench, pass, *settings.profile), ranks.backend, settings);
+      by_model =
+          rank_by_model(space, Model(bench, pass, *settings.profile), ranks.backend, settings);
       modelled = by_model.size();
     }
     session = {key, search, utc_now(), candidates_of(space, ranks.backend, by_model, settings)};
