@@ -24,6 +24,10 @@ constexpr EnvVariable kVariables[] = {
      "libnccl.so.2"},
     {"UNIEP_SYMMETRIC_MEMORY",
      "how GPUs reach each other's memory: nccl (windows), ipc (CUDA IPC) or auto", "auto"},
+    {"UNIEP_TUNE_CACHE", "file of the schedules that were tuned on this machine",
+     "uniep/tuned.json in XDG_CACHE_HOME"},
+    {"XDG_CACHE_HOME", "folder of files that programs may keep", "$HOME/.cache"},
+    {"HOME", "the user's folder", "/tmp"},
     {"RANK", "rank of this process among the processes of the CUDA backend, as torchrun sets it",
      "none"},
     {"WORLD_SIZE", "number of these processes (1 to 64); RANK counts from 0 to below it", "none"},
@@ -105,5 +109,11 @@ std::optional<int> env_world_size() { return integer("WORLD_SIZE", 1, kMaxRanks)
 std::optional<int> env_local_rank() { return integer("LOCAL_RANK", 0, kMaxRanks - 1); }
 std::optional<std::string> env_master_addr() { return text_of("MASTER_ADDR"); }
 std::optional<int> env_master_port() { return integer("MASTER_PORT", 1, 65535); }
+
+std::string env_tune_cache() {
+  if (const auto path = text_of("UNIEP_TUNE_CACHE")) return *path;
+  const std::string home = text_of("HOME").value_or("/tmp");
+  return text_of("XDG_CACHE_HOME").value_or(home + "/.cache") + "/uniep/tuned.json";
+}
 
 }  // namespace uniep

@@ -39,6 +39,9 @@ std::string env_nccl_nvls_enable();
 /// UNIEP_SYMMETRIC_MEMORY: "auto", "nccl" or "ipc".
 std::string env_symmetric_memory();
 
+/// UNIEP_TUNE_CACHE, or its default in the user's cache folder.
+std::string env_tune_cache();
+
 // What a launcher such as torchrun sets; `process_environment` puts them together.
 std::optional<int> env_rank();
 std::optional<int> env_world_size();

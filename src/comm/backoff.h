@@ -10,6 +10,9 @@ namespace uniep {
 /// waiting workers leave the cores to those that compute (there may be more workers than cores).
 class Backoff {
  public:
+  static constexpr std::chrono::microseconds kFirstSleep{20};
+  static constexpr std::chrono::microseconds kLongestSleep{500};
+
   void pause() {
     if (yields_ < 16) {
       ++yields_;
@@ -17,12 +20,12 @@ class Backoff {
       return;
     }
     std::this_thread::sleep_for(sleep_);
-    sleep_ = std::min(sleep_ * 2, std::chrono::microseconds(500));
+    sleep_ = std::min(sleep_ * 2, kLongestSleep);
   }
 
  private:
   int yields_ = 0;
-  std::chrono::microseconds sleep_{20};
+  std::chrono::microseconds sleep_ = kFirstSleep;
 };
 
 }  // namespace uniep

@@ -67,7 +67,7 @@ TEST(Environment, RefusesAnUnknownKindOfSymmetricMemory) {
 }
 
 TEST(Environment, TheListDescribesEachVariable) {
-  EXPECT_EQ(environment_variables().size(), 11u);
+  EXPECT_EQ(environment_variables().size(), 14u);
   for (const EnvVariable& v : environment_variables()) {
     EXPECT_FALSE(v.meaning.empty());
     EXPECT_FALSE(v.default_text.empty());

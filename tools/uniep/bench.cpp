@@ -1,10 +1,7 @@
-#include <algorithm>
-#include <functional>
 #include <iostream>
 #include <memory>
 
 #include "base/check.h"
-#include "bench_device.h"
 #include "bench_rank.h"
 #include "bench_report.h"
 #include "commands.h"
@@ -12,16 +9,10 @@
 #include "options.h"
 #include "output_files.h"
 #include "progress.h"
-#ifdef UNIEP_HAS_CUDA
-#include "comm/process_environment.h"
-#include "cuda/driver.h"
-#include "launcher.h"
-#endif
+#include "ranks.h"
 
 namespace uniep::tool {
 namespace {
-
-constexpr int kDefaultCpuRanks = 2;
 
 /// The command line as it was given; empty lists and 0 ranks stand for defaults.
 struct Flags {
@@ -59,16 +50,6 @@ BenchOptions bench_options(const Flags& flags, int ranks) {
   return options;
 }
 
-/// How a backend runs its ranks. Of several processes only one `speaks`: prints and writes files.
-struct Ranks {
-  int count = 1;
-  bool speaks = true;
-  std::string backend;
-  std::string machine;
-  std::string no_floor;
-  std::function<void(const std::function<void(Communicator&, BenchDevice&)>&)> run;
-};
-
 BenchEntry measure(const BenchCase& bench, const BenchOptions& options, const Ranks& ranks) {
   BenchEntry entry{.bench = bench, .report = {}};
   const Progress progress("measuring " + bench.name, 0);
@@ -96,7 +77,7 @@ int run_on(const Flags& flags, const std::string& command, const Ranks& ranks) {
   const BenchOptions options = bench_options(flags, ranks.count);
   const std::vector<BenchCase> cases = make_cases(flags, options);
   const BenchHeader header{.build = this_build(),
-                           .backend = ranks.backend,
+                           .backend = name(ranks.backend),
                            .machine = ranks.machine,
                            .date = utc_now(),
                            .command = command,
@@ -116,56 +97,14 @@ int run_on(const Flags& flags, const std::string& command, const Ranks& ranks) {
   return all_wrong(entries).total() == 0 ? kExitOk : kExitFailed;
 }
 
-#ifdef UNIEP_HAS_CUDA
-/// This process is a rank of a group, or starts one and waits for it.
-int run_cuda(const Flags& flags, const Invocation& invocation) {
-  if (!process_environment()) {
-    const int ranks = flags.ranks > 0 ? flags.ranks : std::max(1, cuda::device_count());
-    // What can be refused here is refused once, and not by every rank.
-    for (const std::string& shape : shapes_of(flags)) parse_bench_shape(shape, ranks);
-    (void)bench_options(flags, ranks);
-    for (int device = 0; device < ranks; ++device) cuda::require_device(device);
-    return launch_ranks(ranks, invocation.arguments);
-  }
-  const Communicator member = Communicator::cuda_from_environment();
-  const auto device = cuda_bench_device();
-  return run_on(
-      flags, invocation.command,
-      {.count = member.size(),
-       .speaks = member.rank() == 0,
-       .backend = "cuda",
-       .machine = cat(member.size(), " x ", cuda::device_text(0), ", ", to_string(this_machine())),
-       .no_floor = device->no_gemms_reason(),
-       .run = [&](const auto& body) {
-         Communicator own = member;
-         body(own, *device);
-       }});
-}
-#endif
-
-int run_cpu(const Flags& flags, const Invocation& invocation) {
-  const int count = flags.ranks > 0 ? flags.ranks : kDefaultCpuRanks;
-  const auto device = cpu_bench_device();
-  return run_on(flags, invocation.command,
-                {.count = count,
-                 .speaks = true,
-                 .backend = "cpu",
-                 .machine = to_string(this_machine()),
-                 .no_floor = device->no_gemms_reason(),
-                 .run = [&](const auto& body) {
-                   run_ranks(Communicator::cpu_group(count),
-                             [&](Communicator& member) { body(member, *device); });
-                 }});
-}
-
 int run(const Flags& flags, const Invocation& invocation) {
   require_writable("--json", flags.json);
-#ifdef UNIEP_HAS_CUDA
-  if (wants_cuda(flags)) return run_cuda(flags, invocation);
-#endif
-  require(!wants_cuda(flags), ErrorCode::kUnsupported,
-          "this build has no CUDA backend; --backend cpu is accepted");
-  return run_cpu(flags, invocation);
+  const auto refuse = [&](int ranks) {
+    for (const std::string& shape : shapes_of(flags)) parse_bench_shape(shape, ranks);
+    (void)bench_options(flags, ranks);
+  };
+  return with_ranks(backend_choice(flags.backend), flags.ranks, invocation, refuse,
+                    [&](const Ranks& ranks) { return run_on(flags, invocation.command, ranks); });
 }
 
 void add_what_options(CLI::App& sub, Flags& flags) {

@@ -60,6 +60,7 @@ workload::ShapeSpec parse_bench_shape(const std::string& shape, int ranks) {
 
 BenchCase make_case(const std::string& shape, int ranks, std::uint64_t seed, double skew) {
   BenchCase c{.name = shape, .spec = parse_bench_shape(shape, ranks), .ranks = ranks, .seed = seed};
+  c.skew = skew;
   c.routing = workload::make_routing(c.spec, ranks, seed, skew);
   c.rows_per_expert = count_rows(c.routing.topk_ids, c.spec.num_experts);
   c.problem = {.hidden = c.spec.hidden,

@@ -38,6 +38,7 @@ struct BenchCase {
   workload::ShapeSpec spec;
   int ranks = 1;
   std::uint64_t seed = 0;
+  double skew = 0;
   workload::Routing routing{};
   std::vector<std::int64_t> rows_per_expert{};
   Problem problem{};

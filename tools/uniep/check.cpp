@@ -31,6 +31,7 @@ LayerResult sequential_result(const LayerData& layer, const StepOptions& options
   baseline.capacity_rows = 0;  // that of a rank of several
   baseline.defer_weights = false;
   baseline.schedule = sequential_like(options.schedule);
+  baseline.backward_schedule.reset();
   baseline.repeat = 0;
   baseline.record_timeline = false;
   return run(layer, baseline).result;

@@ -17,6 +17,9 @@ struct Invocation {
 void add_run(CLI::App& app, Invocation& invocation);
 void add_bench(CLI::App& app, Invocation& invocation);
 void add_info(CLI::App& app, Invocation& invocation);
+void add_profile(CLI::App& app, Invocation& invocation);
+void add_simulate(CLI::App& app, Invocation& invocation);
+void add_tune(CLI::App& app, Invocation& invocation);
 void add_validate(CLI::App& app, Invocation& invocation);
 
 // Exit codes, the same for all subcommands.

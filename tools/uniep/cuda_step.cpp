@@ -113,7 +113,7 @@ class CudaRank {
                                   .w1 = w1_.span(),
                                   .w2 = w2_.span(),
                                   .out = out.span()},
-                                 options_.schedule);
+                                 schedule_of(options_, Pass::kForward));
     layer_.synchronize();
     times.forward = layer_.last_pass();
     download(f.out, out);

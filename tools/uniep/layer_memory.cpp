@@ -80,4 +80,10 @@ void print_memory(std::ostream& out, const workload::ShapeSpec& spec, int ranks,
   out << table;
 }
 
+std::int64_t layer_memory(const Problem& problem, int ranks) {
+  std::int64_t total = 0;
+  for (const Use& use : uses(problem, ranks)) total += use.bytes;
+  return total;
+}
+
 }  // namespace uniep::tool

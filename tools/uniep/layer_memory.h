@@ -2,6 +2,7 @@
 
 #include <iosfwd>
 
+#include "uniep/problem.h"
 #include "workload/synthetic.h"
 
 namespace uniep::tool {
@@ -11,5 +12,8 @@ namespace uniep::tool {
 /// and ranks make no problem.
 void print_memory(std::ostream& out, const workload::ShapeSpec& spec, int ranks,
                   std::int64_t capacity);
+
+/// The sum of what it prints: bytes of one rank.
+std::int64_t layer_memory(const Problem& problem, int ranks);
 
 }  // namespace uniep::tool

@@ -79,8 +79,9 @@ int run(CLI::App& app, const Invocation& invocation, int argc, char** argv) {
 int main(int argc, char** argv) {
   using namespace uniep::tool;
   Invocation invocation{.command = quoted_command(argc, argv), .arguments = {argv, argv + argc}};
-  CLI::App app("Deterministic expert-parallel MoE layers: run, measure, inspect, validate.",
-               "uniep");
+  CLI::App app(
+      "Deterministic expert-parallel MoE layers: run, measure, predict, tune, inspect, validate.",
+      "uniep");
   app.set_version_flag("--version", to_string(this_build()), "Print the version and exit");
   app.require_subcommand(1);
   app.footer(
@@ -89,6 +90,9 @@ int main(int argc, char** argv) {
   add_run(app, invocation);
   add_bench(app, invocation);
   add_info(app, invocation);
+  add_profile(app, invocation);
+  add_simulate(app, invocation);
+  add_tune(app, invocation);
   add_validate(app, invocation);
   return run(app, invocation, argc, argv);
 }

@@ -14,7 +14,7 @@ void write_trace(const std::string& path, const RunHeader& header, const StepOpt
   const trace::TraceHeader about{.version = to_string(header.build),
                                  .machine = to_string(header.machine),
                                  .command = header.command,
-                                 .schedule = to_string(options.schedule)};
+                                 .schedule = schedule_text(options)};
   write_text(path,
              [&](std::ostream& out) { trace::write_chrome_trace(out, report.timeline, about); });
 }
@@ -28,7 +28,7 @@ void write_plot(const std::string& path, const RunHeader& header, const LayerDat
           header.link.empty() ? "" : "; link " + header.link),
       cat(to_string(header.machine), "; uniep ", to_string(header.build), "; ", header.date),
       header.command};
-  plot.schedule = to_string(options.schedule);
+  plot.schedule = schedule_text(options);
   plot.num_ranks = options.ranks;
   plot.rows_per_expert = report.rows_per_expert;
   for (const PassRecord& record : report.passes) plot.passes.push_back(record.stats.back());

@@ -11,18 +11,18 @@ namespace {
 
 double ms(double seconds) { return 1e3 * seconds; }
 
-Json record(const RunHeader& header, const StepOptions& options, const char* direction,
+Json record(const RunHeader& header, const StepOptions& options, Pass pass, const char* direction,
             const std::vector<double>& seconds) {
   return record_json({.shape = header.shape,
                       .ranks = options.ranks,
                       .direction = direction,
-                      .schedule = to_string(options.schedule),
+                      .schedule = to_string(schedule_of(options, pass)),
                       .seconds = seconds});
 }
 
 Json stage_record(const RunHeader& header, const StepOptions& options, Pass pass,
                   const StageFigures& f, const std::optional<TimeFigures>& time) {
-  Json json = record(header, options, name(f.stage), f.busy_s.max);
+  Json json = record(header, options, pass, name(f.stage), f.busy_s.max);
   json["pass"] = name(pass);
   json["tasks"] = f.tasks;
   json["busy_sum_ms"] = ms(median(f.busy_s.sum));
@@ -37,7 +37,7 @@ Json stage_record(const RunHeader& header, const StepOptions& options, Pass pass
 
 Json pass_record(const RunHeader& header, const StepOptions& options, const PassRecord& pass,
                  const std::optional<TimeFigures>& time, const std::vector<TensorCheck>& checks) {
-  Json json = record(header, options, name(pass.pass), pass.seconds);
+  Json json = record(header, options, pass.pass, name(pass.pass), pass.seconds);
   const WireFigures wire = wire_figures(pass);
   json["min"] = ms(std::ranges::min(pass.seconds));
   json["max"] = ms(std::ranges::max(pass.seconds));

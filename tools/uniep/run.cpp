@@ -2,6 +2,7 @@
 #include <iostream>
 #include <memory>
 
+#include "auto_schedule.h"
 #include "base/check.h"
 #include "check.h"
 #include "commands.h"
@@ -65,15 +66,17 @@ void require_usable(const Flags& flags) {
 }
 
 StepOptions step_options(const Flags& flags) {
-  return {
-      .ranks = flags.ranks,
-      .schedule = parse_schedule(flags.schedule, default_schedule(backend_choice(flags.backend))),
-      .capacity_rows = flags.capacity,
-      .passes = pass_choice(flags.pass),
-      .main_grad = flags.main_grad == "fp32",
-      .defer_weights = flags.defer_weights,
-      .repeat = flags.repeat,
-      .record_timeline = !flags.trace.empty() || !flags.plot.empty()};
+  return {.ranks = flags.ranks,
+          .schedule =
+              flags.schedule == kAutoSchedule
+                  ? default_schedule(backend_choice(flags.backend))
+                  : parse_schedule(flags.schedule, default_schedule(backend_choice(flags.backend))),
+          .capacity_rows = flags.capacity,
+          .passes = pass_choice(flags.pass),
+          .main_grad = flags.main_grad == "fp32",
+          .defer_weights = flags.defer_weights,
+          .repeat = flags.repeat,
+          .record_timeline = !flags.trace.empty() || !flags.plot.empty()};
 }
 
 LayerData read_or_make(const Flags& flags, const StepOptions& options, RunHeader& header) {
@@ -132,9 +135,30 @@ struct Runners {
   StepRunner all_ranks;
   StepRunner one_rank;
   bool speaks = true;
+  /// Rank 0's choice, on all ranks.
+  std::function<tune::ScheduleChoice(const tune::ScheduleChoice&)> agree =
+      [](const tune::ScheduleChoice& own) { return own; };
 };
 
-int run_layer(const Flags& flags, const std::string& command, const StepOptions& options,
+/// What --schedule auto stands for.
+void look_up_schedules(const Flags& flags, const LayerData& layer, const Runners& runners,
+                       StepOptions& options) {
+  const workload::Split split(layer, options.ranks);
+  const auto choose = [&](Pass pass) {
+    const Problem& p = split.problem();
+    const Backend backend = backend_choice(flags.backend);
+    return runners.agree(
+        look_up(backend, p, options.ranks, p.max_tokens, flags.skew, pass, runners.speaks));
+  };
+  const tune::ScheduleChoice forward = choose(Pass::kForward);
+  const tune::ScheduleChoice backward = choose(Pass::kBackward);
+  options.schedule = forward.schedule;
+  options.backward_schedule = backward.schedule;
+  options.schedule_origin =
+      cat("auto: ", tune::name(forward.origin), ", ", tune::name(backward.origin));
+}
+
+int run_layer(const Flags& flags, const std::string& command, StepOptions options,
               const Runners& runners) {
   RunHeader header{.build = this_build(),
                    .machine = this_machine(),
@@ -144,6 +168,7 @@ int run_layer(const Flags& flags, const std::string& command, const StepOptions&
                    .input = "",
                    .link = link_text()};
   const LayerData layer = read_or_make(flags, options, header);
+  if (flags.schedule == kAutoSchedule) look_up_schedules(flags, layer, runners, options);
   require_runnable(flags, layer, options);
 
   if (runners.speaks) print_header(std::cout, header, layer, options);
@@ -186,7 +211,11 @@ int run_cuda(const Flags& flags, const Invocation& invocation) {
   return run_layer(flags, invocation.command, options,
                    {.all_ranks = steps_of(member),
                     .one_rank = steps_of(cuda::single_rank()),
-                    .speaks = member.rank() == 0});
+                    .speaks = member.rank() == 0,
+                    .agree = [&](const tune::ScheduleChoice& own) {
+                      auto& impl = dynamic_cast<cuda::CudaCommunicator&>(*member.impl());
+                      return agree_on(own, impl.bootstrap());
+                    }});
 }
 #endif
 
@@ -223,7 +252,8 @@ void add_how_options(CLI::App& sub, Flags& flags) {
   group.add(
       "--schedule", flags.schedule, "PRESET|key=value,...",
       "A preset (sequential, pipelined:n, two-kernel, single), key=value pairs, or a preset "
-      "and then pairs (default: single). Keys that it leaves alone have the backend's defaults. "
+      "and then pairs (default: single); or auto: what uniep tune found for this layer, else what "
+      "is shipped or predicted best. Keys that it leaves alone have the backend's defaults. "
       "`uniep info` lists presets and keys. Results do not depend on the schedule, not by a "
       "bit");
   add_pass(group, flags.pass);

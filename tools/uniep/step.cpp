@@ -80,7 +80,7 @@ class RankRun {
     const ForwardArgs forward = split_.forward_args(rank_, result);
     Saved saved;
     const auto run_forward = [&] {
-      saved = layer_.forward(plan, forward, options_.schedule);
+      saved = layer_.forward(plan, forward, schedule_of(options_, Pass::kForward));
       return layer_.last_pass();
     };
     measure(run_forward, measured ? &log_.forward : nullptr);
@@ -214,6 +214,14 @@ void add(PassStats& stats, const PassStats& more) {
 
 }  // namespace
 
+std::string schedule_text(const StepOptions& options) {
+  std::string text = to_string(options.schedule);
+  if (options.backward_schedule) {
+    text += cat("; backward ", to_string(*options.backward_schedule));
+  }
+  return options.schedule_origin.empty() ? text : cat(text, " (", options.schedule_origin, ")");
+}
+
 Problem layer_problem(const Split& split, const StepOptions& options) {
   Problem problem = split.problem();
   problem.capacity_rows = options.capacity_rows;
@@ -222,15 +230,16 @@ Problem layer_problem(const Split& split, const StepOptions& options) {
 
 PassStats run_backward(Layer& layer, Saved& saved, const BackwardArgs& args,
                        const StepOptions& options) {
+  const Schedule& schedule = schedule_of(options, Pass::kBackward);
   if (!options.defer_weights) {
-    layer.backward(saved, args, options.schedule);
+    layer.backward(saved, args, schedule);
     layer.synchronize();
     return layer.last_pass();
   }
-  layer.backward_data(saved, data_args(args), options.schedule);
+  layer.backward_data(saved, data_args(args), schedule);
   layer.synchronize();
   PassStats stats = layer.last_pass();
-  layer.backward_weights(saved, weights_args(args), options.schedule);
+  layer.backward_weights(saved, weights_args(args), schedule);
   layer.synchronize();
   add(stats, layer.last_pass());
   return stats;

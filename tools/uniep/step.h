@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,14 +17,25 @@ enum class PassChoice { kForward, kBackward, kBoth };
 struct StepOptions {
   int ranks = 1;
   Schedule schedule;
-  std::int64_t capacity_rows = 0;  ///< Problem::capacity_rows
-  std::string backend = "cpu";     ///< for headers and files
+  std::optional<Schedule> backward_schedule{};  ///< where it is another than `schedule`
+  std::string schedule_origin{};                ///< where they were looked up; empty: given
+  std::int64_t capacity_rows = 0;               ///< Problem::capacity_rows
+  std::string backend = "cpu";                  ///< for headers and files
   PassChoice passes = PassChoice::kBoth;
   bool main_grad = false;        ///< weight gradients as fp32 sums, from zeros
   bool defer_weights = false;    ///< and by a call of their own, backward_weights
   int repeat = 1;                ///< measured steps, after one that is not
   bool record_timeline = false;  ///< of the last step
 };
+
+/// The schedule of a direction.
+inline const Schedule& schedule_of(const StepOptions& options, Pass pass) {
+  const bool own = pass == Pass::kBackward && options.backward_schedule;
+  return own ? *options.backward_schedule : options.schedule;
+}
+
+/// For reports.
+std::string schedule_text(const StepOptions& options);
 
 /// What the measured steps say about one direction.
 struct PassRecord {

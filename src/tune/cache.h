@@ -1,0 +1,78 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "uniep/backend.h"
+#include "uniep/schedule.h"
+#include "uniep/stage.h"
+
+namespace uniep::tune {
+
+/// What a schedule was tuned for. Two keys are the same situation where all fields are equal but
+/// `skew`, of which the nearest is taken.
+struct TuneKey {
+  Backend backend = Backend::kCpu;
+  std::string device;   ///< CPU or GPU model, and the emulated link
+  std::string driver;   ///< of a GPU; on the CPU the instruction set
+  std::string library;  ///< version of uniep
+  std::int64_t hidden = 0;
+  std::int64_t intermediate = 0;
+  int num_experts = 0;
+  int topk = 0;
+  int ranks = 1;
+  Pass pass = Pass::kForward;
+  std::int64_t tokens = 0;  ///< of a rank, as token_bucket gives them
+  double skew = 0;
+
+  friend bool operator==(const TuneKey&, const TuneKey&) = default;
+};
+
+/// Token counts share an entry with all up to the next power of two.
+std::int64_t token_bucket(std::int64_t tokens);
+
+/// "8 ranks of ...": for reports.
+std::string to_string(const TuneKey& key);
+
+struct TunedEntry {
+  TuneKey key;
+  Schedule schedule;
+  double ms = 0;          ///< as measured
+  double default_ms = 0;  ///< of the backend's default, in the same run
+  std::string date;
+};
+
+/// Entries, and what was not understood of a file, a sentence each.
+struct TunedEntries {
+  std::vector<TunedEntry> entries;
+  std::vector<std::string> problems;
+};
+
+/// Reads schema "uniep-tuned-1". Never throws: what cannot be used is left out and reported.
+TunedEntries parse_tuned(std::string_view text, const std::string& origin);
+std::string tuned_to_json(const std::vector<TunedEntry>& entries);
+
+/// The entry for a situation, nearest in skew; null: none.
+const TunedEntry* find_entry(const std::vector<TunedEntry>& entries, const TuneKey& key);
+
+/// The tuned schedules of a user on this machine: a file that any number of processes share.
+class TuneCache {
+ public:
+  /// UNIEP_TUNE_CACHE, or uniep/tuned.json in the user's cache folder.
+  static std::string default_path();
+
+  explicit TuneCache(std::string path) : path_(std::move(path)) {}
+
+  const std::string& path() const { return path_; }
+  TunedEntries load() const;
+  /// Adds the entry, in the place of one for the same key. A file that cannot be understood is
+  /// moved aside, and the sentence that says so returned.
+  std::vector<std::string> store(const TunedEntry& entry) const;
+
+ private:
+  std::string path_;
+};
+
+}  // namespace uniep::tune

@@ -1,0 +1,140 @@
+#include "tune/race.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace uniep::tune {
+namespace {
+
+double median_of(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::ranges::nth_element(values, middle);
+  if (values.size() % 2 == 1) return *middle;
+  return (*middle + *std::max_element(values.begin(), middle)) / 2;
+}
+
+/// The median of how many times as long `a` took as `b`, round by round, and how far off that may
+/// be: four times the standard error that the spread of ranks around the median stands for.
+struct Ratio {
+  double middle = 1;
+  double error = 0;
+};
+
+Ratio ratio_of(const std::vector<double>& a, const std::vector<double>& b) {
+  const std::size_t rounds = std::min(a.size(), b.size());
+  std::vector<double> logs;
+  for (std::size_t i = 0; i < rounds; ++i) logs.push_back(std::log(a[i] / b[i]));
+  if (rounds == 0) return {};
+  const double middle = median_of(logs);
+  std::vector<double> distances;
+  for (const double l : logs) distances.push_back(std::abs(l - middle));
+  // 1.48 median distances are a standard deviation, of a median's error there are 1.25.
+  const double deviation = 1.48 * median_of(distances);
+  const double error = 4 * 1.25 * deviation / std::sqrt(static_cast<double>(rounds));
+  return {std::exp(middle), error};
+}
+
+}  // namespace
+
+Race::Race(std::size_t candidates, const RaceOptions& options)
+    : options_(options), candidates_(candidates), rng_(options.seed) {
+  begin_round();
+}
+
+std::size_t Race::running() const {
+  return static_cast<std::size_t>(std::ranges::count_if(candidates_, &Candidate::running));
+}
+
+void Race::begin_round() {
+  order_.clear();
+  for (std::size_t i = 0; i < candidates_.size(); ++i) {
+    const bool reference = i == 0 && measures_reference();
+    if (candidates_[i].running || reference) order_.push_back(i);
+  }
+  std::ranges::shuffle(order_, rng_);
+  if (order_.empty() || running() == 0) over_ = true;
+}
+
+std::optional<std::size_t> Race::next() {
+  if (over_) return std::nullopt;
+  return order_.back();
+}
+
+void Race::record(std::size_t candidate, double seconds) {
+  candidates_[candidate].seconds.push_back(seconds);
+  std::erase(order_, candidate);
+  if (order_.empty()) end_round();
+}
+
+void Race::reject(std::size_t candidate) {
+  candidates_[candidate].running = false;
+  candidates_[candidate].rejected = true;
+  std::erase(order_, candidate);
+  if (order_.empty()) end_round();
+}
+
+double Race::median(std::size_t candidate) const {
+  return median_of(candidates_[candidate].seconds);
+}
+
+double Race::speedup(std::size_t candidate) const {
+  return ratio_of(candidates_[0].seconds, candidates_[candidate].seconds).middle;
+}
+
+bool Race::is_faster(std::size_t candidate) const {
+  return candidate != 0 && !candidates_[candidate].rejected &&
+         is_behind(candidates_[0], candidates_[candidate]);
+}
+
+bool Race::is_behind(const Candidate& c, const Candidate& best) const {
+  const Ratio ratio = ratio_of(c.seconds, best.seconds);
+  return std::log(ratio.middle) > std::max(ratio.error, 1e-9);
+}
+
+bool Race::is_close(const Candidate& c, const Candidate& best) const {
+  const Ratio ratio = ratio_of(c.seconds, best.seconds);
+  return std::abs(std::log(ratio.middle)) + ratio.error <= options_.close;
+}
+
+void Race::end_round() {
+  ++round_;
+  const std::vector<std::size_t> order = ranking();
+  if (order.empty()) {
+    over_ = true;
+    return;
+  }
+  const std::size_t best = order.front();
+  // Far behind needs no statistics, and measuring it is dear.
+  constexpr double kHopeless = 1.5;
+  for (std::size_t i = 0; i < candidates_.size(); ++i) {
+    Candidate& c = candidates_[i];
+    if (!c.running || i == best) continue;
+    const bool hopeless = round_ >= 2 && std::ranges::min(c.seconds) > kHopeless * median(best);
+    if (hopeless || (round_ >= options_.min_rounds && is_behind(c, candidates_[best]))) {
+      c.running = false;
+    }
+  }
+  bool settled = round_ >= options_.min_rounds;
+  for (std::size_t i = 0; i < candidates_.size(); ++i) {
+    if (i == best || !candidates_[i].running) continue;
+    settled = settled && is_close(candidates_[i], candidates_[best]);
+  }
+  decided_ = settled;
+  over_ = settled || round_ >= options_.max_rounds;
+  if (!over_) begin_round();
+}
+
+std::vector<std::size_t> Race::ranking() const {
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < candidates_.size(); ++i) {
+    if (!candidates_[i].rejected && !candidates_[i].seconds.empty()) order.push_back(i);
+  }
+  std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) {
+    if (contends(a) != contends(b)) return contends(a);
+    return measures_reference() ? speedup(a) > speedup(b) : median(a) < median(b);
+  });
+  return order;
+}
+
+}  // namespace uniep::tune

@@ -1,0 +1,76 @@
+#include "tune/schedule_book.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "tune/model_search.h"
+#include "tune/shipped_files.h"
+
+namespace uniep::tune {
+
+const char* name(ChoiceOrigin origin) {
+  switch (origin) {
+    case ChoiceOrigin::kCache:
+      return "cache";
+    case ChoiceOrigin::kShipped:
+      return "shipped";
+    case ChoiceOrigin::kModel:
+      return "model";
+    default:
+      return "default";
+  }
+}
+
+ScheduleBook::ScheduleBook(std::vector<TunedEntry> cached, std::vector<TunedEntry> shipped,
+                           std::optional<MachineProfile> profile)
+    : cached_(std::move(cached)), shipped_(std::move(shipped)), profile_(std::move(profile)) {}
+
+ScheduleChoice ScheduleBook::choose(const TuneKey& key, const Problem& problem,
+                                    const Place& place) {
+  const std::scoped_lock lock(mutex_);
+  const auto known = std::ranges::find(chosen_, key, [](const auto& pair) { return pair.first; });
+  if (known != chosen_.end()) return known->second;
+  chosen_.emplace_back(key, find(key, problem, place));
+  return chosen_.back().second;
+}
+
+ScheduleChoice ScheduleBook::find(const TuneKey& key, const Problem& problem,
+                                  const Place& place) const {
+  const auto usable = [&](const TunedEntry* entry) {
+    return entry != nullptr && !invalid_reason(entry->schedule, problem, place);
+  };
+  const TunedEntry* cached = find_entry(cached_, key);
+  if (usable(cached)) return {cached->schedule, ChoiceOrigin::kCache};
+  // A shipped schedule was found with a driver and a version that need not be this machine's.
+  TuneKey anywhere = key;
+  for (const TunedEntry& e : shipped_) {
+    anywhere.driver = e.key.driver;
+    anywhere.library = e.key.library;
+    const TunedEntry* shipped = find_entry(shipped_, anywhere);
+    if (usable(shipped)) return {shipped->schedule, ChoiceOrigin::kShipped};
+  }
+  if (profile_) {
+    return {quick_pick(problem, key, place, *profile_), ChoiceOrigin::kModel};
+  }
+  return {default_schedule(key.backend), ChoiceOrigin::kDefault};
+}
+
+TunedEntries shipped_entries() {
+  TunedEntries all;
+  for (const ShippedFile& file : shipped_schedules()) {
+    TunedEntries of_file = parse_tuned(file.text, cat("tuned/", file.name, ".json"));
+    std::ranges::move(of_file.entries, std::back_inserter(all.entries));
+    std::ranges::move(of_file.problems, std::back_inserter(all.problems));
+  }
+  return all;
+}
+
+std::optional<MachineProfile> shipped_profile_of(Backend backend, std::string_view device) {
+  for (const ShippedFile& file : shipped_profiles()) {
+    MachineProfile profile = shipped_profile(file.name);
+    if (profile.backend == backend && device.starts_with(profile.device)) return profile;
+  }
+  return std::nullopt;
+}
+
+}  // namespace uniep::tune

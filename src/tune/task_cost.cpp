@@ -1,0 +1,85 @@
+#include "tune/task_cost.h"
+
+#include "base/check.h"
+
+namespace uniep::tune {
+namespace {
+
+const GemmCost* find_cost(const MachineProfile& profile, Stage stage, int tile_n) {
+  const GemmCost* found = nullptr;
+  for (const GemmCost& cost : profile.gemms) {
+    if (cost.stage != stage) continue;
+    if (cost.tile_n == tile_n) return &cost;
+    if (cost.tile_n == 0) found = &cost;
+  }
+  return found;
+}
+
+double move_cost(const MoveCost& cost, const MoveSize& size) {
+  return cost.fixed + cost.per_item * static_cast<double>(size.items) +
+         cost.per_byte * static_cast<double>(size.bytes);
+}
+
+}  // namespace
+
+bool is_product(Stage stage) {
+  return stage == Stage::kFc1 || stage == Stage::kFc2 || stage == Stage::kDfc2 ||
+         stage == Stage::kDfc1 || stage == Stage::kWgrad2 || stage == Stage::kWgrad1;
+}
+
+ProductSize product_size(const PassView& v, const Task& task) {
+  const StageGrid grid = stage_grid(v, task.stage);
+  const std::int64_t cols =
+      min_of<std::int64_t>(grid.tile_cols, grid.cols - task.n * grid.tile_cols);
+  const std::int64_t halves = task.stage == Stage::kFc1 ? 2 : 1;
+  if (grid.rows == 0) return {v.tiles[task.m].rows, halves * cols, grid.reduction};
+  const std::int64_t tile_m = v.schedule.tile_m;
+  return {min_of<std::int64_t>(tile_m, grid.rows - task.m * tile_m), cols,
+          v.tokens_per_expert[task.expert]};
+}
+
+MoveSize move_size(const PassView& v, const Task& task) {
+  if (task.stage == Stage::kReduce) {
+    const std::int64_t first = task.m * v.schedule.token_block;
+    const std::int64_t tokens = min_of<std::int64_t>(v.schedule.token_block, v.tokens - first);
+    return {tokens, tokens * (v.topk + 1) * row_bytes(v)};
+  }
+  std::int64_t rows = 0;
+  for (std::int64_t i = task.m; i < task.m + task.n; ++i) rows += v.pulls[i].num_rows;
+  return {task.n, rows * row_bytes(v)};
+}
+
+TaskCosts::TaskCosts(const MachineProfile& profile, const PassView& view) : profile_(profile) {
+  for (int i = 0; i < kNumStages; ++i) {
+    const auto stage = static_cast<Stage>(i);
+    if (!is_product(stage)) continue;
+    by_stage_[i] = find_cost(profile, stage, view.schedule.tile_n);
+    require(by_stage_[i] != nullptr, ErrorCode::kUnsupported, "profile ", profile.name,
+            " has no cost of stage ", name(stage), " with tile_n=", view.schedule.tile_n,
+            "; a profile that has one is accepted");
+  }
+}
+
+double TaskCosts::product(const PassView& v, const Task& task) const {
+  const GemmCost& cost = *by_stage_[static_cast<int>(task.stage)];
+  ProductSize size = product_size(v, task);
+  if (profile_.whole_tiles) size = {v.schedule.tile_m, v.schedule.tile_n, size.k};
+  const auto m = static_cast<double>(size.m);
+  const auto n = static_cast<double>(size.n);
+  const auto k = static_cast<double>(round_up<std::int64_t>(size.k, profile_.k_step));
+  return cost.fixed + cost.per_mnk * m * n * k + cost.per_mk * m * k + cost.per_nk * n * k +
+         cost.per_mn * m * n;
+}
+
+double TaskCosts::of(const PassView& v, const Task& task) const {
+  switch (task.stage) {
+    case Stage::kDispatch:
+      return move_cost(profile_.dispatch, move_size(v, task));
+    case Stage::kReduce:
+      return move_cost(profile_.reduce, move_size(v, task));
+    default:
+      return product(v, task);
+  }
+}
+
+}  // namespace uniep::tune

@@ -1,0 +1,41 @@
+#pragma once
+
+#include "schedule/queue.h"
+#include "tune/machine_profile.h"
+
+namespace uniep::tune {
+
+/// What a product's cost depends on.
+struct ProductSize {
+  std::int64_t m = 0;
+  std::int64_t n = 0;  // both halves of an fc1 tile
+  std::int64_t k = 0;
+};
+bool is_product(Stage stage);
+ProductSize product_size(const PassView& v, const Task& task);
+
+/// What the cost of a dispatch or reduce task depends on: see MoveCost.
+struct MoveSize {
+  std::int64_t items = 0;
+  std::int64_t bytes = 0;
+};
+MoveSize move_size(const PassView& v, const Task& task);
+
+/// Seconds of one worker for each task of a pass under a schedule, without waits and transfers.
+class TaskCosts {
+ public:
+  TaskCosts(const MachineProfile& profile, const PassView& view);
+
+  double of(const PassView& v, const Task& task) const;
+
+ private:
+  double product(const PassView& v, const Task& task) const;
+
+  const MachineProfile& profile_;
+  const GemmCost* by_stage_[kNumStages] = {};
+};
+
+/// Bytes of a copy of a token, or of its results.
+inline std::int64_t row_bytes(const PassView& v) { return 2 * v.hidden; }
+
+}  // namespace uniep::tune

@@ -1,0 +1,112 @@
+// What of the tuner cannot be seen from outside: that a wrong bit takes a candidate out, and the
+// figures of surveys.
+#include "tuner.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "survey.h"
+#include "tune/temporary_folder.h"
+
+namespace uniep::tool {
+namespace {
+
+/// Finds one wrong bit in the results of one pass, the `wrong`-th that it is asked about.
+class LyingDevice final : public BenchDevice {
+ public:
+  explicit LyingDevice(int wrong) : wrong_(wrong) {}
+
+  std::shared_ptr<std::byte> allocate(std::int64_t bytes) override { return cpu_->allocate(bytes); }
+  void fill(std::span<bf16> to, const workload::Numbers& numbers, std::uint64_t first) override {
+    cpu_->fill(to, numbers, first);
+  }
+  void poison(std::span<std::byte> memory) override { cpu_->poison(memory); }
+  void upload(std::span<std::byte> to, const void* from) override { cpu_->upload(to, from); }
+  void download(void* to, std::span<const std::byte> from) override { cpu_->download(to, from); }
+  std::int64_t count_differing(std::span<const std::byte> a, std::span<const std::byte> b,
+                               int width) override {
+    EXPECT_EQ(cpu_->count_differing(a, b, width), 0);
+    return ++asked_ == wrong_ ? 1 : 0;
+  }
+  bool runs_ahead() const override { return false; }
+  Bootstrap& bootstrap(const Communicator& member) const override {
+    return cpu_->bootstrap(member);
+  }
+  std::optional<GemmSeconds> gemm_seconds(const BenchCase&, int, const BenchOptions&,
+                                          std::span<const bf16>, std::span<const bf16>) override {
+    return std::nullopt;
+  }
+  std::string no_gemms_reason() const override { return ""; }
+
+ private:
+  std::unique_ptr<BenchDevice> cpu_ = cpu_bench_device();
+  const int wrong_;
+  int asked_ = 0;
+};
+
+TuneOutcome tune_tiny(int wrong, const std::string& cache) {
+  LyingDevice device(wrong);
+  const Ranks ranks{.count = 1,
+                    .speaks = true,
+                    .backend = Backend::kCpu,
+                    .machine = "",
+                    .no_floor = "",
+                    .run = [&](const auto& of_rank) {
+                      run_ranks(Communicator::cpu_group(1),
+                                [&](Communicator& member) { of_rank(member, device); });
+                    }};
+  TuneSettings settings;
+  settings.candidates = 3;
+  settings.budget_s = 5;
+  settings.cache = cache;
+  const BenchCase bench = make_case("tiny,tokens=8", 1, 0, 0);
+  return tune_pass(bench, Pass::kForward, settings, ranks);
+}
+
+TEST(Tuner, ACandidateWithOneWrongBitIsRejected) {
+  const testing::TemporaryFolder folder;
+  const std::size_t all = tune_tiny(0, folder.file("a")).ranking.size();
+  EXPECT_GE(all, 6u);
+  // The first pass of a candidate is not timed, but it is compared.
+  for (const int wrong : {1, 2, 4, 20}) {
+    const TuneOutcome out = tune_tiny(wrong, folder.file("b"));
+    EXPECT_EQ(out.rejected.size(), 1u) << wrong;
+    EXPECT_EQ(out.ranking.size(), all - 1);
+    for (const TunedCandidate& c : out.ranking) {
+      EXPECT_NE(c.schedule, out.rejected.front().schedule);
+    }
+  }
+}
+
+TEST(Tuner, WhatWasFoundIsStored) {
+  const testing::TemporaryFolder folder;
+  const TuneOutcome out = tune_tiny(0, folder.file("tuned.json"));
+  EXPECT_TRUE(out.stored);
+  const auto loaded = tune::TuneCache(folder.file("tuned.json")).load();
+  ASSERT_EQ(loaded.entries.size(), 1u);
+  ASSERT_TRUE(out.chosen);
+  EXPECT_EQ(loaded.entries[0].schedule, out.chosen->schedule);
+  EXPECT_TRUE(out.chosen->faster || out.chosen->schedule == Schedule{});
+  EXPECT_EQ(loaded.entries[0].key, out.key);
+  EXPECT_FALSE(out.ranking[0].why.empty());
+}
+
+TEST(Agreement, OfTimesInTheSameOrder) {
+  std::vector<SurveyPoint> points;
+  for (int i = 1; i <= 10; ++i) points.push_back({{}, 1.1 * i * i, 1.0 * i * i});
+  const Agreement a = agreement_of(points);
+  EXPECT_NEAR(a.rank_correlation, 1, 1e-12);
+  EXPECT_NEAR(a.median_error, 0.1, 1e-9);
+  EXPECT_NEAR(a.pick, 1, 1e-12);
+}
+
+TEST(Agreement, OfTimesInTheOppositeOrderAndOfEqualOnes) {
+  EXPECT_NEAR(agreement_of({{{}, 1, 3}, {{}, 2, 2}, {{}, 3, 1}}).rank_correlation, -1, 1e-12);
+  EXPECT_NEAR(agreement_of({{{}, 1, 3}, {{}, 2, 2}, {{}, 3, 1}}).pick, 1.0 / 3, 1e-12);
+  EXPECT_EQ(agreement_of({{{}, 1, 3}, {{}, 1, 2}}).rank_correlation, 0);
+  EXPECT_EQ(agreement_of({}).rank_correlation, 0);
+}
+
+}  // namespace
+}  // namespace uniep::tool

@@ -1,0 +1,133 @@
+#include "tune/race.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+
+namespace uniep::tune {
+namespace {
+
+/// Runs a race on made-up times with noise; candidate i takes seconds[i].
+int run(Race& race, const std::vector<double>& seconds, double noise, std::uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  std::normal_distribution<double> normal(0, noise);
+  double drift = 1;
+  int measured = 0;
+  while (const auto c = race.next()) {
+    drift *= 1.0005;  // a machine that gets hotter
+    const bool hiccup = rng() % 20 == 0;
+    race.record(*c, drift * seconds[*c] * std::exp(normal(rng)) * (hiccup ? 1.5 : 1));
+    ++measured;
+  }
+  return measured;
+}
+
+TEST(Race, EveryRoundMeasuresEachOnceInAnotherOrder) {
+  Race race(5, {.min_rounds = 3, .max_rounds = 3});
+  std::set<std::vector<std::size_t>> orders;
+  for (int round = 0; round < 3; ++round) {
+    std::vector<std::size_t> order;
+    for (int i = 0; i < 5; ++i) {
+      order.push_back(*race.next());
+      race.record(order.back(), 1);
+    }
+    EXPECT_EQ(std::set(order.begin(), order.end()).size(), 5u);
+    orders.insert(order);
+  }
+  EXPECT_GT(orders.size(), 1u);
+  EXPECT_EQ(race.next(), std::nullopt);
+  EXPECT_TRUE(race.decided()) << "they are all the same";
+}
+
+TEST(Race, FindsTheFastestUnderNoiseAndDrift) {
+  std::vector<double> seconds;
+  for (int i = 0; i < 16; ++i) seconds.push_back(1 + 0.03 * ((i * 7) % 16));
+  int right = 0;
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    Race race(seconds.size(), {.seed = seed});
+    run(race, seconds, 0.02, seed);
+    right += race.ranking().front() == 0 ? 1 : 0;
+  }
+  EXPECT_GE(right, 48);
+}
+
+TEST(Race, LeavesTheSlowBehindEarly) {
+  std::vector<double> seconds(20, 3.0);
+  seconds[7] = 1;
+  Race race(seconds.size(), {});
+  EXPECT_LE(run(race, seconds, 0.01, 3), 2 * 20 + 10);
+  EXPECT_TRUE(race.decided());
+  EXPECT_EQ(race.ranking().front(), 7u);
+}
+
+TEST(Race, StopsWhereTheBestCannotBeToldApart) {
+  Race race(3, {.max_rounds = 1000, .close = 0.01});
+  run(race, {1, 1.0001, 1.0002}, 0.005, 1);
+  EXPECT_TRUE(race.decided());
+  EXPECT_LT(race.rounds(), 300);
+}
+
+TEST(Race, TheReferenceIsMeasuredToTheEndAndDriftDoesNoHarm) {
+  Race race(4, {.keep_reference = true, .max_rounds = 30, .close = 1e-6});
+  const std::vector<double> seconds = {2, 1.0, 1.0, 1.9};
+  double drift = 1;
+  while (const auto c = race.next()) {
+    drift *= 1.02;  // twice as slow after 35 measurements
+    race.record(*c, drift * seconds[*c]);
+  }
+  EXPECT_EQ(race.seconds(0).size(), 30u);
+  EXPECT_LT(race.seconds(3).size(), 30u) << "left behind, although it is faster than the reference";
+  EXPECT_NEAR(race.speedup(1), 2, 0.1);
+  EXPECT_TRUE(race.is_faster(1));
+  EXPECT_FALSE(race.is_faster(0));
+  EXPECT_NEAR(race.speedup(3), 2 / 1.9, 0.1);
+  const auto ranking = race.ranking();
+  EXPECT_EQ(ranking[2], 0u);
+  EXPECT_EQ(ranking[3], 3u) << "what was left behind stands behind";
+}
+
+TEST(Race, AReferenceThatWasUnluckyAtFirstStillWins) {
+  Race race(3, {.keep_reference = true, .max_rounds = 40});
+  int round = 0;
+  while (const auto c = race.next()) {
+    const bool unlucky = race.rounds() < 6;
+    race.record(*c, *c == 0 ? (unlucky ? 1.2 : 0.8) : 1.0 + 0.03 * (++round % 7));
+  }
+  EXPECT_EQ(race.ranking().front(), 0u);
+}
+
+TEST(Race, OneThatIsFasterByChanceAloneIsNot) {
+  int called = 0;
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    Race race(2, {.keep_reference = true, .max_rounds = 20, .close = 1e-6, .seed = seed});
+    run(race, {1, 1}, 0.05, seed);
+    called += race.is_faster(1) ? 1 : 0;
+  }
+  EXPECT_LE(called, 4);
+}
+
+TEST(Race, RejectedCandidatesNeverWin) {
+  Race race(3, {.max_rounds = 5});
+  while (const auto c = race.next()) {
+    if (*c == 0) {
+      race.reject(0);
+    } else {
+      race.record(*c, 1.0 + static_cast<double>(*c));
+    }
+  }
+  EXPECT_EQ(race.ranking(), (std::vector<std::size_t>{1, 2}));
+  EXPECT_TRUE(race.rejected(0));
+}
+
+TEST(Race, WithoutAnybodyLeftIsOver) {
+  Race race(2, {});
+  race.reject(0);
+  race.reject(1);
+  EXPECT_EQ(race.next(), std::nullopt);
+  EXPECT_TRUE(race.ranking().empty());
+  EXPECT_EQ(Race(0, {}).next(), std::nullopt);
+}
+
+}  // namespace
+}  // namespace uniep::tune

@@ -1,0 +1,199 @@
+// The simulator runs the queues of the backends, so what is checked here is time: sums that can be
+// done by hand, and orders that must hold.
+#include "tune/simulation.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "schedule/random_pass.h"
+#include "support/cases.h"
+#include "tune/cost_model.h"
+#include "tune/made_up_profile.h"
+#include "workload/synthetic.h"
+
+namespace uniep::testing {
+namespace {
+
+using tune::MachineProfile;
+using tune::simulate;
+using tune::SimulatedPass;
+
+/// A balanced layer: every rank has `tokens` tokens, token t goes to expert t and those behind it.
+std::vector<RoutingPlan> even_plans(const Problem& p, int ranks, std::int64_t tokens) {
+  std::vector<std::int32_t> ids;
+  for (std::int64_t t = 0; t < tokens * ranks; ++t) {
+    for (int k = 0; k < p.topk; ++k) {
+      ids.push_back(static_cast<std::int32_t>((t + k) % p.num_experts));
+    }
+  }
+  const std::vector<std::int64_t> per_rank(static_cast<std::size_t>(ranks), tokens);
+  std::vector<RoutingPlan> plans;
+  for (int r = 0; r < ranks; ++r) plans.push_back(RoutingPlan::build(p, r, per_rank, ids));
+  return plans;
+}
+
+const Problem kProblem{
+    .hidden = 256, .intermediate = 128, .num_experts = 4, .topk = 2, .max_tokens = 128};
+
+std::int64_t tasks_of_stage(const SimulatedPass& pass, Stage stage) {
+  std::int64_t count = 0;
+  for (const PassStats& stats : pass.stats) count += stats[stage].tasks;
+  return count;
+}
+
+TEST(Simulate, OneWorkerTakesTheSumOfItsTasks) {
+  const auto plans = even_plans(kProblem, 1, 128);  // 64 rows an expert
+  const Schedule s = parse_schedule("tile_m=64,tile_n=128");
+  const SimulatedPass forward = simulate(plans, Pass::kForward, s, made_up_profile());
+  EXPECT_EQ(tasks_of_stage(forward, Stage::kFc1), 4 * 2);
+  EXPECT_EQ(tasks_of_stage(forward, Stage::kFc2), 4 * 2);
+  EXPECT_DOUBLE_EQ(forward.seconds, 16);
+  const SimulatedPass backward = simulate(plans, Pass::kBackward, s, made_up_profile());
+  // dfc2 4, dfc1 8, wgrad2 4 x 4, wgrad1 4 x 4 x 2.
+  EXPECT_DOUBLE_EQ(backward.seconds, 4 + 8 + 16 + 32);
+}
+
+TEST(Simulate, WorkersShareTheWork) {
+  const auto plans = even_plans(kProblem, 1, 128);
+  MachineProfile profile = made_up_profile();
+  profile.workers = 4;
+  const Schedule s = parse_schedule("sequential,tile_m=64,tile_n=128");
+  EXPECT_DOUBLE_EQ(simulate(plans, Pass::kForward, s, profile).seconds, 4);
+  profile.cores = 2;  // four threads, two cores
+  EXPECT_DOUBLE_EQ(simulate(plans, Pass::kForward, s, profile).seconds, 8);
+}
+
+TEST(Simulate, CostsFollowTheSizeOfTiles) {
+  MachineProfile profile = made_up_profile();
+  for (tune::GemmCost& cost : profile.gemms) {
+    cost.fixed = 0;
+    cost.per_mnk = 1e-6;
+  }
+  const auto plans = even_plans(kProblem, 1, 90);  // 45 rows an expert
+  const double mnk = 180.0 * (2 * 128 * 256 + 256 * 128);
+  for (const char* text : {"tile_m=64", "tile_m=16,tile_n=64", "sequential,tile_n=256"}) {
+    EXPECT_NEAR(simulate(plans, Pass::kForward, parse_schedule(text), profile).seconds, 1e-6 * mnk,
+                1e-9)
+        << text;
+  }
+  profile.whole_tiles = true;  // as a GPU, which computes what is not there
+  EXPECT_NEAR(
+      simulate(plans, Pass::kForward, parse_schedule("tile_m=64,tile_n=128"), profile).seconds,
+      1e-6 * mnk * 64 / 45, 1e-9);
+}
+
+TEST(Simulate, TheLinkCarriesWhatIsPulledAndPushed) {
+  MachineProfile profile = made_up_profile();
+  for (tune::GemmCost& cost : profile.gemms) cost.fixed = 0;
+  profile.link.bytes_per_s = 1000;
+  const auto plans = even_plans(kProblem, 2, 64);
+  const Schedule s = parse_schedule("sequential");
+  const double bytes = static_cast<double>(plans[0].traffic().remote_pulls * 2 * kProblem.hidden);
+  const double pushed = static_cast<double>(plans[0].traffic().remote_rows * 2 * kProblem.hidden);
+  EXPECT_NEAR(simulate(plans, Pass::kForward, s, profile).seconds, (bytes + pushed) / 1000,
+              0.02 * (bytes + pushed) / 1000);
+  // Over NICs of a tenth of that speed.
+  const tune::SimulationOptions nodes{.topology = {1, 100, 0}};
+  EXPECT_NEAR(simulate(plans, Pass::kForward, s, profile, nodes).seconds, (bytes + pushed) / 100,
+              0.02 * (bytes + pushed) / 100);
+}
+
+TEST(Simulate, OverlapHidesTheLink) {
+  MachineProfile profile = made_up_profile();
+  profile.workers = 4;
+  profile.link.bytes_per_s = 2000;
+  const auto plans = even_plans(kProblem, 2, 128);
+  const auto seconds = [&](const char* text) {
+    return simulate(plans, Pass::kForward, parse_schedule(text), profile).seconds;
+  };
+  const double sequential = seconds("sequential,pull_tokens=4,tile_m=16");
+  const double single = seconds("single,pull_tokens=4,tile_m=16,dispatch_workers=1");
+  EXPECT_LT(single, 0.9 * sequential);
+  const tune::Prediction p = tune::predict(
+      plans, Pass::kForward, parse_schedule("sequential,pull_tokens=4,tile_m=16"), profile);
+  EXPECT_GT(p.exposed_s(), 0.2 * p.seconds());
+  EXPECT_LT(p.exposed_s(), p.seconds());
+}
+
+TEST(Simulate, AWaitingThreadLooksNowAndThen) {
+  MachineProfile profile = made_up_profile();
+  profile.wake = {.flag_s = 0, .first_sleep_s = 0.4, .longest_sleep_s = 0.8, .sleep_slack_s = 0.1};
+  profile.workers = 2;
+  // One tile of fc1, one of fc2 that waits for it: looks after 0.5, 1.4 seconds.
+  Problem p = kProblem;
+  p.num_experts = 1;
+  p.topk = 1;
+  p.hidden = 64;
+  p.intermediate = 32;
+  const auto plans = even_plans(p, 1, 64);
+  const Schedule s = parse_schedule("single,tile_m=64,tile_n=64,lag=4096,dispatch_workers=0");
+  EXPECT_NEAR(simulate(plans, Pass::kForward, s, profile).seconds, 1.4 + 1, 0.6);
+}
+
+TEST(Simulate, EveryScheduleEndsAndRunsEveryTaskOnce) {
+  for (int seed = 1; seed <= cases(1500); ++seed) {
+    const RandomPass p = random_pass(static_cast<unsigned>(seed), 40);
+    Rng rng(static_cast<unsigned>(seed));
+    MachineProfile profile = made_up_profile();
+    profile.workers = static_cast<int>(pick(rng, 1, 5));
+    profile.cores = static_cast<int>(pick(rng, 0, 3));
+    profile.lanes = static_cast<int>(pick(rng, 1, 3));
+    profile.prefetch = static_cast<int>(pick(rng, 0, 2));
+    profile.link.bytes_per_s = chance(rng, 50) ? 1e4 : 0;
+    profile.link.exclusive = chance(rng, 50);
+    profile.wake.flag_s = chance(rng, 50) ? 0.01 : 0;
+    profile.enter.per_byte = 1e-6;  // ranks begin at different times
+    SCOPED_TRACE(describe(static_cast<unsigned>(seed), p));
+    const tune::SimulationOptions options{.topology = {}, .record_timeline = true};
+    const SimulatedPass pass = simulate(p.plans, p.pass, p.schedule, profile, options);
+    for (int r = 0; r < p.ranks(); ++r) {
+      std::int64_t tasks = 0;
+      for (int i = 0; i < num_launches(p.view(r)); ++i) {
+        const Launch launch = launch_at(p.view(r), i);
+        tasks += Queue(p.view(r), launch.comm).view().size();
+        tasks += Queue(p.view(r), launch.main).view().size();
+      }
+      std::int64_t ran = 0;
+      double busy = 0;
+      for (const StageStats& stats : pass.stats[static_cast<std::size_t>(r)].stages) {
+        ran += stats.tasks;
+        busy += stats.busy_s;
+      }
+      ASSERT_EQ(ran, tasks);
+      const auto workers = pass.stats[static_cast<std::size_t>(r)].workers;
+      ASSERT_LE(busy, pass.seconds * workers * profile.lanes * (1 + 1e-9));
+      ASSERT_EQ(static_cast<std::int64_t>(pass.timeline[static_cast<std::size_t>(r)].size()),
+                tasks);
+    }
+    ASSERT_EQ(simulate(p.plans, p.pass, p.schedule, profile, options).seconds, pass.seconds);
+  }
+}
+
+TEST(Simulate, OneRankStandsForAllOfABalancedGroup) {
+  const auto spec = workload::parse_shape("qwen3-30b,tokens=8192");
+  const int ranks = 4;
+  const auto routing = workload::make_routing(spec, ranks, 1, 0);
+  const Problem problem{.hidden = spec.hidden,
+                        .intermediate = spec.intermediate,
+                        .num_experts = spec.num_experts,
+                        .topk = spec.topk,
+                        .max_tokens = spec.tokens};
+  const std::vector<std::int64_t> tokens(ranks, spec.tokens);
+  const MachineProfile h200 = tune::shipped_profile("h200");
+  const auto all = tune::plans_to_simulate(problem, tokens, routing.topk_ids);
+  const auto one = tune::plans_to_simulate(problem, tokens, routing.topk_ids, 1);
+  ASSERT_EQ(all.size(), 4u);
+  ASSERT_EQ(one.size(), 1u);
+  for (const char* preset : {"sequential", "pipelined:2", "two-kernel", "single"}) {
+    const Schedule s = parse_schedule(preset, default_schedule(Backend::kCuda));
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      const double whole = simulate(all, pass, s, h200).seconds;
+      EXPECT_NEAR(simulate(one, pass, s, h200).seconds, whole, 0.08 * whole)
+          << preset << ' ' << name(pass);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace uniep::testing

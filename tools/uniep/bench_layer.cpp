@@ -1,0 +1,138 @@
+#include "bench_layer.h"
+
+namespace uniep::tool {
+
+std::vector<ResultTensor> tensors_of(Pass pass) {
+  using enum ResultTensor;
+  return pass == Pass::kForward ? std::vector{kOut} : std::vector{kDx, kDprobs, kDw1, kDw2};
+}
+
+int width_of(ResultTensor tensor) {
+  return tensor == ResultTensor::kDprobs ? sizeof(float) : sizeof(bf16);
+}
+
+BenchResults::BenchResults(const BenchCase& bench, bool backward, BenchDevice& device) {
+  const workload::ShapeSpec& s = bench.spec;
+  const std::int64_t weights = bench.local_experts() * s.hidden * s.intermediate;
+  out = BenchTensor<bf16>(device, s.tokens * s.hidden);
+  if (!backward) return;
+  dx = BenchTensor<bf16>(device, s.tokens * s.hidden);
+  dprobs = BenchTensor<float>(device, s.tokens * s.topk);
+  dw1 = BenchTensor<bf16>(device, 2 * weights);
+  dw2 = BenchTensor<bf16>(device, weights);
+}
+
+std::span<std::byte> BenchResults::bytes(ResultTensor tensor) const {
+  switch (tensor) {
+    case ResultTensor::kOut:
+      return out.bytes();
+    case ResultTensor::kDx:
+      return dx.bytes();
+    case ResultTensor::kDprobs:
+      return dprobs.bytes();
+    case ResultTensor::kDw1:
+      return dw1.bytes();
+    default:
+      return dw2.bytes();
+  }
+}
+
+BenchLayer::BenchLayer(const BenchCase& bench, bool backward, const Communicator& member,
+                       BenchDevice& device, const LayerOptions& options)
+    : bench_(bench),
+      device_(device),
+      rank_(member.rank()),
+      backward_(backward),
+      layer_(bench.problem, member, options),
+      results_(bench, backward, device) {
+  make_inputs();
+  plan_ = layer_.plan(ids_.span());
+}
+
+void BenchLayer::make_inputs() {
+  using workload::Tensor;
+  const workload::ShapeSpec& s = bench_.spec;
+  const std::int64_t weights = bench_.local_experts() * s.hidden * s.intermediate;
+  // A rank's part of every tensor in global order is its rank-th of equal parts.
+  const auto made = [&](Tensor tensor, std::int64_t count) {
+    BenchTensor<bf16> part(device_, count);
+    device_.fill(part.span(), workload::numbers_of(tensor, s, bench_.seed),
+                 static_cast<std::uint64_t>(rank_ * count));
+    return part;
+  };
+  x_ = made(Tensor::kX, s.tokens * s.hidden);
+  w1_ = made(Tensor::kW1, 2 * weights);
+  w2_ = made(Tensor::kW2, weights);
+  if (backward_) dy_ = made(Tensor::kDy, s.tokens * s.hidden);
+
+  const std::int64_t slots = s.tokens * s.topk;
+  ids_ = BenchTensor<std::int32_t>(device_, slots);
+  probs_ = BenchTensor<float>(device_, slots);
+  device_.upload(ids_.bytes(), bench_.routing.topk_ids.data() + rank_ * slots);
+  device_.upload(probs_.bytes(), bench_.routing.topk_probs.data() + rank_ * slots);
+}
+
+void BenchLayer::forward(const Schedule& schedule, const BenchResults& results) {
+  saved_ = layer_.forward(*plan_,
+                          {.x = x_.span(),
+                           .topk_probs = probs_.span(),
+                           .w1 = w1_.span(),
+                           .w2 = w2_.span(),
+                           .out = results.out.span()},
+                          schedule);
+}
+
+void BenchLayer::backward(const Schedule& schedule, const BenchResults& results) {
+  layer_.backward(saved_,
+                  {dy_.span(), w1_.span(), w2_.span(), results.dx.span(), results.dprobs.span(),
+                   results.dw1.span(), results.dw2.span()},
+                  schedule);
+}
+
+void BenchLayer::keep_baseline(const Schedule& schedule) {
+  if (baseline_schedule_ == schedule) return;
+  if (!baseline_) baseline_.emplace(bench_, backward_, device_);
+  baseline_schedule_ = schedule;
+  forward(schedule, *baseline_);
+  if (backward_) backward(schedule, *baseline_);
+  layer_.synchronize();
+}
+
+PassStats BenchLayer::run(Pass pass, const Schedule& schedule) {
+  for (const ResultTensor tensor : tensors_of(pass)) device_.poison(results_.bytes(tensor));
+  const auto call = [&] {
+    if (pass == Pass::kForward) {
+      forward(schedule, results_);
+    } else {
+      backward(schedule, results_);
+    }
+  };
+  // On a GPU the pass that is measured follows another one that is not. Every pass ends with
+  // waiting for all ranks, so the first takes up what the ranks' hosts are apart, and the second
+  // is in the stream before it begins: it is timed as within a step of training, without start
+  // skew and without the host. A barrier of the hosts would leave them tens of microseconds
+  // apart, which early ranks would be charged for. On the CPU calls begin together of themselves.
+  if (device_.runs_ahead()) call();
+  call();
+  layer_.synchronize();
+  return layer_.last_pass();
+}
+
+std::int64_t BenchLayer::count_differing(Pass pass) {
+  std::int64_t differing = 0;
+  for (const ResultTensor tensor : tensors_of(pass)) {
+    differing +=
+        device_.count_differing(results_.bytes(tensor), baseline_->bytes(tensor), width_of(tensor));
+  }
+  return differing;
+}
+
+std::int64_t BenchLayer::count_elements(Pass pass) const {
+  std::int64_t elements = 0;
+  for (const ResultTensor tensor : tensors_of(pass)) {
+    elements += static_cast<std::int64_t>(results_.bytes(tensor).size()) / width_of(tensor);
+  }
+  return elements;
+}
+
+}  // namespace uniep::tool

@@ -1,0 +1,44 @@
+#include "interrupt.h"
+
+#include <signal.h>
+#include <time.h>
+
+#include <atomic>
+
+namespace uniep::tool {
+namespace {
+
+std::atomic<long> first_second{-1};  // monotonic time of the first signal; -1: none has come
+static_assert(std::atomic<long>::is_always_lock_free);
+
+/// Ctrl-C on a terminal reaches every process of a group, and a launcher hands it on: the same one
+/// twice.
+void note(int signal) {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  long none = -1;
+  if (first_second.compare_exchange_strong(none, now.tv_sec)) return;
+  if (now.tv_sec - none < 2) return;
+  ::signal(signal, SIG_DFL);
+  raise(signal);
+}
+
+}  // namespace
+
+Interrupt::Interrupt() {
+  first_second = -1;
+  struct sigaction action {};
+  action.sa_handler = note;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+Interrupt::~Interrupt() {
+  signal(SIGINT, SIG_DFL);
+  signal(SIGTERM, SIG_DFL);
+}
+
+bool Interrupt::requested() { return first_second != -1; }
+
+}  // namespace uniep::tool

@@ -1,0 +1,285 @@
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <optional>
+
+#include "base/check.h"
+#include "bench_case.h"
+#include "commands.h"
+#include "layer_memory.h"
+#include "machine.h"
+#include "options.h"
+#include "output_files.h"
+#include "profiles.h"
+#include "progress.h"
+#include "record_json.h"
+#include "scaling_plot.h"
+#include "schedule/constraints.h"
+#include "table.h"
+#include "tune/cost_model.h"
+
+namespace uniep::tool {
+namespace {
+
+using enum Table::Align;
+
+struct Flags {
+  std::string shape;
+  int ranks = 8;
+  std::string profile = "h200";
+  int gpus_per_node = 0;
+  double nic_gbps = 0;
+  double nic_latency_us = 5;
+  std::string schedule = "single";
+  std::string pass = "both";
+  std::uint64_t seed = 0;
+  double skew = 0;
+  std::string json;
+  std::string plot;
+};
+
+struct Setting {
+  tune::MachineProfile profile;
+  tune::Topology topology;
+  Schedule schedule;
+  std::vector<Pass> passes;
+};
+
+/// What is predicted of one number of ranks.
+struct Degree {
+  int ranks = 1;
+  bool one_stands_for_all = false;
+  std::int64_t fullest_rows = 0;
+  std::int64_t layer_bytes = 0;
+  std::int64_t weight_bytes = 0;
+  std::vector<tune::Prediction> passes{};
+};
+
+Setting setting_of(const Flags& flags) {
+  require((flags.gpus_per_node > 0) == (flags.nic_gbps > 0), ErrorCode::kInvalidArgument,
+          "--gpus-per-node and --nic-gbps describe a cluster together; both or neither are "
+          "accepted");
+  Setting s{.profile = find_profile(flags.profile), .topology = {}, .schedule = {}, .passes = {}};
+  s.topology = {.ranks_per_node = flags.gpus_per_node,
+                .nic_bytes_per_s = flags.nic_gbps * 1e9 / 8,
+                .nic_latency_s = flags.nic_latency_us * 1e-6};
+  s.schedule = parse_schedule(flags.schedule, default_schedule(s.profile.backend));
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    if (measures(pass_choice(flags.pass), pass)) s.passes.push_back(pass);
+  }
+  return s;
+}
+
+/// 1, 2, 4, ... up to `most` and `most` itself, as far as they divide the experts.
+std::vector<int> degrees_up_to(int most, int num_experts) {
+  std::vector<int> degrees;
+  for (int ranks = 1; ranks < most; ranks *= 2) {
+    if (num_experts % ranks == 0) degrees.push_back(ranks);
+  }
+  degrees.push_back(most);
+  return degrees;
+}
+
+Degree predict_degree(const Flags& flags, const Setting& setting, int ranks) {
+  const BenchCase bench = make_case(flags.shape, ranks, flags.seed, flags.skew);
+  const auto reason = invalid_reason(setting.schedule, bench.problem,
+                                     {setting.profile.backend, setting.profile.workers});
+  require(!reason, ErrorCode::kInvalidArgument, reason.value_or(""));
+  const std::vector<std::int64_t> tokens(static_cast<std::size_t>(ranks), bench.spec.tokens);
+  const auto plans = tune::plans_to_simulate(bench.problem, tokens, bench.routing.topk_ids);
+  Degree degree{.ranks = ranks, .one_stands_for_all = static_cast<int>(plans.size()) < ranks};
+  for (const RoutingPlan& plan : plans) {
+    degree.fullest_rows = std::max(degree.fullest_rows, plan.traffic().rows);
+  }
+  degree.layer_bytes = layer_memory(bench.problem, ranks);
+  degree.weight_bytes = 2 * 3 * bench.local_experts() * bench.spec.hidden * bench.spec.intermediate;
+  for (const Pass pass : setting.passes) {
+    degree.passes.push_back(tune::predict(plans, pass, setting.schedule, setting.profile,
+                                          {.topology = setting.topology}));
+  }
+  return degree;
+}
+
+std::string topology_text(const Flags& flags) {
+  if (flags.gpus_per_node == 0) return "one node";
+  return cat(flags.gpus_per_node, " GPUs a node, ", flags.nic_gbps, " Gbit/s and ",
+             flags.nic_latency_us, " us a NIC, one NIC a GPU");
+}
+
+void print_header(const Flags& flags, const Setting& setting) {
+  Notes notes;
+  notes.add("uniep", to_string(this_build()));
+  notes.add("profile", cat(setting.profile.name, " (", setting.profile.device, ")"));
+  notes.add("source", setting.profile.source);
+  notes.add("shape", cat(workload::to_string(workload::parse_shape(flags.shape)),
+                         "; seed=", flags.seed, ", skew=", flags.skew));
+  notes.add("cluster", topology_text(flags));
+  notes.add("schedule", to_string(setting.schedule));
+  std::cout << notes
+            << "#\n# predicted, not measured. exposed: what communication adds to the time under "
+               "this schedule;\n# memory: of one rank, by uniep itself (docs/cli.md: uniep info "
+               "--shape); weights: w1 and w2\n";
+}
+
+void print_table(const Setting& setting, const std::vector<Degree>& degrees) {
+  std::vector<Table::Align> align(4, kRight);
+  std::vector<std::string> top{"", "rows of", "memory", "weights"};
+  std::vector<std::string> header{"ranks", "fullest", "(GB)", "(GB)"};
+  for (const Pass pass : setting.passes) {
+    align.insert(align.end(), {kRight, kRight, kRight});
+    top.insert(top.end(), {name(pass), "exposed", ""});
+    header.insert(header.end(), {"(ms)", "(ms)", "(%)"});
+  }
+  Table table(align);
+  table.header(top);
+  table.header(header);
+  const auto gb = [](std::int64_t bytes) {
+    return formatted("%.2f", static_cast<double>(bytes) * 1e-9);
+  };
+  for (const Degree& d : degrees) {
+    std::vector<std::string> cells{cat(d.ranks), cat(d.fullest_rows), gb(d.layer_bytes),
+                                   gb(d.weight_bytes)};
+    for (const tune::Prediction& p : d.passes) {
+      cells.push_back(milliseconds(p.seconds()));
+      cells.push_back(milliseconds(p.exposed_s()));
+      cells.push_back(formatted("%.1f", 100 * p.exposed_s() / p.seconds()));
+    }
+    table.row(cells);
+  }
+  std::cout << table;
+  const bool shortcut = std::ranges::any_of(degrees, &Degree::one_stands_for_all);
+  if (shortcut) {
+    std::cout << "# above " << tune::kMostSimulatedRanks
+              << " ranks the fullest one stands for all of them\n";
+  }
+}
+
+void write_file(const Flags& flags, const Invocation& invocation, const Setting& setting,
+                const std::vector<Degree>& degrees) {
+  Json records = Json::array();
+  for (const Degree& d : degrees) {
+    for (std::size_t i = 0; i < setting.passes.size(); ++i) {
+      records.push_back({{"shape", flags.shape},
+                         {"ranks", d.ranks},
+                         {"direction", name(setting.passes[i])},
+                         {"schedule", to_string(setting.schedule)},
+                         {"predicted_ms", 1e3 * d.passes[i].seconds()},
+                         {"exposed_ms", 1e3 * d.passes[i].exposed_s()},
+                         {"fullest_rows", d.fullest_rows},
+                         {"memory_bytes", d.layer_bytes},
+                         {"weight_bytes", d.weight_bytes},
+                         {"one_stands_for_all", d.one_stands_for_all}});
+    }
+  }
+  write_json(flags.json, {{"schema", "uniep-simulate-1"},
+                          {"version", this_build().version},
+                          {"commit", this_build().commit},
+                          {"date", utc_now()},
+                          {"command", invocation.command},
+                          {"profile", setting.profile.name},
+                          {"cluster", topology_text(flags)},
+                          {"seed", flags.seed},
+                          {"skew", flags.skew},
+                          {"records", records}});
+}
+
+void write_picture(const Flags& flags, const Setting& setting, const std::vector<Degree>& degrees) {
+  std::vector<int> ranks;
+  for (const Degree& d : degrees) ranks.push_back(d.ranks);
+  std::vector<ScalingCurve> curves;
+  for (std::size_t i = 0; i < setting.passes.size(); ++i) {
+    ScalingCurve curve{.name = name(setting.passes[i]), .seconds = {}, .exposed = {}};
+    for (const Degree& d : degrees) {
+      curve.seconds.push_back(d.passes[i].seconds());
+      curve.exposed.push_back(d.passes[i].exposed_s());
+    }
+    curves.push_back(std::move(curve));
+  }
+  const std::string title = cat(flags.shape, ", predicted from profile ", setting.profile.name);
+  write_text(flags.plot, [&](std::ostream& out) {
+    out << draw_scaling(title, {topology_text(flags), to_string(setting.schedule)}, ranks, curves);
+  });
+}
+
+int run(const Flags& flags, const Invocation& invocation) {
+  require_writable("--json", flags.json);
+  require_writable("--plot", flags.plot);
+  const Setting setting = setting_of(flags);
+  const workload::ShapeSpec spec = parse_bench_shape(flags.shape, flags.ranks);
+  print_header(flags, setting);
+  const std::vector<int> ranks = degrees_up_to(flags.ranks, spec.num_experts);
+  std::vector<Degree> degrees;
+  {
+    Progress progress("simulating", static_cast<std::int64_t>(ranks.size()));
+    for (const int count : ranks) {
+      degrees.push_back(predict_degree(flags, setting, count));
+      progress.advance();
+    }
+  }
+  print_table(setting, degrees);
+  if (!flags.json.empty()) write_file(flags, invocation, setting, degrees);
+  if (!flags.plot.empty()) write_picture(flags, setting, degrees);
+  return kExitOk;
+}
+
+void add_what_options(CLI::App& sub, Flags& flags) {
+  OptionGroup group(sub, "What to predict");
+  group
+      .add("--shape", flags.shape, "NAME[,key=value...]",
+           "Layer; its tokens are those of one rank. Names: " + shapes_and_keys())
+      ->required();
+  group
+      .add("--ranks", flags.ranks, "N",
+           "Largest number of ranks, 1 to 64 (default 8): 1, 2, 4, ... up to it are predicted")
+      ->check(range(1, 64));
+  group.add("--schedule", flags.schedule, "PRESET|key=value,...",
+            "As in uniep run (default: single)");
+  group.add("--pass", flags.pass, "DIRECTION", "forward, backward or both (default)")
+      ->check(one_of({"forward", "backward", "both"}));
+  group.add("--seed", flags.seed, "S", "Seed of the routing (default 0)")->check(a_seed());
+  group
+      .add("--skew", flags.skew, "Z",
+           "How unevenly experts are loaded, 0 to 100: 0 (default) evenly, 1 like Zipf's law")
+      ->check(a_skew());
+}
+
+void add_where_options(CLI::App& sub, Flags& flags) {
+  OptionGroup group(sub, "On which machine");
+  group.add("--profile", flags.profile, "FILE|NAME",
+            "What `uniep profile` wrote, or a shipped one: " + shipped_profile_names() +
+                " (default: h200)");
+  group
+      .add("--gpus-per-node", flags.gpus_per_node, "N",
+           "GPUs that the profile's link connects (default: all); the rest are reached by NICs")
+      ->check(range(1, 64));
+  group
+      .add("--nic-gbps", flags.nic_gbps, "GBIT",
+           "Speed of a GPU's NIC in each direction, in 1e9 bits/s")
+      ->check(range(0.001, 1e6));
+  group
+      .add("--nic-latency-us", flags.nic_latency_us, "US",
+           "Latency of a transfer through NICs (default 5)")
+      ->check(range(0.0, 1e6));
+  group.add("--json", flags.json, "FILE.json", "Write the predictions; see docs/results.md");
+  group.add("--plot", flags.plot, "FILE.svg", "Draw time and exposed communication over ranks");
+}
+
+}  // namespace
+
+void add_simulate(CLI::App& app, Invocation& invocation) {
+  CLI::App* sub = app.add_subcommand(
+      "simulate", "Predict time, exposed communication and memory of machines that are not here");
+  const auto flags = std::make_shared<Flags>();
+  add_what_options(*sub, *flags);
+  add_where_options(*sub, *flags);
+  sub->footer(
+      "Examples:\n"
+      "  uniep simulate --shape deepseek-v3 --ranks 8\n"
+      "  uniep simulate --shape deepseek-v3 --ranks 64 --gpus-per-node 8 --nic-gbps 400 --plot "
+      "scaling.svg\n"
+      "  uniep simulate --shape qwen3-30b --ranks 4 --schedule two-kernel,dispatch_workers=24 "
+      "--skew 1");
+  sub->callback([flags, &invocation] { invocation.exit_code = run(*flags, invocation); });
+}
+
+}  // namespace uniep::tool

@@ -1,0 +1,16 @@
+#pragma once
+
+#include "schedule/constraints.h"
+#include "tune/cache.h"
+#include "uniep/problem.h"
+
+namespace uniep::tool {
+
+/// The situation of a pass on this machine. `tokens` is the most that a rank holds.
+tune::TuneKey tune_key(Backend backend, const Problem& problem, int ranks, std::int64_t tokens,
+                       double skew, Pass pass);
+
+/// What this machine's devices can run.
+Place this_place(Backend backend);
+
+}  // namespace uniep::tool

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "bench_layer.h"
+#include "gatherer.h"
+#include "tune/explain.h"
+
+namespace uniep::tool {
+
+/// One rank's part in measuring schedules of a direction. Rank 0 leads: it names a schedule, all
+/// run it together, and it learns the times of all.
+class TuneRank {
+ public:
+  TuneRank(const BenchCase& bench, Pass pass, const Communicator& member, BenchDevice& device,
+           const Schedule& baseline, bool record_timeline = false);
+
+  struct Measurement {
+    double seconds = 0;          ///< of the slowest rank
+    std::int64_t differing = 0;  ///< elements of all ranks with wrong bits
+    std::vector<PassStats> by_rank;
+  };
+
+  /// Of rank 0: measures a schedule on all ranks.
+  Measurement measure(const Schedule& schedule);
+  /// Of rank 0: lets the others go.
+  void finish();
+  /// Of all other ranks: does what rank 0 says until it lets them go.
+  void follow();
+
+ private:
+  struct Order {
+    bool stop = false;
+    Schedule schedule;
+  };
+  Order agree(const Order& own) { return gatherer_.gather_one(own)[0]; }
+  Measurement run(const Schedule& schedule);
+
+  Pass pass_;
+  Gatherer gatherer_;
+  BenchLayer layer_;
+};
+
+}  // namespace uniep::tool

@@ -1,0 +1,331 @@
+#include "tuner.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <memory>
+
+#include "base/check.h"
+#include "figures.h"
+#include "interrupt.h"
+#include "machine.h"
+#include "table.h"
+#include "tune/cost_model.h"
+#include "tune/model_search.h"
+#include "tune_key.h"
+#include "tune_rank.h"
+
+namespace uniep::tool {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kExplained = 5;
+constexpr int kExplainingRuns = 9;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// The default first, then the presets, as far as the space has them.
+std::vector<Schedule> known_schedules(const Space& space, Backend backend) {
+  const Schedule base = default_schedule(backend);
+  std::vector<Schedule> known{space.canonical(base)};
+  for (const char* preset : {"sequential", "pipelined:2", "pipelined:4", "two-kernel", "single"}) {
+    const Schedule s = space.canonical(parse_schedule(preset, base));
+    if (space.allows(s) && std::ranges::find(known, s) == known.end()) known.push_back(s);
+  }
+  return known;
+}
+
+/// What the model thinks of the space, fastest first; nothing without a profile.
+class Model {
+ public:
+  Model(const BenchCase& bench, Pass pass, const tune::MachineProfile& profile)
+      : pass_(pass), profile_(profile) {
+    const std::vector<std::int64_t> tokens(static_cast<std::size_t>(bench.ranks),
+                                           bench.spec.tokens);
+    // Where workers have cores of their own, the fullest rank says enough.
+    plans_ = tune::plans_to_simulate(bench.problem, tokens, bench.routing.topk_ids,
+                                     profile.cores == 0 ? 1 : tune::kMostSimulatedRanks);
+  }
+  double operator()(const Schedule& s) const {
+    return tune::simulate(plans_, pass_, s, profile_).seconds;
+  }
+
+ private:
+  Pass pass_;
+  const tune::MachineProfile& profile_;
+  std::vector<RoutingPlan> plans_;
+};
+
+std::vector<tune::Ranked> rank_by_model(const Space& space, const Model& model, Backend backend,
+                                        const TuneSettings& settings) {
+  const auto start = Clock::now();
+  model(default_schedule(backend));
+  const double each = std::max(1e-6, seconds_since(start));
+  // A quarter of the time at most, and never so long that other ranks would give up waiting.
+  constexpr double kMostSeconds = 20;
+  const double affordable = std::min(settings.budget_s / 4, kMostSeconds) / each;
+  const int evaluations = static_cast<int>(std::clamp(affordable, 40.0, 2000.0));
+  return tune::search_model(
+      space, known_schedules(space, backend), model,
+      {.samples = evaluations / 3, .climbs = 4, .evaluations = evaluations, .seed = settings.seed});
+}
+
+/// What is measured: the default and the presets, and what the model, or chance, proposes.
+std::vector<tune::SessionCandidate> candidates_of(const Space& space, Backend backend,
+                                                  const std::vector<tune::Ranked>& by_model,
+                                                  const TuneSettings& settings) {
+  std::vector<tune::SessionCandidate> all;
+  const auto add = [&](const Schedule& s) {
+    for (const auto& c : all) {
+      if (c.schedule == s) return false;
+    }
+    const auto predicted = std::ranges::find(by_model, s, &tune::Ranked::schedule);
+    const double seconds = predicted == by_model.end() ? 0 : predicted->seconds;
+    all.push_back({.schedule = s, .predicted_s = seconds, .seconds = {}, .rejected = false});
+    return true;
+  };
+  for (const Schedule& s : known_schedules(space, backend)) add(s);
+  for (const tune::Ranked& r : tune::distinct(by_model, settings.candidates)) add(r.schedule);
+  Space::Rng rng(settings.seed);
+  std::size_t added = 0;
+  for (int tries = 0; by_model.empty() && added < settings.candidates && tries < 1000; ++tries) {
+    added += add(space.sample(rng)) ? 1 : 0;
+  }
+  return all;
+}
+
+/// A search under way on the rank that leads it.
+class Search {
+ public:
+  Search(tune::Session session, std::string path, const TuneSettings& settings,
+         Clock::time_point start)
+      : session_(std::move(session)),
+        path_(std::move(path)),
+        settings_(settings),
+        start_(start),
+        race_(session_.candidates.size(),
+              {.keep_reference = true, .max_rounds = 200, .seed = settings.seed}) {
+    replay();
+  }
+
+  void run(TuneRank& rank);
+  TuneOutcome outcome() const;
+
+ private:
+  /// Puts the measurements of an earlier session where they were made: the order of a race follows
+  /// from its seed and what was recorded.
+  void replay();
+  void measure(TuneRank& rank, std::size_t candidate);
+  void report_round();
+  void save();
+
+  tune::Session session_;
+  const std::string path_;
+  const TuneSettings& settings_;
+  const Clock::time_point start_;
+  tune::Race race_;
+  std::size_t resumed_ = 0;
+  std::size_t measurements_ = 0;
+  TuneEnd end_ = TuneEnd::kDecided;
+  std::string save_problem_;
+};
+
+void Search::replay() {
+  std::vector<std::size_t> used(session_.candidates.size(), 0);
+  while (const auto c = race_.next()) {
+    const tune::SessionCandidate& stored = session_.candidates[*c];
+    if (used[*c] < stored.seconds.size()) {
+      race_.record(*c, stored.seconds[used[*c]++]);
+      ++resumed_;
+    } else if (stored.rejected) {
+      race_.reject(*c);
+    } else {
+      break;
+    }
+  }
+}
+
+void Search::run(TuneRank& rank) {
+  int rounds = race_.rounds();
+  while (const auto candidate = race_.next()) {
+    if (Interrupt::requested()) {
+      end_ = TuneEnd::kInterrupted;
+      break;
+    }
+    if (seconds_since(start_) > settings_.budget_s) {
+      end_ = TuneEnd::kBudget;
+      break;
+    }
+    measure(rank, *candidate);
+    if (race_.rounds() == rounds) continue;
+    rounds = race_.rounds();
+    report_round();
+    save();
+  }
+  if (end_ == TuneEnd::kDecided && !race_.decided()) end_ = TuneEnd::kRounds;
+  if (end_ == TuneEnd::kDecided || end_ == TuneEnd::kRounds) {
+    tune::remove_session(path_);
+  } else {
+    save();
+  }
+}
+
+void Search::measure(TuneRank& rank, std::size_t candidate) {
+  tune::SessionCandidate& c = session_.candidates[candidate];
+  // A schedule's first pass pays for memory that it is the first to touch.
+  const std::int64_t at_first = c.seconds.empty() ? rank.measure(c.schedule).differing : 0;
+  const TuneRank::Measurement m = rank.measure(c.schedule);
+  ++measurements_;
+  if (at_first + m.differing > 0) {
+    c.rejected = true;
+    race_.reject(candidate);
+    return;
+  }
+  c.seconds.push_back(m.seconds);
+  race_.record(candidate, m.seconds);
+}
+
+void Search::report_round() {
+  if (race_.rounds() > 5 && race_.rounds() % 5 != 0) return;
+  const std::size_t best = race_.ranking().front();
+  std::cout << "# round " << race_.rounds() << ", " << formatted("%.1f", seconds_since(start_))
+            << " s: " << race_.running() << " of " << session_.candidates.size()
+            << " left, the best takes " << milliseconds(race_.median(best)) << " ms, the default "
+            << formatted("%.3f", race_.speedup(best)) << " times as long" << std::endl;
+}
+
+void Search::save() {
+  session_.date = utc_now();
+  try {
+    tune::save_session(path_, session_);
+  } catch (const Error& e) {  // a search that cannot be resumed is still one
+    save_problem_ = e.what();
+  }
+}
+
+TuneOutcome Search::outcome() const {
+  TuneOutcome out;
+  out.key = session_.key;
+  out.resumed = resumed_;
+  out.measurements = measurements_;
+  out.rounds = race_.rounds();
+  out.end = end_;
+  out.default_s = race_.median(0);
+  if (!save_problem_.empty()) out.problems.push_back(save_problem_);
+  for (const std::size_t i : race_.ranking()) {
+    const tune::SessionCandidate& c = session_.candidates[i];
+    out.ranking.push_back({.schedule = c.schedule,
+                           .predicted_s = c.predicted_s,
+                           .seconds = c.seconds,
+                           .speedup = race_.speedup(i),
+                           .faster = race_.is_faster(i)});
+    if (out.ranking.size() == 1) out.chosen = out.ranking.front();
+    // Where chance may have put another in front, the default stays.
+    if (i == 0 && !out.chosen->faster) out.chosen = out.ranking.back();
+  }
+  for (const tune::SessionCandidate& c : session_.candidates) {
+    if (!c.rejected) continue;
+    out.rejected.push_back({.schedule = c.schedule,
+                            .predicted_s = c.predicted_s,
+                            .seconds = c.seconds,
+                            .rejected = true});
+  }
+  return out;
+}
+
+/// Runs the best candidates and the default some more times, in turns, with the timeline where
+/// figures of stages come from that, and says what sets them apart.
+void explain_best(TuneRank& rank, const Schedule& base, TuneOutcome& out) {
+  const std::size_t count = std::min(kExplained, out.ranking.size());
+  std::vector<std::vector<tune::Breakdown>> runs(count + 1);
+  for (int i = 0; i < kExplainingRuns; ++i) {
+    for (std::size_t c = 0; c <= count; ++c) {
+      const Schedule& s = c == count ? base : out.ranking[c].schedule;
+      runs[c].push_back(tune::breakdown_of(rank.measure(s).by_rank));
+    }
+  }
+  const tune::Breakdown of_default = tune::median_of(runs[count]);
+  for (std::size_t c = 0; c < count; ++c) {
+    out.ranking[c].why = out.ranking[c].schedule == base
+                             ? "the default"
+                             : tune::explain(tune::median_of(runs[c]), of_default);
+  }
+}
+
+/// A single measurement a candidate says nothing yet.
+constexpr int kRoundsToStore = 2;
+
+void store_best(TuneOutcome& out, const TuneSettings& settings) {
+  if (!out.chosen || out.rounds < kRoundsToStore) return;
+  out.stored = true;
+  const TunedCandidate& best = *out.chosen;
+  const tune::TunedEntry entry{.key = out.key,
+                               .schedule = best.schedule,
+                               .ms = 1e3 * median(best.seconds),
+                               .default_ms = 1e3 * out.default_s,
+                               .date = utc_now()};
+  for (std::string& p : tune::TuneCache(settings.cache).store(entry)) {
+    out.problems.push_back(std::move(p));
+  }
+}
+
+}  // namespace
+
+TuneOutcome tune_pass(const BenchCase& bench, Pass pass, const TuneSettings& settings,
+                      const Ranks& ranks) {
+  const auto start = Clock::now();
+  const Place place = this_place(ranks.backend);
+  Space space(bench.problem, pass, place);
+  space.restrict_to(settings.restriction);
+  const tune::TuneKey key =
+      tune_key(ranks.backend, bench.problem, bench.ranks, bench.spec.tokens, bench.skew, pass);
+  const std::string search =
+      cat("space ", settings.restriction, ", seed ", settings.seed, ", ", settings.candidates,
+          " candidates, ", settings.profile ? settings.profile->name : "no", " model");
+  const std::string path = tune::session_path(settings.cache, key, search);
+
+  std::vector<std::string> problems;
+  std::optional<tune::Session> session;
+  if (settings.resume) session = tune::load_session(path, key, search, problems);
+  std::size_t modelled = 0;
+  if (!session) {
+    std::vector<tune::Ranked> by_model;
+    if (settings.profile) {
+      by_model =
+          rank_by_model(space, Model(bench, pass, *settings.profile), ranks.backend, settings);
+      modelled = by_model.size();
+    }
+    session = {key, search, utc_now(), candidates_of(space, ranks.backend, by_model, settings)};
+  }
+
+  const Schedule base = session->candidates.front().schedule;
+  const Schedule baseline = parse_schedule("sequential", default_schedule(ranks.backend));
+  std::optional<Search> lead;
+  if (ranks.speaks) lead.emplace(std::move(*session), path, settings, start);
+  TuneOutcome out;
+  ranks.run([&](Communicator& member, BenchDevice& device) {
+    TuneRank rank(bench, pass, member, device, baseline);
+    if (member.rank() != 0) return rank.follow();
+    lead->run(rank);
+    rank.finish();
+    out = lead->outcome();
+  });
+  ranks.run([&](Communicator& member, BenchDevice& device) {
+    TuneRank rank(bench, pass, member, device, baseline, device.runs_ahead());
+    if (member.rank() != 0) return rank.follow();
+    explain_best(rank, base, out);
+    rank.finish();
+  });
+  if (!ranks.speaks) return out;
+  out.points = space.combinations();
+  out.modelled = modelled;
+  out.seconds = seconds_since(start);
+  out.problems.insert(out.problems.end(), problems.begin(), problems.end());
+  store_best(out, settings);
+  return out;
+}
+
+}  // namespace uniep::tool

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench_case.h"
+#include "ranks.h"
+#include "schedule/space.h"
+#include "tune/cache.h"
+#include "tune/machine_profile.h"
+#include "tune/race.h"
+#include "tune/session.h"
+
+namespace uniep::tool {
+
+struct TuneSettings {
+  double budget_s = 60;         ///< for a direction: model and measurements together
+  std::size_t candidates = 16;  ///< that the model proposes, besides the default and the presets
+  std::string restriction;      ///< of the space, as Space::restrict_to takes it
+  std::optional<tune::MachineProfile> profile;  ///< nothing: candidates are random
+  std::uint64_t seed = 1;
+  std::string cache;  ///< path of the cache; sessions stand beside it
+  bool resume = true;
+};
+
+/// How a search ended.
+enum class TuneEnd { kDecided, kRounds, kBudget, kInterrupted };
+
+struct TunedCandidate {
+  Schedule schedule;
+  double predicted_s = 0;  ///< 0: not predicted
+  std::vector<double> seconds{};
+  double speedup = 1;   ///< over the default, round by round
+  bool faster = false;  ///< by more than chance
+  bool rejected = false;
+  std::string why{};  ///< of the five best: what sets it apart from the default
+};
+
+struct TuneOutcome {
+  tune::TuneKey key;
+  double points = 0;         ///< of the space, as Space::combinations counts them
+  std::size_t modelled = 0;  ///< points that the model looked at
+  std::size_t resumed = 0;   ///< measurements of an earlier session
+  std::size_t measurements = 0;
+  int rounds = 0;
+  double seconds = 0;  ///< that the search took
+  TuneEnd end = TuneEnd::kDecided;
+  std::vector<TunedCandidate> ranking;   ///< fastest first
+  std::vector<TunedCandidate> rejected;  ///< whose results had wrong bits
+  double default_s = 0;                  ///< median of the backend's default
+  /// The first of the ranking; the default where that is not faster by more than chance.
+  std::optional<TunedCandidate> chosen{};
+  bool stored = false;                ///< in the cache
+  std::vector<std::string> problems;  ///< files that could not be used
+};
+
+/// Searches the space for the fastest schedule of a direction and stores what it found. To be
+/// called on every process; the outcome is that of the one that speaks.
+TuneOutcome tune_pass(const BenchCase& bench, Pass pass, const TuneSettings& settings,
+                      const Ranks& ranks);
+
+}  // namespace uniep::tool
