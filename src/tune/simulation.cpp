@@ -65,7 +65,7 @@ struct Unit {
   double begun = 0;            // its wait for inputs
   double ready = 0;
   double linked = 0;            // seconds that the task at hand waited for the link
-  double asked = 0;             // when it began to wait for the link
+  double released = 0;          // when it could go on, its pushes being few enough
   double last_pull = -1;        // arrival, where its last task was a pull too
   std::deque<double> pushes{};  // arrivals of those under way
 };
@@ -146,6 +146,13 @@ class Simulation {
   Network network_;
   std::deque<RankState> ranks_;
   std::vector<Unit> units_;
+
+  struct Run {  // of a task's signals to one rank, which stand together
+    int rank;
+    double elements;
+  };
+  std::vector<Run> runs_;
+  std::vector<Signal> remote_;
 };
 
 Simulation::Simulation(std::span<const RoutingPlan> plans, Pass pass, const Schedule& schedule,
@@ -413,7 +420,7 @@ void Simulation::finish(int index) {
     unit.pushes.pop_front();
   }
   free = woken(free);
-  unit.asked = free;
+  unit.released = free;
   note(r, unit, task);
   if (free > now_) return at(free, Step::kPushed, index);
   take(index);
@@ -425,35 +432,29 @@ void Simulation::signal(int index, const Task& task) {
   Unit& unit = units_[static_cast<std::size_t>(index)];
   RankState& r = ranks_[static_cast<std::size_t>(unit.rank)];
   const PassView& v = r.view();
-  struct Run {  // of signals to one rank, which stand together
-    int rank;
-    double elements;
-  };
-  static thread_local std::vector<Run> runs;
-  static thread_local std::vector<Signal> remote;
-  runs.clear();
-  remote.clear();
+  runs_.clear();
+  remote_.clear();
   for_each_signal(v, task, [&](const Signal& s) {
     if (s.rank == v.rank) return advance(r.counters.at(s.kind, s.index), s.amount, now_);
-    if (runs.empty() || runs.back().rank != s.rank) runs.push_back({s.rank, 0});
-    runs.back().elements += s.amount;
-    if (!mirrored_) remote.push_back(s);
+    if (runs_.empty() || runs_.back().rank != s.rank) runs_.push_back({s.rank, 0});
+    runs_.back().elements += s.amount;
+    if (!mirrored_) remote_.push_back(s);
   });
   const LinkProfile& link = profile_.link;
   const double rate = link.push.points.empty() ? 0 : link.push(static_cast<double>(push_bytes_));
   double last = now_;
   std::size_t next = 0;
-  for (const Run& run : runs) {
+  for (const Run& run : runs_) {
     const double arrival =
         network_.transfer(v.rank, v.rank, run.rank, 2 * run.elements, now_, rate);
     last = std::max(last, arrival);
-    for (; next < remote.size() && remote[next].rank == run.rank; ++next) {
+    for (; next < remote_.size() && remote_[next].rank == run.rank; ++next) {
       RankState& peer = ranks_[static_cast<std::size_t>(run.rank)];
-      advance(peer.counters.at(remote[next].kind, remote[next].index), remote[next].amount,
+      advance(peer.counters.at(remote_[next].kind, remote_[next].index), remote_[next].amount,
               arrival + profile_.wake.flag_s);
     }
   }
-  if (!runs.empty() && link.bytes_per_s > 0) unit.pushes.push_back(last);
+  if (!runs_.empty() && link.bytes_per_s > 0) unit.pushes.push_back(last);
   if (mirrored_ && task.stage == v.second_gemm()) {
     r.mirrored.visible = std::max(r.mirrored.visible, last + profile_.wake.flag_s);
     if (--r.pushes_left == 0) advance(r.mirrored, 1, r.mirrored.visible);
@@ -477,7 +478,7 @@ void Simulation::advance(Counter& counter, std::uint32_t amount, double visible)
 }
 
 void Simulation::note(RankState& r, const Unit& unit, const Task& task) {
-  const double pushed = unit.asked - now_;  // the wait for earlier pushes that comes now
+  const double pushed = unit.released - now_;  // the wait for earlier pushes that comes now
   StageStats& stats = r.stats[task.stage];
   ++stats.tasks;
   stats.wait_s += unit.ready - unit.begun;
@@ -495,7 +496,7 @@ void Simulation::note(RankState& r, const Unit& unit, const Task& task) {
                         .begin_ns = ns(unit.begun),
                         .ready_ns = ns(unit.ready),
                         .link_ns = ns(unit.linked + pushed),
-                        .end_ns = ns(unit.asked)});
+                        .end_ns = ns(unit.released)});
 }
 
 }  // namespace

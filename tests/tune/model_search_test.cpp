@@ -56,9 +56,9 @@ TEST(SearchModel, EvaluatesWithinItsLimitAndSortsWhatItFound) {
     return std::abs(s.lag - 4) + std::abs(s.dispatch_workers - 12) + 0.1 * s.waves;
   };
   const auto ranked = search_model(space, {default_schedule(Backend::kCuda)}, evaluate,
-                                   {.samples = 30, .climbs = 2, .evaluations = 300});
+                                   {.samples = 30, .climbs = 4, .evaluations = 500});
   EXPECT_EQ(static_cast<std::size_t>(count), ranked.size());
-  EXPECT_LE(ranked.size(), 300u);
+  EXPECT_LE(ranked.size(), 500u);
   for (std::size_t i = 1; i < ranked.size(); ++i) {
     EXPECT_LE(ranked[i - 1].seconds, 1.0002 * ranked[i].seconds);
   }

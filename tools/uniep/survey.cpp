@@ -87,14 +87,15 @@ Agreement agreement_of(const std::vector<SurveyPoint>& points) {
           .pick = std::ranges::min(measured) / pick->measured_s};
 }
 
-std::vector<SurveyPoint> survey_pass(const BenchCase& bench, Pass pass, int count, int rounds,
-                                     const TuneSettings& settings, const Ranks& ranks) {
+std::vector<SurveyPoint> survey_pass(const BenchCase& bench, Pass pass, const SurveySize& size,
+                                     const TuneSettings& settings, const Ranks& ranks,
+                                     bool& interrupted) {
   require(settings.profile.has_value(), ErrorCode::kInvalidArgument,
           "a survey compares the model with measurements and needs a profile; --profile FILE|NAME "
           "is accepted");
   Space space(bench.problem, pass, this_place(ranks.backend));
   space.restrict_to(settings.restriction);
-  std::vector<SurveyPoint> points = random_points(space, count, settings.seed);
+  std::vector<SurveyPoint> points = random_points(space, size.points, settings.seed);
   const std::vector<std::int64_t> tokens(static_cast<std::size_t>(bench.ranks), bench.spec.tokens);
   const auto plans =
       tune::plans_to_simulate(bench.problem, tokens, bench.routing.topk_ids,
@@ -105,9 +106,14 @@ std::vector<SurveyPoint> survey_pass(const BenchCase& bench, Pass pass, int coun
   const Schedule baseline = parse_schedule("sequential", default_schedule(ranks.backend));
   ranks.run([&](Communicator& member, BenchDevice& device) {
     TuneRank rank(bench, pass, member, device, baseline);
-    if (member.rank() != 0) return rank.follow();
-    measure(points, rounds, rank);
-    rank.finish();
+    if (member.rank() != 0) {
+      const bool ended = rank.follow();
+      if (!ranks.speaks) interrupted = ended;
+      return;
+    }
+    measure(points, size.rounds, rank);
+    interrupted = Interrupt::requested();
+    rank.finish(interrupted);
   });
   return points;
 }

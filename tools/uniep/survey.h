@@ -21,10 +21,16 @@ struct Agreement {
 };
 Agreement agreement_of(const std::vector<SurveyPoint>& points);
 
-/// Measures `count` random points of the space `rounds` times each, in turns, and predicts them.
-/// Collective; the result is that of the process that speaks.
-std::vector<SurveyPoint> survey_pass(const BenchCase& bench, Pass pass, int count, int rounds,
-                                     const TuneSettings& settings, const Ranks& ranks);
+struct SurveySize {
+  int points = 100;
+  int rounds = 15;
+};
+
+/// Measures random points of the space, each once a round, and predicts them. Collective; the
+/// result is that of the process that speaks. `interrupted` is set on all where the search was.
+std::vector<SurveyPoint> survey_pass(const BenchCase& bench, Pass pass, const SurveySize& size,
+                                     const TuneSettings& settings, const Ranks& ranks,
+                                     bool& interrupted);
 
 /// One SVG document: a dot a point, predicted over measured.
 std::string draw_survey(const std::string& title, const std::vector<std::string>& notes,

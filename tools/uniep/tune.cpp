@@ -133,9 +133,9 @@ void print_outcome(const TuneOutcome& out, const Flags& flags, const TuneSetting
     std::cout << "# REJECTED, wrong bits: " << to_string(c.schedule) << '\n';
   }
   if (out.chosen) {
-    const bool kept = !out.chosen->faster;
     std::cout << "# best   --schedule " << to_string(out.chosen->schedule)
-              << (kept ? " (the default: nothing is faster by more than chance)" : "") << '\n';
+              << (out.kept_default ? " (the default: nothing is faster by more than chance)" : "")
+              << '\n';
   }
   std::cout << "# stored " << (out.stored ? settings.cache : "nothing: too few rounds") << '\n';
   if (out.end == TuneEnd::kInterrupted || out.end == TuneEnd::kBudget) {
@@ -216,7 +216,7 @@ int tune(const Flags& flags, const Invocation& invocation, const Ranks& ranks,
       passes.push_back(outcome_json(out));
       rejected = rejected || !out.rejected.empty();
     }
-    if (Interrupt::requested()) break;
+    if (out.end == TuneEnd::kInterrupted) break;
   }
   if (ranks.speaks && !flags.json.empty()) {
     write_json(flags.json, file_json(flags, invocation, ranks, settings, passes));
@@ -248,13 +248,14 @@ int survey(const Flags& flags, const Invocation& invocation, const Ranks& ranks,
   Json passes = Json::array();
   std::vector<SurveyPoint> last;
   for (const Pass pass : passes_of(flags)) {
-    last = survey_pass(bench, pass, flags.survey, kSurveyRounds, settings, ranks);
+    bool interrupted = false;
+    last = survey_pass(bench, pass, {flags.survey, kSurveyRounds}, settings, ranks, interrupted);
     const Agreement a = agreement_of(last);
     table.row({name(pass), cat(last.size()), formatted("%.3f", a.rank_correlation),
                formatted("%.1f %%", 100 * a.median_error), formatted("%.1f %%", 100 * a.p90_error),
                formatted("%.3f", a.pick)});
     passes.push_back(survey_json(pass, a, last));
-    if (Interrupt::requested()) break;
+    if (interrupted) break;
   }
   if (!ranks.speaks) return kExitOk;
   std::cout << "#\n# random points, the least of " << kSurveyRounds

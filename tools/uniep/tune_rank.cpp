@@ -14,15 +14,17 @@ TuneRank::TuneRank(const BenchCase& bench, Pass pass, const Communicator& member
 }
 
 TuneRank::Measurement TuneRank::measure(const Schedule& schedule) {
-  return run(agree({.stop = false, .schedule = schedule}).schedule);
+  return run(agree({.stop = false, .interrupted = false, .schedule = schedule}).schedule);
 }
 
-void TuneRank::finish() { agree({.stop = true, .schedule = {}}); }
+void TuneRank::finish(bool interrupted) {
+  agree({.stop = true, .interrupted = interrupted, .schedule = {}});
+}
 
-void TuneRank::follow() {
+bool TuneRank::follow() {
   for (;;) {
     const Order order = agree({});
-    if (order.stop) return;
+    if (order.stop) return order.interrupted;
     run(order.schedule);
   }
 }

@@ -24,14 +24,16 @@ class TuneRank {
 
   /// Of rank 0: measures a schedule on all ranks.
   Measurement measure(const Schedule& schedule);
-  /// Of rank 0: lets the others go.
-  void finish();
-  /// Of all other ranks: does what rank 0 says until it lets them go.
-  void follow();
+  /// Of rank 0: lets the others go, and tells them whether it was interrupted. A signal need not
+  /// have reached all of them.
+  void finish(bool interrupted);
+  /// Of all other ranks: does what rank 0 says until it lets them go; what it told them then.
+  bool follow();
 
  private:
   struct Order {
     bool stop = false;
+    bool interrupted = false;
     Schedule schedule;
   };
   Order agree(const Order& own) { return gatherer_.gather_one(own)[0]; }

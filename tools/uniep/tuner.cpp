@@ -189,8 +189,9 @@ void Search::measure(TuneRank& rank, std::size_t candidate) {
 }
 
 void Search::report_round() {
-  if (race_.rounds() > 5 && race_.rounds() % 5 != 0) return;
-  const std::size_t best = race_.ranking().front();
+  const std::vector<std::size_t> ranking = race_.ranking();
+  if (ranking.empty() || (race_.rounds() > 5 && race_.rounds() % 5 != 0)) return;
+  const std::size_t best = ranking.front();
   std::cout << "# round " << race_.rounds() << ", " << formatted("%.1f", seconds_since(start_))
             << " s: " << race_.running() << " of " << session_.candidates.size()
             << " left, the best takes " << milliseconds(race_.median(best)) << " ms, the default "
@@ -224,7 +225,10 @@ TuneOutcome Search::outcome() const {
                            .faster = race_.is_faster(i)});
     if (out.ranking.size() == 1) out.chosen = out.ranking.front();
     // Where chance may have put another in front, the default stays.
-    if (i == 0 && !out.chosen->faster) out.chosen = out.ranking.back();
+    if (i == 0 && !out.chosen->faster) {
+      out.chosen = out.ranking.back();
+      out.kept_default = true;
+    }
   }
   for (const tune::SessionCandidate& c : session_.candidates) {
     if (!c.rejected) continue;
@@ -308,16 +312,19 @@ TuneOutcome tune_pass(const BenchCase& bench, Pass pass, const TuneSettings& set
   TuneOutcome out;
   ranks.run([&](Communicator& member, BenchDevice& device) {
     TuneRank rank(bench, pass, member, device, baseline);
-    if (member.rank() != 0) return rank.follow();
+    if (member.rank() != 0) {
+      if (rank.follow() && !ranks.speaks) out.end = TuneEnd::kInterrupted;
+      return;
+    }
     lead->run(rank);
-    rank.finish();
     out = lead->outcome();
+    rank.finish(out.end == TuneEnd::kInterrupted);
   });
   ranks.run([&](Communicator& member, BenchDevice& device) {
     TuneRank rank(bench, pass, member, device, baseline, device.runs_ahead());
-    if (member.rank() != 0) return rank.follow();
+    if (member.rank() != 0) return void(rank.follow());
     explain_best(rank, base, out);
-    rank.finish();
+    rank.finish(false);
   });
   if (!ranks.speaks) return out;
   out.points = space.combinations();

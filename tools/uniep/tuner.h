@@ -51,12 +51,14 @@ struct TuneOutcome {
   double default_s = 0;                  ///< median of the backend's default
   /// The first of the ranking; the default where that is not faster by more than chance.
   std::optional<TunedCandidate> chosen{};
+  bool kept_default = false;
   bool stored = false;                ///< in the cache
   std::vector<std::string> problems;  ///< files that could not be used
 };
 
 /// Searches the space for the fastest schedule of a direction and stores what it found. To be
-/// called on every process; the outcome is that of the one that speaks.
+/// called on every process; the outcome is that of the one that speaks, others have its `end` where
+/// that is an interruption.
 TuneOutcome tune_pass(const BenchCase& bench, Pass pass, const TuneSettings& settings,
                       const Ranks& ranks);
 
