@@ -80,8 +80,9 @@ std::span<const PresetInfo> schedule_presets() { return kPresets; }
 Schedule default_schedule(Backend backend) {
   Schedule s;
   if (backend == Backend::kCpu) return s;
-  // The CUDA backend has tiles of 128 rows. The rest is chosen for an H200, but not yet by
-  // measurement.
+  // The CUDA backend has tiles of 128 rows. The rest is what served five models best on 4 H200
+  // (docs/performance.md).
+  s.lag = 4;
   s.dispatch_workers = 16;
   s.pull_tokens = 16;
   s.tile_m = 128;
