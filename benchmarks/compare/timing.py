@@ -39,9 +39,8 @@ def time_once(timed):
 def measure(all_timed, iterations):
     """Milliseconds of each, [call][rank][turn].
 
-    Calls take turns, and each turn has an order of its own, the same on all ranks: the power that a
-    GPU grants a call depends on what it has just done, so a call with always the same neighbour
-    would be measured up to a tenth too fast or too slow.
+    Calls take turns, and each turn has an order of its own, the same on all ranks: in a fixed order,
+    calls that do the same were seen up to a tenth apart, by what ran before them.
     """
     samples = [[] for _ in all_timed]
     order, shuffled = list(range(len(all_timed))), random.Random(1)
