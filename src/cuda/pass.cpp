@@ -100,24 +100,24 @@ StageMaps PassLauncher::maps(Stage stage) const {
   StageMaps m{};
   switch (stage) {
     case Stage::kFc1:
-      m.a = tensor_map(t.x_rows, {hidden, rows_, 1}, {kBox, kTileM, 1});
+      m.a = tensor_map(t.x_rows, {hidden, rows_, 1}, {kBox, kBox, 1});
       m.b = tensor_map(t.w1, {hidden, inter, 2, experts}, {kBox, tile_n / 2, 1, 1});
       m.out0 = tensor_map(t.h, {inter, 2, rows_}, {kBox, 1, kBox});
       m.out1 = tensor_map(t.a, {inter, rows_, 1}, {kBox, kBox, 1});
       break;
     case Stage::kFc2:
-      m.a = tensor_map(t.a, {inter, rows_, 1}, {kBox, kTileM, 1});
+      m.a = tensor_map(t.a, {inter, rows_, 1}, {kBox, kBox, 1});
       m.b = tensor_map(t.w2, {inter, hidden, experts}, {kBox, tile_n, 1});
       break;
     case Stage::kDfc2:
-      m.a = tensor_map(t.dy_rows, {hidden, rows_, 1}, {kBox, kTileM, 1});
+      m.a = tensor_map(t.dy_rows, {hidden, rows_, 1}, {kBox, kBox, 1});
       m.b = tensor_map(t.w2, {inter, hidden, experts}, {kBox, kBox, 1});
       m.aux = tensor_map(t.h, {inter, 2, rows_}, {kBox, 1, kTileM});
       m.out0 = tensor_map(t.dh, {inter, 2, rows_}, {kBox, 1, kBox});
       m.out1 = tensor_map(t.a, {inter, rows_, 1}, {kBox, kBox, 1});
       break;
     case Stage::kDfc1:
-      m.a = tensor_map(t.dh, {2 * inter, rows_, 1}, {kBox, kTileM, 1});
+      m.a = tensor_map(t.dh, {2 * inter, rows_, 1}, {kBox, kBox, 1});
       m.b = tensor_map(t.w1, {hidden, 2 * inter, experts}, {kBox, kBox, 1});
       break;
     case Stage::kWgrad2:

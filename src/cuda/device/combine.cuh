@@ -126,7 +126,6 @@ __device__ __forceinline__ void push_rows(Sender<Shape>& sender, const PushRows&
   using Push = RowPush<Shape>;
   const DeviceContext& ctx = sender.ctx;
   const std::int64_t hidden = ctx.view.hidden;
-  const auto cols = static_cast<int>(min_of<std::int64_t>(Shape::kN, hidden - work.n));
 #pragma unroll
   for (int part = 0; part < Push::kParts; ++part) {
     std::uint64_t to[PushRows::kPerLane];
@@ -140,15 +139,12 @@ __device__ __forceinline__ void push_rows(Sender<Shape>& sender, const PushRows&
     }
     Push::for_each_buffer(part, [&](int buffer) { sender.wait_written(buffer); });
     store_part(Push::rows_of(sender.shared, sender.index, sender.ring.slot, part), to,
-               cols - part * kPushCols, sender.lane);
-    __syncwarp();
-    if (sender.lane == 0) {
-      Push::for_each_buffer(part, [&](int buffer) { sender.give_back(buffer); });
-    }
+               work.width - part * kPushCols, sender.lane);
+    Push::for_each_buffer(part, [&](int buffer) { sender.give_back(buffer); });
     if (Push::in_slot(part)) sender.give_back_slot();
   }
   if (!may_signal(ctx.faults, work.name())) return;
-  signal_arrivals(sender, rows, static_cast<std::uint32_t>(cols));
+  signal_arrivals(sender, rows, static_cast<std::uint32_t>(work.width));
 }
 
 /// The sum over column groups, ascending, of each row's dprob.

@@ -109,6 +109,7 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (3 * Shape::kN / 2 / kBoxCols > Shape::kO
                                               const TileWork& work) {
     const int row = work.first_row + kConsumerRows * sender.index;
     sender.send_boxes(kBoxes, [&](int i, const std::uint8_t* box) {
+      if (!has_rows(work, sender.index)) return;
       const int col = work.n + i / 3 * kBoxCols;
       if (i % 3 == 2) {
         ptx::tma_store(maps.out1, box, col, row, 0);

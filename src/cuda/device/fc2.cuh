@@ -94,7 +94,7 @@ struct Dfc2 {
     for (int chunk = 0; chunk < kEpilogueSlots; ++chunk) {
       const int col = work.n + chunk * kBoxCols;
       sender.wait_written(buffer_of(chunk));
-      if (sender.lane == 0) {
+      if (sender.lane == 0 && has_rows(work, sender.index)) {
         const int slot = sender.ring.slot;
         OperandSlot<Shape>& h = sender.shared.slots[slot];
         ptx::tma_store(maps.out0, h.a + sender.index * kBoxBytes, col, 0, row);
@@ -102,8 +102,9 @@ struct Dfc2 {
         ptx::tma_store(maps.out1, da_box(sender.shared, sender.index, slot, chunk), col, row, 0);
         ptx::bulk_commit();
         ptx::bulk_wait_read<0>();
-        sender.give_back(buffer_of(chunk));
       }
+      __syncwarp();
+      sender.give_back(buffer_of(chunk));
       sender.give_back_slot();
     }
     if (sender.lane == 0) {

@@ -19,11 +19,27 @@
 
 namespace uniep::cuda {
 
-/// 64 elements of the reduction of a tile of rows, K-major.
+/// Whether a consumer has rows of the tile: the last ones of an expert, or of a weight gradient,
+/// may all be the first consumer's.
+__device__ __forceinline__ bool has_rows(const TileWork& work, int consumer) {
+  return work.height > kConsumerRows * consumer;
+}
+
+/// 64 elements of the reduction of a tile of rows, K-major: of the halves that have rows.
 template <class Shape>
 __device__ __forceinline__ void load_rows(const StageMaps& maps, OperandSlot<Shape>& slot,
                                           std::uint64_t* full, const TileWork& work, int k) {
-  ptx::tma_load(slot.a, maps.a, full, k, work.first_row, 0);
+  for (int half = 0; half < kConsumers && has_rows(work, half); ++half) {
+    ptx::tma_load(slot.a + half * kBoxBytes, maps.a, full, k, work.first_row + half * kConsumerRows,
+                  0);
+  }
+}
+
+/// Bytes that `load` brings. What lies out of a tensor counts, rows of a half without any do not.
+template <class S, class Shape>
+__device__ __forceinline__ int step_bytes(const TileWork& work) {
+  const bool by_halves = S::kMajorA == ptx::Major::kK;  // load_rows
+  return Shape::kSlotBytes - (by_halves && !has_rows(work, kConsumers - 1) ? kBoxBytes : 0);
 }
 
 /// `count` squares of 64 x 64 side by side, from column `col` and row `row` on: an MN-major
@@ -58,28 +74,43 @@ __device__ __forceinline__ void fence_accumulators(float (&acc)[kCount]) {
   for (float& v : acc) asm volatile("" : "+f"(v)::"memory");
 }
 
-/// acc = sum over the tile's k blocks, ascending, one accumulator per element. `meanwhile` runs
-/// under the first products.
-template <class S, class Shape, class F>
-__device__ __forceinline__ void accumulate(Consumer<Shape>& consumer, int k_blocks,
-                                           float (&acc)[Shape::kAccumulators], F&& meanwhile) {
+/// Whether the tile has half of its columns or less, as the last one of a width of 2880: then only
+/// these are multiplied. Not in fc1, whose gate and up columns stand side by side: with two
+/// products a step registers do not suffice.
+template <class S, class Shape>
+__device__ constexpr bool can_be_narrow() {
+  return Shape::kN == 256 && S::kStage != Stage::kFc1;
+}
+
+/// acc += the products of one slot; `narrow`: of the first half of the columns.
+template <class S, bool kNarrow, class Shape>
+__device__ __forceinline__ void multiply(float (&acc)[Shape::kAccumulators], std::uint32_t a,
+                                         std::uint32_t b, bool first) {
   constexpr ptx::Major kA = S::kMajorA;
   constexpr ptx::Major kB = S::kMajorB;
+  constexpr int kSums = Shape::kAccumulators / (kNarrow ? 2 : 1);
+#pragma unroll
+  for (int step = 0; step < kTileK / 16; ++step) {
+    ptx::wgmma_k16<kA, kB>(reinterpret_cast<float(&)[kSums]>(acc),
+                           ptx::operand_descriptor(a + step * ptx::k_step_bytes(kA), kA, kBoxBytes),
+                           ptx::operand_descriptor(b + step * ptx::k_step_bytes(kB), kB, kBoxBytes),
+                           !first || step != 0);
+  }
+}
+
+/// acc = sum over the tile's k blocks, ascending, one accumulator per element. `meanwhile` runs
+/// under the first products.
+template <class S, bool kNarrow, class Shape, class F>
+__device__ __forceinline__ void accumulate(Consumer<Shape>& consumer, int k_blocks,
+                                           float (&acc)[Shape::kAccumulators], F&& meanwhile) {
   SlotRing<Shape>& ring = consumer.ring;
   int last = 0;
   fence_accumulators(acc);
   for (int k = 0; k < k_blocks; ++k) {
     OperandSlot<Shape>& slot = consumer.wait_slot();
-    const std::uint32_t a = ptx::shared_address(slot.a) + consumer.index * kBoxBytes;
-    const std::uint32_t b = ptx::shared_address(slot.b);
     ptx::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kTileK / 16; ++step) {
-      ptx::wgmma_k16<kA, kB>(
-          acc, ptx::operand_descriptor(a + step * ptx::k_step_bytes(kA), kA, kBoxBytes),
-          ptx::operand_descriptor(b + step * ptx::k_step_bytes(kB), kB, kBoxBytes),
-          (k | step) != 0);
-    }
+    multiply<S, kNarrow, Shape>(acc, ptx::shared_address(slot.a) + consumer.index * kBoxBytes,
+                                ptx::shared_address(slot.b), k == 0);
     ptx::wgmma_commit();
     if (k == 0) meanwhile();
     if (k > 0) {
@@ -92,6 +123,34 @@ __device__ __forceinline__ void accumulate(Consumer<Shape>& consumer, int k_bloc
   ptx::wgmma_wait<0>();
   fence_accumulators(acc);
   if (k_blocks > 0) consumer.release_slot(last);
+}
+
+/// Hands slots back that a consumer has no products for.
+template <class Shape>
+__device__ __forceinline__ void pass_slots(Consumer<Shape>& consumer, int count) {
+  for (int k = 0; k < count; ++k) {
+    consumer.wait_slot();
+    consumer.release_slot(consumer.ring.slot);
+    consumer.ring.advance();
+  }
+}
+
+/// The main loop of a tile, as much of it as there is: sums of rows and columns that the tile does
+/// not hold may be anything.
+template <class S, class Shape, class F>
+__device__ __forceinline__ void sum_products(Consumer<Shape>& consumer, const TileWork& work,
+                                             float (&acc)[Shape::kAccumulators], F&& meanwhile) {
+  int k_blocks = work.k_blocks;
+  if (!has_rows(work, consumer.index)) {
+    pass_slots(consumer, k_blocks);
+    k_blocks = 0;
+  }
+  if constexpr (can_be_narrow<S, Shape>()) {
+    if (work.width <= Shape::kN / 2) {
+      return accumulate<S, true>(consumer, k_blocks, acc, meanwhile);
+    }
+  }
+  accumulate<S, false>(consumer, k_blocks, acc, meanwhile);
 }
 
 }  // namespace uniep::cuda

@@ -13,10 +13,12 @@
 // memory, let alone for a peer's.
 //
 // Buffer b of a consumer is guarded by two barriers, `written[b]` and `sent[b]`; both sides go
-// through buffers in the same order, which follows from the stage. The first Shape::kOwnBoxes boxes
-// belong to the consumer; the others lie in its half of a pipeline slot that the loader hands over
-// (kEpilogueSlots) and the senders give back. A tile's outputs go through the slot first, so that
-// the next tile's loads have it back early.
+// through buffers in the same order, which follows from the stage. Every lane arrives for itself,
+// at these as at all barriers of a CTA: it costs no more than one that arrives for its warp, and
+// racecheck cannot see what the others' accesses are ordered by then. The first Shape::kOwnBoxes
+// boxes belong to the consumer; the others lie in its half of a pipeline slot that the loader hands
+// over (kEpilogueSlots) and the senders give back. A tile's outputs go through the slot first, so
+// that the next tile's loads have it back early.
 
 namespace uniep::cuda {
 
@@ -78,7 +80,7 @@ struct Consumer {
     return shared.slots[ring.slot];
   }
   __device__ __forceinline__ void release_slot(int slot) {
-    if (lane == 0) ptx::mbarrier_arrive(&shared.empty[slot]);
+    ptx::mbarrier_arrive(&shared.empty[slot]);
   }
 
   /// Waits until an output buffer may be written again; a tile's first one in the borrowed slot
@@ -90,8 +92,7 @@ struct Consumer {
   /// Hands it to the sender.
   __device__ __forceinline__ void commit(int buffer) {
     ptx::fence_proxy_async_shared();
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(&shared.written[index][buffer]);
+    ptx::mbarrier_arrive(&shared.written[index][buffer]);
     used.flip(buffer);
   }
 
@@ -143,21 +144,21 @@ struct Sender {
     ptx::mbarrier_wait(&shared.written[index][buffer], used.of(buffer));
     used.flip(buffer);
   }
-  /// The buffer has been read, by this warp or by the copy engine. By one lane.
+  /// The buffer has been read, by this lane or by the copy engine.
   __device__ __forceinline__ void give_back(int buffer) {
     ptx::mbarrier_arrive(&shared.sent[index][buffer]);
   }
   /// Likewise for this sender's half of the current pipeline slot, of which it has seen a buffer
   /// written.
   __device__ __forceinline__ void give_back_slot() {
-    if (lane == 0) ptx::mbarrier_arrive(&shared.empty[ring.slot], kConsumerWarps / kConsumers);
+    ptx::mbarrier_arrive(&shared.empty[ring.slot], kConsumerWarps / kConsumers);
     ring.advance();
   }
 
   /// The consumer has passed the borrowed slot on.
   __device__ __forceinline__ void return_unused_slot() {
     wait_written(Shape::kOwnBoxes);
-    if (lane == 0) give_back(Shape::kOwnBoxes);
+    give_back(Shape::kOwnBoxes);
     give_back_slot();
   }
 
@@ -171,9 +172,9 @@ struct Sender {
         store(i, output_box(shared, index, ring.slot, box));
         ptx::bulk_commit();
         ptx::bulk_wait_read<0>();
-        give_back(box);
       }
       __syncwarp();
+      give_back(box);
       if (i + 1 == boxes_in_slot<Shape>(count)) give_back_slot();
     }
   }

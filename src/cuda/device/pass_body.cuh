@@ -57,7 +57,7 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassM
       const StageMaps& m = maps_of<S>(maps);
       for (int k = 0; k < work.k_blocks; ++k) {
         next_slot([&](auto& slot, auto* full) {
-          ptx::mbarrier_arrive_expect(full, Shape::kSlotBytes);
+          ptx::mbarrier_arrive_expect(full, step_bytes<S, Shape>(work));
           S::load(m, slot, full, work, k);
         });
       }
@@ -103,7 +103,7 @@ __device__ __forceinline__ void run_consumer(const DeviceContext& ctx, PassShare
       using S = decltype(stage);
       float acc[Shape::kAccumulators];
       auto early = S::prepare(consumer, work);
-      accumulate<S>(consumer, work.k_blocks, acc, [&] {
+      sum_products<S>(consumer, work, acc, [&] {
         if constexpr (requires { S::proceed(consumer, work, early); }) {
           S::proceed(consumer, work, early);
         }
@@ -118,16 +118,16 @@ template <class Shape>
 __device__ __forceinline__ void init_barriers(PassShared<Shape>& shared) {
   for (int i = 0; i < Shape::kSlots; ++i) {
     ptx::mbarrier_init(&shared.full[i], 1);
-    ptx::mbarrier_init(&shared.empty[i], kConsumerWarps);
+    ptx::mbarrier_init(&shared.empty[i], 32 * kConsumerWarps);
   }
   for (int i = 0; i < kWorkSlots; ++i) {
     ptx::mbarrier_init(&shared.work_full[i], 1);
-    ptx::mbarrier_init(&shared.work_empty[i], 1 + kConsumers + kConsumerWarps);
+    ptx::mbarrier_init(&shared.work_empty[i], 1 + 32 * (kConsumers + kConsumerWarps));
   }
   for (int c = 0; c < kConsumers; ++c) {
     for (int i = 0; i < Shape::kBoxes; ++i) {
-      ptx::mbarrier_init(&shared.written[c][i], kConsumerWarps / kConsumers);
-      ptx::mbarrier_init(&shared.sent[c][i], 1);
+      ptx::mbarrier_init(&shared.written[c][i], 32 * kConsumerWarps / kConsumers);
+      ptx::mbarrier_init(&shared.sent[c][i], 32);
     }
   }
   for (int& halves : shared.halves_sent) halves = 0;

@@ -68,7 +68,6 @@ struct Reduce {
       __stcs(out + i, Vector{pack_pair(total[0], total[1]), pack_pair(total[2], total[3]),
                              pack_pair(total[4], total[5]), pack_pair(total[6], total[7])});
     }
-    __syncwarp();
     consumer.release_slot(consumer.ring.slot);
     consumer.ring.advance();
   }

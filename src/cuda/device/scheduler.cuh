@@ -30,14 +30,23 @@ __device__ __forceinline__ TileWork reduce_work(const PassView& v, const Task& t
           .k_blocks = tokens * pieces};
 }
 
+/// Columns of the output from `n` on that a tile holds.
+__device__ __forceinline__ int width_of(const StageGrid& grid, std::int64_t n) {
+  return static_cast<int>(min_of(grid.tile_cols, grid.cols - n));
+}
+
 __device__ __forceinline__ TileWork wgrad_work(const PassView& v, const Task& task) {
+  const StageGrid grid = stage_grid(v, task.stage);
   const auto rows = static_cast<int>(v.tokens_per_expert[task.expert]);
+  const std::int64_t m = task.m * kTileM, n = task.n * grid.tile_cols;
   return {.stage = task.stage,
           .expert = task.expert,
           .first_row = static_cast<int>(v.segment_begin[task.expert]),
           .rows = rows,
-          .m = static_cast<int>(task.m) * kTileM,
-          .n = static_cast<int>(task.n * v.schedule.tile_n),
+          .m = static_cast<int>(m),
+          .n = static_cast<int>(n),
+          .height = static_cast<int>(min_of<std::int64_t>(kTileM, grid.rows - m)),
+          .width = width_of(grid, n),
           .k_blocks = ceil_div(rows, kTileK)};
 }
 
@@ -45,11 +54,14 @@ __device__ __forceinline__ TileWork wgrad_work(const PassView& v, const Task& ta
 __device__ __forceinline__ TileWork row_tile_work(const PassView& v, const Task& task) {
   const Tile& tile = v.tiles[task.m];
   const StageGrid grid = stage_grid(v, task.stage);
+  const std::int64_t n = task.n * grid.tile_cols;
   return {.stage = task.stage,
           .expert = tile.expert,
           .first_row = static_cast<int>(tile.first_row),
           .rows = tile.rows,
-          .n = static_cast<int>(task.n * grid.tile_cols),
+          .n = static_cast<int>(n),
+          .height = tile.rows,
+          .width = width_of(grid, n),
           .k_blocks = static_cast<int>(ceil_div<std::int64_t>(grid.reduction, kTileK)),
           .tile = static_cast<int>(task.m)};
 }
@@ -117,8 +129,7 @@ template <class Shape>
 __device__ __forceinline__ TileWork next_work_of_warp(PassShared<Shape>& shared, WorkRing& ring) {
   ptx::mbarrier_wait(&shared.work_full[ring.slot], ring.parity);
   const TileWork work = shared.work[ring.slot];
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.work_empty[ring.slot]);
+  ptx::mbarrier_arrive(&shared.work_empty[ring.slot]);
   ring.advance();
   return work;
 }

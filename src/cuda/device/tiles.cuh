@@ -35,9 +35,11 @@ struct TileWork {
   int rows;       // real rows in it; reduce: tokens
   int m;          // wgrad: first row of the output tile
   int n;          // first column of the output tile
-  int k_blocks;   // pipeline slots to consume: steps of 64 along the reduction; reduce: pieces
-  int tile;       // task.m: the tile of rows
-  int index;      // Task::tile
+  int height;     // rows and columns of the output that the tile holds
+  int width;
+  int k_blocks;  // pipeline slots to consume: steps of 64 along the reduction; reduce: pieces
+  int tile;      // task.m: the tile of rows
+  int index;     // Task::tile
 
   __device__ __forceinline__ TaskName name() const { return {stage, index}; }
 };
