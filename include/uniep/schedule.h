@@ -42,6 +42,7 @@ struct Schedule {
   Raster raster = Raster::kAlongM;
   int band = 0;
   int lag = 1;
+  int lag_tiles = 0;
   int ready_rows = 64;
   int token_block = 32;
   int push_depth = 64;

@@ -87,7 +87,7 @@ void Engine::run_launch(const PassContext& ctx, int index, int workers, bool rec
   SharedQueue comm{comm_table.view()};
   SharedQueue main{main_table.view()};
 
-  const Roles roles = launch_roles(v.schedule, launch, workers);
+  const Roles roles = launch_roles(v, launch, workers);
   const int number = launch_number(v, index);
   pool_.run(workers, [&](int i) {
     Worker& worker = workers_[static_cast<std::size_t>(i)];

@@ -62,7 +62,7 @@ DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass,
       .pass = pass, .part = part, .schedule = s, .num_local_experts = p.num_experts / num_ranks};
   num_queues = 2 * num_launches(sizes);
   for (int i = 0; i < num_queues; ++i) {
-    const Launch launch = launch_at(sizes, i / 2);
+    const Launch launch = launch_contents(sizes, i / 2);
     queue_first[i + 1] = queue_first[i] + num_blocks(i % 2 == 0 ? launch.comm : launch.main);
   }
 

@@ -86,7 +86,7 @@ PassLauncher::PassLauncher(const DeviceContext& ctx, const PassTensors& tensors,
 }
 
 std::optional<Stage> PassLauncher::only_stage(int launch) const {
-  const Launch shape = launch_at(ctx_.view, launch);
+  const Launch shape = launch_contents(ctx_.view, launch);
   if (shape.comm.count + shape.main.count != 1) return std::nullopt;
   return shape.comm.count == 1 ? shape.comm.tracks[0].stage : shape.main.tracks[0].stage;
 }
@@ -146,13 +146,11 @@ void PassLauncher::enter(const EnterArgs& args) {
 
 LaunchQueues PassLauncher::queues(int index) const {
   const QueuePair& pair = queues_[static_cast<std::size_t>(index)];
-  const Roles roles = launch_roles(ctx_.view.schedule, launch_at(ctx_.view, index), ctas_);
   return {.comm = pair.comm,
           .main = pair.main,
           .launch = launch_number(ctx_.view, index),
           .ticket = tickets_ + index,
-          .dispatchers = roles.dispatchers,
-          .join = roles.join};
+          .even = even_roles(ctx_.view.schedule, launch_contents(ctx_.view, index), ctas_)};
 }
 
 void PassLauncher::launch(int index) const {

@@ -113,9 +113,11 @@ const std::vector<Axis>& make_axes() {
       number<&Schedule::workers>("workers", {0, 1024}, {{0, 1, 2, 3, 4}, {0}},
                                  "workers per rank (CPU threads, GPU CTAs); 0: as many as fit"),
       number<&Schedule::dispatch_workers>(
-          "dispatch_workers", {0, 1024}, {{0, 1, 2, 3}, {4, 8, 12, 16, 24, 32}},
-          "workers that begin with dispatch where it shares a launch; 0: dispatch tasks stand in "
-          "the main queue, just ahead of the tiles that need them",
+          "dispatch_workers", {0, 1024}, {{0, 1, 2, 3}, {4, 8, 12, 16, 24, 32, 64}},
+          "workers that begin with dispatch where it shares a launch, n times as many on a rank "
+          "with "
+          "n times the rows of an even routing; 0: dispatch tasks stand in the main queue, just "
+          "ahead of the tiles that need them",
           kWithDispatchers),
       named<&Schedule::dispatch_join>("dispatch_join", {"no", "yes"},
                                       "dispatch workers take other tasks when dispatch is done",
@@ -141,9 +143,13 @@ const std::vector<Axis>& make_axes() {
       number<&Schedule::band>("band", {0, 4096}, {{0, 2, 8}, {0, 4, 8, 16, 32}},
                               "tiles in that direction before the walk turns to the next row or "
                               "column of tiles; 0: all"),
-      number<&Schedule::lag>("lag", {0, 4096}, {{0, 1, 2, 4, 4096}, {1, 2, 3, 4, 6, 8, 16, 4096}},
-                             "experts by which fc2 follows fc1 where both share a launch",
+      number<&Schedule::lag>("lag", {0, 4096}, {{0, 1, 2, 4, 4096}, {0, 1, 2, 4, 8, 4096}},
+                             "experts by which fc2 follows fc1 where both share a launch, at least",
                              kWhereGemmsMeet),
+      number<&Schedule::lag_tiles>("lag_tiles", {0, 65536},
+                                   {{0, 16, 64}, {0, 256, 512, 1024, 2048}},
+                                   "likewise, as many experts as have this many tiles of fc1",
+                                   kWhereGemmsMeet),
       power_of_two<&Schedule::ready_rows>(
           "ready_rows", {16, 128}, {{16, 32, 64, 128}, {32, 64, 128}},
           "dispatched rows per readiness counter; at most a tile's rows, tile_m, are used"),

@@ -118,8 +118,19 @@ inline UNIEP_HD int launch_number(const PassView& v, int index) {
   return index + (v.moves_data() ? 0 : detail::data_launches(data_part));
 }
 
-/// Launch number `index` of the pass.
-inline UNIEP_HD Launch launch_at(const PassView& v, int index) {
+/// Blocks by which the second GEMM follows the first where they share a launch: `lag` experts, or
+/// more where it takes more to hold `lag_tiles` tiles of the first, at the rank's average.
+inline UNIEP_HD int lag_blocks(const PassView& v) {
+  const std::int64_t blocks = v.num_blocks();
+  const std::int64_t tiles = v.tile_begin[blocks] * column_tiles(v, v.first_gemm());
+  if (tiles == 0) return v.schedule.lag;
+  const std::int64_t wanted = ceil_div(v.schedule.lag_tiles * blocks, tiles);
+  return max_of(v.schedule.lag, static_cast<int>(min_of(wanted, blocks)));
+}
+
+/// Launch number `index` of the pass, the second GEMM `lag` blocks behind the first. Which stages
+/// and how many of their blocks it holds does not depend on the lag.
+inline UNIEP_HD Launch launch_with_lag(const PassView& v, int index, int lag) {
   Launch launch;
   const int experts = v.num_local_experts;
   const int data = detail::data_launches(v);
@@ -142,7 +153,7 @@ inline UNIEP_HD Launch launch_at(const PassView& v, int index) {
   const int gemm_blocks = p.gemm_end - p.gemm_begin;
   if (p.first_gemm) {
     launch.main.add(v.first_gemm(), p.gemm_begin, gemm_blocks, delay);
-    if (p.second_gemm) delay += min_of(v.schedule.lag, gemm_blocks);
+    if (p.second_gemm) delay += min_of(lag, gemm_blocks);
   }
   if (p.second_gemm) launch.main.add(v.second_gemm(), p.gemm_begin, gemm_blocks, delay);
   if (v.has_weight_grads()) {
@@ -160,6 +171,16 @@ inline UNIEP_HD Launch launch_at(const PassView& v, int index) {
   }
   if (p.reduce) launch.main.add(Stage::kReduce, 0, 1, launch.main.end());
   return launch;
+}
+
+/// Launch number `index` of the pass.
+inline UNIEP_HD Launch launch_at(const PassView& v, int index) {
+  return launch_with_lag(v, index, v.moves_data() ? lag_blocks(v) : 0);
+}
+
+/// What a launch holds, where the view's arrays are out of reach, as are a GPU's on the host.
+inline UNIEP_HD Launch launch_contents(const PassView& v, int index) {
+  return launch_with_lag(v, index, 0);
 }
 
 }  // namespace uniep

@@ -257,7 +257,7 @@ void Simulation::handle(const Event& event) {
 }
 
 Roles Simulation::roles(const RankState& r) const {
-  return launch_roles(schedule_, r.launches[static_cast<std::size_t>(r.launch)], workers_);
+  return launch_roles(r.view(), r.launches[static_cast<std::size_t>(r.launch)], workers_);
 }
 
 void Simulation::begin_launch(int rank) {

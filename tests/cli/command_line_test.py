@@ -472,7 +472,7 @@ class Tune(ProgramTest):
         self.tune("--shape", "tiny", "--pass", "forward", "--candidates", 30, "--budget", 6,
                   "--space", "launch=single|paired,waves=1,workers=2,dispatch_workers=1,"
                   "dispatch_join=yes,pull_tokens=64,dispatch_wire=dedup,tile_m=32|64,tile_n=128,"
-                  "expert_order=index,rotate=none,raster=along-m,band=0,lag=1,ready_rows=32,"
+                  "expert_order=index,rotate=none,raster=along-m,band=0,lag=1,lag_tiles=0,ready_rows=32,"
                   "token_block=32,push_depth=64", "--json", path)
         candidates = json.loads(path.read_text())["passes"][0]["candidates"]
         self.assertLessEqual(len(candidates), 6)  # the reference, presets within it, four points

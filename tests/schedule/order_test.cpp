@@ -7,6 +7,7 @@
 
 #include "schedule/pass_order.h"
 #include "schedule/random_pass.h"
+#include "schedule/roles.h"
 #include "support/cases.h"
 
 namespace uniep::testing {
@@ -213,6 +214,38 @@ TEST(Launches, LagIsByHowManyExpertsFc2Follows) {
   EXPECT_EQ(queue("single,lag=1"), "fc1.0 fc1.1 fc2.0 fc1.2 fc2.1 fc2.2 reduce");
   EXPECT_EQ(queue("single,lag=2"), "fc1.0 fc1.1 fc1.2 fc2.0 fc2.1 fc2.2 reduce");
   EXPECT_EQ(queue("single,lag=4096"), "fc1.0 fc1.1 fc1.2 fc2.0 fc2.1 fc2.2 reduce");
+}
+
+TEST(Launches, LagTilesIsHowManyTilesOfFc1StandBetween) {
+  const auto queue = [](int lag, int tiles) {
+    const std::string s = cat("single,tile_m=64,tile_n=128,lag=", lag, ",lag_tiles=", tiles);
+    return runs(three_experts(Pass::kForward, s), 0);
+  };
+  // 100 rows of 192 columns an expert: 2 x 3 tiles of fc1 each.
+  EXPECT_EQ(queue(0, 1), "fc1.0 fc1.1 fc2.0 fc1.2 fc2.1 fc2.2 reduce");
+  EXPECT_EQ(queue(0, 6), queue(1, 0));
+  EXPECT_EQ(queue(0, 7), queue(2, 0));
+  EXPECT_EQ(queue(0, 65536), queue(3, 0));
+  EXPECT_EQ(queue(2, 6), queue(2, 0)) << "the longer of both";
+}
+
+TEST(Roles, DispatchersAreAsManyTimesMoreAsRowsAre) {
+  RandomPass p = three_experts(Pass::kForward, "single,dispatch_workers=4,tile_m=16");
+  const auto dispatchers = [&](std::int64_t own_tokens, int workers) {
+    PassView v = p.view(0);
+    v.tokens = own_tokens;
+    return launch_roles(v, launch_at(v, 0), workers).dispatchers;
+  };
+  // 300 rows in 21 tiles of 16 in all, and an even routing brings each rank as many rows as it has
+  // slots.
+  EXPECT_EQ(dispatchers(100, 132), 4);
+  EXPECT_EQ(dispatchers(48, 132), 8);
+  EXPECT_EQ(dispatchers(32, 132), 16) << "21 tiles over 6: 3.5 is rounded up";
+  EXPECT_EQ(dispatchers(0, 132), 28) << "an even routing would bring a tile per expert at most";
+  EXPECT_EQ(dispatchers(400, 132), 4) << "never fewer";
+  EXPECT_EQ(dispatchers(32, 20), 10) << "half of the workers at most";
+  EXPECT_EQ(dispatchers(32, 6), 4) << "but what the schedule says";
+  EXPECT_EQ(dispatchers(32, 3), 3);
 }
 
 TEST(Launches, WithoutDispatchWorkersDispatchRunsOneBlockAhead) {

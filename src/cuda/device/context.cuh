@@ -6,6 +6,7 @@
 #include "layout/workspace.h"
 #include "schedule/dependencies.h"
 #include "schedule/queue.h"
+#include "schedule/roles.h"
 #include "uniep/bf16.h"
 
 namespace uniep::cuda {
@@ -93,8 +94,7 @@ struct LaunchQueues {
   QueueView main{};
   int launch = 0;                   // launch_number of it
   std::uint32_t* ticket = nullptr;  // tasks of `main` that were taken; 0 when the launch begins
-  int dispatchers = 0;              // CTAs that begin with `comm`
-  bool join = true;                 // and then take tasks of `main`
+  Roles even{};                     // of its CTAs, under an even routing
 };
 
 }  // namespace uniep::cuda

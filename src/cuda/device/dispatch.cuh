@@ -25,9 +25,10 @@ struct DispatchShared {
 class DispatchWarp {
  public:
   __device__ __forceinline__ DispatchWarp(const DeviceContext& ctx, const LaunchQueues& queues,
-                                          DispatchShared& shared)
+                                          int dispatchers, DispatchShared& shared)
       : ctx_(ctx),
         queues_(queues),
+        dispatchers_(dispatchers),
         warp_(static_cast<int>(threadIdx.x) / 32),
         lane_(static_cast<int>(threadIdx.x) % 32),
         slots_(shared.slots[warp_]),
@@ -36,7 +37,7 @@ class DispatchWarp {
         pieces_(ceil_div(token_bytes_, kPullBytes)),
         slot_bytes_(round_up(min_of(token_bytes_, kPullBytes), 128)),
         num_slots_(min_of(kWarpSlotBytes / slot_bytes_, kMaxPullSlots)),
-        next_task_(blockIdx.x + std::int64_t{warp_} * queues.dispatchers),
+        next_task_(blockIdx.x + std::int64_t{warp_} * dispatchers),
         trace_(ctx.trace, static_cast<int>(gridDim.x + blockIdx.x * kDispatchWarps) + warp_) {
     if (lane_ == 0) {
       for (int i = 0; i < num_slots_; ++i) ptx::mbarrier_init(&full_[i], 1);
@@ -97,7 +98,7 @@ class DispatchWarp {
     next_pull_ += pulls;
     if (pulls == left) {
       next_pull_ = 0;
-      next_task_ += std::int64_t{kDispatchWarps} * queues_.dispatchers;
+      next_task_ += std::int64_t{kDispatchWarps} * dispatchers_;
     }
     return batch;
   }
@@ -263,6 +264,7 @@ class DispatchWarp {
 
   const DeviceContext& ctx_;
   const LaunchQueues& queues_;
+  const int dispatchers_;  // CTAs that dispatch
   const int warp_;
   const int lane_;
   std::uint8_t* slots_;
@@ -285,10 +287,10 @@ class DispatchWarp {
   Rows unsignalled_{{kNoRow, kNoRow, kNoRow, kNoRow}, {}};  // whose stores may still be under way
 };
 
-/// What a CTA that begins with communication does first. By all threads of the CTA.
+/// What the first `dispatchers` CTAs begin with. By all threads of the CTA.
 __device__ __forceinline__ void dispatch_tasks(const DeviceContext& ctx, const LaunchQueues& queues,
-                                               DispatchShared& shared) {
-  if (threadIdx.x < 32 * kDispatchWarps) DispatchWarp(ctx, queues, shared).run();
+                                               int dispatchers, DispatchShared& shared) {
+  if (threadIdx.x < 32 * kDispatchWarps) DispatchWarp(ctx, queues, dispatchers, shared).run();
   __syncthreads();
 }
 

@@ -144,9 +144,10 @@ __device__ __forceinline__ void run_pass(const DeviceContext& ctx, const LaunchQ
     shared.first_record = Tracer::first_record(ctx.trace, static_cast<int>(blockIdx.x));
   }
   __syncthreads();
-  if (static_cast<int>(blockIdx.x) < queues.dispatchers) {
-    dispatch_tasks(ctx, queues, reinterpret_cast<DispatchShared&>(shared));
-    if (!queues.join) return;
+  const Roles roles = roles_under_load(ctx.view, queues.even, static_cast<int>(gridDim.x));
+  if (static_cast<int>(blockIdx.x) < roles.dispatchers) {
+    dispatch_tasks(ctx, queues, roles.dispatchers, reinterpret_cast<DispatchShared&>(shared));
+    if (!roles.join) return;
   }
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (warp < 4) {
