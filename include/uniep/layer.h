@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -99,6 +100,9 @@ struct LayerOptions {
   void* cuda_stream = nullptr;   ///< the cudaStream_t of all launches; null: the default stream,
                                  ///< which cannot be captured in a CUDA graph
   FaultInjection faults{};
+  /// Of passes that are given none, in both directions, on all ranks; nothing: looked up, see
+  /// Layer::schedule.
+  std::optional<Schedule> schedule{};
 };
 
 /// One MoE layer on one rank. Every member function that is marked collective must be called by all
@@ -127,7 +131,8 @@ struct LayerOptions {
 /// `take_timeline` do during the capture; `last_pass` has no times and bytes of a captured pass.
 class UNIEP_API Layer {
  public:
-  /// Collective. Throws Error(kInvalidArgument) where the problem is invalid or differs by rank.
+  /// Collective. Throws Error(kInvalidArgument) where problem or `options.schedule` are invalid or
+  /// differ by rank.
   Layer(const Problem& problem, Communicator communicator, const LayerOptions& options = {});
   Layer(Layer&&) noexcept;
   Layer& operator=(Layer&&) noexcept;
@@ -140,12 +145,12 @@ class UNIEP_API Layer {
   /// such a plan write nothing, main_grad included.
   RoutingPlan plan(std::span<const std::int32_t> topk_ids);
 
-  /// Collective. Writes `args.out`. Without a schedule: under `default_schedule` of the
-  /// communicator's backend.
+  /// Collective. Writes `args.out`. Without a schedule: under `schedule(Pass::kForward)`.
   Saved forward(const RoutingPlan& plan, const ForwardArgs& args);
   Saved forward(const RoutingPlan& plan, const ForwardArgs& args, const Schedule& schedule);
 
   /// Collective. Writes dx, dprobs and the weight gradients. May be repeated on the same `saved`.
+  /// Without a schedule, here and below: under `schedule(Pass::kBackward)`.
   void backward(const Saved& saved, const BackwardArgs& args);
   void backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule);
 
@@ -165,6 +170,15 @@ class UNIEP_API Layer {
   void backward_weights(Saved& saved, const BackwardWeightsArgs& args);
   void backward_weights(Saved& saved, const BackwardWeightsArgs& args, const Schedule& schedule);
 
+  /// Of passes of a direction that are given none: `LayerOptions::schedule`, or else the first that
+  /// can run of what `uniep tune` found on this machine for such a layer (up to the same power of
+  /// two of `max_tokens`, balanced routing), what is shipped for this device, what the cost model
+  /// of the device expects most of, and `default_schedule`. Rank 0 looks it up for all ranks while
+  /// the layer is made, and it stays. Nothing is measured; where the model is asked, a process'
+  /// first layer of a problem takes seconds longer. What of the user's file of tuned schedules
+  /// (UNIEP_TUNE_CACHE) cannot be used is said once on stderr, and ignored.
+  const Schedule& schedule(Pass pass) const;
+
   /// Waits until everything that this rank was asked for is done, and throws the error of what
   /// failed on the way. On the CPU calls are done when they return.
   void synchronize();
@@ -181,6 +195,7 @@ class UNIEP_API Layer {
 
  private:
   std::unique_ptr<LayerBackend> backend_;
+  std::array<Schedule, 2> schedules_;  // by Pass
 };
 
 }  // namespace uniep

@@ -51,8 +51,8 @@ struct Schedule {
   friend bool operator==(const Schedule&, const Schedule&) = default;
 };
 
-/// What a layer of this backend uses where it is given no schedule. In every backend it is preset
-/// "single"; granularity and numbers of workers differ.
+/// What a layer of this backend uses where nothing better is known (`Layer::schedule`). In every
+/// backend it is preset "single"; granularity and numbers of workers differ.
 UNIEP_API Schedule default_schedule(Backend backend);
 
 /// When a value takes effect: chosen when code is compiled (a kernel variant), or at each launch.

@@ -1,6 +1,7 @@
 #include "uniep/layer.h"
 
 #include "api/layer_backend.h"
+#include "api/layer_schedules.h"
 #include "api/saved_data.h"
 #include "base/check.h"
 #include "cpu/cpu_layer.h"
@@ -47,7 +48,8 @@ std::unique_ptr<LayerBackend> make_backend(const Problem& problem, Communicator 
 }  // namespace
 
 Layer::Layer(const Problem& problem, Communicator communicator, const LayerOptions& options)
-    : backend_(make_backend(problem, std::move(communicator), options)) {}
+    : backend_(make_backend(problem, std::move(communicator), options)),
+      schedules_(agree_on_layer_schedules(problem, backend_->communicator(), options)) {}
 Layer::Layer(Layer&&) noexcept = default;
 Layer& Layer::operator=(Layer&&) noexcept = default;
 Layer::~Layer() = default;
@@ -55,7 +57,7 @@ Layer::~Layer() = default;
 RoutingPlan Layer::plan(std::span<const std::int32_t> topk_ids) { return backend_->plan(topk_ids); }
 
 Saved Layer::forward(const RoutingPlan& plan, const ForwardArgs& args) {
-  return forward(plan, args, default_schedule(communicator().backend()));
+  return forward(plan, args, schedule(Pass::kForward));
 }
 
 Saved Layer::forward(const RoutingPlan& plan, const ForwardArgs& args, const Schedule& schedule) {
@@ -63,7 +65,7 @@ Saved Layer::forward(const RoutingPlan& plan, const ForwardArgs& args, const Sch
 }
 
 void Layer::backward(const Saved& saved, const BackwardArgs& args) {
-  backward(saved, args, default_schedule(communicator().backend()));
+  backward(saved, args, schedule(Pass::kBackward));
 }
 
 void Layer::backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) {
@@ -71,7 +73,7 @@ void Layer::backward(const Saved& saved, const BackwardArgs& args, const Schedul
 }
 
 void Layer::backward_data(Saved& saved, const BackwardDataArgs& args) {
-  backward_data(saved, args, default_schedule(communicator().backend()));
+  backward_data(saved, args, schedule(Pass::kBackward));
 }
 
 void Layer::backward_data(Saved& saved, const BackwardDataArgs& args, const Schedule& schedule) {
@@ -79,12 +81,16 @@ void Layer::backward_data(Saved& saved, const BackwardDataArgs& args, const Sche
 }
 
 void Layer::backward_weights(Saved& saved, const BackwardWeightsArgs& args) {
-  backward_weights(saved, args, default_schedule(communicator().backend()));
+  backward_weights(saved, args, schedule(Pass::kBackward));
 }
 
 void Layer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
                              const Schedule& schedule) {
   backend_->backward_weights(saved, args, schedule);
+}
+
+const Schedule& Layer::schedule(Pass pass) const {
+  return schedules_[static_cast<std::size_t>(pass)];
 }
 
 void Layer::synchronize() { backend_->synchronize(); }

@@ -87,6 +87,11 @@ double env_link_latency_us() {
   return text == nullptr ? 5.0 : number("UNIEP_CPU_LINK_LATENCY_US", text, 0, 1000000);
 }
 
+std::string link_text() {
+  const auto gbps = env_link_gbps();
+  return gbps ? cat("emulated, ", *gbps, " GB/s and ", env_link_latency_us(), " us") : "";
+}
+
 std::string env_cpu_isa() {
   const char* text = value_of("UNIEP_CPU_ISA");
   return text == nullptr ? "" : text;

@@ -27,6 +27,9 @@ std::optional<double> env_link_gbps();
 /// UNIEP_CPU_LINK_LATENCY_US: latency of the emulated link.
 double env_link_latency_us();
 
+/// "emulated, 1 GB/s and 5 us": that link, for reports; empty where there is none.
+std::string link_text();
+
 /// UNIEP_CPU_ISA: instruction set the CPU kernels are forced to; empty: the best there is.
 std::string env_cpu_isa();
 

@@ -33,7 +33,8 @@ std::string call_of(const std::string& message) {
 std::vector<std::string> agree(Bootstrap& bootstrap, int limit_ms, Stage stage,
                                const std::string& call, const std::function<void()>& check,
                                const std::string& payload) {
-  const std::string own = refusal(check).value_or("C" + call + '\0' + payload);
+  const std::optional<std::string> refused = refusal(check);
+  const std::string own = refused ? *refused : "C" + call + '\0' + payload;
   std::vector<std::string> all = bootstrap.all_gather(own, name(stage), limit_ms);
   for (std::size_t r = 0; r < all.size(); ++r) {
     if (all[r][0] == 'E') {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "comm/bootstrap.h"
 #include "uniep/backend.h"
 
 namespace uniep {
@@ -11,6 +12,7 @@ class CommunicatorImpl {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual Backend backend() const = 0;
+  virtual Bootstrap& bootstrap() = 0;
 };
 
 }  // namespace uniep

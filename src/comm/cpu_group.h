@@ -83,6 +83,7 @@ class CpuCommunicator final : public CommunicatorImpl, public Bootstrap {
   int size() const override { return group_->size(); }
   Backend backend() const override { return Backend::kCpu; }
   CpuGroup& group() const { return *group_; }
+  Bootstrap& bootstrap() override { return *this; }
 
   std::vector<std::string> all_gather(const std::string& bytes, const char* stage,
                                       int limit_ms) override {

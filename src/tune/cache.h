@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -28,6 +29,7 @@ struct TuneKey {
   double skew = 0;
 
   friend bool operator==(const TuneKey&, const TuneKey&) = default;
+  friend auto operator<=>(const TuneKey&, const TuneKey&) = default;
 };
 
 /// Token counts share an entry with all up to the next power of two.

@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <unordered_map>
-
-#include "tune/cost_model.h"
 
 namespace uniep::tune {
 namespace {
@@ -120,56 +117,6 @@ std::vector<Ranked> distinct(const std::vector<Ranked>& ranked, std::size_t coun
     if (!twin) chosen.push_back(r);
   }
   return chosen;
-}
-
-std::vector<std::int32_t> sampled_routing(const Problem& problem, int ranks, std::int64_t tokens,
-                                          double skew, std::uint64_t seed) {
-  std::vector<double> cumulative;
-  double sum = 0;
-  for (int e = 0; e < problem.num_experts; ++e) {
-    sum += std::pow(1.0 + e, -skew);
-    cumulative.push_back(sum);
-  }
-  std::mt19937_64 rng(seed);
-  std::vector<std::int32_t> ids;
-  ids.reserve(static_cast<std::size_t>(tokens * ranks * problem.topk));
-  for (std::int64_t t = 0; t < tokens * ranks; ++t) {
-    const auto first = ids.end() - ids.begin();
-    while (ids.end() - ids.begin() - first < problem.topk) {
-      const double at = sum * static_cast<double>(rng() >> 11) * 0x1p-53;
-      const auto found = std::ranges::upper_bound(cumulative, at);
-      const auto e = static_cast<std::int32_t>(
-          std::min<std::ptrdiff_t>(found - cumulative.begin(), problem.num_experts - 1));
-      if (std::find(ids.begin() + first, ids.end(), e) == ids.end()) ids.push_back(e);
-    }
-  }
-  return ids;
-}
-
-Schedule quick_pick(const Problem& problem, const TuneKey& key, const Place& place,
-                    const MachineProfile& profile) {
-  Problem p = problem;
-  p.capacity_rows = 0;  // of a routing that is made up here
-  p.max_tokens = std::max(p.max_tokens, key.tokens);
-  const std::vector<std::int64_t> tokens(static_cast<std::size_t>(key.ranks), key.tokens);
-  const auto ids = sampled_routing(p, key.ranks, key.tokens, key.skew, 1);
-  // Where workers have cores of their own, one rank says enough.
-  const auto plans =
-      plans_to_simulate(p, tokens, ids, profile.cores == 0 ? 1 : kMostSimulatedRanks);
-  const Space space(p, key.pass, place);
-  const Schedule base = default_schedule(key.backend);
-  std::vector<Schedule> candidates{base};
-  for (const char* preset : {"sequential", "pipelined:2", "two-kernel"}) {
-    candidates.push_back(parse_schedule(preset, base));
-  }
-  for (const Schedule& s : space.neighbours(space.canonical(base))) candidates.push_back(s);
-  Ranked best{base, -1};
-  for (const Schedule& s : candidates) {
-    if (invalid_reason(s, problem, place)) continue;
-    const double seconds = simulate(plans, key.pass, s, profile).seconds;
-    if (best.seconds < 0 || seconds < best.seconds) best = {s, seconds};
-  }
-  return best.schedule;
 }
 
 }  // namespace uniep::tune

@@ -35,14 +35,4 @@ std::vector<Ranked> search_model(const Space& space, const std::vector<Schedule>
 /// percent, so of points that are alike (no more than three axes and 1 % apart) one stands for all.
 std::vector<Ranked> distinct(const std::vector<Ranked>& ranked, std::size_t count);
 
-/// The model's pick for a situation among the default, the presets and the default's neighbours,
-/// with a routing made up for the key's skew.
-Schedule quick_pick(const Problem& problem, const TuneKey& key, const Place& place,
-                    const MachineProfile& profile);
-
-/// topk_ids of all ranks, `tokens` each: experts drawn without repetition, expert e with a weight
-/// that falls as (1 + e)^-skew.
-std::vector<std::int32_t> sampled_routing(const Problem& problem, int ranks, std::int64_t tokens,
-                                          double skew, std::uint64_t seed);
-
 }  // namespace uniep::tune

@@ -3,13 +3,15 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "tune/model_search.h"
+#include "tune/model_pick.h"
 #include "tune/shipped_files.h"
 
 namespace uniep::tune {
 
 const char* name(ChoiceOrigin origin) {
   switch (origin) {
+    case ChoiceOrigin::kGiven:
+      return "given";
     case ChoiceOrigin::kCache:
       return "cache";
     case ChoiceOrigin::kShipped:
@@ -28,10 +30,13 @@ ScheduleBook::ScheduleBook(std::vector<TunedEntry> cached, std::vector<TunedEntr
 ScheduleChoice ScheduleBook::choose(const TuneKey& key, const Problem& problem,
                                     const Place& place) {
   const std::scoped_lock lock(mutex_);
-  const auto known = std::ranges::find(chosen_, key, [](const auto& pair) { return pair.first; });
+  const Situation situation{key, problem.row_align, place.max_workers};
+  const auto known = chosen_.find(situation);
   if (known != chosen_.end()) return known->second;
-  chosen_.emplace_back(key, find(key, problem, place));
-  return chosen_.back().second;
+  Problem of_bucket = problem;
+  of_bucket.max_tokens = key.tokens;
+  of_bucket.capacity_rows = 0;
+  return chosen_.emplace(situation, find(key, of_bucket, place)).first->second;
 }
 
 ScheduleChoice ScheduleBook::find(const TuneKey& key, const Problem& problem,

@@ -14,7 +14,7 @@
 namespace uniep::tune {
 
 /// Where a schedule came from.
-enum class ChoiceOrigin { kCache, kShipped, kModel, kDefault };
+enum class ChoiceOrigin { kGiven, kCache, kShipped, kModel, kDefault };
 const char* name(ChoiceOrigin origin);
 
 struct ScheduleChoice {
@@ -31,17 +31,26 @@ class ScheduleBook {
   ScheduleBook(std::vector<TunedEntry> cached, std::vector<TunedEntry> shipped,
                std::optional<MachineProfile> profile);
 
-  /// `problem` and `place` say what can run; an entry that cannot is passed over.
+  /// `problem` and `place` say what can run; an entry that cannot is passed over. Of the problem,
+  /// what the key has not counts only for that: `max_tokens` is the key's `tokens`.
   ScheduleChoice choose(const TuneKey& key, const Problem& problem, const Place& place);
 
  private:
+  /// All that a choice depends on.
+  struct Situation {
+    TuneKey key;
+    int row_align;
+    int max_workers;
+    friend auto operator<=>(const Situation&, const Situation&) = default;
+  };
+
   ScheduleChoice find(const TuneKey& key, const Problem& problem, const Place& place) const;
 
   std::vector<TunedEntry> cached_;
   std::vector<TunedEntry> shipped_;
   std::optional<MachineProfile> profile_;
   std::mutex mutex_;
-  std::vector<std::pair<TuneKey, ScheduleChoice>> chosen_;
+  std::map<Situation, ScheduleChoice> chosen_;
 };
 
 /// All entries of tuned/*.json.

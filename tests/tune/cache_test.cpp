@@ -45,6 +45,7 @@ TEST(TokenBucket, IsTheNextPowerOfTwo) {
 
 TEST(TuneCache, IsWhereTheEnvironmentSays) {
   const testing::ScopedEnv xdg("XDG_CACHE_HOME", "/x");
+  const testing::ScopedEnv unset("UNIEP_TUNE_CACHE", "");
   {
     const testing::ScopedEnv own("UNIEP_TUNE_CACHE", "/some/file.json");
     EXPECT_EQ(TuneCache::default_path(), "/some/file.json");

@@ -5,20 +5,19 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 #include "tune/cost_model.h"
+#include "tune/gpu_layer.h"
 #include "tune/made_up_profile.h"
+#include "tune/model_pick.h"
 #include "tune/race.h"
-#include "tune/schedule_book.h"
 
 namespace uniep::tune {
 namespace {
 
-const Problem kProblem{
-    .hidden = 2048, .intermediate = 768, .num_experts = 32, .topk = 8, .max_tokens = 1024};
-const Place kGpu{Backend::kCuda, 132};
+using testing::kGpu;
+const Problem& kProblem = testing::kGpuLayer;
 constexpr int kRanks = 4;
 
 constexpr const char* kReduced =
@@ -100,73 +99,6 @@ TEST(SearchModel, PruningFindsTheBestOfAnExhaustiveSearch) {
   EXPECT_GE(points, 300);
   EXPECT_LE(measured.size(), static_cast<std::size_t>(points / 20));
   EXPECT_LE(found, 1.02 * best) << measured.size() << " of " << points << " points";
-}
-
-TEST(SampledRouting, IsBalancedOrFallsWithTheSkew) {
-  const auto count = [](double skew) {
-    std::vector<int> rows(32);
-    for (const auto e : sampled_routing(kProblem, 2, 2000, skew, 3)) ++rows[e];
-    return rows;
-  };
-  for (const int rows : count(0)) EXPECT_NEAR(rows, 1000, 150);
-  const auto skewed = count(1);
-  EXPECT_GT(skewed[0], 4 * skewed[31]);
-}
-
-TuneKey key_of(int ranks) {
-  return {.backend = Backend::kCuda,
-          .device = "NVIDIA H200 (compute capability 9.0, 132 SMs, 139.8 GiB)",
-          .driver = "13.0",
-          .library = "0.1.0",
-          .hidden = kProblem.hidden,
-          .intermediate = kProblem.intermediate,
-          .num_experts = kProblem.num_experts,
-          .topk = kProblem.topk,
-          .ranks = ranks,
-          .pass = Pass::kForward,
-          .tokens = token_bucket(kProblem.max_tokens),
-          .skew = 0};
-}
-
-TEST(ScheduleBook, PrefersTheCacheThenWhatIsShippedThenTheModel) {
-  const Schedule base = default_schedule(Backend::kCuda);
-  const TunedEntry cached{key_of(4), parse_schedule("lag=4", base), 1, 1, ""};
-  TunedEntry shipped{key_of(4), parse_schedule("lag=8", base), 1, 1, ""};
-  shipped.key.driver = "another driver";
-  const auto profile = shipped_profile_of(Backend::kCuda, key_of(4).device);
-  ASSERT_TRUE(profile);
-  EXPECT_EQ(shipped_profile_of(Backend::kCuda, "NVIDIA H100"), std::nullopt);
-  ScheduleBook first({cached}, {shipped}, profile);
-  EXPECT_EQ(first.choose(key_of(4), kProblem, kGpu).origin, ChoiceOrigin::kCache);
-  EXPECT_EQ(first.choose(key_of(4), kProblem, kGpu).schedule, cached.schedule);
-  ScheduleBook second({}, {shipped}, profile);
-  EXPECT_EQ(second.choose(key_of(4), kProblem, kGpu).origin, ChoiceOrigin::kShipped);
-  ScheduleBook third({}, {}, profile);
-  const ScheduleChoice model = third.choose(key_of(4), kProblem, kGpu);
-  EXPECT_EQ(model.origin, ChoiceOrigin::kModel);
-  EXPECT_EQ(invalid_reason(model.schedule, kProblem, kGpu), std::nullopt);
-  ScheduleBook fourth({}, {}, std::nullopt);
-  const ScheduleChoice none = fourth.choose(key_of(4), kProblem, kGpu);
-  EXPECT_EQ(none.origin, ChoiceOrigin::kDefault);
-  EXPECT_EQ(none.schedule, base);
-}
-
-TEST(ScheduleBook, PassesOverWhatCannotRunHere) {
-  const Schedule base = default_schedule(Backend::kCuda);
-  const TunedEntry cached{key_of(4), parse_schedule("workers=200", base), 1, 1, ""};
-  ScheduleBook book({cached}, {}, std::nullopt);
-  EXPECT_EQ(book.choose(key_of(4), kProblem, kGpu).origin, ChoiceOrigin::kDefault);
-}
-
-TEST(ScheduleBook, AsksTheModelOnceForASituation) {
-  ScheduleBook book({}, {}, shipped_profile("h200"));
-  const ScheduleChoice first = book.choose(key_of(4), kProblem, kGpu);
-  const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < 1000; ++i) {
-    ASSERT_EQ(book.choose(key_of(4), kProblem, kGpu).schedule, first.schedule);
-  }
-  const std::chrono::duration<double> each = (std::chrono::steady_clock::now() - start) / 1000;
-  EXPECT_LT(each.count(), 1e-3) << "a simulation takes longer";
 }
 
 }  // namespace

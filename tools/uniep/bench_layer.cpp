@@ -38,12 +38,14 @@ std::span<std::byte> BenchResults::bytes(ResultTensor tensor) const {
 }
 
 BenchLayer::BenchLayer(const BenchCase& bench, bool backward, const Communicator& member,
-                       BenchDevice& device, const LayerOptions& options)
+                       BenchDevice& device, bool record_timeline)
     : bench_(bench),
       device_(device),
       rank_(member.rank()),
       backward_(backward),
-      layer_(bench.problem, member, options),
+      // Each pass is given its schedule: nothing is to be looked up.
+      layer_(bench.problem, member,
+             {.record_timeline = record_timeline, .schedule = default_schedule(member.backend())}),
       results_(bench, backward, device) {
   make_inputs();
   plan_ = layer_.plan(ids_.span());

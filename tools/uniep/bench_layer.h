@@ -31,7 +31,7 @@ struct BenchResults {
 class BenchLayer {
  public:
   BenchLayer(const BenchCase& bench, bool backward, const Communicator& member, BenchDevice& device,
-             const LayerOptions& options = {});
+             bool record_timeline = false);
 
   const RoutingPlan& plan() const { return *plan_; }
   Layer& layer() { return layer_; }

@@ -77,7 +77,8 @@ class CudaRank {
         options_(options),
         gatherer_(gatherer),
         rank_(member.rank()),
-        layer_(layer_problem(split, options), member, {.record_timeline = options.record_timeline}),
+        layer_(layer_problem(split, options), member,
+               {.record_timeline = options.record_timeline, .schedule = options.schedule}),
         backward_(options.passes != PassChoice::kForward),
         ids_(upload(split.topk_ids(rank_))) {
     const ForwardArgs f = split.forward_args(rank_, result);

@@ -2,7 +2,6 @@
 
 #include <limits>
 
-#include "base/env.h"
 #include "machine.h"
 #include "table.h"
 
@@ -68,14 +67,14 @@ Backend backend_choice(const std::string& text) {
   return text == name(Backend::kCuda) ? Backend::kCuda : Backend::kCpu;
 }
 
+std::optional<Schedule> schedule_choice(const std::string& text, Backend backend) {
+  if (text == kAutoSchedule) return std::nullopt;
+  return parse_schedule(text, default_schedule(backend));
+}
+
 PassChoice pass_choice(const std::string& text) {
   if (text == "forward") return PassChoice::kForward;
   return text == "backward" ? PassChoice::kBackward : PassChoice::kBoth;
-}
-
-std::string link_text() {
-  const auto gbps = env_link_gbps();
-  return gbps ? cat("emulated, ", *gbps, " GB/s and ", env_link_latency_us(), " us") : "";
 }
 
 void require_memory(const workload::ShapeSpec& spec, int ranks, int copies) {

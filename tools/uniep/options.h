@@ -1,11 +1,13 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/check.h"
+#include "base/env.h"
 #include "step.h"
 #include "workload/synthetic.h"
 
@@ -58,11 +60,14 @@ std::string shapes_and_keys();
 /// What --backend asks for.
 Backend backend_choice(const std::string& text);
 
+/// The word that stands for looking a schedule up.
+inline constexpr const char* kAutoSchedule = "auto";
+
+/// What --schedule asks for; nothing: auto. What the text leaves alone is the backend's default.
+std::optional<Schedule> schedule_choice(const std::string& text, Backend backend);
+
 /// Of "forward", "backward" or "both".
 PassChoice pass_choice(const std::string& text);
-
-/// The emulated link of the CPU backend, as text; empty: none.
-std::string link_text();
 
 /// Throws Error(kCapacity) where so many copies of a made-up layer exceed the free memory: better
 /// refused than killed half way.

@@ -2,7 +2,6 @@
 #include <iostream>
 #include <memory>
 
-#include "auto_schedule.h"
 #include "base/check.h"
 #include "check.h"
 #include "commands.h"
@@ -15,6 +14,7 @@
 #include "step.h"
 #include "summary.h"
 #include "table.h"
+#include "tune/auto_schedule.h"
 #include "workload/split.h"
 #include "workload/synthetic.h"
 #ifdef UNIEP_HAS_CUDA
@@ -66,11 +66,9 @@ void require_usable(const Flags& flags) {
 }
 
 StepOptions step_options(const Flags& flags) {
+  const Backend backend = backend_choice(flags.backend);
   return {.ranks = flags.ranks,
-          .schedule =
-              flags.schedule == kAutoSchedule
-                  ? default_schedule(backend_choice(flags.backend))
-                  : parse_schedule(flags.schedule, default_schedule(backend_choice(flags.backend))),
+          .schedule = schedule_choice(flags.schedule, backend).value_or(default_schedule(backend)),
           .capacity_rows = flags.capacity,
           .passes = pass_choice(flags.pass),
           .main_grad = flags.main_grad == "fp32",
@@ -135,27 +133,24 @@ struct Runners {
   StepRunner all_ranks;
   StepRunner one_rank;
   bool speaks = true;
-  /// Rank 0's choice, on all ranks.
-  std::function<tune::ScheduleChoice(const tune::ScheduleChoice&)> agree =
-      [](const tune::ScheduleChoice& own) { return own; };
+  /// What rank 0 chooses, on all ranks.
+  std::function<tune::LayerSchedules(const std::function<tune::LayerSchedules()>&)> agree =
+      [](const auto& choose) { return choose(); };
 };
 
 /// What --schedule auto stands for.
 void look_up_schedules(const Flags& flags, const LayerData& layer, const Runners& runners,
                        StepOptions& options) {
   const workload::Split split(layer, options.ranks);
-  const auto choose = [&](Pass pass) {
-    const Problem& p = split.problem();
-    const Backend backend = backend_choice(flags.backend);
-    return runners.agree(
-        look_up(backend, p, options.ranks, p.max_tokens, flags.skew, pass, runners.speaks));
-  };
-  const tune::ScheduleChoice forward = choose(Pass::kForward);
-  const tune::ScheduleChoice backward = choose(Pass::kBackward);
-  options.schedule = forward.schedule;
-  options.backward_schedule = backward.schedule;
-  options.schedule_origin =
-      cat("auto: ", tune::name(forward.origin), ", ", tune::name(backward.origin));
+  const tune::LayerSchedules found = runners.agree([&] {
+    return tune::look_up_schedules(backend_choice(flags.backend), split.problem(), options.ranks,
+                                   flags.skew);
+  });
+  options.schedule = found.forward.schedule;
+  if (found.backward.schedule != options.schedule) {
+    options.backward_schedule = found.backward.schedule;
+  }
+  options.schedule_origin = tune::origin_text(found);
 }
 
 int run_layer(const Flags& flags, const std::string& command, StepOptions options,
@@ -212,9 +207,9 @@ int run_cuda(const Flags& flags, const Invocation& invocation) {
                    {.all_ranks = steps_of(member),
                     .one_rank = steps_of(cuda::single_rank()),
                     .speaks = member.rank() == 0,
-                    .agree = [&](const tune::ScheduleChoice& own) {
-                      auto& impl = dynamic_cast<cuda::CudaCommunicator&>(*member.impl());
-                      return agree_on(own, impl.bootstrap());
+                    .agree = [&](const auto& choose) {
+                      return tune::agree_on_schedules(member.impl()->bootstrap(), member.rank(),
+                                                      env_timeout_ms(), "uniep run", choose);
                     }});
 }
 #endif
@@ -252,8 +247,8 @@ void add_how_options(CLI::App& sub, Flags& flags) {
   group.add(
       "--schedule", flags.schedule, "PRESET|key=value,...",
       "A preset (sequential, pipelined:n, two-kernel, single), key=value pairs, or a preset "
-      "and then pairs (default: single); or auto: what uniep tune found for this layer, else what "
-      "is shipped or predicted best. Keys that it leaves alone have the backend's defaults. "
+      "and then pairs; keys that these leave alone have the backend's defaults. Or auto (default): "
+      "what uniep tune found for this layer, else what is shipped or predicted best. "
       "`uniep info` lists presets and keys. Results do not depend on the schedule, not by a "
       "bit");
   add_pass(group, flags.pass);

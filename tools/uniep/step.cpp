@@ -54,6 +54,7 @@ bool same_bits(const WeightGrad& a, const WeightGrad& b) {
 LayerOptions layer_options(const StepOptions& options) {
   LayerOptions layer;
   layer.record_timeline = options.record_timeline;
+  layer.schedule = options.schedule;  // each call is given its own: nothing is to be looked up
   return layer;
 }
 
@@ -214,12 +215,16 @@ void add(PassStats& stats, const PassStats& more) {
 
 }  // namespace
 
+std::string schedules_text(const Schedule& forward, const Schedule& backward,
+                           const std::string& origin) {
+  std::string text = to_string(forward);
+  if (backward != forward) text += cat("; backward ", to_string(backward));
+  return origin.empty() ? text : cat(text, " (", origin, ")");
+}
+
 std::string schedule_text(const StepOptions& options) {
-  std::string text = to_string(options.schedule);
-  if (options.backward_schedule) {
-    text += cat("; backward ", to_string(*options.backward_schedule));
-  }
-  return options.schedule_origin.empty() ? text : cat(text, " (", options.schedule_origin, ")");
+  return schedules_text(options.schedule, schedule_of(options, Pass::kBackward),
+                        options.schedule_origin);
 }
 
 Problem layer_problem(const Split& split, const StepOptions& options) {

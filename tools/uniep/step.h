@@ -34,7 +34,9 @@ inline const Schedule& schedule_of(const StepOptions& options, Pass pass) {
   return own ? *options.backward_schedule : options.schedule;
 }
 
-/// For reports.
+/// For reports: "launch=...; backward launch=... (ORIGIN)", as far as there is something to say.
+std::string schedules_text(const Schedule& forward, const Schedule& backward,
+                           const std::string& origin);
 std::string schedule_text(const StepOptions& options);
 
 /// What the measured steps say about one direction.

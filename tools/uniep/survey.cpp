@@ -9,7 +9,7 @@
 #include "interrupt.h"
 #include "trace/panels.h"
 #include "tune/cost_model.h"
-#include "tune_key.h"
+#include "tune/tune_key.h"
 #include "tune_rank.h"
 
 namespace uniep::tool {
@@ -93,7 +93,7 @@ std::vector<SurveyPoint> survey_pass(const BenchCase& bench, Pass pass, const Su
   require(settings.profile.has_value(), ErrorCode::kInvalidArgument,
           "a survey compares the model with measurements and needs a profile; --profile FILE|NAME "
           "is accepted");
-  Space space(bench.problem, pass, this_place(ranks.backend));
+  Space space(bench.problem, pass, tune::this_place(ranks.backend));
   space.restrict_to(settings.restriction);
   std::vector<SurveyPoint> points = random_points(space, size.points, settings.seed);
   const std::vector<std::int64_t> tokens(static_cast<std::size_t>(bench.ranks), bench.spec.tokens);

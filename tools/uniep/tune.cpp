@@ -16,7 +16,7 @@
 #include "survey.h"
 #include "table.h"
 #include "tune/schedule_book.h"
-#include "tune_key.h"
+#include "tune/tune_key.h"
 #include "tuner.h"
 
 namespace uniep::tool {
@@ -55,7 +55,7 @@ std::optional<tune::MachineProfile> profile_of(const Flags& flags, const Ranks& 
     return ranks.backend == Backend::kCpu ? with_emulated_link(named) : named;
   }
   if (ranks.backend == Backend::kCuda) {
-    const std::string device = tune_key(ranks.backend, {}, 1, 0, 0, Pass::kForward).device;
+    const std::string device = tune::tune_key(ranks.backend, {}, 1, 0, 0, Pass::kForward).device;
     return tune::shipped_profile_of(ranks.backend, device);
   }
   constexpr double kEffort = 0.3;

@@ -8,7 +8,7 @@ TuneRank::TuneRank(const BenchCase& bench, Pass pass, const Communicator& member
                    BenchDevice& device, const Schedule& baseline, bool record_timeline)
     : pass_(pass),
       gatherer_(device.bootstrap(member)),
-      layer_(bench, pass == Pass::kBackward, member, device, {.record_timeline = record_timeline}) {
+      layer_(bench, pass == Pass::kBackward, member, device, record_timeline) {
   layer_.keep_baseline(baseline);
   if (pass == Pass::kBackward) layer_.prepare_backward(baseline);
 }

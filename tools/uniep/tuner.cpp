@@ -12,7 +12,7 @@
 #include "table.h"
 #include "tune/cost_model.h"
 #include "tune/model_search.h"
-#include "tune_key.h"
+#include "tune/tune_key.h"
 #include "tune_rank.h"
 
 namespace uniep::tool {
@@ -281,11 +281,11 @@ void store_best(TuneOutcome& out, const TuneSettings& settings) {
 TuneOutcome tune_pass(const BenchCase& bench, Pass pass, const TuneSettings& settings,
                       const Ranks& ranks) {
   const auto start = Clock::now();
-  const Place place = this_place(ranks.backend);
+  const Place place = tune::this_place(ranks.backend);
   Space space(bench.problem, pass, place);
   space.restrict_to(settings.restriction);
-  const tune::TuneKey key =
-      tune_key(ranks.backend, bench.problem, bench.ranks, bench.spec.tokens, bench.skew, pass);
+  const tune::TuneKey key = tune::tune_key(ranks.backend, bench.problem, bench.ranks,
+                                           bench.spec.tokens, bench.skew, pass);
   const std::string search =
       cat("space ", settings.restriction, ", seed ", settings.seed, ", ", settings.candidates,
           " candidates, ", settings.profile ? settings.profile->name : "no", " model");

@@ -1,0 +1,39 @@
+#include "api/layer_schedules.h"
+
+#include "base/check.h"
+#include "base/env.h"
+#include "comm/communicator_impl.h"
+#include "tune/auto_schedule.h"
+#include "tune/tune_key.h"
+
+namespace uniep {
+namespace {
+
+tune::LayerSchedules given(const Schedule& schedule, const Problem& problem, Backend backend) {
+  const auto reason = invalid_reason(schedule, problem, tune::this_place(backend));
+  require(!reason, ErrorCode::kInvalidArgument,
+          "options.schedule cannot run: ", reason.value_or(""));
+  const tune::ScheduleChoice choice{schedule, tune::ChoiceOrigin::kGiven};
+  return {choice, choice};
+}
+
+}  // namespace
+
+std::array<Schedule, 2> agree_on_layer_schedules(const Problem& problem,
+                                                 const Communicator& communicator,
+                                                 const LayerOptions& options) {
+  const std::string call = options.schedule
+                               ? cat("layer with schedule ", to_string(*options.schedule))
+                               : std::string("layer without options.schedule");
+  const int limit_ms = options.timeout_ms > 0 ? options.timeout_ms : env_timeout_ms();
+  const tune::LayerSchedules agreed = tune::agree_on_schedules(
+      communicator.impl()->bootstrap(), communicator.rank(), limit_ms, call, [&] {
+        if (options.schedule) return given(*options.schedule, problem, communicator.backend());
+        // How uneven routings will be is not known here.
+        constexpr double kSkew = 0;
+        return tune::look_up_schedules(communicator.backend(), problem, communicator.size(), kSkew);
+      });
+  return {agreed.forward.schedule, agreed.backward.schedule};
+}
+
+}  // namespace uniep

@@ -1,0 +1,83 @@
+#include "tune/auto_schedule.h"
+
+#include <cstring>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+#include <type_traits>
+
+#include "base/check.h"
+#include "comm/agreement.h"
+#include "tune/tune_key.h"
+
+namespace uniep::tune {
+namespace {
+
+/// Longer than the model needs for any layer.
+constexpr int kLongestChoiceMs = 60000;
+
+std::unique_ptr<ScheduleBook> make_book(const std::string& path, const TuneKey& key) {
+  TunedEntries cached = TuneCache(path).load();
+  TunedEntries shipped = shipped_entries();
+  for (const TunedEntries* entries : {&cached, &shipped}) {
+    for (const std::string& problem : entries->problems) std::cerr << "uniep: " << problem << '\n';
+  }
+  return std::make_unique<ScheduleBook>(std::move(cached.entries), std::move(shipped.entries),
+                                        shipped_profile_of(key.backend, key.device));
+}
+
+/// Kept as long as the process. Of each cache file, for programs that change the environment.
+ScheduleBook& book_for(const TuneKey& key) {
+  using Name = std::tuple<std::string, Backend, std::string>;
+  static std::mutex mutex;
+  static std::map<Name, std::unique_ptr<ScheduleBook>> books;
+  const std::string path = TuneCache::default_path();
+  const std::scoped_lock lock(mutex);
+  std::unique_ptr<ScheduleBook>& book = books[{path, key.backend, key.device}];
+  if (book == nullptr) book = make_book(path, key);
+  return *book;
+}
+
+ScheduleChoice look_up(Backend backend, const Problem& problem, int ranks, double skew, Pass pass) {
+  const TuneKey key = tune_key(backend, problem, ranks, problem.max_tokens, skew, pass);
+  return book_for(key).choose(key, problem, this_place(backend));
+}
+
+std::string to_bytes(const LayerSchedules& schedules) {
+  static_assert(std::is_trivially_copyable_v<LayerSchedules>);
+  return {reinterpret_cast<const char*>(&schedules), sizeof schedules};
+}
+
+LayerSchedules from_bytes(const std::string& bytes) {
+  LayerSchedules schedules;
+  ensure(bytes.size() == sizeof schedules, "rank 0 sent ", bytes.size(), " bytes of schedules; ",
+         sizeof schedules, " are accepted");
+  std::memcpy(&schedules, bytes.data(), sizeof schedules);
+  return schedules;
+}
+
+}  // namespace
+
+std::string origin_text(const LayerSchedules& s) {
+  return cat("auto: ", name(s.forward.origin), ", ", name(s.backward.origin));
+}
+
+LayerSchedules look_up_schedules(Backend backend, const Problem& problem, int ranks, double skew) {
+  return {look_up(backend, problem, ranks, skew, Pass::kForward),
+          look_up(backend, problem, ranks, skew, Pass::kBackward)};
+}
+
+LayerSchedules agree_on_schedules(Bootstrap& bootstrap, int rank, int limit_ms,
+                                  const std::string& call,
+                                  const std::function<LayerSchedules()>& choose) {
+  std::string chosen;
+  const auto choose_first = [&] {
+    if (rank == 0) chosen = to_bytes(choose());
+  };
+  return from_bytes(
+      agree(bootstrap, limit_ms + kLongestChoiceMs, Stage::kPlan, call, choose_first, chosen)[0]);
+}
+
+}  // namespace uniep::tune

@@ -1,0 +1,112 @@
+#include "tune/model_pick.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "schedule/space.h"
+#include "tune/cost_model.h"
+
+namespace uniep::tune {
+
+namespace {
+
+/// Draws the experts of one token after another.
+class Router {
+ public:
+  Router(const Problem& problem, double skew, std::uint64_t seed)
+      : topk_(problem.topk), rng_(seed) {
+    double sum = 0;
+    for (int e = 0; e < problem.num_experts; ++e) {
+      sum += std::pow(1.0 + e, -skew);
+      cumulative_.push_back(sum);
+    }
+  }
+
+  void append_token(std::vector<std::int32_t>& ids) {
+    const auto first = ids.end() - ids.begin();
+    const auto is_taken = [&](std::int32_t e) {
+      return std::find(ids.begin() + first, ids.end(), e) != ids.end();
+    };
+    for (int k = 0; k < topk_; ++k) {
+      std::int32_t e = draw();
+      for (int tries = 1; is_taken(e) && tries < kTries; ++tries) e = draw();
+      // Of a few experts that take nearly all tokens, these were all drawn: the next one follows.
+      for (int next = 0; is_taken(e) && next < experts(); ++next) e = next;
+      ids.push_back(e);
+    }
+  }
+
+ private:
+  static constexpr int kTries = 100;
+
+  std::int32_t experts() const { return static_cast<std::int32_t>(cumulative_.size()); }
+
+  std::int32_t draw() {
+    const double at = cumulative_.back() * static_cast<double>(rng_() >> 11) * 0x1p-53;
+    const auto found = std::ranges::upper_bound(cumulative_, at);
+    return std::min(static_cast<std::int32_t>(found - cumulative_.begin()), experts() - 1);
+  }
+
+  const int topk_;
+  std::vector<double> cumulative_;
+  std::mt19937_64 rng_;
+};
+
+}  // namespace
+
+std::vector<std::int32_t> sampled_routing(const Problem& problem, int ranks, std::int64_t tokens,
+                                          double skew, std::uint64_t seed) {
+  Router router(problem, skew, seed);
+  std::vector<std::int32_t> ids;
+  ids.reserve(static_cast<std::size_t>(tokens * ranks * problem.topk));
+  for (std::int64_t t = 0; t < tokens * ranks; ++t) router.append_token(ids);
+  return ids;
+}
+
+namespace {
+
+/// Rows of a rank beyond which a pick waits for seconds and another tells no more.
+constexpr std::int64_t kMostRows = 1 << 17;
+
+/// Plans of a routing that is made up for the key: of one rank, where workers have cores of their
+/// own, for that says enough.
+std::vector<RoutingPlan> made_up_plans(Problem p, const TuneKey& key,
+                                       const MachineProfile& profile) {
+  p.max_tokens = std::min(key.tokens, kMostRows / p.topk);
+  p.capacity_rows = key.ranks * p.max_tokens * p.topk + std::int64_t{p.num_experts} * p.row_align;
+  const std::vector<std::int64_t> tokens(static_cast<std::size_t>(key.ranks), p.max_tokens);
+  const auto ids = sampled_routing(p, key.ranks, p.max_tokens, key.skew, 1);
+  return plans_to_simulate(p, tokens, ids, profile.cores == 0 ? 1 : kMostSimulatedRanks);
+}
+
+/// The default first: it stays where nothing is faster.
+std::vector<Schedule> candidates(const Space& space, const Schedule& base) {
+  std::vector<Schedule> all{base};
+  for (const char* preset : {"sequential", "pipelined:2", "two-kernel"}) {
+    all.push_back(parse_schedule(preset, base));
+  }
+  for (const Schedule& s : space.neighbours(space.canonical(base))) all.push_back(s);
+  return all;
+}
+
+}  // namespace
+
+Schedule quick_pick(const Problem& problem, const TuneKey& key, const Place& place,
+                    const MachineProfile& profile) {
+  const auto plans = made_up_plans(problem, key, profile);
+  const Space space(problem, key.pass, place);
+  Schedule best = default_schedule(key.backend);
+  double least = std::numeric_limits<double>::infinity();
+  for (const Schedule& s : candidates(space, best)) {
+    if (invalid_reason(s, problem, place)) continue;
+    const double seconds = simulate(plans, key.pass, s, profile).seconds;
+    if (seconds >= least) continue;
+    best = s;
+    least = seconds;
+  }
+  return best;
+}
+
+}  // namespace uniep::tune

@@ -1,0 +1,76 @@
+// What the model picks unasked must come back soon, whatever the layer.
+#include "tune/model_pick.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <set>
+
+#include "tune/gpu_layer.h"
+
+namespace uniep::tune {
+namespace {
+
+using testing::key_of;
+using testing::kGpu;
+using testing::kGpuLayer;
+
+TEST(SampledRouting, IsBalancedOrFallsWithTheSkew) {
+  const auto count = [](double skew) {
+    std::vector<int> rows(32);
+    for (const auto e : sampled_routing(kGpuLayer, 2, 2000, skew, 3)) ++rows[e];
+    return rows;
+  };
+  for (const int rows : count(0)) EXPECT_NEAR(rows, 1000, 150);
+  const auto skewed = count(1);
+  EXPECT_GT(skewed[0], 4 * skewed[31]);
+}
+
+TEST(SampledRouting, NamesEveryExpertOfATokenOnceHoweverSkewed) {
+  const auto ids = sampled_routing(kGpuLayer, 1, 50, 100, 3);
+  ASSERT_EQ(ids.size(), 50u * 8);
+  for (auto token = ids.begin(); token != ids.end(); token += 8) {
+    EXPECT_EQ(std::set<std::int32_t>(token, token + 8).size(), 8u);
+  }
+}
+
+TEST(SampledRouting, RepeatsExpertsWhereThereAreTooFew) {
+  Problem few = kGpuLayer;
+  few.num_experts = 2;
+  for (const auto e : sampled_routing(few, 2, 10, 0, 1)) EXPECT_LT(e, 2);
+}
+
+struct PickCase {
+  const char* what;
+  std::int64_t max_tokens;
+  int num_experts;
+  double skew;
+};
+
+class QuickPick : public ::testing::TestWithParam<PickCase> {};
+INSTANTIATE_TEST_SUITE_P(
+    Layers, QuickPick,
+    ::testing::Values(PickCase{"no tokens", 0, 32, 0}, PickCase{"one token", 1, 32, 0},
+                      PickCase{"more tokens than any GPU holds", 1 << 26, 32, 0},
+                      PickCase{"fewer experts than topk", 64, 4, 0},
+                      PickCase{"all rows on one rank", 4096, 32, 20}));
+
+TEST_P(QuickPick, CanRunAndComesBack) {
+  Problem problem = kGpuLayer;
+  problem.max_tokens = GetParam().max_tokens;
+  problem.num_experts = GetParam().num_experts;
+  TuneKey key = key_of(4, problem);
+  key.skew = GetParam().skew;
+  const auto start = std::chrono::steady_clock::now();
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    key.pass = pass;
+    const Schedule pick = quick_pick(problem, key, kGpu, shipped_profile("h200"));
+    EXPECT_EQ(invalid_reason(pick, problem, kGpu), std::nullopt) << GetParam().what;
+  }
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  EXPECT_LT(took.count(), 60) << GetParam().what;
+  RecordProperty("seconds", std::to_string(took.count()));
+}
+
+}  // namespace
+}  // namespace uniep::tune

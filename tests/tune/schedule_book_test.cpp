@@ -1,0 +1,81 @@
+// The order in which schedules are looked up.
+#include "tune/schedule_book.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "tune/gpu_layer.h"
+
+namespace uniep::tune {
+namespace {
+
+using testing::key_of;
+using testing::kGpu;
+using testing::kGpuLayer;
+
+TEST(ScheduleBook, PrefersTheCacheThenWhatIsShippedThenTheModel) {
+  const Schedule base = default_schedule(Backend::kCuda);
+  const TunedEntry cached{key_of(4), parse_schedule("lag=4", base), 1, 1, ""};
+  TunedEntry shipped{key_of(4), parse_schedule("lag=8", base), 1, 1, ""};
+  shipped.key.driver = "another driver";
+  const auto profile = shipped_profile_of(Backend::kCuda, key_of(4).device);
+  ASSERT_TRUE(profile);
+  EXPECT_EQ(shipped_profile_of(Backend::kCuda, "NVIDIA H100"), std::nullopt);
+  ScheduleBook first({cached}, {shipped}, profile);
+  EXPECT_EQ(first.choose(key_of(4), kGpuLayer, kGpu).origin, ChoiceOrigin::kCache);
+  EXPECT_EQ(first.choose(key_of(4), kGpuLayer, kGpu).schedule, cached.schedule);
+  ScheduleBook second({}, {shipped}, profile);
+  EXPECT_EQ(second.choose(key_of(4), kGpuLayer, kGpu).origin, ChoiceOrigin::kShipped);
+  ScheduleBook third({}, {}, profile);
+  const ScheduleChoice model = third.choose(key_of(4), kGpuLayer, kGpu);
+  EXPECT_EQ(model.origin, ChoiceOrigin::kModel);
+  EXPECT_EQ(invalid_reason(model.schedule, kGpuLayer, kGpu), std::nullopt);
+  ScheduleBook fourth({}, {}, std::nullopt);
+  const ScheduleChoice none = fourth.choose(key_of(4), kGpuLayer, kGpu);
+  EXPECT_EQ(none.origin, ChoiceOrigin::kDefault);
+  EXPECT_EQ(none.schedule, base);
+}
+
+TEST(ScheduleBook, FindsWhatIsShippedForH200s) {
+  const TunedEntries shipped = shipped_entries();
+  EXPECT_EQ(shipped.problems, std::vector<std::string>{}) << "every entry names every axis";
+  const Problem qwen3_30b{
+      .hidden = 2048, .intermediate = 768, .num_experts = 128, .topk = 8, .max_tokens = 16384};
+  ScheduleBook book({}, shipped.entries, std::nullopt);
+  EXPECT_EQ(book.choose(key_of(4, qwen3_30b), qwen3_30b, kGpu).origin, ChoiceOrigin::kShipped);
+}
+
+TEST(ScheduleBook, PassesOverWhatCannotRunHere) {
+  const Schedule base = default_schedule(Backend::kCuda);
+  const TunedEntry cached{key_of(4), parse_schedule("workers=200", base), 1, 1, ""};
+  ScheduleBook book({cached}, {}, std::nullopt);
+  EXPECT_EQ(book.choose(key_of(4), kGpuLayer, kGpu).origin, ChoiceOrigin::kDefault);
+}
+
+TEST(ScheduleBook, AsksTheModelOnceForASituation) {
+  ScheduleBook book({}, {}, shipped_profile("h200"));
+  const ScheduleChoice first = book.choose(key_of(4), kGpuLayer, kGpu);
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < 1000; ++i) {
+    ASSERT_EQ(book.choose(key_of(4), kGpuLayer, kGpu).schedule, first.schedule);
+  }
+  const std::chrono::duration<double> each = (std::chrono::steady_clock::now() - start) / 1000;
+  EXPECT_LT(each.count(), 1e-3) << "a simulation takes longer";
+}
+
+TEST(ScheduleBook, WhatOneProblemCannotRunAnotherOfTheSameKeyCan) {
+  const Place cpu{Backend::kCpu, 0};
+  const Schedule tuned = parse_schedule("tile_m=128");
+  TuneKey key = key_of(2);
+  key.backend = Backend::kCpu;
+  ScheduleBook book({{key, tuned, 1, 1, ""}}, {}, std::nullopt);
+  Problem finer = kGpuLayer;
+  finer.row_align = 64;
+  EXPECT_EQ(book.choose(key, finer, cpu).origin, ChoiceOrigin::kDefault);
+  EXPECT_EQ(book.choose(key, kGpuLayer, cpu).schedule, tuned);
+  EXPECT_EQ(book.choose(key, finer, cpu).schedule, default_schedule(Backend::kCpu));
+}
+
+}  // namespace
+}  // namespace uniep::tune
