@@ -541,8 +541,7 @@ class Tune(ProgramTest):
 
     def test_auto_takes_what_was_tuned(self):
         figures = self.folder / "run.json"
-        arguments = ("run", "--shape", "tiny", "--ranks", 2, "--check", "--schedule", "auto",
-                     "--json", figures)
+        arguments = ("run", "--shape", "tiny", "--ranks", 2, "--check", "--json", figures)
         before = self.succeed(*arguments, **self.environment)
         self.assertIn("(auto: default, default)", before)
         self.tune("--shape", "tiny", "--candidates", 4, "--budget", 6)
@@ -560,11 +559,29 @@ class Tune(ProgramTest):
             text = self.succeed("run", "--shape", shape, "--ranks", ranks, "--schedule", "auto",
                                 **self.environment)
             self.assertIn(f"(auto: {origin}, {origin})", text)
+        text = self.succeed(*arguments, "--schedule", "single", **self.environment)
+        self.assertNotIn("auto:", text)  # what is given is what runs
         self.cache.write_text("{")
         done = self.call(*arguments, **self.environment)
         self.assertEqual(done.returncode, 0)
-        self.assertIn("is ignored", done.stderr)
+        self.assertEqual(done.stderr.count("is ignored"), 1)
+        self.assertEqual(done.stderr.count("\n"), 1)
         self.assertIn("(auto: default, default)", done.stdout)
+
+    def test_bench_says_what_auto_took_for_each_shape(self):
+        figures = self.folder / "bench.json"
+        self.tune("--shape", "tiny", "--pass", "backward", "--candidates", 2, "--budget", 4)
+        text = self.succeed("bench", "--shape", "tiny", "small", "--schedule", "sequential", "auto",
+                            "--iterations", 1, "--json", figures, **self.environment)
+        self.assertIn("# schedule 1  auto: looked up for each shape", text)
+        self.assertRegex(text, r"# schedule 1  launch=single,.*\(auto: default, cache\)")
+        self.assertRegex(text, r"# schedule 1  launch=single,.*\(auto: default, default\)")
+        self.assertIn("check PASSED", text)
+        records = [r for r in json.loads(figures.read_text())["records"]
+                   if r["shape"] == "tiny"]
+        taken = {r["schedule"] for r in records if r["direction"] == "backward"}
+        tuned = ",".join(f"{k}={v}" for k, v in self.entries()[0]["schedule"].items())
+        self.assertIn(tuned, taken)
 
     def test_survey(self):
         path, plot = self.folder / "survey.json", self.folder / "survey.svg"

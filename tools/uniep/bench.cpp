@@ -43,9 +43,8 @@ BenchOptions bench_options(const Flags& flags, int ranks) {
                        .iterations = flags.iterations,
                        .warmup = flags.warmup,
                        .check = !flags.no_check};
-  const Schedule base = default_schedule(backend_choice(flags.backend));
   for (const std::string& text : flags.schedules) {
-    options.schedules.push_back(parse_schedule(text, base));
+    options.schedules.push_back(schedule_choice(text, backend_choice(flags.backend)));
   }
   return options;
 }
@@ -68,7 +67,9 @@ std::vector<BenchCase> make_cases(const Flags& flags, const BenchOptions& option
     // Inputs, results, and those to compare with.
     if (!wants_cuda(flags)) require_memory(spec, options.ranks, options.check ? 3 : 2);
     cases.push_back(make_case(shape, options.ranks, flags.seed, flags.skew));
-    for (const Schedule& schedule : options.schedules) validate(schedule, cases.back().problem);
+    for (const auto& schedule : options.schedules) {
+      if (schedule) validate(*schedule, cases.back().problem);
+    }
   }
   return cases;
 }
@@ -113,7 +114,8 @@ void add_what_options(CLI::App& sub, Flags& flags) {
             "Layers to make up (default: tiny small; with cuda: every model). Names: " +
                 shapes_and_keys());
   group.add("--schedule", flags.schedules, "PRESET|key=value,...",
-            "Schedules to measure side by side, as in uniep run (default: single)");
+            "Schedules to measure side by side, as in uniep run (default: single); auto is looked "
+            "up for each shape");
   add_pass(group, flags.pass);
   add_seed(group, flags.seed);
   add_skew(group, flags.skew);
@@ -147,7 +149,7 @@ void add_bench(CLI::App& app, Invocation& invocation) {
   sub->footer(
       "Examples:\n"
       "  uniep bench\n"
-      "  uniep bench --shape small,tokens=1024 --schedule sequential single --ranks 4\n"
+      "  uniep bench --shape small,tokens=1024 --schedule sequential single auto --ranks 4\n"
       "  uniep bench --backend cuda --ranks 4 --json bench.json\n"
       "\n"
       "Exits with 0; with 1 where results are wrong or a pass fails; with 2 where arguments or "

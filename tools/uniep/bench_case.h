@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,7 @@ namespace uniep::tool {
 
 struct BenchOptions {
   int ranks = 1;
-  std::vector<Schedule> schedules;
+  std::vector<std::optional<Schedule>> schedules;  ///< nothing: auto
   PassChoice passes = PassChoice::kBoth;
   int iterations = 15;  ///< measured passes
   int warmup = 3;       ///< passes before these

@@ -21,7 +21,8 @@ class RankBench {
 
  private:
   void measure_floors(BenchReport& report);
-  std::vector<BenchPass> measure(const Schedule& schedule);
+  tune::LayerSchedules resolve(const std::optional<Schedule>& schedule);
+  std::vector<BenchPass> measure(const tune::LayerSchedules& schedules);
   BenchPass repeat(Pass pass, const Schedule& schedule);
   Wrong differences(Pass pass);
   Wrong inexact(Pass pass);
@@ -30,6 +31,7 @@ class RankBench {
   const BenchCase& bench_;
   const BenchOptions& options_;
   BenchDevice& device_;
+  const Communicator member_;
   const int rank_;
   const bool backward_;
   Gatherer gatherer_;
@@ -42,6 +44,7 @@ RankBench::RankBench(const BenchCase& bench, const BenchOptions& options,
     : bench_(bench),
       options_(options),
       device_(device),
+      member_(member),
       rank_(member.rank()),
       backward_(options.passes != PassChoice::kForward),
       gatherer_(device.bootstrap(member)),
@@ -52,10 +55,23 @@ RankBench::RankBench(const BenchCase& bench, const BenchOptions& options,
 BenchReport RankBench::run() {
   BenchReport report;
   measure_floors(report);
-  for (const Schedule& schedule : options_.schedules) {
-    report.schedules.push_back(measure(schedule));
+  for (const auto& schedule : options_.schedules) {
+    report.used.push_back(resolve(schedule));
+    report.schedules.push_back(measure(report.used.back()));
   }
   return report;
+}
+
+tune::LayerSchedules RankBench::resolve(const std::optional<Schedule>& schedule) {
+  if (schedule) {
+    const tune::ScheduleChoice given{*schedule, tune::ChoiceOrigin::kGiven};
+    return {given, given};
+  }
+  return tune::agree_on_schedules(
+      gatherer_.bootstrap(), rank_, env_timeout_ms(), "uniep bench", [&] {
+        return tune::look_up_schedules(member_.backend(), bench_.problem, bench_.ranks,
+                                       bench_.skew);
+      });
 }
 
 void RankBench::measure_floors(BenchReport& report) {
@@ -67,15 +83,16 @@ void RankBench::measure_floors(BenchReport& report) {
   report.floors = {.gemms = all, .wire = wire_rows(bench_), .hidden = bench_.spec.hidden};
 }
 
-std::vector<BenchPass> RankBench::measure(const Schedule& schedule) {
-  if (options_.check) layer_.keep_baseline(sequential_like(schedule));
+std::vector<BenchPass> RankBench::measure(const tune::LayerSchedules& schedules) {
+  const Schedule& forward = schedules.forward.schedule;
+  if (options_.check) layer_.keep_baseline(sequential_like(forward));
   std::vector<BenchPass> measured;
   if (measures(options_.passes, Pass::kForward)) {
-    measured.push_back(repeat(Pass::kForward, schedule));
+    measured.push_back(repeat(Pass::kForward, forward));
   } else {
-    layer_.prepare_backward(schedule);
+    layer_.prepare_backward(forward);
   }
-  if (backward_) measured.push_back(repeat(Pass::kBackward, schedule));
+  if (backward_) measured.push_back(repeat(Pass::kBackward, schedules.backward.schedule));
   return measured;
 }
 

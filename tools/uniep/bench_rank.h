@@ -6,6 +6,7 @@
 #include "bench_case.h"
 #include "bench_device.h"
 #include "bench_figures.h"
+#include "tune/auto_schedule.h"
 #include "uniep/communicator.h"
 
 namespace uniep::tool {
@@ -14,6 +15,7 @@ namespace uniep::tool {
 struct BenchReport {
   std::optional<Floors> floors;
   std::vector<std::vector<BenchPass>> schedules;  ///< [schedule][direction]
+  std::vector<tune::LayerSchedules> used;         ///< [schedule]
 };
 
 /// Collective: makes this rank's part of a layer, measures it under every schedule and checks what

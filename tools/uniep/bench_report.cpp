@@ -25,11 +25,17 @@ std::vector<BenchRow> rows_of(const BenchEntry& entry, const BenchPass& pass) {
   return bench_rows(pass, entry.bench.spec, entry.bench.rows(), entry.report.floors);
 }
 
-Record record_of(const BenchEntry& entry, const Schedule& schedule, const BenchRow& row) {
+/// Of a direction, that of schedule number `schedule`.
+const Schedule& used_schedule(const BenchEntry& entry, std::size_t schedule, Pass pass) {
+  const tune::LayerSchedules& used = entry.report.used[schedule];
+  return (pass == Pass::kForward ? used.forward : used.backward).schedule;
+}
+
+Record record_of(const BenchEntry& entry, std::size_t schedule, const BenchRow& row) {
   return {.shape = entry.bench.name,
           .ranks = entry.bench.ranks,
           .direction = direction_name(row),
-          .schedule = to_string(schedule),
+          .schedule = to_string(used_schedule(entry, schedule, row.pass)),
           .seconds = row.seconds,
           .floor_s = row.floor_s,
           .wrong = row.wrong};
@@ -53,9 +59,8 @@ Wrong wrong_of(const BenchEntry& entry) {
   return all;
 }
 
-std::vector<std::string> cells(const BenchEntry& entry, const BenchOptions& options,
-                               std::size_t schedule, const BenchRow& row) {
-  const Record record = record_of(entry, options.schedules[schedule], row);
+std::vector<std::string> cells(const BenchEntry& entry, std::size_t schedule, const BenchRow& row) {
+  const Record record = record_of(entry, schedule, row);
   const auto efficiency = record.efficiency();
   return {entry.bench.name,
           name(row.pass),
@@ -71,7 +76,17 @@ std::vector<std::string> cells(const BenchEntry& entry, const BenchOptions& opti
           row.wrong ? cat(*row.wrong) : "-"};
 }
 
-Notes shape_notes(const BenchEntry& entry) {
+/// What auto stood for.
+void add_looked_up(Notes& notes, const BenchEntry& entry, const BenchOptions& options) {
+  for (std::size_t s = 0; s < options.schedules.size(); ++s) {
+    if (options.schedules[s]) continue;
+    const tune::LayerSchedules& used = entry.report.used[s];
+    notes.add(cat("schedule ", s), schedules_text(used.forward.schedule, used.backward.schedule,
+                                                  tune::origin_text(used)));
+  }
+}
+
+Notes shape_notes(const BenchEntry& entry, const BenchOptions& options) {
   const BenchCase& b = entry.bench;
   const auto [least, most] = std::ranges::minmax(b.rows_per_expert);
   const auto mean = static_cast<double>(b.rows()) / b.spec.num_experts;
@@ -81,6 +96,7 @@ Notes shape_notes(const BenchEntry& entry) {
                          " experts, top-", b.spec.topk));
   notes.add("load", cat("rows per expert: min ", least, ", mean ", formatted("%.10g", mean),
                         ", max ", most));
+  add_looked_up(notes, entry, options);
   return notes;
 }
 
@@ -98,7 +114,7 @@ std::string sample_note() {
              kSampledColumns, " of dw2");
 }
 
-Json row_json(const BenchEntry& entry, const Schedule& schedule, const BenchRow& row) {
+Json row_json(const BenchEntry& entry, std::size_t schedule, const BenchRow& row) {
   Json json = record_json(record_of(entry, schedule, row));
   if (row.stage) json["pass"] = name(row.pass);
   json["tflops"] = or_null(row.tflops);
@@ -106,11 +122,11 @@ Json row_json(const BenchEntry& entry, const Schedule& schedule, const BenchRow&
   return json;
 }
 
-Json rows_json(const BenchOptions& options, const std::vector<BenchEntry>& entries) {
+Json rows_json(const std::vector<BenchEntry>& entries) {
   Json rows = Json::array();
   for (const BenchEntry& entry : entries) {
     for_each_row(entry, [&](std::size_t schedule, const BenchRow& row) {
-      rows.push_back(row_json(entry, options.schedules[schedule], row));
+      rows.push_back(row_json(entry, schedule, row));
     });
   }
   return rows;
@@ -143,7 +159,8 @@ void print_bench_header(std::ostream& out, const BenchHeader& header, const Benc
   if (!header.link.empty()) notes.add("link", header.link);
   notes.add("inputs", cat("made up, seed=", header.seed, ", skew=", header.skew));
   for (std::size_t s = 0; s < options.schedules.size(); ++s) {
-    notes.add(cat("schedule ", s), to_string(options.schedules[s]));
+    const auto& given = options.schedules[s];
+    notes.add(cat("schedule ", s), given ? to_string(*given) : "auto: looked up for each shape");
   }
   notes.add("figures", cat("medians of ", options.iterations, " passes after ", options.warmup,
                            " for warming up, of the slowest rank; TFLOP/s and GB/s per rank"));
@@ -167,9 +184,9 @@ void print_bench(std::ostream& out, const BenchEntry& entry, const BenchOptions&
   table.header({"shape", "pass", "stage", "dule", "(ms)", "(ms)", "(ms)", "TFLOP/s", "GB/s", "(ms)",
                 "floor", "#wrong"});
   for_each_row(entry, [&](std::size_t schedule, const BenchRow& row) {
-    table.row(cells(entry, options, schedule, row));
+    table.row(cells(entry, schedule, row));
   });
-  out << "#\n" << shape_notes(entry) << table << std::flush;
+  out << "#\n" << shape_notes(entry, options) << table << std::flush;
 }
 
 void print_bench_verdict(std::ostream& out, const std::vector<BenchEntry>& entries,
@@ -201,7 +218,7 @@ void write_bench(const std::string& path, const BenchHeader& header, const Bench
                      {"iterations", options.iterations},
                      {"warmup", options.warmup},
                      {"check", check_json(options, entries)},
-                     {"records", rows_json(options, entries)}};
+                     {"records", rows_json(entries)}};
   write_json(path, file);
 }
 

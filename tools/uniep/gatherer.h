@@ -17,6 +17,8 @@ class Gatherer {
  public:
   explicit Gatherer(Bootstrap& bootstrap) : bootstrap_(bootstrap) {}
 
+  Bootstrap& bootstrap() { return bootstrap_; }
+
   /// Waits until all ranks are here.
   void meet() { bootstrap_.all_gather("", "all ranks", env_timeout_ms()); }
 

@@ -36,7 +36,7 @@ struct Flags {
   std::string shape;
   std::uint64_t seed = 0;
   double skew = 0;
-  std::string schedule = "single";
+  std::string schedule = kAutoSchedule;
   std::string pass = "both";
   std::string main_grad = "bf16";
   bool defer_weights = false;
