@@ -33,6 +33,8 @@ void step(uniep::Communicator& communicator) {
   const auto schedule =
       uniep::parse_schedule("two-kernel", uniep::default_schedule(communicator.backend()));
   uniep::Layer layer(problem, communicator);
+  check(layer.schedule(uniep::Pass::kForward) == uniep::default_schedule(communicator.backend()),
+        "nothing was tuned for this layer");
   const auto plan = layer.plan(ids);
   check(plan.traffic().remote_rows == 1, "the row comes from the other rank");
   const auto saved =
