@@ -172,11 +172,11 @@ class UNIEP_API Layer {
 
   /// Of passes of a direction that are given none: `LayerOptions::schedule`, or else the first that
   /// can run of what `uniep tune` found on this machine for such a layer (up to the same power of
-  /// two of `max_tokens`, balanced routing), what is shipped for this device, what the cost model
-  /// of the device expects most of, and `default_schedule`. Rank 0 looks it up for all ranks while
-  /// the layer is made, and it stays. Nothing is measured; where the model is asked, a process'
-  /// first layer of a problem takes seconds longer. What of the user's file of tuned schedules
-  /// (UNIEP_TUNE_CACHE) cannot be used is said once on stderr, and ignored.
+  /// two of `max_tokens`, least uneven routing), what is shipped for this device, what the cost
+  /// model of the device expects most of, and `default_schedule`. Rank 0 looks it up for all ranks
+  /// while the layer is made, and it stays. Nothing is measured; where the model is asked, a
+  /// process' first layer of a problem takes seconds longer. What of the user's file of tuned
+  /// schedules (UNIEP_TUNE_CACHE) cannot be used is said once on stderr, and ignored.
   const Schedule& schedule(Pass pass) const;
 
   /// Waits until everything that this rank was asked for is done, and throws the error of what
