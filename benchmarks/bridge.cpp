@@ -113,7 +113,9 @@ UNIEP_BRIDGE int uniep_bridge_create(std::int64_t hidden, std::int64_t intermedi
                           .topk = topk,
                           .max_tokens = max_tokens,
                           .capacity_rows = capacity_rows};
-    const LayerOptions options{.record_timeline = trace != 0, .cuda_stream = stream};
+    const LayerOptions options{.record_timeline = trace != 0,
+                               .cuda_stream = stream,
+                               .schedule = default_schedule(Backend::kCuda)};
     *layer = std::make_unique<UniepBridgeLayer>(problem, options).release();
   });
 }

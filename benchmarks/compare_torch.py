@@ -47,11 +47,19 @@ def parse_arguments():
     parser.add_argument("--no-stages", action="store_true", help="do not list stages")
     parser.add_argument("--trace", action="store_true",
                         help="time every schedule with its timeline on, too")
+    parser.add_argument("--sustain", type=float, default=0, metavar="MS",
+                        help="repeat every call without a pause for so long, and half of that "
+                             "before, as training does, instead of timing the second of two: at "
+                             "the clocks that the power limit leaves in the long run")
     parser.add_argument("--seconds", type=float, default=math.inf, metavar="N",
                         help="begin no case that would not be done after N seconds if it took as "
                              "long as the longest before it; exit with 3 where one is left")
     parser.add_argument("--check", action="store_true", help="count elements with wrong bits")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.sustain and args.trace:
+        parser.error("--sustain repeats passes, of which --trace keeps a timeline each; one of them "
+                     "is accepted")
+    return args
 
 
 def say(*lines):
@@ -83,7 +91,13 @@ def file_header(library, args, copy_gbps):
     return {"commit": library.commit, "machine": machine(),
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "command": f"torchrun --nproc_per_node={ranks} {shlex.join(sys.argv)}",
-            "iterations": args.iterations, "copy_gbps": copy_gbps}
+            "iterations": args.iterations, "sustain_ms": args.sustain, "copy_gbps": copy_gbps}
+
+
+def how_timed(sustain_ms):
+    if sustain_ms:
+        return f"mean of the calls that take {sustain_ms:g} ms together, behind half as many"
+    return "events around the second of two calls, which all ranks begin together"
 
 
 def printed_header(header, table):
@@ -93,7 +107,7 @@ def printed_header(header, table):
             f"# date     {header['date']}",
             f"# command  {header['command']}",
             f"# times    medians of {header['iterations']} turns after {timing.WARMUPS}, slowest "
-            "rank; events around the second of two calls, which all ranks begin together",
+            "rank; " + how_timed(header["sustain_ms"]),
             "# load     rows of the busiest rank over the mean",
             "# floor    the products alone of the rank with the longest, or the wire at 370 GB/s "
             "where that takes longer; eff: floor / ms",

@@ -121,7 +121,8 @@ class Comparison:
             self.torch.forward()
             self.torch.backward()
             return timing.time_products(self.torch.products(), self.exchange.offsets,
-                                        self.args.iterations, self.is_even(), self.torch_pass)
+                                        self.args.iterations, self.is_even(), self.torch_pass,
+                                        self.args.sustain)
 
     def torch_pass(self, product):
         """The pass of the torch layer that has the product."""
@@ -151,7 +152,8 @@ class Comparison:
             timed += [Timed(call, before=untraced, after=log.take) for call, untraced, log
                       in zip(self.calls(self.traced, direction, schedules), calls, traces)]
         with self.clock.charge("passes"):
-            times = [Times.of_slowest(ranks) for ranks in timing.measure(timed, iterations)]
+            times = [Times.of_slowest(ranks)
+                     for ranks in timing.measure(timed, iterations, self.args.sustain)]
             self.uniep.synchronize()
         of_torch, of_traced = times[0], times[1 + len(calls):]
         return of_torch, [

@@ -36,22 +36,45 @@ def time_once(timed):
     return begin.elapsed_time(end)
 
 
-def measure(all_timed, iterations):
-    """Milliseconds of each, [call][rank][turn].
+def time_sustained(timed, repeats):
+    """Milliseconds of a call amid so many of the same, without a pause, behind half as many: at the
+    clocks that the power limit leaves in the long run."""
+    group.together()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(repeats // 2 + 1):
+        timed.call()
+    begin.record()
+    for _ in range(repeats):
+        timed.call()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / repeats
+
+
+def agreed_repeats(sustain_ms, ms):
+    """The same on all ranks, which wait for one another within a call."""
+    return max(2, int(max(ratio for ratio, in group.gather_numbers([sustain_ms / ms]))))
+
+
+def measure(all_timed, iterations, sustain_ms=0):
+    """Milliseconds of each, [call][rank][turn]; with `sustain_ms`, each call is repeated for so long.
 
     Calls take turns, and each turn has an order of its own, the same on all ranks: in a fixed order,
     calls that do the same were seen up to a tenth apart, by what ran before them.
     """
-    samples = [[] for _ in all_timed]
+    samples, repeats = [[] for _ in all_timed], [0] * len(all_timed)
     order, shuffled = list(range(len(all_timed))), random.Random(1)
     for turn in range(WARMUPS + iterations):
         shuffled.shuffle(order)
         for number in order:
-            ms = time_once(all_timed[number])
+            timed = all_timed[number]
+            ms = time_sustained(timed, repeats[number]) if repeats[number] else time_once(timed)
             if turn >= WARMUPS:
                 samples[number].append(ms)
-            if all_timed[number].after is not None:
-                all_timed[number].after()
+            if sustain_ms and not repeats[number]:
+                repeats[number] = agreed_repeats(sustain_ms, ms)
+            if timed.after is not None:
+                timed.after()
     return [group.gather_numbers(values) for values in samples]
 
 
@@ -63,7 +86,7 @@ def copy_gbps(iterations):
     return 2 * source.nbytes / Times.of_slowest(ranks).ms * 1e-6
 
 
-def time_products(operands, offsets, iterations, even, whole_pass):
+def time_products(operands, offsets, iterations, even, whole_pass, sustain_ms=0):
     """Product by name. `operands` has the two operands that torch._grouped_mm takes. Where the load
     is `even`, every expert having rows on every rank, there are batched products to compare with.
     `whole_pass(name)` is the pass that has the product.
@@ -76,7 +99,7 @@ def time_products(operands, offsets, iterations, even, whole_pass):
             even_a, even_b = balanced(a, b, len(offsets))
             calls.append(Timed(lambda a=even_a, b=even_b: torch.bmm(a, b)))
     medians = iter([[quantile(values, 0.5) for values in ranks]
-                    for ranks in measure(calls, iterations)])
+                    for ranks in measure(calls, iterations, sustain_ms)])
     return {name: Product(grouped=next(medians), hot=next(medians),
                           batched=next(medians) if even else None) for name in operands}
 

@@ -22,7 +22,7 @@ class CudaCommunicator final : public CommunicatorImpl {
   int size() const override { return size_; }
   Backend backend() const override { return Backend::kCuda; }
   int device() const { return device_; }
-  Bootstrap& bootstrap() { return bootstrap_; }
+  Bootstrap& bootstrap() override { return bootstrap_; }
 
   /// Collective: zeroed memory of this size on every rank, mapped on all ranks.
   std::unique_ptr<SymmetricMemory> symmetric_memory(std::int64_t bytes, int limit_ms);

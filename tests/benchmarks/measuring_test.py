@@ -53,6 +53,16 @@ def time_once(timed):
 @mock.patch.object(group, "together", lambda: None)
 @mock.patch.object(group, "size", lambda: RANKS)
 class Measuring(unittest.TestCase):
+    def test_sustained_calls_are_repeated_alike_on_all_ranks(self):
+        repeats, calls = [], [timing.Timed(lambda: None), timing.Timed(lambda: None)]
+        with mock.patch.object(timing, "time_sustained",
+                               lambda timed, count: repeats.append(count) or 4.0):
+            values = timing.measure(calls, 2, sustain_ms=60)
+        # 5 ms here, so 12 calls; the other rank asks for twice as many. Not in the first turn,
+        # whose times they follow from.
+        self.assertEqual(repeats, [24] * (len(calls) * (timing.WARMUPS + 2 - 1)))
+        self.assertEqual(values, [[[4.0, 4.0], [8.0, 8.0]]] * len(calls))
+
     def test_calls_take_turns_and_warm_up(self):
         order, after = [], []
         calls = [timing.Timed(lambda i=i: order.append(i), after=lambda i=i: after.append(i))
@@ -83,7 +93,7 @@ class Measuring(unittest.TestCase):
     def comparison(self, trace, **shape):
         c = comparison.Comparison.__new__(comparison.Comparison)
         c.shape = SimpleNamespace(**{"experts": 4, "skew": 0.0, **shape})
-        c.args = SimpleNamespace(iterations=2, no_stages=False)
+        c.args = SimpleNamespace(iterations=2, no_stages=False, sustain=0)
         c.stage_names = ["fc1"]
         c.clock, self.calls = comparison.Clock(), []
         c.torch, c.uniep = Layer("torch", self.calls), Layer("uniep", self.calls)

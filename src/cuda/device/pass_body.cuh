@@ -47,9 +47,9 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassM
     const TileWork work = next_work(shared, ring);
     if (work.stage == kNoStage) return;
     if (work.stage == Stage::kReduce) {
-      for (int i = 0; i < work.k_blocks; ++i) {
-        next_slot([&](auto& slot, auto* full) { Reduce<Shape>::load(ctx, slot, full, work, i); });
-      }
+      Reduce<Shape>::for_each_piece(ctx.view, work, [&](const auto& piece) {
+        next_slot([&](auto& slot, auto* full) { Reduce<Shape>::load(ctx, slot, full, piece); });
+      });
       continue;
     }
     Stages::visit(work.stage, [&](auto stage) {

@@ -19,66 +19,97 @@ __device__ __forceinline__ void add_vector(float (&sum)[kVectorElements], const 
 /// token's K rows at a time. In backward, dprobs too: copied, 0 at dropped slots.
 template <class Shape>
 struct Reduce {
-  /// Piece number `index` of a task.
+  /// Columns [col, col + width) of the K rows of each of some tokens.
   struct Piece {
-    std::int64_t token;
-    int col, cols;
-    __device__ __forceinline__ Piece(const PassView& v, const TileWork& work, int index) {
-      const int most = reduce_columns<Shape>(v);
-      const int pieces = work.k_blocks / work.rows;
-      token = work.first_row + index / pieces;
-      col = index % pieces * most;
-      cols = min_of(most, static_cast<int>(v.hidden) - col);
-    }
+    int token, tokens, col, width;
   };
 
-  static __device__ __forceinline__ void load(const DeviceContext& ctx, OperandSlot<Shape>& slot,
-                                              std::uint64_t* full, const TileWork& work,
-                                              int index) {
-    const PassView& v = ctx.view;
-    const Piece piece(v, work, index);
-    const bf16* rows =
-        ctx.at<bf16>(v.rank, ctx.symmetric.combine) + piece.token * v.topk * v.hidden + piece.col;
-    const int bytes = piece.cols * 2;
-    ptx::mbarrier_arrive_expect(full, v.topk * bytes);
-    if (piece.cols == v.hidden) return ptx::bulk_load(slot.a, rows, v.topk * bytes, full);
-    for (int k = 0; k < v.topk; ++k) {
-      ptx::bulk_load(slot.a + k * bytes, rows + k * v.hidden, bytes, full);
+  /// Calls f(piece) for the pieces of a task, in order.
+  template <class F>
+  static __device__ __forceinline__ void for_each_piece(const PassView& v, const TileWork& work,
+                                                        F&& f) {
+    const auto hidden = static_cast<int>(v.hidden);
+    const int columns = reduce_columns<Shape>(v);
+    const int tokens = reduce_tokens<Shape>(v);
+    const int end = work.first_row + work.rows;
+    for (int token = work.first_row; token < end; token += tokens) {
+      for (int col = 0; col < hidden; col += columns) {
+        f(Piece{token, min_of(tokens, end - token), col, min_of(columns, hidden - col)});
+      }
     }
   }
 
-  /// Sums one piece; the threads of all consumers share its vectors.
-  static __device__ __forceinline__ void sum(Consumer<Shape>& consumer, const TileWork& work,
-                                             int index) {
-    const DeviceContext& ctx = consumer.ctx;
+  static __device__ __forceinline__ void load(const DeviceContext& ctx, OperandSlot<Shape>& slot,
+                                              std::uint64_t* full, const Piece& piece) {
     const PassView& v = ctx.view;
-    const Piece piece(v, work, index);
-    const std::int32_t* ids = v.topk_ids + piece.token * v.topk;
-    unsigned kept = 0;
-    for (int k = 0; k < v.topk; ++k) kept |= (ids[k] >= 0 ? 1u : 0u) << k;
-    const int vectors = piece.cols / kVectorElements;
-    const auto* rows = reinterpret_cast<const Vector*>(consumer.wait_slot().a);
-    auto* out = reinterpret_cast<Vector*>(ctx.token_out + piece.token * v.hidden + piece.col);
-    for (int i = 128 * consumer.index + static_cast<int>(threadIdx.x) % 128; i < vectors;
-         i += 128 * kConsumers) {
-      float total[kVectorElements] = {};
-      for (int k = 0; k < v.topk; ++k) {
-        if ((kept >> k & 1) != 0) add_vector(total, rows[k * vectors + i]);
-      }
-      __stcs(out + i, Vector{pack_pair(total[0], total[1]), pack_pair(total[2], total[3]),
-                             pack_pair(total[4], total[5]), pack_pair(total[6], total[7])});
+    const bf16* from = ctx.at<bf16>(v.rank, ctx.symmetric.combine) +
+                       std::int64_t{piece.token} * v.topk * v.hidden + piece.col;
+    const int bytes = piece.width * 2;
+    const int rows = piece.tokens * v.topk;
+    ptx::mbarrier_arrive_expect(full, rows * bytes);
+    if (piece.width == v.hidden) return ptx::bulk_load(slot.a, from, rows * bytes, full);
+    for (int k = 0; k < rows; ++k) {
+      ptx::bulk_load(slot.a + k * bytes, from + k * v.hidden, bytes, full);
     }
-    consumer.release_slot(consumer.ring.slot);
-    consumer.ring.advance();
   }
 
   static __device__ __forceinline__ void run(Consumer<Shape>& consumer, const TileWork& work) {
     const DeviceContext& ctx = consumer.ctx;
     if (ctx.view.pass == Pass::kBackward) copy_dprobs(ctx, work);
-    for (int i = 0; i < work.k_blocks; ++i) sum(consumer, work, i);
+    bool kept = is_kept(consumer, work, work.first_row);
+    for_each_piece(ctx.view, work, [&](const Piece& piece) {
+      const unsigned slots = __ballot_sync(0xffffffffu, kept);
+      const bool last = piece.col + piece.width == ctx.view.hidden;
+      // Read ahead of time: the sums hide the way.
+      kept = is_kept(consumer, work, piece.token + (last ? piece.tokens : 0));
+      sum(consumer, piece, slots);
+    });
   }
 
  private:
+  /// Whether this lane's slot, counted from the first of `token`, is not dropped.
+  static __device__ __forceinline__ bool is_kept(const Consumer<Shape>& consumer,
+                                                 const TileWork& work, int token) {
+    const PassView& v = consumer.ctx.view;
+    const int slots = (work.first_row + work.rows - token) * v.topk;
+    return consumer.lane < slots && v.topk_ids[std::int64_t{token} * v.topk + consumer.lane] >= 0;
+  }
+
+  /// The kept `slots` of one piece; the threads of all consumers share its vectors.
+  static __device__ __forceinline__ void sum(Consumer<Shape>& consumer, const Piece& piece,
+                                             unsigned slots) {
+    constexpr int kAhead = 4;  // loads under way
+    const DeviceContext& ctx = consumer.ctx;
+    const int topk = ctx.view.topk;
+    const int vectors = piece.width / kVectorElements;
+    const auto* rows = reinterpret_cast<const Vector*>(consumer.wait_slot().a);
+    for (int i = static_cast<int>(threadIdx.x) - 128; i < piece.tokens * vectors;
+         i += 128 * kConsumers) {
+      const int token = i / vectors;
+      const int at = i % vectors;
+      const Vector* row = rows + token * topk * vectors + at;
+      const unsigned kept = slots >> (token * topk);
+      float total[kVectorElements] = {};
+      for (int first = 0; first < topk; first += kAhead) {
+        Vector ahead[kAhead];
+#pragma unroll
+        for (int k = 0; k < kAhead; ++k) {
+          if (first + k < topk) ahead[k] = row[(first + k) * vectors];
+        }
+#pragma unroll
+        for (int k = 0; k < kAhead; ++k) {
+          if (first + k < topk && (kept >> (first + k) & 1) != 0) add_vector(total, ahead[k]);
+        }
+      }
+      bf16* out = ctx.token_out + (std::int64_t{piece.token} + token) * ctx.view.hidden + piece.col;
+      __stcs(reinterpret_cast<Vector*>(out) + at,
+             Vector{pack_pair(total[0], total[1]), pack_pair(total[2], total[3]),
+                    pack_pair(total[4], total[5]), pack_pair(total[6], total[7])});
+    }
+    consumer.release_slot(consumer.ring.slot);
+    consumer.ring.advance();
+  }
+
   static __device__ __forceinline__ void copy_dprobs(const DeviceContext& ctx,
                                                      const TileWork& work) {
     const int topk = ctx.view.topk;

@@ -10,12 +10,28 @@
 
 namespace uniep::cuda {
 
-/// Columns of a reduce piece: as many as let K rows of them fit a pipeline slot.
+/// Columns that the consumers sum at a time in reduce, a vector a thread.
+inline constexpr int kReduceStep = 128 * kConsumers * kVectorElements;
+
+/// Columns of a reduce piece: as many as let K rows of them fit a pipeline slot, or a step's where
+/// that leaves fewer threads without a vector.
 template <class Shape>
 __device__ __forceinline__ int reduce_columns(const PassView& v) {
-  const int most = Shape::kSlotBytes / (2 * v.topk) / 8 * 8;
-  const int pieces = ceil_div(static_cast<int>(v.hidden), most);
-  return round_up(ceil_div(static_cast<int>(v.hidden), pieces), 8);
+  const auto hidden = static_cast<int>(v.hidden);
+  const int most = Shape::kSlotBytes / (2 * v.topk) / kVectorElements * kVectorElements;
+  const int pieces = ceil_div(hidden, most);
+  const int columns = round_up(ceil_div(hidden, pieces), kVectorElements);
+  const bool by_steps = pieces * ceil_div(columns, kReduceStep) > ceil_div(hidden, kReduceStep);
+  return by_steps ? min_of(columns, kReduceStep) : columns;
+}
+
+/// Tokens of a reduce piece, of all whose columns: more than one where a slot holds the rows of
+/// more, up to a lane for each row.
+template <class Shape>
+__device__ __forceinline__ int reduce_tokens(const PassView& v) {
+  if (reduce_columns<Shape>(v) < v.hidden) return 1;
+  const int row_bytes = 2 * static_cast<int>(v.hidden);
+  return max_of(1, min_of(Shape::kSlotBytes / (v.topk * row_bytes), 32 / v.topk));
 }
 
 template <class Shape>
@@ -27,7 +43,7 @@ __device__ __forceinline__ TileWork reduce_work(const PassView& v, const Task& t
   return {.stage = task.stage,
           .first_row = static_cast<int>(first),
           .rows = tokens,
-          .k_blocks = tokens * pieces};
+          .k_blocks = ceil_div(tokens, reduce_tokens<Shape>(v)) * pieces};
 }
 
 /// Columns of the output from `n` on that a tile holds.

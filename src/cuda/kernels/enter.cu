@@ -1,6 +1,7 @@
 // Enter: what a pass does before its first task. Stages this rank's tokens where peers pull them,
 // notes where the counters stand, zeroes the rows that weight gradients read past an expert's last,
-// and tells every rank that the tokens are there.
+// and tells every rank that the tokens are there. It begins beside `order`, whose arrays it needs
+// only behind the copies.
 #include "cuda/device/faults.cuh"
 #include "cuda/device/refusal.cuh"
 #include "cuda/kernels/load.h"
@@ -84,14 +85,15 @@ __global__ void __launch_bounds__(kEnterThreads)
                  const __grid_constant__ EnterArgs args) {
   const PassView& v = ctx.view;
   // A plan that cannot be used is so on every rank, and has no tasks: no rank counts this pass.
-  if (args.plan != nullptr && !args.plan->ok()) return;
+  if (args.plan != nullptr && !args.plan->ok()) return ptx::wait_for_last_launch();
   if (global_thread() == 0) begin_call(ctx.calls);
   copy_vectors(ctx.at<bf16>(v.rank, ctx.symmetric.tokens), args.tokens, v.tokens * v.hidden * 2);
   if (args.probs != nullptr) {
     copy_elements(ctx.at<float>(v.rank, ctx.symmetric.probs), args.probs, v.tokens * v.topk);
   }
-  note_bases(ctx, args);
   zero_pad_rows(ctx);
+  ptx::wait_for_last_launch();
+  note_bases(ctx, args);
 
   // The last CTA to be done publishes for all of them.
   __shared__ bool last;
@@ -116,8 +118,16 @@ cudaError_t prepare_enter() { return load_kernel(enter_kernel); }
 
 cudaError_t launch_enter(const DeviceContext& ctx, const EnterArgs& args, int ctas,
                          cudaStream_t stream) {
-  enter_kernel<<<ctas, kEnterThreads, 0, stream>>>(ctx, args);
-  return cudaGetLastError();
+  cudaLaunchAttribute beside{};
+  beside.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  beside.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(ctas));
+  config.blockDim = dim3(kEnterThreads);
+  config.stream = stream;
+  config.attrs = &beside;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, enter_kernel, ctx, args);
 }
 
 }  // namespace uniep::cuda

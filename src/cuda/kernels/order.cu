@@ -1,6 +1,7 @@
 #include "cuda/device/order.cuh"
 #include "cuda/kernels/load.h"
 #include "cuda/kernels/resident.h"
+#include "cuda/ptx/sync.cuh"
 
 namespace uniep::cuda {
 namespace {
@@ -8,6 +9,7 @@ namespace {
 __global__ void __launch_bounds__(kOrderThreads, 1)
     order_kernel(const __grid_constant__ OrderArgs args) {
   __shared__ OrderCta cta;
+  ptx::let_next_launch_begin();  // `enter` copies meanwhile
   OrderRoutine(args, cta).run();
 }
 

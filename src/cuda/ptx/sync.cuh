@@ -82,6 +82,17 @@ __device__ __forceinline__ std::uint32_t global_thread() {
   return thread;
 }
 
+/// Lets the stream's next launch begin beside this one, once every CTA has said so or ended, where
+/// that launch asks for it (cudaLaunchAttributeProgrammaticStreamSerialization).
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+
+/// Waits until the launch before this one has ended, and sees what it wrote.
+__device__ __forceinline__ void wait_for_last_launch() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
