@@ -81,9 +81,13 @@ std::vector<RoutingPlan> made_up_plans(Problem p, const TuneKey& key,
   return plans_to_simulate(p, tokens, ids, profile.cores == 0 ? 1 : kMostSimulatedRanks);
 }
 
-/// The default first: it stays where nothing is faster.
+/// The model is 4 % off on average (docs/tuning.md): what it takes to be faster than the default by
+/// less may well be slower, and the default was chosen by measurements.
+constexpr double kDoubt = 0.04;
+
+/// What is weighed against the default.
 std::vector<Schedule> candidates(const Space& space, const Schedule& base) {
-  std::vector<Schedule> all{base};
+  std::vector<Schedule> all;
   for (const char* preset : {"sequential", "pipelined:2", "two-kernel"}) {
     all.push_back(parse_schedule(preset, base));
   }
@@ -97,11 +101,14 @@ Schedule quick_pick(const Problem& problem, const TuneKey& key, const Place& pla
                     const MachineProfile& profile) {
   const auto plans = made_up_plans(problem, key, profile);
   const Space space(problem, key.pass, place);
+  const auto predicted = [&](const Schedule& s) {
+    if (invalid_reason(s, problem, place)) return std::numeric_limits<double>::infinity();
+    return simulate(plans, key.pass, s, profile).seconds;
+  };
   Schedule best = default_schedule(key.backend);
-  double least = std::numeric_limits<double>::infinity();
+  double least = (1 - kDoubt) * predicted(best);
   for (const Schedule& s : candidates(space, best)) {
-    if (invalid_reason(s, problem, place)) continue;
-    const double seconds = simulate(plans, key.pass, s, profile).seconds;
+    const double seconds = predicted(s);
     if (seconds >= least) continue;
     best = s;
     least = seconds;

@@ -72,5 +72,19 @@ TEST_P(QuickPick, CanRunAndComesBack) {
   RecordProperty("seconds", std::to_string(took.count()));
 }
 
+TEST(ModelPick, LeavesTheDefaultOnlyForWhatIsFasterByMoreThanTheModelErrs) {
+  // A pull takes a dispatching warp a second: with more warps the pass is much faster.
+  MachineProfile slow = shipped_profile("h200");
+  const TuneKey key = key_of(4);
+  const Schedule base = default_schedule(Backend::kCuda);
+  slow.dispatch.per_item = 1;
+  const Schedule pick = quick_pick(kGpuLayer, key, kGpu, slow);
+  EXPECT_NE(pick, base);
+  // Where everything takes no time but one fixed part, nothing is faster by that much.
+  MachineProfile fixed = shipped_profile("h200");
+  fixed.enter.fixed = 10;
+  EXPECT_EQ(quick_pick(kGpuLayer, key, kGpu, fixed), base);
+}
+
 }  // namespace
 }  // namespace uniep::tune
