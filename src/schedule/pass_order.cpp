@@ -54,6 +54,16 @@ std::int64_t first_tile_from(const PlanData& plan, int expert, int source, std::
   return row == end ? 0 : (row - begin) / tile_m;
 }
 
+std::vector<Pull> pulls_of_one_row(const PlanData& plan) {
+  std::vector<Pull> pulls;
+  for (const Pull& pull : plan.pulls) {
+    for (int c = 0; c < pull.num_rows; ++c) {
+      pulls.push_back({pull.source, pull.token, pull.first_row + c, 1});
+    }
+  }
+  return pulls;
+}
+
 int starting_source(const PassView& v) {
   switch (v.schedule.rotate) {
     case SourceRotation::kOwnFirst:
@@ -70,12 +80,8 @@ int starting_source(const PassView& v) {
 void PassOrder::order_tiles() {
   const int waves = view_.schedule.waves;
   const std::int64_t tile_m = view_.schedule.tile_m;
-  std::int64_t total = 0;
-  for (const std::int64_t rows : plan_.tokens_per_expert) {
-    first_tile_.push_back(total);
-    total += ceil_div(rows, tile_m);
-  }
-  position_of_tile_.resize(static_cast<std::size_t>(total));
+  // Segments are aligned to whole tiles, so a row's tile follows from its number alone.
+  position_of_tile_.resize(static_cast<std::size_t>(plan_.segment_begin.back() / tile_m));
   tile_begin_.push_back(0);
   for (int wave = 0; wave < waves; ++wave) {
     for (const std::int32_t e : expert_order_) {
@@ -85,10 +91,12 @@ void PassOrder::order_tiles() {
           count == 0 ? 0 : first_tile_from(plan_, e, starting_source(view_), tile_m);
       for (std::int64_t i = count * wave / waves; i < count * (wave + 1) / waves; ++i) {
         const std::int64_t t = (start + i) % count;
-        position_of_tile_[static_cast<std::size_t>(first_tile_[e] + t)] =
-            static_cast<std::int64_t>(tiles_.size());
-        tiles_.push_back({plan_.segment_begin[static_cast<std::size_t>(e)] + t * tile_m,
-                          static_cast<std::int32_t>(min_of(tile_m, rows - t * tile_m)), e});
+        const std::int64_t first_row =
+            plan_.segment_begin[static_cast<std::size_t>(e)] + t * tile_m;
+        position_of_tile_[static_cast<std::size_t>(first_row / tile_m)] =
+            static_cast<std::int32_t>(tiles_.size());
+        tiles_.push_back(
+            {first_row, static_cast<std::int32_t>(min_of(tile_m, rows - t * tile_m)), e});
       }
       tile_begin_.push_back(static_cast<std::int64_t>(tiles_.size()));
     }
@@ -98,35 +106,24 @@ void PassOrder::order_tiles() {
 }
 
 void PassOrder::order_pulls() {
-  std::vector<Pull> canonical;
-  if (view_.schedule.dispatch_wire == DispatchWire::kDedup) {
-    canonical = plan_.pulls;
-  } else {
-    for (const Pull& pull : plan_.pulls) {
-      for (int c = 0; c < pull.num_rows; ++c) {
-        canonical.push_back({pull.source, pull.token, pull.first_row + c, 1});
-      }
-    }
-  }
+  const bool dedup = view_.schedule.dispatch_wire == DispatchWire::kDedup;
+  const std::vector<Pull> single_rows = dedup ? std::vector<Pull>{} : pulls_of_one_row(plan_);
+  const std::vector<Pull>& canonical = dedup ? plan_.pulls : single_rows;
   // A pull is needed first by the earliest-taken tile that any of its rows lies in.
-  std::vector<std::int64_t> needed_by(canonical.size());
+  const auto tile_m = static_cast<std::uint64_t>(view_.schedule.tile_m);
+  std::vector<std::int32_t> needed_by(canonical.size());
   for (std::size_t i = 0; i < canonical.size(); ++i) {
-    std::int64_t first = static_cast<std::int64_t>(tiles_.size());
+    auto first = static_cast<std::int32_t>(tiles_.size());
     for (int c = 0; c < canonical[i].num_rows; ++c) {
-      const std::int64_t row =
-          plan_.pull_rows[static_cast<std::size_t>(canonical[i].first_row + c)];
-      const auto segment =
-          std::upper_bound(plan_.segment_begin.begin(), plan_.segment_begin.end(),
-                           row);  // empty segments share their begin: take the last
-      const auto e = static_cast<std::size_t>(segment - plan_.segment_begin.begin() - 1);
-      const std::int64_t tile = (row - plan_.segment_begin[e]) / view_.schedule.tile_m;
-      first = min_of(first, position_of_tile_[static_cast<std::size_t>(first_tile_[e] + tile)]);
+      const auto row = static_cast<std::uint64_t>(
+          plan_.pull_rows[static_cast<std::size_t>(canonical[i].first_row + c)]);
+      first = min_of(first, position_of_tile_[row / tile_m]);
     }
     needed_by[i] = first;
   }
   // Stable counting sort by that tile.
   std::vector<std::int64_t> begin(tiles_.size() + 1);
-  for (const std::int64_t tile : needed_by) ++begin[static_cast<std::size_t>(tile) + 1];
+  for (const std::int32_t tile : needed_by) ++begin[static_cast<std::size_t>(tile) + 1];
   std::partial_sum(begin.begin(), begin.end(), begin.begin());
   for (const std::int64_t tile : tile_begin_) {
     pull_begin_.push_back(begin[static_cast<std::size_t>(tile)]);
@@ -142,12 +139,13 @@ void PassOrder::order_pulls() {
 
 void PassOrder::count_slots() {
   slots_to_peer_.assign(static_cast<std::size_t>(view_.num_token_blocks() * view_.num_ranks), 0);
-  const int topk = view_.topk;
-  for (std::size_t i = 0; i < plan_.topk_ids.size(); ++i) {
-    if (plan_.topk_ids[i] < 0) continue;
-    const auto block = static_cast<std::int64_t>(i) / topk / view_.schedule.token_block;
-    const int peer = plan_.topk_ids[i] / plan_.num_local_experts;
-    ++slots_to_peer_[static_cast<std::size_t>(block * view_.num_ranks + peer)];
+  const std::int32_t* id = plan_.topk_ids.data();
+  for (std::int64_t token = 0; token < view_.tokens; ++token) {
+    std::int64_t* slots =
+        slots_to_peer_.data() + token / view_.schedule.token_block * view_.num_ranks;
+    for (int k = 0; k < view_.topk; ++k, ++id) {
+      if (*id >= 0) ++slots[*id / plan_.num_local_experts];
+    }
   }
   view_.slots_to_peer = slots_to_peer_.data();
 }

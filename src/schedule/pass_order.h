@@ -30,8 +30,7 @@ class PassOrder {
   std::vector<std::int32_t> expert_order_;
   std::vector<Tile> tiles_;
   std::vector<std::int64_t> tile_begin_;
-  std::vector<std::int64_t> position_of_tile_;  // [expert's first tile + tile within expert]
-  std::vector<std::int64_t> first_tile_;        // [local experts]
+  std::vector<std::int32_t> position_of_tile_;  // [first row / tile_m]
   std::vector<Pull> pulls_;
   std::vector<std::int64_t> pull_begin_;
   std::vector<std::int64_t> slots_to_peer_;

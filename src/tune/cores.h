@@ -1,9 +1,11 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <limits>
-#include <queue>
-#include <vector>
+
+#include "tune/min_heap.h"
+#include "tune/ring.h"
 
 namespace uniep::tune {
 
@@ -15,7 +17,7 @@ class Cores {
   /// Worker `unit` computes for `work` seconds of one core from `now` on.
   void start(int unit, double work, double now) {
     advance(now);
-    running_.push({progress_ + work, unit});
+    running_.push(work, {progress_ + work, unit});
   }
 
   /// When the next of them is done; infinity where none computes.
@@ -36,11 +38,70 @@ class Cores {
 
  private:
   struct Running {
-    double progress;  // of every worker's core, at which this one is done
-    int unit;
-    bool operator>(const Running& other) const {
-      return progress != other.progress ? progress > other.progress : unit > other.unit;
+    double progress = 0;  // of every worker's core, at which this one is done
+    int unit = 0;
+    bool before(const Running& other) const {
+      return static_cast<bool>((progress < other.progress) |
+                               ((progress == other.progress) & (unit < other.unit)));
     }
+  };
+
+  /// Who is done first. Those with equal work are done in the order in which they began, so they
+  /// stand in line; the heap is for amounts of work that no line is free for.
+  class Order {
+   public:
+    bool empty() const { return size_ == 0; }
+    std::size_t size() const { return size_; }
+    const Running& top() const { return first_ < kLines ? lines_[first_].front() : heap_.top(); }
+
+    void push(double work, const Running& r) {
+      ++size_;
+      std::size_t line = 0;
+      std::size_t free = kLines;
+      for (; line < kLines && work_[line] != work; ++line) {
+        if (free == kLines && lines_[line].empty()) free = line;
+      }
+      if (line == kLines) line = free;
+      if (line < kLines) {
+        work_[line] = work;
+        stand_in(lines_[line], r);
+      } else {
+        heap_.push(r);
+      }
+      if (size_ == 1 || r.before(top())) first_ = line;
+    }
+    void pop() {
+      --size_;
+      if (first_ < kLines) {
+        lines_[first_].pop_front();
+      } else {
+        heap_.pop();
+      }
+      find_first();
+    }
+
+   private:
+    static constexpr std::size_t kLines = 8;
+
+    static void stand_in(Ring<Running>& line, const Running& r) {
+      line.push_back(r);
+      for (std::size_t i = line.size() - 1; i > 0 && line[i].before(line[i - 1]); --i) {
+        std::swap(line[i], line[i - 1]);  // began at the same time
+      }
+    }
+    void find_first() {
+      first_ = kLines;
+      for (std::size_t i = 0; i < kLines; ++i) {
+        if (lines_[i].empty()) continue;
+        if ((first_ == kLines && heap_.empty()) || lines_[i].front().before(top())) first_ = i;
+      }
+    }
+
+    std::size_t size_ = 0;
+    std::size_t first_ = kLines;  // the line of the first, or kLines: the heap
+    std::array<double, kLines> work_{};
+    std::array<Ring<Running>, kLines> lines_;
+    MinHeap<Running> heap_;
   };
 
   double rate() const {
@@ -55,7 +116,7 @@ class Cores {
   const int count_;
   double now_ = 0;
   double progress_ = 0;  // seconds of a core that each running worker has had since the beginning
-  std::priority_queue<Running, std::vector<Running>, std::greater<>> running_;
+  Order running_;
 };
 
 }  // namespace uniep::tune

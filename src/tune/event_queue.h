@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <queue>
-#include <vector>
 
+#include "tune/min_heap.h"
 #include "tune/ring.h"
 
 namespace uniep::tune {
@@ -19,8 +18,9 @@ class EventQueue {
     std::int64_t order = 0;
     Step step = Step::kTake;
     int target = 0;  ///< a unit, or a rank for kLaunch
-    bool operator>(const Event& other) const {
-      return time != other.time ? time > other.time : order > other.order;
+    bool before(const Event& other) const {
+      return static_cast<bool>((time < other.time) |
+                               ((time == other.time) & (order < other.order)));
     }
   };
 
@@ -38,7 +38,7 @@ class EventQueue {
   }
 
   Event pop() {
-    const bool draw = others_.empty() || (!draws_.empty() && others_.top() > draws_.front());
+    const bool draw = others_.empty() || (!draws_.empty() && draws_.front().before(others_.top()));
     const Event event = draw ? draws_.front() : others_.top();
     if (draw) {
       draws_.pop_front();
@@ -52,7 +52,7 @@ class EventQueue {
   static constexpr double kNever = std::numeric_limits<double>::infinity();
 
   std::int64_t next_order_ = 0;
-  std::priority_queue<Event, std::vector<Event>, std::greater<>> others_;
+  MinHeap<Event> others_;
   Ring<Event> draws_;
 };
 

@@ -13,10 +13,11 @@ class Ring {
   std::size_t size() const { return size_; }
   T& front() { return items_[first_]; }
   const T& front() const { return items_[first_]; }
+  T& operator[](std::size_t i) { return items_[(first_ + i) & (items_.size() - 1)]; }
 
   void push_back(const T& item) {
     if (size_ == items_.size()) grow();
-    items_[(first_ + size_++) & (items_.size() - 1)] = item;
+    (*this)[size_++] = item;
   }
   void pop_front() {
     first_ = (first_ + 1) & (items_.size() - 1);
@@ -26,7 +27,7 @@ class Ring {
  private:
   void grow() {
     std::vector<T> more(items_.empty() ? 4 : 2 * items_.size());  // a power of two
-    for (std::size_t i = 0; i < size_; ++i) more[i] = items_[(first_ + i) & (items_.size() - 1)];
+    for (std::size_t i = 0; i < size_; ++i) more[i] = (*this)[i];
     items_.swap(more);
     first_ = 0;
   }
