@@ -132,8 +132,7 @@ std::string prediction(const Sample& s) {
   SimulationOptions options{.topology = {s.ranks_per_node, 5e10}, .record_timeline = true};
   const Pass pass = s.pass == "forward" ? Pass::kForward : Pass::kBackward;
   const SimulatedPass simulated =
-      simulate(plans_of(s), pass, parse_schedule(s.schedule, default_schedule(machine.backend)),
-               machine, options);
+      simulate(plans_of(s), pass, parse_schedule(s.schedule), machine, options);
   char text[64];
   std::snprintf(text, sizeof text, "%a %016llx", simulated.seconds,
                 static_cast<unsigned long long>(digest(simulated)));
