@@ -89,7 +89,7 @@ MachineProfile profile_from(const Json& json) {
   p.lanes = json.at("lanes").get<int>();
   p.prefetch = json.at("prefetch").get<int>();
   p.push_depth = json.at("push_depth").get<int>();
-  p.whole_tiles = json.at("whole_tiles").get<bool>();
+  p.padding = json.at("padding").get<double>();
   p.k_step = json.at("k_step").get<int>();
   for (const Json& gemm : json.at("gemms")) p.gemms.push_back(gemm_cost_from(gemm));
   p.dispatch = move_cost_from(json.at("dispatch"));
@@ -132,7 +132,7 @@ std::string profile_to_json(const MachineProfile& p) {
                      {"lanes", p.lanes},
                      {"prefetch", p.prefetch},
                      {"push_depth", p.push_depth},
-                     {"whole_tiles", p.whole_tiles},
+                     {"padding", p.padding},
                      {"k_step", p.k_step},
                      {"gemms", gemms},
                      {"dispatch", to_json(p.dispatch)},

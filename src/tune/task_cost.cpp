@@ -60,12 +60,15 @@ TaskCosts::TaskCosts(const MachineProfile& profile, const PassView& view) : prof
   }
 }
 
+double TaskCosts::padded(std::int64_t real, std::int64_t whole) const {
+  return static_cast<double>(real) + profile_.padding * static_cast<double>(whole - real);
+}
+
 double TaskCosts::product(const PassView& v, const Task& task) const {
   const GemmCost& cost = *by_stage_[static_cast<int>(task.stage)];
-  ProductSize size = product_size(v, task);
-  if (profile_.whole_tiles) size = {v.schedule.tile_m, v.schedule.tile_n, size.k};
-  const auto m = static_cast<double>(size.m);
-  const auto n = static_cast<double>(size.n);
+  const ProductSize size = product_size(v, task);
+  const double m = padded(size.m, v.schedule.tile_m);
+  const double n = padded(size.n, v.schedule.tile_n);
   const auto k = static_cast<double>(round_up<std::int64_t>(size.k, profile_.k_step));
   return cost.fixed + cost.per_mnk * m * n * k + cost.per_mk * m * k + cost.per_nk * n * k +
          cost.per_mn * m * n;

@@ -30,6 +30,8 @@ class TaskCosts {
 
  private:
   double product(const PassView& v, const Task& task) const;
+  /// Rows or columns of a tile, those that it lacks at the price of padding.
+  double padded(std::int64_t real, std::int64_t whole) const;
 
   const MachineProfile& profile_;
   const GemmCost* by_stage_[kNumStages] = {};

@@ -65,7 +65,7 @@ MachineProfile made_up_gpu() {
   p.lanes = 12;
   p.prefetch = 2;
   p.push_depth = 1;
-  p.whole_tiles = true;
+  p.padding = 1;
   p.k_step = 64;
   p.gemms = products(2.6e12);
   p.dispatch = {2e-6, 1e-8, 2.9e-10};
