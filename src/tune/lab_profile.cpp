@@ -1,0 +1,31 @@
+#include "tune/lab_profile.h"
+
+#include <algorithm>
+
+#include "tune/lab_link.h"
+#include "tune/lab_tasks.h"
+#include "tune/median.h"
+
+namespace uniep::tune {
+
+LabProfile measure_lab_profile(ProfileLab& lab, const MachineProfile& known,
+                               const LabOptions& options) {
+  LabProfile found;
+  found.profile = known;
+  MachineProfile& profile = found.profile;
+  const TaskFigures tasks = measure_tasks(lab, options);
+  const TileCosts tiles = fit_tiles(tasks.tiles, known.k_step, found.fits);
+  profile.gemms = tiles.gemms;
+  profile.padding = tiles.padding;
+  profile.dispatch = fit_moves("dispatch", tasks.dispatch, found.fits);
+  profile.reduce = fit_moves("reduce", tasks.reduce, found.fits);
+  profile.enter = fit_moves("enter", tasks.enter, found.fits);
+  profile.launch_s = std::max(0.0, median(tasks.gaps));
+  profile.workers = tasks.workers;
+  if (lab.ranks() > 1) measure_link(lab, options, found);
+  return found;
+}
+
+int lab_profile_steps(int ranks) { return task_steps() + (ranks > 1 ? link_steps() : 0); }
+
+}  // namespace uniep::tune

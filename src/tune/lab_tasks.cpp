@@ -1,0 +1,132 @@
+#include "tune/lab_tasks.h"
+
+#include <map>
+#include <tuple>
+
+#include "schedule/pass_order.h"
+#include "tune/median.h"
+#include "tune/timeline_samples.h"
+
+namespace uniep::tune {
+namespace {
+
+// Reductions from 512 to 7168 and from 256 to 4096 rows an expert; the last shape's tiles are
+// partial in rows and columns.
+constexpr const char* kShapes[] = {
+    "custom,tokens=4096,hidden=2048,intermediate=768,experts=8,topk=4",
+    "custom,tokens=4096,hidden=4096,intermediate=1536,experts=8,topk=2",
+    "custom,tokens=2048,hidden=7168,intermediate=512,experts=16,topk=4",
+    "custom,tokens=4096,hidden=1024,intermediate=3072,experts=2,topk=2",
+    "custom,tokens=1600,hidden=2880,intermediate=1472,experts=16,topk=4",
+};
+constexpr int kPullTokens[] = {4, 16};
+
+/// Times by what they are times of.
+template <class Key>
+using Classes = std::map<Key, std::vector<double>>;
+using TileKey = std::tuple<Stage, std::int64_t, std::int64_t, std::int64_t>;
+using MoveKey = std::pair<std::int64_t, std::int64_t>;  // items, bytes
+
+MoveKey key_of(const MoveSize& size) { return {size.items, size.bytes}; }
+
+/// All figures of one layer.
+class LayerSampler {
+ public:
+  LayerSampler(ProfileLab& lab, const LabOptions& options, TaskFigures& figures)
+      : lab_(lab), options_(options), figures_(figures) {}
+
+  /// Token blocks are small, so that every worker has several.
+  void sample_stages(int tile_n, int token_block) {
+    Schedule schedule = parse_schedule("sequential", default_schedule(Backend::kCuda));
+    schedule.tile_n = tile_n;
+    schedule.token_block = token_block;
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      const PassOrder order(lab_.plan(), pass, schedule);
+      Classes<TileKey> tiles;
+      Classes<MoveKey> reduces;
+      std::vector<double> enters;
+      for (int i = 0; i < options_.repeats; ++i) {
+        const LabPass timed = lab_.run(pass, schedule, options_.busy_passes);
+        add_turns(order.view(), timed, tiles, reduces);
+        enters.push_back(timed.enter_s);
+        for (const double gap : launch_gaps(timed.events)) figures_.gaps.push_back(gap);
+        figures_.workers = timed.workers;
+      }
+      keep_tiles(schedule, tiles);
+      keep_moves(reduces, figures_.reduce);
+      const PassView& v = order.view();
+      figures_.enter.push_back({move_terms({0, v.tokens * row_bytes(v)}), median(enters)});
+    }
+  }
+
+  /// Beside products, as dispatch runs in all schedules but one.
+  void sample_dispatch(int pull_tokens) {
+    Schedule schedule = parse_schedule("single", default_schedule(Backend::kCuda));
+    schedule.pull_tokens = pull_tokens;
+    const PassOrder order(lab_.plan(), Pass::kForward, schedule);
+    Classes<MoveKey> pulls;
+    for (int i = 0; i < options_.repeats; ++i) {
+      const LabPass timed = lab_.run(Pass::kForward, schedule, options_.busy_passes);
+      for (const TaskSample& s : task_samples(order.view(), Stage::kDispatch, timed.events)) {
+        if (s.turn > 0) pulls[key_of(move_size(order.view(), s.task))].push_back(s.busy);
+      }
+    }
+    keep_moves(pulls, figures_.dispatch);
+  }
+
+ private:
+  static void add_turns(const PassView& v, const LabPass& timed, Classes<TileKey>& tiles,
+                        Classes<MoveKey>& reduces) {
+    for (int i = 0; i < kNumStages; ++i) {
+      const auto stage = static_cast<Stage>(i);
+      if (!is_product(stage) && stage != Stage::kReduce) continue;
+      for (const TaskSample& s : task_samples(v, stage, timed.events)) {
+        if (s.turn <= 0) continue;
+        if (stage == Stage::kReduce) {
+          reduces[key_of(move_size(v, s.task))].push_back(s.turn);
+        } else {
+          const ProductSize size = product_size(v, s.task);
+          tiles[{stage, size.m, size.n, size.k}].push_back(s.turn);
+        }
+      }
+    }
+  }
+
+  void keep_tiles(const Schedule& schedule, const Classes<TileKey>& tiles) {
+    for (const auto& [key, turns] : tiles) {
+      const auto& [stage, m, n, k] = key;
+      figures_.tiles.push_back({stage, schedule.tile_m, schedule.tile_n, {m, n, k}, median(turns)});
+    }
+  }
+
+  static void keep_moves(const Classes<MoveKey>& moves, std::vector<Observation>& to) {
+    for (const auto& [key, seconds] : moves) {
+      to.push_back({move_terms({key.first, key.second}), median(seconds)});
+    }
+  }
+
+  ProfileLab& lab_;
+  const LabOptions& options_;
+  TaskFigures& figures_;
+};
+
+}  // namespace
+
+TaskFigures measure_tasks(ProfileLab& lab, const LabOptions& options) {
+  TaskFigures figures;
+  for (const char* shape : kShapes) {
+    lab.set_up(shape, false);
+    LayerSampler sampler(lab, options, figures);
+    sampler.sample_stages(128, 4);
+    sampler.sample_stages(256, 8);
+    for (const int pull_tokens : kPullTokens) sampler.sample_dispatch(pull_tokens);
+    options.progress();
+  }
+  // Of a reduce task the items are its tokens, and bytes follow from them: bytes alone count.
+  for (Observation& o : figures.reduce) o.sizes[1] = 0;
+  return figures;
+}
+
+int task_steps() { return static_cast<int>(std::size(kShapes)); }
+
+}  // namespace uniep::tune
