@@ -14,6 +14,7 @@ constexpr std::int64_t kPullWidths[] = {512, 1024, 2048, 4096, 7168};
 constexpr int kPullWorkers[] = {4, 8, 16, 32};
 constexpr std::int64_t kSegmentBytes[] = {128, 256, 512};  // of a pushed row in a tile
 constexpr int kFlagPasses = 40;
+constexpr int kFlagBusyPasses = 4;  // take up what the ranks are apart
 
 Schedule cuda_schedule(const std::string& text) {
   return parse_schedule(text, default_schedule(Backend::kCuda));
@@ -39,7 +40,7 @@ double pushed_bytes(const PlanData& plan) {
 
 class LinkLab {
  public:
-  LinkLab(ProfileLab& lab, const LabOptions& options, LabProfile& found)
+  LinkLab(ProfileLab& lab, const LabOptions& options, MeasuredProfile& found)
       : lab_(lab), options_(options), found_(found) {}
 
   /// Stage by stage and every worker dispatching: what the link lets through.
@@ -141,7 +142,8 @@ class LinkLab {
     double least = 1e9;
     for (int i = 0; i < kFlagPasses; ++i) {
       const double elapsed =
-          lab_.run(Pass::kForward, cuda_schedule("single,pull_tokens=8"), 0).elapsed_s;
+          lab_.run(Pass::kForward, cuda_schedule("single,pull_tokens=8"), kFlagBusyPasses)
+              .elapsed_s;
       least = std::min(least, std::ranges::min(lab_.gather(elapsed)));
     }
     return least;
@@ -167,12 +169,12 @@ class LinkLab {
 
   ProfileLab& lab_;
   const LabOptions& options_;
-  LabProfile& found_;
+  MeasuredProfile& found_;
 };
 
 }  // namespace
 
-void measure_link(ProfileLab& lab, const LabOptions& options, LabProfile& found) {
+void measure_link(ProfileLab& lab, const LabOptions& options, MeasuredProfile& found) {
   found.profile.link = {};
   LinkLab link(lab, options, found);
   link.measure_pulls();

@@ -8,9 +8,9 @@
 
 namespace uniep::tune {
 
-LabProfile measure_lab_profile(ProfileLab& lab, const MachineProfile& known,
-                               const LabOptions& options) {
-  LabProfile found;
+MeasuredProfile measure_lab_profile(ProfileLab& lab, const MachineProfile& known,
+                                    const LabOptions& options) {
+  MeasuredProfile found;
   found.profile = known;
   MachineProfile& profile = found.profile;
   const TaskFigures tasks = measure_tasks(lab, options);

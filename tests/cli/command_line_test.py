@@ -406,7 +406,8 @@ class Simulate(ProgramTest):
         profile = self.folder / "here.json"
         text = self.succeed("profile", "--effort", 0.1, "--output", profile)
         stages = [line.split()[0] for line in text.splitlines() if line.startswith("  ")]
-        self.assertEqual(stages, ["fc1", "fc2", "dfc2", "dfc1", "wgrad2", "wgrad1"])
+        products = ["fc1", "fc2", "dfc2", "dfc1", "wgrad2", "wgrad1"]
+        self.assertEqual(stages, products + products + ["dispatch", "reduce"])  # tiles, then fits
         self.assertEqual(json.loads(profile.read_text())["schema"], "uniep-profile-1")
         path = self.folder / "s.json"
         self.succeed("simulate", "--shape", "small", "--ranks", 2, "--profile", profile,
@@ -416,7 +417,9 @@ class Simulate(ProgramTest):
         linked = self.folder / "linked.json"
         self.succeed("profile", "--effort", 0.1, "--output", linked, UNIEP_CPU_LINK_GBPS="2")
         self.assertEqual(json.loads(linked.read_text())["link"]["bytes_per_s"], 2e9)
-        self.refuse("profile", "--backend", "cuda", words=("h200",))
+        self.refuse("profile", "--ranks", 2, words=("--ranks 2", "1 rank"))
+        if "cuda: not in this build" in self.succeed("info"):
+            self.refuse("profile", "--backend", "cuda", words=("no CUDA backend",))
 
     def test_refusals(self):
         self.refuse("simulate", "--shape", "tiny", "--nic-gbps", 400, words=("--gpus-per-node",))

@@ -59,7 +59,7 @@ class SimulatedLab final : public ProfileLab {
   std::vector<RoutingPlan> plans_;
 };
 
-LabProfile profile_of_simulated(const MachineProfile& machine, int ranks) {
+MeasuredProfile profile_of_simulated(const MachineProfile& machine, int ranks) {
   SimulatedLab lab(machine, ranks);
   MachineProfile known = machine;
   known.gemms.clear();
@@ -107,7 +107,7 @@ void expect_same_tasks(const MachineProfile& found, const MachineProfile& truth)
 
 TEST(LabProfile, FindsTheTasksOfASimulatedMachine) {
   const MachineProfile h200 = shipped_profile("h200");
-  const LabProfile found = profile_of_simulated(h200, 1);
+  const MeasuredProfile found = profile_of_simulated(h200, 1);
   expect_same_tasks(found.profile, h200);
   // What one rank cannot measure stays.
   EXPECT_EQ(found.profile.link, h200.link);
@@ -124,7 +124,7 @@ TEST(LabProfile, FindsTheTasksOfASimulatedMachine) {
 TEST(LabProfile, FindsTheLinkOfASimulatedGroup) {
   const MachineProfile h200 = shipped_profile("h200");
   for (const int ranks : {2, 4}) {
-    const LabProfile found = profile_of_simulated(h200, ranks);
+    const MeasuredProfile found = profile_of_simulated(h200, ranks);
     const std::string group = cat(ranks, " ranks");
     expect_same_tasks(found.profile, h200);
     expect_near(found.profile.link.pull_bytes_per_s, h200.link.pull_bytes_per_s, 0.03, group);

@@ -100,22 +100,23 @@ void BenchLayer::keep_baseline(const Schedule& schedule) {
   layer_.synchronize();
 }
 
+void BenchLayer::start(Pass pass, const Schedule& schedule) {
+  if (pass == Pass::kForward) {
+    forward(schedule, results_);
+  } else {
+    backward(schedule, results_);
+  }
+}
+
 PassStats BenchLayer::run(Pass pass, const Schedule& schedule) {
   for (const ResultTensor tensor : tensors_of(pass)) device_.poison(results_.bytes(tensor));
-  const auto call = [&] {
-    if (pass == Pass::kForward) {
-      forward(schedule, results_);
-    } else {
-      backward(schedule, results_);
-    }
-  };
   // On a GPU the pass that is measured follows another one that is not. Every pass ends with
   // waiting for all ranks, so the first takes up what the ranks' hosts are apart, and the second
   // is in the stream before it begins: it is timed as within a step of training, without start
   // skew and without the host. A barrier of the hosts would leave them tens of microseconds
   // apart, which early ranks would be charged for. On the CPU calls begin together of themselves.
-  if (device_.runs_ahead()) call();
-  call();
+  if (device_.runs_ahead()) start(pass, schedule);
+  start(pass, schedule);
   layer_.synchronize();
   return layer_.last_pass();
 }

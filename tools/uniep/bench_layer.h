@@ -45,6 +45,9 @@ class BenchLayer {
   /// A forward pass for backward passes to come.
   void prepare_backward(const Schedule& schedule) { forward(schedule, results_); }
 
+  /// Begins a direction, which on a GPU is not awaited.
+  void start(Pass pass, const Schedule& schedule);
+
   /// Runs a direction on results that were overwritten with NaNs, so that what it forgets to write
   /// shows, and says how long it took.
   PassStats run(Pass pass, const Schedule& schedule);

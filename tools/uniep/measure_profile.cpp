@@ -12,7 +12,6 @@
 #include "figures.h"
 #include "machine.h"
 #include "schedule/pass_order.h"
-#include "tune/fit.h"
 #include "tune/task_cost.h"
 #include "uniep/layer.h"
 #include "workload/split.h"
@@ -66,12 +65,10 @@ class Sampler {
 std::vector<double> sizes_of(const PassView& v, const Task& task) {
   if (tune::is_product(task.stage)) {
     const tune::ProductSize s = tune::product_size(v, task);
-    const auto m = static_cast<double>(s.m), n = static_cast<double>(s.n),
-               k = static_cast<double>(s.k);
-    return {1, m * n * k, m * k, n * k, m * n};
+    return tune::product_terms(static_cast<double>(s.m), static_cast<double>(s.n),
+                               static_cast<double>(s.k));
   }
-  const tune::MoveSize s = tune::move_size(v, task);
-  return {1, static_cast<double>(s.items), static_cast<double>(s.bytes)};
+  return tune::move_terms(tune::move_size(v, task));
 }
 
 /// Sums of sizes of all tasks of each stage.
@@ -168,18 +165,13 @@ void measure_sleeps(tune::MachineProfile& profile) {
                   .sleep_slack_s = std::max(0.0, median(slack))};
 }
 
-tune::MoveCost move_cost(const std::vector<tune::Observation>& observations) {
-  const std::vector<double> c = tune::fit_costs(observations);
-  return {c[0], c[1], c[2]};
-}
-
 }  // namespace
 
 int profile_steps() {
   return static_cast<int>(std::size(kShapes) * std::size(kTileM) * std::size(kTileN)) + 1;
 }
 
-tune::MachineProfile measure_cpu_profile(double effort, const std::function<void()>& progress) {
+tune::MeasuredProfile measure_cpu_profile(double effort, const std::function<void()>& progress) {
   const int repeats = std::max(1, static_cast<int>(8 * effort));
   Observations observations;
   for (const char* shape : kShapes) {
@@ -196,23 +188,25 @@ tune::MachineProfile measure_cpu_profile(double effort, const std::function<void
       }
     }
   }
-  tune::MachineProfile profile;
+  tune::MeasuredProfile measured;
+  tune::MachineProfile& profile = measured.profile;
   profile.name = "measured";
   profile.device = to_string(this_machine());
   profile.source = "uniep profile, " + utc_now() + ", " + to_string(this_build());
   profile.cores = cores();
+  std::vector<tune::ProductObservations> products;
   for (const auto& [stage, of_stage] : observations) {
-    if (!tune::is_product(stage)) continue;
-    const std::vector<double> c = tune::fit_costs(of_stage);
-    profile.gemms.push_back({stage, 0, c[0], c[1], c[2], c[3], c[4]});
+    if (tune::is_product(stage)) products.push_back({stage, 0, of_stage});
   }
-  profile.dispatch = move_cost(observations[Stage::kDispatch]);
-  profile.reduce = move_cost(observations[Stage::kReduce]);
+  profile.gemms = tune::fit_products(products, measured.fits);
+  profile.dispatch = tune::fit_moves("dispatch", observations[Stage::kDispatch], measured.fits);
+  profile.reduce = tune::fit_moves("reduce", observations[Stage::kReduce], measured.fits);
   measure_launches(profile);
   measure_staging(profile);
   measure_sleeps(profile);
   progress();
-  return with_emulated_link(profile);
+  profile = with_emulated_link(profile);
+  return measured;
 }
 
 tune::MachineProfile with_emulated_link(tune::MachineProfile profile) {

@@ -1,66 +1,80 @@
+#include <algorithm>
 #include <iostream>
 #include <memory>
 
 #include "base/check.h"
 #include "commands.h"
-#include "machine.h"
 #include "measure_profile.h"
 #include "options.h"
 #include "output_files.h"
+#include "profile_report.h"
 #include "progress.h"
-#include "table.h"
+#include "ranks.h"
+#ifdef UNIEP_HAS_CUDA
+#include "measure_cuda_profile.h"
+#endif
 
 namespace uniep::tool {
 namespace {
 
-using enum Table::Align;
-
 struct Flags {
   std::string backend = "cpu";
+  int ranks = 0;
   std::string output;
   double effort = 1;
 };
 
-void print(const tune::MachineProfile& profile) {
-  Notes notes;
-  notes.add("machine", profile.device);
-  notes.add("source", profile.source);
-  notes.add("pass", cat(formatted("%.1f", 1e6 * profile.enter.fixed), " us, and ",
-                        formatted("%.1f", 1e6 * profile.launch_s), " us a launch"));
-  notes.add("link", profile.link.bytes_per_s == 0 ? "none" : link_text());
-  std::cout << notes << "#\n# a core's time for a tile of 64 x 128, summed over 256 and 1024\n";
-  Table table({kLeft, kRight, kRight, kRight});
-  table.header({"", "k=256", "k=1024", "k=1024"});
-  table.header({"stage", "(us)", "(us)", "(GFLOP/s)"});
-  for (const tune::GemmCost& c : profile.gemms) {
-    const auto seconds = [&](double k) {
-      constexpr double kM = 64, kN = 128;
-      return c.fixed + c.per_mnk * kM * kN * k + c.per_mk * kM * k + c.per_nk * kN * k +
-             c.per_mn * kM * kN;
-    };
-    table.row({name(c.stage), formatted("%.1f", 1e6 * seconds(256)),
-               formatted("%.1f", 1e6 * seconds(1024)),
-               formatted("%.1f", 2e-9 * 64 * 128 * 1024 / seconds(1024))});
-  }
-  std::cout << table;
+void report(const tune::MeasuredProfile& measured, const Flags& flags) {
+  print_profile(measured);
+  if (flags.output.empty()) return;
+  write_text(flags.output,
+             [&](std::ostream& out) { out << tune::profile_to_json(measured.profile); });
 }
 
-int run(const Flags& flags) {
-  require(
-      backend_choice(flags.backend) == Backend::kCpu, ErrorCode::kUnsupported,
-      "GPUs cannot be profiled yet; --backend cpu is accepted, and uniep simulate has a shipped "
-      "profile, h200");
-  require_writable("--output", flags.output);
-  tune::MachineProfile profile;
+int profile_cpu(const Flags& flags) {
+  require(flags.ranks <= 1, ErrorCode::kInvalidArgument, "--ranks ", flags.ranks,
+          " with --backend cpu; the CPU is measured with 1 rank, whose cores all ranks share");
+  tune::MeasuredProfile measured;
   {
     Progress progress("measuring", profile_steps());
-    profile = measure_cpu_profile(flags.effort, [&] { progress.advance(); });
+    measured = measure_cpu_profile(flags.effort, [&] { progress.advance(); });
   }
-  print(profile);
-  if (!flags.output.empty()) {
-    write_text(flags.output, [&](std::ostream& out) { out << tune::profile_to_json(profile); });
-  }
+  report(measured, flags);
   return kExitOk;
+}
+
+#ifdef UNIEP_HAS_CUDA
+tune::MeasuredProfile profile_group(const Communicator& member, BenchDevice& device,
+                                    const Flags& flags) {
+  constexpr int kRepeats = 5;
+  Progress progress("measuring", tune::lab_profile_steps(member.size()));
+  tune::LabOptions options;
+  options.repeats = std::max(1, static_cast<int>(kRepeats * flags.effort));
+  options.progress = [&] { progress.advance(); };
+  return measure_cuda_profile(member, device, options);
+}
+#endif
+
+int profile_cuda(const Flags& flags, const Invocation& invocation) {
+  return with_ranks(
+      Backend::kCuda, flags.ranks, invocation, [](int) {},
+      [&](const Ranks& ranks) {
+#ifdef UNIEP_HAS_CUDA
+        ranks.run([&](Communicator& member, BenchDevice& device) {
+          const tune::MeasuredProfile measured = profile_group(member, device, flags);
+          if (ranks.speaks) report(measured, flags);
+        });
+#else
+        (void)ranks;
+#endif
+        return int{kExitOk};
+      });
+}
+
+int run(const Flags& flags, const Invocation& invocation) {
+  require_writable("--output", flags.output);
+  return backend_choice(flags.backend) == Backend::kCuda ? profile_cuda(flags, invocation)
+                                                         : profile_cpu(flags);
 }
 
 }  // namespace
@@ -70,17 +84,26 @@ void add_profile(CLI::App& app, Invocation& invocation) {
       "profile", "Measure what tasks cost on this machine, for uniep simulate and uniep tune");
   const auto flags = std::make_shared<Flags>();
   OptionGroup group(*sub, "What to measure");
-  group.add("--backend", flags->backend, "NAME", "cpu (default); GPUs cannot be profiled yet")
+  group
+      .add("--backend", flags->backend, "NAME",
+           "cpu (default), or cuda: a process for each GPU, as in uniep bench")
       ->check(one_of({"cpu", "cuda"}));
+  group
+      .add("--ranks", flags->ranks, "N",
+           "GPUs, 1 to 64 (default: all). One has no link to measure: it is taken from the shipped "
+           "profile")
+      ->check(range(1, 64));
   group.add("--output", flags->output, "FILE.json",
             "Write the profile; docs/tuning.md describes the file");
   group
       .add("--effort", flags->effort, "X",
            "Repetitions, as a multiple of the usual number: 0.1 to 10 (default 1, some ten "
-           "seconds)")
+           "seconds on the CPU, less than a minute on GPUs)")
       ->check(range(0.1, 10.0));
-  sub->footer("Example:\n  uniep profile --output here.json");
-  sub->callback([flags, &invocation] { invocation.exit_code = run(*flags); });
+  sub->footer(
+      "Examples:\n  uniep profile --output here.json\n  uniep profile --backend cuda --ranks 4 "
+      "--output gpus.json");
+  sub->callback([flags, &invocation] { invocation.exit_code = run(*flags, invocation); });
 }
 
 }  // namespace uniep::tool

@@ -60,7 +60,7 @@ std::optional<tune::MachineProfile> profile_of(const Flags& flags, const Ranks& 
   }
   constexpr double kEffort = 0.3;
   const Progress progress("measuring this machine", 0);
-  return measure_cpu_profile(kEffort, [] {});
+  return measure_cpu_profile(kEffort, [] {}).profile;
 }
 
 TuneSettings settings_of(const Flags& flags, const Ranks& ranks) {

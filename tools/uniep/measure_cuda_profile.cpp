@@ -1,0 +1,49 @@
+#include "measure_cuda_profile.h"
+
+#include "base/check.h"
+#include "cuda/cuda_communicator.h"
+#include "cuda/device/dispatch_shape.h"
+#include "cuda/device/tile_shape.h"
+#include "device_lab.h"
+#include "machine.h"
+#include "tune/schedule_book.h"
+#include "tune/tune_key.h"
+
+namespace uniep::tool {
+namespace {
+
+/// How the kernels organise their workers, and what one GPU cannot measure.
+tune::MachineProfile known_profile(int ranks) {
+  const std::string device = tune::tune_key(Backend::kCuda, {}, 1, 0, 0, Pass::kForward).device;
+  const auto shipped = tune::shipped_profile_of(Backend::kCuda, device);
+  require(ranks > 1 || shipped, ErrorCode::kUnsupported,
+          "one GPU has no link to measure, and there is no shipped profile of ", device,
+          " to take it from; --ranks 2 or more is accepted");
+  tune::MachineProfile known;
+  known.name = "measured";
+  known.backend = Backend::kCuda;
+  known.device = device;
+  known.source =
+      cat("uniep profile, ", ranks, " ranks, ", utc_now(), ", ", to_string(this_build()));
+  known.lanes = cuda::kDispatchWarps;
+  known.prefetch = 2;    // the scheduler's tasks ahead of the one at work
+  known.push_depth = 1;  // a sender's tiles behind its consumer's
+  known.k_step = cuda::kTileK;
+  if (ranks > 1) return known;
+  known.source += cat("; link, flags and beside_link: ", shipped->source);
+  known.link = shipped->link;
+  known.wake = shipped->wake;
+  known.beside_link = shipped->beside_link;
+  return known;
+}
+
+}  // namespace
+
+tune::MeasuredProfile measure_cuda_profile(const Communicator& group, BenchDevice& device,
+                                           const tune::LabOptions& options) {
+  const tune::MachineProfile known = known_profile(group.size());
+  DeviceLab lab(group, cuda::single_rank(), device);
+  return measure_lab_profile(lab, known, options);
+}
+
+}  // namespace uniep::tool
