@@ -29,7 +29,7 @@ tokens_beside_torch=512  # of a rank
 # Seconds that a test program takes; others: program_s. Once a part has run, its own time counts.
 declare -A program_seconds=(
   [cuda_stages_test]=90 [cuda_faults_test]=120 [cuda_group_test]=90 [cuda_graph_test]=90
-  [cuda_soak_test]=180
+  [cuda_soak_test]=180 [cuda_profile_test]=60
 )
 program_s=30
 
@@ -98,7 +98,7 @@ verdict_before() {  # NAME: of this build, if it passed
 
 test_programs() {
   local program name
-  for program in "$build"/tests/cuda/*_test "$build"/tests/cli/cuda_bench_test; do
+  for program in "$build"/tests/cuda/*_test "$build"/tests/cli/cuda_*_test; do
     [ -x "$program" ] || continue
     name=$(basename "$program")
     part "$name" 1 "${program_seconds[$name]:-$program_s}" 600 "$program"

@@ -10,7 +10,7 @@
 namespace uniep::tune {
 namespace {
 
-// Reductions from 512 to 7168 and from 256 to 4096 rows an expert; the last shape's tiles are
+// Reductions from 512 to 7168, and over 400 to 4096 rows an expert; tiles of the last shape are
 // partial in rows and columns.
 constexpr const char* kShapes[] = {
     "custom,tokens=4096,hidden=2048,intermediate=768,experts=8,topk=4",
