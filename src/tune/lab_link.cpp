@@ -13,6 +13,7 @@ namespace {
 constexpr std::int64_t kPullWidths[] = {512, 1024, 2048, 4096, 7168};
 constexpr int kPullWorkers[] = {4, 8, 16, 32};
 constexpr std::int64_t kSegmentBytes[] = {128, 256, 512};  // of a pushed row in a tile
+constexpr int kMostPeers = 8;  // that a token of the flags' layer goes to
 constexpr int kFlagPasses = 40;
 constexpr int kFlagBusyPasses = 4;  // take up what the ranks are apart
 
@@ -85,8 +86,10 @@ class LinkLab {
   /// link, out and back, which are taken to be equal.
   void measure_flags() {
     const int ranks = lab_.ranks();
-    const double together = least_pass(
-        cat("custom,tokens=8,hidden=64,intermediate=64,experts=", ranks, ",topk=", ranks), true);
+    const double together =
+        least_pass(cat("custom,tokens=8,hidden=64,intermediate=64,experts=", ranks,
+                       ",topk=", std::min(ranks, kMostPeers)),
+                   true);
     const double alone =
         least_pass("custom,tokens=8,hidden=64,intermediate=64,experts=1,topk=1", false);
     const double each = std::max(0.0, together - alone) / 4;
@@ -149,7 +152,7 @@ class LinkLab {
     return least;
   }
 
-  /// Median time of whole fc1 tiles; `beside`: of those that were done before dispatch was.
+  /// Median time of whole fc1 tiles, 0 of none; `beside`: of those done before dispatch was.
   double whole_tile(const Schedule& schedule, bool beside) {
     const PassOrder order(lab_.plan(), Pass::kForward, schedule);
     const PassView& v = order.view();
@@ -162,8 +165,6 @@ class LinkLab {
         if (whole && (!beside || s.end <= pulled)) seconds.push_back(s.busy);
       }
     }
-    require(!seconds.empty(), ErrorCode::kInternal, "no product ran beside the link under ",
-            to_string(schedule), "; dispatch that takes longer than a tile is needed");
     return median(seconds);
   }
 

@@ -68,7 +68,8 @@ class LayerSampler {
     for (int i = 0; i < options_.repeats; ++i) {
       const LabPass timed = lab_.run(Pass::kForward, schedule, options_.busy_passes);
       for (const TaskSample& s : task_samples(order.view(), Stage::kDispatch, timed.events)) {
-        if (s.turn > 0) pulls[key_of(move_size(order.view(), s.task))].push_back(s.busy);
+        if (s.turn > 0 && s.busy > 0)
+          pulls[key_of(move_size(order.view(), s.task))].push_back(s.busy);
       }
     }
     keep_moves(pulls, figures_.dispatch);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <iostream>
 #include <memory>
+#include <optional>
 
 #include "base/check.h"
 #include "commands.h"
@@ -47,10 +48,13 @@ int profile_cpu(const Flags& flags) {
 tune::MeasuredProfile profile_group(const Communicator& member, BenchDevice& device,
                                     const Flags& flags) {
   constexpr int kRepeats = 5;
-  Progress progress("measuring", tune::lab_profile_steps(member.size()));
+  std::optional<Progress> progress;
+  if (member.rank() == 0) progress.emplace("measuring", tune::lab_profile_steps(member.size()));
   tune::LabOptions options;
   options.repeats = std::max(1, static_cast<int>(kRepeats * flags.effort));
-  options.progress = [&] { progress.advance(); };
+  options.progress = [&] {
+    if (progress) progress->advance();
+  };
   return measure_cuda_profile(member, device, options);
 }
 #endif
