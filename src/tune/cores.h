@@ -50,55 +50,64 @@ class Cores {
   /// stand in line; the heap is for amounts of work that no line is free for.
   class Order {
    public:
+    Order() { heads_.fill(kNobody); }
+
     bool empty() const { return size_ == 0; }
     std::size_t size() const { return size_; }
-    const Running& top() const { return first_ < kLines ? lines_[first_].front() : heap_.top(); }
+    const Running& top() const { return heads_[first_]; }
 
     void push(double work, const Running& r) {
       ++size_;
-      std::size_t line = 0;
-      std::size_t free = kLines;
-      for (; line < kLines && work_[line] != work; ++line) {
-        if (free == kLines && lines_[line].empty()) free = line;
-      }
-      if (line == kLines) line = free;
+      const std::size_t line = line_of(work);
       if (line < kLines) {
         work_[line] = work;
         stand_in(lines_[line], r);
+        heads_[line] = lines_[line].front();
       } else {
         heap_.push(r);
+        heads_[kLines] = heap_.top();
       }
-      if (size_ == 1 || r.before(top())) first_ = line;
+      if (r.before(heads_[first_])) first_ = line;
     }
     void pop() {
       --size_;
       if (first_ < kLines) {
-        lines_[first_].pop_front();
+        Ring<Running>& line = lines_[first_];
+        line.pop_front();
+        heads_[first_] = line.empty() ? kNobody : line.front();
       } else {
         heap_.pop();
+        heads_[kLines] = heap_.empty() ? kNobody : heap_.top();
       }
-      find_first();
+      first_ = 0;
+      for (std::size_t i = 1; i <= kLines; ++i)
+        first_ = heads_[i].before(heads_[first_]) ? i : first_;
     }
 
    private:
-    static constexpr std::size_t kLines = 8;
+    static constexpr std::size_t kLines = 7;
+    static constexpr Running kNobody{std::numeric_limits<double>::infinity(),
+                                     std::numeric_limits<int>::max()};
 
+    /// The line for this amount of work, or one that is free, or kLines.
+    std::size_t line_of(double work) const {
+      std::size_t free = kLines;
+      for (std::size_t i = 0; i < kLines; ++i) {
+        if (work_[i] == work) return i;
+        if (free == kLines && lines_[i].empty()) free = i;
+      }
+      return free;
+    }
     static void stand_in(Ring<Running>& line, const Running& r) {
       line.push_back(r);
       for (std::size_t i = line.size() - 1; i > 0 && line[i].before(line[i - 1]); --i) {
         std::swap(line[i], line[i - 1]);  // began at the same time
       }
     }
-    void find_first() {
-      first_ = kLines;
-      for (std::size_t i = 0; i < kLines; ++i) {
-        if (lines_[i].empty()) continue;
-        if ((first_ == kLines && heap_.empty()) || lines_[i].front().before(top())) first_ = i;
-      }
-    }
 
     std::size_t size_ = 0;
-    std::size_t first_ = kLines;  // the line of the first, or kLines: the heap
+    std::size_t first_ = 0;                    // among the heads
+    std::array<Running, kLines + 1> heads_{};  // of the lines, and of the heap
     std::array<double, kLines> work_{};
     std::array<Ring<Running>, kLines> lines_;
     MinHeap<Running> heap_;
