@@ -142,7 +142,8 @@ const std::vector<Axis>& make_axes() {
                                "direction in which the tiles of one expert are walked"),
       number<&Schedule::band>("band", {0, 4096}, {{0, 2, 8}, {0, 4, 8, 16, 32}},
                               "tiles in that direction before the walk turns to the next row or "
-                              "column of tiles; 0: all"),
+                              "column of tiles, where an expert has at least three times as many; "
+                              "0: all"),
       number<&Schedule::lag>("lag", {0, 4096}, {{0, 1, 2, 4, 4096}, {0, 1, 2, 4, 8, 4096}},
                              "experts by which fc2 follows fc1 where both share a launch, at least",
                              kWhereGemmsMeet),

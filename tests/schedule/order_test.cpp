@@ -377,17 +377,22 @@ TEST(Queue, ABandBoundsTheWalkAlongTheRaster) {
     }
     return text;
   };
-  EXPECT_EQ(tiles("raster=along-m,band=2", 3, 2), "0.0 1.0 0.1 1.1 2.0 2.1 ");
-  EXPECT_EQ(tiles("raster=along-n,band=2", 2, 3), "0.0 0.1 1.0 1.1 0.2 1.2 ");
-  EXPECT_EQ(tiles("raster=along-m,band=1", 2, 3), tiles("raster=along-n", 2, 3));
-  EXPECT_EQ(tiles("raster=along-m,band=9", 2, 3), tiles("raster=along-m", 2, 3));
+  EXPECT_EQ(tiles("raster=along-m,band=2", 7, 2),
+            "0.0 1.0 0.1 1.1 2.0 3.0 2.1 3.1 4.0 5.0 4.1 5.1 6.0 6.1 ");
+  EXPECT_EQ(tiles("raster=along-n,band=2", 2, 6),
+            "0.0 0.1 1.0 1.1 0.2 0.3 1.2 1.3 0.4 0.5 1.4 1.5 ");
+  EXPECT_EQ(tiles("raster=along-m,band=1", 3, 2), tiles("raster=along-n", 3, 2));
+  for (const int rows : {1, 4, 5}) {
+    EXPECT_EQ(tiles("raster=along-m,band=2", rows, 3), tiles("raster=along-m", rows, 3))
+        << "fewer than three bands";
+  }
 }
 
 TEST(Queue, AWalkTakesEveryTileOnce) {
   for (const char* raster : {"along-m", "along-n"}) {
     for (int band = 0; band <= 6; ++band) {
-      for (std::int64_t rows = 1; rows <= 6; ++rows) {
-        const std::int64_t cols = 7 - rows;
+      for (std::int64_t rows = 1; rows <= 9; ++rows) {
+        const std::int64_t cols = 10 - rows;
         const Schedule s = parse_schedule(cat("raster=", raster, ",band=", band));
         std::set<std::pair<std::int64_t, std::int64_t>> seen;
         for (std::int64_t i = 0; i < rows * cols; ++i) {
