@@ -1,5 +1,7 @@
 #include "tune/task_cost.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace uniep::tune {
@@ -38,6 +40,15 @@ ProductSize product_size(const PassView& v, const Task& task) {
           v.tokens_per_expert[task.expert]};
 }
 
+double unshared_bytes(const PassView& v, const Task& task) {
+  constexpr double kBytes = 2;  // of a bf16
+  const ProductSize size = product_size(v, task);
+  if (stage_grid(v, task.stage).rows > 0) return kBytes * static_cast<double>(size.m * size.n);
+  const std::int64_t rows = v.tokens_per_expert[v.tiles[task.m].expert];
+  const std::int64_t row_tiles = ceil_div<std::int64_t>(rows, v.schedule.tile_m);
+  return kBytes * static_cast<double>(size.n * size.k) / static_cast<double>(row_tiles);
+}
+
 MoveSize move_size(const PassView& v, const Task& task) {
   if (task.stage == Stage::kReduce) {
     const std::int64_t first = task.m * v.schedule.token_block;
@@ -70,8 +81,10 @@ double TaskCosts::product(const PassView& v, const Task& task) const {
   const double m = padded(size.m, v.schedule.tile_m);
   const double n = padded(size.n, v.schedule.tile_n);
   const auto k = static_cast<double>(round_up<std::int64_t>(size.k, profile_.k_step));
-  return cost.fixed + cost.per_mnk * m * n * k + cost.per_mk * m * k + cost.per_nk * n * k +
-         cost.per_mn * m * n;
+  const double multiplying = cost.fixed + cost.per_mnk * m * n * k + cost.per_mk * m * k +
+                             cost.per_nk * n * k + cost.per_mn * m * n;
+  // What a worker has of the memory's bandwidth while all use it, reduce shows.
+  return std::max(multiplying, profile_.reduce.per_byte * unshared_bytes(v, task));
 }
 
 double TaskCosts::of(const PassView& v, const Task& task) const {

@@ -14,6 +14,11 @@ struct ProductSize {
 bool is_product(Stage stage);
 ProductSize product_size(const PassView& v, const Task& task);
 
+/// Bytes of memory that a tile of a product reads or writes and shares with no tile beside it: of a
+/// tile of rows its weights, which the row tiles of its expert read at the same time; of a weight
+/// gradient what it writes.
+double unshared_bytes(const PassView& v, const Task& task);
+
 /// What the cost of a dispatch or reduce task depends on: see MoveCost.
 struct MoveSize {
   std::int64_t items = 0;
@@ -29,6 +34,8 @@ class TaskCosts {
   double of(const PassView& v, const Task& task) const;
 
  private:
+  /// As long as the multiplications take or, where that is longer, as memory takes: small batches
+  /// multiply less than the weights that they read take to come.
   double product(const PassView& v, const Task& task) const;
   /// Rows or columns of a tile, those that it lacks at the price of padding.
   double padded(std::int64_t real, std::int64_t whole) const;

@@ -1,6 +1,6 @@
-// What the simulator says of a sample of passes, to the bit: predictions.txt was written by the
-// first simulator, so that whoever makes it faster learns whether it still says the same. Where the
-// model is meant to change, the failure prints the line that belongs there.
+// What the simulator says of a sample of passes, to the bit: whoever makes it faster, or takes it
+// apart, learns from predictions.txt whether it still says the same. Where the model or the order
+// of tasks is meant to change, the failure prints the line that belongs there.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -139,7 +139,7 @@ std::string prediction(const Sample& s) {
   return text;
 }
 
-TEST(Predictions, AreThoseOfTheFirstSimulator) {
+TEST(Predictions, AreThoseOnRecord) {
   std::ifstream file(UNIEP_PREDICTIONS);
   ASSERT_TRUE(file) << UNIEP_PREDICTIONS;
   std::string line;
