@@ -40,10 +40,10 @@ TEST(ScheduleBook, PrefersTheCacheThenWhatIsShippedThenTheModel) {
 TEST(ScheduleBook, FindsWhatIsShippedForH200s) {
   const TunedEntries shipped = shipped_entries();
   EXPECT_EQ(shipped.problems, std::vector<std::string>{}) << "every entry names every axis";
-  const Problem qwen3_30b{
-      .hidden = 2048, .intermediate = 768, .num_experts = 128, .topk = 8, .max_tokens = 16384};
+  const Problem gpt_oss{
+      .hidden = 2880, .intermediate = 2880, .num_experts = 128, .topk = 4, .max_tokens = 8192};
   ScheduleBook book({}, shipped.entries, std::nullopt);
-  EXPECT_EQ(book.choose(key_of(4, qwen3_30b), qwen3_30b, kGpu).origin, ChoiceOrigin::kShipped);
+  EXPECT_EQ(book.choose(key_of(4, gpt_oss), gpt_oss, kGpu).origin, ChoiceOrigin::kShipped);
 }
 
 TEST(ScheduleBook, PassesOverWhatCannotRunHere) {
