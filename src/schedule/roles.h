@@ -30,8 +30,8 @@ inline UNIEP_HD int load_factor(const PassView& v) {
 }
 
 /// The same roles on a rank with more rows: a pull costs a dispatcher as many stores as the token
-/// has rows here, so as many more dispatchers are wanted as there are more rows. Half of the
-/// workers at most are added to: the rest begin with tiles.
+/// has rows here, so as many more dispatchers are wanted as there are more rows. Up to half of the
+/// workers: the rest begin with tiles.
 inline UNIEP_HD Roles roles_under_load(const PassView& v, Roles even, int workers) {
   if (even.dispatchers == 0 || even.dispatchers >= workers / 2) return even;
   const std::int64_t wanted = std::int64_t{even.dispatchers} * load_factor(v);

@@ -303,6 +303,15 @@ Routing make_routing(const ShapeSpec& spec, int ranks, std::uint64_t seed, doubl
   return routing;
 }
 
+Problem problem_of(const ShapeSpec& spec, std::int64_t capacity_rows) {
+  return {.hidden = spec.hidden,
+          .intermediate = spec.intermediate,
+          .num_experts = spec.num_experts,
+          .topk = spec.topk,
+          .max_tokens = spec.tokens,
+          .capacity_rows = capacity_rows};
+}
+
 LayerData make_layer(const ShapeSpec& spec, int ranks, std::uint64_t seed, double skew) {
   check_made_up(spec, ranks, skew);
   check_memory(spec, ranks);

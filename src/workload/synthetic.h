@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/layer_data.h"
+#include "uniep/problem.h"
 #include "workload/random.h"
 
 namespace uniep::workload {
@@ -30,6 +31,9 @@ std::vector<std::string> model_names();
 /// which replace the figures of NAME; `custom` has none of its own and needs all five.
 /// Error(kInvalidArgument) names the key, its value and what is accepted.
 ShapeSpec parse_shape(std::string_view text);
+
+/// The layer's problem, with room for `capacity_rows` (see Problem).
+Problem problem_of(const ShapeSpec& spec, std::int64_t capacity_rows = 0);
 
 /// "NAME,tokens=...,...": every key; parse_shape reads it back.
 std::string to_string(const ShapeSpec& spec);

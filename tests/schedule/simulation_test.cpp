@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "schedule/random_pass.h"
+#include "schedule/roles.h"
 #include "support/cases.h"
 
 namespace uniep::testing {
@@ -155,21 +156,18 @@ class SimulatedRank {
     bool done = false;
   };
 
-  // The same roles as the engine gives its workers: where a launch has both queues, the first
-  // dispatch_workers begin with communication, and all workers take it where it has that alone.
   void begin_launch(int launch) {
     launch_ = launch;
     if (done()) return;
     const Launch l = launch_at(v_, launch);
     comm_ = {tasks_of(v_, l.comm)};
     main_ = {tasks_of(v_, l.main)};
-    const bool both = l.comm.count > 0 && l.main.count > 0;
-    const int dispatchers = both ? min_of(v_.schedule.dispatch_workers, workers_) : workers_;
+    const Roles roles = launch_roles(v_, l, workers_);
     states_.assign(static_cast<std::size_t>(workers_), {});
     for (int i = 0; i < workers_; ++i) {
       State& s = states_[static_cast<std::size_t>(i)];
-      s.in_comm = i < dispatchers;
-      s.joins = v_.schedule.dispatch_join || dispatchers == workers_;
+      s.in_comm = i < roles.dispatchers;
+      s.joins = roles.join;
     }
   }
 

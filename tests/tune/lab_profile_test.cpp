@@ -28,12 +28,7 @@ class SimulatedLab final : public ProfileLab {
     const workload::ShapeSpec spec = workload::parse_shape(shape);
     const int group = together ? ranks_ : 1;
     const auto routing = workload::make_routing(spec, group, 0, 0);
-    const Problem problem{.hidden = spec.hidden,
-                          .intermediate = spec.intermediate,
-                          .num_experts = spec.num_experts,
-                          .topk = spec.topk,
-                          .max_tokens = spec.tokens,
-                          .capacity_rows = 1 << 20};
+    const Problem problem = workload::problem_of(spec, 1 << 20);
     const std::vector<std::int64_t> tokens(static_cast<std::size_t>(group), spec.tokens);
     plans_ = plans_to_simulate(problem, tokens, routing.topk_ids);
   }

@@ -23,13 +23,8 @@ const std::vector<RoutingPlan>& plans_of(const nlohmann::json& record) {
   const workload::ShapeSpec spec = workload::parse_shape(name.substr(0, name.find(",skew=")));
   const double skew = record.value("skew", 0.0);
   const workload::Routing routing = workload::make_routing(spec, kRanks, 0, skew);
-  const Problem problem{.hidden = spec.hidden,
-                        .intermediate = spec.intermediate,
-                        .num_experts = spec.num_experts,
-                        .topk = spec.topk,
-                        .max_tokens = spec.tokens,
-                        // Any routing.
-                        .capacity_rows = kRanks * spec.tokens * spec.topk + spec.num_experts * 128};
+  const std::int64_t any_routing = kRanks * spec.tokens * spec.topk + spec.num_experts * 128;
+  const Problem problem = workload::problem_of(spec, any_routing);
   const std::vector<std::int64_t> tokens(kRanks, spec.tokens);
   plans = plans_to_simulate(problem, tokens, routing.topk_ids);
   return plans;

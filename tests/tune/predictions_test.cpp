@@ -116,12 +116,7 @@ const std::vector<RoutingPlan>& plans_of(const Sample& s) {
   if (!plans.empty()) return plans;
   const workload::ShapeSpec spec = workload::parse_shape(s.shape);
   const auto routing = workload::make_routing(spec, s.ranks, 0, s.skew);
-  const Problem problem{.hidden = spec.hidden,
-                        .intermediate = spec.intermediate,
-                        .num_experts = spec.num_experts,
-                        .topk = spec.topk,
-                        .max_tokens = spec.tokens,
-                        .capacity_rows = 1 << 20};
+  const Problem problem = workload::problem_of(spec, 1 << 20);
   const std::vector<std::int64_t> tokens(static_cast<std::size_t>(s.ranks), spec.tokens);
   return plans = plans_to_simulate(problem, tokens, routing.topk_ids, s.most_ranks);
 }

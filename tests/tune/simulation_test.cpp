@@ -177,11 +177,7 @@ TEST(Simulate, OneRankStandsForAllOfABalancedGroup) {
   const auto spec = workload::parse_shape("qwen3-30b,tokens=8192");
   const int ranks = 4;
   const auto routing = workload::make_routing(spec, ranks, 1, 0);
-  const Problem problem{.hidden = spec.hidden,
-                        .intermediate = spec.intermediate,
-                        .num_experts = spec.num_experts,
-                        .topk = spec.topk,
-                        .max_tokens = spec.tokens};
+  const Problem problem = workload::problem_of(spec);
   const std::vector<std::int64_t> tokens(ranks, spec.tokens);
   const MachineProfile h200 = tune::shipped_profile("h200");
   const auto all = tune::plans_to_simulate(problem, tokens, routing.topk_ids);

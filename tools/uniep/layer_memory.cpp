@@ -15,15 +15,6 @@ namespace {
 
 using enum Table::Align;
 
-Problem problem_of(const workload::ShapeSpec& spec, std::int64_t capacity) {
-  return {.hidden = spec.hidden,
-          .intermediate = spec.intermediate,
-          .num_experts = spec.num_experts,
-          .topk = spec.topk,
-          .max_tokens = spec.tokens,
-          .capacity_rows = capacity};
-}
-
 struct Use {
   std::string what;
   std::string when;  // how long it is held

@@ -1,0 +1,255 @@
+"""simulate and tune, and what run and bench take from them (program.py); an argument names one test
+class."""
+
+import json
+import os
+import signal
+import subprocess
+import unittest
+import xml.etree.ElementTree
+from pathlib import Path
+
+from program import PROGRAM, ProgramTest
+
+
+class Simulate(ProgramTest):
+    def test_table_over_ranks(self):
+        path, plot = self.folder / "s.json", self.folder / "s.svg"
+        text = self.succeed("simulate", "--shape", "qwen3-30b,tokens=512", "--ranks", 16,
+                            "--gpus-per-node", 8, "--nic-gbps", 400, "--json", path, "--plot", plot)
+        rows = [line.split() for line in text.splitlines() if line.startswith("  ")]
+        self.assertEqual([int(row[0]) for row in rows], [1, 2, 4, 8, 16])
+        self.assertIn("# above 8 ranks the fullest one stands for all of them", text)
+        file = json.loads(path.read_text())
+        self.assertEqual(file["schema"], "uniep-simulate-1")
+        records = file["records"]
+        self.assertEqual([(r["ranks"], r["direction"]) for r in records],
+                         [(n, d) for n in (1, 2, 4, 8, 16) for d in ("forward", "backward")])
+        for r in records:
+            self.assertLess(r["exposed_ms"], r["predicted_ms"])
+            self.assertEqual(r["one_stands_for_all"], r["ranks"] > 8)
+        root = xml.etree.ElementTree.parse(plot).getroot()
+        self.assertEqual(root.tag, "{http://www.w3.org/2000/svg}svg")
+
+    def predicted(self, *args):
+        path = self.folder / "s.json"
+        self.succeed("simulate", "--shape", "qwen3-30b,tokens=512", "--pass", "forward", *args,
+                     "--json", path)
+        return json.loads(path.read_text())["records"][-1]["predicted_ms"]
+
+    def test_what_slows_a_cluster_down(self):
+        cluster = ("--ranks", 16, "--gpus-per-node", 8, "--nic-gbps")
+        fast, slow = self.predicted(*cluster, 400), self.predicted(*cluster, 100)
+        self.assertLess(self.predicted("--ranks", 16), fast)
+        self.assertLess(fast, slow)
+        even, skewed = self.predicted("--ranks", 8), self.predicted("--ranks", 8, "--skew", 1)
+        self.assertLess(even, skewed)
+
+    def test_a_measured_profile_predicts(self):
+        profile = self.folder / "here.json"
+        text = self.succeed("profile", "--effort", 0.1, "--output", profile)
+        stages = [line.split()[0] for line in text.splitlines() if line.startswith("  ")]
+        products = ["fc1", "fc2", "dfc2", "dfc1", "wgrad2", "wgrad1"]
+        self.assertEqual(stages, products + products + ["dispatch", "reduce"])  # tiles, then fits
+        self.assertEqual(json.loads(profile.read_text())["schema"], "uniep-profile-1")
+        path = self.folder / "s.json"
+        self.succeed("simulate", "--shape", "small", "--ranks", 2, "--profile", profile,
+                     "--schedule", "two-kernel,tile_m=32", "--json", path)
+        for r in json.loads(path.read_text())["records"]:
+            self.assertGreater(r["predicted_ms"], 0)
+        linked = self.folder / "linked.json"
+        self.succeed("profile", "--effort", 0.1, "--output", linked, UNIEP_CPU_LINK_GBPS="2")
+        self.assertEqual(json.loads(linked.read_text())["link"]["bytes_per_s"], 2e9)
+        self.refuse("profile", "--ranks", 2, words=("--ranks 2", "1 rank"))
+        if "cuda: not in this build" in self.succeed("info"):
+            self.refuse("profile", "--backend", "cuda", words=("no CUDA backend",))
+
+    def test_refusals(self):
+        self.refuse("simulate", "--shape", "tiny", "--nic-gbps", 400, words=("--gpus-per-node",))
+        self.refuse("simulate", "--shape", "tiny", "--profile", "h300", words=("h300", "h200"))
+        self.refuse("simulate", "--shape", "tiny", "--profile", "/dev/null", words=("/dev/null",))
+        self.refuse("simulate", "--shape", "tiny", "--schedule", "tile_m=64", words=("tile_m=64",))
+        self.refuse("simulate", "--shape", "tiny", "--ranks", 3, words=("8 experts",))
+
+
+class Tune(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.cache = self.folder / "cache" / "tuned.json"
+        self.environment = {"UNIEP_TUNE_CACHE": str(self.cache)}
+
+    def tune(self, *args):
+        return self.succeed("tune", *args, "--profile", "none", **self.environment)
+
+    def entries(self):
+        return json.loads(self.cache.read_text())["entries"]
+
+    def sessions(self):
+        return list(self.cache.parent.glob("*.session-*"))
+
+    def test_finds_prints_and_stores(self):
+        path = self.folder / "tune.json"
+        text = self.tune("--shape", "tiny", "--candidates", 4, "--budget", 6, "--json", path)
+        for words in ("# round 1, ", "# forward: ", "# backward: ", "# why 1  ",
+                      f"# stored {self.cache}", "differs from the default in"):
+            self.assertIn(words, text)
+        file = json.loads(path.read_text())
+        self.assertEqual(file["schema"], "uniep-tune-1")
+        self.assertEqual([p["direction"] for p in file["passes"]], ["forward", "backward"])
+        for entry, of_pass in zip(self.entries(), file["passes"]):
+            pairs = dict(pair.split("=") for pair in of_pass["chosen"].split(","))
+            self.assertEqual(entry["schedule"], pairs)
+            self.assertEqual((entry["ranks"], entry["tokens"], entry["pass"]),
+                             (2, 64, of_pass["direction"]))
+            self.assertGreater(entry["ms"], 0)
+            self.assertFalse(any(c["rejected"] for c in of_pass["candidates"]))
+        self.assertEqual(self.sessions(), [])
+
+    def test_with_the_model(self):
+        path = self.folder / "tune.json"
+        self.succeed("tune", "--shape", "tiny", "--pass", "forward", "--candidates", 3, "--budget",
+                     6, "--json", path, **self.environment)
+        of_pass = json.loads(path.read_text())["passes"][0]
+        self.assertGreater(of_pass["modelled"], 30)
+        self.assertTrue(all(c["predicted_ms"] > 0 for c in of_pass["candidates"]))
+
+    def test_a_space_made_small(self):
+        path = self.folder / "tune.json"
+        self.tune("--shape", "tiny", "--pass", "forward", "--candidates", 30, "--budget", 6,
+                  "--space", "launch=single|paired,waves=1,workers=2,dispatch_workers=1,"
+                  "dispatch_join=yes,pull_tokens=64,dispatch_wire=dedup,tile_m=32|64,tile_n=128,"
+                  "expert_order=index,rotate=none,raster=along-m,band=0,lag=1,lag_tiles=0,ready_rows=32,"
+                  "token_block=32,push_depth=64", "--json", path)
+        candidates = json.loads(path.read_text())["passes"][0]["candidates"]
+        self.assertLessEqual(len(candidates), 6)  # the reference, presets within it, four points
+
+    def interrupted(self, command):
+        """Runs it until it has measured for some rounds, then ends it with Ctrl-C."""
+        process = subprocess.Popen([PROGRAM, *command], stdout=subprocess.PIPE, text=True,
+                                   env={**os.environ, **self.environment})
+        output = ""
+        for line in process.stdout:
+            output += line
+            if line.startswith("# round 2,"):
+                process.send_signal(signal.SIGINT)
+                break
+        output += process.stdout.read()
+        process.stdout.close()
+        self.assertEqual(process.wait(), 0)
+        return output
+
+    LONG = ["tune", "--shape", "small", "--pass", "forward", "--candidates", "24", "--budget",
+            "200", "--profile", "none"]
+
+    def test_interrupted_and_resumed(self):
+        text = self.interrupted(self.LONG)
+        self.assertIn("interrupted", text)
+        self.assertIn("# the same command goes on from here", text)
+        self.assertEqual(len(self.entries()), 1)  # what it had
+        self.assertEqual(len(self.sessions()), 1)
+        again = self.interrupted(self.LONG)
+        self.assertRegex(again, r"after [1-9][0-9]+ of an earlier session")
+        self.assertNotIn("# round 1,", again)
+        fresh = self.interrupted([*self.LONG, "--fresh"])
+        self.assertNotIn("of an earlier session", fresh)
+
+    def test_a_damaged_session_is_reported_and_ignored(self):
+        self.interrupted(self.LONG)
+        self.sessions()[0].write_text("{")
+        done = subprocess.run([PROGRAM, *self.LONG[:-4], "--budget", "2", "--profile", "none"],
+                              capture_output=True, text=True, timeout=300,
+                              env={**os.environ, **self.environment})
+        self.assertEqual(done.returncode, 0)
+        self.assertIn("is ignored", done.stderr)
+        self.assertNotIn("of an earlier session", done.stdout)
+
+    def test_a_damaged_cache_is_reported_and_kept_aside(self):
+        self.cache.parent.mkdir()
+        for damage in ("{", '{"schema": "of-another-program"}'):
+            self.cache.write_text(damage)
+            done = self.call("tune", "--shape", "tiny", "--pass", "forward", "--candidates", 2,
+                             "--budget", 5, "--profile", "none", **self.environment)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(f"{self.cache} is ignored", done.stderr)
+            self.assertEqual(len(self.entries()), 1)
+            self.assertEqual(Path(f"{self.cache}.damaged").read_text(), damage)
+
+    def test_two_processes_at_once(self):
+        commands = [[PROGRAM, "tune", "--shape", f"tiny,tokens={tokens}", "--candidates", "3",
+                     "--budget", "5", "--profile", "none"] for tokens in (32, 64, 128)]
+        running = [subprocess.Popen(c, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                    env={**os.environ, **self.environment}) for c in commands]
+        for process in running:
+            _, errors = process.communicate(timeout=300)
+            self.assertEqual((process.returncode, errors), (0, b""))
+        self.assertEqual({(e["tokens"], e["pass"]) for e in self.entries()},
+                         {(t, p) for t in (32, 64, 128) for p in ("forward", "backward")})
+
+    def test_auto_takes_what_was_tuned(self):
+        figures = self.folder / "run.json"
+        arguments = ("run", "--shape", "tiny", "--ranks", 2, "--check", "--json", figures)
+        before = self.succeed(*arguments, **self.environment)
+        self.assertIn("(auto: default, default)", before)
+        self.tune("--shape", "tiny", "--candidates", 4, "--budget", 6)
+        text = self.succeed(*arguments, **self.environment)
+        self.assertIn("(auto: cache, cache)", text)
+        self.assertIn("check PASSED", text)
+        for entry in self.entries():
+            of_pass = [r for r in json.loads(figures.read_text())["records"]
+                       if r["direction"] == entry["pass"]]
+            pairs = dict(pair.split("=") for pair in of_pass[0]["schedule"].split(","))
+            self.assertEqual(pairs, entry["schedule"])
+        # Fewer tokens share the entry, more do not; nor does another number of ranks.
+        for shape, ranks, origin in (("tiny,tokens=40", 2, "cache"), ("tiny,tokens=65", 2, "default"),
+                                     ("tiny", 4, "default")):
+            text = self.succeed("run", "--shape", shape, "--ranks", ranks, "--schedule", "auto",
+                                **self.environment)
+            self.assertIn(f"(auto: {origin}, {origin})", text)
+        text = self.succeed(*arguments, "--schedule", "single", **self.environment)
+        self.assertNotIn("auto:", text)  # what is given is what runs
+        self.cache.write_text("{")
+        done = self.call(*arguments, **self.environment)
+        self.assertEqual(done.returncode, 0)
+        self.assertEqual(done.stderr.count("is ignored"), 1)
+        self.assertEqual(done.stderr.count("\n"), 1)
+        self.assertIn("(auto: default, default)", done.stdout)
+
+    def test_bench_says_what_auto_took_for_each_shape(self):
+        figures = self.folder / "bench.json"
+        self.tune("--shape", "tiny", "--pass", "backward", "--candidates", 2, "--budget", 4)
+        text = self.succeed("bench", "--shape", "tiny", "small", "--schedule", "sequential", "auto",
+                            "--iterations", 1, "--json", figures, **self.environment)
+        self.assertIn("# schedule 1  auto: looked up for each shape", text)
+        self.assertRegex(text, r"# schedule 1  launch=single,.*\(auto: default, cache\)")
+        self.assertRegex(text, r"# schedule 1  launch=single,.*\(auto: default, default\)")
+        self.assertIn("check PASSED", text)
+        records = [r for r in json.loads(figures.read_text())["records"]
+                   if r["shape"] == "tiny"]
+        taken = {r["schedule"] for r in records if r["direction"] == "backward"}
+        tuned = ",".join(f"{k}={v}" for k, v in self.entries()[0]["schedule"].items())
+        self.assertIn(tuned, taken)
+
+    def test_survey(self):
+        path, plot = self.folder / "survey.json", self.folder / "survey.svg"
+        text = self.succeed("tune", "--shape", "tiny", "--survey", 12, "--json", path, "--plot",
+                            plot, **self.environment)
+        self.assertIn("correlation", text)
+        for of_pass in json.loads(path.read_text())["passes"]:
+            self.assertEqual(len(of_pass["points"]), 12)
+            self.assertLessEqual(abs(of_pass["rank_correlation"]), 1)
+        self.assertFalse(self.cache.exists())
+        xml.etree.ElementTree.parse(plot)
+
+    def test_refusals(self):
+        self.refuse("tune", "--shape", "tiny", "--space", "tile_k=3", words=("tile_k",))
+        self.refuse("tune", "--shape", "tiny", "--ranks", 3, words=("8 experts",))
+        self.refuse("tune", "--shape", "tiny", "--profile", "h200", words=("backend cuda",))
+        self.refuse("tune", "--shape", "tiny", "--plot", "x.svg", words=("--survey",))
+        self.refuse("tune", "--shape", "tiny", "--survey", 3, "--profile", "none",
+                    words=("--profile",))
+        self.refuse("tune", "--shape", "tiny", "--profile", "none", "--pass", "forward", "--budget",
+                    1, UNIEP_TUNE_CACHE="/proc/no/cache.json", words=("/proc/no",))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
