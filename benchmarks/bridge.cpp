@@ -180,14 +180,14 @@ UNIEP_BRIDGE int uniep_bridge_last_pass(UniepBridgeLayer* l, double* elapsed_ms,
 
 /// Waits for all passes, and writes how this rank's SMs spent the last one, the only one since
 /// timelines were dropped (trace/time_use.h): their number, then seconds: span, exposed, tail,
-/// waiting, idle, and those of each stage. Drops the timeline.
+/// waiting, idle; the clock in Hz; and seconds of each stage. Drops the timeline.
 UNIEP_BRIDGE int uniep_bridge_time_use(UniepBridgeLayer* l, double* figures) {
   return guarded([&] {
     l->layer.synchronize();
     const Pass pass = l->layer.last_pass().pass;
     const trace::TimeUse use = trace::time_use(l->layer.take_timeline(), pass);
     for (const double figure : {static_cast<double>(use.processors), use.span_s, use.exposed_s,
-                                use.tail_s, use.waiting_s, use.idle_s}) {
+                                use.tail_s, use.waiting_s, use.idle_s, use.clock_hz}) {
       *figures++ = figure;
     }
     std::ranges::copy(use.stage_s, figures);

@@ -5,7 +5,7 @@ POINTER, LONG, INT, TEXT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctyp
 TO = ctypes.POINTER
 
 # What uniep_bridge_time_use writes before the stages.
-TIME_USE = ("processors", "span_s", "exposed_s", "tail_s", "waiting_s", "idle_s")
+TIME_USE = ("processors", "span_s", "exposed_s", "tail_s", "waiting_s", "idle_s", "clock_hz")
 
 # Arguments of the functions that return 0 or 1; the first one of most is the layer.
 SIGNATURES = {

@@ -43,6 +43,7 @@ class TimeUse:
     tail_ms: float  # likewise
     waiting: float  # shares of all SMs' time
     idle: float
+    clock_mhz: float  # of the SMs while at tasks, on the rank where it is lowest
     stages: dict  # by name, of those that have any
 
     @staticmethod
@@ -53,6 +54,7 @@ class TimeUse:
         return TimeUse(1e3 * max(rank["exposed_s"] for rank in ranks),
                        1e3 * max(rank["tail_s"] for rank in ranks),
                        share("waiting_s"), share("idle_s"),
+                       1e-6 * min(rank["clock_hz"] for rank in ranks),
                        {name: share(name) for name in stages if share(name) > 0})
 
 

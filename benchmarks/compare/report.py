@@ -38,7 +38,7 @@ class Report:
             figures.update(traced_ms=its.traced.ms, trace_cost=its.traced.ms / its.times.ms - 1,
                            exposed_ms=its.use.exposed_ms, tail_ms=its.use.tail_ms,
                            waiting_share=its.use.waiting, idle_share=its.use.idle,
-                           time_shares=its.use.stages)
+                           clock_mhz=its.use.clock_mhz, time_shares=its.use.stages)
         record = self.add(direction, schedule, shape, its.times, **figures)
         self.directions.append((record, schedule))
         self.say(tables.direction_line(self.table, record, schedule))

@@ -49,7 +49,7 @@ TIME_NOTES = [
     "# timeline of the last turn (--trace). exposed: while no SM computes, and one dispatches or",
     "# waits; tail: from the first SM without tasks to the last, of each launch; both of the rank",
     "# with the most. All else in % of the time of all SMs, from first task to last; wait: at no",
-    "# task that it holds; idle: without a task",
+    "# task that it holds; idle: without a task. MHz: of SMs at tasks, on the rank with the lowest",
 ]
 TIMED_STAGES = ("dispatch", "fc1", "fc2", "dfc2", "dfc1", "wgrad2", "wgrad1", "reduce")
 
@@ -63,12 +63,12 @@ def time_lines(directions):
                   ("pass", 8, ""), ("schedule", longest([s for _, s in traced], "schedule"), ""),
                   ("exposed ms", 10, ".3f"), ("tail ms", 7, ".3f"),
                   *((stage, max(len(stage), 5), ".1f") for stage in TIMED_STAGES),
-                  ("wait", 5, ".1f"), ("idle", 5, ".1f"))
+                  ("wait", 5, ".1f"), ("idle", 5, ".1f"), ("MHz", 5, ".0f"))
     percent = lambda share: None if share is None else 100 * share
     return TIME_NOTES + [table.header()] + [
         table.line(r["shape"], r["direction"], schedule, r["exposed_ms"], r["tail_ms"],
                    *(percent(r["time_shares"].get(stage)) for stage in TIMED_STAGES),
-                   percent(r["waiting_share"]), percent(r["idle_share"]))
+                   percent(r["waiting_share"]), percent(r["idle_share"]), r["clock_mhz"])
         for r, schedule in traced]
 
 

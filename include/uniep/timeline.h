@@ -23,6 +23,7 @@ struct TimelineEvent {
   std::int64_t ready_ns = 0;   ///< all inputs were ready
   std::int64_t link_ns = 0;    ///< within [ready, end]: time spent waiting for the link
   std::int64_t end_ns = 0;     ///< done and signalled
+  std::int64_t cycles = 0;     ///< within [ready, end], of an SM's clock; 0: not counted
 };
 
 /// Sums over the tasks of one stage on one rank.

@@ -24,7 +24,8 @@ void append_events(std::vector<TimelineEvent>& events, std::span<const TraceReco
                       .tile = r.tile,
                       .begin_ns = static_cast<std::int64_t>(begin),
                       .ready_ns = static_cast<std::int64_t>(r.begun),
-                      .end_ns = static_cast<std::int64_t>(r.done)});
+                      .end_ns = static_cast<std::int64_t>(r.done),
+                      .cycles = static_cast<std::int64_t>(r.done_cycle - r.begun_cycle)});
     free = r.done;
   }
 }

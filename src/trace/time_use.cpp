@@ -127,6 +127,16 @@ double tail_seconds(const std::vector<TimelineEvent>& events) {
   return seconds(tails);
 }
 
+double clock_hz(const std::vector<TimelineEvent>& events) {
+  std::int64_t cycles = 0, ns = 0;
+  for (const TimelineEvent& e : events) {
+    if (e.cycles == 0) continue;
+    cycles += e.cycles;
+    ns += e.end_ns - e.ready_ns;
+  }
+  return ns > 0 ? static_cast<double>(cycles) / seconds(ns) : 0;
+}
+
 /// Adds what one processor did; its events are sorted as `events_of` does.
 void add_processor(TimeUse& use, const std::vector<TimelineEvent>& events) {
   Activity activity;
@@ -163,6 +173,7 @@ TimeUse time_use(std::span<const TimelineEvent> all, Pass pass) {
   use.span_s = seconds(end - begin);
   use.exposed_s = exposed_seconds(events);
   use.tail_s = tail_seconds(events);
+  use.clock_hz = clock_hz(events);
   for (const auto& [processor, own] : processors) add_processor(use, own);
   return use;
 }

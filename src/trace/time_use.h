@@ -18,6 +18,8 @@ struct TimeUse {
   /// Of each launch, from when the first processor has no tasks left until the last has none; their
   /// sum. Processors that only ever dispatch do not count.
   double tail_s = 0;
+  /// Of the processors' clock, in cycles a second, while they are at tasks; 0: none were counted.
+  double clock_hz = 0;
 
   // Summed over processors; together `processors * span_s`.
   std::array<double, kNumStages> stage_s{};

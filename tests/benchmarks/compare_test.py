@@ -52,10 +52,11 @@ class Figures(unittest.TestCase):
 
     def test_time_is_shared_by_all_processors(self):
         rank = {"processors": 2, "span_s": 3, "exposed_s": 0.5, "tail_s": 0.25, "waiting_s": 1,
-                "idle_s": 2, "plan": 0, "fc1": 3}
-        other = {**rank, "processors": 1, "span_s": 4, "exposed_s": 1, "fc1": 1}
+                "idle_s": 2, "clock_hz": 1.5e9, "plan": 0, "fc1": 3}
+        other = {**rank, "processors": 1, "span_s": 4, "exposed_s": 1, "clock_hz": 1.4e9, "fc1": 1}
         use = TimeUse.of_ranks([rank, other], ["plan", "fc1"])
         self.assertEqual((use.exposed_ms, use.tail_ms), (1000, 250))
+        self.assertAlmostEqual(use.clock_mhz, 1400)
         self.assertEqual((use.waiting, use.idle, use.stages), (0.2, 0.4, {"fc1": 0.4}))
 
     def test_stages_are_compared_with_what_they_do(self):
@@ -195,7 +196,7 @@ class MadeUpComparison:
         self.shape, self.rows, self.wire = shape, [1, 3], NO_WIRE
         self.clock = SimpleNamespace(seconds={"passes": 2.0})
         self.traced = Times(2.02, 2, 2.1) if traced else None
-        self.use = TimeUse(0.5, 0.25, 0.1, 0.2, {"dispatch": 0.3, "fc1": 0.4}) if traced else None
+        self.use = TimeUse(0.5, 0.25, 0.1, 0.2, 1400, {"dispatch": 0.3, "fc1": 0.4}) if traced else None
 
     def check(self):
         return {(d, "single"): {"wrong": 2} for d in ("forward", "backward")}
@@ -241,7 +242,8 @@ class Reporting(unittest.TestCase):
         self.assertEqual(forward["time_shares"], {"dispatch": 0.3, "fc1": 0.4})
         lines = self.said[self.said.index(tables.TIME_NOTES[1]):]
         self.assertEqual(lines[5].split(), ["small", "forward", "single", "0.500", "0.250", "30.0",
-                                            "40.0", "-", "-", "-", "-", "-", "-", "10.0", "20.0"])
+                                            "40.0", "-", "-", "-", "-", "-", "-", "10.0", "20.0",
+                                            "1400"])
 
     def test_wrong_bits_fail(self):
         report = self.report()

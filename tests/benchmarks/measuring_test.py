@@ -36,7 +36,7 @@ class Layer:
     def time_use(self):
         self.calls.append(f"{self.name} synchronized")
         return {"processors": 1.0, "span_s": 1.0, "exposed_s": 0.5, "tail_s": 0.0,
-                "waiting_s": 0.5, "idle_s": 0.0, "fc1": 0.5}
+                "waiting_s": 0.5, "idle_s": 0.0, "clock_hz": 1.5e9, "fc1": 0.5}
 
     def last_pass(self):
         return {"dispatch": 1.0, "fc1": 3.0, "reduce": 0.0}

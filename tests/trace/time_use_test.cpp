@@ -113,10 +113,20 @@ TEST(TimeUse, PassesAreApart) {
   EXPECT_EQ(of(time_use(events, Pass::kForward), Stage::kWgrad2), 0);
 }
 
+TEST(TimeUse, TheClockIsThatOfCountedTasks) {
+  std::vector<TimelineEvent> events = {task(Stage::kDispatch, 0, 0, 0, 30),
+                                       task(Stage::kFc1, 1, 0, 10, 20),
+                                       task(Stage::kFc2, 1, 20, 20, 50)};
+  EXPECT_EQ(time_use(events, Pass::kForward).clock_hz, 0);
+  events[1].cycles = 15'000;
+  events[2].cycles = 39'000;
+  EXPECT_NEAR(time_use(events, Pass::kForward).clock_hz, 54e3 / 40e-6, 1);
+}
+
 TEST(TimeUse, NothingOfNothing) {
   const TimeUse use = time_use({}, Pass::kForward);
   EXPECT_EQ(use.processors, 0);
-  EXPECT_EQ(use.span_s + use.exposed_s + use.tail_s + sum(use), 0);
+  EXPECT_EQ(use.span_s + use.exposed_s + use.tail_s + use.clock_hz + sum(use), 0);
 }
 
 }  // namespace

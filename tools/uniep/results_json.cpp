@@ -49,6 +49,7 @@ Json pass_record(const RunHeader& header, const StepOptions& options, const Pass
     json["tail_ms"] = ms(time->tail_s);
     json["waiting_share"] = time->waiting;
     json["idle_share"] = time->idle;
+    if (time->clock_hz > 0) json["clock_mhz"] = 1e-6 * time->clock_hz;
   }
   if (checks.empty()) return json;
   std::int64_t wrong = 0;

@@ -38,6 +38,9 @@ std::optional<TimeFigures> time_figures(const StepReport& report, Pass pass) {
     const trace::TimeUse use = trace::time_use(events, pass);
     figures.exposed_s = std::max(figures.exposed_s, use.exposed_s);
     figures.tail_s = std::max(figures.tail_s, use.tail_s);
+    if (use.clock_hz > 0 && (figures.clock_hz == 0 || use.clock_hz < figures.clock_hz)) {
+      figures.clock_hz = use.clock_hz;
+    }
     for (std::size_t i = 0; i < use.stage_s.size(); ++i) figures.stage[i] += use.stage_s[i];
     figures.waiting += use.waiting_s;
     figures.idle += use.idle_s;

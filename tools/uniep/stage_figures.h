@@ -60,6 +60,7 @@ WireFigures wire_figures(const PassRecord& record);
 struct TimeFigures {
   double exposed_s = 0;  ///< of the rank with the most, as trace::TimeUse
   double tail_s = 0;     ///< likewise
+  double clock_hz = 0;   ///< of the rank with the lowest; 0: not counted
   // Shares of all processors' time.
   std::array<double, kNumStages> stage{};
   double waiting = 0;

@@ -85,6 +85,11 @@ void add_time_notes(Notes& notes, const TimeFigures& time) {
                            " ms of communication beside which no worker of its rank computes"));
   notes.add("tail",
             cat(milliseconds(time.tail_s), " ms from the first worker without tasks to the last"));
+  if (time.clock_hz > 0) {
+    notes.add("clock",
+              formatted("%.0f MHz of the SMs while at tasks, on the rank where it is lowest",
+                        1e-6 * time.clock_hz));
+  }
 }
 
 Notes pass_notes(const PassRecord& record, const std::vector<StageFigures>& stages) {

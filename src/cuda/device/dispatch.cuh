@@ -219,6 +219,7 @@ class DispatchWarp {
       r.tile = task.tile;
       r.launch = queues_.launch;
       r.taken = r.ready = r.begun = ptx::global_nanoseconds();
+      r.begun_cycle = r.done_cycle = 0;
     });
   }
 

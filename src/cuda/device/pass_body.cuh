@@ -76,7 +76,7 @@ __device__ __forceinline__ void run_sender(const DeviceContext& ctx, const PassM
   Tracer trace(ctx.trace, static_cast<int>(blockIdx.x), shared.first_record);
   for (;; ++sender.tile_number, trace.advance()) {
     const TileWork work = next_work_of_warp(shared, ring);
-    if (work.stage == kNoStage) return;
+    if (work.stage == kNoStage) break;
     sender.ring.advance(work.k_blocks);
     Stages::visit(work.stage, [&](auto stage) {
       using S = decltype(stage);
@@ -86,6 +86,7 @@ __device__ __forceinline__ void run_sender(const DeviceContext& ctx, const PassM
       trace.note([](TraceRecord& r) { r.sent = ptx::global_nanoseconds(); });
     }
   }
+  if (sender.lane == 0) ptx::bulk_wait<0>();  // weight gradients, which nobody else waits for
 }
 
 template <class Stages, class Shape>
@@ -97,7 +98,12 @@ __device__ __forceinline__ void run_consumer(const DeviceContext& ctx, PassShare
   for (;; trace.advance()) {
     const TileWork work = next_work_of_warp(shared, ring);
     if (work.stage == kNoStage) return;
-    if (notes) trace.note([](TraceRecord& r) { r.begun = ptx::global_nanoseconds(); });
+    if (notes) {
+      trace.note([](TraceRecord& r) {
+        r.begun = ptx::global_nanoseconds();
+        r.begun_cycle = ptx::sm_cycles();
+      });
+    }
     if (work.stage == Stage::kReduce) Reduce<Shape>::run(consumer, work);
     Stages::visit(work.stage, [&](auto stage) {
       using S = decltype(stage);
@@ -110,7 +116,12 @@ __device__ __forceinline__ void run_consumer(const DeviceContext& ctx, PassShare
       });
       S::finish(consumer, acc, work, early);
     });
-    if (notes) trace.note([](TraceRecord& r) { r.done = ptx::global_nanoseconds(); });
+    if (notes) {
+      trace.note([](TraceRecord& r) {
+        r.done = ptx::global_nanoseconds();
+        r.done_cycle = ptx::sm_cycles();
+      });
+    }
   }
 }
 
@@ -152,10 +163,9 @@ __device__ __forceinline__ void run_pass(const DeviceContext& ctx, const LaunchQ
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (warp < 4) {
     ptx::give_registers<kProducerRegisters>();
-    const bool first_lane = threadIdx.x % 32 == 0;
     if (warp >= kFirstSenderWarp) run_sender<Stages>(ctx, maps, shared);
-    if (warp == kLoaderWarp && first_lane) run_loader<Stages>(ctx, maps, shared);
-    if (warp == kSchedulerWarp && first_lane) schedule_tasks(ctx, queues, shared);
+    if (warp == kLoaderWarp && threadIdx.x % 32 == 0) run_loader<Stages>(ctx, maps, shared);
+    if (warp == kSchedulerWarp) schedule_tasks(ctx, queues, shared);
   } else {
     ptx::take_registers<kConsumerRegisters>();
     run_consumer<Stages>(ctx, shared);

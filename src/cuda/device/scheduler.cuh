@@ -4,7 +4,7 @@
 #include "cuda/device/trace.cuh"
 #include "cuda/device/waits.cuh"
 
-// The scheduler: one thread of a CTA that takes tasks in the order of the queue, waits for their
+// The scheduler: one warp of a CTA that takes tasks in the order of the queue, waits for their
 // inputs and hands them to the other roles, up to kWorkSlots ahead of the slowest. Because tasks
 // are taken by whoever is free, a CTA that comes late, or is held up, only takes fewer of them.
 
@@ -95,39 +95,89 @@ __device__ __forceinline__ TileWork work_of(const PassView& v, const Task& task)
   }
 }
 
+/// The part of a queue's table at which the scheduler stands, a block a lane: finding tasks one
+/// after another takes no reads of memory until the part has been walked through.
+class QueueWindow {
+ public:
+  explicit __device__ __forceinline__ QueueWindow(const QueueView& queue)
+      : queue_(queue), lane_(static_cast<int>(threadIdx.x) % 32) {
+    read(0);
+  }
+
+  /// What `queue_task` returns. By all lanes, of the same index, which is never less than the last.
+  __device__ __forceinline__ Task task(const PassView& v, std::int64_t index) {
+    for (;;) {
+      const unsigned begun = __ballot_sync(0xffffffffu, begin_ <= index);
+      const int found = __popc(begun) - 1;
+      if (found < 31) {
+        const auto stage = __shfl_sync(0xffffffffu, static_cast<int>(block_.stage), found);
+        const int block = __shfl_sync(0xffffffffu, block_.block, found);
+        const std::int64_t begin = __shfl_sync(0xffffffffu, begin_, found);
+        return block_task(v, static_cast<Stage>(stage), block, index - begin);
+      }
+      read(first_ + found);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void read(int first) {
+    first_ = first;
+    const int i = first + lane_;
+    begin_ = i < queue_.count ? queue_.begin[i] : INT64_MAX;
+    if (i < queue_.count) block_ = queue_.blocks[i];
+  }
+
+  const QueueView& queue_;
+  const int lane_;
+  int first_ = 0;           // block of lane 0
+  std::int64_t begin_ = 0;  // of this lane's block
+  QueueBlock block_{};
+};
+
+/// By all lanes of the scheduler's warp; the first one does what is not said to be all lanes'.
 template <class Shape>
 __device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const LaunchQueues& queues,
                                                PassShared<Shape>& shared) {
+  const bool first_lane = threadIdx.x % 32 == 0;
+  QueueWindow window(queues.main);
   WorkRing ring;
+  Inputs inputs(ctx);
   Tracer trace(ctx.trace, static_cast<int>(blockIdx.x), shared.first_record);
   const std::int64_t size = queues.main.size();
   bool running = true;
   while (running) {
     ptx::mbarrier_wait(&shared.work_empty[ring.slot], ring.parity ^ 1);
-    TileWork work{.stage = kNoStage};
-    const std::uint32_t i = atomicAdd(queues.ticket, 1u);
-    if (i < size) {
-      const Task task = queue_task(ctx.view, queues.main, i);
-      trace.note([&](TraceRecord& r) {
-        r.stage = task.stage;
-        r.expert = task.expert;
-        r.tile = task.tile;
-        r.launch = queues.launch;
-        r.taken = ptx::global_nanoseconds();
-      });
-      if (wait_for_inputs(ctx, task)) work = work_of<Shape>(ctx.view, task);
-      work.index = name_of(task).tile;
-      trace.note([&](TraceRecord& r) { r.ready = ptx::global_nanoseconds(); });
-      trace.advance();
+    std::uint32_t i = first_lane ? atomicAdd(queues.ticket, 1u) : 0;
+    i = __shfl_sync(0xffffffffu, i, 0);
+    running = i < size;
+    Task task;
+    if (running) task = window.task(ctx.view, i);
+    if (first_lane) {
+      TileWork work{.stage = kNoStage};
+      if (running) {
+        trace.note([&](TraceRecord& r) {
+          r.stage = task.stage;
+          r.expert = task.expert;
+          r.tile = task.tile;
+          r.launch = queues.launch;
+          r.taken = ptx::global_nanoseconds();
+        });
+        work = work_of<Shape>(ctx.view, task);
+        work.index = name_of(task).tile;
+        running = inputs.wait_for(task);
+        if (!running) work.stage = kNoStage;
+        trace.note([&](TraceRecord& r) { r.ready = ptx::global_nanoseconds(); });
+        trace.advance();
+      }
+      // The copy engine reads what these waits have acquired.
+      ptx::fence_proxy_async();
+      shared.work[ring.slot] = work;
+      ptx::mbarrier_arrive(&shared.work_full[ring.slot]);
     }
-    running = work.stage != kNoStage;
-    // The copy engine reads what these waits have acquired.
-    ptx::fence_proxy_async();
-    shared.work[ring.slot] = work;
-    ptx::mbarrier_arrive(&shared.work_full[ring.slot]);
+    running = __shfl_sync(0xffffffffu, running ? 1 : 0, 0) != 0;
     ring.advance();
   }
-  trace.finish();
+  if (first_lane) trace.finish();
 }
 
 /// Takes the next task from the scheduler: in a role that is one thread ...

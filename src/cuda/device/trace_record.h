@@ -18,6 +18,9 @@ struct TraceRecord {
   std::uint64_t begun;  // by the first consumer
   std::uint64_t done;
   std::uint64_t sent;  // by the first sender: stored, and signalled or about to be
+  std::uint64_t
+      begun_cycle;  // of the SM's clock, when `begun` and `done` were noted; 0 in dispatch
+  std::uint64_t done_cycle;
 };
 
 }  // namespace uniep::cuda

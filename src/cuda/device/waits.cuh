@@ -88,17 +88,31 @@ __device__ __forceinline__ bool wait_for(const DeviceContext& ctx, const Task& t
   return ready;
 }
 
-/// Waits for everything that the task needs; its waits are all of one kind.
-__device__ __forceinline__ bool wait_for_inputs(const DeviceContext& ctx, const Task& task) {
-  random_delay(ctx.faults, name_of(task));
-  bool ready = true;
-  CounterKind kind = CounterKind::kTileDone;
-  for_each_wait(ctx.view, task, [&](const Wait& wait) {
-    kind = wait.kind;
-    ready = ready && poll(ctx, task, wait);
-  });
-  acquire(kind);
-  return ready;
-}
+/// Waits for the inputs of one task after another, in one thread.
+class Inputs {
+ public:
+  explicit __device__ __forceinline__ Inputs(const DeviceContext& ctx) : ctx_(ctx) {}
+
+  /// Waits for everything that the task needs; its waits are all of one kind. What the last task
+  /// has waited for, as those of one expert often do, is not looked at again.
+  __device__ __forceinline__ bool wait_for(const Task& task) {
+    random_delay(ctx_.faults, name_of(task));
+    bool ready = true, looked = false;
+    for_each_wait(ctx_.view, task, [&](const Wait& wait) {
+      if (wait.kind == last_.kind && wait.index == last_.index && wait.expected == last_.expected) {
+        return;
+      }
+      ready = ready && poll(ctx_, task, wait);
+      looked = true;
+      last_ = wait;
+    });
+    if (looked) acquire(last_.kind);
+    return ready;
+  }
+
+ private:
+  const DeviceContext& ctx_;
+  Wait last_{.kind = CounterKind::kPublished, .index = -1, .expected = 0, .peer = -1};
+};
 
 }  // namespace uniep::cuda

@@ -59,7 +59,6 @@ struct Wgrad : EmptyEpilogueSlots<Shape, (Shape::kN / kBoxCols > Shape::kOwnBoxe
     sender.send_boxes(kBoxes, [&](int i, const std::uint8_t* box) {
       ptx::tma_store(maps.out0, box, work.n + i * kBoxCols, row, work.expert);
     });
-    if (sender.lane == 0) ptx::bulk_wait<0>();
   }
 
  private:

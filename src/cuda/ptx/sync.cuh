@@ -54,6 +54,13 @@ __device__ __forceinline__ std::uint64_t global_nanoseconds() {
   return t;
 }
 
+/// The clock of this SM, in cycles.
+__device__ __forceinline__ std::uint64_t sm_cycles() {
+  std::uint64_t t;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(t));
+  return t;
+}
+
 /// Time in units of 1024 ns, in half the registers: for spans of up to an hour.
 __device__ __forceinline__ std::uint32_t global_ticks() {
   return static_cast<std::uint32_t>(global_nanoseconds() >> 10);
