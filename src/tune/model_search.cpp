@@ -4,6 +4,8 @@
 #include <cmath>
 #include <unordered_map>
 
+#include "tune/parallel.h"
+
 namespace uniep::tune {
 namespace {
 
@@ -27,12 +29,30 @@ class Evaluations {
   bool exhausted() const { return left_ <= 0; }
 
   double operator()(const Schedule& schedule) {
-    const auto [known, is_new] = seconds_.try_emplace(to_string(schedule), 0);
-    if (!is_new) return known->second;
-    --left_;
-    known->second = evaluate_(schedule);
-    ranked_.push_back({schedule, known->second});
-    return known->second;
+    ask({schedule});
+    return seconds_.at(to_string(schedule));
+  }
+
+  /// Evaluates those of the schedules that it does not know, side by side, as far as the limit
+  /// goes; how many of them it then knows, from the first one on.
+  std::size_t ask(const std::vector<Schedule>& schedules) {
+    std::vector<Ranked> asked;
+    std::size_t known = 0;
+    for (const Schedule& s : schedules) {
+      const bool is_new = seconds_.try_emplace(to_string(s), 0).second;
+      if (is_new && asked.size() == static_cast<std::size_t>(std::max(left_, 1))) {
+        seconds_.erase(to_string(s));
+        break;
+      }
+      if (is_new) asked.push_back({s, 0});
+      ++known;
+    }
+    for_each_in_parallel(asked.size(),
+                         [&](std::size_t i) { asked[i].seconds = evaluate_(asked[i].schedule); });
+    for (const Ranked& r : asked) seconds_[to_string(r.schedule)] = r.seconds;
+    ranked_.insert(ranked_.end(), asked.begin(), asked.end());
+    left_ -= static_cast<int>(asked.size());
+    return known;
   }
 
   /// Fastest first; among those that are the same, the one most like `base`.
@@ -55,9 +75,11 @@ class Evaluations {
 /// From one point to the best of its neighbours, as long as that is better.
 void climb(const Space& space, Ranked at, Evaluations& evaluate) {
   for (;;) {
+    if (evaluate.exhausted()) return;
     Ranked best = at;
-    for (const Schedule& s : space.neighbours(at.schedule)) {
-      if (evaluate.exhausted()) return;
+    std::vector<Schedule> neighbours = space.neighbours(at.schedule);
+    neighbours.resize(evaluate.ask(neighbours));
+    for (const Schedule& s : neighbours) {
       const double seconds = evaluate(s);
       if (seconds < best.seconds * (1 - kSame)) best = {s, seconds};
     }
@@ -85,11 +107,11 @@ std::vector<Ranked> search_model(const Space& space, const std::vector<Schedule>
                                  const std::function<double(const Schedule&)>& evaluate,
                                  const ModelSearchOptions& options) {
   Evaluations evaluations(evaluate, options.evaluations);
-  for (const Schedule& seed : seeds) evaluations(space.canonical(seed));
+  std::vector<Schedule> first;
+  for (const Schedule& seed : seeds) first.push_back(space.canonical(seed));
   Space::Rng rng(options.seed);
-  for (int i = 0; i < options.samples && !evaluations.exhausted(); ++i) {
-    evaluations(space.sample(rng));
-  }
+  for (int i = 0; i < options.samples; ++i) first.push_back(space.sample(rng));
+  evaluations.ask(first);
   const Schedule base = seeds.empty() ? Schedule{} : space.canonical(seeds.front());
   const std::vector<Ranked> starts = evaluations.ranked(base);
   for (std::size_t i = 0; i < starts.size() && i < static_cast<std::size_t>(options.climbs); ++i) {

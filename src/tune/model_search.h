@@ -24,7 +24,8 @@ struct ModelSearchOptions {
   std::uint64_t seed = 1;
 };
 
-/// Evaluates `seeds` and random points, then walks from the best ones to better neighbours until
+/// Evaluates `seeds` and random points, side by side on all cores (`evaluate` is called by several
+/// threads at a time), then walks from the best ones to better neighbours until
 /// there are none or `evaluations` are spent. All points that were evaluated, fastest first; of
 /// those that the model cannot tell apart, the one that is most like the first seed. Deterministic.
 std::vector<Ranked> search_model(const Space& space, const std::vector<Schedule>& seeds,

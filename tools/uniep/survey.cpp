@@ -9,6 +9,7 @@
 #include "interrupt.h"
 #include "trace/panels.h"
 #include "tune/cost_model.h"
+#include "tune/parallel.h"
 #include "tune/tune_key.h"
 #include "tune_rank.h"
 
@@ -97,12 +98,11 @@ std::vector<SurveyPoint> survey_pass(const BenchCase& bench, Pass pass, const Su
   space.restrict_to(settings.restriction);
   std::vector<SurveyPoint> points = random_points(space, size.points, settings.seed);
   const std::vector<std::int64_t> tokens(static_cast<std::size_t>(bench.ranks), bench.spec.tokens);
-  const auto plans =
-      tune::plans_to_simulate(bench.problem, tokens, bench.routing.topk_ids,
-                              settings.profile->cores == 0 ? 1 : tune::kMostSimulatedRanks);
-  for (SurveyPoint& p : points) {
+  const auto plans = tune::plans_to_simulate(bench.problem, tokens, bench.routing.topk_ids);
+  tune::for_each_in_parallel(points.size(), [&](std::size_t i) {
+    SurveyPoint& p = points[i];
     p.predicted_s = tune::simulate(plans, pass, p.schedule, *settings.profile).seconds;
-  }
+  });
   const Schedule baseline = parse_schedule("sequential", default_schedule(ranks.backend));
   ranks.run([&](Communicator& member, BenchDevice& device) {
     TuneRank rank(bench, pass, member, device, baseline);

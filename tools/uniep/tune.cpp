@@ -41,7 +41,9 @@ struct Flags {
   std::string plot;
 };
 
-constexpr int kSurveyRounds = 15;
+/// Passes of each point of a survey, of which the least counts: threads that share cores with
+/// others are disturbed more often than a GPU.
+int survey_rounds(Backend backend) { return backend == Backend::kCpu ? 15 : 5; }
 constexpr std::size_t kPrinted = 5;
 
 /// The profile that the flag names; nothing for "none", and where "auto" knows none.
@@ -246,10 +248,11 @@ int survey(const Flags& flags, const Invocation& invocation, const Ranks& ranks,
   table.header({"", "", "rank", "median", "90 %", "best over"});
   table.header({"direction", "points", "correlation", "error", "error", "model's pick"});
   Json passes = Json::array();
+  const int rounds = survey_rounds(ranks.backend);
   std::vector<SurveyPoint> last;
   for (const Pass pass : passes_of(flags)) {
     bool interrupted = false;
-    last = survey_pass(bench, pass, {flags.survey, kSurveyRounds}, settings, ranks, interrupted);
+    last = survey_pass(bench, pass, {flags.survey, rounds}, settings, ranks, interrupted);
     const Agreement a = agreement_of(last);
     table.row({name(pass), cat(last.size()), formatted("%.3f", a.rank_correlation),
                formatted("%.1f %%", 100 * a.median_error), formatted("%.1f %%", 100 * a.p90_error),
@@ -258,7 +261,7 @@ int survey(const Flags& flags, const Invocation& invocation, const Ranks& ranks,
     if (interrupted) break;
   }
   if (!ranks.speaks) return kExitOk;
-  std::cout << "#\n# random points, the least of " << kSurveyRounds
+  std::cout << "#\n# random points, the least of " << rounds
             << " passes each, beside what the model says\n"
             << table;
   if (!flags.json.empty()) {

@@ -12,6 +12,7 @@
 #include "table.h"
 #include "tune/cost_model.h"
 #include "tune/model_search.h"
+#include "tune/parallel.h"
 #include "tune/tune_key.h"
 #include "tune_rank.h"
 
@@ -45,9 +46,7 @@ class Model {
       : pass_(pass), profile_(profile) {
     const std::vector<std::int64_t> tokens(static_cast<std::size_t>(bench.ranks),
                                            bench.spec.tokens);
-    // Where workers have cores of their own, the fullest rank says enough.
-    plans_ = tune::plans_to_simulate(bench.problem, tokens, bench.routing.topk_ids,
-                                     profile.cores == 0 ? 1 : tune::kMostSimulatedRanks);
+    plans_ = tune::plans_to_simulate(bench.problem, tokens, bench.routing.topk_ids);
   }
   double operator()(const Schedule& s) const {
     return tune::simulate(plans_, pass_, s, profile_).seconds;
@@ -62,8 +61,9 @@ class Model {
 std::vector<tune::Ranked> rank_by_model(const Space& space, const Model& model, Backend backend,
                                         const TuneSettings& settings) {
   const auto start = Clock::now();
-  model(default_schedule(backend));
-  const double each = std::max(1e-6, seconds_since(start));
+  const std::size_t threads = tune::model_threads();
+  tune::for_each_in_parallel(threads, [&](std::size_t) { model(default_schedule(backend)); });
+  const double each = std::max(1e-6, seconds_since(start) / static_cast<double>(threads));
   // A quarter of the time at most, and never so long that other ranks would give up waiting.
   constexpr double kMostSeconds = 20;
   const double affordable = std::min(settings.budget_s / 4, kMostSeconds) / each;

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace uniep::tune {
+
+/// Threads that predictions are spread over.
+inline std::size_t model_threads() {
+  return std::max<std::size_t>(1, std::thread::hardware_concurrency());
+}
+
+/// f(0) to f(count - 1), side by side on up to `model_threads()` threads. What one of them throws
+/// is thrown when all have ended.
+template <class F>
+void for_each_in_parallel(std::size_t count, F&& f) {
+  std::atomic<std::size_t> next = 0;
+  std::mutex mutex;
+  std::exception_ptr thrown;
+  const auto work = [&] {
+    try {
+      for (std::size_t i = next++; i < count; i = next++) f(i);
+    } catch (...) {
+      next = count;  // the others need not go on
+      const std::lock_guard lock(mutex);
+      if (!thrown) thrown = std::current_exception();
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 1; i < std::min(count, model_threads()); ++i) threads.emplace_back(work);
+    work();
+  }
+  if (thrown) std::rethrow_exception(thrown);
+}
+
+}  // namespace uniep::tune
