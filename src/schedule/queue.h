@@ -39,6 +39,12 @@ struct GridTile {
 /// same, and tiles of all sources at a time push to all ranks at a time.
 inline constexpr int kFewestBands = 3;
 
+/// Tiles along the raster before the walk turns, of `along` that there are in that direction.
+inline UNIEP_HD std::int64_t band_width(const Schedule& s, std::int64_t along) {
+  const bool in_bands = s.band > 0 && along >= std::int64_t{kFewestBands} * s.band;
+  return in_bands ? s.band : along;
+}
+
 /// Tile number `index` of the walk through a grid of `rows` by `cols` tiles. The walk goes along
 /// the schedule's raster, and across it once per band; bands follow one another.
 inline UNIEP_HD GridTile walk(const Schedule& s, std::int64_t rows, std::int64_t cols,
@@ -46,8 +52,7 @@ inline UNIEP_HD GridTile walk(const Schedule& s, std::int64_t rows, std::int64_t
   const bool along_m = s.raster == Raster::kAlongM;
   const std::int64_t along = along_m ? rows : cols;
   const std::int64_t across = along_m ? cols : rows;
-  const bool in_bands = s.band > 0 && along >= std::int64_t{kFewestBands} * s.band;
-  const std::int64_t band = in_bands ? s.band : along;
+  const std::int64_t band = band_width(s, along);
   const std::int64_t first = index / (band * across) * band;  // of this band, along the raster
   const std::int64_t width = min_of(band, along - first);     // the last band's may be less
   const std::int64_t in_band = index - first * across;

@@ -80,6 +80,8 @@ struct MachineProfile {
   int push_depth = -1;  ///< pushed tiles under way; -1: the schedule's push_depth
   double padding = 0;   ///< what rows and columns that a tile lacks cost, as a share of others
   int k_step = 1;       ///< reductions are rounded up to a multiple of this
+  /// Memory's cache that all workers of a rank share (a GPU's L2); 0: it holds everything.
+  double cache_bytes = 0;
 
   std::vector<GemmCost> gemms;
   MoveCost dispatch;

@@ -91,6 +91,7 @@ MachineProfile profile_from(const Json& json) {
   p.push_depth = json.at("push_depth").get<int>();
   p.padding = json.at("padding").get<double>();
   p.k_step = json.at("k_step").get<int>();
+  p.cache_bytes = json.at("cache_bytes").get<double>();
   for (const Json& gemm : json.at("gemms")) p.gemms.push_back(gemm_cost_from(gemm));
   p.dispatch = move_cost_from(json.at("dispatch"));
   p.reduce = move_cost_from(json.at("reduce"));
@@ -134,6 +135,7 @@ std::string profile_to_json(const MachineProfile& p) {
                      {"push_depth", p.push_depth},
                      {"padding", p.padding},
                      {"k_step", p.k_step},
+                     {"cache_bytes", p.cache_bytes},
                      {"gemms", gemms},
                      {"dispatch", to_json(p.dispatch)},
                      {"reduce", to_json(p.reduce)},

@@ -3,8 +3,11 @@
 namespace uniep::tune {
 
 SimulatedRank::SimulatedRank(const PlanData& plan, Pass pass, const Schedule& schedule,
-                             const MachineProfile& profile)
-    : order(plan, pass, schedule), counters(view()), costs(profile, view()), pushed(view()) {
+                             const MachineProfile& profile, int workers)
+    : order(plan, pass, schedule),
+      counters(view()),
+      costs(profile, view(), workers),
+      pushed(view()) {
   const PassView& v = view();
   for (int i = 0; i < num_launches(v); ++i) {
     launches.push_back(launch_at(v, i));

@@ -52,7 +52,7 @@ struct Unit {
 /// Everything that a rank has of its own during a pass.
 struct SimulatedRank {
   SimulatedRank(const PlanData& plan, Pass pass, const Schedule& schedule,
-                const MachineProfile& profile);
+                const MachineProfile& profile, int workers);
 
   const PassView& view() const { return order.view(); }
 

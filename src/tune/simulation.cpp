@@ -78,7 +78,7 @@ Simulation::Simulation(std::span<const RoutingPlan> plans, Pass pass, const Sche
       cores_(profile.cores),
       network_(profile.link, options.topology, plans[0].num_ranks(), mirrored_) {
   for (const RoutingPlan& plan : plans) {
-    ranks_.emplace_back(plan.data(), pass, schedule, profile).stats.workers = workers_;
+    ranks_.emplace_back(plan.data(), pass, schedule, profile, workers_).stats.workers = workers_;
   }
 }
 

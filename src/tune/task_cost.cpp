@@ -24,31 +24,6 @@ double move_cost(const MoveCost& cost, const MoveSize& size) {
 
 }  // namespace
 
-bool is_product(Stage stage) {
-  return stage == Stage::kFc1 || stage == Stage::kFc2 || stage == Stage::kDfc2 ||
-         stage == Stage::kDfc1 || stage == Stage::kWgrad2 || stage == Stage::kWgrad1;
-}
-
-ProductSize product_size(const PassView& v, const Task& task) {
-  const StageGrid grid = stage_grid(v, task.stage);
-  const std::int64_t cols =
-      min_of<std::int64_t>(grid.tile_cols, grid.cols - task.n * grid.tile_cols);
-  const std::int64_t halves = task.stage == Stage::kFc1 ? 2 : 1;
-  if (grid.rows == 0) return {v.tiles[task.m].rows, halves * cols, grid.reduction};
-  const std::int64_t tile_m = v.schedule.tile_m;
-  return {min_of<std::int64_t>(tile_m, grid.rows - task.m * tile_m), cols,
-          v.tokens_per_expert[task.expert]};
-}
-
-double unshared_bytes(const PassView& v, const Task& task) {
-  constexpr double kBytes = 2;  // of a bf16
-  const ProductSize size = product_size(v, task);
-  if (stage_grid(v, task.stage).rows > 0) return kBytes * static_cast<double>(size.m * size.n);
-  const std::int64_t rows = v.tokens_per_expert[v.tiles[task.m].expert];
-  const std::int64_t row_tiles = ceil_div<std::int64_t>(rows, v.schedule.tile_m);
-  return kBytes * static_cast<double>(size.n * size.k) / static_cast<double>(row_tiles);
-}
-
 MoveSize move_size(const PassView& v, const Task& task) {
   if (task.stage == Stage::kReduce) {
     const std::int64_t first = task.m * v.schedule.token_block;
@@ -60,7 +35,8 @@ MoveSize move_size(const PassView& v, const Task& task) {
   return {task.n, rows * row_bytes(v)};
 }
 
-TaskCosts::TaskCosts(const MachineProfile& profile, const PassView& view) : profile_(profile) {
+TaskCosts::TaskCosts(const MachineProfile& profile, const PassView& view, int workers)
+    : profile_(profile), traffic_(view, workers, profile.cache_bytes) {
   for (int i = 0; i < kNumStages; ++i) {
     const auto stage = static_cast<Stage>(i);
     if (!is_product(stage)) continue;
@@ -84,7 +60,7 @@ double TaskCosts::product(const PassView& v, const Task& task) const {
   const double multiplying = cost.fixed + cost.per_mnk * m * n * k + cost.per_mk * m * k +
                              cost.per_nk * n * k + cost.per_mn * m * n;
   // What a worker has of the memory's bandwidth while all use it, reduce shows.
-  return std::max(multiplying, profile_.reduce.per_byte * unshared_bytes(v, task));
+  return std::max(multiplying, profile_.reduce.per_byte * traffic_.bytes(v, task, size));
 }
 
 double TaskCosts::of(const PassView& v, const Task& task) const {

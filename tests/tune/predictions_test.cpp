@@ -67,6 +67,7 @@ MachineProfile made_up_gpu() {
   p.push_depth = 1;
   p.padding = 1;
   p.k_step = 64;
+  p.cache_bytes = 5e7;
   p.gemms = products(2.6e12);
   p.dispatch = {2e-6, 1e-8, 2.9e-10};
   p.reduce = {2e-6, 0, 4.3e-11};

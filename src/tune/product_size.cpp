@@ -1,0 +1,21 @@
+#include "tune/product_size.h"
+
+namespace uniep::tune {
+
+bool is_product(Stage stage) {
+  return stage == Stage::kFc1 || stage == Stage::kFc2 || stage == Stage::kDfc2 ||
+         stage == Stage::kDfc1 || stage == Stage::kWgrad2 || stage == Stage::kWgrad1;
+}
+
+ProductSize product_size(const PassView& v, const Task& task) {
+  const StageGrid grid = stage_grid(v, task.stage);
+  const std::int64_t cols =
+      min_of<std::int64_t>(grid.tile_cols, grid.cols - task.n * grid.tile_cols);
+  const std::int64_t halves = task.stage == Stage::kFc1 ? 2 : 1;
+  if (grid.rows == 0) return {v.tiles[task.m].rows, halves * cols, grid.reduction};
+  const std::int64_t tile_m = v.schedule.tile_m;
+  return {min_of<std::int64_t>(tile_m, grid.rows - task.m * tile_m), cols,
+          v.tokens_per_expert[task.expert]};
+}
+
+}  // namespace uniep::tune
