@@ -10,7 +10,7 @@
 namespace uniep::tune {
 namespace {
 
-constexpr std::int64_t kPullWidths[] = {512, 1024, 2048, 4096, 7168};
+constexpr std::int64_t kPullWidths[] = {1024, 4096, 7168};
 constexpr int kPullWorkers[] = {4, 8, 16, 32};
 constexpr std::int64_t kSegmentBytes[] = {128, 256, 512};  // of a pushed row in a tile
 constexpr int kMostPeers = 8;  // that a token of the flags' layer goes to
