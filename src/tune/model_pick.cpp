@@ -7,6 +7,7 @@
 
 #include "schedule/space.h"
 #include "tune/cost_model.h"
+#include "tune/parallel.h"
 
 namespace uniep::tune {
 
@@ -105,15 +106,12 @@ Schedule quick_pick(const Problem& problem, const TuneKey& key, const Place& pla
     if (invalid_reason(s, problem, place)) return std::numeric_limits<double>::infinity();
     return simulate(plans, key.pass, s, profile).seconds;
   };
-  Schedule best = default_schedule(key.backend);
-  double least = (1 - kDoubt) * predicted(best);
-  for (const Schedule& s : candidates(space, best)) {
-    const double seconds = predicted(s);
-    if (seconds >= least) continue;
-    best = s;
-    least = seconds;
-  }
-  return best;
+  std::vector<Schedule> all = candidates(space, default_schedule(key.backend));
+  all.insert(all.begin(), default_schedule(key.backend));
+  std::vector<double> seconds(all.size());
+  for_each_in_parallel(all.size(), [&](std::size_t i) { seconds[i] = predicted(all[i]); });
+  seconds[0] *= 1 - kDoubt;
+  return all[static_cast<std::size_t>(std::ranges::min_element(seconds) - seconds.begin())];
 }
 
 }  // namespace uniep::tune
