@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "tune/gpu_layer.h"
@@ -40,10 +41,21 @@ TEST(ScheduleBook, PrefersTheCacheThenWhatIsShippedThenTheModel) {
 TEST(ScheduleBook, FindsWhatIsShippedForH200s) {
   const TunedEntries shipped = shipped_entries();
   EXPECT_EQ(shipped.problems, std::vector<std::string>{}) << "every entry names every axis";
-  const Problem gpt_oss{
-      .hidden = 2880, .intermediate = 2880, .num_experts = 128, .topk = 4, .max_tokens = 8192};
   ScheduleBook book({}, shipped.entries, std::nullopt);
-  EXPECT_EQ(book.choose(key_of(4, gpt_oss), gpt_oss, kGpu).origin, ChoiceOrigin::kShipped);
+  for (const TunedEntry& e : shipped.entries) {
+    const Problem problem{.hidden = e.key.hidden,
+                          .intermediate = e.key.intermediate,
+                          .num_experts = e.key.num_experts,
+                          .topk = e.key.topk,
+                          .max_tokens = e.key.tokens};
+    const ScheduleChoice found = book.choose(e.key, problem, kGpu);
+    EXPECT_EQ(found.origin, ChoiceOrigin::kShipped) << to_string(e.key);
+    EXPECT_EQ(found.schedule, e.schedule) << "two for " << to_string(e.key);
+    EXPECT_LE(e.ms, e.default_ms) << to_string(e.key);
+  }
+  // Both directions of five models on 4 GPUs.
+  EXPECT_EQ(std::ranges::count(shipped.entries, 4, [](const TunedEntry& e) { return e.key.ranks; }),
+            10);
 }
 
 TEST(ScheduleBook, PassesOverWhatCannotRunHere) {
