@@ -71,15 +71,13 @@ namespace {
 /// Rows of a rank beyond which a pick waits for seconds and another tells no more.
 constexpr std::int64_t kMostRows = 1 << 17;
 
-/// Plans of a routing that is made up for the key: of one rank, where workers have cores of their
-/// own, for that says enough.
-std::vector<RoutingPlan> made_up_plans(Problem p, const TuneKey& key,
-                                       const MachineProfile& profile) {
+/// Plans of a routing that is made up for the key.
+std::vector<RoutingPlan> made_up_plans(Problem p, const TuneKey& key) {
   p.max_tokens = std::min(key.tokens, kMostRows / p.topk);
   p.capacity_rows = key.ranks * p.max_tokens * p.topk + std::int64_t{p.num_experts} * p.row_align;
   const std::vector<std::int64_t> tokens(static_cast<std::size_t>(key.ranks), p.max_tokens);
   const auto ids = sampled_routing(p, key.ranks, p.max_tokens, key.skew, 1);
-  return plans_to_simulate(p, tokens, ids, profile.cores == 0 ? 1 : kMostSimulatedRanks);
+  return plans_to_simulate(p, tokens, ids);
 }
 
 /// The model is 4 % off on average (docs/tuning.md): what it takes to be faster than the default by
@@ -100,7 +98,7 @@ std::vector<Schedule> candidates(const Space& space, const Schedule& base) {
 
 Schedule quick_pick(const Problem& problem, const TuneKey& key, const Place& place,
                     const MachineProfile& profile) {
-  const auto plans = made_up_plans(problem, key, profile);
+  const auto plans = made_up_plans(problem, key);
   const Space space(problem, key.pass, place);
   const auto predicted = [&](const Schedule& s) {
     if (invalid_reason(s, problem, place)) return std::numeric_limits<double>::infinity();
