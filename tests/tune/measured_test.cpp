@@ -1,4 +1,5 @@
-// The shipped profile against what was measured on 4 H200: the figures that docs/tuning.md quotes.
+// The shipped profile against what was measured on 1, 2 and 4 H200: the figures that docs/tuning.md
+// quotes.
 #include <gtest/gtest.h>
 
 #include <cmath>
