@@ -32,7 +32,7 @@ __device__ __forceinline__ const StageMaps& maps_of(const PassMaps& maps) {
   return maps.stages[static_cast<int>(S::kStage) - static_cast<int>(kFirst)];
 }
 
-/// The loader: one thread that keeps the pipeline full.
+/// The loader: one thread that keeps the pipeline full, and has the next task drawn in time.
 template <class Stages, class Shape>
 __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassMaps& maps,
                                            PassShared<Shape>& shared) {
@@ -43,10 +43,12 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassM
     load(shared.slots[slots.slot], &shared.full[slots.slot]);
     slots.advance();
   };
+  const auto want_task = [&] { ptx::mbarrier_arrive(&shared.wanted); };
   for (;;) {
     const TileWork work = next_work(shared, ring);
     if (work.stage == kNoStage) return;
     if (work.stage == Stage::kReduce) {
+      want_task();
       Reduce<Shape>::for_each_piece(ctx.view, work, [&](const auto& piece) {
         next_slot([&](auto& slot, auto* full) { Reduce<Shape>::load(ctx, slot, full, piece); });
       });
@@ -55,7 +57,10 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassM
     Stages::visit(work.stage, [&](auto stage) {
       using S = decltype(stage);
       const StageMaps& m = maps_of<S>(maps);
+      const int draw_at = max_of(work.k_blocks - kDrawAhead, 0);
+      if (work.k_blocks == 0) want_task();
       for (int k = 0; k < work.k_blocks; ++k) {
+        if (k == draw_at) want_task();
         next_slot([&](auto& slot, auto* full) {
           ptx::mbarrier_arrive_expect(full, step_bytes<S, Shape>(work));
           S::load(m, slot, full, work, k);
@@ -135,6 +140,7 @@ __device__ __forceinline__ void init_barriers(PassShared<Shape>& shared) {
     ptx::mbarrier_init(&shared.work_full[i], 1);
     ptx::mbarrier_init(&shared.work_empty[i], 1 + 32 * (kConsumers + kConsumerWarps));
   }
+  ptx::mbarrier_init(&shared.wanted, 1);
   for (int c = 0; c < kConsumers; ++c) {
     for (int i = 0; i < Shape::kBoxes; ++i) {
       ptx::mbarrier_init(&shared.written[c][i], 32 * kConsumerWarps / kConsumers);

@@ -5,8 +5,9 @@
 #include "cuda/device/waits.cuh"
 
 // The scheduler: one warp of a CTA that takes tasks in the order of the queue, waits for their
-// inputs and hands them to the other roles, up to kWorkSlots ahead of the slowest. Because tasks
-// are taken by whoever is free, a CTA that comes late, or is held up, only takes fewer of them.
+// inputs and hands them to the other roles, each when the loader is nearly done with the one
+// before. Because tasks are taken by whoever is free, a CTA that comes late, or is held up, only
+// takes fewer of them.
 
 namespace uniep::cuda {
 
@@ -145,7 +146,8 @@ __device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const L
   Tracer trace(ctx.trace, static_cast<int>(blockIdx.x), shared.first_record);
   const std::int64_t size = queues.main.size();
   bool running = true;
-  while (running) {
+  for (int drawn = 0; running; ++drawn) {
+    if (drawn > 0) ptx::mbarrier_wait(&shared.wanted, (drawn - 1) & 1);
     ptx::mbarrier_wait(&shared.work_empty[ring.slot], ring.parity ^ 1);
     std::uint32_t i = first_lane ? atomicAdd(queues.ticket, 1u) : 0;
     i = __shfl_sync(0xffffffffu, i, 0);

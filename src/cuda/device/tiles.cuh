@@ -47,6 +47,11 @@ struct TileWork {
 inline constexpr Stage kNoStage = static_cast<Stage>(-1);
 
 inline constexpr int kWorkSlots = 2;
+/// The loader asks for the next task when it has still to load so many slots of the one at hand.
+/// Early enough to hide the ticket and the look at counters, some 3 us. Not earlier: a task drawn
+/// long before it begins no longer runs beside its neighbours in the queue, and operands that they
+/// share are in L2 only for as long as they are read at about the same time.
+inline constexpr int kDrawAhead = 8;
 /// More than the tiles by which one role can be ahead of another: the work ring holds them to
 /// kWorkSlots.
 inline constexpr int kTilesUnderWay = 2 * kWorkSlots;
@@ -78,6 +83,7 @@ struct PassShared {
   std::uint64_t empty[Shape::kSlots];
   std::uint64_t work_full[kWorkSlots];
   std::uint64_t work_empty[kWorkSlots];
+  std::uint64_t wanted;                              // a task after the first, by the loader
   std::uint64_t written[kConsumers][Shape::kBoxes];  // an output buffer, by its consumer
   std::uint64_t sent[kConsumers][Shape::kBoxes];     // and read again, by its sender
   TileWork work[kWorkSlots];
