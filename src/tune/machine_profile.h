@@ -76,7 +76,6 @@ struct MachineProfile {
   int cores = 0;        ///< that all ranks share; 0: every worker has its own (a GPU's SMs)
   int workers = 0;      ///< of a rank with workers=0; 0: as the CPU backend counts them
   int lanes = 1;        ///< dispatch tasks that one worker has under way
-  int prefetch = 0;     ///< tasks that a worker draws ahead of the one it computes
   int push_depth = -1;  ///< pushed tiles under way; -1: the schedule's push_depth
   double padding = 0;   ///< what rows and columns that a tile lacks cost, as a share of others
   int k_step = 1;       ///< reductions are rounded up to a multiple of this

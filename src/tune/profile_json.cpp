@@ -87,7 +87,6 @@ MachineProfile profile_from(const Json& json) {
   p.cores = json.at("cores").get<int>();
   p.workers = json.at("workers").get<int>();
   p.lanes = json.at("lanes").get<int>();
-  p.prefetch = json.at("prefetch").get<int>();
   p.push_depth = json.at("push_depth").get<int>();
   p.padding = json.at("padding").get<double>();
   p.k_step = json.at("k_step").get<int>();
@@ -131,7 +130,6 @@ std::string profile_to_json(const MachineProfile& p) {
                      {"cores", p.cores},
                      {"workers", p.workers},
                      {"lanes", p.lanes},
-                     {"prefetch", p.prefetch},
                      {"push_depth", p.push_depth},
                      {"padding", p.padding},
                      {"k_step", p.k_step},

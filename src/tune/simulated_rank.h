@@ -36,11 +36,10 @@ struct Unit {
   int rank = 0;    ///< index among the simulated ones
   int worker = 0;  ///< of the rank
   bool in_comm = false;
-  bool computing = false;
   bool finished = false;
   int next_waiter = -1;
   std::uint32_t expected = 0;  ///< of the counter that it waits for
-  Ring<Task> hand{};           ///< drawn, the one at work first
+  Task task{};                 ///< at hand
   double begun = 0;            ///< its wait for inputs
   double ready = 0;
   double linked = 0;      ///< seconds that the task at hand waited for the link

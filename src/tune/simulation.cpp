@@ -15,7 +15,6 @@ namespace uniep::tune {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr double kDrawDelay = 1e-7;  // lets all workers draw before any draws again
 
 class Simulation {
  public:
@@ -129,15 +128,6 @@ void Simulation::handle(const EventQueue::Event& event) {
       return begin_launch(event.target);
     case Step::kTake:
       return take(event.target);
-    case Step::kDraw: {
-      Unit& unit = units_[static_cast<std::size_t>(event.target)];
-      // The one at work does not count.
-      const auto most = static_cast<std::size_t>(profile_.prefetch + 1);
-      if (unit.computing && unit.hand.size() < most && draw(unit) && unit.hand.size() < most) {
-        events_.draw_at(now_ + kDrawDelay, event.target);
-      }
-      return;
-    }
     case Step::kWait:
       return wait(event.target);
     case Step::kPulled:
@@ -178,13 +168,13 @@ bool Simulation::draw(Unit& unit) {
   SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
   DrawnQueue& queue = (unit.in_comm ? r.comm : r.main)[static_cast<std::size_t>(r.launch)];
   if (queue.empty()) return false;
-  unit.hand.push_back(queue.draw(r.view()));
+  unit.task = queue.draw(r.view());
   return true;
 }
 
 void Simulation::take(int index) {
   Unit& unit = units_[static_cast<std::size_t>(index)];
-  if (unit.hand.empty() && !draw(unit)) return retire(index);
+  if (!draw(unit)) return retire(index);
   unit.begun = now_;
   unit.linked = 0;
   wait(index);
@@ -239,7 +229,7 @@ void Simulation::wait(int index) {
   const Unit& unit = units_[static_cast<std::size_t>(index)];
   SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
   std::optional<double> blocked;
-  for_each_wait(r.view(), unit.hand.front(), [&](const Wait& w) {
+  for_each_wait(r.view(), unit.task, [&](const Wait& w) {
     if (!blocked) blocked = block(r, index, w);
   });
   if (!blocked) return start(index);
@@ -250,7 +240,7 @@ void Simulation::start(int index) {
   Unit& unit = units_[static_cast<std::size_t>(index)];
   SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
   const PassView& v = r.view();
-  const Task task = unit.hand.front();
+  const Task& task = unit.task;
   unit.ready = now_;
   if (task.stage != Stage::kDispatch) {
     unit.last_pull = -1;
@@ -280,12 +270,10 @@ double Simulation::woken(double when) const {
 void Simulation::compute(int index) {
   Unit& unit = units_[static_cast<std::size_t>(index)];
   SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
-  const Task& task = unit.hand.front();
+  const Task& task = unit.task;
   double work = r.costs.of(r.view(), task);
   if (is_product(task.stage) && r.pulling > 0) work *= profile_.beside_link;
-  unit.computing = true;
   cores_.start(index, work, now_);
-  if (profile_.prefetch > 0 && !unit.in_comm) events_.draw_at(now_ + kDrawDelay, index);
 }
 
 std::size_t Simulation::push_depth() const {
@@ -296,9 +284,7 @@ std::size_t Simulation::push_depth() const {
 void Simulation::finish(int index) {
   Unit& unit = units_[static_cast<std::size_t>(index)];
   SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
-  const Task task = unit.hand.front();
-  unit.hand.pop_front();
-  unit.computing = false;
+  const Task task = unit.task;
   if (task.stage == Stage::kDispatch) --r.pulling;
   signal(index, task);
   double free = now_;

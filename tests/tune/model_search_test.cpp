@@ -90,7 +90,7 @@ TEST(SearchModel, PruningFindsTheBestOfAnExhaustiveSearch) {
   const auto ranked = search_model(
       space, {},
       [&](const Schedule& s) { return simulate(of, Pass::kForward, s, believed).seconds; },
-      {.samples = 60, .climbs = 3, .evaluations = 300});
+      {});
   // An exhaustive search needs the least number of rounds for each point; so does this.
   const auto count = static_cast<std::size_t>(points / 20);
   const auto measured = distinct(ranked, count);

@@ -63,7 +63,6 @@ MachineProfile made_up_gpu() {
   p.backend = Backend::kCuda;
   p.workers = 132;
   p.lanes = 12;
-  p.prefetch = 2;
   p.push_depth = 1;
   p.padding = 1;
   p.k_step = 64;

@@ -142,7 +142,6 @@ TEST(Simulate, EveryScheduleEndsAndRunsEveryTaskOnce) {
     profile.workers = static_cast<int>(pick(rng, 1, 5));
     profile.cores = static_cast<int>(pick(rng, 0, 3));
     profile.lanes = static_cast<int>(pick(rng, 1, 3));
-    profile.prefetch = static_cast<int>(pick(rng, 0, 2));
     profile.link.bytes_per_s = chance(rng, 50) ? 1e4 : 0;
     profile.link.exclusive = chance(rng, 50);
     profile.wake.flag_s = chance(rng, 50) ? 0.01 : 0;

@@ -26,7 +26,6 @@ tune::MachineProfile known_profile(int ranks) {
   known.source =
       cat("uniep profile, ", ranks, " ranks, ", utc_now(), ", ", to_string(this_build()));
   known.lanes = cuda::kDispatchWarps;
-  known.prefetch = 2;    // the scheduler's tasks ahead of the one at work
   known.push_depth = 1;  // a sender's tiles behind its consumer's
   known.k_step = cuda::kTileK;
   if (ranks > 1) return known;
