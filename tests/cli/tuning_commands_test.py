@@ -113,13 +113,15 @@ class Tune(ProgramTest):
         self.assertGreater(of_pass["modelled"], 30)
         self.assertTrue(all(c["predicted_ms"] > 0 for c in of_pass["candidates"]))
 
+    SMALL_SPACE = ("launch=single|paired,waves=1,workers=2,dispatch_workers=1,dispatch_join=yes,"
+                   "pull_tokens=64,dispatch_wire=dedup,tile_m=32|64,tile_n=128,expert_order=index,"
+                   "rotate=none,raster=along-m,band=0,lag=1,lag_tiles=0,ready_rows=32,"
+                   "token_block=32,push_depth=64")
+
     def test_a_space_made_small(self):
         path = self.folder / "tune.json"
         self.tune("--shape", "tiny", "--pass", "forward", "--candidates", 30, "--budget", 6,
-                  "--space", "launch=single|paired,waves=1,workers=2,dispatch_workers=1,"
-                  "dispatch_join=yes,pull_tokens=64,dispatch_wire=dedup,tile_m=32|64,tile_n=128,"
-                  "expert_order=index,rotate=none,raster=along-m,band=0,lag=1,lag_tiles=0,ready_rows=32,"
-                  "token_block=32,push_depth=64", "--json", path)
+                  "--space", self.SMALL_SPACE, "--json", path)
         candidates = json.loads(path.read_text())["passes"][0]["candidates"]
         self.assertLessEqual(len(candidates), 6)  # the reference, presets within it, four points
 
@@ -239,6 +241,14 @@ class Tune(ProgramTest):
             self.assertLessEqual(abs(of_pass["rank_correlation"]), 1)
         self.assertFalse(self.cache.exists())
         xml.etree.ElementTree.parse(plot)
+
+    def test_a_survey_of_a_small_space_has_all_of_its_points(self):
+        path = self.folder / "survey.json"
+        self.succeed("tune", "--shape", "tiny", "--pass", "forward", "--survey", 100, "--space",
+                     self.SMALL_SPACE, "--json", path, **self.environment)
+        points = json.loads(path.read_text())["passes"][0]["points"]
+        schedules = {p["schedule"] for p in points}
+        self.assertEqual([len(points), len(schedules)], [4, 4])
 
     def test_refusals(self):
         self.refuse("tune", "--shape", "tiny", "--space", "tile_k=3", words=("tile_k",))

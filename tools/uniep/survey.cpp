@@ -44,9 +44,17 @@ double correlation(const std::vector<double>& a, const std::vector<double>& b) {
   return aa > 0 && bb > 0 ? ab / std::sqrt(aa * bb) : 0;
 }
 
-std::vector<SurveyPoint> random_points(const Space& space, int count, std::uint64_t seed) {
-  Space::Rng rng(seed);
+/// More combinations are not looked through for how many points they are.
+constexpr double kFewCombinations = 1e6;
+
+/// All points of the space where there are no more than `count`, else so many random ones.
+std::vector<SurveyPoint> points_of(const Space& space, int count, std::uint64_t seed) {
   std::vector<SurveyPoint> points;
+  if (space.combinations() <= kFewCombinations && space.size() <= count) {
+    space.for_each([&](const Schedule& s) { points.push_back({.schedule = s}); });
+    return points;
+  }
+  Space::Rng rng(seed);
   for (int tries = 0; tries < 100 * count && static_cast<int>(points.size()) < count; ++tries) {
     const Schedule s = space.sample(rng);
     const bool is_new = std::ranges::find(points, s, &SurveyPoint::schedule) == points.end();
@@ -96,7 +104,7 @@ std::vector<SurveyPoint> survey_pass(const BenchCase& bench, Pass pass, const Su
           "is accepted");
   Space space(bench.problem, pass, tune::this_place(ranks.backend));
   space.restrict_to(settings.restriction);
-  std::vector<SurveyPoint> points = random_points(space, size.points, settings.seed);
+  std::vector<SurveyPoint> points = points_of(space, size.points, settings.seed);
   const std::vector<std::int64_t> tokens(static_cast<std::size_t>(bench.ranks), bench.spec.tokens);
   const auto plans = tune::plans_to_simulate(bench.problem, tokens, bench.routing.topk_ids);
   tune::for_each_in_parallel(points.size(), [&](std::size_t i) {

@@ -26,8 +26,9 @@ struct SurveySize {
   int rounds = 15;
 };
 
-/// Measures random points of the space, each once a round, and predicts them. Collective; the
-/// result is that of the process that speaks. `interrupted` is set on all where the search was.
+/// Measures random points of the space, or all where there are no more than asked for, each once a
+/// round, and predicts them. Collective; the result is that of the process that speaks.
+/// `interrupted` is set on all where the search was.
 std::vector<SurveyPoint> survey_pass(const BenchCase& bench, Pass pass, const SurveySize& size,
                                      const TuneSettings& settings, const Ranks& ranks,
                                      bool& interrupted);

@@ -261,7 +261,7 @@ int survey(const Flags& flags, const Invocation& invocation, const Ranks& ranks,
     if (interrupted) break;
   }
   if (!ranks.speaks) return kExitOk;
-  std::cout << "#\n# random points, the least of " << rounds
+  std::cout << "#\n# random points, or all of a space that has no more, the least of " << rounds
             << " passes each, beside what the model says\n"
             << table;
   if (!flags.json.empty()) {
@@ -342,7 +342,8 @@ void add_how_options(CLI::App& sub, Flags& flags) {
       ->group("How to search");
   group
       .add("--survey", flags.survey, "N",
-           "Do not search: measure N random points and say how well the model predicts them")
+           "Do not search: measure N random points, or all where there are no more, and say how "
+           "well the model predicts them")
       ->check(range(1, 100000));
   group.add("--json", flags.json, "FILE.json", "Write all figures; see docs/tuning.md");
   group.add("--plot", flags.plot, "FILE.svg",
