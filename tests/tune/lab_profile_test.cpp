@@ -9,8 +9,8 @@
 #include "schedule/random_pass.h"
 #include "support/cases.h"
 #include "tune/cost_model.h"
+#include "tune/made_up_plans.h"
 #include "tune/timeline_samples.h"
-#include "workload/synthetic.h"
 
 namespace uniep::testing {
 namespace {
@@ -25,12 +25,7 @@ class SimulatedLab final : public ProfileLab {
   int ranks() const override { return ranks_; }
 
   void set_up(const std::string& shape, bool together) override {
-    const workload::ShapeSpec spec = workload::parse_shape(shape);
-    const int group = together ? ranks_ : 1;
-    const auto routing = workload::make_routing(spec, group, 0, 0);
-    const Problem problem = workload::problem_of(spec, 1 << 20);
-    const std::vector<std::int64_t> tokens(static_cast<std::size_t>(group), spec.tokens);
-    plans_ = plans_to_simulate(problem, tokens, routing.topk_ids);
+    plans_ = made_up_plans(shape, together ? ranks_ : 1);
   }
 
   const PlanData& plan() const override { return plans_[0].data(); }

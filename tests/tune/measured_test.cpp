@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "tune/cost_model.h"
+#include "tune/made_up_plans.h"
 #include "tune/parallel.h"
-#include "workload/synthetic.h"
 
 namespace uniep::tune {
 namespace {
@@ -23,13 +23,9 @@ nlohmann::json results(const std::string& name) {
 const std::vector<RoutingPlan>& plans_of(const std::string& shape, double skew, int ranks) {
   static std::map<std::pair<std::string, int>, std::vector<RoutingPlan>> made;
   auto& plans = made[{shape, ranks}];
-  if (!plans.empty()) return plans;
-  const workload::ShapeSpec spec = workload::parse_shape(shape.substr(0, shape.find(",skew=")));
-  const workload::Routing routing = workload::make_routing(spec, ranks, 0, skew);
-  const std::int64_t any_routing = ranks * spec.tokens * spec.topk + spec.num_experts * 128;
-  const Problem problem = workload::problem_of(spec, any_routing);
-  const std::vector<std::int64_t> tokens(static_cast<std::size_t>(ranks), spec.tokens);
-  plans = plans_to_simulate(problem, tokens, routing.topk_ids);
+  if (plans.empty()) {
+    plans = testing::made_up_plans(shape.substr(0, shape.find(",skew=")), ranks, skew);
+  }
   return plans;
 }
 

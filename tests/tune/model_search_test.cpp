@@ -89,8 +89,7 @@ TEST(SearchModel, PruningFindsTheBestOfAnExhaustiveSearch) {
   const MachineProfile believed = shipped_profile("h200");
   const auto ranked = search_model(
       space, {},
-      [&](const Schedule& s) { return simulate(of, Pass::kForward, s, believed).seconds; },
-      {});
+      [&](const Schedule& s) { return simulate(of, Pass::kForward, s, believed).seconds; }, {});
   // An exhaustive search needs the least number of rounds for each point; so does this.
   const auto count = static_cast<std::size_t>(points / 20);
   const auto measured = distinct(ranked, count);

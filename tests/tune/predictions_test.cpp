@@ -10,7 +10,7 @@
 #include <sstream>
 
 #include "tune/cost_model.h"
-#include "workload/synthetic.h"
+#include "tune/made_up_plans.h"
 
 namespace uniep::tune {
 namespace {
@@ -113,12 +113,8 @@ const std::vector<RoutingPlan>& plans_of(const Sample& s) {
   std::ostringstream key;
   key << s.shape << ' ' << s.ranks << ' ' << s.most_ranks << ' ' << s.skew;
   auto& plans = made[key.str()];
-  if (!plans.empty()) return plans;
-  const workload::ShapeSpec spec = workload::parse_shape(s.shape);
-  const auto routing = workload::make_routing(spec, s.ranks, 0, s.skew);
-  const Problem problem = workload::problem_of(spec, 1 << 20);
-  const std::vector<std::int64_t> tokens(static_cast<std::size_t>(s.ranks), spec.tokens);
-  return plans = plans_to_simulate(problem, tokens, routing.topk_ids, s.most_ranks);
+  if (plans.empty()) plans = testing::made_up_plans(s.shape, s.ranks, s.skew, s.most_ranks);
+  return plans;
 }
 
 /// Seconds and digest as the file has them.
