@@ -10,8 +10,8 @@
 
 namespace uniep::tune {
 
-/// The model's pick for a situation among the default, the presets and the default's neighbours,
-/// with a routing made up for the key's skew.
+/// The model's pick for a situation among the default, the presets, the default's neighbours and
+/// defaults with more workers that dispatch, with a routing made up for the key's skew.
 Schedule quick_pick(const Problem& problem, const TuneKey& key, const Place& place,
                     const MachineProfile& profile);
 

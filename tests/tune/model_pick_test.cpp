@@ -72,6 +72,16 @@ TEST_P(QuickPick, CanRunAndComesBack) {
   RecordProperty("seconds", std::to_string(took.count()));
 }
 
+TEST(ModelPick, LetsMoreWorkersDispatchWhereAllIsCopiedWithinAGpu) {
+  Problem problem = kGpuLayer;
+  problem.max_tokens = 8192;
+  const MachineProfile h200 = shipped_profile("h200");
+  const Schedule alone = quick_pick(problem, key_of(1, problem), kGpu, h200);
+  EXPECT_EQ(alone,
+            parse_schedule("dispatch_workers=64,pull_tokens=4", default_schedule(Backend::kCuda)));
+  EXPECT_LE(quick_pick(problem, key_of(4, problem), kGpu, h200).dispatch_workers, 32);
+}
+
 TEST(ModelPick, LeavesTheDefaultOnlyForWhatIsFasterByMoreThanTheModelErrs) {
   // A pull takes a dispatching warp a second: with more warps the pass is much faster.
   MachineProfile slow = shipped_profile("h200");
