@@ -36,6 +36,9 @@ inline constexpr std::int64_t kSmallLayerBytes = std::int64_t{1} << 30;
 /// Times a rank's share of a balanced routing that the default capacity holds elsewhere.
 inline constexpr int kDefaultLoad = 2;
 
+/// Rows that a rank needs room for if any routing is to fit, padding included.
+UNIEP_API std::int64_t rows_of_any_routing(const Problem& problem, int num_ranks);
+
 /// `problem.capacity_rows`, or its default. That is enough for any routing, ranks * max_tokens * K
 /// rows plus padding, where a step's rows (x, dy, h, dh and a: 2 (2H + 5I) bytes each) take at most
 /// kSmallLayerBytes in this way. In larger layers it is kDefaultLoad * max_tokens * K rows plus

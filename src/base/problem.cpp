@@ -17,6 +17,10 @@ void require_range(const char* field, std::int64_t value, std::int64_t low, std:
           value, "; ", low, " to ", high, " is accepted");
 }
 
+std::int64_t most_padding(const Problem& p, int num_ranks) {
+  return p.num_experts / num_ranks * (p.row_align - std::int64_t{1});
+}
+
 void require_dimension(const char* field, std::int64_t value) {
   require(value >= 8 && value <= (1 << 20) && value % 8 == 0, ErrorCode::kInvalidArgument,
           "problem.", field, " is ", value, "; a multiple of 8 from 8 to 1048576 is accepted");
@@ -41,17 +45,19 @@ void validate(const Problem& p, int num_ranks) {
           "; 16, 32, 64, 128 or 256 is accepted");
 }
 
+std::int64_t rows_of_any_routing(const Problem& p, int num_ranks) {
+  // The same expert may be named twice by a token, so K bounds a token's copies, not min(K, El).
+  return num_ranks * p.max_tokens * p.topk + most_padding(p, num_ranks);
+}
+
 std::int64_t capacity_rows(const Problem& p, int num_ranks) {
   if (p.capacity_rows > 0) return p.capacity_rows;
-  const std::int64_t padding = p.num_experts / num_ranks * (p.row_align - std::int64_t{1});
-  // The same expert may be named twice by a token, so K bounds a token's copies, not min(K, El).
-  const std::int64_t balanced = p.max_tokens * p.topk;
-  const std::int64_t any_routing = num_ranks * balanced + padding;
+  const std::int64_t any_routing = rows_of_any_routing(p, num_ranks);
   const std::int64_t row_bytes =
       static_cast<std::int64_t>(sizeof(bf16)) * (2 * p.hidden + 5 * p.intermediate);
   const bool small = any_routing * row_bytes <= kSmallLayerBytes;
-  const std::int64_t rows =
-      small ? any_routing : min_of(any_routing, kDefaultLoad * balanced + padding);
+  const std::int64_t usual = kDefaultLoad * p.max_tokens * p.topk + most_padding(p, num_ranks);
+  const std::int64_t rows = small ? any_routing : min_of(any_routing, usual);
   return min_of(rows, kMaxCapacityRows);
 }
 

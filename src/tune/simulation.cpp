@@ -284,7 +284,7 @@ std::size_t Simulation::push_depth() const {
 void Simulation::finish(int index) {
   Unit& unit = units_[static_cast<std::size_t>(index)];
   SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
-  const Task task = unit.task;
+  const Task& task = unit.task;
   if (task.stage == Stage::kDispatch) --r.pulling;
   signal(index, task);
   double free = now_;

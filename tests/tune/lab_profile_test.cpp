@@ -9,7 +9,7 @@
 #include "schedule/random_pass.h"
 #include "support/cases.h"
 #include "tune/cost_model.h"
-#include "tune/made_up_plans.h"
+#include "tune/plans_of_shape.h"
 #include "tune/timeline_samples.h"
 
 namespace uniep::testing {
@@ -25,7 +25,7 @@ class SimulatedLab final : public ProfileLab {
   int ranks() const override { return ranks_; }
 
   void set_up(const std::string& shape, bool together) override {
-    plans_ = made_up_plans(shape, together ? ranks_ : 1);
+    plans_ = plans_of_shape(shape, together ? ranks_ : 1);
   }
 
   const PlanData& plan() const override { return plans_[0].data(); }

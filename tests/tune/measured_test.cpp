@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "tune/cost_model.h"
-#include "tune/made_up_plans.h"
 #include "tune/parallel.h"
+#include "tune/plans_of_shape.h"
 
 namespace uniep::tune {
 namespace {
@@ -24,7 +24,7 @@ const std::vector<RoutingPlan>& plans_of(const std::string& shape, double skew, 
   static std::map<std::pair<std::string, int>, std::vector<RoutingPlan>> made;
   auto& plans = made[{shape, ranks}];
   if (plans.empty()) {
-    plans = testing::made_up_plans(shape.substr(0, shape.find(",skew=")), ranks, skew);
+    plans = testing::plans_of_shape(shape.substr(0, shape.find(",skew=")), ranks, skew);
   }
   return plans;
 }

@@ -10,7 +10,7 @@
 #include <sstream>
 
 #include "tune/cost_model.h"
-#include "tune/made_up_plans.h"
+#include "tune/plans_of_shape.h"
 
 namespace uniep::tune {
 namespace {
@@ -113,7 +113,7 @@ const std::vector<RoutingPlan>& plans_of(const Sample& s) {
   std::ostringstream key;
   key << s.shape << ' ' << s.ranks << ' ' << s.most_ranks << ' ' << s.skew;
   auto& plans = made[key.str()];
-  if (plans.empty()) plans = testing::made_up_plans(s.shape, s.ranks, s.skew, s.most_ranks);
+  if (plans.empty()) plans = testing::plans_of_shape(s.shape, s.ranks, s.skew, s.most_ranks);
   return plans;
 }
 

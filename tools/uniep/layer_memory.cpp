@@ -52,7 +52,7 @@ void print_memory(std::ostream& out, const workload::ShapeSpec& spec, int ranks,
   validate(p, ranks);
   const std::int64_t rows = capacity_rows(p, ranks);
   const std::int64_t balanced = spec.tokens * spec.topk;
-  const std::int64_t most = balanced * ranks + spec.num_experts / ranks * (p.row_align - 1);
+  const std::int64_t most = rows_of_any_routing(p, ranks);
   Notes notes;
   notes.add("shape", workload::to_string(spec));
   notes.add("ranks", cat(ranks));
