@@ -42,6 +42,7 @@ set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+list(PREPEND CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CURRENT_LIST_DIR}/nvcc_strict.sh)
 set(CMAKE_CUDA_FLAGS_DEBUG "-g -O2")  # kernels without optimisation are of no use to anybody
 find_package(CUDAToolkit 13.0 REQUIRED)
 

@@ -128,6 +128,45 @@ TEST_P(CudaGraph, DeferredWeightGradientsMayBeAGraphOfTheirOwn) {
   }));
 }
 
+/// A layer picks its schedule in calls that are not captured as in those that are.
+TEST_P(CudaGraph, StepsWithoutAScheduleCanBeCaptured) {
+  expect_same(on_gpus(ranks(), [](const Communicator& c) -> std::string {
+    const LayerData first = small_layer(c.size());
+    const Stream stream;
+    GpuRank uncaptured(first, c), rank(first, c, on(stream));
+    Layer& layer = rank.layer();
+    struct Held {
+      std::optional<RoutingPlan> plan;
+      Saved saved;
+    };
+    const auto step_of = [&](Held& held) {
+      held.plan = layer.plan(rank.topk_ids());
+      held.saved = layer.forward(*held.plan, rank.forward_args());
+      layer.backward(held.saved, rank.backward_args());
+    };
+    const auto compare = [&](unsigned seed, const std::function<void()>& step) -> std::string {
+      const LayerData batch = small_layer(c.size(), seed);
+      uncaptured.load(batch);
+      const LayerResult want = uncaptured.step(cuda_schedules()[0]);
+      rank.load(batch);
+      step();
+      const std::string tensor = difference(rank.result(), want);
+      return tensor.empty() ? "same" : cat(tensor, " differs in step ", seed);
+    };
+    std::string said = compare(1, [&] {
+      Held held;
+      step_of(held);
+    });
+    if (said != "same") return cat(said, ", not captured");
+    Held held;
+    const Graph graph(stream, [&] { step_of(held); });
+    for (unsigned seed = 2; seed <= 6 && said == "same"; ++seed) {
+      said = compare(seed, [&] { graph.replay(); });
+    }
+    return said;
+  }));
+}
+
 // ---- A routing that has no plan
 
 /// Half of the slots dropped, so that every rank's rows fit the capacity ...

@@ -7,9 +7,28 @@ namespace uniep::cuda {
 // fp32, every product and sum rounded on its own (the translation units are compiled with
 // -fmad=false), exp and division as accurate as the CUDA math library's.
 
-/// Gates below this need the division's slow path: 1 / (1 + exp(-z)) comes near the subnormals.
-inline constexpr float kLeastUsualGate = -86.0f;
-__device__ __forceinline__ bool is_unusual_gate(float z) { return z < kLeastUsualGate; }
+/// Gates beyond this, and NaNs, take the math library's way: 1 / (1 + exp(-z)) or exp(-z) itself
+/// comes near the subnormals.
+inline constexpr float kLargestUsualGate = 86.0f;
+__device__ __forceinline__ bool is_unusual_gate(float z) {
+  return !(fabsf(z) <= kLargestUsualGate);
+}
+
+/// exp(-z) for a usual z, with the bits of expf(-z), whose steps these are: -z log2(e) = n + f, and
+/// 2^f comes from the hardware. Only that 2^n is added to the exponent, not multiplied with, which
+/// takes one instruction less. n is the floor of a product that was rounded on the way; where it is
+/// found in another way, the last bit of the sum below differs for some z.
+__device__ __forceinline__ float usual_exp_of_minus(float z) {
+  constexpr float kLog2E = 1.44269502f, kLog2ERest = 1.92596303e-8f;
+  constexpr float kIntegers = 0x1.8p23f;  // what is added to it, is rounded to integers
+  const float part = __saturatef(__fmaf_rn(-z, kLog2E / 252, 0.5f));
+  const float shifted = __fmaf_rd(part, 252.0f, kIntegers - 126);
+  const float n = shifted - kIntegers;
+  const float f = __fmaf_rn(-z, kLog2ERest, __fmaf_rn(-z, kLog2E, -n));
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(f));
+  return __uint_as_float(__float_as_uint(power) + (__float_as_uint(shifted) << 23));
+}
 
 /// 1 / x, rounded to nearest, for 1 <= x <= 2^125: the steps of the compiler's own division, but
 /// without its test for a slow path, whose branch would keep the elements of an epilogue from being
@@ -20,10 +39,10 @@ __device__ __forceinline__ float usual_reciprocal(float x) {
   return __fmaf_rn(r, __fmaf_rn(-x, r, 1.0f), r);
 }
 
-/// 1 / (1 + exp(-z)). kUsual: z is a NaN, or not below kLeastUsualGate.
+/// 1 / (1 + exp(-z)). kUsual: z is not unusual.
 template <bool kUsual>
 __device__ __forceinline__ float sigmoid(float z) {
-  const float x = 1.0f + expf(-z);
+  const float x = 1.0f + (kUsual ? usual_exp_of_minus(z) : expf(-z));
   return kUsual ? usual_reciprocal(x) : 1.0f / x;
 }
 
@@ -32,7 +51,7 @@ __device__ __forceinline__ float sigmoid(float z) {
 template <bool kUsual, int kCount>
 __device__ __forceinline__ void sigmoids(float (&z)[kCount]) {
 #pragma unroll
-  for (float& v : z) v = expf(-v);
+  for (float& v : z) v = kUsual ? usual_exp_of_minus(v) : expf(-v);
 #pragma unroll
   for (float& v : z) v = 1.0f + v;
 #pragma unroll

@@ -40,10 +40,11 @@ struct RowPush : EmptyEpilogueSlots<Shape, (Shape::kN > kPushCols)> {
     for (int part = 0; part < kParts; ++part) {
       for_each_buffer(part, [&](int buffer) { consumer.acquire(buffer); });
       std::uint8_t* rows = rows_of(consumer.shared, consumer.index, consumer.ring.slot, part);
+      const int lane = ptx::lane_id();
       const std::uint32_t lane_row =
           ptx::shared_address(rows) +
-          static_cast<std::uint32_t>((16 * consumer.warp + consumer.lane % 16) * kPushRowBytes +
-                                     consumer.lane / 16 * 16);
+          static_cast<std::uint32_t>((16 * consumer.warp() + lane % 16) * kPushRowBytes +
+                                     lane / 16 * 16);
 #pragma unroll
       for (int group = 0; group < kPushCols / 16; ++group) {
         std::uint32_t pairs[4];
@@ -98,21 +99,31 @@ __device__ __forceinline__ void signal_arrivals(const Sender<Shape>& sender, con
 
 /// Stores one part of the rows, 128 columns, of which the first `cols` exist. Half a warp takes a
 /// row, so that each store is of whole lines. `to[i]` is where the lane's row number i goes, or 0.
+/// Several rows are read before the first is stored: one after another, each would wait for the way
+/// to shared memory and back.
 __device__ __forceinline__ void store_part(const std::uint8_t* from,
                                            const std::uint64_t (&to)[PushRows::kPerLane], int cols,
                                            int lane) {
   constexpr int kRowsAtOnce = 2;
+  constexpr int kAhead = 4;
   const int vector = lane % 16;
   const bool exists = vector * kVectorElements < cols;
 #pragma unroll
   for (int i = 0; i < PushRows::kPerLane; ++i) {
-#pragma unroll 8
-    for (int r = 0; r < 32; r += kRowsAtOnce) {
-      const int row = r + lane / 16;
-      const std::uint64_t address = __shfl_sync(0xffffffffu, to[i], row);
-      const auto* source =
-          reinterpret_cast<const Vector*>(from + (32 * i + row) * kPushRowBytes) + vector;
-      if (exists && address != 0) reinterpret_cast<Vector*>(address)[vector] = *source;
+#pragma unroll 2
+    for (int first = 0; first < 32; first += kAhead * kRowsAtOnce) {
+      Vector values[kAhead];
+      std::uint64_t address[kAhead];
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        const int row = first + j * kRowsAtOnce + lane / 16;
+        values[j] = reinterpret_cast<const Vector*>(from + (32 * i + row) * kPushRowBytes)[vector];
+        address[j] = __shfl_sync(0xffffffffu, to[i], row);
+      }
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        if (exists && address[j] != 0) reinterpret_cast<Vector*>(address[j])[vector] = values[j];
+      }
     }
   }
 }

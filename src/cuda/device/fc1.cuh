@@ -38,7 +38,7 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (3 * Shape::kN / 2 / kBoxCols > Shape::kO
   };
 
   static __device__ __forceinline__ int row_of(const Consumer<Shape>& consumer, int i) {
-    return consumer.first_row() + consumer.lane / 4 + 8 * i;
+    return consumer.first_row() + consumer.lane() / 4 + 8 * i;
   }
 
   static __device__ __forceinline__ Early prepare(const Consumer<Shape>& consumer,
@@ -70,7 +70,7 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (3 * Shape::kN / 2 / kBoxCols > Shape::kO
   /// Every column tile has fetched the probabilities, the first keeps them for backward.
   static __device__ __forceinline__ void keep_probs(const Consumer<Shape>& consumer,
                                                     const TileWork& work, const RowProbs& probs) {
-    if (work.n != 0 || consumer.lane % 4 != 0) return;
+    if (work.n != 0 || consumer.lane() % 4 != 0) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = row_of(consumer, i);
@@ -78,29 +78,40 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (3 * Shape::kN / 2 / kBoxCols > Shape::kO
     }
   }
 
-  /// Boxes: gate, up and a of each 64 columns.
+  /// Boxes: gate and up of each 64 columns, then a of each. Packed, h leaves registers for many
+  /// elements of a at once.
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
                                                 const float (&acc)[Shape::kAccumulators],
                                                 const TileWork& work, const Early& early) {
     const RowProbs& probs = early.probs;
     keep_probs(consumer, work, probs);
+    std::uint32_t gate[kChunks][kPairs], up[kChunks][kPairs];
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      std::uint32_t gate[kPairs], up[kPairs], a[kPairs];
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
         const int j = chunk * 2 * kPairs + 2 * i;
-        gate[i] = pack_pair(acc[j], acc[j + 1]);
-        up[i] = pack_pair(acc[kHalf / 2 + j], acc[kHalf / 2 + j + 1]);
+        gate[chunk][i] = pack_pair(acc[j], acc[j + 1]);
+        up[chunk][i] = pack_pair(acc[kHalf / 2 + j], acc[kHalf / 2 + j + 1]);
       }
-      consumer.write_box(box_of<Shape>(3 * chunk, kBoxes), gate);
-      consumer.write_box(box_of<Shape>(3 * chunk + 1, kBoxes), up);
-      if (any_unusual_gate(gate)) {
-        activate<false>(gate, up, probs, a);
+    }
+    bool unusual = false;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      consumer.write_box(box_of<Shape>(2 * chunk, kBoxes), gate[chunk]);
+      consumer.write_box(box_of<Shape>(2 * chunk + 1, kBoxes), up[chunk]);
+      unusual = unusual || has_unusual_gate(gate[chunk]);
+    }
+    unusual = __any_sync(0xffffffffu, unusual);
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      std::uint32_t a[kPairs];
+      if (unusual) {
+        activate<false>(gate[chunk], up[chunk], probs, a);
       } else {
-        activate<true>(gate, up, probs, a);
+        activate<true>(gate[chunk], up[chunk], probs, a);
       }
-      consumer.write_box(box_of<Shape>(3 * chunk + 2, kBoxes), a);
+      consumer.write_box(box_of<Shape>(2 * kChunks + chunk, kBoxes), a);
     }
     if (kBorrows) consumer.ring.advance();
   }
@@ -110,11 +121,10 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (3 * Shape::kN / 2 / kBoxCols > Shape::kO
     const int row = work.first_row + kConsumerRows * sender.index;
     sender.send_boxes(kBoxes, [&](int i, const std::uint8_t* box) {
       if (!has_rows(work, sender.index)) return;
-      const int col = work.n + i / 3 * kBoxCols;
-      if (i % 3 == 2) {
-        ptx::tma_store(maps.out1, box, col, row, 0);
+      if (i < 2 * kChunks) {
+        ptx::tma_store(maps.out0, box, work.n + i / 2 * kBoxCols, i % 2, row);
       } else {
-        ptx::tma_store(maps.out0, box, col, i % 3, row);
+        ptx::tma_store(maps.out1, box, work.n + (i - 2 * kChunks) * kBoxCols, row, 0);
       }
     });
     if (sender.lane == 0)
@@ -130,12 +140,7 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (3 * Shape::kN / 2 / kBoxCols > Shape::kO
 #pragma unroll
     for (int first = 0; first < kPairs; first += kMatrixPairs) {
       float s[2 * kMatrixPairs];
-#pragma unroll
-      for (int i = 0; i < kMatrixPairs; ++i) {
-        s[2 * i] = low_of(gate[first + i]);
-        s[2 * i + 1] = high_of(gate[first + i]);
-      }
-      sigmoids<kUsual>(s);
+      sigmoids_of<kUsual>(reinterpret_cast<const MatrixPairs&>(gate[first]), s);
 #pragma unroll
       for (int i = 0; i < kMatrixPairs; ++i) {
         const std::uint32_t g = gate[first + i], u = up[first + i];

@@ -63,7 +63,7 @@ struct Dfc2 {
   static __device__ __forceinline__ RowProbs prepare(const Consumer<Shape>& consumer,
                                                      const TileWork& work) {
     const float* probs =
-        consumer.ctx.row_probs + work.first_row + consumer.first_row() + consumer.lane / 4;
+        consumer.ctx.row_probs + work.first_row + consumer.first_row() + consumer.lane() / 4;
     return {{probs[0], probs[8]}};
   }
 
@@ -74,15 +74,25 @@ struct Dfc2 {
                                                 const float (&acc)[Shape::kAccumulators],
                                                 const TileWork& work, const RowProbs& probs) {
     put_away(consumer, acc);
+    GroupSums sums{};
 #pragma unroll 1
     for (int chunk = 0; chunk < kEpilogueSlots; ++chunk) {
       OperandSlot<Shape>& slot = consumer.wait_slot();
       const std::uint8_t* da = da_box(consumer.shared, consumer.index, consumer.ring.slot, chunk);
       __syncwarp();
-      differentiate(consumer, work, chunk, probs,
-                    {box_address(slot.a + kTileK * 2 * consumer.first_row(), 0),
-                     box_address(slot.b + kTileK * 2 * consumer.first_row(), 0),
-                     box_address(da + consumer.warp * (kBoxBytes / 4), 0)});
+      float dprobs[2] = {0, 0};  // of this chunk
+      differentiate({box_address(slot.a + kTileK * 2 * consumer.first_row()),
+                     box_address(slot.b + kTileK * 2 * consumer.first_row()),
+                     box_address(da + consumer.warp() * (kBoxBytes / 4))},
+                    probs, dprobs);
+#pragma unroll
+      for (int i = 0; i < kEpilogueSlots; ++i) {
+        if (i != chunk) continue;
+        sums.of[i][0] = dprobs[0];
+        sums.of[i][1] = dprobs[1];
+      }
+      // The last commit also hands these to the sender, whose signal covers them.
+      if (chunk + 1 == kEpilogueSlots) store_groups(consumer, sums, work);
       consumer.commit(buffer_of(chunk));
       consumer.ring.advance();
     }
@@ -152,65 +162,97 @@ struct Dfc2 {
         da[i] = pack_pair(acc[j], acc[j + 1]);
       }
       store_box(da_box(consumer.shared, consumer.index, ring.slot, chunk) +
-                    consumer.warp * (kBoxBytes / 4),
+                    consumer.warp() * (kBoxBytes / 4),
                 da);
       ring.advance();
     }
   }
 
+  static constexpr int kGroups = kBoxCols / 16;  // of 16 columns, in a chunk
+
   /// h_g and h_u become dh, and da becomes a; dprobs are added up over the thread's columns.
-  static __device__ __forceinline__ void differentiate(const Consumer<Shape>& consumer,
-                                                       const TileWork& work, int chunk,
-                                                       const RowProbs& probs, const Boxes& boxes) {
-    constexpr int kGroups = kBoxCols / 16;
-    float dprobs[2] = {0, 0};
-    MatrixPairs gate;
-    load_matrices(boxes.gate, gate);
-#pragma unroll 2
-    for (int group = 0; group < kGroups; ++group) {
-      const std::uint32_t step = static_cast<std::uint32_t>(group) << 5;  // bytes, swizzled by xor
-      const std::uint32_t next = static_cast<std::uint32_t>((group + 1) % kGroups) << 5;
-      MatrixPairs up, da, next_gate;
-      load_matrices(boxes.up ^ step, up);
-      load_matrices(boxes.da ^ step, da);
-      load_matrices(boxes.gate ^ next, next_gate);
-      if (any_unusual_gate(gate)) {
-        differentiate<false>(probs, gate, up, da, dprobs);
-      } else {
-        differentiate<true>(probs, gate, up, da, dprobs);
-      }
-      store_matrices(boxes.gate ^ step, gate);
-      store_matrices(boxes.up ^ step, up);
-      store_matrices(boxes.da ^ step, da);
+  /// Whether gates are usual is asked once for all: between branches the compiler could not mix the
+  /// steps of one group with those of the next.
+  static __device__ __forceinline__ void differentiate(const Boxes& boxes, const RowProbs& probs,
+                                                       float (&dprobs)[2]) {
+    MatrixPairs gates[kGroups];
+    bool unusual = false;
 #pragma unroll
-      for (int i = 0; i < kMatrixPairs; ++i) gate[i] = next_gate[i];
+    for (int group = 0; group < kGroups; ++group) {
+      load_matrices(group_address(boxes.gate, group), gates[group]);
     }
-    store_group(consumer, dprobs, work, chunk);
+#pragma unroll
+    for (const MatrixPairs& gate : gates) unusual = unusual || has_unusual_gate(gate);
+    if (__any_sync(0xffffffffu, unusual)) {
+#pragma unroll 1
+      for (int group = 0; group < kGroups; ++group) {
+        MatrixPairs gate;
+        load_matrices(group_address(boxes.gate, group), gate);
+        float s[2 * kMatrixPairs];
+        sigmoids_of<false>(gate, s);
+        differentiate(boxes, group, load_inputs(boxes, group), gate, s, probs, dprobs);
+      }
+    } else {
+      differentiate_usual(boxes, gates, probs, dprobs);
+    }
   }
 
-  template <bool kUsual>
-  static __device__ __forceinline__ void differentiate(const RowProbs& probs, MatrixPairs& gate,
-                                                       MatrixPairs& up, MatrixPairs& da,
-                                                       float (&dprobs)[2]) {
+  /// The sigmoids of a group are begun, and what else it needs is read, before the group ahead of
+  /// it is done.
+  static __device__ __forceinline__ void differentiate_usual(const Boxes& boxes,
+                                                             MatrixPairs (&gates)[kGroups],
+                                                             const RowProbs& probs,
+                                                             float (&dprobs)[2]) {
+    Inputs inputs = load_inputs(boxes, 0);
     float s[2 * kMatrixPairs];
+    sigmoids_of<true>(gates[0], s);
 #pragma unroll
-    for (int i = 0; i < kMatrixPairs; ++i) {
-      s[2 * i] = low_of(gate[i]);
-      s[2 * i + 1] = high_of(gate[i]);
+    for (int group = 0; group < kGroups; ++group) {
+      Inputs next_inputs{};
+      float next_s[2 * kMatrixPairs]{};
+      if (group + 1 < kGroups) {
+        next_inputs = load_inputs(boxes, group + 1);
+        sigmoids_of<true>(gates[group + 1], next_s);
+      }
+      differentiate(boxes, group, inputs, gates[group], s, probs, dprobs);
+      inputs = next_inputs;
+#pragma unroll
+      for (int i = 0; i < 2 * kMatrixPairs; ++i) s[i] = next_s[i];
     }
-    sigmoids<kUsual>(s);
+  }
+
+  /// What a group needs beside its gates.
+  struct Inputs {
+    MatrixPairs up, da;
+  };
+  static __device__ __forceinline__ Inputs load_inputs(const Boxes& boxes, int group) {
+    Inputs inputs;
+    load_matrices(group_address(boxes.up, group), inputs.up);
+    load_matrices(group_address(boxes.da, group), inputs.da);
+    return inputs;
+  }
+
+  static __device__ __forceinline__ void differentiate(const Boxes& boxes, int group,
+                                                       const Inputs& inputs,
+                                                       const MatrixPairs& gate,
+                                                       const float (&s)[2 * kMatrixPairs],
+                                                       const RowProbs& probs, float (&dprobs)[2]) {
+    MatrixPairs dgate, dup, a;
 #pragma unroll
     for (int i = 0; i < kMatrixPairs; ++i) {
       const float p = probs.of[i % 2];
-      const Gradients low = gradients(p, low_of(da[i]), low_of(gate[i]), s[2 * i], low_of(up[i]));
-      const Gradients high =
-          gradients(p, high_of(da[i]), high_of(gate[i]), s[2 * i + 1], high_of(up[i]));
-      gate[i] = pack_pair(low.gate, high.gate);
-      up[i] = pack_pair(low.up, high.up);
-      da[i] = pack_pair(low.a, high.a);
+      const std::uint32_t da = inputs.da[i], g = gate[i], u = inputs.up[i];
+      const Gradients low = gradients(p, low_of(da), low_of(g), s[2 * i], low_of(u));
+      const Gradients high = gradients(p, high_of(da), high_of(g), s[2 * i + 1], high_of(u));
+      dgate[i] = pack_pair(low.gate, high.gate);
+      dup[i] = pack_pair(low.up, high.up);
+      a[i] = pack_pair(low.a, high.a);
       dprobs[i % 2] = dprobs[i % 2] + low.dprob;
       dprobs[i % 2] = dprobs[i % 2] + high.dprob;
     }
+    store_matrices(group_address(boxes.gate, group), dgate);
+    store_matrices(group_address(boxes.up, group), dup);
+    store_matrices(group_address(boxes.da, group), a);
   }
 
   static __device__ __forceinline__ Gradients gradients(float p, float da, float gate, float s,
@@ -221,23 +263,32 @@ struct Dfc2 {
     return {(weighted * up) * silu_grad(gate, s), weighted * activated, p * product, da * product};
   }
 
+  static_assert(kBoxCols == kDprobGroup, "a chunk is a group");
+
+  /// A thread's dprobs in each chunk, of its two rows.
+  struct GroupSums {
+    float of[kEpilogueSlots][2];
+  };
+
   /// dprobs of 64 columns: a thread's columns ascending, then the four threads of a row pairwise.
-  /// The same order whatever the tile, so bit-neutral; the CPU backend uses another one.
-  static __device__ __forceinline__ void store_group(const Consumer<Shape>& consumer,
-                                                     const float (&group)[2], const TileWork& work,
-                                                     int chunk) {
+  /// The same order whatever the tile, so bit-neutral; the CPU backend uses another one. For all
+  /// chunks together: one after another, each would wait for its shuffles.
+  static __device__ __forceinline__ void store_groups(const Consumer<Shape>& consumer,
+                                                      const GroupSums& sums, const TileWork& work) {
     const DeviceContext& ctx = consumer.ctx;
     const std::int64_t groups = ceil_div(ctx.view.intermediate, kDprobGroup);
-    const int col = work.n + chunk * kBoxCols;
+    const int lane = consumer.lane();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = group[half];
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      if (consumer.lane % 4 == 0 && col < ctx.view.intermediate) {
-        const std::int64_t row =
-            work.first_row + consumer.first_row() + consumer.lane / 4 + 8 * half;
-        ctx.dprob_groups[row * groups + col / kDprobGroup] = sum;
+      const std::int64_t row = work.first_row + consumer.first_row() + lane / 4 + 8 * half;
+      float* to = ctx.dprob_groups + row * groups + work.n / kBoxCols;
+#pragma unroll
+      for (int chunk = 0; chunk < kEpilogueSlots; ++chunk) {
+        float sum = sums.of[chunk][half];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        const bool exists = work.n + chunk * kBoxCols < ctx.view.intermediate;
+        if (lane % 4 == 0 && exists) to[chunk] = sum;
       }
     }
   }

@@ -23,21 +23,25 @@ __device__ __forceinline__ float high_of(std::uint32_t pair) {
   return __uint_as_float(pair & 0xffff0000u);
 }
 
-/// The lesser of each half; of a NaN and a number, the number.
-__device__ __forceinline__ std::uint32_t min_pair(std::uint32_t a, std::uint32_t b) {
-  std::uint32_t least;
-  asm("min.bf16x2 %0, %1, %2;" : "=r"(least) : "r"(a), "r"(b));
-  return least;
+/// The greater magnitude of each half, of whichever sign; a NaN where there is one.
+__device__ __forceinline__ std::uint32_t max_magnitude_pair(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t most;
+  asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+  return most;
 }
 
-/// Where this lane's row of matrix fragments of 16 columns `group` lies in a swizzled box of 16
+/// Where this lane's row of matrix fragments of the first 16 columns lies in a swizzled box of 16
 /// rows by 64 columns that begins at a multiple of 1024 bytes.
-__device__ __forceinline__ std::uint32_t box_address(const std::uint8_t* box, int group) {
-  const int lane = threadIdx.x % 32;
+__device__ __forceinline__ std::uint32_t box_address(const std::uint8_t* box) {
+  const int lane = ptx::lane_id();
   const int row = lane % 16;
-  const int chunk = 2 * group + lane / 16;
+  const int chunk = lane / 16;
   return ptx::shared_address(box) +
          static_cast<std::uint32_t>(row * 128 + ((chunk ^ row % 8) << 4));
+}
+/// Likewise of the 16 columns `group`.
+__device__ __forceinline__ std::uint32_t group_address(std::uint32_t first, int group) {
+  return first ^ (static_cast<std::uint32_t>(group) << 5);
 }
 
 /// Pairs of a thread in 16 columns.
@@ -52,9 +56,10 @@ __device__ __forceinline__ void store_matrices(std::uint32_t address, const std:
 
 /// Writes 16 rows by 64 columns of this warp to its part of a swizzled box.
 __device__ __forceinline__ void store_box(std::uint8_t* box, const std::uint32_t (&pairs)[kPairs]) {
+  const std::uint32_t first = box_address(box);
 #pragma unroll
   for (int group = 0; group < 4; ++group)
-    store_matrices(box_address(box, group), pairs + 4 * group);
+    store_matrices(group_address(first, group), pairs + 4 * group);
 }
 
 /// Reads 16 rows by 16 columns.

@@ -13,14 +13,25 @@ struct RowProbs {
   float of[2];
 };
 
-/// Whether any of the warp's gates needs the slow path of the sigmoid.
-template <int kCount>
-__device__ __forceinline__ bool any_unusual_gate(const std::uint32_t (&gates)[kCount]) {
-  std::uint32_t least = gates[0];
+/// The sigmoids of pairs of gates, side by side.
+template <bool kUsual, int kCount>
+__device__ __forceinline__ void sigmoids_of(const std::uint32_t (&gates)[kCount],
+                                            float (&s)[2 * kCount]) {
 #pragma unroll
-  for (int i = 1; i < kCount; ++i) least = min_pair(least, gates[i]);
-  const bool any = is_unusual_gate(low_of(least)) || is_unusual_gate(high_of(least));
-  return __any_sync(0xffffffffu, any) != 0;
+  for (int i = 0; i < kCount; ++i) {
+    s[2 * i] = low_of(gates[i]);
+    s[2 * i + 1] = high_of(gates[i]);
+  }
+  sigmoids<kUsual>(s);
+}
+
+/// Whether any of the thread's gates needs the slow path of the sigmoid.
+template <int kCount>
+__device__ __forceinline__ bool has_unusual_gate(const std::uint32_t (&gates)[kCount]) {
+  std::uint32_t most = gates[0];
+#pragma unroll
+  for (int i = 1; i < kCount; ++i) most = max_magnitude_pair(most, gates[i]);
+  return is_unusual_gate(low_of(most)) || is_unusual_gate(high_of(most));
 }
 
 }  // namespace uniep::cuda

@@ -36,8 +36,10 @@ __device__ __forceinline__ void load_rows(const StageMaps& maps, OperandSlot<Sha
 }
 
 /// Bytes that `load` brings. What lies out of a tensor counts, rows of a half without any do not.
+/// For an expert without rows, whose one step is there for its slot alone, nothing is loaded.
 template <class S, class Shape>
 __device__ __forceinline__ int step_bytes(const TileWork& work) {
+  if (work.rows == 0) return 0;
   const bool by_halves = S::kMajorA == ptx::Major::kK;  // load_rows
   return Shape::kSlotBytes - (by_halves && !has_rows(work, kConsumers - 1) ? kBoxBytes : 0);
 }
@@ -82,10 +84,13 @@ __device__ constexpr bool can_be_narrow() {
   return Shape::kN == 256 && S::kStage != Stage::kFc1;
 }
 
-/// acc += the products of one slot; `narrow`: of the first half of the columns.
-template <class S, bool kNarrow, class Shape>
+/// acc += the products of one slot; `kNarrow`: of the first half of the columns; `kFirst`: the sums
+/// begin with these. That is known to the compiler, so that no accumulator has a value before:
+/// where it only followed from k, the registers of all of them were lost to the epilogue of the
+/// tile before.
+template <class S, bool kNarrow, bool kFirst, class Shape>
 __device__ __forceinline__ void multiply(float (&acc)[Shape::kAccumulators], std::uint32_t a,
-                                         std::uint32_t b, bool first) {
+                                         std::uint32_t b) {
   constexpr ptx::Major kA = S::kMajorA;
   constexpr ptx::Major kB = S::kMajorB;
   constexpr int kSums = Shape::kAccumulators / (kNarrow ? 2 : 1);
@@ -94,35 +99,44 @@ __device__ __forceinline__ void multiply(float (&acc)[Shape::kAccumulators], std
     ptx::wgmma_k16<kA, kB>(reinterpret_cast<float(&)[kSums]>(acc),
                            ptx::operand_descriptor(a + step * ptx::k_step_bytes(kA), kA, kBoxBytes),
                            ptx::operand_descriptor(b + step * ptx::k_step_bytes(kB), kB, kBoxBytes),
-                           !first || step != 0);
+                           !kFirst || step != 0);
   }
 }
 
-/// acc = sum over the tile's k blocks, ascending, one accumulator per element. `meanwhile` runs
-/// under the first products.
+/// Begins the products of the next slot, and returns its number.
+template <class S, bool kNarrow, bool kFirst, class Shape>
+__device__ __forceinline__ int multiply_next(Consumer<Shape>& consumer,
+                                             float (&acc)[Shape::kAccumulators]) {
+  OperandSlot<Shape>& operands = consumer.wait_slot();
+  const int slot = consumer.ring.slot;
+  ptx::wgmma_fence();
+  multiply<S, kNarrow, kFirst, Shape>(acc,
+                                      ptx::shared_address(operands.a) + consumer.index * kBoxBytes,
+                                      ptx::shared_address(operands.b));
+  ptx::wgmma_commit();
+  consumer.ring.advance();
+  return slot;
+}
+
+/// acc = sum over k blocks, ascending, one accumulator per element; in columns that a narrow tile
+/// does not have, 0. There is at least one block: a tile that might have none would keep the
+/// accumulators of the tile before. `meanwhile` runs under the first products.
 template <class S, bool kNarrow, class Shape, class F>
 __device__ __forceinline__ void accumulate(Consumer<Shape>& consumer, int k_blocks,
                                            float (&acc)[Shape::kAccumulators], F&& meanwhile) {
-  SlotRing<Shape>& ring = consumer.ring;
-  int last = 0;
-  fence_accumulators(acc);
-  for (int k = 0; k < k_blocks; ++k) {
-    OperandSlot<Shape>& slot = consumer.wait_slot();
-    ptx::wgmma_fence();
-    multiply<S, kNarrow, Shape>(acc, ptx::shared_address(slot.a) + consumer.index * kBoxBytes,
-                                ptx::shared_address(slot.b), k == 0);
-    ptx::wgmma_commit();
-    if (k == 0) meanwhile();
-    if (k > 0) {
-      ptx::wgmma_wait<1>();  // the products before these have read their slot
-      consumer.release_slot(last);
-    }
-    last = ring.slot;
-    ring.advance();
+  int last = multiply_next<S, kNarrow, true, Shape>(consumer, acc);
+  meanwhile();
+  for (int k = 1; k < k_blocks; ++k) {
+    const int slot = multiply_next<S, kNarrow, false, Shape>(consumer, acc);
+    ptx::wgmma_wait<1>();  // the products before these have read their slot
+    consumer.release_slot(last);
+    last = slot;
   }
   ptx::wgmma_wait<0>();
   fence_accumulators(acc);
-  if (k_blocks > 0) consumer.release_slot(last);
+  consumer.release_slot(last);
+#pragma unroll
+  for (int i = Shape::kAccumulators / (kNarrow ? 2 : 1); i < Shape::kAccumulators; ++i) acc[i] = 0;
 }
 
 /// Hands slots back that a consumer has no products for.
@@ -135,22 +149,19 @@ __device__ __forceinline__ void pass_slots(Consumer<Shape>& consumer, int count)
   }
 }
 
-/// The main loop of a tile, as much of it as there is: sums of rows and columns that the tile does
-/// not hold may be anything.
+/// The main loop of a tile, as much of it as there is: sums of rows that the tile does not hold may
+/// be anything, and come from one block.
 template <class S, class Shape, class F>
 __device__ __forceinline__ void sum_products(Consumer<Shape>& consumer, const TileWork& work,
                                              float (&acc)[Shape::kAccumulators], F&& meanwhile) {
-  int k_blocks = work.k_blocks;
-  if (!has_rows(work, consumer.index)) {
-    pass_slots(consumer, k_blocks);
-    k_blocks = 0;
-  }
+  const int k_blocks = has_rows(work, consumer.index) ? work.k_blocks : 1;
+  bool narrow = false;
   if constexpr (can_be_narrow<S, Shape>()) {
-    if (work.width <= Shape::kN / 2) {
-      return accumulate<S, true>(consumer, k_blocks, acc, meanwhile);
-    }
+    narrow = work.width <= Shape::kN / 2;
+    if (narrow) accumulate<S, true>(consumer, k_blocks, acc, meanwhile);
   }
-  accumulate<S, false>(consumer, k_blocks, acc, meanwhile);
+  if (!narrow) accumulate<S, false>(consumer, k_blocks, acc, meanwhile);
+  pass_slots(consumer, work.k_blocks - k_blocks);
 }
 
 }  // namespace uniep::cuda

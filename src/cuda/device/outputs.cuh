@@ -59,20 +59,18 @@ struct Consumer {
   const DeviceContext& ctx;
   PassShared<Shape>& shared;
   const int index;  // of the warpgroup
-  const int warp;   // of the warpgroup: rows [16 warp, 16 warp + 16) of its 64
-  const int lane;
   SlotRing<Shape> ring{};
   BufferParities used{};
 
   __device__ __forceinline__ Consumer(const DeviceContext& context, PassShared<Shape>& memory)
-      : ctx(context),
-        shared(memory),
-        index(static_cast<int>(threadIdx.x) / 128 - 1),
-        warp(static_cast<int>(threadIdx.x) / 32 % 4),
-        lane(static_cast<int>(threadIdx.x) % 32) {}
+      : ctx(context), shared(memory), index(static_cast<int>(threadIdx.x) / 128 - 1) {}
+
+  __device__ __forceinline__ int lane() const { return ptx::lane_id(); }
+  /// Of the warpgroup: rows [16 warp, 16 warp + 16) of its 64.
+  __device__ __forceinline__ int warp() const { return ptx::thread_id() / 32 % 4; }
 
   /// First row of this warp within the tile.
-  __device__ __forceinline__ int first_row() const { return kConsumerRows * index + 16 * warp; }
+  __device__ __forceinline__ int first_row() const { return kConsumerRows * index + 16 * warp(); }
 
   /// The next pipeline slot, when it is full.
   __device__ __forceinline__ OperandSlot<Shape>& wait_slot() {
@@ -107,7 +105,7 @@ struct Consumer {
   /// Writes this warp's 16 rows by 64 columns of an output box, and hands it over.
   __device__ __forceinline__ void write_box(int box, const std::uint32_t (&pairs)[kPairs]) {
     acquire(box);
-    store_box(output_box(shared, index, ring.slot, box) + warp * (kBoxBytes / 4), pairs);
+    store_box(output_box(shared, index, ring.slot, box) + warp() * (kBoxBytes / 4), pairs);
     commit(box);
   }
 };

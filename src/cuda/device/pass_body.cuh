@@ -37,7 +37,7 @@ template <class Stages, class Shape>
 __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassMaps& maps,
                                            PassShared<Shape>& shared) {
   SlotRing<Shape> slots;
-  WorkRing ring;
+  TaskReader<Shape> tasks(shared);
   const auto next_slot = [&](auto&& load) {
     ptx::mbarrier_wait(&shared.empty[slots.slot], slots.parity ^ 1);
     load(shared.slots[slots.slot], &shared.full[slots.slot]);
@@ -45,8 +45,9 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassM
   };
   const auto want_task = [&] { ptx::mbarrier_arrive(&shared.wanted); };
   for (;;) {
-    const TileWork work = next_work(shared, ring);
+    const TileWork work = tasks.task();
     if (work.stage == kNoStage) return;
+    tasks.next();
     if (work.stage == Stage::kReduce) {
       want_task();
       Reduce<Shape>::for_each_piece(ctx.view, work, [&](const auto& piece) {
@@ -58,12 +59,11 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassM
       using S = decltype(stage);
       const StageMaps& m = maps_of<S>(maps);
       const int draw_at = max_of(work.k_blocks - kDrawAhead, 0);
-      if (work.k_blocks == 0) want_task();
       for (int k = 0; k < work.k_blocks; ++k) {
         if (k == draw_at) want_task();
         next_slot([&](auto& slot, auto* full) {
           ptx::mbarrier_arrive_expect(full, step_bytes<S, Shape>(work));
-          S::load(m, slot, full, work, k);
+          if (work.rows > 0) S::load(m, slot, full, work, k);
         });
       }
       for (int i = 0; i < S::kEpilogueSlots; ++i) {
@@ -77,18 +77,18 @@ template <class Stages, class Shape>
 __device__ __forceinline__ void run_sender(const DeviceContext& ctx, const PassMaps& maps,
                                            PassShared<Shape>& shared) {
   Sender<Shape> sender(ctx, shared);
-  WorkRing ring;
-  Tracer trace(ctx.trace, static_cast<int>(blockIdx.x), shared.first_record);
-  for (;; ++sender.tile_number, trace.advance()) {
-    const TileWork work = next_work_of_warp(shared, ring);
+  TaskReader<Shape> tasks(shared);
+  for (;; tasks.next()) {
+    const TileWork& work = tasks.task();
     if (work.stage == kNoStage) break;
+    sender.tile_number = tasks.number();
     sender.ring.advance(work.k_blocks);
     Stages::visit(work.stage, [&](auto stage) {
       using S = decltype(stage);
       S::send(sender, maps_of<S>(maps), work);
     });
     if (sender.index == 0 && sender.lane == 0) {
-      trace.note([](TraceRecord& r) { r.sent = ptx::global_nanoseconds(); });
+      tasks.note(ctx.trace, [](TraceRecord& r) { r.sent = ptx::global_nanoseconds(); });
     }
   }
   if (sender.lane == 0) ptx::bulk_wait<0>();  // weight gradients, which nobody else waits for
@@ -97,14 +97,13 @@ __device__ __forceinline__ void run_sender(const DeviceContext& ctx, const PassM
 template <class Stages, class Shape>
 __device__ __forceinline__ void run_consumer(const DeviceContext& ctx, PassShared<Shape>& shared) {
   Consumer<Shape> consumer(ctx, shared);
-  WorkRing ring;
-  Tracer trace(ctx.trace, static_cast<int>(blockIdx.x), shared.first_record);
+  TaskReader<Shape> tasks(shared);
   const bool notes = threadIdx.x == 128;
-  for (;; trace.advance()) {
-    const TileWork work = next_work_of_warp(shared, ring);
+  for (;; tasks.next()) {
+    const TileWork& work = tasks.task();
     if (work.stage == kNoStage) return;
     if (notes) {
-      trace.note([](TraceRecord& r) {
+      tasks.note(ctx.trace, [](TraceRecord& r) {
         r.begun = ptx::global_nanoseconds();
         r.begun_cycle = ptx::sm_cycles();
       });
@@ -122,7 +121,7 @@ __device__ __forceinline__ void run_consumer(const DeviceContext& ctx, PassShare
       S::finish(consumer, acc, work, early);
     });
     if (notes) {
-      trace.note([](TraceRecord& r) {
+      tasks.note(ctx.trace, [](TraceRecord& r) {
         r.done = ptx::global_nanoseconds();
         r.done_cycle = ptx::sm_cycles();
       });

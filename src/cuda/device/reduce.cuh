@@ -72,7 +72,8 @@ struct Reduce {
                                                  const TileWork& work, int token) {
     const PassView& v = consumer.ctx.view;
     const int slots = (work.first_row + work.rows - token) * v.topk;
-    return consumer.lane < slots && v.topk_ids[std::int64_t{token} * v.topk + consumer.lane] >= 0;
+    return consumer.lane() < slots &&
+           v.topk_ids[std::int64_t{token} * v.topk + consumer.lane()] >= 0;
   }
 
   /// The kept `slots` of one piece; the threads of all consumers share its vectors.

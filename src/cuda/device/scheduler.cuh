@@ -64,7 +64,8 @@ __device__ __forceinline__ TileWork wgrad_work(const PassView& v, const Task& ta
           .n = static_cast<int>(n),
           .height = static_cast<int>(min_of<std::int64_t>(kTileM, grid.rows - m)),
           .width = width_of(grid, n),
-          .k_blocks = ceil_div(rows, kTileK)};
+          // An expert without rows has one step too: accumulate. Its sums are not used.
+          .k_blocks = max_of(ceil_div(rows, kTileK), 1)};
 }
 
 /// A tile of dispatched rows.
@@ -141,14 +142,14 @@ __device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const L
                                                PassShared<Shape>& shared) {
   const bool first_lane = threadIdx.x % 32 == 0;
   QueueWindow window(queues.main);
-  WorkRing ring;
   Inputs inputs(ctx);
   Tracer trace(ctx.trace, static_cast<int>(blockIdx.x), shared.first_record);
   const std::int64_t size = queues.main.size();
   bool running = true;
   for (int drawn = 0; running; ++drawn) {
     if (drawn > 0) ptx::mbarrier_wait(&shared.wanted, (drawn - 1) & 1);
-    ptx::mbarrier_wait(&shared.work_empty[ring.slot], ring.parity ^ 1);
+    const int slot = drawn % kWorkSlots;
+    ptx::mbarrier_wait(&shared.work_empty[slot], (drawn / kWorkSlots & 1) ^ 1);
     std::uint32_t i = first_lane ? atomicAdd(queues.ticket, 1u) : 0;
     i = __shfl_sync(0xffffffffu, i, 0);
     running = i < size;
@@ -173,33 +174,43 @@ __device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const L
       }
       // The copy engine reads what these waits have acquired.
       ptx::fence_proxy_async();
-      shared.work[ring.slot] = work;
-      ptx::mbarrier_arrive(&shared.work_full[ring.slot]);
+      shared.work[slot] = work;
+      ptx::mbarrier_arrive(&shared.work_full[slot]);
     }
     running = __shfl_sync(0xffffffffu, running ? 1 : 0, 0) != 0;
-    ring.advance();
   }
   if (first_lane) trace.finish();
 }
 
-/// Takes the next task from the scheduler: in a role that is one thread ...
+/// A role's walk through the tasks that the scheduler hands over, of which every role sees all.
 template <class Shape>
-__device__ __forceinline__ TileWork next_work(PassShared<Shape>& shared, WorkRing& ring) {
-  ptx::mbarrier_wait(&shared.work_full[ring.slot], ring.parity);
-  const TileWork work = shared.work[ring.slot];
-  ptx::mbarrier_arrive(&shared.work_empty[ring.slot]);
-  ring.advance();
-  return work;
-}
+class TaskReader {
+ public:
+  explicit __device__ __forceinline__ TaskReader(PassShared<Shape>& shared) : shared_(shared) {}
 
-/// ... and in every lane of a warp.
-template <class Shape>
-__device__ __forceinline__ TileWork next_work_of_warp(PassShared<Shape>& shared, WorkRing& ring) {
-  ptx::mbarrier_wait(&shared.work_full[ring.slot], ring.parity);
-  const TileWork work = shared.work[ring.slot];
-  ptx::mbarrier_arrive(&shared.work_empty[ring.slot]);
-  ring.advance();
-  return work;
-}
+  /// Waits for the task at hand. It stays in shared memory until `next`, so that what a role needs
+  /// of it behind a main loop takes no registers meanwhile.
+  __device__ __forceinline__ const TileWork& task() const {
+    ptx::mbarrier_wait(&shared_.work_full[number_ % kWorkSlots], number_ / kWorkSlots & 1);
+    return shared_.work[number_ % kWorkSlots];
+  }
+  /// The thread is done with the task.
+  __device__ __forceinline__ void next() {
+    ptx::mbarrier_arrive(&shared_.work_empty[number_ % kWorkSlots]);
+    ++number_;
+  }
+  /// Tasks before the one at hand.
+  __device__ __forceinline__ int number() const { return number_; }
+
+  /// f(its record in the trace).
+  template <class F>
+  __device__ __forceinline__ void note(const DeviceTrace& trace, F&& f) const {
+    note_record(trace, static_cast<int>(blockIdx.x), shared_.first_record + number_, f);
+  }
+
+ private:
+  PassShared<Shape>& shared_;
+  int number_ = 0;
+};
 
 }  // namespace uniep::cuda

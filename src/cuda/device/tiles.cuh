@@ -17,9 +17,10 @@ inline constexpr int kFirstSenderWarp = 2;
 inline constexpr int kConsumerWarps = 4 * kConsumers;
 inline constexpr int kThreads = 128 * (1 + kConsumers);
 
-/// Registers per thread after the roles have parted: 128 (56 + 2 224) <= 65536 per SM.
-inline constexpr int kProducerRegisters = 56;
-inline constexpr int kConsumerRegisters = 224;
+/// Registers per thread after the roles have parted: 88 + 2 208 is three times what a kernel of 384
+/// threads begins with.
+inline constexpr int kProducerRegisters = 72;
+inline constexpr int kConsumerRegisters = 216;
 
 inline constexpr int kBoxBytes = 64 * kBoxCols * 2;  // operand or output, 64 x 64
 /// Rows to push are bytes of 128 columns, one after another, 16 bytes apart so that the 8 rows of a
@@ -37,7 +38,8 @@ struct TileWork {
   int n;          // first column of the output tile
   int height;     // rows and columns of the output that the tile holds
   int width;
-  int k_blocks;  // pipeline slots to consume: steps of 64 along the reduction; reduce: pieces
+  int k_blocks;  // pipeline slots to consume, at least 1: steps of 64 along the reduction; reduce:
+                 // pieces
   int tile;      // task.m: the tile of rows
   int index;     // Task::tile
 
@@ -46,7 +48,8 @@ struct TileWork {
 /// In place of a stage: no more tasks.
 inline constexpr Stage kNoStage = static_cast<Stage>(-1);
 
-inline constexpr int kWorkSlots = 2;
+/// Tasks that the scheduler has handed over and some role is not done with.
+inline constexpr int kWorkSlots = 4;
 /// The loader asks for the next task when it has still to load so many slots of the one at hand.
 /// Early enough to hide the ticket and the look at counters, some 3 us. Not earlier: a task drawn
 /// long before it begins no longer runs beside its neighbours in the queue, and operands that they
@@ -96,6 +99,5 @@ static_assert(sizeof(PassShared<TileShape<128>>) <= kMaxSharedBytes);
 
 template <class Shape>
 using SlotRing = ptx::RingPosition<Shape::kSlots>;
-using WorkRing = ptx::RingPosition<kWorkSlots>;
 
 }  // namespace uniep::cuda

@@ -7,7 +7,13 @@
 
 namespace uniep::cuda {
 
-/// A role's walk through the records of its row, one a task; what finds no room is not recorded.
+/// f(record number `index` of a row); what finds no room is not recorded.
+template <class F>
+__device__ __forceinline__ void note_record(const DeviceTrace& trace, int row, int index, F&& f) {
+  if (index < trace.capacity) f(trace.records[std::int64_t{row} * trace.capacity + index]);
+}
+
+/// A role's walk through the records of its row, one a task.
 /// All roles of a row begin with the same record. The count of records says which, but only until
 /// the first role comes to its end, where others may still have to begin.
 class Tracer {
@@ -26,7 +32,7 @@ class Tracer {
   /// f(record of the task at hand).
   template <class F>
   __device__ __forceinline__ void note(F&& f) const {
-    if (next_ < trace_.capacity) f(trace_.records[std::int64_t{row_} * trace_.capacity + next_]);
+    note_record(trace_, row_, next_, f);
   }
   __device__ __forceinline__ void advance() { ++next_; }
 

@@ -42,7 +42,7 @@ struct Wgrad : EmptyEpilogueSlots<Shape, (Shape::kN / kBoxCols > Shape::kOwnBoxe
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
         const int j = box * 2 * kPairs + 2 * i;
-        pairs[i] = work.k_blocks > 0 ? pack_pair(acc[j], acc[j + 1]) : 0;
+        pairs[i] = work.rows > 0 ? pack_pair(acc[j], acc[j + 1]) : 0;
       }
       consumer.write_box(box_of<Shape>(box, kBoxes), pairs);
     }
@@ -70,12 +70,12 @@ struct Wgrad : EmptyEpilogueSlots<Shape, (Shape::kN / kBoxCols > Shape::kOwnBoxe
       const Consumer<Shape>& consumer, const float (&acc)[Shape::kAccumulators],
       const TileWork& work) {
     const StageGrid grid = stage_grid(consumer.ctx.view, kStage);
-    const std::int64_t first = work.m + consumer.first_row() + consumer.lane / 4;
+    const std::int64_t first = work.m + consumer.first_row() + consumer.lane() / 4;
     float* expert = main_grad(consumer.ctx) + work.expert * grid.rows * grid.cols;
 #pragma unroll
     for (int i = 0; i < Shape::kAccumulators / 2; ++i) {
       const std::int64_t row = first + 8 * (i % 2);
-      const std::int64_t col = work.n + 8 * (i / 2) + 2 * (consumer.lane % 4);
+      const std::int64_t col = work.n + 8 * (i / 2) + 2 * (consumer.lane() % 4);
       if (row >= grid.rows || col >= grid.cols) continue;
       auto* at = reinterpret_cast<float2*>(expert + row * grid.cols + col);
       float2 v = *at;

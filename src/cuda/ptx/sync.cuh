@@ -36,6 +36,20 @@ __device__ __forceinline__ void add_release_system(std::uint32_t* p, std::uint32
   asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
+/// The thread's number, and its lane's, read anew at each place that asks. From threadIdx the
+/// compiler would compute what depends on them once, ahead of all loops, and keep it in registers
+/// that main loops need, or in local memory, whose lines every fence throws out of L1.
+__device__ __forceinline__ int thread_id() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+__device__ __forceinline__ int lane_id() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
 /// To be preceded by a fence of the GPU's scope.
 __device__ __forceinline__ void add_relaxed_gpu(std::uint32_t* p, std::uint32_t v) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");

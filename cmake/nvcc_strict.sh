@@ -1,0 +1,15 @@
+#!/bin/sh
+# nvcc_strict.sh COMPILER ARGUMENT...: compiles, and fails as well where ptxas says that it serialises
+# wgmma: each product then waits for the one before, kernels are right and a tenth slower, and for
+# ptxas that is no more than information.
+said=$("$@" 2>&1)
+code=$?
+[ -z "$said" ] || printf '%s\n' "$said" >&2
+case $said in
+*"wgmma.mma_async instructions are serialized"*)
+  echo "error: ptxas serialises wgmma (see above); accumulators must have no value that is not a" \
+       "product's while products are under way" >&2
+  exit 1
+  ;;
+esac
+exit $code
