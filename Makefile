@@ -7,7 +7,7 @@ JOBS   ?= $(shell nproc)
 PREFIX ?= /usr/local
 # `make sanitize` runs this part of the random cases that `make test` runs.
 SANITIZE_CASES ?= 0.1
-SANITIZERS     ?= asan ubsan tsan
+SANITIZERS     ?= asan tsan
 
 # A compiler cache, where there is one; `make CCACHE= build` does without.
 CCACHE ?= $(shell command -v ccache)
@@ -18,7 +18,7 @@ configure_preset = cmake --preset $(1) $(call cache_flag,CXX) \
 build_preset     = cmake --build --preset $(1) --parallel $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build run test sanitize asan ubsan tsan bench format format-check install clean
+.PHONY: help deps build run test sanitize asan tsan bench format format-check install clean
 
 help:  ## list these commands
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -28,7 +28,7 @@ help:  ## list these commands
 deps:  ## install what is missing (Debian, Ubuntu: apt-get, as root or with sudo)
 	@scripts/install_deps.sh
 
-build: deps  ## build everything; PRESET is cuda, cpu-release, cpu-debug, asan, ubsan or tsan
+build: deps  ## build everything; PRESET is cuda, cpu-release, cpu-debug, asan or tsan
 	@$(call configure_preset,$(PRESET))
 	@$(call build_preset,$(PRESET))
 
@@ -41,9 +41,9 @@ run: build  ## the main job: a real layer on 4 ranks, checked; writes a timeline
 test: build  ## all tests, the slow ones too
 	@ctest --preset $(PRESET)
 
-sanitize: $(SANITIZERS)  ## the tests under AddressSanitizer, UBSan and ThreadSanitizer
+sanitize: $(SANITIZERS)  ## the tests under AddressSanitizer with UBSan, and ThreadSanitizer
 
-asan ubsan tsan: deps
+asan tsan: deps
 	@$(call configure_preset,$@)
 	@$(call build_preset,$@) --target sanitize_tests
 	@UNIEP_TEST_CASES=$(SANITIZE_CASES) ctest --preset $@ -L sanitize

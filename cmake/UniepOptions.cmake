@@ -25,9 +25,9 @@ if(UNIEP_WERROR)
 endif()
 
 if(UNIEP_SANITIZE)
-  if(NOT UNIEP_SANITIZE MATCHES "^(address|thread|undefined)$")
+  if(NOT UNIEP_SANITIZE MATCHES "^(address|thread|undefined|address,undefined)$")
     message(FATAL_ERROR
-            "UNIEP_SANITIZE is '${UNIEP_SANITIZE}'; use address, thread or undefined")
+            "UNIEP_SANITIZE is '${UNIEP_SANITIZE}'; use address, undefined, both as address,undefined, or thread")
   endif()
   # GCC 12 warns falsely about std::atomic_thread_fence and about some inlined copies under
   # sanitizers; the plain builds keep these warnings. -O1 compiles a quarter faster than -O2 here.
