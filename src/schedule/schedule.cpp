@@ -80,10 +80,10 @@ std::span<const PresetInfo> schedule_presets() { return kPresets; }
 Schedule default_schedule(Backend backend) {
   Schedule s;
   if (backend == Backend::kCpu) return s;
-  // The CUDA backend has tiles of 128 rows. The rest is what served five models best on H200s
+  // The CUDA backend has tiles of 128 rows. The rest is what served five models best on 4 H200
   // (docs/performance.md).
-  s.dispatch_workers = 32;
-  s.pull_tokens = 4;
+  s.dispatch_workers = 16;
+  s.pull_tokens = 16;
   s.tile_m = 128;
   s.tile_n = 256;
   s.band = 16;
