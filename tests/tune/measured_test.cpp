@@ -109,6 +109,18 @@ TEST(ShippedProfile, PredictsPassesOfFewerGpus) {
   }
 }
 
+/// Kernels that take less between tiles than those which the profile's products are of.
+TEST(ShippedProfile, PredictsPassesOfFasterKernels) {
+  for (const char* name : {"2026-11-22_1xH200_compare_torch_d42f9d1.json",
+                           "2026-11-22_2xH200_compare_torch_d42f9d1.json",
+                           "2026-11-22_2xH200_compare_torch_sustained_d42f9d1.json"}) {
+    const Errors e = errors_against(name, [](const auto&) { return true; });
+    EXPECT_GE(e.count, 24) << name;
+    EXPECT_LT(e.mean, 0.05) << name;
+    EXPECT_LT(e.worst, 0.11) << name;
+  }
+}
+
 /// Of pairs of random schedules whose times differ by a tenth or more, the share that the model
 /// puts in the right order.
 double share_in_order(const nlohmann::json& file, const nlohmann::json& pass) {
