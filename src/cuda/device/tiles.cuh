@@ -17,10 +17,11 @@ inline constexpr int kFirstSenderWarp = 2;
 inline constexpr int kConsumerWarps = 4 * kConsumers;
 inline constexpr int kThreads = 128 * (1 + kConsumers);
 
-/// Registers per thread after the roles have parted: 88 + 2 208 is three times what a kernel of 384
-/// threads begins with.
+/// Registers per thread after the roles have parted. A warpgroup can take what others have given of
+/// those that the kernel begins with: 168 a thread, the most for 384 threads of 65536 registers.
 inline constexpr int kProducerRegisters = 72;
 inline constexpr int kConsumerRegisters = 216;
+static_assert(kProducerRegisters + kConsumers * kConsumerRegisters == (1 + kConsumers) * 168);
 
 inline constexpr int kBoxBytes = 64 * kBoxCols * 2;  // operand or output, 64 x 64
 /// Rows to push are bytes of 128 columns, one after another, 16 bytes apart so that the 8 rows of a
