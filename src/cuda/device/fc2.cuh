@@ -67,7 +67,7 @@ struct Dfc2 {
     return {{probs[0], probs[8]}};
   }
 
-  /// All of da is put away in shared memory, and from there on a rolled loop reads 16 columns at a
+  /// All of da is put away in shared memory, and from there on a rolled loop reads 64 columns at a
   /// time and writes them back: without the accumulators it has registers for many elements at
   /// once. dh replaces h in its slot, of which this warp alone uses these rows, a replaces da.
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
@@ -200,7 +200,7 @@ struct Dfc2 {
   /// The sigmoids of a group are begun, and what else it needs is read, before the group ahead of
   /// it is done.
   static __device__ __forceinline__ void differentiate_usual(const Boxes& boxes,
-                                                             MatrixPairs (&gates)[kGroups],
+                                                             const MatrixPairs (&gates)[kGroups],
                                                              const RowProbs& probs,
                                                              float (&dprobs)[2]) {
     Inputs inputs = load_inputs(boxes, 0);

@@ -13,9 +13,9 @@ __device__ __forceinline__ void note_record(const DeviceTrace& trace, int row, i
   if (index < trace.capacity) f(trace.records[std::int64_t{row} * trace.capacity + index]);
 }
 
-/// A role's walk through the records of its row, one a task.
-/// All roles of a row begin with the same record. The count of records says which, but only until
-/// the first role comes to its end, where others may still have to begin.
+/// A role's walk through the records of its row, one a task. All roles of a row begin with the same
+/// record. The count of records says which, but only until the first role comes to its end, where
+/// others may still have to begin.
 class Tracer {
  public:
   __device__ __forceinline__ Tracer(const DeviceTrace& trace, int row, int first_record)
