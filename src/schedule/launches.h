@@ -11,9 +11,13 @@ struct Track {
   int first = 0;
   int count = 0;
   int delay = 0;
+  bool mixed = false;  // with the other such track, which needs none of this one's blocks of a step
+
+  UNIEP_HD bool has_step(int step) const { return step >= delay && step < delay + count; }
 };
 
-/// Tracks of one queue; at equal steps the earlier track goes first. Every task's inputs come from
+/// Tracks of one queue; at equal steps the earlier track goes first, but the tasks of two `mixed`
+/// ones, which are neighbours, are dealt out evenly (dealt_task). Every task's inputs come from
 /// tasks that stand earlier in the same queue, from the communication queue of the same launch,
 /// from an earlier launch, or (reduce, which is last) from other ranks, so with all workers
 /// resident and queues taken in order no schedule can deadlock.
@@ -22,8 +26,8 @@ struct TrackList {
   Track tracks[kMax];
   int count = 0;
 
-  UNIEP_HD void add(Stage stage, int first, int blocks, int delay) {
-    tracks[count++] = {stage, first, blocks, delay};
+  UNIEP_HD void add(Stage stage, int first, int blocks, int delay, bool mixed = false) {
+    tracks[count++] = {stage, first, blocks, delay, mixed};
   }
   /// The first step after everything so far.
   UNIEP_HD int end() const {
@@ -151,11 +155,13 @@ inline UNIEP_HD Launch launch_with_lag(const PassView& v, int index, int lag) {
     delay = inline_dispatch ? 1 : 0;
   }
   const int gemm_blocks = p.gemm_end - p.gemm_begin;
+  // Without a lag, fc2 of an expert stands behind its own fc1.
+  const bool mixed = p.first_gemm && p.second_gemm && lag > 0 && v.schedule.mix_run > 0;
   if (p.first_gemm) {
-    launch.main.add(v.first_gemm(), p.gemm_begin, gemm_blocks, delay);
+    launch.main.add(v.first_gemm(), p.gemm_begin, gemm_blocks, delay, mixed);
     if (p.second_gemm) delay += min_of(lag, gemm_blocks);
   }
-  if (p.second_gemm) launch.main.add(v.second_gemm(), p.gemm_begin, gemm_blocks, delay);
+  if (p.second_gemm) launch.main.add(v.second_gemm(), p.gemm_begin, gemm_blocks, delay, mixed);
   if (v.has_weight_grads()) {
     // An expert's weight gradients need its rows of every wave: they follow its last block.
     if (v.schedule.wgrad == WgradPlacement::kInterleaved && p.second_gemm && p.last_gemm) {

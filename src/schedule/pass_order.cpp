@@ -151,9 +151,9 @@ void PassOrder::count_slots() {
 }
 
 Queue::Queue(const PassView& view, const TrackList& tracks) : begin_{0} {
-  for_each_block(tracks, [&](Stage stage, int block) {
-    blocks_.push_back({stage, block});
-    begin_.push_back(begin_.back() + block_tasks(view, stage, block));
+  for_each_block(view, tracks, [&](const QueueBlock& b) {
+    blocks_.push_back(b);
+    begin_.push_back(begin_.back() + block_tasks(view, b.stage, b.block));
   });
 }
 

@@ -101,14 +101,49 @@ inline UNIEP_HD Task block_task(const PassView& v, Stage stage, int block, std::
   return task;
 }
 
-/// Calls f(stage, block) for every block of the queue, in order.
+/// A block as a queue's table lists it.
+struct QueueBlock {
+  /// Whether its tasks are mixed with those of the next block of the table, or of the one before.
+  enum class Mix : int { kNone, kWithNext, kWithLast };
+
+  Stage stage = Stage::kDispatch;
+  int block = 0;
+  Mix mix = Mix::kNone;
+
+  friend bool operator==(const QueueBlock&, const QueueBlock&) = default;
+};
+
+/// Two blocks of more tiles together are not mixed: either keeps all SMs busy for a while, with
+/// operands that its own tiles share.
+inline constexpr std::int64_t kMostMixedTiles = 512;
+
+/// Block number `i` of a track.
+inline UNIEP_HD QueueBlock queue_block(const PassView& v, const TrackList& queue, int track,
+                                       int i) {
+  const Track& t = queue.tracks[track];
+  const int step = t.delay + i;
+  const auto mixed_with = [&](int other) {
+    if (!t.mixed || other < 0 || other >= queue.count) return false;
+    const Track& o = queue.tracks[other];
+    return o.mixed && o.has_step(step) &&
+           block_tasks(v, t.stage, t.first + i) +
+                   block_tasks(v, o.stage, o.first + step - o.delay) <=
+               kMostMixedTiles;
+  };
+  const auto mix = mixed_with(track + 1)   ? QueueBlock::Mix::kWithNext
+                   : mixed_with(track - 1) ? QueueBlock::Mix::kWithLast
+                                           : QueueBlock::Mix::kNone;
+  return {t.stage, t.first + i, mix};
+}
+
+/// Calls f(QueueBlock) for every block of the queue, in the order of its table.
 template <class F>
-UNIEP_HD void for_each_block(const TrackList& queue, F&& f) {
+UNIEP_HD void for_each_block(const PassView& v, const TrackList& queue, F&& f) {
   const int end = queue.end();
   for (int step = 0; step < end; ++step) {
     for (int i = 0; i < queue.count; ++i) {
       const Track& t = queue.tracks[i];
-      if (step >= t.delay && step < t.delay + t.count) f(t.stage, t.first + step - t.delay);
+      if (t.has_step(step)) f(queue_block(v, queue, i, step - t.delay));
     }
   }
 }
@@ -132,13 +167,24 @@ inline UNIEP_HD int queue_position(const TrackList& queue, int track, int i) {
   return before;
 }
 
-struct QueueBlock {
-  Stage stage = Stage::kDispatch;
-  int block = 0;
-};
+/// Deals out the tasks of two blocks that are mixed, `own` of `all` being the first one's: these
+/// stand in runs of `run`, each of which ends where their share of the positions up to there is
+/// whole. What stands at position `at`: the task's number in the first block, or -1 - its number in
+/// the second.
+inline UNIEP_HD std::int32_t dealt_task(std::uint32_t own, std::uint32_t all, std::uint32_t run,
+                                        std::uint32_t at) {
+  std::uint32_t begun = 0;  // tasks of runs that have ended
+  if (own > 0) {
+    begun = mul_div(at, own, all) / run * run;
+    const std::uint32_t end = min_of(begun + run, own);
+    const std::uint32_t first = mul_div(end, all, own, own - 1) - (end - begun);  // of the next run
+    if (at >= first) return static_cast<std::int32_t>(begun + at - first);
+  }
+  return -1 - static_cast<std::int32_t>(at - begun);
+}
 
-/// A queue of tasks as a table of its blocks and the number of tasks before each: task i of the
-/// queue is found by binary search, with no list of tasks.
+/// A queue of tasks as a table of its blocks and the number of tasks before each, as if none were
+/// mixed: task i of the queue is found by binary search, with no list of tasks.
 struct QueueView {
   const QueueBlock* blocks = nullptr;
   const std::int64_t* begin = nullptr;  // [count + 1], ascending
@@ -146,6 +192,32 @@ struct QueueView {
 
   UNIEP_HD std::int64_t size() const { return begin[count]; }
 };
+
+/// Task `index` of a queue whose table has the block that holds it, or that this is mixed with, at
+/// `entry`. block(i) and begin(i) are what the table has at entry i.
+template <class Block, class Begin>
+UNIEP_HD Task task_at(const PassView& v, Block&& block, Begin&& begin, int entry,
+                      std::int64_t index) {
+  using Mix = QueueBlock::Mix;
+  const Mix mix = block(entry).mix;
+  if (mix == Mix::kWithLast) --entry;  // the first of the two
+  const std::int64_t first = begin(entry);
+  std::int64_t in_block = index - first;
+  if (mix != Mix::kNone) {
+    const auto own = static_cast<std::uint32_t>(begin(entry + 1) - first);
+    const auto all = static_cast<std::uint32_t>(begin(entry + 2) - first);
+    const std::int32_t dealt = dealt_task(own, all, static_cast<std::uint32_t>(v.schedule.mix_run),
+                                          static_cast<std::uint32_t>(in_block));
+    if (dealt < 0) ++entry;
+    in_block = dealt < 0 ? -1 - dealt : dealt;
+  }
+  const QueueBlock& found = block(entry);
+  return block_task(v, found.stage, found.block, in_block);
+}
+inline UNIEP_HD Task task_at(const PassView& v, const QueueView& q, int entry, std::int64_t index) {
+  return task_at(
+      v, [&](int i) { return q.blocks[i]; }, [&](int i) { return q.begin[i]; }, entry, index);
+}
 
 /// Task `index` of the queue, 0 <= index < size().
 inline UNIEP_HD Task queue_task(const PassView& v, const QueueView& q, std::int64_t index) {
@@ -159,7 +231,7 @@ inline UNIEP_HD Task queue_task(const PassView& v, const QueueView& q, std::int6
       high = mid - 1;
     }
   }
-  return block_task(v, q.blocks[low].stage, q.blocks[low].block, index - q.begin[low]);
+  return task_at(v, q, low, index);
 }
 
 }  // namespace uniep

@@ -88,6 +88,7 @@ Schedule default_schedule(Backend backend) {
   s.tile_n = 256;
   s.band = 16;
   s.lag_tiles = 512;
+  s.mix_run = 16;
   s.ready_rows = 128;
   s.token_block = 32;
   return s;

@@ -20,8 +20,7 @@ class DrawnQueue {
   Task draw(const PassView& v) {
     const QueueView queue = queue_.view();
     while (next_ >= queue.begin[block_ + 1]) ++block_;
-    const QueueBlock& block = queue.blocks[block_];
-    return block_task(v, block.stage, block.block, next_++ - queue.begin[block_]);
+    return task_at(v, queue, block_, next_++);
   }
 
  private:

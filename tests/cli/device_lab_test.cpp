@@ -17,8 +17,8 @@ std::int64_t tasks_of(const PassView& v, Stage stage) {
   for (int i = 0; i < num_launches(v); ++i) {
     const Launch launch = launch_at(v, i);
     for (const TrackList& tracks : {launch.comm, launch.main}) {
-      for_each_block(tracks, [&](Stage of, int block) {
-        if (of == stage) tasks += block_tasks(v, stage, block);
+      for_each_block(v, tracks, [&](const QueueBlock& b) {
+        if (b.stage == stage) tasks += block_tasks(v, stage, b.block);
       });
     }
   }

@@ -12,9 +12,6 @@ bool operator==(const Pull& a, const Pull& b) {
   return a.source == b.source && a.token == b.token && a.first_row == b.first_row &&
          a.num_rows == b.num_rows;
 }
-bool operator==(const QueueBlock& a, const QueueBlock& b) {
-  return a.stage == b.stage && a.block == b.block;
-}
 
 template <class T>
 void expect_equal(const T* want, const T* device, std::int64_t count, const char* what) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 #include <set>
 #include <tuple>
@@ -53,6 +54,57 @@ TEST(Queue, BinarySearchFindsWhatEnumerationLists) {
     }
     if (HasFatalFailure()) return;
   }
+}
+
+// Of two blocks that are mixed, the tasks up to any one of them hold of each what is due, to within
+// a run.
+TEST(Queue, MixedBlocksAreSpreadEvenly) {
+  Rng rng(1);
+  const auto number = [&](std::uint32_t least, std::uint32_t most) {
+    return least + static_cast<std::uint32_t>(rng() % (most - least + 1));
+  };
+  const int count = cases(1000);
+  for (int i = 0; i < count; ++i) {
+    const std::uint32_t run = number(1, 12), own = number(0, 60), others = number(0, 60);
+    SCOPED_TRACE(cat(own, " in runs of ", run, ", and ", others));
+    const std::uint32_t all = own + others;
+    std::int32_t taken = 0, taken_of_others = 0;
+    for (std::uint32_t at = 0; at < all; ++at) {
+      const std::int32_t task = dealt_task(own, all, run, at);
+      ASSERT_EQ(task >= 0 ? task : -1 - task, (task >= 0 ? taken : taken_of_others)++);
+      const double due = static_cast<double>((at + 1) * own) / all;
+      ASSERT_LE(taken, due + 1e-9);
+      ASSERT_GT(taken, due - run - 1);
+    }
+    ASSERT_EQ(taken, static_cast<std::int32_t>(own));
+  }
+}
+
+TEST(Queue, OnlyWhereBothProductsShareALaunchIsAnythingMixed) {
+  const int count = cases(500);
+  int mixed = 0;
+  for (unsigned seed = 1; seed <= static_cast<unsigned>(count); ++seed) {
+    const RandomPass p = random_pass(seed, 20);
+    SCOPED_TRACE(describe(seed, p));
+    const Schedule& s = p.schedule;
+    const bool together =
+        s.launch == LaunchGrouping::kPipelined || s.launch == LaunchGrouping::kSingle;
+    for (int i = 0; i < num_launches(p.view(0)); ++i) {
+      const Launch launch = launch_at(p.view(0), i);
+      const auto expect_unmixed = [&](const QueueBlock& b) {
+        EXPECT_EQ(b.mix, QueueBlock::Mix::kNone) << name(b.stage);
+      };
+      for_each_block(p.view(0), launch.comm, expect_unmixed);
+      for_each_block(p.view(0), launch.main, [&](const QueueBlock& b) {
+        const bool product =
+            b.stage == p.view(0).first_gemm() || b.stage == p.view(0).second_gemm();
+        if (s.mix_run == 0 || !together || !product) return expect_unmixed(b);
+        if (b.mix != QueueBlock::Mix::kNone) ++mixed;
+      });
+    }
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(mixed, 0);
 }
 
 void expect_positions(const TrackList& tracks) {

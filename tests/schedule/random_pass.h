@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "schedule/dependencies.h"
@@ -50,12 +52,38 @@ inline std::string describe(unsigned seed, const RandomPass& p) {
              describe(p.routing), "\n  ", to_string(p.schedule));
 }
 
+/// The tasks of two blocks that are mixed: those of the first go where they are due, in runs, the
+/// others to the places left.
+inline std::vector<Task> deal(const std::vector<Task>& own, const std::vector<Task>& others,
+                              std::size_t run) {
+  std::vector<std::optional<Task>> places(own.size() + others.size());
+  for (std::size_t begin = 0; begin < own.size(); begin += run) {
+    const std::size_t end = std::min(begin + run, own.size());
+    const std::size_t place = ceil_div(end * places.size(), own.size());
+    for (std::size_t i = begin; i < end; ++i) places.at(place - (end - i)) = own[i];
+  }
+  std::vector<Task> dealt;
+  std::size_t taken = 0;
+  for (const std::optional<Task>& task : places) {
+    dealt.push_back(task ? *task : others.at(taken++));
+  }
+  return dealt;
+}
+
 /// The tasks of a queue by plain enumeration.
 inline std::vector<Task> tasks_of(const PassView& v, const TrackList& tracks) {
-  std::vector<Task> tasks;
-  for_each_block(tracks, [&](Stage stage, int block) {
-    const std::int64_t count = block_tasks(v, stage, block);
-    for (std::int64_t i = 0; i < count; ++i) tasks.push_back(block_task(v, stage, block, i));
+  std::vector<Task> tasks, to_be_mixed;
+  for_each_block(v, tracks, [&](const QueueBlock& b) {
+    std::vector<Task> block;
+    const std::int64_t count = block_tasks(v, b.stage, b.block);
+    for (std::int64_t i = 0; i < count; ++i) {
+      block.push_back(block_task(v, b.stage, b.block, i));
+    }
+    if (b.mix == QueueBlock::Mix::kWithNext) return to_be_mixed.swap(block);
+    if (b.mix == QueueBlock::Mix::kWithLast) {
+      block = deal(to_be_mixed, block, static_cast<std::size_t>(v.schedule.mix_run));
+    }
+    tasks.insert(tasks.end(), block.begin(), block.end());
   });
   return tasks;
 }

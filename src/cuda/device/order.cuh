@@ -323,7 +323,7 @@ class OrderRoutine {
     for (int t = 0; t < cta_.tracks.count; ++t) {
       const Track& track = cta_.tracks.tracks[t];
       for (int i = threadIdx.x; i < track.count; i += kOrderThreads) {
-        blocks[queue_position(cta_.tracks, t, i)] = {track.stage, track.first + i};
+        blocks[queue_position(cta_.tracks, t, i)] = queue_block(v_, cta_.tracks, t, i);
       }
     }
   }

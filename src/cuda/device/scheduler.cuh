@@ -107,32 +107,41 @@ class QueueWindow {
   }
 
   /// What `queue_task` returns. By all lanes, of the same index, which is never less than the last.
-  __device__ __forceinline__ Task task(const PassView& v, std::int64_t index) {
+  __device__ __forceinline__ Task task(const PassView& v, std::uint32_t index) {
     for (;;) {
       const unsigned begun = __ballot_sync(0xffffffffu, begin_ <= index);
       const int found = __popc(begun) - 1;
-      if (found < 31) {
-        const auto stage = __shfl_sync(0xffffffffu, static_cast<int>(block_.stage), found);
-        const int block = __shfl_sync(0xffffffffu, block_.block, found);
-        const std::int64_t begin = __shfl_sync(0xffffffffu, begin_, found);
-        return block_task(v, static_cast<Stage>(stage), block, index - begin);
-      }
-      read(first_ + found);
+      const auto begin = [&](int lane) { return std::int64_t{of_lane(begin_, lane)}; };
+      const auto block = [&](int lane) {
+        return QueueBlock{static_cast<Stage>(of_lane(static_cast<int>(block_.stage), lane)),
+                          of_lane(block_.block, lane),
+                          static_cast<Mix>(of_lane(static_cast<int>(block_.mix), lane))};
+      };
+      // It may be mixed with the block ahead of it or with the next, whose end counts too.
+      if (found < 30) return task_at(v, block, begin, found, index);
+      read(first_ + found - 1);
     }
   }
 
  private:
+  using Mix = QueueBlock::Mix;
+
+  template <class T>
+  static __device__ __forceinline__ T of_lane(T value, int lane) {
+    return __shfl_sync(0xffffffffu, value, lane);
+  }
+
   __device__ __forceinline__ void read(int first) {
     first_ = first;
     const int i = first + lane_;
-    begin_ = i < queue_.count ? queue_.begin[i] : INT64_MAX;
+    begin_ = i <= queue_.count ? static_cast<std::uint32_t>(queue_.begin[i]) : UINT32_MAX;
     if (i < queue_.count) block_ = queue_.blocks[i];
   }
 
   const QueueView& queue_;
   const int lane_;
-  int first_ = 0;           // block of lane 0
-  std::int64_t begin_ = 0;  // of this lane's block
+  int first_ = 0;            // block of lane 0
+  std::uint32_t begin_ = 0;  // of this lane's block; a ticket has no more bits either
   QueueBlock block_{};
 };
 
