@@ -28,9 +28,15 @@ class Network {
         out_(2 * static_cast<std::size_t>(ranks)),
         in_(2 * static_cast<std::size_t>(ranks)) {}
 
+  /// When a transfer's first byte leaves, and its last arrives.
+  struct Transfer {
+    double begun;
+    double done;
+  };
+
   /// A transfer that `self` asks for at `asked`; `rate` is that of the link, 0 for its own.
-  double transfer(int self, int from, int to, double bytes, double asked, double rate = 0) {
-    if (from == to || link_.bytes_per_s == 0) return asked;
+  Transfer transfer(int self, int from, int to, double bytes, double asked, double rate = 0) {
+    if (from == to || link_.bytes_per_s == 0) return {asked, asked};
     const bool far = topology_.ranks_per_node > 0 &&
                      from / topology_.ranks_per_node != to / topology_.ranks_per_node;
     const double speed = far ? topology_.nic_bytes_per_s : (rate > 0 ? rate : link_.bytes_per_s);
@@ -39,7 +45,7 @@ class Network {
     double& out = out_[side(mirrored_ ? self : from, far)];
     double& in = mirrored_ ? out : in_[side(to, far)];
     const double done = occupy(out, in, asked, seconds);
-    return done + latency;
+    return {done - seconds, done + latency};
   }
 
  private:

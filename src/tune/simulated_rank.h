@@ -42,6 +42,7 @@ struct Unit {
   double begun = 0;            ///< its wait for inputs
   double ready = 0;
   double linked = 0;      ///< seconds that the task at hand waited for the link
+  double held = 0;        ///< until when the pushes of the task at hand keep it from going on
   double released = 0;    ///< when it could go on, its pushes being few enough
   double last_pull = -1;  ///< arrival, where its last task was a pull too
   Ring<double> pushes{};  ///< arrivals of those under way

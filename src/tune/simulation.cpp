@@ -44,6 +44,7 @@ class Simulation {
   void advance(Counter& counter, std::uint32_t amount, double visible);
   void note(SimulatedRank& r, const Unit& unit, const Task& task);
   std::size_t push_depth() const;
+  double push_held() const;
   Roles roles(const SimulatedRank& r) const;
 
   const MachineProfile& profile_;
@@ -253,8 +254,10 @@ void Simulation::start(int index) {
     const int source = v.pulls[i].source;
     std::int64_t bytes = 0;
     for (; i < task.m + task.n && v.pulls[i].source == source; ++i) bytes += row_bytes(v);
-    done = std::max(done, network_.transfer(v.rank, source, v.rank, static_cast<double>(bytes),
-                                            asked, profile_.link.pull_bytes_per_s));
+    done = std::max(done, network_
+                              .transfer(v.rank, source, v.rank, static_cast<double>(bytes), asked,
+                                        profile_.link.pull_bytes_per_s)
+                              .done);
   }
   unit.last_pull = done;
   unit.linked = woken(done) - now_;
@@ -281,13 +284,23 @@ std::size_t Simulation::push_depth() const {
                                                            : schedule_.push_depth);
 }
 
+/// The share of a tile's pushes that keeps its worker from going on. On a GPU all columns but the
+/// last 128 leave through a pipeline slot, which the next tile's loads soon need back
+/// (cuda/device/combine.cuh).
+double Simulation::push_held() const {
+  constexpr int kOwnColumns = 128;  // that leave through buffers of their own
+  if (profile_.backend != Backend::kCuda || schedule_.tile_n <= kOwnColumns) return 0;
+  return 1 - static_cast<double>(kOwnColumns) / schedule_.tile_n;
+}
+
 void Simulation::finish(int index) {
   Unit& unit = units_[static_cast<std::size_t>(index)];
   SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
   const Task& task = unit.task;
   if (task.stage == Stage::kDispatch) --r.pulling;
+  unit.held = now_;
   signal(index, task);
-  double free = now_;
+  double free = unit.held;
   while (!unit.pushes.empty() && unit.pushes.front() <= now_) unit.pushes.pop_front();
   while (unit.pushes.size() > push_depth()) {
     free = std::max(free, unit.pushes.front());
@@ -321,21 +334,26 @@ void Simulation::push(Unit& unit, SimulatedRank& r, const Task& task) {
       if (run.rank == self) arrive(r, r.pushed.arrivals(run), now_);
     }
   }
-  double last = now_;
+  double first = now_, last = now_;
   bool remote = false;
   for (PushedTiles::Run& run : runs) {
     if (run.rank == self) continue;
-    remote = true;
     const double bytes = 2 * static_cast<double>(run.rows) * columns;
-    const double arrival = network_.transfer(self, self, run.rank, bytes, now_, push_rate_);
-    last = std::max(last, arrival);
-    run.visible = std::max(run.visible, arrival + profile_.wake.flag_s);
+    const auto [begun, done] = network_.transfer(self, self, run.rank, bytes, now_, push_rate_);
+    if (!remote) first = begun;
+    remote = true;
+    last = std::max(last, done);
+    run.visible = std::max(run.visible, done + profile_.wake.flag_s);
     if (last_column && !mirrored_) {
       SimulatedRank& peer = ranks_[static_cast<std::size_t>(run.rank)];
       arrive(peer, r.pushed.arrivals(run), run.visible);
     }
   }
-  if (remote && profile_.link.bytes_per_s > 0) unit.pushes.push_back(last);
+  if (remote && profile_.link.bytes_per_s > 0) {
+    unit.pushes.push_back(last);
+    const double share = push_held();
+    if (share > 0) unit.held = std::max(now_, first + share * (last - first));
+  }
   if (!mirrored_) return;
   r.mirrored.visible = std::max(r.mirrored.visible, last + profile_.wake.flag_s);
   if (--r.pushes_left == 0) advance(r.mirrored, 1, r.mirrored.visible);

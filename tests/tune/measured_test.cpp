@@ -98,11 +98,12 @@ TEST(ShippedProfile, PredictsBothPassesOfTinyBatches) {
 }
 
 /// Every pass of some files, of which each has at least `fewest`.
-void expect_all_within(std::initializer_list<const char*> names, int fewest, double worst) {
+void expect_all_within(std::initializer_list<const char*> names, int fewest, double worst,
+                       double mean = 0.05) {
   for (const char* name : names) {
     const Errors e = errors_against(name, [](const auto&) { return true; });
     EXPECT_GE(e.count, fewest) << name;
-    EXPECT_LT(e.mean, 0.05) << name;
+    EXPECT_LT(e.mean, mean) << name;
     EXPECT_LT(e.worst, worst) << name;
   }
 }
@@ -121,6 +122,34 @@ TEST(ShippedProfile, PredictsPassesOfFasterKernels) {
                      "2026-11-22_2xH200_compare_torch_d42f9d1.json",
                      "2026-11-22_2xH200_compare_torch_sustained_d42f9d1.json"},
                     24, 0.11);
+}
+
+/// Likewise, most of them predicted too long.
+TEST(ShippedProfile, PredictsPassesOfFasterKernelsOnFourGpus) {
+  expect_all_within({"2026-11-22_4xH200_compare_torch_ac61724.json",
+                     "2026-11-22_4xH200_compare_torch_c391a24.json",
+                     "2026-11-22_4xH200_compare_torch_sustained_ac61724.json",
+                     "2026-11-22_4xH200_compare_torch_sustained_c391a24.json"},
+                    30, 0.12, 0.08);
+}
+
+/// Without mix_run, rows are pushed faster than the wire takes them for a while, and SMs wait.
+TEST(ShippedProfile, KnowsWhatMixedStagesGain) {
+  const nlohmann::json file = results("2026-11-22_4xH200_compare_torch_c391a24.json");
+  const MachineProfile profile = shipped_profile("h200");
+  std::map<int, double> measured, predicted;  // by mix_run
+  for (const auto& record : file.at("records")) {
+    if (record.at("shape") != "qwen3-30b" || record.at("direction") != "forward") continue;
+    const Schedule s = parse_schedule(record.at("schedule").get<std::string>());
+    if (s.launch != LaunchGrouping::kSingle) continue;
+    measured[s.mix_run] = record.at("ms").get<double>();
+    predicted[s.mix_run] =
+        simulate(plans_of("qwen3-30b", 0, 4), Pass::kForward, s, profile).seconds;
+  }
+  ASSERT_EQ(measured.size(), 2u);
+  const double gain = measured.at(0) / measured.at(16);
+  EXPECT_GT(gain, 1.07);
+  EXPECT_NEAR(predicted.at(0) / predicted.at(16), gain, 0.03);
 }
 
 /// Of pairs of random schedules whose times differ by a tenth or more, the share that the model

@@ -101,6 +101,24 @@ TEST(Simulate, TheLinkCarriesWhatIsPulledAndPushed) {
               0.02 * (bytes + pushed) / 100);
 }
 
+// Two tiles of fc2 a rank, a second each, whose pushes take the link 4 s each.
+TEST(Simulate, AGpusTileHoldsItsWorkerUntilHalfOfItsRowsHaveLeft) {
+  MachineProfile profile = made_up_profile();
+  const auto plans = even_plans(kProblem, 2, 64);  // 64 rows an expert, half of each rank's
+  profile.link.bytes_per_s = static_cast<double>(32 * 2 * kProblem.hidden) / 4;
+  profile.push_depth = 1;
+  const auto waited = [&] {
+    const Schedule s = parse_schedule("sequential,tile_m=64,tile_n=256");
+    return simulate(plans, Pass::kForward, s, profile).stats[0][Stage::kFc2].link_s;
+  };
+  // The second tile is done 2 s after the first has begun, whose pushes arrive after 5.
+  EXPECT_NEAR(waited(), 3, 1e-6);
+  // The first is held for 2 s. The second ends after 4; the link begins with it after 5, and has
+  // carried half of it after 7.
+  profile.backend = Backend::kCuda;
+  EXPECT_NEAR(waited(), 2 + 3, 1e-6);
+}
+
 TEST(Simulate, OverlapHidesTheLink) {
   MachineProfile profile = made_up_profile();
   profile.workers = 4;
