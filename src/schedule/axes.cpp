@@ -154,8 +154,7 @@ const std::vector<Axis>& make_axes() {
       number<&Schedule::mix_run>(
           "mix_run", {0, 1024}, {{0, 4}, {0, 4, 16}},
           "tiles of fc1 in a row, dealt out evenly among those of the fc2 that follows by the lag; "
-          "0, "
-          "or where both have more than 512 tiles together: all of an expert's fc1, then fc2",
+          "0, or where both have more than 512 tiles together: all of an expert's fc1, then fc2",
           kWhereGemmsMeet),
       power_of_two<&Schedule::ready_rows>(
           "ready_rows", {16, 128}, {{16, 32, 64, 128}, {32, 64, 128}},

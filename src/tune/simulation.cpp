@@ -254,10 +254,9 @@ void Simulation::start(int index) {
     const int source = v.pulls[i].source;
     std::int64_t bytes = 0;
     for (; i < task.m + task.n && v.pulls[i].source == source; ++i) bytes += row_bytes(v);
-    done = std::max(done, network_
-                              .transfer(v.rank, source, v.rank, static_cast<double>(bytes), asked,
-                                        profile_.link.pull_bytes_per_s)
-                              .done);
+    const auto pulled = network_.transfer(v.rank, source, v.rank, static_cast<double>(bytes), asked,
+                                          profile_.link.pull_bytes_per_s);
+    done = std::max(done, pulled.done);
   }
   unit.last_pull = done;
   unit.linked = woken(done) - now_;

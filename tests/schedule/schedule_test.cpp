@@ -17,8 +17,8 @@ namespace {
 constexpr const char* kDefaultLine =
     "launch=single,waves=1,workers=0,dispatch_workers=3,dispatch_join=yes,pull_tokens=64,"
     "dispatch_wire=dedup,tile_m=64,tile_n=128,expert_order=index,rotate=own-first,raster=along-m,"
-    "band=0,lag=1,lag_tiles=0,mix_run=0,ready_rows=64,token_block=32,push_depth=64,wgrad="
-    "interleaved";
+    "band=0,lag=1,lag_tiles=0,mix_run=0,ready_rows=64,token_block=32,push_depth=64,"
+    "wgrad=interleaved";
 
 constexpr const char* kPresetNames = "sequential, pipelined:n, two-kernel, single";
 
