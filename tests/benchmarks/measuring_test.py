@@ -1,6 +1,8 @@
 """How compare_torch.py measures, with a stand-in for PyTorch that only takes notes."""
 import sys
 import unittest
+from collections import Counter
+from itertools import pairwise
 from types import SimpleNamespace
 from unittest import mock
 
@@ -73,8 +75,16 @@ class Measuring(unittest.TestCase):
         self.assertEqual(len(order), 2 * 3 * turns)
         each = [order[i:i + 6] for i in range(0, len(order), 6)]
         self.assertTrue(all(sorted(turn) == [0, 0, 1, 1, 2, 2] for turn in each), each)
-        self.assertGreater(len(set(map(tuple, each))), 1)  # not always the same neighbours
         self.assertEqual(after, order[::2])
+
+    def test_every_call_runs_as_often_behind_every_other(self):
+        for count in range(1, 10):
+            orders = timing.balanced_orders(count)
+            behind = Counter(pair for order in orders for pair in pairwise(order))
+            self.assertEqual(len(behind), count * (count - 1))
+            self.assertLessEqual(len(set(behind.values())), 1)
+            for order in orders:
+                self.assertEqual(sorted(order), list(range(count)))
 
     def test_products_are_batched_where_the_load_is_even(self):
         rows, passes = mock.MagicMock(), []
