@@ -43,6 +43,7 @@ struct Schedule {
   int band = 0;
   int lag = 1;
   int lag_tiles = 0;
+  int head_start = 0;
   int mix_run = 0;
   int ready_rows = 64;
   int token_block = 32;

@@ -151,10 +151,15 @@ const std::vector<Axis>& make_axes() {
                                    {{0, 16, 64}, {0, 256, 512, 1024, 2048}},
                                    "likewise, as many experts as have this many tiles of fc1",
                                    kWhereGemmsMeet),
+      number<&Schedule::head_start>("head_start", {0, 100}, {{0, 50}, {0, 20, 40, 60}},
+                                    "percent of fc1's experts ahead of the first fc2, which then "
+                                    "catches up evenly to the lag; "
+                                    "0: the lag throughout",
+                                    kWhereGemmsMeet),
       number<&Schedule::mix_run>(
           "mix_run", {0, 1024}, {{0, 4}, {0, 4, 16}},
           "tiles of fc1 in a row, dealt out evenly among those of the fc2 that follows by the lag; "
-          "0, or where both have more than 512 tiles together: all of an expert's fc1, then fc2",
+          "0, or where both have more than 1024 tiles together: all of an expert's fc1, then fc2",
           kWhereGemmsMeet),
       power_of_two<&Schedule::ready_rows>(
           "ready_rows", {16, 128}, {{16, 32, 64, 128}, {32, 64, 128}},

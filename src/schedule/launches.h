@@ -4,16 +4,35 @@
 
 namespace uniep {
 
-/// A run of blocks of one stage within a queue: block `first + i` is emitted at step `delay + i`.
-/// Blocks of reduce: one, holding all token blocks. Blocks of wgrad: one per expert, by slot.
+/// How many blocks of a track are emitted in how many steps.
+struct Pace {
+  int blocks = 1;
+  int steps = 1;
+};
+
+/// A run of blocks of one stage within a queue: blocks `first` and following, from step `delay` on
+/// one a step, or at another pace. Blocks of reduce: one, holding all token blocks. Blocks of
+/// wgrad: one per expert, by slot.
 struct Track {
   Stage stage = Stage::kDispatch;
   int first = 0;
   int count = 0;
   int delay = 0;
   bool mixed = false;  // with the other such track, which needs none of this one's blocks of a step
+  Pace pace{};
+  int left_out = 0;  // blocks that the pace has, from `delay` on, ahead of this track's first
 
-  UNIEP_HD bool has_step(int step) const { return step >= delay && step < delay + count; }
+  /// When block `first + i` is emitted.
+  UNIEP_HD int step_of(int i) const {
+    return delay + static_cast<int>(std::int64_t{left_out + i} * pace.steps / pace.blocks);
+  }
+  /// How many of its blocks are emitted before a step.
+  UNIEP_HD int blocks_before(int step) const {
+    const std::int64_t passed = max_of(step - delay, 0);
+    return static_cast<int>(clamp_to<std::int64_t>(
+        ceil_div<std::int64_t>(passed * pace.blocks, pace.steps) - left_out, 0, count));
+  }
+  UNIEP_HD int blocks_in(int step) const { return blocks_before(step + 1) - blocks_before(step); }
 };
 
 /// Tracks of one queue; at equal steps the earlier track goes first, but the tasks of two `mixed`
@@ -26,13 +45,16 @@ struct TrackList {
   Track tracks[kMax];
   int count = 0;
 
-  UNIEP_HD void add(Stage stage, int first, int blocks, int delay, bool mixed = false) {
-    tracks[count++] = {stage, first, blocks, delay, mixed};
+  UNIEP_HD void add(const Track& track) { tracks[count++] = track; }
+  UNIEP_HD void add(Stage stage, int first, int blocks, int delay) {
+    add({.stage = stage, .first = first, .count = blocks, .delay = delay});
   }
   /// The first step after everything so far.
   UNIEP_HD int end() const {
     int end = 0;
-    for (int i = 0; i < count; ++i) end = max_of(end, tracks[i].delay + tracks[i].count);
+    for (int i = 0; i < count; ++i) {
+      if (tracks[i].count > 0) end = max_of(end, tracks[i].step_of(tracks[i].count - 1) + 1);
+    }
     return end;
   }
 };
@@ -132,6 +154,23 @@ inline UNIEP_HD int lag_blocks(const PassView& v) {
   return max_of(v.schedule.lag, static_cast<int>(min_of(wanted, blocks)));
 }
 
+/// The second GEMM's `blocks` in a launch that has as many of the first, from step `delay` on: it
+/// begins `head_start` percent of them behind, or `lag` where that is more, and has come up to the
+/// lag when it ends.
+inline UNIEP_HD Track following_track(const PassView& v, int first, int blocks, int delay,
+                                      int lag) {
+  Track track{.stage = v.second_gemm(), .first = first, .count = blocks, .delay = delay};
+  if (blocks == 0) return track;
+  const int behind = max_of(lag, ceil_div(blocks * v.schedule.head_start, 100));
+  const int begin = min_of(behind, blocks);
+  const int end = clamp_to(lag, min_of(begin, 1), begin);
+  track.delay += begin;
+  track.pace = {.blocks = blocks, .steps = blocks - begin + end};
+  // Without a lag, fc2 of an expert stands behind its own fc1.
+  track.mixed = begin > 0 && v.schedule.mix_run > 0;
+  return track;
+}
+
 /// Launch number `index` of the pass, the second GEMM `lag` blocks behind the first. Which stages
 /// and how many of their blocks it holds does not depend on the lag.
 inline UNIEP_HD Launch launch_with_lag(const PassView& v, int index, int lag) {
@@ -155,19 +194,25 @@ inline UNIEP_HD Launch launch_with_lag(const PassView& v, int index, int lag) {
     delay = inline_dispatch ? 1 : 0;
   }
   const int gemm_blocks = p.gemm_end - p.gemm_begin;
-  // Without a lag, fc2 of an expert stands behind its own fc1.
-  const bool mixed = p.first_gemm && p.second_gemm && lag > 0 && v.schedule.mix_run > 0;
-  if (p.first_gemm) {
-    launch.main.add(v.first_gemm(), p.gemm_begin, gemm_blocks, delay, mixed);
-    if (p.second_gemm) delay += min_of(lag, gemm_blocks);
+  Track first{.stage = v.first_gemm(), .first = p.gemm_begin, .count = gemm_blocks, .delay = delay};
+  Track second = first;
+  second.stage = v.second_gemm();
+  if (p.first_gemm && p.second_gemm) {
+    second = following_track(v, p.gemm_begin, gemm_blocks, delay, lag);
+    first.mixed = second.mixed;
   }
-  if (p.second_gemm) launch.main.add(v.second_gemm(), p.gemm_begin, gemm_blocks, delay, mixed);
+  if (p.first_gemm) launch.main.add(first);
+  if (p.second_gemm) launch.main.add(second);
   if (v.has_weight_grads()) {
     // An expert's weight gradients need its rows of every wave: they follow its last block.
     if (v.schedule.wgrad == WgradPlacement::kInterleaved && p.second_gemm && p.last_gemm) {
-      const int after_last_wave = delay + gemm_blocks - experts;
-      launch.main.add(Stage::kWgrad2, 0, experts, after_last_wave);
-      launch.main.add(Stage::kWgrad1, 0, experts, after_last_wave);
+      for (const Stage stage : {Stage::kWgrad2, Stage::kWgrad1}) {
+        launch.main.add({.stage = stage,
+                         .count = experts,
+                         .delay = second.delay,
+                         .pace = second.pace,
+                         .left_out = gemm_blocks - experts});
+      }
     }
     if (v.schedule.wgrad == WgradPlacement::kAfter && p.reduce) {
       const int end = launch.main.end();

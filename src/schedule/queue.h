@@ -103,37 +103,62 @@ inline UNIEP_HD Task block_task(const PassView& v, Stage stage, int block, std::
 
 /// A block as a queue's table lists it.
 struct QueueBlock {
-  /// Whether its tasks are mixed with those of the next block of the table, or of the one before.
-  enum class Mix : int { kNone, kWithNext, kWithLast };
+  /// Neighbours in the table whose tasks are mixed: those of the first with those of all others.
+  struct Mix {
+    std::int16_t blocks = 0;  // this one included; 0: none
+    std::int16_t place = 0;   // of this one among them
+
+    friend bool operator==(const Mix&, const Mix&) = default;
+  };
 
   Stage stage = Stage::kDispatch;
   int block = 0;
-  Mix mix = Mix::kNone;
+  Mix mix{};
 
   friend bool operator==(const QueueBlock&, const QueueBlock&) = default;
 };
 
-/// Two blocks of more tiles together are not mixed: either keeps all SMs busy for a while, with
+/// Blocks of more tiles together are not mixed: either stage keeps all SMs busy for a while, with
 /// operands that its own tiles share.
-inline constexpr std::int64_t kMostMixedTiles = 512;
+inline constexpr std::int64_t kMostMixedTiles = 1024;
+/// Nor are more blocks, so that who walks through a queue need not look far ahead.
+inline constexpr int kMostMixedBlocks = 8;
+
+/// How many neighbours in the table, block 0 of `first` at a step and all of `second` there, are
+/// mixed.
+inline UNIEP_HD std::int16_t mixed_blocks(const PassView& v, const Track& first,
+                                          const Track& second, int step) {
+  const int count = first.blocks_in(step) + second.blocks_in(step);
+  if (!first.mixed || !second.mixed || first.blocks_in(step) != 1 || second.blocks_in(step) == 0 ||
+      count > kMostMixedBlocks) {
+    return 0;
+  }
+  std::int64_t tiles = 0;
+  for (const Track* t : {&first, &second}) {
+    for (int i = t->blocks_before(step); i < t->blocks_before(step + 1); ++i) {
+      tiles += block_tasks(v, t->stage, t->first + i);
+    }
+  }
+  return static_cast<std::int16_t>(tiles <= kMostMixedTiles ? count : 0);
+}
 
 /// Block number `i` of a track.
 inline UNIEP_HD QueueBlock queue_block(const PassView& v, const TrackList& queue, int track,
                                        int i) {
   const Track& t = queue.tracks[track];
-  const int step = t.delay + i;
-  const auto mixed_with = [&](int other) {
-    if (!t.mixed || other < 0 || other >= queue.count) return false;
-    const Track& o = queue.tracks[other];
-    return o.mixed && o.has_step(step) &&
-           block_tasks(v, t.stage, t.first + i) +
-                   block_tasks(v, o.stage, o.first + step - o.delay) <=
-               kMostMixedTiles;
-  };
-  const auto mix = mixed_with(track + 1)   ? QueueBlock::Mix::kWithNext
-                   : mixed_with(track - 1) ? QueueBlock::Mix::kWithLast
-                                           : QueueBlock::Mix::kNone;
-  return {t.stage, t.first + i, mix};
+  QueueBlock block{.stage = t.stage, .block = t.first + i};
+  if (!t.mixed) return block;
+  const int step = t.step_of(i);
+  if (track + 1 < queue.count) {
+    block.mix.blocks = mixed_blocks(v, t, queue.tracks[track + 1], step);
+  }
+  if (block.mix.blocks == 0 && track > 0) {
+    block.mix.blocks = mixed_blocks(v, queue.tracks[track - 1], t, step);
+    if (block.mix.blocks > 0) {
+      block.mix.place = static_cast<std::int16_t>(1 + i - t.blocks_before(step));
+    }
+  }
+  return block;
 }
 
 /// Calls f(QueueBlock) for every block of the queue, in the order of its table.
@@ -143,7 +168,9 @@ UNIEP_HD void for_each_block(const PassView& v, const TrackList& queue, F&& f) {
   for (int step = 0; step < end; ++step) {
     for (int i = 0; i < queue.count; ++i) {
       const Track& t = queue.tracks[i];
-      if (t.has_step(step)) f(queue_block(v, queue, i, step - t.delay));
+      for (int b = t.blocks_before(step); b < t.blocks_before(step + 1); ++b) {
+        f(queue_block(v, queue, i, b));
+      }
     }
   }
 }
@@ -157,30 +184,28 @@ inline UNIEP_HD int num_blocks(const TrackList& queue) {
 /// How many blocks `for_each_block` visits before block `first + i` of a track: what lets threads
 /// fill a queue's table side by side.
 inline UNIEP_HD int queue_position(const TrackList& queue, int track, int i) {
-  const int step = queue.tracks[track].delay + i;
-  int before = 0;
+  const int step = queue.tracks[track].step_of(i);
+  int before = i;
   for (int other = 0; other < queue.count; ++other) {
-    const Track& t = queue.tracks[other];
     // At the same step, earlier tracks go first.
-    before += clamp_to(step - t.delay + (other < track ? 1 : 0), 0, t.count);
+    if (other != track) before += queue.tracks[other].blocks_before(step + (other < track ? 1 : 0));
   }
   return before;
 }
 
-/// Deals out the tasks of two blocks that are mixed, `own` of `all` being the first one's: these
-/// stand in runs of `run`, each of which ends where their share of the positions up to there is
-/// whole. What stands at position `at`: the task's number in the first block, or -1 - its number in
-/// the second.
-inline UNIEP_HD std::int32_t dealt_task(std::uint32_t own, std::uint32_t all, std::uint32_t run,
-                                        std::uint32_t at) {
+/// Deals out the tasks of blocks that are mixed, `own` of `all` being the first one's: these stand
+/// in runs of `run`, each of which ends where their share of the positions up to there is whole.
+/// Which task stands at position `at`, counted from the first block's first through all blocks.
+inline UNIEP_HD std::uint32_t dealt_task(std::uint32_t own, std::uint32_t all, std::uint32_t run,
+                                         std::uint32_t at) {
   std::uint32_t begun = 0;  // tasks of runs that have ended
   if (own > 0) {
     begun = mul_div(at, own, all) / run * run;
     const std::uint32_t end = min_of(begun + run, own);
     const std::uint32_t first = mul_div(end, all, own, own - 1) - (end - begun);  // of the next run
-    if (at >= first) return static_cast<std::int32_t>(begun + at - first);
+    if (at >= first) return begun + at - first;
   }
-  return -1 - static_cast<std::int32_t>(at - begun);
+  return own + at - begun;
 }
 
 /// A queue of tasks as a table of its blocks and the number of tasks before each, as if none were
@@ -191,47 +216,51 @@ struct QueueView {
   int count = 0;
 
   UNIEP_HD std::int64_t size() const { return begin[count]; }
+
+  /// The last block that begins at or before `index`, if none were mixed.
+  UNIEP_HD int find(std::int64_t index) const {
+    int low = 0;
+    int high = count - 1;
+    while (low < high) {
+      const int mid = (low + high + 1) / 2;
+      if (begin[mid] <= index) {
+        low = mid;
+      } else {
+        high = mid - 1;
+      }
+    }
+    return low;
+  }
 };
 
-/// Task `index` of a queue whose table has the block that holds it, or that this is mixed with, at
-/// `entry`. block(i) and begin(i) are what the table has at entry i.
-template <class Block, class Begin>
-UNIEP_HD Task task_at(const PassView& v, Block&& block, Begin&& begin, int entry,
-                      std::int64_t index) {
-  using Mix = QueueBlock::Mix;
-  const Mix mix = block(entry).mix;
-  if (mix == Mix::kWithLast) --entry;  // the first of the two
-  const std::int64_t first = begin(entry);
-  std::int64_t in_block = index - first;
-  if (mix != Mix::kNone) {
-    const auto own = static_cast<std::uint32_t>(begin(entry + 1) - first);
-    const auto all = static_cast<std::uint32_t>(begin(entry + 2) - first);
-    const std::int32_t dealt = dealt_task(own, all, static_cast<std::uint32_t>(v.schedule.mix_run),
-                                          static_cast<std::uint32_t>(in_block));
-    if (dealt < 0) ++entry;
-    in_block = dealt < 0 ? -1 - dealt : dealt;
-  }
-  const QueueBlock& found = block(entry);
-  return block_task(v, found.stage, found.block, in_block);
+/// Where task `index` of a queue would stand if none were mixed, given the block of the table that
+/// then would hold what stands there now: its mix, and its number `entry`. begin(i): tasks before
+/// block i.
+template <class Begin>
+UNIEP_HD std::int64_t unmixed_index(const PassView& v, const QueueBlock::Mix& mix, Begin&& begin,
+                                    int entry, std::int64_t index) {
+  if (mix.blocks == 0) return index;
+  const int head = entry - mix.place;
+  const std::int64_t first = begin(head);
+  return first + dealt_task(static_cast<std::uint32_t>(begin(head + 1) - first),
+                            static_cast<std::uint32_t>(begin(head + mix.blocks) - first),
+                            static_cast<std::uint32_t>(v.schedule.mix_run),
+                            static_cast<std::uint32_t>(index - first));
 }
+
+/// Task `index` of a queue, given the block of the table that would hold it if none were mixed.
 inline UNIEP_HD Task task_at(const PassView& v, const QueueView& q, int entry, std::int64_t index) {
-  return task_at(
-      v, [&](int i) { return q.blocks[i]; }, [&](int i) { return q.begin[i]; }, entry, index);
+  const QueueBlock::Mix mix = q.blocks[entry].mix;
+  const auto begin = [&](int i) { return q.begin[i]; };
+  const std::int64_t at = unmixed_index(v, mix, begin, entry, index);
+  entry -= mix.place;
+  while (q.begin[entry + 1] <= at) ++entry;
+  return block_task(v, q.blocks[entry].stage, q.blocks[entry].block, at - q.begin[entry]);
 }
 
 /// Task `index` of the queue, 0 <= index < size().
 inline UNIEP_HD Task queue_task(const PassView& v, const QueueView& q, std::int64_t index) {
-  int low = 0;
-  int high = q.count - 1;  // the last block that begins at or before `index`
-  while (low < high) {
-    const int mid = (low + high + 1) / 2;
-    if (q.begin[mid] <= index) {
-      low = mid;
-    } else {
-      high = mid - 1;
-    }
-  }
-  return task_at(v, q, low, index);
+  return task_at(v, q, q.find(index), index);
 }
 
 }  // namespace uniep

@@ -82,12 +82,13 @@ Schedule default_schedule(Backend backend) {
   if (backend == Backend::kCpu) return s;
   // The CUDA backend has tiles of 128 rows. The rest is what served five models best on 4 H200
   // (docs/performance.md).
-  s.dispatch_workers = 16;
-  s.pull_tokens = 16;
+  s.dispatch_workers = 24;
+  s.pull_tokens = 8;
   s.tile_m = 128;
   s.tile_n = 256;
   s.band = 16;
   s.lag_tiles = 512;
+  s.head_start = 40;
   s.mix_run = 16;
   s.ready_rows = 128;
   s.token_block = 32;

@@ -115,8 +115,8 @@ class Tune(ProgramTest):
 
     SMALL_SPACE = ("launch=single|paired,waves=1,workers=2,dispatch_workers=1,dispatch_join=yes,"
                    "pull_tokens=64,dispatch_wire=dedup,tile_m=32|64,tile_n=128,expert_order=index,"
-                   "rotate=none,raster=along-m,band=0,lag=1,lag_tiles=0,mix_run=0,ready_rows=32,"
-                   "token_block=32,push_depth=64")
+                   "rotate=none,raster=along-m,band=0,lag=1,lag_tiles=0,head_start=0,mix_run=0,"
+                   "ready_rows=32,token_block=32,push_depth=64")
 
     def test_a_space_made_small(self):
         path = self.folder / "tune.json"

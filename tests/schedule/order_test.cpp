@@ -229,6 +229,39 @@ TEST(Launches, LagTilesIsHowManyTilesOfFc1StandBetween) {
   EXPECT_EQ(queue(2, 6), queue(2, 0)) << "the longer of both";
 }
 
+/// As `runs`, of blocks: those that are mixed in brackets.
+std::string blocks_of(const RandomPass& p) {
+  const PassView& v = p.view(0);
+  std::string text;
+  for_each_block(v, launch_at(v, 0).main, [&](const QueueBlock& b) {
+    text += text.empty() ? "" : " ";
+    if (b.mix.blocks > 0 && b.mix.place == 0) text += "[";
+    text += cat(name(b.stage), ".", b.block);
+    if (b.mix.blocks > 0 && b.mix.place + 1 == b.mix.blocks) text += "]";
+  });
+  return text;
+}
+
+TEST(Launches, AfterAHeadStartFc2CatchesUpToTheLag) {
+  const auto queue = [](Pass pass, int head_start, const std::string& rest) {
+    return blocks_of(
+        three_experts(pass, cat("single,tile_m=64,tile_n=128,head_start=", head_start, rest)));
+  };
+  EXPECT_EQ(queue(Pass::kForward, 0, ""), "fc1.0 fc1.1 fc2.0 fc1.2 fc2.1 fc2.2 reduce.0");
+  EXPECT_EQ(queue(Pass::kForward, 33, ""), queue(Pass::kForward, 0, "")) << "not less than the lag";
+  EXPECT_EQ(queue(Pass::kForward, 34, ""), "fc1.0 fc1.1 fc1.2 fc2.0 fc2.1 fc2.2 reduce.0");
+  EXPECT_EQ(queue(Pass::kForward, 34, ",mix_run=1"),
+            "fc1.0 fc1.1 [fc1.2 fc2.0 fc2.1] fc2.2 reduce.0");
+  EXPECT_EQ(queue(Pass::kForward, 34, ",lag=2,mix_run=1"),
+            "fc1.0 fc1.1 [fc1.2 fc2.0] fc2.1 fc2.2 reduce.0");
+  EXPECT_EQ(queue(Pass::kForward, 100, ",mix_run=1"),
+            "fc1.0 fc1.1 fc1.2 fc2.0 fc2.1 fc2.2 reduce.0");
+  EXPECT_EQ(queue(Pass::kBackward, 34, ",mix_run=1"),
+            "dfc2.0 dfc2.1 [dfc2.2 dfc1.0 dfc1.1] wgrad2.0 wgrad2.1 wgrad1.0 wgrad1.1 "
+            "dfc1.2 wgrad2.2 wgrad1.2 reduce.0")
+      << "weight gradients stand behind their expert's dfc1";
+}
+
 TEST(Roles, DispatchersAreAsManyTimesMoreAsRowsAre) {
   RandomPass p = three_experts(Pass::kForward, "single,dispatch_workers=4,tile_m=16");
   const auto dispatchers = [&](std::int64_t own_tokens, int workers) {

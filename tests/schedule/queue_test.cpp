@@ -56,8 +56,8 @@ TEST(Queue, BinarySearchFindsWhatEnumerationLists) {
   }
 }
 
-// Of two blocks that are mixed, the tasks up to any one of them hold of each what is due, to within
-// a run.
+// Where blocks are mixed, the tasks up to any one of them hold of the first and of the others what
+// is due, to within a run.
 TEST(Queue, MixedBlocksAreSpreadEvenly) {
   Rng rng(1);
   const auto number = [&](std::uint32_t least, std::uint32_t most) {
@@ -68,15 +68,15 @@ TEST(Queue, MixedBlocksAreSpreadEvenly) {
     const std::uint32_t run = number(1, 12), own = number(0, 60), others = number(0, 60);
     SCOPED_TRACE(cat(own, " in runs of ", run, ", and ", others));
     const std::uint32_t all = own + others;
-    std::int32_t taken = 0, taken_of_others = 0;
+    std::uint32_t taken = 0, taken_of_others = 0;
     for (std::uint32_t at = 0; at < all; ++at) {
-      const std::int32_t task = dealt_task(own, all, run, at);
-      ASSERT_EQ(task >= 0 ? task : -1 - task, (task >= 0 ? taken : taken_of_others)++);
+      const std::uint32_t task = dealt_task(own, all, run, at);
+      ASSERT_EQ(task < own ? task : task - own, (task < own ? taken : taken_of_others)++);
       const double due = static_cast<double>((at + 1) * own) / all;
       ASSERT_LE(taken, due + 1e-9);
       ASSERT_GT(taken, due - run - 1);
     }
-    ASSERT_EQ(taken, static_cast<std::int32_t>(own));
+    ASSERT_EQ(taken, own);
   }
 }
 
@@ -92,14 +92,14 @@ TEST(Queue, OnlyWhereBothProductsShareALaunchIsAnythingMixed) {
     for (int i = 0; i < num_launches(p.view(0)); ++i) {
       const Launch launch = launch_at(p.view(0), i);
       const auto expect_unmixed = [&](const QueueBlock& b) {
-        EXPECT_EQ(b.mix, QueueBlock::Mix::kNone) << name(b.stage);
+        EXPECT_EQ(b.mix, QueueBlock::Mix{}) << name(b.stage);
       };
       for_each_block(p.view(0), launch.comm, expect_unmixed);
       for_each_block(p.view(0), launch.main, [&](const QueueBlock& b) {
         const bool product =
             b.stage == p.view(0).first_gemm() || b.stage == p.view(0).second_gemm();
         if (s.mix_run == 0 || !together || !product) return expect_unmixed(b);
-        if (b.mix != QueueBlock::Mix::kNone) ++mixed;
+        if (b.mix.blocks > 0) ++mixed;
       });
     }
     if (HasFailure()) return;
@@ -113,9 +113,9 @@ void expect_positions(const TrackList& tracks) {
   const int end = tracks.end();
   for (int step = 0; step < end; ++step) {
     for (int i = 0; i < tracks.count; ++i) {
-      const Track& t = tracks.tracks[i];
-      if (step < t.delay || step >= t.delay + t.count) continue;
-      ASSERT_EQ(queue_position(tracks, i, emitted[static_cast<std::size_t>(i)]++), position++);
+      for (int b = 0; b < tracks.tracks[i].blocks_in(step); ++b) {
+        ASSERT_EQ(queue_position(tracks, i, emitted[static_cast<std::size_t>(i)]++), position++);
+      }
     }
   }
   ASSERT_EQ(num_blocks(tracks), position);

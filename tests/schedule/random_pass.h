@@ -52,7 +52,7 @@ inline std::string describe(unsigned seed, const RandomPass& p) {
              describe(p.routing), "\n  ", to_string(p.schedule));
 }
 
-/// The tasks of two blocks that are mixed: those of the first go where they are due, in runs, the
+/// The tasks of blocks that are mixed: those of the first go where they are due, in runs, the
 /// others to the places left.
 inline std::vector<Task> deal(const std::vector<Task>& own, const std::vector<Task>& others,
                               std::size_t run) {
@@ -72,18 +72,16 @@ inline std::vector<Task> deal(const std::vector<Task>& own, const std::vector<Ta
 
 /// The tasks of a queue by plain enumeration.
 inline std::vector<Task> tasks_of(const PassView& v, const TrackList& tracks) {
-  std::vector<Task> tasks, to_be_mixed;
+  std::vector<Task> tasks, own, others;
   for_each_block(v, tracks, [&](const QueueBlock& b) {
-    std::vector<Task> block;
+    std::vector<Task>& to = b.mix.blocks == 0 ? tasks : b.mix.place == 0 ? own : others;
     const std::int64_t count = block_tasks(v, b.stage, b.block);
-    for (std::int64_t i = 0; i < count; ++i) {
-      block.push_back(block_task(v, b.stage, b.block, i));
-    }
-    if (b.mix == QueueBlock::Mix::kWithNext) return to_be_mixed.swap(block);
-    if (b.mix == QueueBlock::Mix::kWithLast) {
-      block = deal(to_be_mixed, block, static_cast<std::size_t>(v.schedule.mix_run));
-    }
-    tasks.insert(tasks.end(), block.begin(), block.end());
+    for (std::int64_t i = 0; i < count; ++i) to.push_back(block_task(v, b.stage, b.block, i));
+    if (b.mix.place + 1 < b.mix.blocks || b.mix.blocks == 0) return;
+    const std::vector<Task> mixed = deal(own, others, static_cast<std::size_t>(v.schedule.mix_run));
+    tasks.insert(tasks.end(), mixed.begin(), mixed.end());
+    own.clear();
+    others.clear();
   });
   return tasks;
 }

@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kDefaultLine =
     "launch=single,waves=1,workers=0,dispatch_workers=3,dispatch_join=yes,pull_tokens=64,"
     "dispatch_wire=dedup,tile_m=64,tile_n=128,expert_order=index,rotate=own-first,raster=along-m,"
-    "band=0,lag=1,lag_tiles=0,mix_run=0,ready_rows=64,token_block=32,push_depth=64,"
+    "band=0,lag=1,lag_tiles=0,head_start=0,mix_run=0,ready_rows=64,token_block=32,push_depth=64,"
     "wgrad=interleaved";
 
 constexpr const char* kPresetNames = "sequential, pipelined:n, two-kernel, single";
@@ -213,8 +213,8 @@ TEST(ScheduleAxes, EachChangesThePrintedLineAndTheScheduleAndNoOther) {
 // longer are as many as the fields.
 TEST(ScheduleAxes, ReachEveryField) {
   const auto [launch, waves, workers, dispatch_workers, dispatch_join, pull_tokens, dispatch_wire,
-              tile_m, tile_n, expert_order, rotate, raster, band, lag, lag_tiles, mix_run,
-              ready_rows, token_block, push_depth, wgrad] = Schedule{};
+              tile_m, tile_n, expert_order, rotate, raster, band, lag, lag_tiles, head_start,
+              mix_run, ready_rows, token_block, push_depth, wgrad] = Schedule{};
   const int fields[] = {static_cast<int>(launch),
                         waves,
                         workers,
@@ -230,6 +230,7 @@ TEST(ScheduleAxes, ReachEveryField) {
                         band,
                         lag,
                         lag_tiles,
+                        head_start,
                         mix_run,
                         ready_rows,
                         token_block,

@@ -21,8 +21,8 @@ const Place kGpu{.backend = Backend::kCuda, .max_workers = 132};
 constexpr const char* kSmall =
     "launch=separate|pipelined|single,waves=1|2,workers=2,dispatch_workers=0|1,dispatch_join=yes,"
     "pull_tokens=16,dispatch_wire=dedup,tile_m=32|64,tile_n=64|128,expert_order=index,"
-    "rotate=own-first,raster=along-m,band=0,lag=0|1,lag_tiles=0,mix_run=0,ready_rows=32|64,"
-    "token_block=32,push_depth=0|64,wgrad=interleaved|after";
+    "rotate=own-first,raster=along-m,band=0,lag=0|1,lag_tiles=0,head_start=0,mix_run=0,"
+    "ready_rows=32|64,token_block=32,push_depth=0|64,wgrad=interleaved|after";
 
 Space small(Pass pass) {
   Space space(kProblem, pass, kCpu);

@@ -108,23 +108,26 @@ class QueueWindow {
 
   /// What `queue_task` returns. By all lanes, of the same index, which is never less than the last.
   __device__ __forceinline__ Task task(const PassView& v, std::uint32_t index) {
-    for (;;) {
-      const unsigned begun = __ballot_sync(0xffffffffu, begin_ <= index);
-      const int found = __popc(begun) - 1;
-      const auto begin = [&](int lane) { return std::int64_t{of_lane(begin_, lane)}; };
-      const auto block = [&](int lane) {
-        return QueueBlock{static_cast<Stage>(of_lane(static_cast<int>(block_.stage), lane)),
-                          of_lane(block_.block, lane),
-                          static_cast<Mix>(of_lane(static_cast<int>(block_.mix), lane))};
-      };
-      // It may be mixed with the block ahead of it or with the next, whose end counts too.
-      if (found < 30) return task_at(v, block, begin, found, index);
-      read(first_ + found - 1);
+    int entry = lane_of(index);
+    // Those that it is mixed with stand on either side, and the end of the last counts too.
+    while (entry >= 32 - kMostMixedBlocks) {
+      read(first_ + entry - (kMostMixedBlocks - 1));
+      entry = lane_of(index);
     }
+    const auto mix = __builtin_bit_cast(
+        QueueBlock::Mix, of_lane(__builtin_bit_cast(std::uint32_t, block_.mix), entry));
+    const auto begin = [&](int lane) { return std::int64_t{of_lane(begin_, lane)}; };
+    const auto at = static_cast<std::uint32_t>(unmixed_index(v, mix, begin, entry, index));
+    const int found = lane_of(at);
+    return block_task(v, static_cast<Stage>(of_lane(static_cast<int>(block_.stage), found)),
+                      of_lane(block_.block, found), at - of_lane(begin_, found));
   }
 
  private:
-  using Mix = QueueBlock::Mix;
+  /// The block that holds task `index` if none are mixed.
+  __device__ __forceinline__ int lane_of(std::uint32_t index) const {
+    return __popc(__ballot_sync(0xffffffffu, begin_ <= index)) - 1;
+  }
 
   template <class T>
   static __device__ __forceinline__ T of_lane(T value, int lane) {
