@@ -128,28 +128,49 @@ TEST(ShippedProfile, PredictsPassesOfFasterKernels) {
 TEST(ShippedProfile, PredictsPassesOfFasterKernelsOnFourGpus) {
   expect_all_within({"2026-11-22_4xH200_compare_torch_ac61724.json",
                      "2026-11-22_4xH200_compare_torch_c391a24.json",
+                     "2026-11-22_4xH200_compare_torch_49edc0b.json",
                      "2026-11-22_4xH200_compare_torch_sustained_ac61724.json",
-                     "2026-11-22_4xH200_compare_torch_sustained_c391a24.json"},
+                     "2026-11-22_4xH200_compare_torch_sustained_c391a24.json",
+                     "2026-11-22_4xH200_compare_torch_sustained_49edc0b.json"},
                     30, 0.12, 0.08);
+}
+
+/// How many times as fast a layer's forward pass under `single` is with one value of an axis as
+/// with another, where a file has both.
+struct Gain {
+  double measured, predicted;
+};
+Gain gain_of(const char* file_name, const std::string& shape, int Schedule::*axis, int from,
+             int to) {
+  const nlohmann::json file = results(file_name);
+  const MachineProfile profile = shipped_profile("h200");
+  std::map<int, double> measured, predicted;
+  for (const auto& record : file.at("records")) {
+    if (record.at("shape") != shape || record.at("direction") != "forward") continue;
+    const Schedule s = parse_schedule(record.at("schedule").get<std::string>());
+    if (s.launch != LaunchGrouping::kSingle) continue;
+    measured[s.*axis] = record.at("ms").get<double>();
+    predicted[s.*axis] = simulate(plans_of(shape, 0, 4), Pass::kForward, s, profile).seconds;
+  }
+  return {measured.at(from) / measured.at(to), predicted.at(from) / predicted.at(to)};
 }
 
 /// Without mix_run, rows are pushed faster than the wire takes them for a while, and SMs wait.
 TEST(ShippedProfile, KnowsWhatMixedStagesGain) {
-  const nlohmann::json file = results("2026-11-22_4xH200_compare_torch_c391a24.json");
-  const MachineProfile profile = shipped_profile("h200");
-  std::map<int, double> measured, predicted;  // by mix_run
-  for (const auto& record : file.at("records")) {
-    if (record.at("shape") != "qwen3-30b" || record.at("direction") != "forward") continue;
-    const Schedule s = parse_schedule(record.at("schedule").get<std::string>());
-    if (s.launch != LaunchGrouping::kSingle) continue;
-    measured[s.mix_run] = record.at("ms").get<double>();
-    predicted[s.mix_run] =
-        simulate(plans_of("qwen3-30b", 0, 4), Pass::kForward, s, profile).seconds;
+  const Gain gain = gain_of("2026-11-22_4xH200_compare_torch_c391a24.json", "qwen3-30b",
+                            &Schedule::mix_run, 0, 16);
+  EXPECT_GT(gain.measured, 1.07);
+  EXPECT_NEAR(gain.predicted, gain.measured, 0.03);
+}
+
+/// Without a head start, rows are pushed while dispatch still pulls.
+TEST(ShippedProfile, KnowsWhatAHeadStartGains) {
+  const char* const file = "2026-11-22_4xH200_compare_torch_49edc0b.json";
+  for (const auto& [shape, least] : {std::pair{"qwen3-30b", 1.06}, {"qwen3-235b", 1.01}}) {
+    const Gain gain = gain_of(file, shape, &Schedule::head_start, 0, 40);
+    EXPECT_GT(gain.measured, least) << shape;
+    EXPECT_NEAR(gain.predicted, gain.measured, 0.03) << shape;
   }
-  ASSERT_EQ(measured.size(), 2u);
-  const double gain = measured.at(0) / measured.at(16);
-  EXPECT_GT(gain, 1.07);
-  EXPECT_NEAR(predicted.at(0) / predicted.at(16), gain, 0.03);
 }
 
 /// Of pairs of random schedules whose times differ by a tenth or more, the share that the model
