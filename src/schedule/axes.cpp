@@ -153,8 +153,7 @@ const std::vector<Axis>& make_axes() {
                                    kWhereGemmsMeet),
       number<&Schedule::head_start>("head_start", {0, 100}, {{0, 50}, {0, 20, 40, 60}},
                                     "percent of fc1's experts ahead of the first fc2, which then "
-                                    "catches up evenly to the lag; "
-                                    "0: the lag throughout",
+                                    "catches up evenly to the lag; 0: the lag throughout",
                                     kWhereGemmsMeet),
       number<&Schedule::mix_run>(
           "mix_run", {0, 1024}, {{0, 4}, {0, 4, 16}},

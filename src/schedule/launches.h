@@ -36,10 +36,10 @@ struct Track {
 };
 
 /// Tracks of one queue; at equal steps the earlier track goes first, but the tasks of two `mixed`
-/// ones, which are neighbours, are dealt out evenly (dealt_task). Every task's inputs come from
-/// tasks that stand earlier in the same queue, from the communication queue of the same launch,
-/// from an earlier launch, or (reduce, which is last) from other ranks, so with all workers
-/// resident and queues taken in order no schedule can deadlock.
+/// ones, which are neighbours, are dealt out evenly among one another (dealt_task). Every task's
+/// inputs come from tasks that stand earlier in the same queue, from the communication queue of the
+/// same launch, from an earlier launch, or (reduce, which is last) from other ranks, so with all
+/// workers resident and queues taken in order no schedule can deadlock.
 struct TrackList {
   static constexpr int kMax = 6;
   Track tracks[kMax];

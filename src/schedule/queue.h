@@ -124,8 +124,8 @@ inline constexpr std::int64_t kMostMixedTiles = 1024;
 /// Nor are more blocks, so that who walks through a queue need not look far ahead.
 inline constexpr int kMostMixedBlocks = 8;
 
-/// How many neighbours in the table, block 0 of `first` at a step and all of `second` there, are
-/// mixed.
+/// How many neighbours in the table, the block of `first` at a step and those of `second` there,
+/// are mixed.
 inline UNIEP_HD std::int16_t mixed_blocks(const PassView& v, const Track& first,
                                           const Track& second, int step) {
   const int count = first.blocks_in(step) + second.blocks_in(step);
