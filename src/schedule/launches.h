@@ -154,6 +154,8 @@ inline UNIEP_HD int lag_blocks(const PassView& v) {
   return max_of(v.schedule.lag, static_cast<int>(min_of(wanted, blocks)));
 }
 
+namespace detail {
+
 /// The second GEMM's `blocks` in a launch that has as many of the first, from step `delay` on: it
 /// begins `head_start` percent of them behind, or `lag` where that is more, and has come up to the
 /// lag when it ends.
@@ -170,6 +172,8 @@ inline UNIEP_HD Track following_track(const PassView& v, int first, int blocks, 
   track.mixed = begin > 0 && v.schedule.mix_run > 0;
   return track;
 }
+
+}  // namespace detail
 
 /// Launch number `index` of the pass, the second GEMM `lag` blocks behind the first. Which stages
 /// and how many of their blocks it holds does not depend on the lag.
@@ -198,7 +202,7 @@ inline UNIEP_HD Launch launch_with_lag(const PassView& v, int index, int lag) {
   Track second = first;
   second.stage = v.second_gemm();
   if (p.first_gemm && p.second_gemm) {
-    second = following_track(v, p.gemm_begin, gemm_blocks, delay, lag);
+    second = detail::following_track(v, p.gemm_begin, gemm_blocks, delay, lag);
     first.mixed = second.mixed;
   }
   if (p.first_gemm) launch.main.add(first);

@@ -110,6 +110,7 @@ class QueueWindow {
   __device__ __forceinline__ Task task(const PassView& v, std::uint32_t index) {
     int entry = lane_of(index);
     // Those that it is mixed with stand on either side, and the end of the last counts too.
+    static_assert(2 * kMostMixedBlocks <= 32, "no place in the window would do");
     while (entry >= 32 - kMostMixedBlocks) {
       read(first_ + entry - (kMostMixedBlocks - 1));
       entry = lane_of(index);
