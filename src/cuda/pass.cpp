@@ -69,7 +69,7 @@ PassLauncher::PassLauncher(const DeviceContext& ctx, const PassTensors& tensors,
       rows_(rows),
       queues_(std::move(queues)),
       ctas_(ctx.view.schedule.workers > 0 ? ctx.view.schedule.workers : sms),
-      enter_ctas_(4 * sms),
+      enter_ctas_(sms),
       stream_(stream) {
   ctx_.dispatched = ctx.view.pass == Pass::kForward ? tensors.x_rows : tensors.dy_rows;
   ctx_.row_probs = tensors.row_probs;

@@ -12,10 +12,11 @@
 //            writes its tiles; token blocks count their slots
 //   barrier
 //   first    a warp per 32 rows: which of them belong to pulls that no earlier tile needs?
+//   blocks   meanwhile a CTA per queue lists its blocks
 //   barrier
 //   pulls    a running sum of these gives every tile's place among the pulls
 //   barrier
-//   queues   a CTA per queue fills its table
+//   begins   a CTA per queue sums the tasks before each of its blocks
 //
 // Pulls need no sort: those that a tile is the first to need stand in canonical order (source,
 // token) as its rows do, since all of them are of one expert.
@@ -50,25 +51,42 @@ class OrderRoutine {
     reset(2);
     grid_sync(arrivals_);
     num_tiles_ = static_cast<int>(o_.tile_begin[v_.num_blocks()]);
-    find_first_rows();
+    const bool has_queues = static_cast<int>(blockIdx.x) >= ctas_of_grid() - queue_ctas();
+    const bool has_pieces = static_cast<int>(blockIdx.x) < piece_ctas();
+    if (has_queues) for_each_queue([&](int q) { list_blocks(q); });
+    if (has_pieces) find_first_rows();
     grid_sync(arrivals_ + 1);
     reset(0);
-    order_pulls();
+    if (has_pieces) order_pulls();
     grid_arrive(arrivals_ + 2);
-    if (static_cast<int>(blockIdx.x) >= o_.num_queues) return;
+    if (!has_queues) return;
     grid_wait(arrivals_ + 2);
     reset(1);
-    for (int q = blockIdx.x; q < o_.num_queues; q += gridDim.x) fill_queue(q);
+    for_each_queue([&](int q) { sum_tasks(q); });
   }
 
  private:
-  __device__ void reset(int barrier) const {
-    if (blockIdx.x == 0 && threadIdx.x == 0) arrivals_[barrier] = 0;
+  __device__ int ctas_of_grid() const { return static_cast<int>(gridDim.x); }
+  // The last CTAs have queues, all others pieces of the rows; a single CTA has both.
+  __device__ int queue_ctas() const {
+    return clamp_to(o_.num_queues, 1, max_of(ctas_of_grid() - 1, 1));
   }
-  __device__ int warps_of_grid() const { return static_cast<int>(gridDim.x) * kOrderWarps; }
+  __device__ int piece_ctas() const { return max_of(ctas_of_grid() - queue_ctas(), 1); }
+
+  template <class F>
+  __device__ void for_each_queue(F&& f) const {
+    const int first = static_cast<int>(blockIdx.x) - (ctas_of_grid() - queue_ctas());
+    for (int q = first; q < o_.num_queues; q += queue_ctas()) f(q);
+  }
+
+  /// By the last CTA, since it has queues and so passes all barriers.
+  __device__ void reset(int barrier) const {
+    if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 0) arrivals_[barrier] = 0;
+  }
+  __device__ int warps_of_grid() const { return ctas_of_grid() * kOrderWarps; }
   /// Warps of different CTAs have consecutive numbers, so that few of them spread over many SMs.
   __device__ int warp_of_grid() const {
-    return warp_index() * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
+    return warp_index() * ctas_of_grid() + static_cast<int>(blockIdx.x);
   }
 
   // ---- tiles ----
@@ -182,13 +200,19 @@ class OrderRoutine {
 
   /// Slots of a token block at 32 peers from `first` on, one in each lane.
   __device__ int count_block_slots(std::int64_t begin, std::int64_t end, int first) const {
+    constexpr int kAhead = 8;  // reads under way at a time
     int mine = 0;
-    for (std::int64_t i = begin; i < end; i += 32) {
-      const std::int32_t id = i + lane_index() < end ? v_.topk_ids[i + lane_index()] : -1;
-      const int peer = id < 0 ? -1 : id / v_.num_local_experts - first;
-      for (int p = 0; p < min_of(32, v_.num_ranks - first); ++p) {
-        const int slots = __popc(__ballot_sync(kWholeWarp, peer == p));
-        if (lane_index() == p) mine += slots;
+    for (std::int64_t i = begin + lane_index(); i - lane_index() < end; i += 32 * kAhead) {
+      std::int32_t ids[kAhead];
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) ids[j] = i + 32 * j < end ? v_.topk_ids[i + 32 * j] : -1;
+#pragma unroll
+      for (const std::int32_t id : ids) {
+        const int peer = id < 0 ? -1 : id / v_.num_local_experts - first;
+        for (int p = 0; p < min_of(32, v_.num_ranks - first); ++p) {
+          const int slots = __popc(__ballot_sync(kWholeWarp, peer == p));
+          if (lane_index() == p) mine += slots;
+        }
       }
     }
     return mine;
@@ -228,12 +252,12 @@ class OrderRoutine {
   // A *piece* is up to 32 rows of a tile: what a warp looks at. Consecutive pieces belong to one
   // CTA, so that sums over CTAs and within them make the running sum over all.
   __device__ int pieces_a_tile() const { return cuda::pieces_a_tile(v_.schedule); }
-  __device__ int first_piece_of_cta(unsigned cta) const {
+  __device__ int first_piece_of_cta(int cta) const {
     const std::int64_t pieces = static_cast<std::int64_t>(num_tiles_) * pieces_a_tile();
-    return static_cast<int>(pieces * cta / gridDim.x);
+    return static_cast<int>(pieces * cta / piece_ctas());
   }
-  __device__ int cta_begin() const { return first_piece_of_cta(blockIdx.x); }
-  __device__ int cta_end() const { return first_piece_of_cta(blockIdx.x + 1); }
+  __device__ int cta_begin() const { return first_piece_of_cta(static_cast<int>(blockIdx.x)); }
+  __device__ int cta_end() const { return first_piece_of_cta(static_cast<int>(blockIdx.x) + 1); }
 
   /// This lane's row of the piece, or -1.
   __device__ std::int64_t row_of_piece(int piece) const {
@@ -292,7 +316,7 @@ class OrderRoutine {
   __device__ void order_pulls() const {
     if (warp_index() == 0) sum_pieces();
     __syncthreads();
-    const bool last = blockIdx.x == gridDim.x - 1;
+    const bool last = static_cast<int>(blockIdx.x) == piece_ctas() - 1;
     for (int q = threadIdx.x; q <= v_.num_blocks(); q += kOrderThreads) {
       const int tile = static_cast<int>(o_.tile_begin[q]);
       const int piece = tile * pieces_a_tile();
@@ -319,26 +343,27 @@ class OrderRoutine {
     return before + up_to - value;
   }
 
-  __device__ void list_blocks(QueueBlock* blocks) const {
-    for (int t = 0; t < cta_.tracks.count; ++t) {
-      const Track& track = cta_.tracks.tracks[t];
-      for (int i = threadIdx.x; i < track.count; i += kOrderThreads) {
-        blocks[queue_position(cta_.tracks, t, i)] = queue_block(v_, cta_.tracks, t, i);
-      }
-    }
-  }
-
-  __device__ void fill_queue(int q) const {
+  /// All at a time, whatever their tracks: finding a block's place takes many divisions.
+  __device__ void list_blocks(int q) const {
     if (threadIdx.x == 0) {
       const Launch launch = launch_at(v_, q / 2);
       cta_.tracks = q % 2 == 0 ? launch.comm : launch.main;
     }
     __syncthreads();
     QueueBlock* blocks = o_.blocks_of(q);
+    for (int n = threadIdx.x; n < o_.queue_size(q); n += kOrderThreads) {
+      int track = 0;
+      int i = n;
+      for (; i >= cta_.tracks.tracks[track].count; ++track) i -= cta_.tracks.tracks[track].count;
+      blocks[queue_position(cta_.tracks, track, i)] = queue_block(v_, cta_.tracks, track, i);
+    }
+    __syncthreads();  // the tracks are used
+  }
+
+  __device__ void sum_tasks(int q) const {
+    const QueueBlock* blocks = o_.blocks_of(q);
     std::int64_t* begin = o_.begin_of(q);
     const int count = o_.queue_size(q);
-    list_blocks(blocks);
-    __syncthreads();
     std::int64_t before = 0;
     for (int first = 0; first < count; first += kOrderThreads) {
       const int i = first + static_cast<int>(threadIdx.x);

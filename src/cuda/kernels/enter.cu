@@ -1,7 +1,7 @@
-// Enter: what a pass does before its first task. Stages this rank's tokens where peers pull them,
-// notes where the counters stand, zeroes the rows that weight gradients read past an expert's last,
-// and tells every rank that the tokens are there. It begins beside `order`, whose arrays it needs
-// only behind the copies.
+// Enter: what a pass does before its first task. Notes where the counters stand, stages this rank's
+// tokens where peers pull them, zeroes the rows that weight gradients read past an expert's last,
+// and tells every rank that the tokens are there. It runs beside `order`, whose arrays it has no
+// use for, and ends behind it, so that what follows one follows both.
 #include "cuda/device/faults.cuh"
 #include "cuda/device/refusal.cuh"
 #include "cuda/kernels/load.h"
@@ -51,7 +51,8 @@ __device__ __forceinline__ void note_bases(const DeviceContext& ctx, const Enter
   const std::int64_t rows = v.segment_begin[v.num_local_experts];
   copy_elements(args.rows_ready_base, ctx.counters.rows_ready,
                 ceil_div<std::int64_t>(rows, v.rows_per_counter()));
-  copy_elements(args.tile_done_base, ctx.counters.tile_done, v.tile_begin[v.num_blocks()]);
+  // Segments are whole tiles long.
+  copy_elements(args.tile_done_base, ctx.counters.tile_done, rows / v.schedule.tile_m);
   copy_elements(args.expert_done_base, ctx.counters.expert_done, v.num_local_experts);
   copy_elements(args.arrived_base, ctx.at<std::uint32_t>(v.rank, ctx.symmetric.arrived),
                 v.num_token_blocks() * v.num_ranks);
@@ -63,21 +64,40 @@ __device__ __forceinline__ void note_bases(const DeviceContext& ctx, const Enter
   for (std::int64_t i = global_thread(); i < launches; i += global_threads()) args.tickets[i] = 0;
 }
 
-/// One CTA per expert in turn.
+/// A warp per row that may be such.
 __device__ __forceinline__ void zero_pad_rows(const DeviceContext& ctx) {
   const PassView& v = ctx.view;
-  for (int e = blockIdx.x; e < v.num_local_experts; e += gridDim.x) {
-    const std::int64_t begin = v.segment_begin[e] + v.tokens_per_expert[e];
-    const std::int64_t end =
-        v.segment_begin[e] + round_up<std::int64_t>(v.tokens_per_expert[e], kRowStep);
-    auto* rows = reinterpret_cast<uint4*>(ctx.dispatched + begin * v.hidden);
-    for (std::int64_t i = threadIdx.x; i < (end - begin) * v.hidden / 8; i += kEnterThreads) {
-      rows[i] = uint4{0, 0, 0, 0};
-    }
-    if (v.pass == Pass::kForward) {
-      for (std::int64_t r = begin + threadIdx.x; r < end; r += kEnterThreads) ctx.row_probs[r] = 0;
-    }
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t rows = v.num_local_experts * kRowStep;
+  for (std::int64_t i = global_thread() / 32; i < rows; i += global_threads() / 32) {
+    const std::int64_t expert = i / kRowStep;
+    const std::int64_t tokens = v.tokens_per_expert[expert];
+    const std::int64_t row = tokens / kRowStep * kRowStep + i % kRowStep;  // of the last step's
+    if (tokens % kRowStep == 0 || row < tokens) continue;
+    const std::int64_t dispatched = v.segment_begin[expert] + row;
+    auto* to = reinterpret_cast<uint4*>(ctx.dispatched + dispatched * v.hidden);
+    for (std::int64_t c = lane; c < v.hidden / 8; c += 32) to[c] = uint4{0, 0, 0, 0};
+    if (v.pass == Pass::kForward && lane == 0) ctx.row_probs[dispatched] = 0;
   }
+}
+
+/// The last CTA to be done publishes for all of them.
+__device__ __forceinline__ void publish_behind_last(const DeviceContext& ctx,
+                                                    std::uint32_t* ctas_done) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence_system();
+    last = atomicAdd(ctas_done, 1u) + 1 == gridDim.x;
+  }
+  __syncthreads();
+  const int peer = static_cast<int>(threadIdx.x);
+  if (!last || peer >= ctx.view.num_ranks) return;
+  if (peer == 0) *ctas_done = 0;
+  // A tile per rank that is told.
+  if (!may_signal(ctx.faults, {Stage::kEnter, peer})) return;
+  ptx::fence_system();
+  ptx::add_release_system(ctx.at<std::uint32_t>(peer, ctx.symmetric.published) + ctx.view.rank, 1);
 }
 
 __global__ void __launch_bounds__(kEnterThreads)
@@ -87,29 +107,14 @@ __global__ void __launch_bounds__(kEnterThreads)
   // A plan that cannot be used is so on every rank, and has no tasks: no rank counts this pass.
   if (args.plan != nullptr && !args.plan->ok()) return ptx::wait_for_last_launch();
   if (global_thread() == 0) begin_call(ctx.calls);
+  note_bases(ctx, args);
   copy_vectors(ctx.at<bf16>(v.rank, ctx.symmetric.tokens), args.tokens, v.tokens * v.hidden * 2);
   if (args.probs != nullptr) {
     copy_elements(ctx.at<float>(v.rank, ctx.symmetric.probs), args.probs, v.tokens * v.topk);
   }
   zero_pad_rows(ctx);
+  publish_behind_last(ctx, args.ctas_done);
   ptx::wait_for_last_launch();
-  note_bases(ctx, args);
-
-  // The last CTA to be done publishes for all of them.
-  __shared__ bool last;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence_system();
-    last = atomicAdd(args.ctas_done, 1u) + 1 == gridDim.x;
-  }
-  __syncthreads();
-  if (!last || threadIdx.x >= v.num_ranks) return;
-  if (threadIdx.x == 0) *args.ctas_done = 0;
-  // A tile per rank that is told.
-  if (!may_signal(ctx.faults, {Stage::kEnter, static_cast<int>(threadIdx.x)})) return;
-  ptx::fence_system();
-  ptx::add_release_system(
-      ctx.at<std::uint32_t>(static_cast<int>(threadIdx.x), ctx.symmetric.published) + v.rank, 1);
 }
 
 }  // namespace
