@@ -10,7 +10,8 @@ namespace uniep::cuda {
 // Dispatch: every warp pulls tokens by bulk copy into its slots in shared memory, as many under way
 // as there are slots, and stores each to all of its local rows. Nothing else waits for memory:
 // pulls are read a task at a time, a lane each, the next task's ahead of time; row numbers are read
-// while the token before is stored; and counters are raised some pulls behind, four at a time.
+// while the token before is stored; and counters are raised some pulls behind, four at a time. Only
+// behind its first task a warp waits for its stores, since by then all other SMs wait for these.
 
 inline constexpr int kWarpSlotBytes = 18944;
 inline constexpr int kPullBytes = kWarpSlotBytes / 2;  // most of a token at a time
@@ -37,7 +38,9 @@ class DispatchWarp {
         pieces_(ceil_div(token_bytes_, kPullBytes)),
         slot_bytes_(round_up(min_of(token_bytes_, kPullBytes), 128)),
         num_slots_(min_of(kWarpSlotBytes / slot_bytes_, kMaxPullSlots)),
-        next_task_(blockIdx.x + std::int64_t{warp_} * dispatchers),
+        // Neighbours pull from one rank: what lies in the local memory does not queue behind
+        // NVLink.
+        next_task_(std::int64_t{blockIdx.x} * kDispatchWarps + warp_),
         trace_(ctx.trace, static_cast<int>(gridDim.x + blockIdx.x * kDispatchWarps) + warp_) {
     if (lane_ == 0) {
       for (int i = 0; i < num_slots_; ++i) ptx::mbarrier_init(&full_[i], 1);
@@ -82,8 +85,9 @@ class DispatchWarp {
   /// Rows of one group of pieces whose last piece they are, by lane.
   struct Rows {
     int row[kGroup];
-    int tile[kGroup];  // Task::tile of each row's task
+    int tile;  // Task::tile of their task
   };
+  static constexpr Rows kNoRows{{kNoRow, kNoRow, kNoRow, kNoRow}, 0};
 
   __device__ __forceinline__ Batch read_batch() {
     Batch batch;
@@ -130,22 +134,36 @@ class DispatchWarp {
     return static_cast<int>(ctx_.view.pull_rows[pull.first_row + lane_]);
   }
 
-  /// Up to kGroup pieces, then the signals of the group before. False: a wait expired.
+  /// Up to kGroup pieces of the current batch, then the signals of the group before, and behind the
+  /// first batch's last group those of both. False: a wait expired.
   __device__ __forceinline__ bool run_group() {
-    Rows rows;
+    Rows rows{.tile = current_.tile};
+    const bool first_task = current_.task < std::int64_t{kDispatchWarps} * dispatchers_;
+    bool ends_batch = false;
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
       rows.row[i] = kNoRow;
-      if (current_.pieces > 0) {
+      if (!ends_batch) {
         if (!fill_slots()) return false;
-        rows.tile[i] = current_.tile;
         rows.row[i] = store();
+        ends_batch = stored_ == current_.pieces;
       }
       ptx::bulk_commit();
     }
-    ptx::bulk_wait<kGroup>();  // the groups before this one have landed
-    signal(unsignalled_);
-    unsignalled_ = rows;
+    if (ends_batch) next_batch();
+    if (ends_batch && first_task) {
+      if (!fill_slots()) return false;
+      ptx::bulk_wait<0>();
+      fence_signals();
+      signal(unsignalled_);
+      signal(rows);
+      unsignalled_ = kNoRows;
+    } else {
+      ptx::bulk_wait<kGroup>();  // the groups before this one have landed
+      fence_signals();
+      signal(unsignalled_);
+      unsignalled_ = rows;
+    }
     return true;
   }
 
@@ -206,7 +224,7 @@ class DispatchWarp {
       ptx::bulk_store(to + piece * kPullBytes, slots_ + store_.slot * slot_bytes_, bytes);
     }
     store_.advance(num_slots_);
-    if (++stored_ == current_.pieces) next_batch();
+    ++stored_;
     return piece == pieces_ - 1 ? row : kNoRow;
   }
 
@@ -235,14 +253,18 @@ class DispatchWarp {
     begin_batch();
   }
 
-  /// Adds each row to its counter. By all lanes, whose stores of these rows have landed.
-  __device__ __forceinline__ void signal(const Rows& rows) {
+  /// Between stores that have landed and the signals that say so. By all lanes.
+  __device__ __forceinline__ void fence_signals() const {
     ptx::fence_proxy_async();
     __threadfence();
+  }
+
+  /// Adds each row to its counter.
+  __device__ __forceinline__ void signal(const Rows& rows) const {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
       if (rows.row[i] == kNoRow) continue;
-      if (!may_signal(ctx_.faults, {Stage::kDispatch, rows.tile[i]})) continue;
+      if (!may_signal(ctx_.faults, {Stage::kDispatch, rows.tile})) continue;
       ptx::add_relaxed_gpu(ctx_.counters.rows_ready + rows.row[i] / ctx_.view.rows_per_counter(),
                            1);
     }
@@ -252,6 +274,7 @@ class DispatchWarp {
   /// barriers: the memory is about to be used otherwise.
   __device__ __forceinline__ void end() {
     ptx::bulk_wait<0>();
+    fence_signals();
     signal(unsignalled_);
     for (; store_.slot != load_.slot || store_.parity != load_.parity; store_.advance(num_slots_)) {
       ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
@@ -284,8 +307,8 @@ class DispatchWarp {
   int row_ = kNoRow;  // of the piece to be stored next
   Position load_;
   Position store_;
-  unsigned seen_ = 0;                                       // sources known to have published
-  Rows unsignalled_{{kNoRow, kNoRow, kNoRow, kNoRow}, {}};  // whose stores may still be under way
+  unsigned seen_ = 0;           // sources known to have published
+  Rows unsignalled_ = kNoRows;  // whose stores may still be under way
 };
 
 /// What the first `dispatchers` CTAs begin with. By all threads of the CTA.
