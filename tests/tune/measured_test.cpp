@@ -129,9 +129,11 @@ TEST(ShippedProfile, PredictsPassesOfFasterKernelsOnFourGpus) {
   expect_all_within({"2026-11-22_4xH200_compare_torch_ac61724.json",
                      "2026-11-22_4xH200_compare_torch_c391a24.json",
                      "2026-11-22_4xH200_compare_torch_49edc0b.json",
+                     "2026-11-22_4xH200_compare_torch_6a665d9.json",
                      "2026-11-22_4xH200_compare_torch_sustained_ac61724.json",
                      "2026-11-22_4xH200_compare_torch_sustained_c391a24.json",
-                     "2026-11-22_4xH200_compare_torch_sustained_49edc0b.json"},
+                     "2026-11-22_4xH200_compare_torch_sustained_49edc0b.json",
+                     "2026-11-22_4xH200_compare_torch_sustained_6a665d9.json"},
                     30, 0.12, 0.08);
 }
 
