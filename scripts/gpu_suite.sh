@@ -26,10 +26,11 @@ schedules=(
 )
 gpu_counts=(1 2 4)
 tokens_beside_torch=512  # of a rank
-# Seconds that a test program takes; others: program_s. Once a part has run, its own time counts.
+# Seconds that a test program takes on four H200 and less; others: program_s. Once a part has run,
+# its own time counts.
 declare -A program_seconds=(
-  [cuda_stages_test]=90 [cuda_faults_test]=120 [cuda_group_test]=90 [cuda_graph_test]=90
-  [cuda_soak_test]=180 [cuda_profile_test]=60
+  [cuda_stages_test]=45 [cuda_faults_test]=120 [cuda_group_test]=160 [cuda_graph_test]=205
+  [cuda_soak_test]=45 [cuda_profile_test]=60 [symmetric_memory_test]=65
 )
 program_s=30
 
@@ -176,7 +177,7 @@ sanitizer_part() {
     return 0
   fi
   # A rank of a group of one, so that no other process has to be watched.
-  part "$name" 1 40 $sanitizer_s env UNIEP_TEST_CASES=$sanitizer_cases UNIEP_TIMEOUT_MS=60000 \
+  part "$name" 1 10 $sanitizer_s env UNIEP_TEST_CASES=$sanitizer_cases UNIEP_TIMEOUT_MS=60000 \
     RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29517 \
     "$sanitizer" --tool "$2" --error-exitcode 99 "${@:3}"
 }
