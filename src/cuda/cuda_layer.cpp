@@ -12,7 +12,9 @@
 #include "comm/agreement.h"
 #include "cuda/buffer_pool.h"
 #include "cuda/cuda_communicator.h"
+#include "cuda/cuda_plan.h"
 #include "cuda/fault_injection.h"
+#include "cuda/host_visible.h"
 #include "cuda/pass.h"
 #include "cuda/pass_clock.h"
 #include "cuda/pass_memory.h"
@@ -23,82 +25,6 @@
 
 namespace uniep::cuda {
 namespace {
-
-/// One T in host memory that kernels write.
-template <class T>
-class HostVisible {
- public:
-  HostVisible() {
-    check_cuda(cudaHostAlloc(reinterpret_cast<void**>(&value_), sizeof(T), cudaHostAllocMapped),
-               "allocate host memory");
-    *value_ = T{};
-  }
-  ~HostVisible() { cudaFreeHost(value_); }
-  HostVisible(const HostVisible&) = delete;
-  HostVisible& operator=(const HostVisible&) = delete;
-  T* get() const { return value_; }
-
- private:
-  T* value_ = nullptr;
-};
-
-template <class T>
-void download(std::vector<T>& to, const T* from, std::int64_t count) {
-  to.resize(static_cast<std::size_t>(count));
-  if (count == 0) return;
-  check_cuda(cudaMemcpy(to.data(), from, to.size() * sizeof(T), cudaMemcpyDeviceToHost),
-             "copy the plan to the host");
-}
-
-/// A plan in device memory.
-class CudaPlan final : public RemotePlan {
- public:
-  /// `captured`: every replay of a CUDA graph makes it anew.
-  CudaPlan(std::shared_ptr<std::byte> memory, const DevicePlanLayout& layout, cudaStream_t stream,
-           bool captured)
-      : memory_(std::move(memory)),
-        plan_(device_plan(memory_.get(), layout)),
-        stream_(stream),
-        captured_(captured) {}
-
-  const DevicePlan& device() const { return plan_; }
-
-  void fetch(PlanData& p) override {
-    require(!captured_, ErrorCode::kUnsupported,
-            "plan was made in a CUDA graph capture, so its rows change with every replay; what "
-            "depends on the routing can be asked of plans made outside of captures");
-    check_cuda(cudaStreamSynchronize(stream_), "wait for the plan");
-    const std::int64_t own_tokens = p.tokens();
-    download(p.tokens_per_rank, plan_.tokens_per_rank, p.num_ranks());
-    download(p.tokens_per_expert, plan_.tokens_per_expert, p.num_local_experts);
-    download(p.segment_begin, plan_.segment_begin, p.num_local_experts + 1);
-    download(p.topk_ids, plan_.topk_ids, own_tokens * p.problem.topk);
-    download(p.row_origin, plan_.row_origin, p.segment_begin.back());
-    std::vector<std::int64_t> num_pulls;
-    download(num_pulls, plan_.num_pulls, 1);
-    download(p.pulls, plan_.pulls, num_pulls[0]);
-    for (const Pull& pull : p.pulls) {
-      const bool remote = pull.source != p.rank;
-      p.traffic.rows += pull.num_rows;
-      p.traffic.remote_rows += remote ? pull.num_rows : 0;
-      p.traffic.remote_pulls += remote ? 1 : 0;
-    }
-    download(p.pull_rows, plan_.pull_rows, p.traffic.rows);
-  }
-
- private:
-  std::shared_ptr<std::byte> memory_;
-  DevicePlan plan_;
-  cudaStream_t stream_;
-  const bool captured_;
-};
-
-const DevicePlan& on_device(const RoutingPlan& plan) {
-  const auto* remote = dynamic_cast<const CudaPlan*>(plan.data().remote.get());
-  require(remote != nullptr, ErrorCode::kInvalidArgument,
-          "plan was not made by a CUDA layer; what Layer::plan of this layer returned is accepted");
-  return remote->device();
-}
 
 /// Tasks of a pass that a timeline has room for, of each CTA and each dispatching warp.
 constexpr int kTracedTasks = 2048;
