@@ -82,6 +82,21 @@ TEST(ModelPick, LetsMoreWorkersDispatchWhereAllIsCopiedWithinAGpu) {
   EXPECT_LE(quick_pick(problem, key_of(4, problem), kGpu, h200).dispatch_workers, 32);
 }
 
+/// mixtral-8x7b with a few tokens: fc2 has 16 tiles of 256 columns for each of two experts, so that
+/// a hundred SMs would not read weights.
+TEST(ModelPick, TakesNarrowTilesWhereWideOnesAreTooFew) {
+  Problem problem{.hidden = 4096, .intermediate = 14336, .num_experts = 8, .topk = 2};
+  const MachineProfile h200 = shipped_profile("h200");
+  for (const auto& [tokens, tile_n] : {std::pair{64, 128}, {8192, 256}}) {
+    problem.max_tokens = tokens;
+    TuneKey key = key_of(4, problem);
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      key.pass = pass;
+      EXPECT_EQ(quick_pick(problem, key, kGpu, h200).tile_n, tile_n) << name(pass) << tokens;
+    }
+  }
+}
+
 TEST(ModelPick, LeavesTheDefaultOnlyForWhatIsFasterByMoreThanTheModelErrs) {
   // A pull takes a dispatching warp a second: with more warps the pass is much faster.
   MachineProfile slow = shipped_profile("h200");
