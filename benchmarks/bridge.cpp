@@ -101,11 +101,13 @@ UNIEP_BRIDGE int uniep_bridge_schedule(const char* text, const char** full) {
   });
 }
 
-/// Collective. `stream` is a cudaStream_t; a layer with `trace` records timelines.
+/// Collective. `stream` is a cudaStream_t; a layer with `trace` records timelines, and one that
+/// `looks_up` has schedules of its own (uniep_bridge_layer_schedule), which may take a second.
 UNIEP_BRIDGE int uniep_bridge_create(std::int64_t hidden, std::int64_t intermediate,
                                      std::int32_t num_experts, std::int32_t topk,
                                      std::int64_t max_tokens, std::int64_t capacity_rows,
-                                     void* stream, std::int32_t trace, UniepBridgeLayer** layer) {
+                                     void* stream, std::int32_t trace, std::int32_t looks_up,
+                                     UniepBridgeLayer** layer) {
   return guarded([&] {
     const Problem problem{.hidden = hidden,
                           .intermediate = intermediate,
@@ -113,10 +115,19 @@ UNIEP_BRIDGE int uniep_bridge_create(std::int64_t hidden, std::int64_t intermedi
                           .topk = topk,
                           .max_tokens = max_tokens,
                           .capacity_rows = capacity_rows};
-    const LayerOptions options{.record_timeline = trace != 0,
-                               .cuda_stream = stream,
-                               .schedule = default_schedule(Backend::kCuda)};
+    LayerOptions options{.record_timeline = trace != 0, .cuda_stream = stream};
+    if (looks_up == 0) options.schedule = default_schedule(Backend::kCuda);
     *layer = std::make_unique<UniepBridgeLayer>(problem, options).release();
+  });
+}
+
+/// Layer::schedule in full, until the next call.
+UNIEP_BRIDGE int uniep_bridge_layer_schedule(UniepBridgeLayer* l, std::int32_t backward,
+                                             const char** full) {
+  static thread_local std::string kept;
+  return guarded([&] {
+    kept = to_string(l->layer.schedule(backward != 0 ? Pass::kBackward : Pass::kForward));
+    *full = kept.c_str();
   });
 }
 

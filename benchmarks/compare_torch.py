@@ -28,6 +28,7 @@ import torch.distributed as dist
 from compare import bridge, group, records, shapes, tables, timing
 from compare.comparison import Comparison
 from compare.report import Report
+from compare.uniep_layer import AUTO
 
 SCHEDULES = ["sequential", "single"]
 
@@ -40,8 +41,12 @@ def parse_arguments():
                              "tokens a rank instead of the model's; expert e's logit lowered by "
                              "Z log(1 + e), so that 0 is even and 1 like Zipf's law. Models: " +
                              ", ".join(shapes.MODELS))
-    parser.add_argument("--forward", nargs="+", default=SCHEDULES, metavar="SCHEDULE")
-    parser.add_argument("--backward", nargs="+", default=SCHEDULES, metavar="SCHEDULE")
+    parser.add_argument("--forward", nargs="+", default=SCHEDULES, metavar="SCHEDULE",
+                        help="what to measure side by side: a preset, key=value pairs, a preset and "
+                             f"then pairs, or {AUTO}, what the layer has where it is given none "
+                             f"(default: {' '.join(SCHEDULES)})")
+    parser.add_argument("--backward", nargs="+", default=SCHEDULES, metavar="SCHEDULE",
+                        help="the same")
     parser.add_argument("--iterations", type=int, default=15, metavar="N")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--no-stages", action="store_true", help="do not list stages")
@@ -157,9 +162,11 @@ def run(args):
     deadline = Deadline(args.seconds)
     chosen = shapes.parse_cases(args.cases, group.size())
     library = bridge.Library(args.library)
-    full_schedules = {text: library.full_schedule(text) for text in args.forward + args.backward}
+    for text in args.forward + args.backward:
+        if text != AUTO:
+            library.full_schedule(text)  # throws where it is none
     header = file_header(library, args, timing.copy_gbps(args.iterations))
-    report = Report(args, group.size(), full_schedules, chosen, say)
+    report = Report(args, group.size(), chosen, say)
     say(*printed_header(header, report.table))
     left = compare_all(library, chosen, args, report, header, deadline)
     report.finish()

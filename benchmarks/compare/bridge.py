@@ -10,7 +10,8 @@ TIME_USE = ("processors", "span_s", "exposed_s", "tail_s", "waiting_s", "idle_s"
 # Arguments of the functions that return 0 or 1; the first one of most is the layer.
 SIGNATURES = {
     "schedule": [TEXT, TO(TEXT)],
-    "create": [LONG, LONG, INT, INT, LONG, LONG, POINTER, INT, TO(POINTER)],
+    "create": [LONG, LONG, INT, INT, LONG, LONG, POINTER, INT, INT, TO(POINTER)],
+    "layer_schedule": [POINTER, INT, TO(TEXT)],
     "plan": [POINTER, POINTER, LONG],
     "forward": [POINTER] * 6 + [TEXT],
     "backward": [POINTER] * 8 + [TEXT],
@@ -72,17 +73,25 @@ def address(tensor):
 class Layer:
     """uniep::Layer of a shape (compare/shapes.py). Arguments are tensors of its device."""
 
-    def __init__(self, library, shape, ranks, capacity_rows, stream, trace=False):
+    def __init__(self, library, shape, ranks, capacity_rows, stream, trace=False, looks_up=False):
         self._library = library
         self._local_experts = shape.experts // ranks
         self._handle = POINTER()
         library.call("create", shape.hidden, shape.intermediate, shape.experts, shape.topk,
-                     shape.tokens, capacity_rows, stream, int(trace), ctypes.byref(self._handle))
+                     shape.tokens, capacity_rows, stream, int(trace), int(looks_up),
+                     ctypes.byref(self._handle))
 
     def close(self):
         """Collective."""
         self._library.destroy(self._handle)
         self._handle = POINTER()
+
+    def schedule(self, direction):
+        """What a layer that `looks_up` found for a direction, every axis."""
+        full = TEXT()
+        self._library.call("layer_schedule", self._handle, int(direction == "backward"),
+                           ctypes.byref(full))
+        return full.value.decode()
 
     def plan(self, ids):
         self._library.call("plan", self._handle, address(ids), ids.shape[0])

@@ -9,7 +9,7 @@ from compare.inputs import Weights, make_inputs
 from compare.plain_layer import PlainLayer
 from compare.timing import Timed
 from compare.torch_layer import Exchange, TorchLayer
-from compare.uniep_layer import UniepLayer, check_backward, check_forward
+from compare.uniep_layer import AUTO, UniepLayer, check_backward, check_forward
 
 
 class Clock:
@@ -75,7 +75,8 @@ class Comparison:
     """`weights` are those of another shape of the same model, if there was one before."""
 
     def __init__(self, library, shape, args, weights=None):
-        self.shape, self.args, self.stage_names = shape, args, library.stages
+        self.library, self.shape, self.args = library, shape, args
+        self.stage_names = library.stages
         self.clock = Clock()
         with self.clock.charge("tensors"):
             self.weights = weights or Weights(shape)
@@ -88,11 +89,13 @@ class Comparison:
             self.rows = shapes.rank_rows(rows_per_expert, group.size())
         with self.clock.charge("layers"):
             capacity = shapes.capacity_rows(shape, group.size(), rows_per_expert)
-            self.uniep = self.make_layer(library, capacity)
-            self.traced = self.make_layer(library, capacity, trace=True) if args.trace else None
+            self.uniep = self.make_layer(capacity)
+            self.traced = self.make_layer(capacity, trace=True) if args.trace else None
 
-    def make_layer(self, library, capacity, trace=False):
-        layer = UniepLayer(library, self.shape, self.inputs, self.weights, capacity, trace)
+    def make_layer(self, capacity, trace=False):
+        looks_up = AUTO in self.args.forward + self.args.backward
+        layer = UniepLayer(self.library, self.shape, self.inputs, self.weights, capacity, trace,
+                           looks_up)
         layer.plan()
         layer.synchronize()
         return layer
@@ -101,6 +104,10 @@ class Comparison:
         for layer in (self.uniep, self.traced):
             if layer is not None:
                 layer.close()
+
+    def full_schedule(self, direction, schedule):
+        """Every axis of it."""
+        return self.library.full_schedule(self.uniep.parsable(direction, schedule))
 
     def check(self):
         """What a record says about the bits, by (direction, schedule)."""

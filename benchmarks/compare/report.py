@@ -6,14 +6,18 @@ from compare.figures import PRODUCTS, direction_floor_ms, stage_figures
 class Report:
     """All ranks have the same records; `say` prints on rank 0."""
 
-    def __init__(self, args, ranks, full_schedules, shapes, say):
-        self.args, self.ranks, self.full_schedules, self.say = args, ranks, full_schedules, say
+    def __init__(self, args, ranks, shapes, say):
+        self.args, self.ranks, self.say = args, ranks, say
+        self.full_schedules = {}  # of the shape at hand, by direction and what `args` has
         self.directions, self.all, self.stages, self.products = [], [], [], []
         self.table = tables.direction_table(shapes, args.forward + args.backward)
 
     def add_shape(self, comparison, copy_gbps):
         """Measures everything; a Comparison (compare/comparison.py)."""
         shape, wire = comparison.shape, comparison.wire
+        self.full_schedules = {(direction, schedule): comparison.full_schedule(direction, schedule)
+                               for direction in PRODUCTS
+                               for schedule in getattr(self.args, direction)}
         load = max(comparison.rows) * self.ranks / sum(comparison.rows)
         checks = comparison.check() if self.args.check else {}
         products = comparison.time_products()
@@ -48,7 +52,8 @@ class Report:
         self.stages.append((record, schedule))
 
     def add(self, direction, schedule, shape, times, **figures):
-        full = self.full_schedules.get(schedule)  # a plan has none
+        passed = figures.get("pass", direction)
+        full = self.full_schedules.get((passed, schedule))  # a plan has none
         self.all.append(records.record(shape, self.ranks, direction, full, times, **figures))
         return self.all[-1]
 

@@ -21,7 +21,7 @@ class Table:
 
 
 def longest(words, title):
-    return max(len(title), *map(len, words))
+    return max(map(len, [title, *words]))
 
 
 def direction_table(shapes, schedules):

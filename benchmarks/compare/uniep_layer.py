@@ -3,14 +3,20 @@ import torch
 
 from compare import bridge, group
 
+AUTO = "auto"  # names the schedules that a layer looks up
 DPROBS_TOLERANCE = 1e-5  # relative L2: PyTorch sums dprobs in another order
 
 
 class UniepLayer:
-    def __init__(self, library, shape, inputs, weights, capacity_rows, trace=False):
+    """Schedules are texts that the library parses, or AUTO where the layer `looks_up` its own."""
+
+    def __init__(self, library, shape, inputs, weights, capacity_rows, trace=False, looks_up=False):
         self.inputs = inputs
         stream = torch.cuda.current_stream().cuda_stream
-        self._layer = bridge.Layer(library, shape, group.size(), capacity_rows, stream, trace)
+        self._layer = bridge.Layer(library, shape, group.size(), capacity_rows, stream, trace,
+                                   looks_up)
+        self._looked_up = {direction: self._layer.schedule(direction)
+                           for direction in ("forward", "backward") if looks_up}
         self.synchronize = self._layer.synchronize
         self.last_pass = self._layer.last_pass
         self.time_use = self._layer.time_use
@@ -18,16 +24,21 @@ class UniepLayer:
                         "dprobs": torch.empty_like(inputs.probs), "dw1": weights.dw1,
                         "dw2": weights.dw2}
 
+    def parsable(self, direction, schedule):
+        return self._looked_up[direction] if schedule == AUTO else schedule
+
     def plan(self):
         self._layer.plan(self.inputs.ids)
 
     def forward(self, schedule):
         t = self.inputs
-        self._layer.forward(t.x, t.probs, t.w1, t.w2, self.results["out"], schedule)
+        self._layer.forward(t.x, t.probs, t.w1, t.w2, self.results["out"],
+                            self.parsable("forward", schedule))
 
     def backward(self, schedule):
         t, r = self.inputs, self.results
-        self._layer.backward(t.dy, t.w1, t.w2, r["dx"], r["dprobs"], r["dw1"], r["dw2"], schedule)
+        self._layer.backward(t.dy, t.w1, t.w2, r["dx"], r["dprobs"], r["dw1"], r["dw2"],
+                             self.parsable("backward", schedule))
 
     def poison(self):
         """So that what a pass does not write is found."""

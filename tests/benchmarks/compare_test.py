@@ -198,6 +198,9 @@ class MadeUpComparison:
         self.traced = Times(2.02, 2, 2.1) if traced else None
         self.use = TimeUse(0.5, 0.25, 0.1, 0.2, 1400, {"dispatch": 0.3, "fc1": 0.4}) if traced else None
 
+    def full_schedule(self, direction, schedule):
+        return f"launch={schedule},of={direction}"
+
     def check(self):
         return {(d, "single"): {"wrong": 2} for d in ("forward", "backward")}
 
@@ -217,8 +220,7 @@ class Reporting(unittest.TestCase):
     def report(self, traced=False, check=True):
         self.said = []
         args = SimpleNamespace(forward=["single"], backward=["single"], check=check)
-        report = Report(args, 2, {"single": "launch=single"}, [SHAPE],
-                        lambda *lines: self.said.extend(lines))
+        report = Report(args, 2, [SHAPE], lambda *lines: self.said.extend(lines))
         report.add_shape(MadeUpComparison(SHAPE, traced), 4000)
         report.finish()
         return report
@@ -226,8 +228,10 @@ class Reporting(unittest.TestCase):
     def test_records_stand_in_the_order_of_measuring(self):
         all_records = self.report().all
         self.assertEqual([(r["direction"], r["schedule"]) for r in all_records],
-                         [("plan", None)] + [(name, "launch=single") for name in
-                                             ("forward", "reduce", "backward", "reduce")])
+                         [("plan", None), ("forward", "launch=single,of=forward"),
+                          ("reduce", "launch=single,of=forward"),
+                          ("backward", "launch=single,of=backward"),
+                          ("reduce", "launch=single,of=backward")])
         forward = all_records[1]
         self.assertEqual((forward["ms"], forward["baseline_ms"], forward["floor_ms"]), (2, 8, 3))
         self.assertEqual((forward["load"], forward["wrong"]), (1.5, 2))

@@ -10,7 +10,7 @@ for module in ("torch", "torch.distributed", "triton", "triton.language"):
     sys.modules[module] = mock.MagicMock()
 
 import compare_torch
-from compare import comparison, group, timing
+from compare import comparison, group, timing, uniep_layer
 from compare.figures import Product
 
 RANKS = 2
@@ -163,6 +163,53 @@ class Measuring(unittest.TestCase):
         with mock.patch.object(compare_torch.time, "monotonic", lambda: next(clock)):
             left, given = self.compare_all("abcd", compare_torch.Deadline(10))
         self.assertEqual((left, [model for model, _ in given]), (["d"], ["a", "b", "c"]))
+
+
+class Schedules(unittest.TestCase):
+    def layer(self, looks_up):
+        inputs, weights = mock.MagicMock(), mock.MagicMock()
+        with mock.patch.object(uniep_layer.bridge, "Layer") as layer, \
+                mock.patch.object(group, "size", return_value=RANKS):
+            layer.return_value.schedule = lambda direction: f"looked up for {direction}"
+            made = uniep_layer.UniepLayer("library", "shape", inputs, weights, 0, looks_up=looks_up)
+            self.assertEqual(layer.call_args.args[-1], looks_up)
+            return made, layer.return_value
+
+    def test_passes_run_under_what_is_asked_for(self):
+        layer, called = self.layer(looks_up=False)
+        layer.forward("single")
+        layer.backward("sequential")
+        self.assertEqual(called.forward.call_args.args[-1], "single")
+        self.assertEqual(called.backward.call_args.args[-1], "sequential")
+
+    def test_auto_is_what_the_layer_looked_up_for_the_direction(self):
+        layer, called = self.layer(looks_up=True)
+        layer.forward("auto")
+        layer.backward("auto")
+        self.assertEqual(called.forward.call_args.args[-1], "looked up for forward")
+        self.assertEqual(called.backward.call_args.args[-1], "looked up for backward")
+        layer.forward("single")
+        self.assertEqual(called.forward.call_args.args[-1], "single")
+
+
+class Running(unittest.TestCase):
+    def test_schedules_are_parsed_before_anything_is_measured_but_for_auto(self):
+        library, measured = mock.MagicMock(commit="c0ffee"), []
+        library.full_schedule.side_effect = lambda text: self.assertEqual(measured, []) or text
+        arguments = ["--library", "L", "--cases", "qwen3-30b", "--forward", "auto", "single"]
+        with mock.patch.object(sys, "argv", ["compare_torch.py", *arguments]), \
+                mock.patch.object(compare_torch.bridge, "Library", return_value=library), \
+                mock.patch.object(timing, "copy_gbps", return_value=4000), \
+                mock.patch.object(compare_torch, "machine", return_value="a machine"), \
+                mock.patch.object(compare_torch, "say"), \
+                mock.patch.object(compare_torch, "compare_case", side_effect=lambda *args:
+                                  measured.append(args[1].name)), \
+                mock.patch.multiple(group, size=lambda: RANKS, rank=lambda: 0,
+                                    gather_numbers=gather_numbers):
+            self.assertEqual(compare_torch.run(compare_torch.parse_arguments()), 0)
+        self.assertEqual(measured, ["qwen3-30b"])
+        self.assertEqual([call.args for call in library.full_schedule.call_args_list],
+                         [("single",), ("sequential",), ("single",)])
 
 
 if __name__ == "__main__":
