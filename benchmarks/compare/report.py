@@ -52,8 +52,8 @@ class Report:
         self.stages.append((record, schedule))
 
     def add(self, direction, schedule, shape, times, **figures):
-        passed = figures.get("pass", direction)
-        full = self.full_schedules.get((passed, schedule))  # a plan has none
+        pass_of_stage = figures.get("pass", direction)
+        full = self.full_schedules.get((pass_of_stage, schedule))  # a plan has none
         self.all.append(records.record(shape, self.ranks, direction, full, times, **figures))
         return self.all[-1]
 

@@ -71,7 +71,7 @@ class PassLauncher {
   PassMaps maps_{};
   std::uint32_t* tickets_ = nullptr;
   int ctas_;
-  int enter_ctas_;
+  int enter_ctas_;  // more copy hardly faster, and `order`, which runs beside them, waits behind
   cudaStream_t stream_;
 };
 

@@ -166,30 +166,27 @@ class Measuring(unittest.TestCase):
 
 
 class Schedules(unittest.TestCase):
-    def layer(self, looks_up):
-        inputs, weights = mock.MagicMock(), mock.MagicMock()
-        with mock.patch.object(uniep_layer.bridge, "Layer") as layer, \
+    def run_under(self, forward, backward, looks_up):
+        """What the library is asked to run passes under."""
+        with mock.patch.object(uniep_layer.bridge, "Layer") as made, \
                 mock.patch.object(group, "size", return_value=RANKS):
-            layer.return_value.schedule = lambda direction: f"looked up for {direction}"
-            made = uniep_layer.UniepLayer("library", "shape", inputs, weights, 0, looks_up=looks_up)
-            self.assertEqual(layer.call_args.args[-1], looks_up)
-            return made, layer.return_value
+            library_layer = made.return_value
+            library_layer.schedule = lambda direction: f"looked up for {direction}"
+            layer = uniep_layer.UniepLayer("library", "shape", mock.MagicMock(), mock.MagicMock(), 0,
+                                           looks_up=looks_up)
+        self.assertEqual(made.call_args.args[-1], looks_up)
+        layer.forward(forward)
+        layer.backward(backward)
+        return [library_layer.forward.call_args.args[-1], library_layer.backward.call_args.args[-1]]
 
     def test_passes_run_under_what_is_asked_for(self):
-        layer, called = self.layer(looks_up=False)
-        layer.forward("single")
-        layer.backward("sequential")
-        self.assertEqual(called.forward.call_args.args[-1], "single")
-        self.assertEqual(called.backward.call_args.args[-1], "sequential")
+        for looks_up in False, True:
+            self.assertEqual(self.run_under("single", "sequential", looks_up),
+                             ["single", "sequential"])
 
     def test_auto_is_what_the_layer_looked_up_for_the_direction(self):
-        layer, called = self.layer(looks_up=True)
-        layer.forward("auto")
-        layer.backward("auto")
-        self.assertEqual(called.forward.call_args.args[-1], "looked up for forward")
-        self.assertEqual(called.backward.call_args.args[-1], "looked up for backward")
-        layer.forward("single")
-        self.assertEqual(called.forward.call_args.args[-1], "single")
+        self.assertEqual(self.run_under("auto", "auto", looks_up=True),
+                         ["looked up for forward", "looked up for backward"])
 
 
 class Running(unittest.TestCase):

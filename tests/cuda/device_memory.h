@@ -53,21 +53,4 @@ void upload(const std::vector<T>& values, T* device) {
                    "upload");
 }
 
-/// Memory that the host and the device both see.
-template <class T>
-class HostVisible {
- public:
-  HostVisible() {
-    cuda::check_cuda(cudaMallocHost(reinterpret_cast<void**>(&data_), sizeof(T)), "allocate");
-    *data_ = T{};
-  }
-  ~HostVisible() { cudaFreeHost(data_); }
-  HostVisible(const HostVisible&) = delete;
-  HostVisible& operator=(const HostVisible&) = delete;
-  T* get() const { return data_; }
-
- private:
-  T* data_ = nullptr;
-};
-
 }  // namespace uniep::testing

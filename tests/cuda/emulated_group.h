@@ -6,6 +6,7 @@
 #include "base/layer_data.h"
 #include "cuda/device_array.h"
 #include "cuda/device_memory.h"
+#include "cuda/host_visible.h"
 #include "cuda/pass.h"
 #include "cuda/pass_memory.h"
 #include "plan/plan_data.h"
@@ -107,8 +108,8 @@ class EmulatedGroup {
     DeviceArray<std::byte> heap, counters, scratch, saved, rows;
     DeviceArray<bf16> x, dy, w1, w2, out, dx, dw1, dw2;
     DeviceArray<float> probs, dprobs, main_dw1, main_dw2;
-    std::unique_ptr<uniep::testing::HostVisible<WaitFailure>> failure =
-        std::make_unique<uniep::testing::HostVisible<WaitFailure>>();
+    std::unique_ptr<HostVisible<WaitFailure>> failure =
+        std::make_unique<HostVisible<WaitFailure>>();
   };
 
   void throw_if_failed() const;

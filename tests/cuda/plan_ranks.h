@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/device_memory.h"
+#include "cuda/host_visible.h"
 #include "cuda/plan_launch.h"
 #include "support/random_routing.h"
 
@@ -35,7 +36,7 @@ struct PlanRank {
   DeviceMemory scratch;
   DeviceMemory plan_memory;
   DeviceMemory ids;
-  HostVisible<cuda::PlanReport> report;
+  cuda::HostVisible<cuda::PlanReport> report;
   cudaStream_t stream = nullptr;
 };
 

@@ -51,8 +51,8 @@ class OrderRoutine {
     reset(2);
     grid_sync(arrivals_);
     num_tiles_ = static_cast<int>(o_.tile_begin[v_.num_blocks()]);
-    const bool has_queues = static_cast<int>(blockIdx.x) >= ctas_of_grid() - queue_ctas();
-    const bool has_pieces = static_cast<int>(blockIdx.x) < piece_ctas();
+    const bool has_queues = this_cta() >= first_queue_cta();
+    const bool has_pieces = this_cta() < piece_ctas();
     if (has_queues) for_each_queue([&](int q) { list_blocks(q); });
     if (has_pieces) find_first_rows();
     grid_sync(arrivals_ + 1);
@@ -66,17 +66,18 @@ class OrderRoutine {
   }
 
  private:
+  __device__ int this_cta() const { return static_cast<int>(blockIdx.x); }
   __device__ int ctas_of_grid() const { return static_cast<int>(gridDim.x); }
   // The last CTAs have queues, all others pieces of the rows; a single CTA has both.
   __device__ int queue_ctas() const {
     return clamp_to(o_.num_queues, 1, max_of(ctas_of_grid() - 1, 1));
   }
-  __device__ int piece_ctas() const { return max_of(ctas_of_grid() - queue_ctas(), 1); }
+  __device__ int first_queue_cta() const { return ctas_of_grid() - queue_ctas(); }
+  __device__ int piece_ctas() const { return max_of(first_queue_cta(), 1); }
 
   template <class F>
   __device__ void for_each_queue(F&& f) const {
-    const int first = static_cast<int>(blockIdx.x) - (ctas_of_grid() - queue_ctas());
-    for (int q = first; q < o_.num_queues; q += queue_ctas()) f(q);
+    for (int q = this_cta() - first_queue_cta(); q < o_.num_queues; q += queue_ctas()) f(q);
   }
 
   /// By the last CTA, since it has queues and so passes all barriers.
@@ -85,9 +86,7 @@ class OrderRoutine {
   }
   __device__ int warps_of_grid() const { return ctas_of_grid() * kOrderWarps; }
   /// Warps of different CTAs have consecutive numbers, so that few of them spread over many SMs.
-  __device__ int warp_of_grid() const {
-    return warp_index() * ctas_of_grid() + static_cast<int>(blockIdx.x);
-  }
+  __device__ int warp_of_grid() const { return warp_index() * ctas_of_grid() + this_cta(); }
 
   // ---- tiles ----
 
@@ -256,8 +255,8 @@ class OrderRoutine {
     const std::int64_t pieces = static_cast<std::int64_t>(num_tiles_) * pieces_a_tile();
     return static_cast<int>(pieces * cta / piece_ctas());
   }
-  __device__ int cta_begin() const { return first_piece_of_cta(static_cast<int>(blockIdx.x)); }
-  __device__ int cta_end() const { return first_piece_of_cta(static_cast<int>(blockIdx.x) + 1); }
+  __device__ int cta_begin() const { return first_piece_of_cta(this_cta()); }
+  __device__ int cta_end() const { return first_piece_of_cta(this_cta() + 1); }
 
   /// This lane's row of the piece, or -1.
   __device__ std::int64_t row_of_piece(int piece) const {
@@ -285,7 +284,7 @@ class OrderRoutine {
   /// The number of pulls before each of the CTA's pieces, and before the next CTA's. By warp 0.
   __device__ void sum_pieces() const {
     int before = 0;
-    for (int c = lane_index(); c < static_cast<int>(blockIdx.x); c += 32) {
+    for (int c = lane_index(); c < this_cta(); c += 32) {
       before += o_.cta_pulls[c];
     }
     before = warp_sum(before);
@@ -316,7 +315,7 @@ class OrderRoutine {
   __device__ void order_pulls() const {
     if (warp_index() == 0) sum_pieces();
     __syncthreads();
-    const bool last = static_cast<int>(blockIdx.x) == piece_ctas() - 1;
+    const bool last = this_cta() == piece_ctas() - 1;
     for (int q = threadIdx.x; q <= v_.num_blocks(); q += kOrderThreads) {
       const int tile = static_cast<int>(o_.tile_begin[q]);
       const int piece = tile * pieces_a_tile();

@@ -64,7 +64,8 @@ __device__ __forceinline__ void note_bases(const DeviceContext& ctx, const Enter
   for (std::int64_t i = global_thread(); i < launches; i += global_threads()) args.tickets[i] = 0;
 }
 
-/// A warp per row that may be such.
+/// Zeroes the rows behind each expert's last, up to a whole step: a warp for each that there may
+/// be.
 __device__ __forceinline__ void zero_pad_rows(const DeviceContext& ctx) {
   const PassView& v = ctx.view;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -74,10 +75,10 @@ __device__ __forceinline__ void zero_pad_rows(const DeviceContext& ctx) {
     const std::int64_t tokens = v.tokens_per_expert[expert];
     const std::int64_t row = tokens / kRowStep * kRowStep + i % kRowStep;  // of the last step's
     if (tokens % kRowStep == 0 || row < tokens) continue;
-    const std::int64_t dispatched = v.segment_begin[expert] + row;
-    auto* to = reinterpret_cast<uint4*>(ctx.dispatched + dispatched * v.hidden);
+    const std::int64_t pad_row = v.segment_begin[expert] + row;
+    auto* to = reinterpret_cast<uint4*>(ctx.dispatched + pad_row * v.hidden);
     for (std::int64_t c = lane; c < v.hidden / 8; c += 32) to[c] = uint4{0, 0, 0, 0};
-    if (v.pass == Pass::kForward && lane == 0) ctx.row_probs[dispatched] = 0;
+    if (v.pass == Pass::kForward && lane == 0) ctx.row_probs[pad_row] = 0;
   }
 }
 
