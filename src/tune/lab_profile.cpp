@@ -7,13 +7,23 @@
 #include "tune/median.h"
 
 namespace uniep::tune {
+namespace {
+
+/// Tiles that took no longer than the draw of the next may have been done before.
+void drop_waits_for_draws(std::vector<TileSample>& tiles, double draw_s) {
+  constexpr double kNear = 1.1;
+  std::erase_if(tiles, [&](const TileSample& tile) { return tile.seconds <= kNear * draw_s; });
+}
+
+}  // namespace
 
 MeasuredProfile measure_lab_profile(ProfileLab& lab, const MachineProfile& known,
                                     const LabOptions& options) {
   MeasuredProfile found;
   found.profile = known;
   MachineProfile& profile = found.profile;
-  const TaskFigures tasks = measure_tasks(lab, options);
+  TaskFigures tasks = measure_tasks(lab, options);
+  drop_waits_for_draws(tasks.tiles, known.draw_s);
   const TileCosts tiles = fit_tiles(tasks.tiles, known.k_step, found.fits);
   profile.gemms = tiles.gemms;
   profile.padding = tiles.padding;

@@ -87,6 +87,7 @@ struct MachineProfile {
   MoveCost reduce;
   MoveCost enter;  ///< of a pass, before its launches; bytes are those of the rank's tokens
   double launch_s = 0;
+  double draw_s = 0;       ///< from one product of a worker to its next, however small they are
   double beside_link = 1;  ///< how much longer a product takes while its rank pulls
   LinkProfile link;
   WakeProfile wake;

@@ -96,6 +96,7 @@ MachineProfile profile_from(const Json& json) {
   p.reduce = move_cost_from(json.at("reduce"));
   p.enter = move_cost_from(json.at("enter"));
   p.launch_s = json.at("launch_s").get<double>();
+  p.draw_s = json.value("draw_s", 0.0);  // came later than the schema
   p.beside_link = json.at("beside_link").get<double>();
   p.link = link_from(json.at("link"));
   const Json& wake = json.at("wake");
@@ -139,6 +140,7 @@ std::string profile_to_json(const MachineProfile& p) {
                      {"reduce", to_json(p.reduce)},
                      {"enter", to_json(p.enter)},
                      {"launch_s", p.launch_s},
+                     {"draw_s", p.draw_s},
                      {"beside_link", p.beside_link},
                      {"link",
                       {{"bytes_per_s", p.link.bytes_per_s},

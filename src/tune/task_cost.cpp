@@ -60,7 +60,8 @@ double TaskCosts::product(const PassView& v, const Task& task) const {
   const double multiplying = cost.fixed + cost.per_mnk * m * n * k + cost.per_mk * m * k +
                              cost.per_nk * n * k + cost.per_mn * m * n;
   // What a worker has of the memory's bandwidth while all use it, reduce shows.
-  return std::max(multiplying, profile_.reduce.per_byte * traffic_.bytes(v, task, size));
+  const double moving = profile_.reduce.per_byte * traffic_.bytes(v, task, size);
+  return std::max({multiplying, moving, profile_.draw_s});
 }
 
 double TaskCosts::of(const PassView& v, const Task& task) const {

@@ -2,12 +2,15 @@
 // quotes.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "base/check.h"
 #include "tune/cost_model.h"
+#include "tune/median.h"
 #include "tune/parallel.h"
 #include "tune/plans_of_shape.h"
 
@@ -95,6 +98,34 @@ TEST(ShippedProfile, PredictsBothPassesOfTinyBatches) {
   EXPECT_EQ(e.count, 40);
   EXPECT_LT(e.mean, 0.10);
   EXPECT_LT(e.worst, 0.26);
+}
+
+/// What a search on two GPUs measured of tiny batches: from the default to four waves of narrow
+/// tiles.
+TEST(ShippedProfile, PredictsCandidatesForTinyBatches) {
+  std::vector<double> errors;
+  for (const char* model :
+       {"deepseek-v3", "qwen3-235b", "qwen3-30b", "mixtral-8x7b", "gpt-oss-120b"}) {
+    for (const char* tokens : {"64", "512"}) {
+      const auto file =
+          results(cat("2026-11-22_2xH200_tune_", model, "_tokens", tokens, "_6b02471.json"));
+      const auto& plans = plans_of(cat(model, ",tokens=", tokens), 0, 2);
+      for (const auto& pass : file.at("passes")) {
+        for (const auto& candidate : pass.at("candidates")) {
+          const auto predicted =
+              simulate(plans, pass_of(pass),
+                       parse_schedule(candidate.at("schedule").get<std::string>()),
+                       shipped_profile("h200"))
+                  .seconds;
+          const double measured = 1e-3 * median(candidate.at("ms").get<std::vector<double>>());
+          errors.push_back(std::abs(predicted / measured - 1));
+        }
+      }
+    }
+  }
+  EXPECT_GE(errors.size(), 250u);
+  EXPECT_LT(median(errors), 0.08);
+  EXPECT_LT(*std::ranges::max_element(errors), 0.30);
 }
 
 /// Every pass of some files, of which each has at least `fewest`.

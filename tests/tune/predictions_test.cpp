@@ -72,6 +72,7 @@ MachineProfile made_up_gpu() {
   p.reduce = {2e-6, 0, 4.3e-11};
   p.enter = {1.9e-5, 0, 8e-13};
   p.launch_s = 5e-6;
+  p.draw_s = 3.5e-6;
   p.beside_link = 1.18;
   p.link.bytes_per_s = 3.4e11;
   p.link.latency_s = 1.3e-6;

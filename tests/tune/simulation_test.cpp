@@ -54,6 +54,18 @@ TEST(Simulate, OneWorkerTakesTheSumOfItsTasks) {
   EXPECT_DOUBLE_EQ(backward.seconds, 4 + 8 + 16 + 32);
 }
 
+TEST(Simulate, NoProductTakesLessThanTheDrawOfTheNext) {
+  const auto plans = even_plans(kProblem, 1, 128);
+  MachineProfile profile = made_up_profile();
+  const auto seconds = [&] {
+    return simulate(plans, Pass::kForward, parse_schedule("tile_m=64,tile_n=128"), profile).seconds;
+  };
+  profile.draw_s = 0.5;
+  EXPECT_DOUBLE_EQ(seconds(), 16);
+  profile.draw_s = 3;
+  EXPECT_DOUBLE_EQ(seconds(), 48);
+}
+
 TEST(Simulate, WorkersShareTheWork) {
   const auto plans = even_plans(kProblem, 1, 128);
   MachineProfile profile = made_up_profile();

@@ -12,7 +12,7 @@
 namespace uniep::tool {
 namespace {
 
-/// How the kernels organise their workers, and what one GPU cannot measure.
+/// How the kernels organise their workers, and what is not measured, or not by one GPU.
 tune::MachineProfile known_profile(int ranks) {
   const std::string device = tune::tune_key(Backend::kCuda, {}, 1, 0, 0, Pass::kForward).device;
   const auto shipped = tune::shipped_profile_of(Backend::kCuda, device);
@@ -28,6 +28,10 @@ tune::MachineProfile known_profile(int ranks) {
   known.lanes = cuda::kDispatchWarps;
   known.push_depth = 1;  // a sender's tiles behind its consumer's
   known.k_step = cuda::kTileK;
+  if (shipped) {
+    known.source += cat("; draw_s: ", shipped->source);
+    known.draw_s = shipped->draw_s;
+  }
   if (ranks > 1) return known;
   known.source += cat("; link, flags and beside_link: ", shipped->source);
   known.link = shipped->link;

@@ -13,6 +13,7 @@
 #include "tune/cost_model.h"
 #include "tune/model_search.h"
 #include "tune/parallel.h"
+#include "tune/starting_points.h"
 #include "tune/tune_key.h"
 #include "tune_rank.h"
 
@@ -26,17 +27,6 @@ constexpr int kExplainingRuns = 9;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-/// The default first, then the presets, as far as the space has them.
-std::vector<Schedule> known_schedules(const Space& space, Backend backend) {
-  const Schedule base = default_schedule(backend);
-  std::vector<Schedule> known{space.canonical(base)};
-  for (const char* preset : {"sequential", "pipelined:2", "pipelined:4", "two-kernel", "single"}) {
-    const Schedule s = space.canonical(parse_schedule(preset, base));
-    if (space.allows(s) && std::ranges::find(known, s) == known.end()) known.push_back(s);
-  }
-  return known;
 }
 
 /// What the model thinks of the space, fastest first; nothing without a profile.
@@ -58,23 +48,25 @@ class Model {
   std::vector<RoutingPlan> plans_;
 };
 
-std::vector<tune::Ranked> rank_by_model(const Space& space, const Model& model, Backend backend,
+std::vector<tune::Ranked> rank_by_model(const Space& space, const Model& model,
+                                        const std::vector<Schedule>& known,
                                         const TuneSettings& settings) {
   const auto start = Clock::now();
   const std::size_t threads = tune::model_threads();
-  tune::for_each_in_parallel(threads, [&](std::size_t) { model(default_schedule(backend)); });
+  tune::for_each_in_parallel(threads, [&](std::size_t) { model(known.front()); });
   const double each = std::max(1e-6, seconds_since(start) / static_cast<double>(threads));
   // A quarter of the time at most, and never so long that other ranks would give up waiting.
   constexpr double kMostSeconds = 20;
   const double affordable = std::min(settings.budget_s / 4, kMostSeconds) / each;
   const int evaluations = static_cast<int>(std::clamp(affordable, 40.0, 2000.0));
   return tune::search_model(
-      space, known_schedules(space, backend), model,
+      space, known, model,
       {.samples = evaluations / 3, .climbs = 4, .evaluations = evaluations, .seed = settings.seed});
 }
 
-/// What is measured: the default and the presets, and what the model, or chance, proposes.
-std::vector<tune::SessionCandidate> candidates_of(const Space& space, Backend backend,
+/// What is measured: what is known beforehand, and what the model, or chance, proposes.
+std::vector<tune::SessionCandidate> candidates_of(const Space& space,
+                                                  const std::vector<Schedule>& known,
                                                   const std::vector<tune::Ranked>& by_model,
                                                   const TuneSettings& settings) {
   std::vector<tune::SessionCandidate> all;
@@ -87,7 +79,7 @@ std::vector<tune::SessionCandidate> candidates_of(const Space& space, Backend ba
     all.push_back({.schedule = s, .predicted_s = seconds, .seconds = {}, .rejected = false});
     return true;
   };
-  for (const Schedule& s : known_schedules(space, backend)) add(s);
+  for (const Schedule& s : known) add(s);
   for (const tune::Ranked& r : tune::distinct(by_model, settings.candidates)) add(r.schedule);
   Space::Rng rng(settings.seed);
   std::size_t added = 0;
@@ -296,13 +288,14 @@ TuneOutcome tune_pass(const BenchCase& bench, Pass pass, const TuneSettings& set
   if (settings.resume) session = tune::load_session(path, key, search, problems);
   std::size_t modelled = 0;
   if (!session) {
+    const tune::MachineProfile* profile = settings.profile ? &*settings.profile : nullptr;
+    const auto known = tune::starting_points(space, bench.problem, key, place, profile);
     std::vector<tune::Ranked> by_model;
-    if (settings.profile) {
-      by_model =
-          rank_by_model(space, Model(bench, pass, *settings.profile), ranks.backend, settings);
+    if (profile != nullptr) {
+      by_model = rank_by_model(space, Model(bench, pass, *profile), known, settings);
       modelled = by_model.size();
     }
-    session = {key, search, utc_now(), candidates_of(space, ranks.backend, by_model, settings)};
+    session = {key, search, utc_now(), candidates_of(space, known, by_model, settings)};
   }
 
   const Schedule base = session->candidates.front().schedule;
