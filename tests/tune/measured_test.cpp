@@ -100,27 +100,31 @@ TEST(ShippedProfile, PredictsBothPassesOfTinyBatches) {
   EXPECT_LT(e.worst, 0.21);
 }
 
-/// What a search on two GPUs measured of tiny batches: from the default to four waves of narrow
-/// tiles.
+/// Adds the relative errors for all candidates of a search with `ranks` GPUs.
+void add_candidate_errors(const std::string& name, const std::string& shape, int ranks,
+                          std::vector<double>& errors) {
+  const nlohmann::json file = results(name);
+  const MachineProfile profile = shipped_profile("h200");
+  const auto& plans = plans_of(shape, 0, ranks);
+  for (const auto& pass : file.at("passes")) {
+    for (const auto& candidate : pass.at("candidates")) {
+      const Schedule schedule = parse_schedule(candidate.at("schedule").get<std::string>());
+      const double measured = 1e-3 * median(candidate.at("ms").get<std::vector<double>>());
+      const double predicted = simulate(plans, pass_of(pass), schedule, profile).seconds;
+      errors.push_back(std::abs(predicted / measured - 1));
+    }
+  }
+}
+
+/// From the default to four waves of narrow tiles.
 TEST(ShippedProfile, PredictsCandidatesForTinyBatches) {
   std::vector<double> errors;
   for (const char* model :
        {"deepseek-v3", "qwen3-235b", "qwen3-30b", "mixtral-8x7b", "gpt-oss-120b"}) {
     for (const char* tokens : {"64", "512"}) {
-      const auto file =
-          results(cat("2026-11-22_2xH200_tune_", model, "_tokens", tokens, "_6b02471.json"));
-      const auto& plans = plans_of(cat(model, ",tokens=", tokens), 0, 2);
-      for (const auto& pass : file.at("passes")) {
-        for (const auto& candidate : pass.at("candidates")) {
-          const auto predicted =
-              simulate(plans, pass_of(pass),
-                       parse_schedule(candidate.at("schedule").get<std::string>()),
-                       shipped_profile("h200"))
-                  .seconds;
-          const double measured = 1e-3 * median(candidate.at("ms").get<std::vector<double>>());
-          errors.push_back(std::abs(predicted / measured - 1));
-        }
-      }
+      add_candidate_errors(
+          cat("2026-11-22_2xH200_tune_", model, "_tokens", tokens, "_6b02471.json"),
+          cat(model, ",tokens=", tokens), 2, errors);
     }
   }
   EXPECT_GE(errors.size(), 250u);

@@ -28,12 +28,11 @@ tune::MachineProfile known_profile(int ranks) {
   known.lanes = cuda::kDispatchWarps;
   known.push_depth = 1;  // a sender's tiles behind its consumer's
   known.k_step = cuda::kTileK;
-  if (shipped) {
-    known.source += cat("; draw_s: ", shipped->source);
-    known.draw_s = shipped->draw_s;
-  }
+  if (!shipped) return known;
+  known.source +=
+      cat(ranks > 1 ? "; draw_s: " : "; draw_s, link, flags and beside_link: ", shipped->source);
+  known.draw_s = shipped->draw_s;
   if (ranks > 1) return known;
-  known.source += cat("; link, flags and beside_link: ", shipped->source);
   known.link = shipped->link;
   known.wake = shipped->wake;
   known.beside_link = shipped->beside_link;
