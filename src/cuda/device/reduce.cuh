@@ -14,6 +14,45 @@ __device__ __forceinline__ void add_vector(float (&sum)[kVectorElements], const 
   }
 }
 
+/// Which slots of a task's tokens are not dropped. A lane reads those of one token, so that 32
+/// tokens wait once for the way to memory; read piece by piece, each waited as long as its sums
+/// take.
+class KeptSlots {
+ public:
+  __device__ __forceinline__ KeptSlots(const PassView& v, int end_token)
+      : ids_(v.topk_ids),
+        topk_(v.topk),
+        end_(end_token),
+        token_(ptx::lane_id() / v.topk),
+        slot_(ptx::lane_id() % v.topk) {}
+
+  /// Bit t K + k: slot k of token `token` + t, of `count` tokens and at most 32 slots. By all
+  /// lanes, of ascending tokens.
+  __device__ __forceinline__ unsigned of(int token, int count) {
+    if (token + count > first_ + 32) read(token);
+    const unsigned mask = __shfl_sync(0xffffffffu, mask_, token - first_ + token_);
+    return __ballot_sync(0xffffffffu, token_ < count && (mask >> slot_ & 1) != 0);
+  }
+
+ private:
+  __device__ __forceinline__ void read(int token) {
+    first_ = token;
+    mask_ = 0;
+    const int mine = token + ptx::lane_id();
+    if (mine >= end_) return;
+    const std::int32_t* ids = ids_ + std::int64_t{mine} * topk_;
+#pragma unroll 8
+    for (int k = 0; k < topk_; ++k) mask_ |= (ids[k] >= 0 ? 1u : 0u) << k;
+  }
+
+  const std::int32_t* ids_;
+  int topk_;
+  int end_;            // of the task's tokens
+  int token_, slot_;   // which bit of a piece's this lane finds
+  int first_ = -32;    // the token of lane 0
+  unsigned mask_ = 0;  // of this lane's token, a bit a slot
+};
+
 /// out[t] or dx[t]: the sum over k ascending, from +0, of the token's rows that were pushed;
 /// dropped slots are left out. The rows come through the pipeline, a piece of the columns of one
 /// token's K rows at a time. In backward, dprobs too: copied, 0 at dropped slots.
@@ -56,26 +95,13 @@ struct Reduce {
   static __device__ __forceinline__ void run(Consumer<Shape>& consumer, const TileWork& work) {
     const DeviceContext& ctx = consumer.ctx;
     if (ctx.view.pass == Pass::kBackward) copy_dprobs(ctx, work);
-    bool kept = is_kept(consumer, work, work.first_row);
+    KeptSlots kept(ctx.view, work.first_row + work.rows);
     for_each_piece(ctx.view, work, [&](const Piece& piece) {
-      const unsigned slots = __ballot_sync(0xffffffffu, kept);
-      const bool last = piece.col + piece.width == ctx.view.hidden;
-      // Read ahead of time: the sums hide the way.
-      kept = is_kept(consumer, work, piece.token + (last ? piece.tokens : 0));
-      sum(consumer, piece, slots);
+      sum(consumer, piece, kept.of(piece.token, piece.tokens));
     });
   }
 
  private:
-  /// Whether this lane's slot, counted from the first of `token`, is not dropped.
-  static __device__ __forceinline__ bool is_kept(const Consumer<Shape>& consumer,
-                                                 const TileWork& work, int token) {
-    const PassView& v = consumer.ctx.view;
-    const int slots = (work.first_row + work.rows - token) * v.topk;
-    return consumer.lane() < slots &&
-           v.topk_ids[std::int64_t{token} * v.topk + consumer.lane()] >= 0;
-  }
-
   /// The kept `slots` of one piece; the threads of all consumers share its vectors.
   static __device__ __forceinline__ void sum(Consumer<Shape>& consumer, const Piece& piece,
                                              unsigned slots) {
