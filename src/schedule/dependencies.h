@@ -67,16 +67,15 @@ UNIEP_HD void for_each_wait(const PassView& v, const Task& task, F&& f) {
     }
     case Stage::kFc2:
     case Stage::kDfc1: {
-      const auto cols = static_cast<std::uint32_t>(column_tiles(v, v.first_gemm()));
-      f(Wait{CounterKind::kTileDone, task.m, cols, v.rank});
+      f(Wait{CounterKind::kTileDone, task.m, column_tiles(v, v.first_gemm()), v.rank});
       break;
     }
     case Stage::kWgrad2:
     case Stage::kWgrad1: {
       if (!v.moves_data()) break;  // the part that does has come to its end
-      const std::int64_t tiles =
-          ceil_div<std::int64_t>(v.tokens_per_expert[task.expert], v.schedule.tile_m);
-      const auto all = static_cast<std::uint32_t>(tiles * column_tiles(v, Stage::kDfc2));
+      const auto rows = static_cast<std::uint32_t>(v.tokens_per_expert[task.expert]);
+      const std::uint32_t all = ceil_div(rows, static_cast<std::uint32_t>(v.schedule.tile_m)) *
+                                column_tiles(v, Stage::kDfc2);
       if (all > 0) f(Wait{CounterKind::kExpertDone, task.expert, all, v.rank});
       break;
     }

@@ -100,9 +100,10 @@ inline UNIEP_HD StageGrid stage_grid(const PassView& v, Stage stage) {
   }
 }
 
-inline UNIEP_HD std::int64_t column_tiles(const PassView& v, Stage stage) {
+inline UNIEP_HD std::uint32_t column_tiles(const PassView& v, Stage stage) {
   const StageGrid grid = stage_grid(v, stage);
-  return ceil_div(grid.cols, grid.tile_cols);
+  return ceil_div(static_cast<std::uint32_t>(grid.cols),
+                  static_cast<std::uint32_t>(grid.tile_cols));
 }
 
 }  // namespace uniep

@@ -13,21 +13,61 @@ struct Task {
   std::int64_t n = 0;     // dispatch: pulls; GEMM, wgrad: column tile
 };
 
-/// Tasks in a block of a stage.
-inline UNIEP_HD std::int64_t block_tasks(const PassView& v, Stage stage, int block) {
+/// A block as a queue's table lists it.
+struct QueueBlock {
+  /// Neighbours in the table whose tasks are mixed: those of the first with those of all others.
+  struct Mix {
+    std::int16_t blocks = 0;  // this one included; 0: none
+    std::int16_t place = 0;   // of this one among them
+
+    friend bool operator==(const Mix&, const Mix&) = default;
+  };
+
+  Stage stage = Stage::kDispatch;
+  int block = 0;
+  Mix mix{};
+
+  friend bool operator==(const QueueBlock&, const QueueBlock&) = default;
+};
+
+/// What the tasks of a block have in common: the grid that they are the tiles of. Fewer than 2^32
+/// tasks, so that a GPU, which has no division of 64 bits, finds one in few steps.
+struct BlockGrid {
+  int expert = -1;         // local expert, or -1
+  std::uint32_t rows = 0;  // tiles; dispatch: pulls; reduce: token blocks
+  std::uint32_t cols = 1;
+  std::int64_t first = 0;  // tile of rows, or pull; wgrad: 0, since rows are the gradient's
+};
+
+inline UNIEP_HD BlockGrid block_grid(const PassView& v, Stage stage, int block) {
+  const auto count = [](std::int64_t n) { return static_cast<std::uint32_t>(n); };
   switch (stage) {
     case Stage::kDispatch:
-      return ceil_div<std::int64_t>(v.pull_begin[block + 1] - v.pull_begin[block],
-                                    v.schedule.pull_tokens);
+      return {.expert = v.expert_of_block(block),
+              .rows = count(v.pull_begin[block + 1] - v.pull_begin[block]),
+              .first = v.pull_begin[block]};
     case Stage::kReduce:
-      return v.num_token_blocks();
+      return {.rows = count(v.num_token_blocks())};
     case Stage::kWgrad2:
     case Stage::kWgrad1:
-      return ceil_div<std::int64_t>(stage_grid(v, stage).rows, v.schedule.tile_m) *
-             column_tiles(v, stage);
+      return {.expert = v.expert_order[block],
+              .rows = ceil_div(count(stage_grid(v, stage).rows), count(v.schedule.tile_m)),
+              .cols = column_tiles(v, stage)};
     default:
-      return (v.tile_begin[block + 1] - v.tile_begin[block]) * column_tiles(v, stage);
+      return {.expert = v.expert_of_block(block),
+              .rows = count(v.tile_begin[block + 1] - v.tile_begin[block]),
+              .cols = column_tiles(v, stage),
+              .first = v.tile_begin[block]};
   }
+}
+
+/// Tasks in a block of a stage.
+inline UNIEP_HD std::int64_t block_tasks(const PassView& v, Stage stage, int block) {
+  const BlockGrid grid = block_grid(v, stage, block);
+  if (stage == Stage::kDispatch) {
+    return ceil_div(grid.rows, static_cast<std::uint32_t>(v.schedule.pull_tokens));
+  }
+  return std::int64_t{grid.rows} * grid.cols;
 }
 
 /// A tile's place in a grid of tiles.
@@ -47,76 +87,50 @@ inline UNIEP_HD std::int64_t band_width(const Schedule& s, std::int64_t along) {
 
 /// Tile number `index` of the walk through a grid of `rows` by `cols` tiles. The walk goes along
 /// the schedule's raster, and across it once per band; bands follow one another.
-inline UNIEP_HD GridTile walk(const Schedule& s, std::int64_t rows, std::int64_t cols,
-                              std::int64_t index) {
+inline UNIEP_HD GridTile walk(const Schedule& s, std::uint32_t rows, std::uint32_t cols,
+                              std::uint32_t index) {
   const bool along_m = s.raster == Raster::kAlongM;
-  const std::int64_t along = along_m ? rows : cols;
-  const std::int64_t across = along_m ? cols : rows;
-  const std::int64_t band = band_width(s, along);
-  const std::int64_t first = index / (band * across) * band;  // of this band, along the raster
-  const std::int64_t width = min_of(band, along - first);     // the last band's may be less
-  const std::int64_t in_band = index - first * across;
-  const std::int64_t i = first + in_band % width;
-  const std::int64_t j = in_band / width;
+  const std::uint32_t along = along_m ? rows : cols;
+  const std::uint32_t across = along_m ? cols : rows;
+  const auto band = static_cast<std::uint32_t>(band_width(s, along));
+  const std::uint32_t first = index / (band * across) * band;  // of this band, along the raster
+  const std::uint32_t width = min_of(band, along - first);     // the last band's may be less
+  const std::uint32_t in_band = index - first * across;
+  const std::uint32_t j = in_band / width;
+  const std::uint32_t i = first + in_band - j * width;
   return along_m ? GridTile{i, j} : GridTile{j, i};
 }
 
-/// Task number `index` of a block.
-inline UNIEP_HD Task block_task(const PassView& v, Stage stage, int block, std::int64_t index) {
-  Task task{.stage = stage};
+/// Task number `index` of a block that has this grid.
+inline UNIEP_HD Task block_task(const PassView& v, Stage stage, const BlockGrid& grid,
+                                std::uint32_t index) {
+  Task task{.stage = stage, .expert = grid.expert};
   switch (stage) {
     case Stage::kDispatch: {
-      task.expert = v.expert_of_block(block);
-      task.m = v.pull_begin[block] + index * v.schedule.pull_tokens;
-      task.n = min_of<std::int64_t>(v.schedule.pull_tokens, v.pull_begin[block + 1] - task.m);
-      task.tile = task.m;
+      const std::int64_t before = std::int64_t{index} * v.schedule.pull_tokens;
+      task.m = task.tile = grid.first + before;
+      task.n = min_of<std::int64_t>(v.schedule.pull_tokens, grid.rows - before);
       break;
     }
     case Stage::kReduce:
       task.m = task.tile = index;
       break;
-    case Stage::kWgrad2:
-    case Stage::kWgrad1: {
-      const std::int64_t cols = column_tiles(v, stage);
-      const std::int64_t rows =
-          ceil_div<std::int64_t>(stage_grid(v, stage).rows, v.schedule.tile_m);
-      task.expert = v.expert_order[block];
-      const GridTile tile = walk(v.schedule, rows, cols, index);
-      task.m = tile.m;
-      task.n = tile.n;
-      task.tile = (task.expert * rows + task.m) * cols + task.n;
-      break;
-    }
     default: {
-      const std::int64_t cols = column_tiles(v, stage);
-      const std::int64_t tiles = v.tile_begin[block + 1] - v.tile_begin[block];
-      task.expert = v.expert_of_block(block);
-      const GridTile tile = walk(v.schedule, tiles, cols, index);
-      task.m = v.tile_begin[block] + tile.m;
+      const GridTile tile = walk(v.schedule, grid.rows, grid.cols, index);
+      const bool wgrad = stage == Stage::kWgrad2 || stage == Stage::kWgrad1;
+      task.m = grid.first + tile.m;
       task.n = tile.n;
-      task.tile = task.m * cols + task.n;
+      const std::int64_t row = wgrad ? std::int64_t{grid.expert} * grid.rows + tile.m : task.m;
+      task.tile = row * grid.cols + task.n;
       break;
     }
   }
   return task;
 }
-
-/// A block as a queue's table lists it.
-struct QueueBlock {
-  /// Neighbours in the table whose tasks are mixed: those of the first with those of all others.
-  struct Mix {
-    std::int16_t blocks = 0;  // this one included; 0: none
-    std::int16_t place = 0;   // of this one among them
-
-    friend bool operator==(const Mix&, const Mix&) = default;
-  };
-
-  Stage stage = Stage::kDispatch;
-  int block = 0;
-  Mix mix{};
-
-  friend bool operator==(const QueueBlock&, const QueueBlock&) = default;
-};
+inline UNIEP_HD Task block_task(const PassView& v, const QueueBlock& block, std::int64_t index) {
+  return block_task(v, block.stage, block_grid(v, block.stage, block.block),
+                    static_cast<std::uint32_t>(index));
+}
 
 /// Blocks of more tiles together are not mixed: either stage keeps all SMs busy for a while, with
 /// operands that its own tiles share.
@@ -255,7 +269,7 @@ inline UNIEP_HD Task task_at(const PassView& v, const QueueView& q, int entry, s
   const std::int64_t at = unmixed_index(v, mix, begin, entry, index);
   entry -= mix.place;
   while (q.begin[entry + 1] <= at) ++entry;
-  return block_task(v, q.blocks[entry].stage, q.blocks[entry].block, at - q.begin[entry]);
+  return block_task(v, q.blocks[entry], at - q.begin[entry]);
 }
 
 /// Task `index` of the queue, 0 <= index < size().

@@ -392,7 +392,7 @@ TEST(Queue, RasterIsTheDirectionOfTheWalk) {
     const RandomPass p = three_experts(Pass::kForward, schedule);
     std::string text;
     for (std::int64_t i = 0; i < block_tasks(p.view(0), Stage::kFc2, 0); ++i) {
-      const Task t = block_task(p.view(0), Stage::kFc2, 0, i);
+      const Task t = block_task(p.view(0), {.stage = Stage::kFc2}, i);
       text += cat(t.m, ".", t.n, " ");
     }
     return text;
@@ -402,9 +402,9 @@ TEST(Queue, RasterIsTheDirectionOfTheWalk) {
 }
 
 TEST(Queue, ABandBoundsTheWalkAlongTheRaster) {
-  const auto tiles = [](const char* schedule, std::int64_t rows, std::int64_t cols) {
+  const auto tiles = [](const char* schedule, std::uint32_t rows, std::uint32_t cols) {
     std::string text;
-    for (std::int64_t i = 0; i < rows * cols; ++i) {
+    for (std::uint32_t i = 0; i < rows * cols; ++i) {
       const GridTile t = walk(parse_schedule(schedule), rows, cols, i);
       text += cat(t.m, ".", t.n, " ");
     }
@@ -415,7 +415,7 @@ TEST(Queue, ABandBoundsTheWalkAlongTheRaster) {
   EXPECT_EQ(tiles("raster=along-n,band=2", 2, 6),
             "0.0 0.1 1.0 1.1 0.2 0.3 1.2 1.3 0.4 0.5 1.4 1.5 ");
   EXPECT_EQ(tiles("raster=along-m,band=1", 3, 2), tiles("raster=along-n", 3, 2));
-  for (const int rows : {1, 4, 5}) {
+  for (const std::uint32_t rows : {1, 4, 5}) {
     EXPECT_EQ(tiles("raster=along-m,band=2", rows, 3), tiles("raster=along-m", rows, 3))
         << "fewer than three bands";
   }
@@ -424,11 +424,11 @@ TEST(Queue, ABandBoundsTheWalkAlongTheRaster) {
 TEST(Queue, AWalkTakesEveryTileOnce) {
   for (const char* raster : {"along-m", "along-n"}) {
     for (int band = 0; band <= 6; ++band) {
-      for (std::int64_t rows = 1; rows <= 9; ++rows) {
-        const std::int64_t cols = 10 - rows;
+      for (std::uint32_t rows = 1; rows <= 9; ++rows) {
+        const std::uint32_t cols = 10 - rows;
         const Schedule s = parse_schedule(cat("raster=", raster, ",band=", band));
         std::set<std::pair<std::int64_t, std::int64_t>> seen;
-        for (std::int64_t i = 0; i < rows * cols; ++i) {
+        for (std::uint32_t i = 0; i < rows * cols; ++i) {
           const GridTile t = walk(s, rows, cols, i);
           EXPECT_TRUE(t.m >= 0 && t.m < rows && t.n >= 0 && t.n < cols) << to_string(s);
           EXPECT_TRUE(seen.insert({t.m, t.n}).second) << to_string(s);

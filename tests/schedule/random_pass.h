@@ -76,7 +76,7 @@ inline std::vector<Task> tasks_of(const PassView& v, const TrackList& tracks) {
   for_each_block(v, tracks, [&](const QueueBlock& b) {
     std::vector<Task>& to = b.mix.blocks == 0 ? tasks : b.mix.place == 0 ? own : others;
     const std::int64_t count = block_tasks(v, b.stage, b.block);
-    for (std::int64_t i = 0; i < count; ++i) to.push_back(block_task(v, b.stage, b.block, i));
+    for (std::int64_t i = 0; i < count; ++i) to.push_back(block_task(v, b, i));
     if (b.mix.place + 1 < b.mix.blocks || b.mix.blocks == 0) return;
     const std::vector<Task> mixed = deal(own, others, static_cast<std::size_t>(v.schedule.mix_run));
     tasks.insert(tasks.end(), mixed.begin(), mixed.end());

@@ -30,7 +30,7 @@ class TileTraffics : public ::testing::Test {
     const int blocks = by_expert ? v.num_local_experts : v.num_blocks();
     for (int block = 0; block < blocks; ++block) {
       for (std::int64_t i = 0; i < block_tasks(v, stage, block); ++i) {
-        const Task task = block_task(v, stage, block, i);
+        const Task task = block_task(v, {.stage = stage, .block = block}, i);
         bytes += traffic.bytes(v, task, product_size(v, task));
       }
     }

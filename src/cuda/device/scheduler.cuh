@@ -97,17 +97,17 @@ __device__ __forceinline__ TileWork work_of(const PassView& v, const Task& task)
   }
 }
 
-/// The part of a queue's table at which the scheduler stands, a block a lane: finding tasks one
-/// after another takes no reads of memory until the part has been walked through.
+/// The part of a queue's table at which the scheduler stands, a block and its grid a lane: finding
+/// tasks one after another takes no reads of memory until the part has been walked through.
 class QueueWindow {
  public:
-  explicit __device__ __forceinline__ QueueWindow(const QueueView& queue)
-      : queue_(queue), lane_(static_cast<int>(threadIdx.x) % 32) {
+  __device__ __forceinline__ QueueWindow(const PassView& view, const QueueView& queue)
+      : view_(view), queue_(queue), lane_(static_cast<int>(threadIdx.x) % 32) {
     read(0);
   }
 
   /// What `queue_task` returns. By all lanes, of the same index, which is never less than the last.
-  __device__ __forceinline__ Task task(const PassView& v, std::uint32_t index) {
+  __device__ __forceinline__ Task task(std::uint32_t index) {
     int entry = lane_of(index);
     // Those that it is mixed with stand on either side, and the end of the last counts too.
     static_assert(2 * kMostMixedBlocks <= 32, "no place in the window would do");
@@ -118,10 +118,12 @@ class QueueWindow {
     const auto mix = __builtin_bit_cast(
         QueueBlock::Mix, of_lane(__builtin_bit_cast(std::uint32_t, block_.mix), entry));
     const auto begin = [&](int lane) { return std::int64_t{of_lane(begin_, lane)}; };
-    const auto at = static_cast<std::uint32_t>(unmixed_index(v, mix, begin, entry, index));
+    const auto at = static_cast<std::uint32_t>(unmixed_index(view_, mix, begin, entry, index));
     const int found = lane_of(at);
-    return block_task(v, static_cast<Stage>(of_lane(static_cast<int>(block_.stage), found)),
-                      of_lane(block_.block, found), at - of_lane(begin_, found));
+    const BlockGrid grid{of_lane(grid_.expert, found), of_lane(grid_.rows, found),
+                         of_lane(grid_.cols, found), of_lane(grid_.first, found)};
+    return block_task(view_, static_cast<Stage>(of_lane(static_cast<int>(block_.stage), found)),
+                      grid, at - of_lane(begin_, found));
   }
 
  private:
@@ -139,14 +141,18 @@ class QueueWindow {
     first_ = first;
     const int i = first + lane_;
     begin_ = i <= queue_.count ? static_cast<std::uint32_t>(queue_.begin[i]) : UINT32_MAX;
-    if (i < queue_.count) block_ = queue_.blocks[i];
+    if (i >= queue_.count) return;
+    block_ = queue_.blocks[i];
+    grid_ = block_grid(view_, block_.stage, block_.block);
   }
 
+  const PassView& view_;
   const QueueView& queue_;
   const int lane_;
   int first_ = 0;            // block of lane 0
   std::uint32_t begin_ = 0;  // of this lane's block; a ticket has no more bits either
   QueueBlock block_{};
+  BlockGrid grid_{};
 };
 
 /// By all lanes of the scheduler's warp; the first one does what is not said to be all lanes'.
@@ -154,7 +160,7 @@ template <class Shape>
 __device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const LaunchQueues& queues,
                                                PassShared<Shape>& shared) {
   const bool first_lane = threadIdx.x % 32 == 0;
-  QueueWindow window(queues.main);
+  QueueWindow window(ctx.view, queues.main);
   Inputs inputs(ctx);
   Tracer trace(ctx.trace, static_cast<int>(blockIdx.x), shared.first_record);
   const std::int64_t size = queues.main.size();
@@ -167,7 +173,7 @@ __device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const L
     i = __shfl_sync(0xffffffffu, i, 0);
     running = i < size;
     Task task;
-    if (running) task = window.task(ctx.view, i);
+    if (running) task = window.task(i);
     if (first_lane) {
       TileWork work{.stage = kNoStage};
       if (running) {
@@ -185,8 +191,6 @@ __device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const L
         trace.note([&](TraceRecord& r) { r.ready = ptx::global_nanoseconds(); });
         trace.advance();
       }
-      // The copy engine reads what these waits have acquired.
-      ptx::fence_proxy_async();
       shared.work[slot] = work;
       ptx::mbarrier_arrive(&shared.work_full[slot]);
     }

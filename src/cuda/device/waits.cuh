@@ -2,6 +2,7 @@
 
 #include "cuda/device/faults.cuh"
 #include "cuda/device/refusal.cuh"
+#include "cuda/ptx/tma.cuh"
 #include "schedule/dependencies.h"
 
 namespace uniep::cuda {
@@ -94,7 +95,8 @@ class Inputs {
   explicit __device__ __forceinline__ Inputs(const DeviceContext& ctx) : ctx_(ctx) {}
 
   /// Waits for everything that the task needs; its waits are all of one kind. What the last task
-  /// has waited for, as those of one expert often do, is not looked at again.
+  /// has waited for, as those of one expert often do, is not looked at again. The copy engine may
+  /// then read it too.
   __device__ __forceinline__ bool wait_for(const Task& task) {
     random_delay(ctx_.faults, name_of(task));
     bool ready = true, looked = false;
@@ -106,7 +108,10 @@ class Inputs {
       looked = true;
       last_ = wait;
     });
-    if (looked) acquire(last_.kind);
+    if (looked) {
+      acquire(last_.kind);
+      ptx::fence_proxy_async();
+    }
     return ready;
   }
 
