@@ -22,6 +22,13 @@ nlohmann::json results(const std::string& name) {
   return nlohmann::json::parse(file);
 }
 
+/// Of kernels that draw a task as those before c595f7e did: in 3.5 us.
+MachineProfile with_long_draws() {
+  MachineProfile profile = shipped_profile("h200");
+  profile.draw_s = 3.5e-6;
+  return profile;
+}
+
 /// The plans of a case with random routing, made once.
 const std::vector<RoutingPlan>& plans_of(const std::string& shape, double skew, int ranks) {
   static std::map<std::pair<std::string, int>, std::vector<RoutingPlan>> made;
@@ -45,9 +52,9 @@ struct Errors {
 
 /// Of the records that `takes` chooses.
 template <class F>
-Errors errors_against(const std::string& name, F&& takes) {
+Errors errors_against(const std::string& name, F&& takes,
+                      const MachineProfile& profile = shipped_profile("h200")) {
   const nlohmann::json file = results(name);
-  const MachineProfile profile = shipped_profile("h200");
   Errors e;
   for (const auto& record : file.at("records")) {
     const auto direction = record.at("direction").get<std::string>();
@@ -93,19 +100,23 @@ TEST(ShippedProfile, PredictsPassesOfSkewedRoutings) {
 }
 
 TEST(ShippedProfile, PredictsBothPassesOfTinyBatches) {
-  const Errors e = errors_against("2026-11-20_4xH200_compare_torch_tiny_f6b86f6.json",
-                                  [](const auto&) { return true; });
-  EXPECT_EQ(e.count, 40);
-  EXPECT_LT(e.mean, 0.08);
-  EXPECT_LT(e.worst, 0.21);
+  const auto all = [](const auto&) { return true; };
+  const Errors before =
+      errors_against("2026-11-20_4xH200_compare_torch_tiny_f6b86f6.json", all, with_long_draws());
+  EXPECT_EQ(before.count, 40);
+  EXPECT_LT(before.mean, 0.08);
+  EXPECT_LT(before.worst, 0.21);
+  const Errors now = errors_against("2026-11-22_2xH200_compare_torch_tiny_c595f7e.json", all);
+  EXPECT_EQ(now.count, 60);
+  EXPECT_LT(now.mean, 0.08);
+  EXPECT_LT(now.worst, 0.24);
 }
 
-/// Adds the relative errors for all candidates of a search with `ranks` GPUs.
-void add_candidate_errors(const std::string& name, const std::string& shape, int ranks,
-                          std::vector<double>& errors) {
+/// Adds the relative errors for all candidates of a search with two GPUs.
+void add_candidate_errors(const std::string& name, const std::string& shape,
+                          const MachineProfile& profile, std::vector<double>& errors) {
   const nlohmann::json file = results(name);
-  const MachineProfile profile = shipped_profile("h200");
-  const auto& plans = plans_of(shape, 0, ranks);
+  const auto& plans = plans_of(shape, 0, 2);
   for (const auto& pass : file.at("passes")) {
     for (const auto& candidate : pass.at("candidates")) {
       const Schedule schedule = parse_schedule(candidate.at("schedule").get<std::string>());
@@ -116,20 +127,34 @@ void add_candidate_errors(const std::string& name, const std::string& shape, int
   }
 }
 
-/// From the default to four waves of narrow tiles.
-TEST(ShippedProfile, PredictsCandidatesForTinyBatches) {
+/// Those of searches for all models with 64 and 512 tokens on two GPUs.
+std::vector<double> errors_for_tiny_batches(const std::string& commit,
+                                            const MachineProfile& profile) {
   std::vector<double> errors;
   for (const char* model :
        {"deepseek-v3", "qwen3-235b", "qwen3-30b", "mixtral-8x7b", "gpt-oss-120b"}) {
     for (const char* tokens : {"64", "512"}) {
       add_candidate_errors(
-          cat("2026-11-22_2xH200_tune_", model, "_tokens", tokens, "_6b02471.json"),
-          cat(model, ",tokens=", tokens), 2, errors);
+          cat("2026-11-22_2xH200_tune_", model, "_tokens", tokens, "_", commit, ".json"),
+          cat(model, ",tokens=", tokens), profile, errors);
     }
   }
+  return errors;
+}
+
+/// From the default to four waves of narrow tiles.
+TEST(ShippedProfile, PredictsCandidatesForTinyBatches) {
+  const std::vector<double> errors = errors_for_tiny_batches("6b02471", with_long_draws());
   EXPECT_GE(errors.size(), 250u);
   EXPECT_LT(median(errors), 0.08);
   EXPECT_LT(*std::ranges::max_element(errors), 0.30);
+}
+
+TEST(ShippedProfile, PredictsBackwardCandidatesForTinyBatches) {
+  const std::vector<double> errors = errors_for_tiny_batches("c595f7e", shipped_profile("h200"));
+  EXPECT_GE(errors.size(), 140u);
+  EXPECT_LT(median(errors), 0.06);
+  EXPECT_LT(*std::ranges::max_element(errors), 0.22);
 }
 
 /// Every pass of some files, of which each has at least `fewest`.
