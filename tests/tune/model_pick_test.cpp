@@ -82,6 +82,17 @@ TEST(ModelPick, LetsMoreWorkersDispatchWhereAllIsCopiedWithinAGpu) {
   EXPECT_LE(quick_pick(problem, key_of(4, problem), kGpu, h200).dispatch_workers, 32);
 }
 
+TEST(ModelPick, TakesSmallTasksWhereTokensAreFew) {
+  Problem problem = kGpuLayer;
+  const MachineProfile h200 = shipped_profile("h200");
+  const auto tokens_of_a_block = [&](std::int64_t tokens) {
+    problem.max_tokens = tokens;
+    return quick_pick(problem, key_of(4, problem), kGpu, h200).token_block;
+  };
+  EXPECT_EQ(tokens_of_a_block(256), 8);
+  EXPECT_EQ(tokens_of_a_block(8192), default_schedule(Backend::kCuda).token_block);
+}
+
 /// mixtral-8x7b with a few tokens: fc2 has 16 tiles of 256 columns for each of two experts, so that
 /// a hundred SMs would not read weights. Backward most tiles are of weight gradients, each done
 /// before the next is drawn: there narrow ones take a third longer (docs/performance.md).
