@@ -15,6 +15,13 @@ void drop_waits_for_draws(std::vector<TileSample>& tiles, double draw_s) {
   std::erase_if(tiles, [&](const TileSample& tile) { return tile.seconds <= kNear * draw_s; });
 }
 
+/// What tasks cost that are few is known, not measured: the lab's layers have many.
+MoveCost in_known_crowd(MoveCost cost, const MoveCost& known) {
+  cost.alone = known.alone;
+  cost.crowd = known.crowd;
+  return cost;
+}
+
 }  // namespace
 
 MeasuredProfile measure_lab_profile(ProfileLab& lab, const MachineProfile& known,
@@ -27,8 +34,9 @@ MeasuredProfile measure_lab_profile(ProfileLab& lab, const MachineProfile& known
   const TileCosts tiles = fit_tiles(tasks.tiles, known.k_step, found.fits);
   profile.gemms = tiles.gemms;
   profile.padding = tiles.padding;
-  profile.dispatch = fit_moves("dispatch", tasks.dispatch, found.fits);
-  profile.reduce = fit_moves("reduce", tasks.reduce, found.fits);
+  profile.dispatch =
+      in_known_crowd(fit_moves("dispatch", tasks.dispatch, found.fits), known.dispatch);
+  profile.reduce = in_known_crowd(fit_moves("reduce", tasks.reduce, found.fits), known.reduce);
   profile.enter = fit_moves("enter", tasks.enter, found.fits);
   profile.launch_s = std::max(0.0, median(tasks.gaps));
   profile.workers = tasks.workers;

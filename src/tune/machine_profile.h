@@ -39,7 +39,9 @@ struct GemmCost {
 struct MoveCost {
   double fixed = 0;
   double per_item = 0;
-  double per_byte = 0;
+  double per_byte = 0;  ///< with `crowd` tasks or more at a time
+  double alone = 1;     ///< what a byte costs a task with none beside it, as a share of that
+  double crowd = 0;     ///< 0: a byte costs the same however many there are
   friend bool operator==(const MoveCost&, const MoveCost&) = default;
 };
 

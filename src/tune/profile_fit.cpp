@@ -119,7 +119,7 @@ std::vector<GemmCost> fit_products(const std::vector<ProductObservations>& produ
 MoveCost fit_moves(const std::string& what, const std::vector<Observation>& observations,
                    std::vector<FitReport>& reports) {
   const auto c = fit(what, observations, {"", "an item", "a byte"}, reports);
-  return {c[0], c[1], c[2]};
+  return {.fixed = c[0], .per_item = c[1], .per_byte = c[2]};
 }
 
 TileCosts fit_tiles(const std::vector<TileSample>& tiles, int k_step,

@@ -29,12 +29,22 @@ Curve curve_from(const Json& json) {
 }
 
 Json to_json(const MoveCost& c) {
-  return {{"fixed_s", c.fixed}, {"per_item_s", c.per_item}, {"per_byte_s", c.per_byte}};
+  return {{"fixed_s", c.fixed},
+          {"per_item_s", c.per_item},
+          {"per_byte_s", c.per_byte},
+          {"alone", c.alone},
+          {"crowd", c.crowd}};
 }
 
 MoveCost move_cost_from(const Json& json) {
-  return {json.at("fixed_s").get<double>(), json.at("per_item_s").get<double>(),
-          json.at("per_byte_s").get<double>()};
+  const MoveCost cost{.fixed = json.at("fixed_s").get<double>(),
+                      .per_item = json.at("per_item_s").get<double>(),
+                      .per_byte = json.at("per_byte_s").get<double>(),
+                      .alone = json.value("alone", 1.0),  // these two came later than the schema
+                      .crowd = json.value("crowd", 0.0)};
+  require(cost.alone > 0 && cost.alone <= 1, ErrorCode::kIo, "alone is ", cost.alone,
+          "; more than 0 and at most 1 is accepted");
+  return cost;
 }
 
 Json to_json(const GemmCost& c) {

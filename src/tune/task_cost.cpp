@@ -17,9 +17,19 @@ const GemmCost* find_cost(const MachineProfile& profile, Stage stage, int tile_n
   return found;
 }
 
-double move_cost(const MoveCost& cost, const MoveSize& size) {
+/// What a byte costs with so many tasks at a time, as a share of `per_byte`.
+double share_of_rate(const MoveCost& cost, double tasks) {
+  return cost.crowd > 0 ? std::clamp(tasks / cost.crowd, cost.alone, 1.0) : 1.0;
+}
+
+double move_cost(const MoveCost& cost, const MoveSize& size, double tasks) {
   return cost.fixed + cost.per_item * static_cast<double>(size.items) +
-         cost.per_byte * static_cast<double>(size.bytes);
+         share_of_rate(cost, tasks) * cost.per_byte * static_cast<double>(size.bytes);
+}
+
+/// Tasks of a whole pass, of which as many as there are workers for run at a time.
+double dispatch_tasks(const PassView& v) {
+  return static_cast<double>(v.pull_begin[v.num_blocks()]) / v.schedule.pull_tokens;
 }
 
 }  // namespace
@@ -67,9 +77,10 @@ double TaskCosts::product(const PassView& v, const Task& task) const {
 double TaskCosts::of(const PassView& v, const Task& task) const {
   switch (task.stage) {
     case Stage::kDispatch:
-      return move_cost(profile_.dispatch, move_size(v, task));
+      return move_cost(profile_.dispatch, move_size(v, task), dispatch_tasks(v));
     case Stage::kReduce:
-      return move_cost(profile_.reduce, move_size(v, task));
+      return move_cost(profile_.reduce, move_size(v, task),
+                       static_cast<double>(v.num_token_blocks()));
     default:
       return product(v, task);
   }

@@ -109,7 +109,7 @@ TEST(ShippedProfile, PredictsBothPassesOfTinyBatches) {
   EXPECT_LT(before.worst, 0.21);
   const Errors now = errors_against("2026-11-22_2xH200_compare_torch_tiny_c595f7e.json", all);
   EXPECT_EQ(now.count, 60);
-  EXPECT_LT(now.mean, 0.08);
+  EXPECT_LT(now.mean, 0.07);
   EXPECT_LT(now.worst, 0.24);
 }
 
@@ -221,7 +221,7 @@ TEST(ShippedProfile, WhatItTakesForFewTokensIsFaster) {
     if (is_default || s.tile_n == 128 || s.dispatch_wire != DispatchWire::kRows) continue;
     if (predicted < 0.96 * at->second.predicted) gains.push_back(at->second.measured / measured);
   }
-  EXPECT_GE(gains.size(), 25u);
+  EXPECT_GE(gains.size(), 20u);
   EXPECT_GT(std::accumulate(gains.begin(), gains.end(), 0.0) / static_cast<double>(gains.size()),
             1.03);
   EXPECT_GT(*std::ranges::min_element(gains), 0.985);

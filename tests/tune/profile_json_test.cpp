@@ -26,7 +26,7 @@ TEST(Profile, WhatIsWrittenIsReadBack) {
             .pull_bytes_per_s = 2e9,
             .push = {{{1, 2}, {3, 4}}}};
   p.wake = {1, 2, 3, 4};
-  p.dispatch = {1e-9, 2, 3};
+  p.dispatch = {.fixed = 1e-9, .per_item = 2, .per_byte = 3, .alone = 0.5, .crowd = 7};
   EXPECT_EQ(profile_from_json(profile_to_json(p), "text"), p);
 }
 
@@ -60,6 +60,11 @@ TEST(Profile, WhatCannotBeUsedSaysWhy) {
   text = profile_to_json(testing::made_up_profile());
   text.replace(text.find("fc1"), 3, "fc9");
   EXPECT_NE(sentence(text).find("there is no stage 'fc9'"), std::string::npos);
+  MachineProfile free_bytes = testing::made_up_profile();
+  free_bytes.reduce.alone = 0;
+  EXPECT_NE(sentence(profile_to_json(free_bytes))
+                .find("alone is 0; more than 0 and at most 1 is accepted"),
+            std::string::npos);
 }
 
 }  // namespace

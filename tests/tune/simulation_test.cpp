@@ -66,6 +66,22 @@ TEST(Simulate, NoProductTakesLessThanTheDrawOfTheNext) {
   EXPECT_DOUBLE_EQ(seconds(), 48);
 }
 
+TEST(Simulate, TasksThatAreFewMoveTheirBytesFaster) {
+  const auto plans = even_plans(kProblem, 1, 128);
+  MachineProfile profile = made_up_profile();
+  for (tune::GemmCost& cost : profile.gemms) cost.fixed = 0;
+  profile.dispatch = {.per_byte = 1e-6, .alone = 0.25, .crowd = 4};
+  const auto seconds = [&](const char* schedule) {
+    return simulate(plans, Pass::kForward, parse_schedule(schedule), profile).seconds;
+  };
+  const double all = 1e-6 * 128 * kProblem.topk * 2 * static_cast<double>(kProblem.hidden);
+  EXPECT_NEAR(seconds("pull_tokens=16"), all, 1e-9);
+  EXPECT_NEAR(seconds("pull_tokens=32"), all, 1e-9);
+  EXPECT_NEAR(seconds("pull_tokens=64"), all / 2, 1e-9);
+  EXPECT_NEAR(seconds("pull_tokens=128"), all / 4, 1e-9);
+  EXPECT_NEAR(seconds("pull_tokens=256"), all / 4, 1e-9);
+}
+
 TEST(Simulate, WorkersShareTheWork) {
   const auto plans = even_plans(kProblem, 1, 128);
   MachineProfile profile = made_up_profile();

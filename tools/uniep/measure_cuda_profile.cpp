@@ -29,9 +29,12 @@ tune::MachineProfile known_profile(int ranks) {
   known.push_depth = 1;  // a sender's tiles behind its consumer's
   known.k_step = cuda::kTileK;
   if (!shipped) return known;
-  known.source +=
-      cat(ranks > 1 ? "; draw_s: " : "; draw_s, link, flags and beside_link: ", shipped->source);
+  known.source += cat(ranks > 1 ? "; draw_s, alone and crowd: "
+                                : "; draw_s, alone, crowd, link, flags and beside_link: ",
+                      shipped->source);
   known.draw_s = shipped->draw_s;
+  known.dispatch = {.alone = shipped->dispatch.alone, .crowd = shipped->dispatch.crowd};
+  known.reduce = {.alone = shipped->reduce.alone, .crowd = shipped->reduce.crowd};
   if (ranks > 1) return known;
   known.link = shipped->link;
   known.wake = shipped->wake;
