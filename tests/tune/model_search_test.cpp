@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 
 #include "tune/cost_model.h"
@@ -49,14 +50,14 @@ double true_seconds(const std::vector<RoutingPlan>& of, const Schedule& s) {
 
 TEST(SearchModel, EvaluatesWithinItsLimitAndSortsWhatItFound) {
   const Space space(kProblem, Pass::kForward, kGpu);
-  int count = 0;
+  std::atomic<int> count = 0;  // schedules are evaluated side by side
   const auto evaluate = [&](const Schedule& s) {
     ++count;
     return std::abs(s.lag - 4) + std::abs(s.dispatch_workers - 12) + 0.1 * s.waves;
   };
   const auto ranked = search_model(space, {default_schedule(Backend::kCuda)}, evaluate,
                                    {.samples = 30, .climbs = 4, .evaluations = 500});
-  EXPECT_EQ(static_cast<std::size_t>(count), ranked.size());
+  EXPECT_EQ(static_cast<std::size_t>(count.load()), ranked.size());
   EXPECT_LE(ranked.size(), 500u);
   for (std::size_t i = 1; i < ranked.size(); ++i) {
     EXPECT_LE(ranked[i - 1].seconds, 1.0002 * ranked[i].seconds);
