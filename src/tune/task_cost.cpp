@@ -27,7 +27,7 @@ double move_cost(const MoveCost& cost, const MoveSize& size, double tasks) {
          share_of_rate(cost, tasks) * cost.per_byte * static_cast<double>(size.bytes);
 }
 
-/// Tasks of a whole pass, of which as many as there are workers for run at a time.
+/// Tasks of a whole pass: where they are fewer than a crowd, all of them run at a time.
 double dispatch_tasks(const PassView& v) {
   return static_cast<double>(v.pull_begin[v.num_blocks()]) / v.schedule.pull_tokens;
 }
