@@ -39,32 +39,32 @@ struct BlockGrid {
   std::int64_t first = 0;  // tile of rows, or pull; wgrad: 0, since rows are the gradient's
 };
 
-inline UNIEP_HD BlockGrid block_grid(const PassView& v, Stage stage, int block) {
+inline UNIEP_HD BlockGrid block_grid(const PassView& v, QueueBlock b) {
   const auto count = [](std::int64_t n) { return static_cast<std::uint32_t>(n); };
-  switch (stage) {
+  switch (b.stage) {
     case Stage::kDispatch:
-      return {.expert = v.expert_of_block(block),
-              .rows = count(v.pull_begin[block + 1] - v.pull_begin[block]),
-              .first = v.pull_begin[block]};
+      return {.expert = v.expert_of_block(b.block),
+              .rows = count(v.pull_begin[b.block + 1] - v.pull_begin[b.block]),
+              .first = v.pull_begin[b.block]};
     case Stage::kReduce:
       return {.rows = count(v.num_token_blocks())};
     case Stage::kWgrad2:
     case Stage::kWgrad1:
-      return {.expert = v.expert_order[block],
-              .rows = ceil_div(count(stage_grid(v, stage).rows), count(v.schedule.tile_m)),
-              .cols = column_tiles(v, stage)};
+      return {.expert = v.expert_order[b.block],
+              .rows = ceil_div(count(stage_grid(v, b.stage).rows), count(v.schedule.tile_m)),
+              .cols = column_tiles(v, b.stage)};
     default:
-      return {.expert = v.expert_of_block(block),
-              .rows = count(v.tile_begin[block + 1] - v.tile_begin[block]),
-              .cols = column_tiles(v, stage),
-              .first = v.tile_begin[block]};
+      return {.expert = v.expert_of_block(b.block),
+              .rows = count(v.tile_begin[b.block + 1] - v.tile_begin[b.block]),
+              .cols = column_tiles(v, b.stage),
+              .first = v.tile_begin[b.block]};
   }
 }
 
-/// Tasks in a block of a stage.
-inline UNIEP_HD std::int64_t block_tasks(const PassView& v, Stage stage, int block) {
-  const BlockGrid grid = block_grid(v, stage, block);
-  if (stage == Stage::kDispatch) {
+/// Tasks in a block.
+inline UNIEP_HD std::int64_t block_tasks(const PassView& v, QueueBlock b) {
+  const BlockGrid grid = block_grid(v, b);
+  if (b.stage == Stage::kDispatch) {
     return ceil_div(grid.rows, static_cast<std::uint32_t>(v.schedule.pull_tokens));
   }
   return std::int64_t{grid.rows} * grid.cols;
@@ -128,8 +128,7 @@ inline UNIEP_HD Task block_task(const PassView& v, Stage stage, const BlockGrid&
   return task;
 }
 inline UNIEP_HD Task block_task(const PassView& v, const QueueBlock& block, std::int64_t index) {
-  return block_task(v, block.stage, block_grid(v, block.stage, block.block),
-                    static_cast<std::uint32_t>(index));
+  return block_task(v, block.stage, block_grid(v, block), static_cast<std::uint32_t>(index));
 }
 
 /// Blocks of more tiles together are not mixed: either stage keeps all SMs busy for a while, with
@@ -150,7 +149,7 @@ inline UNIEP_HD std::int16_t mixed_blocks(const PassView& v, const Track& first,
   std::int64_t tiles = 0;
   for (const Track* t : {&first, &second}) {
     for (int i = t->blocks_before(step); i < t->blocks_before(step + 1); ++i) {
-      tiles += block_tasks(v, t->stage, t->first + i);
+      tiles += block_tasks(v, {.stage = t->stage, .block = t->first + i});
     }
   }
   return static_cast<std::int16_t>(tiles <= kMostMixedTiles ? count : 0);

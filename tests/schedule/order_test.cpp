@@ -391,7 +391,7 @@ TEST(Queue, RasterIsTheDirectionOfTheWalk) {
   const auto first_block = [](const char* schedule) {
     const RandomPass p = three_experts(Pass::kForward, schedule);
     std::string text;
-    for (std::int64_t i = 0; i < block_tasks(p.view(0), Stage::kFc2, 0); ++i) {
+    for (std::int64_t i = 0; i < block_tasks(p.view(0), {.stage = Stage::kFc2}); ++i) {
       const Task t = block_task(p.view(0), {.stage = Stage::kFc2}, i);
       text += cat(t.m, ".", t.n, " ");
     }

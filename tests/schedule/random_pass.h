@@ -74,10 +74,12 @@ inline std::vector<Task> deal(const std::vector<Task>& own, const std::vector<Ta
 inline std::vector<Task> tasks_of(const PassView& v, const TrackList& tracks) {
   std::vector<Task> tasks, own, others;
   for_each_block(v, tracks, [&](const QueueBlock& b) {
-    std::vector<Task>& to = b.mix.blocks == 0 ? tasks : b.mix.place == 0 ? own : others;
-    const std::int64_t count = block_tasks(v, b.stage, b.block);
+    const bool mixes = b.mix.blocks > 0;
+    std::vector<Task>& dealt = b.mix.place == 0 ? own : others;
+    std::vector<Task>& to = mixes ? dealt : tasks;
+    const std::int64_t count = block_tasks(v, b);
     for (std::int64_t i = 0; i < count; ++i) to.push_back(block_task(v, b, i));
-    if (b.mix.place + 1 < b.mix.blocks || b.mix.blocks == 0) return;
+    if (!mixes || b.mix.place + 1 < b.mix.blocks) return;
     const std::vector<Task> mixed = deal(own, others, static_cast<std::size_t>(v.schedule.mix_run));
     tasks.insert(tasks.end(), mixed.begin(), mixed.end());
     own.clear();

@@ -29,8 +29,9 @@ class TileTraffics : public ::testing::Test {
     const bool by_expert = stage_grid(v, stage).rows > 0;
     const int blocks = by_expert ? v.num_local_experts : v.num_blocks();
     for (int block = 0; block < blocks; ++block) {
-      for (std::int64_t i = 0; i < block_tasks(v, stage, block); ++i) {
-        const Task task = block_task(v, {.stage = stage, .block = block}, i);
+      const QueueBlock tiles{.stage = stage, .block = block};
+      for (std::int64_t i = 0; i < block_tasks(v, tiles); ++i) {
+        const Task task = block_task(v, tiles, i);
         bytes += traffic.bytes(v, task, product_size(v, task));
       }
     }

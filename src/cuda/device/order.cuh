@@ -368,7 +368,7 @@ class OrderRoutine {
       const int i = first + static_cast<int>(threadIdx.x);
       // An unusable plan has no tasks, not even those that do not depend on its rows.
       const bool any = i < count && ok_;
-      const std::int64_t tasks = any ? block_tasks(v_, blocks[i].stage, blocks[i].block) : 0;
+      const std::int64_t tasks = any ? block_tasks(v_, blocks[i]) : 0;
       std::int64_t total;
       const std::int64_t at = before + sum_before(tasks, &total);
       if (i < count) begin[i] = at;

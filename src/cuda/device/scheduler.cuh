@@ -143,7 +143,7 @@ class QueueWindow {
     begin_ = i <= queue_.count ? static_cast<std::uint32_t>(queue_.begin[i]) : UINT32_MAX;
     if (i >= queue_.count) return;
     block_ = queue_.blocks[i];
-    grid_ = block_grid(view_, block_.stage, block_.block);
+    grid_ = block_grid(view_, block_);
   }
 
   const PassView& view_;
