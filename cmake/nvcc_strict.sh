@@ -7,8 +7,9 @@ code=$?
 [ -z "$said" ] || printf '%s\n' "$said" >&2
 case $said in
 *"wgmma.mma_async instructions are serialized"*)
-  echo "error: ptxas serialises wgmma (see above); accumulators must have no value that is not a" \
-       "product's while products are under way" >&2
+  echo "error: ptxas serialises wgmma (see above): for C7520, accumulators must have no value that is" \
+       "not a product's while products are under way; for C7511, something in the kernel, in whatever" \
+       "role, takes more registers than it did" >&2
   exit 1
   ;;
 esac

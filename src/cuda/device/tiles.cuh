@@ -19,8 +19,8 @@ inline constexpr int kThreads = 128 * (1 + kConsumers);
 
 /// Registers per thread after the roles have parted. A warpgroup can take what others have given of
 /// those that the kernel begins with: 168 a thread, the most for 384 threads of 65536 registers.
-inline constexpr int kProducerRegisters = 72;
-inline constexpr int kConsumerRegisters = 216;
+inline constexpr int kProducerRegisters = 104;
+inline constexpr int kConsumerRegisters = 200;
 static_assert(kProducerRegisters + kConsumers * kConsumerRegisters == (1 + kConsumers) * 168);
 
 inline constexpr int kBoxBytes = 64 * kBoxCols * 2;  // operand or output, 64 x 64
