@@ -29,21 +29,23 @@ Curve curve_from(const Json& json) {
 }
 
 Json to_json(const MoveCost& c) {
-  return {{"fixed_s", c.fixed},
-          {"per_item_s", c.per_item},
-          {"per_byte_s", c.per_byte},
-          {"alone", c.alone},
-          {"crowd", c.crowd}};
+  Json json{{"fixed_s", c.fixed}, {"per_item_s", c.per_item}, {"per_byte_s", c.per_byte}};
+  if (c.crowd > 0) {
+    json["alone"] = c.alone;
+    json["crowd"] = c.crowd;
+  }
+  return json;
 }
 
 MoveCost move_cost_from(const Json& json) {
   const MoveCost cost{.fixed = json.at("fixed_s").get<double>(),
                       .per_item = json.at("per_item_s").get<double>(),
                       .per_byte = json.at("per_byte_s").get<double>(),
-                      .alone = json.value("alone", 1.0),  // these two came later than the schema
+                      .alone = json.value("alone", 1.0),
                       .crowd = json.value("crowd", 0.0)};
   require(cost.alone > 0 && cost.alone <= 1, ErrorCode::kIo, "alone is ", cost.alone,
           "; more than 0 and at most 1 is accepted");
+  require(cost.crowd >= 0, ErrorCode::kIo, "crowd is ", cost.crowd, "; 0 or more is accepted");
   return cost;
 }
 

@@ -62,9 +62,19 @@ TEST(Profile, WhatCannotBeUsedSaysWhy) {
   EXPECT_NE(sentence(text).find("there is no stage 'fc9'"), std::string::npos);
   MachineProfile free_bytes = testing::made_up_profile();
   free_bytes.reduce.alone = 0;
+  free_bytes.reduce.crowd = 8;
   EXPECT_NE(sentence(profile_to_json(free_bytes))
                 .find("alone is 0; more than 0 and at most 1 is accepted"),
             std::string::npos);
+}
+
+TEST(Profile, OnlyMovesThatACrowdSlowsSayWhatTheyCostAlone) {
+  MachineProfile p = testing::made_up_profile();
+  EXPECT_EQ(profile_to_json(p).find("alone"), std::string::npos);
+  p.reduce.crowd = 8;
+  const std::string text = profile_to_json(p);
+  EXPECT_EQ(text.find("alone"), text.rfind("alone"));
+  EXPECT_EQ(profile_from_json(text, "text"), p);
 }
 
 }  // namespace
