@@ -8,25 +8,12 @@
 #include "schedule/pass_order.h"
 #include "schedule/random_pass.h"
 #include "schedule/roles.h"
-#include "support/cases.h"
 
 namespace uniep::testing {
 namespace {
 
-template <class Check>
-void for_each_rank_of_random_passes(int count, Check&& check) {
-  for (unsigned seed = 1; seed <= static_cast<unsigned>(cases(count)); ++seed) {
-    const RandomPass p = random_pass(seed, 80);
-    SCOPED_TRACE(describe(seed, p));
-    for (int rank = 0; rank < p.ranks(); ++rank) {
-      check(p.plans[static_cast<std::size_t>(rank)], p.view(rank));
-      if (::testing::Test::HasFatalFailure()) return;
-    }
-  }
-}
-
 TEST(PassOrder, TilesAreThePlansTilesBlockByBlock) {
-  for_each_rank_of_random_passes(700, [](const RoutingPlan& plan, const PassView& v) {
+  for_each_rank_of_random_passes(700, 80, [](const RoutingPlan& plan, const PassView& v) {
     std::map<std::int64_t, Tile> left;
     for (const Tile& t : plan.tiles(v.schedule.tile_m)) left.emplace(t.first_row, t);
     ASSERT_EQ(v.tile_begin[0], 0);
@@ -45,7 +32,7 @@ TEST(PassOrder, TilesAreThePlansTilesBlockByBlock) {
 }
 
 TEST(PassOrder, WavesHoldEvenPartsOfEveryExpert) {
-  for_each_rank_of_random_passes(500, [](const RoutingPlan& plan, const PassView& v) {
+  for_each_rank_of_random_passes(500, 80, [](const RoutingPlan& plan, const PassView& v) {
     for (int slot = 0; slot < v.num_local_experts; ++slot) {
       const std::int64_t rows = plan.tokens_per_expert()[v.expert_order[slot]];
       const std::int64_t tiles = ceil_div<std::int64_t>(rows, v.schedule.tile_m);
@@ -60,7 +47,7 @@ TEST(PassOrder, WavesHoldEvenPartsOfEveryExpert) {
 }
 
 TEST(PassOrder, ExpertsByNumberOrByTheirRows) {
-  for_each_rank_of_random_passes(500, [](const RoutingPlan& plan, const PassView& v) {
+  for_each_rank_of_random_passes(500, 80, [](const RoutingPlan& plan, const PassView& v) {
     const std::set<int> experts(v.expert_order, v.expert_order + v.num_local_experts);
     ASSERT_EQ(static_cast<int>(experts.size()), v.num_local_experts);
     for (int slot = 1; slot < v.num_local_experts; ++slot) {
@@ -94,7 +81,7 @@ std::vector<Tile> tiles_of_expert(const PassView& v, int slot) {
 }
 
 TEST(PassOrder, RotationBeginsWithTheChosenRanksRows) {
-  for_each_rank_of_random_passes(700, [](const RoutingPlan& plan, const PassView& v) {
+  for_each_rank_of_random_passes(700, 80, [](const RoutingPlan& plan, const PassView& v) {
     const int starts[] = {0, v.rank, (v.rank + 1) % v.num_ranks};  // none, own-first, next-first
     const int start = starts[static_cast<int>(v.schedule.rotate)];
     for (int slot = 0; slot < v.num_local_experts; ++slot) {
@@ -117,7 +104,7 @@ TEST(PassOrder, RotationBeginsWithTheChosenRanksRows) {
 }
 
 TEST(PassOrder, PullsAreThePlansPullsOrOneARow) {
-  for_each_rank_of_random_passes(700, [](const RoutingPlan& plan, const PassView& v) {
+  for_each_rank_of_random_passes(700, 80, [](const RoutingPlan& plan, const PassView& v) {
     std::map<std::int32_t, Pull> left;  // by first_row
     for (const Pull& pull : plan.pulls()) {
       if (v.schedule.dispatch_wire == DispatchWire::kDedup) {
@@ -141,7 +128,7 @@ TEST(PassOrder, PullsAreThePlansPullsOrOneARow) {
 }
 
 TEST(PassOrder, PullsComeInTheOrderInWhichTilesNeedThem) {
-  for_each_rank_of_random_passes(700, [](const RoutingPlan&, const PassView& v) {
+  for_each_rank_of_random_passes(700, 80, [](const RoutingPlan&, const PassView& v) {
     std::map<std::int64_t, std::int64_t> taken_at;  // row -> position of its tile
     for (std::int64_t i = 0; i < v.tile_begin[v.num_blocks()]; ++i) {
       for (int r = 0; r < v.tiles[i].rows; ++r) taken_at[v.tiles[i].first_row + r] = i;
@@ -163,7 +150,7 @@ TEST(PassOrder, PullsComeInTheOrderInWhichTilesNeedThem) {
 }
 
 TEST(PassOrder, SlotsToPeerCountsTheRowsThatComeBack) {
-  for_each_rank_of_random_passes(500, [](const RoutingPlan& plan, const PassView& v) {
+  for_each_rank_of_random_passes(500, 80, [](const RoutingPlan& plan, const PassView& v) {
     std::map<std::pair<std::int64_t, int>, std::int64_t> slots;
     const std::int64_t topk = plan.problem().topk;
     for (std::int64_t t = 0; t < plan.tokens(); ++t) {

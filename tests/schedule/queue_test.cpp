@@ -41,19 +41,13 @@ void expect_found(const PassView& v, const TrackList& tracks) {
 }
 
 TEST(Queue, BinarySearchFindsWhatEnumerationLists) {
-  const int count = cases(1000);
-  for (unsigned seed = 1; seed <= static_cast<unsigned>(count); ++seed) {
-    const RandomPass p = random_pass(seed, 60);
-    SCOPED_TRACE(describe(seed, p));
-    for (int rank = 0; rank < p.ranks(); ++rank) {
-      for (int i = 0; i < num_launches(p.view(rank)); ++i) {
-        const Launch launch = launch_at(p.view(rank), i);
-        expect_found(p.view(rank), launch.comm);
-        expect_found(p.view(rank), launch.main);
-      }
+  for_each_rank_of_random_passes(1000, 60, [](const RoutingPlan&, const PassView& v) {
+    for (int i = 0; i < num_launches(v); ++i) {
+      const Launch launch = launch_at(v, i);
+      expect_found(v, launch.comm);
+      expect_found(v, launch.main);
     }
-    if (HasFatalFailure()) return;
-  }
+  });
 }
 
 // Where blocks are mixed, the tasks up to any one of them hold of the first and of the others what
@@ -192,25 +186,18 @@ void expect_wgrad_once(const PassView& v, const std::vector<Task>& tasks, Stage 
 }
 
 TEST(Queue, ThePassHasEveryTaskOnceAndNoOther) {
-  const int count = cases(1500);
-  for (unsigned seed = 1; seed <= static_cast<unsigned>(count); ++seed) {
-    const RandomPass p = random_pass(seed, 60);
-    SCOPED_TRACE(describe(seed, p));
-    for (int rank = 0; rank < p.ranks(); ++rank) {
-      const PassView& v = p.view(rank);
-      const std::vector<Task> tasks = all_tasks(v);
-      expect_pulls_once(v, tasks);
-      expect_tiles_once(v, tasks, v.first_gemm());
-      expect_tiles_once(v, tasks, v.second_gemm());
-      expect_wgrad_once(v, tasks, Stage::kWgrad2);
-      expect_wgrad_once(v, tasks, Stage::kWgrad1);
-      expect_reduces_once(v, tasks);
-      const std::set<Stage> stages{Stage::kDispatch, v.first_gemm(), v.second_gemm(),
-                                   Stage::kReduce,   Stage::kWgrad2, Stage::kWgrad1};
-      for (const Task& t : tasks) ASSERT_TRUE(stages.contains(t.stage)) << name(t.stage);
-      if (HasFatalFailure()) return;
-    }
-  }
+  for_each_rank_of_random_passes(1500, 60, [](const RoutingPlan&, const PassView& v) {
+    const std::vector<Task> tasks = all_tasks(v);
+    expect_pulls_once(v, tasks);
+    expect_tiles_once(v, tasks, v.first_gemm());
+    expect_tiles_once(v, tasks, v.second_gemm());
+    expect_wgrad_once(v, tasks, Stage::kWgrad2);
+    expect_wgrad_once(v, tasks, Stage::kWgrad1);
+    expect_reduces_once(v, tasks);
+    const std::set<Stage> stages{Stage::kDispatch, v.first_gemm(), v.second_gemm(),
+                                 Stage::kReduce,   Stage::kWgrad2, Stage::kWgrad1};
+    for (const Task& t : tasks) ASSERT_TRUE(stages.contains(t.stage)) << name(t.stage);
+  });
 }
 
 /// Where this rank's own counters stand.
@@ -241,30 +228,24 @@ void expect_inputs_ahead(const PassView& v, const Task& task, Counts& counts) {
 // in its own queue. Dispatch waits for ranks to have begun; reduce, which is last in its queue, is
 // the only one to wait for what others compute.
 TEST(Queue, InputsStandAheadOfTheirUsers) {
-  const int count = cases(1500);
-  for (unsigned seed = 1; seed <= static_cast<unsigned>(count); ++seed) {
-    const RandomPass p = random_pass(seed, 60);
-    SCOPED_TRACE(describe(seed, p));
-    for (int rank = 0; rank < p.ranks(); ++rank) {
-      const PassView& v = p.view(rank);
-      Counts counts;
-      for (int i = 0; i < num_launches(v); ++i) {
-        const Launch launch = launch_at(v, i);
-        for (const Task& t : tasks_of(v, launch.comm)) {
-          ASSERT_EQ(t.stage, Stage::kDispatch);
-          signal_own(v, t, counts);
-        }
-        bool reducing = false;
-        for (const Task& t : tasks_of(v, launch.main)) {
-          ASSERT_TRUE(!reducing || t.stage == Stage::kReduce) << "reduce is last in its queue";
-          reducing = t.stage == Stage::kReduce;
-          expect_inputs_ahead(v, t, counts);
-          signal_own(v, t, counts);
-        }
-        if (HasFatalFailure()) return;
+  for_each_rank_of_random_passes(1500, 60, [](const RoutingPlan&, const PassView& v) {
+    Counts counts;
+    for (int i = 0; i < num_launches(v); ++i) {
+      const Launch launch = launch_at(v, i);
+      for (const Task& t : tasks_of(v, launch.comm)) {
+        ASSERT_EQ(t.stage, Stage::kDispatch);
+        signal_own(v, t, counts);
       }
+      bool reducing = false;
+      for (const Task& t : tasks_of(v, launch.main)) {
+        ASSERT_TRUE(!reducing || t.stage == Stage::kReduce) << "reduce is last in its queue";
+        reducing = t.stage == Stage::kReduce;
+        expect_inputs_ahead(v, t, counts);
+        signal_own(v, t, counts);
+      }
+      if (::testing::Test::HasFatalFailure()) return;
     }
-  }
+  });
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -7,6 +9,7 @@
 
 #include "schedule/dependencies.h"
 #include "schedule/pass_order.h"
+#include "support/cases.h"
 #include "support/random_routing.h"
 
 namespace uniep::testing {
@@ -50,6 +53,19 @@ inline std::string describe(unsigned seed, const RandomPass& p) {
   constexpr const char* kParts[] = {"", " (data)", " (weights)"};
   return cat("seed ", seed, ", ", name(p.pass), kParts[static_cast<int>(p.part)], ", ",
              describe(p.routing), "\n  ", to_string(p.schedule));
+}
+
+/// check(plan, view) of every rank of `cases(count)` random passes, until a check fails fatally.
+template <class Check>
+void for_each_rank_of_random_passes(int count, std::int64_t most_tokens, Check&& check) {
+  for (unsigned seed = 1; seed <= static_cast<unsigned>(cases(count)); ++seed) {
+    const RandomPass p = random_pass(seed, most_tokens);
+    SCOPED_TRACE(describe(seed, p));
+    for (int rank = 0; rank < p.ranks(); ++rank) {
+      check(p.plans[static_cast<std::size_t>(rank)], p.view(rank));
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+  }
 }
 
 /// The tasks of blocks that are mixed: those of the first go where they are due, in runs, the
