@@ -8,8 +8,8 @@ code=$?
 case $said in
 *"wgmma.mma_async instructions are serialized"*)
   echo "error: ptxas serialises wgmma (see above): for C7520, accumulators must have no value that is" \
-       "not a product's while products are under way; for C7511, something in the kernel, in whatever" \
-       "role, takes more registers than it did" >&2
+       "not a product's while products are under way; for C7511, registers ran short, which a change" \
+       "in any role of the kernel can cause (docs/kernels.md)" >&2
   exit 1
   ;;
 esac

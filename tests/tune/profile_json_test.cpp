@@ -66,6 +66,10 @@ TEST(Profile, WhatCannotBeUsedSaysWhy) {
   EXPECT_NE(sentence(profile_to_json(free_bytes))
                 .find("alone is 0; more than 0 and at most 1 is accepted"),
             std::string::npos);
+  free_bytes.reduce.alone = 1;
+  text = profile_to_json(free_bytes);
+  text.insert(text.find('8', text.find("crowd")), 1, '-');
+  EXPECT_NE(sentence(text).find("crowd is -8; 0 or more is accepted"), std::string::npos);
 }
 
 TEST(Profile, OnlyMovesThatACrowdSlowsSayWhatTheyCostAlone) {
