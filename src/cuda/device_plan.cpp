@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "cuda/device/tile_shape.h"
 #include "cuda/wait_failure.h"
+#include "schedule/open_sizes.h"
 
 namespace uniep::cuda {
 namespace {
@@ -76,8 +77,8 @@ DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass,
   tile_begin = r.take<std::int64_t>(blocks + 1);
   pulls = r.take<Pull>(capacity);
   pull_begin = r.take<std::int64_t>(blocks + 1);
-  slots_to_peer =
-      r.take<std::int64_t>(ceil_div<std::int64_t>(p.max_tokens, s.token_block) * num_ranks);
+  slots_to_peer = r.take<std::int64_t>(
+      ceil_div<std::int64_t>(p.max_tokens, with_sizes(s, p).token_block) * num_ranks);
   queue_blocks = r.take<QueueBlock>(queue_blocks_total);
   queue_begin = r.take<std::int64_t>(queue_blocks_total + num_queues);
   tile_position = r.take<std::int32_t>(most_tiles);
@@ -120,7 +121,7 @@ PassView make_pass_view(const Problem& problem, int rank, int num_ranks, std::in
                         const Schedule& schedule, PassPart part) {
   return {.pass = pass,
           .part = part,
-          .schedule = schedule,
+          .schedule = with_sizes(schedule, problem),
           .rank = rank,
           .num_ranks = num_ranks,
           .num_local_experts = problem.num_experts / num_ranks,

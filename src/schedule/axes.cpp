@@ -122,9 +122,10 @@ const std::vector<Axis>& make_axes() {
       named<&Schedule::dispatch_join>("dispatch_join", {"no", "yes"},
                                       "dispatch workers take other tasks when dispatch is done",
                                       kWhereDispatchersJoin),
-      number<&Schedule::pull_tokens>("pull_tokens", {1, 4096},
-                                     {{4, 16, 64, 256}, {4, 8, 16, 32, 64}},
-                                     "token copies that one dispatch task pulls"),
+      number<&Schedule::pull_tokens>("pull_tokens", {0, 4096},
+                                     {{0, 4, 16, 64, 256}, {0, 1, 2, 4, 8, 16, 32, 64}},
+                                     "token copies that one dispatch task pulls; 0: 8, or fewer "
+                                     "where ranks have 4096 tokens or fewer"),
       named<&Schedule::dispatch_wire>(
           "dispatch_wire", {"dedup", "rows"},
           "pull each (source, token) once for all its rows here, or once per row"),
@@ -164,8 +165,10 @@ const std::vector<Axis>& make_axes() {
           "ready_rows", {16, 128}, {{16, 32, 64, 128}, {32, 64, 128}},
           "dispatched rows per readiness counter; at most a tile's rows, tile_m, are used"),
       power_of_two<&Schedule::token_block>(
-          "token_block", {1, 256}, {{1, 2, 4, 8, 16, 32, 64, 128, 256}, {8, 16, 32, 64, 128}},
-          "tokens per arrival counter and reduce task"),
+          "token_block", {0, 256},
+          {{0, 1, 2, 4, 8, 16, 32, 64, 128, 256}, {0, 1, 2, 4, 8, 16, 32, 64, 128}},
+          "tokens per arrival counter and reduce task; 0: 32, or fewer where ranks have 2048 "
+          "tokens or fewer"),
       number<&Schedule::push_depth>("push_depth", {0, 256}, {{0, 1, 2, 8, 64}, {64}},
                                     "tiles of a worker whose pushes may be under way while it "
                                     "computes on; 0: each push is awaited",
@@ -185,7 +188,10 @@ std::string range_text(const AxisInfo& a) {
     for (const auto& c : a.choices) text += cat(text.empty() ? "" : ", ", c);
     return text;
   }
-  return cat(a.min, " to ", a.max, a.power_of_two ? ", a power of two," : "");
+  // Zero is no power of two: it stands for something else.
+  const bool zero_too = a.power_of_two && a.min == 0;
+  return cat(zero_too ? "0, or 1" : std::to_string(a.min), " to ", a.max,
+             a.power_of_two ? ", a power of two," : "");
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/contract.h"
+#include "schedule/open_sizes.h"
 
 namespace uniep {
 namespace {
@@ -32,10 +33,10 @@ Violation divides_alignment(const Schedule& s, const Problem& problem, const Pla
 }
 
 Violation keeps_counts_small(const Schedule& s, const Problem& problem, const Place&) {
-  if (std::int64_t{s.token_block} * problem.topk * problem.hidden <= kMaxCount) return std::nullopt;
-  return cat("token_block=", s.token_block, " with topk=", problem.topk,
-             " and hidden=", problem.hidden, " makes arrival counters pass ", kMaxCount,
-             " in one pass");
+  const int tokens = with_sizes(s, problem).token_block;
+  if (std::int64_t{tokens} * problem.topk * problem.hidden <= kMaxCount) return std::nullopt;
+  return cat("token_block=", tokens, " with topk=", problem.topk, " and hidden=", problem.hidden,
+             " makes arrival counters pass ", kMaxCount, " in one pass");
 }
 
 Violation has_cuda_tiles(const Schedule& s, const Problem&, const Place&) {

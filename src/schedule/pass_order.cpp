@@ -3,13 +3,15 @@
 #include <algorithm>
 #include <numeric>
 
+#include "schedule/open_sizes.h"
+
 namespace uniep {
 
 PassOrder::PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule, PassPart part)
     : plan_(plan) {
   view_.pass = pass;
   view_.part = part;
-  view_.schedule = schedule;
+  view_.schedule = with_sizes(schedule, plan.problem);
   view_.rank = plan.rank;
   view_.num_ranks = plan.num_ranks();
   view_.num_local_experts = plan.num_local_experts;

@@ -83,7 +83,7 @@ Schedule default_schedule(Backend backend) {
   // The CUDA backend has tiles of 128 rows. The rest is what served five models best on 4 H200
   // (docs/performance.md).
   s.dispatch_workers = 24;
-  s.pull_tokens = 8;
+  s.pull_tokens = 0;
   s.tile_m = 128;
   s.tile_n = 256;
   s.band = 16;
@@ -91,7 +91,7 @@ Schedule default_schedule(Backend backend) {
   s.head_start = 40;
   s.mix_run = 16;
   s.ready_rows = 128;
-  s.token_block = 32;
+  s.token_block = 0;
   return s;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "schedule/open_sizes.h"
 
 namespace uniep {
 namespace {
@@ -62,6 +63,16 @@ bool Space::allows(const Schedule& schedule) const {
   return !invalid_reason(schedule, problem_, place_);
 }
 
+/// Leaves a size open that is what it would then be.
+template <auto Size>
+void Space::leave_open(Schedule& s, std::string_view axis) const {
+  Schedule open = s;
+  open.*Size = 0;
+  if (has_value(axis_named(axis), 0) && with_sizes(open, problem_) == with_sizes(s, problem_)) {
+    s.*Size = 0;
+  }
+}
+
 Schedule Space::canonical(const Schedule& schedule) const {
   Schedule s = schedule;
   for (std::size_t i = 0; i < values_.size(); ++i) {
@@ -74,6 +85,8 @@ Schedule Space::canonical(const Schedule& schedule) const {
   if (s.ready_rows > s.tile_m && has_value(axis_named("ready_rows"), s.tile_m)) {
     s.ready_rows = s.tile_m;
   }
+  leave_open<&Schedule::pull_tokens>(s, "pull_tokens");
+  leave_open<&Schedule::token_block>(s, "token_block");
   return s;
 }
 

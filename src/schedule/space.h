@@ -41,6 +41,8 @@ class Space {
 
  private:
   bool has_value(std::size_t axis, int value) const;
+  template <auto Size>
+  void leave_open(Schedule& schedule, std::string_view axis) const;
 
   Problem problem_;
   Pass pass_;

@@ -86,14 +86,14 @@ constexpr double kDoubt = 0.04;
 
 /// What is weighed against the default, beside its neighbours. Where little comes over the wire
 /// dispatch is a copy within the GPU, for which more workers were found to pay, with smaller tasks.
-/// Where tokens are few, small tasks of dispatch and reduce keep more SMs busy, a token seldom has
-/// two rows on a rank, and weight gradients, all of them output, hold up what others wait for.
+/// Where tokens are few, a token seldom has two rows on a rank, and weight gradients, all of them
+/// output, hold up what others wait for.
 constexpr const char* kRivals[] = {"sequential",
                                    "pipelined:2",
                                    "two-kernel",
                                    "dispatch_workers=32,pull_tokens=4",
                                    "dispatch_workers=64,pull_tokens=4",
-                                   "pull_tokens=4,dispatch_wire=rows,token_block=8,wgrad=after"};
+                                   "dispatch_wire=rows,wgrad=after"};
 
 std::vector<Schedule> candidates(const Space& space, const Schedule& base) {
   std::vector<Schedule> all;

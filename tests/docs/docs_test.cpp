@@ -20,8 +20,8 @@ std::string read_doc(const std::string& name) {
 std::string values_text(const AxisInfo& axis) {
   std::string text;
   for (const auto& choice : axis.choices) text += cat(text.empty() ? "" : ", ", choice);
-  if (text.empty()) text = cat(axis.min, " to ", axis.max);
-  return axis.power_of_two ? text + ", powers of two" : text;
+  if (axis.power_of_two) return cat(axis.min, " to ", axis.max, ", powers of two");
+  return text.empty() ? cat(axis.min, " to ", axis.max) : text;
 }
 
 std::string axes_table() {

@@ -25,7 +25,8 @@ constexpr const char* kPresetNames = "sequential, pipelined:n, two-kernel, singl
 /// Any value in range, not only the candidates.
 int random_value(Rng& rng, const AxisInfo& axis) {
   if (!axis.power_of_two) return static_cast<int>(pick(rng, axis.min, axis.max));
-  int value = axis.min;
+  if (axis.min == 0 && chance(rng, 20)) return 0;
+  int value = std::max(axis.min, 1);
   while (value < axis.max && chance(rng, 70)) value *= 2;
   return value;
 }

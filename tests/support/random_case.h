@@ -91,7 +91,7 @@ inline Schedule random_schedule(Rng& rng, const Problem& problem, int max_worker
     s.workers = static_cast<int>(pick(rng, 1, max_workers));
     s.dispatch_workers = static_cast<int>(pick(rng, 0, s.workers));
     s.waves = static_cast<int>(pick(rng, 1, 5));
-    s.pull_tokens = static_cast<int>(pick(rng, 1, 20));
+    s.pull_tokens = static_cast<int>(pick(rng, 0, 20));
     if (!invalid_reason(s, problem)) return s;
   }
 }

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <set>
 
+#include "tune/cost_model.h"
 #include "tune/gpu_layer.h"
 
 namespace uniep::tune {
@@ -82,15 +83,24 @@ TEST(ModelPick, LetsMoreWorkersDispatchWhereAllIsCopiedWithinAGpu) {
   EXPECT_LE(quick_pick(problem, key_of(4, problem), kGpu, h200).dispatch_workers, 32);
 }
 
-TEST(ModelPick, TakesSmallTasksWhereTokensAreFew) {
+/// With tasks of the sizes of whole batches, few SMs would dispatch or sum few tokens.
+TEST(ModelPick, LeavesSizesOpenWhereTokensAreFew) {
   Problem problem = kGpuLayer;
+  problem.max_tokens = 256;
   const MachineProfile h200 = shipped_profile("h200");
-  const auto tokens_of_a_block = [&](std::int64_t tokens) {
-    problem.max_tokens = tokens;
-    return quick_pick(problem, key_of(4, problem), kGpu, h200).token_block;
+  const Schedule pick = quick_pick(problem, key_of(4, problem), kGpu, h200);
+  EXPECT_EQ(pick.pull_tokens, 0);
+  EXPECT_EQ(pick.token_block, 0);
+
+  problem.capacity_rows = rows_of_any_routing(problem, 4);
+  const std::vector<std::int64_t> tokens(4, problem.max_tokens);
+  const auto plans =
+      plans_to_simulate(problem, tokens, sampled_routing(problem, 4, problem.max_tokens, 0, 1));
+  const auto seconds = [&](const char* text) {
+    const Schedule s = parse_schedule(text, default_schedule(Backend::kCuda));
+    return simulate(plans, Pass::kForward, s, h200).seconds;
   };
-  EXPECT_EQ(tokens_of_a_block(256), 8);
-  EXPECT_EQ(tokens_of_a_block(8192), default_schedule(Backend::kCuda).token_block);
+  EXPECT_LT(seconds("single"), 0.9 * seconds("single,pull_tokens=8,token_block=32"));
 }
 
 /// mixtral-8x7b with a few tokens: fc2 has 16 tiles of 256 columns for each of two experts, so that

@@ -1,0 +1,14 @@
+#pragma once
+
+#include "uniep/problem.h"
+#include "uniep/schedule.h"
+
+namespace uniep {
+
+/// `schedule` with the sizes that it leaves open, as they are for this problem. `pull_tokens=0` is
+/// a 1024th and `token_block=0` a 128th of `max_tokens`, rounded up to a power of two; at least 1,
+/// at most 8 and 32. So a GPU's warps all have tokens to pull, and its SMs tokens to sum, however
+/// few there are, and all ranks agree, however many each has (docs/performance.md, "Few tokens").
+Schedule with_sizes(const Schedule& schedule, const Problem& problem);
+
+}  // namespace uniep

@@ -1,0 +1,57 @@
+// Sizes that a schedule leaves open follow the batch, in the same way on every rank.
+#include "schedule/open_sizes.h"
+
+#include <gtest/gtest.h>
+
+#include "schedule/random_pass.h"
+
+namespace uniep::testing {
+namespace {
+
+Schedule sized(std::int64_t max_tokens, int pull_tokens = 0, int token_block = 0) {
+  return with_sizes({.pull_tokens = pull_tokens, .token_block = token_block},
+                    {.max_tokens = max_tokens});
+}
+
+TEST(OpenSizes, AreThoseOfWholeBatchesFromSoManyTokensOn) {
+  for (const std::int64_t tokens : {8192, 16384, 1 << 30}) {
+    EXPECT_EQ(sized(tokens).pull_tokens, 8) << tokens;
+    EXPECT_EQ(sized(tokens).token_block, 32) << tokens;
+  }
+}
+
+TEST(OpenSizes, ShrinkWithTheBatch) {
+  struct Case {
+    std::int64_t tokens;
+    int pull_tokens, token_block;
+  };
+  for (const Case& c : {Case{4096, 4, 32}, Case{2048, 2, 16}, Case{2047, 2, 16}, Case{1025, 2, 16},
+                        Case{1024, 1, 8}, Case{512, 1, 4}, Case{129, 1, 2}, Case{128, 1, 1},
+                        Case{64, 1, 1}, Case{1, 1, 1}, Case{0, 1, 1}}) {
+    EXPECT_EQ(sized(c.tokens).pull_tokens, c.pull_tokens) << c.tokens;
+    EXPECT_EQ(sized(c.tokens).token_block, c.token_block) << c.tokens;
+  }
+}
+
+TEST(OpenSizes, LeaveGivenOnesAndAllElseAlone) {
+  EXPECT_EQ(sized(64, 8, 32), (Schedule{.pull_tokens = 8, .token_block = 32}));
+  EXPECT_EQ(sized(64, 8, 0), (Schedule{.pull_tokens = 8, .token_block = 1}));
+  EXPECT_EQ(sized(8192, 0, 4), (Schedule{.pull_tokens = 8, .token_block = 4}));
+}
+
+/// A rank with few tokens or none cuts its tokens as the others expect it to.
+TEST(OpenSizes, AreTheSameOnAllRanksAndNeverOpenInAPass) {
+  for (unsigned seed = 1; seed <= static_cast<unsigned>(cases(200)); ++seed) {
+    RandomPass p = random_pass(seed, 300);
+    p.schedule.pull_tokens = p.schedule.token_block = 0;
+    build_orders(p);
+    for (int rank = 0; rank < p.ranks(); ++rank) {
+      EXPECT_EQ(p.view(rank).schedule, with_sizes(p.schedule, p.routing.problem));
+      EXPECT_GT(p.view(rank).schedule.pull_tokens, 0);
+      EXPECT_GT(p.view(rank).schedule.token_block, 0);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace uniep::testing
