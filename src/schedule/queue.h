@@ -141,17 +141,15 @@ inline constexpr int kMostMixedBlocks = 8;
 /// are mixed.
 inline UNIEP_HD std::int16_t mixed_blocks(const PassView& v, const Track& first,
                                           const Track& second, int step) {
-  const int count = first.blocks_in(step) + second.blocks_in(step);
-  if (!first.mixed || !second.mixed || first.blocks_in(step) != 1 || second.blocks_in(step) == 0 ||
-      count > kMostMixedBlocks) {
-    return 0;
-  }
-  std::int64_t tiles = 0;
-  for (const Track* t : {&first, &second}) {
-    for (int i = t->blocks_before(step); i < t->blocks_before(step + 1); ++i) {
-      tiles += block_tasks(v, {.stage = t->stage, .block = t->first + i});
-    }
-  }
+  if (!first.mixed || !second.mixed || first.blocks_in(step) != 1) return 0;
+  const int own = first.first + first.blocks_before(step);
+  const int begin = second.first + second.blocks_before(step);
+  const int end = second.first + second.blocks_before(step + 1);
+  const int count = 1 + end - begin;
+  if (end == begin || count > kMostMixedBlocks) return 0;
+  const std::int64_t tiles =
+      (v.tile_begin[own + 1] - v.tile_begin[own]) * column_tiles(v, first.stage) +
+      (v.tile_begin[end] - v.tile_begin[begin]) * column_tiles(v, second.stage);
   return static_cast<std::int16_t>(tiles <= kMostMixedTiles ? count : 0);
 }
 

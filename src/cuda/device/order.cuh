@@ -236,14 +236,27 @@ class OrderRoutine {
 
   __device__ bool dedup() const { return v_.schedule.dispatch_wire == DispatchWire::kDedup; }
 
-  /// Whether this row is the first of its pull's that is taken.
+  /// Whether this row is the first of its pull's that is taken. The others are looked up several at
+  /// a time: one by one, each would wait twice for the way to memory.
   __device__ bool is_first(std::int64_t row, int position) const {
     if (!dedup()) return true;
+    constexpr int kAhead = 8;
     const Pull pull = plan_.pulls[plan_.pull_of_row[row]];
-    for (int c = 0; c < pull.num_rows; ++c) {
-      const std::int64_t other = plan_.pull_rows[pull.first_row + c];
-      const int taken = o_.tile_position[other / v_.schedule.tile_m];
-      if (taken < position || (taken == position && other < row)) return false;
+    const auto tile_m = static_cast<std::uint32_t>(v_.schedule.tile_m);
+    for (int first = 0; first < pull.num_rows; first += kAhead) {
+      std::int64_t others[kAhead];
+#pragma unroll
+      for (int c = 0; c < kAhead; ++c) {
+        const int at = min_of(first + c, pull.num_rows - 1);
+        others[c] = plan_.pull_rows[pull.first_row + at];
+      }
+      bool is_behind = false;  // one of these
+#pragma unroll
+      for (int c = 0; c < kAhead; ++c) {
+        const int taken = o_.tile_position[static_cast<std::uint32_t>(others[c]) / tile_m];
+        is_behind |= taken < position || (taken == position && others[c] < row);
+      }
+      if (is_behind) return false;
     }
     return true;
   }
