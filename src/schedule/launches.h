@@ -18,7 +18,7 @@ struct Pace {
                                     static_cast<std::uint32_t>(blocks)));
   }
   /// Blocks that are emitted in the first `passed` steps.
-  UNIEP_HD int blocks_in(int passed) const {
+  UNIEP_HD int blocks_within(int passed) const {
     if (blocks == steps) return passed;
     const auto of_steps = static_cast<std::uint32_t>(steps);
     return static_cast<int>(mul_div(static_cast<std::uint32_t>(passed),
@@ -42,7 +42,7 @@ struct Track {
   UNIEP_HD int step_of(int i) const { return delay + pace.steps_before(left_out + i); }
   /// How many of its blocks are emitted before a step.
   UNIEP_HD int blocks_before(int step) const {
-    return clamp_to(pace.blocks_in(max_of(step - delay, 0)) - left_out, 0, count);
+    return clamp_to(pace.blocks_within(max_of(step - delay, 0)) - left_out, 0, count);
   }
   UNIEP_HD int blocks_in(int step) const { return blocks_before(step + 1) - blocks_before(step); }
 };
