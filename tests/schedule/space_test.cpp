@@ -93,6 +93,21 @@ TEST(Space, SamplesOfTheCudaBackendAreWhatItAccepts) {
   }
 }
 
+TEST(Space, SizesThatAreWhatTheyWouldBeAreLeftOpen) {
+  Space space(kProblem, Pass::kForward, kGpu);  // of 64 tokens: pulls of 1, blocks of 1
+  const Schedule open = space.canonical(default_schedule(Backend::kCuda));
+  EXPECT_EQ(open.pull_tokens, 0);
+  EXPECT_EQ(open.token_block, 0);
+  const auto canonical = [&](const char* sizes) {
+    return space.canonical(parse_schedule(sizes, open));
+  };
+  EXPECT_EQ(canonical("pull_tokens=1,token_block=1"), open);
+  EXPECT_EQ(canonical("pull_tokens=2,token_block=1"), parse_schedule("pull_tokens=2", open));
+  EXPECT_EQ(canonical("pull_tokens=1,token_block=8"), parse_schedule("token_block=8", open));
+  space.restrict_to("pull_tokens=1|8");
+  EXPECT_EQ(canonical("pull_tokens=1").pull_tokens, 1) << "0 is not to be tried";
+}
+
 TEST(Space, RefusesWhatItDoesNotKnow) {
   Space space(kProblem, Pass::kForward, kCpu);
   expect_invalid("the space has no axis 'tile_k'; uniep info lists them",
