@@ -44,6 +44,11 @@ Pass pass_of(const nlohmann::json& record) {
   return record.at("direction") == "forward" ? Pass::kForward : Pass::kBackward;
 }
 
+/// Seconds, or a ratio of them.
+struct Both {
+  double measured, predicted;
+};
+
 /// Passes of a result file, predicted and measured.
 struct Errors {
   int count = 0;
@@ -204,10 +209,7 @@ TEST(ShippedProfile, PredictsPassesOfFasterKernelsOnFourGpus) {
 TEST(ShippedProfile, WhatItTakesForFewTokensIsFaster) {
   const nlohmann::json file = results("2026-11-22_2xH200_compare_torch_small_batches_896b842.json");
   const MachineProfile profile = shipped_profile("h200");
-  struct Pair {
-    double measured = 0, predicted = 0;  // seconds of the default
-  };
-  std::map<std::pair<std::string, Pass>, Pair> defaults;
+  std::map<std::pair<std::string, Pass>, Both> defaults;
   std::vector<double> gains;
   for (const auto& record : file.at("records")) {
     const auto shape = record.at("shape").get<std::string>();
@@ -217,7 +219,7 @@ TEST(ShippedProfile, WhatItTakesForFewTokensIsFaster) {
     const Schedule s = parse_schedule(record.at("schedule").get<std::string>());
     const double measured = 1e-3 * record.at("ms").get<double>();
     const double predicted = simulate(plans_of(shape, 0, 2), pass, s, profile).seconds;
-    const auto [at, is_default] = defaults.try_emplace({shape, pass}, Pair{measured, predicted});
+    const auto [at, is_default] = defaults.try_emplace({shape, pass}, Both{measured, predicted});
     if (is_default || s.tile_n == 128 || s.dispatch_wire != DispatchWire::kRows) continue;
     if (predicted < 0.96 * at->second.predicted) gains.push_back(at->second.measured / measured);
   }
@@ -229,10 +231,7 @@ TEST(ShippedProfile, WhatItTakesForFewTokensIsFaster) {
 
 /// How many times as fast a layer's forward pass under `single` is with one value of an axis as
 /// with another, where a file has both.
-struct Gain {
-  double measured, predicted;
-};
-Gain gain_of(const char* file_name, const std::string& shape, int Schedule::*axis, int from,
+Both gain_of(const char* file_name, const std::string& shape, int Schedule::*axis, int from,
              int to) {
   const nlohmann::json file = results(file_name);
   const MachineProfile profile = shipped_profile("h200");
@@ -247,9 +246,39 @@ Gain gain_of(const char* file_name, const std::string& shape, int Schedule::*axi
   return {measured.at(from) / measured.at(to), predicted.at(from) / predicted.at(to)};
 }
 
+/// With tasks of the sizes of whole batches, a few warps dispatch few tokens, and a few SMs sum
+/// them. Gains over the first schedule of each layer and direction, of 64 to 4096 tokens.
+TEST(ShippedProfile, KnowsWhatSmallTasksGain) {
+  const MachineProfile profile = shipped_profile("h200");
+  for (const char* name :
+       {"2026-11-23_1xH200_few_tokens_be56357.json", "2026-11-23_2xH200_few_tokens_be56357.json"}) {
+    const nlohmann::json file = results(name);
+    std::map<std::pair<std::string, Pass>, Both> firsts;
+    double measured_gains = 0, distance = 0;
+    int count = 0;
+    for (const auto& record : file.at("records")) {
+      const auto shape = record.at("shape").get<std::string>();
+      const Pass pass = pass_of(record);
+      const Schedule s = parse_schedule(record.at("schedule").get<std::string>());
+      const auto& plans = plans_of(shape, 0, record.at("ranks").get<int>());
+      const Both now{1e-3 * record.at("ms").get<double>(),
+                     simulate(plans, pass, s, profile).seconds};
+      const auto [first, is_first] = firsts.try_emplace({shape, pass}, now);
+      if (is_first) continue;
+      const double measured = first->second.measured / now.measured;
+      measured_gains += measured;
+      distance += std::abs(first->second.predicted / now.predicted - measured);
+      ++count;
+    }
+    EXPECT_GE(count, 200) << name;
+    EXPECT_GT(measured_gains, 1.03 * count) << name;
+    EXPECT_LT(distance, 0.025 * count) << name;
+  }
+}
+
 /// Without mix_run, rows are pushed faster than the wire takes them for a while, and SMs wait.
 TEST(ShippedProfile, KnowsWhatMixedStagesGain) {
-  const Gain gain = gain_of("2026-11-22_4xH200_compare_torch_c391a24.json", "qwen3-30b",
+  const Both gain = gain_of("2026-11-22_4xH200_compare_torch_c391a24.json", "qwen3-30b",
                             &Schedule::mix_run, 0, 16);
   EXPECT_GT(gain.measured, 1.07);
   EXPECT_NEAR(gain.predicted, gain.measured, 0.03);
@@ -259,7 +288,7 @@ TEST(ShippedProfile, KnowsWhatMixedStagesGain) {
 TEST(ShippedProfile, KnowsWhatAHeadStartGains) {
   const char* const file = "2026-11-22_4xH200_compare_torch_49edc0b.json";
   for (const auto& [shape, least] : {std::pair{"qwen3-30b", 1.06}, {"qwen3-235b", 1.01}}) {
-    const Gain gain = gain_of(file, shape, &Schedule::head_start, 0, 40);
+    const Both gain = gain_of(file, shape, &Schedule::head_start, 0, 40);
     EXPECT_GT(gain.measured, least) << shape;
     EXPECT_NEAR(gain.predicted, gain.measured, 0.03) << shape;
   }
