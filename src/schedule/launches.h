@@ -4,8 +4,8 @@
 
 namespace uniep {
 
-/// How many blocks of a track are emitted in how many steps. Most emit one a step, which takes no
-/// division: on a GPU that is what making a queue's table would take most of its time for.
+/// How many blocks of a track are emitted in how many steps. Most tracks emit one a step, and are
+/// answered without a division: divisions once took most of the time in which a GPU makes a table.
 struct Pace {
   int blocks = 1;
   int steps = 1;

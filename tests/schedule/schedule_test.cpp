@@ -182,6 +182,8 @@ TEST(Schedule, AValueOutOfRangeIsAnsweredWithTheRange) {
                  [] { parse_schedule("tile_m=48"); });
   expect_invalid("schedule axis tile_n is 512; 64 to 256, a power of two, is accepted",
                  [] { parse_schedule("tile_n=512"); });
+  expect_invalid("schedule axis token_block is 3; 0, or 1 to 256, a power of two, is accepted",
+                 [] { parse_schedule("token_block=3"); });
   for (const char* value : {"", "x", "4x", "0x4", "4.0", "99999999999", " 4", "+4", "4=4"}) {
     expect_invalid(cat("schedule axis waves is '", value, "'; 1 to 16 is accepted"),
                    [&] { parse_schedule(cat("waves=", value)); });
@@ -315,6 +317,14 @@ TEST(InvalidReason, ArrivalCountersMustNotPassHalfTheirRange) {
   EXPECT_EQ(invalid_reason(s, with_hidden(524280)), std::nullopt);
   EXPECT_EQ(invalid_reason(s, with_hidden(524288)),
             "token_block=256 with topk=16 and hidden=524288 makes arrival counters pass 2147483647 "
+            "in one pass");
+  s.token_block = 0;  // 32 of a large batch, 4 of a small one
+  Problem wide = with_hidden(8 * 524288);
+  wide.max_tokens = 512;
+  EXPECT_EQ(invalid_reason(s, wide), std::nullopt);
+  wide.max_tokens = 8192;
+  EXPECT_EQ(invalid_reason(s, wide),
+            "token_block=32 with topk=16 and hidden=4194304 makes arrival counters pass 2147483647 "
             "in one pass");
 }
 
