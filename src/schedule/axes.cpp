@@ -125,7 +125,8 @@ const std::vector<Axis>& make_axes() {
       number<&Schedule::pull_tokens>("pull_tokens", {0, 4096},
                                      {{0, 4, 16, 64, 256}, {0, 1, 2, 4, 8, 16, 32, 64}},
                                      "token copies that one dispatch task pulls; 0: 8, or fewer "
-                                     "where ranks have 4096 tokens or fewer"),
+                                     "where ranks have 4096 tokens or fewer; at most 2 where "
+                                     "dispatch has a launch of its own"),
       named<&Schedule::dispatch_wire>(
           "dispatch_wire", {"dedup", "rows"},
           "pull each (source, token) once for all its rows here, or once per row"),

@@ -17,7 +17,10 @@ int share_of(std::int64_t tokens, int shares, int most) {
 
 Schedule with_sizes(const Schedule& schedule, const Problem& problem) {
   Schedule s = schedule;
-  if (s.pull_tokens == 0) s.pull_tokens = share_of(problem.max_tokens, 1024, 8);
+  const bool dispatch_alone = s.launch == LaunchGrouping::kSeparate;
+  if (s.pull_tokens == 0) {
+    s.pull_tokens = share_of(problem.max_tokens, 1024, dispatch_alone ? 2 : 8);
+  }
   if (s.token_block == 0) s.token_block = share_of(problem.max_tokens, 128, 32);
   return s;
 }

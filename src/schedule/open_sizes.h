@@ -9,6 +9,8 @@ namespace uniep {
 /// a 1024th and `token_block=0` a 128th of `max_tokens`, rounded up to a power of two; at least 1,
 /// at most 8 and 32. So a GPU's warps all have tokens to pull, and its SMs tokens to sum, however
 /// few there are, and all ranks agree, however many each has (docs/performance.md, "Few tokens").
+/// Where dispatch has a launch of its own, and with it all warps, `pull_tokens=0` is at most 2:
+/// tasks must be small to divide evenly among so many.
 Schedule with_sizes(const Schedule& schedule, const Problem& problem);
 
 }  // namespace uniep

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/check.h"
 #include "schedule/random_pass.h"
 
 namespace uniep::testing {
@@ -30,6 +31,19 @@ TEST(OpenSizes, ShrinkWithTheBatch) {
                         Case{64, 1, 1}, Case{1, 1, 1}, Case{0, 1, 1}}) {
     EXPECT_EQ(sized(c.tokens).pull_tokens, c.pull_tokens) << c.tokens;
     EXPECT_EQ(sized(c.tokens).token_block, c.token_block) << c.tokens;
+  }
+}
+
+TEST(OpenSizes, PullsAreSmallWhereAllWorkersDispatch) {
+  const auto pulls = [](const char* preset, std::int64_t tokens) {
+    return with_sizes(parse_schedule(cat(preset, ",pull_tokens=0")), {.max_tokens = tokens})
+        .pull_tokens;
+  };
+  EXPECT_EQ(pulls("sequential", 8192), 2);
+  EXPECT_EQ(pulls("sequential", 2048), 2);
+  EXPECT_EQ(pulls("sequential", 1024), 1);
+  for (const char* preset : {"pipelined:2", "two-kernel", "single"}) {
+    EXPECT_EQ(pulls(preset, 8192), 8) << preset;
   }
 }
 
