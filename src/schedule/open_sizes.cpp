@@ -2,18 +2,20 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdint>
 
 namespace uniep {
 namespace {
 
-int share_of(std::int64_t tokens, int shares, int most) {
-  const auto whole = std::bit_ceil(static_cast<std::uint64_t>(std::max<std::int64_t>(tokens, 1)));
-  return static_cast<int>(std::clamp<std::uint64_t>(whole / static_cast<unsigned>(shares), 1,
-                                                    static_cast<unsigned>(most)));
+int share_of(std::int64_t tokens, std::int64_t shares, std::int64_t most) {
+  return static_cast<int>(std::clamp<std::int64_t>(token_bucket(tokens) / shares, 1, most));
 }
 
 }  // namespace
+
+std::int64_t token_bucket(std::int64_t tokens) {
+  return tokens <= 0 ? 0
+                     : static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(tokens)));
+}
 
 Schedule with_sizes(const Schedule& schedule, const Problem& problem) {
   Schedule s = schedule;

@@ -1,12 +1,18 @@
 #pragma once
 
+#include <cstdint>
+
 #include "uniep/problem.h"
 #include "uniep/schedule.h"
 
 namespace uniep {
 
+/// Tokens rounded up to a power of two: numbers that round to the same one share the sizes below,
+/// and what is tuned.
+std::int64_t token_bucket(std::int64_t tokens);
+
 /// `schedule` with the sizes that it leaves open, as they are for this problem. `pull_tokens=0` is
-/// a 1024th and `token_block=0` a 128th of `max_tokens`, rounded up to a power of two; at least 1,
+/// a 1024th and `token_block=0` a 128th of the bucket of `max_tokens`; at least 1,
 /// at most 8 and 32. So a GPU's warps all have tokens to pull, and its SMs tokens to sum, however
 /// few there are, and all ranks agree, however many each has (docs/performance.md, "Few tokens").
 /// Where dispatch has a launch of its own, and with it all warps, `pull_tokens=0` is at most 2:

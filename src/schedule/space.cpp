@@ -64,13 +64,12 @@ bool Space::allows(const Schedule& schedule) const {
 }
 
 /// Leaves a size open that is what it would then be.
-template <auto Size>
-void Space::leave_open(Schedule& s, std::string_view axis) const {
-  Schedule open = s;
-  open.*Size = 0;
-  if (has_value(axis_named(axis), 0) && with_sizes(open, problem_) == with_sizes(s, problem_)) {
-    s.*Size = 0;
-  }
+void Space::leave_open(Schedule& schedule, std::string_view name) const {
+  const std::size_t axis = axis_named(name);
+  Schedule open = schedule;
+  axes()[axis].set(open, 0);
+  const bool is_same = with_sizes(open, problem_) == with_sizes(schedule, problem_);
+  if (has_value(axis, 0) && is_same) schedule = open;
 }
 
 Schedule Space::canonical(const Schedule& schedule) const {
@@ -85,8 +84,8 @@ Schedule Space::canonical(const Schedule& schedule) const {
   if (s.ready_rows > s.tile_m && has_value(axis_named("ready_rows"), s.tile_m)) {
     s.ready_rows = s.tile_m;
   }
-  leave_open<&Schedule::pull_tokens>(s, "pull_tokens");
-  leave_open<&Schedule::token_block>(s, "token_block");
+  leave_open(s, "pull_tokens");
+  leave_open(s, "token_block");
   return s;
 }
 

@@ -41,7 +41,6 @@ class Space {
 
  private:
   bool has_value(std::size_t axis, int value) const;
-  template <auto Size>
   void leave_open(Schedule& schedule, std::string_view axis) const;
 
   Problem problem_;

@@ -1,7 +1,6 @@
 #include "tune/cache.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -108,11 +107,6 @@ bool same_situation(TuneKey a, const TuneKey& b) {
 }
 
 }  // namespace
-
-std::int64_t token_bucket(std::int64_t tokens) {
-  return tokens <= 0 ? 0
-                     : static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(tokens)));
-}
 
 std::string to_string(const TuneKey& k) {
   return cat(name(k.pass), " of hidden=", k.hidden, ",intermediate=", k.intermediate,

@@ -25,15 +25,12 @@ struct TuneKey {
   int topk = 0;
   int ranks = 1;
   Pass pass = Pass::kForward;
-  std::int64_t tokens = 0;  ///< of a rank, as token_bucket gives them
+  std::int64_t tokens = 0;  ///< of a rank, as token_bucket (schedule/open_sizes.h) gives them
   double skew = 0;
 
   friend bool operator==(const TuneKey&, const TuneKey&) = default;
   friend auto operator<=>(const TuneKey&, const TuneKey&) = default;
 };
-
-/// Token counts share an entry with all up to the next power of two.
-std::int64_t token_bucket(std::int64_t tokens);
 
 /// "8 ranks of ...": for reports.
 std::string to_string(const TuneKey& key);

@@ -13,6 +13,7 @@
 #include "base/cpu_info.h"
 #include "base/env.h"
 #include "cpu/kernels/kernels.h"
+#include "schedule/open_sizes.h"
 #include "uniep/version.h"
 
 namespace uniep::tune {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "schedule/open_sizes.h"
 #include "support/scoped_env.h"
 #include "tune/files.h"
 #include "tune/temporary_folder.h"

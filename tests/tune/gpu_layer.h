@@ -1,6 +1,7 @@
 #pragma once
 
 #include "schedule/constraints.h"
+#include "schedule/open_sizes.h"
 #include "tune/cache.h"
 #include "uniep/problem.h"
 

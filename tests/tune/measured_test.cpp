@@ -203,9 +203,10 @@ TEST(ShippedProfile, PredictsPassesOfFasterKernelsOnFourGpus) {
                     30, 0.12, 0.08);
 }
 
-/// Small tasks, whole rows over the wire and weight gradients last, measured beside the default
-/// with 128 to 2048 tokens on two GPUs. Where the model has them so much shorter that `auto` takes
-/// them (quick_pick), they are; on average by 3 %, and never longer by more than passes vary.
+/// Small tasks, whole rows over the wire and weight gradients last, measured beside the default of
+/// then, whose tasks were those of whole batches, with 128 to 2048 tokens on two GPUs. Where the
+/// model has them shorter by as much as `auto` asks for, they are; on average by 3 %, and never
+/// longer by more than passes vary.
 TEST(ShippedProfile, WhatItTakesForFewTokensIsFaster) {
   const nlohmann::json file = results("2026-11-22_2xH200_compare_torch_small_batches_896b842.json");
   const MachineProfile profile = shipped_profile("h200");
