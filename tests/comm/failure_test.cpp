@@ -1,23 +1,18 @@
 // Waits never hang. Ranks that stop, and signals that never come: who says what, and what is left.
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <thread>
 
 #include "base/check.h"
 #include "support/cases.h"
 #include "support/layer_group.h"
+#include "support/new_threads.h"
 
 namespace uniep::testing {
 namespace {
 
 constexpr double kSlackSeconds = 3;
 constexpr int kLongLimitMs = 60000;
-
-int threads_of_this_process() {
-  namespace fs = std::filesystem;
-  return static_cast<int>(std::distance(fs::directory_iterator("/proc/self/task"), {}));
-}
 
 void expect_all_failed(const std::vector<Outcome>& outcomes, double limit_s) {
   for (std::size_t r = 0; r < outcomes.size(); ++r) {
@@ -222,7 +217,7 @@ WaitReport report_of(const Withheld& w) {
 
 TEST_P(WithheldSignal, IsReportedWithAllItsNumbersAndEndsEveryRank) {
   const auto& [withheld, preset] = GetParam();
-  const int threads_before = threads_of_this_process();
+  const NewThreads workers;
   {
     LayerGroup g(plain_layer(kRanks), kRanks, true);
     const bool backward = is_backward(withheld);
@@ -270,7 +265,7 @@ TEST_P(WithheldSignal, IsReportedWithAllItsNumbersAndEndsEveryRank) {
     }
     expect_unusable(g, want.rank, sentence);
   }
-  EXPECT_EQ(threads_of_this_process(), threads_before) << "every worker has ended";
+  EXPECT_EQ(workers.settled_at(0), 0) << "every worker has ended";
 }
 
 // With several workers any of them may be the first to give up. Whichever it is, the rank's error

@@ -1,11 +1,10 @@
 // What lives from call to call: layers, saved activations, counters.
 #include <gtest/gtest.h>
 
-#include <filesystem>
-
 #include "base/check.h"
 #include "support/cases.h"
 #include "support/layer_group.h"
+#include "support/new_threads.h"
 #include "support/random_routing.h"
 
 namespace uniep::testing {
@@ -183,11 +182,7 @@ TEST(Lifetime, ForwardAloneNeedsNoBackward) {
 }
 
 TEST(Lifetime, NoThreadOutlivesItsLayer) {
-  const auto threads = [] {
-    namespace fs = std::filesystem;
-    return std::distance(fs::directory_iterator("/proc/self/task"), {});
-  };
-  const auto before = threads();
+  const NewThreads threads;
   for (int i = 0; i < 3; ++i) {
     LayerGroup g(plain_layer(2), 2);
     g.make_layers();
@@ -195,9 +190,9 @@ TEST(Lifetime, NoThreadOutlivesItsLayer) {
     Schedule schedule;
     schedule.workers = 4;
     g.each([&](int rank) { g.forward(rank, schedule); });
-    EXPECT_EQ(threads(), before + 2 * 3);
+    EXPECT_EQ(threads.settled_at(2 * 3), 2 * 3);
   }
-  EXPECT_EQ(threads(), before);
+  EXPECT_EQ(threads.settled_at(0), 0);
 }
 
 TEST(Lifetime, AMovedLayerWorks) {
