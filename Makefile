@@ -4,6 +4,8 @@
 # Where there is an nvcc, everything is built, the CUDA backend too; that needs no GPU.
 PRESET ?= $(if $(shell PATH=$$PATH:/usr/local/cuda/bin command -v nvcc),cuda,cpu-release)
 JOBS   ?= $(shell nproc)
+# Tests that run at a time. They start threads of their own, and some have limits of seconds.
+TEST_JOBS ?= 2
 PREFIX ?= /usr/local
 # `make sanitize` runs this part of the random cases that `make test` runs.
 SANITIZE_CASES ?= 0.1
@@ -23,7 +25,7 @@ build_preset     = cmake --build --preset $(1) --parallel $(JOBS)
 help:  ## list these commands
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
 	  awk -F'|' '{ printf "  make %-14s%s\n", $$1, $$2 }'
-	@echo "Settings now: PRESET=$(PRESET) JOBS=$(JOBS) PREFIX=$(PREFIX) CCACHE=$(CCACHE)"
+	@echo "Settings now: PRESET=$(PRESET) JOBS=$(JOBS) TEST_JOBS=$(TEST_JOBS) PREFIX=$(PREFIX) CCACHE=$(CCACHE)"
 
 deps:  ## install what is missing (Debian, Ubuntu: apt-get, as root or with sudo)
 	@scripts/install_deps.sh
@@ -39,14 +41,15 @@ run: build  ## the main job: a real layer on 4 ranks, checked; writes a timeline
 	  --json out/run.json --output out/result.safetensors
 
 test: build  ## all tests, the slow ones too
-	@ctest --preset $(PRESET)
+	@ctest --preset $(PRESET) --parallel $(TEST_JOBS)
 
 sanitize: $(SANITIZERS)  ## the tests under AddressSanitizer with UBSan, and ThreadSanitizer
 
 asan tsan: deps
 	@$(call configure_preset,$@)
 	@$(call build_preset,$@) --target sanitize_tests
-	@UNIEP_TEST_CASES=$(SANITIZE_CASES) ctest --preset $@ -L sanitize
+	@UNIEP_TEST_CASES=$(SANITIZE_CASES) ctest --preset $@ -L sanitize \
+	  --parallel $(TEST_JOBS)
 
 bench: build  ## speed of the tile GEMM beside OpenBLAS, and of overlap over an emulated link
 	build/$(PRESET)/benchmarks/uniep_gemm_bench
