@@ -22,7 +22,7 @@ struct Problem {
   /// 0: the default, see `capacity_rows`.
   std::int64_t capacity_rows = 0;
   /// Alignment of each expert's first row. A power of two, 16 to 256; a schedule's tile_m divides
-  /// it.
+  /// it, so that the CUDA backend, whose tiles have 128 rows, needs 128 or 256.
   int row_align = 128;
 
   friend bool operator==(const Problem&, const Problem&) = default;

@@ -73,7 +73,8 @@ std::span<const EnvVariable> environment_variables() { return kVariables; }
 
 int env_timeout_ms() {
   const char* text = value_of("UNIEP_TIMEOUT_MS");
-  return text == nullptr ? 30000 : static_cast<int>(number("UNIEP_TIMEOUT_MS", text, 1, 3600000));
+  return text == nullptr ? 30000
+                         : static_cast<int>(number("UNIEP_TIMEOUT_MS", text, 1, kLongestWaitMs));
 }
 
 std::optional<double> env_link_gbps() {

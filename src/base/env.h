@@ -8,14 +8,17 @@
 
 namespace uniep {
 
-/// An environment variable that the library reads. All of them are listed in env.cpp and nowhere
-/// else; help texts and docs come from that list.
+/// An environment variable that the library reads. All of uniep's own are listed in env.cpp and
+/// nowhere else; help texts and docs come from that list.
 struct EnvVariable {
   std::string_view name;
   std::string_view meaning;
   std::string_view default_text;
 };
 std::span<const EnvVariable> environment_variables();
+
+/// The longest limit of a wait that is accepted, in milliseconds: an hour.
+inline constexpr int kLongestWaitMs = 3600000;
 
 /// UNIEP_TIMEOUT_MS: limit of every wait in milliseconds.
 int env_timeout_ms();

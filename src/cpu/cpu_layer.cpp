@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "api/arguments.h"
+#include "api/layer_options.h"
 #include "api/saved_data.h"
 #include "api/traffic.h"
 #include "base/check.h"
-#include "base/env.h"
 #include "comm/agreement.h"
 #include "cpu/engine.h"
 
@@ -27,9 +27,9 @@ class CpuLayer final : public LayerBackend {
       : problem_(problem),
         communicator_(std::move(communicator)),
         comm_(dynamic_cast<CpuCommunicator&>(*communicator_.impl())),
-        timeout_ms_(options.timeout_ms > 0 ? options.timeout_ms : env_timeout_ms()),
+        timeout_ms_(wait_limit_ms(options)),
         record_timeline_(options.record_timeline),
-        kernels_(agree_to_build()),
+        kernels_(agree_to_build(options)),
         symmetric_(problem, comm_.size()),
         heaps_(comm_.group().share(comm_.rank(), own_heap_, timeout_ms_)),
         counters_(problem, comm_.rank(), heaps_, options.faults.first_count),
@@ -51,10 +51,11 @@ class CpuLayer final : public LayerBackend {
 
  private:
   /// First collective act of a layer: all ranks want the same one, and each can build it.
-  const Kernels& agree_to_build() {
+  const Kernels& agree_to_build(const LayerOptions& options) {
     const Kernels* chosen = nullptr;
     agree(comm_, timeout_ms_, Stage::kPlan, "layer " + to_string(problem_), [&] {
       validate(problem_, comm_.size());
+      validate(options);
       chosen = &kernels();
       own_heap_ = std::make_shared<Heap>(SymmetricLayout(problem_, comm_.size()).bytes);
     });

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <thread>
 
+#include "api/layer_options.h"
 #include "base/check.h"
-#include "base/env.h"
+#include "base/cpu_info.h"
 #include "comm/backoff.h"
 #include "comm/wait_error.h"
 #include "schedule/roles.h"
@@ -30,10 +31,10 @@ Engine::Engine(CpuGroup& group, int rank, Counters& counters, const LayerOptions
       rank_(rank),
       counters_(counters),
       faults_(options.faults),
-      timeout_ms_(options.timeout_ms > 0 ? options.timeout_ms : env_timeout_ms()) {}
+      timeout_ms_(wait_limit_ms(options)) {}
 
 int Engine::num_workers(const Schedule& s) const {
-  return cpu_workers(s, static_cast<int>(std::thread::hardware_concurrency()), group_.size());
+  return cpu_workers(s, usable_cpus(), group_.size());
 }
 
 void Engine::run(const PassContext& ctx, PassStats& stats, std::vector<TimelineEvent>* timeline) {

@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "api/arguments.h"
+#include "api/layer_options.h"
 #include "api/saved_data.h"
 #include "api/traffic.h"
 #include "base/check.h"
-#include "base/env.h"
 #include "comm/agreement.h"
 #include "cuda/buffer_pool.h"
 #include "cuda/cuda_communicator.h"
@@ -48,7 +48,8 @@ class CudaLayer final : public LayerBackend {
   std::vector<TimelineEvent> take_timeline() override;
 
  private:
-  static Problem checked(const Problem& problem, CudaCommunicator& comm, int timeout_ms);
+  static Problem checked(const Problem& problem, CudaCommunicator& comm,
+                         const LayerOptions& options);
   void throw_if_failed();
   bool capturing() const;
   void require_no_capture(const char* call) const;
@@ -106,10 +107,13 @@ class CudaLayer final : public LayerBackend {
   mutable PassStats stats_;
 };
 
-Problem CudaLayer::checked(const Problem& problem, CudaCommunicator& comm, int timeout_ms) {
-  agree(comm.bootstrap(), timeout_ms, Stage::kPlan, "layer " + to_string(problem), [&] {
+Problem CudaLayer::checked(const Problem& problem, CudaCommunicator& comm,
+                           const LayerOptions& options) {
+  const std::string call = "layer " + to_string(problem);
+  agree(comm.bootstrap(), wait_limit_ms(options), Stage::kPlan, call, [&] {
     validate(problem, comm.size());
-    const auto reason = plan_unsupported_reason(problem, comm.size());
+    validate(options);
+    const auto reason = unsupported_reason(problem, comm.size());
     require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
   });
   return problem;
@@ -118,9 +122,9 @@ Problem CudaLayer::checked(const Problem& problem, CudaCommunicator& comm, int t
 CudaLayer::CudaLayer(const Problem& problem, Communicator communicator, const LayerOptions& options)
     : communicator_(std::move(communicator)),
       comm_(dynamic_cast<CudaCommunicator&>(*communicator_.impl())),
-      timeout_ms_(options.timeout_ms > 0 ? options.timeout_ms : env_timeout_ms()),
+      timeout_ms_(wait_limit_ms(options)),
       faults_(options.faults),
-      problem_(checked(problem, comm_, timeout_ms_)),
+      problem_(checked(problem, comm_, options)),
       stream_(static_cast<cudaStream_t>(options.cuda_stream)),
       capacity_(capacity_rows(problem_, comm_.size())),
       symmetric_(problem_, comm_.size()),

@@ -17,13 +17,17 @@ T* at(std::byte* base, std::int64_t offset) {
 
 }  // namespace
 
-std::optional<std::string> plan_unsupported_reason(const Problem& p, int num_ranks) {
+std::optional<std::string> unsupported_reason(const Problem& p, int num_ranks) {
   if (num_ranks > kMaxRanks) {
     return cat("the number of ranks is ", num_ranks, "; the cuda backend accepts 1 to ", kMaxRanks);
   }
   if (p.num_experts > kMaxExperts) {
     return cat("problem.num_experts is ", p.num_experts, "; the cuda backend accepts 1 to ",
                kMaxExperts);
+  }
+  if (p.row_align % kTileM != 0) {
+    return cat("problem.row_align is ", p.row_align, "; the cuda backend, whose tiles have ",
+               kTileM, " rows, accepts 128 and 256");
   }
   constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int32_t>::max();
   const std::int64_t slots = num_ranks * p.max_tokens * p.topk;

@@ -27,8 +27,8 @@ inline constexpr int kMaxExperts = 2048;
 /// CTAs that a plan or order kernel is launched with at most.
 inline constexpr int kMaxPlanCtas = 256;
 
-/// Why the kernels cannot plan for this problem, or nothing where they can.
-std::optional<std::string> plan_unsupported_reason(const Problem& problem, int num_ranks);
+/// Why the backend cannot have a layer for this problem, or nothing where it can.
+std::optional<std::string> unsupported_reason(const Problem& problem, int num_ranks);
 
 /// Whether a plan can be used. A plan that cannot is empty: no rows, and no tasks in any queue.
 struct PlanStatus {

@@ -2,6 +2,8 @@
 // with the same words, nothing has been written, and the layer goes on working.
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "base/check.h"
 #include "plan/plan_data.h"
 #include "support/layer_group.h"
@@ -333,6 +335,24 @@ TEST(LayerAgreement, AnOverflowWritesNothingAndTheLayerWorksOn) {
   group.clear_result();
   group.each(step);
   group.expect_contract("the step after an overflow");
+}
+
+TEST(LayerAgreement, ATimeLimitOutOfRangeOnOneRankIsRefusedByAll) {
+  LayerGroup group(plain_layer(2), 2);
+  for (const int limit_ms : {-1, 3600001, std::numeric_limits<int>::max()}) {
+    const auto outcomes = group.attempt([&](int rank) {
+      const Layer layer(group.split().problem(), group.group()[static_cast<std::size_t>(rank)],
+                        {.timeout_ms = rank == 1 ? limit_ms : 0});
+    });
+    for (const Outcome& o : outcomes) {
+      EXPECT_EQ(o.what(), cat("rank 1: options.timeout_ms is ", limit_ms,
+                              "; 1 to 3600000 is accepted, and 0 for UNIEP_TIMEOUT_MS"));
+      ASSERT_TRUE(o.error);
+      EXPECT_EQ(static_cast<int>(o.error->code()), static_cast<int>(ErrorCode::kInvalidArgument));
+    }
+  }
+  group.make_layers([](int) { return LayerOptions{.timeout_ms = 3600000}; });
+  group.expect_step_works("under the longest limit");
 }
 
 // Two workspaces of 64 TiB do not fit an address space of 128 TiB, but the first may.

@@ -226,16 +226,25 @@ TEST_F(PlanKernel, AGraphReplaysWithOtherIds) {
 
 TEST(PlanKernelLimits, WhatIsUnsupportedIsSaid) {
   const Problem p{.hidden = 8, .intermediate = 8, .num_experts = 8, .topk = 4, .max_tokens = 100};
-  EXPECT_FALSE(cuda::plan_unsupported_reason(p, 8));
-  EXPECT_EQ(cuda::plan_unsupported_reason(p, 9),
+  EXPECT_FALSE(cuda::unsupported_reason(p, 8));
+  EXPECT_EQ(cuda::unsupported_reason(p, 9),
             "the number of ranks is 9; the cuda backend accepts 1 to 8");
   Problem many = p;
   many.num_experts = 4096;
-  EXPECT_EQ(cuda::plan_unsupported_reason(many, 1),
+  EXPECT_EQ(cuda::unsupported_reason(many, 1),
             "problem.num_experts is 4096; the cuda backend accepts 1 to 2048");
+  for (const int align : {16, 32, 64, 128, 256}) {
+    Problem aligned = p;
+    aligned.row_align = align;
+    const auto reason = cuda::unsupported_reason(aligned, 1);
+    EXPECT_EQ(reason.has_value(), align < 128);
+    if (!reason) continue;
+    EXPECT_EQ(*reason, cat("problem.row_align is ", align,
+                           "; the cuda backend, whose tiles have 128 rows, accepts 128 and 256"));
+  }
   many = p;
   many.max_tokens = 1 << 26;
-  EXPECT_EQ(cuda::plan_unsupported_reason(many, 8),
+  EXPECT_EQ(cuda::unsupported_reason(many, 8),
             "ranks * problem.max_tokens * problem.topk is 2147483648; the cuda backend accepts at "
             "most 2147483647");
 }
