@@ -23,6 +23,18 @@ const char* name(ChoiceOrigin origin) {
   }
 }
 
+namespace {
+
+/// The default, with tiles low enough for the alignment of experts' rows where the backend has
+/// such: the CPU's have any height, the GPU's one.
+Schedule default_for(const Problem& problem, const Place& place) {
+  Schedule lower = default_schedule(place.backend);
+  lower.tile_m = std::min(lower.tile_m, problem.row_align);
+  return invalid_reason(lower, problem, place) ? default_schedule(place.backend) : lower;
+}
+
+}  // namespace
+
 ScheduleBook::ScheduleBook(std::vector<TunedEntry> cached, std::vector<TunedEntry> shipped,
                            std::optional<MachineProfile> profile)
     : cached_(std::move(cached)), shipped_(std::move(shipped)), profile_(std::move(profile)) {}
@@ -54,10 +66,11 @@ ScheduleChoice ScheduleBook::find(const TuneKey& key, const Problem& problem,
     const TunedEntry* shipped = find_entry(shipped_, anywhere);
     if (usable(shipped)) return {shipped->schedule, ChoiceOrigin::kShipped};
   }
-  if (profile_) {
+  const Schedule fallback = default_for(problem, place);
+  if (profile_ && !invalid_reason(fallback, problem, place)) {
     return {quick_pick(problem, key, place, *profile_), ChoiceOrigin::kModel};
   }
-  return {default_schedule(key.backend), ChoiceOrigin::kDefault};
+  return {fallback, ChoiceOrigin::kDefault};
 }
 
 TunedEntries shipped_entries() {

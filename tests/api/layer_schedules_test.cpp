@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/check.h"
 #include "support/layer_group.h"
 #include "support/tuned_cache.h"
 #include "tune/auto_schedule.h"
@@ -55,6 +56,25 @@ TEST(LayerSchedule, IsTheDefaultWhereNothingIsKnown) {
   EXPECT_TRUE(layers.layer(0).take_timeline().empty()) << "nothing may be measured";
   EXPECT_EQ(cache.files(), 0u) << "nothing is kept";
   layers.expect_step_works_unasked();
+}
+
+TEST(LayerSchedule, HasTilesThatExpertsRowsAreAlignedTo) {
+  const TunedCache cache;
+  const LayerData data = plain_layer(kRanks);
+  const workload::Split split(data, kRanks);
+  for (const int align : {16, 32}) {
+    Problem problem = split.problem();
+    problem.row_align = align;
+    LayerResult result = workload::make_result(data, {});
+    run_ranks(Communicator::cpu_group(kRanks), [&](Communicator& c) {
+      Layer layer(problem, c);
+      EXPECT_EQ(layer.schedule(Pass::kForward).tile_m, align);
+      const RoutingPlan plan = layer.plan(split.topk_ids(c.rank()));
+      const Saved saved = layer.forward(plan, split.forward_args(c.rank(), result));
+      layer.backward(saved, split.backward_args(c.rank(), result));
+    });
+    expect_same_bits(result, reference::contract(data), cat("row_align=", align));
+  }
 }
 
 TEST(LayerSchedule, IsWhatWasTunedForEachDirection) {

@@ -76,6 +76,30 @@ TEST(ScheduleBook, AsksTheModelOnceForASituation) {
   EXPECT_LT(each.count(), 1e-3) << "a simulation takes longer";
 }
 
+TEST(ScheduleBook, TheDefaultHasTilesThatExpertsRowsAreAlignedTo) {
+  const Place cpu{Backend::kCpu, 0};
+  TuneKey key = key_of(2);
+  key.backend = Backend::kCpu;
+  Problem finer = kGpuLayer;
+  for (const int align : {16, 32, 64, 128}) {
+    finer.row_align = align;
+    ScheduleBook book({}, {}, std::nullopt);
+    const ScheduleChoice choice = book.choose(key, finer, cpu);
+    EXPECT_EQ(choice.origin, ChoiceOrigin::kDefault);
+    EXPECT_EQ(choice.schedule.tile_m, std::min(64, align));
+    EXPECT_FALSE(invalid_reason(choice.schedule, finer, cpu));
+  }
+}
+
+TEST(ScheduleBook, TheModelIsNotAskedWhereTheBackendsTilesDoNotFit) {
+  Problem finer = kGpuLayer;
+  finer.row_align = 64;
+  ScheduleBook book({}, {}, shipped_profile("h200"));
+  const ScheduleChoice choice = book.choose(key_of(4), finer, kGpu);
+  EXPECT_EQ(choice.origin, ChoiceOrigin::kDefault);
+  EXPECT_TRUE(invalid_reason(choice.schedule, finer, kGpu)) << "tiles are of 128 rows";
+}
+
 TEST(ScheduleBook, WhatOneProblemCannotRunAnotherOfTheSameKeyCan) {
   const Place cpu{Backend::kCpu, 0};
   const Schedule tuned = parse_schedule("tile_m=128");
