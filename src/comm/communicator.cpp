@@ -1,6 +1,7 @@
 #include "uniep/communicator.h"
 
 #include <exception>
+#include <future>
 #include <mutex>
 #include <thread>
 
@@ -42,19 +43,28 @@ void run_ranks(const std::vector<Communicator>& group,
                const std::function<void(Communicator&)>& body) {
   std::mutex mutex;
   std::exception_ptr first;  // first error, an original one preferred
-  std::vector<std::thread> threads;
-  for (Communicator member : group) {
-    threads.emplace_back([&, member]() mutable {
-      try {
-        body(member);
-      } catch (...) {
-        const std::scoped_lock lock(mutex);
-        const std::exception_ptr error = std::current_exception();
-        if (!first || (only_reports_a_peer(first) && !only_reports_a_peer(error))) first = error;
-      }
-    });
+  // Nobody begins before all can: a rank without a thread would leave the others waiting for it.
+  std::promise<bool> all_there;
+  const std::shared_future<bool> begin = all_there.get_future().share();
+  const auto run = [&, begin](Communicator member) {
+    if (!begin.get()) return;
+    try {
+      body(member);
+    } catch (...) {
+      const std::scoped_lock lock(mutex);
+      const std::exception_ptr error = std::current_exception();
+      if (!first || (only_reports_a_peer(first) && !only_reports_a_peer(error))) first = error;
+    }
+  };
+  std::vector<std::jthread> threads;
+  try {
+    for (const Communicator& member : group) threads.emplace_back(run, member);
+  } catch (...) {
+    all_there.set_value(false);
+    throw;
   }
-  for (std::thread& t : threads) t.join();
+  all_there.set_value(true);
+  threads.clear();  // joins them
   if (first) std::rethrow_exception(first);
 }
 

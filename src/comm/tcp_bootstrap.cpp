@@ -147,13 +147,17 @@ void TcpBootstrap::accept_ranks(const std::string& address, int port, const Step
 
   std::vector<Connection> visitors;
   const auto limit = step.begin + step.limit();
-  for (;;) {
+  const auto joined = [&] {
     std::vector<bool> here(static_cast<std::size_t>(size_), true);
     for (int r = 1; r < size_; ++r) {
       Connection& c = connections_[static_cast<std::size_t>(r)];
       if (c.open() && c.ended()) lost(r, "in stage connect");
       here[static_cast<std::size_t>(r)] = c.open();
     }
+    return here;
+  };
+  for (;;) {
+    const std::vector<bool> here = joined();
     const int missing = first_missing(here);
     if (missing == size_) break;
     if (Clock::now() >= limit) fail(missing_error(step, missing, count(here)), missing);
@@ -162,7 +166,7 @@ void TcpBootstrap::accept_ranks(const std::string& address, int port, const Step
     tcp::pump(all, limit, listener.get());
     greet_visitors(listener, port, visitors);
     const std::vector<Connection*> asking = read_members(nullptr);
-    answer(asking, step, here);
+    answer(asking, step, joined());  // who has just come counts
   }
   tell(FrameKind::kWelcome, "");
 }

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "support/address_space_limit.h"
 #include "support/cases.h"
 #include "support/expect_error.h"
 #include "support/layer_group.h"
@@ -59,6 +60,21 @@ TEST(RunRanks, OfErrorsOfRanksThemselvesTheFirstCounts) {
       throw Error(ErrorCode::kIo, c.rank() == 0 ? "first" : "second");
     });
   });
+}
+
+TEST(RunRanks, NobodyBeginsWhereAThreadCannotBeStarted) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "sanitizers need address space of their own";
+#endif
+  const auto group = Communicator::cpu_group(64);
+  std::atomic<int> begun{0};
+  {
+    const AddressSpaceLimit limit(std::int64_t{200} << 20);  // stacks take 512 MiB
+    EXPECT_THROW(run_ranks(group, [&](Communicator&) { ++begun; }), std::system_error);
+  }
+  EXPECT_EQ(begun, 0);
+  run_ranks(group, [&](Communicator&) { ++begun; });
+  EXPECT_EQ(begun, 64);
 }
 
 TEST(RunRanks, AReportOfAPeerIsBetterThanNothing) {

@@ -1,13 +1,12 @@
 #include "cpu/worker_pool.h"
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
 #include <atomic>
-#include <fstream>
 #include <random>
 #include <set>
 
+#include "support/address_space_limit.h"
 #include "support/layer_group.h"
 
 namespace uniep::testing {
@@ -67,26 +66,6 @@ TEST(Workers, DispatchWorkersDispatchAndJoinTheOthersWhereTheyMay) {
   const Roles all = roles(schedule + ",dispatch_workers=3,dispatch_join=no");
   EXPECT_FALSE(all.computed.empty()) << "somebody must compute";
 }
-
-std::int64_t virtual_bytes() {
-  std::int64_t pages = 0;
-  std::ifstream("/proc/self/statm") >> pages;
-  return pages * 4096;
-}
-
-/// Lowers the limit of the address space while it lives.
-class AddressSpaceLimit {
- public:
-  explicit AddressSpaceLimit(std::int64_t more) {
-    getrlimit(RLIMIT_AS, &old_);
-    const rlimit low{static_cast<rlim_t>(virtual_bytes() + more), old_.rlim_max};
-    setrlimit(RLIMIT_AS, &low);
-  }
-  ~AddressSpaceLimit() { setrlimit(RLIMIT_AS, &old_); }
-
- private:
-  rlimit old_{};
-};
 
 TEST(WorkerPool, ThreadsThatCannotBeStartedAreAnErrorOnEveryRank) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)

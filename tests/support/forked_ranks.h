@@ -16,7 +16,8 @@
 namespace uniep::testing {
 
 /// Runs `body` in a process of its own for each rank, and returns what each returned; for one that
-/// threw an Error "error CODE: sentence", for one that was killed "signal NUMBER".
+/// threw an Error "error CODE: sentence", for one that was killed "signal NUMBER". Expectations
+/// that fail there, which only the child's own GoogleTest counts, fail here too.
 inline std::vector<std::string> forked_ranks(int count,
                                              const std::function<std::string(int)>& body) {
   std::vector<std::array<int, 2>> pipes(static_cast<std::size_t>(count));
@@ -34,8 +35,9 @@ inline std::vector<std::string> forked_ranks(int count,
       } catch (const std::exception& e) {
         said = cat("exception: ", e.what());
       }
-      const bool ok = write(ends[1], said.data(), said.size()) == static_cast<ssize_t>(said.size());
-      _exit(ok ? 0 : 1);
+      const bool all =
+          write(ends[1], said.data(), said.size()) == static_cast<ssize_t>(said.size());
+      _exit(all && !::testing::Test::HasFailure() ? 0 : 1);
     }
     children.push_back(pid);
     close(ends[1]);
@@ -52,6 +54,8 @@ inline std::vector<std::string> forked_ranks(int count,
     int status = 0;
     waitpid(children[static_cast<std::size_t>(r)], &status, 0);
     if (WIFSIGNALED(status)) said = cat("signal ", WTERMSIG(status));
+    EXPECT_FALSE(WIFEXITED(status) && WEXITSTATUS(status) != 0)
+        << "an expectation failed in the process of rank " << r;
     all.push_back(said);
   }
   return all;
