@@ -82,10 +82,11 @@ struct AxisInfo {
 /// Every axis, in the order in which a schedule prints.
 UNIEP_API std::span<const AxisInfo> schedule_axes();
 
-/// Value of axis number `axis` (an index into `schedule_axes()`).
+/// Value of axis number `axis`, an index into `schedule_axes()`; throws Error(kInvalidArgument)
+/// where there is no such axis.
 UNIEP_API int axis_value(const Schedule& schedule, std::size_t axis);
 
-/// Sets it; throws Error(kInvalidArgument) when out of the axis's range.
+/// Sets it; throws Error(kInvalidArgument) for values out of the axis's range, too.
 UNIEP_API void set_axis(Schedule& schedule, std::size_t axis, int value);
 
 /// Something that a schedule must keep to besides the ranges of its axes, and why.

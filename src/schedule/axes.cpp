@@ -195,6 +195,13 @@ std::string range_text(const AxisInfo& a) {
              a.power_of_two ? ", a power of two," : "");
 }
 
+const Axis& axis_at(std::size_t axis) {
+  const std::span<const Axis> all = axes();
+  require(axis < all.size(), ErrorCode::kInvalidArgument, "axis is ", axis, "; 0 to ",
+          all.size() - 1, " is accepted");
+  return all[axis];
+}
+
 }  // namespace
 
 std::span<const Axis> axes() { return make_axes(); }
@@ -208,10 +215,10 @@ std::span<const AxisInfo> schedule_axes() {
   return kInfos;
 }
 
-int axis_value(const Schedule& schedule, std::size_t axis) { return axes()[axis].get(schedule); }
+int axis_value(const Schedule& schedule, std::size_t axis) { return axis_at(axis).get(schedule); }
 
 void set_axis(Schedule& schedule, std::size_t axis, int value) {
-  const Axis& a = axes()[axis];
+  const Axis& a = axis_at(axis);
   const bool accepted = value >= a.info.min && value <= a.info.max &&
                         (!a.info.power_of_two || (value & (value - 1)) == 0);
   require(accepted, ErrorCode::kInvalidArgument, "schedule axis ", a.info.name, " is ", value, "; ",

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <set>
 
 #include "base/check.h"
@@ -281,6 +282,17 @@ TEST(ScheduleAxes, SettingJustOutsideTheRangeIsRefusedAndChangesNothing) {
       EXPECT_EQ(s, Schedule{});
     }
   }
+}
+
+TEST(ScheduleAxes, NumbersThatAreNoAxisAreRefused) {
+  Schedule s;
+  const std::size_t count = schedule_axes().size();
+  for (const std::size_t axis : {count, count + 1000, std::numeric_limits<std::size_t>::max()}) {
+    const std::string sentence = cat("axis is ", axis, "; 0 to ", count - 1, " is accepted");
+    expect_invalid(sentence, [&] { set_axis(s, axis, 1); });
+    expect_invalid(sentence, [&] { axis_value(s, axis); });
+  }
+  EXPECT_EQ(s, Schedule{});
 }
 
 TEST(InvalidReason, PipelinedNeedsTwoWaves) {
