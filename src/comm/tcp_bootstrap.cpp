@@ -254,11 +254,22 @@ std::vector<std::string> TcpBootstrap::all_gather(const std::string& bytes, cons
   if (size_ == 1) return {bytes};
   ++round_;
   const Step step{.stage = stage, .limit_ms = limit_ms};
-  if (rank_ == 0) {
-    Parts parts = collect(bytes, step);
-    deliver(parts, step);
-    return parts;
+  try {
+    return rank_ == 0 ? gather_as_root(bytes, step) : gather_as_member(bytes, step);
+  } catch (const std::exception& e) {
+    // Whatever it was, the ranks are no longer in step, and nothing must be sent any more.
+    failure_.raise(rank_, e.what());
+    throw;
   }
+}
+
+TcpBootstrap::Parts TcpBootstrap::gather_as_root(const std::string& bytes, const Step& step) {
+  Parts parts = collect(bytes, step);
+  deliver(parts, step);
+  return parts;
+}
+
+TcpBootstrap::Parts TcpBootstrap::gather_as_member(const std::string& bytes, const Step& step) {
   // Not a copy: nothing is sent any more once this call has ended, be it by a throw.
   root().send(FrameKind::kPart,
               std::shared_ptr<const std::string>(std::shared_ptr<void>(), &bytes));

@@ -57,6 +57,7 @@ class TcpBootstrap final : public Bootstrap {
   bool try_root(const std::string& address, int port, int at, Clock::time_point until);
 
   // The root's part of all_gather.
+  Parts gather_as_root(const std::string& bytes, const Step& step);
   Parts collect(const std::string& bytes, const Step& step);
   void deliver(const Parts& parts, const Step& step);
   std::vector<tcp::Connection*> read_members(Gathered* parts);
@@ -64,6 +65,7 @@ class TcpBootstrap final : public Bootstrap {
               const std::vector<bool>& here);
 
   // A member's.
+  Parts gather_as_member(const std::string& bytes, const Step& step);
   tcp::Frame await(tcp::FrameKind kind, const Step& step);
 
   // Failing. `fail` tells the other ranks as far as they can be reached.

@@ -270,6 +270,38 @@ TEST(TcpBootstrap, TheRootMovesOnFromAPortThatIsTaken) {
   EXPECT_EQ(said, std::vector<std::string>(3, "2"));
 }
 
+/// A root that admits one member and sends it a refusal where a result is due.
+void confused_root(int port) {
+  const tcp::Descriptor listener = tcp::listen_at("127.0.0.1", port);
+  const auto until = tcp::Clock::now() + milliseconds(kLimit);
+  tcp::Descriptor visitor;
+  while (!visitor.valid() && tcp::Clock::now() < until) visitor = tcp::accept_from(listener);
+  tcp::Connection member(std::move(visitor));
+  const std::int32_t greeting[] = {1, 2, port};  // protocol, size, port
+  member.send(tcp::FrameKind::kGreeting,
+              std::string(reinterpret_cast<const char*>(greeting), sizeof greeting));
+  member.send(tcp::FrameKind::kWelcome);
+  member.send(tcp::FrameKind::kRefused, "no more");
+  while (!member.ended() && tcp::Clock::now() < until) tcp::pump({&member}, until);
+}
+
+TEST(TcpBootstrap, IsUnusableAfterAnyErrorInAGather) {
+  const int port = free_tcp_port();
+  const auto said = forked_ranks(2, [&](int rank) {
+    if (rank == 0) {
+      confused_root(port);
+      return std::string();
+    }
+    TcpBootstrap bootstrap(rank, 2, "127.0.0.1", port, kLimit);
+    const auto gather = [&] { bootstrap.all_gather(std::string(1 << 24, 'x'), "plan", kLimit); };
+    const std::string first = thrown_by(gather);
+    return cat(first, "; ", thrown_by(gather));
+  });
+  EXPECT_EQ(said[1], cat("error ", static_cast<int>(ErrorCode::kInvalidArgument),
+                         ": no more; error ", static_cast<int>(ErrorCode::kPeerFailed),
+                         ": the group is unusable since rank 1 failed: no more"));
+}
+
 TEST(TcpBootstrap, StrangersAreDropped) {
   const int port = free_tcp_port();
   const auto said = forked_ranks(4, [&](int rank) {
