@@ -1,5 +1,6 @@
 #pragma once
 
+#include <locale>
 #include <sstream>
 #include <string>
 
@@ -7,10 +8,12 @@
 
 namespace uniep {
 
-/// Joins its arguments with operator<<.
+/// Joins its arguments with operator<<, whatever locale the program has set: ranks compare texts,
+/// and files are read elsewhere.
 template <class... Args>
 std::string cat(const Args&... args) {
   std::ostringstream s;
+  s.imbue(std::locale::classic());
   (s << ... << args);
   return s.str();
 }

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "base/math.h"
+
 namespace uniep {
 
 /// dprobs of a row is summed in groups of this many columns of I, then over groups in ascending
@@ -10,5 +12,10 @@ namespace uniep {
 /// l + 2, l and l + 1. Columns past I count as +0.
 inline constexpr std::int64_t kDprobGroup = 64;
 inline constexpr std::int64_t kDprobLanes = 16;
+
+/// Groups of a row.
+constexpr UNIEP_HD std::int64_t dprob_groups(std::int64_t intermediate) {
+  return ceil_div(intermediate, kDprobGroup);
+}
 
 }  // namespace uniep

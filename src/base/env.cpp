@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <system_error>
 
 #include "base/check.h"
@@ -43,11 +44,12 @@ const char* value_of(const char* name) {
 }
 
 double number(const char* name, const char* text, double low, int high) {
-  char* end = nullptr;
-  const double v = std::strtod(text, &end);
-  require(*end == '\0' && std::isfinite(v) && v >= low && v <= high, ErrorCode::kInvalidArgument,
-          "environment variable ", name, " is '", text, "'; a number from ", low, " to ", high,
-          " is accepted");
+  const char* end = text + std::strlen(text);
+  double v = 0;
+  const auto [rest, error] = std::from_chars(text, end, v);
+  const bool whole = error == std::errc() && rest == end && std::isfinite(v);
+  require(whole && v >= low && v <= high, ErrorCode::kInvalidArgument, "environment variable ",
+          name, " is '", text, "'; a number from ", low, " to ", high, " is accepted");
   return v;
 }
 

@@ -91,9 +91,13 @@ class CpuCommunicator final : public CommunicatorImpl, public Bootstrap {
   }
   void check() override { group_->failure().check(); }
 
+  /// A number for the layer that is made now, the same on all ranks, as all make them together.
+  int number_layer() { return ++layers_; }
+
  private:
   std::shared_ptr<CpuGroup> group_;
   int rank_;
+  int layers_ = 0;
 };
 
 }  // namespace uniep

@@ -15,7 +15,7 @@ void push_rows(const PassContext& ctx, const Tile& tile, std::int64_t first_col,
 
 void push_dprobs(const PassContext& ctx, const Tile& tile) {
   const PassView& v = ctx.view;
-  const std::int64_t groups = ceil_div(v.intermediate, kDprobGroup);
+  const std::int64_t groups = dprob_groups(v.intermediate);
   for (std::int64_t i = 0; i < tile.rows; ++i) {
     const std::int64_t row = tile.first_row + i;
     const RowOrigin& origin = v.row_origin[row];

@@ -15,12 +15,6 @@
 namespace uniep::cpu {
 namespace {
 
-/// What ranks must agree on when they enter a pass.
-std::string call_text(const char* pass, const RoutingPlan& plan, const Schedule& schedule) {
-  return cat(pass, " of plan ", std::hex, plan.data().fingerprint, " with schedule ",
-             to_string(schedule));
-}
-
 class CpuLayer final : public LayerBackend {
  public:
   CpuLayer(const Problem& problem, Communicator communicator, const LayerOptions& options)
@@ -30,6 +24,7 @@ class CpuLayer final : public LayerBackend {
         timeout_ms_(wait_limit_ms(options)),
         record_timeline_(options.record_timeline),
         kernels_(agree_to_build(options)),
+        number_(comm_.number_layer()),
         symmetric_(problem, comm_.size()),
         heaps_(comm_.group().share(comm_.rank(), own_heap_, timeout_ms_)),
         counters_(problem, comm_.rank(), heaps_, options.faults.first_count),
@@ -62,13 +57,13 @@ class CpuLayer final : public LayerBackend {
     return *chosen;
   }
 
+  std::string call_text(const char* pass, const RoutingPlan& plan, const Schedule& schedule) const;
   PassContext context(const PassView& view, const SavedData& saved, std::byte* rows) const;
   template <class Check>
   void agree_to_backward(const char* pass, const Saved& saved, const Schedule& schedule,
                          const Check& check);
-  void run_backward(const SavedData& saved, std::byte* rows, PassPart part,
-                    const BackwardDataArgs& data, const BackwardWeightsArgs& weights,
-                    const Schedule& schedule);
+  void run_backward(const SavedData& saved, std::byte* rows, const PassOrder& order,
+                    const BackwardDataArgs& data, const BackwardWeightsArgs& weights);
   void run(const PassContext& ctx, std::span<const bf16> tokens, std::span<const float> probs);
   std::byte* row_memory(std::int64_t bytes);
 
@@ -79,6 +74,7 @@ class CpuLayer final : public LayerBackend {
   const bool record_timeline_;
   std::shared_ptr<Heap> own_heap_;  // element rank of heaps_
   const Kernels& kernels_;
+  const int number_;  // among the communicator's layers
   const SymmetricLayout symmetric_;
   std::vector<std::shared_ptr<Heap>> heaps_;
   Counters counters_;
@@ -91,7 +87,8 @@ class CpuLayer final : public LayerBackend {
 RoutingPlan CpuLayer::plan(std::span<const std::int32_t> topk_ids) {
   const std::string own(reinterpret_cast<const char*>(topk_ids.data()), topk_ids.size_bytes());
   const std::vector<std::string> parts = agree(
-      comm_, timeout_ms_, Stage::kPlan, "plan", [&] { check_topk_ids(problem_, topk_ids); }, own);
+      comm_, timeout_ms_, Stage::kPlan, cat("plan of layer ", number_),
+      [&] { check_topk_ids(problem_, topk_ids); }, own);
   std::vector<std::int64_t> tokens;
   std::vector<std::int32_t> ids;
   for (const std::string& part : parts) {
@@ -114,6 +111,13 @@ std::byte* CpuLayer::row_memory(std::int64_t bytes) {
   return row_heap_->data();
 }
 
+/// What ranks must agree on when they enter a pass.
+std::string CpuLayer::call_text(const char* pass, const RoutingPlan& plan,
+                                const Schedule& schedule) const {
+  return cat(pass, " of layer ", number_, ", plan ", std::hex, plan.data().fingerprint,
+             " with schedule ", to_string(schedule));
+}
+
 PassContext CpuLayer::context(const PassView& view, const SavedData& saved, std::byte* rows) const {
   const RowLayout layout(problem_, saved.plan.padded_rows(), view.pass);
   PassContext ctx{.view = view, .kernels = kernels_, .peers = {heaps_, symmetric_}};
@@ -134,7 +138,7 @@ PassContext CpuLayer::context(const PassView& view, const SavedData& saved, std:
 /// read the staged tokens until their rows have come back, which `reduce` waits for: so when a pass
 /// has ended its successor may overwrite them.
 void CpuLayer::run(const PassContext& ctx, std::span<const bf16> tokens,
-                   std::span<const float> probs) {
+                   std::span<const float> probs) try {
   const Clock::time_point start = Clock::now();
   stats_ = {.pass = ctx.view.pass};
   if (ctx.view.moves_data()) counters_.begin_pass(ctx.view);
@@ -143,21 +147,26 @@ void CpuLayer::run(const PassContext& ctx, std::span<const bf16> tokens,
   if (!probs.empty()) std::memcpy(ctx.peers.probs(rank), probs.data(), probs.size_bytes());
   engine_.run(ctx, stats_, record_timeline_ ? &timeline_ : nullptr);
   stats_.elapsed_s = std::chrono::duration<double>(Clock::now() - start).count();
+} catch (const std::exception& e) {
+  // Peers are in the pass, too, and must not wait for this rank until their limit.
+  comm_.group().failure().raise(comm_.rank(), e.what());
+  throw;
 }
 
 Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
                         const Schedule& schedule) {
   std::unique_ptr<SavedData> saved;
+  std::optional<PassOrder> order;
   std::byte* rows = nullptr;
   agree(comm_, timeout_ms_, Stage::kEnter, call_text("forward", plan, schedule), [&] {
     check_forward(problem_, communicator_, plan, args, schedule);
     const SavedLayout layout(problem_, plan.padded_rows());
     const auto memory = std::make_shared<Heap>(layout.bytes);
     saved = std::make_unique<SavedData>(plan, plan.padded_rows(), memory, memory->data());
+    order.emplace(plan.data(), Pass::kForward, schedule);
     rows = row_memory(RowLayout(problem_, plan.padded_rows(), Pass::kForward).bytes);
   });
-  const PassOrder order(plan.data(), Pass::kForward, schedule);
-  PassContext ctx = context(order.view(), *saved, rows);
+  PassContext ctx = context(order->view(), *saved, rows);
   ctx.w1 = args.w1.data();
   ctx.w2 = args.w2.data();
   ctx.token_out = args.out.data();
@@ -174,25 +183,28 @@ void CpuLayer::agree_to_backward(const char* pass, const Saved& saved, const Sch
 }
 
 void CpuLayer::backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) {
+  std::optional<PassOrder> order;
   std::byte* rows = nullptr;
   agree_to_backward("backward", saved, schedule, [&] {
     check_backward(problem_, communicator_, saved, args, schedule);
+    order.emplace(saved.plan().data(), Pass::kBackward, schedule);
     rows = row_memory(RowLayout(problem_, saved.data()->rows, Pass::kBackward).bytes);
   });
-  run_backward(*saved.data(), rows, PassPart::kWhole, data_args(args), weights_args(args),
-               schedule);
+  run_backward(*saved.data(), rows, *order, data_args(args), weights_args(args));
 }
 
 void CpuLayer::backward_data(Saved& saved, const BackwardDataArgs& args, const Schedule& schedule) {
+  std::optional<PassOrder> order;
   std::shared_ptr<std::byte> rows;
   agree_to_backward("backward_data", saved, schedule, [&] {
     check_backward_data(problem_, communicator_, saved, args, schedule);
+    order.emplace(saved.plan().data(), Pass::kBackward, schedule, PassPart::kData);
     const auto heap =
         std::make_shared<Heap>(RowLayout(problem_, saved.data()->rows, Pass::kBackward).bytes);
     rows = {heap, heap->data()};
   });
   saved.data()->backward_rows.reset();  // a pass that fails leaves none
-  run_backward(*saved.data(), rows.get(), PassPart::kData, args, {}, schedule);
+  run_backward(*saved.data(), rows.get(), *order, args, {});
   saved.data()->backward_rows = std::move(rows);
 }
 
@@ -200,15 +212,15 @@ void CpuLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
                                 const Schedule& schedule) {
   comm_.group().failure().check();
   check_backward_weights(problem_, communicator_, saved, args, schedule);
+  const PassOrder order(saved.plan().data(), Pass::kBackward, schedule, PassPart::kWeights);
   const auto rows = std::exchange(saved.data()->backward_rows, std::nullopt);
-  run_backward(*saved.data(), rows->get(), PassPart::kWeights, {}, args, schedule);
+  run_backward(*saved.data(), rows->get(), order, {}, args);
 }
 
-void CpuLayer::run_backward(const SavedData& saved, std::byte* rows, PassPart part,
-                            const BackwardDataArgs& data, const BackwardWeightsArgs& weights,
-                            const Schedule& schedule) {
-  const PassOrder order(saved.plan.data(), Pass::kBackward, schedule, part);
-  PassContext ctx = context(order.view(), saved, rows);
+void CpuLayer::run_backward(const SavedData& saved, std::byte* rows, const PassOrder& order,
+                            const BackwardDataArgs& data, const BackwardWeightsArgs& weights) {
+  const PassView& view = order.view();
+  PassContext ctx = context(view, saved, rows);
   ctx.w1 = data.w1.data();
   ctx.w2 = data.w2.data();
   ctx.token_out = data.dx.data();
@@ -216,7 +228,7 @@ void CpuLayer::run_backward(const SavedData& saved, std::byte* rows, PassPart pa
   ctx.dw1 = weights.dw1;
   ctx.dw2 = weights.dw2;
   run(ctx, data.dy, {});
-  if (order.view().moves_data()) count_traffic(saved.plan, schedule, stats_);
+  if (view.moves_data()) count_traffic(saved.plan, view.schedule, stats_);
 }
 
 }  // namespace

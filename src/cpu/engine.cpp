@@ -17,11 +17,20 @@ std::int64_t nanoseconds(Clock::time_point t) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(t.time_since_epoch()).count();
 }
 
-/// Bytes that a dispatch task moves from `source`, without those of its tasks from other ranks.
+/// Bytes of one pull: its token and, forward, a probability for each of its rows.
 std::int64_t pulled_bytes(const PassView& v, const Pull& pull) {
   const std::int64_t probs = v.pass == Pass::kForward ? pull.num_rows : 0;
   return v.hidden * static_cast<std::int64_t>(sizeof(bf16)) +
          probs * static_cast<std::int64_t>(sizeof(float));
+}
+
+/// Bytes behind a push task's signal of `elements`, which are whole rows of its tile. Each row's
+/// dprobs goes with the tile of its first columns.
+std::int64_t pushed_bytes(const PassView& v, const Task& task, std::int64_t elements) {
+  const std::int64_t rows = elements / column_tile(stage_grid(v, task.stage), task.n).count;
+  const std::int64_t scalars = task.stage == Stage::kDfc1 && task.n == 0 ? rows : 0;
+  return elements * static_cast<std::int64_t>(sizeof(bf16)) +
+         scalars * static_cast<std::int64_t>(sizeof(float));
 }
 
 }  // namespace
@@ -237,7 +246,7 @@ void Engine::signal(const PassContext& ctx, const Task& task, Worker& worker) {
     }
     if (s.rank != delivery.rank) deliver(delivery);  // a tile's rows are sorted by rank
     delivery.rank = s.rank;
-    delivery.elements += s.amount;
+    delivery.bytes += pushed_bytes(ctx.view, task, s.amount);
     delivery.adds.push_back({counter, s.amount});
   });
   deliver(delivery);
@@ -247,11 +256,11 @@ void Engine::signal(const PassContext& ctx, const Task& task, Worker& worker) {
 /// Sends what was pushed to one rank: it is seen when the link has carried it.
 void Engine::deliver(Delivery& delivery) {
   if (delivery.adds.empty()) return;
-  const std::int64_t bytes = delivery.elements * static_cast<std::int64_t>(sizeof(bf16));
-  const Clock::time_point due = group_.link().reserve(rank_, delivery.rank, bytes, Clock::now());
+  const Clock::time_point due =
+      group_.link().reserve(rank_, delivery.rank, delivery.bytes, Clock::now());
   group_.courier()->send(due, counters_.heap_of(delivery.rank), std::move(delivery.adds));
   delivery.adds.clear();
-  delivery.elements = 0;
+  delivery.bytes = 0;
   delivery.arrival = std::max(due, delivery.arrival.value_or(due));
 }
 

@@ -39,7 +39,7 @@ class Engine {
   /// What one task signals to other ranks over an emulated link, rank after rank.
   struct Delivery {
     int rank = -1;
-    std::int64_t elements = 0;  // of bf16 that were pushed there
+    std::int64_t bytes = 0;  // that were pushed there
     std::vector<SignalCourier::Add> adds;
     std::optional<Clock::time_point> arrival;  // of all that was sent before
   };

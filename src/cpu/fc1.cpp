@@ -7,9 +7,7 @@ namespace uniep::cpu {
 void fc1(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const PassView& v = ctx.view;
   const Tile& tile = v.tiles[task.m];
-  const StageGrid grid = stage_grid(v, Stage::kFc1);
-  const std::int64_t first = task.n * grid.tile_cols;
-  const std::int64_t cols = min_of(grid.tile_cols, grid.cols - first);
+  const auto [first, cols] = column_tile(stage_grid(v, Stage::kFc1), task.n);
 
   const MatrixView x{ctx.x_rows + tile.first_row * v.hidden, v.hidden, 1};
   const bf16* w1 = ctx.w1 + tile.expert * 2 * v.intermediate * v.hidden;
@@ -34,9 +32,7 @@ void fc1(const PassContext& ctx, const Task& task, Scratch& scratch) {
 void dfc1(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const PassView& v = ctx.view;
   const Tile& tile = v.tiles[task.m];
-  const StageGrid grid = stage_grid(v, Stage::kDfc1);
-  const std::int64_t first = task.n * grid.tile_cols;
-  const std::int64_t cols = min_of(grid.tile_cols, grid.cols - first);
+  const auto [first, cols] = column_tile(stage_grid(v, Stage::kDfc1), task.n);
 
   const MatrixView dh{ctx.dh + tile.first_row * 2 * v.intermediate, 2 * v.intermediate, 1};
   const MatrixView weights{ctx.w1 + tile.expert * 2 * v.intermediate * v.hidden + first, v.hidden,

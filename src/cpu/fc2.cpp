@@ -7,9 +7,7 @@ namespace uniep::cpu {
 void fc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const PassView& v = ctx.view;
   const Tile& tile = v.tiles[task.m];
-  const StageGrid grid = stage_grid(v, Stage::kFc2);
-  const std::int64_t first = task.n * grid.tile_cols;
-  const std::int64_t cols = min_of(grid.tile_cols, grid.cols - first);
+  const auto [first, cols] = column_tile(stage_grid(v, Stage::kFc2), task.n);
 
   const MatrixView a{ctx.a + tile.first_row * v.intermediate, v.intermediate, 1};
   const bf16* w2 = ctx.w2 + tile.expert * v.hidden * v.intermediate;
@@ -23,9 +21,7 @@ void fc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
 void dfc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const PassView& v = ctx.view;
   const Tile& tile = v.tiles[task.m];
-  const StageGrid grid = stage_grid(v, Stage::kDfc2);
-  const std::int64_t first = task.n * grid.tile_cols;
-  const std::int64_t cols = min_of(grid.tile_cols, grid.cols - first);
+  const auto [first, cols] = column_tile(stage_grid(v, Stage::kDfc2), task.n);
 
   const MatrixView dy{ctx.dy_rows + tile.first_row * v.hidden, v.hidden, 1};
   const MatrixView weights{ctx.w2 + tile.expert * v.hidden * v.intermediate + first, v.intermediate,
@@ -33,7 +29,7 @@ void dfc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
   float* da = scratch.accumulators.reserve(static_cast<std::size_t>(tile.rows * cols));
   gemm_tile(ctx.kernels, tile.rows, cols, v.hidden, dy, weights, da, cols, scratch.packing);
 
-  const std::int64_t groups = ceil_div(v.intermediate, kDprobGroup);
+  const std::int64_t groups = dprob_groups(v.intermediate);
   for (std::int64_t i = 0; i < tile.rows; ++i) {
     const std::int64_t row = tile.first_row + i;
     const bf16* h = ctx.h + row * 2 * v.intermediate + first;

@@ -11,9 +11,8 @@ void wgrad_tile(const PassContext& ctx, const Task& task, Scratch& scratch, cons
   const StageGrid grid = stage_grid(v, task.stage);
   const std::int64_t rows = v.tokens_per_expert[task.expert];
   const std::int64_t m0 = task.m * v.schedule.tile_m;
-  const std::int64_t n0 = task.n * grid.tile_cols;
   const std::int64_t m = min_of<std::int64_t>(v.schedule.tile_m, grid.rows - m0);
-  const std::int64_t n = min_of(grid.tile_cols, grid.cols - n0);
+  const auto [n0, n] = column_tile(grid, task.n);
 
   const auto* main_grad = std::get_if<std::span<float>>(&dw);
   if (main_grad != nullptr && rows == 0) return;  // keeps what it holds, a -0 too

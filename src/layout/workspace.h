@@ -139,12 +139,8 @@ struct RowLayout {
     a = r.take<bf16>(rows * p.intermediate);
     dy_rows = r.take<bf16>(backward_rows * p.hidden);
     dh = r.take<bf16>(backward_rows * 2 * p.intermediate);
-    dprob_groups = r.take<float>(backward_rows * dprob_groups_per_row(p));
+    dprob_groups = r.take<float>(backward_rows * uniep::dprob_groups(p.intermediate));
     bytes = r.bytes();
-  }
-
-  static std::int64_t dprob_groups_per_row(const Problem& p) {
-    return ceil_div(p.intermediate, kDprobGroup);
   }
 };
 

@@ -114,9 +114,7 @@ UNIEP_HD void for_each_signal(const PassView& v, const Task& task, F&& f) {
     case Stage::kFc2:
     case Stage::kDfc1: {
       const Tile& tile = v.tiles[task.m];
-      const StageGrid grid = stage_grid(v, task.stage);
-      const std::int64_t first_col = task.n * grid.tile_cols;
-      const std::int64_t cols = min_of(grid.tile_cols, grid.cols - first_col);
+      const std::int64_t cols = column_tile(stage_grid(v, task.stage), task.n).count;
       for (std::int64_t i = 0; i < tile.rows;) {
         const RowOrigin& origin = v.row_origin[tile.first_row + i];
         const int token_block = origin.token / v.schedule.token_block;

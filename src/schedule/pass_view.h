@@ -100,6 +100,18 @@ inline UNIEP_HD StageGrid stage_grid(const PassView& v, Stage stage) {
   }
 }
 
+/// Columns [first, first + count) of a stage's output.
+struct ColumnRange {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+};
+
+/// Those of column tile `n`; the last one may be narrower.
+inline UNIEP_HD ColumnRange column_tile(const StageGrid& grid, std::int64_t n) {
+  const std::int64_t first = n * grid.tile_cols;
+  return {first, min_of(grid.tile_cols, grid.cols - first)};
+}
+
 inline UNIEP_HD std::uint32_t column_tiles(const PassView& v, Stage stage) {
   const StageGrid grid = stage_grid(v, stage);
   return ceil_div(static_cast<std::uint32_t>(grid.cols),

@@ -9,8 +9,7 @@ bool is_product(Stage stage) {
 
 ProductSize product_size(const PassView& v, const Task& task) {
   const StageGrid grid = stage_grid(v, task.stage);
-  const std::int64_t cols =
-      min_of<std::int64_t>(grid.tile_cols, grid.cols - task.n * grid.tile_cols);
+  const std::int64_t cols = column_tile(grid, task.n).count;
   const std::int64_t halves = task.stage == Stage::kFc1 ? 2 : 1;
   if (grid.rows == 0) return {v.tiles[task.m].rows, halves * cols, grid.reduction};
   const std::int64_t tile_m = v.schedule.tile_m;

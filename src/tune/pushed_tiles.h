@@ -38,9 +38,7 @@ class PushedTiles {
   }
 
   /// Columns of column tile `n`.
-  std::int64_t columns(std::int64_t n) const {
-    return min_of(grid_.tile_cols, grid_.cols - n * grid_.tile_cols);
-  }
+  std::int64_t columns(std::int64_t n) const { return column_tile(grid_, n).count; }
 
   /// Notes that a column tile of `tile` is done; whether it was the last.
   bool finish(std::int64_t tile) { return --left_[static_cast<std::size_t>(tile)] == 0; }

@@ -149,16 +149,18 @@ TEST_P(Agreement, TheLowestRankIsHeardWhereSeveralAreWrong) {
   group_.expect_step_works("after a refusal");
 }
 
-std::string plan_text(const RoutingPlan& plan) { return cat(std::hex, plan.data().fingerprint); }
+/// What a pass of the group's layers, its communicator's first, is called.
+std::string call_text(const char* pass, const RoutingPlan& plan, const Schedule& schedule = {}) {
+  return cat(pass, " of layer 1, plan ", std::hex, plan.data().fingerprint, " with schedule ",
+             to_string(schedule));
+}
 
 TEST_P(Agreement, SchedulesThatDiffer) {
   Schedule other;
   other.tile_n = 64;
-  const std::string plan = plan_text(group_.plan(0));
   expect_refused(
-      cat("ranks disagree: rank 0 calls forward of plan ", plan, " with schedule ",
-          to_string(Schedule{}), "; rank 2 calls forward of plan ", plan, " with schedule ",
-          to_string(other), "; the same call on every rank is accepted"),
+      cat("ranks disagree: rank 0 calls ", call_text("forward", group_.plan(0)), "; rank 2 calls ",
+          call_text("forward", group_.plan(0), other), "; the same call on every rank is accepted"),
       [&](int rank) {
         group_.layer(rank).forward(group_.plan(rank), group_.forward_args(rank),
                                    rank == 2 ? other : Schedule{});
@@ -181,10 +183,9 @@ TEST_P(Agreement, ASchedulesThatCannotRun) {
 }
 
 TEST_P(Agreement, CallsThatDiffer) {
-  const std::string forward =
-      cat("forward of plan ", plan_text(group_.plan(0)), " with schedule ", to_string(Schedule{}));
+  const std::string forward = call_text("forward", group_.plan(0));
   expect_refused(cat("ranks disagree: rank 0 calls ", forward,
-                     "; rank 1 calls plan; the same call on every rank is accepted"),
+                     "; rank 1 calls plan of layer 1; the same call on every rank is accepted"),
                  [&](int rank) {
                    if (rank == 1) {
                      group_.layer(rank).plan(group_.split().topk_ids(rank));
@@ -194,8 +195,7 @@ TEST_P(Agreement, CallsThatDiffer) {
                  });
   group_.each([&](int rank) { group_.forward(rank); });
   group_.clear_result();
-  const std::string backward =
-      cat("backward of plan ", plan_text(group_.plan(0)), " with schedule ", to_string(Schedule{}));
+  const std::string backward = call_text("backward", group_.plan(0));
   expect_refused(cat("ranks disagree: rank 0 calls ", forward, "; rank 2 calls ", backward,
                      "; the same call on every rank is accepted"),
                  [&](int rank) {
@@ -215,15 +215,30 @@ TEST_P(Agreement, BatchesThatDiffer) {
     std::vector<std::int32_t> reversed(ids.rbegin(), ids.rend());
     other[static_cast<std::size_t>(rank)] = group_.layer(rank).plan(reversed);
   });
-  const std::string rest = cat(" with schedule ", to_string(Schedule{}));
-  expect_refused(cat("ranks disagree: rank 0 calls forward of plan ", plan_text(group_.plan(0)),
-                     rest, "; rank 1 calls forward of plan ", plan_text(*other[1]), rest,
-                     "; the same call on every rank is accepted"),
-                 [&](int rank) {
-                   group_.layer(rank).forward(
-                       rank == 1 ? *other[static_cast<std::size_t>(rank)] : group_.plan(rank),
-                       group_.forward_args(rank));
-                 });
+  expect_refused(
+      cat("ranks disagree: rank 0 calls ", call_text("forward", group_.plan(0)), "; rank 1 calls ",
+          call_text("forward", *other[1]), "; the same call on every rank is accepted"),
+      [&](int rank) {
+        group_.layer(rank).forward(
+            rank == 1 ? *other[static_cast<std::size_t>(rank)] : group_.plan(rank),
+            group_.forward_args(rank));
+      });
+  group_.expect_step_works("after a refusal");
+}
+
+TEST_P(Agreement, LayersThatDiffer) {
+  std::vector<std::optional<Layer>> second(kRanks);
+  group_.each([&](int rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    second[r].emplace(group_.split().problem(), group_.group()[r]);
+  });
+  expect_refused(
+      "ranks disagree: rank 0 calls plan of layer 1; rank 1 calls plan of layer 2; the same call "
+      "on every rank is accepted",
+      [&](int rank) {
+        Layer& layer = rank == 1 ? *second[1] : group_.layer(rank);
+        layer.plan(group_.split().topk_ids(rank));
+      });
   group_.expect_step_works("after a refusal");
 }
 

@@ -164,7 +164,7 @@ __device__ __forceinline__ void push_dprobs(const Sender<Shape>& sender, const P
                                             const TileWork& work) {
   constexpr int kAhead = 8;  // loads in flight
   const DeviceContext& ctx = sender.ctx;
-  const auto groups = static_cast<int>(ceil_div(ctx.view.intermediate, kDprobGroup));
+  const auto groups = static_cast<int>(dprob_groups(ctx.view.intermediate));
 #pragma unroll
   for (int i = 0; i < PushRows::kPerLane; ++i) {
     if (!rows.goes(i)) continue;

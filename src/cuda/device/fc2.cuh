@@ -276,7 +276,7 @@ struct Dfc2 {
   static __device__ __forceinline__ void store_groups(const Consumer<Shape>& consumer,
                                                       const GroupSums& sums, const TileWork& work) {
     const DeviceContext& ctx = consumer.ctx;
-    const std::int64_t groups = ceil_div(ctx.view.intermediate, kDprobGroup);
+    const std::int64_t groups = dprob_groups(ctx.view.intermediate);
     const int lane = consumer.lane();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
