@@ -111,12 +111,13 @@ struct LayerOptions {
 /// usable. After a timeout or a failure inside a pass the whole group is unusable, and every later
 /// call says so.
 ///
-/// With a CUDA communicator all tensors lie in device memory; calls put launches on a stream and
-/// return, and errors of the device come out of the next call or of `synchronize`. Ranks do not
-/// compare their arguments in each call, which would take the host. A rank that refuses its own
-/// tells the others, whose waits end at once and who throw the same sentence; by then they may have
-/// written results, so the group is unusable. A routing that cannot be planned (`plan`) all ranks
-/// find alike: passes of its plan do nothing, and the layer stays usable.
+/// With a CUDA communicator all tensors lie in device memory, those of rows (all but [T, K]) at
+/// multiples of 16 bytes; calls put launches on a stream and return, and errors of the device come
+/// out of the next call or of `synchronize`. Ranks do not compare their arguments in each call,
+/// which would take the host. A rank that refuses its own tells the others, whose waits end at once
+/// and who throw the same sentence; by then they may have written results, so the group is
+/// unusable. A routing that cannot be planned (`plan`) all ranks find alike: passes of its plan do
+/// nothing, one of them or `synchronize` throws, and the layer stays usable.
 ///
 /// **CUDA graphs.** Between cudaStreamBeginCapture and cudaStreamEndCapture on `cuda_stream`, plan,
 /// forward and backward can be captured, in any capture mode, together or in graphs of their own;
@@ -125,10 +126,11 @@ struct LayerOptions {
 /// values there, in the same numbers of tokens. The plan, the Saved and the layer live at least as
 /// long as the graph. A capture allocates nothing: of what one step takes, all is there from the
 /// layer's construction; more plans or Saved at a time have to be held once outside of a capture
-/// first. What goes wrong in a replay comes out of the next call or of `synchronize`; a refusal in
-/// the capture itself is that rank's alone, since nothing runs. The accessors of a captured plan
-/// that depend on the routing throw Error(kUnsupported), as `synchronize`, `last_pass` and
-/// `take_timeline` do during the capture; `last_pass` has no times and bytes of a captured pass.
+/// first. What goes wrong in a replay comes out of the next call or of `synchronize` (a routing
+/// that cannot be planned: as above); a refusal in the capture itself is that rank's alone, since
+/// nothing runs. The accessors of a captured plan that depend on the routing throw
+/// Error(kUnsupported), as `synchronize`, `last_pass` and `take_timeline` do during the capture;
+/// `last_pass` has no times and bytes of a captured pass.
 class UNIEP_API Layer {
  public:
   /// Collective. Throws Error(kInvalidArgument) where problem or `options.schedule` are invalid or

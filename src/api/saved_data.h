@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "layout/workspace.h"
 #include "uniep/layer.h"
@@ -35,8 +36,8 @@ struct SavedData {
   SavedLayout layout;
   /// RowLayout of `rows` (null where there are none), from backward_data until backward_weights.
   std::optional<std::shared_ptr<std::byte>> backward_rows;
-  /// Those of a captured backward_weights, which its replays read again.
-  std::shared_ptr<std::byte> captured_rows;
+  /// Those of captured calls, which replays write and read again.
+  std::vector<std::shared_ptr<std::byte>> captured_rows;
 
  private:
   template <class T>

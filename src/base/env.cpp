@@ -14,7 +14,7 @@ namespace {
 constexpr int kMaxRanks = 64;
 
 constexpr EnvVariable kVariables[] = {
-    {"UNIEP_TIMEOUT_MS", "limit of every wait, in milliseconds (1 to 3600000)", "30000"},
+    {"UNIEP_TIMEOUT_MS", "limit of every wait, in milliseconds (1 to 3000000)", "30000"},
     {"UNIEP_CPU_LINK_GBPS",
      "emulate a link between CPU ranks: speed per direction in 1e9 bytes/s (above 0)", "off"},
     {"UNIEP_CPU_LINK_LATENCY_US", "latency of the emulated link, in microseconds (0 to 1000000)",

@@ -17,8 +17,9 @@ struct EnvVariable {
 };
 std::span<const EnvVariable> environment_variables();
 
-/// The longest limit of a wait that is accepted, in milliseconds: an hour.
-inline constexpr int kLongestWaitMs = 3600000;
+/// The longest limit of a wait that is accepted, in milliseconds: 50 minutes, so that kernels can
+/// count up to it, and a quarter more, in 32 bits.
+inline constexpr int kLongestWaitMs = 3000000;
 
 /// UNIEP_TIMEOUT_MS: limit of every wait in milliseconds.
 int env_timeout_ms();

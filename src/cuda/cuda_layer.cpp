@@ -11,15 +11,15 @@
 #include "base/check.h"
 #include "comm/agreement.h"
 #include "cuda/buffer_pool.h"
+#include "cuda/capture.h"
 #include "cuda/cuda_communicator.h"
 #include "cuda/cuda_plan.h"
+#include "cuda/device_scope.h"
 #include "cuda/fault_injection.h"
-#include "cuda/host_visible.h"
+#include "cuda/layer_memory.h"
 #include "cuda/pass.h"
-#include "cuda/pass_clock.h"
-#include "cuda/pass_memory.h"
-#include "cuda/pass_trace.h"
 #include "cuda/plan_launch.h"
+#include "cuda/tensor_alignment.h"
 #include "cuda/wait_failure.h"
 #include "plan/plan_data.h"
 
@@ -28,6 +28,10 @@ namespace {
 
 /// Tasks of a pass that a timeline has room for, of each CTA and each dispatching warp.
 constexpr int kTracedTasks = 2048;
+
+const RoutingPlan* plan_of(const Saved& saved) {
+  return saved.data() != nullptr ? &saved.data()->plan : nullptr;
+}
 
 class CudaLayer final : public LayerBackend {
  public:
@@ -50,25 +54,33 @@ class CudaLayer final : public LayerBackend {
  private:
   static Problem checked(const Problem& problem, CudaCommunicator& comm,
                          const LayerOptions& options);
-  void throw_if_failed();
-  bool capturing() const;
-  void require_no_capture(const char* call) const;
+  using Use = BufferPool::Use;
+
+  void throw_if_failed() const;
+  void notice_fault();
+  void throw_if_unusable(const RoutingPlan& plan);
   CallState* call_state(int rank) const;
   Error refusal_of_peer() const;
   [[noreturn]] void refuse(const Error& error);
-  void begin_call();
+  void begin_call(const RoutingPlan* plan);
   template <class Body>
-  auto collective(const Body& body);
+  auto collective(const RoutingPlan* plan, const Body& body);
   RoutingPlan make_plan(std::span<const std::int32_t> topk_ids);
   Saved run_forward(const RoutingPlan& plan, const ForwardArgs& args, const Schedule& schedule);
   void run_backward(const SavedData& saved, std::byte* rows, PassPart part,
                     const BackwardDataArgs& data, const BackwardWeightsArgs& weights,
                     const Schedule& schedule);
   void require_supported(const Schedule& schedule) const;
+  int num_ctas(const Schedule& schedule) const {
+    return schedule.workers > 0 ? schedule.workers : sms_;
+  }
   void start_counters_at(std::uint32_t first_count);
   PlanScratch scratch() const;
+  void make_memory(bool record_timeline);
   void reserve_step();
-  std::shared_ptr<std::byte> take(std::int64_t bytes) { return pool_.take(bytes, !captured_); }
+  std::shared_ptr<std::byte> take(std::int64_t bytes, Use use) {
+    return pool_.take(bytes, use, captured_);
+  }
   PassMemory pass_memory() const;
   void collect_trace();
   PassTensors tensors(const SavedData& saved, std::byte* rows, Pass pass) const;
@@ -86,18 +98,15 @@ class CudaLayer final : public LayerBackend {
   const PlanExchangeLayout exchange_;
   const PlanScratchLayout scratch_layout_;
   std::unique_ptr<SymmetricMemory> memory_;  // symmetric_, then exchange_, then a CallState
-  DeviceArray<std::byte> counters_;
-  DeviceArray<std::byte> pass_scratch_;
-  DeviceArray<std::byte> scratch_;
-  HostVisible<WaitFailure> failure_;
-  HostVisible<PlanReport> report_;
+  std::optional<LayerMemory> own_;
   BufferPool pool_;
   int sms_ = 0;
   bool captured_ = false;         // the call at hand is captured in a CUDA graph
   bool counted_ = false;          // its first kernel, which counts it, was launched
   std::optional<Error> refused_;  // what this rank told its peers
-  PassClock clock_;
-  std::optional<PassTrace> trace_;
+  std::int64_t plans_ = 0;        // made so far
+  std::int64_t suspects_ = 0;     // the first so many of them may have no rows, and say so
+  RoutingFault fault_;            // of one of these, until somebody was told of it
   bool trace_pending_ = false;    // records may be on the device that the next pass would overwrite
   bool trace_in_graphs_ = false;  // then that is always so: replays are not seen here
   std::vector<TimelineEvent> timeline_;     // of passes before the last
@@ -131,18 +140,21 @@ CudaLayer::CudaLayer(const Problem& problem, Communicator communicator, const La
       exchange_(problem_, comm_.size()),
       scratch_layout_(problem_, comm_.size()),
       memory_(comm_.symmetric_memory(symmetric_.bytes + exchange_.bytes + sizeof(CallState),
-                                     timeout_ms_)),
-      counters_(LocalCounterLayout(problem_, comm_.size()).bytes),
-      pass_scratch_(PassScratchLayout(problem_, comm_.size()).bytes),
-      scratch_(scratch_layout_.bytes) {
-  check_cuda(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, comm_.device()),
-             "ask for the number of SMs");
-  if (options.record_timeline) trace_.emplace(sms_, kTracedTasks);
+                                     timeout_ms_)) {
+  const DeviceScope scope(comm_.device());
   agree(comm_.bootstrap(), timeout_ms_, Stage::kPlan, "memory of a step", [&] {
+    make_memory(options.record_timeline);
     prepare_kernels();
     reserve_step();
   });
   if (faults_.first_count != 0) start_counters_at(faults_.first_count);
+}
+
+void CudaLayer::make_memory(bool record_timeline) {
+  check_cuda(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, comm_.device()),
+             "ask for the number of SMs");
+  own_.emplace(problem_, comm_.size());
+  if (record_timeline) own_->trace.emplace(sms_, kTracedTasks);
 }
 
 /// What one step takes is there from the start, so that it can be captured in a CUDA graph, and
@@ -150,50 +162,65 @@ CudaLayer::CudaLayer(const Problem& problem, Communicator communicator, const La
 void CudaLayer::reserve_step() {
   const int ranks = comm_.size();
   const auto plan_bytes = DevicePlanLayout(problem_, ranks).bytes;
-  const std::shared_ptr<std::byte> held_together[] = {
-      pool_.take(plan_bytes),
-      pool_.take(plan_bytes),
-      pool_.take(SavedLayout(problem_, capacity_).bytes),
-      pool_.take(RowLayout(problem_, capacity_, Pass::kForward).bytes),
-      pool_.take(RowLayout(problem_, capacity_, Pass::kBackward).bytes),
-      pool_.take(most_order_bytes(problem_, ranks))};
+  const std::int64_t held_together[] = {plan_bytes,
+                                        plan_bytes,
+                                        SavedLayout(problem_, capacity_).bytes,
+                                        RowLayout(problem_, capacity_, Pass::kForward).bytes,
+                                        RowLayout(problem_, capacity_, Pass::kBackward).bytes,
+                                        most_order_bytes(problem_, ranks)};
+  std::vector<std::shared_ptr<std::byte>> buffers;
+  for (const std::int64_t bytes : held_together) buffers.push_back(take(bytes, Use::kHeld));
 }
 
 /// No peer may signal before all counters are set, hence the agreement.
 void CudaLayer::start_counters_at(std::uint32_t first_count) {
   agree(comm_.bootstrap(), timeout_ms_, Stage::kPlan, cat("first_count ", first_count), [&] {
-    start_counters(counters_.data(), LocalCounterLayout(problem_, comm_.size()).bytes, first_count);
+    start_counters(own_->counters.data(), LocalCounterLayout(problem_, comm_.size()).bytes,
+                   first_count);
     start_counters(static_cast<std::byte*>(memory_->local()) + symmetric_.published,
                    symmetric_.bytes - symmetric_.published, first_count);
   });
 }
 
-PlanScratch CudaLayer::scratch() const { return plan_scratch(scratch_.data(), scratch_layout_); }
+PlanScratch CudaLayer::scratch() const {
+  return plan_scratch(own_->plan_scratch.data(), scratch_layout_);
+}
 
-void CudaLayer::throw_if_failed() {
+/// What has failed for good, as every later call says.
+void CudaLayer::throw_if_failed() const {
   if (refused_) throw *refused_;
-  const WaitFailure& w = *failure_.get();
+  const WaitFailure& w = *own_->failure.get();
   if (*static_cast<const volatile int*>(&w.raised) == 1) {
     throw w.refused != 0 ? refusal_of_peer() : pass_wait_error(w, comm_.rank(), timeout_ms_);
   }
-  const PlanReport report = *report_.get();
-  if (report.wait.raised == 1 && report.wait.refused != 0) throw refusal_of_peer();
-  if (report.fault.kind != RoutingFault::Kind::kNone) report_.get()->fault = {};
+  const PlanReport& report = *own_->report.get();
+  if (*static_cast<const volatile int*>(&report.wait.raised) != 1) return;
+  if (report.wait.refused != 0) throw refusal_of_peer();
   throw_if_any(report, problem_, comm_.rank(), comm_.size(), timeout_ms_);
 }
 
-/// The default stream cannot be captured.
-bool CudaLayer::capturing() const {
-  if (stream_ == nullptr) return false;
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check_cuda(cudaStreamIsCapturing(stream_, &status), "ask whether the stream is captured");
-  return status != cudaStreamCaptureStatusNone;
+/// Takes the first routing fault since the last one from where the device reports it. Any plan made
+/// so far may have it, and others may have faults that found the place taken.
+void CudaLayer::notice_fault() {
+  RoutingFault& reported = own_->report.get()->fault;
+  using Kind = RoutingFault::Kind;
+  if (*static_cast<const volatile Kind*>(&reported.kind) == Kind::kNone) return;
+  check_cuda(cudaStreamSynchronize(stream_), "wait for a plan");  // all of it is written then
+  if (fault_.kind == Kind::kNone) fault_ = reported;
+  reported = {};
+  suspects_ = plans_;
 }
 
-void CudaLayer::require_no_capture(const char* call) const {
-  require(!capturing(), ErrorCode::kUnsupported, call,
-          " waits for the stream, which is being captured in a CUDA graph; it is accepted outside "
-          "of captures");
+/// Passes of a plan that cannot be used do nothing on any rank, so that one that throws instead
+/// keeps in step with the others. No other call may throw for it: ranks hear of the fault at
+/// different times.
+void CudaLayer::throw_if_unusable(const RoutingPlan& plan) {
+  notice_fault();
+  const CudaPlan* made = cuda_plan(plan);
+  if (made == nullptr || made->number() > suspects_) return;
+  const RoutingFault fault = made->status().fault;
+  if (fault == fault_) fault_ = {};
+  throw_if_any(fault, problem_, comm_.size());
 }
 
 CallState* CudaLayer::call_state(int rank) const {
@@ -202,10 +229,15 @@ CallState* CudaLayer::call_state(int rank) const {
 }
 
 Error CudaLayer::refusal_of_peer() const {
+  const UncapturedScope scope;  // it may be told to a call that is captured
   Refusal refusal;
-  check_cuda(
-      cudaMemcpy(&refusal, &call_state(comm_.rank())->refusal, sizeof(refusal), cudaMemcpyDefault),
-      "read why a rank refused");
+  cudaStream_t stream = nullptr;
+  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "make a stream");
+  cudaError_t result = cudaMemcpyAsync(&refusal, &call_state(comm_.rank())->refusal,
+                                       sizeof(refusal), cudaMemcpyDefault, stream);
+  if (result == cudaSuccess) result = cudaStreamSynchronize(stream);
+  (void)cudaStreamDestroy(stream);
+  check_cuda(result, "read why a rank refused");
   return Error(static_cast<ErrorCode>(refusal.code), refusal.sentence);
 }
 
@@ -229,51 +261,64 @@ void CudaLayer::refuse(const Error& error) {
   throw named;
 }
 
-void CudaLayer::begin_call() {
+/// `plan`: of a pass, where it has one.
+void CudaLayer::begin_call(const RoutingPlan* plan) {
   throw_if_failed();
-  captured_ = capturing();
+  captured_ = capturing(stream_);
   counted_ = false;
-  if (captured_) last_plan_.reset();  // a capture may need its memory
+  if (captured_) {
+    last_plan_.reset();  // a capture may need its memory
+  } else if (plan != nullptr) {
+    throw_if_unusable(*plan);
+  }
 }
 
 /// The frame of every collective call: what goes wrong before its launches are all made, other
 /// ranks must hear of.
 template <class Body>
-auto CudaLayer::collective(const Body& body) {
-  begin_call();
+auto CudaLayer::collective(const RoutingPlan* plan, const Body& body) {
+  const DeviceScope scope(comm_.device());
+  begin_call(plan);
   try {
     return body();
   } catch (const Error& error) {
     refuse(error);
+  } catch (const std::exception& error) {
+    refuse(Error(ErrorCode::kInternal, error.what()));
   }
 }
 
 void CudaLayer::synchronize() {
-  require_no_capture("synchronize");
+  const DeviceScope scope(comm_.device());
+  require_no_capture(stream_, "synchronize");
   check_cuda(cudaStreamSynchronize(stream_), "wait for the stream");
   throw_if_failed();
+  notice_fault();
+  throw_if_any(std::exchange(fault_, {}), problem_, comm_.size());
   collect_trace();
 }
 
 RoutingPlan CudaLayer::plan(std::span<const std::int32_t> topk_ids) {
-  return collective([&] { return make_plan(topk_ids); });
+  return collective(nullptr, [&] { return make_plan(topk_ids); });
 }
 
 RoutingPlan CudaLayer::make_plan(std::span<const std::int32_t> topk_ids) {
   check_topk_ids(problem_, topk_ids);
   const std::int64_t tokens = static_cast<std::int64_t>(topk_ids.size()) / problem_.topk;
   const DevicePlanLayout layout(problem_, comm_.size());
-  auto remote = std::make_unique<CudaPlan>(take(layout.bytes), layout, stream_, captured_);
+  auto remote = std::make_unique<CudaPlan>(take(layout.bytes, Use::kHeld), layout, plans_ + 1,
+                                           stream_, captured_);
   PlanExchange exchange{.layout = exchange_};
   for (int r = 0; r < comm_.size(); ++r) {
     exchange.parts[r] = static_cast<std::byte*>(memory_->peer(r)) + symmetric_.bytes;
   }
   PlanArgs args = plan_args(problem_, comm_.rank(), comm_.size(), tokens, topk_ids.data(), exchange,
-                            scratch(), remote->device(), report_.get(),
+                            scratch(), remote->device(), own_->report.get(),
                             static_cast<std::uint64_t>(timeout_ms_) * 1'000'000);
   args.calls = call_state(comm_.rank());
   check_cuda(launch_plan(args, 0, stream_), "launch plan");
   counted_ = true;
+  ++plans_;
 
   auto data = std::make_shared<PlanData>();
   data->problem = problem_;
@@ -287,28 +332,29 @@ RoutingPlan CudaLayer::make_plan(std::span<const std::int32_t> topk_ids) {
 
 /// Moves what the last pass to run recorded to the host.
 void CudaLayer::collect_trace() {
-  if (!trace_ || !trace_pending_) return;
+  if (!own_->trace || !trace_pending_) return;
   trace_pending_ = trace_in_graphs_;
   const int first_expert = comm_.rank() * (problem_.num_experts / comm_.size());
-  const int ctas = last_schedule_.workers > 0 ? last_schedule_.workers : sms_;
-  const auto events = trace_->take(ctas, first_expert, stream_);
+  const auto events = own_->trace->take(first_expert, stream_);
   if (events.empty()) return;
-  traced_stages_ = stage_sums(events);
+  // Those of a replay are not of the last pass that the host saw.
+  if (!trace_in_graphs_) traced_stages_ = stage_sums(events);
   timeline_.insert(timeline_.end(), events.begin(), events.end());
 }
 
 std::vector<TimelineEvent> CudaLayer::take_timeline() {
-  require_no_capture("take_timeline");
+  const DeviceScope scope(comm_.device());
+  require_no_capture(stream_, "take_timeline");
   collect_trace();
   return std::exchange(timeline_, {});
 }
 
 PassMemory CudaLayer::pass_memory() const {
-  PassMemory memory{.counters = counters_.data(),
-                    .scratch = pass_scratch_.data(),
-                    .failure = failure_.get(),
+  PassMemory memory{.counters = own_->counters.data(),
+                    .scratch = own_->pass_scratch.data(),
+                    .failure = own_->failure.get(),
                     .calls = call_state(comm_.rank())};
-  if (trace_) memory.trace = trace_->device();
+  if (own_->trace) memory.trace = own_->trace->device();
   for (int r = 0; r < comm_.size(); ++r) {
     memory.heaps[r] = static_cast<std::byte*>(memory_->peer(r));
   }
@@ -338,7 +384,7 @@ void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const Pass
   if (!captured_ && part != PassPart::kWeights) last_plan_ = saved.plan;
   const DevicePlan& plan = on_device(saved.plan);
   const DeviceOrderLayout order_layout(problem_, comm_.size(), pass, schedule, part);
-  const auto order_memory = take(most_order_bytes(problem_, comm_.size()));
+  const auto order_memory = take(most_order_bytes(problem_, comm_.size()), Use::kCall);
   const DeviceOrder order = device_order(order_memory.get(), order_layout);
   const PassView view = make_pass_view(problem_, comm_.rank(), comm_.size(), saved.plan.tokens(),
                                        plan, order, pass, schedule, part);
@@ -350,34 +396,37 @@ void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const Pass
   const PassCall this_call{.limit_ms = timeout_ms_, .faults = device_faults(faults_, comm_.rank())};
   PassLauncher launcher(device_context(problem_, view, memory, this_call), tensors, capacity_,
                         std::move(queues), sms_, stream_);
-  if (trace_) trace_->start(pass, stream_);
+  if (own_->trace) own_->trace->start(pass, num_ctas(schedule), stream_);
   trace_pending_ = true;
   trace_in_graphs_ = trace_in_graphs_ || captured_;
   traced_stages_.reset();
-  captured_ ? clock_.skip(pass) : clock_.start(pass, stream_);
+  PassClock& clock = own_->clock;
+  captured_ ? clock.skip(pass) : clock.start(pass, stream_);
   check_cuda(
       launch_order({.view = view, .plan = plan, .order = order, .scratch = scratch()}, 0, stream_),
       "launch order");
   launcher.enter(
       enter_args(problem_, comm_.size(), memory, tensors.tokens, tensors.probs, plan.status));
   counted_ = true;
-  clock_.lap(Stage::kEnter, stream_);
+  clock.lap(Stage::kEnter, stream_);
   for (int i = 0; i < launcher.num_launches(); ++i) {
     launcher.launch(i);
-    clock_.lap(launcher.only_stage(i), stream_);
+    clock.lap(launcher.only_stage(i), stream_);
   }
 }
 
 Saved CudaLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
                          const Schedule& schedule) {
-  return collective([&] { return run_forward(plan, args, schedule); });
+  return collective(&plan, [&] { return run_forward(plan, args, schedule); });
 }
 
 void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) {
-  collective([&] {
+  collective(plan_of(saved), [&] {
     check_backward(problem_, communicator_, saved, args, schedule);
+    check_alignment(data_args(args));
+    check_alignment(weights_args(args));
     require_supported(schedule);
-    const auto rows = take(RowLayout(problem_, capacity_, Pass::kBackward).bytes);
+    const auto rows = take(RowLayout(problem_, capacity_, Pass::kBackward).bytes, Use::kCall);
     run_backward(*saved.data(), rows.get(), PassPart::kWhole, data_args(args), weights_args(args),
                  schedule);
   });
@@ -385,33 +434,41 @@ void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const Sch
 
 void CudaLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
                               const Schedule& schedule) {
-  collective([&] {
+  collective(plan_of(saved), [&] {
     check_backward_data(problem_, communicator_, saved, args, schedule);
+    check_alignment(args);
     require_supported(schedule);
-    saved.data()->backward_rows.reset();  // a pass that fails leaves none
-    const auto rows = take(RowLayout(problem_, capacity_, Pass::kBackward).bytes);
-    run_backward(*saved.data(), rows.get(), PassPart::kData, args, {}, schedule);
-    saved.data()->backward_rows = rows;
+    SavedData& data = *saved.data();
+    data.backward_rows.reset();  // a pass that fails leaves none
+    const auto rows = take(RowLayout(problem_, capacity_, Pass::kBackward).bytes, Use::kHeld);
+    if (captured_) data.captured_rows.push_back(rows);
+    run_backward(data, rows.get(), PassPart::kData, args, {}, schedule);
+    data.backward_rows = rows;
   });
 }
 
 void CudaLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
                                  const Schedule& schedule) {
-  begin_call();
+  const DeviceScope scope(comm_.device());
+  begin_call(plan_of(saved));
   check_backward_weights(problem_, communicator_, saved, args, schedule);
+  check_alignment(args);
   require_supported(schedule);
-  const auto rows = std::exchange(saved.data()->backward_rows, std::nullopt);
-  if (captured_) saved.data()->captured_rows = *rows;
-  run_backward(*saved.data(), rows->get(), PassPart::kWeights, {}, args, schedule);
+  SavedData& data = *saved.data();
+  const std::shared_ptr<std::byte> rows = *data.backward_rows;
+  if (captured_) data.captured_rows.push_back(rows);
+  run_backward(data, rows.get(), PassPart::kWeights, {}, args, schedule);
+  data.backward_rows.reset();
 }
 
 Saved CudaLayer::run_forward(const RoutingPlan& plan, const ForwardArgs& args,
                              const Schedule& schedule) {
   check_forward(problem_, communicator_, plan, args, schedule);
+  check_alignment(args);
   require_supported(schedule);
-  const auto memory = take(SavedLayout(problem_, capacity_).bytes);
+  const auto memory = take(SavedLayout(problem_, capacity_).bytes, Use::kHeld);
   auto saved = std::make_unique<SavedData>(plan, capacity_, memory, memory.get());
-  const auto rows = take(RowLayout(problem_, capacity_, Pass::kForward).bytes);
+  const auto rows = take(RowLayout(problem_, capacity_, Pass::kForward).bytes, Use::kCall);
   PassTensors t = tensors(*saved, rows.get(), Pass::kForward);
   t.tokens = args.x.data();
   t.probs = args.topk_probs.data();
@@ -442,10 +499,11 @@ void CudaLayer::require_supported(const Schedule& schedule) const {
 }
 
 const PassStats& CudaLayer::last_pass() const {
-  require_no_capture("last_pass");
+  const DeviceScope scope(comm_.device());
+  require_no_capture(stream_, "last_pass");
   stats_ = {};
-  clock_.read(stats_);
-  stats_.workers = sms_;
+  own_->clock.read(stats_);
+  stats_.workers = num_ctas(last_schedule_);
   // A launch of several stages has one time; the trace, once it was collected, has one a task.
   for (std::size_t i = 0; traced_stages_ && i < stats_.stages.size(); ++i) {
     if (traced_stages_->stages[i].tasks > 0) stats_.stages[i] = traced_stages_->stages[i];

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "cuda/capture.h"
 #include "cuda/check.h"
 
 namespace uniep::cuda {
@@ -18,11 +19,23 @@ void download(std::vector<T>& to, const T* from, std::int64_t count) {
 
 }  // namespace
 
+PlanStatus CudaPlan::status() const {
+  check_cuda(cudaStreamSynchronize(stream_), "wait for the plan");
+  PlanStatus status;
+  check_cuda(cudaMemcpy(&status, plan_.status, sizeof(status), cudaMemcpyDeviceToHost),
+             "ask whether the plan can be used");
+  return status;
+}
+
 void CudaPlan::fetch(PlanData& p) {
   require(!captured_, ErrorCode::kUnsupported,
           "plan was made in a CUDA graph capture, so its rows change with every replay; what "
           "depends on the routing can be asked of plans made outside of captures");
-  check_cuda(cudaStreamSynchronize(stream_), "wait for the plan");
+  require_no_capture(stream_, "what depends on the routing of a plan");
+  const PlanStatus made = status();
+  throw_if_any(made.fault, p.problem, p.num_ranks());
+  require(made.ok(), ErrorCode::kPeerFailed,
+          "plan was not made, since a rank did not come in time; Layer::synchronize says which");
   const std::int64_t own_tokens = p.tokens();
   download(p.tokens_per_rank, plan_.tokens_per_rank, p.num_ranks());
   download(p.tokens_per_expert, plan_.tokens_per_expert, p.num_local_experts);
@@ -41,11 +54,15 @@ void CudaPlan::fetch(PlanData& p) {
   download(p.pull_rows, plan_.pull_rows, p.traffic.rows);
 }
 
+const CudaPlan* cuda_plan(const RoutingPlan& plan) {
+  return dynamic_cast<const CudaPlan*>(plan.data().remote.get());
+}
+
 const DevicePlan& on_device(const RoutingPlan& plan) {
-  const auto* remote = dynamic_cast<const CudaPlan*>(plan.data().remote.get());
-  require(remote != nullptr, ErrorCode::kInvalidArgument,
+  const CudaPlan* made = cuda_plan(plan);
+  require(made != nullptr, ErrorCode::kInvalidArgument,
           "plan was not made by a CUDA layer; what Layer::plan of this layer returned is accepted");
-  return remote->device();
+  return made->device();
 }
 
 }  // namespace uniep::cuda

@@ -10,24 +10,33 @@
 
 namespace uniep::cuda {
 
-/// Owned device memory, zeroed at first.
+/// Owned device memory. Constructors return when it holds what they say, for any stream: streams
+/// that do not wait for the default one would not wait for what runs there.
 template <class T>
 class DeviceArray {
  public:
   DeviceArray() = default;
-  explicit DeviceArray(std::int64_t count) : count_(count) {
+  /// Zeroes.
+  explicit DeviceArray(std::int64_t count) : DeviceArray(uninitialized(count)) {
     if (count == 0) return;
-    const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
-    check_cuda(cudaMalloc(reinterpret_cast<void**>(&data_), bytes), "allocate device memory");
-    check_cuda(cudaMemset(data_, 0, bytes), "clear device memory");
+    check_cuda(cudaMemset(data_, 0, bytes()), "clear device memory");
+    check_cuda(cudaStreamSynchronize(nullptr), "clear device memory");
   }
   /// A copy of what the host holds.
   explicit DeviceArray(std::span<const T> host)
-      : DeviceArray(static_cast<std::int64_t>(host.size())) {
-    if (count_ > 0) {
-      check_cuda(cudaMemcpy(data_, host.data(), host.size_bytes(), cudaMemcpyHostToDevice),
-                 "copy to the device");
-    }
+      : DeviceArray(uninitialized(static_cast<std::int64_t>(host.size()))) {
+    if (host.empty()) return;
+    check_cuda(cudaMemcpy(data_, host.data(), bytes(), cudaMemcpyHostToDevice),
+               "copy to the device");
+    check_cuda(cudaStreamSynchronize(nullptr), "copy to the device");
+  }
+  static DeviceArray uninitialized(std::int64_t count) {
+    DeviceArray array;
+    if (count == 0) return array;
+    array.count_ = count;
+    check_cuda(cudaMalloc(reinterpret_cast<void**>(&array.data_), array.bytes()),
+               cat("allocate ", array.bytes(), " bytes of device memory"));
+    return array;
   }
   DeviceArray(DeviceArray&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), count_(std::exchange(other.count_, 0)) {}
@@ -48,13 +57,15 @@ class DeviceArray {
   std::vector<T> to_host() const {
     std::vector<T> host(static_cast<std::size_t>(count_));
     if (count_ > 0) {
-      check_cuda(cudaMemcpy(host.data(), data_, host.size() * sizeof(T), cudaMemcpyDeviceToHost),
+      check_cuda(cudaMemcpy(host.data(), data_, bytes(), cudaMemcpyDeviceToHost),
                  "copy from the device");
     }
     return host;
   }
 
  private:
+  std::size_t bytes() const { return static_cast<std::size_t>(count_) * sizeof(T); }
+
   T* data_ = nullptr;
   std::int64_t count_ = 0;
 };

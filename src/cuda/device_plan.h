@@ -101,10 +101,8 @@ DevicePlan device_plan(std::byte* base, const DevicePlanLayout& layout);
 /// Pieces of up to 32 rows, a warp's share, that the order kernel cuts a tile into.
 inline UNIEP_HD int pieces_a_tile(const Schedule& s) { return ceil_div(s.tile_m, 32); }
 
-/// Most that the axis `waves` can be.
-inline constexpr int kMaxWaves = 16;
 /// Launches have two queues each: communication, then main.
-inline constexpr int kMaxQueues = 2 * (kMaxWaves + 2 + 2);
+inline constexpr int kMaxQueues = 2 * kMaxLaunches;
 
 struct DeviceOrderLayout {
   std::int64_t expert_order;   // int32 [local experts]

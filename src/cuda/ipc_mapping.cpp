@@ -5,9 +5,11 @@
 #include <cstring>
 #include <list>
 #include <mutex>
+#include <utility>
 
 #include "base/math.h"
 #include "cuda/check.h"
+#include "cuda/device_scope.h"
 #include "cuda/symmetric_mapping.h"
 
 namespace uniep::cuda {
@@ -105,6 +107,18 @@ class IpcMapping final : public SymmetricMemory::Mapping {
     }
   }
 
+  /// Lets go of the peers' memory.
+  void close() {
+    for (std::size_t r = 0; r < peers_.size(); ++r) {
+      void* const peer = std::exchange(peers_[r], nullptr);
+      if (peer != nullptr && peer != own_.memory) {
+        check_cuda(cudaIpcCloseMemHandle(peer), cat("unmap the memory of rank ", r));
+      }
+    }
+  }
+  /// No peer has this rank's memory: it can be freed as any other.
+  void unshare() { opened_ = false; }
+
   void* local() const override { return own_.memory; }
   std::vector<void*> peers() const override { return peers_; }
   const char* kind() const override { return "ipc"; }
@@ -114,6 +128,19 @@ class IpcMapping final : public SymmetricMemory::Mapping {
   std::vector<void*> peers_;
   bool opened_ = false;
 };
+
+/// Collective, after a rank could not map all: without it no memory would ever be let go of by all.
+void undo(const SymmetricRequest& request, IpcMapping& mapping) {
+  try {
+    together(request.bootstrap, request.limit_ms, "ipc unmapping", [&] {
+      mapping.close();
+      return std::string();
+    });
+    mapping.unshare();
+  } catch (const Error&) {
+    // A rank is gone, or its device: what led here says more.
+  }
+}
 
 }  // namespace
 
@@ -133,10 +160,15 @@ std::unique_ptr<SymmetricMemory::Mapping> make_ipc_mapping(const SymmetricReques
     mapping = std::make_unique<IpcMapping>(request);
     return mapping->handle();
   });
-  together(request.bootstrap, request.limit_ms, "ipc mapping", [&] {
-    mapping->open(handles);
-    return std::string();
-  });
+  try {
+    together(request.bootstrap, request.limit_ms, "ipc mapping", [&] {
+      mapping->open(handles);
+      return std::string();
+    });
+  } catch (const Error&) {
+    undo(request, *mapping);
+    throw;
+  }
   return mapping;
 }
 

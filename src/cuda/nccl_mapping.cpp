@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "cuda/check.h"
+#include "cuda/device_scope.h"
 #include "cuda/nccl_library.h"
 #include "cuda/peer_pointers.h"
 #include "cuda/symmetric_mapping.h"

@@ -72,7 +72,7 @@ class PassClock {
   Pass pass_ = Pass::kForward;
   bool runs_ = false;
   std::vector<std::optional<Stage>> stages_;
-  std::array<cudaEvent_t, PassScratchLayout::kMaxLaunches + 2> events_{};  // `enter` has one too
+  std::array<cudaEvent_t, kMaxLaunches + 2> events_{};  // `enter` has one too
 };
 
 }  // namespace uniep::cuda

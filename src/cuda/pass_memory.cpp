@@ -1,6 +1,9 @@
 #include "cuda/pass_memory.h"
 
 #include <algorithm>
+#include <limits>
+
+#include "base/env.h"
 
 namespace uniep::cuda {
 namespace {
@@ -11,13 +14,13 @@ std::uint32_t* words(std::byte* base, std::int64_t offset) {
 
 /// What is missing early in a pass holds up all that comes later, in launches that hold several
 /// stages at the same time. So later waits last longer, by up to a quarter: the one that expires
-/// and is reported is the one that names the cause. Limits beyond 50 minutes are 50 minutes: with
-/// the quarter, 32 bits hold them.
-std::uint32_t wait_ticks(int limit_ms, int kind) {
-  constexpr std::int64_t kMostMs = 50 * 60 * 1000;
-  const std::int64_t ticks = min_of<std::int64_t>(limit_ms, kMostMs) * 1'000'000 / 1024;
-  return static_cast<std::uint32_t>(ticks + ticks / 16 * kind);
+/// and is reported is the one that names the cause.
+constexpr std::int64_t wait_ticks(std::int64_t limit_ms, int kind) {
+  const std::int64_t ticks = limit_ms * 1'000'000 / 1024;
+  return ticks + ticks / 16 * kind;
 }
+static_assert(wait_ticks(kLongestWaitMs, kNumCounterKinds - 1) <=
+              std::numeric_limits<std::uint32_t>::max());
 
 }  // namespace
 
@@ -38,7 +41,7 @@ DeviceContext device_context(const Problem& problem, const PassView& view, const
   ctx.failure = memory.failure;
   ctx.failed = words(memory.scratch, bases.failed);
   for (int kind = 0; kind < kNumCounterKinds; ++kind) {
-    ctx.limit_ticks[kind] = wait_ticks(call.limit_ms, kind);
+    ctx.limit_ticks[kind] = static_cast<std::uint32_t>(wait_ticks(call.limit_ms, kind));
   }
   ctx.calls = memory.calls;
   ctx.faults = call.faults;

@@ -9,10 +9,6 @@ namespace uniep::cuda {
 /// Where counters stood when a pass began, and what else its launches keep: for this rank alone,
 /// written anew by every `enter`.
 struct PassScratchLayout {
-  /// More launches than any schedule has (16 waves, and two more of the data path and two of
-  /// wgrad).
-  static constexpr int kMaxLaunches = 20;
-
   std::int64_t rows_ready;  // uint32, as the counters of LocalCounterLayout and `arrived`
   std::int64_t tile_done;
   std::int64_t expert_done;

@@ -8,6 +8,8 @@
 namespace uniep::cuda {
 namespace {
 
+constexpr int kPassNote = 0, kCtasNote = 1, kNotes = 2;
+
 /// The events of one row. A task that was taken while the row was still busy with the one before
 /// waited for nothing until that was done.
 void append_events(std::vector<TimelineEvent>& events, std::span<const TraceRecord> records,
@@ -36,7 +38,9 @@ PassTrace::PassTrace(int sms, int tasks_per_row)
     : rows_(sms * (1 + kDispatchWarps)),
       capacity_(tasks_per_row),
       records_(std::int64_t{rows_} * capacity_ * static_cast<std::int64_t>(sizeof(TraceRecord))),
-      counts_(rows_ + 1) {}
+      counts_(rows_ + kNotes) {
+  ensure(sms <= 255, "a trace of ", sms, " SMs");  // see `note`
+}
 
 DeviceTrace PassTrace::device() const {
   return {.records = reinterpret_cast<TraceRecord*>(records_.data()),
@@ -44,20 +48,32 @@ DeviceTrace PassTrace::device() const {
           .capacity = capacity_};
 }
 
-void PassTrace::start(Pass pass, cudaStream_t stream) {
-  const auto count = static_cast<std::size_t>(rows_);
-  check_cuda(cudaMemsetAsync(counts_.data(), 0, count * sizeof(std::int32_t), stream),
+void PassTrace::forget(cudaStream_t stream) {
+  check_cuda(cudaMemsetAsync(counts_.data(), 0,
+                             static_cast<std::size_t>(rows_) * sizeof(std::int32_t), stream),
              "clear the trace");
-  check_cuda(
-      cudaMemsetAsync(counts_.data() + count, static_cast<int>(pass), sizeof(std::int32_t), stream),
-      "name the traced pass");
 }
 
-std::vector<TimelineEvent> PassTrace::take(int ctas, int first_expert, cudaStream_t stream) {
+void PassTrace::note(int index, int value, cudaStream_t stream) {
+  check_cuda(cudaMemsetAsync(counts_.data() + rows_ + index, value, sizeof(std::int32_t), stream),
+             "name the traced pass");
+}
+
+void PassTrace::start(Pass pass, int ctas, cudaStream_t stream) {
+  forget(stream);
+  note(kPassNote, static_cast<int>(pass), stream);
+  note(kCtasNote, ctas, stream);
+}
+
+std::vector<TimelineEvent> PassTrace::take(int first_expert, cudaStream_t stream) {
   check_cuda(cudaStreamSynchronize(stream), "wait for the trace");
   const std::vector<std::int32_t> counts = counts_.to_host();
-  const Pass pass = counts.back() == 0 ? Pass::kForward : Pass::kBackward;
-  start(pass, stream);
+  const auto noted = [&](int index) {
+    return counts[static_cast<std::size_t>(rows_ + index)] & 0xff;
+  };
+  const auto pass = static_cast<Pass>(noted(kPassNote));
+  const int ctas = noted(kCtasNote);
+  forget(stream);
   std::vector<TimelineEvent> events;
   std::vector<TraceRecord> records;
   for (int row = 0; row < rows_; ++row) {

@@ -21,18 +21,22 @@ class PassTrace {
 
   DeviceTrace device() const;
 
-  /// Forgets what was recorded; what is, from here on, is of `pass`. Can be captured in a graph.
-  void start(Pass pass, cudaStream_t stream);
+  /// Forgets what was recorded; what is, from here on, is of a pass of so many CTAs. Can be
+  /// captured in a graph.
+  void start(Pass pass, int ctas, cudaStream_t stream);
 
-  /// What was recorded since the last `start` by a pass of so many CTAs, when the stream has done
-  /// it; then it is forgotten.
-  std::vector<TimelineEvent> take(int ctas, int first_expert, cudaStream_t stream);
+  /// What was recorded since the last `start`, when the stream has done it; then it is forgotten.
+  std::vector<TimelineEvent> take(int first_expert, cudaStream_t stream);
 
  private:
+  void forget(cudaStream_t stream);
+  /// Word `index` behind the counts, as four equal bytes of `value`: what a stream can set.
+  void note(int index, int value, cudaStream_t stream);
+
   int rows_;
   int capacity_;
   DeviceArray<std::byte> records_;
-  DeviceArray<std::int32_t> counts_;  // of each row's records; last, as bytes, the pass
+  DeviceArray<std::int32_t> counts_;  // of each row's records; then the notes
 };
 
 /// Sums over the events of each stage; nothing else is set.

@@ -53,18 +53,4 @@ std::vector<std::string> together(Bootstrap& bootstrap, int limit_ms, const std:
   return agree(bootstrap, limit_ms, Stage::kPlan, call, report, result);
 }
 
-/// Makes a device current while it lives.
-class DeviceScope {
- public:
-  explicit DeviceScope(int device);
-  ~DeviceScope();
-  DeviceScope(const DeviceScope&) = delete;
-  DeviceScope& operator=(const DeviceScope&) = delete;
-
- private:
-  int before_ = 0;
-};
-
-int current_device();
-
 }  // namespace uniep::cuda

@@ -2,6 +2,7 @@
 
 #include "base/env.h"
 #include "cuda/check.h"
+#include "cuda/device_scope.h"
 #include "cuda/symmetric_mapping.h"
 
 namespace uniep::cuda {
@@ -72,18 +73,5 @@ SymmetricMemory::SymmetricMemory(Bootstrap& bootstrap, int rank, int size, std::
 SymmetricMemory::~SymmetricMemory() = default;
 
 const char* SymmetricMemory::kind() const { return mapping_->kind(); }
-
-DeviceScope::DeviceScope(int device) {
-  (void)cudaGetDevice(&before_);
-  (void)cudaSetDevice(device);
-}
-
-DeviceScope::~DeviceScope() { (void)cudaSetDevice(before_); }
-
-int current_device() {
-  int device = 0;
-  check_cuda(cudaGetDevice(&device), "ask for the current device");
-  return device;
-}
 
 }  // namespace uniep::cuda

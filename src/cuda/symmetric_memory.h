@@ -23,8 +23,6 @@ class SymmetricMemory {
 
   void* local() const { return local_; }
   void* peer(int rank) const { return peers_[static_cast<std::size_t>(rank)]; }
-  /// By rank; element of this rank: `local()`.
-  const std::vector<void*>& peers() const { return peers_; }
   /// "nccl", "ipc", or "local" in a group of one.
   const char* kind() const;
 

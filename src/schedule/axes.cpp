@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "base/check.h"
+#include "schedule/launches.h"
 
 namespace uniep {
 namespace {
@@ -107,7 +108,7 @@ const std::vector<Axis>& make_axes() {
           "launch", {"separate", "pipelined", "paired", "single"},
           "which stages share a launch: none; communication of a wave with computation of the wave "
           "before; dispatch+fc1 and fc2+reduce; all of them"),
-      number<&Schedule::waves>("waves", {1, 16}, {{1, 2, 4, 8}, {1, 2, 4}},
+      number<&Schedule::waves>("waves", {1, kMaxWaves}, {{1, 2, 4, 8}, {1, 2, 4}},
                                "parts into which each expert's tiles are split; queues are wave by "
                                "wave"),
       number<&Schedule::workers>("workers", {0, 1024}, {{0, 1, 2, 3, 4}, {0}},

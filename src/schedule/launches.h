@@ -4,6 +4,11 @@
 
 namespace uniep {
 
+/// Most that the axis `waves` can be, and launches that a pass can then have: a wave each, and two
+/// more of the data path and two of wgrad.
+inline constexpr int kMaxWaves = 16;
+inline constexpr int kMaxLaunches = kMaxWaves + 2 + 2;
+
 /// How many blocks of a track are emitted in how many steps. Most tracks emit one a step, and are
 /// answered without a division: divisions once took most of the time in which a GPU makes a table.
 struct Pace {

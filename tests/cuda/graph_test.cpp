@@ -264,6 +264,108 @@ TEST_P(CudaGraph, AnOverflowIsToldByAllRanksAndWritesNothing) {
   }));
 }
 
+/// Hosts hear of an overflow at different times, and none waits for the device before the next
+/// batch: only calls of the plan that has no rows, and `synchronize`, may throw for it.
+TEST_P(CudaGraph, AnOverflowDisturbsNoCallOfOtherPlans) {
+  expect_same(on_gpus(ranks(), [](const Communicator& c) -> std::string {
+    const Schedule schedule = cuda_schedules().back();
+    const LayerData batch = fitting_batch(c.size(), 1);
+    const LayerResult want = GpuRank(batch, c, {}, {.main_grad = true}).step(schedule);
+    const Stream stream;
+    GpuRank rank(batch, c, on(stream), {.capacity_rows = kCapacity, .main_grad = true});
+    Layer& layer = rank.layer();
+    const workload::Split overflowing(overflowing_batch(c.size()), c.size());
+    const DeviceTensor<std::int32_t> ids(overflowing.topk_ids(c.rank()));
+    cuda::check_cuda(cudaDeviceSynchronize(), "upload");
+    for (int late = 0; late < 4; ++late) {  // who hears late, and at which call
+      rank.load(batch);
+      const auto pause = [&] {
+        if ((c.rank() + late) % 2 == 1) std::this_thread::sleep_for(milliseconds(20));
+      };
+      const RoutingPlan bad = layer.plan(ids.span());
+      if (late < 2) pause();
+      rank.plan();
+      if (late >= 2) pause();
+      rank.forward(schedule);
+      const auto said = failure_of(
+          [&] {
+            layer.forward(bad, rank.forward_args(), schedule);
+            layer.synchronize();
+          },
+          milliseconds(kLimitMs));
+      if (said != overflow_text(c.size())) return said;
+      if (failure_of([&] { bad.padded_rows(); }, milliseconds(kLimitMs)) != said) {
+        return "a plan without rows says how many it has";
+      }
+      rank.backward(schedule);
+      const std::string tensor = difference(rank.result(), want);
+      if (!tensor.empty()) return cat(tensor, " differs");
+    }
+    return "same";
+  }));
+}
+
+// ---- Whose memory replays write
+
+/// What a step leaves for later is not written by replays in between, whose calls had that memory
+/// when they were captured.
+TEST_P(CudaGraph, ReplaysLeaveWhatOthersHold) {
+  expect_same(on_gpus(ranks(), [](const Communicator& c) -> std::string {
+    GpuRank uncaptured(small_layer(c.size()), c);
+    for (const Schedule& schedule : cuda_schedules()) {
+      const Stream stream;
+      GpuRank rank(small_layer(c.size()), c, on(stream));
+      Layer& layer = rank.layer();
+      const Graph whole(stream, [&] { step(rank, schedule); });
+      for (unsigned seed = 2; seed <= 4; ++seed) {
+        const LayerData batch = small_layer(c.size(), seed);
+        uncaptured.load(batch);
+        const LayerResult want = uncaptured.step(schedule);
+        rank.load(batch);
+        const RoutingPlan plan = layer.plan(rank.topk_ids());
+        Saved saved = layer.forward(plan, rank.forward_args(), schedule);
+        layer.backward_data(saved, data_args(rank.backward_args()), schedule);
+        const LayerResult first = rank.result();
+        rank.load(small_layer(c.size(), seed + 10));
+        whole.replay();
+        rank.result();
+        rank.load(batch);
+        layer.backward_weights(saved, weights_args(rank.backward_args()), schedule);
+        LayerResult got = rank.result();
+        got.out = first.out;
+        got.dx = first.dx;
+        got.dprobs = first.dprobs;
+        const std::string tensor = difference(got, want);
+        if (!tensor.empty()) return cat(tensor, " differs, ", to_string(schedule));
+      }
+    }
+    return "same";
+  }));
+}
+
+/// Memory of a second step at a time is made while the first waits, and is large.
+TEST_P(CudaGraph, NewMemoryIsNotClearedUnderAStep) {
+  if (ranks() > 1) GTEST_SKIP() << "one rank shows it";
+  expect_same(on_gpus(1, [](const Communicator& c) -> std::string {
+    const LayerData batch = small_layer(1);
+    const Schedule schedule = cuda_schedules().back();
+    const LayerResult want = GpuRank(batch, c).step(schedule);
+    const Stream stream;
+    GpuRank rank(batch, c, on(stream), {.capacity_rows = 3 << 20});
+    Layer& layer = rank.layer();
+    const RoutingPlan plan = layer.plan(rank.topk_ids());
+    std::vector<Saved> held;
+    for (int i = 0; i < 4; ++i) {
+      rank.load(batch);
+      held.push_back(layer.forward(plan, rank.forward_args(), schedule));
+      layer.backward(held.back(), rank.backward_args(), schedule);
+      const std::string tensor = difference(rank.result(), want);
+      if (!tensor.empty()) return cat(tensor, " differs with ", i, " steps held");
+    }
+    return "same";
+  }));
+}
+
 // ---- Replays that fail
 
 /// "same" where the sentence has all the parts.
@@ -345,13 +447,15 @@ TEST_P(CudaGraph, CallsThatWaitAreRefusedInACaptureAndDoNotSpoilIt) {
     const Stream stream;
     GpuRank rank(small_layer(c.size()), c, on(stream));
     GpuRank uncaptured(small_layer(c.size()), c);
+    const RoutingPlan before = rank.layer().plan(rank.topk_ids());
     std::string complaint;
     std::vector<std::unique_ptr<Graph>> graphs;
     graphs.push_back(std::make_unique<Graph>(stream, [&] {
       step(rank, cuda_schedules().back());
       const std::function<void()> calls[] = {
           [&] { rank.layer().synchronize(); }, [&] { rank.layer().take_timeline(); },
-          [&] { rank.layer().last_pass(); }, [&] { rank.last_plan().padded_rows(); }};
+          [&] { rank.layer().last_pass(); }, [&] { rank.last_plan().padded_rows(); },
+          [&] { before.padded_rows(); }};
       for (const auto& call : calls) {
         const auto said = failure_of(call, milliseconds(kLimitMs));
         if (said.find("CUDA graph") == std::string::npos) complaint += said + "; ";

@@ -13,6 +13,8 @@
 
 namespace uniep::testing {
 
+constexpr int kPlanLimitMs = 10'000;
+
 /// What one rank of an emulated group owns.
 struct PlanRank {
   PlanRank(const Problem& p, int num_ranks, int on_device)
@@ -101,7 +103,7 @@ class PlanGroup {
   }
 
   /// A rank's plan, on poisoned memory, not awaited.
-  void launch(const Routing& routing, int r, int ctas, int shift = 0, int limit_ms = 10'000) {
+  void launch(const Routing& routing, int r, int ctas, int shift = 0, int limit_ms = kPlanLimitMs) {
     const auto index = static_cast<std::size_t>(r);
     PlanRank::use(rank(r).device);
     cuda::check_cuda(

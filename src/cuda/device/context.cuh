@@ -15,7 +15,7 @@ inline constexpr int kMaxRanks = 8;
 
 /// How an expired wait reaches the host: written once, by the first waiter whose limit passed.
 struct WaitFailure {
-  int raised;   // 0 or 1
+  int raised;   // 0; -1: being written; 1
   int refused;  // 1: a rank refused the call, and nothing else is said here
   int stage;
   int peer;

@@ -1,0 +1,15 @@
+#pragma once
+
+#include "uniep/layer.h"
+
+namespace uniep::cuda {
+
+// Kernels read and write rows of H and I numbers 16 bytes at a time, the copy engine among them:
+// each throws Error(kInvalidArgument) that names the argument and its address where such a tensor
+// starts elsewhere. Tensors of [T, K] may start anywhere.
+
+void check_alignment(const ForwardArgs& args);
+void check_alignment(const BackwardDataArgs& args);
+void check_alignment(const BackwardWeightsArgs& args);
+
+}  // namespace uniep::cuda

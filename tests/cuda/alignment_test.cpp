@@ -1,0 +1,67 @@
+// Where tensors may start; needs no GPU.
+#include <gtest/gtest.h>
+
+#include "base/check.h"
+#include "cuda/tensor_alignment.h"
+#include "support/expect_error.h"
+
+namespace uniep::testing {
+namespace {
+
+/// 64 elements from `bytes` behind a multiple of 16 on; never looked at.
+template <class T>
+std::span<T> at(std::uintptr_t bytes) {
+  return {reinterpret_cast<T*>((std::uintptr_t{1} << 20) + bytes), 64};
+}
+
+template <class Args>
+void expect_refused(const char* name, const Args& args) {
+  expect_invalid(cat(name, " starts at address ", (1 << 20) + 8,
+                     "; with the cuda backend a multiple of 16 is accepted"),
+                 [&] { cuda::check_alignment(args); });
+}
+
+TEST(TensorAlignment, RowsStartAtMultiplesOf16Bytes) {
+  const ForwardArgs forward{.x = at<const bf16>(0),
+                            .topk_probs = at<const float>(4),
+                            .w1 = at<const bf16>(16),
+                            .w2 = at<const bf16>(32),
+                            .out = at<bf16>(48)};
+  EXPECT_NO_THROW(cuda::check_alignment(forward));
+  for (const auto& [name, tensor] :
+       {std::pair("x", &ForwardArgs::x), std::pair("w1", &ForwardArgs::w1),
+        std::pair("w2", &ForwardArgs::w2)}) {
+    ForwardArgs args = forward;
+    args.*tensor = at<const bf16>(8);
+    expect_refused(name, args);
+  }
+  ForwardArgs args = forward;
+  args.out = at<bf16>(8);
+  expect_refused("out", args);
+
+  const BackwardDataArgs data{.dy = forward.x,
+                              .w1 = forward.w1,
+                              .w2 = forward.w2,
+                              .dx = forward.out,
+                              .dprobs = at<float>(4)};
+  EXPECT_NO_THROW(cuda::check_alignment(data));
+  BackwardDataArgs bad = data;
+  bad.dy = at<const bf16>(8);
+  expect_refused("dy", bad);
+  bad = data;
+  bad.dx = at<bf16>(8);
+  expect_refused("dx", bad);
+
+  EXPECT_NO_THROW(cuda::check_alignment({.dw1 = at<float>(16), .dw2 = at<bf16>(0)}));
+  expect_refused("dw1", BackwardWeightsArgs{.dw1 = at<float>(8), .dw2 = at<bf16>(0)});
+  expect_refused("dw2", BackwardWeightsArgs{.dw1 = at<float>(0), .dw2 = at<bf16>(8)});
+}
+
+TEST(TensorAlignment, TensorsWithoutElementsMayBeAnywhere) {
+  const auto none = at<const bf16>(2).first(0);
+  EXPECT_NO_THROW(cuda::check_alignment(
+      ForwardArgs{.x = none, .topk_probs = {}, .w1 = none, .w2 = none, .out = {}}));
+}
+
+}  // namespace
+}  // namespace uniep::testing
