@@ -140,6 +140,39 @@ bench() {
   done
 }
 
+# run_example GPUS: processes as a launcher starts them; the sorted lines must be those of one GPU.
+run_example() {
+  local reference=$logs/example.$build_id.txt port=$((20000 + RANDOM % 10000)) rank code=0 pids=()
+  local result
+  result=$(mktemp "$logs/example.XXXXXX") || return 1
+  for ((rank = 0; rank < $1; rank++)); do
+    RANK=$rank WORLD_SIZE=$1 LOCAL_RANK=$rank MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+      "$build/examples/train_gpu" >>"$result" &
+    pids+=($!)
+  done
+  for rank in "${pids[@]}"; do wait "$rank" || code=1; done
+  sort -o "$result" "$result"
+  cat "$result"
+  if [ $code = 0 ] && [ -f "$reference" ]; then
+    cmp "$result" "$reference" || code=1
+  elif [ $code = 0 ]; then
+    cp "$result" "$reference"
+  fi
+  rm -f "$result"
+  return $code
+}
+
+example() {
+  local count
+  for count in "${gpu_counts[@]}"; do
+    if [ -x "$build/examples/train_gpu" ]; then
+      part "example train_gpu, $count" "$count" 10 120 run_example "$count"
+    else
+      missing "example train_gpu, $count" "$count" "there is no $build/examples/train_gpu"
+    fi
+  done
+}
+
 plain_torch() {
   local count
   for count in 1 2; do
@@ -305,6 +338,7 @@ print_table() {
 
 test_programs
 layer_runs
+example
 bench
 plain_torch
 beside_torch
@@ -318,8 +352,8 @@ if [ -n "${GPU_SUITE_LIST:-}" ]; then
   list_parts
   exit 0
 fi
-export uniep layer logs build_id
-export -f run_layer
+export uniep build layer logs build_id
+export -f run_layer run_example
 for signal in INT TERM HUP; do
   # shellcheck disable=SC2064
   trap "interrupt $signal" $signal

@@ -418,6 +418,25 @@ TEST_P(CudaGraphOfGroups, ARefusalEndsTheReplaysOfAllOthers) {
   }));
 }
 
+TEST_P(CudaGraphOfGroups, ARefusalIsToldToACallThatIsCaptured) {
+  expect_same(on_gpus(ranks(), [](const Communicator& c) -> std::string {
+    const Stream stream;
+    LayerOptions options = on(stream);
+    options.timeout_ms = kConnectLimitMs;
+    GpuRank rank(small_layer(c.size()), c, options);
+    const auto ids = rank.topk_ids();
+    const std::string said = failure_of(
+        [&] {
+          rank.layer().plan(c.rank() == kCulprit ? ids.first(ids.size() - 1) : ids);
+          cuda::check_cuda(cudaStreamSynchronize(stream.get()), "wait for the refusal");
+          const Graph graph(stream, [&] { step(rank, cuda_schedules().back()); });
+        },
+        milliseconds(kLimitMs));
+    const std::string want = "rank 1: topk_ids has 1199 elements; a multiple of topk=4 is accepted";
+    return said == want ? "same" : said;
+  }));
+}
+
 // ---- What a capture cannot do
 
 TEST_P(CudaGraph, CallsThatWaitAreRefusedInACaptureAndDoNotSpoilIt) {

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "cuda/cuda_schedules.h"
+#include "cuda/device_scope.h"
 #include "cuda/gpu_group.h"
 #include "cuda/gpu_rank.h"
 
@@ -147,6 +148,51 @@ TEST_P(CudaGroup, ARefusalInPlanIsHeardByAllRanks) {
                    const auto ids = rank.topk_ids();
                    rank.layer().plan(wrong ? ids.first(ids.size() - 1) : ids);
                  });
+}
+
+TEST_P(CudaGroup, ATensorThatStartsBetweenItsElementsIsRefusedByAllRanks) {
+  const auto said = on_gpus(ranks(), [&](const Communicator& c) -> std::string {
+    GpuRank rank(data_, c, {.timeout_ms = kConnectLimitMs});
+    rank.plan();
+    return failure_of(
+        [&] {
+          ForwardArgs args = rank.forward_args();
+          if (c.rank() == kCulprit) args.out = {args.out.data() + 4, args.out.size()};
+          rank.layer().forward(rank.last_plan(), args, cuda_schedules().back());
+          rank.layer().synchronize();
+        },
+        milliseconds(kLimitMs));
+  });
+  EXPECT_EQ(said[0].rfind("rank 1: out starts at address ", 0), 0u) << said[0];
+  EXPECT_EQ(said, std::vector<std::string>(said.size(), said[0]));
+}
+
+// ---- A rank whose calls come from elsewhere
+
+/// A thread begins with device 0 as its current one.
+TEST_P(CudaGroup, CallsMayComeFromAnyThread) {
+  expect_same(on_gpus(ranks(), [&](const Communicator& c) -> std::string {
+    GpuRank rank(data_, c);
+    const LayerResult want = rank.step(cuda_schedules().back());
+    rank.load(data_);
+    std::exception_ptr error;
+    int device = -1;
+    std::thread([&] {
+      try {
+        rank.plan();
+        rank.forward(cuda_schedules().back());
+        rank.backward(cuda_schedules().back());
+        rank.layer().synchronize();
+        device = cuda::current_device();
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }).join();
+    if (error) std::rethrow_exception(error);
+    if (device != 0) return cat("the thread's device is now ", device);
+    const std::string tensor = difference(rank.result(), want);
+    return tensor.empty() ? "same" : cat(tensor, " differs");
+  }));
 }
 
 }  // namespace

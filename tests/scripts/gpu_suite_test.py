@@ -24,6 +24,12 @@ TEST_PROGRAM = """#!/bin/sh
 echo '[  PASSED  ] 3 tests.'
 [ -z "$SKIPPED" ] || echo "[  SKIPPED ] $SKIPPED tests, listed below:"
 """
+TRAIN_GPU = """#!/bin/sh
+[ "$RANK" != "$FAILING_RANK" ] || exit 1
+for share in 0 1 2 3; do
+  [ $((share * WORLD_SIZE / 4)) != "$RANK" ] || echo "share $share: ${BITS:-bits}"
+done
+"""
 
 
 class GpuSuite(unittest.TestCase):
@@ -86,6 +92,16 @@ class GpuSuite(unittest.TestCase):
         self.run_suite(GPU_SUITE_PARTS="^run --ranks 1 single")
         code, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^run --ranks 2 single", RESULT="others")
         self.assertEqual((code, list(verdicts.values())), (1, ["FAILED: exit code 1"]))
+
+    def test_the_example_prints_the_same_lines_on_any_number_of_gpus(self):
+        self.program("build/examples/train_gpu", TRAIN_GPU)
+        code, output, verdicts = self.run_suite(GPU_SUITE_PARTS="^example")
+        self.assertEqual((code, list(verdicts.values())), (0, ["passed"] * 3), output)
+        code, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^example.*2", BITS="other bits")
+        self.assertEqual((code, list(verdicts.values())), (1, ["FAILED: exit code 1"]))
+        code, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^example", FAILING_RANK="1")
+        self.assertEqual([v.split(":")[0] for v in verdicts.values()],
+                         ["passed", "FAILED", "FAILED"])
 
     def test_without_a_gpu_nothing_runs(self):
         self.set_gpus(0)
