@@ -9,7 +9,7 @@
 # GPU_SUITE_GPUS=N        selects those that need at most N GPUs
 # GPU_SUITE_LIST=1        only lists the selected parts, and what they are expected to take
 # GPU_SUITE_SECONDS=N     begins no part that would not be done after N seconds, and ends then
-# GPU_SUITE_RESUME=1      leaves out parts that have passed before, with the same build
+# GPU_SUITE_RESUME=1      leaves out parts that have passed before, with the same build and layer
 # GPU_SUITE_LOGS=DIR      where logs, verdicts and times are kept (default BUILD_DIR/gpu_suite)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
@@ -54,7 +54,9 @@ uniep=$build/bin/uniep
 [ -r "$layer" ] || { echo "there is no layer file $layer" >&2; exit 2; }
 logs=${GPU_SUITE_LOGS:-$build/gpu_suite}
 mkdir -p "$logs" || exit 2
-build_id=$(cksum <"$uniep" | cut -d' ' -f1)  # the library is part of it
+# Of every program, and of what they are given.
+build_id=$(cat "$uniep" "$build"/tests/{cuda,cli}/*_test "$build"/examples/train_gpu \
+  "$build"/benchmarks/*.so "$layer" 2>/dev/null | cksum | cut -d' ' -f1)
 gpus=$({ nvidia-smi --list-gpus || ls /dev/nvidia[0-9]*; } 2>/dev/null | grep -cE '^(GPU|/dev/)')
 
 # --- the parts: filled by `part` and `missing`, in the order in which they run ---

@@ -7,7 +7,6 @@ set -euo pipefail
 has_command() { command -v "$1" >/dev/null; }
 has_header() { [ -e "/usr/include/$1" ] || [ -e "/usr/local/include/$1" ]; }
 has_cblas() { has_header cblas.h || compgen -G '/usr/include/*/cblas.h' >/dev/null; }
-has_numpy() { /usr/bin/python3 -c "import numpy" 2>/dev/null; }
 has_fuzzer() {
   has_command clang++ &&
     compgen -G "$(dirname "$(clang++ -print-libgcc-file-name --rtlib=compiler-rt)")/*fuzzer*.a" \
@@ -26,10 +25,9 @@ has_header nlohmann/json.hpp || required+=(nlohmann-json3-dev)
 has_header benchmark/benchmark.h || required+=(libbenchmark-dev)
 has_command ccache || optional+=(ccache)
 has_cblas || optional+=(libopenblas-dev)
-has_numpy() { /usr/bin/python3 -c "import numpy" 2>/dev/null; }
 has_fuzzer || optional+=(clang libclang-rt-dev)
 
-# Installed, yet not found by the tests above (say, numpy for another python3): trying again would
+# Installed, yet not found by the tests above (say, for another compiler): trying again would
 # change nothing.
 drop_installed() {
   local -n list=$1

@@ -14,7 +14,7 @@ enum class ErrorCode {
   kInvalidArgument,  ///< the caller passed something out of range; the sentence says what is
                      ///< accepted
   kUnsupported,      ///< valid, but this build or backend cannot do it
-  kCapacity,         ///< the routing needs more rows than the layer was given
+  kCapacity,         ///< rows that a routing brings, or memory that a layer needs, do not fit
   kTimeout,          ///< a wait passed its time limit (UNIEP_TIMEOUT_MS); see `Error::wait()`
   kPeerFailed,       ///< another rank reported an error; the sentence repeats it
   kDevice,           ///< the CUDA driver or a kernel failed

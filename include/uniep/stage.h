@@ -7,7 +7,8 @@ namespace uniep {
 /// The stages of a layer pass. The same names stand for file names, trace slices, error texts and
 /// benchmark rows. Forward: dispatch (x), fc1 (with SwiGLU), fc2 (with the push to the source
 /// rank), reduce. Backward: dispatch (dy), dfc2 (with dSwiGLU), dfc1 (with push), reduce; wgrad2,
-/// wgrad1.
+/// wgrad1. Ahead of them: plan (the exchange of the routing), and enter (ranks agree on a pass; a
+/// GPU puts tokens where peers pull them).
 enum class Stage : int {
   kPlan,
   kEnter,

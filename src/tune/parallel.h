@@ -8,11 +8,13 @@
 #include <thread>
 #include <vector>
 
+#include "base/cpu_info.h"
+
 namespace uniep::tune {
 
 /// Threads that predictions are spread over.
 inline std::size_t model_threads() {
-  return std::max<std::size_t>(1, std::thread::hardware_concurrency());
+  return static_cast<std::size_t>(std::max(1, usable_cpus()));
 }
 
 /// f(0) to f(count - 1), side by side on up to `model_threads()` threads. What one of them throws

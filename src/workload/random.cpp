@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/cpu_info.h"
+
 namespace uniep::workload {
 namespace {
 
@@ -50,7 +52,7 @@ void NormalStream::fill(std::uint64_t first, std::span<bf16> out, double scale) 
       }
     }
   };
-  const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
+  const auto cores = static_cast<std::size_t>(std::max(1, usable_cpus()));
   const std::size_t threads =
       std::clamp<std::size_t>(out.size() / kPerThread, 1, std::min(cores, kMaxThreads));
   // Ranges start at even indices, as a pair of values comes from one hash.

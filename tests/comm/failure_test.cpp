@@ -7,6 +7,7 @@
 #include "support/cases.h"
 #include "support/layer_group.h"
 #include "support/new_threads.h"
+#include "support/scoped_env.h"
 
 namespace uniep::testing {
 namespace {
@@ -302,12 +303,11 @@ TEST(Failure, OtherGroupsOfTheProcessGoOnWorking) {
 }
 
 TEST(Failure, TheLimitComesFromTheEnvironmentWhereTheOptionsLeaveItOpen) {
-  setenv("UNIEP_TIMEOUT_MS", "60", 1);
+  const ScopedEnv limit("UNIEP_TIMEOUT_MS", "60");
   LayerGroup g(plain_layer(2), 2);
   const auto outcomes = g.attempt([&](int rank) {
     if (rank == 1) const Layer layer(g.split().problem(), g.group()[1]);
   });
-  unsetenv("UNIEP_TIMEOUT_MS");
   EXPECT_NE(outcomes[1].what().find("wait expired after 60 ms (UNIEP_TIMEOUT_MS) in stage plan"),
             std::string::npos)
       << outcomes[1].what();

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "api/arguments.h"
 #include "base/check.h"
 #include "reference/contract.h"
@@ -63,7 +65,7 @@ TEST(Soak, EveryStepHasTheBitsOfTheReferenceAndMemoryDoesNotGrow) {
                      cat("step ", number, "\n  forward  ", to_string(schedules.forward),
                          "\n  backward ", to_string(schedules.backward)));
     if (HasFailure()) return;
-    if (number == count / 4) resident = resident_bytes();
+    if (number == std::max(count / 4, 1)) resident = resident_bytes();
   }
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
   EXPECT_LT(resident_bytes() - resident, kMayGrow);

@@ -136,6 +136,19 @@ class GpuSuite(unittest.TestCase):
         _, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^run.*single", GPU_SUITE_RESUME="1")
         self.assertEqual(set(verdicts.values()), {"passed"})
 
+    def test_another_layer_has_other_bytes_and_verdicts(self):
+        self.run_suite(GPU_SUITE_PARTS="^run.*single")
+        self.layer.write_text("another layer")
+        code, output, verdicts = self.run_suite(GPU_SUITE_PARTS="^run.*single",
+                                                GPU_SUITE_RESUME="1", RESULT="other bytes")
+        self.assertEqual((code, set(verdicts.values())), (0, {"passed"}), output)
+
+    def test_a_test_program_that_was_built_again_runs_again(self):
+        self.run_suite(GPU_SUITE_PARTS="^cuda_plan")
+        self.program("build/tests/cuda/cuda_plan_test", TEST_PROGRAM + "# another build\n")
+        _, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^cuda_plan", GPU_SUITE_RESUME="1")
+        self.assertEqual(verdicts, {"cuda_plan_test": "passed"})
+
     def test_an_interrupt_still_gives_a_table(self):
         self.program("build/tests/cuda/cuda_plan_test",
                      f"#!/bin/sh\ntouch {self.folder}/begun\nexec sleep 30\n")

@@ -25,17 +25,14 @@ struct RunOptions {
   /// the same tokens that nobody asks about.
   bool defer_weights = false;
   Schedule weights_schedule;
-  int steps = 1;  ///< repeats on the same layer objects; the last one's results are returned
 };
 
 inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
   const workload::Split split(data, options.token_begin);
   Problem problem = split.problem();
   problem.row_align = options.row_align;
-  LayerResult result;
-  for (int step = 0; step < options.steps; ++step) {
-    result = workload::make_result(data, {.backward = true, .main_grad = options.main_grad});
-  }
+  LayerResult result =
+      workload::make_result(data, {.backward = true, .main_grad = options.main_grad});
   const auto start_main_grad = [&](auto& grads) {
     std::fill(grads.begin(), grads.end(), options.main_grad_start);
   };
@@ -45,19 +42,17 @@ inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
   run_ranks(Communicator::cpu_group(split.ranks()), [&](Communicator& communicator) {
     const int rank = communicator.rank();
     Layer layer(problem, communicator, options.layer);
-    for (int step = 0; step < options.steps; ++step) {
-      const RoutingPlan plan = layer.plan(split.topk_ids(rank));
-      const ForwardArgs forward = split.forward_args(rank, result);
-      const BackwardArgs args = split.backward_args(rank, result);
-      Saved saved = layer.forward(plan, forward, options.forward_schedule);
-      if (!options.defer_weights) {
-        layer.backward(saved, args, options.backward_schedule);
-        continue;
-      }
-      layer.backward_data(saved, data_args(args), options.backward_schedule);
-      layer.forward(plan, forward, options.forward_schedule);
-      layer.backward_weights(saved, weights_args(args), options.weights_schedule);
+    const RoutingPlan plan = layer.plan(split.topk_ids(rank));
+    const ForwardArgs forward = split.forward_args(rank, result);
+    const BackwardArgs args = split.backward_args(rank, result);
+    Saved saved = layer.forward(plan, forward, options.forward_schedule);
+    if (!options.defer_weights) {
+      layer.backward(saved, args, options.backward_schedule);
+      return;
     }
+    layer.backward_data(saved, data_args(args), options.backward_schedule);
+    layer.forward(plan, forward, options.forward_schedule);
+    layer.backward_weights(saved, weights_args(args), options.weights_schedule);
   });
   return result;
 }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <thread>
 
+#include "base/cpu_info.h"
 #include "reference/arithmetic.h"
 
 namespace uniep::tool {
@@ -28,7 +29,7 @@ void add_scaled(Row& to, double factor, const Row& row) {
 
 /// Calls body(0) to body(count - 1), on this rank's share of the cores.
 void in_parallel(std::size_t count, int ranks, const std::function<void(std::size_t)>& body) {
-  const std::size_t share = std::thread::hardware_concurrency() / static_cast<unsigned>(ranks);
+  const auto share = static_cast<std::size_t>(usable_cpus() / ranks);
   std::atomic<std::size_t> next = 0;
   std::vector<std::jthread> threads;
   for (std::size_t t = 0; t < std::min(count, std::max<std::size_t>(1, share)); ++t) {

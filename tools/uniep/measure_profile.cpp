@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/cpu_info.h"
 #include "base/env.h"
 #include "comm/backoff.h"
 #include "figures.h"
@@ -30,8 +31,6 @@ constexpr const char* kShapes[] = {
 };
 constexpr int kTileM[] = {16, 32, 64, 128};
 constexpr int kTileN[] = {64, 128, 256};
-
-int cores() { return static_cast<int>(std::thread::hardware_concurrency()); }
 
 /// A layer on one rank, and its steps.
 class Sampler {
@@ -180,7 +179,7 @@ tune::MeasuredProfile measure_cpu_profile(double effort, const std::function<voi
       for (const int tile_n : kTileN) {
         // All cores at work, as in a real pass; stage by stage, so that none waits.
         Schedule schedule = parse_schedule("sequential");
-        schedule.workers = cores();
+        schedule.workers = usable_cpus();
         schedule.tile_m = tile_m;
         schedule.tile_n = tile_n;
         observe(sampler, schedule, repeats, observations);
@@ -193,7 +192,7 @@ tune::MeasuredProfile measure_cpu_profile(double effort, const std::function<voi
   profile.name = "measured";
   profile.device = to_string(this_machine());
   profile.source = "uniep profile, " + utc_now() + ", " + to_string(this_build());
-  profile.cores = cores();
+  profile.cores = usable_cpus();
   std::vector<tune::ProductObservations> products;
   for (const auto& [stage, of_stage] : observations) {
     if (tune::is_product(stage)) products.push_back({stage, 0, of_stage});

@@ -4,7 +4,7 @@
 
 namespace uniep::cpu {
 
-// One per translation unit kernels_*.cc; the AVX ones exist only in x86-64 builds. Reach them
+// One per translation unit kernels_*.cpp; the AVX ones exist only in x86-64 builds. Reach them
 // through kernels_for(), which knows what the CPU supports.
 extern const Kernels kPortableKernels;
 extern const Kernels kAvx2Kernels;
