@@ -1,10 +1,10 @@
 #include "uniep/layer.h"
 
-#include "api/layer_backend.h"
 #include "api/layer_schedules.h"
-#include "api/saved_data.h"
 #include "base/check.h"
 #include "cpu/cpu_layer.h"
+#include "layer/backend.h"
+#include "layer/saved_data.h"
 #ifdef UNIEP_HAS_CUDA
 #include "cuda/cuda_layer.h"
 #endif

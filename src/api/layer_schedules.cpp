@@ -1,8 +1,8 @@
 #include "api/layer_schedules.h"
 
-#include "api/layer_options.h"
 #include "base/check.h"
 #include "comm/communicator_impl.h"
+#include "layer/options.h"
 #include "tune/auto_schedule.h"
 #include "tune/tune_key.h"
 

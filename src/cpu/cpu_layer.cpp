@@ -4,13 +4,13 @@
 #include <optional>
 #include <utility>
 
-#include "api/arguments.h"
-#include "api/layer_options.h"
-#include "api/saved_data.h"
-#include "api/traffic.h"
 #include "base/check.h"
 #include "comm/agreement.h"
 #include "cpu/engine.h"
+#include "layer/arguments.h"
+#include "layer/options.h"
+#include "layer/saved_data.h"
+#include "layer/traffic.h"
 
 namespace uniep::cpu {
 namespace {

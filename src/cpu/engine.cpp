@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <thread>
 
-#include "api/layer_options.h"
 #include "base/check.h"
 #include "base/cpu_info.h"
 #include "comm/backoff.h"
 #include "comm/wait_error.h"
+#include "layer/options.h"
 #include "schedule/roles.h"
 
 namespace uniep::cpu {

@@ -4,10 +4,6 @@
 #include <optional>
 #include <utility>
 
-#include "api/arguments.h"
-#include "api/layer_options.h"
-#include "api/saved_data.h"
-#include "api/traffic.h"
 #include "base/check.h"
 #include "comm/agreement.h"
 #include "cuda/buffer_pool.h"
@@ -21,6 +17,10 @@
 #include "cuda/plan_launch.h"
 #include "cuda/tensor_alignment.h"
 #include "cuda/wait_failure.h"
+#include "layer/arguments.h"
+#include "layer/options.h"
+#include "layer/saved_data.h"
+#include "layer/traffic.h"
 #include "plan/plan_data.h"
 
 namespace uniep::cuda {

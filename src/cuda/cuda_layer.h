@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "api/layer_backend.h"
+#include "layer/backend.h"
 
 namespace uniep::cuda {
 

@@ -4,9 +4,9 @@
 
 #include "base/contract.h"
 #include "base/math.h"
-#include "schedule/dependencies.h"
 #include "uniep/bf16.h"
 #include "uniep/problem.h"
+#include "uniep/stage.h"
 
 // Every buffer of a layer, stated once. Offsets are bytes from the start of the allocation; both
 // sizes and addresses derive from these structs.

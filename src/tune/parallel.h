@@ -13,9 +13,7 @@
 namespace uniep::tune {
 
 /// Threads that predictions are spread over.
-inline std::size_t model_threads() {
-  return static_cast<std::size_t>(std::max(1, usable_cpus()));
-}
+inline std::size_t model_threads() { return static_cast<std::size_t>(std::max(1, usable_cpus())); }
 
 /// f(0) to f(count - 1), side by side on up to `model_threads()` threads. What one of them throws
 /// is thrown when all have ended.

@@ -2,8 +2,8 @@
 // number of ranks, with several steps under way; and clear words where the order is wrong.
 #include <gtest/gtest.h>
 
-#include "api/arguments.h"
 #include "contract/contract_testing.h"
+#include "layer/arguments.h"
 #include "support/expect_error.h"
 #include "support/layer_group.h"
 

@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
-#include "api/arguments.h"
 #include "base/check.h"
+#include "layer/arguments.h"
 #include "reference/contract.h"
 #include "support/cases.h"
 #include "support/expect_same.h"

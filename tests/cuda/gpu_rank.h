@@ -2,9 +2,9 @@
 
 #include <optional>
 
-#include "api/arguments.h"
 #include "base/layer_data.h"
 #include "cuda/device_memory.h"
+#include "layer/arguments.h"
 #include "uniep/layer.h"
 #include "workload/split.h"
 

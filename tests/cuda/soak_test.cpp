@@ -5,10 +5,10 @@
 
 #include <thread>
 
-#include "api/arguments.h"
 #include "cuda/cuda_schedules.h"
 #include "cuda/gpu_group.h"
 #include "cuda/gpu_rank.h"
+#include "layer/arguments.h"
 #include "support/cases.h"
 
 namespace uniep::testing {

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "api/arguments.h"
 #include "base/layer_data.h"
+#include "layer/arguments.h"
 #include "uniep/layer.h"
 #include "workload/split.h"
 

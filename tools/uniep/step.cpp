@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "api/arguments.h"
 #include "base/check.h"
+#include "layer/arguments.h"
 #include "progress.h"
 
 namespace uniep::tool {

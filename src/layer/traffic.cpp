@@ -1,4 +1,4 @@
-#include "api/traffic.h"
+#include "layer/traffic.h"
 
 namespace uniep {
 

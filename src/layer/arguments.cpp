@@ -1,7 +1,7 @@
-#include "api/arguments.h"
+#include "layer/arguments.h"
 
-#include "api/saved_data.h"
 #include "base/check.h"
+#include "layer/saved_data.h"
 
 namespace uniep {
 namespace {

@@ -1,4 +1,4 @@
-#include "api/layer_options.h"
+#include "layer/options.h"
 
 #include "base/check.h"
 #include "base/env.h"
