@@ -26,14 +26,20 @@ inline int devices() {
   return count;
 }
 
+/// What each rank's body says, in a process with a GPU.
+inline std::vector<std::string> gpu_processes(
+    int ranks, const std::function<std::string(std::shared_ptr<cuda::CudaCommunicator>)>& body) {
+  const int port = free_tcp_port();
+  return forked_ranks(ranks, [&](int rank) {
+    return body(std::make_shared<cuda::CudaCommunicator>(
+        ProcessEnvironment{rank, ranks, rank, "127.0.0.1", port}, kConnectLimitMs));
+  });
+}
+
 using Body = std::function<std::string(Communicator)>;
 
 inline std::vector<std::string> on_gpus(int ranks, const Body& body) {
-  const int port = free_tcp_port();
-  return forked_ranks(ranks, [&](int rank) {
-    return body(Communicator(std::make_shared<cuda::CudaCommunicator>(
-        ProcessEnvironment{rank, ranks, rank, "127.0.0.1", port}, kConnectLimitMs)));
-  });
+  return gpu_processes(ranks, [&](auto c) { return body(Communicator(std::move(c))); });
 }
 
 /// Batch number `seed` of a small layer: other inputs, routing and weights each time.

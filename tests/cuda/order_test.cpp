@@ -8,20 +8,6 @@
 namespace uniep::testing {
 namespace {
 
-bool operator==(const Pull& a, const Pull& b) {
-  return a.source == b.source && a.token == b.token && a.first_row == b.first_row &&
-         a.num_rows == b.num_rows;
-}
-
-template <class T>
-void expect_equal(const T* want, const T* device, std::int64_t count, const char* what) {
-  const std::vector<T> got = download(device, count);
-  for (std::int64_t i = 0; i < count; ++i) {
-    ASSERT_TRUE(want[i] == got[static_cast<std::size_t>(i)])
-        << what << "[" << i << "] of " << count << " differs";
-  }
-}
-
 void expect_queues(const PassView& want, const cuda::DeviceOrder& got) {
   ASSERT_EQ(got.num_queues, 2 * num_launches(want));
   for (int q = 0; q < got.num_queues; ++q) {

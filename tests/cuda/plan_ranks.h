@@ -164,6 +164,26 @@ class PlanGroup {
   std::uint32_t epoch_ = 0;
 };
 
+inline bool operator==(const Pull& a, const Pull& b) {
+  return a.source == b.source && a.token == b.token && a.first_row == b.first_row &&
+         a.num_rows == b.num_rows;
+}
+
+/// Device memory has the values that the host computed.
+template <class T>
+void expect_equal(const T* want, const T* device, std::int64_t count, const char* what) {
+  const std::vector<T> got = download(device, count);
+  for (std::int64_t i = 0; i < count; ++i) {
+    ASSERT_TRUE(want[i] == got[static_cast<std::size_t>(i)])
+        << what << "[" << i << "] of " << count << " differs";
+  }
+}
+
+template <class T>
+void expect_equal(std::span<const T> want, const T* device, const char* what) {
+  expect_equal(want.data(), device, static_cast<std::int64_t>(want.size()), what);
+}
+
 /// "No device" is no failure, but a test that did not run.
 class CudaTest : public ::testing::Test {
  protected:

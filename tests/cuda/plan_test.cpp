@@ -12,19 +12,6 @@ namespace {
 
 using Launch = PlanGroup::Launch;
 
-bool operator==(const Pull& a, const Pull& b) {
-  return a.source == b.source && a.token == b.token && a.first_row == b.first_row &&
-         a.num_rows == b.num_rows;
-}
-
-template <class T>
-void expect_equal(std::span<const T> want, const T* device, const char* what) {
-  const std::vector<T> got = download(device, static_cast<std::int64_t>(want.size()));
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    ASSERT_TRUE(want[i] == got[i]) << what << "[" << i << "] of " << want.size() << " differs";
-  }
-}
-
 /// The index of the pull that fills each row; -1 in pad rows, where the device writes nothing.
 std::vector<std::int32_t> pull_of_row(const PlanData& plan) {
   std::vector<std::int32_t> pulls(plan.row_origin.size(), -1);

@@ -8,10 +8,8 @@
 
 #include "comm/agreement.h"
 #include "cuda/check.h"
-#include "cuda/cuda_communicator.h"
-#include "cuda/driver.h"
+#include "cuda/gpu_group.h"
 #include "cuda/touch_memory.h"
-#include "support/forked_ranks.h"
 #include "support/scoped_env.h"
 #include "uniep/communicator.h"
 
@@ -23,22 +21,10 @@ using cuda::CudaCommunicator;
 using cuda::SymmetricMemory;
 using std::chrono::milliseconds;
 
-constexpr int kLimit = 60000;
+using CommunicatorBody = std::function<std::string(CudaCommunicator&)>;
 
-int devices() {
-  static const int count =
-      std::stoi(forked_ranks(1, [](int) { return std::to_string(cuda::device_count()); })[0]);
-  return count;
-}
-
-using Body = std::function<std::string(CudaCommunicator&)>;
-
-std::vector<std::string> on_gpus(int ranks, const Body& body) {
-  const int port = free_tcp_port();
-  return forked_ranks(ranks, [&](int rank) {
-    CudaCommunicator communicator({rank, ranks, rank, "127.0.0.1", port}, kLimit);
-    return body(communicator);
-  });
+std::vector<std::string> on_communicators(int ranks, const CommunicatorBody& body) {
+  return gpu_processes(ranks, [&](const auto& c) { return body(*c); });
 }
 
 /// The first element that differs from first + i; -1: none.
@@ -56,16 +42,16 @@ std::int64_t first_wrong(const void* device, std::int64_t count, std::uint32_t f
 
 /// Every rank writes to its part of every rank's memory, and looks at what it was given.
 std::string write_to_all(CudaCommunicator& c, std::int64_t part) {
-  const auto memory = c.symmetric_memory(c.size() * part * 4, kLimit);
+  const auto memory = c.symmetric_memory(c.size() * part * 4, kConnectLimitMs);
   const std::int64_t dirty = first_wrong(memory->local(), c.size() * part, 0, 0);
   if (dirty >= 0) return cat("not zero at first: ", dirty);
-  c.bootstrap().all_gather("", "looked", kLimit);
+  c.bootstrap().all_gather("", "looked", kConnectLimitMs);
   for (int peer = 0; peer < c.size(); ++peer) {
     auto* to = static_cast<std::uint32_t*>(memory->peer(peer)) + c.rank() * part;
     check_cuda(write_sequence(to, part, static_cast<std::uint32_t>(c.rank() * 1000 + peer)),
                "write to a peer");
   }
-  c.bootstrap().all_gather("", "written", kLimit);
+  c.bootstrap().all_gather("", "written", kConnectLimitMs);
   for (int from = 0; from < c.size(); ++from) {
     const auto* part_of = static_cast<const std::uint32_t*>(memory->local()) + from * part;
     const std::int64_t wrong =
@@ -86,7 +72,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, SymmetricMemoryKind, ::testing::Values("nccl", "
 
 TEST_P(SymmetricMemoryKind, PeersWriteToEachOther) {
   const int ranks = std::min(devices(), 4);
-  const auto said = on_gpus(ranks, [](CudaCommunicator& c) {
+  const auto said = on_communicators(ranks, [](CudaCommunicator& c) {
     std::string kinds;
     for (const std::int64_t part : {1, 1000, 1 << 24}) kinds += write_to_all(c, part) + " ";
     return kinds;
@@ -98,15 +84,15 @@ TEST_P(SymmetricMemoryKind, PeersWriteToEachOther) {
 
 /// Memory is returned, also where ranks destroy their objects at different times.
 TEST_P(SymmetricMemoryKind, MemoryIsFreed) {
-  const auto said = on_gpus(2, [](CudaCommunicator& c) {
+  const auto said = on_communicators(2, [](CudaCommunicator& c) {
     std::size_t before = 0, after = 0, total = 0;
-    { const auto warm_up = c.symmetric_memory(1 << 20, kLimit); }
+    { const auto warm_up = c.symmetric_memory(1 << 20, kConnectLimitMs); }
     check_cuda(cudaMemGetInfo(&before, &total), "ask for free memory");
     for (int i = 0; i < 4; ++i) {
-      const auto memory = c.symmetric_memory(std::int64_t{4} << 30, kLimit);
+      const auto memory = c.symmetric_memory(std::int64_t{4} << 30, kConnectLimitMs);
       if (c.rank() == i % 2) std::this_thread::sleep_for(milliseconds(100));
     }
-    const auto small = c.symmetric_memory(1 << 20, kLimit);  // by now all have let go
+    const auto small = c.symmetric_memory(1 << 20, kConnectLimitMs);  // by now all have let go
     check_cuda(cudaMemGetInfo(&after, &total), "ask for free memory");
     const bool freed = before < after + (std::size_t{1} << 30);
     return freed ? std::string("freed") : cat(before, " bytes were free, and now ", after);
@@ -116,18 +102,18 @@ TEST_P(SymmetricMemoryKind, MemoryIsFreed) {
 
 TEST_P(SymmetricMemoryKind, AKilledPeerEndsTheOthersAtOnce) {
   const auto begin = std::chrono::steady_clock::now();
-  const auto said = on_gpus(2, [](CudaCommunicator& c) -> std::string {
-    const auto memory = c.symmetric_memory(1 << 20, kLimit);
+  const auto said = on_communicators(2, [](CudaCommunicator& c) -> std::string {
+    const auto memory = c.symmetric_memory(1 << 20, kConnectLimitMs);
     if (c.rank() == 1) raise(SIGKILL);
-    c.symmetric_memory(1 << 20, kLimit);
+    c.symmetric_memory(1 << 20, kConnectLimitMs);
     return "no error";
   });
   EXPECT_NE(said[0].find("rank 1 is gone"), std::string::npos) << said[0];
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(kLimit / 2));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(kConnectLimitMs / 2));
 }
 
 TEST_P(SymmetricMemoryKind, AMissingPeerIsNamed) {
-  const auto said = on_gpus(2, [](CudaCommunicator& c) -> std::string {
+  const auto said = on_communicators(2, [](CudaCommunicator& c) -> std::string {
     if (c.rank() == 1) {
       std::this_thread::sleep_for(milliseconds(1000));
       return "stays away";
@@ -141,8 +127,8 @@ TEST_P(SymmetricMemoryKind, AMissingPeerIsNamed) {
 }
 
 TEST_P(SymmetricMemoryKind, DisagreementIsAnErrorOnAllRanks) {
-  const auto said = on_gpus(2, [](CudaCommunicator& c) -> std::string {
-    c.symmetric_memory((1 << 20) + c.rank(), kLimit);
+  const auto said = on_communicators(2, [](CudaCommunicator& c) -> std::string {
+    c.symmetric_memory((1 << 20) + c.rank(), kConnectLimitMs);
     return "no error";
   });
   EXPECT_NE(said[0].find("ranks disagree"), std::string::npos) << said[0];
@@ -150,8 +136,8 @@ TEST_P(SymmetricMemoryKind, DisagreementIsAnErrorOnAllRanks) {
 }
 
 TEST_P(SymmetricMemoryKind, TooMuchIsAnErrorOnAllRanks) {
-  const auto said = on_gpus(2, [](CudaCommunicator& c) -> std::string {
-    c.symmetric_memory(std::int64_t{1} << 40, kLimit);
+  const auto said = on_communicators(2, [](CudaCommunicator& c) -> std::string {
+    c.symmetric_memory(std::int64_t{1} << 40, kConnectLimitMs);
     return "no error";
   });
   EXPECT_NE(said[0].find("error 5: rank 0: cannot allocate"), std::string::npos) << said[0];
@@ -161,14 +147,14 @@ TEST_P(SymmetricMemoryKind, TooMuchIsAnErrorOnAllRanks) {
 /// Rank 1 agrees to everything and then does not come into NCCL, which itself would wait for ever.
 std::vector<std::string> alone_in_nccl(int limit_ms, const std::function<void()>& instead) {
   const ScopedEnv kind("UNIEP_SYMMETRIC_MEMORY", "nccl");
-  return on_gpus(2, [&](CudaCommunicator& c) -> std::string {
+  return on_communicators(2, [&](CudaCommunicator& c) -> std::string {
     if (c.rank() == 0) {
       c.symmetric_memory(1 << 20, limit_ms);
       return "no error";
     }
     for (const char* call :
          {"symmetric memory of 1048576 bytes (UNIEP_SYMMETRIC_MEMORY=nccl)", "nccl memory"}) {
-      agree(c.bootstrap(), kLimit, Stage::kPlan, call, [] {});
+      agree(c.bootstrap(), kConnectLimitMs, Stage::kPlan, call, [] {});
     }
     instead();
     return "stayed away";
@@ -178,12 +164,12 @@ std::vector<std::string> alone_in_nccl(int limit_ms, const std::function<void()>
 TEST(NcclMapping, APeerThatIsKilledMeanwhileEndsTheOthersAtOnce) {
   if (devices() < 2) GTEST_SKIP() << "needs two GPUs";
   const auto begin = std::chrono::steady_clock::now();
-  const auto said = alone_in_nccl(kLimit, [] {
+  const auto said = alone_in_nccl(kConnectLimitMs, [] {
     std::this_thread::sleep_for(milliseconds(500));
     raise(SIGKILL);
   });
   EXPECT_NE(said[0].find("rank 1 is gone"), std::string::npos) << said[0];
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(kLimit / 2));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(kConnectLimitMs / 2));
 }
 
 TEST(NcclMapping, APeerThatDoesNotComeIsATimeout) {
@@ -199,7 +185,7 @@ TEST(CudaCommunicator, RefusesTwoRanksOnOneGpu) {
   if (devices() < 1) GTEST_SKIP() << "needs a GPU";
   const int port = free_tcp_port();
   const auto said = forked_ranks(2, [&](int rank) -> std::string {
-    CudaCommunicator communicator({rank, 2, 0, "127.0.0.1", port}, kLimit);
+    CudaCommunicator communicator({rank, 2, 0, "127.0.0.1", port}, kConnectLimitMs);
     return "no error";
   });
   for (const std::string& s : said) {
@@ -211,7 +197,8 @@ TEST(CudaCommunicator, AMissingDeviceIsAnErrorOnAllRanks) {
   if (devices() < 1) GTEST_SKIP() << "needs a GPU";
   const int port = free_tcp_port();
   const auto said = forked_ranks(2, [&](int rank) -> std::string {
-    CudaCommunicator communicator({rank, 2, rank == 0 ? 0 : 63, "127.0.0.1", port}, kLimit);
+    CudaCommunicator communicator({rank, 2, rank == 0 ? 0 : 63, "127.0.0.1", port},
+                                  kConnectLimitMs);
     return "no error";
   });
   EXPECT_NE(said[0].find("rank 1: there is no CUDA device 63"), std::string::npos) << said[0];
@@ -220,7 +207,7 @@ TEST(CudaCommunicator, AMissingDeviceIsAnErrorOnAllRanks) {
 
 TEST(SymmetricMemory, AGroupOfOneUsesItsOwnMemory) {
   if (devices() < 1) GTEST_SKIP() << "needs a GPU";
-  const auto said = on_gpus(1, [](CudaCommunicator& c) { return write_to_all(c, 1000); });
+  const auto said = on_communicators(1, [](CudaCommunicator& c) { return write_to_all(c, 1000); });
   EXPECT_EQ(said[0], "local");
 }
 
