@@ -66,7 +66,8 @@ fi
 
 step "find_package from a project of its own"
 consumer=$work_dir/consumer
-sed -n '/^```cpp$/,/^```$/p' "$source_dir/README.md" | sed '1d;$d' >"$work_dir/readme.cpp"
+# Its examples are one program.
+sed -n '/^```cpp$/,/^```$/p' "$source_dir/README.md" | sed '/^```/d' >"$work_dir/readme.cpp"
 [ -s "$work_dir/readme.cpp" ] || fail "README.md has no example"
 "$cmake" -S "$source_dir/tests/install/consumer" -B "$consumer" -DCMAKE_PREFIX_PATH="$prefix" \
   -DPROGRAMS="$source_dir/examples/train_step.cpp;$work_dir/readme.cpp"
