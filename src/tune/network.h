@@ -36,9 +36,10 @@ class Network {
 
   /// A transfer that `self` asks for at `asked`; `rate` is that of the link, 0 for its own.
   Transfer transfer(int self, int from, int to, double bytes, double asked, double rate = 0) {
-    if (from == to || link_.bytes_per_s == 0) return {asked, asked};
     const bool far = topology_.ranks_per_node > 0 &&
                      from / topology_.ranks_per_node != to / topology_.ranks_per_node;
+    // A machine without a link of its own still reaches other nodes over its NIC.
+    if (from == to || (!far && link_.bytes_per_s == 0)) return {asked, asked};
     const double speed = far ? topology_.nic_bytes_per_s : (rate > 0 ? rate : link_.bytes_per_s);
     const double latency = far ? topology_.nic_latency_s : link_.latency_s;
     const double seconds = bytes / speed;

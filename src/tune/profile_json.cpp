@@ -1,8 +1,12 @@
-// The file format of machine profiles. Every key is required, so that a typing error does not pass
-// for a default.
+// The file format of machine profiles. Every key is required, but for those that came later than
+// the schema (draw_s, alone, crowd), and no other is accepted, so that a typing error does not pass
+// for a default. Every value is checked: a simulation under a profile that was read ends.
+#include <algorithm>
+#include <array>
 #include <fstream>
-#include <iterator>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "base/check.h"
 #include "tune/machine_profile.h"
@@ -14,17 +18,149 @@ namespace {
 using Json = nlohmann::ordered_json;
 constexpr const char* kSchema = "uniep-profile-1";
 
+// A rank's share of these is memory, so they end where those of schedules do, or well above what
+// machines have.
+constexpr int kMostCores = 4096;
+constexpr int kMostWorkers = 1024;
+constexpr int kMostLanes = 64;
+constexpr int kMostPushes = 256;
+constexpr int kMostTileN = 4096;
+constexpr int kMostKStep = 65536;
+
+/// What a number may be, and how a sentence says so.
+struct Accepted {
+  bool (*holds)(double value);
+  const char* text;
+};
+
+// Sums of times must stay finite, and a sleep must bring a clock forward that shows many of them.
+constexpr Accepted kSeconds{[](double v) { return v >= 0 && v <= 1000; },
+                            "0 to 1000 seconds are accepted"};
+constexpr Accepted kSleep{[](double v) { return v == 0 || (v >= 1e-6 && v <= 1000); },
+                          "0, or 1e-6 to 1000 seconds, are accepted"};
+constexpr Accepted kRate{[](double v) { return v >= 1 && v <= 1e18; },
+                         "1 to 1e18 bytes/s are accepted"};
+constexpr Accepted kRateOrNone{[](double v) { return v == 0 || (v >= 1 && v <= 1e18); },
+                               "0, or 1 to 1e18 bytes/s, are accepted"};
+constexpr Accepted kShare{[](double v) { return v >= 0 && v <= 1; }, "0 to 1 is accepted"};
+constexpr Accepted kSomeShare{[](double v) { return v > 0 && v <= 1; },
+                              "more than 0 and at most 1 is accepted"};
+constexpr Accepted kFactor{[](double v) { return v > 0 && v <= 1000; },
+                           "more than 0 and at most 1000 is accepted"};
+constexpr Accepted kAmount{[](double v) { return v >= 0 && v <= 1e18; }, "0 to 1e18 is accepted"};
+
+/// A value as the file has it.
+std::string shown(const Json& json) {
+  return json.is_structured() ? cat("an ", json.type_name()) : json.dump();
+}
+
+double number_from(const Json& json, const std::string& key, const Accepted& accepted) {
+  require(json.is_number() && accepted.holds(json.get<double>()), ErrorCode::kIo, key, " is ",
+          shown(json), "; ", accepted.text);
+  return json.get<double>();
+}
+
+const Json& list_from(const Json& json, const std::string& key) {
+  require(json.is_array(), ErrorCode::kIo, key, " is ", shown(json), "; a list is accepted");
+  return json;
+}
+
+/// An object of the file: its keys are asked for one by one, and what nobody asked for is refused.
+class Fields {
+ public:
+  /// `path` is that of the object; empty: the whole file.
+  Fields(const Json& json, std::string path) : json_(json), path_(std::move(path)) {
+    require(json.is_object(), ErrorCode::kIo, path_.empty() ? "it" : path_, " is ", shown(json),
+            "; an object is accepted");
+  }
+
+  std::string path(const std::string& key) const {
+    return path_.empty() ? key : cat(path_, '.', key);
+  }
+
+  const Json& at(const std::string& key) {
+    known_.push_back(key);
+    const auto found = json_.find(key);
+    require(found != json_.end(), ErrorCode::kIo, "there is no key ", path(key),
+            "; it is required");
+    return *found;
+  }
+
+  double number(const std::string& key, const Accepted& accepted) {
+    return number_from(at(key), path(key), accepted);
+  }
+
+  double number_or(const std::string& key, const Accepted& accepted, double otherwise) {
+    if (json_.contains(key)) return number(key, accepted);
+    known_.push_back(key);
+    return otherwise;
+  }
+
+  int integer(const std::string& key, int low, int high) {
+    const Json& json = at(key);
+    // As a double, which holds the bounds exactly: a wider integer must not wrap around into them.
+    const bool in =
+        json.is_number_integer() && json.get<double>() >= low && json.get<double>() <= high;
+    require(in, ErrorCode::kIo, path(key), " is ", shown(json), "; an integer from ", low, " to ",
+            high, " is accepted");
+    return json.get<int>();
+  }
+
+  std::string text(const std::string& key) {
+    const Json& json = at(key);
+    require(json.is_string(), ErrorCode::kIo, path(key), " is ", shown(json),
+            "; a text is accepted");
+    return json.get<std::string>();
+  }
+
+  bool flag(const std::string& key) {
+    const Json& json = at(key);
+    require(json.is_boolean(), ErrorCode::kIo, path(key), " is ", shown(json),
+            "; true or false is accepted");
+    return json.get<bool>();
+  }
+
+  Fields object(const std::string& key) { return {at(key), path(key)}; }
+
+  void refuse_others() const {
+    for (const auto& item : json_.items()) {
+      const bool known = std::ranges::find(known_, item.key()) != known_.end();
+      require(known, ErrorCode::kIo, "key ", path(item.key()), " is unknown; ", known_keys(),
+              " are accepted");
+    }
+  }
+
+ private:
+  std::string known_keys() const {
+    std::string keys;
+    for (const std::string& key : known_) keys += cat(keys.empty() ? "" : ", ", key);
+    return keys;
+  }
+
+  const Json& json_;
+  std::string path_;
+  std::vector<std::string> known_;
+};
+
 Json to_json(const Curve& curve) {
   Json points = Json::array();
   for (const Curve::Point& p : curve.points) points.push_back({p.at, p.value});
   return points;
 }
 
-Curve curve_from(const Json& json) {
+Curve rates_from(const Json& json, const std::string& path) {
   Curve curve;
-  for (const Json& point : json) {
-    curve.points.push_back({point.at(0).get<double>(), point.at(1).get<double>()});
+  for (const Json& point : list_from(json, path)) {
+    const std::string here = cat(path, '[', curve.points.size(), ']');
+    require(point.is_array() && point.size() == 2, ErrorCode::kIo, here, " is ", shown(point),
+            "; a list of bytes and bytes/s is accepted");
+    curve.points.push_back(
+        {number_from(point[0], here + "[0]", kAmount), number_from(point[1], here + "[1]", kRate)});
   }
+  const auto falls =
+      std::ranges::adjacent_find(curve.points, std::greater_equal{}, &Curve::Point::at);
+  require(falls == curve.points.end(), ErrorCode::kIo, path,
+          " does not rise; pairs with more bytes from each to the next are accepted");
   return curve;
 }
 
@@ -37,15 +173,13 @@ Json to_json(const MoveCost& c) {
   return json;
 }
 
-MoveCost move_cost_from(const Json& json) {
-  const MoveCost cost{.fixed = json.at("fixed_s").get<double>(),
-                      .per_item = json.at("per_item_s").get<double>(),
-                      .per_byte = json.at("per_byte_s").get<double>(),
-                      .alone = json.value("alone", 1.0),
-                      .crowd = json.value("crowd", 0.0)};
-  require(cost.alone > 0 && cost.alone <= 1, ErrorCode::kIo, "alone is ", cost.alone,
-          "; more than 0 and at most 1 is accepted");
-  require(cost.crowd >= 0, ErrorCode::kIo, "crowd is ", cost.crowd, "; 0 or more is accepted");
+MoveCost move_cost_from(Fields fields) {
+  const MoveCost cost{.fixed = fields.number("fixed_s", kSeconds),
+                      .per_item = fields.number("per_item_s", kSeconds),
+                      .per_byte = fields.number("per_byte_s", kSeconds),
+                      .alone = fields.number_or("alone", kSomeShare, 1),
+                      .crowd = fields.number_or("crowd", kAmount, 0)};
+  fields.refuse_others();
   return cost;
 }
 
@@ -62,14 +196,24 @@ Stage stage_named(const std::string& text) {
   throw Error(ErrorCode::kIo, cat("there is no stage '", text, "'"));
 }
 
-GemmCost gemm_cost_from(const Json& json) {
-  return {stage_named(json.at("stage").get<std::string>()),
-          json.at("tile_n").get<int>(),
-          json.at("fixed_s").get<double>(),
-          json.at("per_mnk_s").get<double>(),
-          json.at("per_mk_s").get<double>(),
-          json.at("per_nk_s").get<double>(),
-          json.at("per_mn_s").get<double>()};
+GemmCost gemm_cost_from(Fields fields) {
+  const GemmCost cost{.stage = stage_named(fields.text("stage")),
+                      .tile_n = fields.integer("tile_n", 0, kMostTileN),
+                      .fixed = fields.number("fixed_s", kSeconds),
+                      .per_mnk = fields.number("per_mnk_s", kSeconds),
+                      .per_mk = fields.number("per_mk_s", kSeconds),
+                      .per_nk = fields.number("per_nk_s", kSeconds),
+                      .per_mn = fields.number("per_mn_s", kSeconds)};
+  fields.refuse_others();
+  return cost;
+}
+
+std::vector<GemmCost> gemm_costs_from(const Json& json) {
+  std::vector<GemmCost> costs;
+  for (const Json& gemm : list_from(json, "gemms")) {
+    costs.push_back(gemm_cost_from({gemm, cat("gemms[", costs.size(), "]")}));
+  }
+  return costs;
 }
 
 Backend backend_named(const std::string& text) {
@@ -79,44 +223,79 @@ Backend backend_named(const std::string& text) {
   throw Error(ErrorCode::kIo, cat("there is no backend '", text, "'"));
 }
 
-LinkProfile link_from(const Json& json) {
-  return {.bytes_per_s = json.at("bytes_per_s").get<double>(),
-          .latency_s = json.at("latency_s").get<double>(),
-          .exclusive = json.at("exclusive").get<bool>(),
-          .pull_bytes_per_s = json.at("pull_bytes_per_s").get<double>(),
-          .push = curve_from(json.at("push_by_segment_bytes"))};
+LinkProfile link_from(Fields fields) {
+  const char* push = "push_by_segment_bytes";
+  LinkProfile link{.bytes_per_s = fields.number("bytes_per_s", kRateOrNone),
+                   .latency_s = fields.number("latency_s", kSeconds),
+                   .exclusive = fields.flag("exclusive"),
+                   .pull_bytes_per_s = fields.number("pull_bytes_per_s", kRateOrNone),
+                   .push = rates_from(fields.at(push), fields.path(push))};
+  fields.refuse_others();
+  return link;
+}
+
+WakeProfile wake_from(Fields fields) {
+  const WakeProfile wake{.flag_s = fields.number("flag_s", kSeconds),
+                         .first_sleep_s = fields.number("first_sleep_s", kSleep),
+                         .longest_sleep_s = fields.number("longest_sleep_s", kSeconds),
+                         .sleep_slack_s = fields.number("sleep_slack_s", kSeconds)};
+  fields.refuse_others();
+  require(wake.longest_sleep_s >= wake.first_sleep_s, ErrorCode::kIo,
+          fields.path("longest_sleep_s"), " is ", wake.longest_sleep_s, "; at least ",
+          fields.path("first_sleep_s"), ", ", wake.first_sleep_s, ", is accepted");
+  return wake;
+}
+
+void read_machine(Fields& file, MachineProfile& p) {
+  p.name = file.text("name");
+  p.backend = backend_named(file.text("backend"));
+  p.device = file.text("device");
+  p.source = file.text("source");
+  p.cores = file.integer("cores", 0, kMostCores);
+  p.workers = file.integer("workers", 0, kMostWorkers);
+  require(p.cores >= 1 || p.workers >= 1, ErrorCode::kIo,
+          "cores and workers are 0; at least 1 of one of them is accepted");
+  p.lanes = file.integer("lanes", 1, kMostLanes);
+  p.push_depth = file.integer("push_depth", -1, kMostPushes);
+  p.padding = file.number("padding", kShare);
+  p.k_step = file.integer("k_step", 1, kMostKStep);
+  p.cache_bytes = file.number("cache_bytes", kAmount);
+}
+
+void read_costs(Fields& file, MachineProfile& p) {
+  p.gemms = gemm_costs_from(file.at("gemms"));
+  p.dispatch = move_cost_from(file.object("dispatch"));
+  p.reduce = move_cost_from(file.object("reduce"));
+  p.enter = move_cost_from(file.object("enter"));
+  p.launch_s = file.number("launch_s", kSeconds);
+  p.draw_s = file.number_or("draw_s", kSeconds, 0);
+  p.beside_link = file.number("beside_link", kFactor);
+  p.link = link_from(file.object("link"));
+  p.wake = wake_from(file.object("wake"));
 }
 
 MachineProfile profile_from(const Json& json) {
-  const auto schema = json.at("schema").get<std::string>();
+  Fields file(json, "");
+  const std::string schema = file.text("schema");
   require(schema == kSchema, ErrorCode::kIo, "its schema is '", schema, "'; ", kSchema,
           " is accepted");
-  MachineProfile p;
-  p.name = json.at("name").get<std::string>();
-  p.backend = backend_named(json.at("backend").get<std::string>());
-  p.device = json.at("device").get<std::string>();
-  p.source = json.at("source").get<std::string>();
-  p.cores = json.at("cores").get<int>();
-  p.workers = json.at("workers").get<int>();
-  p.lanes = json.at("lanes").get<int>();
-  p.push_depth = json.at("push_depth").get<int>();
-  p.padding = json.at("padding").get<double>();
-  p.k_step = json.at("k_step").get<int>();
-  p.cache_bytes = json.at("cache_bytes").get<double>();
-  for (const Json& gemm : json.at("gemms")) p.gemms.push_back(gemm_cost_from(gemm));
-  p.dispatch = move_cost_from(json.at("dispatch"));
-  p.reduce = move_cost_from(json.at("reduce"));
-  p.enter = move_cost_from(json.at("enter"));
-  p.launch_s = json.at("launch_s").get<double>();
-  p.draw_s = json.value("draw_s", 0.0);  // came later than the schema
-  p.beside_link = json.at("beside_link").get<double>();
-  p.link = link_from(json.at("link"));
-  const Json& wake = json.at("wake");
-  p.wake = {wake.at("flag_s").get<double>(), wake.at("first_sleep_s").get<double>(),
-            wake.at("longest_sleep_s").get<double>(), wake.at("sleep_slack_s").get<double>()};
-  require(p.lanes >= 1 && p.k_step >= 1 && (p.cores >= 1 || p.workers >= 1), ErrorCode::kIo,
-          "lanes, k_step, and cores or workers must be at least 1");
-  return p;
+  MachineProfile profile;
+  read_machine(file, profile);
+  read_costs(file, profile);
+  file.refuse_others();
+  return profile;
+}
+
+/// Whether all of a file could be read. A folder can be opened, but not read: read() takes notice
+/// of that, where an iterator over the stream would throw what no caller knows.
+bool read_all(const std::string& path, std::string& text) {
+  std::ifstream file(path, std::ios::binary);
+  std::array<char, 4096> block;
+  do {
+    file.read(block.data(), block.size());
+    text.append(block.data(), static_cast<std::size_t>(file.gcount()));
+  } while (file);
+  return file.eof() && !file.bad();
 }
 
 }  // namespace
@@ -180,10 +359,10 @@ MachineProfile profile_from_json(std::string_view text, const std::string& origi
 }
 
 MachineProfile read_profile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  require(file.good(), ErrorCode::kIo, "cannot read profile ", path,
+  std::string text;
+  require(read_all(path, text), ErrorCode::kIo, "cannot read profile ", path,
           "; a file that `uniep profile` wrote is accepted");
-  return profile_from_json(std::string{std::istreambuf_iterator<char>(file), {}}, path);
+  return profile_from_json(text, path);
 }
 
 MachineProfile shipped_profile(std::string_view name) {

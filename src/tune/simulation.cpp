@@ -348,7 +348,7 @@ void Simulation::push(Unit& unit, SimulatedRank& r, const Task& task) {
       arrive(peer, r.pushed.arrivals(run), run.visible);
     }
   }
-  if (remote && profile_.link.bytes_per_s > 0) {
+  if (last > now_) {
     unit.pushes.push_back(last);
     const double share = push_held();
     if (share > 0) unit.held = std::max(now_, first + share * (last - first));

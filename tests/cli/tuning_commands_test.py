@@ -66,7 +66,11 @@ class Simulate(ProgramTest):
 
     def test_refusals(self):
         self.refuse("simulate", "--shape", "tiny", "--nic-gbps", 400, words=("--gpus-per-node",))
+        self.refuse("simulate", "--shape", "tiny", "--nic-latency-us", 7,
+                    words=("--nic-latency-us is 7", "--gpus-per-node and --nic-gbps"))
         self.refuse("simulate", "--shape", "tiny", "--profile", "h300", words=("h300", "h200"))
+        self.refuse("simulate", "--shape", "tiny", "--profile", self.folder,
+                    words=(f"cannot read profile {self.folder}",))
         self.refuse("simulate", "--shape", "tiny", "--profile", "/dev/null", words=("/dev/null",))
         self.refuse("simulate", "--shape", "tiny", "--schedule", "tile_m=64", words=("tile_m=64",))
         self.refuse("simulate", "--shape", "tiny", "--ranks", 3, words=("8 experts",))

@@ -129,6 +129,22 @@ TEST(Simulate, TheLinkCarriesWhatIsPulledAndPushed) {
               0.02 * (bytes + pushed) / 100);
 }
 
+TEST(Simulate, NodesAreApartWhereTheProfileHasNoLink) {
+  MachineProfile profile = made_up_profile();
+  for (tune::GemmCost& cost : profile.gemms) cost.fixed = 0;
+  const auto plans = even_plans(kProblem, 2, 64);
+  const Traffic& t = plans[0].traffic();
+  const double seconds =
+      static_cast<double>((t.remote_pulls + t.remote_rows) * 2 * kProblem.hidden) / 100;
+  const auto under = [&](const tune::Topology& topology) {
+    return simulate(plans, Pass::kForward, parse_schedule("sequential"), profile,
+                    {.topology = topology})
+        .seconds;
+  };
+  EXPECT_NEAR(under({1, 100, 0}), seconds, 0.02 * seconds);
+  EXPECT_EQ(under({2, 100, 0}), 0);  // both on one node
+}
+
 // Two tiles of fc2 a rank, a second each, whose pushes take the link 4 s each.
 TEST(Simulate, AGpusTileHoldsItsWorkerUntilHalfOfItsRowsHaveLeft) {
   MachineProfile profile = made_up_profile();
@@ -145,6 +161,16 @@ TEST(Simulate, AGpusTileHoldsItsWorkerUntilHalfOfItsRowsHaveLeft) {
   // carried half of it after 7.
   profile.backend = Backend::kCuda;
   EXPECT_NEAR(waited(), 2 + 3, 1e-6);
+}
+
+TEST(Simulate, AWorkerAwaitsItsPushesOverNics) {
+  MachineProfile profile = made_up_profile();
+  profile.push_depth = 1;
+  const auto plans = even_plans(kProblem, 2, 64);
+  const Schedule s = parse_schedule("sequential,tile_m=64,tile_n=256");
+  const double rate = static_cast<double>(32 * 2 * kProblem.hidden) / 4;
+  const auto pass = simulate(plans, Pass::kForward, s, profile, {.topology = {1, rate, 0}});
+  EXPECT_NEAR(pass.stats[0][Stage::kFc2].link_s, 3, 1e-6);  // as over a link of that rate
 }
 
 TEST(Simulate, OverlapHidesTheLink) {

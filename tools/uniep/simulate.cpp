@@ -29,7 +29,7 @@ struct Flags {
   std::string profile = "h200";
   int gpus_per_node = 0;
   double nic_gbps = 0;
-  double nic_latency_us = 5;
+  std::optional<double> nic_latency_us;
   std::string schedule = "single";
   std::string pass = "both";
   std::uint64_t seed = 0;
@@ -55,14 +55,23 @@ struct Degree {
   std::vector<tune::Prediction> passes{};
 };
 
-Setting setting_of(const Flags& flags) {
+double nic_latency_us(const Flags& flags) { return flags.nic_latency_us.value_or(5); }
+
+void require_whole_cluster(const Flags& flags) {
   require((flags.gpus_per_node > 0) == (flags.nic_gbps > 0), ErrorCode::kInvalidArgument,
           "--gpus-per-node and --nic-gbps describe a cluster together; both or neither are "
           "accepted");
+  require(!flags.nic_latency_us || flags.nic_gbps > 0, ErrorCode::kInvalidArgument,
+          "--nic-latency-us is ", flags.nic_latency_us.value_or(0),
+          ", but there are no NICs; it is accepted with --gpus-per-node and --nic-gbps");
+}
+
+Setting setting_of(const Flags& flags) {
+  require_whole_cluster(flags);
   Setting s{.profile = find_profile(flags.profile), .topology = {}, .schedule = {}, .passes = {}};
   s.topology = {.ranks_per_node = flags.gpus_per_node,
                 .nic_bytes_per_s = flags.nic_gbps * 1e9 / 8,
-                .nic_latency_s = flags.nic_latency_us * 1e-6};
+                .nic_latency_s = nic_latency_us(flags) * 1e-6};
   s.schedule = parse_schedule(flags.schedule, default_schedule(s.profile.backend));
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
     if (measures(pass_choice(flags.pass), pass)) s.passes.push_back(pass);
@@ -103,7 +112,7 @@ Degree predict_degree(const Flags& flags, const Setting& setting, int ranks) {
 std::string topology_text(const Flags& flags) {
   if (flags.gpus_per_node == 0) return "one node";
   return cat(flags.gpus_per_node, " GPUs a node, ", flags.nic_gbps, " Gbit/s and ",
-             flags.nic_latency_us, " us a NIC, one NIC a GPU");
+             nic_latency_us(flags), " us a NIC, one NIC a GPU");
 }
 
 void print_header(const Flags& flags, const Setting& setting) {
@@ -258,7 +267,7 @@ void add_where_options(CLI::App& sub, Flags& flags) {
       ->check(range(0.001, 1e6));
   group
       .add("--nic-latency-us", flags.nic_latency_us, "US",
-           "Latency of a transfer through NICs (default 5)")
+           "Latency of a transfer through NICs (default 5); with --nic-gbps")
       ->check(range(0.0, 1e6));
   group.add("--json", flags.json, "FILE.json", "Write the predictions; see docs/results.md");
   group.add("--plot", flags.plot, "FILE.svg", "Draw time and exposed communication over ranks");
