@@ -33,6 +33,13 @@ from compare.uniep_layer import AUTO
 SCHEDULES = ["sequential", "single"]
 
 
+def positive(text):
+    """Of an argument: medians and loops need at least one."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}'; an integer of 1 or more is accepted")
+    return int(text)
+
+
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--library", required=True, help="libuniep_bridge.so of a CUDA build")
@@ -47,7 +54,7 @@ def parse_arguments():
                              f"(default: {' '.join(SCHEDULES)})")
     parser.add_argument("--backward", nargs="+", default=SCHEDULES, metavar="SCHEDULE",
                         help="the same")
-    parser.add_argument("--iterations", type=int, default=15, metavar="N")
+    parser.add_argument("--iterations", type=positive, default=15, metavar="N")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--no-stages", action="store_true", help="do not list stages")
     parser.add_argument("--trace", action="store_true",

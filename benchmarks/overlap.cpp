@@ -5,13 +5,16 @@
 //
 // Speedups are relative to the first schedule (default: sequential).
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
+#include "base/check.h"
 #include "uniep/uniep.h"
 #include "workload/split.h"
 #include "workload/synthetic.h"
@@ -92,6 +95,42 @@ void compare(const LayerData& data, int ranks, Pass pass, const std::vector<std:
   }
 }
 
+constexpr const char* kUsage =
+    "usage: uniep_overlap_bench [shape] [ranks] [repeats] [schedule ...]\n";
+
+int number(const char* what, std::string_view text, int most) {
+  int value = 0;
+  const char* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, value);
+  require(parsed.ec == std::errc{} && parsed.ptr == end && value >= 1 && value <= most,
+          ErrorCode::kInvalidArgument, what, " is '", text, "'; an integer from 1 to ", most,
+          " is accepted");
+  return value;
+}
+
+/// The command line.
+struct Arguments {
+  std::string shape = "small,tokens=2048,hidden=512,intermediate=256,topk=2";
+  int ranks = 2;
+  int repeats = 9;
+  std::vector<std::string> schedules{"sequential", "pipelined:2", "pipelined:4", "two-kernel",
+                                     "single"};
+};
+
+/// Everything is read before anything is timed.
+Arguments parse(const std::vector<std::string>& words) {
+  Arguments a;
+  if (!words.empty()) a.shape = words[0];
+  if (words.size() > 1) a.ranks = number("ranks", words[1], 64);
+  if (words.size() > 2) a.repeats = number("repeats", words[2], 10000);
+  if (words.size() > 3) a.schedules.assign(words.begin() + 3, words.end());
+  const workload::ShapeSpec spec = workload::parse_shape(a.shape);
+  require(spec.num_experts % a.ranks == 0, ErrorCode::kInvalidArgument, "ranks is ", a.ranks,
+          "; a number that divides the ", spec.num_experts, " experts is accepted");
+  for (const std::string& schedule : a.schedules) parse_schedule(schedule);
+  return a;
+}
+
 int run(const std::string& shape, int ranks, const std::vector<std::string>& schedules,
         int repeats) {
   const workload::ShapeSpec spec = workload::parse_shape(shape);
@@ -111,15 +150,11 @@ int run(const std::string& shape, int ranks, const std::vector<std::string>& sch
 
 int main(int argc, char** argv) {
   try {
-    std::vector<std::string> schedules(argv + std::min(argc, 4), argv + argc);
-    if (schedules.empty()) {
-      schedules = {"sequential", "pipelined:2", "pipelined:4", "two-kernel", "single"};
-    }
-    return uniep::run(argc > 1 ? argv[1] : "small,tokens=2048,hidden=512,intermediate=256,topk=2",
-                      argc > 2 ? std::atoi(argv[2]) : 2, schedules,
-                      argc > 3 ? std::atoi(argv[3]) : 9);
+    const uniep::Arguments a = uniep::parse({argv + std::min(argc, 1), argv + argc});
+    return uniep::run(a.shape, a.ranks, a.schedules, a.repeats);
   } catch (const uniep::Error& e) {
-    std::fprintf(stderr, "uniep_overlap_bench: %s\n", e.what());
+    const bool usage = e.code() == uniep::ErrorCode::kInvalidArgument;
+    std::fprintf(stderr, "uniep_overlap_bench: %s\n%s", e.what(), usage ? uniep::kUsage : "");
     return 2;
   }
 }

@@ -160,7 +160,7 @@ double median_us(const Bench& b, const std::function<cudaError_t(int)>& launch) 
 }
 
 void bench_order(const Bench& b, Pass pass, const char* text) {
-  const Schedule schedule = parse_schedule(text);
+  const Schedule schedule = parse_schedule(text, default_schedule(Backend::kCuda));
   std::vector<cuda::OrderArgs> args;
   for (int r = 0; r < b.active(); ++r) {
     check_cuda(cudaSetDevice(b.ranks[r]->device), "choose device");
@@ -173,7 +173,7 @@ void bench_order(const Bench& b, Pass pass, const char* text) {
   }
   const double us =
       median_us(b, [&](int r) { return cuda::launch_order(args[r], b.ctas, b.ranks[r]->stream); });
-  std::printf("%10.1f us  order, %s, %s\n", us, name(pass), text);
+  std::printf("%10.1f us  order, %s, %s (%s)\n", us, name(pass), text, to_string(schedule).c_str());
 }
 
 int run(int argc, char** argv) {

@@ -36,7 +36,8 @@ MODELS = {shape.name: shape for shape in (
 )}
 
 ALL = "all"  # every model
-KEYS = {"tokens": (int, 1, 1 << 28), "skew": (float, 0, 100)}  # of a case: type, least, most
+# Of a case: type, least, most. Tokens are those that a rank can have (src/base/problem_limits.h).
+KEYS = {"tokens": (int, 1, 1 << 26), "skew": (float, 0, 100)}
 
 
 def parse_cases(texts, ranks):

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/math.h"
+#include "base/problem_limits.h"
 #include "uniep/bf16.h"
 
 namespace uniep {
@@ -22,8 +23,9 @@ std::int64_t most_padding(const Problem& p, int num_ranks) {
 }
 
 void require_dimension(const char* field, std::int64_t value) {
-  require(value >= 8 && value <= (1 << 20) && value % 8 == 0, ErrorCode::kInvalidArgument,
-          "problem.", field, " is ", value, "; a multiple of 8 from 8 to 1048576 is accepted");
+  require(value >= kWidthMultiple && value <= kMaxWidth && value % kWidthMultiple == 0,
+          ErrorCode::kInvalidArgument, "problem.", field, " is ", value, "; a multiple of ",
+          kWidthMultiple, " from ", kWidthMultiple, " to ", kMaxWidth, " is accepted");
 }
 
 }  // namespace
@@ -33,12 +35,12 @@ void validate(const Problem& p, int num_ranks) {
           "; at least 1 is accepted");
   require_dimension("hidden", p.hidden);
   require_dimension("intermediate", p.intermediate);
-  require_range("num_experts", p.num_experts, 1, 65536);
+  require_range("num_experts", p.num_experts, 1, kMaxNumExperts);
   require(p.num_experts % num_ranks == 0, ErrorCode::kInvalidArgument, "problem.num_experts is ",
           p.num_experts, ", which ", num_ranks,
           " ranks do not divide; a multiple of the number of ranks is accepted");
   require_range("topk", p.topk, 1, kMaxTopk);
-  require_range("max_tokens", p.max_tokens, 0, std::int64_t{1} << 26);
+  require_range("max_tokens", p.max_tokens, 0, kMaxRankTokens);
   require_range("capacity_rows", p.capacity_rows, 0, kMaxCapacityRows);
   require(p.row_align >= 16 && p.row_align <= 256 && (p.row_align & (p.row_align - 1)) == 0,
           ErrorCode::kInvalidArgument, "problem.row_align is ", p.row_align,

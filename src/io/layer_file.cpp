@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <sstream>
 
 #include "base/check.h"
+#include "base/problem_limits.h"
 #include "io/safetensors.h"
 #include "io/safetensors_header.h"
 #include "uniep/bf16.h"
@@ -16,7 +16,6 @@ namespace uniep::io {
 namespace {
 
 constexpr std::int64_t kUnknown = -1;
-constexpr std::int64_t kMaxExperts = std::numeric_limits<int>::max();
 
 /// Values of one tensor that are named one by one.
 constexpr std::int64_t kMaxNamed = 10;
@@ -137,12 +136,20 @@ void LayerReader::check_range(const Dimension& dimension) {
   const auto describe = [&] {
     return cat(dimension.symbol, " is ", value, " in tensor '", dimension.source, "'; ");
   };
+  const auto require_range = [&](std::int64_t low, std::int64_t high) {
+    if (value < low || value > high) add(describe(), low, " to ", high, " is accepted");
+  };
   if (&dimension == &h_ || &dimension == &i_) {
-    if (value == 0 || value % 8 != 0) add(describe(), "a positive multiple of 8 is needed");
+    if (value < kWidthMultiple || value > kMaxWidth || value % kWidthMultiple != 0) {
+      add(describe(), "a multiple of ", kWidthMultiple, " from ", kWidthMultiple, " to ", kMaxWidth,
+          " is accepted");
+    }
   } else if (&dimension == &k_) {
-    if (value < 1 || value > kMaxTopk) add(describe(), "1 to ", kMaxTopk, " is accepted");
+    require_range(1, kMaxTopk);
   } else if (&dimension == &e_) {
-    if (value < 1 || value > kMaxExperts) add(describe(), "1 to ", kMaxExperts, " is accepted");
+    require_range(1, kMaxNumExperts);
+  } else {
+    require_range(0, kMaxRankTokens);  // one rank may get all of them
   }
 }
 

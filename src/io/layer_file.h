@@ -17,7 +17,8 @@ namespace uniep::io {
 //   x           BF16  [T, H]       topk_ids    I32 or I64  [T, K]   -1: dropped slot
 //   topk_probs  F32   [T, K]       w1          BF16        [E, 2I, H]
 //   w2          BF16  [E, H, I]    dy          BF16        [T, H], may be left out
-// K from 1 to kMaxTopk, H and I multiples of 8, every number finite. Other tensors are ignored.
+// K from 1 to kMaxTopk, H and I multiples of 8, all dimensions such as one rank can have
+// (base/problem_limits.h), every number finite. Other tensors are ignored.
 
 /// What a layer file holds, in figures.
 struct LayerSummary {

@@ -9,16 +9,14 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/problem_limits.h"
 #include "uniep/problem.h"
 #include "workload/random.h"
 
 namespace uniep::workload {
 namespace {
 
-// Bounds that keep every product of dimensions within 63 bits.
-constexpr std::int64_t kMaxTokens = 1 << 28;
-constexpr std::int64_t kMaxWidth = 1 << 20;
-constexpr std::int64_t kMaxExperts = 1 << 20;
+// With the limits of problems, these keep every product of dimensions within 63 bits.
 constexpr int kMaxRanks = 1024;
 constexpr double kMaxSkew = 100;
 
@@ -54,10 +52,12 @@ struct Key {
 };
 
 constexpr std::array kKeys = {
-    Key{"tokens", 0, kMaxTokens, 1, [](ShapeSpec& s, std::int64_t v) { s.tokens = v; }},
-    Key{"hidden", 8, kMaxWidth, 8, [](ShapeSpec& s, std::int64_t v) { s.hidden = v; }},
-    Key{"intermediate", 8, kMaxWidth, 8, [](ShapeSpec& s, std::int64_t v) { s.intermediate = v; }},
-    Key{"experts", 1, kMaxExperts, 1,
+    Key{"tokens", 0, kMaxRankTokens, 1, [](ShapeSpec& s, std::int64_t v) { s.tokens = v; }},
+    Key{"hidden", kWidthMultiple, kMaxWidth, kWidthMultiple,
+        [](ShapeSpec& s, std::int64_t v) { s.hidden = v; }},
+    Key{"intermediate", kWidthMultiple, kMaxWidth, kWidthMultiple,
+        [](ShapeSpec& s, std::int64_t v) { s.intermediate = v; }},
+    Key{"experts", 1, kMaxNumExperts, 1,
         [](ShapeSpec& s, std::int64_t v) { s.num_experts = static_cast<int>(v); }},
     Key{"topk", 1, kMaxTopk, 1, [](ShapeSpec& s, std::int64_t v) { s.topk = static_cast<int>(v); }},
 };

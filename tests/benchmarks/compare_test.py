@@ -108,7 +108,7 @@ class Shapes(unittest.TestCase):
                 ("qwen3-30b,hidden=8", "'hidden=8' is not accepted; tokens=T and skew=Z are"),
                 ("qwen3-30b,skew=1,skew=1", "'skew=1' is not accepted; .* each once"),
                 ("qwen3-30b,", "'' is not accepted"),
-                ("qwen3-30b,tokens=0", "tokens is '0'; 1 to 268435456 is accepted"),
+                ("qwen3-30b,tokens=0", "tokens is '0'; 1 to 67108864 is accepted"),
                 ("qwen3-30b,tokens=1.5", "tokens is '1.5'"),
                 ("qwen3-30b,skew=nan", "skew is 'nan'"),
                 ("qwen3-30b,skew=-1", "skew is '-1'; 0 to 100 is accepted")]:

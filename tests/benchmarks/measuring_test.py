@@ -1,4 +1,6 @@
 """How compare_torch.py measures, with a stand-in for PyTorch that only takes notes."""
+import contextlib
+import io
 import sys
 import unittest
 from collections import Counter
@@ -187,6 +189,24 @@ class Schedules(unittest.TestCase):
     def test_auto_is_what_the_layer_looked_up_for_the_direction(self):
         self.assertEqual(self.run_under("auto", "auto", looks_up=True),
                          ["looked up for forward", "looked up for backward"])
+
+
+class Arguments(unittest.TestCase):
+    def parse(self, *arguments):
+        errors = io.StringIO()
+        with mock.patch.object(sys, "argv", ["compare_torch.py", "--library", "L", *arguments]), \
+                contextlib.redirect_stderr(errors):
+            try:
+                return compare_torch.parse_arguments(), ""
+            except SystemExit as exit_:
+                return exit_.code, errors.getvalue()
+
+    def test_there_is_something_to_measure(self):
+        self.assertEqual(self.parse("--iterations", "1")[0].iterations, 1)
+        for text in ("0", "-3", "1.5", "many"):
+            code, sentence = self.parse(f"--iterations={text}")
+            self.assertEqual(code, 2, text)
+            self.assertIn(f"--iterations: '{text}'; an integer of 1 or more is accepted", sentence)
 
 
 class Running(unittest.TestCase):

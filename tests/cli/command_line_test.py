@@ -149,6 +149,16 @@ class Reports(ProgramTest):
         self.assertLess(forward["pulled_bytes"], forward["pulled_bytes_no_dedup"])
         self.assertGreater(forward["pushed_bytes"], 0)
 
+    def test_backend_is_a_name(self):
+        backends = ["cpu"] + ["cuda"] * ("SMs, " in self.succeed("info"))  # where there is a GPU
+        for backend in backends:
+            path = self.folder / "figures.json"
+            self.succeed("run", "--shape", "small", "--backend", backend, "--json", path)
+            figures = json.loads(path.read_text())
+            self.assertEqual(figures["backend"], backend)
+            self.assertRegex(figures["machine"], "^1 x NVIDIA .* kernels$" if backend == "cuda" else
+                             r"^(?!1 x ).* kernels$")
+
     def test_json_without_check_claims_nothing(self):
         path = self.folder / "figures.json"
         self.succeed("run", "--shape", "tiny", "--json", path)
@@ -349,6 +359,12 @@ class Errors(ProgramTest):
         self.refuse("run", "--shape", "tiny", "--schedule", "best", words=["best", "sequential"])
         self.refuse("run", "--shape", "tiny", "--schedule", "tile_m=48", words=["tile_m", 48])
 
+    def test_a_forward_pass_has_no_weight_gradients(self):
+        for option in (["--defer-weights"], ["--main-grad", "fp32"]):
+            self.refuse("run", "--shape", "tiny", "--pass", "forward", *option,
+                        words=[" ".join(option), "--pass forward", "backward or both"])
+            self.succeed("run", "--shape", "tiny", "--pass", "backward", *option)
+
     def test_experts_that_do_not_divide(self):
         self.refuse("run", "--input", TRACE, "--ranks", 3, words=["32 experts", "3 ranks"])
 
@@ -399,12 +415,29 @@ class Validate(ProgramTest):
     def test_good_files(self):
         self.assertIn("is good", self.succeed("validate", TRACE))
         self.assertIn("2048", self.succeed("validate", TRACE))
-        self.succeed("validate", self.layer_path(5, with_dy=False))
+        self.assertNotIn("forward", self.succeed("validate", self.layer_path(5)))
+
+    def test_a_layer_without_dy_is_good_for_a_forward_pass(self):
+        layer = self.layer_path(5, with_dy=False)
+        self.assertIn("is good for a forward pass (uniep run --pass forward): it has no tensor dy",
+                      self.succeed("validate", layer))
+        self.refuse("run", "--input", layer, words=["dy"])
+        self.succeed("run", "--input", layer, "--pass", "forward")
+        empty = self.layer_path(0, with_dy=False)  # whose dy has no numbers
+        self.assertNotIn("forward", self.succeed("validate", empty))
+        self.succeed("run", "--input", empty)
 
     def test_truncated_anywhere(self):
         content = layer_file.serialized(layer_file.layer(5))
         for size in (0, 7, 8, 100, len(content) - 1):
             self.broken(content[:size])
+
+    def test_more_experts_than_a_layer_can_have(self):
+        experts = 65544
+        tensors = layer_file.layer(1)
+        tensors["w1"] = ("BF16", [experts, 16, 16], bytes(experts * 16 * 16 * 2))
+        tensors["w2"] = ("BF16", [experts, 16, 8], bytes(experts * 16 * 8 * 2))
+        self.broken(layer_file.serialized(tensors), f"E is {experts}", "1 to 65536 is accepted")
 
     def test_headers(self):
         tensors = layer_file.layer(5)

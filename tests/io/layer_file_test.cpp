@@ -244,14 +244,17 @@ TEST(LayerFileErrors, Shapes) {
 }
 
 TEST(LayerFileErrors, Ranges) {
-  EXPECT_EQ(with_shape("x", {3, 12})[0],
-            "f: H is 12 in tensor 'x'; a positive multiple of 8 is needed");
-  EXPECT_EQ(with_shape("x", {3, 0})[0],
-            "f: H is 0 in tensor 'x'; a positive multiple of 8 is needed");
-  EXPECT_EQ(with_shape("w1", {4, 8, 16})[0],
-            "f: I is 4 in tensor 'w1'; a positive multiple of 8 is needed");
-  EXPECT_EQ(with_shape("w1", {0, 16, 16})[0],
-            "f: E is 0 in tensor 'w1'; 1 to 2147483647 is accepted");
+  const std::string width = "; a multiple of 8 from 8 to 1048576 is accepted";
+  EXPECT_EQ(with_shape("x", {3, 12})[0], "f: H is 12 in tensor 'x'" + width);
+  EXPECT_EQ(with_shape("x", {3, 0})[0], "f: H is 0 in tensor 'x'" + width);
+  EXPECT_EQ(with_shape("x", {0, 1048584})[0], "f: H is 1048584 in tensor 'x'" + width);
+  EXPECT_EQ(with_shape("w1", {4, 8, 16})[0], "f: I is 4 in tensor 'w1'" + width);
+  EXPECT_EQ(with_shape("w1", {4, 2097168, 0})[0], "f: I is 1048584 in tensor 'w1'" + width);
+  EXPECT_EQ(with_shape("w1", {0, 16, 16})[0], "f: E is 0 in tensor 'w1'; 1 to 65536 is accepted");
+  EXPECT_EQ(with_shape("w1", {65537, 16, 0})[0],
+            "f: E is 65537 in tensor 'w1'; 1 to 65536 is accepted");
+  EXPECT_EQ(with_shape("x", {67108865, 0})[0],
+            "f: T is 67108865 in tensor 'x'; 0 to 67108864 is accepted");
   EXPECT_EQ(with_shape("topk_ids", {3, 17})[0],
             "f: K is 17 in tensor 'topk_ids'; 1 to 16 is accepted");
   EXPECT_EQ(with_shape("topk_ids", {3, 0})[0],

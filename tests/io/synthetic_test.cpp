@@ -92,8 +92,11 @@ TEST(Shapes, Errors) {
   for (const char* value : {"", "x", "1x", "1.5", "-1", "99999999999999999999", "+1", " 1"}) {
     EXPECT_EQ(shape_error(std::string("tiny,tokens=") + value),
               std::string("shape 'tiny,tokens=") + value + "': tokens is '" + value +
-                  "'; an integer from 0 to 268435456 is accepted");
+                  "'; an integer from 0 to 67108864 is accepted");
   }
+  EXPECT_EQ(shape_error("tiny,experts=65537"),
+            "shape 'tiny,experts=65537': experts is '65537'; an integer from 1 to 65536 is "
+            "accepted");
   EXPECT_EQ(shape_error("tiny,topk=17"),
             "shape 'tiny,topk=17': topk is '17'; an integer from 1 to 16 is accepted");
   EXPECT_EQ(shape_error("tiny,topk=9"),
@@ -242,10 +245,10 @@ TEST(MakeLayer, Errors) {
   EXPECT_EQ(refuse(tiny, 1, std::nan("")), "skew is nan; 0 to 100 is accepted");
   EXPECT_NE(refuse({"own", 1, 7, 8, 1, 1}, 1, 0).find("is out of range"), std::string::npos);
   const ShapeSpec most = parse_shape(
-      "custom,tokens=268435456,hidden=1048576,intermediate=1048576,experts=1048576,"
+      "custom,tokens=67108864,hidden=1048576,intermediate=1048576,experts=65536,"
       "topk=16");
   EXPECT_GT(layer_bytes(most, 1024), 0) << "no overflow";
-  EXPECT_NE(refuse(most, 1024, 0).find("1024 ranks needs 8070485716620017664 bytes; up to "),
+  EXPECT_NE(refuse(most, 1024, 0).find("1024 ranks needs 720584736472301568 bytes; up to "),
             std::string::npos);
 }
 

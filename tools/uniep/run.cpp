@@ -51,6 +51,13 @@ struct Flags {
 
 bool wants_cuda(const Flags& flags) { return backend_choice(flags.backend) == Backend::kCuda; }
 
+void require_weight_gradients(const Flags& flags, bool asked, const std::string& option) {
+  require(!asked || pass_choice(flags.pass) != PassChoice::kForward, ErrorCode::kInvalidArgument,
+          option,
+          " is about weight gradients, which --pass forward has none of; --pass backward "
+          "or both is accepted with it");
+}
+
 void require_usable(const Flags& flags) {
 #ifndef UNIEP_HAS_CUDA
   require(!wants_cuda(flags), ErrorCode::kUnsupported,
@@ -59,6 +66,8 @@ void require_usable(const Flags& flags) {
   require(flags.input.empty() != flags.shape.empty(), ErrorCode::kInvalidArgument,
           flags.input.empty() ? "no layer to run" : "two layers to run",
           "; either --input FILE or --shape NAME[,key=value...] is accepted");
+  require_weight_gradients(flags, flags.defer_weights, "--defer-weights");
+  require_weight_gradients(flags, flags.main_grad == "fp32", "--main-grad fp32");
   require_writable("--output", flags.output);
   require_writable("--trace", flags.trace);
   require_writable("--plot", flags.plot);
@@ -133,6 +142,7 @@ struct Runners {
   StepRunner all_ranks;
   StepRunner one_rank;
   bool speaks = true;
+  std::string devices{};  ///< that they run on, beside the machine's CPUs; empty: none
   /// What rank 0 chooses, on all ranks.
   std::function<tune::LayerSchedules(const std::function<tune::LayerSchedules()>&)> agree =
       [](const auto& choose) { return choose(); };
@@ -153,10 +163,17 @@ void look_up_schedules(const Flags& flags, const LayerData& layer, const Runners
   options.schedule_origin = tune::origin_text(found);
 }
 
+/// As `uniep bench` has it: the GPUs, then the machine that they are in.
+Machine machine_of(const Runners& runners) {
+  Machine machine = this_machine();
+  if (!runners.devices.empty()) machine.cpu = cat(runners.devices, ", ", machine.cpu);
+  return machine;
+}
+
 int run_layer(const Flags& flags, const std::string& command, StepOptions options,
               const Runners& runners) {
   RunHeader header{.build = this_build(),
-                   .machine = this_machine(),
+                   .machine = machine_of(runners),
                    .date = utc_now(),
                    .command = command,
                    .shape = "",
@@ -197,7 +214,7 @@ int run_cuda(const Flags& flags, const Invocation& invocation) {
   }
   const Communicator member = Communicator::cuda_from_environment();
   options.ranks = member.size();
-  options.backend = "cuda, " + cuda::device_text(0);
+  options.backend = name(Backend::kCuda);
   const auto steps_of = [](const Communicator& communicator) -> StepRunner {
     return [communicator](const LayerData& layer, const StepOptions& o) {
       return run_cuda_steps(layer, o, communicator);
@@ -207,6 +224,7 @@ int run_cuda(const Flags& flags, const Invocation& invocation) {
                    {.all_ranks = steps_of(member),
                     .one_rank = steps_of(cuda::single_rank()),
                     .speaks = member.rank() == 0,
+                    .devices = cat(member.size(), " x ", cuda::device_text(0)),
                     .agree = [&](const auto& choose) {
                       return tune::agree_on_schedules(member.impl()->bootstrap(), member.rank(),
                                                       env_timeout_ms(), "uniep run", choose);

@@ -9,12 +9,20 @@
 namespace uniep::tool {
 namespace {
 
+/// What `uniep run` can do with a layer that has no findings.
+std::string verdict(const io::LayerSummary& layer) {
+  const bool both = layer.has_dy || layer.tokens == 0;
+  return both ? "is good"
+              : "is good for a forward pass (uniep run --pass forward): it has no tensor dy, which "
+                "a backward pass needs";
+}
+
 int validate_file(const std::filesystem::path& path) {
   const io::LayerCheck check = io::check_layer(path);
   if (check.summary) std::cout << io::to_string(*check.summary) << '\n';
   for (const std::string& finding : check.findings) std::cout << finding << '\n';
   if (check.findings.empty()) {
-    std::cout << path.string() << " is good\n";
+    std::cout << path.string() << ' ' << verdict(*check.summary) << '\n';
     return kExitOk;
   }
   const std::size_t n = check.findings.size();
@@ -33,7 +41,8 @@ void add_validate(CLI::App& app, Invocation& invocation) {
       ->required();
   sub->footer(
       "Prints a summary and every finding. Exits with 0 where `uniep run --input FILE` would take "
-      "the file, else with 2.\n\nExample:\n  uniep validate data/moe_lm_layer.safetensors");
+      "the file, without dy for --pass forward only, else with 2.\n\nExample:\n  uniep validate "
+      "data/moe_lm_layer.safetensors");
   sub->callback([path, &invocation] { invocation.exit_code = validate_file(*path); });
 }
 

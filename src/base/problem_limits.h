@@ -1,0 +1,15 @@
+#pragma once
+
+#include <cstdint>
+
+namespace uniep {
+
+// What `validate` accepts of a Problem (kMaxTopk is public), for those who check a layer before
+// there is one: layer files and made-up layers. The bytes of every tensor fit 63 bits.
+
+inline constexpr std::int64_t kMaxWidth = std::int64_t{1} << 20;       ///< of H and I
+inline constexpr std::int64_t kWidthMultiple = 8;                      ///< of H and I
+inline constexpr std::int64_t kMaxNumExperts = 65536;                  ///< of E
+inline constexpr std::int64_t kMaxRankTokens = std::int64_t{1} << 26;  ///< of a rank
+
+}  // namespace uniep
