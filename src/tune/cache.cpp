@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
@@ -15,6 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 constexpr const char* kSchema = "uniep-tuned-1";
+constexpr const char* kEmptyFile = R"({"schema": "uniep-tuned-1", "entries": []})";
 
 Json axes_json(const Schedule& schedule) {
   Json json = Json::object();
@@ -63,19 +64,31 @@ T one_of(const Json& json, const char* key, T a, T b) {
   return text == name(a) ? a : b;
 }
 
+/// An integer from `least` on; nlohmann's own conversion drops fractions and high bits.
+template <class T>
+T integer_at(const Json& json, const char* key, T least) {
+  constexpr T kMost = std::numeric_limits<T>::max();
+  const Json& value = json.at(key);
+  // Above the range of int64_t it is less than 0 here, and refused for that.
+  const std::int64_t n = value.is_number_integer() ? value.get<std::int64_t>() : -1;
+  require(n >= least && n <= kMost, ErrorCode::kIo, key, " is ", value.dump(), "; an integer from ",
+          least, " to ", kMost, " is accepted");
+  return static_cast<T>(n);
+}
+
 TunedEntry entry_from(const Json& json) {
   TunedEntry e;
   e.key.backend = one_of(json, "backend", Backend::kCpu, Backend::kCuda);
   e.key.device = json.at("device").get<std::string>();
   e.key.driver = json.at("driver").get<std::string>();
   e.key.library = json.at("library").get<std::string>();
-  e.key.hidden = json.at("hidden").get<std::int64_t>();
-  e.key.intermediate = json.at("intermediate").get<std::int64_t>();
-  e.key.num_experts = json.at("experts").get<int>();
-  e.key.topk = json.at("topk").get<int>();
-  e.key.ranks = json.at("ranks").get<int>();
+  e.key.hidden = integer_at<std::int64_t>(json, "hidden", 1);
+  e.key.intermediate = integer_at<std::int64_t>(json, "intermediate", 1);
+  e.key.num_experts = integer_at<int>(json, "experts", 1);
+  e.key.topk = integer_at<int>(json, "topk", 1);
+  e.key.ranks = integer_at<int>(json, "ranks", 1);
   e.key.pass = one_of(json, "pass", Pass::kForward, Pass::kBackward);
-  e.key.tokens = json.at("tokens").get<std::int64_t>();
+  e.key.tokens = integer_at<std::int64_t>(json, "tokens", 0);
   e.key.skew = json.at("skew").get<double>();
   e.schedule = schedule_from(json.at("schedule"));
   e.ms = json.at("ms").get<double>();
@@ -84,21 +97,52 @@ TunedEntry entry_from(const Json& json) {
   return e;
 }
 
-void parse_entries(const Json& file, const std::string& origin, TunedEntries& all) {
-  std::size_t number = 0;
-  for (const Json& json : file.at("entries")) {
-    try {
-      all.entries.push_back(entry_from(json));
-    } catch (const std::exception& e) {
-      all.problems.push_back(cat(origin, ": entry ", number, " is ignored: ", e.what()));
-    }
-    ++number;
+/// A file of this schema; throws where it is anything else.
+Json file_from(std::string_view text) {
+  Json file = Json::parse(text);
+  const auto schema = file.at("schema").get<std::string>();
+  require(schema == kSchema, ErrorCode::kIo, "its schema is '", schema, "'; ", kSchema,
+          " is accepted");
+  const Json& entries = file.at("entries");
+  require(entries.is_array(), ErrorCode::kIo, "its entries are of type ", entries.type_name(),
+          "; an array is accepted");
+  return file;
+}
+
+/// A file as it is, where that is one of this schema; else an empty one, and the reason.
+Json file_or_empty(std::string_view text, const std::string& origin,
+                   std::vector<std::string>& problems) {
+  try {
+    return file_from(text);
+  } catch (const std::exception& e) {
+    problems.push_back(cat(origin, " is ignored: ", e.what()));
+    return Json::parse(kEmptyFile);
   }
 }
 
-/// Whether nothing of a file could be understood.
-bool is_foreign(const TunedEntries& loaded) {
-  return loaded.entries.empty() && !loaded.problems.empty();
+/// The entry; nothing, and the reason, where it is not understood.
+std::optional<TunedEntry> entry_or_problem(const Json& entries, std::size_t number,
+                                           const std::string& origin,
+                                           std::vector<std::string>& problems) {
+  try {
+    return entry_from(entries[number]);
+  } catch (const std::exception& e) {
+    problems.push_back(cat(origin, ": entry ", number, " is ignored: ", e.what()));
+    return std::nullopt;
+  }
+}
+
+/// In the place of the one that has its key, else behind all others.
+void put_entry(Json& entries, const TunedEntry& entry) {
+  std::vector<std::string> ignored;  // what is not understood stays, and is said where it is used
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const auto old = entry_or_problem(entries, i, "", ignored);
+    if (old && old->key == entry.key) {
+      entries[i] = entry_json(entry);
+      return;
+    }
+  }
+  entries.push_back(entry_json(entry));
 }
 
 bool same_situation(TuneKey a, const TuneKey& b) {
@@ -116,23 +160,13 @@ std::string to_string(const TuneKey& k) {
 
 TunedEntries parse_tuned(std::string_view text, const std::string& origin) {
   TunedEntries all;
-  try {
-    const Json file = Json::parse(text);
-    const auto schema = file.at("schema").get<std::string>();
-    require(schema == kSchema, ErrorCode::kIo, "its schema is '", schema, "'; ", kSchema,
-            " is accepted");
-    parse_entries(file, origin, all);
-  } catch (const std::exception& e) {
-    all.problems.push_back(cat(origin, " is ignored: ", e.what()));
+  const Json file = file_or_empty(text, origin, all.problems);
+  const Json& entries = file.at("entries");
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    auto entry = entry_or_problem(entries, i, origin, all.problems);
+    if (entry) all.entries.push_back(std::move(*entry));
   }
   return all;
-}
-
-std::string tuned_to_json(const std::vector<TunedEntry>& entries) {
-  Json list = Json::array();
-  for (const TunedEntry& e : entries) list.push_back(entry_json(e));
-  const Json file = {{"schema", kSchema}, {"entries", list}};
-  return file.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 const TunedEntry* find_entry(const std::vector<TunedEntry>& entries, const TuneKey& key) {
@@ -156,23 +190,20 @@ TunedEntries TuneCache::load() const {
   }
 }
 
+void TuneCache::require_storable() const {
+  const FileLock lock(path_ + ".lock");
+  require_replaceable(path_);
+}
+
 std::vector<std::string> TuneCache::store(const TunedEntry& entry) const {
   const FileLock lock(path_ + ".lock");
-  TunedEntries loaded = load();
-  if (is_foreign(loaded)) {
-    const std::string aside = path_ + ".damaged";
-    std::rename(path_.c_str(), aside.c_str());
-    loaded.problems.push_back(cat("it was moved to ", aside));
-  }
-  const auto old =
-      std::ranges::find(loaded.entries, entry.key, [](const TunedEntry& e) { return e.key; });
-  if (old != loaded.entries.end()) {
-    *old = entry;
-  } else {
-    loaded.entries.push_back(entry);
-  }
-  replace_text(path_, tuned_to_json(loaded.entries));
-  return loaded.problems;
+  std::vector<std::string> problems;
+  const auto text = read_text(path_);
+  Json file = file_or_empty(text ? *text : kEmptyFile, path_, problems);
+  if (!problems.empty()) problems.push_back(cat("it was moved to ", move_aside(path_)));
+  put_entry(file.at("entries"), entry);
+  replace_text(path_, file.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+  return problems;
 }
 
 }  // namespace uniep::tune

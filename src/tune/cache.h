@@ -51,7 +51,6 @@ struct TunedEntries {
 
 /// Reads schema "uniep-tuned-1". Never throws: what cannot be used is left out and reported.
 TunedEntries parse_tuned(std::string_view text, const std::string& origin);
-std::string tuned_to_json(const std::vector<TunedEntry>& entries);
 
 /// The entry for a situation, nearest in skew; null: none.
 const TunedEntry* find_entry(const std::vector<TunedEntry>& entries, const TuneKey& key);
@@ -66,8 +65,12 @@ class TuneCache {
 
   const std::string& path() const { return path_; }
   TunedEntries load() const;
-  /// Adds the entry, in the place of one for the same key. A file that cannot be understood is
-  /// moved aside, and the sentence that says so returned.
+  /// Throws Error(kIo) where `store` could not, before the search whose result it is to keep.
+  void require_storable() const;
+  /// Adds the entry, in the place of one for the same key. Entries that are not understood stay as
+  /// they are: another version of uniep may have written them. A file that is none of this schema
+  /// is moved aside, and the sentence that says so returned; one that cannot be read stays where it
+  /// is, which is an Error(kIo).
   std::vector<std::string> store(const TunedEntry& entry) const;
 
  private:

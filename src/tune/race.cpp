@@ -15,7 +15,8 @@ double median_of(std::vector<double> values) {
 }
 
 /// The median of how many times as long `a` took as `b`, round by round, and how far off that may
-/// be: four times the standard error that the spread of ranks around the median stands for.
+/// be: four times the standard error that the spread of rounds around the median stands for. Of few
+/// rounds that is a guess, good enough for whom to measure on.
 struct Ratio {
   double middle = 1;
   double error = 0;
@@ -83,8 +84,37 @@ double Race::speedup(std::size_t candidate) const {
 }
 
 bool Race::is_faster(std::size_t candidate) const {
-  return candidate != 0 && !candidates_[candidate].rejected &&
-         is_behind(candidates_[0], candidates_[candidate]);
+  if (candidate == 0 || candidates_[candidate].rejected) return false;
+  const std::vector<double>& reference = candidates_[0].seconds;
+  const std::vector<double>& own = candidates_[candidate].seconds;
+  const std::size_t rounds = std::min(reference.size(), own.size());
+  std::size_t lost = 0;
+  for (std::size_t i = 0; i < rounds; ++i) lost += own[i] < reference[i] ? 0 : 1;
+  return !by_chance(rounds, lost);
+}
+
+int Race::rounds_to_tell() const {
+  std::size_t rounds = 0;
+  while (by_chance(rounds, 0)) ++rounds;
+  return static_cast<int>(rounds);
+}
+
+/// The sign test. Of two that are equally fast either wins a round with probability 1/2, since a
+/// round's order is random, whatever noise there is; so losing at most `lost` of `rounds` has a
+/// probability that needs no estimate of the noise, which few rounds cannot give. Whoever is asked
+/// about was picked for being in front, so all rivals together may be called faster wrongly with a
+/// probability of kWrong.
+bool Race::by_chance(std::size_t rounds, std::size_t lost) const {
+  constexpr double kWrong = 0.05;
+  const double n = static_cast<double>(rounds);
+  double probability = 0;
+  for (std::size_t i = 0; i <= lost; ++i) {
+    const double k = static_cast<double>(i);
+    const double log_ways = std::lgamma(n + 1) - std::lgamma(k + 1) - std::lgamma(n - k + 1);
+    probability += std::exp(log_ways - n * std::log(2.0));
+  }
+  const double rivals = static_cast<double>(std::max<std::size_t>(candidates_.size(), 2) - 1);
+  return rivals * probability > kWrong;
 }
 
 bool Race::is_behind(const Candidate& c, const Candidate& best) const {
@@ -105,6 +135,13 @@ void Race::end_round() {
     return;
   }
   const std::size_t best = order.front();
+  leave_behind(best);
+  decided_ = round_ >= options_.min_rounds && is_settled(best);
+  over_ = decided_ || round_ >= options_.max_rounds;
+  if (!over_) begin_round();
+}
+
+void Race::leave_behind(std::size_t best) {
   // Far behind needs no statistics, and measuring it is dear.
   constexpr double kHopeless = 1.5;
   for (std::size_t i = 0; i < candidates_.size(); ++i) {
@@ -115,14 +152,17 @@ void Race::end_round() {
       c.running = false;
     }
   }
-  bool settled = round_ >= options_.min_rounds;
+}
+
+bool Race::is_settled(std::size_t best) const {
   for (std::size_t i = 0; i < candidates_.size(); ++i) {
     if (i == best || !candidates_[i].running) continue;
-    settled = settled && is_close(candidates_[i], candidates_[best]);
+    if (!is_close(candidates_[i], candidates_[best])) return false;
   }
-  decided_ = settled;
-  over_ = settled || round_ >= options_.max_rounds;
-  if (!over_) begin_round();
+  // That a reference was left behind is no proof that the best is faster: that takes more rounds,
+  // which are short with so few left.
+  return best == 0 || !measures_reference() || is_faster(best) ||
+         is_close(candidates_[0], candidates_[best]);
 }
 
 std::vector<std::size_t> Race::ranking() const {

@@ -43,8 +43,11 @@ class Race {
   double median(std::size_t candidate) const;
   /// How many times as long the reference takes: the median over rounds.
   double speedup(std::size_t candidate) const;
-  /// Whether that is more than chance would make it.
+  /// Whether that is more than chance would make the best of so many candidates.
   bool is_faster(std::size_t candidate) const;
+  /// Rounds before which none can be called faster, whatever was measured: it grows with the
+  /// logarithm of the number of candidates.
+  int rounds_to_tell() const;
 
   /// Measured candidates that were not rejected, fastest first; those that are still running come
   /// before those that were left behind.
@@ -68,6 +71,9 @@ class Race {
   }
   bool is_behind(const Candidate& c, const Candidate& best) const;
   bool is_close(const Candidate& c, const Candidate& best) const;
+  bool by_chance(std::size_t rounds, std::size_t lost) const;
+  void leave_behind(std::size_t best);
+  bool is_settled(std::size_t best) const;
 
   RaceOptions options_;
   std::vector<Candidate> candidates_;

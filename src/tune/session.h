@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,21 +19,25 @@ struct SessionCandidate {
 /// A search that was begun: what it measures, and what it has measured so far.
 struct Session {
   TuneKey key;
-  std::string space;  ///< how the space was restricted, and whatever else makes it another search
+  std::string search;  ///< whatever makes it another search than those of the same key
   std::string date;
   std::vector<SessionCandidate> candidates;
 };
 
 /// The file of a search beside the cache.
 std::string session_path(const std::string& cache_path, const TuneKey& key,
-                         const std::string& space);
+                         const std::string& search);
 
 void save_session(const std::string& path, const Session& session);
 
-/// The session that is stored there, if it is of the same search. What cannot be used is reported
-/// in `problems`, and left out.
+/// Why a schedule cannot be measured, or nothing where it can.
+using Refusal = std::function<std::optional<std::string>(const Schedule&)>;
+
+/// The session that is stored there, if it is of the same search. One that cannot be used, one that
+/// has a schedule which `refusal` refuses among them, is reported in `problems`.
 std::optional<Session> load_session(const std::string& path, const TuneKey& key,
-                                    const std::string& space, std::vector<std::string>& problems);
+                                    const std::string& search, const Refusal& refusal,
+                                    std::vector<std::string>& problems);
 
 void remove_session(const std::string& path);
 

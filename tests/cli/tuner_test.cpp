@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <filesystem>
 
+#include "machine.h"
 #include "survey.h"
 #include "tune/temporary_folder.h"
 
@@ -48,7 +50,19 @@ class LyingDevice final : public BenchDevice {
   int asked_ = 0;
 };
 
-TuneOutcome tune_tiny(int wrong, const std::string& cache) {
+/// A search that ends with its rounds, however slow the machine is.
+TuneSettings short_search(const std::string& cache) {
+  TuneSettings settings;
+  settings.candidates = 3;
+  settings.budget_s = 3600;
+  settings.max_rounds = 20;
+  settings.cache = cache;
+  return settings;
+}
+
+BenchCase tiny_case() { return make_case("tiny,tokens=5", 1, 0, 0); }
+
+TuneOutcome tune(const BenchCase& bench, const TuneSettings& settings, int wrong = 0) {
   LyingDevice device(wrong);
   const Ranks ranks{.count = 1,
                     .speaks = true,
@@ -59,12 +73,11 @@ TuneOutcome tune_tiny(int wrong, const std::string& cache) {
                       run_ranks(Communicator::cpu_group(1),
                                 [&](Communicator& member) { of_rank(member, device); });
                     }};
-  TuneSettings settings;
-  settings.candidates = 3;
-  settings.budget_s = 5;
-  settings.cache = cache;
-  const BenchCase bench = make_case("tiny,tokens=8", 1, 0, 0);
   return tune_pass(bench, Pass::kForward, settings, ranks);
+}
+
+TuneOutcome tune_tiny(int wrong, const std::string& cache) {
+  return tune(tiny_case(), short_search(cache), wrong);
 }
 
 TEST(Tuner, ACandidateWithOneWrongBitIsRejected) {
@@ -73,7 +86,7 @@ TEST(Tuner, ACandidateWithOneWrongBitIsRejected) {
   EXPECT_GE(all, 6u);
   // The first pass of a candidate is not timed, but it is compared.
   for (const int wrong : {1, 2, 4, 20}) {
-    // Beside a cache of its own: where time was up, the next search would take up this one.
+    // Beside a cache of its own: no search is to go on with another's session.
     const TuneOutcome out = tune_tiny(wrong, folder.file("wrong" + std::to_string(wrong)));
     EXPECT_EQ(out.rejected.size(), 1u) << wrong;
     EXPECT_EQ(out.ranking.size(), all - 1);
@@ -103,6 +116,68 @@ TEST(Tuner, WhatWasFoundIsStored) {
   EXPECT_EQ(out.kept_default, out.chosen->schedule == Schedule{});
   EXPECT_EQ(loaded.entries[0].key, out.key);
   EXPECT_FALSE(out.ranking[0].why.empty());
+}
+
+TEST(Tuner, WhatTooFewRoundsKeptIsNotStored) {
+  const testing::TemporaryFolder folder;
+  TuneSettings settings = short_search(folder.file("tuned.json"));
+  settings.max_rounds = 3;
+  const TuneOutcome out = tune(tiny_case(), settings);
+  EXPECT_TRUE(out.kept_default || out.ranking.front().schedule == out.chosen->schedule);
+  EXPECT_FALSE(out.stored);
+  EXPECT_FALSE(out.store_failed);
+  EXPECT_TRUE(tune::TuneCache(settings.cache).load().entries.empty());
+}
+
+TEST(Tuner, WhatCannotBeStoredIsStillFoundAndTheSearchCanBeTakenUp) {
+  const testing::TemporaryFolder folder;
+  const TuneSettings settings = short_search(folder.file("tuned.json"));
+  std::filesystem::create_directory(settings.cache);
+  const TuneOutcome out = tune(tiny_case(), settings);
+  EXPECT_TRUE(out.store_failed);
+  EXPECT_FALSE(out.stored);
+  ASSERT_TRUE(out.chosen);
+  EXPECT_FALSE(out.ranking.empty());
+  ASSERT_EQ(out.problems.size(), 1u);
+  EXPECT_NE(out.problems[0].find(settings.cache), std::string::npos);
+
+  std::filesystem::remove(settings.cache);
+  const TuneOutcome again = tune(tiny_case(), settings);
+  EXPECT_EQ(again.resumed, out.measurements);
+  EXPECT_EQ(again.measurements, 0u);
+  EXPECT_TRUE(again.stored);
+  EXPECT_EQ(again.chosen->schedule, out.chosen->schedule);
+  EXPECT_EQ(folder.files(), 2u) << "the cache and its lock, no session";
+}
+
+TEST(Tuner, ASessionIsOfOneLayerOneSearchAndOneBuild) {
+  TuneSettings settings = short_search("");
+  const std::string text = search_text(tiny_case(), settings);
+  EXPECT_NE(text.find(to_string(this_build())), std::string::npos);
+  // All of these have the key of tiny_case, or one that is printed alike.
+  for (const BenchCase& other :
+       {make_case("tiny,tokens=8", 1, 0, 0), make_case("tiny,tokens=5", 1, 1, 0),
+        make_case("tiny,tokens=5", 1, 0, 1e-9)}) {
+    EXPECT_NE(search_text(other, settings), text);
+  }
+  settings.restriction = "lag=1";
+  EXPECT_NE(search_text(tiny_case(), settings), text);
+}
+
+/// Leaves a session of a finished search beside a cache that can be written by now.
+void leave_session(const TuneSettings& settings) {
+  std::filesystem::create_directory(settings.cache);
+  EXPECT_TRUE(tune(tiny_case(), settings).store_failed);
+  std::filesystem::remove(settings.cache);
+}
+
+TEST(Tuner, ASessionOfAnotherLayerIsNotGoneOnWith) {
+  const testing::TemporaryFolder folder;
+  const TuneSettings settings = short_search(folder.file("tuned.json"));
+  leave_session(settings);
+  EXPECT_EQ(tune(make_case("tiny,tokens=8", 1, 0, 0), settings).resumed, 0u);
+  EXPECT_EQ(tune(make_case("tiny,tokens=5", 1, 1, 0), settings).resumed, 0u);
+  EXPECT_GT(tune(tiny_case(), settings).resumed, 0u);
 }
 
 TEST(Agreement, OfTimesInTheSameOrder) {

@@ -131,20 +131,26 @@ class Tune(ProgramTest):
         candidates = json.loads(path.read_text())["passes"][0]["candidates"]
         self.assertLessEqual(len(candidates), 6)  # the reference, presets within it, four points
 
-    def interrupted(self, command):
-        """Runs it until it has measured for some rounds, then ends it with Ctrl-C."""
-        process = subprocess.Popen([PROGRAM, *command], stdout=subprocess.PIPE, text=True,
+    def interrupted(self, command, rounds=2, meanwhile=lambda: None, code=0):
+        """Runs it until it has measured for some rounds, then ends it with Ctrl-C, unless it ends
+        by itself, which takes five rounds or more. Calls `meanwhile` after the first."""
+        process = subprocess.Popen([PROGRAM, *command], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True,
                                    env={**os.environ, **self.environment})
         output = ""
         for line in process.stdout:
             output += line
-            if line.startswith("# round 2,"):
+            words = line.split()
+            if words[:2] != ["#", "round"]:
+                continue
+            meanwhile()
+            meanwhile = lambda: None
+            if int(words[2].rstrip(",")) >= rounds:
                 process.send_signal(signal.SIGINT)
                 break
-        output += process.stdout.read()
-        process.stdout.close()
-        self.assertEqual(process.wait(), 0)
-        return output
+        rest, errors = process.communicate(timeout=300)
+        self.assertEqual(process.returncode, code, errors)
+        return output + rest + errors
 
     LONG = ["tune", "--shape", "small", "--pass", "forward", "--candidates", "24", "--budget",
             "200", "--profile", "none"]
@@ -152,35 +158,70 @@ class Tune(ProgramTest):
     def test_interrupted_and_resumed(self):
         text = self.interrupted(self.LONG)
         self.assertIn("interrupted", text)
+        self.assertIn("# stored nothing: too few rounds", text)
         self.assertIn("# the same command goes on from here", text)
-        self.assertEqual(len(self.entries()), 1)  # what it had
+        self.assertFalse(self.cache.exists())
         self.assertEqual(len(self.sessions()), 1)
-        again = self.interrupted(self.LONG)
+        again = self.interrupted(self.LONG, rounds=15)
+        self.assertEqual(len(self.entries()), 1)  # what it had
         self.assertRegex(again, r"after [1-9][0-9]+ of an earlier session")
         self.assertNotIn("# round 1,", again)
         fresh = self.interrupted([*self.LONG, "--fresh"])
         self.assertNotIn("of an earlier session", fresh)
 
+    def test_a_session_of_another_layer_is_not_gone_on_with(self):
+        self.interrupted(self.LONG)
+        for change in (["--shape", "small,tokens=1000"], ["--seed", "1"]):
+            other = [*self.LONG, *change] if "--seed" in change else \
+                [self.LONG[0], *change, *self.LONG[3:]]
+            self.assertNotIn("of an earlier session", self.interrupted(other, rounds=1))
+        self.assertEqual(len(self.sessions()), 3)
+
+    def test_what_cannot_be_stored_in_the_end_is_still_printed(self):
+        path = self.folder / "tune.json"
+        text = self.interrupted([*self.LONG, "--json", str(path)], rounds=15,
+                                meanwhile=self.cache.mkdir, code=1)
+        for words in ("# best   --schedule", "# stored nothing: the cache could not be written",
+                      "# the same command goes on from here",
+                      f"uniep tune: what was found is not stored: cannot read {self.cache}"):
+            self.assertIn(words, text)
+        self.assertTrue(json.loads(path.read_text())["passes"][0]["chosen"])
+        self.assertEqual(len(self.sessions()), 1)
+
+    def test_a_folder_for_a_cache(self):
+        self.cache.mkdir(parents=True)
+        done = self.call("run", "--shape", "tiny", **self.environment)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stderr,
+                         f"uniep: cannot read {self.cache}: it is a folder; a regular file is "
+                         "accepted\n")
+        done = self.refuse("tune", "--shape", "tiny", words=(self.cache, "it is a folder"),
+                           **self.environment)
+        self.assertEqual(done.stdout, "")  # before anything was measured
+        self.assertTrue(self.cache.is_dir())
+
     def test_a_damaged_session_is_reported_and_ignored(self):
         self.interrupted(self.LONG)
-        self.sessions()[0].write_text("{")
-        done = subprocess.run([PROGRAM, *self.LONG[:-4], "--budget", "2", "--profile", "none"],
-                              capture_output=True, text=True, timeout=300,
-                              env={**os.environ, **self.environment})
-        self.assertEqual(done.returncode, 0)
-        self.assertIn("is ignored", done.stderr)
-        self.assertNotIn("of an earlier session", done.stdout)
+        session = json.loads(self.sessions()[0].read_text())
+        for damaged in ("{", json.dumps({**session, "candidates": []})):
+            self.sessions()[0].write_text(damaged)
+            done = self.call(*self.LONG[:-4], "--budget", 2, "--profile", "none",
+                             **self.environment)
+            self.assertEqual(done.returncode, 0)
+            self.assertIn("is ignored", done.stderr)
+            self.assertNotIn("of an earlier session", done.stdout)
 
     def test_a_damaged_cache_is_reported_and_kept_aside(self):
         self.cache.parent.mkdir()
-        for damage in ("{", '{"schema": "of-another-program"}'):
+        for damage, aside in (("{", ".damaged"),
+                              ('{"schema": "of-another-program"}', ".damaged.1")):
             self.cache.write_text(damage)
             done = self.call("tune", "--shape", "tiny", "--pass", "forward", "--candidates", 2,
                              "--budget", 5, "--profile", "none", **self.environment)
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn(f"{self.cache} is ignored", done.stderr)
             self.assertEqual(len(self.entries()), 1)
-            self.assertEqual(Path(f"{self.cache}.damaged").read_text(), damage)
+            self.assertEqual(Path(f"{self.cache}{aside}").read_text(), damage)
 
     def test_two_processes_at_once(self):
         commands = [[PROGRAM, "tune", "--shape", f"tiny,tokens={tokens}", "--candidates", "3",
@@ -263,8 +304,10 @@ class Tune(ProgramTest):
         self.refuse("tune", "--shape", "tiny", "--plot", "x.svg", words=("--survey",))
         self.refuse("tune", "--shape", "tiny", "--survey", 3, "--profile", "none",
                     words=("--profile",))
-        self.refuse("tune", "--shape", "tiny", "--profile", "none", "--pass", "forward", "--budget",
-                    1, UNIEP_TUNE_CACHE="/proc/no/cache.json", words=("/proc/no",))
+        done = self.refuse("tune", "--shape", "tiny", "--profile", "none", "--pass", "forward",
+                           "--budget", 1, UNIEP_TUNE_CACHE="/proc/no/cache.json",
+                           words=("/proc/no",))
+        self.assertEqual(done.stdout, "")  # before anything was measured
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 #include "tune/cache.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <filesystem>
 
 #include "base/check.h"
 #include "schedule/open_sizes.h"
@@ -97,6 +100,106 @@ TEST(TuneCache, DamagedFilesAreReportedIgnoredAndKeptAside) {
   }
 }
 
+TEST(TuneCache, WhatWasKeptAsideEarlierStays) {
+  const TemporaryFolder folder;
+  const TuneCache cache(folder.file("tuned.json"));
+  for (const char* text : {"first", "second", "third"}) {
+    write_file(cache.path(), text);
+    EXPECT_EQ(cache.store(entry(64)).size(), 2u);
+  }
+  EXPECT_EQ(file_text(cache.path() + ".damaged"), "first");
+  EXPECT_EQ(file_text(cache.path() + ".damaged.1"), "second");
+  EXPECT_EQ(file_text(cache.path() + ".damaged.2"), "third");
+}
+
+TEST(TuneCache, WhatCannotBeMovedAsideIsNotOverwritten) {
+  const TemporaryFolder folder;
+  // A name of 255 bytes is the longest: with ".damaged" behind it this one is too long.
+  const TuneCache cache(folder.file(std::string(248, 'x')));
+  write_file(cache.path(), "of another program");
+  EXPECT_THROW(cache.store(entry(64)), Error);
+  EXPECT_EQ(file_text(cache.path()), "of another program");
+}
+
+TEST(TuneCache, AFolderInItsPlaceIsReportedAndNotMoved) {
+  const TemporaryFolder folder;
+  const TuneCache cache(folder.file("tuned.json"));
+  std::filesystem::create_directory(cache.path());
+  const TunedEntries loaded = cache.load();
+  EXPECT_TRUE(loaded.entries.empty());
+  ASSERT_EQ(loaded.problems.size(), 1u);
+  EXPECT_NE(loaded.problems[0].find(cache.path() + ": it is a folder"), std::string::npos);
+  EXPECT_THROW(cache.store(entry(64)), Error);
+  EXPECT_THROW(cache.require_storable(), Error);
+  EXPECT_TRUE(std::filesystem::is_directory(cache.path()));
+  EXPECT_FALSE(std::filesystem::exists(cache.path() + ".damaged"));
+}
+
+TEST(TuneCache, ADeviceInItsPlaceIsNeitherWaitedForNorMoved) {
+  const TemporaryFolder folder;
+  const TuneCache cache(folder.file("tuned.json"));
+  ASSERT_EQ(mkfifo(cache.path().c_str(), 0600), 0);
+  EXPECT_EQ(cache.load().problems.size(), 1u);
+  EXPECT_THROW(cache.store(entry(64)), Error);
+  EXPECT_TRUE(std::filesystem::is_fifo(cache.path()));
+}
+
+TEST(TuneCache, WhetherItCanBeStoredIsKnownBeforehand) {
+  const TemporaryFolder folder;
+  const TuneCache cache(folder.file("deep/er/tuned.json"));
+  cache.require_storable();
+  EXPECT_FALSE(std::filesystem::exists(cache.path())) << "nothing was stored yet";
+  EXPECT_TRUE(cache.store(entry(64)).empty());
+  const std::string text = file_text(cache.path());
+  cache.require_storable();
+  EXPECT_EQ(file_text(cache.path()), text);
+  EXPECT_THROW(TuneCache("/proc/uniep/tuned.json").require_storable(), Error);
+}
+
+/// A cache with one entry, of which `from` was replaced.
+void write_changed(const TuneCache& cache, const std::string& from, const std::string& to) {
+  cache.store(entry(64));
+  std::string text = file_text(cache.path());
+  text.replace(text.find(from), from.size(), to);
+  write_file(cache.path(), text);
+}
+
+TEST(TuneCache, EntriesOfAnotherVersionSurviveAStore) {
+  const TemporaryFolder folder;
+  const TuneCache cache(folder.file("tuned.json"));
+  const std::string axis = "\"axis_of_the_future\": \"7\"";
+  write_changed(cache, "\"schedule\": {", "\"schedule\": {" + axis + ",");
+  ASSERT_TRUE(cache.load().entries.empty());
+  EXPECT_TRUE(cache.store(entry(128)).empty());
+  EXPECT_TRUE(cache.store(entry(128, "single,lag=2")).empty());
+  const TunedEntries loaded = cache.load();
+  EXPECT_EQ(loaded.problems.size(), 1u) << "the one of another version";
+  ASSERT_EQ(loaded.entries.size(), 1u);
+  EXPECT_EQ(loaded.entries[0].schedule, parse_schedule("single,lag=2"));
+  EXPECT_NE(file_text(cache.path()).find(axis), std::string::npos);
+  EXPECT_FALSE(std::filesystem::exists(cache.path() + ".damaged"));
+}
+
+TEST(TuneCache, NumbersThatAreNoCountsAreRefused) {
+  const TemporaryFolder folder;
+  const TuneCache cache(folder.file("tuned.json"));
+  for (const auto& [from, to] : {std::pair{"\"ranks\": 2", "\"ranks\": 4294967298"},
+                                 {"\"ranks\": 2", "\"ranks\": 0"},
+                                 {"\"experts\": 16", "\"experts\": 16.7"},
+                                 {"\"tokens\": 512", "\"tokens\": 512.9"},
+                                 {"\"tokens\": 512", "\"tokens\": 18446744073709551615"},
+                                 {"\"topk\": 4", "\"topk\": true"},
+                                 {"\"hidden\": 64", "\"hidden\": -64"},
+                                 {"\"intermediate\": 128", "\"intermediate\": \"128\""}}) {
+    std::filesystem::remove(cache.path());
+    write_changed(cache, from, to);
+    const TunedEntries loaded = cache.load();
+    EXPECT_TRUE(loaded.entries.empty()) << to;
+    ASSERT_EQ(loaded.problems.size(), 1u) << to;
+    EXPECT_NE(loaded.problems[0].find("is accepted"), std::string::npos) << loaded.problems[0];
+  }
+}
+
 TEST(TuneCache, OneBadEntryDoesNotSpoilTheRest) {
   const TemporaryFolder folder;
   const TuneCache cache(folder.file("tuned.json"));
@@ -126,7 +229,7 @@ TEST(TuneCache, ManyProcessesStoreAtOnceAndNothingIsLost) {
   constexpr int kProcesses = 6, kEach = 10;
   for (int p = 0; p < kProcesses; ++p) {
     if (fork() != 0) continue;
-    for (int i = 0; i < kEach; ++i) cache.store(entry(1000 * p + i));
+    for (int i = 0; i < kEach; ++i) cache.store(entry(1000 * p + i + 1));
     _exit(0);
   }
   // Readers meanwhile never see half a file.

@@ -107,6 +107,58 @@ TEST(Race, OneThatIsFasterByChanceAloneIsNot) {
   EXPECT_LE(called, 4);
 }
 
+/// Runs 500 races of 20 candidates with 2 % of noise, the fourth of which takes `seconds`, and
+/// counts those whose winner is called faster than the reference, by the winner.
+struct Called {
+  int fourth = 0;
+  int others = 0;
+};
+
+Called called_faster(double seconds, int rounds) {
+  std::vector<double> all(20, 1);
+  all[3] = seconds;
+  Called called;
+  for (std::uint64_t seed = 0; seed < 500; ++seed) {
+    Race race(all.size(), {.keep_reference = true, .max_rounds = rounds, .seed = seed});
+    std::mt19937_64 rng(seed + 1000);
+    std::normal_distribution<double> noise(0, 0.02);
+    while (const auto c = race.next()) race.record(*c, all[*c] * std::exp(noise(rng)));
+    const std::size_t best = race.ranking().front();
+    (best == 3 ? called.fourth : called.others) += race.is_faster(best) ? 1 : 0;
+  }
+  return called;
+}
+
+TEST(Race, TheBestOfManyEqualOnesIsNotCalledFaster) {
+  for (int rounds = 2; rounds <= 12; ++rounds) {
+    const Called called = called_faster(1, rounds);
+    EXPECT_LE(called.fourth + called.others, 15) << "of 500, in " << rounds << " rounds";
+  }
+}
+
+TEST(Race, OneThatIsFasterByTwiceTheNoiseIsCalledSoWithinSixteenRounds) {
+  const Called called = called_faster(0.95, 16);
+  EXPECT_GE(called.fourth, 475);
+  EXPECT_EQ(called.others, 0);
+}
+
+TEST(Race, TheMoreCandidatesTheMoreRoundsItTakes) {
+  EXPECT_EQ(Race(2, {}).rounds_to_tell(), 5);
+  EXPECT_EQ(Race(20, {}).rounds_to_tell(), 9);
+  EXPECT_EQ(Race(1000, {}).rounds_to_tell(), 15);
+}
+
+// All but two are left behind at once, and the reference after five rounds, too few for a verdict.
+TEST(Race, GoesOnUntilTheBestIsKnownToBeFaster) {
+  std::vector<double> seconds(20, 3.0);
+  seconds[7] = 1;
+  Race race(seconds.size(), {.keep_reference = true});
+  run(race, seconds, 0.01, 3);
+  EXPECT_TRUE(race.decided());
+  EXPECT_TRUE(race.is_faster(7));
+  EXPECT_LE(race.rounds(), 12);
+}
+
 TEST(Race, RejectedCandidatesNeverWin) {
   Race race(3, {.max_rounds = 5});
   while (const auto c = race.next()) {

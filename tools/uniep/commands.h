@@ -24,7 +24,8 @@ void add_validate(CLI::App& app, Invocation& invocation);
 
 // Exit codes, the same for all subcommands.
 inline constexpr int kExitOk = 0;
-inline constexpr int kExitFailed = 1;    ///< a check found a difference, or a pass failed
+inline constexpr int kExitFailed = 1;    ///< a check found a difference, a pass failed, or what
+                                         ///< a search found could not be stored
 inline constexpr int kExitBadInput = 2;  ///< arguments or files that cannot be used
 
 }  // namespace uniep::tool

@@ -111,6 +111,11 @@ const char* end_text(TuneEnd end) {
   }
 }
 
+const char* nothing_stored_text(const TuneOutcome& out) {
+  if (out.store_failed) return "nothing: the cache could not be written";
+  return out.chosen ? "nothing: too few rounds" : "nothing: no schedule is left";
+}
+
 void print_outcome(const TuneOutcome& out, const Flags& flags, const TuneSettings& settings) {
   const Schedule base = default_schedule(out.key.backend);
   std::cout << "#\n# " << name(out.key.pass) << ": " << out.measurements << " measurements"
@@ -139,8 +144,8 @@ void print_outcome(const TuneOutcome& out, const Flags& flags, const TuneSetting
               << (out.kept_default ? " (the default: nothing is faster by more than chance)" : "")
               << '\n';
   }
-  std::cout << "# stored " << (out.stored ? settings.cache : "nothing: too few rounds") << '\n';
-  if (out.end == TuneEnd::kInterrupted || out.end == TuneEnd::kBudget) {
+  std::cout << "# stored " << (out.stored ? settings.cache : nothing_stored_text(out)) << '\n';
+  if (out.end == TuneEnd::kInterrupted || out.end == TuneEnd::kBudget || out.store_failed) {
     std::cout << "# the same command goes on from here" << (flags.fresh ? " without --fresh" : "")
               << '\n';
   }
@@ -210,20 +215,20 @@ int tune(const Flags& flags, const Invocation& invocation, const Ranks& ranks,
          const TuneSettings& settings, const BenchCase& bench) {
   const Interrupt interrupt;
   Json passes = Json::array();
-  bool rejected = false;
+  bool failed = false;
   for (const Pass pass : passes_of(flags)) {
     const TuneOutcome out = tune_pass(bench, pass, settings, ranks);
     if (ranks.speaks) {
       print_outcome(out, flags, settings);
       passes.push_back(outcome_json(out));
-      rejected = rejected || !out.rejected.empty();
+      failed = failed || !out.rejected.empty() || out.store_failed;
     }
     if (out.end == TuneEnd::kInterrupted) break;
   }
   if (ranks.speaks && !flags.json.empty()) {
     write_json(flags.json, file_json(flags, invocation, ranks, settings, passes));
   }
-  return rejected ? kExitFailed : kExitOk;
+  return failed ? kExitFailed : kExitOk;
 }
 
 Json survey_json(Pass pass, const Agreement& a, const std::vector<SurveyPoint>& points) {
@@ -287,6 +292,7 @@ int run(const Flags& flags, const Invocation& invocation) {
     const workload::ShapeSpec spec = parse_bench_shape(flags.shape, ranks);
     if (backend == Backend::kCpu) require_memory(spec, ranks, 3);
     Space(Problem{}, Pass::kForward, {backend, 0}).restrict_to(flags.space);
+    if (flags.survey == 0) tune::TuneCache(tune::TuneCache::default_path()).require_storable();
   };
   return with_ranks(backend, flags.ranks, invocation, refuse, [&](const Ranks& ranks) {
     const BenchCase bench = make_case(flags.shape, ranks.count, flags.seed, flags.skew);
@@ -366,8 +372,8 @@ void add_tune(CLI::App& app, Invocation& invocation) {
       "\n"
       "Ctrl-C ends the search with what it has; the same command goes on from there. What is found "
       "is stored in UNIEP_TUNE_CACHE, where --schedule auto looks.\n"
-      "Exits with 0; with 1 where a schedule gave wrong bits or a pass fails; with 2 where "
-      "arguments cannot be used.");
+      "Exits with 0; with 1 where a schedule gave wrong bits, a pass fails or the result cannot be "
+      "stored; with 2 where arguments, or the cache, cannot be used.");
   sub->callback([flags, &invocation] { invocation.exit_code = run(*flags, invocation); });
 }
 

@@ -99,7 +99,7 @@ class Search {
         settings_(settings),
         start_(start),
         race_(session_.candidates.size(),
-              {.keep_reference = true, .max_rounds = 200, .seed = settings.seed}) {
+              {.keep_reference = true, .max_rounds = settings.max_rounds, .seed = settings.seed}) {
     replay();
   }
 
@@ -158,11 +158,7 @@ void Search::run(TuneRank& rank) {
     save();
   }
   if (end_ == TuneEnd::kDecided && !race_.decided()) end_ = TuneEnd::kRounds;
-  if (end_ == TuneEnd::kDecided || end_ == TuneEnd::kRounds) {
-    tune::remove_session(path_);
-  } else {
-    save();
-  }
+  save();
 }
 
 void Search::measure(TuneRank& rank, std::size_t candidate) {
@@ -205,6 +201,7 @@ TuneOutcome Search::outcome() const {
   out.resumed = resumed_;
   out.measurements = measurements_;
   out.rounds = race_.rounds();
+  out.conclusive = race_.decided() || race_.rounds() >= race_.rounds_to_tell();
   out.end = end_;
   out.default_s = race_.median(0);
   if (!save_problem_.empty()) out.problems.push_back(save_problem_);
@@ -251,24 +248,39 @@ void explain_best(TuneRank& rank, const Schedule& base, TuneOutcome& out) {
   }
 }
 
-/// A single measurement a candidate says nothing yet.
-constexpr int kRoundsToStore = 2;
-
+/// Where too few rounds could tell nothing apart, the default was kept for that alone, and must not
+/// take the place of what a longer search found.
 void store_best(TuneOutcome& out, const TuneSettings& settings) {
-  if (!out.chosen || out.rounds < kRoundsToStore) return;
-  out.stored = true;
+  if (!out.chosen || !out.conclusive) return;
   const TunedCandidate& best = *out.chosen;
   const tune::TunedEntry entry{.key = out.key,
                                .schedule = best.schedule,
                                .ms = 1e3 * median(best.seconds),
                                .default_ms = 1e3 * out.default_s,
                                .date = utc_now()};
-  for (std::string& p : tune::TuneCache(settings.cache).store(entry)) {
-    out.problems.push_back(std::move(p));
+  try {
+    for (std::string& p : tune::TuneCache(settings.cache).store(entry)) {
+      out.problems.push_back(std::move(p));
+    }
+    out.stored = true;
+  } catch (const Error& e) {  // what was found is still printed
+    out.store_failed = true;
+    out.problems.push_back(cat("what was found is not stored: ", e.what()));
   }
 }
 
+bool is_finished(const TuneOutcome& out) {
+  return out.end == TuneEnd::kDecided || out.end == TuneEnd::kRounds;
+}
+
 }  // namespace
+
+std::string search_text(const BenchCase& bench, const TuneSettings& settings) {
+  return cat(workload::to_string(bench.spec), ", skew ", formatted("%.17g", bench.skew), ", seed ",
+             bench.seed, ", space ", settings.restriction, ", search seed ", settings.seed, ", ",
+             settings.candidates, " candidates, ", settings.profile ? settings.profile->name : "no",
+             " model, by ", to_string(this_build()));
+}
 
 TuneOutcome tune_pass(const BenchCase& bench, Pass pass, const TuneSettings& settings,
                       const Ranks& ranks) {
@@ -278,14 +290,16 @@ TuneOutcome tune_pass(const BenchCase& bench, Pass pass, const TuneSettings& set
   space.restrict_to(settings.restriction);
   const tune::TuneKey key = tune::tune_key(ranks.backend, bench.problem, bench.ranks,
                                            bench.spec.tokens, bench.skew, pass);
-  const std::string search =
-      cat("space ", settings.restriction, ", seed ", settings.seed, ", ", settings.candidates,
-          " candidates, ", settings.profile ? settings.profile->name : "no", " model");
+  const std::string search = search_text(bench, settings);
   const std::string path = tune::session_path(settings.cache, key, search);
 
   std::vector<std::string> problems;
   std::optional<tune::Session> session;
-  if (settings.resume) session = tune::load_session(path, key, search, problems);
+  if (settings.resume) {
+    session = tune::load_session(
+        path, key, search,
+        [&](const Schedule& s) { return invalid_reason(s, bench.problem, place); }, problems);
+  }
   std::size_t modelled = 0;
   if (!session) {
     const tune::MachineProfile* profile = settings.profile ? &*settings.profile : nullptr;
@@ -325,6 +339,7 @@ TuneOutcome tune_pass(const BenchCase& bench, Pass pass, const TuneSettings& set
   out.seconds = seconds_since(start);
   out.problems.insert(out.problems.end(), problems.begin(), problems.end());
   store_best(out, settings);
+  if (is_finished(out) && !out.store_failed) tune::remove_session(path);
   return out;
 }
 

@@ -19,8 +19,9 @@ struct TuneSettings {
   std::size_t candidates = 16;  ///< that the model proposes, besides the default and the presets
   std::string restriction;      ///< of the space, as Space::restrict_to takes it
   std::optional<tune::MachineProfile> profile;  ///< nothing: candidates are random
-  std::uint64_t seed = 1;
-  std::string cache;  ///< path of the cache; sessions stand beside it
+  int max_rounds = 200;
+  std::uint64_t seed = 1;  ///< of the search; the layer has its own
+  std::string cache;       ///< path of the cache; sessions stand beside it
   bool resume = true;
 };
 
@@ -44,7 +45,8 @@ struct TuneOutcome {
   std::size_t resumed = 0;   ///< measurements of an earlier session
   std::size_t measurements = 0;
   int rounds = 0;
-  double seconds = 0;  ///< that the search took
+  bool conclusive = false;  ///< it was decided, or had rounds enough to call any faster
+  double seconds = 0;       ///< that the search took
   TuneEnd end = TuneEnd::kDecided;
   std::vector<TunedCandidate> ranking;   ///< fastest first
   std::vector<TunedCandidate> rejected;  ///< whose results had wrong bits
@@ -53,8 +55,13 @@ struct TuneOutcome {
   std::optional<TunedCandidate> chosen{};
   bool kept_default = false;
   bool stored = false;                ///< in the cache
+  bool store_failed = false;          ///< the session is kept then
   std::vector<std::string> problems;  ///< files that could not be used
 };
+
+/// What a session must be of, besides its key, to be gone on with: the very layer, how it is
+/// searched, and the program. Times of another are no times of this one.
+std::string search_text(const BenchCase& bench, const TuneSettings& settings);
 
 /// Searches the space for the fastest schedule of a direction and stores what it found. To be
 /// called on every process; the outcome is that of the one that speaks, others have its `end` where
