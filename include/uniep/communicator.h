@@ -25,7 +25,8 @@ class UNIEP_API Communicator {
   /// CUDA device), MASTER_ADDR and MASTER_PORT say which, as torchrun sets them; where none of them
   /// is set, the group is this process alone, on device 0. Waits until all ranks have come; where
   /// one does not within UNIEP_TIMEOUT_MS, or one cannot use its device, throws the same on all
-  /// ranks. Throws Error(kUnsupported) in a build without CUDA.
+  /// ranks. The device is then this thread's current one; layers use it whichever is current.
+  /// Throws Error(kUnsupported) in a build without CUDA.
   static Communicator cuda_from_environment();
 
   int rank() const;

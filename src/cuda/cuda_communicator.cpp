@@ -4,6 +4,7 @@
 
 #include "base/env.h"
 #include "cuda/check.h"
+#include "cuda/device_scope.h"
 #include "cuda/driver.h"
 #include "cuda/symmetric_mapping.h"
 
@@ -55,6 +56,7 @@ CudaCommunicator::CudaCommunicator(const ProcessEnvironment& environment, int li
 
 std::unique_ptr<SymmetricMemory> CudaCommunicator::symmetric_memory(std::int64_t bytes,
                                                                     int limit_ms) {
+  const DeviceScope scope(device_);
   return std::make_unique<SymmetricMemory>(bootstrap_, rank_, size_, bytes, limit_ms);
 }
 

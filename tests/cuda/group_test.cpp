@@ -169,7 +169,7 @@ TEST_P(CudaGroup, ATensorThatStartsBetweenItsElementsIsRefusedByAllRanks) {
 
 // ---- A rank whose calls come from elsewhere
 
-/// A thread begins with device 0 as its current one.
+/// A thread begins with device 0 as its current one. The layer is made there, too.
 TEST_P(CudaGroup, CallsMayComeFromAnyThread) {
   expect_same(on_gpus(ranks(), [&](const Communicator& c) -> std::string {
     GpuRank rank(data_, c);
@@ -179,10 +179,12 @@ TEST_P(CudaGroup, CallsMayComeFromAnyThread) {
     int device = -1;
     std::thread([&] {
       try {
-        rank.plan();
-        rank.forward(cuda_schedules().back());
-        rank.backward(cuda_schedules().back());
-        rank.layer().synchronize();
+        Layer layer(rank.layer().problem(), c);
+        const RoutingPlan plan = layer.plan(rank.topk_ids());
+        const Schedule schedule = cuda_schedules().back();
+        const Saved saved = layer.forward(plan, rank.forward_args(), schedule);
+        layer.backward(saved, rank.backward_args(), schedule);
+        layer.synchronize();
         device = cuda::current_device();
       } catch (...) {
         error = std::current_exception();
