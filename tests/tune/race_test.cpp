@@ -5,6 +5,8 @@
 #include <cmath>
 #include <set>
 
+#include "support/cases.h"
+
 namespace uniep::tune {
 namespace {
 
@@ -107,9 +109,10 @@ TEST(Race, OneThatIsFasterByChanceAloneIsNot) {
   EXPECT_LE(called, 4);
 }
 
-/// Runs 500 races of 20 candidates with 2 % of noise, the fourth of which takes `seconds`, and
-/// counts those whose winner is called faster than the reference, by the winner.
+/// Races of 20 candidates with 2 % of noise, the fourth of which takes `seconds`: those whose
+/// winner is called faster than the reference, by the winner.
 struct Called {
+  int races = 0;
   int fourth = 0;
   int others = 0;
 };
@@ -117,8 +120,8 @@ struct Called {
 Called called_faster(double seconds, int rounds) {
   std::vector<double> all(20, 1);
   all[3] = seconds;
-  Called called;
-  for (std::uint64_t seed = 0; seed < 500; ++seed) {
+  Called called{.races = testing::cases(500)};
+  for (std::uint64_t seed = 0; seed < static_cast<std::uint64_t>(called.races); ++seed) {
     Race race(all.size(), {.keep_reference = true, .max_rounds = rounds, .seed = seed});
     std::mt19937_64 rng(seed + 1000);
     std::normal_distribution<double> noise(0, 0.02);
@@ -132,13 +135,14 @@ Called called_faster(double seconds, int rounds) {
 TEST(Race, TheBestOfManyEqualOnesIsNotCalledFaster) {
   for (int rounds = 2; rounds <= 12; ++rounds) {
     const Called called = called_faster(1, rounds);
-    EXPECT_LE(called.fourth + called.others, 15) << "of 500, in " << rounds << " rounds";
+    EXPECT_LE(called.fourth + called.others, called.races * 3 / 100 + 1)
+        << "of " << called.races << ", in " << rounds << " rounds";
   }
 }
 
 TEST(Race, OneThatIsFasterByTwiceTheNoiseIsCalledSoWithinSixteenRounds) {
   const Called called = called_faster(0.95, 16);
-  EXPECT_GE(called.fourth, 475);
+  EXPECT_GE(called.fourth, called.races * 95 / 100 - 1);
   EXPECT_EQ(called.others, 0);
 }
 
