@@ -7,8 +7,8 @@
 #include <unordered_set>
 
 #include "base/check.h"
+#include "base/files.h"
 #include "base/math.h"
-#include "io/posix_file.h"
 #include "io/safetensors_header.h"
 
 namespace uniep::io {

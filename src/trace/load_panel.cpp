@@ -2,19 +2,13 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/quantile.h"
 #include "trace/panels.h"
 
 namespace uniep::trace {
 namespace {
 
 constexpr double kHeight = 170;
-
-double median(std::vector<std::int64_t> v) {
-  std::ranges::sort(v);
-  const std::size_t n = v.size();
-  return n % 2 == 1 ? static_cast<double>(v[n / 2])
-                    : 0.5 * static_cast<double>(v[n / 2 - 1] + v[n / 2]);
-}
 
 double mean(const std::vector<std::int64_t>& v) {
   return static_cast<double>(std::reduce(v.begin(), v.end())) / static_cast<double>(v.size());
@@ -36,8 +30,8 @@ std::string caption(const PlotInput& input) {
   const auto& rows = input.rows_per_expert;
   const auto [least, most] = std::ranges::minmax(rows);
   const double average = mean(rows);
-  std::string s = cat("min ", least, ", median ", short_number(median(rows)), ", max ", most,
-                      " rows; mean ", short_number(average));
+  std::string s = cat("min ", least, ", median ", short_number(median({rows.begin(), rows.end()})),
+                      ", max ", most, " rows; mean ", short_number(average));
   if (average > 0) s += cat(", max / mean ", short_number(static_cast<double>(most) / average));
   return s + empty_experts(rows);
 }

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/env.h"
+#include "base/files.h"
 #include "schedule/axes.h"
 #include "tune/files.h"
 

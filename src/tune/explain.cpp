@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <utility>
+
+#include "base/quantile.h"
 
 namespace uniep::tune {
 namespace {
@@ -64,8 +67,7 @@ Breakdown median_of(const std::vector<Breakdown>& passes) {
   const auto median = [&](auto&& part) {
     std::vector<double> values;
     for (const Breakdown& b : passes) values.push_back(part(b));
-    std::ranges::sort(values);
-    return values.empty() ? 0.0 : values[values.size() / 2];
+    return uniep::median(std::move(values));
   };
   for (std::size_t s = 0; s < m.busy.size(); ++s) {
     m.busy[s] = median([s](const Breakdown& b) { return b.busy[s]; });

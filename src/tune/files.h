@@ -1,21 +1,16 @@
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
 
+// Files that several processes read and replace, in folders that are made for them.
+
 namespace uniep::tune {
 
-/// What a regular file holds; nothing where there is none. Error(kIo) where it cannot be read, or
-/// is something else.
-std::optional<std::string> read_text(const std::string& path);
-
-/// Makes `path` hold `text`, whole or not at all, whoever reads meanwhile and whatever breaks: a
-/// new file takes the place of the old one. Makes the folders that are missing.
+/// Makes `path` hold `text`, as write_atomically does.
 void replace_text(const std::string& path, std::string_view text);
 
-/// Throws Error(kIo) where replace_text could not work, before the work whose result is to go
-/// there. Makes the folders that are missing.
+/// Throws Error(kIo) where `path` cannot be read, if it is there, or replace_text could not begin.
 void require_replaceable(const std::string& path);
 
 /// Gives a file a name that nothing has yet: its own with ".damaged" behind it, or ".damaged.1" and

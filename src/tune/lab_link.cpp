@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/quantile.h"
 #include "schedule/pass_order.h"
-#include "tune/median.h"
 #include "tune/timeline_samples.h"
 
 namespace uniep::tune {

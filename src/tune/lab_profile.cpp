@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "base/quantile.h"
 #include "tune/lab_link.h"
 #include "tune/lab_tasks.h"
-#include "tune/median.h"
 
 namespace uniep::tune {
 namespace {

@@ -3,8 +3,8 @@
 #include <map>
 #include <tuple>
 
+#include "base/quantile.h"
 #include "schedule/pass_order.h"
-#include "tune/median.h"
 #include "tune/timeline_samples.h"
 
 namespace uniep::tune {

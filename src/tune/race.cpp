@@ -3,16 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/quantile.h"
+
 namespace uniep::tune {
 namespace {
-
-double median_of(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::ranges::nth_element(values, middle);
-  if (values.size() % 2 == 1) return *middle;
-  return (*middle + *std::max_element(values.begin(), middle)) / 2;
-}
 
 /// The median of how many times as long `a` took as `b`, round by round, and how far off that may
 /// be: four times the standard error that the spread of rounds around the median stands for. Of few
@@ -27,11 +21,11 @@ Ratio ratio_of(const std::vector<double>& a, const std::vector<double>& b) {
   std::vector<double> logs;
   for (std::size_t i = 0; i < rounds; ++i) logs.push_back(std::log(a[i] / b[i]));
   if (rounds == 0) return {};
-  const double middle = median_of(logs);
+  const double middle = median(logs);
   std::vector<double> distances;
   for (const double l : logs) distances.push_back(std::abs(l - middle));
   // 1.48 median distances are a standard deviation, of a median's error there are 1.25.
-  const double deviation = 1.48 * median_of(distances);
+  const double deviation = 1.48 * median(distances);
   const double error = 4 * 1.25 * deviation / std::sqrt(static_cast<double>(rounds));
   return {std::exp(middle), error};
 }
@@ -76,7 +70,7 @@ void Race::reject(std::size_t candidate) {
 }
 
 double Race::median(std::size_t candidate) const {
-  return median_of(candidates_[candidate].seconds);
+  return uniep::median(candidates_[candidate].seconds);
 }
 
 double Race::speedup(std::size_t candidate) const {

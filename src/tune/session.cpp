@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "base/files.h"
 #include "tune/files.h"
 
 namespace uniep::tune {

@@ -4,7 +4,7 @@
 
 #include <sstream>
 
-#include "figures.h"
+#include "base/quantile.h"
 
 namespace uniep::tool {
 namespace {

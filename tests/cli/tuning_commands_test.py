@@ -74,6 +74,8 @@ class Simulate(ProgramTest):
         self.refuse("simulate", "--shape", "tiny", "--profile", "/dev/null", words=("/dev/null",))
         self.refuse("simulate", "--shape", "tiny", "--schedule", "tile_m=64", words=("tile_m=64",))
         self.refuse("simulate", "--shape", "tiny", "--ranks", 3, words=("8 experts",))
+        for flag in (["--budget", 1], ["--candidates", 2], ["--fresh"]):
+            self.refuse("tune", "--shape", "tiny", "--survey", 3, *flag, words=("--survey", flag[0]))
 
 
 class Tune(ProgramTest):
@@ -183,7 +185,7 @@ class Tune(ProgramTest):
                                 meanwhile=self.cache.mkdir, code=1)
         for words in ("# best   --schedule", "# stored nothing: the cache could not be written",
                       "# the same command goes on from here",
-                      f"uniep tune: what was found is not stored: cannot read {self.cache}"):
+                      f"uniep tune: what was found is not stored: {self.cache}: is a directory"):
             self.assertIn(words, text)
         self.assertTrue(json.loads(path.read_text())["passes"][0]["chosen"])
         self.assertEqual(len(self.sessions()), 1)
@@ -193,9 +195,8 @@ class Tune(ProgramTest):
         done = self.call("run", "--shape", "tiny", **self.environment)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(done.stderr,
-                         f"uniep: cannot read {self.cache}: it is a folder; a regular file is "
-                         "accepted\n")
-        done = self.refuse("tune", "--shape", "tiny", words=(self.cache, "it is a folder"),
+                         f"uniep: {self.cache}: is a directory; a regular file is needed\n")
+        done = self.refuse("tune", "--shape", "tiny", words=(self.cache, "is a directory"),
                            **self.environment)
         self.assertEqual(done.stdout, "")  # before anything was measured
         self.assertTrue(self.cache.is_dir())

@@ -37,7 +37,7 @@ fi
 
 # Recompiles only what is older than some source, as the JSON parser takes its time.
 objects=
-for file in src/io/layer_file src/io/posix_file src/io/safetensors src/io/safetensors_header \
+for file in src/io/layer_file src/base/files src/io/safetensors src/io/safetensors_header \
             tests/fuzz/fuzz_safetensors tests/fuzz/fuzz_layer tests/fuzz/make_corpus; do
   object=$work_dir/$(basename $file).o
   newer=

@@ -128,7 +128,7 @@ TEST(TuneCache, AFolderInItsPlaceIsReportedAndNotMoved) {
   const TunedEntries loaded = cache.load();
   EXPECT_TRUE(loaded.entries.empty());
   ASSERT_EQ(loaded.problems.size(), 1u);
-  EXPECT_NE(loaded.problems[0].find(cache.path() + ": it is a folder"), std::string::npos);
+  EXPECT_NE(loaded.problems[0].find(cache.path() + ": is a directory"), std::string::npos);
   EXPECT_THROW(cache.store(entry(64)), Error);
   EXPECT_THROW(cache.require_storable(), Error);
   EXPECT_TRUE(std::filesystem::is_directory(cache.path()));

@@ -11,7 +11,7 @@
 
 #include "base/check.h"
 #include "tune/cost_model.h"
-#include "tune/median.h"
+#include "base/quantile.h"
 #include "tune/parallel.h"
 #include "tune/plans_of_shape.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "figures.h"
+#include "base/quantile.h"
 
 namespace uniep::tool {
 namespace {

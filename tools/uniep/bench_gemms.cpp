@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "base/math.h"
+#include "base/quantile.h"
 #include "bench_kernels.h"
 #include "cublas_library.h"
 #include "cuda/device_array.h"
-#include "figures.h"
 
 namespace uniep::tool {
 namespace {

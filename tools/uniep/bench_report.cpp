@@ -5,8 +5,8 @@
 #include <ostream>
 
 #include "base/check.h"
+#include "base/quantile.h"
 #include "bench_sample.h"
-#include "figures.h"
 #include "record_json.h"
 #include "table.h"
 

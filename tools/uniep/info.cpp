@@ -10,6 +10,7 @@
 #include "cpu/kernels/kernels.h"
 #include "layer_memory.h"
 #include "machine.h"
+#include "schedule/axes.h"
 #include "table.h"
 #include "uniep/schedule.h"
 
@@ -43,11 +44,6 @@ std::string axis_range(const AxisInfo& axis) {
   for (const auto& choice : axis.choices) text += cat(text.empty() ? "" : "|", choice);
   if (text.empty()) text = cat(axis.min, "..", axis.max, axis.power_of_two ? " (2^n)" : "");
   return text;
-}
-
-std::string value_text(const AxisInfo& axis, int value) {
-  return axis.choices.empty() ? cat(value)
-                              : std::string(axis.choices[static_cast<std::size_t>(value)]);
 }
 
 std::string kernel_list() {
@@ -92,11 +88,12 @@ void print_axes() {
   table.header({"", "", "default", "default", "", "", ""});
   table.header({"axis", "range", "on cpu", "on cuda", "scope", "bits", "meaning"});
   for (const AxisInfo& axis : schedule_axes()) {
-    table.folded_row({std::string(axis.name), axis_range(axis),
-                      value_text(axis, axis.default_value), value_text(axis, axis.cuda_default),
-                      axis.scope == AxisScope::kCompileTime ? "compile" : "launch",
-                      axis.bit_neutral ? "same" : "CHANGE", std::string(axis.meaning)},
-                     kMeaningWidth);
+    table.folded_row(
+        {std::string(axis.name), axis_range(axis), axis_value_text(axis, axis.default_value),
+         axis_value_text(axis, axis.cuda_default),
+         axis.scope == AxisScope::kCompileTime ? "compile" : "launch",
+         axis.bit_neutral ? "same" : "CHANGE", std::string(axis.meaning)},
+        kMeaningWidth);
   }
   std::cout << table;
 }

@@ -9,8 +9,8 @@
 
 #include "base/cpu_info.h"
 #include "base/env.h"
+#include "base/quantile.h"
 #include "comm/backoff.h"
-#include "figures.h"
 #include "machine.h"
 #include "schedule/pass_order.h"
 #include "tune/task_cost.h"

@@ -2,7 +2,7 @@
 
 #include <ostream>
 
-#include "figures.h"
+#include "base/quantile.h"
 #include "output_files.h"
 
 namespace uniep::tool {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "figures.h"
+#include "base/quantile.h"
 #include "step.h"
 
 namespace uniep::tool {

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "figures.h"
+#include "base/quantile.h"
 #include "interrupt.h"
 #include "trace/panels.h"
 #include "tune/cost_model.h"

@@ -3,8 +3,8 @@
 #include <memory>
 
 #include "base/check.h"
+#include "base/quantile.h"
 #include "commands.h"
-#include "figures.h"
 #include "interrupt.h"
 #include "machine.h"
 #include "measure_profile.h"
@@ -13,6 +13,7 @@
 #include "profiles.h"
 #include "progress.h"
 #include "record_json.h"
+#include "schedule/axes.h"
 #include "survey.h"
 #include "table.h"
 #include "tune/schedule_book.h"
@@ -90,10 +91,7 @@ std::string difference_text(const Schedule& s, const Schedule& base) {
   for (std::size_t i = 0; i < schedule_axes().size(); ++i) {
     if (axis_value(s, i) == axis_value(base, i)) continue;
     const AxisInfo& axis = schedule_axes()[i];
-    const int value = axis_value(s, i);
-    text += cat(text.empty() ? "" : ",", axis.name, '=',
-                axis.choices.empty() ? cat(value)
-                                     : std::string(axis.choices[static_cast<std::size_t>(value)]));
+    text += cat(text.empty() ? "" : ",", axis.name, '=', axis_value_text(axis, axis_value(s, i)));
   }
   return text.empty() ? "default" : text;
 }
@@ -346,11 +344,16 @@ void add_how_options(CLI::App& sub, Flags& flags) {
       "a shipped profile of theirs; none: candidates are drawn at random");
   sub.add_flag("--fresh", flags.fresh, described("Do not go on with an earlier session"))
       ->group("How to search");
-  group
-      .add("--survey", flags.survey, "N",
-           "Do not search: measure N random points, or all where there are no more, and say how "
-           "well the model predicts them")
-      ->check(range(1, 100000));
+  CLI::Option* survey =
+      group
+          .add(
+              "--survey", flags.survey, "N",
+              "Do not search: measure N random points, or all where there are no more, and say how "
+              "well the model predicts them")
+          ->check(range(1, 100000));
+  for (const char* of_searches : {"--budget", "--candidates", "--fresh"}) {
+    survey->excludes(sub.get_option(of_searches));
+  }
   group.add("--json", flags.json, "FILE.json", "Write all figures; see docs/tuning.md");
   group.add("--plot", flags.plot, "FILE.svg",
             "Draw the last direction of a survey, predicted over measured");

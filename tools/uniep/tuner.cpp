@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "base/check.h"
-#include "figures.h"
+#include "base/quantile.h"
 #include "interrupt.h"
 #include "machine.h"
 #include "table.h"

@@ -3,11 +3,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-namespace uniep::io {
+namespace uniep {
 
 /// A path as error texts show it: control characters are escaped, so a sentence stays on one line.
 std::string display_name(const std::filesystem::path& path);
@@ -32,9 +33,17 @@ class InputFile {
   std::uint64_t size_ = 0;
 };
 
+/// What a regular file holds; nothing where there is none. Error(kIo) as of InputFile.
+std::optional<std::string> read_text(const std::filesystem::path& path);
+
 /// Writes the parts one after another so that `path` holds either all of them or what it held
-/// before: into a temporary file of the same folder, flushed to the disk, then renamed.
+/// before, whoever reads meanwhile: into a temporary file of the same folder, flushed to the disk,
+/// then renamed.
 void write_atomically(const std::filesystem::path& path,
                       const std::vector<std::span<const std::byte>>& parts);
 
-}  // namespace uniep::io
+/// Throws Error(kIo) where write_atomically could not even begin, ahead of the work whose result is
+/// to go there.
+void require_writable(const std::filesystem::path& path);
+
+}  // namespace uniep

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
-namespace uniep::tool {
+namespace uniep {
 
 /// The value below which `share` of the sorted values lie, between neighbours by linear
 /// interpolation (as numpy's default does). 0 of nothing.
@@ -21,4 +22,4 @@ inline double quantile(std::vector<double> values, double share) {
 
 inline double median(std::vector<double> values) { return quantile(std::move(values), 0.5); }
 
-}  // namespace uniep::tool
+}  // namespace uniep

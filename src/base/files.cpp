@@ -1,4 +1,4 @@
-#include "io/posix_file.h"
+#include "base/files.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -13,7 +13,7 @@
 
 #include "base/check.h"
 
-namespace uniep::io {
+namespace uniep {
 namespace {
 
 // Linux moves at most this many bytes per call, whatever is asked for.
@@ -79,6 +79,15 @@ class TemporaryFile {
   bool renamed_ = false;
 };
 
+/// Renaming onto a device such as /dev/null would replace the device itself.
+void require_new_or_regular(const std::filesystem::path& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+    throw Error(ErrorCode::kIo, cat(display_name(path), ": is ", kind_of(info.st_mode),
+                                    "; the path of a new or regular file is needed"));
+  }
+}
+
 }  // namespace
 
 std::string display_name(const std::filesystem::path& path) {
@@ -120,17 +129,28 @@ void InputFile::read(std::span<std::byte> out) {
   }
 }
 
+std::optional<std::string> read_text(const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (std::filesystem::status(path, ignored).type() == std::filesystem::file_type::not_found) {
+    return std::nullopt;
+  }
+  InputFile file(path);
+  std::string text(file.size(), '\0');
+  file.read(std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+void require_writable(const std::filesystem::path& path) {
+  require_new_or_regular(path);
+  const TemporaryFile file(path);
+}
+
 void write_atomically(const std::filesystem::path& path,
                       const std::vector<std::span<const std::byte>>& parts) {
-  // Renaming onto a device such as /dev/null would replace the device itself.
-  struct stat info {};
-  if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
-    throw Error(ErrorCode::kIo, cat(display_name(path), ": is ", kind_of(info.st_mode),
-                                    "; the path of a new or regular file is needed"));
-  }
+  require_new_or_regular(path);
   TemporaryFile file(path);
   for (const auto& part : parts) file.append(part);
   file.commit();
 }
 
-}  // namespace uniep::io
+}  // namespace uniep
