@@ -4,7 +4,7 @@
 // use for, and ends behind it, so that what follows one follows both.
 #include "cuda/device/faults.cuh"
 #include "cuda/device/refusal.cuh"
-#include "cuda/kernels/load.h"
+#include "cuda/kernels/kernel_launch.h"
 #include "cuda/launch.h"
 
 namespace uniep::cuda {
@@ -124,16 +124,8 @@ cudaError_t prepare_enter() { return load_kernel(enter_kernel); }
 
 cudaError_t launch_enter(const DeviceContext& ctx, const EnterArgs& args, int ctas,
                          cudaStream_t stream) {
-  cudaLaunchAttribute beside{};
-  beside.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  beside.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(ctas));
-  config.blockDim = dim3(kEnterThreads);
-  config.stream = stream;
-  config.attrs = &beside;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, enter_kernel, ctx, args);
+  const LaunchSize size{.ctas = ctas, .threads = kEnterThreads};
+  return launch_kernel(enter_kernel, size, beside_last_launch(), stream, ctx, args);
 }
 
 }  // namespace uniep::cuda

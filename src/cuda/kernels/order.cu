@@ -1,5 +1,4 @@
 #include "cuda/device/order.cuh"
-#include "cuda/kernels/load.h"
 #include "cuda/kernels/resident.h"
 #include "cuda/ptx/sync.cuh"
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/device/pass_body.cuh"
+#include "cuda/kernels/kernel_launch.h"
 #include "cuda/launch.h"
 
 namespace uniep::cuda {
@@ -22,22 +23,13 @@ cudaError_t prepare_pass() {
                               static_cast<int>(sizeof(PassShared<Shape>)));
 }
 
-/// Starts it, once prepared, on `ctas` CTAs, all of which are resident at a time or none: they wait
-/// for one another.
+/// Starts it, once prepared, on `ctas` CTAs.
 template <class Stages, class Shape>
 cudaError_t launch_pass(const DeviceContext& ctx, const LaunchQueues& queues, const PassMaps& maps,
                         int ctas, cudaStream_t stream) {
-  cudaLaunchAttribute cooperative{};
-  cooperative.id = cudaLaunchAttributeCooperative;
-  cooperative.val.cooperative = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(ctas));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = sizeof(PassShared<Shape>);
-  config.stream = stream;
-  config.attrs = &cooperative;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, pass_kernel<Stages, Shape>, ctx, queues, maps);
+  const LaunchSize size{ctas, kThreads, sizeof(PassShared<Shape>)};
+  return launch_kernel(pass_kernel<Stages, Shape>, size, resident_together(), stream, ctx, queues,
+                       maps);
 }
 
 }  // namespace uniep::cuda

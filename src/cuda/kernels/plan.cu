@@ -1,5 +1,4 @@
 #include "cuda/device/plan.cuh"
-#include "cuda/kernels/load.h"
 #include "cuda/kernels/resident.h"
 
 namespace uniep::cuda {

@@ -1,4 +1,4 @@
-#include "cuda/kernels/load.h"
+#include "cuda/kernels/kernel_launch.h"
 #include "cuda/launch.h"
 #include "cuda/ptx/sync.cuh"
 

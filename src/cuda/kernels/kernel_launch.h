@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+
+namespace uniep::cuda {
+
+/// Loads a kernel onto this thread's device.
+template <class Kernel>
+cudaError_t load_kernel(Kernel* kernel) {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, kernel);
+}
+
+/// All CTAs are resident at a time, or none is: they wait for one another.
+inline cudaLaunchAttribute resident_together() {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  return attribute;
+}
+
+/// May begin before the last launch of its stream has ended, once that allows it
+/// (ptx::let_next_launch_begin).
+inline cudaLaunchAttribute beside_last_launch() {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  return attribute;
+}
+
+struct LaunchSize {
+  int ctas = 1;
+  int threads = 1;
+  std::size_t shared_bytes = 0;  // dynamic
+};
+
+template <class... Args>
+cudaError_t launch_kernel(void (*kernel)(Args...), const LaunchSize& size,
+                          cudaLaunchAttribute attribute, cudaStream_t stream, const Args&... args) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(size.ctas));
+  config.blockDim = dim3(static_cast<unsigned>(size.threads));
+  config.dynamicSmemBytes = size.shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+}  // namespace uniep::cuda
