@@ -1,6 +1,7 @@
 #include "tune/simulation.h"
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <limits>
 #include <optional>
@@ -202,10 +203,12 @@ double Simulation::seen_at(const Unit& unit, double visible) const {
   if (wake.first_sleep_s == 0 || visible <= unit.begun) return std::max(visible, now_);
   double look = unit.begun;
   double sleep = wake.first_sleep_s;
-  while (look < visible) {
+  for (; look < visible && sleep < wake.longest_sleep_s; sleep *= 2) {
     look += sleep + wake.sleep_slack_s;
-    sleep = std::min(2 * sleep, wake.longest_sleep_s);
   }
+  // The others are all as long.
+  const double longest = wake.longest_sleep_s + wake.sleep_slack_s;
+  if (look < visible) look += longest * std::ceil((visible - look) / longest);
   return std::max(look, now_);
 }
 

@@ -194,7 +194,7 @@ TEST(Simulate, AWaitingThreadLooksNowAndThen) {
   MachineProfile profile = made_up_profile();
   profile.wake = {.flag_s = 0, .first_sleep_s = 0.4, .longest_sleep_s = 0.8, .sleep_slack_s = 0.1};
   profile.workers = 2;
-  // One tile of fc1, one of fc2 that waits for it: looks after 0.5, 1.4 seconds.
+  // One tile of fc1, one of fc2 that waits for it: looks after 0.5 and 1.4 seconds.
   Problem p = kProblem;
   p.num_experts = 1;
   p.topk = 1;
@@ -202,7 +202,20 @@ TEST(Simulate, AWaitingThreadLooksNowAndThen) {
   p.intermediate = 32;
   const auto plans = even_plans(p, 1, 64);
   const Schedule s = parse_schedule("single,tile_m=64,tile_n=64,lag=4096,dispatch_workers=0");
-  EXPECT_NEAR(simulate(plans, Pass::kForward, s, profile).seconds, 1.4 + 1, 0.6);
+  EXPECT_NEAR(simulate(plans, Pass::kForward, s, profile).seconds, 1.4 + 1, 1e-9);
+}
+
+TEST(Simulate, BillionsOfLooksAreNotTakenOneByOne) {
+  const auto plans = even_plans(kProblem, 2, 64);
+  MachineProfile profile = made_up_profile();
+  profile.link.bytes_per_s = 1;  // a token takes minutes
+  const auto seconds = [&] {
+    return simulate(plans, Pass::kForward, parse_schedule("single,dispatch_workers=1"), profile)
+        .seconds;
+  };
+  const double watching = seconds();
+  profile.wake = {.flag_s = 0, .first_sleep_s = 1e-6, .longest_sleep_s = 1e-6, .sleep_slack_s = 0};
+  EXPECT_NEAR(seconds(), watching, 1e-3);
 }
 
 TEST(Simulate, EveryScheduleEndsAndRunsEveryTaskOnce) {
