@@ -106,7 +106,8 @@ class Exchange:
 
 
 class TorchLayer:
-    """Keeps what its passes compute, as a training step would until the next one."""
+    """Keeps what its passes compute, as a training step would until the next one; but not the
+    gradients of weights, which a large layer has no room for beside those that uniep writes."""
 
     def __init__(self, inputs, exchange):
         self.inputs = inputs
@@ -126,9 +127,9 @@ class TorchLayer:
         self.dy_rows = e.dispatch(t.dy, e.token_of_sent)
         da = torch._grouped_mm(self.dy_rows, t.w2, offs=e.offsets)
         row_dprobs = self.swiglu_backward(da)
-        self.dw2 = torch._grouped_mm(self.dy_rows.t(), self.a, offs=e.offsets)
+        torch._grouped_mm(self.dy_rows.t(), self.a, offs=e.offsets)  # dw2
         dx = torch._grouped_mm(self.dh, t.w1, offs=e.offsets)
-        self.dw1 = torch._grouped_mm(self.dh.t(), self.x_rows, offs=e.offsets)
+        torch._grouped_mm(self.dh.t(), self.x_rows, offs=e.offsets)  # dw1
         self.dx = self.sum_over_k(e.combine(dx))
         self.dprobs = e.combine(row_dprobs).index_select(0, e.sent_of_slot).view_as(t.probs)
 

@@ -61,6 +61,7 @@ class Simulate(ProgramTest):
         self.succeed("profile", "--effort", 0.1, "--output", linked, UNIEP_CPU_LINK_GBPS="2")
         self.assertEqual(json.loads(linked.read_text())["link"]["bytes_per_s"], 2e9)
         self.refuse("profile", "--ranks", 2, words=("--ranks 2", "1 rank"))
+        self.refuse("profile", "--like", "h200", words=("--like h200", "--backend cuda"))
         if "cuda: not in this build" in self.succeed("info"):
             self.refuse("profile", "--backend", "cuda", words=("no CUDA backend",))
 

@@ -10,8 +10,8 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "tune/cost_model.h"
 #include "base/quantile.h"
+#include "tune/cost_model.h"
 #include "tune/parallel.h"
 #include "tune/plans_of_shape.h"
 

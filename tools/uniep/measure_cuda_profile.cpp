@@ -13,12 +13,12 @@ namespace uniep::tool {
 namespace {
 
 /// How the kernels organise their workers, and what is not measured, or not by one GPU.
-tune::MachineProfile known_profile(int ranks) {
+tune::MachineProfile known_profile(int ranks, std::optional<tune::MachineProfile> like) {
   const std::string device = tune::tune_key(Backend::kCuda, {}, 1, 0, 0, Pass::kForward).device;
-  const auto shipped = tune::shipped_profile_of(Backend::kCuda, device);
-  require(ranks > 1 || shipped, ErrorCode::kUnsupported,
+  if (!like) like = tune::shipped_profile_of(Backend::kCuda, device);
+  require(ranks > 1 || like, ErrorCode::kUnsupported,
           "one GPU has no link to measure, and there is no shipped profile of ", device,
-          " to take it from; --ranks 2 or more is accepted");
+          " to take it from; --ranks 2 or more, or --like PROFILE is accepted");
   tune::MachineProfile known;
   known.name = "measured";
   known.backend = Backend::kCuda;
@@ -28,25 +28,26 @@ tune::MachineProfile known_profile(int ranks) {
   known.lanes = cuda::kDispatchWarps;
   known.push_depth = 1;  // a sender's tiles behind its consumer's
   known.k_step = cuda::kTileK;
-  if (!shipped) return known;
+  if (!like) return known;
   known.source += cat(ranks > 1 ? "; draw_s, alone and crowd: "
                                 : "; draw_s, alone, crowd, link, flags and beside_link: ",
-                      shipped->source);
-  known.draw_s = shipped->draw_s;
-  known.dispatch = {.alone = shipped->dispatch.alone, .crowd = shipped->dispatch.crowd};
-  known.reduce = {.alone = shipped->reduce.alone, .crowd = shipped->reduce.crowd};
+                      like->source);
+  known.draw_s = like->draw_s;
+  known.dispatch = {.alone = like->dispatch.alone, .crowd = like->dispatch.crowd};
+  known.reduce = {.alone = like->reduce.alone, .crowd = like->reduce.crowd};
   if (ranks > 1) return known;
-  known.link = shipped->link;
-  known.wake = shipped->wake;
-  known.beside_link = shipped->beside_link;
+  known.link = like->link;
+  known.wake = like->wake;
+  known.beside_link = like->beside_link;
   return known;
 }
 
 }  // namespace
 
 tune::MeasuredProfile measure_cuda_profile(const Communicator& group, BenchDevice& device,
-                                           const tune::LabOptions& options) {
-  const tune::MachineProfile known = known_profile(group.size());
+                                           const tune::LabOptions& options,
+                                           const std::optional<tune::MachineProfile>& like) {
+  const tune::MachineProfile known = known_profile(group.size(), like);
   DeviceLab lab(group, cuda::single_rank(), device);
   return measure_lab_profile(lab, known, options);
 }

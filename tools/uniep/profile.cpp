@@ -9,6 +9,7 @@
 #include "options.h"
 #include "output_files.h"
 #include "profile_report.h"
+#include "profiles.h"
 #include "progress.h"
 #include "ranks.h"
 #ifdef UNIEP_HAS_CUDA
@@ -22,8 +23,18 @@ struct Flags {
   std::string backend = "cpu";
   int ranks = 0;
   std::string output;
+  std::string like;
   double effort = 1;
 };
+
+/// The profile that has what is not measured, where one is named.
+std::optional<tune::MachineProfile> like_of(const Flags& flags) {
+  if (flags.like.empty()) return std::nullopt;
+  const tune::MachineProfile like = find_profile(flags.like);
+  require(like.backend == Backend::kCuda, ErrorCode::kInvalidArgument, "--like ", flags.like,
+          ", which is of backend ", name(like.backend), "; one of backend cuda is accepted");
+  return like;
+}
 
 void report(const tune::MeasuredProfile& measured, const Flags& flags) {
   print_profile(measured);
@@ -35,6 +46,8 @@ void report(const tune::MeasuredProfile& measured, const Flags& flags) {
 int profile_cpu(const Flags& flags) {
   require(flags.ranks <= 1, ErrorCode::kInvalidArgument, "--ranks ", flags.ranks,
           " with --backend cpu; the CPU is measured with 1 rank, whose cores all ranks share");
+  require(flags.like.empty(), ErrorCode::kInvalidArgument, "--like ", flags.like,
+          " with --backend cpu, where all is measured; it needs --backend cuda");
   tune::MeasuredProfile measured;
   {
     Progress progress("measuring", profile_steps());
@@ -46,7 +59,8 @@ int profile_cpu(const Flags& flags) {
 
 #ifdef UNIEP_HAS_CUDA
 tune::MeasuredProfile profile_group(const Communicator& member, BenchDevice& device,
-                                    const Flags& flags) {
+                                    const Flags& flags,
+                                    const std::optional<tune::MachineProfile>& like) {
   constexpr int kRepeats = 5;
   std::optional<Progress> progress;
   if (member.rank() == 0) progress.emplace("measuring", tune::lab_profile_steps(member.size()));
@@ -55,21 +69,23 @@ tune::MeasuredProfile profile_group(const Communicator& member, BenchDevice& dev
   options.progress = [&] {
     if (progress) progress->advance();
   };
-  return measure_cuda_profile(member, device, options);
+  return measure_cuda_profile(member, device, options, like);
 }
 #endif
 
 int profile_cuda(const Flags& flags, const Invocation& invocation) {
+  const std::optional<tune::MachineProfile> like = like_of(flags);
   return with_ranks(
       Backend::kCuda, flags.ranks, invocation, [](int) {},
       [&](const Ranks& ranks) {
 #ifdef UNIEP_HAS_CUDA
         ranks.run([&](Communicator& member, BenchDevice& device) {
-          const tune::MeasuredProfile measured = profile_group(member, device, flags);
+          const tune::MeasuredProfile measured = profile_group(member, device, flags, like);
           if (ranks.speaks) report(measured, flags);
         });
 #else
         (void)ranks;
+        (void)like;
 #endif
         return int{kExitOk};
       });
@@ -94,9 +110,11 @@ void add_profile(CLI::App& app, Invocation& invocation) {
       ->check(one_of({"cpu", "cuda"}));
   group
       .add("--ranks", flags->ranks, "N",
-           "GPUs, 1 to 64 (default: all). One has no link to measure: it is taken from the shipped "
-           "profile")
+           "GPUs, 1 to 64 (default: all). One has no link to measure: see --like")
       ->check(range(1, 64));
+  group.add("--like", flags->like, "FILE|NAME",
+            "The profile that has what is not measured of GPUs: what few tasks cost, and one GPU's "
+            "link (default: the shipped profile of theirs)");
   group.add("--output", flags->output, "FILE.json",
             "Write the profile; docs/tuning.md describes the file");
   group
