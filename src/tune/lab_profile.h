@@ -9,7 +9,8 @@ namespace uniep::tune {
 
 struct LabOptions {
   int repeats = 5;       ///< of each pass that is looked at
-  int busy_passes = 20;  ///< before each
+  double busy_s = 0.03;  ///< of products before each: a GPU that rested is faster than one at work
+  int busy_passes = 20;  ///< before each pass that is looked at for its link
   std::function<void()> progress = [] {};
 };
 

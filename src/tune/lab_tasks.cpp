@@ -1,5 +1,6 @@
 #include "tune/lab_tasks.h"
 
+#include <algorithm>
 #include <map>
 #include <tuple>
 
@@ -20,6 +21,12 @@ constexpr const char* kShapes[] = {
     "custom,tokens=1600,hidden=2880,intermediate=1472,experts=16,topk=4",
 };
 constexpr int kPullTokens[] = {4, 16};
+// Rows to reduce that no cache holds, as in layers that are trained.
+constexpr const char* kReduceShapes[] = {
+    "custom,tokens=16384,hidden=4096,intermediate=64,experts=8,topk=2",
+    "custom,tokens=8192,hidden=2048,intermediate=64,experts=8,topk=8",
+};
+constexpr int kReduceBlocks[] = {4, 16};
 
 /// Times by what they are times of.
 template <class Key>
@@ -35,25 +42,22 @@ class LayerSampler {
   LayerSampler(ProfileLab& lab, const LabOptions& options, TaskFigures& figures)
       : lab_(lab), options_(options), figures_(figures) {}
 
-  /// Token blocks are small, so that every worker has several.
-  void sample_stages(int tile_n, int token_block) {
+  void sample_products(int tile_n) {
     Schedule schedule = parse_schedule("sequential", default_schedule(Backend::kCuda));
     schedule.tile_n = tile_n;
-    schedule.token_block = token_block;
     for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
       const PassOrder order(lab_.plan(), pass, schedule);
+      const int busy = busy_passes(pass, schedule);
       Classes<TileKey> tiles;
-      Classes<MoveKey> reduces;
       std::vector<double> enters;
       for (int i = 0; i < options_.repeats; ++i) {
-        const LabPass timed = lab_.run(pass, schedule, options_.busy_passes);
-        add_turns(order.view(), timed, tiles, reduces);
+        const LabPass timed = lab_.run(pass, schedule, busy);
+        add_turns(order.view(), timed, tiles);
         enters.push_back(timed.enter_s);
         for (const double gap : launch_gaps(timed.events)) figures_.gaps.push_back(gap);
         figures_.workers = timed.workers;
       }
       keep_tiles(schedule, tiles);
-      keep_moves(reduces, figures_.reduce);
       const PassView& v = order.view();
       figures_.enter.push_back({move_terms({0, v.tokens * row_bytes(v)}), median(enters)});
     }
@@ -64,9 +68,10 @@ class LayerSampler {
     Schedule schedule = parse_schedule("single", default_schedule(Backend::kCuda));
     schedule.pull_tokens = pull_tokens;
     const PassOrder order(lab_.plan(), Pass::kForward, schedule);
+    const int busy = busy_passes(Pass::kForward, schedule);
     Classes<MoveKey> pulls;
     for (int i = 0; i < options_.repeats; ++i) {
-      const LabPass timed = lab_.run(Pass::kForward, schedule, options_.busy_passes);
+      const LabPass timed = lab_.run(Pass::kForward, schedule, busy);
       for (const TaskSample& s : task_samples(order.view(), Stage::kDispatch, timed.events)) {
         if (s.turn > 0 && s.busy > 0)
           pulls[key_of(move_size(order.view(), s.task))].push_back(s.busy);
@@ -75,20 +80,38 @@ class LayerSampler {
     keep_moves(pulls, figures_.dispatch);
   }
 
+  /// Token blocks are small, so that every worker has several.
+  void sample_reduce(int token_block) {
+    Schedule schedule = parse_schedule("sequential", default_schedule(Backend::kCuda));
+    schedule.token_block = token_block;
+    const PassOrder order(lab_.plan(), Pass::kForward, schedule);
+    const int busy = busy_passes(Pass::kForward, schedule);
+    Classes<MoveKey> sums;
+    for (int i = 0; i < options_.repeats; ++i) {
+      const LabPass timed = lab_.run(Pass::kForward, schedule, busy);
+      for (const TaskSample& s : task_samples(order.view(), Stage::kReduce, timed.events)) {
+        if (s.turn > 0) sums[key_of(move_size(order.view(), s.task))].push_back(s.turn);
+      }
+    }
+    keep_moves(sums, figures_.reduce);
+  }
+
  private:
-  static void add_turns(const PassView& v, const LabPass& timed, Classes<TileKey>& tiles,
-                        Classes<MoveKey>& reduces) {
+  /// As many as take `busy_s`.
+  int busy_passes(Pass pass, const Schedule& schedule) {
+    constexpr double kMost = 1000;
+    const double one_s = lab_.run(pass, schedule, 1).elapsed_s;
+    return static_cast<int>(std::clamp(options_.busy_s / one_s, 1.0, kMost));
+  }
+
+  static void add_turns(const PassView& v, const LabPass& timed, Classes<TileKey>& tiles) {
     for (int i = 0; i < kNumStages; ++i) {
       const auto stage = static_cast<Stage>(i);
-      if (!is_product(stage) && stage != Stage::kReduce) continue;
+      if (!is_product(stage)) continue;
       for (const TaskSample& s : task_samples(v, stage, timed.events)) {
         if (s.turn <= 0) continue;
-        if (stage == Stage::kReduce) {
-          reduces[key_of(move_size(v, s.task))].push_back(s.turn);
-        } else {
-          const ProductSize size = product_size(v, s.task);
-          tiles[{stage, size.m, size.n, size.k}].push_back(s.turn);
-        }
+        const ProductSize size = product_size(v, s.task);
+        tiles[{stage, size.m, size.n, size.k}].push_back(s.turn);
       }
     }
   }
@@ -118,9 +141,14 @@ TaskFigures measure_tasks(ProfileLab& lab, const LabOptions& options) {
   for (const char* shape : kShapes) {
     lab.set_up(shape, false);
     LayerSampler sampler(lab, options, figures);
-    sampler.sample_stages(128, 4);
-    sampler.sample_stages(256, 8);
+    for (const int tile_n : {128, 256}) sampler.sample_products(tile_n);
     for (const int pull_tokens : kPullTokens) sampler.sample_dispatch(pull_tokens);
+    options.progress();
+  }
+  for (const char* shape : kReduceShapes) {
+    lab.set_up(shape, false);
+    LayerSampler sampler(lab, options, figures);
+    for (const int token_block : kReduceBlocks) sampler.sample_reduce(token_block);
     options.progress();
   }
   // Of a reduce task the items are its tokens, and bytes follow from them: bytes alone count.
@@ -128,6 +156,6 @@ TaskFigures measure_tasks(ProfileLab& lab, const LabOptions& options) {
   return figures;
 }
 
-int task_steps() { return static_cast<int>(std::size(kShapes)); }
+int task_steps() { return static_cast<int>(std::size(kShapes) + std::size(kReduceShapes)); }
 
 }  // namespace uniep::tune

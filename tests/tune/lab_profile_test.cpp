@@ -62,7 +62,8 @@ MeasuredProfile profile_of_simulated(const MachineProfile& machine, int ranks) {
     known.wake.flag_s = 0;
     known.beside_link = 1;
   }
-  return measure_lab_profile(lab, known, {.repeats = 1, .busy_passes = 0, .progress = [] {}});
+  return measure_lab_profile(lab, known,
+                             {.repeats = 1, .busy_s = 0, .busy_passes = 0, .progress = [] {}});
 }
 
 void expect_near(double found, double truth, double error, const std::string& what) {

@@ -1,6 +1,9 @@
 #include "measure_cuda_profile.h"
 
+#include <cuda_runtime_api.h>
+
 #include "base/check.h"
+#include "cuda/check.h"
 #include "cuda/cuda_communicator.h"
 #include "cuda/device/dispatch_shape.h"
 #include "cuda/device/tile_shape.h"
@@ -11,6 +14,14 @@
 
 namespace uniep::tool {
 namespace {
+
+double cache_bytes() {
+  int ordinal = 0, bytes = 0;
+  cuda::check_cuda(cudaGetDevice(&ordinal), "ask for the device");
+  cuda::check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, ordinal),
+                   "ask for the size of its L2 cache");
+  return bytes;
+}
 
 /// How the kernels organise their workers, and what is not measured, or not by one GPU.
 tune::MachineProfile known_profile(int ranks, std::optional<tune::MachineProfile> like) {
@@ -28,6 +39,7 @@ tune::MachineProfile known_profile(int ranks, std::optional<tune::MachineProfile
   known.lanes = cuda::kDispatchWarps;
   known.push_depth = 1;  // a sender's tiles behind its consumer's
   known.k_step = cuda::kTileK;
+  known.cache_bytes = cache_bytes();
   if (!like) return known;
   known.source += cat(ranks > 1 ? "; draw_s, alone and crowd: "
                                 : "; draw_s, alone, crowd, link, flags and beside_link: ",
