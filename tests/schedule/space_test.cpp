@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "schedule/random_pass.h"
+#include "schedule/roles.h"
 #include "support/cases.h"
 #include "support/expect_error.h"
 
@@ -121,9 +122,11 @@ TEST(Space, RefusesWhatItDoesNotKnow) {
       [&] { space.sample(rng); });
 }
 
-/// All that a launch does: its tasks in order, with what they wait for and signal.
+/// All that a pass does: who begins with dispatch, and each launch's tasks in order, with what they
+/// wait for and signal.
 std::string work(const PassView& v) {
-  std::string text;
+  const int workers = cpu_workers(v.schedule, 8, v.num_ranks);
+  std::string text = cat(workers, " workers\n");
   const auto add = [&](const TrackList& queue) {
     for (const Task& t : tasks_of(v, queue)) {
       text += cat(name(t.stage), ' ', t.m, ' ', t.n, ':');
@@ -138,7 +141,9 @@ std::string work(const PassView& v) {
   };
   for (int i = 0; i < num_launches(v); ++i) {
     const Launch launch = launch_at(v, i);
-    text += "comm\n";
+    const Roles roles = launch_roles(v, launch, workers);
+    const bool parts = launch.main.count > 0 && roles.dispatchers > 0 && !roles.join;
+    text += cat(roles.dispatchers, parts ? " dispatchers\n" : " dispatch first\n", "comm\n");
     add(launch.comm);
     text += "main\n";
     add(launch.main);
