@@ -104,7 +104,7 @@ MachineProfile profile_from_json(std::string_view text, const std::string& origi
 
 MachineProfile read_profile(const std::string& path);
 
-/// What is compiled in from profiles/: that of an H200.
+/// What is compiled in from profiles/: "h100" and "h200".
 MachineProfile shipped_profile(std::string_view name);
 
 }  // namespace uniep::tune

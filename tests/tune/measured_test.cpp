@@ -1,5 +1,5 @@
-// The shipped profile against what was measured on 1, 2 and 4 H200: the figures that docs/tuning.md
-// quotes.
+// The shipped profiles against what was measured on 1, 2 and 4 H200 and on one H100: the figures
+// that docs/tuning.md quotes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -180,6 +180,21 @@ TEST(ShippedProfile, PredictsPassesOfFewerGpus) {
                      "2026-11-22_2xH200_compare_torch_cb2d1ba.json",
                      "2026-11-22_2xH200_compare_torch_tuned_cb2d1ba.json"},
                     16, 0.10);
+}
+
+/// In part what it was fitted to.
+TEST(ShippedProfile, PredictsPassesOfAnH100) {
+  const auto all = [](const auto&) { return true; };
+  const MachineProfile h100 = shipped_profile("h100");
+  const Errors whole = errors_against("2026-11-23_1xH100_compare_torch_45d4d70.json", all, h100);
+  EXPECT_EQ(whole.count, 40);
+  EXPECT_LT(whole.mean, 0.065);
+  EXPECT_LT(whole.worst, 0.17);
+  const Errors tiny =
+      errors_against("2026-11-23_1xH100_compare_torch_tiny_45d4d70.json", all, h100);
+  EXPECT_EQ(tiny.count, 40);
+  EXPECT_LT(tiny.mean, 0.05);
+  EXPECT_LT(tiny.worst, 0.18);
 }
 
 /// Kernels that take less between tiles than those which the profile's products are of.

@@ -41,7 +41,7 @@ TEST(Profile, ShippedOnesCanBeUsed) {
     EXPECT_FALSE(p.source.empty());
   }
   testing::expect_error(ErrorCode::kInvalidArgument,
-                        "there is no shipped profile 'h2'; h200 are accepted",
+                        "there is no shipped profile 'h2'; h100, h200 are accepted",
                         [] { shipped_profile("h2"); });
 }
 

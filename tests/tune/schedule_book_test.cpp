@@ -22,7 +22,6 @@ TEST(ScheduleBook, PrefersTheCacheThenWhatIsShippedThenTheModel) {
   shipped.key.driver = "another driver";
   const auto profile = shipped_profile_of(Backend::kCuda, key_of(4).device);
   ASSERT_TRUE(profile);
-  EXPECT_EQ(shipped_profile_of(Backend::kCuda, "NVIDIA H100"), std::nullopt);
   ScheduleBook first({cached}, {shipped}, profile);
   EXPECT_EQ(first.choose(key_of(4), kGpuLayer, kGpu).origin, ChoiceOrigin::kCache);
   EXPECT_EQ(first.choose(key_of(4), kGpuLayer, kGpu).schedule, cached.schedule);
@@ -36,6 +35,18 @@ TEST(ScheduleBook, PrefersTheCacheThenWhatIsShippedThenTheModel) {
   const ScheduleChoice none = fourth.choose(key_of(4), kGpuLayer, kGpu);
   EXPECT_EQ(none.origin, ChoiceOrigin::kDefault);
   EXPECT_EQ(none.schedule, base);
+}
+
+TEST(ScheduleBook, KnowsTheMachinesThatItHasProfilesOf) {
+  const auto profile_of = [](std::string_view device) {
+    const auto profile = shipped_profile_of(Backend::kCuda, device);
+    return profile ? profile->name : "none";
+  };
+  EXPECT_EQ(profile_of("NVIDIA H200 (compute capability 9.0, 132 SMs, 139.8 GiB)"), "h200");
+  EXPECT_EQ(profile_of("NVIDIA H100 80GB HBM3 (compute capability 9.0, 132 SMs, 79.1 GiB)"),
+            "h100");
+  EXPECT_EQ(profile_of("NVIDIA H100 PCIe (compute capability 9.0, 114 SMs, 79.1 GiB)"), "none");
+  EXPECT_EQ(shipped_profile_of(Backend::kCpu, "NVIDIA H200"), std::nullopt);
 }
 
 TEST(ScheduleBook, FindsWhatIsShippedForH200s) {
