@@ -16,8 +16,8 @@
 namespace uniep::cuda {
 namespace {
 
-/// Boxes of operands: 64 k's by a tile's rows or columns where the reduction is contiguous, squares
-/// of 64 where it is not. Output boxes are squares of 64.
+/// Boxes are squares of 64, of operands and of outputs, but for weights whose reduction is
+/// contiguous: 64 k's by a tile's columns.
 constexpr int kBox = 64;
 static_assert(kConsumerRows == kBox && kBoxCols == kBox);
 static_assert(kTileM == kCudaTileM && std::ranges::equal(kTileColumns, kCudaTileN));

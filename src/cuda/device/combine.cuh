@@ -3,7 +3,8 @@
 #include "cuda/device/gemm.cuh"
 
 // Combine: rows of a tile go straight to their slots on the ranks that they came from, and what has
-// arrived is counted there. Lane l of a sender pushes rows l and l + 32 of its consumer's 64.
+// arrived is counted there. Lane l of a sender knows where rows l and l + 32 of its consumer's 64
+// go.
 
 namespace uniep::cuda {
 

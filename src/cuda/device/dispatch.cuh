@@ -11,7 +11,8 @@ namespace uniep::cuda {
 // as there are slots, and stores each to all of its local rows. Nothing else waits for memory:
 // pulls are read a task at a time, a lane each, the next task's ahead of time; row numbers are read
 // while the token before is stored; and counters are raised some pulls behind, four at a time. Only
-// behind its first task a warp waits for its stores, since by then all other SMs wait for these.
+// in its first task a warp waits for its stores, behind each 32 pulls or fewer, since by then all
+// other SMs wait for these.
 
 inline constexpr int kWarpSlotBytes = 18944;
 inline constexpr int kPullBytes = kWarpSlotBytes / 2;  // most of a token at a time
@@ -134,8 +135,8 @@ class DispatchWarp {
     return static_cast<int>(ctx_.view.pull_rows[pull.first_row + lane_]);
   }
 
-  /// Up to kGroup pieces of the current batch, then the signals of the group before, and behind the
-  /// first batch's last group those of both. False: a wait expired.
+  /// Up to kGroup pieces of the current batch, then the signals of the group before, and behind
+  /// the last group of a batch of the first task those of both. False: a wait expired.
   __device__ __forceinline__ bool run_group() {
     Rows rows{.tile = current_.tile};
     const bool first_task = current_.task < std::int64_t{kDispatchWarps} * dispatchers_;

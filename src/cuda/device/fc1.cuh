@@ -163,9 +163,7 @@ struct Dfc1 : RowPush<Shape> {
   static __device__ __forceinline__ void load(const StageMaps& maps, OperandSlot<Shape>& slot,
                                               std::uint64_t* full, const TileWork& work,
                                               int k_block) {
-    const int k = k_block * kTileK;
-    load_rows(maps, slot, full, work, k);
-    load_squares<Shape::kN / 64>(slot.b, maps.b, full, work.n, k, work.expert);
+    load_rows_and_squares(maps, slot, full, work, k_block * kTileK);
   }
 
   static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps&,

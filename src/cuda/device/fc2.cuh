@@ -42,9 +42,7 @@ struct Dfc2 {
   static __device__ __forceinline__ void load(const StageMaps& maps, OperandSlot<Shape>& slot,
                                               std::uint64_t* full, const TileWork& work,
                                               int k_block) {
-    const int k = k_block * kTileK;
-    load_rows(maps, slot, full, work, k);
-    load_squares<Shape::kN / 64>(slot.b, maps.b, full, work.n, k, work.expert);
+    load_rows_and_squares(maps, slot, full, work, k_block * kTileK);
   }
 
   /// The tile's h comes through the pipeline too, 64 columns of either half a slot: the gate half

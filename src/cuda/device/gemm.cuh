@@ -55,6 +55,15 @@ __device__ __forceinline__ void load_squares(std::uint8_t* to, const CUtensorMap
   }
 }
 
+/// The operands of a data gradient: rows, and weights whose reduction is not contiguous.
+template <class Shape>
+__device__ __forceinline__ void load_rows_and_squares(const StageMaps& maps,
+                                                      OperandSlot<Shape>& slot, std::uint64_t* full,
+                                                      const TileWork& work, int k) {
+  load_rows(maps, slot, full, work, k);
+  load_squares<Shape::kN / 64>(slot.b, maps.b, full, work.n, k, work.expert);
+}
+
 /// For stages whose epilogue reads nothing ahead.
 struct Nothing {};
 

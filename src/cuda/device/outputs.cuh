@@ -9,15 +9,16 @@
 
 // How a tile leaves the SM. A consumer warpgroup writes its half of the tile into output buffers,
 // and goes on to the next tile; its sender warp stores boxes by the copy engine or pushes rows by
-// ordinary stores, waits until the bytes have landed and signals. So no consumer ever waits for
-// memory, let alone for a peer's.
+// ordinary stores, waits until the bytes have landed and signals. So no consumer waits for a store,
+// let alone to a peer's memory.
 //
 // Buffer b of a consumer is guarded by two barriers, `written[b]` and `sent[b]`; both sides go
 // through buffers in the same order, which follows from the stage. Every lane arrives for itself,
 // at these as at all barriers of a CTA: it costs no more than one that arrives for its warp, and
 // racecheck cannot see what the others' accesses are ordered by then. The first Shape::kOwnBoxes
 // boxes belong to the consumer; the others lie in its half of a pipeline slot that the loader hands
-// over (kEpilogueSlots) and the senders give back. A tile's outputs go through the slot first, so
+// over (kEpilogueSlots) and the senders give back (of dfc2, which has several such slots, behind h
+// in one each: Dfc2::da_box). A tile's outputs go through the slot first, so
 // that the next tile's loads have it back early.
 
 namespace uniep::cuda {

@@ -5,7 +5,9 @@
 namespace uniep::cuda {
 
 /// A weight gradient: left^T right, summed over an expert's rows in canonical order, 64 rows at a
-/// time from the segment's first (rows up to the next multiple of 64 are zeros).
+/// time from the segment's first. Rows behind its last, up to the next multiple of 64, are zeros of
+/// the operand that was dispatched; of the other they are what fc1 and dfc2 made of zeros, and so
+/// zeros where weights are finite.
 /// kWgrad is wgrad2 (dw2 = dy^T a) or wgrad1 (dw1 = dh^T x).
 /// Maps: a = left (M, rows), b = right (N, rows), boxes 64 x 64; out0 = dw (N, M, El), box 64 x 64.
 template <class Shape, Stage kWgrad>

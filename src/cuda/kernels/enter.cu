@@ -4,6 +4,7 @@
 // use for, and ends behind it, so that what follows one follows both.
 #include "cuda/device/faults.cuh"
 #include "cuda/device/refusal.cuh"
+#include "cuda/device/tile_shape.h"
 #include "cuda/kernels/kernel_launch.h"
 #include "cuda/launch.h"
 
@@ -12,7 +13,7 @@ namespace {
 
 constexpr int kEnterThreads = 256;
 /// Rows that a weight gradient takes at a time.
-constexpr std::int64_t kRowStep = 64;
+constexpr std::int64_t kRowStep = kTileK;
 
 __device__ __forceinline__ std::int64_t global_thread() {
   return std::int64_t{blockIdx.x} * kEnterThreads + threadIdx.x;
