@@ -67,33 +67,14 @@ class LayerSampler {
   void sample_dispatch(int pull_tokens) {
     Schedule schedule = parse_schedule("single", default_schedule(Backend::kCuda));
     schedule.pull_tokens = pull_tokens;
-    const PassOrder order(lab_.plan(), Pass::kForward, schedule);
-    const int busy = busy_passes(Pass::kForward, schedule);
-    Classes<MoveKey> pulls;
-    for (int i = 0; i < options_.repeats; ++i) {
-      const LabPass timed = lab_.run(Pass::kForward, schedule, busy);
-      for (const TaskSample& s : task_samples(order.view(), Stage::kDispatch, timed.events)) {
-        if (s.turn > 0 && s.busy > 0)
-          pulls[key_of(move_size(order.view(), s.task))].push_back(s.busy);
-      }
-    }
-    keep_moves(pulls, figures_.dispatch);
+    sample_moves(schedule, Stage::kDispatch, &TaskSample::busy, figures_.dispatch);
   }
 
   /// Token blocks are small, so that every worker has several.
   void sample_reduce(int token_block) {
     Schedule schedule = parse_schedule("sequential", default_schedule(Backend::kCuda));
     schedule.token_block = token_block;
-    const PassOrder order(lab_.plan(), Pass::kForward, schedule);
-    const int busy = busy_passes(Pass::kForward, schedule);
-    Classes<MoveKey> sums;
-    for (int i = 0; i < options_.repeats; ++i) {
-      const LabPass timed = lab_.run(Pass::kForward, schedule, busy);
-      for (const TaskSample& s : task_samples(order.view(), Stage::kReduce, timed.events)) {
-        if (s.turn > 0) sums[key_of(move_size(order.view(), s.task))].push_back(s.turn);
-      }
-    }
-    keep_moves(sums, figures_.reduce);
+    sample_moves(schedule, Stage::kReduce, &TaskSample::turn, figures_.reduce);
   }
 
  private:
@@ -121,6 +102,23 @@ class LayerSampler {
       const auto& [stage, m, n, k] = key;
       figures_.tiles.push_back({stage, schedule.tile_m, schedule.tile_n, {m, n, k}, median(turns)});
     }
+  }
+
+  /// Of tasks that followed another on their worker.
+  void sample_moves(const Schedule& schedule, Stage stage, double TaskSample::*seconds,
+                    std::vector<Observation>& to) {
+    const PassOrder order(lab_.plan(), Pass::kForward, schedule);
+    const int busy = busy_passes(Pass::kForward, schedule);
+    Classes<MoveKey> moves;
+    for (int i = 0; i < options_.repeats; ++i) {
+      const LabPass timed = lab_.run(Pass::kForward, schedule, busy);
+      for (const TaskSample& s : task_samples(order.view(), stage, timed.events)) {
+        if (s.turn > 0 && s.*seconds > 0) {
+          moves[key_of(move_size(order.view(), s.task))].push_back(s.*seconds);
+        }
+      }
+    }
+    keep_moves(moves, to);
   }
 
   static void keep_moves(const Classes<MoveKey>& moves, std::vector<Observation>& to) {
