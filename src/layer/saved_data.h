@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "layout/workspace.h"
@@ -27,8 +28,11 @@ struct SavedData {
   float* row_probs() const { return at<float>(layout.row_probs); }
 
   std::int64_t bytes() const {
-    if (!backward_rows) return layout.bytes;
-    return layout.bytes + RowLayout(plan.problem(), rows, Pass::kBackward).bytes;
+    std::set<const std::byte*> held;  // what a captured call took stands in both
+    for (const auto& of_call : captured_rows) held.insert(of_call.get());
+    if (backward_rows) held.insert(backward_rows->get());
+    const std::int64_t each = RowLayout(plan.problem(), rows, Pass::kBackward).bytes;
+    return layout.bytes + static_cast<std::int64_t>(held.size()) * each;
   }
 
   RoutingPlan plan;
