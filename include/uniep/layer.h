@@ -72,7 +72,7 @@ class UNIEP_API Saved {
 
   const RoutingPlan& plan() const;
   std::span<const bf16> h() const;  ///< [padded_rows, 2I]; pad rows are unspecified
-  std::size_t bytes() const;  ///< memory that it holds, the plan's aside
+  std::size_t bytes() const;        ///< memory that it holds, the plan's aside
 
   /// Library-internal.
   explicit Saved(std::unique_ptr<SavedData> data);
