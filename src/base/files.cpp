@@ -34,10 +34,12 @@ class TemporaryFile {
   explicit TemporaryFile(const std::filesystem::path& target)
       : target_(target), name_(display_name(target)) {
     static std::atomic<unsigned> counter{0};
-    path_ = target;
-    path_ += cat(".tmp-", ::getpid(), "-", counter++);
-    // Not mkstemp: its file is private to the user, and the result should follow the umask.
-    fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    do {  // until no process of the same number, as containers have, has left such a file behind
+      path_ = target;
+      path_ += cat(".tmp-", ::getpid(), "-", counter++);
+      // Not mkstemp: its file is private to the user, and the result should follow the umask.
+      fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    } while (fd_ < 0 && errno == EEXIST);
     if (fd_ < 0) fail("cannot be created in its folder", errno);
   }
   ~TemporaryFile() {

@@ -8,8 +8,8 @@
 #include <filesystem>
 
 #include "machine.h"
+#include "support/temporary_folder.h"
 #include "survey.h"
-#include "tune/temporary_folder.h"
 
 namespace uniep::tool {
 namespace {
@@ -147,7 +147,7 @@ TEST(Tuner, WhatCannotBeStoredIsStillFoundAndTheSearchCanBeTakenUp) {
   EXPECT_EQ(again.measurements, 0u);
   EXPECT_TRUE(again.stored);
   EXPECT_EQ(again.chosen->schedule, out.chosen->schedule);
-  EXPECT_EQ(folder.files(), 2u) << "the cache and its lock, no session";
+  EXPECT_EQ(folder.num_files(), 2u) << "the cache and its lock, no session";
 }
 
 TEST(Tuner, ASessionIsOfOneLayerOneSearchAndOneBuild) {

@@ -5,11 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <filesystem>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "support/temporary_folder.h"
 #include "uniep/error.h"
 
 namespace uniep::io {
@@ -33,29 +33,7 @@ std::string io_sentence(const Run& run) {
   return sentence_of(ErrorCode::kIo, run);
 }
 
-/// A folder of its own that goes away with the test.
-class TempFolder {
- public:
-  TempFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "uniep-io-XXXXXX").string();
-    if (!::mkdtemp(pattern.data())) ADD_FAILURE() << "no temporary folder";
-    path_ = pattern;
-  }
-  ~TempFolder() { std::filesystem::remove_all(path_); }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-  const std::filesystem::path& path() const { return path_; }
-
-  std::size_t num_files() const {
-    const std::filesystem::directory_iterator begin(path_);
-    return static_cast<std::size_t>(std::distance(begin, std::filesystem::directory_iterator()));
-  }
-
- private:
-  std::filesystem::path path_;
-};
+using testing::TemporaryFolder;
 
 /// A safetensors file of this header, not padded, and so many zero bytes of data.
 inline std::vector<std::byte> raw_file(const std::string& header, std::size_t data_bytes) {

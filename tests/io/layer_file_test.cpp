@@ -86,7 +86,7 @@ TEST(LayerFile, TheShippedTraceLoads) {
 }
 
 TEST(LayerFile, TheShippedTraceIsWrittenBackByteForByte) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   save_layer(folder / "copy", load_layer(shipped_trace()));
   const auto slurp = [](const path& p) {
     std::ifstream in(p, std::ios::binary);
@@ -96,7 +96,7 @@ TEST(LayerFile, TheShippedTraceIsWrittenBackByteForByte) {
 }
 
 TEST(LayerFile, RoundTrip) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const Parts parts;
   save_layer(folder / "a", parts.d);
   expect_same(load_layer(folder / "a"), parts.d);
@@ -104,7 +104,7 @@ TEST(LayerFile, RoundTrip) {
 }
 
 TEST(LayerFile, DyMayBeMissing) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   Parts parts;
   parts.drop("dy");
   EXPECT_TRUE(parts.parse().dy.empty());
@@ -114,7 +114,7 @@ TEST(LayerFile, DyMayBeMissing) {
 }
 
 TEST(LayerFile, NoTokensAtAll) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   LayerData d = workload::make_layer(workload::parse_shape("tiny,tokens=0"), 2, 1, 0);
   save_layer(folder / "a", d);
   expect_same(load_layer(folder / "a"), d);
@@ -305,7 +305,7 @@ TEST(LayerFileErrors, AShapeWithoutBytesMayBeHuge) {
 }
 
 TEST(LayerFileErrors, ALayerWhoseVectorsDoNotFitIsNotWritten) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   Parts parts;
   parts.d.w2.pop_back();
   EXPECT_EQ(sentence_of(ErrorCode::kInvalidArgument, [&] { save_layer(folder / "a", parts.d); }),
@@ -332,7 +332,7 @@ Sentences tensors_of(const path& file) {
 }
 
 TEST(ResultFile, ForwardAndBackward) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const Parts parts;
   LayerResult r = whole_result();
   r.out[5] = to_bf16(2.5f);
@@ -344,7 +344,7 @@ TEST(ResultFile, ForwardAndBackward) {
 }
 
 TEST(ResultFile, MainGradAndForwardOnly) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const Parts parts;
   LayerResult r = whole_result();
   r.main_dw1.assign(1024, 1.5f);
@@ -367,7 +367,7 @@ TEST(ResultFile, MainGradAndForwardOnly) {
 }
 
 TEST(ResultFile, AnIncompleteResultIsNotWritten) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const Parts parts;
   LayerResult r = whole_result();
   r.dprobs.clear();

@@ -86,7 +86,7 @@ TEST(Safetensors, RoundTripOfAllTypesInMemory) {
 }
 
 TEST(Safetensors, RoundTripOfAllTypesThroughAFile) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const Samples samples;
   write_safetensors(folder / "a.safetensors", samples.tensors());
   samples.expect_in(read_safetensors(folder / "a.safetensors"));
@@ -95,7 +95,7 @@ TEST(Safetensors, RoundTripOfAllTypesThroughAFile) {
 }
 
 TEST(Safetensors, ATensorFileCanBeMoved) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const Samples samples;
   write_safetensors(folder / "a", samples.tensors());
   TensorFile file = read_safetensors(folder / "a");
@@ -156,7 +156,7 @@ TEST(Safetensors, OtherTypeOrMissingTensor) {
 }
 
 TEST(SafetensorsErrors, FilesThatAreNone) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const auto read = [&](const path& p) { return io_sentence([&] { read_safetensors(p); }); };
   const std::string missing = (folder / "missing").string();
   EXPECT_EQ(read(missing), missing +
@@ -194,7 +194,7 @@ TEST(SafetensorsErrors, HeaderLength) {
 }
 
 TEST(SafetensorsErrors, EveryTruncationIsReported) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const Samples samples;
   const auto whole = serialize_safetensors(samples.tensors());
   for (std::size_t n = 0; n < whole.size(); ++n) {
@@ -368,7 +368,7 @@ TEST(SafetensorsErrors, NamesAreShownOnOneLineAndShortened) {
 }
 
 TEST(SafetensorsErrors, WhatCannotBeWritten) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const std::array<float, 2> two{1, 2};
   const auto refuse = [&](const std::vector<Tensor>& tensors) {
     EXPECT_EQ(
@@ -390,7 +390,7 @@ TEST(SafetensorsErrors, WhatCannotBeWritten) {
 }
 
 TEST(SafetensorsErrors, PathsThatCannotBeWritten) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const auto write = [&](const path& p) {
     return io_sentence([&] { write_safetensors(p, Samples().tensors()); });
   };
@@ -424,7 +424,7 @@ class FileSizeLimit {
 };
 
 TEST(SafetensorsErrors, AWriteThatFailsHalfwayLeavesTheOldFile) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const path file = folder / "a";
   const Samples samples;
   write_safetensors(file, samples.tensors());
@@ -444,7 +444,7 @@ TEST(SafetensorsErrors, AWriteThatFailsHalfwayLeavesTheOldFile) {
 }
 
 TEST(SafetensorsErrors, AHugeSparseFileIsRefusedByItsHeader) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   write_bytes(folder / "huge", raw_file("{}", 0));
   std::filesystem::resize_file(folder / "huge", std::uintmax_t{1} << 40);
   EXPECT_NE(

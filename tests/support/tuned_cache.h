@@ -3,7 +3,7 @@
 #include <string>
 
 #include "support/scoped_env.h"
-#include "tune/temporary_folder.h"
+#include "support/temporary_folder.h"
 #include "tune/tune_key.h"
 
 namespace uniep::testing {
@@ -22,7 +22,7 @@ class TunedCache {
   TunedCache() : path_(folder_.file("tuned.json")), env_("UNIEP_TUNE_CACHE", path_.c_str()) {}
 
   const std::string& path() const { return path_; }
-  std::size_t files() const { return folder_.files(); }
+  std::size_t files() const { return folder_.num_files(); }
 
  private:
   const TemporaryFolder folder_;

@@ -11,8 +11,8 @@
 #include "base/check.h"
 #include "schedule/open_sizes.h"
 #include "support/scoped_env.h"
+#include "support/temporary_folder.h"
 #include "tune/files.h"
-#include "tune/temporary_folder.h"
 
 namespace uniep::tune {
 namespace {
@@ -240,7 +240,7 @@ TEST(TuneCache, ManyProcessesStoreAtOnceAndNothingIsLost) {
     EXPECT_EQ(status, 0);
   }
   EXPECT_EQ(cache.load().entries.size(), std::size_t{kProcesses * kEach});
-  EXPECT_EQ(folder.files(), 2u) << "the cache and its lock, nothing temporary";
+  EXPECT_EQ(folder.num_files(), 2u) << "the cache and its lock, nothing temporary";
 }
 
 TEST(TuneCache, WhatCannotBeWrittenSaysWhy) {

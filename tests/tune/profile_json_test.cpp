@@ -3,10 +3,10 @@
 #include <nlohmann/json.hpp>
 
 #include "support/expect_error.h"
+#include "support/temporary_folder.h"
 #include "tune/machine_profile.h"
 #include "tune/made_up_profile.h"
 #include "tune/shipped_files.h"
-#include "tune/temporary_folder.h"
 
 namespace uniep::tune {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <filesystem>
 
-#include "tune/temporary_folder.h"
+#include "support/temporary_folder.h"
 
 namespace uniep::tune {
 namespace {

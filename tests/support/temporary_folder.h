@@ -20,8 +20,10 @@ class TemporaryFolder {
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
 
+  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
   std::string file(const std::string& name) const { return (path_ / name).string(); }
-  std::size_t files() const {
+  std::size_t num_files() const {
     const std::filesystem::directory_iterator all(path_);
     return static_cast<std::size_t>(std::distance(begin(all), end(all)));
   }
