@@ -2,8 +2,11 @@
 #include "comm/tcp_bootstrap.h"
 
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <thread>
@@ -302,23 +305,46 @@ TEST(TcpBootstrap, IsUnusableAfterAnyErrorInAGather) {
                          ": the group is unusable since rank 1 failed: no more"));
 }
 
+/// Talks, but not our language, and stays until it is dropped; `talked` is called in between.
+template <class Talked>
+std::string be_a_stranger(int port, Talked&& talked) {
+  const auto until = tcp::Clock::now() + milliseconds(kLimit);
+  tcp::Descriptor fd;
+  while (!fd.valid() && tcp::Clock::now() < until) {
+    fd = tcp::connect_to("127.0.0.1", port, tcp::Clock::now() + milliseconds(10));
+  }
+  const std::string request = "GET / HTTP/1.1\r\nHost: here\r\n\r\n";
+  const bool sent = ::send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL) > 0;
+  talked();
+  pollfd readable{.fd = fd.get(), .events = POLLIN, .revents = 0};
+  char byte = 0;
+  ssize_t received = 1;
+  while (received > 0 && ::poll(&readable, 1, kLimit) > 0) {
+    received = ::recv(fd.get(), &byte, 1, 0);
+  }
+  const bool closed = received == 0 || errno == ECONNRESET;
+  return sent && closed ? "dropped" : "not dropped";
+}
+
 TEST(TcpBootstrap, StrangersAreDropped) {
   const int port = free_tcp_port();
+  int talked[2];
+  ASSERT_EQ(::pipe(talked), 0);
   const auto said = forked_ranks(4, [&](int rank) {
-    if (rank == 3) {  // talks, but not our language; stays
-      tcp::Descriptor fd;
-      while (!fd.valid())
-        fd = tcp::connect_to("127.0.0.1", port, tcp::Clock::now() + milliseconds(10));
-      const std::string request = "GET / HTTP/1.1\r\nHost: here\r\n\r\n";
-      (void)::send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL);
-      sleep_ms(300);
-      return std::string("stranger");
+    char byte = 0;
+    if (rank == 3) {
+      return be_a_stranger(port, [&] { EXPECT_EQ(::write(talked[1], &byte, 1), 1); });
     }
-    if (rank == 2) sleep_ms(150);
+    // So that the others still wait when the stranger comes.
+    if (rank == 2) {
+      EXPECT_EQ(::read(talked[0], &byte, 1), 1);
+    }
     TcpBootstrap bootstrap(rank, 3, "127.0.0.1", port, kLimit);
     return bootstrap.all_gather(cat(rank), "plan", kLimit)[2];
   });
-  EXPECT_EQ(said, (std::vector<std::string>{"2", "2", "2", "stranger"}));
+  EXPECT_EQ(said, (std::vector<std::string>{"2", "2", "2", "dropped"}));
+  ::close(talked[0]);
+  ::close(talked[1]);
 }
 
 }  // namespace
