@@ -9,7 +9,7 @@
 #include "base/env.h"
 #include "base/files.h"
 #include "schedule/axes.h"
-#include "tune/files.h"
+#include "tune/shared_files.h"
 
 namespace uniep::tune {
 namespace {

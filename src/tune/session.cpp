@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "base/files.h"
-#include "tune/files.h"
+#include "tune/shared_files.h"
 
 namespace uniep::tune {
 namespace {

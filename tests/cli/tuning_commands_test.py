@@ -75,8 +75,6 @@ class Simulate(ProgramTest):
         self.refuse("simulate", "--shape", "tiny", "--profile", "/dev/null", words=("/dev/null",))
         self.refuse("simulate", "--shape", "tiny", "--schedule", "tile_m=64", words=("tile_m=64",))
         self.refuse("simulate", "--shape", "tiny", "--ranks", 3, words=("8 experts",))
-        for flag in (["--budget", 1], ["--candidates", 2], ["--fresh"]):
-            self.refuse("tune", "--shape", "tiny", "--survey", 3, *flag, words=("--survey", flag[0]))
 
 
 class Tune(ProgramTest):
@@ -306,6 +304,9 @@ class Tune(ProgramTest):
         self.refuse("tune", "--shape", "tiny", "--plot", "x.svg", words=("--survey",))
         self.refuse("tune", "--shape", "tiny", "--survey", 3, "--profile", "none",
                     words=("--profile",))
+        for flag in (["--budget", 1], ["--candidates", 2], ["--fresh"]):
+            self.refuse("tune", "--shape", "tiny", "--survey", 3, *flag,
+                        words=("--survey", flag[0]))
         done = self.refuse("tune", "--shape", "tiny", "--profile", "none", "--pass", "forward",
                            "--budget", 1, UNIEP_TUNE_CACHE="/proc/no/cache.json",
                            words=("/proc/no",))

@@ -322,7 +322,7 @@ std::string be_a_stranger(int port, Talked&& talked) {
   while (received > 0 && ::poll(&readable, 1, kLimit) > 0) {
     received = ::recv(fd.get(), &byte, 1, 0);
   }
-  const bool closed = received == 0 || errno == ECONNRESET;
+  const bool closed = received == 0 || (received < 0 && errno == ECONNRESET);
   return sent && closed ? "dropped" : "not dropped";
 }
 

@@ -12,7 +12,7 @@
 #include "schedule/open_sizes.h"
 #include "support/scoped_env.h"
 #include "support/temporary_folder.h"
-#include "tune/files.h"
+#include "tune/shared_files.h"
 
 namespace uniep::tune {
 namespace {

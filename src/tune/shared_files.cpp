@@ -1,4 +1,4 @@
-#include "tune/files.h"
+#include "tune/shared_files.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
