@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "schedule/open_sizes.h"
+#include "schedule/tile_order.h"
 
 namespace uniep {
 
@@ -34,14 +35,12 @@ PassOrder::PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule, 
 void PassOrder::order_experts() {
   expert_order_.resize(static_cast<std::size_t>(plan_.num_local_experts));
   std::iota(expert_order_.begin(), expert_order_.end(), 0);
-  const auto rows = [&](std::int32_t e) { return plan_.tokens_per_expert[e]; };
-  if (view_.schedule.expert_order == ExpertOrder::kHeavyFirst) {
-    std::stable_sort(expert_order_.begin(), expert_order_.end(),
-                     [&](std::int32_t a, std::int32_t b) { return rows(a) > rows(b); });
-  } else if (view_.schedule.expert_order == ExpertOrder::kLightFirst) {
-    std::stable_sort(expert_order_.begin(), expert_order_.end(),
-                     [&](std::int32_t a, std::int32_t b) { return rows(a) < rows(b); });
-  }
+  const auto rows = [&](std::int32_t e) {
+    return plan_.tokens_per_expert[static_cast<std::size_t>(e)];
+  };
+  std::ranges::sort(expert_order_, [&](std::int32_t a, std::int32_t b) {
+    return stands_before(view_.schedule.expert_order, rows(a), a, rows(b), b);
+  });
   view_.expert_order = expert_order_.data();
 }
 
@@ -66,32 +65,21 @@ std::vector<Pull> pulls_of_one_row(const PlanData& plan) {
   return pulls;
 }
 
-int starting_source(const PassView& v) {
-  switch (v.schedule.rotate) {
-    case SourceRotation::kOwnFirst:
-      return v.rank;
-    case SourceRotation::kNextFirst:
-      return (v.rank + 1) % v.num_ranks;
-    default:
-      return 0;
-  }
-}
-
 }  // namespace
 
 void PassOrder::order_tiles() {
-  const int waves = view_.schedule.waves;
   const std::int64_t tile_m = view_.schedule.tile_m;
   // Segments are aligned to whole tiles, so a row's tile follows from its number alone.
   position_of_tile_.resize(static_cast<std::size_t>(plan_.segment_begin.back() / tile_m));
   tile_begin_.push_back(0);
-  for (int wave = 0; wave < waves; ++wave) {
+  for (int wave = 0; wave < view_.schedule.waves; ++wave) {
     for (const std::int32_t e : expert_order_) {
       const std::int64_t rows = plan_.tokens_per_expert[static_cast<std::size_t>(e)];
       const std::int64_t count = ceil_div(rows, tile_m);
       const std::int64_t start =
           count == 0 ? 0 : first_tile_from(plan_, e, starting_source(view_), tile_m);
-      for (std::int64_t i = count * wave / waves; i < count * (wave + 1) / waves; ++i) {
+      const std::int64_t end = wave_begin(view_, count, wave + 1);
+      for (std::int64_t i = wave_begin(view_, count, wave); i < end; ++i) {
         const std::int64_t t = (start + i) % count;
         const std::int64_t first_row =
             plan_.segment_begin[static_cast<std::size_t>(e)] + t * tile_m;

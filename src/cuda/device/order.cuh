@@ -5,6 +5,7 @@
 #include "cuda/plan_launch.h"
 #include "schedule/launches.h"
 #include "schedule/queue.h"
+#include "schedule/tile_order.h"
 
 // The order of one pass on one rank, by all CTAs of one launch: what PassOrder and Queue make.
 //
@@ -93,38 +94,14 @@ class OrderRoutine {
   __device__ int tiles_of(std::int64_t rows) const {
     return static_cast<int>(ceil_div<std::int64_t>(rows, v_.schedule.tile_m));
   }
-  /// Tiles of an expert's `count` that waves before this one take.
   __device__ int wave_begin(int count, int wave) const {
-    return static_cast<int>(static_cast<std::int64_t>(count) * wave / v_.schedule.waves);
+    return static_cast<int>(uniep::wave_begin(v_, count, wave));
   }
 
-  __device__ bool stands_before(std::int64_t rows, int expert, std::int64_t other_rows,
-                                int other) const {
-    switch (v_.schedule.expert_order) {
-      case ExpertOrder::kHeavyFirst:
-        return rows != other_rows ? rows > other_rows : expert < other;
-      case ExpertOrder::kLightFirst:
-        return rows != other_rows ? rows < other_rows : expert < other;
-      default:
-        return expert < other;
-    }
-  }
-
-  __device__ int starting_source() const {
-    switch (v_.schedule.rotate) {
-      case SourceRotation::kOwnFirst:
-        return v_.rank;
-      case SourceRotation::kNextFirst:
-        return (v_.rank + 1) % v_.num_ranks;
-      default:
-        return 0;
-    }
-  }
-
-  /// First of the expert's tiles: the one that holds the first row from starting_source() or a
-  /// later rank. A warp looks at 32 rows at a time, evenly spread over those that may be it.
+  /// The first that is taken of the expert's tiles. A warp looks at 32 rows at a time, evenly
+  /// spread over those that may be the first of the starting source or a later rank.
   __device__ int starting_tile(int expert, std::int64_t rows) const {
-    const int source = starting_source();
+    const int source = starting_source(v_);
     if (source == 0) return 0;
     const RowOrigin* origin = v_.row_origin + v_.segment_begin[expert];
     std::int64_t low = 0;  // the row is among low to low + left
@@ -156,7 +133,7 @@ class OrderRoutine {
       const int begin = wave_begin(count, wave);
       at.total_tiles += count;
       at.first_tile += begin;  // in earlier waves
-      if (stands_before(other_rows, other, rows, expert)) {
+      if (stands_before(v_.schedule.expert_order, other_rows, other, rows, expert)) {
         at.slot += 1;
         at.first_tile += wave_begin(count, wave + 1) - begin;
       }

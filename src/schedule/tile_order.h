@@ -1,0 +1,42 @@
+#pragma once
+
+#include "schedule/pass_view.h"
+
+// In which order experts stand and their tiles are taken: the rules that PassOrder follows on the
+// host and the order kernel on a GPU, which sort and search each in their own way.
+
+namespace uniep {
+
+/// Whether an expert with so many rows stands ahead of another in `expert_order`; of experts with
+/// as many, the one with the lower number does.
+inline UNIEP_HD bool stands_before(ExpertOrder order, std::int64_t rows, int expert,
+                                   std::int64_t other_rows, int other) {
+  switch (order) {
+    case ExpertOrder::kHeavyFirst:
+      return rows != other_rows ? rows > other_rows : expert < other;
+    case ExpertOrder::kLightFirst:
+      return rows != other_rows ? rows < other_rows : expert < other;
+    default:
+      return expert < other;
+  }
+}
+
+/// The rank with whose rows each expert begins: its first tile is the one that holds the first row
+/// from that rank or a later one, and behind its last tile follow those before that.
+inline UNIEP_HD int starting_source(const PassView& v) {
+  switch (v.schedule.rotate) {
+    case SourceRotation::kOwnFirst:
+      return v.rank;
+    case SourceRotation::kNextFirst:
+      return (v.rank + 1) % v.num_ranks;
+    default:
+      return 0;
+  }
+}
+
+/// Of an expert's `count` tiles, those that waves before this one take.
+inline UNIEP_HD std::int64_t wave_begin(const PassView& v, std::int64_t count, int wave) {
+  return count * wave / v.schedule.waves;
+}
+
+}  // namespace uniep
