@@ -394,17 +394,17 @@ void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const Pass
   }
   const PassMemory memory = pass_memory();
   const PassCall this_call{.limit_ms = timeout_ms_, .faults = device_faults(faults_, comm_.rank())};
-  PassLauncher launcher(device_context(problem_, view, memory, this_call), tensors, capacity_,
-                        std::move(queues), sms_, stream_);
+  const DeviceContext context = device_context(problem_, view, memory, this_call);
+  PassLauncher launcher(context, tensors, capacity_, std::move(queues), sms_, stream_);
   if (own_->trace) own_->trace->start(pass, num_ctas(schedule), stream_);
   trace_pending_ = true;
   trace_in_graphs_ = trace_in_graphs_ || captured_;
   traced_stages_.reset();
   PassClock& clock = own_->clock;
   captured_ ? clock.skip(pass) : clock.start(pass, stream_);
-  check_cuda(
-      launch_order({.view = view, .plan = plan, .order = order, .scratch = scratch()}, 0, stream_),
-      "launch order");
+  const OrderArgs order_args{
+      .view = view, .plan = plan, .order = order, .scratch = scratch(), .failed = context.failed};
+  check_cuda(launch_order(order_args, 0, stream_), "launch order");
   launcher.enter(
       enter_args(problem_, comm_.size(), memory, tensors.tokens, tensors.probs, plan.status));
   counted_ = true;

@@ -53,6 +53,8 @@ struct OrderArgs {
   DevicePlan plan;
   DeviceOrder order;
   PlanScratch scratch;
+  const std::uint32_t* failed =
+      nullptr;  // DeviceContext::failed: not 0 leaves queues without tasks
 };
 
 /// Fills `args.order`. At most `ctas` CTAs, resident together; 0: one per SM.

@@ -2,6 +2,7 @@
 // that never comes ends the wait for it with all its numbers.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <tuple>
@@ -245,6 +246,26 @@ TEST_F(CudaFaults, ALayerReportsWithheldSignalsUnderAnySchedule) {
       EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
       EXPECT_THROW(rank.plan(), Error) << "the layer is unusable";
     }
+  }
+}
+
+/// The host goes on before the device has failed, as in training.
+TEST_F(CudaFaults, WhatWasOnTheStreamBehindAFailureIsNotDone) {
+  const LayerData data = small_layer(1);
+  for (const Schedule& schedule : cuda_schedules()) {
+    SCOPED_TRACE(to_string(schedule));
+    const FaultInjection faults{.withhold_rank = 0, .withhold_stage = Stage::kDfc2};
+    GpuRank rank(data, single_rank(), {.timeout_ms = kLimitMs, .faults = faults},
+                 {.main_grad = true});
+    rank.plan();
+    rank.forward(schedule);
+    rank.backward_data(schedule);
+    rank.backward_weights(schedule);
+    EXPECT_THROW(rank.layer().synchronize(), Error);
+    const LayerResult left = rank.tensors();
+    const auto untouched = [](float v) { return v == GpuRank::kMainGradStart; };
+    EXPECT_TRUE(std::ranges::all_of(left.main_dw1, untouched));
+    EXPECT_TRUE(std::ranges::all_of(left.main_dw2, untouched));
   }
 }
 

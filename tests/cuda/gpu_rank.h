@@ -140,6 +140,11 @@ class GpuRank {
   /// This rank's parts of the results, when all is done.
   LayerResult result() {
     layer_.synchronize();
+    return tensors();
+  }
+
+  /// What the tensors of results hold.
+  LayerResult tensors() const {
     LayerResult result;
     result.out = out_.to_host();
     result.dx = dx_.to_host();

@@ -3,6 +3,7 @@
 #include "cuda/device/grid_barrier.cuh"
 #include "cuda/device/warp.cuh"
 #include "cuda/plan_launch.h"
+#include "cuda/ptx/sync.cuh"
 #include "schedule/launches.h"
 #include "schedule/queue.h"
 #include "schedule/tile_order.h"
@@ -42,7 +43,7 @@ class OrderRoutine {
         o_(args.order),
         arrivals_(args.scratch.order_arrivals),
         cta_(cta),
-        ok_(args.plan.status->ok()) {}
+        ok_(args.plan.status->ok() && !has_failed(args)) {}
 
   __device__ void run() {
     order_tiles();
@@ -67,6 +68,13 @@ class OrderRoutine {
   }
 
  private:
+  /// Behind a pass whose wait expired nothing may run that was put on the stream meanwhile: rows
+  /// that never came would be added to gradients, and peers would take counters of the next pass
+  /// for those that they wait for.
+  static __device__ bool has_failed(const OrderArgs& args) {
+    return args.failed != nullptr && ptx::load_relaxed_gpu(args.failed) != 0;
+  }
+
   __device__ int this_cta() const { return static_cast<int>(blockIdx.x); }
   __device__ int ctas_of_grid() const { return static_cast<int>(gridDim.x); }
   // The last CTAs have queues, all others pieces of the rows; a single CTA has both.
@@ -356,7 +364,7 @@ class OrderRoutine {
     std::int64_t before = 0;
     for (int first = 0; first < count; first += kOrderThreads) {
       const int i = first + static_cast<int>(threadIdx.x);
-      // An unusable plan has no tasks, not even those that do not depend on its rows.
+      // There are none then, not even those that do not depend on the plan's rows.
       const bool any = i < count && ok_;
       const std::int64_t tasks = any ? block_tasks(v_, blocks[i]) : 0;
       std::int64_t total;

@@ -91,6 +91,7 @@ __device__ __forceinline__ void publish_behind_last(const DeviceContext& ctx,
   if (threadIdx.x == 0) {
     __threadfence_system();
     last = atomicAdd(ctas_done, 1u) + 1 == gridDim.x;
+    __threadfence_system();  // what the others counted is seen by all threads behind the barrier
   }
   __syncthreads();
   const int peer = static_cast<int>(threadIdx.x);
@@ -106,8 +107,10 @@ __global__ void __launch_bounds__(kEnterThreads)
     enter_kernel(const __grid_constant__ DeviceContext ctx,
                  const __grid_constant__ EnterArgs args) {
   const PassView& v = ctx.view;
-  // A plan that cannot be used is so on every rank, and has no tasks: no rank counts this pass.
-  if (args.plan != nullptr && !args.plan->ok()) return ptx::wait_for_last_launch();
+  // A plan that cannot be used is so on every rank, and has no tasks: no rank counts this pass. Nor
+  // does a rank that has failed, whose peers must not take its next tokens for those before.
+  const bool unusable = args.plan != nullptr && !args.plan->ok();
+  if (unusable || ptx::load_relaxed_gpu(ctx.failed) != 0) return ptx::wait_for_last_launch();
   if (global_thread() == 0) begin_call(ctx.calls);
   note_bases(ctx, args);
   copy_vectors(ctx.at<bf16>(v.rank, ctx.symmetric.tokens), args.tokens, v.tokens * v.hidden * 2);
