@@ -150,6 +150,16 @@ void EmulatedGroup::run_pass(Pass pass, Schedule schedule, PassPart part) {
   throw_if_failed();
 }
 
+std::uint32_t EmulatedGroup::published(int rank) const {
+  const SymmetricLayout symmetric(split_.problem(), split_.ranks());
+  const auto* counts = reinterpret_cast<const std::uint32_t*>(
+      ranks_[static_cast<std::size_t>(rank)].heap.data() + symmetric.published);
+  std::uint32_t count = 0;
+  check_cuda(cudaMemcpy(&count, counts + rank, sizeof count, cudaMemcpyDeviceToHost),
+             "read a counter");
+  return count;
+}
+
 void EmulatedGroup::throw_if_failed() const {
   int first = -1;
   const auto failure = [&](int r) -> const WaitFailure& {

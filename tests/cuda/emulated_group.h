@@ -94,6 +94,9 @@ class EmulatedGroup {
   /// the rank that waited for the earliest counter: the others miss what follows from it.
   void run_pass(Pass pass, Schedule schedule, PassPart part = PassPart::kWhole);
 
+  /// How many passes `rank` has told itself, as all others, that its tokens are there.
+  std::uint32_t published(int rank) const;
+
   const Problem& problem() const { return split_.problem(); }
 
   /// One step; `result` is gathered in global order.

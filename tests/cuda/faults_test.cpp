@@ -227,6 +227,18 @@ TEST_F(CudaFaults, EmulatedRanksReportWithheldSignalsUnderAnySchedule) {
   }
 }
 
+/// A peer that comes late must not take the tokens of this pass for those of the one before.
+TEST_F(CudaFaults, ARankThatFailedPublishesNothingMore) {
+  const LayerData data = small_layer(kRanks);
+  EmulatedGroup group(data, even_parts(data, kRanks), false, 0);
+  group.inject({.withhold_rank = kCulprit, .withhold_stage = Stage::kFc1});
+  group.limit_waits(kLimitMs);
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    EXPECT_THROW(group.run_pass(pass, sequential()), Error);
+    for (int r = 0; r < kRanks; ++r) EXPECT_EQ(group.published(r), 1u) << name(pass);
+  }
+}
+
 /// Of a layer whose dispatch is withheld, forward cannot be run first.
 bool can_reach(const Withheld& w) {
   return w.pass == Pass::kForward || w.stage != Stage::kDispatch;
