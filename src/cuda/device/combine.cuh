@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/device/gemm.cuh"
+#include "cuda/device/warp.cuh"
 
 // Combine: rows of a tile go straight to their slots on the ranks that they came from, and what has
 // arrived is counted there. Lane l of a sender knows where rows l and l + 32 of its consumer's 64
@@ -90,7 +91,7 @@ __device__ __forceinline__ void signal_arrivals(const Sender<Shape>& sender, con
     const unsigned long long key = static_cast<unsigned long long>(rows.origin[i].source + 1)
                                        << 32 |
                                    static_cast<unsigned>(block);
-    const unsigned same = __match_any_sync(0xffffffffu, key);
+    const unsigned same = __match_any_sync(kWholeWarp, key);
     if (!goes || (same & ((1u << sender.lane) - 1)) != 0) continue;
     std::uint32_t* counter = ctx.at<std::uint32_t>(rows.origin[i].source, ctx.symmetric.arrived) +
                              static_cast<std::int64_t>(block) * ctx.view.num_ranks + ctx.view.rank;
@@ -119,7 +120,7 @@ __device__ __forceinline__ void store_part(const std::uint8_t* from,
       for (int j = 0; j < kAhead; ++j) {
         const int row = first + j * kRowsAtOnce + lane / 16;
         values[j] = reinterpret_cast<const Vector*>(from + (32 * i + row) * kPushRowBytes)[vector];
-        address[j] = __shfl_sync(0xffffffffu, to[i], row);
+        address[j] = __shfl_sync(kWholeWarp, to[i], row);
       }
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {

@@ -3,6 +3,7 @@
 #include "cuda/device/dispatch_shape.h"
 #include "cuda/device/trace.cuh"
 #include "cuda/device/waits.cuh"
+#include "cuda/device/warp.cuh"
 #include "cuda/ptx/tma.cuh"
 
 namespace uniep::cuda {
@@ -113,7 +114,7 @@ class DispatchWarp {
     const bool later = piece >= current_.pieces;
     const int lane = (later ? piece - current_.pieces : piece) / pieces_;
     const auto of = [&](std::int32_t current, std::int32_t upcoming) {
-      return __shfl_sync(0xffffffffu, later ? upcoming : current, lane);
+      return __shfl_sync(kWholeWarp, later ? upcoming : current, lane);
     };
     return {of(current_.pull.source, upcoming_.pull.source),
             of(current_.pull.token, upcoming_.pull.token),
@@ -207,7 +208,7 @@ class DispatchWarp {
                        bytes, &full_[load_.slot]);
       }
     }
-    if (__shfl_sync(0xffffffffu, ready, 0) == 0) return false;
+    if (__shfl_sync(kWholeWarp, ready, 0) == 0) return false;
     load_.advance(num_slots_);
     return true;
   }

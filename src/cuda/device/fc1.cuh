@@ -3,6 +3,7 @@
 #include "cuda/device/combine.cuh"
 #include "cuda/device/gated_rows.cuh"
 #include "cuda/device/gemm.cuh"
+#include "cuda/device/warp.cuh"
 
 // The GEMMs with w1: fc1 with SwiGLU in its epilogue, and its data gradient dfc1 with the push.
 
@@ -102,7 +103,7 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (3 * Shape::kN / 2 / kBoxCols > Shape::kO
       consumer.write_box(box_of<Shape>(2 * chunk + 1, kBoxes), up[chunk]);
       unusual = unusual || has_unusual_gate(gate[chunk]);
     }
-    unusual = __any_sync(0xffffffffu, unusual);
+    unusual = __any_sync(kWholeWarp, unusual);
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       std::uint32_t a[kPairs];

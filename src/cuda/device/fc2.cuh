@@ -3,6 +3,7 @@
 #include "cuda/device/combine.cuh"
 #include "cuda/device/gated_rows.cuh"
 #include "cuda/device/gemm.cuh"
+#include "cuda/device/warp.cuh"
 
 // The GEMMs with w2: fc2 with the push, and its data gradient dfc2 with dSwiGLU in its epilogue.
 
@@ -181,7 +182,7 @@ struct Dfc2 {
     }
 #pragma unroll
     for (const MatrixPairs& gate : gates) unusual = unusual || has_unusual_gate(gate);
-    if (__any_sync(0xffffffffu, unusual)) {
+    if (__any_sync(kWholeWarp, unusual)) {
 #pragma unroll 1
       for (int group = 0; group < kGroups; ++group) {
         MatrixPairs gate;
@@ -283,8 +284,8 @@ struct Dfc2 {
 #pragma unroll
       for (int chunk = 0; chunk < kEpilogueSlots; ++chunk) {
         float sum = sums.of[chunk][half];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        sum += __shfl_xor_sync(kWholeWarp, sum, 1);
+        sum += __shfl_xor_sync(kWholeWarp, sum, 2);
         const bool exists = work.n + chunk * kBoxCols < ctx.view.intermediate;
         if (lane % 4 == 0 && exists) to[chunk] = sum;
       }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/device/gemm.cuh"
+#include "cuda/device/warp.cuh"
 
 namespace uniep::cuda {
 
@@ -30,8 +31,8 @@ class KeptSlots {
   /// lanes, of ascending tokens.
   __device__ __forceinline__ unsigned of(int token, int count) {
     if (token + count > first_ + 32) read(token);
-    const unsigned mask = __shfl_sync(0xffffffffu, mask_, token - first_ + token_);
-    return __ballot_sync(0xffffffffu, token_ < count && (mask >> slot_ & 1) != 0);
+    const unsigned mask = __shfl_sync(kWholeWarp, mask_, token - first_ + token_);
+    return __ballot_sync(kWholeWarp, token_ < count && (mask >> slot_ & 1) != 0);
   }
 
  private:

@@ -3,6 +3,7 @@
 #include "cuda/device/tiles.cuh"
 #include "cuda/device/trace.cuh"
 #include "cuda/device/waits.cuh"
+#include "cuda/device/warp.cuh"
 
 // The scheduler: one warp of a CTA that takes tasks in the order of the queue, waits for their
 // inputs and hands them to the other roles, each when the loader is nearly done with the one
@@ -129,12 +130,12 @@ class QueueWindow {
  private:
   /// The block that holds task `index` if none are mixed.
   __device__ __forceinline__ int lane_of(std::uint32_t index) const {
-    return __popc(__ballot_sync(0xffffffffu, begin_ <= index)) - 1;
+    return __popc(__ballot_sync(kWholeWarp, begin_ <= index)) - 1;
   }
 
   template <class T>
   static __device__ __forceinline__ T of_lane(T value, int lane) {
-    return __shfl_sync(0xffffffffu, value, lane);
+    return __shfl_sync(kWholeWarp, value, lane);
   }
 
   __device__ __forceinline__ void read(int first) {
@@ -170,7 +171,7 @@ __device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const L
     const int slot = drawn % kWorkSlots;
     ptx::mbarrier_wait(&shared.work_empty[slot], (drawn / kWorkSlots & 1) ^ 1);
     std::uint32_t i = first_lane ? atomicAdd(queues.ticket, 1u) : 0;
-    i = __shfl_sync(0xffffffffu, i, 0);
+    i = __shfl_sync(kWholeWarp, i, 0);
     running = i < size;
     Task task;
     if (running) task = window.task(i);
@@ -194,7 +195,7 @@ __device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const L
       shared.work[slot] = work;
       ptx::mbarrier_arrive(&shared.work_full[slot]);
     }
-    running = __shfl_sync(0xffffffffu, running ? 1 : 0, 0) != 0;
+    running = __shfl_sync(kWholeWarp, running ? 1 : 0, 0) != 0;
   }
   if (first_lane) trace.finish();
 }
