@@ -9,7 +9,7 @@ namespace uniep::tune {
 
 struct LabOptions {
   int repeats = 5;       ///< of each pass that is looked at
-  double busy_s = 0.03;  ///< of products before each: a GPU that rested is faster than one at work
+  double busy_s = 0.3;   ///< of products before each: a GPU that rested is faster than one at work
   int busy_passes = 20;  ///< before each pass that is looked at for its link
   std::function<void()> progress = [] {};
 };

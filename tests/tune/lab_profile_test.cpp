@@ -128,8 +128,8 @@ TEST(LabProfile, FindsTheTasksOfASimulatedMachine) {
 
 TEST(LabProfile, KeepsTheMachineAtWorkAheadOfWhatIsTimed) {
   SimulatedLab lab(shipped_profile("h200"), 1);
-  measure_lab_profile(lab, shipped_profile("h200"), {.repeats = 1, .busy_s = 0.03});
-  EXPECT_GT(lab.least_busy_s(), 0.025);
+  measure_lab_profile(lab, shipped_profile("h200"), {.repeats = 1, .busy_s = 0.3});
+  EXPECT_GT(lab.least_busy_s(), 0.25);
 }
 
 TEST(LabProfile, FindsTheLinkOfASimulatedGroup) {

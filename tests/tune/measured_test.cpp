@@ -197,6 +197,22 @@ TEST(ShippedProfile, PredictsPassesOfAnH100) {
   EXPECT_LT(tiny.worst, 0.18);
 }
 
+/// Nothing was fitted to the passes.
+TEST(MeasuredProfile, PredictsPassesOfAnH100) {
+  const auto all = [](const auto&) { return true; };
+  const MachineProfile measured =
+      read_profile(std::string(UNIEP_RESULTS_DIR) + "/2026-11-23_1xH100_profile_c1dacec+.json");
+  const Errors whole =
+      errors_against("2026-11-23_1xH100_compare_torch_45d4d70.json", all, measured);
+  EXPECT_EQ(whole.count, 40);
+  EXPECT_LT(whole.mean, 0.09);
+  EXPECT_LT(whole.worst, 0.22);
+  const Errors tiny =
+      errors_against("2026-11-23_1xH100_compare_torch_tiny_45d4d70.json", all, measured);
+  EXPECT_LT(tiny.mean, 0.105);
+  EXPECT_LT(tiny.worst, 0.23);
+}
+
 /// Kernels that take less between tiles than those which the profile's products are of.
 TEST(ShippedProfile, PredictsPassesOfFasterKernels) {
   expect_all_within({"2026-11-22_1xH200_compare_torch_d42f9d1.json",

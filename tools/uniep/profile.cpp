@@ -61,7 +61,7 @@ int profile_cpu(const Flags& flags) {
 tune::MeasuredProfile profile_group(const Communicator& member, BenchDevice& device,
                                     const Flags& flags,
                                     const std::optional<tune::MachineProfile>& like) {
-  constexpr int kRepeats = 5;
+  constexpr int kRepeats = 3;
   std::optional<Progress> progress;
   if (member.rank() == 0) progress.emplace("measuring", tune::lab_profile_steps(member.size()));
   tune::LabOptions options;
@@ -120,7 +120,7 @@ void add_profile(CLI::App& app, Invocation& invocation) {
   group
       .add("--effort", flags->effort, "X",
            "Repetitions, as a multiple of the usual number: 0.1 to 10 (default 1, some ten "
-           "seconds on the CPU, less than a minute on GPUs)")
+           "seconds on the CPU, about a minute on GPUs)")
       ->check(range(0.1, 10.0));
   sub->footer(
       "Examples:\n  uniep profile --output here.json\n  uniep profile --backend cuda --ranks 4 "
