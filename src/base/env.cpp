@@ -1,5 +1,6 @@
 #include "base/env.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
@@ -16,7 +17,9 @@ constexpr int kMaxRanks = 64;
 constexpr EnvVariable kVariables[] = {
     {"UNIEP_TIMEOUT_MS", "limit of every wait, in milliseconds (1 to 3000000)", "30000"},
     {"UNIEP_CPU_LINK_GBPS",
-     "emulate a link between CPU ranks: speed per direction in 1e9 bytes/s (above 0)", "off"},
+     "emulate a link between CPU ranks: speed per direction in 1e9 bytes/s (1e-06 to "
+     "1000000)",
+     "off"},
     {"UNIEP_CPU_LINK_LATENCY_US", "latency of the emulated link, in microseconds (0 to 1000000)",
      "5"},
     {"UNIEP_CPU_ISA", "instruction set of the CPU kernels: portable, avx2 or avx512",
@@ -25,6 +28,7 @@ constexpr EnvVariable kVariables[] = {
      "libnccl.so.2"},
     {"UNIEP_SYMMETRIC_MEMORY",
      "how GPUs reach each other's memory: nccl (windows), ipc (CUDA IPC) or auto", "auto"},
+    {"NCCL_NVLS_ENABLE", "whether NCCL may use NVLink multicast, of which uniep makes no use", "0"},
     {"UNIEP_TUNE_CACHE", "file of the schedules that were tuned on this machine",
      "uniep/tuned.json in XDG_CACHE_HOME"},
     {"XDG_CACHE_HOME", "folder of files that programs may keep", "$HOME/.cache"},
@@ -39,6 +43,9 @@ constexpr EnvVariable kVariables[] = {
 };
 
 const char* value_of(const char* name) {
+  const bool declared =
+      std::ranges::count(kVariables, std::string_view(name), &EnvVariable::name) == 1;
+  ensure(declared, "environment variable ", name, " is not among those that are declared");
   const char* text = std::getenv(name);
   return text != nullptr && *text != '\0' ? text : nullptr;
 }

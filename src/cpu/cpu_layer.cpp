@@ -42,7 +42,8 @@ class CpuLayer final : public LayerBackend {
   const Communicator& communicator() const override { return communicator_; }
   const PassStats& last_pass() const override { return stats_; }
   std::vector<TimelineEvent> take_timeline() override { return std::exchange(timeline_, {}); }
-  void synchronize() override {}  // calls return when they are done
+  /// Calls return when they are done; what went wrong in another rank's may be new.
+  void synchronize() override { comm_.group().failure().check(); }
 
  private:
   /// First collective act of a layer: all ranks want the same one, and each can build it.

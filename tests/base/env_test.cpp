@@ -36,6 +36,27 @@ TEST(Environment, TheEndsOfTheRangesAreAccepted) {
     const ScopedEnv timeout("UNIEP_TIMEOUT_MS", text);
     EXPECT_EQ(env_timeout_ms(), std::atoi(text));
   }
+  for (const char* text : {"1e-6", "1000000"}) {
+    const ScopedEnv speed("UNIEP_CPU_LINK_GBPS", text);
+    EXPECT_EQ(env_link_gbps(), std::atof(text));
+  }
+  for (const char* text : {"0", "1000000"}) {
+    const ScopedEnv latency("UNIEP_CPU_LINK_LATENCY_US", text);
+    EXPECT_EQ(env_link_latency_us(), std::atof(text));
+  }
+}
+
+TEST(Environment, WhatWasTunedIsKeptInTheFolderForCaches) {
+  const ScopedEnv none("UNIEP_TUNE_CACHE", "");
+  const ScopedEnv home("HOME", "/h");
+  {
+    const ScopedEnv caches("XDG_CACHE_HOME", "/caches");
+    EXPECT_EQ(env_tune_cache(), "/caches/uniep/tuned.json");
+  }
+  const ScopedEnv no_caches("XDG_CACHE_HOME", "");
+  EXPECT_EQ(env_tune_cache(), "/h/.cache/uniep/tuned.json");
+  const ScopedEnv no_home("HOME", "");
+  EXPECT_EQ(env_tune_cache(), "/tmp/.cache/uniep/tuned.json");
 }
 
 TEST(Environment, RefusesWhatIsNoNumberInRangeAndSaysWhatIs) {
@@ -67,11 +88,21 @@ TEST(Environment, RefusesAnUnknownKindOfSymmetricMemory) {
 }
 
 TEST(Environment, TheListDescribesEachVariable) {
-  EXPECT_EQ(environment_variables().size(), 14u);
+  EXPECT_EQ(environment_variables().size(), 15u);
   for (const EnvVariable& v : environment_variables()) {
     EXPECT_FALSE(v.meaning.empty());
     EXPECT_FALSE(v.default_text.empty());
   }
+  // Reading one that is not listed is an error.
+  env_nccl_library();
+  env_nccl_nvls_enable();
+  env_symmetric_memory();
+  env_rank();
+  env_world_size();
+  env_local_rank();
+  env_master_addr();
+  env_master_port();
+  env_tune_cache();
 }
 
 }  // namespace

@@ -242,6 +242,7 @@ class Reports(ProgramTest):
         self.assertIn(" rows a rank, enough for any routing;", capacity("tiny", "--ranks", 4))
         self.refuse("info", "--ranks", 2, words=["--shape"])
         self.refuse("info", "--shape", "tiny", "--ranks", 7, words=["num_experts"])
+        self.refuse("info", "--shape", "tiny,experts=128", "--ranks", 128, words=["--ranks", "1 to 64"])
 
     def test_info(self):
         text = self.succeed("info")
@@ -349,7 +350,9 @@ class Errors(ProgramTest):
         self.refuse("run", "--shape", "tiny", "--ranks", 0, words=["--ranks", "'0'", "1 to 64"])
         self.refuse("run", "--shape", "tiny", "--ranks", "two", words=["'two'"])
         self.refuse("run", "--shape", "tiny", "--repeat", 0, words=["--repeat"])
-        self.refuse("run", "--shape", "tiny", "--seed", -1, words=["--seed"])
+        for seed in (-1, 2**63, 2**64, "0x2", "1 "):
+            self.refuse("run", "--shape", "tiny", "--seed", seed,
+                        words=["--seed", f"'{seed}'", f"0 to {2**63 - 1}"])
         self.refuse("run", "--shape", "tiny", "--skew", "nan", words=["--skew", "0 to 100"])
         self.refuse("run", "--shape", "tiny", "--pass", "sideways", words=["sideways", "forward"])
         self.refuse("run", "--input", TRACE, "--seed", 1, words=["--seed", "--shape"])
@@ -383,6 +386,17 @@ class Errors(ProgramTest):
                                words=[option, "folder"])
             self.assertEqual(done.stdout, "")
             self.refuse("run", "--shape", "tiny", option, self.folder, words=["folder"])
+        done = self.refuse("run", "--shape", "tiny", "--output", "/dev/null",
+                           words=["/dev/null", "regular file"])
+        self.assertEqual(done.stdout, "")
+
+    def test_two_outputs_need_two_files(self):
+        path = self.folder / "both"
+        done = self.refuse("run", "--shape", "tiny", "--output", path, "--json",
+                           self.folder / "." / "both", words=["--output", "--json", "a file for each"])
+        self.assertEqual(done.stdout, "")
+        self.assertFalse(path.exists())
+        self.succeed("run", "--shape", "tiny", "--json", "/dev/null", "--plot", "/dev/null")
 
     def test_a_full_disk(self):
         self.refuse("run", "--shape", "tiny", "--json", "/dev/full", words=["/dev/full"])

@@ -10,6 +10,7 @@
 #include "cpu/kernels/kernels.h"
 #include "layer_memory.h"
 #include "machine.h"
+#include "options.h"
 #include "schedule/axes.h"
 #include "table.h"
 #include "uniep/schedule.h"
@@ -142,8 +143,9 @@ void add_info(CLI::App& app, Invocation& invocation) {
   const auto flags = std::make_shared<InfoFlags>();
   CLI::Option* shape = sub->add_option("--shape", flags->shape, "A shape, as uniep run takes it")
                            ->type_name("NAME[,key=value...]");
-  sub->add_option("--ranks", flags->ranks, "Ranks of the group (default 1)")
+  sub->add_option("--ranks", flags->ranks, "Ranks of the group, 1 to 64 (default 1)")
       ->type_name("N")
+      ->check(range(1, 64))
       ->needs(shape);
   sub->add_option("--capacity", flags->capacity,
                   "Rows that a rank has room for (default 0: enough for any routing of a small "

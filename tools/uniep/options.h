@@ -1,9 +1,11 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "base/check.h"
@@ -33,12 +35,15 @@ class OptionGroup {
   std::string name_;
 };
 
-// The descriptions name ranges and defaults in words; CLI11's own notes of them read badly.
+// The descriptions name ranges and defaults in words; CLI11's own notes of them read badly. Its
+// conversions also make the largest number of one that is larger, and take other bases.
 template <class T>
 CLI::Validator range(T low, T high) {
   const auto check = [low, high](const std::string& text) -> std::string {
     T value{};
-    const bool ok = CLI::detail::lexical_cast(text, value) && value >= low && value <= high;
+    const char* end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data(), end, value);
+    const bool ok = error == std::errc() && rest == end && value >= low && value <= high;
     return ok ? "" : cat('\'', text, "' is not a number from ", low, " to ", high);
   };
   return {check, ""};

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -13,8 +14,9 @@ namespace uniep::tool {
 
 namespace fs = std::filesystem;
 
-void require_writable(const std::string& option, const std::string& path) {
-  if (path.empty()) return;
+namespace {
+
+void require_writable_file(const char* option, const std::string& path) {
   std::error_code ignored;
   const fs::path file(path);
   require(!fs::is_directory(file, ignored), ErrorCode::kIo, option, " ", path, " is a folder");
@@ -24,6 +26,28 @@ void require_writable(const std::string& option, const std::string& path) {
   const bool exists = fs::exists(file, ignored);
   require(access(exists ? path.c_str() : folder.c_str(), W_OK) == 0, ErrorCode::kIo,
           "cannot write ", option, " ", path, ": ", std::strerror(errno));
+}
+
+/// Not of devices, such as /dev/null, which may take any number of outputs.
+bool same_file(const std::string& a, const std::string& b) {
+  std::error_code ignored;
+  const fs::path file = fs::weakly_canonical(a, ignored);
+  const fs::file_status status = fs::status(file, ignored);
+  return (fs::is_regular_file(status) || !fs::exists(status)) &&
+         file == fs::weakly_canonical(b, ignored);
+}
+
+}  // namespace
+
+void require_writable(std::initializer_list<OutputFile> files) {
+  for (auto file = files.begin(); file != files.end(); ++file) {
+    if (file->path.empty()) continue;
+    require_writable_file(file->option, file->path);
+    const auto* other = std::find_if(
+        files.begin(), file, [&](const OutputFile& f) { return same_file(f.path, file->path); });
+    require(other == file, ErrorCode::kInvalidArgument, other->option, " and ", file->option,
+            " are both to be written to ", file->path, "; a file for each is accepted");
+  }
 }
 
 void write_text(const std::string& path, const std::function<void(std::ostream&)>& write) {

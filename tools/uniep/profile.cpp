@@ -92,7 +92,7 @@ int profile_cuda(const Flags& flags, const Invocation& invocation) {
 }
 
 int run(const Flags& flags, const Invocation& invocation) {
-  require_writable("--output", flags.output);
+  require_writable({{"--output", flags.output}});
   return backend_choice(flags.backend) == Backend::kCuda ? profile_cuda(flags, invocation)
                                                          : profile_cpu(flags);
 }

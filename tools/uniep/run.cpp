@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "base/check.h"
+#include "base/files.h"
 #include "check.h"
 #include "commands.h"
 #include "io/layer_file.h"
@@ -68,10 +69,12 @@ void require_usable(const Flags& flags) {
           "; either --input FILE or --shape NAME[,key=value...] is accepted");
   require_weight_gradients(flags, flags.defer_weights, "--defer-weights");
   require_weight_gradients(flags, flags.main_grad == "fp32", "--main-grad fp32");
-  require_writable("--output", flags.output);
-  require_writable("--trace", flags.trace);
-  require_writable("--plot", flags.plot);
-  require_writable("--json", flags.json);
+  require_writable({{"--output", flags.output},
+                    {"--trace", flags.trace},
+                    {"--plot", flags.plot},
+                    {"--json", flags.json}});
+  // Tensors replace a file as a whole, which a device cannot be.
+  if (!flags.output.empty()) uniep::require_writable(flags.output);
 }
 
 StepOptions step_options(const Flags& flags) {

@@ -211,8 +211,7 @@ void write_picture(const Flags& flags, const Setting& setting, const std::vector
 }
 
 int run(const Flags& flags, const Invocation& invocation) {
-  require_writable("--json", flags.json);
-  require_writable("--plot", flags.plot);
+  require_writable({{"--json", flags.json}, {"--plot", flags.plot}});
   const Setting setting = setting_of(flags);
   const workload::ShapeSpec spec = parse_bench_shape(flags.shape, flags.ranks);
   print_header(flags, setting);

@@ -281,8 +281,7 @@ int survey(const Flags& flags, const Invocation& invocation, const Ranks& ranks,
 }
 
 int run(const Flags& flags, const Invocation& invocation) {
-  require_writable("--json", flags.json);
-  require_writable("--plot", flags.plot);
+  require_writable({{"--json", flags.json}, {"--plot", flags.plot}});
   require(flags.plot.empty() || flags.survey > 0, ErrorCode::kInvalidArgument,
           "--plot draws a survey; --survey N is needed");
   const Backend backend = backend_choice(flags.backend);
