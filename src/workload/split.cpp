@@ -21,6 +21,8 @@ std::size_t count(std::int64_t a, std::int64_t b, std::int64_t c = 1) {
   return static_cast<std::size_t>(a * b * c);
 }
 
+}  // namespace
+
 std::vector<std::int64_t> even_parts(std::int64_t tokens, int ranks) {
   require(ranks >= 1, ErrorCode::kInvalidArgument, "number of ranks is ", ranks,
           "; at least 1 is accepted");
@@ -28,8 +30,6 @@ std::vector<std::int64_t> even_parts(std::int64_t tokens, int ranks) {
   for (int r = 0; r <= ranks; ++r) begin.push_back(r * tokens / ranks);
   return begin;
 }
-
-}  // namespace
 
 Split::Split(const LayerData& layer, int ranks) : Split(layer, even_parts(layer.tokens, ranks)) {}
 

@@ -17,10 +17,13 @@ struct Part {
   std::int64_t size() const { return end - begin; }
 };
 
-/// How a global layer is dealt out: contiguous parts of the tokens, by default rank r gets
-/// [r T / N, (r + 1) T / N), and the r-th of N equal parts of the experts. Parts are contiguous, so
-/// a rank's tensors are views of the global ones, and its results are written straight to their
-/// place in global order.
+/// Where the tokens of each of N ranks begin, and T: rank r gets [r T / N, (r + 1) T / N). Throws
+/// Error(kInvalidArgument) for less than one rank.
+std::vector<std::int64_t> even_parts(std::int64_t tokens, int ranks);
+
+/// How a global layer is dealt out: contiguous parts of the tokens, by default even_parts, and the
+/// r-th of N equal parts of the experts. Parts are contiguous, so a rank's tensors are views of the
+/// global ones, and its results are written straight to their place in global order.
 class Split {
  public:
   /// Throws Error(kInvalidArgument) where the experts do not divide. Keeps a reference to `layer`.

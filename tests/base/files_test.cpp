@@ -15,6 +15,17 @@ void write(const std::string& path, std::string_view text) {
   write_atomically(path, {std::as_bytes(std::span(text))});
 }
 
+/// Why a file cannot be written there.
+std::string refusal(const std::filesystem::path& path) {
+  try {
+    require_writable(path);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kIo);
+    return e.what();
+  }
+  return "it can";
+}
+
 TEST(Files, WhatWasWrittenIsRead) {
   const TemporaryFolder folder;
   EXPECT_EQ(read_text(folder / "none"), std::nullopt);
@@ -29,7 +40,7 @@ TEST(Files, AFileInPlaceOfAFolderIsNoFile) {
   const TemporaryFolder folder;
   write(folder.file("a"), "text");
   EXPECT_EQ(read_text(folder / "a" / "b"), std::nullopt);
-  EXPECT_THROW(require_writable(folder / "a" / "b"), Error);
+  EXPECT_NE(refusal(folder / "a" / "b").find("Not a directory"), std::string::npos);
 }
 
 TEST(Files, WhetherOneCanBeWrittenChangesNothing) {
@@ -40,8 +51,8 @@ TEST(Files, WhetherOneCanBeWrittenChangesNothing) {
   require_writable(folder / "a");
   EXPECT_EQ(read_text(folder / "a"), "text");
   EXPECT_EQ(folder.num_files(), 1u);
-  EXPECT_THROW(require_writable(folder / "no" / "b"), Error);
-  EXPECT_THROW(require_writable(folder.path()), Error);
+  EXPECT_NE(refusal(folder / "no" / "b").find("No such file or directory"), std::string::npos);
+  EXPECT_NE(refusal(folder.path()).find("is a directory"), std::string::npos);
 }
 
 TEST(Files, LeftoversOfAProcessOfTheSameNumberAreNotInTheWay) {

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import unittest
 import xml.etree.ElementTree
+from pathlib import Path
 
 import layer_file
 from program import COMMANDS, PRESETS, PROGRAM, TRACE, ProgramTest
@@ -98,6 +99,19 @@ class Reports(ProgramTest):
             elements, wrong, distance, verdict = rows[tensor]
             self.assertEqual((wrong, verdict), ("0", "ok"))
             self.assertLess(float(distance), 5e-3)  # the contract's roundings alone
+
+    def test_a_difference_fails_the_run_after_all_files_were_written(self):
+        layer = layer_file.layer(5)
+        # Products of the largest finite bf16 overflow, and infinities of both signs are NaN.
+        layer["x"] = ("BF16", [5, 16], struct.pack("<H", 0x7f7f) * 80)
+        path, out, figures = (self.folder / name for name in ("layer", "out", "figures"))
+        path.write_bytes(layer_file.serialized(layer))
+        done = self.call("run", "--input", path, "--ranks", 2, "--check", "--output", out,
+                         "--json", figures)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("# check FAILED", done.stdout)
+        self.assertIn("out", layer_file.read(out))
+        self.assertFalse(json.loads(figures.read_text())["check"][0]["ok"])
 
     def test_check_of_main_grad_and_of_forward(self):
         layer = self.layer_path(40)
@@ -252,10 +266,23 @@ class Reports(ProgramTest):
         self.assertRegex(text, r"\n  cuda: launch=single,.*,tile_m=128,")
         self.assertRegex(text, r"\n  tile_m +16\.\.128 \(2\^n\) +64 +128 +compile ")
 
+    def test_help_and_docs_have_the_same_flags(self):
+        docs = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+        for command in COMMANDS:
+            text = self.succeed(command, "--help")
+            self.assertIn("Usage: uniep " + command, text)
+            flags = set(re.findall(r"^ +(?:-\w,)?(--[\w-]+)", text, re.MULTILINE)) - {"--help"}
+            section = docs.split(f"\n## uniep {command}\n")[1].split("\n## ")[0]
+            cells = re.findall(r"^\| (`--.*?) \|", section, re.MULTILINE)
+            tabled = set(re.findall(r"`(--[\w-]+)", " ".join(cells)))
+            if command in ("info", "validate"):  # too few for a table
+                tabled = {flag for flag in flags if f"{flag} " in section or f"`{flag}`" in section}
+            self.assertEqual(flags, tabled, command)
+
     def test_help(self):
-        for args in (["--help"], ["run", "--help"], ["bench", "--help"], ["info", "--help"],
-                     ["validate", "--help"]):
-            self.assertIn("uniep", self.succeed(*args))
+        self.assertIn(", ".join(COMMANDS), self.refuse("dance").stderr)
+        for command in COMMANDS:
+            self.assertIn(f"\n  {command} ", self.succeed("--help"))
         self.assertIn("Examples:", self.succeed("run", "--help"))
         self.assertRegex(self.succeed("--version"), r"^\d+\.\d+\.\d+ \(")
 
@@ -400,6 +427,10 @@ class Errors(ProgramTest):
 
     def test_a_full_disk(self):
         self.refuse("run", "--shape", "tiny", "--json", "/dev/full", words=["/dev/full"])
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([PROGRAM, "info"], stdout=full, stderr=subprocess.PIPE, text=True)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("standard output", done.stderr)
 
     def test_a_layer_larger_than_memory(self):
         self.refuse("run", "--shape", "deepseek-v3,hidden=1048576,experts=65536", words=["memory"])

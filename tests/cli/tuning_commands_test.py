@@ -103,7 +103,9 @@ class Tune(ProgramTest):
         self.assertEqual(file["schema"], "uniep-tune-1")
         self.assertEqual([p["direction"] for p in file["passes"]], ["forward", "backward"])
         self.assertNotIn("the budget is spent", [p["end"] for p in file["passes"]])
+        self.assertEqual(len(self.entries()), 2)
         for entry, of_pass in zip(self.entries(), file["passes"]):
+            self.assertGreater(len(of_pass["candidates"]), 1)
             pairs = dict(pair.split("=") for pair in of_pass["chosen"].split(","))
             self.assertEqual(entry["schedule"], pairs)
             self.assertEqual((entry["ranks"], entry["tokens"], entry["pass"]),
@@ -118,6 +120,7 @@ class Tune(ProgramTest):
                      6, "--json", path, **self.environment)
         of_pass = json.loads(path.read_text())["passes"][0]
         self.assertGreater(of_pass["modelled"], 30)
+        self.assertGreater(len(of_pass["candidates"]), 1)
         self.assertTrue(all(c["predicted_ms"] > 0 for c in of_pass["candidates"]))
 
     SMALL_SPACE = ("launch=single|paired,waves=1,workers=2,dispatch_workers=1,dispatch_join=yes,"
@@ -131,6 +134,10 @@ class Tune(ProgramTest):
                   "--space", self.SMALL_SPACE, "--json", path)
         candidates = json.loads(path.read_text())["passes"][0]["candidates"]
         self.assertLessEqual(len(candidates), 6)  # the reference, presets within it, four points
+        fixed = [pair for pair in self.SMALL_SPACE.split(",") if "|" not in pair]
+        within = [c for c in candidates if all(pair in c["schedule"].split(",") for pair in fixed)]
+        self.assertIn(len(within), (len(candidates), len(candidates) - 1))  # but the reference
+        self.assertGreaterEqual(len({c["schedule"] for c in within}), 2)
 
     def interrupted(self, command, rounds=2, meanwhile=lambda: None, code=0):
         """Runs it until it has measured for some rounds, then ends it with Ctrl-C, unless it ends
@@ -283,7 +290,9 @@ class Tune(ProgramTest):
         text = self.succeed("tune", "--shape", "tiny", "--survey", 12, "--json", path, "--plot",
                             plot, **self.environment)
         self.assertIn("correlation", text)
-        for of_pass in json.loads(path.read_text())["passes"]:
+        passes = json.loads(path.read_text())["passes"]
+        self.assertEqual([p["direction"] for p in passes], ["forward", "backward"])
+        for of_pass in passes:
             self.assertEqual(len(of_pass["points"]), 12)
             self.assertLessEqual(abs(of_pass["rank_correlation"]), 1)
         self.assertFalse(self.cache.exists())

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/check.h"
+#include "layer/arguments.h"
 #include "plan/plan_data.h"
 #include "support/layer_group.h"
 
@@ -50,6 +51,15 @@ class Agreement : public ::testing::TestWithParam<bool> {
       BackwardArgs args = group_.backward_args(rank);
       if (rank == 1) spoil(args);
       group_.layer(rank).backward(group_.saved(rank), args);
+    });
+  }
+
+  void expect_backward_data_refused(const std::string& sentence,
+                                    const std::function<void(BackwardDataArgs&)>& spoil) {
+    expect_refused(sentence, [&](int rank) {
+      BackwardDataArgs args = data_args(group_.backward_args(rank));
+      if (rank == 1) spoil(args);
+      group_.layer(rank).backward_data(group_.saved(rank), args);
     });
   }
 
@@ -109,6 +119,33 @@ TEST_P(Agreement, WrongSizesInBackward) {
   expect_backward_refused(wrong_size("dw2", grad_size(good.dw2), "[E / ranks, H, I]"),
                           [](BackwardArgs& a) { drop_last(a.dw2); });
   group_.expect_step_works("after refusals");
+}
+
+/// What an earlier call has left is not lost.
+TEST_P(Agreement, WrongSizesInBackwardData) {
+  group_.each([&](int rank) {
+    group_.forward(rank);
+    group_.layer(rank).backward_data(group_.saved(rank), data_args(group_.backward_args(rank)));
+  });
+  const LayerResult before = group_.result();
+  group_.clear_result();
+  const BackwardArgs good = group_.backward_args(1);
+  expect_backward_data_refused(wrong_size("dy", good.dy.size(), "[T, H]"),
+                               [](BackwardDataArgs& a) { drop_last(a.dy); });
+  expect_backward_data_refused(wrong_size("w1", good.w1.size(), "[E / ranks, 2I, H]"),
+                               [](BackwardDataArgs& a) { drop_last(a.w1); });
+  expect_backward_data_refused(wrong_size("w2", good.w2.size(), "[E / ranks, H, I]"),
+                               [](BackwardDataArgs& a) { drop_last(a.w2); });
+  expect_backward_data_refused(wrong_size("dx", good.dx.size(), "[T, H]"),
+                               [](BackwardDataArgs& a) { drop_last(a.dx); });
+  expect_backward_data_refused(wrong_size("dprobs", good.dprobs.size(), "[T, K]"),
+                               [](BackwardDataArgs& a) { drop_last(a.dprobs); });
+  group_.result() = before;
+  group_.each([&](int rank) {
+    group_.layer(rank).backward_weights(group_.saved(rank),
+                                        weights_args(group_.backward_args(rank)));
+  });
+  group_.expect_contract("after refusals");
 }
 
 TEST_P(Agreement, WrongRouting) {
@@ -266,6 +303,11 @@ TEST_P(Agreement, AnEmptySaved) {
   const Saved empty;
   expect_refused("rank 1: saved is empty; what forward returned is accepted", [&](int rank) {
     group_.layer(rank).backward(rank == 1 ? empty : group_.saved(rank), group_.backward_args(rank));
+  });
+  expect_refused("rank 1: saved is empty; what forward returned is accepted", [&](int rank) {
+    Saved none;
+    group_.layer(rank).backward_data(rank == 1 ? none : group_.saved(rank),
+                                     data_args(group_.backward_args(rank)));
   });
   group_.expect_step_works("after a refusal");
 }

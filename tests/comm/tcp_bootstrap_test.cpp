@@ -9,7 +9,11 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstring>
+#include <functional>
+#include <string_view>
 #include <thread>
+#include <utility>
 
 #include "support/expect_error.h"
 #include "support/forked_ranks.h"
@@ -20,7 +24,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr int kLimit = 20000;
-constexpr int kShort = 400;
+constexpr int kShort = 1500;
 
 std::string timeout(int rank, const char* stage, int peer, int expected, int seen, int limit) {
   return cat("error ", static_cast<int>(ErrorCode::kTimeout), ": rank ", rank,
@@ -139,9 +143,12 @@ TEST(TcpBootstrap, EveryRankNamesTheOneThatDoesNotCome) {
 }
 
 TEST(TcpBootstrap, TheRootIsNamedWhereItDoesNotCome) {
-  const auto said = group(3, [](TcpBootstrap& bootstrap, int rank) {
-    if (rank == 0) sleep_ms(kShort + 800);
-    return thrown_by([&] { bootstrap.all_gather("", "enter", kShort); });
+  const ProcessEvent gave_up;
+  const auto said = group(3, [&](TcpBootstrap& bootstrap, int rank) {
+    if (rank == 0) gave_up.wait(2);
+    const std::string error = thrown_by([&] { bootstrap.all_gather("", "enter", kShort); });
+    gave_up.tell();
+    return error;
   });
   EXPECT_EQ(said[1], timeout(1, "enter", 0, 3, 1, kShort));
   EXPECT_EQ(said[2], timeout(2, "enter", 0, 3, 1, kShort));
@@ -233,34 +240,209 @@ TEST(TcpBootstrap, NobodyListens) {
 
 TEST(TcpBootstrap, ARankOfAnotherWorldSizeIsTurnedAway) {
   const int port = free_tcp_port();
-  const auto said = forked_ranks(3, [&](int rank) {
-    const TcpBootstrap bootstrap(rank == 2 ? 1 : rank, rank == 2 ? 3 : 2, "127.0.0.1", port,
-                                 kLimit);
+  const ProcessEvent refused;
+  const auto said = forked_ranks(3, [&](int process) {
+    if (process == 2) {
+      const std::string error = thrown_by([&] { TcpBootstrap(1, 3, "127.0.0.1", port, kLimit); });
+      refused.tell();
+      return error;
+    }
+    if (process == 1) refused.wait();  // until then nobody else is there
+    const TcpBootstrap bootstrap(process, 2, "127.0.0.1", port, kLimit);
     return std::string("joined");
   });
   EXPECT_EQ(said[0], "joined");
   EXPECT_EQ(said[1], "joined");
-  // It may also come when the group is complete and nobody listens; not in this short a time.
-  EXPECT_NE(said[2], "joined");
+  EXPECT_EQ(said[2], cat("error ", static_cast<int>(ErrorCode::kInvalidArgument),
+                         ": WORLD_SIZE is 3 on rank 1 and 2 on rank 0 at 127.0.0.1:", port,
+                         "; the same on all ranks is accepted"));
+}
+
+// ---- Members that are played by hand, frame by frame
+
+std::string hello_of(int protocol, int size, int rank) {
+  const std::int32_t hello[] = {protocol, size, rank};
+  return {reinterpret_cast<const char*>(hello), sizeof hello};
+}
+
+bool pump_until(tcp::Connection& c, const std::function<bool()>& done) {
+  const auto until = tcp::Clock::now() + milliseconds(kLimit);
+  while (!done() && !c.ended() && tcp::Clock::now() < until) tcp::pump({&c}, until);
+  return done();
+}
+
+/// Connects to the root, hears its greeting and says `hello`.
+tcp::Connection come_by_hand(int port, tcp::FrameKind kind, const std::string& hello) {
+  const auto until = tcp::Clock::now() + milliseconds(kLimit);
+  tcp::Connection c;
+  while (!c.open() && tcp::Clock::now() < until) {
+    c = tcp::Connection(tcp::connect_to("127.0.0.1", port, tcp::Clock::now() + milliseconds(10)));
+  }
+  EXPECT_TRUE(pump_until(c, [&] { return !c.received().empty(); })) << "no greeting";
+  c.received().clear();
+  c.trust();
+  c.send(kind, hello);
+  EXPECT_TRUE(pump_until(c, [&] { return !c.sending(); })) << "the hello was not sent";
+  return c;
 }
 
 TEST(TcpBootstrap, ARankThatIsThereAlreadyIsRefused) {
   const int port = free_tcp_port();
+  const ProcessEvent came, refused;
   const auto said = forked_ranks(4, [&](int process) {
-    const int rank = process == 3 ? 1 : process;
-    if (process == 3) sleep_ms(100);
-    if (process == 2) sleep_ms(300);
-    const TcpBootstrap bootstrap(rank, 3, "127.0.0.1", port, kLimit);
+    if (process == 1) {
+      tcp::Connection c = come_by_hand(port, tcp::FrameKind::kHello, hello_of(1, 3, 1));
+      came.tell();
+      const bool welcome = pump_until(c, [&] { return !c.received().empty(); });
+      return std::string(welcome ? "joined" : "dropped");
+    }
+    if (process == 2) refused.wait();  // until then the group is not complete
+    if (process == 3) {
+      came.wait();
+      const std::string error = thrown_by([&] { TcpBootstrap(1, 3, "127.0.0.1", port, kLimit); });
+      refused.tell();
+      return error;
+    }
+    const TcpBootstrap bootstrap(process, 3, "127.0.0.1", port, kLimit);
     return std::string("joined");
   });
-  EXPECT_EQ(said[2], "joined");
+  for (const std::size_t rank : {0u, 1u, 2u}) EXPECT_EQ(said[rank], "joined") << rank;
   EXPECT_EQ(said[3], cat("error ", static_cast<int>(ErrorCode::kInvalidArgument),
                          ": rank 1 has joined the group already; each RANK from 0 to 2 is accepted "
                          "once"));
 }
 
+TEST(TcpBootstrap, WhoSaysWhatNoRankSaysIsDropped) {
+  const int port = free_tcp_port();
+  using tcp::FrameKind;
+  const std::pair<FrameKind, std::string> wrong[] = {
+      {FrameKind::kHello, hello_of(1, 3, -1)},
+      {FrameKind::kHello, hello_of(1, 3, 0)},
+      {FrameKind::kHello, hello_of(1, 3, 3)},
+      {FrameKind::kHello, hello_of(1, 4, 2)},
+      {FrameKind::kHello, hello_of(2, 3, 2)},
+      {FrameKind::kPart, hello_of(1, 3, 2)},
+      {FrameKind::kHello, ""},
+      {FrameKind::kHello, hello_of(1, 3, 2) + std::string(5000, ' ')}};  // more than a stranger may
+  const int strangers = static_cast<int>(std::size(wrong));
+  const ProcessEvent dropped;
+  const auto said = forked_ranks(3 + strangers, [&](int process) {
+    if (process >= 3) {
+      const auto& [kind, hello] = wrong[process - 3];
+      tcp::Connection c = come_by_hand(port, kind, hello);
+      pump_until(c, [&] { return c.ended() || !c.received().empty(); });
+      dropped.tell();
+      return std::string(c.ended() && c.received().empty() ? "dropped" : "not dropped");
+    }
+    if (process == 2) dropped.wait(strangers);  // until then the group is not complete
+    TcpBootstrap bootstrap(process, 3, "127.0.0.1", port, kLimit);
+    return bootstrap.all_gather(cat(process), "plan", kLimit)[2];
+  });
+  for (int r = 0; r < 3; ++r) EXPECT_EQ(said[static_cast<std::size_t>(r)], "2");
+  for (int i = 0; i < strangers; ++i) {
+    EXPECT_EQ(said[static_cast<std::size_t>(3 + i)], "dropped") << "stranger " << i;
+  }
+}
+
+/// The bytes of a frame whose payload is zeros.
+std::string frame_of(tcp::FrameKind kind, std::uint64_t payload_bytes) {
+  const std::uint32_t words[] = {0x316e7565, static_cast<std::uint32_t>(kind)};  // magic, kind
+  std::string frame(sizeof words + sizeof payload_bytes + payload_bytes, '\0');
+  std::memcpy(frame.data(), words, sizeof words);
+  std::memcpy(frame.data() + sizeof words, &payload_bytes, sizeof payload_bytes);
+  return frame;
+}
+
+/// How many of the bytes could be sent.
+std::size_t sent_bytes(int fd, std::string_view bytes) {
+  pollfd writable{.fd = fd, .events = POLLOUT, .revents = 0};
+  ::poll(&writable, 1, kLimit);
+  const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  return sent > 0 ? static_cast<std::size_t>(sent) : 0;
+}
+
+/// All in all for twice the time limit, but never for as long as that without a byte.
+TEST(TcpBootstrap, APartMayTakeLongerAsLongAsItComes) {
+  constexpr int kStepMs = 50;
+  constexpr int kLimitMs = 20 * kStepMs;
+  constexpr std::size_t kBytes = std::size_t{16} << 20;
+  const int port = free_tcp_port();
+  const auto said = forked_ranks(3, [&](int rank) {
+    if (rank != 1) {
+      TcpBootstrap bootstrap(rank, 3, "127.0.0.1", port, kLimit);
+      return cat(bootstrap.all_gather("", "plan", kLimitMs)[1].size());
+    }
+    tcp::Connection c = come_by_hand(port, tcp::FrameKind::kHello, hello_of(1, 3, 1));
+    EXPECT_TRUE(pump_until(c, [&] { return !c.received().empty(); })) << "no welcome";
+    c.received().clear();
+    // The header at once, then the payload by and by.
+    const std::string frame = frame_of(tcp::FrameKind::kPart, kBytes);
+    const std::size_t piece = frame.size() / (2 * kLimitMs / kStepMs) + 1;
+    for (std::size_t at = 0; at < frame.size(); sleep_ms(kStepMs)) {
+      at += sent_bytes(c.fd(), std::string_view(frame).substr(at, piece));
+    }
+    EXPECT_TRUE(pump_until(c, [&] { return !c.received().empty(); })) << "no result";
+    return cat(kBytes);
+  });
+  EXPECT_EQ(said, std::vector<std::string>(3, cat(kBytes)));
+}
+
 /// A listening socket at `port`, as another program would hold it: it never accepts.
 tcp::Descriptor occupy(int port) { return tcp::listen_at("127.0.0.1", port); }
+
+/// So many ports from `first` on, held by sockets that do not listen, or by somebody else.
+std::vector<tcp::Descriptor> hold_ports(int first, int count) {
+  std::vector<tcp::Descriptor> held;
+  for (int port = first; port < first + count; ++port) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    held.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    (void)::bind(held.back().get(), reinterpret_cast<sockaddr*>(&address), sizeof address);
+  }
+  return held;
+}
+
+/// A port with 15 more behind it, of which the last is free.
+int port_before_a_free_one() {
+  for (;;) {
+    const int port = free_tcp_port() - 15;
+    if (port > 1024) return port;
+  }
+}
+
+TEST(TcpBootstrap, TheRootTriesFifteenMorePorts) {
+  const int port = port_before_a_free_one();
+  const std::vector<tcp::Descriptor> held = hold_ports(port, 15);
+  const auto said = forked_ranks(2, [&](int rank) {
+    TcpBootstrap bootstrap(rank, 2, "127.0.0.1", port, kLimit);
+    return bootstrap.all_gather(cat(rank), "plan", kLimit)[1];
+  });
+  EXPECT_EQ(said, std::vector<std::string>(2, "1"));
+}
+
+TEST(TcpBootstrap, SixteenPortsThatAreTakenAreAnError) {
+  const int port = port_before_a_free_one();
+  const std::vector<tcp::Descriptor> held = hold_ports(port, 16);
+  expect_invalid(cat("rank 0 cannot listen: the ports ", port, " to ", port + 15,
+                     " of MASTER_ADDR 127.0.0.1 are all taken; a MASTER_PORT that is free is "
+                     "accepted"),
+                 [&] { TcpBootstrap(0, 2, "127.0.0.1", port, kLimit); });
+}
+
+TEST(TcpBootstrap, GroupsThatMoveOnToNeighbouringPortsStayApart) {
+  const int port = free_tcp_port();
+  const tcp::Descriptor held = occupy(port);
+  ASSERT_TRUE(held.valid());
+  const auto said = forked_ranks(4, [&](int process) {
+    const int group = process / 2;  // begins at the port at which the one before may end up
+    TcpBootstrap bootstrap(process % 2, 2, "127.0.0.1", port + group, kLimit);
+    const auto all = bootstrap.all_gather(cat(group), "plan", kLimit);
+    return all[0] + all[1];
+  });
+  EXPECT_EQ(said, (std::vector<std::string>{"00", "00", "11", "11"}));
+}
 
 TEST(TcpBootstrap, TheRootMovesOnFromAPortThatIsTaken) {
   const int port = free_tcp_port();
@@ -328,23 +510,14 @@ std::string be_a_stranger(int port, Talked&& talked) {
 
 TEST(TcpBootstrap, StrangersAreDropped) {
   const int port = free_tcp_port();
-  int talked[2];
-  ASSERT_EQ(::pipe(talked), 0);
+  const ProcessEvent talked;
   const auto said = forked_ranks(4, [&](int rank) {
-    char byte = 0;
-    if (rank == 3) {
-      return be_a_stranger(port, [&] { EXPECT_EQ(::write(talked[1], &byte, 1), 1); });
-    }
-    // So that the others still wait when the stranger comes.
-    if (rank == 2) {
-      EXPECT_EQ(::read(talked[0], &byte, 1), 1);
-    }
+    if (rank == 3) return be_a_stranger(port, [&] { talked.tell(); });
+    if (rank == 2) talked.wait();  // so that the others still wait when the stranger comes
     TcpBootstrap bootstrap(rank, 3, "127.0.0.1", port, kLimit);
     return bootstrap.all_gather(cat(rank), "plan", kLimit)[2];
   });
   EXPECT_EQ(said, (std::vector<std::string>{"2", "2", "2", "dropped"}));
-  ::close(talked[0]);
-  ::close(talked[1]);
 }
 
 }  // namespace

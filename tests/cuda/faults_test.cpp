@@ -15,6 +15,7 @@
 #include "cuda/gpu_rank.h"
 #include "support/cases.h"
 #include "support/expect_same.h"
+#include "workload/split.h"
 #include "workload/synthetic.h"
 
 namespace uniep::cuda::testing {
@@ -36,12 +37,6 @@ LayerData small_layer(int ranks) {
 
 Schedule sequential() { return cuda_schedules()[0]; }
 
-std::vector<std::int64_t> even_parts(const LayerData& data, int ranks) {
-  std::vector<std::int64_t> begin;
-  for (int r = 0; r <= ranks; ++r) begin.push_back(data.tokens * r / ranks);
-  return begin;
-}
-
 class CudaFaults : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -53,7 +48,8 @@ class CudaFaults : public ::testing::Test {
 
 LayerResult emulated_step(const LayerData& data, const FaultInjection& faults,
                           const Schedule& schedule) {
-  EmulatedGroup group(data, even_parts(data, kRanks), false, 0, faults.first_count);
+  EmulatedGroup group(data, workload::even_parts(data.tokens, kRanks), false, 0,
+                      faults.first_count);
   group.inject(faults);
   return group.step(schedule);
 }
@@ -216,7 +212,7 @@ TEST_F(CudaFaults, EmulatedRanksReportWithheldSignalsUnderAnySchedule) {
     for (const Withheld& w : kWithheld) {
       SCOPED_TRACE(cat(text(w), ", ", to_string(schedule)));
       const FaultInjection faults{.withhold_rank = kCulprit, .withhold_stage = w.stage};
-      EmulatedGroup group(data, even_parts(data, kRanks), false, 0);
+      EmulatedGroup group(data, workload::even_parts(data.tokens, kRanks), false, 0);
       if (w.pass == Pass::kBackward) group.run_pass(Pass::kForward, schedule);
       group.inject(faults);
       group.limit_waits(kLimitMs);
@@ -230,7 +226,7 @@ TEST_F(CudaFaults, EmulatedRanksReportWithheldSignalsUnderAnySchedule) {
 /// A peer that comes late must not take the tokens of this pass for those of the one before.
 TEST_F(CudaFaults, ARankThatFailedPublishesNothingMore) {
   const LayerData data = small_layer(kRanks);
-  EmulatedGroup group(data, even_parts(data, kRanks), false, 0);
+  EmulatedGroup group(data, workload::even_parts(data.tokens, kRanks), false, 0);
   group.inject({.withhold_rank = kCulprit, .withhold_stage = Stage::kFc1});
   group.limit_waits(kLimitMs);
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {

@@ -8,6 +8,7 @@
 
 #include "io/io_test_util.h"
 #include "workload/random.h"
+#include "workload/split.h"
 
 namespace uniep::workload {
 namespace {
@@ -173,6 +174,14 @@ TEST(MakeLayer, DependsOnTheTotalNumberOfTokens) {
   EXPECT_EQ(one.w2, four.w2);
   EXPECT_EQ(one.topk_ids, four.topk_ids);
   EXPECT_EQ(one.topk_probs, four.topk_probs);
+}
+
+TEST(Split, DealsTokensOutAsEvenlyAsTheyGo) {
+  EXPECT_EQ(even_parts(13, 8), (std::vector<std::int64_t>{0, 1, 3, 4, 6, 8, 9, 11, 13}));
+  const LayerData layer = make_layer(parse_shape("tiny,tokens=13"), 1, 0, 0);
+  const Split split(layer, 8);
+  EXPECT_EQ(split.tokens(4).begin, 6);
+  EXPECT_EQ(split.tokens(4).end, 8);
 }
 
 TEST(MakeLayer, SeedsAndTensorsDiffer) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +15,33 @@
 #include "uniep/error.h"
 
 namespace uniep::testing {
+
+/// Something that happens once, told from one process to another. Made before they are forked.
+class ProcessEvent {
+ public:
+  ProcessEvent() {
+    if (pipe(ends_.data()) != 0) ADD_FAILURE() << "pipe";
+  }
+  ~ProcessEvent() {
+    for (const int end : ends_) close(end);
+  }
+  ProcessEvent(const ProcessEvent&) = delete;
+  ProcessEvent& operator=(const ProcessEvent&) = delete;
+
+  void tell() const { EXPECT_EQ(write(ends_[1], "x", 1), 1); }
+  /// Until it was told so many times.
+  void wait(int times = 1) const {
+    constexpr int kLimitMs = 60000;
+    pollfd told{.fd = ends_[0], .events = POLLIN, .revents = 0};
+    for (char byte = 0; times > 0; --times) {
+      const bool in_time = poll(&told, 1, kLimitMs) == 1;
+      EXPECT_TRUE(in_time && read(ends_[0], &byte, 1) == 1) << "an event did not come";
+    }
+  }
+
+ private:
+  std::array<int, 2> ends_{};
+};
 
 /// Runs `body` in a process of its own for each rank, and returns what each returned; for one that
 /// threw an Error "error CODE: sentence", for one that was killed "signal NUMBER". Expectations
