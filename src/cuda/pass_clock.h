@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <vector>
@@ -47,7 +48,7 @@ class PassClock {
   /// Waits for the last launch; adds the times to `stats`.
   void read(PassStats& stats) const {
     stats.pass = pass_;
-    stats.launches = static_cast<int>(stages_.size());
+    stats.launches = static_cast<int>(stages_.size() - std::ranges::count(stages_, Stage::kEnter));
     if (stages_.empty()) return;
     check_cuda(cudaEventSynchronize(events_[stages_.size()]), "wait for the pass");
     stats.elapsed_s = seconds(0, stages_.size());

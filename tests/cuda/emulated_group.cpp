@@ -57,7 +57,7 @@ EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> to
     const std::int64_t rows = plan.padded_rows();
     ranks_.push_back(
         Rank{.plan = plan,
-             .heap = DeviceArray<std::byte>(SymmetricLayout(problem, num_ranks).bytes),
+             .heap = poisoned(SymmetricLayout(problem, num_ranks).bytes),  // but its counters
              .counters = DeviceArray<std::byte>(LocalCounterLayout(problem, num_ranks).bytes),
              .scratch = DeviceArray<std::byte>(PassScratchLayout(problem, num_ranks).bytes),
              .saved = poisoned(SavedLayout(split_.problem(), rows).bytes),

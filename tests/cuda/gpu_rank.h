@@ -82,11 +82,16 @@ class GpuRank {
     w1_.load(f.w1);
     w2_.load(f.w2);
     dy_.load(split.backward_args(rank_, unused_).dy);
+    forget_results();
+  }
+
+  /// What a pass does not write shows; waits for the device.
+  void forget_results() const {
     for (const auto* tensor : {&out_, &dx_, &dw1_, &dw2_}) tensor->forget();
     dprobs_.forget();
     main_dw1_.load(main_grad_start(main_dw1_.span().size()));
     main_dw2_.load(main_grad_start(main_dw2_.span().size()));
-    cuda::check_cuda(cudaDeviceSynchronize(), "load a batch");
+    cuda::check_cuda(cudaDeviceSynchronize(), "forget results");
   }
 
   int rank() const { return rank_; }
@@ -131,6 +136,7 @@ class GpuRank {
 
   /// A whole step; this rank's parts of its results.
   LayerResult step(const Schedule& schedule) {
+    forget_results();
     plan();
     forward(schedule);
     backward(schedule);

@@ -62,7 +62,8 @@ struct OrderRun {
 void compare(Rng& rng, const PlanGroup& group, const Routing& routing, int rank) {
   const RoutingPlan plan = routing.plan(rank);
   for (int i = 0; i < 3; ++i) {
-    const Schedule schedule = random_schedule(rng, group.problem(), 4);
+    const Schedule schedule =
+        random_schedule(rng, group.problem(), 4, chance(rng, 50) ? Backend::kCuda : Backend::kCpu);
     const Pass pass = chance(rng, 60) ? Pass::kBackward : Pass::kForward;
     SCOPED_TRACE(cat("rank ", rank, ", ", name(pass), ", ", to_string(schedule)));
     const PassOrder want(plan.data(), pass, schedule);

@@ -113,12 +113,18 @@ TEST_P(SymmetricMemoryKind, AKilledPeerEndsTheOthersAtOnce) {
 }
 
 TEST_P(SymmetricMemoryKind, AMissingPeerIsNamed) {
-  const auto said = on_communicators(2, [](CudaCommunicator& c) -> std::string {
+  const ProcessEvent named;
+  const auto said = on_communicators(2, [&](CudaCommunicator& c) -> std::string {
     if (c.rank() == 1) {
-      std::this_thread::sleep_for(milliseconds(1000));
+      named.wait();
       return "stays away";
     }
-    c.symmetric_memory(1 << 20, 300);
+    try {
+      c.symmetric_memory(1 << 20, 300);
+    } catch (const Error&) {
+      named.tell();
+      throw;
+    }
     return "no error";
   });
   EXPECT_NE(said[0].find("wait expired after 300 ms (UNIEP_TIMEOUT_MS) in stage plan, peer 1"),

@@ -23,15 +23,6 @@ constexpr const char* kDefaultLine =
 
 constexpr const char* kPresetNames = "sequential, pipelined:n, two-kernel, single";
 
-/// Any value in range, not only the candidates.
-int random_value(Rng& rng, const AxisInfo& axis) {
-  if (!axis.power_of_two) return static_cast<int>(pick(rng, axis.min, axis.max));
-  if (axis.min == 0 && chance(rng, 20)) return 0;
-  int value = std::max(axis.min, 1);
-  while (value < axis.max && chance(rng, 70)) value *= 2;
-  return value;
-}
-
 TEST(Schedule, TheDefaultPrintsEveryAxis) { EXPECT_EQ(to_string(Schedule{}), kDefaultLine); }
 
 TEST(Schedule, DefaultsOfTheBackendsArePresetSingle) {

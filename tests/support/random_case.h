@@ -77,21 +77,32 @@ inline std::vector<std::int64_t> random_parts(Rng& rng, std::int64_t tokens, int
   return begin;
 }
 
-/// Any valid point of the parameter space, with at most `max_workers` workers.
-inline Schedule random_schedule(Rng& rng, const Problem& problem, int max_workers) {
+/// Any value in range, not only those that are tried.
+inline int random_value(Rng& rng, const AxisInfo& axis) {
+  if (!axis.power_of_two) return static_cast<int>(pick(rng, axis.min, axis.max));
+  if (axis.min == 0 && chance(rng, 20)) return 0;
+  int value = std::max(axis.min, 1);
+  while (value < axis.max && chance(rng, 70)) value *= 2;
+  return value;
+}
+
+/// Any valid point of the parameter space, with at most `max_workers` workers: on each axis a value
+/// that is tried on the backend or, as often, any other.
+inline Schedule random_schedule(Rng& rng, const Problem& problem, int max_workers,
+                                Backend backend = Backend::kCpu) {
   for (;;) {
     Schedule s;
     for (std::size_t i = 0; i < axes().size(); ++i) {
       const AxisInfo& axis = axes()[i].info;
-      const auto& values = axis.candidates;
+      const auto& tried = backend == Backend::kCuda ? axis.cuda_candidates : axis.candidates;
+      const auto one_of_tried = pick(rng, 0, static_cast<std::int64_t>(tried.size()) - 1);
       set_axis(s, i,
-               values[static_cast<std::size_t>(
-                   pick(rng, 0, static_cast<std::int64_t>(values.size()) - 1))]);
+               chance(rng, 50) ? tried[static_cast<std::size_t>(one_of_tried)]
+                               : random_value(rng, axis));
     }
     s.workers = static_cast<int>(pick(rng, 1, max_workers));
-    s.dispatch_workers = static_cast<int>(pick(rng, 0, s.workers));
-    s.waves = static_cast<int>(pick(rng, 1, 5));
-    s.pull_tokens = static_cast<int>(pick(rng, 0, 20));
+    s.dispatch_workers = static_cast<int>(pick(rng, 0, max_workers + 3));
+    if (chance(rng, 50)) s.pull_tokens = static_cast<int>(pick(rng, 0, 20));
     if (!invalid_reason(s, problem)) return s;
   }
 }

@@ -1,0 +1,67 @@
+// What a pass on a GPU says of itself: the tasks of its schedule in the timeline, and in last_pass
+// what they add up to.
+#include <gtest/gtest.h>
+
+#include "base/check.h"
+#include "cuda/cuda_communicator.h"
+#include "cuda/cuda_schedules.h"
+#include "cuda/driver.h"
+#include "cuda/gpu_rank.h"
+#include "schedule/pass_order.h"
+#include "support/ran_tasks.h"
+#include "workload/synthetic.h"
+
+namespace uniep::testing {
+namespace {
+
+class CudaTimeline : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!cuda::device_problem(0).empty()) GTEST_SKIP() << cuda::device_problem(0);
+    cuda::check_cuda(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, 0), "SMs");
+  }
+
+  /// Of the last pass, which was this one.
+  void expect_reported(GpuRank& rank, Pass pass, PassPart part, const Schedule& schedule) const {
+    SCOPED_TRACE(cat(name(pass), ", part ", static_cast<int>(part), ", ", to_string(schedule)));
+    rank.layer().synchronize();
+    const PassOrder order(rank.last_plan().data(), pass, schedule, part);
+    const std::vector<TimelineEvent> events = rank.layer().take_timeline();
+    EXPECT_EQ(tasks_of(events), tasks_of(order.view(), 0));
+    for (const TimelineEvent& e : events) {
+      EXPECT_EQ(e.pass, pass);
+      EXPECT_GT(e.begin_ns, 0);
+      EXPECT_LE(e.begin_ns, e.ready_ns);
+      EXPECT_LE(e.ready_ns, e.end_ns);
+      EXPECT_TRUE(e.processor >= 0 && e.processor < sms_) << e.processor;
+    }
+    const PassStats& stats = rank.layer().last_pass();
+    EXPECT_EQ(stats.pass, pass);
+    EXPECT_EQ(stats.launches, num_launches(order.view()));
+    EXPECT_EQ(stats.workers, schedule.workers > 0 ? schedule.workers : sms_);
+    EXPECT_GT(stats.elapsed_s, 0);
+  }
+
+  int sms_ = 0;
+};
+
+TEST_F(CudaTimeline, HasTheTasksOfEachPass) {
+  const LayerData data = workload::make_layer(
+      workload::parse_shape("custom,tokens=700,hidden=264,intermediate=136,experts=6,topk=3"), 1, 1,
+      0.5);
+  GpuRank rank(data, cuda::single_rank(), {.record_timeline = true});
+  rank.plan();
+  for (const Schedule& s : cuda_schedules()) {
+    rank.forward(s);
+    expect_reported(rank, Pass::kForward, PassPart::kWhole, s);
+    rank.backward(s);
+    expect_reported(rank, Pass::kBackward, PassPart::kWhole, s);
+    rank.backward_data(s);
+    expect_reported(rank, Pass::kBackward, PassPart::kData, s);
+    rank.backward_weights(s);
+    expect_reported(rank, Pass::kBackward, PassPart::kWeights, s);
+  }
+}
+
+}  // namespace
+}  // namespace uniep::testing
