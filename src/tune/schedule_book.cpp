@@ -33,11 +33,20 @@ Schedule default_for(const Problem& problem, const Place& place) {
   return invalid_reason(lower, problem, place) ? default_schedule(place.backend) : lower;
 }
 
+/// A shipped schedule was found with a driver and a version that need not be this machine's.
+TuneKey anywhere(TuneKey key) {
+  key.driver.clear();
+  key.library.clear();
+  return key;
+}
+
 }  // namespace
 
 ScheduleBook::ScheduleBook(std::vector<TunedEntry> cached, std::vector<TunedEntry> shipped,
                            std::optional<MachineProfile> profile)
-    : cached_(std::move(cached)), shipped_(std::move(shipped)), profile_(std::move(profile)) {}
+    : cached_(std::move(cached)), shipped_(std::move(shipped)), profile_(std::move(profile)) {
+  for (TunedEntry& e : shipped_) e.key = anywhere(std::move(e.key));
+}
 
 ScheduleChoice ScheduleBook::choose(const TuneKey& key, const Problem& problem,
                                     const Place& place) {
@@ -58,14 +67,8 @@ ScheduleChoice ScheduleBook::find(const TuneKey& key, const Problem& problem,
   };
   const TunedEntry* cached = find_entry(cached_, key);
   if (usable(cached)) return {cached->schedule, ChoiceOrigin::kCache};
-  // A shipped schedule was found with a driver and a version that need not be this machine's.
-  TuneKey anywhere = key;
-  for (const TunedEntry& e : shipped_) {
-    anywhere.driver = e.key.driver;
-    anywhere.library = e.key.library;
-    const TunedEntry* shipped = find_entry(shipped_, anywhere);
-    if (usable(shipped)) return {shipped->schedule, ChoiceOrigin::kShipped};
-  }
+  const TunedEntry* shipped = find_entry(shipped_, anywhere(key));
+  if (usable(shipped)) return {shipped->schedule, ChoiceOrigin::kShipped};
   const Schedule fallback = default_for(problem, place);
   if (profile_ && !invalid_reason(fallback, problem, place)) {
     return {quick_pick(problem, key, place, *profile_), ChoiceOrigin::kModel};

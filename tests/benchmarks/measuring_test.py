@@ -71,12 +71,15 @@ class Measuring(unittest.TestCase):
         order, after = [], []
         calls = [timing.Timed(lambda i=i: order.append(i), after=lambda i=i: after.append(i))
                  for i in range(3)]
-        values = timing.measure(calls, 2)
-        self.assertEqual(values, [[[5.0] * 2, [10.0] * 2]] * 3)
-        turns = timing.WARMUPS + 2
+        iterations = len(timing.balanced_orders(3))
+        values = timing.measure(calls, iterations)
+        self.assertEqual(values, [[[5.0] * iterations, [10.0] * iterations]] * 3)
+        turns = timing.WARMUPS + iterations
         self.assertEqual(len(order), 2 * 3 * turns)
-        each = [order[i:i + 6] for i in range(0, len(order), 6)]
-        self.assertTrue(all(sorted(turn) == [0, 0, 1, 1, 2, 2] for turn in each), each)
+        each = [order[i:i + 6:2] for i in range(0, len(order), 6)]
+        self.assertTrue(all(sorted(turn) == [0, 1, 2] for turn in each), each)
+        behind = Counter(pair for turn in each[timing.WARMUPS:] for pair in pairwise(turn))
+        self.assertEqual((len(behind), set(behind.values())), (3 * 2, {2}))
         self.assertEqual(after, order[::2])
 
     def test_every_call_runs_as_often_behind_every_other(self):
@@ -89,17 +92,26 @@ class Measuring(unittest.TestCase):
                 self.assertEqual(sorted(order), list(range(count)))
 
     def test_products_are_batched_where_the_load_is_even(self):
-        rows, passes = mock.MagicMock(), []
+        rows, passes, batches = mock.MagicMock(), [], []
         operands = {"fc1": (rows, rows), "fc2": (rows, rows)}
 
+        def time_of_kind(timed):
+            """Other times for products behind a pass, batched ones, and those by themselves."""
+            batches.clear()
+            time_once(timed)
+            return 2.0 if timed.before else 3.0 if batches else 1.0
+
         def products(even):
-            with mock.patch.object(timing, "balanced", lambda a, b, experts: (a, b)):
+            with mock.patch.object(timing, "balanced", lambda a, b, experts: (a, b)), \
+                    mock.patch.object(timing.torch, "bmm", lambda a, b: batches.append(a)), \
+                    mock.patch.object(timing, "time_once", time_of_kind):
                 return timing.time_products(operands, [1, 2], 1, even,
                                             lambda name: lambda: passes.append(name))
 
-        times = [5.0, 10.0]
-        self.assertEqual(products(True), {name: Product(times, times, times) for name in operands})
-        self.assertEqual(products(False), {name: Product(times, None, times) for name in operands})
+        each = {"grouped": [1.0, 2.0], "batched": [3.0, 6.0], "hot": [2.0, 4.0]}
+        self.assertEqual(products(True), {name: Product(**each) for name in operands})
+        each["batched"] = None
+        self.assertEqual(products(False), {name: Product(**each) for name in operands})
         self.assertEqual(set(passes), set(operands))  # in front of the product that is to be hot
 
     def comparison(self, trace, **shape):

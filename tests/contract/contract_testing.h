@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "reference/contract.h"
 #include "support/run_layer.h"
+#include "workload/split.h"
 
 namespace uniep::testing {
 
@@ -16,11 +17,10 @@ inline Problem problem_of(const LayerData& d) {
           .max_tokens = d.tokens};
 }
 
-/// Tokens dealt out as evenly as they go.
-inline std::vector<std::int64_t> even_parts(std::int64_t tokens, int ranks) {
-  std::vector<std::int64_t> begin;
-  for (int r = 0; r <= ranks; ++r) begin.push_back(r * tokens / ranks);
-  return begin;
+/// A preset in the name of a test, in which GoogleTest accepts letters, digits and underscores.
+inline std::string test_name(std::string preset) {
+  for (char& c : preset) c = c == ':' || c == '-' ? '_' : c;
+  return preset;
 }
 
 inline LayerResult expected(const LayerData& d, bool main_grad, float start) {

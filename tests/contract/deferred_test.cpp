@@ -2,6 +2,8 @@
 // number of ranks, with several steps under way; and clear words where the order is wrong.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "contract/contract_testing.h"
 #include "layer/arguments.h"
 #include "layer/saved_data.h"
@@ -20,7 +22,7 @@ TEST(DeferredWeights, EveryPresetAtEveryNumberOfRanks) {
       for (const char* wgrad : {"separate", "after", "interleaved"}) {
         for (const bool main_grad : {false, true}) {
           RunOptions o;
-          o.token_begin = even_parts(data.tokens, ranks);
+          o.token_begin = workload::even_parts(data.tokens, ranks);
           o.forward_schedule = parse_schedule(cat(preset, ",tile_m=16,workers=2"));
           o.backward_schedule = o.forward_schedule;
           o.weights_schedule = parse_schedule(cat(preset, ",wgrad=", wgrad, ",workers=3"));
@@ -35,44 +37,87 @@ TEST(DeferredWeights, EveryPresetAtEveryNumberOfRanks) {
   }
 }
 
-/// Two micro-batches, as a pipeline has them: both are added to the same main_grad, in the order of
-/// their backward_weights.
-TEST(DeferredWeights, StepsUnderWayKeepTheirRows) {
-  LayerGroup whole(plain_layer(2), 2, true);
-  LayerGroup parts(plain_layer(2), 2, true);
+/// The plain layer with other gradients and experts.
+LayerData second_batch() {
   LayerData second = plain_layer(2);
   std::ranges::reverse(second.dy);
   std::ranges::reverse(second.topk_ids);
-  const workload::Split other(second, 2);
-  LayerResult unused = workload::make_result(second, {.backward = true, .main_grad = true});
+  return second;
+}
+
+constexpr float kStart = 0.75f;  // of main gradients: with 0 the order of two sums would not count
+
+/// Two micro-batches, as a pipeline has them: both are added to the same main_grad.
+class TwoBatches : public LayerGroup {
+ public:
+  TwoBatches() : LayerGroup(plain_layer(2), 2, true) {
+    std::ranges::fill(result().main_dw1, kStart);
+    std::ranges::fill(result().main_dw2, kStart);
+    make_layers();
+  }
+
+  Saved forward_first(int rank) {
+    Layer& l = layer(rank);
+    return l.forward(l.plan(split().topk_ids(rank)), forward_args(rank));
+  }
+  Saved forward_second(int rank) {
+    Layer& l = layer(rank);
+    return l.forward(l.plan(second_split_.topk_ids(rank)),
+                     second_split_.forward_args(rank, second_result_));
+  }
+
   /// Of the second batch, but for the gradients: those go where the first batch's go.
-  const auto other_args = [&](LayerGroup& group, int rank) {
-    BackwardArgs args = other.backward_args(rank, unused);
-    args.dw1 = group.backward_args(rank).dw1;
-    args.dw2 = group.backward_args(rank).dw2;
+  BackwardArgs second_args(int rank) {
+    const BackwardArgs first = backward_args(rank);
+    BackwardArgs args = second_split_.backward_args(rank, second_result_);
+    args.dw1 = first.dw1;
+    args.dw2 = first.dw2;
     return args;
-  };
-  whole.make_layers();
-  whole.each([&](int rank) {
-    Layer& layer = whole.layer(rank);
-    const Saved first =
-        layer.forward(layer.plan(whole.split().topk_ids(rank)), whole.forward_args(rank));
-    layer.backward(first, whole.backward_args(rank));
-    const Saved next =
-        layer.forward(layer.plan(other.topk_ids(rank)), other.forward_args(rank, unused));
-    layer.backward(next, other_args(whole, rank));
+  }
+
+  void expect_contract_of_both() {
+    LayerResult first = expected(data(), true, kStart);
+    const LayerResult second =
+        reference::contract_into_main_grad(second_, first.main_dw1, first.main_dw2);
+    first.main_dw1 = second.main_dw1;
+    first.main_dw2 = second.main_dw2;
+    expect_same_bits(result(), first, "first batch, and the gradients of both");
+    expect_same_bits(second_result_.out, second.out, "out", "second batch");
+    expect_same_bits(second_result_.dx, second.dx, "dx", "second batch");
+    expect_same_bits(second_result_.dprobs, second.dprobs, "dprobs", "second batch");
+  }
+
+ private:
+  const LayerData second_ = second_batch();
+  const workload::Split second_split_{second_, 2};
+  LayerResult second_result_ =
+      workload::make_result(second_, {.backward = true, .main_grad = true});
+};
+
+TEST(DeferredWeights, StepsOneAfterAnotherAddUp) {
+  TwoBatches batches;
+  batches.each([&](int rank) {
+    const Saved first = batches.forward_first(rank);
+    batches.layer(rank).backward(first, batches.backward_args(rank));
+    const Saved second = batches.forward_second(rank);
+    batches.layer(rank).backward(second, batches.second_args(rank));
   });
-  parts.make_layers();
-  parts.each([&](int rank) {
-    Layer& layer = parts.layer(rank);
-    Saved first = layer.forward(layer.plan(parts.split().topk_ids(rank)), parts.forward_args(rank));
-    layer.backward_data(first, data_args(parts.backward_args(rank)));
-    Saved next = layer.forward(layer.plan(other.topk_ids(rank)), other.forward_args(rank, unused));
-    layer.backward_data(next, data_args(other_args(parts, rank)));
-    layer.backward_weights(first, weights_args(parts.backward_args(rank)));
-    layer.backward_weights(next, weights_args(other_args(parts, rank)));
+  batches.expect_contract_of_both();
+}
+
+/// The sums are in the order of their backward_weights.
+TEST(DeferredWeights, StepsUnderWayKeepTheirRows) {
+  TwoBatches batches;
+  batches.each([&](int rank) {
+    Layer& layer = batches.layer(rank);
+    Saved first = batches.forward_first(rank);
+    layer.backward_data(first, data_args(batches.backward_args(rank)));
+    Saved second = batches.forward_second(rank);
+    layer.backward_data(second, data_args(batches.second_args(rank)));
+    layer.backward_weights(first, weights_args(batches.backward_args(rank)));
+    layer.backward_weights(second, weights_args(batches.second_args(rank)));
   });
-  expect_same_bits(parts.result(), whole.result(), "two steps under way");
+  batches.expect_contract_of_both();
 }
 
 TEST(DeferredWeights, OrderIsToldWhereItIsWrongAndNothingIsWritten) {
@@ -112,9 +157,14 @@ TEST(DeferredWeights, OrderIsToldWhereItIsWrongAndNothingIsWritten) {
   captured.push_back(std::make_shared<std::byte>());
   EXPECT_EQ(group.saved(0).bytes() - deferred_bytes, deferred_bytes - forward_bytes);
   captured.clear();
-  BackwardWeightsArgs wrong = weights_args(group.backward_args(0));
-  wrong.dw1 = std::span<bf16>();
-  EXPECT_THROW(group.layer(0).backward_weights(group.saved(0), wrong), Error);
+  const auto expect_refused = [&](const char* sentence, const BackwardWeightsArgs& wrong) {
+    expect_invalid(sentence, [&] { group.layer(0).backward_weights(group.saved(0), wrong); });
+  };
+  const BackwardWeightsArgs right = weights_args(group.backward_args(0));
+  expect_refused("dw1 has 0 elements; [E / ranks, 2I, H] needs 11520",
+                 {.dw1 = std::span<bf16>(), .dw2 = right.dw2});
+  expect_refused("dw2 has 0 elements; [E / ranks, H, I] needs 5760",
+                 {.dw1 = right.dw1, .dw2 = std::span<bf16>()});
   group.each(weights);  // a refused call has used nothing up
   EXPECT_EQ(group.saved(0).bytes(), forward_bytes);
   group.expect_contract("after complaints");

@@ -41,9 +41,8 @@ INSTANTIATE_TEST_SUITE_P(PresetsAndRanks, Grid,
                                                               "single"),
                                             ::testing::Values(1, 2, 4, 8)),
                          [](const auto& test) {
-                           std::string text = std::get<0>(test.param);
-                           for (char& c : text) c = c == ':' || c == '-' ? '_' : c;
-                           return cat(text, "_", std::get<1>(test.param));
+                           return cat(test_name(std::get<0>(test.param)), "_",
+                                      std::get<1>(test.param));
                          });
 
 TEST_P(Grid, EveryTileShapeAndNumberOfWorkers) {
@@ -60,7 +59,7 @@ TEST_P(Grid, EveryTileShapeAndNumberOfWorkers) {
         s.tile_n = tile_n;
         s.workers = workers;
         RunOptions o;
-        o.token_begin = even_parts(data.tokens, ranks);
+        o.token_begin = workload::even_parts(data.tokens, ranks);
         o.forward_schedule = o.backward_schedule = s;
         expect_same_bits(run_layer(data, o), want, to_string(s));
         if (HasFailure()) return;

@@ -17,17 +17,13 @@ class Trace : public ::testing::TestWithParam<const char*> {};
 
 INSTANTIATE_TEST_SUITE_P(Presets, Trace,
                          ::testing::Values("sequential", "pipelined:4", "two-kernel", "single"),
-                         [](const auto& test) {
-                           std::string text = test.param;
-                           for (char& c : text) c = c == ':' || c == '-' ? '_' : c;
-                           return text;
-                         });
+                         [](const auto& test) { return test_name(test.param); });
 
 TEST_P(Trace, GivesTheContractsBitsOnAnyNumberOfRanks) {
   static const LayerResult want = reference::contract(trace());
   for (const int ranks : {1, 2, 4, 8}) {
     RunOptions o;
-    o.token_begin = even_parts(trace().tokens, ranks);
+    o.token_begin = workload::even_parts(trace().tokens, ranks);
     o.forward_schedule = o.backward_schedule = parse_schedule(GetParam());
     expect_same_bits(run_layer(trace(), o), want, cat(ranks, " ranks"));
   }

@@ -86,16 +86,44 @@ struct Layout {
 constexpr Layout kLayouts[] = {
     {"NT", false, true}, {"NN", false, false}, {"TN", true, false}, {"TT", true, true}};
 
-void check(std::mt19937& rng, Values values, const Layout& layout, Index m, Index n, Index k,
-           Index padding) {
-  const Matrix a(rng, values, m, k, layout.a_transposed, padding);
-  const Matrix b(rng, values, k, n, layout.b_transposed, padding);
+/// What either operand is filled with.
+struct Operands {
+  Values a = Values::kOrdinary;
+  Values b = Values::kOrdinary;
+
+  friend bool operator==(const Operands&, const Operands&) = default;
+  bool any_are(Values values) const { return a == values || b == values; }
+};
+
+std::string show(const Operands& operands) {
+  return std::to_string(static_cast<int>(operands.a)) + " and " +
+         std::to_string(static_cast<int>(operands.b));
+}
+
+/// Elements of expected results, and how many of them tell more than that a sum vanished,
+/// overflowed or became NaN.
+struct Content {
+  std::size_t elements = 0;
+  std::size_t telling = 0;
+
+  void add(const std::vector<float>& want) {
+    elements += want.size();
+    telling += static_cast<std::size_t>(
+        std::ranges::count_if(want, [](float v) { return std::isfinite(v) && v != 0; }));
+  }
+};
+
+void check(std::mt19937& rng, Operands values, const Layout& layout, Index m, Index n, Index k,
+           Index padding, Content* content = nullptr) {
+  const Matrix a(rng, values.a, m, k, layout.a_transposed, padding);
+  const Matrix b(rng, values.b, k, n, layout.b_transposed, padding);
   const std::vector<float> want = naive(a, b);
+  if (content != nullptr) content->add(want);
   GemmScratch scratch;
   for (const Kernels* kernels : testing::available_kernels()) {
     SCOPED_TRACE(std::string(kernels->name) + " " + layout.name + " m=" + std::to_string(m) +
-                 " n=" + std::to_string(n) + " k=" + std::to_string(k) + " padding=" +
-                 std::to_string(padding) + " values=" + std::to_string(static_cast<int>(values)));
+                 " n=" + std::to_string(n) + " k=" + std::to_string(k) +
+                 " padding=" + std::to_string(padding) + " values=" + show(values));
     ASSERT_TRUE(testing::all_same(run(*kernels, a, b, padding, scratch), want));
   }
 }
@@ -106,7 +134,7 @@ TEST(Gemm, EverySmallShapeAndLayout) {
     for (const Index m : {0, 1, 2, 5, 13, 14, 15, 16, 17, 29}) {
       for (const Index n : {0, 1, 3, 8, 15, 16, 17, 31, 32, 33, 50}) {
         for (const Index k : {0, 1, 2, 7, 31, 32, 33, 65}) {
-          check(rng, Values::kOrdinary, layout, m, n, k, (m + n + k) % 3 * 5);
+          check(rng, {}, layout, m, n, k, (m + n + k) % 3 * 5);
           if (HasFatalFailure()) return;
         }
       }
@@ -114,16 +142,36 @@ TEST(Gemm, EverySmallShapeAndLayout) {
   }
 }
 
+/// Shapes of every layout. Every other one has short sums, in which infinities leave room for
+/// numbers.
+Content check_random_shapes(std::mt19937& rng, Operands values) {
+  const auto up_to = [&](Index most) { return static_cast<Index>(rng() % (most + 1)); };
+  const bool overflows =
+      values == Operands{Values::kHuge, Values::kHuge} || values.any_are(Values::kAnything);
+  Content content;
+  for (const Layout& layout : kLayouts) {
+    for (int i = 0; i < 6; ++i) {
+      const Index m = up_to(70), n = up_to(90);
+      const Index k = overflows && i % 2 == 0 ? 1 + up_to(3) : up_to(400);
+      check(rng, values, layout, m, n, k, up_to(9), &content);
+      if (::testing::Test::HasFatalFailure()) return content;
+    }
+  }
+  return content;
+}
+
+/// Also beside ordinary values: two of a kind may only give zeros and infinities, for which bits of
+/// the operands do not count.
 TEST(Gemm, RandomShapesOfEveryKindOfValue) {
   std::mt19937 rng(2);
-  const auto up_to = [&](Index most) { return static_cast<Index>(rng() % (most + 1)); };
-  for (const Values values : testing::kAllValues) {
-    for (const Layout& layout : kLayouts) {
-      for (int i = 0; i < 6; ++i) {
-        const Index m = up_to(70), n = up_to(90), k = up_to(400);
-        check(rng, values, layout, m, n, k, up_to(9));
-        if (HasFatalFailure()) return;
-      }
+  for (const Values kind : testing::kAllValues) {
+    for (const Operands values : {Operands{kind, kind}, Operands{kind, Values::kOrdinary},
+                                  Operands{Values::kOrdinary, kind}}) {
+      const Content content = check_random_shapes(rng, values);
+      if (HasFatalFailure()) return;
+      // All products of two subnormal numbers vanish: there the signs of zeros are compared.
+      if (values == Operands{Values::kSubnormal, Values::kSubnormal}) continue;
+      EXPECT_GT(10 * content.telling, content.elements) << "values=" << show(values);
     }
   }
 }
@@ -131,9 +179,9 @@ TEST(Gemm, RandomShapesOfEveryKindOfValue) {
 TEST(Gemm, LargerThanTheBlocks) {
   std::mt19937 rng(3);
   for (const Layout& layout : kLayouts) {
-    check(rng, Values::kOrdinary, layout, 201, 20, 521, 3);
-    check(rng, Values::kOrdinary, layout, 15, 1050, 270, 0);
-    check(rng, Values::kTiny, layout, 201, 530, 20, 0);
+    check(rng, {}, layout, 201, 20, 521, 3);
+    check(rng, {}, layout, 15, 1050, 270, 0);
+    check(rng, {Values::kTiny, Values::kTiny}, layout, 201, 530, 20, 0);
   }
 }
 

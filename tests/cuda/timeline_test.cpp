@@ -2,6 +2,8 @@
 // what they add up to.
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "base/check.h"
 #include "cuda/cuda_communicator.h"
 #include "cuda/cuda_schedules.h"
@@ -9,6 +11,7 @@
 #include "cuda/gpu_rank.h"
 #include "schedule/pass_order.h"
 #include "support/ran_tasks.h"
+#include "workload/split.h"
 #include "workload/synthetic.h"
 
 namespace uniep::testing {
@@ -19,13 +22,15 @@ class CudaTimeline : public ::testing::Test {
   void SetUp() override {
     if (!cuda::device_problem(0).empty()) GTEST_SKIP() << cuda::device_problem(0);
     cuda::check_cuda(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, 0), "SMs");
+    const workload::Split split(data_, 1);
+    host_plan_ = RoutingPlan::build(split.problem(), 0, std::vector{data_.tokens}, data_.topk_ids);
   }
 
   /// Of the last pass, which was this one.
   void expect_reported(GpuRank& rank, Pass pass, PassPart part, const Schedule& schedule) const {
     SCOPED_TRACE(cat(name(pass), ", part ", static_cast<int>(part), ", ", to_string(schedule)));
     rank.layer().synchronize();
-    const PassOrder order(rank.last_plan().data(), pass, schedule, part);
+    const PassOrder order(host_plan_->data(), pass, schedule, part);
     const std::vector<TimelineEvent> events = rank.layer().take_timeline();
     EXPECT_EQ(tasks_of(events), tasks_of(order.view(), 0));
     for (const TimelineEvent& e : events) {
@@ -42,14 +47,15 @@ class CudaTimeline : public ::testing::Test {
     EXPECT_GT(stats.elapsed_s, 0);
   }
 
+  const LayerData data_ = workload::make_layer(
+      workload::parse_shape("custom,tokens=700,hidden=264,intermediate=136,experts=6,topk=3"), 1, 1,
+      0.5);
   int sms_ = 0;
+  std::optional<RoutingPlan> host_plan_;
 };
 
 TEST_F(CudaTimeline, HasTheTasksOfEachPass) {
-  const LayerData data = workload::make_layer(
-      workload::parse_shape("custom,tokens=700,hidden=264,intermediate=136,experts=6,topk=3"), 1, 1,
-      0.5);
-  GpuRank rank(data, cuda::single_rank(), {.record_timeline = true});
+  GpuRank rank(data_, cuda::single_rank(), {.record_timeline = true});
   rank.plan();
   for (const Schedule& s : cuda_schedules()) {
     rank.forward(s);

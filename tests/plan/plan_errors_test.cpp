@@ -49,8 +49,24 @@ TEST(RoutingPlanErrors, ExtremeIds) {
        {std::numeric_limits<std::int32_t>::min(), std::numeric_limits<std::int32_t>::max()}) {
     Routing r = small();
     r.ids[0] = id;
-    EXPECT_THROW(r.plan(0), Error);
+    expect_on_every_rank(
+        ErrorCode::kInvalidArgument,
+        cat("topk_ids of rank 0, token 0, slot 0 is ", id, "; -1 (dropped) to 3 is accepted"), r);
   }
+}
+
+TEST(RoutingPlanErrors, TheFirstOfSeveralIsNamed) {
+  Routing r = small();
+  r.ids[2] = -2;
+  r.ids[5] = 4;
+  const std::string first =
+      "topk_ids of rank 0, token 1, slot 0 is -2; -1 (dropped) to 3 is accepted";
+  expect_on_every_rank(ErrorCode::kInvalidArgument, first, r);
+  r.problem.capacity_rows = 16;
+  expect_on_every_rank(ErrorCode::kInvalidArgument, first, r);
+  r.tokens = {0, 3};
+  expect_on_every_rank(ErrorCode::kInvalidArgument,
+                       "rank 1 holds 3 tokens; 0 to max_tokens=2 is accepted", r);
 }
 
 TEST(RoutingPlanErrors, WrongNumberOfIds) {

@@ -215,6 +215,23 @@ TEST(RoutingPlan, TheFingerprintIsThatOfTheBatch) {
   EXPECT_NE(r.plan(0).data().fingerprint, batch);
 }
 
+TEST(RoutingPlan, TheFingerprintTellsWhoseTokensAreWhose) {
+  Routing r{.problem = {.hidden = 8,
+                        .intermediate = 8,
+                        .num_experts = 4,
+                        .topk = 1,
+                        .max_tokens = 2,
+                        .row_align = 16},
+            .tokens = {2, 1},
+            .ids = {0, 1, 2}};
+  const std::uint64_t batch = r.plan(0).data().fingerprint;
+  r.tokens = {1, 2};
+  EXPECT_NE(r.plan(0).data().fingerprint, batch);
+  r.tokens = {2, 1};
+  std::swap(r.ids[0], r.ids[1]);
+  EXPECT_NE(r.plan(0).data().fingerprint, batch);
+}
+
 TEST(RoutingPlan, CopiesMeanTheSamePlan) {
   Rng rng(1);
   const Routing r = random_routing(rng, 12);

@@ -9,7 +9,7 @@
 #include "reference/compare.h"
 #include "reference/exact.h"
 #include "reference/random_layer.h"
-#include "uniep/error.h"
+#include "support/expect_error.h"
 
 namespace uniep::reference {
 namespace {
@@ -325,7 +325,13 @@ TEST(ContractIntoMainGrad, LeavesExpertsWithoutRowsAlone) {
 
 TEST(ContractIntoMainGrad, RefusesOtherSizes) {
   const auto layer = make_layer({});
-  EXPECT_THROW(contract_into_main_grad(layer, {}, std::vector<float>(layer.w2.size())), Error);
+  const std::vector<float> main_dw1(layer.w1.size()), main_dw2(layer.w2.size());
+  uniep::testing::expect_invalid(
+      "main gradients of 0 and 96 elements; those of w1 and w2 have 192 and 96",
+      [&] { contract_into_main_grad(layer, {}, main_dw2); });
+  uniep::testing::expect_invalid(
+      "main gradients of 192 and 0 elements; those of w1 and w2 have 192 and 96",
+      [&] { contract_into_main_grad(layer, main_dw1, {}); });
 }
 
 }  // namespace

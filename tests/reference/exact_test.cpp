@@ -7,7 +7,7 @@
 
 #include "reference/compare.h"
 #include "reference/random_layer.h"
-#include "uniep/error.h"
+#include "support/expect_error.h"
 
 namespace uniep::reference {
 
@@ -38,7 +38,7 @@ std::vector<double> differences(Inputs<double> in, std::vector<double> Inputs<do
   return gradient;
 }
 
-class Gradients : public testing::TestWithParam<RandomLayer> {};
+class Gradients : public ::testing::TestWithParam<RandomLayer> {};
 
 TEST_P(Gradients, EqualFiniteDifferences) {
   constexpr double kTolerance = 1e-8;
@@ -52,13 +52,13 @@ TEST_P(Gradients, EqualFiniteDifferences) {
 
 INSTANTIATE_TEST_SUITE_P(
     Layers, Gradients,
-    testing::Values(RandomLayer{.seed = 1}, RandomLayer{.dropped = 0.3, .seed = 2},
-                    RandomLayer{.idle_expert = 2, .seed = 3},
-                    RandomLayer{.repeat_expert = true, .seed = 4},
-                    RandomLayer{.dropped = 1, .seed = 5}, RandomLayer{.tokens = 0, .seed = 6},
-                    RandomLayer{.tokens = 5, .num_experts = 1, .topk = 1, .seed = 7},
-                    RandomLayer{
-                        .tokens = 9, .topk = 4, .dropped = 0.2, .idle_expert = 0, .seed = 8}));
+    ::testing::Values(RandomLayer{.seed = 1}, RandomLayer{.dropped = 0.3, .seed = 2},
+                      RandomLayer{.idle_expert = 2, .seed = 3},
+                      RandomLayer{.repeat_expert = true, .seed = 4},
+                      RandomLayer{.dropped = 1, .seed = 5}, RandomLayer{.tokens = 0, .seed = 6},
+                      RandomLayer{.tokens = 5, .num_experts = 1, .topk = 1, .seed = 7},
+                      RandomLayer{
+                          .tokens = 9, .topk = 4, .dropped = 0.2, .idle_expert = 0, .seed = 8}));
 
 TEST(Exact, AnExpertWithoutRowsHasZeroGradients) {
   const auto layer = make_layer({.idle_expert = 3});
@@ -89,28 +89,22 @@ TEST(Exact, WithoutDyOnlyTheForwardPassIsComputed) {
   EXPECT_TRUE(forward.dw1.empty());
 }
 
-std::string error_of(const LayerData& layer) {
-  try {
-    exact(layer);
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument);
-    return e.what();
-  }
-  return "no error";
+void expect_refused(const LayerData& layer, const std::string& sentence) {
+  uniep::testing::expect_invalid(sentence, [&] { exact(layer); });
 }
 
 TEST(Exact, NamesTheIdThatIsNoExpert) {
   auto layer = make_layer({});
   layer.topk_ids[5] = 4;
-  EXPECT_EQ(error_of(layer), "topk_ids[2, 1] is 4; -1 (dropped) to 3 are accepted");
+  expect_refused(layer, "topk_ids[2, 1] is 4; -1 (dropped) to 3 are accepted");
   layer.topk_ids[5] = -2;
-  EXPECT_EQ(error_of(layer), "topk_ids[2, 1] is -2; -1 (dropped) to 3 are accepted");
+  expect_refused(layer, "topk_ids[2, 1] is -2; -1 (dropped) to 3 are accepted");
 }
 
 TEST(Exact, NamesTheTensorOfTheWrongSize) {
   auto layer = make_layer({});
   layer.w2.pop_back();
-  EXPECT_EQ(error_of(layer), "w2 has 95 elements; the layer's shape asks for 96");
+  expect_refused(layer, "w2 has 95 elements; the layer's shape asks for 96");
 }
 
 }  // namespace

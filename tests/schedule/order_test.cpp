@@ -216,6 +216,18 @@ TEST(Launches, LagTilesIsHowManyTilesOfFc1StandBetween) {
   EXPECT_EQ(queue(2, 6), queue(2, 0)) << "the longer of both";
 }
 
+TEST(Launches, LagTilesCountsThoseOfAWave) {
+  const auto queue = [](int lag, int tiles) {
+    const std::string s =
+        cat("single,waves=2,tile_m=16,tile_n=128,lag=", lag, ",lag_tiles=", tiles);
+    return runs(three_experts(Pass::kForward, s), 0);
+  };
+  // 100 rows of 192 columns an expert: 7 x 3 tiles of fc1 each, so 10.5 an expert and wave.
+  EXPECT_NE(queue(1, 0), queue(2, 0));
+  EXPECT_EQ(queue(0, 10), queue(1, 0));
+  EXPECT_EQ(queue(0, 11), queue(2, 0));
+}
+
 /// As `runs`, of blocks: those that are mixed in brackets.
 std::string blocks_of(const RandomPass& p) {
   const PassView& v = p.view(0);

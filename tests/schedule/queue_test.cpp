@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <map>
+#include <optional>
 #include <set>
 #include <tuple>
 
@@ -46,6 +47,22 @@ TEST(Queue, BinarySearchFindsWhatEnumerationLists) {
       const Launch launch = launch_at(v, i);
       expect_found(v, launch.comm);
       expect_found(v, launch.main);
+    }
+  });
+}
+
+TEST(Signals, RowsOfOneSourceAndBlockAreOne) {
+  for_each_rank_of_random_passes(300, 60, [](const RoutingPlan&, const PassView& v) {
+    for (int i = 0; i < num_launches(v); ++i) {
+      for (const Task& task : tasks_of(v, launch_at(v, i).main)) {
+        if (task.stage != Stage::kFc2 && task.stage != Stage::kDfc1) continue;
+        std::optional<Signal> before;
+        for_each_signal(v, task, [&](const Signal& s) {
+          if (s.kind != CounterKind::kArrived) return;
+          EXPECT_FALSE(before && before->rank == s.rank && before->index == s.index);
+          before = s;
+        });
+      }
     }
   });
 }

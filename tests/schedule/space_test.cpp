@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "schedule/axes.h"
 #include "schedule/random_pass.h"
 #include "schedule/roles.h"
 #include "support/cases.h"
@@ -70,6 +71,30 @@ TEST(Space, CountsOfASmallOneByHand) {
   EXPECT_EQ(small(Pass::kBackward).size(), (2 + 4 + 8) * 3 * 2 * 2 * 2);
 }
 
+/// Whether another value on one axis makes `other` of `s`: what else differs had no effect before,
+/// or has none after.
+bool is_one_axis_from(const Space& space, const Schedule& s, const Schedule& other) {
+  for (std::size_t i = 0; i < schedule_axes().size(); ++i) {
+    Schedule moved = s;
+    set_axis(moved, i, axis_value(other, i));
+    if (!(moved == s) && space.canonical(moved) == other) return true;
+  }
+  return false;
+}
+
+TEST(Space, AValueThatIsNamedTwiceCountsOnce) {
+  Space once = small(Pass::kForward), twice = small(Pass::kForward);
+  once.restrict_to("tile_n=64");
+  twice.restrict_to("tile_n=64|64");
+  EXPECT_EQ(twice.size(), once.size());
+}
+
+TEST(CpuWorkers, AreACoresEachAndTheDispatchersOnTop) {
+  EXPECT_EQ(cpu_workers({.workers = 0, .dispatch_workers = 3}, 8, 2), 7);
+  EXPECT_EQ(cpu_workers({.workers = 0, .dispatch_workers = 0}, 1, 4), 1);
+  EXPECT_EQ(cpu_workers({.workers = 5, .dispatch_workers = 3}, 8, 2), 5);
+}
+
 TEST(Space, NeighboursDifferInOneAxisAndLeadEverywhere) {
   const Space space = small(Pass::kForward);
   std::set<std::string> reached;
@@ -79,7 +104,10 @@ TEST(Space, NeighboursDifferInOneAxisAndLeadEverywhere) {
     const Schedule s = todo.back();
     todo.pop_back();
     if (!reached.insert(to_string(s)).second) continue;
-    for (const Schedule& n : space.neighbours(s)) todo.push_back(n);
+    for (const Schedule& n : space.neighbours(s)) {
+      ASSERT_EQ(is_one_axis_from(space, s, n), true) << to_string(s) << '\n' << to_string(n);
+      todo.push_back(n);
+    }
   }
   EXPECT_EQ(static_cast<std::int64_t>(reached.size()), space.size());
 }
@@ -154,6 +182,10 @@ std::string work(const PassView& v) {
 TEST(Space, AxesWithoutEffectLeaveEveryTaskAsItIs) {
   for (int seed = 1; seed <= cases(300); ++seed) {
     RandomPass p = random_pass(static_cast<unsigned>(seed), 30);
+    if (seed % 7 == 0) {
+      p.schedule.workers = 0;
+      build_orders(p);
+    }
     const Space space(p.routing.problem, p.pass, kCpu);
     const std::string before = work(p.view(0));
     const Schedule original = p.schedule;
@@ -180,6 +212,7 @@ TEST(Constraints, EachRefusesWithItsSentence) {
   EXPECT_EQ(reason("sequential,dispatch_workers=0", kGpu), std::nullopt);
   EXPECT_EQ(reason("workers=133", kGpu),
             "the schedule has workers=133; this device accepts 0 to 132, its number of SMs");
+  EXPECT_EQ(reason("workers=132", kGpu), std::nullopt);
   EXPECT_EQ(reason("workers=133,tile_m=16,dispatch_workers=0", kCpu), std::nullopt);
 }
 

@@ -153,7 +153,7 @@ class GpuSuite(unittest.TestCase):
         self.program("build/tests/cuda/cuda_plan_test",
                      f"#!/bin/sh\ntouch {self.folder}/begun\nexec sleep 30\n")
         process = self.start(GPU_SUITE_PARTS="^cuda_plan|^run.*single")
-        while not (self.folder / "begun").exists():
+        while not (self.folder / "begun").exists() and process.poll() is None:
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         code, output, verdicts = self.finished(process)
@@ -171,11 +171,13 @@ class GpuSuite(unittest.TestCase):
         self.assertEqual(code, 0)
 
     def test_a_part_that_takes_too_long_is_ended(self):
-        self.run_suite(GPU_SUITE_PARTS="^cuda_plan")  # fast, so the next one is begun
-        self.program("build/tests/cuda/cuda_plan_test", "#!/bin/sh\nexec sleep 30\n")
-        code, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^cuda_plan", GPU_SUITE_SECONDS="2")
+        verdict = self.folder / "build/gpu_suite/cuda_plan_test.verdict"
+        verdict.parent.mkdir()
+        verdict.write_text("0 0 passed\n")  # by another build, in no time: so it is begun
+        self.program("build/tests/cuda/cuda_plan_test", "#!/bin/sh\nexec sleep 60\n")
+        code, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^cuda_plan", GPU_SUITE_SECONDS="6")
         self.assertEqual((code, verdicts), (3, {
-            "cuda_plan_test": "did not run to its end: GPU_SUITE_SECONDS is 2"}))
+            "cuda_plan_test": "did not run to its end: GPU_SUITE_SECONDS is 6"}))
 
     def test_the_list_runs_nothing(self):
         code, output, _ = self.run_suite(GPU_SUITE_LIST="1")
@@ -187,11 +189,14 @@ class GpuSuite(unittest.TestCase):
         self.assertEqual((code, output[:19]), (2, "no part is selected"))
 
     def test_sanitizers_have_a_minute(self):
-        self.program("path/compute-sanitizer", '#!/bin/sh\necho "$RANK of $WORLD_SIZE: $*"\n')
+        self.program("path/compute-sanitizer",
+                     '#!/bin/sh\necho "$RANK of $WORLD_SIZE, $UNIEP_TEST_CASES cases: $*"\n')
+        self.program("path/timeout", '#!/bin/sh\necho "within $2 s"\nshift 2\nexec "$@"\n')
         code, output, _ = self.run_suite(GPU_SUITE_PARTS="^racecheck uniep run")
         self.assertEqual(code, 0, output)
         log = (self.folder / "build/gpu_suite/racecheck_uniep_run_single.log").read_text()
-        self.assertRegex(log, "^0 of 1: --tool racecheck --error-exitcode 99 .*uniep run")
+        self.assertRegex(log, "^within 60 s\n0 of 1, 0.02 cases: "
+                              "--tool racecheck --error-exitcode 99 .*uniep run")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -82,9 +83,11 @@ TEST(ChromeTrace, SlicesOfARowAreOrderedNonNegativeAndNest) {
 }
 
 TEST(ChromeTrace, TimesAreRelativeToTheEarliestEventOfAnyRank) {
-  const json file = written(MadeUpRun{.ranks = 2, .tasks = 1}.timeline());
-  EXPECT_EQ(slices(file, "wait")[0]["ts"], 0.0);
-  EXPECT_EQ(slices(file, "wait")[1]["ts"], 1.0);
+  auto timeline = MadeUpRun{.ranks = 2, .tasks = 1}.timeline();
+  std::swap(timeline[0], timeline[1]);  // now rank 0 is the late one
+  const json file = written(timeline);
+  EXPECT_EQ(slices(file, "wait")[0]["ts"], 1.0);
+  EXPECT_EQ(slices(file, "wait")[1]["ts"], 0.0);
 }
 
 TEST(ChromeTrace, EventsMayComeInAnyOrder) {
@@ -111,6 +114,25 @@ TEST(ChromeTrace, StageColorsDoNotDependOnTheFile) {
   const json other = written(MadeUpRun{.ranks = 2, .tasks = 2}.timeline());
   EXPECT_EQ(slices(one, "fc1")[0]["cname"], slices(other, "fc1")[0]["cname"]);
   EXPECT_NE(slices(one, "fc1")[0]["cname"], slices(one, "fc2")[0]["cname"]);
+}
+
+TEST(ChromeTrace, EachStageHasItsOwnColor) {
+  std::vector<std::vector<TimelineEvent>> timeline(1);
+  for (int i = 0; i < kNumStages; ++i) {
+    TimelineEvent e;
+    e.stage = static_cast<Stage>(i);
+    if (e.stage == Stage::kPlan || e.stage == Stage::kEnter) continue;
+    e.begin_ns = e.ready_ns = 1000 * i;
+    e.end_ns = e.begin_ns + 1000;
+    timeline[0].push_back(e);
+  }
+  const json file = written(timeline);
+  std::set<std::string> colors{"grey", "yellow"};  // of waits and of the link
+  for (const TimelineEvent& e : timeline[0]) {
+    const auto slice = slices(file, name(e.stage));
+    ASSERT_EQ(slice.size(), 1u) << name(e.stage);
+    EXPECT_TRUE(colors.insert(slice[0]["cname"]).second) << name(e.stage);
+  }
 }
 
 TEST(ChromeTrace, HeaderKeepsTheRunEvenWhereItsTextIsHostile) {

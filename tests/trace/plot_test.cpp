@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <numeric>
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "trace/made_up_run.h"
 #include "trace/svg.h"
 
@@ -23,6 +25,14 @@ std::string xml_fault(const std::string& xml) {
       for (; i < end; ++i) {
         if (xml[i] == '>') return "bare > in text";
         if (xml[i] == '&' && xml.find(';', i) - i > 6) return "bare & in text";
+        for (const char* number : {"nan", "inf"}) {
+          const auto letter = [&](std::size_t at) {
+            return at < xml.size() && std::isalpha(static_cast<unsigned char>(xml[at])) != 0;
+          };
+          if (xml.compare(i, 3, number) == 0 && !letter(i - 1) && !letter(i + 3)) {
+            return cat("no number in text: ", xml.substr(i, end - i));
+          }
+        }
       }
       continue;
     }
@@ -110,7 +120,8 @@ TEST(Plot, SaysLoadStatisticsAndNamesEmptyExperts) {
 TEST(Plot, NamesStagesRanksAndPasses) {
   const std::string svg = draw_plot(plot_of(2, 2, 4));
   for (const char* word : {">forward<", ">backward<", ">dispatch<", ">fc1<", ">dfc2<", ">wgrad2<",
-                           ">rank 1<", ">idle<", "worker time, \u00b5s", "forward, 751"}) {
+                           ">rank 1<", ">idle<", "worker time, \u00b5s", "forward, 751",
+                           "fc1, rank 1: ", "dfc2, rank 0: "}) {
     EXPECT_TRUE(has(svg, word)) << word;
   }
   EXPECT_FALSE(has(svg, ">dfc1<")) << "a stage that did not run";

@@ -74,6 +74,15 @@ TEST(TimeUse, TimeWithoutAnyTaskIsIdleAndNotExposed) {
   EXPECT_NEAR(use.idle_s, 5 * kUs, kNear);
 }
 
+/// Work, not being taken, is what is shared: the second task is busy first.
+TEST(TimeUse, ATaskThatWaitsLongerDoesNotHideAnother) {
+  const std::vector<TimelineEvent> events = {task(Stage::kFc1, 0, 0, 30, 50),
+                                             task(Stage::kFc1, 0, 5, 10, 20)};
+  const TimeUse use = time_use(events, Pass::kForward);
+  EXPECT_NEAR(of(use, Stage::kFc1), 30 * kUs, kNear);
+  EXPECT_NEAR(sum(use), use.total_s(), kNear);
+}
+
 TEST(TimeUse, WorkersOfOneProcessorShareItsTime) {
   std::vector<TimelineEvent> events = {
       task(Stage::kDispatch, 0, 0, 0, 20), task(Stage::kDispatch, 0, 0, 5, 30),

@@ -69,6 +69,8 @@ TEST(TuneCache, KeepsWhatIsStored) {
   EXPECT_EQ(loaded.entries[0].key, entry(64).key);
   EXPECT_EQ(loaded.entries[0].schedule, entry(64).schedule);
   EXPECT_EQ(loaded.entries[0].ms, 1.25);
+  EXPECT_EQ(loaded.entries[0].default_ms, 2.5);
+  EXPECT_EQ(loaded.entries[0].date, "2026-11-20T00:00:00Z");
   EXPECT_EQ(loaded.entries[1].key.hidden, 128);
 }
 

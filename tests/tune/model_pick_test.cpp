@@ -83,6 +83,16 @@ TEST(ModelPick, LetsMoreWorkersDispatchWhereAllIsCopiedWithinAGpu) {
   EXPECT_LE(quick_pick(problem, key_of(4, problem), kGpu, h200).dispatch_workers, 32);
 }
 
+/// Seconds of a forward pass on four GPUs, of the routing that a pick is made for.
+double seconds_of_pick(Problem problem, const Schedule& schedule, const MachineProfile& profile) {
+  constexpr int kRanks = 4;
+  problem.capacity_rows = rows_of_any_routing(problem, kRanks);
+  const std::vector<std::int64_t> tokens(kRanks, problem.max_tokens);
+  const auto ids = sampled_routing(problem, kRanks, problem.max_tokens, 0, 1);
+  const auto plans = plans_to_simulate(problem, tokens, ids);
+  return simulate(plans, Pass::kForward, schedule, profile).seconds;
+}
+
 /// With tasks of the sizes of whole batches, few SMs would dispatch or sum few tokens.
 TEST(ModelPick, LeavesSizesOpenWhereTokensAreFew) {
   Problem problem = kGpuLayer;
@@ -92,13 +102,8 @@ TEST(ModelPick, LeavesSizesOpenWhereTokensAreFew) {
   EXPECT_EQ(pick.pull_tokens, 0);
   EXPECT_EQ(pick.token_block, 0);
 
-  problem.capacity_rows = rows_of_any_routing(problem, 4);
-  const std::vector<std::int64_t> tokens(4, problem.max_tokens);
-  const auto plans =
-      plans_to_simulate(problem, tokens, sampled_routing(problem, 4, problem.max_tokens, 0, 1));
   const auto seconds = [&](const char* text) {
-    const Schedule s = parse_schedule(text, default_schedule(Backend::kCuda));
-    return simulate(plans, Pass::kForward, s, h200).seconds;
+    return seconds_of_pick(problem, parse_schedule(text, default_schedule(Backend::kCuda)), h200);
   };
   EXPECT_LT(seconds("single"), 0.9 * seconds("single,pull_tokens=8,token_block=32"));
 }
@@ -133,6 +138,23 @@ TEST(ModelPick, LeavesTheDefaultOnlyForWhatIsFasterByMoreThanTheModelErrs) {
   MachineProfile fixed = shipped_profile("h200");
   fixed.enter.fixed = 10;
   EXPECT_EQ(quick_pick(kGpuLayer, key, kGpu, fixed), base);
+}
+
+/// A part that all schedules have alike makes what one gains over another as small as is wanted.
+TEST(ModelPick, DoubtsGainsOfLessThanFourPercent) {
+  MachineProfile machine = shipped_profile("h200");
+  machine.dispatch.per_item = 1;
+  const Schedule base = default_schedule(Backend::kCuda);
+  const Schedule rival = quick_pick(kGpuLayer, key_of(4), kGpu, machine);
+  const double before = seconds_of_pick(kGpuLayer, base, machine);
+  const double gained = before - seconds_of_pick(kGpuLayer, rival, machine);
+  const double enter = machine.enter.fixed;
+  const auto pick_that_gains = [&](double share) {
+    machine.enter.fixed = enter + gained / share - before;
+    return quick_pick(kGpuLayer, key_of(4), kGpu, machine);
+  };
+  EXPECT_EQ(pick_that_gains(0.041), rival);
+  EXPECT_EQ(pick_that_gains(0.039), base);
 }
 
 }  // namespace

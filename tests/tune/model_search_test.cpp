@@ -76,6 +76,25 @@ TEST(SearchModel, LeavesAloneWhatTheModelHasNoOpinionOf) {
   EXPECT_EQ(to_string(ranked[0].schedule), to_string(parse_schedule("lag=4", base)));
 }
 
+TEST(SearchModel, OfPointsThatAreAlikeOneIsMeasured) {
+  const auto point = [](const char* axes, double seconds) {
+    return Ranked{parse_schedule(axes, default_schedule(Backend::kCuda)), seconds};
+  };
+  const Ranked first = point("single", 1.0);
+  const Ranked twin = point("lag=4", 1.005);
+  const Ranked like = point("lag=4,band=8,mix_run=0", 1.005);
+  const Ranked unlike = point("lag=4,band=8,mix_run=0,head_start=0", 1.005);
+  const Ranked slower = point("lag=2", 1.02);
+  const auto texts = [](const std::vector<Ranked>& points) {
+    std::vector<std::string> all;
+    for (const Ranked& r : points) all.push_back(to_string(r.schedule));
+    return all;
+  };
+  const std::vector<Ranked> ranked = {first, twin, like, unlike, slower};
+  EXPECT_EQ(texts(distinct(ranked, 9)), texts({first, unlike, slower}));
+  EXPECT_EQ(texts(distinct(ranked, 2)), texts({first, unlike}));
+}
+
 // The claim of the tuner: within 2 % of the best of an exhaustive search, at no more than 5 % of
 // its measurements, although the model is wrong by tens of percent.
 TEST(SearchModel, PruningFindsTheBestOfAnExhaustiveSearch) {

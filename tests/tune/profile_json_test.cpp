@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <regex>
+#include <set>
 
 #include "support/expect_error.h"
 #include "support/temporary_folder.h"
@@ -178,6 +180,42 @@ TEST(Profile, KeysThatNobodyReadsAreRefused) {
   EXPECT_NE(changed("/gemms/2/n", 1).find("key gemms[2].n is unknown"), std::string::npos);
   expect_refused("/wake", 1, "wake is 1; an object is accepted");
   EXPECT_NE(sentence("[]").find("it is an array; an object is accepted"), std::string::npos);
+}
+
+/// Paths of all keys of an object, or of a list's objects, and of what is in these.
+void add_keys(const nlohmann::json& json, const nlohmann::json::json_pointer& path,
+              std::vector<nlohmann::json::json_pointer>& keys) {
+  for (const auto& [key, value] : json.items()) {
+    if (json.is_object()) keys.push_back(path / key);
+    if (value.is_structured()) add_keys(value, path / key, keys);
+  }
+}
+
+/// "/gemms/0/stage" as sentences have it: "gemms[0].stage".
+std::string said(const nlohmann::json::json_pointer& path) {
+  const std::string text = path.to_string().substr(1);
+  return std::regex_replace(std::regex_replace(text, std::regex("/([0-9]+)"), "[$1]"),
+                            std::regex("/"), ".");
+}
+
+TEST(Profile, EveryKeyIsRequiredButThoseThatCameLater) {
+  MachineProfile p = testing::made_up_profile();
+  p.gemms.resize(1);
+  p.dispatch.crowd = p.reduce.crowd = p.enter.crowd = 7;
+  const auto json = nlohmann::json::parse(profile_to_json(p));
+  std::vector<nlohmann::json::json_pointer> keys;
+  add_keys(json, nlohmann::json::json_pointer(), keys);
+  EXPECT_GE(keys.size(), 21u + 7 + 3 * 5 + 5 + 4) << "of the file, gemms, moves, link and wake";
+  const std::set<std::string> later = {"draw_s", "alone", "crowd"};
+  for (const auto& key : keys) {
+    auto without = json;
+    without[key.parent_pointer()].erase(key.back());
+    const std::string expected =
+        later.contains(key.back())
+            ? ""
+            : "profile p.json cannot be used: there is no key " + said(key) + "; it is required";
+    EXPECT_EQ(sentence(without.dump()), expected) << key.to_string();
+  }
 }
 
 TEST(Profile, OnesFromBeforeAKeyCanBeUsed) {

@@ -63,6 +63,22 @@ TEST(Race, LeavesTheSlowBehindEarly) {
   EXPECT_EQ(race.ranking().front(), 7u);
 }
 
+TEST(Race, TwoRoundsAreEnoughWhereOneIsHopeless) {
+  Race race(3, {});
+  const std::vector<double> seconds = {1, 1.6, 1.4};
+  while (const auto c = race.next()) race.record(*c, seconds[*c]);
+  EXPECT_EQ(race.seconds(1).size(), 2u);
+  EXPECT_GE(race.seconds(2).size(), 5u);
+}
+
+TEST(Race, OneSlowRoundIsNotHopeless) {
+  Race race(2, {});
+  while (const auto c = race.next()) {
+    race.record(*c, *c == 1 && race.rounds() == 0 ? 1.6 : 1.0);
+  }
+  EXPECT_GE(race.seconds(1).size(), 5u);
+}
+
 TEST(Race, StopsWhereTheBestCannotBeToldApart) {
   Race race(3, {.max_rounds = 1000, .close = 0.01});
   run(race, {1, 1.0001, 1.0002}, 0.005, 1);
@@ -150,6 +166,33 @@ TEST(Race, TheMoreCandidatesTheMoreRoundsItTakes) {
   EXPECT_EQ(Race(2, {}).rounds_to_tell(), 5);
   EXPECT_EQ(Race(20, {}).rounds_to_tell(), 9);
   EXPECT_EQ(Race(1000, {}).rounds_to_tell(), 15);
+}
+
+/// Whether the second of some candidates is called faster than the reference after so many rounds,
+/// of which it lost the first ones.
+bool is_called_faster(std::size_t candidates, int rounds, int lost) {
+  Race race(candidates, {.keep_reference = true, .min_rounds = rounds, .max_rounds = rounds});
+  while (const auto c = race.next()) {
+    race.record(*c, *c != 1 ? 1.0 : race.rounds() < lost ? 1.1 : 0.9);
+  }
+  EXPECT_EQ(race.seconds(1).size(), static_cast<std::size_t>(rounds));
+  return race.is_faster(1);
+}
+
+TEST(Race, TheMoreRoundsWereLostTheMoreItTakes) {
+  EXPECT_FALSE(is_called_faster(20, 8, 0));
+  EXPECT_TRUE(is_called_faster(20, 9, 0));
+  EXPECT_FALSE(is_called_faster(20, 12, 1));
+  EXPECT_TRUE(is_called_faster(20, 13, 1));
+  // With probabilities 56/1024 and 67/2048; that of two lost rounds alone would be 45/1024.
+  EXPECT_FALSE(is_called_faster(2, 10, 2));
+  EXPECT_TRUE(is_called_faster(2, 11, 2));
+}
+
+TEST(Race, AsFastInEveryRoundIsNotFaster) {
+  Race race(2, {.keep_reference = true, .min_rounds = 20, .max_rounds = 20});
+  while (const auto c = race.next()) race.record(*c, 1);
+  EXPECT_FALSE(race.is_faster(1));
 }
 
 // All but two are left behind at once, and the reference after five rounds, too few for a verdict.

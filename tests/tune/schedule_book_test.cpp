@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 
 #include "tune/gpu_layer.h"
 
@@ -20,6 +21,7 @@ TEST(ScheduleBook, PrefersTheCacheThenWhatIsShippedThenTheModel) {
   const TunedEntry cached{key_of(4), parse_schedule("lag=4", base), 1, 1, ""};
   TunedEntry shipped{key_of(4), parse_schedule("lag=8", base), 1, 1, ""};
   shipped.key.driver = "another driver";
+  shipped.key.library = "another version";
   const auto profile = shipped_profile_of(Backend::kCuda, key_of(4).device);
   ASSERT_TRUE(profile);
   ScheduleBook first({cached}, {shipped}, profile);
@@ -59,14 +61,40 @@ TEST(ScheduleBook, FindsWhatIsShippedForH200s) {
                           .num_experts = e.key.num_experts,
                           .topk = e.key.topk,
                           .max_tokens = e.key.tokens};
-    const ScheduleChoice found = book.choose(e.key, problem, kGpu);
+    TuneKey key = e.key;
+    key.driver = "one of later";
+    key.library = "9.9";
+    const ScheduleChoice found = book.choose(key, problem, kGpu);
     EXPECT_EQ(found.origin, ChoiceOrigin::kShipped) << to_string(e.key);
     EXPECT_EQ(found.schedule, e.schedule) << "two for " << to_string(e.key);
     EXPECT_LE(e.ms, e.default_ms) << to_string(e.key);
   }
-  // Both directions of five models on 4 GPUs.
-  EXPECT_EQ(std::ranges::count(shipped.entries, 4, [](const TunedEntry& e) { return e.key.ranks; }),
-            10);
+}
+
+TEST(ScheduleBook, ShipsWhatTheDocsPromise) {
+  constexpr std::int64_t kWholeBatch = 8192;  // or more
+  std::map<std::pair<int, std::int64_t>, int> entries;
+  for (const TunedEntry& e : shipped_entries().entries) {
+    ++entries[{e.key.ranks, std::min(e.key.tokens, kWholeBatch)}];
+  }
+  // Both directions of five models, but of four for whole batches on one GPU.
+  const decltype(entries) promised = {{{1, 64}, 10},         {{1, 512}, 10}, {{1, kWholeBatch}, 8},
+                                      {{2, 64}, 10},         {{2, 512}, 10}, {{2, kWholeBatch}, 10},
+                                      {{4, kWholeBatch}, 10}};
+  EXPECT_EQ(entries, promised);
+}
+
+TEST(ScheduleBook, OfWhatIsShippedTheNearestSkewCountsNotTheDriver) {
+  const Schedule base = default_schedule(Backend::kCuda);
+  TunedEntry far{key_of(4), parse_schedule("lag=4", base), 1, 1, ""};
+  TunedEntry near{key_of(4), parse_schedule("lag=8", base), 1, 1, ""};
+  far.key.driver = "driver A";
+  far.key.skew = 2;
+  near.key.driver = "driver B";
+  for (const std::vector<TunedEntry>& shipped : {std::vector{far, near}, std::vector{near, far}}) {
+    ScheduleBook book({}, shipped, std::nullopt);
+    EXPECT_EQ(book.choose(key_of(4), kGpuLayer, kGpu).schedule, near.schedule);
+  }
 }
 
 TEST(ScheduleBook, PassesOverWhatCannotRunHere) {

@@ -43,9 +43,14 @@ TEST(Session, OfAnotherSearchIsNone) {
   save_session(folder.file("s"), session());
   std::vector<std::string> problems;
   EXPECT_FALSE(load_session(folder.file("s"), {}, "another", accept_all, problems));
-  TuneKey other;
-  other.ranks = 3;
-  EXPECT_FALSE(load_session(folder.file("s"), other, kSearch, accept_all, problems));
+  TuneKey ranks, driver, library;
+  ranks.ranks = 3;
+  driver.driver = "x";
+  library.library = "x";
+  for (const TuneKey& other : {ranks, driver, library}) {
+    EXPECT_FALSE(load_session(folder.file("s"), other, kSearch, accept_all, problems));
+    EXPECT_NE(session_path("cache", other, kSearch), session_path("cache", {}, kSearch));
+  }
   EXPECT_FALSE(load_session(folder.file("none"), {}, kSearch, accept_all, problems));
   EXPECT_TRUE(problems.empty());
 }

@@ -4,12 +4,17 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
+#include <set>
+#include <utility>
 
 #include "schedule/random_pass.h"
 #include "support/cases.h"
+#include "support/expect_error.h"
 #include "tune/cost_model.h"
 #include "tune/made_up_profile.h"
+#include "tune/timeline_samples.h"
 #include "workload/synthetic.h"
 
 namespace uniep::testing {
@@ -80,6 +85,54 @@ TEST(Simulate, TasksThatAreFewMoveTheirBytesFaster) {
   EXPECT_NEAR(seconds("pull_tokens=64"), all / 2, 1e-9);
   EXPECT_NEAR(seconds("pull_tokens=128"), all / 4, 1e-9);
   EXPECT_NEAR(seconds("pull_tokens=256"), all / 4, 1e-9);
+}
+
+TEST(Simulate, OfReduceTheTokenBlocksAreCounted) {
+  const auto plans = even_plans(kProblem, 1, 128);
+  MachineProfile profile = made_up_profile();
+  profile.reduce = {.per_byte = 1e-6, .alone = 0.25, .crowd = 4};
+  const auto seconds = [&](const std::string& token_block) {
+    const Schedule s = parse_schedule("tile_m=64,tile_n=128,token_block=" + token_block);
+    return simulate(plans, Pass::kForward, s, profile).seconds;
+  };
+  const double products = 16;  // a second each, longer than memory takes for them
+  const double all = 1e-6 * 128 * (kProblem.topk + 1) * 2 * static_cast<double>(kProblem.hidden);
+  EXPECT_NEAR(seconds("16"), products + all, 1e-9);
+  EXPECT_NEAR(seconds("32"), products + all, 1e-9);
+  EXPECT_NEAR(seconds("64"), products + all / 2, 1e-9);
+  EXPECT_NEAR(seconds("128"), products + all / 4, 1e-9);
+}
+
+TEST(Simulate, ACostOfOneWidthOfTilesComesBeforeThatOfAny) {
+  const auto plans = even_plans(kProblem, 1, 128);
+  MachineProfile profile = made_up_profile();
+  const std::vector<tune::GemmCost> of_any = profile.gemms;
+  std::vector<tune::GemmCost> both = of_any;
+  for (tune::GemmCost cost : of_any) {
+    cost.tile_n = 128;
+    cost.fixed = 2;
+    both.push_back(cost);
+  }
+  const auto seconds = [&](const char* schedule) {
+    return simulate(plans, Pass::kForward, parse_schedule(schedule), profile).seconds;
+  };
+  for (int order = 0; order < 2; ++order) {
+    profile.gemms = both;
+    EXPECT_DOUBLE_EQ(seconds("tile_m=64,tile_n=128"), 16 * 2) << order;
+    EXPECT_DOUBLE_EQ(seconds("tile_m=64,tile_n=256"), 8) << order;
+    std::ranges::reverse(both);
+  }
+}
+
+TEST(Simulate, AWidthOfTilesThatTheProfileDoesNotKnowIsRefused) {
+  const auto plans = even_plans(kProblem, 1, 128);
+  expect_error(ErrorCode::kUnsupported,
+               "profile h200 has no cost of stage fc1 with tile_n=64; a profile that has one is "
+               "accepted",
+               [&] {
+                 simulate(plans, Pass::kForward, parse_schedule("tile_n=64"),
+                          tune::shipped_profile("h200"));
+               });
 }
 
 TEST(Simulate, WorkersShareTheWork) {
@@ -190,6 +243,23 @@ TEST(Simulate, OverlapHidesTheLink) {
   EXPECT_LT(p.exposed_s(), p.seconds());
 }
 
+TEST(Predict, WithoutCommunicationOnlyProductsTakeTime) {
+  const auto plans = even_plans(kProblem, 2, 64);
+  MachineProfile profile = made_up_profile();
+  profile.dispatch.fixed = 5;
+  profile.wake.flag_s = 3;
+  profile.beside_link = 2;
+  profile.link.bytes_per_s = 100;
+  for (const char* text : {"sequential", "two-kernel", "single,dispatch_workers=1"}) {
+    const Schedule s = parse_schedule(text);
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      EXPECT_DOUBLE_EQ(tune::predict(plans, pass, s, profile).without_communication_s,
+                       simulate(plans, pass, s, made_up_profile()).seconds)
+          << text << ' ' << name(pass);
+    }
+  }
+}
+
 TEST(Simulate, AWaitingThreadLooksNowAndThen) {
   MachineProfile profile = made_up_profile();
   profile.wake = {.flag_s = 0, .first_sleep_s = 0.4, .longest_sleep_s = 0.8, .sleep_slack_s = 0.1};
@@ -216,6 +286,19 @@ TEST(Simulate, BillionsOfLooksAreNotTakenOneByOne) {
   const double watching = seconds();
   profile.wake = {.flag_s = 0, .first_sleep_s = 1e-6, .longest_sleep_s = 1e-6, .sleep_slack_s = 0};
   EXPECT_NEAR(seconds(), watching, 1e-3);
+}
+
+/// A rank's timeline has so many tasks, each once, with its expert's number among all ranks'.
+void expect_each_task_once(const PassView& v, const std::vector<TimelineEvent>& events,
+                           std::int64_t tasks) {
+  std::set<std::pair<Stage, std::int64_t>> seen;
+  for (const TimelineEvent& e : events) {
+    seen.emplace(e.stage, e.tile);
+    const int expert = tune::task_numbered(v, e.stage, e.tile).expert;
+    ASSERT_EQ(e.expert, expert < 0 ? -1 : v.rank * v.num_local_experts + expert) << name(e.stage);
+  }
+  ASSERT_EQ(static_cast<std::int64_t>(events.size()), tasks);
+  ASSERT_EQ(static_cast<std::int64_t>(seen.size()), tasks);
 }
 
 TEST(Simulate, EveryScheduleEndsAndRunsEveryTaskOnce) {
@@ -250,8 +333,8 @@ TEST(Simulate, EveryScheduleEndsAndRunsEveryTaskOnce) {
       ASSERT_EQ(ran, tasks);
       const auto workers = pass.stats[static_cast<std::size_t>(r)].workers;
       ASSERT_LE(busy, pass.seconds * workers * profile.lanes * (1 + 1e-9));
-      ASSERT_EQ(static_cast<std::int64_t>(pass.timeline[static_cast<std::size_t>(r)].size()),
-                tasks);
+      expect_each_task_once(p.view(r), pass.timeline[static_cast<std::size_t>(r)], tasks);
+      if (::testing::Test::HasFatalFailure()) return;
     }
     ASSERT_EQ(simulate(p.plans, p.pass, p.schedule, profile, options).seconds, pass.seconds);
   }
