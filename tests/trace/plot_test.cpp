@@ -119,9 +119,9 @@ TEST(Plot, SaysLoadStatisticsAndNamesEmptyExperts) {
 
 TEST(Plot, NamesStagesRanksAndPasses) {
   const std::string svg = draw_plot(plot_of(2, 2, 4));
-  for (const char* word : {">forward<", ">backward<", ">dispatch<", ">fc1<", ">dfc2<", ">wgrad2<",
-                           ">rank 1<", ">idle<", "worker time, \u00b5s", "forward, 751",
-                           "fc1, rank 1: ", "dfc2, rank 0: "}) {
+  for (const char* word :
+       {">forward<", ">backward<", ">dispatch<", ">fc1<", ">dfc2<", ">wgrad2<", ">rank 1<",
+        ">idle<", "worker time, \u00b5s", "forward, 751", "fc1, rank 1: ", "dfc2, rank 0: "}) {
     EXPECT_TRUE(has(svg, word)) << word;
   }
   EXPECT_FALSE(has(svg, ">dfc1<")) << "a stage that did not run";
