@@ -1,20 +1,17 @@
 // Tables in docs/ that restate declarations in the code must say the same.
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <iterator>
-
 #include "base/check.h"
 #include "base/env.h"
 #include "schedule/axes.h"
+#include "support/temporary_folder.h"
 #include "uniep/schedule.h"
 
 namespace uniep {
 namespace {
 
 std::string read_doc(const std::string& name) {
-  std::ifstream file(std::string(UNIEP_DOCS_DIR) + "/" + name);
-  return {std::istreambuf_iterator<char>(file), {}};
+  return testing::file_text(std::string(UNIEP_DOCS_DIR) + "/" + name);
 }
 
 std::string values_text(const AxisInfo& axis) {

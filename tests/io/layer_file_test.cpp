@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <functional>
 #include <limits>
 #include <utility>
 
+#include "base/check.h"
 #include "io/io_test_util.h"
 #include "io/safetensors.h"
 #include "workload/synthetic.h"
@@ -88,11 +88,7 @@ TEST(LayerFile, TheShippedTraceLoads) {
 TEST(LayerFile, TheShippedTraceIsWrittenBackByteForByte) {
   const TemporaryFolder folder;
   save_layer(folder / "copy", load_layer(shipped_trace()));
-  const auto slurp = [](const path& p) {
-    std::ifstream in(p, std::ios::binary);
-    return std::string(std::istreambuf_iterator<char>(in), {});
-  };
-  EXPECT_TRUE(slurp(folder / "copy") == slurp(shipped_trace()));
+  EXPECT_TRUE(testing::file_text(folder / "copy") == testing::file_text(shipped_trace()));
 }
 
 TEST(LayerFile, RoundTrip) {
@@ -294,6 +290,22 @@ TEST(LayerFileErrors, ManyBadValuesAreCounted) {
   const Sentences findings = parts.findings();
   ASSERT_EQ(findings.size(), 11u);
   EXPECT_EQ(findings[10], "f: there are 38 more such values in 'x'");
+}
+
+TEST(LayerFileErrors, ManyBadIdsAndProbabilitiesAreCounted) {
+  const std::vector<bf16> tokens(8 * 16);
+  const std::vector<std::int32_t> ids(16, 99);
+  const std::vector<float> probs(16, kNan);
+  Parts parts;
+  for (const char* name : {"x", "dy"}) parts.at(name) = make_tensor<bf16>(name, {8, 16}, tokens);
+  parts.at("topk_ids") = make_tensor<std::int32_t>("topk_ids", {8, 2}, ids);
+  parts.at("topk_probs") = make_tensor<float>("topk_probs", {8, 2}, probs);
+  const Sentences findings = parts.findings();
+  EXPECT_EQ(findings.size(), 22u);
+  for (const char* name : {"topk_ids", "topk_probs"}) {
+    const std::string more = cat("f: there are 6 more such values in '", name, "'");
+    EXPECT_EQ(std::ranges::count(findings, more), 1) << name;
+  }
 }
 
 TEST(LayerFileErrors, AShapeWithoutBytesMayBeHuge) {

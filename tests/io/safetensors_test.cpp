@@ -189,6 +189,17 @@ TEST(SafetensorsErrors, HeaderLength) {
   EXPECT_EQ(parse_error(file),
             "f: the header length is 18446744073709551615; up to 100000000 bytes are accepted (is "
             "it a safetensors file?)");
+  const auto of_length = [](std::uint64_t length) {
+    std::vector<std::byte> prefix(sizeof length);
+    std::memcpy(prefix.data(), &length, sizeof length);
+    return parse_error(prefix);
+  };
+  EXPECT_EQ(of_length(kMaxHeaderBytes + 1),
+            "f: the header length is 100000001; up to 100000000 bytes are accepted (is it a "
+            "safetensors file?)");
+  EXPECT_EQ(of_length(kMaxHeaderBytes),
+            "f: the header length is 100000000, but only 0 bytes follow it; a file that was not "
+            "cut short is needed");
   EXPECT_EQ(header_error(""),
             "f: the header starts with ''; one JSON object, which starts with '{', is needed");
 }
