@@ -167,17 +167,28 @@ TEST(PassOrder, SlotsToPeerCountsTheRowsThatComeBack) {
   });
 }
 
-/// 1 rank, 3 experts of 100 rows each, H and I of three 64-column tiles.
-RandomPass three_experts(Pass pass, const std::string& schedule) {
+/// A pass on one rank whose experts get every token each.
+RandomPass even_experts(Pass pass, int experts, std::int64_t tokens, std::int64_t hidden,
+                        std::int64_t intermediate, const std::string& schedule) {
   RandomPass p;
-  p.routing.problem = {
-      .hidden = 192, .intermediate = 192, .num_experts = 3, .topk = 3, .max_tokens = 100};
-  p.routing.tokens = {100};
-  for (int i = 0; i < 300; ++i) p.routing.ids.push_back(i % 3);
+  p.routing.problem = {.hidden = hidden,
+                       .intermediate = intermediate,
+                       .num_experts = experts,
+                       .topk = experts,
+                       .max_tokens = tokens};
+  p.routing.tokens = {tokens};
+  for (std::int64_t i = 0; i < tokens * experts; ++i) {
+    p.routing.ids.push_back(static_cast<std::int32_t>(i % experts));
+  }
   p.pass = pass;
   p.schedule = parse_schedule(schedule);
   build_orders(p);
   return p;
+}
+
+/// 1 rank, 3 experts of 100 rows each, H and I of three 64-column tiles.
+RandomPass three_experts(Pass pass, const std::string& schedule) {
+  return even_experts(pass, 3, 100, 192, 192, schedule);
 }
 
 /// "dispatch.0 fc1.0 ...": stage and expert of each run of tasks in a queue of a launch.
@@ -259,6 +270,27 @@ TEST(Launches, AfterAHeadStartFc2CatchesUpToTheLag) {
             "dfc2.0 dfc2.1 [dfc2.2 dfc1.0 dfc1.1] wgrad2.0 wgrad2.1 wgrad1.0 wgrad1.1 "
             "dfc1.2 wgrad2.2 wgrad1.2 reduce.0")
       << "weight gradients stand behind their expert's dfc1";
+}
+
+TEST(Launches, BlocksOfMoreThan1024TilesTogetherAreNotMixed) {
+  const auto queue = [](std::int64_t hidden) {
+    return blocks_of(even_experts(Pass::kForward, 2, 128, hidden, 2048,
+                                  "single,tile_m=16,tile_n=64,lag=1,mix_run=1"));
+  };
+  // 8 x 64 tiles of fc1 an expert, and of fc2 8 x 64 or 8 x 65.
+  EXPECT_EQ(queue(4096), "fc1.0 [fc1.1 fc2.0] fc2.1 reduce.0");
+  EXPECT_EQ(queue(4104), "fc1.0 fc1.1 fc2.0 fc2.1 reduce.0");
+}
+
+TEST(Launches, NoMoreThanEightBlocksAreMixed) {
+  const auto has = [](int experts, std::string_view blocks) {
+    const RandomPass p = even_experts(Pass::kForward, experts, 16, 64, 64,
+                                      "single,tile_m=16,tile_n=64,lag=1,head_start=88,mix_run=1");
+    return blocks_of(p).find(blocks) != std::string::npos;
+  };
+  // All of fc1 but the last expert is ahead, and with it comes what fc2 catches up.
+  EXPECT_TRUE(has(13, "fc1.11 [fc1.12 fc2.0 fc2.1 fc2.2 fc2.3 fc2.4 fc2.5 fc2.6] fc2.7"));
+  EXPECT_TRUE(has(15, "fc1.13 fc1.14 fc2.0 fc2.1")) << "one block more";
 }
 
 TEST(Roles, DispatchersAreAsManyTimesMoreAsRowsAre) {
