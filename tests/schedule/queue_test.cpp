@@ -56,12 +56,17 @@ TEST(Signals, RowsOfOneSourceAndBlockAreOne) {
     for (int i = 0; i < num_launches(v); ++i) {
       for (const Task& task : tasks_of(v, launch_at(v, i).main)) {
         if (task.stage != Stage::kFc2 && task.stage != Stage::kDfc1) continue;
+        const std::int64_t cols = column_tile(stage_grid(v, task.stage), task.n).count;
+        std::int64_t elements = 0;
         std::optional<Signal> before;
         for_each_signal(v, task, [&](const Signal& s) {
           if (s.kind != CounterKind::kArrived) return;
           EXPECT_FALSE(before && before->rank == s.rank && before->index == s.index);
+          EXPECT_EQ(s.amount % cols, 0) << "whole rows";
+          elements += s.amount;
           before = s;
         });
+        EXPECT_EQ(elements, v.tiles[task.m].rows * cols);
       }
     }
   });

@@ -121,7 +121,7 @@ TEST(ChromeTrace, EachStageHasItsOwnColor) {
   for (int i = 0; i < kNumStages; ++i) {
     TimelineEvent e;
     e.stage = static_cast<Stage>(i);
-    if (e.stage == Stage::kPlan || e.stage == Stage::kEnter) continue;
+    if (e.stage == Stage::kPlan) continue;  // has that of kEnter
     e.begin_ns = e.ready_ns = 1000 * i;
     e.end_ns = e.begin_ns + 1000;
     timeline[0].push_back(e);
