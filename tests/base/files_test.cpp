@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "io/io_test_util.h"
 #include "support/temporary_folder.h"
 
 namespace uniep::testing {
@@ -17,13 +18,7 @@ void write(const std::string& path, std::string_view text) {
 
 /// Why a file cannot be written there.
 std::string refusal(const std::filesystem::path& path) {
-  try {
-    require_writable(path);
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), ErrorCode::kIo);
-    return e.what();
-  }
-  return "it can";
+  return io::io_sentence([&] { require_writable(path); });
 }
 
 TEST(Files, WhatWasWrittenIsRead) {

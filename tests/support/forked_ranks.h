@@ -16,7 +16,7 @@
 
 namespace uniep::testing {
 
-/// Something that happens once, told from one process to another. Made before they are forked.
+/// Something that happens, told from one process to another. Made before they are forked.
 class ProcessEvent {
  public:
   ProcessEvent() {

@@ -93,12 +93,11 @@ inline Schedule random_schedule(Rng& rng, const Problem& problem, int max_worker
   for (;;) {
     Schedule s;
     for (std::size_t i = 0; i < axes().size(); ++i) {
-      const AxisInfo& axis = axes()[i].info;
-      const auto& tried = backend == Backend::kCuda ? axis.cuda_candidates : axis.candidates;
+      const auto& tried = axes()[i].candidates(backend);
       const auto one_of_tried = pick(rng, 0, static_cast<std::int64_t>(tried.size()) - 1);
       set_axis(s, i,
                chance(rng, 50) ? tried[static_cast<std::size_t>(one_of_tried)]
-                               : random_value(rng, axis));
+                               : random_value(rng, axes()[i].info));
     }
     s.workers = static_cast<int>(pick(rng, 1, max_workers));
     s.dispatch_workers = static_cast<int>(pick(rng, 0, max_workers + 3));
