@@ -1,25 +1,62 @@
 # UNIEP_CUDA=ON promises a CUDA backend: what that lacks is said here, and configuring stops. It
-# never falls back to a CPU-only build in silence.
+# never falls back to a CPU-only build in silence; AUTO does, and UniepSummary.cmake says so.
 find_program(UNIEP_NVCC nvcc HINTS /usr/local/cuda/bin)
 mark_as_advanced(UNIEP_NVCC)
 if(NOT UNIEP_CUDA)
   return()
 endif()
 
-set(_instead "or use a CPU preset: cmake --preset cpu-release (make PRESET=cpu-release)")
+# uniep_no_cuda(what is missing): AUTO builds without, ON stops. Leaves this file in both cases.
+macro(uniep_no_cuda)
+  if(NOT UNIEP_CUDA STREQUAL "AUTO")
+    message(FATAL_ERROR "UNIEP_CUDA is ON, but " ${ARGN}
+            ", or use a CPU preset: cmake --preset cpu-release (make PRESET=cpu-release)")
+  endif()
+  set(UNIEP_CUDA OFF)
+  return()
+endmacro()
+
 if(NOT UNIEP_NVCC)
-  message(FATAL_ERROR
-          "UNIEP_CUDA is ON, but nvcc was found neither on PATH nor in /usr/local/cuda/bin. "
-          "Install the CUDA toolkit 13.0 or newer, ${_instead}")
+  uniep_no_cuda("nvcc was found neither on PATH nor in /usr/local/cuda/bin. "
+                "Install the CUDA toolkit 13.0 or newer")
 endif()
 execute_process(COMMAND ${UNIEP_NVCC} --version OUTPUT_VARIABLE _nvcc_text ERROR_QUIET)
 string(REGEX MATCH "release ([0-9]+\\.[0-9]+)" _match "${_nvcc_text}")
 set(UNIEP_NVCC_VERSION "${CMAKE_MATCH_1}")
 if(UNIEP_NVCC_VERSION VERSION_LESS 13.0)
-  message(FATAL_ERROR
-          "UNIEP_CUDA is ON, but ${UNIEP_NVCC} is version '${UNIEP_NVCC_VERSION}'. "
-          "Install the CUDA toolkit 13.0 or newer (-DUNIEP_NVCC=FILE names its nvcc), ${_instead}")
+  uniep_no_cuda("${UNIEP_NVCC} is version '${UNIEP_NVCC_VERSION}'. "
+                "Install the CUDA toolkit 13.0 or newer (-DUNIEP_NVCC=FILE names its nvcc)")
 endif()
+
+# NCCL: headers only. The library itself is loaded at run time (src/group/cuda/nccl_library.h).
+get_filename_component(_cuda_root ${UNIEP_NVCC} REALPATH)
+get_filename_component(_cuda_root ${_cuda_root}/../.. ABSOLUTE)
+file(GLOB _nccl_hints ${_cuda_root}/include ${_cuda_root}/targets/x86_64-linux/include
+     /usr/lib/python3*/site-packages/nvidia/nccl/include
+     /usr/local/lib/python3*/*-packages/nvidia/nccl/include
+     /opt/*/.venv/lib/python3*/site-packages/nvidia/nccl/include
+     $ENV{VIRTUAL_ENV}/lib/python3*/site-packages/nvidia/nccl/include)
+if(UNIEP_PYTHON)  # PyTorch brings them
+  find_package(Python 3.10 REQUIRED COMPONENTS Interpreter)
+  execute_process(
+    COMMAND ${Python_EXECUTABLE} -c
+            "import importlib.util as u; print(next(iter(u.find_spec('nvidia.nccl').submodule_search_locations)))"
+    OUTPUT_VARIABLE _nccl_package OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  list(APPEND _nccl_hints ${_nccl_package}/include)
+endif()
+find_path(UNIEP_NCCL_INCLUDE_DIR nccl_device.h HINTS ${_nccl_hints})
+set(_nccl_version "none")
+if(UNIEP_NCCL_INCLUDE_DIR)
+  file(STRINGS ${UNIEP_NCCL_INCLUDE_DIR}/nccl.h _lines REGEX "#define NCCL_(MAJOR|MINOR|PATCH) ")
+  string(REGEX REPLACE "[^0-9;]" "" _lines "${_lines}")
+  string(REPLACE ";" "." _nccl_version "${_lines}")
+endif()
+if(_nccl_version STREQUAL "none" OR _nccl_version VERSION_LESS 2.28)
+  uniep_no_cuda("NCCL's headers nccl.h and nccl_device.h of version 2.28 or newer were "
+                "not found (found: ${_nccl_version}). Install NCCL (Debian: libnccl-dev; or pip install "
+                "nvidia-nccl-cu13), name the folder by -DUNIEP_NCCL_INCLUDE_DIR=DIR")
+endif()
+set(UNIEP_CUDA ON)
 
 # One host compiler for everything; the code for the device is named once, below.
 set(CMAKE_CUDA_COMPILER ${UNIEP_NVCC})
@@ -45,25 +82,6 @@ set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 list(PREPEND CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CURRENT_LIST_DIR}/nvcc_strict.sh)
 set(CMAKE_CUDA_FLAGS_DEBUG "-g -O2")  # kernels without optimisation are of no use to anybody
 find_package(CUDAToolkit 13.0 REQUIRED)
-
-# NCCL: headers only. The library itself is loaded at run time (src/cuda/nccl_library.h).
-file(GLOB _nccl_hints /usr/lib/python3*/site-packages/nvidia/nccl/include
-     /usr/local/lib/python3*/*-packages/nvidia/nccl/include
-     /opt/*/.venv/lib/python3*/site-packages/nvidia/nccl/include
-     $ENV{VIRTUAL_ENV}/lib/python3*/site-packages/nvidia/nccl/include)
-find_path(UNIEP_NCCL_INCLUDE_DIR nccl_device.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ${_nccl_hints})
-set(_nccl_version "none")
-if(UNIEP_NCCL_INCLUDE_DIR)
-  file(STRINGS ${UNIEP_NCCL_INCLUDE_DIR}/nccl.h _lines REGEX "#define NCCL_(MAJOR|MINOR|PATCH) ")
-  string(REGEX REPLACE "[^0-9;]" "" _lines "${_lines}")
-  string(REPLACE ";" "." _nccl_version "${_lines}")
-endif()
-if(_nccl_version STREQUAL "none" OR _nccl_version VERSION_LESS 2.28)
-  message(FATAL_ERROR
-          "UNIEP_CUDA is ON, but NCCL's headers nccl.h and nccl_device.h of version 2.28 or newer were "
-          "not found (found: ${_nccl_version}). Install NCCL (Debian: libnccl-dev; or pip install "
-          "nvidia-nccl-cu13), name the folder by -DUNIEP_NCCL_INCLUDE_DIR=DIR, ${_instead}")
-endif()
 
 # How CUDA sources are compiled; warnings and the like of the host part are in UniepOptions.cmake.
 # -ffp-contract=off has no counterpart here: device code says by __fmul_rn and the like where the

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "uniep/backend.h"
@@ -10,6 +12,25 @@
 namespace uniep {
 
 class CommunicatorImpl;
+
+/// Who this process is in a group of processes, where a launcher other than the environment says
+/// so.
+struct GroupOptions {
+  int rank = 0;
+  int size = 1;  ///< 1 to 64
+  Backend backend = Backend::kCpu;
+  int device = 0;  ///< CUDA device of this rank; without meaning on the CPU
+
+  /// Collective among the group's processes: every rank passes `own`, the same number of bytes, and
+  /// `all`, `size` times as many, receives them rank after rank. Called only while the communicator
+  /// is made, from the calling thread; not needed in a group of one.
+  std::function<void(std::span<const std::byte> own, std::span<std::byte> all)> all_gather;
+
+  /// Several ranks may use one GPU: for tests and development, slow. UNIEP_SHARE_DEVICE=1 says the
+  /// same.
+  bool share_device = false;
+  int timeout_ms = 0;  ///< of joining; 0: UNIEP_TIMEOUT_MS
+};
 
 /// One rank's membership in an expert-parallel group. A handle; copies mean the same member.
 ///
@@ -21,12 +42,25 @@ class UNIEP_API Communicator {
   /// used from a thread of its own (`run_ranks` starts them). `size` is 1 to 64.
   static std::vector<Communicator> cpu_group(int size);
 
+  /// This process' membership in a group of processes of one host, which need nothing in common but
+  /// `options.all_gather`. Collective: waits until all ranks have come; where one cannot join,
+  /// throws the same on all ranks. From then on nothing depends on the callback, and a lost rank is
+  /// noticed. A process may be in any number of groups, of any of its peers, at a time. With CUDA
+  /// the device is then this thread's current one; layers use it whichever is current.
+  static Communicator from_callbacks(const GroupOptions& options);
+
+  /// This process' membership in a group of CPU processes, which compute what threads compute.
+  /// RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT say which, as torchrun sets them;
+  /// where none of them is set, the group is this process alone. Otherwise as `from_callbacks`.
+  static Communicator cpu_from_environment();
+
   /// This process' membership in a group of one process per GPU. RANK, WORLD_SIZE, LOCAL_RANK (the
   /// CUDA device), MASTER_ADDR and MASTER_PORT say which, as torchrun sets them; where none of them
   /// is set, the group is this process alone, on device 0. Waits until all ranks have come; where
   /// one does not within UNIEP_TIMEOUT_MS, or one cannot use its device, throws the same on all
-  /// ranks. The device is then this thread's current one; layers use it whichever is current.
-  /// Throws Error(kUnsupported) in a build without CUDA.
+  /// ranks, as where two have the same GPU without UNIEP_SHARE_DEVICE=1. The device is then this
+  /// thread's current one; layers use it whichever is current. Throws Error(kUnsupported) in a
+  /// build without CUDA.
   static Communicator cuda_from_environment();
 
   int rank() const;

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -31,9 +33,19 @@ struct ForwardArgs {
   std::span<bf16> out;                ///< [T, H]
 };
 
-/// Where a weight gradient goes: a bf16 tensor is overwritten; an fp32 tensor (a main_grad) has the
-/// fp32 sums added to it, and keeps its values for experts that received no rows.
-using WeightGrad = std::variant<std::span<bf16>, std::span<float>>;
+/// A bf16 tensor that a weight gradient is added to: see WeightGrad.
+struct Bf16MainGrad {
+  std::span<bf16> values;
+
+  bf16* data() const { return values.data(); }
+  std::size_t size() const { return values.size(); }
+  bool empty() const { return values.empty(); }
+};
+
+/// Where a weight gradient goes. A bf16 tensor is overwritten. A main_grad has the fp32 sums of the
+/// call added to it, and keeps its values for experts that received no rows: in fp32, or, of a
+/// Bf16MainGrad, old value and sum are added in fp32 and rounded to bf16, once a call.
+using WeightGrad = std::variant<std::span<bf16>, std::span<float>, Bf16MainGrad>;
 
 struct BackwardArgs {
   std::span<const bf16> dy;  ///< [T, H]
@@ -72,7 +84,7 @@ class UNIEP_API Saved {
 
   const RoutingPlan& plan() const;
   std::span<const bf16> h() const;  ///< [padded_rows, 2I]; pad rows are unspecified
-  std::size_t bytes() const;        ///< memory that it holds, the plan's aside
+  std::size_t bytes() const;        ///< memory of uniep's own that it holds, the plan's aside
 
   /// Library-internal.
   explicit Saved(std::unique_ptr<SavedData> data);
@@ -94,15 +106,69 @@ struct FaultInjection {
                                   ///< wraps
 };
 
+/// Memory of a layer, and of each of its steps, in bytes but for `rows`: what a caller that brings
+/// its own has to bring. The same on all ranks.
+struct MemoryNeeds {
+  std::int64_t rows = 0;           ///< of StepMemory's x_rows, h and row_probs: the capacity
+  std::int64_t symmetric = 0;      ///< of a layer, reached by peers
+  std::int64_t workspace = 0;      ///< of a layer, for this rank alone
+  std::int64_t plan = 0;           ///< of one routing plan
+  std::int64_t backward_rows = 0;  ///< between `backward_data` and `backward_weights`
+  std::int64_t alignment = 0;      ///< each begins at a multiple of this
+};
+
+/// The caller's memory for a layer; what is empty, uniep allocates. Larger than MemoryNeeds says is
+/// accepted. Nobody else writes to it while the layer lives, whatever it held before.
+struct LayerMemory {
+  std::span<std::byte> workspace{};
+  std::span<std::byte> symmetric{};
+  /// By rank: every rank's symmetric memory as mapped in this process, `symmetric` itself among
+  /// them. Empty: a group of one needs none, and with CUDA uniep maps `symmetric` between ranks.
+  std::vector<std::byte*> peers{};
+  /// Called once, when nobody reaches `symmetric` through this layer any more; not where the layer
+  /// could not be made. Of given `peers`, when this rank's layer has ended.
+  std::function<void()> release{};
+};
+
+/// The caller's memory for one step: a plan, what its forward saves, and what is kept between the
+/// parts of its backward. What is empty, uniep allocates. Calls write it in stream order, and a
+/// backward pass only needs its contents: they may be moved to other addresses meanwhile, each for
+/// itself (`Layer::restore`).
+struct StepMemory {
+  std::span<std::byte> plan{};           ///< MemoryNeeds::plan
+  std::span<bf16> x_rows{};              ///< [rows, H]; this and the next two come together
+  std::span<bf16> h{};                   ///< [rows, 2I]
+  std::span<float> row_probs{};          ///< [rows]
+  std::span<std::byte> backward_rows{};  ///< MemoryNeeds::backward_rows
+};
+
+/// What may differ from call to call.
+struct CallOptions {
+  std::optional<Schedule> schedule{};  ///< of a pass; nothing: Layer::schedule
+  /// The cudaStream_t of the call's launches; nothing: LayerOptions::cuda_stream.
+  std::optional<void*> cuda_stream{};
+  StepMemory memory{};  ///< what this call writes of it
+  /// Of `plan`, null or an array of two where the tensors lie (device memory, with CUDA):
+  /// [0] 0 fine, 1 too many rows, 2 an impossible id; the same on all ranks.
+  /// [1] the capacity_rows that would do, whether the rows fit or not: rows of the rank that
+  ///     receives most, padding included; 0 with an impossible id.
+  /// A routing that cannot be planned is then no error of any call. A forward pass of such a plan
+  /// fills `out` with NaN; a backward pass fills dx with NaN, and dprobs and weight gradients that
+  /// are overwritten with 0, and leaves those that are added to as they are.
+  std::int64_t* overflow = nullptr;
+};
+
 struct LayerOptions {
   bool record_timeline = false;  ///< keep a TimelineEvent per task; see Layer::timeline
   int timeout_ms = 0;            ///< limit of every wait; 0: UNIEP_TIMEOUT_MS, else 30000
-  void* cuda_stream = nullptr;   ///< the cudaStream_t of all launches; null: the default stream,
-                                 ///< which cannot be captured in a CUDA graph
+  /// The cudaStream_t of calls that name none; null: the default stream, which cannot be captured
+  /// in a CUDA graph.
+  void* cuda_stream = nullptr;
   FaultInjection faults{};
   /// Of passes that are given none, in both directions, on all ranks; nothing: looked up, see
   /// Layer::schedule.
   std::optional<Schedule> schedule{};
+  LayerMemory memory{};
 };
 
 /// One MoE layer on one rank. Every member function that is marked collective must be called by all
@@ -117,20 +183,28 @@ struct LayerOptions {
 /// which would take the host. A rank that refuses its own tells the others, whose waits end at once
 /// and who throw the same sentence; by then they may have written results, so the group is
 /// unusable. A routing that cannot be planned (`plan`) all ranks find alike: passes of its plan do
-/// nothing, one of them or `synchronize` throws, and the layer stays usable.
+/// nothing, one of them or `synchronize` throws, and the layer stays usable (CallOptions::overflow
+/// makes it a value instead).
 ///
-/// **CUDA graphs.** Between cudaStreamBeginCapture and cudaStreamEndCapture on `cuda_stream`, plan,
-/// forward and backward can be captured, in any capture mode, together or in graphs of their own;
-/// replays, on that stream, count as calls on all ranks alike, and may take turns with calls that
-/// are not captured. A replay reads routing and tensors where they lay in the capture: put other
-/// values there, in the same numbers of tokens. The plan, the Saved and the layer live at least as
+/// **Streams.** Each call goes to the stream that it is given. Where consecutive calls go to
+/// different ones, the later waits on the device for all that was put on the earlier's stream
+/// before it; so calls run in the order in which they were made, and memory can be handed from one
+/// to the next. A stream lives until the layer has made a call on another, or has ended.
+///
+/// **CUDA graphs.** Between cudaStreamBeginCapture and cudaStreamEndCapture on a call's stream,
+/// plan, forward and backward can be captured, in any capture mode, together or in graphs of their
+/// own; replays count as calls on all ranks alike, and may take turns with calls that are not
+/// captured. The caller orders replays and calls, on one stream or by events: the layer does not
+/// see replays, and makes no stream wait across the begin or end of a capture. A replay reads
+/// routing and tensors where they lay in the capture: put other values there, in the same numbers
+/// of tokens. The plan, the Saved, the layer, and memory that calls were given live at least as
 /// long as the graph. A capture allocates nothing: of what one step takes, all is there from the
-/// layer's construction; more plans or Saved at a time have to be held once outside of a capture
-/// first. What goes wrong in a replay comes out of the next call or of `synchronize` (a routing
-/// that cannot be planned: as above); a refusal in the capture itself is that rank's alone, since
-/// nothing runs. The accessors of a captured plan that depend on the routing throw
-/// Error(kUnsupported), as `synchronize`, `last_pass` and `take_timeline` do during the capture;
-/// `last_pass` has no times and bytes of a captured pass.
+/// layer's construction (given a workspace, only what goes there); more plans or Saved at a time
+/// have to be held once outside of a capture first. What goes wrong in a replay comes out of the
+/// next call or of `synchronize` (a routing that cannot be planned: as above); a refusal in the
+/// capture itself is that rank's alone, since nothing runs. The accessors of a captured plan that
+/// depend on the routing throw Error(kUnsupported), as `synchronize`, `last_pass` and
+/// `take_timeline` do during the capture; `last_pass` has no times and bytes of a captured pass.
 class UNIEP_API Layer {
  public:
   /// Collective. Throws Error(kInvalidArgument) where problem or `options.schedule` are invalid or
@@ -140,21 +214,34 @@ class UNIEP_API Layer {
   Layer& operator=(Layer&&) noexcept;
   ~Layer();
 
+  /// Memory of layers of this problem in a group of `num_ranks`. Throws Error(kInvalidArgument)
+  /// where the problem is invalid, and Error(kUnsupported) where this build lacks the backend.
+  static MemoryNeeds memory_needs(const Problem& problem, Backend backend, int num_ranks);
+
   /// Collective. `topk_ids` is this rank's [T, K]; T follows from its size, and is 0 to max_tokens.
   /// A routing that has an impossible id, or brings a rank more rows than it has room for, is
   /// refused on all ranks: Error(kInvalidArgument), or Error(kCapacity) that names the
   /// `capacity_rows` that would do. With CUDA that error comes later, as said above, and passes of
   /// such a plan write nothing, main_grad included.
-  RoutingPlan plan(std::span<const std::int32_t> topk_ids);
+  RoutingPlan plan(std::span<const std::int32_t> topk_ids, const CallOptions& options = {});
 
   /// Collective. Writes `args.out`. Without a schedule: under `schedule(Pass::kForward)`.
   Saved forward(const RoutingPlan& plan, const ForwardArgs& args);
   Saved forward(const RoutingPlan& plan, const ForwardArgs& args, const Schedule& schedule);
+  Saved forward(const RoutingPlan& plan, const ForwardArgs& args, const CallOptions& options);
+
+  /// What forward saved, from the caller's memory to which it was written, or to which its contents
+  /// were moved: `memory` has plan, x_rows, h and row_probs, of a forward pass of `tokens` tokens
+  /// on this rank, and backward_rows where `backward_weights` comes next. `flagged`: its plan was
+  /// given CallOptions::overflow. Throws Error(kInvalidArgument) where the memory is too small or
+  /// misaligned or, on the CPU, does not hold such a plan.
+  Saved restore(const StepMemory& memory, std::int64_t tokens, bool flagged = false);
 
   /// Collective. Writes dx, dprobs and the weight gradients. May be repeated on the same `saved`.
   /// Without a schedule, here and below: under `schedule(Pass::kBackward)`.
   void backward(const Saved& saved, const BackwardArgs& args);
   void backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule);
+  void backward(const Saved& saved, const BackwardArgs& args, const CallOptions& options);
 
   /// `backward` in two parts, as pipeline-parallel schedules need it: other ranks wait for the
   /// first alone, and the second can fill a wait later on. Together they give the bits of
@@ -165,12 +252,14 @@ class UNIEP_API Layer {
   /// end; with a second `backward_data`, those of the second. Other steps may come in between.
   void backward_data(Saved& saved, const BackwardDataArgs& args);
   void backward_data(Saved& saved, const BackwardDataArgs& args, const Schedule& schedule);
+  void backward_data(Saved& saved, const BackwardDataArgs& args, const CallOptions& options);
 
   /// Writes the weight gradients of the last `backward_data` on the same `saved`, whose rows it
   /// then lets go; Error(kInvalidArgument) where there was none since the last call. Not
   /// collective: it needs nothing of other ranks. The schedule may be another.
   void backward_weights(Saved& saved, const BackwardWeightsArgs& args);
   void backward_weights(Saved& saved, const BackwardWeightsArgs& args, const Schedule& schedule);
+  void backward_weights(Saved& saved, const BackwardWeightsArgs& args, const CallOptions& options);
 
   /// Of passes of a direction that are given none: `LayerOptions::schedule`, or else the first that
   /// can run of what `uniep tune` found on this machine for such a layer (up to the same power of
@@ -195,7 +284,12 @@ class UNIEP_API Layer {
   /// `record_timeline`. Of replayed CUDA graphs, those of the last pass that ran.
   std::vector<TimelineEvent> take_timeline();
 
+  /// Library-internal.
+  LayerBackend& backend() { return *backend_; }
+
  private:
+  CallOptions complete(const CallOptions& options, Pass pass) const;
+
   std::unique_ptr<LayerBackend> backend_;
   std::array<Schedule, 2> schedules_;  // by Pass
 };

@@ -1,19 +1,52 @@
 #include "uniep/communicator.h"
 
+#include "api/no_cuda.h"
 #include "base/check.h"
+#include "group/joining.h"
+#include "group/process_group.h"
 #ifdef UNIEP_HAS_CUDA
-#include "cuda/cuda_communicator.h"
+#include "group/cuda/cuda_communicator.h"
 #endif
 
 namespace uniep {
+namespace {
+
+/// Before others are joined: they are refused alike, as they run the same build.
+void require_backend(Backend backend) {
+#ifdef UNIEP_HAS_CUDA
+  (void)backend;
+#else
+  require(backend == Backend::kCpu, ErrorCode::kUnsupported, kNoCuda);
+#endif
+}
+
+Communicator communicator_of(Backend backend, GroupMember member) {
+#ifdef UNIEP_HAS_CUDA
+  if (backend == Backend::kCuda) {
+    return Communicator(std::make_shared<cuda::CudaCommunicator>(std::move(member)));
+  }
+#endif
+  (void)backend;
+  if (member.size == 1) return Communicator::cpu_group(1)[0];
+  const int rank = member.rank;
+  return Communicator(
+      std::make_shared<CpuCommunicator>(ProcessGroup::make(std::move(member)), rank));
+}
+
+}  // namespace
+
+Communicator Communicator::from_callbacks(const GroupOptions& options) {
+  require_backend(options.backend);
+  return communicator_of(options.backend, join_group(options));
+}
+
+Communicator Communicator::cpu_from_environment() {
+  return communicator_of(Backend::kCpu, join_group_of_environment());
+}
 
 Communicator Communicator::cuda_from_environment() {
-#ifdef UNIEP_HAS_CUDA
-  return Communicator(cuda::communicator_from_environment());
-#else
-  throw Error(ErrorCode::kUnsupported,
-              "this build of uniep has no CUDA backend; one configured with -DUNIEP_CUDA=ON has");
-#endif
+  require_backend(Backend::kCuda);
+  return communicator_of(Backend::kCuda, join_group_of_environment());
 }
 
 }  // namespace uniep

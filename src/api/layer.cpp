@@ -1,6 +1,7 @@
 #include "uniep/layer.h"
 
 #include "api/layer_schedules.h"
+#include "api/no_cuda.h"
 #include "base/check.h"
 #include "cpu/cpu_layer.h"
 #include "layer/backend.h"
@@ -45,48 +46,100 @@ std::unique_ptr<LayerBackend> make_backend(const Problem& problem, Communicator 
   return cpu::make_layer(problem, std::move(communicator), options);
 }
 
+CallOptions with(const Schedule& schedule) { return {.schedule = schedule}; }
+
 }  // namespace
 
-Layer::Layer(const Problem& problem, Communicator communicator, const LayerOptions& options)
-    : backend_(make_backend(problem, std::move(communicator), options)),
-      schedules_(agree_on_layer_schedules(problem, backend_->communicator(), options)) {}
+Layer::Layer(const Problem& problem, Communicator communicator, const LayerOptions& options) {
+  // Memory of a layer that could not be made is not said to be released.
+  const auto made = std::make_shared<bool>(false);
+  LayerOptions own = options;
+  if (options.memory.release) {
+    own.memory.release = [made, release = options.memory.release] {
+      if (*made) release();
+    };
+  }
+  backend_ = make_backend(problem, std::move(communicator), own);
+  schedules_ = agree_on_layer_schedules(problem, backend_->communicator(), own);
+  *made = true;
+}
 Layer::Layer(Layer&&) noexcept = default;
 Layer& Layer::operator=(Layer&&) noexcept = default;
 Layer::~Layer() = default;
 
-RoutingPlan Layer::plan(std::span<const std::int32_t> topk_ids) { return backend_->plan(topk_ids); }
+MemoryNeeds Layer::memory_needs(const Problem& problem, Backend backend, int num_ranks) {
+  validate(problem, num_ranks);
+  if (backend == Backend::kCpu) return cpu::memory_needs(problem, num_ranks);
+#ifdef UNIEP_HAS_CUDA
+  return cuda::memory_needs(problem, num_ranks);
+#else
+  throw Error(ErrorCode::kUnsupported, kNoCuda);
+#endif
+}
+
+RoutingPlan Layer::plan(std::span<const std::int32_t> topk_ids, const CallOptions& options) {
+  return backend_->plan(topk_ids, options);
+}
 
 Saved Layer::forward(const RoutingPlan& plan, const ForwardArgs& args) {
-  return forward(plan, args, schedule(Pass::kForward));
+  return forward(plan, args, CallOptions{});
 }
 
 Saved Layer::forward(const RoutingPlan& plan, const ForwardArgs& args, const Schedule& schedule) {
-  return backend_->forward(plan, args, schedule);
+  return forward(plan, args, with(schedule));
+}
+
+Saved Layer::forward(const RoutingPlan& plan, const ForwardArgs& args, const CallOptions& options) {
+  return backend_->forward(plan, args, complete(options, Pass::kForward));
+}
+
+Saved Layer::restore(const StepMemory& memory, std::int64_t tokens, bool flagged) {
+  return backend_->restore(memory, tokens, flagged);
 }
 
 void Layer::backward(const Saved& saved, const BackwardArgs& args) {
-  backward(saved, args, schedule(Pass::kBackward));
+  backward(saved, args, CallOptions{});
 }
 
 void Layer::backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) {
-  backend_->backward(saved, args, schedule);
+  backward(saved, args, with(schedule));
+}
+
+void Layer::backward(const Saved& saved, const BackwardArgs& args, const CallOptions& options) {
+  backend_->backward(saved, args, complete(options, Pass::kBackward));
 }
 
 void Layer::backward_data(Saved& saved, const BackwardDataArgs& args) {
-  backward_data(saved, args, schedule(Pass::kBackward));
+  backward_data(saved, args, CallOptions{});
 }
 
 void Layer::backward_data(Saved& saved, const BackwardDataArgs& args, const Schedule& schedule) {
-  backend_->backward_data(saved, args, schedule);
+  backward_data(saved, args, with(schedule));
+}
+
+void Layer::backward_data(Saved& saved, const BackwardDataArgs& args, const CallOptions& options) {
+  backend_->backward_data(saved, args, complete(options, Pass::kBackward));
 }
 
 void Layer::backward_weights(Saved& saved, const BackwardWeightsArgs& args) {
-  backward_weights(saved, args, schedule(Pass::kBackward));
+  backward_weights(saved, args, CallOptions{});
 }
 
 void Layer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
                              const Schedule& schedule) {
-  backend_->backward_weights(saved, args, schedule);
+  backward_weights(saved, args, with(schedule));
+}
+
+void Layer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
+                             const CallOptions& options) {
+  backend_->backward_weights(saved, args, complete(options, Pass::kBackward));
+}
+
+/// With the schedule under which the pass runs.
+CallOptions Layer::complete(const CallOptions& options, Pass pass) const {
+  CallOptions own = options;
+  if (!own.schedule) own.schedule = schedule(pass);
+  return own;
 }
 
 const Schedule& Layer::schedule(Pass pass) const {

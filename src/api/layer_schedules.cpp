@@ -1,7 +1,7 @@
 #include "api/layer_schedules.h"
 
 #include "base/check.h"
-#include "comm/communicator_impl.h"
+#include "group/communicator_impl.h"
 #include "layer/options.h"
 #include "tune/auto_schedule.h"
 #include "tune/tune_key.h"
@@ -25,8 +25,9 @@ std::array<Schedule, 2> agree_on_layer_schedules(const Problem& problem,
   const std::string call = options.schedule
                                ? cat("layer with schedule ", to_string(*options.schedule))
                                : std::string("layer without options.schedule");
+  const int limit_ms = wait_limit_ms(options) + (options.schedule ? 0 : tune::kLongestChoiceMs);
   const tune::LayerSchedules agreed = tune::agree_on_schedules(
-      communicator.impl()->bootstrap(), communicator.rank(), wait_limit_ms(options), call, [&] {
+      communicator.impl()->bootstrap(), communicator.rank(), limit_ms, call, [&] {
         if (options.schedule) return given(*options.schedule, problem, communicator.backend());
         // How uneven routings will be is not known here.
         constexpr double kSkew = 0;

@@ -28,15 +28,19 @@ constexpr EnvVariable kVariables[] = {
      "libnccl.so.2"},
     {"UNIEP_SYMMETRIC_MEMORY",
      "how GPUs reach each other's memory: nccl (windows), ipc (CUDA IPC) or auto", "auto"},
+    {"UNIEP_SHARE_DEVICE",
+     "1: several ranks may use one GPU, whose time they share: for tests and development, slow",
+     "0"},
     {"NCCL_NVLS_ENABLE", "whether NCCL may use NVLink multicast, of which uniep makes no use", "0"},
     {"UNIEP_TUNE_CACHE", "file of the schedules that were tuned on this machine",
      "uniep/tuned.json in XDG_CACHE_HOME"},
     {"XDG_CACHE_HOME", "folder of files that programs may keep", "$HOME/.cache"},
     {"HOME", "the user's folder", "/tmp"},
-    {"RANK", "rank of this process among the processes of the CUDA backend, as torchrun sets it",
-     "none"},
+    {"RANK", "rank of this process among the processes of its group, as torchrun sets it", "none"},
     {"WORLD_SIZE", "number of these processes (1 to 64); RANK counts from 0 to below it", "none"},
-    {"LOCAL_RANK", "CUDA device of this process, counted from 0", "none"},
+    {"LOCAL_RANK",
+     "CUDA device of this process, counted from 0; with UNIEP_SHARE_DEVICE=1 modulo their number",
+     "none"},
     {"MASTER_ADDR", "host name or address at which rank 0 listens for the others", "none"},
     {"MASTER_PORT",
      "port at which rank 0 listens (1 to 65535); where it is taken, one of the next 15", "none"},
@@ -118,6 +122,8 @@ std::string env_symmetric_memory() {
           "'; auto, nccl and ipc are accepted");
   return text;
 }
+
+bool env_share_device() { return integer("UNIEP_SHARE_DEVICE", 0, 1).value_or(0) == 1; }
 
 std::optional<int> env_rank() { return integer("RANK", 0, kMaxRanks - 1); }
 std::optional<int> env_world_size() { return integer("WORLD_SIZE", 1, kMaxRanks); }

@@ -46,6 +46,9 @@ std::string env_nccl_nvls_enable();
 /// UNIEP_SYMMETRIC_MEMORY: "auto", "nccl" or "ipc".
 std::string env_symmetric_memory();
 
+/// UNIEP_SHARE_DEVICE: whether several ranks may use one GPU.
+bool env_share_device();
+
 /// UNIEP_TUNE_CACHE, or its default in the user's cache folder.
 std::string env_tune_cache();
 

@@ -13,18 +13,23 @@ std::span<std::uint32_t> counters_from(const Heap& heap, std::int64_t offset) {
           static_cast<std::size_t>(heap.bytes() - offset) / sizeof(std::uint32_t)};
 }
 
+std::unique_ptr<Heap> local_heap(std::byte* memory, std::int64_t bytes) {
+  if (memory == nullptr) return std::make_unique<Heap>(bytes);
+  return std::make_unique<Heap>(memory, bytes, nullptr);
+}
+
 }  // namespace
 
 Counters::Counters(const Problem& problem, int rank, std::vector<std::shared_ptr<Heap>> heaps,
-                   std::uint32_t first_count)
+                   std::uint32_t first_count, std::byte* local)
     : rank_(rank),
       symmetric_(problem, static_cast<int>(heaps.size())),
       local_(problem, static_cast<int>(heaps.size())),
       heaps_(std::move(heaps)),
-      local_heap_(local_.bytes),
+      local_heap_(local_heap(local, local_.bytes)),
       passes_(first_count) {
   if (first_count == 0) return;  // as heaps are
-  std::ranges::fill(counters_from(local_heap_, 0), first_count);
+  std::ranges::fill(counters_from(*local_heap_, 0), first_count);
   // These come last in the heap. No peer touches them before this rank has entered a pass.
   std::ranges::fill(counters_from(*heap_of(rank_), symmetric_.published), first_count);
 }
@@ -39,11 +44,11 @@ std::uint32_t* Counters::counter(CounterKind kind, int rank, std::int64_t index)
     case CounterKind::kArrived:
       return at(*heap_of(rank), symmetric_.arrived);
     case CounterKind::kRowsReady:
-      return at(local_heap_, local_.rows_ready);
+      return at(*local_heap_, local_.rows_ready);
     case CounterKind::kTileDone:
-      return at(local_heap_, local_.tile_done);
+      return at(*local_heap_, local_.tile_done);
     default:
-      return at(local_heap_, local_.expert_done);
+      return at(*local_heap_, local_.expert_done);
   }
 }
 

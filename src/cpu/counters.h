@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/cpu_group.h"
+#include "group/heap.h"
 #include "layout/workspace.h"
 #include "schedule/dependencies.h"
 
@@ -15,9 +15,11 @@ namespace uniep::cpu {
 /// for the protocol and its memory ordering.
 class Counters {
  public:
-  /// All counters start at `first_count`, which must be the same on every rank.
+  /// All counters start at `first_count`, which must be the same on every rank. Those of this
+  /// rank's tasks lie in `local`, LocalCounterLayout bytes in which they may stand anywhere; null:
+  /// in memory of their own.
   Counters(const Problem& problem, int rank, std::vector<std::shared_ptr<Heap>> heaps,
-           std::uint32_t first_count = 0);
+           std::uint32_t first_count = 0, std::byte* local = nullptr);
 
   /// Notes where the counters stand, so that the pass counts from there; nothing is ever cleared.
   /// Every signal of earlier passes has arrived by now, and none of this pass comes before
@@ -49,7 +51,7 @@ class Counters {
   const SymmetricLayout symmetric_;
   const LocalCounterLayout local_;
   std::vector<std::shared_ptr<Heap>> heaps_;
-  Heap local_heap_;
+  std::unique_ptr<Heap> local_heap_;
   std::uint32_t passes_;  // begun, this one included; from first_count on, equal on all ranks
   std::vector<std::uint32_t> bases_[kNumCounterKinds];
 };

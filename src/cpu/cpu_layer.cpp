@@ -1,16 +1,19 @@
 #include "cpu/cpu_layer.h"
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <utility>
 
 #include "base/check.h"
-#include "comm/agreement.h"
 #include "cpu/engine.h"
+#include "group/agreement.h"
 #include "layer/arguments.h"
+#include "layer/fault_values.h"
 #include "layer/options.h"
 #include "layer/saved_data.h"
 #include "layer/traffic.h"
+#include "plan/plan_bytes.h"
 
 namespace uniep::cpu {
 namespace {
@@ -25,18 +28,24 @@ class CpuLayer final : public LayerBackend {
         record_timeline_(options.record_timeline),
         kernels_(agree_to_build(options)),
         number_(comm_.number_layer()),
+        needs_(memory_needs(problem, comm_.size())),
+        workspace_(options.memory.workspace.data()),
         symmetric_(problem, comm_.size()),
-        heaps_(comm_.group().share(comm_.rank(), own_heap_, timeout_ms_)),
-        counters_(problem, comm_.rank(), heaps_, options.faults.first_count),
+        heaps_(map_heaps(options.memory)),
+        counters_(problem, comm_.rank(), heaps_, options.faults.first_count,
+                  at_workspace(workspace_layout().counters)),
         engine_(comm_.group(), comm_.rank(), counters_, options) {}
 
-  RoutingPlan plan(std::span<const std::int32_t> topk_ids) override;
+  RoutingPlan plan(std::span<const std::int32_t> topk_ids, const CallOptions& options) override;
   Saved forward(const RoutingPlan& plan, const ForwardArgs& args,
-                const Schedule& schedule) override;
-  void backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) override;
-  void backward_data(Saved& saved, const BackwardDataArgs& args, const Schedule& schedule) override;
+                const CallOptions& options) override;
+  Saved restore(const StepMemory& memory, std::int64_t tokens, bool flagged) override;
+  void backward(const Saved& saved, const BackwardArgs& args, const CallOptions& options) override;
+  void backward_data(Saved& saved, const BackwardDataArgs& args,
+                     const CallOptions& options) override;
   void backward_weights(Saved& saved, const BackwardWeightsArgs& args,
-                        const Schedule& schedule) override;
+                        const CallOptions& options) override;
+  [[noreturn]] void refuse_call(const Error& error) override;
 
   const Problem& problem() const override { return problem_; }
   const Communicator& communicator() const override { return communicator_; }
@@ -49,13 +58,23 @@ class CpuLayer final : public LayerBackend {
   /// First collective act of a layer: all ranks want the same one, and each can build it.
   const Kernels& agree_to_build(const LayerOptions& options) {
     const Kernels* chosen = nullptr;
-    agree(comm_, timeout_ms_, Stage::kPlan, "layer " + to_string(problem_), [&] {
+    const std::string call = cat("layer ", to_string(problem_),
+                                 options.memory.peers.empty() ? "" : " with memory.peers");
+    agree(comm_, timeout_ms_, Stage::kPlan, call, [&] {
       validate(problem_, comm_.size());
       validate(options);
       chosen = &kernels();
-      own_heap_ = std::make_shared<Heap>(SymmetricLayout(problem_, comm_.size()).bytes);
+      own_heap_ = make_own_heap(options.memory);
     });
     return *chosen;
+  }
+
+  std::shared_ptr<Heap> make_own_heap(const LayerMemory& memory);
+  std::vector<std::shared_ptr<Heap>> map_heaps(const LayerMemory& memory);
+  HostWorkspaceLayout workspace_layout() const { return {problem_, comm_.size()}; }
+  /// Null where the caller brought none.
+  std::byte* at_workspace(std::int64_t offset) const {
+    return workspace_ == nullptr ? nullptr : workspace_ + offset;
   }
 
   std::string call_text(const char* pass, const RoutingPlan& plan, const Schedule& schedule) const;
@@ -67,6 +86,7 @@ class CpuLayer final : public LayerBackend {
                     const BackwardDataArgs& data, const BackwardWeightsArgs& weights);
   void run(const PassContext& ctx, std::span<const bf16> tokens, std::span<const float> probs);
   std::byte* row_memory(std::int64_t bytes);
+  std::unique_ptr<SavedData> make_saved(const RoutingPlan& plan, const StepMemory& memory) const;
 
   const Problem problem_;
   Communicator communicator_;
@@ -76,6 +96,8 @@ class CpuLayer final : public LayerBackend {
   std::shared_ptr<Heap> own_heap_;  // element rank of heaps_
   const Kernels& kernels_;
   const int number_;  // among the communicator's layers
+  const MemoryNeeds needs_;
+  std::byte* const workspace_;  // HostWorkspaceLayout, the caller's; or null
   const SymmetricLayout symmetric_;
   std::vector<std::shared_ptr<Heap>> heaps_;
   Counters counters_;
@@ -85,11 +107,46 @@ class CpuLayer final : public LayerBackend {
   std::vector<TimelineEvent> timeline_;
 };
 
-RoutingPlan CpuLayer::plan(std::span<const std::int32_t> topk_ids) {
+/// No peer looks at the caller's memory before all ranks have agreed.
+std::shared_ptr<Heap> CpuLayer::make_own_heap(const LayerMemory& memory) {
+  const SymmetricLayout layout(problem_, comm_.size());
+  check_layer_memory(memory_needs(problem_, comm_.size()), memory, comm_.size());
+  if (memory.symmetric.empty()) return comm_.group().allocate(comm_.rank(), layout.bytes);
+  require(!memory.peers.empty() || comm_.size() == 1, ErrorCode::kUnsupported,
+          "memory.symmetric is given without memory.peers, and ranks on the CPU cannot map each "
+          "other's; with the peers it is accepted, or none, and in a group of one");
+  const auto bytes = static_cast<std::size_t>(layout.bytes);
+  std::ranges::fill(
+      memory.symmetric.first(bytes).subspan(static_cast<std::size_t>(layout.published)),
+      std::byte{0});
+  const auto released = [release = memory.release](std::byte*) {
+    if (release) release();
+  };
+  std::byte* const data = memory.symmetric.data();
+  return std::make_shared<Heap>(data, layout.bytes, std::shared_ptr<std::byte>(data, released));
+}
+
+std::vector<std::shared_ptr<Heap>> CpuLayer::map_heaps(const LayerMemory& memory) {
+  if (memory.peers.empty()) return comm_.group().share(comm_.rank(), own_heap_, timeout_ms_);
+  std::vector<std::shared_ptr<Heap>> heaps;
+  for (std::byte* peer : memory.peers) {
+    heaps.push_back(std::make_shared<Heap>(peer, own_heap_->bytes(), nullptr));
+  }
+  heaps[static_cast<std::size_t>(comm_.rank())] = own_heap_;
+  return heaps;
+}
+
+RoutingPlan CpuLayer::plan(std::span<const std::int32_t> topk_ids, const CallOptions& options) {
+  const bool flagged = options.overflow != nullptr;
   const std::string own(reinterpret_cast<const char*>(topk_ids.data()), topk_ids.size_bytes());
   const std::vector<std::string> parts = agree(
-      comm_, timeout_ms_, Stage::kPlan, cat("plan of layer ", number_),
-      [&] { check_topk_ids(problem_, topk_ids); }, own);
+      comm_, timeout_ms_, Stage::kPlan,
+      cat("plan of layer ", number_, flagged ? " with overflow" : ""),
+      [&] {
+        check_topk_ids(problem_, topk_ids);
+        check_plan_memory(needs_, options.memory);
+      },
+      own);
   std::vector<std::int64_t> tokens;
   std::vector<std::int32_t> ids;
   for (const std::string& part : parts) {
@@ -100,11 +157,32 @@ RoutingPlan CpuLayer::plan(std::span<const std::int32_t> topk_ids) {
     tokens.push_back(static_cast<std::int64_t>(count) / problem_.topk);
   }
   // Every rank builds from the same routing, so where it is refused every rank refuses it.
-  return RoutingPlan::build(problem_, comm_.rank(), tokens, ids);
+  const Routing routing{tokens, ids};
+  const RoutingCheck check = check_routing(problem_, routing);
+  if (flagged) {
+    options.overflow[0] = overflow_value(check.fault);
+    options.overflow[1] = check.most_rows;
+  } else {
+    throw_if_any(check.fault, problem_, comm_.size());
+  }
+  if (!options.memory.plan.empty()) {
+    write_plan(options.memory.plan, problem_, comm_.rank(), routing);
+  }
+  return make_plan(problem_, comm_.rank(), routing, check, flagged);
+}
+
+Saved CpuLayer::restore(const StepMemory& memory, std::int64_t tokens, bool flagged) {
+  check_restored_memory(problem_, needs_, memory, tokens);
+  auto saved = std::make_unique<SavedData>(
+      read_plan(memory.plan, problem_, comm_.rank(), comm_.size(), tokens, flagged), needs_.rows,
+      saved_tensors(memory));
+  if (!memory.backward_rows.empty()) saved->hold_callers_rows(memory.backward_rows);
+  return Saved(std::move(saved));
 }
 
 /// The row buffer of a pass that leaves none behind, grown where it is too small.
 std::byte* CpuLayer::row_memory(std::int64_t bytes) {
+  if (workspace_ != nullptr) return at_workspace(workspace_layout().rows);
   if (!row_heap_ || row_heap_->bytes() < bytes) {
     row_heap_.reset();
     row_heap_.emplace(bytes);
@@ -122,9 +200,9 @@ std::string CpuLayer::call_text(const char* pass, const RoutingPlan& plan,
 PassContext CpuLayer::context(const PassView& view, const SavedData& saved, std::byte* rows) const {
   const RowLayout layout(problem_, saved.plan.padded_rows(), view.pass);
   PassContext ctx{.view = view, .kernels = kernels_, .peers = {heaps_, symmetric_}};
-  ctx.x_rows = saved.x_rows();
-  ctx.h = saved.h();
-  ctx.row_probs = saved.row_probs();
+  ctx.x_rows = saved.tensors.x_rows;
+  ctx.h = saved.tensors.h;
+  ctx.row_probs = saved.tensors.row_probs;
   ctx.a = reinterpret_cast<bf16*>(rows + layout.a);
   if (view.pass == Pass::kBackward) {
     ctx.dy_rows = reinterpret_cast<bf16*>(rows + layout.dy_rows);
@@ -155,18 +233,22 @@ void CpuLayer::run(const PassContext& ctx, std::span<const bf16> tokens,
 }
 
 Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
-                        const Schedule& schedule) {
+                        const CallOptions& options) {
+  const Schedule& schedule = *options.schedule;
   std::unique_ptr<SavedData> saved;
   std::optional<PassOrder> order;
   std::byte* rows = nullptr;
   agree(comm_, timeout_ms_, Stage::kEnter, call_text("forward", plan, schedule), [&] {
     check_forward(problem_, communicator_, plan, args, schedule);
-    const SavedLayout layout(problem_, plan.padded_rows());
-    const auto memory = std::make_shared<Heap>(layout.bytes);
-    saved = std::make_unique<SavedData>(plan, plan.padded_rows(), memory, memory->data());
+    saved = make_saved(plan, options.memory);
     order.emplace(plan.data(), Pass::kForward, schedule);
     rows = row_memory(RowLayout(problem_, plan.padded_rows(), Pass::kForward).bytes);
   });
+  if (has_fault(plan)) {
+    stats_ = {.pass = Pass::kForward};
+    fill_of_fault(args);
+    return Saved(std::move(saved));
+  }
   PassContext ctx = context(order->view(), *saved, rows);
   ctx.w1 = args.w1.data();
   ctx.w2 = args.w2.data();
@@ -176,6 +258,16 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
   return Saved(std::move(saved));
 }
 
+std::unique_ptr<SavedData> CpuLayer::make_saved(const RoutingPlan& plan,
+                                                const StepMemory& memory) const {
+  if (check_saved_memory(problem_, needs_, memory)) {
+    return std::make_unique<SavedData>(plan, needs_.rows, saved_tensors(memory));
+  }
+  const SavedLayout layout(problem_, plan.padded_rows());
+  const auto heap = std::make_shared<Heap>(layout.bytes);
+  return std::make_unique<SavedData>(plan, plan.padded_rows(), heap, heap->data());
+}
+
 template <class Check>
 void CpuLayer::agree_to_backward(const char* pass, const Saved& saved, const Schedule& schedule,
                                  const Check& check) {
@@ -183,34 +275,46 @@ void CpuLayer::agree_to_backward(const char* pass, const Saved& saved, const Sch
   agree(comm_, timeout_ms_, Stage::kEnter, call, check);
 }
 
-void CpuLayer::backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) {
+void CpuLayer::backward(const Saved& saved, const BackwardArgs& args, const CallOptions& options) {
+  const Schedule& schedule = *options.schedule;
   std::optional<PassOrder> order;
   std::byte* rows = nullptr;
   agree_to_backward("backward", saved, schedule, [&] {
     check_backward(problem_, communicator_, saved, args, schedule);
     order.emplace(saved.plan().data(), Pass::kBackward, schedule);
-    rows = row_memory(RowLayout(problem_, saved.data()->rows, Pass::kBackward).bytes);
+    rows = row_memory(RowLayout(problem_, saved.plan().padded_rows(), Pass::kBackward).bytes);
   });
   run_backward(*saved.data(), rows, *order, data_args(args), weights_args(args));
 }
 
-void CpuLayer::backward_data(Saved& saved, const BackwardDataArgs& args, const Schedule& schedule) {
+void CpuLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
+                             const CallOptions& options) {
+  const Schedule& schedule = *options.schedule;
+  const bool given = !options.memory.backward_rows.empty();
   std::optional<PassOrder> order;
   std::shared_ptr<std::byte> rows;
   agree_to_backward("backward_data", saved, schedule, [&] {
     check_backward_data(problem_, communicator_, saved, args, schedule);
+    check_backward_rows_memory(needs_, options.memory);
     order.emplace(saved.plan().data(), Pass::kBackward, schedule, PassPart::kData);
-    const auto heap =
-        std::make_shared<Heap>(RowLayout(problem_, saved.data()->rows, Pass::kBackward).bytes);
+    if (given) return;
+    const auto heap = std::make_shared<Heap>(
+        RowLayout(problem_, saved.plan().padded_rows(), Pass::kBackward).bytes);
     rows = {heap, heap->data()};
   });
-  saved.data()->backward_rows.reset();  // a pass that fails leaves none
-  run_backward(*saved.data(), rows.get(), *order, args, {});
-  saved.data()->backward_rows = std::move(rows);
+  SavedData& data = *saved.data();
+  data.backward_rows.reset();  // a pass that fails leaves none
+  run_backward(data, given ? options.memory.backward_rows.data() : rows.get(), *order, args, {});
+  if (given) {
+    data.hold_callers_rows(options.memory.backward_rows);
+  } else {
+    data.backward_rows = std::move(rows);
+  }
 }
 
 void CpuLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
-                                const Schedule& schedule) {
+                                const CallOptions& options) {
+  const Schedule& schedule = *options.schedule;
   comm_.group().failure().check();
   check_backward_weights(problem_, communicator_, saved, args, schedule);
   const PassOrder order(saved.plan().data(), Pass::kBackward, schedule, PassPart::kWeights);
@@ -218,9 +322,20 @@ void CpuLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
   run_backward(*saved.data(), rows->get(), order, {}, args);
 }
 
+void CpuLayer::refuse_call(const Error& error) {
+  agree(comm_, timeout_ms_, Stage::kEnter, "", [&] { throw error; });
+  throw error;  // not reached: a rank that refuses makes all throw
+}
+
 void CpuLayer::run_backward(const SavedData& saved, std::byte* rows, const PassOrder& order,
                             const BackwardDataArgs& data, const BackwardWeightsArgs& weights) {
   const PassView& view = order.view();
+  if (has_fault(saved.plan)) {
+    stats_ = {.pass = Pass::kBackward};
+    if (view.moves_data()) fill_of_fault(data);
+    if (view.has_weight_grads()) fill_of_fault(weights);
+    return;
+  }
   PassContext ctx = context(view, saved, rows);
   ctx.w1 = data.w1.data();
   ctx.w2 = data.w2.data();
@@ -233,6 +348,16 @@ void CpuLayer::run_backward(const SavedData& saved, std::byte* rows, const PassO
 }
 
 }  // namespace
+
+MemoryNeeds memory_needs(const Problem& p, int num_ranks) {
+  const std::int64_t rows = capacity_rows(p, num_ranks);
+  return {.rows = rows,
+          .symmetric = SymmetricLayout(p, num_ranks).bytes,
+          .workspace = HostWorkspaceLayout(p, num_ranks).bytes,
+          .plan = HostPlanLayout(p, num_ranks).bytes,
+          .backward_rows = RowLayout(p, rows, Pass::kBackward).bytes,
+          .alignment = kHostAlignment};
+}
 
 std::unique_ptr<LayerBackend> make_layer(const Problem& problem, Communicator communicator,
                                          const LayerOptions& options) {

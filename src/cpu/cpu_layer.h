@@ -6,8 +6,10 @@
 
 namespace uniep::cpu {
 
-/// A layer whose ranks are threads of this process.
+/// A layer whose ranks are threads of this process, or processes with shared memory.
 std::unique_ptr<LayerBackend> make_layer(const Problem& problem, Communicator communicator,
                                          const LayerOptions& options);
+
+MemoryNeeds memory_needs(const Problem& problem, int num_ranks);
 
 }  // namespace uniep::cpu

@@ -5,8 +5,8 @@
 
 #include "base/check.h"
 #include "base/cpu_info.h"
-#include "comm/backoff.h"
-#include "comm/wait_error.h"
+#include "group/backoff.h"
+#include "group/wait_error.h"
 #include "layer/options.h"
 #include "schedule/roles.h"
 
@@ -199,6 +199,11 @@ void Engine::wait_for(const Wait& wait, const Task& task) {
   Backoff backoff;
   while (!reached(counters_.seen(wait.kind, wait.index))) {
     group_.failure().check();
+    if (const auto end = group_.end_of(wait.peer)) {
+      if (reached(counters_.seen(wait.kind, wait.index))) return;
+      group_.failure().raise(rank_, wait.peer, *end);
+      continue;  // and throw what has been raised first
+    }
     if (Clock::now() >= limit) {
       throw wait_error({.rank = rank_,
                         .stage = name(task.stage),

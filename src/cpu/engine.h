@@ -11,6 +11,7 @@
 #include "cpu/counters.h"
 #include "cpu/stages.h"
 #include "cpu/worker_pool.h"
+#include "group/cpu_group.h"
 #include "schedule/pass_order.h"
 
 namespace uniep::cpu {

@@ -3,8 +3,8 @@
 #include <memory>
 #include <vector>
 
-#include "comm/cpu_group.h"
 #include "cpu/kernels/kernels.h"
+#include "group/heap.h"
 #include "layout/workspace.h"
 #include "schedule/pass_view.h"
 #include "uniep/layer.h"

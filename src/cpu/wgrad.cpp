@@ -14,18 +14,20 @@ void wgrad_tile(const PassContext& ctx, const Task& task, Scratch& scratch, cons
   const std::int64_t m = min_of<std::int64_t>(v.schedule.tile_m, grid.rows - m0);
   const auto [n0, n] = column_tile(grid, task.n);
 
-  const auto* main_grad = std::get_if<std::span<float>>(&dw);
-  if (main_grad != nullptr && rows == 0) return;  // keeps what it holds, a -0 too
+  const auto* overwritten = std::get_if<std::span<bf16>>(&dw);
+  if (overwritten == nullptr && rows == 0) return;  // keeps what it holds, a -0 too
 
   float* sums = scratch.accumulators.reserve(static_cast<std::size_t>(m * n));
   gemm_tile(ctx.kernels, m, n, rows, {left + m0, 1, grid.rows}, {right + n0, grid.cols, 1}, sums, n,
             scratch.packing);
   for (std::int64_t i = 0; i < m; ++i) {
     const std::int64_t offset = (task.expert * grid.rows + m0 + i) * grid.cols + n0;
-    if (main_grad != nullptr) {
+    if (overwritten != nullptr) {
+      ctx.kernels.round_row(n, sums + i * n, overwritten->data() + offset);
+    } else if (const auto* main_grad = std::get_if<std::span<float>>(&dw)) {
       ctx.kernels.add_f32_row(n, main_grad->data() + offset, sums + i * n);
     } else {
-      ctx.kernels.round_row(n, sums + i * n, std::get<std::span<bf16>>(dw).data() + offset);
+      ctx.kernels.add_bf16_row(n, std::get<Bf16MainGrad>(dw).data() + offset, sums + i * n);
     }
   }
 }

@@ -3,17 +3,22 @@
 #include <cuda_runtime_api.h>
 
 #include "base/check.h"
-#include "cuda/check.h"
+#include "base/cuda/check.h"
 
 namespace uniep::cuda {
 
-/// Whether `stream` is being captured in a CUDA graph. The default stream cannot be.
-inline bool capturing(cudaStream_t stream) {
-  if (stream == nullptr) return false;
+/// The number of the graph capture that `stream` is in, or 0. The default stream cannot be in one.
+inline unsigned long long capture_of(cudaStream_t stream) {
+  if (stream == nullptr) return 0;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check_cuda(cudaStreamIsCapturing(stream, &status), "ask whether the stream is captured");
-  return status != cudaStreamCaptureStatusNone;
+  unsigned long long capture = 0;
+  check_cuda(cudaStreamGetCaptureInfo(stream, &status, &capture),
+             "ask whether the stream is captured");
+  return status == cudaStreamCaptureStatusNone ? 0 : capture;
 }
+
+/// Whether `stream` is being captured in a CUDA graph.
+inline bool capturing(cudaStream_t stream) { return capture_of(stream) != 0; }
 
 /// For calls that wait for the stream, which would spoil a capture.
 inline void require_no_capture(cudaStream_t stream, const char* call) {

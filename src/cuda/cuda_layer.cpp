@@ -5,18 +5,19 @@
 #include <utility>
 
 #include "base/check.h"
-#include "comm/agreement.h"
+#include "base/cuda/device_scope.h"
 #include "cuda/buffer_pool.h"
 #include "cuda/capture.h"
-#include "cuda/cuda_communicator.h"
 #include "cuda/cuda_plan.h"
-#include "cuda/device_scope.h"
 #include "cuda/fault_injection.h"
 #include "cuda/layer_memory.h"
 #include "cuda/pass.h"
 #include "cuda/plan_launch.h"
+#include "cuda/stream_order.h"
 #include "cuda/tensor_alignment.h"
 #include "cuda/wait_failure.h"
+#include "group/agreement.h"
+#include "group/cuda/cuda_communicator.h"
 #include "layer/arguments.h"
 #include "layer/options.h"
 #include "layer/saved_data.h"
@@ -33,17 +34,29 @@ const RoutingPlan* plan_of(const Saved& saved) {
   return saved.data() != nullptr ? &saved.data()->plan : nullptr;
 }
 
+/// Memory that somebody else keeps.
+std::shared_ptr<std::byte> callers(std::byte* memory) { return {std::shared_ptr<void>(), memory}; }
+
+CallerMemory caller_memory(const LayerMemory& memory) {
+  return {.local = memory.symmetric.data(),
+          .peers = {memory.peers.begin(), memory.peers.end()},
+          .release = memory.release};
+}
+
 class CudaLayer final : public LayerBackend {
  public:
   CudaLayer(const Problem& problem, Communicator communicator, const LayerOptions& options);
 
-  RoutingPlan plan(std::span<const std::int32_t> topk_ids) override;
+  RoutingPlan plan(std::span<const std::int32_t> topk_ids, const CallOptions& options) override;
   Saved forward(const RoutingPlan& plan, const ForwardArgs& args,
-                const Schedule& schedule) override;
-  void backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) override;
-  void backward_data(Saved& saved, const BackwardDataArgs& args, const Schedule& schedule) override;
+                const CallOptions& options) override;
+  Saved restore(const StepMemory& memory, std::int64_t tokens, bool flagged) override;
+  void backward(const Saved& saved, const BackwardArgs& args, const CallOptions& options) override;
+  void backward_data(Saved& saved, const BackwardDataArgs& args,
+                     const CallOptions& options) override;
   void backward_weights(Saved& saved, const BackwardWeightsArgs& args,
-                        const Schedule& schedule) override;
+                        const CallOptions& options) override;
+  [[noreturn]] void refuse_call(const Error& error) override;
   void synchronize() override;
 
   const Problem& problem() const override { return problem_; }
@@ -62,24 +75,30 @@ class CudaLayer final : public LayerBackend {
   CallState* call_state(int rank) const;
   Error refusal_of_peer() const;
   [[noreturn]] void refuse(const Error& error);
-  void begin_call(const RoutingPlan* plan);
+  void begin_call(const RoutingPlan* plan, const CallOptions& options);
   template <class Body>
-  auto collective(const RoutingPlan* plan, const Body& body);
-  RoutingPlan make_plan(std::span<const std::int32_t> topk_ids);
-  Saved run_forward(const RoutingPlan& plan, const ForwardArgs& args, const Schedule& schedule);
+  auto collective(const RoutingPlan* plan, const CallOptions& options, const Body& body);
+  RoutingPlan make_plan(std::span<const std::int32_t> topk_ids, const CallOptions& options);
+  RoutingPlan plan_with(std::int64_t tokens, std::unique_ptr<CudaPlan> remote, bool flagged) const;
+  Saved run_forward(const RoutingPlan& plan, const ForwardArgs& args, const CallOptions& options);
   void run_backward(const SavedData& saved, std::byte* rows, PassPart part,
                     const BackwardDataArgs& data, const BackwardWeightsArgs& weights,
                     const Schedule& schedule);
   void require_supported(const Schedule& schedule) const;
+  void require_supported(const BackwardWeightsArgs& args) const;
   int num_ctas(const Schedule& schedule) const {
     return schedule.workers > 0 ? schedule.workers : sms_;
   }
   void start_counters_at(std::uint32_t first_count);
   PlanScratch scratch() const;
-  void make_memory(bool record_timeline);
+  void make_memory(const LayerOptions& options);
   void reserve_step();
   std::shared_ptr<std::byte> take(std::int64_t bytes, Use use) {
     return pool_.take(bytes, use, captured_);
+  }
+  /// Until the call at hand ends: in the caller's workspace at `place`, where there is one.
+  std::shared_ptr<std::byte> take_for_call(std::byte* place, std::int64_t bytes) {
+    return place != nullptr ? callers(place) : take(bytes, Use::kCall);
   }
   PassMemory pass_memory() const;
   void collect_trace();
@@ -92,13 +111,17 @@ class CudaLayer final : public LayerBackend {
   const int timeout_ms_;
   const FaultInjection faults_;
   const Problem problem_;
-  const cudaStream_t stream_;
+  const MemoryNeeds needs_;
+  const cudaStream_t own_stream_;  // of calls that are given none
+  cudaStream_t stream_;            // of the call at hand, or the last
+  StreamOrder stream_order_;
   const std::int64_t capacity_;
+  const LayerSymmetricLayout shared_;
   const SymmetricLayout symmetric_;
   const PlanExchangeLayout exchange_;
   const PlanScratchLayout scratch_layout_;
-  std::unique_ptr<SymmetricMemory> memory_;  // symmetric_, then exchange_, then a CallState
-  std::optional<LayerMemory> own_;
+  std::unique_ptr<SymmetricMemory> memory_;  // shared_
+  std::optional<LayerOwnMemory> own_;
   BufferPool pool_;
   int sms_ = 0;
   bool captured_ = false;         // the call at hand is captured in a CUDA graph
@@ -111,19 +134,22 @@ class CudaLayer final : public LayerBackend {
   bool trace_in_graphs_ = false;  // then that is always so: replays are not seen here
   std::vector<TimelineEvent> timeline_;     // of passes before the last
   std::optional<PassStats> traced_stages_;  // of the last pass, once they were collected
-  std::optional<RoutingPlan> last_plan_;    // empty where that pass was captured, or moved no rows
+  // Empty where that pass was captured or moved no rows, and where its plan is the caller's.
+  std::optional<RoutingPlan> last_plan_;
   Schedule last_schedule_;
   mutable PassStats stats_;
 };
 
 Problem CudaLayer::checked(const Problem& problem, CudaCommunicator& comm,
                            const LayerOptions& options) {
-  const std::string call = "layer " + to_string(problem);
+  const char* memory = !options.memory.peers.empty()       ? " with memory.peers"
+                       : !options.memory.symmetric.empty() ? " with memory.symmetric"
+                                                           : "";
+  const std::string call = cat("layer ", to_string(problem), memory);
   agree(comm.bootstrap(), wait_limit_ms(options), Stage::kPlan, call, [&] {
     validate(problem, comm.size());
     validate(options);
-    const auto reason = unsupported_reason(problem, comm.size());
-    require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
+    check_layer_memory(memory_needs(problem, comm.size()), options.memory, comm.size());
   });
   return problem;
 }
@@ -134,27 +160,29 @@ CudaLayer::CudaLayer(const Problem& problem, Communicator communicator, const La
       timeout_ms_(wait_limit_ms(options)),
       faults_(options.faults),
       problem_(checked(problem, comm_, options)),
-      stream_(static_cast<cudaStream_t>(options.cuda_stream)),
-      capacity_(capacity_rows(problem_, comm_.size())),
+      needs_(memory_needs(problem_, comm_.size())),
+      own_stream_(static_cast<cudaStream_t>(options.cuda_stream)),
+      stream_(own_stream_),
+      capacity_(needs_.rows),
+      shared_(problem_, comm_.size()),
       symmetric_(problem_, comm_.size()),
       exchange_(problem_, comm_.size()),
       scratch_layout_(problem_, comm_.size()),
-      memory_(comm_.symmetric_memory(symmetric_.bytes + exchange_.bytes + sizeof(CallState),
-                                     timeout_ms_)) {
+      memory_(comm_.symmetric_memory(shared_.bytes, timeout_ms_, caller_memory(options.memory))) {
   const DeviceScope scope(comm_.device());
   agree(comm_.bootstrap(), timeout_ms_, Stage::kPlan, "memory of a step", [&] {
-    make_memory(options.record_timeline);
+    make_memory(options);
     prepare_kernels();
-    reserve_step();
+    if (options.memory.workspace.empty()) reserve_step();
   });
   if (faults_.first_count != 0) start_counters_at(faults_.first_count);
 }
 
-void CudaLayer::make_memory(bool record_timeline) {
+void CudaLayer::make_memory(const LayerOptions& options) {
   check_cuda(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, comm_.device()),
              "ask for the number of SMs");
-  own_.emplace(problem_, comm_.size());
-  if (record_timeline) own_->trace.emplace(sms_, kTracedTasks);
+  own_.emplace(problem_, comm_.size(), options.memory.workspace.data());
+  if (options.record_timeline) own_->trace.emplace(sms_, kTracedTasks);
 }
 
 /// What one step takes is there from the start, so that it can be captured in a CUDA graph, and
@@ -175,15 +203,14 @@ void CudaLayer::reserve_step() {
 /// No peer may signal before all counters are set, hence the agreement.
 void CudaLayer::start_counters_at(std::uint32_t first_count) {
   agree(comm_.bootstrap(), timeout_ms_, Stage::kPlan, cat("first_count ", first_count), [&] {
-    start_counters(own_->counters.data(), LocalCounterLayout(problem_, comm_.size()).bytes,
-                   first_count);
+    start_counters(own_->counters(), LocalCounterLayout(problem_, comm_.size()).bytes, first_count);
     start_counters(static_cast<std::byte*>(memory_->local()) + symmetric_.published,
                    symmetric_.bytes - symmetric_.published, first_count);
   });
 }
 
 PlanScratch CudaLayer::scratch() const {
-  return plan_scratch(own_->plan_scratch.data(), scratch_layout_);
+  return plan_scratch(own_->plan_scratch(), scratch_layout_);
 }
 
 /// What has failed for good, as every later call says.
@@ -205,7 +232,7 @@ void CudaLayer::notice_fault() {
   RoutingFault& reported = own_->report.get()->fault;
   using Kind = RoutingFault::Kind;
   if (*static_cast<const volatile Kind*>(&reported.kind) == Kind::kNone) return;
-  check_cuda(cudaStreamSynchronize(stream_), "wait for a plan");  // all of it is written then
+  stream_order_.synchronize(stream_);  // all of it is written then
   if (fault_.kind == Kind::kNone) fault_ = reported;
   reported = {};
   suspects_ = plans_;
@@ -215,17 +242,18 @@ void CudaLayer::notice_fault() {
 /// keeps in step with the others. No other call may throw for it: ranks hear of the fault at
 /// different times.
 void CudaLayer::throw_if_unusable(const RoutingPlan& plan) {
+  if (plan.data().flagged) return;
   notice_fault();
   const CudaPlan* made = cuda_plan(plan);
   if (made == nullptr || made->number() > suspects_) return;
+  check_cuda(cudaStreamSynchronize(stream_), "wait for a plan");  // where it was moved, too
   const RoutingFault fault = made->status().fault;
   if (fault == fault_) fault_ = {};
   throw_if_any(fault, problem_, comm_.size());
 }
 
 CallState* CudaLayer::call_state(int rank) const {
-  return reinterpret_cast<CallState*>(static_cast<std::byte*>(memory_->peer(rank)) +
-                                      symmetric_.bytes + exchange_.bytes);
+  return reinterpret_cast<CallState*>(static_cast<std::byte*>(memory_->peer(rank)) + shared_.calls);
 }
 
 Error CudaLayer::refusal_of_peer() const {
@@ -262,9 +290,10 @@ void CudaLayer::refuse(const Error& error) {
 }
 
 /// `plan`: of a pass, where it has one.
-void CudaLayer::begin_call(const RoutingPlan* plan) {
+void CudaLayer::begin_call(const RoutingPlan* plan, const CallOptions& options) {
   throw_if_failed();
-  captured_ = capturing(stream_);
+  stream_ = options.cuda_stream ? static_cast<cudaStream_t>(*options.cuda_stream) : own_stream_;
+  captured_ = stream_order_.begin_call(stream_);
   counted_ = false;
   if (captured_) {
     last_plan_.reset();  // a capture may need its memory
@@ -276,9 +305,9 @@ void CudaLayer::begin_call(const RoutingPlan* plan) {
 /// The frame of every collective call: what goes wrong before its launches are all made, other
 /// ranks must hear of.
 template <class Body>
-auto CudaLayer::collective(const RoutingPlan* plan, const Body& body) {
+auto CudaLayer::collective(const RoutingPlan* plan, const CallOptions& options, const Body& body) {
   const DeviceScope scope(comm_.device());
-  begin_call(plan);
+  begin_call(plan, options);
   try {
     return body();
   } catch (const Error& error) {
@@ -291,43 +320,71 @@ auto CudaLayer::collective(const RoutingPlan* plan, const Body& body) {
 void CudaLayer::synchronize() {
   const DeviceScope scope(comm_.device());
   require_no_capture(stream_, "synchronize");
-  check_cuda(cudaStreamSynchronize(stream_), "wait for the stream");
+  stream_order_.synchronize(stream_);
   throw_if_failed();
   notice_fault();
   throw_if_any(std::exchange(fault_, {}), problem_, comm_.size());
   collect_trace();
 }
 
-RoutingPlan CudaLayer::plan(std::span<const std::int32_t> topk_ids) {
-  return collective(nullptr, [&] { return make_plan(topk_ids); });
+void CudaLayer::refuse_call(const Error& error) {
+  collective(nullptr, {}, [&] { throw error; });
+  throw error;  // not reached
 }
 
-RoutingPlan CudaLayer::make_plan(std::span<const std::int32_t> topk_ids) {
+RoutingPlan CudaLayer::plan(std::span<const std::int32_t> topk_ids, const CallOptions& options) {
+  return collective(nullptr, options, [&] { return make_plan(topk_ids, options); });
+}
+
+RoutingPlan CudaLayer::make_plan(std::span<const std::int32_t> topk_ids,
+                                 const CallOptions& options) {
   check_topk_ids(problem_, topk_ids);
+  check_plan_memory(needs_, options.memory);
   const std::int64_t tokens = static_cast<std::int64_t>(topk_ids.size()) / problem_.topk;
   const DevicePlanLayout layout(problem_, comm_.size());
-  auto remote = std::make_unique<CudaPlan>(take(layout.bytes, Use::kHeld), layout, plans_ + 1,
-                                           stream_, captured_);
+  const std::span<std::byte> given = options.memory.plan;
+  auto remote = std::make_unique<CudaPlan>(
+      given.empty() ? take(layout.bytes, Use::kHeld) : callers(given.data()), layout, plans_ + 1,
+      stream_, captured_);
   PlanExchange exchange{.layout = exchange_};
   for (int r = 0; r < comm_.size(); ++r) {
-    exchange.parts[r] = static_cast<std::byte*>(memory_->peer(r)) + symmetric_.bytes;
+    exchange.parts[r] = static_cast<std::byte*>(memory_->peer(r)) + shared_.exchange;
   }
   PlanArgs args = plan_args(problem_, comm_.rank(), comm_.size(), tokens, topk_ids.data(), exchange,
                             scratch(), remote->device(), own_->report.get(),
                             static_cast<std::uint64_t>(timeout_ms_) * 1'000'000);
+  args.overflow = options.overflow;
   args.calls = call_state(comm_.rank());
   check_cuda(launch_plan(args, 0, stream_), "launch plan");
   counted_ = true;
   ++plans_;
+  return plan_with(tokens, std::move(remote), options.overflow != nullptr);
+}
 
+RoutingPlan CudaLayer::plan_with(std::int64_t tokens, std::unique_ptr<CudaPlan> remote,
+                                 bool flagged) const {
   auto data = std::make_shared<PlanData>();
   data->problem = problem_;
   data->rank = comm_.rank();
   data->num_local_experts = problem_.num_experts / comm_.size();
   data->tokens_per_rank.assign(static_cast<std::size_t>(comm_.size()), 0);
   data->tokens_per_rank[static_cast<std::size_t>(comm_.rank())] = tokens;
+  data->flagged = flagged;
   data->remote = std::move(remote);
   return RoutingPlan(std::move(data));
+}
+
+/// Which of the layer's plans it is, nobody knows here: it counts as the first, so that it is under
+/// suspicion as soon as there was a fault.
+Saved CudaLayer::restore(const StepMemory& memory, std::int64_t tokens, bool flagged) {
+  check_restored_memory(problem_, needs_, memory, tokens);
+  auto remote =
+      std::make_unique<CudaPlan>(callers(memory.plan.data()),
+                                 DevicePlanLayout(problem_, comm_.size()), 1, std::nullopt, false);
+  auto saved = std::make_unique<SavedData>(plan_with(tokens, std::move(remote), flagged), capacity_,
+                                           saved_tensors(memory));
+  if (!memory.backward_rows.empty()) saved->hold_callers_rows(memory.backward_rows);
+  return Saved(std::move(saved));
 }
 
 /// Moves what the last pass to run recorded to the host.
@@ -350,8 +407,8 @@ std::vector<TimelineEvent> CudaLayer::take_timeline() {
 }
 
 PassMemory CudaLayer::pass_memory() const {
-  PassMemory memory{.counters = own_->counters.data(),
-                    .scratch = own_->pass_scratch.data(),
+  PassMemory memory{.counters = own_->counters(),
+                    .scratch = own_->pass_scratch(),
                     .failure = own_->failure.get(),
                     .calls = call_state(comm_.rank())};
   if (own_->trace) memory.trace = own_->trace->device();
@@ -364,9 +421,9 @@ PassMemory CudaLayer::pass_memory() const {
 PassTensors CudaLayer::tensors(const SavedData& saved, std::byte* rows, Pass pass) const {
   const RowLayout layout(problem_, capacity_, pass);
   PassTensors t;
-  t.x_rows = saved.x_rows();
-  t.h = saved.h();
-  t.row_probs = saved.row_probs();
+  t.x_rows = saved.tensors.x_rows;
+  t.h = saved.tensors.h;
+  t.row_probs = saved.tensors.row_probs;
   t.a = reinterpret_cast<bf16*>(rows + layout.a);
   if (pass == Pass::kBackward) {
     t.dy_rows = reinterpret_cast<bf16*>(rows + layout.dy_rows);
@@ -381,10 +438,12 @@ void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const Pass
   if (!captured_) collect_trace();
   last_schedule_ = schedule;
   last_plan_.reset();
-  if (!captured_ && part != PassPart::kWeights) last_plan_ = saved.plan;
   const DevicePlan& plan = on_device(saved.plan);
+  if (!captured_ && part != PassPart::kWeights && !cuda_plan(saved.plan)->is_callers()) {
+    last_plan_ = saved.plan;
+  }
   const DeviceOrderLayout order_layout(problem_, comm_.size(), pass, schedule, part);
-  const auto order_memory = take(most_order_bytes(problem_, comm_.size()), Use::kCall);
+  const auto order_memory = take_for_call(own_->order(), most_order_bytes(problem_, comm_.size()));
   const DeviceOrder order = device_order(order_memory.get(), order_layout);
   const PassView view = make_pass_view(problem_, comm_.rank(), comm_.size(), saved.plan.tokens(),
                                        plan, order, pass, schedule, part);
@@ -405,8 +464,10 @@ void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const Pass
   const OrderArgs order_args{
       .view = view, .plan = plan, .order = order, .scratch = scratch(), .failed = context.failed};
   check_cuda(launch_order(order_args, 0, stream_), "launch order");
-  launcher.enter(
-      enter_args(problem_, comm_.size(), memory, tensors.tokens, tensors.probs, plan.status));
+  EnterArgs enter =
+      enter_args(problem_, comm_.size(), memory, tensors.tokens, tensors.probs, plan.status);
+  if (saved.plan.data().flagged) enter.fill = fault_fill(view, tensors);
+  launcher.enter(enter);
   counted_ = true;
   clock.lap(Stage::kEnter, stream_);
   for (int i = 0; i < launcher.num_launches(); ++i) {
@@ -416,59 +477,76 @@ void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const Pass
 }
 
 Saved CudaLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
-                         const Schedule& schedule) {
-  return collective(&plan, [&] { return run_forward(plan, args, schedule); });
+                         const CallOptions& options) {
+  return collective(&plan, options, [&] { return run_forward(plan, args, options); });
 }
 
-void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) {
-  collective(plan_of(saved), [&] {
+void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const CallOptions& options) {
+  collective(plan_of(saved), options, [&] {
+    const Schedule& schedule = *options.schedule;
     check_backward(problem_, communicator_, saved, args, schedule);
     check_alignment(data_args(args));
     check_alignment(weights_args(args));
     require_supported(schedule);
-    const auto rows = take(RowLayout(problem_, capacity_, Pass::kBackward).bytes, Use::kCall);
+    require_supported(weights_args(args));
+    const auto rows =
+        take_for_call(own_->rows(), RowLayout(problem_, capacity_, Pass::kBackward).bytes);
     run_backward(*saved.data(), rows.get(), PassPart::kWhole, data_args(args), weights_args(args),
                  schedule);
   });
 }
 
 void CudaLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
-                              const Schedule& schedule) {
-  collective(plan_of(saved), [&] {
+                              const CallOptions& options) {
+  collective(plan_of(saved), options, [&] {
+    const Schedule& schedule = *options.schedule;
     check_backward_data(problem_, communicator_, saved, args, schedule);
+    check_backward_rows_memory(needs_, options.memory);
     check_alignment(args);
     require_supported(schedule);
     SavedData& data = *saved.data();
     data.backward_rows.reset();  // a pass that fails leaves none
-    const auto rows = take(RowLayout(problem_, capacity_, Pass::kBackward).bytes, Use::kHeld);
-    if (captured_) data.captured_rows.push_back(rows);
+    const std::span<std::byte> given = options.memory.backward_rows;
+    const auto rows = given.empty()
+                          ? take(RowLayout(problem_, capacity_, Pass::kBackward).bytes, Use::kHeld)
+                          : callers(given.data());
+    if (captured_ && given.empty()) data.captured_rows.push_back(rows);
     run_backward(data, rows.get(), PassPart::kData, args, {}, schedule);
     data.backward_rows = rows;
   });
 }
 
 void CudaLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
-                                 const Schedule& schedule) {
+                                 const CallOptions& options) {
   const DeviceScope scope(comm_.device());
-  begin_call(plan_of(saved));
+  begin_call(plan_of(saved), options);
+  const Schedule& schedule = *options.schedule;
   check_backward_weights(problem_, communicator_, saved, args, schedule);
   check_alignment(args);
   require_supported(schedule);
+  require_supported(args);
   SavedData& data = *saved.data();
   const std::shared_ptr<std::byte> rows = *data.backward_rows;
-  if (captured_) data.captured_rows.push_back(rows);
+  if (captured_ && rows.use_count() > 0) data.captured_rows.push_back(rows);
   run_backward(data, rows.get(), PassPart::kWeights, {}, args, schedule);
   data.backward_rows.reset();
 }
 
 Saved CudaLayer::run_forward(const RoutingPlan& plan, const ForwardArgs& args,
-                             const Schedule& schedule) {
+                             const CallOptions& options) {
+  const Schedule& schedule = *options.schedule;
   check_forward(problem_, communicator_, plan, args, schedule);
   check_alignment(args);
   require_supported(schedule);
-  const auto memory = take(SavedLayout(problem_, capacity_).bytes, Use::kHeld);
-  auto saved = std::make_unique<SavedData>(plan, capacity_, memory, memory.get());
-  const auto rows = take(RowLayout(problem_, capacity_, Pass::kForward).bytes, Use::kCall);
+  std::unique_ptr<SavedData> saved;
+  if (check_saved_memory(problem_, needs_, options.memory)) {
+    saved = std::make_unique<SavedData>(plan, capacity_, saved_tensors(options.memory));
+  } else {
+    const auto memory = take(SavedLayout(problem_, capacity_).bytes, Use::kHeld);
+    saved = std::make_unique<SavedData>(plan, capacity_, memory, memory.get());
+  }
+  const auto rows =
+      take_for_call(own_->rows(), RowLayout(problem_, capacity_, Pass::kForward).bytes);
   PassTensors t = tensors(*saved, rows.get(), Pass::kForward);
   t.tokens = args.x.data();
   t.probs = args.topk_probs.data();
@@ -498,6 +576,11 @@ void CudaLayer::require_supported(const Schedule& schedule) const {
   require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
 }
 
+void CudaLayer::require_supported(const BackwardWeightsArgs& args) const {
+  const auto reason = unsupported_reason(args);
+  require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
+}
+
 const PassStats& CudaLayer::last_pass() const {
   const DeviceScope scope(comm_.device());
   require_no_capture(stream_, "last_pass");
@@ -513,6 +596,18 @@ const PassStats& CudaLayer::last_pass() const {
 }
 
 }  // namespace
+
+MemoryNeeds memory_needs(const Problem& p, int num_ranks) {
+  const auto reason = unsupported_reason(p, num_ranks);
+  require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
+  const std::int64_t rows = capacity_rows(p, num_ranks);
+  return {.rows = rows,
+          .symmetric = LayerSymmetricLayout(p, num_ranks).bytes,
+          .workspace = LayerWorkspaceLayout(p, num_ranks).bytes,
+          .plan = DevicePlanLayout(p, num_ranks).bytes,
+          .backward_rows = RowLayout(p, rows, Pass::kBackward).bytes,
+          .alignment = kDeviceAlignment};
+}
 
 std::unique_ptr<LayerBackend> make_layer(const Problem& problem, Communicator communicator,
                                          const LayerOptions& options) {

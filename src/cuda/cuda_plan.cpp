@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/cuda/check.h"
 #include "cuda/capture.h"
-#include "cuda/check.h"
 
 namespace uniep::cuda {
 namespace {
@@ -20,7 +20,8 @@ void download(std::vector<T>& to, const T* from, std::int64_t count) {
 }  // namespace
 
 PlanStatus CudaPlan::status() const {
-  check_cuda(cudaStreamSynchronize(stream_), "wait for the plan");
+  check_cuda(stream_ ? cudaStreamSynchronize(*stream_) : cudaDeviceSynchronize(),
+             "wait for the plan");
   PlanStatus status;
   check_cuda(cudaMemcpy(&status, plan_.status, sizeof(status), cudaMemcpyDeviceToHost),
              "ask whether the plan can be used");
@@ -31,7 +32,7 @@ void CudaPlan::fetch(PlanData& p) {
   require(!captured_, ErrorCode::kUnsupported,
           "plan was made in a CUDA graph capture, so its rows change with every replay; what "
           "depends on the routing can be asked of plans made outside of captures");
-  require_no_capture(stream_, "what depends on the routing of a plan");
+  if (stream_) require_no_capture(*stream_, "what depends on the routing of a plan");
   const PlanStatus made = status();
   throw_if_any(made.fault, p.problem, p.num_ranks());
   require(made.ok(), ErrorCode::kPeerFailed,

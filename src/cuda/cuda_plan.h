@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "cuda/device_plan.h"
@@ -16,9 +17,9 @@ namespace uniep::cuda {
 class CudaPlan final : public RemotePlan {
  public:
   /// `number`: of the layer's plans, from 1. `captured`: every replay of a CUDA graph makes it
-  /// anew.
+  /// anew. Without a stream it was made somewhere else, and lies here.
   CudaPlan(std::shared_ptr<std::byte> memory, const DevicePlanLayout& layout, std::int64_t number,
-           cudaStream_t stream, bool captured)
+           std::optional<cudaStream_t> stream, bool captured)
       : memory_(std::move(memory)),
         plan_(device_plan(memory_.get(), layout)),
         number_(number),
@@ -27,6 +28,9 @@ class CudaPlan final : public RemotePlan {
 
   const DevicePlan& device() const { return plan_; }
   std::int64_t number() const { return number_; }
+
+  /// Whether the plan lies in memory of the caller, who may have other use for it by now.
+  bool is_callers() const { return memory_.use_count() == 0; }
 
   /// Whether it can be used, as its last making said; waits for the stream.
   PlanStatus status() const;
@@ -38,7 +42,7 @@ class CudaPlan final : public RemotePlan {
   std::shared_ptr<std::byte> memory_;
   DevicePlan plan_;
   const std::int64_t number_;
-  cudaStream_t stream_;
+  const std::optional<cudaStream_t> stream_;
   const bool captured_;
 };
 

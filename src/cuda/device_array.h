@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/check.h"
+#include "base/cuda/check.h"
 
 namespace uniep::cuda {
 

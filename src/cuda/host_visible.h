@@ -2,7 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/check.h"
+#include "base/cuda/check.h"
 
 namespace uniep::cuda {
 

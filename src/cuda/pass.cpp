@@ -5,9 +5,9 @@
 #include <span>
 
 #include "base/check.h"
-#include "cuda/check.h"
+#include "base/cuda/check.h"
+#include "base/cuda/driver.h"
 #include "cuda/device/tile_shape.h"
-#include "cuda/driver.h"
 #include "cuda/plan_launch.h"
 #include "cuda/tensor_map.h"
 #include "schedule/constraints.h"
@@ -25,13 +25,20 @@ static_assert(kTileM == kCudaTileM && std::ranges::equal(kTileColumns, kCudaTile
 CUtensorMap weight_grad_map(const WeightGrad& grad, std::int64_t cols, std::int64_t rows,
                             std::int64_t experts) {
   const auto* dw = std::get_if<std::span<bf16>>(&grad);
-  if (dw == nullptr) return {};  // fp32 is written without a map
+  if (dw == nullptr) return {};  // what is added to is written without a map
   return tensor_map(dw->data(), {cols, rows, experts}, {kBox, kBox, 1});
 }
 
-float* main_grad(const WeightGrad& grad) {
-  const auto* main = std::get_if<std::span<float>>(&grad);
-  return main == nullptr ? nullptr : main->data();
+/// Of a weight gradient that is added to.
+void* main_grad(const WeightGrad& grad) {
+  if (std::holds_alternative<std::span<bf16>>(grad)) return nullptr;
+  return std::visit([](const auto& main) -> void* { return main.data(); }, grad);
+}
+
+/// Of PassTensors or BackwardWeightsArgs.
+template <class T, class Args>
+bool either_is(const Args& args) {
+  return std::holds_alternative<T>(args.dw1) || std::holds_alternative<T>(args.dw2);
 }
 
 constexpr Stage kForwardGemms[] = {Stage::kFc1, Stage::kFc2};
@@ -43,9 +50,12 @@ bool holds(const PassView& v, Stage stage) {
   return weights ? v.has_weight_grads() : v.moves_data();
 }
 
-LaunchPass launch_function(Pass pass, int tile_n) {
-  if (pass == Pass::kForward) return tile_n == 256 ? launch_forward_n256 : launch_forward_n128;
-  return tile_n == 256 ? launch_backward_n256 : launch_backward_n128;
+LaunchPass launch_function(Pass pass, int tile_n, const PassTensors& tensors) {
+  const bool wide = tile_n == 256;
+  if (pass == Pass::kForward) return wide ? launch_forward_n256 : launch_forward_n128;
+  if (either_is<Bf16MainGrad>(tensors))
+    return wide ? launch_backward_bf16_n256 : launch_backward_bf16_n128;
+  return wide ? launch_backward_n256 : launch_backward_n128;
 }
 
 }  // namespace
@@ -54,10 +64,45 @@ std::optional<std::string> unsupported_reason(const Schedule& s, int sms) {
   return backend_reason(s, {.backend = Backend::kCuda, .max_workers = sms});
 }
 
+std::optional<std::string> unsupported_reason(const BackwardWeightsArgs& args) {
+  const bool both = either_is<std::span<float>>(args) && either_is<Bf16MainGrad>(args);
+  if (!both) return std::nullopt;
+  return "dw1 and dw2 are added to in fp32 and in bf16; with the cuda backend both in one of these "
+         "types are accepted, or one of them overwritten";
+}
+
+FaultFill fault_fill(const PassView& v, const PassTensors& t) {
+  FaultFill fill;
+  if (v.moves_data()) {
+    fill.tokens = t.token_out;
+    fill.tokens_count = v.tokens * v.hidden;
+    fill.dprobs = t.dprobs_out;
+    fill.dprobs_count = v.tokens * v.topk;
+  }
+  if (!v.has_weight_grads()) return fill;
+  if (const auto* dw1 = std::get_if<std::span<bf16>>(&t.dw1)) {
+    fill.dw1 = dw1->data();
+    fill.dw1_count = static_cast<std::int64_t>(dw1->size());
+  }
+  if (const auto* dw2 = std::get_if<std::span<bf16>>(&t.dw2)) {
+    fill.dw2 = dw2->data();
+    fill.dw2_count = static_cast<std::int64_t>(dw2->size());
+  }
+  return fill;
+}
+
 void prepare_kernels() {
-  constexpr cudaError_t (*kPrepare[])() = {
-      prepare_plan,         prepare_order,        prepare_enter,         prepare_refuse,
-      prepare_forward_n128, prepare_forward_n256, prepare_backward_n128, prepare_backward_n256};
+  constexpr cudaError_t (*kPrepare[])() = {prepare_plan,
+                                           prepare_order,
+                                           prepare_enter,
+                                           prepare_fault_fill,
+                                           prepare_refuse,
+                                           prepare_forward_n128,
+                                           prepare_forward_n256,
+                                           prepare_backward_n128,
+                                           prepare_backward_n256,
+                                           prepare_backward_bf16_n128,
+                                           prepare_backward_bf16_n256};
   for (const auto prepare : kPrepare) check_cuda(prepare(), "load the kernels");
   (void)tensor_map_encode_tiled();  // which a first call looks up
 }
@@ -137,6 +182,10 @@ StageMaps PassLauncher::maps(Stage stage) const {
 void PassLauncher::enter(const EnterArgs& args) {
   tickets_ = args.tickets;
   if (!ctx_.view.moves_data()) {
+    const FaultFill& fill = args.fill;
+    if (fill.dw1 != nullptr || fill.dw2 != nullptr) {
+      check_cuda(launch_fault_fill(args.plan, fill, enter_ctas_, stream_), "launch fault_fill");
+    }
     check_cuda(cudaMemsetAsync(tickets_, 0, queues_.size() * sizeof(*tickets_), stream_),
                "zero the tickets");
     return;
@@ -154,7 +203,7 @@ LaunchQueues PassLauncher::queues(int index) const {
 }
 
 void PassLauncher::launch(int index) const {
-  const LaunchPass function = launch_function(ctx_.view.pass, ctx_.view.schedule.tile_n);
+  const LaunchPass function = launch_function(ctx_.view.pass, ctx_.view.schedule.tile_n, tensors_);
   check_cuda(function(ctx_, queues(index), maps_, ctas_, stream_),
              cat("launch ", index, " of the ", name(ctx_.view.pass), " pass").c_str());
 }

@@ -34,6 +34,11 @@ struct PassTensors {
 /// What the CUDA backend lacks for this schedule on a device with `sms` SMs, or nothing where it
 /// can run it.
 std::optional<std::string> unsupported_reason(const Schedule& schedule, int sms);
+/// Likewise for where weight gradients go.
+std::optional<std::string> unsupported_reason(const BackwardWeightsArgs& args);
+
+/// All that a pass, or its part at hand, would write for the caller, main gradients aside.
+FaultFill fault_fill(const PassView& view, const PassTensors& tensors);
 
 /// Loads all kernels of plans and passes onto this thread's device.
 void prepare_kernels();

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "cuda/check.h"
+#include "base/cuda/check.h"
 #include "cuda/pass_memory.h"
 #include "uniep/timeline.h"
 

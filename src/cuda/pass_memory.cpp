@@ -62,7 +62,8 @@ EnterArgs enter_args(const Problem& problem, int num_ranks, const PassMemory& me
           .arrived_base = words(memory.scratch, bases.arrived),
           .published_base = words(memory.scratch, bases.published),
           .tickets = words(memory.scratch, bases.tickets),
-          .ctas_done = words(memory.scratch, bases.ctas_done)};
+          .ctas_done = words(memory.scratch, bases.ctas_done),
+          .fill = {}};
 }
 
 }  // namespace uniep::cuda

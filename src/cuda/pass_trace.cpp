@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cuda/check.h"
+#include "base/cuda/check.h"
 #include "cuda/device/dispatch_shape.h"
 
 namespace uniep::cuda {

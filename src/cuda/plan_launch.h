@@ -30,8 +30,9 @@ struct PlanArgs {
   PlanScratch scratch;
   DevicePlan plan;
   PlanReport* report = nullptr;
-  std::uint64_t limit_ns = 0;  // of every wait
-  CallState* calls = nullptr;  // this rank's; null in tests without one
+  std::int64_t* overflow = nullptr;  // CallOptions::overflow; then `report` is told of no fault
+  std::uint64_t limit_ns = 0;        // of every wait
+  CallState* calls = nullptr;        // this rank's; null in tests without one
 };
 
 PlanArgs plan_args(const Problem& problem, int rank, int num_ranks, std::int64_t tokens,

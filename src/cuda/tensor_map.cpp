@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "cuda/driver.h"
+#include "base/cuda/driver.h"
 
 namespace uniep::cuda {
 

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "comm/wait_error.h"
 #include "cuda/device/context.cuh"
+#include "group/wait_error.h"
 #include "schedule/dependencies.h"
 
 namespace uniep::cuda {

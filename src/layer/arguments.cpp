@@ -1,7 +1,6 @@
 #include "layer/arguments.h"
 
 #include "base/check.h"
-#include "layer/saved_data.h"
 
 namespace uniep {
 namespace {
@@ -104,6 +103,78 @@ void check_backward(const Problem& problem, const Communicator& communicator, co
                     const BackwardArgs& args, const Schedule& schedule) {
   check_backward_data(problem, communicator, saved, data_args(args), schedule);
   check_sizes(sizes(problem, saved.plan()), weights_args(args));
+}
+
+namespace {
+
+/// Memory of at least `expected` elements, named for the sentence.
+template <class T>
+void check_memory(const char* name, std::span<T> memory, std::int64_t expected,
+                  std::int64_t alignment) {
+  const bool bytes = sizeof(T) == 1;
+  require(static_cast<std::int64_t>(memory.size()) >= expected, ErrorCode::kInvalidArgument, name,
+          " has ", memory.size(), bytes ? " bytes; " : " elements; ", expected,
+          " or more are accepted (Layer::memory_needs)");
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+  require(address % static_cast<std::uintptr_t>(alignment) == 0, ErrorCode::kInvalidArgument, name,
+          " starts at address ", address, "; a multiple of ", alignment, " is accepted");
+}
+
+}  // namespace
+
+void check_layer_memory(const MemoryNeeds& needs, const LayerMemory& memory, int num_ranks) {
+  if (!memory.workspace.empty()) {
+    check_memory("memory.workspace", memory.workspace, needs.workspace, needs.alignment);
+  }
+  if (memory.symmetric.empty()) {
+    require(memory.peers.empty() && !memory.release, ErrorCode::kInvalidArgument, "memory.",
+            memory.peers.empty() ? "release" : "peers",
+            " is given without memory.symmetric; both or neither are accepted");
+    return;
+  }
+  check_memory("memory.symmetric", memory.symmetric, needs.symmetric, needs.alignment);
+  const auto peers = static_cast<int>(memory.peers.size());
+  require(peers == 0 || peers == num_ranks, ErrorCode::kInvalidArgument, "memory.peers has ", peers,
+          " elements; one for each of ", num_ranks, " ranks is accepted, or none");
+  for (std::size_t r = 0; r < memory.peers.size(); ++r) {
+    const auto address = reinterpret_cast<std::uintptr_t>(memory.peers[r]);
+    require(address != 0 && address % static_cast<std::uintptr_t>(needs.alignment) == 0,
+            ErrorCode::kInvalidArgument, "memory.peers[", r, "] is address ", address,
+            "; a multiple of ", needs.alignment, " above 0 is accepted");
+  }
+}
+
+void check_plan_memory(const MemoryNeeds& needs, const StepMemory& memory) {
+  if (!memory.plan.empty()) {
+    check_memory("memory.plan", memory.plan, needs.plan, needs.alignment);
+  }
+}
+
+bool check_saved_memory(const Problem& problem, const MemoryNeeds& needs,
+                        const StepMemory& memory) {
+  if (memory.x_rows.empty() && memory.h.empty() && memory.row_probs.empty()) return false;
+  check_memory("memory.x_rows", memory.x_rows, needs.rows * problem.hidden, needs.alignment);
+  check_memory("memory.h", memory.h, needs.rows * 2 * problem.intermediate, needs.alignment);
+  check_memory("memory.row_probs", memory.row_probs, needs.rows, needs.alignment);
+  return true;
+}
+
+void check_backward_rows_memory(const MemoryNeeds& needs, const StepMemory& memory) {
+  if (!memory.backward_rows.empty()) {
+    check_memory("memory.backward_rows", memory.backward_rows, needs.backward_rows,
+                 needs.alignment);
+  }
+}
+
+void check_restored_memory(const Problem& problem, const MemoryNeeds& needs,
+                           const StepMemory& memory, std::int64_t tokens) {
+  require(tokens >= 0 && tokens <= problem.max_tokens, ErrorCode::kInvalidArgument, "tokens is ",
+          tokens, "; 0 to max_tokens=", problem.max_tokens, " is accepted");
+  check_memory("memory.plan", memory.plan, needs.plan, needs.alignment);
+  require(check_saved_memory(problem, needs, memory) || needs.rows == 0,
+          ErrorCode::kInvalidArgument,
+          "memory has no x_rows, h and row_probs; what forward was given is accepted");
+  check_backward_rows_memory(needs, memory);
 }
 
 }  // namespace uniep

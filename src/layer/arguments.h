@@ -1,5 +1,6 @@
 #pragma once
 
+#include "layer/saved_data.h"
 #include "uniep/layer.h"
 
 namespace uniep {
@@ -18,6 +19,21 @@ void check_backward_weights(const Problem& problem, const Communicator& communic
                             const Schedule& schedule);
 void check_backward(const Problem& problem, const Communicator& communicator, const Saved& saved,
                     const BackwardArgs& args, const Schedule& schedule);
+
+// The caller's memory: where some is given, it is large enough for `needs` and aligned.
+
+void check_layer_memory(const MemoryNeeds& needs, const LayerMemory& memory, int num_ranks);
+void check_plan_memory(const MemoryNeeds& needs, const StepMemory& memory);
+/// Whether the rows that forward saves lie in it; else none of them does.
+bool check_saved_memory(const Problem& problem, const MemoryNeeds& needs, const StepMemory& memory);
+void check_backward_rows_memory(const MemoryNeeds& needs, const StepMemory& memory);
+/// All that `Layer::restore` reads; `backward_rows` may be empty.
+void check_restored_memory(const Problem& problem, const MemoryNeeds& needs,
+                           const StepMemory& memory, std::int64_t tokens);
+
+inline SavedTensors saved_tensors(const StepMemory& m) {
+  return {.x_rows = m.x_rows.data(), .h = m.h.data(), .row_probs = m.row_probs.data()};
+}
 
 /// The parts of a whole backward pass.
 inline BackwardDataArgs data_args(const BackwardArgs& a) {

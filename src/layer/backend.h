@@ -1,5 +1,6 @@
 #pragma once
 
+#include "uniep/error.h"
 #include "uniep/layer.h"
 
 namespace uniep {
@@ -8,14 +9,19 @@ namespace uniep {
 class LayerBackend {
  public:
   virtual ~LayerBackend() = default;
-  virtual RoutingPlan plan(std::span<const std::int32_t> topk_ids) = 0;
+  virtual RoutingPlan plan(std::span<const std::int32_t> topk_ids, const CallOptions& options) = 0;
+  // `options.schedule` is there in passes.
   virtual Saved forward(const RoutingPlan& plan, const ForwardArgs& args,
-                        const Schedule& schedule) = 0;
-  virtual void backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule) = 0;
+                        const CallOptions& options) = 0;
+  virtual Saved restore(const StepMemory& memory, std::int64_t tokens, bool flagged) = 0;
+  virtual void backward(const Saved& saved, const BackwardArgs& args,
+                        const CallOptions& options) = 0;
   virtual void backward_data(Saved& saved, const BackwardDataArgs& args,
-                             const Schedule& schedule) = 0;
+                             const CallOptions& options) = 0;
   virtual void backward_weights(Saved& saved, const BackwardWeightsArgs& args,
-                                const Schedule& schedule) = 0;
+                                const CallOptions& options) = 0;
+  /// In place of a collective call that this rank cannot even begin: tells the others, and throws.
+  [[noreturn]] virtual void refuse_call(const Error& error) = 0;
   virtual const Problem& problem() const = 0;
   virtual const Communicator& communicator() const = 0;
   virtual const PassStats& last_pass() const = 0;

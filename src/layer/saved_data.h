@@ -10,47 +10,57 @@
 
 namespace uniep {
 
-/// What Saved holds. The buffers are written by forward and only read by backward, but for
+/// The tensors that forward saves.
+struct SavedTensors {
+  bf16* x_rows = nullptr;
+  bf16* h = nullptr;
+  float* row_probs = nullptr;
+};
+
+/// What Saved holds. The tensors are written by forward and only read by backward, but for
 /// `backward_rows`.
 struct SavedData {
-  /// `num_rows` is the number of rows that the buffers have room for; `memory` owns `base`, at
-  /// least SavedLayout(problem, num_rows).bytes.
+  /// In memory of uniep's own: `num_rows` is the number of rows that it has room for, `memory` owns
+  /// `base`, at least SavedLayout(problem, num_rows).bytes.
   SavedData(const RoutingPlan& p, std::int64_t num_rows, std::shared_ptr<void> memory,
             std::byte* base)
-      : plan(p),
-        rows(num_rows),
-        layout(p.problem(), num_rows),
-        memory_(std::move(memory)),
-        base_(base) {}
+      : plan(p), rows(num_rows), memory_(std::move(memory)) {
+    const SavedLayout layout(p.problem(), num_rows);
+    tensors = {.x_rows = reinterpret_cast<bf16*>(base + layout.x_rows),
+               .h = reinterpret_cast<bf16*>(base + layout.h),
+               .row_probs = reinterpret_cast<float*>(base + layout.row_probs)};
+    own_bytes_ = layout.bytes;
+  }
+  /// In the caller's.
+  SavedData(const RoutingPlan& p, std::int64_t num_rows, const SavedTensors& of_caller)
+      : plan(p), rows(num_rows), tensors(of_caller) {}
 
-  bf16* x_rows() const { return at<bf16>(layout.x_rows); }
-  bf16* h() const { return at<bf16>(layout.h); }
-  float* row_probs() const { return at<float>(layout.row_probs); }
+  bf16* h() const { return tensors.h; }
 
   std::int64_t bytes() const {
     std::set<const std::byte*> held;  // what a captured call took stands in both
     for (const auto& of_call : captured_rows) held.insert(of_call.get());
-    if (backward_rows) held.insert(backward_rows->get());
+    if (backward_rows && backward_rows->use_count() > 0) held.insert(backward_rows->get());
     const std::int64_t each = RowLayout(plan.problem(), rows, Pass::kBackward).bytes;
-    return layout.bytes + static_cast<std::int64_t>(held.size()) * each;
+    return own_bytes_ + static_cast<std::int64_t>(held.size()) * each;
+  }
+
+  void hold_callers_rows(std::span<std::byte> memory) {
+    backward_rows = std::shared_ptr<std::byte>(std::shared_ptr<void>(), memory.data());
   }
 
   RoutingPlan plan;
   std::int64_t rows;
-  SavedLayout layout;
-  /// RowLayout of `rows` (null where there are none), from backward_data until backward_weights.
+  SavedTensors tensors;
+  /// RowLayout of `rows` (null where there are none), from backward_data until backward_weights;
+  /// the caller's has no owner.
   std::optional<std::shared_ptr<std::byte>> backward_rows;
   /// Those of captured calls, which replays write and read again.
   std::vector<std::shared_ptr<std::byte>> captured_rows;
 
  private:
-  template <class T>
-  T* at(std::int64_t offset) const {
-    return reinterpret_cast<T*>(base_ + offset);
-  }
-
   std::shared_ptr<void> memory_;
-  std::byte* base_;
+  std::int64_t own_bytes_ = 0;
 };
 
 }  // namespace uniep

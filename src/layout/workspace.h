@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "base/contract.h"
@@ -140,6 +141,49 @@ struct RowLayout {
     dy_rows = r.take<bf16>(backward_rows * p.hidden);
     dh = r.take<bf16>(backward_rows * 2 * p.intermediate);
     dprob_groups = r.take<float>(backward_rows * uniep::dprob_groups(p.intermediate));
+    bytes = r.bytes();
+  }
+};
+
+/// Multiples at which a caller's memory begins: a cache line on the CPU, the offsets of all layouts
+/// on a GPU.
+inline constexpr std::int64_t kHostAlignment = 64;
+inline constexpr std::int64_t kDeviceAlignment = 256;
+
+/// What a layer of the CPU backend has for itself, where the caller brings it.
+struct HostWorkspaceLayout {
+  std::int64_t counters;  // LocalCounterLayout
+  std::int64_t rows;      // RowLayout of the capacity: one pass at a time
+  std::int64_t bytes;
+
+  HostWorkspaceLayout(const Problem& p, int num_ranks) {
+    detail::Ranges r;
+    counters = r.take<std::byte>(LocalCounterLayout(p, num_ranks).bytes);
+    rows = r.take<std::byte>(RowLayout(p, capacity_rows(p, num_ranks), Pass::kBackward).bytes);
+    bytes = r.bytes();
+  }
+};
+
+struct HostPlanHeader {
+  std::uint64_t magic = 0;
+  std::uint64_t fingerprint = 0;  // of the routing
+  Problem problem;
+  std::int32_t rank = -1;
+  std::int32_t num_ranks = 0;
+};
+
+/// A plan of the CPU backend in the caller's memory.
+struct HostPlanLayout {
+  std::int64_t header;           // HostPlanHeader [1]
+  std::int64_t tokens_per_rank;  // int64 [ranks]
+  std::int64_t topk_ids;         // int32 [tokens of all ranks, K], rank after rank
+  std::int64_t bytes;
+
+  HostPlanLayout(const Problem& p, int num_ranks) {
+    detail::Ranges r;
+    header = r.take<HostPlanHeader>(1);
+    tokens_per_rank = r.take<std::int64_t>(num_ranks);
+    topk_ids = r.take<std::int32_t>(num_ranks * p.max_tokens * p.topk);
     bytes = r.bytes();
   }
 };

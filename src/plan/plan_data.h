@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "plan/routing_fault.h"
 #include "uniep/routing_plan.h"
 
 namespace uniep {
@@ -35,6 +36,10 @@ struct PlanData {
   Traffic traffic;
   /// Of the global routing: equal on all ranks that hold plans of the same batch.
   std::uint64_t fingerprint = 0;
+  /// Passes of a plan that has a fault fill their results instead of throwing
+  /// (CallOptions::overflow).
+  bool flagged = false;
+  RoutingFault fault;  // of a plan on the host; then it has no rows
 
   std::unique_ptr<RemotePlan> remote;
   mutable std::once_flag fetched;

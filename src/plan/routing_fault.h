@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "uniep/bf16.h"
 #include "uniep/problem.h"
 
 namespace uniep {
@@ -21,6 +22,13 @@ struct RoutingFault {
 
   friend bool operator==(const RoutingFault&, const RoutingFault&) = default;
 };
+
+/// Element 0 of CallOptions::overflow.
+UNIEP_HD constexpr std::int64_t overflow_value(const RoutingFault& fault) {
+  if (fault.kind == RoutingFault::Kind::kNone) return 0;
+  return fault.kind == RoutingFault::Kind::kCapacity ? 1 : 2;
+}
+inline constexpr bf16 kFaultToken{0x7fc0};  // out and dx of a routing with a fault: NaN
 
 /// Throws the Error that describes the fault; does nothing where there is none.
 void throw_if_any(const RoutingFault& fault, const Problem& problem, int num_ranks);

@@ -5,8 +5,8 @@
 
 #include "base/check.h"
 #include "base/math.h"
+#include "plan/make_plan.h"
 #include "plan/plan_data.h"
-#include "plan/routing_fault.h"
 
 namespace uniep {
 namespace {
@@ -36,18 +36,6 @@ RoutingFault id_fault(const Problem& p, std::span<const std::int64_t> tokens_per
   return {};
 }
 
-void check_routing(const Problem& p, std::span<const std::int64_t> tokens_per_rank,
-                   std::span<const std::int32_t> topk_ids) {
-  const int num_ranks = static_cast<int>(tokens_per_rank.size());
-  throw_if_any(tokens_fault(p, tokens_per_rank), p, num_ranks);
-  const std::int64_t total =
-      std::accumulate(tokens_per_rank.begin(), tokens_per_rank.end(), std::int64_t{0});
-  require(static_cast<std::int64_t>(topk_ids.size()) == total * p.topk, ErrorCode::kInvalidArgument,
-          "topk_ids has ", topk_ids.size(), " elements; ", total, " tokens with topk=", p.topk,
-          " need ", total * p.topk);
-  throw_if_any(id_fault(p, tokens_per_rank, topk_ids), p, num_ranks);
-}
-
 /// Rows of every expert of the layer. All ranks compute all of them, so that all find the same
 /// overflow.
 std::vector<std::int64_t> count_rows(int num_experts, std::span<const std::int32_t> topk_ids) {
@@ -58,7 +46,8 @@ std::vector<std::int64_t> count_rows(int num_experts, std::span<const std::int32
   return rows;
 }
 
-void check_capacity(const Problem& p, int num_ranks, const std::vector<std::int64_t>& rows) {
+/// The rank that receives most rows, padding included.
+RoutingFault fullest_rank(const Problem& p, int num_ranks, const std::vector<std::int64_t>& rows) {
   const std::size_t local = rows.size() / num_ranks;
   RoutingFault worst{RoutingFault::Kind::kCapacity, 0, -1, -1, 0};
   for (int r = 0; r < num_ranks; ++r) {
@@ -71,7 +60,7 @@ void check_capacity(const Problem& p, int num_ranks, const std::vector<std::int6
       worst.rank = r;
     }
   }
-  if (worst.value > capacity_rows(p, num_ranks)) throw_if_any(worst, p, num_ranks);
+  return worst;
 }
 
 /// Rows in canonical order: walking the routing by (source, token, k) and appending each copy to
@@ -107,18 +96,72 @@ void place_rows(PlanData& plan, std::span<const std::int32_t> topk_ids) {
   }
 }
 
-std::uint64_t fingerprint(std::span<const std::int64_t> tokens_per_rank,
-                          std::span<const std::int32_t> topk_ids) {
+}  // namespace
+
+std::uint64_t fingerprint(const Routing& routing) {
   std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a, a number at a time
   const auto mix = [&](std::int64_t v) {
     hash = (hash ^ static_cast<std::uint64_t>(v)) * 0x100000001b3u;
   };
-  for (const std::int64_t tokens : tokens_per_rank) mix(tokens);
-  for (const std::int32_t id : topk_ids) mix(id);
+  for (const std::int64_t tokens : routing.tokens_per_rank) mix(tokens);
+  for (const std::int32_t id : routing.topk_ids) mix(id);
   return hash;
 }
 
-}  // namespace
+RoutingCheck check_routing(const Problem& p, const Routing& routing) {
+  RoutingCheck check;
+  check.fault = tokens_fault(p, routing.tokens_per_rank);
+  if (check.fault.kind != RoutingFault::Kind::kNone) return check;
+  const std::int64_t total = std::accumulate(routing.tokens_per_rank.begin(),
+                                             routing.tokens_per_rank.end(), std::int64_t{0});
+  const auto ids = static_cast<std::int64_t>(routing.topk_ids.size());
+  require(ids == total * p.topk, ErrorCode::kInvalidArgument, "topk_ids has ", ids, " elements; ",
+          total, " tokens with topk=", p.topk, " need ", total * p.topk);
+  check.fault = id_fault(p, routing.tokens_per_rank, routing.topk_ids);
+  if (check.fault.kind != RoutingFault::Kind::kNone) return check;
+  check.rows_of_expert = count_rows(p.num_experts, routing.topk_ids);
+  const RoutingFault fullest = fullest_rank(p, routing.num_ranks(), check.rows_of_expert);
+  check.most_rows = fullest.value;
+  if (fullest.value > capacity_rows(p, routing.num_ranks())) check.fault = fullest;
+  return check;
+}
+
+RoutingPlan make_plan(const Problem& problem, int rank, const Routing& routing,
+                      const RoutingCheck& check, bool flagged) {
+  const auto& tokens = routing.tokens_per_rank;
+  auto plan = std::make_shared<PlanData>();
+  plan->problem = problem;
+  plan->rank = rank;
+  plan->num_local_experts = problem.num_experts / routing.num_ranks();
+  plan->tokens_per_rank.assign(tokens.begin(), tokens.end());
+  plan->fingerprint = fingerprint(routing);
+  plan->flagged = flagged;
+  plan->fault = check.fault;
+
+  const std::int64_t first_token =
+      std::accumulate(tokens.begin(), tokens.begin() + rank, std::int64_t{0});
+  const auto own =
+      routing.topk_ids.subspan(static_cast<std::size_t>(first_token * problem.topk),
+                               static_cast<std::size_t>(plan->tokens() * problem.topk));
+  plan->topk_ids.assign(own.begin(), own.end());
+
+  const auto experts = static_cast<std::size_t>(plan->num_local_experts);
+  if (check.fault.kind != RoutingFault::Kind::kNone) {
+    std::ranges::fill(plan->topk_ids, -1);  // as if all slots were dropped
+    plan->tokens_per_expert.assign(experts, 0);
+    plan->segment_begin.assign(experts + 1, 0);
+    return RoutingPlan(std::move(plan));
+  }
+  const auto first = check.rows_of_expert.begin() + plan->first_expert();
+  plan->tokens_per_expert.assign(first, first + plan->num_local_experts);
+  plan->segment_begin.push_back(0);
+  for (const std::int64_t n : plan->tokens_per_expert) {
+    plan->segment_begin.push_back(plan->segment_begin.back() +
+                                  round_up<std::int64_t>(n, problem.row_align));
+  }
+  place_rows(*plan, routing.topk_ids);
+  return RoutingPlan(std::move(plan));
+}
 
 RoutingPlan RoutingPlan::build(const Problem& problem, int rank,
                                std::span<const std::int64_t> tokens_per_rank,
@@ -127,32 +170,10 @@ RoutingPlan RoutingPlan::build(const Problem& problem, int rank,
   validate(problem, num_ranks);
   require(rank >= 0 && rank < num_ranks, ErrorCode::kInvalidArgument, "rank is ", rank, "; 0 to ",
           num_ranks - 1, " is accepted");
-  check_routing(problem, tokens_per_rank, topk_ids);
-  const std::vector<std::int64_t> rows = count_rows(problem.num_experts, topk_ids);
-  check_capacity(problem, num_ranks, rows);
-
-  auto plan = std::make_shared<PlanData>();
-  plan->problem = problem;
-  plan->rank = rank;
-  plan->num_local_experts = problem.num_experts / num_ranks;
-  plan->tokens_per_rank.assign(tokens_per_rank.begin(), tokens_per_rank.end());
-
-  const std::int64_t first_token =
-      std::accumulate(tokens_per_rank.begin(), tokens_per_rank.begin() + rank, std::int64_t{0});
-  const auto own = topk_ids.subspan(static_cast<std::size_t>(first_token * problem.topk),
-                                    static_cast<std::size_t>(plan->tokens() * problem.topk));
-  plan->topk_ids.assign(own.begin(), own.end());
-
-  plan->tokens_per_expert.assign(rows.begin() + plan->first_expert(),
-                                 rows.begin() + plan->first_expert() + plan->num_local_experts);
-  plan->segment_begin.push_back(0);
-  for (const std::int64_t n : plan->tokens_per_expert) {
-    plan->segment_begin.push_back(plan->segment_begin.back() +
-                                  round_up<std::int64_t>(n, problem.row_align));
-  }
-  place_rows(*plan, topk_ids);
-  plan->fingerprint = fingerprint(tokens_per_rank, topk_ids);
-  return RoutingPlan(std::move(plan));
+  const Routing routing{tokens_per_rank, topk_ids};
+  const RoutingCheck check = check_routing(problem, routing);
+  throw_if_any(check.fault, problem, num_ranks);
+  return make_plan(problem, rank, routing, check);
 }
 
 const Problem& RoutingPlan::problem() const { return data_->problem; }

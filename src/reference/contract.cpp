@@ -26,10 +26,36 @@ LayerResult without_wgrad(Outputs<float>& sums) {
   return result;
 }
 
+float sum(float main, float added) { return main + added; }
+bf16 sum(bf16 main, float added) { return to_bf16(to_float(main) + added); }
+
+template <class T>
 void add_expert(std::span<const float> sums, std::size_t e, std::size_t num_experts,
-                std::span<float> main) {
+                std::span<T> main) {
   const std::size_t size = main.size() / num_experts;
-  for (std::size_t i = e * size; i < (e + 1) * size; ++i) main[i] = main[i] + sums[i];
+  for (std::size_t i = e * size; i < (e + 1) * size; ++i) main[i] = sum(main[i], sums[i]);
+}
+
+/// All but the weight gradients, which are added to `main_dw1` and `main_dw2`.
+template <class T>
+LayerResult add_to_main_grad(const LayerData& layer, std::vector<T>& main_dw1,
+                             std::vector<T>& main_dw2) {
+  const Inputs<float> inputs = widen<float>(layer);
+  require(main_dw1.size() == layer.w1.size() && main_dw2.size() == layer.w2.size(),
+          ErrorCode::kInvalidArgument, "main gradients of ", main_dw1.size(), " and ",
+          main_dw2.size(), " elements; those of w1 and w2 have ", layer.w1.size(), " and ",
+          layer.w2.size());
+  require(inputs.backward(), ErrorCode::kInvalidArgument,
+          "a layer without dy has no gradients to add to the main gradients");
+  Outputs<float> sums = run_layer<ContractArithmetic>(inputs);
+  LayerResult result = without_wgrad(sums);
+  const auto plan = expert_rows(layer.topk_ids, layer.num_experts, layer.topk);
+  for (std::size_t e = 0; e < plan.size(); ++e) {
+    if (plan[e].empty()) continue;
+    add_expert<T>(sums.dw1, e, plan.size(), main_dw1);
+    add_expert<T>(sums.dw2, e, plan.size(), main_dw2);
+  }
+  return result;
 }
 
 }  // namespace
@@ -44,23 +70,17 @@ LayerResult contract(const LayerData& layer) {
 
 LayerResult contract_into_main_grad(const LayerData& layer, std::vector<float> main_dw1,
                                     std::vector<float> main_dw2) {
-  const Inputs<float> inputs = widen<float>(layer);
-  require(main_dw1.size() == layer.w1.size() && main_dw2.size() == layer.w2.size(),
-          ErrorCode::kInvalidArgument, "main gradients of ", main_dw1.size(), " and ",
-          main_dw2.size(), " elements; those of w1 and w2 have ", layer.w1.size(), " and ",
-          layer.w2.size());
-  require(inputs.backward(), ErrorCode::kInvalidArgument,
-          "a layer without dy has no gradients to add to the main gradients");
-  Outputs<float> sums = run_layer<ContractArithmetic>(inputs);
-  LayerResult result = without_wgrad(sums);
-  const auto plan = expert_rows(layer.topk_ids, layer.num_experts, layer.topk);
-  for (std::size_t e = 0; e < plan.size(); ++e) {
-    if (plan[e].empty()) continue;
-    add_expert(sums.dw1, e, plan.size(), main_dw1);
-    add_expert(sums.dw2, e, plan.size(), main_dw2);
-  }
+  LayerResult result = add_to_main_grad(layer, main_dw1, main_dw2);
   result.main_dw1 = std::move(main_dw1);
   result.main_dw2 = std::move(main_dw2);
+  return result;
+}
+
+LayerResult contract_into_bf16_main_grad(const LayerData& layer, std::vector<bf16> main_dw1,
+                                         std::vector<bf16> main_dw2) {
+  LayerResult result = add_to_main_grad(layer, main_dw1, main_dw2);
+  result.dw1 = std::move(main_dw1);
+  result.dw2 = std::move(main_dw2);
   return result;
 }
 

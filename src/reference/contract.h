@@ -17,4 +17,9 @@ LayerResult contract(const LayerData& layer);
 LayerResult contract_into_main_grad(const LayerData& layer, std::vector<float> main_dw1,
                                     std::vector<float> main_dw2);
 
+/// The same with bf16 main gradients: old value and fp32 sum are added in fp32 and rounded once.
+/// They come back as dw1 and dw2.
+LayerResult contract_into_bf16_main_grad(const LayerData& layer, std::vector<bf16> main_dw1,
+                                         std::vector<bf16> main_dw2);
+
 }  // namespace uniep::reference

@@ -9,14 +9,11 @@
 #include <type_traits>
 
 #include "base/check.h"
-#include "comm/agreement.h"
+#include "group/agreement.h"
 #include "tune/tune_key.h"
 
 namespace uniep::tune {
 namespace {
-
-/// Longer than the model needs for any layer.
-constexpr int kLongestChoiceMs = 60000;
 
 std::unique_ptr<ScheduleBook> make_book(const std::string& path, const TuneKey& key) {
   TunedEntries cached = TuneCache(path).load();
@@ -76,8 +73,7 @@ LayerSchedules agree_on_schedules(Bootstrap& bootstrap, int rank, int limit_ms,
   const auto choose_first = [&] {
     if (rank == 0) chosen = to_bytes(choose());
   };
-  return from_bytes(
-      agree(bootstrap, limit_ms + kLongestChoiceMs, Stage::kPlan, call, choose_first, chosen)[0]);
+  return from_bytes(agree(bootstrap, limit_ms, Stage::kPlan, call, choose_first, chosen)[0]);
 }
 
 }  // namespace uniep::tune

@@ -3,7 +3,7 @@
 #include <functional>
 #include <string>
 
-#include "comm/bootstrap.h"
+#include "group/bootstrap.h"
 #include "tune/schedule_book.h"
 
 namespace uniep::tune {
@@ -23,9 +23,12 @@ std::string origin_text(const LayerSchedules& schedules);
 /// may take seconds, where the model is asked; from then on it is a search in memory.
 LayerSchedules look_up_schedules(Backend backend, const Problem& problem, int ranks, double skew);
 
+/// Longer than the model needs for any layer: what `look_up_schedules` on rank 0 adds to the limit
+/// of a wait for ranks that do not come.
+inline constexpr int kLongestChoiceMs = 60000;
+
 /// Collective: what `choose` returns on rank 0, the only one that calls it, on all ranks. Where it
 /// throws, or `call` (what is chosen, in words) differs by rank, all ranks throw the same Error.
-/// `limit_ms` is that of ranks that do not come; choosing may take longer.
 LayerSchedules agree_on_schedules(Bootstrap& bootstrap, int rank, int limit_ms,
                                   const std::string& call,
                                   const std::function<LayerSchedules()>& choose);

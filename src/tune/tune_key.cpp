@@ -6,8 +6,8 @@
 #include <map>
 #include <mutex>
 
-#include "cuda/check.h"
-#include "cuda/driver.h"
+#include "base/cuda/check.h"
+#include "base/cuda/driver.h"
 #endif
 #include "base/check.h"
 #include "base/cpu_info.h"

@@ -1,7 +1,7 @@
 // Ranks that are processes, each with a cache of its own: rank 0 decides.
 #include <gtest/gtest.h>
 
-#include "comm/tcp_bootstrap.h"
+#include "group/tcp_bootstrap.h"
 #include "support/forked_ranks.h"
 #include "support/tuned_cache.h"
 #include "tune/auto_schedule.h"

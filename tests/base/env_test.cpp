@@ -87,8 +87,21 @@ TEST(Environment, RefusesAnUnknownKindOfSymmetricMemory) {
       [] { env_symmetric_memory(); });
 }
 
+TEST(Environment, RanksShareAGpuOnlyWhereItIsSaid) {
+  for (const char* text : {"", "0"}) {
+    const ScopedEnv share("UNIEP_SHARE_DEVICE", text);
+    EXPECT_FALSE(env_share_device());
+  }
+  const ScopedEnv share("UNIEP_SHARE_DEVICE", "1");
+  EXPECT_TRUE(env_share_device());
+  const ScopedEnv yes("UNIEP_SHARE_DEVICE", "yes");
+  expect_invalid(
+      "environment variable UNIEP_SHARE_DEVICE is 'yes'; an integer from 0 to 1 is accepted",
+      [] { env_share_device(); });
+}
+
 TEST(Environment, TheListDescribesEachVariable) {
-  EXPECT_EQ(environment_variables().size(), 15u);
+  EXPECT_EQ(environment_variables().size(), 16u);
   for (const EnvVariable& v : environment_variables()) {
     EXPECT_FALSE(v.meaning.empty());
     EXPECT_FALSE(v.default_text.empty());
@@ -97,6 +110,7 @@ TEST(Environment, TheListDescribesEachVariable) {
   env_nccl_library();
   env_nccl_nvls_enable();
   env_symmetric_memory();
+  env_share_device();
   env_rank();
   env_world_size();
   env_local_rank();

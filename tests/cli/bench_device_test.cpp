@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "cuda/driver.h"
+#include "base/cuda/driver.h"
 
 namespace uniep::tool {
 namespace {

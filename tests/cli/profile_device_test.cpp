@@ -5,9 +5,9 @@
 #include <cmath>
 
 #include "base/check.h"
-#include "cuda/cuda_communicator.h"
-#include "cuda/driver.h"
+#include "base/cuda/driver.h"
 #include "device_lab.h"
+#include "group/cuda/cuda_communicator.h"
 #include "measure_cuda_profile.h"
 #include "tune/simulation.h"
 

@@ -29,4 +29,12 @@ inline LayerResult expected(const LayerData& d, bool main_grad, float start) {
                                             std::vector<float>(d.w2.size(), start));
 }
 
+/// What `run_layer` gives.
+inline LayerResult expected(const LayerData& d, const RunOptions& o) {
+  if (!o.bf16_main_grad) return expected(d, o.main_grad, o.main_grad_start);
+  const bf16 start = to_bf16(o.main_grad_start);
+  return reference::contract_into_bf16_main_grad(d, std::vector<bf16>(d.w1.size(), start),
+                                                 std::vector<bf16>(d.w2.size(), start));
+}
+
 }  // namespace uniep::testing

@@ -60,6 +60,29 @@ TEST(MainGrad, OneGradientInBf16AndTheOtherInFp32) {
   expect_same_bits(main_dw2, expected(data, true, 0).main_dw2, "main_dw2", "fp32");
 }
 
+TEST(MainGrad, InBf16IsRoundedOnceACallAndKeptWithoutRows) {
+  LayerData data = plain_layer(2);
+  for (auto& id : data.topk_ids) id = id == 3 ? -1 : id;  // expert 3 gets nothing
+  LayerGroup g(data, 2);
+  g.make_layers();
+  g.make_plans();
+  const bf16 odd{0x8000};  // -0: adding +0 to it would change it
+  std::ranges::fill(g.result().dw1, odd);
+  std::ranges::fill(g.result().dw2, odd);
+  LayerResult want = g.result();
+  for (int call = 1; call <= 3; ++call) {
+    g.each([&](int rank) {
+      g.forward(rank);
+      BackwardArgs args = g.backward_args(rank);
+      args.dw1 = Bf16MainGrad{std::get<std::span<bf16>>(args.dw1)};
+      args.dw2 = Bf16MainGrad{std::get<std::span<bf16>>(args.dw2)};
+      g.layer(rank).backward(g.saved(rank), args, parse_schedule("single,tile_m=16"));
+    });
+    want = reference::contract_into_bf16_main_grad(data, want.dw1, want.dw2);
+    expect_same_bits(g.result(), want, cat("after ", call, " backward calls"));
+  }
+}
+
 TEST(WeightGrads, ExpertsWithoutRowsGetZeros) {
   LayerData data = plain_layer(2);
   std::ranges::fill(data.topk_ids, -1);

@@ -187,9 +187,11 @@ TEST(Rows, AddRows) {
       const std::vector<float> more = random_floats(rng, values, n);
       const std::vector<bf16> y = random_bf16s(rng, values, n);
       std::vector<float> plus_y, plus_more;
+      std::vector<bf16> rounded;
       for (std::size_t i = 0; i < base.size(); ++i) {
         plus_y.push_back(base[i] + to_float(y[i]));
         plus_more.push_back(base[i] + more[i]);
+        rounded.push_back(to_bf16(to_float(y[i]) + more[i]));
       }
       for (const Kernels* kernels : testing::available_kernels()) {
         FloatOutput got_y(n, kPoison), got_more(n, kPoison);
@@ -197,6 +199,11 @@ TEST(Rows, AddRows) {
         std::copy(base.begin(), base.end(), got_more.data());
         kernels->add_row(n, got_y.data(), y.data());
         kernels->add_f32_row(n, got_more.data(), more.data());
+        BfOutput got_rounded(n, kPoisonBf16);
+        std::copy(y.begin(), y.end(), got_rounded.data());
+        kernels->add_bf16_row(n, got_rounded.data(), more.data());
+        EXPECT_TRUE(testing::all_same(got_rounded.row(), rounded)) << kernels->name;
+        EXPECT_TRUE(got_rounded.guards_intact()) << kernels->name;
         EXPECT_TRUE(testing::all_same(got_y.row(), plus_y)) << kernels->name;
         EXPECT_TRUE(testing::all_same(got_more.row(), plus_more)) << kernels->name;
         EXPECT_TRUE(got_y.guards_intact() && got_more.guards_intact()) << kernels->name;

@@ -1,8 +1,8 @@
 // The sigmoid of the epilogues has the bits of expf and an ordinary division wherever they use it.
 #include <gtest/gtest.h>
 
+#include "base/cuda/driver.h"
 #include "cuda/device_array.h"
-#include "cuda/driver.h"
 #include "cuda/sigmoids.h"
 
 namespace uniep::cuda::testing {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/check.h"
+#include "base/cuda/check.h"
 
 namespace uniep::testing {
 

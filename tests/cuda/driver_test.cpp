@@ -1,8 +1,8 @@
-#include "cuda/driver.h"
+#include "base/cuda/driver.h"
 
 #include <gtest/gtest.h>
 
-#include "cuda/check.h"
+#include "base/cuda/check.h"
 #include "support/expect_error.h"
 #include "support/scoped_env.h"
 #include "uniep/communicator.h"

@@ -8,11 +8,11 @@
 #include <tuple>
 
 #include "base/check.h"
-#include "cuda/cuda_communicator.h"
+#include "base/cuda/driver.h"
 #include "cuda/cuda_schedules.h"
-#include "cuda/driver.h"
 #include "cuda/emulated_group.h"
 #include "cuda/gpu_rank.h"
+#include "group/cuda/cuda_communicator.h"
 #include "support/cases.h"
 #include "support/expect_same.h"
 #include "workload/split.h"

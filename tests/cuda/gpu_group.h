@@ -6,15 +6,16 @@
 #include <string>
 #include <vector>
 
+#include "base/cuda/driver.h"
+#include "base/env.h"
 #include "base/layer_data.h"
-#include "comm/tcp_bootstrap.h"
-#include "cuda/cuda_communicator.h"
-#include "cuda/driver.h"
+#include "group/cuda/cuda_communicator.h"
+#include "group/tcp_bootstrap.h"
 #include "support/forked_ranks.h"
 #include "workload/synthetic.h"
 
-// Groups of processes with a GPU each. The parent never touches CUDA, which does not survive a
-// fork.
+// Groups of processes with a GPU each, or with UNIEP_SHARE_DEVICE=1 on as many as there are. The
+// parent never touches CUDA, which does not survive a fork.
 
 namespace uniep::testing {
 
@@ -26,13 +27,23 @@ inline int devices() {
   return count;
 }
 
+/// Whether so many ranks have to share GPUs. Then a step takes a hundred times as long.
+inline bool sharing(int ranks) { return devices() < ranks; }
+
+/// Whether they may.
+inline bool gpus_for(int ranks) { return devices() > 0 && (!sharing(ranks) || env_share_device()); }
+
+inline std::string needs_gpus(int ranks) {
+  return cat("needs ", ranks, " GPUs, or one and UNIEP_SHARE_DEVICE=1");
+}
+
 /// What each rank's body says, in a process with a GPU.
 inline std::vector<std::string> gpu_processes(
     int ranks, const std::function<std::string(std::shared_ptr<cuda::CudaCommunicator>)>& body) {
   const int port = free_tcp_port();
   return forked_ranks(ranks, [&](int rank) {
-    return body(std::make_shared<cuda::CudaCommunicator>(
-        ProcessEnvironment{rank, ranks, rank, "127.0.0.1", port}, kConnectLimitMs));
+    const ProcessEnvironment environment{rank, ranks, rank, "127.0.0.1", port};
+    return body(std::make_shared<cuda::CudaCommunicator>(join_group(environment, kConnectLimitMs)));
   });
 }
 
@@ -82,13 +93,18 @@ inline void expect_same(const std::vector<std::string>& said) {
   EXPECT_EQ(said, std::vector<std::string>(said.size(), "same"));
 }
 
-/// Tests at several numbers of GPUs.
+/// Tests at several numbers of ranks.
 class OnGpus : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
-    if (devices() < ranks()) GTEST_SKIP() << "needs " << ranks() << " GPUs";
+    if (!gpus_for(ranks())) GTEST_SKIP() << needs_gpus(ranks());
   }
   static int ranks() { return GetParam(); }
 };
+
+/// "4_ranks", as the name of a test of them ends.
+inline std::string ranks_name(const ::testing::TestParamInfo<int>& info) {
+  return cat(info.param, info.param == 1 ? "_rank" : "_ranks");
+}
 
 }  // namespace uniep::testing

@@ -95,6 +95,7 @@ class GpuRank {
   }
 
   int rank() const { return rank_; }
+  std::int64_t tokens() const { return split_.tokens(rank_).size(); }
   Layer& layer() { return layer_; }
   std::span<const std::int32_t> topk_ids() const { return ids_.span(); }
   const RoutingPlan& last_plan() const { return *plan_; }

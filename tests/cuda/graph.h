@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/check.h"
-#include "cuda/check.h"
+#include "base/cuda/check.h"
 
 namespace uniep::testing {
 
@@ -51,7 +51,10 @@ class Graph {
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
-  void replay() const { cuda::check_cuda(cudaGraphLaunch(exec_, stream_), "replay the graph"); }
+  void replay() const { replay_on(stream_); }
+  void replay_on(cudaStream_t stream) const {
+    cuda::check_cuda(cudaGraphLaunch(exec_, stream), "replay the graph");
+  }
 
  private:
   cudaStream_t stream_;

@@ -1,10 +1,12 @@
-// A layer on several GPUs, one process each, when something goes wrong on one of them.
+// A layer in several processes, when something goes wrong in one of them.
+#include <unistd.h>
+
 #include <chrono>
 #include <csignal>
 #include <thread>
 
+#include "base/cuda/device_scope.h"
 #include "cuda/cuda_schedules.h"
-#include "cuda/device_scope.h"
 #include "cuda/gpu_group.h"
 #include "cuda/gpu_rank.h"
 
@@ -22,11 +24,13 @@ class CudaGroup : public OnGpus {
  protected:
   const LayerData data_ = small_layer(ranks());
 };
-INSTANTIATE_TEST_SUITE_P(Gpus, CudaGroup, ::testing::Values(2, 4));
+class CudaGroupOfAnySize : public CudaGroup {};
+INSTANTIATE_TEST_SUITE_P(Gpus, CudaGroup, ::testing::Values(2, 4), ranks_name);
+INSTANTIATE_TEST_SUITE_P(Gpus, CudaGroupOfAnySize, ::testing::Values(2, 4, 8), ranks_name);
 
 // ---- What must not show
 
-TEST_P(CudaGroup, DelaysAndWrappingCountersChangeNoBit) {
+TEST_P(CudaGroupOfAnySize, DelaysAndWrappingCountersChangeNoBit) {
   const auto said = on_gpus(ranks(), [&](const Communicator& c) -> std::string {
     const LayerResult want = GpuRank(data_, c).step(cuda_schedules()[0]);
     for (unsigned seed = 1; seed <= 5; ++seed) {
@@ -97,6 +101,51 @@ TEST_P(CudaGroup, ARankThatDiesIsNamedByAllOthers) {
       without_culprit(data_, ranks(), cuda_schedules().back(), [] { raise(SIGKILL); });
   EXPECT_EQ(said[kCulprit], "signal 9");
   expect_culprit_named(said);
+}
+
+/// What a rank says that steps until a step fails; "late" where that takes longer than any wait
+/// may. The last kind of counter is waited for by five sixteenths longer than the first.
+std::string steps_until_failure(GpuRank& rank, const Schedule& schedule) {
+  constexpr milliseconds kMost = milliseconds(kLimitMs + kLimitMs * 5 / 16) + kSlack;
+  for (int i = 0; i < 100'000; ++i) {
+    const std::string said = failure_of([&] { rank.step(schedule); }, kMost);
+    if (said != "no error") return said;
+  }
+  return "no error";
+}
+
+/// At any moment of a step. Who waits for a rank that waits for the lost one may name that instead.
+TEST_P(CudaGroupOfAnySize, ARankThatIsLostInTheMiddleOfStepsEndsThoseOfAllOthers) {
+  for (const int signal : {SIGKILL, SIGSTOP}) {
+    SCOPED_TRACE(signal);
+    const auto said = on_gpus(ranks(), [&](const Communicator& c) -> std::string {
+      GpuRank rank(data_, c, {.timeout_ms = kLimitMs});
+      const Schedule schedule = cuda_schedules().back();
+      rank.step(schedule);  // kernels are loaded, memory is taken
+      const auto processes =
+          c.impl()->bootstrap().all_gather(cat(getpid()), "processes", kConnectLimitMs);
+      std::thread end;
+      if (c.rank() == kCulprit) {
+        end = std::thread([signal] {
+          std::this_thread::sleep_for(milliseconds(200));
+          kill(getpid(), signal);
+        });
+      }
+      const std::string failure = steps_until_failure(rank, schedule);
+      if (end.joinable()) end.join();
+      if (c.rank() == 0) kill(std::stoi(processes[kCulprit]), SIGKILL);  // a stopped one, too
+      return failure;
+    });
+    EXPECT_EQ(said[kCulprit], "signal 9");
+    int named = 0;
+    for (std::size_t r = 0; r < said.size(); ++r) {
+      if (static_cast<int>(r) == kCulprit) continue;
+      EXPECT_EQ(said[r].rfind(cat("rank ", r, ": wait expired after ", kLimitMs, " ms"), 0), 0u)
+          << said[r];
+      if (said[r].find(cat("peer ", kCulprit)) != std::string::npos) ++named;
+    }
+    EXPECT_GT(named, 0) << said[0];
+  }
 }
 
 // ---- A rank that is wrong

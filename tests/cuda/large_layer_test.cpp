@@ -5,10 +5,10 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "cuda/cuda_communicator.h"
+#include "base/cuda/driver.h"
 #include "cuda/cuda_schedules.h"
-#include "cuda/driver.h"
 #include "cuda/gpu_rank.h"
+#include "group/cuda/cuda_communicator.h"
 #include "reference/compare.h"
 #include "reference/contract.h"
 #include "support/random_case.h"

@@ -1,6 +1,6 @@
-// 2,000 steps on the same layers, a process for each GPU: changing numbers of tokens, routing and
-// schedules, delays in kernels and on hosts. Every step has the bytes of a layer that runs
-// `sequential` undisturbed, no wait expires, and no memory grows.
+// 2,000 steps (200 where ranks share GPUs) on the same layers, a process for each rank: changing
+// numbers of tokens, routing and schedules, delays in kernels and on hosts. Every step has the
+// bytes of a layer that runs `sequential` undisturbed, no wait expires, and no memory grows.
 #include "support/soak.h"
 
 #include <thread>
@@ -15,6 +15,7 @@ namespace uniep::testing {
 namespace {
 
 constexpr int kSteps = 2000;
+constexpr int kSharedSteps = 200;
 /// Steps that may still take memory which later ones use again.
 constexpr int kWarmUp = 100;
 /// A step's smallest buffer, kept once in ten steps, would be more.
@@ -128,14 +129,14 @@ Memory memory_in_use() {
   return {static_cast<std::int64_t>(total - free), resident_bytes()};
 }
 
-std::string soak(const Communicator& c) {
+std::string soak(const Communicator& c, bool sharing) {
   const SoakSteps steps(c.size(), 264, 136);
   const FaultInjection faults{.max_delay_us = 20, .seed = 7, .first_count = 0u - 500};
   SoakLayer disturbed(steps, c, {.timeout_ms = 20000, .faults = faults});
   SoakLayer sequential(steps, c, {.timeout_ms = 20000});
   Rng own(static_cast<unsigned>(c.rank()));
   Memory warm;
-  for (int number = 1; number <= cases(kSteps); ++number) {
+  for (int number = 1; number <= cases(sharing ? kSharedSteps : kSteps); ++number) {
     SoakSteps::Step step = steps.step(number);
     const Schedule schedule = soak_schedule(step.rng, steps.problem());
     const workload::Split split(step.data, step.token_begin);
@@ -160,10 +161,11 @@ std::string soak(const Communicator& c) {
 }
 
 class CudaSoak : public OnGpus {};
-INSTANTIATE_TEST_SUITE_P(Gpus, CudaSoak, ::testing::Values(1, 2, 4));
+INSTANTIATE_TEST_SUITE_P(Gpus, CudaSoak, ::testing::Values(1, 2, 4, 8), ranks_name);
 
 TEST_P(CudaSoak, EveryStepHasTheBytesOfSequentialAndMemoryDoesNotGrow) {
-  expect_same(on_gpus(ranks(), soak));
+  const bool shared = sharing(ranks());
+  expect_same(on_gpus(ranks(), [&](const Communicator& c) { return soak(c, shared); }));
 }
 
 }  // namespace

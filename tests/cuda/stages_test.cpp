@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "base/check.h"
+#include "base/cuda/driver.h"
 #include "cuda/cuda_schedules.h"
-#include "cuda/driver.h"
 #include "cuda/emulated_group.h"
 #include "reference/compare.h"
 #include "reference/contract.h"

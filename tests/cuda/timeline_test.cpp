@@ -5,10 +5,10 @@
 #include <optional>
 
 #include "base/check.h"
-#include "cuda/cuda_communicator.h"
+#include "base/cuda/driver.h"
 #include "cuda/cuda_schedules.h"
-#include "cuda/driver.h"
 #include "cuda/gpu_rank.h"
+#include "group/cuda/cuda_communicator.h"
 #include "schedule/pass_order.h"
 #include "support/ran_tasks.h"
 #include "workload/split.h"

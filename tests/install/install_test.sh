@@ -40,8 +40,9 @@ for header in "$prefix"/include/uniep/*.h; do
   echo "#include <$name>" >"$work_dir/alone.cpp"
   "$cxx" -std=c++20 -fsyntax-only -Wall -Wextra -Wpedantic -Werror -I"$prefix/include" \
     "$work_dir/alone.cpp" || fail "$name does not compile alone"
-  # A standard header has neither a folder nor a suffix.
-  if grep -E '^ *# *include' "$header" | grep -vE '^#include (<[a-z_]+>|"uniep/[a-z0-9_]+\.h")$'
+  # A standard header has neither a folder nor a suffix, but in the one header that is C.
+  if grep -E '^ *# *include' "$header" |
+    grep -vE '^#include (<([a-z_]+|stddef\.h|stdint\.h)>|"uniep/[a-z0-9_]+\.h")$'
   then
     fail "$name includes what a user may not have"
   fi
@@ -55,9 +56,13 @@ if [ -n "$library" ]; then
   step "the shared library exports names of the public headers only"
   "$nm" --dynamic --defined-only --demangle "$library" | cut -d' ' -f3- >"$work_dir/exports"
   [ -s "$work_dir/exports" ] || fail "nothing is exported"
-  if grep -vE '^(typeinfo for |typeinfo name for |vtable for )?uniep::' "$work_dir/exports"; then
-    fail "exported, but not of namespace uniep"
+  if grep -vE '^((typeinfo for |typeinfo name for |vtable for )?uniep::|uniep_[a-z_]+$)' \
+    "$work_dir/exports"; then
+    fail "exported, but neither of namespace uniep nor of the C API"
   fi
+  for name in $(grep -oE '\buniep_[a-z_]+\(' "$prefix/include/uniep/c_api.h" | tr -d '('); do
+    grep -qx "$name" "$work_dir/exports" || fail "$name of the C API is not exported"
+  done
   # A nested namespace (lower case, then ::) is internal.
   if grep -E '^([a-z ]+ for )?uniep::(\(anonymous|[a-z0-9_]+::)' "$work_dir/exports"; then
     fail "exported, but internal"
@@ -67,13 +72,13 @@ fi
 step "find_package from a project of its own"
 consumer=$work_dir/consumer
 # Its examples are one program.
-sed -n '/^```cpp$/,/^```$/p' "$source_dir/README.md" | sed '/^```/d' >"$work_dir/readme.cpp"
-[ -s "$work_dir/readme.cpp" ] || fail "README.md has no example"
+sed -n '/^```cpp$/,/^```$/p' "$source_dir/docs/api.md" | sed '/^```/d' >"$work_dir/api_programs.cpp"
+[ -s "$work_dir/api_programs.cpp" ] || fail "docs/api.md has no example"
 "$cmake" -S "$source_dir/tests/install/consumer" -B "$consumer" -DCMAKE_PREFIX_PATH="$prefix" \
-  -DPROGRAMS="$source_dir/examples/train_step.cpp;$work_dir/readme.cpp"
+  -DPROGRAMS="$source_dir/examples/train_step.cpp;$work_dir/api_programs.cpp"
 "$cmake" --build "$consumer"
 "$consumer/consumer"
-"$consumer/readme"
+"$consumer/api_programs"
 "$consumer/train_step" single | tail -n +2 >"$work_dir/single"
 "$consumer/train_step" sequential | tail -n +2 | diff "$work_dir/single" - ||
   fail "the schedules single and sequential give different results"

@@ -334,5 +334,38 @@ TEST(ContractIntoMainGrad, RefusesOtherSizes) {
       [&] { contract_into_main_grad(layer, main_dw1, {}); });
 }
 
+TEST(ContractIntoBf16MainGrad, RoundsOldValueAndSumTogether) {
+  const auto layer = make_layer({.tokens = 30, .idle_expert = 2});
+  const auto sums = contract_into_main_grad(layer, std::vector<float>(layer.w1.size()),
+                                            std::vector<float>(layer.w2.size()));
+  const bf16 old = to_bf16(0.3f);
+  const auto got = contract_into_bf16_main_grad(layer, std::vector<bf16>(layer.w1.size(), old),
+                                                std::vector<bf16>(layer.w2.size(), old));
+  EXPECT_TRUE(got.main_dw1.empty());
+  int rounded_twice = 0;  // would be another number
+  for (std::size_t i = 0; i < layer.w1.size(); ++i) {
+    const float sum = sums.main_dw1[i];
+    EXPECT_EQ(got.dw1[i], to_bf16(to_float(old) + sum));
+    rounded_twice += to_bf16(to_float(old) + to_float(to_bf16(sum))) != got.dw1[i] ? 1 : 0;
+  }
+  EXPECT_GT(rounded_twice, 0);
+  for (std::size_t i = 0; i < layer.w2.size(); ++i) {
+    EXPECT_EQ(got.dw2[i], to_bf16(to_float(old) + sums.main_dw2[i]));
+  }
+}
+
+TEST(ContractIntoBf16MainGrad, LeavesExpertsWithoutRowsAlone) {
+  const auto layer = make_layer({.idle_expert = 3});
+  const bf16 odd{0x8000};  // -0, which +0 would change
+  const auto got = contract_into_bf16_main_grad(layer, std::vector<bf16>(layer.w1.size(), odd),
+                                                std::vector<bf16>(layer.w2.size(), odd));
+  const auto kept = [&](const std::vector<bf16>& tensor) {  // in the last quarter
+    return std::count(tensor.end() - static_cast<std::ptrdiff_t>(tensor.size() / 4), tensor.end(),
+                      odd);
+  };
+  EXPECT_EQ(kept(got.dw1), 2 * 4 * 6);
+  EXPECT_EQ(kept(got.dw2), 6 * 4);
+}
+
 }  // namespace
 }  // namespace uniep::reference

@@ -11,6 +11,7 @@ import unittest
 SCRIPT = os.environ["GPU_SUITE"]
 
 UNIEP = """#!/bin/sh
+echo "sharing: ${UNIEP_SHARE_DEVICE:-no}"
 while [ $# -gt 0 ]; do
   [ "$1" = --ranks ] && ranks=$2
   [ "$1" = --output ] && output=$2
@@ -21,10 +22,12 @@ done
 [ "$ranks" != "$FAILING_RANKS" ] || exit 1
 """
 TEST_PROGRAM = """#!/bin/sh
+echo "sharing: ${UNIEP_SHARE_DEVICE:-no}"
 echo '[  PASSED  ] 3 tests.'
 [ -z "$SKIPPED" ] || echo "[  SKIPPED ] $SKIPPED tests, listed below:"
 """
 TRAIN_GPU = """#!/bin/sh
+[ "${UNIEP_SHARE_DEVICE:-no}" = "${SHARING:-no}" ] || exit 1
 [ "$RANK" != "$FAILING_RANK" ] || exit 1
 for share in 0 1 2 3; do
   [ $((share * WORLD_SIZE / 4)) != "$RANK" ] || echo "share $share: ${BITS:-bits}"
@@ -41,8 +44,9 @@ class GpuSuite(unittest.TestCase):
         self.layer.write_text("a layer")
         self.program("build/bin/uniep", UNIEP)
         self.program("build/tests/cuda/cuda_plan_test", TEST_PROGRAM)
+        self.program("build/tests/cuda/cuda_group_test", TEST_PROGRAM)
         self.program("path/python3", "#!/bin/sh\nexit 1\n")  # has no torch
-        self.set_gpus(4)
+        self.set_gpus(8)
 
     def program(self, path, text):
         file = self.folder / path
@@ -76,8 +80,8 @@ class GpuSuite(unittest.TestCase):
     def test_parts_that_pass(self):
         code, output, verdicts = self.run_suite(GPU_SUITE_PARTS="^run|^cuda_plan")
         self.assertEqual((code, set(verdicts.values())), (0, {"passed"}), output)
-        self.assertEqual(len(verdicts), 1 + 4 * 3)  # schedules on 1, 2 and 4 GPUs
-        self.assertIn("# 13 passed, 0 failed, 0 did not run", output.splitlines()[-1])
+        self.assertEqual(len(verdicts), 1 + 4 * 4)  # schedules at 1, 2, 4 and 8 ranks
+        self.assertIn("# 17 passed, 0 failed, 0 did not run", output.splitlines()[-1])
         checked = [log for log in (self.folder / "build/gpu_suite").glob("run*.log")
                    if "checked" in log.read_text()]
         self.assertEqual(len(checked), 1)  # all others are compared with its bytes
@@ -86,7 +90,7 @@ class GpuSuite(unittest.TestCase):
         code, output, verdicts = self.run_suite(GPU_SUITE_PARTS="^run.*single", FAILING_RANKS="2")
         self.assertEqual(code, 1, output)
         self.assertEqual([v.split(":")[0] for v in verdicts.values()],
-                         ["passed", "FAILED", "passed"])
+                         ["passed", "FAILED", "passed", "passed"])
 
     def test_other_bytes_fail(self):
         self.run_suite(GPU_SUITE_PARTS="^run --ranks 1 single")
@@ -110,14 +114,63 @@ class GpuSuite(unittest.TestCase):
                          (3, {"cuda_plan_test": "did not run: there is no GPU here"}))
         self.assertIn("# there is no GPU here", output)
 
-    def test_parts_need_their_gpus(self):
+    def logs_that_say(self, text):
+        return {log.stem for log in (self.folder / "build/gpu_suite").glob("*.log")
+                if text in log.read_text().splitlines()}
+
+    def test_ranks_share_gpus_where_there_are_too_few(self):
         self.set_gpus(1)
-        code, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^run.*single")
-        self.assertEqual(code, 3)
-        self.assertEqual(list(verdicts.values()),
-                         ["passed"] + ["did not run: there are 1 GPUs here"] * 2)
+        code, output, verdicts = self.run_suite(GPU_SUITE_PARTS="^run.*single")
+        self.assertEqual((code, list(verdicts.values())),
+                         (0, ["passed", "passed, 2 ranks on 1 GPU", "passed, 4 ranks on 1 GPU",
+                              "passed, 8 ranks on 1 GPU"]), output)
+        self.assertEqual(len(self.logs_that_say("sharing: 1")), 3)
+        self.assertEqual(len(self.logs_that_say("sharing: no")), 1)
         code, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^run.*single", GPU_SUITE_GPUS="1")
         self.assertEqual((code, len(verdicts)), (0, 1))
+
+    def test_ranks_that_have_gpus_of_their_own_do_not_share(self):
+        self.set_gpus(4)
+        code, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^run.*single", UNIEP_SHARE_DEVICE="1")
+        self.assertEqual((code, list(verdicts.values())),
+                         (0, ["passed"] * 3 + ["passed, 8 ranks on 4 GPUs"]))
+        self.assertEqual(len(self.logs_that_say("sharing: no")), 3)
+
+    def test_the_example_runs_on_shared_gpus(self):
+        self.set_gpus(2)
+        self.program("build/examples/train_gpu", TRAIN_GPU)
+        code, output, verdicts = self.run_suite(GPU_SUITE_PARTS="^example.*[12]$")
+        self.assertEqual((code, list(verdicts.values())), (0, ["passed"] * 2), output)
+        code, output, verdicts = self.run_suite(GPU_SUITE_PARTS="^example.*4$", SHARING="1")
+        self.assertEqual((code, list(verdicts.values())),
+                         (0, ["passed, 4 ranks on 2 GPUs"]), output)
+
+    def test_programs_whose_tests_have_groups_share_gpus(self):
+        self.set_gpus(2)
+        code, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^cuda", SKIPPED="1")
+        self.assertEqual((code, verdicts), (0, {
+            "cuda_group_test": "passed, 1 of 4 tests skipped, up to 8 ranks on 2 GPUs",
+            "cuda_plan_test": "passed, 1 of 4 tests skipped"}))
+        self.assertEqual(self.logs_that_say("sharing: no"), {"cuda_plan_test"})
+        self.set_gpus(8)
+        _, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^cuda_group")
+        self.assertEqual(verdicts, {"cuda_group_test": "passed"})
+
+    def test_what_passed_on_shared_gpus_has_not_passed_on_own_ones(self):
+        self.set_gpus(1)
+        self.run_suite(GPU_SUITE_PARTS="^run.*single")
+        self.set_gpus(2)
+        code, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^run.*single", GPU_SUITE_RESUME="1")
+        self.assertEqual((code, list(verdicts.values())),
+                         (0, ["passed, before", "passed", "passed, 4 ranks on 2 GPUs",
+                              "passed, 8 ranks on 2 GPUs"]))
+
+    def test_what_measures_needs_a_gpu_for_each_rank(self):
+        self.set_gpus(1)
+        code, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^uniep bench")
+        self.assertEqual((code, list(verdicts.values())), (3, [
+            "passed", "did not run: it measures 2 GPUs, and the machine has 1",
+            "did not run: it measures 4 GPUs, and the machine has 1"]))
 
     def test_tests_that_were_skipped_have_not_run(self):
         self.assertEqual(self.run_suite(GPU_SUITE_PARTS="^cuda_plan", SKIPPED="2")[::2],
@@ -131,7 +184,7 @@ class GpuSuite(unittest.TestCase):
         self.run_suite(GPU_SUITE_PARTS="^run.*single", FAILING_RANKS="2")
         code, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^run.*single", GPU_SUITE_RESUME="1")
         self.assertEqual((code, list(verdicts.values())),
-                         (0, ["passed, before", "passed", "passed, before"]))
+                         (0, ["passed, before", "passed", "passed, before", "passed, before"]))
         self.program("build/bin/uniep", UNIEP + "# another build\n")
         _, _, verdicts = self.run_suite(GPU_SUITE_PARTS="^run.*single", GPU_SUITE_RESUME="1")
         self.assertEqual(set(verdicts.values()), {"passed"})
@@ -159,7 +212,7 @@ class GpuSuite(unittest.TestCase):
         code, output, verdicts = self.finished(process)
         self.assertEqual(code, 3, output)
         self.assertEqual(list(verdicts.values()),
-                         ["did not run to its end: interrupted"] + ["did not run: interrupted"] * 3)
+                         ["did not run to its end: interrupted"] + ["did not run: interrupted"] * 4)
         self.assertIn("interrupted by SIGTERM", output.splitlines()[-1])
 
     def test_a_part_that_would_take_too_long_is_not_begun(self):

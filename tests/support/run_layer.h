@@ -5,14 +5,15 @@
 
 #include "base/layer_data.h"
 #include "layer/arguments.h"
+#include "support/guarded_memory.h"
 #include "uniep/layer.h"
 #include "workload/split.h"
 
 namespace uniep::testing {
 
 /// Runs plan, forward and backward of a global layer on threads of this process, one rank per part
-/// of the tokens, into buffers full of NaNs; with `main_grad`, weight gradients are added to
-/// `main_grad_start`.
+/// of the tokens, into buffers full of NaNs; with `main_grad` or `bf16_main_grad`, weight gradients
+/// are added to `main_grad_start`.
 struct RunOptions {
   std::vector<std::int64_t> token_begin;  // [ranks + 1]; see workload::Split
   Schedule forward_schedule;
@@ -20,12 +21,48 @@ struct RunOptions {
   LayerOptions layer;
   int row_align = 128;
   bool main_grad = false;
+  bool bf16_main_grad = false;
   float main_grad_start = 0;
   /// Backward in two parts, weight gradients under a schedule of their own, after a forward pass of
   /// the same tokens that nobody asks about.
   bool defer_weights = false;
   Schedule weights_schedule;
+  /// All memory is the caller's, full of garbage at first; what forward leaves is moved before each
+  /// part of backward.
+  bool callers_memory = false;
 };
+
+/// One rank's part of a run in the caller's memory.
+inline void run_in_callers_memory(Layer& layer, const workload::Split& split,
+                                  const RunOptions& options, const BackwardArgs& args,
+                                  LayerResult& result) {
+  const int rank = layer.communicator().rank();
+  const MemoryNeeds needs = Layer::memory_needs(layer.problem(), Backend::kCpu, split.ranks());
+  GuardedStep kept(needs, layer.problem());
+  const auto tokens = split.tokens(rank).size();
+  const ForwardArgs forward = split.forward_args(rank, result);
+  const RoutingPlan plan = layer.plan(split.topk_ids(rank), {.memory = kept.memory()});
+  (void)layer.forward(plan, forward,
+                      {.schedule = options.forward_schedule, .memory = kept.memory()});
+  const auto moved = [&](bool backward_rows) {
+    kept.move();
+    StepMemory memory = kept.memory();
+    if (!backward_rows) memory.backward_rows = {};
+    return layer.restore(memory, tokens);
+  };
+  Saved saved = moved(false);
+  if (!options.defer_weights) {
+    return layer.backward(saved, args, {.schedule = options.backward_schedule});
+  }
+  layer.backward_data(saved, data_args(args),
+                      {.schedule = options.backward_schedule, .memory = kept.memory()});
+  GuardedStep other(needs, layer.problem());
+  const RoutingPlan again = layer.plan(split.topk_ids(rank), {.memory = other.memory()});
+  (void)layer.forward(again, forward,
+                      {.schedule = options.forward_schedule, .memory = other.memory()});
+  saved = moved(true);
+  layer.backward_weights(saved, weights_args(args), {.schedule = options.weights_schedule});
+}
 
 inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
   const workload::Split split(data, options.token_begin);
@@ -38,13 +75,27 @@ inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
   };
   start_main_grad(result.main_dw1);
   start_main_grad(result.main_dw2);
+  if (options.bf16_main_grad) {
+    std::ranges::fill(result.dw1, to_bf16(options.main_grad_start));
+    std::ranges::fill(result.dw2, to_bf16(options.main_grad_start));
+  }
+  CallersGroupMemory callers(options.callers_memory, problem, split.ranks());
 
   run_ranks(Communicator::cpu_group(split.ranks()), [&](Communicator& communicator) {
     const int rank = communicator.rank();
-    Layer layer(problem, communicator, options.layer);
+    LayerOptions layer_options = options.layer;
+    layer_options.memory = callers.of_rank(rank);
+    Layer layer(problem, communicator, layer_options);
+    BackwardArgs args = split.backward_args(rank, result);
+    if (options.bf16_main_grad) {
+      args.dw1 = Bf16MainGrad{std::get<std::span<bf16>>(args.dw1)};
+      args.dw2 = Bf16MainGrad{std::get<std::span<bf16>>(args.dw2)};
+    }
+    if (options.callers_memory) {
+      return run_in_callers_memory(layer, split, options, args, result);
+    }
     const RoutingPlan plan = layer.plan(split.topk_ids(rank));
     const ForwardArgs forward = split.forward_args(rank, result);
-    const BackwardArgs args = split.backward_args(rank, result);
     Saved saved = layer.forward(plan, forward, options.forward_schedule);
     if (!options.defer_weights) {
       layer.backward(saved, args, options.backward_schedule);

@@ -75,7 +75,8 @@ std::vector<BenchCase> make_cases(const Flags& flags, const BenchOptions& option
 }
 
 int run_on(const Flags& flags, const std::string& command, const Ranks& ranks) {
-  const BenchOptions options = bench_options(flags, ranks.count);
+  BenchOptions options = bench_options(flags, ranks.count);
+  options.floors = ranks.sharing.empty();
   const std::vector<BenchCase> cases = make_cases(flags, options);
   const BenchHeader header{.build = this_build(),
                            .backend = name(ranks.backend),
@@ -83,6 +84,7 @@ int run_on(const Flags& flags, const std::string& command, const Ranks& ranks) {
                            .date = utc_now(),
                            .command = command,
                            .link = wants_cuda(flags) ? "" : link_text(),
+                           .sharing = ranks.sharing,
                            .no_floor = ranks.no_floor,
                            .seed = flags.seed,
                            .skew = flags.skew};

@@ -19,6 +19,7 @@ struct BenchOptions {
   int iterations = 15;  ///< measured passes
   int warmup = 3;       ///< passes before these
   bool check = true;
+  bool floors = true;  ///< measure bare GEMMs, where the device has them
 };
 
 /// Rows that a rank moves over the wire in one direction of a layer, at H elements each. Dispatch

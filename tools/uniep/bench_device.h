@@ -8,7 +8,7 @@
 
 #include "bench_case.h"
 #include "bench_figures.h"
-#include "comm/bootstrap.h"
+#include "group/bootstrap.h"
 #include "uniep/communicator.h"
 
 namespace uniep::tool {

@@ -1,7 +1,7 @@
 #include <cstring>
 
 #include "bench_device.h"
-#include "comm/cpu_group.h"
+#include "group/cpu_group.h"
 
 namespace uniep::tool {
 namespace {

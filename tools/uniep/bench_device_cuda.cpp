@@ -2,8 +2,8 @@
 #include "bench_gemms.h"
 #include "bench_kernels.h"
 #include "cublas_library.h"
-#include "cuda/cuda_communicator.h"
 #include "cuda/device_array.h"
+#include "group/cuda/cuda_communicator.h"
 
 namespace uniep::tool {
 namespace {

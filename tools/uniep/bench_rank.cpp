@@ -68,13 +68,14 @@ tune::LayerSchedules RankBench::resolve(const std::optional<Schedule>& schedule)
     return {given, given};
   }
   return tune::agree_on_schedules(
-      gatherer_.bootstrap(), rank_, env_timeout_ms(), "uniep bench", [&] {
+      gatherer_.bootstrap(), rank_, env_timeout_ms() + tune::kLongestChoiceMs, "uniep bench", [&] {
         return tune::look_up_schedules(member_.backend(), bench_.problem, bench_.ranks,
                                        bench_.skew);
       });
 }
 
 void RankBench::measure_floors(BenchReport& report) {
+  if (!options_.floors) return;
   const auto gemms = device_.gemm_seconds(bench_, rank_, options_, layer_.w1(), layer_.w2());
   // The exchange is everybody's, but one rank without cuBLAS is enough for there to be no floor.
   const auto all = gatherer_.gather_one(gemms.value_or(GemmSeconds{}));

@@ -157,6 +157,7 @@ void print_bench_header(std::ostream& out, const BenchHeader& header, const Benc
   notes.add("command", header.command);
   notes.add("ranks", cat(options.ranks));
   if (!header.link.empty()) notes.add("link", header.link);
+  if (!header.sharing.empty()) notes.add("sharing", header.sharing);
   notes.add("inputs", cat("made up, seed=", header.seed, ", skew=", header.skew));
   for (std::size_t s = 0; s < options.schedules.size(); ++s) {
     const auto& given = options.schedules[s];

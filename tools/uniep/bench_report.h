@@ -17,8 +17,9 @@ struct BenchHeader {
   std::string machine;  ///< GPUs, if any, and CPU
   std::string date;
   std::string command;
-  std::string link;      ///< emulated link; empty: none
-  std::string no_floor;  ///< why there is no floor; empty: there is one
+  std::string link;       ///< emulated link; empty: none
+  std::string sharing{};  ///< why times mean nothing; empty: ranks share no GPUs
+  std::string no_floor;   ///< why there is no floor; empty: there is one
   std::uint64_t seed = 0;
   double skew = 0;
 };

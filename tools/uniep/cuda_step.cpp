@@ -6,9 +6,9 @@
 #include <limits>
 
 #include "base/check.h"
-#include "cuda/cuda_communicator.h"
 #include "cuda/device_array.h"
 #include "gatherer.h"
+#include "group/cuda/cuda_communicator.h"
 #include "progress.h"
 #include "workload/split.h"
 
@@ -173,27 +173,6 @@ class CudaRank {
   std::vector<TimelineEvent> timeline_;
 };
 
-template <class T>
-std::span<const T> constant(std::span<T> s) {
-  return s;
-}
-
-void complete(Gatherer& gatherer, const workload::Split& split, int rank, bool backward,
-              LayerResult& result) {
-  gatherer.complete(result.out, constant(split.forward_args(rank, result).out));
-  if (!backward) return;
-  const BackwardArgs b = split.backward_args(rank, result);
-  gatherer.complete(result.dx, constant(b.dx));
-  gatherer.complete(result.dprobs, constant(b.dprobs));
-  if (const auto* dw1 = std::get_if<std::span<bf16>>(&b.dw1)) {
-    gatherer.complete(result.dw1, constant(*dw1));
-    gatherer.complete(result.dw2, constant(std::get<std::span<bf16>>(b.dw2)));
-  } else {
-    gatherer.complete(result.main_dw1, constant(std::get<std::span<float>>(b.dw1)));
-    gatherer.complete(result.main_dw2, constant(std::get<std::span<float>>(b.dw2)));
-  }
-}
-
 /// [step][rank] of one direction, from each rank's steps.
 PassRecord pass_record(Pass pass, const std::vector<std::vector<PassStats>>& by_rank) {
   PassRecord record{pass, {}, {}};
@@ -247,7 +226,7 @@ StepReport run_cuda_steps(const LayerData& layer, const StepOptions& options,
     require(failed[r][0] == 0, ErrorCode::kInternal, "step ", failed[r][0],
             " gave other bits than the first one on rank ", r);
   }
-  complete(gatherer, split, member.rank(), backward, report.result);
+  complete_result(gatherer, split, member.rank(), backward, report.result);
   const auto all_forward = gatherer.gather(std::span<const PassStats>(forward_stats));
   const auto all_backward = gatherer.gather(std::span<const PassStats>(backward_stats));
   if (measures(options.passes, Pass::kForward)) {

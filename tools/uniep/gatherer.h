@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/env.h"
-#include "comm/bootstrap.h"
+#include "group/bootstrap.h"
 
 namespace uniep::tool {
 

@@ -3,7 +3,7 @@
 
 #include "base/check.h"
 #ifdef UNIEP_HAS_CUDA
-#include "cuda/driver.h"
+#include "base/cuda/driver.h"
 #endif
 #include "base/env.h"
 #include "commands.h"

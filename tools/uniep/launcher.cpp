@@ -11,7 +11,7 @@
 #include <optional>
 
 #include "base/check.h"
-#include "comm/tcp_bootstrap.h"
+#include "group/tcp_bootstrap.h"
 
 extern char** environ;
 

@@ -3,11 +3,11 @@
 #include <cuda_runtime_api.h>
 
 #include "base/check.h"
-#include "cuda/check.h"
-#include "cuda/cuda_communicator.h"
+#include "base/cuda/check.h"
 #include "cuda/device/dispatch_shape.h"
 #include "cuda/device/tile_shape.h"
 #include "device_lab.h"
+#include "group/cuda/cuda_communicator.h"
 #include "machine.h"
 #include "tune/schedule_book.h"
 #include "tune/tune_key.h"

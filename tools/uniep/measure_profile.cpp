@@ -10,7 +10,7 @@
 #include "base/cpu_info.h"
 #include "base/env.h"
 #include "base/quantile.h"
-#include "comm/backoff.h"
+#include "group/backoff.h"
 #include "machine.h"
 #include "schedule/pass_order.h"
 #include "tune/task_cost.h"

@@ -76,8 +76,10 @@ tune::MeasuredProfile profile_group(const Communicator& member, BenchDevice& dev
 int profile_cuda(const Flags& flags, const Invocation& invocation) {
   const std::optional<tune::MachineProfile> like = like_of(flags);
   return with_ranks(
-      Backend::kCuda, flags.ranks, invocation, [](int) {},
+      Backend::kCuda, flags.ranks, invocation,
+      [](int ranks) { refuse_sharing("uniep profile", Backend::kCuda, ranks); },
       [&](const Ranks& ranks) {
+        refuse_sharing("uniep profile", ranks);
 #ifdef UNIEP_HAS_CUDA
         ranks.run([&](Communicator& member, BenchDevice& device) {
           const tune::MeasuredProfile measured = profile_group(member, device, flags, like);

@@ -15,7 +15,8 @@ struct Ranks {
   bool speaks = true;
   Backend backend = Backend::kCpu;
   std::string machine;
-  std::string no_floor;  ///< why its devices have no bare GEMMs to compare with; empty: they have
+  std::string sharing{};  ///< `sharing_text` of them
+  std::string no_floor;   ///< why its devices have no bare GEMMs to compare with; empty: they have
   /// Runs a body as every rank of this process.
   std::function<void(const std::function<void(Communicator&, BenchDevice&)>&)> run;
 };
@@ -29,5 +30,21 @@ int with_ranks(Backend backend, int count, const Invocation& invocation,
                const std::function<int(const Ranks&)>& body);
 
 inline constexpr int kDefaultCpuRanks = 2;
+
+/// Throws where so many ranks cannot have their GPUs here.
+void require_gpus(int ranks);
+
+/// "4 ranks on 1 GPU (UNIEP_SHARE_DEVICE): times mean nothing"; empty where each has its own.
+std::string sharing_text(int ranks, int gpus);
+std::string sharing_of(const Communicator& member);
+
+/// "2 x NVIDIA H200 (...)", and where ranks share them how many do: the GPUs of a group of
+/// processes that this one belongs to.
+std::string gpus_text(const Communicator& member);
+
+// `command`, whose purpose are times, refuses ranks that share GPUs: before ranks are started,
+// which says it once; and where a launcher has started them.
+void refuse_sharing(const std::string& command, Backend backend, int ranks);
+void refuse_sharing(const std::string& command, const Ranks& ranks);
 
 }  // namespace uniep::tool

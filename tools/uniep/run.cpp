@@ -6,11 +6,15 @@
 #include "base/files.h"
 #include "check.h"
 #include "commands.h"
+#include "group/communicator_impl.h"
+#include "group/process_environment.h"
 #include "io/layer_file.h"
+#include "launcher.h"
 #include "machine.h"
 #include "options.h"
 #include "output_files.h"
 #include "pictures.h"
+#include "ranks.h"
 #include "results_json.h"
 #include "step.h"
 #include "summary.h"
@@ -19,11 +23,8 @@
 #include "workload/split.h"
 #include "workload/synthetic.h"
 #ifdef UNIEP_HAS_CUDA
-#include "comm/process_environment.h"
-#include "cuda/cuda_communicator.h"
-#include "cuda/driver.h"
 #include "cuda_step.h"
-#include "launcher.h"
+#include "group/cuda/cuda_communicator.h"
 #endif
 
 namespace uniep::tool {
@@ -33,6 +34,7 @@ namespace {
 struct Flags {
   std::string backend = "auto";
   int ranks = 1;
+  bool processes = false;
   std::string input;
   std::string shape;
   std::uint64_t seed = 0;
@@ -64,6 +66,9 @@ void require_usable(const Flags& flags) {
   require(!wants_cuda(flags), ErrorCode::kUnsupported,
           "this build has no CUDA backend; --backend cpu is accepted");
 #endif
+  require(!flags.processes || !wants_cuda(flags), ErrorCode::kInvalidArgument,
+          "--processes is about CPU ranks, and with --backend cuda every rank is a process; "
+          "--backend cpu is accepted with it");
   require(flags.input.empty() != flags.shape.empty(), ErrorCode::kInvalidArgument,
           flags.input.empty() ? "no layer to run" : "two layers to run",
           "; either --input FILE or --shape NAME[,key=value...] is accepted");
@@ -89,7 +94,8 @@ StepOptions step_options(const Flags& flags) {
           .record_timeline = !flags.trace.empty() || !flags.plot.empty()};
 }
 
-LayerData read_or_make(const Flags& flags, const StepOptions& options, RunHeader& header) {
+LayerData read_or_make(const Flags& flags, const StepOptions& options, int processes,
+                       RunHeader& header) {
   if (!flags.input.empty()) {
     header.shape = std::filesystem::path(flags.input).stem().string();
     header.input = flags.input;
@@ -97,7 +103,7 @@ LayerData read_or_make(const Flags& flags, const StepOptions& options, RunHeader
   }
   const workload::ShapeSpec spec = workload::parse_shape(flags.shape);
   // The layer and two results: that of the first step and that of the last.
-  require_memory(spec, options.ranks, options.passes == PassChoice::kForward ? 1 : 3);
+  require_memory(spec, options.ranks, processes * (options.passes == PassChoice::kForward ? 1 : 3));
   header.shape = flags.shape;
   header.input = cat("made up (", workload::to_string(spec), ", seed=", flags.seed,
                      ", skew=", flags.skew, ")");
@@ -145,7 +151,9 @@ struct Runners {
   StepRunner all_ranks;
   StepRunner one_rank;
   bool speaks = true;
+  int processes = 1;      ///< of this host that each hold the layer
   std::string devices{};  ///< that they run on, beside the machine's CPUs; empty: none
+  std::string sharing{};  ///< why times mean nothing; empty: ranks share no GPUs
   /// What rank 0 chooses, on all ranks.
   std::function<tune::LayerSchedules(const std::function<tune::LayerSchedules()>&)> agree =
       [](const auto& choose) { return choose(); };
@@ -181,8 +189,9 @@ int run_layer(const Flags& flags, const std::string& command, StepOptions option
                    .command = command,
                    .shape = "",
                    .input = "",
-                   .link = link_text()};
-  const LayerData layer = read_or_make(flags, options, header);
+                   .link = link_text(),
+                   .sharing = runners.sharing};
+  const LayerData layer = read_or_make(flags, options, runners.processes, header);
   if (flags.schedule == kAutoSchedule) look_up_schedules(flags, layer, runners, options);
   require_runnable(flags, layer, options);
 
@@ -207,12 +216,41 @@ int run_layer(const Flags& flags, const std::string& command, StepOptions option
   return all_ok(checks) ? kExitOk : kExitFailed;
 }
 
+std::function<tune::LayerSchedules(const std::function<tune::LayerSchedules()>&)> agreement_of(
+    const Communicator& member) {
+  return [member](const auto& choose) {
+    return tune::agree_on_schedules(member.impl()->bootstrap(), member.rank(),
+                                    env_timeout_ms() + tune::kLongestChoiceMs, "uniep run", choose);
+  };
+}
+
+/// This process is a CPU rank of a group, or starts one and waits for it.
+int run_processes(const Flags& flags, const Invocation& invocation) {
+  if (!process_environment()) return launch_ranks(flags.ranks, invocation.arguments);
+  StepOptions options = step_options(flags);
+  const Communicator member = Communicator::cpu_from_environment();
+  options.ranks = member.size();
+  int exit_code = kExitFailed;
+  // What goes wrong here ends the other processes' waits, with its sentence.
+  run_ranks({member}, [&](Communicator&) {
+    exit_code = run_layer(
+        flags, invocation.command, options,
+        {.all_ranks = [&](const LayerData& layer,
+                          const StepOptions& o) { return run_member_steps(layer, o, member); },
+         .one_rank = run_steps,
+         .speaks = member.rank() == 0,
+         .processes = member.size(),
+         .agree = agreement_of(member)});
+  });
+  return exit_code;
+}
+
 #ifdef UNIEP_HAS_CUDA
 /// This process is a rank of a group, or starts one and waits for it.
 int run_cuda(const Flags& flags, const Invocation& invocation) {
   StepOptions options = step_options(flags);
   if (!process_environment()) {
-    for (int device = 0; device < flags.ranks; ++device) cuda::require_device(device);
+    require_gpus(flags.ranks);
     return launch_ranks(flags.ranks, invocation.arguments);
   }
   const Communicator member = Communicator::cuda_from_environment();
@@ -227,11 +265,9 @@ int run_cuda(const Flags& flags, const Invocation& invocation) {
                    {.all_ranks = steps_of(member),
                     .one_rank = steps_of(cuda::single_rank()),
                     .speaks = member.rank() == 0,
-                    .devices = cat(member.size(), " x ", cuda::device_text(0)),
-                    .agree = [&](const auto& choose) {
-                      return tune::agree_on_schedules(member.impl()->bootstrap(), member.rank(),
-                                                      env_timeout_ms(), "uniep run", choose);
-                    }});
+                    .devices = gpus_text(member),
+                    .sharing = sharing_of(member),
+                    .agree = agreement_of(member)});
 }
 #endif
 
@@ -240,6 +276,7 @@ int run(const Flags& flags, const Invocation& invocation) {
 #ifdef UNIEP_HAS_CUDA
   if (wants_cuda(flags)) return run_cuda(flags, invocation);
 #endif
+  if (flags.processes || process_environment()) return run_processes(flags, invocation);
   const StepOptions options = step_options(flags);
   return run_layer(flags, invocation.command, options,
                    {.all_ranks = run_steps, .one_rank = run_steps});
@@ -262,9 +299,15 @@ void add_how_options(CLI::App& sub, Flags& flags) {
   group
       .add(
           "--ranks", flags.ranks, "N",
-          "Ranks, 1 (default) to 64: groups of threads of this process. Rank r gets tokens [r T/N, "
+          "Ranks, 1 (default) to 64: groups of threads of this process, or processes (--processes, "
+          "--backend cuda). Rank r gets tokens [r T/N, "
           "(r+1) T/N) and the r-th of N equal parts of the experts, which N must divide")
       ->check(range(1, 64));
+  sub.add_flag("--processes", flags.processes,
+               described("Every CPU rank is a process, started by this one; memory is shared, and "
+                         "results are the same. Where RANK and its companions are set (torchrun), "
+                         "this process is a rank of that group, with or without the flag"))
+      ->group(name);
   group.add(
       "--schedule", flags.schedule, "PRESET|key=value,...",
       "A preset (sequential, pipelined:n, two-kernel, single), key=value pairs, or a preset "

@@ -4,11 +4,16 @@
 #include <barrier>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
 #include "base/check.h"
+#include "gatherer.h"
+#include "group/communicator_impl.h"
 #include "layer/arguments.h"
 #include "progress.h"
 
@@ -58,21 +63,24 @@ LayerOptions layer_options(const StepOptions& options) {
   return layer;
 }
 
+/// Waits until all ranks are here.
+using Meet = std::function<void()>;
+
 /// One rank's part of all steps.
 class RankRun {
  public:
-  RankRun(const Split& split, const StepOptions& options, Communicator& communicator,
-          std::barrier<>& together, RankLog& log)
+  RankRun(const Split& split, const StepOptions& options, const Communicator& communicator,
+          Meet meet, RankLog& log)
       : split_(split),
         options_(options),
         rank_(communicator.rank()),
         layer_(layer_problem(split, options), communicator, layer_options(options)),
-        together_(together),
+        meet_(std::move(meet)),
         log_(log) {}
 
   /// `measured` is false for the warm-up.
   void step(LayerResult& result, bool measured) {
-    together_.arrive_and_wait();
+    meet_();
     const auto start = Clock::now();
     const RoutingPlan plan = layer_.plan(split_.topk_ids(rank_));
     if (measured) log_.plan_seconds.push_back(seconds_since(start));
@@ -133,7 +141,7 @@ class RankRun {
   /// Ranks begin together, so that none is charged for another's preparations.
   template <class Call>
   void measure(const Call& pass, PassLog* log) {
-    together_.arrive_and_wait();
+    meet_();
     const auto start = Clock::now();
     const PassStats stats = pass();
     if (log == nullptr) return;
@@ -151,9 +159,22 @@ class RankRun {
   const StepOptions& options_;
   int rank_;
   Layer layer_;
-  std::barrier<>& together_;
+  const Meet meet_;
   RankLog& log_;
 };
+
+/// All steps of a rank: what the first computed goes to `result`, the others' to `again`.
+void run_rank(RankRun& run, const StepOptions& options, LayerResult& result, LayerResult& again,
+              const std::function<void()>& advance) {
+  for (int i = 0; i <= options.repeat; ++i) {
+    run.drop_timeline();
+    if (i > 1) run.forget(again);
+    run.step(i == 0 ? result : again, i > 0);
+    if (i > 0) run.compare(result, again, i);
+    advance();
+  }
+  run.keep_timeline();
+}
 
 /// Leaves the barrier when a rank fails, so that the others come to hear of it rather than wait.
 class Leave {
@@ -183,7 +204,45 @@ PassRecord pass_record(Pass pass, const std::vector<RankLog>& logs, int repeat) 
   return record;
 }
 
-void gather_logs(std::vector<RankLog> logs, const StepOptions& options, StepReport& report) {
+template <class T>
+std::span<const T> constant(std::span<T> s) {
+  return s;
+}
+
+PassLog nth(const std::vector<std::vector<double>>& seconds,
+            const std::vector<std::vector<PassStats>>& stats, std::size_t rank) {
+  return {.seconds = seconds[rank], .stats = stats[rank]};
+}
+
+/// What the ranks of other processes measured, and this one.
+std::vector<RankLog> gather_logs(Gatherer& gatherer, const RankLog& own) {
+  const auto all = [&](const auto& values) { return gatherer.gather(std::span(values)); };
+  const auto plan_seconds = all(own.plan_seconds);
+  const auto forward_seconds = all(own.forward.seconds);
+  const auto forward_stats = all(own.forward.stats);
+  const auto backward_seconds = all(own.backward.seconds);
+  const auto backward_stats = all(own.backward.stats);
+  const auto timeline = all(own.timeline);
+  const auto rows_per_expert = all(own.rows_per_expert);
+  const auto traffic = gatherer.gather_one(own.traffic);
+  const auto mismatch = all(own.mismatch);
+  std::vector<RankLog> logs;
+  for (std::size_t r = 0; r < traffic.size(); ++r) {
+    logs.push_back({.plan_seconds = plan_seconds[r],
+                    .forward = nth(forward_seconds, forward_stats, r),
+                    .backward = nth(backward_seconds, backward_stats, r),
+                    .timeline = timeline[r],
+                    .rows_per_expert = rows_per_expert[r],
+                    .traffic = traffic[r],
+                    .mismatch = {mismatch[r].begin(), mismatch[r].end()}});
+  }
+  return logs;
+}
+
+void combine_logs(std::vector<RankLog> logs, const StepOptions& options, StepReport& report) {
+  for (const RankLog& log : logs) {
+    require(log.mismatch.empty(), ErrorCode::kInternal, log.mismatch);
+  }
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
     if (measures(options.passes, pass)) {
       report.passes.push_back(pass_record(pass, logs, options.repeat));
@@ -233,6 +292,22 @@ Problem layer_problem(const Split& split, const StepOptions& options) {
   return problem;
 }
 
+void complete_result(Gatherer& gatherer, const Split& split, int rank, bool backward,
+                     LayerResult& result) {
+  gatherer.complete(result.out, constant(split.forward_args(rank, result).out));
+  if (!backward) return;
+  const BackwardArgs b = split.backward_args(rank, result);
+  gatherer.complete(result.dx, constant(b.dx));
+  gatherer.complete(result.dprobs, constant(b.dprobs));
+  if (const auto* dw1 = std::get_if<std::span<bf16>>(&b.dw1)) {
+    gatherer.complete(result.dw1, constant(*dw1));
+    gatherer.complete(result.dw2, constant(std::get<std::span<bf16>>(b.dw2)));
+  } else {
+    gatherer.complete(result.main_dw1, constant(std::get<std::span<float>>(b.dw1)));
+    gatherer.complete(result.main_dw2, constant(std::get<std::span<float>>(b.dw2)));
+  }
+}
+
 PassStats run_backward(Layer& layer, Saved& saved, const BackwardArgs& args,
                        const StepOptions& options) {
   const Schedule& schedule = schedule_of(options, Pass::kBackward);
@@ -269,22 +344,40 @@ StepReport run_steps(const LayerData& layer, const StepOptions& options) {
 
   run_ranks(Communicator::cpu_group(options.ranks), [&](Communicator& communicator) {
     const Leave leave(together);
-    RankRun run(split, options, communicator, together,
+    const Meet meet = [&] { together.arrive_and_wait(); };
+    RankRun run(split, options, communicator, meet,
                 logs[static_cast<std::size_t>(communicator.rank())]);
-    for (int i = 0; i <= options.repeat; ++i) {
-      run.drop_timeline();
-      if (i > 1) run.forget(again);
-      run.step(i == 0 ? report.result : again, i > 0);
-      if (i > 0) run.compare(report.result, again, i);
+    run_rank(run, options, report.result, again, [&] {
       if (communicator.rank() == 0) progress.advance();
-    }
-    run.keep_timeline();
+    });
   });
+  combine_logs(std::move(logs), options, report);
+  return report;
+}
 
-  for (const RankLog& log : logs) {
-    require(log.mismatch.empty(), ErrorCode::kInternal, log.mismatch);
+StepReport run_member_steps(const LayerData& layer, const StepOptions& options,
+                            const Communicator& member) {
+  const Split split(layer, member.size());
+  const bool backward = options.passes != PassChoice::kForward;
+  const workload::ResultTensors tensors{.backward = backward, .main_grad = options.main_grad};
+  StepReport report;
+  report.result = workload::make_result(layer, tensors);
+  LayerResult again = workload::make_result(layer, tensors);
+  Gatherer gatherer(member.impl()->bootstrap());
+  RankLog log;
+  {
+    std::optional<Progress> progress;
+    if (member.rank() == 0) {
+      progress.emplace(cat("running ", member.size(), " processes"), options.repeat + 1);
+    }
+    RankRun run(
+        split, options, member, [&] { gatherer.meet(); }, log);
+    run_rank(run, options, report.result, again, [&] {
+      if (progress) progress->advance();
+    });
   }
-  gather_logs(std::move(logs), options, report);
+  combine_logs(gather_logs(gatherer, log), options, report);
+  complete_result(gatherer, split, member.rank(), backward, report.result);
   return report;
 }
 

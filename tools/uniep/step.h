@@ -60,6 +60,17 @@ struct StepReport {
 /// goes unmeasured. Throws Error(kInternal) where two steps differ by a bit.
 StepReport run_steps(const LayerData& layer, const StepOptions& options);
 
+/// `run_steps` for this process' CPU rank, together with the processes of the other ranks; the
+/// report is the same on all of them.
+StepReport run_member_steps(const LayerData& layer, const StepOptions& options,
+                            const Communicator& member);
+
+class Gatherer;
+
+/// Collective: brings every rank's part of the result, of which each has computed its own, to all.
+void complete_result(Gatherer& gatherer, const workload::Split& split, int rank, bool backward,
+                     LayerResult& result);
+
 /// The problem of the ranks' layers.
 Problem layer_problem(const workload::Split& split, const StepOptions& options);
 

@@ -134,6 +134,7 @@ void print_header(std::ostream& out, const RunHeader& header, const LayerData& l
   notes.add("ranks", cat(options.ranks, ", each with ", tokens_per_rank(layer, options.ranks),
                          " tokens and ", layer.num_experts / options.ranks, " experts"));
   if (!header.link.empty()) notes.add("link", header.link);
+  if (!header.sharing.empty()) notes.add("sharing", header.sharing);
   notes.add("schedule", schedule_text(options));
   out << notes << std::flush;
 }

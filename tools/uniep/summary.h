@@ -15,9 +15,10 @@ struct RunHeader {
   Machine machine;
   std::string date;
   std::string command;
-  std::string shape;  ///< short name: of the shape, or of the input file without its ending
-  std::string input;  ///< where the layer came from
-  std::string link;   ///< emulated link; empty: none
+  std::string shape;      ///< short name: of the shape, or of the input file without its ending
+  std::string input;      ///< where the layer came from
+  std::string link;       ///< emulated link; empty: none
+  std::string sharing{};  ///< why times mean nothing; empty: ranks share no GPUs
 };
 
 /// Comment lines: everything that the figures below them depend on.

@@ -286,12 +286,14 @@ int run(const Flags& flags, const Invocation& invocation) {
           "--plot draws a survey; --survey N is needed");
   const Backend backend = backend_choice(flags.backend);
   const auto refuse = [&](int ranks) {
+    refuse_sharing("uniep tune", backend, ranks);
     const workload::ShapeSpec spec = parse_bench_shape(flags.shape, ranks);
     if (backend == Backend::kCpu) require_memory(spec, ranks, 3);
     Space(Problem{}, Pass::kForward, {backend, 0}).restrict_to(flags.space);
     if (flags.survey == 0) tune::TuneCache(tune::TuneCache::default_path()).require_storable();
   };
   return with_ranks(backend, flags.ranks, invocation, refuse, [&](const Ranks& ranks) {
+    refuse_sharing("uniep tune", ranks);
     const BenchCase bench = make_case(flags.shape, ranks.count, flags.seed, flags.skew);
     const TuneSettings settings = settings_of(flags, ranks);
     if (ranks.speaks) print_header(flags, ranks, settings, bench);

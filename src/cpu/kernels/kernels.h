@@ -63,6 +63,8 @@ struct Kernels {
   void (*add_row)(std::int64_t n, float* acc, const bf16* y);
   /// main_grad[i] += acc[i]
   void (*add_f32_row)(std::int64_t n, float* main_grad, const float* acc);
+  /// main_grad[i] = bf16(float(main_grad[i]) + acc[i])
+  void (*add_bf16_row)(std::int64_t n, bf16* main_grad, const float* acc);
 };
 
 /// The best that this CPU runs, or the one that the environment variable UNIEP_CPU_ISA names

@@ -49,7 +49,7 @@ struct Simd {
 
 namespace uniep::cpu {
 
-constinit const Kernels kAvx2Kernels = {Isa::kAvx2, "avx2",    gemm,    swiglu,
-                                        dswiglu,    round_row, add_row, add_f32_row};
+constinit const Kernels kAvx2Kernels = {Isa::kAvx2, "avx2",  gemm,        swiglu,      dswiglu,
+                                        round_row,  add_row, add_f32_row, add_bf16_row};
 
 }  // namespace uniep::cpu

@@ -57,7 +57,7 @@ struct Simd {
 
 namespace uniep::cpu {
 
-constinit const Kernels kAvx512Kernels = {Isa::kAvx512, "avx512",  gemm,    swiglu,
-                                          dswiglu,      round_row, add_row, add_f32_row};
+constinit const Kernels kAvx512Kernels = {Isa::kAvx512, "avx512", gemm,        swiglu,      dswiglu,
+                                          round_row,    add_row,  add_f32_row, add_bf16_row};
 
 }  // namespace uniep::cpu

@@ -51,7 +51,8 @@ struct Simd {
 
 namespace uniep::cpu {
 
-constinit const Kernels kPortableKernels = {Isa::kPortable, "portable", gemm,    swiglu,
-                                            dswiglu,        round_row,  add_row, add_f32_row};
+constinit const Kernels kPortableKernels = {Isa::kPortable, "portable",  gemm,
+                                            swiglu,         dswiglu,     round_row,
+                                            add_row,        add_f32_row, add_bf16_row};
 
 }  // namespace uniep::cpu

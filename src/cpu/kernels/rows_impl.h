@@ -135,5 +135,12 @@ void add_f32_row(Index n, float* __restrict main_grad, const float* __restrict a
   for (Index i = 0; i < n; ++i) main_grad[i] += acc[i];
 }
 
+void add_bf16_row(Index n, bf16* __restrict main_grad, const float* __restrict acc) {
+  for (Index i = 0; i < n; ++i) {
+    const float sum = widen(main_grad[i]) + acc[i];
+    main_grad[i].bits = static_cast<std::uint16_t>(round_bits(sum) >> 16);
+  }
+}
+
 }  // namespace
 }  // namespace uniep::cpu

@@ -79,8 +79,10 @@ struct DeviceContext {
   float* dprob_groups = nullptr;
   bf16* token_out = nullptr;  // out or dx
   float* dprobs_out = nullptr;
-  float* main_dw1 = nullptr;  // weight gradients into fp32; null: bf16 through a tensor map
-  float* main_dw2 = nullptr;
+  // Weight gradients that are added to, fp32 or bf16 by kernel; null: overwritten, in bf16 through
+  // a tensor map.
+  void* main_dw1 = nullptr;
+  void* main_dw2 = nullptr;
 
   template <class T>
   __device__ __forceinline__ T* at(int rank, std::int64_t offset) const {

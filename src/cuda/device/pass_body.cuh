@@ -22,8 +22,10 @@ struct StageList {
 };
 template <class Shape>
 using ForwardStages = StageList<Fc1<Shape>, Fc2<Shape>>;
-template <class Shape>
-using BackwardStages = StageList<Dfc2<Shape>, Dfc1<Shape>, Wgrad2<Shape>, Wgrad1<Shape>>;
+/// `Main`: of weight gradients that are added to.
+template <class Shape, class Main>
+using BackwardStages =
+    StageList<Dfc2<Shape>, Dfc1<Shape>, Wgrad2<Shape, Main>, Wgrad1<Shape, Main>>;
 
 /// The maps of a stage: PassMaps lists the pass' GEMM stages in the order of enum Stage.
 template <class S>

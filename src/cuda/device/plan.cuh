@@ -400,6 +400,14 @@ class PlanRoutine {
     }
     const unsigned long long bad = __ldcg(a_.scratch.first_bad + half());
     if (bad != 0) return id_fault(~bad);
+    const RoutingFault fullest = fullest_rank();
+    if (fullest.value > a_.capacity) return fullest;
+    return {};
+  }
+
+  /// The rank that receives most rows; of use where all ids are possible.
+  __device__ RoutingFault fullest_rank() const {
+    using Kind = RoutingFault::Kind;
     RoutingFault worst{Kind::kCapacity, 0, -1, -1, 0};
     for (int r = 0; r < a_.num_ranks; ++r) {
       if (cta_.rank_rows[r] > worst.value) {
@@ -407,8 +415,7 @@ class PlanRoutine {
         worst.value = cta_.rank_rows[r];
       }
     }
-    if (worst.value > a_.capacity) return worst;
-    return {};
+    return worst;
   }
 
   __device__ RoutingFault id_fault(unsigned long long slot) const {
@@ -428,10 +435,14 @@ class PlanRoutine {
     // All CTAs have read the epoch: they have passed the barrier.
     if (blockIdx.x == 0 && threadIdx.x == 0) *a_.scratch.epoch = cta_.epoch;
     const RoutingFault fault = find_fault();
+    if (blockIdx.x == 0 && threadIdx.x == 0 && a_.overflow != nullptr) {
+      a_.overflow[0] = overflow_value(fault);
+      a_.overflow[1] = overflow_value(fault) == 2 ? 0 : fullest_rank().value;
+    }
     if (fault.kind != RoutingFault::Kind::kNone) {
       if (blockIdx.x == 0) {
         make_empty({.fault = fault, .expired = 0});
-        if (threadIdx.x == 0) report(fault);
+        if (threadIdx.x == 0 && a_.overflow == nullptr) report(fault);
       }
       return;
     }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/device/gemm.cuh"
 
 namespace uniep::cuda {
@@ -8,9 +10,10 @@ namespace uniep::cuda {
 /// time from the segment's first. Rows behind its last, up to the next multiple of 64, are zeros of
 /// the operand that was dispatched; of the other they are what fc1 and dfc2 made of zeros, and so
 /// zeros where weights are finite.
-/// kWgrad is wgrad2 (dw2 = dy^T a) or wgrad1 (dw1 = dh^T x).
+/// kWgrad is wgrad2 (dw2 = dy^T a) or wgrad1 (dw1 = dh^T x). It is overwritten in bf16, or added to
+/// a tensor of `Main`, float or bf16: a kernel with both would not have registers enough.
 /// Maps: a = left (M, rows), b = right (N, rows), boxes 64 x 64; out0 = dw (N, M, El), box 64 x 64.
-template <class Shape, Stage kWgrad>
+template <class Shape, Stage kWgrad, class Main>
 struct Wgrad : EmptyEpilogueSlots<Shape, (Shape::kN / kBoxCols > Shape::kOwnBoxes)> {
   static constexpr Stage kStage = kWgrad;
   static constexpr ptx::Major kMajorA = ptx::Major::kMn;
@@ -64,8 +67,8 @@ struct Wgrad : EmptyEpilogueSlots<Shape, (Shape::kN / kBoxCols > Shape::kOwnBoxe
   }
 
  private:
-  static __device__ __forceinline__ float* main_grad(const DeviceContext& ctx) {
-    return kStage == Stage::kWgrad1 ? ctx.main_dw1 : ctx.main_dw2;
+  static __device__ __forceinline__ Main* main_grad(const DeviceContext& ctx) {
+    return static_cast<Main*>(kStage == Stage::kWgrad1 ? ctx.main_dw1 : ctx.main_dw2);
   }
 
   static __device__ __forceinline__ void accumulate_main_grad(
@@ -73,7 +76,8 @@ struct Wgrad : EmptyEpilogueSlots<Shape, (Shape::kN / kBoxCols > Shape::kOwnBoxe
       const TileWork& work) {
     const StageGrid grid = stage_grid(consumer.ctx.view, kStage);
     const std::int64_t first = work.m + consumer.first_row() + consumer.lane() / 4;
-    float* expert = main_grad(consumer.ctx) + work.expert * grid.rows * grid.cols;
+    Main* expert = main_grad(consumer.ctx) + work.expert * grid.rows * grid.cols;
+    if constexpr (std::is_same_v<Main, bf16>) return add_rows(expert, grid, first, acc, work);
 #pragma unroll
     for (int i = 0; i < Shape::kAccumulators / 2; ++i) {
       const std::int64_t row = first + 8 * (i % 2);
@@ -86,11 +90,33 @@ struct Wgrad : EmptyEpilogueSlots<Shape, (Shape::kN / kBoxCols > Shape::kOwnBoxe
       *at = v;
     }
   }
+
+  /// To a bf16 tensor, one of the thread's two rows after the other: registers do not suffice for
+  /// the places of all pairs.
+  static __device__ __forceinline__ void add_rows(bf16* expert, const StageGrid& grid,
+                                                  std::int64_t first,
+                                                  const float (&acc)[Shape::kAccumulators],
+                                                  const TileWork& work) {
+    const std::int64_t col = work.n + 2 * (ptx::lane_id() % 4);
+    const auto cols = static_cast<int>(min_of<std::int64_t>(grid.cols - col, Shape::kN));
+    auto* at = reinterpret_cast<std::uint32_t*>(expert + first * grid.cols + col);
+#pragma unroll
+    for (int half = 0; half < 2; ++half, at += 4 * grid.cols) {
+      if (first + 8 * half >= grid.rows) return;
+#pragma unroll
+      for (int j = 0; j < Shape::kN / 8; ++j) {
+        if (8 * j >= cols) break;
+        const int i = 2 * (2 * j + half);
+        const std::uint32_t v = at[4 * j];
+        at[4 * j] = pack_pair(low_of(v) + acc[i], high_of(v) + acc[i + 1]);
+      }
+    }
+  }
 };
 
-template <class Shape>
-using Wgrad2 = Wgrad<Shape, Stage::kWgrad2>;
-template <class Shape>
-using Wgrad1 = Wgrad<Shape, Stage::kWgrad1>;
+template <class Shape, class Main>
+using Wgrad2 = Wgrad<Shape, Stage::kWgrad2, Main>;
+template <class Shape, class Main>
+using Wgrad1 = Wgrad<Shape, Stage::kWgrad1, Main>;
 
 }  // namespace uniep::cuda

@@ -4,7 +4,7 @@ namespace uniep::cuda {
 namespace {
 
 using Shape = TileShape<256>;
-using Stages = BackwardStages<Shape>;
+using Stages = BackwardStages<Shape, float>;
 
 }  // namespace
 

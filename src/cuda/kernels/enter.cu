@@ -2,6 +2,7 @@
 // tokens where peers pull them, zeroes the rows that weight gradients read past an expert's last,
 // and tells every rank that the tokens are there. It runs beside `order`, whose arrays it has no
 // use for, and ends behind it, so that what follows one follows both.
+#include "cuda/device/fault_fill.cuh"
 #include "cuda/device/faults.cuh"
 #include "cuda/device/refusal.cuh"
 #include "cuda/device/tile_shape.h"
@@ -110,7 +111,12 @@ __global__ void __launch_bounds__(kEnterThreads)
   // A plan that cannot be used is so on every rank, and has no tasks: no rank counts this pass. Nor
   // does a rank that has failed, whose peers must not take its next tokens for those before.
   const bool unusable = args.plan != nullptr && !args.plan->ok();
-  if (unusable || ptx::load_relaxed_gpu(ctx.failed) != 0) return ptx::wait_for_last_launch();
+  if (unusable || ptx::load_relaxed_gpu(ctx.failed) != 0) {
+    if (unusable && args.plan->expired == 0) {
+      fill_of_fault(args.fill, global_thread(), global_threads());
+    }
+    return ptx::wait_for_last_launch();
+  }
   if (global_thread() == 0) begin_call(ctx.calls);
   note_bases(ctx, args);
   copy_vectors(ctx.at<bf16>(v.rank, ctx.symmetric.tokens), args.tokens, v.tokens * v.hidden * 2);

@@ -1,0 +1,183 @@
+/* The library as C functions, for other languages: groups, layers, and one call a direction. Plain
+ * C, and part of libuniep; uniep.h does not include it.
+ *
+ * Every function that returns int returns 0, or 1 + the number of the ErrorCode of uniep/error.h
+ * (1 an argument was refused, 2 unsupported, 3 capacity, 4 a wait expired, 5 another rank failed,
+ * 6 the device, 7 a file, 8 internal), and `uniep_last_error` then has the sentence. Structures
+ * begin as zeros, and fields that are not set keep the meaning of zero. What is marked collective
+ * is called by all ranks of the group in the same order; uniep/layer.h says what happens when one
+ * of them refuses, and which errors of a GPU come later. */
+#ifndef UNIEP_C_API_H_
+#define UNIEP_C_API_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(UNIEP_SHARED) && defined(__GNUC__)
+#define UNIEP_C_API __attribute__((visibility("default")))
+#else
+#define UNIEP_C_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One rank's membership in a group, and one layer on one rank: memory and counters for layers of
+ * one shape, no weights. Both are used from one thread at a time. */
+typedef struct uniep_group uniep_group;
+typedef struct uniep_layer uniep_layer;
+
+UNIEP_C_API const char* uniep_version(void);
+
+/* The sentence of this thread's last call that failed; "" where none did. Valid until this thread's
+ * next call. */
+UNIEP_C_API const char* uniep_last_error(void);
+
+/* 1: this build has the CUDA backend. */
+UNIEP_C_API int uniep_has_cuda(void);
+
+/* ---- groups ---- */
+
+typedef struct {
+  int32_t rank, size;
+  int32_t backend;      /* 0: CPU, 1: CUDA */
+  int32_t device;       /* the CUDA device of this rank; no meaning on the CPU */
+  int32_t share_device; /* 1: several ranks may use one GPU; for tests, slow */
+  int32_t timeout_ms;   /* limit of every wait of the set-up; 0: UNIEP_TIMEOUT_MS, else 30000 */
+  /* Collective among the group's processes: every rank passes the same number of bytes; `all`
+   * receives size times as many, rank after rank. 0: it worked. Called from this thread alone, and
+   * only while uniep_group_create runs. Not needed where size is 1. */
+  int (*all_gather)(void* context, const void* own, size_t bytes, void* all);
+  void* context;
+} uniep_group_config;
+
+/* Collective: the members are processes of one host. */
+UNIEP_C_API int uniep_group_create(const uniep_group_config* config, uniep_group** group);
+
+/* Layers of the group keep what they need of it. NULL is accepted. */
+UNIEP_C_API void uniep_group_destroy(uniep_group* group);
+
+/* ---- layers and their memory ---- */
+
+/* See Problem in uniep/problem.h. */
+typedef struct {
+  int64_t hidden, intermediate, num_experts, topk, max_tokens;
+  int64_t capacity_rows; /* 0: the default */
+  int64_t row_align;     /* 0: the default, 128 */
+} uniep_problem;
+
+/* Memory of a layer and of its calls. Each block, and each of the tensors x_rows, h and row_probs,
+ * begins at a multiple of `alignment`. */
+typedef struct {
+  int64_t rows;          /* capacity: rows of x_rows, h and row_probs */
+  int64_t symmetric;     /* bytes of a layer that peers reach */
+  int64_t workspace;     /* bytes of a layer for this rank alone */
+  int64_t plan;          /* bytes of one routing plan */
+  int64_t backward_rows; /* bytes kept between the backward parts data and weights */
+  int64_t alignment;     /* in bytes */
+} uniep_memory_needs;
+
+/* What layers of this problem need, of a group of `ranks` on `backend`. */
+UNIEP_C_API int uniep_needs(const uniep_problem* problem, int32_t backend, int32_t ranks,
+                            uniep_memory_needs* needs);
+
+typedef struct {
+  int32_t timeout_ms;      /* limit of every wait; 0: UNIEP_TIMEOUT_MS, else 30000 */
+  int32_t record_timeline; /* 1: keep an event per task, in memory of uniep's own */
+  const char* schedule;    /* of both directions, as PRESET,key=value,...; NULL: looked up */
+  void* workspace;         /* needs.workspace bytes; NULL: uniep allocates */
+  void* symmetric;         /* needs.symmetric bytes of this rank; NULL: uniep allocates */
+  /* By rank, every rank's symmetric memory as mapped here, `symmetric` itself among them. NULL:
+   * uniep maps `symmetric` into the other ranks (CUDA), or the group is this rank alone. */
+  void* const* peers;
+  /* Called once, when nobody reaches `symmetric` through this layer any more; NULL: the caller
+   * knows. */
+  void (*release)(void* context);
+  void* release_context;
+} uniep_layer_config;
+
+/* Collective. What is given as memory stays the layer's, whose contents nobody else changes, until
+ * the layer is destroyed; for `symmetric`, until `release`. `config` may be NULL. */
+UNIEP_C_API int uniep_layer_create(uniep_group* group, const uniep_problem* problem,
+                                   const uniep_layer_config* config, uniep_layer** layer);
+
+/* NULL is accepted. */
+UNIEP_C_API void uniep_layer_destroy(uniep_layer* layer);
+
+/* The schedule of calls that name none: every axis as text, with its final zero. `pass` is 0 for
+ * forward, 1 for backward. */
+UNIEP_C_API int uniep_layer_schedule(uniep_layer* layer, int32_t pass, char* text, size_t size);
+
+/* Waits until all that the layer was asked for is done; fails with what failed on the way. */
+UNIEP_C_API int uniep_layer_synchronize(uniep_layer* layer);
+
+/* ---- calls ----
+ *
+ * T tokens of this rank (`tokens`, 0 to max_tokens), H hidden, I intermediate, K topk, El = E /
+ * ranks local experts. Tensors are contiguous, and lie in device memory with the CUDA backend,
+ * where those of rows and weights begin at multiples of 16 bytes. Memory that a call is given (the
+ * plan's, the rows') may be uninitialised where the call writes it.
+ *
+ * `stream` is the cudaStream_t of the call's launches. Where calls of a layer follow one another on
+ * different streams, the layer makes the later wait for the earlier, but not across the begin or
+ * end of a graph capture, nor for replays of graphs: these the caller orders. A stream lives until
+ * the layer's next call on another one, and until it has run. */
+
+typedef struct {
+  int64_t tokens;
+  const int32_t* topk_ids; /* [T, K], -1: dropped */
+  const float* topk_probs; /* [T, K] */
+  const void* x;           /* bf16 [T, H] */
+  const void* w1;          /* bf16 [El, 2I, H]: gate rows, then up rows */
+  const void* w2;          /* bf16 [El, H, I] */
+  void* out;               /* bf16 [T, H] */
+  void* plan;              /* needs.plan bytes; written */
+  void* x_rows;            /* bf16 [needs.rows, H]; written */
+  void* h;                 /* bf16 [needs.rows, 2I]; written */
+  float* row_probs;        /* fp32 [needs.rows]; written */
+  /* NULL: a routing with an impossible id, or with more rows for a rank than needs.rows, is an
+   * error on all ranks (CUDA: of a later call). Else [2], where the tensors lie, and no call fails
+   * for it: [0]  0 fine, 1 too many rows, 2 an impossible id; the same on all ranks [1]
+   * capacity_rows that would do: rows, padding included, of the rank that receives most, whether
+   * they fit or not; 0 with an impossible id With 1 and 2 out is filled with NaN, and backward of
+   * this plan, which says ignore_overflow, fills dx with NaN, dprobs with 0 and weight gradients
+   * that are overwritten with 0; those that are added to keep their values. */
+  int64_t* overflow;
+  const char* schedule; /* NULL: the layer's */
+  void* stream;
+} uniep_forward_call;
+
+/* Collective: plans the routing and runs the forward pass. Of plan, x_rows, h and row_probs a
+ * backward needs the contents, which may be moved: each to any address, on any stream. */
+UNIEP_C_API int uniep_forward(uniep_layer* layer, const uniep_forward_call* call);
+
+typedef struct {
+  int32_t part;        /* 0: whole; 1: data (dx, dprobs); 2: weights (dw1, dw2), not collective */
+  int32_t weight_grad; /* 0: bf16, overwritten; 1: fp32, added to; 2: bf16, added to */
+  int64_t tokens;
+  const void* plan; /* as forward left it; so the next three */
+  const void* x_rows;
+  const void* h;
+  const float* row_probs;
+  const void* dy; /* bf16 [T, H]; parts 0 and 1, like the next four */
+  const void* w1; /* as in forward */
+  const void* w2;
+  void* dx;            /* bf16 [T, H] */
+  float* dprobs;       /* fp32 [T, K]; 0 at dropped slots */
+  void* dw1;           /* as w1; parts 0 and 2 */
+  void* dw2;           /* as w2; parts 0 and 2 */
+  void* backward_rows; /* needs.backward_rows bytes: part 1 writes, part 2 reads; part 0: NULL */
+  int32_t ignore_overflow; /* 1: forward was given `overflow` */
+  const char* schedule;    /* NULL: the layer's */
+  void* stream;
+} uniep_backward_call;
+
+/* Collective, but for part 2. */
+UNIEP_C_API int uniep_backward(uniep_layer* layer, const uniep_backward_call* call);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* UNIEP_C_API_H_ */

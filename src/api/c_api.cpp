@@ -1,0 +1,405 @@
+#include "uniep/c_api.h"
+
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <map>
+#include <string>
+
+#include "api/no_cuda.h"
+#include "base/check.h"
+#include "layer/backend.h"
+#include "uniep/layer.h"
+#include "uniep/version.h"
+
+struct uniep_group {
+  uniep::Communicator communicator;
+};
+
+namespace {
+
+using uniep::CallOptions;
+using uniep::Error;
+using uniep::ErrorCode;
+using uniep::Pass;
+using uniep::require;
+using uniep::Schedule;
+
+thread_local std::string last_error;
+
+int failure(ErrorCode code, const char* sentence) {
+  last_error = sentence;
+  return 1 + static_cast<int>(code);
+}
+
+/// Runs `body`; what it throws becomes a code and a sentence.
+template <class Body>
+int guarded(const Body& body) {
+  try {
+    body();
+    return 0;
+  } catch (const Error& e) {
+    return failure(e.code(), e.what());
+  } catch (const std::exception& e) {
+    return failure(ErrorCode::kInternal, e.what());
+  } catch (...) {
+    return failure(ErrorCode::kInternal, "an exception of an unknown type");
+  }
+}
+
+template <class T>
+void require_given(const T* argument, const char* name) {
+  require(argument != nullptr, ErrorCode::kInvalidArgument, name,
+          " is NULL; an address is accepted");
+}
+
+bool truth(std::int32_t value, const char* name) {
+  require(value == 0 || value == 1, ErrorCode::kInvalidArgument, name, " is ", value,
+          "; 0 and 1 are accepted");
+  return value == 1;
+}
+
+int narrow(std::int64_t value, const char* name) {
+  require(value >= std::numeric_limits<int>::min() && value <= std::numeric_limits<int>::max(),
+          ErrorCode::kInvalidArgument, name, " is ", value, "; a number of 32 bits is accepted");
+  return static_cast<int>(value);
+}
+
+uniep::Backend backend_of(std::int32_t number) {
+  require(number == 0 || number == 1, ErrorCode::kInvalidArgument, "backend is ", number,
+          "; 0 (cpu) and 1 (cuda) are accepted");
+  return number == 0 ? uniep::Backend::kCpu : uniep::Backend::kCuda;
+}
+
+uniep::Problem problem_of(const uniep_problem* problem) {
+  require_given(problem, "problem");
+  uniep::Problem p{.hidden = problem->hidden,
+                   .intermediate = problem->intermediate,
+                   .num_experts = narrow(problem->num_experts, "problem.num_experts"),
+                   .topk = narrow(problem->topk, "problem.topk"),
+                   .max_tokens = problem->max_tokens,
+                   .capacity_rows = problem->capacity_rows};
+  if (problem->row_align != 0) p.row_align = narrow(problem->row_align, "problem.row_align");
+  return p;
+}
+
+/// `count` elements at `data`.
+template <class T, class Pointer>
+std::span<T> elements(Pointer* data, std::int64_t count, const char* name) {
+  if (count == 0) return {};
+  require_given(data, name);
+  return {static_cast<T*>(data), static_cast<std::size_t>(count)};
+}
+
+/// Of what a call reads only, though the type says otherwise.
+template <class T>
+std::span<T> read_only(const void* data, std::int64_t count, const char* name) {
+  return elements<T>(const_cast<void*>(data), count, name);
+}
+
+using uniep::bf16;
+
+}  // namespace
+
+struct uniep_layer {
+  uniep_layer(const uniep::Problem& problem, const uniep::Communicator& communicator,
+              const uniep::LayerOptions& options)
+      : layer(problem, communicator, options),
+        needs(uniep::Layer::memory_needs(problem, communicator.backend(), communicator.size())),
+        local_experts(problem.num_experts / communicator.size()) {}
+
+  const uniep::Problem& problem() const { return layer.problem(); }
+  std::int64_t weights() const {
+    return local_experts * 2 * problem().intermediate * problem().hidden;
+  }
+
+  /// Texts are parsed once.
+  const Schedule& schedule_of(const char* text) {
+    const auto [found, is_new] = schedules.try_emplace(text);
+    if (is_new) {
+      try {
+        found->second =
+            uniep::parse_schedule(text, uniep::default_schedule(layer.communicator().backend()));
+      } catch (...) {
+        schedules.erase(found);
+        throw;
+      }
+    }
+    return found->second;
+  }
+
+  CallOptions options(const char* schedule, void* stream) {
+    CallOptions o{.cuda_stream = stream};
+    if (schedule != nullptr) o.schedule = schedule_of(schedule);
+    return o;
+  }
+
+  std::int64_t tokens(std::int64_t count) const {
+    require(count >= 0 && count <= problem().max_tokens, ErrorCode::kInvalidArgument, "tokens is ",
+            count, "; 0 to max_tokens=", problem().max_tokens, " is accepted");
+    return count;
+  }
+
+  uniep::StepMemory step_memory(const void* plan, const void* x_rows, const void* h,
+                                const float* row_probs) const {
+    return {.plan = read_only<std::byte>(plan, needs.plan, "plan"),
+            .x_rows = read_only<bf16>(x_rows, needs.rows * problem().hidden, "x_rows"),
+            .h = read_only<bf16>(h, needs.rows * 2 * problem().intermediate, "h"),
+            .row_probs = read_only<float>(row_probs, needs.rows, "row_probs")};
+  }
+
+  uniep::Layer layer;
+  const uniep::MemoryNeeds needs;
+  const std::int64_t local_experts;
+  std::map<std::string, Schedule, std::less<>> schedules;
+};
+
+namespace {
+
+struct Forward {
+  std::span<const std::int32_t> topk_ids;
+  uniep::ForwardArgs args;
+  CallOptions plan_options, options;
+};
+
+Forward forward_of(uniep_layer& l, const uniep_forward_call* call) {
+  require_given(call, "call");
+  const std::int64_t t = l.tokens(call->tokens);
+  const uniep::Problem& p = l.problem();
+  Forward f;
+  f.topk_ids = elements<const std::int32_t>(call->topk_ids, t * p.topk, "topk_ids");
+  f.args = {.x = elements<const bf16>(call->x, t * p.hidden, "x"),
+            .topk_probs = elements<const float>(call->topk_probs, t * p.topk, "topk_probs"),
+            .w1 = elements<const bf16>(call->w1, l.weights(), "w1"),
+            .w2 = elements<const bf16>(call->w2, l.weights() / 2, "w2"),
+            .out = elements<bf16>(call->out, t * p.hidden, "out")};
+  f.options = l.options(call->schedule, call->stream);
+  f.options.memory = l.step_memory(call->plan, call->x_rows, call->h, call->row_probs);
+  f.plan_options = f.options;
+  f.plan_options.overflow = call->overflow;
+  return f;
+}
+
+uniep::WeightGrad weight_grad(std::int32_t kind, void* data, std::int64_t count, const char* name) {
+  switch (kind) {
+    case 0:
+      return elements<bf16>(data, count, name);
+    case 1:
+      return elements<float>(data, count, name);
+    case 2:
+      return uniep::Bf16MainGrad{elements<bf16>(data, count, name)};
+    default:
+      throw Error(ErrorCode::kInvalidArgument,
+                  uniep::cat("weight_grad is ", kind,
+                             "; 0 (bf16, overwritten), 1 (fp32, added to) "
+                             "and 2 (bf16, added to) are accepted"));
+  }
+}
+
+enum class Part : std::int32_t { kWhole, kData, kWeights };
+
+struct Backward {
+  Part part;
+  uniep::Saved saved;
+  uniep::BackwardDataArgs data;
+  uniep::BackwardWeightsArgs weights;
+  CallOptions options;
+};
+
+Part part_of(const uniep_backward_call* call) {
+  require_given(call, "call");
+  require(call->part >= 0 && call->part <= 2, ErrorCode::kInvalidArgument, "part is ", call->part,
+          "; 0 (whole), 1 (data) and 2 (weights) are accepted");
+  return static_cast<Part>(call->part);
+}
+
+Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
+  const std::int64_t t = l.tokens(call->tokens);
+  const uniep::Problem& p = l.problem();
+  Backward b{.part = part_of(call),
+             .saved = {},
+             .data = {},
+             .weights = {},
+             .options = l.options(call->schedule, call->stream)};
+  uniep::StepMemory memory = l.step_memory(call->plan, call->x_rows, call->h, call->row_probs);
+  if (b.part == Part::kWhole) {
+    require(call->backward_rows == nullptr, ErrorCode::kInvalidArgument,
+            "backward_rows is given to a whole backward pass; NULL is accepted there");
+  } else {
+    const auto rows =
+        elements<std::byte>(call->backward_rows, l.needs.backward_rows, "backward_rows");
+    (b.part == Part::kData ? b.options.memory : memory).backward_rows = rows;
+  }
+  if (b.part != Part::kWeights) {
+    b.data = {.dy = elements<const bf16>(call->dy, t * p.hidden, "dy"),
+              .w1 = elements<const bf16>(call->w1, l.weights(), "w1"),
+              .w2 = elements<const bf16>(call->w2, l.weights() / 2, "w2"),
+              .dx = elements<bf16>(call->dx, t * p.hidden, "dx"),
+              .dprobs = elements<float>(call->dprobs, t * p.topk, "dprobs")};
+  }
+  if (b.part != Part::kData) {
+    b.weights = {.dw1 = weight_grad(call->weight_grad, call->dw1, l.weights(), "dw1"),
+                 .dw2 = weight_grad(call->weight_grad, call->dw2, l.weights() / 2, "dw2")};
+  }
+  b.saved = l.layer.restore(memory, t, truth(call->ignore_overflow, "ignore_overflow"));
+  return b;
+}
+
+/// What is wrong with this rank's call, the other ranks hear of, too.
+template <class Prepare>
+auto prepared(uniep_layer& l, bool collective, const Prepare& prepare) {
+  try {
+    return prepare();
+  } catch (const Error& error) {
+    if (collective) l.layer.backend().refuse_call(error);
+    throw;
+  }
+}
+
+}  // namespace
+
+const char* uniep_version(void) { return UNIEP_VERSION_STRING; }
+
+const char* uniep_last_error(void) { return last_error.c_str(); }
+
+int uniep_has_cuda(void) {
+#ifdef UNIEP_HAS_CUDA
+  return 1;
+#else
+  return 0;
+#endif
+}
+
+int uniep_group_create(const uniep_group_config* config, uniep_group** group) {
+  return guarded([&] {
+    require_given(config, "config");
+    require_given(group, "group");
+    uniep::GroupOptions options{.rank = config->rank,
+                                .size = config->size,
+                                .backend = backend_of(config->backend),
+                                .device = config->device,
+                                .all_gather = {},
+                                .share_device = truth(config->share_device, "share_device"),
+                                .timeout_ms = config->timeout_ms};
+    if (config->all_gather != nullptr) {
+      options.all_gather = [config](std::span<const std::byte> own, std::span<std::byte> all) {
+        const int code = config->all_gather(config->context, own.data(), own.size(), all.data());
+        require(code == 0, ErrorCode::kPeerFailed, "all_gather returned ", code,
+                "; 0 means that it worked");
+      };
+    }
+    *group = new uniep_group{uniep::Communicator::from_callbacks(options)};
+  });
+}
+
+void uniep_group_destroy(uniep_group* group) { delete group; }
+
+int uniep_needs(const uniep_problem* problem, int32_t backend, int32_t ranks,
+                uniep_memory_needs* needs) {
+  return guarded([&] {
+    require_given(needs, "needs");
+    const uniep::MemoryNeeds n =
+        uniep::Layer::memory_needs(problem_of(problem), backend_of(backend), ranks);
+    *needs = {.rows = n.rows,
+              .symmetric = n.symmetric,
+              .workspace = n.workspace,
+              .plan = n.plan,
+              .backward_rows = n.backward_rows,
+              .alignment = n.alignment};
+  });
+}
+
+int uniep_layer_create(uniep_group* group, const uniep_problem* problem,
+                       const uniep_layer_config* config, uniep_layer** layer) {
+  return guarded([&] {
+    require_given(group, "group");
+    require_given(layer, "layer");
+    const uniep_layer_config c = config != nullptr ? *config : uniep_layer_config{};
+    const uniep::Problem p = problem_of(problem);
+    const uniep::Communicator& communicator = group->communicator;
+    const int ranks = communicator.size();
+    const uniep::MemoryNeeds needs = uniep::Layer::memory_needs(p, communicator.backend(), ranks);
+    uniep::LayerOptions options{.record_timeline = truth(c.record_timeline, "record_timeline"),
+                                .timeout_ms = c.timeout_ms};
+    if (c.schedule != nullptr) {
+      options.schedule =
+          uniep::parse_schedule(c.schedule, uniep::default_schedule(communicator.backend()));
+    }
+    if (c.workspace != nullptr) {
+      options.memory.workspace = elements<std::byte>(c.workspace, needs.workspace, "workspace");
+    }
+    if (c.symmetric != nullptr) {
+      options.memory.symmetric = elements<std::byte>(c.symmetric, needs.symmetric, "symmetric");
+    }
+    for (int r = 0; c.peers != nullptr && r < ranks; ++r) {
+      options.memory.peers.push_back(static_cast<std::byte*>(c.peers[r]));
+    }
+    if (c.release != nullptr) {
+      options.memory.release = [release = c.release, context = c.release_context] {
+        release(context);
+      };
+    }
+    *layer = new uniep_layer(p, communicator, options);
+  });
+}
+
+void uniep_layer_destroy(uniep_layer* layer) { delete layer; }
+
+int uniep_layer_schedule(uniep_layer* layer, int32_t pass, char* text, size_t size) {
+  return guarded([&] {
+    require_given(layer, "layer");
+    require_given(text, "text");
+    require(pass == 0 || pass == 1, ErrorCode::kInvalidArgument, "pass is ", pass,
+            "; 0 (forward) and 1 (backward) are accepted");
+    const std::string all =
+        to_string(layer->layer.schedule(pass == 0 ? Pass::kForward : Pass::kBackward));
+    require(all.size() < size, ErrorCode::kInvalidArgument, "size is ", size, "; ", all.size() + 1,
+            " or more are accepted");
+    std::memcpy(text, all.c_str(), all.size() + 1);
+  });
+}
+
+int uniep_layer_synchronize(uniep_layer* layer) {
+  return guarded([&] {
+    require_given(layer, "layer");
+    layer->layer.synchronize();
+  });
+}
+
+int uniep_forward(uniep_layer* layer, const uniep_forward_call* call) {
+  return guarded([&] {
+    require_given(layer, "layer");
+    const Forward f = prepared(*layer, true, [&] { return forward_of(*layer, call); });
+    layer->layer.forward(layer->layer.plan(f.topk_ids, f.plan_options), f.args, f.options);
+  });
+}
+
+int uniep_backward(uniep_layer* layer, const uniep_backward_call* call) {
+  return guarded([&] {
+    require_given(layer, "layer");
+    const bool collective = call == nullptr || call->part != 2;
+    Backward b = prepared(*layer, collective, [&] {
+      require_given(call, "call");
+      return backward_of(*layer, call);
+    });
+    switch (b.part) {
+      case Part::kWhole:
+        layer->layer.backward(b.saved,
+                              {.dy = b.data.dy,
+                               .w1 = b.data.w1,
+                               .w2 = b.data.w2,
+                               .dx = b.data.dx,
+                               .dprobs = b.data.dprobs,
+                               .dw1 = b.weights.dw1,
+                               .dw2 = b.weights.dw2},
+                              b.options);
+        break;
+      case Part::kData:
+        layer->layer.backward_data(b.saved, b.data, b.options);
+        break;
+      case Part::kWeights:
+        layer->layer.backward_weights(b.saved, b.weights, b.options);
+        break;
+    }
+  });
+}

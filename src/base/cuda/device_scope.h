@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "base/cuda/check.h"
+
+namespace uniep::cuda {
+
+/// Makes a device current for this thread while it lives.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device) {
+    (void)cudaGetDevice(&before_);
+    // Even of the device that is current: a thread that has used none yet, such as one that runs a
+    // backward pass, has no context for the driver's functions before this.
+    (void)cudaSetDevice(device);
+    device_ = device;
+  }
+  ~DeviceScope() {
+    if (before_ != device_) (void)cudaSetDevice(before_);
+  }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int before_ = 0;
+  int device_ = 0;
+};
+
+inline int current_device() {
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "ask for the current device");
+  return device;
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,26 @@
+#pragma once
+
+#include "cuda/launch.h"
+
+namespace uniep::cuda {
+
+/// Eight equal elements at a time: rows have whole multiples of them, at multiples of 16 bytes.
+__device__ __forceinline__ void fill_rows(bf16* rows, std::int64_t count, bf16 value,
+                                          std::int64_t thread, std::int64_t threads) {
+  if (rows == nullptr) return;
+  const std::uint32_t pair = std::uint32_t{value.bits} << 16 | value.bits;
+  auto* to = reinterpret_cast<uint4*>(rows);
+  for (std::int64_t i = thread; i < count / 8; i += threads) to[i] = {pair, pair, pair, pair};
+}
+
+/// By `threads` threads, each with its number.
+__device__ __forceinline__ void fill_of_fault(const FaultFill& f, std::int64_t thread,
+                                              std::int64_t threads) {
+  fill_rows(f.tokens, f.tokens_count, kFaultToken, thread, threads);
+  fill_rows(f.dw1, f.dw1_count, bf16{}, thread, threads);
+  fill_rows(f.dw2, f.dw2_count, bf16{}, thread, threads);
+  if (f.dprobs == nullptr) return;
+  for (std::int64_t i = thread; i < f.dprobs_count; i += threads) f.dprobs[i] = 0;
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <optional>
+
+#include "base/cuda/check.h"
+#include "cuda/capture.h"
+
+namespace uniep::cuda {
+
+/// Makes the calls of a layer run in the order in which they are made, whatever streams they are
+/// on: a call on another stream than the one before waits for all that was put on that one. So
+/// memory may be handed from any call to any later one. Not so across the begin or end of a graph
+/// capture, for nothing of a capture runs then.
+class StreamOrder {
+ public:
+  StreamOrder() {
+    for (cudaEvent_t* event : {&of_calls_, &of_captures_}) {
+      check_cuda(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "create an event");
+    }
+  }
+  StreamOrder(const StreamOrder&) = delete;
+  StreamOrder& operator=(const StreamOrder&) = delete;
+  ~StreamOrder() {
+    cudaEventDestroy(of_calls_);
+    cudaEventDestroy(of_captures_);
+  }
+
+  /// A call is about to be put on `stream`. Returns whether that captures it.
+  bool begin_call(cudaStream_t stream) {
+    const unsigned long long capture = capture_of(stream);
+    if (capture != 0) {
+      if (last_capture_ && last_capture_->number == capture) {
+        wait(stream, last_capture_->stream, of_captures_);
+      }
+      last_capture_ = {stream, capture};
+      return true;
+    }
+    if (last_ && capture_of(*last_) == 0) wait(stream, *last_, of_calls_);
+    last_ = stream;
+    return false;
+  }
+
+  /// Waits until all calls are done; with `on`, all that is on that stream, too. Graphs may be
+  /// replayed on any stream.
+  void synchronize(cudaStream_t on) const {
+    if (last_capture_) {
+      check_cuda(cudaDeviceSynchronize(), "wait for the device");
+      return;
+    }
+    if (last_ && *last_ != on) check_cuda(cudaStreamSynchronize(*last_), "wait for the stream");
+    check_cuda(cudaStreamSynchronize(on), "wait for the stream");
+  }
+
+ private:
+  struct Captured {
+    cudaStream_t stream;
+    unsigned long long number;
+  };
+
+  static void wait(cudaStream_t later, cudaStream_t earlier, cudaEvent_t event) {
+    if (later == earlier) return;
+    check_cuda(cudaEventRecord(event, earlier), "record an event");
+    check_cuda(cudaStreamWaitEvent(later, event, 0), "make a stream wait");
+  }
+
+  cudaEvent_t of_calls_ = nullptr;
+  cudaEvent_t of_captures_ = nullptr;
+  std::optional<cudaStream_t> last_;  // of the last call that was not captured
+  std::optional<Captured> last_capture_;
+};
+
+}  // namespace uniep::cuda

@@ -1,0 +1,83 @@
+#include "uniep/communicator.h"
+
+#include <exception>
+#include <future>
+#include <mutex>
+#include <thread>
+
+#include "base/check.h"
+#include "group/thread_group.h"
+
+namespace uniep {
+
+std::vector<Communicator> Communicator::cpu_group(int size) {
+  require(size >= 1 && size <= 64, ErrorCode::kInvalidArgument, "group size is ", size,
+          "; 1 to 64 is accepted");
+  const auto group = std::make_shared<ThreadGroup>(size);
+  std::vector<Communicator> members;
+  for (int r = 0; r < size; ++r) {
+    members.push_back(Communicator(std::make_shared<CpuCommunicator>(group, r)));
+  }
+  return members;
+}
+
+int Communicator::rank() const { return impl_->rank(); }
+int Communicator::size() const { return impl_->size(); }
+Backend Communicator::backend() const { return impl_->backend(); }
+
+namespace {
+
+bool only_reports_a_peer(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    return e.code() == ErrorCode::kPeerFailed;
+  } catch (...) {
+    return false;
+  }
+}
+
+std::string sentence_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+}  // namespace
+
+void run_ranks(const std::vector<Communicator>& group,
+               const std::function<void(Communicator&)>& body) {
+  std::mutex mutex;
+  std::exception_ptr first;  // first error, an original one preferred
+  // Nobody begins before all can: a rank without a thread would leave the others waiting for it.
+  std::promise<bool> all_there;
+  const std::shared_future<bool> begin = all_there.get_future().share();
+  const auto run = [&, begin](Communicator member) {
+    if (!begin.get()) return;
+    try {
+      body(member);
+    } catch (...) {
+      const std::exception_ptr error = std::current_exception();
+      // Others may be about to wait for this rank, or wait already.
+      member.impl()->fail(sentence_of(error));
+      const std::scoped_lock lock(mutex);
+      if (!first || (only_reports_a_peer(first) && !only_reports_a_peer(error))) first = error;
+    }
+  };
+  std::vector<std::jthread> threads;
+  try {
+    for (const Communicator& member : group) threads.emplace_back(run, member);
+  } catch (...) {
+    all_there.set_value(false);
+    throw;
+  }
+  all_there.set_value(true);
+  threads.clear();  // joins them
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace uniep

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <string>
+
+#include "group/bootstrap.h"
+#include "uniep/backend.h"
+
+namespace uniep {
+
+/// What a Communicator refers to; each backend has its own.
+class CommunicatorImpl {
+ public:
+  virtual ~CommunicatorImpl() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual Backend backend() const = 0;
+  virtual Bootstrap& bootstrap() = 0;
+
+  /// This rank takes no further part: ends the waits of all others, with this sentence.
+  virtual void fail(const std::string& sentence) = 0;
+};
+
+}  // namespace uniep

@@ -1,0 +1,16 @@
+#include "group/cpu_group.h"
+
+#include "base/env.h"
+
+namespace uniep {
+
+CpuGroup::CpuGroup(int size, std::shared_ptr<GroupBoard> board)
+    : size_(size),
+      board_(std::move(board)),
+      failure_(board_->failure),
+      link_(std::shared_ptr<LinkBoard>(board_, &board_->link), env_link_gbps().value_or(0),
+            env_link_latency_us()) {
+  if (link_.enabled()) courier_.emplace();
+}
+
+}  // namespace uniep

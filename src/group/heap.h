@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace uniep {
+
+/// A block of memory, zero at first; pages that are never touched take no memory.
+class Heap {
+ public:
+  /// Of this process alone.
+  explicit Heap(std::int64_t bytes);
+  /// Memory that `owner` keeps.
+  Heap(std::byte* data, std::int64_t bytes, std::shared_ptr<void> owner)
+      : owner_(std::move(owner)), data_(data), bytes_(bytes) {}
+
+  std::byte* data() const { return data_; }
+  std::int64_t bytes() const { return bytes_; }
+  const std::shared_ptr<void>& owner() const { return owner_; }
+
+ private:
+  std::shared_ptr<void> owner_;
+  std::byte* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+};
+
+}  // namespace uniep

@@ -1,0 +1,191 @@
+#include "group/process_group.h"
+
+#include <cstring>
+#include <exception>
+#include <new>
+#include <utility>
+
+#include "base/check.h"
+#include "base/env.h"
+#include "group/agreement.h"
+
+namespace uniep {
+namespace {
+
+/// Where a rank's segment is to be found.
+struct SegmentPlace {
+  std::int64_t descriptor;
+  std::uint64_t number;
+  std::uint64_t group;
+};
+
+std::string to_bytes(const SegmentPlace& place) {
+  return {reinterpret_cast<const char*>(&place), sizeof(place)};
+}
+
+/// What all ranks sent, which ran the same code.
+std::vector<SegmentPlace> from_bytes(const std::vector<std::string>& parts) {
+  std::vector<SegmentPlace> places;
+  for (const std::string& part : parts) {
+    ensure(part.size() == sizeof(SegmentPlace), "a place of ", part.size(), " bytes");
+    std::memcpy(&places.emplace_back(), part.data(), sizeof(SegmentPlace));
+  }
+  return places;
+}
+
+/// What must be the same on all ranks for times to be the same.
+std::string group_text() {
+  return cat("CPU group with UNIEP_CPU_LINK_GBPS=", env_link_gbps().value_or(0),
+             ", UNIEP_CPU_LINK_LATENCY_US=", env_link_latency_us());
+}
+
+SegmentIdentity board_identity(const GroupMember& member, std::uint64_t group) {
+  return {.group = group,
+          .rank = 0,
+          .size = member.size,
+          .number = 0,
+          .bytes = static_cast<std::int64_t>(sizeof(GroupBoard))};
+}
+
+/// The board in a segment that this rank has made or mapped.
+std::shared_ptr<GroupBoard> board_in(std::shared_ptr<SharedSegment> segment, bool made) {
+  std::byte* memory = segment->content();
+  auto* board = made ? new (memory) GroupBoard : reinterpret_cast<GroupBoard*>(memory);
+  return {std::move(segment), board};
+}
+
+/// Collective: rank 0 makes the board, and all say where they are.
+std::vector<SegmentPlace> tell_places(GroupMember& member, std::shared_ptr<SharedSegment>& board) {
+  SegmentPlace own{.descriptor = -1, .number = 0, .group = 0};
+  std::string payload;
+  const auto make_board = [&] {
+    if (member.rank == 0) {
+      own.group = random_number();
+      board = std::make_shared<SharedSegment>(board_identity(member, own.group));
+      own.descriptor = board->descriptor();
+    }
+    payload = to_bytes(own);
+  };
+  return from_bytes(
+      agree(*member.bootstrap, member.limit_ms, Stage::kPlan, group_text(), make_board, payload));
+}
+
+/// The processes are watched already: where the memory is right, so are they.
+ProcessGroup::Peers meet(GroupMember& member) {
+  std::shared_ptr<SharedSegment> made;
+  const std::vector<SegmentPlace> places = tell_places(member, made);
+  ProcessGroup::Peers peers;
+  peers.group = places[0].group;
+  if (made) peers.board = board_in(made, true);
+  agree(*member.bootstrap, member.limit_ms, Stage::kPlan, "meeting of CPU ranks", [&] {
+    require(member.processes != nullptr, ErrorCode::kUnsupported,
+            "the ranks' processes cannot see each other; those of one PID namespace, on Linux 5.3 "
+            "or newer, are accepted");
+    if (!made) {
+      peers.board = board_in(std::make_shared<SharedSegment>(member.processes->pid(0),
+                                                             static_cast<int>(places[0].descriptor),
+                                                             board_identity(member, peers.group)),
+                             false);
+    }
+  });
+  if (made) made->close();
+  return peers;
+}
+
+}  // namespace
+
+std::shared_ptr<ProcessGroup> ProcessGroup::make(GroupMember member) {
+  Peers peers = meet(member);
+  return std::make_shared<ProcessGroup>(std::move(member), std::move(peers));
+}
+
+ProcessGroup::ProcessGroup(GroupMember member, Peers peers)
+    : CpuGroup(member.size, peers.board), member_(std::move(member)), peers_(std::move(peers)) {
+  member_.bootstrap->watch({.check = [this] { failure().check(); },
+                            .end_of = [this](int rank) { return end_of(rank); }});
+}
+
+ProcessGroup::~ProcessGroup() {
+  if (std::uncaught_exceptions() > 0) {
+    failure().raise(member_.rank, "it left with an exception on its way");
+  }
+  if (courier_) courier_->finish([this] { return failure().raised(); });
+  courier_.reset();
+  board().left[member_.rank].store(1, std::memory_order_release);
+}
+
+std::vector<std::string> ProcessGroup::all_gather(int, const std::string& bytes, const char* stage,
+                                                  int limit_ms) {
+  failure().check();
+  try {
+    return member_.bootstrap->all_gather(bytes, stage, limit_ms);
+  } catch (const std::exception& e) {
+    // Peers may be in a pass, and wait for this rank there.
+    failure().raise(member_.rank, e.what());
+    throw;
+  }
+}
+
+std::shared_ptr<Heap> ProcessGroup::allocate(int rank, std::int64_t bytes) {
+  const auto segment = std::make_shared<SharedSegment>(SegmentIdentity{
+      .group = peers_.group, .rank = rank, .size = size(), .number = ++segments_, .bytes = bytes});
+  std::erase_if(allocated_, [](const auto& earlier) { return earlier.expired(); });
+  allocated_.push_back(segment);
+  return std::make_shared<Heap>(segment->content(), bytes, segment);
+}
+
+std::shared_ptr<SharedSegment> ProcessGroup::segment_of(const Heap& heap) const {
+  for (const auto& segment : allocated_) {
+    const auto held = segment.lock();
+    if (held && held->content() == heap.data()) return held;
+  }
+  throw Error(ErrorCode::kUnsupported,
+              "memory that this process has of its own cannot be shared with other processes; what "
+              "uniep allocates is accepted");
+}
+
+std::vector<std::shared_ptr<Heap>> ProcessGroup::share(int rank, const std::shared_ptr<Heap>& own,
+                                                       int limit_ms) {
+  std::shared_ptr<SharedSegment> segment;
+  std::string payload;
+  const auto find_own = [&] {
+    segment = segment_of(*own);
+    payload = to_bytes({.descriptor = segment->descriptor(),
+                        .number = segment->identity().number,
+                        .group = peers_.group});
+  };
+  const auto places = from_bytes(
+      agree(*this, limit_ms, Stage::kPlan, "shared memory of CPU ranks", find_own, payload));
+  std::vector<std::shared_ptr<Heap>> all;
+  const auto open_all = [&] {
+    for (int r = 0; r < size(); ++r) {
+      const SegmentPlace& at = places[static_cast<std::size_t>(r)];
+      SegmentIdentity expected = segment->identity();
+      expected.rank = r;
+      expected.number = at.number;
+      const auto mapped =
+          r == rank ? segment
+                    : std::make_shared<SharedSegment>(member_.processes->pid(r),
+                                                      static_cast<int>(at.descriptor), expected);
+      all.push_back(std::make_shared<Heap>(mapped->content(), expected.bytes, mapped));
+    }
+  };
+  // Nobody closes its memory before all have opened it.
+  agree(*this, limit_ms, Stage::kPlan, "opening memory of CPU ranks", open_all);
+  segment->close();
+  return all;
+}
+
+std::optional<std::string> ProcessGroup::end_of(int rank) {
+  if (rank < 0 || rank == member_.rank) return std::nullopt;
+  const auto r = static_cast<std::size_t>(rank);
+  if (board().left[r].load(std::memory_order_acquire) != 0) {
+    return cat("rank ", rank, " has left the group, and its work is needed");
+  }
+  const auto end = member_.processes->end_of(rank);
+  // It may have left between the two looks.
+  if (end && board().left[r].load(std::memory_order_acquire) != 0) return end_of(rank);
+  return end;
+}
+
+}  // namespace uniep

@@ -1,0 +1,52 @@
+#include "group/process_watch.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+
+namespace uniep {
+
+ProcessId this_process() {
+  ProcessId id{.pid = getpid()};
+  // One byte less than there is room, so that it ends with a zero.
+  if (readlink("/proc/self/ns/pid", id.pid_namespace, sizeof(id.pid_namespace) - 1) < 0) {
+    id.pid_namespace[0] = '\0';
+  }
+  return id;
+}
+
+std::shared_ptr<const ProcessWatch> ProcessWatch::of(int own_rank,
+                                                     const std::vector<ProcessId>& ids) {
+  std::vector<Peer> peers;
+  for (std::size_t r = 0; r < ids.size(); ++r) {
+    const bool known =
+        ids[r].pid_namespace[0] != '\0' &&
+        std::memcmp(ids[r].pid_namespace, ids[0].pid_namespace, sizeof(ids[r].pid_namespace)) == 0;
+    if (!known) return nullptr;
+    Peer peer{.pid = ids[r].pid,
+              .process = tcp::Descriptor(),
+              .watched = static_cast<int>(r) != own_rank};
+    if (peer.watched) {
+      peer.process = tcp::Descriptor(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
+      if (!peer.process.valid() && errno != ESRCH) return nullptr;
+    }
+    peers.push_back(std::move(peer));
+  }
+  return std::shared_ptr<const ProcessWatch>(new ProcessWatch(std::move(peers)));
+}
+
+std::optional<std::string> ProcessWatch::end_of(int rank) const {
+  const Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  if (!peer.watched) return std::nullopt;
+  pollfd polled{.fd = peer.process.get(), .events = POLLIN, .revents = 0};
+  if (peer.process.valid() && poll(&polled, 1, 0) != 1) return std::nullopt;
+  return cat("rank ", rank, " was lost: process ", peer.pid, " ended");
+}
+
+}  // namespace uniep

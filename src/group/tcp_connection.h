@@ -1,0 +1,141 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+// Frames over a TCP connection that never blocks; tcp_bootstrap says what they mean. Both ends run
+// the same build on machines of one kind: numbers travel as they lie in memory.
+
+namespace uniep::tcp {
+
+using Clock = std::chrono::steady_clock;
+
+/// A file descriptor, closed when it goes.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  ~Descriptor() { close(); }
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    if (this != &other) {
+      close();
+      fd_ = std::exchange(other.fd_, -1);
+    }
+    return *this;
+  }
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  void close();
+
+ private:
+  int fd_;
+};
+
+enum class FrameKind : std::uint32_t {
+  kGreeting,  ///< root to whoever connects: who listens here
+  kHello,     ///< member to root: who comes
+  kRefused,   ///< root to member: the sentence why it cannot join
+  kWelcome,   ///< root to member: all ranks are here
+  kPart,      ///< member to root: its part of an all_gather
+  kResult,    ///< root to member: all parts
+  kExpired,   ///< member to root: my time limit has passed, who is missing?
+  kWorking,   ///< root to member: nobody is missing, data is under way
+  kVerdict,   ///< the group has failed, and why
+  kBye,       ///< this rank is done and has nothing to report
+};
+
+struct Frame {
+  FrameKind kind;
+  std::string payload;
+};
+
+/// One end of a connection.
+class Connection {
+ public:
+  /// Longest frame that is taken from somebody who has not been recognised yet.
+  static constexpr std::uint64_t kStrangerLimit = 4096;
+
+  Connection() = default;
+  explicit Connection(Descriptor socket) : socket_(std::move(socket)) {}
+
+  bool open() const { return socket_.valid(); }
+  int fd() const { return socket_.get(); }
+  /// From now on frames of any length are taken.
+  void trust() { limit_ = UINT64_MAX; }
+
+  /// Queues a frame; `pump` sends it.
+  void send(FrameKind kind, std::shared_ptr<const std::string> payload);
+  void send(FrameKind kind, std::string payload = {}) {
+    send(kind, std::make_shared<const std::string>(std::move(payload)));
+  }
+  bool sending() const { return !outgoing_.empty() && !broken_; }
+  /// Whether frames were queued that can no longer be sent.
+  bool undeliverable() const { return !outgoing_.empty() && (broken_ || ended_); }
+
+  /// Complete frames, oldest first.
+  std::deque<Frame>& received() { return received_; }
+  /// Whether a frame has arrived or has begun to.
+  bool receiving() const { return !received_.empty() || header_bytes_ > 0; }
+  /// Whether the other end has closed the connection or has sent what is no frame.
+  bool ended() const { return ended_; }
+
+  /// Move bytes without waiting; return whether any moved.
+  bool read_some();
+  bool write_some();
+
+ private:
+  struct Header {
+    std::uint32_t magic;
+    FrameKind kind;
+    std::uint64_t length;
+  };
+  struct Outgoing {
+    Header header;
+    std::shared_ptr<const std::string> payload;
+    std::size_t sent;  // of header and payload together
+  };
+
+  void finish_header();
+  void finish_frame();
+  std::size_t receive(char* to, std::size_t bytes);
+  std::size_t receive_header();
+  std::size_t receive_payload();
+
+  Descriptor socket_;
+  std::uint64_t limit_ = kStrangerLimit;
+  bool ended_ = false;   // nothing more can be read
+  bool broken_ = false;  // nothing more can be written
+  std::deque<Outgoing> outgoing_;
+  std::deque<Frame> received_;
+  Header header_{};
+  std::size_t header_bytes_ = 0;
+  std::string payload_;
+};
+
+/// Waits until one of the connections can move bytes, `also` (a listening socket, or -1) has a
+/// visitor, or `until`; moves what can be moved. Returns whether bytes moved.
+bool pump(const std::vector<Connection*>& connections, Clock::time_point until, int also = -1);
+
+/// A socket that listens at `address`:`port`. Not valid where the port is taken; throws
+/// Error(kInvalidArgument) where the address cannot be used.
+Descriptor listen_at(const std::string& address, int port);
+
+/// A listening socket at the first free port of the loopback interface.
+Descriptor listen_at_loopback();
+
+/// The port that a socket is bound to.
+int port_of(const Descriptor& socket);
+
+/// The next visitor of a listening socket; not valid where there is none.
+Descriptor accept_from(const Descriptor& listener);
+
+/// A connection to `address`:`port`; not valid where nobody answers until then.
+Descriptor connect_to(const std::string& address, int port, Clock::time_point until);
+
+}  // namespace uniep::tcp

@@ -1,0 +1,76 @@
+#include "group/thread_group.h"
+
+#include <chrono>
+
+#include "group/wait_error.h"
+
+namespace uniep {
+
+ThreadGroup::ThreadGroup(int size)
+    : CpuGroup(size, std::make_shared<GroupBoard>()),
+      next_round_(static_cast<std::size_t>(size)),
+      next_heap_(static_cast<std::size_t>(size)) {}
+
+std::vector<std::string> ThreadGroup::all_gather(int rank, const std::string& bytes,
+                                                 const char* stage, int limit_ms) {
+  failure().check();
+  std::unique_lock lock(mutex_);
+  const std::uint64_t number = next_round_[static_cast<std::size_t>(rank)]++;
+  Round& round = rounds_[number];
+  round.parts.resize(static_cast<std::size_t>(size()));
+  round.parts[static_cast<std::size_t>(rank)] = bytes;
+  if (++round.present == size()) arrived_.notify_all();
+
+  const auto limit = Clock::now() + std::chrono::milliseconds(limit_ms);
+  while (round.present < size() && !failure().raised() && Clock::now() < limit) {
+    // Short naps rather than one long wait: a failure raised elsewhere does not notify us.
+    arrived_.wait_for(lock, std::chrono::milliseconds(5));
+  }
+  if (round.present < size()) {
+    failure().check();
+    int missing = 0;
+    while (round.parts[static_cast<std::size_t>(missing)]) ++missing;
+    const Error error = wait_error({.rank = rank,
+                                    .stage = stage,
+                                    .tile = -1,
+                                    .peer = missing,
+                                    .expected = static_cast<std::uint64_t>(size()),
+                                    .seen = static_cast<std::uint64_t>(round.present),
+                                    .limit_ms = limit_ms},
+                                   "ranks present");
+    failure().raise(rank, error.what());
+    throw error;
+  }
+  std::vector<std::string> all;
+  for (const auto& part : round.parts) all.push_back(*part);
+  if (++round.left == size()) rounds_.erase(number);
+  return all;
+}
+
+std::shared_ptr<Heap> ThreadGroup::allocate(int, std::int64_t bytes) {
+  return std::make_shared<Heap>(bytes);
+}
+
+std::vector<std::shared_ptr<Heap>> ThreadGroup::share(int rank, const std::shared_ptr<Heap>& own,
+                                                      int limit_ms) {
+  std::uint64_t number = 0;
+  {
+    const std::scoped_lock lock(mutex_);
+    number = next_heap_[static_cast<std::size_t>(rank)]++;
+    auto& heaps = heaps_[number];
+    heaps.resize(static_cast<std::size_t>(size()));
+    heaps[static_cast<std::size_t>(rank)] = own;
+  }
+  all_gather(rank, "", "plan", limit_ms);
+  std::vector<std::shared_ptr<Heap>> all;
+  {
+    const std::scoped_lock lock(mutex_);
+    for (const auto& heap : heaps_[number]) all.push_back(heap.lock());
+  }
+  all_gather(rank, "", "plan", limit_ms);  // nobody drops its heap before all hold it
+  const std::scoped_lock lock(mutex_);
+  heaps_.erase(number);
+  return all;
+}
+
+}  // namespace uniep

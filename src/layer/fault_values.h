@@ -1,0 +1,31 @@
+#pragma once
+
+#include <algorithm>
+
+#include "plan/plan_data.h"
+#include "uniep/layer.h"
+
+namespace uniep {
+
+// What a routing that cannot be planned becomes where its plan was made with CallOptions::overflow:
+// values instead of an error.
+
+/// Of a plan on the host.
+inline bool has_fault(const RoutingPlan& plan) {
+  return plan.data().fault.kind != RoutingFault::Kind::kNone;
+}
+
+inline void fill_of_fault(const ForwardArgs& args) { std::ranges::fill(args.out, kFaultToken); }
+
+inline void fill_of_fault(const BackwardDataArgs& args) {
+  std::ranges::fill(args.dx, kFaultToken);
+  std::ranges::fill(args.dprobs, 0.0f);
+}
+
+inline void fill_of_fault(const BackwardWeightsArgs& args) {
+  for (const WeightGrad& grad : {args.dw1, args.dw2}) {
+    if (const auto* dw = std::get_if<std::span<bf16>>(&grad)) std::ranges::fill(*dw, bf16{});
+  }
+}
+
+}  // namespace uniep

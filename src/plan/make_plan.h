@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "plan/routing_fault.h"
+#include "uniep/routing_plan.h"
+
+namespace uniep {
+
+/// The routing of all ranks: `topk_ids` is [sum of tokens_per_rank, K], rank after rank.
+struct Routing {
+  std::span<const std::int64_t> tokens_per_rank;
+  std::span<const std::int32_t> topk_ids;
+
+  int num_ranks() const { return static_cast<int>(tokens_per_rank.size()); }
+};
+
+/// What can be said of a routing before rows are placed; every rank finds the same.
+struct RoutingCheck {
+  RoutingFault fault;
+  std::vector<std::int64_t> rows_of_expert;  // of all experts; empty with an impossible id
+  std::int64_t most_rows = 0;                // of any rank, padding included; likewise 0
+};
+
+/// Throws Error(kInvalidArgument) where there are more or fewer ids than the tokens have.
+RoutingCheck check_routing(const Problem& problem, const Routing& routing);
+
+/// The plan of `rank`, without rows where the check found a fault.
+RoutingPlan make_plan(const Problem& problem, int rank, const Routing& routing,
+                      const RoutingCheck& check, bool flagged = false);
+
+/// Of the whole routing: equal where routings are, and next to never elsewhere.
+std::uint64_t fingerprint(const Routing& routing);
+
+}  // namespace uniep

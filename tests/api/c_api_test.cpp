@@ -1,0 +1,573 @@
+// The C API on the CPU: the bits of the contract with the caller's memory everywhere, saved tensors
+// that were moved, several steps at a time, overflow as values, and a sentence for each mistake.
+#include "uniep/c_api.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <barrier>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <thread>
+
+#include "base/check.h"
+#include "reference/contract.h"
+#include "support/expect_same.h"
+#include "support/guarded_memory.h"
+#include "support/layer_group.h"
+
+namespace uniep::testing {
+namespace {
+
+uniep_problem c_problem(const Problem& p) {
+  return {.hidden = p.hidden,
+          .intermediate = p.intermediate,
+          .num_experts = p.num_experts,
+          .topk = p.topk,
+          .max_tokens = p.max_tokens,
+          .capacity_rows = p.capacity_rows,
+          .row_align = p.row_align};
+}
+
+uniep_group* group_of_one() {
+  uniep_group_config config{};
+  config.size = 1;
+  uniep_group* group = nullptr;
+  EXPECT_EQ(uniep_group_create(&config, &group), 0) << uniep_last_error();
+  return group;
+}
+
+void expect_refused(int code, const std::string& sentence,
+                    ErrorCode kind = ErrorCode::kInvalidArgument) {
+  EXPECT_EQ(code, 1 + static_cast<int>(kind)) << sentence;
+  EXPECT_EQ(uniep_last_error(), sentence);
+}
+
+void expect_ok(int code) { ASSERT_EQ(code, 0) << uniep_last_error(); }
+
+/// A layer of this process alone, all of whose memory is the test's.
+class CLayer {
+ public:
+  explicit CLayer(const Problem& problem, bool callers_memory = true) : problem_(problem) {
+    const uniep_problem p = c_problem(problem);
+    expect_ok(uniep_needs(&p, 0, 1, &needs_));
+    workspace_ = GuardedMemory(needs_.workspace);
+    symmetric_ = GuardedMemory(needs_.symmetric);
+    uniep_layer_config config{};
+    config.schedule = "single,tile_m=16";
+    if (callers_memory) {
+      config.workspace = workspace_.data();
+      config.symmetric = symmetric_.data();
+    }
+    uniep_group* group = group_of_one();
+    expect_ok(uniep_layer_create(group, &p, &config, &layer_));
+    uniep_group_destroy(group);  // the layer keeps what it needs
+  }
+  ~CLayer() { uniep_layer_destroy(layer_); }
+  CLayer(const CLayer&) = delete;
+  CLayer& operator=(const CLayer&) = delete;
+
+  uniep_layer* get() const { return layer_; }
+  const Problem& problem() const { return problem_; }
+  const uniep_memory_needs& needs() const { return needs_; }
+  MemoryNeeds cpp_needs() const { return Layer::memory_needs(problem_, Backend::kCpu, 1); }
+
+ private:
+  Problem problem_;
+  uniep_memory_needs needs_{};
+  GuardedMemory workspace_, symmetric_;
+  uniep_layer* layer_ = nullptr;
+};
+
+/// One step of a layer through C structures.
+class CStep {
+ public:
+  CStep(const CLayer& layer, LayerData data)
+      : layer_(layer),
+        data_(std::move(data)),
+        memory_(layer.cpp_needs(), layer.problem()),
+        result_(workload::make_result(data_, {})) {}
+
+  uniep_forward_call forward_call() {
+    uniep_forward_call c{};
+    c.tokens = data_.tokens;
+    c.topk_ids = data_.topk_ids.data();
+    c.topk_probs = data_.topk_probs.data();
+    c.x = data_.x.data();
+    c.w1 = data_.w1.data();
+    c.w2 = data_.w2.data();
+    c.out = result_.out.data();
+    c.plan = memory_.plan.data();
+    c.x_rows = memory_.x_rows.data();
+    c.h = memory_.h.data();
+    c.row_probs = memory_.row_probs.as<float>().data();
+    return c;
+  }
+  uniep_backward_call backward_call(int part = 0) {
+    uniep_backward_call c{};
+    c.part = part;
+    c.tokens = data_.tokens;
+    c.plan = memory_.plan.data();
+    c.x_rows = memory_.x_rows.data();
+    c.h = memory_.h.data();
+    c.row_probs = memory_.row_probs.as<float>().data();
+    if (part != 0) c.backward_rows = memory_.backward_rows.data();
+    if (part != 2) {
+      c.dy = data_.dy.data();
+      c.w1 = data_.w1.data();
+      c.w2 = data_.w2.data();
+      c.dx = result_.dx.data();
+      c.dprobs = result_.dprobs.data();
+    }
+    if (part != 1) {
+      c.dw1 = result_.dw1.data();
+      c.dw2 = result_.dw2.data();
+    }
+    return c;
+  }
+
+  void forward() {
+    const uniep_forward_call c = forward_call();
+    expect_ok(uniep_forward(layer_.get(), &c));
+  }
+  void backward(int part = 0) {
+    const uniep_backward_call c = backward_call(part);
+    expect_ok(uniep_backward(layer_.get(), &c));
+  }
+
+  void expect_contract(const std::string& what) const {
+    expect_same_bits(result_, reference::contract(data_), what);
+  }
+
+  GuardedStep& memory() { return memory_; }
+  LayerData& data() { return data_; }
+  LayerResult& result() { return result_; }
+
+ private:
+  const CLayer& layer_;
+  LayerData data_;
+  GuardedStep memory_;
+  LayerResult result_;
+};
+
+/// A number of batches of one shape.
+LayerData batch(int number) {
+  LayerData d = plain_layer(1);
+  Rng rng(static_cast<unsigned>(number));
+  d.tokens -= number;  // fewer than there is room for
+  d.x = random_bf16(rng, d.tokens * d.hidden, 1);
+  d.dy = random_bf16(rng, d.tokens * d.hidden, 1);
+  d.topk_ids.resize(static_cast<std::size_t>(d.tokens * d.topk));
+  d.topk_probs.resize(d.topk_ids.size());
+  for (auto& id : d.topk_ids) id = static_cast<std::int32_t>(pick(rng, -1, d.num_experts - 1));
+  return d;
+}
+
+Problem problem_of_batches() { return workload::Split(plain_layer(1), 1).problem(); }
+
+TEST(CApi, AStepHasTheContractsBitsInAnybodysMemory) {
+  for (const bool callers : {true, false}) {
+    const CLayer layer(problem_of_batches(), callers);
+    CStep step(layer, batch(0));
+    step.forward();
+    step.backward();
+    step.expect_contract(callers ? "caller's memory" : "uniep's memory");
+  }
+}
+
+TEST(CApi, SeveralForwardsAreOutstandingAndTheirSavedTensorsAreMoved) {
+  const CLayer layer(problem_of_batches());
+  CStep steps[] = {{layer, batch(1)}, {layer, batch(2)}, {layer, batch(3)}};
+  for (CStep& s : steps) s.forward();
+  for (CStep& s : steps) s.memory().move();
+  for (const int i : {1, 0, 2}) steps[i].backward();
+  for (const CStep& s : steps) s.expect_contract("one of three");
+}
+
+TEST(CApi, PartsWithOtherStepsBetweenThemAndRowsMoved) {
+  const CLayer layer(problem_of_batches());
+  CStep first(layer, batch(1)), second(layer, batch(2)), third(layer, batch(3));
+  first.forward();
+  first.backward(1);
+  second.forward();
+  first.memory().move();
+  second.backward(1);
+  third.forward();
+  third.backward();
+  first.backward(2);
+  second.memory().move();
+  second.backward(2);
+  first.expect_contract("first");
+  second.expect_contract("second");
+  third.expect_contract("third, whole");
+}
+
+TEST(CApi, WeightGradientsAreOverwrittenOrAddedTo) {
+  const CLayer layer(problem_of_batches());
+  CStep step(layer, batch(1));
+  step.forward();
+  const LayerData& d = step.data();
+  std::vector<float> dw1(d.w1.size(), 0.75f), dw2(d.w2.size(), 0.75f);
+  uniep_backward_call call = step.backward_call();
+  call.weight_grad = 1;
+  call.dw1 = dw1.data();
+  call.dw2 = dw2.data();
+  expect_ok(uniep_backward(layer.get(), &call));
+  const LayerResult fp32 = reference::contract_into_main_grad(
+      d, std::vector<float>(d.w1.size(), 0.75f), std::vector<float>(d.w2.size(), 0.75f));
+  expect_same_bits(dw1, fp32.main_dw1, "dw1", "fp32");
+  expect_same_bits(dw2, fp32.main_dw2, "dw2", "fp32");
+
+  std::vector<bf16> main1(d.w1.size(), to_bf16(0.75f)), main2(d.w2.size(), to_bf16(-3.0f));
+  const LayerResult want = reference::contract_into_bf16_main_grad(d, main1, main2);
+  call.weight_grad = 2;
+  call.dw1 = main1.data();
+  call.dw2 = main2.data();
+  expect_ok(uniep_backward(layer.get(), &call));
+  expect_same_bits(main1, want.dw1, "dw1", "bf16");
+  expect_same_bits(main2, want.dw2, "dw2", "bf16");
+}
+
+/// By part: a whole backward pass, or one in two.
+class Overflow : public ::testing::TestWithParam<int> {};
+
+INSTANTIATE_TEST_SUITE_P(Parts, Overflow, ::testing::Values(0, 1));
+
+TEST_P(Overflow, IsAValueAndTheLayerGoesOn) {
+  Problem p = problem_of_batches();
+  p.row_align = 16;
+  p.capacity_rows = 48;
+  p.max_tokens = 40;
+  const CLayer layer(p);
+  LayerData data = plain_layer(1, 40);
+  std::ranges::fill(data.topk_ids, 1);
+  CStep step(layer, data);
+  std::array<std::int64_t, 2> overflow{-1, -1};
+  uniep_forward_call forward = step.forward_call();
+  forward.overflow = overflow.data();
+  expect_ok(uniep_forward(layer.get(), &forward));
+  EXPECT_EQ(overflow, (std::array<std::int64_t, 2>{1, 80}));
+  for (const bf16 v : step.result().out) ASSERT_TRUE(std::isnan(to_float(v)));
+
+  std::fill(step.result().dx.begin(), step.result().dx.end(), bf16{});
+  std::vector<bf16> kept1 = step.result().dw1, kept2 = step.result().dw2;
+  const auto run_backward = [&](int weight_grad) {
+    for (int part : {1, 2}) {
+      if (GetParam() == 0 && part == 2) break;
+      uniep_backward_call call = step.backward_call(GetParam() == 0 ? 0 : part);
+      call.weight_grad = weight_grad;
+      call.ignore_overflow = 1;
+      expect_ok(uniep_backward(layer.get(), &call));
+    }
+  };
+  run_backward(2);
+  EXPECT_EQ(step.result().dw1, kept1);
+  EXPECT_EQ(step.result().dw2, kept2);
+  run_backward(0);
+  for (const bf16 v : step.result().dx) ASSERT_TRUE(std::isnan(to_float(v)));
+  for (const float v : step.result().dprobs) ASSERT_EQ(v, 0.0f);
+  for (const bf16 v : step.result().dw1) ASSERT_EQ(v.bits, 0);
+  for (const bf16 v : step.result().dw2) ASSERT_EQ(v.bits, 0);
+
+  step.data().topk_ids = plain_layer(1, 40).topk_ids;
+  step.data().topk_ids[7] = p.num_experts;
+  expect_ok(uniep_forward(layer.get(), &forward));
+  EXPECT_EQ(overflow, (std::array<std::int64_t, 2>{2, 0}));
+  for (const bf16 v : step.result().out) ASSERT_TRUE(std::isnan(to_float(v)));
+
+  CStep good(layer, batch(0));
+  forward = good.forward_call();
+  forward.overflow = overflow.data();
+  expect_ok(uniep_forward(layer.get(), &forward));
+  EXPECT_EQ(overflow, (std::array<std::int64_t, 2>{0, 32}));
+  uniep_backward_call call = good.backward_call();
+  call.ignore_overflow = 1;
+  expect_ok(uniep_backward(layer.get(), &call));
+  good.expect_contract("after an overflow");
+}
+
+// ---- Several ranks
+
+/// An all-gather of bytes among threads.
+class Meeting {
+ public:
+  explicit Meeting(int size) : size_(size), barrier_(size) {}
+
+  int gather(int rank, const void* own, std::size_t bytes, void* all) {
+    if (rank == 0) bytes_.resize(bytes * static_cast<std::size_t>(size_));
+    barrier_.arrive_and_wait();
+    std::memcpy(bytes_.data() + static_cast<std::size_t>(rank) * bytes, own, bytes);
+    barrier_.arrive_and_wait();
+    std::memcpy(all, bytes_.data(), bytes_.size());
+    barrier_.arrive_and_wait();
+    return 0;
+  }
+
+ private:
+  const int size_;
+  std::barrier<> barrier_;
+  std::vector<std::byte> bytes_;
+};
+
+struct Seat {
+  Meeting& meeting;
+  int rank;
+};
+
+int gather_at(void* context, const void* own, std::size_t bytes, void* all) {
+  const Seat& seat = *static_cast<Seat*>(context);
+  return seat.meeting.gather(seat.rank, own, bytes, all);
+}
+
+/// Runs body(rank, layer) for ranks of a group from callbacks, each in a thread.
+void on_ranks(int ranks, const Problem& problem,
+              const std::function<void(int, uniep_layer*)>& body) {
+  Meeting meeting(ranks);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      Seat seat{meeting, rank};
+      uniep_group_config config{};
+      config.rank = rank;
+      config.size = ranks;
+      config.timeout_ms = 20000;
+      config.all_gather = gather_at;
+      config.context = &seat;
+      uniep_group* group = nullptr;
+      expect_ok(uniep_group_create(&config, &group));
+      const uniep_problem p = c_problem(problem);
+      uniep_layer* layer = nullptr;
+      expect_ok(uniep_layer_create(group, &p, nullptr, &layer));
+      uniep_group_destroy(group);
+      body(rank, layer);
+      uniep_layer_destroy(layer);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+/// A rank's part of a global layer, with memory of its step.
+struct RankStep {
+  RankStep(const workload::Split& split, int rank, LayerResult& result)
+      : forward_args(split.forward_args(rank, result)),
+        backward_args(split.backward_args(rank, result)),
+        ids(split.topk_ids(rank)),
+        tokens(split.tokens(rank).size()),
+        memory(Layer::memory_needs(split.problem(), Backend::kCpu, split.ranks()),
+               split.problem()) {}
+
+  uniep_forward_call forward() {
+    uniep_forward_call c{};
+    c.tokens = tokens;
+    c.topk_ids = ids.data();
+    c.topk_probs = forward_args.topk_probs.data();
+    c.x = forward_args.x.data();
+    c.w1 = forward_args.w1.data();
+    c.w2 = forward_args.w2.data();
+    c.out = forward_args.out.data();
+    c.plan = memory.plan.data();
+    c.x_rows = memory.x_rows.data();
+    c.h = memory.h.data();
+    c.row_probs = memory.row_probs.as<float>().data();
+    return c;
+  }
+  uniep_backward_call backward() {
+    uniep_backward_call c{};
+    c.tokens = tokens;
+    c.plan = memory.plan.data();
+    c.x_rows = memory.x_rows.data();
+    c.h = memory.h.data();
+    c.row_probs = memory.row_probs.as<float>().data();
+    c.dy = backward_args.dy.data();
+    c.w1 = backward_args.w1.data();
+    c.w2 = backward_args.w2.data();
+    c.dx = backward_args.dx.data();
+    c.dprobs = backward_args.dprobs.data();
+    c.dw1 = std::get<std::span<bf16>>(backward_args.dw1).data();
+    c.dw2 = std::get<std::span<bf16>>(backward_args.dw2).data();
+    return c;
+  }
+
+  ForwardArgs forward_args;
+  BackwardArgs backward_args;
+  std::span<const std::int32_t> ids;
+  std::int64_t tokens;
+  GuardedStep memory;
+};
+
+TEST(CApiRanks, HaveTheContractsBits) {
+  constexpr int kRanks = 3;
+  const LayerData data = plain_layer(kRanks);
+  const workload::Split split(data, kRanks);
+  LayerResult result = workload::make_result(data, {});
+  on_ranks(kRanks, split.problem(), [&](int rank, uniep_layer* layer) {
+    RankStep step(split, rank, result);
+    const uniep_forward_call forward = step.forward();
+    expect_ok(uniep_forward(layer, &forward));
+    step.memory.move();
+    const uniep_backward_call backward = step.backward();
+    expect_ok(uniep_backward(layer, &backward));
+  });
+  expect_same_bits(result, reference::contract(data), "three ranks");
+}
+
+/// What one rank cannot even begin fails on all of them, at once, and the layer stays usable.
+TEST(CApiRanks, HearOfARankThatRefusesItsCall) {
+  constexpr int kRanks = 2;
+  const LayerData data = plain_layer(kRanks);
+  const workload::Split split(data, kRanks);
+  LayerResult result = workload::make_result(data, {});
+  on_ranks(kRanks, split.problem(), [&](int rank, uniep_layer* layer) {
+    RankStep step(split, rank, result);
+    uniep_forward_call forward = step.forward();
+    if (rank == 1) forward.schedule = "no-such-preset";
+    EXPECT_EQ(uniep_forward(layer, &forward), 1);
+    EXPECT_STREQ(uniep_last_error(),
+                 "rank 1: schedule has the word 'no-such-preset'; a preset (sequential, "
+                 "pipelined:n, two-kernel, single) first, then key=value pairs are accepted");
+    forward = step.forward();
+    expect_ok(uniep_forward(layer, &forward));
+    uniep_backward_call backward = step.backward();
+    if (rank == 0) step.memory.plan.bytes()[0] ^= std::byte{1};
+    EXPECT_EQ(uniep_backward(layer, &backward), 1);
+    EXPECT_STREQ(uniep_last_error(),
+                 "rank 0: memory.plan does not hold a plan; what Layer::plan wrote, unchanged, is "
+                 "accepted");
+    if (rank == 0) step.memory.plan.bytes()[0] ^= std::byte{1};
+    expect_ok(uniep_backward(layer, &backward));
+  });
+  expect_same_bits(result, reference::contract(data), "after refusals");
+}
+
+// ---- Schedules, release, and what is refused
+
+TEST(CApi, SchedulesAreTextsOfTheLayerAndOfACall) {
+  const CLayer layer(problem_of_batches());
+  char text[1024];
+  for (const int pass : {0, 1}) {
+    expect_ok(uniep_layer_schedule(layer.get(), pass, text, sizeof(text)));
+    EXPECT_EQ(std::string(text), to_string(parse_schedule("single,tile_m=16")));
+  }
+  expect_refused(uniep_layer_schedule(layer.get(), 0, text, 5),
+                 cat("size is 5; ", std::strlen(text) + 1, " or more are accepted"));
+  expect_refused(uniep_layer_schedule(layer.get(), 2, text, sizeof(text)),
+                 "pass is 2; 0 (forward) and 1 (backward) are accepted");
+  CStep step(layer, batch(0));
+  uniep_forward_call forward = step.forward_call();
+  forward.schedule = "sequential,tile_m=32";
+  for (int i = 0; i < 2; ++i) expect_ok(uniep_forward(layer.get(), &forward));
+  uniep_backward_call backward = step.backward_call();
+  backward.schedule = "pipelined:3";
+  expect_ok(uniep_backward(layer.get(), &backward));
+  step.expect_contract("schedules of calls");
+  forward.schedule = "sequential,tile_m=48";
+  EXPECT_EQ(uniep_forward(layer.get(), &forward), 1) << "48 divides no alignment";
+}
+
+TEST(CApi, ReleaseIsCalledWhenTheLayerIsDestroyed) {
+  const Problem problem = problem_of_batches();
+  const uniep_problem p = c_problem(problem);
+  uniep_memory_needs needs{};
+  expect_ok(uniep_needs(&p, 0, 1, &needs));
+  const GuardedMemory symmetric(needs.symmetric);
+  int released = 0;
+  uniep_layer_config config{};
+  config.symmetric = symmetric.data();
+  config.release = [](void* count) { ++*static_cast<int*>(count); };
+  config.release_context = &released;
+  uniep_group* group = group_of_one();
+  uniep_layer* layer = nullptr;
+  expect_ok(uniep_layer_create(group, &p, &config, &layer));
+  EXPECT_EQ(released, 0);
+  uniep_layer_destroy(layer);
+  EXPECT_EQ(released, 1);
+  config.schedule = "single,tile_m=256";
+  EXPECT_NE(uniep_layer_create(group, &p, &config, &layer), 0);
+  EXPECT_EQ(released, 1);
+  uniep_group_destroy(group);
+}
+
+TEST(CApi, NeedsAreThoseOfTheLayer) {
+  uniep_problem p = c_problem(problem_of_batches());
+  uniep_memory_needs needs{};
+  expect_ok(uniep_needs(&p, 0, 1, &needs));
+  EXPECT_EQ(needs.rows, capacity_rows(problem_of_batches(), 1));
+  EXPECT_EQ(needs.alignment, 64);
+  p.row_align = 0;
+  uniep_memory_needs by_default{};
+  expect_ok(uniep_needs(&p, 0, 1, &by_default));
+  EXPECT_EQ(by_default.rows, needs.rows) << "row_align is 128 by default";
+  p.hidden = 9;
+  expect_refused(uniep_needs(&p, 0, 1, &needs),
+                 "problem.hidden is 9; a multiple of 8 from 8 to 1048576 is accepted");
+  p = c_problem(problem_of_batches());
+  expect_refused(uniep_needs(&p, 2, 1, &needs), "backend is 2; 0 (cpu) and 1 (cuda) are accepted");
+  expect_refused(uniep_needs(nullptr, 0, 1, &needs), "problem is NULL; an address is accepted");
+  p.topk = std::int64_t{1} << 40;
+  expect_refused(uniep_needs(&p, 0, 1, &needs),
+                 "problem.topk is 1099511627776; a number of 32 bits is accepted");
+  if (uniep_has_cuda() == 0) {
+    p = c_problem(problem_of_batches());
+    expect_refused(uniep_needs(&p, 1, 1, &needs),
+                   "this build of uniep has no CUDA backend; one configured with -DUNIEP_CUDA=ON "
+                   "has",
+                   ErrorCode::kUnsupported);
+  }
+}
+
+TEST(CApi, EveryMistakeOfACallIsASentence) {
+  const CLayer layer(problem_of_batches());
+  CStep step(layer, batch(0));
+  const auto forward_refused = [&](const std::function<void(uniep_forward_call&)>& spoil,
+                                   const std::string& sentence) {
+    uniep_forward_call call = step.forward_call();
+    spoil(call);
+    expect_refused(uniep_forward(layer.get(), &call), "rank 0: " + sentence);
+  };
+  forward_refused([](auto& c) { c.tokens = 13; }, "tokens is 13; 0 to max_tokens=12 is accepted");
+  forward_refused([](auto& c) { c.x = nullptr; }, "x is NULL; an address is accepted");
+  forward_refused([](auto& c) { c.plan = nullptr; }, "plan is NULL; an address is accepted");
+  forward_refused([](auto& c) { c.h = nullptr; }, "h is NULL; an address is accepted");
+  const auto* misaligned = step.memory().h.data() + 2;
+  forward_refused([&](auto& c) { c.h = const_cast<std::byte*>(misaligned); },
+                  cat("memory.h starts at address ", reinterpret_cast<std::uintptr_t>(misaligned),
+                      "; a multiple of 64 is accepted"));
+  step.forward();
+  const auto backward_refused = [&](const std::function<void(uniep_backward_call&)>& spoil,
+                                    const std::string& sentence, int part = 0) {
+    uniep_backward_call call = step.backward_call(part);
+    spoil(call);
+    expect_refused(uniep_backward(layer.get(), &call), sentence);
+  };
+  backward_refused([](auto& c) { c.part = 3; },
+                   "rank 0: part is 3; 0 (whole), 1 (data) and 2 (weights) are accepted");
+  backward_refused([](auto& c) { c.weight_grad = 3; },
+                   "rank 0: weight_grad is 3; 0 (bf16, overwritten), 1 (fp32, added to) and 2 "
+                   "(bf16, added to) are accepted");
+  backward_refused([](auto& c) { c.ignore_overflow = 2; },
+                   "rank 0: ignore_overflow is 2; 0 and 1 are accepted");
+  backward_refused([&](auto& c) { c.backward_rows = step.memory().backward_rows.data(); },
+                   "rank 0: backward_rows is given to a whole backward pass; NULL is accepted "
+                   "there");
+  backward_refused([](auto& c) { c.backward_rows = nullptr; },
+                   "rank 0: backward_rows is NULL; an address is accepted", 1);
+  backward_refused([](auto& c) { c.dw2 = nullptr; }, "dw2 is NULL; an address is accepted", 2);
+  backward_refused([](auto& c) { c.tokens = 3; },
+                   "rank 0: memory.plan holds a plan of 12 tokens; one of 3 is accepted");
+  expect_refused(uniep_forward(layer.get(), nullptr),
+                 "rank 0: call is NULL; an address is accepted");
+  expect_refused(uniep_forward(nullptr, nullptr), "layer is NULL; an address is accepted");
+  step.backward();
+  step.expect_contract("after all these");
+
+  LayerData bad = batch(0);
+  bad.topk_ids[2] = 9;
+  CStep of_bad(layer, bad);
+  const uniep_forward_call call = of_bad.forward_call();
+  expect_refused(uniep_forward(layer.get(), &call),
+                 "topk_ids of rank 0, token 1, slot 0 is 9; -1 (dropped) to 1 is accepted");
+}
+
+}  // namespace
+}  // namespace uniep::testing
