@@ -7,6 +7,10 @@ JOBS   ?= $(shell nproc)
 # Tests that run at a time. They start threads of their own, and some have limits of seconds.
 TEST_JOBS ?= 2
 PREFIX ?= /usr/local
+# What the Python package is built for and tested with: its virtual environment is build/venv.
+PYTHON ?= python3
+# The part of tests/python that `make test-python` runs, and how.
+PYTEST_FLAGS ?= -q
 # `make sanitize` runs this part of the random cases that `make test` runs.
 SANITIZE_CASES ?= 0.1
 SANITIZERS     ?= asan tsan
@@ -20,7 +24,8 @@ configure_preset = cmake --preset $(1) $(call cache_flag,CXX) \
 build_preset     = cmake --build --preset $(1) --parallel $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build run test sanitize asan tsan bench format format-check install clean
+.PHONY: help deps build run test test-core test-python python sanitize asan tsan bench format \
+        format-check install clean
 
 help:  ## list these commands
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -40,8 +45,18 @@ run: build  ## the main job: a real layer on 4 ranks, checked; writes a timeline
 	  --schedule single --check --trace out/timeline.json --plot out/summary.svg \
 	  --json out/run.json --output out/result.safetensors
 
-test: build  ## all tests, the slow ones too
+test: test-core test-python  ## all tests, the slow ones and those of the Python package too
+
+test-core: build
 	@ctest --preset $(PRESET) --parallel $(TEST_JOBS)
+
+python: deps  ## the Python package, with what its tests need, in build/venv
+	@PYTHON=$(PYTHON) CMAKE_CXX_COMPILER_LAUNCHER=$(CCACHE) CMAKE_CUDA_COMPILER_LAUNCHER=$(CCACHE) \
+	  UNIEP_CUDA=$(if $(filter cuda,$(PRESET)),ON,OFF) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
+	  scripts/python_environment.sh build/venv
+
+test-python: python  ## the tests of the Python package alone
+	@build/venv/bin/python -m pytest $(PYTEST_FLAGS) tests/python
 
 sanitize: $(SANITIZERS)  ## the tests under AddressSanitizer with UBSan, and ThreadSanitizer
 

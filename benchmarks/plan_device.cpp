@@ -16,7 +16,7 @@
 #include <random>
 #include <vector>
 
-#include "cuda/check.h"
+#include "base/cuda/check.h"
 #include "cuda/plan_launch.h"
 
 namespace uniep {

@@ -5,8 +5,12 @@
 # interrupted. Exit code 0: every selected part passed; 1: one failed; 3: none failed, but one did
 # not run; 2: there is nothing to run.
 #
+# Where a part has more ranks than there are GPUs, they share them (UNIEP_SHARE_DEVICE=1), and the
+# table says so: "passed, 4 ranks on 1 GPU". That is slow, and tests the bits and the protocol, not
+# the links between GPUs. Parts that measure need a GPU for each rank.
+#
 # GPU_SUITE_PARTS=REGEX   selects the parts whose names match
-# GPU_SUITE_GPUS=N        selects those that need at most N GPUs
+# GPU_SUITE_GPUS=N        selects those of at most N ranks
 # GPU_SUITE_LIST=1        only lists the selected parts, and what they are expected to take
 # GPU_SUITE_SECONDS=N     begins no part that would not be done after N seconds, and ends then
 # GPU_SUITE_RESUME=1      leaves out parts that have passed before, with the same build and layer
@@ -16,15 +20,17 @@ cd "$(dirname "$0")/.." || exit 2
 
 # What was tuned on this machine decides nothing here: a file that is never there.
 export UNIEP_TUNE_CACHE=/nowhere/tuned.json
+unset UNIEP_SHARE_DEVICE  # set for the parts whose ranks share
 
-# Schedules that `uniep run` is checked with; all must give the same bytes at any number of GPUs.
+# Schedules that `uniep run` is checked with; all must give the same bytes at any number of ranks.
 schedules=(
   'sequential,tile_m=128,tile_n=256,dispatch_workers=16'
   'pipelined:2,tile_m=128,tile_n=256,dispatch_workers=16'
   'two-kernel,tile_m=128,tile_n=256,dispatch_workers=16'
   'single,tile_m=128,tile_n=256,dispatch_workers=16'
 )
-gpu_counts=(1 2 4)
+rank_counts=(1 2 4)
+most_ranks=8  # of a group, beside these
 tokens_beside_torch=512  # of a rank
 # Seconds that a test program takes on four H200 and less; others: program_s. Once a part has run,
 # its own time counts.
@@ -33,6 +39,13 @@ declare -A program_seconds=(
   [cuda_soak_test]=45 [cuda_profile_test]=60 [symmetric_memory_test]=65
 )
 program_s=30
+# Programs whose tests have groups of up to so many ranks, and what they take where these share.
+declare -A group_ranks=(
+  [cuda_group_test]=8 [cuda_graph_test]=8 [cuda_soak_test]=8 [symmetric_memory_test]=4
+)
+declare -A shared_seconds=(
+  [cuda_group_test]=330 [cuda_graph_test]=300 [cuda_soak_test]=150 [symmetric_memory_test]=150
+)
 
 # A sanitizer's part has to be done after this many seconds: a layer smaller than a tile that no
 # tile divides, and random layers and routings, a fraction of their usual number.
@@ -59,56 +72,77 @@ build_id=$(cat "$uniep" "$build"/tests/{cuda,cli}/*_test "$build"/examples/train
   "$build"/benchmarks/*.so "$layer" 2>/dev/null | cksum | cut -d' ' -f1)
 gpus=$({ nvidia-smi --list-gpus || ls /dev/nvidia[0-9]*; } 2>/dev/null | grep -cE '^(GPU|/dev/)')
 
-# --- the parts: filled by `part` and `missing`, in the order in which they run ---
-names=() needs=() estimates=() limits=() commands=() reasons=()
+# --- the parts: filled by `part` and others, in the order in which they run ---
+names=() ranks=() sharing=() measures=() estimates=() limits=() commands=() reasons=()
 
-selected() {  # NAME GPUS
+selected() {  # NAME RANKS
   [[ $1 =~ ${GPU_SUITE_PARTS:-.} ]] && [ "$2" -le "${GPU_SUITE_GPUS:-1000}" ]
 }
 
-# part NAME GPUS ESTIMATE_S LIMIT_S COMMAND...
-part() {
+# sharing_of RANKS [TEXT]: what the table says where ranks share GPUs; nothing where they do not.
+sharing_of() {
+  [ "$1" -le "$gpus" ] || [ "$gpus" = 0 ] || echo "${2:-}$1 ranks on $gpus GPU$(plural "$gpus")"
+}
+plural() { [ "$1" = 1 ] || echo s; }
+
+add() {  # NAME RANKS SHARING MEASURES ESTIMATE_S LIMIT_S COMMAND...
   selected "$1" "$2" || return 0
-  names+=("$1") needs+=("$2") estimates+=("$(seconds_of "$1" "$3")") limits+=("$4")
-  shift 4
+  names+=("$1") ranks+=("$2") sharing+=("$3") measures+=("$4")
+  estimates+=("$(seconds_of "$1" "$3" "$5")") limits+=("$6") reasons+=('')
+  shift 6
   commands+=("$(printf '%q ' "$@")")
-  reasons+=('')
 }
 
-# missing NAME GPUS REASON: a part that cannot run here.
+# part NAME RANKS ESTIMATE_S LIMIT_S COMMAND...
+part() { add "$1" "$2" "$(sharing_of "$2")" '' "${@:3}"; }
+
+# measuring NAME RANKS ESTIMATE_S LIMIT_S COMMAND...: with a GPU for each rank, or not at all.
+measuring() { add "$1" "$2" '' yes "${@:3}"; }
+
+# missing NAME RANKS REASON: a part that cannot run here.
 missing() {
   selected "$1" "$2" || return 0
-  names+=("$1") needs+=("$2") estimates+=(0) limits+=(0) commands+=('') reasons+=("$3")
+  names+=("$1") ranks+=("$2") sharing+=('') measures+=('') estimates+=(0) limits+=(0)
+  commands+=('') reasons+=("$3")
 }
 
-file_of() { echo "$logs/${1//[^A-Za-z0-9_.,=-]/_}"; }  # NAME: what its files' names begin with
+# What the names of a part's files begin with: a part whose ranks share is another one.
+file_of() {  # NAME SHARING
+  local name="$1${2:+, $2}"
+  echo "$logs/${name//[^A-Za-z0-9_.,=-]/_}"
+}
 
 # A verdict file has the build, the seconds and the verdict of the part's last run.
-seconds_of() {  # NAME ESTIMATE
+seconds_of() {  # NAME SHARING ESTIMATE
   local id seconds
-  if read -r id seconds _ 2>/dev/null <"$(file_of "$1").verdict"; then
+  if read -r id seconds _ 2>/dev/null <"$(file_of "$1" "$2").verdict"; then
     echo "$seconds"
   else
-    echo "$2"
+    echo "$3"
   fi
 }
 
-verdict_before() {  # NAME: of this build, if it passed
+verdict_before() {  # NAME SHARING: of this build, if it passed
   local id seconds verdict
-  read -r id seconds verdict 2>/dev/null <"$(file_of "$1").verdict" || return 1
+  read -r id seconds verdict 2>/dev/null <"$(file_of "$1" "$2").verdict" || return 1
   [ "$id" = "$build_id" ] && [[ $verdict == passed* ]] && echo "$verdict"
 }
 
 test_programs() {
-  local program name
+  local program name shared
   for program in "$build"/tests/cuda/*_test "$build"/tests/cli/cuda_*_test; do
     [ -x "$program" ] || continue
     name=$(basename "$program")
-    part "$name" 1 "${program_seconds[$name]:-$program_s}" 600 "$program"
+    shared=$(sharing_of "${group_ranks[$name]:-1}" 'up to ')
+    if [ -n "$shared" ]; then
+      add "$name" 1 "$shared" '' "${shared_seconds[$name]}" 900 "$program"
+    else
+      part "$name" 1 "${program_seconds[$name]:-$program_s}" 600 "$program"
+    fi
   done
 }
 
-# run_layer GPUS SCHEDULE: the first result is checked against float64 and `sequential` at one rank,
+# run_layer RANKS SCHEDULE: the first result is checked against float64 and `sequential` at one rank,
 # and all others must be the same bytes.
 run_layer() {
   local reference=$logs/layer.$build_id.cksum result check=() code=0
@@ -128,7 +162,7 @@ run_layer() {
 layer_runs() {
   local schedule count
   for schedule in "${schedules[@]}"; do
-    for count in "${gpu_counts[@]}"; do
+    for count in "${rank_counts[@]}" $most_ranks; do
       part "run --ranks $count $schedule" "$count" 15 300 run_layer "$count" "$schedule"
     done
   done
@@ -136,13 +170,14 @@ layer_runs() {
 
 bench() {
   local count
-  for count in "${gpu_counts[@]}"; do
-    part "uniep bench --ranks $count" "$count" 15 300 "$uniep" bench --backend cuda \
+  for count in "${rank_counts[@]}"; do
+    measuring "uniep bench --ranks $count" "$count" 15 300 "$uniep" bench --backend cuda \
       --ranks "$count" --shape small --schedule sequential single --iterations 3
   done
 }
 
-# run_example GPUS: processes as a launcher starts them; the sorted lines must be those of one GPU.
+# run_example RANKS: processes as a launcher starts them; the sorted lines must be those of one
+# rank.
 run_example() {
   local reference=$logs/example.$build_id.txt port=$((20000 + RANDOM % 10000)) rank code=0 pids=()
   local result
@@ -166,7 +201,7 @@ run_example() {
 
 example() {
   local count
-  for count in "${gpu_counts[@]}"; do
+  for count in "${rank_counts[@]}"; do
     if [ -x "$build/examples/train_gpu" ]; then
       part "example train_gpu, $count" "$count" 10 120 run_example "$count"
     else
@@ -191,12 +226,12 @@ beside_torch() {
   local library=$build/benchmarks/libuniep_bridge.so count why=''
   python3 -c 'import torch' 2>/dev/null || why='python3 has no torch'
   [ -f "$library" ] || why="there is no $library"
-  for count in "${gpu_counts[@]}"; do
+  for count in "${rank_counts[@]}"; do
     if [ -n "$why" ]; then
       missing "compare_torch.py, $count" "$count" "$why"
       continue
     fi
-    part "compare_torch.py, $count" "$count" 90 600 python3 -m torch.distributed.run \
+    measuring "compare_torch.py, $count" "$count" 90 600 python3 -m torch.distributed.run \
       --nproc_per_node="$count" benchmarks/compare_torch.py --library "$library" --check \
       --cases "all,tokens=$tokens_beside_torch" --iterations 3 \
       --forward "${schedules[@]}" --backward "${schedules[@]}"
@@ -237,13 +272,13 @@ passed=0 failed=0 not_run=0
 running=''      # process id of the part that runs
 interrupted=''  # by this signal
 
-note() {  # NAME GPUS ESTIMATE SECONDS VERDICT
+note() {  # NAME RANKS ESTIMATE SECONDS VERDICT
   case $5 in
     passed*) passed=$((passed + 1)) ;;
     FAILED*) failed=$((failed + 1)) ;;
     *) not_run=$((not_run + 1)) ;;
   esac
-  table+=("$(printf '%-68s %4s  %8s  %7s  %s' "$1" "$2" "$3" "$4" "$5")")
+  table+=("$(printf '%-68s %5s  %8s  %7s  %s' "$1" "$2" "$3" "$4" "$5")")
   printf '%s: %s (%s s)\n' "$1" "$5" "$4"
 }
 
@@ -270,8 +305,8 @@ obstacle() {  # NUMBER
     echo "${reasons[i]}"
   elif [ "$gpus" = 0 ]; then
     echo "there is no GPU here"
-  elif [ "$gpus" -lt "${needs[i]}" ]; then
-    echo "there are $gpus GPUs here"
+  elif [ -n "${measures[i]}" ] && [ "$gpus" -lt "${ranks[i]}" ]; then
+    echo "it measures ${ranks[i]} GPUs, and the machine has $gpus"
   elif [ -n "$interrupted" ]; then
     echo "interrupted"
   elif [ "${estimates[i]}" -ge "$(time_left)" ]; then
@@ -280,20 +315,22 @@ obstacle() {  # NUMBER
 }
 
 run_part() {  # NUMBER
-  local i=$1 name=${names[$1]} limit=${limits[$1]} verdict why log begin=$SECONDS code=0 seconds
-  if [ -n "${GPU_SUITE_RESUME:-}" ] && verdict=$(verdict_before "$name"); then
-    note "$name" "${needs[i]}" "${estimates[i]}" 0 "$verdict, before"
+  local i=$1 name=${names[$1]} limit=${limits[$1]} shared=${sharing[$1]} verdict why log
+  local begin=$SECONDS code=0 seconds
+  if [ -n "${GPU_SUITE_RESUME:-}" ] && verdict=$(verdict_before "$name" "$shared"); then
+    note "$name" "${ranks[i]}" "${estimates[i]}" 0 "$verdict, before"
     return 0
   fi
   why=$(obstacle "$i")
   if [ -n "$why" ]; then
-    note "$name" "${needs[i]}" "${estimates[i]}" 0 "did not run: $why"
+    note "$name" "${ranks[i]}" "${estimates[i]}" 0 "did not run: $why"
     return 0
   fi
-  log=$(file_of "$name").log
+  log=$(file_of "$name" "$shared").log
   [ "$limit" -le "$(time_left)" ] || limit=$(time_left)
   # In the background, because a trap has to wait for what runs in the foreground.
-  timeout --kill-after=10 "$limit" bash -c "${commands[i]}" >"$log" 2>&1 &
+  env ${shared:+UNIEP_SHARE_DEVICE=1} timeout --kill-after=10 "$limit" bash -c "${commands[i]}" \
+    >"$log" 2>&1 &
   running=$!
   wait $running || code=$?
   running=''
@@ -308,9 +345,10 @@ run_part() {  # NUMBER
       124 | 137) verdict="FAILED: not done after $limit s" ;;
       *) verdict="FAILED: exit code $code" ;;
     esac
-    echo "$build_id $seconds $verdict" >"$(file_of "$name").verdict"
+    [[ $verdict == did\ not* ]] || verdict+=${shared:+, $shared}
+    echo "$build_id $seconds $verdict" >"$(file_of "$name" "$shared").verdict"
   fi
-  note "$name" "${needs[i]}" "${estimates[i]}" $seconds "$verdict"
+  note "$name" "${ranks[i]}" "${estimates[i]}" $seconds "$verdict"
   [ $code = 0 ] || tail -n 40 "$log"
 }
 
@@ -320,19 +358,21 @@ interrupt() {  # SIGNAL
 }
 
 list_parts() {
-  local i total=0
-  printf '%-68s %4s  %8s  %s\n' part GPUS 'expected' 'here'
+  local i why total=0
+  printf '%-68s %5s  %8s  %s\n' part ranks 'expected' 'here'
   for i in "${!names[@]}"; do
-    printf '%-68s %4s  %6s s  %s\n' "${names[i]}" "${needs[i]}" "${estimates[i]}" "$(obstacle "$i")"
+    why=$(obstacle "$i")
+    printf '%-68s %5s  %6s s  %s\n' "${names[i]}" "${ranks[i]}" "${estimates[i]}" \
+      "${why:-${sharing[i]}}"
     total=$((total + estimates[i]))
   done
-  echo "# ${#names[@]} parts, $total s expected; $gpus GPUs here"
+  echo "# ${#names[@]} parts, $total s expected; $gpus GPU$(plural "$gpus") here"
 }
 
 print_table() {
   printf '\n# logs in %s\n' "$logs"
   [ "$gpus" != 0 ] || echo '# there is no GPU here: nothing that needs one has run'
-  printf '%-68s %4s  %8s  %7s  %s\n' part GPUs expected seconds verdict
+  printf '%-68s %5s  %8s  %7s  %s\n' part ranks expected seconds verdict
   printf '%s\n' "${table[@]}"
   printf '# %s passed, %s failed, %s did not run' $passed $failed $not_run
   echo "${interrupted:+; interrupted by SIG$interrupted}"

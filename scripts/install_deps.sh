@@ -7,6 +7,11 @@ set -euo pipefail
 has_command() { command -v "$1" >/dev/null; }
 has_header() { [ -e "/usr/include/$1" ] || [ -e "/usr/local/include/$1" ]; }
 has_cblas() { has_header cblas.h || compgen -G '/usr/include/*/cblas.h' >/dev/null; }
+# A virtual environment, and the headers that torch.compile builds with.
+has_python_for_torch() {
+  python3 -c 'import ensurepip, os, sysconfig, venv
+assert os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null
+}
 has_fuzzer() {
   has_command clang++ &&
     compgen -G "$(dirname "$(clang++ -print-libgcc-file-name --rtlib=compiler-rt)")/*fuzzer*.a" \
@@ -19,6 +24,7 @@ has_command g++ || required+=(g++)
 has_command cmake || required+=(cmake)
 has_command ninja || required+=(ninja-build)
 has_command python3 || required+=(python3)
+has_python_for_torch || required+=(python3-venv python3-dev)
 has_header gtest/gtest.h || required+=(libgtest-dev)
 has_header CLI/CLI.hpp || required+=(libcli11-dev)
 has_header nlohmann/json.hpp || required+=(nlohmann-json3-dev)

@@ -1,0 +1,168 @@
+#include "backward.h"
+
+#include "call.h"
+
+namespace uniep::ops {
+namespace {
+
+enum Part : std::int32_t { kWhole = 0, kData = 1, kWeights = 2 };
+enum WeightGrad : std::int32_t { kOverwritten = 0, kAddedFp32 = 1, kAddedBf16 = 2 };
+
+// What every part of a backward pass is given, checked.
+uniep_backward_call call_of(const Call& call, const Tensor& key, const Tensor& plan,
+                            const Tensor& x_rows, const Tensor& h, const Tensor& row_probs,
+                            Part part, std::int64_t tokens, bool flag,
+                            const std::optional<std::string>& schedule) {
+  const LayerShape& shape = call.shape();
+  require(plan, "plan", ScalarType::Byte, {shape.plan_bytes}, key);
+  require(x_rows, "x_rows", ScalarType::BFloat16, {shape.rows, shape.hidden}, key);
+  require(h, "h", ScalarType::BFloat16, {shape.rows, 2 * shape.intermediate}, key);
+  require(row_probs, "row_probs", ScalarType::Float, {shape.rows}, key);
+  uniep_backward_call arguments{};
+  arguments.part = part;
+  arguments.tokens = tokens;
+  arguments.plan = plan.const_data_ptr();
+  arguments.x_rows = x_rows.const_data_ptr();
+  arguments.h = h.const_data_ptr();
+  arguments.row_probs = static_cast<const float*>(row_probs.const_data_ptr());
+  arguments.ignore_overflow = flag;
+  arguments.schedule = text_of(schedule);
+  arguments.stream = current_stream(key);
+  return arguments;
+}
+
+// What other ranks wait for: dx and dprobs, which this allocates.
+struct DataGradients {
+  Tensor dx;
+  Tensor dprobs;
+
+  DataGradients(const Call& call, const Tensor& key, const Tensor& dy, const Tensor& w1,
+                const Tensor& w2, std::int64_t topk, uniep_backward_call& arguments) {
+    const LayerShape& shape = call.shape();
+    if (topk != shape.topk) {
+      refuse("topk is " + std::to_string(topk) + "; the workspace is for " +
+             std::to_string(shape.topk));
+    }
+    require(dy, "dy", ScalarType::BFloat16, {arguments.tokens, shape.hidden}, key);
+    require(w1, "w1", ScalarType::BFloat16,
+            {shape.local_experts, 2 * shape.intermediate, shape.hidden}, key);
+    require(w2, "w2", ScalarType::BFloat16, {shape.local_experts, shape.hidden, shape.intermediate},
+            key);
+    dx = empty(key, ScalarType::BFloat16, {arguments.tokens, shape.hidden});
+    dprobs = empty(key, ScalarType::Float, {arguments.tokens, topk});
+    arguments.dy = dy.const_data_ptr();
+    arguments.w1 = w1.const_data_ptr();
+    arguments.w2 = w2.const_data_ptr();
+    arguments.dx = dx.mutable_data_ptr();
+    arguments.dprobs = static_cast<float*>(dprobs.mutable_data_ptr());
+  }
+};
+
+std::tuple<Tensor, Tensor> new_weight_gradients(const Call& call, const Tensor& key,
+                                                uniep_backward_call& arguments) {
+  const LayerShape& shape = call.shape();
+  Tensor dw1 =
+      empty(key, ScalarType::BFloat16, {shape.local_experts, 2 * shape.intermediate, shape.hidden});
+  Tensor dw2 =
+      empty(key, ScalarType::BFloat16, {shape.local_experts, shape.hidden, shape.intermediate});
+  arguments.weight_grad = kOverwritten;
+  arguments.dw1 = dw1.mutable_data_ptr();
+  arguments.dw2 = dw2.mutable_data_ptr();
+  return {dw1, dw2};
+}
+
+void main_gradients(const Call& call, const Tensor& key, const Tensor& dw1, const Tensor& dw2,
+                    uniep_backward_call& arguments) {
+  const LayerShape& shape = call.shape();
+  const ScalarType type = dw1.scalar_type();
+  if (type != ScalarType::Float && type != ScalarType::BFloat16) {
+    refuse(
+        "the main_grad of w1 is neither torch.float32 nor torch.bfloat16; it must be one of them");
+  }
+  require(dw1, "the main_grad of w1", type,
+          {shape.local_experts, 2 * shape.intermediate, shape.hidden}, key);
+  require(dw2, "the main_grad of w2", type, {shape.local_experts, shape.hidden, shape.intermediate},
+          key);
+  arguments.weight_grad = type == ScalarType::Float ? kAddedFp32 : kAddedBf16;
+  arguments.dw1 = dw1.mutable_data_ptr();
+  arguments.dw2 = dw2.mutable_data_ptr();
+}
+
+std::int64_t tokens_of(const Tensor& dy) { return dy.dim() == 2 ? dy.size(0) : -1; }
+
+}  // namespace
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward(Tensor key, Tensor, Tensor plan, Tensor x_rows,
+                                                    Tensor h, Tensor row_probs, Tensor dy,
+                                                    Tensor w1, Tensor w2, std::int64_t topk,
+                                                    bool flag,
+                                                    std::optional<std::string> schedule) {
+  const Call call(key);
+  auto arguments =
+      call_of(call, key, plan, x_rows, h, row_probs, kWhole, tokens_of(dy), flag, schedule);
+  const DataGradients data(call, key, dy, w1, w2, topk, arguments);
+  const auto [dw1, dw2] = new_weight_gradients(call, key, arguments);
+  Call::check(uniep_backward(call.layer(), &arguments));
+  return {data.dx, data.dprobs, dw1, dw2};
+}
+
+std::tuple<Tensor, Tensor> backward_main_grad(Tensor key, Tensor, Tensor plan, Tensor x_rows,
+                                              Tensor h, Tensor row_probs, Tensor dy, Tensor w1,
+                                              Tensor w2, Tensor dw1, Tensor dw2, std::int64_t topk,
+                                              bool flag, std::optional<std::string> schedule) {
+  const Call call(key);
+  auto arguments =
+      call_of(call, key, plan, x_rows, h, row_probs, kWhole, tokens_of(dy), flag, schedule);
+  const DataGradients data(call, key, dy, w1, w2, topk, arguments);
+  main_gradients(call, key, dw1, dw2, arguments);
+  Call::check(uniep_backward(call.layer(), &arguments));
+  return {data.dx, data.dprobs};
+}
+
+std::tuple<Tensor, Tensor, Tensor> backward_data(Tensor key, Tensor, Tensor plan, Tensor x_rows,
+                                                 Tensor h, Tensor row_probs, Tensor dy, Tensor w1,
+                                                 Tensor w2, std::int64_t topk,
+                                                 std::int64_t backward_bytes, bool flag,
+                                                 std::optional<std::string> schedule) {
+  const Call call(key);
+  if (backward_bytes != call.shape().backward_bytes) {
+    refuse("the workspace has grown since its figures were read; read backward_bytes again");
+  }
+  auto arguments =
+      call_of(call, key, plan, x_rows, h, row_probs, kData, tokens_of(dy), flag, schedule);
+  const DataGradients data(call, key, dy, w1, w2, topk, arguments);
+  Tensor rows = empty(key, ScalarType::Byte, {backward_bytes});
+  arguments.backward_rows = rows.mutable_data_ptr();
+  Call::check(uniep_backward(call.layer(), &arguments));
+  return {data.dx, data.dprobs, rows};
+}
+
+std::tuple<Tensor, Tensor> backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h,
+                                            Tensor row_probs, Tensor backward_rows,
+                                            std::int64_t tokens, std::int64_t local_experts,
+                                            bool flag, std::optional<std::string> schedule) {
+  const Call call(key);
+  if (local_experts != call.shape().local_experts) {
+    refuse("local_experts is " + std::to_string(local_experts) + "; the workspace has " +
+           std::to_string(call.shape().local_experts));
+  }
+  auto arguments = call_of(call, key, plan, x_rows, h, row_probs, kWeights, tokens, flag, schedule);
+  require(backward_rows, "backward_rows", ScalarType::Byte, {call.shape().backward_bytes}, key);
+  arguments.backward_rows = backward_rows.mutable_data_ptr();
+  const auto gradients = new_weight_gradients(call, key, arguments);
+  Call::check(uniep_backward(call.layer(), &arguments));
+  return gradients;
+}
+
+void backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs,
+                                Tensor backward_rows, Tensor dw1, Tensor dw2, std::int64_t tokens,
+                                bool flag, std::optional<std::string> schedule) {
+  const Call call(key);
+  auto arguments = call_of(call, key, plan, x_rows, h, row_probs, kWeights, tokens, flag, schedule);
+  require(backward_rows, "backward_rows", ScalarType::Byte, {call.shape().backward_bytes}, key);
+  arguments.backward_rows = backward_rows.mutable_data_ptr();
+  main_gradients(call, key, dw1, dw2, arguments);
+  Call::check(uniep_backward(call.layer(), &arguments));
+}
+
+}  // namespace uniep::ops

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "layer_registry.h"
+#include "tensors.h"
+
+namespace uniep::ops {
+
+/// One call of a layer, from finding it to its error. The layer is locked for as long as this
+/// lives.
+class Call {
+ public:
+  /// Finds the layer of a workspace by its key tensor; refuses where there is none.
+  explicit Call(const Tensor& key);
+
+  uniep_layer* layer() const { return bound_->layer; }
+  const LayerShape& shape() const { return bound_->shape; }
+
+  /// Throws the sentence of a function of the C API that returned this.
+  static void check(int result);
+
+ private:
+  std::shared_ptr<BoundLayer> bound_;
+  std::unique_lock<std::mutex> lock_;
+};
+
+/// The text of an optional argument as the C API takes it; valid as long as the argument.
+inline const char* text_of(const std::optional<std::string>& text) {
+  return text ? text->c_str() : nullptr;
+}
+
+}  // namespace uniep::ops

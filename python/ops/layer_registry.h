@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "uniep/c_api.h"
+
+namespace uniep::ops {
+
+/// What one layer accepts: the figures that its tensors are checked against. As Python binds it.
+struct LayerShape {
+  std::int64_t hidden = 0;
+  std::int64_t intermediate = 0;
+  std::int64_t local_experts = 0;
+  std::int64_t topk = 0;
+  std::int64_t max_tokens = 0;
+  std::int64_t rows = 0;
+  std::int64_t plan_bytes = 0;
+  std::int64_t backward_bytes = 0;
+};
+
+/// A layer that ops may call. `mutex` is held during each call: a layer serves one thread at a
+/// time, and is not closed in the middle of a call.
+struct BoundLayer {
+  std::mutex mutex;
+  uniep_layer* layer = nullptr;  ///< null once it is closed
+  LayerShape shape;
+};
+
+/// Makes `layer` known under the number `id`, which the tensor at `key` holds.
+void bind_layer(std::int64_t id, const void* key, uniep_layer* layer, const LayerShape& shape);
+
+/// Forgets it, after the call that is going on. Unknown numbers are ignored.
+void unbind_layer(std::int64_t id);
+
+/// The layer whose key tensor is at this address, or null.
+std::shared_ptr<BoundLayer> layer_at(const void* key);
+
+/// The layer of this number, or null.
+std::shared_ptr<BoundLayer> layer_of(std::int64_t id);
+
+/// How many layers are bound.
+std::int64_t bound_layers();
+
+}  // namespace uniep::ops

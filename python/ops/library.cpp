@@ -1,0 +1,77 @@
+// The ops of torch.ops.uniep, on PyTorch's stable ABI, and the C functions by which Python binds
+// layers to key tensors. `overflow` is marked as changed by every collective op, whether or not it
+// is, so that no transformation of a program changes their order.
+
+#include <torch/csrc/stable/library.h>
+
+#include "backward.h"
+#include "forward.h"
+#include "layer_registry.h"
+
+namespace {
+
+constexpr const char* kForward =
+    "forward(Tensor key, Tensor(a!) overflow, Tensor x, Tensor topk_ids, Tensor topk_probs, "
+    "Tensor w1, Tensor w2, int rows, int plan_bytes, bool flag, str? schedule) -> "
+    "(Tensor out, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs)";
+constexpr const char* kBackward =
+    "backward(Tensor key, Tensor(a!) overflow, Tensor plan, Tensor x_rows, Tensor h, "
+    "Tensor row_probs, Tensor dy, Tensor w1, Tensor w2, int topk, bool flag, str? schedule) -> "
+    "(Tensor dx, Tensor dprobs, Tensor dw1, Tensor dw2)";
+constexpr const char* kBackwardMainGrad =
+    "backward_main_grad(Tensor key, Tensor(a!) overflow, Tensor plan, Tensor x_rows, Tensor h, "
+    "Tensor row_probs, Tensor dy, Tensor w1, Tensor w2, Tensor(b!) dw1, Tensor(c!) dw2, int topk, "
+    "bool flag, str? schedule) -> (Tensor dx, Tensor dprobs)";
+constexpr const char* kBackwardData =
+    "backward_data(Tensor key, Tensor(a!) overflow, Tensor plan, Tensor x_rows, Tensor h, "
+    "Tensor row_probs, Tensor dy, Tensor w1, Tensor w2, int topk, int backward_bytes, "
+    "bool flag, str? schedule) -> (Tensor dx, Tensor dprobs, Tensor backward_rows)";
+constexpr const char* kBackwardWeights =
+    "backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, "
+    "Tensor backward_rows, int tokens, int local_experts, bool flag, str? schedule) -> "
+    "(Tensor dw1, Tensor dw2)";
+constexpr const char* kBackwardWeightsMainGrad =
+    "backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h, "
+    "Tensor row_probs, Tensor backward_rows, Tensor(a!) dw1, Tensor(b!) dw2, int tokens, "
+    "bool flag, str? schedule) -> ()";
+
+void implement(torch::stable::detail::StableLibrary& library) {
+  library.impl("forward", TORCH_BOX(&uniep::ops::forward));
+  library.impl("backward", TORCH_BOX(&uniep::ops::backward));
+  library.impl("backward_main_grad", TORCH_BOX(&uniep::ops::backward_main_grad));
+  library.impl("backward_data", TORCH_BOX(&uniep::ops::backward_data));
+  library.impl("backward_weights", TORCH_BOX(&uniep::ops::backward_weights));
+  library.impl("backward_weights_main_grad", TORCH_BOX(&uniep::ops::backward_weights_main_grad));
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(uniep, library) {
+  for (const char* schema : {kForward, kBackward, kBackwardMainGrad, kBackwardData,
+                             kBackwardWeights, kBackwardWeightsMainGrad}) {
+    library.def(schema);
+  }
+}
+
+STABLE_TORCH_LIBRARY_IMPL(uniep, CPU, library) { implement(library); }
+STABLE_TORCH_LIBRARY_IMPL(uniep, CUDA, library) { implement(library); }
+
+extern "C" {
+
+/// `shape`: the eight figures of LayerShape, in its order.
+__attribute__((visibility("default"))) void uniep_torch_bind(std::int64_t id, const void* key,
+                                                             uniep_layer* layer,
+                                                             const std::int64_t* shape) {
+  uniep::ops::bind_layer(
+      id, key, layer,
+      {shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[7]});
+}
+
+__attribute__((visibility("default"))) void uniep_torch_unbind(std::int64_t id) {
+  uniep::ops::unbind_layer(id);
+}
+
+__attribute__((visibility("default"))) std::int64_t uniep_torch_bound() {
+  return uniep::ops::bound_layers();
+}
+}

@@ -1,0 +1,124 @@
+#include "tensors.h"
+
+#include <dlfcn.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+#include <vector>
+
+namespace uniep::ops {
+namespace {
+
+std::string name_of(ScalarType type) {
+  switch (type) {
+    case ScalarType::BFloat16:
+      return "torch.bfloat16";
+    case ScalarType::Half:
+      return "torch.float16";
+    case ScalarType::Float:
+      return "torch.float32";
+    case ScalarType::Double:
+      return "torch.float64";
+    case ScalarType::Int:
+      return "torch.int32";
+    case ScalarType::Long:
+      return "torch.int64";
+    case ScalarType::Byte:
+      return "torch.uint8";
+    default:
+      return "of type " + std::string(torch::headeronly::toString(type));
+  }
+}
+
+template <class Sizes>
+std::string text_of(const Sizes& sizes) {
+  std::string text = "[";
+  for (const std::int64_t size : sizes) {
+    if (text.size() > 1) text += ", ";
+    text += size < 0 ? "any" : std::to_string(size);
+  }
+  return text + "]";
+}
+
+std::string device_of(const Tensor& tensor) {
+  if (tensor.is_cpu()) return "the CPU";
+  if (tensor.is_cuda()) return "cuda:" + std::to_string(tensor.get_device_index());
+  return "a device that is neither CPU nor CUDA";
+}
+
+using CurrentStream = AOTITorchError (*)(std::int32_t, void**);
+
+// In libtorch_cuda, which a CPU build of PyTorch lacks. It is loaded, but not for all to see.
+CurrentStream find_current_stream() {
+  void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+  void* found = dlsym(library ? library : RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream");
+  return reinterpret_cast<CurrentStream>(found);
+}
+
+}  // namespace
+
+void refuse(const std::string& sentence) { throw std::runtime_error(sentence); }
+
+void require(const Tensor& tensor, const char* name, ScalarType type,
+             std::initializer_list<std::int64_t> shape, const Tensor& beside) {
+  if (tensor.scalar_type() != type) {
+    refuse(std::string(name) + " is " + name_of(tensor.scalar_type()) + "; it must be " +
+           name_of(type));
+  }
+  const auto sizes = tensor.sizes();
+  const bool fits = std::equal(
+      sizes.begin(), sizes.end(), shape.begin(), shape.end(),
+      [](std::int64_t size, std::int64_t wanted) { return wanted < 0 || size == wanted; });
+  if (!fits) {
+    refuse(std::string(name) + " has shape " + text_of(sizes) + "; it must be " + text_of(shape));
+  }
+  if (!tensor.is_contiguous()) {
+    refuse(std::string(name) + " is not contiguous; pass " + name + ".contiguous()");
+  }
+  if (tensor.is_cuda() != beside.is_cuda() ||
+      (tensor.is_cuda() && tensor.get_device_index() != beside.get_device_index())) {
+    refuse(std::string(name) + " is on " + device_of(tensor) + "; the workspace is on " +
+           device_of(beside) + ", and all tensors must be there");
+  }
+}
+
+Tensor empty(const Tensor& beside, ScalarType type, std::initializer_list<std::int64_t> shape) {
+  return torch::stable::new_empty(
+      beside, torch::headeronly::IntHeaderOnlyArrayRef(shape.begin(), shape.size()), type);
+}
+
+void raise_to(Tensor& into, const Tensor& values) {
+  if (into.is_cpu()) {
+    auto* own = static_cast<std::int64_t*>(into.mutable_data_ptr());
+    const auto* others = static_cast<const std::int64_t*>(values.const_data_ptr());
+    for (int i = 0; i < 2; ++i) own[i] = std::max(own[i], others[i]);
+    return;
+  }
+  std::array<StableIValue, 3> stack{torch::stable::detail::from(into),
+                                    torch::stable::detail::from(values),
+                                    torch::stable::detail::from(into)};
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher("aten::maximum", "out", stack.data(), TORCH_ABI_VERSION));
+  // Takes over what the call returned, which is `into`.
+  into = torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+std::int64_t number_in(const Tensor& tensor) {
+  if (tensor.is_cpu()) return *static_cast<const std::int64_t*>(tensor.const_data_ptr());
+  const torch::stable::Device cpu(torch::headeronly::DeviceType::CPU);
+  const Tensor copy = torch::stable::to(tensor, std::nullopt, std::nullopt, cpu);
+  return *static_cast<const std::int64_t*>(copy.const_data_ptr());
+}
+
+void* current_stream(const Tensor& tensor) {
+  if (!tensor.is_cuda()) return nullptr;
+  static const CurrentStream current = find_current_stream();
+  if (!current) refuse("this build of PyTorch has no CUDA; install one that has");
+  void* stream = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(current(tensor.get_device_index(), &stream));
+  return stream;
+}
+
+}  // namespace uniep::ops

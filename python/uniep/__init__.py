@@ -1,0 +1,39 @@
+"""Deterministic expert-parallel mixture-of-experts layers for training.
+
+:func:`moe` is the layer as a function, :class:`MoELayer` the module with its router. Results have
+the same bits for every schedule, number of ranks and order of arrival.
+"""
+
+from . import checkpoint
+from ._library import Error, has_cuda, version
+from .capture import capture, write_trace
+from .cli import schedule, tune
+from .deferred import DeferredWeights, backward_weights
+from .functional import moe
+from .group import Group
+from .layer import MoELayer, SharedExperts
+from .router import Router, RouterConfig, Routing
+from .workspace import Workspace
+
+__version__ = version()
+
+__all__ = [
+    "DeferredWeights",
+    "Error",
+    "Group",
+    "MoELayer",
+    "Router",
+    "RouterConfig",
+    "Routing",
+    "SharedExperts",
+    "Workspace",
+    "__version__",
+    "backward_weights",
+    "capture",
+    "checkpoint",
+    "has_cuda",
+    "moe",
+    "schedule",
+    "tune",
+    "write_trace",
+]

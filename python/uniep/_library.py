@@ -1,0 +1,194 @@
+"""The C API of libuniep by ctypes, for calls that involve no tensors, and the library of ops."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+__all__ = [
+    "AllGather",
+    "Error",
+    "GroupConfig",
+    "LayerConfig",
+    "Needs",
+    "Problem",
+    "Release",
+    "binary",
+    "check",
+    "has_cuda",
+    "library",
+    "torch_library",
+    "version",
+]
+
+AllGather = CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_void_p)
+Release = CFUNCTYPE(None, c_void_p)
+
+
+class Error(RuntimeError):
+    """What the library refused or could not do, in one sentence.
+
+    Attributes:
+        code: ``"argument"``, ``"unsupported"``, ``"capacity"``, ``"timeout"``, ``"peer"``,
+            ``"device"``, ``"file"`` or ``"internal"``.
+    """
+
+    NAMES: ClassVar[tuple[str, ...]] = (
+        "argument",
+        "unsupported",
+        "capacity",
+        "timeout",
+        "peer",
+        "device",
+        "file",
+        "internal",
+    )
+
+    def __init__(self, result: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = self.NAMES[result - 1] if 0 < result <= len(self.NAMES) else "internal"
+
+
+class GroupConfig(ctypes.Structure):
+    """``uniep_group_config`` of c_api.h."""
+
+    _fields_: ClassVar[list[Any]] = [
+        ("rank", c_int32),
+        ("size", c_int32),
+        ("backend", c_int32),
+        ("device", c_int32),
+        ("share_device", c_int32),
+        ("timeout_ms", c_int32),
+        ("all_gather", AllGather),
+        ("context", c_void_p),
+    ]
+
+
+class Problem(ctypes.Structure):
+    """``uniep_problem`` of c_api.h."""
+
+    _fields_: ClassVar[list[Any]] = [
+        ("hidden", c_int64),
+        ("intermediate", c_int64),
+        ("num_experts", c_int64),
+        ("topk", c_int64),
+        ("max_tokens", c_int64),
+        ("capacity_rows", c_int64),
+        ("row_align", c_int64),
+    ]
+
+
+class Needs(ctypes.Structure):
+    """``uniep_memory_needs`` of c_api.h."""
+
+    rows: int
+    symmetric: int
+    workspace: int
+    plan: int
+    backward_rows: int
+    alignment: int
+
+    _fields_: ClassVar[list[Any]] = [
+        ("rows", c_int64),
+        ("symmetric", c_int64),
+        ("workspace", c_int64),
+        ("plan", c_int64),
+        ("backward_rows", c_int64),
+        ("alignment", c_int64),
+    ]
+
+
+class LayerConfig(ctypes.Structure):
+    """``uniep_layer_config`` of c_api.h."""
+
+    _fields_: ClassVar[list[Any]] = [
+        ("timeout_ms", c_int32),
+        ("record_timeline", c_int32),
+        ("schedule", c_char_p),
+        ("workspace", c_void_p),
+        ("symmetric", c_void_p),
+        ("peers", c_void_p),
+        ("release", Release),
+        ("release_context", c_void_p),
+    ]
+
+
+def _package_file(folder: str, pattern: str) -> Path:
+    # An editable install has the sources in one folder and the binaries in another.
+    import uniep
+
+    for root in uniep.__path__:
+        found = sorted((Path(root) / folder).glob(pattern))
+        if found:
+            return found[0]
+    raise ImportError(
+        f"{folder}/{pattern} is not in {os.pathsep.join(uniep.__path__)}; "
+        "install the package (pip install .) and import it from there, not from its sources"
+    )
+
+
+def _load() -> ctypes.CDLL:
+    lib = ctypes.CDLL(str(_package_file("lib", "libuniep.so.*")))
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "uniep_version": (c_char_p, []),
+        "uniep_last_error": (c_char_p, []),
+        "uniep_has_cuda": (c_int, []),
+        "uniep_group_create": (c_int, [POINTER(GroupConfig), POINTER(c_void_p)]),
+        "uniep_group_destroy": (None, [c_void_p]),
+        "uniep_needs": (c_int, [POINTER(Problem), c_int32, c_int32, POINTER(Needs)]),
+        "uniep_layer_create": (
+            c_int,
+            [c_void_p, POINTER(Problem), POINTER(LayerConfig), POINTER(c_void_p)],
+        ),
+        "uniep_layer_destroy": (None, [c_void_p]),
+        "uniep_layer_schedule": (c_int, [c_void_p, c_int32, c_char_p, c_size_t]),
+        "uniep_layer_synchronize": (c_int, [c_void_p]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(lib, name)
+        function.restype = result
+        function.argtypes = arguments
+    return lib
+
+
+def _load_ops() -> ctypes.CDLL:
+    path = str(_package_file("lib", "libuniep_torch.so"))
+    torch.ops.load_library(path)  # type: ignore[no-untyped-call]
+    lib = ctypes.CDLL(path)
+    lib.uniep_torch_bind.restype = None
+    lib.uniep_torch_bind.argtypes = [c_int64, c_void_p, c_void_p, POINTER(c_int64)]
+    lib.uniep_torch_unbind.restype = None
+    lib.uniep_torch_unbind.argtypes = [c_int64]
+    lib.uniep_torch_bound.restype = c_int64
+    lib.uniep_torch_bound.argtypes = []
+    return lib
+
+
+library = _load()
+torch_library = _load_ops()
+
+
+def check(result: int) -> None:
+    """Raises :class:`Error` with the sentence of the call that returned `result`."""
+    if result != 0:
+        raise Error(result, library.uniep_last_error().decode())
+
+
+def version() -> str:
+    """The version of libuniep, which is that of the package."""
+    return str(library.uniep_version().decode())
+
+
+def has_cuda() -> bool:
+    """Whether this build has the CUDA backend."""
+    return bool(library.uniep_has_cuda())
+
+
+def binary() -> Path:
+    """The command line that the package brings along."""
+    return _package_file("bin", "uniep")

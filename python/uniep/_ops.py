@@ -1,0 +1,146 @@
+"""What PyTorch's compiler needs to know of the ops: the shapes of what they return.
+
+The ops themselves are in libuniep_torch.so (python/ops of the sources). Their shapes depend on
+figures of the workspace alone, never on data.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _library  # registers the ops
+
+__all__ = ["ops"]
+
+assert _library.torch_library is not None
+ops = torch.ops.uniep
+
+
+def _forward(
+    key: Tensor,
+    overflow: Tensor,
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_probs: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    rows: int,
+    plan_bytes: int,
+    flag: bool,
+    schedule: str | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return (
+        torch.empty_like(x),
+        x.new_empty((plan_bytes,), dtype=torch.uint8),
+        x.new_empty((rows, x.shape[1])),
+        x.new_empty((rows, w1.shape[1])),
+        x.new_empty((rows,), dtype=torch.float32),
+    )
+
+
+def _data_gradients(dy: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(dy), dy.new_empty((dy.shape[0], topk), dtype=torch.float32)
+
+
+def _backward(
+    key: Tensor,
+    overflow: Tensor,
+    plan: Tensor,
+    x_rows: Tensor,
+    h: Tensor,
+    row_probs: Tensor,
+    dy: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    topk: int,
+    flag: bool,
+    schedule: str | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return (*_data_gradients(dy, topk), torch.empty_like(w1), torch.empty_like(w2))
+
+
+def _backward_main_grad(
+    key: Tensor,
+    overflow: Tensor,
+    plan: Tensor,
+    x_rows: Tensor,
+    h: Tensor,
+    row_probs: Tensor,
+    dy: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    dw1: Tensor,
+    dw2: Tensor,
+    topk: int,
+    flag: bool,
+    schedule: str | None,
+) -> tuple[Tensor, Tensor]:
+    return _data_gradients(dy, topk)
+
+
+def _backward_data(
+    key: Tensor,
+    overflow: Tensor,
+    plan: Tensor,
+    x_rows: Tensor,
+    h: Tensor,
+    row_probs: Tensor,
+    dy: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    topk: int,
+    backward_bytes: int,
+    flag: bool,
+    schedule: str | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        *_data_gradients(dy, topk),
+        dy.new_empty((backward_bytes,), dtype=torch.uint8),
+    )
+
+
+def _backward_weights(
+    key: Tensor,
+    plan: Tensor,
+    x_rows: Tensor,
+    h: Tensor,
+    row_probs: Tensor,
+    backward_rows: Tensor,
+    tokens: int,
+    local_experts: int,
+    flag: bool,
+    schedule: str | None,
+) -> tuple[Tensor, Tensor]:
+    hidden, double = x_rows.shape[1], h.shape[1]
+    return (
+        x_rows.new_empty((local_experts, double, hidden)),
+        x_rows.new_empty((local_experts, hidden, double // 2)),
+    )
+
+
+def _backward_weights_main_grad(
+    key: Tensor,
+    plan: Tensor,
+    x_rows: Tensor,
+    h: Tensor,
+    row_probs: Tensor,
+    backward_rows: Tensor,
+    dw1: Tensor,
+    dw2: Tensor,
+    tokens: int,
+    flag: bool,
+    schedule: str | None,
+) -> None:
+    return None
+
+
+for _fake in (
+    _forward,
+    _backward,
+    _backward_main_grad,
+    _backward_data,
+    _backward_weights,
+    _backward_weights_main_grad,
+):
+    torch.library.register_fake(f"uniep::{_fake.__name__[1:]}", _fake)

@@ -1,0 +1,139 @@
+"""Layer files of what a model really does: ``uniep run --input`` takes them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from . import _hooks
+from .group import GroupLike, process_group_of, rank_and_size
+
+__all__ = ["capture", "write_trace"]
+
+
+class Captured:
+    """What :func:`capture` yields; ``done`` says whether the file is written."""
+
+    def __init__(self, path: Path, call: int) -> None:
+        self.path = path
+        self.done = False
+        self._waits_for = call
+        self._tensors: dict[str, Tensor] | None = None
+        self._group: GroupLike = None
+
+    def see(self, group: GroupLike, tensors: dict[str, Tensor], out: Tensor) -> None:
+        """Called by :func:`uniep.moe` for each call."""
+        self._waits_for -= 1
+        if self._waits_for != -1:
+            return
+        self._tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        self._group = group
+        if out.requires_grad:
+            out.register_hook(self._see_gradient)  # type: ignore[no-untyped-call]
+
+    def _see_gradient(self, dy: Tensor) -> None:
+        if self._tensors is not None and "dy" not in self._tensors:
+            self._tensors["dy"] = dy.detach().clone()
+
+    def write(self) -> None:
+        """Writes the file, on rank 0."""
+        if self._tensors is None:
+            raise RuntimeError(
+                f"{self.path} is not written: the block ended before that call of uniep.moe"
+            )
+        write_trace(self.path, **self._tensors, group=self._group)
+        self.done = True
+
+
+@contextlib.contextmanager
+def capture(path: str | Path, *, call: int = 0) -> Iterator[Captured]:
+    """Writes one call of :func:`uniep.moe` of the block, and its backward, to a layer file.
+
+    ::
+
+        with uniep.capture("layer.safetensors", call=3):
+            model(batch).loss.backward()
+        # python -m uniep run --input layer.safetensors --ranks 4 --check
+
+    The file has the tokens and experts of all ranks; all ranks enter the block, and rank 0 writes.
+    Without a backward in the block it has no dy, and serves for forward passes. Not for compiled
+    models: run the step without torch.compile.
+
+    Args:
+        path: the file, in safetensors format.
+        call: which call of the block, counted from 0.
+
+    Raises:
+        ImportError: where the package safetensors is missing.
+        RuntimeError: where the block ends before the call, or where another capture is under way.
+    """
+    _safetensors()
+    captured = Captured(Path(path), call)
+    with _hooks.watching(captured.see):
+        yield captured
+    captured.write()
+
+
+@torch.no_grad()
+def write_trace(
+    path: str | Path,
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_probs: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    dy: Tensor | None = None,
+    *,
+    group: GroupLike = None,
+) -> None:
+    """Writes a layer file of tensors as :func:`uniep.moe` takes them. Collective over `group`.
+
+    Args:
+        path: the file, written by rank 0.
+        x: bf16 [..., H].
+        topk_ids: int32 or int64 [..., K].
+        topk_probs: fp32 [..., K].
+        w1: bf16 [El, 2I, H].
+        w2: bf16 [El, H, I].
+        dy: bf16 [..., H], the gradient of the output; None: the file serves for forward passes.
+        group: the ranks, whose tokens and experts are put together in their order.
+
+    Raises:
+        ImportError: where the package safetensors is missing.
+    """
+    save_file = _safetensors()
+    topk = topk_ids.shape[-1]
+    tensors = {
+        "x": x.reshape(-1, x.shape[-1]),
+        "topk_ids": topk_ids.reshape(-1, topk).to(torch.int32),
+        "topk_probs": topk_probs.reshape(-1, topk),
+        "w1": w1,
+        "w2": w2,
+    }
+    if dy is not None:
+        tensors["dy"] = dy.reshape(-1, dy.shape[-1])
+    own = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+    rank, size = rank_and_size(group)
+    if size > 1:
+        parts: list[Any] | None = [None] * size if rank == 0 else None
+        dist.gather_object(own, parts, group=process_group_of(group), group_dst=0)
+        if parts is None:
+            return
+        own = {name: torch.cat([part[name] for part in parts]) for name in own}
+    save_file(own, str(path))
+
+
+def _safetensors() -> Any:
+    try:
+        from safetensors.torch import save_file
+    except ImportError:
+        raise ImportError(
+            "layer files are written with the package safetensors; pip install safetensors"
+        ) from None
+    return save_file

@@ -1,0 +1,286 @@
+"""Checkpoints: Hugging Face's names, and distributed ones that any number of ranks loads.
+
+``state_dict()`` of a :class:`uniep.MoELayer` has this rank's experts. For one file a rank, or one
+rank, that is enough.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .group import GroupLike, process_group_of
+from .layer import MoELayer
+
+__all__ = [
+    "FAMILIES",
+    "Names",
+    "distributed_state_dict",
+    "hugging_face_tensors",
+    "load_hugging_face",
+    "save_hugging_face",
+]
+
+
+@dataclass(frozen=True)
+class Names:
+    """How the tensors of an MoE layer are named, behind the layer's prefix.
+
+    Attributes:
+        prefix: that of layer ``{layer}`` of a model.
+        gate: of expert ``{expert}``, as up and down.
+        up: [I, H].
+        down: [H, I].
+        router: [E, H].
+        bias: of the router, [E]; None: there is none.
+        shared: what ``gate_proj.weight`` and so on of the shared experts stand behind, or None.
+    """
+
+    prefix: str = "model.layers.{layer}.mlp"
+    gate: str = "experts.{expert}.gate_proj.weight"
+    up: str = "experts.{expert}.up_proj.weight"
+    down: str = "experts.{expert}.down_proj.weight"
+    router: str = "gate.weight"
+    bias: str | None = None
+    shared: str | None = None
+
+
+#: The families of models whose names are known.
+FAMILIES: dict[str, Names] = {
+    "mixtral": Names(
+        prefix="model.layers.{layer}.block_sparse_moe",
+        gate="experts.{expert}.w1.weight",
+        up="experts.{expert}.w3.weight",
+        down="experts.{expert}.w2.weight",
+    ),
+    "qwen3_moe": Names(),
+    "olmoe": Names(),
+    "deepseek_v3": Names(bias="gate.e_score_correction_bias", shared="shared_experts"),
+}
+
+#: Tensors by name, a safetensors file, or a folder of these with or without their index.
+Source: TypeAlias = "Mapping[str, Tensor] | str | Path"
+
+
+def hugging_face_tensors(layer: MoELayer, family: str, prefix: str) -> dict[str, Tensor]:
+    """What `layer` has on this rank, by the names of Hugging Face's checkpoints.
+
+    Router and shared experts are on every rank, experts on the rank that holds them, under their
+    number among all. Tensors share memory with the layer.
+
+    Args:
+        layer: the layer.
+        family: one of :data:`FAMILIES`.
+        prefix: where the layer stands in the model, such as ``"model.layers.3.mlp"``.
+
+    Raises:
+        ValueError: for an unknown family, or a layer that has what the family lacks.
+    """
+    names = _names(family)
+    tensors = {}
+    for expert in range(layer.w1.shape[0]):
+        number = layer.first_expert + expert
+        gate, up = layer.w1.detach()[expert].chunk(2)
+        tensors[names.gate.format(expert=number)] = gate
+        tensors[names.up.format(expert=number)] = up
+        tensors[names.down.format(expert=number)] = layer.w2.detach()[expert]
+    tensors.update(_replicated(layer, names, family))
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+@torch.no_grad()
+def load_hugging_face(layer: MoELayer, source: Source, family: str, prefix: str) -> None:
+    """Loads this rank's experts, router and shared experts from Hugging Face's names.
+
+    Args:
+        layer: what is loaded into; values are cast to its dtypes.
+        source: tensors by name, a safetensors file, or a folder with ``model.safetensors`` or
+            ``model.safetensors.index.json``. Of files only what is needed is read.
+        family: one of :data:`FAMILIES`.
+        prefix: where the layer stands in the model.
+
+    Raises:
+        KeyError: for a tensor that is not there.
+        ValueError: for a tensor of another shape, one in a quantised type, and an unknown family.
+    """
+    with ExitStack() as stack:
+        read = _reader(source, stack)
+        for name, tensor in hugging_face_tensors(layer, family, prefix).items():
+            value = read(name)
+            if value.shape != tensor.shape:
+                raise ValueError(
+                    f"{name} has shape {list(value.shape)}; the layer's is {list(tensor.shape)}"
+                )
+            if value.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+                raise ValueError(
+                    f"{name} is {value.dtype}; weights must be float32, bfloat16 or float16"
+                )
+            tensor.copy_(value)
+
+
+def save_hugging_face(
+    folder: str | Path,
+    layers: Mapping[str, MoELayer],
+    family: str,
+    *,
+    others: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Saves layers by Hugging Face's names: a safetensors file of each rank, and their index.
+
+    Collective over the group of the layers, which is the same for all.
+
+    Args:
+        folder: made if it is not there.
+        layers: by their prefix in the model.
+        family: one of :data:`FAMILIES`.
+        others: tensors of the rest of the model, by name, which rank 0 saves.
+
+    Raises:
+        ImportError: where the package safetensors is missing.
+        ValueError: for an unknown family, or layers that have what the family lacks.
+    """
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    some = next(iter(layers.values()))
+    own: dict[str, Tensor] = dict(others or {}) if some.rank == 0 else {}
+    for prefix, layer in layers.items():
+        tensors = hugging_face_tensors(layer, family, prefix)
+        if some.rank != 0:
+            for name in _replicated(layer, _names(family), family):
+                del tensors[f"{prefix}.{name}"]
+        own.update(tensors)
+    file = f"model-{some.rank + 1:05}-of-{some.size:05}.safetensors"
+    # Views of one tensor, such as gate and up, are saved as tensors of their own.
+    data = {name: tensor.detach().cpu().clone() for name, tensor in own.items()}
+    save_file(data, str(folder / file), metadata={"format": "pt"})
+
+    entries = (file, {name: tensor.nbytes for name, tensor in data.items()})
+    parts: list[Any] = [entries]
+    if some.size > 1:
+        parts = [None] * some.size
+        # All wait here until every file is there.
+        dist.all_gather_object(parts, entries, group=process_group_of(some.group))
+    if some.rank == 0:
+        index = {
+            "metadata": {"total_size": sum(sum(sizes.values()) for _, sizes in parts)},
+            "weight_map": {name: name_of for name_of, sizes in parts for name in sizes},
+        }
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def distributed_state_dict(module: nn.Module) -> dict[str, Any]:
+    """The state dict of `module` for ``torch.distributed.checkpoint``.
+
+    Experts of every :class:`uniep.MoELayer` in it are DTensors over the layer's group, sharded by
+    expert; all else is as in ``module.state_dict()``. Tensors share memory with the module, so
+    loading into this dict loads the module, saved with any other number of ranks::
+
+        dcp.save(distributed_state_dict(model), checkpoint_id=folder)
+        dcp.load(distributed_state_dict(model), checkpoint_id=folder)
+    """
+    state: dict[str, Any] = dict(module.state_dict())
+    meshes: dict[int, Any] = {}
+    for name, layer in _layers(module):
+        if layer.size == 1:
+            continue
+        for key in ("w1", "w2"):
+            full = f"{name}.{key}" if name else key
+            state[full] = _sharded(state[full], layer.group, meshes)
+    return state
+
+
+def _sharded(local: Tensor, group: GroupLike, meshes: dict[int, Any]) -> Tensor:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    process_group = process_group_of(group)
+    if process_group is None:
+        raise ValueError("the process group of the layer has ended; save before it is destroyed")
+    key = id(process_group)
+    if key not in meshes:
+        meshes[key] = DeviceMesh.from_group(process_group, local.device.type)
+    return DTensor.from_local(local, meshes[key], [Shard(0)], run_check=False)
+
+
+def _layers(module: nn.Module) -> Iterator[tuple[str, MoELayer]]:
+    for name, part in module.named_modules():
+        if isinstance(part, MoELayer):
+            yield name, part
+
+
+def _names(family: str) -> Names:
+    if family not in FAMILIES:
+        raise ValueError(f"family is '{family}'; it must be one of {', '.join(sorted(FAMILIES))}")
+    return FAMILIES[family]
+
+
+def _replicated(layer: MoELayer, names: Names, family: str) -> dict[str, Tensor]:
+    """What every rank has, by name without prefix."""
+    tensors = {names.router: layer.router.weight.detach()}
+    for has, name, what in (
+        (layer.router.bias is not None, names.bias, "a bias of its router"),
+        (layer.shared is not None, names.shared, "shared experts"),
+    ):
+        if has != (name is not None):
+            raise ValueError(
+                f"layers of {family} have {'no' if name is None else 'always'} {what}, unlike this "
+                "one; make the layer as the family's are"
+            )
+    if names.bias is not None and layer.router.bias is not None:
+        tensors[names.bias] = layer.router.bias.detach()
+    if names.shared is not None and layer.shared is not None:
+        gate, up = layer.shared.gate_up.weight.detach().chunk(2)
+        tensors[f"{names.shared}.gate_proj.weight"] = gate
+        tensors[f"{names.shared}.up_proj.weight"] = up
+        tensors[f"{names.shared}.down_proj.weight"] = layer.shared.down.weight.detach()
+    return tensors
+
+
+def _reader(source: Source, stack: ExitStack) -> Callable[[str], Tensor]:
+    """A function that reads a tensor by name; files are open as long as `stack`."""
+    if isinstance(source, Mapping):
+
+        def of_mapping(name: str) -> Tensor:
+            if name not in source:
+                raise KeyError(f"{name} is not among the {len(source)} tensors of the source")
+            return source[name]
+
+        return of_mapping
+
+    from safetensors import safe_open
+
+    path = Path(source)
+    index = path / "model.safetensors.index.json"
+    files: dict[str, Any] = {}
+
+    def file_of(name: str) -> Any:
+        if file := files.get(name):
+            return file
+        file = files[name] = stack.enter_context(safe_open(name, framework="pt"))
+        return file
+
+    weights: dict[str, str] = {}
+    if path.is_dir() and index.exists():
+        listed = json.loads(index.read_text())["weight_map"]
+        weights = {name: str(path / file) for name, file in listed.items()}
+    else:
+        single = str(path / "model.safetensors" if path.is_dir() else path)
+        weights = dict.fromkeys(file_of(single).keys(), single)
+
+    def of_files(name: str) -> Tensor:
+        if name not in weights:
+            raise KeyError(f"{name} is not in {path}, which has {len(weights)} tensors")
+        tensor: Tensor = file_of(weights[name]).get_tensor(name)
+        return tensor
+
+    return of_files

@@ -1,0 +1,139 @@
+"""The command line that the package brings along, and what it is used for from Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from . import _library
+from .group import GroupLike
+from .workspace import Workspace
+
+__all__ = ["main", "run", "schedule", "tune"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Becomes the command line: ``uniep ARGUMENTS...``, ``python -m uniep ARGUMENTS...``.
+
+    Args:
+        arguments: those behind the name of the program; None: of this process.
+    """
+    program = str(_library.binary())
+    arguments = sys.argv[1:] if arguments is None else arguments
+    sys.stdout.flush()
+    os.execv(program, ["uniep", *arguments])
+
+
+def run(*arguments: str) -> str:
+    """Runs the command line and returns what it prints.
+
+    Raises:
+        RuntimeError: with its error, where its exit code is not 0.
+    """
+    done = subprocess.run(
+        [str(_library.binary()), *arguments], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr.strip() or done.stdout.strip())
+    return done.stdout
+
+
+def tune(
+    hidden: int,
+    intermediate: int,
+    num_experts: int,
+    topk: int,
+    max_tokens: int,
+    *,
+    ranks: int = 1,
+    backend: Literal["cpu", "cuda"] = "cpu",
+    direction: Literal["forward", "backward", "both"] = "both",
+    budget: float = 60.0,
+    skew: float = 0.0,
+) -> dict[str, Any]:
+    """Searches the fastest schedule for layers of a shape, with ``uniep tune`` in a process aside.
+
+    What it finds is kept on this machine, and is what layers of the shape that are made from then
+    on use. It never changes a result.
+
+    Args:
+        hidden: H.
+        intermediate: I.
+        num_experts: E of all ranks.
+        topk: K.
+        max_tokens: tokens of a rank.
+        ranks: how many; with CUDA each takes a GPU.
+        backend: ``"cpu"`` or ``"cuda"``.
+        direction: what to tune.
+        budget: seconds for each direction.
+        skew: how unevenly tokens load experts, 0 evenly, 1 like Zipf's law.
+
+    Returns:
+        The figures of ``uniep tune --json``; docs/results.md describes them.
+
+    Raises:
+        RuntimeError: with the command's error.
+    """
+    shape = (
+        f"custom,tokens={max_tokens},hidden={hidden},intermediate={intermediate},"
+        f"experts={num_experts},topk={topk}"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tune.json"
+        run(
+            *("tune", "--shape", shape, "--ranks", str(ranks), "--backend", backend),
+            *("--pass", direction, "--budget", str(budget), "--skew", str(skew)),
+            *("--json", str(path)),
+        )
+        figures: dict[str, Any] = json.loads(path.read_text())
+    return figures
+
+
+def schedule(
+    hidden: int,
+    intermediate: int,
+    num_experts: int,
+    topk: int,
+    max_tokens: int,
+    *,
+    group: GroupLike = None,
+    device: torch.device | str | None = None,
+    direction: Literal["forward", "backward"] = "forward",
+    name: str | None = None,
+) -> str:
+    """The schedule that layers of a shape run under, with every axis. Collective, as making one is.
+
+    Args:
+        hidden: H.
+        intermediate: I.
+        num_experts: E of all ranks.
+        topk: K.
+        max_tokens: most tokens of a rank.
+        group: the ranks; see :class:`uniep.Workspace`.
+        device: where tensors lie.
+        direction: which of the two.
+        name: a schedule to write out, such as ``"two-kernel,tile_m=32"``. None: what was tuned on
+            this machine, else what is shipped or predicted best.
+
+    Raises:
+        uniep.Error: for a name that is no schedule, and what :class:`uniep.Workspace` refuses.
+    """
+    with Workspace(
+        group,
+        hidden,
+        intermediate,
+        num_experts,
+        topk,
+        max_tokens,
+        schedule=name,
+        device=device,
+    ) as workspace:
+        return workspace.schedule(direction)

@@ -1,0 +1,205 @@
+"""uniep.moe: one mixture-of-experts layer as a function, with its gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from . import _arguments, _hooks
+from ._ops import ops
+from .deferred import DeferredWeights, _Pending
+from .group import GroupLike
+from .workspace import Workspace, default_workspace
+
+__all__ = ["moe"]
+
+
+class _Moe(torch.autograd.Function):
+    """Forward and backward of the tokens of this rank.
+
+    What backward needs is saved as tensors, so hooks of saved tensors may move it. Key and overflow
+    are not: they are the layer's, and later calls change the latter.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        topk_ids: Tensor,
+        topk_probs: Tensor,
+        w1: Tensor,
+        w2: Tensor,
+        dw1: Tensor | None,
+        dw2: Tensor | None,
+        key: Tensor,
+        overflow: Tensor,
+        rows: int,
+        plan_bytes: int,
+        backward_bytes: int,
+        flag: bool,
+        schedule: str | None,
+        deferred: DeferredWeights | None,
+    ) -> Tensor:
+        out, plan, x_rows, h, row_probs = ops.forward(
+            key, overflow, x, topk_ids, topk_probs, w1, w2, rows, plan_bytes, flag, schedule
+        )
+        ctx.save_for_backward(plan, x_rows, h, row_probs, w1, w2)
+        ctx.key = key
+        ctx.overflow = overflow
+        ctx.dw1 = dw1
+        ctx.dw2 = dw2
+        ctx.topk = topk_ids.shape[1]
+        ctx.backward_bytes = backward_bytes
+        ctx.flag = flag
+        ctx.schedule = schedule
+        ctx.deferred = deferred
+        return out  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        plan, x_rows, h, row_probs, w1, w2 = ctx.saved_tensors
+        dy = dy.contiguous()
+        call = (ctx.key, ctx.overflow, plan, x_rows, h, row_probs, dy, w1, w2)
+        dw1 = dw2 = None
+        wants_weights = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
+        if ctx.deferred is not None:
+            dx, dprobs, rows = ops.backward_data(
+                *call, ctx.topk, ctx.backward_bytes, ctx.flag, ctx.schedule
+            )
+            main_grads = None if ctx.dw1 is None else (ctx.dw1, ctx.dw2)
+            ctx.deferred.add(
+                _Pending(
+                    key=ctx.key,
+                    plan=plan,
+                    x_rows=x_rows,
+                    h=h,
+                    row_probs=row_probs,
+                    backward_rows=rows,
+                    tokens=dy.shape[0],
+                    w1=w1,
+                    w2=w2,
+                    main_grads=main_grads,
+                    flag=ctx.flag,
+                    schedule=ctx.schedule,
+                )
+            )
+        elif ctx.dw1 is not None:
+            dx, dprobs = ops.backward_main_grad(
+                *call, ctx.dw1, ctx.dw2, ctx.topk, ctx.flag, ctx.schedule
+            )
+        elif wants_weights:
+            dx, dprobs, dw1, dw2 = ops.backward(*call, ctx.topk, ctx.flag, ctx.schedule)
+        else:
+            dx, dprobs, _ = ops.backward_data(
+                *call, ctx.topk, ctx.backward_bytes, ctx.flag, ctx.schedule
+            )
+        return (dx, None, dprobs, dw1, dw2) + (None,) * 10
+
+
+def moe(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_probs: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    *,
+    group: GroupLike = None,
+    workspace: Workspace | None = None,
+    max_tokens: int | None = None,
+    capacity_rows: int | None = None,
+    schedule: str | None = None,
+    main_grads: tuple[Tensor, Tensor] | None = None,
+    deferred: DeferredWeights | None = None,
+) -> Tensor:
+    """One MoE layer: out[t] is the sum over k of p[t,k] · expert(topk_ids[t,k])(x[t]).
+
+    An expert e is SwiGLU: w2[e] · (silu(gate) * up), with [gate; up] = w1[e] · x[t]. Differentiable
+    in x, topk_probs, w1 and w2, once. All ranks of the group call it in the same order, as they do
+    their backward. Output and gradients have the same bits for every schedule and number of ranks.
+
+    Args:
+        x: bf16 [..., H], this rank's tokens. Under autocast to bf16, fp32 too, and so are weights.
+        topk_ids: int32 or int64 [..., K], numbers of experts among those of all ranks; -1: the slot
+            is dropped.
+        topk_probs: fp32 [..., K].
+        w1: bf16 [El, 2I, H], this rank's experts: rows of the gate, then those of up. Contiguous.
+        w2: bf16 [El, H, I]. Contiguous.
+        group: who holds the other experts: a ProcessGroup, a :class:`uniep.Group`, or None: nobody.
+        workspace: what to work in. None: one that calls of this shape on this group share. It has a
+            group, ``max_tokens`` and ``capacity_rows`` of its own, which are then not given here.
+        max_tokens: most tokens that a rank ever has, the same on all ranks. None: those of this
+            call, which then are the same on all ranks.
+        capacity_rows: see :class:`uniep.Workspace`.
+        schedule: of this call and its backward. None: the workspace's.
+        main_grads: (dw1, dw2), of the shapes of w1 and w2, contiguous, both fp32 or both bf16:
+            weight gradients are added to these, and ``w1.grad`` and ``w2.grad`` stay as they are.
+        deferred: where weight gradients wait for :func:`uniep.backward_weights`.
+
+    Returns:
+        bf16 [..., H].
+
+    Raises:
+        TypeError: for a wrong dtype.
+        ValueError: for a wrong shape, device or layout, and for arguments that exclude each other.
+        RuntimeError: where the library refuses or fails: a routing that does not fit, a lost rank.
+    """
+    _arguments.check_device(x)
+    if torch.is_autocast_enabled(x.device.type):
+        x, w1, w2 = _arguments.autocast(x, w1, w2)
+    _arguments.check(x, topk_ids, topk_probs, w1, w2)
+    experts, double, hidden = w1.shape
+    topk = topk_ids.shape[-1]
+    tokens = x.reshape(-1, hidden).contiguous()
+    ids = _arguments.int32(topk_ids.reshape(-1, topk))
+    probs = topk_probs.reshape(-1, topk).contiguous()
+    if workspace is None:
+        workspace = default_workspace(
+            group,
+            x.device,
+            hidden,
+            double // 2,
+            experts,
+            topk,
+            tokens.shape[0],
+            max_tokens,
+            capacity_rows,
+        )
+    elif group is not None or max_tokens is not None or capacity_rows is not None:
+        raise ValueError(
+            "a workspace has its own group, max_tokens and capacity_rows; pass either the "
+            "workspace or these"
+        )
+    _arguments.check_workspace(workspace, x, w1, topk)
+    dw1, dw2 = (None, None) if main_grads is None else main_grads
+    if dw1 is not None:
+        assert dw2 is not None
+        _arguments.check_main_grads(dw1, dw2, w1, w2)
+    if deferred is not None:
+        _arguments.check_deferred(w1, w2, main_grads)
+    out: Tensor = _Moe.apply(
+        tokens,
+        ids,
+        probs,
+        w1,
+        w2,
+        dw1,
+        dw2,
+        workspace.key,
+        workspace.overflow,
+        workspace.rows,
+        workspace.plan_bytes,
+        workspace.backward_bytes,
+        workspace.flag,
+        schedule,
+        deferred,
+    )
+    if out.shape != x.shape:  # FSDP2 warns of modules that return views, even of the same shape
+        out = out.reshape(x.shape)
+    if not torch.compiler.is_compiling() and (watch := _hooks.watcher()) is not None:
+        tensors = {"x": x, "topk_ids": topk_ids, "topk_probs": topk_probs, "w1": w1, "w2": w2}
+        watch(workspace.group, tensors, out)
+    return out

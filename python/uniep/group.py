@@ -1,0 +1,205 @@
+"""Expert-parallel groups: which processes hold the experts of a layer together."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from . import _library
+
+if TYPE_CHECKING:
+    from .workspace import Workspace
+
+__all__ = ["Group", "GroupLike", "group_of", "process_group_of", "rank_and_size"]
+
+_BACKENDS = {"cpu": 0, "cuda": 1}
+
+
+class Group:
+    """The ranks of an expert-parallel group; each is a process of this host.
+
+    Making one is collective. The process group serves only for that; later calls need none.
+
+    Args:
+        process_group: a ``torch.distributed.ProcessGroup`` of any backend, or None: this process
+            alone.
+        device: where the tensors of its layers lie: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``. None:
+            the current CUDA device where PyTorch and uniep have CUDA, else the CPU.
+        share_device: lets several ranks use one GPU. For tests and development: it is slow.
+        timeout_ms: limit of every wait while it is made; 0: ``UNIEP_TIMEOUT_MS``, else 30000.
+
+    Raises:
+        ValueError: for a device that is neither CPU nor CUDA, or that this build cannot use.
+        uniep.Error: where a rank does not come, or is on another host.
+    """
+
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        device: torch.device | str | int | None = None,
+        share_device: bool = False,
+        timeout_ms: int = 0,
+    ) -> None:
+        self.device = _device_of(device)
+        # Weak, so that a process group ends when PyTorch lets go of it.
+        self._process_group = None if process_group is None else weakref.ref(process_group)
+        self.rank = 0 if process_group is None else dist.get_rank(process_group)
+        self.size = 1 if process_group is None else dist.get_world_size(process_group)
+        if self.rank < 0:
+            raise ValueError("this process is not a member of process_group; pass a group it is in")
+
+        gather = _Gather(process_group)
+        config = _library.GroupConfig(
+            rank=self.rank,
+            size=self.size,
+            backend=_BACKENDS[self.device.type],
+            device=self.device.index or 0,
+            share_device=int(share_device),
+            timeout_ms=timeout_ms,
+            all_gather=gather.callback,
+        )
+        handle = ctypes.c_void_p()
+        result = _library.library.uniep_group_create(ctypes.byref(config), ctypes.byref(handle))
+        if gather.error is not None:
+            raise gather.error
+        _library.check(result)
+        #: The workspaces of calls of uniep.moe without one: by shape.
+        self.workspaces: dict[tuple[int | None, ...], Workspace] = {}
+        self._handle = handle
+        # Layers keep what they need of the group, so the order in which things end is free.
+        self._finalizer = weakref.finalize(self, _library.library.uniep_group_destroy, handle)
+
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """What it was made of, or None where that has ended."""
+        return None if self._process_group is None else self._process_group()
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """The ``uniep_group*``; for :class:`uniep.Workspace`.
+
+        Raises:
+            ValueError: where the group is closed.
+        """
+        if not self._finalizer.alive:
+            raise ValueError("the group is closed; make another uniep.Group")
+        return self._handle
+
+    def close(self) -> None:
+        """Lets go of the group. Not collective; workspaces that exist keep working."""
+        self._finalizer()
+
+    def __repr__(self) -> str:
+        return f"uniep.Group(rank={self.rank}, size={self.size}, device='{self.device}')"
+
+
+GroupLike: TypeAlias = "Group | dist.ProcessGroup | None"
+
+
+class _Gather:
+    """The all-gather of bytes that a group's set-up asks for, over any process group."""
+
+    def __init__(self, process_group: dist.ProcessGroup | None) -> None:
+        self.error: BaseException | None = None
+        self._group = process_group
+        self.callback: Any = _library.AllGather(self._run)
+
+    def _run(self, _: int | None, own: int, count: int, gathered: int) -> int:
+        try:
+            parts: list[Any] = [None] * dist.get_world_size(self._group)
+            # Works with every backend: bytes travel on the device that the group can use.
+            dist.all_gather_object(parts, ctypes.string_at(own, count), group=self._group)
+            for rank, part in enumerate(parts):
+                if len(part) != count:
+                    raise RuntimeError(
+                        f"rank {rank} sent {len(part)} bytes where this rank sent {count}; "
+                        "all ranks must make the same group at the same time"
+                    )
+            ctypes.memmove(gathered, b"".join(parts), count * len(parts))
+        except BaseException as error:  # cannot pass through the C call; raised after it
+            self.error = error
+            return 1
+        return 0
+
+
+def _device_of(device: torch.device | str | int | None) -> torch.device:
+    if device is None:
+        with_cuda = torch.cuda.is_available() and _library.has_cuda()
+        device = torch.device("cuda" if with_cuda else "cpu")
+    device = torch.device(device)
+    if device.type not in _BACKENDS:
+        raise ValueError(f"device is '{device}'; uniep runs on 'cpu' and 'cuda'")
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if not _library.has_cuda():
+        raise ValueError(
+            f"device is '{device}', but this build of uniep has no CUDA backend; "
+            "install it where nvcc 13.0 and NCCL's headers are"
+        )
+    if device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+# Groups that were made for process groups, by device. A process group that ends takes them along.
+_of_process_groups: weakref.WeakKeyDictionary[Any, dict[torch.device, Group]] = (
+    weakref.WeakKeyDictionary()
+)
+_alone: dict[torch.device, Group] = {}
+
+
+def group_of(group: GroupLike, device: torch.device) -> Group:
+    """The :class:`Group` for what users pass as ``group``; made once for each device.
+
+    Raises:
+        ValueError: for a :class:`Group` on another device.
+        TypeError: for anything that is no group.
+    """
+    if isinstance(group, Group):
+        if group.device != device:
+            raise ValueError(
+                f"the group is on '{group.device}', the tensors are on '{device}'; "
+                "both must be on the same device"
+            )
+        return group
+    if group is None:
+        known = _alone
+    elif isinstance(group, dist.ProcessGroup):
+        known = _of_process_groups.setdefault(group, {})
+    else:
+        raise TypeError(_no_group(group))
+    if device not in known:
+        known[device] = Group(group, device=device)
+    return known[device]
+
+
+def rank_and_size(group: GroupLike) -> tuple[int, int]:
+    """Rank and number of ranks of what users pass as ``group``; not collective.
+
+    Raises:
+        TypeError: for anything that is no group.
+    """
+    if group is None:
+        return 0, 1
+    if isinstance(group, Group):
+        return group.rank, group.size
+    if isinstance(group, dist.ProcessGroup):
+        return dist.get_rank(group), dist.get_world_size(group)
+    raise TypeError(_no_group(group))
+
+
+def process_group_of(group: GroupLike) -> dist.ProcessGroup | None:
+    """The process group behind what users pass as ``group``."""
+    return group.process_group if isinstance(group, Group) else group
+
+
+def _no_group(group: object) -> str:
+    return (
+        f"group is a {type(group).__name__}; it must be None, a torch.distributed ProcessGroup or "
+        "a uniep.Group"
+    )

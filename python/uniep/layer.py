@@ -1,0 +1,206 @@
+"""MoELayer: router, experts and shared experts as a module."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .deferred import DeferredWeights
+from .functional import moe
+from .group import GroupLike, rank_and_size
+from .router import Router, RouterConfig, Routing
+from .workspace import Workspace
+
+__all__ = ["MoELayer", "SharedExperts"]
+
+
+class SharedExperts(nn.Module):
+    """Experts that every token goes to: a plain SwiGLU, in PyTorch, the same on every rank.
+
+    Args:
+        hidden: H.
+        intermediate: I of all shared experts together.
+        dtype: of its weights.
+        device: where they lie.
+
+    Attributes:
+        gate_up: linear [2I, H], rows of the gate, then those of up.
+        down: linear [H, I].
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        intermediate: int,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(hidden, 2 * intermediate, bias=False, dtype=dtype, device=device)
+        self.down = nn.Linear(intermediate, hidden, bias=False, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., H] to [..., H]."""
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        out: Tensor = self.down(F.silu(gate) * up)
+        return out
+
+
+class MoELayer(nn.Module):
+    """A mixture-of-experts layer whose experts are spread over the ranks of a group.
+
+    Args:
+        hidden: H, a multiple of 8.
+        intermediate: I of each expert, a multiple of 8.
+        num_experts: E of all ranks, divisible by their number. Rank r of N holds the r-th of N
+            equal parts.
+        topk: K.
+        group: a ProcessGroup, a :class:`uniep.Group`, or None: this process has all experts.
+        router: how tokens choose.
+        shared_intermediate: I of the shared experts together; 0: there are none.
+        max_tokens: most tokens that a rank ever has; see :func:`uniep.moe`.
+        capacity_rows: see :class:`uniep.Workspace`.
+        schedule: see :class:`uniep.Workspace`.
+        workspace: to work in; None: the one that all layers of this shape and group share.
+        main_grad: dtype of the ``main_grad`` that w1 and w2 then have, to which gradients are added
+            instead of to ``grad``: torch.float32 or torch.bfloat16. None: they have ``grad``.
+        dtype: of the weights; bfloat16, or float32 for training under autocast.
+        device: where they lie.
+
+    Attributes:
+        router: the :class:`uniep.Router`; the same weights on every rank.
+        w1: [E / N, 2I, H], this rank's experts: gate, then up.
+        w2: [E / N, H, I].
+        shared: :class:`SharedExperts` or None; the same weights on every rank.
+        first_expert: number of this rank's first expert among all.
+
+    Raises:
+        ValueError: for experts that the ranks cannot share, and what :class:`Router` refuses.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        intermediate: int,
+        num_experts: int,
+        topk: int,
+        *,
+        group: GroupLike = None,
+        router: RouterConfig | None = None,
+        shared_intermediate: int = 0,
+        max_tokens: int | None = None,
+        capacity_rows: int | None = None,
+        schedule: str | None = None,
+        workspace: Workspace | None = None,
+        main_grad: torch.dtype | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        if workspace is not None and group is None:
+            group = workspace.group
+        self.rank, self.size = rank_and_size(group)
+        if num_experts % self.size:
+            raise ValueError(
+                f"{num_experts} experts cannot be shared by {self.size} ranks; their number must "
+                "divide the experts"
+            )
+        self.hidden = hidden
+        self.intermediate = intermediate
+        self.num_experts = num_experts
+        self.topk = topk
+        self.group = group
+        self.max_tokens = max_tokens
+        self.capacity_rows = capacity_rows
+        self.schedule = schedule
+        self.workspace = workspace
+        local = num_experts // self.size
+        self.first_expert = self.rank * local
+
+        options = {"dtype": dtype, "device": device}
+        self.router = Router(hidden, num_experts, topk, router, device=device)
+        self.w1 = nn.Parameter(torch.empty(local, 2 * intermediate, hidden, **options))  # type: ignore[arg-type]
+        self.w2 = nn.Parameter(torch.empty(local, hidden, intermediate, **options))  # type: ignore[arg-type]
+        self.shared = (
+            SharedExperts(hidden, shared_intermediate, dtype=dtype, device=device)
+            if shared_intermediate
+            else None
+        )
+        self._reset_experts()
+        if main_grad is not None:
+            for weight in (self.w1, self.w2):
+                weight.main_grad = torch.zeros_like(weight, dtype=main_grad)  # type: ignore[attr-defined]
+
+    def reset_parameters(self) -> None:
+        """Draws all weights anew, from U(-1/sqrt(n), 1/sqrt(n)) for n inputs.
+
+        With the same state of PyTorch's random numbers on all ranks, every expert gets the same
+        weights for any number of ranks.
+        """
+        self.router.reset_parameters()
+        if self.shared is not None:
+            self.shared.gate_up.reset_parameters()
+            self.shared.down.reset_parameters()
+        self._reset_experts()
+
+    @torch.no_grad()
+    def _reset_experts(self) -> None:
+        seed = int(torch.randint(2**62, (1,)).item())
+        if self.w1.is_meta:
+            return
+        generator = torch.Generator(device=self.w1.device)
+        for index in range(self.w1.shape[0]):
+            generator.manual_seed(seed + self.first_expert + index)
+            for weight in (self.w1, self.w2):
+                bound = 1.0 / math.sqrt(weight.shape[2])
+                weight[index].uniform_(-bound, bound, generator=generator)
+
+    def forward(self, x: Tensor, *, deferred: DeferredWeights | None = None) -> Tensor:
+        """Runs the layer on this rank's tokens; collective, as is its backward.
+
+        Args:
+            x: [..., H].
+            deferred: see :func:`uniep.moe`.
+
+        Returns:
+            [..., H]. The router's losses are not in it; :meth:`forward_with_routing` returns them.
+        """
+        return self.forward_with_routing(x, deferred=deferred)[0]
+
+    def forward_with_routing(
+        self, x: Tensor, *, deferred: DeferredWeights | None = None
+    ) -> tuple[Tensor, Routing]:
+        """As :meth:`forward`, with what the router found: load, and the loss to add to yours."""
+        routing: Routing = self.router(x)
+        main_grads = None
+        if hasattr(self.w1, "main_grad"):
+            main_grads = (self.w1.main_grad, self.w2.main_grad)  # type: ignore[attr-defined]
+        own = self.workspace is None
+        out = moe(
+            x,
+            routing.ids,
+            routing.probs,
+            self.w1,
+            self.w2,
+            group=self.group if own else None,
+            workspace=self.workspace,
+            max_tokens=self.max_tokens if own else None,
+            capacity_rows=self.capacity_rows if own else None,
+            schedule=self.schedule,
+            main_grads=main_grads,
+            deferred=deferred,
+        )
+        if self.shared is not None:
+            out = out + self.shared(x)
+        return out, routing
+
+    def extra_repr(self) -> str:
+        """Its figures, for printing."""
+        return (
+            f"hidden={self.hidden}, intermediate={self.intermediate}, "
+            f"num_experts={self.num_experts}, topk={self.topk}, rank={self.rank} of {self.size}"
+        )

@@ -1,0 +1,310 @@
+"""The experts of a Megatron-Core layer, run by uniep."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import torch
+import torch.distributed as dist
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel.random import (
+    get_cuda_rng_tracker,
+    get_expert_parallel_rng_tracker_name,
+)
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
+from torch.nn import Parameter
+
+import uniep
+
+from .checkpoint import Place, rename_experts, sharded_experts
+from .options import Options, check_config
+from .weights import Stack, accumulated, through_stack
+
+__all__ = ["ExpertLinear", "RoutedExperts", "UniepExperts"]
+
+
+class RoutedExperts:
+    """Calls of :func:`uniep.moe` with the weights of two stacks, as Megatron's options say.
+
+    Args:
+        config: Megatron's.
+        options: uniep's.
+        group: the expert-parallel group.
+        fc1: weights [experts, 2I, H].
+        fc2: weights [experts, H, I].
+    """
+
+    def __init__(
+        self, config: Any, options: Options, group: dist.ProcessGroup, fc1: Stack, fc2: Stack
+    ) -> None:
+        self.config = config
+        self.options = options
+        self.group = group
+        self.stacks = (fc1, fc2)
+        self.deferred = uniep.DeferredWeights()
+        self.workspace: uniep.Workspace | None = None
+
+    def __call__(self, x: Tensor, topk_ids: Tensor, topk_probs: Tensor) -> Tensor:
+        """The sum of the experts' outputs for each token, [T, H]."""
+        w1, w2, main_grads, backwards = self._weights()
+        if backwards:  # experts lie in descending order, so their numbers are mirrored
+            topk_ids = _mirrored(topk_ids, w1.shape[0])
+        if self.workspace is None or x.shape[0] > self.workspace.max_tokens:
+            self.workspace = self._shared_workspace(x, topk_ids.shape[1])
+        gradients = torch.is_grad_enabled() and self.stacks[0].requires_grad
+        delayed = gradients and getattr(self.config, "delay_wgrad_compute", False)
+        return uniep.moe(
+            x,
+            topk_ids,
+            topk_probs,
+            w1,
+            w2,
+            workspace=self.workspace,
+            main_grads=main_grads,
+            deferred=self.deferred if delayed else None,
+        )
+
+    def _weights(self) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None, bool]:
+        fc1, fc2 = self.stacks
+        if not (torch.is_grad_enabled() and fc1.requires_grad):
+            w1, backwards = fc1.tensor()
+            return w1, fc2.tensor(backwards)[0], None, backwards
+        delayed = getattr(self.config, "delay_wgrad_compute", False)
+        if not self.config.gradient_accumulation_fusion:
+            w1, backwards = fc1.tensor()
+            w2, _ = fc2.tensor(backwards)
+            if delayed:
+                return fc1.leaf(), fc2.leaf(), None, backwards
+            return (
+                through_stack(fc1, w1, backwards),
+                through_stack(fc2, w2, backwards),
+                None,
+                backwards,
+            )
+        dw1, backwards = fc1.main_grad()
+        dw2, backwards2 = fc2.main_grad()
+        if backwards != backwards2:
+            raise RuntimeError(
+                f"the main gradients of {fc1.name} and {fc2.name} lie in different orders of "
+                "experts; use layout='stacked' or gradient_accumulation_fusion=False"
+            )
+        w1, _ = fc1.tensor(backwards)
+        w2, _ = fc2.tensor(backwards)
+        if not delayed:
+            w1, w2 = accumulated(fc1, w1), accumulated(fc2, w2)
+        return w1, w2, (dw1, dw2), backwards
+
+    def backward_weights(self) -> None:
+        """Computes the weight gradients that ``delay_wgrad_compute`` has left for later."""
+        uniep.backward_weights(self.deferred)
+        for stack in self.stacks:
+            if self.config.gradient_accumulation_fusion:
+                stack.mark_accumulated()
+            else:
+                stack.hand_out()
+
+    def _shared_workspace(self, x: Tensor, topk: int) -> uniep.Workspace:
+        (experts, double, hidden), options = self.stacks[0].shape, self.options
+        ranks = dist.get_world_size(self.group)
+        most = options.max_tokens
+        if self.workspace is not None and (ranks > 1 or most is not None):
+            raise ValueError(
+                f"this rank has {x.shape[0]} tokens, and max_tokens is {self.workspace.max_tokens}"
+                "; give with_uniep(spec, max_tokens=...) the most that any rank ever has"
+            )
+        if most is None:
+            tokens = torch.tensor(x.shape[0], device=x.device)
+            dist.all_reduce(tokens, dist.ReduceOp.MAX, group=self.group)
+            most = max(int(tokens), 1)
+        capacity = options.capacity_rows
+        factor = getattr(self.config, "moe_expert_rank_capacity_factor", None)
+        if capacity is None and factor is not None:
+            # As Megatron counts, and room to round each expert's rows up to uniep's 128.
+            capacity = int(most * topk * factor) + 127 * experts
+        shape = (hidden, double // 2, experts * ranks, topk, most)
+        known = _workspaces.setdefault(self.group, WeakValueDictionary())
+        key = (*shape, capacity, options.schedule, options.on_overflow, x.device)
+        workspace = known.get(key)
+        if workspace is None:
+            workspace = known[key] = uniep.Workspace(
+                self.group,
+                *shape,
+                capacity_rows=capacity,
+                schedule=options.schedule,
+                device=x.device,
+                on_overflow=options.on_overflow,
+            )
+        return workspace
+
+
+# One for all layers of a shape; it ends with the last of them.
+_workspaces: WeakKeyDictionary[
+    dist.ProcessGroup, WeakValueDictionary[tuple[Any, ...], uniep.Workspace]
+] = WeakKeyDictionary()
+
+
+def _mirrored(ids: Tensor, experts: int) -> Tensor:
+    """Ids for experts that lie in descending order within each rank; -1 stays."""
+    local = ids.remainder(experts)
+    return torch.where(ids < 0, ids, ids - local + (experts - 1 - local))
+
+
+class ExpertLinear(torch.nn.Module):
+    """The weights of fc1 or fc2 of the local experts, under the names that Megatron gives them."""
+
+    def __init__(self, weights: Tensor, name: str, options: Options, config: Any) -> None:
+        super().__init__()
+        # Backwards, since DDP lays out its buffers from the last parameter to the first: so experts
+        # lie there in ascending order.
+        parts = {"weight": weights}
+        if options.layout == "per_expert":
+            parts = {f"weight{i}": weights[i] for i in reversed(range(len(weights)))}
+        for own_name, part in parts.items():
+            param = Parameter(part)
+            # Reduced over expert data parallel groups, and counted by every rank in gradient norms.
+            param.allreduce = not _has_expert_groups(config)  # type: ignore[attr-defined]
+            set_tensor_model_parallel_attributes(param, True, -1, 1)
+            param.skip_backward_post_hook = getattr(  # type: ignore[attr-defined]
+                config, "delay_wgrad_compute", False
+            )
+            self.register_parameter(own_name, param)
+        self.stack = Stack(list(self.named().values()), f"{name}.weight")
+        self._hooks: list[Any] = []
+
+    def named(self) -> dict[str, Parameter]:
+        """The parameters by name, experts ascending."""
+        return dict(reversed(list(self.named_parameters(recurse=False))))
+
+    def forward(self) -> None:
+        """Nothing: the call runs the hooks by which DDP waits for gathered parameters."""
+
+    def register_wgrad_accumulation_and_reduce_hooks(self, hook: Any) -> None:
+        """DDP's hook of a parameter whose gradient comes with ``backward_dw``."""
+        self._hooks.append(hook)
+
+    def run_hooks(self) -> None:
+        """Tells DDP that the gradients are there."""
+        for hook in self._hooks:
+            hook()
+
+
+def _has_expert_groups(config: Any) -> bool:
+    """Whether experts are reduced over groups other than those of dense weights."""
+    return bool(config.expert_model_parallel_size > 1 or config.tensor_model_parallel_size > 1)
+
+
+class UniepExperts(MegatronModule):  # type: ignore[misc]
+    """All that lies between the router and the layer's output, in one call of :func:`uniep.moe`.
+
+    Args:
+        num_local_experts: experts of this rank.
+        config: Megatron's TransformerConfig; what uniep cannot do is refused.
+        submodules: none are taken.
+        pg_collection: Megatron's process groups.
+        name: of the module.
+        options: see :class:`uniep.megatron.Options`.
+    """
+
+    def __init__(
+        self,
+        num_local_experts: int,
+        config: Any,
+        submodules: Any = None,
+        pg_collection: Any = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> None:
+        check_config(config)
+        super().__init__(config=config)
+        if submodules is not None:
+            raise ValueError(f"submodules is {type(submodules).__name__}; UniepExperts takes none")
+        self.num_local_experts = num_local_experts
+        self.groups = pg_collection
+        self.options = Options(**options)
+        rank, ranks = dist.get_rank(pg_collection.ep), dist.get_world_size(pg_collection.ep)
+        self.first_expert, self.num_experts = rank * num_local_experts, ranks * num_local_experts
+        hidden, intermediate = config.hidden_size, config.moe_ffn_hidden_size
+        self.linear_fc1 = self._linear("linear_fc1", 2 * intermediate, hidden, config.init_method)
+        self.linear_fc2 = self._linear(
+            "linear_fc2", hidden, intermediate, config.output_layer_init_method
+        )
+        self.routed = RoutedExperts(
+            config,
+            self.options,
+            pg_collection.ep,
+            self.linear_fc1.stack,
+            self.linear_fc2.stack,
+        )
+        self._register_load_state_dict_pre_hook(_rename, with_module=True)
+
+    def _linear(self, name: str, rows: int, columns: int, init_method: Any) -> ExpertLinear:
+        config = self.config
+        cpu = config.use_cpu_initialization
+        weights = torch.empty(
+            self.num_local_experts,
+            rows,
+            columns,
+            dtype=config.params_dtype,
+            device="cpu" if cpu else torch.cuda.current_device(),
+        )
+        if config.perform_initialization and cpu:
+            # Every rank draws all experts, so that weights do not depend on the number of ranks.
+            drawn = torch.empty(rows, columns, dtype=torch.float32)
+            for expert in range(self.num_experts):
+                init_method(drawn)
+                if expert in range(self.first_expert, self.first_expert + self.num_local_experts):
+                    weights[expert - self.first_expert].copy_(drawn)
+        elif config.perform_initialization:
+            tracker = get_cuda_rng_tracker()
+            random = tracker.fork(get_expert_parallel_rng_tracker_name())
+            with random if tracker.is_initialized() else nullcontext():
+                for weight in weights:
+                    init_method(weight)
+        return ExpertLinear(weights, name, self.options, config)
+
+    def forward(self, x: Tensor, topk_ids: Tensor, topk_probs: Tensor) -> tuple[Tensor, None]:
+        """The experts' output and no bias.
+
+        Args:
+            x: bf16 [T, H].
+            topk_ids: int32 [T, K], numbers of all ranks' experts; -1: no route.
+            topk_probs: fp32 [T, K].
+        """
+        self.linear_fc1()
+        self.linear_fc2()
+        return self.routed(x, topk_ids, topk_probs), None
+
+    def backward_dw(self) -> None:
+        """Computes the weight gradients, where ``delay_wgrad_compute`` is set."""
+        if getattr(self.config, "delay_wgrad_compute", False):
+            self.routed.backward_weights()
+            self.linear_fc2.run_hooks()
+            self.linear_fc1.run_hooks()
+
+    def sharded_state_dict(
+        self,
+        prefix: str = "",
+        sharded_offsets: tuple[Any, ...] = (),
+        metadata: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """The entries of a distributed checkpoint; those of Megatron's own experts."""
+        place = Place(
+            self.first_expert,
+            self.num_experts,
+            tuple(sharded_offsets),
+            dist.get_rank(self.groups.expt_dp),
+            bool((metadata or {}).get("singleton_local_shards", False)),
+        )
+        entries: dict[str, Any] = {}
+        for name, linear in (("linear_fc1", self.linear_fc1), ("linear_fc2", self.linear_fc2)):
+            params: dict[str, Tensor] = dict(linear.named())
+            entries.update(sharded_experts(name, params, place, prefix))
+        return entries
+
+
+def _rename(module: UniepExperts, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for name, linear in (("linear_fc1", module.linear_fc1), ("linear_fc2", module.linear_fc2)):
+        rename_experts(state, prefix, name, list(linear.named()), module.num_local_experts)

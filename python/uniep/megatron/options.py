@@ -1,0 +1,137 @@
+"""What a Megatron-Core configuration may ask of experts that uniep runs.
+
+Everything that uniep cannot do is refused when a layer is built, in one sentence that names the
+option, its value and what is accepted. Nothing is ignored that would change a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+__all__ = ["Options", "check_config"]
+
+# Parts of a layer that Megatron may capture in CUDA graphs of their own: all but the experts.
+_CAPTURED_ALONE = {"attn", "mamba", "mlp", "moe_router", "moe_preprocess"}
+
+
+class Options(NamedTuple):
+    """What a user may choose for the experts, beside Megatron's configuration.
+
+    Attributes:
+        layout: ``"stacked"``: one parameter ``linear_fc1.weight`` [experts, 2I, H] and one
+            ``linear_fc2.weight`` [experts, H, I]. ``"per_expert"``: ``weight0``, ``weight1`` and so
+            on, two-dimensional, as optimizers such as Muon need them; they lie in one tensor.
+        max_tokens: most tokens that a rank has in a call. None: as many as the largest rank of the
+            group has in its first call.
+        capacity_rows: rows that a rank has room for. None: from ``moe_expert_rank_capacity_factor``
+            where that is set, else :class:`uniep.Workspace`'s default.
+        schedule: of both directions; None: the best known one.
+        on_overflow: ``"raise"`` or ``"flag"``, as for :class:`uniep.Workspace`.
+    """
+
+    layout: Literal["stacked", "per_expert"] = "stacked"
+    max_tokens: int | None = None
+    capacity_rows: int | None = None
+    schedule: str | None = None
+    on_overflow: Literal["raise", "flag"] = "raise"
+
+
+class _Only(NamedTuple):
+    option: str
+    accepted: Any
+    why: str
+
+
+_ONLY = [
+    _Only("gated_linear_unit", True, "the activation is SwiGLU"),
+    _Only("add_bias_linear", False, "experts have no biases"),
+    _Only("moe_single_grouped_bias", False, "experts have no biases"),
+    _Only("glu_linear_offset", 0.0, "the activation is SwiGLU"),
+    _Only("activation_func_clamp_value", None, "the activation is SwiGLU without a clamp"),
+    _Only("activation_func_fp8_input_store", False, "experts run in bf16"),
+    _Only("moe_mlp_glu_interleave_size", None, "gate rows come first, then up rows"),
+    _Only("fp8", None, "experts run in bf16"),
+    _Only("fp8_param", False, "experts run in bf16"),
+    _Only("fp4", None, "experts run in bf16"),
+    _Only("fp4_param", False, "experts run in bf16"),
+    _Only("quant_recipe", None, "experts run in bf16"),
+    _Only("expert_tensor_parallel_size", 1, "an expert lies on one rank"),
+    _Only("expert_tensor_parallel_num_weight_shards", (None, 1), "an expert lies on one rank"),
+    _Only("expert_gtp_weight_remat_size", 1, "an expert lies on one rank"),
+    _Only("moe_latent_size", None, "experts work on the hidden size"),
+    _Only("moe_apply_probs_on_input", False, "probabilities are applied before fc2"),
+    _Only("moe_pad_expert_input_to_capacity", False, "only routed tokens travel"),
+    _Only("moe_pad_experts_for_cuda_graph_inference", (None, False), "only routed tokens travel"),
+    _Only("moe_router_padding_for_quantization", (None, False), "only routed tokens travel"),
+    _Only("moe_router_padding_for_fp8", (None, False), "only routed tokens travel"),
+    _Only("moe_shared_expert_overlap", False, "shared experts run before the routed ones"),
+    _Only("moe_paged_stash", False, "uniep keeps what backward needs in tensors of its own"),
+    _Only("moe_use_legacy_grouped_gemm", False, "its weights are transposed"),
+    _Only("overlap_dispatch_backward_with_experts_wgrad", False, "uniep overlaps both by itself"),
+    _Only("init_model_with_meta_device", False, "weights are filled when the layer is built"),
+    _Only("inference_fuse_tp_communication", False, "the layer is for training"),
+    _Only("log_moe_overload_factor", False, "rows of experts are not counted on the host"),
+]
+
+
+def check_config(config: Any) -> None:
+    """Refuses a configuration that asks for what uniep does not do.
+
+    Raises:
+        ValueError: names the first such option, its value and what is accepted.
+    """
+    for option, value, accepted in _refused(config):
+        raise ValueError(f"{option} is {value}; with uniep's experts it must be {accepted}")
+
+
+def _refused(config: Any) -> Iterator[tuple[str, Any, str]]:
+    def get(name: str, default: Any = None) -> Any:
+        return getattr(config, name, default)  # options come and go with Megatron's versions
+
+    if get("activation_func") is not F.silu:
+        name = getattr(get("activation_func"), "__name__", get("activation_func"))
+        yield "activation_func", name, "torch.nn.functional.silu with gated_linear_unit=True"
+    for only in _ONLY:
+        accepted = only.accepted if isinstance(only.accepted, tuple) else (only.accepted,)
+        value = get(only.option, accepted[0])
+        if value not in accepted:
+            yield only.option, value, f"{accepted[-1]} ({only.why})"
+    if get("params_dtype") != torch.bfloat16 and not get("bf16", False):
+        yield "params_dtype", get("params_dtype"), "torch.bfloat16"
+    if get("transformer_impl") == "inference_optimized":
+        yield "transformer_impl", "inference_optimized", "local or transformer_engine"
+    yield from _refused_schedules(config)
+    offloaded = {"expert_fc1", "moe_act", "fused_group_mlp"} & set(get("offload_modules") or [])
+    if get("fine_grained_activation_offloading", False) and offloaded:
+        yield "offload_modules", sorted(offloaded), "without them (the experts have no such parts)"
+
+
+def _refused_schedules(config: Any) -> Iterator[tuple[str, Any, str]]:
+    overlap = getattr(config, "overlap_moe_expert_parallel_comm", False)
+    if overlap and config.moe_token_dispatcher_type == "flex":
+        yield (
+            "moe_token_dispatcher_type",
+            "flex",
+            "alltoall where overlap_moe_expert_parallel_comm is True",
+        )
+    graphs = getattr(config, "cuda_graph_impl", "none")
+    if graphs in ("none", "full_iteration"):
+        return
+    modules = getattr(config, "cuda_graph_modules", None)
+    if modules is None:  # megatron-core 0.16
+        modules = getattr(config, "cuda_graph_scope", None)
+    modules = modules if isinstance(modules, (list, tuple)) else [modules] if modules else []
+    names = [getattr(module, "name", str(module)) for module in modules]
+    if names == ["full_iteration"]:
+        return
+    if not names or not set(names) <= _CAPTURED_ALONE:
+        yield (
+            "cuda_graph_modules",
+            names,
+            f"one or more of {sorted(_CAPTURED_ALONE)} where cuda_graph_impl is '{graphs}' (the "
+            "experts can be captured with cuda_graph_impl='full_iteration' only)",
+        )

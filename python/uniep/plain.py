@@ -1,0 +1,352 @@
+"""The layer in plain PyTorch: each rounding and each order of the numerics contract, nothing fused.
+
+`plain.moe` takes what `uniep.moe` takes. On a Hopper GPU its results are bitwise those of uniep.
+On a CPU PyTorch's products add up in an order of their own, so results agree to tolerance; with
+`ascending=True` products add up one step at a time, and then the bits are uniep's there too. It is
+a yardstick: it allocates freely, and with a group the host waits to learn how many rows travel.
+
+    forward, per row    h  = bf16(w1[e] x[t])                        gate half h_g, up half h_u
+                        a  = bf16(p (silu(h_g) h_u))
+                        out[t] = bf16(sum over k ascending of bf16(w2[e] a))
+    backward, per row   da = bf16(w2[e]^T dy[t])
+                        dp = sum over columns of da (silu(h_g) h_u)
+                        dh = bf16([((p da) h_u) silu'(h_g); (p da) silu(h_g)])
+                        dx[t] = bf16(sum over k ascending of bf16(w1[e]^T dh))
+    per expert          dw2 = bf16(dy^T a)    dw1 = bf16(dh^T x)
+
+The rows of an expert are in one order everywhere: (source rank, token, k).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from . import _arguments
+from .group import Group, GroupLike
+
+_DPROB_GROUP = 64  # columns of the intermediate size that are summed before groups are
+
+
+def moe(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_probs: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    *,
+    group: GroupLike = None,
+    main_grads: tuple[Tensor, Tensor] | None = None,
+    ascending: bool = False,
+) -> Tensor:
+    """Return the routed experts' output; differentiable by x, topk_probs, w1 and w2.
+
+    x: bf16 [..., H]. topk_ids: int32 or int64 [..., K], -1 drops the slot.
+    topk_probs: fp32 [..., K].
+    w1: bf16 [El, 2I, H], gate rows first. w2: bf16 [El, H, I]. El experts are those of this rank;
+    all ranks of `group` together have num_experts = El * size, and all of them must call.
+    main_grads: (dw1, dw2), fp32 or bf16, to which weight gradients are added; then w1 and w2 get no
+    gradient from autograd.
+    ascending: on a CPU, sums in uniep's order, and slow: a PyTorch call for each reduction index.
+    """
+    if isinstance(group, Group):
+        group = group.process_group
+    _arguments.check(x, topk_ids, topk_probs, w1, w2)
+    _check_ids(topk_ids, w1.shape[0] * (1 if group is None else dist.get_world_size(group)))
+    if main_grads is not None:
+        _arguments.check_main_grads(*main_grads, w1, w2)
+    topk = topk_ids.shape[-1]
+    out: Tensor = _Moe.apply(
+        x.reshape(-1, x.shape[-1]),
+        topk_ids.reshape(-1, topk),
+        topk_probs.reshape(-1, topk),
+        w1,
+        w2,
+        group,
+        main_grads,
+        ascending and not x.is_cuda,
+    )
+    return out.reshape(x.shape)
+
+
+class _Moe(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        topk_ids: Tensor,
+        topk_probs: Tensor,
+        w1: Tensor,
+        w2: Tensor,
+        group: dist.ProcessGroup | None,
+        main_grads: tuple[Tensor, Tensor] | None,
+        ascending: bool,
+    ) -> Tensor:
+        routing = _route(topk_ids, w1.shape[0], group)
+        x_rows = _dispatch(x, routing, group)
+        p = _dispatch_slots(topk_probs, routing, group)[:, None]
+        h = _grouped(x_rows, w1.transpose(1, 2), routing.ends, ascending)
+        a, _, _ = _activate(h, p)
+        y = _grouped(a, w2.transpose(1, 2), routing.ends, ascending)
+        ctx.save_for_backward(x_rows, h, p, w1, w2, *routing.tensors())
+        ctx.splits = routing.sent, routing.received
+        ctx.group, ctx.main_grads, ctx.ascending = group, main_grads, ascending
+        return _combine(y, routing, group)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x_rows, h, p, w1, w2, *tensors = ctx.saved_tensors
+        routing = _Routing(*tensors, *ctx.splits)
+        ends, ascending = routing.ends, ctx.ascending
+        dy_rows = _dispatch(dy, routing, ctx.group)
+        da = _grouped(dy_rows, w2, ends, ascending).float()
+        a, s, product = _activate(h, p)
+        h_g, h_u = h.float().chunk(2, 1)
+        weighted = p * da
+        d_gate = (weighted * h_u) * (s * (1 + h_g * (1 - s)))
+        d_up = weighted * (h_g * s)
+        dh = torch.cat([d_gate, d_up], 1).bfloat16()
+        dx = _combine(_grouped(dh, w1, ends, ascending), routing, ctx.group)
+        dprobs = _return_to_slots(_sum_columns(da * product), routing, ctx.group)
+        dw: list[Tensor | None] = [None, None]
+        for i, (left, right) in enumerate([(dh, x_rows), (dy_rows, a)]):
+            if ctx.main_grads is not None:
+                _add_outer(ctx.main_grads[i], left, right, ends, ascending)
+            elif ctx.needs_input_grad[3 + i]:
+                dw[i] = _grouped_outer(left, right, ends, ascending)
+        return dx, None, dprobs, *dw, None, None, None
+
+
+# Where rows go.
+
+
+class _Routing(NamedTuple):
+    """How slots (token * K + k) of this rank become rows of its experts, and back."""
+
+    dropped: Tensor  # bool [T, K]
+    order: Tensor  # the slots that travel, by expert, then token, then k
+    regroup: Tensor  # of received rows (by source, expert, token, k): by expert, source, token, k
+    ends: Tensor  # int32 [El]: behind each expert's last row; rows past the last one are unused
+    sent: list[int]  # rows to each rank
+    received: list[int]  # rows from each rank
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.dropped, self.order, self.regroup, self.ends
+
+
+def _route(topk_ids: Tensor, local_experts: int, group: dist.ProcessGroup | None) -> _Routing:
+    ranks = 1 if group is None else dist.get_world_size(group)
+    experts = local_experts * ranks
+    dropped = topk_ids < 0
+    slots = torch.where(dropped, experts, topk_ids).flatten().long()  # dropped ones sort last
+    order = torch.argsort(slots, stable=True)
+    if ranks == 1:  # no size depends on data: no wait for a GPU
+        ends = torch.cumsum(_histogram(slots, experts), 0).int()
+        return _Routing(dropped, order, torch.arange(len(order), device=order.device), ends, [], [])
+    counts = _histogram(slots, experts).view(ranks, local_experts)
+    same = [1] * ranks
+    received_counts = _exchange(counts, same, same, group)  # [source, local expert]
+    sent, received = counts.sum(1).tolist(), received_counts.sum(1).tolist()
+    local = torch.arange(local_experts, device=order.device).repeat(ranks)
+    regroup = torch.argsort(torch.repeat_interleave(local, received_counts.flatten()), stable=True)
+    ends = torch.cumsum(received_counts.sum(0), 0).int()
+    return _Routing(dropped, order[: sum(sent)], regroup, ends, sent, received)
+
+
+def _histogram(slots: Tensor, experts: int) -> Tensor:
+    counts = torch.zeros(experts + 1, dtype=torch.long, device=slots.device)
+    return counts.scatter_add_(0, slots, torch.ones_like(slots))[:experts]
+
+
+def _exchange(rows: Tensor, received: list[int], sent: list[int], group: Any) -> Tensor:
+    # Of CUDA tensors gloo, which ranks that share a GPU have to use, exchanges copies on the host.
+    device = "cpu" if dist.get_backend(group) == "gloo" else rows.device
+    own = rows.to(device).contiguous()
+    out = own.new_empty(sum(received), *rows.shape[1:])
+    dist.all_to_all_single(out, own, received, sent, group=group)
+    return out.to(rows.device)
+
+
+def _dispatch_rows(sent_rows: Tensor, routing: _Routing, group: Any) -> Tensor:
+    if group is None or not routing.sent:
+        return sent_rows
+    return _exchange(sent_rows, routing.received, routing.sent, group)[routing.regroup]
+
+
+def _dispatch(tokens: Tensor, routing: _Routing, group: Any) -> Tensor:
+    """[T, n] -> the rows of this rank's experts."""
+    topk = routing.dropped.shape[1]
+    return _dispatch_rows(tokens[routing.order // topk], routing, group)
+
+
+def _dispatch_slots(slots: Tensor, routing: _Routing, group: Any) -> Tensor:
+    """[T, K] -> one value for each row."""
+    return _dispatch_rows(slots.flatten()[routing.order], routing, group)
+
+
+def _return_to_slots(rows: Tensor, routing: _Routing, group: Any) -> Tensor:
+    """Undo dispatch: rows -> [T, K, ...], zeros in dropped slots."""
+    if group is not None and routing.sent:
+        by_source = torch.empty_like(rows)
+        by_source[routing.regroup] = rows
+        rows = _exchange(by_source, routing.sent, routing.received, group)
+    tokens, topk = routing.dropped.shape
+    slots = rows.new_zeros(tokens * topk, *rows.shape[1:])
+    slots[routing.order] = rows
+    slots = slots.view(tokens, topk, *rows.shape[1:])
+    return slots.masked_fill_(routing.dropped.view(tokens, topk, *[1] * (rows.dim() - 1)), 0)
+
+
+def _combine(rows: Tensor, routing: _Routing, group: Any) -> Tensor:
+    """Rows -> [T, n]: the sum over k ascending, fp32, from +0, rounded once."""
+    slots = _return_to_slots(rows, routing, group)
+    total = torch.zeros(slots.shape[0], slots.shape[2], device=slots.device)
+    for k in range(slots.shape[1]):
+        total = total + slots[:, k].float()
+    return total.bfloat16()
+
+
+# Arithmetic of rows.
+
+
+def _exp(z: Tensor) -> Tensor:
+    """On a GPU PyTorch's; on a CPU uniep's own (src/base/activation_math.h), step by step."""
+    if z.is_cuda:
+        return torch.exp(z)
+    v = z.clamp(-110, 100).double()
+    n = torch.round(v * float.fromhex("0x1.71547652b82fep+0"))
+    r = v - n * float.fromhex("0x1.62e42fefa39efp-1")
+    r2 = r * r
+    p01 = 0.9999999999595618 + 0.999999999995509 * r
+    p23 = 0.5000000107729166 + 0.16666666786308587 * r
+    p45 = 0.041666218319291945 + 0.008333283538708528 * r
+    p67 = 0.0013948578326459795 + 0.0001990756931084829 * r
+    return torch.ldexp((p01 + p23 * r2) + (p45 + p67 * r2) * (r2 * r2), n).float()
+
+
+def _activate(h: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a, the sigmoid of the gate, and silu(h_g) h_u."""
+    h_g, h_u = h.float().chunk(2, 1)
+    s = 1 / (1 + _exp(-h_g))
+    product = (h_g * s) * h_u
+    return (p * product).bfloat16(), s, product
+
+
+def _sum_columns(terms: Tensor) -> Tensor:
+    """Add up each row in uniep's order: groups of 64 columns, then over groups ascending.
+
+    On a GPU four threads hold a row of a group: thread q sums columns 8m + 2q and the next,
+    ascending; then they add up pairwise. On a CPU lane l of 16 sums columns l, l + 16, ...
+    """
+    rows, columns = terms.shape
+    groups = -(-columns // _DPROB_GROUP)
+    padded = torch.nn.functional.pad(terms, (0, groups * _DPROB_GROUP - columns))
+    if terms.is_cuda:
+        lanes = padded.view(rows, groups, 8, 4, 2).transpose(3, 4).reshape(rows, groups, 16, 4)
+        distances = [1, 2]
+    else:
+        lanes = padded.view(rows, groups, 4, 16)
+        distances = [8, 4, 2, 1]
+    sums = torch.zeros_like(lanes[:, :, 0])
+    for step in range(lanes.shape[2]):
+        sums = sums + lanes[:, :, step]
+    others = torch.arange(sums.shape[2], device=sums.device)
+    for distance in distances:
+        sums = sums + sums[:, :, others ^ distance]
+    total = terms.new_zeros(rows)
+    for g in range(groups):
+        total = total + sums[:, g, 0]
+    return total
+
+
+# Products: fp32 sums, ascending, one rounding, which is what _grouped_mm does on a Hopper GPU.
+
+
+def _spans(ends: Tensor) -> list[tuple[int, int]]:
+    last = ends.tolist()
+    return list(zip([0, *last[:-1]], last, strict=True))
+
+
+def _fits_grouped_mm(a: Tensor, b: Tensor) -> bool:
+    sizes = [a.shape[-1], b.shape[-2], b.shape[-1]]
+    return a.is_cuda and a.shape[0] > 0 and all(n % 8 == 0 for n in sizes)
+
+
+def _mm(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply in fp32, without a rounding."""
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return torch.mm(a.float(), b.float())
+
+
+def _ascending_bmm(a: Tensor, b: Tensor) -> Tensor:
+    """[El, m, k] x [El, k, n] in fp32: each element one sum, from +0, over k ascending.
+
+    A product of two bf16 is exact in fp32, so a fused multiply-add would give the same.
+    """
+    a, b = a.float(), b.float()
+    total = a.new_zeros(a.shape[0], a.shape[1], b.shape[2])
+    for k in range(a.shape[2]):
+        total.addcmul_(a[:, :, k, None], b[:, k, None, :])
+    return total
+
+
+def _by_expert(rows: Tensor, ends: Tensor) -> Tensor:
+    """[M, n] -> [El, most rows of an expert, n], zeros behind the rows of an expert."""
+    parts = [rows[first:last] for first, last in _spans(ends)]
+    return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+
+
+def _grouped(rows: Tensor, weights: Tensor, ends: Tensor, ascending: bool) -> Tensor:
+    """Each expert's rows times its weights: [M, k] x [El, k, n] -> bf16 [M, n]."""
+    if _fits_grouped_mm(rows, weights):
+        return torch._grouped_mm(rows, weights, offs=ends)
+    out = rows.new_zeros(rows.shape[0], weights.shape[2])
+    if ascending:
+        products = _ascending_bmm(_by_expert(rows, ends), weights)
+    for expert, (first, last) in enumerate(_spans(ends)):
+        if ascending:
+            out[first:last] = products[expert, : last - first].bfloat16()
+        elif last > first:
+            out[first:last] = _mm(rows[first:last], weights[expert]).bfloat16()
+    return out
+
+
+def _outer(left: Tensor, right: Tensor, ends: Tensor, ascending: bool) -> Tensor:
+    """left^T right over each expert's rows: fp32 [El, m, n]."""
+    if ascending:
+        return _ascending_bmm(_by_expert(left, ends).transpose(1, 2), _by_expert(right, ends))
+    out = left.new_zeros(len(ends), left.shape[1], right.shape[1], dtype=torch.float32)
+    for expert, (first, last) in enumerate(_spans(ends)):
+        if last > first:
+            out[expert] = _mm(left[first:last].t(), right[first:last])
+    return out
+
+
+def _grouped_outer(left: Tensor, right: Tensor, ends: Tensor, ascending: bool) -> Tensor:
+    """Likewise, rounded to bf16."""
+    if _fits_grouped_mm(left, right):
+        return torch._grouped_mm(left.t(), right, offs=ends)
+    return _outer(left, right, ends, ascending).bfloat16()
+
+
+def _add_outer(grad: Tensor, left: Tensor, right: Tensor, ends: Tensor, ascending: bool) -> None:
+    """grad[e] += left^T right, an fp32 sum rounded once to grad's type, where e has rows."""
+    sums = _outer(left, right, ends, ascending)
+    for expert, (first, last) in enumerate(_spans(ends)):
+        if last > first:
+            grad[expert] = grad[expert].float() + sums[expert]
+
+
+def _check_ids(ids: Tensor, experts: int) -> None:
+    if ids.is_cuda or ids.numel() == 0:
+        return
+    found = [int(ids.min()), int(ids.max())]
+    if found[0] < -1 or found[1] >= experts:
+        raise ValueError(
+            f"topk_ids lie in {found}; they must be -1 (dropped) or 0 to {experts - 1}"
+        )

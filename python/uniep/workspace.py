@@ -1,0 +1,357 @@
+"""The memory of layers of one shape on one group, and the layer of the library behind it."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import weakref
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from . import _library
+from .group import Group, GroupLike, _device_of, group_of
+
+__all__ = ["Workspace", "default_workspace"]
+
+_ids = itertools.count(1)
+_PASSES = {"forward": 0, "backward": 1}
+# Symmetric memory that other ranks may still reach, by the number of its layer.
+_reached_by_others: dict[int, Tensor] = {}
+
+
+class Workspace:
+    """What calls of one shape on one group work in. One serves all layers of a model.
+
+    Making one, :meth:`grow` and the calls that use it are collective: all ranks of the group do the
+    same in the same order. Any number of forwards may be outstanding.
+
+    Args:
+        group: a :class:`uniep.Group`, a ProcessGroup, or None: this process alone.
+        hidden: H, a multiple of 8.
+        intermediate: I, a multiple of 8.
+        num_experts: E of all ranks together, divisible by their number.
+        topk: K, 1 to 16.
+        max_tokens: most tokens that a rank has in a call; the same on all ranks.
+        capacity_rows: rows (copies of tokens) that a rank has room for. None: any routing of a
+            small layer, twice a balanced load of a large one.
+        schedule: of both directions, such as ``"single"`` or ``"pipelined:4,tile_m=32"``. None:
+            what was tuned on this machine, else what is shipped or predicted best.
+        device: where tensors lie. None: the group's device.
+        on_overflow: what a routing does that brings a rank more rows than its capacity, or that has
+            an impossible id. ``"raise"``: a :class:`RuntimeError` on all ranks, on a GPU from a
+            later call. ``"flag"``: the output is NaN on all ranks, gradients are NaN, 0 for
+            probabilities and 0 for weights, and :attr:`overflow` says so.
+        timeout_ms: limit of every wait; 0: ``UNIEP_TIMEOUT_MS``, else 30000.
+
+    Attributes:
+        overflow: int64 [2] on the device: 0 fine, 1 too many rows, 2 an impossible id; and the
+            capacity that would have done. The largest of all calls since it was made, grown or
+            cleared (``overflow.zero_()``). Stays 0 with ``on_overflow="raise"``.
+        rows: rows of the tensors that a forward keeps for its backward.
+
+    Raises:
+        ValueError: for a device that the group is not on, or an unknown ``on_overflow``.
+        uniep.Error: for figures out of range, or that differ by rank; the sentence says which.
+    """
+
+    def __init__(
+        self,
+        group: GroupLike,
+        hidden: int,
+        intermediate: int,
+        num_experts: int,
+        topk: int,
+        max_tokens: int,
+        *,
+        capacity_rows: int | None = None,
+        schedule: str | None = None,
+        device: torch.device | str | int | None = None,
+        on_overflow: Literal["raise", "flag"] = "raise",
+        timeout_ms: int = 0,
+    ) -> None:
+        if on_overflow not in ("raise", "flag"):
+            raise ValueError(f"on_overflow is '{on_overflow}'; it must be 'raise' or 'flag'")
+        if device is None and isinstance(group, Group):
+            device = group.device
+        self.group = group_of(group, _device_of(device))
+        self.device = self.group.device
+        self.hidden = hidden
+        self.intermediate = intermediate
+        self.num_experts = num_experts
+        self.topk = topk
+        self.max_tokens = max_tokens
+        self.flag = on_overflow == "flag"
+        self._schedule = schedule
+        self._timeout_ms = timeout_ms
+        self._open(capacity_rows)
+
+    def _open(self, capacity_rows: int | None) -> None:
+        problem = _library.Problem(
+            hidden=self.hidden,
+            intermediate=self.intermediate,
+            num_experts=self.num_experts,
+            topk=self.topk,
+            max_tokens=self.max_tokens,
+            capacity_rows=capacity_rows or 0,
+        )
+        needs = _library.Needs()
+        backend = 1 if self.device.type == "cuda" else 0
+        lib = _library.library
+        _library.check(
+            lib.uniep_needs(ctypes.byref(problem), backend, self.group.size, ctypes.byref(needs))
+        )
+        number = next(_ids)
+        # Not inference tensors, so that a workspace made in inference mode serves training too.
+        with torch.inference_mode(False):
+            workspace = _aligned(needs.workspace, needs.alignment, self.device)
+            symmetric = None
+            if _hands_in_symmetric(self.group):
+                symmetric = _aligned(needs.symmetric, needs.alignment, self.device)
+            self.overflow = torch.zeros(2, dtype=torch.int64, device=self.device)
+            self.key = torch.full((1,), number, dtype=torch.int64, device=self.device)
+        if self.device.type == "cuda":
+            # Graphs of inductor then take both where they are, rather than copies.
+            for tensor in (self.key, self.overflow):
+                tensor._dynamo_static_input_type = "guarded"  # type: ignore[attr-defined]
+        config = _library.LayerConfig(
+            timeout_ms=self._timeout_ms,
+            schedule=None if self._schedule is None else self._schedule.encode(),
+            workspace=workspace.data_ptr(),
+        )
+        if symmetric is not None:
+            config.symmetric = symmetric.data_ptr()
+            if self.group.size > 1:
+                _reached_by_others[number] = symmetric
+                config.release = _release
+                config.release_context = number
+        layer = ctypes.c_void_p()
+        result = lib.uniep_layer_create(
+            self.group.handle, ctypes.byref(problem), ctypes.byref(config), ctypes.byref(layer)
+        )
+        if result != 0:
+            _reached_by_others.pop(number, None)
+        _library.check(result)
+
+        self.rows = needs.rows
+        self.plan_bytes = needs.plan
+        self.backward_bytes = needs.backward_rows
+        self.local_experts = self.num_experts // self.group.size
+        shape = (ctypes.c_int64 * 8)(
+            self.hidden,
+            self.intermediate,
+            self.local_experts,
+            self.topk,
+            self.max_tokens,
+            self.rows,
+            self.plan_bytes,
+            self.backward_bytes,
+        )
+        _library.torch_library.uniep_torch_bind(number, self.key.data_ptr(), layer, shape)
+        self.bytes = needs.workspace + needs.symmetric
+        self._layer = layer
+        # With its key, which a call keeps until its backward, the layer outlives this object.
+        self._finalizer = weakref.finalize(
+            self.key, _destroy, number, layer, (workspace, symmetric)
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return not self._finalizer.alive
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that one forward keeps for its backward, in tensors of its own."""
+        row = 2 * self.hidden + 4 * self.intermediate + 4
+        return self.plan_bytes + self.rows * row
+
+    def needed_rows(self) -> int:
+        """The largest capacity that any call since the beginning needed; waits for the device.
+
+        Raises:
+            ValueError: with ``on_overflow="raise"``, where the error names the capacity.
+        """
+        if not self.flag:
+            raise ValueError(
+                "needed_rows is known with on_overflow='flag'; with 'raise' the error names the "
+                "capacity_rows that would do"
+            )
+        return int(self.overflow[1].item())
+
+    def grow(self, *, capacity_rows: int) -> None:
+        """Makes room for more rows, or fewer. Collective.
+
+        Forwards whose backward is still to come are lost: their backward raises.
+
+        Raises:
+            uniep.Error: for a capacity out of range, or one that differs by rank; the workspace is
+                closed then.
+        """
+        self.close()
+        self._open(capacity_rows)
+
+    def schedule(self, direction: Literal["forward", "backward"] = "forward") -> str:
+        """The schedule of calls that name none, with every axis.
+
+        Raises:
+            ValueError: for another direction, and where the workspace is closed.
+        """
+        if direction not in _PASSES:
+            raise ValueError(f"direction is '{direction}'; it must be 'forward' or 'backward'")
+        self._require_open()
+        text = ctypes.create_string_buffer(4096)
+        _library.check(
+            _library.library.uniep_layer_schedule(self._layer, _PASSES[direction], text, len(text))
+        )
+        return text.value.decode()
+
+    def synchronize(self) -> None:
+        """Waits until every call is done, and raises what went wrong on the way.
+
+        Raises:
+            uniep.Error: the error of any rank.
+            ValueError: where the workspace is closed.
+        """
+        self._require_open()
+        _library.check(_library.library.uniep_layer_synchronize(self._layer))
+
+    def close(self) -> None:
+        """Lets go of the memory, once calls are done. Closing again does nothing."""
+        self._finalizer()
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise ValueError("the workspace is closed; make another uniep.Workspace")
+
+    def __enter__(self) -> Workspace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{self.bytes} bytes"
+        return (
+            f"uniep.Workspace(hidden={self.hidden}, intermediate={self.intermediate}, "
+            f"num_experts={self.num_experts}, topk={self.topk}, max_tokens={self.max_tokens}, "
+            f"rows={self.rows}, device='{self.device}', {state})"
+        )
+
+
+def _let_go(number: int | None) -> None:
+    _reached_by_others.pop(number or 0, None)
+
+
+_release = _library.Release(_let_go)
+
+
+def _destroy(number: int, layer: ctypes.c_void_p, memory: tuple[Tensor | None, ...]) -> None:
+    _library.torch_library.uniep_torch_unbind(number)
+    # What went wrong in a call has been, or is no longer of interest: nothing can be done about it.
+    _library.library.uniep_layer_synchronize(layer)
+    _library.library.uniep_layer_destroy(layer)
+    del memory  # only now
+
+
+def _aligned(count: int, alignment: int, device: torch.device) -> Tensor:
+    whole = torch.empty(count + alignment, dtype=torch.uint8, device=device)
+    begin = -whole.data_ptr() % alignment
+    return whole[begin : begin + count]
+
+
+def _hands_in_symmetric(group: Group) -> bool:
+    if group.size == 1:
+        return True
+    if group.device.type == "cpu":
+        return False  # shared memory between processes, which PyTorch has no allocator for
+    # Memory of expandable segments cannot be mapped into other processes.
+    settings = os.environ.get("PYTORCH_ALLOC_CONF", "") + os.environ.get(
+        "PYTORCH_CUDA_ALLOC_CONF", ""
+    )
+    return "expandable_segments:True" not in settings
+
+
+def default_workspace(
+    group: GroupLike,
+    device: torch.device,
+    hidden: int,
+    intermediate: int,
+    local_experts: int,
+    topk: int,
+    tokens: int,
+    max_tokens: int | None,
+    capacity_rows: int | None,
+) -> Workspace:
+    """The workspace that calls without one share, of this shape; made by the first of them.
+
+    Of one process alone it grows with the tokens of a call where ``max_tokens`` is None.
+
+    Raises:
+        ValueError: where a group of several ranks gets more tokens than in its first call.
+    """
+    wanted = tokens if max_tokens is None else max_tokens
+    shape = (hidden, intermediate, local_experts, topk)
+    if torch.compiler.is_compiling():
+        # The compiler cannot see into libraries: what is missing is made while it looks on.
+        _prepare(group, str(device), *shape, wanted, max_tokens is None, capacity_rows)
+    owner = group_of(group, device)
+    workspace = owner.workspaces.get((*shape, capacity_rows))
+    if workspace is None or workspace.max_tokens < wanted:
+        workspace = _make(owner, *shape, wanted, max_tokens is None, capacity_rows)
+    return workspace
+
+
+def _make(
+    owner: Group,
+    hidden: int,
+    intermediate: int,
+    local_experts: int,
+    topk: int,
+    wanted: int,
+    may_grow: bool,
+    capacity_rows: int | None,
+) -> Workspace:
+    key = (hidden, intermediate, local_experts, topk, capacity_rows)
+    smaller = owner.workspaces.get(key)
+    if smaller is not None:
+        if owner.size > 1:
+            raise ValueError(
+                f"max_tokens is {wanted}, but the first call of this shape had "
+                f"{smaller.max_tokens}; pass max_tokens, the most that any rank ever has, to "
+                "every call, or a workspace"
+            )
+        if may_grow:
+            wanted = max(wanted, 2 * smaller.max_tokens)
+    # The smaller one is not closed: a backward may be outstanding. It ends with its last user.
+    owner.workspaces[key] = Workspace(
+        owner,
+        hidden,
+        intermediate,
+        local_experts * owner.size,
+        topk,
+        max(wanted, 1),
+        capacity_rows=capacity_rows,
+    )
+    return owner.workspaces[key]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _prepare(
+    group: GroupLike,
+    device: str,
+    hidden: int,
+    intermediate: int,
+    local_experts: int,
+    topk: int,
+    wanted: int,
+    may_grow: bool,
+    capacity_rows: int | None,
+) -> bool:
+    owner = group_of(group, torch.device(device))
+    known = owner.workspaces.get((hidden, intermediate, local_experts, topk, capacity_rows))
+    if known is None or known.max_tokens < wanted:
+        _make(owner, hidden, intermediate, local_experts, topk, wanted, may_grow, capacity_rows)
+    return True

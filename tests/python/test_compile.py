@@ -1,0 +1,242 @@
+"""torch.compile, checkpointing and saved-tensor hooks change no bit."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from cases import assert_same, gradients, make_case, workspace
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+import uniep
+
+BACKENDS = ["eager", "aot_eager", "inductor"]
+
+
+def two_layers(own, case, x, probs, w1, w2):
+    """Two layers that need each other's output, and one beside them that needs neither's."""
+    y = uniep.moe(x, case.ids, probs, w1, w2, workspace=own)
+    y = uniep.moe(torch.nn.functional.gelu(y), case.ids, probs, w1, w2, workspace=own)
+    return y + uniep.moe(x * 2, case.ids, probs, w1, w2, workspace=own)
+
+
+def run(function, case):
+    return gradients(case, function(case.x, case.probs, case.w1, case.w2))
+
+
+@pytest.fixture
+def problem():
+    case = make_case(dropped=True).requires_grad()
+    with workspace(case) as own:
+        function = functools.partial(two_layers, own, case)
+        yield case, own, function, run(function, case)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiles_in_one_graph(problem, backend):
+    case, _, function, wanted = problem
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
+    for _ in range(2):
+        found = run(compiled, case)
+        for a, b in zip(found[1:], wanted[1:], strict=True):
+            if backend == "inductor":  # fuses gelu, whose bits are PyTorch's affair
+                torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+            else:
+                assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("where", ["shared workspace", "first call compiled"])
+def test_one_layer_compiled_has_the_same_bits(backend, where):
+    hidden = 64 if where == "shared workspace" else 8 * (12 + BACKENDS.index(backend))
+    case = make_case(hidden=hidden).requires_grad()
+    function = torch.compile(uniep.moe, fullgraph=True, backend=backend)
+    out = function(case.x, case.ids.long(), case.probs, case.w1, case.w2)
+    found = gradients(case, out)
+    wanted = gradients(case, uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2))
+    assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_main_grads_and_flags(backend):
+    case = make_case(tokens=300, topk=1).requires_grad()
+    with workspace(case, capacity_rows=1024 + 256, on_overflow="flag") as own:
+
+        def function(main):
+            return uniep.moe(
+                *(case.x, case.ids, case.probs, case.w1, case.w2), workspace=own, main_grads=main
+            )
+
+        results = []
+        for call in (function, torch.compile(function, fullgraph=True, backend=backend)):
+            main = [torch.ones_like(w, dtype=torch.float32) for w in (case.w1, case.w2)]
+            own.overflow.zero_()
+            case.x.grad = None
+            out = call(main)
+            out.backward(case.dy)
+            results.append([out.detach(), case.x.grad, *main, own.overflow.clone()])
+        for a, b in zip(*results, strict=True):
+            assert torch.equal(a, b)
+        assert results[0][-1][1] > 0
+
+        case.ids.zero_()
+        compiled = torch.compile(function, fullgraph=True, backend=backend)
+        case.ids[:] = torch.arange(300, dtype=torch.int32)[:, None] % 8
+        compiled([torch.zeros_like(t) for t in main])
+        assert own.overflow[0] == 0
+        own.grow(capacity_rows=2048)
+        assert compiled([torch.zeros_like(t) for t in main]).isfinite().all()
+
+
+def test_compiled_for_any_number_of_tokens():
+    full = make_case(tokens=64)
+    with workspace(full) as own:
+
+        @functools.partial(torch.compile, fullgraph=True, backend="aot_eager", dynamic=True)
+        def function(x, ids, probs, w1, w2):
+            return uniep.moe(x, ids, probs, w1, w2, workspace=own)
+
+        for tokens in (64, 40, 33):
+            case = make_case(tokens=tokens, seed=tokens).requires_grad()
+            out = function(case.x, case.ids, case.probs, case.w1, case.w2)
+            found = gradients(case, out)
+            plain = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, workspace=own)
+            assert_same(found, gradients(case, plain))
+
+
+def test_deferred_is_refused_while_compiling():
+    case = make_case().requires_grad()
+
+    @functools.partial(torch.compile, fullgraph=True, backend="eager")
+    def function(x):
+        deferred = uniep.DeferredWeights()
+        return uniep.moe(x, case.ids, case.probs, case.w1, case.w2, deferred=deferred)
+
+    with pytest.raises(Exception, match="deferred weight gradients cannot be compiled"):
+        function(case.x)
+
+
+@pytest.mark.parametrize("backend", [None, *BACKENDS])
+@pytest.mark.parametrize("kind", ["full", "save forward", "recompute forward", "reentrant"])
+def test_checkpointing(problem, backend, kind):
+    case, _, function, wanted = problem
+    if kind == "reentrant" and backend is not None:
+        pytest.skip("reentrant checkpointing is not compiled")
+
+    def policy(_, op, *args, **kwargs):
+        keeps = kind == "save forward" and op == torch.ops.uniep.forward.default
+        return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def checkpointed(*tensors):
+        if kind == "reentrant":
+            return checkpoint(function, *tensors, use_reentrant=True)
+        options = {}
+        if kind != "full":
+            options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, policy)
+        return checkpoint(function, *tensors, use_reentrant=False, **options)
+
+    if backend is not None:
+        checkpointed = torch.compile(checkpointed, fullgraph=True, backend=backend)
+    found = run(checkpointed, case)
+    for a, b in zip(found, wanted, strict=True):
+        if backend == "inductor":
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+        else:
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("kind", ["full", "save forward"])
+def test_checkpointing_runs_forward_again_where_it_should(problem, kind):
+    case, own, _, _ = problem
+    calls = []
+
+    class Counting(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.namespace == "uniep":
+                calls.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    def policy(_, op, *args, **kwargs):
+        return (
+            CheckpointPolicy.MUST_SAVE
+            if op == torch.ops.uniep.forward.default
+            else CheckpointPolicy.PREFER_RECOMPUTE
+        )
+
+    options = {}
+    if kind != "full":
+        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, policy)
+
+    def layer(x):
+        return uniep.moe(x, case.ids, case.probs, case.w1, case.w2, workspace=own)
+
+    with Counting():
+        checkpoint(layer, case.x, use_reentrant=False, **options).sum().backward()
+    again = ["forward"] if kind == "full" else []
+    assert calls == ["forward", *again, "backward"]
+
+
+@pytest.mark.parametrize("how", ["save_on_cpu", "copies"])
+def test_saved_tensor_hooks(problem, how):
+    case, _, function, wanted = problem
+    if how == "save_on_cpu":
+        hooks = torch.autograd.graph.save_on_cpu()
+    else:  # what was saved is gone when backward comes
+
+        def pack(tensor):
+            copy = (
+                tensor.detach().numpy(force=False).copy()
+                if tensor.dtype
+                in (
+                    torch.uint8,
+                    torch.float32,
+                )
+                else tensor.detach().clone()
+            )
+            if tensor.dtype == torch.uint8:
+                tensor.detach().fill_(0)
+            return copy
+
+        def unpack(kept):
+            return torch.from_numpy(kept) if not isinstance(kept, torch.Tensor) else kept
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+    with hooks:
+        out = function(case.x, case.probs, case.w1, case.w2)
+    assert_same(gradients(case, out), wanted)
+
+
+def test_order_of_collectives_is_kept(problem):
+    """Independent layers stay in the order in which the program has them."""
+    case, own, _, _ = problem
+    seen = []
+
+    def record(graph, _):
+        seen.append(
+            [
+                str(n.target)
+                for n in graph.graph.nodes
+                if "uniep" in str(n.target) or any("uniep" in str(a) for a in n.args)
+            ]
+        )
+        return graph.forward
+
+    from torch._dynamo.backends.common import aot_autograd
+
+    def function(x, probs, w1, w2):
+        a = uniep.moe(x, case.ids, probs, w1, w2, workspace=own, schedule="sequential")
+        b = uniep.moe(x, case.ids, probs, w1, w2, workspace=own, schedule="single")
+        return b - a
+
+    backend = aot_autograd(fw_compiler=record)
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
+    out = compiled(case.x, case.probs, case.w1, case.w2)
+    out.backward(case.dy)
+    assert not out.any()
+    forward, backward = seen
+    assert len(forward) >= 2 and len(backward) >= 2

@@ -1,0 +1,165 @@
+"""On a GPU: bits of plain PyTorch at any number of ranks, graphs, streams, accounting."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import Case, assert_same, gradients, make_case, relative, step, workspace
+from ranks import run_ranks
+from torch import Tensor
+
+import uniep
+import uniep.plain
+
+pytestmark = pytest.mark.cuda
+
+SHAPES = [
+    {"tokens": 96, "hidden": 64, "intermediate": 32, "experts": 8, "topk": 2},
+    {"tokens": 200, "hidden": 136, "intermediate": 72, "experts": 4, "topk": 3, "dropped": True},
+    {"tokens": 1024, "hidden": 512, "intermediate": 256, "experts": 32, "topk": 4},
+]
+
+
+def plain(case: Case) -> list[Tensor]:
+    case.requires_grad()
+    return gradients(case, uniep.plain.moe(case.x, case.ids, case.probs, case.w1, case.w2))
+
+
+def assert_plain(found: list[Tensor], wanted: list[Tensor]) -> None:
+    """The same bits, but for dprobs, whose sums plain PyTorch orders otherwise."""
+    assert_same([*found[:2], wanted[2], *found[3:]], wanted)
+    assert relative(found[2], wanted[2]) < 1e-5
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("schedule", [None, "sequential", "pipelined:2", "single"])
+def test_bits_of_plain_pytorch(shape: dict[str, int], schedule: str | None) -> None:
+    case = make_case(**shape, seed=3).to("cuda")  # type: ignore[arg-type]
+    base = ",tile_m=128,tile_n=256,dispatch_workers=16"
+    text = schedule if schedule is None else schedule + base
+    assert_plain(step(case, schedule=text), plain(case))
+
+
+def _part(tokens: int) -> list[Tensor]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = uniep.Group(dist.group.WORLD, device="cuda:0", share_device=True)
+    case = make_case(tokens=tokens, seed=5).part(rank, size).to("cuda")
+    with uniep.Workspace(group, *case_shape(), max_tokens=tokens) as own:
+        found = [t.cpu() for t in step(case, workspace=own)]
+        assert_same([t.cpu() for t in step(case, workspace=own)], found)
+        dist.barrier()  # nobody lets go of memory that another still writes
+    group.close()
+    return found
+
+
+def case_shape() -> tuple[int, int, int, int]:
+    return make_case(tokens=1).shape
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_that_share_a_gpu(size: int) -> None:
+    whole = [t.cpu() for t in step(make_case(tokens=96, seed=5).to("cuda"))]
+    parts = run_ranks(size, _part, 96)
+    assert_same([torch.cat(tensors) for tensors in zip(*parts, strict=True)], whole)
+
+
+def test_saved_tensors_may_be_offloaded() -> None:
+    case = make_case(seed=7).to("cuda").requires_grad()
+    wanted = step(case)
+    with torch.autograd.graph.save_on_cpu():
+        out = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2)
+    assert_same(gradients(case, out), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_main_grads_are_added_to(dtype: torch.dtype) -> None:
+    case = make_case(seed=8).to("cuda").requires_grad()
+    sums = [torch.ones_like(w, dtype=dtype) for w in (case.w1, case.w2)]
+    plain_sums = [t.clone() for t in sums]
+    for moe, target in ((uniep.moe, sums), (uniep.plain.moe, plain_sums)):
+        out = moe(case.x, case.ids, case.probs, case.w1, case.w2, main_grads=(target[0], target[1]))
+        out.backward(case.dy)
+    for found, wanted in zip(sums, plain_sums, strict=True):
+        assert torch.equal(found, wanted)
+        assert not torch.equal(found, torch.ones_like(found))
+
+
+def test_calls_on_other_streams() -> None:
+    case = make_case(seed=9).to("cuda").requires_grad()
+    wanted = step(case)
+    own = workspace(case)
+    for _ in range(20):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            found = step(case, workspace=own)
+        torch.cuda.current_stream().wait_stream(stream)
+        assert_same(found, wanted)
+
+
+def test_a_whole_step_in_a_graph() -> None:
+    case = make_case(tokens=128, seed=10).to("cuda").requires_grad()
+    own = workspace(case)
+    parameters = [case.w1, case.w2]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    start = [p.detach().clone() for p in parameters]
+
+    def train() -> None:
+        out = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, workspace=own)
+        out.float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+    def reset() -> None:
+        with torch.no_grad():
+            for parameter, value in zip(parameters, start, strict=True):
+                parameter.copy_(value)
+
+    for _ in range(5):
+        train()
+    wanted = [p.detach().clone() for p in parameters]
+    reset()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        train()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        train()
+    reset()
+    for _ in range(5):
+        graph.replay()
+    for found, value in zip(parameters, wanted, strict=True):
+        assert torch.equal(found, value)
+    own.synchronize()
+
+
+def test_memory_is_in_torchs_accounting() -> None:
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    case = make_case(tokens=256, hidden=512, intermediate=256, seed=11).to("cuda")
+    tensors = torch.cuda.memory_allocated()
+    own = workspace(case)
+    assert torch.cuda.memory_allocated() - tensors >= own.bytes
+    with_workspace = torch.cuda.memory_allocated()
+    case.requires_grad()
+    out = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, workspace=own)
+    assert torch.cuda.memory_allocated() - with_workspace >= own.saved_bytes
+    del out
+    assert torch.cuda.memory_allocated() == with_workspace
+    own.close()
+    del own, case
+    assert torch.cuda.memory_allocated() <= before + 4096
+
+
+def test_overflow_is_a_value_on_the_device() -> None:
+    case = make_case(tokens=512, experts=2, topk=2, seed=12).to("cuda").requires_grad()
+    own = workspace(case, capacity_rows=512, on_overflow="flag")
+    out = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, workspace=own)
+    out.backward(case.dy)
+    assert torch.isnan(out).all()
+    assert own.overflow[0].item() == 1 and own.needed_rows() >= 1024
+    own.grow(capacity_rows=own.needed_rows())
+    assert_same(step(case, workspace=own), step(case))

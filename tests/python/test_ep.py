@@ -1,0 +1,176 @@
+"""Several processes: the same bits as one, errors on all ranks alike, groups of all kinds."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import assert_same, gradients, make_case, step
+from ranks import run_ranks
+from torch.utils.checkpoint import checkpoint
+
+import uniep
+
+TOKENS = 60
+
+
+def raised(function, *args, **options) -> str:
+    try:
+        function(*args, **options)
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def bits():
+    """One step in several ways."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    world = dist.group.WORLD
+    most = TOKENS
+    found = {}
+
+    def part():
+        return make_case(tokens=TOKENS, dropped=True).part(rank, size)
+
+    found["process group"] = step(part(), group=world, max_tokens=most)
+    found["again"] = step(part(), group=world, max_tokens=most)
+    found["schedule"] = step(part(), group=world, max_tokens=most, schedule="pipelined:2")
+    group = uniep.Group(world, device="cpu")
+    found["uniep.Group"] = step(part(), group=group, max_tokens=most)
+    with uniep.Workspace(group, 64, 32, 8, 2, most) as own:
+        found["workspace"] = step(part(), workspace=own)
+        schedules = [None] * size
+        dist.all_gather_object(schedules, own.schedule("forward"))
+        assert len(set(schedules)) == 1
+
+        case = part().requires_grad()
+
+        def layer(x, probs, w1, w2):
+            return uniep.moe(x, case.ids, probs, w1, w2, workspace=own)
+
+        for name, function in {
+            "compiled": torch.compile(layer, fullgraph=True, backend="aot_eager"),
+            "checkpointed": functools.partial(checkpoint, layer, use_reentrant=False),
+        }.items():
+            found[name] = gradients(case, function(case.x, case.probs, case.w1, case.w2))
+
+        deferred = uniep.DeferredWeights()
+        case = part().requires_grad()
+        out = uniep.moe(
+            case.x, case.ids, case.probs, case.w1, case.w2, workspace=own, deferred=deferred
+        )
+        out.backward(case.dy)
+        uniep.backward_weights(deferred)
+        found["deferred"] = [out.detach(), case.x.grad, case.probs.grad, case.w1.grad, case.w2.grad]
+    compiled = torch.compile(uniep.moe, fullgraph=True, backend="aot_eager")
+    case = part().requires_grad()
+    tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+    found["compiled with a process group"] = gradients(
+        case, compiled(*tensors, group=world, max_tokens=most)
+    )
+    group.close()
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_same_bits_as_one_process(size):
+    wanted = step(make_case(tokens=TOKENS, dropped=True))
+    results = run_ranks(size, bits)
+    for name in results[0]:
+        parts = [result[name] for result in results]
+        together = [torch.cat([part[i] for part in parts]) for i in range(5)]
+        assert_same(together, wanted)
+
+
+def sub_groups():
+    """Pairs of ranks are groups of their own, beside the world."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    pairs = [dist.new_group([r, r + 1]) for r in range(0, size, 2)]
+    mine = pairs[rank // 2]
+    case = make_case(tokens=TOKENS, seed=rank // 2)
+    pair = step(case.part(rank % 2, 2), group=mine, max_tokens=TOKENS)
+    world = make_case(tokens=TOKENS, seed=7)
+    return pair, step(world.part(rank, size), group=dist.group.WORLD, max_tokens=TOKENS)
+
+
+def test_groups_beside_groups():
+    results = run_ranks(4, sub_groups)
+    for pair in range(2):
+        wanted = step(make_case(tokens=TOKENS, seed=pair))
+        parts = [results[2 * pair + r][0] for r in range(2)]
+        assert_same([torch.cat([p[i] for p in parts]) for i in range(5)], wanted)
+    wanted = step(make_case(tokens=TOKENS, seed=7))
+    assert_same([torch.cat([r[1][i] for r in results]) for i in range(5)], wanted)
+
+
+def errors():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    world = dist.group.WORLD
+    found = {}
+    with uniep.Workspace(world, 64, 32, 8, 2, TOKENS, device="cpu") as own:
+        case = make_case(tokens=TOKENS).part(rank, size)
+        if rank == 1:
+            case.ids[0, 0] = 8
+        found["id of one rank"] = raised(step, case, workspace=own)
+        case = make_case(tokens=TOKENS).part(rank, size)
+        found["good again"] = step(case, workspace=own)
+        schedule = "single" if rank == 0 else "sequential"
+        found["schedules differ"] = raised(step, case, workspace=own, schedule=schedule)
+    found["max_tokens differ"] = raised(
+        uniep.Workspace, world, 64, 32, 8, 2, TOKENS + rank, device="cpu"
+    )
+    found["experts"] = raised(uniep.Workspace, world, 64, 32, 9, 2, TOKENS, device="cpu")
+    few = make_case(tokens=8, hidden=72)
+    few.w1, few.w2 = few.part(rank, size).w1, few.part(rank, size).w2
+    step(few, group=world)
+    more = make_case(tokens=16, hidden=72)
+    more.w1, more.w2 = few.w1, few.w2
+    found["more tokens"] = raised(step, more, group=world)
+    with uniep.Workspace(
+        world, 64, 32, 8, 2, 300, device="cpu", capacity_rows=512, on_overflow="flag"
+    ) as own:
+        case = make_case(tokens=300)
+        case.ids.zero_()
+        case = case.part(rank, size)
+        assert step(case, workspace=own)[0].isnan().all()
+        found["overflow"] = own.overflow.tolist()
+        own.grow(capacity_rows=own.needed_rows())
+        assert step(case, workspace=own)[0].isfinite().all()
+    return found
+
+
+def test_errors_on_all_ranks_alike():
+    results = run_ranks(2, errors)
+    for name in ("id of one rank", "schedules differ", "max_tokens differ", "more tokens"):
+        assert "\n" not in results[0][name]
+    assert results[0]["id of one rank"] == results[1]["id of one rank"]
+    assert "8" in results[0]["id of one rank"]
+    for found in results:
+        assert "schedule" in found["schedules differ"]
+        assert "max_tokens" in found["max_tokens differ"]
+        assert "9" in found["experts"]
+        assert "pass max_tokens" in found["more tokens"]
+        assert found["overflow"] == [1, 640]
+    wanted = step(make_case(tokens=TOKENS))
+    parts = [found["good again"] for found in results]
+    assert_same([torch.cat([p[i] for p in parts]) for i in range(5)], wanted)
+
+
+def exits():
+    """Rank 0 leaves a workspace, a group and a pending backward open; rank 1 closes all."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    world = dist.group.WORLD
+    case = make_case(tokens=TOKENS).part(rank, size).requires_grad()
+    own = uniep.Workspace(world, 64, 32, 8, 2, TOKENS, device="cpu")
+    out = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, workspace=own)
+    if rank == 1:
+        own.close()
+    else:
+        globals()["kept"] = (own, out)
+    return own.closed
+
+
+def test_processes_exit_cleanly_with_open_layers():
+    assert run_ranks(2, exits) == [False, True]

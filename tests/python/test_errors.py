@@ -1,0 +1,177 @@
+"""One sentence for everything that does not fit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import make_case, step, workspace
+
+import uniep
+
+
+def call(case, **options):
+    return uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, **options)
+
+
+def changed(**tensors):
+    case = make_case()
+    for name, tensor in tensors.items():
+        setattr(case, name, tensor(getattr(case, name)))
+    return case
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "tensors"),
+    [
+        (TypeError, "x is torch.float32", {"x": torch.Tensor.float}),
+        (TypeError, "w1 is torch.float16", {"w1": torch.Tensor.half}),
+        (TypeError, "w2 is torch.float32", {"w2": torch.Tensor.float}),
+        (TypeError, "topk_ids is torch.int16", {"ids": torch.Tensor.short}),
+        (TypeError, "topk_probs is torch.bfloat16", {"probs": torch.Tensor.bfloat16}),
+        (ValueError, "w1 has shape", {"x": lambda x: x[:, :32]}),
+        (ValueError, "w1 has shape", {"w1": lambda w: w[0]}),
+        (ValueError, "w1 has shape", {"w1": lambda w: w[:, :63]}),
+        (ValueError, "w2 has shape", {"w2": lambda w: w[:, :, :16]}),
+        (ValueError, "w2 has shape", {"w2": lambda w: w[:4]}),
+        (ValueError, "topk_ids has shape", {"ids": lambda i: i[:47]}),
+        (ValueError, "topk_probs has shape", {"probs": lambda p: p[:, :1]}),
+        (
+            ValueError,
+            "w1 is not contiguous",
+            {"w1": lambda w: w.transpose(1, 2).contiguous().transpose(1, 2)},
+        ),
+        (
+            ValueError,
+            "w2 is not contiguous",
+            {"w2": lambda w: w.transpose(0, 1).contiguous().transpose(0, 1)},
+        ),
+        (ValueError, "w1 is on 'meta'", {"w1": lambda w: w.to("meta")}),
+        (ValueError, "topk_ids is on 'meta'", {"ids": lambda i: i.to("meta")}),
+    ],
+)
+def test_tensors(error, words, tensors):
+    with pytest.raises(error, match=words) as raised:
+        call(changed(**tensors))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("bad", [8, -2, 2**31 - 1])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_impossible_ids(bad, dtype):
+    case = make_case()
+    case.ids = case.ids.to(dtype)
+    case.ids[5, 1] = bad
+    with pytest.raises(RuntimeError, match=str(bad)):
+        call(case)
+    step(make_case())  # the workspace still serves
+
+
+def test_ids_that_only_int64_holds_stay_impossible():
+    case = make_case()
+    case.ids = case.ids.long()
+    case.ids[0, 0] = 2**32
+    with pytest.raises(RuntimeError):
+        call(case)
+
+
+def test_other_devices():
+    with pytest.raises(ValueError, match="x is on 'meta'"):
+        call(changed(**{n: lambda t: t.to("meta") for n in ("x", "ids", "probs", "w1", "w2")}))
+    with pytest.raises(ValueError, match="device is 'xpu'"):
+        uniep.Group(device="xpu")
+    if not uniep.has_cuda():
+        with pytest.raises(ValueError, match="no CUDA backend"):
+            uniep.Group(device="cuda:0")
+
+
+def test_group_and_workspace():
+    case = make_case()
+    with pytest.raises(TypeError, match="group is a str"):
+        call(case, group="world")
+    with workspace(case) as own:
+        for options in ({"group": own.group}, {"max_tokens": 5}, {"capacity_rows": 512}):
+            with pytest.raises(ValueError, match="has its own group"):
+                call(case, workspace=own, **options)
+        for words, other in (
+            ("hidden", make_case(hidden=32)),
+            ("intermediate", make_case(intermediate=16)),
+            ("experts of a rank", make_case(experts=4)),
+            ("topk", make_case(topk=3)),
+            ("49 tokens", make_case(tokens=49)),
+        ):
+            with pytest.raises(ValueError, match=words):
+                call(other, workspace=own)
+    with pytest.raises(RuntimeError, match="closed"):
+        call(case, workspace=own)
+    with pytest.raises(ValueError, match="closed"):
+        own.schedule("forward")
+    with pytest.raises(ValueError, match="closed"):
+        own.synchronize()
+
+
+def test_schedules():
+    case = make_case()
+    with pytest.raises(RuntimeError, match="singel"):
+        call(case, schedule="singel")
+    with pytest.raises(uniep.Error, match="singel") as raised:
+        workspace(case, schedule="singel")
+    assert raised.value.code == "argument"
+    with workspace(case) as own, pytest.raises(ValueError, match="sideways"):
+        own.schedule("sideways")
+
+
+def test_figures_of_a_workspace():
+    for bad, words in (
+        ((60, 32, 8, 2, 16), "hidden"),
+        ((64, 30, 8, 2, 16), "intermediate"),
+        ((64, 32, 0, 2, 16), "num_experts"),
+        ((64, 32, 8, 17, 16), "topk"),
+        ((64, 32, 8, 2, -1), "max_tokens"),
+    ):
+        with pytest.raises(uniep.Error, match=words):
+            uniep.Workspace(None, *bad, device="cpu")
+    with pytest.raises(ValueError, match="on_overflow is 'ignore'"):
+        uniep.Workspace(None, 64, 32, 8, 2, 16, device="cpu", on_overflow="ignore")
+
+
+def test_main_grads():
+    case = make_case()
+    fp32 = [torch.zeros_like(w, dtype=torch.float32) for w in (case.w1, case.w2)]
+    for main, error, words in (
+        ((fp32[0].double(), fp32[1].double()), TypeError, "float64"),
+        ((fp32[0], fp32[1].bfloat16()), TypeError, "bfloat16"),
+        ((fp32[1], fp32[0]), ValueError, "as its weight is"),
+        ((fp32[0].transpose(1, 2).contiguous().transpose(1, 2), fp32[1]), ValueError, "contiguous"),
+    ):
+        with pytest.raises(error, match=words):
+            call(case, main_grads=main)
+
+
+def test_deferred_needs_parameters():
+    case = make_case().requires_grad()
+    case.w1 = case.w1 * 1
+    with pytest.raises(ValueError, match="w1 is computed from other tensors"):
+        call(case, deferred=uniep.DeferredWeights())
+
+
+def test_ops_check_for_themselves():
+    case = make_case()
+    with workspace(case) as own:
+        figures = (own.rows, own.plan_bytes, False, None)
+        good = (own.key, own.overflow, case.x, case.ids, case.probs, case.w1, case.w2)
+        torch.ops.uniep.forward(*good, *figures)
+        for index, bad, words in (
+            (2, case.x.float(), "x is torch.float32; it must be torch.bfloat16"),
+            (2, case.x[:, :32], r"x has shape \[48, 32\]; it must be \[48, 64\]"),
+            (2, case.x.T.contiguous().T, "x is not contiguous"),
+            (3, case.ids.long(), "topk_ids is torch.int64"),
+            (4, case.probs[:7], r"topk_probs has shape \[7, 2\]"),
+            (5, case.w1[:2], "w1 has shape"),
+            (0, torch.tensor([10**6]), "closed"),
+        ):
+            arguments = list(good)
+            arguments[index] = bad
+            with pytest.raises(RuntimeError, match=words):
+                torch.ops.uniep.forward(*arguments, *figures)
+        with pytest.raises(RuntimeError, match="grown"):
+            torch.ops.uniep.forward(*good, own.rows + 1, *figures[1:])

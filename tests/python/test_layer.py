@@ -1,0 +1,298 @@
+"""MoELayer, its checkpoints in all forms, captures, and the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from cases import make_case, relative
+from ranks import run_ranks
+
+import uniep
+import uniep.plain
+from uniep import MoELayer, RouterConfig
+from uniep.checkpoint import (
+    distributed_state_dict,
+    hugging_face_tensors,
+    load_hugging_face,
+    save_hugging_face,
+)
+
+FAMILIES = {
+    "mixtral": ({}, "model.layers.1.block_sparse_moe"),
+    "qwen3_moe": ({}, "model.layers.1.mlp"),
+    "olmoe": ({"router": RouterConfig(normalize=False)}, "model.layers.1.mlp"),
+    "deepseek_v3": (
+        {
+            "router": RouterConfig("sigmoid", bias=True, n_group=2, topk_group=1),
+            "shared_intermediate": 48,
+        },
+        "model.layers.1.mlp",
+    ),
+}
+
+
+def make_layer(family="deepseek_v3", seed=3, **options):
+    torch.manual_seed(seed)
+    layer = MoELayer(64, 32, 8, 2, **FAMILIES[family][0], **options)
+    if layer.router.bias is not None:
+        layer.router.bias.normal_(std=0.1)
+    return layer
+
+
+def batch(rank=0, size=1):
+    torch.manual_seed(11)
+    x = torch.randn(32, 64).bfloat16()
+    return x[rank * 32 // size : (rank + 1) * 32 // size].clone().requires_grad_()
+
+
+def run(layer, x):
+    layer.zero_grad()
+    out, routing = layer.forward_with_routing(x)
+    out.float().square().sum().backward()
+    return [out.detach(), x.grad, layer.w1.grad.clone(), layer.w2.grad.clone()], routing
+
+
+def test_forward_and_backward():
+    layer = make_layer()
+    x = batch()
+    (out, *_), routing = run(layer, x)
+    assert torch.equal(layer(x).detach(), out)
+    assert all(p.grad is not None and p.grad.any() for p in layer.parameters())
+    plain = uniep.plain.moe(x, routing.ids, routing.probs, layer.w1, layer.w2) + layer.shared(x)
+    assert relative(out, plain.detach()) < 1e-2
+    assert "num_experts=8" in repr(layer)
+    x3 = x.detach().view(2, 16, 64)
+    assert torch.equal(layer(x3).detach().view(32, 64), out)
+
+
+def test_trains():
+    torch.manual_seed(0)
+    layer = MoELayer(32, 64, 8, 2, router=RouterConfig(aux_loss=0.01), dtype=torch.float32)
+    x, y = torch.randn(256, 32), torch.randn(256, 32)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out, routing = layer.forward_with_routing(x)
+        loss = (out.float() - y).square().mean() + routing.loss
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_main_grad(dtype):
+    layer, other = make_layer(main_grad=dtype), make_layer()
+    for _ in range(2):
+        layer(batch()).float().sum().backward()
+        other(batch()).float().sum().backward()
+    assert layer.w1.grad is None and layer.w1.main_grad.dtype == dtype
+    assert relative(layer.w1.main_grad, other.w1.grad) < 0.02
+    assert relative(layer.w2.main_grad, other.w2.grad) < 0.02
+
+
+def test_refuses():
+    with pytest.raises(TypeError, match="group is a int"):
+        MoELayer(64, 32, 8, 2, group=3)
+    with pytest.raises(ValueError, match="topk is 9"):
+        MoELayer(64, 32, 8, 9)
+
+
+def spread(folder):
+    """The layer of one process on several: weights, results, files."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = dist.group.WORLD
+    layer = make_layer(group=group)
+    found, _ = run(layer, batch(rank, size))
+    other = make_layer(seed=99, group=group)
+    load_hugging_face(other, f"{folder}/one", "deepseek_v3", "model.layers.1.mlp")
+    loaded = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+    save_hugging_face(f"{folder}/hf{size}", {"model.layers.1.mlp": layer}, "deepseek_v3")
+    dcp.save(distributed_state_dict(layer), checkpoint_id=f"{folder}/dcp{size}")
+    with uniep.capture(f"{folder}/trace{size}.safetensors"):
+        layer(batch(rank, size)).backward(torch.ones(32 // size, 64).bfloat16())
+    if size == 2:  # what four ranks saved
+        other = make_layer(seed=98, group=group)
+        dcp.load(distributed_state_dict(other), checkpoint_id=f"{folder}/dcp4")
+        for a, b in zip(other.state_dict().values(), layer.state_dict().values(), strict=True):
+            assert torch.equal(a, b)
+    return found, loaded, layer.state_dict()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("layers")
+    layer = make_layer()
+    save_hugging_face(folder / "one", {"model.layers.1.mlp": layer}, "deepseek_v3")
+    results = {size: run_ranks(size, spread, str(folder)) for size in (4, 2)}
+    return folder, layer, results
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_have_the_weights_and_bits_of_one(files, size):
+    _, layer, results = files
+    wanted, _ = run(layer, batch())
+    for index, tensor in enumerate(wanted):
+        # Not the bits: PyTorch's products, in router and shared experts, depend on how many rows
+        # they have.
+        parts = [found[index] for found, _, _ in results[size]]
+        assert relative(torch.cat(parts), tensor) < 1e-2
+    for rank, (_, loaded, own) in enumerate(results[size]):
+        part = slice(rank * 8 // size, (rank + 1) * 8 // size)
+        for state in (loaded, own):
+            for name, tensor in layer.state_dict().items():
+                sharded = name in ("w1", "w2")
+                assert torch.equal(state[name], tensor[part] if sharded else tensor), name
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_one_process_loads_what_several_saved(files, size):
+    folder, layer, _ = files
+    for how in ("hf", "dcp"):
+        other = make_layer(seed=97)
+        assert not torch.equal(other.w1, layer.w1)
+        if how == "hf":
+            load_hugging_face(other, folder / f"hf{size}", "deepseek_v3", "model.layers.1.mlp")
+        else:
+            dcp.load(distributed_state_dict(other), checkpoint_id=folder / f"dcp{size}")
+        for name, tensor in layer.state_dict().items():
+            assert torch.equal(other.state_dict()[name], tensor), name
+    files_of_ranks = sorted(p.name for p in (folder / f"hf{size}").iterdir())
+    assert len(files_of_ranks) == size + 1
+    index = json.loads((folder / f"hf{size}" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(
+        t.nbytes for t in hugging_face_tensors(layer, "deepseek_v3", "").values()
+    )
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_captures_of_several_ranks_are_layers(files, size):
+    folder, _, _ = files
+    path = folder / f"trace{size}.safetensors"
+    text = uniep_command("validate", str(path))
+    assert "T=32 H=64 I=32 E=8 K=2, with dy" in text
+    text = uniep_command("run", "--input", str(path), "--ranks", "2", "--check")
+    assert "check PASSED" in text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_hugging_face_names(family, tmp_path):
+    prefix = FAMILIES[family][1]
+    layer = make_layer(family)
+    tensors = hugging_face_tensors(layer, family, prefix)
+    gate, up, down = (
+        ("w1", "w3", "w2") if family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    )
+    assert torch.equal(tensors[f"{prefix}.experts.5.{gate}.weight"], layer.w1[5, :32])
+    assert torch.equal(tensors[f"{prefix}.experts.5.{up}.weight"], layer.w1[5, 32:])
+    assert torch.equal(tensors[f"{prefix}.experts.5.{down}.weight"], layer.w2[5])
+    assert torch.equal(tensors[f"{prefix}.gate.weight"], layer.router.weight)
+    if family == "deepseek_v3":
+        assert torch.equal(tensors[f"{prefix}.gate.e_score_correction_bias"], layer.router.bias)
+        shared = tensors[f"{prefix}.shared_experts.up_proj.weight"]
+        assert torch.equal(shared, layer.shared.gate_up.weight[48:])
+    others = {"lm_head.weight": torch.ones(3)}
+    save_hugging_face(tmp_path / "x", {prefix: layer}, family, others=others)
+    for source in (tensors, tmp_path / "x", tmp_path / "x" / "model-00001-of-00001.safetensors"):
+        other = make_layer(family, seed=5)
+        load_hugging_face(other, source, family, prefix)
+        for a, b in zip(layer.state_dict().values(), other.state_dict().values(), strict=True):
+            assert torch.equal(a, b)
+    with pytest.raises(KeyError, match=r"layers\.7"):
+        load_hugging_face(layer, tensors, family, "model.layers.7.mlp")
+    with pytest.raises(KeyError, match=r"layers\.7"):
+        load_hugging_face(layer, tmp_path / "x", family, "model.layers.7.mlp")
+    name = f"{prefix}.gate.weight"
+    for bad, words in (
+        (tensors[name][:4], "has shape"),
+        (tensors[name].to(torch.float8_e4m3fn), "float8"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            load_hugging_face(layer, {**tensors, name: bad}, family, prefix)
+
+
+def test_families_are_checked():
+    layer = make_layer("qwen3_moe")
+    with pytest.raises(ValueError, match="family is 'gpt2'"):
+        hugging_face_tensors(layer, "gpt2", "")
+    with pytest.raises(ValueError, match="a bias of its router"):
+        hugging_face_tensors(layer, "deepseek_v3", "")
+    with pytest.raises(ValueError, match="a bias of its router"):
+        hugging_face_tensors(make_layer(), "mixtral", "")
+
+
+def uniep_command(*arguments, code=0):
+    done = subprocess.run(
+        [sys.executable, "-m", "uniep", *arguments], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def test_the_command_line():
+    assert uniep.__version__ in uniep_command("info")
+    assert "uniep run: " in uniep_command("run", "--shape", "nothing", code=2)
+
+
+def test_captures(tmp_path):
+    path = tmp_path / "layer.safetensors"
+    case = make_case(dropped=True).requires_grad()
+    other = make_case(seed=1)
+
+    def call(c):
+        return uniep.moe(
+            c.x.view(4, 12, 64), c.ids.long().view(4, 12, 2), c.probs.view(4, 12, 2), c.w1, c.w2
+        )
+
+    with uniep.capture(path, call=1) as captured:
+        call(other)
+        call(case).backward(case.dy.view(4, 12, 64))
+        call(other)
+        assert not captured.done
+        with pytest.raises(RuntimeError, match="another capture"), uniep.capture(path):
+            pass
+    assert captured.done
+    from safetensors.torch import load_file
+
+    found = load_file(path)
+    for name, tensor in {
+        "x": case.x,
+        "topk_ids": case.ids,
+        "topk_probs": case.probs,
+        "w1": case.w1,
+        "w2": case.w2,
+        "dy": case.dy,
+    }.items():
+        assert torch.equal(found[name], tensor.detach()), name
+    assert "is good" in uniep_command("validate", str(path))
+    out = tmp_path / "out.safetensors"
+    uniep_command("run", "--input", str(path), "--ranks", "2", "--output", str(out))
+    results = load_file(out)
+    assert torch.equal(results["dx"], case.x.grad) and torch.equal(results["dw1"], case.w1.grad)
+    with pytest.raises(RuntimeError, match="is not written"), uniep.capture(path, call=5):
+        call(other)
+    with uniep.capture(path), torch.no_grad():
+        call(other)
+    assert "good for a forward pass" in uniep_command("validate", str(path))
+
+
+def test_tune_and_schedule(tmp_path, monkeypatch):
+    shape = (64, 32, 8, 2, 64)
+    assert uniep.schedule(*shape, device="cpu", name="two-kernel").startswith("launch=paired")
+    monkeypatch.setenv("UNIEP_TUNE_CACHE", str(tmp_path / "tuned.json"))
+    figures = uniep.tune(*shape, ranks=1, budget=1, direction="forward")
+    assert figures
+    assert (tmp_path / "tuned.json").exists()
+    (entry,) = json.loads((tmp_path / "tuned.json").read_text())["entries"]
+    axes = dict(axis.split("=") for axis in uniep.schedule(*shape, device="cpu").split(","))
+    assert axes == {name: str(value) for name, value in entry["schedule"].items()}
+    with pytest.raises(RuntimeError, match="uniep tune"):
+        uniep.tune(*shape, ranks=3)

@@ -1,0 +1,80 @@
+"""torch.ops.uniep against PyTorch's own checks of custom ops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import make_case, workspace
+
+
+@pytest.fixture(params=["raise", "flag"])
+def call(request):
+    # Every expert gets 128 rows, so that there are no others, which would be NaN.
+    case = make_case(tokens=512)
+    case.ids = torch.arange(1024, dtype=torch.int32).view(512, 2) % 8
+    with workspace(case, on_overflow=request.param, capacity_rows=1024) as own:
+        yield case, own
+
+
+@pytest.fixture(autouse=True)
+def _memory_is_filled():
+    """What an op leaves alone in its outputs (gaps, rows that no token fills) has one value."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def check(op, arguments):
+    found = torch.library.opcheck(op, arguments)
+    assert set(found.values()) == {"SUCCESS"}
+
+
+def test_opcheck(call):
+    case, own = call
+    ops = torch.ops.uniep
+    token = (own.key, own.overflow)
+    arguments = (
+        *token,
+        *(case.x, case.ids, case.probs, case.w1, case.w2),
+        *(own.rows, own.plan_bytes, own.flag, None),
+    )
+    check(ops.forward.default, arguments)
+    saved = ops.forward(*arguments)[1:]
+    backward = (*token, *saved, case.dy, case.w1, case.w2)
+    end = (2, own.flag, "sequential")
+    check(ops.backward.default, (*backward, *end))
+    for dtype in (torch.float32, torch.bfloat16):
+        main = [torch.zeros_like(w, dtype=dtype) for w in (case.w1, case.w2)]
+        check(ops.backward_main_grad.default, (*backward, *main, *end))
+    part = (*backward, 2, own.backward_bytes, own.flag, None)
+    check(ops.backward_data.default, part)
+    rows = ops.backward_data(*part)[2]
+    weights = (own.key, *saved, rows)
+    check(ops.backward_weights.default, (*weights, 512, 8, own.flag, None))
+    main = [torch.zeros_like(w, dtype=torch.float32) for w in (case.w1, case.w2)]
+    check(ops.backward_weights_main_grad.default, (*weights, *main, 512, own.flag, None))
+
+
+def test_a_copy_of_the_key_finds_the_layer(call):
+    case, own = call
+    tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+    figures = (own.rows, own.plan_bytes, own.flag, None)
+    wanted = torch.ops.uniep.forward(own.key, own.overflow, *tensors, *figures)
+    found = torch.ops.uniep.forward(own.key.clone(), own.overflow.clone(), *tensors, *figures)
+    assert torch.equal(found[0], wanted[0])
+
+
+def test_what_forward_saves_may_move(call):
+    case, own = call
+    saved = torch.ops.uniep.forward(
+        *(own.key, own.overflow, case.x, case.ids, case.probs, case.w1, case.w2),
+        *(own.rows, own.plan_bytes, own.flag, None),
+    )[1:]
+    backward = torch.ops.uniep.backward
+    end = (case.dy, case.w1, case.w2, 2, own.flag, None)
+    wanted = backward(own.key, own.overflow, *saved, *end)
+    copies = [t.clone() for t in saved]
+    for tensor in saved:
+        tensor.fill_(0)
+    for a, b in zip(backward(own.key, own.overflow, *copies, *end), wanted, strict=True):
+        assert torch.equal(a, b)

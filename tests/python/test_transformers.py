@@ -1,0 +1,394 @@
+"""uniep.transformers with the transformers of the package index: small random models."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from torch import Tensor, nn
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+import uniep.transformers  # noqa: E402
+
+transformers.logging.set_verbosity_error()
+
+# Relative L2 distances; docs/transformers.md states these limits.
+LOGITS = 1.5e-2
+GRADIENT = 5e-2
+
+Result = tuple[Tensor, dict[str, Tensor]]  # logits, gradients by name
+SIZES: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "initializer_range": 0.1,  # the experts' part of the logits is not small
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {"num_experts": 8, "moe_intermediate_size": 32, "head_dim": 16, "norm_topk_prob": True},
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 8, "intermediate_size": 48}),
+    "olmoe": ("Olmoe", {"num_experts": 8, "intermediate_size": 40, "num_experts_per_tok": 4}),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            "num_hidden_layers": 3,
+            "first_k_dense_replace": 1,
+            "num_key_value_heads": 4,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 32,
+            "num_experts_per_tok": 4,
+            "n_group": 4,
+            "topk_group": 2,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 16,
+        },
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def registered() -> None:
+    uniep.transformers.register()
+
+
+def small(kind: str, **changes: Any) -> nn.Module:
+    name, sizes = MODELS[kind]
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **sizes, **changes})
+    torch.manual_seed(0)
+    model: nn.Module = getattr(transformers, f"{name}ForCausalLM")(config)
+    return model.bfloat16().train()
+
+
+def tokens() -> Tensor:
+    return torch.randint(256, (2, 23), generator=torch.Generator().manual_seed(1))
+
+
+def step(model: Any, ids: Tensor, implementation: str | None = None) -> Result:
+    """Logits and gradients of one forward and backward."""
+    if implementation is not None:
+        model.set_experts_implementation(implementation)
+    model.zero_grad()
+    out = model(input_ids=ids, labels=ids, use_cache=False)
+    out.loss.backward()
+    grads = {name: whole(p.grad) for name, p in model.named_parameters() if p.requires_grad}
+    return whole(out.logits.detach()), grads
+
+
+def whole(tensor: Tensor) -> Tensor:
+    full: Callable[[], Tensor] = getattr(tensor, "full_tensor", tensor.clone)
+    return full()
+
+
+@contextmanager
+def router_choices(
+    record: list[Tensor] | None = None, replay: list[Tensor] | None = None
+) -> Iterator[None]:
+    """Keeps the routers' choices, or repeats them: a rounding may turn one of two close experts."""
+    choose = torch.topk
+
+    def topk(scores: Tensor, k: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if replay is None:
+            found = choose(scores, k, *args, **kwargs)
+            assert record is not None
+            record.append(found[1])
+            return found[0], found[1]
+        ids = replay.pop(0)
+        return scores.gather(-1, ids), ids
+
+    torch.topk = topk  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.topk = choose
+    assert not replay
+
+
+def distance(found: Tensor, exact: Tensor) -> float:
+    assert found.shape == exact.shape
+    return float((found.double() - exact.double()).norm() / exact.double().norm())
+
+
+def distances(found: Result, exact: Result) -> tuple[float, dict[str, float]]:
+    assert found[1].keys() == exact[1].keys()
+    return distance(found[0], exact[0]), {n: distance(found[1][n], exact[1][n]) for n in exact[1]}
+
+
+def assert_close(logits: float, grads: dict[str, float]) -> None:
+    print(f"logits {logits:.1e}, gradients {min(grads.values()):.1e} to {max(grads.values()):.1e}")
+    assert logits < LOGITS
+    assert {name: d for name, d in grads.items() if not d < GRADIENT} == {}
+
+
+def root_mean_square(values: dict[str, float]) -> float:
+    return float(torch.tensor(list(values.values())).square().mean().sqrt())
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_logits_and_gradients_are_the_models_own(kind: str) -> None:
+    model, ids = small(kind), tokens()
+    exact_model = copy.deepcopy(model).double()
+    choices: list[Tensor] = []
+    with router_choices(record=choices):
+        exact = step(exact_model, ids, "eager")
+    results = {}
+    for implementation in ("eager", "grouped_mm", "uniep"):
+        with router_choices(replay=list(choices)):
+            results[implementation] = step(model, ids, implementation)
+    assert_close(*distances(results["uniep"], results["eager"]))
+    # No further from float64 than what transformers brings along.
+    ours, theirs = (distances(results[name], exact) for name in ("uniep", "eager"))
+    print(f"from float64: logits {ours[0]:.1e}, its own {theirs[0]:.1e}")
+    assert ours[0] < 1.2 * theirs[0]
+    assert root_mean_square(ours[1]) < 1.2 * root_mean_square(theirs[1])
+
+
+def test_the_limits_tell_a_wrong_layer_from_a_right_one() -> None:
+    model, ids = small("qwen3_moe"), tokens()
+    choices: list[Tensor] = []
+    with router_choices(record=choices):
+        own = step(model, ids, "eager")
+    for name, weight in model.named_parameters():
+        if name.endswith("gate_up_proj"):
+            with torch.no_grad():  # up, then gate
+                weight.copy_(weight.roll(weight.shape[1] // 2, 1))
+    with router_choices(replay=choices):
+        wrong = step(model, ids, "uniep")
+    logits, grads = distances(wrong, own)
+    assert logits > 4 * LOGITS
+    assert min(d for name, d in grads.items() if "experts" in name) > 4 * GRADIENT
+
+
+def test_the_schedule_that_register_was_given_changes_no_bit() -> None:
+    model, ids = small("mixtral"), tokens()
+    model.set_experts_implementation("uniep")  # type: ignore[operator]
+    first = step(model, ids)
+    uniep.transformers.register(schedule="sequential", max_tokens=64, capacity_rows=1024)
+    second = step(model, ids)
+    assert torch.equal(first[0], second[0])
+    assert all(torch.equal(first[1][name], second[1][name]) for name in first[1])
+    uniep.transformers.register(schedule="no such preset")
+    with pytest.raises(RuntimeError, match="no such preset"):
+        step(model, ids)
+
+
+def test_gradient_checkpointing_changes_no_bit() -> None:
+    model, ids = small("olmoe"), tokens()
+    first = step(model, ids, "uniep")
+    model.gradient_checkpointing_enable()  # type: ignore[operator]
+    second = step(model, ids)
+    assert torch.equal(first[0], second[0])
+    assert all(torch.equal(first[1][name], second[1][name]) for name in first[1])
+
+
+def test_generation() -> None:
+    model: Any = small("qwen3_moe").eval()
+    ids = tokens()
+    model.set_experts_implementation("uniep")
+    options = {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cached = model.generate(ids, output_logits=True, **options)
+    with torch.no_grad():
+        once = model(cached.sequences[:, :-1]).logits[:, -5:]
+    assert cached.sequences.shape == (2, 28)
+    assert distance(torch.stack(cached.logits, 1), once) < LOGITS
+
+
+def test_experts_compile_in_one_graph() -> None:
+    model, ids = small("qwen3_moe"), tokens()
+    experts = next(m for m in model.modules() if hasattr(m, "gate_up_proj"))
+    model.set_experts_implementation("uniep")  # type: ignore[operator]
+    compiled = torch.compile(experts, fullgraph=True, backend="aot_eager")
+    x = torch.randn(ids.numel(), 64).bfloat16()
+    choice = torch.rand(ids.numel(), 8).topk(2)
+    assert torch.equal(
+        compiled(x, choice.indices, choice.values), experts(x, choice.indices, choice.values)
+    )
+
+
+# What is refused.
+
+
+def test_models_in_other_types_are_refused() -> None:
+    ids = tokens()
+    with pytest.raises(TypeError, match=r"hidden_states of OlmoeExperts is torch.float32; it must"):
+        step(small("olmoe").float(), ids, "uniep")
+    with pytest.raises(TypeError, match=r"hidden_states of OlmoeExperts is torch.float16; it must"):
+        step(small("olmoe").half(), ids, "uniep")
+    with (
+        pytest.raises(TypeError, match=r"autocast is to torch.float16"),
+        torch.autocast("cpu", torch.float16),
+    ):
+        step(small("olmoe").float(), ids, "uniep")
+
+
+def test_fp32_weights_under_autocast() -> None:
+    model, ids = small("qwen3_moe").float(), tokens()
+    choices: list[Tensor] = []
+    with router_choices(record=choices):
+        exact = step(copy.deepcopy(model).double(), ids, "eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        with router_choices(replay=list(choices)):
+            own = step(model, ids, "eager")
+        with router_choices(replay=list(choices)):
+            found = step(model, ids, "uniep")
+    assert all(grad.dtype == torch.float32 for grad in found[1].values())
+    ours, theirs = distances(found, exact), distances(own, exact)
+    assert ours[0] < 1.2 * theirs[0]
+    assert root_mean_square(ours[1]) < 1.2 * root_mean_square(theirs[1])
+
+
+def test_gpt_oss_is_refused() -> None:
+    config = transformers.GptOssConfig(
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    )
+    model: Any = transformers.GptOssForCausalLM(config).bfloat16()
+    model.set_experts_implementation("uniep")
+    with pytest.raises(NotImplementedError, match="GptOssExperts stores its weights transposed"):
+        model(input_ids=tokens())
+    with pytest.raises(NotImplementedError, match="GptOssExperts stores its weights transposed"):
+        uniep.transformers.check(model)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "bias": ({"has_bias": True}, "Qwen3MoeExperts has biases; uniep computes"),
+    "interleaved": ({"is_concatenated": False}, "Qwen3MoeExperts interleaves gate and up rows;"),
+    "no gate": ({"has_gate": False}, "Qwen3MoeExperts has no gate; uniep computes"),
+    "norm": ({"has_post_expert_norm": True}, "Qwen3MoeExperts normalises each expert's output;"),
+    "gelu": ({"act_fn": nn.GELU()}, "Qwen3MoeExperts has activation GELU; uniep computes silu"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_other_experts_are_refused(case: str) -> None:
+    attributes, sentence = REFUSED[case]
+    model: Any = small("qwen3_moe")
+    for name, value in attributes.items():
+        setattr(model.model.layers[1].mlp.experts, name, value)
+    model.set_experts_implementation("uniep")
+    with pytest.raises(NotImplementedError, match=sentence):
+        model(input_ids=tokens())
+    with pytest.raises(NotImplementedError, match=sentence):
+        uniep.transformers.check(model)
+
+
+def test_a_gate_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = small("qwen3_moe")
+    monkeypatch.setattr(type(model.model.layers[0].mlp.experts), "_apply_gate", lambda self, x: x)
+    with pytest.raises(NotImplementedError, match="has a gate of its own"):
+        uniep.transformers.check(model)
+
+
+def test_check_names_the_experts() -> None:
+    assert uniep.transformers.check(small("deepseek_v3")) == [
+        "model.layers.1.mlp.experts",
+        "model.layers.2.mlp.experts",
+    ]
+    with pytest.raises(ValueError, match="Linear has no experts"):
+        uniep.transformers.check(nn.Linear(2, 2))
+
+
+# Several ranks.
+
+
+def part_of_batch(case: dict[str, int]) -> slice:
+    """Ranks of a TP group hold the same tokens."""
+    first = dist.get_rank() // case.get("tp_size", 1)
+    return slice(first, first + 1)
+
+
+def compare(kinds: dict[str, str], cases: list[dict[str, Any]]) -> list[tuple[str, Any, Any]]:
+    """On each rank: distances of every model and layout from the model alone."""
+    uniep.transformers.register(max_tokens=23)
+    ids = torch.randint(256, (4, 23), generator=torch.Generator().manual_seed(1))
+    found = []
+    for kind, path in kinds.items():
+        load = functools.partial(
+            getattr(transformers, f"{MODELS[kind][0]}ForCausalLM").from_pretrained,
+            path,
+            dtype=torch.bfloat16,
+        )
+        for case in cases:
+            own_ids = ids[part_of_batch(case)]
+            choices: list[Tensor] = []
+            with router_choices(record=choices):
+                own = step(load(experts_implementation="eager").train(), own_ids)
+            for grad in own[1].values():  # of a mean over all batches
+                dist.all_reduce(grad)
+                grad.div_(dist.get_world_size())
+            config = {"ep_size": 2, "ep_implementation": "uniep", **case}
+            implementation = config.pop("experts_implementation", "eager")
+            model = load(
+                distributed_config=transformers.distributed.DistributedConfig(**config),
+                experts_implementation=implementation,
+            ).train()
+            experts = next(module for module in model.modules() if hasattr(module, "act_fn"))
+            if hasattr(experts, "num_experts"):
+                assert experts.num_experts == 4  # of 8
+            with router_choices(replay=choices):
+                found.append((kind, case, distances(step(model, own_ids), own)))
+    return found
+
+
+def save(kinds: list[str], folder: Path) -> dict[str, str]:
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    for kind in kinds:
+        small(kind).save_pretrained(folder / kind)  # type: ignore[operator]
+    return {kind: str(folder / kind) for kind in kinds}
+
+
+def test_expert_parallel_over_2_ranks(tmp_path: Path) -> None:
+    cases: list[dict[str, Any]] = [{"fsdp_size": 2}, {"tp_size": 2}]
+    ranks = run_ranks(2, compare, save(list(MODELS), tmp_path), cases)
+    assert [len(rank) for rank in ranks] == [8, 8]
+    for kind, case, found in ranks[0] + ranks[1]:
+        print(kind, case, end=": ")
+        assert_close(*found)
+
+
+def test_experts_in_transformers_own_expert_parallelism(tmp_path: Path) -> None:
+    """It hands experts rows with local ids, and marks those of other ranks."""
+    own = {"experts_implementation": "uniep"}
+    cases = [
+        {"fsdp_size": 2, "ep_implementation": "all_to_all", **own},
+        {"tp_size": 2, "ep_implementation": "all_reduce", **own},
+    ]
+    for rank in run_ranks(2, compare, save(["mixtral"], tmp_path), cases):
+        for _, case, found in rank:
+            print(case, end=": ")
+            assert_close(*found)
+
+
+def test_2_copies_of_experts_over_4_ranks(tmp_path: Path) -> None:
+    """FSDP shards what ranks of different expert-parallel groups hold in common."""
+    cases = [{"fsdp_size": 4}, {"fsdp_size": 2, "tp_size": 2}]
+    for rank in run_ranks(4, compare, save(["qwen3_moe"], tmp_path), cases):
+        for _, case, found in rank:
+            print(case, end=": ")
+            assert_close(*found)

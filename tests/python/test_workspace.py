@@ -1,0 +1,197 @@
+"""Workspaces: memory, overflow, growing, closing; and that nothing is kept alive."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+
+import pytest
+import torch
+from cases import assert_same, gradients, make_case, step, workspace
+
+import uniep
+from uniep import _library
+
+
+def bound() -> int:
+    gc.collect()
+    return _library.torch_library.uniep_torch_bound()
+
+
+def crowded():
+    """All tokens to expert 0."""
+    case = make_case(topk=1)
+    case.ids.zero_()
+    return case
+
+
+def test_says_what_it_takes():
+    case = make_case()
+    with workspace(case) as own:
+        assert own.bytes > 0
+        assert own.saved_bytes >= own.rows * (2 * 64 + 4 * 32 + 4)
+        assert "rows=" in repr(own)
+        assert own.schedule("forward").startswith("launch=")
+        assert own.schedule("backward").startswith("launch=")
+    assert own.closed and "closed" in repr(own)
+    own.close()  # again
+
+
+def test_overflow_raises_and_names_the_capacity():
+    case = crowded().requires_grad()
+    with workspace(case, capacity_rows=16 * 8) as own:
+        assert own.rows == 128
+        wanted = step(case, workspace=own)
+        assert wanted[0].isfinite().all()
+    big = make_case(tokens=300, topk=1)
+    big.ids.zero_()
+    with workspace(big, capacity_rows=256) as own:
+        with pytest.raises(RuntimeError, match="384"):
+            step(big, workspace=own)
+        with pytest.raises(ValueError, match="on_overflow='flag'"):
+            own.needed_rows()
+        own.grow(capacity_rows=384)
+        assert_same(step(big, workspace=own), step(big))
+
+
+def test_overflow_as_a_flag():
+    big = make_case(tokens=300, topk=1)
+    big.ids.zero_()
+    with workspace(big, capacity_rows=256, on_overflow="flag") as own:
+        out, dx, dprobs, dw1, dw2 = step(big, workspace=own)
+        assert out.isnan().all() and dx.isnan().all()
+        assert not dprobs.any() and not dw1.any() and not dw2.any()
+        assert own.overflow.tolist() == [1, 384] and own.needed_rows() == 384
+        # It stays until it is cleared.
+        few = make_case(tokens=20, topk=1)
+        few.ids.zero_()
+        assert step(few, workspace=own)[0].isfinite().all()
+        assert own.overflow.tolist() == [1, 384]
+        own.overflow.zero_()
+        step(few, workspace=own)
+        assert own.overflow.tolist() == [0, 128]
+        few.ids[3] = 99
+        assert step(few, workspace=own)[0].isnan().all()
+        assert own.overflow[0] == 2
+        own.grow(capacity_rows=384)
+        assert own.overflow.tolist() == [0, 0]
+        assert_same(step(big, workspace=own), step(big))
+
+
+def test_a_backward_of_before_it_grew_is_refused():
+    case = make_case(tokens=300).requires_grad()
+    with workspace(case) as own:
+        out = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, workspace=own)
+        own.grow(capacity_rows=2048)
+        with pytest.raises(RuntimeError, match="closed"):
+            out.backward(case.dy)
+    assert_same(step(case), step(case))
+
+
+def test_default_workspaces_are_shared_and_grow():
+    before = bound()
+    step(make_case(hidden=80))
+    assert bound() == before + 1
+    step(make_case(hidden=80, seed=1))
+    step(make_case(hidden=80, tokens=20))
+    assert bound() == before + 1
+    # A larger one takes its place, and the backward of the old one still works.
+    case = make_case(hidden=80).requires_grad()
+    out = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2)
+    wanted = step(make_case(hidden=80, tokens=48))
+    step(make_case(hidden=80, tokens=100))
+    assert_same(gradients(case, out), wanted)
+    del out
+    assert bound() == before + 1
+
+
+def test_an_abandoned_workspace_ends():
+    before = bound()
+    own = workspace(make_case())
+    alive = weakref.ref(own)
+    assert bound() == before + 1
+    step(make_case(), workspace=own)
+    del own
+    assert bound() == before and alive() is None
+
+
+def rss() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def test_memory_returns_after_a_thousand_steps_and_after_exceptions():
+    case = make_case()
+    bad = make_case()
+    bad.ids[0, 0] = 77
+    failing = make_case().requires_grad()
+
+    class Stop(Exception):
+        pass
+
+    def stop(_):
+        raise Stop
+
+    def one(own):
+        step(case, workspace=own)
+        with pytest.raises(RuntimeError):
+            step(bad, workspace=own)
+        out = uniep.moe(
+            failing.x, failing.ids, failing.probs, failing.w1, failing.w2, workspace=own
+        )
+        out.register_hook(stop)
+        with pytest.raises(Stop):
+            out.backward(failing.dy)
+
+    before = bound()
+    with workspace(case) as own:
+        for _ in range(50):
+            one(own)
+        gc.collect()
+        tensors = sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects())
+        start = rss()
+        for _ in range(1000):
+            one(own)
+        gc.collect()
+        assert sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects()) <= tensors
+        # One step keeps about own.saved_bytes; a thousand that were kept would be 60 times this.
+        assert rss() - start < max(16 * own.saved_bytes, 8 << 20)
+    assert bound() == before
+
+
+def test_saved_state_is_not_held_by_the_context():
+    case = make_case().requires_grad()
+    saved = []
+
+    def pack(tensor):
+        saved.append(weakref.ref(tensor))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        out = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2)
+    out.backward(case.dy)
+    gc.collect()
+    kept = [ref() for ref in saved]
+    kept = [t for t in kept if t is not None and t is not case.w1 and t is not case.w2]
+    assert len(saved) >= 6 and not any(t.numel() > 1000 and t.dtype == torch.uint8 for t in kept)
+
+
+@pytest.mark.parametrize("how", ["open", "closed", "raises", "held by a graph"])
+def test_the_interpreter_exits_cleanly(how):
+    code = f"""
+import torch, uniep
+g = uniep.Group(device="cpu")
+own = uniep.Workspace(g, 64, 32, 8, 2, 16)
+x = torch.zeros(16, 64, dtype=torch.bfloat16, requires_grad=True)
+w1 = torch.zeros(8, 64, 64, dtype=torch.bfloat16); w2 = torch.zeros(8, 64, 32, dtype=torch.bfloat16)
+out = uniep.moe(x, torch.zeros(16, 2, dtype=torch.int32), torch.zeros(16, 2), w1, w2, workspace=own)
+how = {how!r}
+if how == "closed": own.close(); g.close()
+if how == "held by a graph": del own, g
+if how == "raises": raise SystemExit(3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == (3 if how == "raises" else 0), done.stderr
+    assert done.stderr == ""
