@@ -25,6 +25,8 @@ constexpr std::chrono::milliseconds kGreetingTime(300);
 constexpr std::chrono::milliseconds kAnswerTime(500);
 /// How long a failed rank tries to tell the others.
 constexpr std::chrono::milliseconds kFarewellTime(300);
+/// How long ranks that join may come after one that ended while they did.
+constexpr std::chrono::milliseconds kLateTime(2000);
 /// How long a process whose connection has ended may take to end itself.
 constexpr std::chrono::milliseconds kEndTime(200);
 /// Between questions to the watch.
@@ -153,23 +155,33 @@ void TcpBootstrap::accept_ranks(TcpMeeting meeting, const Step& step) {
 
   std::vector<Connection> visitors;
   const auto limit = step.begin + step.limit();
+  // The first rank that ended before all had joined. Who still comes is let in, to hear of it.
+  std::optional<int> first_lost;
+  auto last_welcome = limit;
   const auto joined = [&] {
     std::vector<bool> here(static_cast<std::size_t>(size_), true);
     for (int r = 1; r < size_; ++r) {
       Connection& c = connections_[static_cast<std::size_t>(r)];
-      if (c.open() ? c.ended() : watch_.end_of && watch_.end_of(r)) lost(r, "in stage connect");
-      here[static_cast<std::size_t>(r)] = c.open();
+      const bool ended = c.open() ? c.ended() : watch_.end_of && watch_.end_of(r);
+      if (ended && !first_lost) {
+        first_lost = r;
+        last_welcome = std::min(limit, Clock::now() + kLateTime);
+      }
+      here[static_cast<std::size_t>(r)] = c.open() || ended;
     }
     return here;
   };
   for (;;) {
     const std::vector<bool> here = joined();
     const int missing = first_missing(here);
+    if (first_lost && (missing == size_ || Clock::now() >= last_welcome)) {
+      lost(*first_lost, "in stage connect");
+    }
     if (missing == size_) break;
     if (Clock::now() >= limit) fail(missing_error(step, missing, count(here)), missing);
     std::vector<Connection*> all = all_connections();
     for (Connection& v : visitors) all.push_back(&v);
-    pump(all, limit, listener.get());
+    pump(all, last_welcome, listener.get());
     greet_visitors(meeting, visitors);
     const std::vector<Connection*> asking = read_members(nullptr);
     answer(asking, step, joined());  // who has just come counts

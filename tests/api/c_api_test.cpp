@@ -270,7 +270,8 @@ TEST_P(Overflow, IsAValueAndTheLayerGoesOn) {
   for (const bf16 v : step.result().dw1) ASSERT_EQ(v.bits, 0);
   for (const bf16 v : step.result().dw2) ASSERT_EQ(v.bits, 0);
 
-  step.data().topk_ids = plain_layer(1, 40).topk_ids;
+  // In place: the call holds the address.
+  std::ranges::copy(plain_layer(1, 40).topk_ids, step.data().topk_ids.begin());
   step.data().topk_ids[7] = p.num_experts;
   expect_ok(uniep_forward(layer.get(), &forward));
   EXPECT_EQ(overflow, (std::array<std::int64_t, 2>{2, 0}));
