@@ -36,15 +36,17 @@ tokens_beside_torch=512  # of a rank
 # its own time counts.
 declare -A program_seconds=(
   [cuda_stages_test]=45 [cuda_faults_test]=120 [cuda_group_test]=160 [cuda_graph_test]=205
-  [cuda_soak_test]=45 [cuda_profile_test]=60 [symmetric_memory_test]=65
+  [cuda_soak_test]=45 [cuda_profile_test]=60 [symmetric_memory_test]=65 [cuda_memory_test]=60
 )
 program_s=30
 # Programs whose tests have groups of up to so many ranks, and what they take where these share.
 declare -A group_ranks=(
   [cuda_group_test]=8 [cuda_graph_test]=8 [cuda_soak_test]=8 [symmetric_memory_test]=4
+  [cuda_memory_test]=4
 )
 declare -A shared_seconds=(
   [cuda_group_test]=330 [cuda_graph_test]=300 [cuda_soak_test]=150 [symmetric_memory_test]=150
+  [cuda_memory_test]=150
 )
 
 # A sanitizer's part has to be done after this many seconds: a layer smaller than a tile that no
@@ -208,6 +210,16 @@ example() {
       missing "example train_gpu, $count" "$count" "there is no $build/examples/train_gpu"
     fi
   done
+}
+
+# The package's tests on a GPU have ranks of their own, which share one.
+python_package() {
+  if python3 -c 'import pytest, uniep' 2>/dev/null; then
+    part "tests/python/test_cuda.py" 1 90 600 \
+      python3 -m pytest -q -p no:cacheprovider tests/python/test_cuda.py
+  else
+    missing "tests/python/test_cuda.py" 1 "python3 has no pytest or no uniep"
+  fi
 }
 
 plain_torch() {
@@ -382,6 +394,7 @@ test_programs
 layer_runs
 example
 bench
+python_package
 plain_torch
 beside_torch
 sanitizers
