@@ -3,11 +3,11 @@
 
     python benchmarks/binding_overhead.py [--device cpu|cuda] [--tokens N] [--json FILE]
 
-A few tokens of a small layer, so that the host's time counts. Both ways are on the same workspace,
-tensors and stream, and take turns. `host` is the time until a call returns, of bursts that a GPU's
-queue holds; `alone` is the time of a call and its end on the device. The binding's share is the
-difference: checks, tensors for what is returned and saved, and autograd. Replays of CUDA graphs of
-both calls have no host in them. docs/training.md explains the figures, docs/results.md the file.
+A few tokens of small layers, so that the host's time counts. Both ways have the same workspace and
+weights, and take turns. `host` is the time until calls return, a layer of 20 that follow one
+another, as in a model; `alone` that of one layer and its end on the device. The binding's share is
+the difference: checks, tensors for what is returned and saved, and autograd. Replays of CUDA graphs
+have no host in them. docs/training.md explains the figures, docs/results.md the file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import uniep
 from uniep import _library
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOPK = 256, 128, 8, 2
-BURST = 20  # calls that a GPU's queue holds without making the host wait
+LAYERS = 20  # of which a GPU's queue holds all launches, so that the host never waits
 
 
 class ForwardCall(ctypes.Structure):
@@ -64,18 +64,16 @@ class BackwardCall(ctypes.Structure):
 
 
 class Layer:
-    """One layer, called in two ways."""
+    """One of several layers on one workspace, called in two ways."""
 
-    def __init__(self, tokens: int, device: torch.device) -> None:
-        torch.manual_seed(1)
-        self.device, self.tokens = device, tokens
-        shape = (HIDDEN, INTERMEDIATE, EXPERTS, TOPK, tokens)
-        self.workspace = uniep.Workspace(uniep.Group(device=device), *shape)
-        bf16 = {"dtype": torch.bfloat16, "device": device}
+    def __init__(self, workspace: uniep.Workspace) -> None:
+        self.workspace, tokens = workspace, workspace.max_tokens
+        bf16 = {"dtype": torch.bfloat16, "device": workspace.device}
         self.x, self.dy = torch.randn(2, tokens, HIDDEN, **bf16).unbind()
         self.w1 = torch.randn(EXPERTS, 2 * INTERMEDIATE, HIDDEN, **bf16) * HIDDEN**-0.5
         self.w2 = torch.randn(EXPERTS, HIDDEN, INTERMEDIATE, **bf16) * INTERMEDIATE**-0.5
-        probs, ids = torch.softmax(torch.randn(tokens, EXPERTS, device=device), -1).topk(TOPK)
+        scores = torch.softmax(torch.randn(tokens, EXPERTS, device=workspace.device), -1)
+        probs, ids = scores.topk(TOPK)
         self.probs, self.ids = probs.contiguous(), ids.int()
         self.leaves = [t.requires_grad_() for t in (self.x, self.probs, self.w1, self.w2)]
         self._allocate()
@@ -105,19 +103,19 @@ class Layer:
             return {name: found[name].data_ptr() for name in names}
 
         self.forward_call = ForwardCall(
-            tokens=self.tokens,
+            tokens=self.workspace.max_tokens,
             topk_ids=self.ids.data_ptr(),
             topk_probs=self.probs.data_ptr(),
             **addresses(["x", "w1", "w2", "out", *saved]),
         )
         self.backward_call = BackwardCall(
-            tokens=self.tokens,
+            tokens=self.workspace.max_tokens,
             **addresses(["dy", "w1", "w2", "dx", "dprobs", "dw1", "dw2", *saved]),
         )
 
     def _stream(self) -> int | None:
-        on_gpu = self.device.type == "cuda"
-        return torch.cuda.current_stream(self.device).cuda_stream if on_gpu else None
+        device = self.workspace.device
+        return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
 
     def c_forward(self) -> None:
         self.forward_call.stream = self._stream()
@@ -131,52 +129,68 @@ class Layer:
             _library.library.uniep_backward(self.workspace._layer, ctypes.byref(self.backward_call))
         )
 
-    def forward(self) -> Tensor:
-        return uniep.moe(self.x, self.ids, self.probs, self.w1, self.w2, workspace=self.workspace)
+    def forward(self, x: Tensor) -> Tensor:
+        return uniep.moe(x, self.ids, self.probs, self.w1, self.w2, workspace=self.workspace)
 
 
-Ways = dict[tuple[str, str], list[float]]
+class Layers:
+    """Layers one after another, as in a model."""
 
+    def __init__(self, count: int, workspace: uniep.Workspace) -> None:
+        self.device = workspace.device
+        self.layers = [Layer(workspace) for _ in range(count)]
+        first, *others = self.layers
+        self.leaves = first.leaves + [leaf for layer in others for leaf in layer.leaves[1:]]
+        self.out: Tensor | None = None
 
-def measure(layer: Layer, turns: int, burst: int, whole: bool) -> Ways:
-    """Microseconds a call, by direction and way, of each turn of `burst` calls.
+    def c_forward(self) -> None:
+        for layer in self.layers:
+            layer.c_forward()
 
-    With the end of its work on the device where `whole`.
-    """
-    found: Ways = {}
-    outputs: list[Tensor] = []
+    def c_backward(self) -> None:
+        for layer in reversed(self.layers):
+            layer.c_backward()
 
-    def forward() -> None:
-        outputs.append(layer.forward())
+    def forward(self) -> None:
+        out = self.layers[0].x
+        for layer in self.layers:
+            out = layer.forward(out)
+        self.out = out
 
-    def backward() -> None:
-        torch.autograd.grad(outputs.pop(), layer.leaves, layer.dy)
+    def backward(self) -> None:
+        assert self.out is not None
+        torch.autograd.grad(self.out, self.leaves, self.layers[0].dy)
 
-    for _ in range(turns):
-        for direction, way, call in (
-            ("forward", "c", layer.c_forward),
-            ("backward", "c", layer.c_backward),
-            ("forward", "python", forward),
-            ("backward", "python", backward),
-        ):
-            synchronize(layer.device)
-            begin = time.perf_counter()
-            for _ in range(burst):
+    def measure(self, turns: int, whole: bool) -> dict[tuple[str, str], list[float]]:
+        """Microseconds a layer of each turn, by direction and way.
+
+        With the end of all work on the device where `whole`.
+        """
+        found: dict[tuple[str, str], list[float]] = {}
+        for _ in range(turns):
+            for direction, way, call in (
+                ("forward", "c", self.c_forward),
+                ("backward", "c", self.c_backward),
+                ("forward", "python", self.forward),
+                ("backward", "python", self.backward),
+            ):
+                synchronize(self.device)
+                begin = time.perf_counter()
                 call()
-            if whole:
-                synchronize(layer.device)
-            taken = 1e6 * (time.perf_counter() - begin) / burst
-            found.setdefault((direction, way), []).append(taken)
-    return found
+                if whole:
+                    synchronize(self.device)
+                taken = 1e6 * (time.perf_counter() - begin) / len(self.layers)
+                found.setdefault((direction, way), []).append(taken)
+        return found
 
-
-def replays(layer: Layer, count: int) -> dict[str, float]:
-    """Microseconds of a replay of a forward and a backward, by way."""
-    ways: dict[str, Callable[[], object]] = {
-        "c": lambda: (layer.c_forward(), layer.c_backward()),
-        "python": lambda: torch.autograd.grad(layer.forward(), layer.leaves, layer.dy),
-    }
-    return {way: time_replays(call, count, layer.device).whole for way, call in ways.items()}
+    def measure_replays(self, count: int) -> dict[str, float]:
+        """Microseconds a layer of replays of a forward and a backward, by way."""
+        ways: dict[str, Callable[[], object]] = {
+            "c": lambda: (self.c_forward(), self.c_backward()),
+            "python": lambda: (self.forward(), self.backward()),
+        }
+        times = {way: time_replays(call, count, self.device) for way, call in ways.items()}
+        return {way: time.whole / len(self.layers) for way, time in times.items()}
 
 
 def main() -> None:
@@ -188,27 +202,32 @@ def main() -> None:
     add("--json", metavar="FILE")
     args = parser.parse_args()
     device = torch.device(args.device)
-    layer = Layer(args.tokens, device)
+    torch.manual_seed(1)
+    shape = (HIDDEN, INTERMEDIATE, EXPERTS, TOPK, args.tokens)
+    workspace = uniep.Workspace(uniep.Group(device=device), *shape)
     found = []
-    for what, burst in (("host", BURST), ("alone", 1)):
-        measure(layer, 5, burst, what == "alone")  # warm
-        times = measure(layer, args.turns, burst, what == "alone")
+    for what, count in (("host", LAYERS), ("alone", 1)):
+        layers = Layers(count, workspace)
+        layers.measure(5, what == "alone")  # warm
+        times = layers.measure(args.turns, what == "alone")
         for direction in ("forward", "backward"):
             c, python = (Times.of(times[direction, way]) for way in ("c", "python"))
             pairs = zip(times[direction, "python"], times[direction, "c"], strict=True)
             share = statistics.median(p - c for p, c in pairs)
-            print(f"{what:6s} {direction:9s} C {c.ms:8.1f} us, uniep.moe {python.ms:8.1f} us, "
-                  f"binding {share:8.1f} us")  # fmt: skip
+            print(
+                f"{what:6s} {direction:9s} C {c.ms:8.1f} us, uniep.moe {python.ms:8.1f} us, "
+                f"binding {share:8.1f} us"
+            )
             in_ms = Times(*(1e-3 * us for us in (python.ms, python.p10, python.p90)))
             figures = {"time": what, "c_us": c.ms, "python_us": python.ms, "binding_us": share}
             found.append(as_record(direction, args.tokens, in_ms, 1e-3 * c.ms, **figures))
     if device.type == "cuda":
-        us = replays(layer, 10 * args.turns)
+        us = Layers(LAYERS, workspace).measure_replays(args.turns)
         print(f"graph  both      C {us['c']:8.1f} us, uniep.moe {us['python']:8.1f} us")
         in_ms = Times(*[1e-3 * us["python"]] * 3)
         figures = {"time": "graph", "c_us": us["c"], "python_us": us["python"]}
         found.append(as_record("both", args.tokens, in_ms, 1e-3 * us["c"], **figures))
-    layer.workspace.close()
+    workspace.close()
     header = {
         "commit": commit(),
         "machine": machine(device),

@@ -48,6 +48,22 @@ std::string device_of(const Tensor& tensor) {
   return "a device that is neither CPU nor CUDA";
 }
 
+// By the shim's own numbers.
+std::int32_t shim_type(ScalarType type) {
+  switch (type) {
+    case ScalarType::BFloat16:
+      return aoti_torch_dtype_bfloat16();
+    case ScalarType::Float:
+      return aoti_torch_dtype_float32();
+    case ScalarType::Long:
+      return aoti_torch_dtype_int64();
+    case ScalarType::Byte:
+      return aoti_torch_dtype_uint8();
+    default:
+      refuse("there is no empty tensor " + name_of(type));
+  }
+}
+
 using CurrentStream = AOTITorchError (*)(std::int32_t, void**);
 
 // In libtorch_cuda, which a CPU build of PyTorch lacks. It is loaded, but not for all to see.
@@ -85,8 +101,20 @@ void require(const Tensor& tensor, const char* name, ScalarType type,
 }
 
 Tensor empty(const Tensor& beside, ScalarType type, std::initializer_list<std::int64_t> shape) {
-  return torch::stable::new_empty(
-      beside, torch::headeronly::IntHeaderOnlyArrayRef(shape.begin(), shape.size()), type);
+  // Not by the dispatcher, which looks the op up by its name at every call.
+  std::array<std::int64_t, 3> strides{};
+  std::int64_t count = 1;
+  for (std::size_t i = shape.size(); i-- > 0;) {
+    strides[i] = count;
+    count *= std::max<std::int64_t>(shape.begin()[i], 1);
+  }
+  std::int32_t device = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(beside.get(), &device));
+  AtenTensorHandle made = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<std::int64_t>(shape.size()), shape.begin(), strides.data(), shim_type(type),
+      device, beside.get_device_index(), &made));
+  return Tensor(made);
 }
 
 void raise_to(Tensor& into, const Tensor& values) {

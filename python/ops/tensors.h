@@ -21,7 +21,7 @@ using torch::stable::Tensor;
 void require(const Tensor& tensor, const char* name, ScalarType type,
              std::initializer_list<std::int64_t> shape, const Tensor& beside);
 
-/// An uninitialised tensor where `beside` lies.
+/// An uninitialised tensor of up to three dimensions where `beside` lies.
 Tensor empty(const Tensor& beside, ScalarType type, std::initializer_list<std::int64_t> shape);
 
 /// Raises each of the two numbers of `into` to that of `values`, on the current stream.

@@ -18,6 +18,7 @@ __all__ = [
     "check_main_grads",
     "check_workspace",
     "int32",
+    "rows",
 ]
 
 
@@ -152,8 +153,15 @@ def check_deferred(w1: Tensor, w2: Tensor, main_grads: tuple[Tensor, Tensor] | N
             )
 
 
+def rows(tensor: Tensor) -> Tensor:
+    """The tensor as a contiguous one of two dimensions; itself where it is one."""
+    if tensor.dim() == 2 and tensor.is_contiguous():
+        return tensor
+    return tensor.reshape(-1, tensor.shape[-1]).contiguous()
+
+
 def int32(ids: Tensor) -> Tensor:
     """The ids as int32; those that int32 cannot hold stay impossible."""
     if ids.dtype == torch.int32:
-        return ids.contiguous()
+        return ids
     return ids.clamp(-2, torch.iinfo(torch.int32).max).to(torch.int32)

@@ -153,9 +153,9 @@ def moe(
     _arguments.check(x, topk_ids, topk_probs, w1, w2)
     experts, double, hidden = w1.shape
     topk = topk_ids.shape[-1]
-    tokens = x.reshape(-1, hidden).contiguous()
-    ids = _arguments.int32(topk_ids.reshape(-1, topk))
-    probs = topk_probs.reshape(-1, topk).contiguous()
+    tokens = _arguments.rows(x)
+    ids = _arguments.int32(_arguments.rows(topk_ids))
+    probs = _arguments.rows(topk_probs)
     if workspace is None:
         workspace = default_workspace(
             group,
