@@ -13,6 +13,7 @@
 #include "cuda/layer_memory.h"
 #include "cuda/pass.h"
 #include "cuda/plan_launch.h"
+#include "cuda/profiler_range.h"
 #include "cuda/stream_order.h"
 #include "cuda/tensor_alignment.h"
 #include "cuda/wait_failure.h"
@@ -355,6 +356,7 @@ RoutingPlan CudaLayer::make_plan(std::span<const std::int32_t> topk_ids,
                             static_cast<std::uint64_t>(timeout_ms_) * 1'000'000);
   args.overflow = options.overflow;
   args.calls = call_state(comm_.rank());
+  const ProfilerRange range([] { return std::string("uniep plan"); });
   check_cuda(launch_plan(args, 0, stream_), "launch plan");
   counted_ = true;
   ++plans_;
@@ -463,6 +465,7 @@ void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const Pass
   captured_ ? clock.skip(pass) : clock.start(pass, stream_);
   const OrderArgs order_args{
       .view = view, .plan = plan, .order = order, .scratch = scratch(), .failed = context.failed};
+  const ProfilerRange range([&] { return cat("uniep ", name(pass)); });
   check_cuda(launch_order(order_args, 0, stream_), "launch order");
   EnterArgs enter =
       enter_args(problem_, comm_.size(), memory, tensors.tokens, tensors.probs, plan.status);

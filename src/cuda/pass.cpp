@@ -9,6 +9,7 @@
 #include "base/cuda/driver.h"
 #include "cuda/device/tile_shape.h"
 #include "cuda/plan_launch.h"
+#include "cuda/profiler_range.h"
 #include "cuda/tensor_map.h"
 #include "schedule/constraints.h"
 #include "schedule/roles.h"
@@ -180,6 +181,7 @@ StageMaps PassLauncher::maps(Stage stage) const {
 }
 
 void PassLauncher::enter(const EnterArgs& args) {
+  const ProfilerRange range([&] { return cat("uniep ", name(ctx_.view.pass), ": enter"); });
   tickets_ = args.tickets;
   if (!ctx_.view.moves_data()) {
     const FaultFill& fill = args.fill;
@@ -203,6 +205,7 @@ LaunchQueues PassLauncher::queues(int index) const {
 }
 
 void PassLauncher::launch(int index) const {
+  const ProfilerRange range([&] { return range_name(ctx_.view, index); });
   const LaunchPass function = launch_function(ctx_.view.pass, ctx_.view.schedule.tile_n, tensors_);
   check_cuda(function(ctx_, queues(index), maps_, ctas_, stream_),
              cat("launch ", index, " of the ", name(ctx_.view.pass), " pass").c_str());
