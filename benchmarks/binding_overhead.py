@@ -3,11 +3,12 @@
 
     python benchmarks/binding_overhead.py [--device cpu|cuda] [--tokens N] [--json FILE]
 
-A few tokens of small layers, so that the host's time counts. Both ways have the same workspace and
-weights, and take turns. `host` is the time until calls return, a layer of 20 that follow one
-another, as in a model; `alone` that of one layer and its end on the device. The binding's share is
-the difference: checks, tensors for what is returned and saved, and autograd. Replays of CUDA graphs
-have no host in them. docs/training.md explains the figures, docs/results.md the file.
+A few tokens of small layers, so that the host's time counts. All ways have the same workspace and
+weights, and take turns: the C API, uniep.moe, and `nothing`, a function of as many tensors that
+computes nothing, which is what PyTorch takes for autograd alone. `host` is the time until calls
+return, a layer of 20 that follow one another, as in a model; `alone` that of one layer and its end
+on the device. Replays of CUDA graphs have no host in them. docs/training.md explains the figures,
+docs/results.md the file.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import uniep
 from uniep import _library
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOPK = 256, 128, 8, 2
+WAYS = ("c", "nothing", "uniep.moe")
 LAYERS = 20  # of which a GPU's queue holds all launches, so that the host never waits
 
 
@@ -133,6 +135,20 @@ class Layer:
         return uniep.moe(x, self.ids, self.probs, self.w1, self.w2, workspace=self.workspace)
 
 
+class Nothing(torch.autograd.Function):
+    """What PyTorch takes for any function of four tensors with gradients, written in Python."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, probs: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+        ctx.save_for_backward(probs, w1, w2)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
+        probs, w1, w2 = ctx.saved_tensors
+        return dy, probs, w1, w2
+
+
 class Layers:
     """Layers one after another, as in a model."""
 
@@ -141,25 +157,32 @@ class Layers:
         self.layers = [Layer(workspace) for _ in range(count)]
         first, *others = self.layers
         self.leaves = first.leaves + [leaf for layer in others for leaf in layer.leaves[1:]]
-        self.out: Tensor | None = None
+        self.outputs: dict[str, Tensor] = {}
+        run = self.run
+        self.functions: dict[str, Callable[[], Tensor]] = {
+            "nothing": lambda: run(lambda at, x: Nothing.apply(x, at.probs, at.w1, at.w2)),
+            "uniep.moe": lambda: run(Layer.forward),
+        }
 
-    def c_forward(self) -> None:
-        for layer in self.layers:
-            layer.c_forward()
-
-    def c_backward(self) -> None:
-        for layer in reversed(self.layers):
-            layer.c_backward()
-
-    def forward(self) -> None:
+    def run(self, call: Callable[[Layer, Tensor], Tensor]) -> Tensor:
         out = self.layers[0].x
         for layer in self.layers:
-            out = layer.forward(out)
-        self.out = out
+            out = call(layer, out)
+        return out
 
-    def backward(self) -> None:
-        assert self.out is not None
-        torch.autograd.grad(self.out, self.leaves, self.layers[0].dy)
+    def forward(self, way: str) -> None:
+        if way == "c":
+            for layer in self.layers:
+                layer.c_forward()
+        else:
+            self.outputs[way] = self.functions[way]()
+
+    def backward(self, way: str) -> None:
+        if way == "c":
+            for layer in reversed(self.layers):
+                layer.c_backward()
+        else:
+            torch.autograd.grad(self.outputs.pop(way), self.leaves, self.layers[0].dy)
 
     def measure(self, turns: int, whole: bool) -> dict[tuple[str, str], list[float]]:
         """Microseconds a layer of each turn, by direction and way.
@@ -168,29 +191,25 @@ class Layers:
         """
         found: dict[tuple[str, str], list[float]] = {}
         for _ in range(turns):
-            for direction, way, call in (
-                ("forward", "c", self.c_forward),
-                ("backward", "c", self.c_backward),
-                ("forward", "python", self.forward),
-                ("backward", "python", self.backward),
-            ):
-                synchronize(self.device)
-                begin = time.perf_counter()
-                call()
-                if whole:
+            for way in WAYS:
+                for direction, call in (("forward", self.forward), ("backward", self.backward)):
                     synchronize(self.device)
-                taken = 1e6 * (time.perf_counter() - begin) / len(self.layers)
-                found.setdefault((direction, way), []).append(taken)
+                    begin = time.perf_counter()
+                    call(way)
+                    if whole:
+                        synchronize(self.device)
+                    taken = 1e6 * (time.perf_counter() - begin) / len(self.layers)
+                    found.setdefault((direction, way), []).append(taken)
         return found
 
-    def measure_replays(self, count: int) -> dict[str, float]:
-        """Microseconds a layer of replays of a forward and a backward, by way."""
-        ways: dict[str, Callable[[], object]] = {
-            "c": lambda: (self.c_forward(), self.c_backward()),
-            "python": lambda: (self.forward(), self.backward()),
-        }
-        times = {way: time_replays(call, count, self.device) for way, call in ways.items()}
-        return {way: time.whole / len(self.layers) for way, time in times.items()}
+    def measure_replay(self, way: str, count: int) -> float:
+        """Microseconds a layer of replays of a forward and a backward."""
+
+        def both() -> None:
+            self.forward(way)
+            self.backward(way)
+
+        return time_replays(both, count, self.device).whole / len(self.layers)
 
 
 def main() -> None:
@@ -205,28 +224,26 @@ def main() -> None:
     torch.manual_seed(1)
     shape = (HIDDEN, INTERMEDIATE, EXPERTS, TOPK, args.tokens)
     workspace = uniep.Workspace(uniep.Group(device=device), *shape)
-    found = []
+    found: list[dict[str, Any]] = []
+
+    def note(direction: str, what: str, way: str, times: list[float], c: list[float]) -> None:
+        us, share = Times.of(times), statistics.median(map(float.__sub__, times, c))
+        print(f"{what:6s} {direction:9s} {way:9s} {us.ms:8.1f} us, beside C {share:+8.1f} us")
+        in_ms = Times(*(1e-3 * value for value in (us.ms, us.p10, us.p90)))
+        figures = {"time": what, "way": way, "beside_c_us": share}
+        found.append(as_record(direction, args.tokens, in_ms, 1e-3 * Times.of(c).ms, **figures))
+
     for what, count in (("host", LAYERS), ("alone", 1)):
         layers = Layers(count, workspace)
         layers.measure(5, what == "alone")  # warm
         times = layers.measure(args.turns, what == "alone")
-        for direction in ("forward", "backward"):
-            c, python = (Times.of(times[direction, way]) for way in ("c", "python"))
-            pairs = zip(times[direction, "python"], times[direction, "c"], strict=True)
-            share = statistics.median(p - c for p, c in pairs)
-            print(
-                f"{what:6s} {direction:9s} C {c.ms:8.1f} us, uniep.moe {python.ms:8.1f} us, "
-                f"binding {share:8.1f} us"
-            )
-            in_ms = Times(*(1e-3 * us for us in (python.ms, python.p10, python.p90)))
-            figures = {"time": what, "c_us": c.ms, "python_us": python.ms, "binding_us": share}
-            found.append(as_record(direction, args.tokens, in_ms, 1e-3 * c.ms, **figures))
+        for (direction, way), taken in sorted(times.items(), reverse=True):
+            note(direction, what, way, taken, times[direction, "c"])
     if device.type == "cuda":
-        us = Layers(LAYERS, workspace).measure_replays(args.turns)
-        print(f"graph  both      C {us['c']:8.1f} us, uniep.moe {us['python']:8.1f} us")
-        in_ms = Times(*[1e-3 * us["python"]] * 3)
-        figures = {"time": "graph", "c_us": us["c"], "python_us": us["python"]}
-        found.append(as_record("both", args.tokens, in_ms, 1e-3 * us["c"], **figures))
+        layers = Layers(LAYERS, workspace)
+        replays = {way: layers.measure_replay(way, args.turns) for way in ("c", "uniep.moe")}
+        for way, us in replays.items():
+            note("both", "graph", way, [us], [replays["c"]])
     workspace.close()
     header = {
         "commit": commit(),
