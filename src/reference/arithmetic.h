@@ -8,8 +8,8 @@
 
 namespace uniep::reference {
 
-// The stages are written once, as templates over one of these two: in which numbers to compute,
-// what memory keeps of a number, and the activation function.
+// The stages are written once, as templates over one of these or over that of bounded.cpp: in which
+// numbers to compute, what memory keeps of a number, and the activation function.
 
 /// float64, rounded nowhere.
 struct ExactArithmetic {

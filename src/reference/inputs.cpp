@@ -1,6 +1,7 @@
 #include "reference/inputs.h"
 
 #include "base/check.h"
+#include "reference/bounded.h"
 
 namespace uniep::reference {
 namespace {
@@ -9,7 +10,15 @@ template <class T>
 std::vector<T> widen(const std::vector<bf16>& values) {
   std::vector<T> wide;
   wide.reserve(values.size());
-  for (const bf16 v : values) wide.push_back(to_float(v));
+  for (const bf16 v : values) wide.push_back(T{to_float(v)});
+  return wide;
+}
+
+template <class T>
+std::vector<T> widen(const std::vector<float>& values) {
+  std::vector<T> wide;
+  wide.reserve(values.size());
+  for (const float v : values) wide.push_back(T{v});
   return wide;
 }
 
@@ -44,7 +53,7 @@ Inputs<T> widen(const LayerData& layer) {
           .topk = layer.topk,
           .x = widen<T>(layer.x),
           .topk_ids = layer.topk_ids,
-          .topk_probs = {layer.topk_probs.begin(), layer.topk_probs.end()},
+          .topk_probs = widen<T>(layer.topk_probs),
           .w1 = widen<T>(layer.w1),
           .w2 = widen<T>(layer.w2),
           .dy = widen<T>(layer.dy)};
@@ -52,5 +61,6 @@ Inputs<T> widen(const LayerData& layer) {
 
 template Inputs<float> widen(const LayerData&);
 template Inputs<double> widen(const LayerData&);
+template Inputs<Bounded> widen(const LayerData&);
 
 }  // namespace uniep::reference

@@ -30,7 +30,7 @@ Matrix<T> transposed(const Matrix<T>& m) {
 
 /// a [M, K] times b [K, N]. Every element has one accumulator, which starts from +0 and takes one
 /// fused multiply-add per step, k ascending: the GEMM of the numerics contract when T is float.
-/// For T = float and double.
+/// For T = float and double; bounded.h's numbers have their own.
 template <class T>
 Matrix<T> product(const Matrix<T>& a, const Matrix<T>& b);
 

@@ -97,6 +97,8 @@ Json check_list(const std::vector<TensorCheck>& checks) {
                     {"elements", c.elements},
                     {"wrong", c.differing},
                     {"relative_l2", c.relative_l2},
+                    {"limit", c.limit},
+                    {"overflows", c.overflows},
                     {"ok", c.ok()}});
   }
   return list;
