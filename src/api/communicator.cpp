@@ -23,14 +23,15 @@ void require_backend(Backend backend) {
 Communicator communicator_of(Backend backend, GroupMember member) {
 #ifdef UNIEP_HAS_CUDA
   if (backend == Backend::kCuda) {
-    return Communicator(std::make_shared<cuda::CudaCommunicator>(std::move(member)));
+    return Communicator(
+        ended_by_its_process(std::make_shared<cuda::CudaCommunicator>(std::move(member))));
   }
 #endif
   (void)backend;
   if (member.size == 1) return Communicator::cpu_group(1)[0];
   const int rank = member.rank;
-  return Communicator(
-      std::make_shared<CpuCommunicator>(ProcessGroup::make(std::move(member)), rank));
+  return Communicator(ended_by_its_process(
+      std::make_shared<CpuCommunicator>(ProcessGroup::make(std::move(member)), rank)));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "api/no_cuda.h"
 #include "base/check.h"
 #include "cpu/cpu_layer.h"
+#include "group/communicator_impl.h"
 #include "layer/backend.h"
 #include "layer/saved_data.h"
 #ifdef UNIEP_HAS_CUDA
@@ -48,9 +49,36 @@ std::unique_ptr<LayerBackend> make_backend(const Problem& problem, Communicator 
 
 CallOptions with(const Schedule& schedule) { return {.schedule = schedule}; }
 
+LayerBackend& present(const std::unique_ptr<LayerBackend>& backend) {
+  require(backend != nullptr, ErrorCode::kInvalidArgument,
+          "the layer was moved to another one; that one can be called");
+  return *backend;
+}
+
+/// A call of a layer's backend, for as long as this lives.
+class Call {
+ public:
+  explicit Call(const std::unique_ptr<LayerBackend>& backend)
+      : backend_(present(backend)), call_(backend_.usage) {}
+  LayerBackend* operator->() { return &backend_; }
+
+ private:
+  LayerBackend& backend_;
+  Usage::Call call_;
+};
+
+/// In a process that was forked off nothing is let go of: what holds it is its parent's.
+void end(std::unique_ptr<LayerBackend>& backend) {
+  if (backend && !backend->usage.in_own_process()) (void)backend.release();
+  backend.reset();
+}
+
 }  // namespace
 
 Layer::Layer(const Problem& problem, Communicator communicator, const LayerOptions& options) {
+  require(communicator.impl() != nullptr, ErrorCode::kInvalidArgument,
+          "the communicator was moved to another one; that one is accepted");
+  communicator.impl()->usage.require_own_process();
   // Memory of a layer that could not be made is not said to be released.
   const auto made = std::make_shared<bool>(false);
   LayerOptions own = options;
@@ -64,8 +92,15 @@ Layer::Layer(const Problem& problem, Communicator communicator, const LayerOptio
   *made = true;
 }
 Layer::Layer(Layer&&) noexcept = default;
-Layer& Layer::operator=(Layer&&) noexcept = default;
-Layer::~Layer() = default;
+Layer& Layer::operator=(Layer&& other) noexcept {
+  if (this != &other) {
+    end(backend_);
+    backend_ = std::move(other.backend_);
+    schedules_ = other.schedules_;
+  }
+  return *this;
+}
+Layer::~Layer() { end(backend_); }
 
 MemoryNeeds Layer::memory_needs(const Problem& problem, Backend backend, int num_ranks) {
   validate(problem, num_ranks);
@@ -78,7 +113,7 @@ MemoryNeeds Layer::memory_needs(const Problem& problem, Backend backend, int num
 }
 
 RoutingPlan Layer::plan(std::span<const std::int32_t> topk_ids, const CallOptions& options) {
-  return backend_->plan(topk_ids, options);
+  return Call(backend_)->plan(topk_ids, options);
 }
 
 Saved Layer::forward(const RoutingPlan& plan, const ForwardArgs& args) {
@@ -90,11 +125,11 @@ Saved Layer::forward(const RoutingPlan& plan, const ForwardArgs& args, const Sch
 }
 
 Saved Layer::forward(const RoutingPlan& plan, const ForwardArgs& args, const CallOptions& options) {
-  return backend_->forward(plan, args, complete(options, Pass::kForward));
+  return Call(backend_)->forward(plan, args, complete(options, Pass::kForward));
 }
 
 Saved Layer::restore(const StepMemory& memory, std::int64_t tokens, bool flagged) {
-  return backend_->restore(memory, tokens, flagged);
+  return Call(backend_)->restore(memory, tokens, flagged);
 }
 
 void Layer::backward(const Saved& saved, const BackwardArgs& args) {
@@ -106,7 +141,7 @@ void Layer::backward(const Saved& saved, const BackwardArgs& args, const Schedul
 }
 
 void Layer::backward(const Saved& saved, const BackwardArgs& args, const CallOptions& options) {
-  backend_->backward(saved, args, complete(options, Pass::kBackward));
+  Call(backend_)->backward(saved, args, complete(options, Pass::kBackward));
 }
 
 void Layer::backward_data(Saved& saved, const BackwardDataArgs& args) {
@@ -118,7 +153,7 @@ void Layer::backward_data(Saved& saved, const BackwardDataArgs& args, const Sche
 }
 
 void Layer::backward_data(Saved& saved, const BackwardDataArgs& args, const CallOptions& options) {
-  backend_->backward_data(saved, args, complete(options, Pass::kBackward));
+  Call(backend_)->backward_data(saved, args, complete(options, Pass::kBackward));
 }
 
 void Layer::backward_weights(Saved& saved, const BackwardWeightsArgs& args) {
@@ -132,7 +167,7 @@ void Layer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
 
 void Layer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
                              const CallOptions& options) {
-  backend_->backward_weights(saved, args, complete(options, Pass::kBackward));
+  Call(backend_)->backward_weights(saved, args, complete(options, Pass::kBackward));
 }
 
 /// With the schedule under which the pass runs.
@@ -143,14 +178,15 @@ CallOptions Layer::complete(const CallOptions& options, Pass pass) const {
 }
 
 const Schedule& Layer::schedule(Pass pass) const {
+  (void)present(backend_);
   return schedules_[static_cast<std::size_t>(pass)];
 }
 
-void Layer::synchronize() { backend_->synchronize(); }
+void Layer::synchronize() { Call(backend_)->synchronize(); }
 
-const Problem& Layer::problem() const { return backend_->problem(); }
-const Communicator& Layer::communicator() const { return backend_->communicator(); }
-const PassStats& Layer::last_pass() const { return backend_->last_pass(); }
-std::vector<TimelineEvent> Layer::take_timeline() { return backend_->take_timeline(); }
+const Problem& Layer::problem() const { return present(backend_).problem(); }
+const Communicator& Layer::communicator() const { return present(backend_).communicator(); }
+const PassStats& Layer::last_pass() const { return present(backend_).last_pass(); }
+std::vector<TimelineEvent> Layer::take_timeline() { return Call(backend_)->take_timeline(); }
 
 }  // namespace uniep

@@ -1,5 +1,7 @@
 #include "cpu/worker_pool.h"
 
+#include "base/threads.h"
+
 namespace uniep::cpu {
 
 WorkerPool::~WorkerPool() {
@@ -16,7 +18,8 @@ void WorkerPool::run(int count, const std::function<void(int)>& body) {
     const std::scoped_lock lock(mutex_);
     // First, since it may throw, and then nobody may have begun.
     while (static_cast<int>(threads_.size()) < count - 1) {
-      threads_.emplace_back([this, i = static_cast<int>(threads_.size()) + 1] { serve(i); });
+      threads_.push_back(
+          start_thread([this, i = static_cast<int>(threads_.size()) + 1] { serve(i); }));
     }
     body_ = &body;
     count_ = count;

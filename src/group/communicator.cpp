@@ -6,9 +6,19 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/threads.h"
 #include "group/thread_group.h"
 
 namespace uniep {
+
+std::shared_ptr<CommunicatorImpl> ended_by_its_process(std::shared_ptr<CommunicatorImpl> impl) {
+  CommunicatorImpl* const address = impl.get();
+  return {address, [impl = std::move(impl)](CommunicatorImpl*) mutable {
+            if (impl->usage.in_own_process()) return;
+            // Never destroyed here.
+            (void)new std::shared_ptr<CommunicatorImpl>(std::move(impl));
+          }};
+}
 
 std::vector<Communicator> Communicator::cpu_group(int size) {
   require(size >= 1 && size <= 64, ErrorCode::kInvalidArgument, "group size is ", size,
@@ -16,7 +26,8 @@ std::vector<Communicator> Communicator::cpu_group(int size) {
   const auto group = std::make_shared<ThreadGroup>(size);
   std::vector<Communicator> members;
   for (int r = 0; r < size; ++r) {
-    members.push_back(Communicator(std::make_shared<CpuCommunicator>(group, r)));
+    members.push_back(
+        Communicator(ended_by_its_process(std::make_shared<CpuCommunicator>(group, r))));
   }
   return members;
 }
@@ -70,7 +81,9 @@ void run_ranks(const std::vector<Communicator>& group,
   };
   std::vector<std::jthread> threads;
   try {
-    for (const Communicator& member : group) threads.emplace_back(run, member);
+    for (const Communicator& member : group) {
+      threads.push_back(start_thread<std::jthread>(run, member));
+    }
   } catch (...) {
     all_there.set_value(false);
     throw;

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <memory>
 #include <string>
 
+#include "base/usage.h"
 #include "group/bootstrap.h"
 #include "uniep/backend.h"
 
@@ -18,6 +20,12 @@ class CommunicatorImpl {
 
   /// This rank takes no further part: ends the waits of all others, with this sentence.
   virtual void fail(const std::string& sentence) = 0;
+
+  const Usage usage;
 };
+
+/// What a Communicator holds. In a process that was forked off its end does nothing: there are no
+/// threads to wait for, and others must not hear that this rank leaves.
+std::shared_ptr<CommunicatorImpl> ended_by_its_process(std::shared_ptr<CommunicatorImpl> impl);
 
 }  // namespace uniep

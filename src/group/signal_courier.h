@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/threads.h"
 #include "group/link.h"
 
 namespace uniep {
@@ -23,7 +24,7 @@ class SignalCourier {
     std::uint32_t amount;
   };
 
-  SignalCourier() : thread_([this] { run(); }) {}
+  SignalCourier() : thread_(start_thread([this] { run(); })) {}
   ~SignalCourier();
 
   /// Makes all additions (release) at `due`. `keeps_alive` owns the counters' memory.

@@ -12,8 +12,8 @@ inline Error wait_error(const WaitReport& w, const std::string& what) {
   const std::string tile = w.tile < 0 ? "" : cat(", tile ", w.tile);
   const std::string peer = w.peer < 0 ? "" : cat(", peer ", w.peer);
   return Error(w, cat("rank ", w.rank, ": wait expired after ", w.limit_ms,
-                      " ms (UNIEP_TIMEOUT_MS)", " in stage ", w.stage, tile, peer, ": expected ",
-                      w.expected, " ", what, ", seen ", w.seen));
+                      " ms (timeout_ms or UNIEP_TIMEOUT_MS)", " in stage ", w.stage, tile, peer,
+                      ": expected ", w.expected, " ", what, ", seen ", w.seen));
 }
 
 }  // namespace uniep

@@ -209,7 +209,7 @@ void LayerReader::check_probs() {
   std::int64_t bad = 0;
   for (std::size_t i = 0; i < layer_.topk_probs.size(); ++i) {
     const float p = layer_.topk_probs[i];
-    if (std::isfinite(p)) continue;
+    if (std::isfinite(p) || layer_.topk_ids[i] < 0) continue;  // nobody reads a dropped slot's
     if (++bad > kMaxNamed) continue;
     add("topk_probs of ", token_and_slot(i), " is ", shown(p), "; a finite number is needed");
   }

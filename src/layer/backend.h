@@ -1,5 +1,6 @@
 #pragma once
 
+#include "base/usage.h"
 #include "uniep/error.h"
 #include "uniep/layer.h"
 
@@ -27,6 +28,8 @@ class LayerBackend {
   virtual const PassStats& last_pass() const = 0;
   virtual std::vector<TimelineEvent> take_timeline() = 0;
   virtual void synchronize() = 0;
+
+  Usage usage;
 };
 
 }  // namespace uniep

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -33,7 +34,11 @@ void for_each_in_parallel(std::size_t count, F&& f) {
   };
   {
     std::vector<std::jthread> threads;
-    for (std::size_t i = 1; i < std::min(count, model_threads()); ++i) threads.emplace_back(work);
+    try {
+      for (std::size_t i = 1; i < std::min(count, model_threads()); ++i) threads.emplace_back(work);
+    } catch (const std::system_error&) {
+      // The threads that there are do the work of all.
+    }
     work();
   }
   if (thrown) std::rethrow_exception(thrown);

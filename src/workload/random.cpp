@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cfloat>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -58,8 +59,16 @@ void NormalStream::fill(std::uint64_t first, std::span<bf16> out, double scale) 
   // Ranges start at even indices, as a pair of values comes from one hash.
   const std::size_t step = (out.size() / threads / 2 + 1) * 2;
   std::vector<std::jthread> others;
-  for (std::size_t t = 1; t < threads; ++t) {
-    others.emplace_back(fill_range, t * step, std::min(out.size(), (t + 1) * step));
+  std::size_t started = 1;
+  try {
+    for (; started < threads; ++started) {
+      others.emplace_back(fill_range, started * step, std::min(out.size(), (started + 1) * step));
+    }
+  } catch (const std::system_error&) {
+    // No more threads for this process: the rest is done here.
+  }
+  for (std::size_t t = started; t < threads; ++t) {
+    fill_range(t * step, std::min(out.size(), (t + 1) * step));
   }
   fill_range(0, std::min(out.size(), step));
 }

@@ -77,7 +77,7 @@ void expect_culprit_named(const std::vector<std::string>& said) {
   for (std::size_t r = 0; r < said.size(); ++r) {
     if (static_cast<int>(r) == kCulprit) continue;
     EXPECT_EQ(said[r].rfind(cat("rank ", r, ": wait expired after ", kLimitMs,
-                                " ms (UNIEP_TIMEOUT_MS) in stage dispatch, tile "),
+                                " ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage dispatch, tile "),
                             0),
               0u)
         << said[r];

@@ -188,7 +188,7 @@ TEST_F(PlanKernel, APeerThatDoesNotComeIsNamed) {
     ASSERT_NO_FATAL_FAILURE(expect_empty(p, 2, group.plan(0)));
     EXPECT_EQ(reported(group, 0, short_limit_ms()),
               cat("rank 0: wait expired after ", short_limit_ms(),
-                  " ms (UNIEP_TIMEOUT_MS) in stage plan, peer 1: expected 64 parts of its "
+                  " ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage plan, peer 1: expected 64 parts of its "
                   "topk_ids, seen 0"));
   }
 }

@@ -131,7 +131,7 @@ TEST_P(SilentRank, IsNamedByTheOthersWithinTheLimit) {
                     .seen = kRanks - 1,
                     .limit_ms = short_limit_ms()});
     EXPECT_EQ(o.what(), cat("rank ", w.rank, ": wait expired after ", w.limit_ms,
-                            " ms (UNIEP_TIMEOUT_MS) in stage ", GetParam().stage,
+                            " ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage ", GetParam().stage,
                             ", peer 2: expected 4 ranks present, seen 3"));
     EXPECT_GE(o.seconds, limit_s * 0.99);
     origin = w.rank;
@@ -150,7 +150,7 @@ TEST(Failure, ALateRankIsToldThatTheGroupIsUnusable) {
     g.forward(rank);
   });
   EXPECT_EQ(outcomes[0].what(),
-            "rank 0: wait expired after 100 ms (UNIEP_TIMEOUT_MS) in stage enter, peer 1: expected "
+            "rank 0: wait expired after 100 ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage enter, peer 1: expected "
             "2 ranks present, seen 1");
   EXPECT_EQ(outcomes[1].what(), "the group is unusable since rank 0 failed: " + outcomes[0].what());
 }
@@ -265,7 +265,7 @@ TEST_P(WithheldSignal, IsReportedWithAllItsNumbersAndEndsEveryRank) {
                                                                       : "tile_done";
     const std::string sentence =
         cat("rank ", want.rank, ": wait expired after ", want.limit_ms,
-            " ms (UNIEP_TIMEOUT_MS) in stage ", want.stage, ", tile 0, peer 1: expected ",
+            " ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage ", want.stage, ", tile 0, peer 1: expected ",
             want.expected, " ", counter, ", seen ", want.seen);
     EXPECT_EQ(origin.what(), sentence);
     EXPECT_EQ(origin_of(outcomes), want.rank);
@@ -318,7 +318,7 @@ TEST(Failure, TheLimitComesFromTheEnvironmentWhereTheOptionsLeaveItOpen) {
   const auto outcomes = g.attempt([&](int rank) {
     if (rank == 1) const Layer layer(g.split().problem(), g.group()[1]);
   });
-  EXPECT_NE(outcomes[1].what().find("wait expired after 60 ms (UNIEP_TIMEOUT_MS) in stage plan"),
+  EXPECT_NE(outcomes[1].what().find("wait expired after 60 ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage plan"),
             std::string::npos)
       << outcomes[1].what();
 }

@@ -195,3 +195,25 @@ if how == "raises": raise SystemExit(3)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == (3 if how == "raises" else 0), done.stderr
     assert done.stderr == ""
+
+
+def test_a_forked_child_is_refused_and_exits_cleanly():
+    code = """
+import os, sys, torch, uniep
+torch.set_num_threads(1)
+x = torch.zeros(16, 64, dtype=torch.bfloat16)
+w1 = torch.zeros(8, 64, 64, dtype=torch.bfloat16); w2 = torch.zeros(8, 64, 32, dtype=torch.bfloat16)
+ids, probs = torch.zeros(16, 2, dtype=torch.int32), torch.zeros(16, 2)
+uniep.moe(x, ids, probs, w1, w2)
+child = os.fork()
+try:
+    uniep.moe(x, ids, probs, w1, w2)
+except RuntimeError as error:
+    assert child == 0 and "was forked from process" in str(error), error
+    sys.exit(7)
+assert child != 0
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+uniep.moe(x, ids, probs, w1, w2)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -66,7 +66,8 @@ int run(CLI::App& app, const Invocation& invocation, int argc, char** argv) {
     complain(app, e.what());
     return exit_code(e.code());
   } catch (const std::bad_alloc&) {
-    complain(app, "out of memory");
+    complain(app, "out of memory; a smaller layer or a higher limit of memory is accepted");
+    return exit_code(ErrorCode::kCapacity);
   } catch (const std::exception& e) {
     complain(app, std::string("internal error: ") + e.what());
   }

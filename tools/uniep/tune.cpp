@@ -104,14 +104,24 @@ const char* end_text(TuneEnd end) {
       return "some could not be told apart";
     case TuneEnd::kBudget:
       return "the budget is spent";
-    default:
-      return "interrupted";
+    case TuneEnd::kTooSmall:
+      return "the budget is too small for a round";
+    case TuneEnd::kInterrupted:
+      break;
   }
+  return "interrupted";
 }
 
 const char* nothing_stored_text(const TuneOutcome& out) {
   if (out.store_failed) return "nothing: the cache could not be written";
   return out.chosen ? "nothing: too few rounds" : "nothing: no schedule is left";
+}
+
+void print_too_small(const TuneOutcome& out, const Flags& flags) {
+  std::cerr << "uniep tune: --budget " << formatted("%g", flags.budget) << " is too small for the "
+            << name(out.key.pass)
+            << " pass: making the layer and one round of measurements take longer; --budget "
+            << formatted("%.0f", out.least_budget_s) << " would do\n";
 }
 
 void print_outcome(const TuneOutcome& out, const Flags& flags, const TuneSettings& settings) {
@@ -213,10 +223,13 @@ int tune(const Flags& flags, const Invocation& invocation, const Ranks& ranks,
          const TuneSettings& settings, const BenchCase& bench) {
   const Interrupt interrupt;
   Json passes = Json::array();
-  bool failed = false;
+  bool failed = false, too_small = false;
   for (const Pass pass : passes_of(flags)) {
     const TuneOutcome out = tune_pass(bench, pass, settings, ranks);
-    if (ranks.speaks) {
+    if (ranks.speaks && out.end == TuneEnd::kTooSmall) {
+      print_too_small(out, flags);
+      too_small = true;
+    } else if (ranks.speaks) {
       print_outcome(out, flags, settings);
       passes.push_back(outcome_json(out));
       failed = failed || !out.rejected.empty() || out.store_failed;
@@ -226,7 +239,7 @@ int tune(const Flags& flags, const Invocation& invocation, const Ranks& ranks,
   if (ranks.speaks && !flags.json.empty()) {
     write_json(flags.json, file_json(flags, invocation, ranks, settings, passes));
   }
-  return failed ? kExitFailed : kExitOk;
+  return failed ? kExitFailed : too_small ? kExitBadInput : kExitOk;
 }
 
 Json survey_json(Pass pass, const Agreement& a, const std::vector<SurveyPoint>& points) {

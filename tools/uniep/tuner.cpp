@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <iostream>
 #include <memory>
 
@@ -22,6 +23,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// Part of the budget by which a search may exceed it, to explain what it found.
+constexpr double kExcess = 0.2;
+constexpr std::chrono::seconds kBetweenLines(1);  // and between saved sessions
 constexpr std::size_t kExplained = 5;
 constexpr int kExplainingRuns = 9;
 
@@ -49,16 +53,18 @@ class Model {
 };
 
 std::vector<tune::Ranked> rank_by_model(const Space& space, const Model& model,
-                                        const std::vector<Schedule>& known,
+                                        const std::vector<Schedule>& known, double seconds,
                                         const TuneSettings& settings) {
   const auto start = Clock::now();
   const std::size_t threads = tune::model_threads();
   tune::for_each_in_parallel(threads, [&](std::size_t) { model(known.front()); });
   const double each = std::max(1e-6, seconds_since(start) / static_cast<double>(threads));
-  // A quarter of the time at most, and never so long that other ranks would give up waiting.
+  // Never so long that other ranks would give up waiting.
   constexpr double kMostSeconds = 20;
-  const double affordable = std::min(settings.budget_s / 4, kMostSeconds) / each;
-  const int evaluations = static_cast<int>(std::clamp(affordable, 40.0, 2000.0));
+  constexpr double kFewest = 12, kMost = 2000;
+  const double affordable = std::min(seconds, kMostSeconds) / each;
+  if (affordable < kFewest) return {};
+  const int evaluations = static_cast<int>(std::min(affordable, kMost));
   return tune::search_model(
       space, known, model,
       {.samples = evaluations / 3, .climbs = 4, .evaluations = evaluations, .seed = settings.seed});
@@ -103,6 +109,7 @@ class Search {
     replay();
   }
 
+  /// Until it is decided, or `budget_s` after the start.
   void run(TuneRank& rank);
   TuneOutcome outcome() const;
 
@@ -123,6 +130,8 @@ class Search {
   std::size_t measurements_ = 0;
   TuneEnd end_ = TuneEnd::kDecided;
   std::string save_problem_;
+  Clock::time_point saved_ = Clock::now();
+  std::optional<Clock::time_point> reported_;
 };
 
 void Search::replay() {
@@ -152,10 +161,10 @@ void Search::run(TuneRank& rank) {
       break;
     }
     measure(rank, *candidate);
+    if (Clock::now() - saved_ >= kBetweenLines) save();
     if (race_.rounds() == rounds) continue;
     rounds = race_.rounds();
     report_round();
-    save();
   }
   if (end_ == TuneEnd::kDecided && !race_.decided()) end_ = TuneEnd::kRounds;
   save();
@@ -178,16 +187,19 @@ void Search::measure(TuneRank& rank, std::size_t candidate) {
 
 void Search::report_round() {
   const std::vector<std::size_t> ranking = race_.ranking();
-  if (ranking.empty() || (race_.rounds() > 5 && race_.rounds() % 5 != 0)) return;
+  if (ranking.empty() || (reported_ && Clock::now() - *reported_ < kBetweenLines)) return;
+  reported_ = Clock::now();
   const std::size_t best = ranking.front();
-  std::cout << "# round " << race_.rounds() << ", " << formatted("%.1f", seconds_since(start_))
-            << " s: " << race_.running() << " of " << session_.candidates.size()
-            << " left, the best takes " << milliseconds(race_.median(best)) << " ms, the default "
+  std::cout << "# " << name(session_.key.pass) << " round " << race_.rounds() << ", "
+            << formatted("%.1f", seconds_since(start_)) << " s: " << race_.running() << " of "
+            << session_.candidates.size() << " left, the best takes "
+            << milliseconds(race_.median(best)) << " ms, the default "
             << formatted("%.3f", race_.speedup(best)) << " times as long" << std::endl;
 }
 
 void Search::save() {
   session_.date = utc_now();
+  saved_ = Clock::now();
   try {
     tune::save_session(path_, session_);
   } catch (const Error& e) {  // a search that cannot be resumed is still one
@@ -229,12 +241,12 @@ TuneOutcome Search::outcome() const {
   return out;
 }
 
-/// Runs the best candidates and the default some more times, in turns, with the timeline where
+/// Runs the best candidates and the default `rounds` more times, in turns, with the timeline where
 /// figures of stages come from that, and says what sets them apart.
-void explain_best(TuneRank& rank, const Schedule& base, TuneOutcome& out) {
+void explain_best(TuneRank& rank, const Schedule& base, int rounds, TuneOutcome& out) {
   const std::size_t count = std::min(kExplained, out.ranking.size());
   std::vector<std::vector<tune::Breakdown>> runs(count + 1);
-  for (int i = 0; i < kExplainingRuns; ++i) {
+  for (int i = 0; i < rounds; ++i) {
     for (std::size_t c = 0; c <= count; ++c) {
       const Schedule& s = c == count ? base : out.ranking[c].schedule;
       runs[c].push_back(tune::breakdown_of(rank.measure(s).by_rank));
@@ -273,6 +285,97 @@ bool is_finished(const TuneOutcome& out) {
   return out.end == TuneEnd::kDecided || out.end == TuneEnd::kRounds;
 }
 
+/// What the search of a direction knows before it measures.
+struct Ground {
+  const BenchCase& bench;
+  Pass pass;
+  const TuneSettings& settings;
+  Clock::time_point start;
+  Place place;
+  Space space;
+  tune::TuneKey key;
+  std::string search, path;
+  std::vector<Schedule> known{};
+  std::optional<tune::Session> session{};  ///< an earlier one, to be gone on with
+  std::size_t modelled = 0;
+  std::vector<std::string> problems{};
+
+  Ground(const BenchCase& of, Pass direction, const TuneSettings& how, Backend backend)
+      : bench(of),
+        pass(direction),
+        settings(how),
+        start(Clock::now()),
+        place(tune::this_place(backend)),
+        space(of.problem, direction, place),
+        key(tune::tune_key(backend, of.problem, of.ranks, of.spec.tokens, of.skew, direction)),
+        search(search_text(of, how)),
+        path(tune::session_path(how.cache, key, search)) {
+    space.restrict_to(settings.restriction);
+    const auto invalid = [&](const Schedule& s) { return invalid_reason(s, bench.problem, place); };
+    if (settings.resume) session = tune::load_session(path, key, search, invalid, problems);
+    if (session) return;
+    known = tune::starting_points(space, bench.problem, key, place,
+                                  settings.profile ? &*settings.profile : nullptr);
+  }
+
+  double spent() const { return seconds_since(start); }
+
+  const Schedule& base() const {
+    return session ? session->candidates.front().schedule : known.front();
+  }
+
+  /// Measurements that a first round still takes, each of two passes.
+  std::size_t left_of_a_round() const {
+    if (!session) return known.size() + settings.candidates;
+    return static_cast<std::size_t>(std::ranges::count_if(
+        session->candidates, [](const auto& c) { return c.seconds.empty() && !c.rejected; }));
+  }
+
+  /// With candidates by a model that takes at most a quarter of what is left beside a round.
+  tune::Session begin(double round_s) {
+    if (session) return std::move(*session);
+    std::vector<tune::Ranked> by_model;
+    if (settings.profile) {
+      const double seconds = (settings.budget_s - spent() - round_s) / 4;
+      by_model =
+          rank_by_model(space, Model(bench, pass, *settings.profile), known, seconds, settings);
+      modelled = by_model.size();
+    }
+    return {key, search, utc_now(), candidates_of(space, known, by_model, settings)};
+  }
+};
+
+/// Searches on rank 0, once the layer is there. `out.least_budget_s` is set where there is no time
+/// for a round.
+void lead(Ground& ground, TuneRank& rank, TuneOutcome& out) {
+  rank.measure(ground.base());  // which pays for memory that it is the first to touch
+  const double before = ground.spent();
+  rank.measure(ground.base());
+  const double round_s =
+      2 * (ground.spent() - before) * static_cast<double>(ground.left_of_a_round());
+  const double needed = ground.spent() + round_s;
+  if (needed > ground.settings.budget_s) {
+    out.key = ground.key;
+    out.end = TuneEnd::kTooSmall;
+    out.least_budget_s = std::ceil(1.5 * needed);
+    return;
+  }
+  Search search(ground.begin(round_s), ground.path, ground.settings, ground.start);
+  search.run(rank);
+  out = search.outcome();
+}
+
+/// How often the best can be run again in the time by which a budget may be exceeded.
+int explaining_rounds(const Ground& ground, const TuneOutcome& out, double set_up_s) {
+  if (out.ranking.empty()) return 0;
+  const std::size_t count = std::min(kExplained, out.ranking.size());
+  double round_s = median(out.ranking.front().seconds);
+  for (std::size_t i = 0; i < count; ++i) round_s += median(out.ranking[i].seconds);
+  const double left = (1 + kExcess) * ground.settings.budget_s - ground.spent() - set_up_s;
+  // As long again for comparing bits.
+  return static_cast<int>(std::clamp(left / (2 * round_s), 0.0, double{kExplainingRuns}));
+}
+
 }  // namespace
 
 std::string search_text(const BenchCase& bench, const TuneSettings& settings) {
@@ -284,62 +387,38 @@ std::string search_text(const BenchCase& bench, const TuneSettings& settings) {
 
 TuneOutcome tune_pass(const BenchCase& bench, Pass pass, const TuneSettings& settings,
                       const Ranks& ranks) {
-  const auto start = Clock::now();
-  const Place place = tune::this_place(ranks.backend);
-  Space space(bench.problem, pass, place);
-  space.restrict_to(settings.restriction);
-  const tune::TuneKey key = tune::tune_key(ranks.backend, bench.problem, bench.ranks,
-                                           bench.spec.tokens, bench.skew, pass);
-  const std::string search = search_text(bench, settings);
-  const std::string path = tune::session_path(settings.cache, key, search);
-
-  std::vector<std::string> problems;
-  std::optional<tune::Session> session;
-  if (settings.resume) {
-    session = tune::load_session(
-        path, key, search,
-        [&](const Schedule& s) { return invalid_reason(s, bench.problem, place); }, problems);
-  }
-  std::size_t modelled = 0;
-  if (!session) {
-    const tune::MachineProfile* profile = settings.profile ? &*settings.profile : nullptr;
-    const auto known = tune::starting_points(space, bench.problem, key, place, profile);
-    std::vector<tune::Ranked> by_model;
-    if (profile != nullptr) {
-      by_model = rank_by_model(space, Model(bench, pass, *profile), known, settings);
-      modelled = by_model.size();
-    }
-    session = {key, search, utc_now(), candidates_of(space, known, by_model, settings)};
-  }
-
-  const Schedule base = session->candidates.front().schedule;
+  Ground ground(bench, pass, settings, ranks.backend);
+  const Schedule base = ground.base();
   const Schedule baseline = parse_schedule("sequential", default_schedule(ranks.backend));
-  std::optional<Search> lead;
-  if (ranks.speaks) lead.emplace(std::move(*session), path, settings, start);
   TuneOutcome out;
+  double set_up_s = 0;
   ranks.run([&](Communicator& member, BenchDevice& device) {
+    const auto begin = Clock::now();
     TuneRank rank(bench, pass, member, device, baseline);
     if (member.rank() != 0) {
       if (rank.follow() && !ranks.speaks) out.end = TuneEnd::kInterrupted;
       return;
     }
-    lead->run(rank);
-    out = lead->outcome();
+    set_up_s = seconds_since(begin);
+    lead(ground, rank, out);
     rank.finish(out.end == TuneEnd::kInterrupted);
   });
   ranks.run([&](Communicator& member, BenchDevice& device) {
+    Gatherer gatherer(device.bootstrap(member));
+    const int rounds = gatherer.gather_one(explaining_rounds(ground, out, set_up_s))[0];
+    if (rounds == 0) return;
     TuneRank rank(bench, pass, member, device, baseline, device.runs_ahead());
     if (member.rank() != 0) return void(rank.follow());
-    explain_best(rank, base, out);
+    explain_best(rank, base, rounds, out);
     rank.finish(false);
   });
   if (!ranks.speaks) return out;
-  out.points = space.combinations();
-  out.modelled = modelled;
-  out.seconds = seconds_since(start);
-  out.problems.insert(out.problems.end(), problems.begin(), problems.end());
+  out.points = ground.space.combinations();
+  out.modelled = ground.modelled;
+  out.seconds = ground.spent();
+  out.problems.insert(out.problems.end(), ground.problems.begin(), ground.problems.end());
   store_best(out, settings);
-  if (is_finished(out) && !out.store_failed) tune::remove_session(path);
+  if (is_finished(out) && !out.store_failed) tune::remove_session(ground.path);
   return out;
 }
 

@@ -15,7 +15,7 @@
 namespace uniep::tool {
 
 struct TuneSettings {
-  double budget_s = 60;         ///< for a direction: model and measurements together
+  double budget_s = 60;         ///< for a direction: the layer, model and measurements together
   std::size_t candidates = 16;  ///< that the model proposes, besides the default and the presets
   std::string restriction;      ///< of the space, as Space::restrict_to takes it
   std::optional<tune::MachineProfile> profile;  ///< nothing: candidates are random
@@ -26,7 +26,7 @@ struct TuneSettings {
 };
 
 /// How a search ended.
-enum class TuneEnd { kDecided, kRounds, kBudget, kInterrupted };
+enum class TuneEnd { kDecided, kRounds, kBudget, kTooSmall, kInterrupted };
 
 struct TunedCandidate {
   Schedule schedule;
@@ -48,6 +48,7 @@ struct TuneOutcome {
   bool conclusive = false;  ///< it was decided, or had rounds enough to call any faster
   double seconds = 0;       ///< that the search took
   TuneEnd end = TuneEnd::kDecided;
+  double least_budget_s = 0;             ///< kTooSmall: what would do for a round
   std::vector<TunedCandidate> ranking;   ///< fastest first
   std::vector<TunedCandidate> rejected;  ///< whose results had wrong bits
   double default_s = 0;                  ///< median of the backend's default

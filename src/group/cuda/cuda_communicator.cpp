@@ -57,7 +57,7 @@ std::unique_ptr<SymmetricMemory> CudaCommunicator::symmetric_memory(std::int64_t
 Communicator single_rank() {
   int device = 0;
   check_cuda(cudaGetDevice(&device), "ask for the current device");
-  return Communicator(std::make_shared<CudaCommunicator>(alone(device)));
+  return Communicator(ended_by_its_process(std::make_shared<CudaCommunicator>(alone(device))));
 }
 
 }  // namespace uniep::cuda

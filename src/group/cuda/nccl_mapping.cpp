@@ -59,7 +59,7 @@ class NcclMapping final : public SymmetricMemory::Mapping {
       if (result != ncclInProgress) break;
       request_.bootstrap.check();
       require(Clock::now() < limit, ErrorCode::kTimeout, "rank ", request_.rank, ": cannot ", what,
-              " within ", request_.limit_ms, " ms (UNIEP_TIMEOUT_MS)");
+              " within ", request_.limit_ms, " ms (timeout_ms or UNIEP_TIMEOUT_MS)");
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
     nccl_.check(result, what);

@@ -1,0 +1,187 @@
+// Who may call a layer: not a process that was forked off, not two threads at once, not through an
+// object that was moved from.
+#include <gtest/gtest.h>
+
+#include <latch>
+#include <thread>
+
+#include "base/check.h"
+#include "reference/contract.h"
+#include "support/expect_error.h"
+#include "support/expect_same.h"
+#include "support/layer_group.h"
+#include "support/process_group.h"
+#include "uniep/layer.h"
+
+namespace uniep::testing {
+namespace {
+
+/// A rank's layer, and steps of it that are checked bit by bit.
+struct Steps {
+  Steps(const LayerData& data, int ranks, int own_rank, const Communicator& member,
+        FaultInjection faults = {})
+      : split(data, ranks),
+        rank(own_rank),
+        want(reference::contract(data)),
+        result(want),
+        layer(split.problem(), member,
+              {.timeout_ms = 20000,
+               .faults = faults,
+               .schedule = parse_schedule("single,workers=3")}) {}
+
+  void run() {
+    const RoutingPlan plan = layer.plan(split.topk_ids(rank));
+    const Saved saved = layer.forward(plan, split.forward_args(rank, result));
+    layer.backward(saved, split.backward_args(rank, result));
+  }
+
+  workload::Split split;
+  int rank;
+  LayerResult want, result;
+  Layer layer;
+};
+
+/// What a forked process says.
+std::string in_child(const std::function<std::string()>& body) {
+  Crew child(1, [&](int) { return body(); });
+  const Crew::End end = child.end_of(0, std::chrono::steady_clock::now());
+  EXPECT_EQ(end.signal, 0) << end.said;
+  EXPECT_EQ(end.exit_code, 0) << end.said;
+  return end.said;
+}
+
+std::string sentence_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    return cat(static_cast<int>(e.code()), ": ", e.what());
+  }
+  return "no error";
+}
+
+TEST(Fork, CallsOfAChildThrow) {
+  const LayerData data = plain_layer(1);
+  const Communicator member = Communicator::cpu_group(1)[0];
+  Steps steps(data, 1, 0, member);
+  steps.run();
+  const std::string refusal = cat(static_cast<int>(ErrorCode::kUnsupported), ": process ");
+  EXPECT_TRUE(in_child([&] { return sentence_of([&] { steps.run(); }); }).starts_with(refusal));
+  EXPECT_TRUE(in_child([&] {
+                return sentence_of([&] { steps.layer.synchronize(); });
+              }).starts_with(refusal));
+  EXPECT_TRUE(in_child([&] {
+                return sentence_of([&] { Layer(steps.split.problem(), member); });
+              }).starts_with(refusal));
+  EXPECT_EQ(in_child([&] {
+              Steps own(data, 1, 0, Communicator::cpu_group(1)[0]);
+              own.run();
+              expect_same_bits(own.result.out, own.want.out, "out", "a group of the child's");
+              return std::string("done");
+            }),
+            "done");
+  steps.run();
+  expect_same_bits(steps.result.out, steps.want.out, "out", "after the forks");
+}
+
+TEST(Fork, AChildMayEndItsCopies) {
+  const LayerData data = plain_layer(1);
+  auto member = std::make_unique<Communicator>(Communicator::cpu_group(1)[0]);
+  auto steps = std::make_unique<Steps>(data, 1, 0, *member);
+  steps->run();
+  EXPECT_EQ(in_child([&] {
+              steps.reset();
+              member.reset();
+              return std::string("ended");
+            }),
+            "ended");
+  EXPECT_EQ(in_child([&] {
+              steps->layer = Layer(steps->split.problem(), Communicator::cpu_group(1)[0]);
+              return std::string("replaced");
+            }),
+            "replaced");
+  steps->run();
+  expect_same_bits(steps->result.dw1, steps->want.dw1, "dw1", "after the forks");
+}
+
+// The end of a child's copies must not tell the other ranks that this one has left.
+TEST(Fork, OtherRanksHearNothingOfIt) {
+  const LayerData data = plain_layer(2);
+  const Common<MeetingPlace> place;
+  Crew crew(2, [&](int rank) {
+    auto member =
+        std::make_unique<Communicator>(Communicator::from_callbacks(place->options(rank, 2)));
+    auto steps = std::make_unique<Steps>(data, 2, rank, *member);
+    steps->run();
+    if (rank == 1) {
+      in_child([&] {
+        steps.reset();
+        member.reset();
+        return std::string("ended");
+      });
+    }
+    for (int i = 0; i < 3; ++i) steps->run();
+    return std::string("fine");
+  });
+  for (const Crew::End& end : crew.ends()) EXPECT_EQ(end.said, "fine");
+}
+
+TEST(Threads, ASecondOneIsRefusedAndTheFirstGoesOn) {
+  const LayerData data = plain_layer(1);
+  Steps steps(data, 1, 0, Communicator::cpu_group(1)[0], {.max_delay_us = 20000});
+  int refused = 0;
+  for (int turn = 0; turn < 20 && refused == 0; ++turn) {
+    std::latch begin(2);
+    std::thread other([&] {
+      begin.arrive_and_wait();
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      const std::string said = sentence_of([&] { steps.layer.synchronize(); });
+      if (said.find("another thread is in a call of this layer") != std::string::npos) ++refused;
+    });
+    begin.arrive_and_wait();
+    steps.run();
+    other.join();
+    expect_same_bits(steps.result.out, steps.want.out, "out", "beside another thread");
+  }
+  EXPECT_GT(refused, 0);
+}
+
+TEST(Threads, MayTakeTurns) {
+  const LayerData data = plain_layer(1);
+  Steps steps(data, 1, 0, Communicator::cpu_group(1)[0]);
+  for (int i = 0; i < 3; ++i) std::thread([&] { steps.run(); }).join();
+  expect_same_bits(steps.result.dx, steps.want.dx, "dx", "of threads that take turns");
+}
+
+TEST(MovedFrom, LayersAndCommunicatorsThrow) {
+  const LayerData data = plain_layer(1);
+  Communicator member = Communicator::cpu_group(1)[0];
+  Steps steps(data, 1, 0, member);
+  const Layer moved = std::move(steps.layer);
+  const auto expect_refusal = [](const std::function<void()>& call) {
+    EXPECT_NE(sentence_of(call).find("was moved to another one"), std::string::npos);
+  };
+  expect_refusal([&] { steps.run(); });
+  expect_refusal([&] { steps.layer.synchronize(); });
+  expect_refusal([&] { steps.layer.take_timeline(); });
+  expect_refusal([&] { (void)steps.layer.problem(); });
+  expect_refusal([&] { (void)steps.layer.communicator(); });
+  expect_refusal([&] { (void)steps.layer.last_pass(); });
+  expect_refusal([&] { (void)steps.layer.schedule(Pass::kForward); });
+  EXPECT_EQ(moved.problem(), steps.split.problem());
+
+  const Communicator taken = std::move(member);
+  expect_refusal([&] { Layer(steps.split.problem(), member); });
+}
+
+TEST(Limits, NoMoreSlotsThanExperts) {
+  LayerData data = plain_layer(1);
+  Problem problem = workload::Split(data, 1).problem();
+  problem.topk = 3;  // of 2 experts
+  const std::string said = sentence_of([&] { Layer(problem, Communicator::cpu_group(1)[0]); });
+  EXPECT_NE(said.find("problem.topk is 3; 1 to the number of experts, 2, is accepted"),
+            std::string::npos)
+      << said;
+}
+
+}  // namespace
+}  // namespace uniep::testing
