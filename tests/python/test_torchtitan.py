@@ -1,0 +1,490 @@
+"""uniep.torchtitan with the torchtitan of the package index, on CPUs: its layer and its trainer.
+
+Trainers run in processes of their own: those of one rank in one process, those of two in two.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from cases import Case, assert_same, gradients, make_case, relative
+from ranks import run_ranks
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.utils._python_dispatch import TorchDispatchMode
+
+if importlib.util.find_spec("torchtitan") is None:
+    pytest.skip("torchtitan is not installed", allow_module_level=True)
+
+
+def stand_in(name: str, **attributes: Any) -> None:
+    """A module that torchtitan's trainer imports and that no test uses, where it is not there."""
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        module = types.ModuleType(name)
+        vars(module).update(attributes)
+        sys.modules[name] = module
+
+
+@contextmanager
+def cpu_alone() -> Iterator[None]:
+    """torchtitan asks for the device of this machine once, when it is imported."""
+    found = torch._utils._get_available_device_type
+    torch._utils._get_available_device_type = lambda: "cpu"
+    try:
+        yield
+    finally:
+        torch._utils._get_available_device_type = found
+
+
+stand_in("datasets", Dataset=object, load_dataset=None)
+stand_in("datasets.distributed", split_dataset_by_node=None)
+stand_in("torchdata")
+stand_in("torchdata.stateful_dataloader", StatefulDataLoader=type("StatefulDataLoader", (), {}))
+stand_in("torch.utils.tensorboard", SummaryWriter=None)
+with cpu_alone():
+    import torchtitan.trainer
+import uniep.torchtitan  # noqa: E402
+from torchtitan.components.checkpointer.base import ModelWrapper  # noqa: E402
+from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
+from torchtitan.components.metrics import MetricsProcessor  # noqa: E402
+from torchtitan.components.tokenizer import BaseTokenizer  # noqa: E402
+from torchtitan.config import ConfigManager  # noqa: E402
+from torchtitan.config.override import OverrideConfig, apply_overrides  # noqa: E402
+from torchtitan.distributed import ParallelDims  # noqa: E402
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC  # noqa: E402
+from torchtitan.models.common.config_utils import make_routed_experts_config  # noqa: E402
+from torchtitan.models.common.moe import GroupedExperts, RoutedExperts  # noqa: E402
+from torchtitan.models.common.moe_sharding import _routed_experts_sharding_configs  # noqa: E402
+from torchtitan.models.qwen3 import model_registry  # noqa: E402
+from torchtitan.models.qwen3.sharding import _GROUPED_EXPERTS_PARAM_LAYOUT  # noqa: E402
+
+# Relative L2 distances from torchtitan's own layer; docs/torchtitan.md states these limits.
+OUTPUT = 1e-2
+GRADIENT = 1e-2
+LOSS = 1e-3
+
+EXPERTS = "uniep.torchtitan.uniep_routed_experts"
+KEEP = "uniep.torchtitan.uniep_selective_ac"
+
+
+# The layer.
+
+
+def config_of(case: Case, *, ep: bool = False, **dispatcher: Any) -> Any:
+    """torchtitan's config of routed experts of these sizes, with shardings set as its models do."""
+    hidden, intermediate, experts, topk = case.shape
+    initial = lambda weight: nn.init.normal_(weight, std=0.1)  # noqa: E731
+    config = make_routed_experts_config(
+        dim=hidden,
+        hidden_dim=intermediate,
+        num_experts=experts,
+        top_k=topk,
+        param_init=dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), initial),
+        comm_backend="standard",
+        **dispatcher,
+    )
+    config.sharding_config, config.inner_experts.sharding_config = _routed_experts_sharding_configs(
+        enable_ep=ep, enable_sp=False, expert_param_layout=_GROUPED_EXPERTS_PARAM_LAYOUT
+    )
+    return config
+
+
+def own_layer(case: Case, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """torchtitan's layer with the weights of the case."""
+    layer = config_of(case).build()
+    gate, up = case.w1.chunk(2, 1)
+    weights = {"w1_EFD": gate, "w2_EDF": case.w2, "w3_EFD": up}
+    layer.inner_experts.load_state_dict(weights)
+    return layer.to(dtype)
+
+
+def uniep_layer(case: Case, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """uniep's, which loads what torchtitan's saved."""
+    layer = uniep.torchtitan.uniep_routed_experts(config_of(case)).build().to(dtype)
+    layer.load_state_dict(own_layer(case, dtype).state_dict())
+    return layer
+
+
+def layer_step(layer: Any, case: Case, batch: tuple[int, ...] = ()) -> dict[str, Tensor]:
+    """Output and gradients; `batch`: leading sizes of the input, as [B, L]."""
+    x, probs, ids, dy = case.x, case.probs, case.ids.long(), case.dy.to(case.x.dtype)
+    if batch:
+        x, probs, ids, dy = (t.reshape(*batch, -1) for t in (x, probs, ids, dy))
+    x, probs = x.detach().clone().requires_grad_(), probs.detach().clone().requires_grad_()
+    layer.zero_grad()
+    counts = torch.bincount(ids.flatten(), minlength=case.w1.shape[0])
+    out = layer(x, probs, ids, counts)
+    assert out.shape == x.shape and out.dtype == x.dtype
+    out.backward(dy)
+    found = {"out": out.detach(), "dx": x.grad, "dprobs": probs.grad}
+    for name, weight in layer.inner_experts.named_parameters():
+        found[name] = weight.grad
+    if "w13_E2FD" in found:
+        found["w1_EFD"], found["w3_EFD"] = found.pop("w13_E2FD").chunk(2, 1)
+    return {name: t.reshape(-1, t.shape[-1]) if name[0] in "od" else t for name, t in found.items()}
+
+
+def distances(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
+    assert found.keys() == exact.keys()
+    return {name: relative(found[name], exact[name]) for name in exact}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def test_the_layer_is_torchtitans(dtype: torch.dtype) -> None:
+    case = make_case(tokens=96, hidden=128, intermediate=64, topk=3)
+    case.x = case.x.to(dtype)
+    own = layer_step(own_layer(case, dtype), case, (4, 24))
+    found = layer_step(uniep_layer(case, dtype), case, (4, 24))
+    away = distances(found, own)
+    print({name: f"{distance:.1e}" for name, distance in away.items()})
+    assert away.pop("out") < OUTPUT
+    assert {name: distance for name, distance in away.items() if not distance < GRADIENT} == {}
+    assert all(found[name].dtype == own[name].dtype for name in own)
+
+
+def test_the_limits_tell_a_wrong_layer_from_a_right_one() -> None:
+    case = make_case(tokens=96, hidden=128, intermediate=64, topk=3)
+    own = layer_step(own_layer(case), case, (4, 24))
+    turned = replace(case, w1=torch.cat(case.w1.chunk(2, 1)[::-1], 1))  # up, then gate
+    away = distances(layer_step(uniep_layer(turned), case, (4, 24)), own)
+    assert away.pop("out") > 10 * OUTPUT
+    assert min(away.values()) > 10 * GRADIENT
+
+
+def test_tokens_come_with_or_without_a_batch() -> None:
+    case = make_case()
+    layer = uniep_layer(case)
+    flat, batch = layer_step(layer, case), layer_step(layer, case, (3, 16))
+    assert flat.keys() == batch.keys()
+    assert all(torch.equal(flat[name], batch[name]) for name in flat)
+
+
+def test_the_same_seed_draws_torchtitans_weights() -> None:
+    case = make_case()
+    drawn = []
+    for config in (config_of(case), uniep.torchtitan.uniep_routed_experts(config_of(case))):
+        layer = config.build()
+        torch.manual_seed(7)
+        layer.init_states()
+        drawn.append(layer.state_dict())
+    assert drawn[0].keys() == drawn[1].keys()
+    assert all(torch.equal(drawn[0][name], drawn[1][name]) for name in drawn[0])
+    gate, up = drawn[1]["inner_experts.w1_EFD"], drawn[1]["inner_experts.w3_EFD"]
+    assert not torch.equal(gate, up)
+
+
+def test_state_dicts_have_torchtitans_names() -> None:
+    case = make_case()
+    own, layer = own_layer(case), uniep_layer(case)
+    assert [name for name, _ in layer.named_parameters()] == [
+        "inner_experts.w13_E2FD",
+        "inner_experts.w2_EDF",
+    ]
+    assert torch.equal(layer.inner_experts.w13_E2FD, case.w1)
+    saved = layer.state_dict()
+    assert saved.keys() == own.state_dict().keys()
+    own.load_state_dict(saved)  # strict: no name is missing, and none too many
+    assert torch.equal(own.inner_experts.w1_EFD, case.w1[:, : case.w1.shape[1] // 2])
+    assert torch.equal(own.inner_experts.w3_EFD, case.w1[:, case.w1.shape[1] // 2 :])
+    # Saved halves are views of the parameter: a state dict takes no memory of its own.
+    assert saved["inner_experts.w3_EFD"].untyped_storage().data_ptr() == (
+        layer.inner_experts.w13_E2FD.untyped_storage().data_ptr()
+    )
+    with pytest.raises(RuntimeError, match=r"Missing key.*w13_E2FD"):
+        layer.load_state_dict({name: t for name, t in saved.items() if "w3_EFD" not in name})
+
+
+def test_options_reach_uniep() -> None:
+    case = make_case()
+    first = layer_step(uniep_layer(case), case)
+    options = {"schedule": "sequential", "max_tokens": 64, "capacity_rows": 1024}
+    layer = uniep.torchtitan.uniep_routed_experts(config_of(case), **options).build().bfloat16()
+    layer.load_state_dict(own_layer(case).state_dict())
+    second = layer_step(layer, case)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    for name, value in {"schedule": "no such preset", "max_tokens": 8, "capacity_rows": 8}.items():
+        # Sizes of its own, so that no other test's workspace serves it.
+        case = make_case(hidden=72)
+        config = uniep.torchtitan.uniep_routed_experts(config_of(case), **{name: value})
+        layer = config.build().bfloat16()
+        layer.load_state_dict(own_layer(case).state_dict())
+        if name == "max_tokens":
+            layer_step(layer, case)  # one rank's workspace grows
+            continue
+        with pytest.raises(RuntimeError, match="no such preset|capacity"):
+            layer_step(layer, case)
+
+
+# What is refused.
+
+
+def refused(config: Any, sentence: str) -> None:
+    with pytest.raises(NotImplementedError, match=sentence):
+        uniep.torchtitan.uniep_routed_experts(config)
+
+
+def test_other_experts_are_refused() -> None:
+    from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts
+
+    @dataclass(kw_only=True, slots=True)
+    class Quantised(GroupedExperts.Config):
+        pass
+
+    @dataclass(kw_only=True, slots=True)
+    class Other(RoutedExperts.Config):
+        pass
+
+    config = config_of(make_case())
+    sizes = {"dim": 64, "hidden_dim": 32, "num_experts": 8}
+    for inner in (Quantised(**sizes), GptOssGroupedExperts.Config(**sizes)):
+        refused(replace(config, inner_experts=inner), "is not torchtitan's own GroupedExperts")
+    parts = {"inner_experts": config.inner_experts, "token_dispatcher": config.token_dispatcher}
+    refused(Other(**parts), "is not torchtitan's own RoutedExperts")
+
+
+def test_dropping_tokens_is_refused() -> None:
+    case = make_case()
+    config = config_of(case)
+    dispatcher = make_routed_experts_config(
+        dim=64,
+        hidden_dim=32,
+        num_experts=8,
+        top_k=2,
+        param_init={},
+        comm_backend="hybridep",
+        non_blocking_capacity_factor=0.5,
+    ).token_dispatcher
+    refused(replace(config, token_dispatcher=dispatcher), "drops tokens, which uniep never does")
+
+
+def test_tensor_parallelism_inside_experts_is_refused() -> None:
+    layer = uniep.torchtitan.uniep_routed_experts(config_of(make_case())).build()
+    dims = types.SimpleNamespace(tp=2, ep=1)
+    with pytest.raises(NotImplementedError, match="does not split an expert over ranks"):
+        layer.parallelize(dims)
+
+
+def test_a_policy_of_its_own_is_refused() -> None:
+    @dataclass(kw_only=True, slots=True)
+    class Own(SelectiveAC.Config):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"add torch.ops.uniep.forward.default to what"):
+        uniep.torchtitan.uniep_selective_ac(Own())
+
+
+# The trainer.
+
+
+class Tokens(BaseDataLoader):
+    """Random tokens, the same for any number of ranks; each takes its part of every batch."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        vocab_size: int = 128
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dp_world_size: int,
+        dp_rank: int,
+        seq_len: int,
+        local_batch_size: int,
+        **_: Any,
+    ) -> None:
+        self.shape = (dp_world_size * local_batch_size, seq_len + 1)
+        self.part = slice(dp_rank * local_batch_size, (dp_rank + 1) * local_batch_size)
+        self.vocab_size = config.vocab_size
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        generator = torch.Generator().manual_seed(1)
+        while True:
+            ids = torch.randint(self.vocab_size, self.shape, generator=generator)[self.part]
+            yield {"input": ids[:, :-1].contiguous()}, ids[:, 1:].contiguous()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+
+class NoTokenizer(BaseTokenizer):
+    """For a trainer whose data are tokens already."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseTokenizer.Config):
+        pass
+
+    def __init__(self, config: Config, **_: Any) -> None:
+        super().__init__()
+
+    def encode(self, *args: Any, **kwargs: Any) -> list[int]:
+        raise NotImplementedError
+
+    def decode(self, *args: Any, **kwargs: Any) -> str:
+        raise NotImplementedError
+
+    def get_vocab_size(self) -> int:
+        raise NotImplementedError
+
+
+class Recorder(MetricsProcessor):
+    """Keeps losses and norms; torchtitan's asks a GPU for its memory."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(MetricsProcessor.Config):
+        pass
+
+    def __init__(self, config: Config, **_: Any) -> None:
+        none = types.SimpleNamespace(max_reserved_gib=0.0, max_reserved_pct=0.0)
+        self.device_memory_monitor = types.SimpleNamespace(
+            device_name="cpu", get_peak_stats=lambda: none
+        )
+        self.color = types.SimpleNamespace(blue="", red="", reset="")
+        self.ntokens_since_last_log = 0
+        self.data_loading_times: list[float] = []
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+
+    def should_log(self, step: int) -> bool:
+        return True
+
+    def log(self, step: int, loss: float, max_loss: float, norm: float, **_: Any) -> None:
+        self.losses.append(loss)
+        self.norms.append(norm)
+
+    def close(self) -> None:
+        pass
+
+
+def trainer_config(*flags: str) -> Any:
+    """torchtitan's qwen3_moe_debug, from its command line, with less in it."""
+    config = ConfigManager().parse_args(
+        ["--module", "qwen3", "--config", "qwen3_moe_debug"]
+        + ["--training.seq_len", "16", "--training.disable_cuda_graphs"]
+        + ["--training.local_batch_size", str(4 // dist.get_world_size())]
+        + list(flags)
+    )
+    config.model_spec = model_registry("debugmodel_moe", attn_backend="sdpa")
+    model = config.model_spec.model
+    model.layers = model.layers[:2]
+    for layer in model.layers:
+        moe = layer.moe
+        sizes = {"num_experts": 8}
+        experts = replace(moe.routed_experts.inner_experts, hidden_dim=64, **sizes)
+        dispatcher = replace(moe.routed_experts.token_dispatcher, top_k=2, **sizes)
+        moe.num_experts = 8
+        moe.router = replace(
+            moe.router, top_k=2, gate=replace(moe.router.gate, out_features=8), **sizes
+        )
+        moe.routed_experts = replace(
+            moe.routed_experts, inner_experts=experts, token_dispatcher=dispatcher
+        )
+    config.dataloader = Tokens.Config()
+    config.tokenizer = NoTokenizer.Config()
+    config.metrics = Recorder.Config()
+    parallelize = config.model_spec.parallelize_fn
+
+    def plain_sums(*args: Any, **options: Any) -> nn.Module:
+        model: nn.Module = parallelize(*args, **options)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):  # gloo multiplies nothing while it sums
+                module.set_force_sum_reduction_for_comms(True)
+        return model
+
+    config.model_spec.parallelize_fn = plain_sums
+    return config
+
+
+class CountForwards(TorchDispatchMode):
+    """How often uniep's forward runs; selective checkpointing hides what it takes from its store."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forwards = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.forwards += func is torch.ops.uniep.forward.default
+        return func(*args, **(kwargs or {}))
+
+
+def train(folder: str, name: str, flags: list[str], steps: int = 2) -> dict[str, Any]:
+    """Trains from the weights in `folder`/start, which the first to come draws and saves."""
+    torch.compiler.reset()
+    trainer = trainer_config(*flags).build()
+    model = trainer.model_parts[0]
+    wrapper = ModelWrapper(model)
+    start = Path(folder) / "start"
+    if not start.exists():
+        assert dist.get_world_size() == 1 and "override" not in str(flags)
+        dcp.save(wrapper.state_dict(), checkpoint_id=start)
+    weights = wrapper.state_dict()
+    dcp.load(weights, checkpoint_id=start)
+    wrapper.load_state_dict(weights)
+    data = trainer.batch_generator(trainer.dataloader)
+    forwards = []
+    for step in range(steps):
+        trainer.step = step + 1
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*[Bb]ackward hook.*")
+            if "--compile.enable" in flags:
+                trainer.train_step(data)
+            else:
+                with CountForwards() as count:
+                    trainer.train_step(data)
+                forwards.append(count.forwards)
+    experts = model.layers["0"].moe.routed_experts.inner_experts
+    weight = next(experts.parameters())
+    dcp.save(ModelWrapper(model).state_dict(), checkpoint_id=Path(folder) / name)
+    trainer.close()
+    return {
+        "losses": trainer.metrics_processor.losses,
+        "norms": trainer.metrics_processor.norms,
+        "forwards": forwards,
+        "experts": type(experts).__name__,
+        "fsdp": isinstance(model.layers["0"], FSDPModule),
+        "local": list(weight.to_local().shape) if isinstance(weight, DTensor) else None,
+        "parameters": [name for name, _ in experts.named_parameters()],
+    }
+
+
+UNIEP = ["--override.imports", EXPERTS]
+NO_CHECKPOINTING = ["activation_checkpoint:none"]
+ALONE: dict[str, list[str]] = {
+    "torchtitan": [],
+    "uniep": [*UNIEP, "activation_checkpoint:none"],
+    "selective": [*UNIEP, "activation_checkpoint:selective"],
+    "selective, kept": ["--override.imports", f"{EXPERTS},{KEEP}", "activation_checkpoint:selective"],
+    "full": [*UNIEP, "activation_checkpoint:full"],
+    "compiled": [*UNIEP, "--compile.enable", "--compile.backend", "aot_eager"],
+    "typechecked": [*UNIEP, "--debug.spmd_typechecking"],
+}
+EP2 = ["--parallelism.expert_parallel_degree", "2"]
+PAIR: dict[str, list[str]] = {
+    "torchtitan, EP 2": EP2,
+    "FSDP 2": UNIEP,
+    "EP 2": [*UNIEP, *EP2],
+    "EP 2, kept": ["--override.imports", f"{EXPERTS},{KEEP}", *EP2],
+    "EP 2, partial_dtensor": [*UNIEP, *EP2, "--parallelism.spmd_backend", "partial_dtensor"],
+    "EP 2, full_dtensor": [*UNIEP, *EP2, "--parallelism.spmd_backend", "full_dtensor"],
+}
