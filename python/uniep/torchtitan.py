@@ -72,11 +72,9 @@ class UniepExperts(GroupedExperts):
         experts, inner, outer = config.num_experts, config.hidden_dim, config.dim
         self.num_experts = experts
         self.group: torch.distributed.ProcessGroup | None = None
-        self.options = {
-            "max_tokens": config.max_tokens,
-            "capacity_rows": config.capacity_rows,
-            "schedule": config.schedule,
-        }
+        self.max_tokens: int | None = config.max_tokens
+        self.capacity_rows: int | None = config.capacity_rows
+        self.schedule: str | None = config.schedule
         self.w13_E2FD = nn.Parameter(torch.empty(experts, 2 * inner, outer))
         self.w2_EDF = nn.Parameter(torch.empty(experts, outer, inner))
         self.register_state_dict_post_hook(_split_on_save)
@@ -94,8 +92,15 @@ class UniepExperts(GroupedExperts):
             [..., D], of the type of x.
 
         Raises:
+            NotImplementedError: where torch.compile traces it.
             ValueError, RuntimeError: see :func:`uniep.moe`.
         """
+        if torch.compiler.is_compiling():
+            # Its backward would find that the next block's forward has changed Workspace.overflow.
+            raise NotImplementedError(
+                "uniep cannot be in blocks that are compiled one by one, as torchtitan compiles "
+                "them; leave 'model' out of --compile.components"
+            )
         out = uniep.moe(
             x.bfloat16(),
             expert_ids,
@@ -103,7 +108,9 @@ class UniepExperts(GroupedExperts):
             _local(self.w13_E2FD).bfloat16(),
             _local(self.w2_EDF).bfloat16(),
             group=self.group,
-            **self.options,
+            max_tokens=self.max_tokens,
+            capacity_rows=self.capacity_rows,
+            schedule=self.schedule,
         )
         return out.to(x.dtype)
 
@@ -179,7 +186,7 @@ class UniepSelectiveAC(SelectiveAC):
         """torchtitan's."""
 
     def get_save_ops(self) -> set[Any]:
-        """torchtitan's ops, and uniep's forward."""
+        """Torchtitan's ops, and uniep's forward."""
         ops: set[Any] = super().get_save_ops()
         return ops | {torch.ops.uniep.forward.default}
 
@@ -272,7 +279,7 @@ def _refuse_unsupported(config: Any) -> None:
 
 
 def _local(weight: Tensor) -> Tensor:
-    """This rank's part of a weight, which FSDP has gathered before."""
+    """The part of a weight that is this rank's; FSDP has gathered it before."""
     if isinstance(weight, DTensor):
         local: Tensor = weight.to_local()
         return local
