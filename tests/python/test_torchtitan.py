@@ -223,8 +223,6 @@ def test_options_reach_uniep() -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
     with pytest.raises(RuntimeError, match="no such preset"):
         step(schedule="no such preset")
-    with pytest.raises(ValueError, match="max_tokens"):
-        step(max_tokens=-1)
     case = make_case(tokens=1500)
     with pytest.raises(RuntimeError, match="capacity"):
         step(capacity_rows=1024)
@@ -590,9 +588,8 @@ def away(found: dict[str, Any], own: dict[str, Any]) -> float:
 def test_a_trainer_with_uniep_is_one_without(runs: dict[str, Any]) -> None:
     own = runs["torchtitan"]
     assert own["experts"] == "GroupedExperts" and own["forwards"] == [0, 0]
-    for name, found in runs.items():
-        if name not in ("folder", "layers"):
-            print(f"{name}: {away(found, own):.1e}")
+    for name in ("uniep", "FSDP 2", "EP 2", "torchtitan, EP 2", "turned"):
+        print(f"{name}: {away(runs[name], own):.1e}")
     for name in ("uniep", "FSDP 2", "EP 2"):
         assert runs[name]["experts"] == "UniepExperts" and runs[name]["fsdp"]
         assert runs[name]["parameters"] == ["w13_E2FD", "w2_EDF"]
