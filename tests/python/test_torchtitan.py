@@ -30,34 +30,39 @@ if importlib.util.find_spec("torchtitan") is None:
     pytest.skip("torchtitan is not installed", allow_module_level=True)
 
 
-def stand_in(name: str, **attributes: Any) -> None:
-    """A module that torchtitan's trainer imports and that no test uses, where it is not there."""
-    try:
-        importlib.import_module(name)
-    except ImportError:
-        module = types.ModuleType(name)
-        vars(module).update(attributes)
-        sys.modules[name] = module
-
-
 @contextmanager
-def cpu_alone() -> Iterator[None]:
-    """torchtitan asks for the device of this machine once, when it is imported."""
-    found = torch._utils._get_available_device_type
+def stand_ins() -> Iterator[None]:
+    """Modules that torchtitan's trainer imports and no test uses; and a machine without a GPU.
+
+    torchtitan asks once, when it is imported, which device there is.
+    """
+    modules: dict[str, dict[str, Any]] = {
+        "datasets": {"Dataset": object, "load_dataset": None},
+        "datasets.distributed": {"split_dataset_by_node": None},
+        "torchdata": {},
+        "torchdata.stateful_dataloader": {"StatefulDataLoader": type("StatefulDataLoader", (), {})},
+        "torch.utils.tensorboard": {"SummaryWriter": None},
+    }
+    missing = []
+    for name, attributes in modules.items():
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            sys.modules[name] = types.ModuleType(name)
+            vars(sys.modules[name]).update(attributes)
+            missing.append(name)
+    device = torch._utils._get_available_device_type
     torch._utils._get_available_device_type = lambda: "cpu"
     try:
         yield
     finally:
-        torch._utils._get_available_device_type = found
+        torch._utils._get_available_device_type = device
+        for name in missing:  # others look whether these packages are there
+            del sys.modules[name]
 
 
-stand_in("datasets", Dataset=object, load_dataset=None)
-stand_in("datasets.distributed", split_dataset_by_node=None)
-stand_in("torchdata")
-stand_in("torchdata.stateful_dataloader", StatefulDataLoader=type("StatefulDataLoader", (), {}))
-stand_in("torch.utils.tensorboard", SummaryWriter=None)
-with cpu_alone():
-    importlib.import_module("torchtitan.trainer")
+with stand_ins():
+    importlib.import_module("torchtitan.models.qwen3.config_registry")
 from torchtitan.components.checkpointer.base import ModelWrapper  # noqa: E402
 from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
 from torchtitan.components.metrics import MetricsProcessor  # noqa: E402
