@@ -30,8 +30,8 @@ try:
     from torchtitan.protocols.module import Module
 except ImportError as error:
     raise ImportError(
-        "uniep.torchtitan needs torchtitan 0.3.0 or later, and it cannot be imported: "
-        f"{error}; pip install torchtitan"
+        "uniep.torchtitan needs torchtitan 0.3, which cannot be imported: "
+        f"{error}; pip install torchtitan==0.3.0"
     ) from error
 
 __all__ = [
