@@ -9,6 +9,7 @@ venv=$1
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 
 pip install -r tests/python/requirements.txt
+pip install --no-deps -r tests/python/requirements-no-deps.txt
 # A compiler cache then serves this checkout wherever it lies.
 export CCACHE_BASEDIR=$PWD
 pip install --no-build-isolation --no-deps --config-settings=cmake.define.UNIEP_WERROR=ON .

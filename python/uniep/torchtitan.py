@@ -1,0 +1,317 @@
+"""uniep as the routed experts of torchtitan's MoE models.
+
+    --override.imports uniep.torchtitan.uniep_routed_experts
+    --override.imports uniep.torchtitan.uniep_routed_experts,uniep.torchtitan.uniep_selective_ac
+
+The first replaces dispatch, experts and combine of every MoE layer. The second also tells
+torchtitan's selective activation checkpointing to keep what the layer computed. Scores enter before
+the second projection here, and behind it in torchtitan: results are equal to tolerance, not to the
+bit. docs/torchtitan.md has figures, and what is supported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+import uniep
+
+try:
+    import spmd_types
+    from torchtitan.config import derive, override
+    from torchtitan.distributed.activation_checkpoint import SelectiveAC
+    from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
+    from torchtitan.models.common.token_dispatcher import HybridEPTokenDispatcher
+    from torchtitan.protocols.module import Module
+except ImportError as error:
+    raise ImportError(
+        "uniep.torchtitan needs torchtitan 0.3, which cannot be imported: "
+        f"{error}; pip install torchtitan==0.3.0"
+    ) from error
+
+__all__ = [
+    "UniepExperts",
+    "UniepRoutedExperts",
+    "UniepSelectiveAC",
+    "uniep_routed_experts",
+    "uniep_selective_ac",
+]
+
+# The names of torchtitan's weights, which stay those of checkpoints and of initialisers.
+_GATE, _UP, _DOWN = "w1_EFD", "w3_EFD", "w2_EDF"
+_FUSED = "w13_E2FD"
+
+
+class UniepExperts(GroupedExperts):
+    """The weights of the experts, gate and up in one parameter, and :func:`uniep.moe` on them.
+
+    Attributes:
+        w13_E2FD: [E, 2F, D]: rows of the gate, then those of up. In state dicts it is torchtitan's
+            ``w1_EFD`` and ``w3_EFD``.
+        w2_EDF: [E, D, F].
+        num_experts: E of all ranks.
+        group: the expert-parallel process group, or None: this process has all experts.
+    """
+
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):
+        """torchtitan's, and what every :func:`uniep.moe` is given."""
+
+        max_tokens: int | None = None
+        capacity_rows: int | None = None
+        schedule: str | None = None
+
+    def __init__(self, config: Config) -> None:
+        # Not GroupedExperts.__init__, whose parameters these replace.
+        nn.Module.__init__(self)
+        experts, inner, outer = config.num_experts, config.hidden_dim, config.dim
+        self.num_experts = experts
+        self.group: torch.distributed.ProcessGroup | None = None
+        self.max_tokens: int | None = config.max_tokens
+        self.capacity_rows: int | None = config.capacity_rows
+        self.schedule: str | None = config.schedule
+        self.w13_E2FD = nn.Parameter(torch.empty(experts, 2 * inner, outer))
+        self.w2_EDF = nn.Parameter(torch.empty(experts, outer, inner))
+        self.register_state_dict_post_hook(_split_on_save)
+        self.register_load_state_dict_pre_hook(_fuse_on_load)
+
+    def forward(self, x: Tensor, scores: Tensor, expert_ids: Tensor) -> Tensor:
+        """Dispatches, computes and combines; collective over the expert-parallel group.
+
+        Args:
+            x: [..., D] of any float type; products are of bf16, as torchtitan's are.
+            scores: [..., K].
+            expert_ids: int32 or int64 [..., K], among the experts of all ranks.
+
+        Returns:
+            [..., D], of the type of x.
+
+        Raises:
+            NotImplementedError: where torch.compile traces it.
+            ValueError, RuntimeError: see :func:`uniep.moe`.
+        """
+        if torch.compiler.is_compiling():
+            # Its backward would find that the next block's forward has changed Workspace.overflow.
+            raise NotImplementedError(
+                "uniep cannot be in blocks that are compiled one by one, as torchtitan compiles "
+                "them; leave 'model' out of --compile.components"
+            )
+        out = uniep.moe(
+            x.bfloat16(),
+            expert_ids,
+            scores.float(),
+            _local(self.w13_E2FD).bfloat16(),
+            _local(self.w2_EDF).bfloat16(),
+            group=self.group,
+            max_tokens=self.max_tokens,
+            capacity_rows=self.capacity_rows,
+            schedule=self.schedule,
+        )
+        return out.to(x.dtype)
+
+    def _init_self_parameters(self) -> None:
+        """Draws what torchtitan would with the same seed: w1, w2, then w3, each on its own."""
+        halves = [torch.empty_like(half) for half in _halves(self.w13_E2FD)]
+        self._init_param(_GATE, halves[0])
+        self._init_param(_DOWN, self.w2_EDF)
+        self._init_param(_UP, halves[1])
+        with torch.no_grad():
+            self.w13_E2FD.copy_(torch.cat(halves, 1))
+
+
+class UniepRoutedExperts(RoutedExperts):
+    """Takes the place of torchtitan's routed experts; the dispatcher in its config is not built."""
+
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(RoutedExperts.Config):
+        """torchtitan's, with ``inner_experts`` a :class:`UniepExperts.Config`."""
+
+    def __init__(self, config: Config) -> None:
+        nn.Module.__init__(self)
+        self.inner_experts: UniepExperts = config.inner_experts.build()
+
+    def forward(
+        self, x: Tensor, scores: Tensor, expert_ids: Tensor, tokens_per_expert: Tensor
+    ) -> Tensor:
+        """Runs the experts on this rank's tokens.
+
+        Args:
+            x: [T, D], or [B, L, D] as torchtitan 0.3.0 passes it.
+            scores: fp32 [T, K] or [B, L, K].
+            expert_ids: int64 of the same shape.
+            tokens_per_expert: [E]; not needed.
+
+        Returns:
+            What x is: shape and type.
+        """
+        # torchtitan knows no types of uniep's ops; the sharding config states those of the result.
+        with spmd_types.no_typecheck():
+            out: Tensor = self.inner_experts(x, scores, expert_ids)
+        return out
+
+    def parallelize(self, parallel_dims: Any) -> None:
+        """Shards the weights, and takes the expert-parallel group of torchtitan's mesh.
+
+        Raises:
+            NotImplementedError: for tensor parallelism inside of experts.
+        """
+        if parallel_dims.tp > 1 and parallel_dims.ep == 1:
+            raise NotImplementedError(
+                "uniep does not split an expert over ranks, as tensor_parallel_degree="
+                f"{parallel_dims.tp} does where expert_parallel_degree is 1; set "
+                "parallelism.expert_parallel_degree to a multiple of "
+                "parallelism.tensor_parallel_degree, so that experts stay whole"
+            )
+        Module.parallelize(self, parallel_dims)
+        mesh = parallel_dims.get_optional_mesh("ep")
+        self.inner_experts.group = None if mesh is None else mesh.get_group()
+
+
+# torchtitan finds placements of inputs by the names of arguments, which differ by its version.
+UniepRoutedExperts.forward.__signature__ = inspect.signature(  # type: ignore[attr-defined]
+    RoutedExperts.forward
+)
+
+
+class UniepSelectiveAC(SelectiveAC):
+    """torchtitan's selective checkpointing, which also keeps what :func:`uniep.moe` computed."""
+
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(SelectiveAC.Config):
+        """torchtitan's."""
+
+    def get_save_ops(self) -> set[Any]:
+        """Torchtitan's ops, and uniep's forward."""
+        ops: set[Any] = super().get_save_ops()
+        return ops | {torch.ops.uniep.forward.default}
+
+
+@override(  # type: ignore[untyped-decorator]
+    target=RoutedExperts.Config,
+    description="Dispatch, experts and combine in uniep.",
+)
+def uniep_routed_experts(
+    config: Any,
+    *,
+    max_tokens: int | None = None,
+    capacity_rows: int | None = None,
+    schedule: str | None = None,
+) -> Any:
+    """What torchtitan calls for the config of each layer's routed experts.
+
+    Args:
+        config: torchtitan's ``RoutedExperts.Config``.
+        max_tokens: most tokens that a rank has in a call; None: those of the first call.
+        capacity_rows: see :class:`uniep.Workspace`.
+        schedule: see :func:`uniep.moe`.
+
+    Returns:
+        A :class:`UniepRoutedExperts.Config`.
+
+    Raises:
+        NotImplementedError: for experts that uniep cannot compute.
+    """
+    _refuse_unsupported(config)
+    experts = config.inner_experts
+    sharding = experts.sharding_config
+    if sharding is not None:
+        states = dict(sharding.state_shardings)
+        states[_FUSED] = states.pop(_GATE)
+        del states[_UP]
+        sharding = dataclasses.replace(sharding, state_shardings=states)
+    inner = derive(
+        experts,
+        UniepExperts.Config,
+        sharding_config=sharding,
+        max_tokens=max_tokens,
+        capacity_rows=capacity_rows,
+        schedule=schedule,
+    )
+    return derive(config, UniepRoutedExperts.Config, inner_experts=inner)
+
+
+@override(  # type: ignore[untyped-decorator]
+    target=SelectiveAC.Config,
+    description="Selective checkpointing keeps what uniep computed.",
+)
+def uniep_selective_ac(config: Any) -> Any:
+    """What torchtitan calls for the config of its selective activation checkpointing.
+
+    Raises:
+        NotImplementedError: for a subclass, which may have a choice of ops of its own.
+    """
+    if type(config) is not SelectiveAC.Config:
+        raise NotImplementedError(
+            f"{type(config).__qualname__} is not torchtitan's own selective checkpointing; add "
+            "torch.ops.uniep.forward.default to what its get_save_ops returns, and leave "
+            "uniep_selective_ac out of override.imports"
+        )
+    return derive(config, UniepSelectiveAC.Config)
+
+
+def _refuse_unsupported(config: Any) -> None:
+    """Raises one sentence if these are not bf16 experts w2 (silu(w1 x) * (w3 x)) without biases."""
+    if type(config) is not RoutedExperts.Config:
+        raise NotImplementedError(
+            f"{type(config).__qualname__} is not torchtitan's own RoutedExperts.Config; uniep does "
+            "not know what it adds"
+        )
+    experts = config.inner_experts
+    if type(experts) is not GroupedExperts.Config:
+        raise NotImplementedError(
+            f"{type(experts).__qualname__} is not torchtitan's own GroupedExperts.Config; uniep "
+            "computes bf16 SwiGLU experts without biases, not quantised ones nor those of gpt-oss"
+        )
+    dispatcher = config.token_dispatcher
+    if (
+        isinstance(dispatcher, HybridEPTokenDispatcher.Config)
+        and dispatcher.non_blocking_capacity_factor is not None
+    ):
+        raise NotImplementedError(
+            "HybridEP's non_blocking_capacity_factor drops tokens, which uniep never does; leave "
+            "it out, and give uniep_routed_experts capacity_rows"
+        )
+
+
+def _local(weight: Tensor) -> Tensor:
+    """The part of a weight that is this rank's; FSDP has gathered it before."""
+    if isinstance(weight, DTensor):
+        local: Tensor = weight.to_local()
+        return local
+    return weight
+
+
+def _halves(fused: Tensor) -> list[Tensor]:
+    """Gate and up of [E, 2F, D]; DTensors have its placements, and share its memory if they can.
+
+    They cannot where FSDP has split rows: a rank's rows of w13 are then not those of w1 and w3.
+    """
+    rows = fused.shape[1] // 2
+    halves = [fused.narrow(1, 0, rows), fused.narrow(1, rows, rows)]
+    if isinstance(fused, DTensor):
+        halves = [
+            half
+            if half.placements == fused.placements  # type: ignore[attr-defined]
+            else half.redistribute(placements=fused.placements)  # type: ignore[attr-defined]
+            for half in halves
+        ]
+    return halves
+
+
+def _split_on_save(
+    module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any
+) -> None:
+    gate, up = _halves(state_dict.pop(prefix + _FUSED))
+    state_dict[prefix + _GATE] = gate
+    state_dict[prefix + _UP] = up
+
+
+def _fuse_on_load(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    if prefix + _GATE in state_dict and prefix + _UP in state_dict:
+        halves = [state_dict.pop(prefix + name) for name in (_GATE, _UP)]
+        state_dict[prefix + _FUSED] = torch.cat(halves, 1)
