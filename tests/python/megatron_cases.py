@@ -79,7 +79,7 @@ def _patch_cuda() -> None:
     cuda.stream = lambda _: contextlib.nullcontext()
     cuda.Stream, cuda.Event = _Stream, _Event
     cuda.synchronize = lambda *_: None
-    torch.Tensor.record_stream = lambda *_: None  # type: ignore[method-assign, assignment]
+    torch.Tensor.record_stream = lambda *_: None  # type: ignore[method-assign]
     from megatron.core.tensor_parallel import layers, random
     from megatron.core.transformer.moe import moe_utils
 
@@ -285,7 +285,7 @@ def case_layouts_have_the_same_bits() -> None:
     for layout in ("stacked", "per_expert"):
         _, ours = _pair(layout=layout)
         results.append([*_run(ours, _tokens()), *_experts(ours, "grad")])
-    _same(*results, "layouts")
+    _same(results[0], results[1], "layouts")
 
 
 def case_dropped_routes() -> None:
@@ -493,7 +493,7 @@ def case_main_grad_without_ddp() -> None:
 
 
 def case_main_grad_errors() -> None:
-    def refused(change: Callable[[nn.Parameter], None], sentence: str) -> None:
+    def refused(change: Callable[[Any], None], sentence: str) -> None:
         _, ours = _pair()
         ours.config.gradient_accumulation_fusion = True
         for param in ours.experts.parameters():
@@ -537,7 +537,7 @@ def case_per_expert_in_foreign_order() -> None:
         results.append([*_run(ours, _tokens()), *_experts(ours, "main_grad")])
         found = stacked_view(list(ours.experts.linear_fc1.named().values()))
         assert found is not None and found[1] == backwards
-    _same(*results, "order of experts in memory")
+    _same(results[0], results[1], "order of experts in memory")
 
     _, ours = _pair(layout="per_expert")
     ours.config.gradient_accumulation_fusion = True
@@ -653,6 +653,7 @@ def case_overlapped_schedule() -> str | None:
                 assert (pair[0] is None) == (pair[1] is None), f"{attribute} of {name}, {what}"
                 if pair[0] is not None:
                     _same([pair[0]], [pair[1]], f"{attribute} of {name}, {what}")
+    return None
 
 
 def case_parts_of_a_captured_layer() -> None:
@@ -945,7 +946,7 @@ def case_routes() -> None:
         ids, weights = routes(probs, routing_map, topk)
         assert ids.dtype == torch.int32 and weights.dtype == torch.float32
         gradient = torch.rand(tokens, topk)
-        weights.backward(gradient)
+        weights.backward(gradient)  # type: ignore[no-untyped-call]
         assert probs.grad is not None
         wanted = torch.zeros(tokens, EXPERTS, dtype=dtype)
         for token in range(tokens):
@@ -1157,7 +1158,8 @@ def case_megakernel_main_grads() -> str | None:
             def gather(*_: Any, calls: list[int] = hooked) -> None:
                 calls.append(1)
 
-            ours.experts.linear_fc1.register_forward_pre_hook(gather)
+            linear: Any = ours.experts.linear_fc1
+            linear.register_forward_pre_hook(gather)
             _train(_wrapped(theirs, fp32=fp32, distributed=distributed))
             _train(_wrapped(ours, fp32=fp32, distributed=distributed))
             assert len(hooked) == 2, "hooks of the module that owns the parameters did not run"
@@ -1195,8 +1197,8 @@ def _print_figures(ranks: int) -> None:
                 what = what.split(",")[0].split(" of ")[0]
                 largest[what] = max(largest.get(what, 0), float(distance))
     print(f"# largest relative L2 distance from Megatron's layer, {ranks} ranks")
-    for what, distance in largest.items():
-        print(f"{what:48} {distance:.2e}")
+    for what, most in largest.items():
+        print(f"{what:48} {most:.2e}")
 
 
 if __name__ == "__main__":
