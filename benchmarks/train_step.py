@@ -30,10 +30,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import uniep
 from compare import records
 from compare.figures import Times
 from torch import Tensor, nn
+
+import uniep
 from uniep import plain
 
 MoE = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # x, ids, probs, w1, w2
