@@ -13,7 +13,7 @@ equal to tolerance, not to the bit. docs/transformers.md has figures, and what i
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,7 +59,8 @@ def register(
 
     Args:
         name: by which settings refer to it.
-        max_tokens: see :func:`uniep.moe`; needed for EP where the number of tokens varies.
+        max_tokens: see :func:`uniep.moe`; needed for EP where the number of tokens varies. It does
+            not count for experts in transformers' own EP, which hands them rows, not tokens.
         capacity_rows: see :class:`uniep.Workspace`.
         schedule: see :func:`uniep.moe`.
     """
@@ -102,8 +103,10 @@ def _experts_forward(
     """The function behind `set_experts_implementation`: experts of this rank alone."""
     _refuse_unsupported(experts)
     if getattr(experts, "_is_expert_parallel", False):
-        # transformers' own EP marks slots of other ranks' experts by the number of local ones.
+        # transformers' own EP marks slots of other ranks' experts by the number of local ones, and
+        # sends one expert's rows of all ranks here: as many as the routing says, not max_tokens.
         top_k_index = top_k_index.masked_fill(top_k_index >= experts.num_experts, -1)
+        options = replace(options, max_tokens=None)
     return _run(options, experts, hidden_states, top_k_index, top_k_weights, group=None)
 
 

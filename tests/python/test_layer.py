@@ -116,14 +116,16 @@ def spread(folder):
     load_hugging_face(other, f"{folder}/one", "deepseek_v3", "model.layers.1.mlp")
     loaded = {name: tensor.clone() for name, tensor in other.state_dict().items()}
     save_hugging_face(f"{folder}/hf{size}", {"model.layers.1.mlp": layer}, "deepseek_v3")
-    dcp.save(distributed_state_dict(layer), checkpoint_id=f"{folder}/dcp{size}")
+    # One process has saved for four ranks, four for two, and two for one: what a rank saves is what
+    # it has loaded, never the layer that all could have made from the seed.
+    other = make_layer(seed=98, group=group)
+    assert not torch.equal(other.w1, layer.w1)
+    dcp.load(distributed_state_dict(other), checkpoint_id=f"{folder}/dcp{1 if size == 4 else 4}")
+    for name, tensor in layer.state_dict().items():
+        assert torch.equal(other.state_dict()[name], tensor), name
+    dcp.save(distributed_state_dict(other), checkpoint_id=f"{folder}/dcp{size}")
     with uniep.capture(f"{folder}/trace{size}.safetensors"):
         layer(batch(rank, size)).backward(torch.ones(32 // size, 64).bfloat16())
-    if size == 2:  # what four ranks saved
-        other = make_layer(seed=98, group=group)
-        dcp.load(distributed_state_dict(other), checkpoint_id=f"{folder}/dcp4")
-        for a, b in zip(other.state_dict().values(), layer.state_dict().values(), strict=True):
-            assert torch.equal(a, b)
     return found, loaded, layer.state_dict()
 
 
@@ -132,6 +134,7 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("layers")
     layer = make_layer()
     save_hugging_face(folder / "one", {"model.layers.1.mlp": layer}, "deepseek_v3")
+    dcp.save(distributed_state_dict(layer), checkpoint_id=folder / "dcp1")
     results = {size: run_ranks(size, spread, str(folder)) for size in (4, 2)}
     return folder, layer, results
 

@@ -1,6 +1,7 @@
-"""uniep.megatron with the megatron-core of the package index, on CPUs, at EP 1 and 2.
+"""uniep.megatron with the installed megatron-core, on CPUs, at EP 1 and 2; checkpoints also at 4.
 
 The cases are in megatron_cases.py. Those of a group run in one set of processes; each is a test.
+With a checkout of Megatron-LM in PYTHONPATH, that is tested.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ if importlib.util.find_spec("megatron") is None:
 class _Outcomes:
     """What the cases of one group came to, by name and rank."""
 
-    def __init__(self, ranks: int, folder: Path) -> None:
+    def __init__(self, ranks: int, folder: Path, only: str = "") -> None:
         self.ranks = ranks
         self.error = None
         try:
-            run_ranks(ranks, megatron_cases.run_all, str(folder), "")
+            run_ranks(ranks, megatron_cases.run_all, str(folder), only)
         except Exception as error:  # the case that ended it is told by the files
             self.error = error
         self.by_case: dict[str, list[str]] = {}
@@ -55,3 +56,8 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.parametrize("case", list(megatron_cases.cases()))
 def test_megatron(outcomes: _Outcomes, case: str) -> None:
     outcomes.of(case)
+
+
+def test_checkpoints_between_4_2_and_1_ranks(tmp_path: Path) -> None:
+    case = "distributed_checkpoints"
+    _Outcomes(4, tmp_path, only=case).of(case)

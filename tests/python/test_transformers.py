@@ -21,7 +21,9 @@ import uniep.transformers  # noqa: E402
 
 transformers.logging.set_verbosity_error()
 
-# Relative L2 distances; docs/transformers.md states these limits.
+# Relative L2 distances from the model's own results; docs/transformers.md states these limits. Both
+# sides round to bf16, each in its own order. The model's own logits are up to 8.4e-3 and its own
+# gradients up to 2.6e-2 from float64, and two right roundings differ by at most twice that.
 LOGITS = 1.5e-2
 GRADIENT = 5e-2
 
@@ -131,10 +133,27 @@ def distances(found: Result, exact: Result) -> tuple[float, dict[str, float]]:
     return distance(found[0], exact[0]), {n: distance(found[1][n], exact[1][n]) for n in exact[1]}
 
 
-def assert_close(logits: float, grads: dict[str, float]) -> None:
-    print(f"logits {logits:.1e}, gradients {min(grads.values()):.1e} to {max(grads.values()):.1e}")
-    assert logits < LOGITS
-    assert {name: d for name, d in grads.items() if not d < GRADIENT} == {}
+Distances = tuple[float, dict[str, float]]
+
+
+def distances_of(found: Result, own: Result, exact: Result) -> tuple[Distances, ...]:
+    """Of uniep's from the model's own, and of both from float64."""
+    return distances(found, own), distances(found, exact), distances(own, exact)
+
+
+def assert_close(found: tuple[Distances, ...], room: float = 1.2) -> None:
+    """As near the model's own as two right roundings are, and no further from float64."""
+    from_own, from_exact, own_from_exact = found
+    for what, (logits, grads) in zip(
+        ("from its own", "from float64", "its own from float64"), found, strict=True
+    ):
+        worst = max(grads, key=lambda name: grads[name])
+        mean = root_mean_square(grads)
+        print(f"{what}: {logits:.1e}, gradients {mean:.1e}, at most {grads[worst]:.1e} ({worst})")
+    assert from_own[0] < LOGITS
+    assert {name: d for name, d in from_own[1].items() if not d < GRADIENT} == {}
+    assert from_exact[0] < room * own_from_exact[0]
+    assert root_mean_square(from_exact[1]) < room * root_mean_square(own_from_exact[1])
 
 
 def root_mean_square(values: dict[str, float]) -> float:
@@ -152,12 +171,7 @@ def test_logits_and_gradients_are_the_models_own(kind: str) -> None:
     for implementation in ("eager", "grouped_mm", "uniep"):
         with router_choices(replay=list(choices)):
             results[implementation] = step(model, ids, implementation)
-    assert_close(*distances(results["uniep"], results["eager"]))
-    # No further from float64 than what transformers brings along.
-    ours, theirs = (distances(results[name], exact) for name in ("uniep", "eager"))
-    print(f"from float64: logits {ours[0]:.1e}, its own {theirs[0]:.1e}")
-    assert ours[0] < 1.2 * theirs[0]
-    assert root_mean_square(ours[1]) < 1.2 * root_mean_square(theirs[1])
+    assert_close(distances_of(results["uniep"], results["eager"], exact))
 
 
 def test_the_limits_tell_a_wrong_layer_from_a_right_one() -> None:
@@ -323,25 +337,28 @@ def part_of_batch(case: dict[str, int]) -> slice:
     return slice(first, first + 1)
 
 
-def compare(kinds: dict[str, str], cases: list[dict[str, Any]]) -> list[tuple[str, Any, Any]]:
-    """On each rank: distances of every model and layout from the model alone."""
+Compared = list[tuple[str, dict[str, Any], tuple[Distances, ...]]]
+
+
+def compare(kinds: dict[str, str], cases: dict[str, list[dict[str, Any]]]) -> Compared:
+    """On each rank, for the cases of every model: see `distances_of`."""
     uniep.transformers.register(max_tokens=23)
     ids = torch.randint(256, (4, 23), generator=torch.Generator().manual_seed(1))
-    found = []
+    results = []
     for kind, path in kinds.items():
         load = functools.partial(
             getattr(transformers, f"{MODELS[kind][0]}ForCausalLM").from_pretrained,
             path,
             dtype=torch.bfloat16,
         )
-        for case in cases:
+        for case in cases[kind]:
             own_ids = ids[part_of_batch(case)]
             choices: list[Tensor] = []
+            alone = load(experts_implementation="eager").train()
             with router_choices(record=choices):
-                own = step(load(experts_implementation="eager").train(), own_ids)
-            for grad in own[1].values():  # of a mean over all batches
-                dist.all_reduce(grad)
-                grad.div_(dist.get_world_size())
+                exact = mean_over_ranks(step(copy.deepcopy(alone).double(), own_ids))
+            with router_choices(replay=list(choices)):
+                own = mean_over_ranks(step(alone, own_ids))
             config = {"ep_size": 2, "ep_implementation": "uniep", **case}
             implementation = config.pop("experts_implementation", "eager")
             model = load(
@@ -352,43 +369,68 @@ def compare(kinds: dict[str, str], cases: list[dict[str, Any]]) -> list[tuple[st
             if hasattr(experts, "num_experts"):
                 assert experts.num_experts == 4  # of 8
             with router_choices(replay=choices):
-                found.append((kind, case, distances(step(model, own_ids), own)))
-    return found
+                found = step(model, own_ids)
+            results.append((kind, case, distances_of(found, own, exact)))
+    return results
 
 
-def save(kinds: list[str], folder: Path) -> dict[str, str]:
-    pytest.importorskip("accelerate", reason="accelerate is not installed")
-    for kind in kinds:
+def mean_over_ranks(result: Result) -> Result:
+    """The gradients of a mean over all batches."""
+    for grad in result[1].values():
+        dist.all_reduce(grad)
+        grad.div_(dist.get_world_size())
+    return result
+
+
+def compared(ranks: int, cases: dict[str, list[dict[str, Any]]], folder: Path) -> list[Compared]:
+    for kind in cases:
         small(kind).save_pretrained(folder / kind)  # type: ignore[operator]
-    return {kind: str(folder / kind) for kind in kinds}
+    return run_ranks(ranks, compare, {kind: str(folder / kind) for kind in cases}, cases)
 
 
-def test_expert_parallel_over_2_ranks(tmp_path: Path) -> None:
-    cases: list[dict[str, Any]] = [{"fsdp_size": 2}, {"tp_size": 2}]
-    ranks = run_ranks(2, compare, save(list(MODELS), tmp_path), cases)
-    assert [len(rank) for rank in ranks] == [8, 8]
-    for kind, case, found in ranks[0] + ranks[1]:
-        print(kind, case, end=": ")
-        assert_close(*found)
+def assert_all_close(ranks: list[Compared], **only: str) -> int:
+    """Checks the cases with these options on every rank, and returns how many there are."""
+    checked = 0
+    for kind, case, found in (one for rank in ranks for one in rank):
+        if all(case.get(name, "uniep") == value for name, value in only.items()):
+            print(kind, case)
+            # With TP the attention's sums are rounded once more, in each of the ranks' parts.
+            assert_close(found, 1.5 if "tp_size" in case else 1.2)
+            checked += 1
+    return checked
 
 
-def test_experts_in_transformers_own_expert_parallelism(tmp_path: Path) -> None:
+OWN = [
+    {"fsdp_size": 2, "ep_implementation": "all_to_all", "experts_implementation": "uniep"},
+    {"tp_size": 2, "ep_implementation": "all_reduce", "experts_implementation": "uniep"},
+]
+
+
+@pytest.fixture(scope="module")
+def on_2_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Compared]:
+    """Starting processes that import transformers takes longer than what they compute."""
+    cases: dict[str, list[dict[str, Any]]] = {
+        kind: [{"fsdp_size": 2}, {"tp_size": 2}] for kind in MODELS
+    }
+    cases["mixtral"] += OWN
+    return compared(2, cases, tmp_path_factory.mktemp("models"))
+
+
+def test_expert_parallel_over_2_ranks(on_2_ranks: list[Compared]) -> None:
+    assert assert_all_close(on_2_ranks, ep_implementation="uniep") == 2 * 2 * len(MODELS)
+
+
+@pytest.mark.parametrize("implementation", ["all_to_all", "all_reduce"])
+def test_experts_in_transformers_own_expert_parallelism(
+    on_2_ranks: list[Compared], implementation: str
+) -> None:
     """It hands experts rows with local ids, and marks those of other ranks."""
-    own = {"experts_implementation": "uniep"}
-    cases = [
-        {"fsdp_size": 2, "ep_implementation": "all_to_all", **own},
-        {"tp_size": 2, "ep_implementation": "all_reduce", **own},
-    ]
-    for rank in run_ranks(2, compare, save(["mixtral"], tmp_path), cases):
-        for _, case, found in rank:
-            print(case, end=": ")
-            assert_close(*found)
+    assert assert_all_close(on_2_ranks, ep_implementation=implementation) == 2
 
 
 def test_2_copies_of_experts_over_4_ranks(tmp_path: Path) -> None:
     """FSDP shards what ranks of different expert-parallel groups hold in common."""
-    cases = [{"fsdp_size": 4}, {"fsdp_size": 2, "tp_size": 2}]
-    for rank in run_ranks(4, compare, save(["qwen3_moe"], tmp_path), cases):
-        for _, case, found in rank:
-            print(case, end=": ")
-            assert_close(*found)
+    cases: dict[str, list[dict[str, Any]]] = {
+        "qwen3_moe": [{"fsdp_size": 4}, {"fsdp_size": 2, "tp_size": 2}]
+    }
+    assert assert_all_close(compared(4, cases, tmp_path)) == 8

@@ -128,7 +128,11 @@ class RoutedExperts:
         known = _workspaces.setdefault(self.group, WeakValueDictionary())
         key = (*shape, capacity, options.schedule, options.on_overflow, x.device)
         workspace = known.get(key)
-        if workspace is None:
+        # That of layers which are no longer used may have ended on some ranks only: Python collects
+        # cycles when it likes. Making one is collective, so the ranks decide together.
+        everywhere = torch.tensor(int(workspace is not None), device=x.device)
+        dist.all_reduce(everywhere, dist.ReduceOp.MIN, group=self.group)
+        if workspace is None or not everywhere:
             workspace = known[key] = uniep.Workspace(
                 self.group,
                 *shape,
