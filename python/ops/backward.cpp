@@ -92,7 +92,7 @@ std::int64_t tokens_of(const Tensor& dy) { return dy.dim() == 2 ? dy.size(0) : -
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward(Tensor key, Tensor, Tensor plan, Tensor x_rows,
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward(Tensor key, Tensor plan, Tensor x_rows,
                                                     Tensor h, Tensor row_probs, Tensor dy,
                                                     Tensor w1, Tensor w2, std::int64_t topk,
                                                     bool flag,
@@ -106,10 +106,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(Tensor key, Tensor, Tensor p
   return {data.dx, data.dprobs, dw1, dw2};
 }
 
-std::tuple<Tensor, Tensor> backward_main_grad(Tensor key, Tensor, Tensor plan, Tensor x_rows,
-                                              Tensor h, Tensor row_probs, Tensor dy, Tensor w1,
-                                              Tensor w2, Tensor dw1, Tensor dw2, std::int64_t topk,
-                                              bool flag, std::optional<std::string> schedule) {
+std::tuple<Tensor, Tensor> backward_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h,
+                                              Tensor row_probs, Tensor dy, Tensor w1, Tensor w2,
+                                              Tensor dw1, Tensor dw2, std::int64_t topk, bool flag,
+                                              std::optional<std::string> schedule) {
   const Call call(key);
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kWhole, tokens_of(dy), flag, schedule);
@@ -119,11 +119,10 @@ std::tuple<Tensor, Tensor> backward_main_grad(Tensor key, Tensor, Tensor plan, T
   return {data.dx, data.dprobs};
 }
 
-std::tuple<Tensor, Tensor, Tensor> backward_data(Tensor key, Tensor, Tensor plan, Tensor x_rows,
-                                                 Tensor h, Tensor row_probs, Tensor dy, Tensor w1,
-                                                 Tensor w2, std::int64_t topk,
-                                                 std::int64_t backward_bytes, bool flag,
-                                                 std::optional<std::string> schedule) {
+std::tuple<Tensor, Tensor, Tensor> backward_data(Tensor key, Tensor plan, Tensor x_rows, Tensor h,
+                                                 Tensor row_probs, Tensor dy, Tensor w1, Tensor w2,
+                                                 std::int64_t topk, std::int64_t backward_bytes,
+                                                 bool flag, std::optional<std::string> schedule) {
   const Call call(key);
   if (backward_bytes != call.shape().backward_bytes) {
     refuse("the workspace has grown since its figures were read; read backward_bytes again");

@@ -12,25 +12,22 @@ namespace uniep::ops {
 // The ops of backward. `plan`, `x_rows`, `h` and `row_probs` are what uniep::forward returned.
 
 /// uniep::backward: dx, dprobs, dw1, dw2.
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward(Tensor key, Tensor overflow, Tensor plan,
-                                                    Tensor x_rows, Tensor h, Tensor row_probs,
-                                                    Tensor dy, Tensor w1, Tensor w2,
-                                                    std::int64_t topk, bool flag,
-                                                    std::optional<std::string> schedule);
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward(Tensor key, Tensor plan, Tensor x_rows,
+                                                    Tensor h, Tensor row_probs, Tensor dy,
+                                                    Tensor w1, Tensor w2, std::int64_t topk,
+                                                    bool flag, std::optional<std::string> schedule);
 
 /// uniep::backward_main_grad: dx, dprobs; adds to `dw1` and `dw2`, both fp32 or both bf16.
-std::tuple<Tensor, Tensor> backward_main_grad(Tensor key, Tensor overflow, Tensor plan,
-                                              Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy,
-                                              Tensor w1, Tensor w2, Tensor dw1, Tensor dw2,
-                                              std::int64_t topk, bool flag,
+std::tuple<Tensor, Tensor> backward_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h,
+                                              Tensor row_probs, Tensor dy, Tensor w1, Tensor w2,
+                                              Tensor dw1, Tensor dw2, std::int64_t topk, bool flag,
                                               std::optional<std::string> schedule);
 
 /// uniep::backward_data: dx, dprobs, and what the weight gradients take.
-std::tuple<Tensor, Tensor, Tensor> backward_data(Tensor key, Tensor overflow, Tensor plan,
-                                                 Tensor x_rows, Tensor h, Tensor row_probs,
-                                                 Tensor dy, Tensor w1, Tensor w2, std::int64_t topk,
-                                                 std::int64_t backward_bytes, bool flag,
-                                                 std::optional<std::string> schedule);
+std::tuple<Tensor, Tensor, Tensor> backward_data(Tensor key, Tensor plan, Tensor x_rows, Tensor h,
+                                                 Tensor row_probs, Tensor dy, Tensor w1, Tensor w2,
+                                                 std::int64_t topk, std::int64_t backward_bytes,
+                                                 bool flag, std::optional<std::string> schedule);
 
 /// uniep::backward_weights: dw1, dw2.
 std::tuple<Tensor, Tensor> backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h,

@@ -1,6 +1,7 @@
 // The ops of torch.ops.uniep, on PyTorch's stable ABI, and the C functions by which Python binds
-// layers to key tensors. `overflow` is marked as changed by every collective op, whether or not it
-// is, so that no transformation of a program changes their order.
+// layers to key tensors. No transformation of a program may change the order of collective ops: by
+// `overflow`, which is marked as changed by every forward, whether or not it is. Those of backward
+// have none, as it would be saved, and a tensor that is saved must not change until backward.
 
 #include <torch/csrc/stable/library.h>
 
@@ -15,15 +16,15 @@ constexpr const char* kForward =
     "Tensor w1, Tensor w2, int rows, int plan_bytes, bool flag, str? schedule) -> "
     "(Tensor out, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs)";
 constexpr const char* kBackward =
-    "backward(Tensor key, Tensor(a!) overflow, Tensor plan, Tensor x_rows, Tensor h, "
+    "backward(Tensor key, Tensor plan, Tensor x_rows, Tensor h, "
     "Tensor row_probs, Tensor dy, Tensor w1, Tensor w2, int topk, bool flag, str? schedule) -> "
     "(Tensor dx, Tensor dprobs, Tensor dw1, Tensor dw2)";
 constexpr const char* kBackwardMainGrad =
-    "backward_main_grad(Tensor key, Tensor(a!) overflow, Tensor plan, Tensor x_rows, Tensor h, "
-    "Tensor row_probs, Tensor dy, Tensor w1, Tensor w2, Tensor(b!) dw1, Tensor(c!) dw2, int topk, "
+    "backward_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h, "
+    "Tensor row_probs, Tensor dy, Tensor w1, Tensor w2, Tensor(a!) dw1, Tensor(b!) dw2, int topk, "
     "bool flag, str? schedule) -> (Tensor dx, Tensor dprobs)";
 constexpr const char* kBackwardData =
-    "backward_data(Tensor key, Tensor(a!) overflow, Tensor plan, Tensor x_rows, Tensor h, "
+    "backward_data(Tensor key, Tensor plan, Tensor x_rows, Tensor h, "
     "Tensor row_probs, Tensor dy, Tensor w1, Tensor w2, int topk, int backward_bytes, "
     "bool flag, str? schedule) -> (Tensor dx, Tensor dprobs, Tensor backward_rows)";
 constexpr const char* kBackwardWeights =

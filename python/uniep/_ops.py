@@ -45,7 +45,6 @@ def _data_gradients(dy: Tensor, topk: int) -> tuple[Tensor, Tensor]:
 
 def _backward(
     key: Tensor,
-    overflow: Tensor,
     plan: Tensor,
     x_rows: Tensor,
     h: Tensor,
@@ -62,7 +61,6 @@ def _backward(
 
 def _backward_main_grad(
     key: Tensor,
-    overflow: Tensor,
     plan: Tensor,
     x_rows: Tensor,
     h: Tensor,
@@ -81,7 +79,6 @@ def _backward_main_grad(
 
 def _backward_data(
     key: Tensor,
-    overflow: Tensor,
     plan: Tensor,
     x_rows: Tensor,
     h: Tensor,
@@ -144,3 +141,22 @@ for _fake in (
     _backward_weights_main_grad,
 ):
     torch.library.register_fake(f"uniep::{_fake.__name__[1:]}", _fake)
+
+
+def _keep_order_of_backward() -> None:
+    """Keeps compiled backward passes that need nothing of each other in their order.
+
+    PyTorch 2.15 has effects in backward graphs for this; in 2.10 they do not compile.
+    """
+    if torch.torch_version.TorchVersion(torch.__version__) < "2.15":
+        return
+    try:
+        from torch._higher_order_ops.effects import _register_effectful_op
+        from torch._library.effects import EffectType
+    except ImportError:  # neither is public
+        return
+    for op in (ops.backward, ops.backward_data):
+        _register_effectful_op(op.default, EffectType.ORDERED)
+
+
+_keep_order_of_backward()

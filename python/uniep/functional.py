@@ -20,8 +20,8 @@ __all__ = ["moe"]
 class _Moe(torch.autograd.Function):
     """Forward and backward of the tokens of this rank.
 
-    What backward needs is saved as tensors, so hooks of saved tensors may move it. Key and overflow
-    are not: they are the layer's, and later calls change the latter.
+    What backward needs is saved as tensors, so hooks of saved tensors may move it. The key is not:
+    it is the layer's.
     """
 
     @staticmethod
@@ -48,7 +48,6 @@ class _Moe(torch.autograd.Function):
         )
         ctx.save_for_backward(plan, x_rows, h, row_probs, w1, w2)
         ctx.key = key
-        ctx.overflow = overflow
         ctx.dw1 = dw1
         ctx.dw2 = dw2
         ctx.topk = topk_ids.shape[1]
@@ -63,7 +62,7 @@ class _Moe(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         plan, x_rows, h, row_probs, w1, w2 = ctx.saved_tensors
         dy = dy.contiguous()
-        call = (ctx.key, ctx.overflow, plan, x_rows, h, row_probs, dy, w1, w2)
+        call = (ctx.key, plan, x_rows, h, row_probs, dy, w1, w2)
         dw1 = dw2 = None
         wants_weights = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
         if ctx.deferred is not None:

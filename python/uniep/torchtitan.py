@@ -92,15 +92,8 @@ class UniepExperts(GroupedExperts):
             [..., D], of the type of x.
 
         Raises:
-            NotImplementedError: where torch.compile traces it.
             ValueError, RuntimeError: see :func:`uniep.moe`.
         """
-        if torch.compiler.is_compiling():
-            # Its backward would find that the next block's forward has changed Workspace.overflow.
-            raise NotImplementedError(
-                "uniep cannot be in blocks that are compiled one by one, as torchtitan compiles "
-                "them; leave 'model' out of --compile.components"
-            )
         out = uniep.moe(
             x.bfloat16(),
             expert_ids,
