@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "table.h"
 #include "tune/cost_model.h"
 
 namespace uniep::tool {
@@ -37,7 +38,8 @@ double tasks_of(const workload::ShapeSpec& spec, int ranks, const Schedule& sche
 void require_simulable(const workload::ShapeSpec& spec, int ranks, const Schedule& schedule) {
   const auto refuse_above = [&](double most, double count, const char* what) {
     require(count <= most, ErrorCode::kCapacity, "--shape ", workload::to_string(spec), " at ",
-            ranks, " rank(s) has some ", count, ' ', what, "; at most ", most,
+            ranks, " rank(s) has some ", formatted("%.3g", count), ' ', what, "; at most ",
+            static_cast<std::int64_t>(most),
             " are simulated, so a smaller shape or fewer --ranks are accepted");
   };
   refuse_above(kMostCopies, copies_of(spec, ranks), "copies of tokens (ranks x tokens x topk)");
