@@ -51,8 +51,9 @@ void OutputFile::open_device(const Destination& to) {
 void OutputFile::append(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t n = ::write(descriptor_, bytes.data(), std::min(bytes.size(), kMostPerCall));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail(cat("cannot be written past byte ", written_), errno);
+    const int error = n < 0 ? errno : 0;  // before anything else could change it
+    if (error == EINTR) continue;
+    if (error != 0) fail(cat("cannot be written past byte ", written_), error);
     bytes = bytes.subspan(static_cast<std::size_t>(n));
     written_ += static_cast<std::uint64_t>(n);
   }
