@@ -35,7 +35,7 @@ constexpr EnvVariable kVariables[] = {
     {"UNIEP_TUNE_CACHE", "file of the schedules that were tuned on this machine",
      "uniep/tuned.json in XDG_CACHE_HOME"},
     {"XDG_CACHE_HOME", "folder of files that programs may keep", "$HOME/.cache"},
-    {"HOME", "the user's folder", "/tmp"},
+    {"HOME", "the user's folder", "none: no tuned schedules are kept"},
     {"RANK", "rank of this process among the processes of its group, as torchrun sets it", "none"},
     {"WORLD_SIZE", "number of these processes (1 to 64); RANK counts from 0 to below it", "none"},
     {"LOCAL_RANK",
@@ -133,8 +133,11 @@ std::optional<int> env_master_port() { return integer("MASTER_PORT", 1, 65535); 
 
 std::string env_tune_cache() {
   if (const auto path = text_of("UNIEP_TUNE_CACHE")) return *path;
-  const std::string home = text_of("HOME").value_or("/tmp");
-  return text_of("XDG_CACHE_HOME").value_or(home + "/.cache") + "/uniep/tuned.json";
+  const char* own = "/uniep/tuned.json";
+  if (const auto folder = text_of("XDG_CACHE_HOME")) return *folder + own;
+  // Not a folder that others can write to: they could choose this user's schedules.
+  const auto home = text_of("HOME");
+  return home ? *home + "/.cache" + own : "";
 }
 
 }  // namespace uniep

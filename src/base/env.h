@@ -49,7 +49,7 @@ std::string env_symmetric_memory();
 /// UNIEP_SHARE_DEVICE: whether several ranks may use one GPU.
 bool env_share_device();
 
-/// UNIEP_TUNE_CACHE, or its default in the user's cache folder.
+/// UNIEP_TUNE_CACHE, or its default in the user's cache folder; empty: there is none, nor HOME.
 std::string env_tune_cache();
 
 // What a launcher such as torchrun sets; `process_environment` puts them together.

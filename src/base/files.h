@@ -6,12 +6,23 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
 namespace uniep {
 
+// Linux moves at most this many bytes per call, whatever is asked for.
+inline constexpr std::size_t kMostPerCall = 0x7ffff000;
+
+/// The largest file that is read as a text: JSON takes many times its size in memory.
+inline constexpr std::uint64_t kMostTextBytes = std::uint64_t{64} << 20;
+
 /// A path as error texts show it: control characters are escaped, so a sentence stays on one line.
 std::string display_name(const std::filesystem::path& path);
+
+/// The system's words for an errno.
+std::string error_text(int error);
+
+/// "a directory": of a file's mode.
+const char* kind_of(unsigned mode);
 
 /// A regular file opened for reading. Every failure is an Error(kIo) that names the file.
 class InputFile {
@@ -33,17 +44,8 @@ class InputFile {
   std::uint64_t size_ = 0;
 };
 
-/// What a regular file holds; nothing where there is none. Error(kIo) as of InputFile.
+/// What a regular file of at most kMostTextBytes holds; nothing where there is none. Error(kIo) as
+/// of InputFile, and for a larger one.
 std::optional<std::string> read_text(const std::filesystem::path& path);
-
-/// Writes the parts one after another so that `path` holds either all of them or what it held
-/// before, whoever reads meanwhile: into a temporary file of the same folder, flushed to the disk,
-/// then renamed.
-void write_atomically(const std::filesystem::path& path,
-                      const std::vector<std::span<const std::byte>>& parts);
-
-/// Throws Error(kIo) where write_atomically could not even begin, ahead of the work whose result is
-/// to go there.
-void require_writable(const std::filesystem::path& path);
 
 }  // namespace uniep

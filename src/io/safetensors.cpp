@@ -9,6 +9,8 @@
 #include "base/check.h"
 #include "base/files.h"
 #include "base/math.h"
+#include "base/memory_info.h"
+#include "base/output_file.h"
 #include "io/safetensors_header.h"
 
 namespace uniep::io {
@@ -27,6 +29,15 @@ void check_file_size(std::uint64_t file_size, const std::string& file) {
   require(file_size >= kPrefixBytes, ErrorCode::kIo, file, ": has only ", file_size,
           " bytes; a safetensors file, which starts with ", kPrefixBytes,
           " bytes of header length, is needed");
+}
+
+/// Refused before the data is read: a process that takes more than there is may be killed.
+void check_free_memory(std::uint64_t file_size, const std::string& file) {
+  constexpr double kCopies = 2;  // what is read, and the tensors that are made from it
+  const double available = available_memory();
+  require(available == 0 || kCopies * static_cast<double>(file_size) <= available, ErrorCode::kIo,
+          file, ": has ", file_size, " bytes, of which ", kCopies, " copies do not fit into the ",
+          static_cast<std::uint64_t>(available), " bytes of free memory; a smaller file is needed");
 }
 
 std::uint64_t header_length(std::span<const std::byte> prefix, std::uint64_t file_size,
@@ -196,6 +207,7 @@ TensorFile read_safetensors(const std::filesystem::path& path) {
   const std::uint64_t data_size = file.size() - kPrefixBytes - length;
   auto entries = parse_header(as_text({header.get(), length}), data_size, file.name());
 
+  check_free_memory(file.size(), file.name());
   auto storage = allocate(data_size, file.name());
   const std::span<std::byte> data(storage.get(), data_size);
   file.read(data);

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "base/check.h"
+#include "trace/utf8.h"
 
 namespace uniep::trace {
 namespace {
@@ -19,10 +20,11 @@ std::string coord(double v) {
   return s == "-0" ? "0" : s;
 }
 
-/// Escapes for XML; control characters, which XML 1.0 cannot hold, become '?'.
+/// Escapes for XML; control characters, which XML 1.0 cannot hold, become '?', and what is no UTF-8
+/// becomes U+FFFD.
 std::string escaped(std::string_view text) {
   std::string s;
-  for (const char c : text) {
+  for (const char c : to_utf8(text)) {
     switch (c) {
       case '&':
         s += "&amp;";

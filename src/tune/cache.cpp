@@ -3,19 +3,19 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "base/check.h"
 #include "base/env.h"
 #include "base/files.h"
 #include "schedule/axes.h"
+#include "tune/json_fields.h"
 #include "tune/shared_files.h"
 
 namespace uniep::tune {
 namespace {
 
-using Json = nlohmann::ordered_json;
 constexpr const char* kSchema = "uniep-tuned-1";
+constexpr const char* kSchemas = "uniep-tuned-";  // of all versions
 constexpr const char* kEmptyFile = R"({"schema": "uniep-tuned-1", "entries": []})";
 
 Json axes_json(const Schedule& schedule) {
@@ -27,14 +27,13 @@ Json axes_json(const Schedule& schedule) {
 }
 
 /// Every axis must be there and no other: an entry of another version of the space is not guessed.
-Schedule schedule_from(const Json& json) {
-  require(json.size() == axes().size(), ErrorCode::kIo, "it has ", json.size(), " axes; ",
+Schedule schedule_from(Fields fields) {
+  require(fields.size() == axes().size(), ErrorCode::kIo, "it has ", fields.size(), " axes; ",
           axes().size(), " are accepted");
   Schedule schedule;
   for (std::size_t i = 0; i < axes().size(); ++i) {
     const AxisInfo& info = axes()[i].info;
-    const auto text = json.at(std::string(info.name)).get<std::string>();
-    set_axis(schedule, i, parse_axis_value(info, text));
+    set_axis(schedule, i, parse_axis_value(info, fields.text(std::string(info.name))));
   }
   return schedule;
 }
@@ -59,55 +58,62 @@ Json entry_json(const TunedEntry& e) {
 }
 
 template <class T>
-T one_of(const Json& json, const char* key, T a, T b) {
-  const auto text = json.at(key).get<std::string>();
-  require(text == name(a) || text == name(b), ErrorCode::kIo, key, " is '", text, "'");
+T one_of(Fields& fields, const char* key, T a, T b) {
+  const std::string text = fields.text(key);
+  require(text == name(a) || text == name(b), ErrorCode::kIo, key, " is '", text, "'; ", name(a),
+          " and ", name(b), " are accepted");
   return text == name(a) ? a : b;
 }
 
-/// An integer from `least` on; nlohmann's own conversion drops fractions and high bits.
+constexpr Accepted kTime{[](double v) { return v >= 0 && v <= 1e9; }, "0 to 1e9 is accepted"};
+constexpr Accepted kSkew{[](double v) { return v >= 0 && v <= 100; }, "0 to 100 is accepted"};
+
 template <class T>
-T integer_at(const Json& json, const char* key, T least) {
-  constexpr T kMost = std::numeric_limits<T>::max();
-  const Json& value = json.at(key);
-  // Above the range of int64_t it is less than 0 here, and refused for that.
-  const std::int64_t n = value.is_number_integer() ? value.get<std::int64_t>() : -1;
-  require(n >= least && n <= kMost, ErrorCode::kIo, key, " is ", value.dump(), "; an integer from ",
-          least, " to ", kMost, " is accepted");
-  return static_cast<T>(n);
+T count_from(Fields& fields, const char* key, T least) {
+  return fields.integer(key, least, std::numeric_limits<T>::max());
 }
 
 TunedEntry entry_from(const Json& json) {
+  Fields fields(json, "");
   TunedEntry e;
-  e.key.backend = one_of(json, "backend", Backend::kCpu, Backend::kCuda);
-  e.key.device = json.at("device").get<std::string>();
-  e.key.driver = json.at("driver").get<std::string>();
-  e.key.library = json.at("library").get<std::string>();
-  e.key.hidden = integer_at<std::int64_t>(json, "hidden", 1);
-  e.key.intermediate = integer_at<std::int64_t>(json, "intermediate", 1);
-  e.key.num_experts = integer_at<int>(json, "experts", 1);
-  e.key.topk = integer_at<int>(json, "topk", 1);
-  e.key.ranks = integer_at<int>(json, "ranks", 1);
-  e.key.pass = one_of(json, "pass", Pass::kForward, Pass::kBackward);
-  e.key.tokens = integer_at<std::int64_t>(json, "tokens", 0);
-  e.key.skew = json.at("skew").get<double>();
-  e.schedule = schedule_from(json.at("schedule"));
-  e.ms = json.at("ms").get<double>();
-  e.default_ms = json.at("default_ms").get<double>();
-  e.date = json.at("date").get<std::string>();
+  e.key.backend = one_of(fields, "backend", Backend::kCpu, Backend::kCuda);
+  e.key.device = fields.text("device");
+  e.key.driver = fields.text("driver");
+  e.key.library = fields.text("library");
+  e.key.hidden = count_from<std::int64_t>(fields, "hidden", 1);
+  e.key.intermediate = count_from<std::int64_t>(fields, "intermediate", 1);
+  e.key.num_experts = count_from<int>(fields, "experts", 1);
+  e.key.topk = count_from<int>(fields, "topk", 1);
+  e.key.ranks = count_from<int>(fields, "ranks", 1);
+  e.key.pass = one_of(fields, "pass", Pass::kForward, Pass::kBackward);
+  e.key.tokens = count_from<std::int64_t>(fields, "tokens", 0);
+  e.key.skew = fields.number("skew", kSkew);
+  e.schedule = schedule_from(fields.object("schedule"));
+  e.ms = fields.number("ms", kTime);
+  e.default_ms = fields.number("default_ms", kTime);
+  e.date = fields.text("date");
   return e;
 }
 
 /// A file of this schema; throws where it is anything else.
 Json file_from(std::string_view text) {
-  Json file = Json::parse(text);
-  const auto schema = file.at("schema").get<std::string>();
+  Json file = parse_json(text);
+  Fields fields(file, "");
+  const std::string schema = fields.text("schema");
   require(schema == kSchema, ErrorCode::kIo, "its schema is '", schema, "'; ", kSchema,
           " is accepted");
-  const Json& entries = file.at("entries");
-  require(entries.is_array(), ErrorCode::kIo, "its entries are of type ", entries.type_name(),
-          "; an array is accepted");
+  fields.list("entries");
   return file;
+}
+
+/// Another version of uniep has what it found there: it is not replaced.
+void require_own_version(std::string_view text, const std::string& origin) {
+  const Json file = Json::parse(text, nullptr, false);
+  if (!file.is_object() || !file.contains("schema") || !file["schema"].is_string()) return;
+  const auto schema = file["schema"].get<std::string>();
+  require(schema == kSchema || !schema.starts_with(kSchemas), ErrorCode::kIo, origin,
+          " is of schema ", schema, ", which another version of uniep wrote, and is left alone; ",
+          kSchema, " is accepted, or another file in UNIEP_TUNE_CACHE");
 }
 
 /// A file as it is, where that is one of this schema; else an empty one, and the reason.
@@ -115,7 +121,7 @@ Json file_or_empty(std::string_view text, const std::string& origin,
                    std::vector<std::string>& problems) {
   try {
     return file_from(text);
-  } catch (const std::exception& e) {
+  } catch (const Error& e) {
     problems.push_back(cat(origin, " is ignored: ", e.what()));
     return Json::parse(kEmptyFile);
   }
@@ -127,7 +133,7 @@ std::optional<TunedEntry> entry_or_problem(const Json& entries, std::size_t numb
                                            std::vector<std::string>& problems) {
   try {
     return entry_from(entries[number]);
-  } catch (const std::exception& e) {
+  } catch (const Error& e) {
     problems.push_back(cat(origin, ": entry ", number, " is ignored: ", e.what()));
     return std::nullopt;
   }
@@ -183,6 +189,7 @@ const TunedEntry* find_entry(const std::vector<TunedEntry>& entries, const TuneK
 std::string TuneCache::default_path() { return env_tune_cache(); }
 
 TunedEntries TuneCache::load() const {
+  if (path_.empty()) return {};
   try {
     const auto text = read_text(path_);
     return text ? parse_tuned(*text, path_) : TunedEntries{};
@@ -191,15 +198,25 @@ TunedEntries TuneCache::load() const {
   }
 }
 
+void TuneCache::require_path() const {
+  require(!path_.empty(), ErrorCode::kIo,
+          "there is nowhere to store what is found: UNIEP_TUNE_CACHE, XDG_CACHE_HOME and HOME are "
+          "unset; one of them is needed");
+}
+
 void TuneCache::require_storable() const {
+  require_path();
   const FileLock lock(path_ + ".lock");
   require_replaceable(path_);
+  require_own_version(read_text(path_).value_or(kEmptyFile), path_);
 }
 
 std::vector<std::string> TuneCache::store(const TunedEntry& entry) const {
+  require_path();
   const FileLock lock(path_ + ".lock");
   std::vector<std::string> problems;
   const auto text = read_text(path_);
+  require_own_version(text.value_or(kEmptyFile), path_);
   Json file = file_or_empty(text ? *text : kEmptyFile, path_, problems);
   if (!problems.empty()) problems.push_back(cat("it was moved to ", move_aside(path_)));
   put_entry(file.at("entries"), entry);

@@ -58,9 +58,10 @@ const TunedEntry* find_entry(const std::vector<TunedEntry>& entries, const TuneK
 /// The tuned schedules of a user on this machine: a file that any number of processes share.
 class TuneCache {
  public:
-  /// UNIEP_TUNE_CACHE, or uniep/tuned.json in the user's cache folder.
+  /// UNIEP_TUNE_CACHE, or uniep/tuned.json in the user's cache folder; empty: there is none.
   static std::string default_path();
 
+  /// Without a path there is nothing to load, and nothing can be stored.
   explicit TuneCache(std::string path) : path_(std::move(path)) {}
 
   const std::string& path() const { return path_; }
@@ -68,12 +69,14 @@ class TuneCache {
   /// Throws Error(kIo) where `store` could not, before the search whose result it is to keep.
   void require_storable() const;
   /// Adds the entry, in the place of one for the same key. Entries that are not understood stay as
-  /// they are: another version of uniep may have written them. A file that is none of this schema
-  /// is moved aside, and the sentence that says so returned; one that cannot be read stays where it
-  /// is, which is an Error(kIo).
+  /// they are: another version of uniep may have written them. A damaged file, or another
+  /// program's, is moved aside, and the sentence that says so returned. One of another version's
+  /// schema, and one that cannot be read, stay as they are, which is an Error(kIo).
   std::vector<std::string> store(const TunedEntry& entry) const;
 
  private:
+  void require_path() const;
+
   std::string path_;
 };
 

@@ -2,20 +2,19 @@
 // the schema (draw_s, alone, crowd), and no other is accepted, so that a typing error does not pass
 // for a default. Every value is checked: a simulation under a profile that was read ends.
 #include <algorithm>
-#include <array>
-#include <fstream>
 #include <functional>
-#include <nlohmann/json.hpp>
+#include <optional>
 #include <vector>
 
 #include "base/check.h"
+#include "base/files.h"
+#include "tune/json_fields.h"
 #include "tune/machine_profile.h"
 #include "tune/shipped_files.h"
 
 namespace uniep::tune {
 namespace {
 
-using Json = nlohmann::ordered_json;
 constexpr const char* kSchema = "uniep-profile-1";
 
 // A rank's share of these is memory, so they end where those of schedules do, or well above what
@@ -26,12 +25,6 @@ constexpr int kMostLanes = 64;
 constexpr int kMostPushes = 256;
 constexpr int kMostTileN = 4096;
 constexpr int kMostKStep = 65536;
-
-/// What a number may be, and how a sentence says so.
-struct Accepted {
-  bool (*holds)(double value);
-  const char* text;
-};
 
 // Sums of times must stay finite, and a sleep must bring a clock forward that shows many of them.
 constexpr Accepted kSeconds{[](double v) { return v >= 0 && v <= 1000; },
@@ -48,99 +41,6 @@ constexpr Accepted kSomeShare{[](double v) { return v > 0 && v <= 1; },
 constexpr Accepted kFactor{[](double v) { return v > 0 && v <= 1000; },
                            "more than 0 and at most 1000 is accepted"};
 constexpr Accepted kAmount{[](double v) { return v >= 0 && v <= 1e18; }, "0 to 1e18 is accepted"};
-
-/// A value as the file has it.
-std::string shown(const Json& json) {
-  return json.is_structured() ? cat("an ", json.type_name()) : json.dump();
-}
-
-double number_from(const Json& json, const std::string& key, const Accepted& accepted) {
-  require(json.is_number() && accepted.holds(json.get<double>()), ErrorCode::kIo, key, " is ",
-          shown(json), "; ", accepted.text);
-  return json.get<double>();
-}
-
-const Json& list_from(const Json& json, const std::string& key) {
-  require(json.is_array(), ErrorCode::kIo, key, " is ", shown(json), "; a list is accepted");
-  return json;
-}
-
-/// An object of the file: its keys are asked for one by one, and what nobody asked for is refused.
-class Fields {
- public:
-  /// `path` is that of the object; empty: the whole file.
-  Fields(const Json& json, std::string path) : json_(json), path_(std::move(path)) {
-    require(json.is_object(), ErrorCode::kIo, path_.empty() ? "it" : path_, " is ", shown(json),
-            "; an object is accepted");
-  }
-
-  std::string path(const std::string& key) const {
-    return path_.empty() ? key : cat(path_, '.', key);
-  }
-
-  const Json& at(const std::string& key) {
-    known_.push_back(key);
-    const auto found = json_.find(key);
-    require(found != json_.end(), ErrorCode::kIo, "there is no key ", path(key),
-            "; it is required");
-    return *found;
-  }
-
-  double number(const std::string& key, const Accepted& accepted) {
-    return number_from(at(key), path(key), accepted);
-  }
-
-  double number_or(const std::string& key, const Accepted& accepted, double otherwise) {
-    if (json_.contains(key)) return number(key, accepted);
-    known_.push_back(key);
-    return otherwise;
-  }
-
-  int integer(const std::string& key, int low, int high) {
-    const Json& json = at(key);
-    // As a double, which holds the bounds exactly: a wider integer must not wrap around into them.
-    const bool in =
-        json.is_number_integer() && json.get<double>() >= low && json.get<double>() <= high;
-    require(in, ErrorCode::kIo, path(key), " is ", shown(json), "; an integer from ", low, " to ",
-            high, " is accepted");
-    return json.get<int>();
-  }
-
-  std::string text(const std::string& key) {
-    const Json& json = at(key);
-    require(json.is_string(), ErrorCode::kIo, path(key), " is ", shown(json),
-            "; a text is accepted");
-    return json.get<std::string>();
-  }
-
-  bool flag(const std::string& key) {
-    const Json& json = at(key);
-    require(json.is_boolean(), ErrorCode::kIo, path(key), " is ", shown(json),
-            "; true or false is accepted");
-    return json.get<bool>();
-  }
-
-  Fields object(const std::string& key) { return {at(key), path(key)}; }
-
-  void refuse_others() const {
-    for (const auto& item : json_.items()) {
-      const bool known = std::ranges::find(known_, item.key()) != known_.end();
-      require(known, ErrorCode::kIo, "key ", path(item.key()), " is unknown; ", known_keys(),
-              " are accepted");
-    }
-  }
-
- private:
-  std::string known_keys() const {
-    std::string keys;
-    for (const std::string& key : known_) keys += cat(keys.empty() ? "" : ", ", key);
-    return keys;
-  }
-
-  const Json& json_;
-  std::string path_;
-  std::vector<std::string> known_;
-};
 
 Json to_json(const Curve& curve) {
   Json points = Json::array();
@@ -286,18 +186,6 @@ MachineProfile profile_from(const Json& json) {
   return profile;
 }
 
-/// Whether all of a file could be read. A folder can be opened, but not read: read() takes notice
-/// of that, where an iterator over the stream would throw what no caller knows.
-bool read_all(const std::string& path, std::string& text) {
-  std::ifstream file(path, std::ios::binary);
-  std::array<char, 4096> block;
-  do {
-    file.read(block.data(), block.size());
-    text.append(block.data(), static_cast<std::size_t>(file.gcount()));
-  } while (file);
-  return file.eof() && !file.bad();
-}
-
 }  // namespace
 
 double Curve::operator()(double at) const {
@@ -349,20 +237,22 @@ std::string profile_to_json(const MachineProfile& p) {
 
 MachineProfile profile_from_json(std::string_view text, const std::string& origin) {
   try {
-    return profile_from(Json::parse(text));
-  } catch (const Json::exception& e) {
-    throw Error(ErrorCode::kIo, cat("profile ", origin, " cannot be used: ", e.what(),
-                                    "; what `uniep profile` writes is accepted"));
+    return profile_from(parse_json(text));
   } catch (const Error& e) {
     throw Error(ErrorCode::kIo, cat("profile ", origin, " cannot be used: ", e.what()));
   }
 }
 
 MachineProfile read_profile(const std::string& path) {
-  std::string text;
-  require(read_all(path, text), ErrorCode::kIo, "cannot read profile ", path,
-          "; a file that `uniep profile` wrote is accepted");
-  return profile_from_json(text, path);
+  std::optional<std::string> text;
+  try {
+    text = read_text(path);
+  } catch (const Error& e) {
+    throw Error(e.code(), cat("cannot read profile ", e.what()));
+  }
+  require(text.has_value(), ErrorCode::kIo, "cannot read profile ", display_name(path),
+          ": there is none; a file that `uniep profile` wrote is accepted");
+  return profile_from_json(*text, display_name(path));
 }
 
 MachineProfile shipped_profile(std::string_view name) {

@@ -1,17 +1,15 @@
 #include "tune/session.h"
 
-#include <cmath>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
 #include "base/check.h"
 #include "base/files.h"
+#include "tune/json_fields.h"
 #include "tune/shared_files.h"
 
 namespace uniep::tune {
 namespace {
 
-using Json = nlohmann::ordered_json;
 constexpr const char* kSchema = "uniep-tune-session-1";
 
 /// What a file must say to be of this search.
@@ -19,28 +17,33 @@ std::string search_text(const TuneKey& key, const std::string& search) {
   return cat(to_string(key), ", ", key.driver, ", uniep ", key.library, ", ", search);
 }
 
+constexpr Accepted kPrediction{[](double v) { return v >= 0; }, "a number from 0 is accepted"};
+constexpr Accepted kMeasured{[](double v) { return v > 0; }, "a number above 0 is accepted"};
+
+std::vector<double> seconds_from(const Json& list) {
+  std::vector<double> seconds;
+  for (const Json& s : list) {
+    seconds.push_back(number_from(s, cat("seconds[", seconds.size(), "]"), kMeasured));
+  }
+  return seconds;
+}
+
 SessionCandidate candidate_from(const Json& json, const Refusal& refusal) {
-  SessionCandidate c{
-      parse_schedule(json.at("schedule").get<std::string>()), json.at("predicted_s").get<double>(),
-      json.at("seconds").get<std::vector<double>>(), json.at("rejected").get<bool>()};
+  Fields fields(json, "");
+  SessionCandidate c{parse_schedule(fields.text("schedule")),
+                     fields.number("predicted_s", kPrediction),
+                     seconds_from(fields.list("seconds")), fields.flag("rejected")};
   const auto refused = refusal(c.schedule);
   require(!refused, ErrorCode::kIo, "its schedule ", to_string(c.schedule),
           " cannot run: ", refused.value_or(""));
-  require(std::isfinite(c.predicted_s) && c.predicted_s >= 0, ErrorCode::kIo, "predicted_s is ",
-          c.predicted_s, "; a finite number from 0 is accepted");
-  for (const double seconds : c.seconds) {
-    require(std::isfinite(seconds) && seconds > 0, ErrorCode::kIo, "a time of seconds is ", seconds,
-            "; a finite number above 0 is accepted");
-  }
   return c;
 }
 
-Session session_from(const Json& json, const Refusal& refusal) {
+Session session_from(Fields& fields, const Refusal& refusal) {
   Session s;
-  s.date = json.at("date").get<std::string>();
-  const Json& candidates = json.at("candidates");
-  require(candidates.is_array() && !candidates.empty(), ErrorCode::kIo, "candidates is ",
-          candidates.type_name(), " of ", candidates.size(), "; array of 1 or more is accepted");
+  s.date = fields.text("date");
+  const Json& candidates = fields.list("candidates");
+  require(!candidates.empty(), ErrorCode::kIo, "candidates is empty; 1 or more are accepted");
   for (const Json& c : candidates) s.candidates.push_back(candidate_from(c, refusal));
   return s;
 }
@@ -77,16 +80,18 @@ std::optional<Session> load_session(const std::string& path, const TuneKey& key,
   try {
     const auto text = read_text(path);
     if (!text) return std::nullopt;
-    const Json json = Json::parse(*text);
-    require(json.at("schema").get<std::string>() == kSchema, ErrorCode::kIo, "its schema is not ",
-            kSchema);
+    const Json json = parse_json(*text);
+    Fields fields(json, "");
+    const std::string schema = fields.text("schema");
+    require(schema == kSchema, ErrorCode::kIo, "its schema is '", schema, "'; ", kSchema,
+            " is accepted");
     // Two searches may share a hash.
-    if (json.at("search").get<std::string>() != search_text(key, search)) return std::nullopt;
-    Session session = session_from(json, refusal);
+    if (fields.text("search") != search_text(key, search)) return std::nullopt;
+    Session session = session_from(fields, refusal);
     session.key = key;
     session.search = search;
     return session;
-  } catch (const std::exception& e) {
+  } catch (const Error& e) {
     problems.push_back(cat(path, " is ignored: ", e.what()));
     return std::nullopt;
   }

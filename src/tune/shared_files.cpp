@@ -7,12 +7,12 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <span>
 
 #include "base/check.h"
 #include "base/files.h"
+#include "base/output_file.h"
 
 namespace uniep::tune {
 namespace {
@@ -24,9 +24,12 @@ void make_folder_of(const std::string& path) {
   require(!error, ErrorCode::kIo, "cannot make the folder of ", path, ": ", error.message());
 }
 
-void require_done(bool done, const char* what, const std::string& path) {
-  require(done, ErrorCode::kIo, "cannot ", what, ' ', path, ": ", std::strerror(errno));
+/// `error` is the errno of what failed, taken before anything else could change it.
+void require_done(int error, const char* what, const std::string& path) {
+  require(error == 0, ErrorCode::kIo, "cannot ", what, ' ', path, ": ", error_text(error));
 }
+
+int error_of(bool done) { return done ? 0 : errno; }
 
 }  // namespace
 
@@ -45,20 +48,21 @@ std::string move_aside(const std::string& path) {
   std::string aside = path + ".damaged";
   struct stat ignored {};
   for (int i = 1; lstat(aside.c_str(), &ignored) == 0; ++i) aside = cat(path, ".damaged.", i);
-  require_done(std::rename(path.c_str(), aside.c_str()) == 0, "move aside", path);
+  require_done(error_of(std::rename(path.c_str(), aside.c_str()) == 0), "move aside", path);
   return aside;
 }
 
 FileLock::FileLock(const std::string& path) {
   make_folder_of(path);
   file_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  require_done(file_ >= 0, "open the lock", path);
+  require_done(error_of(file_ >= 0), "open the lock", path);
   int locked = 0;
   do {
     locked = flock(file_, LOCK_EX);
   } while (locked != 0 && errno == EINTR);
-  if (locked != 0) close(file_);
-  require_done(locked == 0, "lock", path);
+  const int error = error_of(locked == 0);
+  if (error != 0) close(file_);
+  require_done(error, "lock", path);
 }
 
 FileLock::~FileLock() { close(file_); }

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/memory_info.h"
+
 namespace uniep::tool {
 namespace {
 

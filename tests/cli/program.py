@@ -11,6 +11,7 @@ import layer_file
 
 PROGRAM = os.environ["UNIEP_PROGRAM"]
 TRACE = os.environ["UNIEP_TRACE"]
+PROFILES = Path(__file__).parents[2] / "profiles"
 COMMANDS = ["run", "bench", "info", "profile", "simulate", "tune", "validate"]
 PRESETS = ["sequential", "pipelined:4", "two-kernel", "single"]
 

@@ -408,12 +408,9 @@ TEST(SafetensorsErrors, PathsThatCannotBeWritten) {
   EXPECT_EQ(
       write(folder.path()),
       folder.path().string() + ": is a directory; the path of a new or regular file is needed");
-  EXPECT_EQ(write("/dev/full"),
-            "/dev/full: is a device; the path of a new or regular file is needed");
-  EXPECT_EQ(write(folder / "no/such/file"),
-            (folder / "no/such/file").string() +
-                ": cannot be created in its folder: No such file or directory; a writable folder "
-                "with enough free space is needed");
+  EXPECT_NE(write("/dev/full").find("/dev/full: "), std::string::npos);
+  EXPECT_NE(write("/dev/full").find("No space left on device"), std::string::npos);
+  EXPECT_NE(write(folder / "no/such/file").find("there is no folder"), std::string::npos);
   EXPECT_NE(write("").find("(empty path): "), std::string::npos);
 }
 
@@ -447,11 +444,21 @@ TEST(SafetensorsErrors, AWriteThatFailsHalfwayLeavesTheOldFile) {
       write_safetensors(file, std::vector{make_tensor<float>("large", {100'000}, large)});
     });
   }
-  EXPECT_EQ(sentence, file.string() +
-                          ": cannot be written past byte 4096: File too large; a writable folder "
-                          "with enough free space is needed");
+  EXPECT_EQ(sentence.find(file.string() + ": cannot be written past byte 4096: File too large"), 0u)
+      << sentence;
+  EXPECT_NE(sentence.find("kept"), std::string::npos) << sentence;
   samples.expect_in(read_safetensors(file));
   EXPECT_EQ(folder.num_files(), 1u) << "the temporary file is gone";
+}
+
+TEST(SafetensorsErrors, AFileLargerThanFreeMemoryIsRefusedBeforeItIsRead) {
+  const TemporaryFolder folder;
+  const std::string header =
+      R"({"x":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}})";
+  write_bytes(folder / "huge", raw_file(header, 0));
+  std::filesystem::resize_file(folder / "huge", 8 + header.size() + (std::uintmax_t{4} << 40));
+  EXPECT_NE(io_sentence([&] { read_safetensors(folder / "huge"); }).find("bytes of free memory"),
+            std::string::npos);
 }
 
 TEST(SafetensorsErrors, AHugeSparseFileIsRefusedByItsHeader) {

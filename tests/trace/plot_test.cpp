@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "trace/made_up_run.h"
 #include "trace/svg.h"
+#include "trace/utf8.h"
 
 namespace uniep::trace {
 namespace {
@@ -105,6 +106,17 @@ TEST(Plot, EscapesTextAndHasAGroundOfItsOwn) {
   EXPECT_TRUE(has(svg, "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>"));
   EXPECT_FALSE(has(svg, "<script"));
   EXPECT_FALSE(has(svg, "href"));
+}
+
+TEST(Utf8, WhatIsNoCharacterIsReplacedByteByByte) {
+  const std::string mark = "\xef\xbf\xbd";
+  EXPECT_EQ(to_utf8("a\xc3\xa9\xe2\x82\xac\xf0\x9f\x99\x82z"),
+            "a\xc3\xa9\xe2\x82\xac\xf0\x9f\x99\x82z");
+  EXPECT_EQ(to_utf8("\xff"), mark);
+  EXPECT_EQ(to_utf8("x\xc3"), "x" + mark) << "cut short";
+  EXPECT_EQ(to_utf8("\xc0\xaf"), mark + mark) << "longer than it needs to be";
+  EXPECT_EQ(to_utf8("\xed\xa0\x80"), mark + mark + mark) << "half of a pair";
+  EXPECT_EQ(to_utf8("\xf4\x90\x80\x80"), mark + mark + mark + mark) << "beyond the last";
 }
 
 TEST(Plot, SaysLoadStatisticsAndNamesEmptyExperts) {

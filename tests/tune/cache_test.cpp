@@ -102,6 +102,35 @@ TEST(TuneCache, DamagedFilesAreReportedIgnoredAndKeptAside) {
   }
 }
 
+TEST(TuneCache, AFileOfANewerSchemaIsLeftAlone) {
+  const TemporaryFolder folder;
+  const TuneCache cache(folder.file("tuned.json"));
+  const std::string text = R"({"schema": "uniep-tuned-2", "of": "the future"})";
+  write_file(cache.path(), text);
+  EXPECT_EQ(cache.load().problems.size(), 1u);
+  EXPECT_THROW(cache.require_storable(), Error);
+  EXPECT_THROW(cache.store(entry(64)), Error);
+  EXPECT_EQ(file_text(cache.path()), text);
+  EXPECT_EQ(folder.num_files(), 2u) << "the cache and its lock";
+}
+
+TEST(TuneCache, WithoutAPathThereIsNothingToLoadAndNowhereToStore) {
+  const TuneCache none("");
+  EXPECT_TRUE(none.load().entries.empty());
+  EXPECT_TRUE(none.load().problems.empty());
+  EXPECT_THROW(none.require_storable(), Error);
+  EXPECT_THROW(none.store(entry(64)), Error);
+}
+
+TEST(TuneCache, WhatNestsWithoutEndIsReported) {
+  const TemporaryFolder folder;
+  const TuneCache cache(folder.file("tuned.json"));
+  const std::string deep = std::string(100000, '[') + std::string(100000, ']');
+  write_file(cache.path(), R"({"schema": "uniep-tuned-1", "entries": [{"tokens": )" + deep + "}]}");
+  EXPECT_EQ(cache.load().problems.size(), 1u);
+  EXPECT_EQ(cache.store(entry(64)).size(), 2u) << "moved aside";
+}
+
 TEST(TuneCache, WhatWasKeptAsideEarlierStays) {
   const TemporaryFolder folder;
   const TuneCache cache(folder.file("tuned.json"));

@@ -227,11 +227,11 @@ TEST(Profile, OnesFromBeforeAKeyCanBeUsed) {
 TEST(Profile, AFolderIsNone) {
   const testing::TemporaryFolder folder;
   const std::string path = folder.file("");
-  for (const std::string& none : {path, path + "missing"}) {
-    testing::expect_error(
-        ErrorCode::kIo,
-        "cannot read profile " + none + "; a file that `uniep profile` wrote is accepted",
-        [&] { read_profile(none); });
+  for (const auto& [none, reason] :
+       {std::pair{path, ": is a directory; a regular file is needed"},
+        {path + "missing", ": there is none; a file that `uniep profile` wrote is accepted"}}) {
+    testing::expect_error(ErrorCode::kIo, "cannot read profile " + none + reason,
+                          [&] { read_profile(none); });
   }
   // More than is read at a time.
   MachineProfile p = testing::made_up_profile();

@@ -101,7 +101,7 @@ int run_on(const Flags& flags, const std::string& command, const Ranks& ranks) {
 }
 
 int run(const Flags& flags, const Invocation& invocation) {
-  require_writable({{"--json", flags.json}});
+  require_usable_outputs({{"--json", flags.json}}, tuned_files());
   const auto refuse = [&](int ranks) {
     for (const std::string& shape : shapes_of(flags)) parse_bench_shape(shape, ranks);
     (void)bench_options(flags, ranks);

@@ -142,7 +142,8 @@ void add_info(CLI::App& app, Invocation& invocation) {
       "the memory that a layer takes");
   const auto flags = std::make_shared<InfoFlags>();
   CLI::Option* shape = sub->add_option("--shape", flags->shape, "A shape, as uniep run takes it")
-                           ->type_name("NAME[,key=value...]");
+                           ->type_name("NAME[,key=value...]")
+                           ->check(not_empty("NAME[,key=value...]"));
   sub->add_option("--ranks", flags->ranks, "Ranks of the group, 1 to 64 (default 1)")
       ->type_name("N")
       ->check(range(1, 64))
@@ -151,6 +152,7 @@ void add_info(CLI::App& app, Invocation& invocation) {
                   "Rows that a rank has room for (default 0: enough for any routing of a small "
                   "layer, twice the balanced load of a large one)")
       ->type_name("ROWS")
+      ->check(range<std::int64_t>(0, 2147483647))
       ->needs(shape);
   sub->footer(
       "Examples:\n  uniep info\n  uniep info --shape deepseek-v3 --ranks 4 --capacity 131072");

@@ -43,16 +43,6 @@ std::string to_string(const Machine& m) {
   return cat(m.cpu, ", ", m.cpus, m.cpus == 1 ? " CPU" : " CPUs", ", ", m.isa, " kernels");
 }
 
-double available_memory() {
-  std::ifstream meminfo("/proc/meminfo");
-  for (std::string key; meminfo >> key;) {
-    double kilobytes = 0;
-    if (key == "MemAvailable:" && meminfo >> kilobytes) return 1024 * kilobytes;
-    meminfo.ignore(256, '\n');
-  }
-  return 0;
-}
-
 Build this_build() {
   return {UNIEP_VERSION_STRING, UNIEP_COMMIT, UNIEP_BUILD_TYPE, compiler(), UNIEP_SANITIZER};
 }

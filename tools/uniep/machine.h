@@ -13,9 +13,6 @@ struct Machine {
 Machine this_machine();
 std::string to_string(const Machine& machine);
 
-/// Memory that a program could still get, in bytes; 0 where that is not known.
-double available_memory();
-
 /// This program, as built.
 struct Build {
   std::string version;

@@ -1,3 +1,7 @@
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -51,15 +55,40 @@ void require_known_subcommand(const CLI::App& app, int argc, char** argv) {
           " are accepted");
 }
 
+void require_printed() {
+  std::cout << std::flush;
+  require(std::cout.good(), ErrorCode::kIo,
+          "cannot write to the standard output; one that takes what is printed is needed");
+}
+
+/// What --help and --version ask for.
+int print_help(const CLI::App& app, const CLI::ParseError& request) {
+  app.exit(request);
+  try {
+    require_printed();
+  } catch (const Error& e) {
+    complain(app, e.what());
+    return exit_code(e.code());
+  }
+  return kExitOk;
+}
+
+/// An output file must not become the standard output or error because that was closed.
+void open_what_is_closed() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    // For reading: what is printed there has to fail, as it would have.
+    if (fcntl(descriptor, F_GETFD) == -1) (void)!open("/dev/null", O_RDONLY);
+  }
+}
+
 int run(CLI::App& app, const Invocation& invocation, int argc, char** argv) {
   try {
     require_known_subcommand(app, argc, argv);
     app.parse(argc, argv);
-    std::cout << std::flush;
-    require(std::cout.good(), ErrorCode::kIo, "cannot write to the standard output");
+    require_printed();
     return invocation.exit_code;
   } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
+    if (e.get_exit_code() == 0) return print_help(app, e);
     complain(app, std::string(e.what()) + "; see " + called(app) + " --help");
     return kExitBadInput;
   } catch (const Error& e) {
@@ -79,6 +108,8 @@ int run(CLI::App& app, const Invocation& invocation, int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace uniep::tool;
+  open_what_is_closed();
+  signal(SIGXFSZ, SIG_IGN);  // the limit of a file's size is an error of the write that meets it
   Invocation invocation{.command = quoted_command(argc, argv), .arguments = {argv, argv + argc}};
   CLI::App app(
       "Deterministic expert-parallel MoE layers: run, measure, predict, tune, inspect, validate.",

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "base/memory_info.h"
 #include "machine.h"
 #include "table.h"
 
@@ -14,6 +15,13 @@ std::string described(std::string_view text) {
     description += description.empty() ? line : '\n' + line;
   }
   return description;
+}
+
+CLI::Validator not_empty(const char* type) {
+  return {[type](const std::string& text) -> std::string {
+            return text.empty() ? cat("the value is empty; ", type, " is accepted") : "";
+          },
+          ""};
 }
 
 CLI::Validator one_of(std::vector<std::string> names) {

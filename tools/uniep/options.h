@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <type_traits>
 #include <vector>
 
 #include "base/check.h"
@@ -20,6 +21,10 @@ namespace uniep::tool {
 /// CLI11 prints a description as it is, with its lines one below the other.
 std::string described(std::string_view text);
 
+/// An empty value, as of a shell variable that is unset, would pass for an option that is not
+/// there.
+CLI::Validator not_empty(const char* type);
+
 /// Adds the options of one group of the help text.
 class OptionGroup {
  public:
@@ -27,7 +32,10 @@ class OptionGroup {
 
   template <class T>
   CLI::Option* add(const char* option, T& value, const char* type, std::string_view meaning) {
-    return sub_.add_option(option, value, described(meaning))->type_name(type)->group(name_);
+    return sub_.add_option(option, value, described(meaning))
+        ->type_name(type)
+        ->group(name_)
+        ->check(not_empty(type));
   }
 
  private:
@@ -44,7 +52,8 @@ CLI::Validator range(T low, T high) {
     const char* end = text.data() + text.size();
     const auto [rest, error] = std::from_chars(text.data(), end, value);
     const bool ok = error == std::errc() && rest == end && value >= low && value <= high;
-    return ok ? "" : cat('\'', text, "' is not a number from ", low, " to ", high);
+    const char* kind = std::is_integral_v<T> ? "an integer" : "a number";
+    return ok ? "" : cat('\'', text, "' is not ", kind, " from ", low, " to ", high);
   };
   return {check, ""};
 }

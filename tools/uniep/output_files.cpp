@@ -1,14 +1,15 @@
 #include "output_files.h"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <iostream>
+#include <optional>
 
 #include "base/check.h"
+#include "base/destination.h"
+#include "base/env.h"
+#include "base/files.h"
+#include "base/output_file.h"
+#include "file_streambuf.h"
 
 namespace uniep::tool {
 
@@ -16,47 +17,74 @@ namespace fs = std::filesystem;
 
 namespace {
 
-void require_writable_file(const char* option, const std::string& path) {
-  std::error_code ignored;
-  const fs::path file(path);
-  require(!fs::is_directory(file, ignored), ErrorCode::kIo, option, " ", path, " is a folder");
-  const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
-  require(fs::is_directory(folder, ignored), ErrorCode::kIo, "cannot write ", option, " ", path,
-          ": there is no folder ", folder.string());
-  const bool exists = fs::exists(file, ignored);
-  require(access(exists ? path.c_str() : folder.c_str(), W_OK) == 0, ErrorCode::kIo,
-          "cannot write ", option, " ", path, ": ", std::strerror(errno));
+std::string shown(const NamedFile& file) { return cat(file.option, ' ', display_name(file.path)); }
+
+void require_writable_file(const NamedFile& output) {
+  try {
+    require_writable(output.path);
+  } catch (const Error& e) {
+    throw Error(e.code(), cat("cannot write ", output.option, ' ', e.what()));
+  }
 }
 
-/// Not of devices, such as /dev/null, which may take any number of outputs.
-bool same_file(const std::string& a, const std::string& b) {
-  std::error_code ignored;
-  const fs::path file = fs::weakly_canonical(a, ignored);
-  const fs::file_status status = fs::status(file, ignored);
-  return (fs::is_regular_file(status) || !fs::exists(status)) &&
-         file == fs::weakly_canonical(b, ignored);
+bool same_file(const NamedFile& a, const NamedFile& b) {
+  if (a.path.empty() || b.path.empty()) return false;
+  const auto identity = identity_of(a.path);
+  return identity && identity == identity_of(b.path);
+}
+
+void require_apart(const NamedFile& output, const NamedFile& other, bool is_input) {
+  require(!same_file(output, other), ErrorCode::kInvalidArgument, shown(output), " and ",
+          shown(other), " are one file",
+          is_input ? ", which the output would replace; another file is accepted for the output"
+                   : "; a file for each is accepted");
 }
 
 }  // namespace
 
-void require_writable(std::initializer_list<OutputFile> files) {
-  for (auto file = files.begin(); file != files.end(); ++file) {
-    if (file->path.empty()) continue;
-    require_writable_file(file->option, file->path);
-    const auto* other = std::find_if(
-        files.begin(), file, [&](const OutputFile& f) { return same_file(f.path, file->path); });
-    require(other == file, ErrorCode::kInvalidArgument, other->option, " and ", file->option,
-            " are both to be written to ", file->path, "; a file for each is accepted");
+void require_usable_outputs(const std::vector<NamedFile>& outputs,
+                            const std::vector<NamedFile>& inputs) {
+  for (auto output = outputs.begin(); output != outputs.end(); ++output) {
+    if (output->path.empty()) continue;
+    for (const NamedFile& input : inputs) require_apart(*output, input, true);
+    for (auto earlier = outputs.begin(); earlier != output; ++earlier) {
+      require_apart(*earlier, *output, false);
+    }
+    require_writable_file(*output);
   }
 }
 
+std::vector<NamedFile> tuned_files() {
+  const fs::path cache = env_tune_cache();
+  if (cache.empty()) return {};
+  // The cache may yet be made; its lock and the sessions of searches are beside it.
+  const char* option = "UNIEP_TUNE_CACHE";
+  std::vector<NamedFile> files{{option, cache.string()}, {option, cache.string() + ".lock"}};
+  const std::string name = cache.filename().string();
+  const fs::path folder = cache.has_parent_path() ? cache.parent_path() : fs::path(".");
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(folder, none)) {
+    const std::string other = entry.path().filename().string();
+    const bool kept = other.starts_with(name + ".session-") || other.starts_with(name + ".damaged");
+    if (kept) files.push_back({option, entry.path().string()});
+  }
+  return files;
+}
+
+NamedFile profile_file(const char* option, const std::string& file_or_name) {
+  std::error_code none;
+  return {option, fs::exists(file_or_name, none) ? file_or_name : ""};
+}
+
 void write_text(const std::string& path, const std::function<void(std::ostream&)>& write) {
-  errno = 0;
-  std::ofstream out(path, std::ios::binary);
-  if (out) write(out);
-  out.close();
-  require(!out.fail(), ErrorCode::kIo, "cannot write ", path, ": ",
-          errno != 0 ? std::strerror(errno) : "the stream failed");
+  std::cout << std::flush;  // in this order, where the path is the standard output
+  OutputFile file(path);
+  FileStreambuf buffer(file);
+  std::ostream out(&buffer);
+  write(out);
+  buffer.finish();
+  require(out.good(), ErrorCode::kInternal, "internal error: ", path, " could not be put together");
+  file.commit();
 }
 
 }  // namespace uniep::tool

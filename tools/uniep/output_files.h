@@ -1,23 +1,31 @@
 #pragma once
 
 #include <functional>
-#include <initializer_list>
 #include <iosfwd>
 #include <string>
+#include <vector>
 
 namespace uniep::tool {
 
-/// A file that an option asks for. An empty path: none.
-struct OutputFile {
-  const char* option;
-  const std::string& path;
+/// A file that an option names. An empty path: none.
+struct NamedFile {
+  std::string option;
+  std::string path;
 };
 
-/// Throws Error(kIo) where one of them could not be written, before the work whose result is to go
-/// there, and Error(kInvalidArgument) where two are to be written to one file.
-void require_writable(std::initializer_list<OutputFile> files);
+/// Refuses outputs before the work whose results are to go there: Error(kIo) where one could not be
+/// written, Error(kInvalidArgument) where two are one file, or one is an input, however it is
+/// linked. Devices may take any number of outputs.
+void require_usable_outputs(const std::vector<NamedFile>& outputs,
+                            const std::vector<NamedFile>& inputs);
 
-/// Writes a text file; Error(kIo) where that fails at any point.
+/// The cache of tuned schedules and what is kept beside it, as inputs that no output may replace.
+std::vector<NamedFile> tuned_files();
+
+/// The file that --profile or the like names; nothing of a shipped profile's name.
+NamedFile profile_file(const char* option, const std::string& file_or_name);
+
+/// Writes a text as an OutputFile, so that the path holds all of it or what it held before.
 void write_text(const std::string& path, const std::function<void(std::ostream&)>& write);
 
 }  // namespace uniep::tool

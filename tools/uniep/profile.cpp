@@ -94,7 +94,7 @@ int profile_cuda(const Flags& flags, const Invocation& invocation) {
 }
 
 int run(const Flags& flags, const Invocation& invocation) {
-  require_writable({{"--output", flags.output}});
+  require_usable_outputs({{"--output", flags.output}}, {profile_file("--like", flags.like)});
   return backend_choice(flags.backend) == Backend::kCuda ? profile_cuda(flags, invocation)
                                                          : profile_cpu(flags);
 }

@@ -3,7 +3,6 @@
 #include <memory>
 
 #include "base/check.h"
-#include "base/files.h"
 #include "check.h"
 #include "commands.h"
 #include "group/communicator_impl.h"
@@ -74,12 +73,13 @@ void require_usable(const Flags& flags) {
           "; either --input FILE or --shape NAME[,key=value...] is accepted");
   require_weight_gradients(flags, flags.defer_weights, "--defer-weights");
   require_weight_gradients(flags, flags.main_grad == "fp32", "--main-grad fp32");
-  require_writable({{"--output", flags.output},
-                    {"--trace", flags.trace},
-                    {"--plot", flags.plot},
-                    {"--json", flags.json}});
-  // Tensors replace a file as a whole, which a device cannot be.
-  if (!flags.output.empty()) uniep::require_writable(flags.output);
+  std::vector<NamedFile> inputs = tuned_files();
+  inputs.push_back({"--input", flags.input});
+  require_usable_outputs({{"--output", flags.output},
+                          {"--trace", flags.trace},
+                          {"--plot", flags.plot},
+                          {"--json", flags.json}},
+                         inputs);
 }
 
 StepOptions step_options(const Flags& flags) {
@@ -126,6 +126,7 @@ Notes write_files(const Flags& flags, const RunHeader& header, const LayerData& 
                   const StepOptions& options, const StepReport& report,
                   const std::vector<TensorCheck>& checks) {
   Notes notes;
+  std::cout << std::flush;  // in this order, where an output is the standard output
   if (!flags.output.empty()) {
     io::save_result(flags.output, report.result, layer);
     notes.add("tensors", flags.output);

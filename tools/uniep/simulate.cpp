@@ -15,6 +15,7 @@
 #include "record_json.h"
 #include "scaling_plot.h"
 #include "schedule/constraints.h"
+#include "simulation_size.h"
 #include "table.h"
 #include "tune/cost_model.h"
 
@@ -211,11 +212,13 @@ void write_picture(const Flags& flags, const Setting& setting, const std::vector
 }
 
 int run(const Flags& flags, const Invocation& invocation) {
-  require_writable({{"--json", flags.json}, {"--plot", flags.plot}});
+  require_usable_outputs({{"--json", flags.json}, {"--plot", flags.plot}},
+                         {profile_file("--profile", flags.profile)});
   const Setting setting = setting_of(flags);
   const workload::ShapeSpec spec = parse_bench_shape(flags.shape, flags.ranks);
-  print_header(flags, setting);
   const std::vector<int> ranks = degrees_up_to(flags.ranks, spec.num_experts);
+  for (const int count : ranks) require_simulable(spec, count, setting.schedule);
+  print_header(flags, setting);
   std::vector<Degree> degrees;
   {
     Progress progress("simulating", static_cast<std::int64_t>(ranks.size()));

@@ -294,7 +294,9 @@ int survey(const Flags& flags, const Invocation& invocation, const Ranks& ranks,
 }
 
 int run(const Flags& flags, const Invocation& invocation) {
-  require_writable({{"--json", flags.json}, {"--plot", flags.plot}});
+  std::vector<NamedFile> inputs = tuned_files();
+  inputs.push_back(profile_file("--profile", flags.profile));
+  require_usable_outputs({{"--json", flags.json}, {"--plot", flags.plot}}, inputs);
   require(flags.plot.empty() || flags.survey > 0, ErrorCode::kInvalidArgument,
           "--plot draws a survey; --survey N is needed");
   const Backend backend = backend_choice(flags.backend);

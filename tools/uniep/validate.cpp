@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "commands.h"
 #include "io/layer_file.h"
+#include "options.h"
 
 namespace uniep::tool {
 namespace {
@@ -38,7 +39,8 @@ void add_validate(CLI::App& app, Invocation& invocation) {
       app.add_subcommand("validate", "Check a layer file and say what is wrong with it");
   const auto path = std::make_shared<std::string>();
   sub->add_option("FILE", *path, "A safetensors file with x, topk_ids, topk_probs, w1, w2 [, dy]")
-      ->required();
+      ->required()
+      ->check(not_empty("FILE"));
   sub->footer(
       "Prints a summary and every finding. Exits with 0 where `uniep run --input FILE` would take "
       "the file, without dy for --pass forward only, else with 2.\n\nExample:\n  uniep validate "

@@ -1,0 +1,12 @@
+#pragma once
+
+#include "uniep/schedule.h"
+#include "workload/synthetic.h"
+
+namespace uniep::tool {
+
+/// Throws Error(kCapacity) where simulating a layer at so many ranks would take minutes or memory
+/// without end: estimated from the shape alone, before anything is allocated.
+void require_simulable(const workload::ShapeSpec& spec, int ranks, const Schedule& schedule);
+
+}  // namespace uniep::tool
