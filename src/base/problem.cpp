@@ -40,8 +40,6 @@ void validate(const Problem& p, int num_ranks) {
           p.num_experts, ", which ", num_ranks,
           " ranks do not divide; a multiple of the number of ranks is accepted");
   require_range("topk", p.topk, 1, kMaxTopk);
-  require(p.topk <= p.num_experts, ErrorCode::kInvalidArgument, "problem.topk is ", p.topk,
-          "; 1 to the number of experts, ", p.num_experts, ", is accepted");
   require_range("max_tokens", p.max_tokens, 0, kMaxRankTokens);
   require_range("capacity_rows", p.capacity_rows, 0, kMaxCapacityRows);
   require(p.row_align >= 16 && p.row_align <= 256 && (p.row_align & (p.row_align - 1)) == 0,

@@ -173,15 +173,5 @@ TEST(MovedFrom, LayersAndCommunicatorsThrow) {
   expect_refusal([&] { Layer(steps.split.problem(), member); });
 }
 
-TEST(Limits, NoMoreSlotsThanExperts) {
-  LayerData data = plain_layer(1);
-  Problem problem = workload::Split(data, 1).problem();
-  problem.topk = 3;  // of 2 experts
-  const std::string said = sentence_of([&] { Layer(problem, Communicator::cpu_group(1)[0]); });
-  EXPECT_NE(said.find("problem.topk is 3; 1 to the number of experts, 2, is accepted"),
-            std::string::npos)
-      << said;
-}
-
 }  // namespace
 }  // namespace uniep::testing

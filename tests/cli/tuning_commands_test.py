@@ -96,7 +96,7 @@ class Tune(ProgramTest):
         path = self.folder / "tune.json"
         # More than a busy machine takes to tell them apart: who spends the budget keeps a session.
         text = self.tune("--shape", "tiny", "--candidates", 4, "--budget", 200, "--json", path)
-        for words in ("# round 1, ", "# forward: ", "# backward: ", "# why 1  ",
+        for words in ("# forward round 1, ", "# forward: ", "# backward: ", "# why 1  ",
                       f"# stored {self.cache}", "differs from the default in"):
             self.assertIn(words, text)
         file = json.loads(path.read_text())
@@ -149,11 +149,11 @@ class Tune(ProgramTest):
         for line in process.stdout:
             output += line
             words = line.split()
-            if words[:2] != ["#", "round"]:
+            if words[:1] != ["#"] or words[2:3] != ["round"]:
                 continue
             meanwhile()
             meanwhile = lambda: None
-            if int(words[2].rstrip(",")) >= rounds:
+            if int(words[3].rstrip(",")) >= rounds:
                 process.send_signal(signal.SIGINT)
                 break
         rest, errors = process.communicate(timeout=300)
@@ -173,7 +173,7 @@ class Tune(ProgramTest):
         again = self.interrupted(self.LONG, rounds=15)
         self.assertEqual(len(self.entries()), 1)  # what it had
         self.assertRegex(again, r"after [1-9][0-9]+ of an earlier session")
-        self.assertNotIn("# round 1,", again)
+        self.assertNotIn("# forward round 1,", again)
         fresh = self.interrupted([*self.LONG, "--fresh"])
         self.assertNotIn("of an earlier session", fresh)
 

@@ -186,10 +186,11 @@ TEST_F(PlanKernel, APeerThatDoesNotComeIsNamed) {
     const auto took = std::chrono::steady_clock::now() - start;
     EXPECT_LT(took, std::chrono::milliseconds(kPlanLimitMs)) << "the limit is " << short_limit_ms();
     ASSERT_NO_FATAL_FAILURE(expect_empty(p, 2, group.plan(0)));
-    EXPECT_EQ(reported(group, 0, short_limit_ms()),
-              cat("rank 0: wait expired after ", short_limit_ms(),
-                  " ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage plan, peer 1: expected 64 parts of its "
-                  "topk_ids, seen 0"));
+    EXPECT_EQ(
+        reported(group, 0, short_limit_ms()),
+        cat("rank 0: wait expired after ", short_limit_ms(),
+            " ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage plan, peer 1: expected 64 parts of its "
+            "topk_ids, seen 0"));
   }
 }
 

@@ -136,7 +136,8 @@ TEST_P(SymmetricMemoryKind, AMissingPeerIsNamed) {
     }
     return "no error";
   });
-  EXPECT_NE(said[0].find("wait expired after 300 ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage plan, peer 1"),
+  EXPECT_NE(said[0].find(
+                "wait expired after 300 ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage plan, peer 1"),
             std::string::npos)
       << said[0];
 }

@@ -150,7 +150,8 @@ TEST(Failure, ALateRankIsToldThatTheGroupIsUnusable) {
     g.forward(rank);
   });
   EXPECT_EQ(outcomes[0].what(),
-            "rank 0: wait expired after 100 ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage enter, peer 1: expected "
+            "rank 0: wait expired after 100 ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage enter, "
+            "peer 1: expected "
             "2 ranks present, seen 1");
   EXPECT_EQ(outcomes[1].what(), "the group is unusable since rank 0 failed: " + outcomes[0].what());
 }
@@ -265,8 +266,8 @@ TEST_P(WithheldSignal, IsReportedWithAllItsNumbersAndEndsEveryRank) {
                                                                       : "tile_done";
     const std::string sentence =
         cat("rank ", want.rank, ": wait expired after ", want.limit_ms,
-            " ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage ", want.stage, ", tile 0, peer 1: expected ",
-            want.expected, " ", counter, ", seen ", want.seen);
+            " ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage ", want.stage,
+            ", tile 0, peer 1: expected ", want.expected, " ", counter, ", seen ", want.seen);
     EXPECT_EQ(origin.what(), sentence);
     EXPECT_EQ(origin_of(outcomes), want.rank);
     for (const Outcome& o : outcomes) {
@@ -318,7 +319,8 @@ TEST(Failure, TheLimitComesFromTheEnvironmentWhereTheOptionsLeaveItOpen) {
   const auto outcomes = g.attempt([&](int rank) {
     if (rank == 1) const Layer layer(g.split().problem(), g.group()[1]);
   });
-  EXPECT_NE(outcomes[1].what().find("wait expired after 60 ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage plan"),
+  EXPECT_NE(outcomes[1].what().find(
+                "wait expired after 60 ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage plan"),
             std::string::npos)
       << outcomes[1].what();
 }

@@ -70,7 +70,7 @@ TEST(RunRanks, NobodyBeginsWhereAThreadCannotBeStarted) {
   std::atomic<int> begun{0};
   {
     const AddressSpaceLimit limit(std::int64_t{200} << 20);  // stacks take 512 MiB
-    EXPECT_THROW(run_ranks(group, [&](Communicator&) { ++begun; }), std::system_error);
+    EXPECT_THROW(run_ranks(group, [&](Communicator&) { ++begun; }), Error);
   }
   EXPECT_EQ(begun, 0);
   run_ranks(group, [&](Communicator&) { ++begun; });

@@ -29,8 +29,8 @@ constexpr int kProtocol = 2;
 
 std::string timeout(int rank, const char* stage, int peer, int expected, int seen, int limit) {
   return cat("error ", static_cast<int>(ErrorCode::kTimeout), ": rank ", rank,
-             ": wait expired after ", limit, " ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage ", stage, ", peer ",
-             peer, ": expected ", expected, " ranks present, seen ", seen);
+             ": wait expired after ", limit, " ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage ",
+             stage, ", peer ", peer, ": expected ", expected, " ranks present, seen ", seen);
 }
 
 std::string gone(int rank, const char* stage) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <iostream>
 #include <memory>
+#include <utility>
 
 #include "base/check.h"
 #include "base/quantile.h"
@@ -98,12 +99,14 @@ std::vector<tune::SessionCandidate> candidates_of(const Space& space,
 /// A search under way on the rank that leads it.
 class Search {
  public:
+  /// `differing`: elements with wrong bits in the passes of the first candidate so far.
   Search(tune::Session session, std::string path, const TuneSettings& settings,
-         Clock::time_point start)
+         Clock::time_point start, std::int64_t differing)
       : session_(std::move(session)),
         path_(std::move(path)),
         settings_(settings),
         start_(start),
+        differing_before_(differing),
         race_(session_.candidates.size(),
               {.keep_reference = true, .max_rounds = settings.max_rounds, .seed = settings.seed}) {
     replay();
@@ -125,6 +128,7 @@ class Search {
   const std::string path_;
   const TuneSettings& settings_;
   const Clock::time_point start_;
+  std::int64_t differing_before_;
   tune::Race race_;
   std::size_t resumed_ = 0;
   std::size_t measurements_ = 0;
@@ -173,7 +177,12 @@ void Search::run(TuneRank& rank) {
 void Search::measure(TuneRank& rank, std::size_t candidate) {
   tune::SessionCandidate& c = session_.candidates[candidate];
   // A schedule's first pass pays for memory that it is the first to touch.
-  const std::int64_t at_first = c.seconds.empty() ? rank.measure(c.schedule).differing : 0;
+  std::int64_t at_first = 0;
+  if (candidate == 0) {
+    at_first = std::exchange(differing_before_, 0);
+  } else if (c.seconds.empty()) {
+    at_first = rank.measure(c.schedule).differing;
+  }
   const TuneRank::Measurement m = rank.measure(c.schedule);
   ++measurements_;
   if (at_first + m.differing > 0) {
@@ -348,9 +357,9 @@ struct Ground {
 /// Searches on rank 0, once the layer is there. `out.least_budget_s` is set where there is no time
 /// for a round.
 void lead(Ground& ground, TuneRank& rank, TuneOutcome& out) {
-  rank.measure(ground.base());  // which pays for memory that it is the first to touch
+  std::int64_t differing = rank.measure(ground.base()).differing;  // touches memory first
   const double before = ground.spent();
-  rank.measure(ground.base());
+  differing += rank.measure(ground.base()).differing;
   const double round_s =
       2 * (ground.spent() - before) * static_cast<double>(ground.left_of_a_round());
   const double needed = ground.spent() + round_s;
@@ -360,7 +369,7 @@ void lead(Ground& ground, TuneRank& rank, TuneOutcome& out) {
     out.least_budget_s = std::ceil(1.5 * needed);
     return;
   }
-  Search search(ground.begin(round_s), ground.path, ground.settings, ground.start);
+  Search search(ground.begin(round_s), ground.path, ground.settings, ground.start, differing);
   search.run(rank);
   out = search.outcome();
 }
