@@ -163,6 +163,20 @@ class Tune(ProgramTest):
     LONG = ["tune", "--shape", "small", "--pass", "forward", "--candidates", "24", "--budget",
             "200", "--profile", "none"]
 
+    def test_a_budget_too_small_for_a_round_says_which_would_do(self):
+        done = self.call("tune", "--shape", "small,tokens=4096,hidden=1024,intermediate=512",
+                         "--budget", 1, "--pass", "forward", "--profile", "none",
+                         **self.environment)
+        self.assertEqual(done.returncode, 2)
+        self.assertRegex(done.stderr, r"--budget 1 is too small .*; --budget [1-9][0-9]* would do")
+        self.assertFalse(self.cache.exists())
+
+    def test_a_budget_is_kept(self):
+        path = self.folder / "tune.json"
+        self.tune("--shape", "tiny", "--candidates", 100, "--budget", 2, "--json", path)
+        for of_pass in json.loads(path.read_text())["passes"]:
+            self.assertLess(of_pass["seconds"], 1.2 * 2 + 0.5)
+
     def test_interrupted_and_resumed(self):
         text = self.interrupted(self.LONG)
         self.assertIn("interrupted", text)
