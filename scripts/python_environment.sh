@@ -10,6 +10,7 @@ pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 
 pip install -r tests/python/requirements.txt
 pip install --no-deps -r tests/python/requirements-no-deps.txt
-# A compiler cache then serves this checkout wherever it lies.
-export CCACHE_BASEDIR=$PWD
+# A compiler cache then serves this checkout wherever it lies, and has what `make build` compiled:
+# by the name that CMake takes, not by the one that Python was built with.
+export CCACHE_BASEDIR=$PWD CXX=${CXX:-c++}
 pip install --no-build-isolation --no-deps --config-settings=cmake.define.UNIEP_WERROR=ON .
