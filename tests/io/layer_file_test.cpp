@@ -284,6 +284,13 @@ TEST(LayerFileErrors, NumbersThatAreNotFinite) {
                        "f: element [2, 15] of 'dy' is NaN; a finite number is needed"}));
 }
 
+TEST(LayerFileErrors, NobodyReadsTheProbabilityOfADroppedSlot) {
+  Parts parts;
+  parts.d.topk_ids[3] = -1;
+  parts.d.topk_probs[3] = kNan;
+  EXPECT_EQ(parts.check().findings, Sentences{});
+}
+
 TEST(LayerFileErrors, ManyBadValuesAreCounted) {
   Parts parts;
   std::fill(parts.d.x.begin(), parts.d.x.end(), to_bf16(kNan));
