@@ -26,9 +26,10 @@ from typing import Any, ClassVar
 
 import torch
 from compare import records
+from compare.calls import synchronize, time_replays
 from compare.figures import Times
+from compare.package_records import as_record, commit, machine
 from torch import Tensor
-from train_step import as_record, commit, machine, synchronize, time_replays
 
 import uniep
 from uniep import _library
@@ -231,7 +232,11 @@ def main() -> None:
         print(f"{what:6s} {direction:9s} {way:9s} {us.ms:8.1f} us, beside C {share:+8.1f} us")
         in_ms = Times(*(1e-3 * value for value in (us.ms, us.p10, us.p90)))
         figures = {"time": what, "way": way, "beside_c_us": share}
-        found.append(as_record(direction, args.tokens, in_ms, 1e-3 * Times.of(c).ms, **figures))
+        found.append(
+            as_record(
+                "binding_overhead", direction, args.tokens, in_ms, 1e-3 * Times.of(c).ms, **figures
+            )
+        )
 
     for what, count in (("host", LAYERS), ("alone", 1)):
         layers = Layers(count, workspace)
@@ -254,7 +259,7 @@ def main() -> None:
     }
     print(f"# {header['machine']}; {header['commit']}")
     if args.json:
-        records.write(args.json, header, [{**r, "shape": "binding_overhead"} for r in found])
+        records.write(args.json, header, found)
 
 
 if __name__ == "__main__":

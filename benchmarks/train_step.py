@@ -17,21 +17,20 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
-import platform
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from compare import records
+from compare.calls import synchronize, time_calls, time_replays
 from compare.figures import Times
+from compare.package_records import as_record, commit, machine
 from torch import Tensor, nn
 
 import uniep
@@ -150,11 +149,6 @@ class Layer:
             self.workspace.close()
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 # Whole steps.
 
 
@@ -223,7 +217,7 @@ def measure_steps(
             "losses": [loss.hex() for loss in taken[0].losses],
             "same_losses_each_turn": all(turn.losses == taken[0].losses for turn in taken),
         }
-        found.append(as_record("step", tokens, times, plain_ms, **figures))
+        found.append(as_record("train_step", "step", tokens, times, plain_ms, **figures))
         peak = f"{taken[0].peak_bytes / 2**30:8.2f} GiB" if taken[0].peak_bytes else ""
         print(f"{name:24s} step {times.ms:10.2f} ms {1e3 * tokens / times.ms:10.0f} tokens/s {peak}"
               f"  loss {taken[0].losses[0]:.6f} -> {taken[0].losses[-1]:.6f}")  # fmt: skip
@@ -231,39 +225,6 @@ def measure_steps(
 
 
 # Single calls with few tokens.
-
-
-@dataclass(frozen=True)
-class CallTime:
-    """Microseconds of one call among many without a pause."""
-
-    host: float  # until the host may go on
-    whole: float  # until the last one's work is done
-
-
-def time_calls(call: Callable[[], object], count: int, device: torch.device) -> CallTime:
-    for _ in range(3):
-        call()
-    synchronize(device)
-    begin = time.perf_counter()
-    for _ in range(count):
-        call()
-    issued = time.perf_counter()
-    synchronize(device)
-    return CallTime(1e6 * (issued - begin) / count, 1e6 * (time.perf_counter() - begin) / count)
-
-
-def time_replays(call: Callable[[], object], count: int, device: torch.device) -> CallTime:
-    """The same of a CUDA graph of the call."""
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return time_calls(graph.replay, count, device)
 
 
 def measure_calls(
@@ -302,53 +263,9 @@ def measure_calls(
                     text += f"; cannot be captured: {str(error).splitlines()[0]}"
             print(f"{name:24s} {direction}, {tokens} tokens: {text}")
             times = Times(*[eager.whole / 1e3] * 3)
-            found.append(as_record(direction, tokens, times, None, **figures))
+            found.append(as_record("train_step", direction, tokens, times, None, **figures))
         layer.close()
     return found
-
-
-# The file.
-
-
-def as_record(
-    direction: str, tokens: int, times: Times, baseline_ms: float | None, **figures: Any
-) -> dict[str, Any]:
-    return {
-        "shape": "train_step",
-        "tokens": tokens,
-        "ranks": 1,
-        "direction": direction,
-        "schedule": None,
-        "ms": times.ms,
-        "p10": times.p10,
-        "p90": times.p90,
-        "baseline_ms": baseline_ms,
-        "floor_ms": None,
-        "efficiency": None,
-        "wrong": None,
-        **figures,
-    }
-
-
-def commit() -> str:
-    """Of the sources, with + behind it where files have changed; empty where that is unknown."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    try:
-        head = subprocess.run(
-            [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-        )
-        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
-    except OSError:
-        return ""
-    return head.stdout.strip() + ("+" if changed.stdout else "")
-
-
-def machine(device: torch.device) -> str:
-    name = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or "CPU"
-    versions = f"torch {torch.__version__}, uniep {uniep.__version__}"
-    if "transformers" in sys.modules:
-        versions += f", transformers {sys.modules['transformers'].__version__}"
-    return f"1 x {name}; {versions}"
 
 
 def main() -> None:

@@ -9,6 +9,7 @@
 #include "cuda/cuda_schedules.h"
 #include "cuda/gpu_group.h"
 #include "cuda/gpu_rank.h"
+#include "cuda/overflow_batches.h"
 
 namespace uniep::testing {
 namespace {
@@ -170,24 +171,6 @@ TEST_P(CudaGraph, StepsWithoutAScheduleCanBeCaptured) {
 }
 
 // ---- A routing that has no plan
-
-/// Half of the slots dropped, so that every rank's rows fit the capacity ...
-constexpr std::int64_t kCapacity = 1600;
-LayerData fitting_batch(int ranks, unsigned seed) {
-  LayerData data = small_layer(ranks, seed);
-  for (std::size_t i = 0; i < data.topk_ids.size(); i += 2) data.topk_ids[i] = -1;
-  return data;
-}
-
-/// ... and none dropped, all of them sent to the experts of rank 0.
-LayerData overflowing_batch(int ranks) {
-  LayerData data = small_layer(ranks);
-  const auto local_experts = static_cast<std::size_t>(data.num_experts / ranks);
-  for (std::size_t i = 0; i < data.topk_ids.size(); ++i) {
-    data.topk_ids[i] = static_cast<std::int32_t>(i % local_experts);
-  }
-  return data;
-}
 
 std::string overflow_text(int ranks) {
   const LayerData data = overflowing_batch(ranks);

@@ -10,6 +10,7 @@
 #include "cuda/gpu_group.h"
 #include "cuda/gpu_rank.h"
 #include "cuda/graph.h"
+#include "cuda/overflow_batches.h"
 
 namespace uniep::testing {
 namespace {
@@ -392,23 +393,6 @@ TEST(CudaMemoryAlone, MainGradientsOfTwoTypesAreRefused) {
 }
 
 // ---- A routing that cannot be planned, as values
-
-constexpr std::int64_t kCapacity = 1600;
-
-LayerData fitting_batch(int ranks) {
-  LayerData data = small_layer(ranks);
-  for (std::size_t i = 0; i < data.topk_ids.size(); i += 2) data.topk_ids[i] = -1;
-  return data;
-}
-
-LayerData overflowing_batch(int ranks) {
-  LayerData data = small_layer(ranks);
-  const auto local_experts = static_cast<std::size_t>(data.num_experts / ranks);
-  for (std::size_t i = 0; i < data.topk_ids.size(); ++i) {
-    data.topk_ids[i] = static_cast<std::int32_t>(i % local_experts);
-  }
-  return data;
-}
 
 /// Rows of the fullest rank, padding included.
 std::int64_t rows_of(const LayerData& data, int ranks) {

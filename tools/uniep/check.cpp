@@ -25,18 +25,18 @@ double spread(double count) { return 1 + 3 / std::pow(std::max(count, 1.0), 0.25
 
 void set_distance(TensorCheck& check, const std::vector<double>& got,
                   const std::vector<Bounded>& exact) {
-  double error = 0, likely = 0, likely_squares = 0, norm = 0;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    const double off = got[i] - exact[i].value;
-    error += off * off;
-    likely += exact[i].square;
-    likely_squares += exact[i].square * exact[i].square;
-    norm += exact[i].value * exact[i].value;
+  std::vector<double> values;
+  values.reserve(exact.size());
+  double likely = 0, likely_squares = 0, norm = 0;
+  for (const Bounded& e : exact) {
+    values.push_back(e.value);
+    likely += e.square;
+    likely_squares += e.square * e.square;
+    norm += e.value * e.value;
   }
-  const auto relative = [&](double square) { return square == 0 ? 0 : std::sqrt(square / norm); };
   const double count = likely_squares > 0 ? likely * likely / likely_squares : 1;
-  check.relative_l2 = relative(error);
-  check.limit = spread(count) * relative(likely);
+  check.relative_l2 = reference::relative_l2(got, values);
+  check.limit = likely == 0 ? 0 : spread(count) * std::sqrt(likely / norm);
 }
 
 template <class T>
