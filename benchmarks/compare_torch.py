@@ -7,7 +7,7 @@
 
 Prints, for each case and schedule, the times of both, the floor that their products and the wire
 set, and the stages of uniep beside bare products. --check counts elements whose bits are not those
-of a plain PyTorch layer. Needs a Hopper GPU per rank; docs/performance.md explains the figures,
+of a plain PyTorch layer. Needs a Hopper GPU per rank; docs/benchmarks.md explains the figures,
 docs/results.md the file. Exit code 1 where bits differ or anything failed, 3 where time was up.
 """
 import argparse

@@ -31,7 +31,7 @@ endfunction()
 array_of(profiles profiles shipped_profiles)
 array_of(tuned tuned shipped_schedules)
 file(WRITE ${OUTPUT} "// Written by cmake/WriteShipped.cmake.
-#include \"tune/shipped_files.h\"
+#include \"tune/files/shipped_files.h\"
 
 namespace uniep::tune {
 

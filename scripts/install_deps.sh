@@ -30,6 +30,7 @@ has_header CLI/CLI.hpp || required+=(libcli11-dev)
 has_header nlohmann/json.hpp || required+=(nlohmann-json3-dev)
 has_header benchmark/benchmark.h || required+=(libbenchmark-dev)
 has_command ccache || optional+=(ccache)
+has_command pkg-config || optional+=(pkg-config)
 has_cblas || optional+=(libopenblas-dev)
 has_fuzzer || optional+=(clang libclang-rt-dev)
 

@@ -176,6 +176,48 @@ typedef struct {
 /* Collective, but for part 2. */
 UNIEP_C_API int uniep_backward(uniep_layer* layer, const uniep_backward_call* call);
 
+/* ---- the search for a schedule ----
+ *
+ * Both measure many schedules on the tensors of a call, which they run a few hundred times, and say
+ * which is fastest: uniep/tune.h says what they do to the tensors, and docs/tuning.md how they
+ * search. What is found is stored, and taken by layers that are made later. */
+
+typedef struct {
+  double budget_s;     /* seconds, 0.1 to 86400; 0: 60 */
+  int32_t candidates;  /* schedules besides the default and the presets, 1 to 1000; 0: 16 */
+  int32_t max_rounds;  /* 1 to 10000; 0: 200 */
+  const char* space;   /* "axis=value|value,..."; NULL: all */
+  const char* profile; /* "none", or a shipped one's name; NULL: that of the device, if any */
+  int32_t not_stored;  /* 1: the result is not kept */
+  const char* cache;   /* file to keep it in; NULL: the user's (UNIEP_TUNE_CACHE) */
+  int (*stop)(void* context); /* asked on rank 0 between passes: not 0 ends the search; or NULL */
+  void* stop_context;
+} uniep_tune_config;
+
+typedef struct {
+  char schedule[1024]; /* the fastest, every axis; the default's where none is faster by more than
+                        * chance */
+  double seconds, default_seconds; /* of a pass, medians; 0: it ended before there was one */
+  double speedup;                  /* over the default */
+  int32_t faster;                  /* than the default, by more than chance */
+  int32_t decided; /* nothing that is left could be faster by more than half a percent */
+  int32_t stopped; /* by `stop` */
+  int32_t stored;
+  int32_t rounds;     /* that are complete */
+  int32_t candidates; /* that were measured */
+  int32_t rejected;   /* of these, for wrong bits */
+  char why[1024];     /* what sets it apart from the default; may be cut off, like the next */
+  char problem[1024]; /* why it could not be stored, or what of the cache cannot be used */
+} uniep_tune_result;
+
+/* Collective. `call` as for uniep_forward; its `schedule` is not read. `config` may be NULL. */
+UNIEP_C_API int uniep_tune_forward(uniep_layer* layer, const uniep_forward_call* call,
+                                   const uniep_tune_config* config, uniep_tune_result* result);
+
+/* Collective. `call` as for a whole uniep_backward. */
+UNIEP_C_API int uniep_tune_backward(uniep_layer* layer, const uniep_backward_call* call,
+                                    const uniep_tune_config* config, uniep_tune_result* result);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

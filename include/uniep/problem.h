@@ -40,10 +40,10 @@ inline constexpr int kDefaultLoad = 2;
 UNIEP_API std::int64_t rows_of_any_routing(const Problem& problem, int num_ranks);
 
 /// `problem.capacity_rows`, or its default. That is enough for any routing, ranks * max_tokens * K
-/// rows plus padding, where a step's rows (x, dy, h, dh and a: 2 (2H + 5I) bytes each) take at most
-/// kSmallLayerBytes in this way. In larger layers it is kDefaultLoad * max_tokens * K rows plus
-/// padding, however many ranks there are: routers that are kept balanced stay well below twice the
-/// balanced load of a rank, and memory must not grow with the number of ranks.
+/// rows plus padding, where the tensors of a step that have rows take at most kSmallLayerBytes in
+/// this way (some 2 (2H + 5I) bytes a row). In larger layers it is kDefaultLoad * max_tokens * K
+/// rows plus padding, however many ranks there are: routers that are kept balanced stay well below
+/// twice the balanced load of a rank, and memory must not grow with the number of ranks.
 UNIEP_API std::int64_t capacity_rows(const Problem& problem, int num_ranks);
 
 /// "hidden=256,intermediate=128,...": every field, for logs and error texts.

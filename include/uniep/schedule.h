@@ -71,6 +71,9 @@ struct AxisInfo {
   bool power_of_two = false;
   int default_value = 0;  ///< of the CPU backend
   int cuda_default = 0;   ///< of the CUDA backend
+  /// What tuned schedules have that were stored before the axis existed, on the CPU. Never changes.
+  int neutral_value = 0;
+  int cuda_neutral = 0;  ///< the same on the CUDA backend
   AxisScope scope = AxisScope::kLaunch;
   bool bit_neutral = true;
   std::vector<int> candidates{};       ///< values worth trying on the CPU, by samplers and tuner

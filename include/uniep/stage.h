@@ -22,6 +22,8 @@ enum class Stage : int {
   kReduce
 };
 inline constexpr int kNumStages = 10;
+/// Places in tables by stage: some more than there are.
+inline constexpr int kMaxStages = 12;
 
 enum class Pass : int { kForward, kBackward };
 

@@ -39,11 +39,11 @@ struct PassStats {
   Pass pass = Pass::kForward;
   double elapsed_s = 0;  ///< wall time on this rank, from the staging of its tokens to the end
   int workers = 0;
-  int launches = 0;  ///< of the schedule; what stages the tokens is none
-  std::array<StageStats, kNumStages> stages{};
-  std::int64_t pulled_bytes = 0;           ///< bytes that came over the wire in dispatch
-  std::int64_t pulled_bytes_no_dedup = 0;  ///< what one copy a row would have taken
-  std::int64_t pushed_bytes = 0;           ///< bytes that went over the wire in combine
+  int launches = 0;                             ///< of the schedule; what stages the tokens is none
+  std::array<StageStats, kMaxStages> stages{};  ///< by Stage
+  std::int64_t pulled_bytes = 0;                ///< bytes that came over the wire in dispatch
+  std::int64_t pulled_bytes_no_dedup = 0;       ///< what one copy a row would have taken
+  std::int64_t pushed_bytes = 0;                ///< bytes that went over the wire in combine
 
   StageStats& operator[](Stage s) { return stages[static_cast<std::size_t>(s)]; }
   const StageStats& operator[](Stage s) const { return stages[static_cast<std::size_t>(s)]; }

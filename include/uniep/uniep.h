@@ -11,4 +11,5 @@
 #include "uniep/schedule.h"
 #include "uniep/stage.h"
 #include "uniep/timeline.h"
+#include "uniep/tune.h"
 #include "uniep/version.h"

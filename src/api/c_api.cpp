@@ -1,5 +1,6 @@
 #include "uniep/c_api.h"
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <limits>
@@ -8,8 +9,10 @@
 
 #include "api/no_cuda.h"
 #include "base/check.h"
+#include "base/error_of.h"
 #include "layer/backend.h"
 #include "uniep/layer.h"
+#include "uniep/tune.h"
 #include "uniep/version.h"
 
 struct uniep_group {
@@ -27,9 +30,9 @@ using uniep::Schedule;
 
 thread_local std::string last_error;
 
-int failure(ErrorCode code, const char* sentence) {
-  last_error = sentence;
-  return 1 + static_cast<int>(code);
+int failure(const Error& error) {
+  last_error = error.what();
+  return 1 + static_cast<int>(error.code());
 }
 
 /// Runs `body`; what it throws becomes a code and a sentence.
@@ -38,12 +41,10 @@ int guarded(const Body& body) {
   try {
     body();
     return 0;
-  } catch (const Error& e) {
-    return failure(e.code(), e.what());
   } catch (const std::exception& e) {
-    return failure(ErrorCode::kInternal, e.what());
+    return failure(uniep::error_of(e));
   } catch (...) {
-    return failure(ErrorCode::kInternal, "an exception of an unknown type");
+    return failure({ErrorCode::kInternal, "an exception of an unknown type"});
   }
 }
 
@@ -245,6 +246,60 @@ Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
   return b;
 }
 
+uniep::BackwardArgs whole(const Backward& b) {
+  return {.dy = b.data.dy,
+          .w1 = b.data.w1,
+          .w2 = b.data.w2,
+          .dx = b.data.dx,
+          .dprobs = b.data.dprobs,
+          .dw1 = b.weights.dw1,
+          .dw2 = b.weights.dw2};
+}
+
+uniep::TuneOptions tune_options(const uniep_tune_config* config, const CallOptions& call) {
+  const uniep_tune_config c = config != nullptr ? *config : uniep_tune_config{};
+  uniep::TuneOptions o;
+  if (c.budget_s != 0) o.budget_s = c.budget_s;
+  if (c.candidates != 0) o.candidates = c.candidates;
+  if (c.max_rounds != 0) o.max_rounds = c.max_rounds;
+  if (c.space != nullptr) o.space = c.space;
+  if (c.profile != nullptr) o.profile = c.profile;
+  if (c.cache != nullptr) o.cache = c.cache;
+  o.store = !truth(c.not_stored, "not_stored");
+  if (c.stop != nullptr) {
+    o.stop = [stop = c.stop, context = c.stop_context] { return stop(context) != 0; };
+  }
+  o.call = call;
+  return o;
+}
+
+template <std::size_t size>
+void copy_text(char (&to)[size], const std::string& text) {
+  const std::size_t length = std::min(text.size(), size - 1);
+  std::memcpy(to, text.data(), length);
+  to[length] = '\0';
+}
+
+uniep_tune_result c_result(const uniep::TuneResult& found) {
+  uniep_tune_result r{};
+  const std::string schedule = to_string(found.schedule);
+  uniep::ensure(schedule.size() < sizeof r.schedule, "a schedule of ", schedule.size(), " letters");
+  copy_text(r.schedule, schedule);
+  copy_text(r.why, found.why);
+  copy_text(r.problem, found.problem);
+  r.seconds = found.seconds;
+  r.default_seconds = found.default_seconds;
+  r.speedup = found.speedup;
+  r.faster = found.faster ? 1 : 0;
+  r.decided = found.decided ? 1 : 0;
+  r.stopped = found.stopped ? 1 : 0;
+  r.stored = found.stored ? 1 : 0;
+  r.rounds = found.rounds;
+  r.candidates = found.candidates;
+  r.rejected = found.rejected;
+  return r;
+}
+
 /// What is wrong with this rank's call, the other ranks hear of, too.
 template <class Prepare>
 auto prepared(uniep_layer& l, bool collective, const Prepare& prepare) {
@@ -384,15 +439,7 @@ int uniep_backward(uniep_layer* layer, const uniep_backward_call* call) {
     });
     switch (b.part) {
       case Part::kWhole:
-        layer->layer.backward(b.saved,
-                              {.dy = b.data.dy,
-                               .w1 = b.data.w1,
-                               .w2 = b.data.w2,
-                               .dx = b.data.dx,
-                               .dprobs = b.data.dprobs,
-                               .dw1 = b.weights.dw1,
-                               .dw2 = b.weights.dw2},
-                              b.options);
+        layer->layer.backward(b.saved, whole(b), b.options);
         break;
       case Part::kData:
         layer->layer.backward_data(b.saved, b.data, b.options);
@@ -401,5 +448,38 @@ int uniep_backward(uniep_layer* layer, const uniep_backward_call* call) {
         layer->layer.backward_weights(b.saved, b.weights, b.options);
         break;
     }
+  });
+}
+
+int uniep_tune_forward(uniep_layer* layer, const uniep_forward_call* call,
+                       const uniep_tune_config* config, uniep_tune_result* result) {
+  return guarded([&] {
+    require_given(layer, "layer");
+    uniep::TuneOptions options;
+    const Forward f = prepared(*layer, true, [&] {
+      require_given(result, "result");
+      Forward of_call = forward_of(*layer, call);
+      options = tune_options(config, of_call.options);
+      return of_call;
+    });
+    const uniep::RoutingPlan plan = layer->layer.plan(f.topk_ids, f.plan_options);
+    *result = c_result(uniep::tune_forward(layer->layer, plan, f.args, options));
+  });
+}
+
+int uniep_tune_backward(uniep_layer* layer, const uniep_backward_call* call,
+                        const uniep_tune_config* config, uniep_tune_result* result) {
+  return guarded([&] {
+    require_given(layer, "layer");
+    uniep::TuneOptions options;
+    const Backward b = prepared(*layer, true, [&] {
+      require_given(result, "result");
+      require(part_of(call) == Part::kWhole, ErrorCode::kInvalidArgument, "part is ", call->part,
+              "; 0 (whole) is accepted by a search");
+      Backward of_call = backward_of(*layer, call);
+      options = tune_options(config, of_call.options);
+      return of_call;
+    });
+    *result = c_result(uniep::tune_backward(layer->layer, b.saved, whole(b), options));
   });
 }

@@ -9,6 +9,7 @@
 #include "layer/saved_data.h"
 #ifdef UNIEP_HAS_CUDA
 #include "cuda/cuda_layer.h"
+#include "cuda/memory_needs.h"
 #endif
 
 namespace uniep {

@@ -3,8 +3,8 @@
 #include "base/check.h"
 #include "group/communicator_impl.h"
 #include "layer/options.h"
-#include "tune/auto_schedule.h"
-#include "tune/tune_key.h"
+#include "tune/book/auto_schedule.h"
+#include "tune/book/tune_key.h"
 
 namespace uniep {
 namespace {
@@ -25,9 +25,10 @@ std::array<Schedule, 2> agree_on_layer_schedules(const Problem& problem,
   const std::string call = options.schedule
                                ? cat("layer with schedule ", to_string(*options.schedule))
                                : std::string("layer without options.schedule");
-  const int limit_ms = wait_limit_ms(options) + (options.schedule ? 0 : tune::kLongestChoiceMs);
+  const int choice_ms = options.schedule ? 0 : tune::kLongestChoiceMs;
   const tune::LayerSchedules agreed = tune::agree_on_schedules(
-      communicator.impl()->bootstrap(), communicator.rank(), limit_ms, call, [&] {
+      communicator.impl()->bootstrap(), communicator.rank(), wait_limit_ms(options), choice_ms,
+      call, [&] {
         if (options.schedule) return given(*options.schedule, problem, communicator.backend());
         // How uneven routings will be is not known here.
         constexpr double kSkew = 0;

@@ -1,5 +1,7 @@
 #include "base/env.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -8,11 +10,12 @@
 #include <system_error>
 
 #include "base/check.h"
+#include "base/nearest.h"
+#include "base/quotes.h"
+#include "base/rank_limits.h"
 
 namespace uniep {
 namespace {
-
-constexpr int kMaxRanks = 64;
 
 constexpr EnvVariable kVariables[] = {
     {"UNIEP_TIMEOUT_MS", "limit of every wait, in milliseconds (1 to 3000000)", "30000"},
@@ -46,6 +49,30 @@ constexpr EnvVariable kVariables[] = {
      "port at which rank 0 listens (1 to 65535); where it is taken, one of the next 15", "none"},
 };
 
+constexpr std::string_view kOwnPrefix = "UNIEP_";
+
+/// What only tests, benchmarks and scripts of the repository read.
+constexpr std::string_view kOfTheRepository[] = {
+    "UNIEP_BRIDGE",     "UNIEP_FUZZ_CXX", "UNIEP_FUZZ_INCLUDE", "UNIEP_LAUNCHER_TEST",
+    "UNIEP_OVERLAP",    "UNIEP_PICTURES", "UNIEP_PLAN_BENCH",   "UNIEP_PROGRAM",
+    "UNIEP_TEST_CASES", "UNIEP_TRACE",
+};
+
+bool is_known(std::string_view name) {
+  return std::ranges::count(kVariables, name, &EnvVariable::name) > 0 ||
+         std::ranges::count(kOfTheRepository, name) > 0;
+}
+
+/// Without the prefix, which would make any two of them look alike.
+std::string nearest_variable(std::string_view unknown) {
+  std::vector<std::string> names;
+  for (const EnvVariable& v : kVariables) {
+    if (v.name.starts_with(kOwnPrefix)) names.emplace_back(v.name.substr(kOwnPrefix.size()));
+  }
+  const std::string name = nearest(unknown.substr(kOwnPrefix.size()), names);
+  return name.empty() ? name : cat(kOwnPrefix, name);
+}
+
 const char* value_of(const char* name) {
   const bool declared =
       std::ranges::count(kVariables, std::string_view(name), &EnvVariable::name) == 1;
@@ -60,7 +87,7 @@ double number(const char* name, const char* text, double low, int high) {
   const auto [rest, error] = std::from_chars(text, end, v);
   const bool whole = error == std::errc() && rest == end && std::isfinite(v);
   require(whole && v >= low && v <= high, ErrorCode::kInvalidArgument, "environment variable ",
-          name, " is '", text, "'; a number from ", low, " to ", high, " is accepted");
+          name, " is ", in_quotes(text), "; a number from ", low, " to ", high, " is accepted");
   return v;
 }
 
@@ -75,14 +102,27 @@ std::optional<int> integer(const char* name, int low, int high) {
   int v = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
   require(error == std::errc() && end == text.data() + text.size() && v >= low && v <= high,
-          ErrorCode::kInvalidArgument, "environment variable ", name, " is '", text,
-          "'; an integer from ", low, " to ", high, " is accepted");
+          ErrorCode::kInvalidArgument, "environment variable ", name, " is ", in_quotes(text),
+          "; an integer from ", low, " to ", high, " is accepted");
   return v;
 }
 
 }  // namespace
 
 std::span<const EnvVariable> environment_variables() { return kVariables; }
+
+std::vector<UnknownVariable> unknown_environment_variables() {
+  std::vector<UnknownVariable> unknown;
+  for (char** e = environ; e != nullptr && *e != nullptr; ++e) {
+    const std::string_view entry = *e;
+    const std::string_view name = entry.substr(0, entry.find('='));
+    const bool is_set = name.size() + 1 < entry.size();  // an empty one counts as unset
+    if (!is_set || !name.starts_with(kOwnPrefix) || is_known(name)) continue;
+    unknown.push_back({std::string(name), nearest_variable(name)});
+  }
+  std::ranges::sort(unknown, {}, &UnknownVariable::name);
+  return unknown;
+}
 
 int env_timeout_ms() {
   const char* text = value_of("UNIEP_TIMEOUT_MS");
@@ -118,16 +158,16 @@ std::string env_nccl_nvls_enable() { return text_of("NCCL_NVLS_ENABLE").value_or
 std::string env_symmetric_memory() {
   const std::string text = text_of("UNIEP_SYMMETRIC_MEMORY").value_or("auto");
   require(text == "auto" || text == "nccl" || text == "ipc", ErrorCode::kInvalidArgument,
-          "environment variable UNIEP_SYMMETRIC_MEMORY is '", text,
-          "'; auto, nccl and ipc are accepted");
+          "environment variable UNIEP_SYMMETRIC_MEMORY is ", in_quotes(text),
+          "; auto, nccl and ipc are accepted");
   return text;
 }
 
 bool env_share_device() { return integer("UNIEP_SHARE_DEVICE", 0, 1).value_or(0) == 1; }
 
-std::optional<int> env_rank() { return integer("RANK", 0, kMaxRanks - 1); }
-std::optional<int> env_world_size() { return integer("WORLD_SIZE", 1, kMaxRanks); }
-std::optional<int> env_local_rank() { return integer("LOCAL_RANK", 0, kMaxRanks - 1); }
+std::optional<int> env_rank() { return integer("RANK", 0, kMaxGroupRanks - 1); }
+std::optional<int> env_world_size() { return integer("WORLD_SIZE", 1, kMaxGroupRanks); }
+std::optional<int> env_local_rank() { return integer("LOCAL_RANK", 0, kMaxGroupRanks - 1); }
 std::optional<std::string> env_master_addr() { return text_of("MASTER_ADDR"); }
 std::optional<int> env_master_port() { return integer("MASTER_PORT", 1, 65535); }
 

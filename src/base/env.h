@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace uniep {
 
@@ -16,6 +17,15 @@ struct EnvVariable {
   std::string_view default_text;
 };
 std::span<const EnvVariable> environment_variables();
+
+/// A variable that is set and called UNIEP_..., but that nothing reads: mistyped, or of another
+/// version.
+struct UnknownVariable {
+  std::string name;
+  std::string nearest;  ///< the listed one that was probably meant; empty: none is near
+};
+/// In the order of their names. What the tests and scripts of this repository read is known.
+std::vector<UnknownVariable> unknown_environment_variables();
 
 /// The longest limit of a wait that is accepted, in milliseconds: 50 minutes, so that kernels can
 /// count up to it, and a quarter more, in 32 bits.

@@ -9,16 +9,18 @@
 #include <system_error>
 
 #include "base/check.h"
+#include "base/quotes.h"
 
 namespace uniep {
+namespace {
+
+/// Of a path: people copy it from a sentence, so it is cut later than other texts.
+constexpr std::size_t kMostPathShown = 160;
+
+}  // namespace
 
 std::string display_name(const std::filesystem::path& path) {
-  std::string shown;
-  for (const char c : path.native()) {
-    const bool control = static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
-    shown += control ? '?' : c;
-  }
-  return shown.empty() ? "(empty path)" : shown;
+  return path.empty() ? "(empty path)" : shortened(path.native(), kMostPathShown);
 }
 
 std::string error_text(int error) { return std::generic_category().message(error); }

@@ -15,7 +15,8 @@ inline constexpr std::size_t kMostPerCall = 0x7ffff000;
 /// The largest file that is read as a text: JSON takes many times its size in memory.
 inline constexpr std::uint64_t kMostTextBytes = std::uint64_t{64} << 20;
 
-/// A path as error texts show it: control characters are escaped, so a sentence stays on one line.
+/// A path as error texts show it: on one line, the middle left out of
+/// a very long one.
 std::string display_name(const std::filesystem::path& path);
 
 /// The system's words for an errno.

@@ -1,25 +1,14 @@
 #include "uniep/problem.h"
 
-#include <limits>
-
 #include "base/check.h"
-#include "base/math.h"
 #include "base/problem_limits.h"
-#include "uniep/bf16.h"
 
 namespace uniep {
 namespace {
 
-/// Row numbers are 32 bits wide.
-constexpr std::int64_t kMaxCapacityRows = std::numeric_limits<std::int32_t>::max();
-
 void require_range(const char* field, std::int64_t value, std::int64_t low, std::int64_t high) {
   require(value >= low && value <= high, ErrorCode::kInvalidArgument, "problem.", field, " is ",
           value, "; ", low, " to ", high, " is accepted");
-}
-
-std::int64_t most_padding(const Problem& p, int num_ranks) {
-  return p.num_experts / num_ranks * (p.row_align - std::int64_t{1});
 }
 
 void require_dimension(const char* field, std::int64_t value) {
@@ -45,22 +34,6 @@ void validate(const Problem& p, int num_ranks) {
   require(p.row_align >= 16 && p.row_align <= 256 && (p.row_align & (p.row_align - 1)) == 0,
           ErrorCode::kInvalidArgument, "problem.row_align is ", p.row_align,
           "; 16, 32, 64, 128 or 256 is accepted");
-}
-
-std::int64_t rows_of_any_routing(const Problem& p, int num_ranks) {
-  // The same expert may be named twice by a token, so K bounds a token's copies, not min(K, El).
-  return num_ranks * p.max_tokens * p.topk + most_padding(p, num_ranks);
-}
-
-std::int64_t capacity_rows(const Problem& p, int num_ranks) {
-  if (p.capacity_rows > 0) return p.capacity_rows;
-  const std::int64_t any_routing = rows_of_any_routing(p, num_ranks);
-  const std::int64_t row_bytes =
-      static_cast<std::int64_t>(sizeof(bf16)) * (2 * p.hidden + 5 * p.intermediate);
-  const bool small = any_routing * row_bytes <= kSmallLayerBytes;
-  const std::int64_t usual = kDefaultLoad * p.max_tokens * p.topk + most_padding(p, num_ranks);
-  const std::int64_t rows = small ? any_routing : min_of(any_routing, usual);
-  return min_of(rows, kMaxCapacityRows);
 }
 
 std::string to_string(const Problem& p) {

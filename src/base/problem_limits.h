@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 namespace uniep {
 
@@ -11,5 +12,7 @@ inline constexpr std::int64_t kMaxWidth = std::int64_t{1} << 20;       ///< of H
 inline constexpr std::int64_t kWidthMultiple = 8;                      ///< of H and I
 inline constexpr std::int64_t kMaxNumExperts = 65536;                  ///< of E
 inline constexpr std::int64_t kMaxRankTokens = std::int64_t{1} << 26;  ///< of a rank
+/// Row numbers are 32 bits wide.
+inline constexpr std::int64_t kMaxCapacityRows = std::numeric_limits<std::int32_t>::max();
 
 }  // namespace uniep

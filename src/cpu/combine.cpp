@@ -8,7 +8,7 @@ void push_rows(const PassContext& ctx, const Tile& tile, std::int64_t first_col,
   for (std::int64_t i = 0; i < tile.rows; ++i) {
     const RowOrigin& origin = v.row_origin[tile.first_row + i];
     const std::int64_t slot = std::int64_t{origin.token} * v.topk + origin.slot;
-    bf16* target = ctx.peers.combine(origin.source) + slot * v.hidden + first_col;
+    bf16* target = ctx.peer(origin.source).get<Tensor::kCombine>() + slot * v.hidden + first_col;
     ctx.kernels.round_row(cols, rows + i * cols, target);
   }
 }
@@ -20,8 +20,10 @@ void push_dprobs(const PassContext& ctx, const Tile& tile) {
     const std::int64_t row = tile.first_row + i;
     const RowOrigin& origin = v.row_origin[row];
     float sum = 0;
-    for (std::int64_t g = 0; g < groups; ++g) sum += ctx.dprob_groups[row * groups + g];
-    ctx.peers.dprobs(origin.source)[std::int64_t{origin.token} * v.topk + origin.slot] = sum;
+    for (std::int64_t g = 0; g < groups; ++g)
+      sum += ctx.get<Tensor::kDprobGroups>()[row * groups + g];
+    float* slots = ctx.peer(origin.source).get<Tensor::kDprobSlots>();
+    slots[std::int64_t{origin.token} * v.topk + origin.slot] = sum;
   }
 }
 

@@ -31,31 +31,19 @@ Counters::Counters(const Problem& problem, int rank, std::vector<std::shared_ptr
   if (first_count == 0) return;  // as heaps are
   std::ranges::fill(counters_from(*local_heap_, 0), first_count);
   // These come last in the heap. No peer touches them before this rank has entered a pass.
-  std::ranges::fill(counters_from(*heap_of(rank_), symmetric_.published), first_count);
+  std::ranges::fill(counters_from(*heap_of(rank_), symmetric_.first_counter), first_count);
 }
 
 std::uint32_t* Counters::counter(CounterKind kind, int rank, std::int64_t index) const {
-  const auto at = [&](const Heap& heap, std::int64_t offset) {
-    return reinterpret_cast<std::uint32_t*>(heap.data() + offset) + index;
-  };
-  switch (kind) {
-    case CounterKind::kPublished:
-      return at(*heap_of(rank), symmetric_.published);
-    case CounterKind::kArrived:
-      return at(*heap_of(rank), symmetric_.arrived);
-    case CounterKind::kRowsReady:
-      return at(*local_heap_, local_.rows_ready);
-    case CounterKind::kTileDone:
-      return at(*local_heap_, local_.tile_done);
-    default:
-      return at(*local_heap_, local_.expert_done);
-  }
+  std::byte* first = is_symmetric(kind) ? heap_of(rank)->data() + symmetric_[kind]
+                                        : local_heap_->data() + local_[kind];
+  return reinterpret_cast<std::uint32_t*>(first) + index;
 }
 
 std::uint32_t Counters::base(CounterKind kind, std::int64_t index) const {
   // A peer may publish before this rank has begun the pass, so `published` is not noted: it rises
   // by one a pass, and stood at the number of passes before this one.
-  if (kind == CounterKind::kPublished) return passes_ - 1;
+  if (kLayerGraph[kind].of == CounterOf::kSource) return passes_ - 1;
   return bases_[static_cast<int>(kind)][static_cast<std::size_t>(index)];
 }
 
@@ -70,13 +58,10 @@ void Counters::snapshot(CounterKind kind, std::int64_t count) {
 
 void Counters::begin_pass(const PassView& v) {
   ++passes_;
-  snapshot(CounterKind::kRowsReady,
-           ceil_div<std::int64_t>(v.segment_begin[v.num_local_experts], v.rows_per_counter()));
-  snapshot(CounterKind::kTileDone, v.tile_begin[v.num_blocks()]);
-  snapshot(CounterKind::kExpertDone, v.num_local_experts);
-  snapshot(CounterKind::kArrived, v.num_token_blocks() * v.num_ranks);
+  for (int i = 0; i < kLayerGraph.num_counters; ++i) {
+    const CounterRow& row = kLayerGraph.counters[i];
+    if (row.of != CounterOf::kSource) snapshot(row.kind, num_counters(v, row.of));
+  }
 }
-
-void Counters::publish_to(int rank) { add(counter(CounterKind::kPublished, rank, rank_), 1); }
 
 }  // namespace uniep::cpu

@@ -22,12 +22,9 @@ class Counters {
            std::uint32_t first_count = 0, std::byte* local = nullptr);
 
   /// Notes where the counters stand, so that the pass counts from there; nothing is ever cleared.
-  /// Every signal of earlier passes has arrived by now, and none of this pass comes before
-  /// `publish_to`.
+  /// Every signal of earlier passes has arrived by now, and none of this pass comes before this
+  /// rank has published its tokens.
   void begin_pass(const PassView& view);
-
-  /// Tells `rank` that this rank's tokens lie in its symmetric memory.
-  void publish_to(int rank);
 
   /// Count above the pass's base, acquiring what was released with the signals seen.
   std::uint32_t seen(CounterKind kind, std::int64_t index) const {
@@ -53,7 +50,7 @@ class Counters {
   std::vector<std::shared_ptr<Heap>> heaps_;
   std::unique_ptr<Heap> local_heap_;
   std::uint32_t passes_;  // begun, this one included; from first_count on, equal on all ranks
-  std::vector<std::uint32_t> bases_[kNumCounterKinds];
+  std::vector<std::uint32_t> bases_[kNumCounterKinds];  // of all but those of kSource
 };
 
 /// Adds to a counter, releasing everything that the caller has written before.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/error_of.h"
 #include "cpu/engine.h"
 #include "group/agreement.h"
 #include "layer/arguments.h"
@@ -13,7 +14,7 @@
 #include "layer/options.h"
 #include "layer/saved_data.h"
 #include "layer/traffic.h"
-#include "plan/plan_bytes.h"
+#include "plan/movable_plan.h"
 
 namespace uniep::cpu {
 namespace {
@@ -117,7 +118,7 @@ std::shared_ptr<Heap> CpuLayer::make_own_heap(const LayerMemory& memory) {
           "other's; with the peers it is accepted, or none, and in a group of one");
   const auto bytes = static_cast<std::size_t>(layout.bytes);
   std::ranges::fill(
-      memory.symmetric.first(bytes).subspan(static_cast<std::size_t>(layout.published)),
+      memory.symmetric.first(bytes).subspan(static_cast<std::size_t>(layout.first_counter)),
       std::byte{0});
   const auto released = [release = memory.release](std::byte*) {
     if (release) release();
@@ -173,11 +174,8 @@ RoutingPlan CpuLayer::plan(std::span<const std::int32_t> topk_ids, const CallOpt
 
 Saved CpuLayer::restore(const StepMemory& memory, std::int64_t tokens, bool flagged) {
   check_restored_memory(problem_, needs_, memory, tokens);
-  auto saved = std::make_unique<SavedData>(
-      read_plan(memory.plan, problem_, comm_.rank(), comm_.size(), tokens, flagged), needs_.rows,
-      saved_tensors(memory));
-  if (!memory.backward_rows.empty()) saved->hold_callers_rows(memory.backward_rows);
-  return Saved(std::move(saved));
+  return restored(read_plan(memory.plan, problem_, comm_.rank(), comm_.size(), tokens, flagged),
+                  needs_.rows, memory);
 }
 
 /// The row buffer of a pass that leaves none behind, grown where it is too small.
@@ -198,18 +196,12 @@ std::string CpuLayer::call_text(const char* pass, const RoutingPlan& plan,
 }
 
 PassContext CpuLayer::context(const PassView& view, const SavedData& saved, std::byte* rows) const {
-  const RowLayout layout(problem_, saved.plan.padded_rows(), view.pass);
-  PassContext ctx{.view = view, .kernels = kernels_, .peers = {heaps_, symmetric_}};
-  ctx.x_rows = saved.tensors.x_rows;
-  ctx.h = saved.tensors.h;
-  ctx.row_probs = saved.tensors.row_probs;
-  ctx.a = reinterpret_cast<bf16*>(rows + layout.a);
-  if (view.pass == Pass::kBackward) {
-    ctx.dy_rows = reinterpret_cast<bf16*>(rows + layout.dy_rows);
-    ctx.dh = reinterpret_cast<bf16*>(rows + layout.dh);
-    ctx.dprob_groups = reinterpret_cast<float*>(rows + layout.dprob_groups);
-  }
-  ctx.dispatched = view.pass == Pass::kForward ? ctx.x_rows : ctx.dy_rows;
+  PassContext ctx{.view = view,
+                  .kernels = kernels_,
+                  .heaps = heaps_,
+                  .layout = symmetric_,
+                  .tensors = saved.tensors};
+  ctx.tensors.set(RowLayout(problem_, saved.plan.padded_rows(), view.pass), rows);
   return ctx;
 }
 
@@ -221,14 +213,16 @@ void CpuLayer::run(const PassContext& ctx, std::span<const bf16> tokens,
   const Clock::time_point start = Clock::now();
   stats_ = {.pass = ctx.view.pass};
   if (ctx.view.moves_data()) counters_.begin_pass(ctx.view);
-  const int rank = comm_.rank();
-  if (!tokens.empty()) std::memcpy(ctx.peers.tokens(rank), tokens.data(), tokens.size_bytes());
-  if (!probs.empty()) std::memcpy(ctx.peers.probs(rank), probs.data(), probs.size_bytes());
+  const Peer own = ctx.peer(comm_.rank());
+  if (!tokens.empty()) {
+    std::memcpy(own.get<Tensor::kTokens>(), tokens.data(), tokens.size_bytes());
+  }
+  if (!probs.empty()) std::memcpy(own.get<Tensor::kProbs>(), probs.data(), probs.size_bytes());
   engine_.run(ctx, stats_, record_timeline_ ? &timeline_ : nullptr);
   stats_.elapsed_s = std::chrono::duration<double>(Clock::now() - start).count();
 } catch (const std::exception& e) {
   // Peers are in the pass, too, and must not wait for this rank until their limit.
-  comm_.group().failure().raise(comm_.rank(), e.what());
+  comm_.group().failure().raise(comm_.rank(), error_of(e).what());
   throw;
 }
 
@@ -250,9 +244,7 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
     return Saved(std::move(saved));
   }
   PassContext ctx = context(order->view(), *saved, rows);
-  ctx.w1 = args.w1.data();
-  ctx.w2 = args.w2.data();
-  ctx.token_out = args.out.data();
+  set_tensors(ctx.tensors, args);
   run(ctx, args.x, args.topk_probs);
   count_traffic(plan, schedule, stats_);
   return Saved(std::move(saved));
@@ -261,7 +253,7 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
 std::unique_ptr<SavedData> CpuLayer::make_saved(const RoutingPlan& plan,
                                                 const StepMemory& memory) const {
   if (check_saved_memory(problem_, needs_, memory)) {
-    return std::make_unique<SavedData>(plan, needs_.rows, saved_tensors(memory));
+    return std::make_unique<SavedData>(plan, needs_.rows, memory);
   }
   const SavedLayout layout(problem_, plan.padded_rows());
   const auto heap = std::make_shared<Heap>(layout.bytes);
@@ -290,26 +282,22 @@ void CpuLayer::backward(const Saved& saved, const BackwardArgs& args, const Call
 void CpuLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
                              const CallOptions& options) {
   const Schedule& schedule = *options.schedule;
-  const bool given = !options.memory.backward_rows.empty();
+  const std::span<std::byte> given = options.memory.backward_rows;
   std::optional<PassOrder> order;
-  std::shared_ptr<std::byte> rows;
+  std::shared_ptr<std::byte> rows = callers_memory(given.data());
   agree_to_backward("backward_data", saved, schedule, [&] {
     check_backward_data(problem_, communicator_, saved, args, schedule);
     check_backward_rows_memory(needs_, options.memory);
     order.emplace(saved.plan().data(), Pass::kBackward, schedule, PassPart::kData);
-    if (given) return;
+    if (!given.empty()) return;
     const auto heap = std::make_shared<Heap>(
         RowLayout(problem_, saved.plan().padded_rows(), Pass::kBackward).bytes);
     rows = {heap, heap->data()};
   });
   SavedData& data = *saved.data();
   data.backward_rows.reset();  // a pass that fails leaves none
-  run_backward(data, given ? options.memory.backward_rows.data() : rows.get(), *order, args, {});
-  if (given) {
-    data.hold_callers_rows(options.memory.backward_rows);
-  } else {
-    data.backward_rows = std::move(rows);
-  }
+  run_backward(data, rows.get(), *order, args, {});
+  data.backward_rows = std::move(rows);
 }
 
 void CpuLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
@@ -337,10 +325,7 @@ void CpuLayer::run_backward(const SavedData& saved, std::byte* rows, const PassO
     return;
   }
   PassContext ctx = context(view, saved, rows);
-  ctx.w1 = data.w1.data();
-  ctx.w2 = data.w2.data();
-  ctx.token_out = data.dx.data();
-  ctx.dprobs_out = data.dprobs.data();
+  set_tensors(ctx.tensors, data);
   ctx.dw1 = weights.dw1;
   ctx.dw2 = weights.dw2;
   run(ctx, data.dy, {});

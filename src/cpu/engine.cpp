@@ -5,6 +5,8 @@
 
 #include "base/check.h"
 #include "base/cpu_info.h"
+#include "base/deadline.h"
+#include "base/error_of.h"
 #include "group/backoff.h"
 #include "group/wait_error.h"
 #include "layer/options.h"
@@ -17,20 +19,16 @@ std::int64_t nanoseconds(Clock::time_point t) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(t.time_since_epoch()).count();
 }
 
-/// Bytes of one pull: its token and, forward, a probability for each of its rows.
+/// Bytes of one pull: its token, and what goes with each of its rows.
 std::int64_t pulled_bytes(const PassView& v, const Pull& pull) {
-  const std::int64_t probs = v.pass == Pass::kForward ? pull.num_rows : 0;
-  return v.hidden * static_cast<std::int64_t>(sizeof(bf16)) +
-         probs * static_cast<std::int64_t>(sizeof(float));
+  return v.wire.pulled_token + std::int64_t{pull.num_rows} * v.wire.pulled_row;
 }
 
-/// Bytes behind a push task's signal of `elements`, which are whole rows of its tile. Each row's
-/// dprobs goes with the tile of its first columns.
+/// Bytes behind a push task's signal of `elements`, which are whole rows of its tile. What goes
+/// with each row goes with the tile of its first columns.
 std::int64_t pushed_bytes(const PassView& v, const Task& task, std::int64_t elements) {
   const std::int64_t rows = elements / column_tile(stage_grid(v, task.stage), task.n).count;
-  const std::int64_t scalars = task.stage == Stage::kDfc1 && task.n == 0 ? rows : 0;
-  return elements * static_cast<std::int64_t>(sizeof(bf16)) +
-         scalars * static_cast<std::int64_t>(sizeof(float));
+  return elements * v.wire.pushed_element + (task.n == 0 ? rows * v.wire.pushed_row : 0);
 }
 
 }  // namespace
@@ -56,7 +54,7 @@ void Engine::run(const PassContext& ctx, PassStats& stats, std::vector<TimelineE
   }
   for (Worker& w : workers_) w.stats = {};
   error_ = nullptr;
-  if (ctx.view.moves_data()) publish();
+  if (ctx.view.moves_data()) publish(ctx.view);
 
   const int launches = num_launches(ctx.view);
   for (int i = 0; i < launches && !error_; ++i) {
@@ -82,11 +80,11 @@ void Engine::run(const PassContext& ctx, PassStats& stats, std::vector<TimelineE
   }
 }
 
-void Engine::publish() {
-  for (int rank = 0; rank < group_.size(); ++rank) {
+void Engine::publish(const PassView& v) {
+  for_each_signal(v, Task{.stage = Stage::kEnter}, [&](const Signal& s) {
     random_delay(workers_.front());
-    counters_.publish_to(rank);
-  }
+    add(counters_.counter(s.kind, s.rank, s.index), s.amount);
+  });
 }
 
 void Engine::run_launch(const PassContext& ctx, int index, int workers, bool record) {
@@ -123,7 +121,7 @@ void Engine::fail(std::exception_ptr error) {
     original = e.code() != ErrorCode::kPeerFailed;
     group_.failure().raise(rank_, e.what());
   } catch (const std::exception& e) {
-    group_.failure().raise(rank_, e.what());
+    group_.failure().raise(rank_, error_of(e).what());
   }
   if (!error_ || (original && !error_is_original_)) {
     error_ = error;
@@ -164,7 +162,7 @@ void Engine::execute(const PassContext& ctx, const Task& task, Worker& worker,
   const Clock::time_point ready = Clock::now();
   event.ready_ns = nanoseconds(ready);
 
-  if (task.stage == Stage::kDispatch) {
+  if (ctx.view.stage(task.stage).side == StageSide::kPull) {
     wait_for_pulls(ctx, task, worker);
     event.link_ns = nanoseconds(Clock::now()) - event.ready_ns;
   } else {
@@ -195,7 +193,7 @@ void Engine::wait_for(const Wait& wait, const Task& task) {
   if (reached(counters_.seen(wait.kind, wait.index))) [[likely]]
     return;
 
-  const Clock::time_point limit = Clock::now() + std::chrono::milliseconds(timeout_ms_);
+  const auto limit = Deadline::in(std::chrono::milliseconds(timeout_ms_));
   Backoff backoff;
   while (!reached(counters_.seen(wait.kind, wait.index))) {
     group_.failure().check();
@@ -204,7 +202,7 @@ void Engine::wait_for(const Wait& wait, const Task& task) {
       group_.failure().raise(rank_, wait.peer, *end);
       continue;  // and throw what has been raised first
     }
-    if (Clock::now() >= limit) {
+    if (limit.expired()) {
       throw wait_error({.rank = rank_,
                         .stage = name(task.stage),
                         .tile = task.tile,

@@ -33,7 +33,7 @@ class Engine {
     std::deque<Clock::time_point> pushes;        // when those under way arrive, oldest first
     std::optional<Clock::time_point> last_pull;  // arrival, where the last task was a pull too
     std::minstd_rand delays;
-    std::array<StageStats, kNumStages> stats{};
+    std::array<StageStats, kMaxStages> stats{};
     std::vector<TimelineEvent> events;
   };
 
@@ -52,7 +52,7 @@ class Engine {
   };
 
   int num_workers(const Schedule& schedule) const;
-  void publish();
+  void publish(const PassView& view);
   void run_launch(const PassContext& ctx, int launch, int workers, bool record);
   void drain(const PassContext& ctx, SharedQueue& queue, Worker& worker, int launch, bool record);
   void execute(const PassContext& ctx, const Task& task, Worker& worker, TimelineEvent& event);

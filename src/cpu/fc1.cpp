@@ -9,8 +9,8 @@ void fc1(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const Tile& tile = v.tiles[task.m];
   const auto [first, cols] = column_tile(stage_grid(v, Stage::kFc1), task.n);
 
-  const MatrixView x{ctx.x_rows + tile.first_row * v.hidden, v.hidden, 1};
-  const bf16* w1 = ctx.w1 + tile.expert * 2 * v.intermediate * v.hidden;
+  const MatrixView x{ctx.get<Tensor::kXRows>() + tile.first_row * v.hidden, v.hidden, 1};
+  const bf16* w1 = ctx.get<Tensor::kW1>() + tile.expert * 2 * v.intermediate * v.hidden;
   const MatrixView gate_weights{w1 + first * v.hidden, 1, v.hidden};
   const MatrixView up_weights{w1 + (v.intermediate + first) * v.hidden, 1, v.hidden};
 
@@ -21,9 +21,9 @@ void fc1(const PassContext& ctx, const Task& task, Scratch& scratch) {
 
   for (std::int64_t i = 0; i < tile.rows; ++i) {
     const std::int64_t row = tile.first_row + i;
-    bf16* h = ctx.h + row * 2 * v.intermediate + first;
-    ctx.kernels.swiglu(cols, gate + i * cols, up + i * cols, ctx.row_probs[row], h,
-                       h + v.intermediate, ctx.a + row * v.intermediate + first);
+    bf16* h = ctx.get<Tensor::kH>() + row * 2 * v.intermediate + first;
+    ctx.kernels.swiglu(cols, gate + i * cols, up + i * cols, ctx.get<Tensor::kRowProbs>()[row], h,
+                       h + v.intermediate, ctx.get<Tensor::kA>() + row * v.intermediate + first);
   }
 }
 
@@ -34,9 +34,10 @@ void dfc1(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const Tile& tile = v.tiles[task.m];
   const auto [first, cols] = column_tile(stage_grid(v, Stage::kDfc1), task.n);
 
-  const MatrixView dh{ctx.dh + tile.first_row * 2 * v.intermediate, 2 * v.intermediate, 1};
-  const MatrixView weights{ctx.w1 + tile.expert * 2 * v.intermediate * v.hidden + first, v.hidden,
-                           1};
+  const MatrixView dh{ctx.get<Tensor::kDh>() + tile.first_row * 2 * v.intermediate,
+                      2 * v.intermediate, 1};
+  const MatrixView weights{
+      ctx.get<Tensor::kW1>() + tile.expert * 2 * v.intermediate * v.hidden + first, v.hidden, 1};
   float* dx = scratch.accumulators.reserve(static_cast<std::size_t>(tile.rows * cols));
   gemm_tile(ctx.kernels, tile.rows, cols, 2 * v.intermediate, dh, weights, dx, cols,
             scratch.packing);

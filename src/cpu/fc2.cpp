@@ -9,8 +9,8 @@ void fc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const Tile& tile = v.tiles[task.m];
   const auto [first, cols] = column_tile(stage_grid(v, Stage::kFc2), task.n);
 
-  const MatrixView a{ctx.a + tile.first_row * v.intermediate, v.intermediate, 1};
-  const bf16* w2 = ctx.w2 + tile.expert * v.hidden * v.intermediate;
+  const MatrixView a{ctx.get<Tensor::kA>() + tile.first_row * v.intermediate, v.intermediate, 1};
+  const bf16* w2 = ctx.get<Tensor::kW2>() + tile.expert * v.hidden * v.intermediate;
   const MatrixView weights{w2 + first * v.intermediate, 1, v.intermediate};
   float* y = scratch.accumulators.reserve(static_cast<std::size_t>(tile.rows * cols));
   gemm_tile(ctx.kernels, tile.rows, cols, v.intermediate, a, weights, y, cols, scratch.packing);
@@ -23,20 +23,21 @@ void dfc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const Tile& tile = v.tiles[task.m];
   const auto [first, cols] = column_tile(stage_grid(v, Stage::kDfc2), task.n);
 
-  const MatrixView dy{ctx.dy_rows + tile.first_row * v.hidden, v.hidden, 1};
-  const MatrixView weights{ctx.w2 + tile.expert * v.hidden * v.intermediate + first, v.intermediate,
-                           1};
+  const MatrixView dy{ctx.get<Tensor::kDyRows>() + tile.first_row * v.hidden, v.hidden, 1};
+  const MatrixView weights{ctx.get<Tensor::kW2>() + tile.expert * v.hidden * v.intermediate + first,
+                           v.intermediate, 1};
   float* da = scratch.accumulators.reserve(static_cast<std::size_t>(tile.rows * cols));
   gemm_tile(ctx.kernels, tile.rows, cols, v.hidden, dy, weights, da, cols, scratch.packing);
 
   const std::int64_t groups = dprob_groups(v.intermediate);
   for (std::int64_t i = 0; i < tile.rows; ++i) {
     const std::int64_t row = tile.first_row + i;
-    const bf16* h = ctx.h + row * 2 * v.intermediate + first;
-    bf16* dh = ctx.dh + row * 2 * v.intermediate + first;
-    ctx.kernels.dswiglu(cols, da + i * cols, h, h + v.intermediate, ctx.row_probs[row], dh,
-                        dh + v.intermediate, ctx.a + row * v.intermediate + first,
-                        ctx.dprob_groups + row * groups + first / kDprobGroup);
+    const bf16* h = ctx.get<Tensor::kH>() + row * 2 * v.intermediate + first;
+    bf16* dh = ctx.get<Tensor::kDh>() + row * 2 * v.intermediate + first;
+    ctx.kernels.dswiglu(cols, da + i * cols, h, h + v.intermediate,
+                        ctx.get<Tensor::kRowProbs>()[row], dh, dh + v.intermediate,
+                        ctx.get<Tensor::kA>() + row * v.intermediate + first,
+                        ctx.get<Tensor::kDprobGroups>() + row * groups + first / kDprobGroup);
   }
 }
 

@@ -9,6 +9,9 @@ void reduce(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const PassView& v = ctx.view;
   const std::int64_t first = task.m * v.schedule.token_block;
   const std::int64_t end = min_of<std::int64_t>(first + v.schedule.token_block, v.tokens);
+  const Peer own = ctx.peer(v.rank);
+  const bool forward = v.pass == Pass::kForward;
+  bf16* out = forward ? ctx.get<Tensor::kOut>() : ctx.get<Tensor::kDx>();
   float* sum = scratch.accumulators.reserve(static_cast<std::size_t>(v.hidden));
   for (std::int64_t t = first; t < end; ++t) {
     std::fill_n(sum, v.hidden, 0.0f);
@@ -16,13 +19,12 @@ void reduce(const PassContext& ctx, const Task& task, Scratch& scratch) {
       const std::int64_t slot = t * v.topk + k;
       const bool dropped = v.topk_ids[slot] < 0;
       if (!dropped) {
-        ctx.kernels.add_row(v.hidden, sum, ctx.peers.combine(v.rank) + slot * v.hidden);
+        ctx.kernels.add_row(v.hidden, sum, own.get<Tensor::kCombine>() + slot * v.hidden);
       }
-      if (v.pass == Pass::kBackward) {
-        ctx.dprobs_out[slot] = dropped ? 0.0f : ctx.peers.dprobs(v.rank)[slot];
-      }
+      if (forward) continue;
+      ctx.get<Tensor::kDprobs>()[slot] = dropped ? 0.0f : own.get<Tensor::kDprobSlots>()[slot];
     }
-    ctx.kernels.round_row(v.hidden, sum, ctx.token_out + t * v.hidden);
+    ctx.kernels.round_row(v.hidden, sum, out + t * v.hidden);
   }
 }
 

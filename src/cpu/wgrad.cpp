@@ -37,15 +37,15 @@ void wgrad_tile(const PassContext& ctx, const Task& task, Scratch& scratch, cons
 // dw2 = dy^T a
 void wgrad2(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const std::int64_t row = ctx.view.segment_begin[task.expert];
-  wgrad_tile(ctx, task, scratch, ctx.dy_rows + row * ctx.view.hidden,
-             ctx.a + row * ctx.view.intermediate, ctx.dw2);
+  wgrad_tile(ctx, task, scratch, ctx.get<Tensor::kDyRows>() + row * ctx.view.hidden,
+             ctx.get<Tensor::kA>() + row * ctx.view.intermediate, ctx.dw2);
 }
 
 // dw1 = dh^T x
 void wgrad1(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const std::int64_t row = ctx.view.segment_begin[task.expert];
-  wgrad_tile(ctx, task, scratch, ctx.dh + row * 2 * ctx.view.intermediate,
-             ctx.x_rows + row * ctx.view.hidden, ctx.dw1);
+  wgrad_tile(ctx, task, scratch, ctx.get<Tensor::kDh>() + row * 2 * ctx.view.intermediate,
+             ctx.get<Tensor::kXRows>() + row * ctx.view.hidden, ctx.dw1);
 }
 
 }  // namespace uniep::cpu

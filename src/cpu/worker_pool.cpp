@@ -1,5 +1,7 @@
 #include "cpu/worker_pool.h"
 
+#include <algorithm>
+
 #include "base/threads.h"
 
 namespace uniep::cpu {
@@ -16,7 +18,9 @@ WorkerPool::~WorkerPool() {
 void WorkerPool::run(int count, const std::function<void(int)>& body) {
   {
     const std::scoped_lock lock(mutex_);
-    // First, since it may throw, and then nobody may have begun.
+    // First, since it may throw, and then nobody may have begun. Room ahead of threads: one that
+    // has begun and finds none would end the process.
+    threads_.reserve(static_cast<std::size_t>(std::max(count - 1, 0)));
     while (static_cast<int>(threads_.size()) < count - 1) {
       threads_.push_back(
           start_thread([this, i = static_cast<int>(threads_.size()) + 1] { serve(i); }));

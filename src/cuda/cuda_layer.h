@@ -10,7 +10,4 @@ namespace uniep::cuda {
 std::unique_ptr<LayerBackend> make_layer(const Problem& problem, Communicator communicator,
                                          const LayerOptions& options);
 
-/// Throws Error(kUnsupported) where the backend cannot have such a layer.
-MemoryNeeds memory_needs(const Problem& problem, int num_ranks);
-
 }  // namespace uniep::cuda

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/cuda/check.h"
+#include "base/cuda/check_cuda.h"
 
 namespace uniep::cuda {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/cuda/check.h"
+#include "base/cuda/check_cuda.h"
 #include "cuda/device/context.cuh"
 #include "uniep/layer.h"
 

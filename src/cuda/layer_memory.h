@@ -1,13 +1,9 @@
 #pragma once
 
-#include <optional>
-
 #include "cuda/device_array.h"
-#include "cuda/device_plan.h"
-#include "cuda/host_visible.h"
-#include "cuda/pass_clock.h"
 #include "cuda/pass_memory.h"
-#include "cuda/pass_trace.h"
+#include "cuda/plan_memory.h"
+#include "cuda/refusal.h"
 
 namespace uniep::cuda {
 
@@ -50,39 +46,36 @@ struct LayerWorkspaceLayout {
   }
 };
 
-/// What a layer has for itself from its construction to its end, on this thread's device.
-class LayerOwnMemory {
+/// Memory of LayerWorkspaceLayout, from a layer's construction to its end, on this thread's device:
+/// the caller's, or the layer's own, which is the first part alone.
+class LayerWorkspace {
  public:
-  /// In `workspace`, LayerWorkspaceLayout bytes whose first part is cleared here; where it is null,
-  /// that part is allocated.
-  LayerOwnMemory(const Problem& problem, int num_ranks, std::byte* workspace)
+  /// `callers`, if not null, has LayerWorkspaceLayout bytes, whose first part is cleared here.
+  LayerWorkspace(const Problem& problem, int num_ranks, std::byte* callers)
       : layout_(problem, num_ranks),
-        kept_(workspace == nullptr ? layout_.kept_bytes : 0),
-        workspace_(workspace) {
-    if (workspace == nullptr) return;
-    check_cuda(cudaMemset(workspace, 0, static_cast<std::size_t>(layout_.kept_bytes)),
+        own_(callers == nullptr ? layout_.kept_bytes : 0),
+        callers_(callers) {
+    if (callers == nullptr) return;
+    check_cuda(cudaMemset(callers, 0, static_cast<std::size_t>(layout_.kept_bytes)),
                "clear the workspace");
     check_cuda(cudaDeviceSynchronize(), "clear the workspace");
   }
 
-  std::byte* counters() const { return kept() + layout_.counters; }
-  std::byte* pass_scratch() const { return kept() + layout_.pass_scratch; }
-  std::byte* plan_scratch() const { return kept() + layout_.plan_scratch; }
-  /// Of the call at hand, in the caller's workspace; null where there is none.
-  std::byte* order() const { return workspace_ == nullptr ? nullptr : workspace_ + layout_.order; }
-  std::byte* rows() const { return workspace_ == nullptr ? nullptr : workspace_ + layout_.rows; }
+  bool is_callers() const { return callers_ != nullptr; }
 
-  HostVisible<WaitFailure> failure;
-  HostVisible<PlanReport> report;
-  PassClock clock;
-  std::optional<PassTrace> trace;
+  std::byte* counters() const { return base() + layout_.counters; }
+  std::byte* pass_scratch() const { return base() + layout_.pass_scratch; }
+  std::byte* plan_scratch() const { return base() + layout_.plan_scratch; }
+  // Of the call at hand; null in the layer's own.
+  std::byte* order() const { return is_callers() ? callers_ + layout_.order : nullptr; }
+  std::byte* rows() const { return is_callers() ? callers_ + layout_.rows : nullptr; }
 
  private:
-  std::byte* kept() const { return workspace_ == nullptr ? kept_.data() : workspace_; }
+  std::byte* base() const { return is_callers() ? callers_ : own_.data(); }
 
   const LayerWorkspaceLayout layout_;
-  DeviceArray<std::byte> kept_;
-  std::byte* const workspace_;
+  const DeviceArray<std::byte> own_;
+  std::byte* const callers_;
 };
 
 }  // namespace uniep::cuda

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "base/cuda/check.h"
+#include "base/cuda/check_cuda.h"
 #include "cuda/pass_memory.h"
 #include "uniep/timeline.h"
 

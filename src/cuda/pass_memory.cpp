@@ -25,44 +25,33 @@ static_assert(wait_ticks(kLongestWaitMs, kNumCounterKinds - 1) <=
 }  // namespace
 
 DeviceContext device_context(const Problem& problem, const PassView& view, const PassMemory& memory,
-                             const PassCall& call) {
-  const LocalCounterLayout counters(problem, view.num_ranks);
-  const PassScratchLayout bases(problem, view.num_ranks);
+                             int limit_ms, const DeviceFaults& faults) {
+  const LocalCounterLayout local(problem, view.num_ranks);
+  const PassScratchLayout scratch(problem, view.num_ranks);
   DeviceContext ctx{.view = view, .symmetric = SymmetricLayout(problem, view.num_ranks)};
   std::ranges::copy(memory.heaps, ctx.heaps);
-  ctx.counters = {.rows_ready = words(memory.counters, counters.rows_ready),
-                  .tile_done = words(memory.counters, counters.tile_done),
-                  .expert_done = words(memory.counters, counters.expert_done),
-                  .rows_ready_base = words(memory.scratch, bases.rows_ready),
-                  .tile_done_base = words(memory.scratch, bases.tile_done),
-                  .expert_done_base = words(memory.scratch, bases.expert_done),
-                  .arrived_base = words(memory.scratch, bases.arrived),
-                  .published_base = words(memory.scratch, bases.published)};
-  ctx.failure = memory.failure;
-  ctx.failed = words(memory.scratch, bases.failed);
-  for (int kind = 0; kind < kNumCounterKinds; ++kind) {
-    ctx.limit_ticks[kind] = static_cast<std::uint32_t>(wait_ticks(call.limit_ms, kind));
+  for (int i = 0; i < kNumCounterKinds; ++i) {
+    const auto kind = static_cast<CounterKind>(i);
+    ctx.counters.first[i] = is_symmetric(kind) ? words(memory.heaps[view.rank], ctx.symmetric[kind])
+                                               : words(memory.counters, local[kind]);
+    ctx.counters.base[i] = words(memory.scratch, scratch.bases[i]);
+    ctx.limit_ticks[i] = static_cast<std::uint32_t>(wait_ticks(limit_ms, i));
   }
+  ctx.failure = memory.failure;
+  ctx.failed = words(memory.scratch, scratch.failed);
   ctx.calls = memory.calls;
-  ctx.faults = call.faults;
-  ctx.faults.pass = ctx.counters.published_base;
+  ctx.faults = faults;
+  ctx.faults.pass = ctx.counters.base[static_cast<int>(CounterKind::kPublished)];
   ctx.trace = memory.trace;
   return ctx;
 }
 
 EnterArgs enter_args(const Problem& problem, int num_ranks, const PassMemory& memory,
-                     const bf16* tokens, const float* probs, const PlanStatus* plan) {
-  const PassScratchLayout bases(problem, num_ranks);
-  return {.tokens = tokens,
-          .probs = probs,
-          .plan = plan,
-          .rows_ready_base = words(memory.scratch, bases.rows_ready),
-          .tile_done_base = words(memory.scratch, bases.tile_done),
-          .expert_done_base = words(memory.scratch, bases.expert_done),
-          .arrived_base = words(memory.scratch, bases.arrived),
-          .published_base = words(memory.scratch, bases.published),
-          .tickets = words(memory.scratch, bases.tickets),
-          .ctas_done = words(memory.scratch, bases.ctas_done),
+                     const PlanStatus* plan) {
+  const PassScratchLayout scratch(problem, num_ranks);
+  return {.plan = plan,
+          .tickets = words(memory.scratch, scratch.tickets),
+          .ctas_done = words(memory.scratch, scratch.ctas_done),
           .fill = {}};
 }
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/cuda/check.h"
+#include "base/cuda/check_cuda.h"
 #include "cuda/device/dispatch_shape.h"
 
 namespace uniep::cuda {
@@ -34,9 +34,10 @@ void append_events(std::vector<TimelineEvent>& events, std::span<const TraceReco
 
 }  // namespace
 
-PassTrace::PassTrace(int sms, int tasks_per_row)
+PassTrace::PassTrace(int sms, int tasks_per_row, int first_expert)
     : rows_(sms * (1 + kDispatchWarps)),
       capacity_(tasks_per_row),
+      first_expert_(first_expert),
       records_(std::int64_t{rows_} * capacity_ * static_cast<std::int64_t>(sizeof(TraceRecord))),
       counts_(rows_ + kNotes) {
   ensure(sms <= 255, "a trace of ", sms, " SMs");  // see `note`
@@ -59,13 +60,17 @@ void PassTrace::note(int index, int value, cudaStream_t stream) {
              "name the traced pass");
 }
 
-void PassTrace::start(Pass pass, int ctas, cudaStream_t stream) {
+void PassTrace::start(Pass pass, int ctas, cudaStream_t stream, bool captured) {
   forget(stream);
   note(kPassNote, static_cast<int>(pass), stream);
   note(kCtasNote, ctas, stream);
+  pending_ = true;
+  in_graphs_ = in_graphs_ || captured;
 }
 
-std::vector<TimelineEvent> PassTrace::take(int first_expert, cudaStream_t stream) {
+std::vector<TimelineEvent> PassTrace::take(cudaStream_t stream) {
+  if (!pending_) return {};
+  pending_ = in_graphs_;
   check_cuda(cudaStreamSynchronize(stream), "wait for the trace");
   const std::vector<std::int32_t> counts = counts_.to_host();
   const auto noted = [&](int index) {
@@ -86,7 +91,7 @@ std::vector<TimelineEvent> PassTrace::take(int first_expert, cudaStream_t stream
         cudaMemcpy(records.data(), from, count * sizeof(TraceRecord), cudaMemcpyDeviceToHost),
         "copy the trace to the host");
     const int cta = row < ctas ? row : (row - ctas) / kDispatchWarps;
-    append_events(events, records, row, cta, pass, first_expert);
+    append_events(events, records, row, cta, pass, first_expert_);
   }
   return events;
 }

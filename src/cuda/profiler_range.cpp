@@ -11,7 +11,7 @@ namespace uniep::cuda {
 
 std::string range_name(const PassView& view, int launch) {
   const Launch held = launch_contents(view, launch);
-  std::array<bool, kNumStages> named{};
+  std::array<bool, kMaxStages> named{};
   std::string stages;
   for (const TrackList* tracks : {&held.comm, &held.main}) {
     for (int i = 0; i < tracks->count; ++i) {

@@ -2,6 +2,9 @@
 
 #include <cuda.h>
 
+#include "base/math.h"
+#include "graph/layer_graph.h"
+
 namespace uniep::cuda {
 
 /// Tensor maps of one GEMM stage; those that it has no use for are unspecified.
@@ -13,9 +16,29 @@ struct StageMaps {
   CUtensorMap out1;
 };
 
-/// Of all GEMM stages of a pass, in the order of enum Stage.
+/// Which of the products of its pass the stage is, in the order of the graph.
+constexpr int product_number(Stage stage) {
+  int number = 0;
+  for (int i = 0; i < kLayerGraph.num_stages; ++i) {
+    const StageRow& row = kLayerGraph.stages[i];
+    if (row.pass != row_of(stage).pass || row.kind != StageKind::kProduct) continue;
+    if (row.stage == stage) break;
+    ++number;
+  }
+  return number;
+}
+
+constexpr int num_products(Pass pass) {
+  int count = 0;
+  kLayerGraph.for_each_stage(pass, [&](const StageRow& row) {
+    if (row.kind == StageKind::kProduct) ++count;
+  });
+  return count;
+}
+
+/// Of all products of a pass, in the order of the graph.
 struct PassMaps {
-  static constexpr int kMax = 4;
+  static constexpr int kMax = max_of(num_products(Pass::kForward), num_products(Pass::kBackward));
   StageMaps stages[kMax];
 };
 

@@ -4,18 +4,19 @@
 
 #include <optional>
 
-#include "base/cuda/check.h"
+#include "base/cuda/check_cuda.h"
 #include "cuda/capture.h"
 
 namespace uniep::cuda {
 
-/// Makes the calls of a layer run in the order in which they are made, whatever streams they are
-/// on: a call on another stream than the one before waits for all that was put on that one. So
-/// memory may be handed from any call to any later one. Not so across the begin or end of a graph
-/// capture, for nothing of a capture runs then.
+/// Knows the stream of the call at hand, and makes the calls of a layer run in the order in which
+/// they are made, whatever streams they are on: a call on another stream than the one before waits
+/// for all that was put on that one. So memory may be handed from any call to any later one. Not so
+/// across the begin or end of a graph capture, for nothing of a capture runs then.
 class StreamOrder {
  public:
-  StreamOrder() {
+  /// `own`: the stream of calls that name none.
+  explicit StreamOrder(cudaStream_t own) : own_(own), stream_(own) {
     for (cudaEvent_t* event : {&of_calls_, &of_captures_}) {
       check_cuda(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "create an event");
     }
@@ -27,8 +28,41 @@ class StreamOrder {
     cudaEventDestroy(of_captures_);
   }
 
-  /// A call is about to be put on `stream`. Returns whether that captures it.
-  bool begin_call(cudaStream_t stream) {
+  /// A call is about to be put on the stream that it `named`.
+  void begin_call(std::optional<void*> named) {
+    stream_ = named ? static_cast<cudaStream_t>(*named) : own_;
+    captured_ = begin_on(stream_);
+  }
+
+  /// Of the call at hand, or else of the last.
+  cudaStream_t stream() const { return stream_; }
+  /// Whether that call is captured in a CUDA graph.
+  bool captured() const { return captured_; }
+
+  /// For a `call` that waits for the stream.
+  void require_no_capture(const char* call) const { cuda::require_no_capture(stream_, call); }
+
+  /// Waits until all calls are done, and all else that is on the stream. Graphs may be replayed on
+  /// any stream.
+  void synchronize() const {
+    if (last_capture_) {
+      check_cuda(cudaDeviceSynchronize(), "wait for the device");
+      return;
+    }
+    if (last_ && *last_ != stream_) {
+      check_cuda(cudaStreamSynchronize(*last_), "wait for the stream");
+    }
+    check_cuda(cudaStreamSynchronize(stream_), "wait for the stream");
+  }
+
+ private:
+  struct Captured {
+    cudaStream_t stream;
+    unsigned long long number;
+  };
+
+  /// Returns whether what is put on `stream` is captured.
+  bool begin_on(cudaStream_t stream) {
     const unsigned long long capture = capture_of(stream);
     if (capture != 0) {
       if (last_capture_ && last_capture_->number == capture) {
@@ -42,29 +76,15 @@ class StreamOrder {
     return false;
   }
 
-  /// Waits until all calls are done; with `on`, all that is on that stream, too. Graphs may be
-  /// replayed on any stream.
-  void synchronize(cudaStream_t on) const {
-    if (last_capture_) {
-      check_cuda(cudaDeviceSynchronize(), "wait for the device");
-      return;
-    }
-    if (last_ && *last_ != on) check_cuda(cudaStreamSynchronize(*last_), "wait for the stream");
-    check_cuda(cudaStreamSynchronize(on), "wait for the stream");
-  }
-
- private:
-  struct Captured {
-    cudaStream_t stream;
-    unsigned long long number;
-  };
-
   static void wait(cudaStream_t later, cudaStream_t earlier, cudaEvent_t event) {
     if (later == earlier) return;
     check_cuda(cudaEventRecord(event, earlier), "record an event");
     check_cuda(cudaStreamWaitEvent(later, event, 0), "make a stream wait");
   }
 
+  const cudaStream_t own_;
+  cudaStream_t stream_;
+  bool captured_ = false;
   cudaEvent_t of_calls_ = nullptr;
   cudaEvent_t of_captures_ = nullptr;
   std::optional<cudaStream_t> last_;  // of the last call that was not captured

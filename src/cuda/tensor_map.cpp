@@ -7,15 +7,15 @@
 
 namespace uniep::cuda {
 
-CUtensorMap tensor_map(const bf16* data, std::initializer_list<std::int64_t> dimensions,
-                       std::initializer_list<int> box) {
+CUtensorMap tensor_map(const bf16* data, std::span<const std::int64_t> dimensions,
+                       std::span<const int> box) {
   cuuint64_t sizes[4] = {};
   cuuint64_t strides[4] = {};
   cuuint32_t boxes[4] = {};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   const auto rank = static_cast<cuuint32_t>(dimensions.size());
-  std::copy(dimensions.begin(), dimensions.end(), sizes);
-  std::copy(box.begin(), box.end(), boxes);
+  std::ranges::copy(dimensions, sizes);
+  std::ranges::copy(box, boxes);
   cuuint64_t bytes = sizeof(bf16);
   for (cuuint32_t i = 0; i < rank; ++i) {
     // A tensor without elements is never addressed; the driver wants sizes of at least 1.

@@ -3,7 +3,7 @@
 #include <cuda.h>
 
 #include <cstdint>
-#include <initializer_list>
+#include <span>
 
 #include "uniep/bf16.h"
 
@@ -12,7 +12,7 @@ namespace uniep::cuda {
 /// A dense bf16 tensor of 3 or 4 dimensions, innermost first, for the copy engine: boxes of 64
 /// elements of the innermost dimension (one 128-byte swizzle row) by `box[i]` of the others.
 /// Elements out of the tensor read as zeros and are not written.
-CUtensorMap tensor_map(const bf16* data, std::initializer_list<std::int64_t> dimensions,
-                       std::initializer_list<int> box);
+CUtensorMap tensor_map(const bf16* data, std::span<const std::int64_t> dimensions,
+                       std::span<const int> box);
 
 }  // namespace uniep::cuda

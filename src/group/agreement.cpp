@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "base/error_of.h"
 
 namespace uniep {
 namespace {
@@ -17,10 +18,8 @@ std::optional<std::string> refusal(const std::function<void()>& check) {
   try {
     check();
     return std::nullopt;
-  } catch (const Error& e) {
-    return refusal_message(e);
   } catch (const std::exception& e) {
-    return refusal_message(Error(ErrorCode::kInternal, e.what()));
+    return refusal_message(error_of(e));
   }
 }
 

@@ -3,9 +3,11 @@
 #include <exception>
 #include <future>
 #include <mutex>
+#include <new>
 #include <thread>
 
 #include "base/check.h"
+#include "base/error_of.h"
 #include "base/threads.h"
 #include "group/thread_group.h"
 
@@ -52,9 +54,18 @@ std::string sentence_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& e) {
-    return e.what();
+    return error_of(e).what();
   } catch (...) {
     return "an exception that is no std::exception";
+  }
+}
+
+/// Without a sentence where memory is exhausted: nothing may leave a rank's thread.
+void fail(const Communicator& member, const std::exception_ptr& error) {
+  try {
+    member.impl()->fail(sentence_of(error));
+  } catch (const std::bad_alloc&) {
+    member.impl()->fail("out of memory");
   }
 }
 
@@ -74,13 +85,14 @@ void run_ranks(const std::vector<Communicator>& group,
     } catch (...) {
       const std::exception_ptr error = std::current_exception();
       // Others may be about to wait for this rank, or wait already.
-      member.impl()->fail(sentence_of(error));
+      fail(member, error);
       const std::scoped_lock lock(mutex);
       if (!first || (only_reports_a_peer(first) && !only_reports_a_peer(error))) first = error;
     }
   };
   std::vector<std::jthread> threads;
   try {
+    threads.reserve(group.size());  // a thread that finds no room would be waited for in vain
     for (const Communicator& member : group) {
       threads.push_back(start_thread<std::jthread>(run, member));
     }

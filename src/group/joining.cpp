@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/env.h"
+#include "group/tcp_socket.h"
 #include "uniep/version.h"
 
 namespace uniep {
@@ -95,7 +96,7 @@ void require_fit(const std::vector<Card>& cards) {
   }
 }
 
-Card own_card(const GroupOptions& options, tcp::Descriptor& listener) {
+Card own_card(const GroupOptions& options, Descriptor& listener) {
   Card card{};
   put(card.magic, kMagic);
   put(card.version, UNIEP_VERSION_STRING);
@@ -154,7 +155,7 @@ GroupMember join_group(const GroupOptions& options) {
   require(options.all_gather != nullptr, ErrorCode::kInvalidArgument, "all_gather of a group of ",
           options.size, " is empty; a function that gathers bytes of all ranks is accepted");
 
-  tcp::Descriptor listener;
+  Descriptor listener;
   const std::vector<Card> cards = exchange(options, own_card(options, listener));
   require_fit(cards);
   std::vector<std::string> hosts;

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/env.h"
+#include "base/error_of.h"
 #include "group/agreement.h"
 
 namespace uniep {
@@ -121,7 +122,7 @@ std::vector<std::string> ProcessGroup::all_gather(int, const std::string& bytes,
     return member_.bootstrap->all_gather(bytes, stage, limit_ms);
   } catch (const std::exception& e) {
     // Peers may be in a pass, and wait for this rank there.
-    failure().raise(member_.rank, e.what());
+    failure().raise(member_.rank, error_of(e).what());
     throw;
   }
 }

@@ -29,11 +29,10 @@ std::shared_ptr<const ProcessWatch> ProcessWatch::of(int own_rank,
         ids[r].pid_namespace[0] != '\0' &&
         std::memcmp(ids[r].pid_namespace, ids[0].pid_namespace, sizeof(ids[r].pid_namespace)) == 0;
     if (!known) return nullptr;
-    Peer peer{.pid = ids[r].pid,
-              .process = tcp::Descriptor(),
-              .watched = static_cast<int>(r) != own_rank};
+    Peer peer{
+        .pid = ids[r].pid, .process = Descriptor(), .watched = static_cast<int>(r) != own_rank};
     if (peer.watched) {
-      peer.process = tcp::Descriptor(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
+      peer.process = Descriptor(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
       if (!peer.process.valid() && errno != ESRCH) return nullptr;
     }
     peers.push_back(std::move(peer));

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "group/tcp_connection.h"
+#include "base/descriptor.h"
 
 namespace uniep {
 
@@ -34,7 +34,7 @@ class ProcessWatch {
  private:
   struct Peer {
     pid_t pid;
-    tcp::Descriptor process;  // a pidfd; not open: it had ended when the watch was made
+    Descriptor process;  // a pidfd; not open: it had ended when the watch was made
     bool watched;
   };
   explicit ProcessWatch(std::vector<Peer> peers) : peers_(std::move(peers)) {}

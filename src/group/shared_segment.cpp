@@ -92,7 +92,7 @@ SharedSegment::SharedSegment(pid_t pid, int descriptor, const SegmentIdentity& e
   struct stat status {};
   const bool found = stat(path.c_str(), &status) == 0;
   if (found) accept(S_ISREG(status.st_mode), expected, "is not a file");
-  if (found) file_ = tcp::Descriptor(open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOCTTY));
+  if (found) file_ = Descriptor(open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOCTTY));
   const int error = errno;
   require(file_.valid(), ErrorCode::kUnsupported, "cannot open the shared memory of rank ",
           expected.rank, " (", path, ": ", std::strerror(error),

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "group/tcp_connection.h"
+#include "base/descriptor.h"
 
 namespace uniep {
 
@@ -46,7 +46,7 @@ class SharedSegment {
   void map();
 
   const SegmentIdentity identity_;
-  tcp::Descriptor file_;
+  Descriptor file_;
   std::byte* memory_ = nullptr;
 };
 

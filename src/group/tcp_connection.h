@@ -1,41 +1,21 @@
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "base/deadline.h"
+#include "base/descriptor.h"
 
 // Frames over a TCP connection that never blocks; tcp_bootstrap says what they mean. Both ends run
 // the same build on machines of one kind: numbers travel as they lie in memory.
 
 namespace uniep::tcp {
-
-using Clock = std::chrono::steady_clock;
-
-/// A file descriptor, closed when it goes.
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  ~Descriptor() { close(); }
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    if (this != &other) {
-      close();
-      fd_ = std::exchange(other.fd_, -1);
-    }
-    return *this;
-  }
-  int get() const { return fd_; }
-  bool valid() const { return fd_ >= 0; }
-  void close();
-
- private:
-  int fd_;
-};
 
 enum class FrameKind : std::uint32_t {
   kGreeting,  ///< root to whoever connects: who listens here
@@ -80,6 +60,8 @@ class Connection {
 
   /// Complete frames, oldest first.
   std::deque<Frame>& received() { return received_; }
+  /// Takes the oldest; nothing where none is complete.
+  std::optional<Frame> take();
   /// Whether a frame has arrived or has begun to.
   bool receiving() const { return !received_.empty() || header_bytes_ > 0; }
   /// Whether the other end has closed the connection or has sent what is no frame.
@@ -120,22 +102,6 @@ class Connection {
 
 /// Waits until one of the connections can move bytes, `also` (a listening socket, or -1) has a
 /// visitor, or `until`; moves what can be moved. Returns whether bytes moved.
-bool pump(const std::vector<Connection*>& connections, Clock::time_point until, int also = -1);
-
-/// A socket that listens at `address`:`port`. Not valid where the port is taken; throws
-/// Error(kInvalidArgument) where the address cannot be used.
-Descriptor listen_at(const std::string& address, int port);
-
-/// A listening socket at the first free port of the loopback interface.
-Descriptor listen_at_loopback();
-
-/// The port that a socket is bound to.
-int port_of(const Descriptor& socket);
-
-/// The next visitor of a listening socket; not valid where there is none.
-Descriptor accept_from(const Descriptor& listener);
-
-/// A connection to `address`:`port`; not valid where nobody answers until then.
-Descriptor connect_to(const std::string& address, int port, Clock::time_point until);
+bool pump(const std::vector<Connection*>& connections, Deadline until, int also = -1);
 
 }  // namespace uniep::tcp

@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "base/deadline.h"
 #include "group/wait_error.h"
 
 namespace uniep {
@@ -21,8 +22,8 @@ std::vector<std::string> ThreadGroup::all_gather(int rank, const std::string& by
   round.parts[static_cast<std::size_t>(rank)] = bytes;
   if (++round.present == size()) arrived_.notify_all();
 
-  const auto limit = Clock::now() + std::chrono::milliseconds(limit_ms);
-  while (round.present < size() && !failure().raised() && Clock::now() < limit) {
+  const Deadline limit = Deadline::in(std::chrono::milliseconds(limit_ms));
+  while (round.present < size() && !failure().raised() && !limit.expired()) {
     // Short naps rather than one long wait: a failure raised elsewhere does not notify us.
     arrived_.wait_for(lock, std::chrono::milliseconds(5));
   }

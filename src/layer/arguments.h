@@ -31,16 +31,30 @@ void check_backward_rows_memory(const MemoryNeeds& needs, const StepMemory& memo
 void check_restored_memory(const Problem& problem, const MemoryNeeds& needs,
                            const StepMemory& memory, std::int64_t tokens);
 
-inline SavedTensors saved_tensors(const StepMemory& m) {
-  return {.x_rows = m.x_rows.data(), .h = m.h.data(), .row_probs = m.row_probs.data()};
-}
-
 /// The parts of a whole backward pass.
 inline BackwardDataArgs data_args(const BackwardArgs& a) {
   return {.dy = a.dy, .w1 = a.w1, .w2 = a.w2, .dx = a.dx, .dprobs = a.dprobs};
 }
 inline BackwardWeightsArgs weights_args(const BackwardArgs& a) {
   return {.dw1 = a.dw1, .dw2 = a.dw2};
+}
+
+// Which tensors of the graph arguments are. Weight gradients, which may have several types, are
+// each backend's own business.
+
+inline void set_tensors(TensorTable& table, const ForwardArgs& a) {
+  table.set(Tensor::kX, a.x.data());
+  table.set(Tensor::kTopkProbs, a.topk_probs.data());
+  table.set(Tensor::kW1, a.w1.data());
+  table.set(Tensor::kW2, a.w2.data());
+  table.set(Tensor::kOut, a.out.data());
+}
+inline void set_tensors(TensorTable& table, const BackwardDataArgs& a) {
+  table.set(Tensor::kDy, a.dy.data());
+  table.set(Tensor::kW1, a.w1.data());
+  table.set(Tensor::kW2, a.w2.data());
+  table.set(Tensor::kDx, a.dx.data());
+  table.set(Tensor::kDprobs, a.dprobs.data());
 }
 
 }  // namespace uniep

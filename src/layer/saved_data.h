@@ -5,17 +5,11 @@
 #include <set>
 #include <vector>
 
-#include "layout/workspace.h"
+#include "layer/callers_memory.h"
+#include "layout/tensor_table.h"
 #include "uniep/layer.h"
 
 namespace uniep {
-
-/// The tensors that forward saves.
-struct SavedTensors {
-  bf16* x_rows = nullptr;
-  bf16* h = nullptr;
-  float* row_probs = nullptr;
-};
 
 /// What Saved holds. The tensors are written by forward and only read by backward, but for
 /// `backward_rows`.
@@ -26,34 +20,36 @@ struct SavedData {
             std::byte* base)
       : plan(p), rows(num_rows), memory_(std::move(memory)) {
     const SavedLayout layout(p.problem(), num_rows);
-    tensors = {.x_rows = reinterpret_cast<bf16*>(base + layout.x_rows),
-               .h = reinterpret_cast<bf16*>(base + layout.h),
-               .row_probs = reinterpret_cast<float*>(base + layout.row_probs)};
+    tensors.set(layout, base);
     own_bytes_ = layout.bytes;
   }
-  /// In the caller's.
-  SavedData(const RoutingPlan& p, std::int64_t num_rows, const SavedTensors& of_caller)
-      : plan(p), rows(num_rows), tensors(of_caller) {}
+  /// In the caller's x_rows, h and row_probs.
+  SavedData(const RoutingPlan& p, std::int64_t num_rows, const StepMemory& callers)
+      : plan(p), rows(num_rows) {
+    tensors.set(Tensor::kXRows, callers.x_rows.data());
+    tensors.set(Tensor::kH, callers.h.data());
+    tensors.set(Tensor::kRowProbs, callers.row_probs.data());
+  }
 
-  bf16* h() const { return tensors.h; }
+  bf16* h() const { return tensors.get<Tensor::kH>(); }
 
   std::int64_t bytes() const {
     std::set<const std::byte*> held;  // what a captured call took stands in both
     for (const auto& of_call : captured_rows) held.insert(of_call.get());
-    if (backward_rows && backward_rows->use_count() > 0) held.insert(backward_rows->get());
+    if (backward_rows && !is_callers(*backward_rows)) held.insert(backward_rows->get());
     const std::int64_t each = RowLayout(plan.problem(), rows, Pass::kBackward).bytes;
     return own_bytes_ + static_cast<std::int64_t>(held.size()) * each;
   }
 
-  void hold_callers_rows(std::span<std::byte> memory) {
-    backward_rows = std::shared_ptr<std::byte>(std::shared_ptr<void>(), memory.data());
+  /// What a captured call reads or writes lives as long as this does, unless the caller keeps it.
+  void keep_for_replays(const std::shared_ptr<std::byte>& of_call) {
+    if (!is_callers(of_call)) captured_rows.push_back(of_call);
   }
 
   RoutingPlan plan;
   std::int64_t rows;
-  SavedTensors tensors;
-  /// RowLayout of `rows` (null where there are none), from backward_data until backward_weights;
-  /// the caller's has no owner.
+  TensorTable tensors;  // those whose lifetime is kSaved
+  /// RowLayout of `rows` (null where there are none), from backward_data until backward_weights.
   std::optional<std::shared_ptr<std::byte>> backward_rows;
   /// Those of captured calls, which replays write and read again.
   std::vector<std::shared_ptr<std::byte>> captured_rows;
@@ -62,5 +58,14 @@ struct SavedData {
   std::shared_ptr<void> memory_;
   std::int64_t own_bytes_ = 0;
 };
+
+/// What `Layer::restore` returns, once `memory` has been checked.
+inline Saved restored(const RoutingPlan& plan, std::int64_t num_rows, const StepMemory& memory) {
+  auto saved = std::make_unique<SavedData>(plan, num_rows, memory);
+  if (!memory.backward_rows.empty()) {
+    saved->backward_rows = callers_memory(memory.backward_rows.data());
+  }
+  return Saved(std::move(saved));
+}
 
 }  // namespace uniep

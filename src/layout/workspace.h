@@ -3,14 +3,13 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/contract.h"
 #include "base/math.h"
-#include "uniep/bf16.h"
+#include "graph/extents.h"
+#include "graph/layer_graph.h"
 #include "uniep/problem.h"
-#include "uniep/stage.h"
 
-// Every buffer of a layer, stated once. Offsets are bytes from the start of the allocation; both
-// sizes and addresses derive from these structs.
+// Every allocation of a layer. Which tensors it holds, and their sizes, follow from the graph
+// (src/graph); offsets are bytes from the start of the allocation.
 
 namespace uniep {
 
@@ -21,8 +20,11 @@ class Ranges {
  public:
   template <class T>
   std::int64_t take(std::int64_t count) {
+    return take_bytes(count * static_cast<std::int64_t>(sizeof(T)));
+  }
+  std::int64_t take_bytes(std::int64_t count) {
     const std::int64_t offset = bytes_;
-    bytes_ = round_up<std::int64_t>(bytes_ + count * static_cast<std::int64_t>(sizeof(T)), 256);
+    bytes_ = round_up<std::int64_t>(bytes_ + count, 256);
     return offset;
   }
   std::int64_t bytes() const { return bytes_; }
@@ -33,33 +35,60 @@ class Ranges {
 
 }  // namespace detail
 
-/// Smallest values of the axes that sizes depend on: with these the counters are most numerous.
-inline constexpr std::int64_t kMinTileM = 16;
-inline constexpr std::int64_t kMinTokenBlock = 1;
+/// Where some tensors and counters of a graph lie in one allocation: the tensors first, then the
+/// counters, each in the order of the graph.
+class TensorLayout {
+ public:
+  std::int64_t bytes = 0;
+  std::int64_t first_counter = 0;  ///< from here on, counters only
 
-/// Memory that every rank allocates alike, so that peers reach it at the same offsets.
-struct SymmetricLayout {
-  std::int64_t tokens;     // bf16 [max_tokens, H]: x or dy, pulled by peers
-  std::int64_t probs;      // fp32 [max_tokens, K]: topk_probs, pulled by peers
-  std::int64_t combine;    // bf16 [max_tokens, K, H]: rows of y or dx, pushed by peers
-  std::int64_t dprobs;     // fp32 [max_tokens, K], pushed by peers
-  std::int64_t published;  // uint32 [ranks]; from here on, counters only
-  std::int64_t arrived;    // uint32 [token blocks, ranks]
-  std::int64_t bytes;
+  /// Offset of the tensor, which must be part of the layout; of counter 0 of a kind.
+  UNIEP_HD std::int64_t operator[](Tensor tensor) const {
+    return tensors_[static_cast<int>(tensor)];
+  }
+  UNIEP_HD std::int64_t operator[](CounterKind kind) const {
+    return counters_[static_cast<int>(kind)];
+  }
+  bool holds(Tensor tensor) const { return (held_ >> static_cast<int>(tensor) & 1) != 0; }
 
-  SymmetricLayout(const Problem& p, int num_ranks) {
-    detail::Ranges r;
-    tokens = r.take<bf16>(p.max_tokens * p.hidden);
-    probs = r.take<float>(p.max_tokens * p.topk);
-    combine = r.take<bf16>(p.max_tokens * p.topk * p.hidden);
-    dprobs = r.take<float>(p.max_tokens * p.topk);
-    published = r.take<std::uint32_t>(num_ranks);
-    arrived = r.take<std::uint32_t>(num_token_blocks(p) * num_ranks);
-    bytes = r.bytes();
+ protected:
+  TensorLayout() = default;
+
+  /// Lays out the tensors of which `holds(row)`, and the counters of a region.
+  template <class Holds>
+  void lay_out_tensors(const Graph& graph, const Extents& extents, Holds&& holds) {
+    for (int i = 0; i < graph.num_tensors; ++i) {
+      const TensorRow& tensor = graph.tensors[i];
+      if (!holds(tensor)) continue;
+      tensors_[i] = ranges_.take_bytes(elements_of(tensor, extents) * bytes_of(tensor.element));
+      held_ |= 1u << i;
+    }
+    first_counter = bytes = ranges_.bytes();
+  }
+  void lay_out_counters(const Graph& graph, const Extents& extents, Region region) {
+    for (int i = 0; i < graph.num_counters; ++i) {
+      const CounterOf of = graph.counters[i].of;
+      if (region_of(of) != region) continue;
+      counters_[i] = ranges_.take<std::uint32_t>(counters_of(of, extents));
+    }
+    bytes = ranges_.bytes();
   }
 
-  static std::int64_t num_token_blocks(const Problem& p) {
-    return ceil_div(p.max_tokens, kMinTokenBlock);
+ private:
+  std::int64_t tensors_[kMaxTensors] = {};
+  std::int64_t counters_[kMaxCounterKinds] = {};
+  std::uint32_t held_ = 0;  // a bit a tensor
+  detail::Ranges ranges_;
+};
+
+/// Memory that every rank allocates alike, so that peers reach it at the same offsets: what a rank
+/// publishes, what peers push to it, and the counters that they raise.
+struct SymmetricLayout : TensorLayout {
+  SymmetricLayout(const Problem& p, int num_ranks, const Graph& graph = kLayerGraph) {
+    const Extents extents = extents_of(p, num_ranks, 0);
+    lay_out_tensors(graph, extents,
+                    [](const TensorRow& t) { return t.region == Region::kSymmetric; });
+    lay_out_counters(graph, extents, Region::kSymmetric);
   }
 };
 
@@ -93,55 +122,27 @@ struct PlanExchangeLayout {
 
 /// Counters that only this rank's tasks use. Like the symmetric ones they live as long as the
 /// layer.
-struct LocalCounterLayout {
-  std::int64_t rows_ready;   // uint32 [capacity / kMinTileM]
-  std::int64_t tile_done;    // uint32 [capacity / kMinTileM]
-  std::int64_t expert_done;  // uint32 [local experts]
-  std::int64_t bytes;
-
-  LocalCounterLayout(const Problem& p, int num_ranks) {
-    detail::Ranges r;
-    const std::int64_t tiles = ceil_div(capacity_rows(p, num_ranks), kMinTileM);
-    rows_ready = r.take<std::uint32_t>(tiles);
-    tile_done = r.take<std::uint32_t>(tiles);
-    expert_done = r.take<std::uint32_t>(p.num_experts / num_ranks);
-    bytes = r.bytes();
+struct LocalCounterLayout : TensorLayout {
+  LocalCounterLayout(const Problem& p, int num_ranks, const Graph& graph = kLayerGraph) {
+    lay_out_counters(graph, extents_of(p, num_ranks, capacity_rows(p, num_ranks)), Region::kLocal);
   }
 };
 
 /// What forward keeps for backward; `rows` is the plan's padded_rows.
-struct SavedLayout {
-  std::int64_t x_rows;     // bf16 [rows, H]
-  std::int64_t h;          // bf16 [rows, 2I]: gate half, up half
-  std::int64_t row_probs;  // fp32 [rows]
-  std::int64_t bytes;
-
-  SavedLayout(const Problem& p, std::int64_t rows) {
-    detail::Ranges r;
-    x_rows = r.take<bf16>(rows * p.hidden);
-    h = r.take<bf16>(rows * 2 * p.intermediate);
-    row_probs = r.take<float>(rows);
-    bytes = r.bytes();
+struct SavedLayout : TensorLayout {
+  SavedLayout(const Problem& p, std::int64_t rows, const Graph& graph = kLayerGraph) {
+    lay_out_tensors(graph, extents_of(p, 1, rows),
+                    [](const TensorRow& t) { return t.lifetime == Lifetime::kSaved; });
   }
 };
 
-/// Rows that live for one pass. `a` is written by forward (fc1) and again by backward (dfc2); the
-/// rest is backward's.
-struct RowLayout {
-  std::int64_t a;             // bf16 [rows, I]
-  std::int64_t dy_rows;       // bf16 [rows, H]
-  std::int64_t dh;            // bf16 [rows, 2I]: gate half, up half
-  std::int64_t dprob_groups;  // fp32 [rows, dprob_groups_per_row]
-  std::int64_t bytes;
-
-  RowLayout(const Problem& p, std::int64_t rows, Pass pass) {
-    const std::int64_t backward_rows = pass == Pass::kBackward ? rows : 0;
-    detail::Ranges r;
-    a = r.take<bf16>(rows * p.intermediate);
-    dy_rows = r.take<bf16>(backward_rows * p.hidden);
-    dh = r.take<bf16>(backward_rows * 2 * p.intermediate);
-    dprob_groups = r.take<float>(backward_rows * uniep::dprob_groups(p.intermediate));
-    bytes = r.bytes();
+/// Rows that live for one pass of that direction.
+struct RowLayout : TensorLayout {
+  RowLayout(const Problem& p, std::int64_t rows, Pass pass, const Graph& graph = kLayerGraph) {
+    lay_out_tensors(graph, extents_of(p, 1, rows), [&](const TensorRow& t) {
+      return t.region == Region::kLocal && t.lifetime == Lifetime::kCall &&
+             is_used(graph, pass, t.tensor);
+    });
   }
 };
 

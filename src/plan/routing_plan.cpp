@@ -5,8 +5,8 @@
 
 #include "base/check.h"
 #include "base/math.h"
-#include "plan/make_plan.h"
 #include "plan/plan_data.h"
+#include "plan/routing.h"
 
 namespace uniep {
 namespace {

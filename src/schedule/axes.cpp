@@ -6,6 +6,8 @@
 #include <charconv>
 
 #include "base/check.h"
+#include "base/nearest.h"
+#include "base/quotes.h"
 #include "schedule/launches.h"
 
 namespace uniep {
@@ -25,6 +27,19 @@ void set_defaults(AxisInfo& info) {
   info.cuda_default = Access<Field>::get(default_schedule(Backend::kCuda));
 }
 
+/// What entries of tuned schedules mean that do not name the axis, since they are older than it:
+/// the value under which a pass runs as it did before. Never changes, unlike a default. Those of
+/// the first axes, which every entry names, are preset sequential's.
+struct Neutral {
+  template <class T>
+  explicit Neutral(T everywhere) : Neutral(everywhere, everywhere) {}
+  template <class T>
+  Neutral(T on_cpu, T on_cuda) : cpu(static_cast<int>(on_cpu)), cuda(static_cast<int>(on_cuda)) {}
+
+  int cpu;
+  int cuda;
+};
+
 /// Values worth trying; `cuda` empty: those of the CPU.
 struct Candidates {
   std::vector<int> cpu;
@@ -38,8 +53,10 @@ struct Effect {
 };
 
 template <auto Field>
-Axis make(AxisInfo info, Candidates candidates, const Effect& effect) {
+Axis make(AxisInfo info, Neutral neutral, Candidates candidates, const Effect& effect) {
   set_defaults<Field>(info);
+  info.neutral_value = neutral.cpu;
+  info.cuda_neutral = neutral.cuda;
   info.cuda_candidates = candidates.cuda.empty() ? candidates.cpu : std::move(candidates.cuda);
   info.candidates = std::move(candidates.cpu);
   info.effect = effect.text;
@@ -47,13 +64,13 @@ Axis make(AxisInfo info, Candidates candidates, const Effect& effect) {
 }
 
 template <auto Field>
-Axis named(std::string_view name, std::vector<std::string_view> choices, std::string_view meaning,
-           const Effect& effect = {}) {
+Axis named(std::string_view name, std::vector<std::string_view> choices, Neutral neutral,
+           std::string_view meaning, const Effect& effect = {}) {
   AxisInfo info{.name = name, .meaning = meaning, .choices = std::move(choices)};
   info.max = static_cast<int>(info.choices.size()) - 1;
   Candidates all;
   for (int v = 0; v <= info.max; ++v) all.cpu.push_back(v);
-  return make<Field>(std::move(info), std::move(all), effect);
+  return make<Field>(std::move(info), neutral, std::move(all), effect);
 }
 
 struct Range {
@@ -61,16 +78,16 @@ struct Range {
 };
 
 template <auto Field>
-Axis number(std::string_view name, Range range, Candidates candidates, std::string_view meaning,
-            const Effect& effect = {}) {
+Axis number(std::string_view name, Range range, Neutral neutral, Candidates candidates,
+            std::string_view meaning, const Effect& effect = {}) {
   AxisInfo info{.name = name, .meaning = meaning, .min = range.min, .max = range.max};
-  return make<Field>(std::move(info), std::move(candidates), effect);
+  return make<Field>(std::move(info), neutral, std::move(candidates), effect);
 }
 
 template <auto Field>
-Axis power_of_two(std::string_view name, Range range, Candidates candidates,
+Axis power_of_two(std::string_view name, Range range, Neutral neutral, Candidates candidates,
                   std::string_view meaning) {
-  Axis axis = number<Field>(name, range, std::move(candidates), meaning);
+  Axis axis = number<Field>(name, range, neutral, std::move(candidates), meaning);
   axis.info.power_of_two = true;
   return axis;
 }
@@ -106,77 +123,80 @@ const std::vector<Axis>& make_axes() {
   static const std::vector<Axis> kAxes = {
       named<&Schedule::launch>(
           "launch", {"separate", "pipelined", "paired", "single"},
+          Neutral(LaunchGrouping::kSeparate),
           "which stages share a launch: none; communication of a wave with computation of the wave "
           "before; dispatch+fc1 and fc2+reduce; all of them"),
-      number<&Schedule::waves>("waves", {1, kMaxWaves}, {{1, 2, 4, 8}, {1, 2, 4}},
+      number<&Schedule::waves>("waves", {1, kMaxWaves}, Neutral(1), {{1, 2, 4, 8}, {1, 2, 4}},
                                "parts into which each expert's tiles are split; queues are wave by "
                                "wave"),
-      number<&Schedule::workers>("workers", {0, 1024}, {{0, 1, 2, 3, 4}, {0}},
+      number<&Schedule::workers>("workers", {0, 1024}, Neutral(0), {{0, 1, 2, 3, 4}, {0}},
                                  "workers per rank (CPU threads, GPU CTAs); 0: as many as fit"),
       number<&Schedule::dispatch_workers>(
-          "dispatch_workers", {0, 1024}, {{0, 1, 2, 3}, {4, 8, 12, 16, 24, 32, 64}},
+          "dispatch_workers", {0, 1024}, Neutral(1), {{0, 1, 2, 3}, {4, 8, 12, 16, 24, 32, 64}},
           "workers that begin with dispatch where it shares a launch, n times as many on a rank "
-          "with "
-          "n times the rows of an even routing; 0: dispatch tasks stand in the main queue, just "
+          "with n times the rows of an even routing; 0: dispatch tasks stand in the main queue, "
+          "just "
           "ahead of the tiles that need them",
           kWithDispatchers),
-      named<&Schedule::dispatch_join>("dispatch_join", {"no", "yes"},
+      named<&Schedule::dispatch_join>("dispatch_join", {"no", "yes"}, Neutral(true),
                                       "dispatch workers take other tasks when dispatch is done",
                                       kWhereDispatchersJoin),
-      number<&Schedule::pull_tokens>("pull_tokens", {0, 4096},
+      number<&Schedule::pull_tokens>("pull_tokens", {0, 4096}, Neutral(0),
                                      {{0, 4, 16, 64, 256}, {0, 1, 2, 4, 8, 16, 32, 64}},
                                      "token copies that one dispatch task pulls; 0: 8, or fewer "
                                      "where ranks have 4096 tokens or fewer; at most 2 where "
                                      "dispatch has a launch of its own"),
       named<&Schedule::dispatch_wire>(
-          "dispatch_wire", {"dedup", "rows"},
+          "dispatch_wire", {"dedup", "rows"}, Neutral(DispatchWire::kDedup),
           "pull each (source, token) once for all its rows here, or once per row"),
-      compile_time(power_of_two<&Schedule::tile_m>("tile_m", {16, 128}, {{16, 32, 64, 128}, {128}},
+      compile_time(power_of_two<&Schedule::tile_m>("tile_m", {16, 128}, Neutral(64, 128),
+                                                   {{16, 32, 64, 128}, {128}},
                                                    "rows of a GEMM tile")),
-      compile_time(
-          power_of_two<&Schedule::tile_n>("tile_n", {64, 256}, {{64, 128, 256}, {128, 256}},
-                                          "columns of a GEMM tile (fc1: half gate, half up)")),
+      compile_time(power_of_two<&Schedule::tile_n>(
+          "tile_n", {64, 256}, Neutral(128), {{64, 128, 256}, {128, 256}},
+          "columns of a GEMM tile (fc1: half gate, half up)")),
       named<&Schedule::expert_order>("expert_order", {"index", "heavy-first", "light-first"},
+                                     Neutral(ExpertOrder::kIndex),
                                      "order of a rank's experts: as numbered, or by their rows"),
       named<&Schedule::rotate>(
-          "rotate", {"none", "own-first", "next-first"},
+          "rotate", {"none", "own-first", "next-first"}, Neutral(SourceRotation::kNone),
           "source rank whose rows an expert's tiles begin with: rank 0, this rank, the next rank"),
-      named<&Schedule::raster>("raster", {"along-m", "along-n"},
+      named<&Schedule::raster>("raster", {"along-m", "along-n"}, Neutral(Raster::kAlongM),
                                "direction in which the tiles of one expert are walked"),
-      number<&Schedule::band>("band", {0, 4096}, {{0, 2, 8}, {0, 4, 8, 16, 32}},
+      number<&Schedule::band>("band", {0, 4096}, Neutral(0), {{0, 2, 8}, {0, 4, 8, 16, 32}},
                               "tiles in that direction before the walk turns to the next row or "
                               "column of tiles, where an expert has at least three times as many; "
                               "0: all"),
-      number<&Schedule::lag>("lag", {0, 4096}, {{0, 1, 2, 4, 4096}, {0, 1, 2, 4, 8, 4096}},
-                             "experts by which fc2 follows fc1 where both share a launch, at least",
-                             kWhereGemmsMeet),
-      number<&Schedule::lag_tiles>("lag_tiles", {0, 65536},
+      number<&Schedule::lag>(
+          "lag", {0, 4096}, Neutral(0), {{0, 1, 2, 4, 4096}, {0, 1, 2, 4, 8, 4096}},
+          "experts by which fc2 follows fc1 where both share a launch, at least", kWhereGemmsMeet),
+      number<&Schedule::lag_tiles>("lag_tiles", {0, 65536}, Neutral(0),
                                    {{0, 16, 64}, {0, 256, 512, 1024, 2048}},
                                    "likewise, as many experts as have this many tiles of fc1",
                                    kWhereGemmsMeet),
-      number<&Schedule::head_start>("head_start", {0, 100}, {{0, 50}, {0, 20, 40, 60}},
+      number<&Schedule::head_start>("head_start", {0, 100}, Neutral(0), {{0, 50}, {0, 20, 40, 60}},
                                     "percent of fc1's experts ahead of the first fc2, which then "
                                     "catches up evenly to the lag; 0: the lag throughout",
                                     kWhereGemmsMeet),
       number<&Schedule::mix_run>(
-          "mix_run", {0, 1024}, {{0, 4}, {0, 4, 16}},
+          "mix_run", {0, 1024}, Neutral(0), {{0, 4}, {0, 4, 16}},
           "tiles of fc1 in a row, dealt out evenly among those of the fc2 that follows by the lag; "
           "0, or where both have more than 1024 tiles together: all of an expert's fc1, then fc2",
           kWhereGemmsMeet),
       power_of_two<&Schedule::ready_rows>(
-          "ready_rows", {16, 128}, {{16, 32, 64, 128}, {32, 64, 128}},
+          "ready_rows", {16, 128}, Neutral(128), {{16, 32, 64, 128}, {32, 64, 128}},
           "dispatched rows per readiness counter; at most a tile's rows, tile_m, are used"),
       power_of_two<&Schedule::token_block>(
-          "token_block", {0, 256},
+          "token_block", {0, 256}, Neutral(0),
           {{0, 1, 2, 4, 8, 16, 32, 64, 128, 256}, {0, 1, 2, 4, 8, 16, 32, 64, 128}},
           "tokens per arrival counter and reduce task; 0: 32, or fewer where ranks have 2048 "
           "tokens or fewer"),
-      number<&Schedule::push_depth>("push_depth", {0, 256}, {{0, 1, 2, 8, 64}, {64}},
+      number<&Schedule::push_depth>("push_depth", {0, 256}, Neutral(0), {{0, 1, 2, 8, 64}, {64}},
                                     "tiles of a worker whose pushes may be under way while it "
                                     "computes on; 0: each push is awaited",
                                     kOnTheCpu),
       named<&Schedule::wgrad>(
-          "wgrad", {"separate", "after", "interleaved"},
+          "wgrad", {"separate", "after", "interleaved"}, Neutral(WgradPlacement::kSeparate),
           "weight gradients: launches of their own; ahead of reduce in the last launch; as filler "
           "behind each expert's dfc1",
           kInBackward),
@@ -207,6 +227,12 @@ const Axis& axis_at(std::size_t axis) {
 
 std::span<const Axis> axes() { return make_axes(); }
 
+Schedule neutral_schedule(Backend backend) {
+  Schedule schedule;
+  for (const Axis& axis : axes()) axis.set(schedule, axis.neutral_value(backend));
+  return schedule;
+}
+
 std::span<const AxisInfo> schedule_axes() {
   static const std::vector<AxisInfo> kInfos = [] {
     std::vector<AxisInfo> infos;
@@ -232,10 +258,21 @@ int parse_axis_value(const AxisInfo& axis, std::string_view text) {
   if (choice != axis.choices.end()) return static_cast<int>(choice - axis.choices.begin());
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const std::vector<std::string> names(axis.choices.begin(), axis.choices.end());
   require(axis.choices.empty() && error == std::errc{} && end == text.data() + text.size(),
-          ErrorCode::kInvalidArgument, "schedule axis ", axis.name, " is '", text, "'; ",
-          range_text(axis), " is accepted");
+          ErrorCode::kInvalidArgument, "schedule axis ", axis.name, " is ", in_quotes(text), "; ",
+          nearest_clause(text, names), range_text(axis), " is accepted");
   return value;
+}
+
+std::string unlike_axes_text(const Schedule& schedule, const Schedule& other) {
+  std::string text;
+  for (const Axis& axis : axes()) {
+    const int value = axis.get(schedule);
+    if (value == axis.get(other)) continue;
+    text += cat(text.empty() ? "" : ",", axis.info.name, '=', axis_value_text(axis.info, value));
+  }
+  return text;
 }
 
 std::string axis_value_text(const AxisInfo& axis, int value) {

@@ -25,13 +25,22 @@ struct Axis {
   int default_value(Backend backend) const {
     return backend == Backend::kCuda ? info.cuda_default : info.default_value;
   }
+  int neutral_value(Backend backend) const {
+    return backend == Backend::kCuda ? info.cuda_neutral : info.neutral_value;
+  }
 };
 
 std::span<const Axis> axes();
+
+/// Every axis at its neutral value.
+Schedule neutral_schedule(Backend backend);
 
 /// The value that `text` names; throws Error(kInvalidArgument) where it names none. The range is
 /// checked by `set_axis`.
 int parse_axis_value(const AxisInfo& axis, std::string_view text);
 std::string axis_value_text(const AxisInfo& axis, int value);
+
+/// "tile_m=64,lag=2": the axes in which a schedule differs from another; empty: none.
+std::string unlike_axes_text(const Schedule& schedule, const Schedule& other);
 
 }  // namespace uniep

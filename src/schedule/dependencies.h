@@ -2,25 +2,11 @@
 
 #include "schedule/queue.h"
 
+// What tasks wait for, and what they signal. Which counters a stage has to do with is said by its
+// row of the graph; what one counter of a kind stands for (CounterOf) says the rest. A backend that
+// signals for many rows, or peers, at a time in as many threads uses the functions for one of each.
+
 namespace uniep {
-
-/// The counters through which tasks tell one another that data is ready. docs/counters.md argues
-/// why they suffice. Counts only grow; a pass counts from the value that it found (its base). In
-/// the order of the pass: the counters that a stage waits for stand before those of later stages.
-enum class CounterKind : int {
-  kPublished,   ///< [source rank], on every rank: the source's tokens can be pulled
-  kRowsReady,   ///< [row / rows_per_counter]: rows dispatched
-  kTileDone,    ///< [tile]: column tiles of the first GEMM stage done
-  kExpertDone,  ///< [local expert]: tiles of dfc2 done
-  kArrived,     ///< [token block, pushing rank], on the tokens' rank: elements pushed
-};
-inline constexpr int kNumCounterKinds = 5;
-
-constexpr const char* name(CounterKind kind) {
-  constexpr const char* kNames[kNumCounterKinds] = {"published", "rows_ready", "tile_done",
-                                                    "expert_done", "arrived"};
-  return kNames[static_cast<int>(kind)];
-}
 
 struct Wait {
   CounterKind kind;
@@ -42,98 +28,148 @@ inline UNIEP_HD std::uint32_t real_rows(const PassView& v, int expert, std::int6
   return static_cast<std::uint32_t>(clamp_to<std::int64_t>(end - begin, 0, v.rows_per_counter()));
 }
 
-/// Calls f(Wait) for everything that must have happened before the task may run.
+/// For the tokens of one rank.
+inline UNIEP_HD Wait source_wait(CounterKind kind, int source) { return {kind, source, 1, source}; }
+
+/// Calls f(Wait) for every rank whose tokens a run of pulls needs.
 template <class F>
-UNIEP_HD void for_each_wait(const PassView& v, const Task& task, F&& f) {
-  switch (task.stage) {
-    case Stage::kDispatch: {
-      int last = -1;
-      for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
-        const int source = v.pulls[i].source;
-        if (source != last) f(Wait{CounterKind::kPublished, source, 1, source});
-        last = source;
-      }
-      break;
-    }
-    case Stage::kFc1:
-    case Stage::kDfc2: {
-      const Tile& tile = v.tiles[task.m];
-      const std::int64_t step = v.rows_per_counter();
-      for (std::int64_t row = tile.first_row / step * step; row < tile.first_row + tile.rows;
-           row += step) {
-        f(Wait{CounterKind::kRowsReady, row / step, real_rows(v, tile.expert, row), v.rank});
-      }
-      break;
-    }
-    case Stage::kFc2:
-    case Stage::kDfc1: {
-      f(Wait{CounterKind::kTileDone, task.m, column_tiles(v, v.first_gemm()), v.rank});
-      break;
-    }
-    case Stage::kWgrad2:
-    case Stage::kWgrad1: {
-      if (!v.moves_data()) break;  // the part that does has come to its end
-      const auto rows = static_cast<std::uint32_t>(v.tokens_per_expert[task.expert]);
-      const std::uint32_t all = ceil_div(rows, static_cast<std::uint32_t>(v.schedule.tile_m)) *
-                                column_tiles(v, Stage::kDfc2);
-      if (all > 0) f(Wait{CounterKind::kExpertDone, task.expert, all, v.rank});
-      break;
-    }
-    case Stage::kReduce:
-      for (int peer = 0; peer < v.num_ranks; ++peer) {
-        const std::int64_t index = task.m * v.num_ranks + peer;
-        const auto all = static_cast<std::uint32_t>(v.slots_to_peer[index] * v.hidden);
-        if (all > 0) f(Wait{CounterKind::kArrived, index, all, peer});
-      }
-      break;
-    default:
-      break;
+UNIEP_HD void for_each_source_wait(const PassView& v, CounterKind kind, const Task& task, F&& f) {
+  int last = -1;
+  for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
+    const int source = v.pulls[i].source;
+    if (source != last) f(source_wait(kind, source));
+    last = source;
   }
 }
 
-/// Calls f(Signal) for every counter that the finished task advances. Rows of a tile are sorted by
-/// (source, token), so those of one source's token block are one run, and one signal.
+/// Calls f(Wait) for the rows of a tile.
 template <class F>
-UNIEP_HD void for_each_signal(const PassView& v, const Task& task, F&& f) {
-  switch (task.stage) {
-    case Stage::kDispatch:
+UNIEP_HD void for_each_row_wait(const PassView& v, CounterKind kind, const Task& task, F&& f) {
+  const Tile& tile = v.tiles[task.m];
+  const std::int64_t step = v.rows_per_counter();
+  const std::uint32_t a_row = v.counter(kind).per_unit;
+  for (std::int64_t row = tile.first_row / step * step; row < tile.first_row + tile.rows;
+       row += step) {
+    f(Wait{kind, row / step, a_row * real_rows(v, tile.expert, row), v.rank});
+  }
+}
+
+/// Calls f(Wait) for every rank that pushes to the token block.
+template <class F>
+UNIEP_HD void for_each_arrival_wait(const PassView& v, CounterKind kind, const Task& task, F&& f) {
+  const std::int64_t a_slot = v.counter(kind).per_unit;
+  for (int peer = 0; peer < v.num_ranks; ++peer) {
+    const std::int64_t index = task.m * v.num_ranks + peer;
+    const auto all = static_cast<std::uint32_t>(v.slots_to_peer[index] * a_slot);
+    if (all > 0) f(Wait{kind, index, all, peer});
+  }
+}
+
+/// Calls f(Wait) for all counters of a kind that the task waits for.
+template <class F>
+UNIEP_HD void for_each_wait(const PassView& v, CounterKind kind, const Task& task, F&& f) {
+  const CounterView& counter = v.counter(kind);
+  if (counter.per_unit == 0) return;  // the part that signals it has come to its end
+  switch (counter.of) {
+    case CounterOf::kSource:
+      return for_each_source_wait(v, kind, task, f);
+    case CounterOf::kRowGroup:
+      return for_each_row_wait(v, kind, task, f);
+    case CounterOf::kTile:
+      return f(Wait{kind, task.m, counter.per_unit, v.rank});
+    case CounterOf::kExpert: {
+      const auto rows = static_cast<std::uint32_t>(v.tokens_per_expert[task.expert]);
+      const auto tile_m = static_cast<std::uint32_t>(v.schedule.tile_m);
+      if (rows > 0) f(Wait{kind, task.expert, ceil_div(rows, tile_m) * counter.per_unit, v.rank});
+      return;
+    }
+    case CounterOf::kTokenBlock:
+      return for_each_arrival_wait(v, kind, task, f);
+  }
+}
+
+/// Calls f(Wait) for everything that must have happened before the task may run.
+template <class F>
+UNIEP_HD void for_each_wait(const PassView& v, const Task& task, F&& f) {
+  for_each_counter(v.stage(task.stage).waits,
+                   [&](CounterKind kind) { for_each_wait(v, kind, task, f); });
+}
+
+/// Tells `peer` that this rank's tokens can be pulled.
+inline UNIEP_HD Signal source_signal(const PassView& v, CounterKind kind, int peer) {
+  return {kind, peer, v.rank, 1};
+}
+
+/// Of one row that a pull has brought.
+inline UNIEP_HD Signal row_signal(const PassView& v, CounterKind kind, std::int32_t row) {
+  return {kind, v.rank, row / v.rows_per_counter(), 1};
+}
+
+/// Of one task on a tile of rows, `tile` of this expert.
+inline UNIEP_HD Signal tile_signal(const PassView& v, CounterKind kind, std::int64_t tile,
+                                   int expert) {
+  return {kind, v.rank, v.counter(kind).of == CounterOf::kExpert ? expert : tile, 1};
+}
+
+/// The block that a token's arrivals are counted in.
+inline UNIEP_HD int token_block(const PassView& v, const RowOrigin& origin) {
+  return origin.token / v.schedule.token_block;
+}
+
+/// Of `elements` that were pushed for tokens of one rank's token block.
+inline UNIEP_HD Signal arrival_signal(const PassView& v, CounterKind kind, int rank, int block,
+                                      std::uint32_t elements) {
+  return {kind, rank, std::int64_t{block} * v.num_ranks + v.rank, elements};
+}
+
+/// Calls f(Signal) for every run of rows that goes to one token block of one rank: rows of a tile
+/// are sorted by (source, token), so these are neighbours.
+template <class F>
+UNIEP_HD void for_each_arrival_signal(const PassView& v, CounterKind kind, const Task& task,
+                                      F&& f) {
+  const Tile& tile = v.tiles[task.m];
+  const std::int64_t cols = column_tile(stage_grid(v, task.stage), task.n).count;
+  for (std::int64_t i = 0; i < tile.rows;) {
+    const RowOrigin& first = v.row_origin[tile.first_row + i];
+    const int block = token_block(v, first);
+    std::int64_t run = 1;
+    for (; i + run < tile.rows; ++run) {
+      const RowOrigin& next = v.row_origin[tile.first_row + i + run];
+      if (next.source != first.source || token_block(v, next) != block) break;
+    }
+    f(arrival_signal(v, kind, first.source, block, static_cast<std::uint32_t>(run * cols)));
+    i += run;
+  }
+}
+
+/// Calls f(Signal) for all counters of a kind that the finished task advances.
+template <class F>
+UNIEP_HD void for_each_signal(const PassView& v, CounterKind kind, const Task& task, F&& f) {
+  switch (v.counter(kind).of) {
+    case CounterOf::kSource:
+      for (int peer = 0; peer < v.num_ranks; ++peer) f(source_signal(v, kind, peer));
+      return;
+    case CounterOf::kRowGroup:
       for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
         for (int c = 0; c < v.pulls[i].num_rows; ++c) {
           const std::int64_t row = v.pull_rows[v.pulls[i].first_row + c];
-          f(Signal{CounterKind::kRowsReady, v.rank, row / v.rows_per_counter(), 1});
+          f(row_signal(v, kind, static_cast<std::int32_t>(row)));
         }
       }
-      break;
-    case Stage::kDfc2:
-      f(Signal{CounterKind::kTileDone, v.rank, task.m, 1});
-      f(Signal{CounterKind::kExpertDone, v.rank, v.tiles[task.m].expert, 1});
-      break;
-    case Stage::kFc1:
-      f(Signal{CounterKind::kTileDone, v.rank, task.m, 1});
-      break;
-    case Stage::kFc2:
-    case Stage::kDfc1: {
-      const Tile& tile = v.tiles[task.m];
-      const std::int64_t cols = column_tile(stage_grid(v, task.stage), task.n).count;
-      for (std::int64_t i = 0; i < tile.rows;) {
-        const RowOrigin& origin = v.row_origin[tile.first_row + i];
-        const int token_block = origin.token / v.schedule.token_block;
-        std::int64_t run = 1;
-        while (
-            i + run < tile.rows && v.row_origin[tile.first_row + i + run].source == origin.source &&
-            v.row_origin[tile.first_row + i + run].token / v.schedule.token_block == token_block) {
-          ++run;
-        }
-        f(Signal{CounterKind::kArrived, origin.source,
-                 static_cast<std::int64_t>(token_block) * v.num_ranks + v.rank,
-                 static_cast<std::uint32_t>(run * cols)});
-        i += run;
-      }
-      break;
-    }
-    default:
-      break;
+      return;
+    case CounterOf::kTile:
+    case CounterOf::kExpert:
+      return f(tile_signal(v, kind, task.m, v.tiles[task.m].expert));
+    case CounterOf::kTokenBlock:
+      return for_each_arrival_signal(v, kind, task, f);
   }
+}
+
+/// Calls f(Signal) for every counter that the finished task advances.
+template <class F>
+UNIEP_HD void for_each_signal(const PassView& v, const Task& task, F&& f) {
+  for_each_counter(v.stage(task.stage).signals,
+                   [&](CounterKind kind) { for_each_signal(v, kind, task, f); });
 }
 
 }  // namespace uniep

@@ -1,5 +1,8 @@
 #pragma once
 
+#ifndef __CUDA_ARCH__
+#include "base/check.h"
+#endif
 #include "schedule/pass_view.h"
 
 namespace uniep {
@@ -8,6 +11,7 @@ namespace uniep {
 /// more of the data path and two of wgrad.
 inline constexpr int kMaxWaves = 16;
 inline constexpr int kMaxLaunches = kMaxWaves + 2 + 2;
+static_assert(kMaxStageRows <= kMaxLaunches, "every stage can have a launch of its own");
 
 /// How many blocks of a track are emitted in how many steps. Most tracks emit one a step, and are
 /// answered without a division: divisions once took most of the time in which a GPU makes a table.
@@ -53,18 +57,18 @@ struct Track {
 };
 
 /// Tracks of one queue; at equal steps the earlier track goes first, but the tasks of two `mixed`
-/// ones, which are neighbours, are dealt out evenly among one another (dealt_task). Every task's
-/// inputs come from tasks that stand earlier in the same queue, from the communication queue of the
-/// same launch, from an earlier launch, or (reduce, which is last) from other ranks, so with all
-/// workers resident and queues taken in order no schedule can deadlock.
+/// ones, which are neighbours, are dealt out evenly among one another (mixed_blocks.h). Every
+/// task's inputs come from tasks that stand earlier in the same queue, from the communication queue
+/// of the same launch, from an earlier launch, or (reduce, which is last) from other ranks, so with
+/// all workers resident and queues taken in order no schedule can deadlock.
 struct TrackList {
-  static constexpr int kMax = 6;
+  static constexpr int kMax = 8;
   Track tracks[kMax];
   int count = 0;
 
-  UNIEP_HD void add(const Track& track) { tracks[count++] = track; }
-  UNIEP_HD void add(Stage stage, int first, int blocks, int delay) {
-    add({.stage = stage, .first = first, .count = blocks, .delay = delay});
+  UNIEP_HD void add(const Track& track) {
+    check_room();
+    tracks[count++] = track;
   }
   /// The first step after everything so far.
   UNIEP_HD int end() const {
@@ -73,6 +77,16 @@ struct TrackList {
       if (tracks[i].count > 0) end = max_of(end, tracks[i].step_of(tracks[i].count - 1) + 1);
     }
     return end;
+  }
+
+ private:
+  /// A graph may have more stages than fit.
+  UNIEP_HD void check_room() const {
+#ifdef __CUDA_ARCH__
+    if (count == kMax) __trap();
+#else
+    ensure(count < kMax, "a queue of more than ", kMax, " tracks");
+#endif
   }
 };
 
@@ -85,66 +99,103 @@ struct Launch {
 
 namespace detail {
 
-/// Which parts of the pass the launch holds.
+/// Which stages a launch holds, weight gradients aside, and how many of their blocks.
 struct LaunchParts {
-  bool dispatch = false, first_gemm = false, second_gemm = false, reduce = false;
-  int dispatch_begin = 0, dispatch_end = 0;  // blocks
-  int gemm_begin = 0, gemm_end = 0;          // blocks
-  bool last_gemm = false;                    // no later launch has second_gemm blocks
+  bool fetch = false, first = false, second = false, last = false;  // places
+  Stage only{};                        // where every stage has a launch of its own
+  bool has_only = false;               // that is so
+  int fetch_begin = 0, fetch_end = 0;  // blocks
+  int begin = 0, end = 0;              // blocks of kFirst and kSecond
+  bool last_wave = true;               // no later launch has blocks of kSecond
+
+  UNIEP_HD bool holds(Stage stage, StagePlace place) const {
+    if (has_only && stage != only) return false;
+    switch (place) {
+      case StagePlace::kFetch:
+        return fetch;
+      case StagePlace::kFirst:
+        return first;
+      case StagePlace::kSecond:
+        return second;
+      case StagePlace::kLast:
+        return last;
+      case StagePlace::kEnter:
+      case StagePlace::kWeights:
+        break;
+    }
+    return false;
+  }
 };
+
+/// Number `index` of the stages that queues hold, weight gradients aside.
+inline UNIEP_HD Stage data_stage(const PassView& v, int index) {
+  for (int i = 0;; ++i) {
+    const Stage stage = v.stage_at(i);
+    if (v.stage(stage).place != StagePlace::kWeights && index-- == 0) return stage;
+  }
+}
 
 inline UNIEP_HD LaunchParts launch_parts(const PassView& v, int index) {
   const int blocks = v.num_blocks();
   const int waves = v.schedule.waves;
   const int experts = v.num_local_experts;
-  LaunchParts p{.dispatch_end = blocks, .gemm_end = blocks, .last_gemm = true};
+  LaunchParts p{.fetch_end = blocks, .end = blocks};
   switch (v.schedule.launch) {
-    case LaunchGrouping::kSeparate:
-      p.dispatch = index == 0;
-      p.first_gemm = index == 1;
-      p.second_gemm = index == 2;
-      p.reduce = index == 3;
+    case LaunchGrouping::kSeparate: {
+      p.has_only = true;
+      p.only = data_stage(v, index);
+      const StagePlace place = v.stage(p.only).place;
+      p.fetch = place == StagePlace::kFetch;
+      p.first = place == StagePlace::kFirst;
+      p.second = place == StagePlace::kSecond;
+      p.last = place == StagePlace::kLast;
       break;
+    }
     case LaunchGrouping::kPipelined:
-      p.dispatch = index < waves;
-      p.dispatch_begin = index * experts;
-      p.dispatch_end = (index + 1) * experts;
-      p.first_gemm = p.second_gemm = index >= 1 && index <= waves;
-      p.gemm_begin = (index - 1) * experts;
-      p.gemm_end = index * experts;
-      p.last_gemm = index == waves;
-      p.reduce = index == waves + 1;
+      p.fetch = index < waves;
+      p.fetch_begin = index * experts;
+      p.fetch_end = (index + 1) * experts;
+      p.first = p.second = index >= 1 && index <= waves;
+      p.begin = (index - 1) * experts;
+      p.end = index * experts;
+      p.last_wave = index == waves;
+      p.last = index == waves + 1;
       break;
     case LaunchGrouping::kPaired:
-      p.dispatch = p.first_gemm = index == 0;
-      p.second_gemm = p.reduce = index == 1;
+      p.fetch = p.first = index == 0;
+      p.second = p.last = index == 1;
       break;
     case LaunchGrouping::kSingle:
-      p.dispatch = p.first_gemm = p.second_gemm = p.reduce = index == 0;
+      p.fetch = p.first = p.second = p.last = index == 0;
       break;
   }
   return p;
 }
 
-/// Launches that begin with something else than weight gradients.
-inline UNIEP_HD int data_launches(const PassView& v) {
-  if (!v.moves_data()) return 0;
+/// Launches of all parts of the pass that begin with something else than weight gradients.
+inline UNIEP_HD int launches_of_data(const PassView& v) {
   switch (v.schedule.launch) {
     case LaunchGrouping::kSeparate:
-      return 4;
+      return v.num_data_stages;
     case LaunchGrouping::kPipelined:
       return v.schedule.waves + 2;
     case LaunchGrouping::kPaired:
       return 2;
-    default:
-      return 1;
+    case LaunchGrouping::kSingle:
+      break;
   }
+  return 1;
 }
 
-/// Launches of nothing but weight gradients, behind these: one of both where none other holds them.
+/// Those of this part.
+inline UNIEP_HD int data_launches(const PassView& v) {
+  return v.moves_data() ? launches_of_data(v) : 0;
+}
+
+/// Launches of nothing but weight gradients, behind these: one of all where none other holds them.
 inline UNIEP_HD int weight_launches(const PassView& v) {
   if (!v.has_weight_grads()) return 0;
-  if (v.schedule.wgrad == WgradPlacement::kSeparate) return 2;
+  if (v.schedule.wgrad == WgradPlacement::kSeparate) return v.num_weight_stages;
   return v.moves_data() ? 0 : 1;
 }
 
@@ -156,16 +207,14 @@ inline UNIEP_HD int num_launches(const PassView& v) {
 
 /// A launch as timelines number it: parts of one pass, under one schedule, are numbered through.
 inline UNIEP_HD int launch_number(const PassView& v, int index) {
-  PassView data_part = v;
-  data_part.part = PassPart::kData;
-  return index + (v.moves_data() ? 0 : detail::data_launches(data_part));
+  return index + (v.moves_data() ? 0 : detail::launches_of_data(v));
 }
 
 /// Blocks by which the second GEMM follows the first where they share a launch: `lag` experts, or
 /// more where it takes more to hold `lag_tiles` tiles of the first, at the rank's average.
 inline UNIEP_HD int lag_blocks(const PassView& v) {
   const std::int64_t blocks = v.num_blocks();
-  const std::int64_t tiles = v.tile_begin[blocks] * column_tiles(v, v.first_gemm());
+  const std::int64_t tiles = v.tile_begin[blocks] * column_tiles(v, StagePlace::kFirst);
   if (tiles == 0) return v.schedule.lag;
   const std::int64_t wanted = ceil_div(v.schedule.lag_tiles * blocks, tiles);
   return max_of(v.schedule.lag, static_cast<int>(min_of(wanted, blocks)));
@@ -173,86 +222,133 @@ inline UNIEP_HD int lag_blocks(const PassView& v) {
 
 namespace detail {
 
-/// The second GEMM's `blocks` in a launch that has as many of the first, from step `delay` on: it
-/// begins `head_start` percent of them behind, or `lag` where that is more, and has come up to the
-/// lag when it ends.
-inline UNIEP_HD Track following_track(const PassView& v, int first, int blocks, int delay,
-                                      int lag) {
-  Track track{.stage = v.second_gemm(), .first = first, .count = blocks, .delay = delay};
-  if (blocks == 0) return track;
+inline UNIEP_HD int stages_at(const PassView& v, StagePlace place) {
+  int count = 0;
+  for (int i = 0; i < v.num_stages; ++i) {
+    if (v.stage(v.stage_at(i)).place == place) ++count;
+  }
+  return count;
+}
+
+/// How blocks of kSecond follow those of kFirst in a launch that holds both, from step `delay` on:
+/// they begin `head_start` percent of all behind, or `lag` where that is more, and have come up to
+/// the lag when they end.
+inline UNIEP_HD Track following_track(const PassView& v, const LaunchParts& p, int delay, int lag) {
+  const int blocks = p.end - p.begin;
+  Track track{.first = p.begin, .count = blocks, .delay = delay};
+  if (!p.first || !p.second || p.has_only || blocks == 0) return track;
   const int behind = max_of(lag, ceil_div(blocks * v.schedule.head_start, 100));
   const int begin = min_of(behind, blocks);
   const int end = clamp_to(lag, min_of(begin, 1), begin);
   track.delay += begin;
   track.pace = {.blocks = blocks, .steps = blocks - begin + end};
-  // Without a lag, fc2 of an expert stands behind its own fc1.
-  track.mixed = begin > 0 && v.schedule.mix_run > 0;
+  // Without a lag, fc2 of an expert stands behind its own fc1. Mixed are the tasks of two stages.
+  const bool two = stages_at(v, StagePlace::kFirst) == 1 && stages_at(v, StagePlace::kSecond) == 1;
+  track.mixed = begin > 0 && v.schedule.mix_run > 0 && two;
   return track;
+}
+
+/// Adds the track once for every stage of a place that the launch holds.
+inline UNIEP_HD void add_tracks(const PassView& v, const LaunchParts& p, StagePlace place,
+                                Track track, TrackList& queue) {
+  for (int i = 0; i < v.num_stages; ++i) {
+    track.stage = v.stage_at(i);
+    if (v.stage(track.stage).place == place && p.holds(track.stage, place)) queue.add(track);
+  }
+}
+
+/// Whether the launch holds the first of the place's stages.
+inline UNIEP_HD bool begins(const PassView& v, const LaunchParts& p, StagePlace place) {
+  for (int i = 0; i < v.num_stages; ++i) {
+    const Stage stage = v.stage_at(i);
+    if (v.stage(stage).place == place) return p.holds(stage, place);
+  }
+  return false;
+}
+
+/// The steps by which products begin behind what is fetched. With no dispatch workers that runs in
+/// the same queue, one block ahead of the tiles.
+inline UNIEP_HD int add_fetch(const PassView& v, const LaunchParts& p, Launch& launch) {
+  const bool computes = p.first || p.second;
+  const bool is_inline = p.fetch && computes && v.schedule.dispatch_workers == 0;
+  add_tracks(v, p, StagePlace::kFetch,
+             {.first = p.fetch_begin, .count = p.fetch_end - p.fetch_begin},
+             is_inline ? launch.main : launch.comm);
+  return is_inline ? 1 : 0;
+}
+
+/// Adds the track for weight gradient `number`, or with kAll for each of them.
+inline constexpr int kAll = -1;
+inline UNIEP_HD void add_weights(const PassView& v, int number, Track track, TrackList& queue) {
+  int next = 0;
+  for (int i = 0; i < v.num_stages; ++i) {
+    track.stage = v.stage_at(i);
+    if (v.stage(track.stage).place != StagePlace::kWeights) continue;
+    if (number == kAll || number == next) queue.add(track);
+    ++next;
+  }
+}
+
+/// Both products, and the weight gradients that are interleaved with them: an expert's need its
+/// rows of every wave, so they follow its last block.
+inline UNIEP_HD void add_products(const PassView& v, const LaunchParts& p, int delay, int lag,
+                                  TrackList& queue) {
+  const int blocks = p.end - p.begin;
+  const Track second = following_track(v, p, delay, lag);
+  Track first{.first = p.begin, .count = blocks, .delay = delay, .mixed = second.mixed};
+  add_tracks(v, p, StagePlace::kFirst, first, queue);
+  add_tracks(v, p, StagePlace::kSecond, second, queue);
+  if (v.schedule.wgrad != WgradPlacement::kInterleaved || !p.last_wave) return;
+  if (!begins(v, p, StagePlace::kSecond)) return;
+  add_weights(v, kAll,
+              {.count = v.num_local_experts,
+               .delay = second.delay,
+               .pace = second.pace,
+               .left_out = blocks - v.num_local_experts},
+              queue);
+}
+
+/// A launch that the data goes through.
+inline UNIEP_HD void add_data(const PassView& v, int index, int lag, Launch& launch) {
+  const LaunchParts p = launch_parts(v, index);
+  const int delay = add_fetch(v, p, launch);
+  if (p.first || p.second) add_products(v, p, delay, lag, launch.main);
+  const bool after = v.schedule.wgrad == WgradPlacement::kAfter;
+  if (after && begins(v, p, StagePlace::kLast)) {
+    add_weights(v, kAll, {.count = v.num_local_experts, .delay = launch.main.end()}, launch.main);
+  }
+  add_tracks(v, p, StagePlace::kLast, {.count = 1, .delay = launch.main.end()}, launch.main);
 }
 
 }  // namespace detail
 
-/// Launch number `index` of the pass, the second GEMM `lag` blocks behind the first. Which stages
-/// and how many of their blocks it holds does not depend on the lag.
-inline UNIEP_HD Launch launch_with_lag(const PassView& v, int index, int lag) {
-  Launch launch;
-  const int experts = v.num_local_experts;
+/// Launch number `index` of the pass, the second product `lag` blocks behind the first. Which
+/// stages and how many of their blocks it holds does not depend on the lag. Made in place: on a GPU
+/// in shared memory, since a local one would be larger than what a kernel's stack has room for.
+inline UNIEP_HD void make_launch(const PassView& v, int index, int lag, Launch& launch) {
+  launch.comm.count = launch.main.count = 0;
   const int data = detail::data_launches(v);
-  if (index >= data) {
-    const bool both = detail::weight_launches(v) == 1;
-    if (both || index == data) launch.main.add(Stage::kWgrad2, 0, experts, 0);
-    if (both || index > data) launch.main.add(Stage::kWgrad1, 0, experts, 0);
-    return launch;
-  }
-  const detail::LaunchParts p = detail::launch_parts(v, index);
-  const bool computes = p.first_gemm || p.second_gemm;
-  int delay = 0;
-  if (p.dispatch) {
-    // With no dispatch workers, dispatch runs one block ahead of the tiles in the same queue.
-    const bool inline_dispatch = computes && v.schedule.dispatch_workers == 0;
-    TrackList& queue = inline_dispatch ? launch.main : launch.comm;
-    queue.add(Stage::kDispatch, p.dispatch_begin, p.dispatch_end - p.dispatch_begin, 0);
-    delay = inline_dispatch ? 1 : 0;
-  }
-  const int gemm_blocks = p.gemm_end - p.gemm_begin;
-  Track first{.stage = v.first_gemm(), .first = p.gemm_begin, .count = gemm_blocks, .delay = delay};
-  Track second = first;
-  second.stage = v.second_gemm();
-  if (p.first_gemm && p.second_gemm) {
-    second = detail::following_track(v, p.gemm_begin, gemm_blocks, delay, lag);
-    first.mixed = second.mixed;
-  }
-  if (p.first_gemm) launch.main.add(first);
-  if (p.second_gemm) launch.main.add(second);
-  if (v.has_weight_grads()) {
-    // An expert's weight gradients need its rows of every wave: they follow its last block.
-    if (v.schedule.wgrad == WgradPlacement::kInterleaved && p.second_gemm && p.last_gemm) {
-      for (const Stage stage : {Stage::kWgrad2, Stage::kWgrad1}) {
-        launch.main.add({.stage = stage,
-                         .count = experts,
-                         .delay = second.delay,
-                         .pace = second.pace,
-                         .left_out = gemm_blocks - experts});
-      }
-    }
-    if (v.schedule.wgrad == WgradPlacement::kAfter && p.reduce) {
-      const int end = launch.main.end();
-      launch.main.add(Stage::kWgrad2, 0, experts, end);
-      launch.main.add(Stage::kWgrad1, 0, experts, end);
-    }
-  }
-  if (p.reduce) launch.main.add(Stage::kReduce, 0, 1, launch.main.end());
-  return launch;
+  if (index < data) return detail::add_data(v, index, lag, launch);
+  const bool together = v.schedule.wgrad != WgradPlacement::kSeparate;
+  detail::add_weights(v, together ? detail::kAll : index - data, {.count = v.num_local_experts},
+                      launch.main);
 }
+
+/// The lag of a pass' launches.
+inline UNIEP_HD int launch_lag(const PassView& v) { return v.moves_data() ? lag_blocks(v) : 0; }
 
 /// Launch number `index` of the pass.
 inline UNIEP_HD Launch launch_at(const PassView& v, int index) {
-  return launch_with_lag(v, index, v.moves_data() ? lag_blocks(v) : 0);
+  Launch launch;
+  make_launch(v, index, launch_lag(v), launch);
+  return launch;
 }
 
 /// What a launch holds, where the view's arrays are out of reach, as are a GPU's on the host.
 inline UNIEP_HD Launch launch_contents(const PassView& v, int index) {
-  return launch_with_lag(v, index, 0);
+  Launch launch;
+  make_launch(v, index, 0, launch);
+  return launch;
 }
 
 }  // namespace uniep

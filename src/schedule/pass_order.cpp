@@ -8,7 +8,8 @@
 
 namespace uniep {
 
-PassOrder::PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule, PassPart part)
+PassOrder::PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule, PassPart part,
+                     const Graph& graph)
     : plan_(plan) {
   view_.pass = pass;
   view_.part = part;
@@ -26,6 +27,7 @@ PassOrder::PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule, 
   view_.row_origin = plan.row_origin.data();
   view_.pull_rows = plan.pull_rows.data();
 
+  set_stages(view_, graph);
   order_experts();
   order_tiles();
   order_pulls();

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "plan/plan_data.h"
-#include "schedule/pass_view.h"
+#include "schedule/pass_stages.h"
 #include "schedule/queue.h"
 
 namespace uniep {
@@ -13,7 +13,7 @@ namespace uniep {
 class PassOrder {
  public:
   PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule,
-            PassPart part = PassPart::kWhole);
+            PassPart part = PassPart::kWhole, const Graph& graph = kLayerGraph);
   PassOrder(const PassOrder&) = delete;
   PassOrder& operator=(const PassOrder&) = delete;
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "base/math.h"
+#include "graph/graph.h"
 #include "uniep/routing_plan.h"
 #include "uniep/schedule.h"
 #include "uniep/stage.h"
@@ -12,6 +13,49 @@ namespace uniep {
 /// A backward pass may come in two parts, one after another: what other ranks wait for, and the
 /// weight gradients, for which nobody does. The second part takes up the rows of the first.
 enum class PassPart : int { kWhole, kData, kWeights };
+
+/// Rows and columns of a stage's output that are cut into tiles; rows of dispatched stages are cut
+/// by Tile instead and have `rows` 0 here.
+struct StageGrid {
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::int64_t tile_cols = 0;
+  std::int64_t reduction = 0;  // length of the sums; 0: the expert's rows (weight gradients)
+};
+
+/// A stage of the pass at hand: the StageRow of the graph, with its sizes in numbers.
+struct StageView {
+  std::int32_t rows = 0;
+  std::int32_t cols = 0;
+  std::int32_t tile_cols = 0;
+  std::int32_t reduction = 0;
+  std::uint32_t column_tiles = 0;
+  std::int32_t unit_bytes = 0;  // of a move or sum: moved for each row, or token
+  std::uint8_t halves = 1;
+  std::uint8_t element_bytes[3] = {};  // of a product: left and right operand, output
+  StageKind kind = StageKind::kMove;
+  StageSide side = StageSide::kLocal;
+  TileGrid grid = TileGrid::kNone;
+  StagePlace place = StagePlace::kEnter;
+  CounterSet waits = 0;
+  CounterSet signals = 0;
+};
+
+/// A kind of counters in the pass at hand.
+struct CounterView {
+  CounterOf of = CounterOf::kTile;
+  /// What the stages that signal it add to one counter for each unit that it stands for: for each
+  /// row, tile of rows or slot of a token. 0: nothing of this part of the pass signals it.
+  std::uint32_t per_unit = 0;
+};
+
+/// Bytes that tasks move between ranks.
+struct WireBytes {
+  std::int32_t pulled_token = 0;    // of a token
+  std::int32_t pulled_row = 0;      // and for each of its rows
+  std::int32_t pushed_element = 0;  // of a column of a row
+  std::int32_t pushed_row = 0;      // with the first columns of each row
+};
 
 /// Everything that decides which tasks one rank's pass has, in which order they stand, what each
 /// waits for and what each signals. A trivially copyable view: the functions of launches.h, queue.h
@@ -33,6 +77,15 @@ struct PassView {
   std::int64_t hidden = 0;
   std::int64_t intermediate = 0;
   std::int64_t tokens = 0;  // of this rank
+
+  // What the graph says of this part of the pass (pass_stages.h).
+  StageView stages[kMaxStages] = {};            // by Stage
+  std::int8_t stage_order[kMaxStageRows] = {};  // of those that queues hold, as the graph has them
+  std::int8_t num_stages = 0;
+  std::int8_t num_data_stages = 0;    // of all parts of the pass: those but weight gradients ...
+  std::int8_t num_weight_stages = 0;  // ... and these
+  CounterView counters[kMaxCounterKinds] = {};  // by CounterKind
+  WireBytes wire{};
 
   const std::int64_t* segment_begin = nullptr;      // [local experts + 1]
   const std::int64_t* tokens_per_expert = nullptr;  // [local experts]
@@ -64,40 +117,15 @@ struct PassView {
     return pass == Pass::kBackward && part != PassPart::kData;
   }
 
-  /// The first GEMM stage of the pass (whose inputs dispatch brings) and the second (which pushes).
-  UNIEP_HD Stage first_gemm() const { return pass == Pass::kForward ? Stage::kFc1 : Stage::kDfc2; }
-  UNIEP_HD Stage second_gemm() const { return pass == Pass::kForward ? Stage::kFc2 : Stage::kDfc1; }
+  UNIEP_HD const StageView& stage(Stage s) const { return stages[static_cast<int>(s)]; }
+  UNIEP_HD const CounterView& counter(CounterKind k) const { return counters[static_cast<int>(k)]; }
+  /// Number i of the stages that queues hold.
+  UNIEP_HD Stage stage_at(int i) const { return static_cast<Stage>(stage_order[i]); }
 };
 
-/// Rows and columns of a stage's output that are cut into tiles; rows of dispatched stages are cut
-/// by Tile instead and have `rows` 0 here.
-struct StageGrid {
-  std::int64_t rows = 0;
-  std::int64_t cols = 0;
-  std::int64_t tile_cols = 0;
-  std::int64_t reduction = 0;  // length of the sums; 0: the expert's rows (weight gradients)
-};
-
-/// An fc1 tile holds tile_n / 2 gate columns and the same tile_n / 2 up columns, so that SwiGLU
-/// runs in its epilogue: it advances by tile_n / 2 columns of I.
 inline UNIEP_HD StageGrid stage_grid(const PassView& v, Stage stage) {
-  const std::int64_t n = v.schedule.tile_n;
-  switch (stage) {
-    case Stage::kFc1:
-      return {0, v.intermediate, n / 2, v.hidden};
-    case Stage::kDfc2:
-      return {0, v.intermediate, n, v.hidden};
-    case Stage::kFc2:
-      return {0, v.hidden, n, v.intermediate};
-    case Stage::kDfc1:
-      return {0, v.hidden, n, 2 * v.intermediate};
-    case Stage::kWgrad2:
-      return {v.hidden, v.intermediate, n};
-    case Stage::kWgrad1:
-      return {2 * v.intermediate, v.hidden, n};
-    default:
-      return {};
-  }
+  const StageView& s = v.stage(stage);
+  return {s.rows, s.cols, s.tile_cols, s.reduction};
 }
 
 /// Columns [first, first + count) of a stage's output.
@@ -113,9 +141,35 @@ inline UNIEP_HD ColumnRange column_tile(const StageGrid& grid, std::int64_t n) {
 }
 
 inline UNIEP_HD std::uint32_t column_tiles(const PassView& v, Stage stage) {
-  const StageGrid grid = stage_grid(v, stage);
-  return ceil_div(static_cast<std::uint32_t>(grid.cols),
-                  static_cast<std::uint32_t>(grid.tile_cols));
+  return v.stage(stage).column_tiles;
+}
+
+/// Tiles of a block of rows, in all columns, of the stages of a place.
+inline UNIEP_HD std::uint32_t column_tiles(const PassView& v, StagePlace place) {
+  std::uint32_t tiles = 0;
+  for (int i = 0; i < v.num_stages; ++i) {
+    const StageView& s = v.stage(v.stage_at(i));
+    if (s.place == place) tiles += s.column_tiles;
+  }
+  return tiles;
+}
+
+/// Counters of that kind which this pass uses on its rank.
+inline UNIEP_HD std::int64_t num_counters(const PassView& v, CounterOf of) {
+  switch (of) {
+    case CounterOf::kSource:
+      return v.num_ranks;
+    case CounterOf::kRowGroup:
+      return ceil_div<std::int64_t>(v.segment_begin[v.num_local_experts], v.rows_per_counter());
+    case CounterOf::kTile:
+      // Segments are whole tiles long.
+      return v.segment_begin[v.num_local_experts] / v.schedule.tile_m;
+    case CounterOf::kExpert:
+      return v.num_local_experts;
+    case CounterOf::kTokenBlock:
+      return v.num_token_blocks() * v.num_ranks;
+  }
+  return 0;
 }
 
 }  // namespace uniep

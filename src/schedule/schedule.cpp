@@ -5,6 +5,8 @@
 #include <iterator>
 
 #include "base/check.h"
+#include "base/nearest.h"
+#include "base/quotes.h"
 #include "schedule/axes.h"
 
 namespace uniep {
@@ -30,8 +32,8 @@ void require_waves(std::string_view text) {
   const char* last = text.data() + text.size();
   const auto [end, error] = std::from_chars(text.data(), last, waves);
   require(error == std::errc{} && end == last && waves >= 2 && waves <= 16,
-          ErrorCode::kInvalidArgument, "schedule preset pipelined:n has n='", text,
-          "'; 2 to 16 is accepted");
+          ErrorCode::kInvalidArgument, "schedule preset pipelined:n has n=", in_quotes(text),
+          "; 2 to 16 is accepted");
 }
 
 /// The key=value pairs that a preset stands for; nothing where `word` names none.
@@ -53,16 +55,35 @@ std::string preset_names() {
   return names;
 }
 
-std::string axis_names() {
-  std::string names;
-  for (const Axis& a : axes()) names += cat(names.empty() ? "" : ", ", a.info.name);
+/// What may stand in front, up to the number of `pipelined:n`.
+std::vector<std::string> preset_words() {
+  std::vector<std::string> words;
+  for (const PresetInfo& p : kPresets) words.emplace_back(p.name.substr(0, p.name.find(':')));
+  return words;
+}
+
+std::vector<std::string> axis_names() {
+  std::vector<std::string> names;
+  for (const Axis& a : axes()) names.emplace_back(a.info.name);
   return names;
+}
+
+std::string axis_list() {
+  std::string list;
+  for (const std::string& name : axis_names()) list += cat(list.empty() ? "" : ", ", name);
+  return list;
+}
+
+/// Of a word that is no pair: a preset, with its number if it takes one.
+std::string nearest_preset(std::string_view word) {
+  return nearest_clause(word.substr(0, word.find(':')), preset_words());
 }
 
 void apply_assignment(Schedule& s, std::string_view word) {
   const std::size_t eq = word.find('=');
-  require(eq != std::string_view::npos, ErrorCode::kInvalidArgument, "schedule has the word '",
-          word, "'; a preset (", preset_names(), ") first, then key=value pairs are accepted");
+  require(eq != std::string_view::npos, ErrorCode::kInvalidArgument, "schedule has the word ",
+          in_quotes(word), "; ", nearest_preset(word), "a preset (", preset_names(),
+          ") first, then key=value pairs are accepted");
   const std::string_view key = word.substr(0, eq);
   for (std::size_t i = 0; i < axes().size(); ++i) {
     if (axes()[i].info.name != key) continue;
@@ -70,7 +91,8 @@ void apply_assignment(Schedule& s, std::string_view word) {
     return;
   }
   throw Error(ErrorCode::kInvalidArgument,
-              cat("schedule has no axis '", key, "'; the axes are ", axis_names()));
+              cat("schedule has no axis ", in_quotes(key), "; ", nearest_clause(key, axis_names()),
+                  "the axes are ", axis_list()));
 }
 
 }  // namespace

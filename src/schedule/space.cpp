@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/quotes.h"
 #include "schedule/open_sizes.h"
 
 namespace uniep {
@@ -11,8 +12,8 @@ namespace {
 std::size_t axis_named(std::string_view name) {
   const auto all = axes();
   const auto axis = std::ranges::find(all, name, [](const Axis& a) { return a.info.name; });
-  require(axis != all.end(), ErrorCode::kInvalidArgument, "the space has no axis '", name,
-          "'; uniep info lists them");
+  require(axis != all.end(), ErrorCode::kInvalidArgument, "the space has no axis ", in_quotes(name),
+          "; uniep info lists them");
   return static_cast<std::size_t>(axis - all.begin());
 }
 

@@ -16,9 +16,10 @@ inline UNIEP_HD bool stands_before(ExpertOrder order, std::int64_t rows, int exp
       return rows != other_rows ? rows > other_rows : expert < other;
     case ExpertOrder::kLightFirst:
       return rows != other_rows ? rows < other_rows : expert < other;
-    default:
-      return expert < other;
+    case ExpertOrder::kIndex:
+      break;
   }
+  return expert < other;
 }
 
 /// The rank with whose rows each expert begins: its first tile is the one that holds the first row
@@ -29,9 +30,10 @@ inline UNIEP_HD int starting_source(const PassView& v) {
       return v.rank;
     case SourceRotation::kNextFirst:
       return (v.rank + 1) % v.num_ranks;
-    default:
-      return 0;
+    case SourceRotation::kNone:
+      break;
   }
+  return 0;
 }
 
 /// Of an expert's `count` tiles, those that waves before this one take.

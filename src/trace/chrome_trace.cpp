@@ -10,31 +10,6 @@
 namespace uniep::trace {
 namespace {
 
-/// A name of Chrome's reserved palette: a stage keeps its colour from file to file.
-const char* color_name(Stage stage) {
-  switch (stage) {
-    case Stage::kPlan:
-    case Stage::kEnter:
-      return "generic_work";
-    case Stage::kDispatch:
-      return "rail_animation";
-    case Stage::kFc1:
-      return "thread_state_runnable";
-    case Stage::kFc2:
-      return "rail_idle";
-    case Stage::kDfc2:
-      return "thread_state_running";
-    case Stage::kDfc1:
-      return "good";
-    case Stage::kWgrad2:
-      return "rail_response";
-    case Stage::kWgrad1:
-      return "startup";
-    case Stage::kReduce:
-      return "bad";
-  }
-  return "generic_work";
-}
 constexpr const char* kWaitColor = "grey";
 constexpr const char* kLinkColor = "yellow";
 
@@ -49,7 +24,8 @@ std::string microseconds(std::int64_t ns) {
 /// Writes the elements of "traceEvents", one a line.
 class EventWriter {
  public:
-  EventWriter(std::ostream& out, std::int64_t origin_ns) : out_(out), origin_ns_(origin_ns) {}
+  EventWriter(std::ostream& out, std::int64_t origin_ns, const Graph& graph)
+      : out_(out), origin_ns_(origin_ns), graph_(graph) {}
 
   void row_names(std::span<const WorkerRow> rows) {
     int named_rank = -1;
@@ -65,13 +41,22 @@ class EventWriter {
     if (t.ready_ns - t.begin_ns >= kShortestPauseNs) {
       slice(row, e, "wait", kWaitColor, t.begin_ns, t.ready_ns);
     }
-    slice(row, e, name(e.stage), color_name(e.stage), t.ready_ns, t.end_ns);
+    slice(row, e, name_of(e), color_of(e), t.ready_ns, t.end_ns);
     if (t.link_end_ns - t.link_begin_ns >= kShortestPauseNs) {
       slice(row, e, "link", kLinkColor, t.link_begin_ns, t.link_end_ns);
     }
   }
 
  private:
+  const char* name_of(const TimelineEvent& e) const {
+    const StageRow* row = graph_.find(e.stage);
+    return row != nullptr ? row->name : name(e.stage);
+  }
+  const char* color_of(const TimelineEvent& e) const {
+    const StageRow* row = graph_.find(e.stage);
+    return (row != nullptr ? row->look : StageLook{}).trace_color;
+  }
+
   void separate() {
     out_ << (first_ ? "\n" : ",\n");
     first_ = false;
@@ -89,7 +74,7 @@ class EventWriter {
              std::int64_t begin_ns, std::int64_t end_ns) {
     separate();
     out_ << R"({"ph":"X","pid":)" << row.rank << R"(,"tid":)" << row.worker << R"(,"name":")"
-         << what << R"(","cat":")" << name(e.stage) << R"(","cname":")" << color << R"(","ts":)"
+         << what << R"(","cat":")" << name_of(e) << R"(","cname":")" << color << R"(","ts":)"
          << microseconds(begin_ns - origin_ns_) << R"(,"dur":)" << microseconds(end_ns - begin_ns)
          << R"(,"args":{"tile":)" << e.tile << R"(,"expert":)" << e.expert << R"(,"launch":)"
          << e.launch << R"(,"pass":")" << name(e.pass) << R"("}})";
@@ -97,13 +82,14 @@ class EventWriter {
 
   std::ostream& out_;
   std::int64_t origin_ns_;
+  const Graph& graph_;
   bool first_ = true;
 };
 
 }  // namespace
 
 void write_chrome_trace(std::ostream& out, std::span<const std::vector<TimelineEvent>> by_rank,
-                        const TraceHeader& header) {
+                        const TraceHeader& header, const Graph& graph) {
   const std::vector<WorkerRow> rows = worker_rows(by_rank);
   const nlohmann::ordered_json about = {{"version", header.version},
                                         {"machine", header.machine},
@@ -113,7 +99,7 @@ void write_chrome_trace(std::ostream& out, std::span<const std::vector<TimelineE
   constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
   out << R"({"displayTimeUnit":"ms","otherData":)" << about.dump(-1, ' ', false, kReplace)
       << R"(,"traceEvents":[)";
-  EventWriter writer(out, time_span(rows).begin_ns);
+  EventWriter writer(out, time_span(rows).begin_ns, graph);
   writer.row_names(rows);
   for (const WorkerRow& row : rows) {
     for (const TimelineEvent& e : row.events) writer.task(row, e);

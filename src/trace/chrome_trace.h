@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "graph/layer_graph.h"
 #include "uniep/timeline.h"
 
 namespace uniep::trace {
@@ -26,8 +27,8 @@ inline constexpr std::int64_t kShortestPauseNs = 1000;
 /// a worker, a slice a tile task from the moment its inputs were ready; before it, where the worker
 /// had to wait for them, a "wait" slice; inside it, a "link" slice for the time that it spent
 /// waiting for the link (see task_times). Times are microseconds since the earliest event of any
-/// rank.
+/// rank. `graph` names the stages.
 void write_chrome_trace(std::ostream& out, std::span<const std::vector<TimelineEvent>> by_rank,
-                        const TraceHeader& header);
+                        const TraceHeader& header, const Graph& graph = kLayerGraph);
 
 }  // namespace uniep::trace

@@ -3,30 +3,24 @@
 #include <array>
 #include <string_view>
 
-#include "uniep/stage.h"
+#include "graph/layer_graph.h"
+#include "trace/svg.h"
 
 namespace uniep::trace {
 
-// Stages: communication in warm colours; a GEMM and its mirror in the backward pass are a dark and
-// a light tone of one hue. They differ in lightness too, for readers who do not tell hues apart.
+// Stages have the colours of the graph, which differ in lightness too, for readers who do not tell
+// hues apart and for print in grey (tests/trace/palette_test.cpp); what concerns w2 is hatched.
 constexpr std::string_view stage_color(Stage stage) {
-  constexpr std::array<std::string_view, kNumStages> kColors = {
-      "#5c4a3d",  // plan
-      "#8d7b6c",  // enter
-      "#e8862e",  // dispatch
-      "#1f5fa8",  // fc1
-      "#5ba3dc",  // fc2
-      "#1d7a56",  // dfc2
-      "#6cc08b",  // dfc1
-      "#6a45a3",  // wgrad2
-      "#b08fd8",  // wgrad1
-      "#c2334d",  // reduce
-  };
-  return kColors[static_cast<std::size_t>(stage)];
+  return stage == Stage::kPlan ? "#2a1d0e" : row_of(stage).look.color;
 }
-inline constexpr std::string_view kWaitColor = "#c3c8d1";
-inline constexpr std::string_view kLinkColor = "#f6cf45";
-inline constexpr std::string_view kIdleColor = "#f3f4f7";
+constexpr Fill stage_fill(Stage stage) {
+  if (stage == Stage::kPlan) return {stage_color(stage), false};
+  const StageRow& row = row_of(stage);
+  return {stage_color(stage), involves(row, Tensor::kW2) || involves(row, Tensor::kDw2)};
+}
+inline constexpr std::string_view kWaitColor = "#bac2cc";
+inline constexpr std::string_view kLinkColor = "#fed839";
+inline constexpr std::string_view kIdleColor = "#f3f4f6";
 
 // Ranks are named where they are drawn; alternating tones only tell neighbours apart, and keep out
 // of the way of the stages' colours.
@@ -35,10 +29,16 @@ constexpr std::string_view rank_color(int rank) {
   return kColors[static_cast<std::size_t>(rank) % kColors.size()];
 }
 
+// Predicted times: what is spent on computing, and what communication adds.
+inline constexpr std::string_view kTimeColor = "#0e4074";
+inline constexpr Fill kExposedFill = {"#f4953a", true};
+/// The ground of what lies beyond one node.
+inline constexpr std::string_view kBandColor = "#eef1f6";
+
 inline constexpr std::string_view kTextColor = "#20252e";
-inline constexpr std::string_view kMutedColor = "#5f6875";
+inline constexpr std::string_view kMutedColor = "#545c69";
 inline constexpr std::string_view kAxisColor = "#8c94a1";
 inline constexpr std::string_view kGridColor = "#e4e7ec";
-inline constexpr std::string_view kAlertColor = "#c2334d";
+inline constexpr std::string_view kAlertColor = "#b51826";
 
 }  // namespace uniep::trace

@@ -4,15 +4,14 @@
 #include <string>
 #include <vector>
 
+#include "trace/page.h"
 #include "uniep/timeline.h"
 
 namespace uniep::trace {
 
 /// What a run's picture shows.
 struct PlotInput {
-  std::string title;
-  std::vector<std::string> notes;  ///< lines under the title: problem, machine, command
-  std::string schedule;            ///< stands at the foot of the picture
+  PageText page;
 
   int num_ranks = 1;
   /// By global expert; rank r owns the r-th of num_ranks equal parts.

@@ -1,6 +1,9 @@
+#include <algorithm>
 #include <vector>
 
 #include "base/check.h"
+#include "trace/numbers.h"
+#include "trace/palette.h"
 #include "trace/panels.h"
 
 namespace uniep::trace {
@@ -8,47 +11,71 @@ namespace {
 
 constexpr double kHeight = 200;
 constexpr double kPassGap = 34;
+constexpr std::string_view kTitle = "Time per stage";
 
-/// The bars of one stage of one pass, one a rank.
+/// What one rank spent in a stage, and how its bar is called.
+struct RankBar {
+  std::size_t rank = 0;
+  StageStats stats;
+  std::string label;
+};
+
+/// The bars of one stage of one pass.
 struct Group {
   Stage stage = Stage::kPlan;
-  std::vector<StageStats> by_rank;
+  std::vector<RankBar> bars;
 };
 
 double total(const StageStats& s) { return s.busy_s + s.link_s + s.wait_s; }
 
+/// One a rank; of many ranks those with the least, the median and the most time.
+std::vector<RankBar> bars_of(const std::vector<PassStats>& ranks, Stage stage) {
+  std::vector<RankBar> bars;
+  for (std::size_t r = 0; r < ranks.size(); ++r) bars.push_back({r, ranks[r][stage], cat(r)});
+  if (bars.size() <= kRanksInFull) return bars;
+  std::ranges::stable_sort(bars, {}, [](const RankBar& b) { return total(b.stats); });
+  std::vector<RankBar> chosen{bars.front(), bars[(bars.size() - 1) / 2], bars.back()};
+  constexpr const char* kLabels[] = {"min", "med", "max"};
+  for (std::size_t i = 0; i < chosen.size(); ++i) chosen[i].label = kLabels[i];
+  return chosen;
+}
+
 std::vector<Group> groups_of(const std::vector<PassStats>& ranks) {
   std::vector<Group> groups;
   for (int i = 0; i < kNumStages; ++i) {
-    Group group{static_cast<Stage>(i), {}};
+    const auto stage = static_cast<Stage>(i);
     double sum = 0;
-    for (const PassStats& stats : ranks) {
-      group.by_rank.push_back(stats[group.stage]);
-      sum += total(stats[group.stage]) + static_cast<double>(stats[group.stage].tasks);
-    }
-    if (sum > 0) groups.push_back(std::move(group));
+    for (const PassStats& stats : ranks) sum += total(stats[stage]);
+    if (sum > 0) groups.push_back({stage, bars_of(ranks, stage)});
   }
   return groups;
 }
 
-struct Sums {
-  double busy_s = 0;
-  double link_s = 0;
-  double wait_s = 0;
-  double longest_s = 0;
-  std::size_t groups = 0;
+/// A pass that has something to show.
+struct PassGroups {
+  Pass pass = Pass::kForward;
+  std::vector<Group> groups;
 };
 
-Sums sums_of(const std::vector<std::vector<Group>>& passes) {
-  Sums sums;
-  for (const auto& groups : passes) {
-    sums.groups += groups.size();
-    for (const Group& group : groups) {
-      for (const StageStats& s : group.by_rank) {
+std::vector<PassGroups> passes_of(const PlotInput& input) {
+  std::vector<PassGroups> passes;
+  for (const std::vector<PassStats>& ranks : input.passes) {
+    if (ranks.empty()) continue;
+    PassGroups p{ranks.front().pass, groups_of(ranks)};
+    if (!p.groups.empty()) passes.push_back(std::move(p));
+  }
+  return passes;
+}
+
+/// Over all ranks, stages and passes.
+StageStats sums_of(const PlotInput& input) {
+  StageStats sums;
+  for (const auto& ranks : input.passes) {
+    for (const PassStats& stats : ranks) {
+      for (const StageStats& s : stats.stages) {
         sums.busy_s += s.busy_s;
         sums.link_s += s.link_s;
         sums.wait_s += s.wait_s;
-        sums.longest_s = std::max(sums.longest_s, total(s));
       }
     }
   }
@@ -60,91 +87,111 @@ struct Scale {
   double pixels_per_second = 0;
 };
 
-void draw_bar(Svg& svg, const Scale& scale, double x, double width, Stage stage, int rank,
-              const StageStats& s) {
+void draw_bar(Svg& svg, const Scale& scale, double x, double width, Stage stage,
+              const RankBar& bar) {
+  const StageStats& s = bar.stats;
   const std::string tooltip =
-      cat(name(stage), ", rank ", rank, ": ", s.tasks, " tasks, busy ", short_time(s.busy_s),
+      cat(name(stage), ", rank ", bar.rank, ": ", s.tasks, " tasks, busy ", short_time(s.busy_s),
           ", link ", short_time(s.link_s), ", wait ", short_time(s.wait_s));
   double y = scale.bottom;
-  const auto stack = [&](double seconds, std::string_view color) {
+  const auto stack = [&](double seconds, Fill fill) {
     const double height = seconds * scale.pixels_per_second;
     y -= height;
-    svg.rect(x, y, width, height, color, tooltip);
+    svg.rect(x, y, width, height, fill, tooltip);
   };
-  stack(s.busy_s, stage_color(stage));
+  stack(s.busy_s, stage_fill(stage));
   stack(s.link_s, kLinkColor);
   stack(s.wait_s, kWaitColor);
 }
 
 void draw_group(Svg& svg, const Scale& scale, double left, double slot, const Group& group) {
-  const auto ranks = static_cast<double>(group.by_rank.size());
-  const double bar = std::min(0.8 * slot / ranks, 42.0);
-  const double first = left + (slot - bar * ranks) / 2;
-  const bool numbered = group.by_rank.size() > 1 && bar >= 11;
-  for (std::size_t r = 0; r < group.by_rank.size(); ++r) {
-    const double x = first + bar * static_cast<double>(r);
+  constexpr TextStyle kLabel{9, kMutedColor, Anchor::kMiddle};
+  const auto count = static_cast<double>(group.bars.size());
+  const double bar = std::min(0.9 * slot / count, 42.0);
+  const double first = left + (slot - bar * count) / 2;
+  const bool labelled = group.bars.size() > 1 && std::ranges::all_of(group.bars, [&](auto& b) {
+                          return text_width(b.label, kLabel) + 1 < bar;
+                        });
+  for (std::size_t i = 0; i < group.bars.size(); ++i) {
+    const double x = first + bar * static_cast<double>(i);
     const double gap = bar > 6 ? 1 : bar / 8;
-    draw_bar(svg, scale, x + gap, bar - 2 * gap, group.stage, static_cast<int>(r),
-             group.by_rank[r]);
-    if (numbered) {
-      svg.text(x + bar / 2, scale.bottom + 13, cat(r), {10, kMutedColor, Anchor::kMiddle});
-    }
+    draw_bar(svg, scale, x + gap, bar - 2 * gap, group.stage, group.bars[i]);
+    if (labelled) svg.text(x + bar / 2, scale.bottom + 12, group.bars[i].label, kLabel);
   }
-  svg.text(left + slot / 2, scale.bottom + 29, name(group.stage),
+  svg.text(left + slot / 2, scale.bottom + 28, name(group.stage),
            {12, kTextColor, Anchor::kMiddle});
 }
 
-std::string caption(const PlotInput& input, const Sums& sums) {
+std::string caption(const PlotInput& input) {
+  const StageStats sums = sums_of(input);
   std::string s = cat("summed over workers; all ranks together: busy ", short_time(sums.busy_s),
                       ", waiting for the link ", short_time(sums.link_s), ", for inputs ",
                       short_time(sums.wait_s));
-  if (input.num_ranks > 1) s += cat("; bars: ranks 0 to ", input.num_ranks - 1, ", left to right");
+  const auto ranks = static_cast<std::size_t>(input.num_ranks);
+  if (ranks > kRanksInFull) {
+    s += cat("; bars: of ", ranks,
+             " ranks those with the least, the median and the most time in the stage");
+  } else if (ranks > 1) {
+    s += cat("; bars: ranks 0 to ", ranks - 1, ", left to right");
+  }
   return s;
 }
 
-void draw_legend(Svg& svg, double baseline) {
-  double x = kPlotWidth - kMarginRight - 396;
-  svg.rect(x, baseline - 10, 6, 12, stage_color(Stage::kFc1));
-  svg.rect(x + 6, baseline - 10, 6, 12, stage_color(Stage::kDispatch));
-  svg.text(x + 17, baseline, "busy (stage's colour)", {12, kTextColor});
-  x = draw_key(svg, x + 170, baseline, kLinkColor, "wait for link");
-  draw_key(svg, x, baseline, kWaitColor, "wait for inputs");
+double draw_legend(Svg& svg, double baseline) {
+  const double x = kMarginLeft;
+  svg.rect(x, baseline - 10, 6, 12, stage_fill(Stage::kFc1));
+  svg.rect(x + 6, baseline - 10, 6, 12, stage_fill(Stage::kDispatch));
+  const Key busy{kIdleColor, "busy (below, in the stage's colour)"};
+  svg.text(x + 17, baseline, busy.word, {12, kTextColor});
+  return draw_keys(svg, x + key_width(busy), baseline,
+                   {{kLinkColor, "waiting for the link (in the middle)"},
+                    {kWaitColor, "waiting for inputs (on top)"}});
 }
 
-}  // namespace
-
-double draw_stage_panel(Svg& svg, const PlotInput& input, double top) {
-  std::vector<std::vector<Group>> passes;
-  for (const auto& ranks : input.passes) passes.push_back(groups_of(ranks));
-  const Sums sums = sums_of(passes);
-  if (sums.groups == 0) return top;
-
-  const double inner = draw_panel_title(svg, top, "Time per stage", caption(input, sums)) + 14;
-  draw_legend(svg, top + 16);
-  const TimeUnit unit = time_unit(sums.longest_s);
-  const double end = axis_end(sums.longest_s * unit.per_second);
-  const Scale scale{inner + kHeight, kHeight * unit.per_second / end};
-  draw_y_axis(svg, kMarginLeft, kMarginLeft + kInnerWidth, inner, scale.bottom, end,
-              cat("worker time, ", unit.name));
-
+void draw_passes(Svg& svg, const std::vector<PassGroups>& passes, const Scale& scale, double top) {
+  std::size_t groups = 0;
+  for (const PassGroups& p : passes) groups += p.groups.size();
   const double gaps = kPassGap * static_cast<double>(passes.size() - 1);
-  const double slot = (kInnerWidth - gaps) / static_cast<double>(sums.groups);
+  const double slot = (kInnerWidth - gaps) / static_cast<double>(groups);
   double x = kMarginLeft;
-  for (std::size_t p = 0; p < passes.size(); ++p) {
-    const double width = slot * static_cast<double>(passes[p].size());
-    if (p > 0) {
-      svg.line(x - kPassGap / 2, inner - 12, x - kPassGap / 2, scale.bottom + 34, kAxisColor, 1,
-               true);
+  for (const PassGroups& p : passes) {
+    const double width = slot * static_cast<double>(p.groups.size());
+    if (&p != &passes.front()) {
+      const double between = x - kPassGap / 2;
+      svg.line(between, top - 12, between, scale.bottom + 32, kAxisColor, 1, true);
     }
-    svg.text(x + width / 2, inner - 4, name(input.passes[p].front().pass),
-             {12, kMutedColor, Anchor::kMiddle, true});
-    for (const Group& group : passes[p]) {
+    svg.text(x + width / 2, top - 6, name(p.pass), {12, kMutedColor, Anchor::kMiddle, true});
+    for (const Group& group : p.groups) {
       draw_group(svg, scale, x, slot, group);
       x += slot;
     }
     x += kPassGap;
   }
-  return scale.bottom + 40;
+}
+
+}  // namespace
+
+double draw_stage_panel(Svg& svg, const PlotInput& input, double top) {
+  const std::vector<PassGroups> passes = passes_of(input);
+  if (passes.empty()) {
+    const double inner = draw_panel_title(svg, top, kTitle, "summed over workers");
+    return draw_absence(svg, inner, "There is nothing to draw: no stage took any time.");
+  }
+  double longest_s = 0;
+  for (const PassGroups& p : passes) {
+    for (const Group& group : p.groups) {
+      for (const RankBar& bar : group.bars) longest_s = std::max(longest_s, total(bar.stats));
+    }
+  }
+  const double legend = draw_panel_title(svg, top, kTitle, caption(input)) + 6;
+  const double inner = draw_legend(svg, legend) + 12;
+  const TimeUnit unit = time_unit(longest_s);
+  const Axis axis = axis_up_to(longest_s * unit.per_second);
+  const Scale scale{inner + kHeight, kHeight * unit.per_second / axis.end};
+  draw_y_axis(svg, kMarginLeft, kMarginLeft + kInnerWidth, inner, scale.bottom, axis,
+              cat("worker time, ", unit.name));
+  draw_passes(svg, passes, scale, inner);
+  return scale.bottom + 34;
 }
 
 }  // namespace uniep::trace

@@ -1,25 +1,31 @@
 #pragma once
 
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "trace/text.h"
+
 namespace uniep::trace {
 
-enum class Anchor { kStart, kMiddle, kEnd };
-
-struct TextStyle {
-  double size = 12;
-  std::string_view color = "#3c4350";
-  Anchor anchor = Anchor::kStart;
-  bool bold = false;
+/// What a shape is filled with: a colour as #rrggbb, with diagonal lines on it or without.
+struct Fill {
+  std::string_view color;
+  bool hatched = false;
+  constexpr Fill(const char* c) : color(c) {}
+  constexpr Fill(std::string_view c, bool h = false) : color(c), hatched(h) {}
 };
 
 /// Collects the elements of an SVG document. Coordinates are pixels from the upper left corner.
 class Svg {
  public:
-  void rect(double x, double y, double width, double height, std::string_view fill,
+  void rect(double x, double y, double width, double height, Fill fill,
             std::string_view tooltip = {});
+  /// A rectangle's outline, inside its edges.
+  void frame(double x, double y, double width, double height, std::string_view color);
+  void circle(double x, double y, double radius, Fill fill, std::string_view outline = {},
+              std::string_view tooltip = {});
   void line(double x1, double y1, double x2, double y2, std::string_view color, double width = 1,
             bool dashed = false);
   /// `y` is the baseline.
@@ -32,32 +38,23 @@ class Svg {
     double width = 0;
   };
   /// Many bars of one colour and height as a single element.
-  void bars(const std::vector<Bar>& bars, double y, double height, std::string_view fill);
+  void bars(const std::vector<Bar>& bars, double y, double height, Fill fill);
+
+  /// What lies between two step functions, as columns of one width from `x` on.
+  void area(double x, double column, const std::vector<double>& top,
+            const std::vector<double>& bottom, Fill fill);
 
   /// The document, with a white ground of its own: a viewer's dark one would swallow the text.
-  std::string document(double width, double height, std::string_view title) const;
+  /// `title` and `description` are for those who do not see it.
+  std::string document(double width, double height, std::string_view title,
+                       std::string_view description) const;
 
  private:
+  std::string fill_attribute(Fill fill);
+  std::string definitions() const;
+
   std::string body_;
+  std::set<std::string> hatched_;  ///< colours that a pattern is needed for
 };
-
-/// How wide a text will be, roughly (no font is measured).
-double text_width(std::string_view text, double size);
-
-/// A round step (1, 2 or 5 times a power of ten) that divides [0, max] into at most `most` parts.
-double tick_step(double max, int most);
-
-/// At most four significant digits, no exponent for what a plot shows.
-std::string short_number(double value);
-
-/// The unit in which a time axis up to `seconds` reads best.
-struct TimeUnit {
-  std::string_view name;
-  double per_second;
-};
-TimeUnit time_unit(double seconds);
-
-/// "12.3 ms"
-std::string short_time(double seconds);
 
 }  // namespace uniep::trace

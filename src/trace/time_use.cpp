@@ -6,6 +6,7 @@
 #include <set>
 #include <vector>
 
+#include "graph/layer_graph.h"
 #include "trace/timeline_rows.h"
 
 namespace uniep::trace {
@@ -15,7 +16,8 @@ double seconds(std::int64_t ns) { return 1e-9 * static_cast<double>(ns); }
 
 /// Dispatch moves rows, and tasks of all other stages compute, reduce included: its sums are work
 /// that no schedule can hide.
-bool computes(Stage stage) { return stage != Stage::kDispatch; }
+/// Whether it keeps processors from other tasks; what is pulled is waited for beside these.
+bool computes(Stage stage) { return !pulls(stage); }
 
 struct Interval {
   std::int64_t begin;

@@ -22,7 +22,7 @@ struct TimeUse {
   double clock_hz = 0;
 
   // Summed over processors; together `processors * span_s`.
-  std::array<double, kNumStages> stage_s{};
+  std::array<double, kMaxStages> stage_s{};
   double waiting_s = 0;  ///< for inputs or the link, and at nothing else
   double idle_s = 0;     ///< without a task
 

@@ -4,6 +4,8 @@
 #include <map>
 #include <utility>
 
+#include "graph/layer_graph.h"
+
 namespace uniep::trace {
 
 std::vector<WorkerRow> worker_rows(std::span<const std::vector<TimelineEvent>> by_rank) {
@@ -52,7 +54,7 @@ TaskTimes task_times(const TimelineEvent& e) {
   t.end_ns = std::max(e.begin_ns, e.end_ns);
   t.ready_ns = std::clamp(e.ready_ns, t.begin_ns, t.end_ns);
   const std::int64_t link = std::clamp<std::int64_t>(e.link_ns, 0, t.end_ns - t.ready_ns);
-  t.link_begin_ns = e.stage == Stage::kDispatch ? t.ready_ns : t.end_ns - link;
+  t.link_begin_ns = pulls(e.stage) ? t.ready_ns : t.end_ns - link;
   t.link_end_ns = t.link_begin_ns + link;
   return t;
 }

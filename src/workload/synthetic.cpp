@@ -9,7 +9,10 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/nearest.h"
 #include "base/problem_limits.h"
+#include "base/quotes.h"
+#include "base/rank_limits.h"
 #include "uniep/problem.h"
 #include "workload/random.h"
 
@@ -17,7 +20,6 @@ namespace uniep::workload {
 namespace {
 
 // With the limits of problems, these keep every product of dimensions within 63 bits.
-constexpr int kMaxRanks = 1024;
 constexpr double kMaxSkew = 100;
 
 struct Shape {
@@ -77,7 +79,8 @@ const Key& key_named(std::string_view name, std::string_view text) {
   for (const Key& key : kKeys) {
     if (key.name == name) return key;
   }
-  fail("shape '", text, "': unknown key '", name, "'; ", joined(key_names()), " are accepted");
+  fail("shape ", in_quotes(text), ": unknown key ", in_quotes(name), "; ",
+       nearest_clause(name, key_names()), joined(key_names()), " are accepted");
 }
 
 void set_key(ShapeSpec& spec, const Key& key, std::string_view value, std::string_view text) {
@@ -87,7 +90,7 @@ void set_key(ShapeSpec& spec, const Key& key, std::string_view value, std::strin
   const bool ok = parsed.ec == std::errc{} && parsed.ptr == end && number >= key.min &&
                   number <= key.max && number % key.multiple == 0;
   if (!ok) {
-    fail("shape '", text, "': ", key.name, " is '", value, "'; ",
+    fail("shape ", in_quotes(text), ": ", key.name, " is ", in_quotes(value), "; ",
          key.multiple > 1 ? cat("a multiple of ", key.multiple) : "an integer", " from ", key.min,
          " to ", key.max, " is accepted");
   }
@@ -105,12 +108,13 @@ const Shape* find_shape(std::string_view name) {
   return nullptr;
 }
 
-ShapeSpec base_shape(std::string_view name, std::string_view text) {
+ShapeSpec base_shape(std::string_view name) {
   if (const Shape* s = find_shape(name)) {
     return {s->name, s->tokens, s->hidden, s->intermediate, s->num_experts, s->topk};
   }
   if (name != "custom") {
-    fail("shape '", text, "': unknown name '", name, "'; ", joined(shape_names()), " are accepted");
+    fail("there is no shape ", in_quotes(name), "; ", nearest_clause(name, shape_names()),
+         joined(shape_names()), " are accepted");
   }
   ShapeSpec spec;
   spec.name = name;
@@ -131,7 +135,7 @@ void check_spec(const ShapeSpec& s) {
   };
   const bool ok = in(s.tokens, kKeys[0]) && in(s.hidden, kKeys[1]) &&
                   in(s.intermediate, kKeys[2]) && in(s.num_experts, kKeys[3]) &&
-                  in(s.topk, kKeys[4]) && s.topk <= s.num_experts;
+                  in(s.topk, kKeys[4]);
   require(ok, ErrorCode::kInvalidArgument, "shape '", to_string(s),
           "' is out of range; one that parse_shape accepts is needed");
 }
@@ -153,16 +157,17 @@ class TopK {
     best_[place] = {expert, logit};
   }
 
+  /// Where there are fewer experts than K, the slots behind the last are dropped.
   void store(std::int32_t* ids, float* probs) const {
     std::array<double, kMaxTopk> weight{};
     double sum = 0;
-    for (std::size_t i = 0; i < k_; ++i) {
+    for (std::size_t i = 0; i < count_; ++i) {
       weight[i] = portable_exp(best_[i].logit - best_[0].logit);
       sum += weight[i];
     }
     for (std::size_t i = 0; i < k_; ++i) {
-      ids[i] = best_[i].expert;
-      probs[i] = static_cast<float>(weight[i] / sum);
+      ids[i] = i < count_ ? best_[i].expert : -1;
+      probs[i] = i < count_ ? static_cast<float>(weight[i] / sum) : 0;
     }
   }
 
@@ -178,8 +183,8 @@ class TopK {
 
 void check_made_up(const ShapeSpec& spec, int ranks, double skew) {
   check_spec(spec);
-  require(ranks >= 1 && ranks <= kMaxRanks, ErrorCode::kInvalidArgument, "ranks is ", ranks,
-          "; 1 to ", kMaxRanks, " is accepted");
+  require(ranks >= 1 && ranks <= kMaxMadeUpRanks, ErrorCode::kInvalidArgument, "ranks is ", ranks,
+          "; 1 to ", kMaxMadeUpRanks, " is accepted");
   require(skew >= 0 && skew <= kMaxSkew, ErrorCode::kInvalidArgument, "skew is ", skew, "; 0 to ",
           kMaxSkew, " is accepted");
 }
@@ -221,33 +226,30 @@ std::vector<std::string> shape_names() {
 
 ShapeSpec parse_shape(std::string_view text) {
   std::string_view rest = text;
-  ShapeSpec spec = base_shape(next_item(rest), text);
-  if (text.ends_with(',')) fail("shape '", text, "': ends with ','; key=value is needed after it");
+  ShapeSpec spec = base_shape(next_item(rest));
+  if (text.ends_with(','))
+    fail("shape ", in_quotes(text), ": ends with ','; key=value is needed after it");
   std::set<std::string_view> given;
   while (!rest.empty()) {
     const std::string_view item = next_item(rest);
     const std::size_t equals = item.find('=');
     if (equals == item.npos) {
-      fail("shape '", text, "': '", item, "' is not key=value; the keys ", joined(key_names()),
-           " are accepted");
+      fail("shape ", in_quotes(text), ": ", in_quotes(item), " is not key=value; the keys ",
+           joined(key_names()), " are accepted");
     }
     const Key& key = key_named(item.substr(0, equals), text);
     if (!given.insert(key.name).second) {
-      fail("shape '", text, "': ", key.name, " is given twice; once is accepted");
+      fail("shape ", in_quotes(text), ": ", key.name, " is given twice; once is accepted");
     }
     set_key(spec, key, item.substr(equals + 1), text);
   }
   if (spec.name == "custom" && given.size() != kKeys.size()) {
     for (const Key& key : kKeys) {
       if (!given.contains(key.name)) {
-        fail("shape '", text, "': custom has no ", key.name, "; it needs all of ",
+        fail("shape ", in_quotes(text), ": custom has no ", key.name, "; it needs all of ",
              joined(key_names()));
       }
     }
-  }
-  if (spec.topk > spec.num_experts) {
-    fail("shape '", text, "': topk is ", spec.topk, "; 1 to the number of experts, ",
-         spec.num_experts, ", is accepted");
   }
   return spec;
 }

@@ -1,10 +1,13 @@
 // Ranks that are processes, each with a cache of its own: rank 0 decides.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
 #include "group/tcp_bootstrap.h"
 #include "support/forked_ranks.h"
 #include "support/tuned_cache.h"
-#include "tune/auto_schedule.h"
+#include "tune/book/auto_schedule.h"
 
 namespace uniep::testing {
 namespace {
@@ -30,7 +33,7 @@ std::vector<std::string> agreed(const Caches& caches) {
     const ScopedEnv env("UNIEP_TUNE_CACHE", caches.path(rank).c_str());
     TcpBootstrap bootstrap(rank, kRanks, "127.0.0.1", port, kLimit);
     ::testing::internal::CaptureStderr();
-    const auto s = tune::agree_on_schedules(bootstrap, rank, kLimit, "test", [] {
+    const auto s = tune::agree_on_schedules(bootstrap, rank, kLimit, kLimit, "test", [] {
       return tune::look_up_schedules(Backend::kCpu, kProblem, kRanks, 0);
     });
     return cat(tune::origin_text(s), ", lag=", s.forward.schedule.lag, "; ",
@@ -45,7 +48,8 @@ TEST(AgreedSchedules, AreThoseOfRank0WhateverTheOthersHave) {
                 parse_schedule(cat("lag=", rank + 7)));
   }
   write_file(caches.path(2), "{");  // which nobody reads
-  for (const std::string& said : agreed(caches)) EXPECT_EQ(said, "auto: cache, default, lag=7; ");
+  for (const std::string& said : agreed(caches))
+    EXPECT_EQ(said, "auto: forward cache, backward default, lag=7; ");
 }
 
 TEST(AgreedSchedules, OfADamagedCacheAreTheDefaultOnAllRanksAndReportedByOne) {
@@ -55,18 +59,41 @@ TEST(AgreedSchedules, OfADamagedCacheAreTheDefaultOnAllRanksAndReportedByOne) {
   }
   write_file(caches.path(0), "{");
   const std::vector<std::string> said = agreed(caches);
-  const std::string agreement = "auto: default, default, lag=1; ";
+  const std::string agreement = "auto: forward default, backward default, lag=1; ";
   EXPECT_TRUE(said[0].starts_with(agreement + "uniep: " + caches.path(0) + " is ignored: "))
       << said[0];
   EXPECT_EQ(said[1], agreement);
   EXPECT_EQ(said[2], agreement);
 }
 
+TEST(AgreedSchedules, MissARankBeforeTheChoiceMayTakeItsTime) {
+  const int port = free_tcp_port();
+  const auto said = forked_ranks(kRanks, [&](int rank) -> std::string {
+    TcpBootstrap bootstrap(rank, kRanks, "127.0.0.1", port, kLimit);
+    if (rank == 2) {  // is there, and does not come
+      std::this_thread::sleep_for(std::chrono::seconds(4));
+      return "late";
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      tune::agree_on_schedules(bootstrap, rank, 500, kLimit, "test", [] {
+        return tune::look_up_schedules(Backend::kCpu, kProblem, kRanks, 0);
+      });
+    } catch (const Error& e) {
+      const bool soon = std::chrono::steady_clock::now() - begin < std::chrono::seconds(3);
+      return cat(e.code() == ErrorCode::kTimeout && soon, ' ', e.what());
+    }
+    return "agreed";
+  });
+  EXPECT_TRUE(said[0].starts_with("1 ")) << said[0];
+  EXPECT_NE(said[0].find("peer 2"), std::string::npos) << said[0];
+}
+
 TEST(AgreedSchedules, FailAlikeWhereRank0CannotChoose) {
   const int port = free_tcp_port();
   const auto said = forked_ranks(kRanks, [&](int rank) -> std::string {
     TcpBootstrap bootstrap(rank, kRanks, "127.0.0.1", port, kLimit);
-    tune::agree_on_schedules(bootstrap, rank, kLimit, "test", []() -> tune::LayerSchedules {
+    tune::agree_on_schedules(bootstrap, rank, kLimit, kLimit, "test", []() -> tune::LayerSchedules {
       throw Error(ErrorCode::kIo, "no idea");
     });
     return "agreed";

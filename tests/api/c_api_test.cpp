@@ -16,6 +16,8 @@
 #include "support/expect_same.h"
 #include "support/guarded_memory.h"
 #include "support/layer_group.h"
+#include "support/states.h"
+#include "support/tuned_cache.h"
 
 namespace uniep::testing {
 namespace {
@@ -41,7 +43,7 @@ uniep_group* group_of_one() {
 void expect_refused(int code, const std::string& sentence,
                     ErrorCode kind = ErrorCode::kInvalidArgument) {
   EXPECT_EQ(code, 1 + static_cast<int>(kind)) << sentence;
-  EXPECT_EQ(uniep_last_error(), sentence);
+  EXPECT_STATES(uniep_last_error(), sentence);
 }
 
 void expect_ok(int code) { ASSERT_EQ(code, 0) << uniep_last_error(); }
@@ -424,17 +426,17 @@ TEST(CApiRanks, HearOfARankThatRefusesItsCall) {
     uniep_forward_call forward = step.forward();
     if (rank == 1) forward.schedule = "no-such-preset";
     EXPECT_EQ(uniep_forward(layer, &forward), 1);
-    EXPECT_STREQ(uniep_last_error(),
-                 "rank 1: schedule has the word 'no-such-preset'; a preset (sequential, "
-                 "pipelined:n, two-kernel, single) first, then key=value pairs are accepted");
+    EXPECT_STATES(uniep_last_error(),
+                  "rank 1: schedule has the word 'no-such-preset'; a preset (sequential, "
+                  "pipelined:n, two-kernel, single) first, then key=value pairs are accepted");
     forward = step.forward();
     expect_ok(uniep_forward(layer, &forward));
     uniep_backward_call backward = step.backward();
     if (rank == 0) step.memory.plan.bytes()[0] ^= std::byte{1};
     EXPECT_EQ(uniep_backward(layer, &backward), 1);
-    EXPECT_STREQ(uniep_last_error(),
-                 "rank 0: memory.plan does not hold a plan; what Layer::plan wrote, unchanged, is "
-                 "accepted");
+    EXPECT_STATES(uniep_last_error(),
+                  "rank 0: memory.plan does not hold a plan; what Layer::plan wrote, unchanged, is "
+                  "accepted");
     if (rank == 0) step.memory.plan.bytes()[0] ^= std::byte{1};
     expect_ok(uniep_backward(layer, &backward));
   });
@@ -568,6 +570,75 @@ TEST(CApi, EveryMistakeOfACallIsASentence) {
   const uniep_forward_call call = of_bad.forward_call();
   expect_refused(uniep_forward(layer.get(), &call),
                  "topk_ids of rank 0, token 1, slot 0 is 9; -1 (dropped) to 1 is accepted");
+}
+
+/// Ends with its rounds, however slow the machine is.
+uniep_tune_config short_search() {
+  uniep_tune_config config{};
+  config.budget_s = 3600;
+  config.candidates = 2;
+  config.max_rounds = 12;
+  return config;
+}
+
+TEST(CApi, FindsASchedule) {
+  const TunedCache cache;
+  const CLayer layer(problem_of_batches());
+  CStep step(layer, batch(0));
+  const uniep_tune_config config = short_search();
+  const uniep_forward_call forward = step.forward_call();
+  uniep_tune_result found{};
+  expect_ok(uniep_tune_forward(layer.get(), &forward, &config, &found));
+  const uniep_backward_call backward = step.backward_call();
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    if (pass == Pass::kBackward) {
+      expect_ok(uniep_tune_backward(layer.get(), &backward, &config, &found));
+    }
+    EXPECT_GT(found.seconds, 0);
+    EXPECT_GT(found.default_seconds, 0);
+    EXPECT_GE(found.candidates, 6);
+    EXPECT_EQ(found.rejected, 0);
+    EXPECT_EQ(found.stopped, 0);
+    EXPECT_EQ(found.stored, 1);
+    EXPECT_STRNE(found.why, "");
+    EXPECT_STREQ(found.problem, "");
+    const Layer later(layer.problem(), Communicator::cpu_group(1)[0]);
+    EXPECT_EQ(to_string(later.schedule(pass)), found.schedule);
+  }
+  step.expect_contract("after the searches");
+}
+
+TEST(CApi, ASearchIsStoppedAndRefused) {
+  const TunedCache cache;
+  const CLayer layer(problem_of_batches());
+  CStep step(layer, batch(0));
+  const uniep_forward_call forward = step.forward_call();
+  uniep_tune_result found{};
+  uniep_tune_config config = short_search();
+  int asked = 0;
+  config.stop_context = &asked;
+  config.stop = [](void* count) { return ++*static_cast<int*>(count) == 3 ? 7 : 0; };
+  expect_ok(uniep_tune_forward(layer.get(), &forward, &config, &found));
+  EXPECT_EQ(asked, 3);
+  EXPECT_EQ(found.stopped, 1);
+  EXPECT_EQ(found.stored, 0);
+
+  config = short_search();
+  config.budget_s = -1;
+  expect_refused(uniep_tune_forward(layer.get(), &forward, &config, &found),
+                 "rank 0: options.budget_s is -1; 0.1 to 86400 is accepted");
+  config = short_search();
+  config.not_stored = 2;
+  expect_refused(uniep_tune_forward(layer.get(), &forward, &config, &found),
+                 "rank 0: not_stored is 2; 0 and 1 are accepted");
+  expect_refused(uniep_tune_forward(layer.get(), &forward, &config, nullptr),
+                 "rank 0: result is NULL; an address is accepted");
+  step.forward();
+  const uniep_backward_call part = step.backward_call(1);
+  expect_refused(uniep_tune_backward(layer.get(), &part, nullptr, &found),
+                 "rank 0: part is 1; 0 (whole) is accepted by a search");
+  step.backward();
+  step.expect_contract("after all these");
 }
 
 }  // namespace

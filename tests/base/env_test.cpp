@@ -100,6 +100,21 @@ TEST(Environment, RanksShareAGpuOnlyWhereItIsSaid) {
       [] { env_share_device(); });
 }
 
+TEST(Environment, FindsWhatIsSetButReadByNothing) {
+  const ScopedEnv known("UNIEP_TEST_CASES", "1");
+  const ScopedEnv other("UNIEPIC", "1");
+  const ScopedEnv empty("UNIEP_EMPTY", "");
+  EXPECT_TRUE(unknown_environment_variables().empty());
+  const ScopedEnv far("UNIEP_SOMETHING_ELSE", "1");
+  const ScopedEnv near("UNIEP_SHARE_DEVCE", "1");
+  const auto unknown = unknown_environment_variables();
+  ASSERT_EQ(unknown.size(), 2u);
+  EXPECT_EQ(unknown[0].name, "UNIEP_SHARE_DEVCE");
+  EXPECT_EQ(unknown[0].nearest, "UNIEP_SHARE_DEVICE");
+  EXPECT_EQ(unknown[1].name, "UNIEP_SOMETHING_ELSE");
+  EXPECT_EQ(unknown[1].nearest, "");
+}
+
 TEST(Environment, TheListDescribesEachVariable) {
   EXPECT_EQ(environment_variables().size(), 16u);
   for (const EnvVariable& v : environment_variables()) {

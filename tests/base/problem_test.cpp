@@ -102,9 +102,11 @@ TEST(Problem, TheDefaultCapacityOfALargeLayerIsTwiceTheBalancedLoadAtAnyNumberOf
 }
 
 TEST(Problem, ALayerIsSmallAsLongAsTheRowsOfAnyRoutingTakeAGibibyte) {
-  // 4 ranks of T tokens, and 2 * 127 rows of padding; 2 * (2 * 1024 + 5 * 2048) bytes a row.
+  // 4 ranks of T tokens, and 2 * 127 rows of padding. A row has x, dy, h, dh and a in bf16, and in
+  // fp32 its probability and the 32 column groups of its dprobs.
+  constexpr std::int64_t kRowBytes = 2 * (2 * 1024 + 5 * 2048) + 4 * (1 + 32);
   Problem p{.hidden = 1024, .intermediate = 2048, .num_experts = 8, .topk = 1, .max_tokens = 0};
-  const std::int64_t most = ((std::int64_t{1} << 30) / (2 * (2 * 1024 + 5 * 2048)) - 2 * 127) / 4;
+  const std::int64_t most = ((std::int64_t{1} << 30) / kRowBytes - 2 * 127) / 4;
   p.max_tokens = most;
   EXPECT_EQ(capacity_rows(p, 4), 4 * most + 2 * 127);
   p.max_tokens = most + 1;

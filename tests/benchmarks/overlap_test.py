@@ -13,7 +13,7 @@ def call(*arguments):
 class Overlap(unittest.TestCase):
     def test_arguments_are_checked(self):
         for arguments, sentence in [
-                (("gigantic",), "shape 'gigantic': unknown name 'gigantic'"),
+                (("gigantic",), "there is no shape 'gigantic'"),
                 ((TINY, "two"), "ranks is 'two'; an integer from 1 to 64 is accepted"),
                 ((TINY, "0"), "ranks is '0'; an integer from 1 to 64 is accepted"),
                 ((TINY, "3"), "ranks is 3; a number that divides the 8 experts is accepted"),

@@ -1,5 +1,5 @@
 // What `uniep bench` does on a GPU besides passes.
-#include "bench_device.h"
+#include "bench/bench_device.h"
 
 #include <gtest/gtest.h>
 

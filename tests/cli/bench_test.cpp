@@ -3,9 +3,11 @@
 #include <cmath>
 #include <limits>
 
-#include "bench_case.h"
-#include "bench_figures.h"
-#include "bench_sample.h"
+#include "bench/bench_against.h"
+#include "bench/bench_case.h"
+#include "bench/bench_figures.h"
+#include "bench/bench_sample.h"
+#include "bench/bench_summary.h"
 #include "reference/exact.h"
 #include "support/expect_error.h"
 #include "uniep/communicator.h"
@@ -104,13 +106,33 @@ TEST(ExactSamples, OfNoTokensAreNone) {
   }
 }
 
+Sample sample_of(std::vector<double> exact, std::vector<double> terms = {}) {
+  return {.tensor = ResultTensor::kOut, .exact = std::move(exact), .terms = std::move(terms)};
+}
+
 TEST(CountInexact, AllowsPartOfTheLargerOfValueAndMean) {
-  const std::vector<double> exact = {1, -1, 0, 1};  // root mean square 0.866
-  EXPECT_EQ(count_inexact({1.04, -0.96, 0.04, 1}, exact), 0);
-  EXPECT_EQ(count_inexact({1.06, -1, -0.05, 1}, exact), 2);
-  EXPECT_EQ(count_inexact({kNan, -1, 0, 1}, exact), 1);
-  EXPECT_EQ(count_inexact({0, 0}, {0, 0}), 0);
-  EXPECT_EQ(count_inexact({}, {}), 0);
+  const Sample sample = sample_of({1, -1, 0, 1});  // root mean square 0.866
+  EXPECT_EQ(count_inexact({1.04, -0.96, 0.04, 1}, sample), 0);
+  EXPECT_EQ(count_inexact({1.06, -1, -0.05, 1}, sample), 2);
+  EXPECT_EQ(count_inexact({kNan, -1, 0, 1}, sample), 1);
+  EXPECT_EQ(count_inexact({0, 0}, sample_of({0, 0})), 0);
+  EXPECT_EQ(count_inexact({}, sample_of({})), 0);
+}
+
+TEST(CountInexact, AllowsPartOfWhatCancels) {
+  EXPECT_EQ(count_inexact({0.01, 0.04}, sample_of({0, 0}, {0.1, 1})), 1);
+}
+
+TEST(ExactSamples, OfFewProbabilitiesAreJudgedByTheirTerms) {
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    const auto samples = exact_samples(make_case("tiny,tokens=1,topk=1", 1, seed, 0), 0, true);
+    const Sample& dprobs = samples[2];
+    ASSERT_EQ(dprobs.tensor, ResultTensor::kDprobs);
+    ASSERT_EQ(dprobs.terms.size(), dprobs.exact.size());
+    // 32 terms: their sum is seldom more than a few times their root of squares.
+    EXPECT_LT(std::abs(dprobs.exact[0]), 6 * dprobs.terms[0]);
+    EXPECT_GT(dprobs.terms[0], 0);
+  }
 }
 
 /// Two ranks, two passes of 1 and 3 ms on the faster, 5 and 7 ms on the slower.
@@ -226,6 +248,119 @@ TEST(Products, CountTheFlopsOfALayer) {
   for (const Product& p : products(flop_shape(), Pass::kBackward, kRows)) backward += p.flops();
   EXPECT_DOUBLE_EQ(forward, 3e9);
   EXPECT_DOUBLE_EQ(backward, 2 * forward);
+}
+
+/// A layer measured under schedules that take so many seconds, [schedule][direction].
+BenchEntry measured(const std::vector<std::vector<double>>& seconds) {
+  BenchEntry entry{.bench = {}, .report = {}};
+  for (const std::vector<double>& directions : seconds) {
+    auto& passes = entry.report.schedules.emplace_back();
+    for (std::size_t d = 0; d < directions.size(); ++d) {
+      PassStats stats;
+      stats.elapsed_s = directions[d];
+      passes.push_back({.pass = d == 0 ? Pass::kForward : Pass::kBackward, .stats = {{stats}}});
+    }
+  }
+  return entry;
+}
+
+BenchOptions schedules_given(const std::vector<std::string>& names) {
+  BenchOptions options;
+  for (const std::string& name : names) options.schedules.push_back({name, std::nullopt});
+  return options;
+}
+
+TEST(FastestText, ComparesTheFastestWithTheFirst) {
+  const auto options = schedules_given({"sequential", "single", "auto"});
+  EXPECT_EQ(fastest_text({measured({{2, 6}, {1, 3}, {3, 4}})}, options),
+            "fastest: single, 2.00x sequential forward, 2.00x backward");
+  EXPECT_EQ(fastest_text({measured({{2}, {1}, {3}}), measured({{2}, {4}, {0.125}})}, options),
+            "fastest: auto, 3.27x sequential forward (geometric mean over 2 shapes)");
+}
+
+TEST(FastestText, ComparesTheFirstWithTheNext) {
+  EXPECT_EQ(fastest_text({measured({{1, 1}, {3, 2}, {2, 3}})}, schedules_given({"a", "b", "c"})),
+            "fastest: a, 2.00x c forward, 2.00x b backward");
+}
+
+TEST(FastestText, NamesOneForEachDirectionWhereTheyDiffer) {
+  EXPECT_EQ(fastest_text({measured({{1, 3}, {2, 1}})}, schedules_given({"a", "b"})),
+            "fastest: a forward, 2.00x b; b backward, 3.00x a");
+}
+
+TEST(FastestText, NumbersWhatIsLongOrGivenTwice) {
+  const std::string name(25, 'x');
+  EXPECT_EQ(fastest_text({measured({{2}, {1}})}, schedules_given({"a", name})),
+            "fastest: schedule 1, 2.00x a forward");
+  EXPECT_EQ(fastest_text({measured({{2}, {1}})}, schedules_given({"a", "a"})),
+            "fastest: schedule 1, 2.00x schedule 0 forward");
+}
+
+TEST(FastestText, NeedsTwoThatWereMeasured) {
+  EXPECT_EQ(fastest_text({measured({{1, 1}})}, schedules_given({"a"})), "");
+  EXPECT_EQ(fastest_text({}, schedules_given({"a", "b"})), "");
+  EXPECT_EQ(fastest_text({measured({{1, 1}, {}})}, schedules_given({"a", "b"})), "");
+  // Interrupted in the second one's backward pass.
+  EXPECT_EQ(fastest_text({measured({{2, 1}, {1}})}, schedules_given({"a", "b"})),
+            "fastest: b, 2.00x a forward");
+}
+
+TEST(BenchCase, OfUnevenTokensKnowsWhoseTheyAre) {
+  BenchCase bench;
+  bench.ranks = 3;
+  bench.token_begin = {0, 0, 2, 5};
+  EXPECT_EQ(bench.tokens_per_rank(), (std::vector<std::int64_t>{0, 2, 3}));
+  for (std::int64_t token = 0; token < 5; ++token)
+    EXPECT_EQ(bench.rank_of(token), token < 2 ? 1 : 2);
+}
+
+/// A case of 10 passes whose 10th and 90th percentile are so far from the median.
+ResultFile result(double ms, double spread, const std::string& schedule = "lag=1") {
+  ResultFile file;
+  file.results.push_back({.shape = "tiny",
+                          .direction = "forward",
+                          .given = "single",
+                          .schedule = schedule,
+                          .passes = 10,
+                          .ms = ms,
+                          .p10 = ms - spread,
+                          .p90 = ms + spread});
+  return file;
+}
+
+Change change_of(const ResultFile& earlier, const ResultFile& now) {
+  const BenchComparison comparison = compare_results(earlier, now);
+  EXPECT_EQ(comparison.cases.size(), 1u);
+  return comparison.cases.front().change;
+}
+
+TEST(CompareResults, IsAChangeWhereItIsMoreThanTheSpreadOfBoth) {
+  EXPECT_EQ(change_of(result(10, 0.3), result(10.6, 0.4)), Change::kSlower);  // noise 0.5
+  EXPECT_EQ(change_of(result(10, 0.3), result(9.4, 0.4)), Change::kFaster);
+  EXPECT_EQ(change_of(result(10, 0.3), result(10.4, 0.4)), Change::kNoise);
+  EXPECT_EQ(change_of(result(10, 0.3), result(9.6, 0.4)), Change::kNoise);
+  const ComparedCase c = compare_results(result(10, 0.3), result(20, 0.4)).cases.front();
+  EXPECT_DOUBLE_EQ(c.ratio, 2);
+  EXPECT_NEAR(*c.noise, 0.05, 1e-12);
+}
+
+TEST(CompareResults, CountsWhatIsSlowerByMoreThanSoMuch) {
+  const BenchComparison comparison = compare_results(result(10, 0.1), result(12, 0.1));
+  EXPECT_EQ(comparison.slower_than(19), 1u);
+  EXPECT_EQ(comparison.slower_than(21), 0u);
+  EXPECT_EQ(compare_results(result(10, 5), result(12, 5)).slower_than(0), 0u) << "noise";
+  EXPECT_EQ(compare_results(result(12, 0.1), result(10, 0.1)).slower_than(0), 0u);
+}
+
+TEST(CompareResults, PairsEachCaseOnce) {
+  ResultFile earlier = result(1, 0, "lag=1"), now = result(1, 0, "lag=2");
+  EXPECT_EQ(compare_results(earlier, now).cases.size(), 1u) << "given alike";
+  now.results.push_back(now.results.front());
+  const BenchComparison comparison = compare_results(earlier, now);
+  EXPECT_EQ(comparison.cases.size(), 1u);
+  EXPECT_EQ(comparison.only_now.size(), 1u);
+  earlier.results.front().given.clear();
+  EXPECT_EQ(compare_results(earlier, now).cases.size(), 0u) << "another schedule in full";
 }
 
 }  // namespace

@@ -1,9 +1,8 @@
-"""The commands but those of tuning_commands_test.py (program.py); an argument names one test
-class."""
+"""The commands but those of bench_command_test.py and tuning_commands_test.py (program.py); an
+argument names one test class."""
 
 import json
 import os
-import pty
 import re
 import struct
 import subprocess
@@ -12,7 +11,7 @@ import xml.etree.ElementTree
 from pathlib import Path
 
 import layer_file
-from program import COMMANDS, PRESETS, PROGRAM, TRACE, ProgramTest
+from program import COMMANDS, PRESETS, PROGRAM, TRACE, ProgramTest, unfolded
 
 
 class SameBytes(ProgramTest):
@@ -73,6 +72,27 @@ class SameBytes(ProgramTest):
                          "--ranks", ranks, "--output", path)
             contents.add(path.read_bytes())
         self.assertEqual(len(contents), 1)
+
+    def test_a_saved_layer_gives_the_bytes_of_the_one_made_up(self):
+        layer, out = self.folder / "layer.safetensors", self.folder / "out.safetensors"
+        shape = ["--shape", "tiny,tokens=21", "--seed", 5, "--skew", 1, "--ranks", 2]
+        for flags in (["--pass", "forward"], ["--main-grad", "fp32"], []):
+            text = self.succeed("run", *shape, *flags, "--save-input", layer, "--output", out)
+            self.assertIn(f"# layer    {layer}\n", text)
+            made_up = out.read_bytes()
+            self.succeed("run", "--input", layer, *flags, "--output", out)
+            self.assertEqual(out.read_bytes(), made_up)
+        self.assertIn("is good", self.succeed("validate", layer))
+        again = self.folder / "again.safetensors"
+        self.succeed("run", "--input", layer, "--save-input", again)
+        self.assertEqual(again.read_bytes(), layer.read_bytes())
+
+    def test_a_saved_layer_is_there_although_its_pass_fails(self):
+        layer = self.folder / "layer.safetensors"
+        self.refuse("run", "--shape", "tiny", "--ranks", 2, "--save-input", layer, code=1,
+                    UNIEP_TIMEOUT_MS="50", UNIEP_CPU_LINK_GBPS="1",
+                    UNIEP_CPU_LINK_LATENCY_US="1000000")
+        self.assertIn("is good", self.succeed("validate", layer))
 
     def test_backward_alone_gives_the_same_as_both(self):
         contents = set()
@@ -184,6 +204,12 @@ class Reports(ProgramTest):
         self.assertIsNone(figures["check"])
         self.assertTrue(all(r["wrong"] is None for r in figures["records"]))
 
+    def test_tokens_of_a_rank_and_of_all(self):
+        text = unfolded(self.succeed("run", "--shape", "tiny,tokens=48", "--ranks", 2))
+        self.assertIn(": 48 tokens a rank, 96 in all, hidden 64,", text)
+        text = unfolded(self.succeed("run", "--shape", "tiny,tokens=1"))
+        self.assertIn(": 1 token, hidden 64,", text)
+
     def test_one_rank_moves_nothing(self):
         path = self.folder / "figures.json"
         self.succeed("run", "--shape", "tiny", "--json", path)
@@ -267,7 +293,7 @@ class Reports(ProgramTest):
         for word in ("version", "compiler", "pipelined:n", "tile_m", "UNIEP_TIMEOUT_MS", "kernels"):
             self.assertIn(word, text)
         self.assertRegex(text, r"backends +cpu(; cuda: not in this build|, cuda \(Hopper GPUs; .*\))\n")
-        self.assertRegex(text, r"\n  cuda: launch=single,.*,tile_m=128,")
+        self.assertRegex(text, r"\n  cuda: launch=single,[^#]*[ ,]tile_m=128,")
         self.assertRegex(text, r"\n  tile_m +16\.\.128 \(2\^n\) +64 +128 +compile ")
 
     def test_help_and_docs_have_the_same_flags(self):
@@ -289,86 +315,6 @@ class Reports(ProgramTest):
             self.assertIn(f"\n  {command} ", self.succeed("--help"))
         self.assertIn("Examples:", self.succeed("run", "--help"))
         self.assertRegex(self.succeed("--version"), r"^\d+\.\d+\.\d+ \(")
-
-
-class Bench(ProgramTest):
-    FORWARD = ["all", "dispatch", "fc1", "fc2", "reduce"]
-    BACKWARD = ["all", "dispatch", "dfc2", "dfc1", "wgrad2", "wgrad1", "reduce"]
-
-    def rows(self, text):
-        return [line.split() for line in text.splitlines() if line.startswith("  ")]
-
-    def test_table(self):
-        text = self.succeed("bench", "--iterations", 2, "--warmup", 1)
-        self.assertIn("# check PASSED: 0 of", text)
-        for words in ("# uniep ", "# machine ", "# command ", "# schedule 0  launch=single,"):
-            self.assertIn(words, text)
-        rows = self.rows(text)
-        self.assertEqual([r[:3] for r in rows],
-                         [[shape, direction, stage] for shape in ("tiny", "small")
-                          for direction, stages in (("forward", self.FORWARD),
-                                                    ("backward", self.BACKWARD))
-                          for stage in stages])
-        for row in rows:
-            self.assertEqual(len(row), 12, row)
-            ms, p10, p90 = map(float, row[4:7])
-            self.assertTrue(0 <= p10 <= ms <= p90, row)
-            self.assertEqual(row[11], "0" if row[2] == "all" else "-")
-            self.assertEqual(row[9:11], ["-", "-"])  # a CPU has no floor
-
-    def test_schedules_side_by_side(self):
-        text = self.succeed("bench", "--shape", "tiny", "tiny,tokens=7", "--ranks", 4, "--skew", 1,
-                            "--schedule", "sequential", "single,tile_m=32", "--pass", "forward",
-                            "--iterations", 1)
-        self.assertEqual([r[3] for r in self.rows(text)], 2 * (5 * ["0"] + 5 * ["1"]))
-        self.assertIn("# schedule 1  launch=single,", text)
-
-    def test_json(self):
-        path = self.folder / "bench.json"
-        self.succeed("bench", "--shape", "tiny", "--ranks", 2, "--iterations", 3, "--json", path)
-        figures = json.loads(path.read_text())
-        self.assertEqual(figures["schema"], "uniep-bench-1")
-        for key in ("version", "commit", "machine", "date", "command"):
-            self.assertIsInstance(figures[key], str, key)
-        self.assertEqual(figures["check"]["differing"], 0)
-        self.assertEqual(figures["check"]["inexact"], 0)
-        self.assertGreater(figures["check"]["sampled"], 0)
-        records = figures["records"]
-        self.assertEqual([r["direction"] for r in records],
-                         ["forward", *self.FORWARD[1:], "backward", *self.BACKWARD[1:]])
-        for r in records:
-            self.assertEqual((r["shape"], r["ranks"]), ("tiny", 2))
-            self.assertTrue(r["schedule"].startswith("launch=single,"), r["schedule"])
-            self.assertTrue(0 <= r["p10"] <= r["ms"] <= r["p90"])
-            for key in ("baseline_ms", "floor_ms", "efficiency"):
-                self.assertIsNone(r[key])
-            self.assertEqual(r["wrong"], None if "pass" in r else 0)
-            self.assertEqual(r["tflops"] is None, r["direction"] in ("dispatch", "reduce"))
-            self.assertEqual(r["gbps"] is None,
-                             r["direction"] not in ("forward", "backward", "dispatch", "fc2", "dfc1"))
-
-    def test_without_check_nothing_is_claimed(self):
-        path = self.folder / "bench.json"
-        text = self.succeed("bench", "--shape", "tiny", "--no-check", "--iterations", 1,
-                            "--json", path)
-        self.assertIn("# done: not checked", text)
-        self.assertIsNone(json.loads(path.read_text())["records"][0]["wrong"])
-        self.assertTrue(all(r[11] == "-" for r in self.rows(text)))
-
-    def test_arguments(self):
-        self.refuse("bench", "--shape", "gigantic", words=["gigantic", "tiny"])
-        self.refuse("bench", "--shape", "tiny", "--ranks", 3, words=["8 experts", "3 ranks"])
-        self.refuse("bench", "--schedule", "best", words=["best", "sequential"])
-        self.refuse("bench", "--iterations", 0, words=["--iterations", "'0'"])
-        self.refuse("bench", "--warmup", -1, words=["--warmup"])
-        self.refuse("bench", "--backend", "abacus", words=["abacus", "cpu"])
-        self.refuse("bench", "--json", self.folder / "no" / "file", words=["--json", "folder"])
-        self.refuse("bench", "--shape", "deepseek-v3,hidden=1048576,experts=65536",
-                    words=["memory"])
-        if "cuda: not in this build" in self.succeed("info"):
-            self.refuse("bench", "--backend", "cuda", words=["no CUDA backend"])
-        else:
-            self.refuse("bench", "--backend", "cuda", "--ranks", 3, words=["experts", "3 ranks"])
 
 
 class Errors(ProgramTest):
@@ -393,6 +339,109 @@ class Errors(ProgramTest):
         self.refuse("run", "--shape", "tiny", "--schedule", "best", words=["best", "sequential"])
         self.refuse("run", "--shape", "tiny", "--schedule", "tile_m=48", words=["tile_m", 48])
 
+    def test_a_mistyped_flag_is_named_first_with_the_nearest(self):
+        for args, wrong, near in ((["run", "--schedul", "a", "b"], "--schedul", "--schedule"),
+                                  (["simulate", "--shap=tiny"], "--shap", "--shape"),
+                                  (["run", "stray", "-ranks", 2], "-ranks", "--ranks"),
+                                  (["bench", "--iteratoins", 2], "--iteratoins", "--iterations")):
+            done = self.refuse(*args, words=[f"{near} is the nearest", f"uniep {args[0]} --help"])
+            self.assertIn(f": there is no {wrong};", done.stderr)
+        done = self.refuse("run", "--shape", "tiny", "--loudly", words=["there is no --loudly"])
+        self.assertNotIn("nearest", done.stderr)
+        self.refuse("rnu", words=["'rnu'", "run is the nearest", ", ".join(COMMANDS)])
+        self.refuse("--version-of", "run", words=["there is no --version-of"])
+        self.refuse("run", "--shape", "tiny", "--pass", "forwrad", words=["forward is the nearest"])
+
+    def test_the_nearest_value_is_named_once(self):
+        for args, wrong, near in ((["--shape", "tyni"], "tyni", "tiny"),
+                                  (["--shape", "tiny,tokns=4"], "tokns", "tokens"),
+                                  (["--shape", "tiny", "--schedule", "sinlge"], "sinlge", "single"),
+                                  (["--shape", "tiny", "--schedule", "piplined:4"], "piplined:4",
+                                   "pipelined"),
+                                  (["--shape", "tiny", "--schedule", "tile_k=4"], "tile_k",
+                                   "tile_m"),
+                                  (["--shape", "tiny", "--schedule", "rotate=own-frist"],
+                                   "own-frist", "own-first")):
+            done = self.refuse("run", *args, words=[f"; {near} is the nearest; "])
+            self.assertEqual(done.stderr.count(f"'{wrong}'"), 1, done.stderr)
+        for args in (["--shape", "gigantic"], ["--shape", "tiny", "--schedule", "best"]):
+            self.assertNotIn("nearest", self.refuse("run", *args).stderr)
+
+    def test_what_a_subcommand_needs_is_named(self):
+        for args, words in ((["compare"], "two files are needed: uniep compare A B"),
+                            (["compare", TRACE], "two files are needed: uniep compare A B"),
+                            (["validate"], "a file is needed: uniep validate FILE"),
+                            (["cache"], "list or clear is needed"),
+                            (["completion"], "bash or zsh is needed"),
+                            (["simulate"], "--shape is required")):
+            self.refuse(*args, words=[words])
+
+    def test_stray_arguments_are_named_in_the_order_given(self):
+        self.refuse("run", "--shape", "tiny", "b", "a", "c", words=["'b', 'a', 'c'"])
+        done = self.refuse("run", *(f"word{i}" for i in range(500)), words=["'word0', 'word1'"])
+        self.assertLess(len(done.stderr), 300)
+
+    def test_long_values_are_cut(self):
+        long = "".join(f"{i}-" for i in range(1000))
+        for args in (["run", "--shape", long], ["run", "--shape", "tiny," + long],
+                     ["run", "--shape", "tiny,tokens=" + long], ["bench", "--ranks", long],
+                     ["run", "--shape", "tiny", "--schedule", long], [long], ["run", long],
+                     ["run", "--shape", "tiny", "--schedule", f"tile_m={long}"],
+                     ["run", "--" + long],
+                     ["run", "--input", long], ["validate", long], ["tune", "--space", long],
+                     ["run", "--shape", "tiny", "--output", f"/none/{long}"],
+                     ["run", "--shape", "tiny", "--pass", long], ["simulate", "--profile", long],
+                     ["run", "--shape", "tiny", f"--check={long}"]):
+            done = self.call(*args)
+            self.assertEqual(done.returncode, 2, args[:3])
+            line = done.stderr
+            self.assertLess(len(line), 700, line)
+            self.assertTrue("..." in line or long[:60] not in line, line)
+        done = self.refuse("run", "--shape", "tiny", UNIEP_TIMEOUT_MS=long, words=["..."])
+        self.assertLess(len(done.stderr), 300)
+
+    def test_a_flag_takes_no_value(self):
+        for value in ("maybe", "0", "0x", "-1", "false"):
+            self.refuse("run", "--shape", "tiny", f"--check={value}",
+                        words=["--check takes no value"])
+
+    def test_a_value_is_said_to_be_missing_or_one_too_many(self):
+        self.refuse("run", "--ranks", words=["--ranks has no value"])
+        self.refuse("run", "--shape", "tiny", "--seed", 1, "--seed", 2,
+                    words=["--seed is given more than once"])
+
+    def test_unknown_variables_are_warned_of_once(self):
+        unknown = {"UNIEP_TIMEOUT": "3", "UNIEP_CPU_LINK_GPS": "1", "UNIEP_SOMETHING_ELSE": "x"}
+        for args in (["run", "--shape", "tiny"], ["validate", TRACE],
+                     ["run", "--shape", "tiny", "--ranks", 4, "--processes"]):
+            done = self.call(*args, **unknown)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+            for words in (f"uniep {args[0]}: warning: ",
+                          "UNIEP_TIMEOUT (nearest: UNIEP_TIMEOUT_MS)",
+                          "UNIEP_CPU_LINK_GPS (nearest: UNIEP_CPU_LINK_GBPS)",
+                          " UNIEP_SOMETHING_ELSE,"):
+                self.assertIn(words, done.stderr)
+        self.assertIn("UNIEP_TIMEOUT (nearest: UNIEP_TIMEOUT_MS)",
+                      self.call("info", **unknown).stdout)
+        self.assertNotIn("read by nothing", self.succeed("info"))
+        self.succeed("info", UNIEP_TIMEOUT="", RANK="1")  # an empty one counts as unset
+
+    def test_what_this_repository_sets_is_no_unknown_variable(self):
+        folder = Path(__file__).parents[2]
+        files = [path for part in ("tests", "benchmarks", "scripts", "python", "examples")
+                 for path in (folder / part).rglob("*")
+                 if path.suffix in (".py", ".sh", ".cpp", ".h") or path.name == "CMakeLists.txt"]
+        reads = re.compile(r"""(?:environ\[|environ\.get\(|environ\.setdefault\(|getenv\(|"""
+                           r"""ScopedEnv \w+\()["'](UNIEP_\w+)|\$\{?(UNIEP_[A-Z_]+):?-|"""
+                           r"""["; ](UNIEP_[A-Z_]+)=[$1]""")
+        made_up = (Path(__file__).name, "env_test.cpp")
+        names = {name for path in files if path.name not in made_up
+                 for found in reads.findall(path.read_text()) for name in found if name}
+        self.assertLess({"UNIEP_TEST_CASES", "UNIEP_PROGRAM", "UNIEP_FUZZ_CXX", "UNIEP_OVERLAP"},
+                        names)
+        self.succeed("validate", TRACE, **dict.fromkeys(names - {"UNIEP_PROGRAM"}, "1"))
+
     def test_a_forward_pass_has_no_weight_gradients(self):
         for option in (["--defer-weights"], ["--main-grad", "fp32"]):
             self.refuse("run", "--shape", "tiny", "--pass", "forward", *option,
@@ -412,7 +461,7 @@ class Errors(ProgramTest):
         self.refuse("run", "--input", __file__, words=["command_line_test.py"])
 
     def test_output_files_are_refused_before_the_work(self):
-        for option in ("--output", "--trace", "--plot", "--json"):
+        for option in ("--save-input", "--output", "--trace", "--plot", "--json"):
             done = self.refuse("run", "--shape", "tiny", option, self.folder / "no" / "file",
                                words=[option, "folder"])
             self.assertEqual(done.stdout, "")
@@ -453,10 +502,15 @@ class Validate(ProgramTest):
     def broken(self, content, *words):
         path = self.folder / "broken.safetensors"
         path.write_bytes(content)
-        done = self.refuse("validate", path, words=["cannot be used"])
+        done = self.call("validate", path)
+        self.assertEqual(done.returncode, 2)
+        reasons = done.stderr.splitlines()
+        self.assertTrue(all(reason.startswith("uniep validate: ") for reason in reasons), reasons)
+        self.assertIn(f"cannot be used, for {len(reasons)} reason", done.stdout)
         for word in words:
-            self.assertIn(word, done.stdout)
-        self.refuse("run", "--input", path)
+            self.assertIn(word, done.stderr)
+        self.refuse("run", "--input", path, words=[reasons[0].removeprefix("uniep validate: ")])
+        return reasons
 
     def test_good_files(self):
         self.assertIn("is good", self.succeed("validate", TRACE))
@@ -506,42 +560,18 @@ class Validate(ProgramTest):
         probs = layer_file.f32([0.5] * 9 + [float("nan")])
         tensors["topk_ids"] = ("I32", [5, 2], ids)
         tensors["topk_probs"] = ("F32", [5, 2], probs)
-        self.broken(layer_file.serialized(tensors), "99", "-7", "topk_probs")
+        reasons = self.broken(layer_file.serialized(tensors), "99", "-7", "topk_probs")
+        self.assertEqual(len(reasons), 3)
 
-
-class Terminal(ProgramTest):
-    """A progress bar is for people: on a terminal, and only when there is something to wait for."""
-
-    def errors_on_a_terminal(self, *args, **environment):
-        try:
-            ours, theirs = pty.openpty()
-        except OSError as error:  # some containers have no /dev/pts
-            self.skipTest(f"no terminal to be had: {error}")
-        with subprocess.Popen([PROGRAM, *map(str, args)], stdout=subprocess.DEVNULL, stderr=theirs,
-                              env={**os.environ, **environment}) as process:
-            os.close(theirs)
-            text = b""
-            while True:
-                try:
-                    chunk = os.read(ours, 4096)
-                except OSError:  # how Linux says that the other end has been closed
-                    break
-                if not chunk:
-                    break
-                text += chunk
-            os.close(ours)
-            self.assertEqual(process.wait(), 0)
-        return text.decode()
-
-    def test_long_work_shows_a_bar_and_erases_it(self):
-        text = self.errors_on_a_terminal("run", "--input", TRACE, "--ranks", 2, "--pass", "forward",
-                                         "--repeat", 3, UNIEP_CPU_LINK_GBPS="0.0015")
-        self.assertIn("running 2 ranks", text)
-        self.assertIn("%", text)
-        self.assertTrue(text.endswith("\r\x1b[K"), repr(text[-40:]))
-
-    def test_short_work_shows_nothing(self):
-        self.assertEqual(self.errors_on_a_terminal("run", "--shape", "tiny"), "")
+    def test_the_summary_is_apart_from_the_reasons(self):
+        tensors = layer_file.layer(5)
+        tensors["topk_ids"] = ("I32", [5, 2], layer_file.i32([99] + [0] * 9))
+        path = self.folder / "layer"
+        path.write_bytes(layer_file.serialized(tensors))
+        done = self.call("validate", path)
+        self.assertIn("T=5 ", done.stdout)
+        self.assertNotIn("99", done.stdout)
+        self.assertEqual(done.stderr.count("\n"), 1)
 
 
 if __name__ == "__main__":

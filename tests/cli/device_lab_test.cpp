@@ -1,11 +1,11 @@
 // The lab of `uniep profile --backend cuda`, on the CPU: that layers change between alone and
 // together, and that what it reports is of the pass that was asked for.
-#include "device_lab.h"
+#include "profile/device_lab.h"
 
 #include <gtest/gtest.h>
 
 #include "schedule/pass_order.h"
-#include "tune/timeline_samples.h"
+#include "tune/lab/timeline_samples.h"
 
 namespace uniep::tool {
 namespace {

@@ -1,9 +1,10 @@
-#include "launcher.h"
+#include "common/launcher.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -17,8 +18,11 @@ namespace {
 
 using std::chrono::milliseconds;
 
-int launch(int count, const std::string& script, milliseconds grace = milliseconds(5000)) {
-  return launch_ranks(count, {"sh", "-c", script}, {.program = "/bin/sh", .grace = grace});
+int launch(int count, const std::string& script, milliseconds grace = milliseconds(5000),
+           milliseconds interrupted_grace = milliseconds(30000)) {
+  return launch_ranks(
+      count, {"sh", "-c", script},
+      {.program = "/bin/sh", .grace = grace, .interrupted_grace = interrupted_grace});
 }
 
 /// A file that the children append to.
@@ -67,7 +71,22 @@ TEST(Launcher, AllMeetAtOnePortAndKeepTheirEnvironment) {
 TEST(Launcher, ReturnsTheCodeOfTheFirstThatFails) {
   EXPECT_EQ(launch(3, "if [ $RANK = 1 ]; then exit 7; fi; exec sleep 60", milliseconds(200)), 7);
   EXPECT_EQ(launch(2, "if [ $RANK = 1 ]; then kill -ABRT $$; fi"), 128 + SIGABRT);
-  EXPECT_EQ(launch_ranks(1, {"x"}, {.program = "/no/such/program"}), 127);
+  EXPECT_EQ(launch(1, "exit 127"), 1) << "what the system could not load";
+  EXPECT_THROW(launch_ranks(1, {"x"}, {.program = "/no/such/program"}), Error);
+}
+
+TEST(Launcher, TellsOfARankThatCouldNotSayWhyItEnds) {
+  const auto told = [](const std::string& script) {
+    ::testing::internal::CaptureStderr();
+    launch(3, script, milliseconds(200));
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const std::string killed = told("if [ $RANK = 1 ]; then kill -KILL $$; fi; exec sleep 60");
+  EXPECT_NE(killed.find("rank 1 was ended by signal 9"), std::string::npos) << killed;
+  EXPECT_EQ(std::ranges::count(killed, '\n'), 1) << "those killed for it are not worth a word";
+  EXPECT_EQ(told("if [ $RANK = 1 ]; then exit 7; fi; exec sleep 60"), "");
+  const std::string none = told("if [ $RANK = 2 ]; then exit 127; fi; exec sleep 60");
+  EXPECT_NE(none.find("rank 2 could not be started"), std::string::npos) << none;
 }
 
 TEST(Launcher, KillsTheOthersAfterTheGracePeriod) {
@@ -77,7 +96,7 @@ TEST(Launcher, KillsTheOthersAfterTheGracePeriod) {
 }
 
 /// What `launch` returns when this process is told to end as soon as both ranks run.
-int terminated(const std::string& on_term, milliseconds grace) {
+int terminated(const std::string& on_term, milliseconds grace, milliseconds interrupted_grace) {
   sigset_t term, before;
   sigemptyset(&term);
   sigaddset(&term, SIGTERM);
@@ -90,16 +109,22 @@ int terminated(const std::string& on_term, milliseconds grace) {
   const int code = launch(2,
                           cat("trap '", on_term, "' TERM; echo ready >> ", log.path(),
                               "; while :; do sleep 0.05; done"),
-                          grace);
+                          grace, interrupted_grace);
   sender.join();
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return code;
 }
 
-TEST(Launcher, HandsSignalsOn) { EXPECT_EQ(terminated("exit 5", milliseconds(30000)), 5); }
+TEST(Launcher, HandsSignalsOn) {
+  EXPECT_EQ(terminated("exit 5", milliseconds(30000), milliseconds(30000)), 5);
+}
+
+TEST(Launcher, LetsRanksFinishWhenASignalHasEndedThem) {
+  EXPECT_EQ(terminated("sleep 1; exit 5", milliseconds(100), milliseconds(30000)), 5);
+}
 
 TEST(Launcher, KillsRanksThatIgnoreASignal) {
-  EXPECT_EQ(terminated("", milliseconds(200)), 128 + SIGKILL);
+  EXPECT_EQ(terminated("", milliseconds(30000), milliseconds(200)), 128 + SIGKILL);
 }
 
 }  // namespace

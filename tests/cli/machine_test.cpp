@@ -1,8 +1,9 @@
-#include "machine.h"
+#include "common/machine.h"
 
 #include <gtest/gtest.h>
 
 #include "base/memory_info.h"
+#include "base/utc_now.h"
 
 namespace uniep::tool {
 namespace {

@@ -12,6 +12,7 @@ import subprocess
 import time
 import unittest
 import xml.etree.ElementTree
+from pathlib import Path
 
 import layer_file
 from program import PROGRAM, PROFILES, ProgramTest
@@ -79,6 +80,15 @@ class Distinct(FileTest):
             if path == cache:  # nor is it made by something else
                 self.refuse_before_work("tune", "--shape", "tiny", "--json", path,
                                         words=["--json", path], UNIEP_TUNE_CACHE=str(cache))
+
+    def test_no_output_replaces_the_program(self):
+        program = self.folder / "uniep"
+        shutil.copy(PROGRAM, program)
+        for name in (program, "/proc/self/exe"):
+            done = subprocess.run([program, *RUN, "--json", name], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn("the program", done.stderr)
+        self.assertEqual(program.read_bytes(), Path(PROGRAM).read_bytes())
 
     def test_two_outputs_are_two_files(self):
         path = self.folder / "one"

@@ -6,10 +6,10 @@
 
 #include "base/check.h"
 #include "base/cuda/driver.h"
-#include "device_lab.h"
 #include "group/cuda/cuda_communicator.h"
-#include "measure_cuda_profile.h"
-#include "tune/simulation.h"
+#include "profile/device_lab.h"
+#include "profile/measure_cuda_profile.h"
+#include "tune/model/simulation.h"
 
 namespace uniep::tool {
 namespace {

@@ -1,4 +1,4 @@
-#include "ranks.h"
+#include "common/ranks.h"
 
 #include <gtest/gtest.h>
 
@@ -8,10 +8,10 @@ namespace uniep::tool {
 namespace {
 
 TEST(Ranks, SayWhereTheyShareGpus) {
-  EXPECT_EQ(sharing_text(4, 4), "");
-  EXPECT_EQ(sharing_text(1, 8), "");
-  EXPECT_EQ(sharing_text(4, 1), "4 ranks on 1 GPU (UNIEP_SHARE_DEVICE): times mean nothing");
-  EXPECT_EQ(sharing_text(8, 4), "8 ranks on 4 GPUs (UNIEP_SHARE_DEVICE): times mean nothing");
+  EXPECT_STATES(sharing_text(4, 4), "");
+  EXPECT_STATES(sharing_text(1, 8), "");
+  EXPECT_STATES(sharing_text(4, 1), "4 ranks on 1 GPU (UNIEP_SHARE_DEVICE): times mean nothing");
+  EXPECT_STATES(sharing_text(8, 4), "8 ranks on 4 GPUs (UNIEP_SHARE_DEVICE): times mean nothing");
 }
 
 TEST(Ranks, ThatShareGpusAreNotMeasured) {

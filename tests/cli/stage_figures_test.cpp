@@ -1,4 +1,4 @@
-#include "stage_figures.h"
+#include "run/stage_figures.h"
 
 #include <gtest/gtest.h>
 

@@ -1,15 +1,15 @@
 // What of the tuner cannot be seen from outside: that a wrong bit takes a candidate out, and the
 // figures of surveys.
-#include "tuner.h"
+#include "tuning/tuner.h"
 
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <filesystem>
 
-#include "machine.h"
+#include "common/machine.h"
 #include "support/temporary_folder.h"
-#include "survey.h"
+#include "tuning/survey.h"
 
 namespace uniep::tool {
 namespace {
@@ -51,8 +51,8 @@ class LyingDevice final : public BenchDevice {
 };
 
 /// A search that ends with its rounds, however slow the machine is.
-TuneSettings short_search(const std::string& cache) {
-  TuneSettings settings;
+tune::TuneSettings short_search(const std::string& cache) {
+  tune::TuneSettings settings;
   settings.candidates = 3;
   settings.budget_s = 3600;
   settings.max_rounds = 20;
@@ -62,7 +62,7 @@ TuneSettings short_search(const std::string& cache) {
 
 BenchCase tiny_case() { return make_case("tiny,tokens=5", 1, 0, 0); }
 
-TuneOutcome tune(const BenchCase& bench, const TuneSettings& settings, int wrong = 0) {
+tune::TuneOutcome tune(const BenchCase& bench, const tune::TuneSettings& settings, int wrong = 0) {
   LyingDevice device(wrong);
   const Ranks ranks{.count = 1,
                     .speaks = true,
@@ -76,7 +76,7 @@ TuneOutcome tune(const BenchCase& bench, const TuneSettings& settings, int wrong
   return tune_pass(bench, Pass::kForward, settings, ranks);
 }
 
-TuneOutcome tune_tiny(int wrong, const std::string& cache) {
+tune::TuneOutcome tune_tiny(int wrong, const std::string& cache) {
   return tune(tiny_case(), short_search(cache), wrong);
 }
 
@@ -87,10 +87,10 @@ TEST(Tuner, ACandidateWithOneWrongBitIsRejected) {
   // The first pass of a candidate is not timed, but it is compared.
   for (const int wrong : {1, 2, 4, 20}) {
     // Beside a cache of its own: no search is to go on with another's session.
-    const TuneOutcome out = tune_tiny(wrong, folder.file("wrong" + std::to_string(wrong)));
+    const tune::TuneOutcome out = tune_tiny(wrong, folder.file("wrong" + std::to_string(wrong)));
     EXPECT_EQ(out.rejected.size(), 1u) << wrong;
     EXPECT_EQ(out.ranking.size(), all - 1);
-    for (const TunedCandidate& c : out.ranking) {
+    for (const tune::TunedCandidate& c : out.ranking) {
       EXPECT_NE(c.schedule, out.rejected.front().schedule);
     }
   }
@@ -98,7 +98,7 @@ TEST(Tuner, ACandidateWithOneWrongBitIsRejected) {
 
 TEST(Tuner, WhereAllAreRejectedNothingIsFound) {
   const testing::TemporaryFolder folder;
-  const TuneOutcome out = tune_tiny(kAlways, folder.file("tuned.json"));
+  const tune::TuneOutcome out = tune_tiny(kAlways, folder.file("tuned.json"));
   EXPECT_GE(out.rejected.size(), 6u);
   EXPECT_TRUE(out.ranking.empty());
   EXPECT_FALSE(out.chosen);
@@ -107,7 +107,7 @@ TEST(Tuner, WhereAllAreRejectedNothingIsFound) {
 
 TEST(Tuner, WhatWasFoundIsStored) {
   const testing::TemporaryFolder folder;
-  const TuneOutcome out = tune_tiny(0, folder.file("tuned.json"));
+  const tune::TuneOutcome out = tune_tiny(0, folder.file("tuned.json"));
   EXPECT_TRUE(out.stored);
   const auto loaded = tune::TuneCache(folder.file("tuned.json")).load();
   ASSERT_EQ(loaded.entries.size(), 1u);
@@ -120,9 +120,9 @@ TEST(Tuner, WhatWasFoundIsStored) {
 
 TEST(Tuner, WhatTooFewRoundsKeptIsNotStored) {
   const testing::TemporaryFolder folder;
-  TuneSettings settings = short_search(folder.file("tuned.json"));
+  tune::TuneSettings settings = short_search(folder.file("tuned.json"));
   settings.max_rounds = 3;
-  const TuneOutcome out = tune(tiny_case(), settings);
+  const tune::TuneOutcome out = tune(tiny_case(), settings);
   EXPECT_TRUE(out.kept_default || out.ranking.front().schedule == out.chosen->schedule);
   EXPECT_FALSE(out.stored);
   EXPECT_FALSE(out.store_failed);
@@ -131,9 +131,9 @@ TEST(Tuner, WhatTooFewRoundsKeptIsNotStored) {
 
 TEST(Tuner, WhatCannotBeStoredIsStillFoundAndTheSearchCanBeTakenUp) {
   const testing::TemporaryFolder folder;
-  const TuneSettings settings = short_search(folder.file("tuned.json"));
+  const tune::TuneSettings settings = short_search(folder.file("tuned.json"));
   std::filesystem::create_directory(settings.cache);
-  const TuneOutcome out = tune(tiny_case(), settings);
+  const tune::TuneOutcome out = tune(tiny_case(), settings);
   EXPECT_TRUE(out.store_failed);
   EXPECT_FALSE(out.stored);
   ASSERT_TRUE(out.chosen);
@@ -142,7 +142,7 @@ TEST(Tuner, WhatCannotBeStoredIsStillFoundAndTheSearchCanBeTakenUp) {
   EXPECT_NE(out.problems[0].find(settings.cache), std::string::npos);
 
   std::filesystem::remove(settings.cache);
-  const TuneOutcome again = tune(tiny_case(), settings);
+  const tune::TuneOutcome again = tune(tiny_case(), settings);
   EXPECT_EQ(again.resumed, out.measurements);
   EXPECT_EQ(again.measurements, 0u);
   EXPECT_TRUE(again.stored);
@@ -151,7 +151,7 @@ TEST(Tuner, WhatCannotBeStoredIsStillFoundAndTheSearchCanBeTakenUp) {
 }
 
 TEST(Tuner, ASessionIsOfOneLayerOneSearchAndOneBuild) {
-  TuneSettings settings = short_search("");
+  tune::TuneSettings settings = short_search("");
   const std::string text = search_text(tiny_case(), settings);
   EXPECT_NE(text.find(to_string(this_build())), std::string::npos);
   // All of these have the key of tiny_case, or one that is printed alike.
@@ -164,8 +164,54 @@ TEST(Tuner, ASessionIsOfOneLayerOneSearchAndOneBuild) {
   EXPECT_NE(search_text(tiny_case(), settings), text);
 }
 
+TEST(Tuner, ASearchIsSaidInWords) {
+  const std::string text = search_for(tiny_case(), Pass::kBackward, short_search(""), "a CPU");
+  EXPECT_TRUE(text.starts_with(kSearchFor)) << text;
+  for (const char* words : {"the backward pass of tiny,tokens=5,", "; 1 rank, skew 0, seed 0; ",
+                            "in the whole space", "3 candidates (profile: none)", "on a CPU"}) {
+    EXPECT_NE(text.find(words), std::string::npos) << text;
+  }
+}
+
+TEST(Tuner, ASessionOfAFileIsOfItsRouting) {
+  BenchCase file = tiny_case();
+  file.file = "layer.safetensors";
+  BenchCase other = file;
+  std::swap(other.routing.topk_ids.front(), other.routing.topk_ids.back());
+  const tune::TuneSettings settings = short_search("");
+  EXPECT_NE(search_text(file, settings), search_text(other, settings));
+  EXPECT_NE(search_text(file, settings), search_text(tiny_case(), settings));
+  other = file;
+  other.file = "moved.safetensors";
+  EXPECT_EQ(search_text(file, settings), search_text(other, settings));
+}
+
+TEST(Tuner, IsWatchedAndCanBeStopped) {
+  // Within the third round: after two, candidates may be left behind, and after five it may be
+  // over.
+  constexpr std::size_t kBeforeItIsDecided = 20;
+  const testing::TemporaryFolder folder;
+  tune::TuneSettings settings = short_search(folder.file("tuned.json"));
+  std::vector<tune::TuneState> states;
+  settings.watch.measured = [&](const tune::TuneState& state) { states.push_back(state); };
+  settings.watch.stop = [&] { return states.size() == kBeforeItIsDecided; };
+  const tune::TuneOutcome out = tune(tiny_case(), settings);
+  EXPECT_EQ(out.end, tune::TuneEnd::kInterrupted);
+  EXPECT_EQ(out.measurements, kBeforeItIsDecided);
+  ASSERT_EQ(states.size(), kBeforeItIsDecided);
+  EXPECT_FALSE(states.front().best_s) << "no round is complete";
+  EXPECT_EQ(states.back().pass, Pass::kForward);
+  EXPECT_GE(states.back().rounds, 1);
+  EXPECT_GT(*states.back().best_s, 0);
+  EXPECT_LE(states.back().running, states.back().candidates);
+  for (const tune::TunedCandidate& c : out.ranking) EXPECT_TRUE(c.why.empty()) << "it ends at once";
+
+  settings.watch = {};
+  EXPECT_EQ(tune(tiny_case(), settings).resumed, kBeforeItIsDecided);
+}
+
 /// Leaves a session of a finished search beside a cache that can be written by now.
-void leave_session(const TuneSettings& settings) {
+void leave_session(const tune::TuneSettings& settings) {
   std::filesystem::create_directory(settings.cache);
   EXPECT_TRUE(tune(tiny_case(), settings).store_failed);
   std::filesystem::remove(settings.cache);
@@ -173,7 +219,7 @@ void leave_session(const TuneSettings& settings) {
 
 TEST(Tuner, ASessionOfAnotherLayerIsNotGoneOnWith) {
   const testing::TemporaryFolder folder;
-  const TuneSettings settings = short_search(folder.file("tuned.json"));
+  const tune::TuneSettings settings = short_search(folder.file("tuned.json"));
   leave_session(settings);
   EXPECT_EQ(tune(make_case("tiny,tokens=8", 1, 0, 0), settings).resumed, 0u);
   EXPECT_EQ(tune(make_case("tiny,tokens=5", 1, 1, 0), settings).resumed, 0u);

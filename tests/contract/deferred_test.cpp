@@ -131,7 +131,7 @@ TEST(DeferredWeights, OrderIsToldWhereItIsWrongAndNothingIsWritten) {
     group.layer(rank).backward_weights(group.saved(rank), weights_args(group.backward_args(rank)));
   };
   const auto expect_complaint = [&](const char* sentence) {
-    for (const Outcome& o : group.attempt(weights)) EXPECT_EQ(o.what(), sentence);
+    for (const Outcome& o : group.attempt(weights)) EXPECT_STATES(o.what(), sentence);
   };
   expect_complaint("saved is empty; what forward returned is accepted");
   group.each([&](int rank) { group.forward(rank); });

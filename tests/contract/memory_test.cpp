@@ -121,27 +121,29 @@ class RefusedMemory : public ::testing::Test {
 
 TEST_F(RefusedMemory, OfALayer) {
   const GuardedMemory workspace(needs_.workspace + 64), symmetric(needs_.symmetric + 64);
-  EXPECT_EQ(refused({.workspace = workspace.bytes().first(100)}),
-            cat("rank 0: memory.workspace has 100 bytes; ", needs_.workspace,
-                " or more are accepted (Layer::memory_needs)"));
-  EXPECT_EQ(refused({.workspace = workspace.bytes().subspan(32)}),
-            cat("rank 0: memory.workspace starts at address ", at(workspace.data() + 32),
-                "; a multiple of 64 is accepted"));
-  EXPECT_EQ(refused({.symmetric = symmetric.bytes().first(100)}),
-            cat("rank 0: memory.symmetric has 100 bytes; ", needs_.symmetric,
-                " or more are accepted (Layer::memory_needs)"));
-  EXPECT_EQ(refused({.symmetric = symmetric.bytes().subspan(8)}),
-            cat("rank 0: memory.symmetric starts at address ", at(symmetric.data() + 8),
-                "; a multiple of 64 is accepted"));
-  EXPECT_EQ(refused({.peers = {symmetric.data()}}),
-            "rank 0: memory.peers is given without memory.symmetric; both or neither are accepted");
-  EXPECT_EQ(refused({.release = [] {}}),
-            "rank 0: memory.release is given without memory.symmetric; both or neither are "
-            "accepted");
-  EXPECT_EQ(refused({.symmetric = symmetric.bytes(), .peers = {symmetric.data(), nullptr}}),
-            "rank 0: memory.peers has 2 elements; one for each of 1 ranks is accepted, or none");
-  EXPECT_EQ(refused({.symmetric = symmetric.bytes(), .peers = {nullptr}}),
-            "rank 0: memory.peers[0] is address 0; a multiple of 64 above 0 is accepted");
+  EXPECT_STATES(refused({.workspace = workspace.bytes().first(100)}),
+                cat("rank 0: memory.workspace has 100 bytes; ", needs_.workspace,
+                    " or more are accepted (Layer::memory_needs)"));
+  EXPECT_STATES(refused({.workspace = workspace.bytes().subspan(32)}),
+                cat("rank 0: memory.workspace starts at address ", at(workspace.data() + 32),
+                    "; a multiple of 64 is accepted"));
+  EXPECT_STATES(refused({.symmetric = symmetric.bytes().first(100)}),
+                cat("rank 0: memory.symmetric has 100 bytes; ", needs_.symmetric,
+                    " or more are accepted (Layer::memory_needs)"));
+  EXPECT_STATES(refused({.symmetric = symmetric.bytes().subspan(8)}),
+                cat("rank 0: memory.symmetric starts at address ", at(symmetric.data() + 8),
+                    "; a multiple of 64 is accepted"));
+  EXPECT_STATES(
+      refused({.peers = {symmetric.data()}}),
+      "rank 0: memory.peers is given without memory.symmetric; both or neither are accepted");
+  EXPECT_STATES(refused({.release = [] {}}),
+                "rank 0: memory.release is given without memory.symmetric; both or neither are "
+                "accepted");
+  EXPECT_STATES(
+      refused({.symmetric = symmetric.bytes(), .peers = {symmetric.data(), nullptr}}),
+      "rank 0: memory.peers has 2 elements; one for each of 1 ranks is accepted, or none");
+  EXPECT_STATES(refused({.symmetric = symmetric.bytes(), .peers = {nullptr}}),
+                "rank 0: memory.peers[0] is address 0; a multiple of 64 above 0 is accepted");
 }
 
 TEST_F(RefusedMemory, OfRanksThatCannotMapIt) {
@@ -154,9 +156,10 @@ TEST_F(RefusedMemory, OfRanksThatCannotMapIt) {
     said[c.rank()] = refusal([&] { Layer(problem, c, {.memory = memory}); });
   });
   for (const std::string& sentence : said) {
-    EXPECT_EQ(sentence,
-              "rank 0: memory.symmetric is given without memory.peers, and ranks on the CPU cannot "
-              "map each other's; with the peers it is accepted, or none, and in a group of one");
+    EXPECT_STATES(
+        sentence,
+        "rank 0: memory.symmetric is given without memory.peers, and ranks on the CPU cannot "
+        "map each other's; with the peers it is accepted, or none, and in a group of one");
   }
   run_ranks(Communicator::cpu_group(kRanks), [&](Communicator& c) {
     LayerMemory memory = callers.of_rank(c.rank());
@@ -164,9 +167,9 @@ TEST_F(RefusedMemory, OfRanksThatCannotMapIt) {
     said[c.rank()] = refusal([&] { Layer(problem, c, {.memory = memory}); });
   });
   for (const std::string& sentence : said) {
-    EXPECT_EQ(sentence, cat("ranks disagree: rank 0 calls layer ", to_string(problem),
-                            " with memory.peers; rank 1 calls layer ", to_string(problem),
-                            "; the same call on every rank is accepted"));
+    EXPECT_STATES(sentence, cat("ranks disagree: rank 0 calls layer ", to_string(problem),
+                                " with memory.peers; rank 1 calls layer ", to_string(problem),
+                                "; the same call on every rank is accepted"));
   }
 }
 
@@ -178,20 +181,21 @@ TEST_F(RefusedMemory, OfAStep) {
   StepMemory m;
   const auto plan_refused = [&] { return refusal([&] { layer.plan(ids, {.memory = m}); }); };
   m.plan = kept.plan.bytes().first(64);
-  EXPECT_EQ(plan_refused(), cat("rank 0: memory.plan has 64 bytes; ", needs_.plan,
-                                " or more are accepted (Layer::memory_needs)"));
+  EXPECT_STATES(plan_refused(), cat("rank 0: memory.plan has 64 bytes; ", needs_.plan,
+                                    " or more are accepted (Layer::memory_needs)"));
   const RoutingPlan plan = layer.plan(ids);
   const auto forward_refused = [&] {
     return refusal([&] { layer.forward(plan, split_.forward_args(0, result), {.memory = m}); });
   };
   m = {.x_rows = kept.x_rows.as<bf16>()};
-  EXPECT_EQ(forward_refused(),
-            cat("rank 0: memory.h has 0 elements; ", needs_.rows * 2 * problem_.intermediate,
-                " or more are accepted (Layer::memory_needs)"));
+  EXPECT_STATES(forward_refused(),
+                cat("rank 0: memory.h has 0 elements; ", needs_.rows * 2 * problem_.intermediate,
+                    " or more are accepted (Layer::memory_needs)"));
   m = kept.memory();
   m.row_probs = m.row_probs.subspan(1);
-  EXPECT_EQ(forward_refused(), cat("rank 0: memory.row_probs has ", needs_.rows - 1, " elements; ",
-                                   needs_.rows, " or more are accepted (Layer::memory_needs)"));
+  EXPECT_STATES(forward_refused(),
+                cat("rank 0: memory.row_probs has ", needs_.rows - 1, " elements; ", needs_.rows,
+                    " or more are accepted (Layer::memory_needs)"));
   Saved saved = layer.forward(plan, split_.forward_args(0, result));
   m.backward_rows = kept.backward_rows.bytes().subspan(64);
   EXPECT_EQ(refusal([&] {
@@ -276,9 +280,10 @@ TEST(OverflowValues, OfSomeRanksAloneAreRefused) {
          std::int64_t overflow[2];
          g.layer(rank).plan(g.split().topk_ids(rank), {.overflow = rank == 0 ? overflow : nullptr});
        })) {
-    EXPECT_EQ(o.what(),
-              "ranks disagree: rank 0 calls plan of layer 1 with overflow; rank 1 calls plan of "
-              "layer 1; the same call on every rank is accepted");
+    EXPECT_STATES(
+        o.what(),
+        "ranks disagree: rank 0 calls plan of layer 1 with overflow; rank 1 calls plan of "
+        "layer 1; the same call on every rank is accepted");
   }
   g.expect_step_works("afterwards");
 }

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/cuda/check.h"
+#include "base/cuda/check_cuda.h"
 
 namespace uniep::testing {
 

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/cuda/check.h"
+#include "base/cuda/check_cuda.h"
 #include "support/expect_error.h"
 #include "support/scoped_env.h"
 #include "uniep/communicator.h"

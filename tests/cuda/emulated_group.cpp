@@ -77,8 +77,8 @@ EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> to
     const SymmetricLayout symmetric(problem, num_ranks);
     start_counters(ranks_.back().counters.data(), LocalCounterLayout(problem, num_ranks).bytes,
                    first_count);
-    start_counters(ranks_.back().heap.data() + symmetric.published,
-                   symmetric.bytes - symmetric.published, first_count);
+    start_counters(ranks_.back().heap.data() + symmetric.first_counter,
+                   symmetric.bytes - symmetric.first_counter, first_count);
   }
 }
 
@@ -98,28 +98,21 @@ PassMemory EmulatedGroup::memory(int rank) const {
 
 PassTensors EmulatedGroup::tensors(int rank, Pass pass) const {
   const Rank& r = ranks_[static_cast<std::size_t>(rank)];
-  const SavedLayout saved(split_.problem(), r.plan.padded_rows());
-  const RowLayout rows(split_.problem(), r.plan.padded_rows(), Pass::kBackward);
+  const std::int64_t rows = r.plan.padded_rows();
   PassTensors t;
-  t.tokens = pass == Pass::kForward ? r.x.data() : r.dy.data();
-  t.probs = pass == Pass::kForward ? r.probs.data() : nullptr;
-  t.w1 = r.w1.data();
-  t.w2 = r.w2.data();
-  t.x_rows = reinterpret_cast<bf16*>(r.saved.data() + saved.x_rows);
-  t.h = reinterpret_cast<bf16*>(r.saved.data() + saved.h);
-  t.row_probs = reinterpret_cast<float*>(r.saved.data() + saved.row_probs);
-  t.a = reinterpret_cast<bf16*>(r.rows.data() + rows.a);
-  t.dy_rows = reinterpret_cast<bf16*>(r.rows.data() + rows.dy_rows);
-  t.dh = reinterpret_cast<bf16*>(r.rows.data() + rows.dh);
-  t.dprob_groups = reinterpret_cast<float*>(r.rows.data() + rows.dprob_groups);
-  t.token_out = pass == Pass::kForward ? r.out.data() : r.dx.data();
-  t.dprobs_out = r.dprobs.data();
+  t.table.set(SavedLayout(split_.problem(), rows), r.saved.data());
+  t.table.set(RowLayout(split_.problem(), rows, Pass::kBackward), r.rows.data());
+  const bool forward = pass == Pass::kForward;
+  t.table.set(forward ? Tensor::kX : Tensor::kDy, forward ? r.x.data() : r.dy.data());
+  if (forward) t.table.set(Tensor::kTopkProbs, r.probs.data());
+  t.table.set(Tensor::kW1, r.w1.data());
+  t.table.set(Tensor::kW2, r.w2.data());
+  t.table.set(forward ? Tensor::kOut : Tensor::kDx, forward ? r.out.data() : r.dx.data());
+  t.table.set(Tensor::kDprobs, r.dprobs.data());
   if (main_grad_) {
-    t.dw1 = r.main_dw1.span();
-    t.dw2 = r.main_dw2.span();
+    t.set_weight_grads(r.main_dw1.span(), r.main_dw2.span());
   } else {
-    t.dw1 = r.dw1.span();
-    t.dw2 = r.dw2.span();
+    t.set_weight_grads(r.dw1.span(), r.dw2.span());
   }
   return t;
 }
@@ -132,16 +125,15 @@ void EmulatedGroup::run_pass(Pass pass, Schedule schedule, PassPart part) {
     const RoutingPlan& plan = ranks_[static_cast<std::size_t>(r)].plan;
     orders.push_back(std::make_unique<UploadedOrder>(plan.data(), pass, schedule, part));
     const PassView& view = orders.back()->view();
-    const PassCall call{.limit_ms = limit_ms_, .faults = device_faults(faults_, r)};
-    launchers.emplace_back(device_context(split_.problem(), view, memory(r), call),
-                           tensors(r, pass), plan.padded_rows(), orders.back()->queues(), sms_,
-                           streams_[static_cast<std::size_t>(r)]);
+    launchers.emplace_back(
+        device_context(split_.problem(), view, memory(r), limit_ms_, device_faults(faults_, r)),
+        tensors(r, pass), plan.padded_rows(), orders.back()->queues(), sms_,
+        streams_[static_cast<std::size_t>(r)]);
   }
   check_cuda(cudaDeviceSynchronize(), "prepare a pass");
   for (int r = 0; r < split_.ranks(); ++r) {
-    const PassTensors t = tensors(r, pass);
     launchers[static_cast<std::size_t>(r)].enter(
-        enter_args(split_.problem(), split_.ranks(), memory(r), t.tokens, t.probs, nullptr));
+        enter_args(split_.problem(), split_.ranks(), memory(r), nullptr));
   }
   for (int i = 0; i < launchers[0].num_launches(); ++i) {
     for (const PassLauncher& launcher : launchers) launcher.launch(i);
@@ -153,7 +145,7 @@ void EmulatedGroup::run_pass(Pass pass, Schedule schedule, PassPart part) {
 std::uint32_t EmulatedGroup::published(int rank) const {
   const SymmetricLayout symmetric(split_.problem(), split_.ranks());
   const auto* counts = reinterpret_cast<const std::uint32_t*>(
-      ranks_[static_cast<std::size_t>(rank)].heap.data() + symmetric.published);
+      ranks_[static_cast<std::size_t>(rank)].heap.data() + symmetric[CounterKind::kPublished]);
   std::uint32_t count = 0;
   check_cuda(cudaMemcpy(&count, counts + rank, sizeof count, cudaMemcpyDeviceToHost),
              "read a counter");

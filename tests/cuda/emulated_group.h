@@ -45,12 +45,13 @@ class UploadedOrder {
     put(view_.slots_to_peer, count(v.num_token_blocks() * v.num_ranks));
     for (int i = 0; i < uniep::num_launches(v); ++i) {
       const Launch launch = launch_at(v, i);
-      queues_.push_back({upload_queue(Queue(v, launch.comm)), upload_queue(Queue(v, launch.main))});
+      queues_.push_back({.comm = upload_queue(Queue(v, launch.comm)),
+                         .main = upload_queue(Queue(v, launch.main))});
     }
   }
 
   const PassView& view() const { return view_; }
-  const std::vector<QueuePair>& queues() const { return queues_; }
+  const std::vector<LaunchQueues>& queues() const { return queues_; }
 
  private:
   template <class T>
@@ -70,7 +71,7 @@ class UploadedOrder {
 
   PassOrder order_;
   PassView view_;
-  std::vector<QueuePair> queues_;
+  std::vector<LaunchQueues> queues_;
   std::vector<DeviceArray<std::byte>> arrays_;
 };
 

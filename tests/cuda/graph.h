@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/check.h"
-#include "base/cuda/check.h"
+#include "base/cuda/check_cuda.h"
 
 namespace uniep::testing {
 

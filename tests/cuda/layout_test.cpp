@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda/cuda_schedules.h"
-#include "cuda/device_plan.h"
+#include "cuda/plan_memory.h"
 #include "support/cases.h"
 
 namespace uniep::testing {

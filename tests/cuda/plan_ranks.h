@@ -8,7 +8,7 @@
 
 #include "cuda/device_memory.h"
 #include "cuda/host_visible.h"
-#include "cuda/plan_launch.h"
+#include "cuda/plan_kernels.h"
 #include "support/random_routing.h"
 
 namespace uniep::testing {
@@ -98,8 +98,7 @@ class PlanGroup {
     cuda::PlanExchange exchange{PlanExchangeLayout(problem_, num_ranks())};
     for (int i = 0; i < num_ranks(); ++i) exchange.parts[i] = rank(i).exchange.data();
     return cuda::plan_args(problem_, r, num_ranks(), tokens, ids(r) + shift, exchange, scratch(r),
-                           plan(r), rank(r).report.get(),
-                           static_cast<std::uint64_t>(limit_ms) * 1'000'000);
+                           plan(r), rank(r).report.get(), limit_ms);
   }
 
   /// A rank's plan, on poisoned memory, not awaited.

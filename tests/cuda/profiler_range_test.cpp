@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "schedule/launches.h"
+#include "schedule/pass_stages.h"
 #include "uniep/schedule.h"
 
 namespace uniep::testing {
@@ -57,6 +58,7 @@ PassView view_of(Pass pass, const std::string& schedule) {
   view.pass = pass;
   view.schedule = parse_schedule(schedule);
   view.num_local_experts = 4;
+  set_stages(view);
   return view;
 }
 

@@ -7,7 +7,7 @@
 #include <csignal>
 #include <thread>
 
-#include "base/cuda/check.h"
+#include "base/cuda/check_cuda.h"
 #include "cuda/gpu_group.h"
 #include "cuda/touch_memory.h"
 #include "group/agreement.h"

@@ -3,6 +3,8 @@
 
 #include "base/check.h"
 #include "base/env.h"
+#include "graph/description.h"
+#include "graph/layer_graph.h"
 #include "schedule/axes.h"
 #include "support/temporary_folder.h"
 #include "uniep/schedule.h"
@@ -21,13 +23,19 @@ std::string values_text(const AxisInfo& axis) {
   return text.empty() ? cat(axis.min, " to ", axis.max) : text;
 }
 
+std::string neutral_text(const AxisInfo& axis) {
+  const std::string on_cpu = axis_value_text(axis, axis.neutral_value);
+  if (axis.cuda_neutral == axis.neutral_value) return on_cpu;
+  return cat(on_cpu, "; CUDA: ", axis_value_text(axis, axis.cuda_neutral));
+}
+
 std::string axes_table() {
   std::string table =
-      "| axis | values | default, CPU | default, CUDA | scope | bit-neutral | meaning |\n"
-      "|---|---|---|---|---|---|---|\n";
+      "| axis | values | default, CPU | default, CUDA | neutral | scope | bit-neutral | meaning |\n"
+      "|---|---|---|---|---|---|---|---|\n";
   for (const AxisInfo& a : schedule_axes()) {
     table += cat("| `", a.name, "` | ", values_text(a), " | ", axis_value_text(a, a.default_value),
-                 " | ", axis_value_text(a, a.cuda_default), " | ",
+                 " | ", axis_value_text(a, a.cuda_default), " | ", neutral_text(a), " | ",
                  a.scope == AxisScope::kLaunch ? "launch" : "compile-time", " | ",
                  a.bit_neutral ? "yes" : "no", " | ", a.meaning, " |\n");
   }
@@ -68,6 +76,30 @@ std::string candidates_table() {
   return table;
 }
 
+std::string markdown(const TextTable& table) {
+  const auto line = [](const std::vector<std::string>& cells) {
+    std::string text = "|";
+    for (const std::string& cell : cells) text += cat(' ', cell, " |");
+    return text + '\n';
+  };
+  std::string text = line(table.header) + '|';
+  for (std::size_t i = 0; i < table.header.size(); ++i) text += "---|";
+  text += '\n';
+  for (const auto& row : table.rows) text += line(row);
+  return text;
+}
+
+/// What docs/graph.md shows of the graph.
+std::string graph_section() {
+  std::string text;
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    text += cat("### The ", name(pass), " pass\n\n```mermaid\n", flowchart(kLayerGraph, pass),
+                "```\n\n", markdown(describe_stages(kLayerGraph, pass)), '\n');
+  }
+  return cat(text, "### Tensors\n\n", markdown(describe_tensors(kLayerGraph)), "\n### Counters\n\n",
+             markdown(describe_counters(kLayerGraph)));
+}
+
 std::string environment_table() {
   std::string table = "| variable | meaning | default |\n|---|---|---|\n";
   for (const EnvVariable& v : environment_variables()) {
@@ -98,6 +130,12 @@ TEST(Docs, ScheduleListsEveryPreset) {
   EXPECT_NE(read_doc("schedule.md").find(presets_table()), std::string::npos)
       << "docs/schedule.md should contain:\n"
       << presets_table();
+}
+
+TEST(Docs, GraphShowsStagesTensorsAndCounters) {
+  EXPECT_NE(read_doc("graph.md").find(graph_section()), std::string::npos)
+      << "docs/graph.md should contain:\n"
+      << graph_section();
 }
 
 TEST(Docs, EnvironmentListsEveryVariable) {

@@ -38,7 +38,8 @@ fi
 # Recompiles only what is older than some source, as the JSON parser takes its time.
 objects=
 for file in src/io/layer_file src/io/safetensors src/io/safetensors_header src/base/destination \
-            src/base/files src/base/memory_info src/base/output_file src/base/temporary_file \
+            src/base/files src/base/memory_info src/base/output_file src/base/quotes \
+            src/base/temporary_file \
             tests/fuzz/fuzz_safetensors tests/fuzz/fuzz_layer tests/fuzz/make_corpus; do
   object=$work_dir/$(basename $file).o
   newer=

@@ -8,6 +8,7 @@
 #include "layer/arguments.h"
 #include "plan/plan_data.h"
 #include "support/layer_group.h"
+#include "support/states.h"
 
 namespace uniep::testing {
 namespace {
@@ -24,7 +25,7 @@ class Agreement : public ::testing::TestWithParam<bool> {
   void expect_refused(ErrorCode code, const std::string& sentence,
                       const std::function<void(int)>& call) {
     for (const Outcome& o : group_.attempt(call)) {
-      EXPECT_EQ(o.what(), sentence);
+      EXPECT_STATES(o.what(), sentence);
       ASSERT_TRUE(o.error);
       EXPECT_EQ(static_cast<int>(o.error->code()), static_cast<int>(code)) << sentence;
     }
@@ -323,9 +324,9 @@ TEST(LayerAgreement, ProblemsThatDiffer) {
     const Layer layer(rank == 1 ? other : problem, group.group()[static_cast<std::size_t>(rank)]);
   });
   for (const Outcome& o : outcomes) {
-    EXPECT_EQ(o.what(), cat("ranks disagree: rank 0 calls layer ", to_string(problem),
-                            "; rank 1 calls layer ", to_string(other),
-                            "; the same call on every rank is accepted"));
+    EXPECT_STATES(o.what(), cat("ranks disagree: rank 0 calls layer ", to_string(problem),
+                                "; rank 1 calls layer ", to_string(other),
+                                "; the same call on every rank is accepted"));
   }
   group.make_layers();
   group.expect_step_works("on a communicator that has seen a refusal");
@@ -338,8 +339,8 @@ TEST(LayerAgreement, AProblemThatIsInvalid) {
   const auto outcomes = group.attempt(
       [&](int rank) { const Layer layer(bad, group.group()[static_cast<std::size_t>(rank)]); });
   for (const Outcome& o : outcomes) {
-    EXPECT_EQ(o.what(),
-              "rank 0: problem.hidden is 12; a multiple of 8 from 8 to 1048576 is accepted");
+    EXPECT_STATES(o.what(),
+                  "rank 0: problem.hidden is 12; a multiple of 8 from 8 to 1048576 is accepted");
   }
 }
 
@@ -352,9 +353,9 @@ TEST(LayerAgreement, ACapacityThatIsTooSmallIsRefusedAndANewLayerWorks) {
     layer.plan(group.split().topk_ids(rank));
   });
   for (const Outcome& o : outcomes) {
-    EXPECT_EQ(o.what(),
-              "rank 0 would receive 256 rows (padding included), but capacity_rows is 128; "
-              "capacity_rows=256 would do for this routing");
+    EXPECT_STATES(o.what(),
+                  "rank 0 would receive 256 rows (padding included), but capacity_rows is 128; "
+                  "capacity_rows=256 would do for this routing");
     ASSERT_TRUE(o.error);
     EXPECT_EQ(static_cast<int>(o.error->code()), static_cast<int>(ErrorCode::kCapacity));
   }
@@ -386,9 +387,9 @@ TEST(LayerAgreement, AnOverflowWritesNothingAndTheLayerWorksOn) {
   const auto outcomes =
       group.attempt([&](int rank) { layers[static_cast<std::size_t>(rank)]->plan(all_to_one); });
   for (const Outcome& o : outcomes) {
-    EXPECT_EQ(o.what(),
-              "rank 0 would receive 48 rows (padding included), but capacity_rows is 32; "
-              "capacity_rows=48 would do for this routing");
+    EXPECT_STATES(o.what(),
+                  "rank 0 would receive 48 rows (padding included), but capacity_rows is 32; "
+                  "capacity_rows=48 would do for this routing");
   }
   expect_same_bits(group.result(), before, "after an overflow");
   group.clear_result();
@@ -404,8 +405,8 @@ TEST(LayerAgreement, ATimeLimitOutOfRangeOnOneRankIsRefusedByAll) {
                         {.timeout_ms = rank == 1 ? limit_ms : 0});
     });
     for (const Outcome& o : outcomes) {
-      EXPECT_EQ(o.what(), cat("rank 1: options.timeout_ms is ", limit_ms,
-                              "; 1 to 3000000 is accepted, and 0 for UNIEP_TIMEOUT_MS"));
+      EXPECT_STATES(o.what(), cat("rank 1: options.timeout_ms is ", limit_ms,
+                                  "; 1 to 3000000 is accepted, and 0 for UNIEP_TIMEOUT_MS"));
       ASSERT_TRUE(o.error);
       EXPECT_EQ(static_cast<int>(o.error->code()), static_cast<int>(ErrorCode::kInvalidArgument));
     }

@@ -32,9 +32,9 @@ class CountersFrom : public ::testing::TestWithParam<std::uint32_t> {
     return s;
   }
 
-  static void publish(Counters& counters) {
-    counters.publish_to(0);
-    counters.publish_to(1);
+  /// Rank `rank` tells both that its tokens can be pulled.
+  static void publish(Counters& counters, int rank) {
+    for (const int peer : {0, 1}) add(counters.counter(CounterKind::kPublished, peer, rank), 1);
   }
 
   const std::vector<std::int64_t> tokens_{4, 4};
@@ -69,18 +69,18 @@ TEST_P(CountersFrom, PublishedCountsPassesWhoeverBeginsFirst) {
   for (int pass = 0; pass < 5; ++pass) {
     if (pass % 2 == 0) {  // the peer is ahead
       peer_.begin_pass(order_.view());
-      publish(peer_);
+      publish(peer_, 1);
       own_.begin_pass(order_.view());
       EXPECT_EQ(own_.seen(CounterKind::kPublished, 1), 1u);
     } else {
       own_.begin_pass(order_.view());
       EXPECT_EQ(own_.seen(CounterKind::kPublished, 1), 0u);
       peer_.begin_pass(order_.view());
-      publish(peer_);
+      publish(peer_, 1);
     }
     EXPECT_EQ(own_.seen(CounterKind::kPublished, 1), 1u);
     EXPECT_EQ(own_.seen(CounterKind::kPublished, 0), 0u) << "not published itself yet";
-    publish(own_);
+    publish(own_, 0);
     EXPECT_EQ(own_.seen(CounterKind::kPublished, 0), 1u);
     EXPECT_EQ(peer_.seen(CounterKind::kPublished, 0), 1u);
   }

@@ -9,6 +9,7 @@
 #include "support/layer_group.h"
 #include "support/new_threads.h"
 #include "support/scoped_env.h"
+#include "support/states.h"
 
 namespace uniep::testing {
 namespace {
@@ -130,9 +131,9 @@ TEST_P(SilentRank, IsNamedByTheOthersWithinTheLimit) {
                     .expected = kRanks,
                     .seen = kRanks - 1,
                     .limit_ms = short_limit_ms()});
-    EXPECT_EQ(o.what(), cat("rank ", w.rank, ": wait expired after ", w.limit_ms,
-                            " ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage ", GetParam().stage,
-                            ", peer 2: expected 4 ranks present, seen 3"));
+    EXPECT_STATES(o.what(), cat("rank ", w.rank, ": wait expired after ", w.limit_ms,
+                                " ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage ", GetParam().stage,
+                                ", peer 2: expected 4 ranks present, seen 3"));
     EXPECT_GE(o.seconds, limit_s * 0.99);
     origin = w.rank;
     sentence = o.what();
@@ -149,10 +150,11 @@ TEST(Failure, ALateRankIsToldThatTheGroupIsUnusable) {
     if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(400));
     g.forward(rank);
   });
-  EXPECT_EQ(outcomes[0].what(),
-            "rank 0: wait expired after 100 ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage enter, "
-            "peer 1: expected "
-            "2 ranks present, seen 1");
+  EXPECT_STATES(
+      outcomes[0].what(),
+      "rank 0: wait expired after 100 ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage enter, "
+      "peer 1: expected "
+      "2 ranks present, seen 1");
   EXPECT_EQ(outcomes[1].what(), "the group is unusable since rank 0 failed: " + outcomes[0].what());
 }
 

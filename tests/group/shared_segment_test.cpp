@@ -77,8 +77,8 @@ TEST(SharedSegment, OfAnotherGroupRankSizeNumberOrLengthIsRefused) {
 }
 
 /// A file in memory with these bytes.
-tcp::Descriptor file_of(const std::string& bytes, int seals) {
-  tcp::Descriptor file(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+Descriptor file_of(const std::string& bytes, int seals) {
+  Descriptor file(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   EXPECT_EQ(write(file.get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
   EXPECT_EQ(fcntl(file.get(), F_ADD_SEALS, seals), 0);
   return file;

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -15,6 +16,8 @@
 #include <thread>
 #include <utility>
 
+#include "group/tcp_connection.h"
+#include "group/tcp_socket.h"
 #include "support/expect_error.h"
 #include "support/forked_ranks.h"
 
@@ -254,9 +257,9 @@ TEST(TcpBootstrap, ARankOfAnotherWorldSizeIsTurnedAway) {
   });
   EXPECT_EQ(said[0], "joined");
   EXPECT_EQ(said[1], "joined");
-  EXPECT_EQ(said[2], cat("error ", static_cast<int>(ErrorCode::kInvalidArgument),
-                         ": WORLD_SIZE is 3 on rank 1 and 2 on rank 0 at 127.0.0.1:", port,
-                         "; the same on all ranks is accepted"));
+  EXPECT_STATES(said[2], cat("error ", static_cast<int>(ErrorCode::kInvalidArgument),
+                             ": WORLD_SIZE is 3 on rank 1 and 2 on rank 0 at 127.0.0.1:", port,
+                             "; the same on all ranks is accepted"));
 }
 
 // ---- Members that are played by hand, frame by frame
@@ -267,17 +270,17 @@ std::string hello_of(int protocol, int size, int rank) {
 }
 
 bool pump_until(tcp::Connection& c, const std::function<bool()>& done) {
-  const auto until = tcp::Clock::now() + milliseconds(kLimit);
-  while (!done() && !c.ended() && tcp::Clock::now() < until) tcp::pump({&c}, until);
+  const auto until = Deadline::in(milliseconds(kLimit));
+  while (!done() && !c.ended() && !until.expired()) tcp::pump({&c}, until);
   return done();
 }
 
 /// Connects to the root, hears its greeting and says `hello`.
 tcp::Connection come_by_hand(int port, tcp::FrameKind kind, const std::string& hello) {
-  const auto until = tcp::Clock::now() + milliseconds(kLimit);
+  const auto until = Deadline::in(milliseconds(kLimit));
   tcp::Connection c;
-  while (!c.open() && tcp::Clock::now() < until) {
-    c = tcp::Connection(tcp::connect_to("127.0.0.1", port, tcp::Clock::now() + milliseconds(10)));
+  while (!c.open() && !until.expired()) {
+    c = tcp::Connection(tcp::connect_to("127.0.0.1", port, Deadline::in(milliseconds(10))));
   }
   EXPECT_TRUE(pump_until(c, [&] { return !c.received().empty(); })) << "no greeting";
   c.received().clear();
@@ -308,9 +311,10 @@ TEST(TcpBootstrap, ARankThatIsThereAlreadyIsRefused) {
     return std::string("joined");
   });
   for (const std::size_t rank : {0u, 1u, 2u}) EXPECT_EQ(said[rank], "joined") << rank;
-  EXPECT_EQ(said[3], cat("error ", static_cast<int>(ErrorCode::kInvalidArgument),
-                         ": rank 1 has joined the group already; each RANK from 0 to 2 is accepted "
-                         "once"));
+  EXPECT_STATES(said[3],
+                cat("error ", static_cast<int>(ErrorCode::kInvalidArgument),
+                    ": rank 1 has joined the group already; each RANK from 0 to 2 is accepted "
+                    "once"));
 }
 
 TEST(TcpBootstrap, WhoSaysWhatNoRankSaysIsDropped) {
@@ -381,7 +385,9 @@ TEST(TcpBootstrap, APartMayTakeLongerAsLongAsItComes) {
     const std::string frame = frame_of(tcp::FrameKind::kPart, kBytes);
     const std::size_t piece = frame.size() / (2 * kLimitMs / kStepMs) + 1;
     for (std::size_t at = 0; at < frame.size(); sleep_ms(kStepMs)) {
-      at += sent_bytes(c.fd(), std::string_view(frame).substr(at, piece));
+      const std::size_t sent = sent_bytes(c.fd(), std::string_view(frame).substr(at, piece));
+      if (sent == 0) return std::string("the root has closed the connection");
+      at += sent;
     }
     EXPECT_TRUE(pump_until(c, [&] { return !c.received().empty(); })) << "no result";
     return cat(kBytes);
@@ -389,12 +395,52 @@ TEST(TcpBootstrap, APartMayTakeLongerAsLongAsItComes) {
   EXPECT_EQ(said, std::vector<std::string>(3, cat(kBytes)));
 }
 
+/// Reads `bytes` in as many pieces, with a pause before each; returns how many came.
+std::size_t read_slowly(int fd, std::size_t bytes, std::size_t pieces, int pause_ms) {
+  std::string buffer(bytes / pieces + 1, '\0');
+  std::size_t at = 0;
+  while (at < bytes) {
+    sleep_ms(pause_ms);
+    pollfd readable{.fd = fd, .events = POLLIN, .revents = 0};
+    ::poll(&readable, 1, kLimit);
+    const ssize_t received = ::recv(fd, buffer.data(), std::min(buffer.size(), bytes - at), 0);
+    if (received <= 0) break;
+    at += static_cast<std::size_t>(received);
+  }
+  return at;
+}
+
+/// All in all for twice the time limit, as above.
+TEST(TcpBootstrap, AResultMayBeReadForLongerAsLongAsItIsRead) {
+  constexpr int kStepMs = 50;
+  constexpr int kLimitMs = 20 * kStepMs;
+  constexpr std::size_t kBytes = std::size_t{32} << 20;
+  const int port = free_tcp_port();
+  const auto said = forked_ranks(3, [&](int rank) {
+    if (rank != 1) {
+      TcpBootstrap bootstrap(rank, 3, "127.0.0.1", port, kLimit);
+      const std::string part(rank == 2 ? kBytes : 0, 'x');
+      return cat(bootstrap.all_gather(part, "plan", kLimitMs)[2].size());
+    }
+    tcp::Connection c = come_by_hand(port, tcp::FrameKind::kHello, hello_of(kProtocol, 3, 1));
+    EXPECT_TRUE(pump_until(c, [&] { return !c.received().empty(); })) << "no welcome";
+    c.send(tcp::FrameKind::kPart);
+    while (c.write_some()) {
+    }
+    const std::size_t header_and_sizes = frame_of(tcp::FrameKind::kResult, 3 * 8).size();
+    const std::size_t read =
+        read_slowly(c.fd(), header_and_sizes + kBytes, 2 * kLimitMs / kStepMs, kStepMs);
+    return cat(read - header_and_sizes);
+  });
+  EXPECT_EQ(said, std::vector<std::string>(3, cat(kBytes)));
+}
+
 /// A listening socket at `port`, as another program would hold it: it never accepts.
-tcp::Descriptor occupy(int port) { return tcp::listen_at("127.0.0.1", port); }
+Descriptor occupy(int port) { return tcp::listen_at("127.0.0.1", port); }
 
 /// So many ports from `first` on, held by sockets that do not listen, or by somebody else.
-std::vector<tcp::Descriptor> hold_ports(int first, int count) {
-  std::vector<tcp::Descriptor> held;
+std::vector<Descriptor> hold_ports(int first, int count) {
+  std::vector<Descriptor> held;
   for (int port = first; port < first + count; ++port) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
@@ -416,7 +462,7 @@ int port_before_a_free_one() {
 
 TEST(TcpBootstrap, TheRootTriesFifteenMorePorts) {
   const int port = port_before_a_free_one();
-  const std::vector<tcp::Descriptor> held = hold_ports(port, 15);
+  const std::vector<Descriptor> held = hold_ports(port, 15);
   const auto said = forked_ranks(2, [&](int rank) {
     TcpBootstrap bootstrap(rank, 2, "127.0.0.1", port, kLimit);
     return bootstrap.all_gather(cat(rank), "plan", kLimit)[1];
@@ -426,7 +472,7 @@ TEST(TcpBootstrap, TheRootTriesFifteenMorePorts) {
 
 TEST(TcpBootstrap, SixteenPortsThatAreTakenAreAnError) {
   const int port = port_before_a_free_one();
-  const std::vector<tcp::Descriptor> held = hold_ports(port, 16);
+  const std::vector<Descriptor> held = hold_ports(port, 16);
   expect_invalid(cat("rank 0 cannot listen: the ports ", port, " to ", port + 15,
                      " of MASTER_ADDR 127.0.0.1 are all taken; a MASTER_PORT that is free is "
                      "accepted"),
@@ -435,7 +481,7 @@ TEST(TcpBootstrap, SixteenPortsThatAreTakenAreAnError) {
 
 TEST(TcpBootstrap, GroupsThatMoveOnToNeighbouringPortsStayApart) {
   const int port = free_tcp_port();
-  const tcp::Descriptor held = occupy(port);
+  const Descriptor held = occupy(port);
   ASSERT_TRUE(held.valid());
   const auto said = forked_ranks(4, [&](int process) {
     const int group = process / 2;  // begins at the port at which the one before may end up
@@ -448,7 +494,7 @@ TEST(TcpBootstrap, GroupsThatMoveOnToNeighbouringPortsStayApart) {
 
 TEST(TcpBootstrap, TheRootMovesOnFromAPortThatIsTaken) {
   const int port = free_tcp_port();
-  const tcp::Descriptor held = occupy(port);
+  const Descriptor held = occupy(port);
   ASSERT_TRUE(held.valid());
   const auto said = forked_ranks(3, [&](int rank) {
     TcpBootstrap bootstrap(rank, 3, "127.0.0.1", port, kLimit);
@@ -459,17 +505,17 @@ TEST(TcpBootstrap, TheRootMovesOnFromAPortThatIsTaken) {
 
 /// A root that admits one member and sends it a refusal where a result is due.
 void confused_root(int port) {
-  const tcp::Descriptor listener = tcp::listen_at("127.0.0.1", port);
-  const auto until = tcp::Clock::now() + milliseconds(kLimit);
-  tcp::Descriptor visitor;
-  while (!visitor.valid() && tcp::Clock::now() < until) visitor = tcp::accept_from(listener);
+  const Descriptor listener = tcp::listen_at("127.0.0.1", port);
+  const auto until = Deadline::in(milliseconds(kLimit));
+  Descriptor visitor;
+  while (!visitor.valid() && !until.expired()) visitor = tcp::accept_from(listener);
   tcp::Connection member(std::move(visitor));
   const std::int32_t greeting[] = {2, 2, port, 0, 0, 0};  // protocol, size, port, -, group
   member.send(tcp::FrameKind::kGreeting,
               std::string(reinterpret_cast<const char*>(greeting), sizeof greeting));
   member.send(tcp::FrameKind::kWelcome);
   member.send(tcp::FrameKind::kRefused, "no more");
-  while (!member.ended() && tcp::Clock::now() < until) tcp::pump({&member}, until);
+  while (!member.ended() && !until.expired()) tcp::pump({&member}, until);
 }
 
 TEST(TcpBootstrap, IsUnusableAfterAnyErrorInAGather) {
@@ -484,18 +530,18 @@ TEST(TcpBootstrap, IsUnusableAfterAnyErrorInAGather) {
     const std::string first = thrown_by(gather);
     return cat(first, "; ", thrown_by(gather));
   });
-  EXPECT_EQ(said[1], cat("error ", static_cast<int>(ErrorCode::kInvalidArgument),
-                         ": no more; error ", static_cast<int>(ErrorCode::kPeerFailed),
-                         ": the group is unusable since rank 1 failed: no more"));
+  EXPECT_STATES(said[1], cat("error ", static_cast<int>(ErrorCode::kInvalidArgument),
+                             ": no more; error ", static_cast<int>(ErrorCode::kPeerFailed),
+                             ": the group is unusable since rank 1 failed: no more"));
 }
 
 /// Talks, but not our language, and stays until it is dropped; `talked` is called in between.
 template <class Talked>
 std::string be_a_stranger(int port, Talked&& talked) {
-  const auto until = tcp::Clock::now() + milliseconds(kLimit);
-  tcp::Descriptor fd;
-  while (!fd.valid() && tcp::Clock::now() < until) {
-    fd = tcp::connect_to("127.0.0.1", port, tcp::Clock::now() + milliseconds(10));
+  const auto until = Deadline::in(milliseconds(kLimit));
+  Descriptor fd;
+  while (!fd.valid() && !until.expired()) {
+    fd = tcp::connect_to("127.0.0.1", port, Deadline::in(milliseconds(10)));
   }
   const std::string request = "GET / HTTP/1.1\r\nHost: here\r\n\r\n";
   const bool sent = ::send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL) > 0;

@@ -16,7 +16,7 @@ fail() {
 }
 step() { echo "== $*"; }
 
-rm -rf "$work_dir/prefix" "$work_dir/consumer"
+rm -rf "$work_dir/prefix" "$work_dir/moved" "$work_dir/consumer"
 mkdir -p "$work_dir"
 prefix=$work_dir/prefix
 
@@ -82,4 +82,47 @@ sed -n '/^```cpp$/,/^```$/p' "$source_dir/docs/api.md" | sed '/^```/d' >"$work_d
 "$consumer/train_step" single | tail -n +2 >"$work_dir/single"
 "$consumer/train_step" sequential | tail -n +2 | diff "$work_dir/single" - ||
   fail "the schedules single and sequential give different results"
+step "pkg-config, where the tree has been moved to"
+if command -v pkg-config >/dev/null; then
+  moved="$work_dir/moved"
+  rm -rf "$moved"
+  mv "$prefix" "$moved"
+  pc=$(find "$moved" -name uniep.pc)
+  [ -n "$pc" ] || fail "no uniep.pc was installed"
+  PKG_CONFIG_PATH=$(dirname "$pc")
+  export PKG_CONFIG_PATH
+  pkg-config --exists 'uniep >= 0.1 uniep < 99' || fail "its version is $(pkg-config --modversion uniep)"
+  if grep -F -e "$prefix" -e "$build_dir" "$pc"; then fail "uniep.pc names a folder of this build"; fi
+  at_run_time=-Wl,-rpath,$(pkg-config --variable=libdir uniep)
+  # Words of their own, as in a makefile.
+  # shellcheck disable=SC2046
+  "$cxx" -std=c++20 "$source_dir/tests/install/consumer/consumer.cpp" -o "$work_dir/pc_consumer" \
+    $(pkg-config --cflags --libs uniep) "$at_run_time"
+  "$work_dir/pc_consumer"
+  if command -v "${CC:-cc}" >/dev/null; then
+    # shellcheck disable=SC2046
+    "${CC:-cc}" -std=c99 "$source_dir/tests/api/c_api_compiles.c" -o "$work_dir/pc_c_consumer" \
+      $(pkg-config --cflags --libs --static uniep) "$at_run_time"
+    "$work_dir/pc_c_consumer" || fail "the program in C exits with $?"
+  fi
+  mv "$moved" "$prefix"
+else
+  echo "SKIPPED: there is no pkg-config on this machine"
+fi
+
+step "docs, examples, and what completes the command line"
+doc=$prefix/share/doc/uniep
+for file in README.md LICENSE examples/train_step.cpp docs/images/step.svg; do
+  [ -s "$doc/$file" ] || fail "no share/doc/uniep/$file was installed"
+done
+for file in "$source_dir"/docs/*.md; do
+  cmp "$file" "$doc/docs/$(basename "$file")" || fail "docs/$(basename "$file") was not installed"
+done
+[ ! -e "$doc/docs/data" ] || fail "raw data of the docs was installed"
+if [ -x "$prefix/bin/uniep" ]; then
+  bash -c "source '$prefix/share/bash-completion/completions/uniep' && complete -p uniep" ||
+    fail "bash cannot read what completes the command line"
+  grep -q '^#compdef uniep$' "$prefix/share/zsh/site-functions/_uniep" ||
+    fail "nothing completes the command line in zsh"
+fi
 step "passed"

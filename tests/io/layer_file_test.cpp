@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "io/io_test_util.h"
 #include "io/safetensors.h"
+#include "support/states.h"
 #include "workload/synthetic.h"
 
 namespace uniep::io {
@@ -135,11 +136,12 @@ TEST(LayerFile, WideIdsDoNotWrapAround) {
   const std::vector<std::int64_t> wide = {
       0, std::int64_t{1} << 32, 0, (std::int64_t{1} << 33) - 1, 0, 0};
   parts.at("topk_ids") = make_tensor<std::int64_t>("topk_ids", {3, 2}, wide);
-  EXPECT_EQ(parts.findings(),
-            (Sentences{"f: topk_ids of token 0, slot 1 is 4294967296; 0 to 3, or -1 for a dropped "
-                       "slot, is accepted",
-                       "f: topk_ids of token 1, slot 1 is 8589934591; 0 to 3, or -1 for a dropped "
-                       "slot, is accepted"}));
+  EXPECT_STATES(
+      parts.findings(),
+      (Sentences{"f: topk_ids of token 0, slot 1 is 4294967296; 0 to 3, or -1 for a dropped "
+                 "slot, is accepted",
+                 "f: topk_ids of token 1, slot 1 is 8589934591; 0 to 3, or -1 for a dropped "
+                 "slot, is accepted"}));
   EXPECT_EQ(parts.check().summary->dropped_slots, 0);
 }
 
@@ -151,8 +153,8 @@ TEST(LayerFile, OtherTensorsAreIgnoredAndNamed) {
 }
 
 TEST(LayerFileErrors, WhatTheFormatRefusesIsOneFinding) {
-  EXPECT_EQ(check_layer(std::vector<std::byte>{}, "f").findings,
-            Sentences{"f: is empty; a safetensors file is needed"});
+  EXPECT_STATES(check_layer(std::vector<std::byte>{}, "f").findings,
+                (Sentences{"f: is empty; a safetensors file is needed"}));
   const LayerCheck missing = check_layer("/no/such/file");
   ASSERT_EQ(missing.findings.size(), 1u);
   EXPECT_NE(missing.findings[0].find("/no/such/file: cannot be opened"), std::string::npos);
@@ -164,15 +166,17 @@ TEST(LayerFileErrors, EveryMissingTensorIsNamed) {
   for (const char* name : {"x", "topk_ids", "topk_probs", "w1", "w2"}) {
     Parts parts;
     parts.drop(name);
-    EXPECT_EQ(parts.findings(), Sentences{std::string("f: has no tensor '") + name +
-                                          "'; x, topk_ids, topk_probs, w1 and w2 are needed"});
+    EXPECT_STATES(parts.findings(),
+                  (Sentences{std::string("f: has no tensor '") + name +
+                             "'; x, topk_ids, topk_probs, w1 and w2 are needed"}));
   }
   Parts none;
   none.tensors.clear();
   EXPECT_EQ(none.findings().size(), 5u);
-  EXPECT_EQ(io_sentence([&] { none.parse(); }),
-            "f: has no tensor 'x'; x, topk_ids, topk_probs, w1 and w2 are needed (`uniep validate` "
-            "lists 4 more)");
+  EXPECT_STATES(
+      io_sentence([&] { none.parse(); }),
+      "f: has no tensor 'x'; x, topk_ids, topk_probs, w1 and w2 are needed (`uniep validate` "
+      "lists 4 more)");
 }
 
 TEST(LayerFileErrors, DTypes) {
@@ -186,18 +190,18 @@ TEST(LayerFileErrors, DTypes) {
   const auto floats = [&](const char* name, std::vector<std::int64_t> shape, std::size_t n) {
     return make_tensor<float>(name, std::move(shape), std::span(f).first(n));
   };
-  EXPECT_EQ(with(floats("x", {3, 16}, 48)),
-            Sentences{"f: tensor 'x' has dtype F32; BF16 is needed"});
-  EXPECT_EQ(with(floats("topk_ids", {3, 2}, 6)),
-            Sentences{"f: tensor 'topk_ids' has dtype F32; I32 or I64 is needed"});
-  EXPECT_EQ(with(make_tensor<double>("topk_probs", {3, 2}, d)),
-            Sentences{"f: tensor 'topk_probs' has dtype F64; F32 is needed"});
-  EXPECT_EQ(with(floats("w1", {4, 16, 16}, 1024)),
-            Sentences{"f: tensor 'w1' has dtype F32; BF16 is needed"});
-  EXPECT_EQ(with(floats("w2", {4, 16, 8}, 512)),
-            Sentences{"f: tensor 'w2' has dtype F32; BF16 is needed"});
-  EXPECT_EQ(with(floats("dy", {3, 16}, 48)),
-            Sentences{"f: tensor 'dy' has dtype F32; BF16 is needed"});
+  EXPECT_STATES(with(floats("x", {3, 16}, 48)),
+                (Sentences{"f: tensor 'x' has dtype F32; BF16 is needed"}));
+  EXPECT_STATES(with(floats("topk_ids", {3, 2}, 6)),
+                (Sentences{"f: tensor 'topk_ids' has dtype F32; I32 or I64 is needed"}));
+  EXPECT_STATES(with(make_tensor<double>("topk_probs", {3, 2}, d)),
+                (Sentences{"f: tensor 'topk_probs' has dtype F64; F32 is needed"}));
+  EXPECT_STATES(with(floats("w1", {4, 16, 16}, 1024)),
+                (Sentences{"f: tensor 'w1' has dtype F32; BF16 is needed"}));
+  EXPECT_STATES(with(floats("w2", {4, 16, 8}, 512)),
+                (Sentences{"f: tensor 'w2' has dtype F32; BF16 is needed"}));
+  EXPECT_STATES(with(floats("dy", {3, 16}, 48)),
+                (Sentences{"f: tensor 'dy' has dtype F32; BF16 is needed"}));
 }
 
 /// The findings when one tensor has another shape; its values are zeros.
@@ -213,30 +217,33 @@ Sentences with_shape(const std::string& name, std::vector<std::int64_t> shape) {
 }
 
 TEST(LayerFileErrors, Shapes) {
-  EXPECT_EQ(with_shape("x", {48}),
-            Sentences{"f: tensor 'x' has shape [48]; 2 dimensions are needed"});
-  EXPECT_EQ(with_shape("w1", {4, 256}),
-            Sentences{"f: tensor 'w1' has shape [4, 256]; 3 dimensions are needed"});
+  EXPECT_STATES(with_shape("x", {48}),
+                (Sentences{"f: tensor 'x' has shape [48]; 2 dimensions are needed"}));
+  EXPECT_STATES(with_shape("w1", {4, 256}),
+                (Sentences{"f: tensor 'w1' has shape [4, 256]; 3 dimensions are needed"}));
   EXPECT_EQ(with_shape("topk_ids", {4, 2})[0],
             "f: tensor 'topk_ids' has shape [4, 2], but T is 3 in tensor 'x'; 3 is needed in "
             "dimension 0");
-  EXPECT_EQ(with_shape("topk_probs", {3, 3}),
-            Sentences{"f: tensor 'topk_probs' has shape [3, 3], but K is 2 in tensor 'topk_ids'; 2 "
-                      "is needed in dimension 1"});
-  EXPECT_EQ(with_shape("w1", {4, 16, 24}),
-            Sentences{"f: tensor 'w1' has shape [4, 16, 24], but H is 16 in tensor 'x'; 16 is "
-                      "needed in dimension 2"});
-  EXPECT_EQ(with_shape("w1", {4, 17, 16}),
-            Sentences{"f: tensor 'w1' has shape [4, 17, 16], but dimension 1 is 2I; an even number "
-                      "is needed"});
-  EXPECT_EQ(with_shape("w2", {5, 16, 16}),
-            (Sentences{"f: tensor 'w2' has shape [5, 16, 16], but E is 4 in tensor 'w1'; 4 is "
-                       "needed in dimension 0",
-                       "f: tensor 'w2' has shape [5, 16, 16], but I is 8 in tensor 'w1'; 8 is "
-                       "needed in dimension 2"}));
-  EXPECT_EQ(with_shape("dy", {3, 8}),
-            Sentences{"f: tensor 'dy' has shape [3, 8], but H is 16 in tensor 'x'; 16 is needed in "
-                      "dimension 1"});
+  EXPECT_STATES(
+      with_shape("topk_probs", {3, 3}),
+      (Sentences{"f: tensor 'topk_probs' has shape [3, 3], but K is 2 in tensor 'topk_ids'; 2 "
+                 "is needed in dimension 1"}));
+  EXPECT_STATES(with_shape("w1", {4, 16, 24}),
+                (Sentences{"f: tensor 'w1' has shape [4, 16, 24], but H is 16 in tensor 'x'; 16 is "
+                           "needed in dimension 2"}));
+  EXPECT_STATES(
+      with_shape("w1", {4, 17, 16}),
+      (Sentences{"f: tensor 'w1' has shape [4, 17, 16], but dimension 1 is 2I; an even number "
+                 "is needed"}));
+  EXPECT_STATES(with_shape("w2", {5, 16, 16}),
+                (Sentences{"f: tensor 'w2' has shape [5, 16, 16], but E is 4 in tensor 'w1'; 4 is "
+                           "needed in dimension 0",
+                           "f: tensor 'w2' has shape [5, 16, 16], but I is 8 in tensor 'w1'; 8 is "
+                           "needed in dimension 2"}));
+  EXPECT_STATES(
+      with_shape("dy", {3, 8}),
+      (Sentences{"f: tensor 'dy' has shape [3, 8], but H is 16 in tensor 'x'; 16 is needed in "
+                 "dimension 1"}));
 }
 
 TEST(LayerFileErrors, Ranges) {
@@ -262,8 +269,8 @@ TEST(LayerFileErrors, Ids) {
   parts.d.topk_ids = {0, 4, -2, 1, -1, 3};
   parts.at("topk_ids").bytes = std::as_bytes(std::span(parts.d.topk_ids));
   const std::string accepted = "; 0 to 3, or -1 for a dropped slot, is accepted";
-  EXPECT_EQ(parts.findings(), (Sentences{"f: topk_ids of token 0, slot 1 is 4" + accepted,
-                                         "f: topk_ids of token 1, slot 0 is -2" + accepted}));
+  EXPECT_STATES(parts.findings(), (Sentences{"f: topk_ids of token 0, slot 1 is 4" + accepted,
+                                             "f: topk_ids of token 1, slot 0 is -2" + accepted}));
   EXPECT_EQ(parts.check().summary->rows, 3);
 }
 
@@ -275,13 +282,14 @@ TEST(LayerFileErrors, NumbersThatAreNotFinite) {
   parts.d.w1[2 * 256 + 3 * 16 + 5] = to_bf16(kNan);
   parts.d.w2[127] = to_bf16(-kInf);
   parts.d.dy[47] = to_bf16(kNan);
-  EXPECT_EQ(parts.findings(),
-            (Sentences{"f: topk_probs of token 1, slot 1 is NaN; a finite number is needed",
-                       "f: topk_probs of token 2, slot 0 is -infinity; a finite number is needed",
-                       "f: element [1, 1] of 'x' is infinity; a finite number is needed",
-                       "f: element [2, 3, 5] of 'w1' is NaN; a finite number is needed",
-                       "f: element [0, 15, 7] of 'w2' is -infinity; a finite number is needed",
-                       "f: element [2, 15] of 'dy' is NaN; a finite number is needed"}));
+  EXPECT_STATES(
+      parts.findings(),
+      (Sentences{"f: topk_probs of token 1, slot 1 is NaN; a finite number is needed",
+                 "f: topk_probs of token 2, slot 0 is -infinity; a finite number is needed",
+                 "f: element [1, 1] of 'x' is infinity; a finite number is needed",
+                 "f: element [2, 3, 5] of 'w1' is NaN; a finite number is needed",
+                 "f: element [0, 15, 7] of 'w2' is -infinity; a finite number is needed",
+                 "f: element [2, 15] of 'dy' is NaN; a finite number is needed"}));
 }
 
 TEST(LayerFileErrors, NobodyReadsTheProbabilityOfADroppedSlot) {
@@ -327,8 +335,9 @@ TEST(LayerFileErrors, ALayerWhoseVectorsDoNotFitIsNotWritten) {
   const TemporaryFolder folder;
   Parts parts;
   parts.d.w2.pop_back();
-  EXPECT_EQ(sentence_of(ErrorCode::kInvalidArgument, [&] { save_layer(folder / "a", parts.d); }),
-            "tensor 'w2' has 511 elements; its shape [4, 16, 8] needs another number");
+  EXPECT_STATES(
+      sentence_of(ErrorCode::kInvalidArgument, [&] { save_layer(folder / "a", parts.d); }),
+      "tensor 'w2' has 511 elements; its shape [4, 16, 8] needs another number");
 }
 
 /// A result of zeros for T=3, H=16, I=8, E=4, K=2.

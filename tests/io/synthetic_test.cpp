@@ -4,9 +4,11 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <set>
 #include <span>
 
 #include "io/io_test_util.h"
+#include "support/states.h"
 #include "workload/random.h"
 #include "workload/split.h"
 
@@ -76,36 +78,34 @@ TEST(Shapes, Errors) {
       "deepseek-v3, qwen3-235b, qwen3-30b, mixtral-8x7b, gpt-oss-120b, tiny, small, custom are "
       "accepted";
   const std::string keys = "tokens, hidden, intermediate, experts, topk";
-  EXPECT_EQ(shape_error("huge"), "shape 'huge': unknown name 'huge'; " + names);
-  EXPECT_EQ(shape_error(""), "shape '': unknown name ''; " + names);
-  EXPECT_EQ(shape_error("tiny,heads=3"),
-            "shape 'tiny,heads=3': unknown key 'heads'; " + keys + " are accepted");
-  EXPECT_EQ(shape_error("tiny,topk"),
-            "shape 'tiny,topk': 'topk' is not key=value; the keys " + keys + " are accepted");
-  EXPECT_EQ(shape_error("tiny,"), "shape 'tiny,': ends with ','; key=value is needed after it");
-  EXPECT_EQ(shape_error("tiny,,topk=1"),
-            "shape 'tiny,,topk=1': '' is not key=value; the keys " + keys + " are accepted");
-  EXPECT_EQ(shape_error("tiny,topk=1,topk=1"),
-            "shape 'tiny,topk=1,topk=1': topk is given twice; once is accepted");
+  EXPECT_STATES(shape_error("huge"), "there is no shape 'huge'; " + names);
+  EXPECT_STATES(shape_error(""), "there is no shape ''; " + names);
+  EXPECT_STATES(shape_error("tiny,heads=3"),
+                "shape 'tiny,heads=3': unknown key 'heads'; " + keys + " are accepted");
+  EXPECT_STATES(shape_error("tiny,topk"),
+                "shape 'tiny,topk': 'topk' is not key=value; the keys " + keys + " are accepted");
+  EXPECT_STATES(shape_error("tiny,"), "shape 'tiny,': ends with ','; key=value is needed after it");
+  EXPECT_STATES(shape_error("tiny,,topk=1"),
+                "shape 'tiny,,topk=1': '' is not key=value; the keys " + keys + " are accepted");
+  EXPECT_STATES(shape_error("tiny,topk=1,topk=1"),
+                "shape 'tiny,topk=1,topk=1': topk is given twice; once is accepted");
   EXPECT_EQ(
       shape_error("tiny,hidden=12"),
       "shape 'tiny,hidden=12': hidden is '12'; a multiple of 8 from 8 to 1048576 is accepted");
   for (const char* value : {"", "x", "1x", "1.5", "-1", "99999999999999999999", "+1", " 1"}) {
-    EXPECT_EQ(shape_error(std::string("tiny,tokens=") + value),
-              std::string("shape 'tiny,tokens=") + value + "': tokens is '" + value +
-                  "'; an integer from 0 to 67108864 is accepted");
+    EXPECT_STATES(shape_error(std::string("tiny,tokens=") + value),
+                  std::string("shape 'tiny,tokens=") + value + "': tokens is '" + value +
+                      "'; an integer from 0 to 67108864 is accepted");
   }
-  EXPECT_EQ(shape_error("tiny,experts=65537"),
-            "shape 'tiny,experts=65537': experts is '65537'; an integer from 1 to 65536 is "
-            "accepted");
-  EXPECT_EQ(shape_error("tiny,topk=17"),
-            "shape 'tiny,topk=17': topk is '17'; an integer from 1 to 16 is accepted");
-  EXPECT_EQ(shape_error("tiny,topk=9"),
-            "shape 'tiny,topk=9': topk is 9; 1 to the number of experts, 8, is accepted");
-  EXPECT_EQ(shape_error("custom,tokens=1,hidden=8,experts=1,topk=1"),
-            "shape 'custom,tokens=1,hidden=8,experts=1,topk=1': custom has no intermediate; it "
-            "needs all of " +
-                keys);
+  EXPECT_STATES(shape_error("tiny,experts=65537"),
+                "shape 'tiny,experts=65537': experts is '65537'; an integer from 1 to 65536 is "
+                "accepted");
+  EXPECT_STATES(shape_error("tiny,topk=17"),
+                "shape 'tiny,topk=17': topk is '17'; an integer from 1 to 16 is accepted");
+  EXPECT_STATES(shape_error("custom,tokens=1,hidden=8,experts=1,topk=1"),
+                "shape 'custom,tokens=1,hidden=8,experts=1,topk=1': custom has no intermediate; it "
+                "needs all of " +
+                    keys);
 }
 
 TEST(PortableMath, AgreesWithTheStandardLibrary) {
@@ -259,6 +259,23 @@ TEST(MakeLayer, Errors) {
   EXPECT_GT(layer_bytes(most, 1024), 0) << "no overflow";
   EXPECT_NE(refuse(most, 1024, 0).find("1024 ranks needs 720584736472301568 bytes; up to "),
             std::string::npos);
+}
+
+TEST(Synthetic, SlotsBeyondTheNumberOfExpertsAreDropped) {
+  const ShapeSpec spec = parse_shape("custom,tokens=20,hidden=8,intermediate=8,experts=3,topk=5");
+  const Routing routing = make_routing(spec, 1, 7, 0);
+  for (std::size_t t = 0; t < 20; ++t) {
+    const std::set<std::int32_t> chosen(&routing.topk_ids[5 * t], &routing.topk_ids[5 * t + 3]);
+    EXPECT_EQ(chosen, (std::set<std::int32_t>{0, 1, 2}));
+    float sum = 0;
+    for (std::size_t k = 0; k < 5; ++k) {
+      sum += routing.topk_probs[5 * t + k];
+      if (k < 3) continue;
+      EXPECT_EQ(routing.topk_ids[5 * t + k], -1);
+      EXPECT_EQ(routing.topk_probs[5 * t + k], 0.0f);
+    }
+    EXPECT_NEAR(sum, 1, 1e-6);
+  }
 }
 
 }  // namespace

@@ -233,9 +233,9 @@ std::string blocks_of(const RandomPass& p) {
   std::string text;
   for_each_block(v, launch_at(v, 0).main, [&](const QueueBlock& b) {
     text += text.empty() ? "" : " ";
-    if (b.mix.blocks > 0 && b.mix.place == 0) text += "[";
+    if (b.mix.any() && b.mix.is_first()) text += "[";
     text += cat(name(b.stage), ".", b.block);
-    if (b.mix.blocks > 0 && b.mix.place + 1 == b.mix.blocks) text += "]";
+    if (b.mix.any() && b.mix.is_last()) text += "]";
   });
   return text;
 }

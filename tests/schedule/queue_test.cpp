@@ -84,9 +84,10 @@ TEST(Queue, MixedBlocksAreSpreadEvenly) {
     const std::uint32_t run = number(1, 12), own = number(0, 60), others = number(0, 60);
     SCOPED_TRACE(cat(own, " in runs of ", run, ", and ", others));
     const std::uint32_t all = own + others;
+    const Deal deal{.own = own, .all = all, .run = run};
     std::uint32_t taken = 0, taken_of_others = 0;
     for (std::uint32_t at = 0; at < all; ++at) {
-      const std::uint32_t task = dealt_task(own, all, run, at);
+      const std::uint32_t task = deal.task_at(at);
       ASSERT_EQ(task < own ? task : task - own, (task < own ? taken : taken_of_others)++);
       const double due = static_cast<double>((at + 1) * own) / all;
       ASSERT_LE(taken, due + 1e-9);
@@ -94,6 +95,26 @@ TEST(Queue, MixedBlocksAreSpreadEvenly) {
     }
     ASSERT_EQ(taken, own);
   }
+}
+
+/// The order in which tiles of fc1 and of fc2 are taken, by name.
+std::string order_of(std::uint32_t fc1, std::uint32_t fc2, std::uint32_t run) {
+  const Deal deal{.own = fc1, .all = fc1 + fc2, .run = run};
+  std::string order;
+  for (std::uint32_t at = 0; at < deal.all; ++at) {
+    const std::uint32_t task = deal.task_at(at);
+    order += at == 0 ? "" : " ";
+    order += task < fc1 ? cat("a", task) : cat("b", task - fc1);
+  }
+  return order;
+}
+
+// The example of docs/schedule.md.
+TEST(Queue, ThreeTilesOfFc1AmongFiveOfFc2) {
+  EXPECT_EQ(order_of(3, 5, 1), "b0 b1 a0 b2 b3 a1 b4 a2");
+  EXPECT_EQ(order_of(3, 5, 2), "b0 b1 b2 b3 a0 a1 b4 a2");
+  EXPECT_EQ(order_of(3, 5, 3), "b0 b1 b2 b3 b4 a0 a1 a2");
+  EXPECT_EQ(order_of(5, 3, 1), "b0 a0 b1 a1 a2 b2 a3 a4");
 }
 
 TEST(Queue, OnlyWhereBothProductsShareALaunchIsAnythingMixed) {
@@ -108,14 +129,14 @@ TEST(Queue, OnlyWhereBothProductsShareALaunchIsAnythingMixed) {
     for (int i = 0; i < num_launches(p.view(0)); ++i) {
       const Launch launch = launch_at(p.view(0), i);
       const auto expect_unmixed = [&](const QueueBlock& b) {
-        EXPECT_EQ(b.mix, QueueBlock::Mix{}) << name(b.stage);
+        EXPECT_FALSE(b.mix.any()) << name(b.stage);
       };
       for_each_block(p.view(0), launch.comm, expect_unmixed);
       for_each_block(p.view(0), launch.main, [&](const QueueBlock& b) {
         const bool product =
-            b.stage == p.view(0).first_gemm() || b.stage == p.view(0).second_gemm();
+            b.stage == first_product(p.view(0)) || b.stage == second_product(p.view(0));
         if (s.mix_run == 0 || !together || !product) return expect_unmixed(b);
-        if (b.mix.blocks > 0) ++mixed;
+        if (b.mix.any()) ++mixed;
       });
     }
     if (HasFailure()) return;
@@ -211,13 +232,13 @@ TEST(Queue, ThePassHasEveryTaskOnceAndNoOther) {
   for_each_rank_of_random_passes(1500, 60, [](const RoutingPlan&, const PassView& v) {
     const std::vector<Task> tasks = all_tasks(v);
     expect_pulls_once(v, tasks);
-    expect_tiles_once(v, tasks, v.first_gemm());
-    expect_tiles_once(v, tasks, v.second_gemm());
+    expect_tiles_once(v, tasks, first_product(v));
+    expect_tiles_once(v, tasks, second_product(v));
     expect_wgrad_once(v, tasks, Stage::kWgrad2);
     expect_wgrad_once(v, tasks, Stage::kWgrad1);
     expect_reduces_once(v, tasks);
-    const std::set<Stage> stages{Stage::kDispatch, v.first_gemm(), v.second_gemm(),
-                                 Stage::kReduce,   Stage::kWgrad2, Stage::kWgrad1};
+    const std::set<Stage> stages{Stage::kDispatch, first_product(v), second_product(v),
+                                 Stage::kReduce,   Stage::kWgrad2,   Stage::kWgrad1};
     for (const Task& t : tasks) ASSERT_TRUE(stages.contains(t.stage)) << name(t.stage);
   });
 }

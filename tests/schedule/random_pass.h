@@ -20,6 +20,7 @@ struct RandomPass {
   Schedule schedule;
   Pass pass = Pass::kForward;
   PassPart part = PassPart::kWhole;
+  const Graph* graph = &kLayerGraph;
   std::vector<RoutingPlan> plans;
   std::vector<std::unique_ptr<PassOrder>> orders;  // by rank
 
@@ -32,13 +33,16 @@ inline void build_orders(RandomPass& p) {
   p.orders.clear();
   for (int rank = 0; rank < p.ranks(); ++rank) p.plans.push_back(p.routing.plan(rank));
   for (const RoutingPlan& plan : p.plans) {
-    p.orders.push_back(std::make_unique<PassOrder>(plan.data(), p.pass, p.schedule, p.part));
+    p.orders.push_back(
+        std::make_unique<PassOrder>(plan.data(), p.pass, p.schedule, p.part, *p.graph));
   }
 }
 
-inline RandomPass random_pass(unsigned seed, std::int64_t most_tokens, int max_workers = 4) {
+inline RandomPass random_pass(unsigned seed, std::int64_t most_tokens, int max_workers = 4,
+                              const Graph& graph = kLayerGraph) {
   Rng rng(seed);
   RandomPass p;
+  p.graph = &graph;
   p.routing = random_routing(rng, most_tokens);
   p.schedule = random_schedule(rng, p.routing.problem, max_workers);
   p.pass = chance(rng, 60) ? Pass::kBackward : Pass::kForward;
@@ -68,6 +72,14 @@ void for_each_rank_of_random_passes(int count, std::int64_t most_tokens, Check&&
   }
 }
 
+/// Known here apart from the graph.
+inline Stage first_product(const PassView& v) {
+  return v.pass == Pass::kForward ? Stage::kFc1 : Stage::kDfc2;
+}
+inline Stage second_product(const PassView& v) {
+  return v.pass == Pass::kForward ? Stage::kFc2 : Stage::kDfc1;
+}
+
 /// The tasks of blocks that are mixed: those of the first go where they are due, in runs, the
 /// others to the places left.
 inline std::vector<Task> deal(const std::vector<Task>& own, const std::vector<Task>& others,
@@ -90,12 +102,12 @@ inline std::vector<Task> deal(const std::vector<Task>& own, const std::vector<Ta
 inline std::vector<Task> tasks_of(const PassView& v, const TrackList& tracks) {
   std::vector<Task> tasks, own, others;
   for_each_block(v, tracks, [&](const QueueBlock& b) {
-    const bool mixes = b.mix.blocks > 0;
-    std::vector<Task>& dealt = b.mix.place == 0 ? own : others;
+    const bool mixes = b.mix.any();
+    std::vector<Task>& dealt = b.mix.is_first() ? own : others;
     std::vector<Task>& to = mixes ? dealt : tasks;
     const std::int64_t count = block_tasks(v, b);
     for (std::int64_t i = 0; i < count; ++i) to.push_back(block_task(v, b, i));
-    if (!mixes || b.mix.place + 1 < b.mix.blocks) return;
+    if (!mixes || !b.mix.is_last()) return;
     const std::vector<Task> mixed = deal(own, others, static_cast<std::size_t>(v.schedule.mix_run));
     tasks.insert(tasks.end(), mixed.begin(), mixed.end());
     own.clear();

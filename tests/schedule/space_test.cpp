@@ -215,23 +215,23 @@ TEST(Space, AxesWithoutEffectLeaveEveryTaskAsItIs) {
   }
 }
 
-TEST(Constraints, EachRefusesWithItsSentence) {
+TEST(Constraints, EachRefusesAndSaysWhatIsAccepted) {
   const auto reason = [](std::string_view text, const Place& place) {
     return invalid_reason(parse_schedule(text, default_schedule(place.backend)), kProblem, place);
   };
   EXPECT_EQ(reason("single", kCpu), std::nullopt);
   EXPECT_EQ(reason("single", kGpu), std::nullopt);
-  EXPECT_EQ(reason("launch=pipelined", kGpu),
-            "launch=pipelined needs at least 2 waves, for there is nothing to overlap in one");
-  EXPECT_EQ(reason("tile_m=64", kGpu),
-            "the schedule has tile_m=64,tile_n=256; the CUDA backend accepts tile_m=128 with "
-            "tile_n=128 or 256, such as default_schedule(Backend::kCuda) has");
+  EXPECT_STATES(reason("launch=pipelined", kGpu).value_or(""),
+                "launch=pipelined needs at least 2 waves, for there is nothing to overlap in one");
+  EXPECT_STATES(reason("tile_m=64", kGpu).value_or(""),
+                "the schedule has tile_m=64,tile_n=256; the CUDA backend accepts tile_m=128 with "
+                "tile_n=128 or 256, such as default_schedule(Backend::kCuda) has");
   EXPECT_NE(reason("tile_n=64", kGpu), std::nullopt);
-  EXPECT_EQ(reason("dispatch_workers=0", kGpu),
-            "the schedule has dispatch_workers=0; the CUDA backend accepts 1 or more");
+  EXPECT_STATES(reason("dispatch_workers=0", kGpu).value_or(""),
+                "the schedule has dispatch_workers=0; the CUDA backend accepts 1 or more");
   EXPECT_EQ(reason("sequential,dispatch_workers=0", kGpu), std::nullopt);
-  EXPECT_EQ(reason("workers=133", kGpu),
-            "the schedule has workers=133; this device accepts 0 to 132, its number of SMs");
+  EXPECT_STATES(reason("workers=133", kGpu).value_or(""),
+                "the schedule has workers=133; this device accepts 0 to 132, its number of SMs");
   EXPECT_EQ(reason("workers=132", kGpu), std::nullopt);
   EXPECT_EQ(reason("workers=133,tile_m=16,dispatch_workers=0", kCpu), std::nullopt);
 }

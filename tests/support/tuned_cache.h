@@ -4,7 +4,7 @@
 
 #include "support/scoped_env.h"
 #include "support/temporary_folder.h"
-#include "tune/tune_key.h"
+#include "tune/book/tune_key.h"
 
 namespace uniep::testing {
 

@@ -1,18 +1,26 @@
 // The cache survives whatever happens to its file: damage, other programs' files, many processes.
-#include "tune/cache.h"
+#include "tune/book/cache.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <filesystem>
+#include <memory>
+#include <optional>
+#include <thread>
 
 #include "base/check.h"
+#include "schedule/axes.h"
 #include "schedule/open_sizes.h"
 #include "support/scoped_env.h"
 #include "support/temporary_folder.h"
-#include "tune/shared_files.h"
+#include "tune/files/json_fields.h"
+#include "tune/files/shared_files.h"
 
 namespace uniep::tune {
 namespace {
@@ -122,6 +130,63 @@ TEST(TuneCache, WithoutAPathThereIsNothingToLoadAndNowhereToStore) {
   EXPECT_THROW(none.store(entry(64)), Error);
 }
 
+TEST(TuneCache, IsClearedOnceAndStoresAgain) {
+  const TemporaryFolder folder;
+  const TuneCache cache(folder.file("tuned.json"));
+  EXPECT_EQ(cache.clear(), std::nullopt);
+  EXPECT_EQ(folder.num_files(), 0u) << "no lock where nothing was";
+  cache.store(entry(64));
+  cache.store(entry(128));
+  EXPECT_EQ(cache.clear(), 2u);
+  EXPECT_FALSE(std::filesystem::exists(cache.path()));
+  EXPECT_TRUE(cache.load().entries.empty());
+  cache.store(entry(64));
+  EXPECT_EQ(cache.load().entries.size(), 1u);
+}
+
+TEST(TuneCache, OnlyACacheOfThisVersionIsCleared) {
+  const TemporaryFolder folder;
+  const TuneCache cache(folder.file("tuned.json"));
+  for (const char* text : {"", "my thesis", "{}", R"({"schema": "uniep-tuned-2", "entries": []})",
+                           R"({"schema": "uniep-run-1", "entries": []})"}) {
+    write_file(cache.path(), text);
+    EXPECT_THROW(cache.clear(), Error) << text;
+    EXPECT_EQ(file_text(cache.path()), text);
+  }
+  EXPECT_THROW(TuneCache("").clear(), Error);
+}
+
+TEST(TuneCache, ClearedThroughALinkTheFileBehindItIsGone) {
+  const TemporaryFolder folder;
+  const TuneCache cache(folder.file("link.json"));
+  const std::string behind = folder.file("tuned.json");
+  std::filesystem::create_symlink(behind, cache.path());
+  cache.store(entry(64));
+  ASSERT_TRUE(std::filesystem::exists(behind));
+  EXPECT_EQ(cache.clear(), 1u);
+  EXPECT_FALSE(std::filesystem::exists(behind));
+  cache.store(entry(64));
+  EXPECT_EQ(cache.load().entries.size(), 1u);
+}
+
+TEST(TuneCache, IsNotClearedWhileAnotherHoldsItsLock) {
+  const TemporaryFolder folder;
+  const TuneCache cache(folder.file("tuned.json"));
+  cache.store(entry(64));
+  std::atomic<bool> cleared = false;
+  std::optional<FileLock> lock(cache.path() + ".lock");
+  std::jthread other([&] {
+    cache.clear();
+    cleared = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_FALSE(cleared);
+  EXPECT_TRUE(std::filesystem::exists(cache.path()));
+  lock.reset();
+  other.join();
+  EXPECT_FALSE(std::filesystem::exists(cache.path()));
+}
+
 TEST(TuneCache, WhatNestsWithoutEndIsReported) {
   const TemporaryFolder folder;
   const TuneCache cache(folder.file("tuned.json"));
@@ -160,8 +225,9 @@ TEST(TuneCache, AFolderInItsPlaceIsReportedAndNotMoved) {
   EXPECT_TRUE(loaded.entries.empty());
   ASSERT_EQ(loaded.problems.size(), 1u);
   EXPECT_NE(loaded.problems[0].find(cache.path() + ": is a directory"), std::string::npos);
-  EXPECT_THROW(cache.store(entry(64)), Error);
   EXPECT_THROW(cache.require_storable(), Error);
+  EXPECT_FALSE(std::filesystem::exists(cache.path() + ".lock"));
+  EXPECT_THROW(cache.store(entry(64)), Error);
   EXPECT_TRUE(std::filesystem::is_directory(cache.path()));
   EXPECT_FALSE(std::filesystem::exists(cache.path() + ".damaged"));
 }
@@ -195,19 +261,87 @@ void write_changed(const TuneCache& cache, const std::string& from, const std::s
   write_file(cache.path(), text);
 }
 
-TEST(TuneCache, EntriesOfAnotherVersionSurviveAStore) {
+/// No axis has its neutral value.
+Schedule far_from_neutral(Backend backend) {
+  Schedule s;
+  for (std::size_t i = 0; i < axes().size(); ++i) {
+    const AxisInfo& axis = axes()[i].info;
+    set_axis(s, i, axes()[i].neutral_value(backend) == axis.max ? axis.min : axis.max);
+  }
+  return s;
+}
+
+TEST(TuneCache, AnEntryThatIsOlderThanAnAxisHasItsNeutralValue) {
   const TemporaryFolder folder;
   const TuneCache cache(folder.file("tuned.json"));
-  const std::string axis = "\"axis_of_the_future\": \"7\"";
-  write_changed(cache, "\"schedule\": {", "\"schedule\": {" + axis + ",");
-  ASSERT_TRUE(cache.load().entries.empty());
-  EXPECT_TRUE(cache.store(entry(128)).empty());
-  EXPECT_TRUE(cache.store(entry(128, "single,lag=2")).empty());
+  for (const Backend backend : {Backend::kCpu, Backend::kCuda}) {
+    TunedEntry whole = entry(64);
+    whole.key.backend = backend;
+    whole.schedule = far_from_neutral(backend);
+    for (std::size_t i = 0; i < axes().size(); ++i) {
+      const AxisInfo& axis = axes()[i].info;
+      std::filesystem::remove(cache.path());
+      cache.store(whole);
+      Json file = parse_json(file_text(cache.path()));
+      EXPECT_EQ(file["entries"][0]["schedule"].erase(std::string(axis.name)), 1u);
+      write_file(cache.path(), file.dump());
+
+      const TunedEntries loaded = cache.load();
+      EXPECT_EQ(loaded.problems, std::vector<std::string>{});
+      const TunedEntry* found = find_entry(loaded.entries, whole.key);
+      ASSERT_NE(found, nullptr) << axis.name;
+      Schedule expected = whole.schedule;
+      set_axis(expected, i, axes()[i].neutral_value(backend));
+      EXPECT_EQ(found->schedule, expected) << axis.name;
+    }
+  }
+}
+
+TEST(TuneCache, AnEntryThatIsOlderThanAnAxisIsReplacedByOneThatHasIt) {
+  const TemporaryFolder folder;
+  const TuneCache cache(folder.file("tuned.json"));
+  write_changed(cache, "\"lag\": \"1\",", "");
+  EXPECT_TRUE(cache.store(entry(64, "single,lag=2")).empty());
+  ASSERT_EQ(cache.load().entries.size(), 1u);
+  EXPECT_EQ(cache.load().entries[0].schedule, parse_schedule("single,lag=2"));
+}
+
+/// The file of a program that has an axis more than this one and a value more of another.
+Json file_of_a_newer_program(const TuneCache& cache) {
+  for (const std::int64_t hidden : {64, 128, 256}) cache.store(entry(hidden));
+  Json file = parse_json(file_text(cache.path()));
+  file["entries"][0]["schedule"]["axis_of_the_future"] = "7";
+  file["entries"][1]["schedule"]["axis_of_the_future"] = "8";
+  file["entries"][2]["schedule"]["launch"] = "of-the-future";
+  return file;
+}
+
+TEST(TuneCache, EntriesOfANewerProgramAreNotedOnceAndSurviveEveryStore) {
+  const TemporaryFolder folder;
+  const TuneCache cache(folder.file("tuned.json"));
+  const Json newer = file_of_a_newer_program(cache);
+  write_file(cache.path(), newer.dump(1) + "\n");
+  const TunedEntries before = cache.load();
+  EXPECT_TRUE(before.entries.empty());
+  ASSERT_EQ(before.problems.size(), 2u) << "one for the axis, one for the value";
+  for (const char* unknown : {"axis_of_the_future", "'of-the-future'"}) {
+    const auto names_it = [&](const std::string& p) { return p.find(unknown) != p.npos; };
+    EXPECT_EQ(std::ranges::count_if(before.problems, names_it), 1) << unknown;
+  }
+
+  EXPECT_TRUE(cache.store(entry(64)).empty());  // for the same key as one of them
+  EXPECT_TRUE(cache.store(entry(512)).empty());
+  EXPECT_TRUE(cache.store(entry(512, "single,lag=2")).empty());
   const TunedEntries loaded = cache.load();
-  EXPECT_EQ(loaded.problems.size(), 1u) << "the one of another version";
-  ASSERT_EQ(loaded.entries.size(), 1u);
-  EXPECT_EQ(loaded.entries[0].schedule, parse_schedule("single,lag=2"));
-  EXPECT_NE(file_text(cache.path()).find(axis), std::string::npos);
+  EXPECT_EQ(loaded.problems, before.problems);
+  ASSERT_EQ(loaded.entries.size(), 2u);
+  EXPECT_EQ(loaded.entries[1].schedule, parse_schedule("single,lag=2"));
+
+  Json after = parse_json(file_text(cache.path()));
+  ASSERT_EQ(after["entries"].size(), 5u);
+  after["entries"].erase(4);
+  after["entries"].erase(3);
+  EXPECT_EQ(after.dump(), newer.dump()) << "to the byte, in their order";
   EXPECT_FALSE(std::filesystem::exists(cache.path() + ".damaged"));
 }
 
@@ -245,8 +379,8 @@ TEST(TuneCache, OneBadEntryDoesNotSpoilTheRest) {
   };
   for (const auto& [from, to] : {std::pair{"\"tile_m\": \"32\"", "\"tile_m\": \"33\""},
                                  {"\"lag\": \"1\"", "\"leg\": \"1\""},
-                                 {"\"backward\"", "\"sideways\""},
-                                 {"\"lag\": \"1\",", ""}}) {
+                                 {"\"lag\": \"1\"", "\"lag\": 1"},
+                                 {"\"backward\"", "\"sideways\""}}) {
     const TunedEntries loaded = damaged(from, to);
     EXPECT_EQ(loaded.entries.size(), 1u) << to;
     ASSERT_EQ(loaded.problems.size(), 1u) << to;
@@ -272,6 +406,21 @@ TEST(TuneCache, ManyProcessesStoreAtOnceAndNothingIsLost) {
   }
   EXPECT_EQ(cache.load().entries.size(), std::size_t{kProcesses * kEach});
   EXPECT_EQ(folder.num_files(), 2u) << "the cache and its lock, nothing temporary";
+}
+
+TEST(FileLock, IsWaitedForWithALimit) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "tuned.json.lock";
+  auto held = std::make_unique<FileLock>(path);
+  try {
+    const FileLock second(path, 50);
+    FAIL() << "two have the lock";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kTimeout) << e.what();
+    EXPECT_NE(std::string(e.what()).find(path), std::string::npos) << e.what();
+  }
+  held.reset();
+  EXPECT_NO_THROW(FileLock(path, 0));
 }
 
 TEST(TuneCache, WhatCannotBeWrittenSaysWhy) {

@@ -1,4 +1,4 @@
-#include "tune/cores.h"
+#include "tune/model/cores.h"
 
 #include <gtest/gtest.h>
 

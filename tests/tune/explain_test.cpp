@@ -1,4 +1,4 @@
-#include "tune/explain.h"
+#include "tune/search/explain.h"
 
 #include <gtest/gtest.h>
 

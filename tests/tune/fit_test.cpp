@@ -1,4 +1,4 @@
-#include "tune/fit.h"
+#include "tune/model/fit.h"
 
 #include <gtest/gtest.h>
 

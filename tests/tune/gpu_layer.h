@@ -2,7 +2,7 @@
 
 #include "schedule/constraints.h"
 #include "schedule/open_sizes.h"
-#include "tune/cache.h"
+#include "tune/book/cache.h"
 #include "uniep/problem.h"
 
 namespace uniep::tune::testing {

@@ -1,6 +1,6 @@
 // Profiles from timelines: a lab whose machine is simulated, with a profile that is known, must be
 // found to have that profile.
-#include "tune/lab_profile.h"
+#include "tune/lab/lab_profile.h"
 
 #include <gtest/gtest.h>
 
@@ -9,9 +9,9 @@
 
 #include "schedule/random_pass.h"
 #include "support/cases.h"
-#include "tune/cost_model.h"
+#include "tune/lab/timeline_samples.h"
+#include "tune/model/cost_model.h"
 #include "tune/plans_of_shape.h"
-#include "tune/timeline_samples.h"
 
 namespace uniep::testing {
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "tune/machine_profile.h"
+#include "tune/model/machine_profile.h"
 
 namespace uniep::testing {
 

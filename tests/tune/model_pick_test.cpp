@@ -1,13 +1,13 @@
 // What the model picks unasked must come back soon, whatever the layer.
-#include "tune/model_pick.h"
+#include "tune/book/model_pick.h"
 
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <set>
 
-#include "tune/cost_model.h"
 #include "tune/gpu_layer.h"
+#include "tune/model/cost_model.h"
 
 namespace uniep::tune {
 namespace {
@@ -110,7 +110,7 @@ TEST(ModelPick, LeavesSizesOpenWhereTokensAreFew) {
 
 /// mixtral-8x7b with a few tokens: fc2 has 16 tiles of 256 columns for each of two experts, so that
 /// a hundred SMs would not read weights. Backward most tiles are of weight gradients, each done
-/// before the next is drawn: there narrow ones take a third longer (docs/performance.md).
+/// before the next is drawn: there narrow ones take a third longer (docs/research/cost_model.md).
 TEST(ModelPick, TakesNarrowTilesWhereWideOnesAreTooFewButNotWhereTilesAreShort) {
   Problem problem{.hidden = 4096, .intermediate = 14336, .num_experts = 8, .topk = 2};
   const MachineProfile h200 = shipped_profile("h200");

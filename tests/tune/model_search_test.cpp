@@ -1,6 +1,6 @@
 // The search, on times that are computed: from the simulator, and from one whose machine differs
 // from what the model believes.
-#include "tune/model_search.h"
+#include "tune/search/model_search.h"
 
 #include <gtest/gtest.h>
 
@@ -8,11 +8,11 @@
 #include <atomic>
 #include <cmath>
 
-#include "tune/cost_model.h"
+#include "tune/book/model_pick.h"
 #include "tune/gpu_layer.h"
 #include "tune/made_up_profile.h"
-#include "tune/model_pick.h"
-#include "tune/race.h"
+#include "tune/model/cost_model.h"
+#include "tune/search/race.h"
 
 namespace uniep::tune {
 namespace {

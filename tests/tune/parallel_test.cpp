@@ -1,7 +1,8 @@
-#include "tune/parallel.h"
+#include "tune/model/parallel.h"
 
 #include <gtest/gtest.h>
 
+#include <set>
 #include <stdexcept>
 
 namespace uniep::tune {
@@ -20,6 +21,19 @@ TEST(ForEachInParallel, ThrowsWhatOneOfThemThrows) {
                                       if (i == 42) throw std::runtime_error("forty-two");
                                     }),
                std::runtime_error);
+}
+
+TEST(ForEachInParallel, KeepsToTheNumberOfThreads) {
+  for (const std::size_t most : {0, 1, 3}) {
+    std::mutex mutex;
+    std::set<std::thread::id> threads;
+    for_each_in_parallel(100, most, [&](std::size_t) {
+      const std::lock_guard lock(mutex);
+      threads.insert(std::this_thread::get_id());
+    });
+    EXPECT_GE(threads.size(), 1u);
+    EXPECT_LE(threads.size(), std::max<std::size_t>(1, most));
+  }
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "tune/cost_model.h"
+#include "tune/model/cost_model.h"
 #include "workload/synthetic.h"
 
 namespace uniep::testing {

@@ -1,5 +1,5 @@
 // What fits say of themselves, on times that no formula meets.
-#include "tune/profile_fit.h"
+#include "tune/model/profile_fit.h"
 
 #include <gtest/gtest.h>
 

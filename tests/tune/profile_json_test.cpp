@@ -6,9 +6,9 @@
 
 #include "support/expect_error.h"
 #include "support/temporary_folder.h"
-#include "tune/machine_profile.h"
+#include "tune/files/shipped_files.h"
 #include "tune/made_up_profile.h"
-#include "tune/shipped_files.h"
+#include "tune/model/machine_profile.h"
 
 namespace uniep::tune {
 namespace {
@@ -67,7 +67,7 @@ std::string changed(const std::string& path, const nlohmann::json& value) {
 
 void expect_refused(const std::string& path, const nlohmann::json& value,
                     const std::string& reason) {
-  EXPECT_EQ(changed(path, value), "profile p.json cannot be used: " + reason) << path;
+  EXPECT_STATES(changed(path, value), "profile p.json cannot be used: " + reason) << path;
 }
 
 TEST(Profile, WhatCannotBeUsedSaysWhy) {
@@ -154,9 +154,9 @@ TEST(Profile, SleepsBringTheClockForward) {
   auto json = nlohmann::json::parse(profile_to_json(testing::made_up_profile()));
   json["wake"] = {
       {"flag_s", 0}, {"first_sleep_s", 5e-5}, {"longest_sleep_s", 0}, {"sleep_slack_s", 0}};
-  EXPECT_EQ(sentence(json.dump()),
-            "profile p.json cannot be used: wake.longest_sleep_s is 0; at least "
-            "wake.first_sleep_s, 5e-05, is accepted");
+  EXPECT_STATES(sentence(json.dump()),
+                "profile p.json cannot be used: wake.longest_sleep_s is 0; at least "
+                "wake.first_sleep_s, 5e-05, is accepted");
   for (const double first : {-1.0, 1e-300}) {
     json["wake"]["first_sleep_s"] = first;
     EXPECT_NE(sentence(json.dump()).find("; 0, or 1e-6 to 1000 seconds, are accepted"),
@@ -214,7 +214,7 @@ TEST(Profile, EveryKeyIsRequiredButThoseThatCameLater) {
         later.contains(key.back())
             ? ""
             : "profile p.json cannot be used: there is no key " + said(key) + "; it is required";
-    EXPECT_EQ(sentence(without.dump()), expected) << key.to_string();
+    EXPECT_STATES(sentence(without.dump()), expected) << key.to_string();
   }
 }
 

@@ -1,4 +1,4 @@
-#include "tune/race.h"
+#include "tune/search/race.h"
 
 #include <gtest/gtest.h>
 

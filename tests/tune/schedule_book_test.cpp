@@ -1,5 +1,5 @@
 // The order in which schedules are looked up.
-#include "tune/schedule_book.h"
+#include "tune/book/schedule_book.h"
 
 #include <gtest/gtest.h>
 
@@ -7,6 +7,9 @@
 #include <chrono>
 #include <map>
 
+#include "schedule/axes.h"
+#include "tune/files/json_fields.h"
+#include "tune/files/shipped_files.h"
 #include "tune/gpu_layer.h"
 
 namespace uniep::tune {
@@ -39,6 +42,31 @@ TEST(ScheduleBook, PrefersTheCacheThenWhatIsShippedThenTheModel) {
   EXPECT_EQ(none.schedule, base);
 }
 
+TEST(ScheduleBook, WhatWasTunedWithAnotherVersionCountsBehindThisOneAndAheadOfWhatIsShipped) {
+  const Schedule base = default_schedule(Backend::kCuda);
+  const TunedEntry shipped{key_of(4), parse_schedule("lag=8", base), 1, 1, ""};
+  const auto of_version = [&](const char* version, const char* schedule, const char* date) {
+    TunedEntry e{key_of(4), parse_schedule(schedule, base), 1, 1, date};
+    e.key.library = version;
+    return e;
+  };
+  const TunedEntry newer = of_version("0.0.2", "lag=2", "2026-02-01T00:00:00Z");
+  const TunedEntry older = of_version("0.0.10", "lag=4", "2026-01-01T00:00:00Z");
+  for (const std::vector<TunedEntry>& cached :
+       {std::vector{older, newer}, std::vector{newer, older}}) {
+    ScheduleBook book(cached, {shipped}, std::nullopt);
+    EXPECT_EQ(book.choose(key_of(4), kGpuLayer, kGpu).origin, ChoiceOrigin::kCache);
+    EXPECT_EQ(book.choose(key_of(4), kGpuLayer, kGpu).schedule, newer.schedule) << "the latest";
+    TuneKey own = key_of(4);
+    own.library = older.key.library;
+    EXPECT_EQ(book.choose(own, kGpuLayer, kGpu).schedule, older.schedule) << "of its own version";
+  }
+  TunedEntry elsewhere = newer;
+  elsewhere.key.driver = "another driver";
+  ScheduleBook book({elsewhere}, {shipped}, std::nullopt);
+  EXPECT_EQ(book.choose(key_of(4), kGpuLayer, kGpu).origin, ChoiceOrigin::kShipped);
+}
+
 TEST(ScheduleBook, KnowsTheMachinesThatItHasProfilesOf) {
   const auto profile_of = [](std::string_view device) {
     const auto profile = shipped_profile_of(Backend::kCuda, device);
@@ -53,7 +81,7 @@ TEST(ScheduleBook, KnowsTheMachinesThatItHasProfilesOf) {
 
 TEST(ScheduleBook, FindsWhatIsShippedForH200s) {
   const TunedEntries shipped = shipped_entries();
-  EXPECT_EQ(shipped.problems, std::vector<std::string>{}) << "every entry names every axis";
+  EXPECT_EQ(shipped.problems, std::vector<std::string>{});
   ScheduleBook book({}, shipped.entries, std::nullopt);
   for (const TunedEntry& e : shipped.entries) {
     const Problem problem{.hidden = e.key.hidden,
@@ -68,6 +96,36 @@ TEST(ScheduleBook, FindsWhatIsShippedForH200s) {
     EXPECT_EQ(found.origin, ChoiceOrigin::kShipped) << to_string(e.key);
     EXPECT_EQ(found.schedule, e.schedule) << "two for " << to_string(e.key);
     EXPECT_LE(e.ms, e.default_ms) << to_string(e.key);
+  }
+}
+
+/// What is shipped, as it would be if no entry named this axis.
+TunedEntries shipped_without(const std::string& axis) {
+  TunedEntries all;
+  for (const ShippedFile& shipped : shipped_schedules()) {
+    Json file = parse_json(shipped.text);
+    for (Json& e : file["entries"]) e["schedule"].erase(axis);
+    TunedEntries older = parse_tuned(file.dump(), std::string(shipped.name));
+    std::ranges::move(older.entries, std::back_inserter(all.entries));
+    std::ranges::move(older.problems, std::back_inserter(all.problems));
+  }
+  return all;
+}
+
+TEST(ScheduleBook, WhatIsShippedOutlivesEveryAxisThatItDoesNotName) {
+  const std::vector<TunedEntry> shipped = shipped_entries().entries;
+  ASSERT_FALSE(shipped.empty());
+  for (std::size_t i = 0; i < axes().size(); ++i) {
+    const Axis& axis = axes()[i];
+    const TunedEntries older = shipped_without(std::string(axis.info.name));
+    EXPECT_EQ(older.problems, std::vector<std::string>{}) << axis.info.name;
+    for (const TunedEntry& e : shipped) {
+      const TunedEntry* found = find_entry(older.entries, e.key);
+      ASSERT_NE(found, nullptr) << axis.info.name;
+      Schedule expected = e.schedule;
+      set_axis(expected, i, axis.neutral_value(e.key.backend));
+      EXPECT_EQ(found->schedule, expected) << axis.info.name;
+    }
   }
 }
 

@@ -1,8 +1,9 @@
 // A search goes on from its own session, and from nothing else that may stand in its place.
-#include "tune/session.h"
+#include "tune/search/session.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "support/temporary_folder.h"
@@ -78,6 +79,28 @@ TEST(Session, WhatCannotBeUsedIsReportedAndIgnored) {
     ASSERT_EQ(problems.size(), 1u) << damaged;
     EXPECT_NE(problems[0].find(path + " is ignored"), std::string::npos);
   }
+}
+
+TEST(Session, IsDescribedWhateverSearchItIsOf) {
+  const TemporaryFolder folder;
+  const std::string cache = folder.file("tuned.json");
+  const std::string path = session_path(cache, {}, kSearch);
+  save_session(path, session());
+  write_file(cache + ".session-f00", "damaged");
+  write_file(folder.file("another.json.session-f00"), "of another cache");
+  EXPECT_EQ(session_files(cache), (std::vector<std::string>{
+                                      std::min(path, cache + ".session-f00"),
+                                      std::max(path, cache + ".session-f00"),
+                                  }));
+  const StoredSession s = describe_session(path);
+  EXPECT_EQ(s.date, "2026-11-23T00:00:00Z");
+  EXPECT_NE(s.search.find(kSearch), std::string::npos);
+  EXPECT_EQ(s.candidates, 2u);
+  EXPECT_EQ(s.measured, 2u);
+  EXPECT_EQ(s.problem, "");
+  EXPECT_NE(describe_session(cache + ".session-f00").problem, "");
+  EXPECT_NE(describe_session(folder.file("none")).problem, "");
+  EXPECT_TRUE(session_files("/no/such/folder/tuned.json").empty());
 }
 
 TEST(Session, WithAScheduleThatCannotRunIsReportedAndIgnored) {

@@ -1,6 +1,6 @@
 // The simulator runs the queues of the backends, so what is checked here is time: sums that can be
 // done by hand, and orders that must hold.
-#include "tune/simulation.h"
+#include "tune/model/simulation.h"
 
 #include <gtest/gtest.h>
 
@@ -12,9 +12,9 @@
 #include "schedule/random_pass.h"
 #include "support/cases.h"
 #include "support/expect_error.h"
-#include "tune/cost_model.h"
+#include "tune/lab/timeline_samples.h"
 #include "tune/made_up_profile.h"
-#include "tune/timeline_samples.h"
+#include "tune/model/cost_model.h"
 #include "workload/synthetic.h"
 
 namespace uniep::testing {

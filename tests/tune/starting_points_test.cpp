@@ -1,4 +1,4 @@
-#include "tune/starting_points.h"
+#include "tune/search/starting_points.h"
 
 #include <gtest/gtest.h>
 

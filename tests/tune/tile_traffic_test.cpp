@@ -1,4 +1,4 @@
-#include "tune/tile_traffic.h"
+#include "tune/model/tile_traffic.h"
 
 #include <gtest/gtest.h>
 

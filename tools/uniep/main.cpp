@@ -4,13 +4,19 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <iostream>
+#include <memory>
 #include <string>
 
 #include "base/check.h"
+#include "base/error_of.h"
 #include "commands.h"
-#include "machine.h"
+#include "common/environment.h"
+#include "common/help.h"
+#include "common/machine.h"
+#include "common/parse_errors.h"
 
 namespace uniep::tool {
 namespace {
@@ -31,28 +37,10 @@ int exit_code(ErrorCode code) {
   return kExitFailed;
 }
 
-/// "uniep", or "uniep run" when that is what was called.
-std::string called(const CLI::App& app) {
-  const auto subcommands = app.get_subcommands();
-  return subcommands.empty() ? "uniep" : "uniep " + subcommands.front()->get_name();
-}
-
 /// Prints one line, whatever the message: scripts read the first, people the only one.
 void complain(const CLI::App& app, std::string sentence) {
   std::ranges::replace(sentence, '\n', ' ');
   std::fprintf(stderr, "%s: %s\n", called(app).c_str(), sentence.c_str());
-}
-
-/// CLI11 would only say that a subcommand is missing.
-void require_known_subcommand(const CLI::App& app, int argc, char** argv) {
-  if (argc < 2 || argv[1][0] == '-') return;
-  std::string known;
-  for (const CLI::App* sub : app.get_subcommands(nullptr)) {
-    if (sub->get_name() == argv[1]) return;
-    known += (known.empty() ? "" : ", ") + sub->get_name();
-  }
-  require(false, ErrorCode::kInvalidArgument, "there is no subcommand '", argv[1], "'; ", known,
-          " are accepted");
 }
 
 void require_printed() {
@@ -84,23 +72,31 @@ void open_what_is_closed() {
 int run(CLI::App& app, const Invocation& invocation, int argc, char** argv) {
   try {
     require_known_subcommand(app, argc, argv);
+    warn_of_environment(argc, argv);
     app.parse(argc, argv);
     require_printed();
     return invocation.exit_code;
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return print_help(app, e);
-    complain(app, std::string(e.what()) + "; see " + called(app) + " --help");
+    complain(app, parse_complaint(app, e));
     return kExitBadInput;
   } catch (const Error& e) {
     complain(app, e.what());
     return exit_code(e.code());
-  } catch (const std::bad_alloc&) {
-    complain(app, "out of memory; a smaller layer or a higher limit of memory is accepted");
-    return exit_code(ErrorCode::kCapacity);
   } catch (const std::exception& e) {
-    complain(app, std::string("internal error: ") + e.what());
+    const Error error = error_of(e);
+    const bool known = error.code() != ErrorCode::kInternal;
+    complain(app, (known ? "" : "internal error: ") + std::string(error.what()));
+    return exit_code(error.code());
   }
-  return kExitFailed;
+}
+
+/// Without memory for an exception the runtime ends a process that throws one.
+bool has_memory_to_begin() {
+  constexpr std::size_t kLeast = std::size_t{1} << 20;
+  void* const memory = std::malloc(kLeast);
+  std::free(memory);
+  return memory != nullptr;
 }
 
 }  // namespace
@@ -108,23 +104,32 @@ int run(CLI::App& app, const Invocation& invocation, int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace uniep::tool;
+  if (!has_memory_to_begin()) {
+    std::fputs("uniep: out of memory; a higher limit of memory is accepted\n", stderr);
+    return kExitBadInput;
+  }
   open_what_is_closed();
   signal(SIGXFSZ, SIG_IGN);  // the limit of a file's size is an error of the write that meets it
   Invocation invocation{.command = quoted_command(argc, argv), .arguments = {argv, argv + argc}};
   CLI::App app(
       "Deterministic expert-parallel MoE layers: run, measure, predict, tune, inspect, validate.",
       "uniep");
+  app.formatter(std::make_shared<NarrowHelp>());  // of all subcommands, too
   app.set_version_flag("--version", to_string(this_build()), "Print the version and exit");
   app.require_subcommand(1);
   app.footer(
       "Exit codes: 0 success; 1 a check found a difference, or a pass failed; 2 arguments or files "
-      "that cannot be used.");
+      "that cannot be used; 130 and 143 ended by Ctrl-C (SIGINT) and by SIGTERM.");
   add_run(app, invocation);
   add_bench(app, invocation);
+  add_cache(app, invocation);
+  add_compare(app, invocation);
   add_info(app, invocation);
   add_profile(app, invocation);
   add_simulate(app, invocation);
   add_tune(app, invocation);
   add_validate(app, invocation);
+  add_completion(app, invocation);  // of all above
+  refuse_values_of_flags(app);
   return run(app, invocation, argc, argv);
 }

@@ -2,7 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "base/cuda/check.h"
+#include "base/cuda/check_cuda.h"
 
 namespace uniep::cuda {
 

@@ -3,7 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "base/check.h"
-#include "base/cuda/check.h"
+#include "base/cuda/check_cuda.h"
 
 namespace uniep::cuda {
 namespace {

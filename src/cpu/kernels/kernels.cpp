@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/env.h"
+#include "base/quotes.h"
 #include "cpu/kernels/isa.h"
 
 namespace uniep::cpu {
@@ -75,14 +76,14 @@ const Kernels& select_kernels(const std::string& wanted) {
     const Kernels* found = kernels_for(isa);
     if (wanted.empty() && found != nullptr) return *found;
     if (wanted == isa_name(isa)) {
-      require(found != nullptr, ErrorCode::kUnsupported, "UNIEP_CPU_ISA is '", wanted,
-              "', which this CPU or this build lacks; it has ", supported_names());
+      require(found != nullptr, ErrorCode::kUnsupported, "UNIEP_CPU_ISA is ", in_quotes(wanted),
+              ", which this CPU or this build lacks; it has ", supported_names());
       return *found;
     }
   }
   throw Error(ErrorCode::kInvalidArgument,
-              cat("UNIEP_CPU_ISA is '", wanted,
-                  "'; accepted are portable, avx2, avx512, or empty for "
+              cat("UNIEP_CPU_ISA is ", in_quotes(wanted),
+                  "; accepted are portable, avx2, avx512, or empty for "
                   "the best one; this CPU and build have ",
                   supported_names()));
 }

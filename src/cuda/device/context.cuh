@@ -2,16 +2,14 @@
 
 #include <cstdint>
 
+#include "base/rank_limits.h"
 #include "cuda/refusal.h"
-#include "layout/workspace.h"
+#include "layout/tensor_table.h"
 #include "schedule/dependencies.h"
 #include "schedule/queue.h"
 #include "schedule/roles.h"
-#include "uniep/bf16.h"
 
 namespace uniep::cuda {
-
-inline constexpr int kMaxRanks = 8;
 
 /// How an expired wait reaches the host: written once, by the first waiter whose limit passed.
 struct WaitFailure {
@@ -25,17 +23,30 @@ struct WaitFailure {
   unsigned seen;
 };
 
-/// Addresses and bases of the counters that this rank waits for. A peer's copy of `published` and
-/// `arrived` is found through its heap.
+/// This rank's counters, by CounterKind, and where they stood when the pass began. Those of kSource
+/// rise by one a pass on every rank, and have one base: the passes before this one.
 struct DeviceCounters {
-  std::uint32_t* rows_ready;
-  std::uint32_t* tile_done;
-  std::uint32_t* expert_done;
-  const std::uint32_t* rows_ready_base;
-  const std::uint32_t* tile_done_base;
-  const std::uint32_t* expert_done_base;
-  const std::uint32_t* arrived_base;
-  const std::uint32_t* published_base;  // [1]: passes before this one
+  std::uint32_t* first[kNumCounterKinds];
+  std::uint32_t* base[kNumCounterKinds];
+};
+
+/// A rank as its peers reach it: its symmetric memory, as mapped here.
+class Peer {
+ public:
+  __device__ __forceinline__ Peer(std::byte* memory, const SymmetricLayout& layout)
+      : memory_(memory), layout_(layout) {}
+
+  template <Tensor t>
+  __device__ __forceinline__ TypeOf<t>* get() const {
+    return reinterpret_cast<TypeOf<t>*>(memory_ + layout_[t]);
+  }
+  __device__ __forceinline__ std::uint32_t* counter(const Signal& s) const {
+    return reinterpret_cast<std::uint32_t*>(memory_ + layout_[s.kind]) + s.index;
+  }
+
+ private:
+  std::byte* memory_;
+  const SymmetricLayout& layout_;
 };
 
 /// LayerOptions::faults as the kernels of one pass on one rank see them; device/faults.cuh uses
@@ -59,12 +70,11 @@ struct DeviceTrace {
 };
 
 /// What the kernels of one pass read and write on one rank: the device's counterpart of the CPU
-/// backend's PassContext. Shapes as in layout/workspace.h; pointers that the pass has no use for
-/// are null. Operands that the copy engine moves by tensor map are in PassMaps.
+/// backend's PassContext. Operands that the copy engine moves by tensor map are in PassMaps.
 struct DeviceContext {
   PassView view;  // its arrays lie in device memory
 
-  std::byte* heaps[kMaxRanks]{};  // symmetric memory, by rank
+  std::byte* heaps[kMaxCudaRanks]{};  // symmetric memory, by rank
   SymmetricLayout symmetric;
   DeviceCounters counters{};
   WaitFailure* failure = nullptr;   // in host memory
@@ -74,19 +84,28 @@ struct DeviceContext {
   DeviceFaults faults{};
   DeviceTrace trace{};
 
-  bf16* dispatched = nullptr;  // where dispatch stores rows: x_rows or dy_rows
-  float* row_probs = nullptr;  // forward writes, backward reads
-  float* dprob_groups = nullptr;
-  bf16* token_out = nullptr;  // out or dx
-  float* dprobs_out = nullptr;
+  TensorTable tensors{};
   // Weight gradients that are added to, fp32 or bf16 by kernel; null: overwritten, in bf16 through
   // a tensor map.
   void* main_dw1 = nullptr;
   void* main_dw2 = nullptr;
 
-  template <class T>
-  __device__ __forceinline__ T* at(int rank, std::int64_t offset) const {
-    return reinterpret_cast<T*>(heaps[rank] + offset);
+  template <Tensor t>
+  __device__ __forceinline__ TypeOf<t>* get() const {
+    return tensors.get<t>();
+  }
+  /// `forward` or `backward`, whichever the pass has.
+  template <Tensor forward, Tensor backward>
+  __device__ __forceinline__ TypeOf<forward>* get_of_pass() const {
+    return view.pass == Pass::kForward ? get<forward>() : get<backward>();
+  }
+
+  __device__ __forceinline__ Peer peer(int rank) const { return {heaps[rank], symmetric}; }
+
+  /// The counter that a signal goes to.
+  __device__ __forceinline__ std::uint32_t* counter(const Signal& s) const {
+    return is_symmetric(s.kind) ? peer(s.rank).counter(s)
+                                : counters.first[static_cast<int>(s.kind)] + s.index;
   }
 };
 

@@ -36,7 +36,7 @@ class DispatchWarp {
         lane_(static_cast<int>(threadIdx.x) % 32),
         slots_(shared.slots[warp_]),
         full_(shared.full[warp_]),
-        token_bytes_(static_cast<int>(ctx.view.hidden) * 2),
+        token_bytes_(ctx.view.wire.pulled_token),
         pieces_(ceil_div(token_bytes_, kPullBytes)),
         slot_bytes_(round_up(min_of(token_bytes_, kPullBytes), 128)),
         num_slots_(min_of(kWarpSlotBytes / slot_bytes_, kMaxPullSlots)),
@@ -194,15 +194,17 @@ class DispatchWarp {
     if (lane_ == 0) {
       if ((seen_ >> pull.source & 1) == 0) {
         const std::int64_t task = loaded_ < current_.pieces ? current_.task : upcoming_.task;
-        ready = wait_for(ctx_, queue_task(ctx_.view, queues_.comm, task),
-                         {CounterKind::kPublished, pull.source, 1, pull.source});
+        for_each_counter<kWaitsOf<Stage::kDispatch>>([&](CounterKind kind) {
+          ready &= wait_for(ctx_, queue_task(ctx_.view, queues_.comm, task),
+                            source_wait(kind, pull.source));
+        });
         seen_ |= 1u << pull.source;
         ptx::fence_proxy_async();
       }
       if (ready != 0) {
         const int bytes = bytes_of(loaded_);
         const auto* token = reinterpret_cast<const std::byte*>(
-            ctx_.at<bf16>(pull.source, ctx_.symmetric.tokens) + pull.token * ctx_.view.hidden);
+            ctx_.peer(pull.source).get<Tensor::kTokens>() + pull.token * ctx_.view.hidden);
         ptx::mbarrier_arrive_expect(&full_[load_.slot], bytes);
         ptx::bulk_load(slots_ + load_.slot * slot_bytes_, token + loaded_ % pieces_ * kPullBytes,
                        bytes, &full_[load_.slot]);
@@ -222,7 +224,8 @@ class DispatchWarp {
     row_ = row_of(stored_ + 1);  // for the next time
     ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
     if (row != kNoRow) {
-      auto* to = reinterpret_cast<std::byte*>(ctx_.dispatched + row * ctx_.view.hidden);
+      auto* to = reinterpret_cast<std::byte*>(ctx_.get_of_pass<Tensor::kXRows, Tensor::kDyRows>() +
+                                              row * ctx_.view.hidden);
       ptx::bulk_store(to + piece * kPullBytes, slots_ + store_.slot * slot_bytes_, bytes);
     }
     store_.advance(num_slots_);
@@ -261,14 +264,16 @@ class DispatchWarp {
     __threadfence();
   }
 
-  /// Adds each row to its counter.
+  /// Signals each row.
   __device__ __forceinline__ void signal(const Rows& rows) const {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
       if (rows.row[i] == kNoRow) continue;
       if (!may_signal(ctx_.faults, {Stage::kDispatch, rows.tile})) continue;
-      ptx::add_relaxed_gpu(ctx_.counters.rows_ready + rows.row[i] / ctx_.view.rows_per_counter(),
-                           1);
+      for_each_counter<kSignalsOf<Stage::kDispatch>>([&](CounterKind kind) {
+        const Signal s = row_signal(ctx_.view, kind, rows.row[i]);
+        ptx::add_relaxed_gpu(ctx_.counter(s), s.amount);
+      });
     }
   }
 

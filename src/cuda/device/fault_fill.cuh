@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/launch.h"
+#include "cuda/pass_kernels.h"
 
 namespace uniep::cuda {
 

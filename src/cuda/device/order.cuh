@@ -2,7 +2,7 @@
 
 #include "cuda/device/grid_barrier.cuh"
 #include "cuda/device/warp.cuh"
-#include "cuda/plan_launch.h"
+#include "cuda/plan_kernels.h"
 #include "cuda/ptx/sync.cuh"
 #include "schedule/launches.h"
 #include "schedule/queue.h"
@@ -30,7 +30,7 @@ inline constexpr int kOrderThreads = 32 * kOrderWarps;
 
 /// What the threads of a CTA share.
 struct OrderCta {
-  TrackList tracks;
+  Launch launch;  // of the queue at hand
   std::int64_t warp_sums[kOrderWarps];
   std::int32_t pulls;
 };
@@ -343,16 +343,16 @@ class OrderRoutine {
   /// All at a time, whatever their tracks: finding a block's place takes many divisions.
   __device__ void list_blocks(int q) const {
     if (threadIdx.x == 0) {
-      const Launch launch = launch_at(v_, q / 2);
-      cta_.tracks = q % 2 == 0 ? launch.comm : launch.main;
+      make_launch(v_, q / 2, launch_lag(v_), cta_.launch);
     }
     __syncthreads();
+    const TrackList& tracks = q % 2 == 0 ? cta_.launch.comm : cta_.launch.main;
     QueueBlock* blocks = o_.blocks_of(q);
     for (int n = threadIdx.x; n < o_.queue_size(q); n += kOrderThreads) {
       int track = 0;
       int i = n;
-      for (; i >= cta_.tracks.tracks[track].count; ++track) i -= cta_.tracks.tracks[track].count;
-      blocks[queue_position(cta_.tracks, track, i)] = queue_block(v_, cta_.tracks, track, i);
+      for (; i >= tracks.tracks[track].count; ++track) i -= tracks.tracks[track].count;
+      blocks[queue_position(tracks, track, i)] = queue_block(v_, tracks, track, i);
     }
     __syncthreads();  // the tracks are used
   }

@@ -1,9 +1,62 @@
 #pragma once
 
-#include "cuda/device/gemm.cuh"
+#include "cuda/device/context.cuh"
+#include "cuda/device/vectors.cuh"
 #include "cuda/device/warp.cuh"
 
+// Reduce: out[t] or dx[t], the sum over k ascending, from +0, of the token's rows that were pushed;
+// dropped slots are left out. In backward dprobs too: copied, 0 at dropped slots. What a CTA sums
+// at a time, a piece, is some columns of the K rows of a token, or all columns of a few tokens.
+
 namespace uniep::cuda {
+
+/// Columns [col, col + width) of the K rows of each of some tokens.
+struct ReducePiece {
+  int token, tokens, col, width;
+};
+
+/// How a task is cut into pieces, each of which fits into `slot_bytes`.
+class ReducePieces {
+ public:
+  /// `threads` sum a vector each at a time.
+  __device__ __forceinline__ ReducePieces(const PassView& v, int slot_bytes, int threads)
+      : hidden_(static_cast<int>(v.hidden)),
+        columns_(columns_of(v, slot_bytes, threads * kVectorElements)),
+        tokens_(columns_ < hidden_ ? 1 : tokens_of(v, slot_bytes)) {}
+
+  __device__ __forceinline__ int count(int tokens) const {
+    return ceil_div(tokens, tokens_) * ceil_div(hidden_, columns_);
+  }
+
+  /// Calls f(piece) for those of tokens [first, end), in order.
+  template <class F>
+  __device__ __forceinline__ void for_each(int first, int end, F&& f) const {
+    for (int token = first; token < end; token += tokens_) {
+      for (int col = 0; col < hidden_; col += columns_) {
+        f(ReducePiece{token, min_of(tokens_, end - token), col, min_of(columns_, hidden_ - col)});
+      }
+    }
+  }
+
+ private:
+  /// As many as let K rows of them fit a slot, or as are summed in a step where that leaves fewer
+  /// threads without a vector.
+  static __device__ __forceinline__ int columns_of(const PassView& v, int slot_bytes, int step) {
+    const auto hidden = static_cast<int>(v.hidden);
+    const int most = slot_bytes / (kBf16Bytes * v.topk) / kVectorElements * kVectorElements;
+    const int pieces = ceil_div(hidden, most);
+    const int columns = round_up(ceil_div(hidden, pieces), kVectorElements);
+    const bool by_steps = pieces * ceil_div(columns, step) > ceil_div(hidden, step);
+    return by_steps ? min_of(columns, step) : columns;
+  }
+  /// More than one where a slot holds the rows of more, up to a lane for each row.
+  static __device__ __forceinline__ int tokens_of(const PassView& v, int slot_bytes) {
+    const int row_bytes = kBf16Bytes * static_cast<int>(v.hidden);
+    return max_of(1, min_of(slot_bytes / (v.topk * row_bytes), 32 / v.topk));
+  }
+
+  int hidden_, columns_, tokens_;
+};
 
 /// sum[i] += v[i] for 8 elements.
 __device__ __forceinline__ void add_vector(float (&sum)[kVectorElements], const Vector& v) {
@@ -54,100 +107,49 @@ class KeptSlots {
   unsigned mask_ = 0;  // of this lane's token, a bit a slot
 };
 
-/// out[t] or dx[t]: the sum over k ascending, from +0, of the token's rows that were pushed;
-/// dropped slots are left out. The rows come through the pipeline, a piece of the columns of one
-/// token's K rows at a time. In backward, dprobs too: copied, 0 at dropped slots.
-template <class Shape>
-struct Reduce {
-  /// Columns [col, col + width) of the K rows of each of some tokens.
-  struct Piece {
-    int token, tokens, col, width;
-  };
-
-  /// Calls f(piece) for the pieces of a task, in order.
-  template <class F>
-  static __device__ __forceinline__ void for_each_piece(const PassView& v, const TileWork& work,
-                                                        F&& f) {
-    const auto hidden = static_cast<int>(v.hidden);
-    const int columns = reduce_columns<Shape>(v);
-    const int tokens = reduce_tokens<Shape>(v);
-    const int end = work.first_row + work.rows;
-    for (int token = work.first_row; token < end; token += tokens) {
-      for (int col = 0; col < hidden; col += columns) {
-        f(Piece{token, min_of(tokens, end - token), col, min_of(columns, hidden - col)});
+/// One piece, of whose rows `rows` is the first in shared memory, by `threads` threads of which
+/// this one is number `thread`. Bit t K + k of `slots`: slot k of the piece's token t is kept.
+__device__ __forceinline__ void sum_piece(const DeviceContext& ctx, const ReducePiece& piece,
+                                          const Vector* rows, unsigned slots, int thread,
+                                          int threads) {
+  constexpr int kAhead = 4;  // loads under way
+  const int topk = ctx.view.topk;
+  const int vectors = piece.width / kVectorElements;
+  for (int i = thread; i < piece.tokens * vectors; i += threads) {
+    const int token = i / vectors;
+    const int at = i % vectors;
+    const Vector* row = rows + token * topk * vectors + at;
+    const unsigned kept = slots >> (token * topk);
+    float total[kVectorElements] = {};
+    for (int first = 0; first < topk; first += kAhead) {
+      Vector ahead[kAhead];
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        if (first + k < topk) ahead[k] = row[(first + k) * vectors];
+      }
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        if (first + k < topk && (kept >> (first + k) & 1) != 0) add_vector(total, ahead[k]);
       }
     }
+    bf16* out = ctx.get_of_pass<Tensor::kOut, Tensor::kDx>() +
+                (std::int64_t{piece.token} + token) * ctx.view.hidden + piece.col;
+    __stcs(reinterpret_cast<Vector*>(out) + at,
+           Vector{pack_pair(total[0], total[1]), pack_pair(total[2], total[3]),
+                  pack_pair(total[4], total[5]), pack_pair(total[6], total[7])});
   }
+}
 
-  static __device__ __forceinline__ void load(const DeviceContext& ctx, OperandSlot<Shape>& slot,
-                                              std::uint64_t* full, const Piece& piece) {
-    const PassView& v = ctx.view;
-    const bf16* from = ctx.at<bf16>(v.rank, ctx.symmetric.combine) +
-                       std::int64_t{piece.token} * v.topk * v.hidden + piece.col;
-    const int bytes = piece.width * 2;
-    const int rows = piece.tokens * v.topk;
-    ptx::mbarrier_arrive_expect(full, rows * bytes);
-    if (piece.width == v.hidden) return ptx::bulk_load(slot.a, from, rows * bytes, full);
-    for (int k = 0; k < rows; ++k) {
-      ptx::bulk_load(slot.a + k * bytes, from + k * v.hidden, bytes, full);
-    }
+/// dprobs of `tokens` tokens from `first_token` on, by as many threads.
+__device__ __forceinline__ void copy_dprobs(const DeviceContext& ctx, int first_token, int tokens,
+                                            int thread, int threads) {
+  const int topk = ctx.view.topk;
+  const std::int64_t first = std::int64_t{first_token} * topk;
+  const float* pushed = ctx.peer(ctx.view.rank).get<Tensor::kDprobSlots>();
+  for (int i = thread; i < tokens * topk; i += threads) {
+    const bool dropped = ctx.view.topk_ids[first + i] < 0;
+    ctx.get<Tensor::kDprobs>()[first + i] = dropped ? 0.0f : __ldcg(pushed + first + i);
   }
-
-  static __device__ __forceinline__ void run(Consumer<Shape>& consumer, const TileWork& work) {
-    const DeviceContext& ctx = consumer.ctx;
-    if (ctx.view.pass == Pass::kBackward) copy_dprobs(ctx, work);
-    KeptSlots kept(ctx.view, work.first_row + work.rows);
-    for_each_piece(ctx.view, work, [&](const Piece& piece) {
-      sum(consumer, piece, kept.of(piece.token, piece.tokens));
-    });
-  }
-
- private:
-  /// The kept `slots` of one piece; the threads of all consumers share its vectors.
-  static __device__ __forceinline__ void sum(Consumer<Shape>& consumer, const Piece& piece,
-                                             unsigned slots) {
-    constexpr int kAhead = 4;  // loads under way
-    const DeviceContext& ctx = consumer.ctx;
-    const int topk = ctx.view.topk;
-    const int vectors = piece.width / kVectorElements;
-    const auto* rows = reinterpret_cast<const Vector*>(consumer.wait_slot().a);
-    for (int i = static_cast<int>(threadIdx.x) - 128; i < piece.tokens * vectors;
-         i += 128 * kConsumers) {
-      const int token = i / vectors;
-      const int at = i % vectors;
-      const Vector* row = rows + token * topk * vectors + at;
-      const unsigned kept = slots >> (token * topk);
-      float total[kVectorElements] = {};
-      for (int first = 0; first < topk; first += kAhead) {
-        Vector ahead[kAhead];
-#pragma unroll
-        for (int k = 0; k < kAhead; ++k) {
-          if (first + k < topk) ahead[k] = row[(first + k) * vectors];
-        }
-#pragma unroll
-        for (int k = 0; k < kAhead; ++k) {
-          if (first + k < topk && (kept >> (first + k) & 1) != 0) add_vector(total, ahead[k]);
-        }
-      }
-      bf16* out = ctx.token_out + (std::int64_t{piece.token} + token) * ctx.view.hidden + piece.col;
-      __stcs(reinterpret_cast<Vector*>(out) + at,
-             Vector{pack_pair(total[0], total[1]), pack_pair(total[2], total[3]),
-                    pack_pair(total[4], total[5]), pack_pair(total[6], total[7])});
-    }
-    consumer.release_slot(consumer.ring.slot);
-    consumer.ring.advance();
-  }
-
-  static __device__ __forceinline__ void copy_dprobs(const DeviceContext& ctx,
-                                                     const TileWork& work) {
-    const int topk = ctx.view.topk;
-    const std::int64_t first = std::int64_t{work.first_row} * topk;
-    const float* pushed = ctx.at<float>(ctx.view.rank, ctx.symmetric.dprobs);
-    for (int i = static_cast<int>(threadIdx.x) - 128; i < work.rows * topk; i += 128 * kConsumers) {
-      const bool dropped = ctx.view.topk_ids[first + i] < 0;
-      ctx.dprobs_out[first + i] = dropped ? 0.0f : __ldcg(pushed + first + i);
-    }
-  }
-};
+}
 
 }  // namespace uniep::cuda

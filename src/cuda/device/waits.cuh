@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/device/faults.cuh"
-#include "cuda/device/refusal.cuh"
+#include "cuda/device/poll.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "schedule/dependencies.h"
 
@@ -14,21 +14,10 @@ struct CounterAddress {
 };
 
 __device__ __forceinline__ CounterAddress counter_of(const DeviceContext& ctx, const Wait& wait) {
-  const DeviceCounters& c = ctx.counters;
-  switch (wait.kind) {
-    case CounterKind::kPublished:
-      return {ctx.at<std::uint32_t>(ctx.view.rank, ctx.symmetric.published) + wait.index,
-              *c.published_base};
-    case CounterKind::kArrived:
-      return {ctx.at<std::uint32_t>(ctx.view.rank, ctx.symmetric.arrived) + wait.index,
-              c.arrived_base[wait.index]};
-    case CounterKind::kRowsReady:
-      return {c.rows_ready + wait.index, c.rows_ready_base[wait.index]};
-    case CounterKind::kTileDone:
-      return {c.tile_done + wait.index, c.tile_done_base[wait.index]};
-    default:
-      return {c.expert_done + wait.index, c.expert_done_base[wait.index]};
-  }
+  const int kind = static_cast<int>(wait.kind);
+  const bool one_base = ctx.view.counter(wait.kind).of == CounterOf::kSource;
+  return {ctx.counters.first[kind] + wait.index,
+          ctx.counters.base[kind][one_base ? 0 : wait.index]};
 }
 
 __device__ __forceinline__ void record_failure(const DeviceContext& ctx, const Task& task,
@@ -51,30 +40,24 @@ __device__ __forceinline__ void record_failure(const DeviceContext& ctx, const T
 /// `acquire`.
 __device__ __forceinline__ bool poll(const DeviceContext& ctx, const Task& task, const Wait& wait) {
   const CounterAddress at = counter_of(ctx, wait);
-  const auto missing = [&] {
-    return static_cast<std::int32_t>(ptx::load_relaxed_system(at.counter) - at.base -
-                                     wait.expected) < 0;
+  std::uint32_t seen = 0;
+  const auto reached = [&] {
+    seen = ptx::load_relaxed_system(at.counter) - at.base;
+    return static_cast<std::int32_t>(seen - wait.expected) >= 0;
   };
-  if (!missing()) return true;
-  const std::uint32_t start = ptx::global_ticks();
-  for (unsigned spins = 1; missing(); ++spins) {
-    if (spins % 128 != 0) continue;
-    // The record of a failure is in host memory: reading that as often, in every SM, slows down all
-    // traffic over NVLink and PCIe by an order of magnitude.
-    if (ptx::load_relaxed_gpu(ctx.failed) != 0) return false;
-    const bool refused = is_refused(ctx.calls);
-    if (refused || ptx::global_ticks() - start > ctx.limit_ticks[static_cast<int>(wait.kind)]) {
-      record_failure(ctx, task, wait, ptx::load_relaxed_system(at.counter) - at.base, refused);
-      return false;
-    }
+  const PollEnd end =
+      poll_until(reached, ctx.failed, ctx.calls, ctx.limit_ticks[static_cast<int>(wait.kind)]);
+  if (end == PollEnd::kReached) return true;
+  if (end != PollEnd::kOthersFailed) {
+    record_failure(ctx, task, wait, seen, end == PollEnd::kRefused);
   }
-  return true;
+  return false;
 }
 
 /// Orders what was polled before all that comes after. Counters that peers advance need the wider
 /// fence.
 __device__ __forceinline__ void acquire(CounterKind kind) {
-  if (kind == CounterKind::kPublished || kind == CounterKind::kArrived) {
+  if (is_symmetric(kind)) {
     ptx::fence_system();
   } else {
     __threadfence();

@@ -2,12 +2,14 @@
 // tokens where peers pull them, zeroes the rows that weight gradients read past an expert's last,
 // and tells every rank that the tokens are there. It runs beside `order`, whose arrays it has no
 // use for, and ends behind it, so that what follows one follows both.
+#include <utility>
+
 #include "cuda/device/fault_fill.cuh"
 #include "cuda/device/faults.cuh"
 #include "cuda/device/refusal.cuh"
-#include "cuda/device/tile_shape.h"
-#include "cuda/kernels/kernel_launch.h"
-#include "cuda/launch.h"
+#include "cuda/device/sm90/tile_shape.h"
+#include "cuda/kernels/start_kernel.h"
+#include "cuda/pass_kernels.h"
 
 namespace uniep::cuda {
 namespace {
@@ -48,20 +50,26 @@ __device__ __forceinline__ void copy_elements(T* to, const T* from, std::int64_t
   for (std::int64_t i = global_thread(); i < count; i += global_threads()) to[i] = from[i];
 }
 
-__device__ __forceinline__ void note_bases(const DeviceContext& ctx, const EnterArgs& args) {
-  const PassView& v = ctx.view;
-  const std::int64_t rows = v.segment_begin[v.num_local_experts];
-  copy_elements(args.rows_ready_base, ctx.counters.rows_ready,
-                ceil_div<std::int64_t>(rows, v.rows_per_counter()));
-  // Segments are whole tiles long.
-  copy_elements(args.tile_done_base, ctx.counters.tile_done, rows / v.schedule.tile_m);
-  copy_elements(args.expert_done_base, ctx.counters.expert_done, v.num_local_experts);
-  copy_elements(args.arrived_base, ctx.at<std::uint32_t>(v.rank, ctx.symmetric.arrived),
-                v.num_token_blocks() * v.num_ranks);
-  // Only this rank raises its own `published`, once a pass.
-  if (global_thread() == 0) {
-    *args.published_base = ctx.at<std::uint32_t>(v.rank, ctx.symmetric.published)[v.rank];
+template <int kind>
+__device__ __forceinline__ void note_base(const DeviceContext& ctx) {
+  constexpr CounterOf kOf = kLayerGraph.counters[kind].of;
+  const std::uint32_t* counters = ctx.counters.first[kind];
+  std::uint32_t* base = ctx.counters.base[kind];
+  if constexpr (kOf == CounterOf::kSource) {
+    // Only this rank raises its own, once a pass.
+    if (global_thread() == 0) *base = counters[ctx.view.rank];
+  } else {
+    copy_elements(base, counters, num_counters(ctx.view, kOf));
   }
+}
+
+template <int... kinds>
+__device__ __forceinline__ void note_bases(const DeviceContext& ctx,
+                                           std::integer_sequence<int, kinds...>) {
+  (note_base<kinds>(ctx), ...);
+}
+
+__device__ __forceinline__ void zero_tickets(const PassView& v, const EnterArgs& args) {
   const std::int64_t launches = num_launches(v);
   for (std::int64_t i = global_thread(); i < launches; i += global_threads()) args.tickets[i] = 0;
 }
@@ -78,9 +86,10 @@ __device__ __forceinline__ void zero_pad_rows(const DeviceContext& ctx) {
     const std::int64_t row = tokens / kRowStep * kRowStep + i % kRowStep;  // of the last step's
     if (tokens % kRowStep == 0 || row < tokens) continue;
     const std::int64_t pad_row = v.segment_begin[expert] + row;
-    auto* to = reinterpret_cast<uint4*>(ctx.dispatched + pad_row * v.hidden);
+    auto* to = reinterpret_cast<uint4*>(ctx.get_of_pass<Tensor::kXRows, Tensor::kDyRows>() +
+                                        pad_row * v.hidden);
     for (std::int64_t c = lane; c < v.hidden / 8; c += 32) to[c] = uint4{0, 0, 0, 0};
-    if (v.pass == Pass::kForward && lane == 0) ctx.row_probs[pad_row] = 0;
+    if (v.pass == Pass::kForward && lane == 0) ctx.get<Tensor::kRowProbs>()[pad_row] = 0;
   }
 }
 
@@ -101,7 +110,10 @@ __device__ __forceinline__ void publish_behind_last(const DeviceContext& ctx,
   // A tile per rank that is told.
   if (!may_signal(ctx.faults, {Stage::kEnter, peer})) return;
   ptx::fence_system();
-  ptx::add_release_system(ctx.at<std::uint32_t>(peer, ctx.symmetric.published) + ctx.view.rank, 1);
+  for_each_counter<kSignalsOf<Stage::kEnter>>([&](CounterKind kind) {
+    const Signal s = source_signal(ctx.view, kind, peer);
+    ptx::add_release_system(ctx.counter(s), s.amount);
+  });
 }
 
 __global__ void __launch_bounds__(kEnterThreads)
@@ -118,10 +130,13 @@ __global__ void __launch_bounds__(kEnterThreads)
     return ptx::wait_for_last_launch();
   }
   if (global_thread() == 0) begin_call(ctx.calls);
-  note_bases(ctx, args);
-  copy_vectors(ctx.at<bf16>(v.rank, ctx.symmetric.tokens), args.tokens, v.tokens * v.hidden * 2);
-  if (args.probs != nullptr) {
-    copy_elements(ctx.at<float>(v.rank, ctx.symmetric.probs), args.probs, v.tokens * v.topk);
+  note_bases(ctx, std::make_integer_sequence<int, kNumCounterKinds>());
+  zero_tickets(v, args);
+  const Peer own = ctx.peer(v.rank);
+  const bf16* tokens = ctx.get_of_pass<Tensor::kX, Tensor::kDy>();
+  copy_vectors(own.get<Tensor::kTokens>(), tokens, v.tokens * v.hidden * sizeof(*tokens));
+  if (const float* probs = ctx.get<Tensor::kTopkProbs>(); probs != nullptr) {
+    copy_elements(own.get<Tensor::kProbs>(), probs, v.tokens * v.topk);
   }
   zero_pad_rows(ctx);
   publish_behind_last(ctx, args.ctas_done);

@@ -1,5 +1,5 @@
 #include "cuda/device/fault_fill.cuh"
-#include "cuda/kernels/kernel_launch.h"
+#include "cuda/kernels/start_kernel.h"
 
 namespace uniep::cuda {
 namespace {

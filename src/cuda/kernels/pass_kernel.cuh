@@ -1,8 +1,8 @@
 #pragma once
 
-#include "cuda/device/pass_body.cuh"
-#include "cuda/kernels/kernel_launch.h"
-#include "cuda/launch.h"
+#include "cuda/device/sm90/pass_body.cuh"
+#include "cuda/kernels/start_kernel.h"
+#include "cuda/pass_kernels.h"
 
 namespace uniep::cuda {
 

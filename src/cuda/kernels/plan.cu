@@ -8,7 +8,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1)
     plan_kernel(const __grid_constant__ PlanArgs args) {
   extern __shared__ std::uint32_t shared[];
   __shared__ PlanCta cta;
-  PlanRoutine(args, cta, shared).run();
+  make_plan(args, cta, shared);
 }
 
 }  // namespace
@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1)
 PlanArgs plan_args(const Problem& p, int rank, int num_ranks, std::int64_t tokens,
                    const std::int32_t* topk_ids, const PlanExchange& exchange,
                    const PlanScratch& scratch, const DevicePlan& plan, PlanReport* report,
-                   std::uint64_t limit_ns) {
+                   std::int64_t limit_ms) {
   return {.rank = rank,
           .num_ranks = num_ranks,
           .topk = p.topk,
@@ -30,7 +30,7 @@ PlanArgs plan_args(const Problem& p, int rank, int num_ranks, std::int64_t token
           .scratch = scratch,
           .plan = plan,
           .report = report,
-          .limit_ns = limit_ns};
+          .limit_ticks = static_cast<std::uint32_t>(limit_ms * 1'000'000 / 1024)};
 }
 
 cudaError_t prepare_plan() { return load_kernel(plan_kernel); }

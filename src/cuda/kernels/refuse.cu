@@ -1,5 +1,5 @@
-#include "cuda/kernels/kernel_launch.h"
-#include "cuda/launch.h"
+#include "cuda/kernels/start_kernel.h"
+#include "cuda/pass_kernels.h"
 #include "cuda/ptx/sync.cuh"
 
 namespace uniep::cuda {

@@ -1,8 +1,8 @@
 #pragma once
 
 #include "base/math.h"
-#include "cuda/device_plan.h"
-#include "cuda/kernels/kernel_launch.h"
+#include "cuda/kernels/start_kernel.h"
+#include "cuda/plan_memory.h"
 
 namespace uniep::cuda {
 

@@ -1,7 +1,7 @@
 // Symmetric memory that the caller has mapped between the ranks.
 #include <utility>
 
-#include "base/cuda/check.h"
+#include "base/cuda/check_cuda.h"
 #include "base/cuda/device_scope.h"
 #include "group/cuda/release_words.h"
 #include "group/cuda/symmetric_mapping.h"

@@ -1,6 +1,6 @@
 #include "group/cuda/cuda_communicator.h"
 
-#include "base/cuda/check.h"
+#include "base/cuda/check_cuda.h"
 #include "base/cuda/device_scope.h"
 #include "base/cuda/driver.h"
 #include "base/env.h"

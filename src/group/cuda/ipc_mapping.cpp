@@ -2,7 +2,7 @@
 // or allocated here.
 #include <utility>
 
-#include "base/cuda/check.h"
+#include "base/cuda/check_cuda.h"
 #include "base/cuda/device_scope.h"
 #include "base/math.h"
 #include "group/cuda/ipc_memory.h"

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "base/cuda/check.h"
+#include "base/cuda/check_cuda.h"
 #include "base/cuda/device_scope.h"
 #include "base/cuda/driver.h"
 #include "group/cuda/handle_cache.h"

@@ -4,16 +4,15 @@
 #include <cstring>
 #include <thread>
 
-#include "base/cuda/check.h"
+#include "base/cuda/check_cuda.h"
 #include "base/cuda/device_scope.h"
+#include "base/deadline.h"
 #include "group/cuda/nccl_library.h"
 #include "group/cuda/peer_pointers.h"
 #include "group/cuda/symmetric_mapping.h"
 
 namespace uniep::cuda {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 class NcclMapping final : public SymmetricMemory::Mapping {
  public:
@@ -52,13 +51,13 @@ class NcclMapping final : public SymmetricMemory::Mapping {
  private:
   /// Waits until what `result` began has come to its end.
   void wait_for(ncclResult_t result, const char* what) {
-    const auto limit = Clock::now() + std::chrono::milliseconds(request_.limit_ms);
+    const Deadline limit = Deadline::in(std::chrono::milliseconds(request_.limit_ms));
     while (result == ncclInProgress || (result == ncclSuccess && comm_ != nullptr)) {
       const bool begun = nccl_.async_error(comm_, &result) == ncclSuccess;
       if (!begun) result = ncclInternalError;
       if (result != ncclInProgress) break;
       request_.bootstrap.check();
-      require(Clock::now() < limit, ErrorCode::kTimeout, "rank ", request_.rank, ": cannot ", what,
+      require(!limit.expired(), ErrorCode::kTimeout, "rank ", request_.rank, ": cannot ", what,
               " within ", request_.limit_ms, " ms (timeout_ms or UNIEP_TIMEOUT_MS)");
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <utility>
 
-#include "base/cuda/check.h"
+#include "base/cuda/check_cuda.h"
 #include "base/cuda/device_scope.h"
 
 namespace uniep::cuda {

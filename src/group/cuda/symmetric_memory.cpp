@@ -1,6 +1,6 @@
 #include "group/cuda/symmetric_memory.h"
 
-#include "base/cuda/check.h"
+#include "base/cuda/check_cuda.h"
 #include "base/cuda/device_scope.h"
 #include "base/env.h"
 #include "group/cuda/device_sharing.h"

@@ -1,0 +1,311 @@
+#include "uniep/tune.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "api/compared_results.h"
+#include "base/check.h"
+#include "base/env.h"
+#include "base/quantile.h"
+#include "group/agreement.h"
+#include "group/communicator_impl.h"
+#include "group/gatherer.h"
+#include "tune/book/auto_schedule.h"
+#include "tune/book/tune_key.h"
+#include "tune/search/tuner.h"
+
+namespace uniep {
+namespace {
+
+using Run = std::function<void(const Schedule&)>;
+using PlanOf = std::function<RoutingPlan()>;
+
+CallOptions with(CallOptions call, const Schedule& schedule) {
+  call.schedule = schedule;
+  return call;
+}
+
+/// Of a wait for the others: rank 0 may be choosing what to measure.
+int limit_ms(const Communicator& member) {
+  return env_timeout_ms() + (member.rank() == 0 ? 0 : tune::kLongestChoiceMs);
+}
+
+/// One rank's part in measuring schedules. Rank 0 leads: it names a schedule, all run it together,
+/// and it learns the times of all.
+class GroupPasses {
+ public:
+  GroupPasses(Layer& layer, Run run, ComparedResults& results)
+      : layer_(layer),
+        run_(std::move(run)),
+        results_(results),
+        gatherer_(layer.communicator().impl()->bootstrap(), limit_ms(layer.communicator())) {
+    const Schedule baseline =
+        parse_schedule("sequential", default_schedule(layer.communicator().backend()));
+    // The layer refuses arguments before it writes any, and so before anything is overwritten here.
+    run_(baseline);
+    layer_.synchronize();
+    run_pass(baseline);
+    results_.expect_this();
+  }
+
+  /// Of rank 0.
+  tune::Measurement measure(const Schedule& schedule) {
+    under_way_ = true;
+    tune::Measurement m = run_together(agree_on({.stop = false, .schedule = schedule}).schedule);
+    under_way_ = false;
+    return m;
+  }
+  /// Of rank 0: whether `measure` failed, which it does on all ranks.
+  bool failed() const { return under_way_; }
+  /// Of rank 0: lets the others go.
+  void finish() { agree_on({.stop = true, .schedule = {}}); }
+  /// Of all other ranks: does what rank 0 says until it lets them go.
+  void follow() {
+    for (;;) {
+      const Order order = agree_on({});
+      if (order.stop) return;
+      run_together(order.schedule);
+    }
+  }
+
+ private:
+  struct Order {
+    bool stop = false;
+    Schedule schedule;
+  };
+  Order agree_on(const Order& own) { return gatherer_.gather_one(own)[0]; }
+
+  PassStats run_pass(const Schedule& schedule) {
+    results_.prepare();
+    // On a GPU the pass that is measured follows another one, which takes up what the ranks' hosts
+    // are apart: it is timed as within a step of training.
+    if (layer_.communicator().backend() == Backend::kCuda) run_(schedule);
+    run_(schedule);
+    layer_.synchronize();
+    layer_.take_timeline();  // the figures are in the statistics
+    return layer_.last_pass();
+  }
+
+  tune::Measurement run_together(const Schedule& schedule) {
+    struct OfRank {
+      PassStats stats;
+      std::int64_t differing;
+    };
+    OfRank own{run_pass(schedule), 0};
+    own.differing = results_.count_differing();
+    tune::Measurement all;
+    for (const OfRank& of_rank : gatherer_.gather_one(own)) {
+      all.seconds = std::max(all.seconds, of_rank.stats.elapsed_s);
+      all.differing += of_rank.differing;
+      all.by_rank.push_back(of_rank.stats);
+    }
+    return all;
+  }
+
+  Layer& layer_;
+  const Run run_;
+  ComparedResults& results_;
+  Gatherer gatherer_;
+  bool under_way_ = false;
+};
+
+template <class T>
+void require_in(const char* name, T value, T low, T high) {
+  require(value >= low && value <= high, ErrorCode::kInvalidArgument, "options.", name, " is ",
+          value, "; ", low, " to ", high, " is accepted");
+}
+
+std::optional<tune::MachineProfile> profile_of(const std::string& name, const tune::TuneKey& key) {
+  if (name == "none") return std::nullopt;
+  if (name == "auto") return tune::shipped_profile_of(key.backend, key.device);
+  tune::MachineProfile profile = tune::shipped_profile(name);
+  require(profile.backend == key.backend, ErrorCode::kInvalidArgument, "options.profile ", name,
+          " is of backend ", uniep::name(profile.backend), "; one of backend ",
+          uniep::name(key.backend), " is accepted");
+  return profile;
+}
+
+std::string cache_of(const TuneOptions& o) {
+  if (!o.store) return "";
+  return o.cache.empty() ? tune::TuneCache::default_path() : o.cache;
+}
+
+/// Throws where an option cannot be used.
+tune::TuneSettings settings_of(const TuneOptions& o, const Problem& problem,
+                               const tune::TuneKey& key, bool leads) {
+  require_in("budget_s", o.budget_s, 0.1, 86400.0);
+  require_in("candidates", o.candidates, 1, 1000);
+  require_in("max_rounds", o.max_rounds, 1, 10000);
+  require_in("skew", o.skew, 0.0, 100.0);
+  Space(problem, key.pass, tune::this_place(key.backend)).restrict_to(o.space);
+  tune::TuneSettings s;
+  s.budget_s = o.budget_s;
+  s.candidates = static_cast<std::size_t>(o.candidates);
+  s.restriction = o.space;
+  s.profile = profile_of(o.profile, key);
+  s.max_rounds = o.max_rounds;
+  s.seed = o.seed;
+  s.cache = cache_of(o);
+  s.keep_session = false;
+  if (o.stop) s.watch.stop = o.stop;
+  if (o.store && leads) tune::TuneCache(s.cache).require_storable();
+  return s;
+}
+
+/// What a result is, but for its texts: it goes to all ranks as bytes.
+struct Figures {
+  Schedule schedule;
+  double seconds = 0, default_seconds = 0, speedup = 1;
+  bool faster = false, decided = false, stopped = false, stored = false;
+  int rounds = 0, candidates = 0, rejected = 0;
+};
+
+std::string to_bytes(const tune::TuneOutcome& out) {
+  static_assert(std::is_trivially_copyable_v<Figures>);
+  const tune::TunedCandidate& chosen = *out.chosen;
+  const Figures f{.schedule = chosen.schedule,
+                  .seconds = median(chosen.seconds),
+                  .default_seconds = out.default_s,
+                  .speedup = chosen.speedup,
+                  .faster = chosen.faster,
+                  .decided = out.end == tune::TuneEnd::kDecided,
+                  .stopped = out.end == tune::TuneEnd::kInterrupted,
+                  .stored = out.stored,
+                  .rounds = out.rounds,
+                  .candidates = static_cast<int>(out.ranking.size() + out.rejected.size()),
+                  .rejected = static_cast<int>(out.rejected.size())};
+  std::string problems;
+  for (const std::string& p : out.problems) problems += (problems.empty() ? "" : "; ") + p;
+  std::string bytes(reinterpret_cast<const char*>(&f), sizeof f);
+  return bytes + chosen.why + '\0' + problems;
+}
+
+TuneResult from_bytes(const std::string& bytes) {
+  Figures f;
+  ensure(bytes.size() > sizeof f, "rank 0 sent ", bytes.size(), " bytes of what it found");
+  std::memcpy(&f, bytes.data(), sizeof f);
+  const std::string texts = bytes.substr(sizeof f);
+  const std::size_t end = texts.find('\0');
+  return {.schedule = f.schedule,
+          .seconds = f.seconds,
+          .default_seconds = f.default_seconds,
+          .speedup = f.speedup,
+          .faster = f.faster,
+          .decided = f.decided,
+          .stopped = f.stopped,
+          .stored = f.stored,
+          .rounds = f.rounds,
+          .candidates = f.candidates,
+          .rejected = f.rejected,
+          .why = texts.substr(0, end),
+          .problem = texts.substr(end + 1)};
+}
+
+/// On rank 0: the whole search.
+tune::TuneOutcome search(const tune::TuneSubject& subject, const tune::TuneSettings& settings,
+                         GroupPasses& passes) {
+  tune::Tuner tuner(subject, settings);
+  const auto measure = [&](const Schedule& s) { return passes.measure(s); };
+  const tune::TuneEnd end = tuner.search(measure);
+  tuner.explain_best(measure, tuner.explaining_rounds(0));
+  tune::TuneOutcome out = tuner.finish();
+  require(end != tune::TuneEnd::kTooSmall, ErrorCode::kInvalidArgument, "options.budget_s is ",
+          settings.budget_s, ", and one round of measurements takes longer; ", out.least_budget_s,
+          " would do");
+  require(out.chosen || out.rejected.empty(), ErrorCode::kInternal, "all of ", out.rejected.size(),
+          " schedules gave other bits than sequential");
+  // Ended before a round: the default, of which no time is known.
+  if (!out.chosen) out.chosen = tune::TunedCandidate{.schedule = tuner.base(), .seconds = {0}};
+  if (out.stored) tune::read_caches_again();
+  return out;
+}
+
+std::string call_text(Pass pass, const TuneOptions& o) {
+  return cat("tune ", name(pass), " with budget_s ", o.budget_s, ", candidates ", o.candidates,
+             ", max_rounds ", o.max_rounds, ", space '", o.space, "', seed ", o.seed, ", profile '",
+             o.profile, "', store ", o.store, ", skew ", o.skew);
+}
+
+/// Every rank's ids, one after another.
+std::vector<std::int32_t> ids_of_all(Gatherer gatherer, const RoutingPlan& plan) {
+  std::vector<std::int32_t> all;
+  for (const auto& part : gatherer.gather(plan.topk_ids())) {
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  return all;
+}
+
+TuneResult tune_pass(Layer& layer, Pass pass, const PlanOf& plan_of, const TuneOptions& options,
+                     ComparedResults& results, const Run& run) {
+  const Communicator& member = layer.communicator();
+  Bootstrap& bootstrap = member.impl()->bootstrap();
+  const Problem& problem = layer.problem();
+  const bool leads = member.rank() == 0;
+  const tune::TuneKey key = tune::tune_key(member.backend(), problem, member.size(),
+                                           problem.max_tokens, options.skew, pass);
+  tune::TuneSettings settings;
+  std::optional<RoutingPlan> plan;
+  agree(bootstrap, env_timeout_ms(), Stage::kPlan, call_text(pass, options), [&] {
+    settings = settings_of(options, problem, key, leads);
+    plan = plan_of();
+  });
+
+  const std::vector<std::int32_t> ids = ids_of_all(Gatherer(bootstrap), *plan);
+  const auto tokens = plan->tokens_per_rank();
+  const tune::TuneSubject subject{.problem = problem,
+                                  .key = key,
+                                  .tokens_per_rank = {tokens.begin(), tokens.end()},
+                                  .topk_ids = ids,
+                                  .search = ""};
+  GroupPasses passes(layer, run, results);
+  std::string found;
+  std::exception_ptr error;
+  if (leads) {
+    try {
+      found = to_bytes(search(subject, settings, passes));
+    } catch (...) {
+      if (passes.failed()) throw;
+      error = std::current_exception();
+    }
+    passes.finish();
+  } else {
+    passes.follow();
+  }
+  const auto report = [&] {
+    if (error) std::rethrow_exception(error);
+  };
+  results.restore();
+  return from_bytes(agree(bootstrap, limit_ms(member), Stage::kPlan, "tune", report, found)[0]);
+}
+
+}  // namespace
+
+TuneResult tune_forward(Layer& layer, const RoutingPlan& plan, const ForwardArgs& args,
+                        const TuneOptions& options) {
+  ComparedResults results(layer.communicator().backend());
+  results.add(args.out);
+  Saved saved;  // held from pass to pass, so that its memory is used again
+  return tune_pass(
+      layer, Pass::kForward, [&] { return plan; }, options, results,
+      [&](const Schedule& s) { saved = layer.forward(plan, args, with(options.call, s)); });
+}
+
+TuneResult tune_backward(Layer& layer, const Saved& saved, const BackwardArgs& args,
+                         const TuneOptions& options) {
+  ComparedResults results(layer.communicator().backend());
+  results.add(args.dx);
+  results.add(args.dprobs);
+  results.add(args.dw1);
+  results.add(args.dw2);
+  return tune_pass(
+      layer, Pass::kBackward, [&] { return saved.plan(); }, options, results,
+      [&](const Schedule& s) { layer.backward(saved, args, with(options.call, s)); });
+}
+
+}  // namespace uniep

@@ -1,0 +1,72 @@
+#include "cuda/call_memory.h"
+
+#include <vector>
+
+#include "layer/callers_memory.h"
+
+namespace uniep::cuda {
+
+CallMemory::StepBytes CallMemory::step_bytes(const Problem& p, int num_ranks) {
+  const std::int64_t rows = capacity_rows(p, num_ranks);
+  return {.plan = DevicePlanLayout(p, num_ranks).bytes,
+          .saved = SavedLayout(p, rows).bytes,
+          .forward_rows = RowLayout(p, rows, Pass::kForward).bytes,
+          .backward_rows = RowLayout(p, rows, Pass::kBackward).bytes,
+          .order = most_order_bytes(p, num_ranks)};
+}
+
+CallMemory::CallMemory(const Problem& problem, int num_ranks, std::byte* workspace)
+    : bytes_(step_bytes(problem, num_ranks)),
+      plan_scratch_(problem, num_ranks),
+      workspace_(problem, num_ranks, workspace) {}
+
+/// Two plans: `last_pass` asks for the last one's traffic.
+void CallMemory::reserve_step() {
+  if (workspace_.is_callers()) return;
+  std::vector<std::shared_ptr<std::byte>> together;
+  for (const std::int64_t bytes : {bytes_.plan, bytes_.plan, bytes_.saved, bytes_.forward_rows,
+                                   bytes_.backward_rows, bytes_.order}) {
+    together.push_back(held({}, bytes, false));
+  }
+}
+
+PlanScratch CallMemory::plan_scratch() const {
+  return cuda::plan_scratch(workspace_.plan_scratch(), plan_scratch_);
+}
+
+std::shared_ptr<std::byte> CallMemory::plan(std::span<std::byte> given, bool captured) {
+  return held(given, bytes_.plan, captured);
+}
+
+std::shared_ptr<std::byte> CallMemory::saved(bool captured) {
+  return held({}, bytes_.saved, captured);
+}
+
+std::shared_ptr<std::byte> CallMemory::backward_rows(std::span<std::byte> given, bool captured) {
+  return held(given, bytes_.backward_rows, captured);
+}
+
+std::shared_ptr<std::byte> CallMemory::order(bool captured) {
+  return for_call(workspace_.order(), bytes_.order, captured);
+}
+
+std::shared_ptr<std::byte> CallMemory::rows(Pass pass, bool captured) {
+  const bool forward = pass == Pass::kForward;
+  return for_call(workspace_.rows(), forward ? bytes_.forward_rows : bytes_.backward_rows,
+                  captured);
+}
+
+std::shared_ptr<std::byte> CallMemory::held(std::span<std::byte> given, std::int64_t bytes,
+                                            bool captured) {
+  if (!given.empty()) return callers_memory(given.data());
+  return pool_.take(bytes, BufferPool::Use::kHeld, captured);
+}
+
+/// At `place` in the caller's workspace, if there is one.
+std::shared_ptr<std::byte> CallMemory::for_call(std::byte* place, std::int64_t bytes,
+                                                bool captured) {
+  if (place != nullptr) return callers_memory(place);
+  return pool_.take(bytes, BufferPool::Use::kCall, captured);
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,87 @@
+#pragma once
+
+#include "cuda/device/plan_state.cuh"
+
+namespace uniep::cuda {
+
+/// Count: every warp takes a run of tokens of the concatenated routing, in canonical order, and
+/// counts its rows of every local expert.
+class PlanCounter : public PlanState {
+ public:
+  using PlanState::PlanState;
+
+  __device__ void read_tokens() const {
+    if (threadIdx.x < a_.num_ranks) {
+      const int r = static_cast<int>(threadIdx.x);
+      cta_.tokens[r] = __ldcg(at_rank<const std::int64_t>(a_.rank, tokens_offset(r)));
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      cta_.tokens_fault = -1;
+      cta_.token_begin[0] = 0;
+      for (int r = 0; r < a_.num_ranks; ++r) {
+        const std::int64_t t = cta_.tokens[r];
+        const bool possible = t >= 0 && t <= a_.max_tokens;
+        if (!possible && cta_.tokens_fault < 0) cta_.tokens_fault = r;
+        cta_.token_begin[r + 1] = cta_.token_begin[r] + (possible ? static_cast<int>(t) : 0);
+      }
+    }
+    __syncthreads();
+  }
+
+  __device__ void count() const {
+    std::uint32_t* my_rows = warp_rows_of_ + warp_index() * local_;
+    int rows = 0;
+    int pulls = 0;
+    unsigned long long bad = 0;  // ~(slot index) of the first impossible id
+    for_each_step([&](const Slot& s) {
+      if (is_expert(s.id)) {
+        atomicAdd(slots_of_ + s.id, 1u);
+        if (is_local(s.id)) atomicAdd(my_rows + s.id - first_expert_, 1u);
+      } else if (s.id != -1 && bad == 0) {
+        const int k = lane_index() % a_.topk;
+        bad = ~(static_cast<unsigned long long>(s.token) * a_.topk + k);
+      }
+      const unsigned local = __ballot_sync(kWholeWarp, is_local(s.id));
+      rows += __popc(local);
+      pulls += __popc(
+          __ballot_sync(kWholeWarp, leads_token() && s.present && (local & token_lanes()) != 0));
+    });
+    if (bad != 0) atomicMax(a_.scratch.first_bad + half(), bad);
+    if (lane_index() == 0) {
+      cta_.warp_rows[warp_index()] = rows;
+      cta_.warp_pulls[warp_index()] = pulls;
+    }
+    __syncthreads();
+  }
+
+  /// This CTA's counts for everybody; for itself, each warp's count becomes the count before it.
+  __device__ void publish_counts() const {
+    std::uint32_t* mine = a_.scratch.cta_counts + blockIdx.x * columns();
+    for (int e = threadIdx.x; e < local_; e += kPlanThreads) {
+      std::uint32_t before = 0;
+      for (int w = 0; w < kPlanWarps; ++w) {
+        const std::uint32_t rows = warp_rows_of_[w * local_ + e];
+        warp_rows_of_[w * local_ + e] = before;
+        before += rows;
+      }
+      mine[e] = before;
+    }
+    if (threadIdx.x < 2) {
+      int* counts = threadIdx.x == 0 ? cta_.warp_pulls : cta_.warp_rows;
+      int before = 0;
+      for (int w = 0; w < kPlanWarps; ++w) {
+        const int n = counts[w];
+        counts[w] = before;
+        before += n;
+      }
+      mine[local_ + threadIdx.x] = static_cast<std::uint32_t>(before);
+    }
+    std::uint32_t* totals = a_.scratch.totals + half() * a_.num_experts;
+    for (int e = threadIdx.x; e < a_.num_experts; e += kPlanThreads) {
+      if (slots_of_[e] != 0) atomicAdd(totals + e, slots_of_[e]);
+    }
+  }
+};
+
+}  // namespace uniep::cuda

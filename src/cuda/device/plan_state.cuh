@@ -1,0 +1,138 @@
+#pragma once
+
+#include "cuda/device/warp.cuh"
+#include "cuda/plan_kernels.h"
+
+// What the steps of the plan's kernel share: where the exchanged routing lies, the walk through it,
+// and the counts that one step leaves to the next.
+
+namespace uniep::cuda {
+
+inline constexpr int kPlanWarps = 16;
+inline constexpr int kPlanThreads = 32 * kPlanWarps;
+
+/// Dynamic shared memory of a plan kernel.
+__host__ __device__ inline std::size_t plan_shared_bytes(int num_experts, int num_ranks) {
+  const int local = num_experts / num_ranks;
+  return sizeof(std::uint32_t) *
+         static_cast<std::size_t>(kPlanWarps * local + num_experts + (local + 2) + local);
+}
+
+/// What the threads of a CTA share.
+struct PlanCta {
+  std::uint32_t epoch;                    // number of this plan, from 1
+  bool failed;                            // a wait expired, here or in an earlier launch
+  int tokens_fault;                       // first rank with an impossible number of tokens, or -1
+  int token_begin[kMaxCudaRanks + 1];     // of each rank's tokens in the concatenated routing
+  std::int64_t tokens[kMaxCudaRanks];     // as the ranks said
+  std::int64_t rank_rows[kMaxCudaRanks];  // pad rows included
+  int warp_rows[kPlanWarps];
+  int warp_pulls[kPlanWarps];
+};
+
+/// What a thread of the plan's kernel knows.
+class PlanState {
+ public:
+  __device__ PlanState(const PlanArgs& args, PlanCta& cta, std::uint32_t* shared)
+      : a_(args),
+        cta_(cta),
+        local_(args.num_experts / args.num_ranks),
+        first_expert_(args.rank * local_),
+        warp_rows_of_(shared),
+        slots_of_(warp_rows_of_ + kPlanWarps * local_),
+        before_cta_(slots_of_ + args.num_experts),
+        segment_(before_cta_ + local_ + 2) {}
+
+ protected:
+  template <class T>
+  __device__ T* at_rank(int rank, std::int64_t offset) const {
+    return reinterpret_cast<T*>(a_.exchange.parts[rank] + offset);
+  }
+  __device__ int half() const { return static_cast<int>(cta_.epoch % 2); }
+  __device__ std::int64_t ids_offset(int source) const {
+    const PlanExchangeLayout& l = a_.exchange.layout;
+    const std::int64_t index = (half() * a_.num_ranks + source) * l.slots_per_rank;
+    return l.ids + index * static_cast<std::int64_t>(sizeof(std::int32_t));
+  }
+  __device__ std::int64_t tokens_offset(int source) const {
+    const std::int64_t index = half() * a_.num_ranks + source;
+    return a_.exchange.layout.tokens + index * static_cast<std::int64_t>(sizeof(std::int64_t));
+  }
+
+  /// One slot of the routing in each lane, 32 / K whole tokens at a time: no token is cut.
+  struct Slot {
+    bool present;  // the lane has a slot
+    int token;     // in the concatenated routing
+    int source;
+    std::int32_t id;
+  };
+
+  __device__ int tokens_a_step() const { return 32 / a_.topk; }
+
+  /// Calls f(Slot) for every step of this warp's tokens, with all lanes. Ids of several steps are
+  /// loaded together, since each load takes longer than the work on it.
+  template <class F>
+  __device__ void for_each_step(F&& f) const {
+    constexpr int kAhead = 4;
+    const int step = tokens_a_step();
+    const int total = cta_.token_begin[a_.num_ranks];
+    const int warps = static_cast<int>(gridDim.x) * kPlanWarps;
+    const int warp = static_cast<int>(blockIdx.x) * kPlanWarps + warp_index();
+    const std::int64_t run = round_up(ceil_div(total, warps), step);
+    const int begin = static_cast<int>(min_of<std::int64_t>(run * warp, total));
+    const int end = static_cast<int>(min_of<std::int64_t>(run * (warp + 1), total));
+    const int lane_token = lane_index() / a_.topk;
+    const int k = lane_index() % a_.topk;
+    int source = 0;
+    for (int first = begin; first < end; first += kAhead * step) {
+      Slot slots[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int token = first + i * step + lane_token;
+        const bool present = lane_token < step && token < end;
+        while (present && token >= cta_.token_begin[source + 1]) ++source;
+        std::int32_t id = -1;
+        if (present) {
+          const std::int64_t index =
+              static_cast<std::int64_t>(token - cta_.token_begin[source]) * a_.topk + k;
+          // Written by other GPUs: from L2, past this SM's read-only and L1 caches.
+          id = __ldcg(at_rank<const std::int32_t>(a_.rank, ids_offset(source)) + index);
+        }
+        slots[i] = {present, token, source, id};
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (first + i * step < end) f(slots[i]);
+      }
+    }
+  }
+
+  __device__ bool is_expert(std::int32_t id) const { return id >= 0 && id < a_.num_experts; }
+  __device__ bool is_local(std::int32_t id) const {
+    return id >= first_expert_ && id < first_expert_ + local_;
+  }
+  /// Lanes that hold slots of this lane's token.
+  __device__ unsigned token_lanes() const {
+    const int first = lane_index() / a_.topk * a_.topk;
+    return lanes_below(a_.topk) << first;
+  }
+  __device__ bool leads_token() const { return lane_index() % a_.topk == 0; }
+
+  /// Columns of cta_counts: the rows of each local expert, then pulls, then rows of all.
+  __device__ int columns() const { return local_ + 2; }
+
+  __device__ std::uint32_t total(int expert) const {
+    return __ldcg(a_.scratch.totals + half() * a_.num_experts + expert);
+  }
+
+  const PlanArgs& a_;
+  PlanCta& cta_;
+  const int local_;
+  const int first_expert_;
+  std::uint32_t* const warp_rows_of_;  // [warps, local experts]
+  std::uint32_t* const slots_of_;      // [E]
+  std::uint32_t* const before_cta_;    // [local experts + 2]: see columns()
+  std::uint32_t* const segment_;       // [local experts]: segment_begin
+};
+
+}  // namespace uniep::cuda

@@ -1,0 +1,178 @@
+#pragma once
+
+#include "cuda/device/sm90/combine.cuh"
+#include "cuda/device/sm90/gated_rows.cuh"
+#include "cuda/device/sm90/gemm.cuh"
+#include "cuda/device/warp.cuh"
+
+// The GEMMs with w1: fc1 with SwiGLU in its epilogue, and its data gradient dfc1 with the push.
+
+namespace uniep::cuda {
+
+/// h = x w1^T and a = p (silu(h_g) h_u). The tile's columns are kN / 2 of the gate half, then the
+/// same of the up half, so a thread holds both halves of each of its elements.
+/// Maps: a = x_rows (H, rows); b = w1 (H, I, 2, El), box 64 x kN / 2; out0 = h (I, 2, rows), out1 =
+/// a (I, rows), boxes 64 x 64.
+template <class Shape>
+struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN / 2 / kBoxCols))> {
+  static constexpr Stage kStage = Stage::kFc1;
+  static constexpr ptx::Major kMajorA = ptx::Major::kK;
+  static constexpr ptx::Major kMajorB = ptx::Major::kK;
+  static constexpr int kHalf = Shape::kN / 2;
+  static constexpr int kChunks = kHalf / kBoxCols;
+  static constexpr int kBoxes = 3 * kChunks;
+  static constexpr bool kBorrows = Fc1::kEpilogueSlots > 0;
+
+  static __device__ __forceinline__ void load(const StageMaps& maps, OperandSlot<Shape>& slot,
+                                              std::uint64_t* full, const TileWork& work,
+                                              int k_block) {
+    const int k = k_block * kTileK;
+    load_rows(maps, slot, full, work, k);
+    ptx::tma_load(slot.b, maps.b, full, k, work.n, 0, work.expert);
+    ptx::tma_load(slot.b + kHalf * kTileK * kOperandBytes, maps.b, full, k, work.n, 1, work.expert);
+  }
+
+  /// A thread's two rows, as in RowProbs.
+  struct Early {
+    RowOrigin origin[2];
+    RowProbs probs;
+  };
+
+  static __device__ __forceinline__ int row_of(const Consumer<Shape>& consumer, int i) {
+    return consumer.first_row() + consumer.lane() / 4 + 8 * i;
+  }
+
+  static __device__ __forceinline__ Early prepare(const Consumer<Shape>& consumer,
+                                                  const TileWork& work) {
+    Early early{};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = row_of(consumer, i);
+      if (row < work.rows) early.origin[i] = consumer.ctx.view.row_origin[work.first_row + row];
+    }
+    return early;
+  }
+
+  /// The probabilities come from the rows' own ranks, whose tokens dispatch has seen published. An
+  /// address that was loaded itself stops a thread until it is there, hence not before the main
+  /// loop, which hides the way.
+  static __device__ __forceinline__ void proceed(const Consumer<Shape>& consumer,
+                                                 const TileWork& work, Early& early) {
+    const DeviceContext& ctx = consumer.ctx;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (row_of(consumer, i) >= work.rows) continue;
+      const RowOrigin& origin = early.origin[i];
+      const std::int64_t slot = std::int64_t{origin.token} * ctx.view.topk + origin.slot;
+      early.probs.of[i] = __ldcg(ctx.peer(origin.source).get<Tensor::kProbs>() + slot);
+    }
+  }
+
+  /// Every column tile has fetched the probabilities, the first keeps them for backward.
+  static __device__ __forceinline__ void keep_probs(const Consumer<Shape>& consumer,
+                                                    const TileWork& work, const RowProbs& probs) {
+    if (work.n != 0 || consumer.lane() % 4 != 0) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = row_of(consumer, i);
+      if (row >= work.rows) continue;
+      consumer.ctx.template get<Tensor::kRowProbs>()[work.first_row + row] = probs.of[i];
+    }
+  }
+
+  /// Boxes: gate and up of each 64 columns, then a of each. Packed, h leaves registers for many
+  /// elements of a at once.
+  static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
+                                                const float (&acc)[Shape::kAccumulators],
+                                                const TileWork& work, const Early& early) {
+    const RowProbs& probs = early.probs;
+    keep_probs(consumer, work, probs);
+    std::uint32_t gate[kChunks][kPairs], up[kChunks][kPairs];
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        const int j = chunk * 2 * kPairs + 2 * i;
+        gate[chunk][i] = pack_pair(acc[j], acc[j + 1]);
+        up[chunk][i] = pack_pair(acc[kHalf / 2 + j], acc[kHalf / 2 + j + 1]);
+      }
+    }
+    bool unusual = false;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      consumer.write_box(OutputRing<Shape>::box_of(2 * chunk, kBoxes), gate[chunk]);
+      consumer.write_box(OutputRing<Shape>::box_of(2 * chunk + 1, kBoxes), up[chunk]);
+      unusual = unusual || has_unusual_gate(gate[chunk]);
+    }
+    unusual = __any_sync(kWholeWarp, unusual);
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      std::uint32_t a[kPairs];
+      if (unusual) {
+        activate<false>(gate[chunk], up[chunk], probs, a);
+      } else {
+        activate<true>(gate[chunk], up[chunk], probs, a);
+      }
+      consumer.write_box(OutputRing<Shape>::box_of(2 * kChunks + chunk, kBoxes), a);
+    }
+    if (kBorrows) consumer.ring.advance();
+  }
+
+  static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps& maps,
+                                              const TileWork& work) {
+    const int row = work.first_row + kConsumerRows * sender.index;
+    sender.send_boxes(kBoxes, [&](int i, const std::uint8_t* box) {
+      if (!has_rows(work, sender.index)) return;
+      if (i < 2 * kChunks) {
+        ptx::tma_store(maps.out0, box, work.n + i / 2 * kBoxCols, i % 2, row);
+      } else {
+        ptx::tma_store(maps.out1, box, work.n + (i - 2 * kChunks) * kBoxCols, row, 0);
+      }
+    });
+    if (sender.lane == 0) sender.template signal_tile<kStage>(work);
+  }
+
+ private:
+  template <bool kUsual>
+  static __device__ __forceinline__ void activate(const std::uint32_t (&gate)[kPairs],
+                                                  const std::uint32_t (&up)[kPairs],
+                                                  const RowProbs& probs,
+                                                  std::uint32_t (&a)[kPairs]) {
+#pragma unroll
+    for (int first = 0; first < kPairs; first += kMatrixPairs) {
+      float s[2 * kMatrixPairs];
+      sigmoids_of<kUsual>(reinterpret_cast<const MatrixPairs&>(gate[first]), s);
+#pragma unroll
+      for (int i = 0; i < kMatrixPairs; ++i) {
+        const std::uint32_t g = gate[first + i], u = up[first + i];
+        const float p = probs.of[i % 2];
+        a[first + i] = pack_pair(p * (silu(low_of(g), s[2 * i]) * low_of(u)),
+                                 p * (silu(high_of(g), s[2 * i + 1]) * high_of(u)));
+      }
+    }
+  }
+};
+
+/// dx rows = dh w1, pushed. The first column tile also adds up the rows' dprobs, whose column
+/// groups dfc2 has left. Maps: a = dh (2I, rows); b = w1 (H, 2I, El), boxes 64 x 64.
+template <class Shape>
+struct Dfc1 : RowPush<Shape> {
+  static constexpr Stage kStage = Stage::kDfc1;
+  static constexpr ptx::Major kMajorA = ptx::Major::kK;
+  static constexpr ptx::Major kMajorB = ptx::Major::kMn;
+
+  static __device__ __forceinline__ void load(const StageMaps& maps, OperandSlot<Shape>& slot,
+                                              std::uint64_t* full, const TileWork& work,
+                                              int k_block) {
+    load_rows_and_squares(maps, slot, full, work, k_block * kTileK);
+  }
+
+  static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps&,
+                                              const TileWork& work) {
+    const PushRows rows = rows_to_push(sender, work);
+    if (work.n == 0) push_dprobs(sender, rows, work);
+    push_rows<kStage>(sender, rows, work);
+  }
+};
+
+}  // namespace uniep::cuda

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/device/sm90/tiles.cuh"
+#include "cuda/device/vectors.cuh"
+
+// Accumulators of a warp as matrix fragments. A warp of a consumer warpgroup holds 16 rows; in 64
+// columns that is 16 pairs of neighbouring columns per thread. Pair i of a thread lies in row
+// lane / 4 + 8 (i % 2) and columns 8 (i / 2) + 2 (lane % 4) and the next.
+
+namespace uniep::cuda {
+
+inline constexpr int kPairs = 16;
+
+/// The greater magnitude of each half, of whichever sign; a NaN where there is one.
+__device__ __forceinline__ std::uint32_t max_magnitude_pair(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t most;
+  asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+  return most;
+}
+
+/// Where this lane's row of matrix fragments of the first 16 columns lies in a swizzled box of 16
+/// rows by 64 columns that begins at a multiple of 1024 bytes.
+__device__ __forceinline__ std::uint32_t box_address(const std::uint8_t* box) {
+  const int lane = ptx::lane_id();
+  const int row = lane % 16;
+  const int chunk = lane / 16;
+  return ptx::shared_address(box) +
+         static_cast<std::uint32_t>(row * 128 + ((chunk ^ row % 8) << 4));
+}
+/// Likewise of the 16 columns `group`.
+__device__ __forceinline__ std::uint32_t group_address(std::uint32_t first, int group) {
+  return first ^ (static_cast<std::uint32_t>(group) << 5);
+}
+
+/// Pairs of a thread in 16 columns.
+inline constexpr int kMatrixPairs = 4;
+using MatrixPairs = std::uint32_t[kMatrixPairs];
+
+__device__ __forceinline__ void store_matrices(std::uint32_t address, const std::uint32_t* pairs) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
+               : "memory");
+}
+
+/// Writes 16 rows by 64 columns of this warp to its part of a swizzled box.
+__device__ __forceinline__ void store_box(std::uint8_t* box, const std::uint32_t (&pairs)[kPairs]) {
+  const std::uint32_t first = box_address(box);
+#pragma unroll
+  for (int group = 0; group < 4; ++group)
+    store_matrices(group_address(first, group), pairs + 4 * group);
+}
+
+/// Reads 16 rows by 16 columns.
+__device__ __forceinline__ void load_matrices(std::uint32_t address, MatrixPairs& pairs) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+               : "r"(address)
+               : "memory");
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,37 @@
+#pragma once
+
+#include "cuda/device/activation.cuh"
+#include "cuda/device/sm90/gemm.cuh"
+
+// What the epilogues of fc1 and dfc2, which both apply SwiGLU, share.
+
+namespace uniep::cuda {
+
+/// Probabilities of the two rows of a tile of which a consumer thread holds elements: row lane / 4
+/// of the warp's 16, and the row 8 below. Pair i of a fragment lies in row i % 2 of them.
+struct RowProbs {
+  float of[2];
+};
+
+/// The sigmoids of pairs of gates, side by side.
+template <bool kUsual, int kCount>
+__device__ __forceinline__ void sigmoids_of(const std::uint32_t (&gates)[kCount],
+                                            float (&s)[2 * kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    s[2 * i] = low_of(gates[i]);
+    s[2 * i + 1] = high_of(gates[i]);
+  }
+  sigmoids<kUsual>(s);
+}
+
+/// Whether any of the thread's gates needs the slow path of the sigmoid.
+template <int kCount>
+__device__ __forceinline__ bool has_unusual_gate(const std::uint32_t (&gates)[kCount]) {
+  std::uint32_t most = gates[0];
+#pragma unroll
+  for (int i = 1; i < kCount; ++i) most = max_magnitude_pair(most, gates[i]);
+  return is_unusual_gate(low_of(most)) || is_unusual_gate(high_of(most));
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,166 @@
+#pragma once
+
+#include "cuda/device/sm90/outputs.cuh"
+#include "cuda/device/sm90/scheduler.cuh"
+#include "cuda/device/sm90/wgmma.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/stage_maps.h"
+
+// What all GEMM stages share: loads and the main loop. A stage is a struct that says how its
+// operands lie (kMajorA, kMajorB), and what each role does for one tile:
+//
+//   load(maps, slot, full, work, k)    loader: one step of 64 along the reduction
+//   kEpilogueSlots                     further pipeline slots, which the loader hands over ...
+//   load_epilogue(maps, slot, full, work, i)   ... filled, or empty to be used as output buffers
+//   prepare(consumer, work)            consumer: what its epilogue reads ahead of the main loop
+//   proceed(consumer, work, prepared)  the same, once the first products are under way; optional
+//   finish(consumer, acc, work, prepared)      its epilogue, into output buffers
+//   send(sender, maps, work)           sender: the epilogue's stores and signals
+
+namespace uniep::cuda {
+
+/// Whether a consumer has rows of the tile: the last ones of an expert, or of a weight gradient,
+/// may all be the first consumer's.
+__device__ __forceinline__ bool has_rows(const TileWork& work, int consumer) {
+  return work.height > kConsumerRows * consumer;
+}
+
+/// 64 elements of the reduction of a tile of rows, K-major: of the halves that have rows.
+template <class Shape>
+__device__ __forceinline__ void load_rows(const StageMaps& maps, OperandSlot<Shape>& slot,
+                                          std::uint64_t* full, const TileWork& work, int k) {
+  for (int half = 0; half < kConsumers && has_rows(work, half); ++half) {
+    ptx::tma_load(slot.a + half * kBoxBytes, maps.a, full, k, work.first_row + half * kConsumerRows,
+                  0);
+  }
+}
+
+/// Bytes that `load` brings. What lies out of a tensor counts, rows of a half without any do not.
+/// For an expert without rows, whose one step is there for its slot alone, nothing is loaded.
+template <class S, class Shape>
+__device__ __forceinline__ int step_bytes(const TileWork& work) {
+  if (work.rows == 0) return 0;
+  const bool by_halves = S::kMajorA == ptx::Major::kK;  // load_rows
+  return Shape::kSlotBytes - (by_halves && !has_rows(work, kConsumers - 1) ? kBoxBytes : 0);
+}
+
+/// `count` squares of 64 x 64 side by side, from column `col` and row `row` on: an MN-major
+/// operand.
+template <int count>
+__device__ __forceinline__ void load_squares(std::uint8_t* to, const CUtensorMap& map,
+                                             std::uint64_t* full, int col, int row, int expert) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    ptx::tma_load(to + i * kBoxBytes, map, full, col + 64 * i, row, expert);
+  }
+}
+
+/// The operands of a data gradient: rows, and weights whose reduction is not contiguous.
+template <class Shape>
+__device__ __forceinline__ void load_rows_and_squares(const StageMaps& maps,
+                                                      OperandSlot<Shape>& slot, std::uint64_t* full,
+                                                      const TileWork& work, int k) {
+  load_rows(maps, slot, full, work, k);
+  load_squares<Shape::kN / 64>(slot.b, maps.b, full, work.n, k, work.expert);
+}
+
+/// For stages whose epilogue reads nothing ahead.
+struct Nothing {};
+
+/// Keeps the compiler from moving uses of the accumulators across: it does not know that wgmma
+/// writes them until they are waited for.
+template <int kCount>
+__device__ __forceinline__ void fence_accumulators(float (&acc)[kCount]) {
+#pragma unroll
+  for (float& v : acc) asm volatile("" : "+f"(v)::"memory");
+}
+
+/// Whether the tile has half of its columns or less, as the last one of a width of 2880: then only
+/// these are multiplied. Not in fc1, whose gate and up columns stand side by side: with two
+/// products a step registers do not suffice.
+template <class S, class Shape>
+__device__ constexpr bool can_be_narrow() {
+  return Shape::kN == 256 && S::kStage != Stage::kFc1;
+}
+
+/// acc += the products of one slot; `kNarrow`: of the first half of the columns; `kFirst`: the sums
+/// begin with these. That is known to the compiler, so that no accumulator has a value before:
+/// where it only followed from k, the registers of all of them were lost to the epilogue of the
+/// tile before.
+template <class S, bool kNarrow, bool kFirst, class Shape>
+__device__ __forceinline__ void multiply(float (&acc)[Shape::kAccumulators], std::uint32_t a,
+                                         std::uint32_t b) {
+  constexpr ptx::Major kA = S::kMajorA;
+  constexpr ptx::Major kB = S::kMajorB;
+  constexpr int kSums = Shape::kAccumulators / (kNarrow ? 2 : 1);
+#pragma unroll
+  for (int step = 0; step < kTileK / 16; ++step) {
+    ptx::wgmma_k16<kA, kB>(reinterpret_cast<float(&)[kSums]>(acc),
+                           ptx::operand_descriptor(a + step * ptx::k_step_bytes(kA), kA, kBoxBytes),
+                           ptx::operand_descriptor(b + step * ptx::k_step_bytes(kB), kB, kBoxBytes),
+                           !kFirst || step != 0);
+  }
+}
+
+/// Begins the products of the next slot, and returns its number.
+template <class S, bool kNarrow, bool kFirst, class Shape>
+__device__ __forceinline__ int multiply_next(Consumer<Shape>& consumer,
+                                             float (&acc)[Shape::kAccumulators]) {
+  OperandSlot<Shape>& operands = consumer.wait_slot();
+  const int slot = consumer.ring.slot;
+  ptx::wgmma_fence();
+  multiply<S, kNarrow, kFirst, Shape>(acc,
+                                      ptx::shared_address(operands.a) + consumer.index * kBoxBytes,
+                                      ptx::shared_address(operands.b));
+  ptx::wgmma_commit();
+  consumer.ring.advance();
+  return slot;
+}
+
+/// acc = sum over k blocks, ascending, one accumulator per element; in columns that a narrow tile
+/// does not have, 0. There is at least one block: a tile that might have none would keep the
+/// accumulators of the tile before. `meanwhile` runs under the first products.
+template <class S, bool kNarrow, class Shape, class F>
+__device__ __forceinline__ void accumulate(Consumer<Shape>& consumer, int k_blocks,
+                                           float (&acc)[Shape::kAccumulators], F&& meanwhile) {
+  int last = multiply_next<S, kNarrow, true, Shape>(consumer, acc);
+  meanwhile();
+  for (int k = 1; k < k_blocks; ++k) {
+    const int slot = multiply_next<S, kNarrow, false, Shape>(consumer, acc);
+    ptx::wgmma_wait<1>();  // the products before these have read their slot
+    consumer.release_slot(last);
+    last = slot;
+  }
+  ptx::wgmma_wait<0>();
+  fence_accumulators(acc);
+  consumer.release_slot(last);
+#pragma unroll
+  for (int i = Shape::kAccumulators / (kNarrow ? 2 : 1); i < Shape::kAccumulators; ++i) acc[i] = 0;
+}
+
+/// Hands slots back that a consumer has no products for.
+template <class Shape>
+__device__ __forceinline__ void pass_slots(Consumer<Shape>& consumer, int count) {
+  for (int k = 0; k < count; ++k) {
+    consumer.wait_slot();
+    consumer.release_slot(consumer.ring.slot);
+    consumer.ring.advance();
+  }
+}
+
+/// The main loop of a tile, as much of it as there is: sums of rows that the tile does not hold may
+/// be anything, and come from one block.
+template <class S, class Shape, class F>
+__device__ __forceinline__ void sum_products(Consumer<Shape>& consumer, const TileWork& work,
+                                             float (&acc)[Shape::kAccumulators], F&& meanwhile) {
+  const int k_blocks = has_rows(work, consumer.index) ? work.k_blocks : 1;
+  bool narrow = false;
+  if constexpr (can_be_narrow<S, Shape>()) {
+    narrow = work.width <= Shape::kN / 2;
+    if (narrow) accumulate<S, true>(consumer, k_blocks, acc, meanwhile);
+  }
+  if (!narrow) accumulate<S, false>(consumer, k_blocks, acc, meanwhile);
+  pass_slots(consumer, work.k_blocks - k_blocks);
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,183 @@
+#pragma once
+
+#include "cuda/device/dispatch.cuh"
+#include "cuda/device/sm90/dfc2.cuh"
+#include "cuda/device/sm90/fc1.cuh"
+#include "cuda/device/sm90/fc2.cuh"
+#include "cuda/device/sm90/reduce_tiles.cuh"
+#include "cuda/device/sm90/wgrad.cuh"
+
+// The body of a megakernel: one CTA per SM runs tasks of any stage of a pass. Which stages a launch
+// holds, and in what order their tiles stand, is in its queues alone.
+
+namespace uniep::cuda {
+
+/// The GEMM stages of a pass.
+template <class... S>
+struct StageList {
+  /// f(stage struct) for the stage that the task is of.
+  template <class F>
+  static __device__ __forceinline__ void visit(Stage stage, F&& f) {
+    ((stage == S::kStage ? f(S{}) : void()), ...);
+  }
+};
+template <class Shape>
+using ForwardStages = StageList<Fc1<Shape>, Fc2<Shape>>;
+/// `Main`: of weight gradients that are added to.
+template <class Shape, class Main>
+using BackwardStages =
+    StageList<Dfc2<Shape>, Dfc1<Shape>, Wgrad2<Shape, Main>, Wgrad1<Shape, Main>>;
+
+/// The maps of a stage.
+template <class S>
+__device__ __forceinline__ const StageMaps& maps_of(const PassMaps& maps) {
+  constexpr int kNumber = product_number(S::kStage);
+  return maps.stages[kNumber];
+}
+
+/// The loader: one thread that keeps the pipeline full, and has the next task drawn in time.
+template <class Stages, class Shape>
+__device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassMaps& maps,
+                                           PassShared<Shape>& shared) {
+  SlotRing<Shape> slots;
+  TaskReader<Shape> tasks(shared);
+  const auto next_slot = [&](auto&& load) {
+    ptx::mbarrier_wait(&shared.empty[slots.slot], slots.parity ^ 1);
+    load(shared.slots[slots.slot], &shared.full[slots.slot]);
+    slots.advance();
+  };
+  const auto want_task = [&] { ptx::mbarrier_arrive(&shared.wanted); };
+  for (;;) {
+    const TileWork work = tasks.task();
+    if (work.stage == kNoStage) return;
+    tasks.next();
+    if (work.stage == Reduce<Shape>::kStage) {
+      want_task();
+      Reduce<Shape>::for_each_piece(ctx.view, work, [&](const auto& piece) {
+        next_slot([&](auto& slot, auto* full) { Reduce<Shape>::load(ctx, slot, full, piece); });
+      });
+      continue;
+    }
+    Stages::visit(work.stage, [&](auto stage) {
+      using S = decltype(stage);
+      const StageMaps& m = maps_of<S>(maps);
+      const int draw_at = max_of(work.k_blocks - kDrawAhead, 0);
+      for (int k = 0; k < work.k_blocks; ++k) {
+        if (k == draw_at) want_task();
+        next_slot([&](auto& slot, auto* full) {
+          ptx::mbarrier_arrive_expect(full, step_bytes<S, Shape>(work));
+          if (work.rows > 0) S::load(m, slot, full, work, k);
+        });
+      }
+      for (int i = 0; i < S::kEpilogueSlots; ++i) {
+        next_slot([&](auto& slot, auto* full) { S::load_epilogue(m, slot, full, work, i); });
+      }
+    });
+  }
+}
+
+template <class Stages, class Shape>
+__device__ __forceinline__ void run_sender(const DeviceContext& ctx, const PassMaps& maps,
+                                           PassShared<Shape>& shared) {
+  Sender<Shape> sender(ctx, shared);
+  TaskReader<Shape> tasks(shared);
+  for (;; tasks.next()) {
+    const TileWork& work = tasks.task();
+    if (work.stage == kNoStage) break;
+    sender.tile_number = tasks.number();
+    sender.ring.advance(work.k_blocks);
+    Stages::visit(work.stage, [&](auto stage) {
+      using S = decltype(stage);
+      S::send(sender, maps_of<S>(maps), work);
+    });
+    if (sender.index == 0 && sender.lane == 0) {
+      tasks.note(ctx.trace, [](TraceRecord& r) { r.sent = ptx::global_nanoseconds(); });
+    }
+  }
+  if (sender.lane == 0) ptx::bulk_wait<0>();  // weight gradients, which nobody else waits for
+}
+
+template <class Stages, class Shape>
+__device__ __forceinline__ void run_consumer(const DeviceContext& ctx, PassShared<Shape>& shared) {
+  Consumer<Shape> consumer(ctx, shared);
+  TaskReader<Shape> tasks(shared);
+  const bool notes = threadIdx.x == 128;
+  for (;; tasks.next()) {
+    const TileWork& work = tasks.task();
+    if (work.stage == kNoStage) return;
+    if (notes) {
+      tasks.note(ctx.trace, [](TraceRecord& r) {
+        r.begun = ptx::global_nanoseconds();
+        r.begun_cycle = ptx::sm_cycles();
+      });
+    }
+    if (work.stage == Reduce<Shape>::kStage) Reduce<Shape>::run(consumer, work);
+    Stages::visit(work.stage, [&](auto stage) {
+      using S = decltype(stage);
+      float acc[Shape::kAccumulators];
+      auto early = S::prepare(consumer, work);
+      sum_products<S>(consumer, work, acc, [&] {
+        if constexpr (requires { S::proceed(consumer, work, early); }) {
+          S::proceed(consumer, work, early);
+        }
+      });
+      S::finish(consumer, acc, work, early);
+    });
+    if (notes) {
+      tasks.note(ctx.trace, [](TraceRecord& r) {
+        r.done = ptx::global_nanoseconds();
+        r.done_cycle = ptx::sm_cycles();
+      });
+    }
+  }
+}
+
+template <class Shape>
+__device__ __forceinline__ void init_barriers(PassShared<Shape>& shared) {
+  for (int i = 0; i < Shape::kSlots; ++i) {
+    ptx::mbarrier_init(&shared.full[i], 1);
+    ptx::mbarrier_init(&shared.empty[i], 32 * kConsumerWarps);
+  }
+  for (int i = 0; i < kWorkSlots; ++i) {
+    ptx::mbarrier_init(&shared.work_full[i], 1);
+    ptx::mbarrier_init(&shared.work_empty[i], 1 + 32 * (kConsumers + kConsumerWarps));
+  }
+  ptx::mbarrier_init(&shared.wanted, 1);
+  for (int c = 0; c < kConsumers; ++c) {
+    for (int i = 0; i < Shape::kBoxes; ++i) {
+      ptx::mbarrier_init(&shared.written[c][i], 32 * kConsumerWarps / kConsumers);
+      ptx::mbarrier_init(&shared.sent[c][i], 32);
+    }
+  }
+  for (int& halves : shared.halves_sent) halves = 0;
+  ptx::mbarrier_init_fence();
+}
+
+template <class Stages, class Shape>
+__device__ __forceinline__ void run_pass(const DeviceContext& ctx, const LaunchQueues& queues,
+                                         const PassMaps& maps, PassShared<Shape>& shared) {
+  static_assert(sizeof(DispatchShared) <= offsetof(PassShared<Shape>, full),
+                "dispatch would overwrite the barriers");
+  if (threadIdx.x == 0) {
+    init_barriers(shared);
+    shared.first_record = Tracer::first_record(ctx.trace, static_cast<int>(blockIdx.x));
+  }
+  __syncthreads();
+  const Roles roles = roles_under_load(ctx.view, queues.even, static_cast<int>(gridDim.x));
+  if (static_cast<int>(blockIdx.x) < roles.dispatchers) {
+    dispatch_tasks(ctx, queues, roles.dispatchers, reinterpret_cast<DispatchShared&>(shared));
+    if (!roles.join) return;
+  }
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  if (warp < 4) {
+    ptx::give_registers<kProducerRegisters>();
+    if (warp >= kFirstSenderWarp) run_sender<Stages>(ctx, maps, shared);
+    if (warp == kLoaderWarp && threadIdx.x % 32 == 0) run_loader<Stages>(ctx, maps, shared);
+    if (warp == kSchedulerWarp) schedule_tasks(ctx, queues, shared);
+  } else {
+    ptx::take_registers<kConsumerRegisters>();
+    run_consumer<Stages>(ctx, shared);
+  }
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,53 @@
+#pragma once
+
+#include "cuda/device/reduce.cuh"
+#include "cuda/device/sm90/gemm.cuh"
+
+namespace uniep::cuda {
+
+/// Reduce by the roles of a CTA: the loader brings the rows of a piece through the pipeline, the
+/// threads of all consumers share its vectors.
+template <class Shape>
+struct Reduce {
+  static constexpr Stage kStage = Stage::kReduce;
+
+  /// Calls f(piece) for the pieces of a task, in order.
+  template <class F>
+  static __device__ __forceinline__ void for_each_piece(const PassView& v, const TileWork& work,
+                                                        F&& f) {
+    ReducePieces(v, Shape::kSlotBytes, kConsumerThreads)
+        .for_each(work.first_row, work.first_row + work.rows, f);
+  }
+
+  static __device__ __forceinline__ void load(const DeviceContext& ctx, OperandSlot<Shape>& slot,
+                                              std::uint64_t* full, const ReducePiece& piece) {
+    const PassView& v = ctx.view;
+    const bf16* from = ctx.peer(v.rank).template get<Tensor::kCombine>() +
+                       std::int64_t{piece.token} * v.topk * v.hidden + piece.col;
+    const int bytes = piece.width * kBf16Bytes;
+    const int rows = piece.tokens * v.topk;
+    ptx::mbarrier_arrive_expect(full, rows * bytes);
+    if (piece.width == v.hidden) return ptx::bulk_load(slot.a, from, rows * bytes, full);
+    for (int k = 0; k < rows; ++k) {
+      ptx::bulk_load(slot.a + k * bytes, from + k * v.hidden, bytes, full);
+    }
+  }
+
+  static __device__ __forceinline__ void run(Consumer<Shape>& consumer, const TileWork& work) {
+    const DeviceContext& ctx = consumer.ctx;
+    const int thread = static_cast<int>(threadIdx.x) - kFirstConsumerThread;
+    if (ctx.view.pass == Pass::kBackward) {
+      copy_dprobs(ctx, work.first_row, work.rows, thread, kConsumerThreads);
+    }
+    KeptSlots kept(ctx.view, work.first_row + work.rows);
+    for_each_piece(ctx.view, work, [&](const ReducePiece& piece) {
+      const unsigned slots = kept.of(piece.token, piece.tokens);
+      const auto* rows = reinterpret_cast<const Vector*>(consumer.wait_slot().a);
+      sum_piece(ctx, piece, rows, slots, thread, kConsumerThreads);
+      consumer.release_slot(consumer.ring.slot);
+      consumer.ring.advance();
+    });
+  }
+};
+
+}  // namespace uniep::cuda

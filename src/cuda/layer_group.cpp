@@ -1,0 +1,76 @@
+#include "cuda/layer_group.h"
+
+#include <utility>
+
+#include "base/check.h"
+#include "cuda/memory_needs.h"
+#include "group/agreement.h"
+#include "layer/arguments.h"
+#include "layer/options.h"
+
+namespace uniep::cuda {
+namespace {
+
+const char* text_of(const LayerMemory& memory) {
+  if (!memory.peers.empty()) return " with memory.peers";
+  return memory.symmetric.empty() ? "" : " with memory.symmetric";
+}
+
+/// The problem, when all ranks want such a layer.
+Problem agreed(const Problem& problem, CudaCommunicator& comm, int limit_ms,
+               const LayerOptions& options) {
+  const std::string call = cat("layer ", to_string(problem), text_of(options.memory));
+  agree(comm.bootstrap(), limit_ms, Stage::kPlan, call, [&] {
+    validate(problem, comm.size());
+    validate(options);
+    check_layer_memory(memory_needs(problem, comm.size()), options.memory, comm.size());
+  });
+  return problem;
+}
+
+CallerMemory caller_memory(const LayerMemory& memory) {
+  return {.local = memory.symmetric.data(),
+          .peers = {memory.peers.begin(), memory.peers.end()},
+          .release = memory.release};
+}
+
+}  // namespace
+
+LayerGroup::LayerGroup(const Problem& problem, Communicator communicator,
+                       const LayerOptions& options)
+    : communicator_(std::move(communicator)),
+      comm_(dynamic_cast<CudaCommunicator&>(*communicator_.impl())),
+      limit_ms_(wait_limit_ms(options)),
+      problem_(agreed(problem, comm_, limit_ms_, options)),
+      layout_(problem_, size()),
+      memory_(comm_.symmetric_memory(layout_.bytes, limit_ms_, caller_memory(options.memory))),
+      exchange_(make_exchange()) {}
+
+PlanExchange LayerGroup::make_exchange() const {
+  PlanExchange exchange{.layout = PlanExchangeLayout(problem_, size())};
+  for (int r = 0; r < size(); ++r) {
+    exchange.parts[r] = static_cast<std::byte*>(memory_->peer(r)) + layout_.exchange;
+  }
+  return exchange;
+}
+
+void LayerGroup::agree(const std::string& call, const std::function<void()>& act) const {
+  uniep::agree(comm_.bootstrap(), limit_ms_, Stage::kPlan, call, act);
+}
+
+std::byte* LayerGroup::heap(int rank) const {
+  return static_cast<std::byte*>(memory_->peer(rank)) + layout_.passes;
+}
+
+CallState* LayerGroup::call_state(int rank) const {
+  return reinterpret_cast<CallState*>(static_cast<std::byte*>(memory_->peer(rank)) + layout_.calls);
+}
+
+std::span<std::byte> LayerGroup::counters() const {
+  const SymmetricLayout symmetric(problem_, size());
+  std::byte* const own = static_cast<std::byte*>(memory_->local()) + layout_.passes;
+  return {own + symmetric.first_counter,
+          static_cast<std::size_t>(symmetric.bytes - symmetric.first_counter)};
+}
+
+}  // namespace uniep::cuda

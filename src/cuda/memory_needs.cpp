@@ -1,0 +1,20 @@
+#include "cuda/memory_needs.h"
+
+#include "base/check.h"
+#include "cuda/layer_memory.h"
+
+namespace uniep::cuda {
+
+MemoryNeeds memory_needs(const Problem& p, int num_ranks) {
+  const auto reason = unsupported_reason(p, num_ranks);
+  require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
+  const std::int64_t rows = capacity_rows(p, num_ranks);
+  return {.rows = rows,
+          .symmetric = LayerSymmetricLayout(p, num_ranks).bytes,
+          .workspace = LayerWorkspaceLayout(p, num_ranks).bytes,
+          .plan = DevicePlanLayout(p, num_ranks).bytes,
+          .backward_rows = RowLayout(p, rows, Pass::kBackward).bytes,
+          .alignment = kDeviceAlignment};
+}
+
+}  // namespace uniep::cuda

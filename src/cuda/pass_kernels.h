@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cuda/device/context.cuh"
+#include "cuda/plan_memory.h"
+#include "cuda/stage_maps.h"
+
+namespace uniep::cuda {
+
+// Launches of a pass, each in the translation unit of its name. The `prepare` function of a kernel
+// loads it onto this thread's device, which the driver otherwise does at the first launch: too late
+// where that is captured in a CUDA graph, or where running kernels wait for it.
+
+/// What a pass writes where its plan has a fault and was made with CallOptions::overflow: all that
+/// it would write otherwise, main gradients aside. Null: nothing.
+struct FaultFill {
+  bf16* tokens = nullptr;  // out or dx
+  std::int64_t tokens_count = 0;
+  float* dprobs = nullptr;
+  std::int64_t dprobs_count = 0;
+  bf16* dw1 = nullptr;
+  std::int64_t dw1_count = 0;
+  bf16* dw2 = nullptr;
+  std::int64_t dw2_count = 0;
+};
+
+/// What `enter` reads and writes besides the context.
+struct EnterArgs {
+  const PlanStatus* plan;    // null where it is known that the plan can be used
+  std::uint32_t* tickets;    // of all launches of the pass, zeroed here
+  std::uint32_t* ctas_done;  // 0 between launches
+  FaultFill fill;
+};
+
+cudaError_t prepare_enter();
+cudaError_t launch_enter(const DeviceContext& ctx, const EnterArgs& args, int ctas,
+                         cudaStream_t stream);
+
+/// `fill`, where the plan has a fault: for passes that `enter` is no part of.
+cudaError_t prepare_fault_fill();
+cudaError_t launch_fault_fill(const PlanStatus* plan, const FaultFill& fill, int ctas,
+                              cudaStream_t stream);
+
+/// Runs the tasks of the queues on `ctas` persistent CTAs. A function per pass and tile_n; in a
+/// backward pass weight gradients are overwritten or added to fp32 ones, or with `bf16` in the name
+/// to bf16 ones.
+using LaunchPass = cudaError_t (*)(const DeviceContext& ctx, const LaunchQueues& queues,
+                                   const PassMaps& maps, int ctas, cudaStream_t stream);
+cudaError_t prepare_forward_n128();
+cudaError_t prepare_forward_n256();
+cudaError_t prepare_backward_n128();
+cudaError_t prepare_backward_n256();
+cudaError_t prepare_backward_bf16_n128();
+cudaError_t prepare_backward_bf16_n256();
+cudaError_t launch_forward_n128(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
+                                cudaStream_t);
+cudaError_t launch_forward_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
+                                cudaStream_t);
+cudaError_t launch_backward_n128(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
+                                 cudaStream_t);
+cudaError_t launch_backward_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
+                                 cudaStream_t);
+cudaError_t launch_backward_bf16_n128(const DeviceContext&, const LaunchQueues&, const PassMaps&,
+                                      int, cudaStream_t);
+cudaError_t launch_backward_bf16_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&,
+                                      int, cudaStream_t);
+
+/// Every rank's CallState, as mapped here.
+struct CallStates {
+  CallState* by_rank[kMaxCudaRanks];
+  int num_ranks;
+};
+
+cudaError_t prepare_refuse();
+
+/// Writes `refusal` to all ranks, as one of `rank`. Its `call` counts from the last call that this
+/// rank began on the device: 0 is that one, 1 the next.
+cudaError_t launch_refuse(const CallStates& calls, int rank, const Refusal& refusal,
+                          cudaStream_t stream);
+
+}  // namespace uniep::cuda

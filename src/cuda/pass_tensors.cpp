@@ -1,0 +1,136 @@
+#include "cuda/pass_tensors.h"
+
+#include <algorithm>
+#include <span>
+#include <vector>
+
+#include "base/check.h"
+#include "cuda/device/sm90/tile_shape.h"
+#include "cuda/tensor_map.h"
+#include "graph/extents.h"
+
+namespace uniep::cuda {
+namespace {
+
+/// Boxes are squares of 64, of operands and of outputs, but for weights whose reduction is
+/// contiguous: 64 k's by a tile's columns.
+constexpr int kBox = 64;
+static_assert(kConsumerRows == kBox && kBoxCols == kBox);
+
+/// A tensor as a stage walks over it: its sizes, innermost first.
+struct Walk {
+  std::vector<Extent> extents;
+  bool by_halves = false;
+};
+
+/// A stage whose columns are those of one half of I takes both halves side by side; for any other
+/// they are one width of 2I.
+Walk walk_over(const TensorRow& tensor, const StageRow& stage) {
+  Walk walk;
+  for (const Extent e : tensor.shape) {
+    if (e != Extent::kOne) walk.extents.insert(walk.extents.begin(), e);
+  }
+  const auto two = std::ranges::find(walk.extents, Extent::kTwo);
+  if (two == walk.extents.end()) return walk;
+  walk.by_halves = stage.cols == Extent::kIntermediate;
+  if (walk.by_halves) return walk;
+  walk.extents.erase(two);
+  std::ranges::replace(walk.extents, Extent::kIntermediate, Extent::kBothHalves);
+  return walk;
+}
+
+class Mapper {
+ public:
+  Mapper(const StageRow& stage, const PassView& view, const PassTensors& tensors, std::int64_t rows)
+      : stage_(stage),
+        view_(view),
+        tensors_(tensors),
+        extents_(extents_of_widths(view.topk, view.hidden, view.intermediate)) {
+    extents_[Extent::kRows] = rows;
+    extents_[Extent::kLocalExperts] = view.num_local_experts;
+  }
+
+  /// Rows of either operand, and what is written: 64 by 64.
+  CUtensorMap squares(Tensor tensor) const { return map(tensor, kBox, kBox); }
+
+  /// The right operand.
+  CUtensorMap weights(Tensor tensor) const {
+    const Walk walk = walk_over(kLayerGraph[tensor], stage_);
+    const bool along_reduction = walk.extents[0] == stage_.reduction;
+    const int columns = view_.schedule.tile_n / stage_.halves;
+    return map(tensor, along_reduction ? columns : kBox, kBox);
+  }
+
+  /// What the epilogue reads: a whole tile of rows.
+  CUtensorMap tile(Tensor tensor) const { return map(tensor, kTileM, kTileM); }
+
+ private:
+  /// Boxes of 64 elements of the innermost size by `height` of the next; of a tensor of rows in
+  /// halves, by one half and `rows` rows.
+  CUtensorMap map(Tensor name, int height, int rows) const {
+    const TensorRow& tensor = kLayerGraph[name];
+    ensure(tensor.element == Element::kBf16, "tensor ", tensor.name, " has no map");
+    const Walk walk = walk_over(tensor, stage_);
+    std::vector<std::int64_t> sizes;
+    for (const Extent e : walk.extents) sizes.push_back(extents_[e]);
+    std::vector<int> box(sizes.size(), 1);
+    box[0] = kBox;
+    const bool halves_of_rows = walk.by_halves && walk.extents.back() == Extent::kRows;
+    box[halves_of_rows ? 2 : 1] = halves_of_rows ? rows : height;
+    while (sizes.size() < 3) sizes.push_back(1), box.push_back(1);
+    return tensor_map(static_cast<const bf16*>(tensors_.table[name]), sizes, box);
+  }
+
+  const StageRow& stage_;
+  const PassView& view_;
+  const PassTensors& tensors_;
+  Extents extents_;
+};
+
+/// Whether the copy engine moves the tensor: what goes to peers is stored, as are single numbers.
+bool is_mapped(const PassTensors& tensors, Tensor name) {
+  const TensorRow& tensor = kLayerGraph[name];
+  if (tensor.region == Region::kSymmetric || tensor.element != Element::kBf16) return false;
+  return tensors.table[name] != nullptr;  // a weight gradient that is added to has no map either
+}
+
+StageMaps make_maps(const Mapper& mapper, const StageRow& stage, const PassTensors& tensors) {
+  StageMaps maps{};
+  maps.a = mapper.squares(stage.reads[0]);
+  maps.b = mapper.weights(stage.reads[1]);
+  for (int i = 2; i < stage.reads.size(); ++i) {
+    if (is_mapped(tensors, stage.reads[i])) maps.aux = mapper.tile(stage.reads[i]);
+  }
+  CUtensorMap* const outputs[] = {&maps.out0, &maps.out1};
+  std::size_t next = 0;
+  for (const Tensor t : stage.writes) {
+    if (is_mapped(tensors, t)) *outputs[next++] = mapper.squares(t);
+  }
+  return maps;
+}
+
+}  // namespace
+
+void PassTensors::set_weight_grads(const WeightGrad& grad1, const WeightGrad& grad2) {
+  dw1 = grad1;
+  dw2 = grad2;
+  const auto overwritten = [](const WeightGrad& grad) -> const bf16* {
+    const auto* dw = std::get_if<std::span<bf16>>(&grad);
+    return dw != nullptr ? dw->data() : nullptr;
+  };
+  table.set(Tensor::kDw1, overwritten(dw1));
+  table.set(Tensor::kDw2, overwritten(dw2));
+}
+
+PassMaps pass_maps(const PassView& view, const PassTensors& tensors, std::int64_t rows) {
+  PassMaps maps{};
+  kLayerGraph.for_each_stage(view.pass, [&](const StageRow& stage) {
+    const bool in_part = view.stage(stage.stage).grid != TileGrid::kNone;
+    if (stage.kind != StageKind::kProduct || !in_part) return;
+    const Mapper mapper(stage, view, tensors, rows);
+    maps.stages[product_number(stage.stage)] = make_maps(mapper, stage, tensors);
+  });
+  return maps;
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,24 @@
+#pragma once
+
+#include "cuda/stage_maps.h"
+#include "layout/tensor_table.h"
+#include "schedule/pass_view.h"
+#include "uniep/layer.h"
+
+namespace uniep::cuda {
+
+/// The tensors of one pass in this rank's device memory. A weight gradient that is overwritten is
+/// in the table too; one that is added to is not.
+struct PassTensors {
+  TensorTable table;
+  WeightGrad dw1{};
+  WeightGrad dw2{};
+
+  void set_weight_grads(const WeightGrad& grad1, const WeightGrad& grad2);
+};
+
+/// Maps of the products that this part of the pass has: what they read and write follows from the
+/// graph. `rows` is the number of rows that the row buffers hold.
+PassMaps pass_maps(const PassView& view, const PassTensors& tensors, std::int64_t rows);
+
+}  // namespace uniep::cuda

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "cuda/plan_memory.h"
+#include "layer/callers_memory.h"
+#include "plan/plan_data.h"
+#include "uniep/routing_plan.h"
+
+namespace uniep::cuda {
+
+/// A plan in device memory.
+class CudaPlan final : public RemotePlan {
+ public:
+  /// `number`: of the layer's plans, from 1. `captured`: every replay of a CUDA graph makes it
+  /// anew. Without a stream it was made somewhere else, and lies here.
+  CudaPlan(std::shared_ptr<std::byte> memory, const DevicePlanLayout& layout, std::int64_t number,
+           std::optional<cudaStream_t> stream, bool captured)
+      : memory_(std::move(memory)),
+        plan_(device_plan(memory_.get(), layout)),
+        number_(number),
+        stream_(stream),
+        captured_(captured) {}
+
+  const DevicePlan& device() const { return plan_; }
+  std::int64_t number() const { return number_; }
+
+  /// Whether the plan lies in memory of the caller, who may have other use for it by now.
+  bool is_callers() const { return uniep::is_callers(memory_); }
+
+  /// Whether it can be used, as its last making said; waits for the stream.
+  PlanStatus status() const;
+
+  /// Throws where it cannot be used.
+  void fetch(PlanData& p) override;
+
+ private:
+  std::shared_ptr<std::byte> memory_;
+  DevicePlan plan_;
+  const std::int64_t number_;
+  const std::optional<cudaStream_t> stream_;
+  const bool captured_;
+};
+
+/// The plan as a CUDA layer made it; null where another did.
+const CudaPlan* cuda_plan(const RoutingPlan& plan);
+
+/// The device's arrays of a plan that a CUDA layer made; throws for any other.
+const DevicePlan& on_device(const RoutingPlan& plan);
+
+}  // namespace uniep::cuda

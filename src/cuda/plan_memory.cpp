@@ -1,0 +1,168 @@
+#include "cuda/plan_memory.h"
+
+#include <limits>
+
+#include "base/check.h"
+#include "cuda/device/sm90/tile_shape.h"
+#include "cuda/wait_failure.h"
+#include "schedule/open_sizes.h"
+#include "schedule/pass_stages.h"
+
+namespace uniep::cuda {
+namespace {
+
+template <class T>
+T* at(std::byte* base, std::int64_t offset) {
+  return reinterpret_cast<T*>(base + offset);
+}
+
+}  // namespace
+
+std::optional<std::string> unsupported_reason(const Problem& p, int num_ranks) {
+  if (num_ranks > kMaxCudaRanks) {
+    return cat("the number of ranks is ", num_ranks, "; the cuda backend accepts 1 to ",
+               kMaxCudaRanks);
+  }
+  if (p.num_experts > kMaxExperts) {
+    return cat("problem.num_experts is ", p.num_experts, "; the cuda backend accepts 1 to ",
+               kMaxExperts);
+  }
+  if (p.row_align % kTileM != 0) {
+    return cat("problem.row_align is ", p.row_align, "; the cuda backend, whose tiles have ",
+               kTileM, " rows, accepts 128 and 256");
+  }
+  constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int32_t>::max();
+  const std::int64_t slots = num_ranks * p.max_tokens * p.topk;
+  if (slots > kMaxSlots) {
+    return cat("ranks * problem.max_tokens * problem.topk is ", slots,
+               "; the cuda backend accepts at most ", kMaxSlots);
+  }
+  return std::nullopt;
+}
+
+void throw_if_any(const PlanReport& report, const Problem& problem, int rank, int num_ranks,
+                  std::int64_t limit_ms) {
+  const WaitFailure& w = report.wait;
+  if (w.raised != 0) {
+    throw kernel_wait_error(w, rank, limit_ms, w.peer < 0 ? "CTAs" : "parts of its topk_ids");
+  }
+  throw_if_any(report.fault, problem, num_ranks);
+}
+
+DevicePlan device_plan(std::byte* base, const DevicePlanLayout& l) {
+  return {.status = at<PlanStatus>(base, l.status),
+          .num_pulls = at<std::int64_t>(base, l.num_pulls),
+          .tokens_per_rank = at<std::int64_t>(base, l.tokens_per_rank),
+          .tokens_per_expert = at<std::int64_t>(base, l.tokens_per_expert),
+          .segment_begin = at<std::int64_t>(base, l.segment_begin),
+          .topk_ids = at<std::int32_t>(base, l.topk_ids),
+          .row_origin = at<RowOrigin>(base, l.row_origin),
+          .pulls = at<Pull>(base, l.pulls),
+          .pull_rows = at<std::int64_t>(base, l.pull_rows),
+          .pull_of_row = at<std::int32_t>(base, l.pull_of_row)};
+}
+
+DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass, const Schedule& s,
+                                     PassPart part) {
+  // Which blocks the queues hold depends on these alone.
+  PassView sizes;
+  sizes.pass = pass;
+  sizes.part = part;
+  sizes.schedule = s;
+  sizes.num_local_experts = p.num_experts / num_ranks;
+  set_stages(sizes);
+  num_queues = 2 * num_launches(sizes);
+  for (int i = 0; i < num_queues; ++i) {
+    const Launch launch = launch_contents(sizes, i / 2);
+    queue_first[i + 1] = queue_first[i] + num_blocks(i % 2 == 0 ? launch.comm : launch.main);
+  }
+
+  const std::int64_t capacity = capacity_rows(p, num_ranks);
+  const std::int64_t most_tiles = capacity / s.tile_m;  // segments are whole tiles long
+  const std::int64_t blocks = sizes.num_blocks();
+  const std::int64_t queue_blocks_total = queue_first[num_queues];
+  detail::Ranges r;
+  expert_order = r.take<std::int32_t>(sizes.num_local_experts);
+  tiles = r.take<Tile>(most_tiles);
+  tile_begin = r.take<std::int64_t>(blocks + 1);
+  pulls = r.take<Pull>(capacity);
+  pull_begin = r.take<std::int64_t>(blocks + 1);
+  slots_to_peer = r.take<std::int64_t>(
+      ceil_div<std::int64_t>(p.max_tokens, with_sizes(s, p).token_block) * num_ranks);
+  queue_blocks = r.take<QueueBlock>(queue_blocks_total);
+  queue_begin = r.take<std::int64_t>(queue_blocks_total + num_queues);
+  tile_position = r.take<std::int32_t>(most_tiles);
+  first_rows = r.take<std::uint32_t>(most_tiles * pieces_a_tile(s));
+  pulls_before = r.take<std::int32_t>(most_tiles * pieces_a_tile(s));
+  cta_pulls = r.take<std::int32_t>(kMaxPlanCtas);
+  bytes = r.bytes();
+}
+
+std::int64_t most_order_bytes(const Problem& p, int num_ranks) {
+  // The most blocks, queues and token blocks; tiles have one size only.
+  const Schedule most{.launch = LaunchGrouping::kPipelined,
+                      .waves = kMaxWaves,
+                      .tile_m = kTileM,
+                      .token_block = 1,
+                      .wgrad = WgradPlacement::kSeparate};
+  return DeviceOrderLayout(p, num_ranks, Pass::kBackward, most).bytes;
+}
+
+DeviceOrder device_order(std::byte* base, const DeviceOrderLayout& l) {
+  DeviceOrder o{.expert_order = at<std::int32_t>(base, l.expert_order),
+                .tiles = at<Tile>(base, l.tiles),
+                .tile_begin = at<std::int64_t>(base, l.tile_begin),
+                .pulls = at<Pull>(base, l.pulls),
+                .pull_begin = at<std::int64_t>(base, l.pull_begin),
+                .slots_to_peer = at<std::int64_t>(base, l.slots_to_peer),
+                .queue_blocks = at<QueueBlock>(base, l.queue_blocks),
+                .queue_begin = at<std::int64_t>(base, l.queue_begin),
+                .tile_position = at<std::int32_t>(base, l.tile_position),
+                .first_rows = at<std::uint32_t>(base, l.first_rows),
+                .pulls_before = at<std::int32_t>(base, l.pulls_before),
+                .cta_pulls = at<std::int32_t>(base, l.cta_pulls),
+                .num_queues = l.num_queues};
+  for (int i = 0; i <= l.num_queues; ++i) o.queue_first[i] = l.queue_first[i];
+  return o;
+}
+
+PassView make_pass_view(const Problem& problem, int rank, int num_ranks, std::int64_t own_tokens,
+                        const DevicePlan& plan, const DeviceOrder& order, Pass pass,
+                        const Schedule& schedule, PassPart part) {
+  PassView v;
+  v.pass = pass;
+  v.part = part;
+  v.schedule = with_sizes(schedule, problem);
+  v.rank = rank;
+  v.num_ranks = num_ranks;
+  v.num_local_experts = problem.num_experts / num_ranks;
+  v.topk = problem.topk;
+  v.hidden = problem.hidden;
+  v.intermediate = problem.intermediate;
+  v.tokens = own_tokens;
+  set_stages(v);
+  v.segment_begin = plan.segment_begin;
+  v.tokens_per_expert = plan.tokens_per_expert;
+  v.topk_ids = plan.topk_ids;
+  v.row_origin = plan.row_origin;
+  v.pull_rows = plan.pull_rows;
+  v.expert_order = order.expert_order;
+  v.tiles = order.tiles;
+  v.tile_begin = order.tile_begin;
+  v.pulls = order.pulls;
+  v.pull_begin = order.pull_begin;
+  v.slots_to_peer = order.slots_to_peer;
+  return v;
+}
+
+PlanScratch plan_scratch(std::byte* base, const PlanScratchLayout& l) {
+  return {.epoch = at<std::uint32_t>(base, l.epoch),
+          .failed = at<std::uint32_t>(base, l.failed),
+          .plan_arrivals = at<std::uint32_t>(base, l.plan_arrivals),
+          .order_arrivals = at<std::uint32_t>(base, l.order_arrivals),
+          .first_bad = at<unsigned long long>(base, l.first_bad),
+          .totals = at<std::uint32_t>(base, l.totals),
+          .cta_counts = at<std::uint32_t>(base, l.cta_counts)};
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,83 @@
+#pragma once
+
+#include "base/contract.h"
+#include "base/math.h"
+#include "graph/graph.h"
+#include "uniep/problem.h"
+
+namespace uniep {
+
+/// Smallest values of the axes that sizes depend on: with these the counters are most numerous.
+inline constexpr std::int64_t kMinTileM = 16;
+inline constexpr std::int64_t kMinTokenBlock = 1;
+
+/// The extents of a problem in numbers.
+struct Extents {
+  std::int64_t of[kNumExtents] = {};
+
+  UNIEP_HD std::int64_t operator[](Extent extent) const { return of[static_cast<int>(extent)]; }
+  UNIEP_HD std::int64_t& operator[](Extent extent) { return of[static_cast<int>(extent)]; }
+};
+
+/// Those that follow from the layer's widths alone.
+inline Extents extents_of_widths(int topk, std::int64_t hidden, std::int64_t intermediate) {
+  Extents e;
+  e[Extent::kOne] = 1;
+  e[Extent::kTwo] = 2;
+  e[Extent::kTopk] = topk;
+  e[Extent::kHidden] = hidden;
+  e[Extent::kIntermediate] = intermediate;
+  e[Extent::kBothHalves] = 2 * intermediate;
+  e[Extent::kDprobGroups] = dprob_groups(intermediate);
+  return e;
+}
+
+/// Those of memory for `rows` rows and as many tokens as a rank may hold.
+inline Extents extents_of(const Problem& p, int num_ranks, std::int64_t rows) {
+  Extents e = extents_of_widths(p.topk, p.hidden, p.intermediate);
+  e[Extent::kTokens] = p.max_tokens;
+  e[Extent::kRows] = rows;
+  e[Extent::kLocalExperts] = p.num_experts / num_ranks;
+  e[Extent::kRanks] = num_ranks;
+  e[Extent::kTokenBlocks] = ceil_div(p.max_tokens, kMinTokenBlock);
+  e[Extent::kRowGroups] = ceil_div(rows, kMinTileM);
+  return e;
+}
+
+/// Elements of the tensor.
+inline std::int64_t elements_of(const TensorRow& tensor, const Extents& extents) {
+  std::int64_t count = 1;
+  for (const Extent e : tensor.shape) count *= extents[e];
+  return count;
+}
+
+/// Most counters of that kind.
+inline std::int64_t counters_of(CounterOf of, const Extents& e) {
+  switch (of) {
+    case CounterOf::kSource:
+      return e[Extent::kRanks];
+    case CounterOf::kRowGroup:
+    case CounterOf::kTile:
+      return e[Extent::kRowGroups];
+    case CounterOf::kExpert:
+      return e[Extent::kLocalExperts];
+    case CounterOf::kTokenBlock:
+      return e[Extent::kTokenBlocks] * e[Extent::kRanks];
+  }
+  return 0;
+}
+
+/// Bytes of the layer's own tensors that one row adds to, saved or of a call.
+inline std::int64_t bytes_of_row(const Graph& graph, const Extents& extents) {
+  Extents of_row = extents;
+  of_row[Extent::kRows] = 1;
+  std::int64_t bytes = 0;
+  for (int i = 0; i < graph.num_tensors; ++i) {
+    const TensorRow& t = graph.tensors[i];
+    if (t.region == Region::kCallers || !has_extent(t, Extent::kRows)) continue;
+    bytes += elements_of(t, of_row) * bytes_of(t.element);
+  }
+  return bytes;
+}
+
+}  // namespace uniep

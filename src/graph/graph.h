@@ -1,0 +1,314 @@
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "graph/element.h"
+#include "uniep/stage.h"
+
+// A layer as data: the tensors that its passes read and write, the counters by which their tasks
+// tell one another that data is ready, and the stages that the tasks are of. layer_graph.h has the
+// one that this library runs; all that is said here follows from no other place: layouts of memory,
+// waits, signals, launches, costs, bytes on the wire, tensor maps, what is drawn and documented.
+
+namespace uniep {
+
+// ---- tensors ----
+
+/// The tensors of a layer, by name.
+enum class Tensor : std::int8_t {
+  kNone = -1,
+  // What the caller brings and gets.
+  kX,
+  kTopkProbs,
+  kDy,
+  kW1,
+  kW2,
+  kOut,
+  kDx,
+  kDprobs,
+  kDw1,
+  kDw2,
+  // Where ranks reach one another.
+  kTokens,
+  kProbs,
+  kCombine,
+  kDprobSlots,
+  // Rows, in the segments of their experts.
+  kXRows,
+  kH,
+  kRowProbs,
+  kA,
+  kDyRows,
+  kDh,
+  kDprobGroups
+};
+inline constexpr int kNumTensors = 21;
+/// Places for tensors: some more, for graphs of tests.
+inline constexpr int kMaxTensors = 24;
+
+/// The sizes that shapes are made of.
+enum class Extent : std::uint8_t {
+  kOne,
+  kTwo,           ///< the halves of gate and up
+  kTokens,        ///< T; in memory that is sized once: max_tokens
+  kTopk,          ///< K
+  kHidden,        ///< H
+  kIntermediate,  ///< I
+  kBothHalves,    ///< 2I
+  kRows,          ///< rows of this rank's experts, padding included; or the capacity for them
+  kLocalExperts,  ///< E / ranks
+  kDprobGroups,   ///< column groups in which the dprobs of a row are summed (base/contract.h)
+  kRanks,
+  kTokenBlocks,  ///< most blocks of a rank's tokens, by the smallest `token_block`
+  kRowGroups     ///< most groups of rows, by the smallest `tile_m`
+};
+inline constexpr int kNumExtents = 13;
+
+/// How long the memory of a tensor is held.
+enum class Lifetime : std::uint8_t {
+  kCall,   ///< one pass; between backward_data and backward_weights, until the latter
+  kSaved,  ///< from forward to the end of its backward
+  kLayer   ///< as long as the layer
+};
+
+/// Who has the memory.
+enum class Region : std::uint8_t {
+  kCallers,    ///< the caller, on this rank
+  kLocal,      ///< this rank
+  kSymmetric,  ///< this rank, at the same offset on every rank: peers reach it
+};
+
+struct TensorRow {
+  Tensor tensor = Tensor::kNone;
+  const char* name = "";
+  Element element = Element::kBf16;
+  Extent shape[4] = {Extent::kOne, Extent::kOne, Extent::kOne, Extent::kOne};  ///< outermost first
+  Region region = Region::kLocal;
+  Lifetime lifetime = Lifetime::kCall;
+  /// Of a quantised tensor: the one that holds the scale of every block of its elements.
+  Tensor scales = Tensor::kNone;
+};
+
+/// Whether the tensor's shape has this extent.
+constexpr bool has_extent(const TensorRow& tensor, Extent extent) {
+  for (const Extent e : tensor.shape) {
+    if (e == extent) return true;
+  }
+  return false;
+}
+
+// ---- counters ----
+
+/// The counters through which tasks tell one another that data is ready. docs/counters.md argues
+/// why they suffice. Counts only grow; a pass counts from the value that it found (its base). In
+/// the order of the pass: the counters that a stage waits for stand before those of later stages.
+enum class CounterKind : std::uint8_t {
+  kPublished,   ///< [source rank], on every rank: the source's tokens can be pulled
+  kRowsReady,   ///< [row / rows_per_counter]: rows dispatched
+  kTileDone,    ///< [tile]: column tiles of the first product done
+  kExpertDone,  ///< [local expert]: tiles of dfc2 done
+  kArrived,     ///< [token block, pushing rank], on the tokens' rank: elements pushed
+};
+inline constexpr int kNumCounterKinds = 5;
+inline constexpr int kMaxCounterKinds = 8;
+
+/// What one counter of a kind stands for, and so what a task adds to which of them.
+enum class CounterOf : std::uint8_t {
+  kSource,     ///< a rank, on every rank: 1 by it, for all its tasks
+  kRowGroup,   ///< rows_per_counter rows of this rank: 1 a row
+  kTile,       ///< a tile of rows of this rank: 1 a task on it
+  kExpert,     ///< an expert of this rank: 1 a task on its tiles
+  kTokenBlock  ///< token_block tokens, and a pushing rank: 1 an element
+};
+
+struct CounterRow {
+  CounterKind kind = CounterKind::kPublished;
+  const char* name = "";
+  CounterOf of = CounterOf::kTile;
+};
+
+/// Peers raise counters of what they wrote to this rank.
+constexpr Region region_of(CounterOf of) {
+  return of == CounterOf::kSource || of == CounterOf::kTokenBlock ? Region::kSymmetric
+                                                                  : Region::kLocal;
+}
+
+/// Some kinds of counters, a bit each.
+using CounterSet = std::uint8_t;
+static_assert(kMaxCounterKinds <= 8 * static_cast<int>(sizeof(CounterSet)));
+
+constexpr UNIEP_HD CounterSet bit_of(CounterKind kind) {
+  return static_cast<CounterSet>(1u << static_cast<unsigned>(kind));
+}
+
+/// Calls f(kind) for each of the set, in order.
+template <class F>
+constexpr UNIEP_HD void for_each_counter(CounterSet set, F&& f) {
+  for (int kind = 0; set >> kind != 0; ++kind) {
+    if ((set >> kind & 1) != 0) f(static_cast<CounterKind>(kind));
+  }
+}
+
+/// The same of a set that is known when code is compiled.
+template <CounterSet set, int kind = 0, class F>
+constexpr UNIEP_HD void for_each_counter(F&& f) {
+  if constexpr (set >> kind != 0) {
+    if constexpr ((set >> kind & 1) != 0) f(static_cast<CounterKind>(kind));
+    for_each_counter<set, kind + 1>(f);
+  }
+}
+
+// ---- stages ----
+
+/// What a task of the stage does.
+enum class StageKind : std::uint8_t {
+  kMove,     ///< copies
+  kProduct,  ///< a tile of a matrix product, with its epilogue
+  kSum       ///< adds rows up
+};
+
+/// Whether its tasks reach other ranks.
+enum class StageSide : std::uint8_t {
+  kLocal,
+  kPull,  ///< reads what peers have published
+  kPush   ///< writes to the ranks that rows came from
+};
+
+/// What the stage's output is cut into, a task each.
+enum class TileGrid : std::uint8_t {
+  kNone,         ///< it has no tasks in a queue
+  kPulls,        ///< runs of `pull_tokens` pulls of a block
+  kRowTiles,     ///< tiles of a block's rows, by column tiles
+  kWeightTiles,  ///< tiles of an expert's weight gradient
+  kTokenBlocks   ///< blocks of this rank's tokens
+};
+
+/// Where the stage stands among the launches of a pass (launches.h). Of one place, stages follow
+/// one another block by block in the order of the graph.
+enum class StagePlace : std::uint8_t {
+  kEnter,    ///< ahead of the first launch
+  kFetch,    ///< in the communication queue, ahead of kFirst by blocks
+  kFirst,    ///< the first product, and what goes with it
+  kSecond,   ///< the second, `lag` blocks behind
+  kWeights,  ///< weight gradients: where the axis `wgrad` says
+  kLast      ///< behind everything
+};
+
+/// A few tensors, in an order that means something.
+class TensorList {
+ public:
+  static constexpr int kMax = 5;
+
+  constexpr TensorList() = default;
+  constexpr TensorList(std::initializer_list<Tensor> tensors) {
+    for (const Tensor t : tensors) tensors_[count_++] = t;
+  }
+  constexpr int size() const { return count_; }
+  constexpr Tensor operator[](int i) const { return tensors_[i]; }
+  constexpr const Tensor* begin() const { return tensors_; }
+  constexpr const Tensor* end() const { return tensors_ + count_; }
+  constexpr bool contains(Tensor tensor) const {
+    for (const Tensor t : *this) {
+      if (t == tensor) return true;
+    }
+    return false;
+  }
+
+ private:
+  Tensor tensors_[kMax] = {};
+  int count_ = 0;
+};
+
+/// How the stage is drawn: in pictures, and by a name of the palette that trace viewers reserve.
+struct StageLook {
+  const char* color = "#806e5c";
+  const char* trace_color = "generic_work";
+};
+
+/// A stage of a pass.
+struct StageRow {
+  Pass pass = Pass::kForward;
+  Stage stage = Stage::kPlan;
+  const char* name = "";
+  StageKind kind = StageKind::kMove;
+  StageSide side = StageSide::kLocal;
+  TileGrid grid = TileGrid::kNone;
+  StagePlace place = StagePlace::kEnter;
+  /// The width of what it computes or moves, which kRowTiles and kWeightTiles are cut along.
+  Extent cols = Extent::kOne;
+  /// Of kWeightTiles: the height.
+  Extent rows = Extent::kOne;
+  /// What a product sums over; kRows: the rows of the expert.
+  Extent reduction = Extent::kOne;
+  /// A tile has `tile_n / halves` columns of each half of its weights.
+  int halves = 1;
+  /// Of a product: its left operand, its right one, then what its epilogue reads.
+  TensorList reads{};
+  TensorList writes{};
+  CounterSet waits = 0;
+  CounterSet signals = 0;
+  StageLook look{};
+};
+
+inline constexpr int kMaxStageRows = 16;
+
+// ---- the graph ----
+
+struct Graph {
+  TensorRow tensors[kMaxTensors]{};
+  int num_tensors = 0;
+  CounterRow counters[kMaxCounterKinds]{};
+  int num_counters = 0;
+  StageRow stages[kMaxStageRows]{};
+  int num_stages = 0;
+
+  constexpr void add(const TensorRow& row) { tensors[num_tensors++] = row; }
+  constexpr void add(const CounterRow& row) { counters[num_counters++] = row; }
+  constexpr void add(const StageRow& row) { stages[num_stages++] = row; }
+
+  constexpr const TensorRow& operator[](Tensor tensor) const {
+    return tensors[static_cast<int>(tensor)];
+  }
+  constexpr const CounterRow& operator[](CounterKind kind) const {
+    return counters[static_cast<int>(kind)];
+  }
+
+  /// Calls f(row) for the stages of a pass, in order.
+  template <class F>
+  constexpr void for_each_stage(Pass pass, F&& f) const {
+    for (int i = 0; i < num_stages; ++i) {
+      if (stages[i].pass == pass) f(stages[i]);
+    }
+  }
+
+  /// The first row of a stage; its rows differ in what they move, not in what they are. Null: none.
+  constexpr const StageRow* find(Stage stage) const {
+    for (int i = 0; i < num_stages; ++i) {
+      if (stages[i].stage == stage) return &stages[i];
+    }
+    return nullptr;
+  }
+
+  /// The stage in that pass; null: it has none.
+  constexpr const StageRow* find(Pass pass, Stage stage) const {
+    for (int i = 0; i < num_stages; ++i) {
+      if (stages[i].pass == pass && stages[i].stage == stage) return &stages[i];
+    }
+    return nullptr;
+  }
+};
+
+/// Whether the stage reads or writes the tensor.
+constexpr bool involves(const StageRow& stage, Tensor tensor) {
+  return stage.reads.contains(tensor) || stage.writes.contains(tensor);
+}
+
+/// Whether any stage of the pass reads or writes it.
+constexpr bool is_used(const Graph& graph, Pass pass, Tensor tensor) {
+  bool used = false;
+  graph.for_each_stage(pass, [&](const StageRow& s) { used = used || involves(s, tensor); });
+  return used;
+}
+
+}  // namespace uniep

@@ -1,0 +1,263 @@
+#pragma once
+
+#include "graph/graph.h"
+
+// The layer that this library runs: one row a tensor, a counter and a stage. tests/graph checks
+// that it is consistent, and that code follows a row that it has never seen.
+
+namespace uniep {
+namespace detail {
+
+constexpr void add_tensors(Graph& g) {
+  using enum Tensor;
+  using enum Element;
+  // As documentation writes shapes.
+  constexpr auto T = Extent::kTokens, K = Extent::kTopk, H = Extent::kHidden;
+  constexpr auto I = Extent::kIntermediate, El = Extent::kLocalExperts, two = Extent::kTwo;
+  constexpr auto rows = Extent::kRows, groups = Extent::kDprobGroups;
+
+  const auto of_caller = [&](TensorRow row) { row.region = Region::kCallers, g.add(row); };
+  of_caller({kX, "x", kBf16, {T, H}});
+  of_caller({kTopkProbs, "topk_probs", kFp32, {T, K}});
+  of_caller({kDy, "dy", kBf16, {T, H}});
+  of_caller({kW1, "w1", kBf16, {El, two, I, H}});
+  of_caller({kW2, "w2", kBf16, {El, H, I}});
+  of_caller({kOut, "out", kBf16, {T, H}});
+  of_caller({kDx, "dx", kBf16, {T, H}});
+  of_caller({kDprobs, "dprobs", kFp32, {T, K}});
+  // Overwritten in bf16; or added to a main gradient, whose type its WeightGrad says.
+  of_caller({kDw1, "dw1", kBf16, {El, two, I, H}});
+  of_caller({kDw2, "dw2", kBf16, {El, H, I}});
+
+  const auto symmetric = [&](TensorRow row) {
+    row.region = Region::kSymmetric, row.lifetime = Lifetime::kLayer, g.add(row);
+  };
+  symmetric({kTokens, "tokens", kBf16, {T, H}});
+  symmetric({kProbs, "probs", kFp32, {T, K}});
+  symmetric({kCombine, "combine", kBf16, {T, K, H}});
+  symmetric({kDprobSlots, "dprob_slots", kFp32, {T, K}});
+
+  const auto saved = [&](TensorRow row) { row.lifetime = Lifetime::kSaved, g.add(row); };
+  saved({kXRows, "x_rows", kBf16, {rows, H}});
+  saved({kH, "h", kBf16, {rows, two, I}});
+  saved({kRowProbs, "row_probs", kFp32, {rows}});
+
+  const auto of_call = [&](TensorRow row) { g.add(row); };
+  of_call({kA, "a", kBf16, {rows, I}});
+  of_call({kDyRows, "dy_rows", kBf16, {rows, H}});
+  of_call({kDh, "dh", kBf16, {rows, two, I}});
+  of_call({kDprobGroups, "dprob_groups", kFp32, {rows, groups}});
+}
+
+constexpr void add_counters(Graph& g) {
+  g.add({CounterKind::kPublished, "published", CounterOf::kSource});
+  g.add({CounterKind::kRowsReady, "rows_ready", CounterOf::kRowGroup});
+  g.add({CounterKind::kTileDone, "tile_done", CounterOf::kTile});
+  g.add({CounterKind::kExpertDone, "expert_done", CounterOf::kExpert});
+  g.add({CounterKind::kArrived, "arrived", CounterOf::kTokenBlock});
+}
+
+// Colours: communication is orange; products are blue forward, green in data gradients, violet in
+// weight gradients, those with w1 and w2 in two tones. All that stand together in a pass differ in
+// lightness too (tests/trace/palette_test.cpp).
+
+/// What only this pass knows is left out: the rows of dispatch and reduce differ in what they move.
+constexpr StageRow enter_row(Pass pass) {
+  return {.pass = pass,
+          .stage = Stage::kEnter,
+          .name = name(Stage::kEnter),
+          .signals = bit_of(CounterKind::kPublished)};
+}
+constexpr StageRow dispatch_row(Pass pass) {
+  return {.pass = pass,
+          .stage = Stage::kDispatch,
+          .name = name(Stage::kDispatch),
+          .kind = StageKind::kMove,
+          .side = StageSide::kPull,
+          .grid = TileGrid::kPulls,
+          .place = StagePlace::kFetch,
+          .cols = Extent::kHidden,
+          .waits = bit_of(CounterKind::kPublished),
+          .signals = bit_of(CounterKind::kRowsReady),
+          .look = {"#f4953a", "rail_animation"}};
+}
+constexpr StageRow reduce_row(Pass pass) {
+  return {.pass = pass,
+          .stage = Stage::kReduce,
+          .name = name(Stage::kReduce),
+          .kind = StageKind::kSum,
+          .grid = TileGrid::kTokenBlocks,
+          .place = StagePlace::kLast,
+          .cols = Extent::kHidden,
+          .waits = bit_of(CounterKind::kArrived),
+          .look = {"#b51826", "bad"}};
+}
+/// A product whose tiles are of dispatched rows.
+constexpr StageRow product_row(Pass pass, Stage stage, StagePlace place) {
+  return {.pass = pass,
+          .stage = stage,
+          .name = name(stage),
+          .kind = StageKind::kProduct,
+          .grid = TileGrid::kRowTiles,
+          .place = place};
+}
+constexpr StageRow weights_row(Stage stage) {
+  return {.pass = Pass::kBackward,
+          .stage = stage,
+          .name = name(stage),
+          .kind = StageKind::kProduct,
+          .grid = TileGrid::kWeightTiles,
+          .place = StagePlace::kWeights,
+          .reduction = Extent::kRows,
+          .waits = bit_of(CounterKind::kExpertDone)};
+}
+
+constexpr void add_forward(Graph& g) {
+  using enum Tensor;
+  constexpr Pass kPass = Pass::kForward;
+  StageRow enter = enter_row(kPass);
+  enter.reads = {kX, kTopkProbs};
+  enter.writes = {kTokens, kProbs};
+  g.add(enter);
+
+  StageRow dispatch = dispatch_row(kPass);
+  dispatch.reads = {kTokens, kProbs};
+  dispatch.writes = {kXRows, kRowProbs};
+  g.add(dispatch);
+
+  StageRow fc1 = product_row(kPass, Stage::kFc1, StagePlace::kFirst);
+  fc1.cols = Extent::kIntermediate;
+  fc1.reduction = Extent::kHidden;
+  fc1.halves = 2;
+  fc1.reads = {kXRows, kW1, kRowProbs};
+  fc1.writes = {kH, kA};
+  fc1.waits = bit_of(CounterKind::kRowsReady);
+  fc1.signals = bit_of(CounterKind::kTileDone);
+  fc1.look = {"#0e4074", "thread_state_runnable"};
+  g.add(fc1);
+
+  StageRow fc2 = product_row(kPass, Stage::kFc2, StagePlace::kSecond);
+  fc2.side = StageSide::kPush;
+  fc2.cols = Extent::kHidden;
+  fc2.reduction = Extent::kIntermediate;
+  fc2.reads = {kA, kW2};
+  fc2.writes = {kCombine};
+  fc2.waits = bit_of(CounterKind::kTileDone);
+  fc2.signals = bit_of(CounterKind::kArrived);
+  fc2.look = {"#3d9bd0", "rail_idle"};
+  g.add(fc2);
+
+  StageRow reduce = reduce_row(kPass);
+  reduce.reads = {kCombine};
+  reduce.writes = {kOut};
+  g.add(reduce);
+}
+
+constexpr void add_backward(Graph& g) {
+  using enum Tensor;
+  constexpr Pass kPass = Pass::kBackward;
+  StageRow enter = enter_row(kPass);
+  enter.reads = {kDy};
+  enter.writes = {kTokens};
+  g.add(enter);
+
+  StageRow dispatch = dispatch_row(kPass);
+  dispatch.reads = {kTokens};
+  dispatch.writes = {kDyRows};
+  g.add(dispatch);
+
+  StageRow dfc2 = product_row(kPass, Stage::kDfc2, StagePlace::kFirst);
+  dfc2.cols = Extent::kIntermediate;
+  dfc2.reduction = Extent::kHidden;
+  dfc2.reads = {kDyRows, kW2, kH, kRowProbs};
+  dfc2.writes = {kDh, kA, kDprobGroups};
+  dfc2.waits = bit_of(CounterKind::kRowsReady);
+  dfc2.signals = bit_of(CounterKind::kTileDone) | bit_of(CounterKind::kExpertDone);
+  dfc2.look = {"#0c5045", "thread_state_running"};
+  g.add(dfc2);
+
+  StageRow dfc1 = product_row(kPass, Stage::kDfc1, StagePlace::kSecond);
+  dfc1.side = StageSide::kPush;
+  dfc1.cols = Extent::kHidden;
+  dfc1.reduction = Extent::kBothHalves;
+  dfc1.reads = {kDh, kW1, kDprobGroups};
+  dfc1.writes = {kCombine, kDprobSlots};
+  dfc1.waits = bit_of(CounterKind::kTileDone);
+  dfc1.signals = bit_of(CounterKind::kArrived);
+  dfc1.look = {"#56ab68", "good"};
+  g.add(dfc1);
+
+  StageRow wgrad2 = weights_row(Stage::kWgrad2);
+  wgrad2.rows = Extent::kHidden;
+  wgrad2.cols = Extent::kIntermediate;
+  wgrad2.reads = {kDyRows, kA};
+  wgrad2.writes = {kDw2};
+  wgrad2.look = {"#442067", "rail_response"};
+  g.add(wgrad2);
+
+  StageRow wgrad1 = weights_row(Stage::kWgrad1);
+  wgrad1.rows = Extent::kBothHalves;
+  wgrad1.cols = Extent::kHidden;
+  wgrad1.reads = {kDh, kXRows};
+  wgrad1.writes = {kDw1};
+  wgrad1.look = {"#907db1", "startup"};
+  g.add(wgrad1);
+
+  StageRow reduce = reduce_row(kPass);
+  reduce.reads = {kCombine, kDprobSlots};
+  reduce.writes = {kDx, kDprobs};
+  g.add(reduce);
+}
+
+constexpr Graph make_layer_graph() {
+  Graph g;
+  add_tensors(g);
+  add_counters(g);
+  add_forward(g);
+  add_backward(g);
+  return g;
+}
+
+}  // namespace detail
+
+inline constexpr Graph kLayerGraph = detail::make_layer_graph();
+static_assert(kLayerGraph.num_tensors == kNumTensors);
+static_assert(kLayerGraph.num_counters == kNumCounterKinds);
+
+constexpr const char* name(CounterKind kind) { return kLayerGraph[kind].name; }
+constexpr const char* name(Tensor tensor) { return kLayerGraph[tensor].name; }
+
+/// The row of a stage that is in one pass only, or the first of its rows: for code that is compiled
+/// for a stage.
+constexpr const StageRow& row_of(Stage stage) { return *kLayerGraph.find(stage); }
+
+/// Whether the stage's tasks wait for the link before they copy.
+constexpr bool pulls(Stage stage) {
+  const StageRow* row = kLayerGraph.find(stage);
+  return row != nullptr && row->side == StageSide::kPull;
+}
+
+/// What code that is compiled for a stage waits for and signals.
+template <Stage stage>
+inline constexpr CounterSet kWaitsOf = row_of(stage).waits;
+template <Stage stage>
+inline constexpr CounterSet kSignalsOf = row_of(stage).signals;
+
+/// Counters of the layer that lie in symmetric memory.
+inline constexpr CounterSet kSymmetricCounters = [] {
+  CounterSet set = 0;
+  for (int i = 0; i < kLayerGraph.num_counters; ++i) {
+    const CounterRow& row = kLayerGraph.counters[i];
+    if (region_of(row.of) == Region::kSymmetric) set |= bit_of(row.kind);
+  }
+  return set;
+}();
+constexpr UNIEP_HD bool is_symmetric(CounterKind kind) {
+  return (kSymmetricCounters & bit_of(kind)) != 0;
+}
+
+/// The type of the layer's tensor `t`.
+template <Tensor t>
+using TypeOf = typename ElementOf<kLayerGraph[t].element>::Type;
+
+}  // namespace uniep

@@ -1,0 +1,160 @@
+#include "schedule/pass_stages.h"
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "base/check.h"
+#include "graph/extents.h"
+
+namespace uniep {
+namespace {
+
+bool is_in_part(PassPart part, StagePlace place) {
+  switch (part) {
+    case PassPart::kWhole:
+      return true;
+    case PassPart::kData:
+      return place != StagePlace::kWeights;
+    case PassPart::kWeights:
+      return place == StagePlace::kWeights;
+  }
+  return false;
+}
+
+/// Bytes of a tensor for each unit of what its shape counts, the extents of `counted`.
+std::int64_t unit_bytes(const TensorRow& t, const Extents& extents,
+                        std::initializer_list<Extent> counted) {
+  std::int64_t bytes = bytes_of(t.element);
+  for (const Extent e : t.shape) {
+    if (std::ranges::find(counted, e) == counted.end()) bytes *= extents[e];
+  }
+  return bytes;
+}
+
+/// What a task that moves data stores for each row, and what one that adds rows up also reads for
+/// each token; numbers that go with a row aside.
+std::int64_t moved_bytes(const Graph& graph, const StageRow& row, const Extents& extents) {
+  std::int64_t bytes = 0;
+  const auto count = [&](Tensor tensor) {
+    const TensorRow& t = graph[tensor];
+    if (!has_extent(t, row.cols)) return;
+    bytes += unit_bytes(t, extents, {Extent::kRows, Extent::kTokens});
+  };
+  for (const Tensor t : row.writes) count(t);
+  if (row.kind != StageKind::kSum) return bytes;
+  for (const Tensor t : row.reads) count(t);
+  return bytes;
+}
+
+StageView view_of(const Graph& graph, const StageRow& row, const Extents& extents,
+                  const Schedule& s) {
+  const auto size = [&](Extent e) { return static_cast<std::int32_t>(extents[e]); };
+  StageView view{.kind = row.kind,
+                 .side = row.side,
+                 .grid = row.grid,
+                 .place = row.place,
+                 .waits = row.waits,
+                 .signals = row.signals};
+  view.halves = static_cast<std::uint8_t>(row.halves);
+  if (row.kind == StageKind::kProduct) {
+    const Tensor of[] = {row.reads[0], row.reads[1], row.writes[0]};
+    for (int i = 0; i < 3; ++i) {
+      view.element_bytes[i] = static_cast<std::uint8_t>(bytes_of(graph[of[i]].element));
+    }
+  } else {
+    view.unit_bytes = static_cast<std::int32_t>(moved_bytes(graph, row, extents));
+  }
+  const bool of_weights = row.grid == TileGrid::kWeightTiles;
+  if (row.grid != TileGrid::kRowTiles && !of_weights) return view;
+  view.rows = of_weights ? size(row.rows) : 0;
+  view.cols = size(row.cols);
+  view.tile_cols = s.tile_n / row.halves;
+  view.reduction = row.reduction == Extent::kRows ? 0 : size(row.reduction);
+  view.column_tiles = static_cast<std::uint32_t>(ceil_div(view.cols, view.tile_cols));
+  return view;
+}
+
+/// What a stage adds to one counter for each unit that it stands for.
+std::uint32_t signalled(CounterOf of, const StageView& stage) {
+  switch (of) {
+    case CounterOf::kSource:
+    case CounterOf::kRowGroup:
+      return 1;
+    case CounterOf::kTile:
+    case CounterOf::kExpert:
+      return stage.column_tiles;
+    case CounterOf::kTokenBlock:
+      return static_cast<std::uint32_t>(stage.cols);
+  }
+  return 0;
+}
+
+void count_signals(PassView& v, const StageView& stage) {
+  for_each_counter(stage.signals, [&](CounterKind kind) {
+    CounterView& counter = v.counters[static_cast<int>(kind)];
+    counter.per_unit += signalled(counter.of, stage);
+  });
+}
+
+/// Peers pull what a stage reads of symmetric memory, and push to what it writes there. What has a
+/// number for each slot of a token goes with the token's rows.
+void count_wire_bytes(WireBytes& wire, const Graph& graph, const StageRow& row,
+                      const Extents& extents) {
+  const auto bytes = [&](const TensorRow& t, std::initializer_list<Extent> counted) {
+    return static_cast<std::int32_t>(unit_bytes(t, extents, counted));
+  };
+  const auto of_row = [&](const TensorRow& t) {
+    return bytes(t, {Extent::kTokens, Extent::kTopk});
+  };
+  if (row.side == StageSide::kPull) {
+    for (const Tensor tensor : row.reads) {
+      const TensorRow& t = graph[tensor];
+      (has_extent(t, Extent::kTopk) ? wire.pulled_row : wire.pulled_token) += of_row(t);
+    }
+  }
+  if (row.side == StageSide::kPush) {
+    for (const Tensor tensor : row.writes) {
+      const TensorRow& t = graph[tensor];
+      if (t.region != Region::kSymmetric) continue;
+      if (has_extent(t, row.cols)) {
+        wire.pushed_element += bytes(t, {Extent::kTokens, Extent::kTopk, row.cols});
+      } else {
+        wire.pushed_row += of_row(t);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+WireBytes wire_bytes(const Problem& problem, Pass pass, const Graph& graph) {
+  PassView sizes;
+  sizes.pass = pass;
+  sizes.topk = problem.topk;
+  sizes.hidden = problem.hidden;
+  sizes.intermediate = problem.intermediate;
+  set_stages(sizes, graph);
+  return sizes.wire;
+}
+
+void set_stages(PassView& v, const Graph& graph) {
+  // Those of memory are not asked for.
+  const Extents extents = extents_of_widths(v.topk, v.hidden, v.intermediate);
+  v.num_stages = v.num_data_stages = v.num_weight_stages = 0;
+  v.wire = {};
+  for (StageView& stage : v.stages) stage = {};
+  for (int i = 0; i < graph.num_counters; ++i) v.counters[i] = {.of = graph.counters[i].of};
+  graph.for_each_stage(v.pass, [&](const StageRow& row) {
+    const bool queued = row.grid != TileGrid::kNone;
+    if (queued) ++(row.place == StagePlace::kWeights ? v.num_weight_stages : v.num_data_stages);
+    if (!is_in_part(v.part, row.place)) return;
+    const auto number = static_cast<std::int8_t>(row.stage);
+    ensure(number < kMaxStages, "a graph has stage number ", int{number});
+    StageView& stage = v.stages[number] = view_of(graph, row, extents, v.schedule);
+    count_signals(v, stage);
+    count_wire_bytes(v.wire, graph, row, extents);
+    if (queued) v.stage_order[v.num_stages++] = number;
+  });
+}
+
+}  // namespace uniep

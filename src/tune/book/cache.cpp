@@ -1,0 +1,271 @@
+#include "tune/book/cache.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <map>
+
+#include "base/check.h"
+#include "base/env.h"
+#include "base/files.h"
+#include "base/quotes.h"
+#include "schedule/axes.h"
+#include "tune/files/json_fields.h"
+#include "tune/files/shared_files.h"
+
+namespace uniep::tune {
+namespace {
+
+constexpr const char* kSchema = "uniep-tuned-1";
+constexpr const char* kSchemas = "uniep-tuned-";  // of all versions
+constexpr const char* kEmptyFile = R"({"schema": "uniep-tuned-1", "entries": []})";
+
+Json axes_json(const Schedule& schedule) {
+  Json json = Json::object();
+  for (const Axis& axis : axes()) {
+    json[std::string(axis.info.name)] = axis_value_text(axis.info, axis.get(schedule));
+  }
+  return json;
+}
+
+/// An entry that lacks an axis is older than it, and was measured at its neutral value. One that
+/// names an axis which is unknown here is of a newer program, and is not guessed.
+Schedule schedule_from(Fields fields, Backend backend) {
+  Schedule schedule = neutral_schedule(backend);
+  for (std::size_t i = 0; i < axes().size(); ++i) {
+    const AxisInfo& info = axes()[i].info;
+    const std::string neutral = axis_value_text(info, axis_value(schedule, i));
+    const std::string text = fields.text_or(std::string(info.name), neutral);
+    set_axis(schedule, i, parse_axis_value(info, text));
+  }
+  fields.refuse_others();
+  return schedule;
+}
+
+Json entry_json(const TunedEntry& e) {
+  return {{"backend", name(e.key.backend)},
+          {"device", e.key.device},
+          {"driver", e.key.driver},
+          {"library", e.key.library},
+          {"hidden", e.key.hidden},
+          {"intermediate", e.key.intermediate},
+          {"experts", e.key.num_experts},
+          {"topk", e.key.topk},
+          {"ranks", e.key.ranks},
+          {"pass", name(e.key.pass)},
+          {"tokens", e.key.tokens},
+          {"skew", e.key.skew},
+          {"schedule", axes_json(e.schedule)},
+          {"ms", e.ms},
+          {"default_ms", e.default_ms},
+          {"date", e.date}};
+}
+
+template <class T>
+T one_of(Fields& fields, const char* key, T a, T b) {
+  const std::string text = fields.text(key);
+  require(text == name(a) || text == name(b), ErrorCode::kIo, key, " is ", in_quotes(text), "; ",
+          name(a), " and ", name(b), " are accepted");
+  return text == name(a) ? a : b;
+}
+
+constexpr Accepted kTime{[](double v) { return v >= 0 && v <= 1e9; }, "0 to 1e9 is accepted"};
+constexpr Accepted kSkew{[](double v) { return v >= 0 && v <= 100; }, "0 to 100 is accepted"};
+
+template <class T>
+T count_from(Fields& fields, const char* key, T least) {
+  return fields.integer(key, least, std::numeric_limits<T>::max());
+}
+
+TunedEntry entry_from(const Json& json) {
+  Fields fields(json, "");
+  TunedEntry e;
+  e.key.backend = one_of(fields, "backend", Backend::kCpu, Backend::kCuda);
+  e.key.device = fields.text("device");
+  e.key.driver = fields.text("driver");
+  e.key.library = fields.text("library");
+  e.key.hidden = count_from<std::int64_t>(fields, "hidden", 1);
+  e.key.intermediate = count_from<std::int64_t>(fields, "intermediate", 1);
+  e.key.num_experts = count_from<int>(fields, "experts", 1);
+  e.key.topk = count_from<int>(fields, "topk", 1);
+  e.key.ranks = count_from<int>(fields, "ranks", 1);
+  e.key.pass = one_of(fields, "pass", Pass::kForward, Pass::kBackward);
+  e.key.tokens = count_from<std::int64_t>(fields, "tokens", 0);
+  e.key.skew = fields.number("skew", kSkew);
+  e.schedule = schedule_from(fields.object("schedule"), e.key.backend);
+  e.ms = fields.number("ms", kTime);
+  e.default_ms = fields.number("default_ms", kTime);
+  e.date = fields.text("date");
+  return e;
+}
+
+/// A file of this schema; throws where it is anything else.
+Json file_from(std::string_view text) {
+  Json file = parse_json(text);
+  Fields fields(file, "");
+  const std::string schema = fields.text("schema");
+  require(schema == kSchema, ErrorCode::kIo, "its schema is ", in_quotes(schema), "; ", kSchema,
+          " is accepted");
+  fields.list("entries");
+  return file;
+}
+
+/// Another version of uniep has what it found there: it is not replaced.
+void require_own_version(std::string_view text, const std::string& origin) {
+  require_memory_for_json(text);
+  const Json file = Json::parse(text, nullptr, false);
+  if (!file.is_object() || !file.contains("schema") || !file["schema"].is_string()) return;
+  const auto schema = file["schema"].get<std::string>();
+  require(schema == kSchema || !schema.starts_with(kSchemas), ErrorCode::kIo, origin,
+          " is of schema ", schema, ", which another version of uniep wrote, and is left alone; ",
+          kSchema, " is accepted, or another file in UNIEP_TUNE_CACHE");
+}
+
+/// A file as it is, where that is one of this schema; else an empty one, and the reason.
+Json file_or_empty(std::string_view text, const std::string& origin,
+                   std::vector<std::string>& problems) {
+  try {
+    return file_from(text);
+  } catch (const Error& e) {
+    problems.push_back(cat(origin, " is ignored: ", e.what()));
+    return Json::parse(kEmptyFile);
+  }
+}
+
+/// Of a file that is to be removed, which another program's must not be.
+std::size_t num_entries(std::string_view text, const std::string& origin) {
+  try {
+    return file_from(text).at("entries").size();
+  } catch (const Error& e) {
+    throw Error(ErrorCode::kIo, cat(origin, " is no cache that `uniep tune` wrote (", e.what(),
+                                    ") and is not removed; such a cache is accepted"));
+  }
+}
+
+/// The entry; nothing, and `reason`, where it is not understood.
+std::optional<TunedEntry> understood(const Json& entry, std::string& reason) {
+  try {
+    return entry_from(entry);
+  } catch (const Error& e) {
+    reason = e.what();
+    return std::nullopt;
+  }
+}
+
+/// One note for all entries that are ignored for this reason: a newer program may leave many.
+std::string note(const std::string& origin, const std::string& reason,
+                 const std::vector<std::size_t>& numbers) {
+  const std::size_t others = numbers.size() - 1;
+  const std::string which = others == 0 ? " is" : cat(" and ", others, " like it are");
+  return cat(origin, ": entry ", numbers[0], which, " ignored: ", reason);
+}
+
+/// In the place of the one that has its key, else behind all others.
+void put_entry(Json& entries, const TunedEntry& entry) {
+  std::string ignored;  // what is not understood stays, and is said where it is used
+  for (Json& old : entries) {
+    const auto known = understood(old, ignored);
+    if (known && known->key == entry.key) {
+      old = entry_json(entry);
+      return;
+    }
+  }
+  entries.push_back(entry_json(entry));
+}
+
+bool same_situation(TuneKey a, const TuneKey& b) {
+  a.skew = b.skew;
+  return a == b;
+}
+
+}  // namespace
+
+std::string to_string(const TuneKey& k) {
+  return cat(name(k.pass), " of hidden=", k.hidden, ",intermediate=", k.intermediate,
+             ",experts=", k.num_experts, ",topk=", k.topk, " with up to ", k.tokens,
+             " tokens on each of ", k.ranks, " ranks, skew ", k.skew, ", on ", k.device);
+}
+
+TunedEntries parse_tuned(std::string_view text, const std::string& origin) {
+  TunedEntries all;
+  const Json file = file_or_empty(text, origin, all.problems);
+  const Json& entries = file.at("entries");
+  std::map<std::string, std::vector<std::size_t>> ignored;  // by the reason
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    std::string reason;
+    auto entry = understood(entries[i], reason);
+    if (entry) {
+      all.entries.push_back(std::move(*entry));
+    } else {
+      ignored[reason].push_back(i);
+    }
+  }
+  for (const auto& [reason, numbers] : ignored) {
+    all.problems.push_back(note(origin, reason, numbers));
+  }
+  return all;
+}
+
+const TunedEntry* find_entry(const std::vector<TunedEntry>& entries, const TuneKey& key) {
+  const TunedEntry* nearest = nullptr;
+  for (const TunedEntry& e : entries) {
+    if (!same_situation(e.key, key)) continue;
+    const auto distance = [&](const TunedEntry& to) { return std::abs(to.key.skew - key.skew); };
+    if (nearest == nullptr || distance(e) < distance(*nearest)) nearest = &e;
+  }
+  return nearest;
+}
+
+std::string TuneCache::default_path() { return env_tune_cache(); }
+
+TunedEntries TuneCache::load() const {
+  if (path_.empty()) return {};
+  try {
+    const auto text = read_text(path_);
+    return text ? parse_tuned(*text, path_) : TunedEntries{};
+  } catch (const Error& e) {
+    return {{}, {cat("tuned schedules are ignored: ", e.what())}};
+  }
+}
+
+void TuneCache::require_path() const {
+  require(!path_.empty(), ErrorCode::kIo,
+          "there is nowhere to store what is found: UNIEP_TUNE_CACHE, XDG_CACHE_HOME and HOME are "
+          "unset; one of them is needed");
+}
+
+void TuneCache::require_storable() const {
+  require_path();
+  require_replaceable(path_);  // before there is a lock beside what can be no cache
+  const FileLock lock(path_ + ".lock");
+  require_own_version(read_text(path_).value_or(kEmptyFile), path_);
+}
+
+std::vector<std::string> TuneCache::store(const TunedEntry& entry) const {
+  require_path();
+  const FileLock lock(path_ + ".lock");
+  std::vector<std::string> problems;
+  const auto text = read_text(path_);
+  require_own_version(text.value_or(kEmptyFile), path_);
+  Json file = file_or_empty(text ? *text : kEmptyFile, path_, problems);
+  if (!problems.empty()) problems.push_back(cat("it was moved to ", move_aside(path_)));
+  put_entry(file.at("entries"), entry);
+  replace_text(path_, file.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+  return problems;
+}
+
+std::optional<std::size_t> TuneCache::clear() const {
+  require_path();
+  if (!read_text(path_)) return std::nullopt;  // and no lock is left where nothing was
+  const FileLock lock(path_ + ".lock");
+  const auto text = read_text(path_);
+  if (!text) return std::nullopt;
+  require_own_version(*text, path_);
+  const std::size_t entries = num_entries(*text, path_);
+  // Of a link the file behind it, which is what `store` replaces.
+  remove_file(std::filesystem::canonical(path_).string());
+  return entries;
+}
+
+}  // namespace uniep::tune

@@ -1,0 +1,90 @@
+#include "tune/book/tune_key.h"
+
+#ifdef UNIEP_HAS_CUDA
+#include <cuda_runtime.h>
+
+#include <map>
+#include <mutex>
+
+#include "base/cuda/check_cuda.h"
+#include "base/cuda/driver.h"
+#endif
+#include "base/check.h"
+#include "base/cpu_info.h"
+#include "base/env.h"
+#include "cpu/kernels/kernels.h"
+#include "schedule/open_sizes.h"
+#include "uniep/version.h"
+
+namespace uniep::tune {
+namespace {
+
+/// What a key says of the hardware, and what runs there.
+struct Hardware {
+  std::string device;
+  std::string driver;
+  Place place;
+};
+
+#ifdef UNIEP_HAS_CUDA
+Hardware ask_gpu(int ordinal) {
+  int version = 0;
+  cuda::check_cuda(cudaDriverGetVersion(&version), "ask for the version of the CUDA driver");
+  int sms = 0;
+  cuda::check_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, ordinal),
+                   "ask for the number of SMs");
+  return {cuda::device_text(ordinal),
+          cat("CUDA ", version / 1000, '.', version % 1000 / 10),
+          {Backend::kCuda, sms}};
+}
+
+/// Each device is asked once.
+const Hardware& this_gpu() {
+  int ordinal = 0;
+  cuda::check_cuda(cudaGetDevice(&ordinal), "ask for the device");
+  static std::mutex mutex;
+  static std::map<int, Hardware> known;
+  const std::scoped_lock lock(mutex);
+  const auto found = known.find(ordinal);
+  return found != known.end() ? found->second
+                              : known.emplace(ordinal, ask_gpu(ordinal)).first->second;
+}
+#endif
+
+Hardware this_cpu() {
+  static const std::string name = cat(cpu_model(), ", ", usable_cpus(), " CPUs");
+  const std::string link = link_text();
+  return {
+      link.empty() ? name : cat(name, ", link ", link), cpu::kernels().name, {Backend::kCpu, 0}};
+}
+
+Hardware hardware(Backend backend) {
+#ifdef UNIEP_HAS_CUDA
+  if (backend == Backend::kCuda) return this_gpu();
+#endif
+  (void)backend;
+  return this_cpu();
+}
+
+}  // namespace
+
+TuneKey tune_key(Backend backend, const Problem& problem, int ranks, std::int64_t tokens,
+                 double skew, Pass pass) {
+  Hardware here = hardware(backend);
+  return {.backend = backend,
+          .device = std::move(here.device),
+          .driver = std::move(here.driver),
+          .library = UNIEP_VERSION_STRING,
+          .hidden = problem.hidden,
+          .intermediate = problem.intermediate,
+          .num_experts = problem.num_experts,
+          .topk = problem.topk,
+          .ranks = ranks,
+          .pass = pass,
+          .tokens = token_bucket(tokens),
+          .skew = skew};
+}
+
+Place this_place(Backend backend) { return hardware(backend).place; }
+
+}  // namespace uniep::tune

@@ -1,0 +1,60 @@
+#include "tune/model/cost_model.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace uniep::tune {
+namespace {
+
+/// The rank that receives the most rows.
+int fullest_rank(const Problem& problem, int ranks, std::span<const std::int32_t> topk_ids) {
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(ranks));
+  const int local = problem.num_experts / ranks;
+  for (const std::int32_t e : topk_ids) {
+    if (e >= 0 && e < problem.num_experts) ++rows[static_cast<std::size_t>(e / local)];
+  }
+  return static_cast<int>(std::ranges::max_element(rows) - rows.begin());
+}
+
+}  // namespace
+
+std::vector<RoutingPlan> plans_to_simulate(const Problem& problem,
+                                           std::span<const std::int64_t> tokens_per_rank,
+                                           std::span<const std::int32_t> topk_ids, int most_ranks) {
+  const int ranks = static_cast<int>(tokens_per_rank.size());
+  validate(problem, ranks);
+  std::vector<RoutingPlan> plans;
+  if (ranks > most_ranks) {
+    const int rank = fullest_rank(problem, ranks, topk_ids);
+    plans.push_back(RoutingPlan::build(problem, rank, tokens_per_rank, topk_ids));
+    return plans;
+  }
+  for (int rank = 0; rank < ranks; ++rank) {
+    plans.push_back(RoutingPlan::build(problem, rank, tokens_per_rank, topk_ids));
+  }
+  return plans;
+}
+
+MachineProfile without_communication(const MachineProfile& profile) {
+  MachineProfile free = profile;
+  free.link = {};
+  free.dispatch = {};
+  free.wake.flag_s = 0;
+  free.beside_link = 1;
+  return free;
+}
+
+double Prediction::exposed_s() const {
+  return std::max(0.0, simulated.seconds - without_communication_s);
+}
+
+Prediction predict(std::span<const RoutingPlan> plans, Pass pass, const Schedule& schedule,
+                   const MachineProfile& profile, const SimulationOptions& options) {
+  Prediction p{.simulated = simulate(plans, pass, schedule, profile, options)};
+  const MachineProfile free = without_communication(profile);
+  p.without_communication_s = simulate(plans, pass, schedule, free).seconds;
+  return p;
+}
+
+}  // namespace uniep::tune

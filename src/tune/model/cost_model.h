@@ -1,0 +1,34 @@
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "tune/model/simulation.h"
+
+namespace uniep::tune {
+
+/// Groups of more ranks than this are simulated by one of their ranks, the one with the most rows.
+inline constexpr int kMostSimulatedRanks = 8;
+
+/// The plans that a prediction needs of a routing: those of all ranks, or of the fullest alone.
+/// Arguments are those of RoutingPlan::build.
+std::vector<RoutingPlan> plans_to_simulate(const Problem& problem,
+                                           std::span<const std::int64_t> tokens_per_rank,
+                                           std::span<const std::int32_t> topk_ids,
+                                           int most_ranks = kMostSimulatedRanks);
+
+/// The same machine with communication that costs nothing.
+MachineProfile without_communication(const MachineProfile& profile);
+
+struct Prediction {
+  SimulatedPass simulated;
+  double without_communication_s = 0;  ///< under the same schedule
+
+  double seconds() const { return simulated.seconds; }
+  double exposed_s() const;  ///< what communication adds
+};
+
+Prediction predict(std::span<const RoutingPlan> plans, Pass pass, const Schedule& schedule,
+                   const MachineProfile& profile, const SimulationOptions& options = {});
+
+}  // namespace uniep::tune

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "tune/model/machine_profile.h"
+
+namespace uniep::tune {
+
+/// How ranks are spread over nodes. Ranks of one node talk over the profile's link, others over a
+/// NIC of each rank.
+struct Topology {
+  int ranks_per_node = 0;  ///< 0: all on one
+  double nic_bytes_per_s = 0;
+  double nic_latency_s = 5e-6;
+};
+
+/// When transfers between ranks are done: every rank has an outgoing and an incoming side of its
+/// link and of its NIC, each serving what it is asked for in order.
+class Network {
+ public:
+  /// `mirrored`: one rank stands for all, so what it pulls others pull from it at the same time,
+  /// and its two sides carry both.
+  Network(const LinkProfile& link, const Topology& topology, int ranks, bool mirrored)
+      : link_(link),
+        topology_(topology),
+        mirrored_(mirrored),
+        out_(2 * static_cast<std::size_t>(ranks)),
+        in_(2 * static_cast<std::size_t>(ranks)) {}
+
+  /// When a transfer's first byte leaves, and its last arrives.
+  struct Transfer {
+    double begun;
+    double done;
+  };
+
+  /// A transfer that `self` asks for at `asked`; `rate` is that of the link, 0 for its own.
+  Transfer transfer(int self, int from, int to, double bytes, double asked, double rate = 0) {
+    const bool far = topology_.ranks_per_node > 0 &&
+                     from / topology_.ranks_per_node != to / topology_.ranks_per_node;
+    // A machine without a link of its own still reaches other nodes over its NIC.
+    if (from == to || (!far && link_.bytes_per_s == 0)) return {asked, asked};
+    const double speed = far ? topology_.nic_bytes_per_s : (rate > 0 ? rate : link_.bytes_per_s);
+    const double latency = far ? topology_.nic_latency_s : link_.latency_s;
+    const double seconds = bytes / speed;
+    double& out = out_[side(mirrored_ ? self : from, far)];
+    double& in = mirrored_ ? out : in_[side(to, far)];
+    const double done = occupy(out, in, asked, seconds);
+    return {done - seconds, done + latency};
+  }
+
+ private:
+  static std::size_t side(int rank, bool far) {
+    return 2 * static_cast<std::size_t>(rank) + (far ? 1 : 0);
+  }
+
+  double occupy(double& out, double& in, double asked, double seconds) const {
+    if (link_.exclusive) {
+      out = in = std::max({asked, out, in}) + seconds;
+      return out;
+    }
+    out = std::max(asked, out) + seconds;
+    if (&in != &out) in = std::max(asked, in) + seconds;
+    return std::max(out, in);
+  }
+
+  const LinkProfile& link_;
+  const Topology& topology_;
+  const bool mirrored_;
+  std::vector<double> out_;  // when each is free
+  std::vector<double> in_;
+};
+
+}  // namespace uniep::tune

@@ -1,0 +1,424 @@
+#include "tune/model/simulation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <limits>
+#include <optional>
+
+#include "base/check.h"
+#include "schedule/roles.h"
+#include "tune/model/cores.h"
+#include "tune/model/event_queue.h"
+#include "tune/model/simulated_rank.h"
+
+namespace uniep::tune {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+class Simulation {
+ public:
+  Simulation(std::span<const RoutingPlan> plans, Pass pass, const Schedule& schedule,
+             const MachineProfile& profile, const SimulationOptions& options);
+
+  SimulatedPass run();
+
+ private:
+  using Step = EventQueue::Step;
+
+  void handle(const EventQueue::Event& event);
+  void begin_launch(int rank);
+  void take(int unit);
+  bool draw(Unit& unit);
+  void retire(int unit);
+  void wait(int unit);
+  std::optional<double> block(SimulatedRank& r, int unit, const Wait& wait);
+  double seen_at(const Unit& unit, double visible) const;
+  void start(int unit);
+  double woken(double when) const;
+  void compute(int unit);
+  void finish(int unit);
+  void signal(int unit, const Task& task);
+  void push(Unit& unit, SimulatedRank& r, const Task& task);
+  void arrive(SimulatedRank& peer, std::span<const PushedTiles::Arrival> arrivals, double visible);
+  void advance(Counter& counter, std::uint32_t amount, double visible);
+  void note(SimulatedRank& r, const Unit& unit, const Task& task);
+  std::size_t push_depth() const;
+  double push_held() const;
+  Roles roles(const SimulatedRank& r) const;
+
+  const MachineProfile& profile_;
+  const SimulationOptions& options_;
+  const Schedule schedule_;
+  const bool mirrored_;
+  const int workers_;
+  const double push_rate_;  // of the link, in bytes/s; 0: its own
+  double now_ = 0;
+  EventQueue events_;
+  Cores cores_;
+  Network network_;
+  std::deque<SimulatedRank> ranks_;
+  std::vector<Unit> units_;
+};
+
+/// Bytes per second of pushes whose rows have so many bytes in a tile; 0: the link's own.
+double push_rate(const LinkProfile& link, const Schedule& schedule, const Problem& problem) {
+  if (link.push.points.empty()) return 0;
+  const auto columns = static_cast<double>(min_of<std::int64_t>(schedule.tile_n, problem.hidden));
+  return link.push(wire_bytes(problem, Pass::kForward).pushed_element * columns);
+}
+
+Simulation::Simulation(std::span<const RoutingPlan> plans, Pass pass, const Schedule& schedule,
+                       const MachineProfile& profile, const SimulationOptions& options)
+    : profile_(profile),
+      options_(options),
+      schedule_(schedule),
+      mirrored_(static_cast<int>(plans.size()) < plans[0].num_ranks()),
+      workers_(simulated_workers(profile, schedule, plans[0].num_ranks())),
+      push_rate_(push_rate(profile.link, schedule, plans[0].problem())),
+      cores_(profile.cores),
+      network_(profile.link, options.topology, plans[0].num_ranks(), mirrored_) {
+  for (const RoutingPlan& plan : plans) {
+    ranks_.emplace_back(plan.data(), pass, schedule, profile, workers_, *options.graph)
+        .stats.workers = workers_;
+  }
+}
+
+SimulatedPass Simulation::run() {
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    SimulatedRank& r = ranks_[i];
+    const PassView& v = r.view();
+    const double enter = profile_.enter.fixed +
+                         profile_.enter.per_byte * static_cast<double>(v.tokens * token_bytes(v));
+    events_.at(enter, Step::kLaunch, static_cast<int>(i));
+    for (SimulatedRank& peer : ranks_) {
+      for (int source = 0; source < v.num_ranks; ++source) {
+        if (!mirrored_ && source != v.rank) continue;
+        Counter& published = peer.counters.at(CounterKind::kPublished, source);
+        published.seen = 1;
+        published.visible = enter + (source == peer.view().rank ? 0 : profile_.wake.flag_s);
+      }
+    }
+    // Nothing to push, so nothing to wait for.
+    if (r.pushes_left == 0) r.mirrored.seen = 1;
+  }
+  for (;;) {
+    const double computed = cores_.next();
+    const double scheduled = events_.next();
+    if (computed == kNever && scheduled == kNever) break;
+    now_ = std::min(computed, scheduled);
+    if (computed <= scheduled) {
+      finish(cores_.pop());
+    } else {
+      handle(events_.pop());
+    }
+  }
+  SimulatedPass result;
+  for (SimulatedRank& r : ranks_) {
+    ensure(r.launch == static_cast<int>(r.launches.size()), "the simulated pass of rank ",
+           r.view().rank, " stands still in launch ", r.launch, " of ", to_string(schedule_));
+    r.stats.elapsed_s = r.done;
+    result.seconds = std::max(result.seconds, r.done);
+    result.stats.push_back(r.stats);
+    result.timeline.push_back(std::move(r.timeline));
+  }
+  return result;
+}
+
+void Simulation::handle(const EventQueue::Event& event) {
+  switch (event.step) {
+    case Step::kLaunch:
+      return begin_launch(event.target);
+    case Step::kTake:
+      return take(event.target);
+    case Step::kWait:
+      return wait(event.target);
+    case Step::kPulled:
+      return compute(event.target);
+    case Step::kPushed:
+      return take(event.target);
+  }
+}
+
+Roles Simulation::roles(const SimulatedRank& r) const {
+  return launch_roles(r.view(), r.launches[static_cast<std::size_t>(r.launch)], workers_);
+}
+
+void Simulation::begin_launch(int rank) {
+  SimulatedRank& r = ranks_[static_cast<std::size_t>(rank)];
+  ++r.launch;
+  if (r.launch == static_cast<int>(r.launches.size())) {
+    r.done = now_;
+    return;
+  }
+  const int first = roles(r).dispatchers;
+  r.lanes_left.assign(static_cast<std::size_t>(workers_), 0);
+  for (int w = 0; w < workers_; ++w) {
+    const int lanes = w < first ? profile_.lanes : 1;
+    if (w < first) r.lanes_left[static_cast<std::size_t>(w)] = lanes;
+    for (int lane = 0; lane < lanes; ++lane) {
+      Unit& unit = units_.emplace_back();
+      unit.rank = rank;
+      unit.worker = w;
+      unit.in_comm = w < first;
+      ++r.active;
+      events_.at(now_, Step::kTake, static_cast<int>(units_.size()) - 1);
+    }
+  }
+}
+
+bool Simulation::draw(Unit& unit) {
+  SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
+  DrawnQueue& queue = (unit.in_comm ? r.comm : r.main)[static_cast<std::size_t>(r.launch)];
+  if (queue.empty()) return false;
+  unit.task = queue.draw(r.view());
+  return true;
+}
+
+void Simulation::take(int index) {
+  Unit& unit = units_[static_cast<std::size_t>(index)];
+  if (!draw(unit)) return retire(index);
+  unit.begun = now_;
+  unit.linked = 0;
+  wait(index);
+}
+
+void Simulation::retire(int index) {
+  Unit& unit = units_[static_cast<std::size_t>(index)];
+  if (unit.finished) return;
+  SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
+  if (unit.in_comm) {
+    if (--r.lanes_left[static_cast<std::size_t>(unit.worker)] == 0 && roles(r).join) {
+      unit.in_comm = false;
+      unit.last_pull = -1;
+      return take(index);
+    }
+  }
+  unit.finished = true;
+  if (--r.active == 0) events_.at(now_ + profile_.launch_s, Step::kLaunch, unit.rank);
+}
+
+/// When a unit that has waited since `begun` looks next, at or after `visible`.
+double Simulation::seen_at(const Unit& unit, double visible) const {
+  const WakeProfile& wake = profile_.wake;
+  if (wake.first_sleep_s == 0 || visible <= unit.begun) return std::max(visible, now_);
+  double look = unit.begun;
+  double sleep = wake.first_sleep_s;
+  for (; look < visible && sleep < wake.longest_sleep_s; sleep *= 2) {
+    look += sleep + wake.sleep_slack_s;
+  }
+  // The others are all as long.
+  const double longest = wake.longest_sleep_s + wake.sleep_slack_s;
+  if (look < visible) look += longest * std::ceil((visible - look) / longest);
+  return std::max(look, now_);
+}
+
+/// Nothing where the wait is over; else when it will be, or kNever where the unit was put in the
+/// counter's list of waiters.
+std::optional<double> Simulation::block(SimulatedRank& r, int index, const Wait& w) {
+  const bool of_peer = mirrored_ && w.kind == CounterKind::kArrived && w.peer != r.view().rank;
+  Counter& counter = of_peer ? r.mirrored : r.counters.at(w.kind, w.index);
+  const std::uint32_t expected = of_peer ? 1 : w.expected;
+  if (counter.seen >= expected) {
+    if (counter.visible <= now_) return std::nullopt;
+    return counter.visible;
+  }
+  Unit& unit = units_[static_cast<std::size_t>(index)];
+  unit.expected = expected;
+  unit.next_waiter = counter.first_waiter;
+  counter.first_waiter = index;
+  return kNever;
+}
+
+void Simulation::wait(int index) {
+  const Unit& unit = units_[static_cast<std::size_t>(index)];
+  SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
+  std::optional<double> blocked;
+  for_each_wait(r.view(), unit.task, [&](const Wait& w) {
+    if (!blocked) blocked = block(r, index, w);
+  });
+  if (!blocked) return start(index);
+  if (*blocked != kNever) events_.at(seen_at(unit, *blocked), Step::kWait, index);
+}
+
+void Simulation::start(int index) {
+  Unit& unit = units_[static_cast<std::size_t>(index)];
+  SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
+  const PassView& v = r.view();
+  const Task& task = unit.task;
+  unit.ready = now_;
+  if (v.stage(task.stage).side != StageSide::kPull) {
+    unit.last_pull = -1;
+    return compute(index);
+  }
+  // As Engine::wait_for_pulls: a worker asks for its next transfer while the last is under way.
+  const double asked = unit.last_pull < 0 ? now_ : unit.last_pull;
+  double done = asked;
+  for (std::int64_t i = task.m; i < task.m + task.n;) {
+    const int source = v.pulls[i].source;
+    std::int64_t bytes = 0;
+    for (; i < task.m + task.n && v.pulls[i].source == source; ++i) bytes += token_bytes(v);
+    const auto pulled = network_.transfer(v.rank, source, v.rank, static_cast<double>(bytes), asked,
+                                          profile_.link.pull_bytes_per_s);
+    done = std::max(done, pulled.done);
+  }
+  unit.last_pull = done;
+  unit.linked = woken(done) - now_;
+  ++r.pulling;
+  events_.at(woken(done), Step::kPulled, index);
+}
+
+/// When a worker that sleeps until `when` goes on.
+double Simulation::woken(double when) const {
+  return when > now_ ? when + profile_.wake.sleep_slack_s : now_;
+}
+
+void Simulation::compute(int index) {
+  Unit& unit = units_[static_cast<std::size_t>(index)];
+  SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
+  const Task& task = unit.task;
+  double work = r.costs.of(r.view(), task);
+  if (r.view().stage(task.stage).kind == StageKind::kProduct && r.pulling > 0)
+    work *= profile_.beside_link;
+  cores_.start(index, work, now_);
+}
+
+std::size_t Simulation::push_depth() const {
+  return static_cast<std::size_t>(profile_.push_depth >= 0 ? profile_.push_depth
+                                                           : schedule_.push_depth);
+}
+
+/// The share of a tile's pushes that keeps its worker from going on. On a GPU all columns but the
+/// last 128 leave through a pipeline slot, which the next tile's loads soon need back
+/// (cuda/device/combine.cuh).
+double Simulation::push_held() const {
+  constexpr int kOwnColumns = 128;  // that leave through buffers of their own
+  if (profile_.backend != Backend::kCuda || schedule_.tile_n <= kOwnColumns) return 0;
+  return 1 - static_cast<double>(kOwnColumns) / schedule_.tile_n;
+}
+
+void Simulation::finish(int index) {
+  Unit& unit = units_[static_cast<std::size_t>(index)];
+  SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
+  const Task& task = unit.task;
+  if (r.view().stage(task.stage).side == StageSide::kPull) --r.pulling;
+  unit.held = now_;
+  signal(index, task);
+  double free = unit.held;
+  while (!unit.pushes.empty() && unit.pushes.front() <= now_) unit.pushes.pop_front();
+  while (unit.pushes.size() > push_depth()) {
+    free = std::max(free, unit.pushes.front());
+    unit.pushes.pop_front();
+  }
+  free = woken(free);
+  unit.released = free;
+  note(r, unit, task);
+  if (free > now_) return events_.at(free, Step::kPushed, index);
+  take(index);
+}
+
+void Simulation::signal(int index, const Task& task) {
+  Unit& unit = units_[static_cast<std::size_t>(index)];
+  SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
+  if (r.view().stage(task.stage).side == StageSide::kPush) return push(unit, r, task);
+  for_each_signal(r.view(), task, [&](const Signal& s) {
+    advance(r.counters.at(s.kind, s.index), s.amount, now_);
+  });
+}
+
+/// Rows of this rank are visible at once, those of others when the link has carried what was pushed
+/// to them.
+void Simulation::push(Unit& unit, SimulatedRank& r, const Task& task) {
+  const int self = r.view().rank;
+  const bool last_column = r.pushed.finish(task.m);
+  const auto columns = static_cast<double>(r.pushed.columns(task.n));
+  const auto runs = r.pushed.runs(task.m);
+  if (last_column) {
+    for (const PushedTiles::Run& run : runs) {
+      if (run.rank == self) arrive(r, r.pushed.arrivals(run), now_);
+    }
+  }
+  double first = now_, last = now_;
+  bool remote = false;
+  for (PushedTiles::Run& run : runs) {
+    if (run.rank == self) continue;
+    const double bytes = r.view().wire.pushed_element * static_cast<double>(run.rows) * columns;
+    const auto [begun, done] = network_.transfer(self, self, run.rank, bytes, now_, push_rate_);
+    if (!remote) first = begun;
+    remote = true;
+    last = std::max(last, done);
+    run.visible = std::max(run.visible, done + profile_.wake.flag_s);
+    if (last_column && !mirrored_) {
+      SimulatedRank& peer = ranks_[static_cast<std::size_t>(run.rank)];
+      arrive(peer, r.pushed.arrivals(run), run.visible);
+    }
+  }
+  if (last > now_) {
+    unit.pushes.push_back(last);
+    const double share = push_held();
+    if (share > 0) unit.held = std::max(now_, first + share * (last - first));
+  }
+  if (!mirrored_) return;
+  r.mirrored.visible = std::max(r.mirrored.visible, last + profile_.wake.flag_s);
+  if (--r.pushes_left == 0) advance(r.mirrored, 1, r.mirrored.visible);
+}
+
+void Simulation::arrive(SimulatedRank& peer, std::span<const PushedTiles::Arrival> arrivals,
+                        double visible) {
+  for (const PushedTiles::Arrival& a : arrivals) {
+    advance(peer.counters.at(CounterKind::kArrived, a.index), a.elements, visible);
+  }
+}
+
+void Simulation::advance(Counter& counter, std::uint32_t amount, double visible) {
+  counter.seen += amount;
+  counter.visible = std::max(counter.visible, visible);
+  int* link = &counter.first_waiter;
+  while (*link >= 0) {
+    const int index = *link;
+    Unit& unit = units_[static_cast<std::size_t>(index)];
+    if (counter.seen < unit.expected) {
+      link = &unit.next_waiter;
+      continue;
+    }
+    *link = unit.next_waiter;
+    events_.at(seen_at(unit, counter.visible), Step::kWait, index);
+  }
+}
+
+void Simulation::note(SimulatedRank& r, const Unit& unit, const Task& task) {
+  const double pushed = unit.released - now_;  // the wait for earlier pushes that comes now
+  StageStats& stats = r.stats[task.stage];
+  ++stats.tasks;
+  stats.wait_s += unit.ready - unit.begun;
+  stats.link_s += unit.linked + pushed;
+  stats.busy_s += now_ - unit.ready - unit.linked;
+  if (!options_.record_timeline) return;
+  const auto ns = [](double seconds) { return static_cast<std::int64_t>(seconds * 1e9); };
+  const PassView& v = r.view();
+  r.timeline.push_back({.pass = v.pass,
+                        .stage = task.stage,
+                        .worker = unit.worker,
+                        .launch = r.launch,
+                        .expert = task.expert < 0 ? -1 : v.rank * v.num_local_experts + task.expert,
+                        .tile = task.tile,
+                        .begin_ns = ns(unit.begun),
+                        .ready_ns = ns(unit.ready),
+                        .link_ns = ns(unit.linked + pushed),
+                        .end_ns = ns(unit.released)});
+}
+
+}  // namespace
+
+int simulated_workers(const MachineProfile& profile, const Schedule& s, int ranks) {
+  if (profile.workers > 0) return s.workers > 0 ? s.workers : profile.workers;
+  return cpu_workers(s, profile.cores, ranks);
+}
+
+SimulatedPass simulate(std::span<const RoutingPlan> plans, Pass pass, const Schedule& schedule,
+                       const MachineProfile& profile, const SimulationOptions& options) {
+  return Simulation(plans, pass, schedule, profile, options).run();
+}
+
+}  // namespace uniep::tune

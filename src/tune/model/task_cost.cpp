@@ -1,0 +1,116 @@
+#include "tune/model/task_cost.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace uniep::tune {
+namespace {
+
+const GemmCost* find_cost(const MachineProfile& profile, Stage stage, int tile_n) {
+  const GemmCost* found = nullptr;
+  for (const GemmCost& cost : profile.gemms) {
+    if (cost.stage != stage) continue;
+    if (cost.tile_n == tile_n) return &cost;
+    if (cost.tile_n == 0) found = &cost;
+  }
+  return found;
+}
+
+/// What a byte costs with so many tasks at a time, as a share of `per_byte`.
+double share_of_rate(const MoveCost& cost, double tasks) {
+  return cost.crowd > 0 ? std::clamp(tasks / cost.crowd, cost.alone, 1.0) : 1.0;
+}
+
+double move_cost(const MoveCost& cost, const MoveSize& size, double tasks) {
+  return cost.fixed + cost.per_item * static_cast<double>(size.items) +
+         share_of_rate(cost, tasks) * cost.per_byte * static_cast<double>(size.bytes);
+}
+
+/// Tasks of a stage in the whole pass: if they are fewer than a crowd, all of them run at a time.
+double tasks_of(const PassView& v, const StageView& stage) {
+  switch (stage.grid) {
+    case TileGrid::kPulls:
+      return static_cast<double>(v.pull_begin[v.num_blocks()]) / v.schedule.pull_tokens;
+    case TileGrid::kRowTiles:
+      return static_cast<double>(v.tile_begin[v.num_blocks()]) * stage.column_tiles;
+    case TileGrid::kTokenBlocks:
+      return static_cast<double>(v.num_token_blocks());
+    case TileGrid::kWeightTiles:
+    case TileGrid::kNone:
+      break;
+  }
+  return 0;
+}
+
+}  // namespace
+
+MoveSize move_size(const PassView& v, const Task& task) {
+  const StageView& stage = v.stage(task.stage);
+  switch (stage.grid) {
+    case TileGrid::kPulls: {
+      std::int64_t rows = 0;
+      for (std::int64_t i = task.m; i < task.m + task.n; ++i) rows += v.pulls[i].num_rows;
+      return {task.n, rows * stage.unit_bytes};
+    }
+    case TileGrid::kRowTiles: {
+      const std::int64_t rows = v.tiles[task.m].rows;
+      const std::int64_t cols = column_tile(stage_grid(v, task.stage), task.n).count;
+      return {rows, rows * stage.unit_bytes * cols / stage.cols};
+    }
+    case TileGrid::kTokenBlocks: {
+      const std::int64_t first = task.m * v.schedule.token_block;
+      const std::int64_t tokens = min_of<std::int64_t>(v.schedule.token_block, v.tokens - first);
+      return {tokens, tokens * stage.unit_bytes};
+    }
+    case TileGrid::kWeightTiles:
+    case TileGrid::kNone:
+      break;
+  }
+  ensure(false, "stage ", static_cast<int>(task.stage), " moves nothing");
+  return {};
+}
+
+TaskCosts::TaskCosts(const MachineProfile& profile, const PassView& view, int workers)
+    : profile_(profile), traffic_(view, workers, profile.cache_bytes) {
+  for (int i = 0; i < kMaxStages; ++i) {
+    const auto stage = static_cast<Stage>(i);
+    if (view.stage(stage).kind != StageKind::kProduct) continue;
+    by_stage_[i] = find_cost(profile, stage, view.schedule.tile_n);
+    require(by_stage_[i] != nullptr, ErrorCode::kUnsupported, "profile ", profile.name,
+            " has no cost of stage ", name(stage), " with tile_n=", view.schedule.tile_n,
+            "; a profile that has one is accepted");
+  }
+}
+
+double TaskCosts::padded(std::int64_t real, std::int64_t whole) const {
+  return static_cast<double>(real) + profile_.padding * static_cast<double>(whole - real);
+}
+
+double TaskCosts::product(const PassView& v, const Task& task) const {
+  const GemmCost& cost = *by_stage_[static_cast<int>(task.stage)];
+  const ProductSize size = product_size(v, task);
+  const double m = padded(size.m, v.schedule.tile_m);
+  const double n = padded(size.n, v.schedule.tile_n);
+  const auto k = static_cast<double>(round_up<std::int64_t>(size.k, profile_.k_step));
+  const double multiplying = cost.fixed + cost.per_mnk * m * n * k + cost.per_mk * m * k +
+                             cost.per_nk * n * k + cost.per_mn * m * n;
+  // What a worker has of the memory's bandwidth while all use it, reduce shows.
+  const double moving = profile_.reduce.per_byte * traffic_.bytes(v, task, size);
+  return std::max({multiplying, moving, profile_.draw_s});
+}
+
+double TaskCosts::of(const PassView& v, const Task& task) const {
+  const StageView& stage = v.stage(task.stage);
+  switch (stage.kind) {
+    case StageKind::kMove:
+      return move_cost(profile_.dispatch, move_size(v, task), tasks_of(v, stage));
+    case StageKind::kSum:
+      return move_cost(profile_.reduce, move_size(v, task), tasks_of(v, stage));
+    case StageKind::kProduct:
+      return product(v, task);
+  }
+  return 0;
+}
+
+}  // namespace uniep::tune

@@ -1,0 +1,41 @@
+#pragma once
+
+#include "schedule/queue.h"
+#include "tune/model/machine_profile.h"
+#include "tune/model/product_size.h"
+#include "tune/model/tile_traffic.h"
+
+namespace uniep::tune {
+
+/// What the cost of a task that moves data or adds it up depends on: see MoveCost.
+struct MoveSize {
+  std::int64_t items = 0;
+  std::int64_t bytes = 0;
+};
+MoveSize move_size(const PassView& v, const Task& task);
+
+/// Seconds of one worker for each task of a pass under a schedule, without waits and transfers.
+class TaskCosts {
+ public:
+  /// Of `workers` that compute side by side.
+  TaskCosts(const MachineProfile& profile, const PassView& view, int workers);
+
+  double of(const PassView& v, const Task& task) const;
+
+ private:
+  /// As long as the multiplications take or, where that is longer, as memory takes: small batches
+  /// multiply less than the weights that they read take to come, and so does a walk that reads them
+  /// again and again.
+  double product(const PassView& v, const Task& task) const;
+  /// Rows or columns of a tile, those that it lacks at the price of padding.
+  double padded(std::int64_t real, std::int64_t whole) const;
+
+  const MachineProfile& profile_;
+  const TileTraffic traffic_;
+  const GemmCost* by_stage_[kMaxStages] = {};
+};
+
+/// Bytes of a token as ranks pull it.
+inline std::int64_t token_bytes(const PassView& v) { return v.wire.pulled_token; }
+
+}  // namespace uniep::tune

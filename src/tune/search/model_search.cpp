@@ -1,0 +1,144 @@
+#include "tune/search/model_search.h"
+
+#include <algorithm>
+#include <cmath>
+#include <unordered_map>
+
+#include "tune/model/parallel.h"
+
+namespace uniep::tune {
+namespace {
+
+/// Predictions that are closer than this share are one to a tuner.
+constexpr double kSame = 1e-4;
+
+int axes_that_differ(const Schedule& a, const Schedule& b) {
+  int count = 0;
+  for (std::size_t i = 0; i < axes().size(); ++i) {
+    count += axis_value(a, i) != axis_value(b, i) ? 1 : 0;
+  }
+  return count;
+}
+
+/// Remembers what was evaluated, and how much may still be.
+class Evaluations {
+ public:
+  Evaluations(const std::function<double(const Schedule&)>& evaluate, int limit)
+      : evaluate_(evaluate), left_(limit) {}
+
+  bool exhausted() const { return left_ <= 0; }
+
+  double operator()(const Schedule& schedule) {
+    ask({schedule});
+    return seconds_.at(to_string(schedule));
+  }
+
+  /// Evaluates those of the schedules that it does not know, side by side, as far as the limit
+  /// goes; how many of them it then knows, from the first one on.
+  std::size_t ask(const std::vector<Schedule>& schedules) {
+    std::vector<Ranked> asked;
+    std::size_t known = 0;
+    for (const Schedule& s : schedules) {
+      const bool is_new = seconds_.try_emplace(to_string(s), 0).second;
+      if (is_new && asked.size() == static_cast<std::size_t>(std::max(left_, 1))) {
+        seconds_.erase(to_string(s));
+        break;
+      }
+      if (is_new) asked.push_back({s, 0});
+      ++known;
+    }
+    for_each_in_parallel(asked.size(),
+                         [&](std::size_t i) { asked[i].seconds = evaluate_(asked[i].schedule); });
+    for (const Ranked& r : asked) seconds_[to_string(r.schedule)] = r.seconds;
+    ranked_.insert(ranked_.end(), asked.begin(), asked.end());
+    left_ -= static_cast<int>(asked.size());
+    return known;
+  }
+
+  /// Fastest first; among those that are the same, the one most like `base`.
+  std::vector<Ranked> ranked(const Schedule& base) const {
+    const auto rank = [&](const Ranked& r) {
+      return std::pair(std::floor(std::log(r.seconds) / kSame), axes_that_differ(r.schedule, base));
+    };
+    std::vector<Ranked> sorted = ranked_;
+    std::ranges::stable_sort(sorted, {}, rank);
+    return sorted;
+  }
+
+ private:
+  const std::function<double(const Schedule&)>& evaluate_;
+  int left_;
+  std::unordered_map<std::string, double> seconds_;
+  std::vector<Ranked> ranked_;
+};
+
+/// From one point to the best of its neighbours, as long as that is better.
+void climb(const Space& space, Ranked at, Evaluations& evaluate) {
+  for (;;) {
+    if (evaluate.exhausted()) return;
+    Ranked best = at;
+    std::vector<Schedule> neighbours = space.neighbours(at.schedule);
+    neighbours.resize(evaluate.ask(neighbours));
+    for (const Schedule& s : neighbours) {
+      const double seconds = evaluate(s);
+      if (seconds < best.seconds * (1 - kSame)) best = {s, seconds};
+    }
+    if (best.schedule == at.schedule) return;
+    at = best;
+  }
+}
+
+/// Puts axis after axis back to the value that `base` has, as long as the model sees no loss: what
+/// it has no opinion of is left alone.
+void simplify(const Space& space, const Schedule& base, Ranked at, Evaluations& evaluate) {
+  const double limit = at.seconds * (1 + kSame);
+  for (std::size_t i = 0; i < axes().size(); ++i) {
+    if (evaluate.exhausted()) return;
+    Schedule s = at.schedule;
+    axes()[i].set(s, axis_value(base, i));
+    s = space.canonical(s);
+    if (s != at.schedule && space.allows(s) && evaluate(s) <= limit) at.schedule = s;
+  }
+}
+
+}  // namespace
+
+std::vector<Ranked> search_model(const Space& space, const std::vector<Schedule>& seeds,
+                                 const std::function<double(const Schedule&)>& evaluate,
+                                 const ModelSearchOptions& options) {
+  Evaluations evaluations(evaluate, options.evaluations);
+  std::vector<Schedule> first;
+  for (const Schedule& seed : seeds) first.push_back(space.canonical(seed));
+  Space::Rng rng(options.seed);
+  for (int i = 0; i < options.samples; ++i) first.push_back(space.sample(rng));
+  evaluations.ask(first);
+  const Schedule base = seeds.empty() ? Schedule{} : space.canonical(seeds.front());
+  const std::vector<Ranked> starts = evaluations.ranked(base);
+  for (std::size_t i = 0; i < starts.size() && i < static_cast<std::size_t>(options.climbs); ++i) {
+    climb(space, starts[i], evaluations);
+  }
+  if (seeds.empty()) return evaluations.ranked(base);
+  const std::vector<Ranked> found = evaluations.ranked(base);
+  for (std::size_t i = 0; i < found.size() && i < static_cast<std::size_t>(options.simplified);
+       ++i) {
+    simplify(space, base, found[i], evaluations);
+  }
+  return evaluations.ranked(base);
+}
+
+std::vector<Ranked> distinct(const std::vector<Ranked>& ranked, std::size_t count) {
+  constexpr int kAlike = 3;
+  constexpr double kClose = 0.01;
+  std::vector<Ranked> chosen;
+  for (const Ranked& r : ranked) {
+    if (chosen.size() == count) break;
+    const bool twin = std::ranges::any_of(chosen, [&](const Ranked& c) {
+      return std::abs(c.seconds - r.seconds) <= kClose * c.seconds &&
+             axes_that_differ(c.schedule, r.schedule) <= kAlike;
+    });
+    if (!twin) chosen.push_back(r);
+  }
+  return chosen;
+}
+
+}  // namespace uniep::tune

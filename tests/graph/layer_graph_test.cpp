@@ -1,0 +1,108 @@
+// The graph of the layer is consistent: rows stand where their names say, what a stage reads has
+// been written, and it waits for whoever wrote it.
+#include "graph/layer_graph.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+
+namespace uniep::testing {
+namespace {
+
+std::vector<StageRow> stages_of(const Graph& graph, Pass pass) {
+  std::vector<StageRow> rows;
+  graph.for_each_stage(pass, [&](const StageRow& row) { rows.push_back(row); });
+  return rows;
+}
+
+/// Whether the stage at `reader` begins a task behind those of `writer` that it needs: it waits for
+/// a counter that the writer signals, or for a stage that does.
+bool follows(const std::vector<StageRow>& stages, std::size_t reader, std::size_t writer) {
+  if ((stages[reader].waits & stages[writer].signals) != 0) return true;
+  for (std::size_t between = writer + 1; between < stages.size(); ++between) {
+    const bool waits_for = (stages[reader].waits & stages[between].signals) != 0;
+    if (between != reader && waits_for && follows(stages, between, writer)) return true;
+  }
+  return false;
+}
+
+/// What is wrong with a graph, a sentence each.
+std::vector<std::string> faults_of(const Graph& graph) {
+  std::vector<std::string> faults;
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    const std::vector<StageRow> stages = stages_of(graph, pass);
+    for (std::size_t reader = 0; reader < stages.size(); ++reader) {
+      for (const Tensor tensor : stages[reader].reads) {
+        bool written = false;
+        for (std::size_t writer = 0; writer < reader; ++writer) {
+          if (!stages[writer].writes.contains(tensor)) continue;
+          written = true;
+          if (follows(stages, reader, writer)) continue;
+          faults.push_back(cat(stages[reader].name, " does not wait for ", stages[writer].name,
+                               ", which writes ", graph[tensor].name));
+        }
+        const TensorRow& row = graph[tensor];
+        const bool kept = pass == Pass::kBackward && row.lifetime == Lifetime::kSaved;
+        if (written || kept || row.region == Region::kCallers) continue;
+        faults.push_back(cat(stages[reader].name, " reads ", row.name, ", which nobody wrote"));
+      }
+    }
+  }
+  return faults;
+}
+
+TEST(LayerGraph, RowsStandWhereTheirNamesSay) {
+  std::set<std::string> names;
+  for (int i = 0; i < kLayerGraph.num_tensors; ++i) {
+    EXPECT_EQ(static_cast<int>(kLayerGraph.tensors[i].tensor), i);
+    EXPECT_TRUE(names.insert(kLayerGraph.tensors[i].name).second) << kLayerGraph.tensors[i].name;
+  }
+  for (int i = 0; i < kLayerGraph.num_counters; ++i) {
+    EXPECT_EQ(static_cast<int>(kLayerGraph.counters[i].kind), i);
+  }
+  for (int i = 0; i < kLayerGraph.num_stages; ++i) {
+    const StageRow& row = kLayerGraph.stages[i];
+    EXPECT_STREQ(row.name, name(row.stage));
+    EXPECT_EQ(kLayerGraph.find(row.pass, row.stage), &row) << "one row a pass";
+  }
+}
+
+TEST(LayerGraph, WhatAStageReadsWasWrittenAndIsWaitedFor) {
+  EXPECT_EQ(faults_of(kLayerGraph), std::vector<std::string>{});
+}
+
+TEST(LayerGraph, AWaitThatIsMissingIsFound) {
+  for (int i = 0; i < kLayerGraph.num_stages; ++i) {
+    if (kLayerGraph.stages[i].waits == 0) continue;
+    Graph broken = kLayerGraph;
+    broken.stages[i].waits = 0;
+    EXPECT_FALSE(faults_of(broken).empty()) << broken.stages[i].name;
+  }
+}
+
+TEST(LayerGraph, EveryCounterIsSignalledBeforeItIsWaitedFor) {
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    CounterSet signalled = 0;
+    for (const StageRow& row : stages_of(kLayerGraph, pass)) {
+      EXPECT_EQ(row.waits & ~signalled, 0) << row.name;
+      signalled = static_cast<CounterSet>(signalled | row.signals);
+    }
+  }
+}
+
+TEST(LayerGraph, OnlyWhatStagesOfATileGridCutHasColumns) {
+  for (int i = 0; i < kLayerGraph.num_stages; ++i) {
+    const StageRow& row = kLayerGraph.stages[i];
+    const bool of_weights = row.grid == TileGrid::kWeightTiles;
+    EXPECT_EQ(row.rows != Extent::kOne, of_weights) << row.name;
+    EXPECT_EQ(row.kind == StageKind::kProduct, row.reduction != Extent::kOne) << row.name;
+    EXPECT_EQ(row.place == StagePlace::kEnter, row.grid == TileGrid::kNone) << row.name;
+  }
+}
+
+}  // namespace
+}  // namespace uniep::testing

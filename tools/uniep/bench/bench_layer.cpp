@@ -1,0 +1,147 @@
+#include "bench/bench_layer.h"
+
+namespace uniep::tool {
+
+std::vector<ResultTensor> tensors_of(Pass pass) {
+  using enum ResultTensor;
+  return pass == Pass::kForward ? std::vector{kOut} : std::vector{kDx, kDprobs, kDw1, kDw2};
+}
+
+int width_of(ResultTensor tensor) {
+  return tensor == ResultTensor::kDprobs ? sizeof(float) : sizeof(bf16);
+}
+
+BenchResults::BenchResults(const BenchCase& bench, int rank, bool backward, BenchDevice& device) {
+  const workload::ShapeSpec& s = bench.spec;
+  const std::int64_t tokens = bench.tokens(rank);
+  const std::int64_t weights = bench.local_experts() * s.hidden * s.intermediate;
+  out = BenchTensor<bf16>(device, tokens * s.hidden);
+  if (!backward) return;
+  dx = BenchTensor<bf16>(device, tokens * s.hidden);
+  dprobs = BenchTensor<float>(device, tokens * s.topk);
+  dw1 = BenchTensor<bf16>(device, 2 * weights);
+  dw2 = BenchTensor<bf16>(device, weights);
+}
+
+std::span<std::byte> BenchResults::bytes(ResultTensor tensor) const {
+  switch (tensor) {
+    case ResultTensor::kOut:
+      return out.bytes();
+    case ResultTensor::kDx:
+      return dx.bytes();
+    case ResultTensor::kDprobs:
+      return dprobs.bytes();
+    case ResultTensor::kDw1:
+      return dw1.bytes();
+    default:
+      return dw2.bytes();
+  }
+}
+
+BenchLayer::BenchLayer(const BenchCase& bench, bool backward, const Communicator& member,
+                       BenchDevice& device, bool record_timeline)
+    : bench_(bench),
+      device_(device),
+      rank_(member.rank()),
+      backward_(backward),
+      // Each pass is given its schedule: nothing is to be looked up.
+      layer_(bench.problem, member,
+             {.record_timeline = record_timeline, .schedule = default_schedule(member.backend())}),
+      results_(bench, member.rank(), backward, device) {
+  make_inputs();
+  plan_ = layer_.plan(ids_.span());
+}
+
+BenchTensor<bf16> BenchLayer::input(workload::Tensor tensor, std::int64_t first,
+                                    std::int64_t count) {
+  BenchTensor<bf16> part(device_, count);
+  if (bench_.layer) {
+    device_.upload(part.bytes(), tensor_of(*bench_.layer, tensor).data() + first);
+  } else {
+    device_.fill(part.span(), workload::numbers_of(tensor, bench_.spec, bench_.seed),
+                 static_cast<std::uint64_t>(first));
+  }
+  return part;
+}
+
+void BenchLayer::make_inputs() {
+  using workload::Tensor;
+  const workload::ShapeSpec& s = bench_.spec;
+  const std::int64_t first = bench_.first_token(rank_), tokens = bench_.tokens(rank_);
+  const std::int64_t weights = bench_.local_experts() * s.hidden * s.intermediate;
+  x_ = input(Tensor::kX, first * s.hidden, tokens * s.hidden);
+  w1_ = input(Tensor::kW1, rank_ * 2 * weights, 2 * weights);
+  w2_ = input(Tensor::kW2, rank_ * weights, weights);
+  if (backward_) dy_ = input(Tensor::kDy, first * s.hidden, tokens * s.hidden);
+
+  ids_ = BenchTensor<std::int32_t>(device_, tokens * s.topk);
+  probs_ = BenchTensor<float>(device_, tokens * s.topk);
+  device_.upload(ids_.bytes(), bench_.routing.topk_ids.data() + first * s.topk);
+  device_.upload(probs_.bytes(), bench_.routing.topk_probs.data() + first * s.topk);
+}
+
+void BenchLayer::forward(const Schedule& schedule, const BenchResults& results) {
+  saved_ = layer_.forward(*plan_,
+                          {.x = x_.span(),
+                           .topk_probs = probs_.span(),
+                           .w1 = w1_.span(),
+                           .w2 = w2_.span(),
+                           .out = results.out.span()},
+                          schedule);
+}
+
+void BenchLayer::backward(const Schedule& schedule, const BenchResults& results) {
+  layer_.backward(saved_,
+                  {dy_.span(), w1_.span(), w2_.span(), results.dx.span(), results.dprobs.span(),
+                   results.dw1.span(), results.dw2.span()},
+                  schedule);
+}
+
+void BenchLayer::keep_baseline(const Schedule& schedule) {
+  if (baseline_schedule_ == schedule) return;
+  if (!baseline_) baseline_.emplace(bench_, rank_, backward_, device_);
+  baseline_schedule_ = schedule;
+  forward(schedule, *baseline_);
+  if (backward_) backward(schedule, *baseline_);
+  layer_.synchronize();
+}
+
+void BenchLayer::start(Pass pass, const Schedule& schedule) {
+  if (pass == Pass::kForward) {
+    forward(schedule, results_);
+  } else {
+    backward(schedule, results_);
+  }
+}
+
+PassStats BenchLayer::run(Pass pass, const Schedule& schedule) {
+  for (const ResultTensor tensor : tensors_of(pass)) device_.poison(results_.bytes(tensor));
+  // On a GPU the pass that is measured follows another one that is not. Every pass ends with
+  // waiting for all ranks, so the first takes up what the ranks' hosts are apart, and the second
+  // is in the stream before it begins: it is timed as within a step of training, without start
+  // skew and without the host. A barrier of the hosts would leave them tens of microseconds
+  // apart, which early ranks would be charged for. On the CPU calls begin together of themselves.
+  if (device_.runs_ahead()) start(pass, schedule);
+  start(pass, schedule);
+  layer_.synchronize();
+  return layer_.last_pass();
+}
+
+std::int64_t BenchLayer::count_differing(Pass pass) {
+  std::int64_t differing = 0;
+  for (const ResultTensor tensor : tensors_of(pass)) {
+    differing +=
+        device_.count_differing(results_.bytes(tensor), baseline_->bytes(tensor), width_of(tensor));
+  }
+  return differing;
+}
+
+std::int64_t BenchLayer::count_elements(Pass pass) const {
+  std::int64_t elements = 0;
+  for (const ResultTensor tensor : tensors_of(pass)) {
+    elements += static_cast<std::int64_t>(results_.bytes(tensor).size()) / width_of(tensor);
+  }
+  return elements;
+}
+
+}  // namespace uniep::tool

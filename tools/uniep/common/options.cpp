@@ -1,0 +1,134 @@
+#include "common/options.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/memory_info.h"
+#include "base/nearest.h"
+#include "base/rank_limits.h"
+#include "common/machine.h"
+#include "common/table.h"
+
+namespace uniep::tool {
+namespace {
+
+/// What the name of a validator of choices begins with.
+constexpr const char* kChoices = "one of ";
+
+}  // namespace
+
+std::string described(std::string_view text) {
+  constexpr std::size_t kWidth = 66;
+  std::string description;
+  for (const std::string& line : folded(text, kWidth)) {
+    description += description.empty() ? line : '\n' + line;
+  }
+  return description;
+}
+
+CLI::Validator not_empty(const char* type) {
+  return {[type](const std::string& text) -> std::string {
+            return text.empty() ? cat("the value is empty; ", type, " is accepted") : "";
+          },
+          ""};
+}
+
+CLI::Validator one_of(std::vector<std::string> names) {
+  std::string list;
+  std::string bars;
+  for (const std::string& name : names) {
+    list += (list.empty() ? "" : ", ") + name;
+    bars += (bars.empty() ? kChoices : "|") + name;
+  }
+  const auto check = [names = std::move(names), list](const std::string& text) -> std::string {
+    if (std::ranges::count(names, text) > 0) return "";
+    const std::string near = nearest(text, names);
+    return cat(in_quotes(text), " is not one of ", list,
+               near.empty() ? "" : cat("; ", near, " is the nearest"));
+  };
+  return CLI::Validator(check, "").name(bars);
+}
+
+std::vector<std::string> choices_of(CLI::Option& option) {
+  try {
+    for (int i = 0;; ++i) {
+      const std::string name = option.get_validator(i)->get_name();
+      if (!name.starts_with(kChoices)) continue;
+      return CLI::detail::split(name.substr(std::string_view(kChoices).size()), '|');
+    }
+  } catch (const CLI::OptionNotFound&) {  // behind the last one
+    return {};
+  }
+}
+
+CLI::Validator a_number_of_ranks() { return range(1, kMaxGroupRanks); }
+
+std::string ranks_accepted() { return cat("1 to ", kMaxGroupRanks); }
+
+CLI::Validator a_seed() { return range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()); }
+
+CLI::Validator a_skew() { return range(0.0, 100.0); }
+
+CLI::Option* add_seed(OptionGroup& group, std::uint64_t& seed) {
+  return group.add("--seed", seed, "S", "Seed of a made-up layer (default 0)")->check(a_seed());
+}
+
+CLI::Option* add_skew(OptionGroup& group, double& skew) {
+  return group
+      .add("--skew", skew, "Z",
+           "How unevenly a made-up layer loads its experts, 0 to 100: 0 (default) evenly, 1 like "
+           "Zipf's law")
+      ->check(a_skew());
+}
+
+void add_pass(OptionGroup& group, std::string& pass) {
+  group
+      .add(
+          "--pass", pass, "DIRECTION",
+          "What to measure: forward, backward (its forward pass runs unmeasured) or both (default)")
+      ->check(one_of({"forward", "backward", "both"}));
+}
+
+void add_backend(OptionGroup& group, std::string& backend) {
+  group
+      .add("--backend", backend, "NAME",
+           "auto (default: cpu), cpu, or cuda: a process for each GPU, started here or, with RANK, "
+           "WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set, by torchrun and the like")
+      ->check(one_of({"auto", "cpu", "cuda"}));
+}
+
+void add_json(OptionGroup& group, std::string& path) {
+  group.add("--json", path, "FILE.json", "Write the figures; docs/results.md describes the file");
+}
+
+std::string shapes_and_keys() {
+  std::string names;
+  for (const std::string& name : workload::shape_names())
+    names += (names.empty() ? "" : ", ") + name;
+  return names + ". Keys: tokens (per rank), hidden, intermediate, experts, topk";
+}
+
+Backend backend_choice(const std::string& text) {
+  return text == name(Backend::kCuda) ? Backend::kCuda : Backend::kCpu;
+}
+
+std::optional<Schedule> schedule_choice(const std::string& text, Backend backend) {
+  if (text == kAutoSchedule) return std::nullopt;
+  return parse_schedule(text, default_schedule(backend));
+}
+
+PassChoice pass_choice(const std::string& text) {
+  if (text == "forward") return PassChoice::kForward;
+  return text == "backward" ? PassChoice::kBackward : PassChoice::kBoth;
+}
+
+void require_memory(const workload::ShapeSpec& spec, int ranks, int copies) {
+  const double needed = copies * static_cast<double>(workload::layer_bytes(spec, ranks));
+  const double available = available_memory();
+  require(available == 0 || needed <= available, ErrorCode::kCapacity, "--shape ",
+          workload::to_string(spec), " at ", counted(ranks, "rank", "ranks"), " needs at least ",
+          bytes_text(needed), " of memory, and ", bytes_text(available),
+          " are free; a smaller shape, or fewer tokens or experts (key=value) are accepted");
+}
+
+}  // namespace uniep::tool

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <type_traits>
+#include <vector>
+
+#include "base/check.h"
+#include "base/env.h"
+#include "base/quotes.h"
+#include "run/step.h"
+#include "workload/synthetic.h"
+
+// What the options of several subcommands share.
+
+namespace uniep::tool {
+
+/// CLI11 prints a description as it is, with its lines one below the other.
+std::string described(std::string_view text);
+
+/// An empty value, as of a shell variable that is unset, would pass for an option that is not
+/// there.
+CLI::Validator not_empty(const char* type);
+
+/// Adds the options of one group of the help text.
+class OptionGroup {
+ public:
+  OptionGroup(CLI::App& sub, std::string name) : sub_(sub), name_(std::move(name)) {}
+
+  template <class T>
+  CLI::Option* add(const char* option, T& value, const char* type, std::string_view meaning) {
+    return sub_.add_option(option, value, described(meaning))
+        ->type_name(type)
+        ->group(name_)
+        ->check(not_empty(type));
+  }
+
+ private:
+  CLI::App& sub_;
+  std::string name_;
+};
+
+// The descriptions name ranges and defaults in words; CLI11's own notes of them read badly. Its
+// conversions also make the largest number of one that is larger, and take other bases.
+template <class T>
+CLI::Validator range(T low, T high) {
+  const auto check = [low, high](const std::string& text) -> std::string {
+    T value{};
+    const char* end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data(), end, value);
+    const bool ok = error == std::errc() && rest == end && value >= low && value <= high;
+    const char* kind = std::is_integral_v<T> ? "an integer" : "a number";
+    return ok ? "" : cat(in_quotes(text), " is not ", kind, " from ", low, " to ", high);
+  };
+  return {check, ""};
+}
+/// Its validator bears the names, by which `choices_of` finds them.
+CLI::Validator one_of(std::vector<std::string> names);
+/// What `one_of` accepts for an option; empty where any text may be right.
+std::vector<std::string> choices_of(CLI::Option& option);
+/// Of a group: what `--ranks` accepts, and the same in words, "1 to 64".
+CLI::Validator a_number_of_ranks();
+std::string ranks_accepted();
+CLI::Validator a_seed();
+CLI::Validator a_skew();
+
+// Options that mean the same wherever they are.
+CLI::Option* add_seed(OptionGroup& group, std::uint64_t& seed);
+CLI::Option* add_skew(OptionGroup& group, double& skew);
+void add_pass(OptionGroup& group, std::string& pass);
+void add_backend(OptionGroup& group, std::string& backend);
+void add_json(OptionGroup& group, std::string& path);
+
+/// "deepseek-v3, ..., custom. Keys: tokens (per rank), ..."
+std::string shapes_and_keys();
+
+/// What --backend asks for.
+Backend backend_choice(const std::string& text);
+
+/// The word that stands for looking a schedule up.
+inline constexpr const char* kAutoSchedule = "auto";
+
+/// What --schedule asks for; nothing: auto. What the text leaves alone is the backend's default.
+std::optional<Schedule> schedule_choice(const std::string& text, Backend backend);
+
+/// Of "forward", "backward" or "both".
+PassChoice pass_choice(const std::string& text);
+
+/// Throws Error(kCapacity) where so many copies of a made-up layer exceed the free memory: better
+/// refused than killed half way.
+void require_memory(const workload::ShapeSpec& spec, int ranks, int copies);
+
+}  // namespace uniep::tool

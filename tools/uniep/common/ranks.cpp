@@ -1,0 +1,117 @@
+#include "common/ranks.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "common/machine.h"
+#ifdef UNIEP_HAS_CUDA
+#include "base/cuda/driver.h"
+#include "base/env.h"
+#include "common/launcher.h"
+#include "group/cuda/cuda_communicator.h"
+#include "group/process_environment.h"
+#endif
+
+namespace uniep::tool {
+namespace {
+
+void refuse_times(const std::string& command, const std::string& sharing) {
+  require(sharing.empty(), ErrorCode::kUnsupported, command, " measures, and here are ", sharing,
+          "; one GPU for each rank is accepted");
+}
+
+#ifdef UNIEP_HAS_CUDA
+int gpus_of(const Communicator& member) {
+  return dynamic_cast<cuda::CudaCommunicator&>(*member.impl()).gpus();
+}
+
+int with_cuda_ranks(int count, const Invocation& invocation, const std::function<void(int)>& refuse,
+                    const std::function<int(const Ranks&)>& body) {
+  if (!process_environment()) {
+    const int ranks = count > 0 ? count : std::max(1, cuda::device_count());
+    refuse(ranks);
+    require_gpus(ranks);
+    return launch_ranks(ranks, invocation.arguments);
+  }
+  const Communicator member = Communicator::cuda_from_environment();
+  const std::string sharing = sharing_of(member);
+  const auto device = cuda_bench_device();
+  return body({.count = member.size(),
+               .speaks = member.rank() == 0,
+               .backend = Backend::kCuda,
+               .machine = cat(gpus_text(member), ", ", to_string(this_machine())),
+               .sharing = sharing,
+               .no_floor = sharing.empty() ? device->no_gemms_reason() : sharing,
+               .run = [&](const auto& of_rank) {
+                 Communicator own = member;
+                 of_rank(own, *device);
+               }});
+}
+#endif
+
+}  // namespace
+
+std::string sharing_text(int ranks, int gpus) {
+  if (gpus >= ranks) return "";
+  return cat(ranks, " ranks on ", gpus, gpus == 1 ? " GPU" : " GPUs",
+             " (UNIEP_SHARE_DEVICE): times mean nothing");
+}
+
+#ifdef UNIEP_HAS_CUDA
+void require_gpus(int ranks) {
+  const int devices = cuda::device_count();
+  // Ranks that share have the first ones in turn.
+  const int used = env_share_device() && devices > 0 ? std::min(ranks, devices) : ranks;
+  for (int device = 0; device < used; ++device) cuda::require_device(device);
+}
+
+std::string sharing_of(const Communicator& member) {
+  return sharing_text(member.size(), gpus_of(member));
+}
+
+std::string gpus_text(const Communicator& member) {
+  const int gpus = gpus_of(member);
+  return cat(gpus < member.size() ? cat(member.size(), " ranks that share ") : "", gpus, " x ",
+             cuda::device_text(0));
+}
+#endif
+
+void refuse_sharing(const std::string& command, Backend backend, int ranks) {
+#ifdef UNIEP_HAS_CUDA
+  // Without the variable, too few GPUs are refused for what they are.
+  const int devices = cuda::device_count();
+  if (backend == Backend::kCuda && env_share_device() && devices > 0) {
+    refuse_times(command, sharing_text(ranks, devices));
+  }
+#endif
+  (void)command, (void)backend, (void)ranks;
+}
+
+void refuse_sharing(const std::string& command, const Ranks& ranks) {
+  refuse_times(command, ranks.sharing);
+}
+
+int with_ranks(Backend backend, int count, const Invocation& invocation,
+               const std::function<void(int)>& refuse,
+               const std::function<int(const Ranks&)>& body) {
+#ifdef UNIEP_HAS_CUDA
+  if (backend == Backend::kCuda) return with_cuda_ranks(count, invocation, refuse, body);
+#endif
+  require(backend == Backend::kCpu, ErrorCode::kUnsupported,
+          "this build has no CUDA backend; --backend cpu is accepted");
+  (void)invocation;
+  const int ranks = count > 0 ? count : kDefaultCpuRanks;
+  refuse(ranks);
+  const auto device = cpu_bench_device();
+  return body({.count = ranks,
+               .speaks = true,
+               .backend = Backend::kCpu,
+               .machine = to_string(this_machine()),
+               .no_floor = device->no_gemms_reason(),
+               .run = [&](const auto& of_rank) {
+                 run_ranks(Communicator::cpu_group(ranks),
+                           [&](Communicator& member) { of_rank(member, *device); });
+               }});
+}
+
+}  // namespace uniep::tool

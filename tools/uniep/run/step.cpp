@@ -1,0 +1,379 @@
+#include "run/step.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "common/interrupt.h"
+#include "common/meeting.h"
+#include "common/progress.h"
+#include "group/communicator_impl.h"
+#include "group/gatherer.h"
+#include "layer/arguments.h"
+
+namespace uniep::tool {
+namespace {
+
+using workload::Split;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// One direction on one rank, a step an element.
+struct PassLog {
+  std::vector<double> seconds;  ///< the whole call, with the ranks' agreement on its arguments
+  std::vector<PassStats> stats;
+};
+
+/// What one rank measured.
+struct RankLog {
+  std::vector<double> plan_seconds;
+  PassLog forward;
+  PassLog backward;
+  std::vector<TimelineEvent> timeline;
+  std::vector<std::int64_t> rows_per_expert;
+  Traffic traffic;
+  std::string mismatch;  ///< what two steps did not agree on; empty: nothing
+  bool interrupted = false;
+};
+
+template <class T>
+bool same_bits(std::span<T> a, std::span<T> b) {
+  return a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
+bool same_bits(const WeightGrad& a, const WeightGrad& b) {
+  if (const auto* bf16s = std::get_if<std::span<bf16>>(&a)) {
+    return same_bits(*bf16s, std::get<std::span<bf16>>(b));
+  }
+  return same_bits(std::get<std::span<float>>(a), std::get<std::span<float>>(b));
+}
+
+LayerOptions layer_options(const StepOptions& options) {
+  LayerOptions layer;
+  layer.record_timeline = options.record_timeline;
+  layer.schedule = options.schedule;  // each call is given its own: nothing is to be looked up
+  return layer;
+}
+
+/// One rank's part of all steps.
+class RankRun {
+ public:
+  RankRun(const Split& split, const StepOptions& options, const Communicator& communicator,
+          const Meeting& meeting, RankLog& log)
+      : split_(split),
+        options_(options),
+        rank_(communicator.rank()),
+        layer_(layer_problem(split, options), communicator, layer_options(options)),
+        meeting_(meeting),
+        log_(log) {}
+
+  /// `measured` is false for the warm-up.
+  void step(LayerResult& result, bool measured) {
+    meeting_.all_here();
+    const auto start = Clock::now();
+    const RoutingPlan plan = layer_.plan(split_.topk_ids(rank_));
+    if (measured) log_.plan_seconds.push_back(seconds_since(start));
+    note_routing(plan);
+
+    const ForwardArgs forward = split_.forward_args(rank_, result);
+    Saved saved;
+    const auto run_forward = [&] {
+      saved = layer_.forward(plan, forward, schedule_of(options_, Pass::kForward));
+      return layer_.last_pass();
+    };
+    measure(run_forward, measured ? &log_.forward : nullptr);
+    if (options_.passes == PassChoice::kForward) return;
+
+    workload::clear_main_grad(split_, rank_, result);
+    const BackwardArgs backward = split_.backward_args(rank_, result);
+    if (!measures(options_.passes, Pass::kForward)) drop_timeline();
+    const auto backward_pass = [&] { return run_backward(layer_, saved, backward, options_); };
+    measure(backward_pass, measured ? &log_.backward : nullptr);
+  }
+
+  /// Overwrites this rank's part with NaNs, so that what a step forgets to write shows.
+  void forget(LayerResult& result) const {
+    constexpr bf16 kNan{0x7fff};
+    std::ranges::fill(split_.forward_args(rank_, result).out, kNan);
+    if (options_.passes == PassChoice::kForward) return;
+    const BackwardArgs args = split_.backward_args(rank_, result);
+    std::ranges::fill(args.dx, kNan);
+    std::ranges::fill(args.dprobs, std::numeric_limits<float>::quiet_NaN());
+    for (const WeightGrad& grad : {args.dw1, args.dw2}) {
+      // Main gradients are added to: each step clears them.
+      if (const auto* bf16s = std::get_if<std::span<bf16>>(&grad)) std::ranges::fill(*bf16s, kNan);
+    }
+  }
+
+  /// Only takes down what differs: a rank that threw here would leave the others waiting.
+  void compare(LayerResult& first, LayerResult& again, int step) {
+    const auto expect = [&](bool same, const char* tensor) {
+      if (same || !log_.mismatch.empty()) return;
+      log_.mismatch =
+          cat("step ", step, " gave other bits than the first one in ", tensor, " on rank ", rank_);
+    };
+    expect(same_bits(split_.forward_args(rank_, first).out, split_.forward_args(rank_, again).out),
+           "out");
+    if (options_.passes == PassChoice::kForward) return;
+    const BackwardArgs a = split_.backward_args(rank_, first);
+    const BackwardArgs b = split_.backward_args(rank_, again);
+    expect(same_bits(a.dx, b.dx), "dx");
+    expect(same_bits(a.dprobs, b.dprobs), "dprobs");
+    expect(same_bits(a.dw1, b.dw1), "dw1");
+    expect(same_bits(a.dw2, b.dw2), "dw2");
+  }
+
+  bool is_interrupted() { return log_.interrupted = meeting_.ask_leader(Interrupt::requested()); }
+
+  void keep_timeline() { log_.timeline = layer_.take_timeline(); }
+  void drop_timeline() { layer_.take_timeline(); }
+
+ private:
+  /// Ranks begin together, so that none is charged for another's preparations.
+  template <class Call>
+  void measure(const Call& pass, PassLog* log) {
+    meeting_.all_here();
+    const auto start = Clock::now();
+    const PassStats stats = pass();
+    if (log == nullptr) return;
+    log->seconds.push_back(seconds_since(start));
+    log->stats.push_back(stats);
+  }
+
+  void note_routing(const RoutingPlan& plan) {
+    const auto rows = plan.tokens_per_expert();
+    log_.rows_per_expert.assign(rows.begin(), rows.end());
+    log_.traffic = plan.traffic();
+  }
+
+  const Split& split_;
+  const StepOptions& options_;
+  int rank_;
+  Layer layer_;
+  const Meeting& meeting_;
+  RankLog& log_;
+};
+
+/// All steps of a rank, as far as it is not interrupted: what the first computed goes to `result`,
+/// the others' to `again`.
+void run_rank(RankRun& run, const StepOptions& options, LayerResult& result, LayerResult& again,
+              const std::function<void()>& advance) {
+  for (int i = 0; i <= options.repeat; ++i) {
+    run.drop_timeline();
+    if (i > 1) run.forget(again);
+    run.step(i == 0 ? result : again, i > 0);
+    if (i > 0) run.compare(result, again, i);
+    advance();
+    if (run.is_interrupted()) break;
+  }
+  run.keep_timeline();
+}
+
+PassRecord pass_record(Pass pass, const std::vector<RankLog>& logs, int repeat) {
+  PassRecord record{pass, {}, {}};
+  for (std::size_t step = 0; step < static_cast<std::size_t>(repeat); ++step) {
+    double slowest = 0;
+    std::vector<PassStats> stats;
+    for (const RankLog& log : logs) {
+      const PassLog& of_pass = pass == Pass::kForward ? log.forward : log.backward;
+      stats.push_back(of_pass.stats.at(step));
+      slowest = std::max(slowest, of_pass.seconds.at(step));
+    }
+    record.seconds.push_back(slowest);
+    record.stats.push_back(std::move(stats));
+  }
+  return record;
+}
+
+template <class T>
+std::span<const T> constant(std::span<T> s) {
+  return s;
+}
+
+PassLog nth(const std::vector<std::vector<double>>& seconds,
+            const std::vector<std::vector<PassStats>>& stats, std::size_t rank) {
+  return {.seconds = seconds[rank], .stats = stats[rank]};
+}
+
+/// What the ranks of other processes measured, and this one.
+std::vector<RankLog> gather_logs(Gatherer& gatherer, const RankLog& own) {
+  const auto all = [&](const auto& values) { return gatherer.gather(std::span(values)); };
+  const auto plan_seconds = all(own.plan_seconds);
+  const auto forward_seconds = all(own.forward.seconds);
+  const auto forward_stats = all(own.forward.stats);
+  const auto backward_seconds = all(own.backward.seconds);
+  const auto backward_stats = all(own.backward.stats);
+  const auto timeline = all(own.timeline);
+  const auto rows_per_expert = all(own.rows_per_expert);
+  const auto traffic = gatherer.gather_one(own.traffic);
+  const auto mismatch = all(own.mismatch);
+  const auto interrupted = gatherer.gather_one(own.interrupted ? 1 : 0);
+  std::vector<RankLog> logs;
+  for (std::size_t r = 0; r < traffic.size(); ++r) {
+    logs.push_back({.plan_seconds = plan_seconds[r],
+                    .forward = nth(forward_seconds, forward_stats, r),
+                    .backward = nth(backward_seconds, backward_stats, r),
+                    .timeline = timeline[r],
+                    .rows_per_expert = rows_per_expert[r],
+                    .traffic = traffic[r],
+                    .mismatch = {mismatch[r].begin(), mismatch[r].end()},
+                    .interrupted = interrupted[r] != 0});
+  }
+  return logs;
+}
+
+void combine_logs(std::vector<RankLog> logs, const StepOptions& options, StepReport& report) {
+  for (const RankLog& log : logs) {
+    require(log.mismatch.empty(), ErrorCode::kInternal, log.mismatch);
+  }
+  report.steps = static_cast<int>(logs.front().plan_seconds.size());
+  report.interrupted = logs.front().interrupted;
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    if (report.steps > 0 && measures(options.passes, pass)) {
+      report.passes.push_back(pass_record(pass, logs, report.steps));
+    }
+  }
+  report.plan_seconds.assign(static_cast<std::size_t>(report.steps), 0);
+  for (RankLog& log : logs) {
+    for (std::size_t i = 0; i < log.plan_seconds.size(); ++i) {
+      report.plan_seconds[i] = std::max(report.plan_seconds[i], log.plan_seconds[i]);
+    }
+    report.rows_per_expert.insert(report.rows_per_expert.end(), log.rows_per_expert.begin(),
+                                  log.rows_per_expert.end());
+    report.traffic.push_back(log.traffic);
+    report.timeline.push_back(std::move(log.timeline));
+  }
+}
+
+/// What two calls did together.
+void add(PassStats& stats, const PassStats& more) {
+  stats.elapsed_s += more.elapsed_s;
+  stats.launches += more.launches;
+  for (std::size_t i = 0; i < stats.stages.size(); ++i) {
+    stats.stages[i].tasks += more.stages[i].tasks;
+    stats.stages[i].busy_s += more.stages[i].busy_s;
+    stats.stages[i].wait_s += more.stages[i].wait_s;
+    stats.stages[i].link_s += more.stages[i].link_s;
+  }
+}
+
+}  // namespace
+
+std::string schedules_text(const Schedule& forward, const Schedule& backward,
+                           const std::string& origin) {
+  std::string text = to_string(forward);
+  if (backward != forward) text += cat("; backward ", to_string(backward));
+  return origin.empty() ? text : cat(text, " (", origin, ")");
+}
+
+std::string schedule_text(const StepOptions& options) {
+  return schedules_text(options.schedule, schedule_of(options, Pass::kBackward),
+                        options.schedule_origin);
+}
+
+Problem layer_problem(const Split& split, const StepOptions& options) {
+  Problem problem = split.problem();
+  problem.capacity_rows = options.capacity_rows;
+  return problem;
+}
+
+void complete_result(Gatherer& gatherer, const Split& split, int rank, bool backward,
+                     LayerResult& result) {
+  gatherer.complete(result.out, constant(split.forward_args(rank, result).out));
+  if (!backward) return;
+  const BackwardArgs b = split.backward_args(rank, result);
+  gatherer.complete(result.dx, constant(b.dx));
+  gatherer.complete(result.dprobs, constant(b.dprobs));
+  if (const auto* dw1 = std::get_if<std::span<bf16>>(&b.dw1)) {
+    gatherer.complete(result.dw1, constant(*dw1));
+    gatherer.complete(result.dw2, constant(std::get<std::span<bf16>>(b.dw2)));
+  } else {
+    gatherer.complete(result.main_dw1, constant(std::get<std::span<float>>(b.dw1)));
+    gatherer.complete(result.main_dw2, constant(std::get<std::span<float>>(b.dw2)));
+  }
+}
+
+PassStats run_backward(Layer& layer, Saved& saved, const BackwardArgs& args,
+                       const StepOptions& options) {
+  const Schedule& schedule = schedule_of(options, Pass::kBackward);
+  if (!options.defer_weights) {
+    layer.backward(saved, args, schedule);
+    layer.synchronize();
+    return layer.last_pass();
+  }
+  layer.backward_data(saved, data_args(args), schedule);
+  layer.synchronize();
+  PassStats stats = layer.last_pass();
+  layer.backward_weights(saved, weights_args(args), schedule);
+  layer.synchronize();
+  add(stats, layer.last_pass());
+  return stats;
+}
+
+bool measures(PassChoice choice, Pass pass) {
+  if (choice == PassChoice::kBoth) return true;
+  return (choice == PassChoice::kForward) == (pass == Pass::kForward);
+}
+
+StepReport run_steps(const LayerData& layer, const StepOptions& options) {
+  const Split split(layer, options.ranks);
+  const workload::ResultTensors tensors{.backward = options.passes != PassChoice::kForward,
+                                        .main_grad = options.main_grad};
+  StepReport report;
+  report.result = workload::make_result(layer, tensors);
+  LayerResult again = workload::make_result(layer, tensors);
+  std::vector<RankLog> logs(static_cast<std::size_t>(options.ranks));
+  ThreadMeeting together(options.ranks);
+  Progress progress(cat("running ", options.ranks, options.ranks == 1 ? " rank" : " ranks"),
+                    options.repeat + 1);
+
+  run_ranks(Communicator::cpu_group(options.ranks), [&](Communicator& communicator) {
+    const Leave leave(together.barrier());
+    const Meeting meeting = together.of_rank(communicator.rank());
+    RankRun run(split, options, communicator, meeting,
+                logs[static_cast<std::size_t>(communicator.rank())]);
+    run_rank(run, options, report.result, again, [&] {
+      if (communicator.rank() == 0) progress.advance();
+    });
+  });
+  combine_logs(std::move(logs), options, report);
+  return report;
+}
+
+StepReport run_member_steps(const LayerData& layer, const StepOptions& options,
+                            const Communicator& member) {
+  const Split split(layer, member.size());
+  const bool backward = options.passes != PassChoice::kForward;
+  const workload::ResultTensors tensors{.backward = backward, .main_grad = options.main_grad};
+  StepReport report;
+  report.result = workload::make_result(layer, tensors);
+  LayerResult again = workload::make_result(layer, tensors);
+  Gatherer gatherer(member.impl()->bootstrap());
+  RankLog log;
+  {
+    std::optional<Progress> progress;
+    if (member.rank() == 0) {
+      progress.emplace(cat("running ", member.size(), " processes"), options.repeat + 1);
+    }
+    const Meeting meeting = meeting_of(gatherer);
+    RankRun run(split, options, member, meeting, log);
+    run_rank(run, options, report.result, again, [&] {
+      if (progress) progress->advance();
+    });
+  }
+  combine_logs(gather_logs(gatherer, log), options, report);
+  complete_result(gatherer, split, member.rank(), backward, report.result);
+  return report;
+}
+
+}  // namespace uniep::tool

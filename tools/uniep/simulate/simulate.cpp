@@ -1,0 +1,390 @@
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <numeric>
+#include <optional>
+
+#include "base/check.h"
+#include "base/math.h"
+#include "base/utc_now.h"
+#include "bench/bench_case.h"
+#include "commands.h"
+#include "common/interrupt.h"
+#include "common/layer_memory.h"
+#include "common/machine.h"
+#include "common/options.h"
+#include "common/output_files.h"
+#include "common/progress.h"
+#include "common/record_json.h"
+#include "common/table.h"
+#include "plan/routing_fault.h"
+#include "profile/profiles.h"
+#include "schedule/constraints.h"
+#include "simulate/scaling_plot.h"
+#include "simulate/simulation_size.h"
+#include "tune/model/cost_model.h"
+
+namespace uniep::tool {
+namespace {
+
+using enum Table::Align;
+
+struct Flags {
+  std::string shape;
+  int ranks = 8;
+  std::string profile = "h200";
+  int gpus_per_node = 0;
+  double nic_gbps = 0;
+  std::optional<double> nic_latency_us;
+  std::string schedule = "single";
+  std::string pass = "both";
+  std::uint64_t seed = 0;
+  double skew = 0;
+  std::string json;
+  std::string plot;
+};
+
+struct Setting {
+  tune::MachineProfile profile;
+  tune::Topology topology;
+  Schedule schedule;
+  std::vector<Pass> passes;
+};
+
+/// What is predicted of one number of ranks.
+struct Degree {
+  int ranks = 1;
+  bool one_stands_for_all = false;
+  std::int64_t fullest_rows = 0;
+  std::int64_t layer_bytes = 0;
+  std::int64_t weight_bytes = 0;
+  /// Of the real layer, where nothing sets Problem::capacity_rows.
+  std::int64_t default_capacity = 0;
+  RoutingFault overflow{};  ///< what that layer would refuse
+  std::vector<tune::Prediction> passes{};
+};
+
+double nic_latency_us(const Flags& flags) { return flags.nic_latency_us.value_or(5); }
+
+void require_whole_cluster(const Flags& flags) {
+  require((flags.gpus_per_node > 0) == (flags.nic_gbps > 0), ErrorCode::kInvalidArgument,
+          "--gpus-per-node and --nic-gbps describe a cluster together; both or neither are "
+          "accepted");
+  require(!flags.nic_latency_us || flags.nic_gbps > 0, ErrorCode::kInvalidArgument,
+          "--nic-latency-us is ", flags.nic_latency_us.value_or(0),
+          ", but there are no NICs; it is accepted with --gpus-per-node and --nic-gbps");
+}
+
+Setting setting_of(const Flags& flags) {
+  require_whole_cluster(flags);
+  Setting s{.profile = find_profile(flags.profile), .topology = {}, .schedule = {}, .passes = {}};
+  s.topology = {.ranks_per_node = flags.gpus_per_node,
+                .nic_bytes_per_s = flags.nic_gbps * 1e9 / 8,
+                .nic_latency_s = nic_latency_us(flags) * 1e-6};
+  s.schedule = parse_schedule(flags.schedule, default_schedule(s.profile.backend));
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    if (measures(pass_choice(flags.pass), pass)) s.passes.push_back(pass);
+  }
+  return s;
+}
+
+/// 1, 2, 4, ... up to `most` and `most` itself, as far as they divide the experts.
+std::vector<int> degrees_up_to(int most, int num_experts) {
+  std::vector<int> degrees;
+  for (int ranks = 1; ranks < most; ranks *= 2) {
+    if (num_experts % ranks == 0) degrees.push_back(ranks);
+  }
+  degrees.push_back(most);
+  return degrees;
+}
+
+bool is_overflow(const RoutingFault& fault) { return fault.kind != RoutingFault::Kind::kNone; }
+
+/// The rank that gets the most rows, pad rows included, where they exceed the default capacity.
+RoutingFault overflow_of(const BenchCase& bench, std::int64_t capacity) {
+  RoutingFault fault;
+  for (int rank = 0; rank < bench.ranks; ++rank) {
+    std::int64_t rows = 0;
+    for (std::int64_t e = 0; e < bench.local_experts(); ++e) {
+      const auto expert = static_cast<std::size_t>(rank * bench.local_experts() + e);
+      rows += round_up<std::int64_t>(bench.rows_per_expert[expert], bench.problem.row_align);
+    }
+    if (rows <= std::max(capacity, fault.value)) continue;
+    fault.kind = RoutingFault::Kind::kCapacity;
+    fault.rank = rank;
+    fault.value = rows;
+  }
+  return fault;
+}
+
+Degree predict_degree(const Flags& flags, const Setting& setting, int ranks) {
+  const BenchCase bench = make_case(flags.shape, ranks, flags.seed, flags.skew);
+  const auto reason = invalid_reason(setting.schedule, bench.problem,
+                                     {setting.profile.backend, setting.profile.workers});
+  require(!reason, ErrorCode::kInvalidArgument, reason.value_or(""));
+  const std::vector<std::int64_t> tokens(static_cast<std::size_t>(ranks), bench.spec.tokens);
+  const auto plans = tune::plans_to_simulate(bench.problem, tokens, bench.routing.topk_ids);
+  Degree degree{.ranks = ranks, .one_stands_for_all = static_cast<int>(plans.size()) < ranks};
+  for (const RoutingPlan& plan : plans) {
+    degree.fullest_rows = std::max(degree.fullest_rows, plan.traffic().rows);
+  }
+  Problem usual = bench.problem;
+  usual.capacity_rows = 0;
+  degree.default_capacity = capacity_rows(usual, ranks);
+  degree.overflow = overflow_of(bench, degree.default_capacity);
+  degree.layer_bytes = layer_memory(bench.problem, ranks);
+  degree.weight_bytes = 2 * 3 * bench.local_experts() * bench.spec.hidden * bench.spec.intermediate;
+  for (const Pass pass : setting.passes) {
+    degree.passes.push_back(tune::predict(plans, pass, setting.schedule, setting.profile,
+                                          {.topology = setting.topology}));
+  }
+  return degree;
+}
+
+/// One after another, as far as it is not interrupted.
+std::vector<Degree> predict_degrees(const Flags& flags, const Setting& setting,
+                                    const std::vector<int>& ranks) {
+  const Interrupt interrupt;
+  Progress progress("simulating", std::accumulate(ranks.begin(), ranks.end(), std::int64_t{0}));
+  std::vector<Degree> degrees;
+  for (const int count : ranks) {
+    if (Interrupt::requested()) break;
+    degrees.push_back(predict_degree(flags, setting, count));
+    progress.advance(count);
+  }
+  return degrees;
+}
+
+std::string topology_text(const Flags& flags) {
+  if (flags.gpus_per_node == 0) return "one node";
+  return cat(flags.gpus_per_node, " GPUs a node, ", flags.nic_gbps, " Gbit/s and ",
+             nic_latency_us(flags), " us a NIC, one NIC a GPU");
+}
+
+void print_header(const Flags& flags, const Setting& setting) {
+  Notes notes;
+  notes.add("uniep", to_string(this_build()));
+  notes.add("profile", cat(setting.profile.name, " (", setting.profile.device, ")"));
+  notes.add("source", setting.profile.source);
+  notes.add("shape", cat(workload::to_string(workload::parse_shape(flags.shape)),
+                         "; seed=", flags.seed, ", skew=", flags.skew));
+  notes.add("cluster", topology_text(flags));
+  notes.add("schedule", to_string(setting.schedule));
+  std::cout << notes
+            << "#\n# predicted, not measured. exposed: what communication adds to the time under "
+               "this schedule;\n# memory: of one rank, by uniep itself (docs/cli.md: uniep info "
+               "--shape); weights: w1 and w2\n"
+            << std::flush;
+}
+
+bool has_stand_ins(const std::vector<Degree>& degrees) {
+  return std::ranges::any_of(degrees, &Degree::one_stands_for_all);
+}
+
+void print_table(const Setting& setting, const std::vector<Degree>& degrees) {
+  std::vector<Table::Align> align(4, kRight);
+  std::vector<std::string> top{"", "rows of", "memory", "weights"};
+  std::vector<std::string> header{"ranks", "fullest", "(GB)", "(GB)"};
+  for (const Pass pass : setting.passes) {
+    align.insert(align.end(), {kRight, kRight, kRight});
+    top.insert(top.end(), {name(pass), "exposed", ""});
+    header.insert(header.end(), {"(ms)", "(ms)", "(%)"});
+  }
+  Table table(align);
+  table.header(top);
+  table.header(header);
+  const auto gb = [](std::int64_t bytes) {
+    return formatted("%.2f", static_cast<double>(bytes) * 1e-9);
+  };
+  for (const Degree& d : degrees) {
+    std::vector<std::string> cells{cat(d.ranks), cat(d.fullest_rows), gb(d.layer_bytes),
+                                   gb(d.weight_bytes)};
+    for (const tune::Prediction& p : d.passes) {
+      cells.push_back(milliseconds(p.seconds()));
+      cells.push_back(milliseconds(p.exposed_s()));
+      cells.push_back(formatted("%.1f", 100 * p.exposed_s() / p.seconds()));
+    }
+    table.row(cells);
+  }
+  std::cout << table;
+  if (has_stand_ins(degrees)) {
+    std::cout << "# above " << tune::kMostSimulatedRanks
+              << " ranks the fullest one stands for all of them\n";
+  }
+}
+
+Json overflow_json(const RoutingFault& fault) {
+  if (!is_overflow(fault)) return nullptr;
+  return {{"rank", fault.rank}, {"rows", fault.value}};
+}
+
+/// Of the smallest number of ranks that overflows; the rest is in the file.
+void warn_of_overflow(const std::vector<Degree>& degrees) {
+  const auto overflows = [](const Degree& d) { return is_overflow(d.overflow); };
+  const auto first = std::ranges::find_if(degrees, overflows);
+  if (first == degrees.end()) return;
+  const auto others = std::count_if(first + 1, degrees.end(), overflows);
+  std::cerr << "uniep simulate: warning: at " << first->ranks << " ranks this routing brings rank "
+            << first->overflow.rank << ' ' << first->overflow.value
+            << " rows (padding included), and by default a rank has room for "
+            << first->default_capacity
+            << ": the real layer would refuse it; capacity_rows=" << first->overflow.value
+            << " would do"
+            << (others == 0 ? "" : cat(" (", others, " more numbers of ranks overflow)")) << '\n';
+}
+
+void write_file(const Flags& flags, const Invocation& invocation, const Setting& setting,
+                const std::vector<Degree>& degrees, bool interrupted) {
+  Json records = Json::array();
+  for (const Degree& d : degrees) {
+    for (std::size_t i = 0; i < setting.passes.size(); ++i) {
+      records.push_back({{"shape", flags.shape},
+                         {"ranks", d.ranks},
+                         {"direction", name(setting.passes[i])},
+                         {"schedule", to_string(setting.schedule)},
+                         {"predicted_ms", 1e3 * d.passes[i].seconds()},
+                         {"exposed_ms", 1e3 * d.passes[i].exposed_s()},
+                         {"fullest_rows", d.fullest_rows},
+                         {"memory_bytes", d.layer_bytes},
+                         {"weight_bytes", d.weight_bytes},
+                         {"one_stands_for_all", d.one_stands_for_all},
+                         {"default_capacity_rows", d.default_capacity},
+                         {"overflow", overflow_json(d.overflow)}});
+    }
+  }
+  write_json(flags.json, {{"schema", "uniep-simulate-1"},
+                          {"version", this_build().version},
+                          {"commit", this_build().commit},
+                          {"date", utc_now()},
+                          {"command", invocation.command},
+                          {"profile", setting.profile.name},
+                          {"cluster", topology_text(flags)},
+                          {"seed", flags.seed},
+                          {"skew", flags.skew},
+                          {"interrupted", interrupted},
+                          {"records", records}});
+}
+
+std::vector<std::string> picture_notes(const Flags& flags, const Invocation& invocation,
+                                       const Setting& setting, const std::vector<Degree>& degrees) {
+  const workload::ShapeSpec spec = workload::parse_shape(flags.shape);
+  return {cat(spec.tokens, " tokens a rank, hidden ", spec.hidden, ", intermediate ",
+              spec.intermediate, ", ", spec.num_experts, " experts, top-", spec.topk, "; seed ",
+              flags.seed, ", skew ", flags.skew),
+          cat("profile ", setting.profile.name, " (", setting.profile.device,
+              "); cluster: ", topology_text(flags)),
+          cat("predicted, not measured, by uniep ", to_string(this_build()), ", ", utc_now(),
+              has_stand_ins(degrees) ? cat("; above ", tune::kMostSimulatedRanks,
+                                           " ranks the fullest one stands for all of them")
+                                     : ""),
+          invocation.command};
+}
+
+void write_picture(const Flags& flags, const Invocation& invocation, const Setting& setting,
+                   const std::vector<Degree>& degrees) {
+  ScalingInput picture{.page = {.title = cat(workload::parse_shape(flags.shape).name,
+                                             ": predicted time of a pass over ranks"),
+                                .notes = picture_notes(flags, invocation, setting, degrees),
+                                .schedule = to_string(setting.schedule)},
+                       .ranks = {},
+                       .curves = {},
+                       .gpus_per_node = flags.gpus_per_node,
+                       .between_nodes = cat("a NIC of ", flags.nic_gbps, " Gbit/s a GPU")};
+  for (const Degree& d : degrees) picture.ranks.push_back(d.ranks);
+  for (std::size_t i = 0; i < setting.passes.size(); ++i) {
+    ScalingCurve curve{.name = name(setting.passes[i]), .seconds = {}, .exposed = {}};
+    for (const Degree& d : degrees) {
+      curve.seconds.push_back(d.passes[i].seconds());
+      curve.exposed.push_back(d.passes[i].exposed_s());
+    }
+    picture.curves.push_back(std::move(curve));
+  }
+  write_text(flags.plot, [&](std::ostream& out) { out << draw_scaling(picture); });
+}
+
+int run(const Flags& flags, const Invocation& invocation) {
+  require_usable_outputs({{"--json", flags.json}, {"--plot", flags.plot}},
+                         {profile_file("--profile", flags.profile)});
+  const Setting setting = setting_of(flags);
+  const workload::ShapeSpec spec = parse_bench_shape(flags.shape, flags.ranks);
+  const std::vector<int> ranks = degrees_up_to(flags.ranks, spec.num_experts);
+  for (const int count : ranks) require_simulable(spec, count, setting.schedule);
+  print_header(flags, setting);
+  const std::vector<Degree> degrees = predict_degrees(flags, setting, ranks);
+  const bool interrupted = degrees.size() < ranks.size();
+  print_table(setting, degrees);
+  std::cout << std::flush;
+  warn_of_overflow(degrees);
+  if (interrupted) {
+    std::cout << comment(
+        cat("interrupted after ", degrees.size(), " of ", ranks.size(), " numbers of ranks"));
+  }
+  if (!flags.json.empty()) write_file(flags, invocation, setting, degrees, interrupted);
+  if (!flags.plot.empty() && !degrees.empty()) {
+    write_picture(flags, invocation, setting, degrees);
+  }
+  return interrupted ? Interrupt::exit_code() : kExitOk;
+}
+
+void add_what_options(CLI::App& sub, Flags& flags) {
+  OptionGroup group(sub, "What to predict");
+  group
+      .add("--shape", flags.shape, "NAME[,key=value...]",
+           "Layer; its tokens are those of one rank. Names: " + shapes_and_keys())
+      ->required();
+  group
+      .add("--ranks", flags.ranks, "N",
+           cat("Largest number of ranks, ", ranks_accepted(),
+               " (default 8): 1, 2, 4, ... up to it are predicted"))
+      ->check(a_number_of_ranks());
+  group.add("--schedule", flags.schedule, "PRESET|key=value,...",
+            "As in uniep run (default: single)");
+  group.add("--pass", flags.pass, "DIRECTION", "forward, backward or both (default)")
+      ->check(one_of({"forward", "backward", "both"}));
+  group.add("--seed", flags.seed, "S", "Seed of the routing (default 0)")->check(a_seed());
+  group
+      .add("--skew", flags.skew, "Z",
+           "How unevenly experts are loaded, 0 to 100: 0 (default) evenly, 1 like Zipf's law")
+      ->check(a_skew());
+}
+
+void add_where_options(CLI::App& sub, Flags& flags) {
+  OptionGroup group(sub, "On which machine");
+  group.add("--profile", flags.profile, "FILE|NAME",
+            "What `uniep profile` wrote, or a shipped one: " + shipped_profile_names() +
+                " (default: h200)");
+  group
+      .add("--gpus-per-node", flags.gpus_per_node, "N",
+           "GPUs that the profile's link connects (default: all); the rest are reached by NICs")
+      ->check(a_number_of_ranks());
+  group
+      .add("--nic-gbps", flags.nic_gbps, "GBIT",
+           "Speed of a GPU's NIC in each direction, in 1e9 bits/s")
+      ->check(range(0.001, 1e6));
+  group
+      .add("--nic-latency-us", flags.nic_latency_us, "US",
+           "Latency of a transfer through NICs (default 5); with --nic-gbps")
+      ->check(range(0.0, 1e6));
+  group.add("--json", flags.json, "FILE.json", "Write the predictions; see docs/results.md");
+  group.add("--plot", flags.plot, "FILE.svg", "Draw time and exposed communication over ranks");
+}
+
+}  // namespace
+
+void add_simulate(CLI::App& app, Invocation& invocation) {
+  CLI::App* sub = app.add_subcommand(
+      "simulate", "Predict time, exposed communication and memory of machines that are not here");
+  const auto flags = std::make_shared<Flags>();
+  add_what_options(*sub, *flags);
+  add_where_options(*sub, *flags);
+  sub->footer(
+      "Examples:\n"
+      "  uniep simulate --shape deepseek-v3 --ranks 8\n"
+      "  uniep simulate --shape deepseek-v3 --ranks 64 --gpus-per-node 8 --nic-gbps 400 --plot "
+      "scaling.svg\n"
+      "  uniep simulate --shape qwen3-30b --ranks 4 --schedule two-kernel,dispatch_workers=24 "
+      "--skew 1");
+  sub->callback([flags, &invocation] { invocation.exit_code = run(*flags, invocation); });
+}
+
+}  // namespace uniep::tool

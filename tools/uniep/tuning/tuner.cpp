@@ -1,0 +1,88 @@
+#include "tuning/tuner.h"
+
+#include <chrono>
+
+#include "base/check.h"
+#include "common/machine.h"
+#include "common/table.h"
+#include "tune/book/tune_key.h"
+#include "tuning/tune_rank.h"
+
+namespace uniep::tool {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// FNV-1a of who gets which token.
+std::uint64_t fingerprint(const workload::Routing& routing) {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const std::int32_t id : routing.topk_ids) {
+    hash = (hash ^ static_cast<std::uint32_t>(id)) * 0x100000001b3u;
+  }
+  return hash;
+}
+
+tune::TuneSubject subject_of(const BenchCase& bench, Pass pass, const tune::TuneSettings& settings,
+                             Backend backend) {
+  tune::TuneKey key =
+      tune::tune_key(backend, bench.problem, bench.ranks, bench.spec.tokens, bench.skew, pass);
+  return {.problem = bench.problem,
+          .key = key,
+          .tokens_per_rank = bench.tokens_per_rank(),
+          .topk_ids = bench.routing.topk_ids,
+          .search = search_for(bench, pass, settings, key.device)};
+}
+
+tune::Measure measured_by(TuneRank& rank) {
+  return [&rank](const Schedule& schedule) { return rank.measure(schedule); };
+}
+
+}  // namespace
+
+std::string search_text(const BenchCase& bench, const tune::TuneSettings& settings) {
+  return cat(workload::to_string(bench.spec), "; ", counted(bench.ranks, "rank", "ranks"),
+             ", skew ", formatted("%.17g", bench.skew),
+             bench.file.empty() ? cat(", seed ", bench.seed)
+                                : cat(", routing ", fingerprint(bench.routing)),
+             settings.restriction.empty() ? "; in the whole space" : "; in the space ",
+             settings.restriction, ", search seed ", settings.seed, ", ",
+             counted(settings.candidates, "candidate", "candidates"),
+             " (profile: ", settings.profile ? settings.profile->name : "none", "); by uniep ",
+             to_string(this_build()));
+}
+
+std::string search_for(const BenchCase& bench, Pass pass, const tune::TuneSettings& settings,
+                       const std::string& device) {
+  return cat(kSearchFor, "the ", name(pass), " pass of ", search_text(bench, settings), "; on ",
+             device);
+}
+
+tune::TuneOutcome tune_pass(const BenchCase& bench, Pass pass, const tune::TuneSettings& settings,
+                            const Ranks& ranks) {
+  tune::Tuner tuner(subject_of(bench, pass, settings, ranks.backend), settings);
+  const Schedule baseline = parse_schedule("sequential", default_schedule(ranks.backend));
+  tune::TuneOutcome elsewhere;  // of a process that does not lead
+  double set_up_s = 0;
+  ranks.run([&](Communicator& member, BenchDevice& device) {
+    const auto begin = Clock::now();
+    TuneRank rank(bench, pass, member, device, baseline);
+    if (member.rank() != 0) {
+      if (rank.follow() && !ranks.speaks) elsewhere.end = tune::TuneEnd::kInterrupted;
+      return;
+    }
+    set_up_s = std::chrono::duration<double>(Clock::now() - begin).count();
+    rank.finish(tuner.search(measured_by(rank)) == tune::TuneEnd::kInterrupted);
+  });
+  ranks.run([&](Communicator& member, BenchDevice& device) {
+    Gatherer gatherer(device.bootstrap(member));
+    const int rounds = gatherer.gather_one(tuner.explaining_rounds(set_up_s))[0];
+    if (rounds == 0) return;
+    TuneRank rank(bench, pass, member, device, baseline, device.runs_ahead());
+    if (member.rank() != 0) return void(rank.follow());
+    tuner.explain_best(measured_by(rank), rounds);
+    rank.finish(false);
+  });
+  return ranks.speaks ? tuner.finish() : elsewhere;
+}
+
+}  // namespace uniep::tool
