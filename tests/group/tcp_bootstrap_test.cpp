@@ -438,45 +438,56 @@ TEST(TcpBootstrap, AResultMayBeReadForLongerAsLongAsItIsRead) {
 /// A listening socket at `port`, as another program would hold it: it never accepts.
 Descriptor occupy(int port) { return tcp::listen_at("127.0.0.1", port); }
 
-/// So many ports from `first` on, held by sockets that do not listen, or by somebody else.
-std::vector<Descriptor> hold_ports(int first, int count) {
-  std::vector<Descriptor> held;
-  for (int port = first; port < first + count; ++port) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<std::uint16_t>(port));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    held.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    (void)::bind(held.back().get(), reinterpret_cast<sockaddr*>(&address), sizeof address);
-  }
-  return held;
+/// A socket that is bound to `port` of this host, or none where somebody else has the port.
+Descriptor bind_loopback(int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const bool bound =
+      ::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+  return bound ? std::move(socket) : Descriptor();
 }
 
-/// A port with 15 more behind it, of which the last is free.
-int port_before_a_free_one() {
-  for (;;) {
-    const int port = free_tcp_port() - 15;
-    if (port > 1024) return port;
+struct HeldPorts {
+  int first = 0;
+  std::vector<Descriptor> sockets;
+};
+
+/// Holds `count` ports in a row, with a free one behind them. They lie below the ports that
+/// connections are given: of those any may belong to a program beside this one, and be let go of
+/// while a test runs.
+HeldPorts hold_ports(int count) {
+  constexpr int kLowest = 20000, kEnd = 32768;
+  const int runs = (kEnd - kLowest) / (count + 1);
+  for (int i = 0; i < runs; ++i) {
+    HeldPorts held{kLowest + (::getpid() + i) % runs * (count + 1), {}};
+    for (int port = held.first; port < held.first + count; ++port) {
+      held.sockets.push_back(bind_loopback(port));
+    }
+    const bool all = std::all_of(held.sockets.begin(), held.sockets.end(),
+                                 [](const Descriptor& socket) { return socket.valid(); });
+    if (all && bind_loopback(held.first + count).valid()) return held;
   }
+  throw std::runtime_error(cat("no ", count, " ports in a row are free"));
 }
 
 TEST(TcpBootstrap, TheRootTriesFifteenMorePorts) {
-  const int port = port_before_a_free_one();
-  const std::vector<Descriptor> held = hold_ports(port, 15);
+  const HeldPorts held = hold_ports(15);
   const auto said = forked_ranks(2, [&](int rank) {
-    TcpBootstrap bootstrap(rank, 2, "127.0.0.1", port, kLimit);
+    TcpBootstrap bootstrap(rank, 2, "127.0.0.1", held.first, kLimit);
     return bootstrap.all_gather(cat(rank), "plan", kLimit)[1];
   });
   EXPECT_EQ(said, std::vector<std::string>(2, "1"));
 }
 
 TEST(TcpBootstrap, SixteenPortsThatAreTakenAreAnError) {
-  const int port = port_before_a_free_one();
-  const std::vector<Descriptor> held = hold_ports(port, 16);
-  expect_invalid(cat("rank 0 cannot listen: the ports ", port, " to ", port + 15,
+  const HeldPorts held = hold_ports(16);
+  expect_invalid(cat("rank 0 cannot listen: the ports ", held.first, " to ", held.first + 15,
                      " of MASTER_ADDR 127.0.0.1 are all taken; a MASTER_PORT that is free is "
                      "accepted"),
-                 [&] { TcpBootstrap(0, 2, "127.0.0.1", port, kLimit); });
+                 [&] { TcpBootstrap(0, 2, "127.0.0.1", held.first, kLimit); });
 }
 
 TEST(TcpBootstrap, GroupsThatMoveOnToNeighbouringPortsStayApart) {
