@@ -61,6 +61,7 @@ class BackwardCall(ctypes.Structure):
         *((name, c_void_p) for name in ("plan", "x_rows", "h", "row_probs", "dy", "w1", "w2")),
         *((name, c_void_p) for name in ("dx", "dprobs", "dw1", "dw2", "backward_rows")),
         ("ignore_overflow", c_int32),
+        ("x", c_void_p),
         ("schedule", c_char_p),
         ("stream", c_void_p),
     ]

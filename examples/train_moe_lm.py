@@ -4,7 +4,7 @@
     python examples/train_moe_lm.py --text docs/*.md
     torchrun --nproc_per_node=2 examples/train_moe_lm.py --text docs/*.md --ep 2
 
-Losses are the same to the last bit for every --ep, --schedule, with --checkpointing and after
+Losses are the same to the last bit for every --ep, --schedule, --save, with --recompute-h, --checkpointing and after
 --resume. uniep sees to that for the MoE layers; what this program holds fixed for all else:
 
 - The global batch is cut into --shards shards, whatever --ep; each rank has shards / ep of them.
@@ -325,7 +325,13 @@ def choose_moe(args: argparse.Namespace, device: torch.device, shares_gpu: bool)
 
     members = uniep.Group(group, device=device, share_device=shares_gpu)
     schedule = None if args.schedule == "auto" else args.schedule
-    return functools.partial(uniep.moe, group=members, schedule=schedule)
+    return functools.partial(
+        uniep.moe,
+        group=members,
+        schedule=schedule,
+        save=args.save,
+        recompute_h=args.recompute_h,
+    )
 
 
 def main() -> None:
@@ -340,6 +346,8 @@ def main() -> None:
         help="plain: uniep.plain; ascending: the same, with uniep's bits on a CPU too, slowly",
     )
     add("--schedule", default="auto", help="of uniep: auto, sequential, single, pipelined:4, ...")
+    add("--save", choices=["rows", "none"], default="rows", help="what uniep keeps of rows of x")
+    add("--recompute-h", action="store_true", help="uniep computes h again in backward")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     add("--threads", type=int, default=1, help="of PyTorch on a CPU; may change bits")
     add("--compile", action="store_true", help="compile what runs shard by shard")

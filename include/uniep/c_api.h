@@ -65,6 +65,8 @@ typedef struct {
   int64_t hidden, intermediate, num_experts, topk, max_tokens;
   int64_t capacity_rows; /* 0: the default */
   int64_t row_align;     /* 0: the default, 128 */
+  int64_t save;          /* what forward keeps of the rows of x: 0 all, 1 none */
+  int64_t recompute_h;   /* 1: forward does not keep h, backward computes it again */
 } uniep_problem;
 
 /* Memory of a layer and of its calls. Each block, and each of the tensors x_rows, h and row_probs,
@@ -133,8 +135,8 @@ typedef struct {
   const void* w2;          /* bf16 [El, H, I] */
   void* out;               /* bf16 [T, H] */
   void* plan;              /* needs.plan bytes; written */
-  void* x_rows;            /* bf16 [needs.rows, H]; written */
-  void* h;                 /* bf16 [needs.rows, 2I]; written */
+  void* x_rows;            /* bf16 [needs.rows, H]; written; NULL with save 1 */
+  void* h;                 /* bf16 [needs.rows, 2I]; written; NULL with recompute_h */
   float* row_probs;        /* fp32 [needs.rows]; written */
   /* NULL: a routing with an impossible id, or with more rows for a rank than needs.rows, is an
    * error on all ranks (CUDA: of a later call). Else [2], where the tensors lie, and no call fails
@@ -169,6 +171,7 @@ typedef struct {
   void* dw2;           /* as w2; parts 0 and 2 */
   void* backward_rows; /* needs.backward_rows bytes: part 1 writes, part 2 reads; part 0: NULL */
   int32_t ignore_overflow; /* 1: forward was given `overflow` */
+  const void* x;           /* with save 1, bf16 [T, H] as in forward; parts 0 and 1; else NULL */
   const char* schedule;    /* NULL: the layer's */
   void* stream;
 } uniep_backward_call;

@@ -51,10 +51,11 @@ struct BackwardArgs {
   std::span<const bf16> dy;  ///< [T, H]
   std::span<const bf16> w1;  ///< as in forward
   std::span<const bf16> w2;
-  std::span<bf16> dx;       ///< [T, H]
-  std::span<float> dprobs;  ///< [T, K]; 0 at dropped slots
-  WeightGrad dw1;           ///< [El, 2I, H]
-  WeightGrad dw2;           ///< [El, H, I]
+  std::span<bf16> dx;         ///< [T, H]
+  std::span<float> dprobs;    ///< [T, K]; 0 at dropped slots
+  WeightGrad dw1;             ///< [El, 2I, H]
+  WeightGrad dw2;             ///< [El, H, I]
+  std::span<const bf16> x{};  ///< [T, H], as in forward, with Save::kNone; else not read
 };
 
 /// Of BackwardArgs, what `Layer::backward_data` reads and writes ...
@@ -64,6 +65,7 @@ struct BackwardDataArgs {
   std::span<const bf16> w2;
   std::span<bf16> dx;
   std::span<float> dprobs;
+  std::span<const bf16> x{};
 };
 
 /// ... and what `Layer::backward_weights` does.
@@ -72,9 +74,10 @@ struct BackwardWeightsArgs {
   WeightGrad dw2;
 };
 
-/// What a forward pass leaves for its backward: the routing plan, the dispatched rows of x, h and
-/// the probability of each row; from `backward_data` to `backward_weights`, also the rows of dy, dh
-/// and a. Movable; hold one per forward whose backward is still to come.
+/// What a forward pass leaves for its backward: the routing plan, the probability of each row, and
+/// unless Problem::save and recompute_h say otherwise the dispatched rows of x, and h; from
+/// `backward_data` to `backward_weights`, also the rows of dy, dh and a. Movable; hold one per
+/// forward whose backward is still to come.
 class UNIEP_API Saved {
  public:
   Saved();
@@ -83,7 +86,7 @@ class UNIEP_API Saved {
   ~Saved();
 
   const RoutingPlan& plan() const;
-  std::span<const bf16> h() const;  ///< [padded_rows, 2I]; pad rows are unspecified
+  std::span<const bf16> h() const;  ///< [padded_rows, 2I], pad rows unspecified; empty if not kept
   std::size_t bytes() const;        ///< memory of uniep's own that it holds, the plan's aside
 
   /// Library-internal.
@@ -135,8 +138,10 @@ struct LayerMemory {
 /// backward pass only needs its contents: they may be moved to other addresses meanwhile, each for
 /// itself (`Layer::restore`).
 struct StepMemory {
-  std::span<std::byte> plan{};           ///< MemoryNeeds::plan
-  std::span<bf16> x_rows{};              ///< [rows, H]; this and the next two come together
+  std::span<std::byte> plan{};  ///< MemoryNeeds::plan
+  /// [rows, H]; this and the next two come together, but for what the layer does not keep
+  /// (Problem::save, recompute_h), which stays empty.
+  std::span<bf16> x_rows{};
   std::span<bf16> h{};                   ///< [rows, 2I]
   std::span<float> row_probs{};          ///< [rows]
   std::span<std::byte> backward_rows{};  ///< MemoryNeeds::backward_rows

@@ -10,6 +10,14 @@ namespace uniep {
 /// Largest number of experts per token.
 inline constexpr int kMaxTopk = 16;
 
+/// What forward keeps of the rows of x that it dispatched.
+enum class Save : int {
+  kRows,  ///< all of them
+  kNone   ///< none: backward is given x once more, and dispatches it again
+};
+
+constexpr const char* name(Save save) { return save == Save::kRows ? "rows" : "none"; }
+
 /// The shape of one MoE layer under expert parallelism. The same on every rank.
 struct Problem {
   std::int64_t hidden = 0;        ///< H, a multiple of 8
@@ -24,6 +32,10 @@ struct Problem {
   /// Alignment of each expert's first row. A power of two, 16 to 256; a schedule's tile_m divides
   /// it, so that the CUDA backend, whose tiles have 128 rows, needs 128 or 256.
   int row_align = 128;
+  // What forward keeps for backward, beside the plan and the rows' probabilities. What it does not
+  // keep, backward makes once more: memory is had for time, and the bits stay the same.
+  Save save = Save::kRows;   ///< rows of x: 2H bytes each
+  bool recompute_h = false;  ///< h (4I bytes a row) is not kept: backward runs fc1 once more
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };

@@ -15,15 +15,15 @@ uniep_backward_call call_of(const Call& call, const Tensor& key, const Tensor& p
                             const std::optional<std::string>& schedule) {
   const LayerShape& shape = call.shape();
   require(plan, "plan", ScalarType::Byte, {shape.plan_bytes}, key);
-  require(x_rows, "x_rows", ScalarType::BFloat16, {shape.rows, shape.hidden}, key);
-  require(h, "h", ScalarType::BFloat16, {shape.rows, 2 * shape.intermediate}, key);
+  require(x_rows, "x_rows", ScalarType::BFloat16, {shape.rows_of_x, shape.hidden}, key);
+  require(h, "h", ScalarType::BFloat16, {shape.rows_of_h, 2 * shape.intermediate}, key);
   require(row_probs, "row_probs", ScalarType::Float, {shape.rows}, key);
   uniep_backward_call arguments{};
   arguments.part = part;
   arguments.tokens = tokens;
   arguments.plan = plan.const_data_ptr();
-  arguments.x_rows = x_rows.const_data_ptr();
-  arguments.h = h.const_data_ptr();
+  if (shape.rows_of_x > 0) arguments.x_rows = x_rows.const_data_ptr();
+  if (shape.rows_of_h > 0) arguments.h = h.const_data_ptr();
   arguments.row_probs = static_cast<const float*>(row_probs.const_data_ptr());
   arguments.ignore_overflow = flag;
   arguments.schedule = text_of(schedule);
@@ -37,7 +37,8 @@ struct DataGradients {
   Tensor dprobs;
 
   DataGradients(const Call& call, const Tensor& key, const Tensor& dy, const Tensor& w1,
-                const Tensor& w2, std::int64_t topk, uniep_backward_call& arguments) {
+                const Tensor& w2, const std::optional<Tensor>& x, std::int64_t topk,
+                uniep_backward_call& arguments) {
     const LayerShape& shape = call.shape();
     if (topk != shape.topk) {
       refuse("topk is " + std::to_string(topk) + "; the workspace is for " +
@@ -55,6 +56,11 @@ struct DataGradients {
     arguments.w2 = w2.const_data_ptr();
     arguments.dx = dx.mutable_data_ptr();
     arguments.dprobs = static_cast<float*>(dprobs.mutable_data_ptr());
+    if (shape.rows > 0 && shape.rows_of_x == 0) {
+      if (!x) refuse("x is None; a layer that keeps no rows of x is given x in backward");
+      require(*x, "x", ScalarType::BFloat16, {arguments.tokens, shape.hidden}, key);
+      arguments.x = x->const_data_ptr();
+    }
   }
 };
 
@@ -94,13 +100,13 @@ std::int64_t tokens_of(const Tensor& dy) { return dy.dim() == 2 ? dy.size(0) : -
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(Tensor key, Tensor plan, Tensor x_rows,
                                                     Tensor h, Tensor row_probs, Tensor dy,
-                                                    Tensor w1, Tensor w2, std::int64_t topk,
-                                                    bool flag,
+                                                    Tensor w1, Tensor w2, std::optional<Tensor> x,
+                                                    std::int64_t topk, bool flag,
                                                     std::optional<std::string> schedule) {
   const Call call(key);
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kWhole, tokens_of(dy), flag, schedule);
-  const DataGradients data(call, key, dy, w1, w2, topk, arguments);
+  const DataGradients data(call, key, dy, w1, w2, x, topk, arguments);
   const auto [dw1, dw2] = new_weight_gradients(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
   return {data.dx, data.dprobs, dw1, dw2};
@@ -108,12 +114,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(Tensor key, Tensor plan, Ten
 
 std::tuple<Tensor, Tensor> backward_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h,
                                               Tensor row_probs, Tensor dy, Tensor w1, Tensor w2,
-                                              Tensor dw1, Tensor dw2, std::int64_t topk, bool flag,
+                                              std::optional<Tensor> x, Tensor dw1, Tensor dw2,
+                                              std::int64_t topk, bool flag,
                                               std::optional<std::string> schedule) {
   const Call call(key);
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kWhole, tokens_of(dy), flag, schedule);
-  const DataGradients data(call, key, dy, w1, w2, topk, arguments);
+  const DataGradients data(call, key, dy, w1, w2, x, topk, arguments);
   main_gradients(call, key, dw1, dw2, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
   return {data.dx, data.dprobs};
@@ -121,15 +128,16 @@ std::tuple<Tensor, Tensor> backward_main_grad(Tensor key, Tensor plan, Tensor x_
 
 std::tuple<Tensor, Tensor, Tensor> backward_data(Tensor key, Tensor plan, Tensor x_rows, Tensor h,
                                                  Tensor row_probs, Tensor dy, Tensor w1, Tensor w2,
-                                                 std::int64_t topk, std::int64_t backward_bytes,
-                                                 bool flag, std::optional<std::string> schedule) {
+                                                 std::optional<Tensor> x, std::int64_t topk,
+                                                 std::int64_t backward_bytes, bool flag,
+                                                 std::optional<std::string> schedule) {
   const Call call(key);
   if (backward_bytes != call.shape().backward_bytes) {
     refuse("the workspace has grown since its figures were read; read backward_bytes again");
   }
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kData, tokens_of(dy), flag, schedule);
-  const DataGradients data(call, key, dy, w1, w2, topk, arguments);
+  const DataGradients data(call, key, dy, w1, w2, x, topk, arguments);
   Tensor rows = empty(key, ScalarType::Byte, {backward_bytes});
   arguments.backward_rows = rows.mutable_data_ptr();
   Call::check(uniep_backward(call.layer(), &arguments));

@@ -14,20 +14,23 @@ namespace uniep::ops {
 /// uniep::backward: dx, dprobs, dw1, dw2.
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(Tensor key, Tensor plan, Tensor x_rows,
                                                     Tensor h, Tensor row_probs, Tensor dy,
-                                                    Tensor w1, Tensor w2, std::int64_t topk,
-                                                    bool flag, std::optional<std::string> schedule);
+                                                    Tensor w1, Tensor w2, std::optional<Tensor> x,
+                                                    std::int64_t topk, bool flag,
+                                                    std::optional<std::string> schedule);
 
 /// uniep::backward_main_grad: dx, dprobs; adds to `dw1` and `dw2`, both fp32 or both bf16.
 std::tuple<Tensor, Tensor> backward_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h,
                                               Tensor row_probs, Tensor dy, Tensor w1, Tensor w2,
-                                              Tensor dw1, Tensor dw2, std::int64_t topk, bool flag,
+                                              std::optional<Tensor> x, Tensor dw1, Tensor dw2,
+                                              std::int64_t topk, bool flag,
                                               std::optional<std::string> schedule);
 
 /// uniep::backward_data: dx, dprobs, and what the weight gradients take.
 std::tuple<Tensor, Tensor, Tensor> backward_data(Tensor key, Tensor plan, Tensor x_rows, Tensor h,
                                                  Tensor row_probs, Tensor dy, Tensor w1, Tensor w2,
-                                                 std::int64_t topk, std::int64_t backward_bytes,
-                                                 bool flag, std::optional<std::string> schedule);
+                                                 std::optional<Tensor> x, std::int64_t topk,
+                                                 std::int64_t backward_bytes, bool flag,
+                                                 std::optional<std::string> schedule);
 
 /// uniep::backward_weights: dw1, dw2.
 std::tuple<Tensor, Tensor> backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h,

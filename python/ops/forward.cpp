@@ -4,14 +4,14 @@
 
 namespace uniep::ops {
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(Tensor key, Tensor overflow, Tensor x,
-                                                           Tensor topk_ids, Tensor topk_probs,
-                                                           Tensor w1, Tensor w2, std::int64_t rows,
-                                                           std::int64_t plan_bytes, bool flag,
-                                                           std::optional<std::string> schedule) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
+    Tensor key, Tensor overflow, Tensor x, Tensor topk_ids, Tensor topk_probs, Tensor w1, Tensor w2,
+    std::int64_t rows, std::int64_t rows_of_x, std::int64_t rows_of_h, std::int64_t plan_bytes,
+    bool flag, std::optional<std::string> schedule) {
   const Call call(key);
   const LayerShape& shape = call.shape();
-  if (rows != shape.rows || plan_bytes != shape.plan_bytes) {
+  if (rows != shape.rows || rows_of_x != shape.rows_of_x || rows_of_h != shape.rows_of_h ||
+      plan_bytes != shape.plan_bytes) {
     refuse("the workspace has grown since its figures were read; read rows and plan_bytes again");
   }
   const std::int64_t tokens = x.dim() == 2 ? x.size(0) : -1;
@@ -30,8 +30,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(Tensor key, Tensor ov
 
   Tensor out = empty(x, ScalarType::BFloat16, {tokens, shape.hidden});
   Tensor plan = empty(x, ScalarType::Byte, {plan_bytes});
-  Tensor x_rows = empty(x, ScalarType::BFloat16, {rows, shape.hidden});
-  Tensor h = empty(x, ScalarType::BFloat16, {rows, 2 * shape.intermediate});
+  Tensor x_rows = empty(x, ScalarType::BFloat16, {rows_of_x, shape.hidden});
+  Tensor h = empty(x, ScalarType::BFloat16, {rows_of_h, 2 * shape.intermediate});
   Tensor row_probs = empty(x, ScalarType::Float, {rows});
   std::optional<Tensor> status;
   if (flag) status = empty(x, ScalarType::Long, {2});
@@ -45,8 +45,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(Tensor key, Tensor ov
   arguments.w2 = w2.const_data_ptr();
   arguments.out = out.mutable_data_ptr();
   arguments.plan = plan.mutable_data_ptr();
-  arguments.x_rows = x_rows.mutable_data_ptr();
-  arguments.h = h.mutable_data_ptr();
+  if (rows_of_x > 0) arguments.x_rows = x_rows.mutable_data_ptr();
+  if (rows_of_h > 0) arguments.h = h.mutable_data_ptr();
   arguments.row_probs = static_cast<float*>(row_probs.mutable_data_ptr());
   if (status) arguments.overflow = static_cast<std::int64_t*>(status->mutable_data_ptr());
   arguments.schedule = text_of(schedule);

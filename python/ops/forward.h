@@ -10,10 +10,9 @@
 namespace uniep::ops {
 
 /// The op uniep::forward: plan and forward pass of this rank's tokens.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(Tensor key, Tensor overflow, Tensor x,
-                                                           Tensor topk_ids, Tensor topk_probs,
-                                                           Tensor w1, Tensor w2, std::int64_t rows,
-                                                           std::int64_t plan_bytes, bool flag,
-                                                           std::optional<std::string> schedule);
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
+    Tensor key, Tensor overflow, Tensor x, Tensor topk_ids, Tensor topk_probs, Tensor w1, Tensor w2,
+    std::int64_t rows, std::int64_t rows_of_x, std::int64_t rows_of_h, std::int64_t plan_bytes,
+    bool flag, std::optional<std::string> schedule);
 
 }  // namespace uniep::ops

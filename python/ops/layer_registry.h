@@ -18,6 +18,8 @@ struct LayerShape {
   std::int64_t rows = 0;
   std::int64_t plan_bytes = 0;
   std::int64_t backward_bytes = 0;
+  std::int64_t rows_of_x = 0;  ///< that forward keeps: `rows`, or none
+  std::int64_t rows_of_h = 0;  ///< likewise
 };
 
 /// A layer that ops may call. `mutex` is held during each call: a layer serves one thread at a

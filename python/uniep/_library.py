@@ -80,6 +80,8 @@ class Problem(ctypes.Structure):
         ("max_tokens", c_int64),
         ("capacity_rows", c_int64),
         ("row_align", c_int64),
+        ("save", c_int64),
+        ("recompute_h", c_int64),
     ]
 
 

@@ -26,6 +26,8 @@ def _forward(
     w1: Tensor,
     w2: Tensor,
     rows: int,
+    rows_of_x: int,
+    rows_of_h: int,
     plan_bytes: int,
     flag: bool,
     schedule: str | None,
@@ -33,8 +35,8 @@ def _forward(
     return (
         torch.empty_like(x),
         x.new_empty((plan_bytes,), dtype=torch.uint8),
-        x.new_empty((rows, x.shape[1])),
-        x.new_empty((rows, w1.shape[1])),
+        x.new_empty((rows_of_x, x.shape[1])),
+        x.new_empty((rows_of_h, w1.shape[1])),
         x.new_empty((rows,), dtype=torch.float32),
     )
 
@@ -52,6 +54,7 @@ def _backward(
     dy: Tensor,
     w1: Tensor,
     w2: Tensor,
+    x: Tensor | None,
     topk: int,
     flag: bool,
     schedule: str | None,
@@ -68,6 +71,7 @@ def _backward_main_grad(
     dy: Tensor,
     w1: Tensor,
     w2: Tensor,
+    x: Tensor | None,
     dw1: Tensor,
     dw2: Tensor,
     topk: int,
@@ -86,6 +90,7 @@ def _backward_data(
     dy: Tensor,
     w1: Tensor,
     w2: Tensor,
+    x: Tensor | None,
     topk: int,
     backward_bytes: int,
     flag: bool,

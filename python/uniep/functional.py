@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ class _Moe(torch.autograd.Function):
         key: Tensor,
         overflow: Tensor,
         rows: int,
+        rows_of_x: int,
+        rows_of_h: int,
         plan_bytes: int,
         backward_bytes: int,
         flag: bool,
@@ -44,9 +46,23 @@ class _Moe(torch.autograd.Function):
         deferred: DeferredWeights | None,
     ) -> Tensor:
         out, plan, x_rows, h, row_probs = ops.forward(
-            key, overflow, x, topk_ids, topk_probs, w1, w2, rows, plan_bytes, flag, schedule
+            key,
+            overflow,
+            x,
+            topk_ids,
+            topk_probs,
+            w1,
+            w2,
+            rows,
+            rows_of_x,
+            rows_of_h,
+            plan_bytes,
+            flag,
+            schedule,
         )
-        ctx.save_for_backward(plan, x_rows, h, row_probs, w1, w2)
+        # Without rows of x, backward dispatches x again.
+        again = x if rows_of_x == 0 else None
+        ctx.save_for_backward(plan, x_rows, h, row_probs, w1, w2, again)
         ctx.key = key
         ctx.dw1 = dw1
         ctx.dw2 = dw2
@@ -60,9 +76,9 @@ class _Moe(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        plan, x_rows, h, row_probs, w1, w2 = ctx.saved_tensors
+        plan, x_rows, h, row_probs, w1, w2, x = ctx.saved_tensors
         dy = dy.contiguous()
-        call = (ctx.key, plan, x_rows, h, row_probs, dy, w1, w2)
+        call = (ctx.key, plan, x_rows, h, row_probs, dy, w1, w2, x)
         dw1 = dw2 = None
         wants_weights = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
         if ctx.deferred is not None:
@@ -96,7 +112,7 @@ class _Moe(torch.autograd.Function):
             dx, dprobs, _ = ops.backward_data(
                 *call, ctx.topk, ctx.backward_bytes, ctx.flag, ctx.schedule
             )
-        return (dx, None, dprobs, dw1, dw2) + (None,) * 10
+        return (dx, None, dprobs, dw1, dw2) + (None,) * 12
 
 
 def moe(
@@ -110,6 +126,8 @@ def moe(
     workspace: Workspace | None = None,
     max_tokens: int | None = None,
     capacity_rows: int | None = None,
+    save: Literal["rows", "none"] | None = None,
+    recompute_h: bool | None = None,
     schedule: str | None = None,
     main_grads: tuple[Tensor, Tensor] | None = None,
     deferred: DeferredWeights | None = None,
@@ -133,6 +151,10 @@ def moe(
         max_tokens: most tokens that a rank ever has, the same on all ranks. None: those of this
             call, which then are the same on all ranks.
         capacity_rows: see :class:`uniep.Workspace`.
+        save: what is kept of the rows of x; see :class:`uniep.Workspace`. None: ``"rows"``, or what
+            the workspace has.
+        recompute_h: whether backward computes h again; likewise. None: no, or what the workspace
+            has.
         schedule: of this call and its backward. None: the workspace's.
         main_grads: (dw1, dw2), of the shapes of w1 and w2, contiguous, both fp32 or both bf16:
             weight gradients are added to these, and ``w1.grad`` and ``w2.grad`` stay as they are.
@@ -147,6 +169,8 @@ def moe(
         RuntimeError: where the library refuses or fails: a routing that does not fit, a lost rank.
     """
     _arguments.check_device(x)
+    if save not in (None, "rows", "none"):
+        raise ValueError(f"save is '{save}'; it must be 'rows' or 'none'")
     if torch.is_autocast_enabled(x.device.type):
         x, w1, w2 = _arguments.autocast(x, w1, w2)
     _arguments.check(x, topk_ids, topk_probs, w1, w2)
@@ -166,11 +190,13 @@ def moe(
             tokens.shape[0],
             max_tokens,
             capacity_rows,
+            save or "rows",
+            bool(recompute_h),
         )
-    elif group is not None or max_tokens is not None or capacity_rows is not None:
+    elif any(own is not None for own in (group, max_tokens, capacity_rows, save, recompute_h)):
         raise ValueError(
-            "a workspace has its own group, max_tokens and capacity_rows; pass either the "
-            "workspace or these"
+            "a workspace has its own group, max_tokens, capacity_rows, save and recompute_h; pass "
+            "either the workspace or these"
         )
     _arguments.check_workspace(workspace, x, w1, topk)
     dw1, dw2 = (None, None) if main_grads is None else main_grads
@@ -190,6 +216,8 @@ def moe(
         workspace.key,
         workspace.overflow,
         workspace.rows,
+        workspace.rows_of_x,
+        workspace.rows_of_h,
         workspace.plan_bytes,
         workspace.backward_bytes,
         workspace.flag,

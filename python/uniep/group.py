@@ -69,7 +69,7 @@ class Group:
             raise gather.error
         _library.check(result)
         #: The workspaces of calls of uniep.moe without one: by shape.
-        self.workspaces: dict[tuple[int | None, ...], Workspace] = {}
+        self.workspaces: dict[tuple[int | str | None, ...], Workspace] = {}
         self._handle = handle
         # Layers keep what they need of the group, so the order in which things end is free.
         self._finalizer = weakref.finalize(self, _library.library.uniep_group_destroy, handle)

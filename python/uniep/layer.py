@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -64,6 +65,8 @@ class MoELayer(nn.Module):
         shared_intermediate: I of the shared experts together; 0: there are none.
         max_tokens: most tokens that a rank ever has; see :func:`uniep.moe`.
         capacity_rows: see :class:`uniep.Workspace`.
+        save: what a forward keeps of the rows of x; see :class:`uniep.Workspace`.
+        recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
         schedule: see :class:`uniep.Workspace`.
         workspace: to work in; None: the one that all layers of this shape and group share.
         main_grad: dtype of the ``main_grad`` that w1 and w2 then have, to which gradients are added
@@ -94,6 +97,8 @@ class MoELayer(nn.Module):
         shared_intermediate: int = 0,
         max_tokens: int | None = None,
         capacity_rows: int | None = None,
+        save: Literal["rows", "none"] | None = None,
+        recompute_h: bool | None = None,
         schedule: str | None = None,
         workspace: Workspace | None = None,
         main_grad: torch.dtype | None = None,
@@ -116,6 +121,8 @@ class MoELayer(nn.Module):
         self.group = group
         self.max_tokens = max_tokens
         self.capacity_rows = capacity_rows
+        self.save = save
+        self.recompute_h = recompute_h
         self.schedule = schedule
         self.workspace = workspace
         local = num_experts // self.size
@@ -190,6 +197,8 @@ class MoELayer(nn.Module):
             workspace=self.workspace,
             max_tokens=self.max_tokens if own else None,
             capacity_rows=self.capacity_rows if own else None,
+            save=self.save if own else None,
+            recompute_h=self.recompute_h if own else None,
             schedule=self.schedule,
             main_grads=main_grads,
             deferred=deferred,

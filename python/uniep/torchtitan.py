@@ -64,6 +64,8 @@ class UniepExperts(GroupedExperts):
 
         max_tokens: int | None = None
         capacity_rows: int | None = None
+        save: str | None = None
+        recompute_h: bool | None = None
         schedule: str | None = None
 
     def __init__(self, config: Config) -> None:
@@ -74,6 +76,8 @@ class UniepExperts(GroupedExperts):
         self.group: torch.distributed.ProcessGroup | None = None
         self.max_tokens: int | None = config.max_tokens
         self.capacity_rows: int | None = config.capacity_rows
+        self.save: Any = config.save
+        self.recompute_h: bool | None = config.recompute_h
         self.schedule: str | None = config.schedule
         self.w13_E2FD = nn.Parameter(torch.empty(experts, 2 * inner, outer))
         self.w2_EDF = nn.Parameter(torch.empty(experts, outer, inner))
@@ -103,6 +107,8 @@ class UniepExperts(GroupedExperts):
             group=self.group,
             max_tokens=self.max_tokens,
             capacity_rows=self.capacity_rows,
+            save=self.save,
+            recompute_h=self.recompute_h,
             schedule=self.schedule,
         )
         return out.to(x.dtype)
@@ -193,6 +199,8 @@ def uniep_routed_experts(
     *,
     max_tokens: int | None = None,
     capacity_rows: int | None = None,
+    save: str | None = None,
+    recompute_h: bool | None = None,
     schedule: str | None = None,
 ) -> Any:
     """What torchtitan calls for the config of each layer's routed experts.
@@ -201,6 +209,8 @@ def uniep_routed_experts(
         config: torchtitan's ``RoutedExperts.Config``.
         max_tokens: most tokens that a rank has in a call; None: those of the first call.
         capacity_rows: see :class:`uniep.Workspace`.
+        save: what a forward keeps of the rows of x; see :class:`uniep.Workspace`.
+        recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
         schedule: see :func:`uniep.moe`.
 
     Returns:
@@ -223,6 +233,8 @@ def uniep_routed_experts(
         sharding_config=sharding,
         max_tokens=max_tokens,
         capacity_rows=capacity_rows,
+        save=save,
+        recompute_h=recompute_h,
         schedule=schedule,
     )
     return derive(config, UniepRoutedExperts.Config, inner_experts=inner)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,8 @@ class _Options:
 
     max_tokens: int | None = None
     capacity_rows: int | None = None
+    save: Literal["rows", "none"] | None = None
+    recompute_h: bool | None = None
     schedule: str | None = None
 
 
@@ -49,6 +51,8 @@ def register(
     *,
     max_tokens: int | None = None,
     capacity_rows: int | None = None,
+    save: Literal["rows", "none"] | None = None,
+    recompute_h: bool | None = None,
     schedule: str | None = None,
 ) -> None:
     """Makes `name` an experts implementation and an EP implementation of transformers.
@@ -62,9 +66,11 @@ def register(
         max_tokens: see :func:`uniep.moe`; needed for EP where the number of tokens varies. It does
             not count for experts in transformers' own EP, which hands them rows, not tokens.
         capacity_rows: see :class:`uniep.Workspace`.
+        save: what a forward keeps of the rows of x; see :class:`uniep.Workspace`.
+        recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
         schedule: see :func:`uniep.moe`.
     """
-    options = _Options(max_tokens, capacity_rows, schedule)
+    options = _Options(max_tokens, capacity_rows, save, recompute_h, schedule)
     _hf_moe.ExpertsInterface.register(name, functools.partial(_experts_forward, options))
     try:
         from transformers.distributed.expert_parallel import EPImplementationInterface
@@ -130,6 +136,8 @@ def _run(
         group=group,
         max_tokens=options.max_tokens,
         capacity_rows=options.capacity_rows,
+        save=options.save,
+        recompute_h=options.recompute_h,
         schedule=options.schedule,
     )
     return out.to(hidden_states.dtype)

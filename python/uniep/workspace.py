@@ -18,6 +18,7 @@ __all__ = ["Workspace", "default_workspace"]
 
 _ids = itertools.count(1)
 _PASSES = {"forward": 0, "backward": 1}
+_SAVES = {"rows": 0, "none": 1}
 # Symmetric memory that other ranks may still reach, by the number of its layer.
 _reached_by_others: dict[int, Tensor] = {}
 
@@ -37,6 +38,11 @@ class Workspace:
         max_tokens: most tokens that a rank has in a call; the same on all ranks.
         capacity_rows: rows (copies of tokens) that a rank has room for. None: any routing of a
             small layer, twice a balanced load of a large one.
+        save: what a forward keeps of the rows of x (2H bytes a row). ``"rows"``: all of them.
+            ``"none"``: nothing; x itself, which autograd has anyway, is dispatched again in
+            backward. The bits are the same.
+        recompute_h: a forward does not keep h either (4I bytes a row); backward computes it again,
+            as one more product. The bits are the same.
         schedule: of both directions, such as ``"single"`` or ``"pipelined:4,tile_m=32"``. None:
             what was tuned on this machine, else what is shipped or predicted best.
         device: where tensors lie. None: the group's device.
@@ -50,10 +56,12 @@ class Workspace:
         overflow: int64 [2] on the device: 0 fine, 1 too many rows, 2 an impossible id; and the
             capacity that would have done. The largest of all calls since it was made, grown or
             cleared (``overflow.zero_()``). Stays 0 with ``on_overflow="raise"``.
-        rows: rows of the tensors that a forward keeps for its backward.
+        rows: rows that there is room for.
+        rows_of_x: rows of x that a forward keeps for its backward: ``rows``, or 0.
+        rows_of_h: rows of h that it keeps: ``rows``, or 0.
 
     Raises:
-        ValueError: for a device that the group is not on, or an unknown ``on_overflow``.
+        ValueError: for a device that the group is not on, or an unknown ``on_overflow`` or ``save``.
         uniep.Error: for figures out of range, or that differ by rank; the sentence says which.
     """
 
@@ -67,6 +75,8 @@ class Workspace:
         max_tokens: int,
         *,
         capacity_rows: int | None = None,
+        save: Literal["rows", "none"] = "rows",
+        recompute_h: bool = False,
         schedule: str | None = None,
         device: torch.device | str | int | None = None,
         on_overflow: Literal["raise", "flag"] = "raise",
@@ -74,6 +84,8 @@ class Workspace:
     ) -> None:
         if on_overflow not in ("raise", "flag"):
             raise ValueError(f"on_overflow is '{on_overflow}'; it must be 'raise' or 'flag'")
+        if save not in _SAVES:
+            raise ValueError(f"save is '{save}'; it must be 'rows' or 'none'")
         if device is None and isinstance(group, Group):
             device = group.device
         self.group = group_of(group, _device_of(device))
@@ -83,6 +95,8 @@ class Workspace:
         self.num_experts = num_experts
         self.topk = topk
         self.max_tokens = max_tokens
+        self.save = save
+        self.recompute_h = recompute_h
         self.flag = on_overflow == "flag"
         self._schedule = schedule
         self._timeout_ms = timeout_ms
@@ -96,6 +110,8 @@ class Workspace:
             topk=self.topk,
             max_tokens=self.max_tokens,
             capacity_rows=capacity_rows or 0,
+            save=_SAVES[self.save],
+            recompute_h=int(self.recompute_h),
         )
         needs = _library.Needs()
         backend = 1 if self.device.type == "cuda" else 0
@@ -136,10 +152,12 @@ class Workspace:
         _library.check(result)
 
         self.rows = needs.rows
+        self.rows_of_x = needs.rows if self.save == "rows" else 0
+        self.rows_of_h = 0 if self.recompute_h else needs.rows
         self.plan_bytes = needs.plan
         self.backward_bytes = needs.backward_rows
         self.local_experts = self.num_experts // self.group.size
-        shape = (ctypes.c_int64 * 8)(
+        shape = (ctypes.c_int64 * 10)(
             self.hidden,
             self.intermediate,
             self.local_experts,
@@ -148,6 +166,8 @@ class Workspace:
             self.rows,
             self.plan_bytes,
             self.backward_bytes,
+            self.rows_of_x,
+            self.rows_of_h,
         )
         _library.torch_library.uniep_torch_bind(number, self.key.data_ptr(), layer, shape)
         self.bytes = needs.workspace + needs.symmetric
@@ -165,8 +185,9 @@ class Workspace:
     @property
     def saved_bytes(self) -> int:
         """Bytes that one forward keeps for its backward, in tensors of its own."""
-        row = 2 * self.hidden + 4 * self.intermediate + 4
-        return self.plan_bytes + self.rows * row
+        x = 2 * self.hidden * self.rows_of_x
+        h = 4 * self.intermediate * self.rows_of_h
+        return self.plan_bytes + x + h + 4 * self.rows
 
     def needed_rows(self) -> int:
         """The largest capacity that any call since the beginning needed; waits for the device.
@@ -284,6 +305,8 @@ def default_workspace(
     tokens: int,
     max_tokens: int | None,
     capacity_rows: int | None,
+    save: Literal["rows", "none"],
+    recompute_h: bool,
 ) -> Workspace:
     """The workspace that calls without one share, of this shape; made by the first of them.
 
@@ -294,13 +317,14 @@ def default_workspace(
     """
     wanted = tokens if max_tokens is None else max_tokens
     shape = (hidden, intermediate, local_experts, topk)
+    memory = (capacity_rows, save, recompute_h)
     if torch.compiler.is_compiling():
         # The compiler cannot see into libraries: what is missing is made while it looks on.
-        _prepare(group, str(device), *shape, wanted, max_tokens is None, capacity_rows)
+        _prepare(group, str(device), *shape, wanted, max_tokens is None, *memory)
     owner = group_of(group, device)
-    workspace = owner.workspaces.get((*shape, capacity_rows))
+    workspace = owner.workspaces.get((*shape, *memory))
     if workspace is None or workspace.max_tokens < wanted:
-        workspace = _make(owner, *shape, wanted, max_tokens is None, capacity_rows)
+        workspace = _make(owner, *shape, wanted, max_tokens is None, *memory)
     return workspace
 
 
@@ -313,8 +337,10 @@ def _make(
     wanted: int,
     may_grow: bool,
     capacity_rows: int | None,
+    save: Literal["rows", "none"],
+    recompute_h: bool,
 ) -> Workspace:
-    key = (hidden, intermediate, local_experts, topk, capacity_rows)
+    key = (hidden, intermediate, local_experts, topk, capacity_rows, save, recompute_h)
     smaller = owner.workspaces.get(key)
     if smaller is not None:
         if owner.size > 1:
@@ -334,6 +360,8 @@ def _make(
         topk,
         max(wanted, 1),
         capacity_rows=capacity_rows,
+        save=save,
+        recompute_h=recompute_h,
     )
     return owner.workspaces[key]
 
@@ -349,9 +377,13 @@ def _prepare(
     wanted: int,
     may_grow: bool,
     capacity_rows: int | None,
+    save: Literal["rows", "none"],
+    recompute_h: bool,
 ) -> bool:
     owner = group_of(group, torch.device(device))
-    known = owner.workspaces.get((hidden, intermediate, local_experts, topk, capacity_rows))
+    shape = (hidden, intermediate, local_experts, topk)
+    memory = (capacity_rows, save, recompute_h)
+    known = owner.workspaces.get((*shape, *memory))
     if known is None or known.max_tokens < wanted:
-        _make(owner, hidden, intermediate, local_experts, topk, wanted, may_grow, capacity_rows)
+        _make(owner, *shape, wanted, may_grow, *memory)
     return True

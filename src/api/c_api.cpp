@@ -54,7 +54,7 @@ void require_given(const T* argument, const char* name) {
           " is NULL; an address is accepted");
 }
 
-bool truth(std::int32_t value, const char* name) {
+bool truth(std::int64_t value, const char* name) {
   require(value == 0 || value == 1, ErrorCode::kInvalidArgument, name, " is ", value,
           "; 0 and 1 are accepted");
   return value == 1;
@@ -80,6 +80,10 @@ uniep::Problem problem_of(const uniep_problem* problem) {
                    .topk = narrow(problem->topk, "problem.topk"),
                    .max_tokens = problem->max_tokens,
                    .capacity_rows = problem->capacity_rows};
+  require(problem->save == 0 || problem->save == 1, ErrorCode::kInvalidArgument, "problem.save is ",
+          problem->save, "; 0 (rows) and 1 (none) are accepted");
+  p.save = problem->save == 0 ? uniep::Save::kRows : uniep::Save::kNone;
+  p.recompute_h = truth(problem->recompute_h, "problem.recompute_h");
   if (problem->row_align != 0) p.row_align = narrow(problem->row_align, "problem.row_align");
   return p;
 }
@@ -96,6 +100,15 @@ std::span<T> elements(Pointer* data, std::int64_t count, const char* name) {
 template <class T>
 std::span<T> read_only(const void* data, std::int64_t count, const char* name) {
   return elements<T>(const_cast<void*>(data), count, name);
+}
+
+/// What of a forward pass a layer may be told not to keep.
+template <class T>
+std::span<T> kept(bool is_kept, const void* data, std::int64_t count, const char* name) {
+  if (is_kept) return read_only<T>(data, count, name);
+  require(data == nullptr, ErrorCode::kInvalidArgument, name,
+          " is given, and this layer does not keep it; NULL is accepted");
+  return {};
 }
 
 using uniep::bf16;
@@ -143,10 +156,12 @@ struct uniep_layer {
 
   uniep::StepMemory step_memory(const void* plan, const void* x_rows, const void* h,
                                 const float* row_probs) const {
-    return {.plan = read_only<std::byte>(plan, needs.plan, "plan"),
-            .x_rows = read_only<bf16>(x_rows, needs.rows * problem().hidden, "x_rows"),
-            .h = read_only<bf16>(h, needs.rows * 2 * problem().intermediate, "h"),
-            .row_probs = read_only<float>(row_probs, needs.rows, "row_probs")};
+    return {
+        .plan = read_only<std::byte>(plan, needs.plan, "plan"),
+        .x_rows = kept<bf16>(problem().save == uniep::Save::kRows, x_rows,
+                             needs.rows * problem().hidden, "x_rows"),
+        .h = kept<bf16>(!problem().recompute_h, h, needs.rows * 2 * problem().intermediate, "h"),
+        .row_probs = read_only<float>(row_probs, needs.rows, "row_probs")};
   }
 
   uniep::Layer layer;
@@ -237,6 +252,9 @@ Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
               .w2 = elements<const bf16>(call->w2, l.weights() / 2, "w2"),
               .dx = elements<bf16>(call->dx, t * p.hidden, "dx"),
               .dprobs = elements<float>(call->dprobs, t * p.topk, "dprobs")};
+    if (p.save == uniep::Save::kNone) {
+      b.data.x = elements<const bf16>(call->x, t * p.hidden, "x");
+    }
   }
   if (b.part != Part::kData) {
     b.weights = {.dw1 = weight_grad(call->weight_grad, call->dw1, l.weights(), "dw1"),
@@ -253,7 +271,8 @@ uniep::BackwardArgs whole(const Backward& b) {
           .dx = b.data.dx,
           .dprobs = b.data.dprobs,
           .dw1 = b.weights.dw1,
-          .dw2 = b.weights.dw2};
+          .dw2 = b.weights.dw2,
+          .x = b.data.x};
 }
 
 uniep::TuneOptions tune_options(const uniep_tune_config* config, const CallOptions& call) {

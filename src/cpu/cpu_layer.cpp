@@ -85,7 +85,13 @@ class CpuLayer final : public LayerBackend {
                          const Check& check);
   void run_backward(const SavedData& saved, std::byte* rows, const PassOrder& order,
                     const BackwardDataArgs& data, const BackwardWeightsArgs& weights);
-  void run(const PassContext& ctx, std::span<const bf16> tokens, std::span<const float> probs);
+  /// What a pass stages for peers to pull.
+  struct Staged {
+    std::span<const bf16> tokens{};    // x, or dy
+    std::span<const float> probs{};    // forward
+    std::span<const bf16> x_tokens{};  // backward, where it dispatches x again
+  };
+  void run(const PassContext& ctx, const Staged& staged);
   std::byte* row_memory(std::int64_t bytes);
   std::unique_ptr<SavedData> make_saved(const RoutingPlan& plan, const StepMemory& memory) const;
 
@@ -208,16 +214,17 @@ PassContext CpuLayer::context(const PassView& view, const SavedData& saved, std:
 /// Stages this rank's tokens where peers pull them, if the pass moves any, then runs it. Peers may
 /// read the staged tokens until their rows have come back, which `reduce` waits for: so when a pass
 /// has ended its successor may overwrite them.
-void CpuLayer::run(const PassContext& ctx, std::span<const bf16> tokens,
-                   std::span<const float> probs) try {
+void CpuLayer::run(const PassContext& ctx, const Staged& staged) try {
   const Clock::time_point start = Clock::now();
   stats_ = {.pass = ctx.view.pass};
   if (ctx.view.moves_data()) counters_.begin_pass(ctx.view);
   const Peer own = ctx.peer(comm_.rank());
-  if (!tokens.empty()) {
-    std::memcpy(own.get<Tensor::kTokens>(), tokens.data(), tokens.size_bytes());
-  }
-  if (!probs.empty()) std::memcpy(own.get<Tensor::kProbs>(), probs.data(), probs.size_bytes());
+  const auto stage = [](auto* to, const auto& values) {
+    if (!values.empty()) std::memcpy(to, values.data(), values.size_bytes());
+  };
+  stage(own.get<Tensor::kTokens>(), staged.tokens);
+  stage(own.get<Tensor::kProbs>(), staged.probs);
+  stage(own.get<Tensor::kXTokens>(), staged.x_tokens);
   engine_.run(ctx, stats_, record_timeline_ ? &timeline_ : nullptr);
   stats_.elapsed_s = std::chrono::duration<double>(Clock::now() - start).count();
 } catch (const std::exception& e) {
@@ -245,7 +252,7 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
   }
   PassContext ctx = context(order->view(), *saved, rows);
   set_tensors(ctx.tensors, args);
-  run(ctx, args.x, args.topk_probs);
+  run(ctx, {.tokens = args.x, .probs = args.topk_probs});
   count_traffic(plan, schedule, stats_);
   return Saved(std::move(saved));
 }
@@ -328,7 +335,7 @@ void CpuLayer::run_backward(const SavedData& saved, std::byte* rows, const PassO
   set_tensors(ctx.tensors, data);
   ctx.dw1 = weights.dw1;
   ctx.dw2 = weights.dw2;
-  run(ctx, data.dy, {});
+  run(ctx, {.tokens = data.dy, .x_tokens = view.dropped.x_rows ? data.x : std::span<const bf16>()});
   if (view.moves_data()) count_traffic(saved.plan, view.schedule, stats_);
 }
 

@@ -3,23 +3,49 @@
 #include "cpu/stages.h"
 
 namespace uniep::cpu {
+namespace {
 
-void dispatch(const PassContext& ctx, const Task& task) {
+/// Copies the tokens of the task's pulls from what their ranks have published as tensor `from` to
+/// all of their rows.
+template <Tensor from>
+void copy_tokens(const PassContext& ctx, const Task& task, bf16* rows) {
   const PassView& v = ctx.view;
-  const bool forward = v.pass == Pass::kForward;
-  bf16* rows = forward ? ctx.get<Tensor::kXRows>() : ctx.get<Tensor::kDyRows>();
   const auto row_bytes = static_cast<std::size_t>(v.hidden) * sizeof(*rows);
   for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
     const Pull& pull = v.pulls[i];
-    const Peer source = ctx.peer(pull.source);
-    const bf16* token = source.get<Tensor::kTokens>() + pull.token * v.hidden;
-    const float* probs = source.get<Tensor::kProbs>() + std::int64_t{pull.token} * v.topk;
+    const bf16* token = ctx.peer(pull.source).get<from>() + pull.token * v.hidden;
     for (int c = 0; c < pull.num_rows; ++c) {
       const std::int64_t row = v.pull_rows[pull.first_row + c];
       std::memcpy(rows + row * v.hidden, token, row_bytes);
-      if (forward) ctx.get<Tensor::kRowProbs>()[row] = probs[v.row_origin[row].slot];
     }
   }
+}
+
+/// The probabilities of the task's rows.
+void copy_probs(const PassContext& ctx, const Task& task) {
+  const PassView& v = ctx.view;
+  for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
+    const Pull& pull = v.pulls[i];
+    const float* probs =
+        ctx.peer(pull.source).get<Tensor::kProbs>() + std::int64_t{pull.token} * v.topk;
+    for (int c = 0; c < pull.num_rows; ++c) {
+      const std::int64_t row = v.pull_rows[pull.first_row + c];
+      ctx.get<Tensor::kRowProbs>()[row] = probs[v.row_origin[row].slot];
+    }
+  }
+}
+
+}  // namespace
+
+void dispatch(const PassContext& ctx, const Task& task) {
+  const bool forward = ctx.view.pass == Pass::kForward;
+  copy_tokens<Tensor::kTokens>(ctx, task,
+                               forward ? ctx.get<Tensor::kXRows>() : ctx.get<Tensor::kDyRows>());
+  if (forward) copy_probs(ctx, task);
+}
+
+void redispatch(const PassContext& ctx, const Task& task) {
+  copy_tokens<Tensor::kXTokens>(ctx, task, ctx.get<Tensor::kXRows>());
 }
 
 }  // namespace uniep::cpu

@@ -20,15 +20,16 @@ std::int64_t nanoseconds(Clock::time_point t) {
 }
 
 /// Bytes of one pull: its token, and what goes with each of its rows.
-std::int64_t pulled_bytes(const PassView& v, const Pull& pull) {
-  return v.wire.pulled_token + std::int64_t{pull.num_rows} * v.wire.pulled_row;
+std::int64_t pulled_bytes(const WireBytes& wire, const Pull& pull) {
+  return wire.pulled_token + std::int64_t{pull.num_rows} * wire.pulled_row;
 }
 
 /// Bytes behind a push task's signal of `elements`, which are whole rows of its tile. What goes
 /// with each row goes with the tile of its first columns.
 std::int64_t pushed_bytes(const PassView& v, const Task& task, std::int64_t elements) {
   const std::int64_t rows = elements / column_tile(stage_grid(v, task.stage), task.n).count;
-  return elements * v.wire.pushed_element + (task.n == 0 ? rows * v.wire.pushed_row : 0);
+  const WireBytes& wire = v.stage(task.stage).wire;
+  return elements * wire.pushed_element + (task.n == 0 ? rows * wire.pushed_row : 0);
 }
 
 }  // namespace
@@ -228,7 +229,7 @@ void Engine::wait_for_pulls(const PassContext& ctx, const Task& task, Worker& wo
     const int source = v.pulls[i].source;
     std::int64_t bytes = 0;
     for (; i < task.m + task.n && v.pulls[i].source == source; ++i) {
-      bytes += pulled_bytes(v, v.pulls[i]);
+      bytes += pulled_bytes(v.stage(task.stage).wire, v.pulls[i]);
     }
     done = std::max(done, link.reserve(source, rank_, bytes, asked));
   }

@@ -8,6 +8,10 @@ void run_stage(const PassContext& ctx, const Task& task, Scratch& scratch) {
   switch (task.stage) {
     case Stage::kDispatch:
       return dispatch(ctx, task);
+    case Stage::kRedispatch:
+      return redispatch(ctx, task);
+    case Stage::kRefc1:
+      return refc1(ctx, task, scratch);
     case Stage::kFc1:
       return fc1(ctx, task, scratch);
     case Stage::kFc2:

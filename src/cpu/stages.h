@@ -6,10 +6,13 @@
 namespace uniep::cpu {
 
 // One tile routine per stage. Each does its task's arithmetic and copies, and nothing else:
-// waiting, signalling and order are the engine's. Each is in the file of its stage's name.
+// waiting, signalling and order are the engine's. Each is in the file of its stage's name,
+// what is done again in the file of what is.
 
 void dispatch(const PassContext& ctx, const Task& task);
+void redispatch(const PassContext& ctx, const Task& task);
 void fc1(const PassContext& ctx, const Task& task, Scratch& scratch);
+void refc1(const PassContext& ctx, const Task& task, Scratch& scratch);
 void fc2(const PassContext& ctx, const Task& task, Scratch& scratch);
 void dfc2(const PassContext& ctx, const Task& task, Scratch& scratch);
 void dfc1(const PassContext& ctx, const Task& task, Scratch& scratch);

@@ -30,9 +30,14 @@ bool either_is(const Args& args) {
   return std::holds_alternative<T>(args.dw1) || std::holds_alternative<T>(args.dw2);
 }
 
-LaunchPass launch_function(Pass pass, int tile_n, const PassTensors& tensors) {
-  const bool wide = tile_n == 256;
-  if (pass == Pass::kForward) return wide ? launch_forward_n256 : launch_forward_n128;
+LaunchPass launch_function(const PassView& v, const PassTensors& tensors) {
+  const bool wide = v.schedule.tile_n == 256;
+  const bool remakes = v.dropped.x_rows || v.dropped.h;
+  if (v.pass == Pass::kForward) return wide ? launch_forward_n256 : launch_forward_n128;
+  if (remakes && either_is<Bf16MainGrad>(tensors)) {
+    return wide ? launch_remake_bf16_n256 : launch_remake_bf16_n128;
+  }
+  if (remakes) return wide ? launch_remake_n256 : launch_remake_n128;
   if (either_is<Bf16MainGrad>(tensors))
     return wide ? launch_backward_bf16_n256 : launch_backward_bf16_n128;
   return wide ? launch_backward_n256 : launch_backward_n128;
@@ -87,7 +92,11 @@ void prepare_kernels() {
                                            prepare_backward_n128,
                                            prepare_backward_n256,
                                            prepare_backward_bf16_n128,
-                                           prepare_backward_bf16_n256};
+                                           prepare_backward_bf16_n256,
+                                           prepare_remake_n128,
+                                           prepare_remake_n256,
+                                           prepare_remake_bf16_n128,
+                                           prepare_remake_bf16_n256};
   for (const auto prepare : kPrepare) check_cuda(prepare(), "load the kernels");
   (void)tensor_map_encode_tiled();  // which a first call looks up
 }
@@ -136,7 +145,7 @@ void PassLauncher::enter(const EnterArgs& args) {
 
 void PassLauncher::launch(int index) const {
   const ProfilerRange range([&] { return range_name(ctx_.view, index); });
-  const LaunchPass function = launch_function(ctx_.view.pass, ctx_.view.schedule.tile_n, tensors_);
+  const LaunchPass function = launch_function(ctx_.view, tensors_);
   check_cuda(function(ctx_, queues_[static_cast<std::size_t>(index)], maps_, ctas_, stream_),
              cat("launch ", index, " of the ", name(ctx_.view.pass), " pass").c_str());
 }

@@ -17,7 +17,7 @@ std::uint32_t* words(std::byte* base, std::int64_t offset) {
 /// and is reported is the one that names the cause.
 constexpr std::int64_t wait_ticks(std::int64_t limit_ms, int kind) {
   const std::int64_t ticks = limit_ms * 1'000'000 / 1024;
-  return ticks + ticks / 16 * kind;
+  return ticks + ticks / (4 * (kNumCounterKinds - 1)) * kind;
 }
 static_assert(wait_ticks(kLongestWaitMs, kNumCounterKinds - 1) <=
               std::numeric_limits<std::uint32_t>::max());

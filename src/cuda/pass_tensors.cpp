@@ -88,10 +88,9 @@ class Mapper {
 };
 
 /// Whether the copy engine moves the tensor: what goes to peers is stored, as are single numbers.
-bool is_mapped(const PassTensors& tensors, Tensor name) {
+bool is_mapped(Tensor name) {
   const TensorRow& tensor = kLayerGraph[name];
-  if (tensor.region == Region::kSymmetric || tensor.element != Element::kBf16) return false;
-  return tensors.table[name] != nullptr;  // a weight gradient that is added to has no map either
+  return tensor.region != Region::kSymmetric && tensor.element == Element::kBf16;
 }
 
 StageMaps make_maps(const Mapper& mapper, const StageRow& stage, const PassTensors& tensors) {
@@ -99,12 +98,15 @@ StageMaps make_maps(const Mapper& mapper, const StageRow& stage, const PassTenso
   maps.a = mapper.squares(stage.reads[0]);
   maps.b = mapper.weights(stage.reads[1]);
   for (int i = 2; i < stage.reads.size(); ++i) {
-    if (is_mapped(tensors, stage.reads[i])) maps.aux = mapper.tile(stage.reads[i]);
+    if (is_mapped(stage.reads[i])) maps.aux = mapper.tile(stage.reads[i]);
   }
   CUtensorMap* const outputs[] = {&maps.out0, &maps.out1};
   std::size_t next = 0;
   for (const Tensor t : stage.writes) {
-    if (is_mapped(tensors, t)) *outputs[next++] = mapper.squares(t);
+    if (!is_mapped(t)) continue;
+    CUtensorMap& output = *outputs[next++];
+    // Null: an h that is not kept, or a weight gradient that is added to.
+    if (tensors.table[t] != nullptr) output = mapper.squares(t);
   }
   return maps;
 }

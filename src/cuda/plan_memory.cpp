@@ -69,6 +69,7 @@ DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass,
   sizes.pass = pass;
   sizes.part = part;
   sizes.schedule = s;
+  sizes.dropped = dropped_by(p);
   sizes.num_local_experts = p.num_experts / num_ranks;
   set_stages(sizes);
   num_queues = 2 * num_launches(sizes);
@@ -133,6 +134,7 @@ PassView make_pass_view(const Problem& problem, int rank, int num_ranks, std::in
   v.pass = pass;
   v.part = part;
   v.schedule = with_sizes(schedule, problem);
+  v.dropped = dropped_by(problem);
   v.rank = rank;
   v.num_ranks = num_ranks;
   v.num_local_experts = problem.num_experts / num_ranks;

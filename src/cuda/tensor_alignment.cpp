@@ -35,6 +35,7 @@ void check_alignment(const BackwardDataArgs& args) {
   check_tensor("w1", args.w1);
   check_tensor("w2", args.w2);
   check_tensor("dx", args.dx);
+  check_tensor("x", args.x);
 }
 
 void check_alignment(const BackwardWeightsArgs& args) {

@@ -87,6 +87,27 @@ const char* text_of(Lifetime lifetime) {
   return "";
 }
 
+const char* text_of(When when) {
+  switch (when) {
+    case When::kAlways:
+      return "always";
+    case When::kNever:
+      return "never";
+    case When::kXRowsDropped:
+      return "x_rows are not kept";
+    case When::kHDropped:
+      return "h is not kept";
+  }
+  return "";
+}
+
+std::string held_for(const TensorRow& tensor) {
+  std::string text = text_of(tensor.lifetime);
+  if (tensor.remade != When::kNever) text += cat("; a call, if ", text_of(tensor.remade));
+  if (tensor.when != When::kAlways) text += cat(", if ", text_of(tensor.when));
+  return text;
+}
+
 const char* text_of(Extent extent) {
   switch (extent) {
     case Extent::kOne:
@@ -162,12 +183,12 @@ std::string stages_that(const Graph& graph, Chosen&& chosen) {
 }  // namespace
 
 TextTable describe_stages(const Graph& graph, Pass pass) {
-  TextTable table{{"stage", "kind", "side", "tasks", "reads", "writes", "waits for", "signals"},
-                  {}};
+  TextTable table{
+      {"stage", "if", "kind", "side", "tasks", "reads", "writes", "waits for", "signals"}, {}};
   graph.for_each_stage(pass, [&](const StageRow& row) {
-    table.rows.push_back({row.name, text_of(row.kind), text_of(row.side), text_of(row.grid),
-                          joined(names_of(graph, row.reads)), joined(names_of(graph, row.writes)),
-                          joined(names_of(graph, row.waits)),
+    table.rows.push_back({row.name, text_of(row.when), text_of(row.kind), text_of(row.side),
+                          text_of(row.grid), joined(names_of(graph, row.reads)),
+                          joined(names_of(graph, row.writes)), joined(names_of(graph, row.waits)),
                           joined(names_of(graph, row.signals))});
   });
   return table;
@@ -179,9 +200,8 @@ TextTable describe_tensors(const Graph& graph) {
     const TensorRow& t = graph.tensors[i];
     const auto writes = [&](const StageRow& row) { return row.writes.contains(t.tensor); };
     const auto reads = [&](const StageRow& row) { return row.reads.contains(t.tensor); };
-    table.rows.push_back({t.name, name(t.element), shape_text(t), text_of(t.region),
-                          text_of(t.lifetime), stages_that(graph, writes),
-                          stages_that(graph, reads)});
+    table.rows.push_back({t.name, name(t.element), shape_text(t), text_of(t.region), held_for(t),
+                          stages_that(graph, writes), stages_that(graph, reads)});
   }
   return table;
 }

@@ -4,6 +4,7 @@
 #include <initializer_list>
 
 #include "graph/element.h"
+#include "uniep/problem.h"
 #include "uniep/stage.h"
 
 // A layer as data: the tensors that its passes read and write, the counters by which their tasks
@@ -34,6 +35,7 @@ enum class Tensor : std::int8_t {
   kProbs,
   kCombine,
   kDprobSlots,
+  kXTokens,
   // Rows, in the segments of their experts.
   kXRows,
   kH,
@@ -43,7 +45,7 @@ enum class Tensor : std::int8_t {
   kDh,
   kDprobGroups
 };
-inline constexpr int kNumTensors = 21;
+inline constexpr int kNumTensors = 22;
 /// Places for tensors: some more, for graphs of tests.
 inline constexpr int kMaxTensors = 24;
 
@@ -64,6 +66,31 @@ enum class Extent : std::uint8_t {
   kRowGroups     ///< most groups of rows, by the smallest `tile_m`
 };
 inline constexpr int kNumExtents = 13;
+
+/// Which tensors and stages a layer has depends on what it does not keep between its passes.
+struct Dropped {
+  bool x_rows = false;
+  bool h = false;
+};
+constexpr Dropped dropped_by(const Problem& p) {
+  return {.x_rows = p.save == Save::kNone, .h = p.recompute_h};
+}
+
+/// When a row of the graph holds.
+enum class When : std::uint8_t { kAlways, kNever, kXRowsDropped, kHDropped };
+constexpr bool holds(When when, Dropped dropped) {
+  switch (when) {
+    case When::kAlways:
+      return true;
+    case When::kNever:
+      return false;
+    case When::kXRowsDropped:
+      return dropped.x_rows;
+    case When::kHDropped:
+      return dropped.h;
+  }
+  return false;
+}
 
 /// How long the memory of a tensor is held.
 enum class Lifetime : std::uint8_t {
@@ -88,7 +115,14 @@ struct TensorRow {
   Lifetime lifetime = Lifetime::kCall;
   /// Of a quantised tensor: the one that holds the scale of every block of its elements.
   Tensor scales = Tensor::kNone;
+  When when = When::kAlways;  ///< there is such a tensor
+  /// When a saved tensor is not kept: each pass that reads it has it for the call.
+  When remade = When::kNever;
 };
+
+constexpr bool is_saved(const TensorRow& tensor, Dropped dropped) {
+  return tensor.lifetime == Lifetime::kSaved && !holds(tensor.remade, dropped);
+}
 
 /// Whether the tensor's shape has this extent.
 constexpr bool has_extent(const TensorRow& tensor, Extent extent) {
@@ -106,11 +140,12 @@ constexpr bool has_extent(const TensorRow& tensor, Extent extent) {
 enum class CounterKind : std::uint8_t {
   kPublished,   ///< [source rank], on every rank: the source's tokens can be pulled
   kRowsReady,   ///< [row / rows_per_counter]: rows dispatched
+  kHReady,      ///< [tile]: column tiles of refc1 done
   kTileDone,    ///< [tile]: column tiles of the first product done
   kExpertDone,  ///< [local expert]: tiles of dfc2 done
   kArrived,     ///< [token block, pushing rank], on the tokens' rank: elements pushed
 };
-inline constexpr int kNumCounterKinds = 5;
+inline constexpr int kNumCounterKinds = 6;
 inline constexpr int kMaxCounterKinds = 8;
 
 /// What one counter of a kind stands for, and so what a task adds to which of them.
@@ -189,6 +224,7 @@ enum class TileGrid : std::uint8_t {
 enum class StagePlace : std::uint8_t {
   kEnter,    ///< ahead of the first launch
   kFetch,    ///< in the communication queue, ahead of kFirst by blocks
+  kAgain,    ///< what kFirst needs of the forward pass, `lag` blocks ahead of it
   kFirst,    ///< the first product, and what goes with it
   kSecond,   ///< the second, `lag` blocks behind
   kWeights,  ///< weight gradients: where the axis `wgrad` says
@@ -249,9 +285,13 @@ struct StageRow {
   CounterSet waits = 0;
   CounterSet signals = 0;
   StageLook look{};
+  When when = When::kAlways;  ///< the pass has this stage
+  /// If another stage does the same work: that one, by whose measured times this one is predicted.
+  /// kPlan: there is none.
+  Stage like = Stage::kPlan;
 };
 
-inline constexpr int kMaxStageRows = 16;
+inline constexpr int kMaxStageRows = 20;
 
 // ---- the graph ----
 
@@ -304,10 +344,16 @@ constexpr bool involves(const StageRow& stage, Tensor tensor) {
   return stage.reads.contains(tensor) || stage.writes.contains(tensor);
 }
 
-/// Whether any stage of the pass reads or writes it.
-constexpr bool is_used(const Graph& graph, Pass pass, Tensor tensor) {
+/// Whether the pass has this tensor in memory that is held for the call.
+constexpr bool is_of_call(const Graph& graph, Pass pass, const TensorRow& tensor, Dropped dropped) {
+  if (tensor.lifetime == Lifetime::kLayer || is_saved(tensor, dropped)) return false;
   bool used = false;
-  graph.for_each_stage(pass, [&](const StageRow& s) { used = used || involves(s, tensor); });
+  graph.for_each_stage(pass, [&](const StageRow& s) {
+    if (!holds(s.when, dropped)) return;
+    // What is remade but not read, the stage that would write it leaves out.
+    const bool remade = tensor.lifetime == Lifetime::kSaved;
+    used = used || (remade ? s.reads.contains(tensor.tensor) : involves(s, tensor.tensor));
+  });
   return used;
 }
 

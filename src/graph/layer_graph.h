@@ -36,10 +36,23 @@ constexpr void add_tensors(Graph& g) {
   symmetric({kProbs, "probs", kFp32, {T, K}});
   symmetric({kCombine, "combine", kBf16, {T, K, H}});
   symmetric({kDprobSlots, "dprob_slots", kFp32, {T, K}});
+  symmetric({.tensor = kXTokens,
+             .name = "x_tokens",
+             .element = kBf16,
+             .shape = {T, H},
+             .when = When::kXRowsDropped});
 
   const auto saved = [&](TensorRow row) { row.lifetime = Lifetime::kSaved, g.add(row); };
-  saved({kXRows, "x_rows", kBf16, {rows, H}});
-  saved({kH, "h", kBf16, {rows, two, I}});
+  saved({.tensor = kXRows,
+         .name = "x_rows",
+         .element = kBf16,
+         .shape = {rows, H},
+         .remade = When::kXRowsDropped});
+  saved({.tensor = kH,
+         .name = "h",
+         .element = kBf16,
+         .shape = {rows, two, I},
+         .remade = When::kHDropped});
   saved({kRowProbs, "row_probs", kFp32, {rows}});
 
   const auto of_call = [&](TensorRow row) { g.add(row); };
@@ -52,6 +65,7 @@ constexpr void add_tensors(Graph& g) {
 constexpr void add_counters(Graph& g) {
   g.add({CounterKind::kPublished, "published", CounterOf::kSource});
   g.add({CounterKind::kRowsReady, "rows_ready", CounterOf::kRowGroup});
+  g.add({CounterKind::kHReady, "h_ready", CounterOf::kTile});
   g.add({CounterKind::kTileDone, "tile_done", CounterOf::kTile});
   g.add({CounterKind::kExpertDone, "expert_done", CounterOf::kExpert});
   g.add({CounterKind::kArrived, "arrived", CounterOf::kTokenBlock});
@@ -157,8 +171,8 @@ constexpr void add_backward(Graph& g) {
   using enum Tensor;
   constexpr Pass kPass = Pass::kBackward;
   StageRow enter = enter_row(kPass);
-  enter.reads = {kDy};
-  enter.writes = {kTokens};
+  enter.reads = {kDy, kX};
+  enter.writes = {kTokens, kXTokens};
   g.add(enter);
 
   StageRow dispatch = dispatch_row(kPass);
@@ -166,12 +180,35 @@ constexpr void add_backward(Graph& g) {
   dispatch.writes = {kDyRows};
   g.add(dispatch);
 
+  StageRow redispatch = dispatch_row(kPass);
+  redispatch.stage = Stage::kRedispatch;
+  redispatch.name = name(Stage::kRedispatch);
+  redispatch.like = Stage::kDispatch;
+  redispatch.when = When::kXRowsDropped;
+  redispatch.reads = {kXTokens};
+  redispatch.writes = {kXRows};
+  redispatch.look.trace_color = "rail_load";
+  g.add(redispatch);
+
+  StageRow refc1 = product_row(kPass, Stage::kRefc1, StagePlace::kAgain);
+  refc1.like = Stage::kFc1;
+  refc1.when = When::kHDropped;
+  refc1.cols = Extent::kIntermediate;
+  refc1.reduction = Extent::kHidden;
+  refc1.halves = 2;
+  refc1.reads = {kXRows, kW1};
+  refc1.writes = {kH};
+  refc1.waits = bit_of(CounterKind::kRowsReady);
+  refc1.signals = bit_of(CounterKind::kHReady);
+  refc1.look = {"#0c0030", "thread_state_sleeping"};
+  g.add(refc1);
+
   StageRow dfc2 = product_row(kPass, Stage::kDfc2, StagePlace::kFirst);
   dfc2.cols = Extent::kIntermediate;
   dfc2.reduction = Extent::kHidden;
   dfc2.reads = {kDyRows, kW2, kH, kRowProbs};
   dfc2.writes = {kDh, kA, kDprobGroups};
-  dfc2.waits = bit_of(CounterKind::kRowsReady);
+  dfc2.waits = bit_of(CounterKind::kRowsReady) | bit_of(CounterKind::kHReady);
   dfc2.signals = bit_of(CounterKind::kTileDone) | bit_of(CounterKind::kExpertDone);
   dfc2.look = {"#0c5045", "thread_state_running"};
   g.add(dfc2);

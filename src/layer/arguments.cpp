@@ -86,7 +86,11 @@ void check_backward_data(const Problem& problem, const Communicator& communicato
                          const Saved& saved, const BackwardDataArgs& args,
                          const Schedule& schedule) {
   check_saved(problem, communicator, saved, schedule);
-  check_sizes(sizes(problem, saved.plan()), args);
+  const Sizes n = sizes(problem, saved.plan());
+  check_sizes(n, args);
+  if (problem.save == Save::kNone) {
+    check_size("x", args.x.size(), n.tokens_hidden, "[T, H], with save=none,");
+  }
 }
 
 void check_backward_weights(const Problem& problem, const Communicator& communicator,
@@ -153,8 +157,13 @@ void check_plan_memory(const MemoryNeeds& needs, const StepMemory& memory) {
 bool check_saved_memory(const Problem& problem, const MemoryNeeds& needs,
                         const StepMemory& memory) {
   if (memory.x_rows.empty() && memory.h.empty() && memory.row_probs.empty()) return false;
-  check_memory("memory.x_rows", memory.x_rows, needs.rows * problem.hidden, needs.alignment);
-  check_memory("memory.h", memory.h, needs.rows * 2 * problem.intermediate, needs.alignment);
+  const Dropped dropped = dropped_by(problem);
+  if (!dropped.x_rows) {
+    check_memory("memory.x_rows", memory.x_rows, needs.rows * problem.hidden, needs.alignment);
+  }
+  if (!dropped.h) {
+    check_memory("memory.h", memory.h, needs.rows * 2 * problem.intermediate, needs.alignment);
+  }
   check_memory("memory.row_probs", memory.row_probs, needs.rows, needs.alignment);
   return true;
 }

@@ -33,7 +33,7 @@ void check_restored_memory(const Problem& problem, const MemoryNeeds& needs,
 
 /// The parts of a whole backward pass.
 inline BackwardDataArgs data_args(const BackwardArgs& a) {
-  return {.dy = a.dy, .w1 = a.w1, .w2 = a.w2, .dx = a.dx, .dprobs = a.dprobs};
+  return {.dy = a.dy, .w1 = a.w1, .w2 = a.w2, .dx = a.dx, .dprobs = a.dprobs, .x = a.x};
 }
 inline BackwardWeightsArgs weights_args(const BackwardArgs& a) {
   return {.dw1 = a.dw1, .dw2 = a.dw2};
@@ -55,6 +55,7 @@ inline void set_tensors(TensorTable& table, const BackwardDataArgs& a) {
   table.set(Tensor::kW2, a.w2.data());
   table.set(Tensor::kDx, a.dx.data());
   table.set(Tensor::kDprobs, a.dprobs.data());
+  table.set(Tensor::kX, a.x.data());
 }
 
 }  // namespace uniep

@@ -23,11 +23,12 @@ struct SavedData {
     tensors.set(layout, base);
     own_bytes_ = layout.bytes;
   }
-  /// In the caller's x_rows, h and row_probs.
+  /// In the caller's x_rows, h and row_probs, as far as they are kept.
   SavedData(const RoutingPlan& p, std::int64_t num_rows, const StepMemory& callers)
       : plan(p), rows(num_rows) {
-    tensors.set(Tensor::kXRows, callers.x_rows.data());
-    tensors.set(Tensor::kH, callers.h.data());
+    const Dropped dropped = dropped_by(p.problem());
+    if (!dropped.x_rows) tensors.set(Tensor::kXRows, callers.x_rows.data());
+    if (!dropped.h) tensors.set(Tensor::kH, callers.h.data());
     tensors.set(Tensor::kRowProbs, callers.row_probs.data());
   }
 

@@ -86,8 +86,9 @@ class TensorLayout {
 struct SymmetricLayout : TensorLayout {
   SymmetricLayout(const Problem& p, int num_ranks, const Graph& graph = kLayerGraph) {
     const Extents extents = extents_of(p, num_ranks, 0);
-    lay_out_tensors(graph, extents,
-                    [](const TensorRow& t) { return t.region == Region::kSymmetric; });
+    lay_out_tensors(graph, extents, [&](const TensorRow& t) {
+      return t.region == Region::kSymmetric && uniep::holds(t.when, dropped_by(p));
+    });
     lay_out_counters(graph, extents, Region::kSymmetric);
   }
 };
@@ -132,16 +133,15 @@ struct LocalCounterLayout : TensorLayout {
 struct SavedLayout : TensorLayout {
   SavedLayout(const Problem& p, std::int64_t rows, const Graph& graph = kLayerGraph) {
     lay_out_tensors(graph, extents_of(p, 1, rows),
-                    [](const TensorRow& t) { return t.lifetime == Lifetime::kSaved; });
+                    [&](const TensorRow& t) { return is_saved(t, dropped_by(p)); });
   }
 };
 
-/// Rows that live for one pass of that direction.
+/// Rows that live for one pass of that direction: of a call, or not kept though others save them.
 struct RowLayout : TensorLayout {
   RowLayout(const Problem& p, std::int64_t rows, Pass pass, const Graph& graph = kLayerGraph) {
     lay_out_tensors(graph, extents_of(p, 1, rows), [&](const TensorRow& t) {
-      return t.region == Region::kLocal && t.lifetime == Lifetime::kCall &&
-             is_used(graph, pass, t.tensor);
+      return t.region == Region::kLocal && is_of_call(graph, pass, t, dropped_by(p));
     });
   }
 };

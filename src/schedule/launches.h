@@ -62,7 +62,7 @@ struct Track {
 /// of the same launch, from an earlier launch, or (reduce, which is last) from other ranks, so with
 /// all workers resident and queues taken in order no schedule can deadlock.
 struct TrackList {
-  static constexpr int kMax = 8;
+  static constexpr int kMax = 10;
   Track tracks[kMax];
   int count = 0;
 
@@ -101,11 +101,11 @@ namespace detail {
 
 /// Which stages a launch holds, weight gradients aside, and how many of their blocks.
 struct LaunchParts {
-  bool fetch = false, first = false, second = false, last = false;  // places
+  bool fetch = false, again = false, first = false, second = false, last = false;  // places
   Stage only{};                        // where every stage has a launch of its own
   bool has_only = false;               // that is so
   int fetch_begin = 0, fetch_end = 0;  // blocks
-  int begin = 0, end = 0;              // blocks of kFirst and kSecond
+  int begin = 0, end = 0;              // blocks of kAgain, kFirst and kSecond
   bool last_wave = true;               // no later launch has blocks of kSecond
 
   UNIEP_HD bool holds(Stage stage, StagePlace place) const {
@@ -113,6 +113,8 @@ struct LaunchParts {
     switch (place) {
       case StagePlace::kFetch:
         return fetch;
+      case StagePlace::kAgain:
+        return again;
       case StagePlace::kFirst:
         return first;
       case StagePlace::kSecond:
@@ -146,6 +148,7 @@ inline UNIEP_HD LaunchParts launch_parts(const PassView& v, int index) {
       p.only = data_stage(v, index);
       const StagePlace place = v.stage(p.only).place;
       p.fetch = place == StagePlace::kFetch;
+      p.again = place == StagePlace::kAgain;
       p.first = place == StagePlace::kFirst;
       p.second = place == StagePlace::kSecond;
       p.last = place == StagePlace::kLast;
@@ -155,18 +158,18 @@ inline UNIEP_HD LaunchParts launch_parts(const PassView& v, int index) {
       p.fetch = index < waves;
       p.fetch_begin = index * experts;
       p.fetch_end = (index + 1) * experts;
-      p.first = p.second = index >= 1 && index <= waves;
+      p.again = p.first = p.second = index >= 1 && index <= waves;
       p.begin = (index - 1) * experts;
       p.end = index * experts;
       p.last_wave = index == waves;
       p.last = index == waves + 1;
       break;
     case LaunchGrouping::kPaired:
-      p.fetch = p.first = index == 0;
+      p.fetch = p.again = p.first = index == 0;
       p.second = p.last = index == 1;
       break;
     case LaunchGrouping::kSingle:
-      p.fetch = p.first = p.second = p.last = index == 0;
+      p.fetch = p.again = p.first = p.second = p.last = index == 0;
       break;
   }
   return p;
@@ -210,7 +213,8 @@ inline UNIEP_HD int launch_number(const PassView& v, int index) {
   return index + (v.moves_data() ? 0 : detail::launches_of_data(v));
 }
 
-/// Blocks by which the second GEMM follows the first where they share a launch: `lag` experts, or
+/// Blocks by which the second GEMM follows the first where they share a launch, and the first what
+/// it needs again of the forward pass: `lag` experts, or
 /// more where it takes more to hold `lag_tiles` tiles of the first, at the rank's average.
 inline UNIEP_HD int lag_blocks(const PassView& v) {
   const std::int64_t blocks = v.num_blocks();
@@ -269,7 +273,7 @@ inline UNIEP_HD bool begins(const PassView& v, const LaunchParts& p, StagePlace 
 /// The steps by which products begin behind what is fetched. With no dispatch workers that runs in
 /// the same queue, one block ahead of the tiles.
 inline UNIEP_HD int add_fetch(const PassView& v, const LaunchParts& p, Launch& launch) {
-  const bool computes = p.first || p.second;
+  const bool computes = p.again || p.first || p.second;
   const bool is_inline = p.fetch && computes && v.schedule.dispatch_workers == 0;
   add_tracks(v, p, StagePlace::kFetch,
              {.first = p.fetch_begin, .count = p.fetch_end - p.fetch_begin},
@@ -289,13 +293,17 @@ inline UNIEP_HD void add_weights(const PassView& v, int number, Track track, Tra
   }
 }
 
-/// Both products, and the weight gradients that are interleaved with them: an expert's need its
-/// rows of every wave, so they follow its last block.
+/// Both products, ahead of them what the first needs again of the forward pass, and the weight
+/// gradients that are interleaved with them: an expert's need its rows of every wave, so they
+/// follow its last block.
 inline UNIEP_HD void add_products(const PassView& v, const LaunchParts& p, int delay, int lag,
                                   TrackList& queue) {
   const int blocks = p.end - p.begin;
-  const Track second = following_track(v, p, delay, lag);
-  Track first{.first = p.begin, .count = blocks, .delay = delay, .mixed = second.mixed};
+  const bool again = p.again && !p.has_only && stages_at(v, StagePlace::kAgain) > 0;
+  const int behind = delay + (again ? min_of(lag, blocks) : 0);
+  const Track second = following_track(v, p, behind, lag);
+  const Track first{.first = p.begin, .count = blocks, .delay = behind, .mixed = second.mixed};
+  add_tracks(v, p, StagePlace::kAgain, {.first = p.begin, .count = blocks, .delay = delay}, queue);
   add_tracks(v, p, StagePlace::kFirst, first, queue);
   add_tracks(v, p, StagePlace::kSecond, second, queue);
   if (v.schedule.wgrad != WgradPlacement::kInterleaved || !p.last_wave) return;
@@ -312,7 +320,7 @@ inline UNIEP_HD void add_products(const PassView& v, const LaunchParts& p, int d
 inline UNIEP_HD void add_data(const PassView& v, int index, int lag, Launch& launch) {
   const LaunchParts p = launch_parts(v, index);
   const int delay = add_fetch(v, p, launch);
-  if (p.first || p.second) add_products(v, p, delay, lag, launch.main);
+  if (p.again || p.first || p.second) add_products(v, p, delay, lag, launch.main);
   const bool after = v.schedule.wgrad == WgradPlacement::kAfter;
   if (after && begins(v, p, StagePlace::kLast)) {
     add_weights(v, kAll, {.count = v.num_local_experts, .delay = launch.main.end()}, launch.main);

@@ -14,6 +14,7 @@ PassOrder::PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule, 
   view_.pass = pass;
   view_.part = part;
   view_.schedule = with_sizes(schedule, plan.problem);
+  view_.dropped = dropped_by(plan.problem);
   view_.rank = plan.rank;
   view_.num_ranks = plan.num_ranks();
   view_.num_local_experts = plan.num_local_experts;

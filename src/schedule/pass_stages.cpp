@@ -53,6 +53,7 @@ StageView view_of(const Graph& graph, const StageRow& row, const Extents& extent
                  .side = row.side,
                  .grid = row.grid,
                  .place = row.place,
+                 .like = row.like == Stage::kPlan ? row.stage : row.like,
                  .waits = row.waits,
                  .signals = row.signals};
   view.halves = static_cast<std::uint8_t>(row.halves);
@@ -130,21 +131,29 @@ void count_wire_bytes(WireBytes& wire, const Graph& graph, const StageRow& row,
 WireBytes wire_bytes(const Problem& problem, Pass pass, const Graph& graph) {
   PassView sizes;
   sizes.pass = pass;
+  sizes.dropped = dropped_by(problem);
   sizes.topk = problem.topk;
   sizes.hidden = problem.hidden;
   sizes.intermediate = problem.intermediate;
   set_stages(sizes, graph);
-  return sizes.wire;
+  WireBytes all;
+  for (const StageView& stage : sizes.stages) {
+    all.pulled_token += stage.wire.pulled_token;
+    all.pulled_row += stage.wire.pulled_row;
+    all.pushed_element += stage.wire.pushed_element;
+    all.pushed_row += stage.wire.pushed_row;
+  }
+  return all;
 }
 
 void set_stages(PassView& v, const Graph& graph) {
   // Those of memory are not asked for.
   const Extents extents = extents_of_widths(v.topk, v.hidden, v.intermediate);
   v.num_stages = v.num_data_stages = v.num_weight_stages = 0;
-  v.wire = {};
   for (StageView& stage : v.stages) stage = {};
   for (int i = 0; i < graph.num_counters; ++i) v.counters[i] = {.of = graph.counters[i].of};
   graph.for_each_stage(v.pass, [&](const StageRow& row) {
+    if (!holds(row.when, v.dropped)) return;
     const bool queued = row.grid != TileGrid::kNone;
     if (queued) ++(row.place == StagePlace::kWeights ? v.num_weight_stages : v.num_data_stages);
     if (!is_in_part(v.part, row.place)) return;
@@ -152,7 +161,7 @@ void set_stages(PassView& v, const Graph& graph) {
     ensure(number < kMaxStages, "a graph has stage number ", int{number});
     StageView& stage = v.stages[number] = view_of(graph, row, extents, v.schedule);
     count_signals(v, stage);
-    count_wire_bytes(v.wire, graph, row, extents);
+    count_wire_bytes(stage.wire, graph, row, extents);
     if (queued) v.stage_order[v.num_stages++] = number;
   });
 }

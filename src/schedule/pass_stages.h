@@ -6,10 +6,11 @@
 namespace uniep {
 
 /// Works out what the graph says of the part of a pass that the view is of: its stages, what their
-/// counters count up to, bytes on the wire. The view's sizes, schedule, pass and part are set.
+/// counters count up to, bytes on the wire. The view's sizes, schedule, pass, part
+/// and what is dropped are set.
 void set_stages(PassView& view, const Graph& graph = kLayerGraph);
 
-/// What a pass moves between ranks.
+/// What all stages of a pass move between ranks.
 WireBytes wire_bytes(const Problem& problem, Pass pass, const Graph& graph = kLayerGraph);
 
 }  // namespace uniep

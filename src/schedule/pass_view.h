@@ -23,6 +23,14 @@ struct StageGrid {
   std::int64_t reduction = 0;  // length of the sums; 0: the expert's rows (weight gradients)
 };
 
+/// Bytes that tasks of a stage, or of a whole pass, move between ranks.
+struct WireBytes {
+  std::int32_t pulled_token = 0;    // of a token
+  std::int32_t pulled_row = 0;      // and for each of its rows
+  std::int32_t pushed_element = 0;  // of a column of a row
+  std::int32_t pushed_row = 0;      // with the first columns of each row
+};
+
 /// A stage of the pass at hand: the StageRow of the graph, with its sizes in numbers.
 struct StageView {
   std::int32_t rows = 0;
@@ -37,8 +45,10 @@ struct StageView {
   StageSide side = StageSide::kLocal;
   TileGrid grid = TileGrid::kNone;
   StagePlace place = StagePlace::kEnter;
+  Stage like = Stage::kPlan;
   CounterSet waits = 0;
   CounterSet signals = 0;
+  WireBytes wire{};
 };
 
 /// A kind of counters in the pass at hand.
@@ -47,14 +57,6 @@ struct CounterView {
   /// What the stages that signal it add to one counter for each unit that it stands for: for each
   /// row, tile of rows or slot of a token. 0: nothing of this part of the pass signals it.
   std::uint32_t per_unit = 0;
-};
-
-/// Bytes that tasks move between ranks.
-struct WireBytes {
-  std::int32_t pulled_token = 0;    // of a token
-  std::int32_t pulled_row = 0;      // and for each of its rows
-  std::int32_t pushed_element = 0;  // of a column of a row
-  std::int32_t pushed_row = 0;      // with the first columns of each row
 };
 
 /// Everything that decides which tasks one rank's pass has, in which order they stand, what each
@@ -69,6 +71,7 @@ struct PassView {
   Pass pass = Pass::kForward;
   PassPart part = PassPart::kWhole;
   Schedule schedule;
+  Dropped dropped{};  // what forward does not keep
 
   int rank = 0;
   int num_ranks = 1;
@@ -85,7 +88,6 @@ struct PassView {
   std::int8_t num_data_stages = 0;    // of all parts of the pass: those but weight gradients ...
   std::int8_t num_weight_stages = 0;  // ... and these
   CounterView counters[kMaxCounterKinds] = {};  // by CounterKind
-  WireBytes wire{};
 
   const std::int64_t* segment_begin = nullptr;      // [local experts + 1]
   const std::int64_t* tokens_per_expert = nullptr;  // [local experts]

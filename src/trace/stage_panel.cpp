@@ -104,7 +104,30 @@ void draw_bar(Svg& svg, const Scale& scale, double x, double width, Stage stage,
   stack(s.wait_s, kWaitColor);
 }
 
-void draw_group(Svg& svg, const Scale& scale, double left, double slot, const Group& group) {
+constexpr TextStyle kName{12, kTextColor, Anchor::kMiddle};
+constexpr double kNameLine = 14;
+
+/// Names of neighbours stand on lines of their own where they are wider than their bars.
+bool names_need_two_lines(const std::vector<PassGroups>& passes, double slot) {
+  double widest = 0;
+  for (const PassGroups& p : passes) {
+    for (const Group& group : p.groups) {
+      widest = std::max(widest, text_width(name(group.stage), kName));
+    }
+  }
+  return widest + 3 > slot;
+}
+
+/// Of a bar of each stage of all passes.
+double slot_width(const std::vector<PassGroups>& passes) {
+  std::size_t groups = 0;
+  for (const PassGroups& p : passes) groups += p.groups.size();
+  const double gaps = kPassGap * static_cast<double>(passes.size() - 1);
+  return (kInnerWidth - gaps) / static_cast<double>(groups);
+}
+
+void draw_group(Svg& svg, const Scale& scale, double left, double slot, const Group& group,
+                double name_line) {
   constexpr TextStyle kLabel{9, kMutedColor, Anchor::kMiddle};
   const auto count = static_cast<double>(group.bars.size());
   const double bar = std::min(0.9 * slot / count, 42.0);
@@ -118,8 +141,7 @@ void draw_group(Svg& svg, const Scale& scale, double left, double slot, const Gr
     draw_bar(svg, scale, x + gap, bar - 2 * gap, group.stage, group.bars[i]);
     if (labelled) svg.text(x + bar / 2, scale.bottom + 12, group.bars[i].label, kLabel);
   }
-  svg.text(left + slot / 2, scale.bottom + 28, name(group.stage),
-           {12, kTextColor, Anchor::kMiddle});
+  svg.text(left + slot / 2, scale.bottom + 28 + name_line, name(group.stage), kName);
 }
 
 std::string caption(const PlotInput& input) {
@@ -149,10 +171,8 @@ double draw_legend(Svg& svg, double baseline) {
 }
 
 void draw_passes(Svg& svg, const std::vector<PassGroups>& passes, const Scale& scale, double top) {
-  std::size_t groups = 0;
-  for (const PassGroups& p : passes) groups += p.groups.size();
-  const double gaps = kPassGap * static_cast<double>(passes.size() - 1);
-  const double slot = (kInnerWidth - gaps) / static_cast<double>(groups);
+  const double slot = slot_width(passes);
+  const double second_line = names_need_two_lines(passes, slot) ? kNameLine : 0;
   double x = kMarginLeft;
   for (const PassGroups& p : passes) {
     const double width = slot * static_cast<double>(p.groups.size());
@@ -161,8 +181,8 @@ void draw_passes(Svg& svg, const std::vector<PassGroups>& passes, const Scale& s
       svg.line(between, top - 12, between, scale.bottom + 32, kAxisColor, 1, true);
     }
     svg.text(x + width / 2, top - 6, name(p.pass), {12, kMutedColor, Anchor::kMiddle, true});
-    for (const Group& group : p.groups) {
-      draw_group(svg, scale, x, slot, group);
+    for (std::size_t i = 0; i < p.groups.size(); ++i) {
+      draw_group(svg, scale, x, slot, p.groups[i], i % 2 == 0 ? 0 : second_line);
       x += slot;
     }
     x += kPassGap;
@@ -191,7 +211,8 @@ double draw_stage_panel(Svg& svg, const PlotInput& input, double top) {
   draw_y_axis(svg, kMarginLeft, kMarginLeft + kInnerWidth, inner, scale.bottom, axis,
               cat("worker time, ", unit.name));
   draw_passes(svg, passes, scale, inner);
-  return scale.bottom + 34;
+  const bool two = names_need_two_lines(passes, slot_width(passes));
+  return scale.bottom + 34 + (two ? kNameLine : 0);
 }
 
 }  // namespace uniep::trace

@@ -75,6 +75,7 @@ ForwardArgs Split::forward_args(int rank, LayerResult& result) const {
 BackwardArgs Split::backward_args(int rank, LayerResult& result) const {
   const std::int64_t w_size = layer_.intermediate * layer_.hidden;
   BackwardArgs args;
+  args.x = rows_of(layer_.x, tokens(rank), layer_.hidden);
   args.dy = rows_of(layer_.dy, tokens(rank), layer_.hidden);
   args.w1 = rows_of(layer_.w1, experts(rank), 2 * w_size);
   args.w2 = rows_of(layer_.w2, experts(rank), w_size);

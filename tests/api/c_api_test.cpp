@@ -29,7 +29,14 @@ uniep_problem c_problem(const Problem& p) {
           .topk = p.topk,
           .max_tokens = p.max_tokens,
           .capacity_rows = p.capacity_rows,
-          .row_align = p.row_align};
+          .row_align = p.row_align,
+          .save = p.save == Save::kRows ? 0 : 1,
+          .recompute_h = p.recompute_h ? 1 : 0};
+}
+
+/// What a layer does not keep is given as NULL.
+void* data_or_null(const GuardedMemory& memory) {
+  return memory.bytes().empty() ? nullptr : memory.data();
 }
 
 uniep_group* group_of_one() {
@@ -101,8 +108,8 @@ class CStep {
     c.w2 = data_.w2.data();
     c.out = result_.out.data();
     c.plan = memory_.plan.data();
-    c.x_rows = memory_.x_rows.data();
-    c.h = memory_.h.data();
+    c.x_rows = data_or_null(memory_.x_rows);
+    c.h = data_or_null(memory_.h);
     c.row_probs = memory_.row_probs.as<float>().data();
     return c;
   }
@@ -111,8 +118,8 @@ class CStep {
     c.part = part;
     c.tokens = data_.tokens;
     c.plan = memory_.plan.data();
-    c.x_rows = memory_.x_rows.data();
-    c.h = memory_.h.data();
+    c.x_rows = data_or_null(memory_.x_rows);
+    c.h = data_or_null(memory_.h);
     c.row_probs = memory_.row_probs.as<float>().data();
     if (part != 0) c.backward_rows = memory_.backward_rows.data();
     if (part != 2) {
@@ -121,6 +128,7 @@ class CStep {
       c.w2 = data_.w2.data();
       c.dx = result_.dx.data();
       c.dprobs = result_.dprobs.data();
+      if (layer_.problem().save == Save::kNone) c.x = data_.x.data();
     }
     if (part != 1) {
       c.dw1 = result_.dw1.data();
@@ -166,7 +174,12 @@ LayerData batch(int number) {
   return d;
 }
 
-Problem problem_of_batches() { return workload::Split(plain_layer(1), 1).problem(); }
+Problem problem_of_batches(Save save = Save::kRows, bool recompute_h = false) {
+  Problem problem = workload::Split(plain_layer(1), 1).problem();
+  problem.save = save;
+  problem.recompute_h = recompute_h;
+  return problem;
+}
 
 TEST(CApi, AStepHasTheContractsBitsInAnybodysMemory) {
   for (const bool callers : {true, false}) {
@@ -185,6 +198,54 @@ TEST(CApi, SeveralForwardsAreOutstandingAndTheirSavedTensorsAreMoved) {
   for (CStep& s : steps) s.memory().move();
   for (const int i : {1, 0, 2}) steps[i].backward();
   for (const CStep& s : steps) s.expect_contract("one of three");
+}
+
+TEST(CApi, WhatIsNotKeptIsMadeAgainAndGivenAsNull) {
+  for (const Save save : {Save::kRows, Save::kNone}) {
+    for (const bool recompute_h : {false, true}) {
+      const CLayer layer(problem_of_batches(save, recompute_h));
+      CStep whole(layer, batch(1)), parts(layer, batch(2));
+      whole.forward();
+      parts.forward();
+      parts.backward(1);
+      parts.memory().move();
+      whole.memory().move();
+      whole.backward();
+      parts.backward(2);
+      const std::string what = cat("save ", name(save), ", recompute_h ", recompute_h);
+      whole.expect_contract(what);
+      parts.expect_contract(what + ", in parts");
+    }
+  }
+}
+
+TEST(CApi, WhatIsNotKeptIsRefusedAndXAskedFor) {
+  const CLayer layer(problem_of_batches(Save::kNone, true));
+  CStep step(layer, batch(1));
+  std::vector<bf16> some(1 << 20);
+  uniep_forward_call forward = step.forward_call();
+  forward.x_rows = some.data();
+  expect_refused(uniep_forward(layer.get(), &forward),
+                 "rank 0: x_rows is given, and this layer does not keep it; NULL is accepted");
+  forward.x_rows = nullptr;
+  forward.h = some.data();
+  expect_refused(uniep_forward(layer.get(), &forward),
+                 "rank 0: h is given, and this layer does not keep it; NULL is accepted");
+  step.forward();
+  uniep_backward_call backward = step.backward_call();
+  backward.x = nullptr;
+  expect_refused(uniep_backward(layer.get(), &backward),
+                 "rank 0: x is NULL; an address is accepted");
+  step.backward();
+  step.expect_contract("after refusals");
+  uniep_problem p = c_problem(problem_of_batches());
+  p.save = 2;
+  uniep_memory_needs needs{};
+  expect_refused(uniep_needs(&p, 0, 1, &needs),
+                 "problem.save is 2; 0 (rows) and 1 (none) are accepted");
+  p.save = 0;
+  p.recompute_h = -1;
+  expect_refused(uniep_needs(&p, 0, 1, &needs), "problem.recompute_h is -1; 0 and 1 are accepted");
 }
 
 TEST(CApi, PartsWithOtherStepsBetweenThemAndRowsMoved) {

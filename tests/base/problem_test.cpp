@@ -71,6 +71,8 @@ TEST(Problem, EachFieldOutOfRangeIsNamedWithWhatIsAccepted) {
         [&](Problem& p) { p.row_align = align; },
         "problem.row_align is " + std::to_string(align) + "; 16, 32, 64, 128 or 256 is accepted");
   }
+  expect_refused([](Problem& p) { p.save = static_cast<Save>(2); },
+                 "problem.save is 2; 0 (rows) and 1 (none) are accepted");
   expect_invalid("number of ranks is 0; at least 1 is accepted", [] { validate(good(), 0); });
 }
 
@@ -78,9 +80,11 @@ TEST(Problem, PrintsEveryField) {
   Problem p = good();
   p.capacity_rows = 99;
   p.row_align = 32;
+  p.save = Save::kNone;
+  p.recompute_h = true;
   EXPECT_EQ(to_string(p),
             "hidden=64,intermediate=32,num_experts=8,topk=2,max_tokens=16,capacity_rows=99,"
-            "row_align=32");
+            "row_align=32,save=none,recompute_h=yes");
 }
 
 TEST(Problem, TheDefaultCapacityOfASmallLayerHoldsEveryTokenOfEveryRankOnOneRank) {

@@ -34,12 +34,16 @@ void append(std::vector<T>& to, const DeviceArray<T>& from) {
 }  // namespace
 
 EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> token_begin,
-                             bool main_grad, float main_grad_start, std::uint32_t first_count)
+                             bool main_grad, float main_grad_start, std::uint32_t first_count,
+                             Save save, bool recompute_h)
     : data_(data),
       split_(data, token_begin),
+      problem_(split_.problem()),
       main_grad_(main_grad),
       main_grad_start_(main_grad_start),
       streams_(static_cast<std::size_t>(split_.ranks())) {
+  problem_.save = save;
+  problem_.recompute_h = recompute_h;
   prepare_kernels();
   for (cudaStream_t& stream : streams_) {
     check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "create a stream");
@@ -48,10 +52,10 @@ EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> to
   std::vector<std::int64_t> tokens;
   for (int r = 0; r < split_.ranks(); ++r) tokens.push_back(split_.tokens(r).size());
   LayerResult unused = workload::make_result(data, {});
-  const Problem problem = split_.problem();
+  const Problem& problem = problem_;
   const int num_ranks = split_.ranks();
   for (int r = 0; r < split_.ranks(); ++r) {
-    const RoutingPlan plan = RoutingPlan::build(split_.problem(), r, tokens, data.topk_ids);
+    const RoutingPlan plan = RoutingPlan::build(problem_, r, tokens, data.topk_ids);
     const ForwardArgs f = split_.forward_args(r, unused);
     const BackwardArgs b = split_.backward_args(r, unused);
     const std::int64_t rows = plan.padded_rows();
@@ -60,8 +64,8 @@ EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> to
              .heap = poisoned(SymmetricLayout(problem, num_ranks).bytes),  // but its counters
              .counters = DeviceArray<std::byte>(LocalCounterLayout(problem, num_ranks).bytes),
              .scratch = DeviceArray<std::byte>(PassScratchLayout(problem, num_ranks).bytes),
-             .saved = poisoned(SavedLayout(split_.problem(), rows).bytes),
-             .rows = poisoned(RowLayout(split_.problem(), rows, Pass::kBackward).bytes),
+             .saved = poisoned(SavedLayout(problem_, rows).bytes),
+             .rows = poisoned(RowLayout(problem_, rows, Pass::kBackward).bytes),
              .x = upload(f.x),
              .dy = upload(b.dy),
              .w1 = upload(f.w1),
@@ -100,10 +104,11 @@ PassTensors EmulatedGroup::tensors(int rank, Pass pass) const {
   const Rank& r = ranks_[static_cast<std::size_t>(rank)];
   const std::int64_t rows = r.plan.padded_rows();
   PassTensors t;
-  t.table.set(SavedLayout(split_.problem(), rows), r.saved.data());
-  t.table.set(RowLayout(split_.problem(), rows, Pass::kBackward), r.rows.data());
+  t.table.set(SavedLayout(problem_, rows), r.saved.data());
+  t.table.set(RowLayout(problem_, rows, pass), r.rows.data());
   const bool forward = pass == Pass::kForward;
-  t.table.set(forward ? Tensor::kX : Tensor::kDy, forward ? r.x.data() : r.dy.data());
+  t.table.set(Tensor::kX, r.x.data());
+  if (!forward) t.table.set(Tensor::kDy, r.dy.data());
   if (forward) t.table.set(Tensor::kTopkProbs, r.probs.data());
   t.table.set(Tensor::kW1, r.w1.data());
   t.table.set(Tensor::kW2, r.w2.data());
@@ -126,14 +131,14 @@ void EmulatedGroup::run_pass(Pass pass, Schedule schedule, PassPart part) {
     orders.push_back(std::make_unique<UploadedOrder>(plan.data(), pass, schedule, part));
     const PassView& view = orders.back()->view();
     launchers.emplace_back(
-        device_context(split_.problem(), view, memory(r), limit_ms_, device_faults(faults_, r)),
+        device_context(problem_, view, memory(r), limit_ms_, device_faults(faults_, r)),
         tensors(r, pass), plan.padded_rows(), orders.back()->queues(), sms_,
         streams_[static_cast<std::size_t>(r)]);
   }
   check_cuda(cudaDeviceSynchronize(), "prepare a pass");
   for (int r = 0; r < split_.ranks(); ++r) {
     launchers[static_cast<std::size_t>(r)].enter(
-        enter_args(split_.problem(), split_.ranks(), memory(r), nullptr));
+        enter_args(problem_, split_.ranks(), memory(r), nullptr));
   }
   for (int i = 0; i < launchers[0].num_launches(); ++i) {
     for (const PassLauncher& launcher : launchers) launcher.launch(i);
@@ -143,7 +148,7 @@ void EmulatedGroup::run_pass(Pass pass, Schedule schedule, PassPart part) {
 }
 
 std::uint32_t EmulatedGroup::published(int rank) const {
-  const SymmetricLayout symmetric(split_.problem(), split_.ranks());
+  const SymmetricLayout symmetric(problem_, split_.ranks());
   const auto* counts = reinterpret_cast<const std::uint32_t*>(
       ranks_[static_cast<std::size_t>(rank)].heap.data() + symmetric[CounterKind::kPublished]);
   std::uint32_t count = 0;

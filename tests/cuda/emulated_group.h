@@ -80,7 +80,8 @@ class UploadedOrder {
 class EmulatedGroup {
  public:
   EmulatedGroup(const LayerData& data, std::vector<std::int64_t> token_begin, bool main_grad,
-                float main_grad_start, std::uint32_t first_count = 0);
+                float main_grad_start, std::uint32_t first_count = 0, Save save = Save::kRows,
+                bool recompute_h = false);
   ~EmulatedGroup();
   EmulatedGroup(const EmulatedGroup&) = delete;
   EmulatedGroup& operator=(const EmulatedGroup&) = delete;
@@ -98,7 +99,7 @@ class EmulatedGroup {
   /// How many passes `rank` has told itself, as all others, that its tokens are there.
   std::uint32_t published(int rank) const;
 
-  const Problem& problem() const { return split_.problem(); }
+  const Problem& problem() const { return problem_; }
 
   /// One step; `result` is gathered in global order.
   LayerResult step(const Schedule& schedule);
@@ -123,6 +124,7 @@ class EmulatedGroup {
 
   const LayerData& data_;
   workload::Split split_;
+  Problem problem_;
   bool main_grad_;
   float main_grad_start_;
   std::vector<Rank> ranks_;

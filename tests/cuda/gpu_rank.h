@@ -41,6 +41,8 @@ class DeviceTensor {
 struct GpuRankOptions {
   std::int64_t capacity_rows = 0;
   bool main_grad = false;  ///< weight gradients are added to fp32 tensors of kMainGradStart
+  Save save = Save::kRows;
+  bool recompute_h = false;
 };
 
 /// One rank's part of a global layer, on this process' GPU: its tensors, its Layer, and the last
@@ -120,6 +122,7 @@ class GpuRank {
   }
   BackwardArgs backward_args() const {
     BackwardArgs args;
+    args.x = x_.span();
     args.dy = dy_.span();
     args.w1 = w1_.span();
     args.w2 = w2_.span();
@@ -167,6 +170,8 @@ class GpuRank {
   static Problem problem(const workload::Split& split, const GpuRankOptions& extra) {
     Problem p = split.problem();
     p.capacity_rows = extra.capacity_rows;
+    p.save = extra.save;
+    p.recompute_h = extra.recompute_h;
     return p;
   }
   std::vector<float> main_grad_start(std::size_t count) const {

@@ -30,12 +30,15 @@ INSTANTIATE_TEST_SUITE_P(Gpus, CudaGroupOfAnySize, ::testing::Values(2, 4, 8), r
 
 // ---- What must not show
 
+/// Nor does what forward keeps.
 TEST_P(CudaGroupOfAnySize, DelaysAndWrappingCountersChangeNoBit) {
   const auto said = on_gpus(ranks(), [&](const Communicator& c) -> std::string {
     const LayerResult want = GpuRank(data_, c).step(cuda_schedules()[0]);
     for (unsigned seed = 1; seed <= 5; ++seed) {
       const FaultInjection faults{.max_delay_us = 100, .seed = seed, .first_count = 0u - 5 * seed};
-      GpuRank rank(data_, c, {.faults = faults});
+      const GpuRankOptions kept{.save = seed % 2 == 0 ? Save::kNone : Save::kRows,
+                                .recompute_h = seed % 5 >= 3};
+      GpuRank rank(data_, c, {.faults = faults}, kept);
       for (const Schedule& schedule : cuda_schedules()) {
         for (int step = 0; step < 4; ++step) {
           const std::string tensor = difference(rank.step(schedule), want);

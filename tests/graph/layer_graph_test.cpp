@@ -13,9 +13,14 @@
 namespace uniep::testing {
 namespace {
 
-std::vector<StageRow> stages_of(const Graph& graph, Pass pass) {
+/// Every choice of what forward keeps.
+constexpr Dropped kChoices[] = {{}, {.x_rows = true}, {.h = true}, {.x_rows = true, .h = true}};
+
+std::vector<StageRow> stages_of(const Graph& graph, Pass pass, Dropped dropped) {
   std::vector<StageRow> rows;
-  graph.for_each_stage(pass, [&](const StageRow& row) { rows.push_back(row); });
+  graph.for_each_stage(pass, [&](const StageRow& row) {
+    if (holds(row.when, dropped)) rows.push_back(row);
+  });
   return rows;
 }
 
@@ -31,10 +36,10 @@ bool follows(const std::vector<StageRow>& stages, std::size_t reader, std::size_
 }
 
 /// What is wrong with a graph, a sentence each.
-std::vector<std::string> faults_of(const Graph& graph) {
+std::vector<std::string> faults_of(const Graph& graph, Dropped dropped) {
   std::vector<std::string> faults;
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
-    const std::vector<StageRow> stages = stages_of(graph, pass);
+    const std::vector<StageRow> stages = stages_of(graph, pass, dropped);
     for (std::size_t reader = 0; reader < stages.size(); ++reader) {
       for (const Tensor tensor : stages[reader].reads) {
         bool written = false;
@@ -46,13 +51,21 @@ std::vector<std::string> faults_of(const Graph& graph) {
                                ", which writes ", graph[tensor].name));
         }
         const TensorRow& row = graph[tensor];
-        const bool kept = pass == Pass::kBackward && row.lifetime == Lifetime::kSaved;
+        const bool kept = pass == Pass::kBackward && is_saved(row, dropped);
         if (written || kept || row.region == Region::kCallers) continue;
         faults.push_back(cat(stages[reader].name, " reads ", row.name, ", which nobody wrote"));
       }
     }
   }
   return faults;
+}
+std::vector<std::string> faults_of(const Graph& graph) {
+  std::vector<std::string> all;
+  for (const Dropped dropped : kChoices) {
+    const std::vector<std::string> faults = faults_of(graph, dropped);
+    all.insert(all.end(), faults.begin(), faults.end());
+  }
+  return all;
 }
 
 TEST(LayerGraph, RowsStandWhereTheirNamesSay) {
@@ -87,10 +100,27 @@ TEST(LayerGraph, AWaitThatIsMissingIsFound) {
 TEST(LayerGraph, EveryCounterIsSignalledBeforeItIsWaitedFor) {
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
     CounterSet signalled = 0;
-    for (const StageRow& row : stages_of(kLayerGraph, pass)) {
+    for (const StageRow& row : stages_of(kLayerGraph, pass, {.x_rows = true, .h = true})) {
       EXPECT_EQ(row.waits & ~signalled, 0) << row.name;
       signalled = static_cast<CounterSet>(signalled | row.signals);
     }
+  }
+}
+
+/// A tensor that is saved with one choice and made again with another has memory with both; what
+/// no stage of a choice reads has none.
+TEST(LayerGraph, TensorsHaveMemoryWhileTheyAreNeeded) {
+  for (const Dropped dropped : kChoices) {
+    for (const Tensor t : {Tensor::kXRows, Tensor::kH}) {
+      const TensorRow& row = kLayerGraph[t];
+      const bool of_x = t == Tensor::kXRows;
+      const bool again = of_x ? dropped.x_rows : dropped.h;
+      EXPECT_EQ(is_saved(row, dropped), !again) << row.name;
+      EXPECT_EQ(is_of_call(kLayerGraph, Pass::kBackward, row, dropped), again) << row.name;
+      // Forward reads rows of x, but h only as it makes it.
+      EXPECT_EQ(is_of_call(kLayerGraph, Pass::kForward, row, dropped), again && of_x) << row.name;
+    }
+    EXPECT_EQ(holds(kLayerGraph[Tensor::kXTokens].when, dropped), dropped.x_rows);
   }
 }
 

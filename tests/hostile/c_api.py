@@ -24,7 +24,7 @@ class Problem(ctypes.Structure):
         (name, c_int64)
         for name in (
             *("hidden", "intermediate", "num_experts", "topk", "max_tokens"),
-            *("capacity_rows", "row_align"),
+            *("capacity_rows", "row_align", "save", "recompute_h"),
         )
     )
 
@@ -67,6 +67,7 @@ class BackwardCall(ctypes.Structure):
         *((n, c_void_p) for n in ("plan", "x_rows", "h", "row_probs", "dy", "w1", "w2", "dx")),
         *((n, c_void_p) for n in ("dprobs", "dw1", "dw2", "backward_rows")),
         ("ignore_overflow", c_int32),
+        ("x", c_void_p),
         ("schedule", c_char_p),
         ("stream", c_void_p),
     )

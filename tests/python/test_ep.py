@@ -37,6 +37,9 @@ def bits():
     found["process group"] = step(part(), group=world, max_tokens=most)
     found["again"] = step(part(), group=world, max_tokens=most)
     found["schedule"] = step(part(), group=world, max_tokens=most, schedule="pipelined:2")
+    found["nothing saved"] = step(
+        part(), group=world, max_tokens=most, save="none", recompute_h=True
+    )
     group = uniep.Group(world, device="cpu")
     found["uniep.Group"] = step(part(), group=group, max_tokens=most)
     with uniep.Workspace(group, 64, 32, 8, 2, most) as own:

@@ -157,7 +157,7 @@ def test_deferred_needs_parameters():
 def test_ops_check_for_themselves():
     case = make_case()
     with workspace(case) as own:
-        figures = (own.rows, own.plan_bytes, False, None)
+        figures = (own.rows, own.rows_of_x, own.rows_of_h, own.plan_bytes, False, None)
         good = (own.key, own.overflow, case.x, case.ids, case.probs, case.w1, case.w2)
         torch.ops.uniep.forward(*good, *figures)
         for index, bad, words in (

@@ -9,12 +9,20 @@ import torch
 from cases import make_case, workspace
 
 
-@pytest.fixture(params=["raise", "flag"])
+@pytest.fixture(
+    params=[
+        {"on_overflow": "raise"},
+        {"on_overflow": "flag"},
+        {"save": "none"},
+        {"save": "none", "recompute_h": True},
+    ],
+    ids=["raise", "flag", "none", "none-recompute"],
+)
 def call(request):
     # Every expert gets 128 rows, so that there are no others, which would be NaN.
     case = make_case(tokens=512)
     case.ids = torch.arange(1024, dtype=torch.int32).view(512, 2) % 8
-    with workspace(case, on_overflow=request.param, capacity_rows=1024) as own:
+    with workspace(case, capacity_rows=1024, **request.param) as own:
         yield case, own
 
 
@@ -28,6 +36,15 @@ def _memory_is_filled():
     libc.mallopt(perturb, 0)
 
 
+def figures(own):
+    return own.rows, own.rows_of_x, own.rows_of_h, own.plan_bytes, own.flag, None
+
+
+def again(case, own):
+    """x, where backward is given it once more."""
+    return case.x if own.save == "none" else None
+
+
 def check(op, arguments):
     found = torch.library.opcheck(op, arguments)
     assert set(found.values()) == {"SUCCESS"}
@@ -39,11 +56,11 @@ def test_opcheck(call):
     arguments = (
         *(own.key, own.overflow),
         *(case.x, case.ids, case.probs, case.w1, case.w2),
-        *(own.rows, own.plan_bytes, own.flag, None),
+        *figures(own),
     )
     check(ops.forward.default, arguments)
     saved = ops.forward(*arguments)[1:]
-    backward = (own.key, *saved, case.dy, case.w1, case.w2)
+    backward = (own.key, *saved, case.dy, case.w1, case.w2, again(case, own))
     end = (2, own.flag, "sequential")
     check(ops.backward.default, (*backward, *end))
     for dtype in (torch.float32, torch.bfloat16):
@@ -61,9 +78,8 @@ def test_opcheck(call):
 def test_a_copy_of_the_key_finds_the_layer(call):
     case, own = call
     tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
-    figures = (own.rows, own.plan_bytes, own.flag, None)
-    wanted = torch.ops.uniep.forward(own.key, own.overflow, *tensors, *figures)
-    found = torch.ops.uniep.forward(own.key.clone(), own.overflow.clone(), *tensors, *figures)
+    wanted = torch.ops.uniep.forward(own.key, own.overflow, *tensors, *figures(own))
+    found = torch.ops.uniep.forward(own.key.clone(), own.overflow.clone(), *tensors, *figures(own))
     assert torch.equal(found[0], wanted[0])
 
 
@@ -71,10 +87,10 @@ def test_what_forward_saves_may_move(call):
     case, own = call
     saved = torch.ops.uniep.forward(
         *(own.key, own.overflow, case.x, case.ids, case.probs, case.w1, case.w2),
-        *(own.rows, own.plan_bytes, own.flag, None),
+        *figures(own),
     )[1:]
     backward = torch.ops.uniep.backward
-    end = (case.dy, case.w1, case.w2, 2, own.flag, None)
+    end = (case.dy, case.w1, case.w2, again(case, own), 2, own.flag, None)
     wanted = backward(own.key, *saved, *end)
     copies = [t.clone() for t in saved]
     for tensor in saved:

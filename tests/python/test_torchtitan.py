@@ -226,6 +226,10 @@ def test_options_reach_uniep() -> None:
     case = make_case()
     first, second = step(), step(schedule="sequential", max_tokens=64, capacity_rows=1024)
     assert all(torch.equal(first[name], second[name]) for name in first)
+    less = step(save="none", recompute_h=True)
+    assert all(torch.equal(first[name], less[name]) for name in first)
+    with pytest.raises(ValueError, match="save is 'all'"):
+        step(save="all")
     with pytest.raises(RuntimeError, match="no such preset"):
         step(schedule="no such preset")
     case = make_case(tokens=1500)

@@ -67,10 +67,14 @@ class GuardedMemory {
 struct GuardedStep {
   GuardedStep(const MemoryNeeds& needs, const Problem& p)
       : plan(needs.plan),
-        x_rows(needs.rows * p.hidden * static_cast<std::int64_t>(sizeof(bf16))),
-        h(needs.rows * 2 * p.intermediate * static_cast<std::int64_t>(sizeof(bf16))),
+        x_rows(kept(!dropped_by(p).x_rows, needs.rows * p.hidden)),
+        h(kept(!dropped_by(p).h, needs.rows * 2 * p.intermediate)),
         row_probs(needs.rows * static_cast<std::int64_t>(sizeof(float))),
         backward_rows(needs.backward_rows) {}
+
+  static std::int64_t kept(bool is_kept, std::int64_t elements) {
+    return is_kept ? elements * static_cast<std::int64_t>(sizeof(bf16)) : 0;
+  }
 
   /// What is there now, elsewhere.
   void move() {

@@ -20,6 +20,8 @@ struct RunOptions {
   Schedule backward_schedule;
   LayerOptions layer;
   int row_align = 128;
+  Save save = Save::kRows;
+  bool recompute_h = false;
   bool main_grad = false;
   bool bf16_main_grad = false;
   float main_grad_start = 0;
@@ -68,6 +70,8 @@ inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
   const workload::Split split(data, options.token_begin);
   Problem problem = split.problem();
   problem.row_align = options.row_align;
+  problem.save = options.save;
+  problem.recompute_h = options.recompute_h;
   LayerResult result =
       workload::make_result(data, {.backward = true, .main_grad = options.main_grad});
   const auto start_main_grad = [&](auto& grads) {

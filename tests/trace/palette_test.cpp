@@ -57,8 +57,11 @@ TEST(Palette, StagesOfAForwardPassCanBeToldApart) {
 }
 
 TEST(Palette, StagesOfABackwardPassCanBeToldApart) {
-  expect_apart(colors_of({Stage::kPlan, Stage::kEnter, Stage::kDispatch, Stage::kDfc2, Stage::kDfc1,
-                          Stage::kWgrad2, Stage::kWgrad1, Stage::kReduce}));
+  expect_apart(
+      colors_of({Stage::kPlan, Stage::kEnter, Stage::kDispatch, Stage::kRefc1, Stage::kDfc2,
+                 Stage::kDfc1, Stage::kWgrad2, Stage::kWgrad1, Stage::kReduce}));
+  EXPECT_EQ(stage_color(Stage::kRedispatch), stage_color(Stage::kDispatch));
+  EXPECT_TRUE(stage_fill(Stage::kRedispatch).hatched);
 }
 
 TEST(Palette, ProductsWithW2AreHatchedBesides) {

@@ -126,7 +126,8 @@ class RoutedExperts:
             capacity = int(most * topk * factor) + 127 * experts
         shape = (hidden, double // 2, experts * ranks, topk, most)
         known = _workspaces.setdefault(self.group, WeakValueDictionary())
-        key = (*shape, capacity, options.schedule, options.on_overflow, x.device)
+        kept = (options.save, options.recompute_h)
+        key = (*shape, capacity, *kept, options.schedule, options.on_overflow, x.device)
         workspace = known.get(key)
         # That of layers which are no longer used may have ended on some ranks only: Python collects
         # cycles when it likes. Making one is collective, so the ranks decide together.
@@ -137,6 +138,8 @@ class RoutedExperts:
                 self.group,
                 *shape,
                 capacity_rows=capacity,
+                save=options.save,
+                recompute_h=options.recompute_h,
                 schedule=options.schedule,
                 device=x.device,
                 on_overflow=options.on_overflow,

@@ -29,6 +29,8 @@ class Options(NamedTuple):
             group has in its first call.
         capacity_rows: rows that a rank has room for. None: from ``moe_expert_rank_capacity_factor``
             where that is set, else :class:`uniep.Workspace`'s default.
+        save: what a forward keeps of the rows of x; see :class:`uniep.Workspace`.
+        recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
         schedule: of both directions; None: the best known one.
         on_overflow: ``"raise"`` or ``"flag"``, as for :class:`uniep.Workspace`.
     """
@@ -36,6 +38,8 @@ class Options(NamedTuple):
     layout: Literal["stacked", "per_expert"] = "stacked"
     max_tokens: int | None = None
     capacity_rows: int | None = None
+    save: Literal["rows", "none"] = "rows"
+    recompute_h: bool = False
     schedule: str | None = None
     on_overflow: Literal["raise", "flag"] = "raise"
 

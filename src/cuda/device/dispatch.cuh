@@ -24,7 +24,12 @@ struct DispatchShared {
   std::uint64_t full[kDispatchWarps][kMaxPullSlots];
 };
 
-/// One warp's work.
+static_assert(kWaitsOf<Stage::kRedispatch> == kWaitsOf<Stage::kDispatch> &&
+                  kSignalsOf<Stage::kRedispatch> == kSignalsOf<Stage::kDispatch>,
+              "one routine does both");
+
+/// One warp's work. `kRedispatches`: the pass may have tasks of redispatch, too.
+template <bool kRedispatches>
 class DispatchWarp {
  public:
   __device__ __forceinline__ DispatchWarp(const DeviceContext& ctx, const LaunchQueues& queues,
@@ -36,7 +41,7 @@ class DispatchWarp {
         lane_(static_cast<int>(threadIdx.x) % 32),
         slots_(shared.slots[warp_]),
         full_(shared.full[warp_]),
-        token_bytes_(ctx.view.wire.pulled_token),
+        token_bytes_(ctx.view.stage(Stage::kDispatch).wire.pulled_token),
         pieces_(ceil_div(token_bytes_, kPullBytes)),
         slot_bytes_(round_up(min_of(token_bytes_, kPullBytes), 128)),
         num_slots_(min_of(kWarpSlotBytes / slot_bytes_, kMaxPullSlots)),
@@ -69,7 +74,8 @@ class DispatchWarp {
   struct Batch {
     Pull pull{};
     int pieces = 0;
-    int tile = 0;  // Task::tile
+    int tile = 0;        // Task::tile
+    bool again = false;  // of redispatch
     std::int64_t task = 0;
   };
 
@@ -88,8 +94,13 @@ class DispatchWarp {
   struct Rows {
     int row[kGroup];
     int tile;  // Task::tile of their task
+    bool again = false;
   };
   static constexpr Rows kNoRows{{kNoRow, kNoRow, kNoRow, kNoRow}, 0};
+
+  static __device__ __forceinline__ Stage stage_of(bool again) {
+    return kRedispatches && again ? Stage::kRedispatch : Stage::kDispatch;
+  }
 
   __device__ __forceinline__ Batch read_batch() {
     Batch batch;
@@ -100,6 +111,7 @@ class DispatchWarp {
     if (lane_ < pulls) batch.pull = ctx_.view.pulls[task.m + next_pull_ + lane_];
     batch.pieces = pulls * pieces_;
     batch.tile = name_of(task).tile;
+    batch.again = kRedispatches && task.stage == Stage::kRedispatch;
     batch.task = next_task_;
     next_pull_ += pulls;
     if (pulls == left) {
@@ -139,7 +151,7 @@ class DispatchWarp {
   /// Up to kGroup pieces of the current batch, then the signals of the group before, and behind
   /// the last group of a batch of the first task those of both. False: a wait expired.
   __device__ __forceinline__ bool run_group() {
-    Rows rows{.tile = current_.tile};
+    Rows rows{.tile = current_.tile, .again = current_.again};
     const bool first_task = current_.task < std::int64_t{kDispatchWarps} * dispatchers_;
     bool ends_batch = false;
 #pragma unroll
@@ -203,8 +215,13 @@ class DispatchWarp {
       }
       if (ready != 0) {
         const int bytes = bytes_of(loaded_);
-        const auto* token = reinterpret_cast<const std::byte*>(
-            ctx_.peer(pull.source).get<Tensor::kTokens>() + pull.token * ctx_.view.hidden);
+        const Batch& batch = loaded_ < current_.pieces ? current_ : upcoming_;
+        const Peer peer = ctx_.peer(pull.source);
+        const bf16* tokens = stage_of(batch.again) == Stage::kRedispatch
+                                 ? peer.get<Tensor::kXTokens>()
+                                 : peer.get<Tensor::kTokens>();
+        const auto* token =
+            reinterpret_cast<const std::byte*>(tokens + pull.token * ctx_.view.hidden);
         ptx::mbarrier_arrive_expect(&full_[load_.slot], bytes);
         ptx::bulk_load(slots_ + load_.slot * slot_bytes_, token + loaded_ % pieces_ * kPullBytes,
                        bytes, &full_[load_.slot]);
@@ -224,8 +241,10 @@ class DispatchWarp {
     row_ = row_of(stored_ + 1);  // for the next time
     ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
     if (row != kNoRow) {
-      auto* to = reinterpret_cast<std::byte*>(ctx_.get_of_pass<Tensor::kXRows, Tensor::kDyRows>() +
-                                              row * ctx_.view.hidden);
+      bf16* rows = stage_of(current_.again) == Stage::kRedispatch
+                       ? ctx_.get<Tensor::kXRows>()
+                       : ctx_.get_of_pass<Tensor::kXRows, Tensor::kDyRows>();
+      auto* to = reinterpret_cast<std::byte*>(rows + row * ctx_.view.hidden);
       ptx::bulk_store(to + piece * kPullBytes, slots_ + store_.slot * slot_bytes_, bytes);
     }
     store_.advance(num_slots_);
@@ -237,7 +256,7 @@ class DispatchWarp {
     if (current_.pieces == 0 || lane_ != 0) return;
     trace_.note([&](TraceRecord& r) {
       const Task task = queue_task(ctx_.view, queues_.comm, current_.task);
-      r.stage = Stage::kDispatch;
+      r.stage = task.stage;
       r.expert = task.expert;
       r.tile = task.tile;
       r.launch = queues_.launch;
@@ -269,7 +288,7 @@ class DispatchWarp {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
       if (rows.row[i] == kNoRow) continue;
-      if (!may_signal(ctx_.faults, {Stage::kDispatch, rows.tile})) continue;
+      if (!may_signal(ctx_.faults, {stage_of(rows.again), rows.tile})) continue;
       for_each_counter<kSignalsOf<Stage::kDispatch>>([&](CounterKind kind) {
         const Signal s = row_signal(ctx_.view, kind, rows.row[i]);
         ptx::add_relaxed_gpu(ctx_.counter(s), s.amount);
@@ -319,9 +338,12 @@ class DispatchWarp {
 };
 
 /// What the first `dispatchers` CTAs begin with. By all threads of the CTA.
+template <bool kRedispatches>
 __device__ __forceinline__ void dispatch_tasks(const DeviceContext& ctx, const LaunchQueues& queues,
                                                int dispatchers, DispatchShared& shared) {
-  if (threadIdx.x < 32 * kDispatchWarps) DispatchWarp(ctx, queues, dispatchers, shared).run();
+  if (threadIdx.x < 32 * kDispatchWarps) {
+    DispatchWarp<kRedispatches>(ctx, queues, dispatchers, shared).run();
+  }
   __syncthreads();
 }
 

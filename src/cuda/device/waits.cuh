@@ -77,7 +77,8 @@ class Inputs {
  public:
   explicit __device__ __forceinline__ Inputs(const DeviceContext& ctx) : ctx_(ctx) {}
 
-  /// Waits for everything that the task needs; its waits are all of one kind. What the last task
+  /// Waits for everything that the task needs; its waits are all of its own rank, or all of peers.
+  /// What the last task
   /// has waited for, as those of one expert often do, is not looked at again. The copy engine may
   /// then read it too.
   __device__ __forceinline__ bool wait_for(const Task& task) {

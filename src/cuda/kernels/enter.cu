@@ -69,9 +69,20 @@ __device__ __forceinline__ void note_bases(const DeviceContext& ctx,
   (note_base<kinds>(ctx), ...);
 }
 
+/// Whether the pass dispatches x once more, beside its own tokens.
+__device__ __forceinline__ bool redispatches(const PassView& v) {
+  return v.stage(Stage::kRedispatch).grid != TileGrid::kNone;
+}
+
 __device__ __forceinline__ void zero_tickets(const PassView& v, const EnterArgs& args) {
   const std::int64_t launches = num_launches(v);
   for (std::int64_t i = global_thread(); i < launches; i += global_threads()) args.tickets[i] = 0;
+}
+
+__device__ __forceinline__ void zero_row(const DeviceContext& ctx, bf16* rows, std::int64_t row) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  auto* to = reinterpret_cast<uint4*>(rows + row * ctx.view.hidden);
+  for (std::int64_t c = lane; c < ctx.view.hidden / 8; c += 32) to[c] = uint4{0, 0, 0, 0};
 }
 
 /// Zeroes the rows behind each expert's last, up to a whole step: a warp for each that there may
@@ -86,9 +97,8 @@ __device__ __forceinline__ void zero_pad_rows(const DeviceContext& ctx) {
     const std::int64_t row = tokens / kRowStep * kRowStep + i % kRowStep;  // of the last step's
     if (tokens % kRowStep == 0 || row < tokens) continue;
     const std::int64_t pad_row = v.segment_begin[expert] + row;
-    auto* to = reinterpret_cast<uint4*>(ctx.get_of_pass<Tensor::kXRows, Tensor::kDyRows>() +
-                                        pad_row * v.hidden);
-    for (std::int64_t c = lane; c < v.hidden / 8; c += 32) to[c] = uint4{0, 0, 0, 0};
+    zero_row(ctx, ctx.get_of_pass<Tensor::kXRows, Tensor::kDyRows>(), pad_row);
+    if (redispatches(v)) zero_row(ctx, ctx.get<Tensor::kXRows>(), pad_row);
     if (v.pass == Pass::kForward && lane == 0) ctx.get<Tensor::kRowProbs>()[pad_row] = 0;
   }
 }
@@ -134,7 +144,11 @@ __global__ void __launch_bounds__(kEnterThreads)
   zero_tickets(v, args);
   const Peer own = ctx.peer(v.rank);
   const bf16* tokens = ctx.get_of_pass<Tensor::kX, Tensor::kDy>();
-  copy_vectors(own.get<Tensor::kTokens>(), tokens, v.tokens * v.hidden * sizeof(*tokens));
+  const std::int64_t token_bytes = v.tokens * v.hidden * sizeof(*tokens);
+  copy_vectors(own.get<Tensor::kTokens>(), tokens, token_bytes);
+  if (redispatches(v)) {
+    copy_vectors(own.get<Tensor::kXTokens>(), ctx.get<Tensor::kX>(), token_bytes);
+  }
   if (const float* probs = ctx.get<Tensor::kTopkProbs>(); probs != nullptr) {
     copy_elements(own.get<Tensor::kProbs>(), probs, v.tokens * v.topk);
   }

@@ -54,6 +54,8 @@ Json entry_json(const TunedEntry& e) {
           {"topk", e.key.topk},
           {"ranks", e.key.ranks},
           {"pass", name(e.key.pass)},
+          {"save", name(e.key.save)},
+          {"recompute_h", e.key.recompute_h ? "yes" : "no"},
           {"tokens", e.key.tokens},
           {"skew", e.key.skew},
           {"schedule", axes_json(e.schedule)},
@@ -63,11 +65,24 @@ Json entry_json(const TunedEntry& e) {
 }
 
 template <class T>
-T one_of(Fields& fields, const char* key, T a, T b) {
-  const std::string text = fields.text(key);
+T choice(const std::string& text, const char* key, T a, T b) {
   require(text == name(a) || text == name(b), ErrorCode::kIo, key, " is ", in_quotes(text), "; ",
           name(a), " and ", name(b), " are accepted");
   return text == name(a) ? a : b;
+}
+
+template <class T>
+T one_of(Fields& fields, const char* key, T a, T b) {
+  return choice(fields.text(key), key, a, b);
+}
+
+/// What came later than the schema: entries that lack them are of layers that keep everything.
+void read_kept(Fields& fields, TuneKey& key) {
+  key.save = choice(fields.text_or("save", name(Save::kRows)), "save", Save::kRows, Save::kNone);
+  const std::string recompute = fields.text_or("recompute_h", "no");
+  require(recompute == "yes" || recompute == "no", ErrorCode::kIo, "recompute_h is ",
+          in_quotes(recompute), "; yes and no are accepted");
+  key.recompute_h = recompute == "yes";
 }
 
 constexpr Accepted kTime{[](double v) { return v >= 0 && v <= 1e9; }, "0 to 1e9 is accepted"};
@@ -91,6 +106,7 @@ TunedEntry entry_from(const Json& json) {
   e.key.topk = count_from<int>(fields, "topk", 1);
   e.key.ranks = count_from<int>(fields, "ranks", 1);
   e.key.pass = one_of(fields, "pass", Pass::kForward, Pass::kBackward);
+  read_kept(fields, e.key);
   e.key.tokens = count_from<std::int64_t>(fields, "tokens", 0);
   e.key.skew = fields.number("skew", kSkew);
   e.schedule = schedule_from(fields.object("schedule"), e.key.backend);
@@ -183,8 +199,10 @@ bool same_situation(TuneKey a, const TuneKey& b) {
 
 std::string to_string(const TuneKey& k) {
   return cat(name(k.pass), " of hidden=", k.hidden, ",intermediate=", k.intermediate,
-             ",experts=", k.num_experts, ",topk=", k.topk, " with up to ", k.tokens,
-             " tokens on each of ", k.ranks, " ranks, skew ", k.skew, ", on ", k.device);
+             ",experts=", k.num_experts, ",topk=", k.topk,
+             k.save == Save::kNone ? ",save=none" : "", k.recompute_h ? ",recompute_h" : "",
+             " with up to ", k.tokens, " tokens on each of ", k.ranks, " ranks, skew ", k.skew,
+             ", on ", k.device);
 }
 
 TunedEntries parse_tuned(std::string_view text, const std::string& origin) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "uniep/backend.h"
+#include "uniep/problem.h"
 #include "uniep/schedule.h"
 #include "uniep/stage.h"
 
@@ -26,7 +27,9 @@ struct TuneKey {
   int topk = 0;
   int ranks = 1;
   Pass pass = Pass::kForward;
-  std::int64_t tokens = 0;  ///< of a rank, as token_bucket (schedule/open_sizes.h) gives them
+  Save save = Save::kRows;   ///< Problem::save; what is not kept, backward has more to do for
+  bool recompute_h = false;  ///< Problem::recompute_h
+  std::int64_t tokens = 0;   ///< of a rank, as token_bucket (schedule/open_sizes.h) gives them
   double skew = 0;
 
   friend bool operator==(const TuneKey&, const TuneKey&) = default;

@@ -81,6 +81,8 @@ TuneKey tune_key(Backend backend, const Problem& problem, int ranks, std::int64_
           .topk = problem.topk,
           .ranks = ranks,
           .pass = pass,
+          .save = problem.save,
+          .recompute_h = problem.recompute_h,
           .tokens = token_bucket(tokens),
           .skew = skew};
 }

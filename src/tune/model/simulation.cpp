@@ -89,8 +89,8 @@ SimulatedPass Simulation::run() {
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     SimulatedRank& r = ranks_[i];
     const PassView& v = r.view();
-    const double enter = profile_.enter.fixed +
-                         profile_.enter.per_byte * static_cast<double>(v.tokens * token_bytes(v));
+    const double enter =
+        profile_.enter.fixed + profile_.enter.per_byte * static_cast<double>(published_bytes(v));
     events_.at(enter, Step::kLaunch, static_cast<int>(i));
     for (SimulatedRank& peer : ranks_) {
       for (int source = 0; source < v.num_ranks; ++source) {
@@ -258,7 +258,8 @@ void Simulation::start(int index) {
   for (std::int64_t i = task.m; i < task.m + task.n;) {
     const int source = v.pulls[i].source;
     std::int64_t bytes = 0;
-    for (; i < task.m + task.n && v.pulls[i].source == source; ++i) bytes += token_bytes(v);
+    for (; i < task.m + task.n && v.pulls[i].source == source; ++i)
+      bytes += token_bytes(v, task.stage);
     const auto pulled = network_.transfer(v.rank, source, v.rank, static_cast<double>(bytes), asked,
                                           profile_.link.pull_bytes_per_s);
     done = std::max(done, pulled.done);
@@ -343,7 +344,8 @@ void Simulation::push(Unit& unit, SimulatedRank& r, const Task& task) {
   bool remote = false;
   for (PushedTiles::Run& run : runs) {
     if (run.rank == self) continue;
-    const double bytes = r.view().wire.pushed_element * static_cast<double>(run.rows) * columns;
+    const double bytes =
+        r.view().stage(task.stage).wire.pushed_element * static_cast<double>(run.rows) * columns;
     const auto [begun, done] = network_.transfer(self, self, run.rank, bytes, now_, push_rate_);
     if (!remote) first = begun;
     remote = true;

@@ -76,7 +76,7 @@ TaskCosts::TaskCosts(const MachineProfile& profile, const PassView& view, int wo
   for (int i = 0; i < kMaxStages; ++i) {
     const auto stage = static_cast<Stage>(i);
     if (view.stage(stage).kind != StageKind::kProduct) continue;
-    by_stage_[i] = find_cost(profile, stage, view.schedule.tile_n);
+    by_stage_[i] = find_cost(profile, view.stage(stage).like, view.schedule.tile_n);
     require(by_stage_[i] != nullptr, ErrorCode::kUnsupported, "profile ", profile.name,
             " has no cost of stage ", name(stage), " with tile_n=", view.schedule.tile_n,
             "; a profile that has one is accepted");

@@ -36,6 +36,14 @@ class TaskCosts {
 };
 
 /// Bytes of a token as ranks pull it.
-inline std::int64_t token_bytes(const PassView& v) { return v.wire.pulled_token; }
+inline std::int64_t token_bytes(const PassView& v, Stage stage) {
+  return v.stage(stage).wire.pulled_token;
+}
+/// Of all that the pass publishes.
+inline std::int64_t published_bytes(const PassView& v) {
+  std::int64_t bytes = 0;
+  for (const StageView& stage : v.stages) bytes += v.tokens * stage.wire.pulled_token;
+  return bytes;
+}
 
 }  // namespace uniep::tune

@@ -34,6 +34,7 @@ struct Flags {
   std::uint64_t seed = 0;
   double skew = 0;
   bool no_check = false;
+  KeptFlags kept;
   std::string json;
   std::string against;
   std::optional<double> fail_above;
@@ -78,7 +79,8 @@ std::vector<BenchCase> make_cases(const Flags& flags, const BenchOptions& option
     if (!wants_cuda(flags)) require_measurable("--shape " + shape, spec, options.ranks, results);
     cases.push_back(make_case(shape, options.ranks, flags.seed, flags.skew));
   }
-  for (const BenchCase& bench : cases) {
+  for (BenchCase& bench : cases) {
+    flags.kept.apply_to(bench.problem);
     for (const BenchSchedule& s : options.schedules) {
       if (s.schedule) validate(*s.schedule, bench.problem);
     }
@@ -97,6 +99,8 @@ BenchHeader header_of(const Flags& flags, const std::string& command, const Rank
           .sharing = ranks.sharing,
           .no_floor = ranks.no_floor,
           .input = flags.input,
+          .save = flags.kept.save,
+          .recompute_h = flags.kept.recompute_h,
           .seed = flags.seed,
           .skew = flags.input.empty() ? flags.skew : cases.front().skew};
 }
@@ -186,6 +190,7 @@ void add_what_options(CLI::App& sub, Flags& flags) {
             "Schedules to measure side by side, as in uniep run (default: single); auto is looked "
             "up for each shape");
   add_pass(group, flags.pass);
+  add_kept(group, flags.kept);
   add_seed(group, flags.seed)->excludes(input);
   add_skew(group, flags.skew)->excludes(input);
 }

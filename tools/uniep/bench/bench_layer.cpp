@@ -93,7 +93,7 @@ void BenchLayer::forward(const Schedule& schedule, const BenchResults& results) 
 void BenchLayer::backward(const Schedule& schedule, const BenchResults& results) {
   layer_.backward(saved_,
                   {dy_.span(), w1_.span(), w2_.span(), results.dx.span(), results.dprobs.span(),
-                   results.dw1.span(), results.dw2.span()},
+                   results.dw1.span(), results.dw2.span(), x_.span()},
                   schedule);
 }
 

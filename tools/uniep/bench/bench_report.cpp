@@ -126,6 +126,10 @@ Notes shape_notes(const BenchEntry& entry, const BenchOptions& options) {
                 " tokens per rank, hidden ", b.spec.hidden, ", intermediate ", b.spec.intermediate,
                 ", ", b.spec.num_experts, " experts, top-", b.spec.topk));
   notes.add("load", load_text(b.rows_per_expert));
+  if (b.problem.save != Save::kRows || b.problem.recompute_h) {
+    notes.add("kept", cat("save=", name(b.problem.save),
+                          b.problem.recompute_h ? ", h is computed again" : ""));
+  }
   add_looked_up(notes, entry, options);
   return notes;
 }
@@ -267,6 +271,8 @@ Json bench_json(const BenchHeader& header, const BenchOptions& options,
           {"link", header.link.empty() ? Json(nullptr) : Json(header.link)},
           {"input", header.input.empty() ? Json(nullptr) : Json(header.input)},
           {"seed", header.input.empty() ? Json(header.seed) : Json(nullptr)},
+          {"save", header.save},
+          {"recompute_h", header.recompute_h},
           {"skew", header.skew},
           {"iterations", options.iterations},
           {"warmup", options.warmup},

@@ -18,10 +18,12 @@ struct BenchHeader {
   std::string machine;  ///< GPUs, if any, and CPU
   std::string date;
   std::string command;
-  std::string link;       ///< emulated link; empty: none
-  std::string sharing{};  ///< why times mean nothing; empty: ranks share no GPUs
-  std::string no_floor;   ///< why there is no floor; empty: there is one
-  std::string input{};    ///< the layer's file; empty: made up
+  std::string link;           ///< emulated link; empty: none
+  std::string sharing{};      ///< why times mean nothing; empty: ranks share no GPUs
+  std::string no_floor;       ///< why there is no floor; empty: there is one
+  std::string input{};        ///< the layer's file; empty: made up
+  std::string save = "rows";  ///< what forward kept
+  bool recompute_h = false;
   std::uint64_t seed = 0;
   double skew = 0;  ///< of a file, as measured
 };

@@ -55,8 +55,9 @@ std::vector<Use> uses(const Problem& p, int ranks) {
 }  // namespace
 
 void print_memory(std::ostream& out, const workload::ShapeSpec& spec, int ranks,
-                  std::int64_t capacity) {
-  const Problem p = problem_of(spec, capacity);
+                  std::int64_t capacity, const KeptFlags& kept) {
+  Problem p = problem_of(spec, capacity);
+  kept.apply_to(p);
   validate(p, ranks);
   const std::int64_t rows = capacity_rows(p, ranks);
   const std::int64_t balanced = spec.tokens * spec.topk;
@@ -67,6 +68,7 @@ void print_memory(std::ostream& out, const workload::ShapeSpec& spec, int ranks,
   notes.add("capacity",
             cat(rows, " rows a rank", rows >= most ? ", enough for any routing" : "",
                 "; a balanced routing fills ", balanced, " and some padding, any at most ", most));
+  notes.add("kept", cat("save=", name(p.save), ", recompute_h=", p.recompute_h ? "yes" : "no"));
   out << notes << "#\n# memory of one rank, without the caller's tensors\n";
   Table table({kLeft, kLeft, kRight, kRight});
   table.header({"what", "held for", "bytes", ""});

@@ -2,6 +2,7 @@
 
 #include <iosfwd>
 
+#include "common/options.h"
 #include "uniep/problem.h"
 #include "workload/synthetic.h"
 
@@ -11,7 +12,7 @@ namespace uniep::tool {
 /// Problem::capacity_rows; 0: the default. Throws Error(kInvalidArgument) where shape
 /// and ranks make no problem.
 void print_memory(std::ostream& out, const workload::ShapeSpec& spec, int ranks,
-                  std::int64_t capacity);
+                  std::int64_t capacity, const KeptFlags& kept);
 
 /// The sum of what it prints: bytes of one rank.
 std::int64_t layer_memory(const Problem& problem, int ranks);

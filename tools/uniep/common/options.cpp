@@ -97,6 +97,16 @@ void add_backend(OptionGroup& group, std::string& backend) {
       ->check(one_of({"auto", "cpu", "cuda"}));
 }
 
+void add_kept(OptionGroup& group, KeptFlags& kept) {
+  group
+      .add("--save", kept.save, "WHAT",
+           "What forward keeps of the rows of x for backward: rows (default), or none, so that "
+           "backward dispatches x again; the same bits for less memory")
+      ->check(one_of({name(Save::kRows), name(Save::kNone)}));
+  group.add_flag("--recompute-h", kept.recompute_h,
+                 "Forward does not keep h; backward runs fc1 again, with the same bits");
+}
+
 void add_json(OptionGroup& group, std::string& path) {
   group.add("--json", path, "FILE.json", "Write the figures; docs/results.md describes the file");
 }

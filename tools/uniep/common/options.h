@@ -38,6 +38,9 @@ class OptionGroup {
         ->group(name_)
         ->check(not_empty(type));
   }
+  CLI::Option* add_flag(const char* option, bool& value, std::string_view meaning) {
+    return sub_.add_flag(option, value, described(meaning))->group(name_);
+  }
 
  private:
   CLI::App& sub_;
@@ -74,6 +77,8 @@ CLI::Option* add_skew(OptionGroup& group, double& skew);
 void add_pass(OptionGroup& group, std::string& pass);
 void add_backend(OptionGroup& group, std::string& backend);
 void add_json(OptionGroup& group, std::string& path);
+
+void add_kept(OptionGroup& group, KeptFlags& kept);
 
 /// "deepseek-v3, ..., custom. Keys: tokens (per rank), ..."
 std::string shapes_and_keys();

@@ -141,6 +141,7 @@ struct InfoFlags {
   std::string shape;
   int ranks = 1;
   std::int64_t capacity = 0;
+  KeptFlags kept;
 };
 
 }  // namespace
@@ -166,12 +167,15 @@ void add_info(CLI::App& app, Invocation& invocation) {
       ->type_name("ROWS")
       ->check(range<std::int64_t>(0, 2147483647))
       ->needs(shape);
+  OptionGroup group(*sub, shape->get_group());
+  add_kept(group, flags->kept);
+  for (const char* option : {"--save", "--recompute-h"}) sub->get_option(option)->needs(shape);
   sub->footer(
       "Examples:\n  uniep info\n  uniep info --shape deepseek-v3 --ranks 4 --capacity 131072");
   sub->callback([flags] {
     if (!flags->shape.empty()) {
       return print_memory(std::cout, workload::parse_shape(flags->shape), flags->ranks,
-                          flags->capacity);
+                          flags->capacity, flags->kept);
     }
     print_build();
     print_presets();

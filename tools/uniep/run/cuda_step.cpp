@@ -140,6 +140,7 @@ class CudaRank {
     const DeviceGrad dw1(b.dw1);
     const DeviceGrad dw2(b.dw2);
     BackwardArgs args;
+    args.x = x_.span();
     args.dy = dy_.span();
     args.w1 = w1_.span();
     args.w2 = w2_.span();

@@ -47,6 +47,7 @@ struct Flags {
   std::string main_grad = "bf16";
   bool defer_weights = false;
   std::int64_t capacity = 0;
+  KeptFlags kept;
   int repeat = 1;
   bool check = false;
   std::string save_input;
@@ -93,6 +94,7 @@ StepOptions step_options(const Flags& flags) {
   return {.ranks = flags.ranks,
           .schedule = schedule_choice(flags.schedule, backend).value_or(default_schedule(backend)),
           .capacity_rows = flags.capacity,
+          .kept = flags.kept,
           .passes = pass_choice(flags.pass),
           .main_grad = flags.main_grad == "fp32",
           .defer_weights = flags.defer_weights,
@@ -353,6 +355,7 @@ void add_how_options(CLI::App& sub, Flags& flags) {
            "twice "
            "the balanced load of a large one)")
       ->check(range<std::int64_t>(0, 2147483647));
+  add_kept(group, flags.kept);
   sub.add_flag("--defer-weights", flags.defer_weights,
                described("Leave the weight gradients to a call of their own, backward_weights, as "
                          "pipeline-parallel schedules do; the figures are of both calls together"))

@@ -281,9 +281,15 @@ std::string schedule_text(const StepOptions& options) {
                         options.schedule_origin);
 }
 
+void KeptFlags::apply_to(Problem& problem) const {
+  problem.save = save == name(Save::kNone) ? Save::kNone : Save::kRows;
+  problem.recompute_h = recompute_h;
+}
+
 Problem layer_problem(const Split& split, const StepOptions& options) {
   Problem problem = split.problem();
   problem.capacity_rows = options.capacity_rows;
+  options.kept.apply_to(problem);
   return problem;
 }
 

@@ -16,6 +16,14 @@ class Gatherer;
 
 namespace uniep::tool {
 
+/// What forward keeps for backward: --save and --recompute-h.
+struct KeptFlags {
+  std::string save = "rows";
+  bool recompute_h = false;
+
+  void apply_to(Problem& problem) const;
+};
+
 enum class PassChoice { kForward, kBackward, kBoth };
 
 struct StepOptions {
@@ -24,6 +32,7 @@ struct StepOptions {
   std::optional<Schedule> backward_schedule{};  ///< where it is another than `schedule`
   std::string schedule_origin{};                ///< where they were looked up; empty: given
   std::int64_t capacity_rows = 0;               ///< Problem::capacity_rows
+  KeptFlags kept{};                             ///< what forward keeps
   std::string backend = "cpu";                  ///< for headers and files
   PassChoice passes = PassChoice::kBoth;
   bool main_grad = false;        ///< weight gradients as fp32 sums, from zeros

@@ -40,6 +40,7 @@ struct Flags {
   std::string pass = "both";
   std::uint64_t seed = 0;
   double skew = 0;
+  KeptFlags kept;
   std::string json;
   std::string plot;
 };
@@ -118,7 +119,8 @@ RoutingFault overflow_of(const BenchCase& bench, std::int64_t capacity) {
 }
 
 Degree predict_degree(const Flags& flags, const Setting& setting, int ranks) {
-  const BenchCase bench = make_case(flags.shape, ranks, flags.seed, flags.skew);
+  BenchCase bench = make_case(flags.shape, ranks, flags.seed, flags.skew);
+  flags.kept.apply_to(bench.problem);
   const auto reason = invalid_reason(setting.schedule, bench.problem,
                                      {setting.profile.backend, setting.profile.workers});
   require(!reason, ErrorCode::kInvalidArgument, reason.value_or(""));
@@ -346,6 +348,7 @@ void add_what_options(CLI::App& sub, Flags& flags) {
       .add("--skew", flags.skew, "Z",
            "How unevenly experts are loaded, 0 to 100: 0 (default) evenly, 1 like Zipf's law")
       ->check(a_skew());
+  add_kept(group, flags.kept);
 }
 
 void add_where_options(CLI::App& sub, Flags& flags) {

@@ -80,8 +80,13 @@ void refuse(const TuneFlags& flags, Backend backend, int ranks) {
 }
 
 BenchCase case_of(const TuneFlags& flags, const Ranks& ranks) {
-  if (!flags.shape.empty()) return make_case(flags.shape, ranks.count, flags.seed, flags.skew);
+  if (!flags.shape.empty()) {
+    BenchCase made_up = make_case(flags.shape, ranks.count, flags.seed, flags.skew);
+    flags.kept.apply_to(made_up.problem);
+    return made_up;
+  }
   BenchCase bench = read_case(flags.input, ranks.count);
+  flags.kept.apply_to(bench.problem);
   require_dy(bench, pass_choice(flags.pass));
   if (ranks.backend == Backend::kCpu) {
     require_measurable("--input " + display_name(flags.input), bench.spec, ranks.count, kResults);
@@ -125,6 +130,7 @@ void add_what_options(CLI::App& sub, TuneFlags& flags) {
       ->check(one_of({"forward", "backward", "both"}));
   add_seed(group, flags.seed)->excludes(input);
   add_skew(group, flags.skew)->excludes(input);
+  add_kept(group, flags.kept);
 }
 
 void add_how_options(CLI::App& sub, TuneFlags& flags) {

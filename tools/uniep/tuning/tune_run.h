@@ -17,6 +17,7 @@ struct TuneFlags {
   std::string pass = "both";
   std::uint64_t seed = 0;
   double skew = 0;
+  KeptFlags kept;
   double budget = 60;
   int candidates = 16;
   std::string space;

@@ -5,7 +5,8 @@
 #include "cuda/device/sm90/gemm.cuh"
 #include "cuda/device/warp.cuh"
 
-// The GEMMs with w1: fc1 with SwiGLU in its epilogue, and its data gradient dfc1 with the push.
+// The GEMMs with w1: fc1 with SwiGLU in its epilogue, refc1 without it, and fc1's data gradient
+// dfc1 with the push.
 
 namespace uniep::cuda {
 
@@ -121,10 +122,11 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
   static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps& maps,
                                               const TileWork& work) {
     const int row = work.first_row + kConsumerRows * sender.index;
+    const bool keeps_h = sender.ctx.template get<Tensor::kH>() != nullptr;
     sender.send_boxes(kBoxes, [&](int i, const std::uint8_t* box) {
       if (!has_rows(work, sender.index)) return;
       if (i < 2 * kChunks) {
-        ptx::tma_store(maps.out0, box, work.n + i / 2 * kBoxCols, i % 2, row);
+        if (keeps_h) ptx::tma_store(maps.out0, box, work.n + i / 2 * kBoxCols, i % 2, row);
       } else {
         ptx::tma_store(maps.out1, box, work.n + (i - 2 * kChunks) * kBoxCols, row, 0);
       }
@@ -150,6 +152,54 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
                                  p * (silu(high_of(g), s[2 * i + 1]) * high_of(u)));
       }
     }
+  }
+};
+
+/// h once more, where forward has not kept it. Maps: a, b and out0 as of fc1.
+template <class Shape>
+struct Refc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN / kBoxCols))> {
+  static constexpr Stage kStage = Stage::kRefc1;
+  static constexpr ptx::Major kMajorA = Fc1<Shape>::kMajorA;
+  static constexpr ptx::Major kMajorB = Fc1<Shape>::kMajorB;
+  static constexpr int kChunks = Fc1<Shape>::kChunks;
+  static constexpr int kBoxes = 2 * kChunks;
+  static constexpr bool kBorrows = Refc1::kEpilogueSlots > 0;
+
+  static __device__ __forceinline__ void load(const StageMaps& maps, OperandSlot<Shape>& slot,
+                                              std::uint64_t* full, const TileWork& work,
+                                              int k_block) {
+    Fc1<Shape>::load(maps, slot, full, work, k_block);
+  }
+
+  static __device__ __forceinline__ Nothing prepare(const Consumer<Shape>&, const TileWork&) {
+    return {};
+  }
+
+  /// Boxes: gate and up of each 64 columns.
+  static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
+                                                const float (&acc)[Shape::kAccumulators],
+                                                const TileWork&, const Nothing&) {
+#pragma unroll
+    for (int box = 0; box < kBoxes; ++box) {
+      const int first = box / 2 * 2 * kPairs + box % 2 * Shape::kAccumulators / 2;
+      std::uint32_t half[kPairs];
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        half[i] = pack_pair(acc[first + 2 * i], acc[first + 2 * i + 1]);
+      }
+      consumer.write_box(OutputRing<Shape>::box_of(box, kBoxes), half);
+    }
+    if (kBorrows) consumer.ring.advance();
+  }
+
+  static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps& maps,
+                                              const TileWork& work) {
+    const int row = work.first_row + kConsumerRows * sender.index;
+    sender.send_boxes(kBoxes, [&](int i, const std::uint8_t* box) {
+      if (!has_rows(work, sender.index)) return;
+      ptx::tma_store(maps.out0, box, work.n + i / 2 * kBoxCols, i % 2, row);
+    });
+    if (sender.lane == 0) sender.template signal_tile<kStage>(work);
   }
 };
 

@@ -76,11 +76,11 @@ __device__ __forceinline__ void fence_accumulators(float (&acc)[kCount]) {
 }
 
 /// Whether the tile has half of its columns or less, as the last one of a width of 2880: then only
-/// these are multiplied. Not in fc1, whose gate and up columns stand side by side: with two
-/// products a step registers do not suffice.
+/// these are multiplied. Not in fc1 and refc1, whose gate and up columns stand side by side: with
+/// two products a step registers do not suffice.
 template <class S, class Shape>
 __device__ constexpr bool can_be_narrow() {
-  return Shape::kN == 256 && S::kStage != Stage::kFc1;
+  return Shape::kN == 256 && row_of(S::kStage).halves == 1;
 }
 
 /// acc += the products of one slot; `kNarrow`: of the first half of the columns; `kFirst`: the sums

@@ -15,6 +15,9 @@ namespace uniep::cuda {
 /// The GEMM stages of a pass.
 template <class... S>
 struct StageList {
+  /// The pass may make again what forward did not keep.
+  static constexpr bool kRemakes = ((S::kStage == Stage::kRefc1) || ...);
+
   /// f(stage struct) for the stage that the task is of.
   template <class F>
   static __device__ __forceinline__ void visit(Stage stage, F&& f) {
@@ -27,6 +30,9 @@ using ForwardStages = StageList<Fc1<Shape>, Fc2<Shape>>;
 template <class Shape, class Main>
 using BackwardStages =
     StageList<Dfc2<Shape>, Dfc1<Shape>, Wgrad2<Shape, Main>, Wgrad1<Shape, Main>>;
+template <class Shape, class Main>
+using RemakingStages =
+    StageList<Refc1<Shape>, Dfc2<Shape>, Dfc1<Shape>, Wgrad2<Shape, Main>, Wgrad1<Shape, Main>>;
 
 /// The maps of a stage.
 template <class S>
@@ -165,7 +171,8 @@ __device__ __forceinline__ void run_pass(const DeviceContext& ctx, const LaunchQ
   __syncthreads();
   const Roles roles = roles_under_load(ctx.view, queues.even, static_cast<int>(gridDim.x));
   if (static_cast<int>(blockIdx.x) < roles.dispatchers) {
-    dispatch_tasks(ctx, queues, roles.dispatchers, reinterpret_cast<DispatchShared&>(shared));
+    dispatch_tasks<Stages::kRemakes>(ctx, queues, roles.dispatchers,
+                                     reinterpret_cast<DispatchShared&>(shared));
     if (!roles.join) return;
   }
   const int warp = static_cast<int>(threadIdx.x) / 32;
