@@ -45,7 +45,8 @@ class ForwardCall(ctypes.Structure):
     _fields_: ClassVar[list[Any]] = [
         ("tokens", c_int64),
         *((name, c_void_p) for name in ("topk_ids", "topk_probs", "x", "w1", "w2", "out")),
-        *((name, c_void_p) for name in ("plan", "x_rows", "h", "row_probs", "overflow")),
+        *((name, c_void_p) for name in ("plan", "x_rows", "h", "row_probs", "forward_rows")),
+        *((name, c_void_p) for name in ("allocate", "allocate_context", "overflow")),
         ("schedule", c_char_p),
         ("stream", c_void_p),
     ]
@@ -55,6 +56,7 @@ class BackwardCall(ctypes.Structure):
     """``uniep_backward_call`` of c_api.h."""
 
     _fields_: ClassVar[list[Any]] = [
+        ("rows", c_int64),
         ("part", c_int32),
         ("weight_grad", c_int32),
         ("tokens", c_int64),
@@ -90,6 +92,8 @@ class Layer:
         self.x_rows = bf16.new_empty(rows, HIDDEN)
         self.h = bf16.new_empty(rows, 2 * INTERMEDIATE)
         self.row_probs = bf16.new_empty(rows, dtype=torch.float32)
+        self.forward_rows = bf16.new_empty(self.workspace.forward_bytes, dtype=torch.uint8)
+        self.backward_rows = bf16.new_empty(self.workspace.backward_bytes, dtype=torch.uint8)
         self.results = {
             "out": torch.empty_like(bf16),
             "dx": torch.empty_like(bf16),
@@ -110,11 +114,11 @@ class Layer:
             tokens=self.workspace.max_tokens,
             topk_ids=self.ids.data_ptr(),
             topk_probs=self.probs.data_ptr(),
-            **addresses(["x", "w1", "w2", "out", *saved]),
+            **addresses(["x", "w1", "w2", "out", "forward_rows", *saved]),
         )
         self.backward_call = BackwardCall(
             tokens=self.workspace.max_tokens,
-            **addresses(["dy", "w1", "w2", "dx", "dprobs", "dw1", "dw2", *saved]),
+            **addresses(["dy", "w1", "w2", "dx", "dprobs", "dw1", "dw2", "backward_rows", *saved]),
         )
 
     def _stream(self) -> int | None:

@@ -4,8 +4,8 @@
     python examples/train_moe_lm.py --text docs/*.md
     torchrun --nproc_per_node=2 examples/train_moe_lm.py --text docs/*.md --ep 2
 
-Losses are the same to the last bit for every --ep, --schedule, --save, with --recompute-h, --checkpointing and after
---resume. uniep sees to that for the MoE layers; what this program holds fixed for all else:
+Losses are the same to the last bit for every --ep, --schedule, --save, with --recompute-h,
+--exact-rows, --checkpointing and after --resume. uniep sees to that for the MoE layers; what this program holds fixed for all else:
 
 - The global batch is cut into --shards shards, whatever --ep; each rank has shards / ep of them.
 - All but the experts runs shard by shard, so every product has the same shapes. Each shard has its
@@ -331,6 +331,7 @@ def choose_moe(args: argparse.Namespace, device: torch.device, shares_gpu: bool)
         schedule=schedule,
         save=args.save,
         recompute_h=args.recompute_h,
+        exact_rows=args.exact_rows,
     )
 
 
@@ -348,6 +349,7 @@ def main() -> None:
     add("--schedule", default="auto", help="of uniep: auto, sequential, single, pipelined:4, ...")
     add("--save", choices=["rows", "none"], default="rows", help="what uniep keeps of rows of x")
     add("--recompute-h", action="store_true", help="uniep computes h again in backward")
+    add("--exact-rows", action="store_true", help="uniep takes memory for the rows that come")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     add("--threads", type=int, default=1, help="of PyTorch on a CPU; may change bits")
     add("--compile", action="store_true", help="compile what runs shard by shard")

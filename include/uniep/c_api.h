@@ -72,15 +72,17 @@ typedef struct {
 /* Memory of a layer and of its calls. Each block, and each of the tensors x_rows, h and row_probs,
  * begins at a multiple of `alignment`. */
 typedef struct {
-  int64_t rows;          /* capacity: rows of x_rows, h and row_probs */
+  int64_t rows;          /* of x_rows, h and row_probs */
   int64_t symmetric;     /* bytes of a layer that peers reach */
   int64_t workspace;     /* bytes of a layer for this rank alone */
   int64_t plan;          /* bytes of one routing plan */
-  int64_t backward_rows; /* bytes kept between the backward parts data and weights */
+  int64_t forward_rows;  /* bytes that a forward pass works in */
+  int64_t backward_rows; /* likewise, a backward pass; from its part data to its part weights */
   int64_t alignment;     /* in bytes */
 } uniep_memory_needs;
 
-/* What layers of this problem need, of a group of `ranks` on `backend`. */
+/* What layers of this problem need, of a group of `ranks` on `backend`; of calls, for as many rows
+ * as there is capacity for. */
 UNIEP_C_API int uniep_needs(const uniep_problem* problem, int32_t backend, int32_t ranks,
                             uniep_memory_needs* needs);
 
@@ -104,6 +106,10 @@ typedef struct {
 UNIEP_C_API int uniep_layer_create(uniep_group* group, const uniep_problem* problem,
                                    const uniep_layer_config* config, uniep_layer** layer);
 
+/* What the layer and its calls need with `rows` rows: a multiple of row_align up to the capacity,
+ * or 0 for the capacity. */
+UNIEP_C_API int uniep_layer_needs(uniep_layer* layer, int64_t rows, uniep_memory_needs* needs);
+
 /* NULL is accepted. */
 UNIEP_C_API void uniep_layer_destroy(uniep_layer* layer);
 
@@ -126,6 +132,14 @@ UNIEP_C_API int uniep_layer_synchronize(uniep_layer* layer);
  * end of a graph capture, nor for replays of graphs: these the caller orders. A stream lives until
  * the layer's next call on another one, and until it has run. */
 
+/* Memory that has rows, of one forward pass. */
+typedef struct {
+  void* x_rows;       /* bf16 [rows, H]; written; NULL with save 1 */
+  void* h;            /* bf16 [rows, 2I]; written; NULL with recompute_h */
+  float* row_probs;   /* fp32 [rows]; written */
+  void* forward_rows; /* forward_rows bytes, of no use behind the call; NULL: uniep's own */
+} uniep_row_memory;
+
 typedef struct {
   int64_t tokens;
   const int32_t* topk_ids; /* [T, K], -1: dropped */
@@ -135,9 +149,12 @@ typedef struct {
   const void* w2;          /* bf16 [El, H, I] */
   void* out;               /* bf16 [T, H] */
   void* plan;              /* needs.plan bytes; written */
-  void* x_rows;            /* bf16 [needs.rows, H]; written; NULL with save 1 */
-  void* h;                 /* bf16 [needs.rows, 2I]; written; NULL with recompute_h */
-  float* row_probs;        /* fp32 [needs.rows]; written */
+  uniep_row_memory memory; /* of as many rows as there is capacity for; not read with `allocate` */
+  /* NULL, or: waits for the device until the routing is planned, then asks for memory of the rows
+   * that came, padding included. `rows` goes to uniep_layer_needs and uniep_backward_call as it is.
+   * 0 means that it worked. Not in a graph capture. */
+  int (*allocate)(void* context, int64_t rows, uniep_row_memory* memory);
+  void* allocate_context;
   /* NULL: a routing with an impossible id, or with more rows for a rank than needs.rows, is an
    * error on all ranks (CUDA: of a later call). Else [2], where the tensors lie, and no call fails
    * for it: [0]  0 fine, 1 too many rows, 2 an impossible id; the same on all ranks [1]
@@ -155,6 +172,7 @@ typedef struct {
 UNIEP_C_API int uniep_forward(uniep_layer* layer, const uniep_forward_call* call);
 
 typedef struct {
+  int64_t rows;        /* those of forward; 0: the capacity */
   int32_t part;        /* 0: whole; 1: data (dx, dprobs); 2: weights (dw1, dw2), not collective */
   int32_t weight_grad; /* 0: bf16, overwritten; 1: fp32, added to; 2: bf16, added to */
   int64_t tokens;
@@ -169,7 +187,8 @@ typedef struct {
   float* dprobs;       /* fp32 [T, K]; 0 at dropped slots */
   void* dw1;           /* as w1; parts 0 and 2 */
   void* dw2;           /* as w2; parts 0 and 2 */
-  void* backward_rows; /* needs.backward_rows bytes: part 1 writes, part 2 reads; part 0: NULL */
+  void* backward_rows; /* backward_rows bytes: part 1 writes, part 2 reads; part 0 leaves nothing of
+                        * use there, and may be given NULL: uniep's own */
   int32_t ignore_overflow; /* 1: forward was given `overflow` */
   const void* x;           /* with save 1, bf16 [T, H] as in forward; parts 0 and 1; else NULL */
   const char* schedule;    /* NULL: the layer's */

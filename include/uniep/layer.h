@@ -110,13 +110,14 @@ struct FaultInjection {
 };
 
 /// Memory of a layer, and of each of its steps, in bytes but for `rows`: what a caller that brings
-/// its own has to bring. The same on all ranks.
+/// its own has to bring. Of the capacity the same on all ranks.
 struct MemoryNeeds {
-  std::int64_t rows = 0;           ///< of StepMemory's x_rows, h and row_probs: the capacity
+  std::int64_t rows = 0;           ///< of StepMemory's x_rows, h and row_probs
   std::int64_t symmetric = 0;      ///< of a layer, reached by peers
   std::int64_t workspace = 0;      ///< of a layer, for this rank alone
   std::int64_t plan = 0;           ///< of one routing plan
-  std::int64_t backward_rows = 0;  ///< between `backward_data` and `backward_weights`
+  std::int64_t forward_rows = 0;   ///< of a forward pass, until it is done
+  std::int64_t backward_rows = 0;  ///< of a backward pass, until its last part is done
   std::int64_t alignment = 0;      ///< each begins at a multiple of this
 };
 
@@ -133,18 +134,26 @@ struct LayerMemory {
   std::function<void()> release{};
 };
 
-/// The caller's memory for one step: a plan, what its forward saves, and what is kept between the
-/// parts of its backward. What is empty, uniep allocates. Calls write it in stream order, and a
-/// backward pass only needs its contents: they may be moved to other addresses meanwhile, each for
+/// The caller's memory for one step: a plan, what its forward saves, and what its passes work in.
+/// What is empty, uniep allocates. Calls write it in stream order, and a backward pass only needs
+/// the contents of what forward saved: they may be moved to other addresses meanwhile, each for
 /// itself (`Layer::restore`).
+///
+/// There may be fewer rows than the capacity, if there is room for those that came:
+/// RoutingPlan::padded_rows(), which waits for the device. All that has rows then has as many, a
+/// multiple of Problem::row_align, in forward and in its backward.
 struct StepMemory {
   std::span<std::byte> plan{};  ///< MemoryNeeds::plan
   /// [rows, H]; this and the next two come together, but for what the layer does not keep
   /// (Problem::save, recompute_h), which stays empty.
   std::span<bf16> x_rows{};
-  std::span<bf16> h{};                   ///< [rows, 2I]
-  std::span<float> row_probs{};          ///< [rows]
-  std::span<std::byte> backward_rows{};  ///< MemoryNeeds::backward_rows
+  std::span<bf16> h{};           ///< [rows, 2I]
+  std::span<float> row_probs{};  ///< [rows], which says how many rows there are
+  /// MemoryNeeds::forward_rows. Nobody reads it when forward is done.
+  std::span<std::byte> forward_rows{};
+  /// MemoryNeeds::backward_rows, read from `backward_data` to `backward_weights`. `backward` leaves
+  /// nothing there that is read.
+  std::span<std::byte> backward_rows{};
 };
 
 /// What may differ from call to call.
@@ -219,9 +228,12 @@ class UNIEP_API Layer {
   Layer& operator=(Layer&&) noexcept;
   ~Layer();
 
-  /// Memory of layers of this problem in a group of `num_ranks`. Throws Error(kInvalidArgument)
-  /// where the problem is invalid, and Error(kUnsupported) where this build lacks the backend.
-  static MemoryNeeds memory_needs(const Problem& problem, Backend backend, int num_ranks);
+  /// Memory of layers of this problem in a group of `num_ranks`, and of steps with `rows` rows, a
+  /// multiple of Problem::row_align up to the capacity; 0: the capacity. Throws
+  /// Error(kInvalidArgument) where the problem or `rows` is invalid, and Error(kUnsupported) where
+  /// this build lacks the backend.
+  static MemoryNeeds memory_needs(const Problem& problem, Backend backend, int num_ranks,
+                                  std::int64_t rows = 0);
 
   /// Collective. `topk_ids` is this rank's [T, K]; T follows from its size, and is 0 to max_tokens.
   /// A routing that has an impossible id, or brings a rank more rows than it has room for, is
@@ -237,9 +249,9 @@ class UNIEP_API Layer {
 
   /// What forward saved, from the caller's memory to which it was written, or to which its contents
   /// were moved: `memory` has plan, x_rows, h and row_probs, of a forward pass of `tokens` tokens
-  /// on this rank, and backward_rows where `backward_weights` comes next. `flagged`: its plan was
-  /// given CallOptions::overflow. Throws Error(kInvalidArgument) where the memory is too small or
-  /// misaligned or, on the CPU, does not hold such a plan.
+  /// on this rank, with as many rows, and backward_rows where `backward_weights` comes next.
+  /// `flagged`: its plan was given CallOptions::overflow. Throws Error(kInvalidArgument) where the
+  /// memory is too small or misaligned or, on the CPU, does not hold such a plan.
   Saved restore(const StepMemory& memory, std::int64_t tokens, bool flagged = false);
 
   /// Collective. Writes dx, dprobs and the weight gradients. May be repeated on the same `saved`.

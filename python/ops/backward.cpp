@@ -14,11 +14,16 @@ uniep_backward_call call_of(const Call& call, const Tensor& key, const Tensor& p
                             Part part, std::int64_t tokens, bool flag,
                             const std::optional<std::string>& schedule) {
   const LayerShape& shape = call.shape();
+  // As many as there is room for, or after forward_exact those that came.
+  const std::int64_t rows = row_probs.dim() == 1 ? row_probs.size(0) : -1;
+  require(row_probs, "row_probs", ScalarType::Float, {rows}, key);
   require(plan, "plan", ScalarType::Byte, {shape.plan_bytes}, key);
-  require(x_rows, "x_rows", ScalarType::BFloat16, {shape.rows_of_x, shape.hidden}, key);
-  require(h, "h", ScalarType::BFloat16, {shape.rows_of_h, 2 * shape.intermediate}, key);
-  require(row_probs, "row_probs", ScalarType::Float, {shape.rows}, key);
+  require(x_rows, "x_rows", ScalarType::BFloat16, {shape.rows_of_x > 0 ? rows : 0, shape.hidden},
+          key);
+  require(h, "h", ScalarType::BFloat16, {shape.rows_of_h > 0 ? rows : 0, 2 * shape.intermediate},
+          key);
   uniep_backward_call arguments{};
+  arguments.rows = rows;
   arguments.part = part;
   arguments.tokens = tokens;
   arguments.plan = plan.const_data_ptr();
@@ -29,6 +34,19 @@ uniep_backward_call call_of(const Call& call, const Tensor& key, const Tensor& p
   arguments.schedule = text_of(schedule);
   arguments.stream = current_stream(key);
   return arguments;
+}
+
+// What the pass works in, at most as much as the workspace's rows take.
+std::int64_t backward_bytes(const Call& call, const uniep_backward_call& arguments) {
+  const LayerShape& shape = call.shape();
+  if (arguments.rows == shape.rows) return shape.backward_bytes;
+  return call.needs(arguments.rows).backward_rows;
+}
+
+Tensor scratch(const Call& call, const Tensor& key, uniep_backward_call& arguments) {
+  Tensor rows = empty(key, ScalarType::Byte, {backward_bytes(call, arguments)});
+  arguments.backward_rows = rows.mutable_data_ptr();
+  return rows;
 }
 
 // What other ranks wait for: dx and dprobs, which this allocates.
@@ -108,6 +126,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(Tensor key, Tensor plan, Ten
       call_of(call, key, plan, x_rows, h, row_probs, kWhole, tokens_of(dy), flag, schedule);
   const DataGradients data(call, key, dy, w1, w2, x, topk, arguments);
   const auto [dw1, dw2] = new_weight_gradients(call, key, arguments);
+  const Tensor rows = scratch(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
   return {data.dx, data.dprobs, dw1, dw2};
 }
@@ -122,6 +141,7 @@ std::tuple<Tensor, Tensor> backward_main_grad(Tensor key, Tensor plan, Tensor x_
       call_of(call, key, plan, x_rows, h, row_probs, kWhole, tokens_of(dy), flag, schedule);
   const DataGradients data(call, key, dy, w1, w2, x, topk, arguments);
   main_gradients(call, key, dw1, dw2, arguments);
+  const Tensor rows = scratch(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
   return {data.dx, data.dprobs};
 }
@@ -129,17 +149,16 @@ std::tuple<Tensor, Tensor> backward_main_grad(Tensor key, Tensor plan, Tensor x_
 std::tuple<Tensor, Tensor, Tensor> backward_data(Tensor key, Tensor plan, Tensor x_rows, Tensor h,
                                                  Tensor row_probs, Tensor dy, Tensor w1, Tensor w2,
                                                  std::optional<Tensor> x, std::int64_t topk,
-                                                 std::int64_t backward_bytes, bool flag,
+                                                 std::int64_t most_bytes, bool flag,
                                                  std::optional<std::string> schedule) {
   const Call call(key);
-  if (backward_bytes != call.shape().backward_bytes) {
+  if (most_bytes != call.shape().backward_bytes) {
     refuse("the workspace has grown since its figures were read; read backward_bytes again");
   }
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kData, tokens_of(dy), flag, schedule);
   const DataGradients data(call, key, dy, w1, w2, x, topk, arguments);
-  Tensor rows = empty(key, ScalarType::Byte, {backward_bytes});
-  arguments.backward_rows = rows.mutable_data_ptr();
+  Tensor rows = scratch(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
   return {data.dx, data.dprobs, rows};
 }
@@ -154,7 +173,7 @@ std::tuple<Tensor, Tensor> backward_weights(Tensor key, Tensor plan, Tensor x_ro
            std::to_string(call.shape().local_experts));
   }
   auto arguments = call_of(call, key, plan, x_rows, h, row_probs, kWeights, tokens, flag, schedule);
-  require(backward_rows, "backward_rows", ScalarType::Byte, {call.shape().backward_bytes}, key);
+  require(backward_rows, "backward_rows", ScalarType::Byte, {backward_bytes(call, arguments)}, key);
   arguments.backward_rows = backward_rows.mutable_data_ptr();
   const auto gradients = new_weight_gradients(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
@@ -166,7 +185,7 @@ void backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h
                                 bool flag, std::optional<std::string> schedule) {
   const Call call(key);
   auto arguments = call_of(call, key, plan, x_rows, h, row_probs, kWeights, tokens, flag, schedule);
-  require(backward_rows, "backward_rows", ScalarType::Byte, {call.shape().backward_bytes}, key);
+  require(backward_rows, "backward_rows", ScalarType::Byte, {backward_bytes(call, arguments)}, key);
   arguments.backward_rows = backward_rows.mutable_data_ptr();
   main_gradients(call, key, dw1, dw2, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));

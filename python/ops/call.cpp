@@ -13,6 +13,12 @@ Call::Call(const Tensor& key) {
   }
 }
 
+uniep_memory_needs Call::needs(std::int64_t rows) const {
+  uniep_memory_needs needs{};
+  check(uniep_layer_needs(layer(), rows, &needs));
+  return needs;
+}
+
 void Call::check(int result) {
   if (result != 0) refuse(uniep_last_error());
 }

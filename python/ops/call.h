@@ -21,6 +21,9 @@ class Call {
   uniep_layer* layer() const { return bound_->layer; }
   const LayerShape& shape() const { return bound_->shape; }
 
+  /// What calls with `rows` rows need, up to as many as the workspace has room for.
+  uniep_memory_needs needs(std::int64_t rows) const;
+
   /// Throws the sentence of a function of the C API that returned this.
   static void check(int result);
 

@@ -1,19 +1,54 @@
 #include "forward.h"
 
+#include <exception>
+
 #include "call.h"
 
 namespace uniep::ops {
+namespace {
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
-    Tensor key, Tensor overflow, Tensor x, Tensor topk_ids, Tensor topk_probs, Tensor w1, Tensor w2,
-    std::int64_t rows, std::int64_t rows_of_x, std::int64_t rows_of_h, std::int64_t plan_bytes,
-    bool flag, std::optional<std::string> schedule) {
-  const Call call(key);
-  const LayerShape& shape = call.shape();
-  if (rows != shape.rows || rows_of_x != shape.rows_of_x || rows_of_h != shape.rows_of_h ||
-      plan_bytes != shape.plan_bytes) {
-    refuse("the workspace has grown since its figures were read; read rows and plan_bytes again");
+/// What forward returns, and where it is written.
+struct Results {
+  Tensor out;
+  Tensor plan;
+  std::optional<Tensor> status;
+
+  Results(const LayerShape& shape, const Tensor& x, bool flag)
+      : out(empty(x, ScalarType::BFloat16, {x.size(0), shape.hidden})),
+        plan(empty(x, ScalarType::Byte, {shape.plan_bytes})) {
+    if (flag) status = empty(x, ScalarType::Long, {2});
   }
+};
+
+/// What is kept for backward, and what the pass works in.
+struct Rows {
+  Tensor x_rows;
+  Tensor h;
+  Tensor row_probs;
+  Tensor scratch;
+
+  Rows(const LayerShape& shape, const Tensor& beside, std::int64_t rows, std::int64_t scratch_bytes)
+      : x_rows(empty(beside, ScalarType::BFloat16, {shape.rows_of_x > 0 ? rows : 0, shape.hidden})),
+        h(empty(beside, ScalarType::BFloat16,
+                {shape.rows_of_h > 0 ? rows : 0, 2 * shape.intermediate})),
+        row_probs(empty(beside, ScalarType::Float, {rows})),
+        scratch(empty(beside, ScalarType::Byte, {scratch_bytes})) {}
+
+  uniep_row_memory memory() {
+    uniep_row_memory memory{};
+    if (x_rows.size(0) > 0) memory.x_rows = x_rows.mutable_data_ptr();
+    if (h.size(0) > 0) memory.h = h.mutable_data_ptr();
+    memory.row_probs = static_cast<float*>(row_probs.mutable_data_ptr());
+    memory.forward_rows = scratch.mutable_data_ptr();
+    return memory;
+  }
+};
+
+/// The inputs, checked, and the results of a call.
+uniep_forward_call call_of(const LayerShape& shape, const Tensor& key, const Tensor& overflow,
+                           const Tensor& x, const Tensor& topk_ids, const Tensor& topk_probs,
+                           const Tensor& w1, const Tensor& w2,
+                           const std::optional<std::string>& schedule) {
   const std::int64_t tokens = x.dim() == 2 ? x.size(0) : -1;
   require(x, "x", ScalarType::BFloat16, {tokens, shape.hidden}, key);
   if (tokens > shape.max_tokens) {
@@ -28,14 +63,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
           key);
   require(overflow, "overflow", ScalarType::Long, {2}, key);
 
-  Tensor out = empty(x, ScalarType::BFloat16, {tokens, shape.hidden});
-  Tensor plan = empty(x, ScalarType::Byte, {plan_bytes});
-  Tensor x_rows = empty(x, ScalarType::BFloat16, {rows_of_x, shape.hidden});
-  Tensor h = empty(x, ScalarType::BFloat16, {rows_of_h, 2 * shape.intermediate});
-  Tensor row_probs = empty(x, ScalarType::Float, {rows});
-  std::optional<Tensor> status;
-  if (flag) status = empty(x, ScalarType::Long, {2});
-
   uniep_forward_call arguments{};
   arguments.tokens = tokens;
   arguments.topk_ids = static_cast<const std::int32_t*>(topk_ids.const_data_ptr());
@@ -43,17 +70,75 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   arguments.x = x.const_data_ptr();
   arguments.w1 = w1.const_data_ptr();
   arguments.w2 = w2.const_data_ptr();
-  arguments.out = out.mutable_data_ptr();
-  arguments.plan = plan.mutable_data_ptr();
-  if (rows_of_x > 0) arguments.x_rows = x_rows.mutable_data_ptr();
-  if (rows_of_h > 0) arguments.h = h.mutable_data_ptr();
-  arguments.row_probs = static_cast<float*>(row_probs.mutable_data_ptr());
-  if (status) arguments.overflow = static_cast<std::int64_t*>(status->mutable_data_ptr());
   arguments.schedule = text_of(schedule);
   arguments.stream = current_stream(x);
+  return arguments;
+}
+
+/// Runs the call, whose memory is set.
+void run(const Call& call, uniep_forward_call& arguments, Results& results, Tensor& overflow) {
+  arguments.out = results.out.mutable_data_ptr();
+  arguments.plan = results.plan.mutable_data_ptr();
+  std::optional<Tensor>& status = results.status;
+  if (status) arguments.overflow = static_cast<std::int64_t*>(status->mutable_data_ptr());
   Call::check(uniep_forward(call.layer(), &arguments));
   if (status) raise_to(overflow, *status);
-  return {out, plan, x_rows, h, row_probs};
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
+    Tensor key, Tensor overflow, Tensor x, Tensor topk_ids, Tensor topk_probs, Tensor w1, Tensor w2,
+    std::int64_t rows, std::int64_t rows_of_x, std::int64_t rows_of_h, std::int64_t plan_bytes,
+    bool flag, std::optional<std::string> schedule) {
+  const Call call(key);
+  const LayerShape& shape = call.shape();
+  if (rows != shape.rows || rows_of_x != shape.rows_of_x || rows_of_h != shape.rows_of_h ||
+      plan_bytes != shape.plan_bytes) {
+    refuse("the workspace has grown since its figures were read; read rows and plan_bytes again");
+  }
+  auto arguments = call_of(shape, key, overflow, x, topk_ids, topk_probs, w1, w2, schedule);
+  Results results(shape, x, flag);
+  Rows kept(shape, x, rows, shape.forward_bytes);
+  arguments.memory = kept.memory();
+  run(call, arguments, results, overflow);
+  return {results.out, results.plan, kept.x_rows, kept.h, kept.row_probs};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward_exact(
+    Tensor key, Tensor overflow, Tensor x, Tensor topk_ids, Tensor topk_probs, Tensor w1, Tensor w2,
+    bool flag, std::optional<std::string> schedule) {
+  const Call call(key);
+  auto arguments = call_of(call.shape(), key, overflow, x, topk_ids, topk_probs, w1, w2, schedule);
+  Results results(call.shape(), x, flag);
+
+  // No exception crosses the C API. Where memory is short, all ranks hear of it.
+  struct Allocation {
+    const Call& call;
+    const Tensor& x;
+    std::optional<Rows> rows;
+    std::exception_ptr failure;
+  } allocation{call, x, std::nullopt, nullptr};
+  arguments.allocate_context = &allocation;
+  arguments.allocate = [](void* context, std::int64_t rows, uniep_row_memory* memory) {
+    auto& a = *static_cast<Allocation*>(context);
+    try {
+      a.rows.emplace(a.call.shape(), a.x, rows, a.call.needs(rows).forward_rows);
+      *memory = a.rows->memory();
+      return 0;
+    } catch (...) {
+      a.failure = std::current_exception();
+      return 1;
+    }
+  };
+  try {
+    run(call, arguments, results, overflow);
+  } catch (...) {
+    if (allocation.failure) std::rethrow_exception(allocation.failure);
+    throw;
+  }
+  const Rows& kept = *allocation.rows;
+  return {results.out, results.plan, kept.x_rows, kept.h, kept.row_probs};
 }
 
 }  // namespace uniep::ops

@@ -16,6 +16,10 @@ constexpr const char* kForward =
     "Tensor w1, Tensor w2, int rows, int rows_of_x, int rows_of_h, int plan_bytes, bool flag, str? "
     "schedule) -> "
     "(Tensor out, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs)";
+constexpr const char* kForwardExact =
+    "forward_exact(Tensor key, Tensor(a!) overflow, Tensor x, Tensor topk_ids, Tensor topk_probs, "
+    "Tensor w1, Tensor w2, bool flag, str? schedule) -> "
+    "(Tensor out, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs)";
 constexpr const char* kBackward =
     "backward(Tensor key, Tensor plan, Tensor x_rows, Tensor h, "
     "Tensor row_probs, Tensor dy, Tensor w1, Tensor w2, Tensor? x, int topk, bool flag, "
@@ -39,6 +43,7 @@ constexpr const char* kBackwardWeightsMainGrad =
 
 void implement(torch::stable::detail::StableLibrary& library) {
   library.impl("forward", TORCH_BOX(&uniep::ops::forward));
+  library.impl("forward_exact", TORCH_BOX(&uniep::ops::forward_exact));
   library.impl("backward", TORCH_BOX(&uniep::ops::backward));
   library.impl("backward_main_grad", TORCH_BOX(&uniep::ops::backward_main_grad));
   library.impl("backward_data", TORCH_BOX(&uniep::ops::backward_data));
@@ -49,7 +54,7 @@ void implement(torch::stable::detail::StableLibrary& library) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY(uniep, library) {
-  for (const char* schema : {kForward, kBackward, kBackwardMainGrad, kBackwardData,
+  for (const char* schema : {kForward, kForwardExact, kBackward, kBackwardMainGrad, kBackwardData,
                              kBackwardWeights, kBackwardWeightsMainGrad}) {
     library.def(schema);
   }
@@ -60,13 +65,13 @@ STABLE_TORCH_LIBRARY_IMPL(uniep, CUDA, library) { implement(library); }
 
 extern "C" {
 
-/// `shape`: the ten figures of LayerShape, in its order.
+/// `shape`: the eleven figures of LayerShape, in its order.
 __attribute__((visibility("default"))) void uniep_torch_bind(std::int64_t id, const void* key,
                                                              uniep_layer* layer,
                                                              const std::int64_t* shape) {
   uniep::ops::bind_layer(id, key, layer,
                          {shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6],
-                          shape[7], shape[8], shape[9]});
+                          shape[7], shape[8], shape[9], shape[10]});
 }
 
 __attribute__((visibility("default"))) void uniep_torch_unbind(std::int64_t id) {

@@ -92,6 +92,7 @@ class Needs(ctypes.Structure):
     symmetric: int
     workspace: int
     plan: int
+    forward_rows: int
     backward_rows: int
     alignment: int
 
@@ -100,6 +101,7 @@ class Needs(ctypes.Structure):
         ("symmetric", c_int64),
         ("workspace", c_int64),
         ("plan", c_int64),
+        ("forward_rows", c_int64),
         ("backward_rows", c_int64),
         ("alignment", c_int64),
     ]

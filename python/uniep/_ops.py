@@ -1,7 +1,7 @@
 """What PyTorch's compiler needs to know of the ops: the shapes of what they return.
 
 The ops themselves are in libuniep_torch.so (python/ops of the sources). Their shapes depend on
-figures of the workspace alone, never on data.
+figures of the workspace alone, never on data, but for ``forward_exact``, which cannot be compiled.
 """
 
 from __future__ import annotations
@@ -38,6 +38,23 @@ def _forward(
         x.new_empty((rows_of_x, x.shape[1])),
         x.new_empty((rows_of_h, w1.shape[1])),
         x.new_empty((rows,), dtype=torch.float32),
+    )
+
+
+def _forward_exact(
+    key: Tensor,
+    overflow: Tensor,
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_probs: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    flag: bool,
+    schedule: str | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    raise RuntimeError(
+        "exact_rows=True waits for the number of rows in every call, which torch.compile cannot "
+        "trace; it compiles calls with exact_rows=False"
     )
 
 
@@ -139,6 +156,7 @@ def _backward_weights_main_grad(
 
 for _fake in (
     _forward,
+    _forward_exact,
     _backward,
     _backward_main_grad,
     _backward_data,

@@ -41,25 +41,19 @@ class _Moe(torch.autograd.Function):
         rows_of_h: int,
         plan_bytes: int,
         backward_bytes: int,
+        exact: bool,
         flag: bool,
         schedule: str | None,
         deferred: DeferredWeights | None,
     ) -> Tensor:
-        out, plan, x_rows, h, row_probs = ops.forward(
-            key,
-            overflow,
-            x,
-            topk_ids,
-            topk_probs,
-            w1,
-            w2,
-            rows,
-            rows_of_x,
-            rows_of_h,
-            plan_bytes,
-            flag,
-            schedule,
-        )
+        inputs = (key, overflow, x, topk_ids, topk_probs, w1, w2)
+        if exact:
+            saved = ops.forward_exact(*inputs, flag, schedule)
+        else:
+            saved = ops.forward(
+                *inputs, rows, rows_of_x, rows_of_h, plan_bytes, flag, schedule
+            )
+        out, plan, x_rows, h, row_probs = saved
         # Without rows of x, backward dispatches x again.
         again = x if rows_of_x == 0 else None
         ctx.save_for_backward(plan, x_rows, h, row_probs, w1, w2, again)
@@ -112,7 +106,7 @@ class _Moe(torch.autograd.Function):
             dx, dprobs, _ = ops.backward_data(
                 *call, ctx.topk, ctx.backward_bytes, ctx.flag, ctx.schedule
             )
-        return (dx, None, dprobs, dw1, dw2) + (None,) * 12
+        return (dx, None, dprobs, dw1, dw2) + (None,) * 13
 
 
 def moe(
@@ -128,6 +122,7 @@ def moe(
     capacity_rows: int | None = None,
     save: Literal["rows", "none"] | None = None,
     recompute_h: bool | None = None,
+    exact_rows: bool | None = None,
     schedule: str | None = None,
     main_grads: tuple[Tensor, Tensor] | None = None,
     deferred: DeferredWeights | None = None,
@@ -155,6 +150,8 @@ def moe(
             the workspace has.
         recompute_h: whether backward computes h again; likewise. None: no, or what the workspace
             has.
+        exact_rows: whether this call takes memory for the rows that come, for whose number it waits;
+            see :class:`uniep.Workspace`. None: no, or what the workspace has.
         schedule: of this call and its backward. None: the workspace's.
         main_grads: (dw1, dw2), of the shapes of w1 and w2, contiguous, both fp32 or both bf16:
             weight gradients are added to these, and ``w1.grad`` and ``w2.grad`` stay as they are.
@@ -220,6 +217,7 @@ def moe(
         workspace.rows_of_h,
         workspace.plan_bytes,
         workspace.backward_bytes,
+        workspace.exact_rows if exact_rows is None else exact_rows,
         workspace.flag,
         schedule,
         deferred,

@@ -67,6 +67,7 @@ class MoELayer(nn.Module):
         capacity_rows: see :class:`uniep.Workspace`.
         save: what a forward keeps of the rows of x; see :class:`uniep.Workspace`.
         recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
+        exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
         schedule: see :class:`uniep.Workspace`.
         workspace: to work in; None: the one that all layers of this shape and group share.
         main_grad: dtype of the ``main_grad`` that w1 and w2 then have, to which gradients are added
@@ -99,6 +100,7 @@ class MoELayer(nn.Module):
         capacity_rows: int | None = None,
         save: Literal["rows", "none"] | None = None,
         recompute_h: bool | None = None,
+        exact_rows: bool | None = None,
         schedule: str | None = None,
         workspace: Workspace | None = None,
         main_grad: torch.dtype | None = None,
@@ -123,6 +125,7 @@ class MoELayer(nn.Module):
         self.capacity_rows = capacity_rows
         self.save = save
         self.recompute_h = recompute_h
+        self.exact_rows = exact_rows
         self.schedule = schedule
         self.workspace = workspace
         local = num_experts // self.size
@@ -199,6 +202,7 @@ class MoELayer(nn.Module):
             capacity_rows=self.capacity_rows if own else None,
             save=self.save if own else None,
             recompute_h=self.recompute_h if own else None,
+            exact_rows=self.exact_rows,
             schedule=self.schedule,
             main_grads=main_grads,
             deferred=deferred,

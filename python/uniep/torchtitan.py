@@ -66,6 +66,7 @@ class UniepExperts(GroupedExperts):
         capacity_rows: int | None = None
         save: str | None = None
         recompute_h: bool | None = None
+        exact_rows: bool | None = None
         schedule: str | None = None
 
     def __init__(self, config: Config) -> None:
@@ -78,6 +79,7 @@ class UniepExperts(GroupedExperts):
         self.capacity_rows: int | None = config.capacity_rows
         self.save: Any = config.save
         self.recompute_h: bool | None = config.recompute_h
+        self.exact_rows: bool | None = config.exact_rows
         self.schedule: str | None = config.schedule
         self.w13_E2FD = nn.Parameter(torch.empty(experts, 2 * inner, outer))
         self.w2_EDF = nn.Parameter(torch.empty(experts, outer, inner))
@@ -109,6 +111,7 @@ class UniepExperts(GroupedExperts):
             capacity_rows=self.capacity_rows,
             save=self.save,
             recompute_h=self.recompute_h,
+            exact_rows=self.exact_rows,
             schedule=self.schedule,
         )
         return out.to(x.dtype)
@@ -201,6 +204,7 @@ def uniep_routed_experts(
     capacity_rows: int | None = None,
     save: str | None = None,
     recompute_h: bool | None = None,
+    exact_rows: bool | None = None,
     schedule: str | None = None,
 ) -> Any:
     """What torchtitan calls for the config of each layer's routed experts.
@@ -211,6 +215,7 @@ def uniep_routed_experts(
         capacity_rows: see :class:`uniep.Workspace`.
         save: what a forward keeps of the rows of x; see :class:`uniep.Workspace`.
         recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
+        exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
         schedule: see :func:`uniep.moe`.
 
     Returns:
@@ -235,6 +240,7 @@ def uniep_routed_experts(
         capacity_rows=capacity_rows,
         save=save,
         recompute_h=recompute_h,
+        exact_rows=exact_rows,
         schedule=schedule,
     )
     return derive(config, UniepRoutedExperts.Config, inner_experts=inner)

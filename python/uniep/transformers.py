@@ -43,6 +43,7 @@ class _Options:
     capacity_rows: int | None = None
     save: Literal["rows", "none"] | None = None
     recompute_h: bool | None = None
+    exact_rows: bool | None = None
     schedule: str | None = None
 
 
@@ -53,6 +54,7 @@ def register(
     capacity_rows: int | None = None,
     save: Literal["rows", "none"] | None = None,
     recompute_h: bool | None = None,
+    exact_rows: bool | None = None,
     schedule: str | None = None,
 ) -> None:
     """Makes `name` an experts implementation and an EP implementation of transformers.
@@ -68,9 +70,10 @@ def register(
         capacity_rows: see :class:`uniep.Workspace`.
         save: what a forward keeps of the rows of x; see :class:`uniep.Workspace`.
         recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
+        exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
         schedule: see :func:`uniep.moe`.
     """
-    options = _Options(max_tokens, capacity_rows, save, recompute_h, schedule)
+    options = _Options(max_tokens, capacity_rows, save, recompute_h, exact_rows, schedule)
     _hf_moe.ExpertsInterface.register(name, functools.partial(_experts_forward, options))
     try:
         from transformers.distributed.expert_parallel import EPImplementationInterface
@@ -138,6 +141,7 @@ def _run(
         capacity_rows=options.capacity_rows,
         save=options.save,
         recompute_h=options.recompute_h,
+        exact_rows=options.exact_rows,
         schedule=options.schedule,
     )
     return out.to(hidden_states.dtype)

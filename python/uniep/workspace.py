@@ -43,6 +43,10 @@ class Workspace:
             backward. The bits are the same.
         recompute_h: a forward does not keep h either (4I bytes a row); backward computes it again,
             as one more product. The bits are the same.
+        exact_rows: a call takes memory for the rows that come, padded to 128 an expert, instead of
+            the capacity: what it keeps, and what it works in. Forward waits until the device has
+            counted them, so the host gets no further ahead. Not under torch.compile, nor in a CUDA
+            graph. ``exact_rows`` of a call says otherwise for that call.
         schedule: of both directions, such as ``"single"`` or ``"pipelined:4,tile_m=32"``. None:
             what was tuned on this machine, else what is shipped or predicted best.
         device: where tensors lie. None: the group's device.
@@ -57,8 +61,13 @@ class Workspace:
             capacity that would have done. The largest of all calls since it was made, grown or
             cleared (``overflow.zero_()``). Stays 0 with ``on_overflow="raise"``.
         rows: rows that there is room for.
-        rows_of_x: rows of x that a forward keeps for its backward: ``rows``, or 0.
-        rows_of_h: rows of h that it keeps: ``rows``, or 0.
+        rows_of_x: rows of x that a forward keeps for its backward: ``rows``, or 0; with
+            ``exact_rows`` as many as come.
+        rows_of_h: rows of h that it keeps; likewise.
+        bytes: what the workspace holds as long as it is open.
+        plan_bytes: what a forward keeps of its routing.
+        forward_bytes: what a forward takes while it runs; with ``exact_rows`` the most.
+        backward_bytes: what a backward takes while it runs; likewise.
 
     Raises:
         ValueError: for a device that the group is not on, or an unknown ``on_overflow`` or ``save``.
@@ -77,6 +86,7 @@ class Workspace:
         capacity_rows: int | None = None,
         save: Literal["rows", "none"] = "rows",
         recompute_h: bool = False,
+        exact_rows: bool = False,
         schedule: str | None = None,
         device: torch.device | str | int | None = None,
         on_overflow: Literal["raise", "flag"] = "raise",
@@ -97,6 +107,7 @@ class Workspace:
         self.max_tokens = max_tokens
         self.save = save
         self.recompute_h = recompute_h
+        self.exact_rows = exact_rows
         self.flag = on_overflow == "flag"
         self._schedule = schedule
         self._timeout_ms = timeout_ms
@@ -155,9 +166,10 @@ class Workspace:
         self.rows_of_x = needs.rows if self.save == "rows" else 0
         self.rows_of_h = 0 if self.recompute_h else needs.rows
         self.plan_bytes = needs.plan
+        self.forward_bytes = needs.forward_rows
         self.backward_bytes = needs.backward_rows
         self.local_experts = self.num_experts // self.group.size
-        shape = (ctypes.c_int64 * 10)(
+        shape = (ctypes.c_int64 * 11)(
             self.hidden,
             self.intermediate,
             self.local_experts,
@@ -165,6 +177,7 @@ class Workspace:
             self.max_tokens,
             self.rows,
             self.plan_bytes,
+            self.forward_bytes,
             self.backward_bytes,
             self.rows_of_x,
             self.rows_of_h,
@@ -184,10 +197,17 @@ class Workspace:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that one forward keeps for its backward, in tensors of its own."""
-        x = 2 * self.hidden * self.rows_of_x
-        h = 4 * self.intermediate * self.rows_of_h
-        return self.plan_bytes + x + h + 4 * self.rows
+        """Bytes that one forward keeps for its backward, in tensors of its own.
+
+        With ``exact_rows`` the most: :meth:`saved_bytes_of` says what so many rows take.
+        """
+        return self.saved_bytes_of(self.rows)
+
+    def saved_bytes_of(self, rows: int) -> int:
+        """Bytes that a forward keeps which has received `rows` rows, padding included."""
+        x = 2 * self.hidden if self.rows_of_x else 0
+        h = 4 * self.intermediate if self.rows_of_h else 0
+        return self.plan_bytes + rows * (x + h + 4)
 
     def needed_rows(self) -> int:
         """The largest capacity that any call since the beginning needed; waits for the device.

@@ -154,14 +154,19 @@ struct uniep_layer {
     return count;
   }
 
-  uniep::StepMemory step_memory(const void* plan, const void* x_rows, const void* h,
-                                const float* row_probs) const {
-    return {
-        .plan = read_only<std::byte>(plan, needs.plan, "plan"),
-        .x_rows = kept<bf16>(problem().save == uniep::Save::kRows, x_rows,
-                             needs.rows * problem().hidden, "x_rows"),
-        .h = kept<bf16>(!problem().recompute_h, h, needs.rows * 2 * problem().intermediate, "h"),
-        .row_probs = read_only<float>(row_probs, needs.rows, "row_probs")};
+  /// Of calls with `rows` rows; 0: the capacity.
+  uniep::MemoryNeeds needs_of(std::int64_t rows) const {
+    if (rows == 0 || rows == needs.rows) return needs;
+    const uniep::Communicator& group = layer.communicator();
+    return uniep::Layer::memory_needs(problem(), group.backend(), group.size(), rows);
+  }
+
+  uniep::StepMemory saved_memory(std::int64_t rows, const void* x_rows, const void* h,
+                                 const float* row_probs) const {
+    const uniep::Problem& p = problem();
+    return {.x_rows = kept<bf16>(p.save == uniep::Save::kRows, x_rows, rows * p.hidden, "x_rows"),
+            .h = kept<bf16>(!p.recompute_h, h, rows * 2 * p.intermediate, "h"),
+            .row_probs = read_only<float>(row_probs, rows, "row_probs")};
   }
 
   uniep::Layer layer;
@@ -172,11 +177,36 @@ struct uniep_layer {
 
 namespace {
 
+/// What is wrong with this rank's call, the other ranks hear of, too.
+template <class Prepare>
+auto prepared(uniep_layer& l, bool collective, const Prepare& prepare) {
+  try {
+    return prepare();
+  } catch (const Error& error) {
+    if (collective) l.layer.backend().refuse_call(error);
+    throw;
+  }
+}
+
 struct Forward {
   std::span<const std::int32_t> topk_ids;
   uniep::ForwardArgs args;
   CallOptions plan_options, options;
 };
+
+/// Bytes that a pass works in; empty: uniep's own.
+std::span<std::byte> scratch(void* memory, std::int64_t bytes) {
+  if (memory == nullptr) return {};
+  return {static_cast<std::byte*>(memory), static_cast<std::size_t>(bytes)};
+}
+
+/// What forward writes besides the plan.
+uniep::StepMemory forward_memory(const uniep_layer& l, const uniep::MemoryNeeds& needs,
+                                 const uniep_row_memory& memory) {
+  uniep::StepMemory m = l.saved_memory(needs.rows, memory.x_rows, memory.h, memory.row_probs);
+  m.forward_rows = scratch(memory.forward_rows, needs.forward_rows);
+  return m;
+}
 
 Forward forward_of(uniep_layer& l, const uniep_forward_call* call) {
   require_given(call, "call");
@@ -190,10 +220,31 @@ Forward forward_of(uniep_layer& l, const uniep_forward_call* call) {
             .w2 = elements<const bf16>(call->w2, l.weights() / 2, "w2"),
             .out = elements<bf16>(call->out, t * p.hidden, "out")};
   f.options = l.options(call->schedule, call->stream);
-  f.options.memory = l.step_memory(call->plan, call->x_rows, call->h, call->row_probs);
   f.plan_options = f.options;
+  f.plan_options.memory.plan = read_only<std::byte>(call->plan, l.needs.plan, "plan");
   f.plan_options.overflow = call->overflow;
+  if (call->allocate == nullptr) f.options.memory = forward_memory(l, l.needs, call->memory);
   return f;
+}
+
+/// Plans the routing. Where the call wants memory of the rows that came, waits until they are known
+/// and asks for it.
+uniep::RoutingPlan plan_of(uniep_layer& l, const uniep_forward_call* call, Forward& f) {
+  uniep::RoutingPlan plan = l.layer.plan(f.topk_ids, f.plan_options);
+  if (call->allocate == nullptr) return plan;
+  // Throws what is wrong with the routing, as a pass would: on all ranks, and once.
+  if (call->overflow == nullptr) l.layer.synchronize();
+  // On all ranks alike: of none at all, that of a tile's.
+  const std::int64_t rows =
+      std::min(std::max<std::int64_t>(plan.padded_rows(), l.problem().row_align), l.needs.rows);
+  f.options.memory = prepared(l, true, [&] {
+    uniep_row_memory memory{};
+    const int code = call->allocate(call->allocate_context, rows, &memory);
+    require(code == 0, ErrorCode::kInvalidArgument, "allocate returned ", code, " for ", rows,
+            " rows; 0 means that it worked");
+    return forward_memory(l, l.needs_of(rows), memory);
+  });
+  return plan;
 }
 
 uniep::WeightGrad weight_grad(std::int32_t kind, void* data, std::int64_t count, const char* name) {
@@ -237,15 +288,14 @@ Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
              .data = {},
              .weights = {},
              .options = l.options(call->schedule, call->stream)};
-  uniep::StepMemory memory = l.step_memory(call->plan, call->x_rows, call->h, call->row_probs);
-  if (b.part == Part::kWhole) {
-    require(call->backward_rows == nullptr, ErrorCode::kInvalidArgument,
-            "backward_rows is given to a whole backward pass; NULL is accepted there");
-  } else {
-    const auto rows =
-        elements<std::byte>(call->backward_rows, l.needs.backward_rows, "backward_rows");
-    (b.part == Part::kData ? b.options.memory : memory).backward_rows = rows;
-  }
+  const uniep::MemoryNeeds needs = l.needs_of(call->rows);
+  uniep::StepMemory memory = l.saved_memory(needs.rows, call->x_rows, call->h, call->row_probs);
+  memory.plan = read_only<std::byte>(call->plan, needs.plan, "plan");
+  const auto rows =
+      b.part == Part::kWhole
+          ? scratch(call->backward_rows, needs.backward_rows)
+          : elements<std::byte>(call->backward_rows, needs.backward_rows, "backward_rows");
+  (b.part == Part::kWeights ? memory : b.options.memory).backward_rows = rows;
   if (b.part != Part::kWeights) {
     b.data = {.dy = elements<const bf16>(call->dy, t * p.hidden, "dy"),
               .w1 = elements<const bf16>(call->w1, l.weights(), "w1"),
@@ -319,15 +369,14 @@ uniep_tune_result c_result(const uniep::TuneResult& found) {
   return r;
 }
 
-/// What is wrong with this rank's call, the other ranks hear of, too.
-template <class Prepare>
-auto prepared(uniep_layer& l, bool collective, const Prepare& prepare) {
-  try {
-    return prepare();
-  } catch (const Error& error) {
-    if (collective) l.layer.backend().refuse_call(error);
-    throw;
-  }
+uniep_memory_needs c_needs(const uniep::MemoryNeeds& n) {
+  return {.rows = n.rows,
+          .symmetric = n.symmetric,
+          .workspace = n.workspace,
+          .plan = n.plan,
+          .forward_rows = n.forward_rows,
+          .backward_rows = n.backward_rows,
+          .alignment = n.alignment};
 }
 
 }  // namespace
@@ -372,14 +421,7 @@ int uniep_needs(const uniep_problem* problem, int32_t backend, int32_t ranks,
                 uniep_memory_needs* needs) {
   return guarded([&] {
     require_given(needs, "needs");
-    const uniep::MemoryNeeds n =
-        uniep::Layer::memory_needs(problem_of(problem), backend_of(backend), ranks);
-    *needs = {.rows = n.rows,
-              .symmetric = n.symmetric,
-              .workspace = n.workspace,
-              .plan = n.plan,
-              .backward_rows = n.backward_rows,
-              .alignment = n.alignment};
+    *needs = c_needs(uniep::Layer::memory_needs(problem_of(problem), backend_of(backend), ranks));
   });
 }
 
@@ -417,6 +459,14 @@ int uniep_layer_create(uniep_group* group, const uniep_problem* problem,
   });
 }
 
+int uniep_layer_needs(uniep_layer* layer, int64_t rows, uniep_memory_needs* needs) {
+  return guarded([&] {
+    require_given(layer, "layer");
+    require_given(needs, "needs");
+    *needs = c_needs(layer->needs_of(rows));
+  });
+}
+
 void uniep_layer_destroy(uniep_layer* layer) { delete layer; }
 
 int uniep_layer_schedule(uniep_layer* layer, int32_t pass, char* text, size_t size) {
@@ -443,8 +493,9 @@ int uniep_layer_synchronize(uniep_layer* layer) {
 int uniep_forward(uniep_layer* layer, const uniep_forward_call* call) {
   return guarded([&] {
     require_given(layer, "layer");
-    const Forward f = prepared(*layer, true, [&] { return forward_of(*layer, call); });
-    layer->layer.forward(layer->layer.plan(f.topk_ids, f.plan_options), f.args, f.options);
+    Forward f = prepared(*layer, true, [&] { return forward_of(*layer, call); });
+    const uniep::RoutingPlan plan = plan_of(*layer, call, f);
+    layer->layer.forward(plan, f.args, f.options);
   });
 }
 
@@ -475,13 +526,13 @@ int uniep_tune_forward(uniep_layer* layer, const uniep_forward_call* call,
   return guarded([&] {
     require_given(layer, "layer");
     uniep::TuneOptions options;
-    const Forward f = prepared(*layer, true, [&] {
+    Forward f = prepared(*layer, true, [&] {
       require_given(result, "result");
       Forward of_call = forward_of(*layer, call);
       options = tune_options(config, of_call.options);
       return of_call;
     });
-    const uniep::RoutingPlan plan = layer->layer.plan(f.topk_ids, f.plan_options);
+    const uniep::RoutingPlan plan = plan_of(*layer, call, f);
     *result = c_result(uniep::tune_forward(layer->layer, plan, f.args, options));
   });
 }

@@ -104,11 +104,12 @@ Layer& Layer::operator=(Layer&& other) noexcept {
 }
 Layer::~Layer() { end(backend_); }
 
-MemoryNeeds Layer::memory_needs(const Problem& problem, Backend backend, int num_ranks) {
+MemoryNeeds Layer::memory_needs(const Problem& problem, Backend backend, int num_ranks,
+                                std::int64_t rows) {
   validate(problem, num_ranks);
-  if (backend == Backend::kCpu) return cpu::memory_needs(problem, num_ranks);
+  if (backend == Backend::kCpu) return cpu::memory_needs(problem, num_ranks, rows);
 #ifdef UNIEP_HAS_CUDA
-  return cuda::memory_needs(problem, num_ranks);
+  return cuda::memory_needs(problem, num_ranks, rows);
 #else
   throw Error(ErrorCode::kUnsupported, kNoCuda);
 #endif

@@ -30,11 +30,10 @@ class CpuLayer final : public LayerBackend {
         kernels_(agree_to_build(options)),
         number_(comm_.number_layer()),
         needs_(memory_needs(problem, comm_.size())),
-        workspace_(options.memory.workspace.data()),
         symmetric_(problem, comm_.size()),
         heaps_(map_heaps(options.memory)),
         counters_(problem, comm_.rank(), heaps_, options.faults.first_count,
-                  at_workspace(workspace_layout().counters)),
+                  options.memory.workspace.data()),
         engine_(comm_.group(), comm_.rank(), counters_, options) {}
 
   RoutingPlan plan(std::span<const std::int32_t> topk_ids, const CallOptions& options) override;
@@ -72,11 +71,6 @@ class CpuLayer final : public LayerBackend {
 
   std::shared_ptr<Heap> make_own_heap(const LayerMemory& memory);
   std::vector<std::shared_ptr<Heap>> map_heaps(const LayerMemory& memory);
-  HostWorkspaceLayout workspace_layout() const { return {problem_, comm_.size()}; }
-  /// Null where the caller brought none.
-  std::byte* at_workspace(std::int64_t offset) const {
-    return workspace_ == nullptr ? nullptr : workspace_ + offset;
-  }
 
   std::string call_text(const char* pass, const RoutingPlan& plan, const Schedule& schedule) const;
   PassContext context(const PassView& view, const SavedData& saved, std::byte* rows) const;
@@ -92,7 +86,7 @@ class CpuLayer final : public LayerBackend {
     std::span<const bf16> x_tokens{};  // backward, where it dispatches x again
   };
   void run(const PassContext& ctx, const Staged& staged);
-  std::byte* row_memory(std::int64_t bytes);
+  std::byte* row_memory(std::span<std::byte> given, const RoutingPlan& plan, Pass pass);
   std::unique_ptr<SavedData> make_saved(const RoutingPlan& plan, const StepMemory& memory) const;
 
   const Problem problem_;
@@ -104,7 +98,6 @@ class CpuLayer final : public LayerBackend {
   const Kernels& kernels_;
   const int number_;  // among the communicator's layers
   const MemoryNeeds needs_;
-  std::byte* const workspace_;  // HostWorkspaceLayout, the caller's; or null
   const SymmetricLayout symmetric_;
   std::vector<std::shared_ptr<Heap>> heaps_;
   Counters counters_;
@@ -179,14 +172,18 @@ RoutingPlan CpuLayer::plan(std::span<const std::int32_t> topk_ids, const CallOpt
 }
 
 Saved CpuLayer::restore(const StepMemory& memory, std::int64_t tokens, bool flagged) {
-  check_restored_memory(problem_, needs_, memory, tokens);
-  return restored(read_plan(memory.plan, problem_, comm_.rank(), comm_.size(), tokens, flagged),
-                  needs_.rows, memory);
+  const std::int64_t rows = check_restored_memory(problem_, needs_, memory, tokens);
+  const RoutingPlan plan =
+      read_plan(memory.plan, problem_, comm_.rank(), comm_.size(), tokens, flagged);
+  check_saved_memory(plan, needs_, memory);
+  return restored(plan, rows, memory);
 }
 
-/// The row buffer of a pass that leaves none behind, grown where it is too small.
-std::byte* CpuLayer::row_memory(std::int64_t bytes) {
-  if (workspace_ != nullptr) return at_workspace(workspace_layout().rows);
+/// The row buffer of a pass that leaves none behind: the caller's, or the layer's, grown where it
+/// is too small.
+std::byte* CpuLayer::row_memory(std::span<std::byte> given, const RoutingPlan& plan, Pass pass) {
+  if (!given.empty()) return given.data();
+  const std::int64_t bytes = RowLayout(problem_, plan.padded_rows(), pass).bytes;
   if (!row_heap_ || row_heap_->bytes() < bytes) {
     row_heap_.reset();
     row_heap_.emplace(bytes);
@@ -243,7 +240,8 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
     check_forward(problem_, communicator_, plan, args, schedule);
     saved = make_saved(plan, options.memory);
     order.emplace(plan.data(), Pass::kForward, schedule);
-    rows = row_memory(RowLayout(problem_, plan.padded_rows(), Pass::kForward).bytes);
+    check_forward_rows_memory(problem_, needs_, options.memory, saved->rows);
+    rows = row_memory(options.memory.forward_rows, plan, Pass::kForward);
   });
   if (has_fault(plan)) {
     stats_ = {.pass = Pass::kForward};
@@ -259,8 +257,8 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
 
 std::unique_ptr<SavedData> CpuLayer::make_saved(const RoutingPlan& plan,
                                                 const StepMemory& memory) const {
-  if (check_saved_memory(problem_, needs_, memory)) {
-    return std::make_unique<SavedData>(plan, needs_.rows, memory);
+  if (const auto rows = check_saved_memory(plan, needs_, memory)) {
+    return std::make_unique<SavedData>(plan, *rows, memory);
   }
   const SavedLayout layout(problem_, plan.padded_rows());
   const auto heap = std::make_shared<Heap>(layout.bytes);
@@ -280,8 +278,9 @@ void CpuLayer::backward(const Saved& saved, const BackwardArgs& args, const Call
   std::byte* rows = nullptr;
   agree_to_backward("backward", saved, schedule, [&] {
     check_backward(problem_, communicator_, saved, args, schedule);
+    check_backward_rows_memory(problem_, needs_, options.memory, saved.data()->rows);
     order.emplace(saved.plan().data(), Pass::kBackward, schedule);
-    rows = row_memory(RowLayout(problem_, saved.plan().padded_rows(), Pass::kBackward).bytes);
+    rows = row_memory(options.memory.backward_rows, saved.plan(), Pass::kBackward);
   });
   run_backward(*saved.data(), rows, *order, data_args(args), weights_args(args));
 }
@@ -294,7 +293,7 @@ void CpuLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
   std::shared_ptr<std::byte> rows = callers_memory(given.data());
   agree_to_backward("backward_data", saved, schedule, [&] {
     check_backward_data(problem_, communicator_, saved, args, schedule);
-    check_backward_rows_memory(needs_, options.memory);
+    check_backward_rows_memory(problem_, needs_, options.memory, saved.data()->rows);
     order.emplace(saved.plan().data(), Pass::kBackward, schedule, PassPart::kData);
     if (!given.empty()) return;
     const auto heap = std::make_shared<Heap>(
@@ -341,12 +340,13 @@ void CpuLayer::run_backward(const SavedData& saved, std::byte* rows, const PassO
 
 }  // namespace
 
-MemoryNeeds memory_needs(const Problem& p, int num_ranks) {
-  const std::int64_t rows = capacity_rows(p, num_ranks);
+MemoryNeeds memory_needs(const Problem& p, int num_ranks, std::int64_t wanted_rows) {
+  const std::int64_t rows = checked_rows(p, num_ranks, wanted_rows);
   return {.rows = rows,
           .symmetric = SymmetricLayout(p, num_ranks).bytes,
-          .workspace = HostWorkspaceLayout(p, num_ranks).bytes,
+          .workspace = LocalCounterLayout(p, num_ranks).bytes,
           .plan = HostPlanLayout(p, num_ranks).bytes,
+          .forward_rows = RowLayout(p, rows, Pass::kForward).bytes,
           .backward_rows = RowLayout(p, rows, Pass::kBackward).bytes,
           .alignment = kHostAlignment};
 }

@@ -10,6 +10,7 @@ namespace uniep::cpu {
 std::unique_ptr<LayerBackend> make_layer(const Problem& problem, Communicator communicator,
                                          const LayerOptions& options);
 
-MemoryNeeds memory_needs(const Problem& problem, int num_ranks);
+/// Layer::memory_needs.
+MemoryNeeds memory_needs(const Problem& problem, int num_ranks, std::int64_t rows = 0);
 
 }  // namespace uniep::cpu

@@ -26,7 +26,7 @@ void CallMemory::reserve_step() {
   std::vector<std::shared_ptr<std::byte>> together;
   for (const std::int64_t bytes : {bytes_.plan, bytes_.plan, bytes_.saved, bytes_.forward_rows,
                                    bytes_.backward_rows, bytes_.order}) {
-    together.push_back(held({}, bytes, false));
+    together.push_back(take(nullptr, bytes, BufferPool::Use::kHeld, false));
   }
 }
 
@@ -35,38 +35,31 @@ PlanScratch CallMemory::plan_scratch() const {
 }
 
 std::shared_ptr<std::byte> CallMemory::plan(std::span<std::byte> given, bool captured) {
-  return held(given, bytes_.plan, captured);
+  return take(given.data(), bytes_.plan, BufferPool::Use::kHeld, captured);
 }
 
 std::shared_ptr<std::byte> CallMemory::saved(bool captured) {
-  return held({}, bytes_.saved, captured);
+  return take(nullptr, bytes_.saved, BufferPool::Use::kHeld, captured);
 }
 
 std::shared_ptr<std::byte> CallMemory::backward_rows(std::span<std::byte> given, bool captured) {
-  return held(given, bytes_.backward_rows, captured);
+  return take(given.data(), bytes_.backward_rows, BufferPool::Use::kHeld, captured);
 }
 
 std::shared_ptr<std::byte> CallMemory::order(bool captured) {
-  return for_call(workspace_.order(), bytes_.order, captured);
+  return take(workspace_.order(), bytes_.order, BufferPool::Use::kCall, captured);
 }
 
-std::shared_ptr<std::byte> CallMemory::rows(Pass pass, bool captured) {
-  const bool forward = pass == Pass::kForward;
-  return for_call(workspace_.rows(), forward ? bytes_.forward_rows : bytes_.backward_rows,
-                  captured);
+std::shared_ptr<std::byte> CallMemory::rows(Pass pass, std::span<std::byte> given, bool captured) {
+  const std::int64_t bytes = pass == Pass::kForward ? bytes_.forward_rows : bytes_.backward_rows;
+  return take(given.data(), bytes, BufferPool::Use::kCall, captured);
 }
 
-std::shared_ptr<std::byte> CallMemory::held(std::span<std::byte> given, std::int64_t bytes,
-                                            bool captured) {
-  if (!given.empty()) return callers_memory(given.data());
-  return pool_.take(bytes, BufferPool::Use::kHeld, captured);
-}
-
-/// At `place` in the caller's workspace, if there is one.
-std::shared_ptr<std::byte> CallMemory::for_call(std::byte* place, std::int64_t bytes,
-                                                bool captured) {
-  if (place != nullptr) return callers_memory(place);
-  return pool_.take(bytes, BufferPool::Use::kCall, captured);
+/// `given`: the caller's, or null.
+std::shared_ptr<std::byte> CallMemory::take(std::byte* given, std::int64_t bytes,
+                                            BufferPool::Use use, bool captured) {
+  if (given != nullptr) return callers_memory(given);
+  return pool_.take(bytes, use, captured);
 }
 
 }  // namespace uniep::cuda

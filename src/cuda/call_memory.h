@@ -28,24 +28,24 @@ class CallMemory {
   // `captured`: by a call that is captured in a CUDA graph, and so cannot allocate. What is taken
   // goes back to the layer when its last owner lets go of it. `given` is the caller's, or empty.
 
-  /// Held by what the caller gets.
+  // Held by what the caller gets.
   std::shared_ptr<std::byte> plan(std::span<std::byte> given, bool captured);
   std::shared_ptr<std::byte> saved(bool captured);
   std::shared_ptr<std::byte> backward_rows(std::span<std::byte> given, bool captured);
 
-  /// Until the call at hand ends.
+  // Until the call at hand ends.
   std::shared_ptr<std::byte> order(bool captured);
-  std::shared_ptr<std::byte> rows(Pass pass, bool captured);
+  std::shared_ptr<std::byte> rows(Pass pass, std::span<std::byte> given, bool captured);
 
  private:
-  /// What a step takes at a time.
+  /// What a step takes at a time, of as many rows as there is capacity for.
   struct StepBytes {
     std::int64_t plan, saved, forward_rows, backward_rows, order;
   };
   static StepBytes step_bytes(const Problem& problem, int num_ranks);
 
-  std::shared_ptr<std::byte> held(std::span<std::byte> given, std::int64_t bytes, bool captured);
-  std::shared_ptr<std::byte> for_call(std::byte* place, std::int64_t bytes, bool captured);
+  std::shared_ptr<std::byte> take(std::byte* given, std::int64_t bytes, BufferPool::Use use,
+                                  bool captured);
 
   const StepBytes bytes_;
   const PlanScratchLayout plan_scratch_;

@@ -186,11 +186,11 @@ RoutingPlan CudaLayer::plan_with(std::int64_t tokens, std::unique_ptr<CudaPlan> 
 /// Which of the layer's plans it is, nobody knows here: it counts as the first, so that it is under
 /// suspicion as soon as there was a fault.
 Saved CudaLayer::restore(const StepMemory& memory, std::int64_t tokens, bool flagged) {
-  check_restored_memory(problem(), needs_, memory, tokens);
+  const std::int64_t rows = check_restored_memory(problem(), needs_, memory, tokens);
   auto remote = std::make_unique<CudaPlan>(callers_memory(memory.plan.data()),
                                            DevicePlanLayout(problem(), group_->size()), 1,
                                            std::nullopt, false);
-  return restored(plan_with(tokens, std::move(remote), flagged), needs_.rows, memory);
+  return restored(plan_with(tokens, std::move(remote), flagged), rows, memory);
 }
 
 Saved CudaLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
@@ -205,7 +205,8 @@ Saved CudaLayer::run_forward(const RoutingPlan& plan, const ForwardArgs& args,
   check_alignment(args);
   require_supported(unsupported_reason(schedule, sms_));
   std::unique_ptr<SavedData> saved = make_saved(plan, options.memory);
-  const auto rows = memory_.rows(Pass::kForward, calls_.captured());
+  check_forward_rows_memory(problem(), needs_, options.memory, saved->rows);
+  const auto rows = memory_.rows(Pass::kForward, options.memory.forward_rows, calls_.captured());
   PassTensors t = tensors(*saved, rows.get(), Pass::kForward);
   set_tensors(t.table, args);
   run(*saved, Pass::kForward, PassPart::kWhole, t, schedule);
@@ -214,8 +215,8 @@ Saved CudaLayer::run_forward(const RoutingPlan& plan, const ForwardArgs& args,
 
 std::unique_ptr<SavedData> CudaLayer::make_saved(const RoutingPlan& plan,
                                                  const StepMemory& memory) {
-  if (check_saved_memory(problem(), needs_, memory)) {
-    return std::make_unique<SavedData>(plan, needs_.rows, memory);
+  if (const auto rows = check_saved_memory(plan, needs_, memory)) {
+    return std::make_unique<SavedData>(plan, *rows, memory);
   }
   const auto own = memory_.saved(calls_.captured());
   return std::make_unique<SavedData>(plan, needs_.rows, own, own.get());
@@ -229,7 +230,9 @@ void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const Cal
     check_alignment(weights_args(args));
     require_supported(unsupported_reason(schedule, sms_));
     require_supported(unsupported_reason(weights_args(args)));
-    const auto rows = memory_.rows(Pass::kBackward, calls_.captured());
+    check_backward_rows_memory(problem(), needs_, options.memory, saved.data()->rows);
+    const auto rows =
+        memory_.rows(Pass::kBackward, options.memory.backward_rows, calls_.captured());
     run_backward(*saved.data(), rows.get(), PassPart::kWhole, data_args(args), weights_args(args),
                  schedule);
   });
@@ -240,7 +243,7 @@ void CudaLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
   collective(plan_of(saved), options, [&] {
     const Schedule& schedule = *options.schedule;
     check_backward_data(problem(), communicator(), saved, args, schedule);
-    check_backward_rows_memory(needs_, options.memory);
+    check_backward_rows_memory(problem(), needs_, options.memory, saved.data()->rows);
     check_alignment(args);
     require_supported(unsupported_reason(schedule, sms_));
     SavedData& data = *saved.data();
@@ -279,7 +282,7 @@ void CudaLayer::run_backward(const SavedData& saved, std::byte* rows, PassPart p
 
 PassTensors CudaLayer::tensors(const SavedData& saved, std::byte* rows, Pass pass) const {
   PassTensors t{.table = saved.tensors};
-  t.table.set(RowLayout(problem(), needs_.rows, pass), rows);
+  t.table.set(RowLayout(problem(), saved.rows, pass), rows);
   return t;
 }
 
@@ -306,7 +309,7 @@ void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const Pass
   const PassMemory memory = pass_memory();
   const DeviceContext context = device_context(problem(), view, memory, group_->limit_ms(),
                                                device_faults(faults_, group_->rank()));
-  PassLauncher launcher(context, tensors, needs_.rows, launch_queues(order, num_launches(view)),
+  PassLauncher launcher(context, tensors, saved.rows, launch_queues(order, num_launches(view)),
                         sms_, calls_.stream());
   EnterArgs enter = enter_args(problem(), group_->size(), memory, plan.status);
   if (saved.plan.data().flagged) enter.fill = fault_fill(view, tensors);

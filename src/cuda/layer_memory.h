@@ -24,14 +24,13 @@ struct LayerSymmetricLayout {
 };
 
 /// A layer's memory for its rank alone. The first part lives as long as the layer; the rest is that
-/// of one call, which plans and saved tensors are no part of.
+/// of one call. Plans and tensors that have rows are no part of it.
 struct LayerWorkspaceLayout {
   std::int64_t counters;      // LocalCounterLayout
   std::int64_t pass_scratch;  // PassScratchLayout
   std::int64_t plan_scratch;  // PlanScratchLayout
   std::int64_t kept_bytes;
   std::int64_t order;  // DeviceOrderLayout of any schedule
-  std::int64_t rows;   // RowLayout of the capacity, of either pass
   std::int64_t bytes;
 
   LayerWorkspaceLayout(const Problem& p, int num_ranks) {
@@ -41,7 +40,6 @@ struct LayerWorkspaceLayout {
     plan_scratch = r.take<std::byte>(PlanScratchLayout(p, num_ranks).bytes);
     kept_bytes = r.bytes();
     order = r.take<std::byte>(most_order_bytes(p, num_ranks));
-    rows = r.take<std::byte>(RowLayout(p, capacity_rows(p, num_ranks), Pass::kBackward).bytes);
     bytes = r.bytes();
   }
 };
@@ -66,9 +64,8 @@ class LayerWorkspace {
   std::byte* counters() const { return base() + layout_.counters; }
   std::byte* pass_scratch() const { return base() + layout_.pass_scratch; }
   std::byte* plan_scratch() const { return base() + layout_.plan_scratch; }
-  // Of the call at hand; null in the layer's own.
+  /// Of the call at hand; null in the layer's own.
   std::byte* order() const { return is_callers() ? callers_ + layout_.order : nullptr; }
-  std::byte* rows() const { return is_callers() ? callers_ + layout_.rows : nullptr; }
 
  private:
   std::byte* base() const { return is_callers() ? callers_ : own_.data(); }

@@ -2,17 +2,19 @@
 
 #include "base/check.h"
 #include "cuda/layer_memory.h"
+#include "layer/arguments.h"
 
 namespace uniep::cuda {
 
-MemoryNeeds memory_needs(const Problem& p, int num_ranks) {
+MemoryNeeds memory_needs(const Problem& p, int num_ranks, std::int64_t wanted_rows) {
   const auto reason = unsupported_reason(p, num_ranks);
   require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
-  const std::int64_t rows = capacity_rows(p, num_ranks);
+  const std::int64_t rows = checked_rows(p, num_ranks, wanted_rows);
   return {.rows = rows,
           .symmetric = LayerSymmetricLayout(p, num_ranks).bytes,
           .workspace = LayerWorkspaceLayout(p, num_ranks).bytes,
           .plan = DevicePlanLayout(p, num_ranks).bytes,
+          .forward_rows = RowLayout(p, rows, Pass::kForward).bytes,
           .backward_rows = RowLayout(p, rows, Pass::kBackward).bytes,
           .alignment = kDeviceAlignment};
 }

@@ -4,7 +4,8 @@
 
 namespace uniep::cuda {
 
-/// Of a layer on a GPU. Throws Error(kUnsupported) where the backend cannot have such a layer.
-MemoryNeeds memory_needs(const Problem& problem, int num_ranks);
+/// Of a layer on a GPU: Layer::memory_needs. Throws Error(kUnsupported) where the backend cannot
+/// have such a layer.
+MemoryNeeds memory_needs(const Problem& problem, int num_ranks, std::int64_t rows = 0);
 
 }  // namespace uniep::cuda

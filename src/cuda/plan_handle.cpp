@@ -28,15 +28,27 @@ PlanStatus CudaPlan::status() const {
   return status;
 }
 
-void CudaPlan::fetch(PlanData& p) {
+bool CudaPlan::has_rows(const PlanData& p) const {
   require(!captured_, ErrorCode::kUnsupported,
           "plan was made in a CUDA graph capture, so its rows change with every replay; what "
           "depends on the routing can be asked of plans made outside of captures");
   if (stream_) require_no_capture(*stream_, "what depends on the routing of a plan");
   const PlanStatus made = status();
-  throw_if_any(made.fault, p.problem, p.num_ranks());
-  require(made.ok(), ErrorCode::kPeerFailed,
+  require(made.expired == 0, ErrorCode::kPeerFailed,
           "plan was not made, since a rank did not come in time; Layer::synchronize says which");
+  if (!p.flagged) throw_if_any(made.fault, p.problem, p.num_ranks());
+  return made.ok();
+}
+
+std::int64_t CudaPlan::fetch_padded_rows(const PlanData& p) {
+  if (!has_rows(p)) return 0;
+  std::vector<std::int64_t> last;
+  download(last, plan_.segment_begin + p.num_local_experts, 1);
+  return last[0];
+}
+
+void CudaPlan::fetch(PlanData& p) {
+  if (!has_rows(p)) throw_if_any(status().fault, p.problem, p.num_ranks());
   const std::int64_t own_tokens = p.tokens();
   download(p.tokens_per_rank, plan_.tokens_per_rank, p.num_ranks());
   download(p.tokens_per_expert, plan_.tokens_per_expert, p.num_local_experts);

@@ -36,10 +36,15 @@ class CudaPlan final : public RemotePlan {
   /// Whether it can be used, as its last making said; waits for the stream.
   PlanStatus status() const;
 
-  /// Throws where it cannot be used.
+  // Both throw where it cannot be used.
   void fetch(PlanData& p) override;
+  /// Of a flagged plan that has a fault, 0.
+  std::int64_t fetch_padded_rows(const PlanData& p) override;
 
  private:
+  /// Whether it has rows; throws where nobody can say, and for a fault unless the plan is flagged.
+  bool has_rows(const PlanData& p) const;
+
   std::shared_ptr<std::byte> memory_;
   DevicePlan plan_;
   const std::int64_t number_;

@@ -108,6 +108,13 @@ std::string held_for(const TensorRow& tensor) {
   return text;
 }
 
+/// Where it lies.
+std::string place_of(const Graph& graph, const TensorRow& tensor) {
+  if (tensor.over == Tensor::kNone) return text_of(tensor.region);
+  const TensorRow& other = graph[tensor.over];
+  return cat(text_of(tensor.region), "; over ", other.name, ", if ", text_of(other.remade));
+}
+
 const char* text_of(Extent extent) {
   switch (extent) {
     case Extent::kOne:
@@ -200,7 +207,7 @@ TextTable describe_tensors(const Graph& graph) {
     const TensorRow& t = graph.tensors[i];
     const auto writes = [&](const StageRow& row) { return row.writes.contains(t.tensor); };
     const auto reads = [&](const StageRow& row) { return row.reads.contains(t.tensor); };
-    table.rows.push_back({t.name, name(t.element), shape_text(t), text_of(t.region), held_for(t),
+    table.rows.push_back({t.name, name(t.element), shape_text(t), place_of(graph, t), held_for(t),
                           stages_that(graph, writes), stages_that(graph, reads)});
   }
   return table;

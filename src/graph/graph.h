@@ -118,6 +118,9 @@ struct TensorRow {
   When when = When::kAlways;  ///< there is such a tensor
   /// When a saved tensor is not kept: each pass that reads it has it for the call.
   When remade = When::kNever;
+  /// If that tensor is held for the call: this one lies in its memory. Each element is written by
+  /// the task that alone reads the other's there, and has read it.
+  Tensor over = Tensor::kNone;
 };
 
 constexpr bool is_saved(const TensorRow& tensor, Dropped dropped) {

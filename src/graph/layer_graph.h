@@ -58,7 +58,7 @@ constexpr void add_tensors(Graph& g) {
   const auto of_call = [&](TensorRow row) { g.add(row); };
   of_call({kA, "a", kBf16, {rows, I}});
   of_call({kDyRows, "dy_rows", kBf16, {rows, H}});
-  of_call({kDh, "dh", kBf16, {rows, two, I}});
+  of_call({.tensor = kDh, .name = "dh", .element = kBf16, .shape = {rows, two, I}, .over = kH});
   of_call({kDprobGroups, "dprob_groups", kFp32, {rows, groups}});
 }
 

@@ -1,6 +1,7 @@
 #include "layer/arguments.h"
 
 #include "base/check.h"
+#include "layout/workspace.h"
 
 namespace uniep {
 namespace {
@@ -154,36 +155,87 @@ void check_plan_memory(const MemoryNeeds& needs, const StepMemory& memory) {
   }
 }
 
-bool check_saved_memory(const Problem& problem, const MemoryNeeds& needs,
+namespace {
+
+bool has_saved_memory(const StepMemory& memory) {
+  return !memory.x_rows.empty() || !memory.h.empty() || !memory.row_probs.empty();
+}
+
+/// Rows that there is memory for, as row_probs says; what is beyond the capacity is of no use.
+std::int64_t given_rows(const Problem& problem, const MemoryNeeds& needs,
                         const StepMemory& memory) {
-  if (memory.x_rows.empty() && memory.h.empty() && memory.row_probs.empty()) return false;
+  const auto count = static_cast<std::int64_t>(memory.row_probs.size());
+  if (count >= needs.rows) return needs.rows;
+  require(count % problem.row_align == 0, ErrorCode::kInvalidArgument, "memory.row_probs has ",
+          count, " elements; a multiple of row_align=", problem.row_align, " is accepted, or ",
+          needs.rows, " or more");
+  return count;
+}
+
+void check_rows(const Problem& problem, const MemoryNeeds& needs, const StepMemory& memory,
+                std::int64_t rows) {
   const Dropped dropped = dropped_by(problem);
   if (!dropped.x_rows) {
-    check_memory("memory.x_rows", memory.x_rows, needs.rows * problem.hidden, needs.alignment);
+    check_memory("memory.x_rows", memory.x_rows, rows * problem.hidden, needs.alignment);
   }
   if (!dropped.h) {
-    check_memory("memory.h", memory.h, needs.rows * 2 * problem.intermediate, needs.alignment);
+    check_memory("memory.h", memory.h, rows * 2 * problem.intermediate, needs.alignment);
   }
-  check_memory("memory.row_probs", memory.row_probs, needs.rows, needs.alignment);
-  return true;
+  check_memory("memory.row_probs", memory.row_probs, rows, needs.alignment);
 }
 
-void check_backward_rows_memory(const MemoryNeeds& needs, const StepMemory& memory) {
-  if (!memory.backward_rows.empty()) {
-    check_memory("memory.backward_rows", memory.backward_rows, needs.backward_rows,
-                 needs.alignment);
-  }
+void check_if_given(const char* name, std::span<std::byte> memory, std::int64_t expected,
+                    std::int64_t alignment) {
+  if (!memory.empty()) check_memory(name, memory, expected, alignment);
 }
 
-void check_restored_memory(const Problem& problem, const MemoryNeeds& needs,
-                           const StepMemory& memory, std::int64_t tokens) {
+}  // namespace
+
+std::optional<std::int64_t> check_saved_memory(const RoutingPlan& plan, const MemoryNeeds& needs,
+                                               const StepMemory& memory) {
+  if (!has_saved_memory(memory)) return std::nullopt;
+  const std::int64_t rows = given_rows(plan.problem(), needs, memory);
+  if (rows < needs.rows) {
+    require(rows >= plan.padded_rows(), ErrorCode::kInvalidArgument, "memory.row_probs has ", rows,
+            " elements; this routing brings ", plan.padded_rows(),
+            " rows (RoutingPlan::padded_rows), and as many or more are accepted");
+  }
+  check_rows(plan.problem(), needs, memory, rows);
+  return rows;
+}
+
+void check_forward_rows_memory(const Problem& problem, const MemoryNeeds& needs,
+                               const StepMemory& memory, std::int64_t rows) {
+  check_if_given("memory.forward_rows", memory.forward_rows,
+                 RowLayout(problem, rows, Pass::kForward).bytes, needs.alignment);
+}
+
+void check_backward_rows_memory(const Problem& problem, const MemoryNeeds& needs,
+                                const StepMemory& memory, std::int64_t rows) {
+  check_if_given("memory.backward_rows", memory.backward_rows,
+                 RowLayout(problem, rows, Pass::kBackward).bytes, needs.alignment);
+}
+
+std::int64_t check_restored_memory(const Problem& problem, const MemoryNeeds& needs,
+                                   const StepMemory& memory, std::int64_t tokens) {
   require(tokens >= 0 && tokens <= problem.max_tokens, ErrorCode::kInvalidArgument, "tokens is ",
           tokens, "; 0 to max_tokens=", problem.max_tokens, " is accepted");
   check_memory("memory.plan", memory.plan, needs.plan, needs.alignment);
-  require(check_saved_memory(problem, needs, memory) || needs.rows == 0,
-          ErrorCode::kInvalidArgument,
+  require(has_saved_memory(memory) || needs.rows == 0, ErrorCode::kInvalidArgument,
           "memory has no x_rows, h and row_probs; what forward was given is accepted");
-  check_backward_rows_memory(needs, memory);
+  const std::int64_t rows = given_rows(problem, needs, memory);
+  check_rows(problem, needs, memory, rows);
+  check_backward_rows_memory(problem, needs, memory, rows);
+  return rows;
+}
+
+std::int64_t checked_rows(const Problem& problem, int num_ranks, std::int64_t rows) {
+  const std::int64_t capacity = capacity_rows(problem, num_ranks);
+  require(rows >= 0 && rows <= capacity && rows % problem.row_align == 0,
+          ErrorCode::kInvalidArgument, "rows is ", rows,
+          "; a multiple of row_align=", problem.row_align, " from 0 (the capacity) to ", capacity,
+          " is accepted");
+  return rows == 0 ? capacity : rows;
 }
 
 }  // namespace uniep

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "layer/saved_data.h"
 #include "uniep/layer.h"
 
@@ -24,12 +26,20 @@ void check_backward(const Problem& problem, const Communicator& communicator, co
 
 void check_layer_memory(const MemoryNeeds& needs, const LayerMemory& memory, int num_ranks);
 void check_plan_memory(const MemoryNeeds& needs, const StepMemory& memory);
-/// Whether the rows that forward saves lie in it; else none of them does.
-bool check_saved_memory(const Problem& problem, const MemoryNeeds& needs, const StepMemory& memory);
-void check_backward_rows_memory(const MemoryNeeds& needs, const StepMemory& memory);
-/// All that `Layer::restore` reads; `backward_rows` may be empty.
-void check_restored_memory(const Problem& problem, const MemoryNeeds& needs,
-                           const StepMemory& memory, std::int64_t tokens);
+/// The number of rows that it has for what forward saves; nothing: it has none of that memory.
+/// Where these are fewer than the capacity, the plan is asked for its rows, which waits for it.
+std::optional<std::int64_t> check_saved_memory(const RoutingPlan& plan, const MemoryNeeds& needs,
+                                               const StepMemory& memory);
+void check_forward_rows_memory(const Problem& problem, const MemoryNeeds& needs,
+                               const StepMemory& memory, std::int64_t rows);
+void check_backward_rows_memory(const Problem& problem, const MemoryNeeds& needs,
+                                const StepMemory& memory, std::int64_t rows);
+/// All that `Layer::restore` reads; `backward_rows` may be empty. Returns the number of rows.
+std::int64_t check_restored_memory(const Problem& problem, const MemoryNeeds& needs,
+                                   const StepMemory& memory, std::int64_t tokens);
+
+/// What Layer::memory_needs was asked for: `rows`, or the capacity.
+std::int64_t checked_rows(const Problem& problem, int num_ranks, std::int64_t rows);
 
 /// The parts of a whole backward pass.
 inline BackwardDataArgs data_args(const BackwardArgs& a) {

@@ -60,7 +60,10 @@ class TensorLayout {
     for (int i = 0; i < graph.num_tensors; ++i) {
       const TensorRow& tensor = graph.tensors[i];
       if (!holds(tensor)) continue;
-      tensors_[i] = ranges_.take_bytes(elements_of(tensor, extents) * bytes_of(tensor.element));
+      tensors_[i] =
+          tensor.over != Tensor::kNone && this->holds(tensor.over)
+              ? (*this)[tensor.over]
+              : ranges_.take_bytes(elements_of(tensor, extents) * bytes_of(tensor.element));
       held_ |= 1u << i;
     }
     first_counter = bytes = ranges_.bytes();
@@ -150,20 +153,6 @@ struct RowLayout : TensorLayout {
 /// on a GPU.
 inline constexpr std::int64_t kHostAlignment = 64;
 inline constexpr std::int64_t kDeviceAlignment = 256;
-
-/// What a layer of the CPU backend has for itself, where the caller brings it.
-struct HostWorkspaceLayout {
-  std::int64_t counters;  // LocalCounterLayout
-  std::int64_t rows;      // RowLayout of the capacity: one pass at a time
-  std::int64_t bytes;
-
-  HostWorkspaceLayout(const Problem& p, int num_ranks) {
-    detail::Ranges r;
-    counters = r.take<std::byte>(LocalCounterLayout(p, num_ranks).bytes);
-    rows = r.take<std::byte>(RowLayout(p, capacity_rows(p, num_ranks), Pass::kBackward).bytes);
-    bytes = r.bytes();
-  }
-};
 
 struct HostPlanHeader {
   std::uint64_t magic = 0;

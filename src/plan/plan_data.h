@@ -18,6 +18,8 @@ class RemotePlan {
   virtual ~RemotePlan() = default;
   /// Fills what depends on the routing in the host's copy; waits for the device.
   virtual void fetch(PlanData& plan) = 0;
+  /// Of that, how many rows there are, padding included; likewise.
+  virtual std::int64_t fetch_padded_rows(const PlanData& plan) = 0;
 };
 
 /// What a RoutingPlan holds: see its accessors for shapes. With `remote`, only what does not depend
@@ -43,6 +45,8 @@ struct PlanData {
 
   std::unique_ptr<RemotePlan> remote;
   mutable std::once_flag fetched;
+  mutable std::once_flag counted;
+  mutable std::int64_t remote_rows = 0;  // once counted
 
   /// All of it, fetched first where it lies elsewhere.
   const PlanData& on_host() const {
@@ -50,6 +54,12 @@ struct PlanData {
       std::call_once(fetched, [this] { remote->fetch(const_cast<PlanData&>(*this)); });
     }
     return *this;
+  }
+
+  std::int64_t padded_rows() const {
+    if (!remote) return segment_begin.back();
+    std::call_once(counted, [this] { remote_rows = remote->fetch_padded_rows(*this); });
+    return remote_rows;
   }
 
   int num_ranks() const { return static_cast<int>(tokens_per_rank.size()); }

@@ -192,7 +192,7 @@ std::span<const std::int64_t> RoutingPlan::tokens_per_expert() const {
 std::span<const std::int64_t> RoutingPlan::segment_begin() const {
   return data_->on_host().segment_begin;
 }
-std::int64_t RoutingPlan::padded_rows() const { return data_->on_host().segment_begin.back(); }
+std::int64_t RoutingPlan::padded_rows() const { return data_->padded_rows(); }
 std::span<const RowOrigin> RoutingPlan::row_origin() const { return data_->on_host().row_origin; }
 std::span<const Pull> RoutingPlan::pulls() const { return data_->on_host().pulls; }
 std::span<const std::int64_t> RoutingPlan::pull_rows() const { return data_->on_host().pull_rows; }

@@ -4,11 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <barrier>
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <thread>
 
 #include "base/check.h"
@@ -108,9 +110,8 @@ class CStep {
     c.w2 = data_.w2.data();
     c.out = result_.out.data();
     c.plan = memory_.plan.data();
-    c.x_rows = data_or_null(memory_.x_rows);
-    c.h = data_or_null(memory_.h);
-    c.row_probs = memory_.row_probs.as<float>().data();
+    c.memory = {data_or_null(memory_.x_rows), data_or_null(memory_.h),
+                memory_.row_probs.as<float>().data(), memory_.forward_rows.data()};
     return c;
   }
   uniep_backward_call backward_call(int part = 0) {
@@ -121,7 +122,7 @@ class CStep {
     c.x_rows = data_or_null(memory_.x_rows);
     c.h = data_or_null(memory_.h);
     c.row_probs = memory_.row_probs.as<float>().data();
-    if (part != 0) c.backward_rows = memory_.backward_rows.data();
+    c.backward_rows = memory_.backward_rows.data();
     if (part != 2) {
       c.dy = data_.dy.data();
       c.w1 = data_.w1.data();
@@ -219,16 +220,100 @@ TEST(CApi, WhatIsNotKeptIsMadeAgainAndGivenAsNull) {
   }
 }
 
+/// Memory that is asked for when the rows are known.
+struct ExactMemory {
+  const CLayer& layer;
+  std::int64_t rows = 0;  // 0: not asked
+  int result = 0;
+  std::optional<GuardedStep> memory{};
+
+  static int allocate(void* context, std::int64_t rows, uniep_row_memory* memory) {
+    auto& self = *static_cast<ExactMemory*>(context);
+    self.rows = rows;
+    if (self.result != 0) return self.result;
+    const Problem& p = self.layer.problem();
+    self.memory.emplace(Layer::memory_needs(p, Backend::kCpu, 1, rows), p);
+    *memory = {data_or_null(self.memory->x_rows), data_or_null(self.memory->h),
+               self.memory->row_probs.as<float>().data(), self.memory->forward_rows.data()};
+    return 0;
+  }
+};
+
+TEST(CApi, MemoryOfTheRowsThatComeIsAskedForAndBackwardTakesItsNumber) {
+  for (const Save save : {Save::kRows, Save::kNone}) {
+    for (const int part : {0, 1}) {
+      const CLayer layer(problem_of_batches(save, save == Save::kNone));
+      CStep step(layer, batch(1));
+      ExactMemory exact{layer};
+      uniep_forward_call forward = step.forward_call();
+      forward.memory = {};
+      forward.allocate = ExactMemory::allocate;
+      forward.allocate_context = &exact;
+      expect_ok(uniep_forward(layer.get(), &forward));
+      const RoutingPlan plan = RoutingPlan::build(
+          layer.problem(), 0, std::array{step.data().tokens}, step.data().topk_ids);
+      EXPECT_EQ(exact.rows, plan.padded_rows());
+      EXPECT_LT(exact.rows, layer.needs().rows);
+      uniep_memory_needs needs{};
+      expect_ok(uniep_layer_needs(layer.get(), exact.rows, &needs));
+      EXPECT_EQ(needs.rows, exact.rows);
+      EXPECT_LT(needs.backward_rows, layer.needs().backward_rows);
+      exact.memory->move();
+      for (int p = part; p <= 2 * part; ++p) {
+        uniep_backward_call backward = step.backward_call(p);
+        backward.rows = exact.rows;
+        backward.x_rows = data_or_null(exact.memory->x_rows);
+        backward.h = data_or_null(exact.memory->h);
+        backward.row_probs = exact.memory->row_probs.as<float>().data();
+        backward.backward_rows = exact.memory->backward_rows.data();
+        expect_ok(uniep_backward(layer.get(), &backward));
+      }
+      step.expect_contract(cat("exact rows, save ", name(save), ", part ", part));
+    }
+  }
+}
+
+/// A routing of no rows at all has memory for one tile; one that cannot be planned asks for none.
+TEST(CApi, MemoryIsAskedForOfAnyRoutingThatHasAPlan) {
+  const CLayer layer(problem_of_batches());
+  CStep step(layer, batch(1));
+  ExactMemory exact{layer};
+  uniep_forward_call forward = step.forward_call();
+  forward.memory = {};
+  forward.allocate = ExactMemory::allocate;
+  forward.allocate_context = &exact;
+  auto& ids = step.data().topk_ids;
+  const std::vector<std::int32_t> good = ids;
+  std::ranges::fill(ids, -1);
+  expect_ok(uniep_forward(layer.get(), &forward));
+  EXPECT_EQ(exact.rows, layer.problem().row_align);
+  ids = good;
+  ids[0] = 1000;
+  exact.rows = 0;
+  EXPECT_EQ(uniep_forward(layer.get(), &forward), 1);
+  EXPECT_EQ(exact.rows, 0);
+  ids = good;
+  exact.result = 7;
+  expect_refused(
+      uniep_forward(layer.get(), &forward),
+      cat("rank 0: allocate returned 7 for ",
+          RoutingPlan::build(layer.problem(), 0, std::array{step.data().tokens}, ids).padded_rows(),
+          " rows; 0 means that it worked"));
+  step.forward();
+  step.backward();
+  step.expect_contract("after refusals");
+}
+
 TEST(CApi, WhatIsNotKeptIsRefusedAndXAskedFor) {
   const CLayer layer(problem_of_batches(Save::kNone, true));
   CStep step(layer, batch(1));
   std::vector<bf16> some(1 << 20);
   uniep_forward_call forward = step.forward_call();
-  forward.x_rows = some.data();
+  forward.memory.x_rows = some.data();
   expect_refused(uniep_forward(layer.get(), &forward),
                  "rank 0: x_rows is given, and this layer does not keep it; NULL is accepted");
-  forward.x_rows = nullptr;
-  forward.h = some.data();
+  forward.memory.x_rows = nullptr;
+  forward.memory.h = some.data();
   expect_refused(uniep_forward(layer.get(), &forward),
                  "rank 0: h is given, and this layer does not keep it; NULL is accepted");
   step.forward();
@@ -431,9 +516,8 @@ struct RankStep {
     c.w2 = forward_args.w2.data();
     c.out = forward_args.out.data();
     c.plan = memory.plan.data();
-    c.x_rows = memory.x_rows.data();
-    c.h = memory.h.data();
-    c.row_probs = memory.row_probs.as<float>().data();
+    c.memory = {memory.x_rows.data(), memory.h.data(), memory.row_probs.as<float>().data(),
+                memory.forward_rows.data()};
     return c;
   }
   uniep_backward_call backward() {

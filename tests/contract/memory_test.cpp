@@ -46,10 +46,9 @@ TEST(CallersMemory, OneWorkspaceServesSeveralOutstandingSteps) {
     }
     for (GuardedStep& step : kept) step.move();
     for (const int i : {1, 2, 0}) {
-      StepMemory memory = kept[static_cast<std::size_t>(i)].memory();
-      memory.backward_rows = {};
-      layer.backward(layer.restore(memory, splits[i].tokens(c.rank()).size()),
-                     splits[i].backward_args(c.rank(), results[i]));
+      const GuardedStep& step = kept[static_cast<std::size_t>(i)];
+      layer.backward(layer.restore(step.saved(), splits[i].tokens(c.rank()).size()),
+                     splits[i].backward_args(c.rank(), results[i]), {.memory = step.memory()});
     }
   });
   for (int i = 0; i < 3; ++i) {
@@ -193,8 +192,19 @@ TEST_F(RefusedMemory, OfAStep) {
                     " or more are accepted (Layer::memory_needs)"));
   m = kept.memory();
   m.row_probs = m.row_probs.subspan(1);
+  EXPECT_STATES(forward_refused(), cat("rank 0: memory.row_probs has ", needs_.rows - 1,
+                                       " elements; a multiple of row_align=", problem_.row_align,
+                                       " is accepted, or ", needs_.rows, " or more"));
+  m = kept.memory();
+  m.row_probs = m.row_probs.first(static_cast<std::size_t>(plan.padded_rows() - 128));
   EXPECT_STATES(forward_refused(),
-                cat("rank 0: memory.row_probs has ", needs_.rows - 1, " elements; ", needs_.rows,
+                cat("rank 0: memory.row_probs has ", plan.padded_rows() - 128,
+                    " elements; this routing brings ", plan.padded_rows(),
+                    " rows (RoutingPlan::padded_rows), and as many or more are accepted"));
+  m = kept.memory();
+  m.forward_rows = m.forward_rows.first(64);
+  EXPECT_STATES(forward_refused(),
+                cat("rank 0: memory.forward_rows has 64 bytes; ", needs_.forward_rows,
                     " or more are accepted (Layer::memory_needs)"));
   Saved saved = layer.forward(plan, split_.forward_args(0, result));
   m.backward_rows = kept.backward_rows.bytes().subspan(64);
@@ -204,6 +214,19 @@ TEST_F(RefusedMemory, OfAStep) {
             cat("rank 0: memory.backward_rows has ", needs_.backward_rows - 64, " bytes; ",
                 needs_.backward_rows, " or more are accepted (Layer::memory_needs)"));
   for (const bf16 v : result.dx) ASSERT_EQ(v.bits, 0x7fff) << "nothing was written";
+}
+
+TEST_F(RefusedMemory, OfRowsThatNoLayerHas) {
+  const auto said = [&](std::int64_t rows) {
+    return refusal([&] { Layer::memory_needs(problem_, Backend::kCpu, 1, rows); });
+  };
+  for (const std::int64_t rows : {-128L, 1L, 129L, needs_.rows + 128}) {
+    EXPECT_EQ(said(rows), cat("rows is ", rows,
+                              "; a multiple of row_align=128 from 0 (the "
+                              "capacity) to ",
+                              needs_.rows, " is accepted"));
+  }
+  EXPECT_EQ(said(128), "nothing");
 }
 
 TEST_F(RefusedMemory, ThatDoesNotHoldAPlan) {
@@ -301,8 +324,7 @@ TEST(OverflowValues, ARestoredPlanThatIsNotFlaggedThrows) {
   (void)layer.forward(layer.plan(split.topk_ids(0), options), split.forward_args(0, result),
                       options);
   EXPECT_EQ(overflow[0], 2);
-  StepMemory memory = kept.memory();
-  memory.backward_rows = {};
+  const StepMemory memory = kept.saved();
   EXPECT_NO_THROW(layer.restore(memory, data.tokens, true));
   expect_invalid("topk_ids of rank 0, token 1, slot 1 is 7; -1 (dropped) to 1 is accepted",
                  [&] { layer.restore(memory, data.tokens); });

@@ -1,5 +1,6 @@
 // The caller's memory, streams of calls, bf16 main gradients and overflow as values, on GPUs: the
 // bytes are those of steps in uniep's memory on one stream. A process for each rank.
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -57,6 +58,7 @@ struct MovableStep {
         x_rows(n.rows * p.hidden * 2),
         h(n.rows * 2 * p.intermediate * 2),
         row_probs(n.rows * 4),
+        forward_rows(n.forward_rows),
         backward_rows(n.backward_rows) {
     for (Movable* m : all()) m->make_room();
   }
@@ -68,13 +70,16 @@ struct MovableStep {
     StepMemory m{.plan = plan.bytes(),
                  .x_rows = x_rows.as<bf16>(),
                  .h = h.as<bf16>(),
-                 .row_probs = row_probs.as<float>()};
+                 .row_probs = row_probs.as<float>(),
+                 .forward_rows = forward_rows.bytes()};
     if (with_backward_rows) m.backward_rows = backward_rows.bytes();
     return m;
   }
-  std::array<Movable*, 5> all() { return {&plan, &x_rows, &h, &row_probs, &backward_rows}; }
+  std::array<Movable*, 6> all() {
+    return {&plan, &x_rows, &h, &row_probs, &forward_rows, &backward_rows};
+  }
 
-  Movable plan, x_rows, h, row_probs, backward_rows;
+  Movable plan, x_rows, h, row_probs, forward_rows, backward_rows;
 };
 
 /// The layer's memory of one rank.
@@ -112,7 +117,8 @@ void forward(Layer& layer, const GpuRank& t, const MovableStep& kept, const Sche
 void backward(Layer& layer, const GpuRank& t, const MovableStep& kept, const Schedule& schedule,
               std::optional<void*> stream = {}, bool flagged = false) {
   const Saved saved = layer.restore(kept.memory(false), t.tokens(), flagged);
-  layer.backward(saved, t.backward_args(), {.schedule = schedule, .cuda_stream = stream});
+  layer.backward(saved, t.backward_args(),
+                 {.schedule = schedule, .cuda_stream = stream, .memory = kept.memory()});
 }
 
 // ---- Whose memory
@@ -183,6 +189,53 @@ TEST(CudaMemoryAlone, CallsInTheCallersMemoryAllocateNothing) {
     }
     rank.layer().synchronize();
     return free_bytes() == before ? "same" : "something was allocated";
+  }));
+}
+
+/// Memory of the rows that came, which other steps in between have other numbers of.
+TEST_P(CudaMemory, MayHaveTheRowsThatComeInsteadOfTheCapacity) {
+  expect_same(on_gpus(ranks(), [](const Communicator& c) -> std::string {
+    const LayerData first = small_layer(c.size());
+    for (const Save save : {Save::kRows, Save::kNone}) {
+      Problem problem = problem_of(first, c.size());
+      problem.save = save;
+      problem.recompute_h = save == Save::kNone;
+      const LayerBlocks blocks(needs_of(problem, c.size()));
+      GpuRank own(first, c);
+      GpuRank rank(first, c, {.memory = blocks.memory()},
+                   {.save = problem.save, .recompute_h = problem.recompute_h});
+      for (unsigned i = 0; i < 3; ++i) {
+        const LayerData batch = small_layer(c.size(), i + 1);
+        own.load(batch);
+        const LayerResult want = own.step(cuda_schedules()[0]);
+        rank.load(batch);
+        for (const Schedule& schedule : cuda_schedules()) {
+          rank.forget_results();
+          const DeviceMemory plan_memory(blocks.needs.plan);
+          const StepMemory of_plan{
+              .plan = {plan_memory.data(), static_cast<std::size_t>(blocks.needs.plan)}};
+          const RoutingPlan plan = rank.layer().plan(rank.topk_ids(), {.memory = of_plan});
+          const std::int64_t rows = std::max<std::int64_t>(plan.padded_rows(), problem.row_align);
+          if (rows >= blocks.needs.rows) return "the capacity leaves no room";
+          const MovableStep kept(Layer::memory_needs(problem, Backend::kCuda, c.size(), rows),
+                                 problem);
+          StepMemory memory = kept.memory(false);
+          memory.plan = of_plan.plan;
+          const CallOptions options{.schedule = schedule, .memory = memory};
+          (void)rank.layer().forward(plan, rank.forward_args(), options);
+          Saved saved = rank.layer().restore(memory, rank.tokens());
+          rank.layer().backward(saved, rank.backward_args(),
+                                {.schedule = schedule, .memory = kept.memory()});
+          rank.layer().synchronize();
+          const std::string tensor = difference(rank.tensors(), want);
+          if (!tensor.empty()) {
+            return cat(tensor, " differs in batch ", i, ", save ", name(save), ", ",
+                       to_string(schedule));
+          }
+        }
+      }
+    }
+    return "same";
   }));
 }
 

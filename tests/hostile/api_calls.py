@@ -143,6 +143,7 @@ class Layer:
             "x_rows": Memory(2 * self.needs.rows * h),
             "h": Memory(4 * self.needs.rows * i),
             "row_probs": Memory(4 * self.needs.rows),
+            "forward_rows": Memory(self.needs.forward_rows),
             "backward_rows": Memory(self.needs.backward_rows),
         }
 
@@ -154,7 +155,7 @@ class Layer:
     def backward_call(self, part: int) -> c_api.BackwardCall:
         call = c_api.BackwardCall(tokens=self.problem.max_tokens, part=part)
         self._fill(call)
-        if part == 0:
+        if part == 0 and self.rng.randrange(2):
             call.backward_rows = None
         return call
 
@@ -327,8 +328,8 @@ def wrong_backward(layer: Layer) -> None:
             spoiled = Memory(layer.needs.plan).write(layer.memory["plan"].content)
             spoiled.map[:16] = rng.randbytes(16)
             call.plan = spoiled.address
-        case 4 if part == 0:
-            call.backward_rows = layer.memory["backward_rows"].address
+        case 4:
+            call.rows = rng.choice((-128, 1, 129, layer.needs.rows + 128))
         case _:
             _spoil_call(layer, call, required, ("plan", "x_rows", "h", "row_probs"))
     layer.api.refused("uniep_backward", layer.layer, ctypes.byref(call))

@@ -7,6 +7,7 @@ from ctypes import c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
 
 ALL_GATHER = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_void_p)
+ALLOCATE = ctypes.CFUNCTYPE(c_int, c_void_p, c_int64, c_void_p)
 RELEASE = ctypes.CFUNCTYPE(None, c_void_p)
 
 
@@ -32,7 +33,10 @@ class Problem(ctypes.Structure):
 class MemoryNeeds(ctypes.Structure):
     _fields_ = tuple(
         (name, c_int64)
-        for name in ("rows", "symmetric", "workspace", "plan", "backward_rows", "alignment")
+        for name in (
+            *("rows", "symmetric", "workspace", "plan"),
+            *("forward_rows", "backward_rows", "alignment"),
+        )
     )
 
 
@@ -53,7 +57,9 @@ class ForwardCall(ctypes.Structure):
     _fields_ = (
         ("tokens", c_int64),
         *((n, c_void_p) for n in ("topk_ids", "topk_probs", "x", "w1", "w2", "out", "plan")),
-        *((n, c_void_p) for n in ("x_rows", "h", "row_probs", "overflow")),
+        *((n, c_void_p) for n in ("x_rows", "h", "row_probs", "forward_rows")),
+        ("allocate", ALLOCATE),
+        *((n, c_void_p) for n in ("allocate_context", "overflow")),
         ("schedule", c_char_p),
         ("stream", c_void_p),
     )
@@ -61,6 +67,7 @@ class ForwardCall(ctypes.Structure):
 
 class BackwardCall(ctypes.Structure):
     _fields_ = (
+        ("rows", c_int64),
         ("part", c_int32),
         ("weight_grad", c_int32),
         ("tokens", c_int64),

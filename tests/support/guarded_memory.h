@@ -70,6 +70,7 @@ struct GuardedStep {
         x_rows(kept(!dropped_by(p).x_rows, needs.rows * p.hidden)),
         h(kept(!dropped_by(p).h, needs.rows * 2 * p.intermediate)),
         row_probs(needs.rows * static_cast<std::int64_t>(sizeof(float))),
+        forward_rows(needs.forward_rows),
         backward_rows(needs.backward_rows) {}
 
   static std::int64_t kept(bool is_kept, std::int64_t elements) {
@@ -86,10 +87,17 @@ struct GuardedStep {
             .x_rows = x_rows.as<bf16>(),
             .h = h.as<bf16>(),
             .row_probs = row_probs.as<float>(),
+            .forward_rows = forward_rows.bytes(),
             .backward_rows = backward_rows.bytes()};
   }
+  /// What `Layer::restore` takes ahead of `backward` and `backward_data`.
+  StepMemory saved() const {
+    StepMemory m = memory();
+    m.forward_rows = m.backward_rows = {};
+    return m;
+  }
 
-  GuardedMemory plan, x_rows, h, row_probs, backward_rows;
+  GuardedMemory plan, x_rows, h, row_probs, forward_rows, backward_rows;
 };
 
 /// The layers' memory of all ranks of a process, where it is the caller's.

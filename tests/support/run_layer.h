@@ -32,6 +32,8 @@ struct RunOptions {
   /// All memory is the caller's, full of garbage at first; what forward leaves is moved before each
   /// part of backward.
   bool callers_memory = false;
+  /// ... which has the rows that come, not as many as there is capacity for.
+  bool exact_rows = false;
 };
 
 /// One rank's part of a run in the caller's memory.
@@ -40,21 +42,30 @@ inline void run_in_callers_memory(Layer& layer, const workload::Split& split,
                                   LayerResult& result) {
   const int rank = layer.communicator().rank();
   const MemoryNeeds needs = Layer::memory_needs(layer.problem(), Backend::kCpu, split.ranks());
-  GuardedStep kept(needs, layer.problem());
   const auto tokens = split.tokens(rank).size();
   const ForwardArgs forward = split.forward_args(rank, result);
-  const RoutingPlan plan = layer.plan(split.topk_ids(rank), {.memory = kept.memory()});
+  GuardedMemory plan_memory(needs.plan);
+  const RoutingPlan plan =
+      layer.plan(split.topk_ids(rank), {.memory = {.plan = plan_memory.bytes()}});
+  // Of no rows, there is memory for one tile.
+  const std::int64_t rows =
+      options.exact_rows
+          ? std::min(std::max<std::int64_t>(plan.padded_rows(), layer.problem().row_align),
+                     needs.rows)
+          : 0;
+  GuardedStep kept(Layer::memory_needs(layer.problem(), Backend::kCpu, split.ranks(), rows),
+                   layer.problem());
+  kept.plan = std::move(plan_memory);
   (void)layer.forward(plan, forward,
                       {.schedule = options.forward_schedule, .memory = kept.memory()});
   const auto moved = [&](bool backward_rows) {
     kept.move();
-    StepMemory memory = kept.memory();
-    if (!backward_rows) memory.backward_rows = {};
-    return layer.restore(memory, tokens);
+    return layer.restore(backward_rows ? kept.memory() : kept.saved(), tokens);
   };
   Saved saved = moved(false);
   if (!options.defer_weights) {
-    return layer.backward(saved, args, {.schedule = options.backward_schedule});
+    return layer.backward(saved, args,
+                          {.schedule = options.backward_schedule, .memory = kept.memory()});
   }
   layer.backward_data(saved, data_args(args),
                       {.schedule = options.backward_schedule, .memory = kept.memory()});

@@ -126,7 +126,7 @@ class RoutedExperts:
             capacity = int(most * topk * factor) + 127 * experts
         shape = (hidden, double // 2, experts * ranks, topk, most)
         known = _workspaces.setdefault(self.group, WeakValueDictionary())
-        kept = (options.save, options.recompute_h)
+        kept = (options.save, options.recompute_h, options.exact_rows)
         key = (*shape, capacity, *kept, options.schedule, options.on_overflow, x.device)
         workspace = known.get(key)
         # That of layers which are no longer used may have ended on some ranks only: Python collects
@@ -140,6 +140,7 @@ class RoutedExperts:
                 capacity_rows=capacity,
                 save=options.save,
                 recompute_h=options.recompute_h,
+                exact_rows=options.exact_rows,
                 schedule=options.schedule,
                 device=x.device,
                 on_overflow=options.on_overflow,

@@ -31,6 +31,7 @@ class Options(NamedTuple):
             where that is set, else :class:`uniep.Workspace`'s default.
         save: what a forward keeps of the rows of x; see :class:`uniep.Workspace`.
         recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
+        exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
         schedule: of both directions; None: the best known one.
         on_overflow: ``"raise"`` or ``"flag"``, as for :class:`uniep.Workspace`.
     """
@@ -40,6 +41,7 @@ class Options(NamedTuple):
     capacity_rows: int | None = None
     save: Literal["rows", "none"] = "rows"
     recompute_h: bool = False
+    exact_rows: bool = False
     schedule: str | None = None
     on_overflow: Literal["raise", "flag"] = "raise"
 
