@@ -676,9 +676,9 @@ TEST(CApi, EveryMistakeOfACallIsASentence) {
   forward_refused([](auto& c) { c.tokens = 13; }, "tokens is 13; 0 to max_tokens=12 is accepted");
   forward_refused([](auto& c) { c.x = nullptr; }, "x is NULL; an address is accepted");
   forward_refused([](auto& c) { c.plan = nullptr; }, "plan is NULL; an address is accepted");
-  forward_refused([](auto& c) { c.h = nullptr; }, "h is NULL; an address is accepted");
+  forward_refused([](auto& c) { c.memory.h = nullptr; }, "h is NULL; an address is accepted");
   const auto* misaligned = step.memory().h.data() + 2;
-  forward_refused([&](auto& c) { c.h = const_cast<std::byte*>(misaligned); },
+  forward_refused([&](auto& c) { c.memory.h = const_cast<std::byte*>(misaligned); },
                   cat("memory.h starts at address ", reinterpret_cast<std::uintptr_t>(misaligned),
                       "; a multiple of 64 is accepted"));
   step.forward();
