@@ -231,11 +231,11 @@ std::int64_t check_restored_memory(const Problem& problem, const MemoryNeeds& ne
 
 std::int64_t checked_rows(const Problem& problem, int num_ranks, std::int64_t rows) {
   const std::int64_t capacity = capacity_rows(problem, num_ranks);
-  require(rows >= 0 && rows <= capacity && rows % problem.row_align == 0,
-          ErrorCode::kInvalidArgument, "rows is ", rows,
-          "; a multiple of row_align=", problem.row_align, " from 0 (the capacity) to ", capacity,
-          " is accepted");
-  return rows == 0 ? capacity : rows;
+  if (rows == 0 || rows == capacity) return capacity;
+  require(rows > 0 && rows < capacity && rows % problem.row_align == 0, ErrorCode::kInvalidArgument,
+          "rows is ", rows, "; a multiple of row_align=", problem.row_align, " below ", capacity,
+          " is accepted, or 0 for that capacity");
+  return rows;
 }
 
 }  // namespace uniep

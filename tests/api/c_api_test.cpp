@@ -696,8 +696,8 @@ TEST(CApi, EveryMistakeOfACallIsASentence) {
   backward_refused([](auto& c) { c.ignore_overflow = 2; },
                    "rank 0: ignore_overflow is 2; 0 and 1 are accepted");
   backward_refused([](auto& c) { c.rows = 129; },
-                   cat("rank 0: rows is 129; a multiple of row_align=128 from 0 (the capacity) to ",
-                       layer.needs().rows, " is accepted"));
+                   cat("rank 0: rows is 129; a multiple of row_align=128 below ",
+                       layer.needs().rows, " is accepted, or 0 for that capacity"));
   backward_refused([](auto& c) { c.backward_rows = nullptr; },
                    "rank 0: backward_rows is NULL; an address is accepted", 1);
   backward_refused([](auto& c) { c.dw2 = nullptr; }, "dw2 is NULL; an address is accepted", 2);
