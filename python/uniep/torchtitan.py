@@ -190,7 +190,10 @@ class UniepSelectiveAC(SelectiveAC):
     def get_save_ops(self) -> set[Any]:
         """Torchtitan's ops, and uniep's forward."""
         ops: set[Any] = super().get_save_ops()
-        return ops | {torch.ops.uniep.forward.default}
+        return ops | {
+            torch.ops.uniep.forward.default,
+            torch.ops.uniep.forward_exact.default,
+        }
 
 
 @override(  # type: ignore[untyped-decorator]

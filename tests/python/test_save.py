@@ -13,9 +13,10 @@ CHOICES = [
     for save in ("rows", "none")
     for recompute_h in (False, True)
 ]
+WITH_EXACT = [*CHOICES, *({**choice, "exact_rows": True} for choice in CHOICES)]
 
 
-@pytest.mark.parametrize("choice", CHOICES[1:], ids=str)
+@pytest.mark.parametrize("choice", WITH_EXACT[1:], ids=str)
 def test_every_choice_gives_the_same_bits(choice):
     case = make_case(tokens=130, dropped=True)
     wanted = step(case)
@@ -46,7 +47,7 @@ def test_only_what_was_chosen_is_kept(choice):
         assert own.saved_bytes - own.plan_bytes == own.rows * (x + h + 4)
 
 
-@pytest.mark.parametrize("choice", CHOICES[1:], ids=str)
+@pytest.mark.parametrize("choice", WITH_EXACT[1:], ids=str)
 def test_deferred_weights(choice):
     case = make_case(tokens=64)
     wanted = step(case)
@@ -63,7 +64,7 @@ def test_deferred_weights(choice):
     assert_same([out.detach(), *found], wanted)
 
 
-@pytest.mark.parametrize("choice", CHOICES[1:], ids=str)
+@pytest.mark.parametrize("choice", WITH_EXACT[1:], ids=str)
 def test_main_grads(choice):
     case = make_case(tokens=64).requires_grad()
     found = []
@@ -78,9 +79,81 @@ def test_main_grads(choice):
         assert torch.equal(a, b)
 
 
+def padded_rows(ids, experts):
+    counts = torch.bincount(ids[ids >= 0].flatten(), minlength=experts)
+    return int(((counts + 127) // 128 * 128).sum())
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_exact_rows_keep_what_came(choice):
+    case = make_case(tokens=130, dropped=True).requires_grad()
+    kept = []
+
+    def pack(tensor):
+        kept.append(tensor)
+        return tensor
+
+    with workspace(case, exact_rows=True, capacity_rows=4096, **choice) as own:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, workspace=own)
+        inputs = {t.untyped_storage().data_ptr() for t in (case.x, case.w1, case.w2)}
+        new = [t for t in kept if t.untyped_storage().data_ptr() not in inputs]
+        rows = padded_rows(case.ids, case.shape[2])
+        assert rows < own.rows
+        assert sum(t.numel() * t.element_size() for t in new) == own.saved_bytes_of(rows)
+        assert own.saved_bytes_of(own.rows) == own.saved_bytes
+
+
+def test_exact_rows_are_a_choice_of_each_call():
+    case = make_case(tokens=64).requires_grad()
+    wanted = step(case)
+    with workspace(case) as own:
+        assert_same(step(case, workspace=own, exact_rows=True), wanted)
+        assert_same(step(case, workspace=own), wanted)
+        assert_same(step(case, workspace=own, exact_rows=False), wanted)
+
+
+def test_exact_rows_of_no_rows_and_of_a_routing_that_does_not_fit():
+    case = make_case(tokens=40).requires_grad()
+    out = uniep.moe(
+        case.x, torch.full_like(case.ids, -1), case.probs, case.w1, case.w2, exact_rows=True
+    )
+    out.backward(case.dy)
+    assert not out.any() and not case.w1.grad.any()
+    with workspace(case, capacity_rows=128, exact_rows=True) as own:
+        with pytest.raises(RuntimeError, match="capacity_rows"):
+            uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, workspace=own)
+    flagging = {"capacity_rows": 128, "exact_rows": True, "on_overflow": "flag"}
+    with workspace(case, **flagging) as own:
+        out = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, workspace=own)
+        assert own.overflow[0] == 1 and own.needed_rows() > 128
+        out.backward(case.dy)
+        assert out.isnan().all() and case.x.grad.isnan().all()
+
+
+def test_exact_rows_cannot_be_compiled():
+    case = make_case(tokens=16)
+
+    def call(x):
+        return uniep.moe(x, case.ids, case.probs, case.w1, case.w2, exact_rows=True)
+
+    with pytest.raises(Exception, match="exact_rows=True"):
+        torch.compile(call, fullgraph=True, backend="eager")(case.x)
+
+
+def test_passes_take_their_memory_for_the_call_alone():
+    case = make_case()
+    with workspace(case) as own, workspace(case, recompute_h=True) as less:
+        assert own.forward_bytes < own.backward_bytes
+        # An h that is made again lies where dh will be.
+        assert less.backward_bytes == own.backward_bytes
+        assert own.bytes == less.bytes
+
+
 def test_a_layer_passes_its_choice_on():
     torch.manual_seed(0)
-    layers = [uniep.MoELayer(64, 32, 8, 2, **choice) for choice in (CHOICES[0], CHOICES[3])]
+    choices = (CHOICES[0], WITH_EXACT[-1])
+    layers = [uniep.MoELayer(64, 32, 8, 2, **choice) for choice in choices]
     layers[1].load_state_dict(layers[0].state_dict())
     x = torch.randn(40, 64).bfloat16()
     for layer in layers:
