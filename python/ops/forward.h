@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "tensors.h"
+
+namespace uniep::ops {
+
+/// The op uniep::forward: plan and forward pass of this rank's tokens.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
+    Tensor key, Tensor overflow, Tensor x, Tensor topk_ids, Tensor topk_probs, Tensor w1, Tensor w2,
+    std::int64_t rows, std::int64_t rows_of_x, std::int64_t rows_of_h, std::int64_t plan_bytes,
+    bool flag, std::optional<std::string> schedule);
+
+/// The op uniep::forward_exact: the same in memory of the rows that came, for which it waits.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward_exact(
+    Tensor key, Tensor overflow, Tensor x, Tensor topk_ids, Tensor topk_probs, Tensor w1, Tensor w2,
+    bool flag, std::optional<std::string> schedule);
+
+}  // namespace uniep::ops
