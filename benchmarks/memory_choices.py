@@ -7,7 +7,7 @@
 
 One layer, forward and backward, on the same tensors for all, which take turns. Bytes are PyTorch's
 own counts: what a forward keeps beside its output, and the most that is allocated during forward
-and backward beside weights, inputs and the workspace. `plain` is uniep.plain, without and with
+and backward beside weights, their gradients, inputs and the workspace. `plain` is uniep.plain, without and with
 torch.utils.checkpoint. Results of every choice of uniep are compared with the first one's, bit by
 bit. docs/memory.md shows the figures, docs/results.md explains the file.
 """
@@ -20,7 +20,7 @@ import gc
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,6 +41,7 @@ CASES = {**MODELS, "olmoe": Shape("olmoe", 16384, 2048, 1024, 64, 8)}
 TINY = Shape("tiny", 96, 64, 48, 8, 2)
 MoE = Callable[..., Tensor]  # x, ids, probs, w1, w2, main_grads=
 BF16 = torch.bfloat16
+MAIN_GRADS = {"none": None, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,12 @@ class Inputs:
     probs: Tensor
     w1: Tensor
     w2: Tensor
-    main_grads: tuple[Tensor, Tensor]
+    main_grads: tuple[Tensor, Tensor] | None
 
     @classmethod
-    def make(cls, shape: Shape, ranks: int, device: torch.device) -> Inputs:
+    def make(
+        cls, shape: Shape, ranks: int, device: torch.device, main_grad: torch.dtype | None
+    ) -> Inputs:
         local, hidden, inter = shape.experts // ranks, shape.hidden, shape.intermediate
 
         def normal(*sizes: int, scale: float = 1.0) -> Tensor:
@@ -93,10 +96,26 @@ class Inputs:
             dy=normal(shape.tokens, hidden),
             ids=ids.int(),
             probs=(probs / probs.sum(-1, keepdim=True)).requires_grad_(),
-            w1=w1,
-            w2=w2,
-            main_grads=(torch.zeros_like(w1), torch.zeros_like(w2)),
+            w1=w1.requires_grad_(main_grad is None),
+            w2=w2.requires_grad_(main_grad is None),
+            main_grads=None
+            if main_grad is None
+            else (torch.zeros_like(w1, dtype=main_grad), torch.zeros_like(w2, dtype=main_grad)),
         )
+
+    def weight_gradients(self) -> list[Tensor]:
+        """Of the last step."""
+        if self.main_grads is not None:
+            return list(self.main_grads)
+        assert self.w1.grad is not None and self.w2.grad is not None
+        return [self.w1.grad, self.w2.grad]
+
+    def forget_gradients(self) -> None:
+        """Those of weights keep their memory, which is no part of what is measured."""
+        for tensor in self.main_grads or ():
+            tensor.zero_()
+        for leaf in (self.x, self.probs, self.w1, self.w2):
+            leaf.grad = None
 
 
 @dataclass
@@ -154,11 +173,13 @@ class Stopwatch:
 class Bench:
     """The choices on one shape."""
 
-    def __init__(self, shape: Shape, group: Any, device: torch.device) -> None:
+    def __init__(
+        self, shape: Shape, group: Any, device: torch.device, main_grad: torch.dtype | None
+    ) -> None:
         self.shape, self.device, self.group = shape, device, group
         self.ranks = dist.get_world_size() if dist.is_initialized() else 1
         self.memory, self.stopwatch = Memory(device), Stopwatch(device)
-        self.inputs = Inputs.make(shape, self.ranks, device)
+        self.inputs = Inputs.make(shape, self.ranks, device, main_grad)
         self.members = uniep.Group(group, device=device)
         self.reference: list[Tensor] | None = None
 
@@ -190,9 +211,7 @@ class Bench:
     def turn(self, choice: Choice, measured: Measured) -> list[Tensor]:
         """One step; returns out, dx and the weight gradients."""
         i, moe = self.inputs, self.layer(choice)
-        for main_grad in i.main_grads:
-            main_grad.zero_()
-        i.x.grad = i.probs.grad = None
+        i.forget_gradients()
         self.together()
         before = self.memory.now()
         self.memory.forget_peak()
@@ -207,7 +226,10 @@ class Bench:
         measured.backward.append(ms)
         measured.peak_backward = self.memory.peak() - before
         assert i.x.grad is not None
-        return [out.detach(), i.x.grad, *i.main_grads]
+        gradients = i.weight_gradients()
+        if i.main_grads is None:
+            measured.peak_backward -= sum(g.numel() * g.element_size() for g in gradients)
+        return [out.detach(), i.x.grad, *gradients]
 
     def wrong_bits(self, results: list[Tensor]) -> int:
         """Elements that differ from the first choice's."""
@@ -215,6 +237,12 @@ class Bench:
             self.reference = [t.clone() for t in results]
         pairs = zip(results, self.reference, strict=True)
         return sum(int((a.view(torch.int16) != b.view(torch.int16)).sum()) for a, b in pairs)
+
+    def turns(self, choices: list[Choice], count: int) -> Iterator[Choice]:
+        """Each begins with another, so that none always follows the one that heats most."""
+        for turn in range(count):
+            first = turn % len(choices)
+            yield from choices[first:] + choices[:first]
 
     def run(self, choices: list[Choice], turns: int) -> list[dict[str, Any]]:
         found = {choice.name: Measured() for choice in choices}
@@ -228,9 +256,8 @@ class Bench:
         for measured in found.values():
             measured.forward.clear()
             measured.backward.clear()
-        for _ in range(turns):
-            for choice in choices:
-                self.turn(choice, found[choice.name])
+        for choice in self.turns(choices, turns):
+            self.turn(choice, found[choice.name])
         return [
             record
             for choice in choices
@@ -279,7 +306,8 @@ def main() -> None:
     add("--cases", nargs="+", default=list(MODELS), choices=list(CASES))
     add("--divide", type=int, default=1, help="experts by this: the share of one of so many ranks")
     add("--choices", nargs="+", default=[c.name for c in CHOICES])
-    add("--turns", type=int, default=7)
+    add("--turns", type=int, default=9)
+    add("--main-grad", default="none", choices=list(MAIN_GRADS), help="to which weights are added")
     add("--tiny", action="store_true")
     add("--json", metavar="FILE")
     args = parser.parse_args()
@@ -310,7 +338,7 @@ def main() -> None:
         if args.divide > 1:
             experts = whole.experts // args.divide
             shape = replace(whole, name=f"{whole.name},experts={experts}", experts=experts)
-        bench = Bench(shape, group, device)
+        bench = Bench(shape, group, device, MAIN_GRADS[args.main_grad])
         rows = bench.run(choices, args.turns)
         found += rows
         if rank == 0:
