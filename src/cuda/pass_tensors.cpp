@@ -15,6 +15,7 @@ namespace {
 /// Boxes are squares of 64, of operands and of outputs, but for weights whose reduction is
 /// contiguous: 64 k's by a tile's columns.
 constexpr int kBox = 64;
+constexpr int kSwizzleBytes = kBox * kOperandBytes;
 static_assert(kConsumerRows == kBox && kBoxCols == kBox);
 
 /// A tensor as a stage walks over it: its sizes, innermost first.
@@ -64,21 +65,31 @@ class Mapper {
   /// What the epilogue reads: a whole tile of rows.
   CUtensorMap tile(Tensor tensor) const { return map(tensor, kTileM, kTileM); }
 
+  /// In place of that tensor, one of its shape that is added to: one swizzle row by 64.
+  CUtensorMap sums(Tensor tensor, Element element, const void* data) const {
+    return map_of(kLayerGraph[tensor], element, data, kBox, kBox);
+  }
+
  private:
-  /// Boxes of 64 elements of the innermost size by `height` of the next; of a tensor of rows in
-  /// halves, by one half and `rows` rows.
   CUtensorMap map(Tensor name, int height, int rows) const {
     const TensorRow& tensor = kLayerGraph[name];
-    ensure(tensor.element == Element::kBf16, "tensor ", tensor.name, " has no map");
+    ensure(tensor.element == kOperand, "tensor ", tensor.name, " has no map");
+    return map_of(tensor, tensor.element, tensors_.table[name], height, rows);
+  }
+
+  /// Boxes of one swizzle row of the innermost size by `height` of the next; of a tensor of rows in
+  /// halves, by one half and `rows` rows.
+  CUtensorMap map_of(const TensorRow& tensor, Element element, const void* data, int height,
+                     int rows) const {
     const Walk walk = walk_over(tensor, stage_);
     std::vector<std::int64_t> sizes;
     for (const Extent e : walk.extents) sizes.push_back(extents_[e]);
     std::vector<int> box(sizes.size(), 1);
-    box[0] = kBox;
+    box[0] = kSwizzleBytes / static_cast<int>(bytes_of(element));
     const bool halves_of_rows = walk.by_halves && walk.extents.back() == Extent::kRows;
     box[halves_of_rows ? 2 : 1] = halves_of_rows ? rows : height;
     while (sizes.size() < 3) sizes.push_back(1), box.push_back(1);
-    return tensor_map(static_cast<const bf16*>(tensors_.table[name]), sizes, box);
+    return tensor_map(data, element, sizes, box);
   }
 
   const StageRow& stage_;
@@ -91,6 +102,15 @@ class Mapper {
 bool is_mapped(Tensor name) {
   const TensorRow& tensor = kLayerGraph[name];
   return tensor.region != Region::kSymmetric && tensor.element == Element::kBf16;
+}
+
+bool is_added(const WeightGrad& grad) { return !std::holds_alternative<std::span<bf16>>(grad); }
+
+CUtensorMap map_of_sums(const Mapper& mapper, Tensor tensor, const WeightGrad& grad) {
+  if (const auto* fp32 = std::get_if<std::span<float>>(&grad)) {
+    return mapper.sums(tensor, Element::kFp32, fp32->data());
+  }
+  return mapper.sums(tensor, Element::kBf16, std::get<Bf16MainGrad>(grad).data());
 }
 
 StageMaps make_maps(const Mapper& mapper, const StageRow& stage, const PassTensors& tensors) {
@@ -106,7 +126,11 @@ StageMaps make_maps(const Mapper& mapper, const StageRow& stage, const PassTenso
     if (!is_mapped(t)) continue;
     CUtensorMap& output = *outputs[next++];
     // Null: an h that is not kept, or a weight gradient that is added to.
-    if (tensors.table[t] != nullptr) output = mapper.squares(t);
+    if (tensors.table[t] != nullptr) {
+      output = mapper.squares(t);
+    } else if (const WeightGrad* grad = tensors.weight_grad(t)) {
+      if (is_added(*grad)) output = map_of_sums(mapper, t, *grad);
+    }
   }
   return maps;
 }
@@ -122,6 +146,17 @@ void PassTensors::set_weight_grads(const WeightGrad& grad1, const WeightGrad& gr
   };
   table.set(Tensor::kDw1, overwritten(dw1));
   table.set(Tensor::kDw2, overwritten(dw2));
+}
+
+const WeightGrad* PassTensors::weight_grad(Tensor tensor) const {
+  switch (tensor) {
+    case Tensor::kDw1:
+      return &dw1;
+    case Tensor::kDw2:
+      return &dw2;
+    default:
+      return nullptr;
+  }
 }
 
 PassMaps pass_maps(const PassView& view, const PassTensors& tensors, std::int64_t rows) {

@@ -15,6 +15,8 @@ struct PassTensors {
   WeightGrad dw2{};
 
   void set_weight_grads(const WeightGrad& grad1, const WeightGrad& grad2);
+  /// Of the tensor, if it is a weight gradient.
+  const WeightGrad* weight_grad(Tensor tensor) const;
 };
 
 /// Maps of the products that this part of the pass has: what they read and write follows from the

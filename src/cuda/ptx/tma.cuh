@@ -28,6 +28,13 @@ __device__ __forceinline__ void tma_load(void* to, const CUtensorMap& map, std::
       : "memory");
 }
 
+/// Tensor box -> L2.
+__device__ __forceinline__ void tma_prefetch(const CUtensorMap& map, int c0, int c1, int c2) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map),
+               "r"(c0), "r"(c1), "r"(c2)
+               : "memory");
+}
+
 /// Shared memory -> tensor box, in the thread's current bulk group; what lies out of the tensor is
 /// not written.
 __device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* from, int c0, int c1,

@@ -26,7 +26,7 @@ struct Dfc2 {
   /// The tile's h comes through the pipeline too, 64 columns of either half a slot: the gate half
   /// where a lies, the up half where b begins.
   static constexpr int kEpilogueSlots = Shape::kN / kBoxCols;
-  static __device__ __forceinline__ void load_epilogue(const StageMaps& maps,
+  static __device__ __forceinline__ void load_epilogue(const DeviceContext&, const StageMaps& maps,
                                                        OperandSlot<Shape>& slot,
                                                        std::uint64_t* full, const TileWork& work,
                                                        int chunk) {

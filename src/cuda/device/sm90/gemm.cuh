@@ -11,7 +11,9 @@
 //
 //   load(maps, slot, full, work, k)    loader: one step of 64 along the reduction
 //   kEpilogueSlots                     further pipeline slots, which the loader hands over ...
-//   load_epilogue(maps, slot, full, work, i)   ... filled, or empty to be used as output buffers
+//   epilogue_slots(ctx)                ... or how many, where the pass decides
+//   load_epilogue(ctx, maps, slot, full, work, i)   filled, or empty to be used as output buffers
+//   prefetch_epilogue(ctx, maps, work)   of these, what comes from far away; optional
 //   prepare(consumer, work)            consumer: what its epilogue reads ahead of the main loop
 //   proceed(consumer, work, prepared)  the same, once the first products are under way; optional
 //   finish(consumer, acc, work, prepared)      its epilogue, into output buffers
@@ -66,6 +68,15 @@ __device__ __forceinline__ void load_rows_and_squares(const StageMaps& maps,
 
 /// For stages whose epilogue reads nothing ahead.
 struct Nothing {};
+
+template <class S>
+__device__ __forceinline__ int epilogue_slots(const DeviceContext& ctx) {
+  if constexpr (requires { S::epilogue_slots(ctx); }) {
+    return S::epilogue_slots(ctx);
+  } else {
+    return S::kEpilogueSlots;
+  }
+}
 
 /// Keeps the compiler from moving uses of the accumulators across: it does not know that wgmma
 /// writes them until they are waited for.

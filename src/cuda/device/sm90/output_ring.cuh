@@ -17,8 +17,8 @@
 // racecheck cannot see what the others' accesses are ordered by then. The first Shape::kOwnBoxes
 // boxes belong to the consumer; the others lie in its half of a pipeline slot that the loader hands
 // over (kEpilogueSlots) and the senders give back (of dfc2, which has several such slots, behind h
-// in one each: Dfc2::da_box). A tile's outputs go through the slot first, so that the next tile's
-// loads have it back early.
+// in one each: Dfc2::da_box; of a weight gradient that is added to, in place of what was there). A
+// tile's outputs go through the slot first, so that the next tile's loads have it back early.
 
 namespace uniep::cuda {
 
@@ -84,8 +84,9 @@ class BufferParities {
 template <class Shape, bool kBorrow>
 struct EmptyEpilogueSlots {
   static constexpr int kEpilogueSlots = kBorrow ? 1 : 0;
-  static __device__ __forceinline__ void load_epilogue(const StageMaps&, OperandSlot<Shape>&,
-                                                       std::uint64_t* full, const TileWork&, int) {
+  static __device__ __forceinline__ void load_epilogue(const DeviceContext&, const StageMaps&,
+                                                       OperandSlot<Shape>&, std::uint64_t* full,
+                                                       const TileWork&, int) {
     ptx::mbarrier_arrive(full);
   }
 };

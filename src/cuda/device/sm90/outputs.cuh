@@ -53,14 +53,6 @@ struct Consumer {
     used.flip(buffer);
   }
 
-  /// Leaves the borrowed slot unused. It must be waited for all the same: whoever skipped a phase
-  /// of a barrier could take the one before the next for the next.
-  __device__ __forceinline__ void pass_on_slot() {
-    acquire(OutputRing<Shape>::kFirstInSlot);
-    commit(OutputRing<Shape>::kFirstInSlot);
-    ring.advance();
-  }
-
   /// Writes this warp's 16 rows by 64 columns of an output box, and hands it over.
   __device__ __forceinline__ void write_box(int box, const std::uint32_t (&pairs)[kPairs]) {
     acquire(box);
@@ -111,13 +103,6 @@ struct Sender {
   __device__ __forceinline__ void give_back_slot() {
     ptx::mbarrier_arrive(&shared.empty[ring.slot], kConsumerWarps / kConsumers);
     ring.advance();
-  }
-
-  /// The consumer has passed the borrowed slot on.
-  __device__ __forceinline__ void return_unused_slot() {
-    wait_written(OutputRing<Shape>::kFirstInSlot);
-    give_back(OutputRing<Shape>::kFirstInSlot);
-    give_back_slot();
   }
 
   /// Sends a tile's `count` boxes, the i-th by store(i, its address) in one lane.

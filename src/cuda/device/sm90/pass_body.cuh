@@ -68,6 +68,9 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassM
       using S = decltype(stage);
       const StageMaps& m = maps_of<S>(maps);
       const int draw_at = max_of(work.k_blocks - kDrawAhead, 0);
+      if constexpr (requires { S::prefetch_epilogue(ctx, m, work); }) {
+        S::prefetch_epilogue(ctx, m, work);
+      }
       for (int k = 0; k < work.k_blocks; ++k) {
         if (k == draw_at) want_task();
         next_slot([&](auto& slot, auto* full) {
@@ -75,8 +78,9 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassM
           if (work.rows > 0) S::load(m, slot, full, work, k);
         });
       }
-      for (int i = 0; i < S::kEpilogueSlots; ++i) {
-        next_slot([&](auto& slot, auto* full) { S::load_epilogue(m, slot, full, work, i); });
+      const int more = epilogue_slots<S>(ctx);
+      for (int i = 0; i < more; ++i) {
+        next_slot([&](auto& slot, auto* full) { S::load_epilogue(ctx, m, slot, full, work, i); });
       }
     });
   }

@@ -12,14 +12,17 @@ namespace uniep::cuda {
 /// zeros where weights are finite.
 /// kWgrad is wgrad2 (dw2 = dy^T a) or wgrad1 (dw1 = dh^T x). It is overwritten in bf16, or added to
 /// a tensor of `Main`, float or bf16: a kernel with both would not have registers enough.
-/// Maps: a = left (M, rows), b = right (N, rows), boxes 64 x 64; out0 = dw (N, M, El), box 64 x 64.
+/// Maps: a = left (M, rows), b = right (N, rows), boxes 64 x 64; out0 = dw, or what it is added to,
+/// (N, M, El), boxes of one swizzle row of columns x 64.
+///
+/// What is added to comes through the pipeline too, behind the operands: two boxes of each consumer
+/// a slot. The sums are added where it lies, and it leaves from there. When the tile begins, it is
+/// fetched into L2, so that it is near when the sums are done.
 template <class Shape, Stage kWgrad, class Main>
-struct Wgrad : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN / kBoxCols))> {
+struct Wgrad {
   static constexpr Stage kStage = kWgrad;
   static constexpr ptx::Major kMajorA = ptx::Major::kMn;
   static constexpr ptx::Major kMajorB = ptx::Major::kMn;
-  static constexpr int kBoxes = Shape::kN / kBoxCols;
-  static constexpr bool kBorrows = Wgrad::kEpilogueSlots > 0;
 
   static __device__ __forceinline__ void load(const StageMaps& maps, OperandSlot<Shape>& slot,
                                               std::uint64_t* full, const TileWork& work,
@@ -29,6 +32,32 @@ struct Wgrad : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN /
     load_squares<Shape::kN / 64>(slot.b, maps.b, full, work.n, row, 0);
   }
 
+  static __device__ __forceinline__ void prefetch_epilogue(const DeviceContext& ctx,
+                                                           const StageMaps& maps,
+                                                           const TileWork& work) {
+    if (!is_added(ctx) || work.rows == 0) return;
+#pragma unroll 1
+    for (int i = 0; i < kAddedSlots; ++i) {
+      for_each_box(work, i, [&](int, int row, int col) {
+        ptx::tma_prefetch(maps.out0, col, row, work.expert);
+      });
+    }
+  }
+  static __device__ __forceinline__ int epilogue_slots(const DeviceContext& ctx) {
+    return is_added(ctx) ? kAddedSlots : Borrowed::kEpilogueSlots;
+  }
+  static __device__ __forceinline__ void load_epilogue(const DeviceContext& ctx,
+                                                       const StageMaps& maps,
+                                                       OperandSlot<Shape>& slot,
+                                                       std::uint64_t* full, const TileWork& work,
+                                                       int i) {
+    if (!is_added(ctx) || work.rows == 0) return ptx::mbarrier_arrive(full);
+    ptx::mbarrier_arrive_expect(full, kSlotBoxes * kConsumers * kBoxBytes);
+    for_each_box(work, i, [&](int box, int row, int col) {
+      ptx::tma_load(slot.a + box * kBoxBytes, maps.out0, full, col, row, work.expert);
+    });
+  }
+
   static __device__ __forceinline__ Nothing prepare(const Consumer<Shape>&, const TileWork&) {
     return {};
   }
@@ -36,11 +65,7 @@ struct Wgrad : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN /
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
                                                 const float (&acc)[Shape::kAccumulators],
                                                 const TileWork& work, const Nothing&) {
-    if (main_grad(consumer.ctx) != nullptr) {
-      if (work.rows > 0) accumulate_main_grad(consumer, acc, work);  // else it keeps what it holds
-      if (kBorrows) consumer.pass_on_slot();
-      return;
-    }
+    if (is_added(consumer.ctx)) return add(consumer, acc, work);
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
       std::uint32_t pairs[kPairs];
@@ -51,15 +76,12 @@ struct Wgrad : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN /
       }
       consumer.write_box(OutputRing<Shape>::box_of(box, kBoxes), pairs);
     }
-    if (kBorrows) consumer.ring.advance();
+    if (Borrowed::kEpilogueSlots > 0) consumer.ring.advance();
   }
 
   static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps& maps,
                                               const TileWork& work) {
-    if (main_grad(sender.ctx) != nullptr) {
-      if (kBorrows) sender.return_unused_slot();
-      return;
-    }
+    if (is_added(sender.ctx)) return send_sums(sender, maps, work);
     const int row = work.m + kConsumerRows * sender.index;
     sender.send_boxes(kBoxes, [&](int i, const std::uint8_t* box) {
       ptx::tma_store(maps.out0, box, work.n + i * kBoxCols, row, work.expert);
@@ -67,49 +89,109 @@ struct Wgrad : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN /
   }
 
  private:
-  static __device__ __forceinline__ Main* main_grad(const DeviceContext& ctx) {
-    return static_cast<Main*>(kStage == Stage::kWgrad1 ? ctx.main_dw1 : ctx.main_dw2);
+  static constexpr int kBoxes = Shape::kN / kBoxCols;  // of a tile that is overwritten
+  using Borrowed = EmptyEpilogueSlots<Shape, OutputRing<Shape>::borrows(kBoxes)>;
+
+  // Of a tile that is added to.
+  static constexpr int kMainCols = kBoxBytes / kConsumerRows / static_cast<int>(sizeof(Main));
+  static constexpr int kSlotBoxes = 2;  // of a consumer
+  static constexpr int kSlotCols = kSlotBoxes * kMainCols;
+  static constexpr int kAddedSlots = Shape::kN / kSlotCols;
+  static_assert(kSlotBoxes * kConsumers * kBoxBytes <= Shape::kSlotBytes);
+  static_assert(kAddedSlots <= Shape::kBoxes, "each slot is handed over by a buffer's barriers");
+
+  static __device__ __forceinline__ bool is_added(const DeviceContext& ctx) {
+    return (kStage == Stage::kWgrad1 ? ctx.main_dw1 : ctx.main_dw2) != nullptr;
   }
 
-  static __device__ __forceinline__ void accumulate_main_grad(
-      const Consumer<Shape>& consumer, const float (&acc)[Shape::kAccumulators],
-      const TileWork& work) {
-    const StageGrid grid = stage_grid(consumer.ctx.view, kStage);
-    const std::int64_t first = work.m + consumer.first_row() + consumer.lane() / 4;
-    Main* expert = main_grad(consumer.ctx) + work.expert * grid.rows * grid.cols;
-    if constexpr (std::is_same_v<Main, bf16>) return add_rows(expert, grid, first, acc, work);
+  /// f(number in the slot, first row, first column) for the boxes of slot `i`: those of consumer 0,
+  /// then those of consumer 1.
+  template <class F>
+  static __device__ __forceinline__ void for_each_box(const TileWork& work, int i, F&& f) {
 #pragma unroll
-    for (int i = 0; i < Shape::kAccumulators / 2; ++i) {
-      const std::int64_t row = first + 8 * (i % 2);
-      const std::int64_t col = work.n + 8 * (i / 2) + 2 * (consumer.lane() % 4);
-      if (row >= grid.rows || col >= grid.cols) continue;
-      auto* at = reinterpret_cast<float2*>(expert + row * grid.cols + col);
-      float2 v = *at;
-      v.x = v.x + acc[2 * i];
-      v.y = v.y + acc[2 * i + 1];
-      *at = v;
+    for (int box = 0; box < kSlotBoxes * kConsumers; ++box) {
+      f(box, work.m + box / kSlotBoxes * kConsumerRows,
+        work.n + i * kSlotCols + box % kSlotBoxes * kMainCols);
+    }
+  }
+  static __device__ __forceinline__ std::uint8_t* box_of(OperandSlot<Shape>& slot, int consumer,
+                                                         int box) {
+    return slot.a + (consumer * kSlotBoxes + box) * kBoxBytes;
+  }
+
+  /// An expert without rows keeps what it holds: nothing came, and nothing is stored.
+  static __device__ __forceinline__ void add(Consumer<Shape>& consumer,
+                                             const float (&acc)[Shape::kAccumulators],
+                                             const TileWork& work) {
+    constexpr int kSums = Shape::kAccumulators / kAddedSlots / kSlotBoxes;  // of a thread, in a box
+#pragma unroll
+    for (int i = 0; i < kAddedSlots; ++i) {
+      consumer.acquire(i);
+      OperandSlot<Shape>& slot = consumer.wait_slot();
+#pragma unroll
+      for (int box = 0; box < kSlotBoxes; ++box) {
+        std::uint8_t* rows = box_of(slot, consumer.index, box) + consumer.warp() * (kBoxBytes / 4);
+        if (work.rows > 0) add_to_box<kSums>(rows, acc + (i * kSlotBoxes + box) * kSums);
+      }
+      consumer.commit(i);
+      consumer.ring.advance();
     }
   }
 
-  /// To a bf16 tensor, one of the thread's two rows after the other: registers do not suffice for
-  /// the places of all pairs.
-  static __device__ __forceinline__ void add_rows(bf16* expert, const StageGrid& grid,
-                                                  std::int64_t first,
-                                                  const float (&acc)[Shape::kAccumulators],
-                                                  const TileWork& work) {
-    const std::int64_t col = work.n + 2 * (ptx::lane_id() % 4);
-    const auto cols = static_cast<int>(min_of<std::int64_t>(grid.cols - col, Shape::kN));
-    auto* at = reinterpret_cast<std::uint32_t*>(expert + first * grid.cols + col);
+  /// To 16 rows of one swizzle row of columns each.
+  template <int kSums>
+  static __device__ __forceinline__ void add_to_box(std::uint8_t* rows, const float* acc) {
+    if constexpr (std::is_same_v<Main, bf16>) {
+      const std::uint32_t first = box_address(rows);
 #pragma unroll
-    for (int half = 0; half < 2; ++half, at += 4 * grid.cols) {
-      if (first + 8 * half >= grid.rows) return;
+      for (int group = 0; group < kSums / (2 * kMatrixPairs); ++group) {
+        MatrixPairs sums;
+        load_matrices(group_address(first, group), sums);
 #pragma unroll
-      for (int j = 0; j < Shape::kN / 8; ++j) {
-        if (8 * j >= cols) break;
-        const int i = 2 * (2 * j + half);
-        const std::uint32_t v = at[4 * j];
-        at[4 * j] = pack_pair(low_of(v) + acc[i], high_of(v) + acc[i + 1]);
+        for (int p = 0; p < kMatrixPairs; ++p) {
+          const int j = 2 * (group * kMatrixPairs + p);
+          sums[p] = pack_pair(low_of(sums[p]) + acc[j], high_of(sums[p]) + acc[j + 1]);
+        }
+        store_matrices(group_address(first, group), sums);
       }
+    } else {
+#pragma unroll
+      for (int pair = 0; pair < kSums / 2; ++pair) {
+        auto* at = reinterpret_cast<float2*>(rows + pair_offset(pair));
+        float2 sum = *at;
+        sum.x = sum.x + acc[2 * pair];
+        sum.y = sum.y + acc[2 * pair + 1];
+        *at = sum;
+      }
+    }
+  }
+
+  /// Where this lane's pair lies in a swizzled box of floats (fragments.cuh says which it is).
+  static __device__ __forceinline__ int pair_offset(int pair) {
+    const int lane = ptx::lane_id();
+    const int row = lane / 4 + 8 * (pair % 2);
+    const int chunk = 2 * (pair / 2) + lane % 4 / 2;
+    return row * 128 + ((chunk ^ row % 8) << 4) + lane % 2 * 8;
+  }
+
+  static __device__ __forceinline__ void send_sums(Sender<Shape>& sender, const StageMaps& maps,
+                                                   const TileWork& work) {
+    const int row = work.m + kConsumerRows * sender.index;
+    for (int i = 0; i < kAddedSlots; ++i) {
+      sender.wait_written(i);
+      if (sender.lane == 0 && work.rows > 0 && has_rows(work, sender.index)) {
+        OperandSlot<Shape>& slot = sender.shared.slots[sender.ring.slot];
+#pragma unroll
+        for (int box = 0; box < kSlotBoxes; ++box) {
+          ptx::tma_store(maps.out0, box_of(slot, sender.index, box),
+                         work.n + i * kSlotCols + box * kMainCols, row, work.expert);
+        }
+        ptx::bulk_commit();
+        ptx::bulk_wait_read<0>();
+      }
+      __syncwarp();
+      sender.give_back(i);
+      sender.give_back_slot();
     }
   }
 };
