@@ -124,14 +124,17 @@ struct Wgrad {
                                              const float (&acc)[Shape::kAccumulators],
                                              const TileWork& work) {
     constexpr int kSums = Shape::kAccumulators / kAddedSlots / kSlotBoxes;  // of a thread, in a box
+    const bool has_sums = work.rows > 0;
 #pragma unroll
     for (int i = 0; i < kAddedSlots; ++i) {
       consumer.acquire(i);
       OperandSlot<Shape>& slot = consumer.wait_slot();
+      std::uint8_t* rows = box_of(slot, consumer.index, 0) + consumer.warp() * (kBoxBytes / 4);
+      if (has_sums) {
 #pragma unroll
-      for (int box = 0; box < kSlotBoxes; ++box) {
-        std::uint8_t* rows = box_of(slot, consumer.index, box) + consumer.warp() * (kBoxBytes / 4);
-        if (work.rows > 0) add_to_box<kSums>(rows, acc + (i * kSlotBoxes + box) * kSums);
+        for (int box = 0; box < kSlotBoxes; ++box) {
+          add_to_box<kSums>(rows + box * kBoxBytes, acc + (i * kSlotBoxes + box) * kSums);
+        }
       }
       consumer.commit(i);
       consumer.ring.advance();
