@@ -60,4 +60,43 @@ __device__ __forceinline__ void load_matrices(std::uint32_t address, MatrixPairs
                : "memory");
 }
 
+/// Where this lane's first pair lies in a swizzled box of 16 rows by 32 columns of floats. Those of
+/// 8 columns each follow as groups do (group_address); the pair 8 rows below, 1024 bytes behind.
+__device__ __forceinline__ std::uint32_t float_box_address(const std::uint8_t* box) {
+  const int lane = ptx::lane_id();
+  const int row = lane / 4;
+  const int chunk = lane % 4 / 2;
+  return ptx::shared_address(box) +
+         static_cast<std::uint32_t>(row * 128 + ((chunk ^ row) << 4) + lane % 2 * 8);
+}
+
+/// Adds this lane's sums of 16 rows by 16 columns to the bf16 numbers that lie there, and rounds.
+__device__ __forceinline__ void add_to_matrices(std::uint32_t address, const float* sums) {
+  MatrixPairs pairs;
+  load_matrices(address, pairs);
+#pragma unroll
+  for (int i = 0; i < kMatrixPairs; ++i) {
+    pairs[i] = pack_pair(low_of(pairs[i]) + sums[2 * i], high_of(pairs[i]) + sums[2 * i + 1]);
+  }
+  store_matrices(address, pairs);
+}
+
+/// Adds two pairs, of a row and the one 8 below, to the floats that lie there.
+__device__ __forceinline__ void add_to_float_pairs(std::uint32_t address, const float* pairs) {
+  float sums[4];
+  asm volatile(
+      "ld.shared.v2.f32 {%0, %1}, [%4];\n\t"
+      "ld.shared.v2.f32 {%2, %3}, [%4 + 1024];"
+      : "=f"(sums[0]), "=f"(sums[1]), "=f"(sums[2]), "=f"(sums[3])
+      : "r"(address)
+      : "memory");
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sums[i] = sums[i] + pairs[i];
+  asm volatile(
+      "st.shared.v2.f32 [%0], {%1, %2};\n\t"
+      "st.shared.v2.f32 [%0 + 1024], {%3, %4};" ::"r"(address),
+      "f"(sums[0]), "f"(sums[1]), "f"(sums[2]), "f"(sums[3])
+      : "memory");
+}
+
 }  // namespace uniep::cuda

@@ -65,7 +65,7 @@ struct Wgrad {
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
                                                 const float (&acc)[Shape::kAccumulators],
                                                 const TileWork& work, const Nothing&) {
-    if (is_added(consumer.ctx)) return add(consumer, acc, work);
+    if (is_added(consumer.ctx)) return add(consumer, acc);
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
       std::uint32_t pairs[kPairs];
@@ -97,8 +97,11 @@ struct Wgrad {
   static constexpr int kSlotBoxes = 2;  // of a consumer
   static constexpr int kSlotCols = kSlotBoxes * kMainCols;
   static constexpr int kAddedSlots = Shape::kN / kSlotCols;
+  static constexpr int kBoxGroups = 4;  // of columns: 32 bytes each
+  static constexpr int kGroupSums = Shape::kAccumulators / kAddedSlots / kSlotBoxes / kBoxGroups;
   static_assert(kSlotBoxes * kConsumers * kBoxBytes <= Shape::kSlotBytes);
-  static_assert(kAddedSlots <= Shape::kBoxes, "each slot is handed over by a buffer's barriers");
+  static_assert(kAddedSlots <= Shape::kSlots);
+  static constexpr int kHandOver = 0;  // the buffer whose barriers stand for all of them
 
   static __device__ __forceinline__ bool is_added(const DeviceContext& ctx) {
     return (kStage == Stage::kWgrad1 ? ctx.main_dw1 : ctx.main_dw2) != nullptr;
@@ -119,70 +122,47 @@ struct Wgrad {
     return slot.a + (consumer * kSlotBoxes + box) * kBoxBytes;
   }
 
-  /// An expert without rows keeps what it holds: nothing came, and nothing is stored.
+  /// Of an expert without rows nothing has come, and nothing is stored: what happens in between
+  /// does not matter, and a branch would take registers, as would handing over slot by slot.
   static __device__ __forceinline__ void add(Consumer<Shape>& consumer,
-                                             const float (&acc)[Shape::kAccumulators],
-                                             const TileWork& work) {
-    constexpr int kSums = Shape::kAccumulators / kAddedSlots / kSlotBoxes;  // of a thread, in a box
-    const bool has_sums = work.rows > 0;
+                                             const float (&acc)[Shape::kAccumulators]) {
+    consumer.acquire(kHandOver);
 #pragma unroll
     for (int i = 0; i < kAddedSlots; ++i) {
-      consumer.acquire(i);
       OperandSlot<Shape>& slot = consumer.wait_slot();
-      std::uint8_t* rows = box_of(slot, consumer.index, 0) + consumer.warp() * (kBoxBytes / 4);
-      if (has_sums) {
-#pragma unroll
-        for (int box = 0; box < kSlotBoxes; ++box) {
-          add_to_box<kSums>(rows + box * kBoxBytes, acc + (i * kSlotBoxes + box) * kSums);
-        }
-      }
-      consumer.commit(i);
+      add_to_boxes(box_of(slot, consumer.index, 0) + consumer.warp() * (kBoxBytes / 4),
+                   acc + i * kSlotBoxes * kBoxGroups * kGroupSums);
       consumer.ring.advance();
     }
+    consumer.commit(kHandOver);
   }
 
-  /// To 16 rows of one swizzle row of columns each.
-  template <int kSums>
-  static __device__ __forceinline__ void add_to_box(std::uint8_t* rows, const float* acc) {
-    if constexpr (std::is_same_v<Main, bf16>) {
-      const std::uint32_t first = box_address(rows);
+  /// To 16 rows of the slot's columns.
+  static __device__ __forceinline__ void add_to_boxes(const std::uint8_t* rows, const float* acc) {
+    const std::uint32_t first =
+        std::is_same_v<Main, bf16> ? box_address(rows) : float_box_address(rows);
 #pragma unroll
-      for (int group = 0; group < kSums / (2 * kMatrixPairs); ++group) {
-        MatrixPairs sums;
-        load_matrices(group_address(first, group), sums);
+    for (int box = 0; box < kSlotBoxes; ++box) {
 #pragma unroll
-        for (int p = 0; p < kMatrixPairs; ++p) {
-          const int j = 2 * (group * kMatrixPairs + p);
-          sums[p] = pack_pair(low_of(sums[p]) + acc[j], high_of(sums[p]) + acc[j + 1]);
+      for (int group = 0; group < kBoxGroups; ++group) {
+        const std::uint32_t at = group_address(first, group) + box * kBoxBytes;
+        const float* sums = acc + (box * kBoxGroups + group) * kGroupSums;
+        if constexpr (std::is_same_v<Main, bf16>) {
+          add_to_matrices(at, sums);
+        } else {
+          add_to_float_pairs(at, sums);
         }
-        store_matrices(group_address(first, group), sums);
-      }
-    } else {
-#pragma unroll
-      for (int pair = 0; pair < kSums / 2; ++pair) {
-        auto* at = reinterpret_cast<float2*>(rows + pair_offset(pair));
-        float2 sum = *at;
-        sum.x = sum.x + acc[2 * pair];
-        sum.y = sum.y + acc[2 * pair + 1];
-        *at = sum;
       }
     }
-  }
-
-  /// Where this lane's pair lies in a swizzled box of floats (fragments.cuh says which it is).
-  static __device__ __forceinline__ int pair_offset(int pair) {
-    const int lane = ptx::lane_id();
-    const int row = lane / 4 + 8 * (pair % 2);
-    const int chunk = 2 * (pair / 2) + lane % 4 / 2;
-    return row * 128 + ((chunk ^ row % 8) << 4) + lane % 2 * 8;
   }
 
   static __device__ __forceinline__ void send_sums(Sender<Shape>& sender, const StageMaps& maps,
                                                    const TileWork& work) {
     const int row = work.m + kConsumerRows * sender.index;
+    const bool stores = sender.lane == 0 && work.rows > 0 && has_rows(work, sender.index);
+    sender.wait_written(kHandOver);
     for (int i = 0; i < kAddedSlots; ++i) {
-      sender.wait_written(i);
-      if (sender.lane == 0 && work.rows > 0 && has_rows(work, sender.index)) {
+      if (stores) {
         OperandSlot<Shape>& slot = sender.shared.slots[sender.ring.slot];
 #pragma unroll
         for (int box = 0; box < kSlotBoxes; ++box) {
@@ -193,9 +173,9 @@ struct Wgrad {
         ptx::bulk_wait_read<0>();
       }
       __syncwarp();
-      sender.give_back(i);
       sender.give_back_slot();
     }
+    sender.give_back(kHandOver);
   }
 };
 
