@@ -18,6 +18,8 @@ struct StageList {
   /// The pass may make again what forward did not keep.
   static constexpr bool kRemakes = ((S::kStage == Stage::kRefc1) || ...);
 
+  static constexpr bool has(Stage stage) { return ((stage == S::kStage) || ...); }
+
   /// f(stage struct) for the stage that the task is of.
   template <class F>
   static __device__ __forceinline__ void visit(Stage stage, F&& f) {
@@ -33,6 +35,23 @@ using BackwardStages =
 template <class Shape, class Main>
 using RemakingStages =
     StageList<Refc1<Shape>, Dfc2<Shape>, Dfc1<Shape>, Wgrad2<Shape, Main>, Wgrad1<Shape, Main>>;
+
+/// Whether the roles know what to do with every task that a queue of the pass may hold: nobody
+/// would signal what a stage without a routine leaves undone.
+template <class Stages>
+constexpr bool runs_all(Pass pass, Dropped dropped) {
+  bool all = true;
+  kLayerGraph.for_each_stage(pass, [&](const StageRow& row) {
+    if (row.grid == TileGrid::kNone || !holds(row.when, dropped)) return;
+    all = all && (Stages::has(row.stage) || row.stage == Reduce<TileShape<128>>::kStage ||
+                  row.stage == Stage::kDispatch || row.stage == Stage::kRedispatch);
+  });
+  return all;
+}
+static_assert(runs_all<ForwardStages<TileShape<128>>>(Pass::kForward, {.x_rows = true, .h = true}));
+static_assert(runs_all<BackwardStages<TileShape<128>, float>>(Pass::kBackward, {}));
+static_assert(runs_all<RemakingStages<TileShape<128>, float>>(Pass::kBackward,
+                                                              {.x_rows = true, .h = true}));
 
 /// The maps of a stage.
 template <class S>
