@@ -36,22 +36,34 @@ template <class Shape, class Main>
 using RemakingStages =
     StageList<Refc1<Shape>, Dfc2<Shape>, Dfc1<Shape>, Wgrad2<Shape, Main>, Wgrad1<Shape, Main>>;
 
-/// Whether the roles know what to do with every task that a queue of the pass may hold: nobody
-/// would signal what a stage without a routine leaves undone.
+/// Whether a role knows what to do with the stage's tasks. Checked where this is compiled: nobody
+/// would signal what a stage without a routine leaves undone. scheduler.cuh cuts the same grids.
 template <class Stages>
-constexpr bool runs_all(Pass pass, Dropped dropped) {
+constexpr bool has_routine(const StageRow& row) {
+  switch (row.grid) {
+    case TileGrid::kNone:
+      return true;
+    case TileGrid::kPulls:
+      return row.stage == Stage::kDispatch || row.stage == Stage::kRedispatch;
+    case TileGrid::kRowTiles:
+    case TileGrid::kWeightTiles:
+      return Stages::has(row.stage);
+    case TileGrid::kTokenBlocks:
+      return row.stage == Reduce<TileShape<128>>::kStage;
+  }
+  return false;
+}
+template <class Stages>
+constexpr bool has_routines(Pass pass, Dropped dropped) {
   bool all = true;
   kLayerGraph.for_each_stage(pass, [&](const StageRow& row) {
-    if (row.grid == TileGrid::kNone || !holds(row.when, dropped)) return;
-    all = all && (Stages::has(row.stage) || row.stage == Reduce<TileShape<128>>::kStage ||
-                  row.stage == Stage::kDispatch || row.stage == Stage::kRedispatch);
+    all = all && (!holds(row.when, dropped) || has_routine<Stages>(row));
   });
   return all;
 }
-static_assert(runs_all<ForwardStages<TileShape<128>>>(Pass::kForward, {.x_rows = true, .h = true}));
-static_assert(runs_all<BackwardStages<TileShape<128>, float>>(Pass::kBackward, {}));
-static_assert(runs_all<RemakingStages<TileShape<128>, float>>(Pass::kBackward,
-                                                              {.x_rows = true, .h = true}));
+static_assert(has_routines<ForwardStages<TileShape<128>>>(Pass::kForward, {true, true}));
+static_assert(has_routines<BackwardStages<TileShape<128>, float>>(Pass::kBackward, {}));
+static_assert(has_routines<RemakingStages<TileShape<128>, float>>(Pass::kBackward, {true, true}));
 
 /// The maps of a stage.
 template <class S>
