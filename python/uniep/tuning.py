@@ -288,9 +288,7 @@ def _tune_forward(
         w2=w2.data_ptr(),
         out=out.data_ptr(),
         plan=plan.data_ptr(),
-        memory=_RowMemory(
-            x_rows=_address(x_rows), h=_address(h), row_probs=row_probs.data_ptr()
-        ),
+        memory=_RowMemory(x_rows=_address(x_rows), h=_address(h), row_probs=row_probs.data_ptr()),
         stream=_stream(workspace),
     )
     return _searched("uniep_tune_forward", workspace, call, config)

@@ -52,13 +52,17 @@ def test_keeps_nothing_if_told_so(tmp_path, monkeypatch):
 
 
 def test_ctrl_c_ends_it_with_what_it_has():
-    case = make_case()
+    case = make_case(tokens=1024, hidden=256, intermediate=128)
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
     with workspace(case) as own:
-        timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT))
         timer.start()
-        found = uniep.tune_calls(
-            case.x, case.ids, case.probs, case.w1, case.w2, workspace=own, budget=600, store=False
-        )
+        try:
+            tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+            found = uniep.tune_calls(
+                *tensors, workspace=own, budget=3600, candidates=1000, store=False
+            )
+        finally:
+            timer.cancel()
     assert found.stopped
     with pytest.raises(KeyboardInterrupt):  # as before
         os.kill(os.getpid(), signal.SIGINT)
