@@ -13,6 +13,7 @@ from .functional import moe
 from .group import Group
 from .layer import MoELayer, SharedExperts
 from .router import Router, RouterConfig, Routing
+from .tuning import Tuned, tune_calls
 from .workspace import Workspace
 
 __version__ = version()
@@ -26,6 +27,7 @@ __all__ = [
     "RouterConfig",
     "Routing",
     "SharedExperts",
+    "Tuned",
     "Workspace",
     "__version__",
     "backward_weights",
@@ -35,5 +37,6 @@ __all__ = [
     "moe",
     "schedule",
     "tune",
+    "tune_calls",
     "write_trace",
 ]

@@ -205,9 +205,10 @@ class Workspace:
 
     def saved_bytes_of(self, rows: int) -> int:
         """Bytes that a forward keeps which has received `rows` rows, padding included."""
-        x = 2 * self.hidden if self.rows_of_x else 0
-        h = 4 * self.intermediate if self.rows_of_h else 0
-        return self.plan_bytes + rows * (x + h + 4)
+        x = self.hidden if self.rows_of_x else 0
+        h = 2 * self.intermediate if self.rows_of_h else 0
+        row = (x + h) * torch.bfloat16.itemsize + torch.float32.itemsize  # and its probability
+        return self.plan_bytes + rows * row
 
     def needed_rows(self) -> int:
         """The largest capacity that any call since the beginning needed; waits for the device.

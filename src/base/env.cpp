@@ -34,7 +34,7 @@ constexpr EnvVariable kVariables[] = {
     {"UNIEP_SHARE_DEVICE",
      "1: several ranks may use one GPU, whose time they share: for tests and development, slow",
      "0"},
-    {"NCCL_NVLS_ENABLE", "whether NCCL may use NVLink multicast, of which uniep makes no use", "0"},
+    {"NCCL_NVLS_ENABLE", "whether NCCL may use NVLink multicast, which uniep does not use", "0"},
     {"UNIEP_TUNE_CACHE", "file of the schedules that were tuned on this machine",
      "uniep/tuned.json in XDG_CACHE_HOME"},
     {"XDG_CACHE_HOME", "folder of files that programs may keep", "$HOME/.cache"},

@@ -30,17 +30,49 @@ bool either_is(const Args& args) {
   return std::holds_alternative<T>(args.dw1) || std::holds_alternative<T>(args.dw2);
 }
 
+/// What a kernel of passes is compiled for.
+struct PassVariant {
+  Pass pass = Pass::kForward;
+  bool remakes = false;    // what forward has not kept
+  bool bf16_main = false;  // of main gradients that are added to
+  int tile_n = 0;
+
+  friend bool operator==(const PassVariant&, const PassVariant&) = default;
+};
+
+struct PassKernel {
+  PassVariant variant;
+  cudaError_t (*prepare)();
+  LaunchPass launch;
+};
+
+constexpr Pass kForward = Pass::kForward, kBackward = Pass::kBackward;
+constexpr PassKernel kPassKernels[] = {
+    {{kForward, false, false, 128}, prepare_forward_n128, launch_forward_n128},
+    {{kForward, false, false, 256}, prepare_forward_n256, launch_forward_n256},
+    {{kBackward, false, false, 128}, prepare_backward_n128, launch_backward_n128},
+    {{kBackward, false, false, 256}, prepare_backward_n256, launch_backward_n256},
+    {{kBackward, false, true, 128}, prepare_backward_bf16_n128, launch_backward_bf16_n128},
+    {{kBackward, false, true, 256}, prepare_backward_bf16_n256, launch_backward_bf16_n256},
+    {{kBackward, true, false, 128}, prepare_remake_n128, launch_remake_n128},
+    {{kBackward, true, false, 256}, prepare_remake_n256, launch_remake_n256},
+    {{kBackward, true, true, 128}, prepare_remake_bf16_n128, launch_remake_bf16_n128},
+    {{kBackward, true, true, 256}, prepare_remake_bf16_n256, launch_remake_bf16_n256},
+};
+
+PassVariant variant_of(const PassView& v, const PassTensors& tensors) {
+  if (v.pass == Pass::kForward) return {.pass = v.pass, .tile_n = v.schedule.tile_n};
+  return {.pass = v.pass,
+          .remakes = v.dropped.x_rows || v.dropped.h,
+          .bf16_main = either_is<Bf16MainGrad>(tensors),
+          .tile_n = v.schedule.tile_n};
+}
+
 LaunchPass launch_function(const PassView& v, const PassTensors& tensors) {
-  const bool wide = v.schedule.tile_n == 256;
-  const bool remakes = v.dropped.x_rows || v.dropped.h;
-  if (v.pass == Pass::kForward) return wide ? launch_forward_n256 : launch_forward_n128;
-  if (remakes && either_is<Bf16MainGrad>(tensors)) {
-    return wide ? launch_remake_bf16_n256 : launch_remake_bf16_n128;
-  }
-  if (remakes) return wide ? launch_remake_n256 : launch_remake_n128;
-  if (either_is<Bf16MainGrad>(tensors))
-    return wide ? launch_backward_bf16_n256 : launch_backward_bf16_n128;
-  return wide ? launch_backward_n256 : launch_backward_n128;
+  const auto* found = std::ranges::find(kPassKernels, variant_of(v, tensors), &PassKernel::variant);
+  ensure(found != std::end(kPassKernels), "no kernel of the ", name(v.pass),
+         " pass has tile_n=", v.schedule.tile_n);
+  return found->launch;
 }
 
 }  // namespace
@@ -82,22 +114,12 @@ FaultFill fault_fill(const PassView& v, const PassTensors& t) {
 }
 
 void prepare_kernels() {
-  constexpr cudaError_t (*kPrepare[])() = {prepare_plan,
-                                           prepare_order,
-                                           prepare_enter,
-                                           prepare_fault_fill,
-                                           prepare_refuse,
-                                           prepare_forward_n128,
-                                           prepare_forward_n256,
-                                           prepare_backward_n128,
-                                           prepare_backward_n256,
-                                           prepare_backward_bf16_n128,
-                                           prepare_backward_bf16_n256,
-                                           prepare_remake_n128,
-                                           prepare_remake_n256,
-                                           prepare_remake_bf16_n128,
-                                           prepare_remake_bf16_n256};
-  for (const auto prepare : kPrepare) check_cuda(prepare(), "load the kernels");
+  const auto load = [](cudaError_t error) { check_cuda(error, "load the kernels"); };
+  for (const auto prepare :
+       {prepare_plan, prepare_order, prepare_enter, prepare_fault_fill, prepare_refuse}) {
+    load(prepare());
+  }
+  for (const PassKernel& kernel : kPassKernels) load(kernel.prepare());
   (void)tensor_map_encode_tiled();  // which a first call looks up
 }
 

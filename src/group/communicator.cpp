@@ -8,10 +8,16 @@
 
 #include "base/check.h"
 #include "base/error_of.h"
+#include "base/rank_limits.h"
 #include "base/threads.h"
 #include "group/thread_group.h"
 
 namespace uniep {
+
+void require_group_size(int size) {
+  require(size >= 1 && size <= kMaxGroupRanks, ErrorCode::kInvalidArgument, "group size is ", size,
+          "; 1 to ", kMaxGroupRanks, " is accepted");
+}
 
 std::shared_ptr<CommunicatorImpl> ended_by_its_process(std::shared_ptr<CommunicatorImpl> impl) {
   CommunicatorImpl* const address = impl.get();
@@ -23,8 +29,7 @@ std::shared_ptr<CommunicatorImpl> ended_by_its_process(std::shared_ptr<Communica
 }
 
 std::vector<Communicator> Communicator::cpu_group(int size) {
-  require(size >= 1 && size <= 64, ErrorCode::kInvalidArgument, "group size is ", size,
-          "; 1 to 64 is accepted");
+  require_group_size(size);
   const auto group = std::make_shared<ThreadGroup>(size);
   std::vector<Communicator> members;
   for (int r = 0; r < size; ++r) {

@@ -24,6 +24,9 @@ class CommunicatorImpl {
   const Usage usage;
 };
 
+/// Refuses a number of ranks that no group can have.
+void require_group_size(int size);
+
 /// What a Communicator holds. In a process that was forked off its end does nothing: there are no
 /// threads to wait for, and others must not hear that this rank leaves.
 std::shared_ptr<CommunicatorImpl> ended_by_its_process(std::shared_ptr<CommunicatorImpl> impl);

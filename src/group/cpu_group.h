@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/rank_limits.h"
 #include "group/bootstrap.h"
 #include "group/communicator_impl.h"
 #include "group/failure_latch.h"
@@ -22,7 +23,7 @@ namespace uniep {
 struct GroupBoard {
   FailureBoard failure;
   LinkBoard link;
-  std::atomic<std::int32_t> left[kMostRanks] = {};  // 1: the rank signals nothing any more
+  std::atomic<std::int32_t> left[kMaxGroupRanks] = {};  // 1: the rank signals nothing any more
 };
 
 /// How CPU ranks reach each other: as threads of a process (`ThreadGroup`) or as processes

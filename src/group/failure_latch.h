@@ -8,12 +8,10 @@
 #include <mutex>
 #include <string>
 
+#include "base/rank_limits.h"
 #include "uniep/error.h"
 
 namespace uniep {
-
-/// Most ranks of a group.
-inline constexpr int kMostRanks = 64;
 
 /// The memory of a FailureLatch, which processes may share: plain bytes, without locks, and whole
 /// whenever a process is killed. Nobody reads a record before `first` names it, and its writer has
@@ -27,7 +25,7 @@ struct FailureBoard {
   static_assert(std::atomic<std::int32_t>::is_always_lock_free);
 
   std::atomic<std::int32_t> first{-1};  // whose record counts
-  Record records[kMostRanks];           // by the rank that writes it
+  Record records[kMaxGroupRanks];       // by the rank that writes it
 };
 
 /// The group's first failure. Every wait looks at it, so that one rank's error ends all ranks'

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/env.h"
+#include "group/communicator_impl.h"
 #include "group/tcp_socket.h"
 #include "uniep/version.h"
 
@@ -58,11 +59,6 @@ void require_one_host(const std::vector<std::string>& hosts) {
     require(hosts[r] == hosts[0], ErrorCode::kUnsupported, "ranks 0 and ", r,
             " run on different hosts; a group whose ranks are all on one host is accepted");
   }
-}
-
-void require_size(int size) {
-  require(size >= 1 && size <= 64, ErrorCode::kInvalidArgument, "group size is ", size,
-          "; 1 to 64 is accepted");
 }
 
 void validate(const GroupOptions& o) {
@@ -145,7 +141,7 @@ GroupMember alone(int device) {
 }
 
 GroupMember join_group(const GroupOptions& options) {
-  require_size(options.size);
+  require_group_size(options.size);
   if (options.size == 1) {
     validate(options);
     GroupMember member = alone(options.device);

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/rank_limits.h"
 #include "group/backoff.h"
-#include "group/failure_latch.h"
 
 namespace uniep {
 
@@ -18,8 +18,8 @@ using Clock = std::chrono::steady_clock;
 struct LinkBoard {
   std::atomic<std::uint64_t> holder{0};  // who books, by number; 0: nobody
   std::atomic<std::uint64_t> numbers{0};
-  std::atomic<std::int64_t> out_free[kMostRanks] = {};
-  std::atomic<std::int64_t> in_free[kMostRanks] = {};
+  std::atomic<std::int64_t> out_free[kMaxGroupRanks] = {};
+  std::atomic<std::int64_t> in_free[kMaxGroupRanks] = {};
   static_assert(std::atomic<std::int64_t>::is_always_lock_free);
 };
 

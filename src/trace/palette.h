@@ -9,8 +9,9 @@
 namespace uniep::trace {
 
 // Stages have the colours of the graph, which differ in lightness too, for readers who do not tell
-// hues apart and for print in grey (tests/trace/palette_test.cpp); what concerns w2 is hatched,
-// and so is redispatch, in dispatch's colour: for one more tone of its own grey has no room.
+// hues apart and for print in grey (tests/trace/palette_test.cpp). What concerns w2 is hatched, and
+// so is what has the colour of the stage whose work it does again: for one more tone of its own
+// grey has no room.
 constexpr std::string_view stage_color(Stage stage) {
   return stage == Stage::kPlan ? "#2a1d0e" : row_of(stage).look.color;
 }
@@ -18,7 +19,8 @@ constexpr Fill stage_fill(Stage stage) {
   if (stage == Stage::kPlan) return {stage_color(stage), false};
   const StageRow& row = row_of(stage);
   const bool of_w2 = involves(row, Tensor::kW2) || involves(row, Tensor::kDw2);
-  return {stage_color(stage), of_w2 || stage == Stage::kRedispatch};
+  const bool again = row.like != Stage::kPlan && stage_color(row.like) == stage_color(stage);
+  return {stage_color(stage), of_w2 || again};
 }
 inline constexpr std::string_view kWaitColor = "#bac2cc";
 inline constexpr std::string_view kLinkColor = "#fed839";

@@ -260,8 +260,11 @@ std::string to_string(const ShapeSpec& s) {
 }
 
 std::int64_t layer_bytes(const ShapeSpec& s, int ranks) {
-  const std::int64_t per_token = 2 * 2 * s.hidden + 8 * s.topk;
-  return s.tokens * ranks * per_token + 2 * 3 * s.num_experts * s.hidden * s.intermediate;
+  constexpr auto kElement = static_cast<std::int64_t>(sizeof(bf16));
+  constexpr auto kSlot = static_cast<std::int64_t>(sizeof(std::int32_t) + sizeof(float));
+  const std::int64_t per_token = 2 * s.hidden * kElement + s.topk * kSlot;  // x, dy; the routing
+  const std::int64_t weights = 3 * s.num_experts * s.hidden * s.intermediate;
+  return s.tokens * ranks * per_token + weights * kElement;
 }
 
 Numbers numbers_of(Tensor tensor, const ShapeSpec& spec, std::uint64_t seed) {
@@ -275,9 +278,10 @@ Numbers numbers_of(Tensor tensor, const ShapeSpec& spec, std::uint64_t seed) {
       return {NormalStream(seed, kDy), 1};
     case Tensor::kW1:
       return {NormalStream(seed, kW1), weight_scale(spec.hidden)};
-    default:
-      return {NormalStream(seed, kW2), weight_scale(spec.intermediate)};
+    case Tensor::kW2:
+      break;
   }
+  return {NormalStream(seed, kW2), weight_scale(spec.intermediate)};
 }
 
 Routing make_routing(const ShapeSpec& spec, int ranks, std::uint64_t seed, double skew) {

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 
 #include "bench/bench_against.h"
 #include "bench/bench_case.h"
@@ -180,6 +181,21 @@ TEST(BenchRows, RatesAreOfARank) {
   }
 }
 
+/// As in a layer that keeps no rows of x: redispatch moves as much as dispatch.
+TEST(BenchRows, StagesThatPullShareTheBytes) {
+  BenchPass measured = two_ranks();
+  measured.pass = Pass::kBackward;
+  for (std::vector<PassStats>& passes : measured.stats) {
+    for (PassStats& stats : passes) stats[Stage::kRedispatch] = {.tasks = 1, .busy_s = 1e-3};
+  }
+  const auto rows = bench_rows(measured, flop_shape(), kRows, std::nullopt);
+  ASSERT_EQ(rows.size(), 4u);
+  for (const BenchRow& row : rows) {
+    if (!row.stage || *row.stage == Stage::kFc1) continue;
+    EXPECT_DOUBLE_EQ(*row.gbps, 1.5) << name(*row.stage);
+  }
+}
+
 TEST(BenchRows, WrongElementsAreTheDirections) {
   BenchPass measured = two_ranks();
   measured.wrong = Wrong{.compared = 100, .differing = 2, .sampled = 10, .inexact = 1};
@@ -248,6 +264,23 @@ TEST(Products, CountTheFlopsOfALayer) {
   for (const Product& p : products(flop_shape(), Pass::kBackward, kRows)) backward += p.flops();
   EXPECT_DOUBLE_EQ(forward, 3e9);
   EXPECT_DOUBLE_EQ(backward, 2 * forward);
+}
+
+TEST(Products, LieAsTheirWeightsDo) {
+  const auto of = [](Pass pass) { return products(flop_shape(), pass, kRows, {.h = true}); };
+  for (const Product& p : of(Pass::kForward)) EXPECT_EQ(p.layout, ProductLayout::kNT);
+  std::map<Stage, Product> backward;
+  for (const Product& p : of(Pass::kBackward)) backward.insert({p.stage, p});
+  ASSERT_EQ(backward.size(), 5u);
+  const Product& again = backward.at(Stage::kRefc1);
+  EXPECT_EQ(again.layout, ProductLayout::kNT);
+  EXPECT_DOUBLE_EQ(again.flops(), of(Pass::kForward)[0].flops()) << "what fc1 has computed";
+  EXPECT_EQ(backward.at(Stage::kDfc2).layout, ProductLayout::kNN);
+  EXPECT_EQ(backward.at(Stage::kDfc1).layout, ProductLayout::kNN);
+  for (const Stage stage : {Stage::kWgrad2, Stage::kWgrad1}) {
+    EXPECT_EQ(backward.at(stage).layout, ProductLayout::kTN);
+    EXPECT_EQ(backward.at(stage).k, kRows);
+  }
 }
 
 /// A layer measured under schedules that take so many seconds, [schedule][direction].

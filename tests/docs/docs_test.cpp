@@ -1,6 +1,8 @@
 // Tables in docs/ that restate declarations in the code must say the same.
 #include <gtest/gtest.h>
 
+#include <sstream>
+
 #include "base/check.h"
 #include "base/env.h"
 #include "graph/description.h"
@@ -136,6 +138,31 @@ TEST(Docs, GraphShowsStagesTensorsAndCounters) {
   EXPECT_NE(read_doc("graph.md").find(graph_section()), std::string::npos)
       << "docs/graph.md should contain:\n"
       << graph_section();
+}
+
+/// Stages of the graph, in its order: those of every layer, pass by pass, then those of layers that
+/// keep less, with the enter ahead of them.
+std::vector<std::string> stages_to_draw() {
+  std::vector<std::string> always, sometimes{name(Stage::kEnter)};
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    kLayerGraph.for_each_stage(pass, [&](const StageRow& row) {
+      (row.when == When::kAlways ? always : sometimes).emplace_back(row.name);
+    });
+  }
+  always.insert(always.end(), sometimes.begin(), sometimes.end());
+  return always;
+}
+
+TEST(Docs, PicturesOfArchitectureHaveEveryStage) {
+  std::vector<std::string> drawn;
+  std::istringstream page(read_doc("architecture.md"));
+  bool in_picture = false;
+  for (std::string line; std::getline(page, line);) {
+    if (line.starts_with("```")) in_picture = !in_picture;
+    if (!in_picture || !line.starts_with("   ") || line.starts_with("    ")) continue;
+    drawn.push_back(line.substr(3, line.find(' ', 3) - 3));
+  }
+  EXPECT_EQ(drawn, stages_to_draw());
 }
 
 TEST(Docs, EnvironmentListsEveryVariable) {

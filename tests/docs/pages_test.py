@@ -158,6 +158,10 @@ class Pages(unittest.TestCase):
     def test_code_that_is_quoted_is_there(self) -> None:
         self.assertEqual(self.of_all(problems_of_quotes), [])
 
+    def test_the_performance_page_is_short(self) -> None:
+        lines = (ROOT / "docs" / "performance.md").read_text().splitlines()
+        self.assertLessEqual(len(lines), 120, "what is not a table or a command goes to research/")
+
     def test_the_index_has_every_page(self) -> None:
         docs = ROOT / "docs"
         linked = set(LINK.findall((docs / "README.md").read_text()))

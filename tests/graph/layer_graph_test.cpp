@@ -107,6 +107,15 @@ TEST(LayerGraph, EveryCounterIsSignalledBeforeItIsWaitedFor) {
   }
 }
 
+/// Who waits on a GPU orders what comes after by one fence, as wide as the last counter asks for.
+TEST(LayerGraph, AStageWaitsForCountersOfOneRegion) {
+  for (int i = 0; i < kLayerGraph.num_stages; ++i) {
+    const StageRow& row = kLayerGraph.stages[i];
+    const auto symmetric = static_cast<CounterSet>(row.waits & kSymmetricCounters);
+    EXPECT_TRUE(symmetric == 0 || symmetric == row.waits) << row.name;
+  }
+}
+
 /// A tensor that is saved with one choice and made again with another has memory with both; what
 /// no stage of a choice reads has none.
 TEST(LayerGraph, TensorsHaveMemoryWhileTheyAreNeeded) {

@@ -77,10 +77,9 @@ class Inputs {
  public:
   explicit __device__ __forceinline__ Inputs(const DeviceContext& ctx) : ctx_(ctx) {}
 
-  /// Waits for everything that the task needs; its waits are all of its own rank, or all of peers.
-  /// What the last task
-  /// has waited for, as those of one expert often do, is not looked at again. The copy engine may
-  /// then read it too.
+  /// Waits for everything that the task needs: counters of this rank, or of peers, never both. What
+  /// the last task has waited for, as those of one expert often do, is not looked at again. The
+  /// copy engine may then read it too.
   __device__ __forceinline__ bool wait_for(const Task& task) {
     random_delay(ctx_.faults, name_of(task));
     bool ready = true, looked = false;

@@ -18,9 +18,10 @@ const char* name(ChoiceOrigin origin) {
       return "shipped";
     case ChoiceOrigin::kModel:
       return "model";
-    default:
-      return "default";
+    case ChoiceOrigin::kDefault:
+      break;
   }
+  return "default";
 }
 
 namespace {

@@ -21,11 +21,16 @@ Schedule cuda_schedule(const std::string& text) {
   return parse_schedule(text, default_schedule(Backend::kCuda));
 }
 
+/// Bytes of so many elements as tokens are exchanged.
+std::int64_t token_bytes(std::int64_t elements) {
+  return elements * bytes_of(kLayerGraph[Tensor::kTokens].element);
+}
+
 /// Bytes that this rank pulls from others, a token at a time.
 double pulled_bytes(const PlanData& plan) {
   const auto remote =
       std::ranges::count_if(plan.pulls, [&](const Pull& pull) { return pull.source != plan.rank; });
-  return static_cast<double>(remote * 2 * plan.problem.hidden);
+  return static_cast<double>(remote * token_bytes(plan.problem.hidden));
 }
 
 /// Bytes that it pushes to others, a row at a time.
@@ -36,7 +41,7 @@ double pushed_bytes(const PlanData& plan) {
     rows += std::count_if(first, first + plan.tokens_per_expert[e],
                           [&](const RowOrigin& o) { return o.source != plan.rank; });
   }
-  return static_cast<double>(rows * 2 * plan.problem.hidden);
+  return static_cast<double>(rows * token_bytes(plan.problem.hidden));
 }
 
 class LinkLab {
@@ -49,8 +54,8 @@ class LinkLab {
     double best = 0;
     for (const std::int64_t width : kPullWidths) {
       const double rate =
-          rate_of(cat("pulls of ", 2 * width, " bytes"), Stage::kDispatch, {2048, 8192, 16384},
-                  width, cuda_schedule("sequential,pull_tokens=4"));
+          rate_of(cat("pulls of ", token_bytes(width), " bytes"), Stage::kDispatch,
+                  {2048, 8192, 16384}, width, cuda_schedule("sequential,pull_tokens=4"));
       best = std::max(best, rate);
     }
     found_.profile.link.pull_bytes_per_s = best;
@@ -58,8 +63,9 @@ class LinkLab {
       Schedule schedule = cuda_schedule("two-kernel");
       schedule.dispatch_workers = workers;
       const Transfer t = transfer(Stage::kDispatch, 8192, 4096, schedule);
-      add_figure(cat("pulls of 8192 bytes, whole passes, dispatch_workers=", workers),
-                 t.bytes / t.seconds);
+      add_figure(
+          cat("pulls of ", token_bytes(4096), " bytes, whole passes, dispatch_workers=", workers),
+          t.bytes / t.seconds);
     }
   }
 
@@ -69,9 +75,10 @@ class LinkLab {
     link.push.points.clear();
     for (const std::int64_t bytes : kSegmentBytes) {
       Schedule schedule = cuda_schedule("sequential");
-      schedule.tile_n = bytes == 512 ? 256 : 128;
-      const bool narrow = bytes < 2 * schedule.tile_n;  // only where a row has no more
-      const std::int64_t width = narrow ? bytes / 2 : 4096;
+      const std::int64_t elements = bytes / token_bytes(1);
+      schedule.tile_n = elements == 256 ? 256 : 128;
+      const bool narrow = elements < schedule.tile_n;  // only where a row has no more
+      const std::int64_t width = narrow ? elements : 4096;
       const std::vector<std::int64_t> tokens =
           narrow ? std::vector<std::int64_t>{65536, 196608, 393216}
                  : std::vector<std::int64_t>{4096, 8192, 16384};

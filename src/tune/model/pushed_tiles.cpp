@@ -37,7 +37,7 @@ void PushedTiles::add(const PassView& v, std::int64_t tile) {
     Run& run = runs_.back();
     run.rows += rows;
     run.end_arrival = arrivals + 1;
-    arrivals_.push_back({s.index, rows * static_cast<std::uint32_t>(v.hidden)});
+    arrivals_.push_back({s.index, rows * static_cast<std::uint32_t>(grid_.cols), s.kind});
   });
 }
 

@@ -23,8 +23,9 @@ class PushedTiles {
     double visible = 0;  ///< when the latest of its column tiles so far will be
   };
   struct Arrival {
-    std::int64_t index = 0;  ///< of the kArrived counter
+    std::int64_t index = 0;  ///< of the counter
     std::uint32_t elements = 0;
+    CounterKind kind = CounterKind::kArrived;
   };
 
   std::span<Run> runs(std::int64_t tile) {

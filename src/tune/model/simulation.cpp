@@ -27,6 +27,7 @@ class Simulation {
  private:
   using Step = EventQueue::Step;
 
+  void publish(SimulatedRank& peer, int source, double visible);
   void handle(const EventQueue::Event& event);
   void begin_launch(int rank);
   void take(int unit);
@@ -95,9 +96,8 @@ SimulatedPass Simulation::run() {
     for (SimulatedRank& peer : ranks_) {
       for (int source = 0; source < v.num_ranks; ++source) {
         if (!mirrored_ && source != v.rank) continue;
-        Counter& published = peer.counters.at(CounterKind::kPublished, source);
-        published.seen = 1;
-        published.visible = enter + (source == peer.view().rank ? 0 : profile_.wake.flag_s);
+        const double visible = enter + (source == peer.view().rank ? 0 : profile_.wake.flag_s);
+        publish(peer, source, visible);
       }
     }
     // Nothing to push, so nothing to wait for.
@@ -124,6 +124,15 @@ SimulatedPass Simulation::run() {
     result.timeline.push_back(std::move(r.timeline));
   }
   return result;
+}
+
+/// The tokens of `source` can be pulled.
+void Simulation::publish(SimulatedRank& peer, int source, double visible) {
+  for_each_counter(peer.view().stage(Stage::kEnter).signals, [&](CounterKind kind) {
+    Counter& published = peer.counters.at(kind, source);
+    published.seen = 1;
+    published.visible = visible;
+  });
 }
 
 void Simulation::handle(const EventQueue::Event& event) {
@@ -217,7 +226,8 @@ double Simulation::seen_at(const Unit& unit, double visible) const {
 /// Nothing where the wait is over; else when it will be, or kNever where the unit was put in the
 /// counter's list of waiters.
 std::optional<double> Simulation::block(SimulatedRank& r, int index, const Wait& w) {
-  const bool of_peer = mirrored_ && w.kind == CounterKind::kArrived && w.peer != r.view().rank;
+  const bool pushed = r.view().counter(w.kind).of == CounterOf::kTokenBlock;
+  const bool of_peer = mirrored_ && pushed && w.peer != r.view().rank;
   Counter& counter = of_peer ? r.mirrored : r.counters.at(w.kind, w.index);
   const std::uint32_t expected = of_peer ? 1 : w.expected;
   if (counter.seen >= expected) {
@@ -292,7 +302,7 @@ std::size_t Simulation::push_depth() const {
 
 /// The share of a tile's pushes that keeps its worker from going on. On a GPU all columns but the
 /// last 128 leave through a pipeline slot, which the next tile's loads soon need back
-/// (cuda/device/combine.cuh).
+/// (cuda/device/sm90/combine.cuh).
 double Simulation::push_held() const {
   constexpr int kOwnColumns = 128;  // that leave through buffers of their own
   if (profile_.backend != Backend::kCuda || schedule_.tile_n <= kOwnColumns) return 0;
@@ -369,7 +379,7 @@ void Simulation::push(Unit& unit, SimulatedRank& r, const Task& task) {
 void Simulation::arrive(SimulatedRank& peer, std::span<const PushedTiles::Arrival> arrivals,
                         double visible) {
   for (const PushedTiles::Arrival& a : arrivals) {
-    advance(peer.counters.at(CounterKind::kArrived, a.index), a.elements, visible);
+    advance(peer.counters.at(a.kind, a.index), a.elements, visible);
   }
 }
 

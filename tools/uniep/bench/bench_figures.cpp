@@ -4,12 +4,39 @@
 #include <numeric>
 
 #include "base/quantile.h"
+#include "graph/extents.h"
+#include "graph/layer_graph.h"
 
 namespace uniep::tool {
 namespace {
 
-bool pulls(Stage stage) { return stage == Stage::kDispatch; }
-bool pushes(Stage stage) { return stage == Stage::kFc2 || stage == Stage::kDfc1; }
+bool pushes(Stage stage) {
+  const StageRow* row = kLayerGraph.find(stage);
+  return row != nullptr && row->side == StageSide::kPush;
+}
+
+/// The innermost size of a tensor.
+Extent innermost(const TensorRow& tensor) {
+  Extent last = Extent::kOne;
+  for (const Extent e : tensor.shape) {
+    if (e != Extent::kOne) last = e;
+  }
+  return last;
+}
+
+Product product_of(const StageRow& row, const Extents& extents) {
+  const std::int64_t cols = row.halves * extents[row.cols];
+  const std::int64_t reduction = extents[row.reduction];
+  if (row.grid == TileGrid::kWeightTiles) {
+    return {row.stage, ProductLayout::kTN, extents[row.rows], cols, reduction};
+  }
+  const bool along_reduction = innermost(kLayerGraph[row.reads[1]]) == row.reduction;
+  return {row.stage, along_reduction ? ProductLayout::kNT : ProductLayout::kNN,
+          extents[Extent::kRows], cols, reduction};
+}
+
+/// With all that a pass may compute again.
+constexpr Dropped kAllDropped{.x_rows = true, .h = true};
 
 std::optional<double> if_positive(double value) {
   return value > 0 ? std::optional(value) : std::nullopt;
@@ -49,19 +76,34 @@ bool ran(const BenchPass& measured, Stage stage) {
   });
 }
 
+/// Of the bytes over the wire those that one stage moves: where several of a pass pull, or push,
+/// each moves as many.
+double bytes_of(const BenchPass& measured, Stage stage) {
+  const auto share = [&](bool (*moves)(Stage), double of_all) {
+    if (!moves(stage)) return 0.0;
+    int sharing = 0;
+    for (int i = 0; i < kNumStages; ++i) {
+      const auto other = static_cast<Stage>(i);
+      if (moves(other) && ran(measured, other)) ++sharing;
+    }
+    return of_all / std::max(1, sharing);
+  };
+  return share(pulls, mean_bytes(measured, true, false)) +
+         share(pushes, mean_bytes(measured, false, true));
+}
+
 }  // namespace
 
-std::vector<Product> products(const workload::ShapeSpec& spec, Pass pass, std::int64_t rows) {
-  const std::int64_t hidden = spec.hidden;
-  const std::int64_t inter = spec.intermediate;
-  if (pass == Pass::kForward) {
-    return {{Stage::kFc1, ProductLayout::kNT, rows, 2 * inter, hidden},
-            {Stage::kFc2, ProductLayout::kNT, rows, hidden, inter}};
-  }
-  return {{Stage::kDfc2, ProductLayout::kNN, rows, inter, hidden},
-          {Stage::kDfc1, ProductLayout::kNN, rows, hidden, 2 * inter},
-          {Stage::kWgrad2, ProductLayout::kTN, hidden, inter, rows},
-          {Stage::kWgrad1, ProductLayout::kTN, 2 * inter, hidden, rows}};
+std::vector<Product> products(const workload::ShapeSpec& spec, Pass pass, std::int64_t rows,
+                              Dropped dropped) {
+  Extents extents = extents_of_widths(spec.topk, spec.hidden, spec.intermediate);
+  extents[Extent::kRows] = rows;
+  std::vector<Product> all;
+  kLayerGraph.for_each_stage(pass, [&](const StageRow& row) {
+    const bool computed = row.kind == StageKind::kProduct && holds(row.when, dropped);
+    if (computed) all.push_back(product_of(row, extents));
+  });
+  return all;
 }
 
 double Floors::gemms_s(std::span<const Stage> stages) const {
@@ -82,7 +124,8 @@ double Floors::wire_s(bool pull, bool push) const {
     const std::int64_t out = (pull ? w.served : 0) + (push ? w.pushed : 0);
     most = std::max({most, in, out});
   }
-  return static_cast<double>(most * hidden) * sizeof(bf16) / kLinkBytesPerSecond;
+  return static_cast<double>(most * hidden * bytes_of(kLayerGraph[Tensor::kTokens].element)) /
+         kLinkBytesPerSecond;
 }
 
 std::optional<double> Floors::of(Stage stage) const {
@@ -91,7 +134,7 @@ std::optional<double> Floors::of(Stage stage) const {
 
 std::optional<double> Floors::of(Pass pass) const {
   std::vector<Stage> stages;
-  for (const Product& p : products({}, pass, 0)) stages.push_back(p.stage);
+  for (const Product& p : products({}, pass, 0, kAllDropped)) stages.push_back(p.stage);
   return if_positive(std::max(gemms_s(stages), wire_s(true, true)));
 }
 
@@ -110,20 +153,22 @@ std::vector<double> pass_seconds(const BenchPass& measured) {
 std::vector<BenchRow> bench_rows(const BenchPass& measured, const workload::ShapeSpec& spec,
                                  std::int64_t rows, const std::optional<Floors>& floors) {
   const auto ranks = static_cast<double>(std::max<std::size_t>(1, measured.stats.size()));
-  const std::vector<Product> all = products(spec, measured.pass, rows);
-  const auto add_rates = [&](BenchRow row, double flops, bool pulled, bool pushed) {
+  const std::vector<Product> all = products(spec, measured.pass, rows, kAllDropped);
+  const auto add_rates = [&](BenchRow row, double flops, double bytes) {
     const double seconds = median(row.seconds);
     row.tflops = rate(flops / ranks, seconds, 1e12);
-    row.gbps = rate(mean_bytes(measured, pulled, pushed), seconds, 1e9);
+    row.gbps = rate(bytes, seconds, 1e9);
     return row;
   };
 
+  // Of the whole pass only what has to be computed: not what is computed again.
   double flops = 0;
-  for (const Product& p : all) flops += p.flops();
+  for (const Product& p : products(spec, measured.pass, rows)) flops += p.flops();
   BenchRow whole{.pass = measured.pass, .seconds = pass_seconds(measured)};
   if (floors) whole.floor_s = floors->of(measured.pass);
   if (measured.wrong) whole.wrong = measured.wrong->total();
-  std::vector<BenchRow> table = {add_rates(std::move(whole), flops, true, true)};
+  std::vector<BenchRow> table = {
+      add_rates(std::move(whole), flops, mean_bytes(measured, true, true))};
 
   for (int i = 0; i < kNumStages; ++i) {
     const auto stage = static_cast<Stage>(i);
@@ -134,7 +179,7 @@ std::vector<BenchRow> bench_rows(const BenchPass& measured, const workload::Shap
     if (floors) row.floor_s = floors->of(stage);
     const auto product = std::ranges::find(all, stage, &Product::stage);
     const double own = product == all.end() ? 0 : product->flops();
-    table.push_back(add_rates(std::move(row), own, pulls(stage), pushes(stage)));
+    table.push_back(add_rates(std::move(row), own, bytes_of(measured, stage)));
   }
   return table;
 }

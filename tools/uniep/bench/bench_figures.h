@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bench/bench_case.h"
+#include "graph/graph.h"
 #include "uniep/layer.h"
 
 namespace uniep::tool {
@@ -24,8 +25,10 @@ struct Product {
   double flops() const { return 2.0 * static_cast<double>(m * n * k); }
 };
 
-/// The products of a direction for an expert of `rows` rows, in the order of the pass.
-std::vector<Product> products(const workload::ShapeSpec& spec, Pass pass, std::int64_t rows);
+/// The products of a direction for an expert of `rows` rows, in the order of the pass; with those
+/// that are computed again where forward keeps less.
+std::vector<Product> products(const workload::ShapeSpec& spec, Pass pass, std::int64_t rows,
+                              Dropped dropped = {});
 
 /// Times of the bare GEMMs by stage, a rank's rows spread evenly over its experts; 0 where a stage
 /// has none.

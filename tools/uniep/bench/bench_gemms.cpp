@@ -7,6 +7,7 @@
 #include "bench/bench_kernels.h"
 #include "bench/cublas_library.h"
 #include "cuda/device_array.h"
+#include "graph/layer_graph.h"
 
 namespace uniep::tool {
 namespace {
@@ -114,8 +115,8 @@ GemmSeconds time_gemms(const BenchCase& bench, int rank, const BenchOptions& opt
   const Handle handle;
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
     if (pass == Pass::kBackward && options.passes == PassChoice::kForward) continue;
-    for (const Product& p : products(s, pass, rows)) {
-      const bool of_w1 = p.stage == Stage::kFc1 || p.stage == Stage::kDfc1;
+    for (const Product& p : products(s, pass, rows, dropped_by(bench.problem))) {
+      const bool of_w1 = row_of(p.stage).reads[1] == Tensor::kW1;
       const bf16* weights = of_w1 ? w1.data() : w2.data();
       const bf16* b = p.layout == ProductLayout::kTN ? right.data() : weights;
       seconds[static_cast<std::size_t>(p.stage)] = median_seconds(

@@ -33,9 +33,10 @@ std::span<std::byte> BenchResults::bytes(ResultTensor tensor) const {
       return dprobs.bytes();
     case ResultTensor::kDw1:
       return dw1.bytes();
-    default:
-      return dw2.bytes();
+    case ResultTensor::kDw2:
+      break;
   }
+  return dw2.bytes();
 }
 
 BenchLayer::BenchLayer(const BenchCase& bench, bool backward, const Communicator& member,

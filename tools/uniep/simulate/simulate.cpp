@@ -17,6 +17,8 @@
 #include "common/progress.h"
 #include "common/record_json.h"
 #include "common/table.h"
+#include "graph/extents.h"
+#include "graph/layer_graph.h"
 #include "plan/routing_fault.h"
 #include "profile/profiles.h"
 #include "schedule/constraints.h"
@@ -135,7 +137,11 @@ Degree predict_degree(const Flags& flags, const Setting& setting, int ranks) {
   degree.default_capacity = capacity_rows(usual, ranks);
   degree.overflow = overflow_of(bench, degree.default_capacity);
   degree.layer_bytes = layer_memory(bench.problem, ranks);
-  degree.weight_bytes = 2 * 3 * bench.local_experts() * bench.spec.hidden * bench.spec.intermediate;
+  const Extents extents = extents_of(bench.problem, ranks, 0);
+  for (const Tensor weights : {Tensor::kW1, Tensor::kW2}) {
+    const TensorRow& row = kLayerGraph[weights];
+    degree.weight_bytes += elements_of(row, extents) * bytes_of(row.element);
+  }
   for (const Pass pass : setting.passes) {
     degree.passes.push_back(tune::predict(plans, pass, setting.schedule, setting.profile,
                                           {.topology = setting.topology}));

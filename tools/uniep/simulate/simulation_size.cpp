@@ -1,9 +1,8 @@
 #include "simulate/simulation_size.h"
 
-#include <cmath>
-
 #include "base/check.h"
 #include "common/table.h"
+#include "schedule/pass_stages.h"
 #include "tune/model/cost_model.h"
 
 namespace uniep::tool {
@@ -19,18 +18,33 @@ double copies_of(const workload::ShapeSpec& spec, int ranks) {
   return static_cast<double>(ranks) * static_cast<double>(spec.tokens) * spec.topk;
 }
 
+/// Tiles that a product cuts so many tiles of rows, and gradients of so many experts' weights,
+/// into.
+double tiles_of(const StageView& stage, const Schedule& schedule, double heights, double experts) {
+  if (stage.grid == TileGrid::kRowTiles) return heights * stage.column_tiles;
+  if (stage.grid != TileGrid::kWeightTiles) return 0;
+  return experts * ceil_div(stage.rows, schedule.tile_m) * stage.column_tiles;
+}
+
 /// Tile tasks of both passes on the ranks that are simulated, of a balanced load.
 double tasks_of(const workload::ShapeSpec& spec, int ranks, const Schedule& schedule) {
   const double share = ranks <= tune::kMostSimulatedRanks ? 1.0 : 1.0 / ranks;
   const double experts = spec.num_experts * share;
-  const auto tiles = [](std::int64_t size, int tile) {
-    return std::ceil(static_cast<double>(size) / tile);
-  };
   const double heights = copies_of(spec, ranks) * share / schedule.tile_m + experts;
-  const double hidden = tiles(spec.hidden, schedule.tile_n);
-  const double intermediate = tiles(spec.intermediate, schedule.tile_n);
-  const double products = heights * (3 * intermediate + 2 * hidden);
-  return products + experts * 3 * tiles(spec.hidden, schedule.tile_m) * intermediate;
+  double tasks = 0;
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    PassView sizes;
+    sizes.pass = pass;
+    sizes.schedule = schedule;
+    sizes.topk = spec.topk;
+    sizes.hidden = spec.hidden;
+    sizes.intermediate = spec.intermediate;
+    set_stages(sizes);
+    for (const StageView& stage : sizes.stages) {
+      tasks += tiles_of(stage, schedule, heights, experts);
+    }
+  }
+  return tasks;
 }
 
 }  // namespace

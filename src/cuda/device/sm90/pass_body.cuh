@@ -18,6 +18,8 @@ struct StageList {
   /// The pass may make again what forward did not keep.
   static constexpr bool kRemakes = ((S::kStage == Stage::kRefc1) || ...);
 
+  static constexpr bool has(Stage stage) { return ((stage == S::kStage) || ...); }
+
   /// f(stage struct) for the stage that the task is of.
   template <class F>
   static __device__ __forceinline__ void visit(Stage stage, F&& f) {
@@ -33,6 +35,35 @@ using BackwardStages =
 template <class Shape, class Main>
 using RemakingStages =
     StageList<Refc1<Shape>, Dfc2<Shape>, Dfc1<Shape>, Wgrad2<Shape, Main>, Wgrad1<Shape, Main>>;
+
+/// Whether a role knows what to do with the stage's tasks. Checked where this is compiled: nobody
+/// would signal what a stage without a routine leaves undone. scheduler.cuh cuts the same grids.
+template <class Stages>
+constexpr bool has_routine(const StageRow& row) {
+  switch (row.grid) {
+    case TileGrid::kNone:
+      return true;
+    case TileGrid::kPulls:
+      return row.stage == Stage::kDispatch || row.stage == Stage::kRedispatch;
+    case TileGrid::kRowTiles:
+    case TileGrid::kWeightTiles:
+      return Stages::has(row.stage);
+    case TileGrid::kTokenBlocks:
+      return row.stage == Reduce<TileShape<128>>::kStage;
+  }
+  return false;
+}
+template <class Stages>
+constexpr bool has_routines(Pass pass, Dropped dropped) {
+  bool all = true;
+  kLayerGraph.for_each_stage(pass, [&](const StageRow& row) {
+    all = all && (!holds(row.when, dropped) || has_routine<Stages>(row));
+  });
+  return all;
+}
+static_assert(has_routines<ForwardStages<TileShape<128>>>(Pass::kForward, {true, true}));
+static_assert(has_routines<BackwardStages<TileShape<128>, float>>(Pass::kBackward, {}));
+static_assert(has_routines<RemakingStages<TileShape<128>, float>>(Pass::kBackward, {true, true}));
 
 /// The maps of a stage.
 template <class S>

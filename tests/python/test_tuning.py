@@ -1,0 +1,111 @@
+"""The search for a schedule on tensors of the caller's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from cases import make_case, workspace
+
+import uniep
+from uniep import tuning
+
+HEADER = Path(__file__).resolve().parents[2] / "include" / "uniep" / "c_api.h"
+
+
+@pytest.mark.parametrize("choice", [{}, {"save": "none", "recompute_h": True}], ids=str)
+@pytest.mark.parametrize("backward", [False, True])
+def test_finds_a_schedule_and_changes_nothing(backward, choice, tmp_path, monkeypatch):
+    cache = tmp_path / "tuned.json"
+    monkeypatch.setenv("UNIEP_TUNE_CACHE", str(cache))
+    case = make_case()
+    before = [t.clone() for t in vars(case).values()]
+    tensors = (case.x, case.ids, case.probs, case.w1, case.w2, *([case.dy] if backward else []))
+    with workspace(case, **choice) as own:
+        found = uniep.tune_calls(*tensors, workspace=own, budget=1.5, candidates=2)
+    assert all(torch.equal(a, b) for a, b in zip(before, vars(case).values(), strict=True))
+    assert found.rejected == 0 and found.candidates > 2 and found.rounds > 0
+    assert 0 < found.seconds <= found.default_seconds * 1.5
+    assert "launch=" in found.schedule and "tile_n=" in found.schedule
+    if found.stored:
+        (entry,) = json.loads(cache.read_text())["entries"]
+        axes = dict(axis.split("=") for axis in found.schedule.split(","))
+        assert axes == {name: str(value) for name, value in entry["schedule"].items()}
+
+
+def test_keeps_nothing_if_told_so(tmp_path, monkeypatch):
+    cache = tmp_path / "tuned.json"
+    monkeypatch.setenv("UNIEP_TUNE_CACHE", str(cache))
+    case = make_case()
+    with workspace(case) as own:
+        found = uniep.tune_calls(
+            case.x, case.ids, case.probs, case.w1, case.w2, workspace=own, budget=1, store=False
+        )
+    assert not found.stored and not cache.exists()
+
+
+def test_ctrl_c_ends_it_with_what_it_has():
+    case = make_case(tokens=1024, hidden=256, intermediate=128)
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with workspace(case) as own:
+        timer.start()
+        try:
+            tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+            found = uniep.tune_calls(
+                *tensors, workspace=own, budget=3600, candidates=1000, store=False
+            )
+        finally:
+            timer.cancel()
+    assert found.stopped
+    with pytest.raises(KeyboardInterrupt):  # as before
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+
+
+def test_refuses_in_one_sentence():
+    case = make_case()
+    tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+    with workspace(case) as own:
+        with pytest.raises(uniep.Error, match="budget"):
+            uniep.tune_calls(*tensors, workspace=own, budget=1e9)
+        with pytest.raises(uniep.Error, match="no_such_axis"):
+            uniep.tune_calls(*tensors, workspace=own, space="no_such_axis=1")
+        with pytest.raises(ValueError, match="dy"):
+            uniep.tune_calls(*tensors, case.dy[:1], workspace=own)
+        with pytest.raises(ValueError, match="workspace"):
+            one_slot = (case.x, case.ids[:, :1], case.probs[:, :1], case.w1, case.w2)
+            uniep.tune_calls(*one_slot, workspace=own)
+    with pytest.raises(ValueError, match="closed"):
+        uniep.tune_calls(*tensors, workspace=own)
+
+
+@pytest.mark.parametrize(
+    "struct",
+    [
+        tuning._RowMemory,
+        tuning._ForwardCall,
+        tuning._BackwardCall,
+        tuning._TuneConfig,
+        tuning._TuneResult,
+    ],
+)
+def test_has_the_fields_of_the_header(struct):
+    name = re.findall(r"``(\w+)``", struct.__doc__)[0]
+    text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
+    structs = {n: b for b, n in re.findall(r"typedef struct \{(.*?)\} (\w+);", text, re.DOTALL)}
+    fields = []
+    for declaration in structs[name].split(";"):
+        function = re.search(r"\(\*(\w+)\)", declaration)
+        if function:
+            fields.append(function.group(1))
+            continue
+        for part in filter(str.strip, declaration.split(",")):
+            fields.append(re.findall(r"\w+", re.sub(r"\[\d+\]", "", part))[-1])
+    assert fields == [field for field, _ in struct._fields_]
