@@ -149,14 +149,9 @@ void PassTensors::set_weight_grads(const WeightGrad& grad1, const WeightGrad& gr
 }
 
 const WeightGrad* PassTensors::weight_grad(Tensor tensor) const {
-  switch (tensor) {
-    case Tensor::kDw1:
-      return &dw1;
-    case Tensor::kDw2:
-      return &dw2;
-    default:
-      return nullptr;
-  }
+  if (tensor == Tensor::kDw1) return &dw1;
+  if (tensor == Tensor::kDw2) return &dw2;
+  return nullptr;
 }
 
 PassMaps pass_maps(const PassView& view, const PassTensors& tensors, std::int64_t rows) {
