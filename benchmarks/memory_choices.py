@@ -7,8 +7,8 @@
 
 One layer, forward and backward, on the same tensors for all, which take turns. Bytes are PyTorch's
 own counts: what a forward keeps beside its output, and the most that is allocated during forward
-and backward beside weights, their gradients, inputs and the workspace. `plain` is uniep.plain, without and with
-torch.utils.checkpoint. Results of every choice of uniep are compared with the first one's, bit by
+and backward beside weights, their gradients, inputs and the workspace. `plain` is uniep.plain,
+without and with torch.utils.checkpoint. Results of every choice of uniep are compared with the first one's, bit by
 bit. docs/memory.md shows the figures, docs/results.md explains the file.
 """
 
@@ -174,9 +174,14 @@ class Bench:
     """The choices on one shape."""
 
     def __init__(
-        self, shape: Shape, group: Any, device: torch.device, main_grad: torch.dtype | None
+        self,
+        shape: Shape,
+        group: Any,
+        device: torch.device,
+        main_grad: torch.dtype | None,
+        schedule: str | None,
     ) -> None:
-        self.shape, self.device, self.group = shape, device, group
+        self.shape, self.device, self.group, self.schedule = shape, device, group, schedule
         self.ranks = dist.get_world_size() if dist.is_initialized() else 1
         self.memory, self.stopwatch = Memory(device), Stopwatch(device)
         self.inputs = Inputs.make(shape, self.ranks, device, main_grad)
@@ -189,6 +194,7 @@ class Bench:
                 *tensors,
                 group=self.members,
                 max_tokens=self.shape.tokens,
+                schedule=self.schedule,
                 main_grads=main_grads,
                 **choice.options,
             )
@@ -289,7 +295,8 @@ def minimum_bytes(shape: Shape) -> int:
 
 
 def print_table(shape: Shape, found: list[dict[str, Any]]) -> None:
-    print(f"# {shape.name}: h and probabilities of a balanced rank: {minimum_bytes(shape) / 1e9:.2f} GB")
+    least = minimum_bytes(shape) / 1e9
+    print(f"# {shape.name}: h and probabilities of a balanced rank: {least:.2f} GB")
     print(f"{'':24s} {'kept GB':>8s} {'peak GB':>8s} {'fwd ms':>8s} {'bwd ms':>8s} {'wrong':>6s}")
     for forward, backward in zip(found[::2], found[1::2], strict=True):
         print(
@@ -306,6 +313,7 @@ def main() -> None:
     add("--cases", nargs="+", default=list(MODELS), choices=list(CASES))
     add("--divide", type=int, default=1, help="experts by this: the share of one of so many ranks")
     add("--choices", nargs="+", default=[c.name for c in CHOICES])
+    add("--schedule", default="auto", help="of uniep, in both directions")
     add("--turns", type=int, default=9)
     add("--main-grad", default="none", choices=list(MAIN_GRADS), help="to which weights are added")
     add("--tiny", action="store_true")
@@ -338,7 +346,8 @@ def main() -> None:
         if args.divide > 1:
             experts = whole.experts // args.divide
             shape = replace(whole, name=f"{whole.name},experts={experts}", experts=experts)
-        bench = Bench(shape, group, device, MAIN_GRADS[args.main_grad])
+        schedule = None if args.schedule == "auto" else args.schedule
+        bench = Bench(shape, group, device, MAIN_GRADS[args.main_grad], schedule)
         rows = bench.run(choices, args.turns)
         found += rows
         if rank == 0:

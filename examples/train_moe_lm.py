@@ -5,7 +5,8 @@
     torchrun --nproc_per_node=2 examples/train_moe_lm.py --text docs/*.md --ep 2
 
 Losses are the same to the last bit for every --ep, --schedule, --save, with --recompute-h,
---exact-rows, --checkpointing and after --resume. uniep sees to that for the MoE layers; what this program holds fixed for all else:
+--exact-rows, --checkpointing and after --resume. uniep sees to that for the MoE layers; what this
+program holds fixed for all else:
 
 - The global batch is cut into --shards shards, whatever --ep; each rank has shards / ep of them.
 - All but the experts runs shard by shard, so every product has the same shapes. Each shard has its

@@ -50,9 +50,7 @@ class _Moe(torch.autograd.Function):
         if exact:
             saved = ops.forward_exact(*inputs, flag, schedule)
         else:
-            saved = ops.forward(
-                *inputs, rows, rows_of_x, rows_of_h, plan_bytes, flag, schedule
-            )
+            saved = ops.forward(*inputs, rows, rows_of_x, rows_of_h, plan_bytes, flag, schedule)
         out, plan, x_rows, h, row_probs = saved
         # Without rows of x, backward dispatches x again.
         again = x if rows_of_x == 0 else None
@@ -150,8 +148,8 @@ def moe(
             the workspace has.
         recompute_h: whether backward computes h again; likewise. None: no, or what the workspace
             has.
-        exact_rows: whether this call takes memory for the rows that come, for whose number it waits;
-            see :class:`uniep.Workspace`. None: no, or what the workspace has.
+        exact_rows: whether this call takes memory for the rows that come, and waits for their
+            number; see :class:`uniep.Workspace`. None: no, or what the workspace has.
         schedule: of this call and its backward. None: the workspace's.
         main_grads: (dw1, dw2), of the shapes of w1 and w2, contiguous, both fp32 or both bf16:
             weight gradients are added to these, and ``w1.grad`` and ``w2.grad`` stay as they are.

@@ -70,7 +70,8 @@ class Workspace:
         backward_bytes: what a backward takes while it runs; likewise.
 
     Raises:
-        ValueError: for a device that the group is not on, or an unknown ``on_overflow`` or ``save``.
+        ValueError: for a device that the group is not on, or an unknown ``on_overflow``
+            or ``save``.
         uniep.Error: for figures out of range, or that differ by rank; the sentence says which.
     """
 

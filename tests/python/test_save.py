@@ -70,9 +70,7 @@ def test_main_grads(choice):
     found = []
     for options in ({}, choice):
         main = tuple(torch.ones_like(w, dtype=torch.float32) for w in (case.w1, case.w2))
-        out = uniep.moe(
-            case.x, case.ids, case.probs, case.w1, case.w2, main_grads=main, **options
-        )
+        out = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, main_grads=main, **options)
         out.backward(case.dy)
         found.append(main)
     for a, b in zip(*found, strict=True):
@@ -120,9 +118,9 @@ def test_exact_rows_of_no_rows_and_of_a_routing_that_does_not_fit():
     )
     out.backward(case.dy)
     assert not out.any() and not case.w1.grad.any()
-    with workspace(case, capacity_rows=128, exact_rows=True) as own:
-        with pytest.raises(RuntimeError, match="capacity_rows"):
-            uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, workspace=own)
+    small = workspace(case, capacity_rows=128, exact_rows=True)
+    with small as own, pytest.raises(RuntimeError, match="capacity_rows"):
+        uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, workspace=own)
     flagging = {"capacity_rows": 128, "exact_rows": True, "on_overflow": "flag"}
     with workspace(case, **flagging) as own:
         out = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, workspace=own)
