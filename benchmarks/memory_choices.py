@@ -8,8 +8,8 @@
 One layer, forward and backward, on the same tensors for all, which take turns. Bytes are PyTorch's
 own counts: what a forward keeps beside its output, and the most that is allocated during forward
 and backward beside weights, their gradients, inputs and the workspace. `plain` is uniep.plain,
-without and with torch.utils.checkpoint. Results of every choice of uniep are compared with the first one's, bit by
-bit. docs/memory.md shows the figures, docs/results.md explains the file.
+without and with torch.utils.checkpoint. Results of every choice of uniep are compared with the
+first one's, bit by bit. docs/memory.md shows the figures, docs/results.md explains the file.
 """
 
 from __future__ import annotations
