@@ -319,20 +319,41 @@ class Sizes(ProgramTest):
                 self.assertEqual(done.stdout, "", shape)
 
     def test_routings_that_take_for_ever(self):
-        for command in ("bench", "tune", "simulate"):
+        for command in ("run", "bench", "tune", "simulate"):
             self.refuse(command, "--ranks", 2, "--shape",
                         "custom,tokens=262144,hidden=8,intermediate=8,experts=65536,topk=1",
                         words=["router logits", "too long", "are accepted"])
 
-    def test_passes_that_take_for_ever(self):
+    def on_one_slow_cpu(self):
+        """The environment of a machine that is as slow as can be."""
         cpus = os.sched_getaffinity(0)
         self.addCleanup(os.sched_setaffinity, 0, cpus)
         os.sched_setaffinity(0, {min(cpus)})
-        for command in ("bench", "tune"):
-            self.refuse(command, "--ranks", 1, "--shape",
-                        "custom,tokens=20000,hidden=8192,intermediate=8192,experts=1,topk=1",
-                        words=["minutes for each pass on 1 CPU", "at most 10", "are accepted"],
-                        UNIEP_CPU_ISA="portable")
+        return {"UNIEP_CPU_ISA": "portable"}
+
+    def test_passes_that_take_for_ever(self):
+        slow = self.on_one_slow_cpu()
+        for command in (["run"], ["run", "--processes"], ["bench"], ["tune"]):
+            done = self.call(*command, "--ranks", 1, "--shape",
+                             "custom,tokens=20000,hidden=8192,intermediate=8192,experts=1,topk=1",
+                             **slow)
+            self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+            for words in ("minutes for each pass on 1 CPU", "at most 10", "are accepted"):
+                self.assertIn(words, done.stderr)
+
+    def test_checks_that_take_for_ever_or_do_not_fit(self):
+        # A pass of a minute, and a check of hours.
+        shape = "custom,tokens=4096,hidden=4096,intermediate=4096,experts=8,topk=8"
+        done = self.refuse("run", "--shape", shape, "--check",
+                           words=["minutes for --check", "at most 60", "no --check"])
+        self.assertEqual(done.stdout, "")
+        # Three times the layer is a fifth of it, and 16 bytes for 2 are more than all.
+        with open("/proc/meminfo") as file:
+            free, = (int(line.split()[1]) << 10 for line in file if line.startswith("MemAvail"))
+        experts = 7 * free // 100 // (2 * 3 * 1024 * 1024)
+        self.refuse("run", "--check", "--shape",
+                    f"custom,tokens=1,hidden=1024,intermediate=1024,experts={experts},topk=1",
+                    words=["memory for --check", "are free", "no --check"])
 
 
 if __name__ == "__main__":

@@ -132,13 +132,14 @@ PassChoice pass_choice(const std::string& text) {
   return text == "backward" ? PassChoice::kBackward : PassChoice::kBoth;
 }
 
-void require_memory(const workload::ShapeSpec& spec, int ranks, int copies) {
+void require_memory(const std::string& what, const workload::ShapeSpec& spec, int ranks,
+                    int copies) {
   const double needed = copies * static_cast<double>(workload::layer_bytes(spec, ranks));
   const double available = available_memory();
-  require(available == 0 || needed <= available, ErrorCode::kCapacity, "--shape ",
-          workload::to_string(spec), " at ", counted(ranks, "rank", "ranks"), " needs at least ",
-          bytes_text(needed), " of memory, and ", bytes_text(available),
-          " are free; a smaller shape, or fewer tokens or experts (key=value) are accepted");
+  require(available == 0 || needed <= available, ErrorCode::kCapacity, what, " at ",
+          counted(ranks, "rank", "ranks"), " needs at least ", bytes_text(needed),
+          " of memory, and ", bytes_text(available),
+          " are free; a smaller layer, or fewer tokens or experts are accepted");
 }
 
 }  // namespace uniep::tool
