@@ -2,11 +2,8 @@
 
 #include <vector>
 
-#include "base/check.h"
-#include "base/memory_info.h"
 #include "bench/bench_case.h"
 #include "common/layer_memory.h"
-#include "common/table.h"
 #include "common/work_limits.h"
 
 namespace uniep::tool {
@@ -25,11 +22,7 @@ double bytes_of(const workload::ShapeSpec& spec, int ranks, int results) {
 
 void require_measurable(const std::string& what, const workload::ShapeSpec& spec, int ranks,
                         int results) {
-  const double needed = bytes_of(spec, ranks, results);
-  const double available = available_memory();
-  require(available == 0 || needed <= available, ErrorCode::kCapacity, what, " at ",
-          counted(ranks, "rank", "ranks"), " needs some ", bytes_text(needed), " of memory, and ",
-          bytes_text(available), " are free; fewer tokens, experts or ranks are accepted");
+  require_memory(what, ranks, bytes_of(spec, ranks, results));
   require_short_passes(what, spec, ranks);
 }
 

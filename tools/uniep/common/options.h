@@ -95,9 +95,4 @@ std::optional<Schedule> schedule_choice(const std::string& text, Backend backend
 /// Of "forward", "backward" or "both".
 PassChoice pass_choice(const std::string& text);
 
-/// Throws Error(kCapacity) where so many copies of a layer exceed the free memory: better refused
-/// than killed half way. `what` is the layer in an error: "--shape tiny".
-void require_memory(const std::string& what, const workload::ShapeSpec& spec, int ranks,
-                    int copies);
-
 }  // namespace uniep::tool

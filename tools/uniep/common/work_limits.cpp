@@ -68,7 +68,19 @@ void require_minutes(double minutes, double most, const std::string& what, int r
           " are accepted, so ", accepted);
 }
 
+void require_bytes(double bytes, const std::string& what, int ranks, const std::string& purpose,
+                   const std::string& accepted) {
+  const double available = available_memory();
+  require(available == 0 || bytes <= available, ErrorCode::kCapacity, what, " at ",
+          counted(ranks, "rank", "ranks"), " needs some ", bytes_text(bytes), " of memory", purpose,
+          ", and ", bytes_text(available), " are free; ", accepted, " are accepted");
+}
+
 }  // namespace
+
+void require_memory(const std::string& what, int ranks, double bytes) {
+  require_bytes(bytes, what, ranks, "", "fewer tokens, experts or ranks");
+}
 
 void require_routable(const workload::ShapeSpec& spec, int ranks) {
   const double logits = static_cast<double>(ranks) * static_cast<double>(spec.tokens) *
@@ -98,12 +110,8 @@ void require_checkable(const std::string& what, const workload::ShapeSpec& spec,
   require_minutes(flops / kFlopsOfTheCheck / 60, kMostMinutesOfACheck, what, ranks,
                   "--check, which computes it in float64",
                   "fewer tokens, a smaller layer, or no --check");
-  const double needed = bytes_of_check(spec, ranks);
-  const double available = available_memory();
-  require(available == 0 || needed <= available, ErrorCode::kCapacity, what, " at ",
-          counted(ranks, "rank", "ranks"), " needs some ", bytes_text(needed),
-          " of memory for --check, and ", bytes_text(available),
-          " are free; fewer tokens or experts, or no --check, are accepted");
+  require_bytes(bytes_of_check(spec, ranks), what, ranks, " for --check",
+                "fewer tokens or experts, or no --check,");
 }
 
 }  // namespace uniep::tool

@@ -11,6 +11,9 @@ namespace uniep::tool {
 // from the shape of a layer alone. `what` is the layer in an error: "--shape tiny". Each throws
 // Error(kCapacity).
 
+/// Where so many bytes are not free: better refused than killed half way.
+void require_memory(const std::string& what, int ranks, double bytes);
+
 /// Where making up the routing would take minutes.
 void require_routable(const workload::ShapeSpec& spec, int ranks);
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -5,11 +6,13 @@
 
 #include "base/check.h"
 #include "base/files.h"
+#include "base/math.h"
 #include "base/rank_limits.h"
 #include "base/utc_now.h"
 #include "commands.h"
 #include "common/interrupt.h"
 #include "common/launcher.h"
+#include "common/layer_memory.h"
 #include "common/machine.h"
 #include "common/options.h"
 #include "common/output_files.h"
@@ -120,20 +123,31 @@ struct Runners {
       [](const auto& choose) { return choose(); };
 };
 
+/// What the library holds of a balanced load, on all ranks: a row that no token fills takes no
+/// memory.
+double bytes_of_library(const Flags& flags, const workload::ShapeSpec& spec, int ranks) {
+  if (wants_cuda(flags)) return 0;              // it lies on GPUs
+  if (spec.num_experts % ranks != 0) return 0;  // no layer, as will be said
+  Problem problem = workload::problem_of(spec, std::max<std::int64_t>(1, spec.tokens * spec.topk));
+  flags.kept.apply_to(problem);
+  return static_cast<double>(ranks) * static_cast<double>(layer_memory(problem, ranks));
+}
+
 /// Throws Error(kCapacity) where steps of the layer, or their check, would take for ever or more
 /// memory than is free. `copies` of the layer are yet to be had, by this process and its peers.
 void require_feasible(const Flags& flags, const std::string& what, const workload::ShapeSpec& spec,
                       int ranks, int copies) {
-  require_memory(what, spec, ranks, copies);
+  const double of_copies = copies * static_cast<double>(workload::layer_bytes(spec, ranks));
+  require_memory(what, ranks, of_copies + bytes_of_library(flags, spec, ranks));
   if (!wants_cuda(flags)) require_short_passes(what, spec, ranks);
   const bool backward = pass_choice(flags.pass) != PassChoice::kForward;
   if (flags.check) require_checkable(what, spec, ranks, backward);
 }
 
-/// All tokens of a layer, as if one rank had them.
-workload::ShapeSpec spec_of(const LayerData& layer) {
+/// Of ranks that each have as many tokens as the one with the most.
+workload::ShapeSpec spec_of(const LayerData& layer, int ranks) {
   return {.name = "custom",
-          .tokens = layer.tokens,
+          .tokens = ceil_div<std::int64_t>(layer.tokens, ranks),
           .hidden = layer.hidden,
           .intermediate = layer.intermediate,
           .num_experts = layer.num_experts,
@@ -155,8 +169,8 @@ LayerData read_or_make(const Flags& flags, const StepOptions& options, const Run
     header.shape = std::filesystem::path(flags.input).stem().string();
     header.input = flags.input;
     LayerData layer = io::load_layer(flags.input);
-    require_feasible(flags, "--input " + display_name(flags.input), spec_of(layer), 1,
-                     runners.processes * results);
+    require_feasible(flags, "--input " + display_name(flags.input), spec_of(layer, options.ranks),
+                     options.ranks, runners.processes * results);
     return layer;
   }
   const workload::ShapeSpec spec = workload::parse_shape(flags.shape);
