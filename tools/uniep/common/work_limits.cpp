@@ -21,9 +21,10 @@ constexpr double kMostMinutesOfACheck = 60;  // it shows how far it is
 // 0.5 us each.
 constexpr double kSecondsOfARow = 0.2e-6;
 
-// The float64 layer with its bounds runs on one core: 19 GFLOP of `small,tokens=8192` took 14 s on
-// an Intel Xeon VM (2026-11-24).
+// The float64 layer with its bounds runs on one core. On an Intel Xeon VM (2026-11-24) 19 GFLOP of
+// `small,tokens=8192` took 14 s, and 5e7 elements of weights that hardly a token uses took 6 s.
 constexpr double kFlopsOfTheCheck = 1.4e9;
+constexpr double kCheckSecondsOfAnElement = 0.13e-6;
 
 /// Two thirds of what a core's GEMM of a tile reaches (docs/performance.md).
 double flops_of_a_core() {
@@ -49,16 +50,24 @@ double flops_of(const workload::ShapeSpec& spec, int ranks, Pass pass) {
          static_cast<double>(spec.intermediate);
 }
 
+double elements_of(const workload::ShapeSpec& spec, int ranks) {
+  return static_cast<double>(workload::layer_bytes(spec, ranks)) / 2;  // nearly all are bf16
+}
+
+double seconds_of_check(const workload::ShapeSpec& spec, int ranks, bool backward) {
+  double flops = flops_of(spec, ranks, Pass::kForward);
+  if (backward) flops += flops_of(spec, ranks, Pass::kBackward);
+  return flops / kFlopsOfTheCheck + kCheckSecondsOfAnElement * elements_of(spec, ranks);
+}
+
 /// Numbers with bounds for the inputs and for the results, the result to compare with, and three
 /// numbers for each element of the tensor at hand.
 double bytes_of_check(const workload::ShapeSpec& spec, int ranks) {
-  const auto bytes = static_cast<double>(workload::layer_bytes(spec, ranks));
   const double w1 = 2.0 * static_cast<double>(spec.num_experts * spec.hidden) *
                     static_cast<double>(spec.intermediate);
   const double x = static_cast<double>(ranks * spec.tokens) * static_cast<double>(spec.hidden);
-  constexpr double kElementsOfAByte = 0.5;  // nearly all are bf16
   constexpr double kBytesOfABound = 16;
-  return bytes * (1 + 2 * kElementsOfAByte * kBytesOfABound) + 3 * sizeof(double) * std::max(w1, x);
+  return elements_of(spec, ranks) * (2 * kBytesOfABound + 2) + 3 * sizeof(double) * std::max(w1, x);
 }
 
 void require_minutes(double minutes, double most, const std::string& what, int ranks,
@@ -105,9 +114,7 @@ void require_short_passes(const std::string& what, const workload::ShapeSpec& sp
 
 void require_checkable(const std::string& what, const workload::ShapeSpec& spec, int ranks,
                        bool backward) {
-  double flops = flops_of(spec, ranks, Pass::kForward);
-  if (backward) flops += flops_of(spec, ranks, Pass::kBackward);
-  require_minutes(flops / kFlopsOfTheCheck / 60, kMostMinutesOfACheck, what, ranks,
+  require_minutes(seconds_of_check(spec, ranks, backward) / 60, kMostMinutesOfACheck, what, ranks,
                   "--check, which computes it in float64",
                   "fewer tokens, a smaller layer, or no --check");
   require_bytes(bytes_of_check(spec, ranks), what, ranks, " for --check",
