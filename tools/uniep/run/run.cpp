@@ -144,6 +144,21 @@ void require_feasible(const Flags& flags, const std::string& what, const workloa
   if (flags.check) require_checkable(what, spec, ranks, backward);
 }
 
+/// How many results a run holds, each as large as the layer: that of the first step and that of the
+/// last. Of a forward pass alone they are small.
+int results_of(const Flags& flags) {
+  return pass_choice(flags.pass) == PassChoice::kForward ? 0 : 2;
+}
+
+/// For `processes` that each hold the layer.
+void require_feasible_shape(const Flags& flags, int ranks, int processes) {
+  if (flags.shape.empty()) return;
+  const workload::ShapeSpec spec = workload::parse_shape(flags.shape);
+  require_feasible(flags, "--shape " + flags.shape, spec, ranks,
+                   processes * (1 + results_of(flags)));
+  require_routable(spec, ranks);
+}
+
 /// Of ranks that each have as many tokens as the one with the most.
 workload::ShapeSpec spec_of(const LayerData& layer, int ranks) {
   return {.name = "custom",
@@ -163,20 +178,16 @@ LayerData make_visibly(const Flags& flags, const workload::ShapeSpec& spec, int 
 
 LayerData read_or_make(const Flags& flags, const StepOptions& options, const Runners& runners,
                        RunHeader& header) {
-  // Two results: that of the first step and that of the last.
-  const int results = options.passes == PassChoice::kForward ? 0 : 2;
   if (!flags.input.empty()) {
     header.shape = std::filesystem::path(flags.input).stem().string();
     header.input = flags.input;
     LayerData layer = io::load_layer(flags.input);
     require_feasible(flags, "--input " + display_name(flags.input), spec_of(layer, options.ranks),
-                     options.ranks, runners.processes * results);
+                     options.ranks, runners.processes * results_of(flags));
     return layer;
   }
+  require_feasible_shape(flags, options.ranks, runners.processes);
   const workload::ShapeSpec spec = workload::parse_shape(flags.shape);
-  require_feasible(flags, "--shape " + flags.shape, spec, options.ranks,
-                   runners.processes * (1 + results));
-  require_routable(spec, options.ranks);
   header.shape = flags.shape;
   header.made_up = true;
   header.input = cat("made up (", workload::to_string(spec), ", seed=", flags.seed,
@@ -317,7 +328,10 @@ std::function<tune::LayerSchedules(const std::function<tune::LayerSchedules()>&)
 
 /// This process is a CPU rank of a group, or starts one and waits for it.
 int run_processes(const Flags& flags, const Invocation& invocation) {
-  if (!process_environment()) return launch_ranks(flags.ranks, invocation.arguments);
+  if (!process_environment()) {
+    require_feasible_shape(flags, flags.ranks, flags.ranks);  // said once, not by each
+    return launch_ranks(flags.ranks, invocation.arguments);
+  }
   StepOptions options = step_options(flags);
   const Communicator member = Communicator::cpu_from_environment();
   options.ranks = member.size();
