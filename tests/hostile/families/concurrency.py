@@ -8,7 +8,7 @@ import re
 
 from case import Case, Command, Text
 
-STORED = re.compile(rb"^# stored +(?!nothing)", re.MULTILINE)
+STORED = re.compile(rb"^# stored +(?!nothing)\S", re.MULTILINE)
 TUNE: tuple[Text, ...] = ("tune", "--profile", "none", "--budget", "1", "--ranks", "1")
 
 
