@@ -16,8 +16,8 @@ Thread start_thread(Body&&... body) {
   } catch (const std::system_error& e) {
     throw Error(ErrorCode::kCapacity,
                 cat("a thread cannot be started: ", e.code().message(),
-                    "; fewer ranks or workers, or a higher limit of threads (ulimit -u), is "
-                    "accepted"));
+                    "; fewer ranks or workers, or higher limits of threads (ulimit -u) and of "
+                    "memory (ulimit -v), are accepted"));
   }
 }
 

@@ -310,29 +310,60 @@ class Against(ProgramTest):
 class Sizes(ProgramTest):
     """What would not fit, or take for ever, is refused before it is begun."""
 
+    def free_memory(self):
+        with open("/proc/meminfo") as file:
+            free, = (int(line.split()[1]) << 10 for line in file if line.startswith("MemAvail"))
+        return free
+
     def test_memory(self):
-        for command in ("bench", "tune"):
+        for command in ("run", "bench", "tune"):
             for shape in ("deepseek-v3,hidden=1048576,experts=65536",
                           "custom,tokens=67108864,hidden=64,intermediate=8,experts=64,topk=16"):
                 done = self.refuse(command, "--shape", shape, "--ranks", 2,
                                    words=["memory", "are free", "are accepted"])
                 self.assertEqual(done.stdout, "", shape)
 
+    def test_memory_of_rows(self):
+        """A layer that fits, whose rows do not: a token has 35 kB of them, and 0.4 kB itself."""
+        tokens = min(self.free_memory() // 10000, 1 << 26)
+        shape = f"custom,tokens={tokens},hidden=64,intermediate=512,experts=8,topk=16"
+        for command in ("run", "bench", "tune"):
+            done = self.refuse(command, "--shape", shape, "--ranks", 1, words=["memory", "free"])
+            self.assertEqual(done.stdout, "")
+
     def test_routings_that_take_for_ever(self):
-        for command in ("bench", "tune", "simulate"):
+        for command in ("run", "bench", "tune", "simulate"):
             self.refuse(command, "--ranks", 2, "--shape",
                         "custom,tokens=262144,hidden=8,intermediate=8,experts=65536,topk=1",
                         words=["router logits", "too long", "are accepted"])
 
-    def test_passes_that_take_for_ever(self):
+    def on_one_slow_cpu(self):
+        """The environment of a machine that is as slow as can be."""
         cpus = os.sched_getaffinity(0)
         self.addCleanup(os.sched_setaffinity, 0, cpus)
         os.sched_setaffinity(0, {min(cpus)})
-        for command in ("bench", "tune"):
-            self.refuse(command, "--ranks", 1, "--shape",
-                        "custom,tokens=20000,hidden=8192,intermediate=8192,experts=1,topk=1",
-                        words=["minutes for each pass on 1 CPU", "at most 10", "are accepted"],
-                        UNIEP_CPU_ISA="portable")
+        return {"UNIEP_CPU_ISA": "portable"}
+
+    def test_passes_that_take_for_ever(self):
+        slow = self.on_one_slow_cpu()
+        for command in (["run"], ["run", "--processes"], ["bench"], ["tune"]):
+            done = self.refuse(*command, "--ranks", 2, "--shape",
+                               "custom,tokens=10000,hidden=8192,intermediate=8192,experts=2,topk=1",
+                               words=["minutes for each pass on 1 CPU", "at most 10", "accepted"],
+                               **slow)
+            self.assertEqual(done.stdout, "")
+
+    def test_checks_that_take_for_ever_or_do_not_fit(self):
+        # A pass of a minute, and a check of hours.
+        shape = "custom,tokens=4096,hidden=4096,intermediate=4096,experts=8,topk=8"
+        done = self.refuse("run", "--shape", shape, "--check",
+                           words=["minutes for --check", "at most 60", "no --check"])
+        self.assertEqual(done.stdout, "")
+        # Three times the layer is a fifth of it, and 16 bytes for 2 are more than all.
+        experts = 7 * self.free_memory() // 100 // (2 * 3 * 1024 * 1024)
+        self.refuse("run", "--check", "--shape",
+                    f"custom,tokens=1,hidden=1024,intermediate=1024,experts={experts},topk=1",
+                    words=["memory for --check", "are free", "no --check"])
 
 
 if __name__ == "__main__":

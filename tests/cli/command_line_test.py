@@ -94,6 +94,18 @@ class SameBytes(ProgramTest):
                     UNIEP_CPU_LINK_LATENCY_US="1000000")
         self.assertIn("is good", self.succeed("validate", layer))
 
+    def test_more_slots_than_experts(self):
+        """Every command takes such a layer, as the API does."""
+        shape = ("--shape", "custom,tokens=12,hidden=16,intermediate=16,experts=2,topk=5")
+        layer = self.folder / "layer.safetensors"
+        text = self.succeed("run", *shape, "--check", "--ranks", 2, "--save-input", layer)
+        self.assertIn("# check PASSED", text)
+        self.assertIn("72 dropped slots", self.succeed("validate", layer))  # 24 tokens, 3 each
+        self.outputs("--input", layer, ranks=(1, 2))
+        for command in (["bench", "--iterations", 1], ["simulate", "--ranks", 2], ["info"],
+                        ["tune", "--budget", 3, "--candidates", 1, "--profile", "none"]):
+            self.succeed(*command, *shape, UNIEP_TUNE_CACHE=str(self.folder / "tuned.json"))
+
     def test_backward_alone_gives_the_same_as_both(self):
         contents = set()
         for direction in ("backward", "both"):

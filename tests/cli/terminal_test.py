@@ -167,6 +167,14 @@ class Interrupted(ProgramTest):
                 self.assertTrue(output.exists())
                 output.unlink()
 
+    def test_run_while_it_is_checked(self):
+        path, output = self.folder / "run.json", self.folder / "out.safetensors"
+        text = self.interrupted("run", "--shape", "small,tokens=16384", "--check", "--json", path,
+                                "--output", output, beginning="# backward", after=1)
+        self.assertIn("# interrupted after 1 of 1 step; not checked\n", text)
+        self.assertIsNone(self.read(path)["check"])
+        self.assertTrue(output.exists())
+
     def test_run_before_a_step_is_measured(self):
         path = self.folder / "run.json"
         text = self.interrupted("run", "--input", TRACE, "--ranks", 2, "--repeat", 3, "--json",

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 import unittest
 import xml.etree.ElementTree
 from pathlib import Path
@@ -190,11 +191,21 @@ class Tune(ProgramTest):
 
     def test_a_budget_too_small_for_a_round_says_which_would_do(self):
         done = self.call("tune", "--shape", "small,tokens=4096,hidden=1024,intermediate=512",
-                         "--budget", 1, "--pass", "forward", "--profile", "none",
-                         **self.environment)
+                         "--budget", 1, "--pass", "forward", "--profile", "none", "--space",
+                         "tile_m=32|64|128", **self.environment)
         self.assertEqual(done.returncode, 2)
         self.assertRegex(done.stderr, r"--budget 1 is too small .*; --budget [1-9][0-9]* would do")
         self.assertFalse(self.cache.exists())
+
+    def test_a_budget_far_too_small_is_refused_before_anything_is_made_or_measured(self):
+        for shape in ("small,tokens=16384,hidden=2048,intermediate=512",
+                      "custom,tokens=1048576,hidden=8,intermediate=8,experts=64,topk=16"):
+            start = time.monotonic()
+            done = self.refuse("tune", "--shape", shape, "--budget", 1, **self.environment)
+            self.assertLess(time.monotonic() - start, 3)  # measuring the machine takes longer
+            self.assertEqual(done.stdout, "")
+            self.assertRegex(done.stderr,
+                             r"--budget 1 is too small .*; --budget [1-9][0-9]* would do")
 
     def test_a_search_has_a_whole_round_or_names_a_budget_for_one(self):
         for budget in (0.1, 0.2, 0.3, 0.5):

@@ -7,7 +7,8 @@
 #include "base/check.h"
 #include "base/files.h"
 #include "base/math.h"
-#include "bench/bench_size.h"
+#include "common/table.h"
+#include "common/work_limits.h"
 #include "io/layer_file.h"
 #include "workload/skew.h"
 #include "workload/split.h"
@@ -81,7 +82,7 @@ std::vector<WireRows> wire_rows(const BenchCase& bench) {
 workload::ShapeSpec parse_bench_shape(const std::string& shape, int ranks) {
   workload::ShapeSpec spec = workload::parse_shape(shape);
   require(spec.num_experts % ranks == 0, ErrorCode::kInvalidArgument, "--shape ", shape, " has ",
-          spec.num_experts, " experts, which cannot be split over ", ranks,
+          counted(spec.num_experts, "expert", "experts"), ", which cannot be split over ", ranks,
           " ranks; a number of ranks that divides the experts is accepted");
   return spec;
 }

@@ -7,13 +7,9 @@
 
 namespace uniep::tool {
 
-/// Throws Error(kCapacity) where making up the routing of a layer would take minutes: estimated
-/// from the shape alone, before anything is allocated.
-void require_routable(const workload::ShapeSpec& spec, int ranks);
-
-/// Likewise where measuring a layer on ranks of this process would need more memory than is free,
-/// for `results` sets of what a step computes, or where a pass would take many minutes. `what` is
-/// the layer in an error: "--shape tiny".
+/// Throws Error(kCapacity) where measuring a layer on ranks of this process would need more memory
+/// than is free, for `results` sets of what a step computes, or where a pass would take many
+/// minutes. `what` is the layer in an error: "--shape tiny".
 void require_measurable(const std::string& what, const workload::ShapeSpec& spec, int ranks,
                         int results);
 

@@ -199,7 +199,8 @@ int launch_ranks(int count, const std::vector<std::string>& argv, const LaunchOp
     const pid_t pid =
         start(options.program, argv, environment_of(rank, count, port), signals.of_children());
     require(pid > 0, ErrorCode::kIo, "cannot start the process of rank ", rank, ": ",
-            std::strerror(errno));
+            std::strerror(errno),
+            "; fewer ranks, or a higher limit of processes (ulimit -u), are accepted");
     children.add(pid);
   }
   while (children.any()) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "base/memory_info.h"
 #include "base/nearest.h"
 #include "base/rank_limits.h"
 #include "common/machine.h"
@@ -130,15 +129,6 @@ std::optional<Schedule> schedule_choice(const std::string& text, Backend backend
 PassChoice pass_choice(const std::string& text) {
   if (text == "forward") return PassChoice::kForward;
   return text == "backward" ? PassChoice::kBackward : PassChoice::kBoth;
-}
-
-void require_memory(const workload::ShapeSpec& spec, int ranks, int copies) {
-  const double needed = copies * static_cast<double>(workload::layer_bytes(spec, ranks));
-  const double available = available_memory();
-  require(available == 0 || needed <= available, ErrorCode::kCapacity, "--shape ",
-          workload::to_string(spec), " at ", counted(ranks, "rank", "ranks"), " needs at least ",
-          bytes_text(needed), " of memory, and ", bytes_text(available),
-          " are free; a smaller shape, or fewer tokens or experts (key=value) are accepted");
 }
 
 }  // namespace uniep::tool

@@ -95,8 +95,4 @@ std::optional<Schedule> schedule_choice(const std::string& text, Backend backend
 /// Of "forward", "backward" or "both".
 PassChoice pass_choice(const std::string& text);
 
-/// Throws Error(kCapacity) where so many copies of a made-up layer exceed the free memory: better
-/// refused than killed half way.
-void require_memory(const workload::ShapeSpec& spec, int ranks, int copies);
-
 }  // namespace uniep::tool

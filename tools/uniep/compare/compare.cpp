@@ -207,7 +207,7 @@ void add_file(CLI::App& sub, const char* name, std::string& path) {
   sub.add_option(name, path, "A safetensors file: results, a layer, or any other")
       ->type_name("FILE.safetensors")
       ->required()
-      ->check(not_empty(name));
+      ->check(not_empty("FILE.safetensors"));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "common/interrupt.h"
 #include "common/progress.h"
 #include "common/table.h"
 #include "reference/bounded.h"
@@ -113,7 +114,10 @@ std::vector<Bounded> in_memory(std::vector<Bounded> sums, bool main_grad) {
 
 reference::Outputs<Bounded> exact_result(const LayerData& layer, bool backward, bool main_grad) {
   Progress progress("computing in float64", layer.num_experts);
-  auto exact = reference::bounded(layer, backward, [&] { progress.advance(); });
+  auto exact = reference::bounded(layer, backward, [&] {
+    if (Interrupt::requested()) throw CheckInterrupted();
+    progress.advance();
+  });
   exact.dw1 = in_memory(std::move(exact.dw1), main_grad);
   exact.dw2 = in_memory(std::move(exact.dw2), main_grad);
   return exact;

@@ -29,6 +29,9 @@ struct TensorCheck {
 /// Schedule `sequential` with the tiles of another one: a backend may have only these.
 Schedule sequential_like(const Schedule& schedule);
 
+/// Thrown by check_result where an Interrupt was requested meanwhile.
+struct CheckInterrupted {};
+
 /// Compares the result of a run with that of schedule `sequential` on one rank, which `run`
 /// computes, bit by bit, and with the float64 oracle, whose errors by rounding it adds up as well.
 std::vector<TensorCheck> check_result(const LayerData& layer, const LayerResult& result,

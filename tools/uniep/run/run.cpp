@@ -1,18 +1,25 @@
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <memory>
+#include <optional>
 
 #include "base/check.h"
+#include "base/files.h"
+#include "base/math.h"
 #include "base/rank_limits.h"
 #include "base/utc_now.h"
 #include "commands.h"
 #include "common/interrupt.h"
 #include "common/launcher.h"
+#include "common/layer_memory.h"
 #include "common/machine.h"
 #include "common/options.h"
 #include "common/output_files.h"
+#include "common/progress.h"
 #include "common/ranks.h"
 #include "common/table.h"
+#include "common/work_limits.h"
 #include "group/communicator_impl.h"
 #include "group/process_environment.h"
 #include "io/layer_file.h"
@@ -102,21 +109,90 @@ StepOptions step_options(const Flags& flags) {
           .record_timeline = !flags.trace.empty() || !flags.plot.empty()};
 }
 
-LayerData read_or_make(const Flags& flags, const StepOptions& options, int processes,
+/// How a backend runs steps: with all ranks, and with one for comparison. Of several processes only
+/// the one that `speaks` prints, checks and writes files.
+struct Runners {
+  StepRunner all_ranks;
+  StepRunner one_rank;
+  bool speaks = true;
+  int processes = 1;      ///< of this host that each hold the layer
+  std::string devices{};  ///< that they run on, beside the machine's CPUs; empty: none
+  std::string sharing{};  ///< why times mean nothing; empty: ranks share no GPUs
+  /// What rank 0 chooses, on all ranks.
+  std::function<tune::LayerSchedules(const std::function<tune::LayerSchedules()>&)> agree =
+      [](const auto& choose) { return choose(); };
+};
+
+/// What the library holds of a balanced load, on all ranks: a row that no token fills takes no
+/// memory.
+double bytes_of_library(const Flags& flags, const workload::ShapeSpec& spec, int ranks) {
+  if (wants_cuda(flags)) return 0;              // it lies on GPUs
+  if (spec.num_experts % ranks != 0) return 0;  // no layer, as will be said
+  Problem problem = workload::problem_of(spec, std::max<std::int64_t>(1, spec.tokens * spec.topk));
+  flags.kept.apply_to(problem);
+  return static_cast<double>(ranks) * static_cast<double>(layer_memory(problem, ranks));
+}
+
+/// Throws Error(kCapacity) where steps of the layer, or their check, would take for ever or more
+/// memory than is free. `copies` of the layer are yet to be had, by this process and its peers.
+void require_feasible(const Flags& flags, const std::string& what, const workload::ShapeSpec& spec,
+                      int ranks, int copies) {
+  const double of_copies = copies * static_cast<double>(workload::layer_bytes(spec, ranks));
+  require_memory(what, ranks, of_copies + bytes_of_library(flags, spec, ranks));
+  if (!wants_cuda(flags)) require_short_passes(what, spec, ranks);
+  const bool backward = pass_choice(flags.pass) != PassChoice::kForward;
+  if (flags.check) require_checkable(what, spec, ranks, backward);
+}
+
+/// How many results a run holds, each as large as the layer: that of the first step and that of the
+/// last. Of a forward pass alone they are small.
+int results_of(const Flags& flags) {
+  return pass_choice(flags.pass) == PassChoice::kForward ? 0 : 2;
+}
+
+/// For `processes` that each hold the layer.
+void require_feasible_shape(const Flags& flags, int ranks, int processes) {
+  if (flags.shape.empty()) return;
+  const workload::ShapeSpec spec = workload::parse_shape(flags.shape);
+  require_feasible(flags, "--shape " + flags.shape, spec, ranks,
+                   processes * (1 + results_of(flags)));
+  require_routable(spec, ranks);
+}
+
+/// Of ranks that each have as many tokens as the one with the most.
+workload::ShapeSpec spec_of(const LayerData& layer, int ranks) {
+  return {.name = "custom",
+          .tokens = ceil_div<std::int64_t>(layer.tokens, ranks),
+          .hidden = layer.hidden,
+          .intermediate = layer.intermediate,
+          .num_experts = layer.num_experts,
+          .topk = layer.topk};
+}
+
+LayerData make_visibly(const Flags& flags, const workload::ShapeSpec& spec, int ranks,
+                       bool speaks) {
+  std::optional<Progress> progress;
+  if (speaks) progress.emplace("making the layer up", 0);
+  return workload::make_layer(spec, ranks, flags.seed, flags.skew);
+}
+
+LayerData read_or_make(const Flags& flags, const StepOptions& options, const Runners& runners,
                        RunHeader& header) {
   if (!flags.input.empty()) {
     header.shape = std::filesystem::path(flags.input).stem().string();
     header.input = flags.input;
-    return io::load_layer(flags.input);
+    LayerData layer = io::load_layer(flags.input);
+    require_feasible(flags, "--input " + display_name(flags.input), spec_of(layer, options.ranks),
+                     options.ranks, runners.processes * results_of(flags));
+    return layer;
   }
+  require_feasible_shape(flags, options.ranks, runners.processes);
   const workload::ShapeSpec spec = workload::parse_shape(flags.shape);
-  // The layer and two results: that of the first step and that of the last.
-  require_memory(spec, options.ranks, processes * (options.passes == PassChoice::kForward ? 1 : 3));
   header.shape = flags.shape;
   header.made_up = true;
   header.input = cat("made up (", workload::to_string(spec), ", seed=", flags.seed,
                      ", skew=", flags.skew, ")");
-  return workload::make_layer(spec, options.ranks, flags.seed, flags.skew);
+  return make_visibly(flags, spec, options.ranks, runners.speaks);
 }
 
 void require_runnable(const Flags& flags, const LayerData& layer, const StepOptions& options) {
@@ -156,20 +232,6 @@ Notes write_files(const Flags& flags, const RunHeader& header, const LayerData& 
   return notes;
 }
 
-/// How a backend runs steps: with all ranks, and with one for comparison. Of several processes only
-/// the one that `speaks` prints, checks and writes files.
-struct Runners {
-  StepRunner all_ranks;
-  StepRunner one_rank;
-  bool speaks = true;
-  int processes = 1;      ///< of this host that each hold the layer
-  std::string devices{};  ///< that they run on, beside the machine's CPUs; empty: none
-  std::string sharing{};  ///< why times mean nothing; empty: ranks share no GPUs
-  /// What rank 0 chooses, on all ranks.
-  std::function<tune::LayerSchedules(const std::function<tune::LayerSchedules()>&)> agree =
-      [](const auto& choose) { return choose(); };
-};
-
 /// What --schedule auto stands for.
 void look_up_schedules(const Flags& flags, const LayerData& layer, const Runners& runners,
                        StepOptions& options) {
@@ -190,6 +252,19 @@ Machine machine_of(const Runners& runners) {
   Machine machine = this_machine();
   if (!runners.devices.empty()) machine.cpu = cat(runners.devices, ", ", machine.cpu);
   return machine;
+}
+
+/// Nothing where it is interrupted.
+std::optional<std::vector<TensorCheck>> check_until_interrupted(const Runners& runners,
+                                                                const LayerData& layer,
+                                                                const StepReport& report,
+                                                                const StepOptions& options) {
+  const Interrupt interrupt;
+  try {
+    return check_result(layer, report.result, options, runners.one_rank);
+  } catch (const CheckInterrupted&) {
+    return std::nullopt;
+  }
 }
 
 StepReport run_until_interrupted(const Runners& runners, const LayerData& layer,
@@ -219,22 +294,23 @@ int run_layer(const Flags& flags, const std::string& command, StepOptions option
                    .made_up = false,
                    .link = link_text(),
                    .sharing = runners.sharing};
-  const LayerData layer = read_or_make(flags, options, runners.processes, header);
+  const LayerData layer = read_or_make(flags, options, runners, header);
   if (flags.schedule == kAutoSchedule) look_up_schedules(flags, layer, runners, options);
   require_runnable(flags, layer, options);
 
   // Ahead of the passes: with this file, one that fails can be repeated.
   if (runners.speaks && !flags.save_input.empty()) io::save_layer(flags.save_input, layer);
   if (runners.speaks) print_header(std::cout, header, layer, options);
-  const StepReport report = run_until_interrupted(runners, layer, options);
+  StepReport report = run_until_interrupted(runners, layer, options);
   if (!runners.speaks) return kExitOk;
   print_figures(std::cout, report);
 
   std::vector<TensorCheck> checks;
   if (flags.check && !report.interrupted) {
     std::cout << std::flush;
-    checks = check_result(layer, report.result, options, runners.one_rank);
-    print_checks(std::cout, checks);
+    const auto checked = check_until_interrupted(runners, layer, report, options);
+    report.interrupted = !checked;
+    if (checked) print_checks(std::cout, checks = *checked);
   }
   Notes footer = write_files(flags, header, layer, options, report, checks);
   std::cout << "#\n" << comment(verdict_text(flags, report, checks)) << footer;
@@ -252,7 +328,10 @@ std::function<tune::LayerSchedules(const std::function<tune::LayerSchedules()>&)
 
 /// This process is a CPU rank of a group, or starts one and waits for it.
 int run_processes(const Flags& flags, const Invocation& invocation) {
-  if (!process_environment()) return launch_ranks(flags.ranks, invocation.arguments);
+  if (!process_environment()) {
+    require_feasible_shape(flags, flags.ranks, flags.ranks);  // said once, not by each
+    return launch_ranks(flags.ranks, invocation.arguments);
+  }
   StepOptions options = step_options(flags);
   const Communicator member = Communicator::cpu_from_environment();
   options.ranks = member.size();

@@ -238,7 +238,12 @@ void warn_of_overflow(const std::vector<Degree>& degrees) {
             << first->default_capacity
             << ": the real layer would refuse it; capacity_rows=" << first->overflow.value
             << " would do"
-            << (others == 0 ? "" : cat(" (", others, " more numbers of ranks overflow)")) << '\n';
+            << (others == 0 ? ""
+                            : cat(" (",
+                                  counted(others, "more number of ranks overflows",
+                                          "more numbers of ranks overflow"),
+                                  ")"))
+            << '\n';
 }
 
 void write_file(const Flags& flags, const Invocation& invocation, const Setting& setting,

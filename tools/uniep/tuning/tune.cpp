@@ -10,10 +10,12 @@
 #include "common/output_files.h"
 #include "common/progress.h"
 #include "common/table.h"
+#include "common/work_limits.h"
 #include "profile/measure_profile.h"
 #include "profile/profiles.h"
 #include "tune/book/schedule_book.h"
 #include "tune/book/tune_key.h"
+#include "tuning/least_budget.h"
 #include "tuning/tune_run.h"
 
 namespace uniep::tool {
@@ -72,6 +74,7 @@ void refuse(const TuneFlags& flags, Backend backend, int ranks) {
     const workload::ShapeSpec spec = parse_bench_shape(flags.shape, ranks);
     if (backend == Backend::kCpu) {
       require_measurable("--shape " + flags.shape, spec, ranks, kResults);
+      require_least_budget(flags, spec, ranks);
     }
     require_routable(spec, ranks);
   }
@@ -90,6 +93,7 @@ BenchCase case_of(const TuneFlags& flags, const Ranks& ranks) {
   require_dy(bench, pass_choice(flags.pass));
   if (ranks.backend == Backend::kCpu) {
     require_measurable("--input " + display_name(flags.input), bench.spec, ranks.count, kResults);
+    require_least_budget(flags, bench.spec, ranks.count);
   }
   return bench;
 }
