@@ -40,6 +40,9 @@ def bits():
     found["nothing saved"] = step(
         part(), group=world, max_tokens=most, save="none", recompute_h=True
     )
+    found["exact rows"] = step(
+        part(), group=world, max_tokens=most, save="none", recompute_h=True, exact_rows=True
+    )
     group = uniep.Group(world, device="cpu")
     found["uniep.Group"] = step(part(), group=group, max_tokens=most)
     with uniep.Workspace(group, 64, 32, 8, 2, most) as own:
