@@ -214,10 +214,15 @@ class Tune(ProgramTest):
             self.assertNotIn(" in 0 rounds", done.stdout)
             if done.returncode == 0:
                 continue
-            self.assertEqual(done.returncode, 2, done.stderr)
-            named = re.search(r"; --budget (\d+) would do\n", done.stderr)[1]
-            self.assertRegex(unfolded(self.succeed(*command, named, **self.environment)),
-                             r" in [1-9]\d* rounds?, ")
+            # A machine that has become busier meanwhile may name another.
+            for _ in range(4):
+                self.assertEqual(done.returncode, 2, done.stderr)
+                named = re.search(r"; --budget (\d+) would do\n", done.stderr)[1]
+                done = self.call(*command, named, **self.environment)
+                if done.returncode == 0:
+                    break
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertRegex(unfolded(done.stdout), r" in [1-9]\d* rounds?, ")
 
     def test_a_budget_is_kept(self):
         path = self.folder / "tune.json"
