@@ -265,8 +265,9 @@ def null_somewhere(layer: Layer) -> None:
 def wrong_forward(layer: Layer) -> None:
     call, rng = layer.forward_call(), layer.rng
     pointers = [f[0] for f in call._fields_ if f[1] is ctypes.c_void_p]
-    required = [n for n in pointers if n not in ("overflow", "stream")]
-    aligned = ("plan", "x_rows", "h", "row_probs")
+    optional = ("overflow", "stream", "forward_rows", "allocate_context")
+    required = [n for n in pointers if n not in optional]
+    aligned = ("plan", "x_rows", "h", "row_probs", "forward_rows")
     _spoil_call(layer, call, required, aligned)
     layer.api.refused("uniep_forward", layer.layer, ctypes.byref(call))
     if rng.random() < 0.3:
