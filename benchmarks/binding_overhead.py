@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import datetime
-import shlex
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from ctypes import c_char_p, c_int32, c_int64, c_void_p
@@ -28,7 +25,7 @@ import torch
 from compare import records
 from compare.calls import synchronize, time_replays
 from compare.figures import Times
-from compare.package_records import as_record, commit, machine
+from compare.package_records import as_record, header
 from torch import Tensor
 
 import uniep
@@ -255,16 +252,10 @@ def main() -> None:
         for way, us in replays.items():
             note("both", "graph", way, [us], [replays["c"]])
     workspace.close()
-    header = {
-        "commit": commit(),
-        "machine": machine(device),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": f"python {shlex.join(sys.argv)}",
-        "iterations": args.turns,
-    }
-    print(f"# {header['machine']}; {header['commit']}")
+    about = header(device, 1, args.turns)
+    print(f"# {about['machine']}; {about['commit']}")
     if args.json:
-        records.write(args.json, header, found)
+        records.write(args.json, about, found)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,6 @@ import datetime
 import gc
 import os
 import random
-import shlex
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,7 +28,7 @@ import torch.distributed as dist
 from compare import records
 from compare.calls import synchronize
 from compare.figures import Times
-from compare.package_records import as_record, commit, machine
+from compare.package_records import as_record, header
 from compare.shapes import MODELS, Shape
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -335,15 +333,10 @@ def main() -> None:
     torch.manual_seed(1 + rank)
     choices = [c for c in CHOICES if c.name in args.choices]
     shapes = [TINY] if args.tiny else [CASES[name] for name in args.cases]
-    header = {
-        "commit": commit(),
-        "machine": machine(device),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": f"python {shlex.join(sys.argv)}",
-        "iterations": args.turns,
-    }
+    ranks = dist.get_world_size() if group is not None else 1
+    about = header(device, ranks, args.turns)
     if rank == 0:
-        print(f"# {header['machine']}; {header['commit']}")
+        print(f"# {about['machine']}; {about['commit']}")
     found: list[dict[str, Any]] = []
     for whole in shapes:
         shape = whole
@@ -357,7 +350,7 @@ def main() -> None:
         if rank == 0:
             print_table(shape, rows)
             if args.json:
-                records.write(args.json, header, found)
+                records.write(args.json, about, found)
         del bench
         gc.collect()
         if device.type == "cuda":

@@ -15,9 +15,7 @@ file.
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
-import shlex
 import statistics
 import sys
 import time
@@ -30,7 +28,7 @@ import torch.nn.functional as F
 from compare import records
 from compare.calls import synchronize, time_calls, time_replays
 from compare.figures import Times
-from compare.package_records import as_record, commit, machine
+from compare.package_records import as_record, header
 from torch import Tensor, nn
 
 import uniep
@@ -290,18 +288,14 @@ def main() -> None:
         count = sum(weight.numel() for weight in Model(sizes).parameters())
     print(f"# {count / 1e9:.3f} B parameters, {sizes.texts} texts of {sizes.length} tokens")
     found = measure_steps(sizes, args, device) + measure_calls(sizes, args, device)
-    header = {
-        "commit": commit(),
-        "machine": machine(device),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": f"python {shlex.join(sys.argv)}",
-        "iterations": args.turns * args.steps,
+    about = {
+        **header(device, 1, args.turns * args.steps),
         "parameters": count,
         "sizes": vars(sizes),
     }
-    print(f"# {header['machine']}; {header['commit']}")
+    print(f"# {about['machine']}; {about['commit']}")
     if args.json:
-        records.write(args.json, header, found)
+        records.write(args.json, about, found)
 
 
 if __name__ == "__main__":

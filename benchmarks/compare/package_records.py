@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import platform
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +36,18 @@ def as_record(
     }
 
 
+def header(device: torch.device, ranks: int, iterations: int) -> dict[str, Any]:
+    """What a file of figures that this program took says of all of them."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return {
+        "commit": commit(),
+        "machine": machine(device, ranks),
+        "date": now.isoformat(timespec="seconds"),
+        "command": f"python {shlex.join(sys.argv)}",
+        "iterations": iterations,
+    }
+
+
 def commit() -> str:
     """Of the sources, with + behind it where files have changed; empty where that is unknown."""
     git = ["git", "-C", str(Path(__file__).parent)]
@@ -47,9 +61,9 @@ def commit() -> str:
     return head.stdout.strip() + ("+" if changed.stdout else "")
 
 
-def machine(device: torch.device) -> str:
+def machine(device: torch.device, ranks: int = 1) -> str:
     name = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or "CPU"
     versions = f"torch {torch.__version__}, uniep {uniep.__version__}"
     if "transformers" in sys.modules:
         versions += f", transformers {sys.modules['transformers'].__version__}"
-    return f"1 x {name}; {versions}"
+    return f"{ranks} x {name}; {versions}"
