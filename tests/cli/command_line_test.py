@@ -288,6 +288,20 @@ class Reports(ProgramTest):
             self.assertEqual(sum(sizes[:-1]), sizes[-1])
             return sizes[-1]
         self.assertLess(total("--ranks", 2, "--capacity", 1024), total("--ranks", 2))
+        def balanced(*args):
+            text = unfolded(self.succeed("info", "--shape", *args))
+            sizes = re.findall(r" (saved|backward|total) +(\S+) GB",
+                               text.split("rows of a balanced routing take")[1])
+            return {what: float(size) for what, size in sizes}
+        rows = 8192 * 8  # a multiple of 128 for each of 64 experts
+        self.assertEqual(balanced("deepseek-v3", "--ranks", 4)["saved"],
+                         round(rows * (2 * 7168 + 4 * 2048 + 4) * 1e-9, 2))
+        wide = balanced("deepseek-v3", "--ranks", 4, "--capacity", 2 * rows)
+        tight = balanced("deepseek-v3", "--ranks", 4, "--capacity", rows)
+        self.assertEqual(wide, {**tight, "total": wide["total"]})
+        text = self.succeed("info", "--shape", "deepseek-v3", "--ranks", 4, "--capacity", rows)
+        self.assertIn(f"{tight['backward']:.2f} GB\n", text.split("rows of backward")[1])
+        self.assertIn(f"{tight['total']:.2f} GB\n", text.split("  total ")[1])
         def capacity(*args):
             text = self.succeed("info", "--shape", *args)
             return next(line for line in text.splitlines() if line.startswith("# capacity"))

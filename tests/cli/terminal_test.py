@@ -284,6 +284,8 @@ class Widths(ProgramTest):
         self.expect_narrow("profile", "--effort", 0.1)
         self.expect_narrow("simulate", "--shape", "gpt-oss-120b,tokens=1024", "--ranks", 64,
                            "--gpus-per-node", 8, "--nic-gbps", 400)
+        self.expect_narrow("simulate", "--shape", "gpt-oss-120b,tokens=1024", "--ranks", 64,
+                           "--memory", 80, "--layers", 10000, "--in-flight", 100)
 
 
 if __name__ == "__main__":

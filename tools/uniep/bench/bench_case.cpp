@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <numeric>
+#include <span>
 
 #include "base/check.h"
 #include "base/files.h"
@@ -21,6 +22,13 @@ std::vector<std::int64_t> count_rows(const std::vector<std::int32_t>& topk_ids, 
   for (const std::int32_t id : topk_ids) {
     if (id >= 0) ++rows[static_cast<std::size_t>(id)];  // else a dropped slot
   }
+  return rows;
+}
+
+/// Each expert's rows begin at a multiple of `align`.
+std::int64_t padded(std::span<const std::int64_t> rows_per_expert, int align) {
+  std::int64_t rows = 0;
+  for (const std::int64_t n : rows_per_expert) rows += round_up<std::int64_t>(n, align);
   return rows;
 }
 
@@ -52,6 +60,12 @@ std::int64_t BenchCase::rows() const {
 std::int64_t BenchCase::rows(int rank) const {
   const auto first = rows_per_expert.begin() + rank * local_experts();
   return std::accumulate(first, first + local_experts(), std::int64_t{0});
+}
+
+std::int64_t BenchCase::padded_rows(int rank) const {
+  const auto experts = static_cast<std::size_t>(local_experts());
+  const std::span<const std::int64_t> all = rows_per_expert;
+  return padded(all.subspan(static_cast<std::size_t>(rank) * experts, experts), problem.row_align);
 }
 
 std::vector<WireRows> wire_rows(const BenchCase& bench) {
@@ -141,13 +155,11 @@ std::int64_t bench_capacity(const Problem& problem, int ranks,
   const std::int64_t experts = problem.num_experts / ranks;
   const std::int64_t twice_balanced =
       2 * problem.max_tokens * problem.topk + experts * problem.row_align;
+  const std::span<const std::int64_t> all = rows_per_expert;
   std::int64_t fullest = 0;
-  for (auto first = rows_per_expert.begin(); first != rows_per_expert.end(); first += experts) {
-    std::int64_t rows = 0;
-    for (auto e = first; e != first + experts; ++e) {
-      rows += round_up<std::int64_t>(*e, problem.row_align);
-    }
-    fullest = std::max(fullest, rows);
+  for (std::size_t first = 0; first < all.size(); first += static_cast<std::size_t>(experts)) {
+    const auto of_rank = all.subspan(first, static_cast<std::size_t>(experts));
+    fullest = std::max(fullest, padded(of_rank, problem.row_align));
   }
   Problem any = problem;
   any.capacity_rows = 0;

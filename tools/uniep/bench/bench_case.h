@@ -71,6 +71,8 @@ struct BenchCase {
   bool has_dy() const { return layer == nullptr || !layer->dy.empty() || layer->tokens == 0; }
   std::int64_t rows() const;          ///< of all ranks
   std::int64_t rows(int rank) const;  ///< of the experts of one
+  /// Of the experts of one, pad rows included.
+  std::int64_t padded_rows(int rank) const;
 };
 
 /// Of every rank.

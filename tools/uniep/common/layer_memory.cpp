@@ -1,14 +1,17 @@
 #include "common/layer_memory.h"
 
+#include <algorithm>
 #include <ostream>
+#include <utility>
+#include <vector>
 
 #include "base/check.h"
+#include "base/math.h"
 #include "common/table.h"
 #include "graph/description.h"
 #include "layout/workspace.h"
 #ifdef UNIEP_HAS_CUDA
-#include "cuda/pass_memory.h"
-#include "cuda/plan_memory.h"
+#include "cuda/layer_memory.h"
 #endif
 
 namespace uniep::tool {
@@ -16,40 +19,95 @@ namespace {
 
 using enum Table::Align;
 
+enum class Held { kLayer, kUntilBackward, kForward, kBackward, kAnyPass };
+
 struct Use {
-  std::string what;
-  std::string when;  // how long it is held
+  std::string name;
+  std::string tensors;  // that follow from the graph; empty: none
+  Held held;
   std::int64_t bytes;
+  int times = 1;  // that a layer with memory of its own has it at once
+
+  std::int64_t all_bytes() const { return times * bytes; }
+  bool has_rows() const { return held != Held::kLayer && !tensors.empty(); }
+  std::string text() const { return cat(name, tensors.empty() ? "" : ": ", tensors); }
 };
 
-/// "symmetric memory: tokens, probs, ...".
-std::string with_tensors(const char* what, const TensorLayout& layout) {
-  return cat(what, ": ",
-             tensor_names(kLayerGraph, [&](const TensorRow& t) { return layout.holds(t.tensor); }));
+const char* duration(Held held) {
+  switch (held) {
+    case Held::kLayer:
+      return "layer";
+    case Held::kUntilBackward:
+      return "until its backward";
+    case Held::kForward:
+    case Held::kAnyPass:
+      return "pass";
+    case Held::kBackward:
+      break;
+  }
+  return "until backward_weights";
 }
 
-std::vector<Use> uses(const Problem& p, int ranks) {
-  const std::int64_t rows = capacity_rows(p, ranks);
-  std::vector<Use> all = {{with_tensors("symmetric", SymmetricLayout(p, ranks)), "layer",
-                           SymmetricLayout(p, ranks).bytes},
-                          {"counters of this rank", "layer", LocalCounterLayout(p, ranks).bytes},
-                          {with_tensors("saved", SavedLayout(p, rows)), "until its backward",
-                           SavedLayout(p, rows).bytes}};
-  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
-    const RowLayout layout(p, rows, pass);
-    all.push_back({with_tensors(cat("rows of ", name(pass)).c_str(), layout),
-                   pass == Pass::kForward ? "pass" : "until backward_weights", layout.bytes});
-  }
+/// "tokens, probs, ...".
+std::string tensors_of(const TensorLayout& layout) {
+  return tensor_names(kLayerGraph, [&](const TensorRow& t) { return layout.holds(t.tensor); });
+}
+
+/// Where calls take memory for so many rows.
+std::vector<Use> uses(const Problem& p, int ranks, std::int64_t rows) {
+  std::vector<Use> all;
+  const auto add_layout = [&](std::string name, Held held, const TensorLayout& layout) {
+    all.push_back({std::move(name), tensors_of(layout), held, layout.bytes});
+  };
+  const SymmetricLayout symmetric(p, ranks);
+  add_layout("symmetric", Held::kLayer, symmetric);
+  all.push_back({"counters of this rank", "", Held::kLayer, LocalCounterLayout(p, ranks).bytes});
+  add_layout("saved", Held::kUntilBackward, SavedLayout(p, rows));
+  add_layout("rows of forward", Held::kForward, RowLayout(p, rows, Pass::kForward));
+  add_layout("rows of backward", Held::kBackward, RowLayout(p, rows, Pass::kBackward));
 #ifdef UNIEP_HAS_CUDA
-  all.push_back({"cuda: exchange of the routing", "layer", PlanExchangeLayout(p, ranks).bytes});
+  all.push_back({"cuda: exchange of routing and errors", "", Held::kLayer,
+                 cuda::LayerSymmetricLayout(p, ranks).bytes - symmetric.bytes});
   all.push_back(
-      {"cuda: scratch of plans and passes", "layer",
+      {"cuda: scratch of plans and passes", "", Held::kLayer,
        cuda::PlanScratchLayout(p, ranks).bytes + cuda::PassScratchLayout(p, ranks).bytes});
-  all.push_back({"cuda: plans, this step's and the last", "until its backward",
-                 2 * cuda::DevicePlanLayout(p, ranks).bytes});
-  all.push_back({"cuda: order of a pass", "pass", cuda::most_order_bytes(p, ranks)});
+  all.push_back({"cuda: plans, this step's and the last", "", Held::kUntilBackward,
+                 cuda::DevicePlanLayout(p, ranks).bytes, 2});
+  all.push_back({"cuda: order of a pass", "", Held::kAnyPass, cuda::most_order_bytes(p, ranks)});
 #endif
   return all;
+}
+
+std::int64_t total(const std::vector<Use>& all) {
+  std::int64_t bytes = 0;
+  for (const Use& use : all) bytes += use.all_bytes();
+  return bytes;
+}
+
+std::string size_text(std::int64_t bytes) { return bytes_text(static_cast<double>(bytes)); }
+
+Table table_of(const std::vector<Use>& all) {
+  Table table({kLeft, kLeft, kRight, kRight});
+  table.header({"what", "held for", "bytes", ""});
+  for (const Use& use : all) {
+    const std::int64_t bytes = use.all_bytes();
+    table.row({use.text(), duration(use.held), cat(bytes), size_text(bytes)});
+  }
+  table.row({"total", "", cat(total(all)), size_text(total(all))});
+  return table;
+}
+
+/// "saved 1.48 GB, rows of forward ...": of what has rows, and the sum of everything.
+std::string balanced_text(const Problem& p, int ranks) {
+  const std::int64_t rows = balanced_rows(p, ranks);
+  const std::vector<Use> all = uses(p, ranks, rows);
+  std::string text;
+  for (const Use& use : all) {
+    if (!use.has_rows()) continue;
+    text += cat(use.name, ' ', size_text(use.all_bytes()), ", ");
+  }
+  return cat("what ", rows, " rows of a balanced routing take, as with exact_rows: ", text,
+             "total ", size_text(total(all)));
 }
 
 }  // namespace
@@ -69,22 +127,46 @@ void print_memory(std::ostream& out, const workload::ShapeSpec& spec, int ranks,
             cat(rows, " rows a rank", rows >= most ? ", enough for any routing" : "",
                 "; a balanced routing fills ", balanced, " and some padding, any at most ", most));
   notes.add("kept", cat("save=", name(p.save), ", recompute_h=", p.recompute_h ? "yes" : "no"));
-  out << notes << "#\n# memory of one rank, without the caller's tensors\n";
-  Table table({kLeft, kLeft, kRight, kRight});
-  table.header({"what", "held for", "bytes", ""});
-  std::int64_t total = 0;
-  for (const Use& use : uses(p, ranks)) {
-    total += use.bytes;
-    table.row({use.what, use.when, cat(use.bytes), bytes_text(static_cast<double>(use.bytes))});
-  }
-  table.row({"total", "", cat(total), bytes_text(static_cast<double>(total))});
-  out << table;
+  out << notes << "#\n# memory of one rank, without the caller's tensors\n"
+      << table_of(uses(p, ranks, rows)) << comment(balanced_text(p, ranks));
 }
 
 std::int64_t layer_memory(const Problem& problem, int ranks) {
-  std::int64_t total = 0;
-  for (const Use& use : uses(problem, ranks)) total += use.bytes;
-  return total;
+  return total(uses(problem, ranks, capacity_rows(problem, ranks)));
+}
+
+RankBytes rank_bytes(const Problem& problem, int ranks, std::int64_t rows) {
+  RankBytes sum;
+  for (const Use& use : uses(problem, ranks, rows)) {
+    switch (use.held) {
+      case Held::kLayer:
+      case Held::kAnyPass:  // part of the workspace
+        sum.shared += use.bytes;
+        break;
+      case Held::kUntilBackward:
+        sum.kept += use.bytes;
+        break;
+      case Held::kForward:
+      case Held::kBackward:
+        sum.pass = std::max(sum.pass, use.bytes);
+    }
+  }
+  return sum;
+}
+
+std::int64_t balanced_rows(const Problem& problem, int ranks) {
+  const std::int64_t rows = problem.max_tokens * problem.topk;
+  const std::int64_t experts = problem.num_experts / ranks;
+  const std::int64_t with_one_more = rows % experts;
+  const auto padded = [&](std::int64_t n) { return round_up<std::int64_t>(n, problem.row_align); };
+  return with_one_more * padded(rows / experts + 1) +
+         (experts - with_one_more) * padded(rows / experts);
+}
+
+std::int64_t weight_parameters(const Problem& problem, int ranks) {
+  const Extents extents = extents_of(problem, ranks, 0);
+  return elements_of(kLayerGraph[Tensor::kW1], extents) +
+         elements_of(kLayerGraph[Tensor::kW2], extents);
 }
 
 }  // namespace uniep::tool

@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "base/check.h"
-#include "base/math.h"
 #include "base/utc_now.h"
 #include "bench/bench_case.h"
 #include "commands.h"
@@ -17,11 +16,11 @@
 #include "common/progress.h"
 #include "common/record_json.h"
 #include "common/table.h"
-#include "graph/extents.h"
-#include "graph/layer_graph.h"
 #include "plan/routing_fault.h"
 #include "profile/profiles.h"
 #include "schedule/constraints.h"
+#include "simulate/memory_plan.h"
+#include "simulate/memory_report.h"
 #include "simulate/scaling_plot.h"
 #include "simulate/simulation_size.h"
 #include "tune/model/cost_model.h"
@@ -43,6 +42,7 @@ struct Flags {
   std::uint64_t seed = 0;
   double skew = 0;
   KeptFlags kept;
+  MemoryFlags memory;
   std::string json;
   std::string plot;
 };
@@ -107,11 +107,7 @@ bool is_overflow(const RoutingFault& fault) { return fault.kind != RoutingFault:
 RoutingFault overflow_of(const BenchCase& bench, std::int64_t capacity) {
   RoutingFault fault;
   for (int rank = 0; rank < bench.ranks; ++rank) {
-    std::int64_t rows = 0;
-    for (std::int64_t e = 0; e < bench.local_experts(); ++e) {
-      const auto expert = static_cast<std::size_t>(rank * bench.local_experts() + e);
-      rows += round_up<std::int64_t>(bench.rows_per_expert[expert], bench.problem.row_align);
-    }
+    const std::int64_t rows = bench.padded_rows(rank);
     if (rows <= std::max(capacity, fault.value)) continue;
     fault.kind = RoutingFault::Kind::kCapacity;
     fault.rank = rank;
@@ -120,14 +116,17 @@ RoutingFault overflow_of(const BenchCase& bench, std::int64_t capacity) {
   return fault;
 }
 
-Degree predict_degree(const Flags& flags, const Setting& setting, int ranks) {
-  BenchCase bench = make_case(flags.shape, ranks, flags.seed, flags.skew);
-  flags.kept.apply_to(bench.problem);
+std::vector<RoutingPlan> plans_of(const BenchCase& bench, const Setting& setting) {
   const auto reason = invalid_reason(setting.schedule, bench.problem,
                                      {setting.profile.backend, setting.profile.workers});
   require(!reason, ErrorCode::kInvalidArgument, reason.value_or(""));
-  const std::vector<std::int64_t> tokens(static_cast<std::size_t>(ranks), bench.spec.tokens);
-  const auto plans = tune::plans_to_simulate(bench.problem, tokens, bench.routing.topk_ids);
+  return tune::plans_to_simulate(bench.problem, bench.tokens_per_rank(), bench.routing.topk_ids);
+}
+
+Degree predict_degree(const Flags& flags, const Setting& setting, int ranks) {
+  BenchCase bench = make_case(flags.shape, ranks, flags.seed, flags.skew);
+  flags.kept.apply_to(bench.problem);
+  const auto plans = plans_of(bench, setting);
   Degree degree{.ranks = ranks, .one_stands_for_all = static_cast<int>(plans.size()) < ranks};
   for (const RoutingPlan& plan : plans) {
     degree.fullest_rows = std::max(degree.fullest_rows, plan.traffic().rows);
@@ -137,11 +136,8 @@ Degree predict_degree(const Flags& flags, const Setting& setting, int ranks) {
   degree.default_capacity = capacity_rows(usual, ranks);
   degree.overflow = overflow_of(bench, degree.default_capacity);
   degree.layer_bytes = layer_memory(bench.problem, ranks);
-  const Extents extents = extents_of(bench.problem, ranks, 0);
-  for (const Tensor weights : {Tensor::kW1, Tensor::kW2}) {
-    const TensorRow& row = kLayerGraph[weights];
-    degree.weight_bytes += elements_of(row, extents) * bytes_of(row.element);
-  }
+  degree.weight_bytes =
+      weight_parameters(bench.problem, ranks) * static_cast<std::int64_t>(sizeof(bf16));
   for (const Pass pass : setting.passes) {
     degree.passes.push_back(tune::predict(plans, pass, setting.schedule, setting.profile,
                                           {.topology = setting.topology}));
@@ -149,18 +145,38 @@ Degree predict_degree(const Flags& flags, const Setting& setting, int ranks) {
   return degree;
 }
 
-/// One after another, as far as it is not interrupted.
-std::vector<Degree> predict_degrees(const Flags& flags, const Setting& setting,
-                                    const std::vector<int>& ranks) {
+double predict_layer(const BenchCase& bench, const Setting& setting) {
+  const auto plans = plans_of(bench, setting);
+  double seconds = 0;
+  for (const Pass pass : setting.passes) {
+    seconds += tune::simulate(plans, pass, setting.schedule, setting.profile,
+                              {.topology = setting.topology})
+                   .seconds;
+  }
+  return seconds;
+}
+
+MemoryPlan plan_degree(const Flags& flags, const Setting& setting, const ModelMemory& model,
+                       int ranks) {
+  MemoryPlan plan =
+      plan_memory(make_case(flags.shape, ranks, flags.seed, flags.skew), model,
+                  [&](const BenchCase& bench) { return predict_layer(bench, setting); });
+  plan.one_stands_for_all = ranks > tune::kMostSimulatedRanks;
+  return plan;
+}
+
+/// One number of ranks after another, as far as it is not interrupted.
+template <class Predict>
+auto predict_all(const std::vector<int>& ranks, Predict&& predict) {
   const Interrupt interrupt;
   Progress progress("simulating", std::accumulate(ranks.begin(), ranks.end(), std::int64_t{0}));
-  std::vector<Degree> degrees;
+  std::vector<decltype(predict(1))> predictions;
   for (const int count : ranks) {
     if (Interrupt::requested()) break;
-    degrees.push_back(predict_degree(flags, setting, count));
+    predictions.push_back(predict(count));
     progress.advance(count);
   }
-  return degrees;
+  return predictions;
 }
 
 std::string topology_text(const Flags& flags) {
@@ -169,7 +185,7 @@ std::string topology_text(const Flags& flags) {
              nic_latency_us(flags), " us a NIC, one NIC a GPU");
 }
 
-void print_header(const Flags& flags, const Setting& setting) {
+Notes header(const Flags& flags, const Setting& setting) {
   Notes notes;
   notes.add("uniep", to_string(this_build()));
   notes.add("profile", cat(setting.profile.name, " (", setting.profile.device, ")"));
@@ -178,7 +194,11 @@ void print_header(const Flags& flags, const Setting& setting) {
                          "; seed=", flags.seed, ", skew=", flags.skew));
   notes.add("cluster", topology_text(flags));
   notes.add("schedule", to_string(setting.schedule));
-  std::cout << notes
+  return notes;
+}
+
+void print_header(const Flags& flags, const Setting& setting) {
+  std::cout << header(flags, setting)
             << "#\n# predicted, not measured. exposed: what communication adds to the time under "
                "this schedule;\n# memory: of one rank, by uniep itself (docs/cli.md: uniep info "
                "--shape); weights: w1 and w2\n"
@@ -246,6 +266,20 @@ void warn_of_overflow(const std::vector<Degree>& degrees) {
             << '\n';
 }
 
+Json file_head(const char* schema, const Flags& flags, const Invocation& invocation,
+               const Setting& setting, bool interrupted) {
+  return {{"schema", schema},
+          {"version", this_build().version},
+          {"commit", this_build().commit},
+          {"date", utc_now()},
+          {"command", invocation.command},
+          {"profile", setting.profile.name},
+          {"cluster", topology_text(flags)},
+          {"seed", flags.seed},
+          {"skew", flags.skew},
+          {"interrupted", interrupted}};
+}
+
 void write_file(const Flags& flags, const Invocation& invocation, const Setting& setting,
                 const std::vector<Degree>& degrees, bool interrupted) {
   Json records = Json::array();
@@ -265,17 +299,9 @@ void write_file(const Flags& flags, const Invocation& invocation, const Setting&
                          {"overflow", overflow_json(d.overflow)}});
     }
   }
-  write_json(flags.json, {{"schema", "uniep-simulate-1"},
-                          {"version", this_build().version},
-                          {"commit", this_build().commit},
-                          {"date", utc_now()},
-                          {"command", invocation.command},
-                          {"profile", setting.profile.name},
-                          {"cluster", topology_text(flags)},
-                          {"seed", flags.seed},
-                          {"skew", flags.skew},
-                          {"interrupted", interrupted},
-                          {"records", records}});
+  Json file = file_head("uniep-simulate-1", flags, invocation, setting, interrupted);
+  file["records"] = std::move(records);
+  write_json(flags.json, file);
 }
 
 std::vector<std::string> picture_notes(const Flags& flags, const Invocation& invocation,
@@ -315,28 +341,72 @@ void write_picture(const Flags& flags, const Invocation& invocation, const Setti
   write_text(flags.plot, [&](std::ostream& out) { out << draw_scaling(picture); });
 }
 
-int run(const Flags& flags, const Invocation& invocation) {
+int report_end(std::size_t done, std::size_t asked_for) {
+  if (done == asked_for) return kExitOk;
+  std::cout << comment(cat("interrupted after ", done, " of ", asked_for, " numbers of ranks"));
+  return Interrupt::exit_code();
+}
+
+int run_prediction(const Flags& flags, const Invocation& invocation, const Setting& setting,
+                   const std::vector<int>& ranks) {
+  print_header(flags, setting);
+  const std::vector<Degree> degrees =
+      predict_all(ranks, [&](int count) { return predict_degree(flags, setting, count); });
+  print_table(setting, degrees);
+  std::cout << std::flush;
+  warn_of_overflow(degrees);
+  const int exit_code = report_end(degrees.size(), ranks.size());
+  if (!flags.json.empty()) {
+    write_file(flags, invocation, setting, degrees, degrees.size() < ranks.size());
+  }
+  if (!flags.plot.empty() && !degrees.empty()) {
+    write_picture(flags, invocation, setting, degrees);
+  }
+  return exit_code;
+}
+
+int run_plan(const Flags& flags, const Invocation& invocation, const Setting& setting,
+             const std::vector<int>& ranks, const ModelMemory& model) {
+  Notes notes = header(flags, setting);
+  notes.add("model", model_text(model));
+  std::cout << notes;
+  print_plan_legend(std::cout);
+  std::cout << std::flush;
+  const std::vector<MemoryPlan> plans =
+      predict_all(ranks, [&](int count) { return plan_degree(flags, setting, model, count); });
+  for (const MemoryPlan& plan : plans) print_plan(std::cout, plan, model);
+  const int exit_code = report_end(plans.size(), ranks.size());
+  if (flags.json.empty()) return exit_code;
+  Json file =
+      file_head("uniep-memory-plan-1", flags, invocation, setting, plans.size() < ranks.size());
+  file["shape"] = flags.shape;
+  file["schedule"] = to_string(setting.schedule);
+  file.update(model_json(model));
+  file["plans"] = plans_json(plans, model);
+  write_json(flags.json, file);
+  return exit_code;
+}
+
+/// A plan tries what these choose, needs both passes, and has no picture.
+void require_undecided(const CLI::App& sub) {
+  for (const char* flag : {"--save", "--recompute-h", "--pass", "--plot"}) {
+    require(sub.get_option(flag)->count() == 0, ErrorCode::kInvalidArgument, flag,
+            " is given beside --memory, whose plan tries every choice in both passes, as a table; "
+            "one of the two is accepted");
+  }
+}
+
+int run(const Flags& flags, const CLI::App& sub, const Invocation& invocation) {
+  const std::optional<ModelMemory> model = model_memory(flags.memory);
+  if (model) require_undecided(sub);
   require_usable_outputs({{"--json", flags.json}, {"--plot", flags.plot}},
                          {profile_file("--profile", flags.profile)});
   const Setting setting = setting_of(flags);
   const workload::ShapeSpec spec = parse_bench_shape(flags.shape, flags.ranks);
   const std::vector<int> ranks = degrees_up_to(flags.ranks, spec.num_experts);
   for (const int count : ranks) require_simulable(spec, count, setting.schedule);
-  print_header(flags, setting);
-  const std::vector<Degree> degrees = predict_degrees(flags, setting, ranks);
-  const bool interrupted = degrees.size() < ranks.size();
-  print_table(setting, degrees);
-  std::cout << std::flush;
-  warn_of_overflow(degrees);
-  if (interrupted) {
-    std::cout << comment(
-        cat("interrupted after ", degrees.size(), " of ", ranks.size(), " numbers of ranks"));
-  }
-  if (!flags.json.empty()) write_file(flags, invocation, setting, degrees, interrupted);
-  if (!flags.plot.empty() && !degrees.empty()) {
-    write_picture(flags, invocation, setting, degrees);
-  }
-  return interrupted ? Interrupt::exit_code() : kExitOk;
+  return model ? run_plan(flags, invocation, setting, ranks, *model)
+               : run_prediction(flags, invocation, setting, ranks);
 }
 
 void add_what_options(CLI::App& sub, Flags& flags) {
@@ -360,6 +430,27 @@ void add_what_options(CLI::App& sub, Flags& flags) {
            "How unevenly experts are loaded, 0 to 100: 0 (default) evenly, 1 like Zipf's law")
       ->check(a_skew());
   add_kept(group, flags.kept);
+}
+
+void add_memory_options(CLI::App& sub, MemoryFlags& flags) {
+  OptionGroup group(sub, "What fits");
+  group
+      .add("--memory", flags.memory_gb, "GB",
+           "Plan instead: which choices of --save, --recompute-h and exact_rows fit a rank that "
+           "has so many 1e9 bytes for its MoE layers; with --layers")
+      ->check(range(1e-6, 1e6));
+  group.add("--layers", flags.layers, "L", "MoE layers of a rank, 1 to 10000; with --memory")
+      ->check(range(1, 10000));
+  group
+      .add("--in-flight", flags.in_flight, "M",
+           "Microbatches whose forward waits for its backward (default 1; the first stage of a "
+           "pipeline has as many as there are stages), 1 to 10000; with --memory")
+      ->check(range(1, 10000));
+  group
+      .add("--weight-bytes", flags.weight_bytes, "B",
+           "Bytes for each parameter of the experts, 0 to 1000 (default 2: weights in bf16 alone; "
+           "18: with a main_grad and Adam's master weights and two moments in fp32); with --memory")
+      ->check(range(0.0, 1000.0));
 }
 
 void add_where_options(CLI::App& sub, Flags& flags) {
@@ -390,6 +481,7 @@ void add_simulate(CLI::App& app, Invocation& invocation) {
       "simulate", "Predict time, exposed communication and memory of machines that are not here");
   const auto flags = std::make_shared<Flags>();
   add_what_options(*sub, *flags);
+  add_memory_options(*sub, flags->memory);
   add_where_options(*sub, *flags);
   sub->footer(
       "Examples:\n"
@@ -397,8 +489,10 @@ void add_simulate(CLI::App& app, Invocation& invocation) {
       "  uniep simulate --shape deepseek-v3 --ranks 64 --gpus-per-node 8 --nic-gbps 400 --plot "
       "scaling.svg\n"
       "  uniep simulate --shape qwen3-30b --ranks 4 --schedule two-kernel,dispatch_workers=24 "
-      "--skew 1");
-  sub->callback([flags, &invocation] { invocation.exit_code = run(*flags, invocation); });
+      "--skew 1\n"
+      "  uniep simulate --shape deepseek-v3 --ranks 8 --memory 80 --layers 4 --in-flight 4");
+  sub->callback(
+      [flags, sub, &invocation] { invocation.exit_code = run(*flags, *sub, invocation); });
 }
 
 }  // namespace uniep::tool

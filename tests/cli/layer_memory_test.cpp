@@ -1,0 +1,66 @@
+#include "common/layer_memory.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "uniep/layer.h"
+
+namespace uniep::tool {
+namespace {
+
+Problem layer_problem() {
+  Problem p{.hidden = 512, .intermediate = 256, .num_experts = 16, .topk = 3, .max_tokens = 1000};
+  p.capacity_rows = 9000;
+  return p;
+}
+
+TEST(BalancedRows, AreThoseOfEveryExpertPadded) {
+  Problem p = layer_problem();  // 3000 rows over 4 experts
+  EXPECT_EQ(balanced_rows(p, 4), 4 * 768);
+  p.max_tokens = 128;  // 384 rows over 4, 96 each, and over 16, 24 each
+  EXPECT_EQ(balanced_rows(p, 4), 4 * 128);
+  p.row_align = 16;
+  EXPECT_EQ(balanced_rows(p, 1), 16 * 32);
+  p.max_tokens = 11;  // 33 rows over 16 experts: one has 3
+  p.row_align = 2;
+  EXPECT_EQ(balanced_rows(p, 1), 15 * 2 + 4);
+}
+
+TEST(WeightParameters, AreThreeMatricesOfEveryExpert) {
+  EXPECT_EQ(weight_parameters(layer_problem(), 4), 3 * 512 * 256 * 16 / 4);
+}
+
+TEST(RankBytes, OfFewerRowsAreFewer) {
+  const Problem p = layer_problem();
+  const RankBytes few = rank_bytes(p, 4, 3072), many = rank_bytes(p, 4, 9000);
+  EXPECT_EQ(few.shared, many.shared);
+  EXPECT_LT(few.kept, many.kept);
+  EXPECT_LT(few.pass, many.pass);
+}
+
+#ifdef UNIEP_HAS_CUDA
+// Workspaces of the Python package are as large as Layer::memory_needs says.
+TEST(RankBytes, AreWhatPyTorchAllocates) {
+  for (const Save save : {Save::kRows, Save::kNone}) {
+    for (const bool recompute_h : {false, true}) {
+      for (const std::int64_t rows : {3072, 9000}) {
+        Problem p = layer_problem();
+        p.save = save;
+        p.recompute_h = recompute_h;
+        const MemoryNeeds needs = Layer::memory_needs(p, Backend::kCuda, 4, rows);
+        const RankBytes bytes = rank_bytes(p, 4, rows);
+        EXPECT_EQ(bytes.shared, needs.workspace + needs.symmetric);
+        EXPECT_EQ(bytes.pass, std::max(needs.forward_rows, needs.backward_rows));
+        const std::int64_t row =
+            (save == Save::kRows ? 2 * p.hidden : 0) + (recompute_h ? 0 : 4 * p.intermediate) + 4;
+        EXPECT_GE(bytes.kept, needs.plan + rows * row);
+        EXPECT_LE(bytes.kept, needs.plan + rows * row + 3 * 256);  // each tensor is padded
+      }
+    }
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace uniep::tool
