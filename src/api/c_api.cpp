@@ -234,7 +234,7 @@ uniep::RoutingPlan plan_of(uniep_layer& l, const uniep_forward_call* call, Forwa
   if (call->allocate == nullptr) return plan;
   // Throws what is wrong with the routing, as a pass would: on all ranks, and once.
   if (call->overflow == nullptr) l.layer.synchronize();
-  // On all ranks alike: of none at all, that of a tile's.
+  // Each rank has rows of its own; without any, it asks for a few, so that there is memory to give.
   const std::int64_t rows =
       std::min(std::max<std::int64_t>(plan.padded_rows(), l.problem().row_align), l.needs.rows);
   f.options.memory = prepared(l, true, [&] {

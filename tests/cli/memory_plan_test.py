@@ -38,7 +38,7 @@ class MemoryPlan(ProgramTest):
         rows = [line.split() for line in text.splitlines() if line.startswith("  ")]
         choices = [c for plan in file["plans"] for c in plan["choices"]]
         self.assertEqual(len(rows), len(choices))
-        for row, c in zip(rows, choices):
+        for row, c in zip(rows, choices, strict=True):
             self.assertEqual(c["total_bytes"], c["kept_bytes"] + c["pass_bytes"] +
                              c["shared_bytes"] + c["weight_bytes"])
             self.assertEqual(c["fits"], c["total_bytes"] <= 3e9)
