@@ -118,7 +118,7 @@ def moe(
     workspace: Workspace | None = None,
     max_tokens: int | None = None,
     capacity_rows: int | None = None,
-    save: Literal["rows", "none"] | None = None,
+    save: Literal["rows", "tokens", "none"] | None = None,
     recompute_h: bool | None = None,
     exact_rows: bool | None = None,
     schedule: str | None = None,
@@ -144,7 +144,7 @@ def moe(
         max_tokens: most tokens that a rank ever has, the same on all ranks. None: those of this
             call, which then are the same on all ranks.
         capacity_rows: see :class:`uniep.Workspace`.
-        save: what is kept of the rows of x; see :class:`uniep.Workspace`. None: ``"rows"``, or what
+        save: what is kept of x; see :class:`uniep.Workspace`. None: ``"rows"``, or what
             the workspace has.
         recompute_h: whether backward computes h again; likewise. None: no, or what the workspace
             has.
@@ -164,8 +164,8 @@ def moe(
         RuntimeError: where the library refuses or fails: a routing that does not fit, a lost rank.
     """
     _arguments.check_device(x)
-    if save not in (None, "rows", "none"):
-        raise ValueError(f"save is '{save}'; it must be 'rows' or 'none'")
+    if save not in (None, "rows", "tokens", "none"):
+        raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")
     if torch.is_autocast_enabled(x.device.type):
         x, w1, w2 = _arguments.autocast(x, w1, w2)
     _arguments.check(x, topk_ids, topk_probs, w1, w2)
