@@ -55,6 +55,8 @@ class Choice:
 CHOICES = [
     Choice("rows", {}),
     Choice("rows,exact", {"exact_rows": True}),
+    Choice("tokens", {"save": "tokens"}),
+    Choice("tokens,exact", {"save": "tokens", "exact_rows": True}),
     Choice("none", {"save": "none"}),
     Choice("none,exact", {"save": "none", "exact_rows": True}),
     Choice("rows,recompute_h", {"recompute_h": True}),

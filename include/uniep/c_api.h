@@ -66,7 +66,7 @@ typedef struct {
   int64_t capacity_rows; /* 0: the default */
   int64_t row_align;     /* 0: the default, 128 */
   int64_t save; /* what forward keeps of x: 0 rows, 1 tokens (each that came, once), 2 nothing */
-  int64_t recompute_h;   /* 1: forward does not keep h, backward computes it again */
+  int64_t recompute_h; /* 1: forward does not keep h, backward computes it again */
 } uniep_problem;
 
 /* Memory of a layer and of its calls. Each block, and each of the tensors x_rows, h and row_probs,

@@ -76,9 +76,7 @@ struct Dropped {
   bool received = false;  ///< nor, where x_rows are dropped, the tokens that they are copies of
 };
 constexpr Dropped dropped_by(const Problem& p) {
-  return {.x_rows = p.save != Save::kRows,
-          .h = p.recompute_h,
-          .received = p.save == Save::kNone};
+  return {.x_rows = p.save != Save::kRows, .h = p.recompute_h, .received = p.save == Save::kNone};
 }
 /// Whether forward keeps the tokens that came in place of their rows.
 constexpr UNIEP_HD bool keeps_received(Dropped dropped) {

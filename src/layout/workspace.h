@@ -138,8 +138,7 @@ struct SavedLayout : TensorLayout {
               const Graph& graph = kLayerGraph) {
     Extents extents = extents_of(p, 1, rows);
     extents[Extent::kReceived] = received;
-    lay_out_tensors(graph, extents,
-                    [&](const TensorRow& t) { return is_saved(t, dropped_by(p)); });
+    lay_out_tensors(graph, extents, [&](const TensorRow& t) { return is_saved(t, dropped_by(p)); });
   }
 };
 

@@ -204,9 +204,9 @@ bool same_situation(TuneKey a, const TuneKey& b) {
 std::string to_string(const TuneKey& k) {
   return cat(name(k.pass), " of hidden=", k.hidden, ",intermediate=", k.intermediate,
              ",experts=", k.num_experts, ",topk=", k.topk,
-             k.save == Save::kRows ? "" : cat(",save=", name(k.save)), k.recompute_h ? ",recompute_h" : "",
-             " with up to ", k.tokens, " tokens on each of ", k.ranks, " ranks, skew ", k.skew,
-             ", on ", k.device);
+             k.save == Save::kRows ? "" : cat(",save=", name(k.save)),
+             k.recompute_h ? ",recompute_h" : "", " with up to ", k.tokens, " tokens on each of ",
+             k.ranks, " ranks, skew ", k.skew, ", on ", k.device);
 }
 
 TunedEntries parse_tuned(std::string_view text, const std::string& origin) {

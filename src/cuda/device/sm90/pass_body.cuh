@@ -16,9 +16,8 @@ namespace uniep::cuda {
 template <class... S>
 struct StageList {
   /// Forward may keep the tokens that come, and backward may make again what it did not keep.
-  static constexpr DispatchKinds kDispatchKinds{
-      .keeps_tokens = ((S::kStage == Stage::kFc1) || ...),
-      .refetches = ((S::kStage == Stage::kRefc1) || ...)};
+  static constexpr DispatchKinds kDispatchKinds{.keeps_tokens = ((S::kStage == Stage::kFc1) || ...),
+                                                .refetches = ((S::kStage == Stage::kRefc1) || ...)};
 
   static constexpr bool has(Stage stage) { return ((stage == S::kStage) || ...); }
 
@@ -211,7 +210,7 @@ __device__ __forceinline__ void run_pass(const DeviceContext& ctx, const LaunchQ
   const Roles roles = roles_under_load(ctx.view, queues.even, static_cast<int>(gridDim.x));
   if (static_cast<int>(blockIdx.x) < roles.dispatchers) {
     dispatch_tasks<Stages::kDispatchKinds>(ctx, queues, roles.dispatchers,
-                                     reinterpret_cast<DispatchShared&>(shared));
+                                           reinterpret_cast<DispatchShared&>(shared));
     if (!roles.join) return;
   }
   const int warp = static_cast<int>(threadIdx.x) / 32;
