@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+
 from compare.calls import synchronize
 from compare.figures import Times
 from compare.package_records import as_record
 from compare.shapes import Shape
-from torch import Tensor
 
 MoE = Callable[..., Tensor]  # x, ids, probs, w1, w2
 Step = dict[str, Tensor]  # out, dx, dprobs, dw1 and dw2 by name

@@ -9,19 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-import torch
-
-from uniep import plain
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
 import compare_sonic
 import memory_choices
+import pytest
+import torch
 from compare.shapes import TINY
 from compare.step_bench import Inputs, Measured, Step, StepBench, Way
 
+from uniep import plain
+
+BENCHMARKS = Path(compare_sonic.__file__).parent
 CPU = torch.device("cpu")
 
 
