@@ -3,6 +3,7 @@
 
     python benchmarks/memory_choices.py [--cases qwen3-30b ...] [--divide 4] [--json FILE]
     torchrun --nproc_per_node=2 benchmarks/memory_choices.py
+    python benchmarks/memory_choices.py --layers 8 --offload      # and uniep.Offload, with each
     python benchmarks/memory_choices.py --tiny        # seconds, on a CPU too: does it run?
 
 One layer, forward and backward, on the same tensors for all, which take turns
@@ -44,6 +45,11 @@ class Choice:
     name: str
     options: dict[str, Any] | None = None  # of uniep.moe; None: uniep.plain
     checkpointed: bool = False
+    offload: bool = False
+
+    @property
+    def offloaded(self) -> Choice:
+        return replace(self, name=f"{self.name},offload", offload=True)
 
 
 CHOICES = [
@@ -57,6 +63,14 @@ CHOICES = [
     Choice("plain"),
     Choice("plain,checkpoint", checkpointed=True),
 ]
+
+
+def within(offload: uniep.Offload, moe: MoE) -> MoE:
+    def offloaded(*tensors: Tensor) -> Tensor:
+        with offload:
+            return moe(*tensors)
+
+    return offloaded
 
 
 @dataclass(frozen=True)
@@ -74,7 +88,7 @@ class Layers:
 
     def moe(self, choice: Choice) -> MoE:
         if choice.options is not None:
-            return partial(
+            moe: MoE = partial(
                 uniep.moe,
                 group=self.members,
                 max_tokens=self.max_tokens,
@@ -82,6 +96,7 @@ class Layers:
                 main_grads=self.main_grads,
                 **choice.options,
             )
+            return within(uniep.Offload(), moe) if choice.offload else moe
         layer: Callable[..., Tensor] = partial(
             plain.moe, group=self.group, main_grads=self.main_grads
         )
@@ -112,7 +127,9 @@ def measure(bench: StepBench, ways: list[Way], turns: int) -> list[dict[str, Any
     return [
         record
         for way in ways
-        for record in bench.records(way.name, found[way.name], wrong=wrong[way.name])
+        for record in bench.records(
+            way.name, found[way.name], wrong=wrong[way.name], layers=bench.layers
+        )
     ]
 
 
@@ -142,6 +159,8 @@ def main() -> None:
     add("--choices", nargs="+", default=[c.name for c in CHOICES])
     add("--schedule", default="auto", help="of uniep, in both directions")
     add("--turns", type=int, default=15)
+    add("--layers", type=int, default=1, help="forwards, all before the first backward")
+    add("--offload", action="store_true", help="besides, each choice of uniep with uniep.Offload")
     add("--main-grad", default="none", choices=list(MAIN_GRADS), help="to which weights are added")
     add("--tiny", action="store_true")
     add("--json", metavar="FILE")
@@ -157,6 +176,8 @@ def main() -> None:
     rank = dist.get_rank() if group is not None else 0
     torch.manual_seed(1 + rank)
     choices = [c for c in CHOICES if c.name in args.choices]
+    if args.offload:
+        choices += [c.offloaded for c in choices if c.options is not None]
     shapes = [TINY] if args.tiny else [CASES[name] for name in args.cases]
     ranks = dist.get_world_size() if group is not None else 1
     about = header(device, ranks, args.turns)
@@ -176,7 +197,7 @@ def main() -> None:
             schedule=None if args.schedule == "auto" else args.schedule,
             main_grads=inputs.main_grads,
         )
-        bench = StepBench(shape, inputs, group)
+        bench = StepBench(shape, inputs, group, layers=args.layers)
         rows = measure(bench, [layers.way(choice) for choice in choices], args.turns)
         found += rows
         if rank == 0:

@@ -1,5 +1,8 @@
 """Steps of one layer, computed in several ways that take turns: bytes kept, peaks and times.
 
+A step is a forward and its backward, or those of several layers: all forwards, and all backwards in
+the reverse order. Layers have the same tensors, and a gradient goes when the next one comes.
+
 Bytes are PyTorch's own counts: what a forward keeps beside its output, and the most that is
 allocated during forward and backward beside weights, their gradients, inputs and the workspace.
 """
@@ -85,9 +88,13 @@ class Inputs:
         return self.w1.grad, self.w2.grad
 
     def forget_gradients(self) -> None:
-        """Those of weights keep their memory, which is no part of what is measured."""
+        """Main gradients keep their memory, which is no part of what is measured."""
         for tensor in self.main_grads or ():
             tensor.zero_()
+        self.drop_gradients()
+
+    def drop_gradients(self) -> None:
+        """Of the leaves, as if the next call had leaves of its own."""
         for leaf in (self.x, self.probs, self.w1, self.w2):
             leaf.grad = None
 
@@ -154,9 +161,15 @@ class StepBench:
     """Ways to compute the layer of one shape, on the same tensors."""
 
     def __init__(
-        self, shape: Shape, inputs: Inputs, group: Any = None, *, lead_cycles: int = 0
+        self,
+        shape: Shape,
+        inputs: Inputs,
+        group: Any = None,
+        *,
+        layers: int = 1,
+        lead_cycles: int = 0,
     ) -> None:
-        self.shape, self.inputs, self.group = shape, inputs, group
+        self.shape, self.inputs, self.group, self.layers = shape, inputs, group, layers
         self.device = inputs.x.device
         self.ranks = dist.get_world_size() if dist.is_initialized() else 1
         self.memory, self.stopwatch = Memory(self.device), Stopwatch(self.device, lead_cycles)
@@ -167,27 +180,37 @@ class StepBench:
             dist.barrier(group=self.group)
             synchronize(self.device)
 
+    def forward(self, way: Way) -> list[Tensor]:
+        """Outputs of all layers."""
+        return [way.moe(*self.inputs.layer) for _ in range(self.layers)]
+
+    def backward(self, outs: list[Tensor]) -> None:
+        while outs:
+            self.inputs.drop_gradients()
+            outs.pop().backward(self.inputs.dy)
+
     def turn(self, way: Way, measured: Measured) -> Step:
-        """One step."""
+        """One step; what the first layer has, whose backward is the last."""
         i = self.inputs
         i.forget_gradients()
         self.together()
         before = self.memory.now()
         self.memory.forget_peak()
-        out, ms = self.stopwatch.time(lambda: way.moe(*i.layer))
+        outs, ms = self.stopwatch.time(lambda: self.forward(way))
+        out = outs[0].detach()
         measured.forward.append(ms)
-        measured.kept = self.memory.now() - before - out.numel() * out.element_size()
+        measured.kept = self.memory.now() - before - self.layers * out.numel() * out.element_size()
         measured.peak_forward = self.memory.peak() - before
         self.together()
         self.memory.forget_peak()
-        _, ms = self.stopwatch.time(lambda: out.backward(i.dy))
+        _, ms = self.stopwatch.time(lambda: self.backward(outs))
         measured.backward.append(ms)
         measured.peak_backward = self.memory.peak() - before
         assert i.x.grad is not None and i.probs.grad is not None
         dw1, dw2 = i.weight_gradients()
         if i.main_grads is None:
             measured.peak_backward -= sum(g.numel() * g.element_size() for g in (dw1, dw2))
-        return dict(out=out.detach(), dx=i.x.grad, dprobs=i.probs.grad, dw1=dw1, dw2=dw2)
+        return dict(out=out, dx=i.x.grad, dprobs=i.probs.grad, dw1=dw1, dw2=dw2)
 
     def turns(self, ways: list[Way], count: int) -> Iterator[Way]:
         """In an order of its own each time, the same on all ranks.

@@ -94,8 +94,8 @@ class FittingChoices(ProgramTest):
         self.assertEqual(self.passes(file["passes"]), self.passes(file["memory"]["choices"]))
 
     def test_nothing_fits(self):
-        done = self.refuse("tune", "--shape", SHAPE, "--ranks", 2, "--memory", 0.0001, "--layers", 4,
-                           "--profile", "none", words=("nothing fits", "--memory"),
+        done = self.refuse("tune", "--shape", SHAPE, "--ranks", 2, "--memory", 0.0001, "--layers",
+                           4, "--profile", "none", words=("nothing fits", "--memory"),
                            **self.environment)
         enough = unfolded(done.stderr).split(": --memory ")[1].split()[0]
         self.assertNotIn("REJECTED", self.tune(enough, "--profile", "none")[0])

@@ -38,26 +38,65 @@ def test_memory_choices_run_and_have_the_same_bits(tmp_path):
     assert all(record["ms"] > 0 for record in records)
 
 
+def test_memory_choices_with_offload_and_several_layers(tmp_path):
+    path = tmp_path / "choices.json"
+    arguments = (
+        "--tiny",
+        "--turns",
+        "1",
+        "--layers",
+        "3",
+        "--offload",
+        "--choices",
+        "rows",
+        "plain",
+    )
+    done = run("memory_choices.py", *arguments, "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    records = json.loads(path.read_text())["records"]
+    assert [r["way"] for r in records[::2]] == ["rows", "plain", "rows,offload"]
+    assert {r["layers"] for r in records} == {3}
+    assert {r["wrong"] for r in records if r["way"] != "plain"} == {0}
+
+
 def test_wrong_bits_are_counted():
     step = {"out": torch.ones(4).bfloat16(), "dprobs": torch.ones(4)}
     other = {"out": torch.tensor([1, 2, 1, -1]).bfloat16(), "dprobs": torch.zeros(4)}
     assert memory_choices.wrong_bits(step, other) == 2  # dprobs is not compared
 
 
-def bench() -> StepBench:
+def bench(**options: int) -> StepBench:
     torch.manual_seed(1)
-    return StepBench(TINY, Inputs.make(TINY, 1, CPU))
+    return StepBench(TINY, Inputs.make(TINY, 1, CPU), **options)
+
+
+def one_step(b: StepBench) -> list[torch.Tensor]:
+    leaves = [b.inputs.x, b.inputs.probs, b.inputs.w1, b.inputs.w2]
+    out = plain.moe(*b.inputs.layer)
+    return [out, *torch.autograd.grad(out, leaves, b.inputs.dy)]
 
 
 def test_a_step_has_what_autograd_gives():
     b = bench()
     step = b.turn(Way("plain", plain.moe), Measured())
-    leaves = [b.inputs.x, b.inputs.probs, b.inputs.w1, b.inputs.w2]
-    out = plain.moe(*b.inputs.layer)
-    wanted = [out, *torch.autograd.grad(out, leaves, b.inputs.dy)]
     assert list(step) == ["out", "dx", "dprobs", "dw1", "dw2"]
-    for found, tensor in zip(step.values(), wanted, strict=True):
-        assert torch.equal(found, tensor)
+    for found, wanted in zip(step.values(), one_step(b), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_layers_go_forward_one_after_another_and_back_in_reverse():
+    b, calls = bench(layers=3), []
+
+    def moe(*tensors: torch.Tensor) -> torch.Tensor:
+        out, number = plain.moe(*tensors), len(calls)
+        calls.append(f"forward {number}")
+        out.register_hook(lambda _: calls.append(f"backward {number}"))
+        return out
+
+    step = b.turn(Way("plain", moe), Measured())
+    assert calls == [f"forward {n}" for n in range(3)] + [f"backward {n}" for n in (2, 1, 0)]
+    for found, wanted in zip(step.values(), one_step(b), strict=True):
+        assert torch.equal(found, wanted)  # of one layer, not the sum of three
 
 
 def test_ways_take_turns_in_changing_order():
