@@ -12,6 +12,7 @@ from . import _arguments, _hooks
 from ._ops import ops
 from .deferred import DeferredWeights, _Pending
 from .group import GroupLike
+from .offload import saving_elsewhere
 from .workspace import Workspace, default_workspace
 
 __all__ = ["moe"]
@@ -200,26 +201,27 @@ def moe(
         _arguments.check_main_grads(dw1, dw2, w1, w2)
     if deferred is not None:
         _arguments.check_deferred(w1, w2, main_grads)
-    out: Tensor = _Moe.apply(
-        tokens,
-        ids,
-        probs,
-        w1,
-        w2,
-        dw1,
-        dw2,
-        workspace.key,
-        workspace.overflow,
-        workspace.rows,
-        workspace.rows_of_x,
-        workspace.rows_of_h,
-        workspace.plan_bytes,
-        workspace.backward_bytes,
-        workspace.exact_rows if exact_rows is None else exact_rows,
-        workspace.flag,
-        schedule,
-        deferred,
-    )
+    with saving_elsewhere((tokens, w1, w2)):
+        out: Tensor = _Moe.apply(
+            tokens,
+            ids,
+            probs,
+            w1,
+            w2,
+            dw1,
+            dw2,
+            workspace.key,
+            workspace.overflow,
+            workspace.rows,
+            workspace.rows_of_x,
+            workspace.rows_of_h,
+            workspace.plan_bytes,
+            workspace.backward_bytes,
+            workspace.exact_rows if exact_rows is None else exact_rows,
+            workspace.flag,
+            schedule,
+            deferred,
+        )
     if out.shape != x.shape:  # FSDP2 warns of modules that return views, even of the same shape
         out = out.reshape(x.shape)
     if not torch.compiler.is_compiling() and (watch := _hooks.watcher()) is not None:
