@@ -169,6 +169,7 @@ inline UNIEP_HD std::int64_t num_counters(const PassView& v, CounterOf of) {
       // Segments are whole tiles long.
       return v.segment_begin[v.num_local_experts] / v.schedule.tile_m;
     case CounterOf::kExpert:
+    case CounterOf::kExpertRows:
       return v.num_local_experts;
     case CounterOf::kTokenBlock:
       return v.num_token_blocks() * v.num_ranks;

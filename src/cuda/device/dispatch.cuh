@@ -344,7 +344,9 @@ class DispatchWarp {
         ptx::add_relaxed_gpu(ctx_.counter(s), s.amount);
       };
       if (is(rows.stage, Stage::kRedispatch) || is(rows.stage, Stage::kExpand)) {
-        for_each_counter<kSignalsOf<Stage::kRedispatch>>(raise);
+        for_each_counter<kSignalsOf<Stage::kRedispatch>>([&](CounterKind kind) {
+          if ((ctx_.view.stage(rows.stage).signals & bit_of(kind)) != 0) raise(kind);
+        });
       } else {
         for_each_counter<kSignalsOf<Stage::kDispatch>>(raise);
       }
