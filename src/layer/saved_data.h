@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "layer/callers_memory.h"
+#include "layer/row_pool_data.h"
 #include "layout/tensor_table.h"
+#include "plan/plan_data.h"
 #include "uniep/layer.h"
 
 namespace uniep {
@@ -32,14 +34,32 @@ struct SavedData {
     tensors.set(Tensor::kRowProbs, callers.row_probs.data());
   }
 
+  /// In pages of a row pool, from take_pages() on.
+  SavedData(const RoutingPlan& p, const RowPoolData& pool) : plan(p), rows(p.padded_rows()) {
+    tensors.set(pool.layout.rows, pool.base);
+    page_bytes_ = page_bytes(pool.problem);
+  }
+  SavedData(const SavedData&) = delete;
+  SavedData& operator=(const SavedData&) = delete;
+  ~SavedData() {
+    if (lease) lease->give_back();
+  }
+
+  /// A forward pass begins. If it has pages, they are the plan's, and go back with this.
+  void take_pages() {
+    lease = plan.data().lease;
+    if (lease) lease->begin_forward();
+  }
+
   bf16* h() const { return tensors.get<Tensor::kH>(); }
 
   std::int64_t bytes() const {
     std::set<const std::byte*> held;  // what a captured call took stands in both
     for (const auto& of_call : captured_rows) held.insert(of_call.get());
     if (backward_rows && !is_callers(*backward_rows)) held.insert(backward_rows->get());
+    const std::int64_t paged = lease && lease->is_held() ? lease->pages() * page_bytes_ : 0;
     const std::int64_t each = RowLayout(plan.problem(), rows, Pass::kBackward).bytes;
-    return own_bytes_ + static_cast<std::int64_t>(held.size()) * each;
+    return own_bytes_ + paged + static_cast<std::int64_t>(held.size()) * each;
   }
 
   /// What a captured call reads or writes lives as long as this does, unless the caller keeps it.
@@ -49,7 +69,8 @@ struct SavedData {
 
   RoutingPlan plan;
   std::int64_t rows;
-  TensorTable tensors;  // those whose lifetime is kSaved
+  std::shared_ptr<PageLease> lease{};  // with a row pool
+  TensorTable tensors;                 // those whose lifetime is kSaved
   /// RowLayout of `rows` (null where there are none), from backward_data until backward_weights.
   std::optional<std::shared_ptr<std::byte>> backward_rows;
   /// Those of captured calls, which replays write and read again.
@@ -58,6 +79,7 @@ struct SavedData {
  private:
   std::shared_ptr<void> memory_;
   std::int64_t own_bytes_ = 0;
+  std::int64_t page_bytes_ = 0;
 };
 
 /// What `Layer::restore` returns, once `memory` has been checked.

@@ -11,6 +11,7 @@
 namespace uniep {
 
 struct PlanData;
+class PageLease;
 
 /// The plan where a backend has it, when that is not the host.
 class RemotePlan {
@@ -42,6 +43,8 @@ struct PlanData {
   /// (CallOptions::overflow).
   bool flagged = false;
   RoutingFault fault;  // of a plan on the host; then it has no rows
+  /// The pages of its saved rows, of a layer with a row pool.
+  std::shared_ptr<PageLease> lease;
 
   std::unique_ptr<RemotePlan> remote;
   mutable std::once_flag fetched;
