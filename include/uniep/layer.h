@@ -89,7 +89,8 @@ class UNIEP_API Saved {
   const RoutingPlan& plan() const;
   /// [padded_rows, 2I], pad rows unspecified; empty if not kept, or in pages of a row pool.
   std::span<const bf16> h() const;
-  std::size_t bytes() const;  ///< memory of uniep's own that it holds, the plan's aside
+  /// Memory of uniep's own that it holds, the plan's and pages of a row pool aside.
+  std::size_t bytes() const;
 
   /// Library-internal.
   explicit Saved(std::unique_ptr<SavedData> data);
@@ -197,6 +198,12 @@ struct LayerOptions {
   /// bytes that would do. Pages go back behind the backward pass that reads them last, or with the
   /// end of Saved, or of the plan; a backward pass that is to be repeated keeps them
   /// (CallOptions::keep_pages). Plans and what forward saves are not in the caller's memory then.
+  ///
+  /// Plans of layers that share pools are made in the same order on all ranks. With CUDA all calls
+  /// of layers that share one run in the order in which they are made, whatever streams they are
+  /// on; a stream lives until another call of such a layer has been made on another, or all of them
+  /// have ended. In CUDA graphs every replay takes pages and gives them back: what reads them comes
+  /// between the replay of their plan and that of the backward pass that gives them back.
   std::optional<RowPool> row_pool{};
 };
 

@@ -2,13 +2,22 @@
 
 #include "base/check.h"
 #include "base/memory_info.h"
+#include "cpu/row_pool.h"
 #include "group/communicator_impl.h"
-#include "group/heap.h"
-#include "layer/callers_memory.h"
 #include "layer/row_pool_data.h"
+#ifdef UNIEP_HAS_CUDA
+#include "cuda/row_pool.h"
+#endif
 
 namespace uniep {
 namespace {
+
+std::int64_t free_bytes(const Communicator& communicator) {
+#ifdef UNIEP_HAS_CUDA
+  if (communicator.backend() == Backend::kCuda) return cuda::free_device_bytes(communicator);
+#endif
+  return static_cast<std::int64_t>(available_memory()) / communicator.size();
+}
 
 /// Bytes that the options ask for.
 std::int64_t wanted_bytes(const RowPoolOptions& options, const Communicator& communicator) {
@@ -21,24 +30,27 @@ std::int64_t wanted_bytes(const RowPoolOptions& options, const Communicator& com
             " or more are accepted");
     return options.bytes;
   }
-  if (given != 0) return given;
-  return static_cast<std::int64_t>(available_memory()) / 2 / communicator.size();
+  return given != 0 ? given : free_bytes(communicator) / 2;
 }
 
-std::shared_ptr<RowPoolData> make_pool(const Problem& p, std::int64_t bytes,
-                                       std::span<std::byte> given) {
-  const std::int64_t pages = pages_in(p, bytes);
-  require(pages > 0, ErrorCode::kInvalidArgument, "a row pool of ", bytes, " bytes has no page; ",
-          PagePoolLayout(p, 1).bytes, " or more are accepted");
-  if (!given.empty()) {
-    const auto address = reinterpret_cast<std::uintptr_t>(given.data());
-    require(address % kHostAlignment == 0, ErrorCode::kInvalidArgument,
-            "options.memory starts at address ", address, "; a multiple of ", kHostAlignment,
-            " is accepted");
-    return std::make_shared<RowPoolData>(p, pages, nullptr, given.data());
+void check_start(std::span<const std::byte> memory, Backend backend) {
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+  const auto alignment =
+      static_cast<std::uintptr_t>(backend == Backend::kCpu ? kHostAlignment : kDeviceAlignment);
+  require(address % alignment == 0, ErrorCode::kInvalidArgument,
+          "options.memory starts at address ", address, "; a multiple of ", alignment,
+          " is accepted");
+}
+
+std::shared_ptr<RowPoolData> make_pool(const Problem& p, const Communicator& communicator,
+                                       std::int64_t bytes, std::span<std::byte> memory) {
+#ifdef UNIEP_HAS_CUDA
+  if (communicator.backend() == Backend::kCuda) {
+    return cuda::make_row_pool(p, communicator, bytes, memory);
   }
-  const auto heap = std::make_shared<Heap>(PagePoolLayout(p, pages).bytes);
-  return std::make_shared<RowPoolData>(p, pages, heap, heap->data());
+#endif
+  (void)communicator;
+  return cpu::make_row_pool(p, bytes, memory);
 }
 
 }  // namespace
@@ -48,20 +60,21 @@ RowPool::RowPool(const Problem& problem, const Communicator& communicator,
   require(communicator.impl() != nullptr, ErrorCode::kInvalidArgument,
           "the communicator was moved to another one; that one is accepted");
   validate(problem, communicator.size());
-  require(communicator.backend() == Backend::kCpu, ErrorCode::kUnsupported,
-          "row pools are there on the CPU only so far; with the cuda backend, StepMemory of as "
-          "many rows as come (exact_rows in Python) keeps what comes, and waits for the count");
   const TensorRow* unpaged = unpaged_tensor(problem);
   require(unpaged == nullptr, ErrorCode::kUnsupported, "a layer of save=", name(problem.save),
           " keeps ", unpaged == nullptr ? "" : unpaged->name,
           ", which is no tensor of rows; with a row pool, save=rows and save=none are accepted");
-  data_ = make_pool(problem, wanted_bytes(options, communicator), options.memory);
+  const std::int64_t bytes = wanted_bytes(options, communicator);
+  require(pages_in(problem, bytes) > 0, ErrorCode::kInvalidArgument, "a row pool of ", bytes,
+          " bytes has no page; ", PagePoolLayout(problem, 1).bytes, " or more are accepted");
+  check_start(options.memory, communicator.backend());
+  data_ = make_pool(problem, communicator, bytes, options.memory);
 }
 
 std::int64_t RowPool::pages() const { return data_->pages; }
 std::int64_t RowPool::page_bytes() const { return uniep::page_bytes(data_->problem); }
 std::int64_t RowPool::bytes() const { return data_->layout.bytes; }
-std::int64_t RowPool::free_pages() const { return data_->free->count().free; }
-std::int64_t RowPool::fewest_free_pages() const { return data_->free->fewest_free(); }
+std::int64_t RowPool::free_pages() const { return data_->free_pages(); }
+std::int64_t RowPool::fewest_free_pages() const { return data_->fewest_free_pages(); }
 
 }  // namespace uniep

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/error_of.h"
 #include "cpu/engine.h"
+#include "cpu/row_pool.h"
 #include "group/agreement.h"
 #include "layer/arguments.h"
 #include "layer/fault_values.h"
@@ -56,6 +57,7 @@ class CpuLayer final : public LayerBackend {
         timeout_ms_(wait_limit_ms(options)),
         record_timeline_(options.record_timeline),
         pool_(options.row_pool ? options.row_pool->data() : nullptr),
+        free_pages_(std::dynamic_pointer_cast<HostRowPool>(pool_)),
         kernels_(agree_to_build(options)),
         number_(comm_.number_layer()),
         needs_(memory_needs(problem, comm_.size())),
@@ -93,7 +95,7 @@ class CpuLayer final : public LayerBackend {
     agree(comm_, timeout_ms_, Stage::kPlan, call, [&] {
       validate(problem_, comm_.size());
       validate(options);
-      if (pool_) check_pool(*pool_, problem_);
+      if (pool_) check_pool(*pool_, Backend::kCpu, problem_);
       chosen = &kernels();
       own_heap_ = make_own_heap(options.memory);
     });
@@ -125,8 +127,9 @@ class CpuLayer final : public LayerBackend {
   CpuCommunicator& comm_;
   const int timeout_ms_;
   const bool record_timeline_;
-  const std::shared_ptr<RowPoolData> pool_;  // or null
-  std::shared_ptr<Heap> own_heap_;           // element rank of heaps_
+  const std::shared_ptr<RowPoolData> pool_;        // or null
+  const std::shared_ptr<HostRowPool> free_pages_;  // likewise
+  std::shared_ptr<Heap> own_heap_;                 // element rank of heaps_
   const Kernels& kernels_;
   const int number_;  // among the communicator's layers
   const MemoryNeeds needs_;
@@ -177,9 +180,9 @@ RoutingPlan CpuLayer::plan(std::span<const std::int32_t> topk_ids, const CallOpt
       cat("plan of layer ", number_, flagged ? " with overflow" : ""),
       [&] {
         check_topk_ids(problem_, topk_ids);
-        check_plan_memory(needs_, options.memory);
         check_plan_pages(pool_.get(), options.memory);
-        if (pool_) pages.emplace(*pool_->free);
+        check_plan_memory(needs_, options.memory);
+        if (pool_) pages.emplace(free_pages_->free());
         own = plan_message(topk_ids, pages ? pages->count() : PageCount{});
       },
       own);
@@ -200,12 +203,11 @@ RoutingPlan CpuLayer::plan(std::span<const std::int32_t> topk_ids, const CallOpt
   if (!options.memory.plan.empty()) {
     write_plan(options.memory.plan, problem_, comm_.rank(), routing);
   }
-  std::shared_ptr<PageLease> lease;
-  if (pages) {
-    const bool fits = check.fault.kind == RoutingFault::Kind::kNone;
-    lease = pages->take(fits ? pages_of(problem_, comm_.size(), check, comm_.rank()) : 0);
-  }
-  return make_plan(problem_, comm_.rank(), routing, check, flagged, std::move(lease));
+  if (!pages) return make_plan(problem_, comm_.rank(), routing, check, flagged);
+  const bool fits = check.fault.kind == RoutingFault::Kind::kNone;
+  const auto lease = std::make_shared<HostLease>(
+      free_pages_, *pages, fits ? pages_of(problem_, comm_.size(), check, comm_.rank()) : 0);
+  return make_plan(problem_, comm_.rank(), routing, check, flagged, lease, lease->table());
 }
 
 Saved CpuLayer::restore(const StepMemory& memory, std::int64_t tokens, bool flagged) {
@@ -297,7 +299,7 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
 
 std::unique_ptr<SavedData> CpuLayer::make_saved(const RoutingPlan& plan,
                                                 const StepMemory& memory) const {
-  if (pool_) return std::make_unique<SavedData>(plan, *pool_);
+  if (pool_) return std::make_unique<SavedData>(plan, plan.padded_rows(), *pool_);
   if (const auto rows = check_saved_memory(plan, needs_, memory)) {
     return std::make_unique<SavedData>(plan, *rows, memory);
   }
@@ -325,7 +327,7 @@ void CpuLayer::backward(const Saved& saved, const BackwardArgs& args, const Call
     rows = row_memory(options.memory.backward_rows, saved.plan(), Pass::kBackward);
   });
   run_backward(*saved.data(), rows, *order, data_args(args), weights_args(args));
-  end_pages(*saved.data(), PassPart::kWhole, options);
+  if (ends_pages(*saved.data(), PassPart::kWhole, options)) saved.data()->lease->give_back();
 }
 
 void CpuLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
@@ -348,7 +350,7 @@ void CpuLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
   data.backward_rows.reset();  // a pass that fails leaves none
   run_backward(data, rows.get(), *order, args, {});
   data.backward_rows = std::move(rows);
-  end_pages(data, PassPart::kData, options);
+  if (ends_pages(data, PassPart::kData, options)) data.lease->give_back();
 }
 
 void CpuLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
@@ -360,7 +362,7 @@ void CpuLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
   const PassOrder order(saved.plan().data(), Pass::kBackward, schedule, PassPart::kWeights);
   const auto rows = std::exchange(saved.data()->backward_rows, std::nullopt);
   run_backward(*saved.data(), rows->get(), order, {}, args);
-  end_pages(*saved.data(), PassPart::kWeights, options);
+  if (ends_pages(*saved.data(), PassPart::kWeights, options)) saved.data()->lease->give_back();
 }
 
 void CpuLayer::refuse_call(const Error& error) {

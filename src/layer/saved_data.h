@@ -20,14 +20,14 @@ struct SavedData {
   /// `base`, at least SavedLayout(problem, num_rows).bytes.
   SavedData(const RoutingPlan& p, std::int64_t num_rows, std::shared_ptr<void> memory,
             std::byte* base)
-      : plan(p), rows(num_rows), memory_(std::move(memory)) {
+      : plan(p), rows(num_rows), saved_rows(num_rows), memory_(std::move(memory)) {
     const SavedLayout layout(p.problem(), num_rows);
     tensors.set(layout, base);
     own_bytes_ = layout.bytes;
   }
   /// In the caller's x_rows, h and row_probs, as far as they are kept.
   SavedData(const RoutingPlan& p, std::int64_t num_rows, const StepMemory& callers)
-      : plan(p), rows(num_rows) {
+      : plan(p), rows(num_rows), saved_rows(num_rows) {
     const Dropped dropped = dropped_by(p.problem());
     if (!dropped.x_rows) tensors.set(Tensor::kXRows, callers.x_rows.data());
     if (!dropped.h) tensors.set(Tensor::kH, callers.h.data());
@@ -35,9 +35,9 @@ struct SavedData {
   }
 
   /// In pages of a row pool, from take_pages() on.
-  SavedData(const RoutingPlan& p, const RowPoolData& pool) : plan(p), rows(p.padded_rows()) {
+  SavedData(const RoutingPlan& p, std::int64_t num_rows, const RowPoolData& pool)
+      : plan(p), rows(num_rows), saved_rows(pool.rows()) {
     tensors.set(pool.layout.rows, pool.base);
-    page_bytes_ = page_bytes(pool.problem);
   }
   SavedData(const SavedData&) = delete;
   SavedData& operator=(const SavedData&) = delete;
@@ -57,9 +57,8 @@ struct SavedData {
     std::set<const std::byte*> held;  // what a captured call took stands in both
     for (const auto& of_call : captured_rows) held.insert(of_call.get());
     if (backward_rows && !is_callers(*backward_rows)) held.insert(backward_rows->get());
-    const std::int64_t paged = lease && lease->is_held() ? lease->pages() * page_bytes_ : 0;
     const std::int64_t each = RowLayout(plan.problem(), rows, Pass::kBackward).bytes;
-    return own_bytes_ + paged + static_cast<std::int64_t>(held.size()) * each;
+    return own_bytes_ + static_cast<std::int64_t>(held.size()) * each;
   }
 
   /// What a captured call reads or writes lives as long as this does, unless the caller keeps it.
@@ -69,6 +68,7 @@ struct SavedData {
 
   RoutingPlan plan;
   std::int64_t rows;
+  std::int64_t saved_rows;             // of `tensors`: as many, or those of a row pool
   std::shared_ptr<PageLease> lease{};  // with a row pool
   TensorTable tensors;                 // those whose lifetime is kSaved
   /// RowLayout of `rows` (null where there are none), from backward_data until backward_weights.
@@ -79,7 +79,6 @@ struct SavedData {
  private:
   std::shared_ptr<void> memory_;
   std::int64_t own_bytes_ = 0;
-  std::int64_t page_bytes_ = 0;
 };
 
 /// What `Layer::restore` returns, once `memory` has been checked.

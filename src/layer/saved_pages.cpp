@@ -20,7 +20,9 @@ std::string shape_text(const Problem& p) {
 
 }  // namespace
 
-void check_pool(const RowPoolData& pool, const Problem& problem) {
+void check_pool(const RowPoolData& pool, Backend backend, const Problem& problem) {
+  require(pool.backend == backend, ErrorCode::kInvalidArgument, "options.row_pool is of the ",
+          name(pool.backend), " backend; one of the layer's communicator is accepted");
   require(page_shape(pool.problem) == page_shape(problem), ErrorCode::kInvalidArgument,
           "options.row_pool has pages for ", shape_text(pool.problem), "; one for ",
           shape_text(problem), " is accepted");
@@ -42,7 +44,7 @@ void check_forward_pages(const RowPoolData* pool, const RoutingPlan& plan,
             "accepted");
     return;
   }
-  require(lease != nullptr && &lease->pool() == pool->free.get(), ErrorCode::kInvalidArgument,
+  require(lease != nullptr && lease->is_of(pool), ErrorCode::kInvalidArgument,
           "plan has no pages of the layer's row pool; a plan of a layer with that pool is "
           "accepted");
   require(!lease->had_forward(), ErrorCode::kInvalidArgument,
@@ -79,11 +81,9 @@ void check_backward_pages(const SavedData& saved, PassPart part) {
           "CallOptions::keep_pages keeps them for another");
 }
 
-void end_pages(const SavedData& saved, PassPart part, const CallOptions& options) {
-  if (!saved.lease || options.keep_pages) return;
-  const bool read_later =
-      part == PassPart::kData && reads_saved(PassPart::kWeights, saved.plan.problem());
-  if (!read_later) saved.lease->give_back();
+bool ends_pages(const SavedData& saved, PassPart part, const CallOptions& options) {
+  if (!saved.lease || options.keep_pages) return false;
+  return part != PassPart::kData || !reads_saved(PassPart::kWeights, saved.plan.problem());
 }
 
 }  // namespace uniep

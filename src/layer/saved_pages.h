@@ -10,8 +10,8 @@
 
 namespace uniep {
 
-/// Whether a layer of `problem` saves other rows than the pool has pages for.
-void check_pool(const RowPoolData& pool, const Problem& problem);
+/// Whether a layer of `problem` saves other rows than the pool has pages for, or elsewhere.
+void check_pool(const RowPoolData& pool, Backend backend, const Problem& problem);
 
 // `pool`: the layer's, or null.
 void check_plan_pages(const RowPoolData* pool, const StepMemory& memory);
@@ -23,8 +23,8 @@ void check_backward_pages(const SavedData& saved, PassPart part);
 /// Whether that part of a backward pass reads anything that is saved.
 bool reads_saved(PassPart part, const Problem& problem);
 
-/// Behind a part of a backward pass: gives the pages back, if the rest of the pass reads nothing
-/// that is saved and the caller does not keep them.
-void end_pages(const SavedData& saved, PassPart part, const CallOptions& options);
+/// Whether pages go back behind a part of a backward pass: if the rest of the pass reads nothing
+/// that is saved, and the caller does not keep them.
+bool ends_pages(const SavedData& saved, PassPart part, const CallOptions& options);
 
 }  // namespace uniep

@@ -57,6 +57,11 @@ inline std::int64_t pages_in(const Problem& p, std::int64_t bytes) {
   return pages > 0 ? pages : 0;
 }
 
+/// Bytes of a pool with so many pages, or a few more: each of its arrays is rounded up.
+inline UNIEP_HD std::int64_t bytes_for_pages(std::int64_t bytes_of_page, std::int64_t pages) {
+  return pages * bytes_of_page + 256 * (kMaxTensors + 2);
+}
+
 /// A tensor that is saved, but not by the plan's rows, so that pages of rows cannot hold it; null:
 /// there is none.
 inline const TensorRow* unpaged_tensor(const Problem& p, const Graph& graph = kLayerGraph) {
@@ -88,10 +93,17 @@ inline PageStack page_stack(std::byte* base, const PagePoolLayout& layout) {
           reinterpret_cast<std::int32_t*>(base + layout.stack)};
 }
 
+/// All pages are free, page 0 on top.
+inline void fill_page_stack(PageStack stack, std::int64_t pages) {
+  const auto count = static_cast<std::int32_t>(pages);
+  for (std::int32_t i = 0; i < count; ++i) stack.pages[i] = count - 1 - i;
+  stack.free[0] = stack.free[1] = count;
+}
+
 /// How full a rank's pool is, as ranks tell one another ahead of a plan.
 struct PageCount {
-  std::int64_t pages = 0;
-  std::int64_t free = 0;
+  std::int64_t pages;
+  std::int64_t free;
 };
 
 }  // namespace uniep

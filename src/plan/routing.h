@@ -5,7 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "plan/page_pool.h"
+#include "layout/page_pool.h"
+#include "plan/page_lease.h"
 #include "plan/routing_fault.h"
 #include "uniep/routing_plan.h"
 
@@ -38,7 +39,8 @@ void check_pages(const Problem& problem, std::span<const PageCount> pools, Routi
 /// The plan of `rank`, without rows where the check found a fault.
 RoutingPlan make_plan(const Problem& problem, int rank, const Routing& routing,
                       const RoutingCheck& check, bool flagged = false,
-                      std::shared_ptr<PageLease> lease = nullptr);
+                      std::shared_ptr<PageLease> lease = nullptr,
+                      const std::int32_t* pages = nullptr);
 
 /// Of the whole routing: equal where routings are, and next to never elsewhere.
 std::uint64_t fingerprint(const Routing& routing);

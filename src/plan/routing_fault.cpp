@@ -6,7 +6,7 @@
 namespace uniep {
 
 std::int64_t pool_bytes_that_would_do(const RoutingFault& fault, const Problem& problem) {
-  return PagePoolLayout(problem, fault.held + fault.value).bytes;
+  return bytes_for_pages(page_bytes(problem), fault.held + fault.value);
 }
 
 void throw_if_any(const RoutingFault& f, const Problem& p, int num_ranks) {

@@ -156,7 +156,8 @@ void check_pages(const Problem& p, std::span<const PageCount> pools, RoutingChec
 }
 
 RoutingPlan make_plan(const Problem& problem, int rank, const Routing& routing,
-                      const RoutingCheck& check, bool flagged, std::shared_ptr<PageLease> lease) {
+                      const RoutingCheck& check, bool flagged, std::shared_ptr<PageLease> lease,
+                      const std::int32_t* pages) {
   const auto& tokens = routing.tokens_per_rank;
   auto plan = std::make_shared<PlanData>();
   plan->problem = problem;
@@ -167,6 +168,7 @@ RoutingPlan make_plan(const Problem& problem, int rank, const Routing& routing,
   plan->flagged = flagged;
   plan->fault = check.fault;
   plan->lease = std::move(lease);
+  plan->pages = pages;
 
   const std::int64_t first_token =
       std::accumulate(tokens.begin(), tokens.begin() + rank, std::int64_t{0});

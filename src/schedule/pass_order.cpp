@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "layout/page_pool.h"
-#include "plan/page_pool.h"
 #include "schedule/open_sizes.h"
 #include "schedule/tile_order.h"
 
@@ -29,7 +28,7 @@ PassOrder::PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule, 
   view_.topk_ids = plan.topk_ids.data();
   view_.row_origin = plan.row_origin.data();
   view_.pull_rows = plan.pull_rows.data();
-  if (plan.lease) view_.pages = plan.lease->table();
+  view_.pages = plan.pages;
   view_.page_shift = page_shift(plan.problem);
 
   set_stages(view_, graph);

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "contract/contract_testing.h"
-#include "layer/row_pool_data.h"
+#include "cpu/row_pool.h"
 #include "plan/plan_data.h"
 #include "support/cases.h"
 #include "support/layer_group.h"
@@ -215,16 +215,17 @@ class RankOfInterleavings {
         << name << " of layer " << step.layer;
   }
 
-  const PageLease* lease_of(const Step& step) const {
-    if (step.plan) return step.plan->data().lease.get();
-    return step.saved.data() != nullptr ? step.saved.plan().data().lease.get() : nullptr;
+  const cpu::HostLease* lease_of(const Step& step) const {
+    if (!step.plan && step.saved.data() == nullptr) return nullptr;
+    const RoutingPlan& plan = step.plan ? *step.plan : step.saved.plan();
+    return dynamic_cast<const cpu::HostLease*>(plan.data().lease.get());
   }
 
   void expect_no_page_twice(unsigned seed) {
     join();
     std::vector<std::int32_t> pages = free_pages();
     for (const Step& step : steps_) {
-      const PageLease* lease = lease_of(step);
+      const cpu::HostLease* lease = lease_of(step);
       if (lease == nullptr || !lease->is_held()) continue;
       pages.insert(pages.end(), lease->table(), lease->table() + lease->pages());
     }
@@ -239,9 +240,8 @@ class RankOfInterleavings {
     }
   }
   std::vector<std::int32_t> free_pages() const {
-    const RowPoolData& data = *pool_.data();
-    const PageStack stack = page_stack(data.base, data.layout);
-    return {stack.pages, stack.pages + data.free->count().free};
+    const PageStack stack = pool_.data()->stack();
+    return {stack.pages, stack.pages + pool_.free_pages()};
   }
 
   const int rank_;
@@ -255,7 +255,7 @@ class RankOfInterleavings {
 
 TEST(RowPages, NoneIsLostInRandomInterleavings) {
   std::deque<Batch> batches = all_batches();
-  const int count = cases(10000);
+  const int count = cases(1000);
   run_ranks(Communicator::cpu_group(kRanks), [&](Communicator& c) {
     RankOfInterleavings rank(c, batches);
     for (int i = 0; i < count && !::testing::Test::HasFailure(); ++i) {
