@@ -255,7 +255,7 @@ class RankOfInterleavings {
 
 TEST(RowPages, NoneIsLostInRandomInterleavings) {
   std::deque<Batch> batches = all_batches();
-  const int count = cases(1000);
+  const int count = cases(10000);
   run_ranks(Communicator::cpu_group(kRanks), [&](Communicator& c) {
     RankOfInterleavings rank(c, batches);
     for (int i = 0; i < count && !::testing::Test::HasFailure(); ++i) {
