@@ -416,6 +416,24 @@ TEST_F(TwoPools, AreRefusedOnAllRanksAlikeWithTheBytesThatWouldDo) {
   }
 }
 
+/// One rank's tensor is too small: no rank loses its plan's pages, and the plan can still be used.
+TEST_F(TwoPools, KeepThePagesOfAPlanWhoseForwardIsRefused) {
+  run_ranks(Communicator::cpu_group(kRanks), [&](Communicator& c) {
+    const RowPool pool(problem_, c, of_pages(6));
+    Layer layer(problem_, c, {.row_pool = pool});
+    const RoutingPlan plan = layer.plan(split_.topk_ids(c.rank()));
+    ForwardArgs args = split_.forward_args(c.rank(), result_);
+    if (c.rank() == 1) args.x = args.x.subspan(1);
+    EXPECT_THROW(layer.forward(plan, args, schedule_), Error);
+    EXPECT_EQ(pool.free_pages(), 0);
+    args = split_.forward_args(c.rank(), result_);
+    const Saved saved = layer.forward(plan, args, schedule_);
+    layer.backward(saved, split_.backward_args(c.rank(), result_), schedule_);
+    EXPECT_EQ(pool.free_pages(), 6);
+  });
+  expect_same_bits(result_, reference::contract(data_), "after a refusal");
+}
+
 /// Of several pools the one that lacks most is named, and the capacity comes first.
 TEST_F(TwoPools, TheFaultIsTheWorst) {
   Problem narrow = problem_;
