@@ -1,24 +1,45 @@
 #include <cstring>
 
 #include "cpu/stages.h"
+#include "schedule/received_tokens.h"
 
 namespace uniep::cpu {
 namespace {
 
-/// Copies the tokens of the task's pulls from what their ranks have published as tensor `from` to
-/// all of their rows of tensor `to`.
-template <Tensor from, Tensor to>
-void copy_tokens(const PassContext& ctx, const Task& task) {
+void copy_token(const PassContext& ctx, bf16* to, const bf16* from) {
+  std::memcpy(to, from, static_cast<std::size_t>(ctx.view.hidden) * sizeof(*to));
+}
+
+/// Copies the tokens of the task's pulls, `token_of(pull)`, to all of their rows of tensor `to`.
+template <Tensor to, class TokenOf>
+void fill_rows(const PassContext& ctx, const Task& task, TokenOf&& token_of) {
   const PassView& v = ctx.view;
   bf16* rows = ctx.get<to>();
-  const auto row_bytes = static_cast<std::size_t>(v.hidden) * sizeof(*rows);
   for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
     const Pull& pull = v.pulls[i];
-    const bf16* token = ctx.peer(pull.source).get<from>() + pull.token * v.hidden;
+    const bf16* token = token_of(pull);
     for (int c = 0; c < pull.num_rows; ++c) {
-      const std::int64_t row = v.pull_rows[pull.first_row + c];
-      std::memcpy(rows + ctx.row<to>(row) * v.hidden, token, row_bytes);
+      const std::int64_t row = ctx.row<to>(v.pull_rows[pull.first_row + c]);
+      copy_token(ctx, rows + row * v.hidden, token);
     }
+  }
+}
+
+/// A pull's token among those that its rank has published as tensor `from`.
+template <Tensor from>
+const bf16* published(const PassContext& ctx, const Pull& pull) {
+  return ctx.peer(pull.source).get<from>() + pull.token * ctx.view.hidden;
+}
+
+/// Keeps the tokens of the task's pulls, each once.
+void keep_tokens(const PassContext& ctx, const Task& task) {
+  const PassView& v = ctx.view;
+  for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
+    const Pull& pull = v.pulls[i];
+    const std::int64_t place = received_place(v, pull);
+    if (!keeps_token(v, pull, static_cast<std::int32_t>(place))) continue;
+    copy_token(ctx, ctx.get<Tensor::kReceived>() + place * v.hidden,
+               published<Tensor::kTokens>(ctx, pull));
   }
 }
 
@@ -39,15 +60,23 @@ void copy_probs(const PassContext& ctx, const Task& task) {
 }  // namespace
 
 void dispatch(const PassContext& ctx, const Task& task) {
-  if (ctx.view.pass == Pass::kBackward) {
-    return copy_tokens<Tensor::kTokens, Tensor::kDyRows>(ctx, task);
-  }
-  copy_tokens<Tensor::kTokens, Tensor::kXRows>(ctx, task);
+  const auto token_of = [&](const Pull& pull) { return published<Tensor::kTokens>(ctx, pull); };
+  if (ctx.view.pass == Pass::kBackward) return fill_rows<Tensor::kDyRows>(ctx, task, token_of);
+  fill_rows<Tensor::kXRows>(ctx, task, token_of);
   copy_probs(ctx, task);
+  if (keeps_received(ctx.view.dropped)) keep_tokens(ctx, task);
 }
 
 void redispatch(const PassContext& ctx, const Task& task) {
-  copy_tokens<Tensor::kXTokens, Tensor::kXRows>(ctx, task);
+  fill_rows<Tensor::kXRows>(
+      ctx, task, [&](const Pull& pull) { return published<Tensor::kXTokens>(ctx, pull); });
+}
+
+// Of forward's tokens, and so without a peer.
+void expand(const PassContext& ctx, const Task& task) {
+  fill_rows<Tensor::kXRows>(ctx, task, [&](const Pull& pull) {
+    return ctx.get<Tensor::kReceived>() + received_place(ctx.view, pull) * ctx.view.hidden;
+  });
 }
 
 }  // namespace uniep::cpu

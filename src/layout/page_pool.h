@@ -25,7 +25,7 @@ struct PagePoolLayout {
   std::int64_t bytes;
 
   PagePoolLayout(const Problem& p, std::int64_t pages, const Graph& graph = kLayerGraph)
-      : rows(p, pages * p.row_align, graph) {
+      : rows(p, pages * p.row_align, 0, graph) {
     detail::Ranges r;
     r.take_bytes(rows.bytes);
     free = r.take<std::int32_t>(2);

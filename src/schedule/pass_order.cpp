@@ -30,6 +30,7 @@ PassOrder::PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule, 
   view_.pull_rows = plan.pull_rows.data();
   view_.pages = plan.pages;
   view_.page_shift = page_shift(plan.problem);
+  view_.pull_of_row = plan.pull_of_row.data();
 
   set_stages(view_, graph);
   order_experts();

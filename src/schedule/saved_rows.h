@@ -16,9 +16,9 @@ inline UNIEP_HD std::int64_t saved_row(const PassView& v, std::int64_t row) {
 template <Tensor t>
 UNIEP_HD bool is_saved(const PassView& v) {
   constexpr bool kMayBeSaved = kLayerGraph[t].lifetime == Lifetime::kSaved;
-  constexpr When kRemade = kLayerGraph[t].remade;
+  constexpr When kWhen = kLayerGraph[t].when, kRemade = kLayerGraph[t].remade;
   if constexpr (!kMayBeSaved) return false;
-  return !holds(kRemade, v.dropped);
+  return holds(kWhen, v.dropped) && !holds(kRemade, v.dropped);
 }
 
 /// Where that tensor of rows has the row. Rows of one page follow one another, so it is enough to

@@ -42,7 +42,7 @@ TEST(RankBytes, OfFewerRowsAreFewer) {
 #ifdef UNIEP_HAS_CUDA
 // Workspaces of the Python package are as large as Layer::memory_needs says.
 TEST(RankBytes, AreWhatPyTorchAllocates) {
-  for (const Save save : {Save::kRows, Save::kNone}) {
+  for (const Save save : kSaves) {
     for (const bool recompute_h : {false, true}) {
       for (const std::int64_t rows : {3072, 9000}) {
         Problem p = layer_problem();
@@ -52,10 +52,14 @@ TEST(RankBytes, AreWhatPyTorchAllocates) {
         const RankBytes bytes = rank_bytes(p, 4, rows);
         EXPECT_EQ(bytes.shared, needs.workspace + needs.symmetric);
         EXPECT_EQ(bytes.pass, std::max(needs.forward_rows, needs.backward_rows));
-        const std::int64_t row =
-            (save == Save::kRows ? 2 * p.hidden : 0) + (recompute_h ? 0 : 4 * p.intermediate) + 4;
-        EXPECT_GE(bytes.kept, needs.plan + rows * row);
-        EXPECT_LE(bytes.kept, needs.plan + rows * row + 3 * 256);  // each tensor is padded
+        const std::int64_t of_x = save == Save::kNone     ? 0
+                                  : save == Save::kTokens ? std::min(rows, 4 * p.max_tokens)
+                                                          : rows;
+        EXPECT_EQ(needs.rows_of_x, of_x);
+        const std::int64_t tensors =
+            of_x * 2 * p.hidden + rows * ((recompute_h ? 0 : 4 * p.intermediate) + 4);
+        EXPECT_GE(bytes.kept, needs.plan + tensors);
+        EXPECT_LE(bytes.kept, needs.plan + tensors + 3 * 256);  // each tensor is padded
       }
     }
   }

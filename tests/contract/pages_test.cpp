@@ -341,8 +341,15 @@ TEST_F(OneRank, PlansAreMadeOneAtATime) {
 
 /// Pages hold rows. A tensor that is saved by another count has no place in them.
 TEST(RowPagesOfAGraph, HoldTensorsOfRowsOnly) {
-  const Problem problem = workload::Split(plain_layer(1), 1).problem();
+  Problem problem = workload::Split(plain_layer(1), 1).problem();
   EXPECT_EQ(unpaged_tensor(problem), nullptr);
+  problem.save = Save::kTokens;
+  expect_error(
+      ErrorCode::kUnsupported,
+      "a layer of save=tokens keeps received, which is no tensor of rows; with a row pool, "
+      "save=rows and save=none are accepted",
+      [&] { RowPool(problem, Communicator::cpu_group(1)[0], {.bytes = 1 << 20}); });
+  problem.save = Save::kRows;
   Graph graph = kLayerGraph;
   graph.add({.tensor = Tensor::kNone,
              .name = "by_tokens",

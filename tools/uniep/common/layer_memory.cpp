@@ -62,7 +62,7 @@ std::vector<Use> uses(const Problem& p, int ranks, std::int64_t rows) {
   const SymmetricLayout symmetric(p, ranks);
   add_layout("symmetric", Held::kLayer, symmetric);
   all.push_back({"counters of this rank", "", Held::kLayer, LocalCounterLayout(p, ranks).bytes});
-  add_layout("saved", Held::kUntilBackward, SavedLayout(p, rows));
+  add_layout("saved", Held::kUntilBackward, SavedLayout(p, rows, most_received(p, ranks, rows)));
   add_layout("rows of forward", Held::kForward, RowLayout(p, rows, Pass::kForward));
   add_layout("rows of backward", Held::kBackward, RowLayout(p, rows, Pass::kBackward));
 #ifdef UNIEP_HAS_CUDA

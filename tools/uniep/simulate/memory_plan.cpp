@@ -75,7 +75,7 @@ MemoryPlan plan_memory(const BenchCase& bench, const ModelMemory& model,
   if (exact_rows > capacity_rows(problem, ranks)) {
     plan.needed_capacity = problem.capacity_rows = exact_rows;
   }
-  for (const Save save : {Save::kRows, Save::kNone}) {
+  for (const Save save : kSaves) {
     for (const bool recompute_h : {false, true}) {
       BenchCase layer = bench;
       layer.problem = problem;
