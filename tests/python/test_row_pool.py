@@ -6,7 +6,9 @@ import gc
 
 import pytest
 import torch
+import torch.distributed as dist
 from cases import assert_same, gradients, make_case, step, workspace
+from ranks import run_ranks
 
 import uniep
 
@@ -185,3 +187,30 @@ def test_a_pool_outlives_its_object_and_its_workspace():
     own.close()
     del own, out
     gc.collect()
+
+
+def two_ranks():
+    """Steps of a rank, until the pool of rank 1 is full."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    case = make_case(tokens=300).part(rank, size).requires_grad()
+    pool = uniep.RowPool(dist.group.WORLD, 64, 32, bytes=1 << (22 if rank == 0 else 20))
+    said, outs = [], []
+    with uniep.Workspace(dist.group.WORLD, 64, 32, 8, 2, 300, row_pool=pool) as own:
+        while not said and len(outs) < 100:
+            try:
+                outs.append(call(case, own))
+            except RuntimeError as error:
+                said.append(str(error))
+        results = gradients(case, outs.pop())
+        outs.clear()
+        return {"said": said, "results": results, "held": held(pool)}
+
+
+def test_ranks_find_a_full_pool_alike_and_go_on():
+    found = run_ranks(2, two_ranks)
+    assert found[0]["said"] == found[1]["said"]
+    assert found[0]["said"][0].startswith("rank 1 would save ")
+    assert [f["held"] for f in found] == [0, 0]
+    wanted = step(make_case(tokens=300))
+    for i, whole in enumerate(wanted):  # ranks have parts of tokens and of experts
+        assert torch.equal(torch.cat([f["results"][i] for f in found]), whole)
