@@ -41,6 +41,7 @@ CASES = {
 }
 CHOICES: dict[str, dict[str, Any]] = {
     "uniep": {},
+    "uniep,tokens": {"save": "tokens"},
     "uniep,none": {"save": "none"},
     "uniep,none,recompute_h": {"save": "none", "recompute_h": True},
 }

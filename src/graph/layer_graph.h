@@ -206,6 +206,7 @@ constexpr void add_backward(Graph& g) {
   StageRow expand = refetch_row(Stage::kExpand);
   expand.when = When::kReceivedKept;
   expand.side = StageSide::kLocal;
+  expand.look.trace_color = "light_memory_dump";
   expand.reads = {kReceived};
   expand.waits = 0;
   g.add(expand);

@@ -168,7 +168,7 @@ def test_a_layer_passes_its_choice_on():
 
 
 def test_an_unknown_choice_is_refused():
-    with pytest.raises(ValueError, match="save is 'all'; it must be 'rows' or 'none'"):
+    with pytest.raises(ValueError, match="save is 'all'; it must be 'rows', 'tokens' or 'none'"):
         workspace(make_case(), save="all")
 
 

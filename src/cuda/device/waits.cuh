@@ -2,6 +2,7 @@
 
 #include "cuda/device/faults.cuh"
 #include "cuda/device/poll.cuh"
+#include "cuda/device/warp.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "schedule/dependencies.h"
 
@@ -72,7 +73,8 @@ __device__ __forceinline__ bool wait_for(const DeviceContext& ctx, const Task& t
   return ready;
 }
 
-/// Waits for the inputs of one task after another, in one thread.
+/// Waits for the inputs of one task after another, in all lanes of a warp: each polls its share of
+/// the counters, since one that looked at all of an expert's rows would wait as often for memory.
 class Inputs {
  public:
   explicit __device__ __forceinline__ Inputs(const DeviceContext& ctx) : ctx_(ctx) {}
@@ -81,24 +83,25 @@ class Inputs {
   /// the last task has waited for, as those of one expert often do, is not looked at again. The
   /// copy engine may then read it too.
   __device__ __forceinline__ bool wait_for(const Task& task) {
-    random_delay(ctx_.faults, name_of(task));
+    if (lane_index() == 0) random_delay(ctx_.faults, name_of(task));
     // All tiles of a weight gradient read all rows of their expert.
     const bool of_weights = ctx_.view.stage(task.stage).grid == TileGrid::kWeightTiles;
     if (of_weights && task.stage == weights_.stage && task.expert == weights_.expert) return true;
     if (of_weights) weights_ = {task.stage, task.expert};
-    bool ready = true, looked = false;
+    bool ready = true;
+    int waits = 0;
     for_each_wait(ctx_.view, task, [&](const Wait& wait) {
       if (wait.kind == last_.kind && wait.index == last_.index && wait.expected == last_.expected) {
         return;
       }
-      ready = ready && poll(ctx_, task, wait);
-      looked = true;
       last_ = wait;
+      if (waits++ % 32 == lane_index()) ready = ready && poll(ctx_, task, wait);
     });
-    if (looked) {
-      acquire(last_.kind);
-      ptx::fence_proxy_async();
-    }
+    if (waits == 0) return true;
+    acquire(last_.kind);  // each lane what it has polled ...
+    ready = __all_sync(kWholeWarp, ready);
+    __syncwarp();  // ... and whoever goes on, all of it: a vote orders no memory
+    ptx::fence_proxy_async();
     return ready;
   }
 

@@ -79,7 +79,8 @@ __device__ __forceinline__ TileWork work_of(const PassView& v, const Task& task)
   return {.stage = kNoStage};
 }
 
-/// By all lanes of the scheduler's warp; the first one does what is not said to be all lanes'.
+/// By all lanes of the scheduler's warp. They wait together; the first one does what is not said to
+/// be all lanes'.
 template <class Shape>
 __device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const LaunchQueues& queues,
                                                PassShared<Shape>& shared) {
@@ -97,10 +98,11 @@ __device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const L
     i = __shfl_sync(kWholeWarp, i, 0);
     running = i < size;
     Task task;
-    if (running) task = window.task(i);
-    if (first_lane) {
-      TileWork work{.stage = kNoStage};
-      if (running) {
+    const bool taken = running;
+    TileWork work{.stage = kNoStage};
+    if (taken) {
+      task = window.task(i);
+      if (first_lane) {
         trace.note([&](TraceRecord& r) {
           r.stage = task.stage;
           r.expert = task.expert;
@@ -110,15 +112,18 @@ __device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const L
         });
         work = work_of<Shape>(ctx.view, task);
         work.index = name_of(task).tile;
-        running = inputs.wait_for(task);
-        if (!running) work.stage = kNoStage;
+      }
+      running = inputs.wait_for(task);
+      if (!running) work.stage = kNoStage;
+    }
+    if (first_lane) {
+      if (taken) {
         trace.note([&](TraceRecord& r) { r.ready = ptx::global_nanoseconds(); });
         trace.advance();
       }
       shared.work[slot] = work;
       ptx::mbarrier_arrive(&shared.work_full[slot]);
     }
-    running = __shfl_sync(kWholeWarp, running ? 1 : 0, 0) != 0;
   }
   if (first_lane) trace.finish();
 }
