@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ._ops import ops
+
+if TYPE_CHECKING:
+    from .row_pool import SavedPages
 
 __all__ = ["DeferredWeights", "backward_weights"]
 
@@ -31,6 +35,21 @@ class _Pending:
     schedule: str | None
 
 
+@dataclass(frozen=True)
+class _PendingPages:
+    """The same of a call that keeps its rows in a row pool; `saved` is its SavedPages."""
+
+    key: Tensor
+    saved: SavedPages
+    backward_rows: Tensor
+    tokens: int
+    w1: Tensor
+    w2: Tensor
+    main_grads: tuple[Tensor, Tensor] | None
+    keep: bool
+    schedule: str | None
+
+
 class DeferredWeights:
     """Collects the weight gradients that backward leaves out, until :func:`backward_weights`.
 
@@ -39,13 +58,13 @@ class DeferredWeights:
     """
 
     def __init__(self) -> None:
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[_Pending | _PendingPages] = deque()
 
-    def add(self, pending: _Pending) -> None:
+    def add(self, pending: _Pending | _PendingPages) -> None:
         """Called by the backward of :func:`uniep.moe`."""
         self._pending.append(pending)
 
-    def pop(self) -> _Pending:
+    def pop(self) -> _Pending | _PendingPages:
         """The one that waits longest."""
         return self._pending.popleft()
 
@@ -72,6 +91,10 @@ def backward_weights(deferred: DeferredWeights) -> None:
     """
     while len(deferred):
         call = deferred.pop()
+        if isinstance(call, _PendingPages):
+            if (gradients := _gradients_of_pages(call)) is not None:
+                _add_gradients(call, gradients)
+            continue
         saved = (call.key, call.plan, call.x_rows, call.h, call.row_probs, call.backward_rows)
         if call.main_grads is not None:
             ops.backward_weights_main_grad(
@@ -80,10 +103,22 @@ def backward_weights(deferred: DeferredWeights) -> None:
             continue
         experts = call.w1.shape[0]
         gradients = ops.backward_weights(*saved, call.tokens, experts, call.flag, call.schedule)
-        for weight, gradient in zip((call.w1, call.w2), gradients, strict=True):
-            if not weight.requires_grad:
-                continue
-            if weight.grad is None:
-                weight.grad = gradient
-            else:
-                weight.grad += gradient
+        _add_gradients(call, gradients)
+
+
+def _gradients_of_pages(call: _PendingPages) -> tuple[Tensor, Tensor] | None:
+    main_grads = call.main_grads or (None, None)
+    gradients: tuple[Tensor, Tensor] = ops.backward_weights_pages(
+        call.key, call.saved.address, *main_grads, call.tokens, call.keep, call.schedule
+    )
+    return gradients if call.main_grads is None else None
+
+
+def _add_gradients(call: _Pending | _PendingPages, gradients: tuple[Tensor, Tensor]) -> None:
+    for weight, gradient in zip((call.w1, call.w2), gradients, strict=True):
+        if not weight.requires_grad:
+            continue
+        if weight.grad is None:
+            weight.grad = gradient
+        else:
+            weight.grad += gradient

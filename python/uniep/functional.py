@@ -13,6 +13,7 @@ from ._ops import ops
 from .deferred import DeferredWeights, _Pending
 from .group import GroupLike
 from .offload import saving_elsewhere
+from .row_pool import moe_in_pages
 from .workspace import Workspace, default_workspace
 
 __all__ = ["moe"]
@@ -201,8 +202,29 @@ def moe(
         _arguments.check_main_grads(dw1, dw2, w1, w2)
     if deferred is not None:
         _arguments.check_deferred(w1, w2, main_grads)
+    out: Tensor
+    if workspace.row_pool is not None:
+        if exact_rows:
+            raise ValueError("exact_rows is True, but the workspace has a row pool; pass None")
+        out = moe_in_pages(
+            tokens,
+            ids,
+            probs,
+            w1,
+            w2,
+            dw1,
+            dw2,
+            workspace.key,
+            workspace.overflow,
+            workspace.row_pool,
+            workspace.save == "none",
+            workspace.flag,
+            schedule,
+            deferred,
+        )
+        return _result(out, workspace, x, topk_ids, topk_probs, w1, w2)
     with saving_elsewhere((tokens, w1, w2)):
-        out: Tensor = _Moe.apply(
+        out = _Moe.apply(
             tokens,
             ids,
             probs,
@@ -222,6 +244,19 @@ def moe(
             schedule,
             deferred,
         )
+    return _result(out, workspace, x, topk_ids, topk_probs, w1, w2)
+
+
+def _result(
+    out: Tensor,
+    workspace: Workspace,
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_probs: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+) -> Tensor:
+    """Of the shape of x, and shown to who watches calls."""
     if out.shape != x.shape:  # FSDP2 warns of modules that return views, even of the same shape
         out = out.reshape(x.shape)
     if not torch.compiler.is_compiling() and (watch := _hooks.watcher()) is not None:

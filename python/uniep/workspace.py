@@ -13,6 +13,7 @@ from torch import Tensor
 
 from . import _library
 from .group import Group, GroupLike, _device_of, group_of
+from .row_pool import RowPool
 
 __all__ = ["Workspace", "default_workspace"]
 
@@ -56,11 +57,14 @@ class Workspace:
             later call. ``"flag"``: the output is NaN on all ranks, gradients are NaN, 0 for
             probabilities and 0 for weights, and :attr:`overflow` says so.
         timeout_ms: limit of every wait; 0: ``UNIEP_TIMEOUT_MS``, else 30000.
+        row_pool: where forwards keep rows, on all ranks or on none; not with ``exact_rows``. None:
+            in tensors of their own.
 
     Attributes:
-        overflow: int64 [2] on the device: 0 fine, 1 too many rows, 2 an impossible id; and the
-            capacity that would have done. The largest of all calls since it was made, grown or
-            cleared (``overflow.zero_()``). Stays 0 with ``on_overflow="raise"``.
+        overflow: int64 [2] on the device: 0 fine, 1 too many rows, 2 an impossible id, 3 a row pool
+            too full; and the capacity, or bytes of a pool, that would have done. The largest of
+            all calls since it was made, grown or cleared (``overflow.zero_()``). Stays 0 with
+            ``on_overflow="raise"``.
         rows: rows that there is room for.
         rows_of_x: of x, what a forward keeps for its backward: ``rows``, room for tokens, or 0;
             with ``exact_rows`` as many as come.
@@ -93,6 +97,7 @@ class Workspace:
         device: torch.device | str | int | None = None,
         on_overflow: Literal["raise", "flag"] = "raise",
         timeout_ms: int = 0,
+        row_pool: RowPool | None = None,
     ) -> None:
         if on_overflow not in ("raise", "flag"):
             raise ValueError(f"on_overflow is '{on_overflow}'; it must be 'raise' or 'flag'")
@@ -100,8 +105,11 @@ class Workspace:
             raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")
         if device is None and isinstance(group, Group):
             device = group.device
+        if row_pool is not None and exact_rows:
+            raise ValueError("exact_rows is True, but row_pool is given; it must be one of them")
         self.group = group_of(group, _device_of(device))
         self.device = self.group.device
+        self.row_pool = row_pool
         self.hidden = hidden
         self.intermediate = intermediate
         self.num_experts = num_experts
@@ -149,6 +157,7 @@ class Workspace:
             timeout_ms=self._timeout_ms,
             schedule=None if self._schedule is None else self._schedule.encode(),
             workspace=workspace.data_ptr(),
+            row_pool=None if self.row_pool is None else self.row_pool.handle,
         )
         if symmetric is not None:
             config.symmetric = symmetric.data_ptr()
@@ -190,7 +199,7 @@ class Workspace:
         self._layer = layer
         # With its key, which a call keeps until its backward, the layer outlives this object.
         self._finalizer = weakref.finalize(
-            self.key, _destroy, number, layer, (workspace, symmetric)
+            self.key, _destroy, number, layer, (workspace, symmetric, self.row_pool)
         )
 
     @property
@@ -297,7 +306,7 @@ def _let_go(number: int | None) -> None:
 _release = _library.Release(_let_go)
 
 
-def _destroy(number: int, layer: ctypes.c_void_p, memory: tuple[Tensor | None, ...]) -> None:
+def _destroy(number: int, layer: ctypes.c_void_p, memory: tuple[object, ...]) -> None:
     _library.torch_library.uniep_torch_unbind(number)
     # What went wrong in a call has been, or is no longer of interest: nothing can be done about it.
     _library.library.uniep_layer_synchronize(layer)

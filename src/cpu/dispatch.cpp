@@ -10,15 +10,17 @@ void copy_token(const PassContext& ctx, bf16* to, const bf16* from) {
   std::memcpy(to, from, static_cast<std::size_t>(ctx.view.hidden) * sizeof(*to));
 }
 
-/// Copies the tokens of the task's pulls, `token_of(pull)`, to all of their rows.
-template <class TokenOf>
-void fill_rows(const PassContext& ctx, const Task& task, bf16* rows, TokenOf&& token_of) {
+/// Copies the tokens of the task's pulls, `token_of(pull)`, to all of their rows of tensor `to`.
+template <Tensor to, class TokenOf>
+void fill_rows(const PassContext& ctx, const Task& task, TokenOf&& token_of) {
   const PassView& v = ctx.view;
+  bf16* rows = ctx.get<to>();
   for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
     const Pull& pull = v.pulls[i];
     const bf16* token = token_of(pull);
     for (int c = 0; c < pull.num_rows; ++c) {
-      copy_token(ctx, rows + v.pull_rows[pull.first_row + c] * v.hidden, token);
+      const std::int64_t row = ctx.row<to>(v.pull_rows[pull.first_row + c]);
+      copy_token(ctx, rows + row * v.hidden, token);
     }
   }
 }
@@ -50,7 +52,7 @@ void copy_probs(const PassContext& ctx, const Task& task) {
         ctx.peer(pull.source).get<Tensor::kProbs>() + std::int64_t{pull.token} * v.topk;
     for (int c = 0; c < pull.num_rows; ++c) {
       const std::int64_t row = v.pull_rows[pull.first_row + c];
-      ctx.get<Tensor::kRowProbs>()[row] = probs[v.row_origin[row].slot];
+      ctx.get<Tensor::kRowProbs>()[ctx.row<Tensor::kRowProbs>(row)] = probs[v.row_origin[row].slot];
     }
   }
 }
@@ -58,22 +60,21 @@ void copy_probs(const PassContext& ctx, const Task& task) {
 }  // namespace
 
 void dispatch(const PassContext& ctx, const Task& task) {
-  const bool forward = ctx.view.pass == Pass::kForward;
-  fill_rows(ctx, task, forward ? ctx.get<Tensor::kXRows>() : ctx.get<Tensor::kDyRows>(),
-            [&](const Pull& pull) { return published<Tensor::kTokens>(ctx, pull); });
-  if (!forward) return;
+  const auto token_of = [&](const Pull& pull) { return published<Tensor::kTokens>(ctx, pull); };
+  if (ctx.view.pass == Pass::kBackward) return fill_rows<Tensor::kDyRows>(ctx, task, token_of);
+  fill_rows<Tensor::kXRows>(ctx, task, token_of);
   copy_probs(ctx, task);
   if (keeps_received(ctx.view.dropped)) keep_tokens(ctx, task);
 }
 
 void redispatch(const PassContext& ctx, const Task& task) {
-  fill_rows(ctx, task, ctx.get<Tensor::kXRows>(),
-            [&](const Pull& pull) { return published<Tensor::kXTokens>(ctx, pull); });
+  fill_rows<Tensor::kXRows>(
+      ctx, task, [&](const Pull& pull) { return published<Tensor::kXTokens>(ctx, pull); });
 }
 
 // Of forward's tokens, and so without a peer.
 void expand(const PassContext& ctx, const Task& task) {
-  fill_rows(ctx, task, ctx.get<Tensor::kXRows>(), [&](const Pull& pull) {
+  fill_rows<Tensor::kXRows>(ctx, task, [&](const Pull& pull) {
     return ctx.get<Tensor::kReceived>() + received_place(ctx.view, pull) * ctx.view.hidden;
   });
 }

@@ -18,7 +18,8 @@ GateAndUp multiply_both(const PassContext& ctx, const Tile& tile, const ColumnRa
                         Scratch& scratch, std::int64_t more = 0) {
   const PassView& v = ctx.view;
   const auto [first, cols] = columns;
-  const MatrixView x{ctx.get<Tensor::kXRows>() + tile.first_row * v.hidden, v.hidden, 1};
+  const MatrixView x{ctx.get<Tensor::kXRows>() + ctx.row<Tensor::kXRows>(tile.first_row) * v.hidden,
+                     v.hidden, 1};
   const bf16* w1 = ctx.get<Tensor::kW1>() + tile.expert * 2 * v.intermediate * v.hidden;
   const MatrixView gate_weights{w1 + first * v.hidden, 1, v.hidden};
   const MatrixView up_weights{w1 + (v.intermediate + first) * v.hidden, 1, v.hidden};
@@ -44,8 +45,11 @@ void fc1(const PassContext& ctx, const Task& task, Scratch& scratch) {
   bf16* row_of_h = reinterpret_cast<bf16*>(up + tile.rows * cols);
   for (std::int64_t i = 0; i < tile.rows; ++i) {
     const std::int64_t row = tile.first_row + i;
-    bf16* h = keeps_h ? ctx.get<Tensor::kH>() + row * 2 * v.intermediate + first : row_of_h;
-    ctx.kernels.swiglu(cols, gate + i * cols, up + i * cols, ctx.get<Tensor::kRowProbs>()[row], h,
+    bf16* h = keeps_h
+                  ? ctx.get<Tensor::kH>() + ctx.row<Tensor::kH>(row) * 2 * v.intermediate + first
+                  : row_of_h;
+    const float prob = ctx.get<Tensor::kRowProbs>()[ctx.row<Tensor::kRowProbs>(row)];
+    ctx.kernels.swiglu(cols, gate + i * cols, up + i * cols, prob, h,
                        h + (keeps_h ? v.intermediate : cols),
                        ctx.get<Tensor::kA>() + row * v.intermediate + first);
   }
@@ -59,7 +63,8 @@ void refc1(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const auto [first, cols] = columns;
   const auto [gate, up] = multiply_both(ctx, tile, columns, scratch);
   for (std::int64_t i = 0; i < tile.rows; ++i) {
-    bf16* h = ctx.get<Tensor::kH>() + (tile.first_row + i) * 2 * v.intermediate + first;
+    const std::int64_t row = ctx.row<Tensor::kH>(tile.first_row + i);
+    bf16* h = ctx.get<Tensor::kH>() + row * 2 * v.intermediate + first;
     ctx.kernels.round_row(cols, gate + i * cols, h);
     ctx.kernels.round_row(cols, up + i * cols, h + v.intermediate);
   }

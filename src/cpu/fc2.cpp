@@ -32,10 +32,10 @@ void dfc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const std::int64_t groups = dprob_groups(v.intermediate);
   for (std::int64_t i = 0; i < tile.rows; ++i) {
     const std::int64_t row = tile.first_row + i;
-    const bf16* h = ctx.get<Tensor::kH>() + row * 2 * v.intermediate + first;
+    const bf16* h = ctx.get<Tensor::kH>() + ctx.row<Tensor::kH>(row) * 2 * v.intermediate + first;
+    const float prob = ctx.get<Tensor::kRowProbs>()[ctx.row<Tensor::kRowProbs>(row)];
     bf16* dh = ctx.get<Tensor::kDh>() + row * 2 * v.intermediate + first;
-    ctx.kernels.dswiglu(cols, da + i * cols, h, h + v.intermediate,
-                        ctx.get<Tensor::kRowProbs>()[row], dh, dh + v.intermediate,
+    ctx.kernels.dswiglu(cols, da + i * cols, h, h + v.intermediate, prob, dh, dh + v.intermediate,
                         ctx.get<Tensor::kA>() + row * v.intermediate + first,
                         ctx.get<Tensor::kDprobGroups>() + row * groups + first / kDprobGroup);
   }

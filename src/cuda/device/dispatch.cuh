@@ -191,6 +191,13 @@ class DispatchWarp {
     return static_cast<int>(ctx_.view.pull_rows[pull.first_row + lane_]);
   }
 
+  /// Where the tensor that this pass dispatches to has the row: what is dispatched again is not
+  /// saved.
+  __device__ __forceinline__ std::int64_t place_of(int row) const {
+    const bool may_be_paged = row != kNoRow && ctx_.view.pass == Pass::kForward;
+    return may_be_paged ? ctx_.row<Tensor::kXRows>(row) : row;
+  }
+
   /// Up to kGroup pieces of the current batch, then the signals of the group before, and behind
   /// the last group of a batch of the first task those of both. False: a wait expired.
   __device__ __forceinline__ bool run_group() {
@@ -288,12 +295,13 @@ class DispatchWarp {
   /// the last piece of it.
   __device__ __forceinline__ int store() {
     const int row = row_;
+    const std::int64_t at = place_of(row);
     const int piece = stored_ % pieces_;
     const int bytes = bytes_of(stored_);
     row_ = row_of(stored_ + 1);  // for the next time
     ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
     if (row != kNoRow) {
-      auto* to = reinterpret_cast<std::byte*>(target() + row * ctx_.view.hidden);
+      auto* to = reinterpret_cast<std::byte*>(target() + at * ctx_.view.hidden);
       ptx::bulk_store(to + piece * kPullBytes, slots_ + store_.slot * slot_bytes_, bytes);
     }
     store_.advance(num_slots_);

@@ -109,7 +109,7 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassM
         if (k == draw_at) want_task();
         next_slot([&](auto& slot, auto* full) {
           ptx::mbarrier_arrive_expect(full, step_bytes<S, Shape>(work));
-          if (work.rows > 0) S::load(m, slot, full, work, k);
+          if (work.rows > 0) S::load(ctx, m, slot, full, work, k);
         });
       }
       const int more = epilogue_slots<S>(ctx);
