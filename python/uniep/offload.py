@@ -119,13 +119,15 @@ def saving_elsewhere(inputs: Sequence[Tensor]) -> contextlib.AbstractContextMana
     Raises:
         RuntimeError: in compiled code and in the capture of a CUDA graph, which cannot move it.
     """
-    if not _active or _others_decide():
+    if not _active:
         return contextlib.nullcontext()
     if torch.compiler.is_compiling():
         raise RuntimeError(
             "uniep.Offload moves tensors while a step runs, which torch.compile cannot trace; it "
             "serves eager calls of uniep.moe"
         )
+    if _others_decide():
+        return contextlib.nullcontext()
     if inputs[0].is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "uniep.Offload moves tensors while a step runs, which a CUDA graph cannot capture; it "
@@ -208,7 +210,8 @@ class _Call:
 
     def take(self, saved: _Saved) -> Tensor:
         """A tensor of it, for its backward, which then has it alone."""
-        self.bring()
+        if saved.on_device is None:
+            self.bring()
         assert saved.on_device is not None
         tensor = saved.on_device
         if self._mover is None:

@@ -59,13 +59,14 @@ def test_backward_in_any_order_and_again(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_weight_gradients_that_wait(device):
+@pytest.mark.parametrize("hooks", [uniep.Offload, torch.autograd.graph.save_on_cpu])
+def test_weight_gradients_that_wait(hooks, device):
     case = make_case().to(device)
     wanted = step(case)
     deferred = uniep.DeferredWeights()
     for tensor in (case.x, case.probs, case.w1, case.w2):
         tensor.grad = None
-    with uniep.Offload():
+    with hooks():
         out = call(case, deferred=deferred)
         call(make_case(seed=1).to(device).requires_grad())  # which makes the first one leave
     out.backward(case.dy)
