@@ -13,11 +13,11 @@ from torch.utils.checkpoint import checkpoint
 
 import uniep
 from uniep import offload as offload_module
+from uniep.workspace import _SAVES
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 CHOICES = [
-    {},
-    {"save": "none"},
+    *({"save": save} for save in _SAVES),
     {"recompute_h": True},
     {"save": "none", "recompute_h": True},
     {"exact_rows": True},
