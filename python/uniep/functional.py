@@ -65,6 +65,8 @@ class _Moe(torch.autograd.Function):
         ctx.flag = flag
         ctx.schedule = schedule
         ctx.deferred = deferred
+        # Not as hooks of saved tensors return them: those have a grad that nobody sees.
+        ctx.weights = (w1, w2) if deferred is not None else None
         return out  # type: ignore[no-any-return]
 
     @staticmethod
@@ -89,8 +91,8 @@ class _Moe(torch.autograd.Function):
                     row_probs=row_probs,
                     backward_rows=rows,
                     tokens=dy.shape[0],
-                    w1=w1,
-                    w2=w2,
+                    w1=ctx.weights[0],
+                    w2=ctx.weights[1],
                     main_grads=main_grads,
                     flag=ctx.flag,
                     schedule=ctx.schedule,
