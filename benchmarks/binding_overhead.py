@@ -46,6 +46,7 @@ class ForwardCall(ctypes.Structure):
         *((name, c_void_p) for name in ("allocate", "allocate_context", "overflow")),
         ("schedule", c_char_p),
         ("stream", c_void_p),
+        ("saved", c_void_p),
     ]
 
 
@@ -63,6 +64,8 @@ class BackwardCall(ctypes.Structure):
         ("x", c_void_p),
         ("schedule", c_char_p),
         ("stream", c_void_p),
+        ("saved", c_void_p),
+        ("keep_pages", c_int32),
     ]
 
 

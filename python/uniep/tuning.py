@@ -53,6 +53,7 @@ class _ForwardCall(ctypes.Structure):
         ("overflow", c_void_p),
         ("schedule", c_char_p),
         ("stream", c_void_p),
+        ("saved", c_void_p),
     ]
 
 
@@ -80,6 +81,8 @@ class _BackwardCall(ctypes.Structure):
         ("x", c_void_p),
         ("schedule", c_char_p),
         ("stream", c_void_p),
+        ("saved", c_void_p),
+        ("keep_pages", c_int32),
     ]
 
 
@@ -220,10 +223,16 @@ def tune_calls(
 
     Raises:
         TypeError: for a wrong dtype.
-        ValueError: for a wrong shape, device or layout, and a workspace for other tensors.
+        ValueError: for a wrong shape, device or layout, a workspace for other tensors, and one
+            with a row pool.
         uniep.Error: for options out of range, and where the library refuses or fails.
     """
     workspace._require_open()
+    if workspace.row_pool is not None:
+        raise ValueError(
+            "the workspace has a row pool, whose pages serve one forward each; tune with one that "
+            "has none, and what is found holds for both"
+        )
     _arguments.check_device(x)
     _arguments.check(x, topk_ids, topk_probs, w1, w2)
     _arguments.check_workspace(workspace, x, w1, topk_ids.shape[-1])

@@ -50,6 +50,7 @@ class LayerConfig(ctypes.Structure):
         ("peers", c_void_p),
         ("release", RELEASE),
         ("release_context", c_void_p),
+        ("row_pool", c_void_p),
     )
 
 
@@ -62,6 +63,7 @@ class ForwardCall(ctypes.Structure):
         *((n, c_void_p) for n in ("allocate_context", "overflow")),
         ("schedule", c_char_p),
         ("stream", c_void_p),
+        ("saved", c_void_p),
     )
 
 
@@ -77,6 +79,8 @@ class BackwardCall(ctypes.Structure):
         ("x", c_void_p),
         ("schedule", c_char_p),
         ("stream", c_void_p),
+        ("saved", c_void_p),
+        ("keep_pages", c_int32),
     )
 
 

@@ -172,6 +172,8 @@ def test_what_does_not_go_together_is_refused():
     with workspace(case, row_pool=pool) as own:
         with pytest.raises(ValueError, match="exact_rows"):
             call(case, own, exact_rows=True)
+        with pytest.raises(ValueError, match="tune with one that has none"):
+            uniep.tune_calls(case.x, case.ids, case.probs, case.w1, case.w2, workspace=own)
         with pytest.raises(Exception, match="a row pool keeps what forwards save"):
             torch.compile(lambda x: call(case, own) + x, fullgraph=True)(case.x)
 
