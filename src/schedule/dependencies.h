@@ -120,10 +120,14 @@ inline UNIEP_HD int expert_of_row(const PassView& v, std::int32_t row) {
   return low;
 }
 
-/// Of one row that a pull has brought.
+/// Of one row that a pull has brought: to a counter of kRowGroup ...
+inline UNIEP_HD Signal row_group_signal(const PassView& v, CounterKind kind, std::int32_t row) {
+  return {kind, v.rank, row / v.rows_per_counter(), 1};
+}
+/// ... or to whichever it is.
 inline UNIEP_HD Signal row_signal(const PassView& v, CounterKind kind, std::int32_t row) {
-  const bool of_expert = v.counter(kind).of == CounterOf::kExpertRows;
-  return {kind, v.rank, of_expert ? expert_of_row(v, row) : row / v.rows_per_counter(), 1};
+  if (v.counter(kind).of != CounterOf::kExpertRows) return row_group_signal(v, kind, row);
+  return {kind, v.rank, expert_of_row(v, row), 1};
 }
 
 /// Of one task on a tile of rows, `tile` of this expert.

@@ -15,8 +15,8 @@ namespace uniep::cuda {
 /// The GEMM stages of a pass.
 template <class... S>
 struct StageList {
-  /// Forward may keep the tokens that come, and backward may make again what it did not keep.
-  static constexpr DispatchKinds kDispatchKinds{.keeps_tokens = ((S::kStage == Stage::kFc1) || ...),
+  /// Forward keeps what comes, and backward may make again what it did not keep.
+  static constexpr DispatchKinds kDispatchKinds{.saves = ((S::kStage == Stage::kFc1) || ...),
                                                 .refetches = ((S::kStage == Stage::kRefc1) || ...)};
 
   static constexpr bool has(Stage stage) { return ((stage == S::kStage) || ...); }
