@@ -64,6 +64,32 @@ def test_ranks_that_share_a_gpu(size: int) -> None:
     assert_same([torch.cat(tensors) for tensors in zip(*parts, strict=True)], whole)
 
 
+@pytest.mark.parametrize("save", ["rows", "tokens", "none"])
+@pytest.mark.parametrize("recompute_h", [False, True])
+@pytest.mark.parametrize("exact_rows", [False, True])
+def test_what_is_kept_changes_no_bit(save: str, recompute_h: bool, exact_rows: bool) -> None:
+    case = make_case(tokens=300, seed=11, dropped=True).to("cuda")
+    choice = {"save": save, "recompute_h": recompute_h, "exact_rows": exact_rows}
+    assert_same(step(case, **choice), step(case))
+
+
+def test_a_row_pool_changes_no_bit_and_gets_its_pages_back() -> None:
+    case = make_case(tokens=300, seed=12).to("cuda").requires_grad()
+    wanted = step(case)
+    hidden, intermediate, _, _ = case.shape
+    pool = uniep.RowPool(None, hidden, intermediate, bytes=1 << 24, device="cuda")
+    with workspace(case, row_pool=pool) as first, workspace(case, row_pool=pool) as second:
+        outs = [
+            uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, workspace=own)
+            for own in (first, second, first)
+        ]
+        assert pool.free_pages < pool.pages
+        for i in (1, 2, 0):
+            assert_same(gradients(case, outs[i]), wanted)
+        outs.clear()
+        assert pool.free_pages == pool.pages
+
+
 def test_saved_tensors_may_be_offloaded() -> None:
     case = make_case(seed=7).to("cuda").requires_grad()
     wanted = step(case)

@@ -21,6 +21,7 @@ CHOICES = [
 
 def pool_of(case, pages=64, **choice):
     hidden, intermediate, _, _ = case.shape
+    choice["device"] = case.x.device
     one = uniep.RowPool(None, hidden, intermediate, bytes=1 << 20, **choice)
     return uniep.RowPool(
         None, hidden, intermediate, bytes=pages * one.page_bytes + (1 << 14), **choice
@@ -195,7 +196,8 @@ def two_ranks():
     """Steps of a rank, until the pool of rank 1 is full."""
     rank, size = dist.get_rank(), dist.get_world_size()
     case = make_case(tokens=300).part(rank, size).requires_grad()
-    pool = uniep.RowPool(dist.group.WORLD, 64, 32, bytes=1 << (22 if rank == 0 else 20))
+    mebibytes = 4 if rank == 0 else 1
+    pool = uniep.RowPool(dist.group.WORLD, 64, 32, bytes=mebibytes << 20, device="cpu")
     said, outs = [], []
     with uniep.Workspace(dist.group.WORLD, 64, 32, 8, 2, 300, row_pool=pool) as own:
         while not said and len(outs) < 100:
