@@ -24,8 +24,7 @@ os.environ["NCCL_NVLS_ENABLE"] = "0"  # uniep makes no use of NVLink multicast, 
 
 import torch
 import torch.distributed as dist
-
-from compare import bridge, group, records, shapes, tables, timing
+from compare import bridge, group, records, shapes, timing
 from compare.comparison import Comparison
 from compare.report import Report
 from compare.uniep_layer import AUTO
@@ -49,8 +48,8 @@ def parse_arguments():
                              "Z log(1 + e), so that 0 is even and 1 like Zipf's law. Models: " +
                              ", ".join(shapes.MODELS))
     parser.add_argument("--forward", nargs="+", default=SCHEDULES, metavar="SCHEDULE",
-                        help="what to measure side by side: a preset, key=value pairs, a preset and "
-                             f"then pairs, or {AUTO}, what the layer has where it is given none "
+                        help="what to measure side by side: a preset, key=value pairs, a preset "
+                             f"and then pairs, or {AUTO}, what the layer has where it is given none "
                              f"(default: {' '.join(SCHEDULES)})")
     parser.add_argument("--backward", nargs="+", default=SCHEDULES, metavar="SCHEDULE",
                         help="the same")
@@ -69,8 +68,8 @@ def parse_arguments():
     parser.add_argument("--check", action="store_true", help="count elements with wrong bits")
     args = parser.parse_args()
     if args.sustain and args.trace:
-        parser.error("--sustain repeats passes, of which --trace keeps a timeline each; one of them "
-                     "is accepted")
+        parser.error("--sustain repeats passes, of which --trace keeps a timeline each; one of "
+                     "them is accepted")
     return args
 
 
