@@ -49,7 +49,7 @@ def parse_arguments():
                              ", ".join(shapes.MODELS))
     parser.add_argument("--forward", nargs="+", default=SCHEDULES, metavar="SCHEDULE",
                         help="what to measure side by side: a preset, key=value pairs, a preset "
-                             f"and then pairs, or {AUTO}, what the layer has where it is given none "
+                             f"and then pairs, or {AUTO}, what the layer has if it is given none "
                              f"(default: {' '.join(SCHEDULES)})")
     parser.add_argument("--backward", nargs="+", default=SCHEDULES, metavar="SCHEDULE",
                         help="the same")
