@@ -97,6 +97,8 @@ const char* text_of(When when) {
       return "x_rows are not kept";
     case When::kHDropped:
       return "h is not kept";
+    case When::kHasBias:
+      return "experts have biases";
   }
   return "";
 }
@@ -119,7 +121,7 @@ const char* text_of(Extent extent) {
   switch (extent) {
     case Extent::kOne:
       return "1";
-    case Extent::kTwo:
+    case Extent::kHalves:
       return "2";
     case Extent::kTokens:
       return "T";
