@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import _library
+from .arithmetic import ACTIVATIONS, PROBS, Activation, Arithmetic, ProbsPlace, arithmetic_of
 from .group import Group, GroupLike, _device_of, group_of
 
 __all__ = ["Workspace", "default_workspace"]
@@ -55,6 +56,9 @@ class Workspace:
             later call. ``"flag"``: the output is NaN on all ranks, gradients are NaN, 0 for
             probabilities and 0 for weights, and :attr:`overflow` says so.
         timeout_ms: limit of every wait; 0: ``UNIEP_TIMEOUT_MS``, else 30000.
+        activation: what an expert computes between its products; see :func:`uniep.moe`.
+        probs: where a row's probability is multiplied: ``"before"`` fc2 or ``"after"`` it.
+        bias: whether experts have biases, b1 and b2.
 
     Attributes:
         overflow: int64 [2] on the device: 0 fine, 1 too many rows, 2 an impossible id; and the
@@ -70,8 +74,8 @@ class Workspace:
         backward_bytes: what a backward takes while it runs; likewise.
 
     Raises:
-        ValueError: for a device that the group is not on, or an unknown ``on_overflow``
-            or ``save``.
+        ValueError: for a device that the group is not on, or an unknown ``on_overflow``, ``save``,
+            ``activation`` or ``probs``.
         uniep.Error: for figures out of range, or that differ by rank; the sentence says which.
     """
 
@@ -92,6 +96,9 @@ class Workspace:
         device: torch.device | str | int | None = None,
         on_overflow: Literal["raise", "flag"] = "raise",
         timeout_ms: int = 0,
+        activation: Activation = "swiglu",
+        probs: ProbsPlace = "before",
+        bias: bool = False,
     ) -> None:
         if on_overflow not in ("raise", "flag"):
             raise ValueError(f"on_overflow is '{on_overflow}'; it must be 'raise' or 'flag'")
@@ -109,6 +116,7 @@ class Workspace:
         self.save = save
         self.recompute_h = recompute_h
         self.exact_rows = exact_rows
+        self.arithmetic = arithmetic_of(activation, probs, bias)
         self.flag = on_overflow == "flag"
         self._schedule = schedule
         self._timeout_ms = timeout_ms
@@ -124,6 +132,9 @@ class Workspace:
             capacity_rows=capacity_rows or 0,
             save=_SAVES[self.save],
             recompute_h=int(self.recompute_h),
+            activation=ACTIVATIONS.index(self.arithmetic.activation),
+            probs=PROBS.index(self.arithmetic.probs),
+            bias=int(self.arithmetic.bias),
         )
         needs = _library.Needs()
         backend = 1 if self.device.type == "cuda" else 0
@@ -170,7 +181,7 @@ class Workspace:
         self.forward_bytes = needs.forward_rows
         self.backward_bytes = needs.backward_rows
         self.local_experts = self.num_experts // self.group.size
-        shape = (ctypes.c_int64 * 11)(
+        shape = (ctypes.c_int64 * 13)(
             self.hidden,
             self.intermediate,
             self.local_experts,
@@ -182,6 +193,8 @@ class Workspace:
             self.backward_bytes,
             self.rows_of_x,
             self.rows_of_h,
+            self.arithmetic.halves * self.intermediate,
+            int(self.arithmetic.bias),
         )
         _library.torch_library.uniep_torch_bind(number, self.key.data_ptr(), layer, shape)
         self.bytes = needs.workspace + needs.symmetric
@@ -207,7 +220,7 @@ class Workspace:
     def saved_bytes_of(self, rows: int) -> int:
         """Bytes that a forward keeps which has received `rows` rows, padding included."""
         x = self.hidden if self.rows_of_x else 0
-        h = 2 * self.intermediate if self.rows_of_h else 0
+        h = self.arithmetic.halves * self.intermediate if self.rows_of_h else 0
         row = (x + h) * torch.bfloat16.itemsize + torch.float32.itemsize  # and its probability
         return self.plan_bytes + rows * row
 
@@ -329,6 +342,7 @@ def default_workspace(
     capacity_rows: int | None,
     save: Literal["rows", "none"],
     recompute_h: bool,
+    arithmetic: Arithmetic,
 ) -> Workspace:
     """The workspace that calls without one share, of this shape; made by the first of them.
 
@@ -339,7 +353,7 @@ def default_workspace(
     """
     wanted = tokens if max_tokens is None else max_tokens
     shape = (hidden, intermediate, local_experts, topk)
-    memory = (capacity_rows, save, recompute_h)
+    memory = (capacity_rows, save, recompute_h, *arithmetic)
     if torch.compiler.is_compiling():
         # The compiler cannot see into libraries: what is missing is made while it looks on.
         _prepare(group, str(device), *shape, wanted, max_tokens is None, *memory)
@@ -361,8 +375,12 @@ def _make(
     capacity_rows: int | None,
     save: Literal["rows", "none"],
     recompute_h: bool,
+    activation: Activation,
+    probs: ProbsPlace,
+    bias: bool,
 ) -> Workspace:
-    key = (hidden, intermediate, local_experts, topk, capacity_rows, save, recompute_h)
+    memory = (capacity_rows, save, recompute_h, activation, probs, bias)
+    key = (hidden, intermediate, local_experts, topk, *memory)
     smaller = owner.workspaces.get(key)
     if smaller is not None:
         if owner.size > 1:
@@ -384,6 +402,9 @@ def _make(
         capacity_rows=capacity_rows,
         save=save,
         recompute_h=recompute_h,
+        activation=activation,
+        probs=probs,
+        bias=bias,
     )
     return owner.workspaces[key]
 
@@ -401,10 +422,13 @@ def _prepare(
     capacity_rows: int | None,
     save: Literal["rows", "none"],
     recompute_h: bool,
+    activation: Activation,
+    probs: ProbsPlace,
+    bias: bool,
 ) -> bool:
     owner = group_of(group, torch.device(device))
     shape = (hidden, intermediate, local_experts, topk)
-    memory = (capacity_rows, save, recompute_h)
+    memory = (capacity_rows, save, recompute_h, activation, probs, bias)
     known = owner.workspaces.get((*shape, *memory))
     if known is None or known.max_tokens < wanted:
         _make(owner, *shape, wanted, may_grow, *memory)

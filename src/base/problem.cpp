@@ -1,5 +1,6 @@
 #include "uniep/problem.h"
 
+#include "base/activation_names.h"
 #include "base/check.h"
 #include "base/problem_limits.h"
 
@@ -38,7 +39,7 @@ void validate(const Problem& p, int num_ranks) {
           "problem.save is ", static_cast<int>(p.save), "; 0 (rows) and 1 (none) are accepted");
   require(p.activation >= Activation::kSwiglu && p.activation <= Activation::kSilu,
           ErrorCode::kInvalidArgument, "problem.activation is ", static_cast<int>(p.activation),
-          "; 0 to 7 (swiglu, geglu, geglu_tanh, reglu, gpt_oss, relu2, gelu, silu) are accepted");
+          "; 0 to ", kNumActivations - 1, " (", activation_names(), ") are accepted");
   require(p.probs == Probs::kBefore || p.probs == Probs::kAfter, ErrorCode::kInvalidArgument,
           "problem.probs is ", static_cast<int>(p.probs),
           "; 0 (before) and 1 (after) are accepted");

@@ -25,9 +25,9 @@ struct RowFactors {
   std::vector<T> forward;   ///< of a
   std::vector<T> backward;  ///< of a and da
   std::vector<T> of_dy;
-  std::vector<T> of_b2;     ///< what b2 is multiplied by, forward
-  std::vector<T> of_db2;    ///< what rows of dy are multiplied by in db2
-  std::vector<T> divisor;   ///< of dprobs
+  std::vector<T> of_b2;    ///< what b2 is multiplied by, forward
+  std::vector<T> of_db2;   ///< what rows of dy are multiplied by in db2
+  std::vector<T> divisor;  ///< of dprobs
 };
 
 template <class T>
