@@ -6,9 +6,7 @@ from typing import Literal, NamedTuple
 
 __all__ = ["ACTIVATIONS", "PROBS", "Activation", "Arithmetic", "ProbsPlace", "arithmetic_of"]
 
-Activation = Literal[
-    "swiglu", "geglu", "geglu_tanh", "reglu", "gpt_oss", "relu2", "gelu", "silu"
-]
+Activation = Literal["swiglu", "geglu", "geglu_tanh", "reglu", "gpt_oss", "relu2", "gelu", "silu"]
 ProbsPlace = Literal["before", "after"]
 
 # By the numbers of c_api.h.

@@ -62,7 +62,9 @@ class _Moe(torch.autograd.Function):
         again = x if rows_of_x == 0 else None
         ctx.save_for_backward(plan, x_rows, h, row_probs, w1, w2, again, b1, b2)
         ctx.key = key
-        ctx.main_grads = None if dw1 is None else tuple(g for g in (dw1, dw2, db1, db2) if g is not None)
+        ctx.main_grads = (
+            None if dw1 is None else tuple(g for g in (dw1, dw2, db1, db2) if g is not None)
+        )
         ctx.topk = topk_ids.shape[1]
         ctx.backward_bytes = backward_bytes
         ctx.flag = flag

@@ -268,7 +268,7 @@ def _exp(z: Tensor) -> Tensor:
 
 
 def _exp_double(v: Tensor) -> Tensor:
-    """exp of a double, on a CPU, as uniep's own functions begin."""
+    """Return exp of a double, on a CPU, as uniep's own functions begin."""
     n = torch.round(v * float.fromhex("0x1.71547652b82fep+0"))
     r = v - n * float.fromhex("0x1.62e42fefa39efp-1")
     r2 = r * r

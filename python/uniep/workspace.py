@@ -352,15 +352,16 @@ def default_workspace(
         ValueError: where a group of several ranks gets more tokens than in its first call.
     """
     wanted = tokens if max_tokens is None else max_tokens
+    may_grow = max_tokens is None
     shape = (hidden, intermediate, local_experts, topk)
-    memory = (capacity_rows, save, recompute_h, *arithmetic)
+    memory = (capacity_rows, save, recompute_h)
     if torch.compiler.is_compiling():
         # The compiler cannot see into libraries: what is missing is made while it looks on.
-        _prepare(group, str(device), *shape, wanted, max_tokens is None, *memory)
+        _prepare(group, str(device), *shape, wanted, may_grow, *memory, *arithmetic)
     owner = group_of(group, device)
-    workspace = owner.workspaces.get((*shape, *memory))
+    workspace = owner.workspaces.get((*shape, *memory, *arithmetic))
     if workspace is None or workspace.max_tokens < wanted:
-        workspace = _make(owner, *shape, wanted, max_tokens is None, *memory)
+        workspace = _make(owner, *shape, wanted, may_grow, *memory, arithmetic)
     return workspace
 
 
@@ -375,12 +376,10 @@ def _make(
     capacity_rows: int | None,
     save: Literal["rows", "none"],
     recompute_h: bool,
-    activation: Activation,
-    probs: ProbsPlace,
-    bias: bool,
+    arithmetic: Arithmetic,
 ) -> Workspace:
-    memory = (capacity_rows, save, recompute_h, activation, probs, bias)
-    key = (hidden, intermediate, local_experts, topk, *memory)
+    shape = (hidden, intermediate, local_experts, topk)
+    key = (*shape, capacity_rows, save, recompute_h, *arithmetic)
     smaller = owner.workspaces.get(key)
     if smaller is not None:
         if owner.size > 1:
@@ -402,9 +401,9 @@ def _make(
         capacity_rows=capacity_rows,
         save=save,
         recompute_h=recompute_h,
-        activation=activation,
-        probs=probs,
-        bias=bias,
+        activation=arithmetic.activation,
+        probs=arithmetic.probs,
+        bias=arithmetic.bias,
     )
     return owner.workspaces[key]
 
@@ -428,8 +427,9 @@ def _prepare(
 ) -> bool:
     owner = group_of(group, torch.device(device))
     shape = (hidden, intermediate, local_experts, topk)
-    memory = (capacity_rows, save, recompute_h, activation, probs, bias)
-    known = owner.workspaces.get((*shape, *memory))
+    memory = (capacity_rows, save, recompute_h)
+    arithmetic = Arithmetic(activation, probs, bias)
+    known = owner.workspaces.get((*shape, *memory, *arithmetic))
     if known is None or known.max_tokens < wanted:
-        _make(owner, *shape, wanted, may_grow, *memory)
+        _make(owner, *shape, wanted, may_grow, *memory, arithmetic)
     return True
