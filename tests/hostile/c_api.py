@@ -26,6 +26,7 @@ class Problem(ctypes.Structure):
         for name in (
             *("hidden", "intermediate", "num_experts", "topk", "max_tokens"),
             *("capacity_rows", "row_align", "save", "recompute_h"),
+            *("activation", "probs", "bias"),
         )
     )
 
@@ -61,7 +62,7 @@ class ForwardCall(ctypes.Structure):
         ("allocate", ALLOCATE),
         *((n, c_void_p) for n in ("allocate_context", "overflow")),
         ("schedule", c_char_p),
-        ("stream", c_void_p),
+        *((n, c_void_p) for n in ("stream", "b1", "b2")),
     )
 
 
@@ -76,7 +77,7 @@ class BackwardCall(ctypes.Structure):
         ("ignore_overflow", c_int32),
         ("x", c_void_p),
         ("schedule", c_char_p),
-        ("stream", c_void_p),
+        *((n, c_void_p) for n in ("stream", "b1", "b2", "db1", "db2")),
     )
 
 
