@@ -172,8 +172,8 @@ def moe(
         deferred: where weight gradients wait for :func:`uniep.backward_weights`.
         activation: ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"``, ``"reglu"`` or ``"gpt_oss"``
             (gate * sigmoid(1.702 gate) * (up + 1), gate at most 7, up within -7 and 7); or without
-            a gate ``"relu2"``, ``"gelu"`` or ``"silu"``. None: swiglu, or what the workspace has.
-            Others than swiglu run on CPUs.
+            a gate ``"relu2"``, ``"gelu"`` or ``"silu"``, which run on CPUs. None: swiglu, or what
+            the workspace has.
         probs: where a row's probability is multiplied: ``"before"`` fc2, into a, as Megatron-Core
             has it; or ``"after"``, into the rows as they are added up, as transformers and
             torchtitan do. None: before, or what the workspace has. After runs on CPUs.

@@ -27,9 +27,10 @@ std::optional<std::string> unsupported_reason(const Problem& p, int num_ranks) {
     return cat("problem.num_experts is ", p.num_experts, "; the cuda backend accepts 1 to ",
                kMaxExperts);
   }
-  if (p.activation != Activation::kSwiglu) {
+  if (!is_gated(p.activation)) {
     return cat("problem.activation is ", name(p.activation),
-               ", which is not available on the cuda backend; swiglu is accepted");
+               ", which is not available on the cuda backend; those with a gate are accepted: "
+               "swiglu, geglu, geglu_tanh, reglu, gpt_oss");
   }
   if (p.probs != Probs::kBefore) {
     return cat("problem.probs is ", name(p.probs),

@@ -15,9 +15,10 @@ TEST(Arithmetic, WhatThereIsNotIsRefusedInASentence) {
     return cuda::unsupported_reason(p, 1).value_or("");
   };
   EXPECT_EQ(reason_of([](Problem&) {}), "");
-  EXPECT_EQ(reason_of([](Problem& p) { p.activation = Activation::kGeglu; }),
-            "problem.activation is geglu, which is not available on the cuda backend; swiglu is "
-            "accepted");
+  EXPECT_EQ(reason_of([](Problem& p) { p.activation = Activation::kGptOss; }), "");
+  EXPECT_EQ(reason_of([](Problem& p) { p.activation = Activation::kRelu2; }),
+            "problem.activation is relu2, which is not available on the cuda backend; those with a "
+            "gate are accepted: swiglu, geglu, geglu_tanh, reglu, gpt_oss");
   EXPECT_EQ(reason_of([](Problem& p) { p.probs = Probs::kAfter; }),
             "problem.probs is after, which is not available on the cuda backend; before is "
             "accepted");

@@ -4,14 +4,15 @@
 #include "cuda/device/sm90/gemm.cuh"
 #include "cuda/device/warp.cuh"
 
-// dfc2, the data gradient of fc2, with dSwiGLU in its epilogue.
+// dfc2, the data gradient of fc2, with the activation's derivative in its epilogue.
 
 namespace uniep::cuda {
 
 /// da = dy w2, and from it dh, the column groups of dprobs, and a once more (for wgrad2).
 /// Maps: a = dy_rows (H, rows); b = w2 (I, H, El), boxes 64 x 64; aux = h (I, 2, rows), box 64 x
 /// 128; out0 = dh (I, 2, rows), out1 = a (I, rows), boxes 64 x 64.
-template <class Shape>
+/// kAnyGate: as of Fc1.
+template <class Shape, bool kAnyGate = false>
 struct Dfc2 {
   static constexpr Stage kStage = Stage::kDfc2;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
@@ -57,10 +58,16 @@ struct Dfc2 {
       const std::uint8_t* da = da_box(consumer.shared, consumer.index, consumer.ring.slot, chunk);
       __syncwarp();
       float dprobs[2] = {0, 0};  // of this chunk
-      differentiate({box_address(slot.a + kTileK * kOperandBytes * consumer.first_row()),
-                     box_address(slot.b + kTileK * kOperandBytes * consumer.first_row()),
-                     box_address(da + consumer.warp() * (kBoxBytes / 4))},
-                    probs, dprobs);
+      const Boxes boxes{box_address(slot.a + kTileK * kOperandBytes * consumer.first_row()),
+                        box_address(slot.b + kTileK * kOperandBytes * consumer.first_row()),
+                        box_address(da + consumer.warp() * (kBoxBytes / 4))};
+      if constexpr (kAnyGate) {
+        with_gate(consumer.ctx.view.activation, [&]<Activation kActivation>() {
+          differentiate_as<kActivation>(boxes, probs, dprobs);
+        });
+      } else {
+        differentiate(boxes, probs, dprobs);
+      }
 #pragma unroll
       for (int i = 0; i < kEpilogueSlots; ++i) {
         if (i != chunk) continue;
@@ -168,6 +175,44 @@ struct Dfc2 {
     } else {
       differentiate_usual(boxes, gates, probs, dprobs);
     }
+  }
+
+  /// The same of another activation, group after group.
+  template <Activation kActivation>
+  static __device__ __forceinline__ void differentiate_as(const Boxes& boxes, const RowProbs& probs,
+                                                          float (&dprobs)[2]) {
+#pragma unroll 1
+    for (int group = 0; group < kGroups; ++group) {
+      MatrixPairs gate, dgate, dup, a;
+      load_matrices(group_address(boxes.gate, group), gate);
+      const Inputs inputs = load_inputs(boxes, group);
+#pragma unroll
+      for (int i = 0; i < kMatrixPairs; ++i) {
+        const float p = probs.of[i % 2];
+        const std::uint32_t da = inputs.da[i], g = gate[i], u = inputs.up[i];
+        const Gradients low = gradients_of<kActivation>(p, low_of(da), low_of(g), low_of(u));
+        const Gradients high = gradients_of<kActivation>(p, high_of(da), high_of(g), high_of(u));
+        dgate[i] = pack_pair(low.gate, high.gate);
+        dup[i] = pack_pair(low.up, high.up);
+        a[i] = pack_pair(low.a, high.a);
+        dprobs[i % 2] = dprobs[i % 2] + low.dprob;
+        dprobs[i % 2] = dprobs[i % 2] + high.dprob;
+      }
+      store_matrices(group_address(boxes.gate, group), dgate);
+      store_matrices(group_address(boxes.up, group), dup);
+      store_matrices(group_address(boxes.da, group), a);
+    }
+  }
+
+  template <Activation kActivation>
+  static __device__ __forceinline__ Gradients gradients_of(float p, float da, float gate,
+                                                           float up) {
+    const ValueSlope g = gate_at<kActivation, DeviceMath>(gate);
+    const ValueSlope u = up_at<kActivation>(up);
+    const float product = g.value * u.value;
+    const float weighted = p * da;
+    return {(weighted * u.value) * g.slope, (weighted * g.value) * u.slope, p * product,
+            da * product};
   }
 
   /// The sigmoids of a group are begun, and what else it needs is read, before the group ahead of

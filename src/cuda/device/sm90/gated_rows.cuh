@@ -3,7 +3,7 @@
 #include "cuda/device/activation.cuh"
 #include "cuda/device/sm90/gemm.cuh"
 
-// What the epilogues of fc1 and dfc2, which both apply SwiGLU, share.
+// What the epilogues of fc1 and dfc2, which both apply the activation, share.
 
 namespace uniep::cuda {
 
