@@ -177,26 +177,26 @@ struct Dfc2 {
     }
   }
 
-  /// The same of another activation, group after group.
+  /// The same of another activation, pair after pair: side by side, elements would take registers
+  /// that the products of this kernel need.
   template <Activation kActivation>
   static __device__ __forceinline__ void differentiate_as(const Boxes& boxes, const RowProbs& probs,
                                                           float (&dprobs)[2]) {
 #pragma unroll 1
     for (int group = 0; group < kGroups; ++group) {
-      MatrixPairs gate, dgate, dup, a;
+      MatrixPairs gate, dgate{}, dup{}, a{};
       load_matrices(group_address(boxes.gate, group), gate);
       const Inputs inputs = load_inputs(boxes, group);
-#pragma unroll
+#pragma unroll 1
       for (int i = 0; i < kMatrixPairs; ++i) {
-        const float p = probs.of[i % 2];
-        const std::uint32_t da = inputs.da[i], g = gate[i], u = inputs.up[i];
+        const float p = pick(probs.of, i % 2);
+        const std::uint32_t da = pick(inputs.da, i), g = pick(gate, i), u = pick(inputs.up, i);
         const Gradients low = gradients_of<kActivation>(p, low_of(da), low_of(g), low_of(u));
         const Gradients high = gradients_of<kActivation>(p, high_of(da), high_of(g), high_of(u));
-        dgate[i] = pack_pair(low.gate, high.gate);
-        dup[i] = pack_pair(low.up, high.up);
-        a[i] = pack_pair(low.a, high.a);
-        dprobs[i % 2] = dprobs[i % 2] + low.dprob;
-        dprobs[i % 2] = dprobs[i % 2] + high.dprob;
+        put(dgate, i, pack_pair(low.gate, high.gate));
+        put(dup, i, pack_pair(low.up, high.up));
+        put(a, i, pack_pair(low.a, high.a));
+        put(dprobs, i % 2, (pick(dprobs, i % 2) + low.dprob) + high.dprob);
       }
       store_matrices(group_address(boxes.gate, group), dgate);
       store_matrices(group_address(boxes.up, group), dup);

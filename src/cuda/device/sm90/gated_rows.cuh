@@ -13,6 +13,22 @@ struct RowProbs {
   float of[2];
 };
 
+/// Element i of a few registers, of a loop that is not unrolled; ...
+template <class T, int kCount>
+__device__ __forceinline__ T pick(const T (&values)[kCount], int i) {
+  T picked = values[0];
+#pragma unroll
+  for (int j = 1; j < kCount; ++j) picked = j == i ? values[j] : picked;
+  return picked;
+}
+
+/// ... and `value` to there.
+template <class T, int kCount>
+__device__ __forceinline__ void put(T (&values)[kCount], int i, T value) {
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) values[j] = j == i ? value : values[j];
+}
+
 /// The sigmoids of pairs of gates, side by side.
 template <bool kUsual, int kCount>
 __device__ __forceinline__ void sigmoids_of(const std::uint32_t (&gates)[kCount],
