@@ -348,7 +348,7 @@ def main() -> None:
         help="plain: uniep.plain; ascending: the same, with uniep's bits on a CPU too, slowly",
     )
     add("--schedule", default="auto", help="of uniep: auto, sequential, single, pipelined:4, ...")
-    add("--save", choices=["rows", "none"], default="rows", help="what uniep keeps of rows of x")
+    add("--save", choices=["rows", "tokens", "none"], default="rows", help="what uniep keeps of x")
     add("--recompute-h", action="store_true", help="uniep computes h again in backward")
     add("--exact-rows", action="store_true", help="uniep takes memory for the rows that come")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])

@@ -34,6 +34,9 @@ MODELS = {shape.name: shape for shape in (
     Shape("mixtral-8x7b", 8192, 4096, 14336, 8, 2),
     Shape("gpt-oss-120b", 8192, 2880, 2880, 128, 4),
 )}
+# Not of the command line, nor of compare_torch.py.
+OLMOE = Shape("olmoe", 16384, 2048, 1024, 64, 8)
+TINY = Shape("tiny", 96, 64, 48, 8, 2)
 
 ALL = "all"  # every model
 # Of a case: type, least, most. Tokens are those that a rank can have (src/base/problem_limits.h).

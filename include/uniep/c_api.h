@@ -65,7 +65,7 @@ typedef struct {
   int64_t hidden, intermediate, num_experts, topk, max_tokens;
   int64_t capacity_rows; /* 0: the default */
   int64_t row_align;     /* 0: the default, 128 */
-  int64_t save;          /* what forward keeps of the rows of x: 0 all, 1 none */
+  int64_t save; /* what forward keeps of x: 0 rows, 1 tokens (each that came, once), 2 nothing */
   int64_t recompute_h;   /* 1: forward does not keep h, backward computes it again */
   int64_t activation;    /* 0 swiglu, 1 geglu, 2 geglu_tanh, 3 reglu, 4 gpt_oss; without a gate, so
                           * that w1 has I rows: 5 relu2, 6 gelu, 7 silu */
@@ -76,7 +76,8 @@ typedef struct {
 /* Memory of a layer and of its calls. Each block, and each of the tensors x_rows, h and row_probs,
  * begins at a multiple of `alignment`. */
 typedef struct {
-  int64_t rows;          /* of x_rows, h and row_probs */
+  int64_t rows;          /* of h and row_probs */
+  int64_t rows_of_x;     /* of x_rows: what forward keeps of x, rows or tokens */
   int64_t symmetric;     /* bytes of a layer that peers reach */
   int64_t workspace;     /* bytes of a layer for this rank alone */
   int64_t plan;          /* bytes of one routing plan */
@@ -155,9 +156,9 @@ typedef struct {
   void* plan;     /* needs.plan bytes; written */
   uniep_row_memory memory; /* of as many rows as there is capacity for; not read with `allocate` */
   /* NULL, or: waits for the device until the routing is planned, then asks for memory of the rows
-   * that came, padding included. `rows` goes to uniep_layer_needs and uniep_backward_call as it is.
-   * 0 means that it worked. Not in a graph capture. */
-  int (*allocate)(void* context, int64_t rows, uniep_row_memory* memory);
+   * that came, padding included, as `needs` says: its rows, rows_of_x and forward_rows. Its `rows`
+   * goes to uniep_backward_call as it is. 0 means that it worked. Not in a graph capture. */
+  int (*allocate)(void* context, const uniep_memory_needs* needs, uniep_row_memory* memory);
   void* allocate_context;
   /* NULL: a routing with an impossible id, or with more rows for a rank than needs.rows, is an
    * error on all ranks (CUDA: of a later call). Else [2], where the tensors lie, and no call fails

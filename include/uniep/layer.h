@@ -123,7 +123,8 @@ struct FaultInjection {
 /// Memory of a layer, and of each of its steps, in bytes but for `rows`: what a caller that brings
 /// its own has to bring. Of the capacity the same on all ranks.
 struct MemoryNeeds {
-  std::int64_t rows = 0;           ///< of StepMemory's x_rows, h and row_probs
+  std::int64_t rows = 0;           ///< of StepMemory's h and row_probs
+  std::int64_t rows_of_x = 0;      ///< of its x_rows
   std::int64_t symmetric = 0;      ///< of a layer, reached by peers
   std::int64_t workspace = 0;      ///< of a layer, for this rank alone
   std::int64_t plan = 0;           ///< of one routing plan
@@ -152,11 +153,12 @@ struct LayerMemory {
 ///
 /// There may be fewer rows than the capacity, if there is room for those that came:
 /// RoutingPlan::padded_rows(), which waits for the device. All that has rows then has as many, a
-/// multiple of Problem::row_align, in forward and in its backward.
+/// multiple of Problem::row_align, in forward and in its backward. Of received tokens there may be
+/// as few as RoutingPlan::received_tokens().
 struct StepMemory {
   std::span<std::byte> plan{};  ///< MemoryNeeds::plan
-  /// [rows, H]; this and the next two come together, but for what the layer does not keep
-  /// (Problem::save, recompute_h), which stays empty.
+  /// [rows, H], or with Save::kTokens [received tokens, H]; this and the next two come together,
+  /// but for what the layer does not keep (Problem::save, recompute_h), which stays empty.
   std::span<bf16> x_rows{};
   std::span<bf16> h{};           ///< [rows, 2I]; without a gate [rows, I]
   std::span<float> row_probs{};  ///< [rows], which says how many rows there are

@@ -12,11 +12,16 @@ inline constexpr int kMaxTopk = 16;
 
 /// What forward keeps of the rows of x that it dispatched.
 enum class Save : int {
-  kRows,  ///< all of them
-  kNone   ///< none: backward is given x once more, and dispatches it again
+  kRows,    ///< all of them
+  kTokens,  ///< each token that came, once: backward makes its rows again, from memory of the rank
+  kNone     ///< none: backward is given x once more, and dispatches it again
 };
+inline constexpr Save kSaves[] = {Save::kRows, Save::kTokens, Save::kNone};
 
-constexpr const char* name(Save save) { return save == Save::kRows ? "rows" : "none"; }
+constexpr const char* name(Save save) {
+  constexpr const char* kNames[] = {"rows", "tokens", "none"};
+  return kNames[static_cast<int>(save)];
+}
 
 /// What an expert computes between its two products: a(h) of the rows h = w1 x. The first five are
 /// gated: w1 has 2I rows, h = [gate; up]. The others have no gate: w1 has I rows.
@@ -65,7 +70,7 @@ struct Problem {
   int row_align = 128;
   // What forward keeps for backward, beside the plan and the rows' probabilities. What it does not
   // keep, backward makes once more: memory is had for time, and the bits stay the same.
-  Save save = Save::kRows;   ///< rows of x: 2H bytes each
+  Save save = Save::kRows;   ///< of x: 2H bytes a row, or token
   bool recompute_h = false;  ///< h (4I bytes a row) is not kept: backward runs fc1 once more
   // The arithmetic of an expert.
   Activation activation = Activation::kSwiglu;

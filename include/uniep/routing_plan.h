@@ -73,7 +73,8 @@ class UNIEP_API RoutingPlan {
   std::span<const std::int64_t> tokens_per_expert() const;  ///< rows of each local expert
   std::span<const std::int64_t> segment_begin() const;      ///< [local experts + 1], aligned
   std::int64_t padded_rows() const;                         ///< segment_begin().back()
-  std::span<const RowOrigin> row_origin() const;            ///< [padded_rows]
+  std::int64_t received_tokens() const;  ///< tokens with rows here, each once: pulls().size()
+  std::span<const RowOrigin> row_origin() const;  ///< [padded_rows]
 
   std::span<const Pull> pulls() const;              ///< by (source, token) ascending
   std::span<const std::int64_t> pull_rows() const;  ///< row numbers, ascending within a pull

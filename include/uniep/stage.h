@@ -7,14 +7,15 @@ namespace uniep {
 /// The stages of a layer pass. The same names stand for file names, trace slices, error texts and
 /// benchmark rows. Forward: dispatch (x), fc1 (with SwiGLU), fc2 (with the push to the source
 /// rank), reduce. Backward: dispatch (dy), dfc2 (with dSwiGLU), dfc1 (with push), reduce; wgrad2,
-/// wgrad1; of what forward did not keep, redispatch (x) and refc1 (h). Ahead of them: plan (the
-/// exchange of the routing), and enter (ranks agree on a pass; a GPU puts tokens where peers pull
-/// them).
+/// wgrad1; of what forward did not keep, redispatch (x) or expand (x, from the tokens that it
+/// kept), and refc1 (h). Ahead of them: plan (the exchange of the routing), and enter (ranks agree
+/// on a pass; a GPU puts tokens where peers pull them).
 enum class Stage : int {
   kPlan,
   kEnter,
   kDispatch,
   kRedispatch,
+  kExpand,
   kFc1,
   kFc2,
   kRefc1,
@@ -24,16 +25,16 @@ enum class Stage : int {
   kWgrad1,
   kReduce
 };
-inline constexpr int kNumStages = 12;
+inline constexpr int kNumStages = 13;
 /// Places in tables by stage: some more than there are.
-inline constexpr int kMaxStages = 14;
+inline constexpr int kMaxStages = 16;
 
 enum class Pass : int { kForward, kBackward };
 
 constexpr const char* name(Stage stage) {
-  constexpr const char* kNames[kNumStages] = {"plan", "enter",  "dispatch", "redispatch",
-                                              "fc1",  "fc2",    "refc1",    "dfc2",
-                                              "dfc1", "wgrad2", "wgrad1",   "reduce"};
+  constexpr const char* kNames[kNumStages] = {
+      "plan",  "enter", "dispatch", "redispatch", "expand", "fc1",   "fc2",
+      "refc1", "dfc2",  "dfc1",     "wgrad2",     "wgrad1", "reduce"};
   return kNames[static_cast<int>(stage)];
 }
 

@@ -1,5 +1,7 @@
 #include "backward.h"
 
+#include <algorithm>
+
 #include "biases.h"
 #include "call.h"
 
@@ -8,6 +10,13 @@ namespace {
 
 enum Part : std::int32_t { kWhole = 0, kData = 1, kWeights = 2 };
 enum WeightGrad : std::int32_t { kOverwritten = 0, kAddedFp32 = 1, kAddedBf16 = 2 };
+
+// The rows that x_rows has. Of tokens after forward_exact those that came, which only it knew.
+std::int64_t kept_of_x(const LayerShape& shape, const Tensor& x_rows, std::int64_t rows) {
+  if (rows == shape.rows || shape.rows_of_x == 0) return shape.rows_of_x;
+  if (shape.keeps_tokens == 0 || x_rows.dim() == 0) return rows;
+  return std::min(x_rows.size(0), std::min(rows, shape.rows_of_x));
+}
 
 // What every part of a backward pass is given, checked.
 uniep_backward_call call_of(const Call& call, const Tensor& key, const Tensor& plan,
@@ -19,7 +28,7 @@ uniep_backward_call call_of(const Call& call, const Tensor& key, const Tensor& p
   const std::int64_t rows = row_probs.dim() == 1 ? row_probs.size(0) : -1;
   require(row_probs, "row_probs", ScalarType::Float, {rows}, key);
   require(plan, "plan", ScalarType::Byte, {shape.plan_bytes}, key);
-  require(x_rows, "x_rows", ScalarType::BFloat16, {shape.rows_of_x > 0 ? rows : 0, shape.hidden},
+  require(x_rows, "x_rows", ScalarType::BFloat16, {kept_of_x(shape, x_rows, rows), shape.hidden},
           key);
   require(h, "h", ScalarType::BFloat16, {shape.rows_of_h > 0 ? rows : 0, shape.h_width}, key);
   uniep_backward_call arguments{};

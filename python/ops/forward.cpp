@@ -28,8 +28,9 @@ struct Rows {
   Tensor row_probs;
   Tensor scratch;
 
-  Rows(const LayerShape& shape, const Tensor& beside, std::int64_t rows, std::int64_t scratch_bytes)
-      : x_rows(empty(beside, ScalarType::BFloat16, {shape.rows_of_x > 0 ? rows : 0, shape.hidden})),
+  Rows(const LayerShape& shape, const Tensor& beside, std::int64_t rows, std::int64_t rows_of_x,
+       std::int64_t scratch_bytes)
+      : x_rows(empty(beside, ScalarType::BFloat16, {rows_of_x, shape.hidden})),
         h(empty(beside, ScalarType::BFloat16, {shape.rows_of_h > 0 ? rows : 0, shape.h_width})),
         row_probs(empty(beside, ScalarType::Float, {rows})),
         scratch(empty(beside, ScalarType::Byte, {scratch_bytes})) {}
@@ -102,7 +103,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   auto arguments =
       call_of(shape, key, overflow, x, topk_ids, topk_probs, w1, w2, schedule, {b1, b2});
   Results results(shape, x, flag);
-  Rows kept(shape, x, rows, shape.forward_bytes);
+  Rows kept(shape, x, rows, rows_of_x, shape.forward_bytes);
   arguments.memory = kept.memory();
   run(call, arguments, results, overflow);
   return {results.out, results.plan, kept.x_rows, kept.h, kept.row_probs};
@@ -125,10 +126,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward_exact(
     std::exception_ptr failure;
   } allocation{call, x, std::nullopt, nullptr};
   arguments.allocate_context = &allocation;
-  arguments.allocate = [](void* context, std::int64_t rows, uniep_row_memory* memory) {
+  arguments.allocate = [](void* context, const uniep_memory_needs* needs,
+                          uniep_row_memory* memory) {
     auto& a = *static_cast<Allocation*>(context);
     try {
-      a.rows.emplace(a.call.shape(), a.x, rows, a.call.needs(rows).forward_rows);
+      a.rows.emplace(a.call.shape(), a.x, needs->rows, needs->rows_of_x, needs->forward_rows);
       *memory = a.rows->memory();
       return 0;
     } catch (...) {

@@ -19,8 +19,9 @@ struct LayerShape {
   std::int64_t plan_bytes = 0;
   std::int64_t forward_bytes = 0;   ///< that a forward pass works in, with `rows` rows
   std::int64_t backward_bytes = 0;  ///< likewise, a backward pass
-  std::int64_t rows_of_x = 0;       ///< that forward keeps: `rows`, or none
-  std::int64_t rows_of_h = 0;       ///< likewise
+  std::int64_t rows_of_x = 0;       ///< that forward keeps: `rows`, or tokens that came, or none
+  std::int64_t rows_of_h = 0;       ///< `rows`, or none
+  std::int64_t keeps_tokens = 0;    ///< 1: rows_of_x are tokens
   std::int64_t h_width = 0;         ///< of a row of h; as many rows has an expert's w1
   std::int64_t has_bias = 0;        ///< 1: experts have biases
 };

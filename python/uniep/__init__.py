@@ -12,6 +12,7 @@ from .deferred import DeferredWeights, backward_weights
 from .functional import moe
 from .group import Group
 from .layer import MoELayer, SharedExperts
+from .offload import Offload
 from .router import Router, RouterConfig, Routing
 from .tuning import Tuned, tune_calls
 from .workspace import Workspace
@@ -23,6 +24,7 @@ __all__ = [
     "Error",
     "Group",
     "MoELayer",
+    "Offload",
     "Router",
     "RouterConfig",
     "Routing",

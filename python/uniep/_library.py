@@ -92,6 +92,7 @@ class Needs(ctypes.Structure):
     """``uniep_memory_needs`` of c_api.h."""
 
     rows: int
+    rows_of_x: int
     symmetric: int
     workspace: int
     plan: int
@@ -101,6 +102,7 @@ class Needs(ctypes.Structure):
 
     _fields_: ClassVar[list[Any]] = [
         ("rows", c_int64),
+        ("rows_of_x", c_int64),
         ("symmetric", c_int64),
         ("workspace", c_int64),
         ("plan", c_int64),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -58,6 +59,10 @@ def tune(
     direction: Literal["forward", "backward", "both"] = "both",
     budget: float = 60.0,
     skew: float = 0.0,
+    memory: float | None = None,
+    layers: int | None = None,
+    in_flight: int | None = None,
+    weight_bytes: float | None = None,
 ) -> dict[str, Any]:
     """Searches the fastest schedule for layers of a shape, with ``uniep tune`` in a process aside.
 
@@ -73,11 +78,17 @@ def tune(
         ranks: how many; with CUDA each takes a GPU.
         backend: ``"cpu"`` or ``"cuda"``.
         direction: what to tune.
-        budget: seconds for each direction.
+        budget: seconds for each direction, and with ``memory`` for each choice.
         skew: how unevenly tokens load experts, 0 evenly, 1 like Zipf's law.
+        memory: 1e9 bytes that a rank has for its MoE layers. Then every choice of ``save`` and
+            ``recompute_h`` with which they fit is searched, and the figures' ``memory`` says which
+            is the fastest: its ``choices[fastest]`` has the arguments of :class:`MoELayer`.
+        layers: MoE layers of a rank; with ``memory``.
+        in_flight: microbatches whose forward waits for its backward; likewise. None: 1.
+        weight_bytes: bytes for each parameter of the experts; likewise. None: 2.
 
     Returns:
-        The figures of ``uniep tune --json``; docs/results.md describes them.
+        The figures of ``uniep tune --json``; docs/tuning.md describes them.
 
     Raises:
         RuntimeError: with the command's error.
@@ -86,12 +97,21 @@ def tune(
         f"custom,tokens={max_tokens},hidden={hidden},intermediate={intermediate},"
         f"experts={num_experts},topk={topk}"
     )
+    flags: dict[str, object] = {
+        "--memory": memory,
+        "--layers": layers,
+        "--in-flight": in_flight,
+        "--weight-bytes": weight_bytes,
+    }
+    if memory is None or direction != "both":  # a plan of memory takes both, and no flag for it
+        flags["--pass"] = direction
+    given = [(flag, str(value)) for flag, value in flags.items() if value is not None]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tune.json"
         run(
             *("tune", "--shape", shape, "--ranks", str(ranks), "--backend", backend),
-            *("--pass", direction, "--budget", str(budget), "--skew", str(skew)),
-            *("--json", str(path)),
+            *("--budget", str(budget), "--skew", str(skew), "--json", str(path)),
+            *itertools.chain.from_iterable(given),
         )
         figures: dict[str, Any] = json.loads(path.read_text())
     return figures

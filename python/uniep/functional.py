@@ -13,6 +13,7 @@ from ._ops import ops
 from .arithmetic import Activation, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights, _Pending
 from .group import GroupLike
+from .offload import saving_elsewhere
 from .workspace import Workspace, default_workspace
 
 __all__ = ["moe"]
@@ -127,7 +128,7 @@ def moe(
     workspace: Workspace | None = None,
     max_tokens: int | None = None,
     capacity_rows: int | None = None,
-    save: Literal["rows", "none"] | None = None,
+    save: Literal["rows", "tokens", "none"] | None = None,
     recompute_h: bool | None = None,
     exact_rows: bool | None = None,
     schedule: str | None = None,
@@ -159,7 +160,7 @@ def moe(
         max_tokens: most tokens that a rank ever has, the same on all ranks. None: those of this
             call, which then are the same on all ranks.
         capacity_rows: see :class:`uniep.Workspace`.
-        save: what is kept of the rows of x; see :class:`uniep.Workspace`. None: ``"rows"``, or what
+        save: what is kept of x; see :class:`uniep.Workspace`. None: ``"rows"``, or what
             the workspace has.
         recompute_h: whether backward computes h again; likewise. None: no, or what the workspace
             has.
@@ -191,8 +192,8 @@ def moe(
         RuntimeError: where the library refuses or fails: a routing that does not fit, a lost rank.
     """
     _arguments.check_device(x)
-    if save not in (None, "rows", "none"):
-        raise ValueError(f"save is '{save}'; it must be 'rows' or 'none'")
+    if save not in (None, "rows", "tokens", "none"):
+        raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")
     if workspace is None:
         arithmetic = arithmetic_of(activation, probs, b1 is not None)
     else:
@@ -233,27 +234,28 @@ def moe(
         _arguments.check_main_grads(main_grads, weights)
     if deferred is not None:
         _arguments.check_deferred(weights, main_grads)
-    out: Tensor = _Moe.apply(
-        tokens,
-        ids,
-        _arguments.rows(topk_probs),
-        w1,
-        w2,
-        b1,
-        b2,
-        *([None] * 4 if main_grads is None else [*main_grads, None, None][:4]),
-        workspace.key,
-        workspace.overflow,
-        workspace.rows,
-        workspace.rows_of_x,
-        workspace.rows_of_h,
-        workspace.plan_bytes,
-        workspace.backward_bytes,
-        workspace.exact_rows if exact_rows is None else exact_rows,
-        workspace.flag,
-        schedule,
-        deferred,
-    )
+    with saving_elsewhere((tokens, *weights)):
+        out: Tensor = _Moe.apply(
+            tokens,
+            ids,
+            _arguments.rows(topk_probs),
+            w1,
+            w2,
+            b1,
+            b2,
+            *([None] * 4 if main_grads is None else [*main_grads, None, None][:4]),
+            workspace.key,
+            workspace.overflow,
+            workspace.rows,
+            workspace.rows_of_x,
+            workspace.rows_of_h,
+            workspace.plan_bytes,
+            workspace.backward_bytes,
+            workspace.exact_rows if exact_rows is None else exact_rows,
+            workspace.flag,
+            schedule,
+            deferred,
+        )
     if out.shape != x.shape:  # FSDP2 warns of modules that return views, even of the same shape
         out = out.reshape(x.shape)
     if not torch.compiler.is_compiling() and (watch := _hooks.watcher()) is not None:

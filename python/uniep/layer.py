@@ -66,7 +66,7 @@ class MoELayer(nn.Module):
         shared_intermediate: I of the shared experts together; 0: there are none.
         max_tokens: most tokens that a rank ever has; see :func:`uniep.moe`.
         capacity_rows: see :class:`uniep.Workspace`.
-        save: what a forward keeps of the rows of x; see :class:`uniep.Workspace`.
+        save: what a forward keeps of x; see :class:`uniep.Workspace`.
         recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
         exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
         schedule: see :class:`uniep.Workspace`.
@@ -105,7 +105,7 @@ class MoELayer(nn.Module):
         shared_intermediate: int = 0,
         max_tokens: int | None = None,
         capacity_rows: int | None = None,
-        save: Literal["rows", "none"] | None = None,
+        save: Literal["rows", "tokens", "none"] | None = None,
         recompute_h: bool | None = None,
         exact_rows: bool | None = None,
         schedule: str | None = None,

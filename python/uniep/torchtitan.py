@@ -216,7 +216,7 @@ def uniep_routed_experts(
         config: torchtitan's ``RoutedExperts.Config``.
         max_tokens: most tokens that a rank has in a call; None: those of the first call.
         capacity_rows: see :class:`uniep.Workspace`.
-        save: what a forward keeps of the rows of x; see :class:`uniep.Workspace`.
+        save: what a forward keeps of x; see :class:`uniep.Workspace`.
         recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
         exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
         schedule: see :func:`uniep.moe`.

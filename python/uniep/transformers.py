@@ -41,7 +41,7 @@ class _Options:
 
     max_tokens: int | None = None
     capacity_rows: int | None = None
-    save: Literal["rows", "none"] | None = None
+    save: Literal["rows", "tokens", "none"] | None = None
     recompute_h: bool | None = None
     exact_rows: bool | None = None
     schedule: str | None = None
@@ -52,7 +52,7 @@ def register(
     *,
     max_tokens: int | None = None,
     capacity_rows: int | None = None,
-    save: Literal["rows", "none"] | None = None,
+    save: Literal["rows", "tokens", "none"] | None = None,
     recompute_h: bool | None = None,
     exact_rows: bool | None = None,
     schedule: str | None = None,
@@ -68,7 +68,7 @@ def register(
         max_tokens: see :func:`uniep.moe`; needed for EP where the number of tokens varies. It does
             not count for experts in transformers' own EP, which hands them rows, not tokens.
         capacity_rows: see :class:`uniep.Workspace`.
-        save: what a forward keeps of the rows of x; see :class:`uniep.Workspace`.
+        save: what a forward keeps of x; see :class:`uniep.Workspace`.
         recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
         exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
         schedule: see :func:`uniep.moe`.

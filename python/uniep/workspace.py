@@ -19,7 +19,7 @@ __all__ = ["Workspace", "default_workspace"]
 
 _ids = itertools.count(1)
 _PASSES = {"forward": 0, "backward": 1}
-_SAVES = {"rows": 0, "none": 1}
+_SAVES = {"rows": 0, "tokens": 1, "none": 2}
 # Symmetric memory that other ranks may still reach, by the number of its layer.
 _reached_by_others: dict[int, Tensor] = {}
 
@@ -39,9 +39,10 @@ class Workspace:
         max_tokens: most tokens that a rank has in a call; the same on all ranks.
         capacity_rows: rows (copies of tokens) that a rank has room for. None: any routing of a
             small layer, twice a balanced load of a large one.
-        save: what a forward keeps of the rows of x (2H bytes a row). ``"rows"``: all of them.
-            ``"none"``: nothing; x itself, which autograd has anyway, is dispatched again in
-            backward. The bits are the same.
+        save: what a forward keeps of x. ``"rows"``: a row for each copy of a token (2H bytes a
+            row). ``"tokens"``: each token that came, once (2H bytes a token); backward makes its
+            rows again. ``"none"``: nothing; x itself, which autograd has anyway, is dispatched
+            again in backward. The bits are the same.
         recompute_h: a forward does not keep h either (4I bytes a row); backward computes it again,
             as one more product. The bits are the same.
         exact_rows: a call takes memory for the rows that come, padded to 128 an expert, instead of
@@ -65,9 +66,9 @@ class Workspace:
             capacity that would have done. The largest of all calls since it was made, grown or
             cleared (``overflow.zero_()``). Stays 0 with ``on_overflow="raise"``.
         rows: rows that there is room for.
-        rows_of_x: rows of x that a forward keeps for its backward: ``rows``, or 0; with
-            ``exact_rows`` as many as come.
-        rows_of_h: rows of h that it keeps; likewise.
+        rows_of_x: of x, what a forward keeps for its backward: ``rows``, room for tokens, or 0;
+            with ``exact_rows`` as many as come.
+        rows_of_h: rows of h that it keeps: ``rows``, or 0; likewise.
         bytes: what the workspace holds as long as it is open.
         plan_bytes: what a forward keeps of its routing.
         forward_bytes: what a forward takes while it runs; with ``exact_rows`` the most.
@@ -89,7 +90,7 @@ class Workspace:
         max_tokens: int,
         *,
         capacity_rows: int | None = None,
-        save: Literal["rows", "none"] = "rows",
+        save: Literal["rows", "tokens", "none"] = "rows",
         recompute_h: bool = False,
         exact_rows: bool = False,
         schedule: str | None = None,
@@ -103,7 +104,7 @@ class Workspace:
         if on_overflow not in ("raise", "flag"):
             raise ValueError(f"on_overflow is '{on_overflow}'; it must be 'raise' or 'flag'")
         if save not in _SAVES:
-            raise ValueError(f"save is '{save}'; it must be 'rows' or 'none'")
+            raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")
         if device is None and isinstance(group, Group):
             device = group.device
         self.group = group_of(group, _device_of(device))
@@ -175,13 +176,13 @@ class Workspace:
         _library.check(result)
 
         self.rows = needs.rows
-        self.rows_of_x = needs.rows if self.save == "rows" else 0
+        self.rows_of_x = needs.rows_of_x
         self.rows_of_h = 0 if self.recompute_h else needs.rows
         self.plan_bytes = needs.plan
         self.forward_bytes = needs.forward_rows
         self.backward_bytes = needs.backward_rows
         self.local_experts = self.num_experts // self.group.size
-        shape = (ctypes.c_int64 * 13)(
+        shape = (ctypes.c_int64 * 14)(
             self.hidden,
             self.intermediate,
             self.local_experts,
@@ -193,6 +194,7 @@ class Workspace:
             self.backward_bytes,
             self.rows_of_x,
             self.rows_of_h,
+            int(self.save == "tokens"),
             self.arithmetic.halves * self.intermediate,
             int(self.arithmetic.bias),
         )
@@ -218,11 +220,15 @@ class Workspace:
         return self.saved_bytes_of(self.rows)
 
     def saved_bytes_of(self, rows: int) -> int:
-        """Bytes that a forward keeps which has received `rows` rows, padding included."""
-        x = self.hidden if self.rows_of_x else 0
-        h = self.arithmetic.halves * self.intermediate if self.rows_of_h else 0
-        row = (x + h) * torch.bfloat16.itemsize + torch.float32.itemsize  # and its probability
-        return self.plan_bytes + rows * row
+        """Bytes that a forward keeps which has received `rows` rows, padding included.
+
+        With ``save="tokens"`` the most: that of so many rows as different tokens as there can be.
+        """
+        rows_of_x = min(rows, self.rows_of_x)
+        rows_of_h = min(rows, self.rows_of_h)
+        elements = rows_of_x * self.hidden + rows_of_h * self.arithmetic.halves * self.intermediate
+        probabilities = rows * torch.float32.itemsize
+        return self.plan_bytes + elements * torch.bfloat16.itemsize + probabilities
 
     def needed_rows(self) -> int:
         """The largest capacity that any call since the beginning needed; waits for the device.
@@ -340,7 +346,7 @@ def default_workspace(
     tokens: int,
     max_tokens: int | None,
     capacity_rows: int | None,
-    save: Literal["rows", "none"],
+    save: Literal["rows", "tokens", "none"],
     recompute_h: bool,
     arithmetic: Arithmetic,
 ) -> Workspace:
@@ -374,7 +380,7 @@ def _make(
     wanted: int,
     may_grow: bool,
     capacity_rows: int | None,
-    save: Literal["rows", "none"],
+    save: Literal["rows", "tokens", "none"],
     recompute_h: bool,
     arithmetic: Arithmetic,
 ) -> Workspace:
@@ -419,7 +425,7 @@ def _prepare(
     wanted: int,
     may_grow: bool,
     capacity_rows: int | None,
-    save: Literal["rows", "none"],
+    save: Literal["rows", "tokens", "none"],
     recompute_h: bool,
     activation: Activation,
     probs: ProbsPlace,

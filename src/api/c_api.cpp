@@ -80,9 +80,7 @@ uniep::Problem problem_of(const uniep_problem* problem) {
                    .topk = narrow(problem->topk, "problem.topk"),
                    .max_tokens = problem->max_tokens,
                    .capacity_rows = problem->capacity_rows};
-  require(problem->save == 0 || problem->save == 1, ErrorCode::kInvalidArgument, "problem.save is ",
-          problem->save, "; 0 (rows) and 1 (none) are accepted");
-  p.save = problem->save == 0 ? uniep::Save::kRows : uniep::Save::kNone;
+  p.save = static_cast<uniep::Save>(narrow(problem->save, "problem.save"));  // validated with all
   p.recompute_h = truth(problem->recompute_h, "problem.recompute_h");
   p.activation = static_cast<uniep::Activation>(narrow(problem->activation, "problem.activation"));
   p.probs = static_cast<uniep::Probs>(narrow(problem->probs, "problem.probs"));
@@ -184,10 +182,10 @@ struct uniep_layer {
     return uniep::Layer::memory_needs(problem(), group.backend(), group.size(), rows);
   }
 
-  uniep::StepMemory saved_memory(std::int64_t rows, const void* x_rows, const void* h,
-                                 const float* row_probs) const {
+  uniep::StepMemory saved_memory(std::int64_t rows, std::int64_t rows_of_x, const void* x_rows,
+                                 const void* h, const float* row_probs) const {
     const uniep::Problem& p = problem();
-    return {.x_rows = kept<bf16>(p.save == uniep::Save::kRows, x_rows, rows * p.hidden, "x_rows"),
+    return {.x_rows = kept<bf16>(rows_of_x > 0, x_rows, rows_of_x * p.hidden, "x_rows"),
             .h = kept<bf16>(!p.recompute_h, h, rows * halves(p) * p.intermediate, "h"),
             .row_probs = read_only<float>(row_probs, rows, "row_probs")};
   }
@@ -226,7 +224,8 @@ std::span<std::byte> scratch(void* memory, std::int64_t bytes) {
 /// What forward writes besides the plan.
 uniep::StepMemory forward_memory(const uniep_layer& l, const uniep::MemoryNeeds& needs,
                                  const uniep_row_memory& memory) {
-  uniep::StepMemory m = l.saved_memory(needs.rows, memory.x_rows, memory.h, memory.row_probs);
+  uniep::StepMemory m =
+      l.saved_memory(needs.rows, needs.rows_of_x, memory.x_rows, memory.h, memory.row_probs);
   m.forward_rows = scratch(memory.forward_rows, needs.forward_rows);
   return m;
 }
@@ -253,6 +252,17 @@ Forward forward_of(uniep_layer& l, const uniep_forward_call* call) {
   return f;
 }
 
+uniep_memory_needs c_needs(const uniep::MemoryNeeds& n) {
+  return {.rows = n.rows,
+          .rows_of_x = n.rows_of_x,
+          .symmetric = n.symmetric,
+          .workspace = n.workspace,
+          .plan = n.plan,
+          .forward_rows = n.forward_rows,
+          .backward_rows = n.backward_rows,
+          .alignment = n.alignment};
+}
+
 /// Plans the routing. Where the call wants memory of the rows that came, waits until they are known
 /// and asks for it.
 uniep::RoutingPlan plan_of(uniep_layer& l, const uniep_forward_call* call, Forward& f) {
@@ -264,11 +274,16 @@ uniep::RoutingPlan plan_of(uniep_layer& l, const uniep_forward_call* call, Forwa
   const std::int64_t rows =
       std::min(std::max<std::int64_t>(plan.padded_rows(), l.problem().row_align), l.needs.rows);
   f.options.memory = prepared(l, true, [&] {
+    uniep::MemoryNeeds needs = l.needs_of(rows);
+    if (l.problem().save == uniep::Save::kTokens) {
+      needs.rows_of_x = std::max<std::int64_t>(plan.received_tokens(), 1);
+    }
+    const uniep_memory_needs wanted = c_needs(needs);
     uniep_row_memory memory{};
-    const int code = call->allocate(call->allocate_context, rows, &memory);
+    const int code = call->allocate(call->allocate_context, &wanted, &memory);
     require(code == 0, ErrorCode::kInvalidArgument, "allocate returned ", code, " for ", rows,
             " rows; 0 means that it worked");
-    return forward_memory(l, l.needs_of(rows), memory);
+    return forward_memory(l, needs, memory);
   });
   return plan;
 }
@@ -316,7 +331,8 @@ Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
              .weights = {},
              .options = l.options(call->schedule, call->stream)};
   const uniep::MemoryNeeds needs = l.needs_of(call->rows);
-  uniep::StepMemory memory = l.saved_memory(needs.rows, call->x_rows, call->h, call->row_probs);
+  uniep::StepMemory memory =
+      l.saved_memory(needs.rows, needs.rows_of_x, call->x_rows, call->h, call->row_probs);
   memory.plan = read_only<std::byte>(call->plan, needs.plan, "plan");
   const auto rows =
       b.part == Part::kWhole
@@ -404,16 +420,6 @@ uniep_tune_result c_result(const uniep::TuneResult& found) {
   r.candidates = found.candidates;
   r.rejected = found.rejected;
   return r;
-}
-
-uniep_memory_needs c_needs(const uniep::MemoryNeeds& n) {
-  return {.rows = n.rows,
-          .symmetric = n.symmetric,
-          .workspace = n.workspace,
-          .plan = n.plan,
-          .forward_rows = n.forward_rows,
-          .backward_rows = n.backward_rows,
-          .alignment = n.alignment};
 }
 
 }  // namespace

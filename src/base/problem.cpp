@@ -35,8 +35,9 @@ void validate(const Problem& p, int num_ranks) {
   require(p.row_align >= 16 && p.row_align <= 256 && (p.row_align & (p.row_align - 1)) == 0,
           ErrorCode::kInvalidArgument, "problem.row_align is ", p.row_align,
           "; 16, 32, 64, 128 or 256 is accepted");
-  require(p.save == Save::kRows || p.save == Save::kNone, ErrorCode::kInvalidArgument,
-          "problem.save is ", static_cast<int>(p.save), "; 0 (rows) and 1 (none) are accepted");
+  require(p.save >= Save::kRows && p.save <= Save::kNone, ErrorCode::kInvalidArgument,
+          "problem.save is ", static_cast<int>(p.save),
+          "; 0 (rows), 1 (tokens) and 2 (none) are accepted");
   require(p.activation >= Activation::kSwiglu && p.activation <= Activation::kSilu,
           ErrorCode::kInvalidArgument, "problem.activation is ", static_cast<int>(p.activation),
           "; 0 to ", kNumActivations - 1, " (", activation_names(), ") are accepted");

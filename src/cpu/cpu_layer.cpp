@@ -260,9 +260,9 @@ std::unique_ptr<SavedData> CpuLayer::make_saved(const RoutingPlan& plan,
   if (const auto rows = check_saved_memory(plan, needs_, memory)) {
     return std::make_unique<SavedData>(plan, *rows, memory);
   }
-  const SavedLayout layout(problem_, plan.padded_rows());
+  const SavedLayout layout(problem_, plan.padded_rows(), plan.received_tokens());
   const auto heap = std::make_shared<Heap>(layout.bytes);
-  return std::make_unique<SavedData>(plan, plan.padded_rows(), heap, heap->data());
+  return std::make_unique<SavedData>(plan, plan.padded_rows(), layout, heap, heap->data());
 }
 
 template <class Check>
@@ -336,7 +336,8 @@ void CpuLayer::run_backward(const SavedData& saved, std::byte* rows, const PassO
   ctx.dw2 = weights.dw2;
   ctx.db1 = weights.db1;
   ctx.db2 = weights.db2;
-  run(ctx, {.tokens = data.dy, .x_tokens = view.dropped.x_rows ? data.x : std::span<const bf16>()});
+  run(ctx,
+      {.tokens = data.dy, .x_tokens = view.dropped.received ? data.x : std::span<const bf16>()});
   if (view.moves_data()) count_traffic(saved.plan, view.schedule, stats_);
 }
 
@@ -345,6 +346,7 @@ void CpuLayer::run_backward(const SavedData& saved, std::byte* rows, const PassO
 MemoryNeeds memory_needs(const Problem& p, int num_ranks, std::int64_t wanted_rows) {
   const std::int64_t rows = checked_rows(p, num_ranks, wanted_rows);
   return {.rows = rows,
+          .rows_of_x = rows_of_x(p, num_ranks, rows),
           .symmetric = SymmetricLayout(p, num_ranks).bytes,
           .workspace = LocalCounterLayout(p, num_ranks).bytes,
           .plan = HostPlanLayout(p, num_ranks).bytes,

@@ -1,40 +1,66 @@
 #include <cstring>
 
 #include "cpu/stages.h"
+#include "schedule/received_tokens.h"
 
 namespace uniep::cpu {
 namespace {
 
-/// Calls copy(token, row, number) for each row of the task's pulls, with what its token's rank has
-/// published as tensor `from`, and where the row lies.
-template <Tensor from, class Copy>
-void for_each_row(const PassContext& ctx, const Task& task, bf16* rows, const Copy& copy) {
+void copy_token(const PassContext& ctx, bf16* to, const bf16* from) {
+  std::memcpy(to, from, static_cast<std::size_t>(ctx.view.hidden) * sizeof(*to));
+}
+
+/// Calls write(row, token, number) for each row of the task's pulls: where it lies, `token_of` its
+/// pull, and its number.
+template <class TokenOf, class Write>
+void for_each_row(const PassContext& ctx, const Task& task, bf16* rows, TokenOf&& token_of,
+                  Write&& write) {
   const PassView& v = ctx.view;
   for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
     const Pull& pull = v.pulls[i];
-    const bf16* token = ctx.peer(pull.source).get<from>() + pull.token * v.hidden;
+    const bf16* token = token_of(pull);
     for (int c = 0; c < pull.num_rows; ++c) {
       const std::int64_t row = v.pull_rows[pull.first_row + c];
-      copy(token, rows + row * v.hidden, row);
+      write(rows + row * v.hidden, token, row);
     }
   }
 }
 
-template <Tensor from>
-void copy_tokens(const PassContext& ctx, const Task& task, bf16* rows) {
-  const auto row_bytes = static_cast<std::size_t>(ctx.view.hidden) * sizeof(*rows);
-  for_each_row<from>(ctx, task, rows, [&](const bf16* token, bf16* row, std::int64_t) {
-    std::memcpy(row, token, row_bytes);
+/// Copies the tokens of the task's pulls, `token_of(pull)`, to all of their rows.
+template <class TokenOf>
+void fill_rows(const PassContext& ctx, const Task& task, bf16* rows, TokenOf&& token_of) {
+  for_each_row(ctx, task, rows, token_of, [&](bf16* row, const bf16* token, std::int64_t) {
+    copy_token(ctx, row, token);
   });
 }
 
+/// A pull's token among those that its rank has published as tensor `from`.
+template <Tensor from>
+const bf16* published(const PassContext& ctx, const Pull& pull) {
+  return ctx.peer(pull.source).get<from>() + pull.token * ctx.view.hidden;
+}
+
 /// The rows of dy, each times its probability.
-void weight_tokens(const PassContext& ctx, const Task& task, bf16* rows) {
-  for_each_row<Tensor::kTokens>(
-      ctx, task, rows, [&](const bf16* token, bf16* row, std::int64_t number) {
+void weight_rows(const PassContext& ctx, const Task& task) {
+  for_each_row(
+      ctx, task, ctx.get<Tensor::kDyRows>(),
+      [&](const Pull& pull) { return published<Tensor::kTokens>(ctx, pull); },
+      [&](bf16* row, const bf16* token, std::int64_t number) {
         const float factor = factor_of_dy(ctx.get<Tensor::kRowProbs>()[number]);
         ctx.kernels.scale_row(ctx.view.hidden, token, factor, row);
       });
+}
+
+/// Keeps the tokens of the task's pulls, each once.
+void keep_tokens(const PassContext& ctx, const Task& task) {
+  const PassView& v = ctx.view;
+  for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
+    const Pull& pull = v.pulls[i];
+    const std::int64_t place = received_place(v, pull);
+    if (!keeps_token(v, pull, static_cast<std::int32_t>(place))) continue;
+    copy_token(ctx, ctx.get<Tensor::kReceived>() + place * v.hidden,
+               published<Tensor::kTokens>(ctx, pull));
+  }
 }
 
 /// The probabilities of the task's rows.
@@ -54,18 +80,25 @@ void copy_probs(const PassContext& ctx, const Task& task) {
 }  // namespace
 
 void dispatch(const PassContext& ctx, const Task& task) {
-  if (ctx.view.pass == Pass::kForward) {
-    copy_tokens<Tensor::kTokens>(ctx, task, ctx.get<Tensor::kXRows>());
-    copy_probs(ctx, task);
-  } else if (ctx.view.probs == Probs::kAfter) {
-    weight_tokens(ctx, task, ctx.get<Tensor::kDyRows>());
-  } else {
-    copy_tokens<Tensor::kTokens>(ctx, task, ctx.get<Tensor::kDyRows>());
-  }
+  const bool forward = ctx.view.pass == Pass::kForward;
+  if (!forward && ctx.view.probs == Probs::kAfter) return weight_rows(ctx, task);
+  fill_rows(ctx, task, forward ? ctx.get<Tensor::kXRows>() : ctx.get<Tensor::kDyRows>(),
+            [&](const Pull& pull) { return published<Tensor::kTokens>(ctx, pull); });
+  if (!forward) return;
+  copy_probs(ctx, task);
+  if (keeps_received(ctx.view.dropped)) keep_tokens(ctx, task);
 }
 
 void redispatch(const PassContext& ctx, const Task& task) {
-  copy_tokens<Tensor::kXTokens>(ctx, task, ctx.get<Tensor::kXRows>());
+  fill_rows(ctx, task, ctx.get<Tensor::kXRows>(),
+            [&](const Pull& pull) { return published<Tensor::kXTokens>(ctx, pull); });
+}
+
+// Of forward's tokens, and so without a peer.
+void expand(const PassContext& ctx, const Task& task) {
+  fill_rows(ctx, task, ctx.get<Tensor::kXRows>(), [&](const Pull& pull) {
+    return ctx.get<Tensor::kReceived>() + received_place(ctx.view, pull) * ctx.view.hidden;
+  });
 }
 
 }  // namespace uniep::cpu

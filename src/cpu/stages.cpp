@@ -10,6 +10,8 @@ void run_stage(const PassContext& ctx, const Task& task, Scratch& scratch) {
       return dispatch(ctx, task);
     case Stage::kRedispatch:
       return redispatch(ctx, task);
+    case Stage::kExpand:
+      return expand(ctx, task);
     case Stage::kRefc1:
       return refc1(ctx, task, scratch);
     case Stage::kFc1:

@@ -11,6 +11,7 @@ namespace uniep::cpu {
 
 void dispatch(const PassContext& ctx, const Task& task);
 void redispatch(const PassContext& ctx, const Task& task);
+void expand(const PassContext& ctx, const Task& task);
 void fc1(const PassContext& ctx, const Task& task, Scratch& scratch);
 void refc1(const PassContext& ctx, const Task& task, Scratch& scratch);
 void fc2(const PassContext& ctx, const Task& task, Scratch& scratch);

@@ -9,10 +9,15 @@ namespace uniep::cuda {
 CallMemory::StepBytes CallMemory::step_bytes(const Problem& p, int num_ranks) {
   const std::int64_t rows = capacity_rows(p, num_ranks);
   return {.plan = DevicePlanLayout(p, num_ranks).bytes,
-          .saved = SavedLayout(p, rows).bytes,
+          .saved = saved_layout(p, num_ranks).bytes,
           .forward_rows = RowLayout(p, rows, Pass::kForward).bytes,
           .backward_rows = RowLayout(p, rows, Pass::kBackward).bytes,
           .order = most_order_bytes(p, num_ranks)};
+}
+
+SavedLayout CallMemory::saved_layout(const Problem& p, int num_ranks) {
+  const std::int64_t rows = capacity_rows(p, num_ranks);
+  return {p, rows, most_received(p, num_ranks, rows)};
 }
 
 CallMemory::CallMemory(const Problem& problem, int num_ranks, std::byte* workspace)

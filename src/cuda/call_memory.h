@@ -28,6 +28,9 @@ class CallMemory {
   // `captured`: by a call that is captured in a CUDA graph, and so cannot allocate. What is taken
   // goes back to the layer when its last owner lets go of it. `given` is the caller's, or empty.
 
+  /// Of what `saved` returns.
+  static SavedLayout saved_layout(const Problem& problem, int num_ranks);
+
   // Held by what the caller gets.
   std::shared_ptr<std::byte> plan(std::span<std::byte> given, bool captured);
   std::shared_ptr<std::byte> saved(bool captured);

@@ -219,7 +219,8 @@ std::unique_ptr<SavedData> CudaLayer::make_saved(const RoutingPlan& plan,
     return std::make_unique<SavedData>(plan, *rows, memory);
   }
   const auto own = memory_.saved(calls_.captured());
-  return std::make_unique<SavedData>(plan, needs_.rows, own, own.get());
+  const SavedLayout layout = CallMemory::saved_layout(problem(), group_->size());
+  return std::make_unique<SavedData>(plan, needs_.rows, layout, own, own.get());
 }
 
 void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const CallOptions& options) {

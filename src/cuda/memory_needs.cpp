@@ -11,6 +11,7 @@ MemoryNeeds memory_needs(const Problem& p, int num_ranks, std::int64_t wanted_ro
   require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
   const std::int64_t rows = checked_rows(p, num_ranks, wanted_rows);
   return {.rows = rows,
+          .rows_of_x = rows_of_x(p, num_ranks, rows),
           .symmetric = LayerSymmetricLayout(p, num_ranks).bytes,
           .workspace = LayerWorkspaceLayout(p, num_ranks).bytes,
           .plan = DevicePlanLayout(p, num_ranks).bytes,

@@ -40,11 +40,12 @@ bool CudaPlan::has_rows(const PlanData& p) const {
   return made.ok();
 }
 
-std::int64_t CudaPlan::fetch_padded_rows(const PlanData& p) {
-  if (!has_rows(p)) return 0;
-  std::vector<std::int64_t> last;
+PlanCounts CudaPlan::fetch_counts(const PlanData& p) {
+  if (!has_rows(p)) return {};
+  std::vector<std::int64_t> last, pulls;
   download(last, plan_.segment_begin + p.num_local_experts, 1);
-  return last[0];
+  download(pulls, plan_.num_pulls, 1);
+  return {.padded_rows = last[0], .received = pulls[0]};
 }
 
 void CudaPlan::fetch(PlanData& p) {

@@ -39,7 +39,7 @@ class CudaPlan final : public RemotePlan {
   // Both throw where it cannot be used.
   void fetch(PlanData& p) override;
   /// Of a flagged plan that has a fault, 0.
-  std::int64_t fetch_padded_rows(const PlanData& p) override;
+  PlanCounts fetch_counts(const PlanData& p) override;
 
  private:
   /// Whether it has rows; throws where nobody can say, and for a fault unless the plan is flagged.

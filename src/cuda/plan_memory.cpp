@@ -157,6 +157,7 @@ PassView make_pass_view(const Problem& problem, int rank, int num_ranks, std::in
   v.topk_ids = plan.topk_ids;
   v.row_origin = plan.row_origin;
   v.pull_rows = plan.pull_rows;
+  v.pull_of_row = plan.pull_of_row;
   v.expert_order = order.expert_order;
   v.tiles = order.tiles;
   v.tile_begin = order.tile_begin;

@@ -95,6 +95,10 @@ const char* text_of(When when) {
       return "never";
     case When::kXRowsDropped:
       return "x_rows are not kept";
+    case When::kReceivedDropped:
+      return "nothing of x is kept";
+    case When::kReceivedKept:
+      return "tokens are kept, not x_rows";
     case When::kHDropped:
       return "h is not kept";
     case When::kHasBias:
@@ -135,6 +139,8 @@ const char* text_of(Extent extent) {
       return "2I";
     case Extent::kRows:
       return "rows";
+    case Extent::kReceived:
+      return "received tokens";
     case Extent::kLocalExperts:
       return "E/ranks";
     case Extent::kDprobGroups:

@@ -33,11 +33,17 @@ inline Extents extents_of_widths(int topk, std::int64_t hidden, std::int64_t int
   return e;
 }
 
+/// Most tokens of which that many rows of a rank can be copies.
+inline std::int64_t most_received(const Problem& p, int num_ranks, std::int64_t rows) {
+  return min_of<std::int64_t>(rows, num_ranks * p.max_tokens);
+}
+
 /// Those of memory for `rows` rows and as many tokens as a rank may hold.
 inline Extents extents_of(const Problem& p, int num_ranks, std::int64_t rows) {
   Extents e = extents_of_widths(p.topk, p.hidden, p.intermediate, halves(p), p.bias);
   e[Extent::kTokens] = p.max_tokens;
   e[Extent::kRows] = rows;
+  e[Extent::kReceived] = most_received(p, num_ranks, rows);
   e[Extent::kLocalExperts] = p.num_experts / num_ranks;
   e[Extent::kRanks] = num_ranks;
   e[Extent::kTokenBlocks] = ceil_div(p.max_tokens, kMinTokenBlock);

@@ -42,6 +42,7 @@ enum class Tensor : std::int8_t {
   kXTokens,
   // Rows, in the segments of their experts.
   kXRows,
+  kReceived,
   kH,
   kRowProbs,
   kA,
@@ -49,9 +50,9 @@ enum class Tensor : std::int8_t {
   kDh,
   kDprobGroups
 };
-inline constexpr int kNumTensors = 26;
+inline constexpr int kNumTensors = 27;
 /// Places for tensors: some more, for graphs of tests.
-inline constexpr int kMaxTensors = 28;
+inline constexpr int kMaxTensors = 30;
 
 /// The sizes that shapes are made of.
 enum class Extent : std::uint8_t {
@@ -63,6 +64,7 @@ enum class Extent : std::uint8_t {
   kIntermediate,  ///< I
   kBothHalves,    ///< 2I; I without a gate
   kRows,          ///< rows of this rank's experts, padding included; or the capacity for them
+  kReceived,      ///< tokens that this rank's experts receive, each once; or room for them
   kLocalExperts,  ///< E / ranks
   kDprobGroups,   ///< column groups in which the dprobs of a row are summed (base/contract.h),
                   ///< and one for the part of b2
@@ -70,21 +72,37 @@ enum class Extent : std::uint8_t {
   kTokenBlocks,  ///< most blocks of a rank's tokens, by the smallest `token_block`
   kRowGroups     ///< most groups of rows, by the smallest `tile_m`
 };
-inline constexpr int kNumExtents = 13;
+inline constexpr int kNumExtents = 14;
 
 /// Which tensors and stages a layer has depends on what it does not keep between its passes, and on
 /// whether its experts have biases.
 struct Dropped {
   bool x_rows = false;
   bool h = false;
+  bool received = false;  ///< nor, where x_rows are dropped, the tokens that they are copies of
   bool has_bias = false;
 };
 constexpr Dropped dropped_by(const Problem& p) {
-  return {.x_rows = p.save == Save::kNone, .h = p.recompute_h, .has_bias = p.bias};
+  return {.x_rows = p.save != Save::kRows,
+          .h = p.recompute_h,
+          .received = p.save == Save::kNone,
+          .has_bias = p.bias};
+}
+/// Whether forward keeps the tokens that came in place of their rows.
+constexpr UNIEP_HD bool keeps_received(Dropped dropped) {
+  return dropped.x_rows && !dropped.received;
 }
 
 /// When a row of the graph holds.
-enum class When : std::uint8_t { kAlways, kNever, kXRowsDropped, kHDropped, kHasBias };
+enum class When : std::uint8_t {
+  kAlways,
+  kNever,
+  kXRowsDropped,
+  kReceivedDropped,
+  kReceivedKept,
+  kHDropped,
+  kHasBias
+};
 constexpr bool holds(When when, Dropped dropped) {
   switch (when) {
     case When::kAlways:
@@ -93,6 +111,10 @@ constexpr bool holds(When when, Dropped dropped) {
       return false;
     case When::kXRowsDropped:
       return dropped.x_rows;
+    case When::kReceivedDropped:
+      return dropped.received;
+    case When::kReceivedKept:
+      return keeps_received(dropped);
     case When::kHDropped:
       return dropped.h;
     case When::kHasBias:
@@ -133,7 +155,8 @@ struct TensorRow {
 };
 
 constexpr bool is_saved(const TensorRow& tensor, Dropped dropped) {
-  return tensor.lifetime == Lifetime::kSaved && !holds(tensor.remade, dropped);
+  return tensor.lifetime == Lifetime::kSaved && holds(tensor.when, dropped) &&
+         !holds(tensor.remade, dropped);
 }
 
 /// Whether the tensor's shape has this extent.
@@ -152,13 +175,14 @@ constexpr bool has_extent(const TensorRow& tensor, Extent extent) {
 enum class CounterKind : std::uint8_t {
   kPublished,   ///< [source rank], on every rank: the source's tokens can be pulled
   kRowsReady,   ///< [row / rows_per_counter]: rows dispatched
+  kXReady,      ///< [row / rows_per_counter]: rows of x made again
   kHReady,      ///< [tile]: column tiles of refc1 done
   kTileDone,    ///< [tile]: column tiles of the first product done
   kExpertDone,  ///< [local expert]: tiles of dfc2 done
   kArrived,     ///< [token block, pushing rank], on the tokens' rank: elements pushed
 };
-inline constexpr int kNumCounterKinds = 6;
-inline constexpr int kMaxCounterKinds = 8;
+inline constexpr int kNumCounterKinds = 7;
+inline constexpr int kMaxCounterKinds = 10;
 
 /// What one counter of a kind stands for, and so what a task adds to which of them.
 enum class CounterOf : std::uint8_t {
@@ -182,7 +206,7 @@ constexpr Region region_of(CounterOf of) {
 }
 
 /// Some kinds of counters, a bit each.
-using CounterSet = std::uint8_t;
+using CounterSet = std::uint16_t;
 static_assert(kMaxCounterKinds <= 8 * static_cast<int>(sizeof(CounterSet)));
 
 constexpr UNIEP_HD CounterSet bit_of(CounterKind kind) {
@@ -236,6 +260,7 @@ enum class TileGrid : std::uint8_t {
 enum class StagePlace : std::uint8_t {
   kEnter,    ///< ahead of the first launch
   kFetch,    ///< in the communication queue, ahead of kFirst by blocks
+  kRefetch,  ///< there too: what kAgain needs, or else kWeights alone
   kAgain,    ///< what kFirst needs of the forward pass, `lag` blocks ahead of it
   kFirst,    ///< the first product, and what goes with it
   kSecond,   ///< the second, `lag` blocks behind
@@ -358,7 +383,8 @@ constexpr bool involves(const StageRow& stage, Tensor tensor) {
 
 /// Whether the pass has this tensor in memory that is held for the call.
 constexpr bool is_of_call(const Graph& graph, Pass pass, const TensorRow& tensor, Dropped dropped) {
-  if (tensor.lifetime == Lifetime::kLayer || is_saved(tensor, dropped)) return false;
+  if (tensor.lifetime == Lifetime::kLayer || !holds(tensor.when, dropped)) return false;
+  if (is_saved(tensor, dropped)) return false;
   bool used = false;
   graph.for_each_stage(pass, [&](const StageRow& s) {
     if (!holds(s.when, dropped)) return;

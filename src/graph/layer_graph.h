@@ -45,7 +45,7 @@ constexpr void add_tensors(Graph& g) {
              .name = "x_tokens",
              .element = kBf16,
              .shape = {T, H},
-             .when = When::kXRowsDropped});
+             .when = When::kReceivedDropped});
 
   const auto saved = [&](TensorRow row) { row.lifetime = Lifetime::kSaved, g.add(row); };
   saved({.tensor = kXRows,
@@ -53,6 +53,11 @@ constexpr void add_tensors(Graph& g) {
          .element = kBf16,
          .shape = {rows, H},
          .remade = When::kXRowsDropped});
+  saved({.tensor = kReceived,
+         .name = "received",
+         .element = kBf16,
+         .shape = {Extent::kReceived, H},
+         .when = When::kReceivedKept});
   saved({.tensor = kH,
          .name = "h",
          .element = kBf16,
@@ -70,6 +75,7 @@ constexpr void add_tensors(Graph& g) {
 constexpr void add_counters(Graph& g) {
   g.add({CounterKind::kPublished, "published", CounterOf::kSource});
   g.add({CounterKind::kRowsReady, "rows_ready", CounterOf::kRowGroup});
+  g.add({CounterKind::kXReady, "x_ready", CounterOf::kRowGroup});
   g.add({CounterKind::kHReady, "h_ready", CounterOf::kTile});
   g.add({CounterKind::kTileDone, "tile_done", CounterOf::kTile});
   g.add({CounterKind::kExpertDone, "expert_done", CounterOf::kExpert});
@@ -99,6 +105,18 @@ constexpr StageRow dispatch_row(Pass pass) {
           .waits = bit_of(CounterKind::kPublished),
           .signals = bit_of(CounterKind::kRowsReady),
           .look = {"#f4953a", "rail_animation"}};
+}
+/// Rows of x once more.
+constexpr StageRow refetch_row(Stage stage) {
+  StageRow row = dispatch_row(Pass::kBackward);
+  row.stage = stage;
+  row.name = name(stage);
+  row.place = StagePlace::kRefetch;
+  row.like = Stage::kDispatch;
+  row.writes = {Tensor::kXRows};
+  row.signals = bit_of(CounterKind::kXReady);
+  row.look.trace_color = "rail_load";
+  return row;
 }
 constexpr StageRow reduce_row(Pass pass) {
   return {.pass = pass,
@@ -141,7 +159,7 @@ constexpr void add_forward(Graph& g) {
 
   StageRow dispatch = dispatch_row(kPass);
   dispatch.reads = {kTokens, kProbs};
-  dispatch.writes = {kXRows, kRowProbs};
+  dispatch.writes = {kXRows, kRowProbs, kReceived};
   g.add(dispatch);
 
   StageRow fc1 = product_row(kPass, Stage::kFc1, StagePlace::kFirst);
@@ -185,15 +203,18 @@ constexpr void add_backward(Graph& g) {
   dispatch.writes = {kDyRows};
   g.add(dispatch);
 
-  StageRow redispatch = dispatch_row(kPass);
-  redispatch.stage = Stage::kRedispatch;
-  redispatch.name = name(Stage::kRedispatch);
-  redispatch.like = Stage::kDispatch;
-  redispatch.when = When::kXRowsDropped;
+  StageRow redispatch = refetch_row(Stage::kRedispatch);
+  redispatch.when = When::kReceivedDropped;
   redispatch.reads = {kXTokens};
-  redispatch.writes = {kXRows};
-  redispatch.look.trace_color = "rail_load";
   g.add(redispatch);
+
+  StageRow expand = refetch_row(Stage::kExpand);
+  expand.when = When::kReceivedKept;
+  expand.side = StageSide::kLocal;
+  expand.look.trace_color = "light_memory_dump";
+  expand.reads = {kReceived};
+  expand.waits = 0;
+  g.add(expand);
 
   StageRow refc1 = product_row(kPass, Stage::kRefc1, StagePlace::kAgain);
   refc1.like = Stage::kFc1;
@@ -203,7 +224,7 @@ constexpr void add_backward(Graph& g) {
   refc1.halves = 2;
   refc1.reads = {kXRows, kW1, kB1};
   refc1.writes = {kH};
-  refc1.waits = bit_of(CounterKind::kRowsReady);
+  refc1.waits = bit_of(CounterKind::kXReady);
   refc1.signals = bit_of(CounterKind::kHReady);
   refc1.look = {"#0c0030", "thread_state_sleeping"};
   g.add(refc1);
@@ -241,6 +262,7 @@ constexpr void add_backward(Graph& g) {
   wgrad1.rows = Extent::kBothHalves;
   wgrad1.cols = Extent::kHidden;
   wgrad1.reads = {kDh, kXRows};
+  wgrad1.waits = bit_of(CounterKind::kXReady) | bit_of(CounterKind::kExpertDone);
   wgrad1.writes = {kDw1, kDb1};
   wgrad1.look = {"#907db1", "startup"};
   g.add(wgrad1);
@@ -277,6 +299,12 @@ constexpr const StageRow& row_of(Stage stage) { return *kLayerGraph.find(stage);
 constexpr bool pulls(Stage stage) {
   const StageRow* row = kLayerGraph.find(stage);
   return row != nullptr && row->side == StageSide::kPull;
+}
+
+/// Whether the stage's tasks copy tokens to their rows.
+constexpr bool fills_rows(Stage stage) {
+  const StageRow* row = kLayerGraph.find(stage);
+  return row != nullptr && row->grid == TileGrid::kPulls;
 }
 
 /// What code that is compiled for a stage waits for and signals.

@@ -194,11 +194,12 @@ std::int64_t given_rows(const Problem& problem, const MemoryNeeds& needs,
   return count;
 }
 
+/// `rows_of_x`: what is kept of x takes at least so many.
 void check_rows(const Problem& problem, const MemoryNeeds& needs, const StepMemory& memory,
-                std::int64_t rows) {
+                std::int64_t rows, std::int64_t rows_of_x) {
   const Dropped dropped = dropped_by(problem);
-  if (!dropped.x_rows) {
-    check_memory("memory.x_rows", memory.x_rows, rows * problem.hidden, needs.alignment);
+  if (!dropped.received) {
+    check_memory("memory.x_rows", memory.x_rows, rows_of_x * problem.hidden, needs.alignment);
   }
   if (!dropped.h) {
     check_memory("memory.h", memory.h, rows * halves(problem) * problem.intermediate,
@@ -223,7 +224,13 @@ std::optional<std::int64_t> check_saved_memory(const RoutingPlan& plan, const Me
             " elements; this routing brings ", plan.padded_rows(),
             " rows (RoutingPlan::padded_rows), and as many or more are accepted");
   }
-  check_rows(plan.problem(), needs, memory, rows);
+  const Problem& problem = plan.problem();
+  std::int64_t kept = rows_of_x(problem, plan.num_ranks(), rows);
+  const auto given = static_cast<std::int64_t>(memory.x_rows.size());
+  if (problem.save == Save::kTokens && given < kept * problem.hidden) {
+    kept = plan.received_tokens();
+  }
+  check_rows(problem, needs, memory, rows, kept);
   return rows;
 }
 
@@ -247,9 +254,22 @@ std::int64_t check_restored_memory(const Problem& problem, const MemoryNeeds& ne
   require(has_saved_memory(memory) || needs.rows == 0, ErrorCode::kInvalidArgument,
           "memory has no x_rows, h and row_probs; what forward was given is accepted");
   const std::int64_t rows = given_rows(problem, needs, memory);
-  check_rows(problem, needs, memory, rows);
+  // Of received tokens there are as many as forward had room for.
+  check_rows(problem, needs, memory, rows, problem.save == Save::kRows ? rows : 0);
   check_backward_rows_memory(problem, needs, memory, rows);
   return rows;
+}
+
+std::int64_t rows_of_x(const Problem& problem, int num_ranks, std::int64_t rows) {
+  switch (problem.save) {
+    case Save::kRows:
+      return rows;
+    case Save::kTokens:
+      return most_received(problem, num_ranks, rows);
+    case Save::kNone:
+      break;
+  }
+  return 0;
 }
 
 std::int64_t checked_rows(const Problem& problem, int num_ranks, std::int64_t rows) {

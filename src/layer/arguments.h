@@ -38,6 +38,9 @@ void check_backward_rows_memory(const Problem& problem, const MemoryNeeds& needs
 std::int64_t check_restored_memory(const Problem& problem, const MemoryNeeds& needs,
                                    const StepMemory& memory, std::int64_t tokens);
 
+/// MemoryNeeds::rows_of_x of steps with `rows` rows.
+std::int64_t rows_of_x(const Problem& problem, int num_ranks, std::int64_t rows);
+
 /// What Layer::memory_needs was asked for: `rows`, or the capacity.
 std::int64_t checked_rows(const Problem& problem, int num_ranks, std::int64_t rows);
 

@@ -14,20 +14,19 @@ namespace uniep {
 /// What Saved holds. The tensors are written by forward and only read by backward, but for
 /// `backward_rows`.
 struct SavedData {
-  /// In memory of uniep's own: `num_rows` is the number of rows that it has room for, `memory` owns
-  /// `base`, at least SavedLayout(problem, num_rows).bytes.
-  SavedData(const RoutingPlan& p, std::int64_t num_rows, std::shared_ptr<void> memory,
-            std::byte* base)
-      : plan(p), rows(num_rows), memory_(std::move(memory)) {
-    const SavedLayout layout(p.problem(), num_rows);
+  /// In memory of uniep's own, which has room for so many rows: `memory` owns `base`, at least
+  /// `layout.bytes`.
+  SavedData(const RoutingPlan& p, std::int64_t num_rows, const SavedLayout& layout,
+            std::shared_ptr<void> memory, std::byte* base)
+      : plan(p), rows(num_rows), memory_(std::move(memory)), own_bytes_(layout.bytes) {
     tensors.set(layout, base);
-    own_bytes_ = layout.bytes;
   }
   /// In the caller's x_rows, h and row_probs, as far as they are kept.
   SavedData(const RoutingPlan& p, std::int64_t num_rows, const StepMemory& callers)
       : plan(p), rows(num_rows) {
     const Dropped dropped = dropped_by(p.problem());
     if (!dropped.x_rows) tensors.set(Tensor::kXRows, callers.x_rows.data());
+    if (keeps_received(dropped)) tensors.set(Tensor::kReceived, callers.x_rows.data());
     if (!dropped.h) tensors.set(Tensor::kH, callers.h.data());
     tensors.set(Tensor::kRowProbs, callers.row_probs.data());
   }

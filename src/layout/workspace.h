@@ -132,11 +132,13 @@ struct LocalCounterLayout : TensorLayout {
   }
 };
 
-/// What forward keeps for backward; `rows` is the plan's padded_rows.
+/// What forward keeps for backward: of `rows` rows, the plan's padded_rows, and `received` tokens.
 struct SavedLayout : TensorLayout {
-  SavedLayout(const Problem& p, std::int64_t rows, const Graph& graph = kLayerGraph) {
-    lay_out_tensors(graph, extents_of(p, 1, rows),
-                    [&](const TensorRow& t) { return is_saved(t, dropped_by(p)); });
+  SavedLayout(const Problem& p, std::int64_t rows, std::int64_t received,
+              const Graph& graph = kLayerGraph) {
+    Extents extents = extents_of(p, 1, rows);
+    extents[Extent::kReceived] = received;
+    lay_out_tensors(graph, extents, [&](const TensorRow& t) { return is_saved(t, dropped_by(p)); });
   }
 };
 

@@ -12,14 +12,20 @@ namespace uniep {
 
 struct PlanData;
 
+/// What memory a step needs depends on these numbers of a plan alone.
+struct PlanCounts {
+  std::int64_t padded_rows = 0;
+  std::int64_t received = 0;  // tokens, each once
+};
+
 /// The plan where a backend has it, when that is not the host.
 class RemotePlan {
  public:
   virtual ~RemotePlan() = default;
   /// Fills what depends on the routing in the host's copy; waits for the device.
   virtual void fetch(PlanData& plan) = 0;
-  /// Of that, how many rows there are, padding included; likewise.
-  virtual std::int64_t fetch_padded_rows(const PlanData& plan) = 0;
+  /// Of that, the counts; likewise.
+  virtual PlanCounts fetch_counts(const PlanData& plan) = 0;
 };
 
 /// What a RoutingPlan holds: see its accessors for shapes. With `remote`, only what does not depend
@@ -35,6 +41,7 @@ struct PlanData {
   std::vector<RowOrigin> row_origin;
   std::vector<Pull> pulls;
   std::vector<std::int64_t> pull_rows;
+  std::vector<std::int32_t> pull_of_row;  // of a plan that is made on the host; -1 for pad rows
   Traffic traffic;
   /// Of the global routing: equal on all ranks that hold plans of the same batch.
   std::uint64_t fingerprint = 0;
@@ -46,7 +53,7 @@ struct PlanData {
   std::unique_ptr<RemotePlan> remote;
   mutable std::once_flag fetched;
   mutable std::once_flag counted;
-  mutable std::int64_t remote_rows = 0;  // once counted
+  mutable PlanCounts remote_counts;  // once counted
 
   /// All of it, fetched first where it lies elsewhere.
   const PlanData& on_host() const {
@@ -56,10 +63,10 @@ struct PlanData {
     return *this;
   }
 
-  std::int64_t padded_rows() const {
-    if (!remote) return segment_begin.back();
-    std::call_once(counted, [this] { remote_rows = remote->fetch_padded_rows(*this); });
-    return remote_rows;
+  PlanCounts counts() const {
+    if (!remote) return {segment_begin.back(), static_cast<std::int64_t>(pulls.size())};
+    std::call_once(counted, [this] { remote_counts = remote->fetch_counts(*this); });
+    return remote_counts;
   }
 
   int num_ranks() const { return static_cast<int>(tokens_per_rank.size()); }

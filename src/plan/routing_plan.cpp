@@ -70,6 +70,7 @@ void place_rows(PlanData& plan, std::span<const std::int32_t> topk_ids) {
   const int first = plan.first_expert();
   std::vector<std::int64_t> next(plan.segment_begin.begin(), plan.segment_begin.end() - 1);
   plan.row_origin.assign(static_cast<std::size_t>(plan.segment_begin.back()), RowOrigin{});
+  plan.pull_of_row.assign(plan.row_origin.size(), -1);
   std::size_t i = 0;
   for (int source = 0; source < plan.num_ranks(); ++source) {
     const std::int64_t tokens = plan.tokens_per_rank[static_cast<std::size_t>(source)];
@@ -80,6 +81,8 @@ void place_rows(PlanData& plan, std::span<const std::int32_t> topk_ids) {
         if (topk_ids[i] < 0 || local < 0 || local >= plan.num_local_experts) continue;
         const std::int64_t row = next[static_cast<std::size_t>(local)]++;
         plan.row_origin[static_cast<std::size_t>(row)] = {source, token, k};
+        plan.pull_of_row[static_cast<std::size_t>(row)] =
+            static_cast<std::int32_t>(plan.pulls.size());
         plan.pull_rows.push_back(row);
       }
       const auto copies = static_cast<std::int32_t>(plan.pull_rows.size() - first_row);
@@ -192,7 +195,8 @@ std::span<const std::int64_t> RoutingPlan::tokens_per_expert() const {
 std::span<const std::int64_t> RoutingPlan::segment_begin() const {
   return data_->on_host().segment_begin;
 }
-std::int64_t RoutingPlan::padded_rows() const { return data_->padded_rows(); }
+std::int64_t RoutingPlan::padded_rows() const { return data_->counts().padded_rows; }
+std::int64_t RoutingPlan::received_tokens() const { return data_->counts().received; }
 std::span<const RowOrigin> RoutingPlan::row_origin() const { return data_->on_host().row_origin; }
 std::span<const Pull> RoutingPlan::pulls() const { return data_->on_host().pulls; }
 std::span<const std::int64_t> RoutingPlan::pull_rows() const { return data_->on_host().pull_rows; }

@@ -42,15 +42,21 @@ UNIEP_HD void for_each_source_wait(const PassView& v, CounterKind kind, const Ta
   }
 }
 
-/// Calls f(Wait) for the rows of a tile.
+/// The rows that a task reads: a tile's, or all of an expert's.
+inline UNIEP_HD Tile rows_read(const PassView& v, const Task& task) {
+  if (v.stage(task.stage).grid != TileGrid::kWeightTiles) return v.tiles[task.m];
+  return {v.segment_begin[task.expert], static_cast<std::int32_t>(v.tokens_per_expert[task.expert]),
+          task.expert};
+}
+
+/// Calls f(Wait) for these rows.
 template <class F>
-UNIEP_HD void for_each_row_wait(const PassView& v, CounterKind kind, const Task& task, F&& f) {
-  const Tile& tile = v.tiles[task.m];
+UNIEP_HD void for_each_row_wait(const PassView& v, CounterKind kind, const Tile& rows, F&& f) {
   const std::int64_t step = v.rows_per_counter();
   const std::uint32_t a_row = v.counter(kind).per_unit;
-  for (std::int64_t row = tile.first_row / step * step; row < tile.first_row + tile.rows;
-       row += step) {
-    f(Wait{kind, row / step, a_row * real_rows(v, tile.expert, row), v.rank});
+  const std::int64_t end = rows.first_row + rows.rows;
+  for (std::int64_t row = rows.first_row / step * step; row < end; row += step) {
+    f(Wait{kind, row / step, a_row * real_rows(v, rows.expert, row), v.rank});
   }
 }
 
@@ -74,7 +80,7 @@ UNIEP_HD void for_each_wait(const PassView& v, CounterKind kind, const Task& tas
     case CounterOf::kSource:
       return for_each_source_wait(v, kind, task, f);
     case CounterOf::kRowGroup:
-      return for_each_row_wait(v, kind, task, f);
+      return for_each_row_wait(v, kind, rows_read(v, task), f);
     case CounterOf::kTile:
       return f(Wait{kind, task.m, counter.per_unit, v.rank});
     case CounterOf::kExpert: {

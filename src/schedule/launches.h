@@ -112,6 +112,7 @@ struct LaunchParts {
     if (has_only && stage != only) return false;
     switch (place) {
       case StagePlace::kFetch:
+      case StagePlace::kRefetch:
         return fetch;
       case StagePlace::kAgain:
         return again;
@@ -147,7 +148,7 @@ inline UNIEP_HD LaunchParts launch_parts(const PassView& v, int index) {
       p.has_only = true;
       p.only = data_stage(v, index);
       const StagePlace place = v.stage(p.only).place;
-      p.fetch = place == StagePlace::kFetch;
+      p.fetch = place == StagePlace::kFetch || place == StagePlace::kRefetch;
       p.again = place == StagePlace::kAgain;
       p.first = place == StagePlace::kFirst;
       p.second = place == StagePlace::kSecond;
@@ -270,15 +271,34 @@ inline UNIEP_HD bool begins(const PassView& v, const LaunchParts& p, StagePlace 
   return false;
 }
 
-/// The steps by which products begin behind what is fetched. With no dispatch workers that runs in
-/// the same queue, one block ahead of the tiles.
-inline UNIEP_HD int add_fetch(const PassView& v, const LaunchParts& p, Launch& launch) {
-  const bool computes = p.again || p.first || p.second;
-  const bool is_inline = p.fetch && computes && v.schedule.dispatch_workers == 0;
-  add_tracks(v, p, StagePlace::kFetch,
-             {.first = p.fetch_begin, .count = p.fetch_end - p.fetch_begin},
-             is_inline ? launch.main : launch.comm);
-  return is_inline ? 1 : 0;
+/// Whether the launch makes something of forward again for the first product, `lag` ahead of it.
+inline UNIEP_HD bool makes_again(const PassView& v, const LaunchParts& p) {
+  return p.again && !p.has_only && stages_at(v, StagePlace::kAgain) > 0;
+}
+
+/// How x is fetched again, in a launch that fetches `fetch` and whose second product is `second`.
+/// Where nothing but weight gradients needs it, it is in the way of no product: an expert's stands
+/// where its weight gradients stand, or behind all else.
+inline UNIEP_HD Track refetch_track(const PassView& v, const LaunchParts& p, Track fetch,
+                                    const Track& second) {
+  if (!p.first || p.has_only || makes_again(v, p)) return fetch;
+  const bool interleaved = v.schedule.wgrad == WgradPlacement::kInterleaved;
+  if (p.second && interleaved && second.first == fetch.first && second.count == fetch.count) {
+    fetch.delay = second.delay;
+    fetch.pace = second.pace;
+  } else {
+    fetch.delay += fetch.count;
+  }
+  return fetch;
+}
+
+/// What is fetched: x again first where it is what the first product's own input is made of.
+inline UNIEP_HD void add_fetch(const PassView& v, const LaunchParts& p, int lag,
+                               const Track& second, TrackList& queue) {
+  Track fetch{.first = p.fetch_begin, .count = p.fetch_end - p.fetch_begin};
+  add_tracks(v, p, StagePlace::kRefetch, refetch_track(v, p, fetch, second), queue);
+  if (p.fetch_begin == p.begin && makes_again(v, p)) fetch.delay = min_of(lag, fetch.count);
+  add_tracks(v, p, StagePlace::kFetch, fetch, queue);
 }
 
 /// Adds the track for weight gradient `number`, or with kAll for each of them.
@@ -293,16 +313,21 @@ inline UNIEP_HD void add_weights(const PassView& v, int number, Track track, Tra
   }
 }
 
+/// By how much the first product stands behind `delay`.
+inline UNIEP_HD int first_delay(const PassView& v, const LaunchParts& p, int delay, int lag) {
+  return delay + (makes_again(v, p) ? min_of(lag, p.end - p.begin) : 0);
+}
+
 /// Both products, ahead of them what the first needs again of the forward pass, and the weight
 /// gradients that are interleaved with them: an expert's need its rows of every wave, so they
 /// follow its last block.
 inline UNIEP_HD void add_products(const PassView& v, const LaunchParts& p, int delay, int lag,
-                                  TrackList& queue) {
+                                  const Track& second, TrackList& queue) {
   const int blocks = p.end - p.begin;
-  const bool again = p.again && !p.has_only && stages_at(v, StagePlace::kAgain) > 0;
-  const int behind = delay + (again ? min_of(lag, blocks) : 0);
-  const Track second = following_track(v, p, behind, lag);
-  const Track first{.first = p.begin, .count = blocks, .delay = behind, .mixed = second.mixed};
+  const Track first{.first = p.begin,
+                    .count = blocks,
+                    .delay = first_delay(v, p, delay, lag),
+                    .mixed = second.mixed};
   add_tracks(v, p, StagePlace::kAgain, {.first = p.begin, .count = blocks, .delay = delay}, queue);
   add_tracks(v, p, StagePlace::kFirst, first, queue);
   add_tracks(v, p, StagePlace::kSecond, second, queue);
@@ -319,8 +344,13 @@ inline UNIEP_HD void add_products(const PassView& v, const LaunchParts& p, int d
 /// A launch that the data goes through.
 inline UNIEP_HD void add_data(const PassView& v, int index, int lag, Launch& launch) {
   const LaunchParts p = launch_parts(v, index);
-  const int delay = add_fetch(v, p, launch);
-  if (p.again || p.first || p.second) add_products(v, p, delay, lag, launch.main);
+  const bool computes = p.again || p.first || p.second;
+  // With no dispatch workers what is fetched runs in the same queue, one block ahead of the tiles.
+  const bool is_inline = p.fetch && computes && v.schedule.dispatch_workers == 0;
+  const int delay = is_inline ? 1 : 0;
+  const Track second = following_track(v, p, first_delay(v, p, delay, lag), lag);
+  add_fetch(v, p, lag, second, is_inline ? launch.main : launch.comm);
+  if (computes) add_products(v, p, delay, lag, second, launch.main);
   const bool after = v.schedule.wgrad == WgradPlacement::kAfter;
   if (after && begins(v, p, StagePlace::kLast)) {
     add_weights(v, kAll, {.count = v.num_local_experts, .delay = launch.main.end()}, launch.main);

@@ -24,6 +24,7 @@ PassOrder::PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule, 
   view_.topk_ids = plan.topk_ids.data();
   view_.row_origin = plan.row_origin.data();
   view_.pull_rows = plan.pull_rows.data();
+  view_.pull_of_row = plan.pull_of_row.data();
 
   set_stages(view_, graph);
   order_experts();

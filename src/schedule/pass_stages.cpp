@@ -32,12 +32,12 @@ std::int64_t unit_bytes(const TensorRow& t, const Extents& extents,
 }
 
 /// What a task that moves data stores for each row, and what one that adds rows up also reads for
-/// each token; numbers that go with a row aside.
+/// each token; numbers that go with a row, and tokens that are kept, aside.
 std::int64_t moved_bytes(const Graph& graph, const StageRow& row, const Extents& extents) {
   std::int64_t bytes = 0;
   const auto count = [&](Tensor tensor) {
     const TensorRow& t = graph[tensor];
-    if (!has_extent(t, row.cols)) return;
+    if (!has_extent(t, row.cols) || has_extent(t, Extent::kReceived)) return;
     bytes += unit_bytes(t, extents, {Extent::kRows, Extent::kTokens});
   };
   for (const Tensor t : row.writes) count(t);
@@ -46,8 +46,21 @@ std::int64_t moved_bytes(const Graph& graph, const StageRow& row, const Extents&
   return bytes;
 }
 
+/// What it also stores for each token that it pulls.
+std::int64_t kept_bytes(const Graph& graph, const StageRow& row, const Extents& extents,
+                        Dropped dropped) {
+  std::int64_t bytes = 0;
+  for (const Tensor tensor : row.writes) {
+    const TensorRow& t = graph[tensor];
+    if (!has_extent(t, Extent::kReceived) || !holds(t.when, dropped)) continue;
+    bytes += unit_bytes(t, extents, {Extent::kReceived});
+  }
+  return bytes;
+}
+
 StageView view_of(const Graph& graph, const StageRow& row, const Extents& extents,
-                  const Schedule& s) {
+                  const PassView& v) {
+  const Schedule& s = v.schedule;
   const auto size = [&](Extent e) { return static_cast<std::int32_t>(extents[e]); };
   StageView view{.kind = row.kind,
                  .side = row.side,
@@ -65,6 +78,7 @@ StageView view_of(const Graph& graph, const StageRow& row, const Extents& extent
     }
   } else {
     view.unit_bytes = static_cast<std::int32_t>(moved_bytes(graph, row, extents));
+    view.pull_bytes = static_cast<std::int32_t>(kept_bytes(graph, row, extents, v.dropped));
   }
   const bool of_weights = row.grid == TileGrid::kWeightTiles;
   if (row.grid != TileGrid::kRowTiles && !of_weights) return view;
@@ -168,7 +182,7 @@ void set_stages(PassView& v, const Graph& graph) {
     if (!is_in_part(v.part, row.place)) return;
     const auto number = static_cast<std::int8_t>(row.stage);
     ensure(number < kMaxStages, "a graph has stage number ", int{number});
-    StageView& stage = v.stages[number] = view_of(graph, row, extents, v.schedule);
+    StageView& stage = v.stages[number] = view_of(graph, row, extents, v);
     count_signals(v, stage);
     count_wire_bytes(stage.wire, graph, row, extents);
     if (queued) v.stage_order[v.num_stages++] = number;

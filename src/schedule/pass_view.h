@@ -39,6 +39,7 @@ struct StageView {
   std::int32_t reduction = 0;
   std::uint32_t column_tiles = 0;
   std::int32_t unit_bytes = 0;  // of a move or sum: moved for each row, or token
+  std::int32_t pull_bytes = 0;  // of a move: and kept of each token that is pulled
   std::uint8_t halves = 1;
   std::uint8_t element_bytes[3] = {};  // of a product: left and right operand, output
   StageKind kind = StageKind::kMove;
@@ -96,6 +97,7 @@ struct PassView {
   const std::int32_t* topk_ids = nullptr;           // of this rank, [tokens, K]
   const RowOrigin* row_origin = nullptr;            // [padded rows]
   const std::int64_t* pull_rows = nullptr;          // rows that a Pull's first_row points into
+  const std::int32_t* pull_of_row = nullptr;        // [padded rows]: index in RoutingPlan::pulls
 
   const std::int32_t* expert_order = nullptr;   // [local experts]
   const Tile* tiles = nullptr;                  // in the order taken

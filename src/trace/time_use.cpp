@@ -16,8 +16,8 @@ double seconds(std::int64_t ns) { return 1e-9 * static_cast<double>(ns); }
 
 /// Dispatch moves rows, and tasks of all other stages compute, reduce included: its sums are work
 /// that no schedule can hide.
-/// Whether it keeps processors from other tasks; what is pulled is waited for beside these.
-bool computes(Stage stage) { return !pulls(stage); }
+/// Whether it keeps processors from other tasks; rows are waited for beside these.
+bool computes(Stage stage) { return !fills_rows(stage); }
 
 struct Interval {
   std::int64_t begin;

@@ -32,7 +32,7 @@ uniep_problem c_problem(const Problem& p) {
           .max_tokens = p.max_tokens,
           .capacity_rows = p.capacity_rows,
           .row_align = p.row_align,
-          .save = p.save == Save::kRows ? 0 : 1,
+          .save = static_cast<int>(p.save),
           .recompute_h = p.recompute_h ? 1 : 0,
           .activation = static_cast<std::int64_t>(p.activation),
           .probs = p.probs == Probs::kBefore ? 0 : 1,
@@ -213,7 +213,7 @@ TEST(CApi, SeveralForwardsAreOutstandingAndTheirSavedTensorsAreMoved) {
 }
 
 TEST(CApi, WhatIsNotKeptIsMadeAgainAndGivenAsNull) {
-  for (const Save save : {Save::kRows, Save::kNone}) {
+  for (const Save save : kSaves) {
     for (const bool recompute_h : {false, true}) {
       const CLayer layer(problem_of_batches(save, recompute_h));
       CStep whole(layer, batch(1)), parts(layer, batch(2));
@@ -235,15 +235,19 @@ TEST(CApi, WhatIsNotKeptIsMadeAgainAndGivenAsNull) {
 struct ExactMemory {
   const CLayer& layer;
   std::int64_t rows = 0;  // 0: not asked
+  std::int64_t rows_of_x = 0;
   int result = 0;
   std::optional<GuardedStep> memory{};
 
-  static int allocate(void* context, std::int64_t rows, uniep_row_memory* memory) {
+  static int allocate(void* context, const uniep_memory_needs* wanted, uniep_row_memory* memory) {
     auto& self = *static_cast<ExactMemory*>(context);
-    self.rows = rows;
+    self.rows = wanted->rows;
+    self.rows_of_x = wanted->rows_of_x;
     if (self.result != 0) return self.result;
     const Problem& p = self.layer.problem();
-    self.memory.emplace(Layer::memory_needs(p, Backend::kCpu, 1, rows), p);
+    MemoryNeeds needs = Layer::memory_needs(p, Backend::kCpu, 1, self.rows);
+    needs.rows_of_x = self.rows_of_x;
+    self.memory.emplace(needs, p);
     *memory = {data_or_null(self.memory->x_rows), data_or_null(self.memory->h),
                self.memory->row_probs.as<float>().data(), self.memory->forward_rows.data()};
     return 0;
@@ -251,7 +255,7 @@ struct ExactMemory {
 };
 
 TEST(CApi, MemoryOfTheRowsThatComeIsAskedForAndBackwardTakesItsNumber) {
-  for (const Save save : {Save::kRows, Save::kNone}) {
+  for (const Save save : kSaves) {
     for (const int part : {0, 1}) {
       const CLayer layer(problem_of_batches(save, save == Save::kNone));
       CStep step(layer, batch(1));
@@ -265,6 +269,9 @@ TEST(CApi, MemoryOfTheRowsThatComeIsAskedForAndBackwardTakesItsNumber) {
           layer.problem(), 0, std::array{step.data().tokens}, step.data().topk_ids);
       EXPECT_EQ(exact.rows, plan.padded_rows());
       EXPECT_LT(exact.rows, layer.needs().rows);
+      EXPECT_EQ(exact.rows_of_x, save == Save::kRows     ? plan.padded_rows()
+                                 : save == Save::kTokens ? plan.received_tokens()
+                                                         : 0);
       uniep_memory_needs needs{};
       expect_ok(uniep_layer_needs(layer.get(), exact.rows, &needs));
       EXPECT_EQ(needs.rows, exact.rows);
@@ -335,10 +342,10 @@ TEST(CApi, WhatIsNotKeptIsRefusedAndXAskedFor) {
   step.backward();
   step.expect_contract("after refusals");
   uniep_problem p = c_problem(problem_of_batches());
-  p.save = 2;
+  p.save = 3;
   uniep_memory_needs needs{};
   expect_refused(uniep_needs(&p, 0, 1, &needs),
-                 "problem.save is 2; 0 (rows) and 1 (none) are accepted");
+                 "problem.save is 3; 0 (rows), 1 (tokens) and 2 (none) are accepted");
   p.save = 0;
   p.recompute_h = -1;
   expect_refused(uniep_needs(&p, 0, 1, &needs), "problem.recompute_h is -1; 0 and 1 are accepted");

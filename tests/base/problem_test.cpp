@@ -71,8 +71,8 @@ TEST(Problem, EachFieldOutOfRangeIsNamedWithWhatIsAccepted) {
         [&](Problem& p) { p.row_align = align; },
         "problem.row_align is " + std::to_string(align) + "; 16, 32, 64, 128 or 256 is accepted");
   }
-  expect_refused([](Problem& p) { p.save = static_cast<Save>(2); },
-                 "problem.save is 2; 0 (rows) and 1 (none) are accepted");
+  expect_refused([](Problem& p) { p.save = static_cast<Save>(3); },
+                 "problem.save is 3; 0 (rows), 1 (tokens) and 2 (none) are accepted");
   expect_refused([](Problem& p) { p.activation = static_cast<Activation>(8); },
                  "problem.activation is 8; 0 to 7 (swiglu, geglu, geglu_tanh, reglu, gpt_oss, "
                  "relu2, gelu, silu) are accepted");

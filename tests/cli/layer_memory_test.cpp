@@ -17,14 +17,14 @@ Problem layer_problem() {
 
 TEST(BalancedRows, AreThoseOfEveryExpertPadded) {
   Problem p = layer_problem();  // 3000 rows over 4 experts
-  EXPECT_EQ(balanced_rows(p, 4), 4 * 768);
+  EXPECT_EQ(balanced_rows(p, 4).rows, 4 * 768);
   p.max_tokens = 128;  // 384 rows over 4, 96 each, and over 16, 24 each
-  EXPECT_EQ(balanced_rows(p, 4), 4 * 128);
+  EXPECT_EQ(balanced_rows(p, 4).rows, 4 * 128);
   p.row_align = 16;
-  EXPECT_EQ(balanced_rows(p, 1), 16 * 32);
+  EXPECT_EQ(balanced_rows(p, 1).rows, 16 * 32);
   p.max_tokens = 11;  // 33 rows over 16 experts: one has 3
   p.row_align = 2;
-  EXPECT_EQ(balanced_rows(p, 1), 15 * 2 + 4);
+  EXPECT_EQ(balanced_rows(p, 1).rows, 15 * 2 + 4);
 }
 
 TEST(WeightParameters, AreThreeMatricesOfEveryExpert) {
@@ -33,7 +33,8 @@ TEST(WeightParameters, AreThreeMatricesOfEveryExpert) {
 
 TEST(RankBytes, OfFewerRowsAreFewer) {
   const Problem p = layer_problem();
-  const RankBytes few = rank_bytes(p, 4, 3072), many = rank_bytes(p, 4, 9000);
+  const RankBytes few = rank_bytes(p, 4, room_for(p, 4, 3072));
+  const RankBytes many = rank_bytes(p, 4, room_for(p, 4, 9000));
   EXPECT_EQ(few.shared, many.shared);
   EXPECT_LT(few.kept, many.kept);
   EXPECT_LT(few.pass, many.pass);
@@ -42,20 +43,24 @@ TEST(RankBytes, OfFewerRowsAreFewer) {
 #ifdef UNIEP_HAS_CUDA
 // Workspaces of the Python package are as large as Layer::memory_needs says.
 TEST(RankBytes, AreWhatPyTorchAllocates) {
-  for (const Save save : {Save::kRows, Save::kNone}) {
+  for (const Save save : kSaves) {
     for (const bool recompute_h : {false, true}) {
       for (const std::int64_t rows : {3072, 9000}) {
         Problem p = layer_problem();
         p.save = save;
         p.recompute_h = recompute_h;
         const MemoryNeeds needs = Layer::memory_needs(p, Backend::kCuda, 4, rows);
-        const RankBytes bytes = rank_bytes(p, 4, rows);
+        const RankBytes bytes = rank_bytes(p, 4, room_for(p, 4, rows));
         EXPECT_EQ(bytes.shared, needs.workspace + needs.symmetric);
         EXPECT_EQ(bytes.pass, std::max(needs.forward_rows, needs.backward_rows));
-        const std::int64_t row =
-            (save == Save::kRows ? 2 * p.hidden : 0) + (recompute_h ? 0 : 4 * p.intermediate) + 4;
-        EXPECT_GE(bytes.kept, needs.plan + rows * row);
-        EXPECT_LE(bytes.kept, needs.plan + rows * row + 3 * 256);  // each tensor is padded
+        const std::int64_t of_x = save == Save::kNone     ? 0
+                                  : save == Save::kTokens ? std::min(rows, 4 * p.max_tokens)
+                                                          : rows;
+        EXPECT_EQ(needs.rows_of_x, of_x);
+        const std::int64_t tensors =
+            of_x * 2 * p.hidden + rows * ((recompute_h ? 0 : 4 * p.intermediate) + 4);
+        EXPECT_GE(bytes.kept, needs.plan + tensors);
+        EXPECT_LE(bytes.kept, needs.plan + tensors + 3 * 256);  // each tensor is padded
       }
     }
   }

@@ -29,7 +29,7 @@ class MemoryPlan(ProgramTest):
         self.assertEqual([p["ranks"] for p in file["plans"]], [1, 2, 4, 8, 16])
         for plan in file["plans"]:
             kinds = {(c["save"], c["recompute_h"], c["exact_rows"]) for c in plan["choices"]}
-            self.assertEqual((len(kinds), len(plan["choices"])), (8, 8))
+            self.assertEqual((len(kinds), len(plan["choices"])), (12, 12))
             self.assertEqual(plan["one_stands_for_all"], plan["ranks"] > 8)
         self.assertLessEqual(max(map(len, text.splitlines())), 100)
 

@@ -47,7 +47,7 @@ void run_random_cases(unsigned first_seed, int count, int max_delay_us) {
     o.bf16_main_grad = !o.main_grad && chance(rng, 30);
     o.callers_memory = chance(rng, 30);
     o.exact_rows = chance(rng, 50);
-    if (chance(rng, 50)) o.save = Save::kNone;
+    o.save = kSaves[rng() % std::size(kSaves)];
     o.recompute_h = chance(rng, 50);
     if (chance(rng, 20)) o.layer.faults.first_count = 0u - static_cast<unsigned>(pick(rng, 1, 500));
     expect_same_bits(run_layer(data, o), expected(data, o), describe(seed, data, o));

@@ -64,7 +64,7 @@ EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> to
              .heap = poisoned(SymmetricLayout(problem, num_ranks).bytes),  // but its counters
              .counters = DeviceArray<std::byte>(LocalCounterLayout(problem, num_ranks).bytes),
              .scratch = DeviceArray<std::byte>(PassScratchLayout(problem, num_ranks).bytes),
-             .saved = poisoned(SavedLayout(problem_, rows).bytes),
+             .saved = poisoned(SavedLayout(problem_, rows, plan.received_tokens()).bytes),
              .rows = poisoned(RowLayout(problem_, rows, Pass::kBackward).bytes),
              .x = upload(f.x),
              .dy = upload(b.dy),
@@ -104,7 +104,7 @@ PassTensors EmulatedGroup::tensors(int rank, Pass pass) const {
   const Rank& r = ranks_[static_cast<std::size_t>(rank)];
   const std::int64_t rows = r.plan.padded_rows();
   PassTensors t;
-  t.table.set(SavedLayout(problem_, rows), r.saved.data());
+  t.table.set(SavedLayout(problem_, rows, r.plan.received_tokens()), r.saved.data());
   t.table.set(RowLayout(problem_, rows, pass), r.rows.data());
   const bool forward = pass == Pass::kForward;
   t.table.set(Tensor::kX, r.x.data());

@@ -37,6 +37,7 @@ class UploadedOrder {
     put(view_.topk_ids, count(v.tokens * v.topk));
     put(view_.row_origin, plan.row_origin.size());
     put(view_.pull_rows, plan.pull_rows.size());
+    put(view_.pull_of_row, plan.pull_of_row.size());
     put(view_.expert_order, count(v.num_local_experts));
     put(view_.tiles, count(v.tile_begin[v.num_blocks()]));
     put(view_.tile_begin, blocks);

@@ -36,7 +36,7 @@ TEST_P(CudaGroupOfAnySize, DelaysAndWrappingCountersChangeNoBit) {
     const LayerResult want = GpuRank(data_, c).step(cuda_schedules()[0]);
     for (unsigned seed = 1; seed <= 5; ++seed) {
       const FaultInjection faults{.max_delay_us = 100, .seed = seed, .first_count = 0u - 5 * seed};
-      const GpuRankOptions kept{.save = seed % 2 == 0 ? Save::kNone : Save::kRows,
+      const GpuRankOptions kept{.save = kSaves[seed % std::size(kSaves)],
                                 .recompute_h = seed % 5 >= 3};
       GpuRank rank(data_, c, {.faults = faults}, kept);
       for (const Schedule& schedule : cuda_schedules()) {

@@ -196,7 +196,7 @@ TEST(CudaMemoryAlone, CallsInTheCallersMemoryAllocateNothing) {
 TEST_P(CudaMemory, MayHaveTheRowsThatComeInsteadOfTheCapacity) {
   expect_same(on_gpus(ranks(), [](const Communicator& c) -> std::string {
     const LayerData first = small_layer(c.size());
-    for (const Save save : {Save::kRows, Save::kNone}) {
+    for (const Save save : kSaves) {
       Problem problem = problem_of(first, c.size());
       problem.save = save;
       problem.recompute_h = save == Save::kNone;

@@ -67,7 +67,7 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
                                              .max_intermediate = seed % 2 == 0 ? 600 : 96};
     LayerData data = uniep::testing::random_layer(rng, ranks, bounds);
     const bool main_grad = uniep::testing::chance(rng, 30);
-    const Save save = uniep::testing::chance(rng, 50) ? Save::kNone : Save::kRows;
+    const Save save = kSaves[rng() % std::size(kSaves)];
     const bool recompute_h = uniep::testing::chance(rng, 50);
     // Those that have a gate.
     if (uniep::testing::chance(rng, 40)) {

@@ -14,7 +14,15 @@ namespace uniep::testing {
 namespace {
 
 /// Every choice of what forward keeps.
-constexpr Dropped kChoices[] = {{}, {.x_rows = true}, {.h = true}, {.x_rows = true, .h = true}};
+const std::vector<Dropped> kChoices = [] {
+  std::vector<Dropped> all;
+  for (const Save save : kSaves) {
+    for (const bool recompute_h : {false, true}) {
+      all.push_back(dropped_by({.save = save, .recompute_h = recompute_h}));
+    }
+  }
+  return all;
+}();
 
 std::vector<StageRow> stages_of(const Graph& graph, Pass pass, Dropped dropped) {
   std::vector<StageRow> rows;
@@ -90,17 +98,19 @@ TEST(LayerGraph, WhatAStageReadsWasWrittenAndIsWaitedFor) {
 
 TEST(LayerGraph, AWaitThatIsMissingIsFound) {
   for (int i = 0; i < kLayerGraph.num_stages; ++i) {
-    if (kLayerGraph.stages[i].waits == 0) continue;
-    Graph broken = kLayerGraph;
-    broken.stages[i].waits = 0;
-    EXPECT_FALSE(faults_of(broken).empty()) << broken.stages[i].name;
+    for_each_counter(kLayerGraph.stages[i].waits, [&](CounterKind kind) {
+      Graph broken = kLayerGraph;
+      broken.stages[i].waits = static_cast<CounterSet>(broken.stages[i].waits & ~bit_of(kind));
+      EXPECT_FALSE(faults_of(broken).empty()) << broken.stages[i].name << ", " << name(kind);
+    });
   }
 }
 
 TEST(LayerGraph, EveryCounterIsSignalledBeforeItIsWaitedFor) {
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
     CounterSet signalled = 0;
-    for (const StageRow& row : stages_of(kLayerGraph, pass, {.x_rows = true, .h = true})) {
+    for (const StageRow& row :
+         stages_of(kLayerGraph, pass, dropped_by({.save = Save::kNone, .recompute_h = true}))) {
       EXPECT_EQ(row.waits & ~signalled, 0) << row.name;
       signalled = static_cast<CounterSet>(signalled | row.signals);
     }
@@ -129,7 +139,9 @@ TEST(LayerGraph, TensorsHaveMemoryWhileTheyAreNeeded) {
       // Forward reads rows of x, but h only as it makes it.
       EXPECT_EQ(is_of_call(kLayerGraph, Pass::kForward, row, dropped), again && of_x) << row.name;
     }
-    EXPECT_EQ(holds(kLayerGraph[Tensor::kXTokens].when, dropped), dropped.x_rows);
+    EXPECT_EQ(holds(kLayerGraph[Tensor::kXTokens].when, dropped), dropped.received);
+    EXPECT_EQ(is_saved(kLayerGraph[Tensor::kReceived], dropped),
+              dropped.x_rows && !dropped.received);
   }
 }
 

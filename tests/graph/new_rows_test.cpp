@@ -86,7 +86,7 @@ TEST(NewRows, StandInTheGraphInOrder) {
 TEST(NewRows, HavePlacesInMemory) {
   const Problem p{.hidden = 72, .intermediate = 40, .num_experts = 8, .topk = 2, .max_tokens = 50};
   constexpr std::int64_t kRowsHeld = 333;
-  const SavedLayout before(p, kRowsHeld), after(p, kRowsHeld, kWithNewRows);
+  const SavedLayout before(p, kRowsHeld, 0), after(p, kRowsHeld, 0, kWithNewRows);
   EXPECT_EQ(after[kSqueezed], before.bytes);
   EXPECT_EQ(after.bytes, before.bytes + round_up<std::int64_t>(kRowsHeld * 72, 256));
   EXPECT_EQ(after[Tensor::kH], before[Tensor::kH]);

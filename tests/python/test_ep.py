@@ -41,7 +41,7 @@ def bits():
         part(), group=world, max_tokens=most, save="none", recompute_h=True
     )
     found["exact rows"] = step(
-        part(), group=world, max_tokens=most, save="none", recompute_h=True, exact_rows=True
+        part(), group=world, max_tokens=most, save="tokens", recompute_h=True, exact_rows=True
     )
     group = uniep.Group(world, device="cpu")
     found["uniep.Group"] = step(part(), group=group, max_tokens=most)

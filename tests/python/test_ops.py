@@ -14,9 +14,10 @@ from cases import make_case, workspace
         {"on_overflow": "raise"},
         {"on_overflow": "flag"},
         {"save": "none"},
+        {"save": "tokens"},
         {"save": "none", "recompute_h": True},
     ],
-    ids=["raise", "flag", "none", "none-recompute"],
+    ids=["raise", "flag", "none", "tokens", "none-recompute"],
 )
 def call(request):
     # Every expert gets 128 rows, so that there are no others, which would be NaN.

@@ -10,7 +10,7 @@ import uniep
 
 CHOICES = [
     {"save": save, "recompute_h": recompute_h}
-    for save in ("rows", "none")
+    for save in ("rows", "tokens", "none")
     for recompute_h in (False, True)
 ]
 WITH_EXACT = [*CHOICES, *({**choice, "exact_rows": True} for choice in CHOICES)]
@@ -42,9 +42,10 @@ def test_only_what_was_chosen_is_kept(choice):
         new = [t for t in kept if t.untyped_storage().data_ptr() not in inputs]
         assert sum(t.numel() * t.element_size() for t in new) == own.saved_bytes
         hidden, intermediate, _, _ = case.shape
-        x = 0 if choice["save"] == "none" else 2 * hidden
+        of_x = {"rows": own.rows, "tokens": case.x.shape[0], "none": 0}[choice["save"]]
         h = 0 if choice["recompute_h"] else 4 * intermediate
-        assert own.saved_bytes - own.plan_bytes == own.rows * (x + h + 4)
+        assert own.rows_of_x == of_x
+        assert own.saved_bytes - own.plan_bytes == of_x * 2 * hidden + own.rows * (h + 4)
 
 
 @pytest.mark.parametrize("choice", WITH_EXACT[1:], ids=str)
@@ -98,7 +99,13 @@ def test_exact_rows_keep_what_came(choice):
         new = [t for t in kept if t.untyped_storage().data_ptr() not in inputs]
         rows = padded_rows(case.ids, case.shape[2])
         assert rows < own.rows
-        assert sum(t.numel() * t.element_size() for t in new) == own.saved_bytes_of(rows)
+        bytes_kept = sum(t.numel() * t.element_size() for t in new)
+        if choice["save"] == "tokens":
+            # Room for all of them, but only those that have a row came.
+            came = int((case.ids >= 0).any(dim=1).sum())
+            assert 0 < came < case.x.shape[0] == own.rows_of_x
+            bytes_kept += (own.rows_of_x - came) * 2 * case.shape[0]
+        assert bytes_kept == own.saved_bytes_of(rows)
         assert own.saved_bytes_of(own.rows) == own.saved_bytes
 
 
@@ -161,7 +168,7 @@ def test_a_layer_passes_its_choice_on():
 
 
 def test_an_unknown_choice_is_refused():
-    with pytest.raises(ValueError, match="save is 'all'; it must be 'rows' or 'none'"):
+    with pytest.raises(ValueError, match="save is 'all'; it must be 'rows', 'tokens' or 'none'"):
         workspace(make_case(), save="all")
 
 

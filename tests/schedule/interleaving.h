@@ -177,7 +177,9 @@ class Interleaving {
     }
     for (const auto& [key, count] : counts_) {
       if (std::get<0>(key) == CounterKind::kPublished || count == 0) continue;
-      if (std::get<0>(key) == CounterKind::kExpertDone && !has_weight_grads()) continue;
+      const CounterKind kind = std::get<0>(key);
+      const bool of_weights = kind == CounterKind::kExpertDone || kind == CounterKind::kXReady;
+      if (of_weights && !has_weight_grads()) continue;
       ASSERT_TRUE(waited_for_.contains(key)) << describe(key) << " has no waiter";
     }
   }

@@ -53,8 +53,11 @@ inline void run_in_callers_memory(Layer& layer, const workload::Split& split,
           ? std::min(std::max<std::int64_t>(plan.padded_rows(), layer.problem().row_align),
                      needs.rows)
           : 0;
-  GuardedStep kept(Layer::memory_needs(layer.problem(), Backend::kCpu, split.ranks(), rows),
-                   layer.problem());
+  MemoryNeeds step = Layer::memory_needs(layer.problem(), Backend::kCpu, split.ranks(), rows);
+  if (options.exact_rows && options.save == Save::kTokens) {
+    step.rows_of_x = std::max<std::int64_t>(plan.received_tokens(), 1);
+  }
+  GuardedStep kept(step, layer.problem());
   kept.plan = std::move(plan_memory);
   (void)layer.forward(plan, forward,
                       {.schedule = options.forward_schedule, .memory = kept.memory()});

@@ -60,8 +60,10 @@ TEST(Palette, StagesOfABackwardPassCanBeToldApart) {
   expect_apart(
       colors_of({Stage::kPlan, Stage::kEnter, Stage::kDispatch, Stage::kRefc1, Stage::kDfc2,
                  Stage::kDfc1, Stage::kWgrad2, Stage::kWgrad1, Stage::kReduce}));
-  EXPECT_EQ(stage_color(Stage::kRedispatch), stage_color(Stage::kDispatch));
-  EXPECT_TRUE(stage_fill(Stage::kRedispatch).hatched);
+  for (const Stage again : {Stage::kRedispatch, Stage::kExpand}) {
+    EXPECT_EQ(stage_color(again), stage_color(Stage::kDispatch));
+    EXPECT_TRUE(stage_fill(again).hatched);
+  }
 }
 
 TEST(Palette, ProductsWithW2AreHatchedBesides) {

@@ -29,7 +29,7 @@ class Options(NamedTuple):
             group has in its first call.
         capacity_rows: rows that a rank has room for. None: from ``moe_expert_rank_capacity_factor``
             where that is set, else :class:`uniep.Workspace`'s default.
-        save: what a forward keeps of the rows of x; see :class:`uniep.Workspace`.
+        save: what a forward keeps of x; see :class:`uniep.Workspace`.
         recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
         exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
         schedule: of both directions; None: the best known one.
@@ -39,7 +39,7 @@ class Options(NamedTuple):
     layout: Literal["stacked", "per_expert"] = "stacked"
     max_tokens: int | None = None
     capacity_rows: int | None = None
-    save: Literal["rows", "none"] = "rows"
+    save: Literal["rows", "tokens", "none"] = "rows"
     recompute_h: bool = False
     exact_rows: bool = False
     schedule: str | None = None

@@ -5,6 +5,7 @@
 #include "cuda/device/waits.cuh"
 #include "cuda/device/warp.cuh"
 #include "cuda/ptx/tma.cuh"
+#include "schedule/received_tokens.h"
 
 namespace uniep::cuda {
 
@@ -24,12 +25,18 @@ struct DispatchShared {
   std::uint64_t full[kDispatchWarps][kMaxPullSlots];
 };
 
-static_assert(kWaitsOf<Stage::kRedispatch> == kWaitsOf<Stage::kDispatch> &&
-                  kSignalsOf<Stage::kRedispatch> == kSignalsOf<Stage::kDispatch>,
-              "one routine does both");
+static_assert(kWaitsOf<Stage::kRedispatch> == kWaitsOf<Stage::kDispatch>,
+              "they wait for the same, and expand for nothing");
+static_assert(kSignalsOf<Stage::kRedispatch> == kSignalsOf<Stage::kExpand>);
 
-/// One warp's work. `kRedispatches`: the pass may have tasks of redispatch, too.
-template <bool kRedispatches>
+/// What a pass may have of these besides dispatch.
+struct DispatchKinds {
+  bool keeps_tokens = false;  // each token is stored once more, to be kept
+  bool refetches = false;     // tasks of redispatch or expand
+};
+
+/// One warp's work.
+template <DispatchKinds kKinds>
 class DispatchWarp {
  public:
   __device__ __forceinline__ DispatchWarp(const DeviceContext& ctx, const LaunchQueues& queues,
@@ -45,6 +52,7 @@ class DispatchWarp {
         pieces_(ceil_div(token_bytes_, kPullBytes)),
         slot_bytes_(round_up(min_of(token_bytes_, kPullBytes), 128)),
         num_slots_(min_of(kWarpSlotBytes / slot_bytes_, kMaxPullSlots)),
+        keeps_tokens_(kKinds.keeps_tokens && keeps_received(ctx.view.dropped)),
         // Neighbours pull from one rank: what lies in the local memory does not queue behind
         // NVLink.
         next_task_(std::int64_t{blockIdx.x} * kDispatchWarps + warp_),
@@ -69,13 +77,17 @@ class DispatchWarp {
  private:
   static constexpr int kGroup = 4;  // pieces whose rows are signalled together
   static constexpr int kNoRow = -1;
+  /// Lanes below have a row of the pull each.
+  static constexpr int kKeepingLane = 31;
+  static_assert(kMaxTopk <= kKeepingLane);
 
   /// Up to 32 pulls of one task, one in each lane, as pieces of up to kPullBytes.
   struct Batch {
-    Pull pull{};
+    Pull pull{};           // of expand: its token is a place of `received`
+    int keep_at = kNoRow;  // the token's place there, if this pull stores it
     int pieces = 0;
-    int tile = 0;        // Task::tile
-    bool again = false;  // of redispatch
+    int tile = 0;  // Task::tile
+    Stage stage = Stage::kDispatch;
     std::int64_t task = 0;
   };
 
@@ -94,12 +106,27 @@ class DispatchWarp {
   struct Rows {
     int row[kGroup];
     int tile;  // Task::tile of their task
-    bool again = false;
+    Stage stage = Stage::kDispatch;
   };
   static constexpr Rows kNoRows{{kNoRow, kNoRow, kNoRow, kNoRow}, 0};
 
-  static __device__ __forceinline__ Stage stage_of(bool again) {
-    return kRedispatches && again ? Stage::kRedispatch : Stage::kDispatch;
+  static __device__ __forceinline__ bool is(Stage stage, Stage other) {
+    return kKinds.refetches && stage == other;
+  }
+  static __device__ __forceinline__ bool refetches(const Batch& batch) {
+    return is(batch.stage, Stage::kRedispatch) || is(batch.stage, Stage::kExpand);
+  }
+
+  /// This lane's pull, whose token lies or goes among those that are kept.
+  __device__ __forceinline__ void find_received(Batch& batch) const {
+    const bool expands = is(batch.stage, Stage::kExpand);
+    if (!expands && !keeps_tokens_) return;
+    const int place = received_place(ctx_.view, batch.pull);
+    if (expands) {
+      batch.pull.token = place;
+    } else if (keeps_token(ctx_.view, batch.pull, place)) {
+      batch.keep_at = place;
+    }
   }
 
   __device__ __forceinline__ Batch read_batch() {
@@ -108,10 +135,13 @@ class DispatchWarp {
     const Task task = queue_task(ctx_.view, queues_.comm, next_task_);
     const auto left = static_cast<int>(task.n) - next_pull_;
     const int pulls = min_of(left, 32);
-    if (lane_ < pulls) batch.pull = ctx_.view.pulls[task.m + next_pull_ + lane_];
+    batch.stage = kKinds.refetches ? task.stage : Stage::kDispatch;
+    if (lane_ < pulls) {
+      batch.pull = ctx_.view.pulls[task.m + next_pull_ + lane_];
+      if constexpr (kKinds.keeps_tokens || kKinds.refetches) find_received(batch);
+    }
     batch.pieces = pulls * pieces_;
     batch.tile = name_of(task).tile;
-    batch.again = kRedispatches && task.stage == Stage::kRedispatch;
     batch.task = next_task_;
     next_pull_ += pulls;
     if (pulls == left) {
@@ -140,10 +170,23 @@ class DispatchWarp {
     return min_of(kPullBytes, token_bytes_ - piece % pieces_ * kPullBytes);
   }
 
-  /// This lane's row of a piece's pull; kNoRow in the other lanes.
+  /// Where the token of a piece is kept; kNoRow: nowhere.
+  __device__ __forceinline__ int kept_place_of(int piece) const {
+    const bool later = piece >= current_.pieces;
+    const int lane = (later ? piece - current_.pieces : piece) / pieces_;
+    return __shfl_sync(kWholeWarp, later ? upcoming_.keep_at : current_.keep_at, lane);
+  }
+
+  /// This lane's row of a piece's pull, or place; kNoRow in the other lanes.
   __device__ __forceinline__ int row_of(int piece) const {
     if (piece >= pieces_at_hand()) return kNoRow;
     const Pull pull = pull_of(piece);
+    if constexpr (kKinds.keeps_tokens) {
+      if (keeps_tokens_) {
+        const int place = kept_place_of(piece);
+        if (lane_ == kKeepingLane) return place;
+      }
+    }
     if (lane_ >= pull.num_rows) return kNoRow;
     return static_cast<int>(ctx_.view.pull_rows[pull.first_row + lane_]);
   }
@@ -151,7 +194,7 @@ class DispatchWarp {
   /// Up to kGroup pieces of the current batch, then the signals of the group before, and behind
   /// the last group of a batch of the first task those of both. False: a wait expired.
   __device__ __forceinline__ bool run_group() {
-    Rows rows{.tile = current_.tile, .again = current_.again};
+    Rows rows{.tile = current_.tile, .stage = current_.stage};
     const bool first_task = current_.task < std::int64_t{kDispatchWarps} * dispatchers_;
     bool ends_batch = false;
 #pragma unroll
@@ -204,10 +247,10 @@ class DispatchWarp {
   __device__ __forceinline__ bool load(const Pull& pull) {
     int ready = 1;
     if (lane_ == 0) {
-      if ((seen_ >> pull.source & 1) == 0) {
-        const std::int64_t task = loaded_ < current_.pieces ? current_.task : upcoming_.task;
+      const Batch& batch = loaded_ < current_.pieces ? current_ : upcoming_;
+      if ((seen_ >> pull.source & 1) == 0 && !is(batch.stage, Stage::kExpand)) {
         for_each_counter<kWaitsOf<Stage::kDispatch>>([&](CounterKind kind) {
-          ready &= wait_for(ctx_, queue_task(ctx_.view, queues_.comm, task),
+          ready &= wait_for(ctx_, queue_task(ctx_.view, queues_.comm, batch.task),
                             source_wait(kind, pull.source));
         });
         seen_ |= 1u << pull.source;
@@ -215,13 +258,8 @@ class DispatchWarp {
       }
       if (ready != 0) {
         const int bytes = bytes_of(loaded_);
-        const Batch& batch = loaded_ < current_.pieces ? current_ : upcoming_;
-        const Peer peer = ctx_.peer(pull.source);
-        const bf16* tokens = stage_of(batch.again) == Stage::kRedispatch
-                                 ? peer.get<Tensor::kXTokens>()
-                                 : peer.get<Tensor::kTokens>();
-        const auto* token =
-            reinterpret_cast<const std::byte*>(tokens + pull.token * ctx_.view.hidden);
+        const auto* token = reinterpret_cast<const std::byte*>(tokens_of(batch, pull) +
+                                                               pull.token * ctx_.view.hidden);
         ptx::mbarrier_arrive_expect(&full_[load_.slot], bytes);
         ptx::bulk_load(slots_ + load_.slot * slot_bytes_, token + loaded_ % pieces_ * kPullBytes,
                        bytes, &full_[load_.slot]);
@@ -230,6 +268,20 @@ class DispatchWarp {
     if (__shfl_sync(kWholeWarp, ready, 0) == 0) return false;
     load_.advance(num_slots_);
     return true;
+  }
+
+  __device__ __forceinline__ const bf16* tokens_of(const Batch& batch, const Pull& pull) const {
+    if (is(batch.stage, Stage::kExpand)) return ctx_.get<Tensor::kReceived>();
+    const Peer peer = ctx_.peer(pull.source);
+    return is(batch.stage, Stage::kRedispatch) ? peer.get<Tensor::kXTokens>()
+                                               : peer.get<Tensor::kTokens>();
+  }
+
+  /// What the lane's row of the current batch is a row of.
+  __device__ __forceinline__ bf16* target() const {
+    if (kKinds.keeps_tokens && lane_ == kKeepingLane) return ctx_.get<Tensor::kReceived>();
+    return refetches(current_) ? ctx_.get<Tensor::kXRows>()
+                               : ctx_.get_of_pass<Tensor::kXRows, Tensor::kDyRows>();
   }
 
   /// Stores the oldest piece to the rows of its pull, a lane each; returns the lane's row if it was
@@ -241,15 +293,13 @@ class DispatchWarp {
     row_ = row_of(stored_ + 1);  // for the next time
     ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
     if (row != kNoRow) {
-      bf16* rows = stage_of(current_.again) == Stage::kRedispatch
-                       ? ctx_.get<Tensor::kXRows>()
-                       : ctx_.get_of_pass<Tensor::kXRows, Tensor::kDyRows>();
-      auto* to = reinterpret_cast<std::byte*>(rows + row * ctx_.view.hidden);
+      auto* to = reinterpret_cast<std::byte*>(target() + row * ctx_.view.hidden);
       ptx::bulk_store(to + piece * kPullBytes, slots_ + store_.slot * slot_bytes_, bytes);
     }
     store_.advance(num_slots_);
     ++stored_;
-    return piece == pieces_ - 1 ? row : kNoRow;
+    const bool is_row = !kKinds.keeps_tokens || lane_ != kKeepingLane;
+    return is_row && piece == pieces_ - 1 ? row : kNoRow;
   }
 
   __device__ __forceinline__ void begin_batch() {
@@ -288,11 +338,16 @@ class DispatchWarp {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
       if (rows.row[i] == kNoRow) continue;
-      if (!may_signal(ctx_.faults, {stage_of(rows.again), rows.tile})) continue;
-      for_each_counter<kSignalsOf<Stage::kDispatch>>([&](CounterKind kind) {
+      if (!may_signal(ctx_.faults, {rows.stage, rows.tile})) continue;
+      const auto raise = [&](CounterKind kind) {
         const Signal s = row_signal(ctx_.view, kind, rows.row[i]);
         ptx::add_relaxed_gpu(ctx_.counter(s), s.amount);
-      });
+      };
+      if (is(rows.stage, Stage::kRedispatch) || is(rows.stage, Stage::kExpand)) {
+        for_each_counter<kSignalsOf<Stage::kRedispatch>>(raise);
+      } else {
+        for_each_counter<kSignalsOf<Stage::kDispatch>>(raise);
+      }
     }
   }
 
@@ -323,6 +378,7 @@ class DispatchWarp {
   const int pieces_;  // of a token
   const int slot_bytes_;
   const int num_slots_;
+  const bool keeps_tokens_;
   std::int64_t next_task_;
   Tracer trace_;
   int next_pull_ = 0;  // of that task
@@ -338,11 +394,11 @@ class DispatchWarp {
 };
 
 /// What the first `dispatchers` CTAs begin with. By all threads of the CTA.
-template <bool kRedispatches>
+template <DispatchKinds kKinds>
 __device__ __forceinline__ void dispatch_tasks(const DeviceContext& ctx, const LaunchQueues& queues,
                                                int dispatchers, DispatchShared& shared) {
   if (threadIdx.x < 32 * kDispatchWarps) {
-    DispatchWarp<kRedispatches>(ctx, queues, dispatchers, shared).run();
+    DispatchWarp<kKinds>(ctx, queues, dispatchers, shared).run();
   }
   __syncthreads();
 }

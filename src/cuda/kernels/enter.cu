@@ -69,9 +69,9 @@ __device__ __forceinline__ void note_bases(const DeviceContext& ctx,
   (note_base<kinds>(ctx), ...);
 }
 
-/// Whether the pass dispatches x once more, beside its own tokens.
-__device__ __forceinline__ bool redispatches(const PassView& v) {
-  return v.stage(Stage::kRedispatch).grid != TileGrid::kNone;
+/// Whether the pass has such a stage.
+__device__ __forceinline__ bool has(const PassView& v, Stage stage) {
+  return v.stage(stage).grid != TileGrid::kNone;
 }
 
 __device__ __forceinline__ void zero_tickets(const PassView& v, const EnterArgs& args) {
@@ -98,7 +98,9 @@ __device__ __forceinline__ void zero_pad_rows(const DeviceContext& ctx) {
     if (tokens % kRowStep == 0 || row < tokens) continue;
     const std::int64_t pad_row = v.segment_begin[expert] + row;
     zero_row(ctx, ctx.get_of_pass<Tensor::kXRows, Tensor::kDyRows>(), pad_row);
-    if (redispatches(v)) zero_row(ctx, ctx.get<Tensor::kXRows>(), pad_row);
+    if (has(v, Stage::kRedispatch) || has(v, Stage::kExpand)) {
+      zero_row(ctx, ctx.get<Tensor::kXRows>(), pad_row);
+    }
     if (v.pass == Pass::kForward && lane == 0) ctx.get<Tensor::kRowProbs>()[pad_row] = 0;
   }
 }
@@ -146,7 +148,7 @@ __global__ void __launch_bounds__(kEnterThreads)
   const bf16* tokens = ctx.get_of_pass<Tensor::kX, Tensor::kDy>();
   const std::int64_t token_bytes = v.tokens * v.hidden * sizeof(*tokens);
   copy_vectors(own.get<Tensor::kTokens>(), tokens, token_bytes);
-  if (redispatches(v)) {
+  if (has(v, Stage::kRedispatch)) {
     copy_vectors(own.get<Tensor::kXTokens>(), ctx.get<Tensor::kX>(), token_bytes);
   }
   if (const float* probs = ctx.get<Tensor::kTopkProbs>(); probs != nullptr) {

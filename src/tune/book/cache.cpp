@@ -69,15 +69,19 @@ Json entry_json(const TunedEntry& e) {
 }
 
 template <class T>
-T choice(const std::string& text, const char* key, T a, T b) {
+T one_of(Fields& fields, const char* key, T a, T b) {
+  const std::string text = fields.text(key);
   require(text == name(a) || text == name(b), ErrorCode::kIo, key, " is ", in_quotes(text), "; ",
           name(a), " and ", name(b), " are accepted");
   return text == name(a) ? a : b;
 }
 
-template <class T>
-T one_of(Fields& fields, const char* key, T a, T b) {
-  return choice(fields.text(key), key, a, b);
+Save save_from(const std::string& text) {
+  for (const Save save : kSaves) {
+    if (text == name(save)) return save;
+  }
+  throw Error(ErrorCode::kIo,
+              cat("save is ", in_quotes(text), "; rows, tokens and none are accepted"));
 }
 
 /// Of an entry that lacks it: no.
@@ -90,7 +94,7 @@ bool truth_or_no(Fields& fields, const char* key) {
 
 /// What came later than the schema: entries that lack them are of layers that keep everything, ...
 void read_kept(Fields& fields, TuneKey& key) {
-  key.save = choice(fields.text_or("save", name(Save::kRows)), "save", Save::kRows, Save::kNone);
+  key.save = save_from(fields.text_or("save", name(Save::kRows)));
   key.recompute_h = truth_or_no(fields, "recompute_h");
 }
 
@@ -222,7 +226,7 @@ bool same_situation(TuneKey a, const TuneKey& b) {
 std::string to_string(const TuneKey& k) {
   return cat(name(k.pass), " of hidden=", k.hidden, ",intermediate=", k.intermediate,
              ",experts=", k.num_experts, ",topk=", k.topk,
-             k.save == Save::kNone ? ",save=none" : "", k.recompute_h ? ",recompute_h" : "",
+             k.save == Save::kRows ? "" : cat(",save=", name(k.save)), k.recompute_h ? ",recompute_h" : "",
              k.activation == Activation::kSwiglu ? "" : cat(",activation=", name(k.activation)),
              k.probs == Probs::kAfter ? ",probs=after" : "", k.bias ? ",bias" : "", " with up to ",
              k.tokens, " tokens on each of ", k.ranks, " ranks, skew ", k.skew, ", on ", k.device);

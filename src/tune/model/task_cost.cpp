@@ -51,7 +51,7 @@ MoveSize move_size(const PassView& v, const Task& task) {
     case TileGrid::kPulls: {
       std::int64_t rows = 0;
       for (std::int64_t i = task.m; i < task.m + task.n; ++i) rows += v.pulls[i].num_rows;
-      return {task.n, rows * stage.unit_bytes};
+      return {task.n, rows * stage.unit_bytes + task.n * stage.pull_bytes};
     }
     case TileGrid::kRowTiles: {
       const std::int64_t rows = v.tiles[task.m].rows;

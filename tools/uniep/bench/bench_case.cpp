@@ -68,6 +68,18 @@ std::int64_t BenchCase::padded_rows(int rank) const {
   return padded(all.subspan(static_cast<std::size_t>(rank) * experts, experts), problem.row_align);
 }
 
+std::int64_t BenchCase::received_tokens(int rank) const {
+  const auto slots = static_cast<std::size_t>(spec.topk);
+  const std::span<const std::int32_t> ids = routing.topk_ids;
+  std::int64_t tokens = 0;
+  for (std::size_t first = 0; first < ids.size(); first += slots) {
+    tokens += std::ranges::any_of(ids.subspan(first, slots), [&](std::int32_t id) {
+      return id >= 0 && id / local_experts() == rank;
+    });
+  }
+  return tokens;
+}
+
 std::vector<WireRows> wire_rows(const BenchCase& bench) {
   std::vector<WireRows> wire(static_cast<std::size_t>(bench.ranks));
   const auto slots = static_cast<std::size_t>(bench.spec.topk);

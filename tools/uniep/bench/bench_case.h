@@ -73,6 +73,8 @@ struct BenchCase {
   std::int64_t rows(int rank) const;  ///< of the experts of one
   /// Of the experts of one, pad rows included.
   std::int64_t padded_rows(int rank) const;
+  /// That have rows of these experts, each once.
+  std::int64_t received_tokens(int rank) const;
 };
 
 /// Of every rank.

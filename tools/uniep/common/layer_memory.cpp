@@ -1,6 +1,7 @@
 #include "common/layer_memory.h"
 
 #include <algorithm>
+#include <cmath>
 #include <ostream>
 #include <utility>
 #include <vector>
@@ -53,8 +54,8 @@ std::string tensors_of(const TensorLayout& layout) {
   return tensor_names(kLayerGraph, [&](const TensorRow& t) { return layout.holds(t.tensor); });
 }
 
-/// Where calls take memory for so many rows.
-std::vector<Use> uses(const Problem& p, int ranks, std::int64_t rows) {
+std::vector<Use> uses(const Problem& p, int ranks, const StepRows& step) {
+  const std::int64_t rows = step.rows;
   std::vector<Use> all;
   const auto add_layout = [&](std::string name, Held held, const TensorLayout& layout) {
     all.push_back({std::move(name), tensors_of(layout), held, layout.bytes});
@@ -62,7 +63,7 @@ std::vector<Use> uses(const Problem& p, int ranks, std::int64_t rows) {
   const SymmetricLayout symmetric(p, ranks);
   add_layout("symmetric", Held::kLayer, symmetric);
   all.push_back({"counters of this rank", "", Held::kLayer, LocalCounterLayout(p, ranks).bytes});
-  add_layout("saved", Held::kUntilBackward, SavedLayout(p, rows));
+  add_layout("saved", Held::kUntilBackward, SavedLayout(p, rows, step.received));
   add_layout("rows of forward", Held::kForward, RowLayout(p, rows, Pass::kForward));
   add_layout("rows of backward", Held::kBackward, RowLayout(p, rows, Pass::kBackward));
 #ifdef UNIEP_HAS_CUDA
@@ -99,14 +100,14 @@ Table table_of(const std::vector<Use>& all) {
 
 /// "saved 1.48 GB, rows of forward ...": of what has rows, and the sum of everything.
 std::string balanced_text(const Problem& p, int ranks) {
-  const std::int64_t rows = balanced_rows(p, ranks);
-  const std::vector<Use> all = uses(p, ranks, rows);
+  const StepRows step = balanced_rows(p, ranks);
+  const std::vector<Use> all = uses(p, ranks, step);
   std::string text;
   for (const Use& use : all) {
     if (!use.has_rows()) continue;
     text += cat(use.name, ' ', size_text(use.all_bytes()), ", ");
   }
-  return cat("what ", rows, " rows of a balanced routing take, as with exact_rows: ", text,
+  return cat("what ", step.rows, " rows of a balanced routing take, as with exact_rows: ", text,
              "total ", size_text(total(all)));
 }
 
@@ -130,14 +131,22 @@ void print_memory(std::ostream& out, const workload::ShapeSpec& spec, int ranks,
   notes.add("arithmetic", cat("activation=", name(p.activation), ", probs=", name(p.probs),
                               ", bias=", p.bias ? "yes" : "no"));
   out << notes << "#\n# memory of one rank, without the caller's tensors\n"
-      << table_of(uses(p, ranks, rows)) << comment(balanced_text(p, ranks));
+      << table_of(uses(p, ranks, room_for(p, ranks))) << comment(balanced_text(p, ranks));
 }
 
 std::int64_t layer_memory(const Problem& problem, int ranks) {
-  return total(uses(problem, ranks, capacity_rows(problem, ranks)));
+  return total(uses(problem, ranks, room_for(problem, ranks)));
 }
 
-RankBytes rank_bytes(const Problem& problem, int ranks, std::int64_t rows) {
+StepRows room_for(const Problem& problem, int ranks, std::int64_t rows) {
+  return {.rows = rows, .received = most_received(problem, ranks, rows)};
+}
+
+StepRows room_for(const Problem& problem, int ranks) {
+  return room_for(problem, ranks, capacity_rows(problem, ranks));
+}
+
+RankBytes rank_bytes(const Problem& problem, int ranks, const StepRows& rows) {
   RankBytes sum;
   for (const Use& use : uses(problem, ranks, rows)) {
     switch (use.held) {
@@ -156,13 +165,31 @@ RankBytes rank_bytes(const Problem& problem, int ranks, std::int64_t rows) {
   return sum;
 }
 
-std::int64_t balanced_rows(const Problem& problem, int ranks) {
+namespace {
+
+/// The share of all tokens that have none of their K experts on a rank: (E - El choose K) of
+/// (E choose K).
+double share_elsewhere(const Problem& problem, int ranks) {
+  const int local = problem.num_experts / ranks;
+  double share = 1;
+  for (int k = 0; k < problem.topk; ++k) {
+    const double left = std::max(problem.num_experts - k, 1);
+    share *= std::max(left - local, 0.0) / left;
+  }
+  return share;
+}
+
+}  // namespace
+
+StepRows balanced_rows(const Problem& problem, int ranks) {
   const std::int64_t rows = problem.max_tokens * problem.topk;
   const std::int64_t experts = problem.num_experts / ranks;
   const std::int64_t with_one_more = rows % experts;
   const auto padded = [&](std::int64_t n) { return round_up<std::int64_t>(n, problem.row_align); };
-  return with_one_more * padded(rows / experts + 1) +
-         (experts - with_one_more) * padded(rows / experts);
+  const auto tokens = static_cast<double>(ranks * problem.max_tokens);
+  return {.rows = with_one_more * padded(rows / experts + 1) +
+                  (experts - with_one_more) * padded(rows / experts),
+          .received = std::llround(tokens * (1 - share_elsewhere(problem, ranks)))};
 }
 
 std::int64_t weight_parameters(const Problem& problem, int ranks) {

@@ -21,11 +21,20 @@ struct RankBytes {
   std::int64_t pass = 0;    ///< what the larger pass works in
 };
 
-/// Where calls take memory for `rows` rows: the capacity, or with exact_rows those that came.
-RankBytes rank_bytes(const Problem& problem, int ranks, std::int64_t rows);
+/// What calls take memory for: the capacity, or with exact_rows what came.
+struct StepRows {
+  std::int64_t rows = 0;      ///< pad rows included
+  std::int64_t received = 0;  ///< tokens that have rows, each once
+};
 
-/// Rows of one rank, pad rows included, where every expert has the same share.
-std::int64_t balanced_rows(const Problem& problem, int ranks);
+/// As many as there is room for, or `rows` of as many different tokens as there can be.
+StepRows room_for(const Problem& problem, int ranks);
+StepRows room_for(const Problem& problem, int ranks, std::int64_t rows);
+
+RankBytes rank_bytes(const Problem& problem, int ranks, const StepRows& rows);
+
+/// Of one rank, where every expert has the same share, and tokens choose theirs apart.
+StepRows balanced_rows(const Problem& problem, int ranks);
 
 /// Elements of the experts' weights of one rank, w1 and w2.
 std::int64_t weight_parameters(const Problem& problem, int ranks);

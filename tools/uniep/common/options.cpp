@@ -100,9 +100,10 @@ void add_backend(OptionGroup& group, std::string& backend) {
 void add_kept(OptionGroup& group, KeptFlags& kept) {
   group
       .add("--save", kept.save, "WHAT",
-           "What forward keeps of the rows of x for backward: rows (default), or none, so that "
-           "backward dispatches x again; the same bits for less memory")
-      ->check(one_of({name(Save::kRows), name(Save::kNone)}));
+           "What forward keeps of x for backward: rows (default); tokens, each that came once, so "
+           "that backward makes its rows again; or none, so that backward dispatches x again. The "
+           "same bits for less memory")
+      ->check(one_of({name(Save::kRows), name(Save::kTokens), name(Save::kNone)}));
   group.add_flag("--recompute-h", kept.recompute_h,
                  "Forward does not keep h; backward runs fc1 again, with the same bits");
 }

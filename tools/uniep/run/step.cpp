@@ -285,7 +285,7 @@ std::string schedule_text(const StepOptions& options) {
 }
 
 void KeptFlags::apply_to(Problem& problem) const {
-  problem.save = save == name(Save::kNone) ? Save::kNone : Save::kRows;
+  problem.save = *std::ranges::find(kSaves, save, [](Save s) { return std::string(name(s)); });
   problem.recompute_h = recompute_h;
 }
 

@@ -19,10 +19,14 @@ void require_memory_beside(const char* flag, const std::optional<Value>& value) 
           ", but there is no memory to plan; it is accepted with --memory");
 }
 
-std::int64_t fullest_rank_rows(const BenchCase& bench) {
-  std::int64_t rows = 0;
-  for (int rank = 0; rank < bench.ranks; ++rank) rows = std::max(rows, bench.padded_rows(rank));
-  return rows;
+/// The most of any rank.
+StepRows fullest_rank_rows(const BenchCase& bench) {
+  StepRows most;
+  for (int rank = 0; rank < bench.ranks; ++rank) {
+    most.rows = std::max(most.rows, bench.padded_rows(rank));
+    most.received = std::max(most.received, bench.received_tokens(rank));
+  }
+  return most;
 }
 
 std::int64_t counted_bytes(double bytes) {
@@ -34,13 +38,13 @@ std::int64_t counted_bytes(double bytes) {
 
 /// Where calls take memory for so many rows.
 PlannedChoice planned(const Problem& problem, int ranks, const ModelMemory& model,
-                      std::int64_t rows) {
+                      const StepRows& rows) {
   const RankBytes bytes = rank_bytes(problem, ranks, rows);
   const double forwards = static_cast<double>(model.layers) * model.in_flight;
   const auto parameters = static_cast<double>(weight_parameters(problem, ranks));
   return {.save = problem.save,
           .recompute_h = problem.recompute_h,
-          .rows = rows,
+          .rows = rows.rows,
           .kept = counted_bytes(static_cast<double>(bytes.kept) * forwards),
           .pass = bytes.pass,
           .shared = bytes.shared,
@@ -68,14 +72,14 @@ MemoryPlan plan_memory(const BenchCase& bench, const ModelMemory& model,
                        const PredictLayer& predict) {
   const int ranks = bench.ranks;
   MemoryPlan plan{.ranks = ranks};
-  const std::int64_t exact_rows = fullest_rank_rows(bench);
+  const StepRows exact_rows = fullest_rank_rows(bench);
   // What a layer has that is told nothing, not what benchmarks set.
   Problem problem = bench.problem;
   problem.capacity_rows = 0;
-  if (exact_rows > capacity_rows(problem, ranks)) {
-    plan.needed_capacity = problem.capacity_rows = exact_rows;
+  if (exact_rows.rows > capacity_rows(problem, ranks)) {
+    plan.needed_capacity = problem.capacity_rows = exact_rows.rows;
   }
-  for (const Save save : {Save::kRows, Save::kNone}) {
+  for (const Save save : kSaves) {
     for (const bool recompute_h : {false, true}) {
       BenchCase layer = bench;
       layer.problem = problem;
@@ -83,7 +87,7 @@ MemoryPlan plan_memory(const BenchCase& bench, const ModelMemory& model,
       layer.problem.recompute_h = recompute_h;
       const double seconds = model.layers * predict(layer);
       for (const bool exact : {false, true}) {
-        const std::int64_t rows = exact ? exact_rows : capacity_rows(problem, ranks);
+        const StepRows rows = exact ? exact_rows : room_for(problem, ranks);
         plan.choices.push_back(planned(layer.problem, ranks, model, rows));
         plan.choices.back().exact_rows = exact;
         plan.choices.back().seconds = seconds;

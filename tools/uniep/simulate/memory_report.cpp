@@ -11,35 +11,17 @@ namespace {
 
 using enum Table::Align;
 
-std::string gb(double bytes) { return formatted("%.3f", bytes * 1e-9); }
-std::string gb(std::int64_t bytes) { return gb(static_cast<double>(bytes)); }
+std::string gb_of(double bytes) { return formatted("%.3f", bytes * 1e-9); }
 
 /// What is printed then is no less.
 double rounded_up(double bytes) { return 1e6 * std::ceil(1e-6 * bytes); }
-
-std::string verdict(const PlannedChoice& choice, const ModelMemory& model) {
-  if (fits(choice, model)) return "fits";
-  return cat("too large by ", gb(rounded_up(static_cast<double>(choice.total()) - model.bytes)),
-             " GB");
-}
-
-/// As uniep.MoELayer takes it.
-std::string arguments(const MemoryPlan& plan, const PlannedChoice& choice) {
-  const auto truth = [](bool value) { return value ? "True" : "False"; };
-  return cat("save=\"", name(choice.save), "\", recompute_h=", truth(choice.recompute_h),
-             ", exact_rows=", truth(choice.exact_rows),
-             plan.needed_capacity > 0 ? cat(", capacity_rows=", plan.needed_capacity) : "");
-}
 
 std::string conclusion(const MemoryPlan& plan, const ModelMemory& model) {
   if (const PlannedChoice* best = fastest_that_fits(plan, model)) {
     return cat("fastest that fits: ", arguments(plan, *best), ": ", gb(best->total()), " GB, ",
                milliseconds(best->seconds), " ms");
   }
-  const PlannedChoice& least = smallest(plan);
-  const double enough = rounded_up(static_cast<double>(least.total()));
-  return cat("nothing fits; the least is ", arguments(plan, least), ": --memory ", gb(enough),
-             " would do");
+  return nothing_fits(plan);
 }
 
 void print_heading(std::ostream& out, const MemoryPlan& plan) {
@@ -52,6 +34,30 @@ void print_heading(std::ostream& out, const MemoryPlan& plan) {
                      plan.one_stands_for_all ? "; the fullest rank stands for all" : ""));
 }
 
+}  // namespace
+
+std::string gb(std::int64_t bytes) { return gb_of(static_cast<double>(bytes)); }
+
+std::string arguments(const MemoryPlan& plan, const PlannedChoice& choice) {
+  const auto truth = [](bool value) { return value ? "True" : "False"; };
+  return cat("save=\"", name(choice.save), "\", recompute_h=", truth(choice.recompute_h),
+             ", exact_rows=", truth(choice.exact_rows),
+             plan.needed_capacity > 0 ? cat(", capacity_rows=", plan.needed_capacity) : "");
+}
+
+std::string verdict(const PlannedChoice& choice, const ModelMemory& model) {
+  if (fits(choice, model)) return "fits";
+  return cat("too large by ", gb_of(rounded_up(static_cast<double>(choice.total()) - model.bytes)),
+             " GB");
+}
+
+std::string nothing_fits(const MemoryPlan& plan) {
+  const PlannedChoice& least = smallest(plan);
+  const double enough = rounded_up(static_cast<double>(least.total()));
+  return cat("nothing fits; the least is ", arguments(plan, least), ": --memory ", gb_of(enough),
+             " would do");
+}
+
 Json choice_json(const PlannedChoice& choice, const ModelMemory& model) {
   return {{"save", name(choice.save)},       {"recompute_h", choice.recompute_h},
           {"exact_rows", choice.exact_rows}, {"rows", choice.rows},
@@ -60,8 +66,6 @@ Json choice_json(const PlannedChoice& choice, const ModelMemory& model) {
           {"total_bytes", choice.total()},   {"predicted_ms", 1e3 * choice.seconds},
           {"fits", fits(choice, model)}};
 }
-
-}  // namespace
 
 std::string model_text(const ModelMemory& model) {
   return cat(counted(model.layers, "layer", "layers"), ", ",

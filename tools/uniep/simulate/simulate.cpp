@@ -19,6 +19,7 @@
 #include "plan/routing_fault.h"
 #include "profile/profiles.h"
 #include "schedule/constraints.h"
+#include "simulate/memory_options.h"
 #include "simulate/memory_plan.h"
 #include "simulate/memory_report.h"
 #include "simulate/scaling_plot.h"
@@ -387,18 +388,9 @@ int run_plan(const Flags& flags, const Invocation& invocation, const Setting& se
   return exit_code;
 }
 
-/// A plan tries what these choose, needs both passes, and has no picture.
-void require_undecided(const CLI::App& sub) {
-  for (const char* flag : {"--save", "--recompute-h", "--pass", "--plot"}) {
-    require(sub.get_option(flag)->count() == 0, ErrorCode::kInvalidArgument, flag,
-            " is given beside --memory, whose plan tries every choice in both passes, as a table; "
-            "one of the two is accepted");
-  }
-}
-
 int run(const Flags& flags, const CLI::App& sub, const Invocation& invocation) {
   const std::optional<ModelMemory> model = model_memory(flags.memory);
-  if (model) require_undecided(sub);
+  if (model) require_undecided(sub, {"--plot"});
   require_usable_outputs({{"--json", flags.json}, {"--plot", flags.plot}},
                          {profile_file("--profile", flags.profile)});
   const Setting setting = setting_of(flags);
@@ -432,27 +424,6 @@ void add_what_options(CLI::App& sub, Flags& flags) {
   add_kept(group, flags.kept);
 }
 
-void add_memory_options(CLI::App& sub, MemoryFlags& flags) {
-  OptionGroup group(sub, "What fits");
-  group
-      .add("--memory", flags.memory_gb, "GB",
-           "Plan instead: which choices of --save, --recompute-h and exact_rows fit a rank that "
-           "has so many 1e9 bytes for its MoE layers; with --layers")
-      ->check(range(1e-6, 1e6));
-  group.add("--layers", flags.layers, "L", "MoE layers of a rank, 1 to 10000; with --memory")
-      ->check(range(1, 10000));
-  group
-      .add("--in-flight", flags.in_flight, "M",
-           "Microbatches whose forward waits for its backward (default 1; the first stage of a "
-           "pipeline has as many as there are stages), 1 to 10000; with --memory")
-      ->check(range(1, 10000));
-  group
-      .add("--weight-bytes", flags.weight_bytes, "B",
-           "Bytes for each parameter of the experts, 0 to 1000 (default 2: weights in bf16 alone; "
-           "18: with a main_grad and Adam's master weights and two moments in fp32); with --memory")
-      ->check(range(0.0, 1000.0));
-}
-
 void add_where_options(CLI::App& sub, Flags& flags) {
   OptionGroup group(sub, "On which machine");
   group.add("--profile", flags.profile, "FILE|NAME",
@@ -481,7 +452,9 @@ void add_simulate(CLI::App& app, Invocation& invocation) {
       "simulate", "Predict time, exposed communication and memory of machines that are not here");
   const auto flags = std::make_shared<Flags>();
   add_what_options(*sub, *flags);
-  add_memory_options(*sub, flags->memory);
+  add_memory_options(*sub, flags->memory,
+                     "Plan instead: which choices of --save, --recompute-h and exact_rows fit a "
+                     "rank that has so many 1e9 bytes for its MoE layers; with --layers");
   add_where_options(*sub, *flags);
   sub->footer(
       "Examples:\n"

@@ -13,9 +13,11 @@
 #include "common/work_limits.h"
 #include "profile/measure_profile.h"
 #include "profile/profiles.h"
+#include "simulate/memory_options.h"
 #include "tune/book/schedule_book.h"
 #include "tune/book/tune_key.h"
 #include "tuning/least_budget.h"
+#include "tuning/tune_memory.h"
 #include "tuning/tune_run.h"
 
 namespace uniep::tool {
@@ -50,6 +52,13 @@ tune::TuneSettings settings_of(const TuneFlags& flags, const Ranks& ranks) {
   s.resume = !flags.fresh;
   s.watch.stop = Interrupt::requested;
   return s;
+}
+
+/// A model's memory, where the fastest choice that fits it is asked for.
+std::optional<ModelMemory> memory_of(const TuneFlags& flags, const CLI::App& sub) {
+  const std::optional<ModelMemory> model = model_memory(flags.memory);
+  if (model) require_undecided(sub, {"--survey"});
+  return model;
 }
 
 void require_usable(const TuneFlags& flags) {
@@ -98,7 +107,8 @@ BenchCase case_of(const TuneFlags& flags, const Ranks& ranks) {
   return bench;
 }
 
-int run(const TuneFlags& flags, const Invocation& invocation) {
+int run(const TuneFlags& flags, const CLI::App& sub, const Invocation& invocation) {
+  const std::optional<ModelMemory> model = memory_of(flags, sub);
   require_usable(flags);
   const Backend backend = backend_choice(flags.backend);
   return with_ranks(
@@ -109,6 +119,7 @@ int run(const TuneFlags& flags, const Invocation& invocation) {
         const tune::TuneSettings settings = settings_of(flags, ranks);
         const TuneCall call{flags, invocation, ranks, settings, bench};
         if (ranks.speaks) print_tune_header(call);
+        if (model) return run_memory_tuning(call, *model);
         return flags.survey > 0 ? run_survey(call) : run_tuning(call);
       });
 }
@@ -141,7 +152,7 @@ void add_how_options(CLI::App& sub, TuneFlags& flags) {
   OptionGroup group(sub, "How to search");
   group
       .add("--budget", flags.budget, "SECONDS",
-           "Time for each direction, 0.1 to 86400 (default 60)")
+           "Time for each direction (and choice), 0.1 to 86400 (default 60)")
       ->check(range(0.1, 86400.0));
   group
       .add("--candidates", flags.candidates, "N",
@@ -178,6 +189,10 @@ void add_tune(CLI::App& app, Invocation& invocation) {
       "tune", "Search the fastest schedule of a layer, by model and measurement, and remember it");
   const auto flags = std::make_shared<TuneFlags>();
   add_what_options(*sub, *flags);
+  add_memory_options(*sub, flags->memory,
+                     "Search for each choice of --save, --recompute-h and exact_rows with which a "
+                     "model's MoE layers fit a rank that has so many 1e9 bytes for them, and say "
+                     "which is the fastest; with --layers");
   add_how_options(*sub, *flags);
   sub->footer(
       "Examples:\n"
@@ -185,13 +200,15 @@ void add_tune(CLI::App& app, Invocation& invocation) {
       "  uniep tune --shape deepseek-v3 --backend cuda --ranks 4 --skew 1\n"
       "  uniep tune --input data/moe_lm_layer.safetensors --ranks 2\n"
       "  uniep tune --shape small --survey 100 --plot model.svg\n"
+      "  uniep tune --shape qwen3-30b --backend cuda --memory 40 --layers 12\n"
       "\n"
       "Ctrl-C ends the search with what it has; the same command goes on from there. "
       "What is found is stored in UNIEP_TUNE_CACHE, where --schedule auto looks.\n"
       "Exits with 0; with 1 where a schedule gave wrong bits, a pass fails or the result "
       "cannot be stored; with 2 where arguments, or the cache, cannot be used; with 130 "
       "or 143 where a signal ended it.");
-  sub->callback([flags, &invocation] { invocation.exit_code = run(*flags, invocation); });
+  sub->callback(
+      [flags, sub, &invocation] { invocation.exit_code = run(*flags, *sub, invocation); });
 }
 
 }  // namespace uniep::tool

@@ -39,12 +39,8 @@ std::string stored_text(const tune::TuneOutcome& out, const std::string& cache) 
   return out.chosen ? "nothing: too few rounds" : "nothing: no schedule is left";
 }
 
-/// As --schedule takes it, which leaves other axes at the backend's default.
 std::string best_text(const tune::TuneOutcome& out) {
-  const Schedule base = default_schedule(out.key.backend);
-  const Schedule& best = out.chosen->schedule;
-  const bool is_preset = best == parse_schedule("single", base);
-  return cat("--schedule ", is_preset ? "single" : difference_text(best, base),
+  return cat("--schedule ", best_schedule(out),
              out.kept_default ? " (the default: nothing is faster by more than chance)" : "");
 }
 
@@ -143,6 +139,12 @@ std::string difference_text(const Schedule& schedule, const Schedule& base) {
                 axis_value_text(axis, axis_value(schedule, i)));
   }
   return text;
+}
+
+std::string best_schedule(const tune::TuneOutcome& out) {
+  const Schedule base = default_schedule(out.key.backend);
+  const Schedule& best = out.chosen->schedule;
+  return best == parse_schedule("single", base) ? "single" : difference_text(best, base);
 }
 
 void print_outcome(std::ostream& out, const tune::TuneOutcome& outcome, const std::string& cache,

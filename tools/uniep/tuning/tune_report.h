@@ -19,6 +19,9 @@ std::string difference_text(const Schedule& schedule, const Schedule& base);
 /// passes say the opposite of the race, that is said instead.
 std::string why_text(const tune::TunedCandidate& candidate);
 
+/// What was chosen, as --schedule takes it, which leaves other axes at the backend's default.
+std::string best_schedule(const tune::TuneOutcome& out);
+
 /// The best five and why they are fast, what was wrong, and what became of the best. `cache` is
 /// where it is stored, `resume` how to go on with a search that did not end.
 void print_outcome(std::ostream& out, const tune::TuneOutcome& outcome, const std::string& cache,

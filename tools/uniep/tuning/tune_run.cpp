@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/files.h"
+#include "base/quantile.h"
 #include "base/utc_now.h"
 #include "common/interrupt.h"
 #include "common/machine.h"
@@ -37,24 +38,26 @@ std::string layer_name(const TuneCall& call) {
   return call.flags.input.empty() ? call.flags.shape : display_name(call.bench.name);
 }
 
-void write_file(const TuneCall& call, bool interrupted, const Json& passes) {
+void write_file(const TuneCall& call, bool interrupted, const Json& passes,
+                const Json& more = Json::object()) {
   if (call.flags.json.empty()) return;
   const auto& profile = call.settings.profile;
-  write_json(call.flags.json,
-             {{"schema", "uniep-tune-1"},
-              {"version", this_build().version},
-              {"commit", this_build().commit},
-              {"machine", call.ranks.machine},
-              {"backend", name(call.ranks.backend)},
-              {"date", utc_now()},
-              {"command", call.invocation.command},
-              {"shape", layer_name(call)},
-              {"input", call.flags.input.empty() ? Json() : Json(call.flags.input)},
-              {"ranks", call.ranks.count},
-              {"skew", call.bench.skew},
-              {"profile", profile ? Json(profile->source) : Json()},
-              {"interrupted", interrupted},
-              {"passes", passes}});
+  Json file{{"schema", "uniep-tune-1"},
+            {"version", this_build().version},
+            {"commit", this_build().commit},
+            {"machine", call.ranks.machine},
+            {"backend", name(call.ranks.backend)},
+            {"date", utc_now()},
+            {"command", call.invocation.command},
+            {"shape", layer_name(call)},
+            {"input", call.flags.input.empty() ? Json() : Json(call.flags.input)},
+            {"ranks", call.ranks.count},
+            {"skew", call.bench.skew},
+            {"profile", profile ? Json(profile->source) : Json()},
+            {"interrupted", interrupted}};
+  file.update(more);
+  file["passes"] = passes;
+  write_json(call.flags.json, file);
 }
 
 /// Shows how a search comes along: a bar of the budget, and no more lines than one can read.
@@ -203,26 +206,49 @@ void print_tune_header(const TuneCall& call) {
   std::cout << notes << std::flush;
 }
 
-int run_tuning(const TuneCall& call) {
-  const Interrupt interrupt;
-  Json passes = Json::array();
-  bool failed = false, too_small = false, interrupted = false;
-  for (const Pass pass : passes_of(call.flags)) {
+TunedLayer tune_layer(const TuneCall& call) {
+  TunedLayer layer;
+  std::vector<tune::TunedCandidate> chosen;
+  const std::vector<Pass> directions = passes_of(call.flags);
+  for (const Pass pass : directions) {
     const tune::TuneOutcome out = tune_visibly(call, pass);
-    interrupted = out.end == tune::TuneEnd::kInterrupted;
+    layer.interrupted = out.end == tune::TuneEnd::kInterrupted;
     if (call.ranks.speaks) {
       print(out, call);
-      too_small = too_small || out.end == tune::TuneEnd::kTooSmall;
-      failed = failed || !out.rejected.empty() || out.store_failed;
-      if (out.end != tune::TuneEnd::kTooSmall) passes.push_back(outcome_json(out));
+      layer.too_small = layer.too_small || out.end == tune::TuneEnd::kTooSmall;
+      layer.failed = layer.failed || !out.rejected.empty() || out.store_failed;
+      if (out.end != tune::TuneEnd::kTooSmall) layer.passes.push_back(outcome_json(out));
+      if (out.chosen) {
+        chosen.push_back(*out.chosen);
+        layer.schedules +=
+            cat(layer.schedules.empty() ? "" : ", ", best_schedule(out), " (", name(pass), ")");
+      }
     }
-    if (interrupted) break;
+    if (layer.interrupted) break;
   }
+  if (chosen.size() == directions.size()) {
+    layer.seconds = 0;
+    for (const tune::TunedCandidate& c : chosen) *layer.seconds += median(c.seconds);
+  }
+  return layer;
+}
+
+void write_tuning(const TuneCall& call, const TunedLayer& layer, const Json& more) {
+  write_file(call, layer.interrupted, layer.passes, more);
+}
+
+int exit_code(const TunedLayer& layer) {
+  if (layer.failed) return kExitFailed;
+  if (layer.interrupted) return Interrupt::exit_code();
+  return layer.too_small ? kExitBadInput : kExitOk;
+}
+
+int run_tuning(const TuneCall& call) {
+  const Interrupt interrupt;
+  const TunedLayer layer = tune_layer(call);
   if (!call.ranks.speaks) return kExitOk;
-  write_file(call, interrupted, passes);
-  if (failed) return kExitFailed;
-  if (interrupted) return Interrupt::exit_code();
-  return too_small ? kExitBadInput : kExitOk;
+  write_tuning(call, layer);
+  return exit_code(layer);
 }
 
 int run_survey(const TuneCall& call) {

@@ -1,9 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "commands.h"
+#include "common/record_json.h"
+#include "simulate/memory_plan.h"
 #include "tuning/tuner.h"
 
 namespace uniep::tool {
@@ -18,6 +21,7 @@ struct TuneFlags {
   std::uint64_t seed = 0;
   double skew = 0;
   KeptFlags kept;
+  MemoryFlags memory;
   double budget = 60;
   int candidates = 16;
   std::string space;
@@ -43,6 +47,26 @@ struct TuneCall {
 void call_too_small(tune::TuneOutcome& out, std::size_t candidates);
 
 void print_tune_header(const TuneCall& call);
+
+/// What became of searches for the directions of a layer.
+struct TunedLayer {
+  Json passes = Json::array();      ///< figures of each, as schema "uniep-tune-1" has them
+  std::optional<double> seconds{};  ///< of all directions under what was chosen, if all have that
+  std::string schedules;            ///< what was chosen, for people: "lag=4 (forward), ..."
+  bool failed = false;              ///< wrong bits, or it could not be stored
+  bool too_small = false;           ///< the budget
+  bool interrupted = false;
+};
+
+/// One direction after another until it is interrupted. Shows how it comes along and prints what it
+/// found.
+TunedLayer tune_layer(const TuneCall& call);
+
+/// Writes what was found where --json says; `more` is what the file says besides.
+void write_tuning(const TuneCall& call, const TunedLayer& layer, const Json& more = Json::object());
+
+/// To be called while its Interrupt is alive.
+int exit_code(const TunedLayer& layer);
 
 // Each treats one direction after another until it is interrupted, shows how it comes along, prints
 // and writes what it found, and returns the exit code.

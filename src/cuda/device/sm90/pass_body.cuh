@@ -15,8 +15,9 @@ namespace uniep::cuda {
 /// The GEMM stages of a pass.
 template <class... S>
 struct StageList {
-  /// The pass may make again what forward did not keep.
-  static constexpr bool kRemakes = ((S::kStage == Stage::kRefc1) || ...);
+  /// Forward may keep the tokens that come, and backward may make again what it did not keep.
+  static constexpr DispatchKinds kDispatchKinds{.keeps_tokens = ((S::kStage == Stage::kFc1) || ...),
+                                                .refetches = ((S::kStage == Stage::kRefc1) || ...)};
 
   static constexpr bool has(Stage stage) { return ((stage == S::kStage) || ...); }
 
@@ -45,7 +46,7 @@ constexpr bool has_routine(const StageRow& row) {
     case TileGrid::kNone:
       return true;
     case TileGrid::kPulls:
-      return row.stage == Stage::kDispatch || row.stage == Stage::kRedispatch;
+      return row.stage == Stage::kDispatch || Stages::kDispatchKinds.refetches;
     case TileGrid::kRowTiles:
     case TileGrid::kWeightTiles:
       return Stages::has(row.stage);
@@ -65,6 +66,8 @@ constexpr bool has_routines(Pass pass, Dropped dropped) {
 static_assert(has_routines<ForwardStages<TileShape<128>>>(Pass::kForward, {true, true}));
 static_assert(has_routines<BackwardStages<TileShape<128>, float>>(Pass::kBackward, {}));
 static_assert(has_routines<RemakingStages<TileShape<128>, float>>(Pass::kBackward, {true, true}));
+static_assert(has_routines<RemakingStages<TileShape<128>, float>>(Pass::kBackward,
+                                                                  {true, true, true}));
 
 /// The maps of a stage.
 template <class S>
@@ -207,8 +210,8 @@ __device__ __forceinline__ void run_pass(const DeviceContext& ctx, const LaunchQ
   __syncthreads();
   const Roles roles = roles_under_load(ctx.view, queues.even, static_cast<int>(gridDim.x));
   if (static_cast<int>(blockIdx.x) < roles.dispatchers) {
-    dispatch_tasks<Stages::kRemakes>(ctx, queues, roles.dispatchers,
-                                     reinterpret_cast<DispatchShared&>(shared));
+    dispatch_tasks<Stages::kDispatchKinds>(ctx, queues, roles.dispatchers,
+                                           reinterpret_cast<DispatchShared&>(shared));
     if (!roles.join) return;
   }
   const int warp = static_cast<int>(threadIdx.x) / 32;

@@ -1,0 +1,77 @@
+"""SonicMoE behind a router of one's own: https://github.com/Dao-AILab/sonic-moe
+
+Imported only where it is compared, since it needs a package that nothing else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+
+import torch
+from sonicmoe import moe_general_routing_inputs
+from sonicmoe.enums import ActivationType
+from sonicmoe.functional import (
+    TC_topk_router_metadata_triton,
+    _DownProjection,
+    _UpProjection,
+)
+from torch import Tensor
+
+VERSIONS = f"sonic-moe {version('sonic-moe')}, quack-kernels {version('quack-kernels')}"
+SWIGLU = ActivationType.SWIGLU
+
+
+def experts_last(weights: Tensor) -> Tensor:
+    """A view of uniep's [E, rows, columns] as SonicMoE takes weights."""
+    return weights.permute(1, 2, 0)
+
+
+def moe(x: Tensor, ids: Tensor, probs: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+    """All that moe_TC_softmax_topk_layer does behind its router, which is one with the layer.
+
+    The fastest that SonicMoE has: it knows that every token has K experts.
+    """
+    (tokens, topk), experts = ids.shape, w1.shape[0]
+
+    def numbers(count: int) -> Tensor:
+        return torch.empty(count, dtype=torch.int32, device=x.device)
+
+    scatter, reverse_scatter, gather = (numbers(tokens * topk) for _ in range(3))
+    offsets = numbers(experts + 1)
+    TC_topk_router_metadata_triton(
+        ids, experts, numbers(experts), offsets, gather, scatter, reverse_scatter
+    )
+    indices = (gather, scatter, reverse_scatter, None, False)  # none with fewer than K experts
+    a, h = _UpProjection.apply(
+        x, experts_last(w1), None, offsets, tokens * topk, topk, *indices, SWIGLU, False, True
+    )
+    out: Tensor = _DownProjection.apply(
+        a, h, experts_last(w2), None, probs, offsets, tokens, topk, *indices, SWIGLU
+    )
+    return out
+
+
+def general_moe(tokens: int, topk: int, device: torch.device) -> Callable[..., Tensor]:
+    """The public function for any routing. What it needs besides is made beforehand."""
+    token_of_slot = torch.arange(tokens, dtype=torch.int32, device=device).repeat_interleave(topk)
+
+    def moe(x: Tensor, ids: Tensor, probs: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+        out, _ = moe_general_routing_inputs(
+            x,
+            probs.flatten(),
+            token_of_slot,
+            ids.flatten(),
+            experts_last(w1),
+            None,
+            experts_last(w2),
+            None,
+            w1.shape[0],
+            torch.cuda.current_stream().cuda_stream,
+            SWIGLU,
+            concat_layout=True,
+        )
+        result: Tensor = out
+        return result
+
+    return moe

@@ -1,0 +1,302 @@
+"""Keeps what forwards save in the host's memory until their backward."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+__all__ = ["Offload", "saving_elsewhere"]
+
+
+class Offload:
+    """Where forwards of :func:`uniep.moe` keep what they save: in pinned memory of the host.
+
+    Calls in a ``with`` block of it do, whichever layer or adapter makes them; their backward may
+    come after the block. One object serves all layers of a model. Copies run on streams of their
+    own, beside the layers' work: to the host behind a forward, and back before the backward, whose
+    order is known: the reverse of the forwards'. Output and gradients have the same bits.
+
+    What a forward saves of its own is moved: rows of x, h, probabilities, plan. Its weights, and x
+    with ``save="none"``, stay where they are. Calls within other hooks of saved tensors, as
+    activation checkpointing has them, are left to those.
+
+    Args:
+        ahead: calls whose tensors are on the device beside those of the call at work: in forward
+            they are on their way to the host, in backward back. At least 1.
+        max_bytes: of the host's memory; what a call saves beyond that stays on the device. PyTorch
+            rounds pinned memory up to powers of two and keeps it for the next step. None: no limit.
+
+    Raises:
+        ValueError: for an ``ahead`` below 1, or a negative ``max_bytes``.
+    """
+
+    def __init__(self, *, ahead: int = 1, max_bytes: int | None = None) -> None:
+        if ahead < 1:
+            raise ValueError(f"ahead is {ahead}; it must be at least 1")
+        if max_bytes is not None and max_bytes < 0:
+            raise ValueError(f"max_bytes is {max_bytes}; it must be 0 or more, or None")
+        self.ahead = ahead
+        self.max_bytes = max_bytes
+        self._lock = threading.RLock()  # backward runs in threads of autograd
+        self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()  # that have memory of the host
+        self._leaving: deque[weakref.ref[_Call]] = deque()  # still on the device, oldest first
+        self._last: weakref.ref[_Call] | None = None
+        self._movers: dict[torch.device, _Mover] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Kept in the host's memory now."""
+        return sum(call.bytes for call in self._calls)
+
+    def __enter__(self) -> Offload:
+        _active.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _active.pop()
+
+    @contextlib.contextmanager
+    def saving(self, inputs: Sequence[Tensor]) -> Iterator[None]:
+        """Moves what autograd saves in the block, which is one call, but for `inputs`."""
+        stay = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+        call = _Call(self)
+
+        def pack(tensor: Tensor) -> Tensor | _Saved:
+            if tensor.numel() == 0 or tensor.untyped_storage().data_ptr() in stay:
+                return tensor
+            return call.save(tensor)
+
+        with saved_tensors_hooks(pack, _unpack):
+            yield
+        if call.saved:
+            self._send(call)
+
+    def _send(self, call: _Call) -> None:
+        with self._lock:
+            if self.max_bytes is not None and self.bytes + call.bytes > self.max_bytes:
+                return
+            call.before, self._last = self._last, weakref.ref(call)
+            call.send(self._mover(call.device))
+            self._calls.add(call)
+            self._leaving.append(weakref.ref(call))
+            while len(self._leaving) > self.ahead:
+                left = self._leaving.popleft()()
+                if left is not None:
+                    left.leave()
+
+    def fetch(self, saved: _Saved) -> Tensor:
+        """A tensor of a call whose backward has come; those of calls before it set out."""
+        with self._lock:
+            tensor = saved.call.take(saved)
+            before = saved.call.predecessor()
+            for _ in range(self.ahead):
+                if before is None:
+                    break
+                before.bring()
+                before = before.predecessor()
+            return tensor
+
+    def _mover(self, device: torch.device) -> _Mover:
+        if device not in self._movers:
+            self._movers[device] = _Streams(device) if device.type == "cuda" else _Copies(device)
+        return self._movers[device]
+
+
+_active: list[Offload] = []
+
+
+def saving_elsewhere(inputs: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
+    """For one call of uniep.moe: as the innermost :class:`Offload` block has it, if there is one.
+
+    Raises:
+        RuntimeError: in compiled code and in the capture of a CUDA graph, which cannot move it.
+    """
+    if not _active or _others_decide():
+        return contextlib.nullcontext()
+    if torch.compiler.is_compiling():
+        raise RuntimeError(
+            "uniep.Offload moves tensors while a step runs, which torch.compile cannot trace; it "
+            "serves eager calls of uniep.moe"
+        )
+    if inputs[0].is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "uniep.Offload moves tensors while a step runs, which a CUDA graph cannot capture; it "
+            "serves steps that are launched"
+        )
+    return _active[-1].saving(inputs)
+
+
+def _others_decide() -> bool:
+    """Whether hooks of saved tensors surround the call: activation checkpointing has such."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+class _Saved:
+    """A tensor that autograd has given away; it is kept as long as autograd keeps this."""
+
+    def __init__(self, call: _Call, tensor: Tensor) -> None:
+        self.call = call
+        self.on_device: Tensor | None = tensor
+        self.on_host: Tensor | None = None
+        self.original = True  # what is on the device was never away
+
+
+def _unpack(packed: Tensor | _Saved) -> Tensor:
+    return packed.call.owner.fetch(packed) if isinstance(packed, _Saved) else packed
+
+
+class _Call:
+    """What one forward saved: on the device, on the host, or on its way."""
+
+    def __init__(self, owner: Offload) -> None:
+        self.owner = owner
+        self.before: weakref.ref[_Call] | None = None  # the call that was sent before it
+        self.saved: list[weakref.ref[_Saved]] = []
+        self.bytes = 0
+        self.device = torch.device("cpu")
+        self._mover: _Mover | None = None  # None: it stays on the device
+        self._gone: Any = None  # when all of it is on the host
+        self._back: Any = None  # when all of it is on the device again; None: nothing is under way
+
+    def save(self, tensor: Tensor) -> _Saved:
+        saved = _Saved(self, tensor)
+        self.saved.append(weakref.ref(saved))
+        self.bytes += tensor.numel() * tensor.element_size()
+        self.device = tensor.device
+        return saved
+
+    def _all(self) -> list[_Saved]:
+        return [saved for ref in self.saved if (saved := ref()) is not None]
+
+    def send(self, mover: _Mover) -> None:
+        """Begins to copy it to the host. It stays on the device until it is told to leave."""
+        self._mover = mover
+        here = [(saved, saved.on_device) for saved in self._all() if saved.on_device is not None]
+        hosts, self._gone = mover.out([tensor for _, tensor in here])
+        for (saved, _), host in zip(here, hosts, strict=True):
+            saved.on_host = host
+
+    def leave(self) -> None:
+        """Lets go of its memory of the device, once the copies are done."""
+        originals = [s for s in self._all() if s.original and s.on_device is not None]
+        if not originals:
+            return  # its backward has been
+        assert self._mover is not None
+        self._mover.wait(self._gone)
+        for saved in originals:
+            saved.on_device, saved.original = None, False
+
+    def bring(self) -> None:
+        """Begins to copy back what is not on the device."""
+        away = [
+            (s, s.on_host) for s in self._all() if s.on_device is None and s.on_host is not None
+        ]
+        if not away:
+            return
+        assert self._mover is not None
+        tensors, self._back = self._mover.back([host for _, host in away], self._gone)
+        for (saved, _), tensor in zip(away, tensors, strict=True):
+            saved.on_device = tensor
+
+    def take(self, saved: _Saved) -> Tensor:
+        """A tensor of it, for its backward, which then has it alone."""
+        self.bring()
+        assert saved.on_device is not None
+        tensor = saved.on_device
+        if self._mover is None:
+            return tensor  # there is no other
+        if saved.original:
+            self._mover.still_read(tensor)
+        elif self._back is not None:
+            self._mover.wait(self._back)
+            self._back = None
+        saved.on_device, saved.original = None, False
+        return tensor
+
+    def predecessor(self) -> _Call | None:
+        return None if self.before is None else self.before()
+
+    def __del__(self) -> None:
+        # Its graph was dropped: nobody may get memory that a copy still writes to.
+        if self._mover is not None and self._back is not None:
+            self._mover.wait(self._back)
+
+
+class _Mover(Protocol):
+    """How tensors of a device come to the host and back."""
+
+    def out(self, tensors: list[Tensor]) -> tuple[list[Tensor], Any]:
+        """Copies on the host, and when they are complete."""
+
+    def back(self, hosts: list[Tensor], complete: Any) -> tuple[list[Tensor], Any]:
+        """Tensors of the device, and when they are complete; copies wait for `complete`."""
+
+    def wait(self, moment: Any) -> None:
+        """All work of the current stream that comes now waits for it."""
+
+    def still_read(self, tensor: Tensor) -> None:
+        """A copy to the host may be reading it when its memory is free."""
+
+
+class _Streams:
+    """A GPU's. The host waits for nothing.
+
+    Memory of the device belongs to the stream that is current, so PyTorch hands it on in the order
+    of that stream's work. Copies back therefore wait for all that is on it already.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        make: Any = torch.cuda.Stream  # which has no types in some versions of PyTorch
+        self.leaving, self.coming = make(device), make(device)
+
+    def out(self, tensors: list[Tensor]) -> tuple[list[Tensor], Any]:
+        self.leaving.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.leaving):
+            hosts = [
+                torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True)
+                for t in tensors
+            ]
+            return hosts, self.leaving.record_event()
+
+    def back(self, hosts: list[Tensor], complete: Any) -> tuple[list[Tensor], Any]:
+        tensors = [torch.empty_like(host, device=self.device) for host in hosts]
+        self.coming.wait_stream(torch.cuda.current_stream(self.device))
+        self.coming.wait_event(complete)
+        with torch.cuda.stream(self.coming):
+            for tensor, host in zip(tensors, hosts, strict=True):
+                tensor.copy_(host, non_blocking=True)
+            return tensors, self.coming.record_event()
+
+    def wait(self, moment: Any) -> None:
+        torch.cuda.current_stream(self.device).wait_event(moment)
+
+    def still_read(self, tensor: Tensor) -> None:
+        tensor.record_stream(self.leaving)
+
+
+class _Copies:
+    """A CPU's: the same way without anything beside it. It saves no memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        pass
+
+    def out(self, tensors: list[Tensor]) -> tuple[list[Tensor], Any]:
+        return [tensor.clone() for tensor in tensors], None
+
+    def back(self, hosts: list[Tensor], complete: Any) -> tuple[list[Tensor], Any]:
+        return [host.clone() for host in hosts], None
+
+    def wait(self, moment: Any) -> None:
+        pass
+
+    def still_read(self, tensor: Tensor) -> None:
+        pass

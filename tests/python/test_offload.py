@@ -1,0 +1,272 @@
+"""uniep.Offload: what forwards save is kept on the host, and the bits are the same."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from cases import assert_same, gradients, make_case, step, workspace
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import uniep
+from uniep import offload as offload_module
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+CHOICES = [
+    {},
+    {"save": "none"},
+    {"recompute_h": True},
+    {"save": "none", "recompute_h": True},
+    {"exact_rows": True},
+]
+
+
+def call(case, **options) -> Tensor:
+    return uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, **options)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ahead", [1, 2])
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_several_layers_have_the_same_bits(choice, ahead, device):
+    cases = [make_case(tokens=130, seed=seed, dropped=True).to(device) for seed in range(4)]
+    wanted = [step(case) for case in cases]
+    offload = uniep.Offload(ahead=ahead)
+    for _ in range(2):  # what the first step left behind serves the second
+        with offload:
+            outs = [call(case.requires_grad(), **choice) for case in cases]
+        assert offload.bytes > 0
+        for case, out, same in reversed(list(zip(cases, outs, wanted, strict=True))):
+            assert_same(gradients(case, out), same)
+        del outs, out
+        assert offload.bytes == 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_backward_in_any_order_and_again(device):
+    cases = [make_case(seed=seed).to(device) for seed in range(4)]
+    wanted = [step(case) for case in cases]
+    with uniep.Offload():
+        outs = [call(case.requires_grad()) for case in cases]
+    for index in (1, 3, 0, 2):
+        for retain in (True, False):
+            leaves = (cases[index].x, cases[index].probs, cases[index].w1, cases[index].w2)
+            found = torch.autograd.grad(outs[index], leaves, cases[index].dy, retain_graph=retain)
+            assert_same([outs[index].detach(), *found], wanted[index])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_weight_gradients_that_wait(device):
+    case = make_case().to(device)
+    wanted = step(case)
+    deferred = uniep.DeferredWeights()
+    for tensor in (case.x, case.probs, case.w1, case.w2):
+        tensor.grad = None
+    with uniep.Offload():
+        out = call(case, deferred=deferred)
+        call(make_case(seed=1).to(device).requires_grad())  # which makes the first one leave
+    out.backward(case.dy)
+    uniep.backward_weights(deferred)
+    found = [t.grad for t in (case.x, case.probs, case.w1, case.w2)]
+    assert_same([out.detach(), *found], wanted)
+
+
+class Watched(offload_module._Copies):
+    """Notes what goes where, and which tensors of the "device" there are."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.device: list[weakref.ref[Tensor]] = []
+
+    def out(self, tensors):
+        self.device += map(weakref.ref, tensors)
+        self.log.append("out")
+        return super().out(tensors)
+
+    def back(self, hosts, complete):
+        tensors, moment = super().back(hosts, complete)
+        self.device += map(weakref.ref, tensors)
+        self.log.append("back")
+        return tensors, moment
+
+    def calls_on_device(self) -> float:
+        gc.collect()
+        return sum(ref() is not None for ref in self.device) / 4  # plan, x, h, probabilities
+
+
+def watched(offload: uniep.Offload) -> Watched:
+    offload._movers[torch.device("cpu")] = mover = Watched()
+    return mover
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_few_calls_are_on_the_device(ahead):
+    case = make_case().requires_grad()
+    offload = uniep.Offload(ahead=ahead)
+    mover = watched(offload)
+    with workspace(case) as own:
+        with offload:
+            outs = []
+            for number in range(5):
+                outs.append(call(case, workspace=own))
+                assert mover.calls_on_device() == min(number + 1, ahead)
+        assert offload.bytes == 5 * own.saved_bytes
+        while outs:
+            outs.pop().backward(case.dy)
+            # Its own are gone, and those of `ahead` calls before it have set out.
+            assert mover.calls_on_device() == min(len(outs), ahead)
+    # The last ones never went, so they need not come back.
+    assert mover.log == ["out"] * 5 + ["back"] * (5 - ahead)
+
+
+def test_what_a_dropped_graph_saved_is_let_go():
+    case = make_case().requires_grad()
+    offload = uniep.Offload()
+    mover = watched(offload)
+    with offload:
+        outs = [call(case) for _ in range(3)]
+    outs.pop(1)
+    outs.pop().backward(case.dy)
+    del outs
+    assert offload.bytes == 0 and mover.calls_on_device() == 0
+
+
+def test_the_host_has_a_limit():
+    case = make_case().requires_grad()
+    with workspace(case) as own:
+        offload = uniep.Offload(max_bytes=2 * own.saved_bytes + 1)
+        mover = watched(offload)
+        with offload:
+            outs = [call(case, workspace=own) for _ in range(4)]
+        assert offload.bytes == 2 * own.saved_bytes and mover.log == ["out"] * 2
+        wanted = step(case)
+        while outs:
+            assert_same(gradients(case, outs.pop()), wanted)
+
+
+def test_only_calls_of_the_block_that_need_a_backward_are_kept():
+    case = make_case()
+    offload = uniep.Offload()
+    with offload:
+        call(case)
+        with torch.no_grad():
+            call(case.requires_grad())
+        out = call(case)
+        saved = offload.bytes
+    assert saved > 0
+    outside = call(case)
+    assert offload.bytes == saved
+    del out, outside
+    assert offload.bytes == 0
+
+
+def test_the_innermost_block_counts():
+    case = make_case().requires_grad()
+    outer, inner = uniep.Offload(), uniep.Offload()
+    with outer:
+        with inner:
+            one = call(case)
+        two = call(case)
+    assert inner.bytes == outer.bytes > 0
+    del one, two
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_keep_what_they_want(reentrant):
+    case = make_case()
+    wanted = step(case)
+    offload = uniep.Offload()
+    with offload:
+        tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+        out = checkpoint(uniep.moe, *tensors, use_reentrant=reentrant)
+        assert offload.bytes == 0
+    assert_same(gradients(case, out), wanted)
+
+
+def test_a_module_in_the_block():
+    torch.manual_seed(1)
+    layers = torch.nn.Sequential(*(uniep.MoELayer(64, 32, 8, 2) for _ in range(3)))
+    x = torch.randn(48, 64).bfloat16()
+
+    def run() -> list[Tensor]:
+        layers.zero_grad()
+        out = layers(x)
+        out.float().square().mean().backward()
+        return [out.detach(), *(p.grad.clone() for p in layers.parameters())]
+
+    wanted = run()
+    with uniep.Offload():
+        found = run()
+    assert all(map(torch.equal, found, wanted))
+
+
+def test_compiled_code_is_refused():
+    case = make_case().requires_grad()
+    compiled = torch.compile(lambda: call(case), fullgraph=True, backend="aot_eager")
+    with uniep.Offload(), pytest.raises(Exception, match=r"uniep\.Offload"):
+        compiled()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [({"ahead": 0}, "ahead is 0; it must be at least 1"), ({"max_bytes": -1}, "max_bytes is -1")],
+)
+def test_figures_out_of_range(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        uniep.Offload(**options)
+
+
+@pytest.mark.cuda
+def test_memory_of_the_gpu_is_free_and_the_host_waits_for_nothing():
+    shape = dict(tokens=4096, hidden=1024, intermediate=1024, experts=8, topk=2)
+    case = make_case(**shape).to("cuda").requires_grad()
+    with workspace(case) as own:
+
+        def run(offload: uniep.Offload | None) -> int:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            with offload or torch.enable_grad():
+                outs = [call(case, workspace=own) for _ in range(8)]
+            kept = torch.cuda.memory_allocated() - before - sum(o.nbytes for o in outs)
+            while outs:
+                outs.pop().backward(case.dy)
+            return kept
+
+        run(None)
+        assert run(None) >= 8 * own.saved_bytes
+        offload = uniep.Offload()
+        run(offload)
+        assert run(offload) < 2 * own.saved_bytes
+
+
+@pytest.mark.cuda
+def test_many_steps_on_a_gpu_have_the_same_bits():
+    """What a copy reads or writes too early or too late would show in one of them."""
+    shape = dict(tokens=2048, hidden=1024, intermediate=512, experts=8, topk=2)
+    cases = [make_case(**shape, seed=seed).to("cuda").requires_grad() for seed in range(6)]
+    wanted = [step(case) for case in cases]
+    offload = uniep.Offload()
+    for turn in range(20):
+        with offload:
+            outs = {number: call(case) for number, case in enumerate(cases)}
+        if turn % 2:
+            gradients(cases[5], outs.pop(5))
+            del outs[4]  # its copies back are under way
+        for number in reversed(list(outs)):
+            assert_same(gradients(cases[number], outs.pop(number)), wanted[number])
+
+
+@pytest.mark.cuda
+def test_a_captured_graph_is_refused():
+    case = make_case().to("cuda").requires_grad()
+    step(case)
+    with (
+        uniep.Offload(),
+        pytest.raises(RuntimeError, match="CUDA graph cannot capture"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        call(case)

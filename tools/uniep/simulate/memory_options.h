@@ -1,0 +1,18 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <initializer_list>
+#include <string>
+
+#include "simulate/memory_plan.h"
+
+namespace uniep::tool {
+
+/// Adds --memory, which does what the sentence says, and what goes with it.
+void add_memory_options(CLI::App& sub, MemoryFlags& flags, const std::string& what_it_does);
+
+/// With --memory both passes are looked at for every choice of what a forward keeps: refuses
+/// --save, --recompute-h, --pass and `others`, where one is given.
+void require_undecided(const CLI::App& sub, std::initializer_list<const char*> others);
+
+}  // namespace uniep::tool
