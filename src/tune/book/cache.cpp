@@ -105,8 +105,10 @@ void read_arithmetic(Fields& fields, TuneKey& key) {
   require(known.has_value(), ErrorCode::kIo, "activation is ", in_quotes(activation), "; ",
           activation_names(), " are accepted");
   key.activation = *known;
-  key.probs =
-      choice(fields.text_or("probs", name(Probs::kBefore)), "probs", Probs::kBefore, Probs::kAfter);
+  const std::string probs = fields.text_or("probs", name(Probs::kBefore));
+  require(probs == name(Probs::kBefore) || probs == name(Probs::kAfter), ErrorCode::kIo,
+          "probs is ", in_quotes(probs), "; before and after are accepted");
+  key.probs = probs == name(Probs::kBefore) ? Probs::kBefore : Probs::kAfter;
   key.bias = truth_or_no(fields, "bias");
 }
 

@@ -177,30 +177,35 @@ struct Dfc2 {
     }
   }
 
-  /// The same of another activation, pair after pair: side by side, elements would take registers
+  /// The same of another activation, element after element: side by side, they would take registers
   /// that the products of this kernel need.
   template <Activation kActivation>
   static __device__ __forceinline__ void differentiate_as(const Boxes& boxes, const RowProbs& probs,
                                                           float (&dprobs)[2]) {
 #pragma unroll 1
     for (int group = 0; group < kGroups; ++group) {
-      MatrixPairs gate, dgate{}, dup{}, a{};
+      MatrixPairs gate;
       load_matrices(group_address(boxes.gate, group), gate);
-      const Inputs inputs = load_inputs(boxes, group);
+      Inputs inputs = load_inputs(boxes, group);
 #pragma unroll 1
-      for (int i = 0; i < kMatrixPairs; ++i) {
-        const float p = pick(probs.of, i % 2);
-        const std::uint32_t da = pick(inputs.da, i), g = pick(gate, i), u = pick(inputs.up, i);
-        const Gradients low = gradients_of<kActivation>(p, low_of(da), low_of(g), low_of(u));
-        const Gradients high = gradients_of<kActivation>(p, high_of(da), high_of(g), high_of(u));
-        put(dgate, i, pack_pair(low.gate, high.gate));
-        put(dup, i, pack_pair(low.up, high.up));
-        put(a, i, pack_pair(low.a, high.a));
-        put(dprobs, i % 2, (pick(dprobs, i % 2) + low.dprob) + high.dprob);
+      for (int element = 0; element < 2 * kMatrixPairs; ++element) {
+        const int i = element / 2, shift = element % 2 * 16;
+        const auto half = [shift](std::uint32_t pair) { return low_of(pair >> shift); };
+        const Gradients d =
+            gradients_of<kActivation>(pick(probs.of, i % 2), half(pick(inputs.da, i)),
+                                      half(pick(gate, i)), half(pick(inputs.up, i)));
+        const auto replace = [&](MatrixPairs& pairs, float value) {
+          const std::uint32_t rest = pick(pairs, i) & (0xffff0000u >> shift);
+          put(pairs, i, rest | pack_pair(value, 0) << shift);
+        };
+        replace(gate, d.gate);
+        replace(inputs.up, d.up);
+        replace(inputs.da, d.a);
+        put(dprobs, i % 2, pick(dprobs, i % 2) + d.dprob);
       }
-      store_matrices(group_address(boxes.gate, group), dgate);
-      store_matrices(group_address(boxes.up, group), dup);
-      store_matrices(group_address(boxes.da, group), a);
+      store_matrices(group_address(boxes.gate, group), gate);
+      store_matrices(group_address(boxes.up, group), inputs.up);
+      store_matrices(group_address(boxes.da, group), inputs.da);
     }
   }
 

@@ -141,6 +141,7 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
   }
 
  private:
+  /// Pair after pair: side by side, they would take registers that the products of this kernel need.
   template <Activation kActivation>
   static __device__ __forceinline__ void activate_as(const std::uint32_t (&gate)[kPairs],
                                                      const std::uint32_t (&up)[kPairs],
@@ -150,10 +151,12 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
       return p * (gate_at<kActivation, DeviceMath>(g).value * up_at<kActivation>(u).value);
     };
 #pragma unroll
+    for (std::uint32_t& pair : a) pair = 0;
+#pragma unroll 1
     for (int i = 0; i < kPairs; ++i) {
-      const float p = probs.of[i % 2];
-      a[i] = pack_pair(weighted(p, low_of(gate[i]), low_of(up[i])),
-                       weighted(p, high_of(gate[i]), high_of(up[i])));
+      const float p = pick(probs.of, i % 2);
+      const std::uint32_t g = pick(gate, i), u = pick(up, i);
+      put(a, i, pack_pair(weighted(p, low_of(g), low_of(u)), weighted(p, high_of(g), high_of(u))));
     }
   }
 
