@@ -29,9 +29,8 @@ void for_each_row(const PassContext& ctx, const Task& task, bf16* rows, TokenOf&
 /// Copies the tokens of the task's pulls, `token_of(pull)`, to all of their rows.
 template <class TokenOf>
 void fill_rows(const PassContext& ctx, const Task& task, bf16* rows, TokenOf&& token_of) {
-  for_each_row(ctx, task, rows, token_of, [&](bf16* row, const bf16* token, std::int64_t) {
-    copy_token(ctx, row, token);
-  });
+  for_each_row(ctx, task, rows, token_of,
+               [&](bf16* row, const bf16* token, std::int64_t) { copy_token(ctx, row, token); });
 }
 
 /// A pull's token among those that its rank has published as tensor `from`.

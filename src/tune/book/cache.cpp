@@ -228,7 +228,8 @@ bool same_situation(TuneKey a, const TuneKey& b) {
 std::string to_string(const TuneKey& k) {
   return cat(name(k.pass), " of hidden=", k.hidden, ",intermediate=", k.intermediate,
              ",experts=", k.num_experts, ",topk=", k.topk,
-             k.save == Save::kRows ? "" : cat(",save=", name(k.save)), k.recompute_h ? ",recompute_h" : "",
+             k.save == Save::kRows ? "" : cat(",save=", name(k.save)),
+             k.recompute_h ? ",recompute_h" : "",
              k.activation == Activation::kSwiglu ? "" : cat(",activation=", name(k.activation)),
              k.probs == Probs::kAfter ? ",probs=after" : "", k.bias ? ",bias" : "", " with up to ",
              k.tokens, " tokens on each of ", k.ranks, " ranks, skew ", k.skew, ", on ", k.device);

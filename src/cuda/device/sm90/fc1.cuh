@@ -141,7 +141,8 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
   }
 
  private:
-  /// Pair after pair: side by side, they would take registers that the products of this kernel need.
+  /// Pair after pair: side by side, they would take registers that the products of this kernel
+  /// need.
   template <Activation kActivation>
   static __device__ __forceinline__ void activate_as(const std::uint32_t (&gate)[kPairs],
                                                      const std::uint32_t (&up)[kPairs],
