@@ -37,16 +37,17 @@ tokens_beside_torch=512  # of a rank
 declare -A program_seconds=(
   [cuda_stages_test]=45 [cuda_faults_test]=120 [cuda_group_test]=160 [cuda_graph_test]=205
   [cuda_soak_test]=45 [cuda_profile_test]=60 [symmetric_memory_test]=65 [cuda_memory_test]=60
+  [cuda_pages_test]=45
 )
 program_s=30
 # Programs whose tests have groups of up to so many ranks, and what they take where these share.
 declare -A group_ranks=(
   [cuda_group_test]=8 [cuda_graph_test]=8 [cuda_soak_test]=8 [symmetric_memory_test]=4
-  [cuda_memory_test]=4
+  [cuda_memory_test]=4 [cuda_pages_test]=4
 )
 declare -A shared_seconds=(
   [cuda_group_test]=330 [cuda_graph_test]=300 [cuda_soak_test]=150 [symmetric_memory_test]=150
-  [cuda_memory_test]=150
+  [cuda_memory_test]=150 [cuda_pages_test]=120
 )
 
 # A sanitizer's part has to be done after this many seconds: a layer smaller than a tile that no

@@ -28,6 +28,11 @@ extern "C" {
 typedef struct uniep_group uniep_group;
 typedef struct uniep_layer uniep_layer;
 
+/* Memory of one rank for what forward passes save, shared by layers of one shape; and what one
+ * forward pass of a layer with such a pool saved. */
+typedef struct uniep_row_pool uniep_row_pool;
+typedef struct uniep_saved uniep_saved;
+
 UNIEP_C_API const char* uniep_version(void);
 
 /* The sentence of this thread's last call that failed; "" where none did. Valid until this thread's
@@ -91,6 +96,26 @@ typedef struct {
 UNIEP_C_API int uniep_needs(const uniep_problem* problem, int32_t backend, int32_t ranks,
                             uniep_memory_needs* needs);
 
+/* `bytes` of the pool, or 0 for half of the memory that is free now. `memory`: so many bytes of the
+ * caller's at a multiple of needs.alignment, until the pool and all layers and saved that use it
+ * are destroyed; or NULL, and uniep allocates. `problem`: as of the layers, whose hidden,
+ * intermediate, row_align, save and recompute_h count. Not collective; see uniep/row_pool.h. */
+UNIEP_C_API int uniep_row_pool_create(uniep_group* group, const uniep_problem* problem,
+                                      int64_t bytes, void* memory, uniep_row_pool** pool);
+
+/* Layers and saved keep what they need of it. NULL is accepted. */
+UNIEP_C_API void uniep_row_pool_destroy(uniep_row_pool* pool);
+
+typedef struct {
+  int64_t pages;
+  int64_t page_bytes;        /* of one page, which has row_align rows */
+  int64_t bytes;             /* of all of it */
+  int64_t free_pages;        /* of a GPU's pool: waits for the device, as the next does */
+  int64_t fewest_free_pages; /* since it was made */
+} uniep_row_pool_state;
+
+UNIEP_C_API int uniep_row_pool_ask(uniep_row_pool* pool, uniep_row_pool_state* state);
+
 typedef struct {
   int32_t timeout_ms;      /* limit of every wait; 0: UNIEP_TIMEOUT_MS, else 30000 */
   int32_t record_timeline; /* 1: keep an event per task, in memory of uniep's own */
@@ -104,6 +129,7 @@ typedef struct {
    * knows. */
   void (*release)(void* context);
   void* release_context;
+  uniep_row_pool* row_pool; /* where forward saves; NULL: in memory of each call */
 } uniep_layer_config;
 
 /* Collective. What is given as memory stays the layer's, whose contents nobody else changes, until
@@ -166,10 +192,15 @@ typedef struct {
    * capacity_rows that would do: rows, padding included, of the rank that receives most, whether
    * they fit or not; 0 with an impossible id With 1 and 2 out is filled with NaN, and backward of
    * this plan, which says ignore_overflow, fills dx with NaN, dprobs with 0 and weight gradients
-   * that are overwritten with 0; those that are added to keep their values. */
+   * that are overwritten with 0; those that are added to keep their values. With a row pool also
+   * [0] 3, the pool of a rank is too full, and [1] the bytes of one that would do; then the same.
+   */
   int64_t* overflow;
   const char* schedule; /* NULL: the layer's */
   void* stream;
+  /* Of a layer with a row pool: what the pass saved, to be destroyed; plan, x_rows, h, row_probs
+   * and allocate are NULL then. Without a pool: NULL. */
+  uniep_saved** saved;
   const void* b1; /* bf16 [El, 2I], with bias 1; else NULL, as the next */
   const void* b2; /* bf16 [El, H] */
 } uniep_forward_call;
@@ -177,6 +208,10 @@ typedef struct {
 /* Collective: plans the routing and runs the forward pass. Of plan, x_rows, h and row_probs a
  * backward needs the contents, which may be moved: each to any address, on any stream. */
 UNIEP_C_API int uniep_forward(uniep_layer* layer, const uniep_forward_call* call);
+
+/* Gives pages back that no backward has given back, now or with the next call of a layer of the
+ * pool. From any thread, not during a call on it. NULL is accepted. */
+UNIEP_C_API void uniep_saved_destroy(uniep_saved* saved);
 
 typedef struct {
   int64_t rows;        /* those of forward; 0: the capacity */
@@ -200,7 +235,12 @@ typedef struct {
   const void* x;           /* with save 1, bf16 [T, H] as in forward; parts 0 and 1; else NULL */
   const char* schedule;    /* NULL: the layer's */
   void* stream;
-  const void* b1; /* as in forward; parts 0 and 1 */
+  /* Of a layer with a row pool: what forward gave; then rows is 0, and plan, x_rows, h and
+   * row_probs are NULL. Part 2 takes the backward_rows of part 1, and is given NULL. */
+  uniep_saved* saved;
+  int32_t keep_pages; /* 1: `saved` keeps its pages for another backward; else the part that reads
+                       * them last gives them back */
+  const void* b1;     /* as in forward; parts 0 and 1 */
   const void* b2;
   void* db1; /* as b1, of the type that weight_grad says; parts 0 and 2; NULL without biases */
   void* db2; /* as b2 */

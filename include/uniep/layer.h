@@ -15,6 +15,7 @@
 #include "uniep/macros.h"
 #include "uniep/problem.h"
 #include "uniep/routing_plan.h"
+#include "uniep/row_pool.h"
 #include "uniep/schedule.h"
 #include "uniep/timeline.h"
 
@@ -97,8 +98,10 @@ class UNIEP_API Saved {
   ~Saved();
 
   const RoutingPlan& plan() const;
-  std::span<const bf16> h() const;  ///< [padded_rows, 2I], pad rows unspecified; empty if not kept
-  std::size_t bytes() const;        ///< memory of uniep's own that it holds, the plan's aside
+  /// [padded_rows, 2I], pad rows unspecified; empty if not kept, or in pages of a row pool.
+  std::span<const bf16> h() const;
+  /// Memory of uniep's own that it holds, the plan's and pages of a row pool aside.
+  std::size_t bytes() const;
 
   /// Library-internal.
   explicit Saved(std::unique_ptr<SavedData> data);
@@ -176,13 +179,17 @@ struct CallOptions {
   std::optional<void*> cuda_stream{};
   StepMemory memory{};  ///< what this call writes of it
   /// Of `plan`, null or an array of two where the tensors lie (device memory, with CUDA):
-  /// [0] 0 fine, 1 too many rows, 2 an impossible id; the same on all ranks.
+  /// [0] 0 fine, 1 too many rows, 2 an impossible id, 3 a row pool too full; the same on all ranks.
   /// [1] the capacity_rows that would do, whether the rows fit or not: rows of the rank that
-  ///     receives most, padding included; 0 with an impossible id.
+  ///     receives most, padding included; 0 with an impossible id. With 3: bytes of a row pool that
+  ///     would do.
   /// A routing that cannot be planned is then no error of any call. A forward pass of such a plan
   /// fills `out` with NaN; a backward pass fills dx with NaN, and dprobs and weight gradients that
   /// are overwritten with 0, and leaves those that are added to as they are.
   std::int64_t* overflow = nullptr;
+  /// Of a backward pass or a part of one, of a layer with a row pool: `saved` keeps its pages, for
+  /// another. The last one to come gives them back, or else the end of `saved`.
+  bool keep_pages = false;
 };
 
 struct LayerOptions {
@@ -196,6 +203,21 @@ struct LayerOptions {
   /// Layer::schedule.
   std::optional<Schedule> schedule{};
   LayerMemory memory{};
+  /// Where plans of this layer have room for what forward saves; all ranks have one, or none.
+  /// Without, each forward allocates for itself.
+  ///
+  /// With a pool a plan serves one forward pass. `plan` refuses a routing for which a rank's pool
+  /// is too full, on all ranks alike, before anything is written: Error(kCapacity) that names the
+  /// bytes that would do. Pages go back behind the backward pass that reads them last, or with the
+  /// end of Saved, or of the plan; a backward pass that is to be repeated keeps them
+  /// (CallOptions::keep_pages). Plans and what forward saves are not in the caller's memory then.
+  ///
+  /// Plans of layers that share pools are made in the same order on all ranks. With CUDA all calls
+  /// of layers that share one run in the order in which they are made, whatever streams they are
+  /// on; a stream lives until another call of such a layer has been made on another, or all of them
+  /// have ended. In CUDA graphs every replay takes pages and gives them back: what reads them comes
+  /// between the replay of their plan and that of the backward pass that gives them back.
+  std::optional<RowPool> row_pool{};
 };
 
 /// One MoE layer on one rank. Every member function that is marked collective must be called by all
@@ -267,7 +289,8 @@ class UNIEP_API Layer {
   /// memory is too small or misaligned or, on the CPU, does not hold such a plan.
   Saved restore(const StepMemory& memory, std::int64_t tokens, bool flagged = false);
 
-  /// Collective. Writes dx, dprobs and the weight gradients. May be repeated on the same `saved`.
+  /// Collective. Writes dx, dprobs and the weight gradients. May be repeated on the same `saved`;
+  /// with a row pool, after calls that kept its pages.
   /// Without a schedule, here and below: under `schedule(Pass::kBackward)`.
   void backward(const Saved& saved, const BackwardArgs& args);
   void backward(const Saved& saved, const BackwardArgs& args, const Schedule& schedule);

@@ -8,6 +8,7 @@
 #include "uniep/layer.h"
 #include "uniep/problem.h"
 #include "uniep/routing_plan.h"
+#include "uniep/row_pool.h"
 #include "uniep/schedule.h"
 #include "uniep/stage.h"
 #include "uniep/timeline.h"

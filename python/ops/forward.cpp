@@ -8,15 +8,17 @@
 namespace uniep::ops {
 namespace {
 
-/// What forward returns, and where it is written.
+/// What forward returns, and where it is written. A plan of no bytes is not the caller's.
 struct Results {
   Tensor out;
   Tensor plan;
   std::optional<Tensor> status;
 
   Results(const LayerShape& shape, const Tensor& x, bool flag)
+      : Results(shape, x, flag, shape.plan_bytes) {}
+  Results(const LayerShape& shape, const Tensor& x, bool flag, std::int64_t plan_bytes)
       : out(empty(x, ScalarType::BFloat16, {x.size(0), shape.hidden})),
-        plan(empty(x, ScalarType::Byte, {shape.plan_bytes})) {
+        plan(empty(x, ScalarType::Byte, {plan_bytes})) {
     if (flag) status = empty(x, ScalarType::Long, {2});
   }
 };
@@ -80,7 +82,7 @@ uniep_forward_call call_of(const LayerShape& shape, const Tensor& key, const Ten
 /// Runs the call, whose memory is set.
 void run(const Call& call, uniep_forward_call& arguments, Results& results, Tensor& overflow) {
   arguments.out = results.out.mutable_data_ptr();
-  arguments.plan = results.plan.mutable_data_ptr();
+  if (results.plan.size(0) > 0) arguments.plan = results.plan.mutable_data_ptr();
   std::optional<Tensor>& status = results.status;
   if (status) arguments.overflow = static_cast<std::int64_t*>(status->mutable_data_ptr());
   Call::check(uniep_forward(call.layer(), &arguments));
@@ -146,6 +148,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward_exact(
   }
   const Rows& kept = *allocation.rows;
   return {results.out, results.plan, kept.x_rows, kept.h, kept.row_probs};
+}
+
+std::tuple<Tensor, std::int64_t> forward_pages(Tensor key, Tensor overflow, Tensor x,
+                                               Tensor topk_ids, Tensor topk_probs, Tensor w1,
+                                               Tensor w2, bool flag,
+                                               std::optional<std::string> schedule) {
+  const Call call(key);
+  const LayerShape& shape = call.shape();
+  auto arguments =
+      call_of(shape, key, overflow, x, topk_ids, topk_probs, w1, w2, schedule, {kNoBias, kNoBias});
+  Results results(shape, x, flag, 0);
+  Tensor scratch = empty(x, ScalarType::Byte, {shape.forward_bytes});
+  arguments.memory.forward_rows = scratch.mutable_data_ptr();
+  uniep_saved* saved = nullptr;
+  arguments.saved = &saved;
+  run(call, arguments, results, overflow);
+  return {results.out, reinterpret_cast<std::intptr_t>(saved)};
 }
 
 }  // namespace uniep::ops

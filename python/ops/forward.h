@@ -22,4 +22,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward_exact(
     bool flag, std::optional<std::string> schedule, std::optional<Tensor> b1,
     std::optional<Tensor> b2);
 
+/// The op uniep::forward_pages, of a layer with a row pool: out, and the address of what the pass
+/// saved there, a uniep_saved that Python destroys.
+std::tuple<Tensor, std::int64_t> forward_pages(Tensor key, Tensor overflow, Tensor x,
+                                               Tensor topk_ids, Tensor topk_probs, Tensor w1,
+                                               Tensor w2, bool flag,
+                                               std::optional<std::string> schedule);
+
 }  // namespace uniep::ops

@@ -44,6 +44,17 @@ constexpr const char* kBackwardWeightsMainGrad =
     "Tensor row_probs, Tensor backward_rows, Tensor(a!) dw1, Tensor(b!) dw2, int tokens, "
     "bool flag, str? schedule, Tensor(c!)? db1=None, Tensor(d!)? db2=None) -> ()";
 
+constexpr const char* kForwardPages =
+    "forward_pages(Tensor key, Tensor(a!) overflow, Tensor x, Tensor topk_ids, Tensor topk_probs, "
+    "Tensor w1, Tensor w2, bool flag, str? schedule) -> (Tensor out, int saved)";
+constexpr const char* kBackwardPages =
+    "backward_pages(Tensor key, int saved, Tensor dy, Tensor w1, Tensor w2, Tensor? x, "
+    "Tensor(a!)? dw1, Tensor(b!)? dw2, int topk, bool data_only, bool keep, str? schedule) -> "
+    "(Tensor dx, Tensor dprobs, Tensor new_dw1, Tensor new_dw2, Tensor backward_rows)";
+constexpr const char* kBackwardWeightsPages =
+    "backward_weights_pages(Tensor key, int saved, Tensor(a!)? dw1, Tensor(b!)? dw2, int tokens, "
+    "bool keep, str? schedule) -> (Tensor new_dw1, Tensor new_dw2)";
+
 void implement(torch::stable::detail::StableLibrary& library) {
   library.impl("forward", TORCH_BOX(&uniep::ops::forward));
   library.impl("forward_exact", TORCH_BOX(&uniep::ops::forward_exact));
@@ -52,13 +63,17 @@ void implement(torch::stable::detail::StableLibrary& library) {
   library.impl("backward_data", TORCH_BOX(&uniep::ops::backward_data));
   library.impl("backward_weights", TORCH_BOX(&uniep::ops::backward_weights));
   library.impl("backward_weights_main_grad", TORCH_BOX(&uniep::ops::backward_weights_main_grad));
+  library.impl("forward_pages", TORCH_BOX(&uniep::ops::forward_pages));
+  library.impl("backward_pages", TORCH_BOX(&uniep::ops::backward_pages));
+  library.impl("backward_weights_pages", TORCH_BOX(&uniep::ops::backward_weights_pages));
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY(uniep, library) {
-  for (const char* schema : {kForward, kForwardExact, kBackward, kBackwardMainGrad, kBackwardData,
-                             kBackwardWeights, kBackwardWeightsMainGrad}) {
+  for (const char* schema :
+       {kForward, kForwardExact, kBackward, kBackwardMainGrad, kBackwardData, kBackwardWeights,
+        kBackwardWeightsMainGrad, kForwardPages, kBackwardPages, kBackwardWeightsPages}) {
     library.def(schema);
   }
 }

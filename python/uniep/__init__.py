@@ -14,6 +14,7 @@ from .group import Group
 from .layer import MoELayer, SharedExperts
 from .offload import Offload
 from .router import Router, RouterConfig, Routing
+from .row_pool import RowPool
 from .tuning import Tuned, tune_calls
 from .workspace import Workspace
 
@@ -28,6 +29,7 @@ __all__ = [
     "Router",
     "RouterConfig",
     "Routing",
+    "RowPool",
     "SharedExperts",
     "Tuned",
     "Workspace",

@@ -18,6 +18,7 @@ __all__ = [
     "Needs",
     "Problem",
     "Release",
+    "RowPoolState",
     "binary",
     "check",
     "has_cuda",
@@ -124,6 +125,25 @@ class LayerConfig(ctypes.Structure):
         ("peers", c_void_p),
         ("release", Release),
         ("release_context", c_void_p),
+        ("row_pool", c_void_p),
+    ]
+
+
+class RowPoolState(ctypes.Structure):
+    """``uniep_row_pool_state`` of c_api.h."""
+
+    pages: int
+    page_bytes: int
+    bytes: int
+    free_pages: int
+    fewest_free_pages: int
+
+    _fields_: ClassVar[list[Any]] = [
+        ("pages", c_int64),
+        ("page_bytes", c_int64),
+        ("bytes", c_int64),
+        ("free_pages", c_int64),
+        ("fewest_free_pages", c_int64),
     ]
 
 
@@ -155,6 +175,13 @@ def _load() -> ctypes.CDLL:
             [c_void_p, POINTER(Problem), POINTER(LayerConfig), POINTER(c_void_p)],
         ),
         "uniep_layer_destroy": (None, [c_void_p]),
+        "uniep_row_pool_create": (
+            c_int,
+            [c_void_p, POINTER(Problem), c_int64, c_void_p, POINTER(c_void_p)],
+        ),
+        "uniep_row_pool_destroy": (None, [c_void_p]),
+        "uniep_row_pool_ask": (c_int, [c_void_p, POINTER(RowPoolState)]),
+        "uniep_saved_destroy": (None, [c_void_p]),
         "uniep_layer_schedule": (c_int, [c_void_p, c_int32, c_char_p, c_size_t]),
         "uniep_layer_synchronize": (c_int, [c_void_p]),
     }

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ._ops import ops
+
+if TYPE_CHECKING:
+    from .row_pool import SavedPages
 
 __all__ = ["DeferredWeights", "backward_weights"]
 
@@ -30,6 +34,21 @@ class _Pending:
     schedule: str | None
 
 
+@dataclass(frozen=True)
+class _PendingPages:
+    """The same of a call that keeps its rows in a row pool; `saved` is its SavedPages."""
+
+    key: Tensor
+    saved: SavedPages
+    backward_rows: Tensor
+    tokens: int
+    w1: Tensor
+    w2: Tensor
+    main_grads: tuple[Tensor, Tensor] | None
+    keep: bool
+    schedule: str | None
+
+
 class DeferredWeights:
     """Collects the weight gradients that backward leaves out, until :func:`backward_weights`.
 
@@ -38,13 +57,13 @@ class DeferredWeights:
     """
 
     def __init__(self) -> None:
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[_Pending | _PendingPages] = deque()
 
-    def add(self, pending: _Pending) -> None:
+    def add(self, pending: _Pending | _PendingPages) -> None:
         """Called by the backward of :func:`uniep.moe`."""
         self._pending.append(pending)
 
-    def pop(self) -> _Pending:
+    def pop(self) -> _Pending | _PendingPages:
         """The one that waits longest."""
         return self._pending.popleft()
 
@@ -71,6 +90,10 @@ def backward_weights(deferred: DeferredWeights) -> None:
     """
     while len(deferred):
         call = deferred.pop()
+        if isinstance(call, _PendingPages):
+            if (gradients := _gradients_of_pages(call)) is not None:
+                _add_gradients((call.w1, call.w2), gradients)
+            continue
         saved = (call.key, call.plan, call.x_rows, call.h, call.row_probs, call.backward_rows)
         if call.main_grads is not None:
             dw, db = call.main_grads[:2], call.main_grads[2:]
@@ -80,10 +103,22 @@ def backward_weights(deferred: DeferredWeights) -> None:
         figures = (call.tokens, w2.shape[0], w2.shape[2], len(call.weights) == 4)
         gradients = ops.backward_weights(*saved, *figures, call.flag, call.schedule)
         # Without biases their gradients are empty, and end the list.
-        for weight, gradient in zip(call.weights, gradients, strict=False):
-            if not weight.requires_grad:
-                continue
-            if weight.grad is None:
-                weight.grad = gradient
-            else:
-                weight.grad += gradient
+        _add_gradients(call.weights, gradients)
+
+
+def _gradients_of_pages(call: _PendingPages) -> tuple[Tensor, Tensor] | None:
+    main_grads = call.main_grads or (None, None)
+    gradients: tuple[Tensor, Tensor] = ops.backward_weights_pages(
+        call.key, call.saved.address, *main_grads, call.tokens, call.keep, call.schedule
+    )
+    return gradients if call.main_grads is None else None
+
+
+def _add_gradients(weights: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
+    for weight, gradient in zip(weights, gradients, strict=False):
+        if not weight.requires_grad:
+            continue
+        if weight.grad is None:
+            weight.grad = gradient
+        else:
+            weight.grad += gradient

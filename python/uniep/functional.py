@@ -14,6 +14,7 @@ from .arithmetic import Activation, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights, _Pending
 from .group import GroupLike
 from .offload import saving_elsewhere
+from .row_pool import moe_in_pages
 from .workspace import Workspace, default_workspace
 
 __all__ = ["moe"]
@@ -71,6 +72,9 @@ class _Moe(torch.autograd.Function):
         ctx.flag = flag
         ctx.schedule = schedule
         ctx.deferred = deferred
+        # Not as hooks of saved tensors return them: those have a grad that nobody sees.
+        of_biases = () if b1 is None or b2 is None else (b1, b2)
+        ctx.weights = (w1, w2, *of_biases) if deferred is not None else None
         return out  # type: ignore[no-any-return]
 
     @staticmethod
@@ -93,7 +97,7 @@ class _Moe(torch.autograd.Function):
                     row_probs=row_probs,
                     backward_rows=rows,
                     tokens=dy.shape[0],
-                    weights=(w1, w2) if b1 is None else (w1, w2, b1, b2),
+                    weights=ctx.weights,
                     main_grads=ctx.main_grads,
                     flag=ctx.flag,
                     schedule=ctx.schedule,
@@ -234,8 +238,34 @@ def moe(
         _arguments.check_main_grads(main_grads, weights)
     if deferred is not None:
         _arguments.check_deferred(weights, main_grads)
+    out: Tensor
+    if workspace.row_pool is not None:
+        if exact_rows:
+            raise ValueError("exact_rows is True, but the workspace has a row pool; pass None")
+        if len(weights) == 4:
+            raise ValueError(
+                "b1 and b2 are given, but the workspace has a row pool; biases take one without"
+            )
+        dw1, dw2 = (None, None) if main_grads is None else main_grads
+        out = moe_in_pages(
+            tokens,
+            ids,
+            _arguments.rows(topk_probs),
+            w1,
+            w2,
+            dw1,
+            dw2,
+            workspace.key,
+            workspace.overflow,
+            workspace.row_pool,
+            workspace.save == "none",
+            workspace.flag,
+            schedule,
+            deferred,
+        )
+        return _result(out, workspace, x, topk_ids, topk_probs, *weights)
     with saving_elsewhere((tokens, *weights)):
-        out: Tensor = _Moe.apply(
+        out = _Moe.apply(
             tokens,
             ids,
             _arguments.rows(topk_probs),
@@ -256,6 +286,21 @@ def moe(
             schedule,
             deferred,
         )
+    return _result(out, workspace, x, topk_ids, topk_probs, *weights)
+
+
+def _result(
+    out: Tensor,
+    workspace: Workspace,
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_probs: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    b1: Tensor | None = None,
+    b2: Tensor | None = None,
+) -> Tensor:
+    """Of the shape of x, and shown to who watches calls."""
     if out.shape != x.shape:  # FSDP2 warns of modules that return views, even of the same shape
         out = out.reshape(x.shape)
     if not torch.compiler.is_compiling() and (watch := _hooks.watcher()) is not None:

@@ -19,10 +19,11 @@ __all__ = ["Offload", "saving_elsewhere"]
 class Offload:
     """Where forwards of :func:`uniep.moe` keep what they save: in pinned memory of the host.
 
-    Calls in a ``with`` block of it do, whichever layer or adapter makes them; their backward may
-    come after the block. One object serves all layers of a model. Copies run on streams of their
-    own, beside the layers' work: to the host behind a forward, and back before the backward, whose
-    order is known: the reverse of the forwards'. Output and gradients have the same bits.
+    Calls in a ``with`` block of it do, whichever layer, adapter or thread makes them; their
+    backward may come after the block. One object serves all layers of a model. Copies run on
+    streams of their own, beside the layers' work: to the host behind a forward, and back before the
+    backward, whose order is known: the reverse of the forwards'. Output and gradients have the same
+    bits.
 
     What a forward saves of its own is moved: rows of x, h, probabilities, plan. Its weights, and x
     with ``save="none"``, stay where they are. Calls within other hooks of saved tensors, as
@@ -119,13 +120,15 @@ def saving_elsewhere(inputs: Sequence[Tensor]) -> contextlib.AbstractContextMana
     Raises:
         RuntimeError: in compiled code and in the capture of a CUDA graph, which cannot move it.
     """
-    if not _active or _others_decide():
+    if not _active:
         return contextlib.nullcontext()
     if torch.compiler.is_compiling():
         raise RuntimeError(
             "uniep.Offload moves tensors while a step runs, which torch.compile cannot trace; it "
             "serves eager calls of uniep.moe"
         )
+    if _others_decide():
+        return contextlib.nullcontext()
     if inputs[0].is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "uniep.Offload moves tensors while a step runs, which a CUDA graph cannot capture; it "
@@ -208,7 +211,8 @@ class _Call:
 
     def take(self, saved: _Saved) -> Tensor:
         """A tensor of it, for its backward, which then has it alone."""
-        self.bring()
+        if saved.on_device is None:
+            self.bring()
         assert saved.on_device is not None
         tensor = saved.on_device
         if self._mover is None:
@@ -225,9 +229,8 @@ class _Call:
         return None if self.before is None else self.before()
 
     def __del__(self) -> None:
-        # Its graph was dropped: nobody may get memory that a copy still writes to.
         if self._mover is not None and self._back is not None:
-            self._mover.wait(self._back)
+            self._mover.drop(self._back)  # with its graph
 
 
 class _Mover(Protocol):
@@ -242,6 +245,9 @@ class _Mover(Protocol):
     def wait(self, moment: Any) -> None:
         """All work of the current stream that comes now waits for it."""
 
+    def drop(self, moment: Any) -> None:
+        """What came back with it is not wanted: its memory is free when copies are done."""
+
     def still_read(self, tensor: Tensor) -> None:
         """A copy to the host may be reading it when its memory is free."""
 
@@ -249,8 +255,9 @@ class _Mover(Protocol):
 class _Streams:
     """A GPU's. The host waits for nothing.
 
-    Memory of the device belongs to the stream that is current, so PyTorch hands it on in the order
-    of that stream's work. Copies back therefore wait for all that is on it already.
+    Memory of the device belongs to the stream that is current, its home, so PyTorch hands it on in
+    the order of that stream's work. Copies back therefore wait for all that is on it already. A
+    moment is an event and that stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -259,25 +266,31 @@ class _Streams:
         self.leaving, self.coming = make(device), make(device)
 
     def out(self, tensors: list[Tensor]) -> tuple[list[Tensor], Any]:
-        self.leaving.wait_stream(torch.cuda.current_stream(self.device))
+        home = torch.cuda.current_stream(self.device)
+        self.leaving.wait_stream(home)
         with torch.cuda.stream(self.leaving):
             hosts = [
                 torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True)
                 for t in tensors
             ]
-            return hosts, self.leaving.record_event()
+            return hosts, (self.leaving.record_event(), home)
 
     def back(self, hosts: list[Tensor], complete: Any) -> tuple[list[Tensor], Any]:
         tensors = [torch.empty_like(host, device=self.device) for host in hosts]
-        self.coming.wait_stream(torch.cuda.current_stream(self.device))
-        self.coming.wait_event(complete)
+        home = torch.cuda.current_stream(self.device)
+        self.coming.wait_stream(home)
+        self.coming.wait_event(complete[0])
         with torch.cuda.stream(self.coming):
             for tensor, host in zip(tensors, hosts, strict=True):
                 tensor.copy_(host, non_blocking=True)
-            return tensors, self.coming.record_event()
+            return tensors, (self.coming.record_event(), home)
 
     def wait(self, moment: Any) -> None:
-        torch.cuda.current_stream(self.device).wait_event(moment)
+        torch.cuda.current_stream(self.device).wait_event(moment[0])
+
+    def drop(self, moment: Any) -> None:
+        event, home = moment
+        home.wait_event(event)
 
     def still_read(self, tensor: Tensor) -> None:
         tensor.record_stream(self.leaving)
@@ -296,6 +309,9 @@ class _Copies:
         return [host.clone() for host in hosts], None
 
     def wait(self, moment: Any) -> None:
+        pass
+
+    def drop(self, moment: Any) -> None:
         pass
 
     def still_read(self, tensor: Tensor) -> None:

@@ -53,6 +53,7 @@ class _ForwardCall(ctypes.Structure):
         ("overflow", c_void_p),
         ("schedule", c_char_p),
         ("stream", c_void_p),
+        ("saved", c_void_p),
         ("b1", c_void_p),
         ("b2", c_void_p),
     ]
@@ -82,6 +83,8 @@ class _BackwardCall(ctypes.Structure):
         ("x", c_void_p),
         ("schedule", c_char_p),
         ("stream", c_void_p),
+        ("saved", c_void_p),
+        ("keep_pages", c_int32),
         ("b1", c_void_p),
         ("b2", c_void_p),
         ("db1", c_void_p),
@@ -230,10 +233,16 @@ def tune_calls(
 
     Raises:
         TypeError: for a wrong dtype.
-        ValueError: for a wrong shape, device or layout, and a workspace for other tensors.
+        ValueError: for a wrong shape, device or layout, a workspace for other tensors, and one
+            with a row pool.
         uniep.Error: for options out of range, and where the library refuses or fails.
     """
     workspace._require_open()
+    if workspace.row_pool is not None:
+        raise ValueError(
+            "the workspace has a row pool, whose pages serve one forward each; tune with one that "
+            "has none, and what is found holds for both"
+        )
     _arguments.check_device(x)
     _arguments.check(x, topk_ids, topk_probs, w1, w2, workspace.arithmetic)
     _arguments.check_biases(b1, b2, w1, w2)
@@ -320,7 +329,7 @@ def _tune_backward(
     x, probs, w1, w2, dy = tensors
     _, plan, x_rows, h, row_probs = saved
     dx, dprobs, dw1, dw2 = (torch.empty_like(t) for t in (x, probs, w1, w2))
-    of_biases = {}
+    of_biases: dict[str, Tensor] = {}
     for name, bias in zip(("b1", "b2"), biases, strict=False):
         of_biases |= {name: bias, f"d{name}": torch.empty_like(bias)}
     call = _BackwardCall(

@@ -14,6 +14,7 @@ from torch import Tensor
 from . import _library
 from .arithmetic import ACTIVATIONS, PROBS, Activation, Arithmetic, ProbsPlace, arithmetic_of
 from .group import Group, GroupLike, _device_of, group_of
+from .row_pool import RowPool
 
 __all__ = ["Workspace", "default_workspace"]
 
@@ -60,11 +61,14 @@ class Workspace:
         activation: what an expert computes between its products; see :func:`uniep.moe`.
         probs: where a row's probability is multiplied: ``"before"`` fc2 or ``"after"`` it.
         bias: whether experts have biases, b1 and b2.
+        row_pool: where forwards keep rows, on all ranks or on none; not with ``exact_rows``. None:
+            in tensors of their own.
 
     Attributes:
-        overflow: int64 [2] on the device: 0 fine, 1 too many rows, 2 an impossible id; and the
-            capacity that would have done. The largest of all calls since it was made, grown or
-            cleared (``overflow.zero_()``). Stays 0 with ``on_overflow="raise"``.
+        overflow: int64 [2] on the device: 0 fine, 1 too many rows, 2 an impossible id, 3 a row pool
+            too full; and the capacity, or bytes of a pool, that would have done. The largest of
+            all calls since it was made, grown or cleared (``overflow.zero_()``). Stays 0 with
+            ``on_overflow="raise"``.
         rows: rows that there is room for.
         rows_of_x: of x, what a forward keeps for its backward: ``rows``, room for tokens, or 0;
             with ``exact_rows`` as many as come.
@@ -100,6 +104,7 @@ class Workspace:
         activation: Activation = "swiglu",
         probs: ProbsPlace = "before",
         bias: bool = False,
+        row_pool: RowPool | None = None,
     ) -> None:
         if on_overflow not in ("raise", "flag"):
             raise ValueError(f"on_overflow is '{on_overflow}'; it must be 'raise' or 'flag'")
@@ -107,8 +112,11 @@ class Workspace:
             raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")
         if device is None and isinstance(group, Group):
             device = group.device
+        if row_pool is not None and exact_rows:
+            raise ValueError("exact_rows is True, but row_pool is given; it must be one of them")
         self.group = group_of(group, _device_of(device))
         self.device = self.group.device
+        self.row_pool = row_pool
         self.hidden = hidden
         self.intermediate = intermediate
         self.num_experts = num_experts
@@ -160,6 +168,7 @@ class Workspace:
             timeout_ms=self._timeout_ms,
             schedule=None if self._schedule is None else self._schedule.encode(),
             workspace=workspace.data_ptr(),
+            row_pool=None if self.row_pool is None else self.row_pool.handle,
         )
         if symmetric is not None:
             config.symmetric = symmetric.data_ptr()
@@ -203,7 +212,7 @@ class Workspace:
         self._layer = layer
         # With its key, which a call keeps until its backward, the layer outlives this object.
         self._finalizer = weakref.finalize(
-            self.key, _destroy, number, layer, (workspace, symmetric)
+            self.key, _destroy, number, layer, (workspace, symmetric, self.row_pool)
         )
 
     @property
@@ -310,7 +319,7 @@ def _let_go(number: int | None) -> None:
 _release = _library.Release(_let_go)
 
 
-def _destroy(number: int, layer: ctypes.c_void_p, memory: tuple[Tensor | None, ...]) -> None:
+def _destroy(number: int, layer: ctypes.c_void_p, memory: tuple[object, ...]) -> None:
     _library.torch_library.uniep_torch_unbind(number)
     # What went wrong in a call has been, or is no longer of interest: nothing can be done about it.
     _library.library.uniep_layer_synchronize(layer)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <initializer_list>
 #include <limits>
 #include <map>
 #include <string>
@@ -17,6 +18,14 @@
 
 struct uniep_group {
   uniep::Communicator communicator;
+};
+
+struct uniep_row_pool {
+  uniep::RowPool pool;
+};
+
+struct uniep_saved {
+  uniep::Saved saved;
 };
 
 namespace {
@@ -132,6 +141,7 @@ struct uniep_layer {
   uniep_layer(const uniep::Problem& problem, const uniep::Communicator& communicator,
               const uniep::LayerOptions& options)
       : layer(problem, communicator, options),
+        has_pool(options.row_pool.has_value()),
         needs(uniep::Layer::memory_needs(problem, communicator.backend(), communicator.size())),
         local_experts(problem.num_experts / communicator.size()) {}
 
@@ -191,6 +201,7 @@ struct uniep_layer {
   }
 
   uniep::Layer layer;
+  const bool has_pool;
   const uniep::MemoryNeeds needs;
   const std::int64_t local_experts;
   std::map<std::string, Schedule, std::less<>> schedules;
@@ -230,6 +241,24 @@ uniep::StepMemory forward_memory(const uniep_layer& l, const uniep::MemoryNeeds&
   return m;
 }
 
+/// Whether what forward saves is in a handle, as it must be where the layer has a row pool;
+/// `memory` are the fields that have it elsewhere.
+bool is_pooled(const uniep_layer& l, const void* saved, std::initializer_list<const void*> memory) {
+  if (!l.has_pool) {
+    require(saved == nullptr, ErrorCode::kInvalidArgument,
+            "saved is given, and the layer has no row pool; NULL is accepted");
+    return false;
+  }
+  require_given(saved, "saved");
+  for (const void* given : memory) {
+    require(
+        given == nullptr, ErrorCode::kInvalidArgument,
+        "plan, x_rows, h, row_probs or allocate is given, and the layer has a row pool; NULL is "
+        "accepted");
+  }
+  return true;
+}
+
 Forward forward_of(uniep_layer& l, const uniep_forward_call* call) {
   require_given(call, "call");
   const std::int64_t t = l.tokens(call->tokens);
@@ -246,9 +275,15 @@ Forward forward_of(uniep_layer& l, const uniep_forward_call* call) {
             .b2 = of_bias<const bf16>(p.bias, call->b2, n.b2, "b2")};
   f.options = l.options(call->schedule, call->stream);
   f.plan_options = f.options;
-  f.plan_options.memory.plan = read_only<std::byte>(call->plan, l.needs.plan, "plan");
   f.plan_options.overflow = call->overflow;
-  if (call->allocate == nullptr) f.options.memory = forward_memory(l, l.needs, call->memory);
+  const uniep_row_memory& m = call->memory;
+  const auto* allocate = reinterpret_cast<const void*>(call->allocate);
+  if (is_pooled(l, call->saved, {call->plan, m.x_rows, m.h, m.row_probs, allocate})) {
+    f.options.memory.forward_rows = scratch(m.forward_rows, l.needs.forward_rows);
+    return f;
+  }
+  f.plan_options.memory.plan = read_only<std::byte>(call->plan, l.needs.plan, "plan");
+  if (call->allocate == nullptr) f.options.memory = forward_memory(l, l.needs, m);
   return f;
 }
 
@@ -308,10 +343,13 @@ enum class Part : std::int32_t { kWhole, kData, kWeights };
 
 struct Backward {
   Part part;
-  uniep::Saved saved;
+  uniep::Saved restored;           // of the caller's memory
+  uniep::Saved* pooled = nullptr;  // of a layer with a row pool
   uniep::BackwardDataArgs data;
   uniep::BackwardWeightsArgs weights;
   CallOptions options;
+
+  uniep::Saved& saved() { return pooled != nullptr ? *pooled : restored; }
 };
 
 Part part_of(const uniep_backward_call* call) {
@@ -321,15 +359,9 @@ Part part_of(const uniep_backward_call* call) {
   return static_cast<Part>(call->part);
 }
 
-Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
-  const std::int64_t t = l.tokens(call->tokens);
-  const uniep::Problem& p = l.problem();
-  const uniep_layer::Sizes n = l.sizes();
-  Backward b{.part = part_of(call),
-             .saved = {},
-             .data = {},
-             .weights = {},
-             .options = l.options(call->schedule, call->stream)};
+/// What forward saved, where it is the caller's memory; sets what the pass works in.
+uniep::StepMemory restored_memory(const uniep_layer& l, const uniep_backward_call* call,
+                                  Backward& b) {
   const uniep::MemoryNeeds needs = l.needs_of(call->rows);
   uniep::StepMemory memory =
       l.saved_memory(needs.rows, needs.rows_of_x, call->x_rows, call->h, call->row_probs);
@@ -339,6 +371,38 @@ Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
           ? scratch(call->backward_rows, needs.backward_rows)
           : elements<std::byte>(call->backward_rows, needs.backward_rows, "backward_rows");
   (b.part == Part::kWeights ? memory : b.options.memory).backward_rows = rows;
+  return memory;
+}
+
+/// What forward saved, where it is in pages of a row pool; sets what the pass works in.
+void set_pooled(const uniep_layer& l, const uniep_backward_call* call, Backward& b) {
+  require(call->rows == 0, ErrorCode::kInvalidArgument, "rows is ", call->rows,
+          ", and the layer has a row pool; 0 is accepted");
+  require(b.part != Part::kWeights || call->backward_rows == nullptr, ErrorCode::kInvalidArgument,
+          "backward_rows is given to part 2, which takes those of part 1 where the layer has a row "
+          "pool; NULL is accepted");
+  b.pooled = &call->saved->saved;
+  b.options.keep_pages = truth(call->keep_pages, "keep_pages");
+  b.options.memory.backward_rows = scratch(call->backward_rows, l.needs.backward_rows);
+}
+
+Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
+  const std::int64_t t = l.tokens(call->tokens);
+  const uniep::Problem& p = l.problem();
+  const uniep_layer::Sizes n = l.sizes();
+  Backward b{.part = part_of(call),
+             .restored = {},
+             .data = {},
+             .weights = {},
+             .options = l.options(call->schedule, call->stream)};
+  const bool pooled =
+      is_pooled(l, call->saved, {call->plan, call->x_rows, call->h, call->row_probs});
+  uniep::StepMemory memory;
+  if (pooled) {
+    set_pooled(l, call, b);
+  } else {
+    memory = restored_memory(l, call, b);
+  }
   if (b.part != Part::kWeights) {
     b.data = {.dy = elements<const bf16>(call->dy, t * p.hidden, "dy"),
               .w1 = elements<const bf16>(call->w1, n.w1, "w1"),
@@ -359,7 +423,8 @@ Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
                  .db1 = weight_grad(call->weight_grad, call->db1, n.b1, "db1"),
                  .db2 = weight_grad(call->weight_grad, call->db2, n.b2, "db2")};
   }
-  b.saved = l.layer.restore(memory, t, truth(call->ignore_overflow, "ignore_overflow"));
+  const bool flagged = truth(call->ignore_overflow, "ignore_overflow");
+  if (!pooled) b.restored = l.layer.restore(memory, t, flagged);
   return b;
 }
 
@@ -468,6 +533,33 @@ int uniep_needs(const uniep_problem* problem, int32_t backend, int32_t ranks,
   });
 }
 
+int uniep_row_pool_create(uniep_group* group, const uniep_problem* problem, int64_t bytes,
+                          void* memory, uniep_row_pool** pool) {
+  return guarded([&] {
+    require_given(group, "group");
+    require_given(pool, "pool");
+    require(memory == nullptr || bytes > 0, ErrorCode::kInvalidArgument, "bytes is ", bytes,
+            ", and memory is given; as many bytes as that has are accepted");
+    const uniep::RowPoolOptions options{.bytes = bytes, .memory = scratch(memory, bytes)};
+    *pool = new uniep_row_pool{uniep::RowPool(problem_of(problem), group->communicator, options)};
+  });
+}
+
+void uniep_row_pool_destroy(uniep_row_pool* pool) { delete pool; }
+
+int uniep_row_pool_ask(uniep_row_pool* pool, uniep_row_pool_state* state) {
+  return guarded([&] {
+    require_given(pool, "pool");
+    require_given(state, "state");
+    const uniep::RowPool& p = pool->pool;
+    *state = {.pages = p.pages(),
+              .page_bytes = p.page_bytes(),
+              .bytes = p.bytes(),
+              .free_pages = p.free_pages(),
+              .fewest_free_pages = p.fewest_free_pages()};
+  });
+}
+
 int uniep_layer_create(uniep_group* group, const uniep_problem* problem,
                        const uniep_layer_config* config, uniep_layer** layer) {
   return guarded([&] {
@@ -493,6 +585,7 @@ int uniep_layer_create(uniep_group* group, const uniep_problem* problem,
     for (int r = 0; c.peers != nullptr && r < ranks; ++r) {
       options.memory.peers.push_back(static_cast<std::byte*>(c.peers[r]));
     }
+    if (c.row_pool != nullptr) options.row_pool = c.row_pool->pool;
     if (c.release != nullptr) {
       options.memory.release = [release = c.release, context = c.release_context] {
         release(context);
@@ -538,9 +631,12 @@ int uniep_forward(uniep_layer* layer, const uniep_forward_call* call) {
     require_given(layer, "layer");
     Forward f = prepared(*layer, true, [&] { return forward_of(*layer, call); });
     const uniep::RoutingPlan plan = plan_of(*layer, call, f);
-    layer->layer.forward(plan, f.args, f.options);
+    uniep::Saved saved = layer->layer.forward(plan, f.args, f.options);
+    if (call->saved != nullptr) *call->saved = new uniep_saved{std::move(saved)};
   });
 }
+
+void uniep_saved_destroy(uniep_saved* saved) { delete saved; }
 
 int uniep_backward(uniep_layer* layer, const uniep_backward_call* call) {
   return guarded([&] {
@@ -552,13 +648,13 @@ int uniep_backward(uniep_layer* layer, const uniep_backward_call* call) {
     });
     switch (b.part) {
       case Part::kWhole:
-        layer->layer.backward(b.saved, whole(b), b.options);
+        layer->layer.backward(b.saved(), whole(b), b.options);
         break;
       case Part::kData:
-        layer->layer.backward_data(b.saved, b.data, b.options);
+        layer->layer.backward_data(b.saved(), b.data, b.options);
         break;
       case Part::kWeights:
-        layer->layer.backward_weights(b.saved, b.weights, b.options);
+        layer->layer.backward_weights(b.saved(), b.weights, b.options);
         break;
     }
   });
@@ -585,7 +681,7 @@ int uniep_tune_backward(uniep_layer* layer, const uniep_backward_call* call,
   return guarded([&] {
     require_given(layer, "layer");
     uniep::TuneOptions options;
-    const Backward b = prepared(*layer, true, [&] {
+    Backward b = prepared(*layer, true, [&] {
       require_given(result, "result");
       require(part_of(call) == Part::kWhole, ErrorCode::kInvalidArgument, "part is ", call->part,
               "; 0 (whole) is accepted by a search");
@@ -593,6 +689,6 @@ int uniep_tune_backward(uniep_layer* layer, const uniep_backward_call* call,
       options = tune_options(config, of_call.options);
       return of_call;
     });
-    *result = c_result(uniep::tune_backward(layer->layer, b.saved, whole(b), options));
+    *result = c_result(uniep::tune_backward(layer->layer, b.saved(), whole(b), options));
   });
 }

@@ -29,7 +29,7 @@ const RoutingPlan& Saved::plan() const {
 std::span<const bf16> Saved::h() const {
   if (data_ == nullptr) return {};
   const Problem& p = data_->plan.problem();
-  if (p.recompute_h) return {};
+  if (p.recompute_h || data_->lease) return {};
   return {data_->h(),
           static_cast<std::size_t>(data_->plan.padded_rows() * halves(p) * p.intermediate)};
 }

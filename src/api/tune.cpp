@@ -16,6 +16,7 @@
 #include "group/agreement.h"
 #include "group/communicator_impl.h"
 #include "group/gatherer.h"
+#include "plan/plan_data.h"
 #include "tune/book/auto_schedule.h"
 #include "tune/book/tune_key.h"
 #include "tune/search/tuner.h"
@@ -288,6 +289,10 @@ TuneResult tune_pass(Layer& layer, Pass pass, const PlanOf& plan_of, const TuneO
 
 TuneResult tune_forward(Layer& layer, const RoutingPlan& plan, const ForwardArgs& args,
                         const TuneOptions& options) {
+  require(
+      plan.data().lease == nullptr, ErrorCode::kInvalidArgument,
+      "plan has pages of a row pool, which serve one forward pass, and a search runs many; a "
+      "plan of a layer without a pool is accepted, and what is found holds for layers with one");
   ComparedResults results(layer.communicator().backend());
   results.add(args.out);
   Saved saved;  // held from pass to pass, so that its memory is used again
@@ -298,6 +303,8 @@ TuneResult tune_forward(Layer& layer, const RoutingPlan& plan, const ForwardArgs
 
 TuneResult tune_backward(Layer& layer, const Saved& saved, const BackwardArgs& args,
                          const TuneOptions& options) {
+  CallOptions call = options.call;
+  call.keep_pages = true;  // from pass to pass
   ComparedResults results(layer.communicator().backend());
   results.add(args.dx);
   results.add(args.dprobs);
@@ -307,7 +314,7 @@ TuneResult tune_backward(Layer& layer, const Saved& saved, const BackwardArgs& a
   results.add(args.db2);
   return tune_pass(
       layer, Pass::kBackward, [&] { return saved.plan(); }, options, results,
-      [&](const Schedule& s) { layer.backward(saved, args, with(options.call, s)); });
+      [&](const Schedule& s) { layer.backward(saved, args, with(call, s)); });
 }
 
 }  // namespace uniep

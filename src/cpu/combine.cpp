@@ -21,7 +21,7 @@ void push_dprobs(const PassContext& ctx, const Tile& tile) {
     const RowOrigin& origin = v.row_origin[row];
     float sum = 0;
     for (std::int64_t g = 0; g < groups; ++g) sum += groups_of_row(ctx, row)[g];
-    if (v.probs == Probs::kAfter) sum /= factor_of_dy(ctx.get<Tensor::kRowProbs>()[row]);
+    if (v.probs == Probs::kAfter) sum /= factor_of_dy(prob_of_row(ctx, row));
     float* slots = ctx.peer(origin.source).get<Tensor::kDprobSlots>();
     slots[std::int64_t{origin.token} * v.topk + origin.slot] = sum;
   }

@@ -8,16 +8,45 @@
 #include "base/check.h"
 #include "base/error_of.h"
 #include "cpu/engine.h"
+#include "cpu/row_pool.h"
 #include "group/agreement.h"
 #include "layer/arguments.h"
 #include "layer/fault_values.h"
 #include "layer/options.h"
 #include "layer/saved_data.h"
+#include "layer/saved_pages.h"
 #include "layer/traffic.h"
 #include "plan/movable_plan.h"
 
 namespace uniep::cpu {
 namespace {
+
+/// What ranks tell one another ahead of a plan: how full the row pool is, then the routing.
+std::string plan_message(std::span<const std::int32_t> topk_ids, const PageCount& pool) {
+  return std::string(reinterpret_cast<const char*>(&pool), sizeof(pool))
+      .append(reinterpret_cast<const char*>(topk_ids.data()), topk_ids.size_bytes());
+}
+
+/// What all ranks have told.
+struct GatheredPlan {
+  std::vector<PageCount> pools;
+  std::vector<std::int64_t> tokens;
+  std::vector<std::int32_t> ids;
+
+  GatheredPlan(const std::vector<std::string>& parts, int topk) {
+    for (const std::string& part : parts) {
+      std::memcpy(&pools.emplace_back(), part.data(), sizeof(PageCount));
+      const std::size_t count = (part.size() - sizeof(PageCount)) / sizeof(std::int32_t);
+      const std::size_t before = ids.size();
+      ids.resize(before + count);
+      if (count > 0) {
+        std::memcpy(ids.data() + before, part.data() + sizeof(PageCount),
+                    count * sizeof(std::int32_t));
+      }
+      tokens.push_back(static_cast<std::int64_t>(count) / topk);
+    }
+  }
+};
 
 class CpuLayer final : public LayerBackend {
  public:
@@ -27,6 +56,8 @@ class CpuLayer final : public LayerBackend {
         comm_(dynamic_cast<CpuCommunicator&>(*communicator_.impl())),
         timeout_ms_(wait_limit_ms(options)),
         record_timeline_(options.record_timeline),
+        pool_(options.row_pool ? options.row_pool->data() : nullptr),
+        free_pages_(std::dynamic_pointer_cast<HostRowPool>(pool_)),
         kernels_(agree_to_build(options)),
         number_(comm_.number_layer()),
         needs_(memory_needs(problem, comm_.size())),
@@ -58,11 +89,13 @@ class CpuLayer final : public LayerBackend {
   /// First collective act of a layer: all ranks want the same one, and each can build it.
   const Kernels& agree_to_build(const LayerOptions& options) {
     const Kernels* chosen = nullptr;
-    const std::string call = cat("layer ", to_string(problem_),
-                                 options.memory.peers.empty() ? "" : " with memory.peers");
+    const std::string call =
+        cat("layer ", to_string(problem_), options.memory.peers.empty() ? "" : " with memory.peers",
+            pool_ ? " with a row pool" : "");
     agree(comm_, timeout_ms_, Stage::kPlan, call, [&] {
       validate(problem_, comm_.size());
       validate(options);
+      if (pool_) check_pool(*pool_, Backend::kCpu, problem_);
       chosen = &kernels();
       own_heap_ = make_own_heap(options.memory);
     });
@@ -94,7 +127,9 @@ class CpuLayer final : public LayerBackend {
   CpuCommunicator& comm_;
   const int timeout_ms_;
   const bool record_timeline_;
-  std::shared_ptr<Heap> own_heap_;  // element rank of heaps_
+  const std::shared_ptr<RowPoolData> pool_;        // or null
+  const std::shared_ptr<HostRowPool> free_pages_;  // likewise
+  std::shared_ptr<Heap> own_heap_;                 // element rank of heaps_
   const Kernels& kernels_;
   const int number_;  // among the communicator's layers
   const MemoryNeeds needs_;
@@ -138,40 +173,45 @@ std::vector<std::shared_ptr<Heap>> CpuLayer::map_heaps(const LayerMemory& memory
 
 RoutingPlan CpuLayer::plan(std::span<const std::int32_t> topk_ids, const CallOptions& options) {
   const bool flagged = options.overflow != nullptr;
-  const std::string own(reinterpret_cast<const char*>(topk_ids.data()), topk_ids.size_bytes());
+  std::optional<PagePool::Planning> pages;
+  std::string own;
   const std::vector<std::string> parts = agree(
       comm_, timeout_ms_, Stage::kPlan,
       cat("plan of layer ", number_, flagged ? " with overflow" : ""),
       [&] {
         check_topk_ids(problem_, topk_ids);
+        check_plan_pages(pool_.get(), options.memory);
         check_plan_memory(needs_, options.memory);
+        if (pool_) pages.emplace(free_pages_->free());
+        own = plan_message(topk_ids, pages ? pages->count() : PageCount{});
       },
       own);
-  std::vector<std::int64_t> tokens;
-  std::vector<std::int32_t> ids;
-  for (const std::string& part : parts) {
-    const std::size_t count = part.size() / sizeof(std::int32_t);
-    const std::size_t before = ids.size();
-    ids.resize(before + count);
-    if (count > 0) std::memcpy(ids.data() + before, part.data(), part.size());
-    tokens.push_back(static_cast<std::int64_t>(count) / problem_.topk);
-  }
-  // Every rank builds from the same routing, so where it is refused every rank refuses it.
-  const Routing routing{tokens, ids};
-  const RoutingCheck check = check_routing(problem_, routing);
+  const GatheredPlan all(parts, problem_.topk);
+  // Every rank builds from the same routing and counts, so where it is refused every rank refuses
+  // it.
+  const Routing routing{all.tokens, all.ids};
+  RoutingCheck check = check_routing(problem_, routing);
+  if (pool_) check_pages(problem_, all.pools, check);
   if (flagged) {
     options.overflow[0] = overflow_value(check.fault);
-    options.overflow[1] = check.most_rows;
+    options.overflow[1] = check.fault.kind == RoutingFault::Kind::kPages
+                              ? pool_bytes_that_would_do(check.fault, problem_)
+                              : check.most_rows;
   } else {
     throw_if_any(check.fault, problem_, comm_.size());
   }
   if (!options.memory.plan.empty()) {
     write_plan(options.memory.plan, problem_, comm_.rank(), routing);
   }
-  return make_plan(problem_, comm_.rank(), routing, check, flagged);
+  if (!pages) return make_plan(problem_, comm_.rank(), routing, check, flagged);
+  const bool fits = check.fault.kind == RoutingFault::Kind::kNone;
+  const auto lease = std::make_shared<HostLease>(
+      free_pages_, *pages, fits ? pages_of(problem_, comm_.size(), check, comm_.rank()) : 0);
+  return make_plan(problem_, comm_.rank(), routing, check, flagged, lease, lease->table());
 }
 
 Saved CpuLayer::restore(const StepMemory& memory, std::int64_t tokens, bool flagged) {
+  check_restore_pages(pool_.get());
   const std::int64_t rows = check_restored_memory(problem_, needs_, memory, tokens);
   const RoutingPlan plan =
       read_plan(memory.plan, problem_, comm_.rank(), comm_.size(), tokens, flagged);
@@ -238,11 +278,13 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
   std::byte* rows = nullptr;
   agree(comm_, timeout_ms_, Stage::kEnter, call_text("forward", plan, schedule), [&] {
     check_forward(problem_, communicator_, plan, args, schedule);
+    check_forward_pages(pool_.get(), plan, options.memory);
     saved = make_saved(plan, options.memory);
     order.emplace(plan.data(), Pass::kForward, schedule);
     check_forward_rows_memory(problem_, needs_, options.memory, saved->rows);
     rows = row_memory(options.memory.forward_rows, plan, Pass::kForward);
   });
+  saved->take_pages();
   if (has_fault(plan)) {
     stats_ = {.pass = Pass::kForward};
     fill_of_fault(args);
@@ -257,6 +299,7 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
 
 std::unique_ptr<SavedData> CpuLayer::make_saved(const RoutingPlan& plan,
                                                 const StepMemory& memory) const {
+  if (pool_) return std::make_unique<SavedData>(plan, plan.padded_rows(), *pool_);
   if (const auto rows = check_saved_memory(plan, needs_, memory)) {
     return std::make_unique<SavedData>(plan, *rows, memory);
   }
@@ -278,11 +321,13 @@ void CpuLayer::backward(const Saved& saved, const BackwardArgs& args, const Call
   std::byte* rows = nullptr;
   agree_to_backward("backward", saved, schedule, [&] {
     check_backward(problem_, communicator_, saved, args, schedule);
+    check_backward_pages(*saved.data(), PassPart::kWhole);
     check_backward_rows_memory(problem_, needs_, options.memory, saved.data()->rows);
     order.emplace(saved.plan().data(), Pass::kBackward, schedule);
     rows = row_memory(options.memory.backward_rows, saved.plan(), Pass::kBackward);
   });
   run_backward(*saved.data(), rows, *order, data_args(args), weights_args(args));
+  if (ends_pages(*saved.data(), PassPart::kWhole, options)) saved.data()->lease->give_back();
 }
 
 void CpuLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
@@ -293,6 +338,7 @@ void CpuLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
   std::shared_ptr<std::byte> rows = callers_memory(given.data());
   agree_to_backward("backward_data", saved, schedule, [&] {
     check_backward_data(problem_, communicator_, saved, args, schedule);
+    check_backward_pages(*saved.data(), PassPart::kData);
     check_backward_rows_memory(problem_, needs_, options.memory, saved.data()->rows);
     order.emplace(saved.plan().data(), Pass::kBackward, schedule, PassPart::kData);
     if (!given.empty()) return;
@@ -304,6 +350,7 @@ void CpuLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
   data.backward_rows.reset();  // a pass that fails leaves none
   run_backward(data, rows.get(), *order, args, {});
   data.backward_rows = std::move(rows);
+  if (ends_pages(data, PassPart::kData, options)) data.lease->give_back();
 }
 
 void CpuLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
@@ -311,9 +358,11 @@ void CpuLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
   const Schedule& schedule = *options.schedule;
   comm_.group().failure().check();
   check_backward_weights(problem_, communicator_, saved, args, schedule);
+  check_backward_pages(*saved.data(), PassPart::kWeights);
   const PassOrder order(saved.plan().data(), Pass::kBackward, schedule, PassPart::kWeights);
   const auto rows = std::exchange(saved.data()->backward_rows, std::nullopt);
   run_backward(*saved.data(), rows->get(), order, {}, args);
+  if (ends_pages(*saved.data(), PassPart::kWeights, options)) saved.data()->lease->give_back();
 }
 
 void CpuLayer::refuse_call(const Error& error) {

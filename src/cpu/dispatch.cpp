@@ -10,27 +10,28 @@ void copy_token(const PassContext& ctx, bf16* to, const bf16* from) {
   std::memcpy(to, from, static_cast<std::size_t>(ctx.view.hidden) * sizeof(*to));
 }
 
-/// Calls write(row, token, number) for each row of the task's pulls: where it lies, `token_of` its
-/// pull, and its number.
-template <class TokenOf, class Write>
-void for_each_row(const PassContext& ctx, const Task& task, bf16* rows, TokenOf&& token_of,
-                  Write&& write) {
+/// Calls write(to, token, row) for each row of the task's pulls: where it lies in tensor `tensor`,
+/// `token_of` its pull, and its number.
+template <Tensor tensor, class TokenOf, class Write>
+void for_each_row(const PassContext& ctx, const Task& task, TokenOf&& token_of, Write&& write) {
   const PassView& v = ctx.view;
+  bf16* rows = ctx.get<tensor>();
   for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
     const Pull& pull = v.pulls[i];
     const bf16* token = token_of(pull);
     for (int c = 0; c < pull.num_rows; ++c) {
       const std::int64_t row = v.pull_rows[pull.first_row + c];
-      write(rows + row * v.hidden, token, row);
+      write(rows + ctx.row<tensor>(row) * v.hidden, token, row);
     }
   }
 }
 
-/// Copies the tokens of the task's pulls, `token_of(pull)`, to all of their rows.
-template <class TokenOf>
-void fill_rows(const PassContext& ctx, const Task& task, bf16* rows, TokenOf&& token_of) {
-  for_each_row(ctx, task, rows, token_of,
-               [&](bf16* row, const bf16* token, std::int64_t) { copy_token(ctx, row, token); });
+/// Copies the tokens of the task's pulls, `token_of(pull)`, to all of their rows of tensor `to`.
+template <Tensor to, class TokenOf>
+void fill_rows(const PassContext& ctx, const Task& task, TokenOf&& token_of) {
+  for_each_row<to>(ctx, task, token_of, [&](bf16* row, const bf16* token, std::int64_t) {
+    copy_token(ctx, row, token);
+  });
 }
 
 /// A pull's token among those that its rank has published as tensor `from`.
@@ -40,13 +41,11 @@ const bf16* published(const PassContext& ctx, const Pull& pull) {
 }
 
 /// The rows of dy, each times its probability.
-void weight_rows(const PassContext& ctx, const Task& task) {
-  for_each_row(
-      ctx, task, ctx.get<Tensor::kDyRows>(),
-      [&](const Pull& pull) { return published<Tensor::kTokens>(ctx, pull); },
-      [&](bf16* row, const bf16* token, std::int64_t number) {
-        const float factor = factor_of_dy(ctx.get<Tensor::kRowProbs>()[number]);
-        ctx.kernels.scale_row(ctx.view.hidden, token, factor, row);
+template <class TokenOf>
+void weight_rows(const PassContext& ctx, const Task& task, TokenOf&& token_of) {
+  for_each_row<Tensor::kDyRows>(
+      ctx, task, token_of, [&](bf16* to, const bf16* token, std::int64_t row) {
+        ctx.kernels.scale_row(ctx.view.hidden, token, factor_of_dy(prob_of_row(ctx, row)), to);
       });
 }
 
@@ -71,7 +70,7 @@ void copy_probs(const PassContext& ctx, const Task& task) {
         ctx.peer(pull.source).get<Tensor::kProbs>() + std::int64_t{pull.token} * v.topk;
     for (int c = 0; c < pull.num_rows; ++c) {
       const std::int64_t row = v.pull_rows[pull.first_row + c];
-      ctx.get<Tensor::kRowProbs>()[row] = probs[v.row_origin[row].slot];
+      ctx.get<Tensor::kRowProbs>()[ctx.row<Tensor::kRowProbs>(row)] = probs[v.row_origin[row].slot];
     }
   }
 }
@@ -79,23 +78,23 @@ void copy_probs(const PassContext& ctx, const Task& task) {
 }  // namespace
 
 void dispatch(const PassContext& ctx, const Task& task) {
-  const bool forward = ctx.view.pass == Pass::kForward;
-  if (!forward && ctx.view.probs == Probs::kAfter) return weight_rows(ctx, task);
-  fill_rows(ctx, task, forward ? ctx.get<Tensor::kXRows>() : ctx.get<Tensor::kDyRows>(),
-            [&](const Pull& pull) { return published<Tensor::kTokens>(ctx, pull); });
-  if (!forward) return;
+  const auto token_of = [&](const Pull& pull) { return published<Tensor::kTokens>(ctx, pull); };
+  const bool backward = ctx.view.pass == Pass::kBackward;
+  if (backward && ctx.view.probs == Probs::kAfter) return weight_rows(ctx, task, token_of);
+  if (backward) return fill_rows<Tensor::kDyRows>(ctx, task, token_of);
+  fill_rows<Tensor::kXRows>(ctx, task, token_of);
   copy_probs(ctx, task);
   if (keeps_received(ctx.view.dropped)) keep_tokens(ctx, task);
 }
 
 void redispatch(const PassContext& ctx, const Task& task) {
-  fill_rows(ctx, task, ctx.get<Tensor::kXRows>(),
-            [&](const Pull& pull) { return published<Tensor::kXTokens>(ctx, pull); });
+  fill_rows<Tensor::kXRows>(
+      ctx, task, [&](const Pull& pull) { return published<Tensor::kXTokens>(ctx, pull); });
 }
 
 // Of forward's tokens, and so without a peer.
 void expand(const PassContext& ctx, const Task& task) {
-  fill_rows(ctx, task, ctx.get<Tensor::kXRows>(), [&](const Pull& pull) {
+  fill_rows<Tensor::kXRows>(ctx, task, [&](const Pull& pull) {
     return ctx.get<Tensor::kReceived>() + received_place(ctx.view, pull) * ctx.view.hidden;
   });
 }

@@ -20,7 +20,8 @@ GateAndUp multiply_halves(const PassContext& ctx, const Tile& tile, const Column
   const PassView& v = ctx.view;
   const auto [first, cols] = columns;
   const std::int64_t size = tile.rows * cols;
-  const MatrixView x{ctx.get<Tensor::kXRows>() + tile.first_row * v.hidden, v.hidden, 1};
+  const MatrixView x{ctx.get<Tensor::kXRows>() + ctx.row<Tensor::kXRows>(tile.first_row) * v.hidden,
+                     v.hidden, 1};
   float* sums = scratch.accumulators.reserve(static_cast<std::size_t>(v.halves() * size + more));
   for (int half = 0; half < v.halves(); ++half) {
     const std::int64_t column = tile.expert * v.h_width() + half * v.intermediate + first;
@@ -54,8 +55,9 @@ void fc1(const PassContext& ctx, const Task& task, Scratch& scratch) {
   bf16* row_of_h = reinterpret_cast<bf16*>(gate + v.halves() * tile.rows * cols);
   for (std::int64_t i = 0; i < tile.rows; ++i) {
     const std::int64_t row = tile.first_row + i;
-    const float prob = v.probs == Probs::kBefore ? ctx.get<Tensor::kRowProbs>()[row] : 1.0f;
-    bf16* h = keeps_h ? ctx.get<Tensor::kH>() + row * v.h_width() + first : row_of_h;
+    const float prob = v.probs == Probs::kBefore ? prob_of_row(ctx, row) : 1.0f;
+    bf16* h =
+        keeps_h ? ctx.get<Tensor::kH>() + ctx.row<Tensor::kH>(row) * v.h_width() + first : row_of_h;
     ctx.kernels.of(v.activation)
         .forward(cols, gate + i * cols, at(up, i * cols), prob, h,
                  h + (keeps_h ? v.intermediate : cols),
@@ -71,7 +73,8 @@ void refc1(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const auto [first, cols] = columns;
   const auto [gate, up] = multiply_halves(ctx, tile, columns, scratch);
   for (std::int64_t i = 0; i < tile.rows; ++i) {
-    bf16* h = ctx.get<Tensor::kH>() + (tile.first_row + i) * v.h_width() + first;
+    const std::int64_t row = ctx.row<Tensor::kH>(tile.first_row + i);
+    bf16* h = ctx.get<Tensor::kH>() + row * v.h_width() + first;
     ctx.kernels.round_row(cols, gate + i * cols, h);
     if (up != nullptr) ctx.kernels.round_row(cols, up + i * cols, h + v.intermediate);
   }

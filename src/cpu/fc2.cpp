@@ -13,7 +13,7 @@ void add_b2(const PassContext& ctx, const Tile& tile, const ColumnRange& columns
   const bf16* b2 = ctx.get<Tensor::kB2>() + tile.expert * v.hidden + first;
   for (std::int64_t i = 0; i < tile.rows; ++i) {
     const bool before = v.probs == Probs::kBefore;
-    const float prob = before ? ctx.get<Tensor::kRowProbs>()[tile.first_row + i] : 1.0f;
+    const float prob = before ? prob_of_row(ctx, tile.first_row + i) : 1.0f;
     ctx.kernels.add_bias_row(cols, y + i * cols, b2, prob);
   }
 }
@@ -60,9 +60,9 @@ void dfc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
 
   for (std::int64_t i = 0; i < tile.rows; ++i) {
     const std::int64_t row = tile.first_row + i;
-    const bf16* h = ctx.get<Tensor::kH>() + row * v.h_width() + first;
+    const bf16* h = ctx.get<Tensor::kH>() + ctx.row<Tensor::kH>(row) * v.h_width() + first;
     bf16* dh = ctx.get<Tensor::kDh>() + row * v.h_width() + first;
-    const float prob = ctx.get<Tensor::kRowProbs>()[row];
+    const float prob = prob_of_row(ctx, row);
     ctx.kernels.of(v.activation)
         .backward(cols, da + i * cols, h, h + v.intermediate, factor_of_da(v, prob), dh,
                   dh + v.intermediate, ctx.get<Tensor::kA>() + row * v.intermediate + first,

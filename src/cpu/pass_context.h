@@ -6,7 +6,7 @@
 #include "cpu/kernels/kernels.h"
 #include "group/heap.h"
 #include "layout/tensor_table.h"
-#include "schedule/pass_view.h"
+#include "schedule/saved_rows.h"
 #include "uniep/layer.h"
 
 namespace uniep::cpu {
@@ -42,13 +42,19 @@ struct PassContext {
   TypeOf<t>* get() const {
     return tensors.get<t>();
   }
+  /// Where that tensor of rows has row number `row` of the plan.
+  template <Tensor t>
+  std::int64_t row(std::int64_t row) const {
+    return row_in<t>(view, row);
+  }
   Peer peer(int rank) const { return {*heaps[static_cast<std::size_t>(rank)], layout}; }
 };
 
 /// Buffers of one worker, kept from task to task.
 struct Scratch {
   GemmScratch packing;
-  GemmScratch accumulators;  // fp32 results of the tile at hand
+  GemmScratch accumulators;    // fp32 results of the tile at hand
+  std::vector<bf16> gathered;  // columns of rows that lie in several pages
 };
 
 }  // namespace uniep::cpu

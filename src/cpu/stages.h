@@ -33,6 +33,10 @@ void push_dprobs(const PassContext& ctx, const Tile& tile);
 // from dispatch on, and dprobs are divided by p; a row whose p is 0 stays dy, and its da counts as
 // 0 but for dprobs.
 
+/// The probability of a row, wherever it is kept.
+inline float prob_of_row(const PassContext& ctx, std::int64_t row) {
+  return ctx.get<Tensor::kRowProbs>()[ctx.row<Tensor::kRowProbs>(row)];
+}
 /// What a row of dy is multiplied by when it is dispatched, with Probs::kAfter.
 inline float factor_of_dy(float prob) { return prob == 0 ? 1.0f : prob; }
 /// What da and the function of h are multiplied by in dh and in a.

@@ -33,9 +33,11 @@ RowRange tile_rows(const PassView& v, const Task& task) {
 }
 
 /// One tile of left^T right, summed over an expert's rows in canonical order, into dw[expert].
-/// `left` is [rows, grid.rows], `right` is [rows, grid.cols], both at the expert's first row.
+/// `left` is [rows, grid.rows] at the expert's first row; `right(first, count)` is [rows, count]:
+/// that many columns of the right operand, likewise.
+template <class Right>
 void wgrad_tile(const PassContext& ctx, const Task& task, Scratch& scratch, const bf16* left,
-                const bf16* right, const WeightGrad& dw) {
+                const WeightGrad& dw, const Right& right) {
   const PassView& v = ctx.view;
   const StageGrid grid = stage_grid(v, task.stage);
   const std::int64_t rows = v.tokens_per_expert[task.expert];
@@ -44,7 +46,7 @@ void wgrad_tile(const PassContext& ctx, const Task& task, Scratch& scratch, cons
   if (is_kept(dw, rows)) return;
 
   float* sums = scratch.accumulators.reserve(static_cast<std::size_t>(m * n));
-  gemm_tile(ctx.kernels, m, n, rows, {left + m0, 1, grid.rows}, {right + n0, grid.cols, 1}, sums, n,
+  gemm_tile(ctx.kernels, m, n, rows, {left + m0, 1, grid.rows}, right(n0, n), sums, n,
             scratch.packing);
   for (std::int64_t i = 0; i < m; ++i) {
     const std::int64_t offset = (task.expert * grid.rows + m0 + i) * grid.cols + n0;
@@ -72,6 +74,22 @@ void bias_tile(const PassContext& ctx, const Task& task, Scratch& scratch, const
   store(ctx.kernels, db, task.expert * width + m0, m, sums);
 }
 
+/// Columns of x of all rows of an expert, which may lie in several pages of a row pool.
+MatrixView columns_of_x(const PassContext& ctx, const Task& task, Scratch& scratch,
+                        std::int64_t first, std::int64_t count) {
+  const PassView& v = ctx.view;
+  const bf16* x = ctx.get<Tensor::kXRows>() + first;
+  const std::int64_t row = v.segment_begin[task.expert];
+  const std::int64_t rows = v.tokens_per_expert[task.expert];
+  if (v.pages == nullptr || !is_saved<Tensor::kXRows>(v)) return {x + row * v.hidden, v.hidden, 1};
+  scratch.gathered.resize(static_cast<std::size_t>(rows * count));
+  for (std::int64_t i = 0; i < rows; ++i) {
+    std::copy_n(x + ctx.row<Tensor::kXRows>(row + i) * v.hidden, count,
+                scratch.gathered.data() + i * count);
+  }
+  return {scratch.gathered.data(), count, 1};
+}
+
 }  // namespace
 
 // dw2 = dy^T a; db2 = the sum of dy, each row times what b2 was multiplied by.
@@ -79,18 +97,21 @@ void wgrad2(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const PassView& v = ctx.view;
   const std::int64_t row = v.segment_begin[task.expert];
   const bf16* dy = ctx.get<Tensor::kDyRows>() + row * v.hidden;
-  wgrad_tile(ctx, task, scratch, dy, ctx.get<Tensor::kA>() + row * v.intermediate, ctx.dw2);
-  const float* probs = ctx.get<Tensor::kRowProbs>() + row;
+  const bf16* a = ctx.get<Tensor::kA>() + row * v.intermediate;
+  wgrad_tile(ctx, task, scratch, dy, ctx.dw2, [&](std::int64_t first, std::int64_t) {
+    return MatrixView{a + first, v.intermediate, 1};
+  });
   bias_tile(ctx, task, scratch, dy, ctx.db2,
-            [&](std::int64_t i) { return factor_of_da(v, probs[i]); });
+            [&](std::int64_t i) { return factor_of_da(v, prob_of_row(ctx, row + i)); });
 }
 
 // dw1 = dh^T x; db1 = the sum of dh.
 void wgrad1(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const PassView& v = ctx.view;
-  const std::int64_t row = v.segment_begin[task.expert];
-  const bf16* dh = ctx.get<Tensor::kDh>() + row * v.h_width();
-  wgrad_tile(ctx, task, scratch, dh, ctx.get<Tensor::kXRows>() + row * v.hidden, ctx.dw1);
+  const bf16* dh = ctx.get<Tensor::kDh>() + v.segment_begin[task.expert] * v.h_width();
+  wgrad_tile(ctx, task, scratch, dh, ctx.dw1, [&](std::int64_t first, std::int64_t count) {
+    return columns_of_x(ctx, task, scratch, first, count);
+  });
   bias_tile(ctx, task, scratch, dh, ctx.db1, [](std::int64_t) { return 1.0f; });
 }
 

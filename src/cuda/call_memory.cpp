@@ -26,11 +26,12 @@ CallMemory::CallMemory(const Problem& problem, int num_ranks, std::byte* workspa
       workspace_(problem, num_ranks, workspace) {}
 
 /// Two plans: `last_pass` asks for the last one's traffic.
-void CallMemory::reserve_step() {
+void CallMemory::reserve_step(bool row_pool) {
   if (workspace_.is_callers()) return;
   std::vector<std::shared_ptr<std::byte>> together;
-  for (const std::int64_t bytes : {bytes_.plan, bytes_.plan, bytes_.saved, bytes_.forward_rows,
-                                   bytes_.backward_rows, bytes_.order}) {
+  for (const std::int64_t bytes : {bytes_.plan, bytes_.plan, row_pool ? 0 : bytes_.saved,
+                                   bytes_.forward_rows, bytes_.backward_rows, bytes_.order}) {
+    if (bytes == 0) continue;
     together.push_back(take(nullptr, bytes, BufferPool::Use::kHeld, false));
   }
 }

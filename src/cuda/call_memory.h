@@ -17,10 +17,10 @@ class CallMemory {
   CallMemory(const Problem& problem, int num_ranks, std::byte* workspace);
 
   /// What one step takes is there from then on, so that it can be captured in a CUDA graph, and
-  /// that a lack of memory shows here. If the workspace is the caller's, nothing is reserved: such
-  /// a caller brings plans and saved tensors too, as a rule, and else they are allocated when
-  /// taken.
-  void reserve_step();
+  /// that a lack of memory shows here; but for what it saves, if that is in a row pool. If the
+  /// workspace is the caller's, nothing is reserved: such a caller brings plans and saved tensors
+  /// too, as a rule, and else they are allocated when taken.
+  void reserve_step(bool row_pool);
 
   const LayerWorkspace& workspace() const { return workspace_; }
   PlanScratch plan_scratch() const;

@@ -17,8 +17,10 @@
 #include "cuda/pass_record.h"
 #include "cuda/plan_handle.h"
 #include "cuda/profiler_range.h"
+#include "cuda/row_pool.h"
 #include "cuda/tensor_alignment.h"
 #include "layer/arguments.h"
+#include "layer/saved_pages.h"
 #include "plan/plan_data.h"
 
 namespace uniep::cuda {
@@ -46,6 +48,18 @@ std::vector<LaunchQueues> launch_queues(const DeviceOrder& order, int launches) 
     queues.push_back({.comm = order.comm_queue(i), .main = order.main_queue(i)});
   }
   return queues;
+}
+
+/// The options' row pool, if it is one for this layer; null: they have none.
+std::shared_ptr<DeviceRowPool> pool_of(const LayerOptions& options, const LayerGroup& group) {
+  if (!options.row_pool) return nullptr;
+  const auto& data = options.row_pool->data();
+  check_pool(*data, Backend::kCuda, group.problem());
+  auto pool = std::dynamic_pointer_cast<DeviceRowPool>(data);
+  require(pool->device() == group.device(), ErrorCode::kInvalidArgument,
+          "options.row_pool lies on device ", pool->device(), "; one on the layer's device ",
+          group.device(), " is accepted");
+  return pool;
 }
 
 /// The calls of a layer: what each checks, which memory it works in, and what it launches.
@@ -80,9 +94,11 @@ class CudaLayer final : public LayerBackend {
   auto collective(const RoutingPlan* plan, const CallOptions& options, const Body& body);
 
   RoutingPlan make_plan(std::span<const std::int32_t> topk_ids, const CallOptions& options);
-  RoutingPlan plan_with(std::int64_t tokens, std::unique_ptr<CudaPlan> remote, bool flagged) const;
+  RoutingPlan plan_with(std::int64_t tokens, std::unique_ptr<CudaPlan> remote, bool flagged,
+                        std::shared_ptr<PageLease> lease = nullptr) const;
   std::unique_ptr<SavedData> make_saved(const RoutingPlan& plan, const StepMemory& memory);
   Saved run_forward(const RoutingPlan& plan, const ForwardArgs& args, const CallOptions& options);
+  void return_pages(const SavedData& saved, PassPart part, const CallOptions& options);
   void run_backward(const SavedData& saved, std::byte* rows, PassPart part,
                     const BackwardDataArgs& data, const BackwardWeightsArgs& weights,
                     const Schedule& schedule);
@@ -93,6 +109,7 @@ class CudaLayer final : public LayerBackend {
   void launch(PassLauncher& launcher, const OrderArgs& order, const EnterArgs& enter);
 
   const std::shared_ptr<const LayerGroup> group_;
+  const std::shared_ptr<DeviceRowPool> pool_;  // or null
   const MemoryNeeds needs_;
   const FaultInjection faults_;
   const int sms_;
@@ -104,6 +121,7 @@ class CudaLayer final : public LayerBackend {
 
 CudaLayer::CudaLayer(std::shared_ptr<const LayerGroup> group, const LayerOptions& options)
     : group_(std::move(group)),
+      pool_(pool_of(options, *group_)),
       needs_(memory_needs(problem(), group_->size())),
       faults_(options.faults),
       sms_(num_sms(group_->device())),
@@ -111,7 +129,7 @@ CudaLayer::CudaLayer(std::shared_ptr<const LayerGroup> group, const LayerOptions
       memory_(problem(), group_->size(), options.memory.workspace.data()),
       record_(sms_, group_->first_expert(), options.record_timeline) {
   prepare_kernels();
-  memory_.reserve_step();
+  memory_.reserve_step(pool_ != nullptr);
 }
 
 void CudaLayer::start_counters_at(std::uint32_t first_count) {
@@ -124,6 +142,7 @@ void CudaLayer::start_counters_at(std::uint32_t first_count) {
 /// Ahead of every call. `plan`: of a pass, if it has one.
 void CudaLayer::begin(const RoutingPlan* plan, const CallOptions& options) {
   calls_.begin(plan, options.cuda_stream);
+  if (pool_) pool_->begin_call(calls_.stream(), calls_.captured());
   if (calls_.captured()) record_.forget_plan();  // a capture may need its memory
 }
 
@@ -153,6 +172,7 @@ RoutingPlan CudaLayer::plan(std::span<const std::int32_t> topk_ids, const CallOp
 RoutingPlan CudaLayer::make_plan(std::span<const std::int32_t> topk_ids,
                                  const CallOptions& options) {
   check_topk_ids(problem(), topk_ids);
+  check_plan_pages(pool_.get(), options.memory);
   check_plan_memory(needs_, options.memory);
   const std::int64_t tokens = static_cast<std::int64_t>(topk_ids.size()) / problem().topk;
   auto remote =
@@ -164,14 +184,20 @@ RoutingPlan CudaLayer::make_plan(std::span<const std::int32_t> topk_ids,
                             calls_.report(), group_->limit_ms());
   args.overflow = options.overflow;
   args.calls = group_->call_state(group_->rank());
+  if (pool_) args.pool = pool_->for_plans();
   const ProfilerRange range([] { return std::string("uniep plan"); });
   check_cuda(launch_plan(args, 0, calls_.stream()), "launch plan");
   calls_.counted();
-  return plan_with(tokens, std::move(remote), options.overflow != nullptr);
+  std::shared_ptr<PageLease> lease;
+  if (pool_) {
+    lease =
+        std::make_shared<DeviceLease>(pool_, remote->memory(), remote->device(), calls_.captured());
+  }
+  return plan_with(tokens, std::move(remote), options.overflow != nullptr, std::move(lease));
 }
 
 RoutingPlan CudaLayer::plan_with(std::int64_t tokens, std::unique_ptr<CudaPlan> remote,
-                                 bool flagged) const {
+                                 bool flagged, std::shared_ptr<PageLease> lease) const {
   auto data = std::make_shared<PlanData>();
   data->problem = problem();
   data->rank = group_->rank();
@@ -180,12 +206,14 @@ RoutingPlan CudaLayer::plan_with(std::int64_t tokens, std::unique_ptr<CudaPlan> 
   data->tokens_per_rank[static_cast<std::size_t>(group_->rank())] = tokens;
   data->flagged = flagged;
   data->remote = std::move(remote);
+  data->lease = std::move(lease);
   return RoutingPlan(std::move(data));
 }
 
 /// Which of the layer's plans it is, nobody knows here: it counts as the first, so that it is under
 /// suspicion as soon as there was a fault.
 Saved CudaLayer::restore(const StepMemory& memory, std::int64_t tokens, bool flagged) {
+  check_restore_pages(pool_.get());
   const std::int64_t rows = check_restored_memory(problem(), needs_, memory, tokens);
   auto remote = std::make_unique<CudaPlan>(callers_memory(memory.plan.data()),
                                            DevicePlanLayout(problem(), group_->size()), 1,
@@ -204,17 +232,20 @@ Saved CudaLayer::run_forward(const RoutingPlan& plan, const ForwardArgs& args,
   check_forward(problem(), communicator(), plan, args, schedule);
   check_alignment(args);
   require_supported(unsupported_reason(schedule, sms_));
+  check_forward_pages(pool_.get(), plan, options.memory);
   std::unique_ptr<SavedData> saved = make_saved(plan, options.memory);
   check_forward_rows_memory(problem(), needs_, options.memory, saved->rows);
   const auto rows = memory_.rows(Pass::kForward, options.memory.forward_rows, calls_.captured());
   PassTensors t = tensors(*saved, rows.get(), Pass::kForward);
   set_tensors(t.table, args);
+  saved->take_pages();
   run(*saved, Pass::kForward, PassPart::kWhole, t, schedule);
   return Saved(std::move(saved));
 }
 
 std::unique_ptr<SavedData> CudaLayer::make_saved(const RoutingPlan& plan,
                                                  const StepMemory& memory) {
+  if (pool_) return std::make_unique<SavedData>(plan, needs_.rows, *pool_);
   if (const auto rows = check_saved_memory(plan, needs_, memory)) {
     return std::make_unique<SavedData>(plan, *rows, memory);
   }
@@ -227,6 +258,7 @@ void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const Cal
   collective(plan_of(saved), options, [&] {
     const Schedule& schedule = *options.schedule;
     check_backward(problem(), communicator(), saved, args, schedule);
+    check_backward_pages(*saved.data(), PassPart::kWhole);
     check_alignment(data_args(args));
     check_alignment(weights_args(args));
     require_supported(unsupported_reason(schedule, sms_));
@@ -236,6 +268,7 @@ void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const Cal
         memory_.rows(Pass::kBackward, options.memory.backward_rows, calls_.captured());
     run_backward(*saved.data(), rows.get(), PassPart::kWhole, data_args(args), weights_args(args),
                  schedule);
+    return_pages(*saved.data(), PassPart::kWhole, options);
   });
 }
 
@@ -244,6 +277,7 @@ void CudaLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
   collective(plan_of(saved), options, [&] {
     const Schedule& schedule = *options.schedule;
     check_backward_data(problem(), communicator(), saved, args, schedule);
+    check_backward_pages(*saved.data(), PassPart::kData);
     check_backward_rows_memory(problem(), needs_, options.memory, saved.data()->rows);
     check_alignment(args);
     require_supported(unsupported_reason(schedule, sms_));
@@ -253,6 +287,7 @@ void CudaLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
     if (calls_.captured()) data.keep_for_replays(rows);
     run_backward(data, rows.get(), PassPart::kData, args, {}, schedule);
     data.backward_rows = rows;
+    return_pages(data, PassPart::kData, options);
   });
 }
 
@@ -262,6 +297,7 @@ void CudaLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
   begin(plan_of(saved), options);
   const Schedule& schedule = *options.schedule;
   check_backward_weights(problem(), communicator(), saved, args, schedule);
+  check_backward_pages(*saved.data(), PassPart::kWeights);
   check_alignment(args);
   require_supported(unsupported_reason(schedule, sms_));
   require_supported(unsupported_reason(args));
@@ -270,6 +306,12 @@ void CudaLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
   if (calls_.captured()) data.keep_for_replays(rows);
   run_backward(data, rows.get(), PassPart::kWeights, {}, args, schedule);
   data.backward_rows.reset();
+  return_pages(data, PassPart::kWeights, options);
+}
+
+void CudaLayer::return_pages(const SavedData& saved, PassPart part, const CallOptions& options) {
+  if (!ends_pages(saved, part, options)) return;
+  dynamic_cast<DeviceLease&>(*saved.lease).give_back_on(calls_.stream(), calls_.captured());
 }
 
 void CudaLayer::run_backward(const SavedData& saved, std::byte* rows, PassPart part,
@@ -305,13 +347,14 @@ void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const Pass
   const auto order_memory = memory_.order(calls_.captured());
   const DeviceOrder order = device_order(
       order_memory.get(), DeviceOrderLayout(problem(), group_->size(), pass, schedule, part));
-  const PassView view = make_pass_view(problem(), group_->rank(), group_->size(),
-                                       saved.plan.tokens(), plan, order, pass, schedule, part);
+  PassView view = make_pass_view(problem(), group_->rank(), group_->size(), saved.plan.tokens(),
+                                 plan, order, pass, schedule, part);
+  if (saved.lease) view.pages = plan.pages;
   const PassMemory memory = pass_memory();
   const DeviceContext context = device_context(problem(), view, memory, group_->limit_ms(),
                                                device_faults(faults_, group_->rank()));
-  PassLauncher launcher(context, tensors, saved.rows, launch_queues(order, num_launches(view)),
-                        sms_, calls_.stream());
+  PassLauncher launcher(context, tensors, {saved.rows, saved.saved_rows},
+                        launch_queues(order, num_launches(view)), sms_, calls_.stream());
   EnterArgs enter = enter_args(problem(), group_->size(), memory, plan.status);
   if (saved.plan.data().flagged) enter.fill = fault_fill(view, tensors);
   record_.start(pass, calls_.streams());
@@ -357,7 +400,8 @@ std::unique_ptr<LayerBackend> make_layer(const Problem& problem, Communicator co
   const auto group = std::make_shared<const LayerGroup>(problem, std::move(communicator), options);
   const DeviceScope scope(group->device());
   std::unique_ptr<CudaLayer> layer;
-  group->agree("memory of a step", [&] { layer = std::make_unique<CudaLayer>(group, options); });
+  group->agree(options.row_pool ? "memory of a step with a row pool" : "memory of a step",
+               [&] { layer = std::make_unique<CudaLayer>(group, options); });
   const std::uint32_t first_count = options.faults.first_count;
   if (first_count != 0) {
     group->agree(cat("first_count ", first_count), [&] { layer->start_counters_at(first_count); });

@@ -130,20 +130,20 @@ FaultFill fault_fill(const PassView& v, const PassTensors& t) {
 
 void prepare_kernels() {
   const auto load = [](cudaError_t error) { check_cuda(error, "load the kernels"); };
-  for (const auto prepare :
-       {prepare_plan, prepare_order, prepare_enter, prepare_fault_fill, prepare_refuse}) {
+  for (const auto prepare : {prepare_plan, prepare_return_pages, prepare_order, prepare_enter,
+                             prepare_fault_fill, prepare_refuse}) {
     load(prepare());
   }
   for (const PassKernel& kernel : kPassKernels) load(kernel.prepare());
   (void)tensor_map_encode_tiled();  // which a first call looks up
 }
 
-PassLauncher::PassLauncher(const DeviceContext& ctx, const PassTensors& tensors, std::int64_t rows,
+PassLauncher::PassLauncher(const DeviceContext& ctx, const PassTensors& tensors, const Rows& rows,
                            std::vector<LaunchQueues> queues, int sms, cudaStream_t stream)
     : ctx_(ctx),
       tensors_(tensors),
       queues_(std::move(queues)),
-      maps_(pass_maps(ctx.view, tensors, rows)),
+      maps_(pass_maps(ctx.view, tensors, rows.of_call, rows.saved)),
       ctas_(num_ctas(ctx.view.schedule, sms)),
       enter_ctas_(sms),
       stream_(stream) {

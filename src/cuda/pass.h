@@ -30,9 +30,14 @@ void prepare_kernels();
 /// One pass on one rank, as launches on a stream. The host waits for nothing.
 class PassLauncher {
  public:
-  /// `ctx` has everything but the tensors; `rows` is the number of rows that the row buffers hold;
-  /// `queues` has the tables of every launch, in order.
-  PassLauncher(const DeviceContext& ctx, const PassTensors& tensors, std::int64_t rows,
+  /// What tensors have room for.
+  struct Rows {
+    std::int64_t of_call = 0;
+    std::int64_t saved = 0;
+  };
+
+  /// `ctx` has everything but the tensors; `queues` has the tables of every launch, in order.
+  PassLauncher(const DeviceContext& ctx, const PassTensors& tensors, const Rows& rows,
                std::vector<LaunchQueues> queues, int sms, cudaStream_t stream);
 
   /// Stages and publishes the tokens, where this part of the pass has any, and zeroes tickets.

@@ -42,8 +42,10 @@ Walk walk_over(const TensorRow& tensor, const StageRow& stage) {
 
 class Mapper {
  public:
-  Mapper(const StageRow& stage, const PassView& view, const PassTensors& tensors, std::int64_t rows)
+  Mapper(const StageRow& stage, const PassView& view, const PassTensors& tensors, std::int64_t rows,
+         std::int64_t saved_rows)
       : stage_(stage),
+        saved_rows_(saved_rows),
         view_(view),
         tensors_(tensors),
         extents_(extents_of_widths(view.topk, view.hidden, view.intermediate, view.halves(),
@@ -84,7 +86,10 @@ class Mapper {
                      int rows) const {
     const Walk walk = walk_over(tensor, stage_);
     std::vector<std::int64_t> sizes;
-    for (const Extent e : walk.extents) sizes.push_back(extents_[e]);
+    const bool saved = is_saved(tensor, view_.dropped);
+    for (const Extent e : walk.extents) {
+      sizes.push_back(saved && e == Extent::kRows ? saved_rows_ : extents_[e]);
+    }
     std::vector<int> box(sizes.size(), 1);
     box[0] = kSwizzleBytes / static_cast<int>(bytes_of(element));
     const bool halves_of_rows = walk.by_halves && walk.extents.back() == Extent::kRows;
@@ -94,6 +99,7 @@ class Mapper {
   }
 
   const StageRow& stage_;
+  const std::int64_t saved_rows_;
   const PassView& view_;
   const PassTensors& tensors_;
   Extents extents_;
@@ -157,12 +163,13 @@ const WeightGrad* PassTensors::weight_grad(Tensor tensor) const {
   return nullptr;
 }
 
-PassMaps pass_maps(const PassView& view, const PassTensors& tensors, std::int64_t rows) {
+PassMaps pass_maps(const PassView& view, const PassTensors& tensors, std::int64_t rows,
+                   std::int64_t saved_rows) {
   PassMaps maps{};
   kLayerGraph.for_each_stage(view.pass, [&](const StageRow& stage) {
     const bool in_part = view.stage(stage.stage).grid != TileGrid::kNone;
     if (stage.kind != StageKind::kProduct || !in_part) return;
-    const Mapper mapper(stage, view, tensors, rows);
+    const Mapper mapper(stage, view, tensors, rows, saved_rows);
     maps.stages[product_number(stage.stage)] = make_maps(mapper, stage, tensors);
   });
   return maps;

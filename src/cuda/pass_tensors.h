@@ -20,7 +20,9 @@ struct PassTensors {
 };
 
 /// Maps of the products that this part of the pass has: what they read and write follows from the
-/// graph. `rows` is the number of rows that the row buffers hold.
-PassMaps pass_maps(const PassView& view, const PassTensors& tensors, std::int64_t rows);
+/// graph. `rows` is the number of rows that the row buffers hold, `saved_rows` of those that are
+/// saved.
+PassMaps pass_maps(const PassView& view, const PassTensors& tensors, std::int64_t rows,
+                   std::int64_t saved_rows);
 
 }  // namespace uniep::cuda

@@ -28,6 +28,7 @@ class CudaPlan final : public RemotePlan {
         captured_(captured) {}
 
   const DevicePlan& device() const { return plan_; }
+  const std::shared_ptr<std::byte>& memory() const { return memory_; }
   std::int64_t number() const { return number_; }
 
   /// Whether the plan lies in memory of the caller, who may have other use for it by now.

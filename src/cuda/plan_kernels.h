@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/plan_memory.h"
+#include "layout/page_pool.h"
 
 // Launches of the plan and order kernels. They neither allocate nor synchronise, and can be
 // captured in a CUDA graph: what changes from plan to plan is counted on the device.
@@ -13,6 +14,13 @@ namespace uniep::cuda {
 struct PlanExchange {
   PlanExchangeLayout layout;
   std::byte* parts[kMaxCudaRanks] = {};  // by rank, as mapped here
+};
+
+/// A rank's row pool as kernels see it.
+struct PlanPool {
+  PageStack stack;
+  std::int64_t pages = 0;  // 0: the layer has none
+  std::int64_t page_bytes = 0;
 };
 
 /// What the plan kernel is told. `report` is host-visible memory, reset by the host alone.
@@ -29,6 +37,7 @@ struct PlanArgs {
   PlanExchange exchange;
   PlanScratch scratch;
   DevicePlan plan;
+  PlanPool pool;
   PlanReport* report = nullptr;
   std::int64_t* overflow = nullptr;  // CallOptions::overflow; then `report` is told of no fault
   std::uint32_t limit_ticks = 0;     // of every wait, in units of 1024 ns
@@ -47,6 +56,11 @@ cudaError_t prepare_order();
 /// Exchanges the routing with all ranks, which launch it alike, and fills `args.plan`. At most
 /// `ctas` CTAs, resident together; 0: one per SM.
 cudaError_t launch_plan(const PlanArgs& args, int ctas, cudaStream_t stream);
+
+/// Gives the pages that a plan holds back to the pool, if it holds any.
+cudaError_t prepare_return_pages();
+cudaError_t launch_return_pages(const PageStack& stack, const DevicePlan& plan,
+                                cudaStream_t stream);
 
 /// What the order kernel is told: `view` is make_pass_view of the same plan and order.
 struct OrderArgs {

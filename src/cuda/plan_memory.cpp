@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "cuda/device/sm90/tile_shape.h"
 #include "cuda/wait_failure.h"
+#include "layout/page_pool.h"
 #include "schedule/open_sizes.h"
 #include "schedule/pass_stages.h"
 
@@ -71,7 +72,9 @@ DevicePlan device_plan(std::byte* base, const DevicePlanLayout& l) {
           .row_origin = at<RowOrigin>(base, l.row_origin),
           .pulls = at<Pull>(base, l.pulls),
           .pull_rows = at<std::int64_t>(base, l.pull_rows),
-          .pull_of_row = at<std::int32_t>(base, l.pull_of_row)};
+          .pull_of_row = at<std::int32_t>(base, l.pull_of_row),
+          .num_pages = at<std::int32_t>(base, l.num_pages),
+          .pages = at<std::int32_t>(base, l.pages)};
 }
 
 DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass, const Schedule& s,
@@ -157,6 +160,7 @@ PassView make_pass_view(const Problem& problem, int rank, int num_ranks, std::in
   v.topk_ids = plan.topk_ids;
   v.row_origin = plan.row_origin;
   v.pull_rows = plan.pull_rows;
+  v.page_shift = page_shift(problem);
   v.pull_of_row = plan.pull_of_row;
   v.expert_order = order.expert_order;
   v.tiles = order.tiles;

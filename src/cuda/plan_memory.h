@@ -61,6 +61,8 @@ struct DevicePlanLayout {
   std::int64_t pulls;              // Pull [most pulls]
   std::int64_t pull_rows;          // int64 [capacity]
   std::int64_t pull_of_row;        // int32 [capacity]
+  std::int64_t num_pages;          // int32 [1]
+  std::int64_t pages;              // int32 [capacity / row_align]
   std::int64_t bytes;
 
   DevicePlanLayout(const Problem& p, int num_ranks) {
@@ -77,6 +79,8 @@ struct DevicePlanLayout {
     pulls = r.take<Pull>(min_of<std::int64_t>(capacity, num_ranks * p.max_tokens));
     pull_rows = r.take<std::int64_t>(capacity);
     pull_of_row = r.take<std::int32_t>(capacity);
+    num_pages = r.take<std::int32_t>(1);
+    pages = r.take<std::int32_t>(capacity / p.row_align);
     bytes = r.bytes();
   }
 };
@@ -93,6 +97,8 @@ struct DevicePlan {
   Pull* pulls = nullptr;
   std::int64_t* pull_rows = nullptr;
   std::int32_t* pull_of_row = nullptr;  // index of the pull that fills the row
+  std::int32_t* num_pages = nullptr;    // of a row pool that it holds now
+  std::int32_t* pages = nullptr;        // by row / row_align
 };
 
 /// The plan in memory that starts at `base`.

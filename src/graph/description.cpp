@@ -57,6 +57,8 @@ const char* text_of(CounterOf of) {
       return "a tile of rows: 1 a task on it";
     case CounterOf::kExpert:
       return "an expert: 1 a task on its tiles";
+    case CounterOf::kExpertRows:
+      return "an expert: 1 a row";
     case CounterOf::kTokenBlock:
       return "a block of tokens and a pushing rank: 1 an element";
   }

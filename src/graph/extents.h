@@ -67,6 +67,7 @@ inline std::int64_t counters_of(CounterOf of, const Extents& e) {
     case CounterOf::kTile:
       return e[Extent::kRowGroups];
     case CounterOf::kExpert:
+    case CounterOf::kExpertRows:
       return e[Extent::kLocalExperts];
     case CounterOf::kTokenBlock:
       return e[Extent::kTokenBlocks] * e[Extent::kRanks];

@@ -176,21 +176,23 @@ enum class CounterKind : std::uint8_t {
   kPublished,   ///< [source rank], on every rank: the source's tokens can be pulled
   kRowsReady,   ///< [row / rows_per_counter]: rows dispatched
   kXReady,      ///< [row / rows_per_counter]: rows of x made again
+  kXDone,       ///< [local expert]: the same
   kHReady,      ///< [tile]: column tiles of refc1 done
   kTileDone,    ///< [tile]: column tiles of the first product done
   kExpertDone,  ///< [local expert]: tiles of dfc2 done
   kArrived,     ///< [token block, pushing rank], on the tokens' rank: elements pushed
 };
-inline constexpr int kNumCounterKinds = 7;
+inline constexpr int kNumCounterKinds = 8;
 inline constexpr int kMaxCounterKinds = 10;
 
 /// What one counter of a kind stands for, and so what a task adds to which of them.
 enum class CounterOf : std::uint8_t {
-  kSource,     ///< a rank, on every rank: 1 by it, for all its tasks
-  kRowGroup,   ///< rows_per_counter rows of this rank: 1 a row
-  kTile,       ///< a tile of rows of this rank: 1 a task on it
-  kExpert,     ///< an expert of this rank: 1 a task on its tiles
-  kTokenBlock  ///< token_block tokens, and a pushing rank: 1 an element
+  kSource,      ///< a rank, on every rank: 1 by it, for all its tasks
+  kRowGroup,    ///< rows_per_counter rows of this rank: 1 a row
+  kTile,        ///< a tile of rows of this rank: 1 a task on it
+  kExpert,      ///< an expert of this rank: 1 a task on its tiles
+  kExpertRows,  ///< an expert of this rank: 1 a row
+  kTokenBlock   ///< token_block tokens, and a pushing rank: 1 an element
 };
 
 struct CounterRow {

@@ -76,6 +76,7 @@ constexpr void add_counters(Graph& g) {
   g.add({CounterKind::kPublished, "published", CounterOf::kSource});
   g.add({CounterKind::kRowsReady, "rows_ready", CounterOf::kRowGroup});
   g.add({CounterKind::kXReady, "x_ready", CounterOf::kRowGroup});
+  g.add({CounterKind::kXDone, "x_done", CounterOf::kExpertRows});
   g.add({CounterKind::kHReady, "h_ready", CounterOf::kTile});
   g.add({CounterKind::kTileDone, "tile_done", CounterOf::kTile});
   g.add({CounterKind::kExpertDone, "expert_done", CounterOf::kExpert});
@@ -114,7 +115,7 @@ constexpr StageRow refetch_row(Stage stage) {
   row.place = StagePlace::kRefetch;
   row.like = Stage::kDispatch;
   row.writes = {Tensor::kXRows};
-  row.signals = bit_of(CounterKind::kXReady);
+  row.signals = bit_of(CounterKind::kXReady) | bit_of(CounterKind::kXDone);
   row.look.trace_color = "rail_load";
   return row;
 }
@@ -262,7 +263,7 @@ constexpr void add_backward(Graph& g) {
   wgrad1.rows = Extent::kBothHalves;
   wgrad1.cols = Extent::kHidden;
   wgrad1.reads = {kDh, kXRows};
-  wgrad1.waits = bit_of(CounterKind::kXReady) | bit_of(CounterKind::kExpertDone);
+  wgrad1.waits = bit_of(CounterKind::kXDone) | bit_of(CounterKind::kExpertDone);
   wgrad1.writes = {kDw1, kDb1};
   wgrad1.look = {"#907db1", "startup"};
   g.add(wgrad1);

@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "layer/callers_memory.h"
+#include "layer/row_pool_data.h"
 #include "layout/tensor_table.h"
+#include "plan/plan_data.h"
 #include "uniep/layer.h"
 
 namespace uniep {
@@ -18,17 +20,38 @@ struct SavedData {
   /// `layout.bytes`.
   SavedData(const RoutingPlan& p, std::int64_t num_rows, const SavedLayout& layout,
             std::shared_ptr<void> memory, std::byte* base)
-      : plan(p), rows(num_rows), memory_(std::move(memory)), own_bytes_(layout.bytes) {
+      : plan(p),
+        rows(num_rows),
+        saved_rows(num_rows),
+        memory_(std::move(memory)),
+        own_bytes_(layout.bytes) {
     tensors.set(layout, base);
   }
   /// In the caller's x_rows, h and row_probs, as far as they are kept.
   SavedData(const RoutingPlan& p, std::int64_t num_rows, const StepMemory& callers)
-      : plan(p), rows(num_rows) {
+      : plan(p), rows(num_rows), saved_rows(num_rows) {
     const Dropped dropped = dropped_by(p.problem());
     if (!dropped.x_rows) tensors.set(Tensor::kXRows, callers.x_rows.data());
     if (keeps_received(dropped)) tensors.set(Tensor::kReceived, callers.x_rows.data());
     if (!dropped.h) tensors.set(Tensor::kH, callers.h.data());
     tensors.set(Tensor::kRowProbs, callers.row_probs.data());
+  }
+
+  /// In pages of a row pool, from take_pages() on.
+  SavedData(const RoutingPlan& p, std::int64_t num_rows, const RowPoolData& pool)
+      : plan(p), rows(num_rows), saved_rows(pool.rows()) {
+    tensors.set(pool.layout.rows, pool.base);
+  }
+  SavedData(const SavedData&) = delete;
+  SavedData& operator=(const SavedData&) = delete;
+  ~SavedData() {
+    if (lease) lease->give_back();
+  }
+
+  /// A forward pass begins. If it has pages, they are the plan's, and go back with this.
+  void take_pages() {
+    lease = plan.data().lease;
+    if (lease) lease->begin_forward();
   }
 
   bf16* h() const { return tensors.get<Tensor::kH>(); }
@@ -48,7 +71,9 @@ struct SavedData {
 
   RoutingPlan plan;
   std::int64_t rows;
-  TensorTable tensors;  // those whose lifetime is kSaved
+  std::int64_t saved_rows;             // of `tensors`: as many, or those of a row pool
+  std::shared_ptr<PageLease> lease{};  // with a row pool
+  TensorTable tensors;                 // those whose lifetime is kSaved
   /// RowLayout of `rows` (null where there are none), from backward_data until backward_weights.
   std::optional<std::shared_ptr<std::byte>> backward_rows;
   /// Those of captured calls, which replays write and read again.

@@ -99,17 +99,19 @@ struct SymmetricLayout : TensorLayout {
 /// The part of a GPU rank's symmetric memory through which ranks exchange their routing. Offsets
 /// are from the start of this part; zeroed once, when it is allocated.
 ///
-/// Every rank writes its topk_ids and its number of tokens into every rank's copy, then adds to its
-/// flag there. Plan number n (from 1) uses half n % 2, and nobody need say that a half was read: a
-/// rank writes for plan n only after its own plan n - 1 was finished, for which it saw flags that
-/// every peer raised in plan n - 1. A peer raises them in a kernel that runs after its plan n - 2
-/// on the same stream, so what it read of half n % 2 then, it has read.
+/// Every rank writes its topk_ids, its number of tokens and how full its row pool is into every
+/// rank's copy, then adds to its flag there. Plan number n (from 1) uses half n % 2, and nobody
+/// need say that a half was read: a rank writes for plan n only after its own plan n - 1 was
+/// finished, for which it saw flags that every peer raised in plan n - 1. A peer raises them in a
+/// kernel that runs after its plan n - 2 on the same stream, so what it read of half n % 2 then, it
+/// has read.
 struct PlanExchangeLayout {
   /// What a rank adds to its flags in one plan, whatever its grid: a part of its ids each.
   static constexpr std::uint32_t kParts = 64;
 
   std::int64_t ids;     // int32 [2, ranks, slots_per_rank]
   std::int64_t tokens;  // int64 [2, ranks]: by source
+  std::int64_t pools;   // int64 [2, ranks, 2]: by source; pages of its row pool, and free ones
   std::int64_t flags;   // uint32 [ranks]: by source, kParts a plan
   std::int64_t bytes;
   std::int64_t slots_per_rank;  // a multiple of 4, so that 16-byte stores may pass the last id
@@ -119,6 +121,7 @@ struct PlanExchangeLayout {
     detail::Ranges r;
     ids = r.take<std::int32_t>(2 * num_ranks * slots_per_rank);
     tokens = r.take<std::int64_t>(2 * num_ranks);
+    pools = r.take<std::int64_t>(2 * num_ranks * 2);
     flags = r.take<std::uint32_t>(num_ranks);
     bytes = r.bytes();
   }

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "plan/page_lease.h"
 #include "plan/routing_fault.h"
 #include "uniep/routing_plan.h"
 
@@ -49,6 +50,10 @@ struct PlanData {
   /// (CallOptions::overflow).
   bool flagged = false;
   RoutingFault fault;  // of a plan on the host; then it has no rows
+  /// The pages of its saved rows, of a layer with a row pool ...
+  std::shared_ptr<PageLease> lease;
+  /// ... and on the host where they are: by row / row_align. Kept by `lease`.
+  const std::int32_t* pages = nullptr;
 
   std::unique_ptr<RemotePlan> remote;
   mutable std::once_flag fetched;

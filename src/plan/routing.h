@@ -1,9 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "layout/page_pool.h"
+#include "plan/page_lease.h"
 #include "plan/routing_fault.h"
 #include "uniep/routing_plan.h"
 
@@ -27,9 +30,17 @@ struct RoutingCheck {
 /// Throws Error(kInvalidArgument) where there are more or fewer ids than the tokens have.
 RoutingCheck check_routing(const Problem& problem, const Routing& routing);
 
+/// Of a routing without a fault: pages that each rank saves.
+std::int64_t pages_of(const Problem& problem, int num_ranks, const RoutingCheck& check, int rank);
+
+/// Adds the fault of row pools that are too full; `pools` has one for each rank.
+void check_pages(const Problem& problem, std::span<const PageCount> pools, RoutingCheck& check);
+
 /// The plan of `rank`, without rows where the check found a fault.
 RoutingPlan make_plan(const Problem& problem, int rank, const Routing& routing,
-                      const RoutingCheck& check, bool flagged = false);
+                      const RoutingCheck& check, bool flagged = false,
+                      std::shared_ptr<PageLease> lease = nullptr,
+                      const std::int32_t* pages = nullptr);
 
 /// Of the whole routing: equal where routings are, and next to never elsewhere.
 std::uint64_t fingerprint(const Routing& routing);

@@ -1,8 +1,13 @@
 #include "plan/routing_fault.h"
 
 #include "base/check.h"
+#include "layout/page_pool.h"
 
 namespace uniep {
+
+std::int64_t pool_bytes_that_would_do(const RoutingFault& fault, const Problem& problem) {
+  return bytes_for_pages(page_bytes(problem), fault.held + fault.value);
+}
 
 void throw_if_any(const RoutingFault& f, const Problem& p, int num_ranks) {
   switch (f.kind) {
@@ -21,6 +26,12 @@ void throw_if_any(const RoutingFault& f, const Problem& p, int num_ranks) {
                                             " rows (padding included), but capacity_rows is ",
                                             capacity_rows(p, num_ranks), "; capacity_rows=",
                                             f.value, " would do for this routing"));
+    case RoutingFault::Kind::kPages:
+      throw Error(ErrorCode::kCapacity,
+                  cat("rank ", f.rank, " would save ", f.value, " pages of rows, but ", f.held,
+                      " of the ", f.pool, " pages of its row pool are held by other plans; ",
+                      pool_bytes_that_would_do(f, p), " bytes (", f.held + f.value,
+                      " pages) would do for this routing, or backward passes ahead of it"));
   }
 }
 

@@ -46,15 +46,23 @@ std::vector<std::int64_t> count_rows(int num_experts, std::span<const std::int32
   return rows;
 }
 
-/// The rank that receives most rows, padding included.
+/// Rows that a rank receives, padding included.
+std::int64_t rows_of_rank(const Problem& p, int num_ranks, const std::vector<std::int64_t>& rows,
+                          int rank) {
+  const std::size_t local = rows.size() / static_cast<std::size_t>(num_ranks);
+  const std::size_t first = static_cast<std::size_t>(rank) * local;
+  std::int64_t padded = 0;
+  for (std::size_t e = first; e < first + local; ++e) {
+    padded += round_up<std::int64_t>(rows[e], p.row_align);
+  }
+  return padded;
+}
+
+/// The rank that receives most.
 RoutingFault fullest_rank(const Problem& p, int num_ranks, const std::vector<std::int64_t>& rows) {
-  const std::size_t local = rows.size() / num_ranks;
   RoutingFault worst{RoutingFault::Kind::kCapacity, 0, -1, -1, 0};
   for (int r = 0; r < num_ranks; ++r) {
-    std::int64_t padded = 0;
-    for (std::size_t e = r * local; e < (r + 1) * local; ++e) {
-      padded += round_up<std::int64_t>(rows[e], p.row_align);
-    }
+    const std::int64_t padded = rows_of_rank(p, num_ranks, rows, r);
     if (padded > worst.value) {
       worst.value = padded;
       worst.rank = r;
@@ -129,8 +137,30 @@ RoutingCheck check_routing(const Problem& p, const Routing& routing) {
   return check;
 }
 
+std::int64_t pages_of(const Problem& p, int num_ranks, const RoutingCheck& check, int rank) {
+  return rows_of_rank(p, num_ranks, check.rows_of_expert, rank) / p.row_align;
+}
+
+void check_pages(const Problem& p, std::span<const PageCount> pools, RoutingCheck& check) {
+  if (check.fault.kind != RoutingFault::Kind::kNone) return;
+  const int ranks = static_cast<int>(pools.size());
+  std::int64_t most = 0;
+  for (int r = 0; r < ranks; ++r) {
+    const PageCount& pool = pools[static_cast<std::size_t>(r)];
+    const std::int64_t needed = pages_of(p, ranks, check, r);
+    if (needed - pool.free <= most) continue;
+    most = needed - pool.free;
+    check.fault = {.kind = RoutingFault::Kind::kPages,
+                   .rank = r,
+                   .value = needed,
+                   .held = pool.pages - pool.free,
+                   .pool = pool.pages};
+  }
+}
+
 RoutingPlan make_plan(const Problem& problem, int rank, const Routing& routing,
-                      const RoutingCheck& check, bool flagged) {
+                      const RoutingCheck& check, bool flagged, std::shared_ptr<PageLease> lease,
+                      const std::int32_t* pages) {
   const auto& tokens = routing.tokens_per_rank;
   auto plan = std::make_shared<PlanData>();
   plan->problem = problem;
@@ -140,6 +170,8 @@ RoutingPlan make_plan(const Problem& problem, int rank, const Routing& routing,
   plan->fingerprint = fingerprint(routing);
   plan->flagged = flagged;
   plan->fault = check.fault;
+  plan->lease = std::move(lease);
+  plan->pages = pages;
 
   const std::int64_t first_token =
       std::accumulate(tokens.begin(), tokens.begin() + rank, std::int64_t{0});

@@ -42,21 +42,15 @@ UNIEP_HD void for_each_source_wait(const PassView& v, CounterKind kind, const Ta
   }
 }
 
-/// The rows that a task reads: a tile's, or all of an expert's.
-inline UNIEP_HD Tile rows_read(const PassView& v, const Task& task) {
-  if (v.stage(task.stage).grid != TileGrid::kWeightTiles) return v.tiles[task.m];
-  return {v.segment_begin[task.expert], static_cast<std::int32_t>(v.tokens_per_expert[task.expert]),
-          task.expert};
-}
-
-/// Calls f(Wait) for these rows.
+/// Calls f(Wait) for the rows of a tile.
 template <class F>
-UNIEP_HD void for_each_row_wait(const PassView& v, CounterKind kind, const Tile& rows, F&& f) {
+UNIEP_HD void for_each_row_wait(const PassView& v, CounterKind kind, const Task& task, F&& f) {
+  const Tile& tile = v.tiles[task.m];
   const std::int64_t step = v.rows_per_counter();
   const std::uint32_t a_row = v.counter(kind).per_unit;
-  const std::int64_t end = rows.first_row + rows.rows;
-  for (std::int64_t row = rows.first_row / step * step; row < end; row += step) {
-    f(Wait{kind, row / step, a_row * real_rows(v, rows.expert, row), v.rank});
+  for (std::int64_t row = tile.first_row / step * step; row < tile.first_row + tile.rows;
+       row += step) {
+    f(Wait{kind, row / step, a_row * real_rows(v, tile.expert, row), v.rank});
   }
 }
 
@@ -80,13 +74,18 @@ UNIEP_HD void for_each_wait(const PassView& v, CounterKind kind, const Task& tas
     case CounterOf::kSource:
       return for_each_source_wait(v, kind, task, f);
     case CounterOf::kRowGroup:
-      return for_each_row_wait(v, kind, rows_read(v, task), f);
+      return for_each_row_wait(v, kind, task, f);
     case CounterOf::kTile:
       return f(Wait{kind, task.m, counter.per_unit, v.rank});
     case CounterOf::kExpert: {
       const auto rows = static_cast<std::uint32_t>(v.tokens_per_expert[task.expert]);
       const auto tile_m = static_cast<std::uint32_t>(v.schedule.tile_m);
       if (rows > 0) f(Wait{kind, task.expert, ceil_div(rows, tile_m) * counter.per_unit, v.rank});
+      return;
+    }
+    case CounterOf::kExpertRows: {
+      const auto rows = static_cast<std::uint32_t>(v.tokens_per_expert[task.expert]);
+      if (rows > 0) f(Wait{kind, task.expert, rows * counter.per_unit, v.rank});
       return;
     }
     case CounterOf::kTokenBlock:
@@ -106,9 +105,29 @@ inline UNIEP_HD Signal source_signal(const PassView& v, CounterKind kind, int pe
   return {kind, peer, v.rank, 1};
 }
 
-/// Of one row that a pull has brought.
-inline UNIEP_HD Signal row_signal(const PassView& v, CounterKind kind, std::int32_t row) {
+/// The expert that has this row: the last whose segment begins at or before it.
+inline UNIEP_HD int expert_of_row(const PassView& v, std::int32_t row) {
+  int low = 0;
+  int high = v.num_local_experts - 1;
+  while (low < high) {
+    const int mid = (low + high + 1) / 2;
+    if (v.segment_begin[mid] <= row) {
+      low = mid;
+    } else {
+      high = mid - 1;
+    }
+  }
+  return low;
+}
+
+/// Of one row that a pull has brought: to a counter of kRowGroup ...
+inline UNIEP_HD Signal row_group_signal(const PassView& v, CounterKind kind, std::int32_t row) {
   return {kind, v.rank, row / v.rows_per_counter(), 1};
+}
+/// ... or to whichever it is.
+inline UNIEP_HD Signal row_signal(const PassView& v, CounterKind kind, std::int32_t row) {
+  if (v.counter(kind).of != CounterOf::kExpertRows) return row_group_signal(v, kind, row);
+  return {kind, v.rank, expert_of_row(v, row), 1};
 }
 
 /// Of one task on a tile of rows, `tile` of this expert.
@@ -156,6 +175,7 @@ UNIEP_HD void for_each_signal(const PassView& v, CounterKind kind, const Task& t
       for (int peer = 0; peer < v.num_ranks; ++peer) f(source_signal(v, kind, peer));
       return;
     case CounterOf::kRowGroup:
+    case CounterOf::kExpertRows:
       for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
         for (int c = 0; c < v.pulls[i].num_rows; ++c) {
           const std::int64_t row = v.pull_rows[v.pulls[i].first_row + c];

@@ -95,6 +95,7 @@ std::uint32_t signalled(CounterOf of, const StageView& stage) {
   switch (of) {
     case CounterOf::kSource:
     case CounterOf::kRowGroup:
+    case CounterOf::kExpertRows:
       return 1;
     case CounterOf::kTile:
     case CounterOf::kExpert:
@@ -103,6 +104,15 @@ std::uint32_t signalled(CounterOf of, const StageView& stage) {
       return static_cast<std::uint32_t>(stage.cols);
   }
   return 0;
+}
+
+/// What any stage of the pass waits for.
+CounterSet waited_for(const Graph& graph, const PassView& v) {
+  CounterSet all = 0;
+  graph.for_each_stage(v.pass, [&](const StageRow& row) {
+    if (holds(row.when, v.dropped)) all = static_cast<CounterSet>(all | row.waits);
+  });
+  return all;
 }
 
 void count_signals(PassView& v, const StageView& stage) {
@@ -174,6 +184,7 @@ void set_stages(PassView& v, const Graph& graph) {
       extents_of_widths(v.topk, v.hidden, v.intermediate, v.halves(), v.dropped.has_bias);
   v.num_stages = v.num_data_stages = v.num_weight_stages = 0;
   for (StageView& stage : v.stages) stage = {};
+  const CounterSet waited = waited_for(graph, v);
   for (int i = 0; i < graph.num_counters; ++i) v.counters[i] = {.of = graph.counters[i].of};
   graph.for_each_stage(v.pass, [&](const StageRow& row) {
     if (!holds(row.when, v.dropped)) return;
@@ -183,6 +194,7 @@ void set_stages(PassView& v, const Graph& graph) {
     const auto number = static_cast<std::int8_t>(row.stage);
     ensure(number < kMaxStages, "a graph has stage number ", int{number});
     StageView& stage = v.stages[number] = view_of(graph, row, extents, v);
+    stage.signals = static_cast<CounterSet>(stage.signals & waited);
     count_signals(v, stage);
     count_wire_bytes(stage.wire, graph, row, extents);
     if (queued) v.stage_order[v.num_stages++] = number;

@@ -97,7 +97,11 @@ struct PassView {
   const std::int32_t* topk_ids = nullptr;           // of this rank, [tokens, K]
   const RowOrigin* row_origin = nullptr;            // [padded rows]
   const std::int64_t* pull_rows = nullptr;          // rows that a Pull's first_row points into
-  const std::int32_t* pull_of_row = nullptr;        // [padded rows]: index in RoutingPlan::pulls
+  /// [padded rows >> page_shift]: the page of a row pool that holds them, in tensors that are saved
+  /// (saved_rows.h). Null: rows lie there as they are numbered.
+  const std::int32_t* pages = nullptr;
+  std::int32_t page_shift = 0;
+  const std::int32_t* pull_of_row = nullptr;  // [padded rows]: index in RoutingPlan::pulls
 
   const std::int32_t* expert_order = nullptr;   // [local experts]
   const Tile* tiles = nullptr;                  // in the order taken
@@ -175,6 +179,7 @@ inline UNIEP_HD std::int64_t num_counters(const PassView& v, CounterOf of) {
       // Segments are whole tiles long.
       return v.segment_begin[v.num_local_experts] / v.schedule.tile_m;
     case CounterOf::kExpert:
+    case CounterOf::kExpertRows:
       return v.num_local_experts;
     case CounterOf::kTokenBlock:
       return v.num_token_blocks() * v.num_ranks;

@@ -132,8 +132,8 @@ void EmulatedGroup::run_pass(Pass pass, Schedule schedule, PassPart part) {
     const PassView& view = orders.back()->view();
     launchers.emplace_back(
         device_context(problem_, view, memory(r), limit_ms_, device_faults(faults_, r)),
-        tensors(r, pass), plan.padded_rows(), orders.back()->queues(), sms_,
-        streams_[static_cast<std::size_t>(r)]);
+        tensors(r, pass), PassLauncher::Rows{plan.padded_rows(), plan.padded_rows()},
+        orders.back()->queues(), sms_, streams_[static_cast<std::size_t>(r)]);
   }
   check_cuda(cudaDeviceSynchronize(), "prepare a pass");
   for (int r = 0; r < split_.ranks(); ++r) {

@@ -51,6 +51,7 @@ class LayerConfig(ctypes.Structure):
         ("peers", c_void_p),
         ("release", RELEASE),
         ("release_context", c_void_p),
+        ("row_pool", c_void_p),
     )
 
 
@@ -62,7 +63,7 @@ class ForwardCall(ctypes.Structure):
         ("allocate", ALLOCATE),
         *((n, c_void_p) for n in ("allocate_context", "overflow")),
         ("schedule", c_char_p),
-        *((n, c_void_p) for n in ("stream", "b1", "b2")),
+        *((n, c_void_p) for n in ("stream", "saved", "b1", "b2")),
     )
 
 
@@ -77,7 +78,9 @@ class BackwardCall(ctypes.Structure):
         ("ignore_overflow", c_int32),
         ("x", c_void_p),
         ("schedule", c_char_p),
-        *((n, c_void_p) for n in ("stream", "b1", "b2", "db1", "db2")),
+        *((n, c_void_p) for n in ("stream", "saved")),
+        ("keep_pages", c_int32),
+        *((n, c_void_p) for n in ("b1", "b2", "db1", "db2")),
     )
 
 

@@ -299,3 +299,21 @@ def test_tune_and_schedule(tmp_path, monkeypatch):
     assert axes == {name: str(value) for name, value in entry["schedule"].items()}
     with pytest.raises(RuntimeError, match="uniep tune"):
         uniep.tune(*shape, ranks=3)
+
+
+def test_tune_within_a_memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNIEP_TUNE_CACHE", str(tmp_path / "tuned.json"))
+    shape = (64, 32, 8, 2, 64)
+    figures = uniep.tune(*shape, budget=1, memory=1.0, layers=2, in_flight=3, weight_bytes=18)
+    memory = figures["memory"]
+    assert (memory["layers"], memory["in_flight"], memory["bytes_of_parameter"]) == (2, 3, 18)
+    best = memory["choices"][memory["fastest"]]
+    assert best["fits"] and best["measured_ms"] > 0
+    choice = {name: best[name] for name in ("save", "recompute_h", "exact_rows")}
+    uniep.MoELayer(64, 32, 8, 2, **choice)(torch.ones(4, 64).bfloat16())
+    with pytest.raises(RuntimeError, match="nothing fits"):
+        uniep.tune(*shape, budget=1, memory=1e-6, layers=2)
+    with pytest.raises(RuntimeError, match="--pass is given beside --memory"):
+        uniep.tune(*shape, direction="forward", memory=1.0, layers=2)
+    with pytest.raises(RuntimeError, match="--layers is 2"):
+        uniep.tune(*shape, layers=2)

@@ -178,7 +178,7 @@ class Interleaving {
     for (const auto& [key, count] : counts_) {
       if (std::get<0>(key) == CounterKind::kPublished || count == 0) continue;
       const CounterKind kind = std::get<0>(key);
-      const bool of_weights = kind == CounterKind::kExpertDone || kind == CounterKind::kXReady;
+      const bool of_weights = kind == CounterKind::kExpertDone || kind == CounterKind::kXDone;
       if (of_weights && !has_weight_grads()) continue;
       ASSERT_TRUE(waited_for_.contains(key)) << describe(key) << " has no waiter";
     }

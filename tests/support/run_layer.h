@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "base/layer_data.h"
 #include "layer/arguments.h"
+#include "layout/page_pool.h"
 #include "support/guarded_memory.h"
 #include "uniep/layer.h"
 #include "workload/split.h"
@@ -34,7 +36,22 @@ struct RunOptions {
   bool callers_memory = false;
   /// ... which has the rows that come, not as many as there is capacity for.
   bool exact_rows = false;
+  /// What forward saves is in pages of a row pool, in disorder. Not with `callers_memory`.
+  bool row_pool = false;
 };
+
+/// A pool with room for what four plans of a rank may bring.
+inline RowPool roomy_pool(const Problem& problem, const Communicator& communicator) {
+  const std::int64_t pages =
+      4 * (capacity_rows(problem, communicator.size()) / problem.row_align + 1);
+  return RowPool(problem, communicator, {.bytes = PagePoolLayout(problem, pages).bytes});
+}
+
+/// Takes pages, so that a plan's are others than its rows' numbers, and in another order.
+inline RoutingPlan stir_pages(Layer& layer, std::span<const std::int32_t> topk_ids) {
+  (void)layer.plan(topk_ids);  // they go back in reverse
+  return layer.plan(topk_ids);
+}
 
 /// One rank's part of a run in the caller's memory.
 inline void run_in_callers_memory(Layer& layer, const workload::Split& split,
@@ -106,6 +123,7 @@ inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
     const int rank = communicator.rank();
     LayerOptions layer_options = options.layer;
     layer_options.memory = callers.of_rank(rank);
+    if (options.row_pool) layer_options.row_pool = roomy_pool(problem, communicator);
     Layer layer(problem, communicator, layer_options);
     BackwardArgs args = split.backward_args(rank, result);
     if (options.bf16_main_grad) {
@@ -116,7 +134,9 @@ inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
     if (options.callers_memory) {
       return run_in_callers_memory(layer, split, options, args, result);
     }
-    const RoutingPlan plan = layer.plan(split.topk_ids(rank));
+    std::optional<RoutingPlan> held;
+    if (options.row_pool) held = stir_pages(layer, split.topk_ids(rank));
+    RoutingPlan plan = layer.plan(split.topk_ids(rank));
     const ForwardArgs forward = split.forward_args(rank, result);
     Saved saved = layer.forward(plan, forward, options.forward_schedule);
     if (!options.defer_weights) {
@@ -124,6 +144,7 @@ inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
       return;
     }
     layer.backward_data(saved, data_args(args), options.backward_schedule);
+    if (options.row_pool) plan = layer.plan(split.topk_ids(rank));  // one serves one pass
     layer.forward(plan, forward, options.forward_schedule);
     layer.backward_weights(saved, weights_args(args), options.weights_schedule);
   });

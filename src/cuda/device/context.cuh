@@ -8,6 +8,7 @@
 #include "schedule/dependencies.h"
 #include "schedule/queue.h"
 #include "schedule/roles.h"
+#include "schedule/saved_rows.h"
 
 namespace uniep::cuda {
 
@@ -98,6 +99,12 @@ struct DeviceContext {
   template <Tensor forward, Tensor backward>
   __device__ __forceinline__ TypeOf<forward>* get_of_pass() const {
     return view.pass == Pass::kForward ? get<forward>() : get<backward>();
+  }
+
+  /// Where that tensor of rows has row number `row` of the plan.
+  template <Tensor t>
+  __device__ __forceinline__ std::int64_t row(std::int64_t row) const {
+    return row_in<t>(view, row);
   }
 
   __device__ __forceinline__ Peer peer(int rank) const { return {heaps[rank], symmetric}; }

@@ -28,11 +28,13 @@ struct DispatchShared {
 static_assert(kWaitsOf<Stage::kRedispatch> == kWaitsOf<Stage::kDispatch>,
               "they wait for the same, and expand for nothing");
 static_assert(kSignalsOf<Stage::kRedispatch> == kSignalsOf<Stage::kExpand>);
+static_assert(kSignalsOf<Stage::kDispatch> == bit_of(CounterKind::kRowsReady) &&
+              kLayerGraph[CounterKind::kRowsReady].of == CounterOf::kRowGroup);
 
 /// What a pass may have of these besides dispatch.
 struct DispatchKinds {
-  bool keeps_tokens = false;  // each token is stored once more, to be kept
-  bool refetches = false;     // tasks of redispatch or expand
+  bool saves = false;      // what comes is kept: its rows, or each token once
+  bool refetches = false;  // tasks of redispatch or expand
 };
 
 /// One warp's work.
@@ -52,7 +54,7 @@ class DispatchWarp {
         pieces_(ceil_div(token_bytes_, kPullBytes)),
         slot_bytes_(round_up(min_of(token_bytes_, kPullBytes), 128)),
         num_slots_(min_of(kWarpSlotBytes / slot_bytes_, kMaxPullSlots)),
-        keeps_tokens_(kKinds.keeps_tokens && keeps_received(ctx.view.dropped)),
+        keeps_tokens_(kKinds.saves && keeps_received(ctx.view.dropped)),
         // Neighbours pull from one rank: what lies in the local memory does not queue behind
         // NVLink.
         next_task_(std::int64_t{blockIdx.x} * kDispatchWarps + warp_),
@@ -138,7 +140,7 @@ class DispatchWarp {
     batch.stage = kKinds.refetches ? task.stage : Stage::kDispatch;
     if (lane_ < pulls) {
       batch.pull = ctx_.view.pulls[task.m + next_pull_ + lane_];
-      if constexpr (kKinds.keeps_tokens || kKinds.refetches) find_received(batch);
+      if constexpr (kKinds.saves || kKinds.refetches) find_received(batch);
     }
     batch.pieces = pulls * pieces_;
     batch.tile = name_of(task).tile;
@@ -181,7 +183,7 @@ class DispatchWarp {
   __device__ __forceinline__ int row_of(int piece) const {
     if (piece >= pieces_at_hand()) return kNoRow;
     const Pull pull = pull_of(piece);
-    if constexpr (kKinds.keeps_tokens) {
+    if constexpr (kKinds.saves) {
       if (keeps_tokens_) {
         const int place = kept_place_of(piece);
         if (lane_ == kKeepingLane) return place;
@@ -189,6 +191,15 @@ class DispatchWarp {
     }
     if (lane_ >= pull.num_rows) return kNoRow;
     return static_cast<int>(ctx_.view.pull_rows[pull.first_row + lane_]);
+  }
+
+  /// Where the tensor that this pass dispatches to has the row: what is dispatched again is not
+  /// saved.
+  __device__ __forceinline__ int place_of(int row) const {
+    if constexpr (kKinds.saves) {
+      if (row != kNoRow) return static_cast<int>(ctx_.row<Tensor::kXRows>(row));
+    }
+    return row;
   }
 
   /// Up to kGroup pieces of the current batch, then the signals of the group before, and behind
@@ -279,7 +290,7 @@ class DispatchWarp {
 
   /// What the lane's row of the current batch is a row of.
   __device__ __forceinline__ bf16* target() const {
-    if (kKinds.keeps_tokens && lane_ == kKeepingLane) return ctx_.get<Tensor::kReceived>();
+    if (kKinds.saves && lane_ == kKeepingLane) return ctx_.get<Tensor::kReceived>();
     return refetches(current_) ? ctx_.get<Tensor::kXRows>()
                                : ctx_.get_of_pass<Tensor::kXRows, Tensor::kDyRows>();
   }
@@ -288,17 +299,18 @@ class DispatchWarp {
   /// the last piece of it.
   __device__ __forceinline__ int store() {
     const int row = row_;
+    const int at = place_of(row);
     const int piece = stored_ % pieces_;
     const int bytes = bytes_of(stored_);
     row_ = row_of(stored_ + 1);  // for the next time
     ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
     if (row != kNoRow) {
-      auto* to = reinterpret_cast<std::byte*>(target() + row * ctx_.view.hidden);
+      auto* to = reinterpret_cast<std::byte*>(target() + at * ctx_.view.hidden);
       ptx::bulk_store(to + piece * kPullBytes, slots_ + store_.slot * slot_bytes_, bytes);
     }
     store_.advance(num_slots_);
     ++stored_;
-    const bool is_row = !kKinds.keeps_tokens || lane_ != kKeepingLane;
+    const bool is_row = !kKinds.saves || lane_ != kKeepingLane;
     return is_row && piece == pieces_ - 1 ? row : kNoRow;
   }
 
@@ -339,14 +351,16 @@ class DispatchWarp {
     for (int i = 0; i < kGroup; ++i) {
       if (rows.row[i] == kNoRow) continue;
       if (!may_signal(ctx_.faults, {rows.stage, rows.tile})) continue;
-      const auto raise = [&](CounterKind kind) {
-        const Signal s = row_signal(ctx_.view, kind, rows.row[i]);
-        ptx::add_relaxed_gpu(ctx_.counter(s), s.amount);
-      };
+      const auto raise = [&](const Signal& s) { ptx::add_relaxed_gpu(ctx_.counter(s), s.amount); };
       if (is(rows.stage, Stage::kRedispatch) || is(rows.stage, Stage::kExpand)) {
-        for_each_counter<kSignalsOf<Stage::kRedispatch>>(raise);
+        for_each_counter<kSignalsOf<Stage::kRedispatch>>([&](CounterKind kind) {
+          if ((ctx_.view.stage(rows.stage).signals & bit_of(kind)) != 0) {
+            raise(row_signal(ctx_.view, kind, rows.row[i]));
+          }
+        });
       } else {
-        for_each_counter<kSignalsOf<Stage::kDispatch>>(raise);
+        for_each_counter<kSignalsOf<Stage::kDispatch>>(
+            [&](CounterKind kind) { raise(row_group_signal(ctx_.view, kind, rows.row[i])); });
       }
     }
   }

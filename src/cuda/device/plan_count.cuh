@@ -14,6 +14,10 @@ class PlanCounter : public PlanState {
     if (threadIdx.x < a_.num_ranks) {
       const int r = static_cast<int>(threadIdx.x);
       cta_.tokens[r] = __ldcg(at_rank<const std::int64_t>(a_.rank, tokens_offset(r)));
+      if (a_.pool.pages > 0) {
+        const auto* count = at_rank<const std::int64_t>(a_.rank, pool_offset(r));
+        cta_.pools[r] = {__ldcg(count), __ldcg(count + 1)};
+      }
     }
     __syncthreads();
     if (threadIdx.x == 0) {

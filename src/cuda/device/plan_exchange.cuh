@@ -36,6 +36,9 @@ class PlanExchanger : public PlanState {
       push_units(units * part / kParts, units * (part + 1) / kParts, slots);
       if (part == 0 && peer < a_.num_ranks) {
         *at_rank<std::int64_t>(peer, tokens_offset(a_.rank)) = a_.tokens;
+        if (a_.pool.pages > 0) {
+          *at_rank<PageCount>(peer, pool_offset(a_.rank)) = {a_.pool.pages, *a_.pool.stack.free};
+        }
       }
     }
     __syncthreads();

@@ -20,7 +20,7 @@ class PlanPlacer : public PlanState {
     const RoutingFault fault = find_fault();
     if (blockIdx.x == 0 && threadIdx.x == 0 && a_.overflow != nullptr) {
       a_.overflow[0] = overflow_value(fault);
-      a_.overflow[1] = overflow_value(fault) == 2 ? 0 : fullest_rank().value;
+      a_.overflow[1] = overflow_amount(fault);
     }
     if (fault.kind != RoutingFault::Kind::kNone) {
       if (blockIdx.x == 0) {
@@ -30,6 +30,7 @@ class PlanPlacer : public PlanState {
       return;
     }
     write_counts();
+    take_pages();
     place();
     write_pad_rows();
   }
@@ -41,6 +42,7 @@ class PlanPlacer : public PlanState {
     }
     for (int r = threadIdx.x; r < a_.num_ranks; r += kPlanThreads) a_.plan.tokens_per_rank[r] = 0;
     if (threadIdx.x == 0) {
+      *a_.plan.num_pages = 0;
       *a_.plan.num_pulls = 0;
       *a_.plan.status = status;
     }
@@ -88,7 +90,32 @@ class PlanPlacer : public PlanState {
     if (bad != 0) return id_fault(~bad);
     const RoutingFault fullest = fullest_rank();
     if (fullest.value > a_.capacity) return fullest;
-    return {};
+    return a_.pool.pages > 0 ? fullest_pool() : RoutingFault{};
+  }
+
+  /// The rank whose row pool lacks most pages, if any does.
+  __device__ RoutingFault fullest_pool() const {
+    RoutingFault worst{};
+    std::int64_t most = 0;
+    for (int r = 0; r < a_.num_ranks; ++r) {
+      const PageCount& pool = cta_.pools[r];
+      const std::int64_t needed = cta_.rank_rows[r] / a_.row_align;
+      if (needed - pool.free <= most) continue;
+      most = needed - pool.free;
+      worst.kind = RoutingFault::Kind::kPages;
+      worst.rank = r;
+      worst.value = needed;
+      worst.held = pool.pages - pool.free;
+      worst.pool = pool.pages;
+    }
+    return worst;
+  }
+
+  /// Element 1 of CallOptions::overflow.
+  __device__ std::int64_t overflow_amount(const RoutingFault& fault) const {
+    if (overflow_value(fault) == 2) return 0;
+    if (fault.kind != RoutingFault::Kind::kPages) return fullest_rank().value;
+    return bytes_for_pages(a_.pool.page_bytes, fault.held + fault.value);
   }
 
   /// The rank that receives most rows; of use where all ids are possible.
@@ -135,6 +162,23 @@ class PlanPlacer : public PlanState {
       a_.plan.segment_begin[local_] = cta_.rank_rows[a_.rank];
       *a_.plan.status = PlanStatus{};
     }
+  }
+
+  /// By the CTA that read how many are free ahead of the grid's barrier; no other looks.
+  __device__ void take_pages() const {
+    if (blockIdx.x != 0) return;
+    const PageStack& stack = a_.pool.stack;
+    const auto free = static_cast<std::int32_t>(a_.pool.pages > 0 ? cta_.pools[a_.rank].free : 0);
+    const auto count =
+        static_cast<std::int32_t>(a_.pool.pages > 0 ? cta_.rank_rows[a_.rank] / a_.row_align : 0);
+    for (int group = threadIdx.x; group < count; group += kPlanThreads) {
+      a_.plan.pages[group] = stack.taken(free, group);
+    }
+    if (threadIdx.x != 0) return;
+    *a_.plan.num_pages = count;
+    if (a_.pool.pages == 0) return;
+    stack.free[0] = free - count;
+    stack.free[1] = min_of(stack.free[1], free - count);
   }
 
   /// The row of this lane's slot, where its expert is local; all lanes call it.

@@ -26,6 +26,7 @@ struct PlanCta {
   int token_begin[kMaxCudaRanks + 1];     // of each rank's tokens in the concatenated routing
   std::int64_t tokens[kMaxCudaRanks];     // as the ranks said
   std::int64_t rank_rows[kMaxCudaRanks];  // pad rows included
+  PageCount pools[kMaxCudaRanks];         // as the ranks said
   int warp_rows[kPlanWarps];
   int warp_pulls[kPlanWarps];
 };
@@ -57,6 +58,10 @@ class PlanState {
   __device__ std::int64_t tokens_offset(int source) const {
     const std::int64_t index = half() * a_.num_ranks + source;
     return a_.exchange.layout.tokens + index * static_cast<std::int64_t>(sizeof(std::int64_t));
+  }
+  __device__ std::int64_t pool_offset(int source) const {
+    const std::int64_t index = half() * a_.num_ranks + source;
+    return a_.exchange.layout.pools + index * static_cast<std::int64_t>(sizeof(PageCount));
   }
 
   /// One slot of the routing in each lane, 32 / K whole tokens at a time: no token is cut.

@@ -82,10 +82,6 @@ class Inputs {
   /// copy engine may then read it too.
   __device__ __forceinline__ bool wait_for(const Task& task) {
     random_delay(ctx_.faults, name_of(task));
-    // All tiles of a weight gradient read all rows of their expert.
-    const bool of_weights = ctx_.view.stage(task.stage).grid == TileGrid::kWeightTiles;
-    if (of_weights && task.stage == weights_.stage && task.expert == weights_.expert) return true;
-    if (of_weights) weights_ = {task.stage, task.expert};
     bool ready = true, looked = false;
     for_each_wait(ctx_.view, task, [&](const Wait& wait) {
       if (wait.kind == last_.kind && wait.index == last_.index && wait.expected == last_.expected) {
@@ -103,14 +99,7 @@ class Inputs {
   }
 
  private:
-  /// What the last task of a weight gradient was of.
-  struct Weights {
-    Stage stage = Stage::kPlan;
-    int expert = -1;
-  };
-
   const DeviceContext& ctx_;
-  Weights weights_;
   Wait last_{.kind = CounterKind::kPublished, .index = -1, .expected = 0, .peer = -1};
 };
 

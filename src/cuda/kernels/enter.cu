@@ -79,9 +79,10 @@ __device__ __forceinline__ void zero_tickets(const PassView& v, const EnterArgs&
   for (std::int64_t i = global_thread(); i < launches; i += global_threads()) args.tickets[i] = 0;
 }
 
-__device__ __forceinline__ void zero_row(const DeviceContext& ctx, bf16* rows, std::int64_t row) {
+template <Tensor t>
+__device__ __forceinline__ void zero_row(const DeviceContext& ctx, std::int64_t row) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  auto* to = reinterpret_cast<uint4*>(rows + row * ctx.view.hidden);
+  auto* to = reinterpret_cast<uint4*>(ctx.get<t>() + ctx.row<t>(row) * ctx.view.hidden);
   for (std::int64_t c = lane; c < ctx.view.hidden / 8; c += 32) to[c] = uint4{0, 0, 0, 0};
 }
 
@@ -97,11 +98,15 @@ __device__ __forceinline__ void zero_pad_rows(const DeviceContext& ctx) {
     const std::int64_t row = tokens / kRowStep * kRowStep + i % kRowStep;  // of the last step's
     if (tokens % kRowStep == 0 || row < tokens) continue;
     const std::int64_t pad_row = v.segment_begin[expert] + row;
-    zero_row(ctx, ctx.get_of_pass<Tensor::kXRows, Tensor::kDyRows>(), pad_row);
-    if (has(v, Stage::kRedispatch) || has(v, Stage::kExpand)) {
-      zero_row(ctx, ctx.get<Tensor::kXRows>(), pad_row);
+    if (v.pass == Pass::kForward) {
+      zero_row<Tensor::kXRows>(ctx, pad_row);
+      if (lane == 0) ctx.get<Tensor::kRowProbs>()[ctx.row<Tensor::kRowProbs>(pad_row)] = 0;
+    } else {
+      zero_row<Tensor::kDyRows>(ctx, pad_row);
+      if (has(v, Stage::kRedispatch) || has(v, Stage::kExpand)) {
+        zero_row<Tensor::kXRows>(ctx, pad_row);
+      }
     }
-    if (v.pass == Pass::kForward && lane == 0) ctx.get<Tensor::kRowProbs>()[pad_row] = 0;
   }
 }
 

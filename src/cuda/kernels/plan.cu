@@ -29,6 +29,7 @@ PlanArgs plan_args(const Problem& p, int rank, int num_ranks, std::int64_t token
           .exchange = exchange,
           .scratch = scratch,
           .plan = plan,
+          .pool = {},
           .report = report,
           .limit_ticks = static_cast<std::uint32_t>(limit_ms * 1'000'000 / 1024)};
 }

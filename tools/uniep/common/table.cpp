@@ -13,7 +13,7 @@ namespace uniep::tool {
 namespace {
 
 /// A folded column is never narrower than this, whatever stands beside it.
-constexpr std::size_t kLeastFolded = 20;
+constexpr std::size_t kLeastFolded = 16;
 
 /// Puts words on lines.
 class Folding {

@@ -18,28 +18,30 @@ struct Dfc2 {
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kMn;
 
-  static __device__ __forceinline__ void load(const StageMaps& maps, OperandSlot<Shape>& slot,
-                                              std::uint64_t* full, const TileWork& work,
-                                              int k_block) {
+  static __device__ __forceinline__ void load(const DeviceContext&, const StageMaps& maps,
+                                              OperandSlot<Shape>& slot, std::uint64_t* full,
+                                              const TileWork& work, int k_block) {
     load_rows_and_squares(maps, slot, full, work, k_block * kTileK);
   }
 
   /// The tile's h comes through the pipeline too, 64 columns of either half a slot: the gate half
   /// where a lies, the up half where b begins.
   static constexpr int kEpilogueSlots = Shape::kN / kBoxCols;
-  static __device__ __forceinline__ void load_epilogue(const DeviceContext&, const StageMaps& maps,
+  static __device__ __forceinline__ void load_epilogue(const DeviceContext& ctx,
+                                                       const StageMaps& maps,
                                                        OperandSlot<Shape>& slot,
                                                        std::uint64_t* full, const TileWork& work,
                                                        int chunk) {
     ptx::mbarrier_arrive_expect(full, 2 * kTileM * kBoxCols * kOperandBytes);
     const int col = work.n + chunk * kBoxCols;
-    ptx::tma_load(slot.a, maps.aux, full, col, 0, work.first_row);
-    ptx::tma_load(slot.b, maps.aux, full, col, 1, work.first_row);
+    const int row = first_row_in<Tensor::kH>(ctx, work);
+    ptx::tma_load(slot.a, maps.aux, full, col, 0, row);
+    ptx::tma_load(slot.b, maps.aux, full, col, 1, row);
   }
 
   static __device__ __forceinline__ RowProbs prepare(const Consumer<Shape>& consumer,
                                                      const TileWork& work) {
-    const float* probs = consumer.ctx.template get<Tensor::kRowProbs>() + work.first_row +
+    const float* probs = consumer.ctx.template get<Tensor::kRowProbs>() + work.saved_row +
                          consumer.first_row() + consumer.lane() / 4;
     return {{probs[0], probs[8]}};
   }

@@ -26,11 +26,11 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
   static constexpr int kBoxes = 3 * kChunks;
   static constexpr bool kBorrows = Fc1::kEpilogueSlots > 0;
 
-  static __device__ __forceinline__ void load(const StageMaps& maps, OperandSlot<Shape>& slot,
-                                              std::uint64_t* full, const TileWork& work,
-                                              int k_block) {
+  static __device__ __forceinline__ void load(const DeviceContext& ctx, const StageMaps& maps,
+                                              OperandSlot<Shape>& slot, std::uint64_t* full,
+                                              const TileWork& work, int k_block) {
     const int k = k_block * kTileK;
-    load_rows(maps, slot, full, work, k);
+    load_rows(maps, slot, full, work, first_row_in<Tensor::kXRows>(ctx, work), k);
     ptx::tma_load(slot.b, maps.b, full, k, work.n, 0, work.expert);
     ptx::tma_load(slot.b + kHalf * kTileK * kOperandBytes, maps.b, full, k, work.n, 1, work.expert);
   }
@@ -79,7 +79,7 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
     for (int i = 0; i < 2; ++i) {
       const int row = row_of(consumer, i);
       if (row >= work.rows) continue;
-      consumer.ctx.template get<Tensor::kRowProbs>()[work.first_row + row] = probs.of[i];
+      consumer.ctx.template get<Tensor::kRowProbs>()[work.saved_row + row] = probs.of[i];
     }
   }
 
@@ -128,11 +128,12 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
   static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps& maps,
                                               const TileWork& work) {
     const int row = work.first_row + kConsumerRows * sender.index;
+    const int row_of_h = work.saved_row + kConsumerRows * sender.index;
     const bool keeps_h = sender.ctx.template get<Tensor::kH>() != nullptr;
     sender.send_boxes(kBoxes, [&](int i, const std::uint8_t* box) {
       if (!has_rows(work, sender.index)) return;
       if (i < 2 * kChunks) {
-        if (keeps_h) ptx::tma_store(maps.out0, box, work.n + i / 2 * kBoxCols, i % 2, row);
+        if (keeps_h) ptx::tma_store(maps.out0, box, work.n + i / 2 * kBoxCols, i % 2, row_of_h);
       } else {
         ptx::tma_store(maps.out1, box, work.n + (i - 2 * kChunks) * kBoxCols, row, 0);
       }
@@ -191,10 +192,10 @@ struct Refc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN /
   static constexpr int kBoxes = 2 * kChunks;
   static constexpr bool kBorrows = Refc1::kEpilogueSlots > 0;
 
-  static __device__ __forceinline__ void load(const StageMaps& maps, OperandSlot<Shape>& slot,
-                                              std::uint64_t* full, const TileWork& work,
-                                              int k_block) {
-    Fc1<Shape>::load(maps, slot, full, work, k_block);
+  static __device__ __forceinline__ void load(const DeviceContext& ctx, const StageMaps& maps,
+                                              OperandSlot<Shape>& slot, std::uint64_t* full,
+                                              const TileWork& work, int k_block) {
+    Fc1<Shape>::load(ctx, maps, slot, full, work, k_block);
   }
 
   static __device__ __forceinline__ Nothing prepare(const Consumer<Shape>&, const TileWork&) {
@@ -237,9 +238,9 @@ struct Dfc1 : RowPush<Shape> {
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kMn;
 
-  static __device__ __forceinline__ void load(const StageMaps& maps, OperandSlot<Shape>& slot,
-                                              std::uint64_t* full, const TileWork& work,
-                                              int k_block) {
+  static __device__ __forceinline__ void load(const DeviceContext&, const StageMaps& maps,
+                                              OperandSlot<Shape>& slot, std::uint64_t* full,
+                                              const TileWork& work, int k_block) {
     load_rows_and_squares(maps, slot, full, work, k_block * kTileK);
   }
 

@@ -14,11 +14,11 @@ struct Fc2 : RowPush<Shape> {
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kK;
 
-  static __device__ __forceinline__ void load(const StageMaps& maps, OperandSlot<Shape>& slot,
-                                              std::uint64_t* full, const TileWork& work,
-                                              int k_block) {
+  static __device__ __forceinline__ void load(const DeviceContext&, const StageMaps& maps,
+                                              OperandSlot<Shape>& slot, std::uint64_t* full,
+                                              const TileWork& work, int k_block) {
     const int k = k_block * kTileK;
-    load_rows(maps, slot, full, work, k);
+    load_rows(maps, slot, full, work, work.first_row, k);
     ptx::tma_load(slot.b, maps.b, full, k, work.n, work.expert);
   }
 

@@ -9,7 +9,7 @@
 // What all GEMM stages share: loads and the main loop. A stage is a struct that says how its
 // operands lie (kMajorA, kMajorB), and what each role does for one tile:
 //
-//   load(maps, slot, full, work, k)    loader: one step of 64 along the reduction
+//   load(ctx, maps, slot, full, work, k)    loader: one step of 64 along the reduction
 //   kEpilogueSlots                     further pipeline slots, which the loader hands over ...
 //   epilogue_slots(ctx)                ... or how many, where the pass decides
 //   load_epilogue(ctx, maps, slot, full, work, i)   filled, or empty to be used as output buffers
@@ -27,14 +27,21 @@ __device__ __forceinline__ bool has_rows(const TileWork& work, int consumer) {
   return work.height > kConsumerRows * consumer;
 }
 
-/// 64 elements of the reduction of a tile of rows, K-major: of the halves that have rows.
+/// 64 elements of the reduction of a tile of rows, K-major, of which the operand has the first as
+/// its `row`: of the halves that have rows.
 template <class Shape>
 __device__ __forceinline__ void load_rows(const StageMaps& maps, OperandSlot<Shape>& slot,
-                                          std::uint64_t* full, const TileWork& work, int k) {
+                                          std::uint64_t* full, const TileWork& work, int row,
+                                          int k) {
   for (int half = 0; half < kConsumers && has_rows(work, half); ++half) {
-    ptx::tma_load(slot.a + half * kBoxBytes, maps.a, full, k, work.first_row + half * kConsumerRows,
-                  0);
+    ptx::tma_load(slot.a + half * kBoxBytes, maps.a, full, k, row + half * kConsumerRows, 0);
   }
+}
+
+/// Where the tensor of rows has the first of a tile of rows.
+template <Tensor t>
+__device__ __forceinline__ int first_row_in(const DeviceContext& ctx, const TileWork& work) {
+  return is_saved<t>(ctx.view) ? work.saved_row : work.first_row;
 }
 
 /// Bytes that `load` brings. What lies out of a tensor counts, rows of a half without any do not.
@@ -62,7 +69,7 @@ template <class Shape>
 __device__ __forceinline__ void load_rows_and_squares(const StageMaps& maps,
                                                       OperandSlot<Shape>& slot, std::uint64_t* full,
                                                       const TileWork& work, int k) {
-  load_rows(maps, slot, full, work, k);
+  load_rows(maps, slot, full, work, work.first_row, k);
   load_squares<Shape::kN / 64>(slot.b, maps.b, full, work.n, k, work.expert);
 }
 

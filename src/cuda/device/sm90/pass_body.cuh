@@ -15,8 +15,8 @@ namespace uniep::cuda {
 /// The GEMM stages of a pass.
 template <class... S>
 struct StageList {
-  /// Forward may keep the tokens that come, and backward may make again what it did not keep.
-  static constexpr DispatchKinds kDispatchKinds{.keeps_tokens = ((S::kStage == Stage::kFc1) || ...),
+  /// Forward keeps what comes, and backward may make again what it did not keep.
+  static constexpr DispatchKinds kDispatchKinds{.saves = ((S::kStage == Stage::kFc1) || ...),
                                                 .refetches = ((S::kStage == Stage::kRefc1) || ...)};
 
   static constexpr bool has(Stage stage) { return ((stage == S::kStage) || ...); }
@@ -110,7 +110,7 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassM
         if (k == draw_at) want_task();
         next_slot([&](auto& slot, auto* full) {
           ptx::mbarrier_arrive_expect(full, step_bytes<S, Shape>(work));
-          if (work.rows > 0) S::load(m, slot, full, work, k);
+          if (work.rows > 0) S::load(ctx, m, slot, full, work, k);
         });
       }
       const int more = epilogue_slots<S>(ctx);

@@ -54,6 +54,7 @@ __device__ __forceinline__ TileWork row_tile_work(const PassView& v, const Task&
   return {.stage = task.stage,
           .expert = tile.expert,
           .first_row = static_cast<int>(tile.first_row),
+          .saved_row = static_cast<int>(saved_row(v, tile.first_row)),
           .rows = tile.rows,
           .n = static_cast<int>(n),
           .height = tile.rows,

@@ -36,6 +36,7 @@ struct TileWork {
   Stage stage;
   int expert;
   int first_row;  // of the tile, among the rows; wgrad: of the expert's segment; reduce: token
+  int saved_row;  // of a tile of rows: where tensors that are saved have its first
   int rows;       // real rows in it; reduce: tokens
   int m;          // wgrad: first row of the output tile
   int n;          // first column of the output tile

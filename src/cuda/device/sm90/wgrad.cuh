@@ -24,12 +24,15 @@ struct Wgrad {
   static constexpr ptx::Major kMajorA = ptx::Major::kMn;
   static constexpr ptx::Major kMajorB = ptx::Major::kMn;
 
-  static __device__ __forceinline__ void load(const StageMaps& maps, OperandSlot<Shape>& slot,
-                                              std::uint64_t* full, const TileWork& work,
-                                              int k_block) {
+  static __device__ __forceinline__ void load(const DeviceContext& ctx, const StageMaps& maps,
+                                              OperandSlot<Shape>& slot, std::uint64_t* full,
+                                              const TileWork& work, int k_block) {
     const int row = work.first_row + k_block * kTileK;
     load_squares<kTileM / 64>(slot.a, maps.a, full, work.m, row, 0);
-    load_squares<Shape::kN / 64>(slot.b, maps.b, full, work.n, row, 0);
+    // The rows of x may lie in several pages, a step of 64 in one.
+    const auto row_of_b =
+        kStage == Stage::kWgrad1 ? static_cast<int>(ctx.row<Tensor::kXRows>(row)) : row;
+    load_squares<Shape::kN / 64>(slot.b, maps.b, full, work.n, row_of_b, 0);
   }
 
   static __device__ __forceinline__ void prefetch_epilogue(const DeviceContext& ctx,

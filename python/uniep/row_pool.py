@@ -1,0 +1,243 @@
+"""Memory for what forwards keep, in pages that all layers of one shape share."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from . import _library
+from ._ops import ops
+from .deferred import DeferredWeights, _PendingPages
+from .group import Group, GroupLike, _device_of, group_of
+
+__all__ = ["RowPool", "SavedPages", "moe_in_pages"]
+
+_SAVES = {"rows": 0, "none": 2}
+
+
+class RowPool:
+    """Where forwards keep rows of x, h and probabilities: in pages of 128 rows.
+
+    A forward takes as many pages as its rows need, and its backward gives them back. So memory
+    follows the rows that came, as with ``exact_rows``, and the host waits for nothing. Workspaces
+    of the same ``hidden``, ``intermediate``, ``save`` and ``recompute_h`` may share one, and all
+    their outstanding forwards do. Output and gradients have the same bits.
+
+    A routing for which a pool is too full is refused on all ranks, as one that exceeds the
+    capacity; the sentence names the bytes that would do.
+
+    A backward with ``retain_graph=True`` keeps its pages for the next. Without, they go back behind
+    it, and a second one raises. They also go back when the output that nobody runs a backward of
+    goes, together with its graph. Hooks of saved tensors do not see what is kept here, so neither
+    activation checkpointing nor :class:`uniep.Offload` makes it less. torch.compile breaks its
+    graph at such a call.
+
+    Args:
+        group: a :class:`uniep.Group`, a ProcessGroup, or None: this process alone.
+        hidden: H.
+        intermediate: I.
+        bytes: of the pool, on this rank; ranks may differ. None: half of the memory that is free
+            now.
+        save: as the workspaces'; ``"rows"`` or ``"none"``.
+        recompute_h: as the workspaces'.
+        device: where it lies. None: the group's device.
+
+    Attributes:
+        pages: how many it has.
+        page_bytes: of one.
+        bytes: of all of it, from PyTorch's allocator on a GPU.
+
+    Raises:
+        ValueError: for another ``save``.
+        uniep.Error: for figures out of range, and a pool without room for a page.
+    """
+
+    def __init__(
+        self,
+        group: GroupLike,
+        hidden: int,
+        intermediate: int,
+        *,
+        bytes: int | None = None,
+        save: Literal["rows", "none"] = "rows",
+        recompute_h: bool = False,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        if save not in _SAVES:
+            raise ValueError(f"save is '{save}'; with a row pool it must be 'rows' or 'none'")
+        if device is None and isinstance(group, Group):
+            device = group.device
+        self.group = group_of(group, _device_of(device))
+        self.device = self.group.device
+        problem = _library.Problem(
+            hidden=hidden,
+            intermediate=intermediate,
+            num_experts=self.group.size,  # which a page does not depend on, as the next two
+            topk=1,
+            max_tokens=1,
+            save=_SAVES[save],
+            recompute_h=int(recompute_h),
+        )
+        memory, start = _memory(bytes, self.device)
+        handle = ctypes.c_void_p()
+        _library.check(
+            _library.library.uniep_row_pool_create(
+                self.group.handle,
+                ctypes.byref(problem),
+                (bytes or 0) if memory is None else memory.numel() - _ALIGNMENT,
+                start,
+                ctypes.byref(handle),
+            )
+        )
+        self.handle = handle
+        # With what uses it, a layer or a saved forward, the memory outlives this object.
+        weakref.finalize(self, _destroy, handle, memory)
+        state = self._state()
+        self.pages = state.pages
+        self.page_bytes = state.page_bytes
+        self.bytes = state.bytes
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that no forward has now; waits for the device."""
+        return self._state().free_pages
+
+    @property
+    def fewest_free_pages(self) -> int:
+        """The fewest that there were at a time; waits for the device."""
+        return self._state().fewest_free_pages
+
+    def _state(self) -> _library.RowPoolState:
+        state = _library.RowPoolState()
+        _library.check(_library.library.uniep_row_pool_ask(self.handle, ctypes.byref(state)))
+        return state
+
+    def __repr__(self) -> str:
+        return f"uniep.RowPool(pages={self.pages}, bytes={self.bytes}, device='{self.device}')"
+
+
+_ALIGNMENT = 256
+
+
+def _memory(bytes: int | None, device: torch.device) -> tuple[Tensor | None, int | None]:
+    # PyTorch's on a GPU, and where it begins. On a CPU the library's own, of which pages that were
+    # never used take nothing.
+    if device.type == "cpu":
+        return None, None
+    if bytes is None:
+        free, _ = torch.cuda.mem_get_info(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        bytes = (free + unused) // 2
+    with torch.inference_mode(False):
+        memory = torch.empty(bytes + _ALIGNMENT, dtype=torch.uint8, device=device)
+    return memory, memory.data_ptr() + -memory.data_ptr() % _ALIGNMENT
+
+
+def _destroy(handle: ctypes.c_void_p, memory: Tensor | None) -> None:
+    _library.library.uniep_row_pool_destroy(handle)
+    del memory
+
+
+class SavedPages:
+    """What one forward keeps in a pool. Its end gives back what no backward has."""
+
+    def __init__(self, address: int, pool: RowPool) -> None:
+        self.address = address
+        self._end = weakref.finalize(self, _end, ctypes.c_void_p(address), pool)
+        self._end.atexit = False  # the device may be gone
+
+
+def _end(saved: ctypes.c_void_p, pool: RowPool) -> None:
+    _library.library.uniep_saved_destroy(saved)
+    del pool  # only now
+
+
+def _keeps_graph() -> bool:
+    """Whether the backward at work has ``retain_graph=True``, as far as PyTorch says so."""
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return ask is not None and bool(ask())
+
+
+class _MoeInPages(torch.autograd.Function):
+    """:func:`uniep.moe` of a workspace with a row pool."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        topk_ids: Tensor,
+        topk_probs: Tensor,
+        w1: Tensor,
+        w2: Tensor,
+        dw1: Tensor | None,
+        dw2: Tensor | None,
+        key: Tensor,
+        overflow: Tensor,
+        pool: RowPool,
+        dispatches_again: bool,
+        flag: bool,
+        schedule: str | None,
+        deferred: DeferredWeights | None,
+    ) -> Tensor:
+        inputs = (key, overflow, x, topk_ids, topk_probs, w1, w2)
+        out, address = ops.forward_pages(*inputs, flag, schedule)
+        ctx.saved = SavedPages(address, pool)
+        ctx.save_for_backward(w1, w2, x if dispatches_again else None)
+        ctx.key = key
+        ctx.main_grads = (dw1, dw2)
+        ctx.topk = topk_ids.shape[1]
+        ctx.schedule = schedule
+        ctx.deferred = deferred
+        return out  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        w1, w2, x = ctx.saved_tensors
+        dy = dy.contiguous()
+        keep = _keeps_graph()
+        wants_weights = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
+        data_only = ctx.deferred is not None or not (wants_weights or ctx.main_grads[0] is not None)
+        dx, dprobs, dw1, dw2, rows = ops.backward_pages(
+            ctx.key,
+            ctx.saved.address,
+            dy,
+            w1,
+            w2,
+            x,
+            *ctx.main_grads,
+            ctx.topk,
+            data_only,
+            keep,
+            ctx.schedule,
+        )
+        if ctx.deferred is not None:
+            ctx.deferred.add(
+                _PendingPages(
+                    key=ctx.key,
+                    saved=ctx.saved,
+                    backward_rows=rows,
+                    tokens=dy.shape[0],
+                    w1=w1,
+                    w2=w2,
+                    main_grads=None if ctx.main_grads[0] is None else ctx.main_grads,
+                    keep=keep,
+                    schedule=ctx.schedule,
+                )
+            )
+        new = not data_only and ctx.main_grads[0] is None
+        return (dx, None, dprobs, dw1 if new else None, dw2 if new else None) + (None,) * 9
+
+
+@torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
+    reason="a row pool keeps what forwards save outside of the graph"
+)
+def moe_in_pages(*arguments: Any) -> Tensor:
+    """The arguments of :class:`_MoeInPages`."""
+    out: Tensor = _MoeInPages.apply(*arguments)
+    return out

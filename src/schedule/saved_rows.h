@@ -1,0 +1,31 @@
+#pragma once
+
+#include "graph/layer_graph.h"
+#include "schedule/pass_view.h"
+
+namespace uniep {
+
+/// Where tensors that are saved have the row: in its page, if the plan has pages.
+inline UNIEP_HD std::int64_t saved_row(const PassView& v, std::int64_t row) {
+  if (v.pages == nullptr) return row;
+  const std::int64_t first = std::int64_t{v.pages[row >> v.page_shift]} << v.page_shift;
+  return first + (row & ((std::int64_t{1} << v.page_shift) - 1));
+}
+
+/// Whether this layer saves the tensor, and does not hold it for the call.
+template <Tensor t>
+UNIEP_HD bool is_saved(const PassView& v) {
+  constexpr bool kMayBeSaved = kLayerGraph[t].lifetime == Lifetime::kSaved;
+  constexpr When kWhen = kLayerGraph[t].when, kRemade = kLayerGraph[t].remade;
+  if constexpr (!kMayBeSaved) return false;
+  return holds(kWhen, v.dropped) && !holds(kRemade, v.dropped);
+}
+
+/// Where that tensor of rows has the row. Rows of one page follow one another, so it is enough to
+/// ask for the first of a tile.
+template <Tensor t>
+UNIEP_HD std::int64_t row_in(const PassView& v, std::int64_t row) {
+  return is_saved<t>(v) ? saved_row(v, row) : row;
+}
+
+}  // namespace uniep

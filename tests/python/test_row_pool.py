@@ -1,0 +1,218 @@
+"""Rows kept in pages of a row pool: the same bits, and pages that go back."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import assert_same, gradients, make_case, step, workspace
+from ranks import run_ranks
+
+import uniep
+
+CHOICES = [
+    {"save": save, "recompute_h": recompute_h}
+    for save in ("rows", "none")
+    for recompute_h in (False, True)
+]
+
+
+def pool_of(case, pages=64, **choice):
+    hidden, intermediate, _, _ = case.shape
+    one = uniep.RowPool(None, hidden, intermediate, bytes=1 << 20, **choice)
+    return uniep.RowPool(
+        None, hidden, intermediate, bytes=pages * one.page_bytes + (1 << 14), **choice
+    )
+
+
+def held(pool):
+    gc.collect()
+    return pool.pages - pool.free_pages
+
+
+def call(case, own, **options):
+    return uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, workspace=own, **options)
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_every_choice_gives_the_same_bits(choice):
+    case = make_case(tokens=300, dropped=True)
+    wanted = step(case)
+    pool = pool_of(case, **choice)
+    with workspace(case, row_pool=pool, **choice) as own:
+        other = call(case, own)  # so that pages are others than the rows' numbers
+        for schedule in ("sequential", "single,tile_m=32,lag=2", None):
+            case.requires_grad()
+            assert_same(gradients(case, call(case, own, schedule=schedule)), wanted)
+        del other
+        assert held(pool) == 0
+
+
+def test_several_layers_share_a_pool_whose_memory_follows_what_came():
+    case = make_case(tokens=300).requires_grad()
+    wanted = step(case)
+    pool = pool_of(case)
+    with workspace(case, row_pool=pool) as first, workspace(case, row_pool=pool) as second:
+        outs = [call(case, own) for own in (first, second, second, first)]
+        pages = sum(-(-int((case.ids == e).sum()) // 128) for e in range(case.w1.shape[0]))
+        assert held(pool) == 4 * pages
+        for i in (2, 0, 3, 1):
+            assert_same(gradients(case, outs[i]), wanted)
+        assert held(pool) == 0
+        assert pool.fewest_free_pages == pool.pages - 4 * pages
+
+
+def test_retained_graphs_keep_their_pages():
+    case = make_case(tokens=64).requires_grad()
+    wanted = step(case)
+    pool = pool_of(case)
+    with workspace(case, row_pool=pool) as own:
+        out = call(case, own)
+        out.backward(case.dy, retain_graph=True)
+        assert held(pool) > 0
+        assert_same(gradients(case, out), wanted)
+        assert held(pool) == 0
+        out = call(case, own)
+        out.backward(case.dy, retain_graph=True)
+        del out
+        assert held(pool) == 0
+
+
+def test_a_second_backward_without_is_an_error():
+    case = make_case(tokens=64).requires_grad()
+    with workspace(case, row_pool=pool_of(case)) as own:
+        out = call(case, own)
+        out.backward(case.dy)
+        with pytest.raises(RuntimeError, match="backward"):
+            out.backward(case.dy)
+
+
+def test_outputs_without_a_backward_give_pages_back():
+    case = make_case(tokens=64)
+    pool = pool_of(case)
+    with workspace(case, row_pool=pool) as own:
+        with torch.no_grad():
+            call(case, own)
+        assert held(pool) == 0
+        case.requires_grad()
+        out = call(case, own)
+        assert held(pool) > 0
+        del out
+        assert held(pool) == 0
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("main", [False, True], ids=["grad", "main_grad"])
+def test_weight_gradients_wait(choice, main):
+    case = make_case(tokens=64)
+    wanted = step(case)
+    pool = pool_of(case, **choice)
+    case.requires_grad()
+    grads = tuple(torch.zeros_like(w, dtype=torch.float32) for w in (case.w1, case.w2))
+    options = {"main_grads": grads} if main else {}
+    for tensor in (case.x, case.probs, case.w1, case.w2):
+        tensor.grad = None
+    with workspace(case, row_pool=pool, **choice) as own:
+        if main:
+            call(case, own, **options).backward(case.dy)
+            whole = [g.clone() for g in grads]
+            for g in grads:
+                g.zero_()
+        deferred = uniep.DeferredWeights()
+        case.x.grad = case.probs.grad = None
+        out = call(case, own, deferred=deferred, **options)
+        out.backward(case.dy)
+        assert (held(pool) > 0) == (choice["save"] == "rows")
+        uniep.backward_weights(deferred)
+        found = [out.detach(), *(t.grad for t in (case.x, case.probs, case.w1, case.w2))]
+        del out
+        assert held(pool) == 0
+    if main:
+        for a, b in zip(grads, whole, strict=True):
+            assert torch.equal(a, b)
+    else:
+        assert_same(found, wanted)
+
+
+def test_a_full_pool_is_refused_with_the_bytes_that_would_do():
+    case = make_case(tokens=300).requires_grad()
+    wanted = step(case)
+    pool = pool_of(case, pages=20)
+    with workspace(case, row_pool=pool) as own:
+        outs = [call(case, own)]
+        pages = held(pool)
+        with pytest.raises(RuntimeError, match="pages of its row pool are held") as refused:
+            outs += [call(case, own) for _ in range(20)]
+        named = int(str(refused.value).split("; ")[1].split(" bytes")[0])
+        assert named >= (len(outs) + 1) * pages * pool.page_bytes
+        for out in outs:
+            assert_same(gradients(case, out), wanted)
+    with workspace(case, row_pool=pool, on_overflow="flag") as own:
+        outs = [call(case, own)]
+        while not own.overflow[0]:
+            outs.append(call(case, own))
+        assert own.overflow.tolist() == [3, named]
+        assert outs[-1].isnan().all()
+        outs[-1].backward(case.dy)
+
+
+def test_what_does_not_go_together_is_refused():
+    case = make_case()
+    pool = pool_of(case)
+    with pytest.raises(ValueError, match="row_pool"):
+        workspace(case, row_pool=pool, exact_rows=True)
+    with pytest.raises(uniep.Error, match="recompute_h=true"):
+        workspace(case, row_pool=pool, recompute_h=True)
+    with pytest.raises(ValueError, match="save is 'tokens'"):
+        uniep.RowPool(None, 64, 32, save="tokens")
+    with pytest.raises(uniep.Error, match="has no page"):
+        uniep.RowPool(None, 64, 32, bytes=100)
+    with workspace(case, row_pool=pool) as own:
+        with pytest.raises(ValueError, match="exact_rows"):
+            call(case, own, exact_rows=True)
+        with pytest.raises(ValueError, match="tune with one that has none"):
+            uniep.tune_calls(case.x, case.ids, case.probs, case.w1, case.w2, workspace=own)
+        with pytest.raises(Exception, match="a row pool keeps what forwards save"):
+            torch.compile(lambda x: call(case, own) + x, fullgraph=True)(case.x)
+
+
+def test_a_pool_outlives_its_object_and_its_workspace():
+    case = make_case(tokens=64).requires_grad()
+    wanted = step(case)
+    own = workspace(case, row_pool=pool_of(case))
+    out = call(case, own)
+    gc.collect()
+    assert_same(gradients(case, out), wanted)
+    out = call(case, own)
+    own.close()
+    del own, out
+    gc.collect()
+
+
+def two_ranks():
+    """Steps of a rank, until the pool of rank 1 is full."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    case = make_case(tokens=300).part(rank, size).requires_grad()
+    pool = uniep.RowPool(dist.group.WORLD, 64, 32, bytes=1 << (22 if rank == 0 else 20))
+    said, outs = [], []
+    with uniep.Workspace(dist.group.WORLD, 64, 32, 8, 2, 300, row_pool=pool) as own:
+        while not said and len(outs) < 100:
+            try:
+                outs.append(call(case, own))
+            except RuntimeError as error:
+                said.append(str(error))
+        results = gradients(case, outs.pop())
+        outs.clear()
+        return {"said": said, "results": results, "held": held(pool)}
+
+
+def test_ranks_find_a_full_pool_alike_and_go_on():
+    found = run_ranks(2, two_ranks)
+    assert found[0]["said"] == found[1]["said"]
+    assert found[0]["said"][0].startswith("rank 1 would save ")
+    assert [f["held"] for f in found] == [0, 0]
+    wanted = step(make_case(tokens=300))
+    for i, whole in enumerate(wanted):  # ranks have parts of tokens and of experts
+        assert torch.equal(torch.cat([f["results"][i] for f in found]), whole)
