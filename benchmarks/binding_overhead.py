@@ -45,8 +45,7 @@ class ForwardCall(ctypes.Structure):
         *((name, c_void_p) for name in ("plan", "x_rows", "h", "row_probs", "forward_rows")),
         *((name, c_void_p) for name in ("allocate", "allocate_context", "overflow")),
         ("schedule", c_char_p),
-        ("stream", c_void_p),
-        ("saved", c_void_p),
+        *((name, c_void_p) for name in ("stream", "saved", "b1", "b2")),
     ]
 
 
@@ -63,9 +62,9 @@ class BackwardCall(ctypes.Structure):
         ("ignore_overflow", c_int32),
         ("x", c_void_p),
         ("schedule", c_char_p),
-        ("stream", c_void_p),
-        ("saved", c_void_p),
+        *((name, c_void_p) for name in ("stream", "saved")),
         ("keep_pages", c_int32),
+        *((name, c_void_p) for name in ("b1", "b2", "db1", "db2")),
     ]
 
 

@@ -72,6 +72,10 @@ typedef struct {
   int64_t row_align;     /* 0: the default, 128 */
   int64_t save; /* what forward keeps of x: 0 rows, 1 tokens (each that came, once), 2 nothing */
   int64_t recompute_h; /* 1: forward does not keep h, backward computes it again */
+  int64_t activation;  /* 0 swiglu, 1 geglu, 2 geglu_tanh, 3 reglu, 4 gpt_oss; without a gate, so
+                        * that w1 has I rows: 5 relu2, 6 gelu, 7 silu */
+  int64_t probs;       /* where probabilities enter: 0 before fc2, 1 after it */
+  int64_t bias;        /* 1: experts have biases */
 } uniep_problem;
 
 /* Memory of a layer and of its calls. Each block, and each of the tensors x_rows, h and row_probs,
@@ -161,8 +165,8 @@ UNIEP_C_API int uniep_layer_synchronize(uniep_layer* layer);
 
 /* Memory that has rows, of one forward pass. */
 typedef struct {
-  void* x_rows;       /* bf16 [rows, H]; written; NULL with save 1 */
-  void* h;            /* bf16 [rows, 2I]; written; NULL with recompute_h */
+  void* x_rows; /* bf16 [rows, H]; written; NULL with save 1 */
+  void* h;      /* bf16 [rows, 2I], or [rows, I] without a gate; written; NULL with recompute_h */
   float* row_probs;   /* fp32 [rows]; written */
   void* forward_rows; /* forward_rows bytes, of no use behind the call; NULL: uniep's own */
 } uniep_row_memory;
@@ -172,10 +176,10 @@ typedef struct {
   const int32_t* topk_ids; /* [T, K], -1: dropped */
   const float* topk_probs; /* [T, K] */
   const void* x;           /* bf16 [T, H] */
-  const void* w1;          /* bf16 [El, 2I, H]: gate rows, then up rows */
-  const void* w2;          /* bf16 [El, H, I] */
-  void* out;               /* bf16 [T, H] */
-  void* plan;              /* needs.plan bytes; written */
+  const void* w1; /* bf16 [El, 2I, H]: gate rows, then up rows; without a gate [El, I, H] */
+  const void* w2; /* bf16 [El, H, I] */
+  void* out;      /* bf16 [T, H] */
+  void* plan;     /* needs.plan bytes; written */
   uniep_row_memory memory; /* of as many rows as there is capacity for; not read with `allocate` */
   /* NULL, or: waits for the device until the routing is planned, then asks for memory of the rows
    * that came, padding included, as `needs` says: its rows, rows_of_x and forward_rows. Its `rows`
@@ -197,6 +201,8 @@ typedef struct {
   /* Of a layer with a row pool: what the pass saved, to be destroyed; plan, x_rows, h, row_probs
    * and allocate are NULL then. Without a pool: NULL. */
   uniep_saved** saved;
+  const void* b1; /* bf16 [El, 2I], with bias 1; else NULL, as the next */
+  const void* b2; /* bf16 [El, H] */
 } uniep_forward_call;
 
 /* Collective: plans the routing and runs the forward pass. Of plan, x_rows, h and row_probs a
@@ -234,6 +240,10 @@ typedef struct {
   uniep_saved* saved;
   int32_t keep_pages; /* 1: `saved` keeps its pages for another backward; else the part that reads
                        * them last gives them back */
+  const void* b1;     /* as in forward; parts 0 and 1 */
+  const void* b2;
+  void* db1; /* as b1, of the type that weight_grad says; parts 0 and 2; NULL without biases */
+  void* db2; /* as b2 */
 } uniep_backward_call;
 
 /* Collective, but for part 2. */

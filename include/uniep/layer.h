@@ -29,9 +29,12 @@ struct SavedData;
 struct ForwardArgs {
   std::span<const bf16> x;            ///< [T, H]
   std::span<const float> topk_probs;  ///< [T, K]; values at dropped slots are not read
-  std::span<const bf16> w1;           ///< [El, 2I, H]: gate rows, then up rows
+  std::span<const bf16> w1;           ///< [El, 2I, H]: gate rows, then up rows; without a gate
+                                      ///< (Problem::activation) I, here and below
   std::span<const bf16> w2;           ///< [El, H, I]
   std::span<bf16> out;                ///< [T, H]
+  std::span<const bf16> b1{};         ///< [El, 2I], with Problem::bias; else empty, as the next
+  std::span<const bf16> b2{};         ///< [El, H]
 };
 
 /// A bf16 tensor that a weight gradient is added to: see WeightGrad.
@@ -52,11 +55,15 @@ struct BackwardArgs {
   std::span<const bf16> dy;  ///< [T, H]
   std::span<const bf16> w1;  ///< as in forward
   std::span<const bf16> w2;
-  std::span<bf16> dx;         ///< [T, H]
-  std::span<float> dprobs;    ///< [T, K]; 0 at dropped slots
-  WeightGrad dw1;             ///< [El, 2I, H]
-  WeightGrad dw2;             ///< [El, H, I]
-  std::span<const bf16> x{};  ///< [T, H], as in forward, with Save::kNone; else not read
+  std::span<bf16> dx;          ///< [T, H]
+  std::span<float> dprobs;     ///< [T, K]; 0 at dropped slots
+  WeightGrad dw1;              ///< [El, 2I, H]
+  WeightGrad dw2;              ///< [El, H, I]
+  std::span<const bf16> x{};   ///< [T, H], as in forward, with Save::kNone; else not read
+  std::span<const bf16> b1{};  ///< as in forward; so the next
+  std::span<const bf16> b2{};
+  WeightGrad db1{};  ///< [El, 2I], with Problem::bias; else empty, as the next
+  WeightGrad db2{};  ///< [El, H]
 };
 
 /// Of BackwardArgs, what `Layer::backward_data` reads and writes ...
@@ -67,12 +74,16 @@ struct BackwardDataArgs {
   std::span<bf16> dx;
   std::span<float> dprobs;
   std::span<const bf16> x{};
+  std::span<const bf16> b1{};
+  std::span<const bf16> b2{};
 };
 
 /// ... and what `Layer::backward_weights` does.
 struct BackwardWeightsArgs {
   WeightGrad dw1;
   WeightGrad dw2;
+  WeightGrad db1{};
+  WeightGrad db2{};
 };
 
 /// What a forward pass leaves for its backward: the routing plan, the probability of each row, and
@@ -152,7 +163,7 @@ struct StepMemory {
   /// [rows, H], or with Save::kTokens [received tokens, H]; this and the next two come together,
   /// but for what the layer does not keep (Problem::save, recompute_h), which stays empty.
   std::span<bf16> x_rows{};
-  std::span<bf16> h{};           ///< [rows, 2I]
+  std::span<bf16> h{};           ///< [rows, 2I]; without a gate [rows, I]
   std::span<float> row_probs{};  ///< [rows], which says how many rows there are
   /// MemoryNeeds::forward_rows. Nobody reads it when forward is done.
   std::span<std::byte> forward_rows{};

@@ -23,10 +23,41 @@ constexpr const char* name(Save save) {
   return kNames[static_cast<int>(save)];
 }
 
+/// What an expert computes between its two products: a(h) of the rows h = w1 x. The first five are
+/// gated: w1 has 2I rows, h = [gate; up]. The others have no gate: w1 has I rows.
+/// docs/numerics.md has every formula and rounding.
+enum class Activation : int {
+  kSwiglu,     ///< silu(gate) up
+  kGeglu,      ///< gelu(gate) up, by erf
+  kGegluTanh,  ///< gelu(gate) up, approximated by tanh
+  kReglu,      ///< relu(gate) up
+  kGptOss,     ///< gate sigmoid(1.702 gate) (up + 1); gate at most 7, up within -7 and 7
+  kRelu2,      ///< relu(h)^2
+  kGelu,       ///< gelu(h), by erf
+  kSilu        ///< silu(h)
+};
+inline constexpr int kNumActivations = 8;
+
+constexpr const char* name(Activation activation) {
+  constexpr const char* kNames[] = {"swiglu",  "geglu", "geglu_tanh", "reglu",
+                                    "gpt_oss", "relu2", "gelu",       "silu"};
+  return kNames[static_cast<int>(activation)];
+}
+constexpr bool is_gated(Activation activation) { return activation <= Activation::kGptOss; }
+
+/// Where the routing probability of a row enters.
+enum class Probs : int {
+  kBefore,  ///< fc2: its input is multiplied, p a(h)
+  kAfter    ///< fc2: its output is multiplied, as the rows of a token are added up
+};
+
+constexpr const char* name(Probs probs) { return probs == Probs::kBefore ? "before" : "after"; }
+
 /// The shape of one MoE layer under expert parallelism. The same on every rank.
 struct Problem {
   std::int64_t hidden = 0;        ///< H, a multiple of 8
-  std::int64_t intermediate = 0;  ///< I, a multiple of 8; w1 has 2I rows: I of gate, then I of up
+  std::int64_t intermediate = 0;  ///< I, a multiple of 8; w1 has 2I rows: I of gate, then I of up;
+                                  ///< without a gate (Activation), I rows
   int num_experts = 0;            ///< E, divisible by the number of ranks
   int topk = 0;                   ///< K, 1 to kMaxTopk
   std::int64_t max_tokens = 0;    ///< most tokens that a rank may hold; ranks may hold fewer, or 0
@@ -41,9 +72,16 @@ struct Problem {
   // keep, backward makes once more: memory is had for time, and the bits stay the same.
   Save save = Save::kRows;   ///< of x: 2H bytes a row, or token
   bool recompute_h = false;  ///< h (4I bytes a row) is not kept: backward runs fc1 once more
+  // The arithmetic of an expert.
+  Activation activation = Activation::kSwiglu;
+  Probs probs = Probs::kBefore;
+  bool bias = false;  ///< experts have biases: b1 of w1's rows, b2 [H]
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };
+
+/// The parts of h and of w1's rows: gate and up, or one.
+constexpr int halves(const Problem& problem) { return is_gated(problem.activation) ? 2 : 1; }
 
 /// Throws Error(kInvalidArgument) with a sentence that names the first field that is out of range.
 UNIEP_API void validate(const Problem& problem, int num_ranks);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "biases.h"
 #include "call.h"
 
 namespace uniep::ops {
@@ -29,8 +30,7 @@ uniep_backward_call call_of(const Call& call, const Tensor& key, const Tensor& p
   require(plan, "plan", ScalarType::Byte, {shape.plan_bytes}, key);
   require(x_rows, "x_rows", ScalarType::BFloat16, {kept_of_x(shape, x_rows, rows), shape.hidden},
           key);
-  require(h, "h", ScalarType::BFloat16, {shape.rows_of_h > 0 ? rows : 0, 2 * shape.intermediate},
-          key);
+  require(h, "h", ScalarType::BFloat16, {shape.rows_of_h > 0 ? rows : 0, shape.h_width}, key);
   uniep_backward_call arguments{};
   arguments.rows = rows;
   arguments.part = part;
@@ -65,17 +65,19 @@ struct DataGradients {
 
   DataGradients(const Call& call, const Tensor& key, const Tensor& dy, const Tensor& w1,
                 const Tensor& w2, const std::optional<Tensor>& x, std::int64_t topk,
-                uniep_backward_call& arguments) {
+                const Biases& biases, uniep_backward_call& arguments) {
     const LayerShape& shape = call.shape();
     if (topk != shape.topk) {
       refuse("topk is " + std::to_string(topk) + "; the workspace is for " +
              std::to_string(shape.topk));
     }
     require(dy, "dy", ScalarType::BFloat16, {arguments.tokens, shape.hidden}, key);
-    require(w1, "w1", ScalarType::BFloat16,
-            {shape.local_experts, 2 * shape.intermediate, shape.hidden}, key);
+    require(w1, "w1", ScalarType::BFloat16, {shape.local_experts, shape.h_width, shape.hidden},
+            key);
     require(w2, "w2", ScalarType::BFloat16, {shape.local_experts, shape.hidden, shape.intermediate},
             key);
+    biases.check(shape, key);
+    biases.set(arguments);
     dx = empty(key, ScalarType::BFloat16, {arguments.tokens, shape.hidden});
     dprobs = empty(key, ScalarType::Float, {arguments.tokens, topk});
     arguments.dy = dy.const_data_ptr();
@@ -91,20 +93,30 @@ struct DataGradients {
   }
 };
 
-std::tuple<Tensor, Tensor> new_weight_gradients(const Call& call, const Tensor& key,
-                                                uniep_backward_call& arguments) {
+/// dw1, dw2, db1 and db2; without biases the latter have no elements.
+std::tuple<Tensor, Tensor, Tensor, Tensor> new_weight_gradients(const Call& call, const Tensor& key,
+                                                                uniep_backward_call& arguments) {
   const LayerShape& shape = call.shape();
-  Tensor dw1 =
-      empty(key, ScalarType::BFloat16, {shape.local_experts, 2 * shape.intermediate, shape.hidden});
-  Tensor dw2 =
-      empty(key, ScalarType::BFloat16, {shape.local_experts, shape.hidden, shape.intermediate});
+  const std::int64_t biased = shape.has_bias != 0 ? shape.local_experts : 0;
+  const auto make = [&](std::initializer_list<std::int64_t> sizes) {
+    return empty(key, ScalarType::BFloat16, sizes);
+  };
+  Tensor dw1 = make({shape.local_experts, shape.h_width, shape.hidden});
+  Tensor dw2 = make({shape.local_experts, shape.hidden, shape.intermediate});
+  Tensor db1 = make({biased, shape.h_width});
+  Tensor db2 = make({biased, shape.hidden});
   arguments.weight_grad = kOverwritten;
   arguments.dw1 = dw1.mutable_data_ptr();
   arguments.dw2 = dw2.mutable_data_ptr();
-  return {dw1, dw2};
+  if (biased > 0) {
+    arguments.db1 = db1.mutable_data_ptr();
+    arguments.db2 = db2.mutable_data_ptr();
+  }
+  return {dw1, dw2, db1, db2};
 }
 
 void main_gradients(const Call& call, const Tensor& key, const Tensor& dw1, const Tensor& dw2,
+                    const std::optional<Tensor>& db1, const std::optional<Tensor>& db2,
                     uniep_backward_call& arguments) {
   const LayerShape& shape = call.shape();
   const ScalarType type = dw1.scalar_type();
@@ -112,74 +124,81 @@ void main_gradients(const Call& call, const Tensor& key, const Tensor& dw1, cons
     refuse(
         "the main_grad of w1 is neither torch.float32 nor torch.bfloat16; it must be one of them");
   }
-  require(dw1, "the main_grad of w1", type,
-          {shape.local_experts, 2 * shape.intermediate, shape.hidden}, key);
+  require(dw1, "the main_grad of w1", type, {shape.local_experts, shape.h_width, shape.hidden},
+          key);
   require(dw2, "the main_grad of w2", type, {shape.local_experts, shape.hidden, shape.intermediate},
           key);
+  Biases{db1, db2}.check(shape, key, type, "the main_grad of b1", "the main_grad of b2");
   arguments.weight_grad = type == ScalarType::Float ? kAddedFp32 : kAddedBf16;
   arguments.dw1 = dw1.mutable_data_ptr();
   arguments.dw2 = dw2.mutable_data_ptr();
+  if (db1) arguments.db1 = db1->mutable_data_ptr();
+  if (db2) arguments.db2 = db2->mutable_data_ptr();
 }
 
 std::int64_t tokens_of(const Tensor& dy) { return dy.dim() == 2 ? dy.size(0) : -1; }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward(Tensor key, Tensor plan, Tensor x_rows,
-                                                    Tensor h, Tensor row_probs, Tensor dy,
-                                                    Tensor w1, Tensor w2, std::optional<Tensor> x,
-                                                    std::int64_t topk, bool flag,
-                                                    std::optional<std::string> schedule) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
+    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy, Tensor w1,
+    Tensor w2, std::optional<Tensor> x, std::int64_t topk, bool flag,
+    std::optional<std::string> schedule, std::optional<Tensor> b1, std::optional<Tensor> b2) {
   const Call call(key);
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kWhole, tokens_of(dy), flag, schedule);
-  const DataGradients data(call, key, dy, w1, w2, x, topk, arguments);
-  const auto [dw1, dw2] = new_weight_gradients(call, key, arguments);
+  const DataGradients data(call, key, dy, w1, w2, x, topk, {b1, b2}, arguments);
+  const auto [dw1, dw2, db1, db2] = new_weight_gradients(call, key, arguments);
   const Tensor rows = scratch(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
-  return {data.dx, data.dprobs, dw1, dw2};
+  return {data.dx, data.dprobs, dw1, dw2, db1, db2};
 }
 
-std::tuple<Tensor, Tensor> backward_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h,
-                                              Tensor row_probs, Tensor dy, Tensor w1, Tensor w2,
-                                              std::optional<Tensor> x, Tensor dw1, Tensor dw2,
-                                              std::int64_t topk, bool flag,
-                                              std::optional<std::string> schedule) {
+std::tuple<Tensor, Tensor> backward_main_grad(
+    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy, Tensor w1,
+    Tensor w2, std::optional<Tensor> x, Tensor dw1, Tensor dw2, std::int64_t topk, bool flag,
+    std::optional<std::string> schedule, std::optional<Tensor> b1, std::optional<Tensor> b2,
+    std::optional<Tensor> db1, std::optional<Tensor> db2) {
   const Call call(key);
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kWhole, tokens_of(dy), flag, schedule);
-  const DataGradients data(call, key, dy, w1, w2, x, topk, arguments);
-  main_gradients(call, key, dw1, dw2, arguments);
+  const DataGradients data(call, key, dy, w1, w2, x, topk, {b1, b2}, arguments);
+  main_gradients(call, key, dw1, dw2, db1, db2, arguments);
   const Tensor rows = scratch(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
   return {data.dx, data.dprobs};
 }
 
-std::tuple<Tensor, Tensor, Tensor> backward_data(Tensor key, Tensor plan, Tensor x_rows, Tensor h,
-                                                 Tensor row_probs, Tensor dy, Tensor w1, Tensor w2,
-                                                 std::optional<Tensor> x, std::int64_t topk,
-                                                 std::int64_t most_bytes, bool flag,
-                                                 std::optional<std::string> schedule) {
+std::tuple<Tensor, Tensor, Tensor> backward_data(
+    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy, Tensor w1,
+    Tensor w2, std::optional<Tensor> x, std::int64_t topk, std::int64_t most_bytes, bool flag,
+    std::optional<std::string> schedule, std::optional<Tensor> b1, std::optional<Tensor> b2) {
   const Call call(key);
   if (most_bytes != call.shape().backward_bytes) {
     refuse("the workspace has grown since its figures were read; read backward_bytes again");
   }
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kData, tokens_of(dy), flag, schedule);
-  const DataGradients data(call, key, dy, w1, w2, x, topk, arguments);
+  const DataGradients data(call, key, dy, w1, w2, x, topk, {b1, b2}, arguments);
   Tensor rows = scratch(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
   return {data.dx, data.dprobs, rows};
 }
 
-std::tuple<Tensor, Tensor> backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h,
-                                            Tensor row_probs, Tensor backward_rows,
-                                            std::int64_t tokens, std::int64_t local_experts,
-                                            bool flag, std::optional<std::string> schedule) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward_weights(
+    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor backward_rows,
+    std::int64_t tokens, std::int64_t local_experts, std::int64_t intermediate, bool bias,
+    bool flag, std::optional<std::string> schedule) {
   const Call call(key);
   if (local_experts != call.shape().local_experts) {
     refuse("local_experts is " + std::to_string(local_experts) + "; the workspace has " +
            std::to_string(call.shape().local_experts));
+  }
+  if (intermediate != call.shape().intermediate || bias != (call.shape().has_bias != 0)) {
+    refuse("intermediate is " + std::to_string(intermediate) + " with bias " +
+           (bias ? "True" : "False") + "; the workspace has " +
+           std::to_string(call.shape().intermediate) + " with bias " +
+           (call.shape().has_bias != 0 ? "True" : "False"));
   }
   auto arguments = call_of(call, key, plan, x_rows, h, row_probs, kWeights, tokens, flag, schedule);
   require(backward_rows, "backward_rows", ScalarType::Byte, {backward_bytes(call, arguments)}, key);
@@ -191,12 +210,13 @@ std::tuple<Tensor, Tensor> backward_weights(Tensor key, Tensor plan, Tensor x_ro
 
 void backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs,
                                 Tensor backward_rows, Tensor dw1, Tensor dw2, std::int64_t tokens,
-                                bool flag, std::optional<std::string> schedule) {
+                                bool flag, std::optional<std::string> schedule,
+                                std::optional<Tensor> db1, std::optional<Tensor> db2) {
   const Call call(key);
   auto arguments = call_of(call, key, plan, x_rows, h, row_probs, kWeights, tokens, flag, schedule);
   require(backward_rows, "backward_rows", ScalarType::Byte, {backward_bytes(call, arguments)}, key);
   arguments.backward_rows = backward_rows.mutable_data_ptr();
-  main_gradients(call, key, dw1, dw2, arguments);
+  main_gradients(call, key, dw1, dw2, db1, db2, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
 }
 
@@ -223,8 +243,11 @@ std::tuple<Tensor, Tensor> weight_gradients(const Call& call, const Tensor& key,
                                             const std::optional<Tensor>& dw1,
                                             const std::optional<Tensor>& dw2,
                                             uniep_backward_call& arguments) {
-  if (!dw1 || !dw2) return new_weight_gradients(call, key, arguments);
-  main_gradients(call, key, *dw1, *dw2, arguments);
+  if (!dw1 || !dw2) {
+    const auto [new1, new2, of_b1, of_b2] = new_weight_gradients(call, key, arguments);
+    return {new1, new2};
+  }
+  main_gradients(call, key, *dw1, *dw2, kNoBias, kNoBias, arguments);
   return {none(key), none(key)};
 }
 
@@ -237,7 +260,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_pages(
   const Call call(key);
   auto arguments =
       call_of_pages(key, saved, data_only ? kData : kWhole, tokens_of(dy), keep, schedule);
-  const DataGradients data(call, key, dy, w1, w2, x, topk, arguments);
+  const DataGradients data(call, key, dy, w1, w2, x, topk, {kNoBias, kNoBias}, arguments);
   std::tuple<Tensor, Tensor> weights{none(key), none(key)};
   if (!data_only) weights = weight_gradients(call, key, dw1, dw2, arguments);
   Tensor rows = empty(key, ScalarType::Byte, {call.shape().backward_bytes});

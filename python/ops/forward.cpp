@@ -2,6 +2,7 @@
 
 #include <exception>
 
+#include "biases.h"
 #include "call.h"
 
 namespace uniep::ops {
@@ -32,8 +33,7 @@ struct Rows {
   Rows(const LayerShape& shape, const Tensor& beside, std::int64_t rows, std::int64_t rows_of_x,
        std::int64_t scratch_bytes)
       : x_rows(empty(beside, ScalarType::BFloat16, {rows_of_x, shape.hidden})),
-        h(empty(beside, ScalarType::BFloat16,
-                {shape.rows_of_h > 0 ? rows : 0, 2 * shape.intermediate})),
+        h(empty(beside, ScalarType::BFloat16, {shape.rows_of_h > 0 ? rows : 0, shape.h_width})),
         row_probs(empty(beside, ScalarType::Float, {rows})),
         scratch(empty(beside, ScalarType::Byte, {scratch_bytes})) {}
 
@@ -51,7 +51,7 @@ struct Rows {
 uniep_forward_call call_of(const LayerShape& shape, const Tensor& key, const Tensor& overflow,
                            const Tensor& x, const Tensor& topk_ids, const Tensor& topk_probs,
                            const Tensor& w1, const Tensor& w2,
-                           const std::optional<std::string>& schedule) {
+                           const std::optional<std::string>& schedule, const Biases& biases) {
   const std::int64_t tokens = x.dim() == 2 ? x.size(0) : -1;
   require(x, "x", ScalarType::BFloat16, {tokens, shape.hidden}, key);
   if (tokens > shape.max_tokens) {
@@ -60,11 +60,11 @@ uniep_forward_call call_of(const LayerShape& shape, const Tensor& key, const Ten
   }
   require(topk_ids, "topk_ids", ScalarType::Int, {tokens, shape.topk}, key);
   require(topk_probs, "topk_probs", ScalarType::Float, {tokens, shape.topk}, key);
-  require(w1, "w1", ScalarType::BFloat16,
-          {shape.local_experts, 2 * shape.intermediate, shape.hidden}, key);
+  require(w1, "w1", ScalarType::BFloat16, {shape.local_experts, shape.h_width, shape.hidden}, key);
   require(w2, "w2", ScalarType::BFloat16, {shape.local_experts, shape.hidden, shape.intermediate},
           key);
   require(overflow, "overflow", ScalarType::Long, {2}, key);
+  biases.check(shape, key);
 
   uniep_forward_call arguments{};
   arguments.tokens = tokens;
@@ -73,6 +73,7 @@ uniep_forward_call call_of(const LayerShape& shape, const Tensor& key, const Ten
   arguments.x = x.const_data_ptr();
   arguments.w1 = w1.const_data_ptr();
   arguments.w2 = w2.const_data_ptr();
+  biases.set(arguments);
   arguments.schedule = text_of(schedule);
   arguments.stream = current_stream(x);
   return arguments;
@@ -93,14 +94,16 @@ void run(const Call& call, uniep_forward_call& arguments, Results& results, Tens
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     Tensor key, Tensor overflow, Tensor x, Tensor topk_ids, Tensor topk_probs, Tensor w1, Tensor w2,
     std::int64_t rows, std::int64_t rows_of_x, std::int64_t rows_of_h, std::int64_t plan_bytes,
-    bool flag, std::optional<std::string> schedule) {
+    bool flag, std::optional<std::string> schedule, std::optional<Tensor> b1,
+    std::optional<Tensor> b2) {
   const Call call(key);
   const LayerShape& shape = call.shape();
   if (rows != shape.rows || rows_of_x != shape.rows_of_x || rows_of_h != shape.rows_of_h ||
       plan_bytes != shape.plan_bytes) {
     refuse("the workspace has grown since its figures were read; read rows and plan_bytes again");
   }
-  auto arguments = call_of(shape, key, overflow, x, topk_ids, topk_probs, w1, w2, schedule);
+  auto arguments =
+      call_of(shape, key, overflow, x, topk_ids, topk_probs, w1, w2, schedule, {b1, b2});
   Results results(shape, x, flag);
   Rows kept(shape, x, rows, rows_of_x, shape.forward_bytes);
   arguments.memory = kept.memory();
@@ -110,9 +113,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward_exact(
     Tensor key, Tensor overflow, Tensor x, Tensor topk_ids, Tensor topk_probs, Tensor w1, Tensor w2,
-    bool flag, std::optional<std::string> schedule) {
+    bool flag, std::optional<std::string> schedule, std::optional<Tensor> b1,
+    std::optional<Tensor> b2) {
   const Call call(key);
-  auto arguments = call_of(call.shape(), key, overflow, x, topk_ids, topk_probs, w1, w2, schedule);
+  auto arguments =
+      call_of(call.shape(), key, overflow, x, topk_ids, topk_probs, w1, w2, schedule, {b1, b2});
   Results results(call.shape(), x, flag);
 
   // No exception crosses the C API. Where memory is short, all ranks hear of it.
@@ -151,7 +156,8 @@ std::tuple<Tensor, std::int64_t> forward_pages(Tensor key, Tensor overflow, Tens
                                                std::optional<std::string> schedule) {
   const Call call(key);
   const LayerShape& shape = call.shape();
-  auto arguments = call_of(shape, key, overflow, x, topk_ids, topk_probs, w1, w2, schedule);
+  auto arguments =
+      call_of(shape, key, overflow, x, topk_ids, topk_probs, w1, w2, schedule, {kNoBias, kNoBias});
   Results results(shape, x, flag, 0);
   Tensor scratch = empty(x, ScalarType::Byte, {shape.forward_bytes});
   arguments.memory.forward_rows = scratch.mutable_data_ptr();

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from .arithmetic import Arithmetic
 
 if TYPE_CHECKING:
     from .workspace import Workspace
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "autocast",
     "check",
+    "check_biases",
     "check_deferred",
     "check_device",
     "check_main_grads",
@@ -22,7 +26,7 @@ __all__ = [
 ]
 
 
-def autocast(x: Tensor, w1: Tensor, w2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def autocast(x: Tensor, *weights: Tensor | None) -> tuple[Any, ...]:
     """Casts fp32 tensors to bf16, as autocast does.
 
     Raises:
@@ -34,8 +38,9 @@ def autocast(x: Tensor, w1: Tensor, w2: Tensor) -> tuple[Tensor, Tensor, Tensor]
             f"autocast is to {dtype}, which uniep.moe does not compute in; "
             "use torch.autocast(..., dtype=torch.bfloat16)"
         )
-    x, w1, w2 = (t.to(dtype) if t.dtype == torch.float32 else t for t in (x, w1, w2))
-    return x, w1, w2
+    return tuple(
+        t.to(dtype) if t is not None and t.dtype == torch.float32 else t for t in (x, *weights)
+    )
 
 
 def check_device(x: Tensor) -> None:
@@ -44,8 +49,16 @@ def check_device(x: Tensor) -> None:
         raise ValueError(f"x is on '{x.device}'; uniep.moe runs on 'cpu' and 'cuda'")
 
 
-def check(x: Tensor, topk_ids: Tensor, topk_probs: Tensor, w1: Tensor, w2: Tensor) -> None:
+def check(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_probs: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    arithmetic: Arithmetic = Arithmetic(),  # noqa: B008
+) -> None:
     """Raises TypeError or ValueError with a sentence for what does not fit."""
+    halves = arithmetic.halves
     for name, tensor in (("x", x), ("w1", w1), ("w2", w2)):
         if tensor.dtype != torch.bfloat16:
             raise TypeError(
@@ -56,15 +69,16 @@ def check(x: Tensor, topk_ids: Tensor, topk_probs: Tensor, w1: Tensor, w2: Tenso
         raise TypeError(f"topk_ids is {topk_ids.dtype}; it must be torch.int32 or torch.int64")
     if topk_probs.dtype != torch.float32:
         raise TypeError(f"topk_probs is {topk_probs.dtype}; it must be torch.float32")
-    if x.dim() < 1 or w1.dim() != 3 or w1.shape[1] % 2 or w1.shape[2] != x.shape[-1]:
+    if x.dim() < 1 or w1.dim() != 3 or w1.shape[1] % halves or w1.shape[2] != x.shape[-1]:
         raise ValueError(
-            f"w1 has shape {list(w1.shape)}; it must be [experts of this rank, 2 I, H], where H is "
-            f"the last of x: {list(x.shape)}"
+            f"w1 has shape {list(w1.shape)}; it must be [experts of this rank, "
+            f"{'2 I' if halves == 2 else 'I'}, H], where H is the last of x: {list(x.shape)}"
         )
-    if tuple(w2.shape) != (w1.shape[0], w1.shape[2], w1.shape[1] // 2):
+    if tuple(w2.shape) != (w1.shape[0], w1.shape[2], w1.shape[1] // halves):
         raise ValueError(
             f"w2 has shape {list(w2.shape)}; with w1 of {list(w1.shape)} it must be "
-            f"{[w1.shape[0], w1.shape[2], w1.shape[1] // 2]}"
+            f"{[w1.shape[0], w1.shape[2], w1.shape[1] // halves]}"
+            + ("" if halves == 2 else f" ('{arithmetic.activation}' has no gate)")
         )
     if topk_ids.dim() < 1 or topk_ids.shape[:-1] != x.shape[:-1]:
         raise ValueError(
@@ -95,7 +109,34 @@ def check(x: Tensor, topk_ids: Tensor, topk_probs: Tensor, w1: Tensor, w2: Tenso
             )
 
 
-def check_workspace(workspace: Workspace, x: Tensor, w1: Tensor, topk: int) -> None:
+def check_biases(b1: Tensor | None, b2: Tensor | None, w1: Tensor, w2: Tensor) -> None:
+    """Raises TypeError or ValueError with a sentence where these are no biases of the weights."""
+    if (b1 is None) != (b2 is None):
+        given, missing = ("b2", "b1") if b1 is None else ("b1", "b2")
+        raise ValueError(f"{given} is given without {missing}; give both, or neither")
+    for name, bias, weight in (("b1", b1, w1), ("b2", b2, w2)):
+        if bias is None:
+            continue
+        if bias.dtype != torch.bfloat16:
+            raise TypeError(
+                f"{name} is {bias.dtype}; it must be torch.bfloat16 (under "
+                "torch.autocast(..., dtype=torch.bfloat16) also torch.float32)"
+            )
+        if bias.shape != weight.shape[:2] or bias.device != weight.device:
+            raise ValueError(
+                f"{name} is {list(bias.shape)} on '{bias.device}'; it must be "
+                f"{list(weight.shape[:2])} on '{weight.device}', as its weight is"
+            )
+        if not bias.is_contiguous():
+            raise ValueError(
+                f"{name} is not contiguous (strides {list(bias.stride())}); pass "
+                f"{name}.contiguous()"
+            )
+
+
+def check_workspace(
+    workspace: Workspace, x: Tensor, w1: Tensor, topk: int, *, has_bias: bool = False
+) -> None:
     """Raises ValueError with a sentence where the workspace is for other tensors."""
     if x.device != workspace.device:
         raise ValueError(
@@ -104,12 +145,17 @@ def check_workspace(workspace: Workspace, x: Tensor, w1: Tensor, topk: int) -> N
         )
     for name, value, wanted in (
         ("hidden", x.shape[-1], workspace.hidden),
-        ("intermediate", w1.shape[1] // 2, workspace.intermediate),
+        ("intermediate", w1.shape[1] // workspace.arithmetic.halves, workspace.intermediate),
         ("experts of a rank", w1.shape[0], workspace.local_experts),
         ("topk", topk, workspace.topk),
     ):
         if value != wanted:
             raise ValueError(f"{name} of the tensors is {value}; the workspace is for {wanted}")
+    if has_bias != workspace.arithmetic.bias:
+        raise ValueError(
+            f"b1 and b2 are {'given' if has_bias else 'not given'}; the workspace is for "
+            f"bias={workspace.arithmetic.bias}"
+        )
     tokens = x.numel() // x.shape[-1]
     if tokens > workspace.max_tokens:
         raise ValueError(
@@ -117,12 +163,21 @@ def check_workspace(workspace: Workspace, x: Tensor, w1: Tensor, topk: int) -> N
         )
 
 
-def check_main_grads(dw1: Tensor, dw2: Tensor, w1: Tensor, w2: Tensor) -> None:
+def check_main_grads(main_grads: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
     """Raises TypeError or ValueError with a sentence where gradients cannot be added to these."""
-    for name, gradient, weight in (("main_grads[0]", dw1, w1), ("main_grads[1]", dw2, w2)):
-        if gradient.dtype != dw1.dtype or gradient.dtype not in (torch.float32, torch.bfloat16):
+    if len(main_grads) != len(weights):
+        raise ValueError(
+            f"main_grads has {len(main_grads)} tensors; it must have {len(weights)}, those of "
+            + ("w1 and w2" if len(weights) == 2 else "w1, w2, b1 and b2")
+        )
+    for i, (gradient, weight) in enumerate(zip(main_grads, weights, strict=True)):
+        name = f"main_grads[{i}]"
+        if gradient.dtype != main_grads[0].dtype or gradient.dtype not in (
+            torch.float32,
+            torch.bfloat16,
+        ):
             raise TypeError(
-                f"{name} is {gradient.dtype}; both must be torch.float32, or both torch.bfloat16"
+                f"{name} is {gradient.dtype}; all must be torch.float32, or all torch.bfloat16"
             )
         if gradient.shape != weight.shape or gradient.device != weight.device:
             raise ValueError(
@@ -136,7 +191,7 @@ def check_main_grads(dw1: Tensor, dw2: Tensor, w1: Tensor, w2: Tensor) -> None:
             )
 
 
-def check_deferred(w1: Tensor, w2: Tensor, main_grads: tuple[Tensor, Tensor] | None) -> None:
+def check_deferred(weights: Sequence[Tensor], main_grads: Sequence[Tensor] | None) -> None:
     """Raises with a sentence where a weight gradient could not be brought to its place later."""
     if torch.compiler.is_compiling():
         raise RuntimeError(
@@ -145,7 +200,7 @@ def check_deferred(w1: Tensor, w2: Tensor, main_grads: tuple[Tensor, Tensor] | N
         )
     if main_grads is not None:
         return
-    for name, weight in (("w1", w1), ("w2", w2)):
+    for name, weight in zip(("w1", "w2", "b1", "b2"), weights, strict=False):
         if weight.requires_grad and not weight.is_leaf:
             raise ValueError(
                 f"{name} is computed from other tensors, which a gradient that waits cannot reach; "

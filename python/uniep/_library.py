@@ -83,6 +83,9 @@ class Problem(ctypes.Structure):
         ("row_align", c_int64),
         ("save", c_int64),
         ("recompute_h", c_int64),
+        ("activation", c_int64),
+        ("probs", c_int64),
+        ("bias", c_int64),
     ]
 
 

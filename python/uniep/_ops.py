@@ -31,6 +31,8 @@ def _forward(
     plan_bytes: int,
     flag: bool,
     schedule: str | None,
+    b1: Tensor | None = None,
+    b2: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (
         torch.empty_like(x),
@@ -51,6 +53,8 @@ def _forward_exact(
     w2: Tensor,
     flag: bool,
     schedule: str | None,
+    b1: Tensor | None = None,
+    b2: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     raise RuntimeError(
         "exact_rows=True waits for the number of rows in every call, which torch.compile cannot "
@@ -60,6 +64,10 @@ def _forward_exact(
 
 def _data_gradients(dy: Tensor, topk: int) -> tuple[Tensor, Tensor]:
     return torch.empty_like(dy), dy.new_empty((dy.shape[0], topk), dtype=torch.float32)
+
+
+def _bias_gradients(experts: int, width: int, hidden: int, beside: Tensor) -> tuple[Tensor, Tensor]:
+    return beside.new_empty((experts, width)), beside.new_empty((experts, hidden))
 
 
 def _backward(
@@ -75,8 +83,11 @@ def _backward(
     topk: int,
     flag: bool,
     schedule: str | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return (*_data_gradients(dy, topk), torch.empty_like(w1), torch.empty_like(w2))
+    b1: Tensor | None = None,
+    b2: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    biases = _bias_gradients(w1.shape[0] if b1 is not None else 0, w1.shape[1], w2.shape[1], dy)
+    return (*_data_gradients(dy, topk), torch.empty_like(w1), torch.empty_like(w2), *biases)
 
 
 def _backward_main_grad(
@@ -94,6 +105,10 @@ def _backward_main_grad(
     topk: int,
     flag: bool,
     schedule: str | None,
+    b1: Tensor | None = None,
+    b2: Tensor | None = None,
+    db1: Tensor | None = None,
+    db2: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     return _data_gradients(dy, topk)
 
@@ -112,6 +127,8 @@ def _backward_data(
     backward_bytes: int,
     flag: bool,
     schedule: str | None,
+    b1: Tensor | None = None,
+    b2: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (
         *_data_gradients(dy, topk),
@@ -128,13 +145,16 @@ def _backward_weights(
     backward_rows: Tensor,
     tokens: int,
     local_experts: int,
+    intermediate: int,
+    bias: bool,
     flag: bool,
     schedule: str | None,
-) -> tuple[Tensor, Tensor]:
-    hidden, double = x_rows.shape[1], h.shape[1]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    hidden, width = x_rows.shape[1], h.shape[1]
     return (
-        x_rows.new_empty((local_experts, double, hidden)),
-        x_rows.new_empty((local_experts, hidden, double // 2)),
+        x_rows.new_empty((local_experts, width, hidden)),
+        x_rows.new_empty((local_experts, hidden, intermediate)),
+        *_bias_gradients(local_experts if bias else 0, width, hidden, x_rows),
     )
 
 
@@ -150,6 +170,8 @@ def _backward_weights_main_grad(
     tokens: int,
     flag: bool,
     schedule: str | None,
+    db1: Tensor | None = None,
+    db2: Tensor | None = None,
 ) -> None:
     return None
 

@@ -90,6 +90,8 @@ def write_trace(
     w2: Tensor,
     dy: Tensor | None = None,
     *,
+    b1: Tensor | None = None,
+    b2: Tensor | None = None,
     group: GroupLike = None,
 ) -> None:
     """Writes a layer file of tensors as :func:`uniep.moe` takes them. Collective over `group`.
@@ -99,9 +101,12 @@ def write_trace(
         x: bf16 [..., H].
         topk_ids: int32 or int64 [..., K].
         topk_probs: fp32 [..., K].
-        w1: bf16 [El, 2I, H].
+        w1: bf16 [El, 2I, H], or [El, I, H] without a gate: the file does not say of which
+            activation it is, nor where probabilities enter.
         w2: bf16 [El, H, I].
         dy: bf16 [..., H], the gradient of the output; None: the file serves for forward passes.
+        b1: bf16 [El, 2I], with b2; None: experts have no biases.
+        b2: bf16 [El, H].
         group: the ranks, whose tokens and experts are put together in their order.
 
     Raises:
@@ -116,6 +121,8 @@ def write_trace(
         "w1": w1,
         "w2": w2,
     }
+    if b1 is not None and b2 is not None:
+        tensors |= {"b1": b1, "b2": b2}
     if dy is not None:
         tensors["dy"] = dy.reshape(-1, dy.shape[-1])
     own = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}

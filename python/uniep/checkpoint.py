@@ -85,6 +85,12 @@ def hugging_face_tensors(layer: MoELayer, family: str, prefix: str) -> dict[str,
         ValueError: for an unknown family, or a layer that has what the family lacks.
     """
     names = _names(family)
+    if layer.arithmetic.activation != "swiglu" or layer.arithmetic.bias:
+        raise ValueError(
+            f"experts of {family} are SwiGLU without biases, unlike this layer's "
+            f"('{layer.arithmetic.activation}', bias={layer.arithmetic.bias}); make the layer as "
+            "the family's are"
+        )
     tensors = {}
     for expert in range(layer.w1.shape[0]):
         number = layer.first_expert + expert
@@ -193,8 +199,10 @@ def distributed_state_dict(module: nn.Module) -> dict[str, Any]:
     for name, layer in _layers(module):
         if layer.size == 1:
             continue
-        for key in ("w1", "w2"):
+        for key in ("w1", "w2", "b1", "b2"):
             full = f"{name}.{key}" if name else key
+            if full not in state:  # biases that there are not
+                continue
             state[full] = _sharded(state[full], layer.group, meshes)
     return state
 

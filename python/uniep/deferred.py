@@ -28,9 +28,8 @@ class _Pending:
     row_probs: Tensor
     backward_rows: Tensor
     tokens: int
-    w1: Tensor
-    w2: Tensor
-    main_grads: tuple[Tensor, Tensor] | None
+    weights: tuple[Tensor, ...]  # w1 and w2, and b1 and b2 where there are biases
+    main_grads: tuple[Tensor, ...] | None
     flag: bool
     schedule: str | None
 
@@ -80,7 +79,7 @@ class DeferredWeights:
 def backward_weights(deferred: DeferredWeights) -> None:
     """Computes the weight gradients that wait, oldest first, and adds each to its place.
 
-    Not collective. The place is ``w1.grad`` and ``w2.grad`` (bf16), or the ``main_grads`` that the
+    Not collective. The place is ``w1.grad`` and so on (bf16), or the ``main_grads`` that the
     call was given. The bits are those of a backward that does not defer.
 
     Args:
@@ -93,17 +92,18 @@ def backward_weights(deferred: DeferredWeights) -> None:
         call = deferred.pop()
         if isinstance(call, _PendingPages):
             if (gradients := _gradients_of_pages(call)) is not None:
-                _add_gradients(call, gradients)
+                _add_gradients((call.w1, call.w2), gradients)
             continue
         saved = (call.key, call.plan, call.x_rows, call.h, call.row_probs, call.backward_rows)
         if call.main_grads is not None:
-            ops.backward_weights_main_grad(
-                *saved, *call.main_grads, call.tokens, call.flag, call.schedule
-            )
+            dw, db = call.main_grads[:2], call.main_grads[2:]
+            ops.backward_weights_main_grad(*saved, *dw, call.tokens, call.flag, call.schedule, *db)
             continue
-        experts = call.w1.shape[0]
-        gradients = ops.backward_weights(*saved, call.tokens, experts, call.flag, call.schedule)
-        _add_gradients(call, gradients)
+        w2 = call.weights[1]
+        figures = (call.tokens, w2.shape[0], w2.shape[2], len(call.weights) == 4)
+        gradients = ops.backward_weights(*saved, *figures, call.flag, call.schedule)
+        # Without biases their gradients are empty, and end the list.
+        _add_gradients(call.weights, gradients)
 
 
 def _gradients_of_pages(call: _PendingPages) -> tuple[Tensor, Tensor] | None:
@@ -114,8 +114,8 @@ def _gradients_of_pages(call: _PendingPages) -> tuple[Tensor, Tensor] | None:
     return gradients if call.main_grads is None else None
 
 
-def _add_gradients(call: _Pending | _PendingPages, gradients: tuple[Tensor, Tensor]) -> None:
-    for weight, gradient in zip((call.w1, call.w2), gradients, strict=True):
+def _add_gradients(weights: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
+    for weight, gradient in zip(weights, gradients, strict=False):
         if not weight.requires_grad:
             continue
         if weight.grad is None:

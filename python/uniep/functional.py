@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from . import _arguments, _hooks
 from ._ops import ops
+from .arithmetic import Activation, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights, _Pending
 from .group import GroupLike
 from .offload import saving_elsewhere
@@ -34,8 +35,12 @@ class _Moe(torch.autograd.Function):
         topk_probs: Tensor,
         w1: Tensor,
         w2: Tensor,
+        b1: Tensor | None,
+        b2: Tensor | None,
         dw1: Tensor | None,
         dw2: Tensor | None,
+        db1: Tensor | None,
+        db2: Tensor | None,
         key: Tensor,
         overflow: Tensor,
         rows: int,
@@ -50,38 +55,39 @@ class _Moe(torch.autograd.Function):
     ) -> Tensor:
         inputs = (key, overflow, x, topk_ids, topk_probs, w1, w2)
         if exact:
-            saved = ops.forward_exact(*inputs, flag, schedule)
+            saved = ops.forward_exact(*inputs, flag, schedule, b1, b2)
         else:
-            saved = ops.forward(*inputs, rows, rows_of_x, rows_of_h, plan_bytes, flag, schedule)
+            figures = (rows, rows_of_x, rows_of_h, plan_bytes)
+            saved = ops.forward(*inputs, *figures, flag, schedule, b1, b2)
         out, plan, x_rows, h, row_probs = saved
         # Without rows of x, backward dispatches x again.
         again = x if rows_of_x == 0 else None
-        ctx.save_for_backward(plan, x_rows, h, row_probs, w1, w2, again)
+        ctx.save_for_backward(plan, x_rows, h, row_probs, w1, w2, again, b1, b2)
         ctx.key = key
-        ctx.dw1 = dw1
-        ctx.dw2 = dw2
+        ctx.main_grads = (
+            None if dw1 is None else tuple(g for g in (dw1, dw2, db1, db2) if g is not None)
+        )
         ctx.topk = topk_ids.shape[1]
         ctx.backward_bytes = backward_bytes
         ctx.flag = flag
         ctx.schedule = schedule
         ctx.deferred = deferred
         # Not as hooks of saved tensors return them: those have a grad that nobody sees.
-        ctx.weights = (w1, w2) if deferred is not None else None
+        of_biases = () if b1 is None or b2 is None else (b1, b2)
+        ctx.weights = (w1, w2, *of_biases) if deferred is not None else None
         return out  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        plan, x_rows, h, row_probs, w1, w2, x = ctx.saved_tensors
+        plan, x_rows, h, row_probs, w1, w2, x, b1, b2 = ctx.saved_tensors
         dy = dy.contiguous()
         call = (ctx.key, plan, x_rows, h, row_probs, dy, w1, w2, x)
-        dw1 = dw2 = None
-        wants_weights = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
+        dw1 = dw2 = db1 = db2 = None
         if ctx.deferred is not None:
             dx, dprobs, rows = ops.backward_data(
-                *call, ctx.topk, ctx.backward_bytes, ctx.flag, ctx.schedule
+                *call, ctx.topk, ctx.backward_bytes, ctx.flag, ctx.schedule, b1, b2
             )
-            main_grads = None if ctx.dw1 is None else (ctx.dw1, ctx.dw2)
             ctx.deferred.add(
                 _Pending(
                     key=ctx.key,
@@ -91,24 +97,28 @@ class _Moe(torch.autograd.Function):
                     row_probs=row_probs,
                     backward_rows=rows,
                     tokens=dy.shape[0],
-                    w1=ctx.weights[0],
-                    w2=ctx.weights[1],
-                    main_grads=main_grads,
+                    weights=ctx.weights,
+                    main_grads=ctx.main_grads,
                     flag=ctx.flag,
                     schedule=ctx.schedule,
                 )
             )
-        elif ctx.dw1 is not None:
+        elif ctx.main_grads is not None:
+            dw, db = ctx.main_grads[:2], ctx.main_grads[2:]
             dx, dprobs = ops.backward_main_grad(
-                *call, ctx.dw1, ctx.dw2, ctx.topk, ctx.flag, ctx.schedule
+                *call, *dw, ctx.topk, ctx.flag, ctx.schedule, b1, b2, *db
             )
-        elif wants_weights:
-            dx, dprobs, dw1, dw2 = ops.backward(*call, ctx.topk, ctx.flag, ctx.schedule)
+        elif any(ctx.needs_input_grad[3:7]):
+            dx, dprobs, dw1, dw2, db1, db2 = ops.backward(
+                *call, ctx.topk, ctx.flag, ctx.schedule, b1, b2
+            )
+            if b1 is None:
+                db1 = db2 = None
         else:
             dx, dprobs, _ = ops.backward_data(
-                *call, ctx.topk, ctx.backward_bytes, ctx.flag, ctx.schedule
+                *call, ctx.topk, ctx.backward_bytes, ctx.flag, ctx.schedule, b1, b2
             )
-        return (dx, None, dprobs, dw1, dw2) + (None,) * 13
+        return (dx, None, dprobs, dw1, dw2, db1, db2) + (None,) * 15
 
 
 def moe(
@@ -126,21 +136,27 @@ def moe(
     recompute_h: bool | None = None,
     exact_rows: bool | None = None,
     schedule: str | None = None,
-    main_grads: tuple[Tensor, Tensor] | None = None,
+    main_grads: tuple[Tensor, ...] | None = None,
     deferred: DeferredWeights | None = None,
+    activation: Activation | None = None,
+    probs: ProbsPlace | None = None,
+    b1: Tensor | None = None,
+    b2: Tensor | None = None,
 ) -> Tensor:
     """One MoE layer: out[t] is the sum over k of p[t,k] · expert(topk_ids[t,k])(x[t]).
 
-    An expert e is SwiGLU: w2[e] · (silu(gate) * up), with [gate; up] = w1[e] · x[t]. Differentiable
-    in x, topk_probs, w1 and w2, once. All ranks of the group call it in the same order, as they do
-    their backward. Output and gradients have the same bits for every schedule and number of ranks.
+    An expert e is w2[e] · f(h) + b2[e], with h = w1[e] · x[t] + b1[e] and f the activation: SwiGLU,
+    silu(gate) * up of [gate; up] = h, unless another is asked for. Differentiable in x, topk_probs,
+    w1, w2, b1 and b2, once. All ranks of the group call it in the same order, as they do their
+    backward. Output and gradients have the same bits for every schedule and number of ranks.
 
     Args:
         x: bf16 [..., H], this rank's tokens. Under autocast to bf16, fp32 too, and so are weights.
         topk_ids: int32 or int64 [..., K], numbers of experts among those of all ranks; -1: the slot
             is dropped.
         topk_probs: fp32 [..., K].
-        w1: bf16 [El, 2I, H], this rank's experts: rows of the gate, then those of up. Contiguous.
+        w1: bf16 [El, 2I, H], this rank's experts: rows of the gate, then those of up; without a
+            gate [El, I, H]. Contiguous.
         w2: bf16 [El, H, I]. Contiguous.
         group: who holds the other experts: a ProcessGroup, a :class:`uniep.Group`, or None: nobody.
         workspace: what to work in. None: one that calls of this shape on this group share. It has a
@@ -157,7 +173,19 @@ def moe(
         schedule: of this call and its backward. None: the workspace's.
         main_grads: (dw1, dw2), of the shapes of w1 and w2, contiguous, both fp32 or both bf16:
             weight gradients are added to these, and ``w1.grad`` and ``w2.grad`` stay as they are.
+            With biases (dw1, dw2, db1, db2).
         deferred: where weight gradients wait for :func:`uniep.backward_weights`.
+        activation: ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"``, ``"reglu"`` or ``"gpt_oss"``
+            (gate * sigmoid(1.702 gate) * (up + 1), gate at most 7, up within -7 and 7); or without
+            a gate ``"relu2"``, ``"gelu"`` or ``"silu"``, which run on CPUs. None: swiglu, or what
+            the workspace has.
+        probs: where a row's probability is multiplied: ``"before"`` fc2, into a, as Megatron-Core
+            has it; or ``"after"``, into the rows as they are added up, as transformers and
+            torchtitan do. None: before, or what the workspace has. After runs on CPUs.
+        b1: bf16 [El, 2I], or [El, I] without a gate, added to h. None: there are no biases. Biases
+            run on CPUs.
+        b2: bf16 [El, H], added to the rows behind fc2, where ``probs`` is before, times p. Given
+            with b1.
 
     Returns:
         bf16 [..., H].
@@ -170,20 +198,25 @@ def moe(
     _arguments.check_device(x)
     if save not in (None, "rows", "tokens", "none"):
         raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")
+    if workspace is None:
+        arithmetic = arithmetic_of(activation, probs, b1 is not None)
+    else:
+        arithmetic = workspace.arithmetic
     if torch.is_autocast_enabled(x.device.type):
-        x, w1, w2 = _arguments.autocast(x, w1, w2)
-    _arguments.check(x, topk_ids, topk_probs, w1, w2)
-    experts, double, hidden = w1.shape
+        x, w1, w2, b1, b2 = _arguments.autocast(x, w1, w2, b1, b2)
+    _arguments.check(x, topk_ids, topk_probs, w1, w2, arithmetic)
+    _arguments.check_biases(b1, b2, w1, w2)
+    weights = (w1, w2) if b1 is None or b2 is None else (w1, w2, b1, b2)
+    experts, width, hidden = w1.shape
     topk = topk_ids.shape[-1]
     tokens = _arguments.rows(x)
     ids = _arguments.int32(_arguments.rows(topk_ids))
-    probs = _arguments.rows(topk_probs)
     if workspace is None:
         workspace = default_workspace(
             group,
             x.device,
             hidden,
-            double // 2,
+            width // arithmetic.halves,
             experts,
             topk,
             tokens.shape[0],
@@ -191,27 +224,33 @@ def moe(
             capacity_rows,
             save or "rows",
             bool(recompute_h),
+            arithmetic,
         )
-    elif any(own is not None for own in (group, max_tokens, capacity_rows, save, recompute_h)):
-        raise ValueError(
-            "a workspace has its own group, max_tokens, capacity_rows, save and recompute_h; pass "
-            "either the workspace or these"
-        )
-    _arguments.check_workspace(workspace, x, w1, topk)
-    dw1, dw2 = (None, None) if main_grads is None else main_grads
-    if dw1 is not None:
-        assert dw2 is not None
-        _arguments.check_main_grads(dw1, dw2, w1, w2)
+    else:
+        own = (group, max_tokens, capacity_rows, save, recompute_h, activation, probs)
+        if any(argument is not None for argument in own):
+            raise ValueError(
+                "a workspace has its own group, max_tokens, capacity_rows, save, recompute_h, "
+                "activation and probs; pass either the workspace or these"
+            )
+    _arguments.check_workspace(workspace, x, w1, topk, has_bias=b1 is not None)
+    if main_grads is not None:
+        _arguments.check_main_grads(main_grads, weights)
     if deferred is not None:
-        _arguments.check_deferred(w1, w2, main_grads)
+        _arguments.check_deferred(weights, main_grads)
     out: Tensor
     if workspace.row_pool is not None:
         if exact_rows:
             raise ValueError("exact_rows is True, but the workspace has a row pool; pass None")
+        if len(weights) == 4:
+            raise ValueError(
+                "b1 and b2 are given, but the workspace has a row pool; biases take one without"
+            )
+        dw1, dw2 = (None, None) if main_grads is None else main_grads
         out = moe_in_pages(
             tokens,
             ids,
-            probs,
+            _arguments.rows(topk_probs),
             w1,
             w2,
             dw1,
@@ -224,16 +263,17 @@ def moe(
             schedule,
             deferred,
         )
-        return _result(out, workspace, x, topk_ids, topk_probs, w1, w2)
-    with saving_elsewhere((tokens, w1, w2)):
+        return _result(out, workspace, x, topk_ids, topk_probs, *weights)
+    with saving_elsewhere((tokens, *weights)):
         out = _Moe.apply(
             tokens,
             ids,
-            probs,
+            _arguments.rows(topk_probs),
             w1,
             w2,
-            dw1,
-            dw2,
+            b1,
+            b2,
+            *([None] * 4 if main_grads is None else [*main_grads, None, None][:4]),
             workspace.key,
             workspace.overflow,
             workspace.rows,
@@ -246,7 +286,7 @@ def moe(
             schedule,
             deferred,
         )
-    return _result(out, workspace, x, topk_ids, topk_probs, w1, w2)
+    return _result(out, workspace, x, topk_ids, topk_probs, *weights)
 
 
 def _result(
@@ -257,11 +297,15 @@ def _result(
     topk_probs: Tensor,
     w1: Tensor,
     w2: Tensor,
+    b1: Tensor | None = None,
+    b2: Tensor | None = None,
 ) -> Tensor:
     """Of the shape of x, and shown to who watches calls."""
     if out.shape != x.shape:  # FSDP2 warns of modules that return views, even of the same shape
         out = out.reshape(x.shape)
     if not torch.compiler.is_compiling() and (watch := _hooks.watcher()) is not None:
         tensors = {"x": x, "topk_ids": topk_ids, "topk_probs": topk_probs, "w1": w1, "w2": w2}
+        if b1 is not None and b2 is not None:
+            tensors |= {"b1": b1, "b2": b2}
         watch(workspace.group, tensors, out)
     return out

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .arithmetic import Activation, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights
 from .functional import moe
 from .group import GroupLike, rank_and_size
@@ -69,16 +70,22 @@ class MoELayer(nn.Module):
         recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
         exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
         schedule: see :class:`uniep.Workspace`.
-        workspace: to work in; None: the one that all layers of this shape and group share.
+        workspace: to work in; None: the one that all layers of this shape and group share. Its
+            ``activation``, ``probs`` and ``bias`` are the layer's.
         main_grad: dtype of the ``main_grad`` that w1 and w2 then have, to which gradients are added
             instead of to ``grad``: torch.float32 or torch.bfloat16. None: they have ``grad``.
         dtype: of the weights; bfloat16, or float32 for training under autocast.
         device: where they lie.
+        activation: what an expert computes; see :func:`uniep.moe`.
+        probs: where probabilities enter; likewise.
+        bias: whether experts have biases, which start as zeros.
 
     Attributes:
         router: the :class:`uniep.Router`; the same weights on every rank.
-        w1: [E / N, 2I, H], this rank's experts: gate, then up.
+        w1: [E / N, 2I, H], this rank's experts: gate, then up; without a gate [E / N, I, H].
         w2: [E / N, H, I].
+        b1: [E / N, 2I], as w1's rows, or None.
+        b2: [E / N, H] or None.
         shared: :class:`SharedExperts` or None; the same weights on every rank.
         first_expert: number of this rank's first expert among all.
 
@@ -106,8 +113,19 @@ class MoELayer(nn.Module):
         main_grad: torch.dtype | None = None,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str | None = None,
+        activation: Activation | None = None,
+        probs: ProbsPlace | None = None,
+        bias: bool | None = None,
     ) -> None:
         super().__init__()
+        self.arithmetic = arithmetic_of(activation, probs, bool(bias))
+        if workspace is not None:
+            if any(own is not None for own in (activation, probs, bias)):
+                raise ValueError(
+                    "a workspace has its own activation, probs and bias; pass either the workspace "
+                    "or these"
+                )
+            self.arithmetic = workspace.arithmetic
         if workspace is not None and group is None:
             group = workspace.group
         self.rank, self.size = rank_and_size(group)
@@ -133,8 +151,13 @@ class MoELayer(nn.Module):
 
         options = {"dtype": dtype, "device": device}
         self.router = Router(hidden, num_experts, topk, router, device=device)
-        self.w1 = nn.Parameter(torch.empty(local, 2 * intermediate, hidden, **options))  # type: ignore[arg-type]
+        width = self.arithmetic.halves * intermediate
+        self.w1 = nn.Parameter(torch.empty(local, width, hidden, **options))  # type: ignore[arg-type]
         self.w2 = nn.Parameter(torch.empty(local, hidden, intermediate, **options))  # type: ignore[arg-type]
+        self.b1 = self.b2 = None
+        if self.arithmetic.bias:
+            self.b1 = nn.Parameter(torch.empty(local, width, **options))  # type: ignore[arg-type]
+            self.b2 = nn.Parameter(torch.empty(local, hidden, **options))  # type: ignore[arg-type]
         self.shared = (
             SharedExperts(hidden, shared_intermediate, dtype=dtype, device=device)
             if shared_intermediate
@@ -142,7 +165,7 @@ class MoELayer(nn.Module):
         )
         self._reset_experts()
         if main_grad is not None:
-            for weight in (self.w1, self.w2):
+            for weight in self._weights():
                 weight.main_grad = torch.zeros_like(weight, dtype=main_grad)  # type: ignore[attr-defined]
 
     def reset_parameters(self) -> None:
@@ -157,11 +180,18 @@ class MoELayer(nn.Module):
             self.shared.down.reset_parameters()
         self._reset_experts()
 
+    def _weights(self) -> tuple[nn.Parameter, ...]:
+        """Those of experts: w1 and w2, and b1 and b2 where there are biases."""
+        biases = () if self.b1 is None or self.b2 is None else (self.b1, self.b2)
+        return (self.w1, self.w2, *biases)
+
     @torch.no_grad()
     def _reset_experts(self) -> None:
         seed = int(torch.randint(2**62, (1,)).item())
         if self.w1.is_meta:
             return
+        for bias in self._weights()[2:]:
+            bias.zero_()
         generator = torch.Generator(device=self.w1.device)
         for index in range(self.w1.shape[0]):
             generator.manual_seed(seed + self.first_expert + index)
@@ -188,7 +218,7 @@ class MoELayer(nn.Module):
         routing: Routing = self.router(x)
         main_grads = None
         if hasattr(self.w1, "main_grad"):
-            main_grads = (self.w1.main_grad, self.w2.main_grad)  # type: ignore[attr-defined]
+            main_grads = tuple(weight.main_grad for weight in self._weights())  # type: ignore[attr-defined]
         own = self.workspace is None
         out = moe(
             x,
@@ -206,6 +236,10 @@ class MoELayer(nn.Module):
             schedule=self.schedule,
             main_grads=main_grads,
             deferred=deferred,
+            activation=self.arithmetic.activation if own else None,
+            probs=self.arithmetic.probs if own else None,
+            b1=self.b1,
+            b2=self.b2,
         )
         if self.shared is not None:
             out = out + self.shared(x)

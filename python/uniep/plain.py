@@ -14,11 +14,13 @@ a yardstick: it allocates freely, and with a group the host waits to learn how m
                         dx[t] = bf16(sum over k ascending of bf16(w1[e]^T dh))
     per expert          dw2 = bf16(dy^T a)    dw1 = bf16(dh^T x)
 
-The rows of an expert are in one order everywhere: (source rank, token, k).
+The rows of an expert are in one order everywhere: (source rank, token, k). Other activations,
+probabilities behind fc2 and biases: docs/numerics.md has their formulas.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import _arguments
+from .arithmetic import Activation, Arithmetic, ProbsPlace, arithmetic_of
 from .group import Group, GroupLike
 
 _DPROB_GROUP = 64  # columns of the intermediate size that are summed before groups are
@@ -39,25 +42,34 @@ def moe(
     w2: Tensor,
     *,
     group: GroupLike = None,
-    main_grads: tuple[Tensor, Tensor] | None = None,
+    main_grads: tuple[Tensor, ...] | None = None,
     ascending: bool = False,
+    activation: Activation | None = None,
+    probs: ProbsPlace | None = None,
+    b1: Tensor | None = None,
+    b2: Tensor | None = None,
 ) -> Tensor:
-    """Return the routed experts' output; differentiable by x, topk_probs, w1 and w2.
+    """Return the routed experts' output; differentiable by x, topk_probs, w1, w2, b1 and b2.
 
     x: bf16 [..., H]. topk_ids: int32 or int64 [..., K], -1 drops the slot.
     topk_probs: fp32 [..., K].
-    w1: bf16 [El, 2I, H], gate rows first. w2: bf16 [El, H, I]. El experts are those of this rank;
-    all ranks of `group` together have num_experts = El * size, and all of them must call.
-    main_grads: (dw1, dw2), fp32 or bf16, to which weight gradients are added; then w1 and w2 get no
-    gradient from autograd.
+    w1: bf16 [El, 2I, H], gate rows first, or [El, I, H] without a gate. w2: bf16 [El, H, I]. El
+    experts are those of this rank; all ranks of `group` together have num_experts = El * size, and
+    all of them must call.
+    main_grads: (dw1, dw2) or with biases (dw1, dw2, db1, db2), fp32 or bf16, to which gradients are
+    added; then w1 and so on get no gradient from autograd.
     ascending: on a CPU, sums in uniep's order, and slow: a PyTorch call for each reduction index.
+    activation, probs, b1 [El, 2I] or [El, I], b2 [El, H]: as uniep.moe takes them.
     """
     if isinstance(group, Group):
         group = group.process_group
-    _arguments.check(x, topk_ids, topk_probs, w1, w2)
+    arithmetic = arithmetic_of(activation, probs, b1 is not None)
+    _arguments.check(x, topk_ids, topk_probs, w1, w2, arithmetic)
+    _arguments.check_biases(b1, b2, w1, w2)
     _check_ids(topk_ids, w1.shape[0] * (1 if group is None else dist.get_world_size(group)))
     if main_grads is not None:
-        _arguments.check_main_grads(*main_grads, w1, w2)
+        weights = (w1, w2) if b1 is None or b2 is None else (w1, w2, b1, b2)
+        _arguments.check_main_grads(main_grads, weights)
     topk = topk_ids.shape[-1]
     out: Tensor = _Moe.apply(
         x.reshape(-1, x.shape[-1]),
@@ -65,6 +77,9 @@ def moe(
         topk_probs.reshape(-1, topk),
         w1,
         w2,
+        b1,
+        b2,
+        arithmetic,
         group,
         main_grads,
         ascending and not x.is_cuda,
@@ -81,44 +96,70 @@ class _Moe(torch.autograd.Function):
         topk_probs: Tensor,
         w1: Tensor,
         w2: Tensor,
+        b1: Tensor | None,
+        b2: Tensor | None,
+        arithmetic: Arithmetic,
         group: dist.ProcessGroup | None,
-        main_grads: tuple[Tensor, Tensor] | None,
+        main_grads: tuple[Tensor, ...] | None,
         ascending: bool,
     ) -> Tensor:
         routing = _route(topk_ids, w1.shape[0], group)
         x_rows = _dispatch(x, routing, group)
         p = _dispatch_slots(topk_probs, routing, group)[:, None]
         h = _grouped(x_rows, w1.transpose(1, 2), routing.ends, ascending)
-        a, _, _ = _activate(h, p)
+        before = arithmetic.probs == "before"
+        if b1 is not None:
+            h = _add_bias(h, b1, routing.ends)
+        a = _product(h, arithmetic.activation)
+        a = (p * a if before else a).bfloat16()
         y = _grouped(a, w2.transpose(1, 2), routing.ends, ascending)
-        ctx.save_for_backward(x_rows, h, p, w1, w2, *routing.tensors())
+        if b2 is not None:
+            y = _add_bias(y, b2, routing.ends, p if before else None)
+        ctx.save_for_backward(x_rows, h, p, w1, w2, b1, b2, *routing.tensors())
         ctx.splits = routing.sent, routing.received
+        ctx.arithmetic = arithmetic
         ctx.group, ctx.main_grads, ctx.ascending = group, main_grads, ascending
-        return _combine(y, routing, group)
+        return _combine(y, routing, group, None if before else topk_probs)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x_rows, h, p, w1, w2, *tensors = ctx.saved_tensors
+        x_rows, h, p, w1, w2, b1, b2, *tensors = ctx.saved_tensors
         routing = _Routing(*tensors, *ctx.splits)
         ends, ascending = routing.ends, ctx.ascending
+        activation = ctx.arithmetic.activation
         dy_rows = _dispatch(dy, routing, ctx.group)
+        weight, divisor = p, None
+        if ctx.arithmetic.probs == "after":
+            # A row whose p is 0 stays dy for the sake of dprobs; it counts as 0 for all else.
+            divisor = torch.where(p == 0, 1, p)
+            weight = torch.where(p == 0, 0.0, 1.0)
+            dy_rows = (divisor * dy_rows.float()).bfloat16()
         da = _grouped(dy_rows, w2, ends, ascending).float()
-        a, s, product = _activate(h, p)
-        h_g, h_u = h.float().chunk(2, 1)
-        weighted = p * da
-        d_gate = (weighted * h_u) * (s * (1 + h_g * (1 - s)))
-        d_up = weighted * (h_g * s)
-        dh = torch.cat([d_gate, d_up], 1).bfloat16()
+        product = _product(h, activation)
+        a = (weight * product).bfloat16()
+        dh = _product_gradient(h, weight * da, activation).bfloat16()
         dx = _combine(_grouped(dh, w1, ends, ascending), routing, ctx.group)
-        dprobs = _return_to_slots(_sum_columns(da * product), routing, ctx.group)
-        dw: list[Tensor | None] = [None, None]
+        dprobs = _sum_columns(da * product)
+        if b2 is not None:
+            dprobs = dprobs + _sum_columns(dy_rows.float() * _of_rows(b2, dy_rows, ends).float())
+        if divisor is not None:
+            dprobs = dprobs / divisor[:, 0]
+        dprobs = _return_to_slots(dprobs, routing, ctx.group)
+        dw: list[Tensor | None] = [None] * 4
         for i, (left, right) in enumerate([(dh, x_rows), (dy_rows, a)]):
             if ctx.main_grads is not None:
                 _add_outer(ctx.main_grads[i], left, right, ends, ascending)
             elif ctx.needs_input_grad[3 + i]:
                 dw[i] = _grouped_outer(left, right, ends, ascending)
-        return dx, None, dprobs, *dw, None, None, None
+        if b1 is not None:
+            for i, rows in enumerate([dh.float(), weight * dy_rows.float()], start=2):
+                sums = _sum_rows(rows, ends)
+                if ctx.main_grads is not None:
+                    _add_sums(ctx.main_grads[i], sums, ends)
+                else:
+                    dw[i] = sums.bfloat16()
+        return dx, None, dprobs, *dw, None, None, None, None
 
 
 # Where rows go.
@@ -201,12 +242,18 @@ def _return_to_slots(rows: Tensor, routing: _Routing, group: Any) -> Tensor:
     return slots.masked_fill_(routing.dropped.view(tokens, topk, *[1] * (rows.dim() - 1)), 0)
 
 
-def _combine(rows: Tensor, routing: _Routing, group: Any) -> Tensor:
-    """Rows -> [T, n]: the sum over k ascending, fp32, from +0, rounded once."""
+def _combine(rows: Tensor, routing: _Routing, group: Any, weights: Tensor | None = None) -> Tensor:
+    """Rows -> [T, n]: the sum over k ascending, fp32, from +0, rounded once.
+
+    Each slot is multiplied by its weight in [T, K] first, if there are any.
+    """
     slots = _return_to_slots(rows, routing, group)
+    if weights is not None:
+        weights = weights.masked_fill(routing.dropped, 0)  # what dropped slots hold is not read
     total = torch.zeros(slots.shape[0], slots.shape[2], device=slots.device)
     for k in range(slots.shape[1]):
-        total = total + slots[:, k].float()
+        slot = slots[:, k].float()
+        total = total + (slot if weights is None else weights[:, k, None] * slot)
     return total.bfloat16()
 
 
@@ -217,7 +264,11 @@ def _exp(z: Tensor) -> Tensor:
     """On a GPU PyTorch's; on a CPU uniep's own (src/base/activation_math.h), step by step."""
     if z.is_cuda:
         return torch.exp(z)
-    v = z.clamp(-110, 100).double()
+    return _exp_double(z.clamp(-110, 100).double()).float()
+
+
+def _exp_double(v: Tensor) -> Tensor:
+    """Return exp of a double, on a CPU, as uniep's own functions begin."""
     n = torch.round(v * float.fromhex("0x1.71547652b82fep+0"))
     r = v - n * float.fromhex("0x1.62e42fefa39efp-1")
     r2 = r * r
@@ -225,15 +276,157 @@ def _exp(z: Tensor) -> Tensor:
     p23 = 0.5000000107729166 + 0.16666666786308587 * r
     p45 = 0.041666218319291945 + 0.008333283538708528 * r
     p67 = 0.0013948578326459795 + 0.0001990756931084829 * r
-    return torch.ldexp((p01 + p23 * r2) + (p45 + p67 * r2) * (r2 * r2), n).float()
+    return torch.ldexp((p01 + p23 * r2) + (p45 + p67 * r2) * (r2 * r2), n)
 
 
-def _activate(h: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a, the sigmoid of the gate, and silu(h_g) h_u."""
-    h_g, h_u = h.float().chunk(2, 1)
-    s = 1 / (1 + _exp(-h_g))
-    product = (h_g * s) * h_u
-    return (p * product).bfloat16(), s, product
+def _tanh(z: Tensor) -> Tensor:
+    """Likewise."""
+    if z.is_cuda:
+        return torch.tanh(z)
+    e = _exp_double(2 * z.clamp(-10, 10).double())
+    return ((e - 1) / (e + 1)).float()
+
+
+def _erf(z: Tensor) -> Tensor:
+    """Likewise."""
+    if z.is_cuda:
+        return torch.erf(z)
+    v = z.clamp(-4, 4).double()
+    m = v.abs()
+    t = 1 / (1 + 0.35 * m)
+    t2 = t * t
+    t4 = t2 * t2
+    p01 = -0.00015082892515336376 + 0.2003979794576761 * t
+    p23 = 0.17251369025208352 + 0.30811703557822889 * t
+    p45 = -0.22508635995003179 + 0.93620981125425262 * t
+    p67 = -1.0417088377707995 + 1.0562795575917372 * t
+    p89 = -0.48890502231517519 + 0.082332975057798158 * t
+    p = (p01 + p23 * t2) + ((p45 + p67 * t2) + p89 * t4) * t4
+    return torch.copysign(1 - _exp_double(-m * m) * p, v).float()
+
+
+def _silu(z: Tensor) -> tuple[Tensor, Tensor]:
+    s = 1 / (1 + _exp(-z))
+    return z * s, s * (1 + z * (1 - s))
+
+
+def _gelu(z: Tensor) -> tuple[Tensor, Tensor]:
+    above = 1 + _erf(z * _ROOT_HALF)
+    density = _exp(-0.5 * z * z) * _DENSITY
+    return z * 0.5 * above, 0.5 * above + z * density
+
+
+def _gelu_tanh(z: Tensor) -> tuple[Tensor, Tensor]:
+    square = z * z
+    t = _tanh(_BETA * (z + _KAPPA * (square * z)))
+    half, above = 0.5 * z, 1 + t
+    slope = _BETA * (1 + _KAPPA_3 * square)
+    return half * above, 0.5 * above + half * (1 - t * t) * slope
+
+
+def _relu(z: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.where(z <= 0, 0, z), torch.where(z <= 0, 0.0, 1.0)
+
+
+def _relu2(z: Tensor) -> tuple[Tensor, Tensor]:
+    r = _relu(z)[0]
+    return r * r, 2 * r
+
+
+def _gpt_oss_gate(z: Tensor) -> tuple[Tensor, Tensor]:
+    g = torch.where(z > 7, 7, z)
+    scaled = _ALPHA * g
+    s = 1 / (1 + _exp(-scaled))
+    return g * s, torch.where(z > 7, 0, s * (1 + scaled * (1 - s)))
+
+
+def _gpt_oss_up(z: Tensor) -> tuple[Tensor, Tensor]:
+    u = torch.where(z < -7, -7, torch.where(z > 7, 7, z))
+    return u + 1, torch.where(z.abs() > 7, 0.0, 1.0)
+
+
+def _fp32(value: float) -> float:
+    """The number as fp32 has it, by which a scalar then multiplies."""
+    return float(torch.tensor(value, dtype=torch.float32))
+
+
+_ROOT_HALF = _fp32(0.70710678118654752440)
+_DENSITY = _fp32(0.39894228040143267794)  # 1 / sqrt(2 pi)
+_BETA = _fp32(0.79788456080286535588)  # sqrt(2 / pi)
+_KAPPA = _fp32(0.044715)
+_KAPPA_3 = _fp32(3 * _KAPPA)
+_ALPHA = _fp32(1.702)
+
+# Value and derivative of the gate half, or of all of h where there is no gate.
+_OF_GATE: dict[Activation, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    "swiglu": _silu,
+    "geglu": _gelu,
+    "geglu_tanh": _gelu_tanh,
+    "reglu": _relu,
+    "gpt_oss": _gpt_oss_gate,
+    "relu2": _relu2,
+    "gelu": _gelu,
+    "silu": _silu,
+}
+
+
+def _halves(h: Tensor, activation: Activation) -> tuple[Tensor, Tensor | None]:
+    """Gate and up, or all of h and None, in fp32."""
+    if Arithmetic(activation).halves == 1:
+        return h.float(), None
+    gate, up = h.float().chunk(2, 1)
+    return gate, up
+
+
+def _product(h: Tensor, activation: Activation) -> Tensor:
+    """What an activation makes of h, in fp32."""
+    gate, up = _halves(h, activation)
+    value = _OF_GATE[activation](gate)[0]
+    if up is None:
+        return value
+    return value * (_gpt_oss_up(up)[0] if activation == "gpt_oss" else up)
+
+
+def _product_gradient(h: Tensor, df: Tensor, activation: Activation) -> Tensor:
+    """The gradient by h, in fp32, of what `df` is the gradient of the product."""
+    gate, up = _halves(h, activation)
+    value, slope = _OF_GATE[activation](gate)
+    if up is None:
+        return df * slope
+    d_up = df * value
+    if activation == "gpt_oss":
+        up, up_slope = _gpt_oss_up(up)
+        d_up = d_up * up_slope
+    return torch.cat([(df * up) * slope, d_up], 1)
+
+
+def _of_rows(bias: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
+    """[El, n] -> [M, n]: of each row's expert; rows behind the last expert's get any."""
+    numbers = torch.arange(rows.shape[0], device=ends.device, dtype=ends.dtype)
+    experts = torch.searchsorted(ends, numbers, right=True).clamp_(max=len(ends) - 1)
+    return bias[experts]
+
+
+def _add_bias(rows: Tensor, bias: Tensor, ends: Tensor, factor: Tensor | None = None) -> Tensor:
+    """Rows plus their experts' biases, these times a factor [M, 1] first; rounded once more."""
+    added = _of_rows(bias, rows, ends).float()
+    return (rows.float() + (added if factor is None else factor * added)).bfloat16()
+
+
+def _sum_rows(rows: Tensor, ends: Tensor) -> Tensor:
+    """[M, n] -> [El, n]: the sums over each expert's rows, ascending, fp32, from +0."""
+    by_expert = _by_expert(rows, ends)
+    total = rows.new_zeros(len(ends), rows.shape[1])
+    for row in range(by_expert.shape[1]):
+        total = total + by_expert[:, row]  # behind an expert's rows there are zeros
+    return total
+
+
+def _add_sums(grad: Tensor, sums: Tensor, ends: Tensor) -> None:
+    """grad[e] += sums[e], rounded once to grad's type, where e has rows."""
+    for expert, (first, last) in enumerate(_spans(ends)):
+        if last > first:
+            grad[expert] = grad[expert].float() + sums[expert]
 
 
 def _sum_columns(terms: Tensor) -> Tensor:

@@ -54,6 +54,8 @@ class _ForwardCall(ctypes.Structure):
         ("schedule", c_char_p),
         ("stream", c_void_p),
         ("saved", c_void_p),
+        ("b1", c_void_p),
+        ("b2", c_void_p),
     ]
 
 
@@ -83,6 +85,10 @@ class _BackwardCall(ctypes.Structure):
         ("stream", c_void_p),
         ("saved", c_void_p),
         ("keep_pages", c_int32),
+        ("b1", c_void_p),
+        ("b2", c_void_p),
+        ("db1", c_void_p),
+        ("db2", c_void_p),
     ]
 
 
@@ -200,6 +206,8 @@ def tune_calls(
     space: str | None = None,
     profile: str | None = None,
     store: bool = True,
+    b1: Tensor | None = None,
+    b2: Tensor | None = None,
 ) -> Tuned:
     """Searches the fastest schedule of :func:`uniep.moe` for these tensors and this routing.
 
@@ -220,6 +228,8 @@ def tune_calls(
         profile: of the cost model that proposes candidates, ``"none"`` or a shipped one's name.
             None: the device's, if there is one.
         store: keeps what was found on this machine, for workspaces that are made later.
+        b1: as in :func:`uniep.moe`; so the next.
+        b2: likewise.
 
     Raises:
         TypeError: for a wrong dtype.
@@ -234,8 +244,9 @@ def tune_calls(
             "has none, and what is found holds for both"
         )
     _arguments.check_device(x)
-    _arguments.check(x, topk_ids, topk_probs, w1, w2)
-    _arguments.check_workspace(workspace, x, w1, topk_ids.shape[-1])
+    _arguments.check(x, topk_ids, topk_probs, w1, w2, workspace.arithmetic)
+    _arguments.check_biases(b1, b2, w1, w2)
+    _arguments.check_workspace(workspace, x, w1, topk_ids.shape[-1], has_bias=b1 is not None)
     if dy is not None and (dy.shape != x.shape or dy.dtype != x.dtype or dy.device != x.device):
         raise ValueError(
             f"dy is {dy.dtype} {list(dy.shape)} on '{dy.device}'; it must be as x is: {x.dtype} "
@@ -266,12 +277,15 @@ def tune_calls(
             workspace.plan_bytes,
             False,
             None,
+            *(None if bias is None else bias.detach() for bias in (b1, b2)),
         )
+        biases = () if b1 is None or b2 is None else (b1, b2)
         if dy is None:
-            found = _tune_forward(workspace, (tokens, ids, probs, w1, w2), saved, config)
+            found = _tune_forward(workspace, (tokens, ids, probs, w1, w2), biases, saved, config)
         else:
             gradient = _arguments.rows(dy.detach())
-            found = _tune_backward(workspace, (tokens, probs, w1, w2, gradient), saved, config)
+            tensors = (tokens, probs, w1, w2, gradient)
+            found = _tune_backward(workspace, tensors, biases, saved, config)
     figures = {name: getattr(found, name) for name, _ in _TuneResult._fields_}
     for name in ("schedule", "why", "problem"):
         figures[name] = figures[name].decode(errors="replace")
@@ -283,6 +297,7 @@ def tune_calls(
 def _tune_forward(
     workspace: Workspace,
     tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    biases: tuple[Tensor, ...],
     saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     config: _TuneConfig,
 ) -> _TuneResult:
@@ -299,6 +314,7 @@ def _tune_forward(
         plan=plan.data_ptr(),
         memory=_RowMemory(x_rows=_address(x_rows), h=_address(h), row_probs=row_probs.data_ptr()),
         stream=_stream(workspace),
+        **{name: bias.data_ptr() for name, bias in zip(("b1", "b2"), biases, strict=False)},
     )
     return _searched("uniep_tune_forward", workspace, call, config)
 
@@ -306,12 +322,16 @@ def _tune_forward(
 def _tune_backward(
     workspace: Workspace,
     tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    biases: tuple[Tensor, ...],
     saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     config: _TuneConfig,
 ) -> _TuneResult:
     x, probs, w1, w2, dy = tensors
     _, plan, x_rows, h, row_probs = saved
     dx, dprobs, dw1, dw2 = (torch.empty_like(t) for t in (x, probs, w1, w2))
+    of_biases: dict[str, Tensor] = {}
+    for name, bias in zip(("b1", "b2"), biases, strict=False):
+        of_biases |= {name: bias, f"d{name}": torch.empty_like(bias)}
     call = _BackwardCall(
         tokens=x.shape[0],
         plan=plan.data_ptr(),
@@ -327,6 +347,7 @@ def _tune_backward(
         dw2=dw2.data_ptr(),
         x=x.data_ptr() if workspace.save == "none" else None,
         stream=_stream(workspace),
+        **{name: tensor.data_ptr() for name, tensor in of_biases.items()},
     )
     return _searched("uniep_tune_backward", workspace, call, config)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import _library
+from .arithmetic import ACTIVATIONS, PROBS, Activation, Arithmetic, ProbsPlace, arithmetic_of
 from .group import Group, GroupLike, _device_of, group_of
 from .row_pool import RowPool
 
@@ -57,6 +58,9 @@ class Workspace:
             later call. ``"flag"``: the output is NaN on all ranks, gradients are NaN, 0 for
             probabilities and 0 for weights, and :attr:`overflow` says so.
         timeout_ms: limit of every wait; 0: ``UNIEP_TIMEOUT_MS``, else 30000.
+        activation: what an expert computes between its products; see :func:`uniep.moe`.
+        probs: where a row's probability is multiplied: ``"before"`` fc2 or ``"after"`` it.
+        bias: whether experts have biases, b1 and b2.
         row_pool: where forwards keep rows, on all ranks or on none; not with ``exact_rows``. None:
             in tensors of their own.
 
@@ -75,8 +79,8 @@ class Workspace:
         backward_bytes: what a backward takes while it runs; likewise.
 
     Raises:
-        ValueError: for a device that the group is not on, or an unknown ``on_overflow``
-            or ``save``.
+        ValueError: for a device that the group is not on, or an unknown ``on_overflow``, ``save``,
+            ``activation`` or ``probs``.
         uniep.Error: for figures out of range, or that differ by rank; the sentence says which.
     """
 
@@ -97,6 +101,9 @@ class Workspace:
         device: torch.device | str | int | None = None,
         on_overflow: Literal["raise", "flag"] = "raise",
         timeout_ms: int = 0,
+        activation: Activation = "swiglu",
+        probs: ProbsPlace = "before",
+        bias: bool = False,
         row_pool: RowPool | None = None,
     ) -> None:
         if on_overflow not in ("raise", "flag"):
@@ -118,6 +125,7 @@ class Workspace:
         self.save = save
         self.recompute_h = recompute_h
         self.exact_rows = exact_rows
+        self.arithmetic = arithmetic_of(activation, probs, bias)
         self.flag = on_overflow == "flag"
         self._schedule = schedule
         self._timeout_ms = timeout_ms
@@ -133,6 +141,9 @@ class Workspace:
             capacity_rows=capacity_rows or 0,
             save=_SAVES[self.save],
             recompute_h=int(self.recompute_h),
+            activation=ACTIVATIONS.index(self.arithmetic.activation),
+            probs=PROBS.index(self.arithmetic.probs),
+            bias=int(self.arithmetic.bias),
         )
         needs = _library.Needs()
         backend = 1 if self.device.type == "cuda" else 0
@@ -180,7 +191,7 @@ class Workspace:
         self.forward_bytes = needs.forward_rows
         self.backward_bytes = needs.backward_rows
         self.local_experts = self.num_experts // self.group.size
-        shape = (ctypes.c_int64 * 12)(
+        shape = (ctypes.c_int64 * 14)(
             self.hidden,
             self.intermediate,
             self.local_experts,
@@ -193,6 +204,8 @@ class Workspace:
             self.rows_of_x,
             self.rows_of_h,
             int(self.save == "tokens"),
+            self.arithmetic.halves * self.intermediate,
+            int(self.arithmetic.bias),
         )
         _library.torch_library.uniep_torch_bind(number, self.key.data_ptr(), layer, shape)
         self.bytes = needs.workspace + needs.symmetric
@@ -222,7 +235,7 @@ class Workspace:
         """
         rows_of_x = min(rows, self.rows_of_x)
         rows_of_h = min(rows, self.rows_of_h)
-        elements = rows_of_x * self.hidden + rows_of_h * 2 * self.intermediate
+        elements = rows_of_x * self.hidden + rows_of_h * self.arithmetic.halves * self.intermediate
         probabilities = rows * torch.float32.itemsize
         return self.plan_bytes + elements * torch.bfloat16.itemsize + probabilities
 
@@ -344,6 +357,7 @@ def default_workspace(
     capacity_rows: int | None,
     save: Literal["rows", "tokens", "none"],
     recompute_h: bool,
+    arithmetic: Arithmetic,
 ) -> Workspace:
     """The workspace that calls without one share, of this shape; made by the first of them.
 
@@ -353,15 +367,16 @@ def default_workspace(
         ValueError: where a group of several ranks gets more tokens than in its first call.
     """
     wanted = tokens if max_tokens is None else max_tokens
+    may_grow = max_tokens is None
     shape = (hidden, intermediate, local_experts, topk)
     memory = (capacity_rows, save, recompute_h)
     if torch.compiler.is_compiling():
         # The compiler cannot see into libraries: what is missing is made while it looks on.
-        _prepare(group, str(device), *shape, wanted, max_tokens is None, *memory)
+        _prepare(group, str(device), *shape, wanted, may_grow, *memory, *arithmetic)
     owner = group_of(group, device)
-    workspace = owner.workspaces.get((*shape, *memory))
+    workspace = owner.workspaces.get((*shape, *memory, *arithmetic))
     if workspace is None or workspace.max_tokens < wanted:
-        workspace = _make(owner, *shape, wanted, max_tokens is None, *memory)
+        workspace = _make(owner, *shape, wanted, may_grow, *memory, arithmetic)
     return workspace
 
 
@@ -376,8 +391,10 @@ def _make(
     capacity_rows: int | None,
     save: Literal["rows", "tokens", "none"],
     recompute_h: bool,
+    arithmetic: Arithmetic,
 ) -> Workspace:
-    key = (hidden, intermediate, local_experts, topk, capacity_rows, save, recompute_h)
+    shape = (hidden, intermediate, local_experts, topk)
+    key = (*shape, capacity_rows, save, recompute_h, *arithmetic)
     smaller = owner.workspaces.get(key)
     if smaller is not None:
         if owner.size > 1:
@@ -399,6 +416,9 @@ def _make(
         capacity_rows=capacity_rows,
         save=save,
         recompute_h=recompute_h,
+        activation=arithmetic.activation,
+        probs=arithmetic.probs,
+        bias=arithmetic.bias,
     )
     return owner.workspaces[key]
 
@@ -416,11 +436,15 @@ def _prepare(
     capacity_rows: int | None,
     save: Literal["rows", "tokens", "none"],
     recompute_h: bool,
+    activation: Activation,
+    probs: ProbsPlace,
+    bias: bool,
 ) -> bool:
     owner = group_of(group, torch.device(device))
     shape = (hidden, intermediate, local_experts, topk)
     memory = (capacity_rows, save, recompute_h)
-    known = owner.workspaces.get((*shape, *memory))
+    arithmetic = Arithmetic(activation, probs, bias)
+    known = owner.workspaces.get((*shape, *memory, *arithmetic))
     if known is None or known.max_tokens < wanted:
-        _make(owner, *shape, wanted, may_grow, *memory)
+        _make(owner, *shape, wanted, may_grow, *memory, arithmetic)
     return True

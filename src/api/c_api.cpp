@@ -91,6 +91,9 @@ uniep::Problem problem_of(const uniep_problem* problem) {
                    .capacity_rows = problem->capacity_rows};
   p.save = static_cast<uniep::Save>(narrow(problem->save, "problem.save"));  // validated with all
   p.recompute_h = truth(problem->recompute_h, "problem.recompute_h");
+  p.activation = static_cast<uniep::Activation>(narrow(problem->activation, "problem.activation"));
+  p.probs = static_cast<uniep::Probs>(narrow(problem->probs, "problem.probs"));
+  p.bias = truth(problem->bias, "problem.bias");
   if (problem->row_align != 0) p.row_align = narrow(problem->row_align, "problem.row_align");
   return p;
 }
@@ -118,6 +121,18 @@ std::span<T> kept(bool is_kept, const void* data, std::int64_t count, const char
   return {};
 }
 
+/// What only layers with biases have.
+void require_no_bias(bool has_bias, const void* data, const char* name) {
+  require(has_bias || data == nullptr, ErrorCode::kInvalidArgument, name,
+          " is given, and this layer has no biases; NULL is accepted, or problem.bias=1");
+}
+
+template <class T>
+std::span<T> of_bias(bool has_bias, const void* data, std::int64_t count, const char* name) {
+  require_no_bias(has_bias, data, name);
+  return elements<T>(data, count, name);
+}
+
 using uniep::bf16;
 
 }  // namespace
@@ -131,8 +146,16 @@ struct uniep_layer {
         local_experts(problem.num_experts / communicator.size()) {}
 
   const uniep::Problem& problem() const { return layer.problem(); }
-  std::int64_t weights() const {
-    return local_experts * 2 * problem().intermediate * problem().hidden;
+  /// Elements of each of a layer's weights; of biases 0, where there are none.
+  struct Sizes {
+    std::int64_t w1, w2, b1, b2;
+  };
+  Sizes sizes() const {
+    const uniep::Problem& p = problem();
+    const std::int64_t w1_rows = local_experts * halves(p) * p.intermediate;
+    const std::int64_t w2_rows = local_experts * p.hidden;
+    return {w1_rows * p.hidden, w2_rows * p.intermediate, p.bias ? w1_rows : 0,
+            p.bias ? w2_rows : 0};
   }
 
   /// Texts are parsed once.
@@ -173,7 +196,7 @@ struct uniep_layer {
                                  const void* h, const float* row_probs) const {
     const uniep::Problem& p = problem();
     return {.x_rows = kept<bf16>(rows_of_x > 0, x_rows, rows_of_x * p.hidden, "x_rows"),
-            .h = kept<bf16>(!p.recompute_h, h, rows * 2 * p.intermediate, "h"),
+            .h = kept<bf16>(!p.recompute_h, h, rows * halves(p) * p.intermediate, "h"),
             .row_probs = read_only<float>(row_probs, rows, "row_probs")};
   }
 
@@ -240,13 +263,16 @@ Forward forward_of(uniep_layer& l, const uniep_forward_call* call) {
   require_given(call, "call");
   const std::int64_t t = l.tokens(call->tokens);
   const uniep::Problem& p = l.problem();
+  const uniep_layer::Sizes n = l.sizes();
   Forward f;
   f.topk_ids = elements<const std::int32_t>(call->topk_ids, t * p.topk, "topk_ids");
   f.args = {.x = elements<const bf16>(call->x, t * p.hidden, "x"),
             .topk_probs = elements<const float>(call->topk_probs, t * p.topk, "topk_probs"),
-            .w1 = elements<const bf16>(call->w1, l.weights(), "w1"),
-            .w2 = elements<const bf16>(call->w2, l.weights() / 2, "w2"),
-            .out = elements<bf16>(call->out, t * p.hidden, "out")};
+            .w1 = elements<const bf16>(call->w1, n.w1, "w1"),
+            .w2 = elements<const bf16>(call->w2, n.w2, "w2"),
+            .out = elements<bf16>(call->out, t * p.hidden, "out"),
+            .b1 = of_bias<const bf16>(p.bias, call->b1, n.b1, "b1"),
+            .b2 = of_bias<const bf16>(p.bias, call->b2, n.b2, "b2")};
   f.options = l.options(call->schedule, call->stream);
   f.plan_options = f.options;
   f.plan_options.overflow = call->overflow;
@@ -363,6 +389,7 @@ void set_pooled(const uniep_layer& l, const uniep_backward_call* call, Backward&
 Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
   const std::int64_t t = l.tokens(call->tokens);
   const uniep::Problem& p = l.problem();
+  const uniep_layer::Sizes n = l.sizes();
   Backward b{.part = part_of(call),
              .restored = {},
              .data = {},
@@ -378,17 +405,23 @@ Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
   }
   if (b.part != Part::kWeights) {
     b.data = {.dy = elements<const bf16>(call->dy, t * p.hidden, "dy"),
-              .w1 = elements<const bf16>(call->w1, l.weights(), "w1"),
-              .w2 = elements<const bf16>(call->w2, l.weights() / 2, "w2"),
+              .w1 = elements<const bf16>(call->w1, n.w1, "w1"),
+              .w2 = elements<const bf16>(call->w2, n.w2, "w2"),
               .dx = elements<bf16>(call->dx, t * p.hidden, "dx"),
-              .dprobs = elements<float>(call->dprobs, t * p.topk, "dprobs")};
+              .dprobs = elements<float>(call->dprobs, t * p.topk, "dprobs"),
+              .b1 = of_bias<const bf16>(p.bias, call->b1, n.b1, "b1"),
+              .b2 = of_bias<const bf16>(p.bias, call->b2, n.b2, "b2")};
     if (p.save == uniep::Save::kNone) {
       b.data.x = elements<const bf16>(call->x, t * p.hidden, "x");
     }
   }
   if (b.part != Part::kData) {
-    b.weights = {.dw1 = weight_grad(call->weight_grad, call->dw1, l.weights(), "dw1"),
-                 .dw2 = weight_grad(call->weight_grad, call->dw2, l.weights() / 2, "dw2")};
+    require_no_bias(p.bias, call->db1, "db1");
+    require_no_bias(p.bias, call->db2, "db2");
+    b.weights = {.dw1 = weight_grad(call->weight_grad, call->dw1, n.w1, "dw1"),
+                 .dw2 = weight_grad(call->weight_grad, call->dw2, n.w2, "dw2"),
+                 .db1 = weight_grad(call->weight_grad, call->db1, n.b1, "db1"),
+                 .db2 = weight_grad(call->weight_grad, call->db2, n.b2, "db2")};
   }
   const bool flagged = truth(call->ignore_overflow, "ignore_overflow");
   if (!pooled) b.restored = l.layer.restore(memory, t, flagged);
@@ -403,7 +436,11 @@ uniep::BackwardArgs whole(const Backward& b) {
           .dprobs = b.data.dprobs,
           .dw1 = b.weights.dw1,
           .dw2 = b.weights.dw2,
-          .x = b.data.x};
+          .x = b.data.x,
+          .b1 = b.data.b1,
+          .b2 = b.data.b2,
+          .db1 = b.weights.db1,
+          .db2 = b.weights.db2};
 }
 
 uniep::TuneOptions tune_options(const uniep_tune_config* config, const CallOptions& call) {

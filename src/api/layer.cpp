@@ -30,7 +30,8 @@ std::span<const bf16> Saved::h() const {
   if (data_ == nullptr) return {};
   const Problem& p = data_->plan.problem();
   if (p.recompute_h || data_->lease) return {};
-  return {data_->h(), static_cast<std::size_t>(data_->plan.padded_rows() * 2 * p.intermediate)};
+  return {data_->h(),
+          static_cast<std::size_t>(data_->plan.padded_rows() * halves(p) * p.intermediate)};
 }
 
 std::size_t Saved::bytes() const {

@@ -310,6 +310,8 @@ TuneResult tune_backward(Layer& layer, const Saved& saved, const BackwardArgs& a
   results.add(args.dprobs);
   results.add(args.dw1);
   results.add(args.dw2);
+  results.add(args.db1);
+  results.add(args.db2);
   return tune_pass(
       layer, Pass::kBackward, [&] { return saved.plan(); }, options, results,
       [&](const Schedule& s) { layer.backward(saved, args, with(call, s)); });

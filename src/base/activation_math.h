@@ -10,9 +10,9 @@
 
 namespace uniep {
 
-// The fp32 functions of the activation, from basic IEEE operations only: every compiler, vector
-// width and backend gives the same bits, as long as it does not contract to FMA (-ffp-contract=off,
-// nvcc -fmad=false). Branch-free, so loops over them vectorise.
+// The fp32 functions that activations are made of, from basic IEEE operations only: every compiler,
+// vector width and backend gives the same bits, as long as it does not contract to FMA
+// (-ffp-contract=off, nvcc -fmad=false). Branch-free, so loops over them vectorise.
 
 /// `yes ? replacement : x` by masking bits: GCC turns the conditional expression back into branches
 /// and then does not vectorise.
@@ -22,13 +22,8 @@ UNIEP_FORCE_INLINE UNIEP_HD float replace_if(bool yes, float replacement, float 
                                        (__builtin_bit_cast(std::uint32_t, replacement) & mask));
 }
 
-/// exp(x), wrong by at most 0.51 ulp, subnormal results included. inf -> inf, -inf -> +0,
-/// NaN -> NaN.
-UNIEP_FORCE_INLINE UNIEP_HD float exp_f32(float x) {
-  // Evaluated in double and rounded once. Beyond these bounds the rounded result is inf or 0; a NaN
-  // compares false and passes through.
-  const double v = replace_if(x < -110.0f, -110.0f, replace_if(x > 100.0f, 100.0f, x));
-
+/// exp(v) of -110 <= v <= 100 or a NaN, with a relative error of at most 6e-11.
+UNIEP_FORCE_INLINE UNIEP_HD double exp_in_range(double v) {
   // exp(v) = 2^n exp(r), |r| <= ln(2)/2. Adding 1.5 * 2^52 rounds to an integer, and leaves n in
   // the low bits of the sum, from where it is shifted into an exponent.
   constexpr double kShift = 0x1.8p52;
@@ -46,7 +41,44 @@ UNIEP_FORCE_INLINE UNIEP_HD float exp_f32(float x) {
   const double p45 = 0.041666218319291945 + 0.008333283538708528 * r;
   const double p67 = 0.0013948578326459795 + 0.0001990756931084829 * r;
   const double p = (p01 + p23 * r2) + (p45 + p67 * r2) * (r2 * r2);
-  return static_cast<float>(p * scale);
+  return p * scale;
+}
+
+/// exp(x), wrong by at most 0.51 ulp, subnormal results included. inf -> inf, -inf -> +0,
+/// NaN -> NaN.
+UNIEP_FORCE_INLINE UNIEP_HD float exp_f32(float x) {
+  // Evaluated in double and rounded once. Beyond these bounds the rounded result is inf or 0; a NaN
+  // compares false and passes through.
+  const double v = replace_if(x < -110.0f, -110.0f, replace_if(x > 100.0f, 100.0f, x));
+  return static_cast<float>(exp_in_range(v));
+}
+
+/// tanh(x), off by at most 1e-10 and the rounding: what activations use is 1 + tanh(x). Beyond 10
+/// it rounds to 1.
+UNIEP_FORCE_INLINE UNIEP_HD float tanh_f32(float x) {
+  const double v = replace_if(x < -10.0f, -10.0f, replace_if(x > 10.0f, 10.0f, x));
+  const double e = exp_in_range(2 * v);
+  return static_cast<float>((e - 1) / (e + 1));
+}
+
+/// erf(x), off by at most 1e-9 and the rounding: what activations use is 1 + erf(x). Beyond 4 it
+/// rounds to 1.
+UNIEP_FORCE_INLINE UNIEP_HD float erf_f32(float x) {
+  const double v = replace_if(x < -4.0f, -4.0f, replace_if(x > 4.0f, 4.0f, x));
+  const double m = __builtin_fabs(v);
+  // 1 - exp(-m^2) P(t): the polynomial through 10 Chebyshev nodes of exp(m^2) erfc(m) in t, as a
+  // tree (exp_in_range).
+  const double t = 1 / (1 + 0.35 * m);
+  const double t2 = t * t;
+  const double t4 = t2 * t2;
+  const double p01 = -0.00015082892515336376 + 0.2003979794576761 * t;
+  const double p23 = 0.17251369025208352 + 0.30811703557822889 * t;
+  const double p45 = -0.22508635995003179 + 0.93620981125425262 * t;
+  const double p67 = -1.0417088377707995 + 1.0562795575917372 * t;
+  const double p89 = -0.48890502231517519 + 0.082332975057798158 * t;
+  const double p = (p01 + p23 * t2) + ((p45 + p67 * t2) + p89 * t4) * t4;
+  const double erfc = exp_in_range(-m * m) * p;
+  return static_cast<float>(__builtin_copysign(1 - erfc, v));
 }
 
 /// s(z) = 1 / (1 + exp(-z)). Below z = -88.8, exp overflows and s is +0.

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "uniep/bf16.h"
+#include "uniep/problem.h"
 
 namespace uniep {
 
@@ -15,26 +16,38 @@ struct LayerData {
   std::int64_t intermediate = 0;  // I
   int num_experts = 0;            // E
   int topk = 0;                   // K
+  Activation activation = Activation::kSwiglu;
+  Probs probs = Probs::kBefore;
 
   std::vector<bf16> x;                 // [tokens, H]
   std::vector<std::int32_t> topk_ids;  // [tokens, K]; -1: dropped slot
   std::vector<float> topk_probs;       // [tokens, K]
-  std::vector<bf16> w1;                // [E, 2I, H]: gate rows, then up rows
+  std::vector<bf16> w1;                // [E, 2I, H]: gate rows, then up rows; without a gate I
   std::vector<bf16> w2;                // [E, H, I]
   std::vector<bf16> dy;                // [tokens, H]; empty where only the forward pass is wanted
+  std::vector<bf16> b1{};              // [E, 2I], as w1's rows; empty: no biases
+  std::vector<bf16> b2{};              // [E, H]; empty like b1
+
+  /// Rows of an expert's w1.
+  std::int64_t w1_rows() const { return (is_gated(activation) ? 2 : 1) * intermediate; }
+  bool has_bias() const { return !b1.empty(); }
 };
 
 /// What a training step computes from LayerData, in global order. Weight gradients are either bf16
 /// (dw1, dw2) or fp32 sums added into what main_grad held (main_dw1, main_dw2); the other pair is
-/// empty.
+/// empty. So it is with those of biases, where there are any.
 struct LayerResult {
   std::vector<bf16> out;        // [tokens, H]
   std::vector<bf16> dx;         // [tokens, H]
   std::vector<float> dprobs;    // [tokens, K]; 0 at dropped slots
-  std::vector<bf16> dw1;        // [E, 2I, H]
+  std::vector<bf16> dw1;        // as w1
   std::vector<bf16> dw2;        // [E, H, I]
-  std::vector<float> main_dw1;  // [E, 2I, H]
+  std::vector<float> main_dw1;  // as w1
   std::vector<float> main_dw2;  // [E, H, I]
+  std::vector<bf16> db1;        // as b1
+  std::vector<bf16> db2;        // as b2
+  std::vector<float> main_db1;  // as b1
+  std::vector<float> main_db2;  // as b2
 };
 
 }  // namespace uniep

@@ -1,5 +1,6 @@
 #include "uniep/problem.h"
 
+#include "base/activation_names.h"
 #include "base/check.h"
 #include "base/problem_limits.h"
 
@@ -37,13 +38,20 @@ void validate(const Problem& p, int num_ranks) {
   require(p.save >= Save::kRows && p.save <= Save::kNone, ErrorCode::kInvalidArgument,
           "problem.save is ", static_cast<int>(p.save),
           "; 0 (rows), 1 (tokens) and 2 (none) are accepted");
+  require(p.activation >= Activation::kSwiglu && p.activation <= Activation::kSilu,
+          ErrorCode::kInvalidArgument, "problem.activation is ", static_cast<int>(p.activation),
+          "; 0 to ", kNumActivations - 1, " (", activation_names(), ") are accepted");
+  require(p.probs == Probs::kBefore || p.probs == Probs::kAfter, ErrorCode::kInvalidArgument,
+          "problem.probs is ", static_cast<int>(p.probs),
+          "; 0 (before) and 1 (after) are accepted");
 }
 
 std::string to_string(const Problem& p) {
   return cat("hidden=", p.hidden, ",intermediate=", p.intermediate, ",num_experts=", p.num_experts,
              ",topk=", p.topk, ",max_tokens=", p.max_tokens, ",capacity_rows=", p.capacity_rows,
              ",row_align=", p.row_align, ",save=", name(p.save),
-             ",recompute_h=", p.recompute_h ? "yes" : "no");
+             ",recompute_h=", p.recompute_h ? "yes" : "no", ",activation=", name(p.activation),
+             ",probs=", name(p.probs), ",bias=", p.bias ? "yes" : "no");
 }
 
 }  // namespace uniep

@@ -15,13 +15,13 @@ void push_rows(const PassContext& ctx, const Tile& tile, std::int64_t first_col,
 
 void push_dprobs(const PassContext& ctx, const Tile& tile) {
   const PassView& v = ctx.view;
-  const std::int64_t groups = dprob_groups(v.intermediate);
+  const std::int64_t groups = num_dprob_groups(v);
   for (std::int64_t i = 0; i < tile.rows; ++i) {
     const std::int64_t row = tile.first_row + i;
     const RowOrigin& origin = v.row_origin[row];
     float sum = 0;
-    for (std::int64_t g = 0; g < groups; ++g)
-      sum += ctx.get<Tensor::kDprobGroups>()[row * groups + g];
+    for (std::int64_t g = 0; g < groups; ++g) sum += groups_of_row(ctx, row)[g];
+    if (v.probs == Probs::kAfter) sum /= factor_of_dy(prob_of_row(ctx, row));
     float* slots = ctx.peer(origin.source).get<Tensor::kDprobSlots>();
     slots[std::int64_t{origin.token} * v.topk + origin.slot] = sum;
   }

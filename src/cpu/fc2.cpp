@@ -1,19 +1,48 @@
-// The GEMMs with w2: fc2 with the push, and its data gradient dfc2 with dSwiGLU in its epilogue.
+// The GEMMs with w2: fc2 with the push, and its data gradient dfc2 with the activation's derivative
+// in its epilogue.
 #include "cpu/stages.h"
 
 namespace uniep::cpu {
+
+namespace {
+
+/// b2 times the row's probability where that multiplies a, and so all of the row behind fc2.
+void add_b2(const PassContext& ctx, const Tile& tile, const ColumnRange& columns, float* y) {
+  const PassView& v = ctx.view;
+  const auto [first, cols] = columns;
+  const bf16* b2 = ctx.get<Tensor::kB2>() + tile.expert * v.hidden + first;
+  for (std::int64_t i = 0; i < tile.rows; ++i) {
+    const bool before = v.probs == Probs::kBefore;
+    const float prob = before ? prob_of_row(ctx, tile.first_row + i) : 1.0f;
+    ctx.kernels.add_bias_row(cols, y + i * cols, b2, prob);
+  }
+}
+
+/// Behind the groups of the rows' dprobs one more: the sum over the columns of dy b2.
+void add_group_of_b2(const PassContext& ctx, const Tile& tile) {
+  const PassView& v = ctx.view;
+  const bf16* b2 = ctx.get<Tensor::kB2>() + tile.expert * v.hidden;
+  for (std::int64_t row = tile.first_row; row < tile.first_row + tile.rows; ++row) {
+    groups_of_row(ctx, row)[dprob_groups(v.intermediate)] =
+        ctx.kernels.dot_row(v.hidden, ctx.get<Tensor::kDyRows>() + row * v.hidden, b2);
+  }
+}
+
+}  // namespace
 
 // y = a w2^T, pushed.
 void fc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const PassView& v = ctx.view;
   const Tile& tile = v.tiles[task.m];
-  const auto [first, cols] = column_tile(stage_grid(v, Stage::kFc2), task.n);
+  const ColumnRange columns = column_tile(stage_grid(v, Stage::kFc2), task.n);
+  const auto [first, cols] = columns;
 
   const MatrixView a{ctx.get<Tensor::kA>() + tile.first_row * v.intermediate, v.intermediate, 1};
   const bf16* w2 = ctx.get<Tensor::kW2>() + tile.expert * v.hidden * v.intermediate;
   const MatrixView weights{w2 + first * v.intermediate, 1, v.intermediate};
   float* y = scratch.accumulators.reserve(static_cast<std::size_t>(tile.rows * cols));
   gemm_tile(ctx.kernels, tile.rows, cols, v.intermediate, a, weights, y, cols, scratch.packing);
+  if (v.dropped.has_bias) add_b2(ctx, tile, columns, y);
   push_rows(ctx, tile, first, cols, y);
 }
 
@@ -29,16 +58,17 @@ void dfc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
   float* da = scratch.accumulators.reserve(static_cast<std::size_t>(tile.rows * cols));
   gemm_tile(ctx.kernels, tile.rows, cols, v.hidden, dy, weights, da, cols, scratch.packing);
 
-  const std::int64_t groups = dprob_groups(v.intermediate);
   for (std::int64_t i = 0; i < tile.rows; ++i) {
     const std::int64_t row = tile.first_row + i;
-    const bf16* h = ctx.get<Tensor::kH>() + ctx.row<Tensor::kH>(row) * 2 * v.intermediate + first;
-    const float prob = ctx.get<Tensor::kRowProbs>()[ctx.row<Tensor::kRowProbs>(row)];
-    bf16* dh = ctx.get<Tensor::kDh>() + row * 2 * v.intermediate + first;
-    ctx.kernels.dswiglu(cols, da + i * cols, h, h + v.intermediate, prob, dh, dh + v.intermediate,
-                        ctx.get<Tensor::kA>() + row * v.intermediate + first,
-                        ctx.get<Tensor::kDprobGroups>() + row * groups + first / kDprobGroup);
+    const bf16* h = ctx.get<Tensor::kH>() + ctx.row<Tensor::kH>(row) * v.h_width() + first;
+    bf16* dh = ctx.get<Tensor::kDh>() + row * v.h_width() + first;
+    const float prob = prob_of_row(ctx, row);
+    ctx.kernels.of(v.activation)
+        .backward(cols, da + i * cols, h, h + v.intermediate, factor_of_da(v, prob), dh,
+                  dh + v.intermediate, ctx.get<Tensor::kA>() + row * v.intermediate + first,
+                  groups_of_row(ctx, row) + first / kDprobGroup);
   }
+  if (task.n == 0 && v.dropped.has_bias) add_group_of_b2(ctx, tile);
 }
 
 }  // namespace uniep::cpu

@@ -33,8 +33,10 @@ struct PassContext {
   const std::vector<std::shared_ptr<Heap>>& heaps;  // by rank
   const SymmetricLayout& layout;
   TensorTable tensors{};
-  WeightGrad dw1{};  // kDw1 and kDw2, which may be of several types
+  WeightGrad dw1{};  // kDw1 and so on, which may be of several types
   WeightGrad dw2{};
+  WeightGrad db1{};
+  WeightGrad db2{};
 
   template <Tensor t>
   TypeOf<t>* get() const {

@@ -36,6 +36,7 @@ struct PassVariant {
   bool remakes = false;    // what forward has not kept
   bool bf16_main = false;  // of main gradients that are added to
   int tile_n = 0;
+  bool any_gate = false;  // of an activation other than SwiGLU
 
   friend bool operator==(const PassVariant&, const PassVariant&) = default;
 };
@@ -58,14 +59,28 @@ constexpr PassKernel kPassKernels[] = {
     {{kBackward, true, false, 256}, prepare_remake_n256, launch_remake_n256},
     {{kBackward, true, true, 128}, prepare_remake_bf16_n128, launch_remake_bf16_n128},
     {{kBackward, true, true, 256}, prepare_remake_bf16_n256, launch_remake_bf16_n256},
+    {{kForward, false, false, 128, true}, prepare_forward_gate_n128, launch_forward_gate_n128},
+    {{kForward, false, false, 256, true}, prepare_forward_gate_n256, launch_forward_gate_n256},
+    {{kBackward, true, false, 128, true}, prepare_backward_gate_n128, launch_backward_gate_n128},
+    {{kBackward, true, false, 256, true}, prepare_backward_gate_n256, launch_backward_gate_n256},
+    {{kBackward, true, true, 128, true},
+     prepare_backward_bf16_gate_n128,
+     launch_backward_bf16_gate_n128},
+    {{kBackward, true, true, 256, true},
+     prepare_backward_bf16_gate_n256,
+     launch_backward_bf16_gate_n256},
 };
 
 PassVariant variant_of(const PassView& v, const PassTensors& tensors) {
-  if (v.pass == Pass::kForward) return {.pass = v.pass, .tile_n = v.schedule.tile_n};
+  const bool any_gate = v.activation != Activation::kSwiglu;
+  if (v.pass == Pass::kForward) {
+    return {.pass = v.pass, .tile_n = v.schedule.tile_n, .any_gate = any_gate};
+  }
   return {.pass = v.pass,
-          .remakes = v.dropped.x_rows || v.dropped.h,
+          .remakes = v.dropped.x_rows || v.dropped.h || any_gate,
           .bf16_main = either_is<Bf16MainGrad>(tensors),
-          .tile_n = v.schedule.tile_n};
+          .tile_n = v.schedule.tile_n,
+          .any_gate = any_gate};
 }
 
 LaunchPass launch_function(const PassView& v, const PassTensors& tensors) {

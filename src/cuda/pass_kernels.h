@@ -44,7 +44,8 @@ cudaError_t launch_fault_fill(const PlanStatus* plan, const FaultFill& fill, int
 
 /// Runs the tasks of the queues on `ctas` persistent CTAs. A function per pass and tile_n; in a
 /// backward pass weight gradients are overwritten or added to fp32 ones, or with `bf16` in the name
-/// to bf16 ones; what forward did not keep is made again by those with `remake` in the name.
+/// to bf16 ones; what forward did not keep is made again by those with `remake` in the name. Those
+/// with `gate` are of gated activations other than SwiGLU, and can do all of the rest.
 using LaunchPass = cudaError_t (*)(const DeviceContext& ctx, const LaunchQueues& queues,
                                    const PassMaps& maps, int ctas, cudaStream_t stream);
 cudaError_t prepare_forward_n128();
@@ -57,6 +58,12 @@ cudaError_t prepare_remake_n128();
 cudaError_t prepare_remake_n256();
 cudaError_t prepare_remake_bf16_n128();
 cudaError_t prepare_remake_bf16_n256();
+cudaError_t prepare_forward_gate_n128();
+cudaError_t prepare_forward_gate_n256();
+cudaError_t prepare_backward_gate_n128();
+cudaError_t prepare_backward_gate_n256();
+cudaError_t prepare_backward_bf16_gate_n128();
+cudaError_t prepare_backward_bf16_gate_n256();
 cudaError_t launch_forward_n128(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
                                 cudaStream_t);
 cudaError_t launch_forward_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
@@ -77,6 +84,18 @@ cudaError_t launch_remake_bf16_n128(const DeviceContext&, const LaunchQueues&, c
                                     cudaStream_t);
 cudaError_t launch_remake_bf16_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
                                     cudaStream_t);
+cudaError_t launch_forward_gate_n128(const DeviceContext&, const LaunchQueues&, const PassMaps&,
+                                     int, cudaStream_t);
+cudaError_t launch_forward_gate_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&,
+                                     int, cudaStream_t);
+cudaError_t launch_backward_gate_n128(const DeviceContext&, const LaunchQueues&, const PassMaps&,
+                                      int, cudaStream_t);
+cudaError_t launch_backward_gate_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&,
+                                      int, cudaStream_t);
+cudaError_t launch_backward_bf16_gate_n128(const DeviceContext&, const LaunchQueues&,
+                                           const PassMaps&, int, cudaStream_t);
+cudaError_t launch_backward_bf16_gate_n256(const DeviceContext&, const LaunchQueues&,
+                                           const PassMaps&, int, cudaStream_t);
 
 /// Every rank's CallState, as mapped here.
 struct CallStates {

@@ -31,7 +31,7 @@ Walk walk_over(const TensorRow& tensor, const StageRow& stage) {
   for (const Extent e : tensor.shape) {
     if (e != Extent::kOne) walk.extents.insert(walk.extents.begin(), e);
   }
-  const auto two = std::ranges::find(walk.extents, Extent::kTwo);
+  const auto two = std::ranges::find(walk.extents, Extent::kHalves);
   if (two == walk.extents.end()) return walk;
   walk.by_halves = stage.cols == Extent::kIntermediate;
   if (walk.by_halves) return walk;
@@ -48,7 +48,8 @@ class Mapper {
         saved_rows_(saved_rows),
         view_(view),
         tensors_(tensors),
-        extents_(extents_of_widths(view.topk, view.hidden, view.intermediate)) {
+        extents_(extents_of_widths(view.topk, view.hidden, view.intermediate, view.halves(),
+                                   view.dropped.has_bias)) {
     extents_[Extent::kRows] = rows;
     extents_[Extent::kLocalExperts] = view.num_local_experts;
   }
@@ -104,10 +105,12 @@ class Mapper {
   Extents extents_;
 };
 
-/// Whether the copy engine moves the tensor: what goes to peers is stored, as are single numbers.
+/// Whether the copy engine moves the tensor: what goes to peers is stored, as are single numbers
+/// and what biases there are.
 bool is_mapped(Tensor name) {
   const TensorRow& tensor = kLayerGraph[name];
-  return tensor.region != Region::kSymmetric && tensor.element == Element::kBf16;
+  return tensor.when != When::kHasBias && tensor.region != Region::kSymmetric &&
+         tensor.element == Element::kBf16;
 }
 
 bool is_added(const WeightGrad& grad) { return !std::holds_alternative<std::span<bf16>>(grad); }

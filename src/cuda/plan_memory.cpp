@@ -28,6 +28,18 @@ std::optional<std::string> unsupported_reason(const Problem& p, int num_ranks) {
     return cat("problem.num_experts is ", p.num_experts, "; the cuda backend accepts 1 to ",
                kMaxExperts);
   }
+  if (!is_gated(p.activation)) {
+    return cat("problem.activation is ", name(p.activation),
+               ", which is not available on the cuda backend; those with a gate are accepted: "
+               "swiglu, geglu, geglu_tanh, reglu, gpt_oss");
+  }
+  if (p.probs != Probs::kBefore) {
+    return cat("problem.probs is ", name(p.probs),
+               ", which is not available on the cuda backend; before is accepted");
+  }
+  if (p.bias) {
+    return "problem.bias is yes, and biases are not available on the cuda backend; no is accepted";
+  }
   if (p.row_align % kTileM != 0) {
     return cat("problem.row_align is ", p.row_align, "; the cuda backend, whose tiles have ",
                kTileM, " rows, accepts 128 and 256");
@@ -137,13 +149,10 @@ PassView make_pass_view(const Problem& problem, int rank, int num_ranks, std::in
   v.pass = pass;
   v.part = part;
   v.schedule = with_sizes(schedule, problem);
-  v.dropped = dropped_by(problem);
+  set_problem(v, problem);
   v.rank = rank;
   v.num_ranks = num_ranks;
   v.num_local_experts = problem.num_experts / num_ranks;
-  v.topk = problem.topk;
-  v.hidden = problem.hidden;
-  v.intermediate = problem.intermediate;
   v.tokens = own_tokens;
   set_stages(v);
   v.segment_begin = plan.segment_begin;

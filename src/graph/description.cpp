@@ -103,6 +103,8 @@ const char* text_of(When when) {
       return "tokens are kept, not x_rows";
     case When::kHDropped:
       return "h is not kept";
+    case When::kHasBias:
+      return "experts have biases";
   }
   return "";
 }
@@ -125,7 +127,7 @@ const char* text_of(Extent extent) {
   switch (extent) {
     case Extent::kOne:
       return "1";
-    case Extent::kTwo:
+    case Extent::kHalves:
       return "2";
     case Extent::kTokens:
       return "T";

@@ -19,16 +19,17 @@ struct Extents {
   UNIEP_HD std::int64_t& operator[](Extent extent) { return of[static_cast<int>(extent)]; }
 };
 
-/// Those that follow from the layer's widths alone.
-inline Extents extents_of_widths(int topk, std::int64_t hidden, std::int64_t intermediate) {
+/// Those that follow from the layer's widths and arithmetic alone. `halves`: 1 without a gate.
+inline Extents extents_of_widths(int topk, std::int64_t hidden, std::int64_t intermediate,
+                                 int halves = 2, bool has_bias = false) {
   Extents e;
   e[Extent::kOne] = 1;
-  e[Extent::kTwo] = 2;
+  e[Extent::kHalves] = halves;
   e[Extent::kTopk] = topk;
   e[Extent::kHidden] = hidden;
   e[Extent::kIntermediate] = intermediate;
-  e[Extent::kBothHalves] = 2 * intermediate;
-  e[Extent::kDprobGroups] = dprob_groups(intermediate);
+  e[Extent::kBothHalves] = halves * intermediate;
+  e[Extent::kDprobGroups] = dprob_groups(intermediate) + (has_bias ? 1 : 0);
   return e;
 }
 
@@ -39,7 +40,7 @@ inline std::int64_t most_received(const Problem& p, int num_ranks, std::int64_t 
 
 /// Those of memory for `rows` rows and as many tokens as a rank may hold.
 inline Extents extents_of(const Problem& p, int num_ranks, std::int64_t rows) {
-  Extents e = extents_of_widths(p.topk, p.hidden, p.intermediate);
+  Extents e = extents_of_widths(p.topk, p.hidden, p.intermediate, halves(p), p.bias);
   e[Extent::kTokens] = p.max_tokens;
   e[Extent::kRows] = rows;
   e[Extent::kReceived] = most_received(p, num_ranks, rows);

@@ -30,6 +30,10 @@ enum class Tensor : std::int8_t {
   kDprobs,
   kDw1,
   kDw2,
+  kB1,
+  kB2,
+  kDb1,
+  kDb2,
   // Where ranks reach one another.
   kTokens,
   kProbs,
@@ -46,37 +50,43 @@ enum class Tensor : std::int8_t {
   kDh,
   kDprobGroups
 };
-inline constexpr int kNumTensors = 23;
+inline constexpr int kNumTensors = 27;
 /// Places for tensors: some more, for graphs of tests.
-inline constexpr int kMaxTensors = 26;
+inline constexpr int kMaxTensors = 30;
 
 /// The sizes that shapes are made of.
 enum class Extent : std::uint8_t {
   kOne,
-  kTwo,           ///< the halves of gate and up
+  kHalves,        ///< 2: gate and up; 1 without a gate
   kTokens,        ///< T; in memory that is sized once: max_tokens
   kTopk,          ///< K
   kHidden,        ///< H
   kIntermediate,  ///< I
-  kBothHalves,    ///< 2I
+  kBothHalves,    ///< 2I; I without a gate
   kRows,          ///< rows of this rank's experts, padding included; or the capacity for them
   kReceived,      ///< tokens that this rank's experts receive, each once; or room for them
   kLocalExperts,  ///< E / ranks
-  kDprobGroups,   ///< column groups in which the dprobs of a row are summed (base/contract.h)
+  kDprobGroups,   ///< column groups in which the dprobs of a row are summed (base/contract.h),
+                  ///< and one for the part of b2
   kRanks,
   kTokenBlocks,  ///< most blocks of a rank's tokens, by the smallest `token_block`
   kRowGroups     ///< most groups of rows, by the smallest `tile_m`
 };
 inline constexpr int kNumExtents = 14;
 
-/// Which tensors and stages a layer has depends on what it does not keep between its passes.
+/// Which tensors and stages a layer has depends on what it does not keep between its passes, and on
+/// whether its experts have biases.
 struct Dropped {
   bool x_rows = false;
   bool h = false;
   bool received = false;  ///< nor, where x_rows are dropped, the tokens that they are copies of
+  bool has_bias = false;
 };
 constexpr Dropped dropped_by(const Problem& p) {
-  return {.x_rows = p.save != Save::kRows, .h = p.recompute_h, .received = p.save == Save::kNone};
+  return {.x_rows = p.save != Save::kRows,
+          .h = p.recompute_h,
+          .received = p.save == Save::kNone,
+          .has_bias = p.bias};
 }
 /// Whether forward keeps the tokens that came in place of their rows.
 constexpr UNIEP_HD bool keeps_received(Dropped dropped) {
@@ -90,7 +100,8 @@ enum class When : std::uint8_t {
   kXRowsDropped,
   kReceivedDropped,
   kReceivedKept,
-  kHDropped
+  kHDropped,
+  kHasBias
 };
 constexpr bool holds(When when, Dropped dropped) {
   switch (when) {
@@ -106,6 +117,8 @@ constexpr bool holds(When when, Dropped dropped) {
       return keeps_received(dropped);
     case When::kHDropped:
       return dropped.h;
+    case When::kHasBias:
+      return dropped.has_bias;
   }
   return false;
 }
@@ -260,7 +273,7 @@ enum class StagePlace : std::uint8_t {
 /// A few tensors, in an order that means something.
 class TensorList {
  public:
-  static constexpr int kMax = 5;
+  static constexpr int kMax = 6;
 
   constexpr TensorList() = default;
   constexpr TensorList(std::initializer_list<Tensor> tensors) {
@@ -303,7 +316,7 @@ struct StageRow {
   Extent rows = Extent::kOne;
   /// What a product sums over; kRows: the rows of the expert.
   Extent reduction = Extent::kOne;
-  /// A tile has `tile_n / halves` columns of each half of its weights.
+  /// 2: a tile has `tile_n / 2` columns of each half of its weights, where these have two.
   int halves = 1;
   /// Of a product: its left operand, its right one, then what its epilogue reads.
   TensorList reads{};

@@ -13,7 +13,7 @@ constexpr void add_tensors(Graph& g) {
   using enum Element;
   // As documentation writes shapes.
   constexpr auto T = Extent::kTokens, K = Extent::kTopk, H = Extent::kHidden;
-  constexpr auto I = Extent::kIntermediate, El = Extent::kLocalExperts, two = Extent::kTwo;
+  constexpr auto I = Extent::kIntermediate, El = Extent::kLocalExperts, two = Extent::kHalves;
   constexpr auto rows = Extent::kRows, groups = Extent::kDprobGroups;
 
   const auto of_caller = [&](TensorRow row) { row.region = Region::kCallers, g.add(row); };
@@ -28,6 +28,11 @@ constexpr void add_tensors(Graph& g) {
   // Overwritten in bf16; or added to a main gradient, whose type its WeightGrad says.
   of_caller({kDw1, "dw1", kBf16, {El, two, I, H}});
   of_caller({kDw2, "dw2", kBf16, {El, H, I}});
+  const auto of_bias = [&](TensorRow row) { row.when = When::kHasBias, of_caller(row); };
+  of_bias({kB1, "b1", kBf16, {El, two, I}});
+  of_bias({kB2, "b2", kBf16, {El, H}});
+  of_bias({kDb1, "db1", kBf16, {El, two, I}});  // as dw1 and dw2
+  of_bias({kDb2, "db2", kBf16, {El, H}});
 
   const auto symmetric = [&](TensorRow row) {
     row.region = Region::kSymmetric, row.lifetime = Lifetime::kLayer, g.add(row);
@@ -162,7 +167,7 @@ constexpr void add_forward(Graph& g) {
   fc1.cols = Extent::kIntermediate;
   fc1.reduction = Extent::kHidden;
   fc1.halves = 2;
-  fc1.reads = {kXRows, kW1, kRowProbs};
+  fc1.reads = {kXRows, kW1, kRowProbs, kB1};
   fc1.writes = {kH, kA};
   fc1.waits = bit_of(CounterKind::kRowsReady);
   fc1.signals = bit_of(CounterKind::kTileDone);
@@ -173,7 +178,7 @@ constexpr void add_forward(Graph& g) {
   fc2.side = StageSide::kPush;
   fc2.cols = Extent::kHidden;
   fc2.reduction = Extent::kIntermediate;
-  fc2.reads = {kA, kW2};
+  fc2.reads = {kA, kW2, kRowProbs, kB2};
   fc2.writes = {kCombine};
   fc2.waits = bit_of(CounterKind::kTileDone);
   fc2.signals = bit_of(CounterKind::kArrived);
@@ -181,7 +186,7 @@ constexpr void add_forward(Graph& g) {
   g.add(fc2);
 
   StageRow reduce = reduce_row(kPass);
-  reduce.reads = {kCombine};
+  reduce.reads = {kCombine, kTopkProbs};
   reduce.writes = {kOut};
   g.add(reduce);
 }
@@ -195,7 +200,7 @@ constexpr void add_backward(Graph& g) {
   g.add(enter);
 
   StageRow dispatch = dispatch_row(kPass);
-  dispatch.reads = {kTokens};
+  dispatch.reads = {kTokens, kRowProbs};
   dispatch.writes = {kDyRows};
   g.add(dispatch);
 
@@ -218,7 +223,7 @@ constexpr void add_backward(Graph& g) {
   refc1.cols = Extent::kIntermediate;
   refc1.reduction = Extent::kHidden;
   refc1.halves = 2;
-  refc1.reads = {kXRows, kW1};
+  refc1.reads = {kXRows, kW1, kB1};
   refc1.writes = {kH};
   refc1.waits = bit_of(CounterKind::kXReady);
   refc1.signals = bit_of(CounterKind::kHReady);
@@ -228,7 +233,7 @@ constexpr void add_backward(Graph& g) {
   StageRow dfc2 = product_row(kPass, Stage::kDfc2, StagePlace::kFirst);
   dfc2.cols = Extent::kIntermediate;
   dfc2.reduction = Extent::kHidden;
-  dfc2.reads = {kDyRows, kW2, kH, kRowProbs};
+  dfc2.reads = {kDyRows, kW2, kH, kRowProbs, kB2};
   dfc2.writes = {kDh, kA, kDprobGroups};
   dfc2.waits = bit_of(CounterKind::kRowsReady) | bit_of(CounterKind::kHReady);
   dfc2.signals = bit_of(CounterKind::kTileDone) | bit_of(CounterKind::kExpertDone);
@@ -239,7 +244,7 @@ constexpr void add_backward(Graph& g) {
   dfc1.side = StageSide::kPush;
   dfc1.cols = Extent::kHidden;
   dfc1.reduction = Extent::kBothHalves;
-  dfc1.reads = {kDh, kW1, kDprobGroups};
+  dfc1.reads = {kDh, kW1, kDprobGroups, kRowProbs};
   dfc1.writes = {kCombine, kDprobSlots};
   dfc1.waits = bit_of(CounterKind::kTileDone);
   dfc1.signals = bit_of(CounterKind::kArrived);
@@ -249,8 +254,8 @@ constexpr void add_backward(Graph& g) {
   StageRow wgrad2 = weights_row(Stage::kWgrad2);
   wgrad2.rows = Extent::kHidden;
   wgrad2.cols = Extent::kIntermediate;
-  wgrad2.reads = {kDyRows, kA};
-  wgrad2.writes = {kDw2};
+  wgrad2.reads = {kDyRows, kA, kRowProbs};
+  wgrad2.writes = {kDw2, kDb2};
   wgrad2.look = {"#442067", "rail_response"};
   g.add(wgrad2);
 
@@ -259,7 +264,7 @@ constexpr void add_backward(Graph& g) {
   wgrad1.cols = Extent::kHidden;
   wgrad1.reads = {kDh, kXRows};
   wgrad1.waits = bit_of(CounterKind::kXDone) | bit_of(CounterKind::kExpertDone);
-  wgrad1.writes = {kDw1};
+  wgrad1.writes = {kDw1, kDb1};
   wgrad1.look = {"#907db1", "startup"};
   g.add(wgrad1);
 

@@ -43,7 +43,9 @@ struct Axis {
 /// Reads the tensors of a file and collects what is wrong with them.
 class LayerReader {
  public:
-  explicit LayerReader(const TensorFile& file) : file_(file) {}
+  LayerReader(const TensorFile& file, Activation activation) : file_(file) {
+    layer_.activation = activation;
+  }
 
   void run() {
     check_shapes();
@@ -89,9 +91,19 @@ void LayerReader::check_shapes() {
   check_tensor("x", {DType::kBf16}, {{&t_}, {&h_}});
   check_tensor("topk_ids", {DType::kI32, DType::kI64}, {{&t_}, {&k_}});
   check_tensor("topk_probs", {DType::kF32}, {{&t_}, {&k_}});
-  check_tensor("w1", {DType::kBf16}, {{&e_}, {&i_, 2}, {&h_}});
+  const std::int64_t halves = is_gated(layer_.activation) ? 2 : 1;
+  check_tensor("w1", {DType::kBf16}, {{&e_}, {&i_, halves}, {&h_}});
   check_tensor("w2", {DType::kBf16}, {{&e_}, {&h_}, {&i_}});
   if (file_.find("dy")) check_tensor("dy", {DType::kBf16}, {{&t_}, {&h_}});
+  if (file_.find("b1") == nullptr && file_.find("b2") == nullptr) return;
+  for (const char* name : {"b1", "b2"}) {
+    if (file_.find(name) == nullptr)
+      add("has no tensor '", name,
+          "', and one of b1 and b2 alone; "
+          "both or neither are accepted");
+  }
+  if (file_.find("b1")) check_tensor("b1", {DType::kBf16}, {{&e_}, {&i_, halves}});
+  if (file_.find("b2")) check_tensor("b2", {DType::kBf16}, {{&e_}, {&h_}});
 }
 
 void LayerReader::check_tensor(const char* name, std::vector<DType> dtypes,
@@ -165,6 +177,8 @@ void LayerReader::load() {
   layer_.w1 = file_.get("w1").as<bf16>();
   layer_.w2 = file_.get("w2").as<bf16>();
   if (const Tensor* dy = file_.find("dy")) layer_.dy = dy->as<bf16>();
+  if (const Tensor* b1 = file_.find("b1")) layer_.b1 = b1->as<bf16>();
+  if (const Tensor* b2 = file_.find("b2")) layer_.b2 = b2->as<bf16>();
 }
 
 void LayerReader::load_ids() {
@@ -241,6 +255,8 @@ void LayerReader::check_values() {
   check_finite("w1", layer_.w1);
   check_finite("w2", layer_.w2);
   check_finite("dy", layer_.dy);
+  check_finite("b1", layer_.b1);
+  check_finite("b2", layer_.b2);
 }
 
 void LayerReader::summarize() {
@@ -251,6 +267,7 @@ void LayerReader::summarize() {
   s.num_experts = layer_.num_experts;
   s.topk = layer_.topk;
   s.has_dy = file_.find("dy") != nullptr;
+  s.has_bias = layer_.has_bias();
   std::vector<std::int64_t> rows(static_cast<std::size_t>(layer_.num_experts));
   for (const std::int32_t id : layer_.topk_ids) {
     s.dropped_slots += id == -1;
@@ -263,8 +280,8 @@ void LayerReader::summarize() {
   s.min_rows = rows.front();
   s.median_rows = static_cast<double>(rows[(n - 1) / 2] + rows[n / 2]) / 2;
   s.max_rows = rows.back();
-  constexpr std::array<std::string_view, 6> kUsed = {"x",  "topk_ids", "topk_probs",
-                                                     "w1", "w2",       "dy"};
+  constexpr std::array<std::string_view, 8> kUsed = {"x",  "topk_ids", "topk_probs", "w1",
+                                                     "w2", "dy",       "b1",         "b2"};
   for (const Tensor& tensor : file_.tensors) {
     const bool used = std::find(kUsed.begin(), kUsed.end(), tensor.name) != kUsed.end();
     if (!used) s.other_tensors.push_back(tensor.name);
@@ -272,8 +289,8 @@ void LayerReader::summarize() {
   summary_ = std::move(s);
 }
 
-LayerData layer_of(const TensorFile& file) {
-  LayerReader reader(file);
+LayerData layer_of(const TensorFile& file, Activation activation) {
+  LayerReader reader(file, activation);
   reader.run();
   LayerCheck check = reader.take_check();
   if (!check.findings.empty()) {
@@ -286,10 +303,10 @@ LayerData layer_of(const TensorFile& file) {
 }
 
 template <class Open>
-LayerCheck check_of(const Open& open) {
+LayerCheck check_of(const Open& open, Activation activation) {
   try {
     const TensorFile file = open();
-    LayerReader reader(file);
+    LayerReader reader(file, activation);
     reader.run();
     return reader.take_check();
   } catch (const Error& error) {
@@ -321,7 +338,8 @@ Tensor weight_gradient(const char* name, std::vector<std::int64_t> shape,
 std::string to_string(const LayerSummary& s) {
   std::ostringstream text;
   text << "T=" << s.tokens << " H=" << s.hidden << " I=" << s.intermediate << " E=" << s.num_experts
-       << " K=" << s.topk << (s.has_dy ? ", with dy" : ", without dy") << "\n"
+       << " K=" << s.topk << (s.has_dy ? ", with dy" : ", without dy")
+       << (s.has_bias ? ", with biases" : "") << "\n"
        << s.rows << " rows, per expert " << s.min_rows << " to " << s.max_rows << ", median "
        << s.median_rows << "; " << s.dropped_slots << " dropped slots";
   if (!s.other_tensors.empty()) text << "\nignored:";
@@ -329,18 +347,22 @@ std::string to_string(const LayerSummary& s) {
   return text.str();
 }
 
-LayerData load_layer(const std::filesystem::path& path) { return layer_of(read_safetensors(path)); }
-
-LayerData parse_layer(std::span<const std::byte> file, std::string_view name) {
-  return layer_of(parse_safetensors(file, name));
+LayerData load_layer(const std::filesystem::path& path, Activation activation) {
+  return layer_of(read_safetensors(path), activation);
 }
 
-LayerCheck check_layer(const std::filesystem::path& path) {
-  return check_of([&] { return read_safetensors(path); });
+LayerData parse_layer(std::span<const std::byte> file, std::string_view name,
+                      Activation activation) {
+  return layer_of(parse_safetensors(file, name), activation);
 }
 
-LayerCheck check_layer(std::span<const std::byte> file, std::string_view name) {
-  return check_of([&] { return parse_safetensors(file, name); });
+LayerCheck check_layer(const std::filesystem::path& path, Activation activation) {
+  return check_of([&] { return read_safetensors(path); }, activation);
+}
+
+LayerCheck check_layer(std::span<const std::byte> file, std::string_view name,
+                       Activation activation) {
+  return check_of([&] { return parse_safetensors(file, name); }, activation);
 }
 
 void save_layer(const std::filesystem::path& path, const LayerData& d) {
@@ -350,9 +372,13 @@ void save_layer(const std::filesystem::path& path, const LayerData& d) {
       checked_tensor("topk_ids", {d.tokens, d.topk}, d.topk_ids),
   };
   if (!d.dy.empty()) tensors.push_back(checked_tensor("dy", {d.tokens, d.hidden}, d.dy));
-  tensors.push_back(checked_tensor("w1", {experts, 2 * d.intermediate, d.hidden}, d.w1));
+  tensors.push_back(checked_tensor("w1", {experts, d.w1_rows(), d.hidden}, d.w1));
   tensors.push_back(checked_tensor("w2", {experts, d.hidden, d.intermediate}, d.w2));
   tensors.push_back(checked_tensor("x", {d.tokens, d.hidden}, d.x));
+  if (d.has_bias()) {
+    tensors.push_back(checked_tensor("b1", {experts, d.w1_rows()}, d.b1));
+    tensors.push_back(checked_tensor("b2", {experts, d.hidden}, d.b2));
+  }
   write_safetensors(path, tensors);
 }
 
@@ -364,10 +390,13 @@ void save_result(const std::filesystem::path& path, const LayerResult& r, const 
   if (!forward_only) {
     tensors.push_back(checked_tensor("dx", {d.tokens, d.hidden}, r.dx));
     tensors.push_back(checked_tensor("dprobs", {d.tokens, d.topk}, r.dprobs));
-    tensors.push_back(
-        weight_gradient("dw1", {experts, 2 * d.intermediate, d.hidden}, r.dw1, r.main_dw1));
+    tensors.push_back(weight_gradient("dw1", {experts, d.w1_rows(), d.hidden}, r.dw1, r.main_dw1));
     tensors.push_back(
         weight_gradient("dw2", {experts, d.hidden, d.intermediate}, r.dw2, r.main_dw2));
+  }
+  if (!r.db1.empty() || !r.main_db1.empty()) {
+    tensors.push_back(weight_gradient("db1", {experts, d.w1_rows()}, r.db1, r.main_db1));
+    tensors.push_back(weight_gradient("db2", {experts, d.hidden}, r.db2, r.main_db2));
   }
   write_safetensors(path, tensors);
 }

@@ -17,6 +17,8 @@ namespace uniep::io {
 //   x           BF16  [T, H]       topk_ids    I32 or I64  [T, K]   -1: dropped slot
 //   topk_probs  F32   [T, K]       w1          BF16        [E, 2I, H]
 //   w2          BF16  [E, H, I]    dy          BF16        [T, H], may be left out
+//   b1          BF16  [E, 2I]      b2          BF16        [E, H], both or neither
+// Without a gate w1 is [E, I, H] and b1 [E, I]: a file does not say what its experts compute.
 // K from 1 to kMaxTopk, H and I multiples of 8, all dimensions such as one rank can have
 // (base/problem_limits.h), every number finite. Other tensors are ignored.
 
@@ -28,6 +30,7 @@ struct LayerSummary {
   int num_experts = 0;
   int topk = 0;
   bool has_dy = false;
+  bool has_bias = false;
   std::int64_t rows = 0;           ///< (token, k) copies that go to an expert
   std::int64_t dropped_slots = 0;  ///< slots with id -1
   std::int64_t min_rows = 0;       ///< of the expert with the fewest
@@ -47,19 +50,24 @@ struct LayerCheck {
   std::optional<LayerSummary> summary;
 };
 
-/// Reads a layer; throws Error(kIo) with the first finding.
-LayerData load_layer(const std::filesystem::path& path);
-LayerData parse_layer(std::span<const std::byte> file, std::string_view name);
+/// Reads a layer of that activation; throws Error(kIo) with the first finding.
+LayerData load_layer(const std::filesystem::path& path,
+                     Activation activation = Activation::kSwiglu);
+LayerData parse_layer(std::span<const std::byte> file, std::string_view name,
+                      Activation activation = Activation::kSwiglu);
 
 /// Looks for everything that is wrong, for `uniep validate`. Never throws for what the file holds.
-LayerCheck check_layer(const std::filesystem::path& path);
-LayerCheck check_layer(std::span<const std::byte> file, std::string_view name);
+LayerCheck check_layer(const std::filesystem::path& path,
+                       Activation activation = Activation::kSwiglu);
+LayerCheck check_layer(std::span<const std::byte> file, std::string_view name,
+                       Activation activation = Activation::kSwiglu);
 
-/// Writes the layout above; `dy` is left out where it is empty.
+/// Writes the layout above; `dy`, and b1 and b2, are left out where they are empty.
 void save_layer(const std::filesystem::path& path, const LayerData& layer);
 
-/// Writes out, and after a backward pass dx, dprobs, dw1, dw2, the latter two as F32 where `result`
-/// has them as main_grad. `dims` gives the shapes; its tensors are not looked at.
+/// Writes out, and after a backward pass dx, dprobs, dw1, dw2 and where there are biases db1 and
+/// db2, the gradients of weights as F32 where `result` has them as main_grad. `dims` gives the
+/// shapes; its tensors are not looked at.
 void save_result(const std::filesystem::path& path, const LayerResult& result,
                  const LayerData& dims);
 

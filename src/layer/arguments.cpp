@@ -28,12 +28,28 @@ void check_plan(const Problem& problem, const Communicator& communicator, const 
 
 struct Sizes {
   std::int64_t tokens_hidden, tokens_topk, w1, w2;
+  std::int64_t b1, b2;  // 0: experts have no biases
+  // As shapes are written.
+  const char* w1_shape;
+  const char* b1_shape;
+  const char* b2_shape;
 };
 
 Sizes sizes(const Problem& p, const RoutingPlan& plan) {
   const std::int64_t experts = plan.num_local_experts();
-  return {plan.tokens() * p.hidden, plan.tokens() * p.topk, experts * 2 * p.intermediate * p.hidden,
-          experts * p.hidden * p.intermediate};
+  const std::int64_t w1_rows = experts * halves(p) * p.intermediate;
+  const bool gated = is_gated(p.activation);
+  return {.tokens_hidden = plan.tokens() * p.hidden,
+          .tokens_topk = plan.tokens() * p.topk,
+          .w1 = w1_rows * p.hidden,
+          .w2 = experts * p.hidden * p.intermediate,
+          .b1 = p.bias ? w1_rows : 0,
+          .b2 = p.bias ? experts * p.hidden : 0,
+          .w1_shape = gated ? "[E / ranks, 2I, H]" : "[E / ranks, I, H], without a gate,",
+          .b1_shape = !p.bias ? "a layer without biases"
+                      : gated ? "[E / ranks, 2I]"
+                              : "[E / ranks, I], without a gate,",
+          .b2_shape = !p.bias ? "a layer without biases" : "[E / ranks, H]"};
 }
 
 }  // namespace
@@ -53,8 +69,10 @@ void check_forward(const Problem& problem, const Communicator& communicator,
   const Sizes n = sizes(problem, plan);
   check_size("x", args.x.size(), n.tokens_hidden, "[T, H]");
   check_size("topk_probs", args.topk_probs.size(), n.tokens_topk, "[T, K]");
-  check_size("w1", args.w1.size(), n.w1, "[E / ranks, 2I, H]");
+  check_size("w1", args.w1.size(), n.w1, n.w1_shape);
   check_size("w2", args.w2.size(), n.w2, "[E / ranks, H, I]");
+  check_size("b1", args.b1.size(), n.b1, n.b1_shape);
+  check_size("b2", args.b2.size(), n.b2, n.b2_shape);
   check_size("out", args.out.size(), n.tokens_hidden, "[T, H]");
 }
 
@@ -70,15 +88,19 @@ void check_saved(const Problem& problem, const Communicator& communicator, const
 
 void check_sizes(const Sizes& n, const BackwardDataArgs& args) {
   check_size("dy", args.dy.size(), n.tokens_hidden, "[T, H]");
-  check_size("w1", args.w1.size(), n.w1, "[E / ranks, 2I, H]");
+  check_size("w1", args.w1.size(), n.w1, n.w1_shape);
   check_size("w2", args.w2.size(), n.w2, "[E / ranks, H, I]");
+  check_size("b1", args.b1.size(), n.b1, n.b1_shape);
+  check_size("b2", args.b2.size(), n.b2, n.b2_shape);
   check_size("dx", args.dx.size(), n.tokens_hidden, "[T, H]");
   check_size("dprobs", args.dprobs.size(), n.tokens_topk, "[T, K]");
 }
 
 void check_sizes(const Sizes& n, const BackwardWeightsArgs& args) {
-  check_weight_grad("dw1", args.dw1, n.w1, "[E / ranks, 2I, H]");
+  check_weight_grad("dw1", args.dw1, n.w1, n.w1_shape);
   check_weight_grad("dw2", args.dw2, n.w2, "[E / ranks, H, I]");
+  check_weight_grad("db1", args.db1, n.b1, n.b1_shape);
+  check_weight_grad("db2", args.db2, n.b2, n.b2_shape);
 }
 
 }  // namespace
@@ -180,7 +202,8 @@ void check_rows(const Problem& problem, const MemoryNeeds& needs, const StepMemo
     check_memory("memory.x_rows", memory.x_rows, rows_of_x * problem.hidden, needs.alignment);
   }
   if (!dropped.h) {
-    check_memory("memory.h", memory.h, rows * 2 * problem.intermediate, needs.alignment);
+    check_memory("memory.h", memory.h, rows * halves(problem) * problem.intermediate,
+                 needs.alignment);
   }
   check_memory("memory.row_probs", memory.row_probs, rows, needs.alignment);
 }

@@ -46,10 +46,17 @@ std::int64_t checked_rows(const Problem& problem, int num_ranks, std::int64_t ro
 
 /// The parts of a whole backward pass.
 inline BackwardDataArgs data_args(const BackwardArgs& a) {
-  return {.dy = a.dy, .w1 = a.w1, .w2 = a.w2, .dx = a.dx, .dprobs = a.dprobs, .x = a.x};
+  return {.dy = a.dy,
+          .w1 = a.w1,
+          .w2 = a.w2,
+          .dx = a.dx,
+          .dprobs = a.dprobs,
+          .x = a.x,
+          .b1 = a.b1,
+          .b2 = a.b2};
 }
 inline BackwardWeightsArgs weights_args(const BackwardArgs& a) {
-  return {.dw1 = a.dw1, .dw2 = a.dw2};
+  return {.dw1 = a.dw1, .dw2 = a.dw2, .db1 = a.db1, .db2 = a.db2};
 }
 
 // Which tensors of the graph arguments are. Weight gradients, which may have several types, are
@@ -61,6 +68,8 @@ inline void set_tensors(TensorTable& table, const ForwardArgs& a) {
   table.set(Tensor::kW1, a.w1.data());
   table.set(Tensor::kW2, a.w2.data());
   table.set(Tensor::kOut, a.out.data());
+  table.set(Tensor::kB1, a.b1.data());
+  table.set(Tensor::kB2, a.b2.data());
 }
 inline void set_tensors(TensorTable& table, const BackwardDataArgs& a) {
   table.set(Tensor::kDy, a.dy.data());
@@ -69,6 +78,8 @@ inline void set_tensors(TensorTable& table, const BackwardDataArgs& a) {
   table.set(Tensor::kDx, a.dx.data());
   table.set(Tensor::kDprobs, a.dprobs.data());
   table.set(Tensor::kX, a.x.data());
+  table.set(Tensor::kB1, a.b1.data());
+  table.set(Tensor::kB2, a.b2.data());
 }
 
 }  // namespace uniep

@@ -23,7 +23,7 @@ inline void fill_of_fault(const BackwardDataArgs& args) {
 }
 
 inline void fill_of_fault(const BackwardWeightsArgs& args) {
-  for (const WeightGrad& grad : {args.dw1, args.dw2}) {
+  for (const WeightGrad& grad : {args.dw1, args.dw2, args.db1, args.db2}) {
     if (const auto* dw = std::get_if<std::span<bf16>>(&grad)) std::ranges::fill(*dw, bf16{});
   }
 }

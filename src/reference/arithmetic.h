@@ -2,27 +2,26 @@
 
 #include <cmath>
 
-#include "base/activation_math.h"
+#include "base/activation.h"
+#include "reference/exact_activation.h"
 #include "reference/matrix.h"
 #include "uniep/bf16.h"
 
 namespace uniep::reference {
 
 // The stages are written once, as templates over one of these or over that of bounded.cpp: in which
-// numbers to compute, what memory keeps of a number, and the activation function.
+// numbers to compute, what memory keeps of a number, and the activation functions: of an element of
+// the gate half (or of all of h) and of the up half, and their derivatives.
 
 /// float64, rounded nowhere.
 struct ExactArithmetic {
   using Number = double;
 
   static double stored(double v) { return v; }
-  static double sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
-  static double silu(double z) { return z * sigmoid(z); }
-  /// d/dz of z s(z), with s' = s (1 - s).
-  static double silu_grad(double z) {
-    const double s = sigmoid(z);
-    return s * (1 + z * (1 - s));
-  }
+  static double gate(Activation a, double z) { return exact_gate(a, z).value; }
+  static double gate_slope(Activation a, double z) { return exact_gate(a, z).slope; }
+  static double up(Activation a, double z) { return exact_up(a, z).value; }
+  static double up_slope(Activation a, double z) { return exact_up(a, z).slope; }
 };
 
 /// The numerics contract: fp32, and bf16 wherever an unfused layer would write a tensor.
@@ -30,8 +29,10 @@ struct ContractArithmetic {
   using Number = float;
 
   static float stored(float v) { return to_float(to_bf16(v)); }
-  static float silu(float z) { return uniep::silu(z); }
-  static float silu_grad(float z) { return uniep::silu_grad(z); }
+  static float gate(Activation a, float z) { return gate_at(a, z).value; }
+  static float gate_slope(Activation a, float z) { return gate_at(a, z).slope; }
+  static float up(Activation a, float z) { return up_at(a, z).value; }
+  static float up_slope(Activation a, float z) { return up_at(a, z).slope; }
 };
 
 /// What memory keeps of every element.

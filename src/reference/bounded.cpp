@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "reference/arithmetic.h"
 #include "reference/layer.h"
@@ -30,16 +31,71 @@ Bounded mapped(double value, double slope, double bend, const Bounded& z) {
   return in_fp32({value, squared(slope) * z.square + squared(bend * z.square / 2)});
 }
 
+constexpr double kNowhere = std::numeric_limits<double>::infinity();
+
+/// Of the function of an activation's gate, no less than the largest second and third derivative,
+/// and where its first one has a step.
+struct Bends {
+  double value;
+  double slope;
+  double step_at = kNowhere;
+  bool cancels = false;  ///< fp32 has it as a sum that cancels where z is far below 0
+};
+
+Bends bends_of(Activation activation) {
+  switch (activation) {
+    case Activation::kSwiglu:
+    case Activation::kSilu:
+      return {0.5, 0.31};
+    case Activation::kGeglu:
+    case Activation::kGegluTanh:
+    case Activation::kGelu:
+      return {0.8, 0.78, kNowhere, true};
+    case Activation::kReglu:
+      return {0, 0, 0};
+    case Activation::kGptOss:  // silu(1.702 z) / 1.702, to its limit
+      return {0.86, 0.9, exact_activations::kLimit};
+    case Activation::kRelu2:
+      return {2, 0};
+  }
+  return {};
+}
+
+/// A derivative at `z` that has a step, of about 1 at most, within reach of z's error.
+Bounded with_step(Bounded derivative, double at, const Bounded& z) {
+  if (std::abs(z.value - at) <= 3 * std::sqrt(z.square)) derivative.square += 1;
+  return derivative;
+}
+
+Bounded with_cancellation(Bounded v, Activation activation, const Bounded& z) {
+  if (bends_of(activation).cancels) v.square += squared(kFp32Unit * (1 + std::abs(z.value)));
+  return v;
+}
+
 struct BoundedArithmetic {
   using Number = Bounded;
 
   static Bounded stored(const Bounded& v) { return rounded_to_bf16(v); }
-  static Bounded silu(const Bounded& z) {
-    return mapped(ExactArithmetic::silu(z.value), ExactArithmetic::silu_grad(z.value), 0.5, z);
+  static Bounded gate(Activation a, const Bounded& z) {
+    const ExactValueSlope exact = exact_gate(a, z.value);
+    return with_cancellation(mapped(exact.value, exact.slope, bends_of(a).value, z), a, z);
   }
-  static Bounded silu_grad(const Bounded& z) {
-    // silu'' lies between -0.1 and 0.5, and silu''' between -0.31 and 0.31.
-    return mapped(ExactArithmetic::silu_grad(z.value), 0.5, 0.31, z);
+  static Bounded gate_slope(Activation a, const Bounded& z) {
+    const Bends bends = bends_of(a);
+    const double slope = exact_gate(a, z.value).slope;
+    const Bounded smooth = mapped(slope, bends.value, bends.slope, z);
+    return with_step(with_cancellation(smooth, a, z), bends.step_at, z);
+  }
+  static Bounded up(Activation a, const Bounded& z) {
+    if (a != Activation::kGptOss) return z;
+    const ExactValueSlope exact = exact_up(a, z.value);
+    return mapped(exact.value, exact.slope, 0, z);
+  }
+  static Bounded up_slope(Activation a, const Bounded& z) {
+    const Bounded exact{exact_up(a, z.value).slope, 0};
+    if (a != Activation::kGptOss) return exact;
+    const double limit = exact_activations::kLimit;
+    return with_step(exact, z.value < 0 ? -limit : limit, z);
   }
 };
 
@@ -70,6 +126,10 @@ Bounded operator*(const Bounded& a, const Bounded& b) {
   const double square =
       squared(a.value) * b.square + squared(b.value) * a.square + a.square * b.square;
   return in_fp32({a.value * b.value, square});
+}
+
+Bounded operator/(const Bounded& a, const Bounded& b) {
+  return in_fp32({a.value / b.value, a.square / squared(b.value)});
 }
 
 Bounded rounded_to_bf16(const Bounded& v) { return {v.value, v.square + rounding(v, kBf16Unit)}; }

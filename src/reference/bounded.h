@@ -15,9 +15,12 @@ struct Bounded {
   double square = 0;  ///< of the expected error
 
   Bounded& operator+=(const Bounded& other);
+  friend bool operator==(const Bounded&, const Bounded&) = default;
 };
 
 Bounded operator*(const Bounded& a, const Bounded& b);
+/// By a number that is exact.
+Bounded operator/(const Bounded& a, const Bounded& b);
 
 /// The number as bf16 memory keeps it.
 Bounded rounded_to_bf16(const Bounded& v);

@@ -36,15 +36,22 @@ void add_expert(std::span<const float> sums, std::size_t e, std::size_t num_expe
   for (std::size_t i = e * size; i < (e + 1) * size; ++i) main[i] = sum(main[i], sums[i]);
 }
 
-/// All but the weight gradients, which are added to `main_dw1` and `main_dw2`.
 template <class T>
-LayerResult add_to_main_grad(const LayerData& layer, std::vector<T>& main_dw1,
-                             std::vector<T>& main_dw2) {
+struct MainGrads {
+  std::vector<T> dw1, dw2, db1, db2;
+};
+
+/// All but the weight gradients, which are added to `main`.
+template <class T>
+LayerResult add_to_main_grad(const LayerData& layer, MainGrads<T>& main) {
   const Inputs<float> inputs = widen<float>(layer);
-  require(main_dw1.size() == layer.w1.size() && main_dw2.size() == layer.w2.size(),
-          ErrorCode::kInvalidArgument, "main gradients of ", main_dw1.size(), " and ",
-          main_dw2.size(), " elements; those of w1 and w2 have ", layer.w1.size(), " and ",
+  require(main.dw1.size() == layer.w1.size() && main.dw2.size() == layer.w2.size(),
+          ErrorCode::kInvalidArgument, "main gradients of ", main.dw1.size(), " and ",
+          main.dw2.size(), " elements; those of w1 and w2 have ", layer.w1.size(), " and ",
           layer.w2.size());
+  require(main.db1.size() == layer.b1.size() && main.db2.size() == layer.b2.size(),
+          ErrorCode::kInvalidArgument, "main gradients of biases of ", main.db1.size(), " and ",
+          main.db2.size(), " elements; b1 and b2 have ", layer.b1.size(), " and ", layer.b2.size());
   require(inputs.backward(), ErrorCode::kInvalidArgument,
           "a layer without dy has no gradients to add to the main gradients");
   Outputs<float> sums = run_layer<ContractArithmetic>(inputs);
@@ -52,8 +59,10 @@ LayerResult add_to_main_grad(const LayerData& layer, std::vector<T>& main_dw1,
   const auto plan = expert_rows(layer.topk_ids, layer.num_experts, layer.topk);
   for (std::size_t e = 0; e < plan.size(); ++e) {
     if (plan[e].empty()) continue;
-    add_expert<T>(sums.dw1, e, plan.size(), main_dw1);
-    add_expert<T>(sums.dw2, e, plan.size(), main_dw2);
+    add_expert<T>(sums.dw1, e, plan.size(), main.dw1);
+    add_expert<T>(sums.dw2, e, plan.size(), main.dw2);
+    add_expert<T>(sums.db1, e, plan.size(), main.db1);
+    add_expert<T>(sums.db2, e, plan.size(), main.db2);
   }
   return result;
 }
@@ -65,22 +74,34 @@ LayerResult contract(const LayerData& layer) {
   LayerResult result = without_wgrad(sums);
   result.dw1 = narrow(sums.dw1);
   result.dw2 = narrow(sums.dw2);
+  result.db1 = narrow(sums.db1);
+  result.db2 = narrow(sums.db2);
   return result;
 }
 
 LayerResult contract_into_main_grad(const LayerData& layer, std::vector<float> main_dw1,
-                                    std::vector<float> main_dw2) {
-  LayerResult result = add_to_main_grad(layer, main_dw1, main_dw2);
-  result.main_dw1 = std::move(main_dw1);
-  result.main_dw2 = std::move(main_dw2);
+                                    std::vector<float> main_dw2, std::vector<float> main_db1,
+                                    std::vector<float> main_db2) {
+  MainGrads<float> main{std::move(main_dw1), std::move(main_dw2), std::move(main_db1),
+                        std::move(main_db2)};
+  LayerResult result = add_to_main_grad(layer, main);
+  result.main_dw1 = std::move(main.dw1);
+  result.main_dw2 = std::move(main.dw2);
+  result.main_db1 = std::move(main.db1);
+  result.main_db2 = std::move(main.db2);
   return result;
 }
 
 LayerResult contract_into_bf16_main_grad(const LayerData& layer, std::vector<bf16> main_dw1,
-                                         std::vector<bf16> main_dw2) {
-  LayerResult result = add_to_main_grad(layer, main_dw1, main_dw2);
-  result.dw1 = std::move(main_dw1);
-  result.dw2 = std::move(main_dw2);
+                                         std::vector<bf16> main_dw2, std::vector<bf16> main_db1,
+                                         std::vector<bf16> main_db2) {
+  MainGrads<bf16> main{std::move(main_dw1), std::move(main_dw2), std::move(main_db1),
+                       std::move(main_db2)};
+  LayerResult result = add_to_main_grad(layer, main);
+  result.dw1 = std::move(main.dw1);
+  result.dw2 = std::move(main.dw2);
+  result.db1 = std::move(main.db1);
+  result.db2 = std::move(main.db2);
   return result;
 }
 

@@ -36,9 +36,12 @@ void check(const LayerData& d) {
   check_size("x", d.x, d.tokens * d.hidden);
   check_size("topk_ids", d.topk_ids, d.tokens * d.topk);
   check_size("topk_probs", d.topk_probs, d.tokens * d.topk);
-  check_size("w1", d.w1, d.num_experts * 2 * d.intermediate * d.hidden);
+  check_size("w1", d.w1, d.num_experts * d.w1_rows() * d.hidden);
   check_size("w2", d.w2, d.num_experts * d.hidden * d.intermediate);
   if (!d.dy.empty()) check_size("dy", d.dy, d.tokens * d.hidden);
+  if (!d.has_bias() && d.b2.empty()) return;
+  check_size("b1", d.b1, d.num_experts * d.w1_rows());
+  check_size("b2", d.b2, d.num_experts * d.hidden);
 }
 
 }  // namespace
@@ -51,12 +54,16 @@ Inputs<T> widen(const LayerData& layer) {
           .intermediate = layer.intermediate,
           .num_experts = layer.num_experts,
           .topk = layer.topk,
+          .activation = layer.activation,
+          .probs = layer.probs,
           .x = widen<T>(layer.x),
           .topk_ids = layer.topk_ids,
           .topk_probs = widen<T>(layer.topk_probs),
           .w1 = widen<T>(layer.w1),
           .w2 = widen<T>(layer.w2),
-          .dy = widen<T>(layer.dy)};
+          .dy = widen<T>(layer.dy),
+          .b1 = widen<T>(layer.b1),
+          .b2 = widen<T>(layer.b2)};
 }
 
 template Inputs<float> widen(const LayerData&);

@@ -16,13 +16,19 @@ struct Inputs {
   std::int64_t intermediate = 0;  // I
   int num_experts = 0;            // E
   int topk = 0;                   // K
+  Activation activation = Activation::kSwiglu;
+  Probs probs = Probs::kBefore;
 
   std::vector<T> x;                    // [tokens, H]
   std::vector<std::int32_t> topk_ids;  // [tokens, K]; -1: dropped slot
   std::vector<T> topk_probs;           // [tokens, K]
-  std::vector<T> w1;                   // [E, 2I, H]: gate rows, then up rows
+  std::vector<T> w1;                   // [E, 2I, H]: gate rows, then up rows; without a gate I
   std::vector<T> w2;                   // [E, H, I]
   std::vector<T> dy;                   // [tokens, H]; empty: forward pass only
+  std::vector<T> b1;                   // [E, 2I], as w1's rows; empty: no biases
+  std::vector<T> b2;                   // [E, H]; empty like b1
+
+  std::int64_t w1_rows() const { return (is_gated(activation) ? 2 : 1) * intermediate; }
 
   /// Whether gradients are wanted. With no tokens at all they are, and the weights' are zero.
   bool backward() const { return !dy.empty() || tokens == 0; }
@@ -38,8 +44,10 @@ struct Outputs {
   std::vector<T> out;     // [tokens, H]
   std::vector<T> dx;      // [tokens, H]
   std::vector<T> dprobs;  // [tokens, K]; 0 at dropped slots
-  std::vector<T> dw1;     // [E, 2I, H]
+  std::vector<T> dw1;     // as w1
   std::vector<T> dw2;     // [E, H, I]
+  std::vector<T> db1;     // as b1
+  std::vector<T> db2;     // as b2
 };
 
 }  // namespace uniep::reference

@@ -4,12 +4,14 @@
 #include <vector>
 
 #include "reference/activation.h"
+#include "reference/bias.h"
 #include "reference/dispatch.h"
 #include "reference/fc1.h"
 #include "reference/fc2.h"
 #include "reference/inputs.h"
 #include "reference/plan.h"
 #include "reference/reduce.h"
+#include "reference/row_factors.h"
 #include "reference/wgrad.h"
 
 namespace uniep::reference {
@@ -27,32 +29,47 @@ Outputs<T> run_layer(const Inputs<T>& in, const std::function<void()>& expert_do
     result.dprobs.resize(in.topk_probs.size());
     result.dw1.resize(in.w1.size());
     result.dw2.resize(in.w2.size());
+    result.db1.resize(in.b1.size());
+    result.db2.resize(in.b2.size());
   }
 
   for (std::int64_t e = 0; e < in.num_experts; ++e) {
     const std::vector<Row>& rows = plan[static_cast<std::size_t>(e)];
-    const auto w1 = expert_weight(in.w1, e, 2 * in.intermediate, in.hidden);
+    const auto w1 = expert_weight(in.w1, e, in.w1_rows(), in.hidden);
     const auto w2 = expert_weight(in.w2, e, in.hidden, in.intermediate);
+    const auto b1 = expert_bias(in.b1, e, in.w1_rows());
+    const auto b2 = expert_bias(in.b2, e, in.hidden);
 
     const auto x = dispatch(in.x, in.hidden, rows);
-    const auto p = dispatch_probs(in.topk_probs, rows);
-    const auto h = fc1<Arithmetic>(x, w1);
-    const auto a = activation<Arithmetic>(h, p);
-    combine(fc2<Arithmetic>(a, w2), rows, y_slots);
+    const auto p = row_factors(dispatch_probs(in.topk_probs, rows), in.probs);
+    const std::vector<T> ones(rows.size(), T{1});
+    const auto h = with_bias<Arithmetic>(fc1<Arithmetic>(x, w1), b1, ones);
+    const auto y = fc2<Arithmetic>(activation<Arithmetic>(h, p.forward, in.activation), w2);
+    combine(with_bias<Arithmetic>(y, b2, p.of_b2), rows, y_slots);
 
     if (backward) {
-      const auto dy = dispatch(in.dy, in.hidden, rows);
+      auto dy = dispatch(in.dy, in.hidden, rows);
+      if (in.probs == Probs::kAfter) dy = scaled_rows<Arithmetic>(std::move(dy), p.of_dy);
       const auto da = fc2_dgrad<Arithmetic>(dy, w2);
-      const auto dh = activation_dgrad<Arithmetic>(h, p, da);
+      const auto a = activation<Arithmetic>(h, p.backward, in.activation);
+      const auto dh = activation_dgrad<Arithmetic>(h, p.backward, da, in.activation);
       combine(fc1_dgrad<Arithmetic>(dh, w1), rows, dx_slots);
-      combine(dprobs<Arithmetic>(h, da), rows, result.dprobs);
+      auto dp = dprobs<Arithmetic>(h, da, in.activation);
+      add_bias_dprobs(dy, b2, dp);
+      if (in.probs == Probs::kAfter) divide(dp, p.divisor);
+      combine(dp, rows, result.dprobs);
       place_wgrad(wgrad(dy, a), e, result.dw2);
       place_wgrad(wgrad(dh, x), e, result.dw1);
+      if (!b2.empty()) {
+        place_wgrad(bias_grad(dh, ones), e, result.db1);
+        place_wgrad(bias_grad(dy, p.of_db2), e, result.db2);
+      }
     }
     if (expert_done) expert_done();
   }
 
-  result.out = reduce<Arithmetic>(y_slots, in);
+  result.out = in.probs == Probs::kAfter ? reduce_weighted<Arithmetic>(y_slots, in)
+                                         : reduce<Arithmetic>(y_slots, in);
   if (backward) result.dx = reduce<Arithmetic>(dx_slots, in);
   return result;
 }

@@ -39,4 +39,15 @@ std::vector<T> reduce(const Matrix<T>& slots, const Inputs<T>& in) {
   return stored<Arithmetic>(std::move(sum)).values;
 }
 
+/// out[t] = bf16(sum over k ascending of p[t, k] slots[t, k]), likewise; each product is rounded.
+template <class Arithmetic, class T>
+std::vector<T> reduce_weighted(const Matrix<T>& slots, const Inputs<T>& in) {
+  Matrix<T> weighted(slots.rows, slots.cols);
+  for (std::int64_t slot = 0; slot < slots.rows; ++slot) {
+    const T p = in.topk_probs[static_cast<std::size_t>(slot)];
+    for (std::int64_t c = 0; c < slots.cols; ++c) weighted.row(slot)[c] = p * slots.row(slot)[c];
+  }
+  return reduce<Arithmetic>(weighted, in);
+}
+
 }  // namespace uniep::reference

@@ -15,13 +15,10 @@ PassOrder::PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule, 
   view_.pass = pass;
   view_.part = part;
   view_.schedule = with_sizes(schedule, plan.problem);
-  view_.dropped = dropped_by(plan.problem);
+  set_problem(view_, plan.problem);
   view_.rank = plan.rank;
   view_.num_ranks = plan.num_ranks();
   view_.num_local_experts = plan.num_local_experts;
-  view_.topk = plan.problem.topk;
-  view_.hidden = plan.problem.hidden;
-  view_.intermediate = plan.problem.intermediate;
   view_.tokens = plan.tokens();
   view_.segment_begin = plan.segment_begin.data();
   view_.tokens_per_expert = plan.tokens_per_expert.data();

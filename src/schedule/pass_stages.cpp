@@ -69,7 +69,8 @@ StageView view_of(const Graph& graph, const StageRow& row, const Extents& extent
                  .like = row.like == Stage::kPlan ? row.stage : row.like,
                  .waits = row.waits,
                  .signals = row.signals};
-  view.halves = static_cast<std::uint8_t>(row.halves);
+  const auto halves = min_of<std::int64_t>(row.halves, extents[Extent::kHalves]);
+  view.halves = static_cast<std::uint8_t>(halves);
   if (row.kind == StageKind::kProduct) {
     const Tensor of[] = {row.reads[0], row.reads[1], row.writes[0]};
     for (int i = 0; i < 3; ++i) {
@@ -83,7 +84,7 @@ StageView view_of(const Graph& graph, const StageRow& row, const Extents& extent
   if (row.grid != TileGrid::kRowTiles && !of_weights) return view;
   view.rows = of_weights ? size(row.rows) : 0;
   view.cols = size(row.cols);
-  view.tile_cols = s.tile_n / row.halves;
+  view.tile_cols = s.tile_n / static_cast<int>(halves);
   view.reduction = row.reduction == Extent::kRows ? 0 : size(row.reduction);
   view.column_tiles = static_cast<std::uint32_t>(ceil_div(view.cols, view.tile_cols));
   return view;
@@ -134,6 +135,7 @@ void count_wire_bytes(WireBytes& wire, const Graph& graph, const StageRow& row,
   if (row.side == StageSide::kPull) {
     for (const Tensor tensor : row.reads) {
       const TensorRow& t = graph[tensor];
+      if (t.region != Region::kSymmetric) continue;
       (has_extent(t, Extent::kTopk) ? wire.pulled_row : wire.pulled_token) += of_row(t);
     }
   }
@@ -152,13 +154,19 @@ void count_wire_bytes(WireBytes& wire, const Graph& graph, const StageRow& row,
 
 }  // namespace
 
+void set_problem(PassView& view, const Problem& problem) {
+  view.dropped = dropped_by(problem);
+  view.activation = problem.activation;
+  view.probs = problem.probs;
+  view.topk = problem.topk;
+  view.hidden = problem.hidden;
+  view.intermediate = problem.intermediate;
+}
+
 WireBytes wire_bytes(const Problem& problem, Pass pass, const Graph& graph) {
   PassView sizes;
   sizes.pass = pass;
-  sizes.dropped = dropped_by(problem);
-  sizes.topk = problem.topk;
-  sizes.hidden = problem.hidden;
-  sizes.intermediate = problem.intermediate;
+  set_problem(sizes, problem);
   set_stages(sizes, graph);
   WireBytes all;
   for (const StageView& stage : sizes.stages) {
@@ -172,7 +180,8 @@ WireBytes wire_bytes(const Problem& problem, Pass pass, const Graph& graph) {
 
 void set_stages(PassView& v, const Graph& graph) {
   // Those of memory are not asked for.
-  const Extents extents = extents_of_widths(v.topk, v.hidden, v.intermediate);
+  const Extents extents =
+      extents_of_widths(v.topk, v.hidden, v.intermediate, v.halves(), v.dropped.has_bias);
   v.num_stages = v.num_data_stages = v.num_weight_stages = 0;
   for (StageView& stage : v.stages) stage = {};
   const CounterSet waited = waited_for(graph, v);

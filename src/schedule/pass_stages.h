@@ -5,6 +5,9 @@
 
 namespace uniep {
 
+/// Sets what a pass knows of its layer's problem: sizes and arithmetic, and what is dropped.
+void set_problem(PassView& view, const Problem& problem);
+
 /// Works out what the graph says of the part of a pass that the view is of: its stages, what their
 /// counters count up to, bytes on the wire. The view's sizes, schedule, pass, part
 /// and what is dropped are set.

@@ -73,6 +73,8 @@ struct PassView {
   PassPart part = PassPart::kWhole;
   Schedule schedule;
   Dropped dropped{};  // what forward does not keep
+  Activation activation = Activation::kSwiglu;
+  Probs probs = Probs::kBefore;
 
   int rank = 0;
   int num_ranks = 1;
@@ -124,6 +126,10 @@ struct PassView {
   UNIEP_HD bool has_weight_grads() const {
     return pass == Pass::kBackward && part != PassPart::kData;
   }
+
+  UNIEP_HD int halves() const { return is_gated(activation) ? 2 : 1; }
+  /// Elements of a row of h.
+  UNIEP_HD std::int64_t h_width() const { return halves() * intermediate; }
 
   UNIEP_HD const StageView& stage(Stage s) const { return stages[static_cast<int>(s)]; }
   UNIEP_HD const CounterView& counter(CounterKind k) const { return counters[static_cast<int>(k)]; }

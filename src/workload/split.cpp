@@ -44,6 +44,9 @@ Split::Split(const LayerData& layer, std::vector<std::int64_t> token_begin)
   problem_.intermediate = layer.intermediate;
   problem_.num_experts = layer.num_experts;
   problem_.topk = layer.topk;
+  problem_.activation = layer.activation;
+  problem_.probs = layer.probs;
+  problem_.bias = layer.has_bias();
   for (int r = 0; r < ranks_; ++r) {
     problem_.max_tokens = max_of(problem_.max_tokens, tokens(r).size());
   }
@@ -63,30 +66,51 @@ std::span<const std::int32_t> Split::topk_ids(int rank) const {
   return rows_of(layer_.topk_ids, tokens(rank), layer_.topk);
 }
 
+template <class Vector>
+auto Split::weights(Vector& w1, Vector& w2, Vector& b1, Vector& b2, int rank) const {
+  const auto of_rank = [&](Vector& tensor, std::int64_t width) {
+    const Part none{};
+    return rows_of(tensor, tensor.empty() ? none : experts(rank), width);
+  };
+  using T = typename decltype(of_rank(w1, 0))::element_type;
+  return Parts<T>{of_rank(w1, layer_.w1_rows() * layer_.hidden),
+                  of_rank(w2, layer_.hidden * layer_.intermediate), of_rank(b1, layer_.w1_rows()),
+                  of_rank(b2, layer_.hidden)};
+}
+
 ForwardArgs Split::forward_args(int rank, LayerResult& result) const {
-  const std::int64_t w_size = layer_.intermediate * layer_.hidden;
+  const Weights w = weights(layer_.w1, layer_.w2, layer_.b1, layer_.b2, rank);
   return {.x = rows_of(layer_.x, tokens(rank), layer_.hidden),
           .topk_probs = rows_of(layer_.topk_probs, tokens(rank), layer_.topk),
-          .w1 = rows_of(layer_.w1, experts(rank), 2 * w_size),
-          .w2 = rows_of(layer_.w2, experts(rank), w_size),
-          .out = rows_of(result.out, tokens(rank), layer_.hidden)};
+          .w1 = w.w1,
+          .w2 = w.w2,
+          .out = rows_of(result.out, tokens(rank), layer_.hidden),
+          .b1 = w.b1,
+          .b2 = w.b2};
 }
 
 BackwardArgs Split::backward_args(int rank, LayerResult& result) const {
-  const std::int64_t w_size = layer_.intermediate * layer_.hidden;
-  BackwardArgs args;
-  args.x = rows_of(layer_.x, tokens(rank), layer_.hidden);
-  args.dy = rows_of(layer_.dy, tokens(rank), layer_.hidden);
-  args.w1 = rows_of(layer_.w1, experts(rank), 2 * w_size);
-  args.w2 = rows_of(layer_.w2, experts(rank), w_size);
-  args.dx = rows_of(result.dx, tokens(rank), layer_.hidden);
-  args.dprobs = rows_of(result.dprobs, tokens(rank), layer_.topk);
+  const Weights w = weights(layer_.w1, layer_.w2, layer_.b1, layer_.b2, rank);
+  BackwardArgs args{.dy = rows_of(layer_.dy, tokens(rank), layer_.hidden),
+                    .w1 = w.w1,
+                    .w2 = w.w2,
+                    .dx = rows_of(result.dx, tokens(rank), layer_.hidden),
+                    .dprobs = rows_of(result.dprobs, tokens(rank), layer_.topk),
+                    .dw1 = {},
+                    .dw2 = {},
+                    .x = rows_of(layer_.x, tokens(rank), layer_.hidden),
+                    .b1 = w.b1,
+                    .b2 = w.b2};
+  const auto set_grads = [&](const auto& of_rank) {
+    args.dw1 = of_rank.w1;
+    args.dw2 = of_rank.w2;
+    args.db1 = of_rank.b1;
+    args.db2 = of_rank.b2;
+  };
   if (result.main_dw1.empty()) {
-    args.dw1 = rows_of(result.dw1, experts(rank), 2 * w_size);
-    args.dw2 = rows_of(result.dw2, experts(rank), w_size);
+    set_grads(weights(result.dw1, result.dw2, result.db1, result.db2, rank));
   } else {
-    args.dw1 = rows_of(result.main_dw1, experts(rank), 2 * w_size);
-    args.dw2 = rows_of(result.main_dw2, experts(rank), w_size);
+    set_grads(weights(result.main_dw1, result.main_dw2, result.main_db1, result.main_db2, rank));
   }
   return args;
 }
@@ -95,27 +119,31 @@ LayerResult make_result(const LayerData& layer, const ResultTensors& tensors) {
   constexpr bf16 kNan{0x7fff};
   constexpr float kFloatNan = std::numeric_limits<float>::quiet_NaN();
   const std::size_t activations = count(layer.tokens, layer.hidden);
-  const std::size_t w2 = count(layer.num_experts, layer.hidden, layer.intermediate);
   LayerResult result;
   result.out.assign(activations, kNan);
   if (!tensors.backward) return result;
   result.dx.assign(activations, kNan);
   result.dprobs.assign(count(layer.tokens, layer.topk), kFloatNan);
   if (tensors.main_grad) {
-    result.main_dw1.assign(2 * w2, 0);
-    result.main_dw2.assign(w2, 0);
+    result.main_dw1.assign(layer.w1.size(), 0);
+    result.main_dw2.assign(layer.w2.size(), 0);
+    result.main_db1.assign(layer.b1.size(), 0);
+    result.main_db2.assign(layer.b2.size(), 0);
   } else {
-    result.dw1.assign(2 * w2, kNan);
-    result.dw2.assign(w2, kNan);
+    result.dw1.assign(layer.w1.size(), kNan);
+    result.dw2.assign(layer.w2.size(), kNan);
+    result.db1.assign(layer.b1.size(), kNan);
+    result.db2.assign(layer.b2.size(), kNan);
   }
   return result;
 }
 
 void clear_main_grad(const Split& split, int rank, LayerResult& result) {
   if (result.main_dw1.empty()) return;
-  const std::int64_t w_size = split.problem().intermediate * split.problem().hidden;
-  std::ranges::fill(rows_of(result.main_dw1, split.experts(rank), 2 * w_size), 0.0f);
-  std::ranges::fill(rows_of(result.main_dw2, split.experts(rank), w_size), 0.0f);
+  const BackwardArgs args = split.backward_args(rank, result);
+  for (const WeightGrad& grad : {args.dw1, args.dw2, args.db1, args.db2}) {
+    std::ranges::fill(std::get<std::span<float>>(grad), 0.0f);
+  }
 }
 
 }  // namespace uniep::workload

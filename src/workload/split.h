@@ -38,10 +38,19 @@ class Split {
 
   std::span<const std::int32_t> topk_ids(int rank) const;
   ForwardArgs forward_args(int rank, LayerResult& result) const;
-  /// Weight gradients go to main_dw1 and main_dw2 where `result` has them, else to dw1 and dw2.
+  /// Weight gradients go to main_dw1 and so on where `result` has them, else to dw1 and so on.
   BackwardArgs backward_args(int rank, LayerResult& result) const;
 
  private:
+  /// A rank's part of w1, w2, b1 and b2, or of their gradients.
+  template <class T>
+  struct Parts {
+    std::span<T> w1, w2, b1, b2;
+  };
+  using Weights = Parts<const bf16>;
+  template <class Vector>
+  auto weights(Vector& w1, Vector& w2, Vector& b1, Vector& b2, int rank) const;
+
   const LayerData& layer_;
   int ranks_;
   std::vector<std::int64_t> token_begin_;  // [ranks + 1]

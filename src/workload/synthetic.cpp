@@ -39,7 +39,7 @@ constexpr std::array kSmallShapes = {
 };
 
 // The numbers of NormalStream; a new one must not change what the old ones give.
-enum Stream : std::uint64_t { kX, kDy, kW1, kW2, kRouter };
+enum Stream : std::uint64_t { kX, kDy, kW1, kW2, kRouter, kB1, kB2 };
 
 std::string joined(const std::vector<std::string>& words) {
   std::string text;
@@ -110,7 +110,14 @@ const Shape* find_shape(std::string_view name) {
 
 ShapeSpec base_shape(std::string_view name) {
   if (const Shape* s = find_shape(name)) {
-    return {s->name, s->tokens, s->hidden, s->intermediate, s->num_experts, s->topk};
+    ShapeSpec spec;
+    spec.name = s->name;
+    spec.tokens = s->tokens;
+    spec.hidden = s->hidden;
+    spec.intermediate = s->intermediate;
+    spec.num_experts = s->num_experts;
+    spec.topk = s->topk;
+    return spec;
   }
   if (name != "custom") {
     fail("there is no shape ", in_quotes(name), "; ", nearest_clause(name, shape_names()),
@@ -200,13 +207,16 @@ void check_memory(const ShapeSpec& spec, int ranks) {
   }
 }
 
-void allocate(LayerData& layer) {
+void allocate(LayerData& layer, bool has_bias) {
   const auto size = [](std::int64_t a, std::int64_t b) { return static_cast<std::size_t>(a * b); };
   const std::int64_t weights = layer.num_experts * layer.hidden;
   layer.x.resize(size(layer.tokens, layer.hidden));
   layer.dy.resize(size(layer.tokens, layer.hidden));
-  layer.w1.resize(size(weights, 2 * layer.intermediate));
+  layer.w1.resize(size(layer.num_experts * layer.w1_rows(), layer.hidden));
   layer.w2.resize(size(weights, layer.intermediate));
+  if (!has_bias) return;
+  layer.b1.resize(size(layer.num_experts, layer.w1_rows()));
+  layer.b2.resize(size(layer.num_experts, layer.hidden));
 }
 
 }  // namespace
@@ -263,11 +273,14 @@ std::int64_t layer_bytes(const ShapeSpec& s, int ranks) {
   constexpr auto kElement = static_cast<std::int64_t>(sizeof(bf16));
   constexpr auto kSlot = static_cast<std::int64_t>(sizeof(std::int32_t) + sizeof(float));
   const std::int64_t per_token = 2 * s.hidden * kElement + s.topk * kSlot;  // x, dy; the routing
-  const std::int64_t weights = 3 * s.num_experts * s.hidden * s.intermediate;
-  return s.tokens * ranks * per_token + weights * kElement;
+  const std::int64_t w1_rows = (is_gated(s.activation) ? 2 : 1) * s.intermediate;
+  const std::int64_t weights = s.num_experts * s.hidden * (w1_rows + s.intermediate);
+  const std::int64_t biases = s.bias ? s.num_experts * (w1_rows + s.hidden) : 0;
+  return s.tokens * ranks * per_token + (weights + biases) * kElement;
 }
 
 Numbers numbers_of(Tensor tensor, const ShapeSpec& spec, std::uint64_t seed) {
+  constexpr double kBiasScale = 0.5;
   const auto weight_scale = [](std::int64_t width) {
     return 1 / std::sqrt(static_cast<double>(width));
   };
@@ -278,6 +291,10 @@ Numbers numbers_of(Tensor tensor, const ShapeSpec& spec, std::uint64_t seed) {
       return {NormalStream(seed, kDy), 1};
     case Tensor::kW1:
       return {NormalStream(seed, kW1), weight_scale(spec.hidden)};
+    case Tensor::kB1:
+      return {NormalStream(seed, kB1), kBiasScale};
+    case Tensor::kB2:
+      return {NormalStream(seed, kB2), kBiasScale};
     case Tensor::kW2:
       break;
   }
@@ -315,7 +332,10 @@ Problem problem_of(const ShapeSpec& spec, std::int64_t capacity_rows) {
           .num_experts = spec.num_experts,
           .topk = spec.topk,
           .max_tokens = spec.tokens,
-          .capacity_rows = capacity_rows};
+          .capacity_rows = capacity_rows,
+          .activation = spec.activation,
+          .probs = spec.probs,
+          .bias = spec.bias};
 }
 
 LayerData make_layer(const ShapeSpec& spec, int ranks, std::uint64_t seed, double skew) {
@@ -327,7 +347,9 @@ LayerData make_layer(const ShapeSpec& spec, int ranks, std::uint64_t seed, doubl
   layer.intermediate = spec.intermediate;
   layer.num_experts = spec.num_experts;
   layer.topk = spec.topk;
-  allocate(layer);
+  layer.activation = spec.activation;
+  layer.probs = spec.probs;
+  allocate(layer, spec.bias);
   const auto fill = [&](Tensor tensor, std::vector<bf16>& to) {
     const Numbers numbers = numbers_of(tensor, spec, seed);
     numbers.stream.fill(0, to, numbers.scale);
@@ -336,6 +358,8 @@ LayerData make_layer(const ShapeSpec& spec, int ranks, std::uint64_t seed, doubl
   fill(Tensor::kDy, layer.dy);
   fill(Tensor::kW1, layer.w1);
   fill(Tensor::kW2, layer.w2);
+  fill(Tensor::kB1, layer.b1);
+  fill(Tensor::kB2, layer.b2);
   Routing routing = make_routing(spec, ranks, seed, skew);
   layer.topk_ids = std::move(routing.topk_ids);
   layer.topk_probs = std::move(routing.topk_probs);

@@ -19,6 +19,10 @@ struct ShapeSpec {
   std::int64_t intermediate = 0;
   int num_experts = 0;
   int topk = 0;
+  // The arithmetic of its experts (Problem), of which shapes say nothing.
+  Activation activation = Activation::kSwiglu;
+  Probs probs = Probs::kBefore;
+  bool bias = false;
 
   friend bool operator==(const ShapeSpec&, const ShapeSpec&) = default;
 };
@@ -35,7 +39,7 @@ ShapeSpec parse_shape(std::string_view text);
 /// The layer's problem, with room for `capacity_rows` (see Problem).
 Problem problem_of(const ShapeSpec& spec, std::int64_t capacity_rows = 0);
 
-/// "NAME,tokens=...,...": every key; parse_shape reads it back.
+/// "NAME,tokens=...,...": every key; parse_shape reads it back. The arithmetic is left out.
 std::string to_string(const ShapeSpec& spec);
 
 /// Bytes of all the tensors that make_layer returns.
@@ -46,7 +50,7 @@ struct Numbers {
   NormalStream stream;
   double scale;
 };
-enum class Tensor { kX, kDy, kW1, kW2 };
+enum class Tensor { kX, kDy, kW1, kW2, kB1, kB2 };
 Numbers numbers_of(Tensor tensor, const ShapeSpec& spec, std::uint64_t seed);
 
 /// The routing of make_layer's tokens, in global order.
@@ -56,7 +60,8 @@ struct Routing {
 };
 Routing make_routing(const ShapeSpec& spec, int ranks, std::uint64_t seed, double skew);
 
-/// A layer for `ranks` ranks in global order: x, dy ~ N(0, 1), w1 ~ N(0, 1/H), w2 ~ N(0, 1/I);
+/// A layer for `ranks` ranks in global order: x, dy ~ N(0, 1), w1 ~ N(0, 1/H), w2 ~ N(0, 1/I),
+/// biases ~ N(0, 1/4);
 /// router logits N(0, 1) - skew log(1 + e), so that 0 is balanced and 1 is like Zipf; the K largest
 /// per token, with softmax probabilities that sum to 1. The result is a function of the shape, the
 /// total number of tokens, seed and skew alone: the same bits on every machine.

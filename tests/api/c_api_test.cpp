@@ -34,13 +34,18 @@ uniep_problem c_problem(const Problem& p) {
           .capacity_rows = p.capacity_rows,
           .row_align = p.row_align,
           .save = static_cast<int>(p.save),
-          .recompute_h = p.recompute_h ? 1 : 0};
+          .recompute_h = p.recompute_h ? 1 : 0,
+          .activation = static_cast<std::int64_t>(p.activation),
+          .probs = p.probs == Probs::kBefore ? 0 : 1,
+          .bias = p.bias ? 1 : 0};
 }
 
 /// What a layer does not keep is given as NULL.
 void* data_or_null(const GuardedMemory& memory) {
   return memory.bytes().empty() ? nullptr : memory.data();
 }
+
+void* data_or_null(std::vector<bf16>& tensor) { return tensor.empty() ? nullptr : tensor.data(); }
 
 uniep_group* group_of_one() {
   uniep_group_config config{};
@@ -109,6 +114,8 @@ class CStep {
     c.x = data_.x.data();
     c.w1 = data_.w1.data();
     c.w2 = data_.w2.data();
+    c.b1 = data_or_null(data_.b1);
+    c.b2 = data_or_null(data_.b2);
     c.out = result_.out.data();
     c.plan = memory_.plan.data();
     c.memory = {data_or_null(memory_.x_rows), data_or_null(memory_.h),
@@ -128,6 +135,8 @@ class CStep {
       c.dy = data_.dy.data();
       c.w1 = data_.w1.data();
       c.w2 = data_.w2.data();
+      c.b1 = data_or_null(data_.b1);
+      c.b2 = data_or_null(data_.b2);
       c.dx = result_.dx.data();
       c.dprobs = result_.dprobs.data();
       if (layer_.problem().save == Save::kNone) c.x = data_.x.data();
@@ -135,6 +144,8 @@ class CStep {
     if (part != 1) {
       c.dw1 = result_.dw1.data();
       c.dw2 = result_.dw2.data();
+      c.db1 = data_or_null(result_.db1);
+      c.db2 = data_or_null(result_.db2);
     }
     return c;
   }
@@ -339,6 +350,95 @@ TEST(CApi, WhatIsNotKeptIsRefusedAndXAskedFor) {
   p.save = 0;
   p.recompute_h = -1;
   expect_refused(uniep_needs(&p, 0, 1, &needs), "problem.recompute_h is -1; 0 and 1 are accepted");
+}
+
+/// A batch with another activation, biases, and probabilities behind fc2.
+LayerData batch_of(Activation activation, Probs probs) {
+  LayerData d = batch(1);
+  Rng rng(7);
+  d.activation = activation;
+  d.probs = probs;
+  d.w1 = random_bf16(rng, d.num_experts * d.w1_rows() * d.hidden, 0.3f);
+  d.b1 = random_bf16(rng, d.num_experts * d.w1_rows(), 1);
+  d.b2 = random_bf16(rng, d.num_experts * d.hidden, 1);
+  return d;
+}
+
+Problem problem_of(const LayerData& d) {
+  Problem problem = problem_of_batches();
+  problem.activation = d.activation;
+  problem.probs = d.probs;
+  problem.bias = d.has_bias();
+  return problem;
+}
+
+TEST(CApi, EveryArithmeticHasTheContractsBits) {
+  for (int activation = 0; activation < kNumActivations; ++activation) {
+    for (const Probs probs : {Probs::kBefore, Probs::kAfter}) {
+      const LayerData data = batch_of(static_cast<Activation>(activation), probs);
+      const CLayer layer(problem_of(data));
+      CStep whole(layer, data), parts(layer, data);
+      const std::string what = cat(name(data.activation), ", probs ", name(probs));
+      whole.forward();
+      whole.backward();
+      whole.expect_contract(what);
+      parts.forward();
+      parts.backward(1);
+      parts.backward(2);
+      parts.expect_contract(what + ", in parts");
+    }
+  }
+}
+
+TEST(CApi, BiasGradientsAreAddedTo) {
+  const LayerData d = batch_of(Activation::kGptOss, Probs::kAfter);
+  const CLayer layer(problem_of(d));
+  CStep step(layer, d);
+  step.forward();
+  const auto starts = [](const auto& like) { return std::vector<float>(like.size(), 0.75f); };
+  auto dw1 = starts(d.w1), dw2 = starts(d.w2), db1 = starts(d.b1), db2 = starts(d.b2);
+  const LayerResult want = reference::contract_into_main_grad(d, dw1, dw2, db1, db2);
+  uniep_backward_call call = step.backward_call();
+  call.weight_grad = 1;
+  call.dw1 = dw1.data();
+  call.dw2 = dw2.data();
+  call.db1 = db1.data();
+  call.db2 = db2.data();
+  expect_ok(uniep_backward(layer.get(), &call));
+  expect_same_bits(db1, want.main_db1, "db1", "fp32");
+  expect_same_bits(db2, want.main_db2, "db2", "fp32");
+}
+
+TEST(CApi, BiasesAreAskedForOrRefused) {
+  const LayerData biased = batch_of(Activation::kReglu, Probs::kBefore);
+  const CLayer with(problem_of(biased)), without(problem_of_batches());
+  CStep step(with, biased), other(without, batch(1));
+  uniep_forward_call forward = step.forward_call();
+  forward.b2 = nullptr;
+  expect_refused(uniep_forward(with.get(), &forward), "rank 0: b2 is NULL; an address is accepted");
+  forward = other.forward_call();
+  forward.b1 = biased.b1.data();
+  expect_refused(uniep_forward(without.get(), &forward),
+                 "rank 0: b1 is given, and this layer has no biases; NULL is accepted, or "
+                 "problem.bias=1");
+  step.forward();
+  uniep_backward_call backward = step.backward_call();
+  backward.db1 = nullptr;
+  expect_refused(uniep_backward(with.get(), &backward),
+                 "rank 0: db1 is NULL; an address is accepted");
+  uniep_problem p = c_problem(problem_of_batches());
+  uniep_memory_needs needs{};
+  p.activation = 8;
+  expect_refused(uniep_needs(&p, 0, 1, &needs),
+                 "problem.activation is 8; 0 to 7 (swiglu, geglu, geglu_tanh, reglu, gpt_oss, "
+                 "relu2, gelu, silu) are accepted");
+  p.activation = 0;
+  p.probs = 2;
+  expect_refused(uniep_needs(&p, 0, 1, &needs),
+                 "problem.probs is 2; 0 (before) and 1 (after) are accepted");
+  p.probs = 0;
+  p.bias = 2;
+  expect_refused(uniep_needs(&p, 0, 1, &needs), "problem.bias is 2; 0 and 1 are accepted");
 }
 
 TEST(CApi, PartsWithOtherStepsBetweenThemAndRowsMoved) {

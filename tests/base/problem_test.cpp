@@ -73,6 +73,14 @@ TEST(Problem, EachFieldOutOfRangeIsNamedWithWhatIsAccepted) {
   }
   expect_refused([](Problem& p) { p.save = static_cast<Save>(3); },
                  "problem.save is 3; 0 (rows), 1 (tokens) and 2 (none) are accepted");
+  expect_refused([](Problem& p) { p.activation = static_cast<Activation>(8); },
+                 "problem.activation is 8; 0 to 7 (swiglu, geglu, geglu_tanh, reglu, gpt_oss, "
+                 "relu2, gelu, silu) are accepted");
+  expect_refused([](Problem& p) { p.activation = static_cast<Activation>(-1); },
+                 "problem.activation is -1; 0 to 7 (swiglu, geglu, geglu_tanh, reglu, gpt_oss, "
+                 "relu2, gelu, silu) are accepted");
+  expect_refused([](Problem& p) { p.probs = static_cast<Probs>(2); },
+                 "problem.probs is 2; 0 (before) and 1 (after) are accepted");
   expect_invalid("number of ranks is 0; at least 1 is accepted", [] { validate(good(), 0); });
 }
 
@@ -82,9 +90,12 @@ TEST(Problem, PrintsEveryField) {
   p.row_align = 32;
   p.save = Save::kNone;
   p.recompute_h = true;
+  p.activation = Activation::kGptOss;
+  p.probs = Probs::kAfter;
+  p.bias = true;
   EXPECT_EQ(to_string(p),
             "hidden=64,intermediate=32,num_experts=8,topk=2,max_tokens=16,capacity_rows=99,"
-            "row_align=32,save=none,recompute_h=yes");
+            "row_align=32,save=none,recompute_h=yes,activation=gpt_oss,probs=after,bias=yes");
 }
 
 TEST(Problem, TheDefaultCapacityOfASmallLayerHoldsEveryTokenOfEveryRankOnOneRank) {

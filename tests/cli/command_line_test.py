@@ -179,7 +179,8 @@ class Reports(ProgramTest):
             self.assertIsInstance(figures[key], str, key)
         self.assertTrue(figures["command"].startswith("uniep run --input "))
         self.assertEqual(figures["problem"], {"tokens": 2048, "hidden": 256, "intermediate": 128,
-                                              "experts": 32, "topk": 4})
+                                              "experts": 32, "topk": 4, "activation": "swiglu",
+                                              "probs": "before", "bias": False})
         self.assertEqual(sum(figures["load"]["rows_per_expert"]), figures["load"]["rows"])
         self.assertEqual([c["tensor"] for c in figures["check"]],
                          ["out", "dx", "dprobs", "dw1", "dw2"])

@@ -14,7 +14,10 @@ inline Problem problem_of(const LayerData& d) {
           .intermediate = d.intermediate,
           .num_experts = d.num_experts,
           .topk = d.topk,
-          .max_tokens = d.tokens};
+          .max_tokens = d.tokens,
+          .activation = d.activation,
+          .probs = d.probs,
+          .bias = d.has_bias()};
 }
 
 /// A preset in the name of a test, in which GoogleTest accepts letters, digits and underscores.
@@ -25,16 +28,19 @@ inline std::string test_name(std::string preset) {
 
 inline LayerResult expected(const LayerData& d, bool main_grad, float start) {
   if (!main_grad) return reference::contract(d);
-  return reference::contract_into_main_grad(d, std::vector<float>(d.w1.size(), start),
-                                            std::vector<float>(d.w2.size(), start));
+  const auto starts = [start](const auto& like) { return std::vector<float>(like.size(), start); };
+  return reference::contract_into_main_grad(d, starts(d.w1), starts(d.w2), starts(d.b1),
+                                            starts(d.b2));
 }
 
 /// What `run_layer` gives.
 inline LayerResult expected(const LayerData& d, const RunOptions& o) {
   if (!o.bf16_main_grad) return expected(d, o.main_grad, o.main_grad_start);
-  const bf16 start = to_bf16(o.main_grad_start);
-  return reference::contract_into_bf16_main_grad(d, std::vector<bf16>(d.w1.size(), start),
-                                                 std::vector<bf16>(d.w2.size(), start));
+  const auto starts = [start = to_bf16(o.main_grad_start)](const auto& like) {
+    return std::vector<bf16>(like.size(), start);
+  };
+  return reference::contract_into_bf16_main_grad(d, starts(d.w1), starts(d.w2), starts(d.b1),
+                                                 starts(d.b2));
 }
 
 }  // namespace uniep::testing

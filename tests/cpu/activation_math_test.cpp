@@ -64,6 +64,32 @@ TEST(ActivationMath, ExpOfExtremes) {
   EXPECT_EQ(exp_f32(-104.0f), 0.0f);
 }
 
+/// A half of the last place of a number below 1, which the rounding to fp32 costs.
+constexpr double kRounding = 0x1p-25;
+
+TEST(ActivationMath, TanhAndErfAreAsCloseAsTheySay) {
+  double worst_tanh = 0, worst_erf = 0;
+  const auto check = [&](float x) {
+    worst_tanh = std::max(worst_tanh, std::fabs(tanh_f32(x) - std::tanh(static_cast<double>(x))));
+    worst_erf = std::max(worst_erf, std::fabs(erf_f32(x) - std::erf(static_cast<double>(x))));
+  };
+  for_many_floats(check);
+  for (float x = -12.0f; x < 12.0f; x += 1.0f / 4096) check(x);
+  EXPECT_LE(worst_tanh, kRounding + 1e-10);
+  EXPECT_LE(worst_erf, kRounding + 1e-9);
+}
+
+TEST(ActivationMath, TanhAndErfOfExtremes) {
+  for (float (*f)(float) :
+       {+[](float x) { return tanh_f32(x); }, +[](float x) { return erf_f32(x); }}) {
+    EXPECT_EQ(f(kInf), 1.0f);
+    EXPECT_EQ(f(-kInf), -1.0f);
+    EXPECT_EQ(f(20.0f), 1.0f);
+    EXPECT_EQ(f(-20.0f), -1.0f);
+    EXPECT_TRUE(std::isnan(f(kNan)));
+  }
+}
+
 TEST(ActivationMath, SigmoidAndSiluAreAccurate) {
   double worst_s = 0, worst_silu = 0;
   float at_s = 0, at_silu = 0;

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
-#include "base/activation_math.h"
+#include "base/activation.h"
+#include "base/check.h"
 #include "base/contract.h"
 #include "base/math.h"
 #include "cpu/kernels_testing.h"
@@ -50,20 +52,34 @@ std::vector<bf16> random_bf16s(std::mt19937& rng, Values values, Index n) {
   return v;
 }
 
-void check_swiglu(const std::vector<float>& gate, const std::vector<float>& up, float prob) {
+constexpr Activation kActivations[] = {
+    Activation::kSwiglu, Activation::kGeglu, Activation::kGegluTanh, Activation::kReglu,
+    Activation::kGptOss, Activation::kRelu2, Activation::kGelu,      Activation::kSilu};
+static_assert(std::size(kActivations) == kNumActivations);
+
+/// f of one element, in the order of docs/numerics.md.
+float function_of(Activation activation, float gate, float up) {
+  const float of_gate = gate_at(activation, gate).value;
+  return is_gated(activation) ? of_gate * up_at(activation, up).value : of_gate;
+}
+
+void check_forward(Activation activation, const std::vector<float>& gate,
+                   const std::vector<float>& up, float prob) {
   const auto n = static_cast<Index>(gate.size());
+  const bool gated = is_gated(activation);
   std::vector<bf16> hg, hu, a;
   for (std::size_t i = 0; i < gate.size(); ++i) {
     const float g = rounded(gate[i]), u = rounded(up[i]);
     hg.push_back(to_bf16(g));
-    hu.push_back(to_bf16(u));
-    const float silu_times_up = silu(g) * u;
-    a.push_back(to_bf16(prob * silu_times_up));
+    hu.push_back(gated ? to_bf16(u) : kPoisonBf16);
+    a.push_back(to_bf16(prob * function_of(activation, g, u)));
   }
   for (const Kernels* kernels : testing::available_kernels()) {
-    SCOPED_TRACE(std::string(kernels->name) + " n=" + std::to_string(n));
+    SCOPED_TRACE(cat(kernels->name, ' ', name(activation), " n=", n));
     BfOutput got_hg(n, kPoisonBf16), got_hu(n, kPoisonBf16), got_a(n, kPoisonBf16);
-    kernels->swiglu(n, gate.data(), up.data(), prob, got_hg.data(), got_hu.data(), got_a.data());
+    kernels->of(activation)
+        .forward(n, gate.data(), gated ? up.data() : nullptr, prob, got_hg.data(), got_hu.data(),
+                 got_a.data());
     ASSERT_TRUE(testing::all_same(got_hg.row(), hg));
     ASSERT_TRUE(testing::all_same(got_hu.row(), hu));
     ASSERT_TRUE(testing::all_same(got_a.row(), a));
@@ -71,24 +87,27 @@ void check_swiglu(const std::vector<float>& gate, const std::vector<float>& up, 
   }
 }
 
-TEST(Rows, Swiglu) {
-  std::mt19937 rng(1);
-  for (const Values values : testing::kAllValues) {
-    for (const Index n : kSizes) {
-      check_swiglu(random_floats(rng, values, n), random_floats(rng, values, n), 0.2718f);
-      if (HasFatalFailure()) return;
+TEST(Rows, Forward) {
+  for (const Activation activation : kActivations) {
+    std::mt19937 rng(1);
+    for (const Values values : testing::kAllValues) {
+      for (const Index n : kSizes) {
+        check_forward(activation, random_floats(rng, values, n), random_floats(rng, values, n),
+                      0.2718f);
+        if (HasFatalFailure()) return;
+      }
     }
   }
 }
 
 /// h is bf16, so the activation has only 65536 arguments.
-TEST(Rows, SwigluOfEveryGate) {
+TEST(Rows, ForwardOfEveryGate) {
   std::vector<float> gate, up;
   for (std::uint32_t bits = 0; bits < 0x10000u; ++bits) {
     gate.push_back(to_float({static_cast<std::uint16_t>(bits)}));
     up.push_back(1.5f);
   }
-  check_swiglu(gate, up, 1.0f);
+  for (const Activation activation : kActivations) check_forward(activation, gate, up, 1.0f);
 }
 
 /// The contract's order, written without a thought for vectors.
@@ -104,30 +123,33 @@ float group_sum(const float* v, Index count) {
   return lane[0];
 }
 
-void check_dswiglu(const std::vector<float>& da_acc, const std::vector<bf16>& hg,
-                   const std::vector<bf16>& hu, float prob) {
+void check_backward(Activation activation, const std::vector<float>& da_acc,
+                    const std::vector<bf16>& hg, const std::vector<bf16>& hu, float prob) {
   const auto n = static_cast<Index>(hg.size());
+  const bool gated = is_gated(activation);
   std::vector<bf16> dhg, dhu, a;
   std::vector<float> terms, dprob;
   for (std::size_t i = 0; i < hg.size(); ++i) {
     const float da = rounded(da_acc[i]), g = to_float(hg[i]), u = to_float(hu[i]);
-    const float silu_times_up = silu(g) * u;
+    const ValueSlope gate = gate_at(activation, g), up = up_at(activation, u);
     const float scaled = prob * da;
-    const float scaled_times_up = scaled * u;
-    dhg.push_back(to_bf16(scaled_times_up * silu_grad(g)));
-    dhu.push_back(to_bf16(scaled * silu(g)));
-    a.push_back(to_bf16(prob * silu_times_up));
-    terms.push_back(da * silu_times_up);
+    const float times_up = gated ? scaled * up.value : scaled;
+    const float times_gate = scaled * gate.value;
+    dhg.push_back(to_bf16(times_up * gate.slope));
+    dhu.push_back(gated ? to_bf16(times_gate * up.slope) : kPoisonBf16);
+    a.push_back(to_bf16(prob * function_of(activation, g, u)));
+    terms.push_back(da * function_of(activation, g, u));
   }
   for (Index begin = 0; begin < n; begin += kDprobGroup) {
     dprob.push_back(group_sum(terms.data() + begin, min_of(kDprobGroup, n - begin)));
   }
   for (const Kernels* kernels : testing::available_kernels()) {
-    SCOPED_TRACE(std::string(kernels->name) + " n=" + std::to_string(n));
+    SCOPED_TRACE(cat(kernels->name, ' ', name(activation), " n=", n));
     BfOutput got_dhg(n, kPoisonBf16), got_dhu(n, kPoisonBf16), got_a(n, kPoisonBf16);
     FloatOutput got_dprob(static_cast<Index>(dprob.size()), kPoison);
-    kernels->dswiglu(n, da_acc.data(), hg.data(), hu.data(), prob, got_dhg.data(), got_dhu.data(),
-                     got_a.data(), got_dprob.data());
+    kernels->of(activation)
+        .backward(n, da_acc.data(), hg.data(), gated ? hu.data() : nullptr, prob, got_dhg.data(),
+                  got_dhu.data(), got_a.data(), got_dprob.data());
     ASSERT_TRUE(testing::all_same(got_dhg.row(), dhg));
     ASSERT_TRUE(testing::all_same(got_dhu.row(), dhu));
     ASSERT_TRUE(testing::all_same(got_a.row(), a));
@@ -137,25 +159,69 @@ void check_dswiglu(const std::vector<float>& da_acc, const std::vector<bf16>& hg
   }
 }
 
-TEST(Rows, Dswiglu) {
-  std::mt19937 rng(2);
-  for (const Values values : testing::kAllValues) {
-    for (const Index n : kSizes) {
-      check_dswiglu(random_floats(rng, values, n), random_bf16s(rng, values, n),
-                    random_bf16s(rng, values, n), 0.3141f);
-      if (HasFatalFailure()) return;
+TEST(Rows, Backward) {
+  for (const Activation activation : kActivations) {
+    std::mt19937 rng(2);
+    for (const Values values : testing::kAllValues) {
+      for (const Index n : kSizes) {
+        check_backward(activation, random_floats(rng, values, n), random_bf16s(rng, values, n),
+                       random_bf16s(rng, values, n), 0.3141f);
+        if (HasFatalFailure()) return;
+      }
     }
   }
 }
 
-TEST(Rows, DswigluOfEveryGate) {
+TEST(Rows, BackwardOfEveryGate) {
   std::mt19937 rng(3);
   std::vector<bf16> gate;
   for (std::uint32_t bits = 0; bits < 0x10000u; ++bits) {
     gate.push_back({static_cast<std::uint16_t>(bits)});
   }
-  check_dswiglu(random_floats(rng, Values::kOrdinary, 0x10000), gate,
-                random_bf16s(rng, Values::kOrdinary, 0x10000), 0.75f);
+  const std::vector<float> da = random_floats(rng, Values::kOrdinary, 0x10000);
+  const std::vector<bf16> up = random_bf16s(rng, Values::kOrdinary, 0x10000);
+  for (const Activation activation : kActivations) check_backward(activation, da, gate, up, 0.75f);
+}
+
+/// What biases and probabilities behind fc2 ask for.
+TEST(Rows, ScaledRows) {
+  constexpr float kFactor = 0.3141f;
+  std::mt19937 rng(5);
+  for (const Values values : testing::kAllValues) {
+    for (const Index n : kSizes) {
+      const std::vector<float> base = random_floats(rng, values, n);
+      const std::vector<bf16> x = random_bf16s(rng, values, n), y = random_bf16s(rng, values, n);
+      std::vector<float> sums, biased, terms;
+      std::vector<bf16> scaled;
+      for (std::size_t i = 0; i < base.size(); ++i) {
+        const float product = kFactor * to_float(x[i]);
+        sums.push_back(base[i] + product);
+        biased.push_back(rounded(base[i]) + product);
+        scaled.push_back(to_bf16(product));
+        terms.push_back(to_float(x[i]) * to_float(y[i]));
+      }
+      float dot = 0;
+      for (Index begin = 0; begin < n; begin += kDprobGroup) {
+        dot += group_sum(terms.data() + begin, min_of(kDprobGroup, n - begin));
+      }
+      for (const Kernels* kernels : testing::available_kernels()) {
+        SCOPED_TRACE(cat(kernels->name, " n=", n));
+        FloatOutput got_sums(n, kPoison), got_biased(n, kPoison);
+        BfOutput got_scaled(n, kPoisonBf16);
+        std::copy(base.begin(), base.end(), got_sums.data());
+        std::copy(base.begin(), base.end(), got_biased.data());
+        kernels->add_scaled_row(n, got_sums.data(), x.data(), kFactor);
+        kernels->add_bias_row(n, got_biased.data(), x.data(), kFactor);
+        kernels->scale_row(n, x.data(), kFactor, got_scaled.data());
+        ASSERT_TRUE(testing::all_same(got_sums.row(), sums));
+        ASSERT_TRUE(testing::all_same(got_biased.row(), biased));
+        ASSERT_TRUE(testing::all_same(got_scaled.row(), scaled));
+        ASSERT_TRUE(testing::same(kernels->dot_row(n, x.data(), y.data()), dot));
+        ASSERT_TRUE(got_sums.guards_intact() && got_biased.guards_intact() &&
+                    got_scaled.guards_intact());
+      }
+    }
+  }
 }
 
 /// Rounding is done on bits, so here even NaNs must agree exactly.

@@ -1,4 +1,4 @@
-// Sizes of the CUDA backend's memory; needs no GPU.
+// Sizes of the CUDA backend's memory, and what it refuses; needs no GPU.
 #include <gtest/gtest.h>
 
 #include "cuda/cuda_schedules.h"
@@ -7,6 +7,25 @@
 
 namespace uniep::testing {
 namespace {
+
+TEST(Arithmetic, WhatThereIsNotIsRefusedInASentence) {
+  const auto reason_of = [](auto change) {
+    Problem p{.hidden = 64, .intermediate = 64, .num_experts = 2, .topk = 1, .max_tokens = 8};
+    change(p);
+    return cuda::unsupported_reason(p, 1).value_or("");
+  };
+  EXPECT_EQ(reason_of([](Problem&) {}), "");
+  EXPECT_EQ(reason_of([](Problem& p) { p.activation = Activation::kGptOss; }), "");
+  EXPECT_EQ(reason_of([](Problem& p) { p.activation = Activation::kRelu2; }),
+            "problem.activation is relu2, which is not available on the cuda backend; those with a "
+            "gate are accepted: swiglu, geglu, geglu_tanh, reglu, gpt_oss");
+  EXPECT_EQ(reason_of([](Problem& p) { p.probs = Probs::kAfter; }),
+            "problem.probs is after, which is not available on the cuda backend; before is "
+            "accepted");
+  EXPECT_EQ(reason_of([](Problem& p) { p.bias = true; }),
+            "problem.bias is yes, and biases are not available on the cuda backend; no is "
+            "accepted");
+}
 
 TEST(OrderMemory, TheMostIsEnoughForEverySchedule) {
   for (unsigned seed = 1; seed <= static_cast<unsigned>(cases(2000)); ++seed) {

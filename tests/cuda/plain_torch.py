@@ -3,8 +3,8 @@
 
     plain_torch.py UNIEP RANKS [LAYER.safetensors ...]
 
-Runs `UNIEP run --backend cuda` on each layer (and on made-up ones whose sizes no tile divides) under each
-of SCHEDULES, composes the layer from torch._grouped_mm and fp32 elementwise code with the roundings of
+Runs `UNIEP run --backend cuda` on each layer (and on made-up ones whose sizes no tile divides, one of them
+with every gated activation) under each of SCHEDULES, composes the layer from torch._grouped_mm and fp32 elementwise code with the roundings of
 docs/numerics.md, and prints the elements that differ in any bit per tensor; dprobs, whose sum PyTorch
 orders otherwise, is compared to tolerance. Exit code 1 on any difference. Needs a Hopper GPU, torch and safetensors.
 """
@@ -36,6 +36,53 @@ def made_up_layer(tokens, hidden, intermediate, experts, topk, seed):
     }
 
 
+def sigmoid(z):
+    return 1 / (1 + torch.exp(-z))
+
+
+def silu(z):
+    s = sigmoid(z)
+    return z * s, s * (1 + z * (1 - s))
+
+
+def gelu(z):
+    above = 1 + torch.erf(z * 0.70710678118654752440)
+    density = torch.exp(-0.5 * z * z) * 0.39894228040143267794
+    return z * 0.5 * above, 0.5 * above + z * density
+
+
+def gelu_tanh(z):
+    beta, kappa = 0.79788456080286535588, 0.044715
+    square = z * z
+    t = torch.tanh(beta * (z + kappa * (square * z)))
+    half, above = 0.5 * z, 1 + t
+    # 3 kappa as fp32 has it: 3 times the fp32 number.
+    slope = beta * (1 + float(3 * torch.tensor(kappa)) * square)
+    return half * above, 0.5 * above + half * (1 - t * t) * slope
+
+
+def relu(z):
+    return torch.where(z <= 0, 0, z), torch.where(z <= 0, 0.0, 1.0)
+
+
+def gpt_oss(z):
+    g = torch.where(z > 7, 7, z)
+    scaled = 1.702 * g
+    s = sigmoid(scaled)
+    return g * s, torch.where(z > 7, 0, s * (1 + scaled * (1 - s)))
+
+
+def gpt_oss_up(z):
+    return z.clamp(-7, 7) + 1, torch.where(z.abs() > 7, 0.0, 1.0)
+
+
+# Value and derivative of the gate half, and of the up half.
+ACTIVATIONS = {
+    "swiglu": (silu, None), "geglu": (gelu, None), "geglu_tanh": (gelu_tanh, None),
+    "reglu": (relu, None), "gpt_oss": (gpt_oss, gpt_oss_up),
+}
+
+
 def sum_over_k(rows, order, tokens, topk):
     """Ascending k, fp32, from +0, one rounding; dropped slots hold zeros."""
     slots = torch.zeros(tokens * topk, rows.shape[1], device=DEVICE, dtype=torch.bfloat16)
@@ -46,7 +93,7 @@ def sum_over_k(rows, order, tokens, topk):
     return total.bfloat16()
 
 
-def plain_layer(t):
+def plain_layer(t, activation="swiglu"):
     tokens, topk = t["topk_ids"].shape
     experts, inter = t["w1"].shape[0], t["w1"].shape[1] // 2
     flat = t["topk_ids"].flatten().long()
@@ -60,16 +107,18 @@ def plain_layer(t):
 
     h = torch._grouped_mm(xe, w1.transpose(1, 2), offs=offs)
     hg, hu = h[:, :inter].float(), h[:, inter:].float()
-    s = 1 / (1 + torch.exp(-hg))
-    silu = hg * s
-    a = (p * (silu * hu)).bfloat16()
+    of_gate, of_up = ACTIVATIONS[activation]
+    value, slope = of_gate(hg)
+    up, up_slope = (hu, 1.0) if of_up is None else of_up(hu)
+    product = value * up
+    a = (p * product).bfloat16()
     y = torch._grouped_mm(a, w2.transpose(1, 2), offs=offs)
     da = torch._grouped_mm(dye, w2, offs=offs).float()
     weighted = p * da
-    dh = torch.cat([(weighted * hu) * (s * (1 + hg * (1 - s))), weighted * silu], 1).bfloat16()
+    dh = torch.cat([(weighted * up) * slope, (weighted * value) * up_slope], 1).bfloat16()
     dx = torch._grouped_mm(dh, w1, offs=offs)
     dprobs = torch.zeros(tokens * topk, device=DEVICE)
-    dprobs[order] = (da * (silu * hu)).sum(1)
+    dprobs[order] = (da * product).sum(1)
     return {
         "out": sum_over_k(y, order, tokens, topk), "dx": sum_over_k(dx, order, tokens, topk),
         "dprobs": dprobs.view(tokens, topk),
@@ -78,14 +127,14 @@ def plain_layer(t):
     }
 
 
-def check(uniep, ranks, layer_file, name, folder):
-    want = plain_layer(load_file(layer_file, device=DEVICE))
+def check(uniep, ranks, layer_file, name, folder, activation="swiglu"):
+    want = plain_layer(load_file(layer_file, device=DEVICE), activation)
     good = True
     for schedule in SCHEDULES:
         result = os.path.join(folder, "result.safetensors")
         subprocess.run([uniep, "run", "--backend", "cuda", "--ranks", str(ranks), "--input",
-                        layer_file, "--schedule", schedule, "--output", result], check=True,
-                       stdout=subprocess.DEVNULL)
+                        layer_file, "--schedule", schedule, "--activation", activation, "--output", result],
+                       check=True, stdout=subprocess.DEVNULL)
         good &= compare(f"{name} {schedule}", load_file(result, device=DEVICE), want)
     return good
 
@@ -116,6 +165,12 @@ def main():
             layer = os.path.join(folder, "layer.safetensors")
             save_file(made_up_layer(*sizes, seed=1), layer)
             good &= check(uniep, ranks, layer, "T,H,I,E,K=" + ",".join(map(str, sizes)), folder)
+        layer = os.path.join(folder, "layer.safetensors")
+        tensors = made_up_layer(777, 520, 264, 16, 3, seed=2)
+        tensors["w1"] = tensors["w1"] * 4  # so that h passes gpt_oss' limits
+        save_file(tensors, layer)
+        for activation in ACTIVATIONS:
+            good &= check(uniep, ranks, layer, activation, folder, activation)
     print("PASSED: the same bits" if good else "FAILED: bits differ")
     sys.exit(0 if good else 1)
 

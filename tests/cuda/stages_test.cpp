@@ -65,17 +65,22 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
     const uniep::testing::LayerBounds bounds{.max_tokens = seed % 3 == 0 ? 700 : 90,
                                              .max_hidden = seed % 2 == 0 ? 600 : 96,
                                              .max_intermediate = seed % 2 == 0 ? 600 : 96};
-    const LayerData data = uniep::testing::random_layer(rng, ranks, bounds);
+    LayerData data = uniep::testing::random_layer(rng, ranks, bounds);
     const bool main_grad = uniep::testing::chance(rng, 30);
     const Save save = kSaves[rng() % std::size(kSaves)];
     const bool recompute_h = uniep::testing::chance(rng, 50);
+    // Those that have a gate.
+    if (uniep::testing::chance(rng, 40)) {
+      data.activation = static_cast<Activation>(uniep::testing::pick(rng, 0, 4));
+    }
     EmulatedGroup group(data, uniep::testing::random_parts(rng, data.tokens, ranks), main_grad, 1,
                         0, save, recompute_h);
     const Schedule schedule = choose(rng, group.problem());
-    const std::string what = cat(
-        "seed ", seed, ": ", ranks, " ranks, tokens ", data.tokens, ", hidden ", data.hidden,
-        ", intermediate ", data.intermediate, ", experts ", data.num_experts, ", topk ", data.topk,
-        ", save ", name(save), ", recompute_h ", recompute_h, ", ", to_string(schedule));
+    const std::string what =
+        cat("seed ", seed, ": ", ranks, " ranks, tokens ", data.tokens, ", hidden ", data.hidden,
+            ", intermediate ", data.intermediate, ", experts ", data.num_experts, ", topk ",
+            data.topk, ", save ", name(save), ", recompute_h ", recompute_h, ", ",
+            name(data.activation), ", ", to_string(schedule));
     SCOPED_TRACE(what);
     const LayerResult got = deferred ? group.deferred_step(schedule, choose(rng, group.problem()))
                                      : group.step(schedule);

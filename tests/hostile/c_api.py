@@ -26,6 +26,7 @@ class Problem(ctypes.Structure):
         for name in (
             *("hidden", "intermediate", "num_experts", "topk", "max_tokens"),
             *("capacity_rows", "row_align", "save", "recompute_h"),
+            *("activation", "probs", "bias"),
         )
     )
 
@@ -62,8 +63,7 @@ class ForwardCall(ctypes.Structure):
         ("allocate", ALLOCATE),
         *((n, c_void_p) for n in ("allocate_context", "overflow")),
         ("schedule", c_char_p),
-        ("stream", c_void_p),
-        ("saved", c_void_p),
+        *((n, c_void_p) for n in ("stream", "saved", "b1", "b2")),
     )
 
 
@@ -78,9 +78,9 @@ class BackwardCall(ctypes.Structure):
         ("ignore_overflow", c_int32),
         ("x", c_void_p),
         ("schedule", c_char_p),
-        ("stream", c_void_p),
-        ("saved", c_void_p),
+        *((n, c_void_p) for n in ("stream", "saved")),
         ("keep_pages", c_int32),
+        *((n, c_void_p) for n in ("b1", "b2", "db1", "db2")),
     )
 
 

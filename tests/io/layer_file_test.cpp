@@ -10,6 +10,7 @@
 #include "io/io_test_util.h"
 #include "io/safetensors.h"
 #include "support/states.h"
+#include "workload/split.h"
 #include "workload/synthetic.h"
 
 namespace uniep::io {
@@ -98,6 +99,59 @@ TEST(LayerFile, RoundTrip) {
   save_layer(folder / "a", parts.d);
   expect_same(load_layer(folder / "a"), parts.d);
   expect_same(parts.parse(), parts.d);
+}
+
+/// The layer of Parts with another activation, and biases.
+LayerData other_layer(Activation activation) {
+  workload::ShapeSpec spec =
+      workload::parse_shape("custom,tokens=3,hidden=16,intermediate=8,experts=4,topk=2");
+  spec.activation = activation;
+  spec.bias = true;
+  return workload::make_layer(spec, 1, 1, 0);
+}
+
+TEST(LayerFile, BiasesAndExpertsWithoutAGate) {
+  const TemporaryFolder folder;
+  for (const Activation activation : {Activation::kGptOss, Activation::kRelu2}) {
+    const LayerData d = other_layer(activation);
+    save_layer(folder / "a", d);
+    const LayerData read = load_layer(folder / "a", activation);
+    expect_same(read, d);
+    EXPECT_EQ(read.activation, activation);
+    EXPECT_EQ(read.b1, d.b1);
+    EXPECT_EQ(read.b2, d.b2);
+    EXPECT_EQ(read.b1.size(), activation == Activation::kRelu2 ? 32u : 64u);
+    const LayerCheck check = check_layer(folder / "a", activation);
+    EXPECT_EQ(check.findings, Sentences{});
+    EXPECT_TRUE(
+        to_string(*check.summary).starts_with("T=3 H=16 I=8 E=4 K=2, with dy, with biases\n"));
+  }
+  const Sentences as_gated = check_layer(folder / "a").findings;
+  ASSERT_FALSE(as_gated.empty());
+  EXPECT_STATES(as_gated[0], "tensor 'w2' has shape [4, 16, 8], but I is 4 in tensor 'w1'");
+}
+
+TEST(LayerFileErrors, Biases) {
+  const TemporaryFolder folder;
+  save_layer(folder / "a", other_layer(Activation::kSwiglu));
+  auto tensors = read_safetensors(folder / "a").tensors;
+  const auto find = [&](const char* name) {
+    return std::ranges::find(tensors, name, [](const Tensor& t) { return t.name; });
+  };
+  *find("b2") = make_tensor<bf16>("b2", {4, 8}, std::vector<bf16>(32));
+  Sentences found = check_layer(serialize_safetensors(tensors), "f").findings;
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_STATES(found[0], "tensor 'b2' has shape [4, 8], but H is 16 in tensor 'x'");
+  *find("b2") = make_tensor<bf16>("b2", {4, 16}, std::vector<bf16>(64, to_bf16(kInf)));
+  found = check_layer(serialize_safetensors(tensors), "f").findings;
+  ASSERT_FALSE(found.empty());
+  EXPECT_STATES(found[0], "element [0, 0] of 'b2' is infinity; a finite number is needed");
+  tensors.erase(find("b2"));
+  found = check_layer(serialize_safetensors(tensors), "f").findings;
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_STATES(found[0],
+                "has no tensor 'b2', and one of b1 and b2 alone; both or neither are "
+                "accepted");
 }
 
 TEST(LayerFile, DyMayBeMissing) {
@@ -369,6 +423,20 @@ TEST(ResultFile, ForwardAndBackward) {
             (Sentences{"out BF16 [3, 16]", "dx BF16 [3, 16]", "dprobs F32 [3, 2]",
                        "dw1 BF16 [4, 16, 16]", "dw2 BF16 [4, 16, 8]"}));
   EXPECT_EQ(read_safetensors(folder / "a").get("out").as<bf16>(), r.out);
+}
+
+TEST(ResultFile, BiasGradients) {
+  const TemporaryFolder folder;
+  const LayerData d = other_layer(Activation::kGelu);
+  LayerResult r = workload::make_result(d, {});
+  save_result(folder / "a", r, d);
+  EXPECT_EQ(
+      tensors_of(folder / "a"),
+      (Sentences{"out BF16 [3, 16]", "dx BF16 [3, 16]", "dprobs F32 [3, 2]", "dw1 BF16 [4, 8, 16]",
+                 "dw2 BF16 [4, 16, 8]", "db1 BF16 [4, 8]", "db2 BF16 [4, 16]"}));
+  r = workload::make_result(d, {.main_grad = true});
+  save_result(folder / "a", r, d);
+  EXPECT_EQ(tensors_of(folder / "a").at(5), "db1 F32 [4, 8]");
 }
 
 TEST(ResultFile, MainGradAndForwardOnly) {

@@ -71,7 +71,7 @@ def test_opcheck(call):
     check(ops.backward_data.default, part)
     rows = ops.backward_data(*part)[2]
     weights = (own.key, *saved, rows)
-    check(ops.backward_weights.default, (*weights, 512, 8, own.flag, None))
+    check(ops.backward_weights.default, (*weights, 512, 8, 32, False, own.flag, None))
     main = [torch.zeros_like(w, dtype=torch.float32) for w in (case.w1, case.w2)]
     check(ops.backward_weights_main_grad.default, (*weights, *main, 512, own.flag, None))
 
@@ -98,3 +98,29 @@ def test_what_forward_saves_may_move(call):
         tensor.fill_(0)
     for a, b in zip(backward(own.key, *copies, *end), wanted, strict=True):
         assert torch.equal(a, b)
+
+
+def test_opcheck_of_biases():
+    case = make_case(tokens=512)
+    case.ids = torch.arange(1024, dtype=torch.int32).view(512, 2) % 8
+    biases = torch.randn(8, 64).bfloat16(), torch.randn(8, 64).bfloat16()
+    ops = torch.ops.uniep
+    with workspace(case, capacity_rows=1024, activation="gpt_oss", probs="after", bias=True) as own:
+        tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+        arguments = (own.key, own.overflow, *tensors, *figures(own), *biases)
+        check(ops.forward.default, arguments)
+        saved = ops.forward(*arguments)[1:]
+        backward = (own.key, *saved, case.dy, case.w1, case.w2, None)
+        end = (2, own.flag, "sequential", *biases)
+        check(ops.backward.default, (*backward, *end))
+        weights = (case.w1, case.w2, *biases)
+        main = [torch.zeros_like(w, dtype=torch.float32) for w in weights]
+        check(ops.backward_main_grad.default, (*backward, *main[:2], *end, *main[2:]))
+        part = (*backward, 2, own.backward_bytes, own.flag, None, *biases)
+        check(ops.backward_data.default, part)
+        kept = (own.key, *saved, ops.backward_data(*part)[2])
+        check(ops.backward_weights.default, (*kept, 512, 8, 32, True, own.flag, None))
+        main_grad = (*kept, *main[:2], 512, own.flag, None, *main[2:])
+        check(ops.backward_weights_main_grad.default, main_grad)
+        with pytest.raises(RuntimeError, match="b1 and b2 are not both given"):
+            ops.forward(*arguments[:-1])

@@ -40,6 +40,23 @@ def test_finds_a_schedule_and_changes_nothing(backward, choice, tmp_path, monkey
         assert axes == {name: str(value) for name, value in entry["schedule"].items()}
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_searches_for_layers_of_another_arithmetic(backward, tmp_path, monkeypatch):
+    cache = tmp_path / "tuned.json"
+    monkeypatch.setenv("UNIEP_TUNE_CACHE", str(cache))
+    case = make_case()
+    biases = {"b1": torch.ones(8, 64).bfloat16(), "b2": torch.ones(8, 64).bfloat16()}
+    tensors = (case.x, case.ids, case.probs, case.w1, case.w2, *([case.dy] if backward else []))
+    with workspace(case, activation="gpt_oss", probs="after", bias=True) as own:
+        found = uniep.tune_calls(*tensors, workspace=own, budget=1, candidates=2, **biases)
+        assert found.rejected == 0 and found.rounds > 0
+        with pytest.raises(ValueError, match="b1 and b2 are not given; the workspace is for"):
+            uniep.tune_calls(*tensors, workspace=own)
+    if found.stored:
+        (entry,) = json.loads(cache.read_text())["entries"]
+        assert (entry["activation"], entry["probs"], entry["bias"]) == ("gpt_oss", "after", "yes")
+
+
 def test_keeps_nothing_if_told_so(tmp_path, monkeypatch):
     cache = tmp_path / "tuned.json"
     monkeypatch.setenv("UNIEP_TUNE_CACHE", str(cache))

@@ -4,6 +4,7 @@
 
 #include <numeric>
 #include <ostream>
+#include <string>
 
 #include "reference/compare.h"
 #include "reference/random_layer.h"
@@ -38,16 +39,68 @@ std::vector<double> differences(Inputs<double> in, std::vector<double> Inputs<do
   return gradient;
 }
 
+void expect_differences(const Inputs<double>& in) {
+  constexpr double kTolerance = 1e-8;
+  const auto result = exact(in);
+  const auto expect_near = [&](const char* name, const std::vector<double>& gradient,
+                               std::vector<double> Inputs<double>::*variable) {
+    EXPECT_LT(relative_l2(gradient, differences(in, variable)), kTolerance) << name;
+  };
+  expect_near("dx", result.dx, &Inputs<double>::x);
+  expect_near("dprobs", result.dprobs, &Inputs<double>::topk_probs);
+  expect_near("dw1", result.dw1, &Inputs<double>::w1);
+  expect_near("dw2", result.dw2, &Inputs<double>::w2);
+  expect_near("db1", result.db1, &Inputs<double>::b1);
+  expect_near("db2", result.db2, &Inputs<double>::b2);
+}
+
 class Gradients : public ::testing::TestWithParam<RandomLayer> {};
 
 TEST_P(Gradients, EqualFiniteDifferences) {
-  constexpr double kTolerance = 1e-8;
-  const auto in = widen<double>(make_layer(GetParam()));
-  const auto result = exact(in);
-  EXPECT_LT(relative_l2(result.dx, differences(in, &Inputs<double>::x)), kTolerance);
-  EXPECT_LT(relative_l2(result.dprobs, differences(in, &Inputs<double>::topk_probs)), kTolerance);
-  EXPECT_LT(relative_l2(result.dw1, differences(in, &Inputs<double>::w1)), kTolerance);
-  EXPECT_LT(relative_l2(result.dw2, differences(in, &Inputs<double>::w2)), kTolerance);
+  expect_differences(widen<double>(make_layer(GetParam())));
+}
+
+// No element of these layers' h lies within a difference's step of a kink or limit, which a
+// gradient that is off by more than the tolerance would show.
+TEST(Gradients, OfEveryActivationEqualFiniteDifferences) {
+  for (int activation = 0; activation < kNumActivations; ++activation) {
+    for (const Probs probs : {Probs::kBefore, Probs::kAfter}) {
+      for (const bool bias : {false, true}) {
+        RandomLayer spec{.dropped = 0.2, .idle_expert = 1, .seed = 9};
+        spec.activation = static_cast<Activation>(activation);
+        spec.probs = probs;
+        spec.bias = bias;
+        spec.scale_of_h = spec.activation == Activation::kGptOss ? 6 : 1;
+        SCOPED_TRACE(std::string(name(spec.activation)) + ", probs " + name(probs) +
+                     (bias ? ", biases" : ""));
+        expect_differences(widen<double>(make_layer(spec)));
+      }
+    }
+  }
+}
+
+TEST(Gradients, OfProbabilitiesThatAreZeroEqualFiniteDifferences) {
+  for (const Probs probs : {Probs::kBefore, Probs::kAfter}) {
+    LayerData layer = make_layer({.seed = 10, .probs = probs, .bias = true});
+    layer.topk_probs[3] = 0;
+    layer.topk_probs[4] = 0;
+    SCOPED_TRACE(name(probs));
+    expect_differences(widen<double>(layer));
+  }
+}
+
+TEST(Exact, PlaceOfProbabilitiesMakesNoDifferenceInExactArithmetic) {
+  LayerData layer = make_layer({.seed = 11, .bias = true});
+  const auto before = exact(layer);
+  layer.probs = Probs::kAfter;
+  const auto after = exact(layer);
+  EXPECT_LT(relative_l2(after.out, before.out), 1e-14);
+  EXPECT_LT(relative_l2(after.dx, before.dx), 1e-14);
+  EXPECT_LT(relative_l2(after.dprobs, before.dprobs), 1e-14);
+  EXPECT_LT(relative_l2(after.dw1, before.dw1), 1e-14);
+  EXPECT_LT(relative_l2(after.dw2, before.dw2), 1e-14);
+  EXPECT_LT(relative_l2(after.db1, before.db1), 1e-14);
+  EXPECT_LT(relative_l2(after.db2, before.db2), 1e-14);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -105,6 +158,12 @@ TEST(Exact, NamesTheTensorOfTheWrongSize) {
   auto layer = make_layer({});
   layer.w2.pop_back();
   expect_refused(layer, "w2 has 95 elements; the layer's shape asks for 96");
+  layer = make_layer({.bias = true});
+  layer.b1.clear();
+  expect_refused(layer, "b1 has 0 elements; the layer's shape asks for 32");
+  layer = make_layer({});
+  layer.activation = Activation::kRelu2;
+  expect_refused(layer, "w1 has 192 elements; the layer's shape asks for 96");
 }
 
 }  // namespace

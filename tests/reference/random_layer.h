@@ -17,6 +17,10 @@ struct RandomLayer {
   int idle_expert = -1;        ///< an expert that gets no rows
   bool repeat_expert = false;  ///< every token goes topk times to one expert
   unsigned seed = 1;
+  Activation activation = Activation::kSwiglu;
+  Probs probs = Probs::kBefore;
+  bool bias = false;
+  double scale_of_h = 1;  ///< of w1: what is beyond an activation's limits needs large ones
 };
 
 /// Normally distributed numbers, scaled so that every tensor of the layer is of order 1.
@@ -47,8 +51,10 @@ inline LayerData make_layer(const RandomLayer& spec) {
   d.topk = spec.topk;
   d.x = fill(d.tokens * d.hidden, 1);
   d.dy = fill(d.tokens * d.hidden, 1);
-  d.w1 = fill(d.num_experts * 2 * d.intermediate * d.hidden,
-              1 / std::sqrt(static_cast<double>(d.hidden)));
+  d.activation = spec.activation;
+  d.probs = spec.probs;
+  d.w1 = fill(d.num_experts * d.w1_rows() * d.hidden,
+              spec.scale_of_h / std::sqrt(static_cast<double>(d.hidden)));
   d.w2 = fill(d.num_experts * d.hidden * d.intermediate,
               1 / std::sqrt(static_cast<double>(d.intermediate)));
   for (std::int64_t slot = 0; slot < d.tokens * d.topk; ++slot) {
@@ -59,6 +65,9 @@ inline LayerData make_layer(const RandomLayer& spec) {
   for (std::int32_t& id : d.topk_ids) {
     if (uniform(bits) < spec.dropped) id = -1;
   }
+  if (!spec.bias) return d;
+  d.b1 = fill(d.num_experts * d.w1_rows(), 1);
+  d.b2 = fill(d.num_experts * d.hidden, 1);
   return d;
 }
 

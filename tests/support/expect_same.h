@@ -28,6 +28,10 @@ inline void expect_same_bits(const LayerResult& got, const LayerResult& want,
   expect_same_bits(got.dw2, want.dw2, "dw2", what);
   expect_same_bits(got.main_dw1, want.main_dw1, "main_dw1", what);
   expect_same_bits(got.main_dw2, want.main_dw2, "main_dw2", what);
+  expect_same_bits(got.db1, want.db1, "db1", what);
+  expect_same_bits(got.db2, want.db2, "db2", what);
+  expect_same_bits(got.main_db1, want.main_db1, "main_db1", what);
+  expect_same_bits(got.main_db2, want.main_db2, "main_db2", what);
 }
 
 }  // namespace uniep::testing

@@ -32,7 +32,19 @@ struct LayerBounds {
   std::int64_t max_hidden = 96;
   std::int64_t max_intermediate = 96;
   int max_experts_per_rank = 4;
+  bool any_arithmetic = false;  ///< any activation, place of probabilities, and biases
 };
+
+/// Activations of wide range reach what they do beyond a limit, or near 0.
+inline void draw_arithmetic(Rng& rng, LayerData& d) {
+  d.activation = static_cast<Activation>(pick(rng, 0, kNumActivations - 1));
+  d.probs = chance(rng, 50) ? Probs::kBefore : Probs::kAfter;
+  const float scale = chance(rng, 30) ? 2.0f : 0.3f;
+  d.w1 = random_bf16(rng, d.num_experts * d.w1_rows() * d.hidden, scale);
+  if (chance(rng, 50)) return;
+  d.b1 = random_bf16(rng, d.num_experts * d.w1_rows(), 1);
+  d.b2 = random_bf16(rng, d.num_experts * d.hidden, 1);
+}
 
 /// A layer with odd sizes and, now and then, what goes wrong first: no tokens, dropped slots, a
 /// token that names one expert several times, experts without rows, one expert that takes
@@ -64,6 +76,11 @@ inline LayerData random_layer(Rng& rng, int ranks, const LayerBounds& bounds = {
     d.topk_probs.push_back(
         wide ? std::ldexp(chance(rng, 50) ? 1.0f : -1.0f, static_cast<int>(pick(rng, -24, 24)))
              : probability(rng));
+  }
+  if (!bounds.any_arithmetic) return d;
+  draw_arithmetic(rng, d);
+  for (float& p : d.topk_probs) {
+    if (chance(rng, 5)) p = 0;  // which Probs::kAfter must not divide by
   }
   return d;
 }

@@ -110,9 +110,12 @@ inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
   };
   start_main_grad(result.main_dw1);
   start_main_grad(result.main_dw2);
+  start_main_grad(result.main_db1);
+  start_main_grad(result.main_db2);
   if (options.bf16_main_grad) {
-    std::ranges::fill(result.dw1, to_bf16(options.main_grad_start));
-    std::ranges::fill(result.dw2, to_bf16(options.main_grad_start));
+    for (auto* grads : {&result.dw1, &result.dw2, &result.db1, &result.db2}) {
+      std::ranges::fill(*grads, to_bf16(options.main_grad_start));
+    }
   }
   CallersGroupMemory callers(options.callers_memory, problem, split.ranks());
 
@@ -124,8 +127,9 @@ inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
     Layer layer(problem, communicator, layer_options);
     BackwardArgs args = split.backward_args(rank, result);
     if (options.bf16_main_grad) {
-      args.dw1 = Bf16MainGrad{std::get<std::span<bf16>>(args.dw1)};
-      args.dw2 = Bf16MainGrad{std::get<std::span<bf16>>(args.dw2)};
+      for (WeightGrad* grad : {&args.dw1, &args.dw2, &args.db1, &args.db2}) {
+        *grad = Bf16MainGrad{std::get<std::span<bf16>>(*grad)};
+      }
     }
     if (options.callers_memory) {
       return run_in_callers_memory(layer, split, options, args, result);

@@ -18,6 +18,7 @@
 #include "schedule/axes.h"
 #include "schedule/open_sizes.h"
 #include "support/scoped_env.h"
+#include "support/states.h"
 #include "support/temporary_folder.h"
 #include "tune/files/json_fields.h"
 #include "tune/files/shared_files.h"
@@ -63,6 +64,46 @@ TEST(TuneCache, IsWhereTheEnvironmentSays) {
     EXPECT_EQ(TuneCache::default_path(), "/some/file.json");
   }
   EXPECT_EQ(TuneCache::default_path(), "/x/uniep/tuned.json");
+}
+
+TEST(TuneCache, KnowsTheArithmeticOfLayers) {
+  const TemporaryFolder folder;
+  const TuneCache cache(folder.file("tuned.json"));
+  TunedEntry other = entry(64);
+  other.key.activation = Activation::kGptOss;
+  other.key.probs = Probs::kAfter;
+  other.key.bias = true;
+  EXPECT_TRUE(cache.store(entry(64)).empty());
+  EXPECT_TRUE(cache.store(other).empty());
+  const std::vector<TunedEntry> entries = cache.load().entries;
+  ASSERT_EQ(entries.size(), 2u) << "layers of another arithmetic are others";
+  EXPECT_EQ(entries[0].key, entry(64).key);
+  EXPECT_EQ(entries[1].key, other.key);
+  EXPECT_EQ(find_entry(entries, other.key), &entries[1]);
+  TuneKey unbiased = other.key;
+  unbiased.bias = false;
+  EXPECT_EQ(find_entry(entries, unbiased), nullptr);
+  EXPECT_STATES(to_string(other.key), ",activation=gpt_oss,probs=after,bias with");
+
+  // An entry that is older than these fields is of the arithmetic that there was; of a name that is
+  // unknown here nothing is guessed.
+  std::string text = file_text(folder.file("tuned.json"));
+  const auto replace = [&](const std::string& old, const std::string& with) {
+    const std::size_t at = text.find(old);
+    ASSERT_NE(at, text.npos) << old;
+    text.replace(at, old.size(), with);
+  };
+  replace("\"activation\": \"swiglu\",", "");
+  replace("\"probs\": \"before\",", "");
+  replace("\"bias\": \"no\",", "");
+  replace("\"gpt_oss\"", "\"swish\"");
+  const TunedEntries parsed = parse_tuned(text, "f");
+  ASSERT_EQ(parsed.entries.size(), 1u);
+  EXPECT_EQ(parsed.entries[0].key, entry(64).key);
+  ASSERT_EQ(parsed.problems.size(), 1u);
+  EXPECT_STATES(parsed.problems[0],
+                "activation is 'swish'; swiglu, geglu, geglu_tanh, reglu, gpt_oss, relu2, gelu, "
+                "silu are accepted");
 }
 
 TEST(TuneCache, KeepsWhatIsStored) {

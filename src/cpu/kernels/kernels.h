@@ -5,6 +5,7 @@
 #include <string>
 
 #include "uniep/bf16.h"
+#include "uniep/problem.h"
 
 namespace uniep::cpu {
 
@@ -34,6 +35,23 @@ class GemmScratch {
 
 enum class Isa { kPortable, kAvx2, kAvx512 };
 
+/// What an activation (base/activation.h) makes of a row. Without a gate `gate` is all of h, and
+/// what has to do with `up` is null.
+struct ActivationRows {
+  /// One row of fc1's epilogue: h = bf16(acc), and from it a = bf16(p * f).
+  void (*forward)(std::int64_t n, const float* gate_acc, const float* up_acc, float prob,
+                  bf16* h_gate, bf16* h_up, bf16* a);
+
+  /// One row of its backward, da = bf16(da_acc):
+  ///   dh_g = bf16(((p * da) * value(h_u)) * slope(h_g))
+  ///   dh_u = bf16(((p * da) * value(h_g)) * slope(h_u))
+  ///   a as `forward` gives it
+  ///   dprob_groups[g], ceil(n / kDprobGroup) of them: sums of da * f, ordered as base/contract.h
+  ///   says; every lane starts from +0.
+  void (*backward)(std::int64_t n, const float* da_acc, const bf16* h_gate, const bf16* h_up,
+                   float prob, bf16* dh_gate, bf16* dh_up, bf16* a, float* dprob_groups);
+};
+
 /// The inner loops of one instruction set. Every instruction set gives the same bits; only which
 /// NaN stands for a NaN result (sign and payload) is left open. n and the sizes may be any number
 /// >= 0, pointers need only the alignment of their type, and outputs must not overlap inputs.
@@ -45,22 +63,23 @@ struct Kernels {
   void (*gemm)(std::int64_t m, std::int64_t n, std::int64_t k, MatrixView a, MatrixView b, float* c,
                std::int64_t ldc, GemmScratch& scratch);
 
-  /// One row of fc1's epilogue: h = bf16(acc), a = bf16(p * (silu(h_g) * h_u)) from the rounded h.
-  void (*swiglu)(std::int64_t n, const float* gate_acc, const float* up_acc, float prob,
-                 bf16* h_gate, bf16* h_up, bf16* a);
-
-  /// One row of its backward, da = bf16(da_acc):
-  ///   dh_g = bf16(((p * da) * h_u) * silu'(h_g))    dh_u = bf16((p * da) * silu(h_g))
-  ///   a as swiglu gives it
-  ///   dprob_groups[g], ceil(n / kDprobGroup) of them: sums of da * (silu(h_g) * h_u), ordered as
-  ///   base/contract.h says; every lane starts from +0.
-  void (*dswiglu)(std::int64_t n, const float* da_acc, const bf16* h_gate, const bf16* h_up,
-                  float prob, bf16* dh_gate, bf16* dh_up, bf16* a, float* dprob_groups);
+  const ActivationRows* activations;  // by Activation
+  const ActivationRows& of(Activation activation) const {
+    return activations[static_cast<int>(activation)];
+  }
 
   /// dst[i] = bf16(acc[i])
   void (*round_row)(std::int64_t n, const float* acc, bf16* dst);
   /// acc[i] += float(y[i])
   void (*add_row)(std::int64_t n, float* acc, const bf16* y);
+  /// acc[i] += factor * y[i], both rounded
+  void (*add_scaled_row)(std::int64_t n, float* acc, const bf16* y, float factor);
+  /// acc[i] = float(bf16(acc[i])) + factor * bias[i]
+  void (*add_bias_row)(std::int64_t n, float* acc, const bf16* bias, float factor);
+  /// dst[i] = bf16(factor * x[i])
+  void (*scale_row)(std::int64_t n, const bf16* x, float factor, bf16* dst);
+  /// The sum of x[i] * y[i]: groups of kDprobGroup as above, then over groups ascending, from +0.
+  float (*dot_row)(std::int64_t n, const bf16* x, const bf16* y);
   /// main_grad[i] += acc[i]
   void (*add_f32_row)(std::int64_t n, float* main_grad, const float* acc);
   /// main_grad[i] = bf16(float(main_grad[i]) + acc[i])

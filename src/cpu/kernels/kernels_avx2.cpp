@@ -49,7 +49,17 @@ struct Simd {
 
 namespace uniep::cpu {
 
-constinit const Kernels kAvx2Kernels = {Isa::kAvx2, "avx2",  gemm,        swiglu,      dswiglu,
-                                        round_row,  add_row, add_f32_row, add_bf16_row};
+constinit const Kernels kAvx2Kernels = {.isa = Isa::kAvx2,
+                                        .name = "avx2",
+                                        .gemm = gemm,
+                                        .activations = kActivationRows,
+                                        .round_row = round_row,
+                                        .add_row = add_row,
+                                        .add_scaled_row = add_scaled_row,
+                                        .add_bias_row = add_bias_row,
+                                        .scale_row = scale_row,
+                                        .dot_row = dot_row,
+                                        .add_f32_row = add_f32_row,
+                                        .add_bf16_row = add_bf16_row};
 
 }  // namespace uniep::cpu

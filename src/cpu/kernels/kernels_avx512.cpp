@@ -57,7 +57,17 @@ struct Simd {
 
 namespace uniep::cpu {
 
-constinit const Kernels kAvx512Kernels = {Isa::kAvx512, "avx512", gemm,        swiglu,      dswiglu,
-                                          round_row,    add_row,  add_f32_row, add_bf16_row};
+constinit const Kernels kAvx512Kernels = {.isa = Isa::kAvx512,
+                                          .name = "avx512",
+                                          .gemm = gemm,
+                                          .activations = kActivationRows,
+                                          .round_row = round_row,
+                                          .add_row = add_row,
+                                          .add_scaled_row = add_scaled_row,
+                                          .add_bias_row = add_bias_row,
+                                          .scale_row = scale_row,
+                                          .dot_row = dot_row,
+                                          .add_f32_row = add_f32_row,
+                                          .add_bf16_row = add_bf16_row};
 
 }  // namespace uniep::cpu

@@ -51,8 +51,17 @@ struct Simd {
 
 namespace uniep::cpu {
 
-constinit const Kernels kPortableKernels = {Isa::kPortable, "portable",  gemm,
-                                            swiglu,         dswiglu,     round_row,
-                                            add_row,        add_f32_row, add_bf16_row};
+constinit const Kernels kPortableKernels = {.isa = Isa::kPortable,
+                                            .name = "portable",
+                                            .gemm = gemm,
+                                            .activations = kActivationRows,
+                                            .round_row = round_row,
+                                            .add_row = add_row,
+                                            .add_scaled_row = add_scaled_row,
+                                            .add_bias_row = add_bias_row,
+                                            .scale_row = scale_row,
+                                            .dot_row = dot_row,
+                                            .add_f32_row = add_f32_row,
+                                            .add_bf16_row = add_bf16_row};
 
 }  // namespace uniep::cpu

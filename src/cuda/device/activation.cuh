@@ -2,6 +2,8 @@
 
 #include <cuda_runtime.h>
 
+#include "base/activation.h"
+
 namespace uniep::cuda {
 
 // fp32, every product and sum rounded on its own (the translation units are compiled with
@@ -60,5 +62,38 @@ __device__ __forceinline__ void sigmoids(float (&z)[kCount]) {
 
 __device__ __forceinline__ float silu(float z, float s) { return z * s; }
 __device__ __forceinline__ float silu_grad(float z, float s) { return s * (1.0f + z * (1.0f - s)); }
+
+/// The CUDA library's, which PyTorch's operators call too. The host, for which this is compiled as
+/// well, runs none of it.
+struct DeviceMath {
+#ifdef __CUDA_ARCH__
+  static UNIEP_FORCE_INLINE UNIEP_HD float exp(float z) { return expf(z); }
+  static UNIEP_FORCE_INLINE UNIEP_HD float erf(float z) { return erff(z); }
+  static UNIEP_FORCE_INLINE UNIEP_HD float tanh(float z) { return tanhf(z); }
+#else
+  static UNIEP_FORCE_INLINE UNIEP_HD float exp(float z) { return exp_f32(z); }
+  static UNIEP_FORCE_INLINE UNIEP_HD float erf(float z) { return erf_f32(z); }
+  static UNIEP_FORCE_INLINE UNIEP_HD float tanh(float z) { return tanh_f32(z); }
+#endif
+};
+
+/// Calls f.operator()<activation>() for the gated one at hand, SwiGLU aside. All threads have the
+/// same: the branch costs them nothing else.
+template <class F>
+__device__ __forceinline__ void with_gate(Activation activation, F&& f) {
+  switch (activation) {
+    case Activation::kGeglu:
+      f.template operator()<Activation::kGeglu>();
+      break;
+    case Activation::kGegluTanh:
+      f.template operator()<Activation::kGegluTanh>();
+      break;
+    case Activation::kReglu:
+      f.template operator()<Activation::kReglu>();
+      break;
+    default:
+      f.template operator()<Activation::kGptOss>();
+  }
+}
 
 }  // namespace uniep::cuda

@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 
+#include "base/activation_names.h"
 #include "base/check.h"
 #include "base/env.h"
 #include "base/files.h"
@@ -56,6 +57,9 @@ Json entry_json(const TunedEntry& e) {
           {"pass", name(e.key.pass)},
           {"save", name(e.key.save)},
           {"recompute_h", e.key.recompute_h ? "yes" : "no"},
+          {"activation", name(e.key.activation)},
+          {"probs", name(e.key.probs)},
+          {"bias", e.key.bias ? "yes" : "no"},
           {"tokens", e.key.tokens},
           {"skew", e.key.skew},
           {"schedule", axes_json(e.schedule)},
@@ -80,13 +84,32 @@ Save save_from(const std::string& text) {
               cat("save is ", in_quotes(text), "; rows, tokens and none are accepted"));
 }
 
-/// What came later than the schema: entries that lack them are of layers that keep everything.
+/// Of an entry that lacks it: no.
+bool truth_or_no(Fields& fields, const char* key) {
+  const std::string text = fields.text_or(key, "no");
+  require(text == "yes" || text == "no", ErrorCode::kIo, key, " is ", in_quotes(text),
+          "; yes and no are accepted");
+  return text == "yes";
+}
+
+/// What came later than the schema: entries that lack them are of layers that keep everything, ...
 void read_kept(Fields& fields, TuneKey& key) {
   key.save = save_from(fields.text_or("save", name(Save::kRows)));
-  const std::string recompute = fields.text_or("recompute_h", "no");
-  require(recompute == "yes" || recompute == "no", ErrorCode::kIo, "recompute_h is ",
-          in_quotes(recompute), "; yes and no are accepted");
-  key.recompute_h = recompute == "yes";
+  key.recompute_h = truth_or_no(fields, "recompute_h");
+}
+
+/// ... and of the arithmetic that there was.
+void read_arithmetic(Fields& fields, TuneKey& key) {
+  const std::string activation = fields.text_or("activation", name(Activation::kSwiglu));
+  const auto known = activation_named(activation);
+  require(known.has_value(), ErrorCode::kIo, "activation is ", in_quotes(activation), "; ",
+          activation_names(), " are accepted");
+  key.activation = *known;
+  const std::string probs = fields.text_or("probs", name(Probs::kBefore));
+  require(probs == name(Probs::kBefore) || probs == name(Probs::kAfter), ErrorCode::kIo,
+          "probs is ", in_quotes(probs), "; before and after are accepted");
+  key.probs = probs == name(Probs::kBefore) ? Probs::kBefore : Probs::kAfter;
+  key.bias = truth_or_no(fields, "bias");
 }
 
 constexpr Accepted kTime{[](double v) { return v >= 0 && v <= 1e9; }, "0 to 1e9 is accepted"};
@@ -111,6 +134,7 @@ TunedEntry entry_from(const Json& json) {
   e.key.ranks = count_from<int>(fields, "ranks", 1);
   e.key.pass = one_of(fields, "pass", Pass::kForward, Pass::kBackward);
   read_kept(fields, e.key);
+  read_arithmetic(fields, e.key);
   e.key.tokens = count_from<std::int64_t>(fields, "tokens", 0);
   e.key.skew = fields.number("skew", kSkew);
   e.schedule = schedule_from(fields.object("schedule"), e.key.backend);
@@ -205,8 +229,10 @@ std::string to_string(const TuneKey& k) {
   return cat(name(k.pass), " of hidden=", k.hidden, ",intermediate=", k.intermediate,
              ",experts=", k.num_experts, ",topk=", k.topk,
              k.save == Save::kRows ? "" : cat(",save=", name(k.save)),
-             k.recompute_h ? ",recompute_h" : "", " with up to ", k.tokens, " tokens on each of ",
-             k.ranks, " ranks, skew ", k.skew, ", on ", k.device);
+             k.recompute_h ? ",recompute_h" : "",
+             k.activation == Activation::kSwiglu ? "" : cat(",activation=", name(k.activation)),
+             k.probs == Probs::kAfter ? ",probs=after" : "", k.bias ? ",bias" : "", " with up to ",
+             k.tokens, " tokens on each of ", k.ranks, " ranks, skew ", k.skew, ", on ", k.device);
 }
 
 TunedEntries parse_tuned(std::string_view text, const std::string& origin) {

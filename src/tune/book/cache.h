@@ -29,7 +29,10 @@ struct TuneKey {
   Pass pass = Pass::kForward;
   Save save = Save::kRows;   ///< Problem::save; what is not kept, backward has more to do for
   bool recompute_h = false;  ///< Problem::recompute_h
-  std::int64_t tokens = 0;   ///< of a rank, as token_bucket (schedule/open_sizes.h) gives them
+  Activation activation = Activation::kSwiglu;  ///< Problem::activation and so on
+  Probs probs = Probs::kBefore;
+  bool bias = false;
+  std::int64_t tokens = 0;  ///< of a rank, as token_bucket (schedule/open_sizes.h) gives them
   double skew = 0;
 
   friend bool operator==(const TuneKey&, const TuneKey&) = default;

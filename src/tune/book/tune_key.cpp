@@ -83,6 +83,9 @@ TuneKey tune_key(Backend backend, const Problem& problem, int ranks, std::int64_
           .pass = pass,
           .save = problem.save,
           .recompute_h = problem.recompute_h,
+          .activation = problem.activation,
+          .probs = problem.probs,
+          .bias = problem.bias,
           .tokens = token_bucket(tokens),
           .skew = skew};
 }

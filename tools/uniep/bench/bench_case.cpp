@@ -131,6 +131,10 @@ const std::vector<bf16>& tensor_of(const LayerData& layer, workload::Tensor tens
       return layer.dy;
     case workload::Tensor::kW1:
       return layer.w1;
+    case workload::Tensor::kB1:
+      return layer.b1;
+    case workload::Tensor::kB2:
+      return layer.b2;
     case workload::Tensor::kW2:
       break;
   }
@@ -145,6 +149,10 @@ void require_dy(const BenchCase& bench, PassChoice passes) {
 
 BenchCase read_case(const std::string& path, int ranks) {
   const auto layer = std::make_shared<const LayerData>(io::load_layer(path));
+  require(
+      !layer->has_bias(), ErrorCode::kUnsupported, display_name(path),
+      " has the tensors b1 and b2, and layers with biases are not measured; a file without them "
+      "is accepted");
   const workload::Split split(*layer, ranks);  // refuses experts that do not divide
   BenchCase c{.name = std::filesystem::path(path).stem().string(), .spec = {}, .ranks = ranks};
   c.file = path;

@@ -6,13 +6,12 @@
 #include <optional>
 
 #include "base/cpu_info.h"
-#include "reference/arithmetic.h"
+#include "reference/exact_activation.h"
 #include "tune/model/parallel.h"
 
 namespace uniep::tool {
 namespace {
 
-using reference::ExactArithmetic;
 using workload::Tensor;
 using Row = std::vector<double>;
 
@@ -81,10 +80,14 @@ struct Activation {
   double a, dprob, dgate, dup;
 
   Activation(double gate, double up, double prob, double da)
-      : a(prob * ExactArithmetic::silu(gate) * up),
-        dprob(da * ExactArithmetic::silu(gate) * up),
-        dgate(prob * da * up * ExactArithmetic::silu_grad(gate)),
-        dup(prob * da * ExactArithmetic::silu(gate)) {}
+      : Activation(reference::exact_activations::silu(gate), up, prob, da) {}
+
+ private:
+  Activation(reference::ExactValueSlope silu, double up, double prob, double da)
+      : a(prob * silu.value * up),
+        dprob(da * silu.value * up),
+        dgate(prob * da * up * silu.slope),
+        dup(prob * da * silu.value) {}
 };
 
 /// What one (token, k) contributes to its token.

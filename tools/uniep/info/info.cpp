@@ -142,6 +142,7 @@ struct InfoFlags {
   int ranks = 1;
   std::int64_t capacity = 0;
   KeptFlags kept;
+  ArithmeticFlags arithmetic;
 };
 
 }  // namespace
@@ -169,13 +170,17 @@ void add_info(CLI::App& app, Invocation& invocation) {
       ->needs(shape);
   OptionGroup group(*sub, shape->get_group());
   add_kept(group, flags->kept);
-  for (const char* option : {"--save", "--recompute-h"}) sub->get_option(option)->needs(shape);
+  add_arithmetic(group, flags->arithmetic);
+  for (const char* option : {"--save", "--recompute-h", "--activation", "--probs", "--bias"}) {
+    sub->get_option(option)->needs(shape);
+  }
   sub->footer(
       "Examples:\n  uniep info\n  uniep info --shape deepseek-v3 --ranks 4 --capacity 131072");
   sub->callback([flags] {
     if (!flags->shape.empty()) {
-      return print_memory(std::cout, workload::parse_shape(flags->shape), flags->ranks,
-                          flags->capacity, flags->kept);
+      workload::ShapeSpec spec = workload::parse_shape(flags->shape);
+      flags->arithmetic.apply_to(spec);
+      return print_memory(std::cout, spec, flags->ranks, flags->capacity, flags->kept);
     }
     print_build();
     print_presets();

@@ -88,6 +88,8 @@ class CudaRank {
     probs_ = upload(f.topk_probs);
     w1_ = upload(f.w1);
     w2_ = upload(f.w2);
+    b1_ = upload(f.b1);
+    b2_ = upload(f.b2);
     if (!backward_) return;
     dy_ = upload(split.backward_args(rank_, result).dy);
   }
@@ -115,7 +117,9 @@ class CudaRank {
                                   .topk_probs = probs_.span(),
                                   .w1 = w1_.span(),
                                   .w2 = w2_.span(),
-                                  .out = out.span()},
+                                  .out = out.span(),
+                                  .b1 = b1_.span(),
+                                  .b2 = b2_.span()},
                                  schedule_of(options_, Pass::kForward));
     layer_.synchronize();
     times.forward = layer_.last_pass();
@@ -139,6 +143,8 @@ class CudaRank {
     const DeviceArray<float> dprobs = upload(std::span<const float>(b.dprobs));
     const DeviceGrad dw1(b.dw1);
     const DeviceGrad dw2(b.dw2);
+    const DeviceGrad db1(b.db1);
+    const DeviceGrad db2(b.db2);
     BackwardArgs args;
     args.x = x_.span();
     args.dy = dy_.span();
@@ -148,12 +154,18 @@ class CudaRank {
     args.dprobs = dprobs.span();
     args.dw1 = dw1.device();
     args.dw2 = dw2.device();
+    args.b1 = b1_.span();
+    args.b2 = b2_.span();
+    args.db1 = db1.device();
+    args.db2 = db2.device();
     gatherer_.meet();
     times.backward = run_backward(layer_, saved, args, options_);
     download(b.dx, dx);
     download(b.dprobs, dprobs);
     dw1.download_to(b.dw1);
     dw2.download_to(b.dw2);
+    db1.download_to(b.db1);
+    db2.download_to(b.db2);
   }
 
   void note_routing(const RoutingPlan& plan) {
@@ -169,7 +181,7 @@ class CudaRank {
   Layer layer_;
   const bool backward_;
   DeviceArray<std::int32_t> ids_;
-  DeviceArray<bf16> x_, w1_, w2_, dy_;
+  DeviceArray<bf16> x_, w1_, w2_, b1_, b2_, dy_;
   DeviceArray<float> probs_;
   std::vector<std::int64_t> rows_per_expert_;
   Traffic traffic_;
@@ -196,7 +208,9 @@ bool same_bits(const LayerResult& a, const LayerResult& b) {
     return x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(x[0])) == 0;
   };
   return same(a.out, b.out) && same(a.dx, b.dx) && same(a.dprobs, b.dprobs) && same(a.dw1, b.dw1) &&
-         same(a.dw2, b.dw2) && same(a.main_dw1, b.main_dw1) && same(a.main_dw2, b.main_dw2);
+         same(a.dw2, b.dw2) && same(a.main_dw1, b.main_dw1) && same(a.main_dw2, b.main_dw2) &&
+         same(a.db1, b.db1) && same(a.db2, b.db2) && same(a.main_db1, b.main_db1) &&
+         same(a.main_db2, b.main_db2);
 }
 
 }  // namespace

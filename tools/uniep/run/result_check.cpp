@@ -120,6 +120,8 @@ reference::Outputs<Bounded> exact_result(const LayerData& layer, bool backward, 
   });
   exact.dw1 = in_memory(std::move(exact.dw1), main_grad);
   exact.dw2 = in_memory(std::move(exact.dw2), main_grad);
+  exact.db1 = in_memory(std::move(exact.db1), main_grad);
+  exact.db2 = in_memory(std::move(exact.db2), main_grad);
   return exact;
 }
 
@@ -138,13 +140,16 @@ std::vector<std::vector<std::size_t>> not_finite(const LayerResult& result, bool
   add(result.dprobs);
   main_grad ? add(result.main_dw1) : add(result.dw1);
   main_grad ? add(result.main_dw2) : add(result.dw2);
+  main_grad ? add(result.main_db1) : add(result.db1);
+  main_grad ? add(result.main_db2) : add(result.db2);
   return all;
 }
 
 LayerResult reference_result(const LayerData& layer, bool main_grad) {
   if (!main_grad) return reference::contract(layer);
-  return reference::contract_into_main_grad(layer, std::vector<float>(layer.w1.size()),
-                                            std::vector<float>(layer.w2.size()));
+  return reference::contract_into_main_grad(
+      layer, std::vector<float>(layer.w1.size()), std::vector<float>(layer.w2.size()),
+      std::vector<float>(layer.b1.size()), std::vector<float>(layer.b2.size()));
 }
 
 /// Numbers too large for bf16 or fp32 are no error of a run, if the reference has them too.
@@ -210,6 +215,13 @@ std::vector<TensorCheck> check_result(const LayerData& layer, const LayerResult&
   } else if (backward) {
     add("dw1", result.dw1, base.dw1, exact.dw1, causes.of_rows());
     add("dw2", result.dw2, base.dw2, exact.dw2, causes.of_dw2());
+  }
+  if (backward && layer.has_bias() && options.main_grad) {
+    add("db1", result.main_db1, base.main_db1, exact.db1, each());
+    add("db2", result.main_db2, base.main_db2, exact.db2, each());
+  } else if (backward && layer.has_bias()) {
+    add("db1", result.db1, base.db1, exact.db1, each());
+    add("db2", result.db2, base.db2, exact.db2, each());
   }
   mark_overflows(checks, layer, result, options.main_grad);
   return checks;

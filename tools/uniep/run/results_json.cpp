@@ -76,7 +76,10 @@ Json problem(const LayerData& layer) {
           {"hidden", layer.hidden},
           {"intermediate", layer.intermediate},
           {"experts", layer.num_experts},
-          {"topk", layer.topk}};
+          {"topk", layer.topk},
+          {"activation", name(layer.activation)},
+          {"probs", name(layer.probs)},
+          {"bias", layer.has_bias()}};
 }
 
 Json load(const StepReport& report) {

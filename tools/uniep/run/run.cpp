@@ -55,6 +55,7 @@ struct Flags {
   bool defer_weights = false;
   std::int64_t capacity = 0;
   KeptFlags kept;
+  ArithmeticFlags arithmetic;
   int repeat = 1;
   bool check = false;
   std::string save_input;
@@ -144,6 +145,12 @@ void require_feasible(const Flags& flags, const std::string& what, const workloa
   if (flags.check) require_checkable(what, spec, ranks, backward);
 }
 
+workload::ShapeSpec shape_of(const Flags& flags) {
+  workload::ShapeSpec spec = workload::parse_shape(flags.shape);
+  flags.arithmetic.apply_to(spec);
+  return spec;
+}
+
 /// How many results a run holds, each as large as the layer: that of the first step and that of the
 /// last. Of a forward pass alone they are small.
 int results_of(const Flags& flags) {
@@ -153,7 +160,7 @@ int results_of(const Flags& flags) {
 /// For `processes` that each hold the layer.
 void require_feasible_shape(const Flags& flags, int ranks, int processes) {
   if (flags.shape.empty()) return;
-  const workload::ShapeSpec spec = workload::parse_shape(flags.shape);
+  const workload::ShapeSpec spec = shape_of(flags);
   require_feasible(flags, "--shape " + flags.shape, spec, ranks,
                    processes * (1 + results_of(flags)));
   require_routable(spec, ranks);
@@ -166,7 +173,21 @@ workload::ShapeSpec spec_of(const LayerData& layer, int ranks) {
           .hidden = layer.hidden,
           .intermediate = layer.intermediate,
           .num_experts = layer.num_experts,
-          .topk = layer.topk};
+          .topk = layer.topk,
+          .activation = layer.activation,
+          .probs = layer.probs,
+          .bias = layer.has_bias()};
+}
+
+LayerData read_layer(const Flags& flags) {
+  workload::ShapeSpec arithmetic;
+  flags.arithmetic.apply_to(arithmetic);
+  LayerData layer = io::load_layer(flags.input, arithmetic.activation);
+  layer.probs = arithmetic.probs;
+  require(layer.has_bias() || !arithmetic.bias, ErrorCode::kIo, flags.input,
+          ": has no tensors 'b1' and 'b2', which --bias needs; a file that has them is accepted, "
+          "or no --bias");
+  return layer;
 }
 
 LayerData make_visibly(const Flags& flags, const workload::ShapeSpec& spec, int ranks,
@@ -181,13 +202,13 @@ LayerData read_or_make(const Flags& flags, const StepOptions& options, const Run
   if (!flags.input.empty()) {
     header.shape = std::filesystem::path(flags.input).stem().string();
     header.input = flags.input;
-    LayerData layer = io::load_layer(flags.input);
+    LayerData layer = read_layer(flags);
     require_feasible(flags, "--input " + display_name(flags.input), spec_of(layer, options.ranks),
                      options.ranks, runners.processes * results_of(flags));
     return layer;
   }
   require_feasible_shape(flags, options.ranks, runners.processes);
-  const workload::ShapeSpec spec = workload::parse_shape(flags.shape);
+  const workload::ShapeSpec spec = shape_of(flags);
   header.shape = flags.shape;
   header.made_up = true;
   header.input = cat("made up (", workload::to_string(spec), ", seed=", flags.seed,
@@ -435,6 +456,7 @@ void add_how_options(CLI::App& sub, Flags& flags) {
            "the balanced load of a large one)")
       ->check(range<std::int64_t>(0, 2147483647));
   add_kept(group, flags.kept);
+  add_arithmetic(group, flags.arithmetic);
   sub.add_flag("--defer-weights", flags.defer_weights,
                described("Leave the weight gradients to a call of their own, backward_weights, as "
                          "pipeline-parallel schedules do; the figures are of both calls together"))
@@ -451,9 +473,10 @@ void add_result_options(CLI::App& sub, Flags& flags) {
                          "with a float64 oracle; exit with 1 on any difference"))
       ->group(name);
   OptionGroup group(sub, name);
-  group.add("--output", flags.output, "FILE.safetensors",
-            "Write out, dx, dprobs, dw1, dw2 in global order: the same bytes for any --ranks and "
-            "--schedule");
+  group.add(
+      "--output", flags.output, "FILE.safetensors",
+      "Write out, dx, dprobs, dw1, dw2 (and db1, db2) in global order: the same bytes for any "
+      "--ranks and --schedule");
   group.add("--trace", flags.trace, "FILE.json",
             "Write the last step's timeline for https://ui.perfetto.dev or chrome://tracing");
   group.add("--plot", flags.plot, "FILE.svg",

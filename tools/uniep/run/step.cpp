@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "base/activation_names.h"
 #include "base/check.h"
 #include "common/interrupt.h"
 #include "common/meeting.h"
@@ -109,7 +110,7 @@ class RankRun {
     const BackwardArgs args = split_.backward_args(rank_, result);
     std::ranges::fill(args.dx, kNan);
     std::ranges::fill(args.dprobs, std::numeric_limits<float>::quiet_NaN());
-    for (const WeightGrad& grad : {args.dw1, args.dw2}) {
+    for (const WeightGrad& grad : {args.dw1, args.dw2, args.db1, args.db2}) {
       // Main gradients are added to: each step clears them.
       if (const auto* bf16s = std::get_if<std::span<bf16>>(&grad)) std::ranges::fill(*bf16s, kNan);
     }
@@ -131,6 +132,8 @@ class RankRun {
     expect(same_bits(a.dprobs, b.dprobs), "dprobs");
     expect(same_bits(a.dw1, b.dw1), "dw1");
     expect(same_bits(a.dw2, b.dw2), "dw2");
+    expect(same_bits(a.db1, b.db1), "db1");
+    expect(same_bits(a.db2, b.db2), "db2");
   }
 
   bool is_interrupted() { return log_.interrupted = meeting_.ask_leader(Interrupt::requested()); }
@@ -286,6 +289,12 @@ void KeptFlags::apply_to(Problem& problem) const {
   problem.recompute_h = recompute_h;
 }
 
+void ArithmeticFlags::apply_to(workload::ShapeSpec& spec) const {
+  spec.activation = activation_named(activation).value_or(Activation::kSwiglu);
+  spec.probs = probs == name(Probs::kAfter) ? Probs::kAfter : Probs::kBefore;
+  spec.bias = bias;
+}
+
 Problem layer_problem(const Split& split, const StepOptions& options) {
   Problem problem = split.problem();
   problem.capacity_rows = options.capacity_rows;
@@ -300,13 +309,19 @@ void complete_result(Gatherer& gatherer, const Split& split, int rank, bool back
   const BackwardArgs b = split.backward_args(rank, result);
   gatherer.complete(result.dx, constant(b.dx));
   gatherer.complete(result.dprobs, constant(b.dprobs));
-  if (const auto* dw1 = std::get_if<std::span<bf16>>(&b.dw1)) {
-    gatherer.complete(result.dw1, constant(*dw1));
-    gatherer.complete(result.dw2, constant(std::get<std::span<bf16>>(b.dw2)));
-  } else {
-    gatherer.complete(result.main_dw1, constant(std::get<std::span<float>>(b.dw1)));
-    gatherer.complete(result.main_dw2, constant(std::get<std::span<float>>(b.dw2)));
-  }
+  const auto complete = [&](std::vector<bf16>& rounded, std::vector<float>& main,
+                            const WeightGrad& own) {
+    if (const auto* bf16s = std::get_if<std::span<bf16>>(&own)) {
+      gatherer.complete(rounded, constant(*bf16s));
+    } else {
+      gatherer.complete(main, constant(std::get<std::span<float>>(own)));
+    }
+  };
+  complete(result.dw1, result.main_dw1, b.dw1);
+  complete(result.dw2, result.main_dw2, b.dw2);
+  if (!split.problem().bias) return;
+  complete(result.db1, result.main_db1, b.db1);
+  complete(result.db2, result.main_db2, b.db2);
 }
 
 PassStats run_backward(Layer& layer, Saved& saved, const BackwardArgs& args,

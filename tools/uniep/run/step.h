@@ -9,6 +9,7 @@
 #include "base/layer_data.h"
 #include "uniep/layer.h"
 #include "workload/split.h"
+#include "workload/synthetic.h"
 
 namespace uniep {
 class Gatherer;
@@ -22,6 +23,15 @@ struct KeptFlags {
   bool recompute_h = false;
 
   void apply_to(Problem& problem) const;
+};
+
+/// What an expert computes: --activation, --probs and --bias.
+struct ArithmeticFlags {
+  std::string activation = "swiglu";
+  std::string probs = "before";
+  bool bias = false;
+
+  void apply_to(workload::ShapeSpec& spec) const;
 };
 
 enum class PassChoice { kForward, kBackward, kBoth };

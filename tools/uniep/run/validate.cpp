@@ -2,6 +2,7 @@
 #include <iostream>
 #include <memory>
 
+#include "base/activation_names.h"
 #include "base/check.h"
 #include "commands.h"
 #include "common/options.h"
@@ -18,8 +19,9 @@ std::string verdict(const io::LayerSummary& layer) {
                 "a backward pass needs";
 }
 
-int validate_file(const std::filesystem::path& path) {
-  const io::LayerCheck check = io::check_layer(path);
+int validate_file(const std::filesystem::path& path, const std::string& activation) {
+  const io::LayerCheck check =
+      io::check_layer(path, activation_named(activation).value_or(Activation::kSwiglu));
   if (check.summary) std::cout << io::to_string(*check.summary) << '\n';
   if (check.findings.empty()) {
     std::cout << path.string() << ' ' << verdict(*check.summary) << '\n';
@@ -40,16 +42,22 @@ void add_validate(CLI::App& app, Invocation& invocation) {
   CLI::App* sub =
       app.add_subcommand("validate", "Check a layer file and say what is wrong with it");
   const auto path = std::make_shared<std::string>();
-  sub->add_option("FILE", *path, "A safetensors file with x, topk_ids, topk_probs, w1, w2 [, dy]")
+  const auto activation = std::make_shared<std::string>("swiglu");
+  sub->add_option("FILE", *path,
+                  "A safetensors file with x, topk_ids, topk_probs, w1, w2 [, dy] [, b1, b2]")
       ->type_name("FILE.safetensors")
       ->required()
       ->check(not_empty("FILE"));
+  OptionGroup group(*sub, sub->get_option("FILE")->get_group());
+  add_activation(group, *activation);
   sub->footer(
       "Prints a summary, and on stderr every reason why the file cannot be used. Exits with 0 "
       "where `uniep run --input FILE` would take "
       "the file, without dy for --pass forward only, else with 2.\n\nExample:\n  uniep validate "
       "data/moe_lm_layer.safetensors");
-  sub->callback([path, &invocation] { invocation.exit_code = validate_file(*path); });
+  sub->callback([path, activation, &invocation] {
+    invocation.exit_code = validate_file(*path, *activation);
+  });
 }
 
 }  // namespace uniep::tool

@@ -4,14 +4,15 @@
 #include "cuda/device/sm90/gemm.cuh"
 #include "cuda/device/warp.cuh"
 
-// dfc2, the data gradient of fc2, with dSwiGLU in its epilogue.
+// dfc2, the data gradient of fc2, with the activation's derivative in its epilogue.
 
 namespace uniep::cuda {
 
 /// da = dy w2, and from it dh, the column groups of dprobs, and a once more (for wgrad2).
 /// Maps: a = dy_rows (H, rows); b = w2 (I, H, El), boxes 64 x 64; aux = h (I, 2, rows), box 64 x
 /// 128; out0 = dh (I, 2, rows), out1 = a (I, rows), boxes 64 x 64.
-template <class Shape>
+/// kAnyGate: as of Fc1.
+template <class Shape, bool kAnyGate = false>
 struct Dfc2 {
   static constexpr Stage kStage = Stage::kDfc2;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
@@ -59,10 +60,16 @@ struct Dfc2 {
       const std::uint8_t* da = da_box(consumer.shared, consumer.index, consumer.ring.slot, chunk);
       __syncwarp();
       float dprobs[2] = {0, 0};  // of this chunk
-      differentiate({box_address(slot.a + kTileK * kOperandBytes * consumer.first_row()),
-                     box_address(slot.b + kTileK * kOperandBytes * consumer.first_row()),
-                     box_address(da + consumer.warp() * (kBoxBytes / 4))},
-                    probs, dprobs);
+      const Boxes boxes{box_address(slot.a + kTileK * kOperandBytes * consumer.first_row()),
+                        box_address(slot.b + kTileK * kOperandBytes * consumer.first_row()),
+                        box_address(da + consumer.warp() * (kBoxBytes / 4))};
+      if constexpr (kAnyGate) {
+        with_gate(consumer.ctx.view.activation, [&]<Activation kActivation>() {
+          differentiate_as<kActivation>(boxes, probs, dprobs);
+        });
+      } else {
+        differentiate(boxes, probs, dprobs);
+      }
 #pragma unroll
       for (int i = 0; i < kEpilogueSlots; ++i) {
         if (i != chunk) continue;
@@ -170,6 +177,49 @@ struct Dfc2 {
     } else {
       differentiate_usual(boxes, gates, probs, dprobs);
     }
+  }
+
+  /// The same of another activation, element after element: side by side, they would take registers
+  /// that the products of this kernel need.
+  template <Activation kActivation>
+  static __device__ __forceinline__ void differentiate_as(const Boxes& boxes, const RowProbs& probs,
+                                                          float (&dprobs)[2]) {
+#pragma unroll 1
+    for (int group = 0; group < kGroups; ++group) {
+      MatrixPairs gate;
+      load_matrices(group_address(boxes.gate, group), gate);
+      Inputs inputs = load_inputs(boxes, group);
+#pragma unroll 1
+      for (int element = 0; element < 2 * kMatrixPairs; ++element) {
+        const int i = element / 2, shift = element % 2 * 16;
+        const auto half = [shift](std::uint32_t pair) { return low_of(pair >> shift); };
+        const Gradients d =
+            gradients_of<kActivation>(pick(probs.of, i % 2), half(pick(inputs.da, i)),
+                                      half(pick(gate, i)), half(pick(inputs.up, i)));
+        const auto replace = [&](MatrixPairs& pairs, float value) {
+          const std::uint32_t rest = pick(pairs, i) & (0xffff0000u >> shift);
+          put(pairs, i, rest | pack_pair(value, 0) << shift);
+        };
+        replace(gate, d.gate);
+        replace(inputs.up, d.up);
+        replace(inputs.da, d.a);
+        put(dprobs, i % 2, pick(dprobs, i % 2) + d.dprob);
+      }
+      store_matrices(group_address(boxes.gate, group), gate);
+      store_matrices(group_address(boxes.up, group), inputs.up);
+      store_matrices(group_address(boxes.da, group), inputs.da);
+    }
+  }
+
+  template <Activation kActivation>
+  static __device__ __forceinline__ Gradients gradients_of(float p, float da, float gate,
+                                                           float up) {
+    const ValueSlope g = gate_at<kActivation, DeviceMath>(gate);
+    const ValueSlope u = up_at<kActivation>(up);
+    const float product = g.value * u.value;
+    const float weighted = p * da;
+    return {(weighted * u.value) * g.slope, (weighted * g.value) * u.slope, p * product,
+            da * product};
   }
 
   /// The sigmoids of a group are begun, and what else it needs is read, before the group ahead of

@@ -5,8 +5,8 @@
 #include "cuda/device/sm90/gemm.cuh"
 #include "cuda/device/warp.cuh"
 
-// The GEMMs with w1: fc1 with SwiGLU in its epilogue, refc1 without it, and fc1's data gradient
-// dfc1 with the push.
+// The GEMMs with w1: fc1 with the activation in its epilogue, refc1 without it, and fc1's data
+// gradient dfc1 with the push.
 
 namespace uniep::cuda {
 
@@ -14,7 +14,9 @@ namespace uniep::cuda {
 /// same of the up half, so a thread holds both halves of each of its elements.
 /// Maps: a = x_rows (H, rows); b = w1 (H, I, 2, El), box 64 x kN / 2; out0 = h (I, 2, rows), out1 =
 /// a (I, rows), boxes 64 x 64.
-template <class Shape>
+/// kAnyGate: of any gated activation but SwiGLU, which one the view says. It is correct in the
+/// simplest form; SwiGLU's own code is fast.
+template <class Shape, bool kAnyGate = false>
 struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN / 2 / kBoxCols))> {
   static constexpr Stage kStage = Stage::kFc1;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
@@ -103,13 +105,17 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       consumer.write_box(OutputRing<Shape>::box_of(2 * chunk, kBoxes), gate[chunk]);
       consumer.write_box(OutputRing<Shape>::box_of(2 * chunk + 1, kBoxes), up[chunk]);
-      unusual = unusual || has_unusual_gate(gate[chunk]);
+      if constexpr (!kAnyGate) unusual = unusual || has_unusual_gate(gate[chunk]);
     }
-    unusual = __any_sync(kWholeWarp, unusual);
+    if constexpr (!kAnyGate) unusual = __any_sync(kWholeWarp, unusual);
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       std::uint32_t a[kPairs];
-      if (unusual) {
+      if constexpr (kAnyGate) {
+        with_gate(consumer.ctx.view.activation, [&]<Activation kActivation>() {
+          activate_as<kActivation>(gate[chunk], up[chunk], probs, a);
+        });
+      } else if (unusual) {
         activate<false>(gate[chunk], up[chunk], probs, a);
       } else {
         activate<true>(gate[chunk], up[chunk], probs, a);
@@ -136,6 +142,26 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
   }
 
  private:
+  /// Pair after pair: side by side, they would take registers that the products of this kernel
+  /// need.
+  template <Activation kActivation>
+  static __device__ __forceinline__ void activate_as(const std::uint32_t (&gate)[kPairs],
+                                                     const std::uint32_t (&up)[kPairs],
+                                                     const RowProbs& probs,
+                                                     std::uint32_t (&a)[kPairs]) {
+    const auto weighted = [](float p, float g, float u) {
+      return p * (gate_at<kActivation, DeviceMath>(g).value * up_at<kActivation>(u).value);
+    };
+#pragma unroll
+    for (std::uint32_t& pair : a) pair = 0;
+#pragma unroll 1
+    for (int i = 0; i < kPairs; ++i) {
+      const float p = pick(probs.of, i % 2);
+      const std::uint32_t g = pick(gate, i), u = pick(up, i);
+      put(a, i, pack_pair(weighted(p, low_of(g), low_of(u)), weighted(p, high_of(g), high_of(u))));
+    }
+  }
+
   template <bool kUsual>
   static __device__ __forceinline__ void activate(const std::uint32_t (&gate)[kPairs],
                                                   const std::uint32_t (&up)[kPairs],

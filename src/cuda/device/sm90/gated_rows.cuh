@@ -3,7 +3,7 @@
 #include "cuda/device/activation.cuh"
 #include "cuda/device/sm90/gemm.cuh"
 
-// What the epilogues of fc1 and dfc2, which both apply SwiGLU, share.
+// What the epilogues of fc1 and dfc2, which both apply the activation, share.
 
 namespace uniep::cuda {
 
@@ -12,6 +12,22 @@ namespace uniep::cuda {
 struct RowProbs {
   float of[2];
 };
+
+/// Element i of a few registers, of a loop that is not unrolled; ...
+template <class T, int kCount>
+__device__ __forceinline__ T pick(const T (&values)[kCount], int i) {
+  T picked = values[0];
+#pragma unroll
+  for (int j = 1; j < kCount; ++j) picked = j == i ? values[j] : picked;
+  return picked;
+}
+
+/// ... and `value` to there.
+template <class T, int kCount>
+__device__ __forceinline__ void put(T (&values)[kCount], int i, T value) {
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) values[j] = j == i ? value : values[j];
+}
 
 /// The sigmoids of pairs of gates, side by side.
 template <bool kUsual, int kCount>

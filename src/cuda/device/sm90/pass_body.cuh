@@ -27,15 +27,16 @@ struct StageList {
     ((stage == S::kStage ? f(S{}) : void()), ...);
   }
 };
-template <class Shape>
-using ForwardStages = StageList<Fc1<Shape>, Fc2<Shape>>;
+/// `kAnyGate`: with a gated activation other than SwiGLU.
+template <class Shape, bool kAnyGate = false>
+using ForwardStages = StageList<Fc1<Shape, kAnyGate>, Fc2<Shape>>;
 /// `Main`: of weight gradients that are added to.
 template <class Shape, class Main>
 using BackwardStages =
     StageList<Dfc2<Shape>, Dfc1<Shape>, Wgrad2<Shape, Main>, Wgrad1<Shape, Main>>;
-template <class Shape, class Main>
-using RemakingStages =
-    StageList<Refc1<Shape>, Dfc2<Shape>, Dfc1<Shape>, Wgrad2<Shape, Main>, Wgrad1<Shape, Main>>;
+template <class Shape, class Main, bool kAnyGate = false>
+using RemakingStages = StageList<Refc1<Shape>, Dfc2<Shape, kAnyGate>, Dfc1<Shape>,
+                                 Wgrad2<Shape, Main>, Wgrad1<Shape, Main>>;
 
 /// Whether a role knows what to do with the stage's tasks. Checked where this is compiled: nobody
 /// would signal what a stage without a routine leaves undone. scheduler.cuh cuts the same grids.

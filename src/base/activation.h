@@ -1,0 +1,144 @@
+#pragma once
+
+#include "base/activation_math.h"
+#include "uniep/problem.h"
+
+namespace uniep {
+
+// The activations, each in one place: what becomes of an element of h, and the derivative there, in
+// fp32 and in the order of PyTorch's own kernels (docs/numerics.md). Of a gated one,
+//
+//   f(gate, up) = value(gate) value(up)    and of one without a gate    f(h) = value(h)
+//
+// `src/reference/exact_activation.h` has them in float64. A GPU takes exp, erf and tanh from the
+// CUDA library, as PyTorch does (cuda/device/activation.cuh).
+
+/// A function's value at an element, and its derivative.
+struct ValueSlope {
+  float value;
+  float slope;
+};
+
+inline constexpr float kGptOssLimit = 7.0f;
+inline constexpr float kGptOssAlpha = 1.702f;
+
+/// exp, erf and tanh of those that have the same bits everywhere.
+struct PortableMath {
+  static UNIEP_FORCE_INLINE UNIEP_HD float exp(float z) { return exp_f32(z); }
+  static UNIEP_FORCE_INLINE UNIEP_HD float erf(float z) { return erf_f32(z); }
+  static UNIEP_FORCE_INLINE UNIEP_HD float tanh(float z) { return tanh_f32(z); }
+};
+
+namespace activations {
+
+template <class Math>
+UNIEP_FORCE_INLINE UNIEP_HD float sigmoid_of(float z) {
+  return 1.0f / (1.0f + Math::exp(-z));
+}
+
+template <class Math>
+UNIEP_FORCE_INLINE UNIEP_HD ValueSlope silu_at(float z) {
+  const float s = sigmoid_of<Math>(z);
+  return {z * s, s * (1.0f + z * (1.0f - s))};
+}
+
+/// z / 2 (1 + erf(z / sqrt 2)); its derivative is the normal distribution and z times its density.
+template <class Math>
+UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gelu_at(float z) {
+  constexpr float kRootHalf = 0.70710678118654752440f;
+  constexpr float kDensity = 0.39894228040143267794f;  // 1 / sqrt(2 pi)
+  const float above = 1.0f + Math::erf(z * kRootHalf);
+  const float density = Math::exp(-0.5f * z * z) * kDensity;
+  return {z * 0.5f * above, 0.5f * above + z * density};
+}
+
+template <class Math>
+UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gelu_tanh_at(float z) {
+  constexpr float kBeta = 0.79788456080286535588f;  // sqrt(2 / pi)
+  constexpr float kKappa = 0.044715f;
+  const float square = z * z;
+  const float cube = square * z;
+  const float t = Math::tanh(kBeta * (z + kKappa * cube));
+  const float half = 0.5f * z;
+  const float above = 1.0f + t;
+  const float inner_slope = kBeta * (1.0f + 3.0f * kKappa * square);
+  return {half * above, 0.5f * above + half * (1.0f - t * t) * inner_slope};
+}
+
+/// NaN stays NaN. At 0 the derivative is 0.
+UNIEP_FORCE_INLINE UNIEP_HD ValueSlope relu_at(float z) {
+  return {replace_if(z <= 0.0f, 0.0f, z), replace_if(z <= 0.0f, 0.0f, 1.0f)};
+}
+
+UNIEP_FORCE_INLINE UNIEP_HD ValueSlope relu2_at(float z) {
+  const float r = relu_at(z).value;
+  return {r * r, 2.0f * r};
+}
+
+/// Beyond the limit the value stays, and the derivative is 0.
+template <class Math>
+UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gpt_oss_gate_at(float z) {
+  const bool beyond = z > kGptOssLimit;
+  const float g = replace_if(beyond, kGptOssLimit, z);
+  const float scaled = kGptOssAlpha * g;
+  const float s = sigmoid_of<Math>(scaled);
+  return {g * s, replace_if(beyond, 0.0f, s * (1.0f + scaled * (1.0f - s)))};
+}
+
+UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gpt_oss_up_at(float z) {
+  const bool above = z > kGptOssLimit;
+  const bool below = z < -kGptOssLimit;
+  const float u = replace_if(below, -kGptOssLimit, replace_if(above, kGptOssLimit, z));
+  return {u + 1.0f, replace_if(above || below, 0.0f, 1.0f)};
+}
+
+}  // namespace activations
+
+/// Of an element of the gate half; of all of h where there is no gate.
+template <Activation activation, class Math = PortableMath>
+UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gate_at(float z) {
+  using enum Activation;
+  if constexpr (activation == kSwiglu || activation == kSilu) return activations::silu_at<Math>(z);
+  if constexpr (activation == kGeglu || activation == kGelu) return activations::gelu_at<Math>(z);
+  if constexpr (activation == kGegluTanh) return activations::gelu_tanh_at<Math>(z);
+  if constexpr (activation == kReglu) return activations::relu_at(z);
+  if constexpr (activation == kRelu2) return activations::relu2_at(z);
+  if constexpr (activation == kGptOss) return activations::gpt_oss_gate_at<Math>(z);
+}
+
+/// Likewise of one that is chosen when the program runs.
+inline ValueSlope gate_at(Activation activation, float z) {
+  using enum Activation;
+  switch (activation) {
+    case kSwiglu:
+      return gate_at<kSwiglu>(z);
+    case kGeglu:
+      return gate_at<kGeglu>(z);
+    case kGegluTanh:
+      return gate_at<kGegluTanh>(z);
+    case kReglu:
+      return gate_at<kReglu>(z);
+    case kGptOss:
+      return gate_at<kGptOss>(z);
+    case kRelu2:
+      return gate_at<kRelu2>(z);
+    case kGelu:
+      return gate_at<kGelu>(z);
+    case kSilu:
+      return gate_at<kSilu>(z);
+  }
+  return {};
+}
+
+/// Of an element of the up half.
+template <Activation activation>
+UNIEP_FORCE_INLINE UNIEP_HD ValueSlope up_at(float z) {
+  if constexpr (activation == Activation::kGptOss) return activations::gpt_oss_up_at(z);
+  return {z, 1.0f};
+}
+inline ValueSlope up_at(Activation activation, float z) {
+  using enum Activation;
+  return activation == kGptOss ? up_at<kGptOss>(z) : up_at<kSwiglu>(z);
+}
+
+}  // namespace uniep

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "uniep/problem.h"
+
+namespace uniep::reference {
+
+// The activations and their derivatives in float64, from their definitions: what base/activation.h
+// computes in fp32.
+
+struct ExactValueSlope {
+  double value;
+  double slope;
+};
+
+namespace exact_activations {
+
+inline double sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
+
+/// z s(z), with s' = s (1 - s).
+inline ExactValueSlope silu(double z) {
+  const double s = sigmoid(z);
+  return {z * s, s * (1 + z * (1 - s))};
+}
+
+/// z times the normal distribution.
+inline ExactValueSlope gelu(double z) {
+  const double below = std::erfc(-z / std::numbers::sqrt2) / 2;
+  const double density = std::exp(-z * z / 2) * std::numbers::inv_sqrtpi / std::numbers::sqrt2;
+  return {z * below, below + z * density};
+}
+
+/// z / 2 (1 + tanh(c (z + 0.044715 z^3))), c = sqrt(2 / pi); (1 + tanh(v)) / 2 = sigmoid(2 v).
+inline ExactValueSlope gelu_tanh(double z) {
+  const double c = std::numbers::sqrt2 * std::numbers::inv_sqrtpi;
+  const double s = sigmoid(2 * c * (z + 0.044715 * z * z * z));
+  return {z * s, s + z * s * (1 - s) * 2 * c * (1 + 3 * 0.044715 * z * z)};
+}
+
+inline ExactValueSlope relu(double z) { return {std::max(z, 0.0), z > 0 ? 1.0 : 0.0}; }
+
+inline ExactValueSlope relu2(double z) {
+  const double r = std::max(z, 0.0);
+  return {r * r, 2 * r};
+}
+
+constexpr double kLimit = 7;
+
+/// g sigmoid(1.702 g) of g = min(z, 7).
+inline ExactValueSlope gpt_oss_gate(double z) {
+  constexpr double kAlpha = 1.702;
+  const double g = std::min(z, kLimit);
+  const ExactValueSlope scaled = silu(kAlpha * g);
+  return {scaled.value / kAlpha, z > kLimit ? 0 : scaled.slope};
+}
+
+inline ExactValueSlope gpt_oss_up(double z) {
+  return {std::clamp(z, -kLimit, kLimit) + 1, std::abs(z) > kLimit ? 0.0 : 1.0};
+}
+
+}  // namespace exact_activations
+
+/// Of an element of the gate half; of all of h where there is no gate.
+inline ExactValueSlope exact_gate(Activation activation, double z) {
+  switch (activation) {
+    case Activation::kSwiglu:
+    case Activation::kSilu:
+      return exact_activations::silu(z);
+    case Activation::kGeglu:
+    case Activation::kGelu:
+      return exact_activations::gelu(z);
+    case Activation::kGegluTanh:
+      return exact_activations::gelu_tanh(z);
+    case Activation::kReglu:
+      return exact_activations::relu(z);
+    case Activation::kGptOss:
+      return exact_activations::gpt_oss_gate(z);
+    case Activation::kRelu2:
+      return exact_activations::relu2(z);
+  }
+  return {};
+}
+
+/// Of an element of the up half.
+inline ExactValueSlope exact_up(Activation activation, double z) {
+  if (activation == Activation::kGptOss) return exact_activations::gpt_oss_up(z);
+  return {z, 1};
+}
+
+}  // namespace uniep::reference
