@@ -69,7 +69,11 @@ bool reads_saved(PassPart part, const Problem& problem) {
     const bool of_weights = stage.grid == TileGrid::kWeightTiles;
     if (part != PassPart::kWhole && of_weights != (part == PassPart::kWeights)) return;
     if (!holds(stage.when, dropped)) return;
-    for (const Tensor t : stage.reads) reads = reads || is_saved(kLayerGraph[t], dropped);
+    for (const Tensor t : stage.reads) {
+      // Of weight gradients, db2 alone is made of probabilities.
+      const bool unused = of_weights && t == Tensor::kRowProbs && !dropped.has_bias;
+      reads = reads || (!unused && is_saved(kLayerGraph[t], dropped));
+    }
   });
   return reads;
 }

@@ -83,7 +83,8 @@ TEST(TuneCache, KnowsTheArithmeticOfLayers) {
   TuneKey unbiased = other.key;
   unbiased.bias = false;
   EXPECT_EQ(find_entry(entries, unbiased), nullptr);
-  EXPECT_STATES(to_string(other.key), ",activation=gpt_oss,probs=after,bias with");
+  EXPECT_NE(to_string(other.key).find(",activation=gpt_oss,probs=after,bias with"),
+            std::string::npos);
 
   // An entry that is older than these fields is of the arithmetic that there was; of a name that is
   // unknown here nothing is guessed.
@@ -102,7 +103,8 @@ TEST(TuneCache, KnowsTheArithmeticOfLayers) {
   EXPECT_EQ(parsed.entries[0].key, entry(64).key);
   ASSERT_EQ(parsed.problems.size(), 1u);
   EXPECT_STATES(parsed.problems[0],
-                "activation is 'swish'; swiglu, geglu, geglu_tanh, reglu, gpt_oss, relu2, gelu, "
+                "f: entry 1 is ignored: activation is 'swish'; swiglu, geglu, geglu_tanh, reglu, "
+                "gpt_oss, relu2, gelu, "
                 "silu are accepted");
 }
 
