@@ -7,7 +7,7 @@ from ctypes import c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
 
 ALL_GATHER = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_void_p)
-ALLOCATE = ctypes.CFUNCTYPE(c_int, c_void_p, c_int64, c_void_p)
+ALLOCATE = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p)
 RELEASE = ctypes.CFUNCTYPE(None, c_void_p)
 
 
@@ -35,7 +35,7 @@ class MemoryNeeds(ctypes.Structure):
     _fields_ = tuple(
         (name, c_int64)
         for name in (
-            *("rows", "symmetric", "workspace", "plan"),
+            *("rows", "rows_of_x", "symmetric", "workspace", "plan"),
             *("forward_rows", "backward_rows", "alignment"),
         )
     )
