@@ -99,7 +99,8 @@ UNIEP_C_API int uniep_needs(const uniep_problem* problem, int32_t backend, int32
 /* `bytes` of the pool, or 0 for half of the memory that is free now. `memory`: so many bytes of the
  * caller's at a multiple of needs.alignment, until the pool and all layers and saved that use it
  * are destroyed; or NULL, and uniep allocates. `problem`: as of the layers, whose hidden,
- * intermediate, row_align, save and recompute_h count. Not collective; see uniep/row_pool.h. */
+ * intermediate, row_align, save, recompute_h and whether there is a gate count. Not collective; see
+ * uniep/row_pool.h. */
 UNIEP_C_API int uniep_row_pool_create(uniep_group* group, const uniep_problem* problem,
                                       int64_t bytes, void* memory, uniep_row_pool** pool);
 

@@ -10,12 +10,15 @@ Problem page_shape(const Problem& p) {
           .intermediate = p.intermediate,
           .row_align = p.row_align,
           .save = p.save,
-          .recompute_h = p.recompute_h};
+          .recompute_h = p.recompute_h,
+          // A row of h has one half or two; nothing else of the arithmetic shows in a page.
+          .activation = is_gated(p.activation) ? Activation::kSwiglu : Activation::kSilu};
 }
 
 std::string shape_text(const Problem& p) {
   return cat("hidden=", p.hidden, ", intermediate=", p.intermediate, ", row_align=", p.row_align,
-             ", save=", name(p.save), ", recompute_h=", p.recompute_h ? "true" : "false");
+             ", save=", name(p.save), ", recompute_h=", p.recompute_h ? "true" : "false",
+             is_gated(p.activation) ? "" : ", without a gate");
 }
 
 }  // namespace

@@ -14,9 +14,8 @@ namespace {
 
 double seconds(std::int64_t ns) { return 1e-9 * static_cast<double>(ns); }
 
-/// Dispatch moves rows, and tasks of all other stages compute, reduce included: its sums are work
-/// that no schedule can hide.
-/// Whether it keeps processors from other tasks; rows are waited for beside these.
+/// Whether its tasks keep processors from others: all but those that move rows, which are waited
+/// for beside these. Reduce, too: its sums are work that no schedule can hide.
 bool computes(Stage stage) { return !fills_rows(stage); }
 
 struct Interval {

@@ -276,6 +276,13 @@ TEST_F(OneRank, APoolOfOtherRowsIsRefused) {
       "recompute_h=false; one for hidden=72, intermediate=40, row_align=16, save=none, "
       "recompute_h=false is accepted",
       [&] { Layer(with(problem_, Save::kNone, false), alone_, {.row_pool = pool_}); });
+  Problem ungated = problem_;  // whose rows of h are half as long
+  ungated.activation = Activation::kGelu;
+  expect_invalid(
+      "rank 0: options.row_pool has pages for hidden=72, intermediate=40, row_align=16, save=rows, "
+      "recompute_h=false; one for hidden=72, intermediate=40, row_align=16, save=rows, "
+      "recompute_h=false, without a gate is accepted",
+      [&] { Layer(ungated, alone_, {.row_pool = pool_}); });
   Problem more = problem_;  // what does not change a page
   more.num_experts *= 2;
   more.topk = 1;
