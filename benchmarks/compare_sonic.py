@@ -11,6 +11,7 @@ not timed, and its row says why. docs/results.md explains the file.
 
 SonicMoE tunes its products for every shape when it first meets them, which takes minutes.
 QUACK_CACHE_AUTOTUNING=1 keeps what it finds, QUACK_COMPILE_WORKERS=16 compiles with 16 processes.
+--usual-tiles leaves its tuner the tiles that it has chosen for these shapes before.
 """
 
 from __future__ import annotations
@@ -202,11 +203,16 @@ def main() -> None:
     add("--tolerance", type=float, default=0.01, help="relative L2 of a tensor that is accepted")
     add("--turns", type=int, default=15)
     add("--tiny", action="store_true", help="a small layer in seconds: does it run?")
+    add("--usual-tiles", action="store_true", help="SonicMoE tunes over 6 tiles a product, not all")
     add("--json", metavar="FILE")
     args = parser.parse_args()
     sonic = versions()
     if not torch.cuda.is_available():
         sys.exit("compare_sonic.py needs a GPU, since SonicMoE does; PyTorch sees none")
+    if args.usual_tiles:
+        from compare.sonic_layer import tune_over_usual_tiles
+
+        sonic += f" tuned over {tune_over_usual_tiles()} candidates"
     device = torch.device("cuda")
     torch.manual_seed(1)
     about = about_run(device, args.turns, sonic)
