@@ -5,7 +5,6 @@
 #include "base/check.h"
 #include "cuda/device/sm90/tile_shape.h"
 #include "cuda/wait_failure.h"
-#include "layout/page_pool.h"
 #include "schedule/open_sizes.h"
 #include "schedule/pass_stages.h"
 
@@ -160,7 +159,6 @@ PassView make_pass_view(const Problem& problem, int rank, int num_ranks, std::in
   v.topk_ids = plan.topk_ids;
   v.row_origin = plan.row_origin;
   v.pull_rows = plan.pull_rows;
-  v.page_shift = page_shift(problem);
   v.pull_of_row = plan.pull_of_row;
   v.expert_order = order.expert_order;
   v.tiles = order.tiles;

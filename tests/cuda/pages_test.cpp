@@ -258,7 +258,7 @@ TEST_P(CudaPages, OfAFullPoolAreRefusedOnAllRanksAlike) {
         },
         std::chrono::seconds(30));
     const std::string begin = c.size() == 1
-                                  ? cat("rank 0 would save ", pages, " pages of rows, but ", pages,
+                                  ? cat("rank 0 would save ", pages, " pages, but ", pages,
                                         " of the ", 2 * pages - 1, " pages of its row pool")
                                   : std::string("rank 0 would save ");
     if (said.rfind(begin, 0) != 0) return said;

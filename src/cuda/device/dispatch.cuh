@@ -123,11 +123,11 @@ class DispatchWarp {
   __device__ __forceinline__ void find_received(Batch& batch) const {
     const bool expands = is(batch.stage, Stage::kExpand);
     if (!expands && !keeps_tokens_) return;
-    const int place = received_place(ctx_.view, batch.pull);
+    const int token = received_token(ctx_.view, batch.pull);
     if (expands) {
-      batch.pull.token = place;
-    } else if (keeps_token(ctx_.view, batch.pull, place)) {
-      batch.keep_at = place;
+      batch.pull.token = received_place(ctx_.view, token);
+    } else if (keeps_token(ctx_.view, batch.pull, token)) {
+      batch.keep_at = received_place(ctx_.view, token);
     }
   }
 
@@ -193,13 +193,13 @@ class DispatchWarp {
     return static_cast<int>(ctx_.view.pull_rows[pull.first_row + lane_]);
   }
 
-  /// Where the tensor that this pass dispatches to has the row: what is dispatched again is not
-  /// saved.
-  __device__ __forceinline__ int place_of(int row) const {
+  /// Elements of `target` ahead of this lane's row or token: what is dispatched again is not saved.
+  __device__ __forceinline__ std::int64_t offset_of(int row) const {
     if constexpr (kKinds.saves) {
-      if (row != kNoRow) return static_cast<int>(ctx_.row<Tensor::kXRows>(row));
+      if (lane_ == kKeepingLane) return received_offset(ctx_.view, row);
+      if (row != kNoRow) return ctx_.row<Tensor::kXRows>(row) * ctx_.view.hidden;
     }
-    return row;
+    return row * ctx_.view.hidden;
   }
 
   /// Up to kGroup pieces of the current batch, then the signals of the group before, and behind
@@ -269,8 +269,7 @@ class DispatchWarp {
       }
       if (ready != 0) {
         const int bytes = bytes_of(loaded_);
-        const auto* token = reinterpret_cast<const std::byte*>(tokens_of(batch, pull) +
-                                                               pull.token * ctx_.view.hidden);
+        const auto* token = reinterpret_cast<const std::byte*>(token_of(batch, pull));
         ptx::mbarrier_arrive_expect(&full_[load_.slot], bytes);
         ptx::bulk_load(slots_ + load_.slot * slot_bytes_, token + loaded_ % pieces_ * kPullBytes,
                        bytes, &full_[load_.slot]);
@@ -281,11 +280,14 @@ class DispatchWarp {
     return true;
   }
 
-  __device__ __forceinline__ const bf16* tokens_of(const Batch& batch, const Pull& pull) const {
-    if (is(batch.stage, Stage::kExpand)) return ctx_.get<Tensor::kReceived>();
+  __device__ __forceinline__ const bf16* token_of(const Batch& batch, const Pull& pull) const {
+    if (is(batch.stage, Stage::kExpand)) {
+      return ctx_.get<Tensor::kReceived>() + received_offset(ctx_.view, pull.token);
+    }
     const Peer peer = ctx_.peer(pull.source);
-    return is(batch.stage, Stage::kRedispatch) ? peer.get<Tensor::kXTokens>()
-                                               : peer.get<Tensor::kTokens>();
+    const bf16* tokens = is(batch.stage, Stage::kRedispatch) ? peer.get<Tensor::kXTokens>()
+                                                             : peer.get<Tensor::kTokens>();
+    return tokens + pull.token * ctx_.view.hidden;
   }
 
   /// What the lane's row of the current batch is a row of.
@@ -299,13 +301,13 @@ class DispatchWarp {
   /// the last piece of it.
   __device__ __forceinline__ int store() {
     const int row = row_;
-    const int at = place_of(row);
+    const std::int64_t at = offset_of(row);
     const int piece = stored_ % pieces_;
     const int bytes = bytes_of(stored_);
     row_ = row_of(stored_ + 1);  // for the next time
     ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
     if (row != kNoRow) {
-      auto* to = reinterpret_cast<std::byte*>(target() + at * ctx_.view.hidden);
+      auto* to = reinterpret_cast<std::byte*>(target() + at);
       ptx::bulk_store(to + piece * kPullBytes, slots_ + store_.slot * slot_bytes_, bytes);
     }
     store_.advance(num_slots_);
