@@ -17,11 +17,11 @@ from .group import Group, GroupLike, _device_of, group_of
 
 __all__ = ["RowPool", "SavedPages", "moe_in_pages"]
 
-_SAVES = {"rows": 0, "none": 2}
+_SAVES = {"rows": 0, "tokens": 1, "none": 2}
 
 
 class RowPool:
-    """Where forwards keep rows of x, h and probabilities: in pages of 128 rows.
+    """Where forwards keep what their backward needs: in pages of 128 rows, or of tokens.
 
     A forward takes as many pages as its rows need, and its backward gives them back. So memory
     follows the rows that came, as with ``exact_rows``, and the host waits for nothing. Workspaces
@@ -43,7 +43,7 @@ class RowPool:
         intermediate: I.
         bytes: of the pool, on this rank; ranks may differ. None: half of the memory that is free
             now.
-        save: as the workspaces'; ``"rows"`` or ``"none"``.
+        save: as the workspaces'.
         recompute_h: as the workspaces'.
         device: where it lies. None: the group's device.
 
@@ -64,12 +64,12 @@ class RowPool:
         intermediate: int,
         *,
         bytes: int | None = None,
-        save: Literal["rows", "none"] = "rows",
+        save: Literal["rows", "tokens", "none"] = "rows",
         recompute_h: bool = False,
         device: torch.device | str | int | None = None,
     ) -> None:
         if save not in _SAVES:
-            raise ValueError(f"save is '{save}'; with a row pool it must be 'rows' or 'none'")
+            raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")
         if device is None and isinstance(group, Group):
             device = group.device
         self.group = group_of(group, _device_of(device))

@@ -14,13 +14,13 @@ from torch import Tensor
 from . import _library
 from .arithmetic import ACTIVATIONS, PROBS, Activation, Arithmetic, ProbsPlace, arithmetic_of
 from .group import Group, GroupLike, _device_of, group_of
-from .row_pool import RowPool
+from .row_pool import _SAVES, RowPool
 
 __all__ = ["Workspace", "default_workspace"]
 
 _ids = itertools.count(1)
 _PASSES = {"forward": 0, "backward": 1}
-_SAVES = {"rows": 0, "tokens": 1, "none": 2}
+
 # Symmetric memory that other ranks may still reach, by the number of its layer.
 _reached_by_others: dict[int, Tensor] = {}
 

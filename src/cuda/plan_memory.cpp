@@ -32,13 +32,6 @@ std::optional<std::string> unsupported_reason(const Problem& p, int num_ranks) {
                ", which is not available on the cuda backend; those with a gate are accepted: "
                "swiglu, geglu, geglu_tanh, reglu, gpt_oss");
   }
-  if (p.probs != Probs::kBefore) {
-    return cat("problem.probs is ", name(p.probs),
-               ", which is not available on the cuda backend; before is accepted");
-  }
-  if (p.bias) {
-    return "problem.bias is yes, and biases are not available on the cuda backend; no is accepted";
-  }
   if (p.row_align % kTileM != 0) {
     return cat("problem.row_align is ", p.row_align, "; the cuda backend, whose tiles have ",
                kTileM, " rows, accepts 128 and 256");

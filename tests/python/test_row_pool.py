@@ -14,7 +14,7 @@ import uniep
 
 CHOICES = [
     {"save": save, "recompute_h": recompute_h}
-    for save in ("rows", "none")
+    for save in ("rows", "tokens", "none")
     for recompute_h in (False, True)
 ]
 
@@ -166,8 +166,8 @@ def test_what_does_not_go_together_is_refused():
         workspace(case, row_pool=pool, exact_rows=True)
     with pytest.raises(uniep.Error, match="recompute_h=true"):
         workspace(case, row_pool=pool, recompute_h=True)
-    with pytest.raises(ValueError, match="save is 'tokens'"):
-        uniep.RowPool(None, 64, 32, save="tokens")
+    with pytest.raises(ValueError, match="save is 'some'"):
+        uniep.RowPool(None, 64, 32, save="some")
     with pytest.raises(uniep.Error, match="has no page"):
         uniep.RowPool(None, 64, 32, bytes=100)
     with workspace(case, row_pool=pool) as own:

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/device/sm90/biases.cuh"
 #include "cuda/device/sm90/combine.cuh"
 #include "cuda/device/sm90/gated_rows.cuh"
 #include "cuda/device/sm90/gemm.cuh"
@@ -14,9 +15,9 @@ namespace uniep::cuda {
 /// same of the up half, so a thread holds both halves of each of its elements.
 /// Maps: a = x_rows (H, rows); b = w1 (H, I, 2, El), box 64 x kN / 2; out0 = h (I, 2, rows), out1 =
 /// a (I, rows), boxes 64 x 64.
-/// kAnyGate: of any gated activation but SwiGLU, which one the view says. It is correct in the
-/// simplest form; SwiGLU's own code is fast.
-template <class Shape, bool kAnyGate = false>
+/// kGeneral: of any experts that have a gate, as the view says; else of SwiGLU with probabilities
+/// ahead of fc2 and without biases.
+template <class Shape, bool kGeneral = false>
 struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN / 2 / kBoxCols))> {
   static constexpr Stage kStage = Stage::kFc1;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
@@ -88,8 +89,7 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
                                                 const float (&acc)[Shape::kAccumulators],
                                                 const TileWork& work, const Early& early) {
-    const RowProbs& probs = early.probs;
-    keep_probs(consumer, work, probs);
+    keep_probs(consumer, work, early.probs);
     std::uint32_t gate[kChunks][kPairs], up[kChunks][kPairs];
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -99,29 +99,20 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
         gate[chunk][i] = pack_pair(acc[j], acc[j + 1]);
         up[chunk][i] = pack_pair(acc[kHalf / 2 + j], acc[kHalf / 2 + j + 1]);
       }
+      if constexpr (kGeneral) {
+        add_b1(consumer, work, 0, chunk * kBoxCols, gate[chunk]);
+        add_b1(consumer, work, 1, chunk * kBoxCols, up[chunk]);
+      }
     }
-    bool unusual = false;
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       consumer.write_box(OutputRing<Shape>::box_of(2 * chunk, kBoxes), gate[chunk]);
       consumer.write_box(OutputRing<Shape>::box_of(2 * chunk + 1, kBoxes), up[chunk]);
-      if constexpr (!kAnyGate) unusual = unusual || has_unusual_gate(gate[chunk]);
     }
-    if constexpr (!kAnyGate) unusual = __any_sync(kWholeWarp, unusual);
-#pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-      std::uint32_t a[kPairs];
-      if constexpr (kAnyGate) {
-        with_gate(consumer.ctx.view.activation, [&]<Activation kActivation>() {
-          activate_as<kActivation>(gate[chunk], up[chunk], probs, a);
-        });
-      } else if (unusual) {
-        activate<false>(gate[chunk], up[chunk], probs, a);
-      } else {
-        activate<true>(gate[chunk], up[chunk], probs, a);
-      }
-      consumer.write_box(OutputRing<Shape>::box_of(2 * kChunks + chunk, kBoxes), a);
-    }
+    const RowProbs factors = factors_of<kGeneral, Pass::kForward>(consumer.ctx.view, early.probs);
+    with_activation<kGeneral>(consumer.ctx.view.activation, [&]<Activation kActivation>() {
+      activate_all<kActivation>(consumer, gate, up, factors);
+    });
     if (kBorrows) consumer.ring.advance();
   }
 
@@ -142,48 +133,81 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
   }
 
  private:
+  /// a of all chunks, and into its boxes.
+  template <Activation kActivation>
+  static __device__ __forceinline__ void activate_all(Consumer<Shape>& consumer,
+                                                      const std::uint32_t (&gate)[kChunks][kPairs],
+                                                      const std::uint32_t (&up)[kChunks][kPairs],
+                                                      const RowProbs& factors) {
+    bool unusual = false;
+    if constexpr (has_sigmoid(kActivation)) {
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        unusual = unusual || has_unusual_gate<kActivation>(gate[chunk]);
+      }
+      unusual = __any_sync(kWholeWarp, unusual);
+    }
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      std::uint32_t a[kPairs];
+      if constexpr (!has_sigmoid(kActivation)) {
+        activate_one_by_one<kActivation>(gate[chunk], up[chunk], factors, a);
+      } else if (unusual) {
+        activate<kActivation, false>(gate[chunk], up[chunk], factors, a);
+      } else {
+        activate<kActivation, true>(gate[chunk], up[chunk], factors, a);
+      }
+      consumer.write_box(OutputRing<Shape>::box_of(2 * kChunks + chunk, kBoxes), a);
+    }
+  }
+
   /// Pair after pair: side by side, they would take registers that the products of this kernel
   /// need.
   template <Activation kActivation>
-  static __device__ __forceinline__ void activate_as(const std::uint32_t (&gate)[kPairs],
-                                                     const std::uint32_t (&up)[kPairs],
-                                                     const RowProbs& probs,
-                                                     std::uint32_t (&a)[kPairs]) {
-    const auto weighted = [](float p, float g, float u) {
-      return p * (gate_at<kActivation, DeviceMath>(g).value * up_at<kActivation>(u).value);
+  static __device__ __forceinline__ void activate_one_by_one(const std::uint32_t (&gate)[kPairs],
+                                                             const std::uint32_t (&up)[kPairs],
+                                                             const RowProbs& factors,
+                                                             std::uint32_t (&a)[kPairs]) {
+    const auto weighted = [](float factor, float g, float u) {
+      return factor * (gate_at<kActivation, DeviceMath>(g).value * up_at<kActivation>(u).value);
     };
 #pragma unroll
     for (std::uint32_t& pair : a) pair = 0;
 #pragma unroll 1
     for (int i = 0; i < kPairs; ++i) {
-      const float p = pick(probs.of, i % 2);
+      const float factor = pick(factors.of, i % 2);
       const std::uint32_t g = pick(gate, i), u = pick(up, i);
-      put(a, i, pack_pair(weighted(p, low_of(g), low_of(u)), weighted(p, high_of(g), high_of(u))));
+      put(a, i,
+          pack_pair(weighted(factor, low_of(g), low_of(u)),
+                    weighted(factor, high_of(g), high_of(u))));
     }
   }
 
-  template <bool kUsual>
+  template <Activation kActivation, bool kUsual>
   static __device__ __forceinline__ void activate(const std::uint32_t (&gate)[kPairs],
                                                   const std::uint32_t (&up)[kPairs],
-                                                  const RowProbs& probs,
+                                                  const RowProbs& factors,
                                                   std::uint32_t (&a)[kPairs]) {
+    const auto weighted = [](float factor, float g, float s, float u) {
+      return factor * (gate_with<kActivation>(g, s).value * up_at<kActivation>(u).value);
+    };
 #pragma unroll
     for (int first = 0; first < kPairs; first += kMatrixPairs) {
       float s[2 * kMatrixPairs];
-      sigmoids_of<kUsual>(reinterpret_cast<const MatrixPairs&>(gate[first]), s);
+      sigmoids_of<kActivation, kUsual>(reinterpret_cast<const MatrixPairs&>(gate[first]), s);
 #pragma unroll
       for (int i = 0; i < kMatrixPairs; ++i) {
         const std::uint32_t g = gate[first + i], u = up[first + i];
-        const float p = probs.of[i % 2];
-        a[first + i] = pack_pair(p * (silu(low_of(g), s[2 * i]) * low_of(u)),
-                                 p * (silu(high_of(g), s[2 * i + 1]) * high_of(u)));
+        const float factor = factors.of[i % 2];
+        a[first + i] = pack_pair(weighted(factor, low_of(g), s[2 * i], low_of(u)),
+                                 weighted(factor, high_of(g), s[2 * i + 1], high_of(u)));
       }
     }
   }
 };
 
 /// h once more, where forward has not kept it. Maps: a, b and out0 as of fc1.
-template <class Shape>
+template <class Shape, bool kGeneral = false>
 struct Refc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN / kBoxCols))> {
   static constexpr Stage kStage = Stage::kRefc1;
   static constexpr ptx::Major kMajorA = Fc1<Shape>::kMajorA;
@@ -205,7 +229,7 @@ struct Refc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN /
   /// Boxes: gate and up of each 64 columns.
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
                                                 const float (&acc)[Shape::kAccumulators],
-                                                const TileWork&, const Nothing&) {
+                                                const TileWork& work, const Nothing&) {
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
       const int first = box / 2 * 2 * kPairs + box % 2 * Shape::kAccumulators / 2;
@@ -214,6 +238,7 @@ struct Refc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN /
       for (int i = 0; i < kPairs; ++i) {
         half[i] = pack_pair(acc[first + 2 * i], acc[first + 2 * i + 1]);
       }
+      if constexpr (kGeneral) add_b1(consumer, work, box % 2, box / 2 * kBoxCols, half);
       consumer.write_box(OutputRing<Shape>::box_of(box, kBoxes), half);
     }
     if (kBorrows) consumer.ring.advance();
@@ -232,7 +257,7 @@ struct Refc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN /
 
 /// dx rows = dh w1, pushed. The first column tile also adds up the rows' dprobs, whose column
 /// groups dfc2 has left. Maps: a = dh (2I, rows); b = w1 (H, 2I, El), boxes 64 x 64.
-template <class Shape>
+template <class Shape, bool kGeneral = false>
 struct Dfc1 : RowPush<Shape> {
   static constexpr Stage kStage = Stage::kDfc1;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
@@ -247,7 +272,7 @@ struct Dfc1 : RowPush<Shape> {
   static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps&,
                                               const TileWork& work) {
     const PushRows rows = rows_to_push(sender, work);
-    if (work.n == 0) push_dprobs(sender, rows, work);
+    if (work.n == 0) push_dprobs<kGeneral>(sender, rows, work);
     push_rows<kStage>(sender, rows, work);
   }
 };

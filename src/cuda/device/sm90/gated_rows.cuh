@@ -1,5 +1,6 @@
 #pragma once
 
+#include "base/row_factors.h"
 #include "cuda/device/activation.cuh"
 #include "cuda/device/sm90/gemm.cuh"
 
@@ -12,6 +13,19 @@ namespace uniep::cuda {
 struct RowProbs {
   float of[2];
 };
+
+/// What f(h) is multiplied by in either pass. Not `kGeneral`: by the probability itself.
+template <bool kGeneral, Pass pass>
+__device__ __forceinline__ RowProbs factors_of(const PassView& v, const RowProbs& probs) {
+  RowProbs factors = probs;
+  if constexpr (kGeneral) {
+#pragma unroll
+    for (float& p : factors.of) {
+      p = pass == Pass::kForward ? factor_of_a(v.probs, p) : factor_of_da(v.probs, p);
+    }
+  }
+  return factors;
+}
 
 /// Element i of a few registers, of a loop that is not unrolled; ...
 template <class T, int kCount>
@@ -29,25 +43,25 @@ __device__ __forceinline__ void put(T (&values)[kCount], int i, T value) {
   for (int j = 0; j < kCount; ++j) values[j] = j == i ? value : values[j];
 }
 
-/// The sigmoids of pairs of gates, side by side.
-template <bool kUsual, int kCount>
+/// The sigmoids that pairs of gates take, side by side.
+template <Activation activation, bool kUsual, int kCount>
 __device__ __forceinline__ void sigmoids_of(const std::uint32_t (&gates)[kCount],
                                             float (&s)[2 * kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    s[2 * i] = low_of(gates[i]);
-    s[2 * i + 1] = high_of(gates[i]);
+    s[2 * i] = sigmoid_argument<activation>(low_of(gates[i]));
+    s[2 * i + 1] = sigmoid_argument<activation>(high_of(gates[i]));
   }
   sigmoids<kUsual>(s);
 }
 
 /// Whether any of the thread's gates needs the slow path of the sigmoid.
-template <int kCount>
+template <Activation activation, int kCount>
 __device__ __forceinline__ bool has_unusual_gate(const std::uint32_t (&gates)[kCount]) {
   std::uint32_t most = gates[0];
 #pragma unroll
   for (int i = 1; i < kCount; ++i) most = max_magnitude_pair(most, gates[i]);
-  return is_unusual_gate(low_of(most)) || is_unusual_gate(high_of(most));
+  return is_unusual_gate<activation>(low_of(most)) || is_unusual_gate<activation>(high_of(most));
 }
 
 }  // namespace uniep::cuda
