@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from ._ops import ops
 from .deferred import DeferredWeights, _PendingPages
 from .group import Group, GroupLike, _device_of, group_of
 
-__all__ = ["RowPool", "SavedPages", "moe_in_pages"]
+__all__ = ["RowPool", "RowPoolLike", "SavedPages", "moe_in_pages", "shared_pool"]
 
 _SAVES = {"rows": 0, "tokens": 1, "none": 2}
 
@@ -119,6 +119,43 @@ class RowPool:
 
     def __repr__(self) -> str:
         return f"uniep.RowPool(pages={self.pages}, bytes={self.bytes}, device='{self.device}')"
+
+
+#: What layers take for a pool: one; True, of half of the free memory; its bytes; or None.
+RowPoolLike: TypeAlias = RowPool | int | None
+
+
+def shared_pool(
+    row_pool: RowPoolLike,
+    group: GroupLike,
+    device: torch.device,
+    hidden: int,
+    intermediate: int,
+    save: Literal["rows", "tokens", "none"],
+    recompute_h: bool,
+) -> RowPool | None:
+    """The pool that is meant: where it is not given itself, one for all layers of this shape.
+
+    Raises:
+        ValueError: for bytes below 1.
+        TypeError: for anything else.
+    """
+    if row_pool is None or row_pool is False or isinstance(row_pool, RowPool):
+        return row_pool or None
+    if not isinstance(row_pool, int):
+        raise TypeError(
+            f"row_pool is {row_pool!r}; a uniep.RowPool, True or a number of bytes is accepted"
+        )
+    if row_pool < 1:
+        raise ValueError(f"row_pool is {row_pool}; 1 byte or more is accepted, or True")
+    bytes = None if row_pool is True else row_pool
+    owner = group_of(group, device)
+    key = (hidden, intermediate, save, recompute_h, bytes)
+    if key not in owner.row_pools:
+        owner.row_pools[key] = RowPool(
+            owner, hidden, intermediate, bytes=bytes, save=save, recompute_h=recompute_h
+        )
+    return owner.row_pools[key]
 
 
 _ALIGNMENT = 256
