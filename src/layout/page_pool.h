@@ -75,8 +75,8 @@ struct PageStack {
   std::int32_t* free = nullptr;  // [2]
   std::int32_t* pages = nullptr;
 
-  /// Page number `group` of a plan that takes pages where `free_before` are free: the topmost first,
-  /// so that memory that was written lately is written again.
+  /// Page number `group` of a plan that takes pages where `free_before` are free: the topmost
+  /// first, so that memory that was written lately is written again.
   UNIEP_HD std::int32_t taken(std::int32_t free_before, std::int64_t group) const {
     return pages[free_before - 1 - group];
   }

@@ -159,8 +159,8 @@ RoutingCheck check_routing(const Problem& p, const Routing& routing) {
 std::int64_t pages_of(const Problem& p, int num_ranks, const RoutingCheck& check, int rank) {
   const std::int64_t rows = rows_of_rank(p, num_ranks, check.rows_of_expert, rank);
   const bool has_tokens = !check.received.empty();
-  return page_shape(p).pages_of(
-      rows, has_tokens ? check.received[static_cast<std::size_t>(rank)] : 0);
+  return page_shape(p).pages_of(rows,
+                                has_tokens ? check.received[static_cast<std::size_t>(rank)] : 0);
 }
 
 void check_pages(const Problem& p, std::span<const PageCount> pools, RoutingCheck& check) {

@@ -82,7 +82,7 @@ struct Step {
   std::optional<RoutingPlan> plan;
   Saved saved;
   bool had_forward = false;
-  bool has_data = false;  // backward_data without its backward_weights
+  bool has_data = false;   // backward_data without its backward_weights
   bool may_repeat = true;  // backward, once the weight gradients are there
   LayerResult result;
 };

@@ -501,12 +501,12 @@ void TwoPools::expect_refused_alike(const Problem& problem, std::int64_t step) {
         return;
       }
       const std::int64_t free = pool.free_pages();
-      expect_error(ErrorCode::kCapacity,
-                   cat("rank 1 would save ", step, " pages, but ", step, " of the ", pages,
-                       " pages of its row pool are held by other plans; ", would_do, " bytes (",
-                       2 * step,
-                       " pages) would do for this routing, or backward passes ahead of it"),
-                   second);
+      expect_error(
+          ErrorCode::kCapacity,
+          cat("rank 1 would save ", step, " pages, but ", step, " of the ", pages,
+              " pages of its row pool are held by other plans; ", would_do, " bytes (", 2 * step,
+              " pages) would do for this routing, or backward passes ahead of it"),
+          second);
       std::int64_t overflow[2] = {-1, -1};
       {
         const RoutingPlan none = layer.plan(split_.topk_ids(c.rank()), {.overflow = overflow});

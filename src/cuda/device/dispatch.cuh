@@ -312,8 +312,8 @@ class DispatchWarp {
     row_ = row_of(stored_ + 1);  // for the next time
     ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
     if (kKinds.weighs && weighs_rows()) {
-      weigh(row != kNoRow ? ctx_.get<Tensor::kDyRows>() + at : nullptr, factor,
-            piece * kPullBytes, bytes);
+      weigh(row != kNoRow ? ctx_.get<Tensor::kDyRows>() + at : nullptr, factor, piece * kPullBytes,
+            bytes);
     } else if (row != kNoRow) {
       auto* to = reinterpret_cast<std::byte*>(target() + at);
       ptx::bulk_store(to + piece * kPullBytes, slots_ + store_.slot * slot_bytes_, bytes);

@@ -14,9 +14,8 @@ inline constexpr int kPlanThreads = 32 * kPlanWarps;
 /// Dynamic shared memory of a plan kernel.
 __host__ __device__ inline std::size_t plan_shared_bytes(int num_experts, int num_ranks) {
   const int local = num_experts / num_ranks;
-  return sizeof(std::uint32_t) *
-         static_cast<std::size_t>(kPlanWarps * local + num_experts + num_ranks + (local + 2) +
-                                  local);
+  return sizeof(std::uint32_t) * static_cast<std::size_t>(kPlanWarps * local + num_experts +
+                                                          num_ranks + (local + 2) + local);
 }
 
 /// What the threads of a CTA share.

@@ -94,9 +94,8 @@ Json load(const StepReport& report) {
 
 Json row_pool(const PoolUse& pool) {
   if (pool.pages == 0) return nullptr;
-  return {{"pages", pool.pages},
-          {"page_bytes", pool.page_bytes},
-          {"most_pages_held", pool.most_held}};
+  return {
+      {"pages", pool.pages}, {"page_bytes", pool.page_bytes}, {"most_pages_held", pool.most_held}};
 }
 
 Json check_list(const std::vector<TensorCheck>& checks) {

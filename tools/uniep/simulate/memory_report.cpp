@@ -75,12 +75,18 @@ Json pool_json(const PlannedChoice& choice) {
 }  // namespace
 
 Json choice_json(const PlannedChoice& choice, const ModelMemory& model) {
-  return {{"save", name(choice.save)},       {"recompute_h", choice.recompute_h},
-          {"exact_rows", choice.exact_rows}, {"row_pool", pool_json(choice)},
-          {"rows", choice.rows},             {"kept_bytes", choice.kept},
-          {"pass_bytes", choice.pass},       {"shared_bytes", choice.shared},
-          {"weight_bytes", choice.weights},  {"total_bytes", choice.total()},
-          {"predicted_ms", 1e3 * choice.seconds}, {"fits", fits(choice, model)}};
+  return {{"save", name(choice.save)},
+          {"recompute_h", choice.recompute_h},
+          {"exact_rows", choice.exact_rows},
+          {"row_pool", pool_json(choice)},
+          {"rows", choice.rows},
+          {"kept_bytes", choice.kept},
+          {"pass_bytes", choice.pass},
+          {"shared_bytes", choice.shared},
+          {"weight_bytes", choice.weights},
+          {"total_bytes", choice.total()},
+          {"predicted_ms", 1e3 * choice.seconds},
+          {"fits", fits(choice, model)}};
 }
 
 std::string model_text(const ModelMemory& model) {
@@ -100,7 +106,8 @@ void print_plan_legend(std::ostream& out) {
       << comment(
              "rows: memory for the capacity; pool: a row pool with pages for the rows that come; "
              "exact: exact_rows, for whose count the host waits. That wait is not predicted: the "
-             "times are the same. Not counted: x, which autograd keeps and save=none reads again, and all else "
+             "times are the same. Not counted: x, which autograd keeps and save=none reads again, "
+             "and all else "
              "that is not uniep's");
 }
 
@@ -108,8 +115,7 @@ void print_plan(std::ostream& out, const MemoryPlan& plan, const ModelMemory& mo
   print_heading(out, plan);
   Table table({kLeft, kLeft, kLeft, kRight, kRight, kRight, kRight, kRight, kLeft});
   table.header({"", "", "", "kept", "pass", "shared", "total", "time", ""});
-  table.header(
-      {"save", "recompute_h", "rows", "(GB)", "(GB)", "(GB)", "(GB)", "(ms)", "verdict"});
+  table.header({"save", "recompute_h", "rows", "(GB)", "(GB)", "(GB)", "(GB)", "(ms)", "verdict"});
   const auto word = [](bool value) { return value ? "yes" : "no"; };
   for (const PlannedChoice& c : plan.choices) {
     table.row({name(c.save), word(c.recompute_h), rows_text(c), gb(c.kept), gb(c.pass),

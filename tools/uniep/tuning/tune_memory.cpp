@@ -136,8 +136,7 @@ Json memory_json(const MemoryPlan& plan, const ModelMemory& model,
   Json fastest;
   for (std::size_t i = 0; best != nullptr && i < plan.choices.size(); ++i) {
     const PlannedChoice& c = plan.choices[i];
-    const bool same_rows =
-        c.exact_rows == best->choice.exact_rows && c.pool == best->choice.pool;
+    const bool same_rows = c.exact_rows == best->choice.exact_rows && c.pool == best->choice.pool;
     if (same_passes(c, best->choice) && same_rows) fastest = i;
   }
   Json json = model_json(model);
