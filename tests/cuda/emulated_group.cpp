@@ -128,10 +128,8 @@ PassTensors EmulatedGroup::tensors(int rank, Pass pass) const {
                         .db1 = r.main_db1.span(),
                         .db2 = r.main_db2.span()});
   } else {
-    t.set_weight_grads({.dw1 = r.dw1.span(),
-                        .dw2 = r.dw2.span(),
-                        .db1 = r.db1.span(),
-                        .db2 = r.db2.span()});
+    t.set_weight_grads(
+        {.dw1 = r.dw1.span(), .dw2 = r.dw2.span(), .db1 = r.db1.span(), .db2 = r.db2.span()});
   }
   return t;
 }

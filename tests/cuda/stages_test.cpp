@@ -70,12 +70,10 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
     const auto last = static_cast<std::int64_t>(numbers_of_ranks.size()) - 1;
     const int ranks =
         numbers_of_ranks[static_cast<std::size_t>(uniep::testing::pick(rng, 0, last))];
-    const uniep::testing::LayerBounds bounds{
-        .max_tokens = seed % 3 == 0 ? 700 : 90,
-        .max_hidden = seed % 2 == 0 ? 600 : 96,
-        .max_intermediate = seed % 2 == 0 ? 600 : 96,
-        .any_arithmetic = uniep::testing::chance(rng, 60),
-        .with_gate = true};
+    const uniep::testing::LayerBounds bounds{.max_tokens = seed % 3 == 0 ? 700 : 90,
+                                             .max_hidden = seed % 2 == 0 ? 600 : 96,
+                                             .max_intermediate = seed % 2 == 0 ? 600 : 96,
+                                             .any_arithmetic = uniep::testing::chance(rng, 60)};
     const LayerData data = uniep::testing::random_layer(rng, ranks, bounds);
     const bool main_grad = uniep::testing::chance(rng, 30);
     const Save save = kSaves[rng() % std::size(kSaves)];
@@ -83,12 +81,11 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
     EmulatedGroup group(data, uniep::testing::random_parts(rng, data.tokens, ranks), main_grad, 1,
                         0, save, recompute_h);
     const Schedule schedule = choose(rng, group.problem());
-    const std::string what =
-        cat("seed ", seed, ": ", ranks, " ranks, tokens ", data.tokens, ", hidden ", data.hidden,
-            ", intermediate ", data.intermediate, ", experts ", data.num_experts, ", topk ",
-            data.topk, ", save ", name(save), ", recompute_h ", recompute_h, ", ",
-            name(data.activation), ", probs ", name(data.probs), ", bias ", data.has_bias(), ", ",
-            to_string(schedule));
+    const std::string what = cat(
+        "seed ", seed, ": ", ranks, " ranks, tokens ", data.tokens, ", hidden ", data.hidden,
+        ", intermediate ", data.intermediate, ", experts ", data.num_experts, ", topk ", data.topk,
+        ", save ", name(save), ", recompute_h ", recompute_h, ", ", name(data.activation),
+        ", probs ", name(data.probs), ", bias ", data.has_bias(), ", ", to_string(schedule));
     SCOPED_TRACE(what);
     const LayerResult got = deferred ? group.deferred_step(schedule, choose(rng, group.problem()))
                                      : group.step(schedule);

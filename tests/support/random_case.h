@@ -32,15 +32,12 @@ struct LayerBounds {
   std::int64_t max_hidden = 96;
   std::int64_t max_intermediate = 96;
   int max_experts_per_rank = 4;
-  bool any_arithmetic = false;  ///< any activation, place of probabilities, and biases; ...
-  bool with_gate = false;       ///< ... the activation one with a gate
+  bool any_arithmetic = false;  ///< any activation, place of probabilities, and biases
 };
 
 /// Activations of wide range reach what they do beyond a limit, or near 0.
-inline void draw_arithmetic(Rng& rng, LayerData& d, bool with_gate = false) {
-  do {
-    d.activation = static_cast<Activation>(pick(rng, 0, kNumActivations - 1));
-  } while (with_gate && !is_gated(d.activation));
+inline void draw_arithmetic(Rng& rng, LayerData& d) {
+  d.activation = static_cast<Activation>(pick(rng, 0, kNumActivations - 1));
   d.probs = chance(rng, 50) ? Probs::kBefore : Probs::kAfter;
   const float scale = chance(rng, 30) ? 2.0f : 0.3f;
   d.w1 = random_bf16(rng, d.num_experts * d.w1_rows() * d.hidden, scale);
@@ -81,7 +78,7 @@ inline LayerData random_layer(Rng& rng, int ranks, const LayerBounds& bounds = {
              : probability(rng));
   }
   if (!bounds.any_arithmetic) return d;
-  draw_arithmetic(rng, d, bounds.with_gate);
+  draw_arithmetic(rng, d);
   for (float& p : d.topk_probs) {
     if (chance(rng, 5)) p = 0;  // which Probs::kAfter must not divide by
   }

@@ -77,7 +77,7 @@ struct DeviceMath {
 };
 
 /// Calls f.operator()<activation>() for the one at hand. All threads have the same: the branch
-/// costs them nothing else. `kGeneral`: it may be any gated one; else it is SwiGLU.
+/// costs them nothing else. `kGeneral`: it may be any; else it is SwiGLU.
 template <bool kGeneral, class F>
 __device__ __forceinline__ void with_activation(Activation activation, F&& f) {
   switch (kGeneral ? activation : Activation::kSwiglu) {
@@ -93,8 +93,17 @@ __device__ __forceinline__ void with_activation(Activation activation, F&& f) {
     case Activation::kReglu:
       f.template operator()<Activation::kReglu>();
       break;
-    default:
+    case Activation::kGptOss:
       f.template operator()<Activation::kGptOss>();
+      break;
+    case Activation::kRelu2:
+      f.template operator()<Activation::kRelu2>();
+      break;
+    case Activation::kGelu:
+      f.template operator()<Activation::kGelu>();
+      break;
+    case Activation::kSilu:
+      f.template operator()<Activation::kSilu>();
   }
 }
 

@@ -36,7 +36,7 @@ __device__ __forceinline__ std::uint32_t add_pair(std::uint32_t pair, float fact
   return pack_pair(low_of(pair) + factor * low_of(bias), high_of(pair) + factor * high_of(bias));
 }
 
-/// Adds b1 to the pairs of 64 columns of a half of h, which are the tile's from column `col` on.
+/// Adds b1 to the pairs of 64 columns of a half of h, from column `col` on.
 template <class Shape>
 __device__ __forceinline__ void add_b1(const Consumer<Shape>& consumer, const TileWork& work,
                                        int half, int col, std::uint32_t (&pairs)[kPairs]) {
@@ -46,7 +46,7 @@ __device__ __forceinline__ void add_b1(const Consumer<Shape>& consumer, const Ti
   std::uint32_t bias[kPairs / 2];
 #pragma unroll
   for (int i = 0; i < kPairs / 2; ++i) {
-    bias[i] = pair_at(b1, work.n + col + 8 * i + 2 * (consumer.lane() % 4), v.intermediate);
+    bias[i] = pair_at(b1, col + 8 * i + 2 * (consumer.lane() % 4), v.intermediate);
   }
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) pairs[i] = add_pair(pairs[i], 1.0f, bias[i / 2]);

@@ -1,7 +1,7 @@
 #pragma once
 
+#include "cuda/device/sm90/activation_gradients.cuh"
 #include "cuda/device/sm90/biases.cuh"
-#include "cuda/device/sm90/gated_gradients.cuh"
 #include "cuda/device/sm90/gemm.cuh"
 #include "cuda/device/warp.cuh"
 
@@ -33,11 +33,12 @@ struct Dfc2 {
                                                        OperandSlot<Shape>& slot,
                                                        std::uint64_t* full, const TileWork& work,
                                                        int chunk) {
-    ptx::mbarrier_arrive_expect(full, 2 * kTileM * kBoxCols * kOperandBytes);
+    const bool gated = has_up(ctx.view);
+    ptx::mbarrier_arrive_expect(full, (gated ? 2 : 1) * kTileM * kBoxCols * kOperandBytes);
     const int col = work.n + chunk * kBoxCols;
     const int row = first_row_in<Tensor::kH>(ctx, work);
     ptx::tma_load(slot.a, maps.aux, full, col, 0, row);
-    ptx::tma_load(slot.b, maps.aux, full, col, 1, row);
+    if (gated) ptx::tma_load(slot.b, maps.aux, full, col, 1, row);
   }
 
   /// A thread's two rows, as in RowProbs.
@@ -81,11 +82,12 @@ struct Dfc2 {
       const std::uint8_t* da = da_box(consumer.shared, consumer.index, consumer.ring.slot, chunk);
       __syncwarp();
       float dprobs[2] = {0, 0};  // of this chunk
-      const GatedBoxes boxes{box_address(slot.a + kTileK * kOperandBytes * consumer.first_row()),
-                             box_address(slot.b + kTileK * kOperandBytes * consumer.first_row()),
-                             box_address(da + consumer.warp() * (kBoxBytes / 4))};
+      const ActivationBoxes boxes{
+          box_address(slot.a + kTileK * kOperandBytes * consumer.first_row()),
+          box_address(slot.b + kTileK * kOperandBytes * consumer.first_row()),
+          box_address(da + consumer.warp() * (kBoxBytes / 4))};
       with_activation<kGeneral>(consumer.ctx.view.activation, [&]<Activation kActivation>() {
-        GatedGradients<kActivation>::run(boxes, factors, dprobs);
+        ActivationGradients<kActivation>::run(boxes, factors, dprobs);
       });
 #pragma unroll
       for (int i = 0; i < kEpilogueSlots; ++i) {
@@ -113,7 +115,9 @@ struct Dfc2 {
         const int slot = sender.ring.slot;
         OperandSlot<Shape>& h = sender.shared.slots[slot];
         ptx::tma_store(maps.out0, h.a + sender.index * kBoxBytes, col, 0, row);
-        ptx::tma_store(maps.out0, h.b + sender.index * kBoxBytes, col, 1, row);
+        if (has_up(sender.ctx.view)) {
+          ptx::tma_store(maps.out0, h.b + sender.index * kBoxBytes, col, 1, row);
+        }
         ptx::tma_store(maps.out1, da_box(sender.shared, sender.index, slot, chunk), col, row, 0);
         ptx::bulk_commit();
         ptx::bulk_wait_read<0>();
@@ -126,6 +130,10 @@ struct Dfc2 {
   }
 
  private:
+  static __device__ __forceinline__ bool has_up(const PassView& v) {
+    return !kGeneral || is_gated(v.activation);
+  }
+
   /// da of the last chunks lies in the consumer's own boxes, that of the chunks before in the rest
   /// of b in their slots.
   static constexpr int kInSlots = kEpilogueSlots - Shape::kOwnBoxes;

@@ -1,8 +1,8 @@
 #pragma once
 
+#include "cuda/device/sm90/activation_rows.cuh"
 #include "cuda/device/sm90/biases.cuh"
 #include "cuda/device/sm90/combine.cuh"
-#include "cuda/device/sm90/gated_rows.cuh"
 
 // fc2, the GEMM with w2, with the push. Its data gradient is in dfc2.cuh.
 

@@ -12,8 +12,8 @@
 
 namespace uniep::cuda {
 
-/// The GEMM stages of a pass. `kIsGeneral`: of any experts that have a gate, wherever the
-/// probability enters, with or without biases; else of SwiGLU with probabilities ahead of fc2.
+/// The GEMM stages of a pass. `kIsGeneral`: of any experts, wherever the probability enters,
+/// with or without biases; else of SwiGLU with probabilities ahead of fc2.
 template <bool kIsGeneral, class... S>
 struct StageList {
   static constexpr bool kGeneral = kIsGeneral;

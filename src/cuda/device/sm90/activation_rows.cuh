@@ -27,6 +27,32 @@ __device__ __forceinline__ RowProbs factors_of(const PassView& v, const RowProbs
   return factors;
 }
 
+/// f(h) of an element of a half of h, given what v(h) is there, and of its partner in the other
+/// half; without a gate there is none.
+template <Activation activation>
+__device__ __forceinline__ float product_of(const ValueSlope& gate, float up) {
+  if constexpr (is_gated(activation)) return gate.value * up_at<activation>(up).value;
+  return gate.value;
+}
+
+/// What a tile's columns of h are, kN in two parts: with a gate the same columns of either half,
+/// without one neighbouring columns. Not `kGeneral`: with a gate.
+template <class Shape, bool kGeneral>
+struct ColumnsOfH {
+  static constexpr int kPart = Shape::kN / 2;
+  int n;  // the tile's first
+  bool gated;
+
+  __device__ __forceinline__ ColumnsOfH(const PassView& v, const TileWork& work)
+      : n(work.n), gated(!kGeneral || is_gated(v.activation)) {}
+
+  __device__ __forceinline__ int half(int part) const { return gated ? part : 0; }
+  /// Of that half, the part's first.
+  __device__ __forceinline__ int first(int part) const {
+    return gated || part == 0 ? n : n + kPart;
+  }
+};
+
 /// Element i of a few registers, of a loop that is not unrolled; ...
 template <class T, int kCount>
 __device__ __forceinline__ T pick(const T (&values)[kCount], int i) {
