@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from . import _library
 from ._ops import ops
+from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
 from .deferred import DeferredWeights, _PendingPages
 from .group import Group, GroupLike, _device_of, group_of
 
@@ -46,6 +47,7 @@ class RowPool:
         save: as the workspaces'.
         recompute_h: as the workspaces'.
         device: where it lies. None: the group's device.
+        activation: as the workspaces', of which only counts whether there is a gate.
 
     Attributes:
         pages: how many it has.
@@ -53,7 +55,7 @@ class RowPool:
         bytes: of all of it, from PyTorch's allocator on a GPU.
 
     Raises:
-        ValueError: for another ``save``.
+        ValueError: for another ``save`` or ``activation``.
         uniep.Error: for figures out of range, and a pool without room for a page.
     """
 
@@ -67,6 +69,7 @@ class RowPool:
         save: Literal["rows", "tokens", "none"] = "rows",
         recompute_h: bool = False,
         device: torch.device | str | int | None = None,
+        activation: Activation = "swiglu",
     ) -> None:
         if save not in _SAVES:
             raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")
@@ -82,6 +85,7 @@ class RowPool:
             max_tokens=1,
             save=_SAVES[save],
             recompute_h=int(recompute_h),
+            activation=ACTIVATIONS.index(arithmetic_of(activation).activation),
         )
         memory, start = _memory(bytes, self.device)
         handle = ctypes.c_void_p()
@@ -133,6 +137,7 @@ def shared_pool(
     intermediate: int,
     save: Literal["rows", "tokens", "none"],
     recompute_h: bool,
+    activation: Activation = "swiglu",
 ) -> RowPool | None:
     """The pool that is meant: where it is not given itself, one for all layers of this shape.
 
@@ -150,10 +155,16 @@ def shared_pool(
         raise ValueError(f"row_pool is {row_pool}; 1 byte or more is accepted, or True")
     bytes = None if row_pool is True else row_pool
     owner = group_of(group, device)
-    key = (hidden, intermediate, save, recompute_h, bytes)
+    key = (hidden, intermediate, save, recompute_h, arithmetic_of(activation).halves, bytes)
     if key not in owner.row_pools:
         owner.row_pools[key] = RowPool(
-            owner, hidden, intermediate, bytes=bytes, save=save, recompute_h=recompute_h
+            owner,
+            hidden,
+            intermediate,
+            bytes=bytes,
+            save=save,
+            recompute_h=recompute_h,
+            activation=activation,
         )
     return owner.row_pools[key]
 

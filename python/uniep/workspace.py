@@ -401,7 +401,8 @@ def paged_workspace(
     arithmetic: Arithmetic,
 ) -> Workspace:
     """As :func:`default_workspace`, of those with this row pool."""
-    pool = shared_pool(row_pool, group, device, hidden, intermediate, save, recompute_h)
+    kept = (hidden, intermediate, save, recompute_h, arithmetic.activation)
+    pool = shared_pool(row_pool, group, device, *kept)
     return default_workspace(
         group,
         device,

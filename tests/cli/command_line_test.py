@@ -67,10 +67,13 @@ class SameBytes(ProgramTest):
                 if found:
                     self.assertTrue(0 < int(found[1]) < int(found[2]))
         self.assertEqual(len(contents), 1)
-        words = ["0 of the", "pages of its row pool are held", "would do for this routing"]
-        done = self.refuse(*run, "--row-pool", 150000, words=words)
-        enough = re.search(r"(\d+) bytes \(\d+ pages?\) would do", done.stderr)[1]
         figures = self.folder / "run.json"
+        self.succeed(*run, "--row-pool", 1 << 24, "--json", figures)
+        pool = json.loads(figures.read_text())["row_pool"]
+        needed = pool["most_pages_held"]
+        words = [f"would save {needed} pages, but 0 of the {needed - 1} pages", "would do for this"]
+        done = self.refuse(*run, "--row-pool", needed * pool["page_bytes"] - 1, words=words)
+        enough = re.search(r"(\d+) bytes \(\d+ pages?\) would do", done.stderr)[1]
         text = self.succeed(*run, "--row-pool", enough, "--check", "--json", figures)
         self.assertIn("PASSED", text)
         pool = json.loads(figures.read_text())["row_pool"]

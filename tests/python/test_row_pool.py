@@ -190,7 +190,7 @@ def test_calls_of_a_shape_share_a_pool_that_nobody_made(choice):
         out = uniep.moe(
             case.x, case.ids, case.probs, case.w1, case.w2, group=group, row_pool=bytes, **choice
         )
-        return out, group.row_pools[(*case.shape[:2], *choice.values(), bytes)]
+        return out, group.row_pools[(*case.shape[:2], *choice.values(), 2, bytes)]
 
     first, pool = shared(1 << 20)
     second, same = shared(1 << 20)
@@ -201,6 +201,34 @@ def test_calls_of_a_shape_share_a_pool_that_nobody_made(choice):
     for out in (second, first, third):
         assert_same(gradients(case, out), wanted)
     assert held(pool) == held(other) == 0
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gpt_oss"])
+def test_what_experts_compute_is_as_without(activation):
+    case = make_case(tokens=300)
+    w1 = case.w1.clone()
+    if activation == "gelu":  # without a gate
+        w1 = w1[:, : w1.shape[1] // 2].contiguous()
+    results = []
+    for row_pool in (None, 1 << 20):
+        group = uniep.Group(device=case.x.device)
+        leaves = [t.clone().requires_grad_() for t in (case.x, case.probs, w1, case.w2)]
+        out = uniep.moe(
+            leaves[0],
+            case.ids,
+            *leaves[1:],
+            group=group,
+            activation=activation,
+            probs="after",
+            row_pool=row_pool,
+            save="tokens",
+        )
+        out.backward(case.dy)
+        results.append([out.detach(), *(leaf.grad for leaf in leaves)])
+        pools = list(group.row_pools.values())
+        assert len(pools) == (row_pool is not None)
+        assert all(held(pool) == 0 < pool.pages - pool.fewest_free_pages for pool in pools)
+    assert_same(*results)
 
 
 def test_half_of_the_free_memory_is_taken_for_true_and_none_for_false():
