@@ -23,7 +23,7 @@ inline UNIEP_HD std::int32_t received_place(const PassView& v, std::int32_t toke
   if (v.pages == nullptr) return token;
   const PageShape& shape = v.page_shape;
   const std::int64_t first = shape.first_of_tokens(v.segment_begin[v.num_local_experts]);
-  const std::int32_t group = token / shape.tokens;
+  const std::int32_t group = shape.group_of(token);
   return v.pages[first + group] << shape.token_shift | (token - group * shape.tokens);
 }
 

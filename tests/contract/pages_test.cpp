@@ -198,6 +198,11 @@ TEST(PageShapes, NoByteIsInTwoPages) {
       if (shape.tokens == 0) continue;
       EXPECT_GE(shape.token_stride, shape.tokens * p.hidden);
       EXPECT_LE(shape.tokens, 1 << shape.token_shift);
+      for (const std::int64_t token : {pick(rng, 0, 99), pick(rng, 0, (1ll << 31) - 1)}) {
+        for (const std::int64_t t : {token, token / shape.tokens * shape.tokens}) {
+          EXPECT_EQ(shape.group_of(static_cast<std::int32_t>(t)), t / shape.tokens);
+        }
+      }
       own(layout.tokens + 2 * page * shape.token_stride, 2 * shape.tokens * p.hidden, tokens,
           shape.tokens_apart ? rows : 0);
     }

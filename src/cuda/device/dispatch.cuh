@@ -196,13 +196,19 @@ class DispatchWarp {
     return static_cast<int>(ctx_.view.pull_rows[pull.first_row + lane_]);
   }
 
-  /// Elements of `target` ahead of this lane's row or token: what is dispatched again is not saved.
-  __device__ __forceinline__ std::int64_t offset_of(int row) const {
+  /// Where the tensor that this pass dispatches to has the row: what is dispatched again is not
+  /// saved. A token's place stays.
+  __device__ __forceinline__ int place_of(int row) const {
     if constexpr (kKinds.saves) {
-      if (lane_ == kKeepingLane) return received_offset(ctx_.view, row);
-      if (row != kNoRow) return ctx_.row<Tensor::kXRows>(row) * ctx_.view.hidden;
+      if (row != kNoRow) return static_cast<int>(ctx_.row<Tensor::kXRows>(row));
     }
-    return row * ctx_.view.hidden;
+    return row;
+  }
+
+  /// Elements of `target` ahead of this lane's place.
+  __device__ __forceinline__ std::int64_t offset_of(int place) const {
+    if (kKinds.saves && lane_ == kKeepingLane) return received_offset(ctx_.view, place);
+    return place * ctx_.view.hidden;
   }
 
   /// Up to kGroup pieces of the current batch, then the signals of the group before, and behind
@@ -304,7 +310,7 @@ class DispatchWarp {
   /// the last piece of it.
   __device__ __forceinline__ int store() {
     const int row = row_;
-    const std::int64_t at = offset_of(row);
+    const int at = place_of(row);
     const int piece = stored_ % pieces_;
     const int bytes = bytes_of(stored_);
     float factor = 1.0f;
@@ -312,10 +318,10 @@ class DispatchWarp {
     row_ = row_of(stored_ + 1);  // for the next time
     ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
     if (kKinds.weighs && weighs_rows()) {
-      weigh(row != kNoRow ? ctx_.get<Tensor::kDyRows>() + at : nullptr, factor, piece * kPullBytes,
-            bytes);
+      weigh(row != kNoRow ? ctx_.get<Tensor::kDyRows>() + offset_of(at) : nullptr, factor,
+            piece * kPullBytes, bytes);
     } else if (row != kNoRow) {
-      auto* to = reinterpret_cast<std::byte*>(target() + at);
+      auto* to = reinterpret_cast<std::byte*>(target() + offset_of(at));
       ptx::bulk_store(to + piece * kPullBytes, slots_ + store_.slot * slot_bytes_, bytes);
     }
     store_.advance(num_slots_);
