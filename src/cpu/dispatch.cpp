@@ -51,8 +51,8 @@ void weight_rows(const PassContext& ctx, const Task& task, TokenOf&& token_of) {
 
 /// Where a pull's token is kept.
 bf16* received(const PassContext& ctx, const Pull& pull) {
-  const std::int32_t place = received_place(ctx.view, received_token(ctx.view, pull));
-  return ctx.get<Tensor::kReceived>() + received_offset(ctx.view, place);
+  const std::int64_t place = received_place(ctx.view, received_token(ctx.view, pull));
+  return ctx.get<Tensor::kReceived>() + place * kPlaceElements;
 }
 
 /// Keeps the tokens of the task's pulls, each once.

@@ -7,6 +7,7 @@
 #include "cuda/wait_failure.h"
 #include "schedule/open_sizes.h"
 #include "schedule/pass_stages.h"
+#include "schedule/received_tokens.h"
 
 namespace uniep::cuda {
 namespace {
@@ -36,6 +37,12 @@ std::optional<std::string> unsupported_reason(const Problem& p, int num_ranks) {
   if (slots > kMaxSlots) {
     return cat("ranks * problem.max_tokens * problem.topk is ", slots,
                "; the cuda backend accepts at most ", kMaxSlots);
+  }
+  const std::int64_t received = most_received(p, num_ranks, capacity_rows(p, num_ranks));
+  if (p.save == Save::kTokens && received * p.hidden / kPlaceElements > 2 * kMaxSlots) {
+    return cat("problem.save is tokens, of which ", received,
+               " may come with problem.hidden=", p.hidden,
+               "; the cuda backend accepts at most 64 GiB of them in a forward pass");
   }
   return std::nullopt;
 }

@@ -42,7 +42,10 @@ struct PageShape {
   }
 
   /// More than any memory has; few enough that numbers of rows and tokens fit 32 bits.
-  std::int64_t most_pages() const { return std::int64_t{1} << min_of(22, 31 - token_shift); }
+  std::int64_t most_pages() const {
+    return min_of(std::int64_t{1} << 22,
+                  (std::int64_t{1} << 35) / max_of<std::int64_t>(token_stride, 1));
+  }
 };
 
 inline PageShape page_shape(const Problem& p) {

@@ -18,21 +18,22 @@ inline UNIEP_HD bool keeps_token(const PassView& v, const Pull& pull, std::int32
   return pull.first_row == 0 || v.pull_of_row[v.pull_rows[pull.first_row - 1]] != token;
 }
 
-/// Where token number `token` lies: with a row pool, its page and the place there in one number.
-inline UNIEP_HD std::int32_t received_place(const PassView& v, std::int32_t token) {
-  if (v.pages == nullptr) return token;
-  const PageShape& shape = v.page_shape;
-  const std::int64_t first = shape.first_of_tokens(v.segment_begin[v.num_local_experts]);
-  const std::int32_t group = shape.group_of(token);
-  return v.pages[first + group] << shape.token_shift | (token - group * shape.tokens);
-}
+/// Places are counted in so many elements, of which H is a multiple: so they fit 32 bits.
+inline constexpr int kPlaceElements = 8;
 
-/// Elements of the tensor ahead of that place.
-inline UNIEP_HD std::int64_t received_offset(const PassView& v, std::int32_t place) {
-  if (v.pages == nullptr) return place * v.hidden;
+/// Where token number `token` lies: with a row pool, in one of the plan's pages. `Int`: that it is
+/// computed in; kernels have no registers to spare for 64 bits.
+template <class Int = std::int64_t>
+UNIEP_HD Int received_place(const PassView& v, std::int32_t token) {
+  const Int width = static_cast<Int>(v.hidden) / Int{kPlaceElements};
+  if (v.pages == nullptr) return static_cast<Int>(token) * width;
   const PageShape& shape = v.page_shape;
-  const std::int32_t token = place & ((1 << shape.token_shift) - 1);
-  return (place >> shape.token_shift) * shape.token_stride + token * v.hidden;
+  const auto first =
+      static_cast<std::int32_t>(shape.first_of_tokens(v.segment_begin[v.num_local_experts]));
+  const std::int32_t group = shape.group_of(token);
+  const auto stride = static_cast<Int>(shape.token_stride / kPlaceElements);
+  return static_cast<Int>(v.pages[first + group]) * stride +
+         static_cast<Int>(token - group * shape.tokens) * width;
 }
 
 }  // namespace uniep

@@ -128,9 +128,9 @@ class DispatchWarp {
     if (!expands && !keeps_tokens_) return;
     const int token = received_token(ctx_.view, batch.pull);
     if (expands) {
-      batch.pull.token = received_place(ctx_.view, token);
+      batch.pull.token = static_cast<int>(received_place<std::uint32_t>(ctx_.view, token));
     } else if (keeps_token(ctx_.view, batch.pull, token)) {
-      batch.keep_at = received_place(ctx_.view, token);
+      batch.keep_at = static_cast<int>(received_place<std::uint32_t>(ctx_.view, token));
     }
   }
 
@@ -207,8 +207,9 @@ class DispatchWarp {
 
   /// Elements of `target` ahead of this lane's place.
   __device__ __forceinline__ std::int64_t offset_of(int place) const {
-    if (kKinds.saves && lane_ == kKeepingLane) return received_offset(ctx_.view, place);
-    return place * ctx_.view.hidden;
+    const bool keeps = kKinds.saves && lane_ == kKeepingLane;
+    const auto width = static_cast<std::uint32_t>(keeps ? kPlaceElements : ctx_.view.hidden);
+    return static_cast<std::int64_t>(std::uint64_t{static_cast<std::uint32_t>(place)} * width);
   }
 
   /// Up to kGroup pieces of the current batch, then the signals of the group before, and behind
@@ -290,13 +291,15 @@ class DispatchWarp {
   }
 
   __device__ __forceinline__ const bf16* token_of(const Batch& batch, const Pull& pull) const {
-    if (is(batch.stage, Stage::kExpand)) {
-      return ctx_.get<Tensor::kReceived>() + received_offset(ctx_.view, pull.token);
+    const bool expands = is(batch.stage, Stage::kExpand);
+    const bf16* tokens = ctx_.get<Tensor::kReceived>();
+    if (!expands) {
+      const Peer peer = ctx_.peer(pull.source);
+      tokens = is(batch.stage, Stage::kRedispatch) ? peer.get<Tensor::kXTokens>()
+                                                   : peer.get<Tensor::kTokens>();
     }
-    const Peer peer = ctx_.peer(pull.source);
-    const bf16* tokens = is(batch.stage, Stage::kRedispatch) ? peer.get<Tensor::kXTokens>()
-                                                             : peer.get<Tensor::kTokens>();
-    return tokens + pull.token * ctx_.view.hidden;
+    const auto width = static_cast<std::uint32_t>(expands ? kPlaceElements : ctx_.view.hidden);
+    return tokens + std::uint64_t{static_cast<std::uint32_t>(pull.token)} * width;
   }
 
   /// What the lane's row of the current batch is a row of.
