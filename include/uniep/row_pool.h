@@ -22,9 +22,10 @@ struct RowPoolOptions {
 };
 
 /// Memory of one rank for what forward passes save, shared by layers of one shape and all their
-/// outstanding forwards (LayerOptions::row_pool). It is cut into pages of Problem::row_align rows.
-/// A plan takes as many as its rows need, and they go back when its backward is done: so memory
-/// follows the rows that come, and not the capacity. Nothing of that waits for a device.
+/// outstanding forwards (LayerOptions::row_pool). It is cut into pages of Problem::row_align rows,
+/// in which tokens that are kept (Save::kTokens) find room, too. A plan takes as many as its rows
+/// and tokens need, and they go back when its backward is done: so memory follows what comes, and
+/// not the capacity. Nothing of that waits for a device.
 ///
 /// A handle; copies mean the same pool, which lives as long as anything that uses it.
 class UNIEP_API RowPool {
@@ -37,7 +38,7 @@ class UNIEP_API RowPool {
           const RowPoolOptions& options = {});
 
   std::int64_t pages() const;
-  std::int64_t page_bytes() const;  ///< of one; of a row, 1 / row_align of it
+  std::int64_t page_bytes() const;  ///< of one
   std::int64_t bytes() const;       ///< of all of it
   std::int64_t free_pages() const;
   std::int64_t fewest_free_pages() const;  ///< since it was made: what a smaller one could save

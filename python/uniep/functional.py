@@ -14,8 +14,8 @@ from .arithmetic import Activation, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights, _Pending
 from .group import GroupLike
 from .offload import saving_elsewhere
-from .row_pool import moe_in_pages
-from .workspace import Workspace, default_workspace
+from .row_pool import RowPoolLike, moe_in_pages
+from .workspace import Workspace, default_workspace, paged_workspace
 
 __all__ = ["moe"]
 
@@ -142,6 +142,7 @@ def moe(
     probs: ProbsPlace | None = None,
     b1: Tensor | None = None,
     b2: Tensor | None = None,
+    row_pool: RowPoolLike = None,
 ) -> Tensor:
     """One MoE layer: out[t] is the sum over k of p[t,k] · expert(topk_ids[t,k])(x[t]).
 
@@ -186,6 +187,9 @@ def moe(
             run on CPUs.
         b2: bf16 [El, H], added to the rows behind fc2, where ``probs`` is before, times p. Given
             with b1.
+        row_pool: where what is kept lies; see :class:`uniep.Workspace`. True, or a number of bytes:
+            in a pool of half of the free memory, or of that many, which the first call of this
+            shape on this group makes, and all share. None: in tensors, or where the workspace says.
 
     Returns:
         bf16 [..., H].
@@ -212,7 +216,7 @@ def moe(
     tokens = _arguments.rows(x)
     ids = _arguments.int32(_arguments.rows(topk_ids))
     if workspace is None:
-        workspace = default_workspace(
+        shape = (
             group,
             x.device,
             hidden,
@@ -226,12 +230,16 @@ def moe(
             bool(recompute_h),
             arithmetic,
         )
+        if row_pool is None or row_pool is False:
+            workspace = default_workspace(*shape)
+        else:
+            workspace = paged_workspace(row_pool, *shape)
     else:
-        own = (group, max_tokens, capacity_rows, save, recompute_h, activation, probs)
+        own = (group, max_tokens, capacity_rows, save, recompute_h, activation, probs, row_pool)
         if any(argument is not None for argument in own):
             raise ValueError(
                 "a workspace has its own group, max_tokens, capacity_rows, save, recompute_h, "
-                "activation and probs; pass either the workspace or these"
+                "activation, probs and row_pool; pass either the workspace or these"
             )
     _arguments.check_workspace(workspace, x, w1, topk, has_bias=b1 is not None)
     if main_grads is not None:

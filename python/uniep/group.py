@@ -12,6 +12,7 @@ import torch.distributed as dist
 from . import _library
 
 if TYPE_CHECKING:
+    from .row_pool import RowPool
     from .workspace import Workspace
 
 __all__ = ["Group", "GroupLike", "group_of", "process_group_of", "rank_and_size"]
@@ -68,8 +69,9 @@ class Group:
         if gather.error is not None:
             raise gather.error
         _library.check(result)
-        #: The workspaces of calls of uniep.moe without one: by shape.
-        self.workspaces: dict[tuple[int | str | None, ...], Workspace] = {}
+        #: The workspaces of calls of uniep.moe without one, and the row pools of such: by shape.
+        self.workspaces: dict[tuple[object, ...], Workspace] = {}
+        self.row_pools: dict[tuple[object, ...], RowPool] = {}
         self._handle = handle
         # Layers keep what they need of the group, so the order in which things end is free.
         self._finalizer = weakref.finalize(self, _library.library.uniep_group_destroy, handle)

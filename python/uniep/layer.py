@@ -14,6 +14,7 @@ from .deferred import DeferredWeights
 from .functional import moe
 from .group import GroupLike, rank_and_size
 from .router import Router, RouterConfig, Routing
+from .row_pool import RowPoolLike
 from .workspace import Workspace
 
 __all__ = ["MoELayer", "SharedExperts"]
@@ -79,6 +80,7 @@ class MoELayer(nn.Module):
         activation: what an expert computes; see :func:`uniep.moe`.
         probs: where probabilities enter; likewise.
         bias: whether experts have biases, which start as zeros.
+        row_pool: where forwards keep rows; see :func:`uniep.moe`.
 
     Attributes:
         router: the :class:`uniep.Router`; the same weights on every rank.
@@ -116,6 +118,7 @@ class MoELayer(nn.Module):
         activation: Activation | None = None,
         probs: ProbsPlace | None = None,
         bias: bool | None = None,
+        row_pool: RowPoolLike = None,
     ) -> None:
         super().__init__()
         self.arithmetic = arithmetic_of(activation, probs, bool(bias))
@@ -144,6 +147,7 @@ class MoELayer(nn.Module):
         self.save = save
         self.recompute_h = recompute_h
         self.exact_rows = exact_rows
+        self.row_pool = row_pool
         self.schedule = schedule
         self.workspace = workspace
         local = num_experts // self.size
@@ -240,6 +244,7 @@ class MoELayer(nn.Module):
             probs=self.arithmetic.probs if own else None,
             b1=self.b1,
             b2=self.b2,
+            row_pool=self.row_pool if own else None,
         )
         if self.shared is not None:
             out = out + self.shared(x)

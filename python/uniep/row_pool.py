@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,16 +12,17 @@ from torch.autograd.function import once_differentiable
 
 from . import _library
 from ._ops import ops
+from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
 from .deferred import DeferredWeights, _PendingPages
 from .group import Group, GroupLike, _device_of, group_of
 
-__all__ = ["RowPool", "SavedPages", "moe_in_pages"]
+__all__ = ["RowPool", "RowPoolLike", "SavedPages", "moe_in_pages", "shared_pool"]
 
-_SAVES = {"rows": 0, "none": 2}
+_SAVES = {"rows": 0, "tokens": 1, "none": 2}
 
 
 class RowPool:
-    """Where forwards keep rows of x, h and probabilities: in pages of 128 rows.
+    """Where forwards keep what their backward needs: in pages of 128 rows, or of tokens.
 
     A forward takes as many pages as its rows need, and its backward gives them back. So memory
     follows the rows that came, as with ``exact_rows``, and the host waits for nothing. Workspaces
@@ -43,9 +44,10 @@ class RowPool:
         intermediate: I.
         bytes: of the pool, on this rank; ranks may differ. None: half of the memory that is free
             now.
-        save: as the workspaces'; ``"rows"`` or ``"none"``.
+        save: as the workspaces'.
         recompute_h: as the workspaces'.
         device: where it lies. None: the group's device.
+        activation: as the workspaces', of which only counts whether there is a gate.
 
     Attributes:
         pages: how many it has.
@@ -53,7 +55,7 @@ class RowPool:
         bytes: of all of it, from PyTorch's allocator on a GPU.
 
     Raises:
-        ValueError: for another ``save``.
+        ValueError: for another ``save`` or ``activation``.
         uniep.Error: for figures out of range, and a pool without room for a page.
     """
 
@@ -64,12 +66,13 @@ class RowPool:
         intermediate: int,
         *,
         bytes: int | None = None,
-        save: Literal["rows", "none"] = "rows",
+        save: Literal["rows", "tokens", "none"] = "rows",
         recompute_h: bool = False,
         device: torch.device | str | int | None = None,
+        activation: Activation = "swiglu",
     ) -> None:
         if save not in _SAVES:
-            raise ValueError(f"save is '{save}'; with a row pool it must be 'rows' or 'none'")
+            raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")
         if device is None and isinstance(group, Group):
             device = group.device
         self.group = group_of(group, _device_of(device))
@@ -82,6 +85,7 @@ class RowPool:
             max_tokens=1,
             save=_SAVES[save],
             recompute_h=int(recompute_h),
+            activation=ACTIVATIONS.index(arithmetic_of(activation).activation),
         )
         memory, start = _memory(bytes, self.device)
         handle = ctypes.c_void_p()
@@ -119,6 +123,50 @@ class RowPool:
 
     def __repr__(self) -> str:
         return f"uniep.RowPool(pages={self.pages}, bytes={self.bytes}, device='{self.device}')"
+
+
+#: What layers take for a pool: one; True, of half of the free memory; its bytes; or None.
+RowPoolLike: TypeAlias = RowPool | int | None
+
+
+def shared_pool(
+    row_pool: RowPoolLike,
+    group: GroupLike,
+    device: torch.device,
+    hidden: int,
+    intermediate: int,
+    save: Literal["rows", "tokens", "none"],
+    recompute_h: bool,
+    activation: Activation = "swiglu",
+) -> RowPool | None:
+    """The pool that is meant: where it is not given itself, one for all layers of this shape.
+
+    Raises:
+        ValueError: for bytes below 1.
+        TypeError: for anything else.
+    """
+    if row_pool is None or row_pool is False or isinstance(row_pool, RowPool):
+        return row_pool or None
+    if not isinstance(row_pool, int):
+        raise TypeError(
+            f"row_pool is {row_pool!r}; a uniep.RowPool, True or a number of bytes is accepted"
+        )
+    if row_pool < 1:
+        raise ValueError(f"row_pool is {row_pool}; 1 byte or more is accepted, or True")
+    bytes = None if row_pool is True else row_pool
+    owner = group_of(group, device)
+    key = (hidden, intermediate, save, recompute_h, arithmetic_of(activation).halves, bytes)
+    if key not in owner.row_pools:
+        owner.row_pools[key] = RowPool(
+            owner,
+            hidden,
+            intermediate,
+            bytes=bytes,
+            save=save,
+            recompute_h=recompute_h,
+            activation=activation,
+        )
+    return owner.row_pools[key]
 
 
 _ALIGNMENT = 256

@@ -68,6 +68,7 @@ class UniepExperts(GroupedExperts):
         recompute_h: bool | None = None
         exact_rows: bool | None = None
         schedule: str | None = None
+        row_pool: int | None = None
 
     def __init__(self, config: Config) -> None:
         # Not GroupedExperts.__init__, whose parameters these replace.
@@ -81,6 +82,7 @@ class UniepExperts(GroupedExperts):
         self.recompute_h: bool | None = config.recompute_h
         self.exact_rows: bool | None = config.exact_rows
         self.schedule: str | None = config.schedule
+        self.row_pool: int | None = config.row_pool
         self.w13_E2FD = nn.Parameter(torch.empty(experts, 2 * inner, outer))
         self.w2_EDF = nn.Parameter(torch.empty(experts, outer, inner))
         self.register_state_dict_post_hook(_split_on_save)
@@ -113,6 +115,7 @@ class UniepExperts(GroupedExperts):
             recompute_h=self.recompute_h,
             exact_rows=self.exact_rows,
             schedule=self.schedule,
+            row_pool=self.row_pool,
         )
         return out.to(x.dtype)
 
@@ -209,6 +212,7 @@ def uniep_routed_experts(
     recompute_h: bool | None = None,
     exact_rows: bool | None = None,
     schedule: str | None = None,
+    row_pool: int | None = None,
 ) -> Any:
     """What torchtitan calls for the config of each layer's routed experts.
 
@@ -220,6 +224,7 @@ def uniep_routed_experts(
         recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
         exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
         schedule: see :func:`uniep.moe`.
+        row_pool: True, or bytes of a pool that all layers of a shape share; see :func:`uniep.moe`.
 
     Returns:
         A :class:`UniepRoutedExperts.Config`.
@@ -245,6 +250,7 @@ def uniep_routed_experts(
         recompute_h=recompute_h,
         exact_rows=exact_rows,
         schedule=schedule,
+        row_pool=row_pool,
     )
     return derive(config, UniepRoutedExperts.Config, inner_experts=inner)
 

@@ -45,6 +45,7 @@ class _Options:
     recompute_h: bool | None = None
     exact_rows: bool | None = None
     schedule: str | None = None
+    row_pool: uniep.RowPool | int | None = None
 
 
 def register(
@@ -56,6 +57,7 @@ def register(
     recompute_h: bool | None = None,
     exact_rows: bool | None = None,
     schedule: str | None = None,
+    row_pool: uniep.RowPool | int | None = None,
 ) -> None:
     """Makes `name` an experts implementation and an EP implementation of transformers.
 
@@ -72,8 +74,9 @@ def register(
         recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
         exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
         schedule: see :func:`uniep.moe`.
+        row_pool: where forwards keep rows; see :func:`uniep.moe`.
     """
-    options = _Options(max_tokens, capacity_rows, save, recompute_h, exact_rows, schedule)
+    options = _Options(max_tokens, capacity_rows, save, recompute_h, exact_rows, schedule, row_pool)
     _hf_moe.ExpertsInterface.register(name, functools.partial(_experts_forward, options))
     try:
         from transformers.distributed.expert_parallel import EPImplementationInterface
@@ -143,6 +146,7 @@ def _run(
         recompute_h=options.recompute_h,
         exact_rows=options.exact_rows,
         schedule=options.schedule,
+        row_pool=options.row_pool,
     )
     return out.to(hidden_states.dtype)
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from . import _library
 from .arithmetic import ACTIVATIONS, PROBS, Activation, Arithmetic, ProbsPlace, arithmetic_of
 from .group import Group, GroupLike, _device_of, group_of
-from .row_pool import RowPool
+from .row_pool import _SAVES, RowPool, RowPoolLike, shared_pool
 
-__all__ = ["Workspace", "default_workspace"]
+__all__ = ["Workspace", "default_workspace", "paged_workspace"]
 
 _ids = itertools.count(1)
 _PASSES = {"forward": 0, "backward": 1}
-_SAVES = {"rows": 0, "tokens": 1, "none": 2}
+
 # Symmetric memory that other ranks may still reach, by the number of its layer.
 _reached_by_others: dict[int, Tensor] = {}
 
@@ -358,10 +358,12 @@ def default_workspace(
     save: Literal["rows", "tokens", "none"],
     recompute_h: bool,
     arithmetic: Arithmetic,
+    row_pool: RowPool | None = None,
 ) -> Workspace:
     """The workspace that calls without one share, of this shape; made by the first of them.
 
-    Of one process alone it grows with the tokens of a call where ``max_tokens`` is None.
+    Of one process alone it grows with the tokens of a call where ``max_tokens`` is None. Not with
+    ``row_pool`` while compiling.
 
     Raises:
         ValueError: where a group of several ranks gets more tokens than in its first call.
@@ -374,10 +376,48 @@ def default_workspace(
         # The compiler cannot see into libraries: what is missing is made while it looks on.
         _prepare(group, str(device), *shape, wanted, may_grow, *memory, *arithmetic)
     owner = group_of(group, device)
-    workspace = owner.workspaces.get((*shape, *memory, *arithmetic))
+    workspace = owner.workspaces.get((*shape, *memory, *arithmetic, row_pool))
     if workspace is None or workspace.max_tokens < wanted:
-        workspace = _make(owner, *shape, wanted, may_grow, *memory, arithmetic)
+        workspace = _make(owner, *shape, wanted, may_grow, *memory, arithmetic, row_pool)
     return workspace
+
+
+@torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
+    reason="a row pool keeps what forwards save outside of the graph"
+)
+def paged_workspace(
+    row_pool: RowPoolLike,
+    group: GroupLike,
+    device: torch.device,
+    hidden: int,
+    intermediate: int,
+    local_experts: int,
+    topk: int,
+    tokens: int,
+    max_tokens: int | None,
+    capacity_rows: int | None,
+    save: Literal["rows", "tokens", "none"],
+    recompute_h: bool,
+    arithmetic: Arithmetic,
+) -> Workspace:
+    """As :func:`default_workspace`, of those with this row pool."""
+    kept = (hidden, intermediate, save, recompute_h, arithmetic.activation)
+    pool = shared_pool(row_pool, group, device, *kept)
+    return default_workspace(
+        group,
+        device,
+        hidden,
+        intermediate,
+        local_experts,
+        topk,
+        tokens,
+        max_tokens,
+        capacity_rows,
+        save,
+        recompute_h,
+        arithmetic,
+        pool,
+    )
 
 
 def _make(
@@ -392,9 +432,10 @@ def _make(
     save: Literal["rows", "tokens", "none"],
     recompute_h: bool,
     arithmetic: Arithmetic,
+    row_pool: RowPool | None = None,
 ) -> Workspace:
     shape = (hidden, intermediate, local_experts, topk)
-    key = (*shape, capacity_rows, save, recompute_h, *arithmetic)
+    key = (*shape, capacity_rows, save, recompute_h, *arithmetic, row_pool)
     smaller = owner.workspaces.get(key)
     if smaller is not None:
         if owner.size > 1:
@@ -419,6 +460,7 @@ def _make(
         activation=arithmetic.activation,
         probs=arithmetic.probs,
         bias=arithmetic.bias,
+        row_pool=row_pool,
     )
     return owner.workspaces[key]
 
@@ -444,7 +486,7 @@ def _prepare(
     shape = (hidden, intermediate, local_experts, topk)
     memory = (capacity_rows, save, recompute_h)
     arithmetic = Arithmetic(activation, probs, bias)
-    known = owner.workspaces.get((*shape, *memory, *arithmetic))
+    known = owner.workspaces.get((*shape, *memory, *arithmetic, None))
     if known is None or known.max_tokens < wanted:
         _make(owner, *shape, wanted, may_grow, *memory, arithmetic)
     return True

@@ -60,10 +60,6 @@ RowPool::RowPool(const Problem& problem, const Communicator& communicator,
   require(communicator.impl() != nullptr, ErrorCode::kInvalidArgument,
           "the communicator was moved to another one; that one is accepted");
   validate(problem, communicator.size());
-  const TensorRow* unpaged = unpaged_tensor(problem);
-  require(unpaged == nullptr, ErrorCode::kUnsupported, "a layer of save=", name(problem.save),
-          " keeps ", unpaged == nullptr ? "" : unpaged->name,
-          ", which is no tensor of rows; with a row pool, save=rows and save=none are accepted");
   const std::int64_t bytes = wanted_bytes(options, communicator);
   require(pages_in(problem, bytes) > 0, ErrorCode::kInvalidArgument, "a row pool of ", bytes,
           " bytes has no page; ", PagePoolLayout(problem, 1).bytes, " or more are accepted");

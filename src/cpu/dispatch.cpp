@@ -49,15 +49,19 @@ void weight_rows(const PassContext& ctx, const Task& task, TokenOf&& token_of) {
       });
 }
 
+/// Where a pull's token is kept.
+bf16* received(const PassContext& ctx, const Pull& pull) {
+  const std::int64_t place = received_place(ctx.view, received_token(ctx.view, pull));
+  return ctx.get<Tensor::kReceived>() + place * kPlaceElements;
+}
+
 /// Keeps the tokens of the task's pulls, each once.
 void keep_tokens(const PassContext& ctx, const Task& task) {
   const PassView& v = ctx.view;
   for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
     const Pull& pull = v.pulls[i];
-    const std::int64_t place = received_place(v, pull);
-    if (!keeps_token(v, pull, static_cast<std::int32_t>(place))) continue;
-    copy_token(ctx, ctx.get<Tensor::kReceived>() + place * v.hidden,
-               published<Tensor::kTokens>(ctx, pull));
+    if (!keeps_token(v, pull, received_token(v, pull))) continue;
+    copy_token(ctx, received(ctx, pull), published<Tensor::kTokens>(ctx, pull));
   }
 }
 
@@ -94,9 +98,7 @@ void redispatch(const PassContext& ctx, const Task& task) {
 
 // Of forward's tokens, and so without a peer.
 void expand(const PassContext& ctx, const Task& task) {
-  fill_rows<Tensor::kXRows>(ctx, task, [&](const Pull& pull) {
-    return ctx.get<Tensor::kReceived>() + received_place(ctx.view, pull) * ctx.view.hidden;
-  });
+  fill_rows<Tensor::kXRows>(ctx, task, [&](const Pull& pull) { return received(ctx, pull); });
 }
 
 }  // namespace uniep::cpu

@@ -21,6 +21,7 @@ struct PlanPool {
   PageStack stack;
   std::int64_t pages = 0;  // 0: the layer has none
   std::int64_t page_bytes = 0;
+  PageShape shape{};
 };
 
 /// What the plan kernel is told. `report` is host-visible memory, reset by the host alone.

@@ -5,9 +5,9 @@
 #include "base/check.h"
 #include "cuda/device/sm90/tile_shape.h"
 #include "cuda/wait_failure.h"
-#include "layout/page_pool.h"
 #include "schedule/open_sizes.h"
 #include "schedule/pass_stages.h"
+#include "schedule/received_tokens.h"
 
 namespace uniep::cuda {
 namespace {
@@ -37,6 +37,12 @@ std::optional<std::string> unsupported_reason(const Problem& p, int num_ranks) {
   if (slots > kMaxSlots) {
     return cat("ranks * problem.max_tokens * problem.topk is ", slots,
                "; the cuda backend accepts at most ", kMaxSlots);
+  }
+  const std::int64_t received = most_received(p, num_ranks, capacity_rows(p, num_ranks));
+  if (p.save == Save::kTokens && received * p.hidden / kPlaceElements > 2 * kMaxSlots) {
+    return cat("problem.save is tokens, of which ", received,
+               " may come with problem.hidden=", p.hidden,
+               "; the cuda backend accepts at most 64 GiB of them in a forward pass");
   }
   return std::nullopt;
 }
@@ -148,7 +154,6 @@ PassView make_pass_view(const Problem& problem, int rank, int num_ranks, std::in
   v.topk_ids = plan.topk_ids;
   v.row_origin = plan.row_origin;
   v.pull_rows = plan.pull_rows;
-  v.page_shift = page_shift(problem);
   v.pull_of_row = plan.pull_of_row;
   v.expert_order = order.expert_order;
   v.tiles = order.tiles;

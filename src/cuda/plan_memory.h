@@ -62,7 +62,7 @@ struct DevicePlanLayout {
   std::int64_t pull_rows;          // int64 [capacity]
   std::int64_t pull_of_row;        // int32 [capacity]
   std::int64_t num_pages;          // int32 [1]
-  std::int64_t pages;              // int32 [capacity / row_align]
+  std::int64_t pages;              // int32 [most pages]
   std::int64_t bytes;
 
   DevicePlanLayout(const Problem& p, int num_ranks) {
@@ -80,7 +80,8 @@ struct DevicePlanLayout {
     pull_rows = r.take<std::int64_t>(capacity);
     pull_of_row = r.take<std::int32_t>(capacity);
     num_pages = r.take<std::int32_t>(1);
-    pages = r.take<std::int32_t>(capacity / p.row_align);
+    pages = r.take<std::int32_t>(
+        page_shape(p).pages_of(capacity, most_received(p, num_ranks, capacity)));
     bytes = r.bytes();
   }
 };
@@ -98,7 +99,7 @@ struct DevicePlan {
   std::int64_t* pull_rows = nullptr;
   std::int32_t* pull_of_row = nullptr;  // index of the pull that fills the row
   std::int32_t* num_pages = nullptr;    // of a row pool that it holds now
-  std::int32_t* pages = nullptr;        // by row / row_align
+  std::int32_t* pages = nullptr;        // PassView::pages
 };
 
 /// The plan in memory that starts at `base`.
@@ -184,7 +185,7 @@ struct PlanScratchLayout {
   std::int64_t plan_arrivals;   // uint32 [2]: CTAs at the plan's barrier, by epoch % 2
   std::int64_t order_arrivals;  // uint32 [3]: CTAs at each of the order's barriers
   std::int64_t first_bad;       // uint64 [2]: ~(index of the first impossible slot), or 0
-  std::int64_t totals;          // uint32 [2, E]: rows of every expert
+  std::int64_t totals;          // uint32 [2, E + ranks]: rows of every expert, tokens of every rank
   std::int64_t cta_counts;      // uint32 [kMaxPlanCtas, local experts + 2]
   std::int64_t bytes;
 
@@ -195,7 +196,7 @@ struct PlanScratchLayout {
     plan_arrivals = r.take<std::uint32_t>(2);
     order_arrivals = r.take<std::uint32_t>(3);
     first_bad = r.take<std::uint64_t>(2);
-    totals = r.take<std::uint32_t>(2 * p.num_experts);
+    totals = r.take<std::uint32_t>(2 * (p.num_experts + num_ranks));
     cta_counts = r.take<std::uint32_t>(kMaxPlanCtas * (p.num_experts / num_ranks + 2));
     bytes = r.bytes();
   }

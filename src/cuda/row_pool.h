@@ -27,7 +27,7 @@ class DeviceRowPool final : public RowPoolData {
                 std::byte* start);
 
   int device() const { return device_; }
-  PlanPool for_plans() const { return {stack(), pages, page_bytes(problem)}; }
+  PlanPool for_plans() const { return {stack(), pages, page_bytes(problem), page_shape(problem)}; }
 
   /// Ahead of what a call of a layer puts on `stream`: behind all calls of others before. Returns
   /// pages that were to go back; not in a capture, which runs at another time.

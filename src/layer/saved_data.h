@@ -41,6 +41,9 @@ struct SavedData {
   SavedData(const RoutingPlan& p, std::int64_t num_rows, const RowPoolData& pool)
       : plan(p), rows(num_rows), saved_rows(pool.rows()) {
     tensors.set(pool.layout.rows, pool.base);
+    if (keeps_received(dropped_by(p.problem()))) {
+      tensors.set(Tensor::kReceived, pool.base + pool.layout.tokens);
+    }
   }
   SavedData(const SavedData&) = delete;
   SavedData& operator=(const SavedData&) = delete;

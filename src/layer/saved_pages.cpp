@@ -5,7 +5,7 @@
 namespace uniep {
 namespace {
 
-Problem page_shape(const Problem& p) {
+Problem page_problem(const Problem& p) {
   return {.hidden = p.hidden,
           .intermediate = p.intermediate,
           .row_align = p.row_align,
@@ -26,7 +26,7 @@ std::string shape_text(const Problem& p) {
 void check_pool(const RowPoolData& pool, Backend backend, const Problem& problem) {
   require(pool.backend == backend, ErrorCode::kInvalidArgument, "options.row_pool is of the ",
           name(pool.backend), " backend; one of the layer's communicator is accepted");
-  require(page_shape(pool.problem) == page_shape(problem), ErrorCode::kInvalidArgument,
+  require(page_problem(pool.problem) == page_problem(problem), ErrorCode::kInvalidArgument,
           "options.row_pool has pages for ", shape_text(pool.problem), "; one for ",
           shape_text(problem), " is accepted");
 }

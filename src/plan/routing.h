@@ -24,6 +24,7 @@ struct Routing {
 struct RoutingCheck {
   RoutingFault fault;
   std::vector<std::int64_t> rows_of_expert;  // of all experts; empty with an impossible id
+  std::vector<std::int64_t> received;        // by rank, with Save::kTokens: tokens; likewise
   std::int64_t most_rows = 0;                // of any rank, padding included; likewise 0
 };
 

@@ -28,8 +28,8 @@ void throw_if_any(const RoutingFault& f, const Problem& p, int num_ranks) {
                                             f.value, " would do for this routing"));
     case RoutingFault::Kind::kPages:
       throw Error(ErrorCode::kCapacity,
-                  cat("rank ", f.rank, " would save ", f.value, " pages of rows, but ", f.held,
-                      " of the ", f.pool, " pages of its row pool are held by other plans; ",
+                  cat("rank ", f.rank, " would save ", f.value, " pages, but ", f.held, " of the ",
+                      f.pool, " pages of its row pool are held by other plans; ",
                       pool_bytes_that_would_do(f, p), " bytes (", f.held + f.value,
                       " pages) would do for this routing, or backward passes ahead of it"));
   }

@@ -46,6 +46,22 @@ std::vector<std::int64_t> count_rows(int num_experts, std::span<const std::int32
   return rows;
 }
 
+/// Of every rank, the tokens that it receives.
+std::vector<std::int64_t> count_received(const Problem& p, int num_ranks,
+                                         std::span<const std::int32_t> topk_ids) {
+  std::vector<std::int64_t> received(static_cast<std::size_t>(num_ranks));
+  std::vector<std::size_t> counted(received.size());  // the last token, from 1
+  const int local = p.num_experts / num_ranks;
+  for (std::size_t i = 0; i < topk_ids.size(); ++i) {
+    if (topk_ids[i] < 0) continue;
+    const auto rank = static_cast<std::size_t>(topk_ids[i] / local);
+    const std::size_t token = i / static_cast<std::size_t>(p.topk) + 1;
+    if (counted[rank] != token) ++received[rank];
+    counted[rank] = token;
+  }
+  return received;
+}
+
 /// Rows that a rank receives, padding included.
 std::int64_t rows_of_rank(const Problem& p, int num_ranks, const std::vector<std::int64_t>& rows,
                           int rank) {
@@ -131,6 +147,9 @@ RoutingCheck check_routing(const Problem& p, const Routing& routing) {
   check.fault = id_fault(p, routing.tokens_per_rank, routing.topk_ids);
   if (check.fault.kind != RoutingFault::Kind::kNone) return check;
   check.rows_of_expert = count_rows(p.num_experts, routing.topk_ids);
+  if (p.save == Save::kTokens) {
+    check.received = count_received(p, routing.num_ranks(), routing.topk_ids);
+  }
   const RoutingFault fullest = fullest_rank(p, routing.num_ranks(), check.rows_of_expert);
   check.most_rows = fullest.value;
   if (fullest.value > capacity_rows(p, routing.num_ranks())) check.fault = fullest;
@@ -138,7 +157,10 @@ RoutingCheck check_routing(const Problem& p, const Routing& routing) {
 }
 
 std::int64_t pages_of(const Problem& p, int num_ranks, const RoutingCheck& check, int rank) {
-  return rows_of_rank(p, num_ranks, check.rows_of_expert, rank) / p.row_align;
+  const std::int64_t rows = rows_of_rank(p, num_ranks, check.rows_of_expert, rank);
+  const bool has_tokens = !check.received.empty();
+  return page_shape(p).pages_of(rows,
+                                has_tokens ? check.received[static_cast<std::size_t>(rank)] : 0);
 }
 
 void check_pages(const Problem& p, std::span<const PageCount> pools, RoutingCheck& check) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "layout/page_pool.h"
 #include "schedule/open_sizes.h"
 #include "schedule/tile_order.h"
 
@@ -26,7 +25,6 @@ PassOrder::PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule, 
   view_.row_origin = plan.row_origin.data();
   view_.pull_rows = plan.pull_rows.data();
   view_.pages = plan.pages;
-  view_.page_shift = page_shift(plan.problem);
   view_.pull_of_row = plan.pull_of_row.data();
 
   set_stages(view_, graph);

@@ -161,6 +161,7 @@ void set_problem(PassView& view, const Problem& problem) {
   view.topk = problem.topk;
   view.hidden = problem.hidden;
   view.intermediate = problem.intermediate;
+  view.page_shape = page_shape(problem);
 }
 
 WireBytes wire_bytes(const Problem& problem, Pass pass, const Graph& graph) {

@@ -5,6 +5,7 @@
 #include "base/contract.h"
 #include "base/math.h"
 #include "graph/graph.h"
+#include "layout/page_shape.h"
 #include "uniep/routing_plan.h"
 #include "uniep/schedule.h"
 #include "uniep/stage.h"
@@ -98,10 +99,10 @@ struct PassView {
   const std::int32_t* topk_ids = nullptr;           // of this rank, [tokens, K]
   const RowOrigin* row_origin = nullptr;            // [padded rows]
   const std::int64_t* pull_rows = nullptr;          // rows that a Pull's first_row points into
-  /// [padded rows >> page_shift]: the page of a row pool that holds them, in tensors that are saved
-  /// (saved_rows.h). Null: rows lie there as they are numbered.
+  /// The pages of a row pool that hold what is saved: of rows (saved_rows.h), by number of the row
+  /// >> page_shape.shift, and of tokens (received_tokens.h). Null: they lie as they are numbered.
   const std::int32_t* pages = nullptr;
-  std::int32_t page_shift = 0;
+  PageShape page_shape{};
   const std::int32_t* pull_of_row = nullptr;  // [padded rows]: index in RoutingPlan::pulls
 
   const std::int32_t* expert_order = nullptr;   // [local experts]

@@ -8,8 +8,8 @@ namespace uniep {
 /// Where tensors that are saved have the row: in its page, if the plan has pages.
 inline UNIEP_HD std::int64_t saved_row(const PassView& v, std::int64_t row) {
   if (v.pages == nullptr) return row;
-  const std::int64_t first = std::int64_t{v.pages[row >> v.page_shift]} << v.page_shift;
-  return first + (row & ((std::int64_t{1} << v.page_shift) - 1));
+  const std::int32_t shift = v.page_shape.shift;
+  return (std::int64_t{v.pages[row >> shift]} << shift) + (row & ((std::int64_t{1} << shift) - 1));
 }
 
 /// Whether this layer saves the tensor, and does not hold it for the call.

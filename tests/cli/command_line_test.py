@@ -54,6 +54,34 @@ class SameBytes(ProgramTest):
         self.assertIn("PASSED", self.succeed("run", "--input", layer, "--ranks", 2, "--check",
                                              "--capacity", enough))
 
+    def test_a_row_pool_has_the_same_bytes_or_names_what_would_do(self):
+        layer, path = self.layer_path(29), self.folder / "out.safetensors"
+        run = ("run", "--input", layer, "--ranks", 2, "--output", path)
+        contents = set()
+        for pool in ([], ["--row-pool", 1 << 24]):
+            for kept in ([], ["--save", "tokens"], ["--save", "none", "--defer-weights"]):
+                text = self.succeed(*run, *pool, *kept)
+                contents.add(path.read_bytes())
+                found = re.search(r"row pool +a rank held at most (\d+) of its (\d+) pages", text)
+                self.assertEqual(found is not None, pool != [])
+                if found:
+                    self.assertTrue(0 < int(found[1]) < int(found[2]))
+        self.assertEqual(len(contents), 1)
+        figures = self.folder / "run.json"
+        self.succeed(*run, "--row-pool", 1 << 24, "--json", figures)
+        pool = json.loads(figures.read_text())["row_pool"]
+        needed = pool["most_pages_held"]
+        words = [f"would save {needed} pages, but 0 of the {needed - 1} pages", "would do for this"]
+        done = self.refuse(*run, "--row-pool", needed * pool["page_bytes"] - 1, words=words)
+        enough = re.search(r"(\d+) bytes \(\d+ pages?\) would do", done.stderr)[1]
+        text = self.succeed(*run, "--row-pool", enough, "--check", "--json", figures)
+        self.assertIn("PASSED", text)
+        pool = json.loads(figures.read_text())["row_pool"]
+        self.assertIn(f'{pool["most_pages_held"]} of its {pool["pages"]} pages', text)
+        self.assertLessEqual(pool["pages"] * pool["page_bytes"], int(enough))
+        self.refuse(*run, "--row-pool", 10, words=["a row pool of 10 bytes has no page"])
+        self.refuse(*run, "--row-pool", 0, words=["--row-pool"])
+
     def test_deferred_weights_have_the_same_bytes(self):
         path = self.folder / "out.safetensors"
         contents = set()
@@ -303,6 +331,15 @@ class Reports(ProgramTest):
         text = self.succeed("info", "--shape", "deepseek-v3", "--ranks", 4, "--capacity", rows)
         self.assertIn(f"{tight['backward']:.2f} GB\n", text.split("rows of backward")[1])
         self.assertIn(f"{tight['total']:.2f} GB\n", text.split("  total ")[1])
+        text = unfolded(self.succeed("info", "--shape", "deepseek-v3", "--ranks", 4))
+        self.assertIn(f"in a row pool: pages of {128 * (2 * 7168 + 4 * 2048 + 4) + 4} bytes, each of "
+                      f"128 rows; a balanced routing takes {rows // 128} of them", text)
+        text = unfolded(self.succeed("info", "--shape", "deepseek-v3", "--save", "tokens"))
+        self.assertIn("each of 128 rows or 73 tokens;", text)
+        text = unfolded(self.succeed("info", "--shape", "deepseek-v3", "--save", "tokens",
+                                     "--recompute-h"))
+        self.assertIn("each of 128 rows and 8 tokens;", text)
+
         def capacity(*args):
             text = self.succeed("info", "--shape", *args)
             return next(line for line in text.splitlines() if line.startswith("# capacity"))

@@ -50,7 +50,7 @@ void run_random_cases(unsigned first_seed, int count, int max_delay_us) {
     o.save = kSaves[rng() % std::size(kSaves)];
     o.recompute_h = chance(rng, 50);
     if (chance(rng, 20)) o.layer.faults.first_count = 0u - static_cast<unsigned>(pick(rng, 1, 500));
-    o.row_pool = !o.callers_memory && o.save != Save::kTokens && chance(rng, 50);
+    o.row_pool = !o.callers_memory && chance(rng, 50);
     expect_same_bits(run_layer(data, o), expected(data, o), describe(seed, data, o));
     if (::testing::Test::HasFailure()) return;
   }

@@ -11,6 +11,7 @@
 
 #include "contract/contract_testing.h"
 #include "cpu/row_pool.h"
+#include "layer/saved_pages.h"
 #include "plan/plan_data.h"
 #include "support/cases.h"
 #include "support/layer_group.h"
@@ -21,7 +22,18 @@ namespace {
 constexpr int kRanks = 2;
 constexpr int kLayers = 3;
 constexpr int kBatches = 3;
-constexpr std::int64_t kPages = 10;  // a plan takes 0 to 7
+
+/// What layers keep, and the pages of their pool.
+struct Choice {
+  Save save;
+  bool recompute_h;
+  std::int64_t pages;
+};
+constexpr Choice kChoices[] = {
+    {Save::kRows, false, 10},    // a plan takes 0 to 7
+    {Save::kTokens, false, 13},  // likewise, and up to 2 of tokens
+    {Save::kTokens, true, 64},   // a page for each of up to 48 tokens
+};
 
 /// A batch of one of the layers, and what it gives.
 struct Batch {
@@ -70,21 +82,21 @@ struct Step {
   std::optional<RoutingPlan> plan;
   Saved saved;
   bool had_forward = false;
-  bool has_data = false;  // backward_data without its backward_weights
-  bool may_repeat = true;
+  bool has_data = false;   // backward_data without its backward_weights
+  bool may_repeat = true;  // backward, once the weight gradients are there
   LayerResult result;
 };
 
 /// What one rank does. Ranks draw the same numbers, so they make the same calls.
 class RankOfInterleavings {
  public:
-  RankOfInterleavings(Communicator& c, std::deque<Batch>& batches)
-      : rank_(c.rank()),
-        batches_(batches),
-        pool_(page_shape(), c, {.bytes = PagePoolLayout(page_shape(), kPages).bytes}) {
+  RankOfInterleavings(Communicator& c, std::deque<Batch>& batches, const Choice& choice)
+      : rank_(c.rank()), batches_(batches), pool_(pool_of(c, choice)) {
     for (int i = 0; i < kLayers; ++i) {
       Problem problem = batches[static_cast<std::size_t>(kBatches * i)].split->problem();
       problem.row_align = 16;
+      problem.save = choice.save;
+      problem.recompute_h = choice.recompute_h;
       layers_.emplace_back(problem, c, LayerOptions{.row_pool = pool_});
     }
   }
@@ -104,13 +116,16 @@ class RankOfInterleavings {
   int full() const { return full_; }
 
  private:
-  static Problem page_shape() {
-    return {.hidden = 16,
-            .intermediate = 16,
-            .num_experts = kRanks,
-            .topk = 1,
-            .max_tokens = 1,
-            .row_align = 16};
+  static RowPool pool_of(const Communicator& c, const Choice& choice) {
+    const Problem problem{.hidden = 16,
+                          .intermediate = 16,
+                          .num_experts = kRanks,
+                          .topk = 1,
+                          .max_tokens = 1,
+                          .row_align = 16,
+                          .save = choice.save,
+                          .recompute_h = choice.recompute_h};
+    return RowPool(problem, c, {.bytes = PagePoolLayout(problem, choice.pages).bytes});
   }
 
   static CallOptions under(Rng& rng) {
@@ -167,12 +182,15 @@ class RankOfInterleavings {
     const BackwardArgs args = step.batch->split->backward_args(rank_, step.result);
     CallOptions options = under(rng);
     options.keep_pages = chance(rng, 30);
+    bool ends = !options.keep_pages;
     if (step.has_data) {
+      ends = ends || !step.may_repeat;
       layer.backward_weights(step.saved, weights_args(args), options);
       step.has_data = false;
     } else if (chance(rng, 40)) {
       layer.backward_data(step.saved, data_args(args), options);
       step.has_data = true;
+      step.may_repeat = options.keep_pages || reads_saved(PassPart::kWeights, layer.problem());
       return;
     } else {
       layer.backward(step.saved, args, options);
@@ -182,7 +200,7 @@ class RankOfInterleavings {
       expect_tokens(step, &BackwardArgsOf::dw1, "dw1");
       expect_tokens(step, &BackwardArgsOf::dw2, "dw2");
     }
-    if (!options.keep_pages) end(rng, i);
+    if (ends) end(rng, i);
   }
 
   /// Now and then in another thread, beside what comes next.
@@ -234,8 +252,8 @@ class RankOfInterleavings {
   void expect_all_free(unsigned seed) { expect_each_once(free_pages(), seed); }
   void expect_each_once(std::vector<std::int32_t> pages, unsigned seed) {
     std::ranges::sort(pages);
-    ASSERT_EQ(std::ssize(pages), kPages) << "rank " << rank_ << ", seed " << seed;
-    for (std::int32_t i = 0; i < kPages; ++i) {
+    ASSERT_EQ(std::ssize(pages), pool_.pages()) << "rank " << rank_ << ", seed " << seed;
+    for (std::int32_t i = 0; i < pool_.pages(); ++i) {
       ASSERT_EQ(pages[static_cast<std::size_t>(i)], i) << "rank " << rank_ << ", seed " << seed;
     }
   }
@@ -257,11 +275,14 @@ TEST(RowPages, NoneIsLostInRandomInterleavings) {
   std::deque<Batch> batches = all_batches();
   const int count = cases(10000);
   run_ranks(Communicator::cpu_group(kRanks), [&](Communicator& c) {
-    RankOfInterleavings rank(c, batches);
+    std::deque<RankOfInterleavings> choices;
+    for (const Choice& choice : kChoices) choices.emplace_back(c, batches, choice);
     for (int i = 0; i < count && !::testing::Test::HasFailure(); ++i) {
-      rank.run(static_cast<unsigned>(i));
+      choices[static_cast<std::size_t>(i) % std::size(kChoices)].run(static_cast<unsigned>(i));
     }
-    EXPECT_GT(rank.full(), count / 10) << "the pool was too full now and then";
+    for (const RankOfInterleavings& rank : choices) {
+      EXPECT_GT(rank.full(), count / 30) << "the pool was too full now and then";
+    }
   });
 }
 

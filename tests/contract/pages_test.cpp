@@ -8,6 +8,7 @@
 #include "base/memory_info.h"
 #include "contract/contract_testing.h"
 #include "cpu/row_pool.h"
+#include "layout/workspace.h"
 #include "plan/plan_data.h"
 #include "support/expect_error.h"
 #include "support/layer_group.h"
@@ -21,7 +22,7 @@ TEST(RowPages, EveryPresetWhateverIsKept) {
   for (const int ranks : {1, 2, 4}) {
     const LayerData data = plain_layer(ranks, 40);
     for (const char* preset : kPresets) {
-      for (const Save save : {Save::kRows, Save::kNone}) {
+      for (const Save save : kSaves) {
         for (const bool recompute_h : {false, true}) {
           for (const bool defer_weights : {false, true}) {
             RunOptions o;
@@ -54,26 +55,36 @@ std::vector<std::int32_t> skewed_ids(Rng& rng, std::int64_t slots, int experts) 
   return ids;
 }
 
+struct Choice {
+  Save save;
+  bool recompute_h;
+};
+
 /// 100 outstanding forwards of ten layers hold, on every rank, pages of at most 8 % more bytes than
-/// the rows that came have. All go back.
-TEST(RowPages, MemoryFollowsTheRowsThatCame) {
+/// the rows and tokens that came have. All go back. Returns the most of a rank, in %.
+double expect_memory_follows(Choice choice, std::int64_t hidden, std::int64_t intermediate) {
   constexpr int kRanks = 4, kLayers = 10, kForwards = 100;
   LayerData data = plain_layer(kRanks, 512);
-  data.hidden = data.intermediate = 8;
+  data.hidden = hidden;
+  data.intermediate = intermediate;
   data.num_experts = 4 * kRanks;
   data.topk = 4;
-  data.x.resize(static_cast<std::size_t>(data.tokens * data.hidden));
+  data.x.resize(static_cast<std::size_t>(data.tokens * hidden));
   data.topk_probs.assign(static_cast<std::size_t>(data.tokens * data.topk), 0.5f);
-  data.w1.resize(static_cast<std::size_t>(data.num_experts * 2 * 8 * 8));
-  data.w2.resize(static_cast<std::size_t>(data.num_experts * 8 * 8));
+  data.w1.resize(static_cast<std::size_t>(data.num_experts * 2 * intermediate * hidden));
+  data.w2.resize(static_cast<std::size_t>(data.num_experts * hidden * intermediate));
   data.dy = data.x;
   data.topk_ids.assign(static_cast<std::size_t>(data.tokens * data.topk), 0);
   Problem problem = workload::Split(data, kRanks).problem();
   problem.row_align = 16;
-  const std::int64_t row_bytes = page_bytes(problem) / problem.row_align;
+  problem.save = choice.save;
+  problem.recompute_h = choice.recompute_h;
+  const std::int64_t row_bytes = 4 + (choice.save == Save::kRows ? 2 * hidden : 0) +
+                                 (choice.recompute_h ? 0 : 4 * problem.intermediate);
+  const std::int64_t token_bytes = choice.save == Save::kTokens ? 2 * hidden : 0;
   double percents[kRanks] = {};
   run_ranks(Communicator::cpu_group(kRanks), [&](Communicator& c) {
-    const RowPool pool(problem, c, {.bytes = PagePoolLayout(problem, 40000).bytes});
+    const RowPool pool(problem, c, {.bytes = PagePoolLayout(problem, 200000).bytes});
     std::vector<Layer> layers;
     for (int i = 0; i < kLayers; ++i)
       layers.emplace_back(problem, c, LayerOptions{.row_pool = pool});
@@ -88,23 +99,114 @@ TEST(RowPages, MemoryFollowsTheRowsThatCame) {
       const workload::Split split(own, kRanks);
       Layer& layer = layers[static_cast<std::size_t>(i % kLayers)];
       const RoutingPlan plan = layer.plan(split.topk_ids(c.rank()));
-      for (const std::int64_t rows : plan.tokens_per_expert()) came += rows;
+      for (const std::int64_t rows : plan.tokens_per_expert()) came += rows * row_bytes;
+      came += plan.received_tokens() * token_bytes;
       outstanding.push_back(layer.forward(plan, split.forward_args(c.rank(), result), schedule));
     }
-    const std::int64_t held = pool.pages() - pool.free_pages();
+    const std::int64_t held = (pool.pages() - pool.free_pages()) * pool.page_bytes();
     for (const Saved& saved : outstanding) EXPECT_EQ(saved.bytes(), 0u) << "pages aside";
-    const double percent = 100.0 * static_cast<double>(held * pool.page_bytes()) /
-                               static_cast<double>(came * row_bytes) -
-                           100;
+    const double percent = 100.0 * static_cast<double>(held) / static_cast<double>(came) - 100;
     EXPECT_LT(percent, 8) << "rank " << c.rank();
-    EXPECT_LT(held * problem.row_align, kForwards * capacity_rows(problem, kRanks) / 2)
-        << "the capacity does not matter";
+    if (choice.save == Save::kRows) {
+      EXPECT_LT(held, kForwards * row_bytes * capacity_rows(problem, kRanks) / 2)
+          << "the capacity does not matter";
+    }
     EXPECT_EQ(pool.fewest_free_pages(), pool.free_pages());
     percents[c.rank()] = percent;
     outstanding.clear();
     EXPECT_EQ(pool.free_pages(), pool.pages());
   });
-  RecordProperty("percent_more_than_rows", cat(*std::ranges::max_element(percents)));
+  return *std::ranges::max_element(percents);
+}
+
+TEST(RowPages, MemoryFollowsTheRowsThatCame) {
+  RecordProperty("percent_more_than_rows", cat(expect_memory_follows({Save::kRows, false}, 8, 8)));
+}
+TEST(RowPages, MemoryFollowsTheTokensThatCame) {
+  RecordProperty("percent_more", cat(expect_memory_follows({Save::kTokens, false}, 24, 16)));
+}
+/// A page has a token each here, which needs to be long beside the probabilities of 16 rows.
+TEST(RowPages, MemoryFollowsTokensWhereNothingElseIsKept) {
+  RecordProperty("percent_more", cat(expect_memory_follows({Save::kTokens, true}, 512, 8)));
+}
+
+// ---- What a page holds
+
+Problem wide(std::int64_t hidden, std::int64_t intermediate, Save save, bool recompute_h) {
+  return {.hidden = hidden,
+          .intermediate = intermediate,
+          .num_experts = 1,
+          .topk = 1,
+          .max_tokens = 1,
+          .save = save,
+          .recompute_h = recompute_h};
+}
+
+TEST(PageShapes, HaveTokensInPlaceOfHElseBesideTheRows) {
+  const PageShape apart = page_shape(wide(7168, 2048, Save::kTokens, false));
+  EXPECT_TRUE(apart.tokens_apart);
+  EXPECT_EQ(apart.tokens, 73) << "of 7168 elements in 128 x 4096";
+  EXPECT_EQ(apart.pages_of(0, 0), 0);
+  EXPECT_EQ(apart.pages_of(256, 73), 2 + 1);
+  EXPECT_EQ(apart.pages_of(256, 74), 2 + 2);
+  EXPECT_EQ(apart.first_of_tokens(256), 2);
+  for (const PageShape& beside : {page_shape(wide(7168, 2048, Save::kTokens, true)),
+                                  page_shape(wide(4096, 8, Save::kTokens, false))}) {
+    EXPECT_FALSE(beside.tokens_apart);
+    EXPECT_EQ(beside.tokens, 8);
+    EXPECT_EQ(beside.pages_of(256, 16), 2);
+    EXPECT_EQ(beside.pages_of(256, 17), 3);
+    EXPECT_EQ(beside.first_of_tokens(256), 0);
+  }
+  for (const Save save : {Save::kRows, Save::kNone}) {
+    const PageShape rows = page_shape(wide(7168, 2048, save, false));
+    EXPECT_EQ(rows.pages_of(256, 99), 2);
+    EXPECT_EQ(rows.tokens_beside_rows(), 0);
+  }
+}
+
+/// No two pages have a byte in common, nor do the rows and tokens of one page where they lie beside
+/// one another; and all lies in the pool, ahead of the stack.
+TEST(PageShapes, NoByteIsInTwoPages) {
+  Rng rng(3);
+  for (int i = 0; i < 200; ++i) {
+    Problem p = wide(8 * pick(rng, 1, 40), 8 * pick(rng, 1, 20), kSaves[i % 3], chance(rng, 50));
+    p.row_align = 16 << pick(rng, 0, 4);
+    if (chance(rng, 30)) p.activation = Activation::kGelu;
+    const std::int64_t pages = pick(rng, 1, 9);
+    const PagePoolLayout layout(p, pages);
+    const PageShape shape = page_shape(p);
+    std::vector<int> owners(static_cast<std::size_t>(layout.free));  // 0: nobody
+    const auto own = [&](std::int64_t begin, std::int64_t bytes, int owner, int also) {
+      for (std::int64_t at = begin; at < begin + bytes; ++at) {
+        int& of = owners.at(static_cast<std::size_t>(at));
+        ASSERT_TRUE(of == 0 || of == also) << to_string(p) << ", byte " << at;
+        of = owner;
+      }
+    };
+    for (int page = 0; page < pages; ++page) {
+      const int rows = 2 * page + 1, tokens = rows + 1;
+      const auto own_rows = [&](Tensor t, std::int64_t width, std::int64_t size) {
+        const std::int64_t bytes = p.row_align * width * size;
+        if (is_saved(kLayerGraph[t], dropped_by(p))) {
+          own(layout.rows[t] + page * bytes, bytes, rows, 0);
+        }
+      };
+      own_rows(Tensor::kXRows, p.hidden, 2);
+      own_rows(Tensor::kH, halves(p) * p.intermediate, 2);
+      own_rows(Tensor::kRowProbs, 1, 4);
+      if (shape.tokens == 0) continue;
+      EXPECT_GE(shape.token_stride, shape.tokens * p.hidden);
+      EXPECT_LE(shape.tokens, 1 << shape.token_shift);
+      for (const std::int64_t token : {pick(rng, 0, 99), pick(rng, 0, (1ll << 31) - 1)}) {
+        for (const std::int64_t t : {token, token / shape.tokens * shape.tokens}) {
+          EXPECT_EQ(shape.group_of(static_cast<std::int32_t>(t)), t / shape.tokens);
+        }
+      }
+      own(layout.tokens + 2 * page * shape.token_stride, 2 * shape.tokens * p.hidden, tokens,
+          shape.tokens_apart ? rows : 0);
+    }
+  }
 }
 
 // ---- When pages go back
@@ -183,7 +285,7 @@ TEST_F(OneRank, BackwardGivesThemBackOnceUnlessTheyAreKept) {
 
 TEST_F(OneRank, OfAPassInPartsTheLastThatReadsThemGivesThemBack) {
   const BackwardArgs args = split_.backward_args(0, result_);
-  for (const Save save : {Save::kRows, Save::kNone}) {
+  for (const Save save : kSaves) {
     for (const bool recompute_h : {false, true}) {
       const Problem problem = with(problem_, save, recompute_h);
       const RowPool pool = roomy_pool(problem, alone_);
@@ -194,7 +296,7 @@ TEST_F(OneRank, OfAPassInPartsTheLastThatReadsThemGivesThemBack) {
       layer.backward_data(saved, data_args(args), options(true));
       EXPECT_FALSE(free());
       layer.backward_data(saved, data_args(args), options(false));
-      EXPECT_EQ(free(), save == Save::kNone) << "weight gradients read rows of x, where kept";
+      EXPECT_EQ(free(), save != Save::kRows) << "weight gradients read rows of x, where kept";
       layer.backward_weights(saved, weights_args(args), options(false));
       EXPECT_TRUE(free());
       expect_same_bits(result_, reference::contract(data_), cat("save ", name(save)));
@@ -346,24 +448,16 @@ TEST_F(OneRank, PlansAreMadeOneAtATime) {
   EXPECT_NO_THROW(plan());
 }
 
-/// Pages hold rows. A tensor that is saved by another count has no place in them.
-TEST(RowPagesOfAGraph, HoldTensorsOfRowsOnly) {
-  Problem problem = workload::Split(plain_layer(1), 1).problem();
-  EXPECT_EQ(unpaged_tensor(problem), nullptr);
-  problem.save = Save::kTokens;
-  expect_error(
-      ErrorCode::kUnsupported,
-      "a layer of save=tokens keeps received, which is no tensor of rows; with a row pool, "
-      "save=rows and save=none are accepted",
-      [&] { RowPool(problem, Communicator::cpu_group(1)[0], {.bytes = 1 << 20}); });
-  problem.save = Save::kRows;
+/// A tensor that is saved by another count than that of rows or tokens has no place in pages.
+TEST(RowPagesOfAGraph, HoldTensorsOfRowsAndTokensOnly) {
+  EXPECT_EQ(unpaged_tensor(kLayerGraph), nullptr);
   Graph graph = kLayerGraph;
   graph.add({.tensor = Tensor::kNone,
              .name = "by_tokens",
              .shape = {Extent::kTokens, Extent::kHidden},
              .lifetime = Lifetime::kSaved});
-  ASSERT_NE(unpaged_tensor(problem, graph), nullptr);
-  EXPECT_STREQ(unpaged_tensor(problem, graph)->name, "by_tokens");
+  ASSERT_NE(unpaged_tensor(graph), nullptr);
+  EXPECT_STREQ(unpaged_tensor(graph)->name, "by_tokens");
 }
 
 // ---- Pools that are too full
@@ -371,9 +465,10 @@ TEST(RowPagesOfAGraph, HoldTensorsOfRowsOnly) {
 class TwoPools : public ::testing::Test {
  protected:
   static constexpr int kRanks = 2;
-  static Problem problem_of(const workload::Split& split) {
+  static Problem problem_of(const workload::Split& split, Save save = Save::kRows) {
     Problem p = split.problem();
     p.row_align = 16;
+    p.save = save;
     return p;
   }
   RowPoolOptions of_pages(std::int64_t pages) const {
@@ -385,32 +480,38 @@ class TwoPools : public ::testing::Test {
   const Problem problem_ = problem_of(split_);
   const Schedule schedule_ = parse_schedule("single,tile_m=16,workers=1");
   LayerResult result_ = workload::make_result(data_, {});
+
+  /// `step`: pages that a step of either rank takes.
+  void expect_refused_alike(const Problem& problem, std::int64_t step);
 };
 
 /// The pool of rank 1 is too small for a second step. Both ranks say so, nothing is taken, and the
 /// bytes that are named would do.
-TEST_F(TwoPools, AreRefusedOnAllRanksAlikeWithTheBytesThatWouldDo) {
-  const std::int64_t would_do = bytes_for_pages(page_bytes(problem_), 12);
-  for (const std::int64_t pages : {11, 12}) {
+void TwoPools::expect_refused_alike(const Problem& problem, std::int64_t step) {
+  const auto of_pages = [&](std::int64_t pages) -> RowPoolOptions {
+    return {.bytes = PagePoolLayout(problem, pages).bytes};
+  };
+  const std::int64_t would_do = bytes_for_pages(page_bytes(problem), 2 * step);
+  EXPECT_GE(pages_in(problem, would_do), 2 * step);
+  for (const std::int64_t pages : {2 * step - 1, 2 * step}) {
     run_ranks(Communicator::cpu_group(kRanks), [&](Communicator& c) {
-      const RowPool pool(problem_, c,
+      const RowPool pool(problem, c,
                          c.rank() == 1 ? of_pages(pages) : RowPoolOptions{.bytes = 1 << 20});
-      Layer layer(problem_, c, {.row_pool = pool});
+      Layer layer(problem, c, {.row_pool = pool});
       const Saved first = layer.forward(layer.plan(split_.topk_ids(c.rank())),
                                         split_.forward_args(c.rank(), result_), schedule_);
       const auto second = [&] { return layer.plan(split_.topk_ids(c.rank())); };
-      if (pages == 12) {
+      if (pages == 2 * step) {
         EXPECT_NO_THROW(second());
         return;
       }
       const std::int64_t free = pool.free_pages();
-      expect_error(ErrorCode::kCapacity,
-                   cat("rank 1 would save 6 pages of rows, but 6 of the 11 pages of its row pool "
-                       "are held by other plans; ",
-                       would_do,
-                       " bytes (12 pages) would do for this routing, or backward passes ahead of "
-                       "it"),
-                   second);
+      expect_error(
+          ErrorCode::kCapacity,
+          cat("rank 1 would save ", step, " pages, but ", step, " of the ", pages,
+              " pages of its row pool are held by other plans; ", would_do, " bytes (", 2 * step,
+              " pages) would do for this routing, or backward passes ahead of it"),
+          second);
       std::int64_t overflow[2] = {-1, -1};
       {
         const RoutingPlan none = layer.plan(split_.topk_ids(c.rank()), {.overflow = overflow});
@@ -426,8 +527,24 @@ TEST_F(TwoPools, AreRefusedOnAllRanksAlikeWithTheBytesThatWouldDo) {
       layer.backward(first, split_.backward_args(c.rank(), result_), schedule_);
       EXPECT_NO_THROW(second());
     });
-    if (pages == 11) expect_same_bits(result_, reference::contract(data_), "the first step");
+    if (pages < 2 * step) {
+      expect_same_bits(result_, reference::contract(data_), "the first step");
+    }
   }
+}
+
+TEST_F(TwoPools, AreRefusedOnAllRanksAlikeWithTheBytesThatWouldDo) {
+  expect_refused_alike(problem_, 6);
+}
+
+/// Of 40 tokens a rank. A page has 17 of them in place of 16 rows of h, or 8 beside 128
+/// probabilities.
+TEST_F(TwoPools, OfTokensAreRefusedAlike) {
+  expect_refused_alike(problem_of(split_, Save::kTokens), 9);
+  Problem problem = problem_of(split_, Save::kTokens);
+  problem.recompute_h = true;
+  problem.row_align = 128;
+  expect_refused_alike(problem, 5);
 }
 
 /// One rank's tensor is too small: no rank loses its plan's pages, and the plan can still be used.
@@ -464,7 +581,7 @@ TEST_F(TwoPools, TheFaultIsTheWorst) {
                             plan);
       }
       expect_error(ErrorCode::kCapacity,
-                   cat("rank 1 would save 6 pages of rows, but 0 of the 1 pages of its row pool "
+                   cat("rank 1 would save 6 pages, but 0 of the 1 pages of its row pool "
                        "are held by other plans; ",
                        bytes_for_pages(page_bytes(problem), 6),
                        " bytes (6 pages) would do for this routing, or backward passes ahead of "

@@ -29,7 +29,8 @@ Problem problem_of(const LayerData& data, int ranks, const GpuRankOptions& extra
 
 /// Pages that a plan of any routing takes at most.
 std::int64_t pages_of_a_plan(const Problem& p, int ranks) {
-  return capacity_rows(p, ranks) / p.row_align;
+  const std::int64_t rows = capacity_rows(p, ranks);
+  return page_shape(p).pages_of(rows, most_received(p, ranks, rows));
 }
 
 RowPool pool_of(const Problem& p, const Communicator& c, std::int64_t pages) {
@@ -53,7 +54,7 @@ std::string lost_pages(const RowPool& pool) {
 
 /// Whatever is kept, under every preset, whole or in parts; pages are others than rows' numbers.
 TEST_P(CudaPages, GiveTheBytesOfMemoryOfTheirOwn) {
-  for (const Save save : {Save::kRows, Save::kNone}) {
+  for (const Save save : kSaves) {
     for (const bool recompute_h : {false, true}) {
       const GpuRankOptions extra{.save = save, .recompute_h = recompute_h};
       expect_same(on_gpus(ranks(), [&](const Communicator& c) -> std::string {
@@ -225,15 +226,17 @@ TEST_P(CudaPages, GoBackOnceBehindBackwardOrWithTheEndOfWhatHasThem) {
 
 /// That of rank 0 is too small for a second step. All ranks hear of it, nothing is taken, and the
 /// layer goes on.
-TEST_P(CudaPages, OfAFullPoolAreRefusedOnAllRanksAlike) {
-  expect_same(on_gpus(ranks(), [](const Communicator& c) -> std::string {
+void expect_refused_alike(int ranks, Save save, bool recompute_h) {
+  const GpuRankOptions extra{.save = save, .recompute_h = recompute_h};
+  expect_same(on_gpus(ranks, [&](const Communicator& c) -> std::string {
     const LayerData data = small_layer(c.size());
-    const Problem problem = problem_of(data, c.size());
-    GpuRank own(data, c);
+    const Problem problem = problem_of(data, c.size(), extra);
+    GpuRank own(data, c, {}, extra);
     const LayerResult want = own.step(cuda_schedules()[0]);
-    const std::int64_t pages = own.last_plan().padded_rows() / problem.row_align;
+    const std::int64_t pages = page_shape(problem).pages_of(own.last_plan().padded_rows(),
+                                                            own.last_plan().received_tokens());
     const RowPool pool = pool_of(problem, c, c.rank() == 0 ? 2 * pages - 1 : 4 * pages + 64);
-    GpuRank rank(data, c, {.row_pool = pool});
+    GpuRank rank(data, c, {.row_pool = pool}, extra);
     Layer& layer = rank.layer();
     rank.plan();
     rank.forward(cuda_schedules()[0]);
@@ -258,7 +261,7 @@ TEST_P(CudaPages, OfAFullPoolAreRefusedOnAllRanksAlike) {
         },
         std::chrono::seconds(30));
     const std::string begin = c.size() == 1
-                                  ? cat("rank 0 would save ", pages, " pages of rows, but ", pages,
+                                  ? cat("rank 0 would save ", pages, " pages, but ", pages,
                                         " of the ", 2 * pages - 1, " pages of its row pool")
                                   : std::string("rank 0 would save ");
     if (said.rfind(begin, 0) != 0) return said;
@@ -269,6 +272,14 @@ TEST_P(CudaPages, OfAFullPoolAreRefusedOnAllRanksAlike) {
     const std::string lost = lost_pages(pool);
     return lost.empty() ? kSame : lost;
   }));
+}
+
+TEST_P(CudaPages, OfAFullPoolAreRefusedOnAllRanksAlike) {
+  expect_refused_alike(ranks(), Save::kRows, false);
+}
+TEST_P(CudaPages, OfAFullPoolOfTokensAreRefusedOnAllRanksAlike) {
+  expect_refused_alike(ranks(), Save::kTokens, false);
+  expect_refused_alike(ranks(), Save::kTokens, true);
 }
 
 }  // namespace

@@ -288,6 +288,23 @@ def case_layouts_have_the_same_bits() -> None:
     _same(results[0], results[1], "layouts")
 
 
+def case_row_pool() -> None:
+    """Layers of a shape share one; with their backward all pages are free again."""
+    _, ours = _pair()
+    wanted = [*_run(ours, _tokens()), *_experts(ours, "grad")]
+    for save in ("rows", "tokens"):
+        layers = [_layer(_config(), save=save, row_pool=1 << 21) for _ in range(2)]
+        results = []
+        for layer in layers:
+            layer.load_state_dict(ours.state_dict())
+            results.append([*_run(layer, _tokens()), *_experts(layer, "grad")])
+        pool, other = (layer.experts.routed.workspace.row_pool for layer in layers)
+        assert pool is other, "not shared"
+        assert pool.free_pages == pool.pages > pool.fewest_free_pages
+        for found in results:
+            _same(found, wanted, f"save={save}")
+
+
 def case_dropped_routes() -> None:
     """moe_expert_capacity_factor without padding: the router drops routes, uniep takes the rest."""
     from uniep.megatron import UniepMoELayer

@@ -309,7 +309,7 @@ def test_tune_within_a_memory(tmp_path, monkeypatch):
     assert (memory["layers"], memory["in_flight"], memory["bytes_of_parameter"]) == (2, 3, 18)
     best = memory["choices"][memory["fastest"]]
     assert best["fits"] and best["measured_ms"] > 0
-    choice = {name: best[name] for name in ("save", "recompute_h", "exact_rows")}
+    choice = {name: best[name] for name in ("save", "recompute_h", "exact_rows", "row_pool")}
     uniep.MoELayer(64, 32, 8, 2, **choice)(torch.ones(4, 64).bfloat16())
     with pytest.raises(RuntimeError, match="nothing fits"):
         uniep.tune(*shape, budget=1, memory=1e-6, layers=2)

@@ -14,7 +14,7 @@ import uniep
 
 CHOICES = [
     {"save": save, "recompute_h": recompute_h}
-    for save in ("rows", "none")
+    for save in ("rows", "tokens", "none")
     for recompute_h in (False, True)
 ]
 
@@ -166,8 +166,8 @@ def test_what_does_not_go_together_is_refused():
         workspace(case, row_pool=pool, exact_rows=True)
     with pytest.raises(uniep.Error, match="recompute_h=true"):
         workspace(case, row_pool=pool, recompute_h=True)
-    with pytest.raises(ValueError, match="save is 'tokens'"):
-        uniep.RowPool(None, 64, 32, save="tokens")
+    with pytest.raises(ValueError, match="save is 'some'"):
+        uniep.RowPool(None, 64, 32, save="some")
     with pytest.raises(uniep.Error, match="has no page"):
         uniep.RowPool(None, 64, 32, bytes=100)
     with workspace(case, row_pool=pool) as own:
@@ -177,6 +177,95 @@ def test_what_does_not_go_together_is_refused():
             uniep.tune_calls(case.x, case.ids, case.probs, case.w1, case.w2, workspace=own)
         with pytest.raises(Exception, match="a row pool keeps what forwards save"):
             torch.compile(lambda x: call(case, own) + x, fullgraph=True)(case.x)
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_calls_of_a_shape_share_a_pool_that_nobody_made(choice):
+    case = make_case(tokens=300, dropped=True)
+    wanted = step(case)
+    case.requires_grad()
+    group = uniep.Group(device=case.x.device)
+
+    def shared(bytes):
+        out = uniep.moe(
+            case.x, case.ids, case.probs, case.w1, case.w2, group=group, row_pool=bytes, **choice
+        )
+        return out, group.row_pools[(*case.shape[:2], *choice.values(), 2, bytes)]
+
+    first, pool = shared(1 << 20)
+    second, same = shared(1 << 20)
+    third, other = shared(1 << 21)
+    assert same is pool and other is not pool and list(group.row_pools.values()) == [pool, other]
+    assert (1 << 20) - pool.page_bytes - 2048 < pool.bytes <= 1 << 20
+    assert held(pool) == 2 * held(other) > 0
+    for out in (second, first, third):
+        assert_same(gradients(case, out), wanted)
+    assert held(pool) == held(other) == 0
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gpt_oss"])
+def test_what_experts_compute_is_as_without(activation):
+    case = make_case(tokens=300)
+    w1 = case.w1.clone()
+    if activation == "gelu":  # without a gate
+        w1 = w1[:, : w1.shape[1] // 2].contiguous()
+    results = []
+    for row_pool in (None, 1 << 20):
+        group = uniep.Group(device=case.x.device)
+        leaves = [t.clone().requires_grad_() for t in (case.x, case.probs, w1, case.w2)]
+        out = uniep.moe(
+            leaves[0],
+            case.ids,
+            *leaves[1:],
+            group=group,
+            activation=activation,
+            probs="after",
+            row_pool=row_pool,
+            save="tokens",
+        )
+        out.backward(case.dy)
+        results.append([out.detach(), *(leaf.grad for leaf in leaves)])
+        pools = list(group.row_pools.values())
+        assert len(pools) == (row_pool is not None)
+        assert all(held(pool) == 0 < pool.pages - pool.fewest_free_pages for pool in pools)
+    assert_same(*results)
+
+
+def test_half_of_the_free_memory_is_taken_for_true_and_none_for_false():
+    case = make_case(tokens=64)
+    group = uniep.Group(device="cpu")
+    for choice in (False, None):
+        call_in_group(case, group, choice)
+    assert not group.row_pools
+    call_in_group(case, group, True)
+    (pool,) = group.row_pools.values()
+    assert pool.bytes > 1 << 26
+    for wrong, kind in ((0, ValueError), (-5, ValueError), ("all", TypeError), (0.5, TypeError)):
+        with pytest.raises(kind, match=f"row_pool is '?{wrong}'?;"):
+            call_in_group(case, group, wrong)
+    with workspace(case) as own, pytest.raises(ValueError, match="row_pool; pass either"):
+        call(case, own, row_pool=True)
+    with pytest.raises(ValueError, match="exact_rows is True"):
+        call_in_group(case, group, True, exact_rows=True)
+
+
+def call_in_group(case, group, row_pool, **options):
+    arguments = (case.x.cpu(), case.ids.cpu(), case.probs.cpu(), case.w1.cpu(), case.w2.cpu())
+    return uniep.moe(*arguments, group=group, row_pool=row_pool, **options)
+
+
+def test_layers_share_a_pool():
+    case = make_case(tokens=64)
+    group = uniep.Group(device="cpu")
+    layers = [uniep.MoELayer(64, 32, 8, 2, group=group, row_pool=1 << 20) for _ in range(2)]
+    out = layers[1](layers[0](case.x.cpu()))
+    (pool,) = group.row_pools.values()
+    assert held(pool) > 0
+    out.sum().backward()
+    assert held(pool) == 0
+    torch.manual_seed(5)
+    whole = torch.compile(layers[0], backend="aot_eager")  # in several graphs
+    assert torch.equal(whole(case.x.cpu()), layers[0](case.x.cpu()))
 
 
 def test_a_pool_outlives_its_object_and_its_workspace():

@@ -228,6 +228,10 @@ def test_options_reach_uniep() -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
     less = step(save="none", recompute_h=True)
     assert all(torch.equal(first[name], less[name]) for name in first)
+    paged = step(save="tokens", row_pool=1 << 22)
+    assert all(torch.equal(first[name], paged[name]) for name in first)
+    (pool,) = uniep.group.group_of(None, case.x.device).row_pools.values()
+    assert pool.free_pages == pool.pages > pool.fewest_free_pages
     with pytest.raises(ValueError, match="save is 'all'"):
         step(save="all")
     with pytest.raises(RuntimeError, match="no such preset"):

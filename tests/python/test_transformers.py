@@ -205,6 +205,23 @@ def test_what_register_was_given_changes_no_bit() -> None:
         step(model, ids)
 
 
+def test_a_row_pool_changes_no_bit() -> None:
+    """All layers share it, under gradient checkpointing too, which makes it no emptier."""
+    model, ids = small("mixtral"), tokens()
+    first = step(model, ids, "uniep")
+    experts = next(m for m in model.modules() if hasattr(m, "gate_up_proj"))
+    _, width, hidden = experts.gate_up_proj.shape
+    pool = uniep.RowPool(None, hidden, width // 2, bytes=1 << 24, save="tokens", device="cpu")
+    uniep.transformers.register(save="tokens", row_pool=pool)
+    for checkpointed in (False, True):
+        if checkpointed:
+            model.gradient_checkpointing_enable()  # type: ignore[operator]
+        second = step(model, ids)
+        assert torch.equal(first[0], second[0])
+        assert all(torch.equal(first[1][name], second[1][name]) for name in first[1])
+        assert pool.free_pages == pool.pages > pool.fewest_free_pages
+
+
 def test_gradient_checkpointing_changes_no_bit() -> None:
     model, ids = small("olmoe"), tokens()
     first = step(model, ids, "uniep")

@@ -42,8 +42,10 @@ struct RunOptions {
 
 /// A pool with room for what four plans of a rank may bring.
 inline RowPool roomy_pool(const Problem& problem, const Communicator& communicator) {
+  const std::int64_t rows = capacity_rows(problem, communicator.size());
   const std::int64_t pages =
-      4 * (capacity_rows(problem, communicator.size()) / problem.row_align + 1);
+      4 *
+      (page_shape(problem).pages_of(rows, most_received(problem, communicator.size(), rows)) + 1);
   return RowPool(problem, communicator, {.bytes = PagePoolLayout(problem, pages).bytes});
 }
 

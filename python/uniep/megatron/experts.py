@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import uniep
+from uniep.row_pool import shared_pool
 
 from .checkpoint import Place, rename_experts, sharded_experts
 from .options import Options, check_config
@@ -126,7 +127,7 @@ class RoutedExperts:
             capacity = int(most * topk * factor) + 127 * experts
         shape = (hidden, double // 2, experts * ranks, topk, most)
         known = _workspaces.setdefault(self.group, WeakValueDictionary())
-        kept = (options.save, options.recompute_h, options.exact_rows)
+        kept = (options.save, options.recompute_h, options.exact_rows, options.row_pool)
         key = (*shape, capacity, *kept, options.schedule, options.on_overflow, x.device)
         workspace = known.get(key)
         # That of layers which are no longer used may have ended on some ranks only: Python collects
@@ -144,6 +145,15 @@ class RoutedExperts:
                 schedule=options.schedule,
                 device=x.device,
                 on_overflow=options.on_overflow,
+                row_pool=shared_pool(
+                    options.row_pool,
+                    self.group,
+                    x.device,
+                    hidden,
+                    double // 2,
+                    options.save,
+                    options.recompute_h,
+                ),
             )
         return workspace
 

@@ -12,6 +12,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 
+import uniep
+
 __all__ = ["Options", "check_config"]
 
 # Parts of a layer that Megatron may capture in CUDA graphs of their own: all but the experts.
@@ -34,6 +36,7 @@ class Options(NamedTuple):
         exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
         schedule: of both directions; None: the best known one.
         on_overflow: ``"raise"`` or ``"flag"``, as for :class:`uniep.Workspace`.
+        row_pool: where forwards keep rows; see :func:`uniep.moe`.
     """
 
     layout: Literal["stacked", "per_expert"] = "stacked"
@@ -44,6 +47,7 @@ class Options(NamedTuple):
     exact_rows: bool = False
     schedule: str | None = None
     on_overflow: Literal["raise", "flag"] = "raise"
+    row_pool: uniep.RowPool | int | None = None
 
 
 class _Only(NamedTuple):

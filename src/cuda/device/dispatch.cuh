@@ -126,11 +126,11 @@ class DispatchWarp {
   __device__ __forceinline__ void find_received(Batch& batch) const {
     const bool expands = is(batch.stage, Stage::kExpand);
     if (!expands && !keeps_tokens_) return;
-    const int place = received_place(ctx_.view, batch.pull);
+    const int token = received_token(ctx_.view, batch.pull);
     if (expands) {
-      batch.pull.token = place;
-    } else if (keeps_token(ctx_.view, batch.pull, place)) {
-      batch.keep_at = place;
+      batch.pull.token = static_cast<int>(received_place<std::uint32_t>(ctx_.view, token));
+    } else if (keeps_token(ctx_.view, batch.pull, token)) {
+      batch.keep_at = static_cast<int>(received_place<std::uint32_t>(ctx_.view, token));
     }
   }
 
@@ -197,12 +197,19 @@ class DispatchWarp {
   }
 
   /// Where the tensor that this pass dispatches to has the row: what is dispatched again is not
-  /// saved.
+  /// saved. A token's place stays.
   __device__ __forceinline__ int place_of(int row) const {
     if constexpr (kKinds.saves) {
       if (row != kNoRow) return static_cast<int>(ctx_.row<Tensor::kXRows>(row));
     }
     return row;
+  }
+
+  /// Elements of `target` ahead of this lane's place.
+  __device__ __forceinline__ std::int64_t offset_of(int place) const {
+    const bool keeps = kKinds.saves && lane_ == kKeepingLane;
+    const auto width = static_cast<std::uint32_t>(keeps ? kPlaceElements : ctx_.view.hidden);
+    return static_cast<std::int64_t>(std::uint64_t{static_cast<std::uint32_t>(place)} * width);
   }
 
   /// Up to kGroup pieces of the current batch, then the signals of the group before, and behind
@@ -272,8 +279,7 @@ class DispatchWarp {
       }
       if (ready != 0) {
         const int bytes = bytes_of(loaded_);
-        const auto* token = reinterpret_cast<const std::byte*>(tokens_of(batch, pull) +
-                                                               pull.token * ctx_.view.hidden);
+        const auto* token = reinterpret_cast<const std::byte*>(token_of(batch, pull));
         ptx::mbarrier_arrive_expect(&full_[load_.slot], bytes);
         ptx::bulk_load(slots_ + load_.slot * slot_bytes_, token + loaded_ % pieces_ * kPullBytes,
                        bytes, &full_[load_.slot]);
@@ -284,11 +290,16 @@ class DispatchWarp {
     return true;
   }
 
-  __device__ __forceinline__ const bf16* tokens_of(const Batch& batch, const Pull& pull) const {
-    if (is(batch.stage, Stage::kExpand)) return ctx_.get<Tensor::kReceived>();
-    const Peer peer = ctx_.peer(pull.source);
-    return is(batch.stage, Stage::kRedispatch) ? peer.get<Tensor::kXTokens>()
-                                               : peer.get<Tensor::kTokens>();
+  __device__ __forceinline__ const bf16* token_of(const Batch& batch, const Pull& pull) const {
+    const bool expands = is(batch.stage, Stage::kExpand);
+    const bf16* tokens = ctx_.get<Tensor::kReceived>();
+    if (!expands) {
+      const Peer peer = ctx_.peer(pull.source);
+      tokens = is(batch.stage, Stage::kRedispatch) ? peer.get<Tensor::kXTokens>()
+                                                   : peer.get<Tensor::kTokens>();
+    }
+    const auto width = static_cast<std::uint32_t>(expands ? kPlaceElements : ctx_.view.hidden);
+    return tokens + std::uint64_t{static_cast<std::uint32_t>(pull.token)} * width;
   }
 
   /// What the lane's row of the current batch is a row of.
@@ -310,10 +321,10 @@ class DispatchWarp {
     row_ = row_of(stored_ + 1);  // for the next time
     ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
     if (kKinds.weighs && weighs_rows()) {
-      weigh(row != kNoRow ? ctx_.get<Tensor::kDyRows>() + at * ctx_.view.hidden : nullptr, factor,
+      weigh(row != kNoRow ? ctx_.get<Tensor::kDyRows>() + offset_of(at) : nullptr, factor,
             piece * kPullBytes, bytes);
     } else if (row != kNoRow) {
-      auto* to = reinterpret_cast<std::byte*>(target() + at * ctx_.view.hidden);
+      auto* to = reinterpret_cast<std::byte*>(target() + offset_of(at));
       ptx::bulk_store(to + piece * kPullBytes, slots_ + store_.slot * slot_bytes_, bytes);
     }
     store_.advance(num_slots_);

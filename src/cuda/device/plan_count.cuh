@@ -46,6 +46,7 @@ class PlanCounter : public PlanState {
         const int k = lane_index() % a_.topk;
         bad = ~(static_cast<unsigned long long>(s.token) * a_.topk + k);
       }
+      if (a_.pool.shape.tokens > 0) count_received(s.id);
       const unsigned local = __ballot_sync(kWholeWarp, is_local(s.id));
       rows += __popc(local);
       pulls += __popc(
@@ -81,10 +82,18 @@ class PlanCounter : public PlanState {
       }
       mine[local_ + threadIdx.x] = static_cast<std::uint32_t>(before);
     }
-    std::uint32_t* totals = a_.scratch.totals + half() * a_.num_experts;
-    for (int e = threadIdx.x; e < a_.num_experts; e += kPlanThreads) {
-      if (slots_of_[e] != 0) atomicAdd(totals + e, slots_of_[e]);
+    for (int i = threadIdx.x; i < num_totals(); i += kPlanThreads) {
+      if (slots_of_[i] != 0) atomicAdd(totals(half()) + i, slots_of_[i]);
     }
+  }
+
+ private:
+  /// The first of a token's slots that lie with a rank counts the token there; all lanes call it.
+  __device__ void count_received(std::int32_t id) const {
+    const int rank = is_expert(id) ? id / local_ : a_.num_ranks;
+    const unsigned same = __match_any_sync(kWholeWarp, rank) & token_lanes();
+    const bool first = (same & lanes_below(lane_index())) == 0;
+    if (first && rank < a_.num_ranks) atomicAdd(slots_of_ + a_.num_experts + rank, 1u);
   }
 };
 

@@ -18,7 +18,7 @@ class PlanExchanger : public PlanState {
       cta_.epoch = ptx::load_relaxed_gpu(a_.scratch.epoch) + 1;
       cta_.failed = ptx::load_relaxed_gpu(a_.scratch.failed) != 0;
     }
-    const int zeros = kPlanWarps * local_ + a_.num_experts + local_ + 2;  // arrays lie in a row
+    const int zeros = kPlanWarps * local_ + num_totals() + local_ + 2;  // arrays lie in a row
     for (int i = threadIdx.x; i < zeros; i += kPlanThreads) warp_rows_of_[i] = 0;
     __syncthreads();
     clear_other_half();
@@ -77,9 +77,7 @@ class PlanExchanger : public PlanState {
   __device__ void clear_other_half() const {
     if (blockIdx.x != 0) return;
     const int other = 1 - half();
-    for (int e = threadIdx.x; e < a_.num_experts; e += kPlanThreads) {
-      a_.scratch.totals[other * a_.num_experts + e] = 0;
-    }
+    for (int i = threadIdx.x; i < num_totals(); i += kPlanThreads) totals(other)[i] = 0;
     if (threadIdx.x == 0) {
       a_.scratch.plan_arrivals[other] = 0;
       a_.scratch.first_bad[other] = 0;

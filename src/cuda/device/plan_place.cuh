@@ -93,13 +93,18 @@ class PlanPlacer : public PlanState {
     return a_.pool.pages > 0 ? fullest_pool() : RoutingFault{};
   }
 
+  /// Pages that a rank saves.
+  __device__ std::int64_t pages_of(int rank) const {
+    return a_.pool.shape.pages_of(cta_.rank_rows[rank], received(rank));
+  }
+
   /// The rank whose row pool lacks most pages, if any does.
   __device__ RoutingFault fullest_pool() const {
     RoutingFault worst{};
     std::int64_t most = 0;
     for (int r = 0; r < a_.num_ranks; ++r) {
       const PageCount& pool = cta_.pools[r];
-      const std::int64_t needed = cta_.rank_rows[r] / a_.row_align;
+      const std::int64_t needed = pages_of(r);
       if (needed - pool.free <= most) continue;
       most = needed - pool.free;
       worst.kind = RoutingFault::Kind::kPages;
@@ -169,8 +174,7 @@ class PlanPlacer : public PlanState {
     if (blockIdx.x != 0) return;
     const PageStack& stack = a_.pool.stack;
     const auto free = static_cast<std::int32_t>(a_.pool.pages > 0 ? cta_.pools[a_.rank].free : 0);
-    const auto count =
-        static_cast<std::int32_t>(a_.pool.pages > 0 ? cta_.rank_rows[a_.rank] / a_.row_align : 0);
+    const auto count = static_cast<std::int32_t>(a_.pool.pages > 0 ? pages_of(a_.rank) : 0);
     for (int group = threadIdx.x; group < count; group += kPlanThreads) {
       a_.plan.pages[group] = stack.taken(free, group);
     }

@@ -14,8 +14,8 @@ inline constexpr int kPlanThreads = 32 * kPlanWarps;
 /// Dynamic shared memory of a plan kernel.
 __host__ __device__ inline std::size_t plan_shared_bytes(int num_experts, int num_ranks) {
   const int local = num_experts / num_ranks;
-  return sizeof(std::uint32_t) *
-         static_cast<std::size_t>(kPlanWarps * local + num_experts + (local + 2) + local);
+  return sizeof(std::uint32_t) * static_cast<std::size_t>(kPlanWarps * local + num_experts +
+                                                          num_ranks + (local + 2) + local);
 }
 
 /// What the threads of a CTA share.
@@ -41,7 +41,7 @@ class PlanState {
         first_expert_(args.rank * local_),
         warp_rows_of_(shared),
         slots_of_(warp_rows_of_ + kPlanWarps * local_),
-        before_cta_(slots_of_ + args.num_experts),
+        before_cta_(slots_of_ + args.num_experts + args.num_ranks),
         segment_(before_cta_ + local_ + 2) {}
 
  protected:
@@ -126,16 +126,21 @@ class PlanState {
   /// Columns of cta_counts: the rows of each local expert, then pulls, then rows of all.
   __device__ int columns() const { return local_ + 2; }
 
-  __device__ std::uint32_t total(int expert) const {
-    return __ldcg(a_.scratch.totals + half() * a_.num_experts + expert);
+  /// What all CTAs have counted of all ranks: rows of each expert, then tokens of each rank.
+  __device__ int num_totals() const { return a_.num_experts + a_.num_ranks; }
+  __device__ std::uint32_t* totals(int half) const {
+    return a_.scratch.totals + half * num_totals();
   }
+  __device__ std::uint32_t total(int expert) const { return __ldcg(totals(half()) + expert); }
+  /// Tokens that a rank receives, each once. Counted where pages are to hold them.
+  __device__ std::uint32_t received(int rank) const { return total(a_.num_experts + rank); }
 
   const PlanArgs& a_;
   PlanCta& cta_;
   const int local_;
   const int first_expert_;
   std::uint32_t* const warp_rows_of_;  // [warps, local experts]
-  std::uint32_t* const slots_of_;      // [E]
+  std::uint32_t* const slots_of_;      // [E + ranks]: as totals
   std::uint32_t* const before_cta_;    // [local experts + 2]: see columns()
   std::uint32_t* const segment_;       // [local experts]: segment_begin
 };

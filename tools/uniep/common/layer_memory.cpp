@@ -10,6 +10,7 @@
 #include "base/math.h"
 #include "common/table.h"
 #include "graph/description.h"
+#include "layout/page_pool.h"
 #include "layout/workspace.h"
 #ifdef UNIEP_HAS_CUDA
 #include "cuda/layer_memory.h"
@@ -111,6 +112,18 @@ std::string balanced_text(const Problem& p, int ranks) {
              "total ", size_text(total(all)));
 }
 
+/// "a row pool has pages of ...": and how many of them a balanced routing takes.
+std::string pool_text(const Problem& p, int ranks) {
+  const PageShape shape = page_shape(p);
+  const StepRows step = balanced_rows(p, ranks);
+  const std::int64_t pages = shape.pages_of(step.rows, step.received);
+  return cat("in a row pool: pages of ", page_bytes(p), " bytes, each of ", p.row_align, " rows",
+             shape.tokens == 0 ? ""
+                               : cat(shape.tokens_apart ? " or " : " and ", shape.tokens,
+                                     shape.tokens == 1 ? " token" : " tokens"),
+             "; a balanced routing takes ", pages, " of them, ", size_text(pages * page_bytes(p)));
+}
+
 }  // namespace
 
 void print_memory(std::ostream& out, const workload::ShapeSpec& spec, int ranks,
@@ -131,7 +144,8 @@ void print_memory(std::ostream& out, const workload::ShapeSpec& spec, int ranks,
   notes.add("arithmetic", cat("activation=", name(p.activation), ", probs=", name(p.probs),
                               ", bias=", p.bias ? "yes" : "no"));
   out << notes << "#\n# memory of one rank, without the caller's tensors\n"
-      << table_of(uses(p, ranks, room_for(p, ranks))) << comment(balanced_text(p, ranks));
+      << table_of(uses(p, ranks, room_for(p, ranks))) << comment(balanced_text(p, ranks))
+      << comment(pool_text(p, ranks));
 }
 
 std::int64_t layer_memory(const Problem& problem, int ranks) {
@@ -156,6 +170,7 @@ RankBytes rank_bytes(const Problem& problem, int ranks, const StepRows& rows) {
         break;
       case Held::kUntilBackward:
         sum.kept += use.bytes;
+        if (!use.has_rows()) sum.plan += use.bytes;
         break;
       case Held::kForward:
       case Held::kBackward:

@@ -18,6 +18,7 @@ void print_memory(std::ostream& out, const workload::ShapeSpec& spec, int ranks,
 struct RankBytes {
   std::int64_t shared = 0;  ///< as long as the layer: what all layers of a shape have together
   std::int64_t kept = 0;    ///< by each forward until its backward: saved rows and the plan
+  std::int64_t plan = 0;    ///< of that, the plan: what is in no row pool either
   std::int64_t pass = 0;    ///< what the larger pass works in
 };
 

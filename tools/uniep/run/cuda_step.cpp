@@ -79,8 +79,11 @@ class CudaRank {
         options_(options),
         gatherer_(gatherer),
         rank_(member.rank()),
+        pool_(row_pool(layer_problem(split, options), options, member)),
         layer_(layer_problem(split, options), member,
-               {.record_timeline = options.record_timeline, .schedule = options.schedule}),
+               {.record_timeline = options.record_timeline,
+                .schedule = options.schedule,
+                .row_pool = pool_}),
         backward_(options.passes != PassChoice::kForward),
         ids_(upload(split.topk_ids(rank_))) {
     const ForwardArgs f = split.forward_args(rank_, result);
@@ -132,6 +135,7 @@ class CudaRank {
 
   const std::vector<std::int64_t>& rows_per_expert() const { return rows_per_expert_; }
   const Traffic& traffic() const { return traffic_; }
+  PoolUse pool() const { return pool_use(pool_); }
   /// Of the last step.
   const std::vector<TimelineEvent>& last_timeline() const { return timeline_; }
 
@@ -178,6 +182,7 @@ class CudaRank {
   const StepOptions& options_;
   Gatherer& gatherer_;
   const int rank_;
+  const std::optional<RowPool> pool_;
   Layer layer_;
   const bool backward_;
   DeviceArray<std::int32_t> ids_;
@@ -274,6 +279,7 @@ StepReport run_cuda_steps(const LayerData& layer, const StepOptions& options,
   for (const auto& part : gatherer.gather(std::span<const Traffic>(&traffic, 1))) {
     report.traffic.push_back(part[0]);
   }
+  report.pool = fullest(gatherer.gather_one(rank.pool()));
   report.timeline = gatherer.gather(std::span<const TimelineEvent>(rank.last_timeline()));
   return report;
 }

@@ -98,6 +98,7 @@ LayerResult sequential_result(const LayerData& layer, const StepOptions& options
   baseline.ranks = 1;
   baseline.capacity_rows = 0;  // that of a rank of several
   baseline.kept = {};
+  baseline.row_pool = 0;
   baseline.defer_weights = false;
   baseline.schedule = sequential_like(options.schedule);
   baseline.backward_schedule.reset();

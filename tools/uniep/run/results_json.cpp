@@ -92,6 +92,12 @@ Json load(const StepReport& report) {
           {"rows_per_expert", report.rows_per_expert}};
 }
 
+Json row_pool(const PoolUse& pool) {
+  if (pool.pages == 0) return nullptr;
+  return {
+      {"pages", pool.pages}, {"page_bytes", pool.page_bytes}, {"most_pages_held", pool.most_held}};
+}
+
 Json check_list(const std::vector<TensorCheck>& checks) {
   if (checks.empty()) return nullptr;
   Json list = Json::array();
@@ -124,6 +130,7 @@ void write_results(const std::string& path, const RunHeader& header, const Layer
                      {"input", header.input},
                      {"problem", problem(layer)},
                      {"load", load(report)},
+                     {"row_pool", row_pool(report.pool)},
                      {"repeat", report.steps},
                      {"interrupted", report.interrupted},
                      {"main_grad", options.main_grad ? "fp32" : "bf16"},

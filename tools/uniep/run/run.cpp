@@ -55,6 +55,7 @@ struct Flags {
   bool defer_weights = false;
   std::int64_t capacity = 0;
   KeptFlags kept;
+  std::int64_t row_pool = 0;
   ArithmeticFlags arithmetic;
   int repeat = 1;
   bool check = false;
@@ -103,6 +104,7 @@ StepOptions step_options(const Flags& flags) {
           .schedule = schedule_choice(flags.schedule, backend).value_or(default_schedule(backend)),
           .capacity_rows = flags.capacity,
           .kept = flags.kept,
+          .row_pool = flags.row_pool,
           .passes = pass_choice(flags.pass),
           .main_grad = flags.main_grad == "fp32",
           .defer_weights = flags.defer_weights,
@@ -131,7 +133,8 @@ double bytes_of_library(const Flags& flags, const workload::ShapeSpec& spec, int
   if (spec.num_experts % ranks != 0) return 0;  // no layer, as will be said
   Problem problem = workload::problem_of(spec, std::max<std::int64_t>(1, spec.tokens * spec.topk));
   flags.kept.apply_to(problem);
-  return static_cast<double>(ranks) * static_cast<double>(layer_memory(problem, ranks));
+  const double bytes = static_cast<double>(layer_memory(problem, ranks));
+  return ranks * (bytes + static_cast<double>(flags.row_pool));
 }
 
 /// Throws Error(kCapacity) where steps of the layer, or their check, would take for ever or more
@@ -456,6 +459,11 @@ void add_how_options(CLI::App& sub, Flags& flags) {
            "the balanced load of a large one)")
       ->check(range<std::int64_t>(0, 2147483647));
   add_kept(group, flags.kept);
+  group
+      .add("--row-pool", flags.row_pool, "BYTES",
+           "Forward keeps what it keeps in a row pool of so many bytes a rank, whose pages follow "
+           "the rows that come; the results are the same, to the bit")
+      ->check(range<std::int64_t>(1, std::int64_t{1} << 50));
   add_arithmetic(group, flags.arithmetic);
   sub.add_flag("--defer-weights", flags.defer_weights,
                described("Leave the weight gradients to a call of their own, backward_weights, as "

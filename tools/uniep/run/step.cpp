@@ -43,6 +43,7 @@ struct RankLog {
   std::vector<TimelineEvent> timeline;
   std::vector<std::int64_t> rows_per_expert;
   Traffic traffic;
+  PoolUse pool;
   std::string mismatch;  ///< what two steps did not agree on; empty: nothing
   bool interrupted = false;
 };
@@ -59,8 +60,9 @@ bool same_bits(const WeightGrad& a, const WeightGrad& b) {
   return same_bits(std::get<std::span<float>>(a), std::get<std::span<float>>(b));
 }
 
-LayerOptions layer_options(const StepOptions& options) {
+LayerOptions layer_options(const StepOptions& options, const std::optional<RowPool>& pool) {
   LayerOptions layer;
+  layer.row_pool = pool;
   layer.record_timeline = options.record_timeline;
   layer.schedule = options.schedule;  // each call is given its own: nothing is to be looked up
   return layer;
@@ -74,7 +76,8 @@ class RankRun {
       : split_(split),
         options_(options),
         rank_(communicator.rank()),
-        layer_(layer_problem(split, options), communicator, layer_options(options)),
+        pool_(row_pool(layer_problem(split, options), options, communicator)),
+        layer_(layer_problem(split, options), communicator, layer_options(options, pool_)),
         meeting_(meeting),
         log_(log) {}
 
@@ -139,6 +142,7 @@ class RankRun {
   bool is_interrupted() { return log_.interrupted = meeting_.ask_leader(Interrupt::requested()); }
 
   void keep_timeline() { log_.timeline = layer_.take_timeline(); }
+  void note_pool() { log_.pool = pool_use(pool_); }
   void drop_timeline() { layer_.take_timeline(); }
 
  private:
@@ -162,6 +166,7 @@ class RankRun {
   const Split& split_;
   const StepOptions& options_;
   int rank_;
+  const std::optional<RowPool> pool_;
   Layer layer_;
   const Meeting& meeting_;
   RankLog& log_;
@@ -180,6 +185,7 @@ void run_rank(RankRun& run, const StepOptions& options, LayerResult& result, Lay
     if (run.is_interrupted()) break;
   }
   run.keep_timeline();
+  run.note_pool();
 }
 
 PassRecord pass_record(Pass pass, const std::vector<RankLog>& logs, int repeat) {
@@ -219,6 +225,7 @@ std::vector<RankLog> gather_logs(Gatherer& gatherer, const RankLog& own) {
   const auto timeline = all(own.timeline);
   const auto rows_per_expert = all(own.rows_per_expert);
   const auto traffic = gatherer.gather_one(own.traffic);
+  const auto pool = gatherer.gather_one(own.pool);
   const auto mismatch = all(own.mismatch);
   const auto interrupted = gatherer.gather_one(own.interrupted ? 1 : 0);
   std::vector<RankLog> logs;
@@ -229,6 +236,7 @@ std::vector<RankLog> gather_logs(Gatherer& gatherer, const RankLog& own) {
                     .timeline = timeline[r],
                     .rows_per_expert = rows_per_expert[r],
                     .traffic = traffic[r],
+                    .pool = pool[r],
                     .mismatch = {mismatch[r].begin(), mismatch[r].end()},
                     .interrupted = interrupted[r] != 0});
   }
@@ -247,7 +255,9 @@ void combine_logs(std::vector<RankLog> logs, const StepOptions& options, StepRep
     }
   }
   report.plan_seconds.assign(static_cast<std::size_t>(report.steps), 0);
+  std::vector<PoolUse> pools;
   for (RankLog& log : logs) {
+    pools.push_back(log.pool);
     for (std::size_t i = 0; i < log.plan_seconds.size(); ++i) {
       report.plan_seconds[i] = std::max(report.plan_seconds[i], log.plan_seconds[i]);
     }
@@ -256,6 +266,7 @@ void combine_logs(std::vector<RankLog> logs, const StepOptions& options, StepRep
     report.traffic.push_back(log.traffic);
     report.timeline.push_back(std::move(log.timeline));
   }
+  report.pool = fullest(pools);
 }
 
 /// What two calls did together.
@@ -322,6 +333,23 @@ void complete_result(Gatherer& gatherer, const Split& split, int rank, bool back
   if (!split.problem().bias) return;
   complete(result.db1, result.main_db1, b.db1);
   complete(result.db2, result.main_db2, b.db2);
+}
+
+std::optional<RowPool> row_pool(const Problem& problem, const StepOptions& options,
+                                const Communicator& member) {
+  if (options.row_pool == 0) return std::nullopt;
+  return RowPool(problem, member, {.bytes = options.row_pool});
+}
+
+PoolUse pool_use(const std::optional<RowPool>& pool) {
+  if (!pool) return {};
+  return {.pages = pool->pages(),
+          .page_bytes = pool->page_bytes(),
+          .most_held = pool->pages() - pool->fewest_free_pages()};
+}
+
+PoolUse fullest(const std::vector<PoolUse>& pools) {
+  return *std::ranges::max_element(pools, {}, &PoolUse::most_held);
 }
 
 PassStats run_backward(Layer& layer, Saved& saved, const BackwardArgs& args,

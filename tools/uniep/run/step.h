@@ -43,6 +43,7 @@ struct StepOptions {
   std::string schedule_origin{};                ///< where they were looked up; empty: given
   std::int64_t capacity_rows = 0;               ///< Problem::capacity_rows
   KeptFlags kept{};                             ///< what forward keeps
+  std::int64_t row_pool = 0;                    ///< in a row pool of so many bytes; 0: without
   std::string backend = "cpu";                  ///< for headers and files
   PassChoice passes = PassChoice::kBoth;
   bool main_grad = false;        ///< weight gradients as fp32 sums, from zeros
@@ -69,6 +70,13 @@ struct PassRecord {
   std::vector<std::vector<PassStats>> stats;  ///< [step][rank]
 };
 
+/// How full a rank's row pool was.
+struct PoolUse {
+  std::int64_t pages = 0;  ///< 0: there was none
+  std::int64_t page_bytes = 0;
+  std::int64_t most_held = 0;  ///< pages that were held at a time
+};
+
 struct StepReport {
   LayerResult result;              ///< the same bits in every step
   int steps = 0;                   ///< that were measured
@@ -78,6 +86,7 @@ struct StepReport {
   std::vector<std::vector<TimelineEvent>> timeline;  ///< [rank]
   std::vector<std::int64_t> rows_per_expert;         ///< by global expert
   std::vector<Traffic> traffic;                      ///< [rank]
+  PoolUse pool{};                                    ///< of the rank that held most
 };
 
 /// Runs a layer's step (plan, forward, backward) `repeat` times on as many ranks as asked for, all
@@ -97,6 +106,13 @@ void complete_result(Gatherer& gatherer, const workload::Split& split, int rank,
 
 /// The problem of the ranks' layers.
 Problem layer_problem(const workload::Split& split, const StepOptions& options);
+
+/// The pool of a rank, if the options have one; and what it says in the end.
+std::optional<RowPool> row_pool(const Problem& problem, const StepOptions& options,
+                                const Communicator& member);
+PoolUse pool_use(const std::optional<RowPool>& pool);
+/// That of the rank which held most.
+PoolUse fullest(const std::vector<PoolUse>& pools);
 
 /// A backward pass in one call or in two, awaited, and what it did.
 PassStats run_backward(Layer& layer, Saved& saved, const BackwardArgs& args,

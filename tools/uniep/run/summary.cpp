@@ -158,6 +158,10 @@ void print_figures(std::ostream& out, const StepReport& report) {
   Notes notes;
   notes.add("rows", cat(load.rows, ", of these ", load.remote_rows, " from another rank"));
   notes.add("load", load_text(report.rows_per_expert));
+  if (report.pool.pages > 0) {
+    notes.add("row pool", cat("a rank held at most ", report.pool.most_held, " of its ",
+                              report.pool.pages, " pages of ", report.pool.page_bytes, " bytes"));
+  }
   if (report.steps > 0) {
     notes.add("plan", milliseconds(median(report.plan_seconds)) + " ms");
     notes.add("workers", cat(workers(report), " per rank"));

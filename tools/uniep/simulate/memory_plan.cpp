@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "common/layer_memory.h"
 #include "common/table.h"
+#include "layout/page_pool.h"
 
 namespace uniep::tool {
 namespace {
@@ -51,6 +52,20 @@ PlannedChoice planned(const Problem& problem, int ranks, const ModelMemory& mode
           .weights = counted_bytes(parameters * model.bytes_of_parameter * model.layers)};
 }
 
+/// Where those rows are in pages. What a pass works in is of the capacity all the same.
+PlannedChoice planned_in_pool(const Problem& problem, int ranks, const ModelMemory& model,
+                              const StepRows& rows) {
+  PlannedChoice choice = planned(problem, ranks, model, room_for(problem, ranks));
+  const double forwards = static_cast<double>(model.layers) * model.in_flight;
+  const std::int64_t pages = page_shape(problem).pages_of(rows.rows, rows.received);
+  choice.rows = rows.rows;
+  choice.pool = counted_bytes(static_cast<double>(
+      bytes_for_pages(page_bytes(problem), std::llround(static_cast<double>(pages) * forwards))));
+  const std::int64_t plan = rank_bytes(problem, ranks, rows).plan;
+  choice.kept = choice.pool + counted_bytes(static_cast<double>(plan) * forwards);
+  return choice;
+}
+
 }  // namespace
 
 std::optional<ModelMemory> model_memory(const MemoryFlags& flags) {
@@ -86,12 +101,14 @@ MemoryPlan plan_memory(const BenchCase& bench, const ModelMemory& model,
       layer.problem.save = save;
       layer.problem.recompute_h = recompute_h;
       const double seconds = model.layers * predict(layer);
-      for (const bool exact : {false, true}) {
-        const StepRows rows = exact ? exact_rows : room_for(problem, ranks);
-        plan.choices.push_back(planned(layer.problem, ranks, model, rows));
-        plan.choices.back().exact_rows = exact;
-        plan.choices.back().seconds = seconds;
-      }
+      const auto add = [&](PlannedChoice choice, bool exact) {
+        choice.exact_rows = exact;
+        choice.seconds = seconds;
+        plan.choices.push_back(choice);
+      };
+      add(planned(layer.problem, ranks, model, room_for(problem, ranks)), false);
+      add(planned_in_pool(layer.problem, ranks, model, exact_rows), false);
+      add(planned(layer.problem, ranks, model, exact_rows), true);
     }
   }
   return plan;
@@ -103,7 +120,7 @@ bool fits(const PlannedChoice& choice, const ModelMemory& model) {
 
 const PlannedChoice* fastest_that_fits(const MemoryPlan& plan, const ModelMemory& model) {
   const PlannedChoice* fastest = nullptr;
-  for (const PlannedChoice& choice : plan.choices) {  // the capacity comes before exact rows
+  for (const PlannedChoice& choice : plan.choices) {  // exact rows, for which the host waits, last
     if (!fits(choice, model)) continue;
     if (fastest == nullptr || choice.seconds < fastest->seconds) fastest = &choice;
   }

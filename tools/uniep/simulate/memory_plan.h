@@ -38,7 +38,8 @@ struct PlannedChoice {
   Save save = Save::kRows;
   bool recompute_h = false;
   bool exact_rows = false;
-  std::int64_t rows = 0;     ///< that calls take memory for
+  std::int64_t pool = 0;     ///< of `kept`: bytes of a row pool; 0: there is none
+  std::int64_t rows = 0;     ///< that calls keep memory for
   std::int64_t kept = 0;     ///< of all layers and microbatches in flight
   std::int64_t pass = 0;     ///< what the larger pass works in
   std::int64_t shared = 0;   ///< by all layers

@@ -1,5 +1,6 @@
 #include "simulate/memory_report.h"
 
+#include <algorithm>
 #include <cmath>
 #include <ostream>
 
@@ -26,10 +27,11 @@ std::string conclusion(const MemoryPlan& plan, const ModelMemory& model) {
 
 void print_heading(std::ostream& out, const MemoryPlan& plan) {
   const PlannedChoice& of_capacity = plan.choices[0];
-  const PlannedChoice& exact = plan.choices[1];
+  const PlannedChoice& exact =
+      *std::ranges::find_if(plan.choices, [](const PlannedChoice& c) { return c.exact_rows; });
   out << "#\n"
       << comment(cat(counted(plan.ranks, "rank", "ranks"), ": room for ", of_capacity.rows,
-                     " rows, with exact_rows for ", exact.rows, "; weights ",
+                     " rows, with exact_rows or a row pool for ", exact.rows, "; weights ",
                      gb(of_capacity.weights), " GB",
                      plan.one_stands_for_all ? "; the fullest rank stands for all" : ""));
 }
@@ -41,7 +43,8 @@ std::string gb(std::int64_t bytes) { return gb_of(static_cast<double>(bytes)); }
 std::string arguments(const MemoryPlan& plan, const PlannedChoice& choice) {
   const auto truth = [](bool value) { return value ? "True" : "False"; };
   return cat("save=\"", name(choice.save), "\", recompute_h=", truth(choice.recompute_h),
-             ", exact_rows=", truth(choice.exact_rows),
+             choice.pool > 0 ? cat(", row_pool=", choice.pool)
+                             : cat(", exact_rows=", truth(choice.exact_rows)),
              plan.needed_capacity > 0 ? cat(", capacity_rows=", plan.needed_capacity) : "");
 }
 
@@ -58,12 +61,31 @@ std::string nothing_fits(const MemoryPlan& plan) {
              " would do");
 }
 
+const char* rows_text(const PlannedChoice& choice) {
+  if (choice.pool > 0) return "pool";
+  return choice.exact_rows ? "exact" : "capacity";
+}
+
+namespace {
+
+Json pool_json(const PlannedChoice& choice) {
+  return choice.pool > 0 ? Json(choice.pool) : Json(nullptr);
+}
+
+}  // namespace
+
 Json choice_json(const PlannedChoice& choice, const ModelMemory& model) {
-  return {{"save", name(choice.save)},       {"recompute_h", choice.recompute_h},
-          {"exact_rows", choice.exact_rows}, {"rows", choice.rows},
-          {"kept_bytes", choice.kept},       {"pass_bytes", choice.pass},
-          {"shared_bytes", choice.shared},   {"weight_bytes", choice.weights},
-          {"total_bytes", choice.total()},   {"predicted_ms", 1e3 * choice.seconds},
+  return {{"save", name(choice.save)},
+          {"recompute_h", choice.recompute_h},
+          {"exact_rows", choice.exact_rows},
+          {"row_pool", pool_json(choice)},
+          {"rows", choice.rows},
+          {"kept_bytes", choice.kept},
+          {"pass_bytes", choice.pass},
+          {"shared_bytes", choice.shared},
+          {"weight_bytes", choice.weights},
+          {"total_bytes", choice.total()},
+          {"predicted_ms", 1e3 * choice.seconds},
           {"fits", fits(choice, model)}};
 }
 
@@ -82,8 +104,10 @@ void print_plan_legend(std::ostream& out) {
              "pass works in; shared: workspace and symmetric memory; total: these and the weights. "
              "time: forward and backward of all layers, of one microbatch")
       << comment(
-             "not predicted: the wait of the host that exact_rows has, so its time is that without "
-             "it. Not counted: x, which autograd keeps and save=none reads again, and all else "
+             "rows: memory for the capacity; pool: a row pool with pages for the rows that come; "
+             "exact: exact_rows, for whose count the host waits. That wait is not predicted: the "
+             "times are the same. Not counted: x, which autograd keeps and save=none reads again, "
+             "and all else "
              "that is not uniep's");
 }
 
@@ -91,11 +115,10 @@ void print_plan(std::ostream& out, const MemoryPlan& plan, const ModelMemory& mo
   print_heading(out, plan);
   Table table({kLeft, kLeft, kLeft, kRight, kRight, kRight, kRight, kRight, kLeft});
   table.header({"", "", "", "kept", "pass", "shared", "total", "time", ""});
-  table.header(
-      {"save", "recompute_h", "exact_rows", "(GB)", "(GB)", "(GB)", "(GB)", "(ms)", "verdict"});
+  table.header({"save", "recompute_h", "rows", "(GB)", "(GB)", "(GB)", "(GB)", "(ms)", "verdict"});
   const auto word = [](bool value) { return value ? "yes" : "no"; };
   for (const PlannedChoice& c : plan.choices) {
-    table.row({name(c.save), word(c.recompute_h), word(c.exact_rows), gb(c.kept), gb(c.pass),
+    table.row({name(c.save), word(c.recompute_h), rows_text(c), gb(c.kept), gb(c.pass),
                gb(c.shared), gb(c.total()), milliseconds(c.seconds), verdict(c, model)});
   }
   out << table << comment(conclusion(plan, model));

@@ -19,6 +19,9 @@ std::string gb(std::int64_t bytes);
 /// A choice as uniep.MoELayer takes it.
 std::string arguments(const MemoryPlan& plan, const PlannedChoice& choice);
 
+/// Which rows it keeps memory for: "capacity", "pool" or "exact".
+const char* rows_text(const PlannedChoice& choice);
+
 /// "fits", or by how much it does not.
 std::string verdict(const PlannedChoice& choice, const ModelMemory& model);
 

@@ -36,10 +36,10 @@ bool same_passes(const PlannedChoice& a, const PlannedChoice& b) {
   return a.save == b.save && a.recompute_h == b.recompute_h;
 }
 
-/// Those that fit, but for exact_rows, which changes no pass: the cheapest to the host of each.
+/// Those that fit, one of those with the same passes: the cheapest to the host.
 std::vector<PlannedChoice> to_measure(const MemoryPlan& plan, const ModelMemory& model) {
   std::vector<PlannedChoice> fitting;
-  for (const PlannedChoice& choice : plan.choices) {  // the capacity comes before exact rows
+  for (const PlannedChoice& choice : plan.choices) {  // exact rows come last
     const auto same = [&](const PlannedChoice& other) { return same_passes(choice, other); };
     if (fits(choice, model) && std::ranges::none_of(fitting, same)) fitting.push_back(choice);
   }
@@ -100,17 +100,17 @@ void print_choices(const MemoryPlan& plan, const ModelMemory& model,
   const auto word = [](bool value) { return value ? "yes" : "no"; };
   Table table({kLeft, kLeft, kLeft, kRight, kRight, kRight, kLeft});
   table.header({"", "", "", "total", "predicted", "measured", ""});
-  table.header({"save", "recompute_h", "exact_rows", "(GB)", "(ms)", "(ms)", "verdict"});
+  table.header({"save", "recompute_h", "rows", "(GB)", "(ms)", "(ms)", "verdict"});
   for (const PlannedChoice& c : plan.choices) {
     const MeasuredChoice* m = measured_as(measured, c);
-    table.row({name(c.save), word(c.recompute_h), word(c.exact_rows), gb(c.total()),
+    table.row({name(c.save), word(c.recompute_h), rows_text(c), gb(c.total()),
                c.seconds > 0 ? milliseconds(c.seconds) : "-",
                m != nullptr ? milliseconds(m->seconds) : "-", verdict(c, model)});
   }
   std::cout << "#\n"
             << comment(cat("forward and backward of ", model_text(model),
-                           "; measured with the best schedules found, but for the wait of the host "
-                           "that exact_rows has"))
+                           "; measured with the best schedules found, in memory for the capacity: "
+                           "without the wait of the host that exact rows have"))
             << table;
 }
 
@@ -136,7 +136,8 @@ Json memory_json(const MemoryPlan& plan, const ModelMemory& model,
   Json fastest;
   for (std::size_t i = 0; best != nullptr && i < plan.choices.size(); ++i) {
     const PlannedChoice& c = plan.choices[i];
-    if (same_passes(c, best->choice) && c.exact_rows == best->choice.exact_rows) fastest = i;
+    const bool same_rows = c.exact_rows == best->choice.exact_rows && c.pool == best->choice.pool;
+    if (same_passes(c, best->choice) && same_rows) fastest = i;
   }
   Json json = model_json(model);
   json["needed_capacity_rows"] = plan.needed_capacity > 0 ? Json(plan.needed_capacity) : Json();
