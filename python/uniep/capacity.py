@@ -1,8 +1,8 @@
 """Expert capacity: slots that an expert has no room for go nowhere.
 
-uniep's layer needs no capacity, it drops nothing. These functions are for models that were trained
-with one: they turn the slots beyond it into null slots, expert -1 with probability 0, which have no
-row, no gradient, and cost nothing.
+uniep's layer needs no capacity, it drops nothing by itself. These functions are for models that
+were trained with one: they give slots beyond it expert -1 and probability 0. Such slots have no row
+and no gradient, and cost nothing.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def expert_capacity(tokens: int, topk: int, num_experts: int, capacity_factor: f
 def drop_over_capacity(
     topk_ids: Tensor, topk_probs: Tensor, capacity: int, policy: DropPolicy = "probs"
 ) -> tuple[Tensor, Tensor]:
-    """Turns the slots of each expert beyond its capacity into null slots.
+    """Drops the slots of each expert beyond its capacity.
 
     Capacity is counted on each rank for itself, as Megatron-Core's routers do: an expert takes up
     to `capacity` slots of each rank. So what is dropped depends on how tokens are spread over
     ranks. It is deterministic, and does not wait for the device. Weights are not normalised again.
 
     Args:
-        topk_ids: int32 or int64 [..., K]; -1: a null slot already, which takes no room.
+        topk_ids: int32 or int64 [..., K]; -1: dropped already, which takes no room.
         topk_probs: floating [..., K]; gradients pass through the slots that stay.
         capacity: of an expert, at least 0.
         policy: which slots stay: ``"probs"``, those with the largest probabilities, of equal ones

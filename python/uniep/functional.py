@@ -155,9 +155,9 @@ def moe(
 
     Args:
         x: bf16 [..., H], this rank's tokens. Under autocast to bf16, fp32 too, and so are weights.
-        topk_ids: int32 or int64 [..., K], numbers of experts among those of all ranks; -1: a null
-            slot, which goes nowhere and adds nothing.
-        topk_probs: fp32 [..., K]; those of null slots are not read, and have gradient 0.
+        topk_ids: int32 or int64 [..., K], numbers of experts among those of all ranks; -1: the slot
+            is dropped, and adds nothing.
+        topk_probs: fp32 [..., K]; those of dropped slots are not read, and have gradient 0.
         w1: bf16 [El, 2I, H], this rank's experts: rows of the gate, then those of up; without a
             gate [El, I, H]. Contiguous.
         w2: bf16 [El, H, I]. Contiguous.

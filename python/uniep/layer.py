@@ -276,7 +276,9 @@ class MoELayer(nn.Module):
 
     def extra_repr(self) -> str:
         """Its figures, for printing."""
+        zero = f", zero_experts={self.zero_experts}" if self.zero_experts else ""
         return (
             f"hidden={self.hidden}, intermediate={self.intermediate}, "
-            f"num_experts={self.num_experts}, topk={self.topk}, rank={self.rank} of {self.size}"
+            f"num_experts={self.num_experts}{zero}, topk={self.topk}, "
+            f"rank={self.rank} of {self.size}"
         )

@@ -54,7 +54,7 @@ def moe(
 ) -> Tensor:
     """Return the routed experts' output; differentiable by x, topk_probs, w1, w2, b1 and b2.
 
-    x: bf16 [..., H]. topk_ids: int32 or int64 [..., K], -1 is a null slot.
+    x: bf16 [..., H]. topk_ids: int32 or int64 [..., K], -1 drops the slot.
     topk_probs: fp32 [..., K].
     w1: bf16 [El, 2I, H], gate rows first, or [El, I, H] without a gate. w2: bf16 [El, H, I]. El
     experts are those of this rank; all ranks of `group` together have num_experts = El * size, and
@@ -570,5 +570,5 @@ def _check_ids(ids: Tensor, experts: int) -> None:
     found = [int(ids.min()), int(ids.max())]
     if found[0] < -1 or found[1] >= experts:
         raise ValueError(
-            f"topk_ids lie in {found}; they must be -1 (a null slot) or 0 to {experts - 1}"
+            f"topk_ids lie in {found}; they must be -1 (dropped) or 0 to {experts - 1}"
         )

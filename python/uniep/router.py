@@ -65,8 +65,8 @@ class Routing(NamedTuple):
     """What a router found for T tokens.
 
     Attributes:
-        ids: int64 [..., K], the best expert first; -1 in null slots: of padding, or dropped.
-        probs: fp32 [..., K], with gradients to the router; 0 in null slots.
+        ids: int64 [..., K], the best expert first; -1 in dropped slots, which those of padding are.
+        probs: fp32 [..., K], with gradients to the router; 0 in dropped slots.
         tokens_per_expert: int64 [E], how many slots chose each expert, those that were dropped for
             lack of room included, padding not.
         loss: fp32 scalar, auxiliary loss and z-loss with their coefficients; None where both are 0.
@@ -146,8 +146,8 @@ class Router(nn.Module):
 
         Args:
             x: [..., H] of any floating dtype.
-            token_mask: bool [...]; False: padding, which gets null slots and counts nowhere but in
-                the capacity, which does not depend on data. None: there is no padding.
+            token_mask: bool [...]; False: padding. Its slots are dropped, and it counts nowhere but
+                in the capacity, which does not depend on data. None: there is no padding.
 
         Raises:
             ValueError: for a mask of another shape.

@@ -1,4 +1,4 @@
-"""Capacity, null slots and padding of the router."""
+"""Capacity, dropped slots and padding of the router."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_gradients_pass_what_stays():
     assert 0 < (kept >= 0).sum() < (ids >= 0).sum()
 
 
-def test_null_slots_may_hold_anything():
+def test_dropped_slots_may_hold_anything():
     ids, probs = routing()
     wanted = uniep.drop_over_capacity(ids, probs, 30)
     found = uniep.drop_over_capacity(ids, torch.where(ids < 0, math.nan, probs), 30)
