@@ -92,7 +92,7 @@ class Router(nn.Module):
     Attributes:
         weight: [E, H].
         logit_bias: [E]; None without ``config.logit_bias``.
-        bias: fp32 [E] buffer; None without ``config.bias``.
+        bias: fp32 [E] buffer, also of a module that is cast; None without ``config.bias``.
         load: int64 [E] buffer, not saved: sum of ``tokens_per_expert`` in training since
             :meth:`update_bias` or ``load.zero_()``.
 
@@ -141,6 +141,15 @@ class Router(nn.Module):
             self.bias.zero_()
         self.load.zero_()
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Router:
+        # A model that is cast to bf16 keeps its bias: steps of an update would round to nothing.
+        bias = self.bias
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if bias is not None and self.bias is not None and self.bias.dtype != bias.dtype:
+            moved = self.bias.float() if bias.is_meta else bias.to(self.bias.device)
+            self.bias = moved
+        return self
+
     def forward(self, x: Tensor, token_mask: Tensor | None = None) -> Routing:
         """Routes tokens.
 
@@ -161,11 +170,7 @@ class Router(nn.Module):
             logits = F.linear(x.float(), self.weight.float(), bias)
             scores = _SCORES[config.score](logits)
             ids = self._choose(scores)
-            probs = scores.gather(-1, ids)
-            if config.normalize:
-                probs = probs / (probs.sum(-1, keepdim=True) + 1e-20)
-            if config.scaling_factor != 1.0:
-                probs = probs * config.scaling_factor
+            probs = self._weigh(scores, ids)
             if token_mask is not None:
                 ids = torch.where(token_mask.unsqueeze(-1), ids, -1)
                 probs = torch.where(token_mask.unsqueeze(-1), probs, 0.0)
@@ -198,6 +203,12 @@ class Router(nn.Module):
             allowed = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, True)
             choice = groups.masked_fill(~allowed.unsqueeze(-1), -math.inf).flatten(-2)
         return _top(choice, self.topk)
+
+    def _weigh(self, scores: Tensor, ids: Tensor) -> Tensor:
+        probs = scores.gather(-1, ids)
+        if self.config.normalize:
+            probs = probs / (probs.sum(-1, keepdim=True) + 1e-20)
+        return probs * self.config.scaling_factor
 
     def _loss(
         self, logits: Tensor, scores: Tensor, load: Tensor, token_mask: Tensor | None

@@ -147,6 +147,20 @@ def test_the_bias_moves_towards_an_even_load():
         make(RouterConfig())[0].update_bias(0.1)
 
 
+def test_the_bias_stays_fp32():
+    layer = uniep.MoELayer(32, 16, 16, 4, router=RouterConfig("sigmoid", bias=True))
+    layer.router.bias.normal_()
+    wanted = layer.router.bias.clone()
+    layer.to(torch.bfloat16).float().half().to(torch.bfloat16)
+    assert layer.router.weight.dtype == torch.bfloat16
+    assert layer.router.bias.dtype == torch.float32 and torch.equal(layer.router.bias, wanted)
+    assert layer.router(torch.randn(8, 32)).probs.dtype == torch.float32
+    with torch.device("meta"):
+        router = Router(32, 16, 4, RouterConfig(bias=True))
+    router.bfloat16().to_empty(device="cpu")
+    assert router.bias.dtype == torch.float32 and router.bias.device.type == "cpu"
+
+
 @pytest.mark.parametrize(
     ("config", "topk", "words"),
     [
