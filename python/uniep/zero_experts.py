@@ -110,10 +110,7 @@ def _add_share_backward(
     while sums.shape[-1] > 1:
         low, high = sums.chunk(2, -1)
         sums = low + high
-    return (
-        torch.where(has.unsqueeze(-1), dx, 0.0).contiguous(),
-        torch.where(has, sums.squeeze(-1), 0.0).contiguous(),
-    )
+    return torch.where(has.unsqueeze(-1), dx, 0.0).contiguous(), sums.squeeze(-1).contiguous()
 
 
 @_add_share_backward.register_fake

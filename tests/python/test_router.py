@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ranks import run_ranks
 
 import uniep
 from uniep import Router, RouterConfig
@@ -159,6 +160,25 @@ def test_the_bias_stays_fp32():
         router = Router(32, 16, 4, RouterConfig(bias=True))
     router.bfloat16().to_empty(device="cpu")
     assert router.bias.dtype == torch.float32 and router.bias.device.type == "cpu"
+
+
+def _update_together() -> torch.Tensor:
+    import torch.distributed as dist
+
+    router, x = make(RouterConfig("sigmoid", bias=True))
+    router(x[40:] if dist.get_rank() else x[:40])
+    router.update_bias(0.125, dist.group.WORLD)
+    assert not router.load.any()
+    return router.bias
+
+
+def test_ranks_update_the_bias_by_the_load_of_all():
+    router, x = make(RouterConfig("sigmoid", bias=True))
+    router(x)
+    router.update_bias(0.125)
+    assert router.bias.unique().numel() > 1
+    for bias in run_ranks(2, _update_together):
+        assert torch.equal(bias, router.bias)
 
 
 @pytest.mark.parametrize(
