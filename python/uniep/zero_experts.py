@@ -101,7 +101,7 @@ def _add_share_backward(
     d_out: Tensor, x: Tensor, share: Tensor, has: Tensor
 ) -> tuple[Tensor, Tensor]:
     dx = (share.unsqueeze(-1) * d_out.float()).to(x.dtype)
-    sums = torch.zeros(*x.shape[:-1], _STRIPE, device=x.device)
+    sums = x.new_zeros((*x.shape[:-1], _STRIPE), dtype=torch.float32)
     for first in range(0, x.shape[-1], _STRIPE):
         stripe = (
             d_out[..., first : first + _STRIPE].float() * x[..., first : first + _STRIPE].float()

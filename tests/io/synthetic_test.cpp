@@ -7,6 +7,7 @@
 #include <set>
 #include <span>
 
+#include "base/check.h"
 #include "io/io_test_util.h"
 #include "support/states.h"
 #include "workload/random.h"
@@ -200,7 +201,7 @@ TEST(MakeLayer, DroppedSlotsAreNullAndChangeNothingElse) {
   for (const double share : {-0.1, 1.5, std::nan("")}) {
     spec.dropped = share;
     EXPECT_STATES(io::sentence_of(ErrorCode::kInvalidArgument, [&] { make_layer(spec, 1, 5, 1); }),
-                  "0 to 1 is accepted");
+                  cat("dropped is ", share, "; 0 to 1 is accepted"));
   }
 }
 
