@@ -6,6 +6,7 @@ the same bits for every schedule, number of ranks and order of arrival.
 
 from . import checkpoint
 from ._library import Error, has_cuda, version
+from .capacity import drop_over_capacity, expert_capacity
 from .capture import capture, write_trace
 from .cli import schedule, tune
 from .deferred import DeferredWeights, backward_weights
@@ -37,6 +38,8 @@ __all__ = [
     "backward_weights",
     "capture",
     "checkpoint",
+    "drop_over_capacity",
+    "expert_capacity",
     "has_cuda",
     "moe",
     "schedule",

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import _arguments, _hooks
+from . import zero_experts as _zero
 from ._ops import ops
 from .arithmetic import Activation, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights, _Pending
@@ -143,6 +144,8 @@ def moe(
     b1: Tensor | None = None,
     b2: Tensor | None = None,
     row_pool: RowPoolLike = None,
+    zero_experts: int = 0,
+    zero_expert_type: _zero.ZeroExpertType = "identity",
 ) -> Tensor:
     """One MoE layer: out[t] is the sum over k of p[t,k] · expert(topk_ids[t,k])(x[t]).
 
@@ -154,8 +157,8 @@ def moe(
     Args:
         x: bf16 [..., H], this rank's tokens. Under autocast to bf16, fp32 too, and so are weights.
         topk_ids: int32 or int64 [..., K], numbers of experts among those of all ranks; -1: the slot
-            is dropped.
-        topk_probs: fp32 [..., K].
+            is dropped, and adds nothing.
+        topk_probs: fp32 [..., K]; those of dropped slots are not read, and have gradient 0.
         w1: bf16 [El, 2I, H], this rank's experts: rows of the gate, then those of up; without a
             gate [El, I, H]. Contiguous.
         w2: bf16 [El, H, I]. Contiguous.
@@ -190,6 +193,10 @@ def moe(
         row_pool: where what is kept lies; see :class:`uniep.Workspace`. True, or a number of bytes:
             in a pool of half of the free memory, or of that many, which the first call of this
             shape on this group makes, and all share. None: in tensors, or where the workspace says.
+        zero_experts: Z; numbers from E, that of all experts, to E + Z - 1 are experts that compute
+            nothing and lie nowhere.
+        zero_expert_type: what they give: ``"identity"``, p · x; or ``"zero"``, nothing, and no
+            gradient to p.
 
     Returns:
         bf16 [..., H].
@@ -200,6 +207,7 @@ def moe(
         RuntimeError: where the library refuses or fails: a routing that does not fit, a lost rank.
     """
     _arguments.check_device(x)
+    _zero.check(zero_experts, zero_expert_type)
     if save not in (None, "rows", "tokens", "none"):
         raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")
     if workspace is None:
@@ -214,7 +222,6 @@ def moe(
     experts, width, hidden = w1.shape
     topk = topk_ids.shape[-1]
     tokens = _arguments.rows(x)
-    ids = _arguments.int32(_arguments.rows(topk_ids))
     if workspace is None:
         shape = (
             group,
@@ -242,6 +249,12 @@ def moe(
                 "activation, probs and row_pool; pass either the workspace or these"
             )
     _arguments.check_workspace(workspace, x, w1, topk, has_bias=b1 is not None)
+    slots = None
+    if zero_experts:
+        slots = _zero.split(topk_ids, topk_probs, workspace.num_experts, zero_experts)
+        topk_ids = slots.ids
+    identity = slots if zero_expert_type == "identity" else None
+    ids = _arguments.int32(_arguments.rows(topk_ids))
     if main_grads is not None:
         _arguments.check_main_grads(main_grads, weights)
     if deferred is not None:
@@ -271,7 +284,7 @@ def moe(
             schedule,
             deferred,
         )
-        return _result(out, workspace, x, topk_ids, topk_probs, *weights)
+        return _result(out, workspace, identity, x, topk_ids, topk_probs, *weights)
     with saving_elsewhere((tokens, *weights)):
         out = _Moe.apply(
             tokens,
@@ -294,12 +307,13 @@ def moe(
             schedule,
             deferred,
         )
-    return _result(out, workspace, x, topk_ids, topk_probs, *weights)
+    return _result(out, workspace, identity, x, topk_ids, topk_probs, *weights)
 
 
 def _result(
     out: Tensor,
     workspace: Workspace,
+    identity: _zero.ZeroSlots | None,
     x: Tensor,
     topk_ids: Tensor,
     topk_probs: Tensor,
@@ -308,7 +322,7 @@ def _result(
     b1: Tensor | None = None,
     b2: Tensor | None = None,
 ) -> Tensor:
-    """Of the shape of x, and shown to who watches calls."""
+    """Of the shape of x, shown to who watches calls, and with what identity experts add."""
     if out.shape != x.shape:  # FSDP2 warns of modules that return views, even of the same shape
         out = out.reshape(x.shape)
     if not torch.compiler.is_compiling() and (watch := _hooks.watcher()) is not None:
@@ -316,4 +330,4 @@ def _result(
         if b1 is not None and b2 is not None:
             tensors |= {"b1": b1, "b2": b2}
         watch(workspace.group, tensors, out)
-    return out
+    return out if identity is None else _zero.add_identity(out, x, identity)

@@ -16,6 +16,8 @@ from .group import GroupLike, rank_and_size
 from .router import Router, RouterConfig, Routing
 from .row_pool import RowPoolLike
 from .workspace import Workspace
+from .zero_experts import ZeroExpertType
+from .zero_experts import check as check_zero_experts
 
 __all__ = ["MoELayer", "SharedExperts"]
 
@@ -81,9 +83,12 @@ class MoELayer(nn.Module):
         probs: where probabilities enter; likewise.
         bias: whether experts have biases, which start as zeros.
         row_pool: where forwards keep rows; see :func:`uniep.moe`.
+        zero_experts: Z, further experts of the router, which compute nothing; see
+            :func:`uniep.moe`.
+        zero_expert_type: what they give; likewise.
 
     Attributes:
-        router: the :class:`uniep.Router`; the same weights on every rank.
+        router: the :class:`uniep.Router`, of E + Z experts; the same weights on every rank.
         w1: [E / N, 2I, H], this rank's experts: gate, then up; without a gate [E / N, I, H].
         w2: [E / N, H, I].
         b1: [E / N, 2I], as w1's rows, or None.
@@ -119,8 +124,16 @@ class MoELayer(nn.Module):
         probs: ProbsPlace | None = None,
         bias: bool | None = None,
         row_pool: RowPoolLike = None,
+        zero_experts: int = 0,
+        zero_expert_type: ZeroExpertType = "identity",
     ) -> None:
         super().__init__()
+        check_zero_experts(zero_experts, zero_expert_type)
+        if zero_experts and router is not None and router.capacity_factor is not None:
+            raise ValueError(
+                f"zero_experts is {zero_experts} and capacity_factor is {router.capacity_factor}; "
+                "experts that compute nothing have no capacity, pass one of them"
+            )
         self.arithmetic = arithmetic_of(activation, probs, bool(bias))
         if workspace is not None:
             if any(own is not None for own in (activation, probs, bias)):
@@ -150,11 +163,13 @@ class MoELayer(nn.Module):
         self.row_pool = row_pool
         self.schedule = schedule
         self.workspace = workspace
+        self.zero_experts = zero_experts
+        self.zero_expert_type: ZeroExpertType = zero_expert_type
         local = num_experts // self.size
         self.first_expert = self.rank * local
 
         options = {"dtype": dtype, "device": device}
-        self.router = Router(hidden, num_experts, topk, router, device=device)
+        self.router = Router(hidden, num_experts + zero_experts, topk, router, device=device)
         width = self.arithmetic.halves * intermediate
         self.w1 = nn.Parameter(torch.empty(local, width, hidden, **options))  # type: ignore[arg-type]
         self.w2 = nn.Parameter(torch.empty(local, hidden, intermediate, **options))  # type: ignore[arg-type]
@@ -203,23 +218,35 @@ class MoELayer(nn.Module):
                 bound = 1.0 / math.sqrt(weight.shape[2])
                 weight[index].uniform_(-bound, bound, generator=generator)
 
-    def forward(self, x: Tensor, *, deferred: DeferredWeights | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        token_mask: Tensor | None = None,
+        deferred: DeferredWeights | None = None,
+    ) -> Tensor:
         """Runs the layer on this rank's tokens; collective, as is its backward.
 
         Args:
             x: [..., H].
+            token_mask: bool [...]; False: padding, which no routed expert sees. None: there is
+                none.
             deferred: see :func:`uniep.moe`.
 
         Returns:
             [..., H]. The router's losses are not in it; :meth:`forward_with_routing` returns them.
         """
-        return self.forward_with_routing(x, deferred=deferred)[0]
+        return self.forward_with_routing(x, token_mask=token_mask, deferred=deferred)[0]
 
     def forward_with_routing(
-        self, x: Tensor, *, deferred: DeferredWeights | None = None
+        self,
+        x: Tensor,
+        *,
+        token_mask: Tensor | None = None,
+        deferred: DeferredWeights | None = None,
     ) -> tuple[Tensor, Routing]:
         """As :meth:`forward`, with what the router found: load, and the loss to add to yours."""
-        routing: Routing = self.router(x)
+        routing: Routing = self.router(x, token_mask)
         main_grads = None
         if hasattr(self.w1, "main_grad"):
             main_grads = tuple(weight.main_grad for weight in self._weights())  # type: ignore[attr-defined]
@@ -245,6 +272,8 @@ class MoELayer(nn.Module):
             b1=self.b1,
             b2=self.b2,
             row_pool=self.row_pool if own else None,
+            zero_experts=self.zero_experts,
+            zero_expert_type=self.zero_expert_type,
         )
         if self.shared is not None:
             out = out + self.shared(x)
@@ -252,7 +281,9 @@ class MoELayer(nn.Module):
 
     def extra_repr(self) -> str:
         """Its figures, for printing."""
+        zero = f", zero_experts={self.zero_experts}" if self.zero_experts else ""
         return (
             f"hidden={self.hidden}, intermediate={self.intermediate}, "
-            f"num_experts={self.num_experts}, topk={self.topk}, rank={self.rank} of {self.size}"
+            f"num_experts={self.num_experts}{zero}, topk={self.topk}, "
+            f"rank={self.rank} of {self.size}"
         )

@@ -29,7 +29,8 @@ from torch import Tensor
 
 from . import _arguments
 from .arithmetic import Activation, Arithmetic, ProbsPlace, arithmetic_of
-from .group import Group, GroupLike
+from .group import Group, GroupLike, rank_and_size
+from .zero_experts import ZeroExpertType
 
 _DPROB_GROUP = 64  # columns of the intermediate size that are summed before groups are
 
@@ -48,6 +49,8 @@ def moe(
     probs: ProbsPlace | None = None,
     b1: Tensor | None = None,
     b2: Tensor | None = None,
+    zero_experts: int = 0,
+    zero_expert_type: ZeroExpertType = "identity",
 ) -> Tensor:
     """Return the routed experts' output; differentiable by x, topk_probs, w1, w2, b1 and b2.
 
@@ -60,7 +63,33 @@ def moe(
     added; then w1 and so on get no gradient from autograd.
     ascending: on a CPU, sums in uniep's order, and slow: a PyTorch call for each reduction index.
     activation, probs, b1 [El, 2I] or [El, I], b2 [El, H]: as uniep.moe takes them.
+    zero_experts, zero_expert_type: likewise. The gradient of an identity's weight is autograd's,
+    which agrees with uniep's to tolerance.
     """
+    if zero_experts:
+        experts = w1.shape[0] * (1 if group is None else rank_and_size(group)[1])
+        zero = (topk_ids >= experts) & (topk_ids < experts + zero_experts)
+        routed = moe(
+            x,
+            torch.where(zero, -1, topk_ids),
+            topk_probs,
+            w1,
+            w2,
+            group=group,
+            main_grads=main_grads,
+            ascending=ascending,
+            activation=activation,
+            probs=probs,
+            b1=b1,
+            b2=b2,
+        )
+        if zero_expert_type == "zero":
+            return routed
+        share = torch.zeros_like(topk_probs[..., 0])
+        for k in range(topk_probs.shape[-1]):
+            share = share + torch.where(zero[..., k], topk_probs[..., k], 0.0)
+        total = (routed.float() + share[..., None] * x.float()).bfloat16()
+        return torch.where(zero.any(-1, keepdim=True), total, routed)
     if isinstance(group, Group):
         group = group.process_group
     arithmetic = arithmetic_of(activation, probs, b1 is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -11,52 +12,63 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .capacity import (
+    DropPolicy,
+    check_factor,
+    check_policy,
+    drop_over_capacity,
+    expert_capacity,
+)
+
 __all__ = ["Router", "RouterConfig", "Routing"]
 
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """How a router chooses. The default is Mixtral's.
+    """How a router chooses. The default is Mixtral's; docs/python.md has those of other models.
 
-    ====================  ====================================================================
-    Mixtral               ``RouterConfig()``
-    Qwen3-MoE             ``RouterConfig(normalize=norm_topk_prob)``
-    OLMoE                 ``RouterConfig(normalize=norm_topk_prob)``, which is False there
-    DeepSeek-V3           ``RouterConfig("sigmoid", bias=True, n_group=8, topk_group=4,
-                          scaling_factor=2.5)``
-    ====================  ====================================================================
+    Of equal scores the expert with the lower number comes first, and so does the lower group.
 
     Attributes:
-        score: of all experts, in fp32: ``"softmax"`` or ``"sigmoid"`` of the logits.
+        score: of all experts, in fp32, from the logits: ``"softmax"``, ``"sigmoid"``, or
+            ``"sqrtsoftplus"``, sqrt(log(1 + exp(z))).
         normalize: the weights of a token's K experts are divided by their sum.
         bias: experts are chosen by score + bias, a buffer that no gradient reaches
             (:meth:`Router.update_bias`); weights are scores without it.
         n_group: experts form this many groups of neighbours, ...
-        topk_group: ... of which a token uses this many: those with the largest sums of their two
-            best experts.
+        topk_group: ... of which a token uses this many: those with the largest ...
+        group_score: ... sum of their two best experts, ``"top2"``, or best expert, ``"max"``.
         scaling_factor: of the weights, at last.
+        logit_bias: the logits have a bias, a parameter.
         aux_loss: coefficient of the load-balancing loss, E · sum over experts of (share of slots) ·
             (mean score); 1 without its coefficient where the load is even. Over this rank's tokens.
         z_loss: coefficient of the mean squared logsumexp of the logits.
+        capacity_factor: slots beyond :func:`uniep.expert_capacity` are dropped; None: none are.
+        drop_policy: which slots stay; see :func:`uniep.drop_over_capacity`.
     """
 
-    score: Literal["softmax", "sigmoid"] = "softmax"
+    score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     normalize: bool = True
     bias: bool = False
     n_group: int = 1
     topk_group: int = 1
+    group_score: Literal["top2", "max"] = "top2"
     scaling_factor: float = 1.0
+    logit_bias: bool = False
     aux_loss: float = 0.0
     z_loss: float = 0.0
+    capacity_factor: float | None = None
+    drop_policy: DropPolicy = "probs"
 
 
 class Routing(NamedTuple):
     """What a router found for T tokens.
 
     Attributes:
-        ids: int64 [..., K].
-        probs: fp32 [..., K], with gradients to the router.
-        tokens_per_expert: int64 [E], how many of these slots each expert got.
+        ids: int64 [..., K], the best expert first; -1 in dropped slots, which those of padding are.
+        probs: fp32 [..., K], with gradients to the router; 0 in dropped slots.
+        tokens_per_expert: int64 [E], how many slots chose each expert, those that were dropped for
+            lack of room included, padding not.
         loss: fp32 scalar, auxiliary loss and z-loss with their coefficients; None where both are 0.
     """
 
@@ -79,15 +91,17 @@ class Router(nn.Module):
 
     Attributes:
         weight: [E, H].
-        bias: fp32 [E] buffer; None without ``config.bias``.
-        load: int64 [E] buffer, not saved: slots per expert in training since
+        logit_bias: [E]; None without ``config.logit_bias``.
+        bias: fp32 [E] buffer, also of a module that is cast; None without ``config.bias``.
+        load: int64 [E] buffer, not saved: sum of ``tokens_per_expert`` in training since
             :meth:`update_bias` or ``load.zero_()``.
 
     Raises:
-        ValueError: for a K or groups that E does not fit.
+        ValueError: for a K or groups that E does not fit, and figures that are out of range.
     """
 
     weight: Tensor
+    logit_bias: Tensor | None
     bias: Tensor | None
     load: Tensor
 
@@ -108,6 +122,9 @@ class Router(nn.Module):
         self.num_experts = num_experts
         self.topk = topk
         self.weight = nn.Parameter(torch.empty(num_experts, hidden, dtype=dtype, device=device))
+        self.logit_bias = None
+        if config.logit_bias:
+            self.logit_bias = nn.Parameter(torch.empty(num_experts, dtype=dtype, device=device))
         bias = torch.zeros(num_experts, device=device) if config.bias else None
         self.register_buffer("bias", bias)
         load = torch.zeros(num_experts, dtype=torch.int64, device=device)
@@ -115,31 +132,58 @@ class Router(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the weight from U(-1/sqrt(H), 1/sqrt(H)) and clears bias and load."""
+        """Draws the weight from U(-1/sqrt(H), 1/sqrt(H)) and clears biases and load."""
         bound = 1.0 / math.sqrt(self.weight.shape[1])
         nn.init.uniform_(self.weight, -bound, bound)
+        if self.logit_bias is not None:
+            nn.init.zeros_(self.logit_bias)
         if self.bias is not None:
             self.bias.zero_()
         self.load.zero_()
 
-    def forward(self, x: Tensor) -> Routing:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Router:
+        # A model that is cast to bf16 keeps its bias: steps of an update would round to nothing.
+        bias = self.bias
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if bias is not None and self.bias is not None and self.bias.dtype != bias.dtype:
+            moved = self.bias.float() if bias.is_meta else bias.to(self.bias.device)
+            self.bias = moved
+        return self
+
+    def forward(self, x: Tensor, token_mask: Tensor | None = None) -> Routing:
         """Routes tokens.
 
         Args:
             x: [..., H] of any floating dtype.
+            token_mask: bool [...]; False: padding. Its slots are dropped, and it counts nowhere but
+                in the capacity, which does not depend on data. None: there is no padding.
+
+        Raises:
+            ValueError: for a mask of another shape.
+            TypeError: for a mask of another dtype.
         """
         config = self.config
+        if token_mask is not None:
+            _check_mask(token_mask, x)
         with torch.autocast(x.device.type, enabled=False):
-            logits = F.linear(x.float(), self.weight.float())
-            scores = logits.softmax(-1) if config.score == "softmax" else logits.sigmoid()
+            bias = None if self.logit_bias is None else self.logit_bias.float()
+            logits = F.linear(x.float(), self.weight.float(), bias)
+            scores = _SCORES[config.score](logits)
             ids = self._choose(scores)
-            probs = scores.gather(-1, ids)
-            if config.normalize:
-                probs = probs / (probs.sum(-1, keepdim=True) + 1e-20)
-            if config.scaling_factor != 1.0:
-                probs = probs * config.scaling_factor
+            probs = self._weigh(scores, ids)
+            if token_mask is not None:
+                ids = torch.where(token_mask.unsqueeze(-1), ids, -1)
+                probs = torch.where(token_mask.unsqueeze(-1), probs, 0.0)
             load = _count(ids, self.num_experts)
-            loss = self._loss(logits, scores, load)
+            loss = self._loss(logits, scores, load, token_mask)
+            if config.capacity_factor is not None:
+                tokens = logits.numel() // self.num_experts
+                ids, probs = drop_over_capacity(
+                    ids,
+                    probs,
+                    expert_capacity(tokens, self.topk, self.num_experts, config.capacity_factor),
+                    config.drop_policy,
+                )
         if self.training:
             self.load += load
         return Routing(ids, probs, load, loss)
@@ -151,23 +195,42 @@ class Router(nn.Module):
             choice = choice + self.bias
         if config.n_group > 1:
             groups = choice.reshape(*choice.shape[:-1], config.n_group, -1)
-            best = groups.topk(2, dim=-1).values.sum(-1).topk(config.topk_group, dim=-1).indices
+            if config.group_score == "top2":
+                of_group = groups.topk(2, dim=-1).values.sum(-1)
+            else:
+                of_group = groups.amax(-1)
+            best = _top(of_group, config.topk_group)
             allowed = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, True)
             choice = groups.masked_fill(~allowed.unsqueeze(-1), -math.inf).flatten(-2)
-        return choice.topk(self.topk, dim=-1).indices
+        return _top(choice, self.topk)
 
-    def _loss(self, logits: Tensor, scores: Tensor, load: Tensor) -> Tensor | None:
+    def _weigh(self, scores: Tensor, ids: Tensor) -> Tensor:
+        probs = scores.gather(-1, ids)
+        if self.config.normalize:
+            probs = probs / (probs.sum(-1, keepdim=True) + 1e-20)
+        return probs * self.config.scaling_factor
+
+    def _loss(
+        self, logits: Tensor, scores: Tensor, load: Tensor, token_mask: Tensor | None
+    ) -> Tensor | None:
         config = self.config
         loss: Tensor | None = None
-        tokens = max(logits.numel() // self.num_experts, 1)
+        tokens: int | Tensor = max(logits.numel() // self.num_experts, 1)
+        if token_mask is not None:
+            tokens = token_mask.sum().clamp(min=1)
         if config.aux_loss:
-            if config.score == "sigmoid":
+            if config.score != "softmax":
                 scores = scores / (scores.sum(-1, keepdim=True) + 1e-20)
+            if token_mask is not None:
+                scores = torch.where(token_mask.unsqueeze(-1), scores, 0.0)
             mean = scores.reshape(-1, self.num_experts).sum(0) / tokens
             share = load.float() / (tokens * self.topk)
             loss = config.aux_loss * self.num_experts * (share * mean).sum()
         if config.z_loss:
-            z = config.z_loss * logits.logsumexp(-1).square().sum() / tokens
+            squares = logits.logsumexp(-1).square()
+            if token_mask is not None:
+                squares = torch.where(token_mask, squares, 0.0)
+            z = config.z_loss * squares.sum() / tokens
             loss = z if loss is None else loss + z
         return loss
 
@@ -187,8 +250,9 @@ class Router(nn.Module):
             raise ValueError("this router has no bias; make it with RouterConfig(bias=True)")
         if process_group is not None:
             dist.all_reduce(self.load, group=process_group)
-        load = self.load.float()
-        self.bias += rate * torch.sign(load.mean() - load)
+        # In whole numbers, so that an expert with exactly the mean stays where it is.
+        below_mean = self.load.sum() - self.load * self.num_experts
+        self.bias += rate * torch.sign(below_mean)
         self.load.zero_()
 
     def extra_repr(self) -> str:
@@ -197,8 +261,15 @@ class Router(nn.Module):
 
 
 def _check(config: RouterConfig, num_experts: int, topk: int) -> None:
-    if config.score not in ("softmax", "sigmoid"):
-        raise ValueError(f"score is '{config.score}'; it must be 'softmax' or 'sigmoid'")
+    if config.score not in _SCORES:
+        raise ValueError(
+            f"score is '{config.score}'; it must be 'softmax', 'sigmoid' or 'sqrtsoftplus'"
+        )
+    if config.group_score not in ("top2", "max"):
+        raise ValueError(f"group_score is '{config.group_score}'; it must be 'top2' or 'max'")
+    if config.capacity_factor is not None:
+        check_factor(config.capacity_factor)
+    check_policy(config.drop_policy)
     if not 1 <= topk <= num_experts:
         raise ValueError(
             f"topk is {topk}; with {num_experts} experts it must be 1 to {num_experts}"
@@ -208,7 +279,7 @@ def _check(config: RouterConfig, num_experts: int, topk: int) -> None:
     if config.n_group == 1:
         return
     size = num_experts // config.n_group
-    if size < 2:
+    if size < 2 and config.group_score == "top2":
         raise ValueError(f"n_group is {config.n_group}; a group needs 2 of {num_experts} experts")
     if not 1 <= config.topk_group <= config.n_group:
         raise ValueError(
@@ -219,6 +290,44 @@ def _check(config: RouterConfig, num_experts: int, topk: int) -> None:
             f"topk is {topk}; topk_group={config.topk_group} groups have only "
             f"{size * config.topk_group} experts"
         )
+
+
+def _check_mask(token_mask: Tensor, x: Tensor) -> None:
+    if token_mask.dtype != torch.bool:
+        raise TypeError(f"token_mask is {token_mask.dtype}; it must be torch.bool")
+    if token_mask.shape != x.shape[:-1]:
+        raise ValueError(
+            f"token_mask has shape {list(token_mask.shape)}; with x of shape {list(x.shape)} it "
+            f"must be {list(x.shape[:-1])}"
+        )
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    return logits.softmax(-1)
+
+
+def _sqrt_softplus(logits: Tensor) -> Tensor:
+    # Far below 0 softplus(z) is exp(z). Its square root is taken there in another way: softplus
+    # becomes 0 from -104 on, where the gradient of a square root is infinite.
+    low = -20.0
+    far = (0.5 * logits.clamp(max=low)).exp()
+    near = F.softplus(logits.clamp(min=low)).sqrt()
+    return torch.where(logits < low, far, near)
+
+
+_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": _softmax,
+    "sigmoid": torch.sigmoid,
+    "sqrtsoftplus": _sqrt_softplus,
+}
+
+
+def _top(values: Tensor, count: int) -> Tensor:
+    """[..., n] -> [..., count]: where the largest are, of equal ones the first ahead.
+
+    PyTorch's topk says nothing of equal ones, and devices differ.
+    """
+    return values.sort(dim=-1, descending=True, stable=True).indices[..., :count]
 
 
 def _count(ids: Tensor, num_experts: int) -> Tensor:

@@ -19,6 +19,10 @@ constexpr std::size_t kBlock = 4096;         // values drawn at once, even
 constexpr std::size_t kPerThread = 1 << 20;  // fewer values are not worth a thread
 constexpr std::size_t kMaxThreads = 16;      // more are limited by memory
 
+std::uint64_t key_of(std::uint64_t seed, std::uint64_t stream) {
+  return mix(mix(seed + kGolden) + (stream + 1) * kGolden);
+}
+
 }  // namespace
 
 double portable_exp(double x) {
@@ -31,8 +35,7 @@ double portable_exp(double x) {
   return series * std::bit_cast<double>(scale);
 }
 
-NormalStream::NormalStream(std::uint64_t seed, std::uint64_t stream)
-    : key_(mix(mix(seed + kGolden) + (stream + 1) * kGolden)) {}
+NormalStream::NormalStream(std::uint64_t seed, std::uint64_t stream) : key_(key_of(seed, stream)) {}
 
 void NormalStream::fill(std::uint64_t first, std::span<double> out) const {
   for (std::size_t i = 0; i < out.size(); i += 2) {
@@ -71,6 +74,13 @@ void NormalStream::fill(std::uint64_t first, std::span<bf16> out, double scale) 
     fill_range(t * step, std::min(out.size(), (t + 1) * step));
   }
   fill_range(0, std::min(out.size(), step));
+}
+
+UniformStream::UniformStream(std::uint64_t seed, std::uint64_t stream)
+    : key_(key_of(seed, stream)) {}
+
+double UniformStream::operator[](std::uint64_t index) const {
+  return static_cast<double>(mix(key_ + (index + 1) * kGolden) >> 11) * 0x1p-53;
 }
 
 }  // namespace uniep::workload

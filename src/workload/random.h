@@ -32,4 +32,14 @@ class NormalStream {
   std::uint64_t key_;
 };
 
+/// Likewise of independent values that are even in [0, 1).
+class UniformStream {
+ public:
+  UniformStream(std::uint64_t seed, std::uint64_t stream);
+  double operator[](std::uint64_t index) const;
+
+ private:
+  std::uint64_t key_;
+};
+
 }  // namespace uniep::workload

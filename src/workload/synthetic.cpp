@@ -38,8 +38,8 @@ constexpr std::array kSmallShapes = {
     Shape{"small", 512, 256, 128, 16, 4},
 };
 
-// The numbers of NormalStream; a new one must not change what the old ones give.
-enum Stream : std::uint64_t { kX, kDy, kW1, kW2, kRouter, kB1, kB2 };
+// The numbers of streams; a new one must not change what the old ones give.
+enum Stream : std::uint64_t { kX, kDy, kW1, kW2, kRouter, kB1, kB2, kDropped };
 
 std::string joined(const std::vector<std::string>& words) {
   std::string text;
@@ -194,6 +194,8 @@ void check_made_up(const ShapeSpec& spec, int ranks, double skew) {
           "; 1 to ", kMaxMadeUpRanks, " is accepted");
   require(skew >= 0 && skew <= kMaxSkew, ErrorCode::kInvalidArgument, "skew is ", skew, "; 0 to ",
           kMaxSkew, " is accepted");
+  require(spec.dropped >= 0 && spec.dropped <= 1, ErrorCode::kInvalidArgument, "dropped is ",
+          spec.dropped, "; 0 to 1 is accepted");
 }
 
 /// Linux hands out more memory than there is and kills the process that uses it: say so before.
@@ -204,6 +206,16 @@ void check_memory(const ShapeSpec& spec, int ranks) {
   if (needed > memory) {
     fail("shape '", to_string(spec), "' for ", ranks, ranks == 1 ? " rank" : " ranks", " needs ",
          needed, " bytes; up to ", memory, ", the memory of this machine, are accepted");
+  }
+}
+
+void drop_slots(const ShapeSpec& spec, std::uint64_t seed, Routing& routing) {
+  if (spec.dropped == 0) return;
+  const UniformStream uniform(seed, kDropped);
+  for (std::size_t slot = 0; slot < routing.topk_ids.size(); ++slot) {
+    if (uniform[slot] >= spec.dropped) continue;
+    routing.topk_ids[slot] = -1;
+    routing.topk_probs[slot] = 0;
   }
 }
 
@@ -323,6 +335,7 @@ Routing make_routing(const ShapeSpec& spec, int ranks, std::uint64_t seed, doubl
     }
     top.store(&routing.topk_ids[t * topk], &routing.topk_probs[t * topk]);
   }
+  drop_slots(spec, seed, routing);
   return routing;
 }
 

@@ -19,6 +19,7 @@ struct ShapeSpec {
   std::int64_t intermediate = 0;
   int num_experts = 0;
   int topk = 0;
+  double dropped = 0;  ///< share of slots that are dropped, of which shapes say nothing
   // The arithmetic of its experts (Problem), of which shapes say nothing.
   Activation activation = Activation::kSwiglu;
   Probs probs = Probs::kBefore;
@@ -39,7 +40,8 @@ ShapeSpec parse_shape(std::string_view text);
 /// The layer's problem, with room for `capacity_rows` (see Problem).
 Problem problem_of(const ShapeSpec& spec, std::int64_t capacity_rows = 0);
 
-/// "NAME,tokens=...,...": every key; parse_shape reads it back. The arithmetic is left out.
+/// "NAME,tokens=...,...": every key; parse_shape reads it back. What else a shape does not say is
+/// left out.
 std::string to_string(const ShapeSpec& spec);
 
 /// Bytes of all the tensors that make_layer returns.
@@ -63,8 +65,9 @@ Routing make_routing(const ShapeSpec& spec, int ranks, std::uint64_t seed, doubl
 /// A layer for `ranks` ranks in global order: x, dy ~ N(0, 1), w1 ~ N(0, 1/H), w2 ~ N(0, 1/I),
 /// biases ~ N(0, 1/4);
 /// router logits N(0, 1) - skew log(1 + e), so that 0 is balanced and 1 is like Zipf; the K largest
-/// per token, with softmax probabilities that sum to 1. The result is a function of the shape, the
-/// total number of tokens, seed and skew alone: the same bits on every machine.
+/// per token, with softmax probabilities that sum to 1; then a share `dropped` of the slots, drawn
+/// one by one, gets -1 and probability 0. The result is a function of the shape, the total number
+/// of tokens, seed and skew alone: the same bits on every machine.
 LayerData make_layer(const ShapeSpec& spec, int ranks, std::uint64_t seed, double skew);
 
 }  // namespace uniep::workload

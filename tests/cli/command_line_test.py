@@ -101,6 +101,24 @@ class SameBytes(ProgramTest):
             contents.add(path.read_bytes())
         self.assertEqual(len(contents), 1)
 
+    def test_dropped_slots(self):
+        shape = ("--shape", "tiny", "--dropped", 0.4)
+        layer, out = self.folder / "layer.safetensors", self.folder / "out.safetensors"
+        contents = set()
+        for ranks, schedule in ((1, "sequential"), (2, "single"), (4, "pipelined:4")):
+            self.succeed("run", "--shape", f"tiny,tokens={64 // ranks}", "--dropped", 0.4,
+                         "--ranks", ranks, "--schedule", schedule, "--check", "--output", out)
+            contents.add(out.read_bytes())
+        self.assertEqual(len(contents), 1)
+        text = self.succeed("run", *shape, "--save-input", layer, "--output", out)
+        self.assertIn("dropped=0.4", text)
+        self.assertIn(out.read_bytes(), contents)
+        dropped = re.search(r"; (\d+) dropped slots", self.succeed("validate", layer))
+        self.assertTrue(30 < int(dropped.group(1)) < 75, dropped)  # of 128
+        self.succeed("run", "--shape", "tiny", "--dropped", 1, "--ranks", 2, "--check",
+                     "--output", out)
+        self.assertNotIn(out.read_bytes(), contents)
+
     def test_a_saved_layer_gives_the_bytes_of_the_one_made_up(self):
         layer, out = self.folder / "layer.safetensors", self.folder / "out.safetensors"
         shape = ["--shape", "tiny,tokens=21", "--seed", 5, "--skew", 1, "--ranks", 2]
@@ -395,6 +413,8 @@ class Errors(ProgramTest):
             self.refuse("run", "--shape", "tiny", "--seed", seed,
                         words=["--seed", f"'{seed}'", f"0 to {2**63 - 1}"])
         self.refuse("run", "--shape", "tiny", "--skew", "nan", words=["--skew", "0 to 100"])
+        self.refuse("run", "--shape", "tiny", "--dropped", 1.5, words=["--dropped", "0 to 1"])
+        self.refuse("run", "--input", TRACE, "--dropped", 0.5, words=["--dropped", "--shape"])
         self.refuse("run", "--shape", "tiny", "--pass", "sideways", words=["sideways", "forward"])
         self.refuse("run", "--input", TRACE, "--seed", 1, words=["--seed", "--shape"])
         if "cuda: not in this build" in self.succeed("info"):

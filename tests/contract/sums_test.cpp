@@ -1,12 +1,68 @@
 // What is added to what, and in which order: slots of a token, weight gradients, main gradients.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "contract/contract_testing.h"
 #include "support/cases.h"
 #include "support/layer_group.h"
 
 namespace uniep::testing {
 namespace {
+
+TEST(DroppedSlots, ATokenWithoutOthersGetsZerosAndIsNotSent) {
+  LayerData data = plain_layer(2);
+  const auto topk = static_cast<std::size_t>(data.topk);
+  const auto hidden = static_cast<std::size_t>(data.hidden);
+  const auto of_token = [](auto& values, std::size_t token, std::size_t width) {
+    return std::span(values).subspan(token * width, width);
+  };
+  for (const std::size_t token : {0, 3, 9})
+    std::ranges::fill(of_token(data.topk_ids, token, topk), -1);
+  data.topk_ids[4 * topk] = -1;  // beside a slot that is none
+  poison_dropped_slots(data);
+  const LayerData without = plain_layer(2);
+  const workload::Split before(without, 2);
+  for (const char* schedule : {"sequential", "single", "pipelined:2"}) {
+    LayerGroup g(data, 2);
+    g.make_layers();
+    g.each([&](int rank) {
+      // A step before in which nothing is dropped: then NaN lies in the places of those rows.
+      Saved saved =
+          g.layer(rank).forward(g.layer(rank).plan(before.topk_ids(rank)), g.forward_args(rank));
+      g.layer(rank).backward(saved, g.backward_args(rank));
+    });
+    LayerResult& got = g.result();
+    ASSERT_TRUE(std::isnan(to_float(got.out[0])) && std::isnan(to_float(got.dx[0])));
+    g.make_plans();
+    g.each([&](int rank) {
+      g.forward(rank, parse_schedule(schedule));
+      g.backward(rank, parse_schedule(schedule));
+    });
+    for (const std::size_t token : {0, 3, 9}) {
+      for (const bf16 v : of_token(got.out, token, hidden)) ASSERT_EQ(v.bits, 0);
+      for (const bf16 v : of_token(got.dx, token, hidden)) ASSERT_EQ(v.bits, 0);
+      for (const float v : of_token(got.dprobs, token, topk)) ASSERT_EQ(v, 0);
+    }
+    EXPECT_EQ(got.dprobs[4 * topk], 0);
+    expect_same_bits(got, reference::contract(data), schedule);
+  }
+  // What travels is what the others need.
+  LayerGroup g(data, 2);
+  g.make_layers();
+  g.make_plans();
+  std::int64_t rows = 0, pulls = 0;
+  for (int rank = 0; rank < 2; ++rank) {
+    rows += g.plan(rank).traffic().rows;
+    for (const Pull& pull : g.plan(rank).pulls()) {
+      pulls += 1;
+      const auto token = g.split().tokens(pull.source).begin + pull.token;
+      EXPECT_TRUE(token != 0 && token != 3 && token != 9) << token;
+    }
+  }
+  EXPECT_EQ(rows, std::ranges::count_if(data.topk_ids, [](std::int32_t id) { return id >= 0; }));
+  EXPECT_GT(pulls, 0);
+}
 
 TEST(MainGrad, AccumulatesOverBackwardCalls) {
   LayerGroup g(plain_layer(2), 2, true);

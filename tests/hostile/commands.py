@@ -161,6 +161,7 @@ def random_step(case: Case, processes: bool | None = None, least_ranks: int = 1)
         tokens = rng.choice((1, 3, 16, 64))
         what = ["--shape", f"tiny,tokens={tokens}", "--seed", str(rng.randrange(99))]
         what += ["--skew", str(rng.choice((0, 1, 9)))]
+        what += rng.choice(([], ["--dropped", rng.choice(("0.2", "1"))]))
     if "--pass" not in what:
         what += rng.choice(([], ["--main-grad", "fp32"], ["--pass", "backward"]))
     how: list[Text] = ["--ranks", str(ranks)]

@@ -11,7 +11,16 @@ from pathlib import Path
 
 # What decides a result. The number of ranks is among them for made-up layers, of which each rank
 # has so many tokens.
-DECIDING = ("--input", "--shape", "--seed", "--skew", "--pass", "--main-grad", "--ranks")
+DECIDING = (
+    "--input",
+    "--shape",
+    "--seed",
+    "--skew",
+    "--dropped",
+    "--pass",
+    "--main-grad",
+    "--ranks",
+)
 
 _known: dict[tuple[bytes, ...], bytes] = {}
 

@@ -7,6 +7,7 @@
 #include <set>
 #include <span>
 
+#include "base/check.h"
 #include "io/io_test_util.h"
 #include "support/states.h"
 #include "workload/random.h"
@@ -174,6 +175,34 @@ TEST(MakeLayer, DependsOnTheTotalNumberOfTokens) {
   EXPECT_EQ(one.w2, four.w2);
   EXPECT_EQ(one.topk_ids, four.topk_ids);
   EXPECT_EQ(one.topk_probs, four.topk_probs);
+}
+
+TEST(MakeLayer, DroppedSlotsAreNullAndChangeNothingElse) {
+  ShapeSpec spec = parse_shape("small");
+  const LayerData whole = make_layer(spec, 1, 5, 1);
+  for (const double share : {0.0, 0.25, 1.0}) {
+    spec.dropped = share;
+    const LayerData d = make_layer(spec, 1, 5, 1);
+    std::int64_t null = 0;
+    for (std::size_t slot = 0; slot < d.topk_ids.size(); ++slot) {
+      const bool dropped = d.topk_ids[slot] == -1;
+      null += dropped;
+      EXPECT_EQ(d.topk_ids[slot], dropped ? -1 : whole.topk_ids[slot]);
+      EXPECT_EQ(d.topk_probs[slot], dropped ? 0 : whole.topk_probs[slot]);
+    }
+    EXPECT_NEAR(static_cast<double>(null) / static_cast<double>(d.topk_ids.size()), share, 0.02);
+    EXPECT_EQ(d.x, whole.x);
+    spec.tokens /= 4;
+    EXPECT_EQ(make_layer(spec, 4, 5, 1).topk_ids, d.topk_ids);
+    spec.tokens *= 4;
+  }
+  spec.dropped = 0.5;
+  EXPECT_NE(make_layer(spec, 1, 5, 1).topk_ids, make_layer(spec, 1, 6, 1).topk_ids);
+  for (const double share : {-0.1, 1.5, std::nan("")}) {
+    spec.dropped = share;
+    EXPECT_STATES(io::sentence_of(ErrorCode::kInvalidArgument, [&] { make_layer(spec, 1, 5, 1); }),
+                  cat("dropped is ", share, "; 0 to 1 is accepted"));
+  }
 }
 
 TEST(Split, DealsTokensOutAsEvenlyAsTheyGo) {

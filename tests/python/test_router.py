@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ranks import run_ranks
 
 import uniep
 from uniep import Router, RouterConfig
@@ -52,6 +53,47 @@ def test_deepseek_v3():
         torch.testing.assert_close(found.probs[t, order], probs)
 
 
+@pytest.mark.parametrize("score", ["softmax", "sigmoid", "sqrtsoftplus"])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_of_equal_scores_the_first_experts_come_first(score, groups):
+    router, x = make(RouterConfig(score, n_group=groups, topk_group=max(groups // 2, 1)))
+    with torch.no_grad():
+        router.weight.zero_()
+    assert (router(x).ids == torch.arange(4)).all()
+    with torch.no_grad():
+        router.weight[9:11] = 1  # equal among each other, above or below all others
+    above = x.sum(-1) > 0
+    assert (router(x).ids[above, :2] == torch.tensor([9, 10])).all()
+    below = router(x).ids[~above]
+    assert (below == torch.arange(4)).all()
+
+
+def test_sqrt_softplus_far_from_zero():
+    """Against float64, where softplus is 0 in fp32, too: no gradient is NaN."""
+    router = Router(1, 9, 9, RouterConfig("sqrtsoftplus", normalize=False))
+    logits = torch.tensor([-170.0, -104.0, -50.0, -20.5, -19.5, -3.0, 0.0, 19.5, 80.0])
+    with torch.no_grad():
+        router.weight.copy_(logits[:, None])
+    found = router(torch.ones(1, 1))
+    probs = by_expert(found.ids, found.probs, 9)[0]
+    z = logits.double().requires_grad_()
+    wanted = torch.log1p(z.exp()).sqrt()
+    torch.testing.assert_close(probs, wanted.float(), rtol=1e-6, atol=0)
+    probs.sum().backward()
+    wanted.sum().backward()
+    torch.testing.assert_close(router.weight.grad[:, 0], z.grad.float(), rtol=1e-5, atol=0)
+
+
+def test_the_best_group_by_its_best_expert():
+    router, x = make(RouterConfig(n_group=4, topk_group=1, group_score="max", normalize=False))
+    found = router(x)
+    scores = torch.softmax(x @ router.weight.T, -1)
+    assert torch.equal(found.ids[:, 0], scores.argmax(-1))
+    assert (found.ids // 4 == found.ids[:, :1] // 4).all()
+    router.config = RouterConfig(n_group=4, topk_group=1, normalize=False)
+    assert not torch.equal(found.ids, router(x).ids)
+
+
 def test_load_is_counted():
     router, x = make(RouterConfig())
     found = router(x)
@@ -91,6 +133,11 @@ def test_the_bias_moves_towards_an_even_load():
     load = router.load.clone().float()
     router.update_bias(0.125)
     assert torch.equal(router.bias, 0.125 * torch.sign(load.mean() - load))
+    router.load.copy_(torch.tensor([2**25 + 1] * 15 + [2**25 + 2]))  # fp32 has not all of these
+    before = router.bias.clone()
+    router.update_bias(0.125)
+    assert torch.equal(router.bias - before, torch.tensor([0.125] * 15 + [-0.125]))
+    router.bias.copy_(before)
     assert not router.load.any()
     first = (load - load.mean()).abs().mean()
     for _ in range(300):
@@ -101,10 +148,44 @@ def test_the_bias_moves_towards_an_even_load():
         make(RouterConfig())[0].update_bias(0.1)
 
 
+def test_the_bias_stays_fp32():
+    layer = uniep.MoELayer(32, 16, 16, 4, router=RouterConfig("sigmoid", bias=True))
+    layer.router.bias.normal_()
+    wanted = layer.router.bias.clone()
+    layer.to(torch.bfloat16).float().half().to(torch.bfloat16)
+    assert layer.router.weight.dtype == torch.bfloat16
+    assert layer.router.bias.dtype == torch.float32 and torch.equal(layer.router.bias, wanted)
+    assert layer.router(torch.randn(8, 32)).probs.dtype == torch.float32
+    with torch.device("meta"):
+        router = Router(32, 16, 4, RouterConfig(bias=True))
+    router.bfloat16().to_empty(device="cpu")
+    assert router.bias.dtype == torch.float32 and router.bias.device.type == "cpu"
+
+
+def _update_together() -> torch.Tensor:
+    import torch.distributed as dist
+
+    router, x = make(RouterConfig("sigmoid", bias=True))
+    router(x[40:] if dist.get_rank() else x[:40])
+    router.update_bias(0.125, dist.group.WORLD)
+    assert not router.load.any()
+    return router.bias
+
+
+def test_ranks_update_the_bias_by_the_load_of_all():
+    router, x = make(RouterConfig("sigmoid", bias=True))
+    router(x)
+    router.update_bias(0.125)
+    assert router.bias.unique().numel() > 1
+    for bias in run_ranks(2, _update_together):
+        assert torch.equal(bias, router.bias)
+
+
 @pytest.mark.parametrize(
     ("config", "topk", "words"),
     [
         (RouterConfig("tanh"), 2, "score is 'tanh'"),
+        (RouterConfig(group_score="mean"), 2, "group_score is 'mean'"),
         (RouterConfig(), 17, "topk is 17"),
         (RouterConfig(), 0, "topk is 0"),
         (RouterConfig(n_group=3), 2, "n_group is 3"),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -46,9 +47,26 @@ inline void draw_arithmetic(Rng& rng, LayerData& d) {
   d.b2 = random_bf16(rng, d.num_experts * d.hidden, 1);
 }
 
-/// A layer with odd sizes and, now and then, what goes wrong first: no tokens, dropped slots, a
-/// token that names one expert several times, experts without rows, one expert that takes
-/// everything.
+/// NaN where nobody may read: probabilities of dropped slots, and tokens that have no others.
+inline void poison_dropped_slots(LayerData& d) {
+  const auto width = static_cast<std::ptrdiff_t>(d.hidden);
+  const bf16 nan = to_bf16(std::numeric_limits<float>::quiet_NaN());
+  for (std::int64_t t = 0; t < d.tokens; ++t) {
+    bool alone = true;
+    for (std::int64_t slot = t * d.topk; slot < (t + 1) * d.topk; ++slot) {
+      const bool null = d.topk_ids[static_cast<std::size_t>(slot)] < 0;
+      if (null) d.topk_probs[static_cast<std::size_t>(slot)] = to_float(nan);
+      alone = alone && null;
+    }
+    if (!alone) continue;
+    std::fill_n(d.x.begin() + t * width, width, nan);
+    std::fill_n(d.dy.begin() + t * width, width, nan);
+  }
+}
+
+/// A layer with odd sizes and, now and then, what goes wrong first: no tokens, dropped slots with
+/// NaN in them, a token that names one expert several times, experts without rows, one expert that
+/// takes everything.
 inline LayerData random_layer(Rng& rng, int ranks, const LayerBounds& bounds = {}) {
   LayerData d;
   d.tokens = chance(rng, 5) ? 0 : pick(rng, 1, bounds.max_tokens);
@@ -77,11 +95,13 @@ inline LayerData random_layer(Rng& rng, int ranks, const LayerBounds& bounds = {
         wide ? std::ldexp(chance(rng, 50) ? 1.0f : -1.0f, static_cast<int>(pick(rng, -24, 24)))
              : probability(rng));
   }
-  if (!bounds.any_arithmetic) return d;
-  draw_arithmetic(rng, d);
-  for (float& p : d.topk_probs) {
-    if (chance(rng, 5)) p = 0;  // which Probs::kAfter must not divide by
+  if (bounds.any_arithmetic) {
+    draw_arithmetic(rng, d);
+    for (float& p : d.topk_probs) {
+      if (chance(rng, 5)) p = 0;  // which Probs::kAfter must not divide by
+    }
   }
+  poison_dropped_slots(d);
   return d;
 }
 

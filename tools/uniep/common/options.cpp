@@ -81,6 +81,14 @@ CLI::Option* add_skew(OptionGroup& group, double& skew) {
       ->check(a_skew());
 }
 
+CLI::Option* add_dropped(OptionGroup& group, double& share) {
+  return group
+      .add("--dropped", share, "SHARE",
+           "Share of a made-up layer's slots that are dropped, 0 (default) to 1: they go to no "
+           "expert")
+      ->check(range(0.0, 1.0));
+}
+
 void add_pass(OptionGroup& group, std::string& pass) {
   group
       .add(

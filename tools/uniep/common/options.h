@@ -74,6 +74,7 @@ CLI::Validator a_skew();
 // Options that mean the same wherever they are.
 CLI::Option* add_seed(OptionGroup& group, std::uint64_t& seed);
 CLI::Option* add_skew(OptionGroup& group, double& skew);
+CLI::Option* add_dropped(OptionGroup& group, double& share);
 void add_pass(OptionGroup& group, std::string& pass);
 void add_backend(OptionGroup& group, std::string& backend);
 void add_json(OptionGroup& group, std::string& path);

@@ -49,6 +49,7 @@ struct Flags {
   std::string shape;
   std::uint64_t seed = 0;
   double skew = 0;
+  double dropped = 0;
   std::string schedule = kAutoSchedule;
   std::string pass = "both";
   std::string main_grad = "bf16";
@@ -150,6 +151,7 @@ void require_feasible(const Flags& flags, const std::string& what, const workloa
 
 workload::ShapeSpec shape_of(const Flags& flags) {
   workload::ShapeSpec spec = workload::parse_shape(flags.shape);
+  spec.dropped = flags.dropped;
   flags.arithmetic.apply_to(spec);
   return spec;
 }
@@ -214,8 +216,9 @@ LayerData read_or_make(const Flags& flags, const StepOptions& options, const Run
   const workload::ShapeSpec spec = shape_of(flags);
   header.shape = flags.shape;
   header.made_up = true;
-  header.input = cat("made up (", workload::to_string(spec), ", seed=", flags.seed,
-                     ", skew=", flags.skew, ")");
+  header.input =
+      cat("made up (", workload::to_string(spec), ", seed=", flags.seed, ", skew=", flags.skew,
+          flags.dropped > 0 ? cat(", dropped=", flags.dropped) : "", ")");
   return make_visibly(flags, spec, options.ranks, runners.speaks);
 }
 
@@ -420,6 +423,7 @@ void add_input_options(CLI::App& sub, Flags& flags) {
                                  "Make a layer up. Names: " + shapes_and_keys());
   add_seed(group, flags.seed)->needs(shape);
   add_skew(group, flags.skew)->needs(shape);
+  add_dropped(group, flags.dropped)->needs(shape);
   group.add("--save-input", flags.save_input, "FILE.safetensors",
             "Write the layer, before it is run; --input takes the file, with the same results");
 }
