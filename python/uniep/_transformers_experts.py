@@ -136,15 +136,15 @@ def _own_gate(experts: Any, gate: Any) -> Activation:
     owner = gate.__qualname__.split(".")[0]  # also where a subclass inherits the gate
     if owner not in _OWN_GATES or not gate.__module__.startswith("transformers."):
         raise NotImplementedError(
-            f"{kind} has a gate of its own (_apply_gate); uniep knows those of "
-            f"{', '.join(_OWN_GATES)}"
+            f"{kind} has a gate of its own (_apply_gate), which uniep does not know; it knows "
+            f"that of {', '.join(_OWN_GATES)}"
         )
     activation, attributes = _OWN_GATES[owner]
     for name, wanted in attributes.items():
         found = getattr(experts, name, None)
         if found != wanted:
             raise NotImplementedError(
-                f"{kind} has {name} {found}; uniep's activation '{activation}' has {wanted}"
+                f"{kind} has {name} {found}; it must be {wanted}, that of activation '{activation}'"
             )
     return activation
 
