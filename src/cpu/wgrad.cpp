@@ -102,7 +102,7 @@ void wgrad2(const PassContext& ctx, const Task& task, Scratch& scratch) {
     return MatrixView{a + first, v.intermediate, 1};
   });
   bias_tile(ctx, task, scratch, dy, ctx.db2,
-            [&](std::int64_t i) { return factor_of_da(v, prob_of_row(ctx, row + i)); });
+            [&](std::int64_t i) { return factor_of_da(v.probs, prob_of_row(ctx, row + i)); });
 }
 
 // dw1 = dh^T x; db1 = the sum of dh.
