@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from ranks import run_ranks
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import uniep
 import uniep.plain
@@ -29,6 +31,7 @@ from model_cases import (  # noqa: E402
     small,
     step,
     tokens,
+    whole,
 )
 
 import uniep.transformers  # noqa: E402
@@ -161,6 +164,49 @@ def test_another_implementation_refuses_rearranged_weights() -> None:
         step(model, tokens(), "eager")
     uniep.transformers.register("other name", schedule="sequential")
     step(model, tokens(), "other name")
+
+
+def shard(kind: str) -> list[dict[str, Tensor]]:
+    """State dicts and gradients of a model that FSDP2 shards after `use`."""
+    uniep.transformers.register()
+    model: Any = small(kind)
+    uniep.transformers.use(model)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # gloo multiplies nothing while it sums
+            module.set_force_sum_reduction_for_comms(True)
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict({name: torch.zeros_like(value) for name, value in saved.items()})
+    model.load_state_dict(saved)
+    again = model.state_dict()
+    grads = step(model, tokens())[1]
+    return [
+        {name: whole(value) for name, value in state.items()} for state in (saved, again, grads)
+    ]
+
+
+@pytest.mark.parametrize("kind", REARRANGED)
+def test_fsdp_after_use(kind: str) -> None:
+    model = small(kind)
+    own = model.state_dict()
+    for saved, again, grads in run_ranks(2, shard, kind):
+        for state in (saved, again):
+            assert state.keys() == own.keys()
+            assert [name for name in own if not torch.equal(state[name], own[name])] == []
+        wanted = step(model, tokens(), "uniep" if kind == "gpt_oss" else None)[1]
+        assert max(distance(grads[name], wanted[name]) for name in wanted) < GRADIENT
+
+
+def test_rearranged_experts_compile_in_one_graph() -> None:
+    model = small("gpt_oss")
+    uniep.transformers.use(model)
+    experts = next(module for module in model.modules() if is_packed(module))
+    compiled = torch.compile(experts, fullgraph=True, backend="aot_eager")
+    x, choice = torch.randn(46, 64).bfloat16(), torch.rand(46, 8).topk(2)
+    inputs = (x, choice.indices, choice.values)
+    assert torch.equal(compiled(*inputs), experts(*inputs))
 
 
 @pytest.mark.parametrize("kind", REARRANGED)
