@@ -324,9 +324,11 @@ def _other_experts() -> dict[str, dict[str, Any]]:
 
 def case_other_experts() -> None:
     torch.compiler.set_stance("force_eager")  # Megatron compiles its activations
+    layers = []  # all at once: none takes the workspace of another kind
     for activation, options in _other_experts().items():
         for layout in ("stacked", "per_expert"):
             theirs, ours = _pair(layout=layout, **options)
+            layers.append(ours)
             wanted, found = _run(theirs, _tokens()), _run(ours, _tokens())
             what = f"{activation}, {layout}"
             workspace = ours.experts.routed.workspace.arithmetic
