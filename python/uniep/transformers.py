@@ -129,14 +129,20 @@ def use(model: nn.Module, name: str = "uniep") -> list[str]:
     names = check(model)
     if name not in _registered:
         register(name)
-    for own_name in names:
-        module = model.get_submodule(own_name)
+    modules: dict[str, Any] = {own_name: model.get_submodule(own_name) for own_name in names}
+    if not all(_is_block(module) for module in modules.values()):
+        model.set_experts_implementation(name)  # type: ignore[operator]
+    for own_name, module in modules.items():
         if _is_block(module):
             _use_in_block(module, name)
-        else:
-            pack(module, facts_of(module))
-    if any(not _is_block(model.get_submodule(own_name)) for own_name in names):
-        model.set_experts_implementation(name)  # type: ignore[operator]
+            continue
+        found = module.config._experts_implementation
+        if found != name:
+            raise ValueError(
+                f"set_experts_implementation of {type(model).__name__} leaves {own_name} with "
+                f"'{found}'; it must be '{name}': call it for the model whose configuration that is"
+            )
+        pack(module, facts_of(module))
     return names
 
 

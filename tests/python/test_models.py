@@ -54,8 +54,12 @@ def assert_same(found: Result, wanted: Result) -> None:
     assert [name for name in found[1] if not torch.equal(found[1][name], wanted[1][name])] == []
 
 
+plain_calls: list[int] = []
+
+
 def plain_moe(*args: Tensor, **options: Any) -> Tensor:
     """The same layer in plain PyTorch, with products summed as the contract says."""
+    plain_calls.append(args[0].shape[0])
     kept = ("activation", "probs", "b1", "b2", "group")
     own = {name: options[name] for name in kept}
     return uniep.plain.moe(*args, ascending=True, **own)
@@ -65,11 +69,13 @@ def plain_moe(*args: Tensor, **options: Any) -> Tensor:
 def test_bits_are_those_of_plain_pytorch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits, and gradients of all parameters: embeddings, routers, experts, shared experts."""
     model, ids = small(kind), tokens()
-    assert uniep.transformers.use(model)
+    names = uniep.transformers.use(model)
     found = step(model, ids)
+    plain_calls.clear()
     with monkeypatch.context() as patched:
         patched.setattr(uniep, "moe", plain_moe)
         plain = step(model, ids)
+    assert plain_calls == [ids.numel()] * len(names)  # every layer's experts
     assert_same(found, plain)
 
 
@@ -116,6 +122,32 @@ def losses(model: Any, ids: Tensor, implementation: str | None = None) -> list[f
     return found
 
 
+@pytest.mark.parametrize(
+    ("kind", "hidden_act", "activation"),
+    [
+        ("mixtral", "gelu", "geglu"),
+        ("mixtral", "gelu_pytorch_tanh", "geglu_tanh"),
+        ("mixtral", "gelu_new", "geglu_tanh"),
+        ("mixtral", "relu", "reglu"),
+        ("nemotron_h", "silu", "silu"),
+        ("nemotron_h", "gelu", "gelu"),
+    ],
+)
+def test_other_activations(kind: str, hidden_act: str, activation: str) -> None:
+    option = "mlp_hidden_act" if kind == "nemotron_h" else "hidden_act"
+    model: Any = small(kind, **{option: hidden_act})
+    experts = next(m for m in model.modules() if hasattr(type(m), "_apply_gate"))
+    assert facts_of(experts).activation == activation
+    x = 4 * torch.randn(46, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
+    ids = tokens().view(46)[:, None] % torch.tensor([7, 1]) + torch.tensor([0, 7])
+    weights = torch.full((46, 2), 0.5).bfloat16()
+    with torch.no_grad():
+        model.set_experts_implementation("eager")
+        wanted = experts(x, ids, weights)
+        model.set_experts_implementation("uniep")
+        assert distance(experts(x, ids, weights), wanted) < 1e-2
+
+
 # Weights that uniep reads in another order.
 
 
@@ -155,6 +187,17 @@ def test_weights_rearranged_in_every_call_give_the_same_bits() -> None:
     uniep.transformers.use(model)
     assert any(is_packed(module) for module in model.modules())
     assert_same(step(model, ids), each_time)
+
+
+def test_experts_that_the_choice_does_not_reach_are_refused() -> None:
+    """The configuration of a part is one of its own, and the part no model."""
+    model: Any = small("mixtral")
+    experts = model.model.layers[1].mlp.experts
+    experts.config = copy.deepcopy(experts.config)
+    with pytest.raises(
+        ValueError, match=r"leaves model.layers.1.mlp.experts with 'grouped_mm'; it"
+    ):
+        uniep.transformers.use(model)
 
 
 def test_another_implementation_refuses_rearranged_weights() -> None:
