@@ -4,7 +4,7 @@ namespace uniep::cuda {
 namespace {
 
 using Shape = TileShape<128>;
-using Stages = RemakingStages<Shape, bf16, true>;
+using Stages = BackwardStages<Shape, bf16, true>;
 
 }  // namespace
 

@@ -4,7 +4,7 @@ namespace uniep::cuda {
 namespace {
 
 using Shape = TileShape<256>;
-using Stages = RemakingStages<Shape, float, true>;
+using Stages = BackwardStages<Shape, float, true>;
 
 }  // namespace
 
