@@ -3,23 +3,24 @@
     --override.imports uniep.torchtitan.uniep_routed_experts
     --override.imports uniep.torchtitan.uniep_routed_experts,uniep.torchtitan.uniep_selective_ac
 
-The first replaces dispatch, experts and combine of every MoE layer. The second also tells
-torchtitan's selective activation checkpointing to keep what the layer computed. Scores enter before
-the second projection here, and behind it in torchtitan: results are equal to tolerance, not to the
-bit. docs/torchtitan.md has figures, and what is supported.
+The first replaces dispatch, experts and combine of every MoE layer, gpt-oss' too. The second also
+tells torchtitan's selective activation checkpointing to keep what the layer computed.
+docs/torchtitan.md has figures, and what is supported.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 import uniep
+
+from .arithmetic import Activation, ProbsPlace
 
 try:
     import spmd_types
@@ -36,6 +37,7 @@ except ImportError as error:
 
 __all__ = [
     "UniepExperts",
+    "UniepGptOssExperts",
     "UniepRoutedExperts",
     "UniepSelectiveAC",
     "uniep_routed_experts",
@@ -45,6 +47,18 @@ __all__ = [
 # The names of torchtitan's weights, which stay those of checkpoints and of initialisers.
 _GATE, _UP, _DOWN = "w1_EFD", "w3_EFD", "w2_EDF"
 _FUSED = "w13_E2FD"
+# Of gpt-oss: there, rows of gate and up alternate.
+_GPT_OSS = ("mlp1_weight_EGD", "mlp1_bias_EG", "mlp2_weight_EDF", "mlp2_bias_ED")
+_ALTERNATING = _GPT_OSS[:2]
+
+
+class _Weights(NamedTuple):
+    """What :func:`uniep.moe` takes."""
+
+    w1: Tensor
+    w2: Tensor
+    b1: Tensor | None = None
+    b2: Tensor | None = None
 
 
 class UniepExperts(GroupedExperts):
@@ -62,6 +76,7 @@ class UniepExperts(GroupedExperts):
     class Config(GroupedExperts.Config):
         """torchtitan's, and what every :func:`uniep.moe` is given."""
 
+        probs: ProbsPlace = "after"
         max_tokens: int | None = None
         capacity_rows: int | None = None
         save: str | None = None
@@ -70,11 +85,13 @@ class UniepExperts(GroupedExperts):
         schedule: str | None = None
         row_pool: int | None = None
 
+    activation: Activation = "swiglu"
+
     def __init__(self, config: Config) -> None:
         # Not GroupedExperts.__init__, whose parameters these replace.
         nn.Module.__init__(self)
-        experts, inner, outer = config.num_experts, config.hidden_dim, config.dim
-        self.num_experts = experts
+        self.num_experts = config.num_experts
+        self.probs: ProbsPlace = config.probs
         self.group: torch.distributed.ProcessGroup | None = None
         self.max_tokens: int | None = config.max_tokens
         self.capacity_rows: int | None = config.capacity_rows
@@ -83,10 +100,17 @@ class UniepExperts(GroupedExperts):
         self.exact_rows: bool | None = config.exact_rows
         self.schedule: str | None = config.schedule
         self.row_pool: int | None = config.row_pool
+        self._add_parameters(config)
+
+    def _add_parameters(self, config: Config) -> None:
+        experts, inner, outer = config.num_experts, config.hidden_dim, config.dim
         self.w13_E2FD = nn.Parameter(torch.empty(experts, 2 * inner, outer))
         self.w2_EDF = nn.Parameter(torch.empty(experts, outer, inner))
         self.register_state_dict_post_hook(_split_on_save)
         self.register_load_state_dict_pre_hook(_fuse_on_load)
+
+    def _weights(self) -> _Weights:
+        return _Weights(self.w13_E2FD, self.w2_EDF)
 
     def forward(self, x: Tensor, scores: Tensor, expert_ids: Tensor) -> Tensor:
         """Dispatches, computes and combines; collective over the expert-parallel group.
@@ -102,12 +126,20 @@ class UniepExperts(GroupedExperts):
         Raises:
             ValueError, RuntimeError: see :func:`uniep.moe`.
         """
+        w1, w2, b1, b2 = (
+            None if weight is None else _local(weight).bfloat16() for weight in self._weights()
+        )
+        assert w1 is not None and w2 is not None
         out = uniep.moe(
             x.bfloat16(),
             expert_ids,
             scores.float(),
-            _local(self.w13_E2FD).bfloat16(),
-            _local(self.w2_EDF).bfloat16(),
+            w1,
+            w2,
+            activation=self.activation,
+            probs=self.probs,
+            b1=b1,
+            b2=b2,
             group=self.group,
             max_tokens=self.max_tokens,
             capacity_rows=self.capacity_rows,
@@ -127,6 +159,49 @@ class UniepExperts(GroupedExperts):
         self._init_param(_UP, halves[1])
         with torch.no_grad():
             self.w13_E2FD.copy_(torch.cat(halves, 1))
+
+
+class UniepGptOssExperts(UniepExperts):
+    """The weights of gpt-oss' experts under torchtitan's names, and :func:`uniep.moe` on them.
+
+    Attributes:
+        mlp1_weight_EGD: [E, 2F, D]: rows of the gate, then those of up. In state dicts they
+            alternate, as torchtitan has them.
+        mlp1_bias_EG: [E, 2F], likewise.
+        mlp2_weight_EDF: [E, D, F].
+        mlp2_bias_ED: [E, D].
+    """
+
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(UniepExperts.Config):
+        """As for other experts, and torchtitan's limit of the gate, which is 7."""
+
+        swiglu_limit: float = 7.0
+
+    activation: Activation = "gpt_oss"
+
+    def _add_parameters(self, config: UniepExperts.Config) -> None:
+        experts, inner, outer = config.num_experts, config.hidden_dim, config.dim
+        self.mlp1_weight_EGD = nn.Parameter(torch.empty(experts, 2 * inner, outer))
+        self.mlp1_bias_EG = nn.Parameter(torch.empty(experts, 2 * inner))
+        self.mlp2_weight_EDF = nn.Parameter(torch.empty(experts, outer, inner))
+        self.mlp2_bias_ED = nn.Parameter(torch.empty(experts, outer))
+        self.register_state_dict_post_hook(_alternate_on_save)
+        self.register_load_state_dict_pre_hook(_halve_on_load)
+
+    def _weights(self) -> _Weights:
+        return _Weights(
+            self.mlp1_weight_EGD, self.mlp2_weight_EDF, self.mlp1_bias_EG, self.mlp2_bias_ED
+        )
+
+    def _init_self_parameters(self) -> None:
+        """Draws what torchtitan would with the same seed."""
+        for name in _GPT_OSS:
+            self._init_param(name, getattr(self, name))
+        with torch.no_grad():
+            for name in _ALTERNATING:
+                weight = getattr(self, name)
+                weight.copy_(_reordered(weight, (-1, 2)))
 
 
 class UniepRoutedExperts(RoutedExperts):
@@ -206,6 +281,7 @@ class UniepSelectiveAC(SelectiveAC):
 def uniep_routed_experts(
     config: Any,
     *,
+    probs: ProbsPlace = "after",
     max_tokens: int | None = None,
     capacity_rows: int | None = None,
     save: str | None = None,
@@ -218,6 +294,8 @@ def uniep_routed_experts(
 
     Args:
         config: torchtitan's ``RoutedExperts.Config``.
+        probs: where scores are multiplied: ``"after"`` the second projection, as torchtitan does,
+            or ``"before"`` it, which gives the same but for roundings.
         max_tokens: most tokens that a rank has in a call; None: those of the first call.
         capacity_rows: see :class:`uniep.Workspace`.
         save: what a forward keeps of x; see :class:`uniep.Workspace`.
@@ -235,15 +313,17 @@ def uniep_routed_experts(
     _refuse_unsupported(config)
     experts = config.inner_experts
     sharding = experts.sharding_config
-    if sharding is not None:
+    is_gpt_oss = _is_gpt_oss(experts)
+    if sharding is not None and not is_gpt_oss:
         states = dict(sharding.state_shardings)
         states[_FUSED] = states.pop(_GATE)
         del states[_UP]
         sharding = dataclasses.replace(sharding, state_shardings=states)
     inner = derive(
         experts,
-        UniepExperts.Config,
+        UniepGptOssExperts.Config if is_gpt_oss else UniepExperts.Config,
         sharding_config=sharding,
+        probs=probs,
         max_tokens=max_tokens,
         capacity_rows=capacity_rows,
         save=save,
@@ -274,18 +354,33 @@ def uniep_selective_ac(config: Any) -> Any:
     return derive(config, UniepSelectiveAC.Config)
 
 
+def _is_gpt_oss(experts: Any) -> bool:
+    """Whether this is the config of gpt-oss' experts, whose package is not imported for others."""
+    kind = type(experts)
+    return (kind.__module__, kind.__qualname__) == (
+        "torchtitan.models.gpt_oss.moe",
+        "GptOssGroupedExperts.Config",
+    )
+
+
 def _refuse_unsupported(config: Any) -> None:
-    """Raises one sentence if these are not bf16 experts w2 (silu(w1 x) * (w3 x)) without biases."""
+    """Raises one sentence if these are not bf16 experts of torchtitan's, or drop tokens."""
     if type(config) is not RoutedExperts.Config:
         raise NotImplementedError(
             f"{type(config).__qualname__} is not torchtitan's own RoutedExperts.Config; uniep does "
             "not know what it adds"
         )
     experts = config.inner_experts
-    if type(experts) is not GroupedExperts.Config:
+    if _is_gpt_oss(experts):
+        if experts.swiglu_limit != 7.0:
+            raise NotImplementedError(
+                f"swiglu_limit is {experts.swiglu_limit}; it must be 7.0, that of activation "
+                "'gpt_oss'"
+            )
+    elif type(experts) is not GroupedExperts.Config:
         raise NotImplementedError(
-            f"{type(experts).__qualname__} is not torchtitan's own GroupedExperts.Config; uniep "
-            "computes bf16 SwiGLU experts without biases, not quantised ones nor those of gpt-oss"
+            f"{type(experts).__qualname__} is not torchtitan's own GroupedExperts.Config, nor that "
+            "of gpt-oss; uniep computes these in bf16, not quantised"
         )
     dispatcher = config.token_dispatcher
     if (
@@ -335,3 +430,28 @@ def _fuse_on_load(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_
     if prefix + _GATE in state_dict and prefix + _UP in state_dict:
         halves = [state_dict.pop(prefix + name) for name in (_GATE, _UP)]
         state_dict[prefix + _FUSED] = torch.cat(halves, 1)
+
+
+def _reordered(weight: Any, sizes: tuple[int, int]) -> Tensor:
+    """Rows of [E, 2F, ...] from alternating to halves with (-1, 2), and back with (2, -1)."""
+    placements = getattr(weight, "placements", None)
+    split = placements is not None and any(placement.is_shard(1) for placement in placements)
+    if split:  # FSDP has split rows: a rank's rows are not those of the other order
+        weight = weight.redistribute(placements=[Replicate() for _ in placements or ()])
+    weight = weight.unflatten(1, sizes).transpose(1, 2).flatten(1, 2).contiguous()
+    if split:
+        weight = weight.redistribute(placements=placements)
+    return weight  # type: ignore[no-any-return]
+
+
+def _alternate_on_save(
+    module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any
+) -> None:
+    for name in _ALTERNATING:
+        state_dict[prefix + name] = _reordered(state_dict[prefix + name], (2, -1))
+
+
+def _halve_on_load(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    for name in _ALTERNATING:
+        if prefix + name in state_dict:
+            state_dict[prefix + name] = _reordered(state_dict[prefix + name], (-1, 2))

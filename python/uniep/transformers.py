@@ -2,12 +2,13 @@
 
     import uniep.transformers
 
+    uniep.transformers.use(model)  # all experts in this process
+
     uniep.transformers.register()
-    model.set_experts_implementation("uniep")  # all experts in this process
     DistributedConfig(fsdp_size=2, ep_size=2, ep_implementation="uniep")  # expert parallel
 
-Routing weights enter before the second projection here, and behind it in transformers: results are
-equal to tolerance, not to the bit. docs/transformers.md has figures, and what is supported.
+Router, shared experts and all else stay the model's own modules. docs/transformers.md has figures,
+and docs/models.md what is supported.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 
 import uniep
 
+from .arithmetic import PROBS, ProbsPlace
+
 try:
     from transformers.integrations import moe as _hf_moe
 except ImportError as error:
@@ -28,17 +31,19 @@ except ImportError as error:
         "uniep.transformers needs transformers 5.0 or later, and it cannot be imported: "
         f"{error}; pip install transformers"
     ) from error
+from ._transformers_experts import IMPLEMENTATIONS, Facts, facts_of, pack, weights_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["check", "register"]
+__all__ = ["check", "register", "use"]
 
 
 @dataclass(frozen=True)
 class _Options:
     """What `register` passes on to every `uniep.moe`."""
 
+    probs: ProbsPlace = "after"
     max_tokens: int | None = None
     capacity_rows: int | None = None
     save: Literal["rows", "tokens", "none"] | None = None
@@ -48,9 +53,13 @@ class _Options:
     row_pool: uniep.RowPool | int | None = None
 
 
+_registered: dict[str, _Options] = {}
+
+
 def register(
     name: str = "uniep",
     *,
+    probs: ProbsPlace = "after",
     max_tokens: int | None = None,
     capacity_rows: int | None = None,
     save: Literal["rows", "tokens", "none"] | None = None,
@@ -67,6 +76,8 @@ def register(
 
     Args:
         name: by which settings refer to it.
+        probs: where routing weights are multiplied: ``"after"`` the second projection, as
+            transformers does, or ``"before"`` it, which gives the same but for roundings.
         max_tokens: see :func:`uniep.moe`; needed for EP where the number of tokens varies. It does
             not count for experts in transformers' own EP, which hands them rows, not tokens.
         capacity_rows: see :class:`uniep.Workspace`.
@@ -75,14 +86,68 @@ def register(
         exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
         schedule: see :func:`uniep.moe`.
         row_pool: where forwards keep rows; see :func:`uniep.moe`.
+
+    Raises:
+        ValueError: for a place of routing weights that there is not.
     """
-    options = _Options(max_tokens, capacity_rows, save, recompute_h, exact_rows, schedule, row_pool)
+    if probs not in PROBS:
+        raise ValueError(f"probs is '{probs}'; it must be 'before' or 'after'")
+    options = _Options(
+        probs=probs,
+        max_tokens=max_tokens,
+        capacity_rows=capacity_rows,
+        save=save,
+        recompute_h=recompute_h,
+        exact_rows=exact_rows,
+        schedule=schedule,
+        row_pool=row_pool,
+    )
+    _registered[name] = options
+    IMPLEMENTATIONS.add(name)
     _hf_moe.ExpertsInterface.register(name, functools.partial(_experts_forward, options))
     try:
         from transformers.distributed.expert_parallel import EPImplementationInterface
     except ImportError:
         return
     EPImplementationInterface.register(name, functools.partial(_expert_parallel_class(), options))
+
+
+def use(model: nn.Module, name: str = "uniep") -> list[str]:
+    """Makes uniep compute the experts of a model.
+
+    It calls ``set_experts_implementation`` where the model has that. Weights that do not lie as
+    uniep takes them are rearranged, once: parameters stay the same objects, with other shapes, and
+    state dicts, ``save_pretrained`` too, keep the model's names, shapes and order. So call it after
+    weights are loaded, and before optimizers and ``fully_shard`` see the parameters.
+
+    Args:
+        model: of a class that :func:`check` accepts.
+        name: under which :func:`register` was called; it is called if it was not.
+
+    Returns:
+        The names of the modules whose experts uniep computes.
+
+    Raises:
+        NotImplementedError, ValueError: see :func:`check`.
+    """
+    names = check(model)
+    if name not in _registered:
+        register(name)
+    modules: dict[str, Any] = {own_name: model.get_submodule(own_name) for own_name in names}
+    if not all(_is_block(module) for module in modules.values()):
+        model.set_experts_implementation(name)  # type: ignore[operator]
+    for own_name, module in modules.items():
+        if _is_block(module):
+            _use_in_block(module, name)
+            continue
+        found = module.config._experts_implementation
+        if found != name:
+            raise ValueError(
+                f"set_experts_implementation of {type(model).__name__} leaves {own_name} with "
+                f"'{found}'; it must be '{name}': call it for the model whose configuration that is"
+            )
+        pack(module, facts_of(module))
+    return names
 
 
 def check(model: nn.Module) -> list[str]:
@@ -95,12 +160,16 @@ def check(model: nn.Module) -> list[str]:
     names = []
     for name, module in model.named_modules():
         if hasattr(type(module), "_apply_gate"):  # what the decorator leaves on every such class
-            _refuse_unsupported(module)
+            facts_of(module)
+            names.append(name)
+        elif _is_block(module):
+            facts_of(module.experts)
             names.append(name)
     if not names:
         raise ValueError(
             f"{type(model).__name__} has no experts with a choice of implementation; accepted are "
-            "models whose experts are decorated with transformers' use_experts_implementation"
+            "models whose experts are decorated with transformers' use_experts_implementation, and "
+            "Llama-4"
         )
     return names
 
@@ -113,26 +182,27 @@ def _experts_forward(
     top_k_weights: Tensor,
 ) -> Tensor:
     """The function behind `set_experts_implementation`: experts of this rank alone."""
-    _refuse_unsupported(experts)
+    facts = facts_of(experts)
     if getattr(experts, "_is_expert_parallel", False):
         # transformers' own EP marks slots of other ranks' experts by the number of local ones, and
         # sends one expert's rows of all ranks here: as many as the routing says, not max_tokens.
         top_k_index = top_k_index.masked_fill(top_k_index >= experts.num_experts, -1)
         options = replace(options, max_tokens=None)
-    return _run(options, experts, hidden_states, top_k_index, top_k_weights, group=None)
+    return _run(options, experts, facts, hidden_states, top_k_index, top_k_weights, group=None)
 
 
 def _run(
     options: _Options,
     experts: Any,
+    facts: Facts,
     hidden_states: Tensor,
     top_k_index: Tensor,
     top_k_weights: Tensor,
     *,
     group: Any,
 ) -> Tensor:
-    w1, w2 = experts.gate_up_proj, experts.down_proj
-    _refuse_dtypes(experts, hidden_states=hidden_states, gate_up_proj=w1, down_proj=w2)
+    w1, w2, b1, b2 = weights_of(experts, facts)
+    _refuse_dtypes(experts, hidden_states, {name: getattr(experts, name) for name in facts.names})
     out = uniep.moe(
         hidden_states,
         top_k_index,
@@ -147,14 +217,18 @@ def _run(
         exact_rows=options.exact_rows,
         schedule=options.schedule,
         row_pool=options.row_pool,
+        activation=facts.activation,
+        probs=options.probs,
+        b1=b1,
+        b2=b2,
     )
     return out.to(hidden_states.dtype)
 
 
-def _refuse_dtypes(experts: Any, **tensors: Tensor) -> None:
-    if torch.is_autocast_enabled(tensors["hidden_states"].device.type):
+def _refuse_dtypes(experts: Any, hidden_states: Tensor, weights: dict[str, Tensor]) -> None:
+    if torch.is_autocast_enabled(hidden_states.device.type):
         return  # uniep.moe casts fp32 then, and refuses the rest
-    for name, tensor in tensors.items():
+    for name, tensor in {"hidden_states": hidden_states, **weights}.items():
         if tensor.dtype != torch.bfloat16:
             raise TypeError(
                 f"{name} of {type(experts).__name__} is {tensor.dtype}; it must be torch.bfloat16 "
@@ -163,41 +237,58 @@ def _refuse_dtypes(experts: Any, **tensors: Tensor) -> None:
             )
 
 
-def _refuse_unsupported(experts: Any) -> None:
-    """Raises one sentence if these experts are not bf16(w2 (silu(gate) * up)) without biases."""
-    kind = type(experts).__name__
-    if not getattr(experts, "has_gate", True):
-        raise NotImplementedError(f"{kind} has no gate; uniep computes silu(gate) * up")
-    if getattr(experts, "is_transposed", False):
-        raise NotImplementedError(
-            f"{kind} stores its weights transposed; uniep takes gate_up_proj [E, 2I, H] and "
-            "down_proj [E, H, I]"
-        )
-    if not getattr(experts, "is_concatenated", True):
-        raise NotImplementedError(
-            f"{kind} interleaves gate and up rows; uniep takes all gate rows, then all up rows"
-        )
-    if getattr(experts, "has_bias", False):
-        raise NotImplementedError(f"{kind} has biases; uniep computes products without them")
-    if getattr(experts, "has_post_expert_norm", False):
-        raise NotImplementedError(
-            f"{kind} normalises each expert's output; uniep sums outputs as they are"
-        )
-    if getattr(type(experts), "_apply_gate", None) is not _hf_moe._default_apply_gate:
-        raise NotImplementedError(
-            f"{kind} has a gate of its own (_apply_gate); uniep computes silu(gate) * up"
-        )
-    if not _is_silu(experts.act_fn):
-        activation = getattr(experts.act_fn, "__name__", type(experts.act_fn).__name__)
-        raise NotImplementedError(
-            f"{kind} has activation {activation}; uniep computes silu(gate) * up"
-        )
+# Llama-4 scales what goes into an expert, and its experts have no choice of implementation: there
+# the block around them is what changes.
 
 
-def _is_silu(activation: Any) -> bool:
-    if isinstance(activation, nn.SiLU) or activation is nn.functional.silu:
-        return True
-    return type(activation).__name__ == "SiLUActivation"  # transformers' own, whatever its home
+def _is_block(module: nn.Module) -> bool:
+    return any(
+        cls.__name__ == "Llama4TextMoe" and cls.__module__.startswith("transformers.")
+        for cls in type(module).__mro__
+    )
+
+
+def _use_in_block(block: nn.Module, name: str) -> None:
+    block._uniep_name = name  # type: ignore[assignment]
+    if not hasattr(type(block), "_is_uniep"):
+        own_class: Any = type(block)
+        block.__class__ = _class_with_uniep(own_class)
+    experts: Any = block.experts
+    pack(experts, facts_of(experts))
+
+
+@functools.cache
+def _class_with_uniep(block_class: Any) -> Any:
+    """The same block, whose forward calls uniep. A subclass: isinstance holds, copies keep it."""
+    return type(
+        block_class.__name__, (block_class,), {"forward": _block_forward, "_is_uniep": True}
+    )
+
+
+def _block_forward(block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+    """As Llama4TextMoe: an expert gets x times its score, and its output counts once.
+
+    A token and its scores are K tokens with one expert each.
+    """
+    hidden_states = hidden_states.reshape(-1, block.hidden_dim)
+    router_scores, router_logits = block.router(hidden_states)
+    scores, ids = router_scores.sort(dim=1, descending=True, stable=True)  # those not chosen are 0
+    scores, ids = scores[:, : block.top_k], ids[:, : block.top_k]
+    scaled = hidden_states.unsqueeze(1) * scores.unsqueeze(2)
+    options = _registered[block._uniep_name]
+    if options.max_tokens is not None:
+        options = replace(options, max_tokens=options.max_tokens * block.top_k)
+    out = _run(
+        options,
+        block.experts,
+        facts_of(block.experts),
+        scaled.flatten(0, 1),
+        ids.reshape(-1, 1),
+        scores.new_ones(ids.numel(), 1),
+        group=None,
+    )
+    routed = out.view(-1, block.top_k, block.hidden_dim).sum(1)
+    return block.shared_expert(hidden_states) + routed, router_logits
 
 
 @functools.cache
@@ -214,7 +305,7 @@ def _expert_parallel_class() -> type:
         def __init__(
             self, options: _Options, experts: Any, ep_mesh: DeviceMesh, tp_mesh: DeviceMesh
         ) -> None:
-            _refuse_unsupported(experts)
+            self.facts = facts_of(experts)
             super().__init__(experts, ep_mesh, tp_mesh)
             self.options = options
             self.experts = experts
@@ -230,7 +321,13 @@ def _expert_parallel_class() -> type:
                 )
             group = self.ep_mesh.get_group()
             out = _run(
-                self.options, self.experts, hidden_states, top_k_index, top_k_weights, group=group
+                self.options,
+                self.experts,
+                self.facts,
+                hidden_states,
+                top_k_index,
+                top_k_weights,
+                group=group,
             )
             if not sliced:
                 return out

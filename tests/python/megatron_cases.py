@@ -30,6 +30,8 @@ from torch.overrides import TorchFunctionMode
 
 # Largest relative L2 distances from Megatron's layer; docs/megatron.md states them.
 OUTPUT = 5e-3
+OTHER_OUTPUT = 1e-2  # of experts that are not SwiGLU without biases
+KINK_GRADIENT = 4e-2  # of activations with a kink
 GRADIENT = 1e-2
 MODEL_GRADIENT = 3e-2
 
@@ -89,6 +91,11 @@ def _patch_cuda() -> None:
     # What megatron-core 0.16 lacks without TransformerEngine; later ones have the same.
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
+    # SequentialMLP adds biases in place to what this returns, and on one rank that is a view.
+    reduce = layers.reduce_from_tensor_model_parallel_region
+    layers.reduce_from_tensor_model_parallel_region = lambda *args, **options: reduce(
+        *args, **options
+    ).clone()
     for linear in (layers.ColumnParallelLinear, layers.RowParallelLinear):
         if not hasattr(linear, "backward_dw"):  # their weight gradients do not wait
             linear.backward_dw = lambda self: None
@@ -187,20 +194,35 @@ def _pair(seed: int = 1, **options: Any) -> tuple[Any, Any]:
     layout = options.pop("layout", "stacked")
     torch.manual_seed(seed)
     theirs, ours = _layer(_config(**options)), _layer(_config(**options), layout=layout)
+    _draw_biases(theirs)
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours
 
 
+def _draw_biases(layer: Any) -> None:
+    """Megatron begins with zeros, which are not seen."""
+    with torch.no_grad():
+        for name, param in layer.experts.named_parameters():
+            if "bias" in name:
+                param.normal_(0, 0.2)
+
+
 def _experts(layer: Any, attribute: str) -> list[Tensor]:
-    """`attribute` of fc1's and fc2's weights, or the weights themselves, as [experts, ...]."""
+    """`attribute` of fc1's and fc2's weights, or the weights themselves, as [experts, ...].
+
+    And of their biases, where they have some.
+    """
     found = []
-    for name in ("linear_fc1", "linear_fc2"):
+    kinds = ("weight", "bias") if layer.config.add_bias_linear else ("weight",)
+    for kind, name in ((kind, name) for kind in kinds for name in ("linear_fc1", "linear_fc2")):
         if hasattr(layer.experts, "local_experts"):
-            params = [getattr(expert, name).weight for expert in layer.experts.local_experts]
+            params = [getattr(getattr(e, name), kind) for e in layer.experts.local_experts]
+            stacked = False
         else:
-            params = list(getattr(layer.experts, name).named().values())
+            named = getattr(layer.experts, name).named(kind)
+            params, stacked = list(named.values()), kind in named
         tensors = [p.detach() if attribute == "data" else getattr(p, attribute) for p in params]
-        found.append(tensors[0] if tensors[0].dim() == 3 else torch.stack(tensors))
+        found.append(tensors[0] if stacked else torch.stack(tensors))
     return [tensor.clone() for tensor in found]
 
 
@@ -278,6 +300,74 @@ def case_equals_megatron() -> None:
                     strict=True,
                 ):
                     _same([own.grad], [other.grad], f"shared experts, {what}")
+
+
+def _other_experts() -> dict[str, dict[str, Any]]:
+    """Experts that are not SwiGLU without biases, by what uniep calls their activation."""
+    from megatron.core.activations import quick_gelu, squared_relu
+
+    return {
+        "gpt_oss": {
+            "activation_func": quick_gelu,
+            "glu_linear_offset": 1.0,
+            "activation_func_clamp_value": 7.0,
+            "add_bias_linear": True,
+        },
+        "geglu": {"activation_func": F.gelu},
+        "reglu": {"activation_func": F.relu},
+        "swiglu": {"add_bias_linear": True},
+        "relu2": {"activation_func": squared_relu, "gated_linear_unit": False},
+        "gelu": {"activation_func": F.gelu, "gated_linear_unit": False, "add_bias_linear": True},
+        "silu": {"gated_linear_unit": False},
+    }
+
+
+def case_other_experts() -> None:
+    torch.compiler.set_stance("force_eager")  # Megatron compiles its activations
+    layers = []  # all at once: none takes the workspace of another kind
+    for activation, options in _other_experts().items():
+        for layout in ("stacked", "per_expert"):
+            theirs, ours = _pair(layout=layout, **options)
+            layers.append(ours)
+            wanted, found = _run(theirs, _tokens()), _run(ours, _tokens())
+            what = f"{activation}, {layout}"
+            workspace = ours.experts.routed.workspace.arithmetic
+            bias = bool(options.get("add_bias_linear"))
+            assert tuple(workspace) == (activation, "before", bias), workspace
+            _close(found[0], wanted[0], OTHER_OUTPUT, f"out, {what}")
+            # At relu's kink, and at gpt-oss' limits, a rounding of h decides.
+            limit = KINK_GRADIENT if activation in ("reglu", "gpt_oss") else GRADIENT
+            _close(found[1], wanted[1], limit, f"dx, {what}")
+            theirs_grads, own_grads = _experts(theirs, "grad"), _experts(ours, "grad")
+            assert len(own_grads) == (4 if bias else 2)
+            for gradient, own in zip(theirs_grads, own_grads, strict=True):
+                _close(own, gradient, limit, f"gradient {list(own.shape)}, {what}")
+            _close(ours.router.weight.grad, theirs.router.weight.grad, limit, f"router, {what}")
+
+
+def case_biases_in_main_grads() -> None:
+    """Main gradients and delayed ones are those of a plain backward, for biases too."""
+    for layout, delay in ((a, b) for a in ("stacked", "per_expert") for b in (False, True)):
+        what = f"{layout} {delay=}"
+        _, plain = _pair(layout=layout, add_bias_linear=True)
+        out = _run(plain, _tokens())
+        wanted = _experts(plain, "grad")
+        for fused in (False, True):
+            _, ours = _pair(layout=layout, add_bias_linear=True)
+            ours.config.gradient_accumulation_fusion = fused
+            ours.config.delay_wgrad_compute = delay
+            if fused:
+                for linear in (ours.experts.linear_fc1, ours.experts.linear_fc2):
+                    for kind in ("weight", "bias"):
+                        params = list(linear.named(kind).values())
+                        grads = torch.zeros(len(params), *params[0].shape, dtype=torch.bfloat16)
+                        for param, grad in zip(params, grads, strict=True):
+                            param.main_grad = grad
+            _same(_run(ours, _tokens()), out, what)
+            if delay:
+                assert fused or all(param.grad is None for param in ours.experts.parameters())
+                ours.experts.backward_dw()
+            _same(_experts(ours, "main_grad" if fused else "grad"), wanted, f"{what} {fused=}")
 
 
 def case_layouts_have_the_same_bits() -> None:
@@ -703,12 +793,20 @@ def case_distributed_checkpoints(folder: str) -> None:
         ("per_expert", "stacked", False),
         ("stacked", "per_expert", True),
         ("megatron", "per_expert", True),
+        ("megatron, gpt_oss", "stacked, gpt_oss", False),
+        ("per_expert, gpt_oss", "megatron, gpt_oss", True),
+        ("stacked, gelu", "megatron, gelu", True),  # no gate: fc1 is not split
     ]
 
     def build(kind: str, expert_parallel: int, seed: int) -> Any:
         torch.manual_seed(seed)
-        config = _config(expert_model_parallel_size=expert_parallel)
-        return _layer(config) if kind == "megatron" else _layer(config, layout=kind)
+        kind, _, other = kind.partition(", ")
+        config = _config(
+            expert_model_parallel_size=expert_parallel, **(_other_experts()[other] if other else {})
+        )
+        layer = _layer(config) if kind == "megatron" else _layer(config, layout=kind)
+        _draw_biases(layer)
+        return layer
 
     # Each size once: making process groups takes longer than all else, and leaves threads behind.
     sizes = [size for size in (1, 2, 4) if size <= ranks]
@@ -836,12 +934,19 @@ def case_state_dicts() -> None:
 
 def case_refused_options() -> None:
     """Each gives a sentence with option, value and what is accepted, when the layer is built."""
+    from megatron.core.activations import quick_gelu
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     refused: list[tuple[dict[str, Any], list[str]]] = [
-        ({"activation_func": F.gelu}, ["activation_func is gelu", "silu"]),
-        ({"gated_linear_unit": False}, ["gated_linear_unit is False", "True"]),
-        ({"add_bias_linear": True}, ["add_bias_linear is True", "False"]),
+        ({"activation_func": F.mish}, ["activation_func is mish", "'silu', 'gelu', 'relu'"]),
+        (
+            {"activation_func": F.relu, "gated_linear_unit": False},
+            ["activation_func is relu", "'squared_relu'", "gated_linear_unit is False"],
+        ),
+        (
+            {"activation_func": quick_gelu},
+            ["glu_linear_offset is 0.0", "1.0 where activation_func is quick_gelu"],
+        ),
         ({"glu_linear_offset": 1.0}, ["glu_linear_offset is 1.0", "0.0"]),
         ({"activation_func_clamp_value": 7.0}, ["activation_func_clamp_value is 7.0", "None"]),
         ({"moe_mlp_glu_interleave_size": 32}, ["moe_mlp_glu_interleave_size is 32", "None"]),

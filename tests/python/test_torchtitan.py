@@ -63,6 +63,8 @@ def stand_ins() -> Iterator[None]:
 
 with stand_ins():
     importlib.import_module("torchtitan.models.qwen3.config_registry")
+    gpt_oss = importlib.import_module("torchtitan.models.gpt_oss.moe")
+    gpt_oss_sharding = importlib.import_module("torchtitan.models.gpt_oss.sharding")
 from torchtitan.components.checkpointer.base import ModelWrapper  # noqa: E402
 from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
 from torchtitan.components.metrics import MetricsProcessor  # noqa: E402
@@ -241,6 +243,83 @@ def test_options_reach_uniep() -> None:
         step(capacity_rows=1024)
 
 
+# gpt-oss: another gate, biases, and rows of gate and up that alternate.
+
+
+def gpt_oss_config(case: Case, *, ep: bool = False, **options: Any) -> Any:
+    hidden, intermediate, experts, _ = case.shape
+    layout = gpt_oss_sharding._GPT_OSS_EXPERTS_PARAM_LAYOUT
+    initial = lambda weight: nn.init.normal_(weight, std=0.1)  # noqa: E731
+    inner = gpt_oss.GptOssGroupedExperts.Config(
+        dim=hidden,
+        hidden_dim=intermediate,
+        num_experts=experts,
+        param_init=dict.fromkeys(layout, initial),
+        **options,
+    )
+    config = replace(config_of(case, ep=ep), inner_experts=inner)
+    config.sharding_config, inner.sharding_config = _routed_experts_sharding_configs(
+        enable_ep=ep, enable_sp=False, expert_param_layout=layout
+    )
+    return config
+
+
+def gpt_oss_layers(case: Case) -> tuple[Any, Any]:
+    """torchtitan's layer and uniep's, with the same weights and biases."""
+    own = gpt_oss_config(case).build()
+    torch.manual_seed(3)
+    own.init_states()
+    layer = uniep.torchtitan.uniep_routed_experts(gpt_oss_config(case)).build()
+    layer.load_state_dict(own.state_dict())
+    return own.bfloat16(), layer.bfloat16()
+
+
+def alternating(grads: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients of rows in torchtitan's order."""
+    turned = {
+        name: grads[name].unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)  # type: ignore[no-untyped-call]
+        for name in ("mlp1_weight_EGD", "mlp1_bias_EG")
+    }
+    return grads | turned
+
+
+def test_gpt_oss_is_torchtitans() -> None:
+    case = make_case(tokens=96, hidden=128, intermediate=64, topk=3)
+    case.x = case.x * 2  # a few elements are beyond the limits of the gate, and few at a limit
+    own, layer = gpt_oss_layers(case)
+    wanted = layer_step(own, case, (4, 24))
+    found = alternating(layer_step(layer, case, (4, 24)))
+    away = distances(found, wanted)
+    print({name: f"{distance:.1e}" for name, distance in away.items()})
+    assert away.pop("out") < OUTPUT
+    assert {name: distance for name, distance in away.items() if not distance < GRADIENT} == {}
+
+
+def test_state_dicts_of_gpt_oss_have_torchtitans_names_and_order() -> None:
+    case = make_case()
+    own, layer = gpt_oss_layers(case)
+    saved, wanted = layer.state_dict(), own.state_dict()
+    assert saved.keys() == wanted.keys()
+    assert all(torch.equal(saved[name], wanted[name]) for name in wanted)
+    weight, held = wanted["inner_experts.mlp1_weight_EGD"], layer.inner_experts.mlp1_weight_EGD
+    assert torch.equal(held, torch.cat([weight[:, ::2], weight[:, 1::2]], 1))  # in halves
+    torch.manual_seed(3)
+    layer.float().init_states()
+    drawn = layer.bfloat16().state_dict()
+    assert all(torch.equal(drawn[name], wanted[name]) for name in wanted)
+
+
+def test_scores_before_the_second_projection() -> None:
+    """The same but for roundings."""
+    case = make_case(tokens=96, hidden=128, intermediate=64, topk=3)
+    after = layer_step(uniep_layer(case), case)
+    config = uniep.torchtitan.uniep_routed_experts(config_of(case), probs="before")
+    layer = config.build().bfloat16()
+    layer.load_state_dict(own_layer(case).state_dict())
+    away = distances(layer_step(layer, case), after)
+    assert min(away.values()) > 0 and max(away.values()) < GRADIENT
+
+
 # What is refused.
 
 
@@ -250,8 +329,6 @@ def refused(config: Any, sentence: str) -> None:
 
 
 def test_other_experts_are_refused() -> None:
-    from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts
-
     @dataclass(kw_only=True, slots=True)
     class Quantised(GroupedExperts.Config):
         pass
@@ -262,8 +339,11 @@ def test_other_experts_are_refused() -> None:
 
     config = config_of(make_case())
     sizes = {"dim": 64, "hidden_dim": 32, "num_experts": 8}
-    for inner in (Quantised(**sizes), GptOssGroupedExperts.Config(**sizes)):
-        refused(replace(config, inner_experts=inner), "is not torchtitan's own GroupedExperts")
+    refused(
+        replace(config, inner_experts=Quantised(**sizes)),
+        "is not torchtitan's own GroupedExperts.Config, nor that of gpt-oss",
+    )
+    refused(gpt_oss_config(make_case(), swiglu_limit=5.0), "swiglu_limit is 5.0; it must be 7.0")
     parts = {"inner_experts": config.inner_experts, "token_dispatcher": config.token_dispatcher}
     refused(Other(**parts), "is not torchtitan's own RoutedExperts")
 
@@ -580,8 +660,35 @@ def split_layers() -> dict[str, Any]:
     return found
 
 
-def train_pair(folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    return train_all(folder, PAIR), split_layers()
+def split_gpt_oss() -> dict[str, Any]:
+    """This rank's results of gpt-oss' layer at EP 2; and "rows", what a row-sharded one saves."""
+    whole = make_case()
+    config = uniep.torchtitan.uniep_routed_experts(gpt_oss_config(whole, ep=True), max_tokens=48)
+    layer = config.build().bfloat16()
+    sizes = {"dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 1, "pp": 1, "ep": 2}
+    dims = ParallelDims(**sizes, world_size=2, spmd_backend="partial_dtensor")
+    layer.parallelize(dims)
+    case = whole.part(dist.get_rank(), 2)
+    alone = gpt_oss_layers(whole)[1]
+    with torch.no_grad():
+        for name, weight in layer.inner_experts.named_parameters():
+            part = getattr(alone.inner_experts, name).chunk(2)[dist.get_rank()]
+            weight.to_local().copy_(part)
+    found: dict[str, Any] = layer_step(layer, case)
+
+    mesh = dims.get_mesh("batch")
+    fully_shard(alone.inner_experts, mesh=mesh, shard_placement_fn=lambda _: Shard(1))
+    saved = alone.inner_experts.state_dict()
+    alone.inner_experts.load_state_dict(saved)
+    again = alone.inner_experts.state_dict()
+    found["rows"] = [
+        {name: weight.full_tensor() for name, weight in state.items()} for state in (saved, again)
+    ]
+    return found
+
+
+def train_pair(folder: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    return train_all(folder, PAIR), split_layers(), split_gpt_oss()
 
 
 @pytest.fixture(scope="module")
@@ -592,7 +699,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (first, *one), (second, *other) = run_ranks(2, train_pair, str(folder))
     for name in PAIR:  # every rank logs the loss of all
         assert first[name]["losses"] == second[name]["losses"], name
-    return {**alone, **first, "folder": folder, "layers": one + other}
+    layers, gpt_oss_parts = zip(one, other, strict=True)
+    return {**alone, **first, "folder": folder, "layers": layers, "gpt_oss": gpt_oss_parts}
 
 
 def away(found: dict[str, Any], own: dict[str, Any]) -> float:
@@ -692,6 +800,18 @@ def test_ep_2_is_ep_1_to_the_bit(runs: dict[str, Any]) -> None:
     first, second = runs["layers"]
     for name, tensor in wanted.items():
         assert torch.equal(torch.cat([first[name], second[name]]), tensor), name
+
+
+def test_gpt_oss_at_ep_2_is_at_ep_1_to_the_bit(runs: dict[str, Any]) -> None:
+    case = make_case()
+    own, layer = gpt_oss_layers(case)
+    first, second = runs["gpt_oss"]
+    for name, tensor in layer_step(layer, case).items():
+        assert torch.equal(torch.cat([first[name], second[name]]), tensor), name
+    for state in first["rows"] + second["rows"]:  # in torchtitan's order however rows are split
+        wanted = own.inner_experts.state_dict()
+        assert state.keys() == wanted.keys()
+        assert all(torch.equal(state[name], wanted[name]) for name in wanted)
 
 
 def test_experts_that_fsdp_splits_by_rows(runs: dict[str, Any]) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,161 +15,31 @@ from ranks import run_ranks
 from torch import Tensor, nn
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+from model_cases import (  # noqa: E402
+    GRADIENT,
+    LOGITS,
+    MODELS,
+    Distances,
+    Result,
+    assert_close,
+    distance,
+    distances,
+    distances_of,
+    root_mean_square,
+    router_choices,
+    small,
+    step,
+    tokens,
+)
+
 import uniep.transformers  # noqa: E402
 
-transformers.logging.set_verbosity_error()
-
-# Relative L2 distances from the model's own results; docs/transformers.md states these limits. Both
-# sides round to bf16, each in its own order. The model's own logits are up to 8.4e-3 and its own
-# gradients up to 2.6e-2 from float64, and two right roundings differ by at most twice that.
-LOGITS = 1.5e-2
-GRADIENT = 5e-2
-
-Result = tuple[Tensor, dict[str, Tensor]]  # logits, gradients by name
-SIZES: dict[str, Any] = {
-    "vocab_size": 256,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_experts_per_tok": 2,
-    "initializer_range": 0.1,  # the experts' part of the logits is not small
-}
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3_moe": (
-        "Qwen3Moe",
-        {"num_experts": 8, "moe_intermediate_size": 32, "head_dim": 16, "norm_topk_prob": True},
-    ),
-    "mixtral": ("Mixtral", {"num_local_experts": 8, "intermediate_size": 48}),
-    "olmoe": ("Olmoe", {"num_experts": 8, "intermediate_size": 40, "num_experts_per_tok": 4}),
-    "deepseek_v3": (
-        "DeepseekV3",
-        {
-            "num_hidden_layers": 3,
-            "first_k_dense_replace": 1,
-            "num_key_value_heads": 4,
-            "n_routed_experts": 8,
-            "n_shared_experts": 1,
-            "moe_intermediate_size": 32,
-            "num_experts_per_tok": 4,
-            "n_group": 4,
-            "topk_group": 2,
-            "q_lora_rank": 24,
-            "kv_lora_rank": 16,
-            "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 16,
-            "v_head_dim": 16,
-        },
-    ),
-}
+ON_RANKS = ("qwen3_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
 
 
 @pytest.fixture(autouse=True)
 def registered() -> None:
     uniep.transformers.register()
-
-
-def small(kind: str, **changes: Any) -> nn.Module:
-    name, sizes = MODELS[kind]
-    config = getattr(transformers, f"{name}Config")(**{**SIZES, **sizes, **changes})
-    torch.manual_seed(0)
-    model: nn.Module = getattr(transformers, f"{name}ForCausalLM")(config)
-    return model.bfloat16().train()
-
-
-def tokens() -> Tensor:
-    return torch.randint(256, (2, 23), generator=torch.Generator().manual_seed(1))
-
-
-def step(model: Any, ids: Tensor, implementation: str | None = None) -> Result:
-    """Logits and gradients of one forward and backward."""
-    if implementation is not None:
-        model.set_experts_implementation(implementation)
-    model.zero_grad()
-    out = model(input_ids=ids, labels=ids, use_cache=False)
-    out.loss.backward()
-    grads = {name: whole(p.grad) for name, p in model.named_parameters() if p.requires_grad}
-    return whole(out.logits.detach()), grads
-
-
-def whole(tensor: Tensor) -> Tensor:
-    full: Callable[[], Tensor] = getattr(tensor, "full_tensor", tensor.clone)
-    return full()
-
-
-@contextmanager
-def router_choices(
-    record: list[Tensor] | None = None, replay: list[Tensor] | None = None
-) -> Iterator[None]:
-    """Keeps the routers' choices, or repeats them: a rounding may turn one of two close experts."""
-    choose = torch.topk
-
-    def topk(scores: Tensor, k: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if replay is None:
-            found = choose(scores, k, *args, **kwargs)
-            assert record is not None
-            record.append(found[1])
-            return found[0], found[1]
-        ids = replay.pop(0)
-        return scores.gather(-1, ids), ids
-
-    torch.topk = topk  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.topk = choose
-    assert not replay
-
-
-def distance(found: Tensor, exact: Tensor) -> float:
-    assert found.shape == exact.shape
-    return float((found.double() - exact.double()).norm() / exact.double().norm())
-
-
-def distances(found: Result, exact: Result) -> tuple[float, dict[str, float]]:
-    assert found[1].keys() == exact[1].keys()
-    return distance(found[0], exact[0]), {n: distance(found[1][n], exact[1][n]) for n in exact[1]}
-
-
-Distances = tuple[float, dict[str, float]]
-
-
-def distances_of(found: Result, own: Result, exact: Result) -> tuple[Distances, ...]:
-    """Of uniep's from the model's own, and of both from float64."""
-    return distances(found, own), distances(found, exact), distances(own, exact)
-
-
-def assert_close(found: tuple[Distances, ...], room: float = 1.2) -> None:
-    """As near the model's own as two right roundings are, and no further from float64."""
-    from_own, from_exact, own_from_exact = found
-    for what, (logits, grads) in zip(
-        ("from its own", "from float64", "its own from float64"), found, strict=True
-    ):
-        worst = max(grads, key=lambda name: grads[name])
-        mean = root_mean_square(grads)
-        print(f"{what}: {logits:.1e}, gradients {mean:.1e}, at most {grads[worst]:.1e} ({worst})")
-    assert from_own[0] < LOGITS
-    assert {name: d for name, d in from_own[1].items() if not d < GRADIENT} == {}
-    assert from_exact[0] < room * own_from_exact[0]
-    assert root_mean_square(from_exact[1]) < room * root_mean_square(own_from_exact[1])
-
-
-def root_mean_square(values: dict[str, float]) -> float:
-    return float(torch.tensor(list(values.values())).square().mean().sqrt())
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_logits_and_gradients_are_the_models_own(kind: str) -> None:
-    model, ids = small(kind), tokens()
-    exact_model = copy.deepcopy(model).double()
-    choices: list[Tensor] = []
-    with router_choices(record=choices):
-        exact = step(exact_model, ids, "eager")
-    results = {}
-    for implementation in ("eager", "grouped_mm", "uniep"):
-        with router_choices(replay=list(choices)):
-            results[implementation] = step(model, ids, implementation)
-    assert_close(distances_of(results["uniep"], results["eager"], exact))
 
 
 def test_the_limits_tell_a_wrong_layer_from_a_right_one() -> None:
@@ -289,32 +157,13 @@ def test_fp32_weights_under_autocast() -> None:
     assert root_mean_square(ours[1]) < 1.2 * root_mean_square(theirs[1])
 
 
-def test_gpt_oss_is_refused() -> None:
-    config = transformers.GptOssConfig(
-        vocab_size=256,
-        hidden_size=64,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-    )
-    model: Any = transformers.GptOssForCausalLM(config).bfloat16()
-    model.set_experts_implementation("uniep")
-    with pytest.raises(NotImplementedError, match="GptOssExperts stores its weights transposed"):
-        model(input_ids=tokens())
-    with pytest.raises(NotImplementedError, match="GptOssExperts stores its weights transposed"):
-        uniep.transformers.check(model)
-
-
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "bias": ({"has_bias": True}, "Qwen3MoeExperts has biases; uniep computes"),
-    "interleaved": ({"is_concatenated": False}, "Qwen3MoeExperts interleaves gate and up rows;"),
-    "no gate": ({"has_gate": False}, "Qwen3MoeExperts has no gate; uniep computes"),
     "norm": ({"has_post_expert_norm": True}, "Qwen3MoeExperts normalises each expert's output;"),
-    "gelu": ({"act_fn": nn.GELU()}, "Qwen3MoeExperts has activation GELU; uniep computes silu"),
+    "mish": ({"act_fn": nn.Mish()}, "has activation Mish with a gate; uniep computes silu, gelu"),
+    "no gate": (
+        {"has_gate": False, "act_fn": nn.ReLU()},
+        "has activation ReLU without a gate; uniep computes silu, gelu, relu2",
+    ),
 }
 
 
@@ -331,6 +180,12 @@ def test_other_experts_are_refused(case: str) -> None:
         uniep.transformers.check(model)
 
 
+def test_gpt_oss_with_another_limit_is_refused() -> None:
+    model: Any = small("gpt_oss", swiglu_limit=5.0)
+    with pytest.raises(NotImplementedError, match=r"GptOssExperts has limit 5.0; it must be 7.0"):
+        uniep.transformers.use(model)
+
+
 def test_a_gate_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = small("qwen3_moe")
     monkeypatch.setattr(type(model.model.layers[0].mlp.experts), "_apply_gate", lambda self, x: x)
@@ -342,6 +197,10 @@ def test_check_names_the_experts() -> None:
     assert uniep.transformers.check(small("deepseek_v3")) == [
         "model.layers.1.mlp.experts",
         "model.layers.2.mlp.experts",
+    ]
+    assert uniep.transformers.check(small("llama4")) == [
+        "model.layers.0.feed_forward",
+        "model.layers.1.feed_forward",
     ]
     with pytest.raises(ValueError, match="Linear has no experts"):
         uniep.transformers.check(nn.Linear(2, 2))
@@ -366,7 +225,7 @@ def compare(kinds: dict[str, str], cases: dict[str, list[dict[str, Any]]]) -> Co
     results = []
     for kind, path in kinds.items():
         load = functools.partial(
-            getattr(transformers, f"{MODELS[kind][0]}ForCausalLM").from_pretrained,
+            getattr(transformers, MODELS[kind].classes[1]).from_pretrained,
             path,
             dtype=torch.bfloat16,
         )
@@ -384,9 +243,8 @@ def compare(kinds: dict[str, str], cases: dict[str, list[dict[str, Any]]]) -> Co
                 distributed_config=transformers.distributed.DistributedConfig(**config),
                 experts_implementation=implementation,
             ).train()
-            experts = next(module for module in model.modules() if hasattr(module, "act_fn"))
-            if hasattr(experts, "num_experts"):
-                assert experts.num_experts == 4  # of 8
+            experts = [m.num_experts for m in model.modules() if hasattr(type(m), "_apply_gate")]
+            assert experts and set(experts) == {4}  # of 8
             with router_choices(replay=choices):
                 found = step(model, own_ids)
             results.append((kind, case, distances_of(found, own, exact)))
@@ -429,14 +287,14 @@ OWN = [
 def on_2_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Compared]:
     """Starting processes that import transformers takes longer than what they compute."""
     cases: dict[str, list[dict[str, Any]]] = {
-        kind: [{"fsdp_size": 2}, {"tp_size": 2}] for kind in MODELS
+        kind: [{"fsdp_size": 2}, {"tp_size": 2}] for kind in ON_RANKS
     }
     cases["mixtral"] += OWN
     return compared(2, cases, tmp_path_factory.mktemp("models"))
 
 
 def test_expert_parallel_over_2_ranks(on_2_ranks: list[Compared]) -> None:
-    assert assert_all_close(on_2_ranks, ep_implementation="uniep") == 2 * 2 * len(MODELS)
+    assert assert_all_close(on_2_ranks, ep_implementation="uniep") == 2 * 2 * len(ON_RANKS)
 
 
 @pytest.mark.parametrize("implementation", ["all_to_all", "all_reduce"])

@@ -44,30 +44,40 @@ class Place(NamedTuple):
 
 
 def sharded_experts(
-    linear: str, params: dict[str, Tensor], place: Place, prefix: str
+    linear: str,
+    kind: str,
+    params: dict[str, Tensor],
+    place: Place,
+    prefix: str,
+    *,
+    halves: int,
 ) -> dict[str, Any]:
-    """The entries of fc1 or fc2, by the names of their parameters.
+    """The entries of the weights or biases of fc1 or fc2, by the names of their parameters.
 
     Args:
         linear: ``"linear_fc1"`` or ``"linear_fc2"``.
-        params: by name: one of three dimensions, or one of two for each local expert, in order.
+        kind: ``"weight"`` or ``"bias"``.
+        params: by name: one of all local experts, or one for each, in order.
         place: where the experts stand.
         prefix: of the experts' module, with its dot.
+        halves: 2 where rows of gate and up are separate entries, else 1.
     """
-    name = f"{linear}.weight"
-    halves = 2 if linear == "linear_fc1" else 1  # gate and up rows are separate entries
+    name = f"{linear}.{kind}"
+    dims = 2 if kind == "weight" else 1  # of what an expert has
     entries: dict[str, Any] = {}
     for i, (own_name, param) in enumerate(params.items()):
-        stacked = param.dim() == 3
+        stacked = param.dim() > dims
         experts = range(len(param)) if stacked else range(i, i + 1)
         # A factory holds the parameter itself: by that, optimizers find where their states belong.
         entries[f"{prefix}{linear}.{own_name}"] = ShardedTensorFactory(
             f"{prefix}experts.{name}",
             param,
-            partial(_split, name=name, experts=experts, place=place, halves=halves),
+            partial(_split, name=name, experts=experts, place=place, halves=halves, dims=dims),
             partial(_join, halves=halves, stacked=stacked),
             (0, 0, place.replica),
         )
+        if kind == "bias":
+            continue
         for expert in experts:  # Megatron's linear layers have such a state, empty in bf16
             state = f"{linear}._extra_state"
             entries[f"{prefix}{state}{expert or ''}"] = make_sharded_object_for_checkpoint(
@@ -90,11 +100,13 @@ def _split(
     experts: range,
     place: Place,
     halves: int,
+    dims: int,
 ) -> list[Any]:
     if flattened_range is not None:
         raise ValueError(f"flattened_range of {key} is {flattened_range}; it must be None")
     entries: list[Any] = []
-    for expert, weight in zip(experts, tensor.view(len(experts), *tensor.shape[-2:]), strict=True):
+    weights = tensor.view(len(experts), *tensor.shape[-dims:])
+    for expert, weight in zip(experts, weights, strict=True):
         offsets = place.offsets_of(expert)
         axis = len(offsets)
         for half, rows in enumerate(weight.chunk(halves)):
@@ -112,22 +124,23 @@ def _split(
 @torch.no_grad()
 def _join(parts: list[Tensor], *, halves: int, stacked: bool) -> Tensor:
     rows = torch.cat(parts)
-    return rows.view(len(parts) // halves, -1, rows.shape[1]) if stacked else rows
+    return rows.view(len(parts) // halves, -1, *rows.shape[1:]) if stacked else rows
 
 
 def rename_experts(
-    state: dict[str, Any], prefix: str, linear: str, names: list[str], num_experts: int
+    state: dict[str, Any], prefix: str, linear: str, kind: str, names: list[str], num_experts: int
 ) -> None:
-    """Gives weights in a plain state dict the names and shapes of uniep's, in place.
+    """Gives weights or biases in a plain state dict the names and shapes of uniep's, in place.
 
     Taken are ``linear_fc1.weight`` [experts, ...], ``linear_fc1.weight{i}`` (TEGroupedMLP),
-    ``local_experts.{i}.linear_fc1.weight`` (SequentialMLP), and ``weight1`` and ``weight2``
-    (GroupedMLP of megatron-core until 0.16).
+    ``local_experts.{i}.linear_fc1.weight`` (SequentialMLP), biases likewise, and ``weight1`` and
+    ``weight2`` (GroupedMLP of megatron-core until 0.16).
 
     Args:
         state: of the whole model; changed.
         prefix: of the experts' module, with its dot.
         linear: ``"linear_fc1"`` or ``"linear_fc2"``.
+        kind: ``"weight"`` or ``"bias"``.
         names: of the parameters that the module has.
         num_experts: local ones.
     """
@@ -137,12 +150,12 @@ def rename_experts(
     for i in local:
         state.pop(f"{prefix}local_experts.{i}.{linear}._extra_state", None)
     legacy = f"{prefix}weight{1 if linear == 'linear_fc1' else 2}"
-    stacked = f"{prefix}{linear}.weight"
+    stacked = f"{prefix}{linear}.{kind}"
     spellings = [
-        [f"{prefix}{linear}.weight{i}" for i in local],
-        [f"{prefix}local_experts.{i}.{linear}.weight" for i in local],
+        [f"{prefix}{linear}.{kind}{i}" for i in local],
+        [f"{prefix}local_experts.{i}.{linear}.{kind}" for i in local],
     ]
-    if legacy in state:
+    if kind == "weight" and legacy in state:
         weights = state.pop(legacy)
         hidden = weights.shape[0] if linear == "linear_fc1" else weights.shape[1]
         shape = (num_experts, hidden, -1) if linear == "linear_fc1" else (num_experts, -1, hidden)

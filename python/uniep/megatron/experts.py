@@ -21,7 +21,7 @@ import uniep
 from uniep.row_pool import shared_pool
 
 from .checkpoint import Place, rename_experts, sharded_experts
-from .options import Options, check_config
+from .options import Options, activation_of, check_config
 from .weights import Stack, accumulated, through_stack
 
 __all__ = ["ExpertLinear", "RoutedExperts", "UniepExperts"]
@@ -34,23 +34,32 @@ class RoutedExperts:
         config: Megatron's.
         options: uniep's.
         group: the expert-parallel group.
-        fc1: weights [experts, 2I, H].
+        fc1: weights [experts, 2I, H], without a gate [experts, I, H].
         fc2: weights [experts, H, I].
+        biases: of fc1 and fc2, as many rows; or none.
     """
 
     def __init__(
-        self, config: Any, options: Options, group: dist.ProcessGroup, fc1: Stack, fc2: Stack
+        self,
+        config: Any,
+        options: Options,
+        group: dist.ProcessGroup,
+        fc1: Stack,
+        fc2: Stack,
+        *biases: Stack,
     ) -> None:
         self.config = config
         self.options = options
         self.group = group
-        self.stacks = (fc1, fc2)
+        self.stacks = (fc1, fc2, *biases)
+        self.activation = activation_of(config)
         self.deferred = uniep.DeferredWeights()
         self.workspace: uniep.Workspace | None = None
 
     def __call__(self, x: Tensor, topk_ids: Tensor, topk_probs: Tensor) -> Tensor:
         """The sum of the experts' outputs for each token, [T, H]."""
-        w1, w2, main_grads, backwards = self._weights()
+        (w1, w2, *biases), main_grads, backwards = self._weights()
+        b1, b2 = biases or (None, None)
         if backwards:  # experts lie in descending order, so their numbers are mirrored
             topk_ids = _mirrored(topk_ids, w1.shape[0])
         if self.workspace is None or x.shape[0] > self.workspace.max_tokens:
@@ -66,37 +75,37 @@ class RoutedExperts:
             workspace=self.workspace,
             main_grads=main_grads,
             deferred=self.deferred if delayed else None,
+            b1=b1,
+            b2=b2,
         )
 
-    def _weights(self) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None, bool]:
-        fc1, fc2 = self.stacks
-        if not (torch.is_grad_enabled() and fc1.requires_grad):
-            w1, backwards = fc1.tensor()
-            return w1, fc2.tensor(backwards)[0], None, backwards
+    def _weights(self) -> tuple[list[Tensor], tuple[Tensor, ...] | None, bool]:
+        """Weights and biases, their main gradients, and whether experts lie backwards."""
+        first = self.stacks[0]
         delayed = getattr(self.config, "delay_wgrad_compute", False)
-        if not self.config.gradient_accumulation_fusion:
-            w1, backwards = fc1.tensor()
-            w2, _ = fc2.tensor(backwards)
-            if delayed:
-                return fc1.leaf(), fc2.leaf(), None, backwards
-            return (
-                through_stack(fc1, w1, backwards),
-                through_stack(fc2, w2, backwards),
-                None,
-                backwards,
-            )
-        dw1, backwards = fc1.main_grad()
-        dw2, backwards2 = fc2.main_grad()
-        if backwards != backwards2:
-            raise RuntimeError(
-                f"the main gradients of {fc1.name} and {fc2.name} lie in different orders of "
-                "experts; use layout='stacked' or gradient_accumulation_fusion=False"
-            )
-        w1, _ = fc1.tensor(backwards)
-        w2, _ = fc2.tensor(backwards)
-        if not delayed:
-            w1, w2 = accumulated(fc1, w1), accumulated(fc2, w2)
-        return w1, w2, (dw1, dw2), backwards
+        gradients = torch.is_grad_enabled() and first.requires_grad
+        fused = gradients and self.config.gradient_accumulation_fusion
+        main_grads = [stack.main_grad() for stack in self.stacks] if fused else []
+        for stack, (_, backwards) in zip(self.stacks, main_grads, strict=False):
+            if backwards != main_grads[0][1]:
+                raise RuntimeError(
+                    f"the main gradients of {first.name} and {stack.name} lie in different orders "
+                    "of experts; use layout='stacked' or gradient_accumulation_fusion=False"
+                )
+        backwards = main_grads[0][1] if fused else first.tensor()[1]
+        tensors = [stack.tensor(backwards)[0] for stack in self.stacks]
+        if fused:
+            if not delayed:
+                tensors = [accumulated(*pair) for pair in zip(self.stacks, tensors, strict=True)]
+            return tensors, tuple(grad for grad, _ in main_grads), backwards
+        if gradients and delayed:
+            tensors = [stack.leaf() for stack in self.stacks]
+        elif gradients:
+            tensors = [
+                through_stack(stack, tensor, backwards)
+                for stack, tensor in zip(self.stacks, tensors, strict=True)
+            ]
+        return tensors, None, backwards
 
     def backward_weights(self) -> None:
         """Computes the weight gradients that ``delay_wgrad_compute`` has left for later."""
@@ -108,7 +117,8 @@ class RoutedExperts:
                 stack.hand_out()
 
     def _shared_workspace(self, x: Tensor, topk: int) -> uniep.Workspace:
-        (experts, double, hidden), options = self.stacks[0].shape, self.options
+        (experts, _, hidden), options = self.stacks[0].shape, self.options
+        intermediate = self.stacks[1].shape[2]
         ranks = dist.get_world_size(self.group)
         most = options.max_tokens
         if self.workspace is not None and (ranks > 1 or most is not None):
@@ -125,10 +135,19 @@ class RoutedExperts:
         if capacity is None and factor is not None:
             # As Megatron counts, and room to round each expert's rows up to uniep's 128.
             capacity = int(most * topk * factor) + 127 * experts
-        shape = (hidden, double // 2, experts * ranks, topk, most)
+        shape = (hidden, intermediate, experts * ranks, topk, most)
+        arithmetic = (self.activation, len(self.stacks) == 4)
         known = _workspaces.setdefault(self.group, WeakValueDictionary())
         kept = (options.save, options.recompute_h, options.exact_rows, options.row_pool)
-        key = (*shape, capacity, *kept, options.schedule, options.on_overflow, x.device)
+        key = (
+            *shape,
+            *arithmetic,
+            capacity,
+            *kept,
+            options.schedule,
+            options.on_overflow,
+            x.device,
+        )
         workspace = known.get(key)
         # That of layers which are no longer used may have ended on some ranks only: Python collects
         # cycles when it likes. Making one is collective, so the ranks decide together.
@@ -150,10 +169,13 @@ class RoutedExperts:
                     self.group,
                     x.device,
                     hidden,
-                    double // 2,
+                    intermediate,
                     options.save,
                     options.recompute_h,
+                    self.activation,
                 ),
+                activation=self.activation,
+                bias=len(self.stacks) == 4,
             )
         return workspace
 
@@ -171,15 +193,32 @@ def _mirrored(ids: Tensor, experts: int) -> Tensor:
 
 
 class ExpertLinear(torch.nn.Module):
-    """The weights of fc1 or fc2 of the local experts, under the names that Megatron gives them."""
+    """Weights and biases of fc1 or fc2 of the local experts, under the names of Megatron's.
 
-    def __init__(self, weights: Tensor, name: str, options: Options, config: Any) -> None:
+    Attributes:
+        stacks: of the weights, and of the biases where there are any.
+    """
+
+    def __init__(
+        self, weights: Tensor, biases: Tensor | None, name: str, options: Options, config: Any
+    ) -> None:
         super().__init__()
+        self.stacks = []
+        for own_dims, (kind, tensor) in zip(
+            (2, 1), (("weight", weights), ("bias", biases)), strict=True
+        ):
+            if tensor is not None:
+                self._register(kind, tensor, options, config)
+                params = list(self.named(kind).values())
+                self.stacks.append(Stack(params, f"{name}.{kind}", own_dims))
+        self._hooks: list[Any] = []
+
+    def _register(self, kind: str, tensor: Tensor, options: Options, config: Any) -> None:
         # Backwards, since DDP lays out its buffers from the last parameter to the first: so experts
         # lie there in ascending order.
-        parts = {"weight": weights}
+        parts = {kind: tensor}
         if options.layout == "per_expert":
-            parts = {f"weight{i}": weights[i] for i in reversed(range(len(weights)))}
+            parts = {f"{kind}{i}": tensor[i] for i in reversed(range(len(tensor)))}
         for own_name, part in parts.items():
             param = Parameter(part)
             # Reduced over expert data parallel groups, and counted by every rank in gradient norms.
@@ -189,12 +228,11 @@ class ExpertLinear(torch.nn.Module):
                 config, "delay_wgrad_compute", False
             )
             self.register_parameter(own_name, param)
-        self.stack = Stack(list(self.named().values()), f"{name}.weight")
-        self._hooks: list[Any] = []
 
-    def named(self) -> dict[str, Parameter]:
-        """The parameters by name, experts ascending."""
-        return dict(reversed(list(self.named_parameters(recurse=False))))
+    def named(self, kind: str = "weight") -> dict[str, Parameter]:
+        """The weights or biases by name, experts ascending."""
+        own = [entry for entry in self.named_parameters(recurse=False) if entry[0].startswith(kind)]
+        return dict(reversed(own))
 
     def forward(self) -> None:
         """Nothing: the call runs the hooks by which DDP waits for gathered parameters."""
@@ -245,17 +283,17 @@ class UniepExperts(MegatronModule):  # type: ignore[misc]
         rank, ranks = dist.get_rank(pg_collection.ep), dist.get_world_size(pg_collection.ep)
         self.first_expert, self.num_experts = rank * num_local_experts, ranks * num_local_experts
         hidden, intermediate = config.hidden_size, config.moe_ffn_hidden_size
-        self.linear_fc1 = self._linear("linear_fc1", 2 * intermediate, hidden, config.init_method)
+        self.halves = 2 if config.gated_linear_unit else 1
+        self.linear_fc1 = self._linear(
+            "linear_fc1", self.halves * intermediate, hidden, config.init_method
+        )
         self.linear_fc2 = self._linear(
             "linear_fc2", hidden, intermediate, config.output_layer_init_method
         )
-        self.routed = RoutedExperts(
-            config,
-            self.options,
-            pg_collection.ep,
-            self.linear_fc1.stack,
-            self.linear_fc2.stack,
-        )
+        # Weights of both, then biases of both.
+        pairs = zip(self.linear_fc1.stacks, self.linear_fc2.stacks, strict=True)
+        stacks = [stack for pair in pairs for stack in pair]
+        self.routed = RoutedExperts(config, self.options, pg_collection.ep, *stacks)
         self._register_load_state_dict_pre_hook(_rename, with_module=True)
 
     def _linear(self, name: str, rows: int, columns: int, init_method: Any) -> ExpertLinear:
@@ -281,7 +319,8 @@ class UniepExperts(MegatronModule):  # type: ignore[misc]
             with random if tracker.is_initialized() else nullcontext():
                 for weight in weights:
                     init_method(weight)
-        return ExpertLinear(weights, name, self.options, config)
+        biases = weights.new_zeros(weights.shape[:2]) if config.add_bias_linear else None
+        return ExpertLinear(weights, biases, name, self.options, config)
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_probs: Tensor) -> tuple[Tensor, None]:
         """The experts' output and no bias.
@@ -318,11 +357,16 @@ class UniepExperts(MegatronModule):  # type: ignore[misc]
         )
         entries: dict[str, Any] = {}
         for name, linear in (("linear_fc1", self.linear_fc1), ("linear_fc2", self.linear_fc2)):
-            params: dict[str, Tensor] = dict(linear.named())
-            entries.update(sharded_experts(name, params, place, prefix))
+            halves = self.halves if name == "linear_fc1" else 1
+            for kind in ("weight", "bias"):
+                params: dict[str, Tensor] = dict(linear.named(kind))
+                entries.update(sharded_experts(name, kind, params, place, prefix, halves=halves))
         return entries
 
 
 def _rename(module: UniepExperts, state: dict[str, Any], prefix: str, *_: Any) -> None:
     for name, linear in (("linear_fc1", module.linear_fc1), ("linear_fc2", module.linear_fc2)):
-        rename_experts(state, prefix, name, list(linear.named()), module.num_local_experts)
+        for kind in ("weight", "bias"):
+            names = list(linear.named(kind))
+            if names:
+                rename_experts(state, prefix, name, kind, names, module.num_local_experts)

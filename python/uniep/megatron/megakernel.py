@@ -103,6 +103,7 @@ def _check(config: Any) -> None:
     check_config(config)
     graphs = getattr(config, "cuda_graph_impl", "none")
     for option, value, accepted in (
+        ("add_bias_linear", getattr(config, "add_bias_linear", False), False),
         ("moe_single_grouped_weight", getattr(config, "moe_single_grouped_weight", False), False),
         ("delay_wgrad_compute", getattr(config, "delay_wgrad_compute", False), False),
         (

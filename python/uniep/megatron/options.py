@@ -11,10 +11,13 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from megatron.core.activations import quick_gelu, squared_relu
+from megatron.core.fusions import fused_bias_geglu
 
 import uniep
+from uniep.arithmetic import Activation
 
-__all__ = ["Options", "check_config"]
+__all__ = ["Options", "activation_of", "check_config"]
 
 # Parts of a layer that Megatron may capture in CUDA graphs of their own: all but the experts.
 _CAPTURED_ALONE = {"attn", "mamba", "mlp", "moe_router", "moe_preprocess"}
@@ -57,11 +60,7 @@ class _Only(NamedTuple):
 
 
 _ONLY = [
-    _Only("gated_linear_unit", True, "the activation is SwiGLU"),
-    _Only("add_bias_linear", False, "experts have no biases"),
-    _Only("moe_single_grouped_bias", False, "experts have no biases"),
-    _Only("glu_linear_offset", 0.0, "the activation is SwiGLU"),
-    _Only("activation_func_clamp_value", None, "the activation is SwiGLU without a clamp"),
+    _Only("moe_single_grouped_bias", False, "biases lie as uniep's option layout says"),
     _Only("activation_func_fp8_input_store", False, "experts run in bf16"),
     _Only("moe_mlp_glu_interleave_size", None, "gate rows come first, then up rows"),
     _Only("fp8", None, "experts run in bf16"),
@@ -88,6 +87,58 @@ _ONLY = [
 ]
 
 
+class _Function(NamedTuple):
+    """An activation_func, and what uniep calls it with and without a gate."""
+
+    name: str
+    functions: tuple[Any, ...]
+    gated: Activation | None
+    alone: Activation | None
+    # Of glu_linear_offset and activation_func_clamp_value, with a gate.
+    offset: float = 0.0
+    clamp: float | None = None
+
+
+_FUNCTIONS = [
+    _Function("silu", (F.silu,), "swiglu", "silu"),
+    _Function("gelu", (F.gelu,), "geglu", "gelu"),
+    _Function("relu", (F.relu,), "reglu", None),
+    _Function("squared_relu", (squared_relu,), None, "relu2"),
+    _Function("quick_gelu", (quick_gelu, fused_bias_geglu.quick_gelu), "gpt_oss", None, 1.0, 7.0),
+]
+
+
+def activation_of(config: Any) -> Activation:
+    """What uniep calls the activation of a configuration that :func:`check_config` accepts."""
+    function = _function_of(config)
+    assert function is not None
+    activation = function.gated if config.gated_linear_unit else function.alone
+    assert activation is not None
+    return activation
+
+
+def _function_of(config: Any) -> _Function | None:
+    chosen = getattr(config, "activation_func", None)
+    return next((f for f in _FUNCTIONS if any(chosen is own for own in f.functions)), None)
+
+
+def _refused_activations(config: Any) -> Iterator[tuple[str, Any, str]]:
+    function, gated = _function_of(config), getattr(config, "gated_linear_unit", False)
+    if function is None or (function.gated if gated else function.alone) is None:
+        chosen = getattr(config, "activation_func", None)
+        name = getattr(chosen, "__name__", chosen) if function is None else function.name
+        known = [f.name for f in _FUNCTIONS if (f.gated if gated else f.alone) is not None]
+        yield "activation_func", name, f"one of {known} where gated_linear_unit is {gated}"
+    elif gated:
+        for option, wanted in (
+            ("glu_linear_offset", function.offset),
+            ("activation_func_clamp_value", function.clamp),
+        ):
+            value = getattr(config, option, wanted)
+            if value != wanted:
+                yield option, value, f"{wanted} where activation_func is {function.name}"
+
+
 def check_config(config: Any) -> None:
     """Refuses a configuration that asks for what uniep does not do.
 
@@ -102,9 +153,7 @@ def _refused(config: Any) -> Iterator[tuple[str, Any, str]]:
     def get(name: str, default: Any = None) -> Any:
         return getattr(config, name, default)  # options come and go with Megatron's versions
 
-    if get("activation_func") is not F.silu:
-        name = getattr(get("activation_func"), "__name__", get("activation_func"))
-        yield "activation_func", name, "torch.nn.functional.silu with gated_linear_unit=True"
+    yield from _refused_activations(config)
     for only in _ONLY:
         accepted = only.accepted if isinstance(only.accepted, tuple) else (only.accepted,)
         value = get(only.option, accepted[0])

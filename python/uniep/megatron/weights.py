@@ -77,13 +77,16 @@ class Stack:
     """One tensor of all local experts, behind one parameter or one for each expert.
 
     Args:
-        params: one parameter [experts, rows, columns], or one [rows, columns] for each expert.
+        params: one parameter [experts, rows, columns], or one [rows, columns] for each expert; of
+            biases [experts, rows], or [rows] for each expert.
         name: for errors.
+        own_dims: dimensions of what an expert has: 2 of a weight, 1 of a bias.
     """
 
-    def __init__(self, params: Sequence[Parameter], name: str) -> None:
+    def __init__(self, params: Sequence[Parameter], name: str, own_dims: int = 2) -> None:
         self.params = list(params)
         self.name = name
+        self.is_one = self.params[0].dim() > own_dims  # one parameter for all experts
         self._known: tuple[list[int], Tensor, bool] | None = None
         found = stacked_view([param.detach() for param in self.params])
         memory = self.params[0].untyped_storage()
@@ -94,10 +97,10 @@ class Stack:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """[experts, rows, columns]."""
+        """Of weights: [experts, rows, columns]."""
         first = self.params[0].shape
         rows, columns = first[-2:]
-        return (first[0] if len(first) == 3 else len(self.params)), rows, columns
+        return (first[0] if self.is_one else len(self.params)), rows, columns
 
     @property
     def requires_grad(self) -> bool:
@@ -105,7 +108,7 @@ class Stack:
         return self.params[0].requires_grad
 
     def tensor(self, backwards: bool | None = None) -> tuple[Tensor, bool]:
-        """The weights [experts, rows, columns], detached, and whether experts run backwards.
+        """What all experts have, detached, and whether experts run backwards.
 
         Parameters that lie apart are gathered in one tensor, once, and become views of it.
 
@@ -115,7 +118,7 @@ class Stack:
         Raises:
             RuntimeError: where parameters lie apart, or in the other order, in a buffer of others.
         """
-        if self.params[0].dim() == 3:
+        if self.is_one:
             return self.params[0].detach(), False
         # DDP, .to() and .cuda() move parameters; then all of them have another address.
         addresses = [param.data_ptr() for param in self.params]
@@ -145,7 +148,7 @@ class Stack:
         self._known = ([param.data_ptr() for param in self.params], whole, backwards)
 
     def main_grad(self) -> tuple[Tensor, bool]:
-        """The main gradients [experts, rows, columns], and whether experts run backwards.
+        """The main gradients of all experts, and whether experts run backwards.
 
         Raises:
             RuntimeError: where there are none, or they lie apart.
@@ -154,7 +157,7 @@ class Stack:
             main_grad_of(param, self.name if len(self.params) == 1 else f"{self.name}{i}")
             for i, param in enumerate(self.params)
         ]
-        if self.params[0].dim() == 3:
+        if self.is_one:
             return grads[0], False
         found = stacked_view(grads)
         if found is None:
@@ -166,7 +169,7 @@ class Stack:
 
     def leaf(self) -> Tensor:
         """The weights as a tensor that has a ``grad``, for gradients that come later."""
-        if self.params[0].dim() == 3:
+        if self.is_one:
             return self.params[0]
         weights, _ = self.tensor()
         if self._leaf is None or self._leaf.data_ptr() != weights.data_ptr():
@@ -235,7 +238,7 @@ class _Stacked(torch.autograd.Function):
 
 def through_stack(stack: Stack, weights: Tensor, backwards: bool) -> Tensor:
     """The weights for a call whose gradients go to ``param.grad``."""
-    if stack.params[0].dim() == 3:
+    if stack.is_one:
         return stack.params[0]
     out: Tensor = _Stacked.apply(weights, backwards, *stack.params)
     return out

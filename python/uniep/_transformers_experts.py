@@ -1,0 +1,229 @@
+"""What a module of experts in transformers computes, and how its weights lie.
+
+transformers' decorator ``use_experts_implementation`` leaves on every class of experts what it
+states here; only gates of a model's own have to be known by name. uniep takes gate rows, then up
+rows, and outputs before inputs: weights that lie otherwise are rearranged, in every call, or once
+by :func:`pack`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers.integrations import moe as _hf_moe
+
+from .arithmetic import Activation
+
+__all__ = [
+    "IMPLEMENTATIONS",
+    "Facts",
+    "Weights",
+    "facts_of",
+    "is_packed",
+    "pack",
+    "to_model",
+    "to_uniep",
+    "weights_of",
+]
+
+# Names under which uniep is registered: they read packed weights, and no others do.
+IMPLEMENTATIONS: set[str] = set()
+
+Weights = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+
+# transformers' activations by class, under torch's names of the functions.
+_FUNCTIONS = {
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "NewGELUActivation": "gelu_tanh",
+    "ReLU": "relu",
+    "ReLUSquaredActivation": "relu2",
+}
+_WITH_GATE: dict[str, Activation] = {
+    "silu": "swiglu",
+    "gelu": "geglu",
+    "gelu_tanh": "geglu_tanh",
+    "relu": "reglu",
+}
+_WITHOUT_GATE: dict[str, Activation] = {"silu": "silu", "gelu": "gelu", "relu2": "relu2"}
+
+# Classes whose gate is their own: what it is, and the attributes that make it so.
+_OWN_GATES: dict[str, tuple[Activation, dict[str, float]]] = {
+    "GptOssExperts": ("gpt_oss", {"alpha": 1.702, "limit": 7.0})
+}
+
+# Classes without the decorator, which say nothing of themselves.
+_TRANSPOSED = {"Llama4TextExperts"}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What experts compute, and how their weights lie.
+
+    Attributes:
+        activation: as :func:`uniep.moe` names it.
+        bias: whether both products have biases.
+        transposed: whether weights are [E, inputs, outputs].
+        interleaved: whether gate and up columns alternate.
+    """
+
+    activation: Activation
+    bias: bool
+    transposed: bool
+    interleaved: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the parameters, in the order w1, w2, b1, b2."""
+        gated = self.activation not in _WITHOUT_GATE.values()
+        weights = ("gate_up_proj" if gated else "up_proj", "down_proj")
+        return weights + tuple(f"{name}_bias" for name in weights) if self.bias else weights
+
+
+def facts_of(experts: Any) -> Facts:
+    """What these experts are.
+
+    Raises:
+        NotImplementedError: one sentence, for experts that uniep cannot compute.
+    """
+    kind = type(experts).__name__
+    if getattr(experts, "has_post_expert_norm", False):
+        raise NotImplementedError(
+            f"{kind} normalises each expert's output; uniep sums outputs as they are"
+        )
+    return Facts(
+        _activation(experts),
+        getattr(experts, "has_bias", False),
+        getattr(experts, "is_transposed", kind in _TRANSPOSED),
+        not getattr(experts, "is_concatenated", True),
+    )
+
+
+def _activation(experts: Any) -> Activation:
+    kind = type(experts).__name__
+    has_gate = getattr(experts, "has_gate", True)
+    gate = getattr(type(experts), "_apply_gate", _hf_moe._default_apply_gate)
+    if has_gate and gate is not _hf_moe._default_apply_gate:
+        return _own_gate(experts, gate)
+    known = _WITH_GATE if has_gate else _WITHOUT_GATE
+    function = _function(experts.act_fn)
+    if function not in known:
+        name = getattr(experts.act_fn, "__name__", type(experts.act_fn).__name__)
+        raise NotImplementedError(
+            f"{kind} has activation {name} {'with' if has_gate else 'without'} a gate; uniep "
+            f"computes {', '.join(known)}"
+        )
+    return known[function]
+
+
+def _function(activation: Any) -> str | None:
+    if isinstance(activation, nn.GELU):
+        return "gelu_tanh" if activation.approximate == "tanh" else "gelu"
+    for name in ("silu", "gelu", "relu"):
+        if activation is getattr(nn.functional, name):
+            return name
+    return _FUNCTIONS.get(type(activation).__name__)
+
+
+def _own_gate(experts: Any, gate: Any) -> Activation:
+    kind = type(experts).__name__
+    owner = gate.__qualname__.split(".")[0]  # also where a subclass inherits the gate
+    if owner not in _OWN_GATES or not gate.__module__.startswith("transformers."):
+        raise NotImplementedError(
+            f"{kind} has a gate of its own (_apply_gate), which uniep does not know; it knows "
+            f"that of {', '.join(_OWN_GATES)}"
+        )
+    activation, attributes = _OWN_GATES[owner]
+    for name, wanted in attributes.items():
+        found = getattr(experts, name, None)
+        if found != wanted:
+            raise NotImplementedError(
+                f"{kind} has {name} {found}; it must be {wanted}, that of activation '{activation}'"
+            )
+    return activation
+
+
+def weights_of(experts: Any, facts: Facts) -> Weights:
+    """The experts' w1, w2, b1 and b2 as uniep takes them, rearranged if they lie otherwise."""
+    found = [getattr(experts, name) for name in facts.names]
+    if not is_packed(experts):
+        found = [to_uniep(weight, i, facts) for i, weight in enumerate(found)]
+    w1, w2, *biases = found
+    return (w1, w2, *biases) if biases else (w1, w2, None, None)
+
+
+def to_uniep(weight: Any, which: int, facts: Facts) -> Tensor:
+    """A parameter by its place in `Facts.names`, from transformers' layout to uniep's."""
+    if facts.transposed and weight.dim() == 3:
+        weight = weight.transpose(1, 2)
+    if facts.interleaved and which in (0, 2):  # rows of w1, elements of b1
+        weight = weight.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+    return weight.contiguous()  # type: ignore[no-any-return]
+
+
+def to_model(weight: Any, which: int, facts: Facts) -> Tensor:
+    """The inverse of `to_uniep`."""
+    if facts.interleaved and which in (0, 2):
+        weight = weight.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+    if facts.transposed and weight.dim() == 3:
+        weight = weight.transpose(1, 2)
+    return weight.contiguous()  # type: ignore[no-any-return]
+
+
+# Weights that are rearranged once.
+
+
+def is_packed(experts: Any) -> bool:
+    """Whether the weights lie as uniep takes them since :func:`pack`."""
+    return hasattr(experts, "_uniep_packed")
+
+
+@torch.no_grad()
+def pack(experts: Any, facts: Facts) -> None:
+    """Rearranges the weights once; state dicts keep transformers' shapes and order.
+
+    The parameters stay the same objects, with other shapes. Other implementations than uniep's then
+    refuse to run. Weights that are spread over ranks already stay as they are.
+    """
+    params = [getattr(experts, name) for name in facts.names]
+    if is_packed(experts) or any(isinstance(param, DTensor) for param in params):
+        return
+    if not (facts.transposed or facts.interleaved):
+        return
+    for which, param in enumerate(params):
+        grad, param.grad = param.grad, None
+        param.data = to_uniep(param.data, which, facts)
+        if grad is not None:
+            param.grad = to_uniep(grad, which, facts)
+    experts._uniep_packed = facts
+    experts.register_state_dict_post_hook(_put_back_on_save)
+    experts.register_load_state_dict_pre_hook(_rearrange_on_load)
+    experts.register_forward_pre_hook(_refuse_others)
+
+
+def _refuse_others(experts: Any, _inputs: Any) -> None:
+    implementation = getattr(getattr(experts, "config", None), "_experts_implementation", None)
+    if implementation not in IMPLEMENTATIONS:
+        raise RuntimeError(
+            f"the weights of this {type(experts).__name__} lie as uniep takes them, and "
+            f"experts_implementation is '{implementation}'; it must be one of "
+            f"{sorted(IMPLEMENTATIONS)}, or the model loaded anew"
+        )
+
+
+def _put_back_on_save(module: Any, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    for which, name in enumerate(module._uniep_packed.names):
+        if prefix + name in state:
+            state[prefix + name] = to_model(state[prefix + name], which, module._uniep_packed)
+
+
+def _rearrange_on_load(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for which, name in enumerate(module._uniep_packed.names):
+        if prefix + name in state:
+            state[prefix + name] = to_uniep(state[prefix + name], which, module._uniep_packed)

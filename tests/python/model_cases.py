@@ -1,0 +1,270 @@
+"""Small random models of transformers' own classes, and what compares two ways to run one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from uniep._transformers_experts import is_packed, to_model
+
+transformers.logging.set_verbosity_error()
+
+# Relative L2 distances from the model's own results; docs/transformers.md states these limits. Both
+# sides round to bf16, each in its own order. The model's own logits are up to 1.6e-2 and its own
+# gradients up to 3e-2 from float64 (Qwen3-Next: 9.7e-2), and two right roundings differ by at most
+# twice that.
+LOGITS = 1.5e-2
+GRADIENT = 5e-2
+
+Result = tuple[Tensor, dict[str, Tensor]]  # logits, gradients by name
+
+
+class Model(NamedTuple):
+    """A model by its names in transformers."""
+
+    title: str
+    name: str  # of the classes, without Config and ForCausalLM
+    sizes: dict[str, Any]
+    suffixes: tuple[str, str] = ("Config", "ForCausalLM")
+    samples: bool = False  # in training its router draws experts at random
+
+    @property
+    def classes(self) -> list[str]:
+        return [self.name + suffix for suffix in self.suffixes]
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "initializer_range": 0.1,  # the experts' part of the logits is not small
+}
+_DEEPSEEK_V3 = {
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "num_experts_per_tok": 4,
+    "n_group": 4,
+    "topk_group": 2,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
+MODELS = {
+    "mixtral": Model("Mixtral", "Mixtral", {"num_local_experts": 8, "intermediate_size": 48}),
+    "qwen3_moe": Model(
+        "Qwen3-MoE",
+        "Qwen3Moe",
+        {"num_experts": 8, "moe_intermediate_size": 32, "head_dim": 16, "norm_topk_prob": True},
+    ),
+    "qwen3_next": Model(
+        "Qwen3-Next",
+        "Qwen3Next",
+        {
+            "num_experts": 8,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 24,
+            "head_dim": 16,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+    ),
+    "olmoe": Model(
+        "OLMoE", "Olmoe", {"num_experts": 8, "intermediate_size": 40, "num_experts_per_tok": 4}
+    ),
+    "deepseek_v3": Model("DeepSeek-V3", "DeepseekV3", _DEEPSEEK_V3),
+    "kimi_k2": Model(
+        "Kimi-K2",
+        "Kimi_K25",
+        {
+            "text_config": {**SIZES, **_DEEPSEEK_V3, "model_type": "kimi_k2"},
+            "vision_config": {
+                "hidden_size": 32,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "intermediate_size": 32,
+            },
+        },
+        ("Config", "ForConditionalGeneration"),
+    ),
+    "glm4_moe": Model(
+        "GLM-4.5",
+        "Glm4Moe",
+        {
+            "num_hidden_layers": 3,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 32,
+            "num_experts_per_tok": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "head_dim": 16,
+        },
+    ),
+    "gpt_oss": Model(
+        "gpt-oss", "GptOss", {"num_local_experts": 8, "intermediate_size": 40, "head_dim": 16}
+    ),
+    "phimoe": Model(
+        "Phi-3.5-MoE",
+        "Phimoe",
+        # With little noise the router leaves out all but the nearest experts, and a rounding would
+        # decide which.
+        {"num_local_experts": 8, "intermediate_size": 48, "router_jitter_noise": 10.0},
+        samples=True,
+    ),
+    "granitemoe": Model(
+        "Granite-MoE", "GraniteMoe", {"num_local_experts": 8, "intermediate_size": 40}
+    ),
+    "llama4": Model(
+        "Llama-4",
+        "Llama4",
+        {
+            "num_local_experts": 8,
+            "intermediate_size": 48,
+            "intermediate_size_mlp": 64,
+            "head_dim": 16,
+            "num_experts_per_tok": 1,
+        },
+        ("TextConfig", "ForCausalLM"),
+    ),
+    "nemotron_h": Model(
+        "Nemotron-H",
+        "NemotronH",
+        {
+            "num_hidden_layers": None,
+            "layers_block_type": ["attention", "moe", "attention", "moe"],
+            "n_routed_experts": 8,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 32,
+            "n_group": 1,
+            "topk_group": 1,
+            "head_dim": 16,
+        },
+    ),
+}
+
+
+def small(kind: str, **changes: Any) -> nn.Module:
+    case = MODELS[kind]
+    config_class, model_class = (getattr(transformers, name) for name in case.classes)
+    sizes = {**({} if "text_config" in case.sizes else SIZES), **case.sizes, **changes}
+    config = config_class(**{name: size for name, size in sizes.items() if size is not None})
+    torch.manual_seed(0)
+    model: nn.Module = model_class(config)
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            if name.endswith("_bias") and "experts" in name:  # transformers begins with zeros
+                param.normal_(0, 0.1)
+    return model.bfloat16().train(not case.samples)
+
+
+def tokens() -> Tensor:
+    return torch.randint(256, (2, 23), generator=torch.Generator().manual_seed(1))
+
+
+def step(model: Any, ids: Tensor, implementation: str | None = None) -> Result:
+    """Logits and gradients of one forward and backward."""
+    if implementation is not None:
+        model.set_experts_implementation(implementation)
+    model.zero_grad()
+    out = model(input_ids=ids, labels=ids, use_cache=False)
+    out.loss.backward()
+    grads = {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    for prefix, module in model.named_modules():
+        if is_packed(module):  # as the model's own parameters lie
+            for which, name in enumerate(module._uniep_packed.names):
+                own_name = f"{prefix}.{name}"
+                grads[own_name] = to_model(grads[own_name], which, module._uniep_packed)
+    return whole(out.logits.detach()), grads
+
+
+def whole(tensor: Tensor) -> Tensor:
+    full: Callable[[], Tensor] = getattr(tensor, "full_tensor", tensor.clone)
+    return full()
+
+
+@contextmanager
+def router_choices(
+    record: list[Tensor] | None = None, replay: list[Tensor] | None = None
+) -> Iterator[None]:
+    """Keeps the routers' choices, or repeats them: a rounding may turn one of two close experts."""
+    choose = torch.topk, Tensor.topk, Tensor.max
+
+    def repeatable(chosen: Callable[..., Any]) -> Any:
+        def choice(scores: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if replay is None:
+                found = chosen(scores, *args, **kwargs)
+                assert record is not None
+                record.append(found[1])
+                return found[0], found[1]
+            ids = replay.pop(0)
+            return scores.gather(-1, ids), ids
+
+        return choice
+
+    def largest(scores: Tensor, *args: Any, **kwargs: Any) -> Any:
+        # As Phi-3.5-MoE's router does.
+        chooses = scores.dim() == 2 and kwargs == {"dim": -1, "keepdim": True}
+        return (repeatable(choose[2]) if chooses else choose[2])(scores, *args, **kwargs)
+
+    torch.topk, Tensor.topk = (repeatable(chosen) for chosen in choose[:2])
+    Tensor.max = largest  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.topk, Tensor.topk, Tensor.max = choose  # type: ignore[method-assign]
+    assert not replay
+
+
+def distance(found: Tensor, exact: Tensor) -> float:
+    assert found.shape == exact.shape
+    return float((found.double() - exact.double()).norm() / exact.double().norm())
+
+
+Distances = tuple[float, dict[str, float]]
+
+
+def distances(found: Result, exact: Result) -> Distances:
+    assert found[1].keys() == exact[1].keys()
+    return distance(found[0], exact[0]), {n: distance(found[1][n], exact[1][n]) for n in exact[1]}
+
+
+def distances_of(found: Result, own: Result, exact: Result) -> tuple[Distances, ...]:
+    """Of uniep's from the model's own, and of both from float64."""
+    return distances(found, own), distances(found, exact), distances(own, exact)
+
+
+def assert_close(found: tuple[Distances, ...], room: float = 1.2) -> None:
+    """As near the model's own as two right roundings are, and no further from float64."""
+    from_own, from_exact, own_from_exact = found
+    for what, (logits, grads) in zip(
+        ("from its own", "from float64", "its own from float64"), found, strict=True
+    ):
+        worst = max(grads, key=lambda name: grads[name])
+        mean = root_mean_square(grads)
+        print(f"{what}: {logits:.1e}, gradients {mean:.1e}, at most {grads[worst]:.1e} ({worst})")
+    assert from_own[0] < LOGITS
+    assert {name: d for name, d in from_own[1].items() if not d < GRADIENT} == {}
+    assert from_exact[0] < room * own_from_exact[0]
+    assert root_mean_square(from_exact[1]) < room * root_mean_square(own_from_exact[1])
+
+
+def root_mean_square(values: dict[str, float]) -> float:
+    return float(torch.tensor(list(values.values())).square().mean().sqrt())

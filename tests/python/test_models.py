@@ -1,0 +1,367 @@
+"""Open MoE models, small and random, of transformers' own classes, with their experts in uniep."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+import uniep
+import uniep.plain
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+from model_cases import (  # noqa: E402
+    GRADIENT,
+    LOGITS,
+    MODELS,
+    Result,
+    assert_close,
+    distance,
+    distances_of,
+    router_choices,
+    small,
+    step,
+    tokens,
+    whole,
+)
+
+import uniep.transformers  # noqa: E402
+from uniep._transformers_experts import facts_of, is_packed  # noqa: E402
+
+# How far losses may part where a rounding turns a router's choice, in parts of what steps gain.
+LOSS = 0.05
+REARRANGED = ("gpt_oss", "llama4")
+
+
+@pytest.fixture(autouse=True)
+def registered() -> None:
+    uniep.transformers.register()
+
+
+def assert_same(found: Result, wanted: Result) -> None:
+    """Bit by bit."""
+    assert torch.equal(found[0], wanted[0])
+    assert found[1].keys() == wanted[1].keys()
+    assert [name for name in found[1] if not torch.equal(found[1][name], wanted[1][name])] == []
+
+
+plain_calls: list[int] = []
+
+
+def plain_moe(*args: Tensor, **options: Any) -> Tensor:
+    """The same layer in plain PyTorch, with products summed as the contract says."""
+    plain_calls.append(args[0].shape[0])
+    kept = ("activation", "probs", "b1", "b2", "group")
+    own = {name: options[name] for name in kept}
+    return uniep.plain.moe(*args, ascending=True, **own)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_bits_are_those_of_plain_pytorch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits, and gradients of all parameters: embeddings, routers, experts, shared experts."""
+    model, ids = small(kind), tokens()
+    names = uniep.transformers.use(model)
+    found = step(model, ids)
+    plain_calls.clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(uniep, "moe", plain_moe)
+        plain = step(model, ids)
+    assert plain_calls == [ids.numel()] * len(names)  # every layer's experts
+    assert_same(found, plain)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_results_are_the_models_own(kind: str) -> None:
+    model, ids = small(kind), tokens()
+    exact_model = copy.deepcopy(model).double()
+    choices: list[Tensor] = []
+    with router_choices(record=choices):
+        exact = step(exact_model, ids, "eager")
+    with router_choices(replay=list(choices)):
+        own = step(model, ids, "eager")
+    uniep.transformers.use(model)
+    with router_choices(replay=list(choices)):
+        found = step(model, ids)
+    assert_close(distances_of(found, own, exact))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_training_follows_the_models_own(kind: str) -> None:
+    own, ids = small(kind), tokens()
+    model = copy.deepcopy(own)
+    uniep.transformers.use(model)
+    wanted, found = losses(own, ids, "eager"), losses(model, ids)
+    print(wanted, found)
+    gain = wanted[0] - wanted[-1]
+    assert gain > 1
+    assert found == pytest.approx(wanted, abs=LOSS * gain)
+
+
+def losses(model: Any, ids: Tensor, implementation: str | None = None) -> list[float]:
+    """Of a few steps of plain gradient descent."""
+    if implementation is not None:
+        model.set_experts_implementation(implementation)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    found = []
+    for _ in range(4):
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(float(loss.detach()))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden_act", "activation"),
+    [
+        ("mixtral", "gelu", "geglu"),
+        ("mixtral", "gelu_pytorch_tanh", "geglu_tanh"),
+        ("mixtral", "gelu_new", "geglu_tanh"),
+        ("mixtral", "relu", "reglu"),
+        ("nemotron_h", "silu", "silu"),
+        ("nemotron_h", "gelu", "gelu"),
+    ],
+)
+def test_other_activations(kind: str, hidden_act: str, activation: str) -> None:
+    option = "mlp_hidden_act" if kind == "nemotron_h" else "hidden_act"
+    model: Any = small(kind, **{option: hidden_act})
+    experts = next(m for m in model.modules() if hasattr(type(m), "_apply_gate"))
+    assert facts_of(experts).activation == activation
+    x = 4 * torch.randn(46, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
+    ids = tokens().view(46)[:, None] % torch.tensor([7, 1]) + torch.tensor([0, 7])
+    weights = torch.full((46, 2), 0.5).bfloat16()
+    with torch.no_grad():
+        model.set_experts_implementation("eager")
+        wanted = experts(x, ids, weights)
+        model.set_experts_implementation("uniep")
+        assert distance(experts(x, ids, weights), wanted) < 1e-2
+
+
+# Weights that uniep reads in another order.
+
+
+@pytest.mark.parametrize("kind", REARRANGED)
+def test_state_dicts_keep_the_models_names_shapes_and_order(kind: str, tmp_path: Path) -> None:
+    model: Any = small(kind)
+    own = {name: value.clone() for name, value in model.state_dict().items()}
+    uniep.transformers.use(model)
+    assert model.state_dict().keys() == own.keys()
+    assert [n for n, value in model.state_dict().items() if not torch.equal(value, own[n])] == []
+
+    model.save_pretrained(tmp_path)
+    loaded: Any = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert [n for n, value in loaded.state_dict().items() if not torch.equal(value, own[n])] == []
+
+    other = small(kind, initializer_range=0.05)
+    uniep.transformers.use(other)
+    other.load_state_dict(own)
+    assert_same(step(other, tokens()), step(model, tokens()))
+
+
+@pytest.mark.parametrize("kind", REARRANGED)
+def test_parameters_stay_those_that_an_optimizer_knows(kind: str) -> None:
+    model = small(kind)
+    before = dict(model.named_parameters())
+    step(model, tokens(), "eager")
+    uniep.transformers.use(model)
+    after = dict(model.named_parameters())
+    assert before.keys() == after.keys()
+    assert all(after[name] is before[name] for name in after)
+    assert all(p.grad is not None and p.grad.shape == p.shape for p in after.values())
+
+
+def test_weights_rearranged_in_every_call_give_the_same_bits() -> None:
+    model, ids = small("gpt_oss"), tokens()
+    each_time = step(model, ids, "uniep")
+    uniep.transformers.use(model)
+    assert any(is_packed(module) for module in model.modules())
+    assert_same(step(model, ids), each_time)
+
+
+def test_experts_that_the_choice_does_not_reach_are_refused() -> None:
+    """The configuration of a part is one of its own, and the part no model."""
+    model: Any = small("mixtral")
+    experts = model.model.layers[1].mlp.experts
+    experts.config = copy.deepcopy(experts.config)
+    with pytest.raises(
+        ValueError, match=r"leaves model.layers.1.mlp.experts with 'grouped_mm'; it"
+    ):
+        uniep.transformers.use(model)
+
+
+def test_another_implementation_refuses_rearranged_weights() -> None:
+    model: Any = small("gpt_oss")
+    uniep.transformers.use(model)
+    with pytest.raises(RuntimeError, match="weights of this GptOssExperts lie as uniep takes them"):
+        step(model, tokens(), "eager")
+    uniep.transformers.register("other name", schedule="sequential")
+    step(model, tokens(), "other name")
+
+
+def shard(kind: str) -> list[dict[str, Tensor]]:
+    """State dicts and gradients of a model that FSDP2 shards after `use`."""
+    uniep.transformers.register()
+    model: Any = small(kind)
+    uniep.transformers.use(model)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # gloo multiplies nothing while it sums
+            module.set_force_sum_reduction_for_comms(True)
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict({name: torch.zeros_like(value) for name, value in saved.items()})
+    model.load_state_dict(saved)
+    again = model.state_dict()
+    grads = step(model, tokens())[1]
+    return [
+        {name: whole(value) for name, value in state.items()} for state in (saved, again, grads)
+    ]
+
+
+@pytest.mark.parametrize("kind", REARRANGED)
+def test_fsdp_after_use(kind: str) -> None:
+    model = small(kind)
+    own = model.state_dict()
+    for saved, again, grads in run_ranks(2, shard, kind):
+        for state in (saved, again):
+            assert state.keys() == own.keys()
+            assert [name for name in own if not torch.equal(state[name], own[name])] == []
+        wanted = step(model, tokens(), "uniep" if kind == "gpt_oss" else None)[1]
+        assert max(distance(grads[name], wanted[name]) for name in wanted) < GRADIENT
+
+
+def test_rearranged_experts_compile_in_one_graph() -> None:
+    model = small("gpt_oss")
+    uniep.transformers.use(model)
+    experts = next(module for module in model.modules() if is_packed(module))
+    compiled = torch.compile(experts, fullgraph=True, backend="aot_eager")
+    x, choice = torch.randn(46, 64).bfloat16(), torch.rand(46, 8).topk(2)
+    inputs = (x, choice.indices, choice.values)
+    assert torch.equal(compiled(*inputs), experts(*inputs))
+
+
+@pytest.mark.parametrize("kind", REARRANGED)
+def test_copies_and_checkpointing_give_the_same_bits(kind: str) -> None:
+    model, ids = small(kind), tokens()
+    uniep.transformers.use(model)
+    first = step(model, ids)
+    copied: Any = copy.deepcopy(model)
+    assert_same(step(copied, ids), first)
+    copied.gradient_checkpointing_enable()
+    assert_same(step(copied, ids), first)
+
+
+def test_llama4_with_several_experts_of_a_token() -> None:
+    model, ids = small("llama4", num_experts_per_tok=3), tokens()
+    choices: list[Tensor] = []
+    with router_choices(record=choices):
+        exact = step(copy.deepcopy(model).double(), ids)
+    with router_choices(replay=list(choices)):
+        own = step(model, ids)
+    uniep.transformers.register(max_tokens=ids.numel())
+    uniep.transformers.use(model)
+    with router_choices(replay=list(choices)):
+        found = step(model, ids)
+    assert_close(distances_of(found, own, exact))
+
+
+def test_probabilities_before_the_second_projection() -> None:
+    """The same but for roundings, biases included."""
+    model, ids = small("gpt_oss"), tokens()
+    uniep.transformers.use(model)
+    after = step(model, ids)
+    uniep.transformers.register(probs="before")
+    before = step(model, ids)
+    assert 0 < distance(before[0], after[0]) < LOGITS
+    assert max(distance(before[1][name], after[1][name]) for name in after[1]) < GRADIENT
+    with pytest.raises(ValueError, match="probs is 'behind'; it must be 'before' or 'after'"):
+        uniep.transformers.register(probs="behind")  # type: ignore[arg-type]
+
+
+# What docs/models.md says.
+
+# Classes of experts in transformers' folder of models; below what their constructors read.
+REFUSED = {
+    "DeepSeek-V4": "deepseek_v4.modeling_deepseek_v4.DeepseekV4Experts",
+    "MiniMax-M3": "minimax_m3_vl.modeling_minimax_m3_vl.MiniMaxM3VLExperts",
+    "Muse Spark": "muse_spark.modeling_muse_spark.MuseSparkExperts",
+}
+SIZES_OF_EXPERTS = {
+    "num_local_experts": 2,
+    "hidden_size": 16,
+    "moe_hidden_size": 16,
+    "intermediate_size": 8,
+    "moe_intermediate_size": 8,
+    "hidden_act": "silu",
+    "swiglu_limit": 7.0,
+    "swiglu_alpha": 1.702,
+    "post_norm_eps": 1e-6,
+}
+
+
+def refusal(title: str) -> str:
+    module, name = REFUSED[title].rsplit(".", 1)
+    experts_class = getattr(importlib.import_module(f"transformers.models.{module}"), name)
+    with pytest.raises(NotImplementedError) as refused:
+        uniep.transformers.check(experts_class(SimpleNamespace(**SIZES_OF_EXPERTS)))
+    return str(refused.value)
+
+
+def row(kind: str) -> list[str]:
+    """What is true of a model, as the adapter finds it."""
+    model: Any = small(kind)
+    (name, *_) = uniep.transformers.check(model)
+    found = model.get_submodule(name)
+    is_block = not hasattr(type(found), "_apply_gate")
+    facts = facts_of(found.experts if is_block else found)
+    block = found if is_block else model.get_submodule(name.rsplit(".", 1)[0])
+    shared = [f"`{own_name}`" for own_name, _ in block.named_children() if "shared" in own_name]
+    differs = {"transposed": facts.transposed, "gate and up alternate": facts.interleaved}
+    layout = ", ".join(what for what, holds in differs.items() if holds)
+    plan = getattr(model.config.get_text_config(), "base_model_ep_plan", None)
+    return [
+        MODELS[kind].title,
+        f"`{type(model).__name__}`",
+        f"`{facts.activation}`",
+        "yes" if facts.bias else "",
+        "x" if is_block else "the output",
+        layout,
+        ", ".join(shared),
+        "yes" if plan else "no",
+    ]
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def test_the_page_of_models_says_what_is_true() -> None:
+    head = [
+        "model",
+        "class",
+        "activation",
+        "biases",
+        "probability multiplies",
+        "weights rearranged",
+        "shared experts",
+        "over ranks",
+    ]
+    supported = table(head, [row(kind) for kind in MODELS])
+    refused = table(["model", "why it is refused"], [[t, refusal(t)] for t in REFUSED])
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    found = re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)
+    for wanted in (supported, refused):
+        assert wanted + "\n" in found, f"docs/models.md must have this table:\n\n{wanted}\n"
