@@ -50,7 +50,8 @@ inline std::int64_t num_dprob_groups(const PassView& v) {
   return dprob_groups(v.intermediate) + (v.dropped.has_bias ? 1 : 0);
 }
 inline float* groups_of_row(const PassContext& ctx, std::int64_t row) {
-  return ctx.get<Tensor::kDprobGroups>() + row * num_dprob_groups(ctx.view);
+  return ctx.get<Tensor::kDprobGroups>() +
+         ctx.row<Tensor::kDprobGroups>(row) * num_dprob_groups(ctx.view);
 }
 
 /// The stage's routine for `task`.

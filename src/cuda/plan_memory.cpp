@@ -77,8 +77,9 @@ DevicePlan device_plan(std::byte* base, const DevicePlanLayout& l) {
           .pages = at<std::int32_t>(base, l.pages)};
 }
 
-DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass, const Schedule& s,
-                                     PassPart part) {
+DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass,
+                                     const Schedule& schedule, PassPart part) {
+  const Schedule s = schedule_of_pass(schedule, p, pass);
   // Which blocks the queues hold depends on these alone.
   PassView sizes;
   sizes.pass = pass;
@@ -103,8 +104,8 @@ DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass,
   tile_begin = r.take<std::int64_t>(blocks + 1);
   pulls = r.take<Pull>(capacity);
   pull_begin = r.take<std::int64_t>(blocks + 1);
-  slots_to_peer = r.take<std::int64_t>(
-      ceil_div<std::int64_t>(p.max_tokens, with_sizes(s, p).token_block) * num_ranks);
+  slots_to_peer =
+      r.take<std::int64_t>(ceil_div<std::int64_t>(p.max_tokens, s.token_block) * num_ranks);
   queue_blocks = r.take<QueueBlock>(queue_blocks_total);
   queue_begin = r.take<std::int64_t>(queue_blocks_total + num_queues);
   tile_position = r.take<std::int32_t>(most_tiles);
@@ -121,7 +122,10 @@ std::int64_t most_order_bytes(const Problem& p, int num_ranks) {
                       .tile_m = kTileM,
                       .token_block = 1,
                       .wgrad = WgradPlacement::kSeparate};
-  return DeviceOrderLayout(p, num_ranks, Pass::kBackward, most).bytes;
+  // Of backward, unless it has a ring of rows: then schedules of it have less.
+  Problem all_rows = p;
+  all_rows.backward_rows = 0;
+  return DeviceOrderLayout(all_rows, num_ranks, Pass::kBackward, most).bytes;
 }
 
 DeviceOrder device_order(std::byte* base, const DeviceOrderLayout& l) {
@@ -148,7 +152,7 @@ PassView make_pass_view(const Problem& problem, int rank, int num_ranks, std::in
   PassView v;
   v.pass = pass;
   v.part = part;
-  v.schedule = with_sizes(schedule, problem);
+  v.schedule = schedule_of_pass(schedule, problem, pass);
   set_problem(v, problem);
   v.rank = rank;
   v.num_ranks = num_ranks;

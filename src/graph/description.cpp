@@ -59,6 +59,8 @@ const char* text_of(CounterOf of) {
       return "an expert: 1 a task on its tiles";
     case CounterOf::kExpertRows:
       return "an expert: 1 a row";
+    case CounterOf::kExpertUses:
+      return "an expert: 1 a task on its tiles or its weight gradients";
     case CounterOf::kTokenBlock:
       return "a block of tokens and a pushing rank: 1 an element";
   }
@@ -105,6 +107,8 @@ const char* text_of(When when) {
       return "h is not kept";
     case When::kHasBias:
       return "experts have biases";
+    case When::kInRing:
+      return "backward has a ring of rows";
   }
   return "";
 }

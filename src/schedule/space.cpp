@@ -81,6 +81,13 @@ Schedule Space::canonical(const Schedule& schedule) const {
     const int usual = axis.default_value(place_.backend);
     axis.set(s, has_value(i, usual) ? usual : values_[i].front());
   }
+  if (pass_ == Pass::kBackward && problem_.backward_rows > 0) {
+    const Schedule ring = in_ring(s);
+    for (std::size_t i = 0; i < values_.size(); ++i) {
+      const int value = axes()[i].get(ring);
+      if (has_value(i, value)) axes()[i].set(s, value);
+    }
+  }
   // Counters of more rows than a tile has are not used (PassView::rows_per_counter).
   if (s.ready_rows > s.tile_m && has_value(axis_named("ready_rows"), s.tile_m)) {
     s.ready_rows = s.tile_m;

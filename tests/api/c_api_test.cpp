@@ -37,7 +37,8 @@ uniep_problem c_problem(const Problem& p) {
           .recompute_h = p.recompute_h ? 1 : 0,
           .activation = static_cast<std::int64_t>(p.activation),
           .probs = p.probs == Probs::kBefore ? 0 : 1,
-          .bias = p.bias ? 1 : 0};
+          .bias = p.bias ? 1 : 0,
+          .backward_rows = p.backward_rows};
 }
 
 /// What a layer does not keep is given as NULL.

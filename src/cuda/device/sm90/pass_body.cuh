@@ -34,6 +34,9 @@ using ForwardStages = StageList<Fc1<Shape, kAnyGate>, Fc2<Shape>>;
 template <class Shape, class Main>
 using BackwardStages =
     StageList<Dfc2<Shape>, Dfc1<Shape>, Wgrad2<Shape, Main>, Wgrad1<Shape, Main>>;
+/// With a RingShape.
+template <int kTileN>
+using RingShape = TileShape<kTileN, true>;
 template <class Shape, class Main, bool kAnyGate = false>
 using RemakingStages = StageList<Refc1<Shape>, Dfc2<Shape, kAnyGate>, Dfc1<Shape>,
                                  Wgrad2<Shape, Main>, Wgrad1<Shape, Main>>;
@@ -65,8 +68,8 @@ constexpr bool has_routines(Pass pass, Dropped dropped) {
 }
 static_assert(has_routines<ForwardStages<TileShape<128>>>(Pass::kForward, {true, true}));
 static_assert(has_routines<BackwardStages<TileShape<128>, float>>(Pass::kBackward, {}));
-static_assert(has_routines<RemakingStages<TileShape<128>, float>>(Pass::kBackward, {true, true}));
-static_assert(has_routines<RemakingStages<TileShape<128>, float>>(Pass::kBackward,
+static_assert(has_routines<RemakingStages<RingShape<128>, float>>(Pass::kBackward, {true, true}));
+static_assert(has_routines<RemakingStages<RingShape<128>, float>>(Pass::kBackward,
                                                                   {true, true, true}));
 
 /// The maps of a stage.
@@ -135,6 +138,7 @@ __device__ __forceinline__ void run_sender(const DeviceContext& ctx, const PassM
       using S = decltype(stage);
       S::send(sender, maps_of<S>(maps), work);
     });
+    if constexpr (Shape::kMayHaveRing) sender.release_rows(work);
     if (sender.index == 0 && sender.lane == 0) {
       tasks.note(ctx.trace, [](TraceRecord& r) { r.sent = ptx::global_nanoseconds(); });
     }
