@@ -233,7 +233,9 @@ TextTable describe_counters(const Graph& graph) {
     const CounterRow& c = graph.counters[i];
     const CounterSet bit = bit_of(c.kind);
     table.rows.push_back(
-        {c.name, text_of(c.of), text_of(region_of(c.of)),
+        {c.name,
+         c.when == When::kAlways ? text_of(c.of) : cat(text_of(c.of), ", if ", text_of(c.when)),
+         text_of(region_of(c.of)),
          stages_that(graph, [&](const StageRow& row) { return (row.signals & bit) != 0; }),
          stages_that(graph, [&](const StageRow& row) { return (row.waits & bit) != 0; })});
   }
