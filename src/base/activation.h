@@ -36,9 +36,8 @@ UNIEP_FORCE_INLINE UNIEP_HD float sigmoid_of(float z) {
   return 1.0f / (1.0f + Math::exp(-z));
 }
 
-template <class Math>
-UNIEP_FORCE_INLINE UNIEP_HD ValueSlope silu_at(float z) {
-  const float s = sigmoid_of<Math>(z);
+/// `s` is the sigmoid of z.
+UNIEP_FORCE_INLINE UNIEP_HD ValueSlope silu_with(float z, float s) {
   return {z * s, s * (1.0f + z * (1.0f - s))};
 }
 
@@ -75,14 +74,15 @@ UNIEP_FORCE_INLINE UNIEP_HD ValueSlope relu2_at(float z) {
   return {r * r, 2.0f * r};
 }
 
-/// Beyond the limit the value stays, and the derivative is 0.
-template <class Math>
-UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gpt_oss_gate_at(float z) {
-  const bool beyond = z > kGptOssLimit;
-  const float g = replace_if(beyond, kGptOssLimit, z);
+UNIEP_FORCE_INLINE UNIEP_HD float gpt_oss_limited(float z) {
+  return replace_if(z > kGptOssLimit, kGptOssLimit, z);
+}
+/// Beyond the limit the value stays, and the derivative is 0. `s` is the sigmoid of the limited z
+/// times kGptOssAlpha.
+UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gpt_oss_gate_with(float z, float s) {
+  const float g = gpt_oss_limited(z);
   const float scaled = kGptOssAlpha * g;
-  const float s = sigmoid_of<Math>(scaled);
-  return {g * s, replace_if(beyond, 0.0f, s * (1.0f + scaled * (1.0f - s)))};
+  return {g * s, replace_if(z > kGptOssLimit, 0.0f, s * (1.0f + scaled * (1.0f - s)))};
 }
 
 UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gpt_oss_up_at(float z) {
@@ -94,16 +94,37 @@ UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gpt_oss_up_at(float z) {
 
 }  // namespace activations
 
+/// Whether what becomes of an element of the gate half takes one sigmoid, ...
+constexpr bool has_sigmoid(Activation activation) {
+  using enum Activation;
+  return activation == kSwiglu || activation == kSilu || activation == kGptOss;
+}
+/// ... which is of this, ...
+template <Activation activation>
+UNIEP_FORCE_INLINE UNIEP_HD float sigmoid_argument(float z) {
+  static_assert(has_sigmoid(activation));
+  if constexpr (activation != Activation::kGptOss) return z;
+  return kGptOssAlpha * activations::gpt_oss_limited(z);
+}
+/// ... and the element's function, given the sigmoid `s` of that.
+template <Activation activation>
+UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gate_with(float z, float s) {
+  static_assert(has_sigmoid(activation));
+  if constexpr (activation != Activation::kGptOss) return activations::silu_with(z, s);
+  return activations::gpt_oss_gate_with(z, s);
+}
+
 /// Of an element of the gate half; of all of h where there is no gate.
 template <Activation activation, class Math = PortableMath>
 UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gate_at(float z) {
   using enum Activation;
-  if constexpr (activation == kSwiglu || activation == kSilu) return activations::silu_at<Math>(z);
+  if constexpr (has_sigmoid(activation)) {
+    return gate_with<activation>(z, activations::sigmoid_of<Math>(sigmoid_argument<activation>(z)));
+  }
   if constexpr (activation == kGeglu || activation == kGelu) return activations::gelu_at<Math>(z);
   if constexpr (activation == kGegluTanh) return activations::gelu_tanh_at<Math>(z);
   if constexpr (activation == kReglu) return activations::relu_at(z);
   if constexpr (activation == kRelu2) return activations::relu2_at(z);
-  if constexpr (activation == kGptOss) return activations::gpt_oss_gate_at<Math>(z);
 }
 
 /// Likewise of one that is chosen when the program runs.

@@ -18,5 +18,9 @@ inline constexpr std::int64_t kDprobLanes = 16;
 constexpr UNIEP_HD std::int64_t dprob_groups(std::int64_t intermediate) {
   return ceil_div(intermediate, kDprobGroup);
 }
+/// Numbers that the dprob of a row is the sum of: groups of columns of I, then the part of b2.
+constexpr UNIEP_HD std::int64_t dprob_sums(std::int64_t intermediate, bool has_bias) {
+  return dprob_groups(intermediate) + (has_bias ? 1 : 0);
+}
 
 }  // namespace uniep

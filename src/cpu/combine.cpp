@@ -15,7 +15,7 @@ void push_rows(const PassContext& ctx, const Tile& tile, std::int64_t first_col,
 
 void push_dprobs(const PassContext& ctx, const Tile& tile) {
   const PassView& v = ctx.view;
-  const std::int64_t groups = num_dprob_groups(v);
+  const std::int64_t groups = dprob_sums(v);
   for (std::int64_t i = 0; i < tile.rows; ++i) {
     const std::int64_t row = tile.first_row + i;
     const RowOrigin& origin = v.row_origin[row];

@@ -55,11 +55,11 @@ void fc1(const PassContext& ctx, const Task& task, Scratch& scratch) {
   bf16* row_of_h = reinterpret_cast<bf16*>(gate + v.halves() * tile.rows * cols);
   for (std::int64_t i = 0; i < tile.rows; ++i) {
     const std::int64_t row = tile.first_row + i;
-    const float prob = v.probs == Probs::kBefore ? prob_of_row(ctx, row) : 1.0f;
+    const float factor = factor_of_a(v.probs, prob_of_row(ctx, row));
     bf16* h =
         keeps_h ? ctx.get<Tensor::kH>() + ctx.row<Tensor::kH>(row) * v.h_width() + first : row_of_h;
     ctx.kernels.of(v.activation)
-        .forward(cols, gate + i * cols, at(up, i * cols), prob, h,
+        .forward(cols, gate + i * cols, at(up, i * cols), factor, h,
                  h + (keeps_h ? v.intermediate : cols),
                  ctx.get<Tensor::kA>() + ctx.row<Tensor::kA>(row) * v.intermediate + first);
   }

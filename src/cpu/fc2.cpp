@@ -12,9 +12,8 @@ void add_b2(const PassContext& ctx, const Tile& tile, const ColumnRange& columns
   const auto [first, cols] = columns;
   const bf16* b2 = ctx.get<Tensor::kB2>() + tile.expert * v.hidden + first;
   for (std::int64_t i = 0; i < tile.rows; ++i) {
-    const bool before = v.probs == Probs::kBefore;
-    const float prob = before ? prob_of_row(ctx, tile.first_row + i) : 1.0f;
-    ctx.kernels.add_bias_row(cols, y + i * cols, b2, prob);
+    const float factor = factor_of_a(v.probs, prob_of_row(ctx, tile.first_row + i));
+    ctx.kernels.add_bias_row(cols, y + i * cols, b2, factor);
   }
 }
 
@@ -67,7 +66,7 @@ void dfc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
     bf16* a = ctx.get<Tensor::kA>() + ctx.row<Tensor::kA>(row) * v.intermediate + first;
     const float prob = prob_of_row(ctx, row);
     ctx.kernels.of(v.activation)
-        .backward(cols, da + i * cols, h, h + v.intermediate, factor_of_da(v, prob), dh,
+        .backward(cols, da + i * cols, h, h + v.intermediate, factor_of_da(v.probs, prob), dh,
                   dh + v.intermediate, a, groups_of_row(ctx, row) + first / kDprobGroup);
   }
   if (task.n == 0 && v.dropped.has_bias) add_group_of_b2(ctx, tile);

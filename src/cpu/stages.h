@@ -1,5 +1,6 @@
 #pragma once
 
+#include "base/row_factors.h"
 #include "cpu/pass_context.h"
 #include "schedule/queue.h"
 
@@ -29,29 +30,13 @@ void push_rows(const PassContext& ctx, const Tile& tile, std::int64_t first_col,
 /// Combine of dprobs: adds up the column groups of each row and writes the sum to its slot.
 void push_dprobs(const PassContext& ctx, const Tile& tile);
 
-// Where a row's probability enters (docs/numerics.md). With Probs::kAfter the rows of dy are p dy
-// from dispatch on, and dprobs are divided by p; a row whose p is 0 stays dy, and its da counts as
-// 0 but for dprobs.
-
 /// The probability of a row, wherever it is kept.
 inline float prob_of_row(const PassContext& ctx, std::int64_t row) {
   return ctx.get<Tensor::kRowProbs>()[ctx.row<Tensor::kRowProbs>(row)];
 }
-/// What a row of dy is multiplied by when it is dispatched, with Probs::kAfter.
-inline float factor_of_dy(float prob) { return prob == 0 ? 1.0f : prob; }
-/// What da and the function of h are multiplied by in dh and in a.
-inline float factor_of_da(const PassView& v, float prob) {
-  if (v.probs == Probs::kBefore) return prob;
-  return prob == 0 ? 0.0f : 1.0f;
-}
-
-/// Numbers that the dprobs of a row are the sum of: groups of columns of I, and the part of b2.
-inline std::int64_t num_dprob_groups(const PassView& v) {
-  return dprob_groups(v.intermediate) + (v.dropped.has_bias ? 1 : 0);
-}
 inline float* groups_of_row(const PassContext& ctx, std::int64_t row) {
   return ctx.get<Tensor::kDprobGroups>() +
-         ctx.row<Tensor::kDprobGroups>(row) * num_dprob_groups(ctx.view);
+         ctx.row<Tensor::kDprobGroups>(row) * dprob_sums(ctx.view);
 }
 
 /// The stage's routine for `task`.

@@ -110,7 +110,7 @@ void wgrad2(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const std::int64_t row = v.segment_begin[task.expert];
   wgrad_tile<Tensor::kDyRows, Tensor::kA>(ctx, task, scratch, ctx.dw2);
   bias_tile<Tensor::kDyRows>(ctx, task, scratch, ctx.db2, [&](std::int64_t i) {
-    return factor_of_da(v, prob_of_row(ctx, row + i));
+    return factor_of_da(v.probs, prob_of_row(ctx, row + i));
   });
 }
 

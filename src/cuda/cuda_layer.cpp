@@ -321,7 +321,7 @@ void CudaLayer::run_backward(const SavedData& saved, std::byte* rows, PassPart p
                              const Schedule& schedule) {
   PassTensors t = tensors(saved, rows, Pass::kBackward);
   set_tensors(t.table, data);
-  t.set_weight_grads(weights.dw1, weights.dw2);
+  t.set_weight_grads(weights);
   run(saved, Pass::kBackward, part, t, schedule);
 }
 

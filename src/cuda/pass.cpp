@@ -24,10 +24,11 @@ void* main_grad(const WeightGrad& grad) {
   return std::visit([](const auto& main) -> void* { return main.data(); }, grad);
 }
 
-/// Of PassTensors or BackwardWeightsArgs.
+/// Whether any weight gradient of PassTensors or BackwardWeightsArgs is of that type.
 template <class T, class Args>
-bool either_is(const Args& args) {
-  return std::holds_alternative<T>(args.dw1) || std::holds_alternative<T>(args.dw2);
+bool any_is(const Args& args) {
+  const auto is = [](const WeightGrad& grad) { return std::holds_alternative<T>(grad); };
+  return is(args.dw1) || is(args.dw2) || is(args.db1) || is(args.db2);
 }
 
 /// What a kernel of passes is compiled for.
@@ -36,7 +37,7 @@ struct PassVariant {
   bool remakes = false;    // what forward has not kept; and can work in a ring of rows
   bool bf16_main = false;  // of main gradients that are added to
   int tile_n = 0;
-  bool any_gate = false;  // of an activation other than SwiGLU
+  bool general = false;  // of other experts than SwiGLU's, with probabilities ahead of fc2
 
   friend bool operator==(const PassVariant&, const PassVariant&) = default;
 };
@@ -59,28 +60,37 @@ constexpr PassKernel kPassKernels[] = {
     {{kBackward, true, false, 256}, prepare_remake_n256, launch_remake_n256},
     {{kBackward, true, true, 128}, prepare_remake_bf16_n128, launch_remake_bf16_n128},
     {{kBackward, true, true, 256}, prepare_remake_bf16_n256, launch_remake_bf16_n256},
-    {{kForward, false, false, 128, true}, prepare_forward_gate_n128, launch_forward_gate_n128},
-    {{kForward, false, false, 256, true}, prepare_forward_gate_n256, launch_forward_gate_n256},
-    {{kBackward, true, false, 128, true}, prepare_backward_gate_n128, launch_backward_gate_n128},
-    {{kBackward, true, false, 256, true}, prepare_backward_gate_n256, launch_backward_gate_n256},
+    {{kForward, false, false, 128, true},
+     prepare_forward_general_n128,
+     launch_forward_general_n128},
+    {{kForward, false, false, 256, true},
+     prepare_forward_general_n256,
+     launch_forward_general_n256},
+    {{kBackward, true, false, 128, true},
+     prepare_backward_general_n128,
+     launch_backward_general_n128},
+    {{kBackward, true, false, 256, true},
+     prepare_backward_general_n256,
+     launch_backward_general_n256},
     {{kBackward, true, true, 128, true},
-     prepare_backward_bf16_gate_n128,
-     launch_backward_bf16_gate_n128},
+     prepare_backward_bf16_general_n128,
+     launch_backward_bf16_general_n128},
     {{kBackward, true, true, 256, true},
-     prepare_backward_bf16_gate_n256,
-     launch_backward_bf16_gate_n256},
+     prepare_backward_bf16_general_n256,
+     launch_backward_bf16_general_n256},
 };
 
 PassVariant variant_of(const PassView& v, const PassTensors& tensors) {
-  const bool any_gate = v.activation != Activation::kSwiglu;
+  const bool general =
+      v.activation != Activation::kSwiglu || v.probs != Probs::kBefore || v.dropped.has_bias;
   if (v.pass == Pass::kForward) {
-    return {.pass = v.pass, .tile_n = v.schedule.tile_n, .any_gate = any_gate};
+    return {.pass = v.pass, .tile_n = v.schedule.tile_n, .general = general};
   }
   return {.pass = v.pass,
-          .remakes = v.dropped.x_rows || v.dropped.h || any_gate || v.ring_rows > 0,
-          .bf16_main = either_is<Bf16MainGrad>(tensors),
+          .remakes = v.dropped.x_rows || v.dropped.h || general || v.ring_rows > 0,
+          .bf16_main = any_is<Bf16MainGrad>(tensors),
           .tile_n = v.schedule.tile_n,
-          .any_gate = any_gate};
+          .general = general};
 }
 
 LaunchPass launch_function(const PassView& v, const PassTensors& tensors) {
@@ -103,10 +113,11 @@ std::optional<std::string> unsupported_ring_reason(const Schedule& s, const Prob
 }
 
 std::optional<std::string> unsupported_reason(const BackwardWeightsArgs& args) {
-  const bool both = either_is<std::span<float>>(args) && either_is<Bf16MainGrad>(args);
+  const bool both = any_is<std::span<float>>(args) && any_is<Bf16MainGrad>(args);
   if (!both) return std::nullopt;
-  return "dw1 and dw2 are added to in fp32 and in bf16; with the cuda backend both in one of these "
-         "types are accepted, or one of them overwritten";
+  return "weight gradients are added to in fp32 and in bf16; with the cuda backend one of these "
+         "types "
+         "is accepted in a call, and others overwritten";
 }
 
 int num_ctas(const Schedule& schedule, int sms) {
@@ -123,13 +134,12 @@ FaultFill fault_fill(const PassView& v, const PassTensors& t) {
     fill.dprobs_count = v.tokens * v.topk;
   }
   if (!v.has_weight_grads()) return fill;
-  if (const auto* dw1 = std::get_if<std::span<bf16>>(&t.dw1)) {
-    fill.dw1 = dw1->data();
-    fill.dw1_count = static_cast<std::int64_t>(dw1->size());
-  }
-  if (const auto* dw2 = std::get_if<std::span<bf16>>(&t.dw2)) {
-    fill.dw2 = dw2->data();
-    fill.dw2_count = static_cast<std::int64_t>(dw2->size());
+  const WeightGrad* const grads[] = {&t.dw1, &t.dw2, &t.db1, &t.db2};
+  static_assert(std::size(grads) == std::size(FaultFill{}.weight_grads));
+  for (std::size_t i = 0; i < std::size(grads); ++i) {
+    const auto* overwritten = std::get_if<std::span<bf16>>(grads[i]);
+    if (overwritten == nullptr || overwritten->empty()) continue;
+    fill.weight_grads[i] = {overwritten->data(), static_cast<std::int64_t>(overwritten->size())};
   }
   return fill;
 }
@@ -156,6 +166,8 @@ PassLauncher::PassLauncher(const DeviceContext& ctx, const PassTensors& tensors,
   ctx_.tensors = tensors.table;
   ctx_.main_dw1 = main_grad(tensors.dw1);
   ctx_.main_dw2 = main_grad(tensors.dw2);
+  ctx_.main_db1 = main_grad(tensors.db1);
+  ctx_.main_db2 = main_grad(tensors.db2);
   for (int i = 0; i < num_launches(); ++i) {
     LaunchQueues& launch = queues_[static_cast<std::size_t>(i)];
     launch.launch = launch_number(ctx.view, i);
@@ -176,7 +188,7 @@ void PassLauncher::enter(const EnterArgs& args) {
   }
   if (!ctx_.view.moves_data()) {
     const FaultFill& fill = args.fill;
-    if (fill.dw1 != nullptr || fill.dw2 != nullptr) {
+    if (fill.any_weight_grad()) {
       check_cuda(launch_fault_fill(args.plan, fill, enter_ctas_, stream_), "launch fault_fill");
     }
     const auto bytes = static_cast<std::size_t>(num_launches()) * sizeof(*args.tickets);

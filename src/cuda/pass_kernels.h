@@ -2,6 +2,8 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "cuda/device/context.cuh"
 #include "cuda/plan_memory.h"
 #include "cuda/stage_maps.h"
@@ -19,10 +21,15 @@ struct FaultFill {
   std::int64_t tokens_count = 0;
   float* dprobs = nullptr;
   std::int64_t dprobs_count = 0;
-  bf16* dw1 = nullptr;
-  std::int64_t dw1_count = 0;
-  bf16* dw2 = nullptr;
-  std::int64_t dw2_count = 0;
+  struct Elements {
+    bf16* data = nullptr;
+    std::int64_t count = 0;
+  };
+  Elements weight_grads[4];  // dw1, dw2, db1, db2
+
+  bool any_weight_grad() const {
+    return std::ranges::any_of(weight_grads, [](const Elements& e) { return e.data != nullptr; });
+  }
 };
 
 /// What `enter` reads and writes besides the context.
@@ -45,7 +52,8 @@ cudaError_t launch_fault_fill(const PlanStatus* plan, const FaultFill& fill, int
 /// Runs the tasks of the queues on `ctas` persistent CTAs. A function per pass and tile_n; in a
 /// backward pass weight gradients are overwritten or added to fp32 ones, or with `bf16` in the name
 /// to bf16 ones; what forward did not keep is made again by those with `remake` in the name. Those
-/// with `gate` are of gated activations other than SwiGLU, and can do all of the rest.
+/// with `general` are of other experts than SwiGLU's with probabilities ahead of fc2 and no biases,
+/// and can do all of the rest.
 using LaunchPass = cudaError_t (*)(const DeviceContext& ctx, const LaunchQueues& queues,
                                    const PassMaps& maps, int ctas, cudaStream_t stream);
 cudaError_t prepare_forward_n128();
@@ -58,12 +66,12 @@ cudaError_t prepare_remake_n128();
 cudaError_t prepare_remake_n256();
 cudaError_t prepare_remake_bf16_n128();
 cudaError_t prepare_remake_bf16_n256();
-cudaError_t prepare_forward_gate_n128();
-cudaError_t prepare_forward_gate_n256();
-cudaError_t prepare_backward_gate_n128();
-cudaError_t prepare_backward_gate_n256();
-cudaError_t prepare_backward_bf16_gate_n128();
-cudaError_t prepare_backward_bf16_gate_n256();
+cudaError_t prepare_forward_general_n128();
+cudaError_t prepare_forward_general_n256();
+cudaError_t prepare_backward_general_n128();
+cudaError_t prepare_backward_general_n256();
+cudaError_t prepare_backward_bf16_general_n128();
+cudaError_t prepare_backward_bf16_general_n256();
 cudaError_t launch_forward_n128(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
                                 cudaStream_t);
 cudaError_t launch_forward_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
@@ -84,18 +92,18 @@ cudaError_t launch_remake_bf16_n128(const DeviceContext&, const LaunchQueues&, c
                                     cudaStream_t);
 cudaError_t launch_remake_bf16_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
                                     cudaStream_t);
-cudaError_t launch_forward_gate_n128(const DeviceContext&, const LaunchQueues&, const PassMaps&,
-                                     int, cudaStream_t);
-cudaError_t launch_forward_gate_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&,
-                                     int, cudaStream_t);
-cudaError_t launch_backward_gate_n128(const DeviceContext&, const LaunchQueues&, const PassMaps&,
-                                      int, cudaStream_t);
-cudaError_t launch_backward_gate_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&,
-                                      int, cudaStream_t);
-cudaError_t launch_backward_bf16_gate_n128(const DeviceContext&, const LaunchQueues&,
-                                           const PassMaps&, int, cudaStream_t);
-cudaError_t launch_backward_bf16_gate_n256(const DeviceContext&, const LaunchQueues&,
-                                           const PassMaps&, int, cudaStream_t);
+cudaError_t launch_forward_general_n128(const DeviceContext&, const LaunchQueues&, const PassMaps&,
+                                        int, cudaStream_t);
+cudaError_t launch_forward_general_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&,
+                                        int, cudaStream_t);
+cudaError_t launch_backward_general_n128(const DeviceContext&, const LaunchQueues&, const PassMaps&,
+                                         int, cudaStream_t);
+cudaError_t launch_backward_general_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&,
+                                         int, cudaStream_t);
+cudaError_t launch_backward_bf16_general_n128(const DeviceContext&, const LaunchQueues&,
+                                              const PassMaps&, int, cudaStream_t);
+cudaError_t launch_backward_bf16_general_n256(const DeviceContext&, const LaunchQueues&,
+                                              const PassMaps&, int, cudaStream_t);
 
 /// Every rank's CallState, as mapped here.
 struct CallStates {

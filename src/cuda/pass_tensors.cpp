@@ -146,15 +146,19 @@ StageMaps make_maps(const Mapper& mapper, const StageRow& stage, const PassTenso
 
 }  // namespace
 
-void PassTensors::set_weight_grads(const WeightGrad& grad1, const WeightGrad& grad2) {
-  dw1 = grad1;
-  dw2 = grad2;
+void PassTensors::set_weight_grads(const BackwardWeightsArgs& args) {
+  dw1 = args.dw1;
+  dw2 = args.dw2;
+  db1 = args.db1;
+  db2 = args.db2;
   const auto overwritten = [](const WeightGrad& grad) -> const bf16* {
     const auto* dw = std::get_if<std::span<bf16>>(&grad);
     return dw != nullptr ? dw->data() : nullptr;
   };
   table.set(Tensor::kDw1, overwritten(dw1));
   table.set(Tensor::kDw2, overwritten(dw2));
+  table.set(Tensor::kDb1, overwritten(db1));
+  table.set(Tensor::kDb2, overwritten(db2));
 }
 
 const WeightGrad* PassTensors::weight_grad(Tensor tensor) const {

@@ -13,8 +13,10 @@ struct PassTensors {
   TensorTable table;
   WeightGrad dw1{};
   WeightGrad dw2{};
+  WeightGrad db1{};  // of no elements without biases, as the next
+  WeightGrad db2{};
 
-  void set_weight_grads(const WeightGrad& grad1, const WeightGrad& grad2);
+  void set_weight_grads(const BackwardWeightsArgs& args);
   /// Of the tensor, if it is a weight gradient.
   const WeightGrad* weight_grad(Tensor tensor) const;
 };

@@ -28,18 +28,6 @@ std::optional<std::string> unsupported_reason(const Problem& p, int num_ranks) {
     return cat("problem.num_experts is ", p.num_experts, "; the cuda backend accepts 1 to ",
                kMaxExperts);
   }
-  if (!is_gated(p.activation)) {
-    return cat("problem.activation is ", name(p.activation),
-               ", which is not available on the cuda backend; those with a gate are accepted: "
-               "swiglu, geglu, geglu_tanh, reglu, gpt_oss");
-  }
-  if (p.probs != Probs::kBefore) {
-    return cat("problem.probs is ", name(p.probs),
-               ", which is not available on the cuda backend; before is accepted");
-  }
-  if (p.bias) {
-    return "problem.bias is yes, and biases are not available on the cuda backend; no is accepted";
-  }
   if (p.row_align % kTileM != 0) {
     return cat("problem.row_align is ", p.row_align, "; the cuda backend, whose tiles have ",
                kTileM, " rows, accepts 128 and 256");

@@ -27,6 +27,8 @@ void check_alignment(const ForwardArgs& args) {
   check_tensor("x", args.x);
   check_tensor("w1", args.w1);
   check_tensor("w2", args.w2);
+  check_tensor("b1", args.b1);
+  check_tensor("b2", args.b2);
   check_tensor("out", args.out);
 }
 
@@ -34,6 +36,8 @@ void check_alignment(const BackwardDataArgs& args) {
   check_tensor("dy", args.dy);
   check_tensor("w1", args.w1);
   check_tensor("w2", args.w2);
+  check_tensor("b1", args.b1);
+  check_tensor("b2", args.b2);
   check_tensor("dx", args.dx);
   check_tensor("x", args.x);
 }
@@ -41,6 +45,8 @@ void check_alignment(const BackwardDataArgs& args) {
 void check_alignment(const BackwardWeightsArgs& args) {
   check_tensor("dw1", args.dw1);
   check_tensor("dw2", args.dw2);
+  check_tensor("db1", args.db1);
+  check_tensor("db2", args.db2);
 }
 
 }  // namespace uniep::cuda

@@ -29,7 +29,7 @@ inline Extents extents_of_widths(int topk, std::int64_t hidden, std::int64_t int
   e[Extent::kHidden] = hidden;
   e[Extent::kIntermediate] = intermediate;
   e[Extent::kBothHalves] = halves * intermediate;
-  e[Extent::kDprobGroups] = dprob_groups(intermediate) + (has_bias ? 1 : 0);
+  e[Extent::kDprobGroups] = dprob_sums(intermediate, has_bias);
   return e;
 }
 

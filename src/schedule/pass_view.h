@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "base/contract.h"
 #include "base/math.h"
 #include "graph/graph.h"
 #include "uniep/routing_plan.h"
@@ -143,6 +144,11 @@ struct PassView {
 inline UNIEP_HD StageGrid stage_grid(const PassView& v, Stage stage) {
   const StageView& s = v.stage(stage);
   return {s.rows, s.cols, s.tile_cols, s.reduction};
+}
+
+/// Numbers that the dprob of a row is the sum of.
+inline UNIEP_HD std::int64_t dprob_sums(const PassView& v) {
+  return dprob_sums(v.intermediate, v.dropped.has_bias);
 }
 
 /// Columns [first, first + count) of a stage's output.

@@ -72,14 +72,20 @@ EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> to
              .dy = upload(b.dy),
              .w1 = upload(f.w1),
              .w2 = upload(f.w2),
+             .b1 = upload(f.b1),
+             .b2 = upload(f.b2),
              .out = filled(f.out.size(), kNan),
              .dx = filled(b.dx.size(), kNan),
              .dw1 = filled(f.w1.size(), kNan),
              .dw2 = filled(f.w2.size(), kNan),
+             .db1 = filled(f.b1.size(), kNan),
+             .db2 = filled(f.b2.size(), kNan),
              .probs = upload(f.topk_probs),
              .dprobs = filled(b.dprobs.size(), kFloatNan),
              .main_dw1 = filled(main_grad ? f.w1.size() : 0, main_grad_start),
-             .main_dw2 = filled(main_grad ? f.w2.size() : 0, main_grad_start)});
+             .main_dw2 = filled(main_grad ? f.w2.size() : 0, main_grad_start),
+             .main_db1 = filled(main_grad ? f.b1.size() : 0, main_grad_start),
+             .main_db2 = filled(main_grad ? f.b2.size() : 0, main_grad_start)});
     const SymmetricLayout symmetric(problem, num_ranks);
     start_counters(ranks_.back().counters.data(), LocalCounterLayout(problem, num_ranks).bytes,
                    first_count);
@@ -114,12 +120,18 @@ PassTensors EmulatedGroup::tensors(int rank, Pass pass) const {
   if (forward) t.table.set(Tensor::kTopkProbs, r.probs.data());
   t.table.set(Tensor::kW1, r.w1.data());
   t.table.set(Tensor::kW2, r.w2.data());
+  t.table.set(Tensor::kB1, r.b1.data());
+  t.table.set(Tensor::kB2, r.b2.data());
   t.table.set(forward ? Tensor::kOut : Tensor::kDx, forward ? r.out.data() : r.dx.data());
   t.table.set(Tensor::kDprobs, r.dprobs.data());
   if (main_grad_) {
-    t.set_weight_grads(r.main_dw1.span(), r.main_dw2.span());
+    t.set_weight_grads({.dw1 = r.main_dw1.span(),
+                        .dw2 = r.main_dw2.span(),
+                        .db1 = r.main_db1.span(),
+                        .db2 = r.main_db2.span()});
   } else {
-    t.set_weight_grads(r.dw1.span(), r.dw2.span());
+    t.set_weight_grads(
+        {.dw1 = r.dw1.span(), .dw2 = r.dw2.span(), .db1 = r.db1.span(), .db2 = r.db2.span()});
   }
   return t;
 }
@@ -195,9 +207,13 @@ LayerResult EmulatedGroup::result() const {
     if (main_grad_) {
       append(result.main_dw1, r.main_dw1);
       append(result.main_dw2, r.main_dw2);
+      append(result.main_db1, r.main_db1);
+      append(result.main_db2, r.main_db2);
     } else {
       append(result.dw1, r.dw1);
       append(result.dw2, r.dw2);
+      append(result.db1, r.db1);
+      append(result.db2, r.db2);
     }
   }
   return result;

@@ -112,8 +112,8 @@ class EmulatedGroup {
   struct Rank {
     RoutingPlan plan;
     DeviceArray<std::byte> heap, counters, scratch, saved, rows;
-    DeviceArray<bf16> x, dy, w1, w2, out, dx, dw1, dw2;
-    DeviceArray<float> probs, dprobs, main_dw1, main_dw2;
+    DeviceArray<bf16> x, dy, w1, w2, b1, b2, out, dx, dw1, dw2, db1, db2;
+    DeviceArray<float> probs, dprobs, main_dw1, main_dw2, main_db1, main_db2;
     std::unique_ptr<HostVisible<WaitFailure>> failure =
         std::make_unique<HostVisible<WaitFailure>>();
   };

@@ -46,6 +46,14 @@ void expect_close(const LayerResult& got, const LayerResult& want, const std::st
   expect_close(got.dw2, want.dw2, "dw2", what);
   expect_close(got.main_dw1, want.main_dw1, "main_dw1", what);
   expect_close(got.main_dw2, want.main_dw2, "main_dw2", what);
+  expect_close(got.db1, want.db1, "db1", what);
+  expect_close(got.db2, want.db2, "db2", what);
+  expect_close(got.main_db1, want.main_db1, "main_db1", what);
+  expect_close(got.main_db2, want.main_db2, "main_db2", what);
+}
+
+std::vector<float> ones(const std::vector<bf16>& like) {
+  return std::vector<float>(like.size(), 1);
 }
 
 constexpr int kRanks[] = {1, 2, 3, 4, 8};
@@ -66,15 +74,12 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
         numbers_of_ranks[static_cast<std::size_t>(uniep::testing::pick(rng, 0, last))];
     const uniep::testing::LayerBounds bounds{.max_tokens = seed % 3 == 0 ? 700 : 90,
                                              .max_hidden = seed % 2 == 0 ? 600 : 96,
-                                             .max_intermediate = seed % 2 == 0 ? 600 : 96};
-    LayerData data = uniep::testing::random_layer(rng, ranks, bounds);
+                                             .max_intermediate = seed % 2 == 0 ? 600 : 96,
+                                             .any_arithmetic = uniep::testing::chance(rng, 60)};
+    const LayerData data = uniep::testing::random_layer(rng, ranks, bounds);
     const bool main_grad = uniep::testing::chance(rng, 30);
     const Save save = kSaves[rng() % std::size(kSaves)];
     const bool recompute_h = uniep::testing::chance(rng, 50);
-    // Those that have a gate.
-    if (uniep::testing::chance(rng, 40)) {
-      data.activation = static_cast<Activation>(uniep::testing::pick(rng, 0, 4));
-    }
     const std::int64_t backward_rows =
         in_ring ? uniep::testing::ring_rows(data.topk_ids, data.num_experts, Problem{}.row_align,
                                             uniep::testing::pick(rng, 0, 3))
@@ -86,13 +91,14 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
         cat("seed ", seed, ": ", ranks, " ranks, tokens ", data.tokens, ", hidden ", data.hidden,
             ", intermediate ", data.intermediate, ", experts ", data.num_experts, ", topk ",
             data.topk, ", save ", name(save), ", recompute_h ", recompute_h, ", ",
-            name(data.activation), ", backward_rows ", backward_rows, ", ", to_string(schedule));
+            name(data.activation), ", probs ", name(data.probs), ", bias ", data.has_bias(),
+            ", backward_rows ", backward_rows, ", ", to_string(schedule));
     SCOPED_TRACE(what);
     const LayerResult got = deferred ? group.deferred_step(schedule, choose(rng, group.problem()))
                                      : group.step(schedule);
     const LayerResult want =
-        main_grad ? reference::contract_into_main_grad(data, std::vector<float>(data.w1.size(), 1),
-                                                       std::vector<float>(data.w2.size(), 1))
+        main_grad ? reference::contract_into_main_grad(data, ones(data.w1), ones(data.w2),
+                                                       ones(data.b1), ones(data.b2))
                   : reference::contract(data);
     expect_close(got, want, what);
     EmulatedGroup one(data, {0, data.tokens}, main_grad, 1);

@@ -27,7 +27,7 @@ def name_of(arithmetic: Arithmetic) -> str:
 class Layer:
     """The tensors of a layer, whose h reaches gpt-oss's limits; one probability is 0."""
 
-    def __init__(self, arithmetic: Arithmetic, tokens: int = 48) -> None:
+    def __init__(self, arithmetic: Arithmetic, tokens: int = 48, device: str = "cpu") -> None:
         self.case = make_case(tokens, intermediate=40, dropped=True)
         self.arithmetic = arithmetic
         g = torch.Generator().manual_seed(1)
@@ -38,6 +38,8 @@ class Layer:
         if arithmetic.bias:
             self.leaves["b1"] = torch.randn(8, width, generator=g).bfloat16()
             self.leaves["b2"] = torch.randn(8, 64, generator=g).bfloat16()
+        self.case = self.case.to(device)
+        self.leaves = {name: t.to(device) for name, t in self.leaves.items()}
 
     @property
     def options(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import arithmetic
 import compare_sonic
 import memory_choices
 import pytest
@@ -36,6 +37,22 @@ def test_memory_choices_run_and_have_the_same_bits(tmp_path):
     assert [record["way"] for record in records] == ways
     assert {r["wrong"] for r in records if not r["way"].startswith("plain")} == {0}
     assert all(record["ms"] > 0 for record in records)
+
+
+def test_arithmetic_of_uniep_and_torch_runs_and_agrees(tmp_path):
+    path = tmp_path / "arithmetic.json"
+    done = run("arithmetic.py", "--tiny", "--turns", "2", "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    records = json.loads(path.read_text())["records"]
+    assert [record["way"] for record in records[::2]] == arithmetic.WAYS + arithmetic.OF_TORCH
+    assert all(record["ms"] > 0 for record in records)
+
+
+def test_arithmetic_refuses_what_it_does_not_know():
+    with pytest.raises(ValueError, match="behind"):
+        arithmetic.arithmetic_of("swiglu,behind")
+    done = run("arithmetic.py", "--tiny", "--ways", "relu2")
+    assert "one with a gate is accepted" in done.stderr
 
 
 def test_memory_choices_with_offload_and_several_layers(tmp_path):

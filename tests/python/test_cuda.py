@@ -7,10 +7,13 @@ import torch
 import torch.distributed as dist
 from cases import Case, assert_same, gradients, make_case, relative, step, workspace
 from ranks import run_ranks
+from test_arithmetic import EVERY, Layer, name_of
+from test_arithmetic import assert_same as assert_same_tensors
 from torch import Tensor
 
 import uniep
 import uniep.plain
+from uniep.arithmetic import Arithmetic
 
 pytestmark = pytest.mark.cuda
 
@@ -39,6 +42,31 @@ def test_bits_of_plain_pytorch(shape: dict[str, int], schedule: str | None) -> N
     base = ",tile_m=128,tile_n=256,dispatch_workers=16"
     text = schedule if schedule is None else schedule + base
     assert_plain(step(case, schedule=text), plain(case))
+
+
+@pytest.mark.parametrize("arithmetic", EVERY, ids=name_of)
+def test_bits_of_other_experts(arithmetic: Arithmetic) -> None:
+    layer = Layer(arithmetic, tokens=700, device="cuda")
+    wanted = layer.run(uniep.plain.moe, **layer.options)
+    schedules = [None, "single,tile_m=128,tile_n=128", "sequential,tile_m=128,tile_n=256"]
+    for schedule in schedules:
+        found = layer.run(uniep.moe, schedule=schedule, **layer.options)
+        assert relative(found["dtopk_probs"], wanted["dtopk_probs"]) < 1e-5
+        assert_same_tensors({**found, "dtopk_probs": wanted["dtopk_probs"]}, wanted)
+    kept = layer.run(uniep.moe, save="none", recompute_h=True, **layer.options)
+    assert_same_tensors(kept, found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_main_grads_of_biases(dtype: torch.dtype) -> None:
+    layer = Layer(Arithmetic("gpt_oss", "after", True), tokens=700, device="cuda")
+    names = ["w1", "w2", "b1", "b2"]
+    sums = []
+    for moe in (uniep.moe, uniep.plain.moe):
+        grads = tuple(torch.ones_like(layer.leaves[name], dtype=dtype) for name in names)
+        layer.run(moe, main_grads=grads, **layer.options)
+        sums.append(dict(zip(names, grads, strict=True)))
+    assert_same_tensors(sums[0], sums[1])
 
 
 def _part(tokens: int) -> list[Tensor]:

@@ -12,8 +12,10 @@ namespace uniep::cuda {
 /// Gates beyond this, and NaNs, take the math library's way: 1 / (1 + exp(-z)) or exp(-z) itself
 /// comes near the subnormals.
 inline constexpr float kLargestUsualGate = 86.0f;
+template <Activation activation = Activation::kSwiglu>
 __device__ __forceinline__ bool is_unusual_gate(float z) {
-  return !(fabsf(z) <= kLargestUsualGate);
+  constexpr float kScale = activation == Activation::kGptOss ? kGptOssAlpha : 1.0f;
+  return !(fabsf(z) <= kLargestUsualGate / kScale);
 }
 
 /// exp(-z) for a usual z, with the bits of expf(-z), whose steps these are: -z log2(e) = n + f, and
@@ -60,9 +62,6 @@ __device__ __forceinline__ void sigmoids(float (&z)[kCount]) {
   for (float& v : z) v = kUsual ? usual_reciprocal(v) : 1.0f / v;
 }
 
-__device__ __forceinline__ float silu(float z, float s) { return z * s; }
-__device__ __forceinline__ float silu_grad(float z, float s) { return s * (1.0f + z * (1.0f - s)); }
-
 /// The CUDA library's, which PyTorch's operators call too. The host, for which this is compiled as
 /// well, runs none of it.
 struct DeviceMath {
@@ -77,11 +76,14 @@ struct DeviceMath {
 #endif
 };
 
-/// Calls f.operator()<activation>() for the gated one at hand, SwiGLU aside. All threads have the
-/// same: the branch costs them nothing else.
-template <class F>
-__device__ __forceinline__ void with_gate(Activation activation, F&& f) {
-  switch (activation) {
+/// Calls f.operator()<activation>() for the one at hand. All threads have the same: the branch
+/// costs them nothing else. `kGeneral`: it may be any; else it is SwiGLU.
+template <bool kGeneral, class F>
+__device__ __forceinline__ void with_activation(Activation activation, F&& f) {
+  switch (kGeneral ? activation : Activation::kSwiglu) {
+    case Activation::kSwiglu:
+      f.template operator()<Activation::kSwiglu>();
+      break;
     case Activation::kGeglu:
       f.template operator()<Activation::kGeglu>();
       break;
@@ -91,8 +93,17 @@ __device__ __forceinline__ void with_gate(Activation activation, F&& f) {
     case Activation::kReglu:
       f.template operator()<Activation::kReglu>();
       break;
-    default:
+    case Activation::kGptOss:
       f.template operator()<Activation::kGptOss>();
+      break;
+    case Activation::kRelu2:
+      f.template operator()<Activation::kRelu2>();
+      break;
+    case Activation::kGelu:
+      f.template operator()<Activation::kGelu>();
+      break;
+    case Activation::kSilu:
+      f.template operator()<Activation::kSilu>();
   }
 }
 

@@ -90,6 +90,8 @@ struct DeviceContext {
   // a tensor map.
   void* main_dw1 = nullptr;
   void* main_dw2 = nullptr;
+  void* main_db1 = nullptr;
+  void* main_db2 = nullptr;
 
   template <Tensor t>
   __device__ __forceinline__ TypeOf<t>* get() const {

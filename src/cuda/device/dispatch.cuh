@@ -1,8 +1,10 @@
 #pragma once
 
+#include "base/row_factors.h"
 #include "cuda/device/dispatch_shape.h"
 #include "cuda/device/sm90/tile_shape.h"
 #include "cuda/device/trace.cuh"
+#include "cuda/device/vectors.cuh"
 #include "cuda/device/waits.cuh"
 #include "cuda/device/warp.cuh"
 #include "cuda/ptx/tma.cuh"
@@ -39,6 +41,7 @@ static_assert(kSignalsOf<Stage::kDispatch> == bit_of(CounterKind::kRowsReady) &&
 struct DispatchKinds {
   bool saves = false;      // what comes is kept: its rows, or each token once
   bool refetches = false;  // tasks of redispatch or expand, and rings of rows
+  bool weighs = false;     // rows of dy may be weighed with their probabilities
 };
 
 /// One warp's work.
@@ -360,9 +363,14 @@ class DispatchWarp {
     const int at = place_of(row);
     const int piece = stored_ % pieces_;
     const int bytes = bytes_of(stored_);
+    float factor = 1.0f;
+    if constexpr (kKinds.weighs) factor = factor_of_row(row);
     row_ = row_of(stored_ + 1);  // for the next time
     ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
-    if (row != kNoRow) {
+    if (kKinds.weighs && weighs_rows()) {
+      weigh(row != kNoRow ? ctx_.get<Tensor::kDyRows>() + at * ctx_.view.hidden : nullptr, factor,
+            piece * kPullBytes, bytes);
+    } else if (row != kNoRow) {
       auto* to = reinterpret_cast<std::byte*>(target() + at * ctx_.view.hidden);
       ptx::bulk_store(to + piece * kPullBytes, slots_ + store_.slot * slot_bytes_, bytes);
     }
@@ -374,6 +382,37 @@ class DispatchWarp {
     ++stored_;
     const bool is_row = !kKinds.saves || lane_ != kKeepingLane;
     return is_row && piece == pieces_ - 1 ? row : kNoRow;
+  }
+
+  /// Whether rows of the current batch are multiplied on their way.
+  __device__ __forceinline__ bool weighs_rows() const {
+    return ctx_.view.probs == Probs::kAfter && !refetches(current_);
+  }
+  __device__ __forceinline__ float factor_of_row(int row) const {
+    if (row == kNoRow || !weighs_rows()) return 1.0f;
+    return factor_of_dy(ctx_.get<Tensor::kRowProbs>()[ctx_.row<Tensor::kRowProbs>(row)]);
+  }
+
+  /// Stores the oldest piece, of `bytes` from byte `first` on, to each lane's row times the lane's
+  /// factor; null: to nowhere. All lanes share the vectors of a row.
+  __device__ __forceinline__ void weigh(bf16* rows_of_lanes, float factor, int first,
+                                        int bytes) const {
+    const auto* from = reinterpret_cast<const Vector*>(slots_ + store_.slot * slot_bytes_);
+    const auto vectors = bytes / static_cast<int>(sizeof(Vector));
+    const auto to = reinterpret_cast<unsigned long long>(rows_of_lanes);
+    for (unsigned rows = __ballot_sync(kWholeWarp, to != 0); rows != 0; rows &= rows - 1) {
+      const int lane = __ffs(static_cast<int>(rows)) - 1;
+      auto* row = reinterpret_cast<Vector*>(__shfl_sync(kWholeWarp, to, lane) + first);
+      const float f = __shfl_sync(kWholeWarp, factor, lane);
+#pragma unroll 2
+      for (int i = lane_; i < vectors; i += 32) row[i] = scaled(from[i], f);
+    }
+  }
+  static __device__ __forceinline__ Vector scaled(const Vector& v, float factor) {
+    const auto pair = [factor](std::uint32_t p) {
+      return pack_pair(factor * low_of(p), factor * high_of(p));
+    };
+    return {pair(v.x), pair(v.y), pair(v.z), pair(v.w)};
   }
 
   __device__ __forceinline__ void begin_batch() {
@@ -403,6 +442,10 @@ class DispatchWarp {
 
   /// Between stores that have landed and the signals that say so. By all lanes.
   __device__ __forceinline__ void fence_signals() const {
+    if constexpr (kKinds.weighs) {  // all lanes have stored parts of a row
+      ptx::fence_proxy_async();
+      __syncwarp();
+    }
     ptx::fence_proxy_async();
     __threadfence();
   }

@@ -4,8 +4,9 @@
 #include "cuda/device/vectors.cuh"
 #include "cuda/device/warp.cuh"
 
-// Reduce: out[t] or dx[t], the sum over k ascending, from +0, of the token's rows that were pushed;
-// dropped slots are left out. In backward dprobs too: copied, 0 at dropped slots. What a CTA sums
+// Reduce: out[t] or dx[t], the sum over k ascending, from +0, of the token's rows that were pushed,
+// each times its probability in a forward pass where that enters behind fc2; dropped slots are left
+// out. In backward dprobs too: copied, 0 at dropped slots. What a CTA sums
 // at a time, a piece, is some columns of the K rows of a token, or all columns of a few tokens.
 
 namespace uniep::cuda {
@@ -58,13 +59,14 @@ class ReducePieces {
   int hidden_, columns_, tokens_;
 };
 
-/// sum[i] += v[i] for 8 elements.
-__device__ __forceinline__ void add_vector(float (&sum)[kVectorElements], const Vector& v) {
+/// sum[i] += factor v[i] for 8 elements.
+__device__ __forceinline__ void add_vector(float (&sum)[kVectorElements], const Vector& v,
+                                           float factor = 1.0f) {
   const std::uint32_t pairs[] = {v.x, v.y, v.z, v.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    sum[2 * i] = sum[2 * i] + low_of(pairs[i]);
-    sum[2 * i + 1] = sum[2 * i + 1] + high_of(pairs[i]);
+    sum[2 * i] = sum[2 * i] + factor * low_of(pairs[i]);
+    sum[2 * i + 1] = sum[2 * i + 1] + factor * high_of(pairs[i]);
   }
 }
 
@@ -109,6 +111,8 @@ class KeptSlots {
 
 /// One piece, of whose rows `rows` is the first in shared memory, by `threads` threads of which
 /// this one is number `thread`. Bit t K + k of `slots`: slot k of the piece's token t is kept.
+/// `kGeneral`: rows may count times their probabilities.
+template <bool kGeneral>
 __device__ __forceinline__ void sum_piece(const DeviceContext& ctx, const ReducePiece& piece,
                                           const Vector* rows, unsigned slots, int thread,
                                           int threads) {
@@ -120,6 +124,10 @@ __device__ __forceinline__ void sum_piece(const DeviceContext& ctx, const Reduce
     const int at = i % vectors;
     const Vector* row = rows + token * topk * vectors + at;
     const unsigned kept = slots >> (token * topk);
+    const float* factors = nullptr;
+    if (kGeneral && ctx.view.pass == Pass::kForward && ctx.view.probs == Probs::kAfter) {
+      factors = ctx.get<Tensor::kTopkProbs>() + (std::int64_t{piece.token} + token) * topk;
+    }
     float total[kVectorElements] = {};
     for (int first = 0; first < topk; first += kAhead) {
       Vector ahead[kAhead];
@@ -129,7 +137,8 @@ __device__ __forceinline__ void sum_piece(const DeviceContext& ctx, const Reduce
       }
 #pragma unroll
       for (int k = 0; k < kAhead; ++k) {
-        if (first + k < topk && (kept >> (first + k) & 1) != 0) add_vector(total, ahead[k]);
+        if (first + k >= topk || (kept >> (first + k) & 1) == 0) continue;
+        add_vector(total, ahead[k], kGeneral && factors ? __ldg(factors + first + k) : 1.0f);
       }
     }
     bf16* out = ctx.get_of_pass<Tensor::kOut, Tensor::kDx>() +

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "base/row_factors.h"
+#include "cuda/device/sm90/biases.cuh"
 #include "cuda/device/sm90/gemm.cuh"
 #include "cuda/device/warp.cuh"
 
@@ -21,8 +23,19 @@ struct RowPush : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::kParts > 1)> {
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
                                                 const float (&acc)[Shape::kAccumulators],
                                                 const TileWork&, const Nothing&) {
+    write_rows(consumer, acc, [](int) { return [](int, MatrixPairs&) {}; });
+  }
+
+ protected:
+  /// change_of(part) says what becomes of the pairs of its columns, as change(group, pairs) for
+  /// each 16 of them.
+  template <class ChangeOf>
+  static __device__ __forceinline__ void write_rows(Consumer<Shape>& consumer,
+                                                    const float (&acc)[Shape::kAccumulators],
+                                                    ChangeOf&& change_of) {
 #pragma unroll
     for (int part = 0; part < Ring::kParts; ++part) {
+      const auto change = change_of(part);
       Ring::for_each_buffer(part, [&](int buffer) { consumer.acquire(buffer); });
       std::uint8_t* rows = Ring::rows(consumer.shared, consumer.index, consumer.ring.slot, part);
       const int lane = ptx::lane_id();
@@ -32,12 +45,13 @@ struct RowPush : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::kParts > 1)> {
                                      lane / 16 * 16);
 #pragma unroll
       for (int group = 0; group < kPushCols / 16; ++group) {
-        std::uint32_t pairs[4];
+        MatrixPairs pairs;
 #pragma unroll
-        for (int q = 0; q < 4; ++q) {
+        for (int q = 0; q < kMatrixPairs; ++q) {
           const int i = part * (kPushCols / 2) + group * 8 + 2 * q;
           pairs[q] = pack_pair(acc[i], acc[i + 1]);
         }
+        change(group, pairs);
         store_matrices(lane_row + static_cast<std::uint32_t>(group * 32), pairs);
       }
       Ring::for_each_buffer(part, [&](int buffer) { consumer.commit(buffer); });
@@ -144,13 +158,14 @@ __device__ __forceinline__ void push_rows(Sender<Shape>& sender, const PushRows&
   signal_arrivals<stage>(sender, rows, static_cast<std::uint32_t>(work.width));
 }
 
-/// The sum over column groups, ascending, of each row's dprob.
-template <class Shape>
+/// The sum over column groups, ascending, of each row's dprob; `kGeneral`: divided by the row's
+/// probability where that has entered behind fc2.
+template <bool kGeneral, class Shape>
 __device__ __forceinline__ void push_dprobs(const Sender<Shape>& sender, const PushRows& rows,
                                             const TileWork& work) {
   constexpr int kAhead = 8;  // loads in flight
   const DeviceContext& ctx = sender.ctx;
-  const auto groups = static_cast<int>(dprob_groups(ctx.view.intermediate));
+  const auto groups = static_cast<int>(sums_of_row<kGeneral>(ctx.view));
 #pragma unroll
   for (int i = 0; i < PushRows::kPerLane; ++i) {
     if (!rows.goes(i)) continue;
@@ -165,6 +180,10 @@ __device__ __forceinline__ void push_dprobs(const Sender<Shape>& sender, const P
       for (int j = 0; j < kAhead; ++j) {
         if (g + j < groups) sum += ahead[j];
       }
+    }
+    if (kGeneral && ctx.view.probs == Probs::kAfter) {
+      const int row_of_tile = kConsumerRows * sender.index + 32 * i + sender.lane;
+      sum /= factor_of_dy(ctx.get<Tensor::kRowProbs>()[work.saved_row + row_of_tile]);
     }
     float* slots = ctx.peer(rows.origin[i].source).template get<Tensor::kDprobSlots>();
     slots[rows.slot(i, ctx.view.topk)] = sum;

@@ -1,7 +1,8 @@
 #pragma once
 
+#include "cuda/device/sm90/activation_rows.cuh"
+#include "cuda/device/sm90/biases.cuh"
 #include "cuda/device/sm90/combine.cuh"
-#include "cuda/device/sm90/gated_rows.cuh"
 #include "cuda/device/sm90/gemm.cuh"
 #include "cuda/device/warp.cuh"
 
@@ -10,20 +11,21 @@
 
 namespace uniep::cuda {
 
-/// h = x w1^T and a = p (silu(h_g) h_u). The tile's columns are kN / 2 of the gate half, then the
-/// same of the up half, so a thread holds both halves of each of its elements.
+/// h = x w1^T and a = p f(h). The tile's columns are kN / 2 of the gate half, then the same of the
+/// up half, so a thread holds both halves of each of its elements; without a gate they are kN
+/// neighbours.
 /// Maps: a = x_rows (H, rows); b = w1 (H, I, 2, El), box 64 x kN / 2; out0 = h (I, 2, rows), out1 =
 /// a (I, rows), boxes 64 x 64.
-/// kAnyGate: of any gated activation but SwiGLU, which one the view says. It is correct in the
-/// simplest form; SwiGLU's own code is fast.
-template <class Shape, bool kAnyGate = false>
+/// kGeneral: of any experts, as the view says; else of SwiGLU with probabilities ahead of fc2 and
+/// without biases.
+template <class Shape, bool kGeneral = false>
 struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN / 2 / kBoxCols))> {
   static constexpr Stage kStage = Stage::kFc1;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kK;
   static constexpr int kHalf = Shape::kN / 2;
   static constexpr int kChunks = kHalf / kBoxCols;
-  static constexpr int kBoxes = 3 * kChunks;
+  using Columns = ColumnsOfH<Shape, kGeneral>;
   static constexpr bool kBorrows = Fc1::kEpilogueSlots > 0;
 
   static __device__ __forceinline__ void load(const DeviceContext& ctx, const StageMaps& maps,
@@ -31,8 +33,12 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
                                               const TileWork& work, int k_block) {
     const int k = k_block * kTileK;
     load_rows(maps, slot, full, work, first_row_in<Tensor::kXRows>(ctx, work), k);
-    ptx::tma_load(slot.b, maps.b, full, k, work.n, 0, work.expert);
-    ptx::tma_load(slot.b + kHalf * kTileK * kOperandBytes, maps.b, full, k, work.n, 1, work.expert);
+    const Columns columns(ctx.view, work);
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      ptx::tma_load(slot.b + part * kHalf * kTileK * kOperandBytes, maps.b, full, k,
+                    columns.first(part), columns.half(part), work.expert);
+    }
   }
 
   /// A thread's two rows, as in RowProbs.
@@ -83,13 +89,18 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
     }
   }
 
-  /// Boxes: gate and up of each 64 columns, then a of each. Packed, h leaves registers for many
+  /// Of h two for each 64 columns of a part, of a as many as it has.
+  static __device__ __forceinline__ int boxes(const Columns& columns) {
+    return (columns.gated ? 3 : 4) * kChunks;
+  }
+
+  /// Boxes: both parts of each 64 columns, then a of each. Packed, h leaves registers for many
   /// elements of a at once.
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
                                                 const float (&acc)[Shape::kAccumulators],
                                                 const TileWork& work, const Early& early) {
-    const RowProbs& probs = early.probs;
-    keep_probs(consumer, work, probs);
+    keep_probs(consumer, work, early.probs);
+    const Columns columns(consumer.ctx.view, work);
     std::uint32_t gate[kChunks][kPairs], up[kChunks][kPairs];
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -99,29 +110,21 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
         gate[chunk][i] = pack_pair(acc[j], acc[j + 1]);
         up[chunk][i] = pack_pair(acc[kHalf / 2 + j], acc[kHalf / 2 + j + 1]);
       }
-    }
-    bool unusual = false;
-#pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-      consumer.write_box(OutputRing<Shape>::box_of(2 * chunk, kBoxes), gate[chunk]);
-      consumer.write_box(OutputRing<Shape>::box_of(2 * chunk + 1, kBoxes), up[chunk]);
-      if constexpr (!kAnyGate) unusual = unusual || has_unusual_gate(gate[chunk]);
-    }
-    if constexpr (!kAnyGate) unusual = __any_sync(kWholeWarp, unusual);
-#pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-      std::uint32_t a[kPairs];
-      if constexpr (kAnyGate) {
-        with_gate(consumer.ctx.view.activation, [&]<Activation kActivation>() {
-          activate_as<kActivation>(gate[chunk], up[chunk], probs, a);
-        });
-      } else if (unusual) {
-        activate<false>(gate[chunk], up[chunk], probs, a);
-      } else {
-        activate<true>(gate[chunk], up[chunk], probs, a);
+      if constexpr (kGeneral) {
+        add_b1(consumer, work, columns.half(0), columns.first(0) + chunk * kBoxCols, gate[chunk]);
+        add_b1(consumer, work, columns.half(1), columns.first(1) + chunk * kBoxCols, up[chunk]);
       }
-      consumer.write_box(OutputRing<Shape>::box_of(2 * kChunks + chunk, kBoxes), a);
     }
+    const int count = boxes(columns);
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      consumer.write_box(OutputRing<Shape>::box_of(2 * chunk, count), gate[chunk]);
+      consumer.write_box(OutputRing<Shape>::box_of(2 * chunk + 1, count), up[chunk]);
+    }
+    const RowProbs factors = factors_of<kGeneral, Pass::kForward>(consumer.ctx.view, early.probs);
+    with_activation<kGeneral>(consumer.ctx.view.activation, [&]<Activation kActivation>() {
+      activate_all<kActivation>(consumer, gate, up, factors);
+    });
     if (kBorrows) consumer.ring.advance();
   }
 
@@ -130,10 +133,12 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
     const int row = work.first_row + kConsumerRows * sender.index;
     const int row_of_h = work.saved_row + kConsumerRows * sender.index;
     const bool keeps_h = sender.ctx.template get<Tensor::kH>() != nullptr;
-    sender.send_boxes(kBoxes, [&](int i, const std::uint8_t* box) {
+    const Columns columns(sender.ctx.view, work);
+    sender.send_boxes(boxes(columns), [&](int i, const std::uint8_t* box) {
       if (!has_rows(work, sender.index)) return;
       if (i < 2 * kChunks) {
-        if (keeps_h) ptx::tma_store(maps.out0, box, work.n + i / 2 * kBoxCols, i % 2, row_of_h);
+        const int col = columns.first(i % 2) + i / 2 * kBoxCols;
+        if (keeps_h) ptx::tma_store(maps.out0, box, col, columns.half(i % 2), row_of_h);
       } else {
         ptx::tma_store(maps.out1, box, work.n + (i - 2 * kChunks) * kBoxCols, row, 0);
       }
@@ -142,70 +147,107 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
   }
 
  private:
+  /// a of all chunks, and into its boxes.
+  template <Activation kActivation>
+  static __device__ __forceinline__ void activate_all(Consumer<Shape>& consumer,
+                                                      const std::uint32_t (&gate)[kChunks][kPairs],
+                                                      const std::uint32_t (&up)[kChunks][kPairs],
+                                                      const RowProbs& factors) {
+    bool unusual = false;
+    if constexpr (has_sigmoid(kActivation)) {
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        unusual = unusual || has_unusual_gate<kActivation>(gate[chunk]);
+        if (!is_gated(kActivation)) unusual = unusual || has_unusual_gate<kActivation>(up[chunk]);
+      }
+      unusual = __any_sync(kWholeWarp, unusual);
+    }
+    constexpr int kCount = (is_gated(kActivation) ? 3 : 4) * kChunks;
+#pragma unroll
+    for (int chunk = 0; chunk < kCount - 2 * kChunks; ++chunk) {
+      const auto& of_chunk = chunk < kChunks ? gate[chunk % kChunks] : up[chunk % kChunks];
+      std::uint32_t a[kPairs];
+      if constexpr (!has_sigmoid(kActivation)) {
+        activate_one_by_one<kActivation>(of_chunk, up[chunk % kChunks], factors, a);
+      } else if (unusual) {
+        activate<kActivation, false>(of_chunk, up[chunk % kChunks], factors, a);
+      } else {
+        activate<kActivation, true>(of_chunk, up[chunk % kChunks], factors, a);
+      }
+      consumer.write_box(OutputRing<Shape>::box_of(2 * kChunks + chunk, kCount), a);
+    }
+  }
+
   /// Pair after pair: side by side, they would take registers that the products of this kernel
   /// need.
   template <Activation kActivation>
-  static __device__ __forceinline__ void activate_as(const std::uint32_t (&gate)[kPairs],
-                                                     const std::uint32_t (&up)[kPairs],
-                                                     const RowProbs& probs,
-                                                     std::uint32_t (&a)[kPairs]) {
-    const auto weighted = [](float p, float g, float u) {
-      return p * (gate_at<kActivation, DeviceMath>(g).value * up_at<kActivation>(u).value);
+  static __device__ __forceinline__ void activate_one_by_one(const std::uint32_t (&gate)[kPairs],
+                                                             const std::uint32_t (&up)[kPairs],
+                                                             const RowProbs& factors,
+                                                             std::uint32_t (&a)[kPairs]) {
+    const auto weighted = [](float factor, float g, float u) {
+      return factor * product_of<kActivation>(gate_at<kActivation, DeviceMath>(g), u);
     };
 #pragma unroll
     for (std::uint32_t& pair : a) pair = 0;
 #pragma unroll 1
     for (int i = 0; i < kPairs; ++i) {
-      const float p = pick(probs.of, i % 2);
+      const float factor = pick(factors.of, i % 2);
       const std::uint32_t g = pick(gate, i), u = pick(up, i);
-      put(a, i, pack_pair(weighted(p, low_of(g), low_of(u)), weighted(p, high_of(g), high_of(u))));
+      put(a, i,
+          pack_pair(weighted(factor, low_of(g), low_of(u)),
+                    weighted(factor, high_of(g), high_of(u))));
     }
   }
 
-  template <bool kUsual>
+  template <Activation kActivation, bool kUsual>
   static __device__ __forceinline__ void activate(const std::uint32_t (&gate)[kPairs],
                                                   const std::uint32_t (&up)[kPairs],
-                                                  const RowProbs& probs,
+                                                  const RowProbs& factors,
                                                   std::uint32_t (&a)[kPairs]) {
+    const auto weighted = [](float factor, float g, float s, float u) {
+      return factor * product_of<kActivation>(gate_with<kActivation>(g, s), u);
+    };
 #pragma unroll
     for (int first = 0; first < kPairs; first += kMatrixPairs) {
       float s[2 * kMatrixPairs];
-      sigmoids_of<kUsual>(reinterpret_cast<const MatrixPairs&>(gate[first]), s);
+      sigmoids_of<kActivation, kUsual>(reinterpret_cast<const MatrixPairs&>(gate[first]), s);
 #pragma unroll
       for (int i = 0; i < kMatrixPairs; ++i) {
         const std::uint32_t g = gate[first + i], u = up[first + i];
-        const float p = probs.of[i % 2];
-        a[first + i] = pack_pair(p * (silu(low_of(g), s[2 * i]) * low_of(u)),
-                                 p * (silu(high_of(g), s[2 * i + 1]) * high_of(u)));
+        const float factor = factors.of[i % 2];
+        a[first + i] = pack_pair(weighted(factor, low_of(g), s[2 * i], low_of(u)),
+                                 weighted(factor, high_of(g), s[2 * i + 1], high_of(u)));
       }
     }
   }
 };
 
 /// h once more, where forward has not kept it. Maps: a, b and out0 as of fc1.
-template <class Shape>
+template <class Shape, bool kGeneral = false>
 struct Refc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN / kBoxCols))> {
   static constexpr Stage kStage = Stage::kRefc1;
   static constexpr ptx::Major kMajorA = Fc1<Shape>::kMajorA;
   static constexpr ptx::Major kMajorB = Fc1<Shape>::kMajorB;
   static constexpr int kChunks = Fc1<Shape>::kChunks;
   static constexpr int kBoxes = 2 * kChunks;
+  using Columns = ColumnsOfH<Shape, kGeneral>;
   static constexpr bool kBorrows = Refc1::kEpilogueSlots > 0;
 
   static __device__ __forceinline__ void load(const DeviceContext& ctx, const StageMaps& maps,
                                               OperandSlot<Shape>& slot, std::uint64_t* full,
                                               const TileWork& work, int k_block) {
-    Fc1<Shape>::load(ctx, maps, slot, full, work, k_block);
+    Fc1<Shape, kGeneral>::load(ctx, maps, slot, full, work, k_block);
   }
 
   static __device__ __forceinline__ Nothing prepare(const Consumer<Shape>&, const TileWork&) {
     return {};
   }
 
-  /// Boxes: gate and up of each 64 columns.
+  /// Boxes: both parts of each 64 columns.
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
                                                 const float (&acc)[Shape::kAccumulators],
-                                                const TileWork&, const Nothing&) {
+                                                const TileWork& work, const Nothing&) {
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
       const int first = box / 2 * 2 * kPairs + box % 2 * Shape::kAccumulators / 2;
@@ -213,6 +255,11 @@ struct Refc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN /
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
         half[i] = pack_pair(acc[first + 2 * i], acc[first + 2 * i + 1]);
+      }
+      if constexpr (kGeneral) {
+        const Columns columns(consumer.ctx.view, work);
+        add_b1(consumer, work, columns.half(box % 2), columns.first(box % 2) + box / 2 * kBoxCols,
+               half);
       }
       consumer.write_box(OutputRing<Shape>::box_of(box, kBoxes), half);
     }
@@ -222,9 +269,11 @@ struct Refc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN /
   static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps& maps,
                                               const TileWork& work) {
     const int row = work.first_row + kConsumerRows * sender.index;
+    const Columns columns(sender.ctx.view, work);
     sender.send_boxes(kBoxes, [&](int i, const std::uint8_t* box) {
       if (!has_rows(work, sender.index)) return;
-      ptx::tma_store(maps.out0, box, work.n + i / 2 * kBoxCols, i % 2, row);
+      const int col = columns.first(i % 2) + i / 2 * kBoxCols;
+      ptx::tma_store(maps.out0, box, col, columns.half(i % 2), row);
     });
     if (sender.lane == 0) sender.template signal_tile<kStage>(work);
   }
@@ -232,7 +281,7 @@ struct Refc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN /
 
 /// dx rows = dh w1, pushed. The first column tile also adds up the rows' dprobs, whose column
 /// groups dfc2 has left. Maps: a = dh (2I, rows); b = w1 (H, 2I, El), boxes 64 x 64.
-template <class Shape>
+template <class Shape, bool kGeneral = false>
 struct Dfc1 : RowPush<Shape> {
   static constexpr Stage kStage = Stage::kDfc1;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
@@ -247,7 +296,7 @@ struct Dfc1 : RowPush<Shape> {
   static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps&,
                                               const TileWork& work) {
     const PushRows rows = rows_to_push(sender, work);
-    if (work.n == 0) push_dprobs(sender, rows, work);
+    if (work.n == 0) push_dprobs<kGeneral>(sender, rows, work);
     push_rows<kStage>(sender, rows, work);
   }
 };

@@ -16,6 +16,9 @@
 //   prefetch_epilogue(ctx, maps, work)   of these, what comes from far away; optional
 //   prepare(consumer, work)            consumer: what its epilogue reads ahead of the main loop
 //   proceed(consumer, work, prepared)  the same, once the first products are under way; optional
+//   reads_steps(consumer, work), read_step(consumer, work, slot, k, prepared)   what else it reads
+//   of
+//                                      the operands, under their products; optional
 //   finish(consumer, acc, work, prepared)      its epilogue, into output buffers
 //   send(sender, maps, work)           sender: the epilogue's stores and signals
 
@@ -137,14 +140,18 @@ __device__ __forceinline__ int multiply_next(Consumer<Shape>& consumer,
 
 /// acc = sum over k blocks, ascending, one accumulator per element; in columns that a narrow tile
 /// does not have, 0. There is at least one block: a tile that might have none would keep the
-/// accumulators of the tile before. `meanwhile` runs under the first products.
-template <class S, bool kNarrow, class Shape, class F>
+/// accumulators of the tile before. `meanwhile` runs under the first products, step(slot, k) under
+/// those of each step.
+template <class S, bool kNarrow, class Shape, class F, class G>
 __device__ __forceinline__ void accumulate(Consumer<Shape>& consumer, int k_blocks,
-                                           float (&acc)[Shape::kAccumulators], F&& meanwhile) {
+                                           float (&acc)[Shape::kAccumulators], F&& meanwhile,
+                                           G&& step) {
   int last = multiply_next<S, kNarrow, true, Shape>(consumer, acc);
   meanwhile();
+  step(last, 0);
   for (int k = 1; k < k_blocks; ++k) {
     const int slot = multiply_next<S, kNarrow, false, Shape>(consumer, acc);
+    step(slot, k);
     ptx::wgmma_wait<1>();  // the products before these have read their slot
     consumer.release_slot(last);
     last = slot;
@@ -168,16 +175,17 @@ __device__ __forceinline__ void pass_slots(Consumer<Shape>& consumer, int count)
 
 /// The main loop of a tile, as much of it as there is: sums of rows that the tile does not hold may
 /// be anything, and come from one block.
-template <class S, class Shape, class F>
+template <class S, class Shape, class F, class G>
 __device__ __forceinline__ void sum_products(Consumer<Shape>& consumer, const TileWork& work,
-                                             float (&acc)[Shape::kAccumulators], F&& meanwhile) {
+                                             float (&acc)[Shape::kAccumulators], F&& meanwhile,
+                                             G&& step) {
   const int k_blocks = has_rows(work, consumer.index) ? work.k_blocks : 1;
   bool narrow = false;
   if constexpr (can_be_narrow<S, Shape>()) {
     narrow = work.width <= Shape::kN / 2;
-    if (narrow) accumulate<S, true>(consumer, k_blocks, acc, meanwhile);
+    if (narrow) accumulate<S, true>(consumer, k_blocks, acc, meanwhile, step);
   }
-  if (!narrow) accumulate<S, false>(consumer, k_blocks, acc, meanwhile);
+  if (!narrow) accumulate<S, false>(consumer, k_blocks, acc, meanwhile, step);
   pass_slots(consumer, work.k_blocks - k_blocks);
 }
 

@@ -12,12 +12,16 @@
 
 namespace uniep::cuda {
 
-/// The GEMM stages of a pass.
-template <class... S>
+/// The GEMM stages of a pass. `kIsGeneral`: of any experts, wherever the probability enters,
+/// with or without biases; else of SwiGLU with probabilities ahead of fc2.
+template <bool kIsGeneral, class... S>
 struct StageList {
+  static constexpr bool kGeneral = kIsGeneral;
   /// Forward keeps what comes, and backward may make again what it did not keep.
-  static constexpr DispatchKinds kDispatchKinds{.saves = ((S::kStage == Stage::kFc1) || ...),
-                                                .refetches = ((S::kStage == Stage::kRefc1) || ...)};
+  static constexpr DispatchKinds kDispatchKinds{
+      .saves = ((S::kStage == Stage::kFc1) || ...),
+      .refetches = ((S::kStage == Stage::kRefc1) || ...),
+      .weighs = kIsGeneral && ((S::kStage == Stage::kDfc2) || ...)};
 
   static constexpr bool has(Stage stage) { return ((stage == S::kStage) || ...); }
 
@@ -27,19 +31,19 @@ struct StageList {
     ((stage == S::kStage ? f(S{}) : void()), ...);
   }
 };
-/// `kAnyGate`: with a gated activation other than SwiGLU.
-template <class Shape, bool kAnyGate = false>
-using ForwardStages = StageList<Fc1<Shape, kAnyGate>, Fc2<Shape>>;
+template <class Shape, bool kGeneral = false>
+using ForwardStages = StageList<kGeneral, Fc1<Shape, kGeneral>, Fc2<Shape, kGeneral>>;
 /// `Main`: of weight gradients that are added to.
 template <class Shape, class Main>
 using BackwardStages =
-    StageList<Dfc2<Shape>, Dfc1<Shape>, Wgrad2<Shape, Main>, Wgrad1<Shape, Main>>;
+    StageList<false, Dfc2<Shape>, Dfc1<Shape>, Wgrad2<Shape, Main>, Wgrad1<Shape, Main>>;
 /// With a RingShape.
 template <int kTileN>
 using RingShape = TileShape<kTileN, true>;
-template <class Shape, class Main, bool kAnyGate = false>
-using RemakingStages = StageList<Refc1<Shape>, Dfc2<Shape, kAnyGate>, Dfc1<Shape>,
-                                 Wgrad2<Shape, Main>, Wgrad1<Shape, Main>>;
+template <class Shape, class Main, bool kGeneral = false>
+using RemakingStages =
+    StageList<kGeneral, Refc1<Shape, kGeneral>, Dfc2<Shape, kGeneral>, Dfc1<Shape, kGeneral>,
+              Wgrad2<Shape, Main, kGeneral>, Wgrad1<Shape, Main, kGeneral>>;
 
 /// Whether a role knows what to do with the stage's tasks. Checked where this is compiled: nobody
 /// would signal what a stage without a routine leaves undone. scheduler.cuh cuts the same grids.
@@ -160,16 +164,26 @@ __device__ __forceinline__ void run_consumer(const DeviceContext& ctx, PassShare
         r.begun_cycle = ptx::sm_cycles();
       });
     }
-    if (work.stage == Reduce<Shape>::kStage) Reduce<Shape>::run(consumer, work);
+    if (work.stage == Reduce<Shape>::kStage) {
+      Reduce<Shape>::template run<Stages::kGeneral>(consumer, work);
+    }
     Stages::visit(work.stage, [&](auto stage) {
       using S = decltype(stage);
       float acc[Shape::kAccumulators];
       auto early = S::prepare(consumer, work);
-      sum_products<S>(consumer, work, acc, [&] {
+      const auto proceed = [&] {
         if constexpr (requires { S::proceed(consumer, work, early); }) {
           S::proceed(consumer, work, early);
         }
-      });
+      };
+      if constexpr (requires { S::reads_steps(consumer, work); }) {
+        const bool reads = S::reads_steps(consumer, work);
+        sum_products<S>(consumer, work, acc, proceed, [&](int slot, int k) {
+          if (reads) S::read_step(consumer, work, consumer.shared.slots[slot], k, early);
+        });
+      } else {
+        sum_products<S>(consumer, work, acc, proceed, [](int, int) {});
+      }
       S::finish(consumer, acc, work, early);
     });
     if (notes) {

@@ -33,6 +33,7 @@ struct Reduce {
     }
   }
 
+  template <bool kGeneral>
   static __device__ __forceinline__ void run(Consumer<Shape>& consumer, const TileWork& work) {
     const DeviceContext& ctx = consumer.ctx;
     const int thread = static_cast<int>(threadIdx.x) - kFirstConsumerThread;
@@ -43,7 +44,7 @@ struct Reduce {
     for_each_piece(ctx.view, work, [&](const ReducePiece& piece) {
       const unsigned slots = kept.of(piece.token, piece.tokens);
       const auto* rows = reinterpret_cast<const Vector*>(consumer.wait_slot().a);
-      sum_piece(ctx, piece, rows, slots, thread, kConsumerThreads);
+      sum_piece<kGeneral>(ctx, piece, rows, slots, thread, kConsumerThreads);
       consumer.release_slot(consumer.ring.slot);
       consumer.ring.advance();
     });

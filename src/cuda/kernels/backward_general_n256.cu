@@ -8,10 +8,10 @@ using Stages = RemakingStages<Shape, float, true>;
 
 }  // namespace
 
-cudaError_t prepare_backward_gate_n256() { return prepare_pass<Stages, Shape>(); }
+cudaError_t prepare_backward_general_n256() { return prepare_pass<Stages, Shape>(); }
 
-cudaError_t launch_backward_gate_n256(const DeviceContext& ctx, const LaunchQueues& queues,
-                                      const PassMaps& maps, int ctas, cudaStream_t stream) {
+cudaError_t launch_backward_general_n256(const DeviceContext& ctx, const LaunchQueues& queues,
+                                         const PassMaps& maps, int ctas, cudaStream_t stream) {
   return launch_pass<Stages, Shape>(ctx, queues, maps, ctas, stream);
 }
 
