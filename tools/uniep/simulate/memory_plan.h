@@ -38,6 +38,7 @@ struct PlannedChoice {
   Save save = Save::kRows;
   bool recompute_h = false;
   bool exact_rows = false;
+  std::int64_t backward_rows = 0;  ///< Problem::backward_rows; the same of all choices
   std::int64_t rows = 0;     ///< that calls take memory for
   std::int64_t kept = 0;     ///< of all layers and microbatches in flight
   std::int64_t pass = 0;     ///< what the larger pass works in

@@ -42,6 +42,7 @@ std::string arguments(const MemoryPlan& plan, const PlannedChoice& choice) {
   const auto truth = [](bool value) { return value ? "True" : "False"; };
   return cat("save=\"", name(choice.save), "\", recompute_h=", truth(choice.recompute_h),
              ", exact_rows=", truth(choice.exact_rows),
+             choice.backward_rows > 0 ? cat(", backward_rows=", choice.backward_rows) : "",
              plan.needed_capacity > 0 ? cat(", capacity_rows=", plan.needed_capacity) : "");
 }
 
@@ -59,11 +60,17 @@ std::string nothing_fits(const MemoryPlan& plan) {
 }
 
 Json choice_json(const PlannedChoice& choice, const ModelMemory& model) {
-  return {{"save", name(choice.save)},       {"recompute_h", choice.recompute_h},
-          {"exact_rows", choice.exact_rows}, {"rows", choice.rows},
-          {"kept_bytes", choice.kept},       {"pass_bytes", choice.pass},
-          {"shared_bytes", choice.shared},   {"weight_bytes", choice.weights},
-          {"total_bytes", choice.total()},   {"predicted_ms", 1e3 * choice.seconds},
+  return {{"save", name(choice.save)},
+          {"recompute_h", choice.recompute_h},
+          {"exact_rows", choice.exact_rows},
+          {"backward_rows", choice.backward_rows},
+          {"rows", choice.rows},
+          {"kept_bytes", choice.kept},
+          {"pass_bytes", choice.pass},
+          {"shared_bytes", choice.shared},
+          {"weight_bytes", choice.weights},
+          {"total_bytes", choice.total()},
+          {"predicted_ms", 1e3 * choice.seconds},
           {"fits", fits(choice, model)}};
 }
 
