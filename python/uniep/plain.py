@@ -414,11 +414,23 @@ def _add_bias(rows: Tensor, bias: Tensor, ends: Tensor, factor: Tensor | None = 
 
 
 def _sum_rows(rows: Tensor, ends: Tensor) -> Tensor:
-    """[M, n] -> [El, n]: the sums over each expert's rows, ascending, fp32, from +0."""
+    """[M, n] -> [El, n]: the sums over each expert's rows in uniep's order, fp32, from +0.
+
+    Rows in groups of 64, then groups ascending. In a group partial sum q takes rows 8m + 2q and the
+    next, ascending; then they add up pairwise. Behind an expert's rows there are zeros.
+    """
     by_expert = _by_expert(rows, ends)
+    groups = -(-by_expert.shape[1] // 64)
+    padded = torch.nn.functional.pad(by_expert, (0, 0, 0, groups * 64 - by_expert.shape[1]))
+    by_partial = padded.view(len(ends), groups, 8, 4, 2, rows.shape[1])
+    partials = by_partial.new_zeros(len(ends), groups, 4, rows.shape[1])
+    for m in range(8):
+        for row in range(2):
+            partials = partials + by_partial[:, :, m, :, row]
+    of_group = (partials[:, :, 0] + partials[:, :, 1]) + (partials[:, :, 2] + partials[:, :, 3])
     total = rows.new_zeros(len(ends), rows.shape[1])
-    for row in range(by_expert.shape[1]):
-        total = total + by_expert[:, row]  # behind an expert's rows there are zeros
+    for group in range(groups):
+        total = total + of_group[:, group]
     return total
 
 

@@ -23,4 +23,14 @@ constexpr UNIEP_HD std::int64_t dprob_sums(std::int64_t intermediate, bool has_b
   return dprob_groups(intermediate) + (has_bias ? 1 : 0);
 }
 
+/// Bias gradients, sums over an expert's rows, are summed in groups of this many rows in canonical
+/// order, then over groups ascending. Inside a group partial sum q of kBiasPartials takes rows
+/// 8 m + 2 q and the next, m ascending; then they are added pairwise: q and q + 1, then q and q
+/// + 2.
+inline constexpr int kBiasRows = 64;
+inline constexpr int kBiasPartials = 4;
+
+/// Row number i of a group's partial sum.
+constexpr UNIEP_HD int bias_row(int partial, int i) { return i / 2 * 8 + 2 * partial + i % 2; }
+
 }  // namespace uniep

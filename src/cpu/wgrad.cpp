@@ -82,7 +82,7 @@ void wgrad_tile(const PassContext& ctx, const Task& task, Scratch& scratch, cons
 }
 
 /// The bias gradient of the same output rows, by the task of the first columns: the sum of the
-/// columns of `left` over the expert's rows in canonical order, row i times factor(i).
+/// columns of `left` over the expert's rows, row i times factor(i), in the order of kBiasRows.
 template <Tensor left, class Factor>
 void bias_tile(const PassContext& ctx, const Task& task, Scratch& scratch, const WeightGrad& db,
                const Factor& factor) {
@@ -93,11 +93,23 @@ void bias_tile(const PassContext& ctx, const Task& task, Scratch& scratch, const
   const auto [m0, m] = tile_rows(v, task);
   if (is_kept(db, rows)) return;
 
-  float* sums = scratch.accumulators.reserve(static_cast<std::size_t>(m));
+  float* sums = scratch.accumulators.reserve(static_cast<std::size_t>((1 + kBiasPartials) * m));
+  float* partials = sums + m;
   std::fill_n(sums, m, 0.0f);
-  for (std::int64_t i = 0; i < rows; ++i) {
-    const std::int64_t row = ctx.row<left>(v.segment_begin[task.expert] + i);
-    ctx.kernels.add_scaled_row(m, sums, ctx.get<left>() + row * width + m0, factor(i));
+  for (std::int64_t first = 0; first < rows; first += kBiasRows) {
+    std::fill_n(partials, kBiasPartials * m, 0.0f);
+    for (int partial = 0; partial < kBiasPartials; ++partial) {
+      for (int i = 0; i < kBiasRows / kBiasPartials; ++i) {
+        const std::int64_t row = first + bias_row(partial, i);
+        if (row >= rows) continue;
+        const std::int64_t at = ctx.row<left>(v.segment_begin[task.expert] + row);
+        ctx.kernels.add_scaled_row(m, partials + partial * m, ctx.get<left>() + at * width + m0,
+                                   factor(row));
+      }
+    }
+    for (std::int64_t j = 0; j < m; ++j) {
+      sums[j] += (partials[j] + partials[m + j]) + (partials[2 * m + j] + partials[3 * m + j]);
+    }
   }
   store(ctx.kernels, db, task.expert * width + m0, m, sums);
 }

@@ -66,18 +66,26 @@ constexpr PassKernel kPassKernels[] = {
     {{kForward, false, false, 256, true},
      prepare_forward_general_n256,
      launch_forward_general_n256},
-    {{kBackward, true, false, 128, true},
+    {{kBackward, false, false, 128, true},
      prepare_backward_general_n128,
      launch_backward_general_n128},
-    {{kBackward, true, false, 256, true},
+    {{kBackward, false, false, 256, true},
      prepare_backward_general_n256,
      launch_backward_general_n256},
-    {{kBackward, true, true, 128, true},
+    {{kBackward, false, true, 128, true},
      prepare_backward_bf16_general_n128,
      launch_backward_bf16_general_n128},
-    {{kBackward, true, true, 256, true},
+    {{kBackward, false, true, 256, true},
      prepare_backward_bf16_general_n256,
      launch_backward_bf16_general_n256},
+    {{kBackward, true, false, 128, true}, prepare_remake_general_n128, launch_remake_general_n128},
+    {{kBackward, true, false, 256, true}, prepare_remake_general_n256, launch_remake_general_n256},
+    {{kBackward, true, true, 128, true},
+     prepare_remake_bf16_general_n128,
+     launch_remake_bf16_general_n128},
+    {{kBackward, true, true, 256, true},
+     prepare_remake_bf16_general_n256,
+     launch_remake_bf16_general_n256},
 };
 
 PassVariant variant_of(const PassView& v, const PassTensors& tensors) {
@@ -87,7 +95,7 @@ PassVariant variant_of(const PassView& v, const PassTensors& tensors) {
     return {.pass = v.pass, .tile_n = v.schedule.tile_n, .general = general};
   }
   return {.pass = v.pass,
-          .remakes = v.dropped.x_rows || v.dropped.h || general || v.ring_rows > 0,
+          .remakes = v.dropped.x_rows || v.dropped.h || v.ring_rows > 0,
           .bf16_main = any_is<Bf16MainGrad>(tensors),
           .tile_n = v.schedule.tile_n,
           .general = general};

@@ -56,54 +56,31 @@ cudaError_t launch_fault_fill(const PlanStatus* plan, const FaultFill& fill, int
 /// and can do all of the rest.
 using LaunchPass = cudaError_t (*)(const DeviceContext& ctx, const LaunchQueues& queues,
                                    const PassMaps& maps, int ctas, cudaStream_t stream);
-cudaError_t prepare_forward_n128();
-cudaError_t prepare_forward_n256();
-cudaError_t prepare_backward_n128();
-cudaError_t prepare_backward_n256();
-cudaError_t prepare_backward_bf16_n128();
-cudaError_t prepare_backward_bf16_n256();
-cudaError_t prepare_remake_n128();
-cudaError_t prepare_remake_n256();
-cudaError_t prepare_remake_bf16_n128();
-cudaError_t prepare_remake_bf16_n256();
-cudaError_t prepare_forward_general_n128();
-cudaError_t prepare_forward_general_n256();
-cudaError_t prepare_backward_general_n128();
-cudaError_t prepare_backward_general_n256();
-cudaError_t prepare_backward_bf16_general_n128();
-cudaError_t prepare_backward_bf16_general_n256();
-cudaError_t launch_forward_n128(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
-                                cudaStream_t);
-cudaError_t launch_forward_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
-                                cudaStream_t);
-cudaError_t launch_backward_n128(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
-                                 cudaStream_t);
-cudaError_t launch_backward_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
-                                 cudaStream_t);
-cudaError_t launch_backward_bf16_n128(const DeviceContext&, const LaunchQueues&, const PassMaps&,
-                                      int, cudaStream_t);
-cudaError_t launch_backward_bf16_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&,
-                                      int, cudaStream_t);
-cudaError_t launch_remake_n128(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
-                               cudaStream_t);
-cudaError_t launch_remake_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
-                               cudaStream_t);
-cudaError_t launch_remake_bf16_n128(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
-                                    cudaStream_t);
-cudaError_t launch_remake_bf16_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
-                                    cudaStream_t);
-cudaError_t launch_forward_general_n128(const DeviceContext&, const LaunchQueues&, const PassMaps&,
-                                        int, cudaStream_t);
-cudaError_t launch_forward_general_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&,
-                                        int, cudaStream_t);
-cudaError_t launch_backward_general_n128(const DeviceContext&, const LaunchQueues&, const PassMaps&,
-                                         int, cudaStream_t);
-cudaError_t launch_backward_general_n256(const DeviceContext&, const LaunchQueues&, const PassMaps&,
-                                         int, cudaStream_t);
-cudaError_t launch_backward_bf16_general_n128(const DeviceContext&, const LaunchQueues&,
-                                              const PassMaps&, int, cudaStream_t);
-cudaError_t launch_backward_bf16_general_n256(const DeviceContext&, const LaunchQueues&,
-                                              const PassMaps&, int, cudaStream_t);
+#define UNIEP_DECLARE_PASS(name)                                                             \
+  cudaError_t prepare_##name();                                                              \
+  cudaError_t launch_##name(const DeviceContext&, const LaunchQueues&, const PassMaps&, int, \
+                            cudaStream_t);
+UNIEP_DECLARE_PASS(forward_n128)
+UNIEP_DECLARE_PASS(forward_n256)
+UNIEP_DECLARE_PASS(backward_n128)
+UNIEP_DECLARE_PASS(backward_n256)
+UNIEP_DECLARE_PASS(backward_bf16_n128)
+UNIEP_DECLARE_PASS(backward_bf16_n256)
+UNIEP_DECLARE_PASS(remake_n128)
+UNIEP_DECLARE_PASS(remake_n256)
+UNIEP_DECLARE_PASS(remake_bf16_n128)
+UNIEP_DECLARE_PASS(remake_bf16_n256)
+UNIEP_DECLARE_PASS(forward_general_n128)
+UNIEP_DECLARE_PASS(forward_general_n256)
+UNIEP_DECLARE_PASS(backward_general_n128)
+UNIEP_DECLARE_PASS(backward_general_n256)
+UNIEP_DECLARE_PASS(backward_bf16_general_n128)
+UNIEP_DECLARE_PASS(backward_bf16_general_n256)
+UNIEP_DECLARE_PASS(remake_general_n128)
+UNIEP_DECLARE_PASS(remake_general_n256)
+UNIEP_DECLARE_PASS(remake_bf16_general_n128)
+UNIEP_DECLARE_PASS(remake_bf16_general_n256)
+#undef UNIEP_DECLARE_PASS
 
 /// Every rank's CallState, as mapped here.
 struct CallStates {

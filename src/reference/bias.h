@@ -30,14 +30,22 @@ std::vector<T> expert_bias(const std::vector<T>& tensor, std::int64_t e, std::in
   return {tensor.begin() + e * width, tensor.begin() + (e + 1) * width};
 }
 
-/// The sum over an expert's rows of factor times row, in canonical order, not rounded.
+/// The sum over an expert's rows of factor times row, in the order of docs/numerics.md, not
+/// rounded.
 template <class T>
 Matrix<T> bias_grad(const Matrix<T>& rows, const std::vector<T>& factors) {
   Matrix<T> sum(1, rows.cols);
-  for (std::int64_t r = 0; r < rows.rows; ++r) {
-    for (std::int64_t c = 0; c < rows.cols; ++c) {
-      sum.values[static_cast<std::size_t>(c)] +=
-          factors[static_cast<std::size_t>(r)] * rows.row(r)[c];
+  for (std::int64_t c = 0; c < rows.cols; ++c) {
+    for (std::int64_t first = 0; first < rows.rows; first += 64) {
+      T partials[4] = {};
+      const std::int64_t end = std::min<std::int64_t>(first + 64, rows.rows);
+      for (std::int64_t r = first; r < end; ++r) {
+        partials[r % 8 / 2] += factors[static_cast<std::size_t>(r)] * rows.row(r)[c];
+      }
+      partials[0] += partials[1];
+      partials[2] += partials[3];
+      partials[0] += partials[2];
+      sum.values[static_cast<std::size_t>(c)] += partials[0];
     }
   }
   return sum;

@@ -3,8 +3,8 @@
 namespace uniep::cuda {
 namespace {
 
-using Shape = RingShape<256>;
-using Stages = RemakingStages<Shape, bf16, true>;
+using Shape = TileShape<256>;
+using Stages = BackwardStages<Shape, bf16, true>;
 
 }  // namespace
 

@@ -3,8 +3,8 @@
 namespace uniep::cuda {
 namespace {
 
-using Shape = RingShape<128>;
-using Stages = RemakingStages<Shape, float, true>;
+using Shape = TileShape<128>;
+using Stages = BackwardStages<Shape, float, true>;
 
 }  // namespace
 

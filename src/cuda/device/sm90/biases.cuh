@@ -36,21 +36,68 @@ __device__ __forceinline__ std::uint32_t add_pair(std::uint32_t pair, float fact
   return pack_pair(low_of(pair) + factor * low_of(bias), high_of(pair) + factor * high_of(bias));
 }
 
-/// Adds b1 to the pairs of 64 columns of a half of h, from column `col` on.
-template <class Shape>
-__device__ __forceinline__ void add_b1(const Consumer<Shape>& consumer, const TileWork& work,
-                                       int half, int col, std::uint32_t (&pairs)[kPairs]) {
-  const PassView& v = consumer.ctx.view;
-  if (!v.dropped.has_bias) return;
-  const bf16* b1 = b1_of(consumer.ctx, work.expert) + half * v.intermediate;
-  std::uint32_t bias[kPairs / 2];
-#pragma unroll
-  for (int i = 0; i < kPairs / 2; ++i) {
-    bias[i] = pair_at(b1, col + 8 * i + 2 * (consumer.lane() % 4), v.intermediate);
+/// A bias in the columns of a tile, `kSpans` times 64 of them: read ahead of the main loop, and so
+/// spread over a warp, two columns a lane. Without biases, anything.
+template <int kSpans>
+class SpreadBias {
+ public:
+  /// Columns [col, col + 64) of a row of `width` are the span's.
+  __device__ __forceinline__ void read(int span, const bf16* row, std::int64_t col,
+                                       std::int64_t width) {
+    of_[span] = pair_at(row, col + 2 * ptx::lane_id(), width);
   }
+
+  /// Adds it, times the factors of the thread's two rows, to the pairs of 16 columns of a span, of
+  /// which these are number `group`. By all lanes.
+  __device__ __forceinline__ void add_to(int span, int group, const float (&factors)[2],
+                                         std::uint32_t* pairs) const {
+    std::uint32_t bias[2];
 #pragma unroll
-  for (int i = 0; i < kPairs; ++i) pairs[i] = add_pair(pairs[i], 1.0f, bias[i / 2]);
-}
+    for (int i = 0; i < 2; ++i) {
+      const int lane = 4 * (2 * group + i) + ptx::lane_id() % 4;
+      bias[i] = __shfl_sync(kWholeWarp, of_[span], lane);
+    }
+#pragma unroll
+    for (int i = 0; i < kMatrixPairs; ++i) {
+      pairs[i] = add_pair(pairs[i], factors[i % 2], bias[i / 2]);
+    }
+  }
+
+ private:
+  std::uint32_t of_[kSpans];
+};
+
+/// b1 in both parts of the columns of a tile of h.
+template <class Columns>
+class BiasOfH {
+ public:
+  __device__ __forceinline__ BiasOfH(const DeviceContext& ctx, const TileWork& work) {
+    if (!ctx.view.dropped.has_bias) return;
+    const Columns columns(ctx.view, work);
+    const std::int64_t width = ctx.view.intermediate;
+#pragma unroll
+    for (int i = 0; i < 2 * kChunks; ++i) {
+      const int part = i / kChunks;
+      bias_.read(i, b1_of(ctx, work.expert) + columns.half(part) * width,
+                 columns.first(part) + i % kChunks * kBoxCols, width);
+    }
+  }
+
+  /// To the pairs of 64 columns of a part.
+  __device__ __forceinline__ void add_to(const PassView& v, int part, int chunk,
+                                         std::uint32_t (&pairs)[kPairs]) const {
+    if (!v.dropped.has_bias) return;
+    constexpr float kOnes[2] = {1.0f, 1.0f};
+#pragma unroll
+    for (int group = 0; group < kBoxCols / 16; ++group) {
+      bias_.add_to(part * kChunks + chunk, group, kOnes, pairs + kMatrixPairs * group);
+    }
+  }
+
+ private:
+  static constexpr int kChunks = Columns::kPart / kBoxCols;
+  SpreadBias<2 * kChunks> bias_;
+};
 
 /// Element `col` of row `row`, and the next, of rows of 64 elements that lie as the copy engine
 /// left them: rows of 128 bytes, whose chunks of 16 bytes are swizzled.
@@ -60,72 +107,98 @@ __device__ __forceinline__ std::uint32_t swizzled_pair(const std::uint8_t* box, 
                                                  col % kVectorElements * kBf16Bytes);
 }
 
+// What is read beside the products has few registers, so loops are rolled.
+
 /// The sums over columns of the thread's two rows, as in RowProbs, times a row of weights: by
 /// groups of 64 columns, a step each, in the order of dprobs (Dfc2::store_groups).
 template <class Shape>
-struct RowDots {
-  float of[2] = {0, 0};
-
+class RowDots {
+ public:
   /// `factors` [H] are those of all columns.
   __device__ __forceinline__ void add(const Consumer<Shape>& consumer,
                                       const OperandSlot<Shape>& operands, const bf16* factors,
                                       int k_block) {
     static_assert(kTileK == kDprobGroup, "a step is a group");
-    constexpr int kVectors = kTileK / kVectorElements;
-    const int of_vector = 2 * (consumer.lane() % 4);  // which elements of 8 are the thread's
-    std::uint32_t factor[kVectors];
+    const std::uint32_t of_step =  // two columns a lane
+        pair_at(factors, std::int64_t{k_block} * kTileK + 2 * consumer.lane(),
+                consumer.ctx.view.hidden);
+    const int row = consumer.lane() / 4, pair = consumer.lane() % 4;
+    const std::uint8_t* box = operands.a + consumer.first_row() * kRowBytes;
+    float sums[2] = {0, 0};
+#pragma unroll 1
+    for (int i = 0; i < kTileK / kVectorElements; ++i) {
+      const std::uint32_t factor = __shfl_sync(kWholeWarp, of_step, 4 * i + pair);
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int col = i * kVectorElements + of_vector;
-      factor[i] = pair_at(factors, std::int64_t{k_block} * kTileK + col, consumer.ctx.view.hidden);
+      for (int half = 0; half < 2; ++half) {
+        const std::uint32_t elements =
+            swizzled_pair(box + half * 8 * kRowBytes, row, i * kVectorElements + 2 * pair);
+        sums[half] = sums[half] + low_of(elements) * low_of(factor);
+        sums[half] = sums[half] + high_of(elements) * high_of(factor);
+      }
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = consumer.first_row() + consumer.lane() / 4 + 8 * half;
-      float sum = 0;
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        const std::uint32_t pair = swizzled_pair(operands.a, row, i * kVectorElements + of_vector);
-        sum = sum + low_of(pair) * low_of(factor[i]);
-        sum = sum + high_of(pair) * high_of(factor[i]);
-      }
-      sum += __shfl_xor_sync(kWholeWarp, sum, 1);
-      sum += __shfl_xor_sync(kWholeWarp, sum, 2);
-      of[half] = of[half] + sum;
+      sums[half] += __shfl_xor_sync(kWholeWarp, sums[half], 1);
+      sums[half] += __shfl_xor_sync(kWholeWarp, sums[half], 2);
+      of_[half] = of_[half] + sums[half];
     }
   }
+
+  __device__ __forceinline__ float of(int half) const { return of_[half]; }
+
+ private:
+  static constexpr int kRowBytes = kTileK * kOperandBytes;
+  float of_[2] = {0, 0};
 };
 
 /// The sums over rows of a consumer's 64 columns of a weight gradient's left operand, each row
-/// times a factor: in canonical order, from +0. One warp does, two columns a lane.
+/// times a factor: in the order of kBiasRows (base/contract.h), of which a step is a group. A warp
+/// sums 16 columns, a thread two of them in one of four partial sums.
 template <class Shape>
 struct ColumnSums {
   float of[2] = {0, 0};
 
-  /// Each consumer's is on a scheduler of its own.
-  static __device__ __forceinline__ bool sums(const Consumer<Shape>& consumer) {
-    return consumer.warp() == 2 * consumer.index;
+  /// The thread's first column, of the consumer's.
+  static __device__ __forceinline__ int column(const Consumer<Shape>& consumer) {
+    return 16 * consumer.warp() + 2 * (consumer.lane() / kBiasPartials);
   }
-  static __device__ __forceinline__ int column() { return 2 * ptx::lane_id(); }
+  static __device__ __forceinline__ bool stores(const Consumer<Shape>& consumer) {
+    return consumer.lane() % kBiasPartials == 0;
+  }
 
   /// `rows` are those of the step that exist; factor(row of the step) of each.
   template <class Factor>
   __device__ __forceinline__ void add(const Consumer<Shape>& consumer,
                                       const OperandSlot<Shape>& operands, int rows,
                                       Factor&& factor) {
+    static_assert(kTileK == kBiasRows, "a step is a group");
+    constexpr int kRows = kBiasRows / kBiasPartials;
     const std::uint8_t* box = operands.a + consumer.index * kBoxBytes;
-#pragma unroll 8
-    for (int row = 0; row < min_of(rows, kTileK); ++row) {
-      const std::uint32_t pair = swizzled_pair(box, row, column());
+    const int partial = consumer.lane() % kBiasPartials;
+    float sums[2] = {0, 0};
+    std::uint32_t next = swizzled_pair(box, bias_row(partial, 0), column(consumer));
+#pragma unroll 1
+    for (int i = 0; i < kRows; ++i) {
+      const int row = bias_row(partial, i);
+      const std::uint32_t pair = next;
+      next = swizzled_pair(box, bias_row(partial, (i + 1) % kRows), column(consumer));
       const float f = factor(row);
-      of[0] = of[0] + f * low_of(pair);
-      of[1] = of[1] + f * high_of(pair);
+      if (row < rows) {
+        sums[0] = sums[0] + f * low_of(pair);
+        sums[1] = sums[1] + f * high_of(pair);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      sums[i] = sums[i] + __shfl_xor_sync(kWholeWarp, sums[i], 1);
+      sums[i] = sums[i] + __shfl_xor_sync(kWholeWarp, sums[i], 2);
+      of[i] = of[i] + sums[i];
     }
   }
 };
 
 /// What db2 counts the rows of a step times, from row `first` of the plan on: read by a warp for
-/// all of its lanes.
+/// all of its lanes, before the products of the step.
 class StepFactors {
  public:
   __device__ __forceinline__ StepFactors(const DeviceContext& ctx, int first) {
@@ -136,7 +209,9 @@ class StepFactors {
     }
   }
   __device__ __forceinline__ float operator()(int row) const {
-    return __shfl_sync(kWholeWarp, row < 32 ? of_[0] : of_[1], row % 32);
+    const float low = __shfl_sync(kWholeWarp, of_[0], row % 32);
+    const float high = __shfl_sync(kWholeWarp, of_[1], row % 32);
+    return row < 32 ? low : high;
   }
 
  private:

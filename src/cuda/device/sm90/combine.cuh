@@ -23,19 +23,17 @@ struct RowPush : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::kParts > 1)> {
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
                                                 const float (&acc)[Shape::kAccumulators],
                                                 const TileWork&, const Nothing&) {
-    write_rows(consumer, acc, [](int) { return [](int, MatrixPairs&) {}; });
+    write_rows(consumer, acc, [](int, MatrixPairs&) {});
   }
 
  protected:
-  /// change_of(part) says what becomes of the pairs of its columns, as change(group, pairs) for
-  /// each 16 of them.
-  template <class ChangeOf>
+  /// change(group, pairs) says what becomes of the pairs of each 16 columns.
+  template <class Change>
   static __device__ __forceinline__ void write_rows(Consumer<Shape>& consumer,
                                                     const float (&acc)[Shape::kAccumulators],
-                                                    ChangeOf&& change_of) {
+                                                    Change&& change) {
 #pragma unroll
     for (int part = 0; part < Ring::kParts; ++part) {
-      const auto change = change_of(part);
       Ring::for_each_buffer(part, [&](int buffer) { consumer.acquire(buffer); });
       std::uint8_t* rows = Ring::rows(consumer.shared, consumer.index, consumer.ring.slot, part);
       const int lane = ptx::lane_id();
@@ -51,7 +49,7 @@ struct RowPush : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::kParts > 1)> {
           const int i = part * (kPushCols / 2) + group * 8 + 2 * q;
           pairs[q] = pack_pair(acc[i], acc[i + 1]);
         }
-        change(group, pairs);
+        change(part * (kPushCols / 16) + group, pairs);
         store_matrices(lane_row + static_cast<std::uint32_t>(group * 32), pairs);
       }
       Ring::for_each_buffer(part, [&](int buffer) { consumer.commit(buffer); });

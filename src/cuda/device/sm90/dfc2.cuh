@@ -210,7 +210,7 @@ struct Dfc2 {
     for (int half = 0; half < 2; ++half) {
       const std::int64_t row =
           work.first_row + consumer.first_row() + consumer.lane() / 4 + 8 * half;
-      ctx.get<Tensor::kDprobGroups>()[row * sums + sums - 1] = early.dots.of[half];
+      ctx.get<Tensor::kDprobGroups>()[row * sums + sums - 1] = early.dots.of(half);
     }
   }
 };

@@ -43,8 +43,9 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
 
   /// A thread's two rows, as in RowProbs.
   struct Early {
-    RowOrigin origin[2];
-    RowProbs probs;
+    RowOrigin origin[2]{};
+    RowProbs probs{};
+    [[no_unique_address]] std::conditional_t<kGeneral, BiasOfH<Columns>, Nothing> bias;
   };
 
   static __device__ __forceinline__ int row_of(const Consumer<Shape>& consumer, int i) {
@@ -53,7 +54,7 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
 
   static __device__ __forceinline__ Early prepare(const Consumer<Shape>& consumer,
                                                   const TileWork& work) {
-    Early early{};
+    Early early{.bias = {consumer.ctx, work}};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = row_of(consumer, i);
@@ -111,8 +112,8 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
         up[chunk][i] = pack_pair(acc[kHalf / 2 + j], acc[kHalf / 2 + j + 1]);
       }
       if constexpr (kGeneral) {
-        add_b1(consumer, work, columns.half(0), columns.first(0) + chunk * kBoxCols, gate[chunk]);
-        add_b1(consumer, work, columns.half(1), columns.first(1) + chunk * kBoxCols, up[chunk]);
+        early.bias.add_to(consumer.ctx.view, 0, chunk, gate[chunk]);
+        early.bias.add_to(consumer.ctx.view, 1, chunk, up[chunk]);
       }
     }
     const int count = boxes(columns);
@@ -240,14 +241,16 @@ struct Refc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN /
     Fc1<Shape, kGeneral>::load(ctx, maps, slot, full, work, k_block);
   }
 
-  static __device__ __forceinline__ Nothing prepare(const Consumer<Shape>&, const TileWork&) {
-    return {};
+  using Early = std::conditional_t<kGeneral, BiasOfH<Columns>, Nothing>;
+  static __device__ __forceinline__ Early prepare(const Consumer<Shape>& consumer,
+                                                  const TileWork& work) {
+    return {consumer.ctx, work};
   }
 
   /// Boxes: both parts of each 64 columns.
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
                                                 const float (&acc)[Shape::kAccumulators],
-                                                const TileWork& work, const Nothing&) {
+                                                const TileWork&, const Early& bias) {
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
       const int first = box / 2 * 2 * kPairs + box % 2 * Shape::kAccumulators / 2;
@@ -257,9 +260,7 @@ struct Refc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN /
         half[i] = pack_pair(acc[first + 2 * i], acc[first + 2 * i + 1]);
       }
       if constexpr (kGeneral) {
-        const Columns columns(consumer.ctx.view, work);
-        add_b1(consumer, work, columns.half(box % 2), columns.first(box % 2) + box / 2 * kBoxCols,
-               half);
+        bias.add_to(consumer.ctx.view, box % 2, box / 2, half);
       }
       consumer.write_box(OutputRing<Shape>::box_of(box, kBoxes), half);
     }

@@ -24,14 +24,26 @@ struct Fc2 : RowPush<Shape> {
     ptx::tma_load(slot.b, maps.b, full, k, work.n, work.expert);
   }
 
-  /// What b2 is multiplied by in a thread's two rows, as in RowProbs. fc1 has kept probabilities.
-  static __device__ __forceinline__ RowProbs prepare(const Consumer<Shape>& consumer,
-                                                     const TileWork& work) requires(kGeneral) {
-    const DeviceContext& ctx = consumer.ctx;
-    if (!ctx.view.dropped.has_bias) return {};
-    const float* probs =
-        ctx.get<Tensor::kRowProbs>() + work.saved_row + consumer.first_row() + consumer.lane() / 4;
-    return factors_of<true, Pass::kForward>(ctx.view, {{__ldcg(probs), __ldcg(probs + 8)}});
+  /// b2, and what it is multiplied by in a thread's two rows. fc1 has kept probabilities.
+  struct Bias {
+    SpreadBias<Shape::kN / kBoxCols> b2;
+    RowProbs factors;
+
+    __device__ __forceinline__ Bias(const Consumer<Shape>& consumer, const TileWork& work) {
+      const DeviceContext& ctx = consumer.ctx;
+      if (!ctx.view.dropped.has_bias) return;
+      const float* probs = ctx.get<Tensor::kRowProbs>() + work.saved_row + consumer.first_row() +
+                           consumer.lane() / 4;
+      factors = factors_of<true, Pass::kForward>(ctx.view, {{__ldcg(probs), __ldcg(probs + 8)}});
+#pragma unroll
+      for (int i = 0; i < Shape::kN / kBoxCols; ++i) {
+        b2.read(i, b2_of(ctx, work.expert), work.n + i * kBoxCols, ctx.view.hidden);
+      }
+    }
+  };
+  static __device__ __forceinline__ Bias prepare(const Consumer<Shape>& consumer,
+                                                 const TileWork& work) requires(kGeneral) {
+    return {consumer, work};
   }
   static __device__ __forceinline__ Nothing prepare(const Consumer<Shape>&,
                                                     const TileWork&) requires(!kGeneral) {
@@ -41,9 +53,12 @@ struct Fc2 : RowPush<Shape> {
   using RowPush<Shape>::finish;
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
                                                 const float (&acc)[Shape::kAccumulators],
-                                                const TileWork& work, const RowProbs& factors) {
-    RowPush<Shape>::write_rows(consumer, acc, [&](int part) {
-      return PartOfB2(consumer.ctx, work, work.n + part * kPushCols, factors);
+                                                const TileWork&, const Bias& bias) {
+    const bool has_bias = consumer.ctx.view.dropped.has_bias;
+    RowPush<Shape>::write_rows(consumer, acc, [&](int group, MatrixPairs& pairs) {
+      constexpr int kGroups = kBoxCols / 16;
+      if (!has_bias) return;
+      bias.b2.add_to(group / kGroups, group % kGroups, bias.factors.of, pairs);
     });
   }
 
@@ -51,36 +66,6 @@ struct Fc2 : RowPush<Shape> {
                                               const TileWork& work) {
     push_rows<kStage>(sender, rows_to_push(sender, work), work);
   }
-
- private:
-  /// b2 in the columns of a part, of which `col` is the first, and what it is multiplied by.
-  class PartOfB2 {
-   public:
-    __device__ __forceinline__ PartOfB2(const DeviceContext& ctx, const TileWork& work, int col,
-                                        const RowProbs& factors)
-        : factors_(factors), exists_(ctx.view.dropped.has_bias) {
-      if (!exists_) return;
-#pragma unroll
-      for (int i = 0; i < kPairsOfPart; ++i) {
-        b2_[i] = pair_at(b2_of(ctx, work.expert), col + 8 * i + 2 * (ptx::lane_id() % 4),
-                         ctx.view.hidden);
-      }
-    }
-    /// Adds it to the pairs of 16 columns.
-    __device__ __forceinline__ void operator()(int group, MatrixPairs& pairs) const {
-      if (!exists_) return;
-#pragma unroll
-      for (int q = 0; q < kMatrixPairs; ++q) {
-        pairs[q] = add_pair(pairs[q], factors_.of[q % 2], b2_[2 * group + q / 2]);
-      }
-    }
-
-   private:
-    static constexpr int kPairsOfPart = kPushCols / 8;
-    const RowProbs& factors_;
-    const bool exists_;
-    std::uint32_t b2_[kPairsOfPart]{};
-  };
 };
 
 }  // namespace uniep::cuda

@@ -77,7 +77,10 @@ __device__ __forceinline__ void load_rows_and_squares(const StageMaps& maps,
 }
 
 /// For stages whose epilogue reads nothing ahead.
-struct Nothing {};
+struct Nothing {
+  Nothing() = default;
+  __device__ __forceinline__ Nothing(const DeviceContext&, const TileWork&) {}
+};
 
 template <class S>
 __device__ __forceinline__ int epilogue_slots(const DeviceContext& ctx) {

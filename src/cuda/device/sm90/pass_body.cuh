@@ -34,9 +34,9 @@ struct StageList {
 template <class Shape, bool kGeneral = false>
 using ForwardStages = StageList<kGeneral, Fc1<Shape, kGeneral>, Fc2<Shape, kGeneral>>;
 /// `Main`: of weight gradients that are added to.
-template <class Shape, class Main>
-using BackwardStages =
-    StageList<false, Dfc2<Shape>, Dfc1<Shape>, Wgrad2<Shape, Main>, Wgrad1<Shape, Main>>;
+template <class Shape, class Main, bool kGeneral = false>
+using BackwardStages = StageList<kGeneral, Dfc2<Shape, kGeneral>, Dfc1<Shape, kGeneral>,
+                                 Wgrad2<Shape, Main, kGeneral>, Wgrad1<Shape, Main, kGeneral>>;
 /// With a RingShape.
 template <int kTileN>
 using RingShape = TileShape<kTileN, true>;

@@ -119,20 +119,20 @@ struct Wgrad {
   }
 
  private:
-  /// Whether this warp sums the bias gradient.
+  /// Whether this tile sums the bias gradient.
   static __device__ __forceinline__ bool sums_bias(const Consumer<Shape>& consumer,
                                                    const TileWork& work) {
-    return consumer.ctx.view.dropped.has_bias && work.n == 0 && ColumnSums<Shape>::sums(consumer);
+    return consumer.ctx.view.dropped.has_bias && work.n == 0;
   }
 
   /// A main gradient of an expert without rows keeps what it holds.
   static __device__ __forceinline__ void store_bias(const Consumer<Shape>& consumer,
                                                     const TileWork& work, const Early& early) {
-    if (!sums_bias(consumer, work)) return;
+    if (!sums_bias(consumer, work) || !early.stores(consumer)) return;
     constexpr bool kFirst = kStage == Stage::kWgrad1;
     const DeviceContext& ctx = consumer.ctx;
     const std::int64_t width = kFirst ? ctx.view.h_width() : ctx.view.hidden;
-    const std::int64_t col = work.m + kConsumerRows * consumer.index + early.column();
+    const std::int64_t col = work.m + kConsumerRows * consumer.index + early.column(consumer);
     auto* const main = static_cast<Main*>(kFirst ? ctx.main_db1 : ctx.main_db2);
     if (col >= width || (main != nullptr && work.rows == 0)) return;
     constexpr Tensor kBias = kFirst ? Tensor::kDb1 : Tensor::kDb2;
