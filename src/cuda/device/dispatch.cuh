@@ -40,8 +40,9 @@ static_assert(kSignalsOf<Stage::kDispatch> == bit_of(CounterKind::kRowsReady) &&
 /// What a pass may have of these besides dispatch.
 struct DispatchKinds {
   bool saves = false;      // what comes is kept: its rows, or each token once
-  bool refetches = false;  // tasks of redispatch or expand, and rings of rows
+  bool refetches = false;  // tasks of redispatch or expand
   bool weighs = false;     // rows of dy may be weighed with their probabilities
+  bool ring = false;       // tensors of the call may be a ring of rows
 };
 
 /// One warp's work.
@@ -62,7 +63,7 @@ class DispatchWarp {
         slot_bytes_(round_up(min_of(token_bytes_, kPullBytes), 128)),
         num_slots_(min_of(kWarpSlotBytes / slot_bytes_, kMaxPullSlots)),
         keeps_tokens_(kKinds.saves && keeps_received(ctx.view.dropped)),
-        in_ring_(kKinds.refetches && ctx.view.ring_rows > 0),
+        in_ring_(kKinds.ring && ctx.view.ring_rows > 0),
         // Neighbours pull from one rank: what lies in the local memory does not queue behind
         // NVLink.
         next_task_(std::int64_t{blockIdx.x} * kDispatchWarps + warp_),

@@ -21,7 +21,8 @@ struct StageList {
   static constexpr DispatchKinds kDispatchKinds{
       .saves = ((S::kStage == Stage::kFc1) || ...),
       .refetches = ((S::kStage == Stage::kRefc1) || ...),
-      .weighs = kIsGeneral && ((S::kStage == Stage::kDfc2) || ...)};
+      .weighs = kIsGeneral && ((S::kStage == Stage::kDfc2) || ...),
+      .ring = !kIsGeneral && ((S::kStage == Stage::kRefc1) || ...)};
 
   static constexpr bool has(Stage stage) { return ((stage == S::kStage) || ...); }
 
@@ -37,7 +38,7 @@ using ForwardStages = StageList<kGeneral, Fc1<Shape, kGeneral>, Fc2<Shape, kGene
 template <class Shape, class Main, bool kGeneral = false>
 using BackwardStages = StageList<kGeneral, Dfc2<Shape, kGeneral>, Dfc1<Shape, kGeneral>,
                                  Wgrad2<Shape, Main, kGeneral>, Wgrad1<Shape, Main, kGeneral>>;
-/// With a RingShape.
+/// With a RingShape, but those of general experts: their kernels have no registers for a ring.
 template <int kTileN>
 using RingShape = TileShape<kTileN, true>;
 template <class Shape, class Main, bool kGeneral = false>
