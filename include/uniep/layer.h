@@ -179,10 +179,11 @@ struct CallOptions {
   std::optional<void*> cuda_stream{};
   StepMemory memory{};  ///< what this call writes of it
   /// Of `plan`, null or an array of two where the tensors lie (device memory, with CUDA):
-  /// [0] 0 fine, 1 too many rows, 2 an impossible id, 3 a row pool too full; the same on all ranks.
+  /// [0] 0 fine, 1 too many rows, 2 an impossible id, 3 a row pool too full, 4 an expert with more
+  ///     rows than Problem::backward_rows; the same on all ranks.
   /// [1] the capacity_rows that would do, whether the rows fit or not: rows of the rank that
   ///     receives most, padding included; 0 with an impossible id. With 3: bytes of a row pool that
-  ///     would do.
+  ///     would do; with 4: the backward_rows.
   /// A routing that cannot be planned is then no error of any call. A forward pass of such a plan
   /// fills `out` with NaN; a backward pass fills dx with NaN, and dprobs and weight gradients that
   /// are overwritten with 0, and leaves those that are added to as they are.
@@ -299,6 +300,8 @@ class UNIEP_API Layer {
   /// `backward` in two parts, as pipeline-parallel schedules need it: other ranks wait for the
   /// first alone, and the second can fill a wait later on. Together they give the bits of
   /// `backward`.
+  ///
+  /// Not for a layer with Problem::backward_rows: Error(kInvalidArgument).
   ///
   /// Collective. Writes dx and dprobs. `saved` then holds, beside what forward left there, a step's
   /// rows of dy, dh and a (2 (H + 3I) bytes each, and some), until `backward_weights` or its own

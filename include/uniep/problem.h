@@ -72,6 +72,12 @@ struct Problem {
   // keep, backward makes once more: memory is had for time, and the bits stay the same.
   Save save = Save::kRows;   ///< of x: 2H bytes a row, or token
   bool recompute_h = false;  ///< h (4I bytes a row) is not kept: backward runs fc1 once more
+  /// Rows that `Layer::backward` has room for at a time, a multiple of row_align; 0: all of the
+  /// rank's, as `backward_data` needs it. With fewer, experts take turns in a ring of so many rows:
+  /// an expert begins when those before it that had its rows are done with them, weight gradients
+  /// included. Time is had for memory, and the bits stay the same. A routing that brings an expert
+  /// more rows is refused as one beyond the capacity is, with the number that would do.
+  std::int64_t backward_rows = 0;
   // The arithmetic of an expert.
   Activation activation = Activation::kSwiglu;
   Probs probs = Probs::kBefore;

@@ -86,6 +86,7 @@ class Problem(ctypes.Structure):
         ("activation", c_int64),
         ("probs", c_int64),
         ("bias", c_int64),
+        ("backward_rows", c_int64),
     ]
 
 

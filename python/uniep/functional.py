@@ -135,6 +135,7 @@ def moe(
     capacity_rows: int | None = None,
     save: Literal["rows", "tokens", "none"] | None = None,
     recompute_h: bool | None = None,
+    backward_rows: int | None = None,
     exact_rows: bool | None = None,
     schedule: str | None = None,
     main_grads: tuple[Tensor, ...] | None = None,
@@ -172,6 +173,8 @@ def moe(
             the workspace has.
         recompute_h: whether backward computes h again; likewise. None: no, or what the workspace
             has.
+        backward_rows: rows that backward works in at a time; likewise. None: all, or what the
+            workspace has.
         exact_rows: whether this call takes memory for the rows that come, and waits for their
             number; see :class:`uniep.Workspace`. None: no, or what the workspace has.
         schedule: of this call and its backward. None: the workspace's.
@@ -235,6 +238,7 @@ def moe(
             capacity_rows,
             save or "rows",
             bool(recompute_h),
+            backward_rows or 0,
             arithmetic,
         )
         if row_pool is None or row_pool is False:
@@ -242,11 +246,12 @@ def moe(
         else:
             workspace = paged_workspace(row_pool, *shape)
     else:
-        own = (group, max_tokens, capacity_rows, save, recompute_h, activation, probs, row_pool)
+        memory = (capacity_rows, save, recompute_h, backward_rows, row_pool)
+        own = (group, max_tokens, *memory, activation, probs)
         if any(argument is not None for argument in own):
             raise ValueError(
                 "a workspace has its own group, max_tokens, capacity_rows, save, recompute_h, "
-                "activation, probs and row_pool; pass either the workspace or these"
+                "backward_rows, activation, probs and row_pool; pass either the workspace or these"
             )
     _arguments.check_workspace(workspace, x, w1, topk, has_bias=b1 is not None)
     slots = None
@@ -258,6 +263,11 @@ def moe(
     if main_grads is not None:
         _arguments.check_main_grads(main_grads, weights)
     if deferred is not None:
+        if workspace.backward_rows:
+            raise ValueError(
+                "deferred is given, which keeps all rows of a backward, but backward_rows is "
+                f"{workspace.backward_rows}; pass None, or backward_rows 0"
+            )
         _arguments.check_deferred(weights, main_grads)
     out: Tensor
     if workspace.row_pool is not None:

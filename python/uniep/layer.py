@@ -71,6 +71,7 @@ class MoELayer(nn.Module):
         capacity_rows: see :class:`uniep.Workspace`.
         save: what a forward keeps of x; see :class:`uniep.Workspace`.
         recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
+        backward_rows: rows that backward works in at a time; see :class:`uniep.Workspace`.
         exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
         schedule: see :class:`uniep.Workspace`.
         workspace: to work in; None: the one that all layers of this shape and group share. Its
@@ -114,6 +115,7 @@ class MoELayer(nn.Module):
         capacity_rows: int | None = None,
         save: Literal["rows", "tokens", "none"] | None = None,
         recompute_h: bool | None = None,
+        backward_rows: int | None = None,
         exact_rows: bool | None = None,
         schedule: str | None = None,
         workspace: Workspace | None = None,
@@ -159,6 +161,7 @@ class MoELayer(nn.Module):
         self.capacity_rows = capacity_rows
         self.save = save
         self.recompute_h = recompute_h
+        self.backward_rows = backward_rows
         self.exact_rows = exact_rows
         self.row_pool = row_pool
         self.schedule = schedule
@@ -263,6 +266,7 @@ class MoELayer(nn.Module):
             capacity_rows=self.capacity_rows if own else None,
             save=self.save if own else None,
             recompute_h=self.recompute_h if own else None,
+            backward_rows=self.backward_rows if own else None,
             exact_rows=self.exact_rows,
             schedule=self.schedule,
             main_grads=main_grads,

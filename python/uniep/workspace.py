@@ -46,6 +46,10 @@ class Workspace:
             again in backward. The bits are the same.
         recompute_h: a forward does not keep h either (4I bytes a row); backward computes it again,
             as one more product. The bits are the same.
+        backward_rows: rows that a backward works in at a time, a multiple of 128; 0: all. With
+            fewer, experts take turns in that memory, and the bits are the same. A routing that
+            brings one expert more rows is refused as one beyond the capacity is. Not with
+            ``deferred``.
         exact_rows: a call takes memory for the rows that come, padded to 128 an expert, instead of
             the capacity: what it keeps, and what it works in. Forward waits until the device has
             counted them, so the host gets no further ahead. Not under torch.compile, nor in a CUDA
@@ -66,8 +70,9 @@ class Workspace:
 
     Attributes:
         overflow: int64 [2] on the device: 0 fine, 1 too many rows, 2 an impossible id, 3 a row pool
-            too full; and the capacity, or bytes of a pool, that would have done. The largest of
-            all calls since it was made, grown or cleared (``overflow.zero_()``). Stays 0 with
+            too full, 4 an expert with more rows than ``backward_rows``; and the capacity, the bytes
+            of a pool or the ``backward_rows`` that would have done. The largest of all calls since
+            it was made, grown or cleared (``overflow.zero_()``). Stays 0 with
             ``on_overflow="raise"``.
         rows: rows that there is room for.
         rows_of_x: of x, what a forward keeps for its backward: ``rows``, room for tokens, or 0;
@@ -96,6 +101,7 @@ class Workspace:
         capacity_rows: int | None = None,
         save: Literal["rows", "tokens", "none"] = "rows",
         recompute_h: bool = False,
+        backward_rows: int = 0,
         exact_rows: bool = False,
         schedule: str | None = None,
         device: torch.device | str | int | None = None,
@@ -124,6 +130,7 @@ class Workspace:
         self.max_tokens = max_tokens
         self.save = save
         self.recompute_h = recompute_h
+        self.backward_rows = backward_rows
         self.exact_rows = exact_rows
         self.arithmetic = arithmetic_of(activation, probs, bias)
         self.flag = on_overflow == "flag"
@@ -144,6 +151,7 @@ class Workspace:
             activation=ACTIVATIONS.index(self.arithmetic.activation),
             probs=PROBS.index(self.arithmetic.probs),
             bias=int(self.arithmetic.bias),
+            backward_rows=self.backward_rows,
         )
         needs = _library.Needs()
         backend = 1 if self.device.type == "cuda" else 0
@@ -357,6 +365,7 @@ def default_workspace(
     capacity_rows: int | None,
     save: Literal["rows", "tokens", "none"],
     recompute_h: bool,
+    backward_rows: int,
     arithmetic: Arithmetic,
     row_pool: RowPool | None = None,
 ) -> Workspace:
@@ -371,7 +380,7 @@ def default_workspace(
     wanted = tokens if max_tokens is None else max_tokens
     may_grow = max_tokens is None
     shape = (hidden, intermediate, local_experts, topk)
-    memory = (capacity_rows, save, recompute_h)
+    memory = (capacity_rows, save, recompute_h, backward_rows)
     if torch.compiler.is_compiling():
         # The compiler cannot see into libraries: what is missing is made while it looks on.
         _prepare(group, str(device), *shape, wanted, may_grow, *memory, *arithmetic)
@@ -398,6 +407,7 @@ def paged_workspace(
     capacity_rows: int | None,
     save: Literal["rows", "tokens", "none"],
     recompute_h: bool,
+    backward_rows: int,
     arithmetic: Arithmetic,
 ) -> Workspace:
     """As :func:`default_workspace`, of those with this row pool."""
@@ -415,6 +425,7 @@ def paged_workspace(
         capacity_rows,
         save,
         recompute_h,
+        backward_rows,
         arithmetic,
         pool,
     )
@@ -431,11 +442,12 @@ def _make(
     capacity_rows: int | None,
     save: Literal["rows", "tokens", "none"],
     recompute_h: bool,
+    backward_rows: int,
     arithmetic: Arithmetic,
     row_pool: RowPool | None = None,
 ) -> Workspace:
     shape = (hidden, intermediate, local_experts, topk)
-    key = (*shape, capacity_rows, save, recompute_h, *arithmetic, row_pool)
+    key = (*shape, capacity_rows, save, recompute_h, backward_rows, *arithmetic, row_pool)
     smaller = owner.workspaces.get(key)
     if smaller is not None:
         if owner.size > 1:
@@ -457,6 +469,7 @@ def _make(
         capacity_rows=capacity_rows,
         save=save,
         recompute_h=recompute_h,
+        backward_rows=backward_rows,
         activation=arithmetic.activation,
         probs=arithmetic.probs,
         bias=arithmetic.bias,
@@ -478,13 +491,14 @@ def _prepare(
     capacity_rows: int | None,
     save: Literal["rows", "tokens", "none"],
     recompute_h: bool,
+    backward_rows: int,
     activation: Activation,
     probs: ProbsPlace,
     bias: bool,
 ) -> bool:
     owner = group_of(group, torch.device(device))
     shape = (hidden, intermediate, local_experts, topk)
-    memory = (capacity_rows, save, recompute_h)
+    memory = (capacity_rows, save, recompute_h, backward_rows)
     arithmetic = Arithmetic(activation, probs, bias)
     known = owner.workspaces.get((*shape, *memory, *arithmetic, None))
     if known is None or known.max_tokens < wanted:

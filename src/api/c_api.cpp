@@ -94,6 +94,7 @@ uniep::Problem problem_of(const uniep_problem* problem) {
   p.activation = static_cast<uniep::Activation>(narrow(problem->activation, "problem.activation"));
   p.probs = static_cast<uniep::Probs>(narrow(problem->probs, "problem.probs"));
   p.bias = truth(problem->bias, "problem.bias");
+  p.backward_rows = problem->backward_rows;
   if (problem->row_align != 0) p.row_align = narrow(problem->row_align, "problem.row_align");
   return p;
 }

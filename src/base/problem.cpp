@@ -35,6 +35,11 @@ void validate(const Problem& p, int num_ranks) {
   require(p.row_align >= 16 && p.row_align <= 256 && (p.row_align & (p.row_align - 1)) == 0,
           ErrorCode::kInvalidArgument, "problem.row_align is ", p.row_align,
           "; 16, 32, 64, 128 or 256 is accepted");
+  require(p.backward_rows >= 0 && p.backward_rows <= kMaxCapacityRows &&
+              p.backward_rows % p.row_align == 0,
+          ErrorCode::kInvalidArgument, "problem.backward_rows is ", p.backward_rows,
+          "; 0 (all), or a multiple of row_align=", p.row_align, " up to ", kMaxCapacityRows,
+          " is accepted");
   require(p.save >= Save::kRows && p.save <= Save::kNone, ErrorCode::kInvalidArgument,
           "problem.save is ", static_cast<int>(p.save),
           "; 0 (rows), 1 (tokens) and 2 (none) are accepted");
@@ -50,8 +55,9 @@ std::string to_string(const Problem& p) {
   return cat("hidden=", p.hidden, ",intermediate=", p.intermediate, ",num_experts=", p.num_experts,
              ",topk=", p.topk, ",max_tokens=", p.max_tokens, ",capacity_rows=", p.capacity_rows,
              ",row_align=", p.row_align, ",save=", name(p.save),
-             ",recompute_h=", p.recompute_h ? "yes" : "no", ",activation=", name(p.activation),
-             ",probs=", name(p.probs), ",bias=", p.bias ? "yes" : "no");
+             ",recompute_h=", p.recompute_h ? "yes" : "no", ",backward_rows=", p.backward_rows,
+             ",activation=", name(p.activation), ",probs=", name(p.probs),
+             ",bias=", p.bias ? "yes" : "no");
 }
 
 }  // namespace uniep

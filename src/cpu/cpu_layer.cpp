@@ -194,9 +194,7 @@ RoutingPlan CpuLayer::plan(std::span<const std::int32_t> topk_ids, const CallOpt
   if (pool_) check_pages(problem_, all.pools, check);
   if (flagged) {
     options.overflow[0] = overflow_value(check.fault);
-    options.overflow[1] = check.fault.kind == RoutingFault::Kind::kPages
-                              ? pool_bytes_that_would_do(check.fault, problem_)
-                              : check.most_rows;
+    options.overflow[1] = overflow_amount(check, problem_);
   } else {
     throw_if_any(check.fault, problem_, comm_.size());
   }

@@ -61,7 +61,7 @@ void fc1(const PassContext& ctx, const Task& task, Scratch& scratch) {
     ctx.kernels.of(v.activation)
         .forward(cols, gate + i * cols, at(up, i * cols), factor, h,
                  h + (keeps_h ? v.intermediate : cols),
-                 ctx.get<Tensor::kA>() + row * v.intermediate + first);
+                 ctx.get<Tensor::kA>() + ctx.row<Tensor::kA>(row) * v.intermediate + first);
   }
 }
 
@@ -88,7 +88,8 @@ void dfc1(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const auto [first, cols] = column_tile(stage_grid(v, Stage::kDfc1), task.n);
 
   const std::int64_t width = v.h_width();
-  const MatrixView dh{ctx.get<Tensor::kDh>() + tile.first_row * width, width, 1};
+  const MatrixView dh{ctx.get<Tensor::kDh>() + ctx.row<Tensor::kDh>(tile.first_row) * width, width,
+                      1};
   const MatrixView weights{ctx.get<Tensor::kW1>() + tile.expert * width * v.hidden + first,
                            v.hidden, 1};
   float* dx = scratch.accumulators.reserve(static_cast<std::size_t>(tile.rows * cols));

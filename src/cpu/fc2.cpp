@@ -22,8 +22,8 @@ void add_group_of_b2(const PassContext& ctx, const Tile& tile) {
   const PassView& v = ctx.view;
   const bf16* b2 = ctx.get<Tensor::kB2>() + tile.expert * v.hidden;
   for (std::int64_t row = tile.first_row; row < tile.first_row + tile.rows; ++row) {
-    groups_of_row(ctx, row)[dprob_groups(v.intermediate)] =
-        ctx.kernels.dot_row(v.hidden, ctx.get<Tensor::kDyRows>() + row * v.hidden, b2);
+    groups_of_row(ctx, row)[dprob_groups(v.intermediate)] = ctx.kernels.dot_row(
+        v.hidden, ctx.get<Tensor::kDyRows>() + ctx.row<Tensor::kDyRows>(row) * v.hidden, b2);
   }
 }
 
@@ -36,7 +36,8 @@ void fc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const ColumnRange columns = column_tile(stage_grid(v, Stage::kFc2), task.n);
   const auto [first, cols] = columns;
 
-  const MatrixView a{ctx.get<Tensor::kA>() + tile.first_row * v.intermediate, v.intermediate, 1};
+  const MatrixView a{ctx.get<Tensor::kA>() + ctx.row<Tensor::kA>(tile.first_row) * v.intermediate,
+                     v.intermediate, 1};
   const bf16* w2 = ctx.get<Tensor::kW2>() + tile.expert * v.hidden * v.intermediate;
   const MatrixView weights{w2 + first * v.intermediate, 1, v.intermediate};
   float* y = scratch.accumulators.reserve(static_cast<std::size_t>(tile.rows * cols));
@@ -51,7 +52,8 @@ void dfc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const Tile& tile = v.tiles[task.m];
   const auto [first, cols] = column_tile(stage_grid(v, Stage::kDfc2), task.n);
 
-  const MatrixView dy{ctx.get<Tensor::kDyRows>() + tile.first_row * v.hidden, v.hidden, 1};
+  const std::int64_t of_dy = ctx.row<Tensor::kDyRows>(tile.first_row);
+  const MatrixView dy{ctx.get<Tensor::kDyRows>() + of_dy * v.hidden, v.hidden, 1};
   const MatrixView weights{ctx.get<Tensor::kW2>() + tile.expert * v.hidden * v.intermediate + first,
                            v.intermediate, 1};
   float* da = scratch.accumulators.reserve(static_cast<std::size_t>(tile.rows * cols));
@@ -60,12 +62,12 @@ void dfc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
   for (std::int64_t i = 0; i < tile.rows; ++i) {
     const std::int64_t row = tile.first_row + i;
     const bf16* h = ctx.get<Tensor::kH>() + ctx.row<Tensor::kH>(row) * v.h_width() + first;
-    bf16* dh = ctx.get<Tensor::kDh>() + row * v.h_width() + first;
+    bf16* dh = ctx.get<Tensor::kDh>() + ctx.row<Tensor::kDh>(row) * v.h_width() + first;
+    bf16* a = ctx.get<Tensor::kA>() + ctx.row<Tensor::kA>(row) * v.intermediate + first;
     const float prob = prob_of_row(ctx, row);
     ctx.kernels.of(v.activation)
         .backward(cols, da + i * cols, h, h + v.intermediate, factor_of_da(v.probs, prob), dh,
-                  dh + v.intermediate, ctx.get<Tensor::kA>() + row * v.intermediate + first,
-                  groups_of_row(ctx, row) + first / kDprobGroup);
+                  dh + v.intermediate, a, groups_of_row(ctx, row) + first / kDprobGroup);
   }
   if (task.n == 0 && v.dropped.has_bias) add_group_of_b2(ctx, tile);
 }

@@ -53,8 +53,8 @@ struct PassContext {
 /// Buffers of one worker, kept from task to task.
 struct Scratch {
   GemmScratch packing;
-  GemmScratch accumulators;    // fp32 results of the tile at hand
-  std::vector<bf16> gathered;  // columns of rows that lie in several pages
+  GemmScratch accumulators;       // fp32 results of the tile at hand
+  std::vector<bf16> gathered[2];  // columns of an operand's rows that do not lie together
 };
 
 }  // namespace uniep::cpu

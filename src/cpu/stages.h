@@ -35,7 +35,8 @@ inline float prob_of_row(const PassContext& ctx, std::int64_t row) {
   return ctx.get<Tensor::kRowProbs>()[ctx.row<Tensor::kRowProbs>(row)];
 }
 inline float* groups_of_row(const PassContext& ctx, std::int64_t row) {
-  return ctx.get<Tensor::kDprobGroups>() + row * dprob_sums(ctx.view);
+  return ctx.get<Tensor::kDprobGroups>() +
+         ctx.row<Tensor::kDprobGroups>(row) * dprob_sums(ctx.view);
 }
 
 /// The stage's routine for `task`.

@@ -32,12 +32,37 @@ RowRange tile_rows(const PassView& v, const Task& task) {
   return {first, min_of<std::int64_t>(v.schedule.tile_m, stage_grid(v, task.stage).rows - first)};
 }
 
+/// Whether the rows of an expert follow one another in the tensor: not in pages of a row pool, nor
+/// across the end of a ring.
+template <Tensor t>
+bool lie_together(const PassView& v, int expert) {
+  const std::int64_t rows = v.tokens_per_expert[expert];
+  if (is_saved<t>(v)) return v.pages == nullptr;
+  return v.ring_rows == 0 || ring_row(v, v.segment_begin[expert]) + rows <= v.ring_rows;
+}
+
+/// Columns [first, first + count) of all rows of the task's expert in the tensor, [rows, `width`].
+/// Where the rows do not lie together they are gathered.
+template <Tensor t>
+MatrixView columns_of(const PassContext& ctx, const Task& task, std::int64_t width,
+                      const ColumnRange& columns, std::vector<bf16>& gathered) {
+  const PassView& v = ctx.view;
+  const auto [first, count] = columns;
+  const std::int64_t row = v.segment_begin[task.expert];
+  const std::int64_t rows = v.tokens_per_expert[task.expert];
+  const bf16* from = ctx.get<t>() + first;
+  if (rows == 0) return {from, width, 1};
+  if (lie_together<t>(v, task.expert)) return {from + ctx.row<t>(row) * width, width, 1};
+  gathered.resize(static_cast<std::size_t>(rows * count));
+  for (std::int64_t i = 0; i < rows; ++i) {
+    std::copy_n(from + ctx.row<t>(row + i) * width, count, gathered.data() + i * count);
+  }
+  return {gathered.data(), count, 1};
+}
+
 /// One tile of left^T right, summed over an expert's rows in canonical order, into dw[expert].
-/// `left` is [rows, grid.rows] at the expert's first row; `right(first, count)` is [rows, count]:
-/// that many columns of the right operand, likewise.
-template <class Right>
-void wgrad_tile(const PassContext& ctx, const Task& task, Scratch& scratch, const bf16* left,
-                const WeightGrad& dw, const Right& right) {
+template <Tensor left, Tensor right>
+void wgrad_tile(const PassContext& ctx, const Task& task, Scratch& scratch, const WeightGrad& dw) {
   const PassView& v = ctx.view;
   const StageGrid grid = stage_grid(v, task.stage);
   const std::int64_t rows = v.tokens_per_expert[task.expert];
@@ -45,8 +70,10 @@ void wgrad_tile(const PassContext& ctx, const Task& task, Scratch& scratch, cons
   const auto [n0, n] = column_tile(grid, task.n);
   if (is_kept(dw, rows)) return;
 
+  const MatrixView a = columns_of<left>(ctx, task, grid.rows, {m0, m}, scratch.gathered[0]);
+  const MatrixView b = columns_of<right>(ctx, task, grid.cols, {n0, n}, scratch.gathered[1]);
   float* sums = scratch.accumulators.reserve(static_cast<std::size_t>(m * n));
-  gemm_tile(ctx.kernels, m, n, rows, {left + m0, 1, grid.rows}, right(n0, n), sums, n,
+  gemm_tile(ctx.kernels, m, n, rows, {a.data, a.col_stride, a.row_stride}, b, sums, n,
             scratch.packing);
   for (std::int64_t i = 0; i < m; ++i) {
     const std::int64_t offset = (task.expert * grid.rows + m0 + i) * grid.cols + n0;
@@ -56,9 +83,9 @@ void wgrad_tile(const PassContext& ctx, const Task& task, Scratch& scratch, cons
 
 /// The bias gradient of the same output rows, by the task of the first columns: the sum of the
 /// columns of `left` over the expert's rows, row i times factor(i), in the order of kBiasRows.
-template <class Factor>
-void bias_tile(const PassContext& ctx, const Task& task, Scratch& scratch, const bf16* left,
-               const WeightGrad& db, const Factor& factor) {
+template <Tensor left, class Factor>
+void bias_tile(const PassContext& ctx, const Task& task, Scratch& scratch, const WeightGrad& db,
+               const Factor& factor) {
   const PassView& v = ctx.view;
   if (task.n != 0 || !v.dropped.has_bias) return;
   const std::int64_t width = stage_grid(v, task.stage).rows;
@@ -75,7 +102,9 @@ void bias_tile(const PassContext& ctx, const Task& task, Scratch& scratch, const
       for (int i = 0; i < kBiasRows / kBiasPartials; ++i) {
         const std::int64_t row = first + bias_row(partial, i);
         if (row >= rows) continue;
-        ctx.kernels.add_scaled_row(m, partials + partial * m, left + row * width + m0, factor(row));
+        const std::int64_t at = ctx.row<left>(v.segment_begin[task.expert] + row);
+        ctx.kernels.add_scaled_row(m, partials + partial * m, ctx.get<left>() + at * width + m0,
+                                   factor(row));
       }
     }
     for (std::int64_t j = 0; j < m; ++j) {
@@ -85,45 +114,22 @@ void bias_tile(const PassContext& ctx, const Task& task, Scratch& scratch, const
   store(ctx.kernels, db, task.expert * width + m0, m, sums);
 }
 
-/// Columns of x of all rows of an expert, which may lie in several pages of a row pool.
-MatrixView columns_of_x(const PassContext& ctx, const Task& task, Scratch& scratch,
-                        std::int64_t first, std::int64_t count) {
-  const PassView& v = ctx.view;
-  const bf16* x = ctx.get<Tensor::kXRows>() + first;
-  const std::int64_t row = v.segment_begin[task.expert];
-  const std::int64_t rows = v.tokens_per_expert[task.expert];
-  if (v.pages == nullptr || !is_saved<Tensor::kXRows>(v)) return {x + row * v.hidden, v.hidden, 1};
-  scratch.gathered.resize(static_cast<std::size_t>(rows * count));
-  for (std::int64_t i = 0; i < rows; ++i) {
-    std::copy_n(x + ctx.row<Tensor::kXRows>(row + i) * v.hidden, count,
-                scratch.gathered.data() + i * count);
-  }
-  return {scratch.gathered.data(), count, 1};
-}
-
 }  // namespace
 
 // dw2 = dy^T a; db2 = the sum of dy, each row times what b2 was multiplied by.
 void wgrad2(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const PassView& v = ctx.view;
   const std::int64_t row = v.segment_begin[task.expert];
-  const bf16* dy = ctx.get<Tensor::kDyRows>() + row * v.hidden;
-  const bf16* a = ctx.get<Tensor::kA>() + row * v.intermediate;
-  wgrad_tile(ctx, task, scratch, dy, ctx.dw2, [&](std::int64_t first, std::int64_t) {
-    return MatrixView{a + first, v.intermediate, 1};
+  wgrad_tile<Tensor::kDyRows, Tensor::kA>(ctx, task, scratch, ctx.dw2);
+  bias_tile<Tensor::kDyRows>(ctx, task, scratch, ctx.db2, [&](std::int64_t i) {
+    return factor_of_da(v.probs, prob_of_row(ctx, row + i));
   });
-  bias_tile(ctx, task, scratch, dy, ctx.db2,
-            [&](std::int64_t i) { return factor_of_da(v.probs, prob_of_row(ctx, row + i)); });
 }
 
 // dw1 = dh^T x; db1 = the sum of dh.
 void wgrad1(const PassContext& ctx, const Task& task, Scratch& scratch) {
-  const PassView& v = ctx.view;
-  const bf16* dh = ctx.get<Tensor::kDh>() + v.segment_begin[task.expert] * v.h_width();
-  wgrad_tile(ctx, task, scratch, dh, ctx.dw1, [&](std::int64_t first, std::int64_t count) {
-    return columns_of_x(ctx, task, scratch, first, count);
-  });
-  bias_tile(ctx, task, scratch, dh, ctx.db1, [](std::int64_t) { return 1.0f; });
+  wgrad_tile<Tensor::kDh, Tensor::kXRows>(ctx, task, scratch, ctx.dw1);
+  bias_tile<Tensor::kDh>(ctx, task, scratch, ctx.db1, [](std::int64_t) { return 1.0f; });
 }
 
 }  // namespace uniep::cpu

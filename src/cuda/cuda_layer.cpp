@@ -22,6 +22,7 @@
 #include "layer/arguments.h"
 #include "layer/saved_pages.h"
 #include "plan/plan_data.h"
+#include "schedule/open_sizes.h"
 
 namespace uniep::cuda {
 namespace {
@@ -262,6 +263,7 @@ void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const Cal
     check_alignment(data_args(args));
     check_alignment(weights_args(args));
     require_supported(unsupported_reason(schedule, sms_));
+    require_supported(unsupported_ring_reason(schedule, problem(), sms_));
     require_supported(unsupported_reason(weights_args(args)));
     check_backward_rows_memory(problem(), needs_, options.memory, saved.data()->rows);
     const auto rows =
@@ -342,7 +344,7 @@ PassMemory CudaLayer::pass_memory() const {
 /// Puts a pass, or the part of one, on the stream of the call.
 void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const PassTensors& tensors,
                     const Schedule& schedule) {
-  record_.announce(saved.plan, part, schedule, calls_.streams());
+  record_.announce(saved.plan, part, schedule_of_pass(schedule, problem(), pass), calls_.streams());
   const DevicePlan& plan = on_device(saved.plan);
   const auto order_memory = memory_.order(calls_.captured());
   const DeviceOrder order = device_order(
@@ -353,7 +355,8 @@ void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const Pass
   const PassMemory memory = pass_memory();
   const DeviceContext context = device_context(problem(), view, memory, group_->limit_ms(),
                                                device_faults(faults_, group_->rank()));
-  PassLauncher launcher(context, tensors, {saved.rows, saved.saved_rows},
+  const std::int64_t rows = rows_at_a_time(problem(), saved.rows, pass);
+  PassLauncher launcher(context, tensors, {rows, saved.saved_rows},
                         launch_queues(order, num_launches(view)), sms_, calls_.stream());
   EnterArgs enter = enter_args(problem(), group_->size(), memory, plan.status);
   if (saved.plan.data().flagged) enter.fill = fault_fill(view, tensors);

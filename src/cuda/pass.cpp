@@ -34,7 +34,7 @@ bool any_is(const Args& args) {
 /// What a kernel of passes is compiled for.
 struct PassVariant {
   Pass pass = Pass::kForward;
-  bool remakes = false;    // what forward has not kept
+  bool remakes = false;    // what forward has not kept; if not general, also in a ring of rows
   bool bf16_main = false;  // of main gradients that are added to
   int tile_n = 0;
   bool general = false;  // of other experts than SwiGLU's, with probabilities ahead of fc2
@@ -95,7 +95,7 @@ PassVariant variant_of(const PassView& v, const PassTensors& tensors) {
     return {.pass = v.pass, .tile_n = v.schedule.tile_n, .general = general};
   }
   return {.pass = v.pass,
-          .remakes = v.dropped.x_rows || v.dropped.h,
+          .remakes = v.dropped.x_rows || v.dropped.h || v.ring_rows > 0,
           .bf16_main = any_is<Bf16MainGrad>(tensors),
           .tile_n = v.schedule.tile_n,
           .general = general};
@@ -112,6 +112,12 @@ LaunchPass launch_function(const PassView& v, const PassTensors& tensors) {
 
 std::optional<std::string> unsupported_reason(const Schedule& s, int sms) {
   return backend_reason(s, {.backend = Backend::kCuda, .max_workers = sms});
+}
+
+std::optional<std::string> unsupported_ring_reason(const Schedule& s, const Problem& p, int sms) {
+  if (p.backward_rows == 0 || num_ctas(s, sms) > 1) return std::nullopt;
+  return cat("the schedule has workers=", s.workers, ", and with backward_rows=", p.backward_rows,
+             " one dispatches while others compute; 0, or 2 or more are accepted");
 }
 
 std::optional<std::string> unsupported_reason(const BackwardWeightsArgs& args) {
@@ -173,7 +179,7 @@ PassLauncher::PassLauncher(const DeviceContext& ctx, const PassTensors& tensors,
   for (int i = 0; i < num_launches(); ++i) {
     LaunchQueues& launch = queues_[static_cast<std::size_t>(i)];
     launch.launch = launch_number(ctx.view, i);
-    launch.even = even_roles(ctx.view.schedule, launch_contents(ctx.view, i), ctas_);
+    launch.even = even_roles(ctx.view, launch_contents(ctx.view, i), ctas_);
   }
 }
 

@@ -15,6 +15,9 @@ namespace uniep::cuda {
 /// What the CUDA backend lacks for this schedule on a device with `sms` SMs, or nothing where it
 /// can run it.
 std::optional<std::string> unsupported_reason(const Schedule& schedule, int sms);
+/// Likewise for a backward pass of this problem, if it has a ring of rows.
+std::optional<std::string> unsupported_ring_reason(const Schedule& schedule, const Problem& problem,
+                                                   int sms);
 /// Likewise for where weight gradients go.
 std::optional<std::string> unsupported_reason(const BackwardWeightsArgs& args);
 

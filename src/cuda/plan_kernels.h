@@ -33,6 +33,7 @@ struct PlanArgs {
   int row_align = 1;
   std::int64_t max_tokens = 0;
   std::int64_t capacity = 0;
+  std::int64_t backward_rows = 0;          // Problem::backward_rows
   std::int64_t tokens = 0;                 // of this rank
   const std::int32_t* topk_ids = nullptr;  // of this rank, [tokens, K]
   PlanExchange exchange;

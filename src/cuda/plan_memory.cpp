@@ -32,6 +32,13 @@ std::optional<std::string> unsupported_reason(const Problem& p, int num_ranks) {
     return cat("problem.row_align is ", p.row_align, "; the cuda backend, whose tiles have ",
                kTileM, " rows, accepts 128 and 256");
   }
+  const bool general = p.activation != Activation::kSwiglu || p.probs != Probs::kBefore || p.bias;
+  if (p.backward_rows > 0 && general) {
+    return cat("problem.backward_rows is ", p.backward_rows,
+               " with activation=", name(p.activation), ", probs=", name(p.probs),
+               ", bias=", p.bias ? "yes" : "no",
+               "; the cuda backend accepts 0, or rows with swiglu, before and no");
+  }
   constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int32_t>::max();
   const std::int64_t slots = num_ranks * p.max_tokens * p.topk;
   if (slots > kMaxSlots) {
@@ -71,8 +78,9 @@ DevicePlan device_plan(std::byte* base, const DevicePlanLayout& l) {
           .pages = at<std::int32_t>(base, l.pages)};
 }
 
-DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass, const Schedule& s,
-                                     PassPart part) {
+DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass,
+                                     const Schedule& schedule, PassPart part) {
+  const Schedule s = schedule_of_pass(schedule, p, pass);
   // Which blocks the queues hold depends on these alone.
   PassView sizes;
   sizes.pass = pass;
@@ -97,8 +105,8 @@ DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass,
   tile_begin = r.take<std::int64_t>(blocks + 1);
   pulls = r.take<Pull>(capacity);
   pull_begin = r.take<std::int64_t>(blocks + 1);
-  slots_to_peer = r.take<std::int64_t>(
-      ceil_div<std::int64_t>(p.max_tokens, with_sizes(s, p).token_block) * num_ranks);
+  slots_to_peer =
+      r.take<std::int64_t>(ceil_div<std::int64_t>(p.max_tokens, s.token_block) * num_ranks);
   queue_blocks = r.take<QueueBlock>(queue_blocks_total);
   queue_begin = r.take<std::int64_t>(queue_blocks_total + num_queues);
   tile_position = r.take<std::int32_t>(most_tiles);
@@ -115,7 +123,10 @@ std::int64_t most_order_bytes(const Problem& p, int num_ranks) {
                       .tile_m = kTileM,
                       .token_block = 1,
                       .wgrad = WgradPlacement::kSeparate};
-  return DeviceOrderLayout(p, num_ranks, Pass::kBackward, most).bytes;
+  // Of backward, unless it has a ring of rows: then schedules of it have less.
+  Problem all_rows = p;
+  all_rows.backward_rows = 0;
+  return DeviceOrderLayout(all_rows, num_ranks, Pass::kBackward, most).bytes;
 }
 
 DeviceOrder device_order(std::byte* base, const DeviceOrderLayout& l) {
@@ -142,7 +153,7 @@ PassView make_pass_view(const Problem& problem, int rank, int num_ranks, std::in
   PassView v;
   v.pass = pass;
   v.part = part;
-  v.schedule = with_sizes(schedule, problem);
+  v.schedule = schedule_of_pass(schedule, problem, pass);
   set_problem(v, problem);
   v.rank = rank;
   v.num_ranks = num_ranks;

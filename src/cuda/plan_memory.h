@@ -130,7 +130,7 @@ struct DeviceOrderLayout {
   int num_queues = 0;
   std::int32_t queue_first[kMaxQueues + 1] = {};  // each queue's first block in queue_blocks
 
-  DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass, const Schedule& s,
+  DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass, const Schedule& schedule,
                     PassPart part = PassPart::kWhole);
 };
 

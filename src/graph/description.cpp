@@ -59,6 +59,8 @@ const char* text_of(CounterOf of) {
       return "an expert: 1 a task on its tiles";
     case CounterOf::kExpertRows:
       return "an expert: 1 a row";
+    case CounterOf::kExpertUses:
+      return "an expert: 1 a task on its tiles or its weight gradients";
     case CounterOf::kTokenBlock:
       return "a block of tokens and a pushing rank: 1 an element";
   }
@@ -105,6 +107,8 @@ const char* text_of(When when) {
       return "h is not kept";
     case When::kHasBias:
       return "experts have biases";
+    case When::kInRing:
+      return "backward has a ring of rows";
   }
   return "";
 }
@@ -229,7 +233,9 @@ TextTable describe_counters(const Graph& graph) {
     const CounterRow& c = graph.counters[i];
     const CounterSet bit = bit_of(c.kind);
     table.rows.push_back(
-        {c.name, text_of(c.of), text_of(region_of(c.of)),
+        {c.name,
+         c.when == When::kAlways ? text_of(c.of) : cat(text_of(c.of), ", if ", text_of(c.when)),
+         text_of(region_of(c.of)),
          stages_that(graph, [&](const StageRow& row) { return (row.signals & bit) != 0; }),
          stages_that(graph, [&](const StageRow& row) { return (row.waits & bit) != 0; })});
   }

@@ -68,6 +68,7 @@ inline std::int64_t counters_of(CounterOf of, const Extents& e) {
       return e[Extent::kRowGroups];
     case CounterOf::kExpert:
     case CounterOf::kExpertRows:
+    case CounterOf::kExpertUses:
       return e[Extent::kLocalExperts];
     case CounterOf::kTokenBlock:
       return e[Extent::kTokenBlocks] * e[Extent::kRanks];

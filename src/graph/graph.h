@@ -81,12 +81,14 @@ struct Dropped {
   bool h = false;
   bool received = false;  ///< nor, where x_rows are dropped, the tokens that they are copies of
   bool has_bias = false;
+  bool ring = false;  ///< nor has backward room for all rows at a time: Problem::backward_rows
 };
 constexpr Dropped dropped_by(const Problem& p) {
   return {.x_rows = p.save != Save::kRows,
           .h = p.recompute_h,
           .received = p.save == Save::kNone,
-          .has_bias = p.bias};
+          .has_bias = p.bias,
+          .ring = p.backward_rows > 0};
 }
 /// Whether forward keeps the tokens that came in place of their rows.
 constexpr UNIEP_HD bool keeps_received(Dropped dropped) {
@@ -101,7 +103,8 @@ enum class When : std::uint8_t {
   kReceivedDropped,
   kReceivedKept,
   kHDropped,
-  kHasBias
+  kHasBias,
+  kInRing
 };
 constexpr bool holds(When when, Dropped dropped) {
   switch (when) {
@@ -119,6 +122,8 @@ constexpr bool holds(When when, Dropped dropped) {
       return dropped.h;
     case When::kHasBias:
       return dropped.has_bias;
+    case When::kInRing:
+      return dropped.ring;
   }
   return false;
 }
@@ -180,9 +185,10 @@ enum class CounterKind : std::uint8_t {
   kHReady,      ///< [tile]: column tiles of refc1 done
   kTileDone,    ///< [tile]: column tiles of the first product done
   kExpertDone,  ///< [local expert]: tiles of dfc2 done
+  kReleased,    ///< [local expert]: tasks done that read its rows last; in a ring of rows alone
   kArrived,     ///< [token block, pushing rank], on the tokens' rank: elements pushed
 };
-inline constexpr int kNumCounterKinds = 8;
+inline constexpr int kNumCounterKinds = 9;
 inline constexpr int kMaxCounterKinds = 10;
 
 /// What one counter of a kind stands for, and so what a task adds to which of them.
@@ -192,6 +198,7 @@ enum class CounterOf : std::uint8_t {
   kTile,        ///< a tile of rows of this rank: 1 a task on it
   kExpert,      ///< an expert of this rank: 1 a task on its tiles
   kExpertRows,  ///< an expert of this rank: 1 a row
+  kExpertUses,  ///< an expert of this rank: 1 a task on its tiles or its weight gradients
   kTokenBlock   ///< token_block tokens, and a pushing rank: 1 an element
 };
 
@@ -199,6 +206,7 @@ struct CounterRow {
   CounterKind kind = CounterKind::kPublished;
   const char* name = "";
   CounterOf of = CounterOf::kTile;
+  When when = When::kAlways;  ///< the pass waits for such counters
 };
 
 /// Peers raise counters of what they wrote to this rank.

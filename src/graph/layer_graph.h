@@ -80,6 +80,7 @@ constexpr void add_counters(Graph& g) {
   g.add({CounterKind::kHReady, "h_ready", CounterOf::kTile});
   g.add({CounterKind::kTileDone, "tile_done", CounterOf::kTile});
   g.add({CounterKind::kExpertDone, "expert_done", CounterOf::kExpert});
+  g.add({CounterKind::kReleased, "released", CounterOf::kExpertUses, When::kInRing});
   g.add({CounterKind::kArrived, "arrived", CounterOf::kTokenBlock});
 }
 
@@ -115,6 +116,7 @@ constexpr StageRow refetch_row(Stage stage) {
   row.place = StagePlace::kRefetch;
   row.like = Stage::kDispatch;
   row.writes = {Tensor::kXRows};
+  row.waits |= bit_of(CounterKind::kReleased);
   row.signals = bit_of(CounterKind::kXReady) | bit_of(CounterKind::kXDone);
   row.look.trace_color = "rail_load";
   return row;
@@ -147,7 +149,8 @@ constexpr StageRow weights_row(Stage stage) {
           .grid = TileGrid::kWeightTiles,
           .place = StagePlace::kWeights,
           .reduction = Extent::kRows,
-          .waits = bit_of(CounterKind::kExpertDone)};
+          .waits = bit_of(CounterKind::kExpertDone),
+          .signals = bit_of(CounterKind::kReleased)};
 }
 
 constexpr void add_forward(Graph& g) {
@@ -202,6 +205,7 @@ constexpr void add_backward(Graph& g) {
   StageRow dispatch = dispatch_row(kPass);
   dispatch.reads = {kTokens, kRowProbs};
   dispatch.writes = {kDyRows};
+  dispatch.waits |= bit_of(CounterKind::kReleased);
   g.add(dispatch);
 
   StageRow redispatch = refetch_row(Stage::kRedispatch);
@@ -214,7 +218,7 @@ constexpr void add_backward(Graph& g) {
   expand.side = StageSide::kLocal;
   expand.look.trace_color = "light_memory_dump";
   expand.reads = {kReceived};
-  expand.waits = 0;
+  expand.waits = bit_of(CounterKind::kReleased);
   g.add(expand);
 
   StageRow refc1 = product_row(kPass, Stage::kRefc1, StagePlace::kAgain);
@@ -225,7 +229,8 @@ constexpr void add_backward(Graph& g) {
   refc1.halves = 2;
   refc1.reads = {kXRows, kW1, kB1};
   refc1.writes = {kH};
-  refc1.waits = bit_of(CounterKind::kXReady);
+  // For room for h, where rows of x were kept.
+  refc1.waits = bit_of(CounterKind::kXReady) | bit_of(CounterKind::kReleased);
   refc1.signals = bit_of(CounterKind::kHReady);
   refc1.look = {"#0c0030", "thread_state_sleeping"};
   g.add(refc1);
@@ -247,7 +252,7 @@ constexpr void add_backward(Graph& g) {
   dfc1.reads = {kDh, kW1, kDprobGroups, kRowProbs};
   dfc1.writes = {kCombine, kDprobSlots};
   dfc1.waits = bit_of(CounterKind::kTileDone);
-  dfc1.signals = bit_of(CounterKind::kArrived);
+  dfc1.signals = bit_of(CounterKind::kArrived) | bit_of(CounterKind::kReleased);
   dfc1.look = {"#56ab68", "good"};
   g.add(dfc1);
 

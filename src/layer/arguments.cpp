@@ -105,21 +105,40 @@ void check_sizes(const Sizes& n, const BackwardWeightsArgs& args) {
 
 }  // namespace
 
-void check_backward_data(const Problem& problem, const Communicator& communicator,
-                         const Saved& saved, const BackwardDataArgs& args,
-                         const Schedule& schedule) {
-  check_saved(problem, communicator, saved, schedule);
-  const Sizes n = sizes(problem, saved.plan());
+namespace {
+
+void check_data_args(const Problem& problem, const RoutingPlan& plan,
+                     const BackwardDataArgs& args) {
+  const Sizes n = sizes(problem, plan);
   check_sizes(n, args);
   if (problem.save == Save::kNone) {
     check_size("x", args.x.size(), n.tokens_hidden, "[T, H], with save=none,");
   }
 }
 
+/// Between the parts of a pass all of its rows are kept.
+void check_room_for_parts(const Problem& problem) {
+  require(problem.backward_rows == 0, ErrorCode::kInvalidArgument,
+          "backward_data and backward_weights keep all rows in between, but the layer has "
+          "backward_rows=",
+          problem.backward_rows, "; backward is accepted, or a layer with backward_rows=0");
+}
+
+}  // namespace
+
+void check_backward_data(const Problem& problem, const Communicator& communicator,
+                         const Saved& saved, const BackwardDataArgs& args,
+                         const Schedule& schedule) {
+  check_saved(problem, communicator, saved, schedule);
+  check_room_for_parts(problem);
+  check_data_args(problem, saved.plan(), args);
+}
+
 void check_backward_weights(const Problem& problem, const Communicator& communicator,
                             const Saved& saved, const BackwardWeightsArgs& args,
                             const Schedule& schedule) {
   check_saved(problem, communicator, saved, schedule);
+  check_room_for_parts(problem);
   require(saved.data()->backward_rows.has_value(), ErrorCode::kInvalidArgument,
           "saved holds no rows of a backward pass; backward_weights is accepted once after each "
           "backward_data on the same saved");
@@ -128,7 +147,8 @@ void check_backward_weights(const Problem& problem, const Communicator& communic
 
 void check_backward(const Problem& problem, const Communicator& communicator, const Saved& saved,
                     const BackwardArgs& args, const Schedule& schedule) {
-  check_backward_data(problem, communicator, saved, data_args(args), schedule);
+  check_saved(problem, communicator, saved, schedule);
+  check_data_args(problem, saved.plan(), data_args(args));
   check_sizes(sizes(problem, saved.plan()), weights_args(args));
 }
 

@@ -145,10 +145,16 @@ struct SavedLayout : TensorLayout {
   }
 };
 
+/// Of `rows` rows, those that a pass has room for at a time.
+inline std::int64_t rows_at_a_time(const Problem& p, std::int64_t rows, Pass pass) {
+  return pass == Pass::kBackward && p.backward_rows > 0 ? min_of(rows, p.backward_rows) : rows;
+}
+
 /// Rows that live for one pass of that direction: of a call, or not kept though others save them.
 struct RowLayout : TensorLayout {
   RowLayout(const Problem& p, std::int64_t rows, Pass pass, const Graph& graph = kLayerGraph) {
-    lay_out_tensors(graph, extents_of(p, 1, rows), [&](const TensorRow& t) {
+    const std::int64_t held = rows_at_a_time(p, rows, pass);
+    lay_out_tensors(graph, extents_of(p, 1, held), [&](const TensorRow& t) {
       return t.region == Region::kLocal && is_of_call(graph, pass, t, dropped_by(p));
     });
   }

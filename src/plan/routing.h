@@ -37,6 +37,9 @@ std::int64_t pages_of(const Problem& problem, int num_ranks, const RoutingCheck&
 /// Adds the fault of row pools that are too full; `pools` has one for each rank.
 void check_pages(const Problem& problem, std::span<const PageCount> pools, RoutingCheck& check);
 
+/// Element 1 of CallOptions::overflow.
+std::int64_t overflow_amount(const RoutingCheck& check, const Problem& problem);
+
 /// The plan of `rank`, without rows where the check found a fault.
 RoutingPlan make_plan(const Problem& problem, int rank, const Routing& routing,
                       const RoutingCheck& check, bool flagged = false,

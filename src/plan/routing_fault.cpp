@@ -26,6 +26,11 @@ void throw_if_any(const RoutingFault& f, const Problem& p, int num_ranks) {
                                             " rows (padding included), but capacity_rows is ",
                                             capacity_rows(p, num_ranks), "; capacity_rows=",
                                             f.value, " would do for this routing"));
+    case RoutingFault::Kind::kExpertRows:
+      throw Error(ErrorCode::kCapacity,
+                  cat("expert ", f.slot, " of rank ", f.rank, " would receive ", f.value,
+                      " rows (padding included), but backward_rows is ", p.backward_rows,
+                      "; backward_rows=", f.value, " or more would do for this routing, or 0"));
     case RoutingFault::Kind::kPages:
       throw Error(ErrorCode::kCapacity,
                   cat("rank ", f.rank, " would save ", f.value, " pages, but ", f.held, " of the ",

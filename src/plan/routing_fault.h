@@ -10,15 +10,16 @@ namespace uniep {
 /// Why a routing has no plan. Found by RoutingPlan::build on the CPU and by the plan kernel on a
 /// GPU, in the same order: the first rank with an impossible number of tokens; else the first slot
 /// (by rank, token, k) with an impossible id; else the rank with the most rows, where they are too
-/// many; else the rank whose row pool lacks most pages.
+/// many; else the expert with the most rows, where backward has no room for these (backward_rows);
+/// else the rank whose row pool lacks most pages.
 struct RoutingFault {
-  enum class Kind : std::int32_t { kNone, kTokens, kExpertId, kCapacity, kPages };
+  enum class Kind : std::int32_t { kNone, kTokens, kExpertId, kCapacity, kPages, kExpertRows };
 
   Kind kind = Kind::kNone;
-  std::int32_t rank =
-      -1;  ///< whose tokens or ids; kCapacity, kPages: that would receive or lack most
+  std::int32_t rank = -1;   ///< whose tokens or ids; kCapacity, kExpertRows, kPages: that would
+                            ///< receive or lack most
   std::int64_t token = -1;  ///< kExpertId only
-  std::int32_t slot = -1;   ///< kExpertId only
+  std::int32_t slot = -1;   ///< kExpertId; kExpertRows: the expert
   std::int64_t value = 0;   ///< tokens, expert id, rows needed, or pages needed
   std::int64_t held = 0;    ///< kPages only: pages of its pool that other plans hold
   std::int64_t pool = 0;    ///< kPages only: of so many
@@ -30,6 +31,7 @@ struct RoutingFault {
 UNIEP_HD constexpr std::int64_t overflow_value(const RoutingFault& fault) {
   if (fault.kind == RoutingFault::Kind::kNone) return 0;
   if (fault.kind == RoutingFault::Kind::kPages) return 3;
+  if (fault.kind == RoutingFault::Kind::kExpertRows) return 4;
   return fault.kind == RoutingFault::Kind::kCapacity ? 1 : 2;
 }
 inline constexpr bf16 kFaultToken{0x7fc0};  // out and dx of a routing with a fault: NaN

@@ -87,6 +87,18 @@ RoutingFault fullest_rank(const Problem& p, int num_ranks, const std::vector<std
   return worst;
 }
 
+/// The expert that receives most, if backward has no room for its rows.
+RoutingFault fullest_expert(const Problem& p, int num_ranks,
+                            const std::vector<std::int64_t>& rows) {
+  if (p.backward_rows == 0) return {};
+  const auto fullest = std::ranges::max_element(rows);
+  const auto expert = static_cast<std::int32_t>(fullest - rows.begin());
+  const std::int64_t padded = round_up<std::int64_t>(*fullest, p.row_align);
+  if (padded <= p.backward_rows) return {};
+  return {RoutingFault::Kind::kExpertRows, expert / (p.num_experts / num_ranks), -1, expert,
+          padded};
+}
+
 /// Rows in canonical order: walking the routing by (source, token, k) and appending each copy to
 /// its expert's segment is that stable sort.
 void place_rows(PlanData& plan, std::span<const std::int32_t> topk_ids) {
@@ -152,7 +164,9 @@ RoutingCheck check_routing(const Problem& p, const Routing& routing) {
   }
   const RoutingFault fullest = fullest_rank(p, routing.num_ranks(), check.rows_of_expert);
   check.most_rows = fullest.value;
-  if (fullest.value > capacity_rows(p, routing.num_ranks())) check.fault = fullest;
+  check.fault = fullest.value > capacity_rows(p, routing.num_ranks())
+                    ? fullest
+                    : fullest_expert(p, routing.num_ranks(), check.rows_of_expert);
   return check;
 }
 
@@ -177,6 +191,17 @@ void check_pages(const Problem& p, std::span<const PageCount> pools, RoutingChec
                    .value = needed,
                    .held = pool.pages - pool.free,
                    .pool = pool.pages};
+  }
+}
+
+std::int64_t overflow_amount(const RoutingCheck& check, const Problem& problem) {
+  switch (check.fault.kind) {
+    case RoutingFault::Kind::kPages:
+      return pool_bytes_that_would_do(check.fault, problem);
+    case RoutingFault::Kind::kExpertRows:
+      return check.fault.value;
+    default:
+      return check.most_rows;
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "schedule/queue.h"
+#include "schedule/row_ring.h"
 
 // What tasks wait for, and what they signal. Which counters a stage has to do with is said by its
 // row of the graph; what one counter of a kind stands for (CounterOf) says the rest. A backend that
@@ -65,8 +66,23 @@ UNIEP_HD void for_each_arrival_wait(const PassView& v, CounterKind kind, const T
   }
 }
 
-/// Calls f(Wait) for all counters of a kind that the task waits for.
+/// Until all is done that an expert's rows are read by.
+inline UNIEP_HD Wait uses_wait(const PassView& v, CounterKind kind, int expert) {
+  const CounterView& counter = v.counter(kind);
+  const auto rows = static_cast<std::uint32_t>(v.tokens_per_expert[expert]);
+  const std::uint32_t tiles = ceil_div(rows, static_cast<std::uint32_t>(v.schedule.tile_m));
+  return {kind, expert, tiles * counter.per_unit + counter.per_expert, v.rank};
+}
+
+/// Calls f(Wait) for every expert whose places in a ring of rows this one has next.
 template <class F>
+UNIEP_HD void for_each_release_wait(const PassView& v, CounterKind kind, int expert, F&& f) {
+  for_each_expert_before(v, expert, [&](int before) { f(uses_wait(v, kind, before)); });
+}
+
+/// Calls f(Wait) for all counters of a kind that the task waits for. Code that is compiled for
+/// passes without a ring of rows says so.
+template <bool kMayHaveRing = true, class F>
 UNIEP_HD void for_each_wait(const PassView& v, CounterKind kind, const Task& task, F&& f) {
   const CounterView& counter = v.counter(kind);
   if (counter.per_unit == 0) return;  // the part that signals it has come to its end
@@ -88,16 +104,19 @@ UNIEP_HD void for_each_wait(const PassView& v, CounterKind kind, const Task& tas
       if (rows > 0) f(Wait{kind, task.expert, rows * counter.per_unit, v.rank});
       return;
     }
+    case CounterOf::kExpertUses:
+      if constexpr (kMayHaveRing) for_each_release_wait(v, kind, task.expert, f);
+      return;
     case CounterOf::kTokenBlock:
       return for_each_arrival_wait(v, kind, task, f);
   }
 }
 
 /// Calls f(Wait) for everything that must have happened before the task may run.
-template <class F>
+template <bool kMayHaveRing = true, class F>
 UNIEP_HD void for_each_wait(const PassView& v, const Task& task, F&& f) {
   for_each_counter(v.stage(task.stage).waits,
-                   [&](CounterKind kind) { for_each_wait(v, kind, task, f); });
+                   [&](CounterKind kind) { for_each_wait<kMayHaveRing>(v, kind, task, f); });
 }
 
 /// Tells `peer` that this rank's tokens can be pulled.
@@ -134,6 +153,11 @@ inline UNIEP_HD Signal row_signal(const PassView& v, CounterKind kind, std::int3
 inline UNIEP_HD Signal tile_signal(const PassView& v, CounterKind kind, std::int64_t tile,
                                    int expert) {
   return {kind, v.rank, v.counter(kind).of == CounterOf::kExpert ? expert : tile, 1};
+}
+
+/// Of one task that has read rows of this expert.
+inline UNIEP_HD Signal use_signal(const PassView& v, CounterKind kind, int expert) {
+  return {kind, v.rank, expert, 1};
 }
 
 /// The block that a token's arrivals are counted in.
@@ -186,6 +210,8 @@ UNIEP_HD void for_each_signal(const PassView& v, CounterKind kind, const Task& t
     case CounterOf::kTile:
     case CounterOf::kExpert:
       return f(tile_signal(v, kind, task.m, v.tiles[task.m].expert));
+    case CounterOf::kExpertUses:
+      return f(use_signal(v, kind, task.expert));
     case CounterOf::kTokenBlock:
       return for_each_arrival_signal(v, kind, task, f);
   }

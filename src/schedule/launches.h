@@ -3,7 +3,7 @@
 #ifndef __CUDA_ARCH__
 #include "base/check.h"
 #endif
-#include "schedule/pass_view.h"
+#include "schedule/row_ring.h"
 
 namespace uniep {
 
@@ -345,9 +345,10 @@ inline UNIEP_HD void add_products(const PassView& v, const LaunchParts& p, int d
 inline UNIEP_HD void add_data(const PassView& v, int index, int lag, Launch& launch) {
   const LaunchParts p = launch_parts(v, index);
   const bool computes = p.again || p.first || p.second;
-  // With no dispatch workers what is fetched runs in the same queue, one block ahead of the tiles.
+  // With no dispatch workers what is fetched runs in the same queue, one block ahead of the tiles;
+  // in a ring, where there may be no room for it, just ahead.
   const bool is_inline = p.fetch && computes && v.schedule.dispatch_workers == 0;
-  const int delay = is_inline ? 1 : 0;
+  const int delay = is_inline && v.ring_rows == 0 ? 1 : 0;
   const Track second = following_track(v, p, first_delay(v, p, delay, lag), lag);
   add_fetch(v, p, lag, second, is_inline ? launch.main : launch.comm);
   if (computes) add_products(v, p, delay, lag, second, launch.main);
@@ -372,8 +373,14 @@ inline UNIEP_HD void make_launch(const PassView& v, int index, int lag, Launch& 
                       launch.main);
 }
 
-/// The lag of a pass' launches.
-inline UNIEP_HD int launch_lag(const PassView& v) { return v.moves_data() ? lag_blocks(v) : 0; }
+/// The lag of a pass' launches. In a ring of rows all of an expert's tasks stand ahead of those
+/// that write over its rows, and what is made again stands a lag ahead of the first product.
+inline UNIEP_HD int launch_lag(const PassView& v) {
+  if (!v.moves_data()) return 0;
+  if (v.ring_rows == 0) return lag_blocks(v);
+  const int hops = detail::stages_at(v, StagePlace::kAgain) > 0 ? 2 : 1;
+  return min_of(lag_blocks(v), most_ring_lag(v) / hops);
+}
 
 /// Launch number `index` of the pass.
 inline UNIEP_HD Launch launch_at(const PassView& v, int index) {

@@ -27,4 +27,20 @@ Schedule with_sizes(const Schedule& schedule, const Problem& problem) {
   return s;
 }
 
+Schedule in_ring(Schedule s) {
+  s.launch = LaunchGrouping::kSingle;
+  s.waves = 1;
+  s.wgrad = WgradPlacement::kInterleaved;
+  s.dispatch_wire = DispatchWire::kRows;
+  s.expert_order = ExpertOrder::kIndex;
+  s.head_start = 0;
+  if (s.workers > 0) s.dispatch_workers = std::min(s.dispatch_workers, s.workers - 1);
+  return s;
+}
+
+Schedule schedule_of_pass(const Schedule& schedule, const Problem& problem, Pass pass) {
+  const bool ring = pass == Pass::kBackward && problem.backward_rows > 0;
+  return with_sizes(ring ? in_ring(schedule) : schedule, problem);
+}
+
 }  // namespace uniep

@@ -4,6 +4,7 @@
 
 #include "uniep/problem.h"
 #include "uniep/schedule.h"
+#include "uniep/stage.h"
 
 namespace uniep {
 
@@ -18,5 +19,13 @@ std::int64_t token_bucket(std::int64_t tokens);
 /// Where dispatch has a launch of its own, and with it all warps, `pull_tokens=0` is at most 2:
 /// tasks must be small to divide evenly among so many.
 Schedule with_sizes(const Schedule& schedule, const Problem& problem);
+
+/// What a pass of this problem runs under if it is given `schedule`: with_sizes. Where experts take
+/// turns in a ring of rows (Problem::backward_rows), backward has in_ring of it: the only values of
+/// some axes with which an expert's rows come and go on their own. These are launch=single,
+/// waves=1, wgrad=interleaved, dispatch_wire=rows (a token's rows are of several experts),
+/// expert_order=index and head_start=0; and one worker at least does not dispatch.
+Schedule in_ring(Schedule schedule);
+Schedule schedule_of_pass(const Schedule& schedule, const Problem& problem, Pass pass);
 
 }  // namespace uniep

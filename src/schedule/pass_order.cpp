@@ -13,7 +13,7 @@ PassOrder::PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule, 
     : plan_(plan) {
   view_.pass = pass;
   view_.part = part;
-  view_.schedule = with_sizes(schedule, plan.problem);
+  view_.schedule = schedule_of_pass(schedule, plan.problem, pass);
   set_problem(view_, plan.problem);
   view_.rank = plan.rank;
   view_.num_ranks = plan.num_ranks();

@@ -99,6 +99,7 @@ std::uint32_t signalled(CounterOf of, const StageView& stage) {
       return 1;
     case CounterOf::kTile:
     case CounterOf::kExpert:
+    case CounterOf::kExpertUses:
       return stage.column_tiles;
     case CounterOf::kTokenBlock:
       return static_cast<std::uint32_t>(stage.cols);
@@ -108,17 +109,26 @@ std::uint32_t signalled(CounterOf of, const StageView& stage) {
 
 /// What any stage of the pass waits for.
 CounterSet waited_for(const Graph& graph, const PassView& v) {
-  CounterSet all = 0;
+  CounterSet all = 0, held = 0;
+  for (int i = 0; i < graph.num_counters; ++i) {
+    if (holds(graph.counters[i].when, v.dropped)) held |= bit_of(graph.counters[i].kind);
+  }
   graph.for_each_stage(v.pass, [&](const StageRow& row) {
     if (holds(row.when, v.dropped)) all = static_cast<CounterSet>(all | row.waits);
   });
-  return all;
+  return all & held;
 }
 
 void count_signals(PassView& v, const StageView& stage) {
   for_each_counter(stage.signals, [&](CounterKind kind) {
     CounterView& counter = v.counters[static_cast<int>(kind)];
-    counter.per_unit += signalled(counter.of, stage);
+    if (stage.grid == TileGrid::kWeightTiles) {
+      const auto tile_m = static_cast<std::uint32_t>(v.schedule.tile_m);
+      counter.per_expert +=
+          ceil_div(static_cast<std::uint32_t>(stage.rows), tile_m) * stage.column_tiles;
+    } else {
+      counter.per_unit += signalled(counter.of, stage);
+    }
   });
 }
 
@@ -158,6 +168,8 @@ void set_problem(PassView& view, const Problem& problem) {
   view.dropped = dropped_by(problem);
   view.activation = problem.activation;
   view.probs = problem.probs;
+  view.ring_rows =
+      view.pass == Pass::kBackward ? static_cast<std::int32_t>(problem.backward_rows) : 0;
   view.topk = problem.topk;
   view.hidden = problem.hidden;
   view.intermediate = problem.intermediate;
@@ -196,6 +208,7 @@ void set_stages(PassView& v, const Graph& graph) {
     ensure(number < kMaxStages, "a graph has stage number ", int{number});
     StageView& stage = v.stages[number] = view_of(graph, row, extents, v);
     stage.signals = static_cast<CounterSet>(stage.signals & waited);
+    stage.waits = static_cast<CounterSet>(stage.waits & waited);
     count_signals(v, stage);
     count_wire_bytes(stage.wire, graph, row, extents);
     if (queued) v.stage_order[v.num_stages++] = number;

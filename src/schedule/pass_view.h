@@ -60,6 +60,7 @@ struct CounterView {
   /// What the stages that signal it add to one counter for each unit that it stands for: for each
   /// row, tile of rows or slot of a token. 0: nothing of this part of the pass signals it.
   std::uint32_t per_unit = 0;
+  std::uint32_t per_expert = 0;  // kExpertUses: and by weight gradients of an expert
 };
 
 /// Everything that decides which tasks one rank's pass has, in which order they stand, what each
@@ -77,6 +78,8 @@ struct PassView {
   Dropped dropped{};  // what forward does not keep
   Activation activation = Activation::kSwiglu;
   Probs probs = Probs::kBefore;
+  /// Rows that tensors of the call have room for, in a ring (row_ring.h); 0: for all.
+  std::int32_t ring_rows = 0;
 
   int rank = 0;
   int num_ranks = 1;
@@ -187,6 +190,7 @@ inline UNIEP_HD std::int64_t num_counters(const PassView& v, CounterOf of) {
       return v.segment_begin[v.num_local_experts] / v.schedule.tile_m;
     case CounterOf::kExpert:
     case CounterOf::kExpertRows:
+    case CounterOf::kExpertUses:
       return v.num_local_experts;
     case CounterOf::kTokenBlock:
       return v.num_token_blocks() * v.num_ranks;

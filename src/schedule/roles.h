@@ -12,9 +12,12 @@ struct Roles {
 
 /// Roles under an even routing. Where a launch has both queues, `dispatch_workers` begin with
 /// communication; where it has that alone, all do.
-inline UNIEP_HD Roles even_roles(const Schedule& s, const Launch& launch, int workers) {
+inline UNIEP_HD Roles even_roles(const PassView& v, const Launch& launch, int workers) {
   if (launch.comm.count == 0) return {0, true};
-  const int dispatchers = launch.main.count > 0 ? min_of(s.dispatch_workers, workers) : workers;
+  const Schedule& s = v.schedule;
+  // In a ring of rows dispatch waits for tiles.
+  const int most = workers - (v.ring_rows > 0 ? 1 : 0);
+  const int dispatchers = launch.main.count > 0 ? min_of(s.dispatch_workers, most) : workers;
   return {dispatchers, s.dispatch_join || dispatchers == workers};
 }
 
@@ -39,7 +42,7 @@ inline UNIEP_HD Roles roles_under_load(const PassView& v, Roles even, int worker
 }
 
 inline UNIEP_HD Roles launch_roles(const PassView& v, const Launch& launch, int workers) {
-  return roles_under_load(v, even_roles(v.schedule, launch, workers), workers);
+  return roles_under_load(v, even_roles(v, launch, workers), workers);
 }
 
 /// Workers of a rank of the CPU backend. Dispatch workers mostly wait, so they come on top of one

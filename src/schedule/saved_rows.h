@@ -1,7 +1,7 @@
 #pragma once
 
 #include "graph/layer_graph.h"
-#include "schedule/pass_view.h"
+#include "schedule/row_ring.h"
 
 namespace uniep {
 
@@ -21,11 +21,11 @@ UNIEP_HD bool is_saved(const PassView& v) {
   return holds(kWhen, v.dropped) && !holds(kRemade, v.dropped);
 }
 
-/// Where that tensor of rows has the row. Rows of one page follow one another, so it is enough to
-/// ask for the first of a tile.
+/// Where that tensor of rows has the row. Rows of one page follow one another, and pages do not
+/// straddle a ring's end, so it is enough to ask for the first of a tile.
 template <Tensor t>
 UNIEP_HD std::int64_t row_in(const PassView& v, std::int64_t row) {
-  return is_saved<t>(v) ? saved_row(v, row) : row;
+  return is_saved<t>(v) ? saved_row(v, row) : ring_row(v, row);
 }
 
 }  // namespace uniep

@@ -73,11 +73,24 @@ void Space::leave_open(Schedule& schedule, std::string_view name) const {
   if (has_value(axis, 0) && is_same) schedule = open;
 }
 
-Schedule Space::canonical(const Schedule& schedule) const {
+/// With the values that a ring of rows leaves no choice of.
+Schedule Space::as_it_runs(const Schedule& schedule) const {
   Schedule s = schedule;
+  if (pass_ != Pass::kBackward || problem_.backward_rows == 0) return s;
+  const Schedule ring = in_ring(s);
+  for (std::size_t i = 0; i < values_.size(); ++i) {
+    const int value = axes()[i].get(ring);
+    if (has_value(i, value)) axes()[i].set(s, value);
+  }
+  return s;
+}
+
+Schedule Space::canonical(const Schedule& schedule) const {
+  const Schedule runs = as_it_runs(schedule);
+  Schedule s = runs;
   for (std::size_t i = 0; i < values_.size(); ++i) {
     const Axis& axis = axes()[i];
-    if (axis.matters == nullptr || axis.matters(schedule, pass_, place_.backend)) continue;
+    if (axis.matters == nullptr || axis.matters(runs, pass_, place_.backend)) continue;
     const int usual = axis.default_value(place_.backend);
     axis.set(s, has_value(i, usual) ? usual : values_[i].front());
   }

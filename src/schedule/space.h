@@ -41,6 +41,7 @@ class Space {
 
  private:
   bool has_value(std::size_t axis, int value) const;
+  Schedule as_it_runs(const Schedule& schedule) const;
   void leave_open(Schedule& schedule, std::string_view axis) const;
 
   Problem problem_;

@@ -37,7 +37,8 @@ uniep_problem c_problem(const Problem& p) {
           .recompute_h = p.recompute_h ? 1 : 0,
           .activation = static_cast<std::int64_t>(p.activation),
           .probs = p.probs == Probs::kBefore ? 0 : 1,
-          .bias = p.bias ? 1 : 0};
+          .bias = p.bias ? 1 : 0,
+          .backward_rows = p.backward_rows};
 }
 
 /// What a layer does not keep is given as NULL.
@@ -439,6 +440,11 @@ TEST(CApi, BiasesAreAskedForOrRefused) {
   p.probs = 0;
   p.bias = 2;
   expect_refused(uniep_needs(&p, 0, 1, &needs), "problem.bias is 2; 0 and 1 are accepted");
+  p.bias = 0;
+  p.backward_rows = -128;
+  expect_refused(uniep_needs(&p, 0, 1, &needs),
+                 cat("problem.backward_rows is -128; 0 (all), or a multiple of row_align=",
+                     p.row_align, " up to 2147483647 is accepted"));
 }
 
 TEST(CApi, PartsWithOtherStepsBetweenThemAndRowsMoved) {

@@ -71,6 +71,11 @@ TEST(Problem, EachFieldOutOfRangeIsNamedWithWhatIsAccepted) {
         [&](Problem& p) { p.row_align = align; },
         "problem.row_align is " + std::to_string(align) + "; 16, 32, 64, 128 or 256 is accepted");
   }
+  for (const std::int64_t rows : {std::int64_t{-128}, std::int64_t{64}, std::int64_t{1} << 31}) {
+    expect_refused([&](Problem& p) { p.backward_rows = rows; },
+                   "problem.backward_rows is " + std::to_string(rows) +
+                       "; 0 (all), or a multiple of row_align=128 up to 2147483647 is accepted");
+  }
   expect_refused([](Problem& p) { p.save = static_cast<Save>(3); },
                  "problem.save is 3; 0 (rows), 1 (tokens) and 2 (none) are accepted");
   expect_refused([](Problem& p) { p.activation = static_cast<Activation>(8); },
@@ -90,12 +95,14 @@ TEST(Problem, PrintsEveryField) {
   p.row_align = 32;
   p.save = Save::kNone;
   p.recompute_h = true;
+  p.backward_rows = 64;
   p.activation = Activation::kGptOss;
   p.probs = Probs::kAfter;
   p.bias = true;
   EXPECT_EQ(to_string(p),
             "hidden=64,intermediate=32,num_experts=8,topk=2,max_tokens=16,capacity_rows=99,"
-            "row_align=32,save=none,recompute_h=yes,activation=gpt_oss,probs=after,bias=yes");
+            "row_align=32,save=none,recompute_h=yes,backward_rows=64,activation=gpt_oss,"
+            "probs=after,bias=yes");
 }
 
 TEST(Problem, TheDefaultCapacityOfASmallLayerHoldsEveryTokenOfEveryRankOnOneRank) {

@@ -40,6 +40,16 @@ TEST(RankBytes, OfFewerRowsAreFewer) {
   EXPECT_LT(few.pass, many.pass);
 }
 
+TEST(RankBytes, OfBackwardInARingAreFewer) {
+  const Problem all = layer_problem();
+  Problem half = all;
+  half.backward_rows = 1536;
+  const RankBytes of_all = rank_bytes(all, 4, room_for(all, 4, 3072));
+  const RankBytes of_half = rank_bytes(half, 4, room_for(half, 4, 3072));
+  EXPECT_EQ(of_half.kept, of_all.kept);
+  EXPECT_NEAR(static_cast<double>(of_half.pass), static_cast<double>(of_all.pass) / 2, 2048);
+}
+
 #ifdef UNIEP_HAS_CUDA
 // Workspaces of the Python package are as large as Layer::memory_needs says.
 TEST(RankBytes, AreWhatPyTorchAllocates) {

@@ -167,6 +167,16 @@ class MemoryPlan(ProgramTest):
         self.assertNotIn("capacity_rows", lines[0])
         self.assertRegex(lines[-1], r"capacity_rows=\d+")
 
+    def test_backward_in_less_memory(self):
+        rows = 2048
+        usual, less = self.choices(), self.choices("--backward-rows", rows)
+        for kind, choice in less.items():
+            self.assertEqual(choice["backward_rows"], rows)
+            self.assertEqual(choice["kept_bytes"], usual[kind]["kept_bytes"])
+            self.assertLess(choice["pass_bytes"], 0.6 * usual[kind]["pass_bytes"])
+        text = self.planned("--backward-rows", rows)[0]
+        self.assertIn(f"backward_rows={rows}", unfolded(text))
+
     def test_refusals(self):
         simulate = ("simulate", "--shape", "tiny")
         self.refuse(*simulate, "--memory", 1, words=("--memory is 1", "--layers"))

@@ -35,7 +35,7 @@ void append(std::vector<T>& to, const DeviceArray<T>& from) {
 
 EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> token_begin,
                              bool main_grad, float main_grad_start, std::uint32_t first_count,
-                             Save save, bool recompute_h)
+                             Save save, bool recompute_h, std::int64_t backward_rows)
     : data_(data),
       split_(data, token_begin),
       problem_(split_.problem()),
@@ -44,6 +44,7 @@ EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> to
       streams_(static_cast<std::size_t>(split_.ranks())) {
   problem_.save = save;
   problem_.recompute_h = recompute_h;
+  problem_.backward_rows = backward_rows;
   prepare_kernels();
   for (cudaStream_t& stream : streams_) {
     check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "create a stream");
@@ -65,7 +66,8 @@ EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> to
              .counters = DeviceArray<std::byte>(LocalCounterLayout(problem, num_ranks).bytes),
              .scratch = DeviceArray<std::byte>(PassScratchLayout(problem, num_ranks).bytes),
              .saved = poisoned(SavedLayout(problem_, rows, plan.received_tokens()).bytes),
-             .rows = poisoned(RowLayout(problem_, rows, Pass::kBackward).bytes),
+             .rows = poisoned(std::max(RowLayout(problem_, rows, Pass::kForward).bytes,
+                                       RowLayout(problem_, rows, Pass::kBackward).bytes)),
              .x = upload(f.x),
              .dy = upload(b.dy),
              .w1 = upload(f.w1),
@@ -144,7 +146,8 @@ void EmulatedGroup::run_pass(Pass pass, Schedule schedule, PassPart part) {
     const PassView& view = orders.back()->view();
     launchers.emplace_back(
         device_context(problem_, view, memory(r), limit_ms_, device_faults(faults_, r)),
-        tensors(r, pass), PassLauncher::Rows{plan.padded_rows(), plan.padded_rows()},
+        tensors(r, pass),
+        PassLauncher::Rows{rows_at_a_time(problem_, plan.padded_rows(), pass), plan.padded_rows()},
         orders.back()->queues(), sms_, streams_[static_cast<std::size_t>(r)]);
   }
   check_cuda(cudaDeviceSynchronize(), "prepare a pass");

@@ -21,15 +21,30 @@ TEST(Arithmetic, EveryOneIsAccepted) {
   EXPECT_EQ(reason_of([](Problem& p) { p.probs = Probs::kAfter, p.bias = true; }), "");
 }
 
+TEST(Arithmetic, ARingOfRowsIsForSwigluAlone) {
+  Problem p{.hidden = 64, .intermediate = 64, .num_experts = 2, .topk = 1, .max_tokens = 8};
+  p.backward_rows = 128;
+  EXPECT_FALSE(cuda::unsupported_reason(p, 1));
+  Problem reglu = p, after = p, biased = p;
+  reglu.activation = Activation::kReglu;
+  after.probs = Probs::kAfter;
+  biased.bias = true;
+  for (const Problem& other : {reglu, after, biased}) {
+    const std::string said = cuda::unsupported_reason(other, 1).value_or("");
+    EXPECT_NE(said.find("problem.backward_rows is 128 with activation="), said.npos) << said;
+  }
+}
+
 TEST(OrderMemory, TheMostIsEnoughForEverySchedule) {
   for (unsigned seed = 1; seed <= static_cast<unsigned>(cases(2000)); ++seed) {
     Rng rng(seed);
     const int ranks = 1 << pick(rng, 0, 3);
-    const Problem problem{.hidden = 64,
-                          .intermediate = 64,
-                          .num_experts = ranks * static_cast<int>(pick(rng, 1, 40)),
-                          .topk = static_cast<int>(pick(rng, 1, 8)),
-                          .max_tokens = pick(rng, 0, 3000)};
+    Problem problem{.hidden = 64,
+                    .intermediate = 64,
+                    .num_experts = ranks * static_cast<int>(pick(rng, 1, 40)),
+                    .topk = static_cast<int>(pick(rng, 1, 8)),
+                    .max_tokens = pick(rng, 0, 3000)};
+    if (chance(rng, 30)) problem.backward_rows = 1024;
     const Schedule schedule = random_cuda_schedule(rng, problem);
     for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
       ASSERT_LE(cuda::DeviceOrderLayout(problem, ranks, pass, schedule).bytes,

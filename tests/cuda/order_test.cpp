@@ -4,6 +4,7 @@
 #include "cuda/plan_ranks.h"
 #include "schedule/pass_order.h"
 #include "support/cases.h"
+#include "support/ring_rows.h"
 
 namespace uniep::testing {
 namespace {
@@ -82,8 +83,13 @@ TEST_F(OrderKernel, EqualsTheCpuOrder) {
     const int ranks = static_cast<int>(pick(rng, 1, 8));
     Problem problem = random_problem(rng, ranks, chance(rng, 20) ? 3000 : 120);
     if (chance(rng, 10)) problem.num_experts = ranks * static_cast<int>(pick(rng, 6, 200));
+    Routing routing = random_routing(rng, problem, ranks);
+    if (chance(rng, 40)) {
+      problem.backward_rows =
+          ring_rows(routing.ids, problem.num_experts, problem.row_align, pick(rng, 0, 3));
+      routing.problem = problem;
+    }
     PlanGroup group(problem, ranks);
-    const Routing routing = random_routing(rng, problem, ranks);
     SCOPED_TRACE(cat("seed ", seed, ", ", describe(routing)));
     group.run(routing, PlanGroup::Launch::kOneByOne, 0);
     for (int r = 0; r < ranks; ++r) ASSERT_NO_FATAL_FAILURE(compare(rng, group, routing, r));

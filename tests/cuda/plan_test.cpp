@@ -116,6 +116,7 @@ void compare_random_routings(Launch how, int count) {
     Problem problem = random_problem(rng, ranks, chance(rng, 20) ? 3000 : 120);
     if (chance(rng, 10)) problem.num_experts = ranks * static_cast<int>(pick(rng, 6, 200));
     if (chance(rng, 20)) problem.capacity_rows = pick(rng, 1, 60 * problem.row_align);
+    if (chance(rng, 20)) problem.backward_rows = pick(rng, 1, 20) * problem.row_align;
     PlanGroup group(problem, ranks);
     const int plans = chance(rng, 10) ? 20 : 3;
     for (int i = 0; i < plans; ++i) {

@@ -11,6 +11,7 @@
 #include "support/cases.h"
 #include "support/expect_same.h"
 #include "support/random_case.h"
+#include "support/ring_rows.h"
 
 namespace uniep::cuda::testing {
 namespace {
@@ -61,31 +62,38 @@ constexpr int kOne[] = {1};
 
 /// Random layers: close to the CPU's reference, and the same bits at one rank with `sequential` as
 /// at any number of ranks with the schedule that choose(rng, problem) gives; `deferred`: with
-/// weight gradients in a part of their own, under another schedule.
+/// weight gradients in a part of their own, under another schedule; `in_ring`: backward with room
+/// for few rows at a time.
 template <class Choose>
 void check_layers(unsigned first_seed, int count, std::span<const int> numbers_of_ranks,
-                  Choose&& choose, bool deferred = false) {
+                  Choose&& choose, bool deferred = false, bool in_ring = false) {
   for (unsigned seed = first_seed; seed < first_seed + static_cast<unsigned>(count); ++seed) {
     Rng rng(seed);
     const auto last = static_cast<std::int64_t>(numbers_of_ranks.size()) - 1;
     const int ranks =
         numbers_of_ranks[static_cast<std::size_t>(uniep::testing::pick(rng, 0, last))];
-    const uniep::testing::LayerBounds bounds{.max_tokens = seed % 3 == 0 ? 700 : 90,
-                                             .max_hidden = seed % 2 == 0 ? 600 : 96,
-                                             .max_intermediate = seed % 2 == 0 ? 600 : 96,
-                                             .any_arithmetic = uniep::testing::chance(rng, 60)};
+    const uniep::testing::LayerBounds bounds{
+        .max_tokens = seed % 3 == 0 ? 700 : 90,
+        .max_hidden = seed % 2 == 0 ? 600 : 96,
+        .max_intermediate = seed % 2 == 0 ? 600 : 96,
+        .any_arithmetic = uniep::testing::chance(rng, 60) && !in_ring};
     const LayerData data = uniep::testing::random_layer(rng, ranks, bounds);
     const bool main_grad = uniep::testing::chance(rng, 30);
     const Save save = kSaves[rng() % std::size(kSaves)];
     const bool recompute_h = uniep::testing::chance(rng, 50);
+    const std::int64_t backward_rows =
+        in_ring ? uniep::testing::ring_rows(data.topk_ids, data.num_experts, Problem{}.row_align,
+                                            uniep::testing::pick(rng, 0, 3))
+                : 0;
     EmulatedGroup group(data, uniep::testing::random_parts(rng, data.tokens, ranks), main_grad, 1,
-                        0, save, recompute_h);
+                        0, save, recompute_h, backward_rows);
     const Schedule schedule = choose(rng, group.problem());
-    const std::string what = cat(
-        "seed ", seed, ": ", ranks, " ranks, tokens ", data.tokens, ", hidden ", data.hidden,
-        ", intermediate ", data.intermediate, ", experts ", data.num_experts, ", topk ", data.topk,
-        ", save ", name(save), ", recompute_h ", recompute_h, ", ", name(data.activation),
-        ", probs ", name(data.probs), ", bias ", data.has_bias(), ", ", to_string(schedule));
+    const std::string what =
+        cat("seed ", seed, ": ", ranks, " ranks, tokens ", data.tokens, ", hidden ", data.hidden,
+            ", intermediate ", data.intermediate, ", experts ", data.num_experts, ", topk ",
+            data.topk, ", save ", name(save), ", recompute_h ", recompute_h, ", ",
+            name(data.activation), ", probs ", name(data.probs), ", bias ", data.has_bias(),
+            ", backward_rows ", backward_rows, ", ", to_string(schedule));
     SCOPED_TRACE(what);
     const LayerResult got = deferred ? group.deferred_step(schedule, choose(rng, group.problem()))
                                      : group.step(schedule);
@@ -110,6 +118,10 @@ TEST_F(CudaStages, RandomSchedules) {
 
 TEST_F(CudaStages, DeferredWeightsUnderRandomSchedules) {
   check_layers(3001, cases(60), kRanks, random_cuda_schedule, true);
+}
+
+TEST_F(CudaStages, ExpertsTakeTurnsInARingOfRows) {
+  check_layers(4001, cases(100), kRanks, random_cuda_schedule, false, true);
 }
 
 /// What a sanitizer can run too: it may run launches one after another, so that those of several

@@ -18,7 +18,10 @@ const std::vector<Dropped> kChoices = [] {
   std::vector<Dropped> all;
   for (const Save save : kSaves) {
     for (const bool recompute_h : {false, true}) {
-      all.push_back(dropped_by({.save = save, .recompute_h = recompute_h}));
+      for (const std::int64_t backward_rows : {0, 128}) {
+        all.push_back(
+            dropped_by({.save = save, .recompute_h = recompute_h, .backward_rows = backward_rows}));
+      }
     }
   }
   return all;
@@ -33,19 +36,61 @@ std::vector<StageRow> stages_of(const Graph& graph, Pass pass, Dropped dropped) 
 }
 
 /// Whether the stage at `reader` begins a task behind those of `writer` that it needs: it waits for
-/// a counter that the writer signals, or for a stage that does.
+/// a counter that the writer signals, or for a stage in between that does.
 bool follows(const std::vector<StageRow>& stages, std::size_t reader, std::size_t writer) {
   if ((stages[reader].waits & stages[writer].signals) != 0) return true;
-  for (std::size_t between = writer + 1; between < stages.size(); ++between) {
+  for (std::size_t between = writer + 1; between < reader; ++between) {
     const bool waits_for = (stages[reader].waits & stages[between].signals) != 0;
-    if (between != reader && waits_for && follows(stages, between, writer)) return true;
+    if (waits_for && follows(stages, between, writer)) return true;
   }
   return false;
 }
 
+/// Whether the stage begins a task behind the release of the rows that it writes over: it waits for
+/// that, or for a stage that does.
+bool waits_for_release(const std::vector<StageRow>& stages, std::size_t writer) {
+  for (std::size_t i = 0; i <= writer; ++i) {
+    const bool waits = (stages[i].waits & bit_of(CounterKind::kReleased)) != 0;
+    if (waits && (i == writer || follows(stages, writer, i))) return true;
+  }
+  return false;
+}
+/// Whether rows count as released when the stage has read them, or whoever follows it.
+bool is_released(const std::vector<StageRow>& stages, std::size_t reader) {
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    const bool signals = (stages[i].signals & bit_of(CounterKind::kReleased)) != 0;
+    if (signals && (i == reader || follows(stages, i, reader))) return true;
+  }
+  return false;
+}
+
+/// In a ring of rows: who writes over rows that are still read.
+std::vector<std::string> ring_faults(const Graph& graph, Dropped dropped) {
+  std::vector<std::string> faults;
+  const std::vector<StageRow> stages = stages_of(graph, Pass::kBackward, dropped);
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    const auto of_ring = [&](Tensor t) {
+      return has_extent(graph[t], Extent::kRows) &&
+             is_of_call(graph, Pass::kBackward, graph[t], dropped);
+    };
+    for (const Tensor t : stages[i].writes) {
+      if (of_ring(t) && !waits_for_release(stages, i)) {
+        faults.push_back(cat(stages[i].name, " does not wait for room in ", graph[t].name));
+      }
+    }
+    for (const Tensor t : stages[i].reads) {
+      if (of_ring(t) && !is_released(stages, i)) {
+        faults.push_back(cat(stages[i].name, " reads ", graph[t].name, ", and nobody says when"));
+      }
+    }
+  }
+  return faults;
+}
+
 /// What is wrong with a graph, a sentence each.
 std::vector<std::string> faults_of(const Graph& graph, Dropped dropped) {
-  std::vector<std::string> faults;
+  std::vector<std::string> faults =
+      dropped.ring ? ring_faults(graph, dropped) : std::vector<std::string>{};
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
     const std::vector<StageRow> stages = stages_of(graph, pass, dropped);
     for (std::size_t reader = 0; reader < stages.size(); ++reader) {
@@ -106,9 +151,20 @@ TEST(LayerGraph, AWaitThatIsMissingIsFound) {
   }
 }
 
+TEST(LayerGraph, AReleaseThatIsMissingIsFound) {
+  for (int i = 0; i < kLayerGraph.num_stages; ++i) {
+    const CounterSet released = bit_of(CounterKind::kReleased);
+    if ((kLayerGraph.stages[i].signals & released) == 0) continue;
+    Graph broken = kLayerGraph;
+    broken.stages[i].signals = static_cast<CounterSet>(broken.stages[i].signals & ~released);
+    EXPECT_FALSE(faults_of(broken).empty()) << broken.stages[i].name;
+  }
+}
+
+/// But for `released`, which experts signal that stand earlier.
 TEST(LayerGraph, EveryCounterIsSignalledBeforeItIsWaitedFor) {
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
-    CounterSet signalled = 0;
+    CounterSet signalled = bit_of(CounterKind::kReleased);
     for (const StageRow& row :
          stages_of(kLayerGraph, pass, dropped_by({.save = Save::kNone, .recompute_h = true}))) {
       EXPECT_EQ(row.waits & ~signalled, 0) << row.name;
@@ -117,10 +173,12 @@ TEST(LayerGraph, EveryCounterIsSignalledBeforeItIsWaitedFor) {
   }
 }
 
-/// Who waits on a GPU orders what comes after by one fence, as wide as the last counter asks for.
+/// Who waits on a GPU orders what comes after by one fence, as wide as the last counter asks for;
+/// who dispatches, by one a counter.
 TEST(LayerGraph, AStageWaitsForCountersOfOneRegion) {
   for (int i = 0; i < kLayerGraph.num_stages; ++i) {
     const StageRow& row = kLayerGraph.stages[i];
+    if (row.grid == TileGrid::kPulls) continue;
     const auto symmetric = static_cast<CounterSet>(row.waits & kSymmetricCounters);
     EXPECT_TRUE(symmetric == 0 || symmetric == row.waits) << row.name;
   }

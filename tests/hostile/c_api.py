@@ -26,7 +26,7 @@ class Problem(ctypes.Structure):
         for name in (
             *("hidden", "intermediate", "num_experts", "topk", "max_tokens"),
             *("capacity_rows", "row_align", "save", "recompute_h"),
-            *("activation", "probs", "bias"),
+            *("activation", "probs", "bias", "backward_rows"),
         )
     )
 

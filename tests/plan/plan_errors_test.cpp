@@ -127,6 +127,33 @@ TEST(RoutingPlanErrors, CapacityNamesTheFullestRankAndWhatWouldDo) {
                        r);
 }
 
+TEST(RoutingPlanErrors, RowsOfBackwardNameTheFullestExpertAndWhatWouldDo) {
+  Routing r{.problem = {.hidden = 8,
+                        .intermediate = 8,
+                        .num_experts = 4,
+                        .topk = 2,
+                        .max_tokens = 20,
+                        .row_align = 16,
+                        .backward_rows = 32},
+            .tokens = {20, 1},
+            .ids = std::vector<std::int32_t>(42, 3)};
+  std::fill_n(r.ids.begin(), 10, 1);  // 10 rows, and 32 for expert 3
+  EXPECT_NO_THROW(r.plan(0));
+  r.ids[9] = 3;
+  expect_on_every_rank(ErrorCode::kCapacity,
+                       "expert 3 of rank 1 would receive 48 rows (padding included), but "
+                       "backward_rows is 32; backward_rows=48 or more would do for this routing, "
+                       "or 0",
+                       r);
+  r.problem.backward_rows = 48;
+  EXPECT_NO_THROW(r.plan(1));
+  r.problem.capacity_rows = 16;  // said first
+  expect_on_every_rank(ErrorCode::kCapacity,
+                       "rank 1 would receive 48 rows (padding included), but capacity_rows is 16; "
+                       "capacity_rows=48 would do for this routing",
+                       r);
+}
+
 /// Reads the number after `words` in the sentence.
 std::int64_t number_after(const std::string& sentence, const std::string& words) {
   return std::atoll(sentence.c_str() + sentence.find(words) + words.size());

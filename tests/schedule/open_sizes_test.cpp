@@ -53,6 +53,25 @@ TEST(OpenSizes, LeaveGivenOnesAndAllElseAlone) {
   EXPECT_EQ(sized(8192, 0, 4), (Schedule{.pull_tokens = 8, .token_block = 4}));
 }
 
+TEST(OpenSizes, ARingOfRowsHasItsOwnValuesInBackwardAlone) {
+  const Problem all{.max_tokens = 8192}, ring{.max_tokens = 8192, .backward_rows = 128};
+  const Schedule s = parse_schedule(
+      "sequential,expert_order=heavy-first,head_start=40,workers=3,dispatch_workers=9,lag=4,"
+      "pull_tokens=0");
+  EXPECT_EQ(schedule_of_pass(s, all, Pass::kBackward), with_sizes(s, all));
+  EXPECT_EQ(schedule_of_pass(s, ring, Pass::kForward), with_sizes(s, ring));
+  const Schedule in = schedule_of_pass(s, ring, Pass::kBackward);
+  EXPECT_EQ(in.launch, LaunchGrouping::kSingle);
+  EXPECT_EQ(in.wgrad, WgradPlacement::kInterleaved);
+  EXPECT_EQ(in.dispatch_wire, DispatchWire::kRows);
+  EXPECT_EQ(in.expert_order, ExpertOrder::kIndex);
+  EXPECT_EQ(in.head_start, 0);
+  EXPECT_EQ(in.dispatch_workers, 2) << "one computes";
+  EXPECT_EQ(in.lag, 4);
+  EXPECT_EQ(in.pull_tokens, 8) << "of one launch";
+  EXPECT_EQ(in_ring(in), in);
+}
+
 /// A rank with few tokens or none cuts its tokens as the others expect it to.
 TEST(OpenSizes, AreTheSameOnAllRanksAndNeverOpenInAPass) {
   for (unsigned seed = 1; seed <= static_cast<unsigned>(cases(200)); ++seed) {

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "schedule/interleaving.h"
+#include "support/ring_rows.h"
 
 namespace uniep::testing {
 namespace {
@@ -18,6 +19,16 @@ class Data {
   void publish(int rank) { published_.insert(rank); }
 
   bool inputs_written(const PassView& v, const Task& t) {
+    return has_room(v, t) && inputs_are_there(v, t);
+  }
+
+  void run(const PassView& v, const Task& t) {
+    count_reader(v, t);
+    write(v, t);
+  }
+
+ private:
+  bool inputs_are_there(const PassView& v, const Task& t) {
     switch (t.stage) {
       case Stage::kDispatch:
       case Stage::kRedispatch:
@@ -50,7 +61,60 @@ class Data {
     }
   }
 
-  void run(const PassView& v, const Task& t) {
+  /// Whoever writes rows of the call writes over none that tasks have still to read.
+  bool has_room(const PassView& v, const Task& t) {
+    const std::int64_t ring = p_.routing.problem.backward_rows;
+    const bool writes = v.stage(t.stage).grid == TileGrid::kPulls || t.stage == Stage::kRefc1 ||
+                        t.stage == Stage::kDfc2;
+    if (v.pass == Pass::kForward || ring == 0 || !writes) return true;
+    for (const std::int64_t row : rows_of(v, t)) {
+      for (std::int64_t before = row % ring; before < row; before += ring) {
+        const int expert = expert_of(v, before);
+        if (expert >= 0 && readers_done_[{v.rank, expert}] != readers_of(v, expert)) return false;
+      }
+    }
+    return true;
+  }
+
+  static std::vector<std::int64_t> rows_of(const PassView& v, const Task& t) {
+    std::vector<std::int64_t> rows;
+    if (v.stage(t.stage).grid == TileGrid::kPulls) {
+      for (std::int64_t i = t.m; i < t.m + t.n; ++i) {
+        for (int c = 0; c < v.pulls[i].num_rows; ++c) {
+          rows.push_back(v.pull_rows[v.pulls[i].first_row + c]);
+        }
+      }
+    } else {
+      for (int i = 0; i < v.tiles[t.m].rows; ++i) rows.push_back(v.tiles[t.m].first_row + i);
+    }
+    return rows;
+  }
+  /// Or -1, of pad rows.
+  int expert_of(const PassView& v, std::int64_t row) const {
+    for (int e = 0; e < v.num_local_experts; ++e) {
+      const std::int64_t first = plan(v).segment_begin()[static_cast<std::size_t>(e)];
+      const std::int64_t rows = plan(v).tokens_per_expert()[static_cast<std::size_t>(e)];
+      if (row >= first && row < first + rows) return e;
+    }
+    return -1;
+  }
+
+  /// Tasks that read the expert's rows last: dfc1 and both weight gradients.
+  std::int64_t readers_of(const PassView& v, int expert) const {
+    const auto up = [](std::int64_t a, int b) { return ceil_div(a, std::int64_t{b}); };
+    const std::int64_t rows = plan(v).tokens_per_expert()[static_cast<std::size_t>(expert)];
+    const int m = v.schedule.tile_m, n = v.schedule.tile_n;
+    return up(rows, m) * up(v.hidden, n) + up(v.hidden, m) * up(v.intermediate, n) +
+           up(v.h_width(), m) * up(v.hidden, n);
+  }
+  void count_reader(const PassView& v, const Task& t) {
+    if (t.stage == Stage::kDfc1) ++readers_done_[{v.rank, v.tiles[t.m].expert}];
+    if (t.stage == Stage::kWgrad1 || t.stage == Stage::kWgrad2) {
+      ++readers_done_[{v.rank, t.expert}];
+    }
+  }
+
+  void write(const PassView& v, const Task& t) {
     if (v.stage(t.stage).grid == TileGrid::kPulls) {
       for (std::int64_t i = t.m; i < t.m + t.n; ++i) {
         for (int c = 0; c < v.pulls[i].num_rows; ++c) {
@@ -73,7 +137,6 @@ class Data {
     }
   }
 
- private:
   const RoutingPlan& plan(const PassView& v) const {
     return p_.plans[static_cast<std::size_t>(v.rank)];
   }
@@ -117,7 +180,39 @@ class Data {
   std::map<std::pair<int, std::int64_t>, std::int64_t> h_;         // column tiles made again
   std::map<std::pair<int, std::int64_t>, std::int64_t> computed_;  // column tiles, by first row
   std::map<std::pair<int, std::int64_t>, std::int64_t> pushed_;    // columns, by slot
+  std::map<std::pair<int, int>, std::int64_t> readers_done_;       // tasks, by expert
 };
+
+TEST(Simulation, ExpertsTakeTurnsInARingOfRows) {
+  const int count = cases(2500);
+  int turns = 0;  // experts that wait for others' rows
+  for (unsigned seed = 1; seed <= static_cast<unsigned>(count); ++seed) {
+    RandomPass p = random_pass(seed, 80);
+    Rng rng(seed);
+    p.pass = Pass::kBackward;
+    p.part = PassPart::kWhole;
+    Problem& problem = p.routing.problem;
+    problem.save = kSaves[seed % std::size(kSaves)];
+    problem.recompute_h = seed % 5 >= 2;
+    problem.backward_rows = ring_rows(p.routing.ids, problem.num_experts, problem.row_align,
+                                      chance(rng, 50) ? 0 : pick(rng, 1, 4));
+    build_orders(p);
+    for (int rank = 0; rank < p.ranks(); ++rank) {
+      const PassView& v = p.view(rank);
+      for (int e = 0; e < v.num_local_experts; ++e) {
+        for_each_expert_before(v, e, [&](int) { ++turns; });
+      }
+    }
+    const int fewest = p.view(0).schedule.dispatch_workers > 0 ? 2 : 1;
+    for (const int workers : {fewest, 2, static_cast<int>(3 + seed % 4)}) {
+      SCOPED_TRACE(cat(describe(seed, p), "\n  simulated workers ", workers));
+      Data data(p);
+      Interleaving(p, data, workers, seed).run();
+      if (HasFatalFailure()) return;
+    }
+  }
+  EXPECT_GT(turns, count);
+}
 
 TEST(Simulation, EveryScheduleCompletesInAnyOrderWithAnyNumberOfWorkers) {
   const int count = cases(2500);

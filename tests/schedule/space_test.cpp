@@ -11,6 +11,7 @@
 #include "schedule/roles.h"
 #include "support/cases.h"
 #include "support/expect_error.h"
+#include "support/ring_rows.h"
 
 namespace uniep::testing {
 namespace {
@@ -61,6 +62,22 @@ TEST(Space, EnumerationFindsEveryPassOnce) {
       EXPECT_TRUE(seen.contains(to_string(space.sample(rng))));
     }
   }
+}
+
+TEST(Space, ARingOfRowsLeavesNoChoiceOfSomeAxes) {
+  Problem ring = kProblem;
+  ring.backward_rows = 128;
+  Space space(ring, Pass::kBackward, kCpu);
+  space.restrict_to(kSmall);
+  space.restrict_to("dispatch_wire=dedup|rows");
+  space.for_each([](const Schedule& s) {
+    EXPECT_EQ(s.launch, LaunchGrouping::kSingle);
+    EXPECT_EQ(s.waves, 1);
+    EXPECT_EQ(s.dispatch_wire, DispatchWire::kRows);
+    EXPECT_EQ(s.wgrad, WgradPlacement::kInterleaved);
+  });
+  // dispatch_workers x lag, times 3 of (tile_m, ready_rows), 2 of tile_n, 2 of push_depth.
+  EXPECT_EQ(space.size(), 2 * 2 * 3 * 2 * 2);
 }
 
 TEST(Space, CountsOfASmallOneByHand) {
@@ -202,10 +219,12 @@ std::string work(const PassView& v) {
 TEST(Space, AxesWithoutEffectLeaveEveryTaskAsItIs) {
   for (int seed = 1; seed <= cases(300); ++seed) {
     RandomPass p = random_pass(static_cast<unsigned>(seed), 30);
-    if (seed % 7 == 0) {
-      p.schedule.workers = 0;
-      build_orders(p);
+    if (seed % 7 == 0) p.schedule.workers = 0;
+    if (seed % 3 == 0 && p.pass == Pass::kBackward && p.part == PassPart::kWhole) {
+      p.routing.problem.backward_rows =
+          ring_rows(p.routing.ids, p.routing.problem.num_experts, p.routing.problem.row_align, 1);
     }
+    build_orders(p);
     const Space space(p.routing.problem, p.pass, kCpu);
     const std::string before = work(p.view(0));
     const Schedule original = p.schedule;

@@ -8,6 +8,7 @@
 #include "layer/arguments.h"
 #include "layout/page_pool.h"
 #include "support/guarded_memory.h"
+#include "support/ring_rows.h"
 #include "uniep/layer.h"
 #include "workload/split.h"
 
@@ -38,6 +39,9 @@ struct RunOptions {
   bool exact_rows = false;
   /// What forward saves is in pages of a row pool, in disorder. Not with `callers_memory`.
   bool row_pool = false;
+  /// Backward has room for the rows of the fullest expert at a time, and so many tiles of row_align
+  /// rows; -1: for all. Not with `defer_weights`.
+  int ring_tiles = -1;
 };
 
 /// A pool with room for what four plans of a rank may bring.
@@ -105,6 +109,10 @@ inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
   problem.row_align = options.row_align;
   problem.save = options.save;
   problem.recompute_h = options.recompute_h;
+  if (options.ring_tiles >= 0) {
+    problem.backward_rows =
+        ring_rows(data.topk_ids, data.num_experts, options.row_align, options.ring_tiles);
+  }
   LayerResult result =
       workload::make_result(data, {.backward = true, .main_grad = options.main_grad});
   const auto start_main_grad = [&](auto& grads) {

@@ -73,6 +73,7 @@ TEST(TuneCache, KnowsTheArithmeticOfLayers) {
   other.key.activation = Activation::kGptOss;
   other.key.probs = Probs::kAfter;
   other.key.bias = true;
+  other.key.backward_rows = 4096;
   EXPECT_TRUE(cache.store(entry(64)).empty());
   EXPECT_TRUE(cache.store(other).empty());
   const std::vector<TunedEntry> entries = cache.load().entries;
@@ -83,8 +84,12 @@ TEST(TuneCache, KnowsTheArithmeticOfLayers) {
   TuneKey unbiased = other.key;
   unbiased.bias = false;
   EXPECT_EQ(find_entry(entries, unbiased), nullptr);
-  EXPECT_NE(to_string(other.key).find(",activation=gpt_oss,probs=after,bias with"),
-            std::string::npos);
+  TuneKey all_rows = other.key;
+  all_rows.backward_rows = 0;
+  EXPECT_EQ(find_entry(entries, all_rows), nullptr);
+  EXPECT_NE(
+      to_string(other.key).find(",activation=gpt_oss,probs=after,bias,backward_rows=4096 with"),
+      std::string::npos);
 
   // An entry that is older than these fields is of the arithmetic that there was; of a name that is
   // unknown here nothing is guessed.
@@ -97,6 +102,7 @@ TEST(TuneCache, KnowsTheArithmeticOfLayers) {
   replace("\"activation\": \"swiglu\",", "");
   replace("\"probs\": \"before\",", "");
   replace("\"bias\": \"no\",", "");
+  replace("\"backward_rows\": 0,", "");
   replace("\"gpt_oss\"", "\"swish\"");
   const TunedEntries parsed = parse_tuned(text, "f");
   ASSERT_EQ(parsed.entries.size(), 1u);

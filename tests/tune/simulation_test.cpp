@@ -12,6 +12,7 @@
 #include "schedule/random_pass.h"
 #include "support/cases.h"
 #include "support/expect_error.h"
+#include "support/ring_rows.h"
 #include "tune/lab/timeline_samples.h"
 #include "tune/made_up_profile.h"
 #include "tune/model/cost_model.h"
@@ -303,9 +304,15 @@ void expect_each_task_once(const PassView& v, const std::vector<TimelineEvent>& 
 
 TEST(Simulate, EveryScheduleEndsAndRunsEveryTaskOnce) {
   for (int seed = 1; seed <= cases(1500); ++seed) {
-    const RandomPass p = random_pass(static_cast<unsigned>(seed), 40);
+    RandomPass p = random_pass(static_cast<unsigned>(seed), 40);
     if (p.part != PassPart::kWhole) continue;  // the model predicts whole passes
     Rng rng(static_cast<unsigned>(seed));
+    if (p.pass == Pass::kBackward && chance(rng, 40)) {
+      Problem& problem = p.routing.problem;
+      problem.backward_rows =
+          ring_rows(p.routing.ids, problem.num_experts, problem.row_align, pick(rng, 0, 2));
+      build_orders(p);
+    }
     MachineProfile profile = made_up_profile();
     profile.workers = static_cast<int>(pick(rng, 1, 5));
     profile.cores = static_cast<int>(pick(rng, 0, 3));

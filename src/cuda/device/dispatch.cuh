@@ -2,6 +2,7 @@
 
 #include "base/row_factors.h"
 #include "cuda/device/dispatch_shape.h"
+#include "cuda/device/sm90/tile_shape.h"
 #include "cuda/device/trace.cuh"
 #include "cuda/device/vectors.cuh"
 #include "cuda/device/waits.cuh"
@@ -27,8 +28,11 @@ struct DispatchShared {
   std::uint64_t full[kDispatchWarps][kMaxPullSlots];
 };
 
-static_assert(kWaitsOf<Stage::kRedispatch> == kWaitsOf<Stage::kDispatch>,
-              "they wait for the same, and expand for nothing");
+// All but forward's dispatch wait for room in a ring of rows, if there is one; other than for that,
+// dispatch and redispatch for tokens, and expand for nothing.
+static_assert(kWaitsOf<Stage::kRedispatch> ==
+              (kWaitsOf<Stage::kDispatch> | bit_of(CounterKind::kReleased)));
+static_assert(kWaitsOf<Stage::kExpand> == bit_of(CounterKind::kReleased));
 static_assert(kSignalsOf<Stage::kRedispatch> == kSignalsOf<Stage::kExpand>);
 static_assert(kSignalsOf<Stage::kDispatch> == bit_of(CounterKind::kRowsReady) &&
               kLayerGraph[CounterKind::kRowsReady].of == CounterOf::kRowGroup);
@@ -38,6 +42,7 @@ struct DispatchKinds {
   bool saves = false;      // what comes is kept: its rows, or each token once
   bool refetches = false;  // tasks of redispatch or expand
   bool weighs = false;     // rows of dy may be weighed with their probabilities
+  bool ring = false;       // tensors of the call may be a ring of rows
 };
 
 /// One warp's work.
@@ -58,6 +63,7 @@ class DispatchWarp {
         slot_bytes_(round_up(min_of(token_bytes_, kPullBytes), 128)),
         num_slots_(min_of(kWarpSlotBytes / slot_bytes_, kMaxPullSlots)),
         keeps_tokens_(kKinds.saves && keeps_received(ctx.view.dropped)),
+        in_ring_(kKinds.ring && ctx.view.ring_rows > 0),
         // Neighbours pull from one rank: what lies in the local memory does not queue behind
         // NVLink.
         next_task_(std::int64_t{blockIdx.x} * kDispatchWarps + warp_),
@@ -94,6 +100,9 @@ class DispatchWarp {
     int tile = 0;  // Task::tile
     Stage stage = Stage::kDispatch;
     std::int64_t task = 0;
+    // In a ring of rows, where tasks are of rows of one expert:
+    int expert = 0;
+    int last_row = kNoRow;  // of the expert
   };
 
   struct Position {
@@ -141,6 +150,11 @@ class DispatchWarp {
     const auto left = static_cast<int>(task.n) - next_pull_;
     const int pulls = min_of(left, 32);
     batch.stage = kKinds.refetches ? task.stage : Stage::kDispatch;
+    if (in_ring()) {
+      batch.expert = task.expert;
+      batch.last_row = static_cast<int>(ctx_.view.segment_begin[task.expert] +
+                                        ctx_.view.tokens_per_expert[task.expert] - 1);
+    }
     if (lane_ < pulls) {
       batch.pull = ctx_.view.pulls[task.m + next_pull_ + lane_];
       if constexpr (kKinds.saves || kKinds.refetches) find_received(batch);
@@ -170,6 +184,17 @@ class DispatchWarp {
   }
   __device__ __forceinline__ int pieces_at_hand() const {
     return current_.pieces + upcoming_.pieces;
+  }
+  /// Known to the compiler where there is none: kernels without a ring have no registers for one.
+  __device__ __forceinline__ bool in_ring() const {
+    if constexpr (!kKinds.ring) return false;
+    return in_ring_;
+  }
+  /// Of these, the pieces whose rows there is room for.
+  __device__ __forceinline__ int pieces_with_room() const {
+    if (!in_ring()) return pieces_at_hand();
+    if (current_.expert > roomy_) return 0;
+    return current_.pieces + (upcoming_.expert > roomy_ ? 0 : upcoming_.pieces);
   }
   __device__ __forceinline__ int bytes_of(int piece) const {
     return min_of(kPullBytes, token_bytes_ - piece % pieces_ * kPullBytes);
@@ -202,6 +227,7 @@ class DispatchWarp {
     if constexpr (kKinds.saves) {
       if (row != kNoRow) return static_cast<int>(ctx_.row<Tensor::kXRows>(row));
     }
+    if (in_ring() && row != kNoRow) return static_cast<int>(ring_row(ctx_.view, row));
     return row;
   }
 
@@ -212,9 +238,47 @@ class DispatchWarp {
     return static_cast<std::int64_t>(std::uint64_t{static_cast<std::uint32_t>(place)} * width);
   }
 
+  /// Until whoever had the places of the current batch's expert in the ring before is done with
+  /// them, and with those of experts before it that this warp has not waited for. They may wait for
+  /// rows that this warp has stored: it signals all of them first. False: a wait expired.
+  __device__ __forceinline__ bool wait_for_room() {
+    ptx::bulk_wait<0>();
+    fence_signals();
+    signal(unsignalled_);
+    unsignalled_ = kNoRows;
+    int ready = 1;
+    if (lane_ == 0) {
+      const Task task = queue_task(ctx_.view, queues_.comm, current_.task);
+      for_each_counter<kWaitsOf<Stage::kExpand>>([&](CounterKind kind) {
+        for (int expert = roomy_ + 1; expert <= current_.expert; ++expert) {
+          for_each_release_wait(ctx_.view, kind, expert,
+                                [&](const Wait& wait) { ready &= wait_for(ctx_, task, wait); });
+        }
+      });
+      ptx::fence_proxy_async();
+    }
+    roomy_ = current_.expert;
+    return __shfl_sync(kWholeWarp, ready, 0) != 0;
+  }
+
+  /// Zeroes the rows behind an expert's last, up to a whole step of the weight gradients: what lies
+  /// there in a ring is another expert's.
+  __device__ __forceinline__ void zero_pad_rows(int last_row) const {
+    const auto step = static_cast<int>(kTileK);
+    const int first = last_row + 1;
+    const auto begin = static_cast<int>(ctx_.view.segment_begin[current_.expert]);
+    const int end = begin + round_up(first - begin, step);
+    bf16* const rows = target();
+    for (int row = first; row < end; ++row) {
+      auto* to = reinterpret_cast<uint4*>(rows + ring_row(ctx_.view, row) * ctx_.view.hidden);
+      for (std::int64_t c = lane_; c < ctx_.view.hidden / 8; c += 32) to[c] = uint4{0, 0, 0, 0};
+    }
+  }
+
   /// Up to kGroup pieces of the current batch, then the signals of the group before, and behind
   /// the last group of a batch of the first task those of both. False: a wait expired.
   __device__ __forceinline__ bool run_group() {
+    if (in_ring() && current_.expert > roomy_ && !wait_for_room()) return false;
     Rows rows{.tile = current_.tile, .stage = current_.stage};
     const bool first_task = current_.task < std::int64_t{kDispatchWarps} * dispatchers_;
     bool ends_batch = false;
@@ -249,7 +313,7 @@ class DispatchWarp {
   __device__ __forceinline__ bool fill_slots() {
     // With few slots the stores of the last piece are waited for, until they have been read; else
     // only those before.
-    const int end = min_of(stored_ + num_slots_ - (num_slots_ >= 4 ? 1 : 0), pieces_at_hand());
+    const int end = min_of(stored_ + num_slots_ - (num_slots_ >= 4 ? 1 : 0), pieces_with_room());
     if (loaded_ >= end) return true;
     if (num_slots_ >= 4) {
       ptx::bulk_wait_read<1>();
@@ -326,6 +390,10 @@ class DispatchWarp {
     } else if (row != kNoRow) {
       auto* to = reinterpret_cast<std::byte*>(target() + offset_of(at));
       ptx::bulk_store(to + piece * kPullBytes, slots_ + store_.slot * slot_bytes_, bytes);
+    }
+    if (in_ring() && piece == pieces_ - 1 &&
+        __any_sync(kWholeWarp, row != kNoRow && row == current_.last_row)) {
+      zero_pad_rows(current_.last_row);
     }
     store_.advance(num_slots_);
     ++stored_;
@@ -447,6 +515,7 @@ class DispatchWarp {
   const int slot_bytes_;
   const int num_slots_;
   const bool keeps_tokens_;
+  const bool in_ring_;
   std::int64_t next_task_;
   Tracer trace_;
   int next_pull_ = 0;  // of that task
@@ -458,6 +527,7 @@ class DispatchWarp {
   Position load_;
   Position store_;
   unsigned seen_ = 0;           // sources known to have published
+  int roomy_ = -1;              // in a ring: experts up to this one have room
   Rows unsignalled_ = kNoRows;  // whose stores may still be under way
 };
 

@@ -66,8 +66,12 @@ class PlanPlacer : public PlanState {
   __device__ void lay_out_segments() const {
     for (int r = warp_index(); r < a_.num_ranks; r += kPlanWarps) {
       std::int64_t begin = 0;
+      unsigned long long fullest = 0;
       for (int e = lane_index(); e - lane_index() < local_; e += 32) {
         const std::int64_t rows = e < local_ ? total(r * local_ + e) : 0;
+        // Of two experts with as many rows, the one with the lower number.
+        const auto number = static_cast<std::uint32_t>(r * local_ + e);
+        fullest = max_of(fullest, static_cast<unsigned long long>(rows) << 32 | ~number);
         const std::int64_t padded = round_up<std::int64_t>(rows, a_.row_align);
         const std::int64_t up_to = warp_inclusive_sum(padded);
         // Of use where it fits 32 bits; elsewhere the capacity is exceeded.
@@ -76,7 +80,13 @@ class PlanPlacer : public PlanState {
         }
         begin += __shfl_sync(kWholeWarp, up_to, 31);
       }
-      if (lane_index() == 0) cta_.rank_rows[r] = begin;
+      for (int lanes = 16; lanes > 0; lanes /= 2) {
+        fullest = max_of(fullest, __shfl_xor_sync(kWholeWarp, fullest, lanes));
+      }
+      if (lane_index() == 0) {
+        cta_.rank_rows[r] = begin;
+        cta_.fullest[r] = fullest;
+      }
     }
   }
 
@@ -90,6 +100,8 @@ class PlanPlacer : public PlanState {
     if (bad != 0) return id_fault(~bad);
     const RoutingFault fullest = fullest_rank();
     if (fullest.value > a_.capacity) return fullest;
+    const RoutingFault expert = fullest_expert();
+    if (a_.backward_rows > 0 && expert.value > a_.backward_rows) return expert;
     return a_.pool.pages > 0 ? fullest_pool() : RoutingFault{};
   }
 
@@ -119,6 +131,7 @@ class PlanPlacer : public PlanState {
   /// Element 1 of CallOptions::overflow.
   __device__ std::int64_t overflow_amount(const RoutingFault& fault) const {
     if (overflow_value(fault) == 2) return 0;
+    if (fault.kind == RoutingFault::Kind::kExpertRows) return fault.value;
     if (fault.kind != RoutingFault::Kind::kPages) return fullest_rank().value;
     return bytes_for_pages(a_.pool.page_bytes, fault.held + fault.value);
   }
@@ -134,6 +147,15 @@ class PlanPlacer : public PlanState {
       }
     }
     return worst;
+  }
+
+  /// The expert that receives most rows.
+  __device__ RoutingFault fullest_expert() const {
+    unsigned long long fullest = 0;
+    for (int r = 0; r < a_.num_ranks; ++r) fullest = max_of(fullest, cta_.fullest[r]);
+    const auto expert = static_cast<std::int32_t>(~static_cast<std::uint32_t>(fullest));
+    return {RoutingFault::Kind::kExpertRows, expert / local_, -1, expert,
+            round_up<std::int64_t>(static_cast<std::int64_t>(fullest >> 32), a_.row_align)};
   }
 
   __device__ RoutingFault id_fault(unsigned long long slot) const {

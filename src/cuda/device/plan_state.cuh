@@ -26,7 +26,8 @@ struct PlanCta {
   int token_begin[kMaxCudaRanks + 1];     // of each rank's tokens in the concatenated routing
   std::int64_t tokens[kMaxCudaRanks];     // as the ranks said
   std::int64_t rank_rows[kMaxCudaRanks];  // pad rows included
-  PageCount pools[kMaxCudaRanks];         // as the ranks said
+  unsigned long long fullest[kMaxCudaRanks];  // rows of its fullest expert, then ~(its number)
+  PageCount pools[kMaxCudaRanks];             // as the ranks said
   int warp_rows[kPlanWarps];
   int warp_pulls[kPlanWarps];
 };

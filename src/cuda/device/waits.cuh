@@ -80,10 +80,11 @@ class Inputs {
   /// Waits for everything that the task needs: counters of this rank, or of peers, never both. What
   /// the last task has waited for, as those of one expert often do, is not looked at again. The
   /// copy engine may then read it too.
+  template <bool kMayHaveRing>
   __device__ __forceinline__ bool wait_for(const Task& task) {
     random_delay(ctx_.faults, name_of(task));
     bool ready = true, looked = false;
-    for_each_wait(ctx_.view, task, [&](const Wait& wait) {
+    for_each_wait<kMayHaveRing>(ctx_.view, task, [&](const Wait& wait) {
       if (wait.kind == last_.kind && wait.index == last_.index && wait.expected == last_.expected) {
         return;
       }

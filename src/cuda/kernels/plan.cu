@@ -24,6 +24,7 @@ PlanArgs plan_args(const Problem& p, int rank, int num_ranks, std::int64_t token
           .row_align = p.row_align,
           .max_tokens = p.max_tokens,
           .capacity = capacity_rows(p, num_ranks),
+          .backward_rows = p.backward_rows,
           .tokens = tokens,
           .topk_ids = topk_ids,
           .exchange = exchange,

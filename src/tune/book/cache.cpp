@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/env.h"
 #include "base/files.h"
+#include "base/problem_limits.h"
 #include "base/quotes.h"
 #include "schedule/axes.h"
 #include "tune/files/json_fields.h"
@@ -60,6 +61,7 @@ Json entry_json(const TunedEntry& e) {
           {"activation", name(e.key.activation)},
           {"probs", name(e.key.probs)},
           {"bias", e.key.bias ? "yes" : "no"},
+          {"backward_rows", e.key.backward_rows},
           {"tokens", e.key.tokens},
           {"skew", e.key.skew},
           {"schedule", axes_json(e.schedule)},
@@ -92,10 +94,17 @@ bool truth_or_no(Fields& fields, const char* key) {
   return text == "yes";
 }
 
+constexpr Accepted kRows{[](double v) {
+                           return v >= 0 && v <= static_cast<double>(kMaxCapacityRows) &&
+                                  v == std::floor(v);
+                         },
+                         "a whole number from 0 to 2147483647 is accepted"};
+
 /// What came later than the schema: entries that lack them are of layers that keep everything, ...
 void read_kept(Fields& fields, TuneKey& key) {
   key.save = save_from(fields.text_or("save", name(Save::kRows)));
   key.recompute_h = truth_or_no(fields, "recompute_h");
+  key.backward_rows = static_cast<std::int64_t>(fields.number_or("backward_rows", kRows, 0));
 }
 
 /// ... and of the arithmetic that there was.
@@ -231,7 +240,8 @@ std::string to_string(const TuneKey& k) {
              k.save == Save::kRows ? "" : cat(",save=", name(k.save)),
              k.recompute_h ? ",recompute_h" : "",
              k.activation == Activation::kSwiglu ? "" : cat(",activation=", name(k.activation)),
-             k.probs == Probs::kAfter ? ",probs=after" : "", k.bias ? ",bias" : "", " with up to ",
+             k.probs == Probs::kAfter ? ",probs=after" : "", k.bias ? ",bias" : "",
+             k.backward_rows == 0 ? "" : cat(",backward_rows=", k.backward_rows), " with up to ",
              k.tokens, " tokens on each of ", k.ranks, " ranks, skew ", k.skew, ", on ", k.device);
 }
 

@@ -86,6 +86,7 @@ TuneKey tune_key(Backend backend, const Problem& problem, int ranks, std::int64_
           .activation = problem.activation,
           .probs = problem.probs,
           .bias = problem.bias,
+          .backward_rows = problem.backward_rows,
           .tokens = token_bucket(tokens),
           .skew = skew};
 }

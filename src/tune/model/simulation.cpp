@@ -332,9 +332,12 @@ void Simulation::finish(int index) {
 void Simulation::signal(int index, const Task& task) {
   Unit& unit = units_[static_cast<std::size_t>(index)];
   SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
-  if (r.view().stage(task.stage).side == StageSide::kPush) return push(unit, r, task);
-  for_each_signal(r.view(), task, [&](const Signal& s) {
-    advance(r.counters.at(s.kind, s.index), s.amount, now_);
+  const PassView& v = r.view();
+  for_each_counter(v.stage(task.stage).signals, [&](CounterKind kind) {
+    if (v.counter(kind).of == CounterOf::kTokenBlock) return push(unit, r, task);
+    for_each_signal(v, kind, task, [&](const Signal& s) {
+      advance(r.counters.at(s.kind, s.index), s.amount, now_);
+    });
   });
 }
 

@@ -101,6 +101,7 @@ BenchHeader header_of(const Flags& flags, const std::string& command, const Rank
           .input = flags.input,
           .save = flags.kept.save,
           .recompute_h = flags.kept.recompute_h,
+          .backward_rows = flags.kept.backward_rows,
           .seed = flags.seed,
           .skew = flags.input.empty() ? flags.skew : cases.front().skew};
 }

@@ -130,6 +130,9 @@ Notes shape_notes(const BenchEntry& entry, const BenchOptions& options) {
     notes.add("kept", cat("save=", name(b.problem.save),
                           b.problem.recompute_h ? ", h is computed again" : ""));
   }
+  if (b.problem.backward_rows > 0) {
+    notes.add("backward", cat("works in ", b.problem.backward_rows, " rows at a time"));
+  }
   add_looked_up(notes, entry, options);
   return notes;
 }
@@ -273,6 +276,7 @@ Json bench_json(const BenchHeader& header, const BenchOptions& options,
           {"seed", header.input.empty() ? Json(header.seed) : Json(nullptr)},
           {"save", header.save},
           {"recompute_h", header.recompute_h},
+          {"backward_rows", header.backward_rows},
           {"skew", header.skew},
           {"iterations", options.iterations},
           {"warmup", options.warmup},

@@ -24,6 +24,7 @@ struct BenchHeader {
   std::string input{};        ///< the layer's file; empty: made up
   std::string save = "rows";  ///< what forward kept
   bool recompute_h = false;
+  std::int64_t backward_rows = 0;  ///< that backward worked in at a time; 0: all
   std::uint64_t seed = 0;
   double skew = 0;  ///< of a file, as measured
 };

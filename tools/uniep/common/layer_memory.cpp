@@ -140,7 +140,10 @@ void print_memory(std::ostream& out, const workload::ShapeSpec& spec, int ranks,
   notes.add("capacity",
             cat(rows, " rows a rank", rows >= most ? ", enough for any routing" : "",
                 "; a balanced routing fills ", balanced, " and some padding, any at most ", most));
-  notes.add("kept", cat("save=", name(p.save), ", recompute_h=", p.recompute_h ? "yes" : "no"));
+  notes.add("kept", cat("save=", name(p.save), ", recompute_h=", p.recompute_h ? "yes" : "no",
+                        p.backward_rows == 0
+                            ? ""
+                            : cat("; backward works in ", p.backward_rows, " rows at a time")));
   notes.add("arithmetic", cat("activation=", name(p.activation), ", probs=", name(p.probs),
                               ", bias=", p.bias ? "yes" : "no"));
   out << notes << "#\n# memory of one rank, without the caller's tensors\n"

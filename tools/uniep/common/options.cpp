@@ -114,6 +114,11 @@ void add_kept(OptionGroup& group, KeptFlags& kept) {
       ->check(one_of({name(Save::kRows), name(Save::kTokens), name(Save::kNone)}));
   group.add_flag("--recompute-h", kept.recompute_h,
                  "Forward does not keep h; backward runs fc1 again, with the same bits");
+  group
+      .add("--backward-rows", kept.backward_rows, "ROWS",
+           "Rows that backward works in at a time, a multiple of 128 (default 0: all). With fewer, "
+           "experts take turns in less memory, with the same bits")
+      ->check(range<std::int64_t>(0, 2147483647));
 }
 
 CLI::Option* add_activation(OptionGroup& group, std::string& activation) {

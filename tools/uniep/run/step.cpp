@@ -298,6 +298,7 @@ std::string schedule_text(const StepOptions& options) {
 void KeptFlags::apply_to(Problem& problem) const {
   problem.save = *std::ranges::find(kSaves, save, [](Save s) { return std::string(name(s)); });
   problem.recompute_h = recompute_h;
+  problem.backward_rows = backward_rows;
 }
 
 void ArithmeticFlags::apply_to(workload::ShapeSpec& spec) const {

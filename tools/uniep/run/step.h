@@ -17,10 +17,12 @@ class Gatherer;
 
 namespace uniep::tool {
 
-/// What forward keeps for backward: --save and --recompute-h.
+/// What forward keeps for backward, and what that works in: --save, --recompute-h and
+/// --backward-rows.
 struct KeptFlags {
   std::string save = "rows";
   bool recompute_h = false;
+  std::int64_t backward_rows = 0;
 
   void apply_to(Problem& problem) const;
 };

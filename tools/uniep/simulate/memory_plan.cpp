@@ -45,6 +45,7 @@ PlannedChoice planned(const Problem& problem, int ranks, const ModelMemory& mode
   const auto parameters = static_cast<double>(weight_parameters(problem, ranks));
   return {.save = problem.save,
           .recompute_h = problem.recompute_h,
+          .backward_rows = problem.backward_rows,
           .rows = rows.rows,
           .kept = counted_bytes(static_cast<double>(bytes.kept) * forwards),
           .pass = bytes.pass,

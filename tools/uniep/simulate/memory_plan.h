@@ -38,13 +38,14 @@ struct PlannedChoice {
   Save save = Save::kRows;
   bool recompute_h = false;
   bool exact_rows = false;
-  std::int64_t pool = 0;     ///< of `kept`: bytes of a row pool; 0: there is none
-  std::int64_t rows = 0;     ///< that calls keep memory for
-  std::int64_t kept = 0;     ///< of all layers and microbatches in flight
-  std::int64_t pass = 0;     ///< what the larger pass works in
-  std::int64_t shared = 0;   ///< by all layers
-  std::int64_t weights = 0;  ///< of all layers
-  double seconds = 0;        ///< forward and backward of all layers, of one microbatch
+  std::int64_t backward_rows = 0;  ///< Problem::backward_rows; the same of all choices
+  std::int64_t pool = 0;           ///< of `kept`: bytes of a row pool; 0: there is none
+  std::int64_t rows = 0;           ///< that calls keep memory for
+  std::int64_t kept = 0;           ///< of all layers and microbatches in flight
+  std::int64_t pass = 0;           ///< what the larger pass works in
+  std::int64_t shared = 0;         ///< by all layers
+  std::int64_t weights = 0;        ///< of all layers
+  double seconds = 0;              ///< forward and backward of all layers, of one microbatch
 
   std::int64_t total() const { return kept + pass + shared + weights; }
 };

@@ -45,6 +45,7 @@ std::string arguments(const MemoryPlan& plan, const PlannedChoice& choice) {
   return cat("save=\"", name(choice.save), "\", recompute_h=", truth(choice.recompute_h),
              choice.pool > 0 ? cat(", row_pool=", choice.pool)
                              : cat(", exact_rows=", truth(choice.exact_rows)),
+             choice.backward_rows > 0 ? cat(", backward_rows=", choice.backward_rows) : "",
              plan.needed_capacity > 0 ? cat(", capacity_rows=", plan.needed_capacity) : "");
 }
 
@@ -79,6 +80,7 @@ Json choice_json(const PlannedChoice& choice, const ModelMemory& model) {
           {"recompute_h", choice.recompute_h},
           {"exact_rows", choice.exact_rows},
           {"row_pool", pool_json(choice)},
+          {"backward_rows", choice.backward_rows},
           {"rows", choice.rows},
           {"kept_bytes", choice.kept},
           {"pass_bytes", choice.pass},

@@ -159,9 +159,10 @@ double predict_layer(const BenchCase& bench, const Setting& setting) {
 
 MemoryPlan plan_degree(const Flags& flags, const Setting& setting, const ModelMemory& model,
                        int ranks) {
-  MemoryPlan plan =
-      plan_memory(make_case(flags.shape, ranks, flags.seed, flags.skew), model,
-                  [&](const BenchCase& bench) { return predict_layer(bench, setting); });
+  BenchCase bench = make_case(flags.shape, ranks, flags.seed, flags.skew);
+  bench.problem.backward_rows = flags.kept.backward_rows;  // the rest is what the plan tries
+  MemoryPlan plan = plan_memory(
+      bench, model, [&](const BenchCase& choice) { return predict_layer(choice, setting); });
   plan.one_stands_for_all = ranks > tune::kMostSimulatedRanks;
   return plan;
 }

@@ -65,7 +65,7 @@ __device__ __forceinline__ PushRows rows_to_push(const Sender<Shape>& sender,
 #pragma unroll
   for (int i = 0; i < PushRows::kPerLane; ++i) {
     const int row = kConsumerRows * sender.index + 32 * i + sender.lane;
-    if (row < work.rows) rows.origin[i] = sender.ctx.view.row_origin[work.first_row + row];
+    if (row < work.rows) rows.origin[i] = sender.ctx.view.row_origin[work.plan_row + row];
   }
   return rows;
 }
@@ -87,7 +87,7 @@ __device__ __forceinline__ void signal_arrivals(const Sender<Shape>& sender, con
                                    static_cast<unsigned>(block);
     const unsigned same = __match_any_sync(kWholeWarp, key);
     if (!goes || (same & ((1u << sender.lane) - 1)) != 0) continue;
-    for_each_counter<kSignalsOf<stage>>([&](CounterKind kind) {
+    for_each_counter<kSignalsOf<stage> & kSymmetricCounters>([&](CounterKind kind) {
       const Signal s = arrival_signal(ctx.view, kind, rows.origin[i].source, block,
                                       static_cast<std::uint32_t>(__popc(same)) * amount);
       ptx::add_relaxed_system(ctx.counter(s), s.amount);

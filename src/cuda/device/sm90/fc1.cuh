@@ -58,7 +58,7 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = row_of(consumer, i);
-      if (row < work.rows) early.origin[i] = consumer.ctx.view.row_origin[work.first_row + row];
+      if (row < work.rows) early.origin[i] = consumer.ctx.view.row_origin[work.plan_row + row];
     }
     return early;
   }

@@ -144,6 +144,20 @@ struct Sender {
       ptx::add_release_gpu(ctx.counter(s), s.amount);
     });
   }
+
+  /// By all lanes, once both halves of a tile are written: whoever computed them has read the rows
+  /// of its expert, which in a ring are then others'.
+  __device__ __forceinline__ void release_rows(const TileWork& work) {
+    constexpr CounterKind kKind = CounterKind::kReleased;
+    if ((ctx.view.stage(work.stage).signals & bit_of(kKind)) == 0) return;
+    __syncwarp();
+    if (lane != 0) return;
+    __threadfence();
+    if (!is_last() || !may_signal(ctx.faults, work.name())) return;
+    __threadfence();
+    const Signal s = use_signal(ctx.view, kKind, work.expert);
+    ptx::add_release_gpu(ctx.counter(s), s.amount);
+  }
 };
 
 }  // namespace uniep::cuda

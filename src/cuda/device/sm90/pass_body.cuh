@@ -21,7 +21,8 @@ struct StageList {
   static constexpr DispatchKinds kDispatchKinds{
       .saves = ((S::kStage == Stage::kFc1) || ...),
       .refetches = ((S::kStage == Stage::kRefc1) || ...),
-      .weighs = kIsGeneral && ((S::kStage == Stage::kDfc2) || ...)};
+      .weighs = kIsGeneral && ((S::kStage == Stage::kDfc2) || ...),
+      .ring = !kIsGeneral && ((S::kStage == Stage::kRefc1) || ...)};
 
   static constexpr bool has(Stage stage) { return ((stage == S::kStage) || ...); }
 
@@ -37,6 +38,9 @@ using ForwardStages = StageList<kGeneral, Fc1<Shape, kGeneral>, Fc2<Shape, kGene
 template <class Shape, class Main, bool kGeneral = false>
 using BackwardStages = StageList<kGeneral, Dfc2<Shape, kGeneral>, Dfc1<Shape, kGeneral>,
                                  Wgrad2<Shape, Main, kGeneral>, Wgrad1<Shape, Main, kGeneral>>;
+/// With a RingShape, but those of general experts: their kernels have no registers for a ring.
+template <int kTileN>
+using RingShape = TileShape<kTileN, true>;
 template <class Shape, class Main, bool kGeneral = false>
 using RemakingStages =
     StageList<kGeneral, Refc1<Shape, kGeneral>, Dfc2<Shape, kGeneral>, Dfc1<Shape, kGeneral>,
@@ -69,8 +73,8 @@ constexpr bool has_routines(Pass pass, Dropped dropped) {
 }
 static_assert(has_routines<ForwardStages<TileShape<128>>>(Pass::kForward, {true, true}));
 static_assert(has_routines<BackwardStages<TileShape<128>, float>>(Pass::kBackward, {}));
-static_assert(has_routines<RemakingStages<TileShape<128>, float>>(Pass::kBackward, {true, true}));
-static_assert(has_routines<RemakingStages<TileShape<128>, float>>(Pass::kBackward,
+static_assert(has_routines<RemakingStages<RingShape<128>, float>>(Pass::kBackward, {true, true}));
+static_assert(has_routines<RemakingStages<RingShape<128>, float>>(Pass::kBackward,
                                                                   {true, true, true}));
 
 /// The maps of a stage.
@@ -139,6 +143,7 @@ __device__ __forceinline__ void run_sender(const DeviceContext& ctx, const PassM
       using S = decltype(stage);
       S::send(sender, maps_of<S>(maps), work);
     });
+    if constexpr (Shape::kMayHaveRing) sender.release_rows(work);
     if (sender.index == 0 && sender.lane == 0) {
       tasks.note(ctx.trace, [](TraceRecord& r) { r.sent = ptx::global_nanoseconds(); });
     }

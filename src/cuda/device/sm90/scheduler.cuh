@@ -36,7 +36,7 @@ __device__ __forceinline__ TileWork wgrad_work(const PassView& v, const Task& ta
   const std::int64_t m = task.m * kTileM, n = task.n * grid.tile_cols;
   return {.stage = task.stage,
           .expert = task.expert,
-          .first_row = static_cast<int>(v.segment_begin[task.expert]),
+          .plan_row = static_cast<int>(v.segment_begin[task.expert]),
           .rows = rows,
           .m = static_cast<int>(m),
           .n = static_cast<int>(n),
@@ -47,14 +47,16 @@ __device__ __forceinline__ TileWork wgrad_work(const PassView& v, const Task& ta
 }
 
 /// A tile of dispatched rows.
+template <class Shape>
 __device__ __forceinline__ TileWork row_tile_work(const PassView& v, const Task& task) {
   const Tile& tile = v.tiles[task.m];
   const StageGrid grid = stage_grid(v, task.stage);
   const std::int64_t n = task.n * grid.tile_cols;
   return {.stage = task.stage,
           .expert = tile.expert,
-          .first_row = static_cast<int>(tile.first_row),
+          .first_row = call_row<Shape>(v, tile.first_row),
           .saved_row = static_cast<int>(saved_row(v, tile.first_row)),
+          .plan_row = static_cast<int>(tile.first_row),
           .rows = tile.rows,
           .n = static_cast<int>(n),
           .height = tile.rows,
@@ -71,7 +73,7 @@ __device__ __forceinline__ TileWork work_of(const PassView& v, const Task& task)
     case TileGrid::kWeightTiles:
       return wgrad_work(v, task);
     case TileGrid::kRowTiles:
-      return row_tile_work(v, task);
+      return row_tile_work<Shape>(v, task);
     case TileGrid::kPulls:  // dispatch.cuh
     case TileGrid::kNone:
       break;
@@ -110,7 +112,7 @@ __device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const L
         });
         work = work_of<Shape>(ctx.view, task);
         work.index = name_of(task).tile;
-        running = inputs.wait_for(task);
+        running = inputs.template wait_for<Shape::kMayHaveRing>(task);
         if (!running) work.stage = kNoStage;
         trace.note([&](TraceRecord& r) { r.ready = ptx::global_nanoseconds(); });
         trace.advance();

@@ -5,6 +5,7 @@
 #include "cuda/device/faults.cuh"
 #include "cuda/device/sm90/tile_shape.h"
 #include "cuda/ptx/mbarrier.cuh"
+#include "schedule/row_ring.h"
 #include "uniep/stage.h"
 
 namespace uniep::cuda {
@@ -35,8 +36,9 @@ inline constexpr int kPushRowBytes = kPushCols * kOperandBytes + 16;
 struct TileWork {
   Stage stage;
   int expert;
-  int first_row;  // of the tile, among the rows; wgrad: of the expert's segment; reduce: token
+  int first_row;  // of a tile of rows: where tensors of the call have its first; reduce: token
   int saved_row;  // of a tile of rows: where tensors that are saved have its first
+  int plan_row;   // of a tile of rows: the first as the plan numbers it; wgrad: of the expert
   int rows;       // real rows in it; reduce: tokens
   int m;          // wgrad: first row of the output tile
   int n;          // first column of the output tile
@@ -63,9 +65,11 @@ inline constexpr int kDrawAhead = 8;
 /// kWorkSlots.
 inline constexpr int kTilesUnderWay = 2 * kWorkSlots;
 
-/// Everything that depends on the number of columns of a tile.
-template <int kTileN>
+/// Everything that depends on the number of columns of a tile; and whether tensors of the call may
+/// be a ring of rows (schedule/row_ring.h), which takes registers that other kernels need.
+template <int kTileN, bool kRing = false>
 struct TileShape {
+  static constexpr bool kMayHaveRing = kRing;
   static constexpr int kN = kTileN;
   static constexpr int kAccumulators = kTileN / 2;  // per thread: 64 x kTileN over 128 threads
   static constexpr int kSlotBytes = (kTileM + kTileN) * kTileK * kOperandBytes;
@@ -100,6 +104,12 @@ struct PassShared {
 inline constexpr int kMaxSharedBytes = 232448;  // that a CTA can have on sm_90
 static_assert(sizeof(PassShared<TileShape<256>>) <= kMaxSharedBytes);
 static_assert(sizeof(PassShared<TileShape<128>>) <= kMaxSharedBytes);
+
+/// Where tensors of the call have a row.
+template <class Shape>
+__device__ __forceinline__ int call_row(const PassView& v, std::int64_t row) {
+  return static_cast<int>(Shape::kMayHaveRing ? ring_row(v, row) : row);
+}
 
 template <class Shape>
 using SlotRing = ptx::RingPosition<Shape::kSlots>;

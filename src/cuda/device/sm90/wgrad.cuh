@@ -31,11 +31,15 @@ struct Wgrad {
   static __device__ __forceinline__ void load(const DeviceContext& ctx, const StageMaps& maps,
                                               OperandSlot<Shape>& slot, std::uint64_t* full,
                                               const TileWork& work, int k_block) {
-    const int row = work.first_row + k_block * kTileK;
-    load_squares<kTileM / 64>(slot.a, maps.a, full, work.m, row, 0);
-    // The rows of x may lie in several pages, a step of 64 in one.
-    const auto row_of_b =
-        kStage == Stage::kWgrad1 ? static_cast<int>(ctx.row<Tensor::kXRows>(row)) : row;
+    const int row = work.plan_row + k_block * kTileK;
+    // Rows may go on at the begin of a ring; those of x may lie in several pages. A step of 64 is
+    // in one piece.
+    const int row_of_a = call_row<Shape>(ctx.view, row);
+    load_squares<kTileM / 64>(slot.a, maps.a, full, work.m, row_of_a, 0);
+    int row_of_b = row_of_a;
+    if (kStage == Stage::kWgrad1 && is_saved<Tensor::kXRows>(ctx.view)) {
+      row_of_b = static_cast<int>(saved_row(ctx.view, row));
+    }
     load_squares<Shape::kN / 64>(slot.b, maps.b, full, work.n, row_of_b, 0);
   }
 
@@ -82,7 +86,7 @@ struct Wgrad {
     if constexpr (kStage == Stage::kWgrad1) {
       early.add(consumer, operands, work.rows - first, [](int) { return 1.0f; });
     } else {
-      const StepFactors factors(consumer.ctx, work.first_row + first);
+      const StepFactors factors(consumer.ctx, work.plan_row + first);
       early.add(consumer, operands, work.rows - first, factors);
     }
   }

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/math.h"
+
+namespace uniep::testing {
+
+/// A Problem::backward_rows with room for the expert of any rank that has most rows, and `tiles`
+/// times row_align more.
+inline std::int64_t ring_rows(std::span<const std::int32_t> topk_ids, int num_experts,
+                              int row_align, std::int64_t tiles) {
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(num_experts));
+  for (const std::int32_t id : topk_ids) {
+    if (id >= 0) ++rows[static_cast<std::size_t>(id)];
+  }
+  const std::int64_t most = ceil_div<std::int64_t>(std::ranges::max(rows), row_align) + tiles;
+  return std::max<std::int64_t>(most, 1) * row_align;
+}
+
+}  // namespace uniep::testing
