@@ -417,11 +417,13 @@ class DispatchWarp {
     const auto* from = reinterpret_cast<const Vector*>(slots_ + store_.slot * slot_bytes_);
     const auto vectors = bytes / static_cast<int>(sizeof(Vector));
     const auto to = reinterpret_cast<unsigned long long>(rows_of_lanes);
+    // Each kernel's own: with the other number ptxas finds too few registers for its consumers.
+    constexpr int kVectorsAhead = kKinds.refetches ? 4 : 2;
     for (unsigned rows = __ballot_sync(kWholeWarp, to != 0); rows != 0; rows &= rows - 1) {
       const int lane = __ffs(static_cast<int>(rows)) - 1;
       auto* row = reinterpret_cast<Vector*>(__shfl_sync(kWholeWarp, to, lane) + first);
       const float f = __shfl_sync(kWholeWarp, factor, lane);
-#pragma unroll 2
+#pragma unroll kVectorsAhead
       for (int i = lane_; i < vectors; i += 32) row[i] = scaled(from[i], f);
     }
   }
