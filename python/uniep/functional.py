@@ -184,13 +184,12 @@ def moe(
         deferred: where weight gradients wait for :func:`uniep.backward_weights`.
         activation: ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"``, ``"reglu"`` or ``"gpt_oss"``
             (gate * sigmoid(1.702 gate) * (up + 1), gate at most 7, up within -7 and 7); or without
-            a gate ``"relu2"``, ``"gelu"`` or ``"silu"``, which run on CPUs. None: swiglu, or what
+            a gate ``"relu2"``, ``"gelu"`` or ``"silu"``. None: swiglu, or what
             the workspace has.
         probs: where a row's probability is multiplied: ``"before"`` fc2, into a, as Megatron-Core
             has it; or ``"after"``, into the rows as they are added up, as transformers and
-            torchtitan do. None: before, or what the workspace has. After runs on CPUs.
-        b1: bf16 [El, 2I], or [El, I] without a gate, added to h. None: there are no biases. Biases
-            run on CPUs.
+            torchtitan do. None: before, or what the workspace has.
+        b1: bf16 [El, 2I], or [El, I] without a gate, added to h. None: there are no biases.
         b2: bf16 [El, H], added to the rows behind fc2, where ``probs`` is before, times p. Given
             with b1.
         row_pool: where what is kept lies; see :class:`uniep.Workspace`. True, or a number of bytes:
