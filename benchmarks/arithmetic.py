@@ -7,7 +7,7 @@
 One layer of one rank, forward and backward, on the same tensors for all ways, which take turns
 (compare/step_bench.py). A way is ACTIVATION[,after][,bias]; with `torch:` ahead of it, the same
 experts in PyTorch: sorted rows, torch._grouped_mm, functions of torch.nn.functional, a sum by
-index_add. docs/performance.md shows the figures, docs/results.md explains the file.
+index_add. docs/research/measurements.md shows the figures, docs/results.md explains the file.
 """
 
 from __future__ import annotations
