@@ -1,6 +1,6 @@
 """Experts that compute nothing, as LongCat-Flash and MoE++ have them.
 
-Their numbers stand behind those of the real experts: E to E + Z - 1. The fused layer sees null
+Their numbers stand behind those of the real experts: E to E + Z - 1. The fused layer sees dropped
 slots in their place. What identity experts give a token is added behind it, with the same bits on
 every device, for every number of ranks, and whether compiled or not:
 
