@@ -32,9 +32,12 @@ std::optional<std::string> unsupported_reason(const Problem& p, int num_ranks) {
     return cat("problem.row_align is ", p.row_align, "; the cuda backend, whose tiles have ",
                kTileM, " rows, accepts 128 and 256");
   }
-  // In stages_test kernels with a ring did not come to an end on an H100 (docs/research/tried.md).
-  if (p.backward_rows > 0) {
-    return cat("problem.backward_rows is ", p.backward_rows, "; the cuda backend accepts 0");
+  const bool general = p.activation != Activation::kSwiglu || p.probs != Probs::kBefore || p.bias;
+  if (p.backward_rows > 0 && general) {
+    return cat("problem.backward_rows is ", p.backward_rows,
+               " with activation=", name(p.activation), ", probs=", name(p.probs),
+               ", bias=", p.bias ? "yes" : "no",
+               "; the cuda backend accepts 0, or rows with swiglu, before and no");
   }
   constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int32_t>::max();
   const std::int64_t slots = num_ranks * p.max_tokens * p.topk;

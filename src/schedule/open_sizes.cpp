@@ -28,6 +28,9 @@ Schedule with_sizes(const Schedule& schedule, const Problem& problem) {
 }
 
 Schedule in_ring(Schedule s) {
+  // On its own, dispatch has all workers, however many these are; 0 of them would put its tasks
+  // in the queue of all others.
+  if (s.launch == LaunchGrouping::kSeparate) s.dispatch_workers = std::max(s.dispatch_workers, 1);
   s.launch = LaunchGrouping::kSingle;
   s.waves = 1;
   s.wgrad = WgradPlacement::kInterleaved;

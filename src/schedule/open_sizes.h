@@ -24,7 +24,8 @@ Schedule with_sizes(const Schedule& schedule, const Problem& problem);
 /// turns in a ring of rows (Problem::backward_rows), backward has in_ring of it: the only values of
 /// some axes with which an expert's rows come and go on their own. These are launch=single,
 /// waves=1, wgrad=interleaved, dispatch_wire=rows (a token's rows are of several experts),
-/// expert_order=index and head_start=0; and one worker at least does not dispatch.
+/// expert_order=index and head_start=0; one worker at least does not dispatch, and one does where
+/// all did (launch=separate).
 Schedule in_ring(Schedule schedule);
 Schedule schedule_of_pass(const Schedule& schedule, const Problem& problem, Pass pass);
 

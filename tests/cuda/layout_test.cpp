@@ -21,11 +21,18 @@ TEST(Arithmetic, EveryOneIsAccepted) {
   EXPECT_EQ(reason_of([](Problem& p) { p.probs = Probs::kAfter, p.bias = true; }), "");
 }
 
-TEST(Arithmetic, ARingOfRowsIsRefused) {
+TEST(Arithmetic, ARingOfRowsIsForSwigluAlone) {
   Problem p{.hidden = 64, .intermediate = 64, .num_experts = 2, .topk = 1, .max_tokens = 8};
   p.backward_rows = 128;
-  const std::string said = cuda::unsupported_reason(p, 1).value_or("");
-  EXPECT_NE(said.find("problem.backward_rows is 128"), said.npos) << said;
+  EXPECT_FALSE(cuda::unsupported_reason(p, 1));
+  Problem reglu = p, after = p, biased = p;
+  reglu.activation = Activation::kReglu;
+  after.probs = Probs::kAfter;
+  biased.bias = true;
+  for (const Problem& other : {reglu, after, biased}) {
+    const std::string said = cuda::unsupported_reason(other, 1).value_or("");
+    EXPECT_NE(said.find("problem.backward_rows is 128 with activation="), said.npos) << said;
+  }
 }
 
 TEST(OrderMemory, TheMostIsEnoughForEverySchedule) {

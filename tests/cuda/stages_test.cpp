@@ -120,8 +120,7 @@ TEST_F(CudaStages, DeferredWeightsUnderRandomSchedules) {
   check_layers(3001, cases(60), kRanks, random_cuda_schedule, true);
 }
 
-// Not accepted by layers yet (unsupported_reason): it does not come to an end on a GPU.
-TEST_F(CudaStages, DISABLED_ExpertsTakeTurnsInARingOfRows) {
+TEST_F(CudaStages, ExpertsTakeTurnsInARingOfRows) {
   check_layers(4001, cases(100), kRanks, random_cuda_schedule, false, true);
 }
 

@@ -72,6 +72,14 @@ TEST(OpenSizes, ARingOfRowsHasItsOwnValuesInBackwardAlone) {
   EXPECT_EQ(in_ring(in), in);
 }
 
+/// A queue of products cannot take dispatch's tasks on a GPU.
+TEST(OpenSizes, ARingOfRowsKeepsAWorkerThatDispatchesWhereDispatchWasAlone) {
+  const Schedule alone = parse_schedule("sequential,dispatch_workers=0,workers=0");
+  EXPECT_EQ(in_ring(alone).dispatch_workers, 1);
+  const Schedule in_queue = parse_schedule("single,dispatch_workers=0,workers=0");
+  EXPECT_EQ(in_ring(in_queue).dispatch_workers, 0) << "as it was asked for";
+}
+
 /// A rank with few tokens or none cuts its tokens as the others expect it to.
 TEST(OpenSizes, AreTheSameOnAllRanksAndNeverOpenInAPass) {
   for (unsigned seed = 1; seed <= static_cast<unsigned>(cases(200)); ++seed) {
