@@ -9,9 +9,10 @@ host gets ahead: what a host needs to launch kernels is not measured. Before tha
 results are compared with uniep's; one that is further from them than --tolerance, or that fails, is
 not timed, and its row says why. docs/results.md explains the file.
 
-SonicMoE tunes its products for every shape when it first meets them, which takes minutes.
-QUACK_CACHE_AUTOTUNING=1 keeps what it finds, QUACK_COMPILE_WORKERS=16 compiles with 16 processes.
---usual-tiles leaves its tuner the tiles that it has chosen for these shapes before.
+SonicMoE tunes its products for every shape when it first meets them. What its tuner tries is
+compiled before, on all cores (compare/sonic_compile.py); QUACK_CACHE_DIR and
+QUACK_CACHE_AUTOTUNING=1 keep kernels and choices for later runs. --usual-tiles leaves its tuner the
+tiles that it has chosen for these shapes before.
 """
 
 from __future__ import annotations
@@ -67,6 +68,19 @@ def sonic_ways(shape: Shape, device: torch.device) -> list[Way]:
     ]
 
 
+def compile_sonic(shape: Shape, device: torch.device) -> None:
+    """What its tuner will try, which does not depend on the shape."""
+    from compare.sonic_compile import compile_ahead
+
+    inputs = Inputs.make(shape, 1, device)
+    compile_ahead(
+        [
+            lambda way=way: way.moe(*inputs.layer).backward(inputs.dy)
+            for way in sonic_ways(shape, device)
+        ]
+    )
+
+
 def versions() -> str:
     """SonicMoE's; exits where there is none."""
     try:
@@ -95,7 +109,8 @@ def nvidia_smi(fields: str) -> list[str]:
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         command += ["-i", str(torch.cuda.get_device_properties().uuid)]
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip().split(", ")
+        done = subprocess.run(command, capture_output=True, text=True)
+        return done.stdout.strip().split(", ") if done.returncode == 0 else []
     except (OSError, AssertionError, RuntimeError):
         return []
 
@@ -218,7 +233,9 @@ def main() -> None:
     about = about_run(device, args.turns, sonic)
     print(f"# {about['machine']}; {about['commit']}", flush=True)
     found: list[dict[str, Any]] = []
-    for shape in [TINY] if args.tiny else [CASES[name] for name in args.cases]:
+    shapes = [TINY] if args.tiny else [CASES[name] for name in args.cases]
+    compile_sonic(shapes[0], device)
+    for shape in shapes:
         rows = compare(shape, device, args, sonic_ways)
         found += rows
         print(table(shape, rows), flush=True)

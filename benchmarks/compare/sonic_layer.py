@@ -16,6 +16,7 @@ from sonicmoe.functional import (
     _DownProjection,
     _UpProjection,
 )
+from sonicmoe.functional.reduction_over_k_gather import token_gather_sum_kernel
 from torch import Tensor
 
 VERSIONS = f"sonic-moe {version('sonic-moe')}, quack-kernels {version('quack-kernels')}"
@@ -33,10 +34,16 @@ USUAL_TILES = {
 }
 
 
+# Of the kernel that sums a token's rows: it has chosen 2048 columns and 2, 4 or 8 rows.
+USUAL_SUMS = {"BLOCK_H": (1024, 2048), "BLOCK_K": (2, 4, 8)}
+
+
 def tune_over_usual_tiles() -> int:
     """Leaves its tuner these in clusters of 2 x 1: minutes a shape become seconds.
 
-    Returns how many candidates are left, of all its products together.
+    The kernel that sums a token's rows, which Triton tunes, is left a few sizes of its blocks.
+
+    Returns how many candidates are left, of all together.
     """
     from quack import gemm_interface
     from quack.autotuner import Autotuner
@@ -54,7 +61,11 @@ def tune_over_usual_tiles() -> int:
             and (c.cluster_m, c.cluster_n, c.swap_ab) == (2, 1, False)
         ]
         left += len(tuner.configs)
-    return left
+    sums = token_gather_sum_kernel
+    sums.configs = [
+        c for c in sums.configs if all(c.kwargs[name] in USUAL_SUMS[name] for name in USUAL_SUMS)
+    ]
+    return left + len(sums.configs)
 
 
 def experts_last(weights: Tensor) -> Tensor:

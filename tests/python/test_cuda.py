@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -99,6 +101,17 @@ def test_what_is_kept_changes_no_bit(save: str, recompute_h: bool, exact_rows: b
     case = make_case(tokens=300, seed=11, dropped=True).to("cuda")
     choice = {"save": save, "recompute_h": recompute_h, "exact_rows": exact_rows}
     assert_same(step(case, **choice), step(case))
+
+
+@pytest.mark.parametrize("choice", [{}, {"save": "tokens"}, {"save": "none", "recompute_h": True}])
+def test_a_ring_of_rows_changes_no_bit_and_takes_less_memory(choice: dict[str, Any]) -> None:
+    case = make_case(**SHAPES[2], seed=6).to("cuda")  # type: ignore[arg-type]
+    wanted = step(case, schedule="single,tile_m=128,tile_n=256,dispatch_workers=16", **choice)
+    for schedule in (None, "sequential,tile_m=128,tile_n=128,dispatch_workers=0"):
+        with workspace(case, schedule=schedule, backward_rows=512, **choice) as own:
+            assert_same(step(case, workspace=own), wanted)
+            with workspace(case, **choice) as all_rows:
+                assert own.backward_bytes < all_rows.backward_bytes / 4
 
 
 def test_a_row_pool_changes_no_bit_and_gets_its_pages_back() -> None:
