@@ -6,13 +6,22 @@ import ctypes
 import itertools
 import os
 import weakref
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from . import _library
-from .arithmetic import ACTIVATIONS, PROBS, Activation, Arithmetic, ProbsPlace, arithmetic_of
+from .arithmetic import (
+    ACTIVATIONS,
+    PARTIALS,
+    PROBS,
+    Activation,
+    Arithmetic,
+    CombinePartials,
+    ProbsPlace,
+    arithmetic_of,
+)
 from .group import Group, GroupLike, _device_of, group_of
 from .row_pool import _SAVES, RowPool, RowPoolLike, shared_pool
 
@@ -65,6 +74,9 @@ class Workspace:
         activation: what an expert computes between its products; see :func:`uniep.moe`.
         probs: where a row's probability is multiplied: ``"before"`` fc2 or ``"after"`` it.
         bias: whether experts have biases, b1 and b2.
+        combine_groups: G, into how many equal runs the experts are cut, by which a token's rows are
+            added up; see :func:`uniep.moe`.
+        combine_partials: what the sums of runs are, ``"fp32"`` or ``"bf16"``; likewise.
         row_pool: where forwards keep rows, on all ranks or on none; not with ``exact_rows``. None:
             in tensors of their own.
 
@@ -85,7 +97,7 @@ class Workspace:
 
     Raises:
         ValueError: for a device that the group is not on, or an unknown ``on_overflow``, ``save``,
-            ``activation`` or ``probs``.
+            ``activation``, ``probs`` or ``combine_partials``.
         uniep.Error: for figures out of range, or that differ by rank; the sentence says which.
     """
 
@@ -110,6 +122,8 @@ class Workspace:
         activation: Activation = "swiglu",
         probs: ProbsPlace = "before",
         bias: bool = False,
+        combine_groups: int = 1,
+        combine_partials: CombinePartials = "fp32",
         row_pool: RowPool | None = None,
     ) -> None:
         if on_overflow not in ("raise", "flag"):
@@ -132,7 +146,7 @@ class Workspace:
         self.recompute_h = recompute_h
         self.backward_rows = backward_rows
         self.exact_rows = exact_rows
-        self.arithmetic = arithmetic_of(activation, probs, bias)
+        self.arithmetic = arithmetic_of(activation, probs, bias, combine_groups, combine_partials)
         self.flag = on_overflow == "flag"
         self._schedule = schedule
         self._timeout_ms = timeout_ms
@@ -152,6 +166,8 @@ class Workspace:
             probs=PROBS.index(self.arithmetic.probs),
             bias=int(self.arithmetic.bias),
             backward_rows=self.backward_rows,
+            combine_groups=self.arithmetic.combine_groups,
+            combine_partials=PARTIALS.index(self.arithmetic.combine_partials),
         )
         needs = _library.Needs()
         backend = 1 if self.device.type == "cuda" else 0
@@ -470,9 +486,7 @@ def _make(
         save=save,
         recompute_h=recompute_h,
         backward_rows=backward_rows,
-        activation=arithmetic.activation,
-        probs=arithmetic.probs,
-        bias=arithmetic.bias,
+        **arithmetic._asdict(),
         row_pool=row_pool,
     )
     return owner.workspaces[key]
@@ -492,15 +506,12 @@ def _prepare(
     save: Literal["rows", "tokens", "none"],
     recompute_h: bool,
     backward_rows: int,
-    activation: Activation,
-    probs: ProbsPlace,
-    bias: bool,
+    *arithmetic: Any,
 ) -> bool:
     owner = group_of(group, torch.device(device))
     shape = (hidden, intermediate, local_experts, topk)
     memory = (capacity_rows, save, recompute_h, backward_rows)
-    arithmetic = Arithmetic(activation, probs, bias)
     known = owner.workspaces.get((*shape, *memory, *arithmetic, None))
     if known is None or known.max_tokens < wanted:
-        _make(owner, *shape, wanted, may_grow, *memory, arithmetic)
+        _make(owner, *shape, wanted, may_grow, *memory, Arithmetic(*arithmetic))
     return True

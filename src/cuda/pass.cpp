@@ -89,8 +89,8 @@ constexpr PassKernel kPassKernels[] = {
 };
 
 PassVariant variant_of(const PassView& v, const PassTensors& tensors) {
-  const bool general =
-      v.activation != Activation::kSwiglu || v.probs != Probs::kBefore || v.dropped.has_bias;
+  const bool general = v.activation != Activation::kSwiglu || v.probs != Probs::kBefore ||
+                       v.dropped.has_bias || v.group_experts > 0;
   if (v.pass == Pass::kForward) {
     return {.pass = v.pass, .tile_n = v.schedule.tile_n, .general = general};
   }

@@ -333,7 +333,7 @@ def case_other_experts() -> None:
             what = f"{activation}, {layout}"
             workspace = ours.experts.routed.workspace.arithmetic
             bias = bool(options.get("add_bias_linear"))
-            assert tuple(workspace) == (activation, "before", bias), workspace
+            assert tuple(workspace) == (activation, "before", bias, 1, "fp32"), workspace
             _close(found[0], wanted[0], OTHER_OUTPUT, f"out, {what}")
             # At relu's kink, and at gpt-oss' limits, a rounding of h decides.
             limit = KINK_GRADIENT if activation in ("reglu", "gpt_oss") else GRADIENT
@@ -930,6 +930,19 @@ def case_state_dicts() -> None:
 
 
 # Options.
+
+
+def case_combine_groups() -> None:
+    """The layer is given them, and its sums are others."""
+    torch.manual_seed(1)
+    one = _layer(_config())
+    groups = _layer(_config(), combine_groups=4, combine_partials="bf16")
+    groups.load_state_dict(one.state_dict())
+    found, wanted = _run(groups, _tokens())[0], _run(one, _tokens())[0]
+    arithmetic = groups.experts.routed.workspace.arithmetic
+    assert arithmetic[3:] == (4, "bf16"), arithmetic
+    assert not torch.equal(found, wanted)
+    _close(found, wanted, OUTPUT, "out")
 
 
 def case_refused_options() -> None:

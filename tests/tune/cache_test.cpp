@@ -73,6 +73,8 @@ TEST(TuneCache, KnowsTheArithmeticOfLayers) {
   other.key.activation = Activation::kGptOss;
   other.key.probs = Probs::kAfter;
   other.key.bias = true;
+  other.key.combine_groups = 2;
+  other.key.combine_partials = CombinePartials::kBf16;
   other.key.backward_rows = 4096;
   EXPECT_TRUE(cache.store(entry(64)).empty());
   EXPECT_TRUE(cache.store(other).empty());

@@ -1,13 +1,15 @@
 #pragma once
 
+#include "base/contract.h"
 #include "cuda/device/context.cuh"
 #include "cuda/device/vectors.cuh"
 #include "cuda/device/warp.cuh"
 
 // Reduce: out[t] or dx[t], the sum over k ascending, from +0, of the token's rows that were pushed,
 // each times its probability in a forward pass where that enters behind fc2; dropped slots are left
-// out. In backward dprobs too: copied, 0 at dropped slots. What a CTA sums
-// at a time, a piece, is some columns of the K rows of a token, or all columns of a few tokens.
+// out. With combine groups, the sum over the token's groups ascending of such sums. In backward
+// dprobs too: copied, 0 at dropped slots. What a CTA sums at a time, a piece, is some columns of
+// the K rows of a token, or all columns of a few tokens.
 
 namespace uniep::cuda {
 
@@ -109,14 +111,59 @@ class KeptSlots {
   unsigned mask_ = 0;  // of this lane's token, a bit a slot
 };
 
+/// Adds slots of a token, k ascending, of whose vectors `row` is the first and the next lie `step`
+/// further. Bit k of `slots`: slot k is added, times factors[k] where there are factors.
+template <bool kGeneral>
+__device__ __forceinline__ void add_slots(float (&total)[kVectorElements], const Vector* row,
+                                          int step, int topk, unsigned slots,
+                                          const float* factors) {
+  constexpr int kAhead = 4;  // loads under way
+  for (int first = 0; first < topk; first += kAhead) {
+    Vector ahead[kAhead];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      if (first + k < topk) ahead[k] = row[(first + k) * step];
+    }
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      if (first + k >= topk || (slots >> (first + k) & 1) == 0) continue;
+      add_vector(total, ahead[k], kGeneral && factors ? __ldg(factors + first + k) : 1.0f);
+    }
+  }
+}
+
+/// The same, but group by group and then over groups. `ids`: the experts of the token's slots.
+__device__ __forceinline__ void add_groups(float (&total)[kVectorElements], const Vector* row,
+                                           int step, const PassView& v, const std::int32_t* ids,
+                                           const float* factors) {
+  const auto next = [&](std::int32_t from) {
+    return next_combine_group(ids, v.topk, v.group_experts, from);
+  };
+  for (ExpertRange group = next(0); !group.is_empty(); group = next(group.end)) {
+    unsigned slots = 0;
+    for (int k = 0; k < v.topk; ++k) slots |= (group.has(ids[k]) ? 1u : 0u) << k;
+    float part[kVectorElements] = {};
+    add_slots<true>(part, row, step, v.topk, slots, factors);
+#pragma unroll
+    for (int i = 0; i < kVectorElements; i += 2) {
+      if (v.combine_partials == CombinePartials::kBf16) {
+        const std::uint32_t pair = pack_pair(part[i], part[i + 1]);
+        part[i] = low_of(pair);
+        part[i + 1] = high_of(pair);
+      }
+      total[i] = total[i] + part[i];
+      total[i + 1] = total[i + 1] + part[i + 1];
+    }
+  }
+}
+
 /// One piece, of whose rows `rows` is the first in shared memory, by `threads` threads of which
 /// this one is number `thread`. Bit t K + k of `slots`: slot k of the piece's token t is kept.
-/// `kGeneral`: rows may count times their probabilities.
+/// `kGeneral`: rows may count times their probabilities, and be added up in groups.
 template <bool kGeneral>
 __device__ __forceinline__ void sum_piece(const DeviceContext& ctx, const ReducePiece& piece,
                                           const Vector* rows, unsigned slots, int thread,
                                           int threads) {
-  constexpr int kAhead = 4;  // loads under way
   const int topk = ctx.view.topk;
   const int vectors = piece.width / kVectorElements;
   for (int i = thread; i < piece.tokens * vectors; i += threads) {
@@ -124,22 +171,16 @@ __device__ __forceinline__ void sum_piece(const DeviceContext& ctx, const Reduce
     const int at = i % vectors;
     const Vector* row = rows + token * topk * vectors + at;
     const unsigned kept = slots >> (token * topk);
+    const std::int64_t first_slot = (std::int64_t{piece.token} + token) * topk;
     const float* factors = nullptr;
     if (kGeneral && ctx.view.pass == Pass::kForward && ctx.view.probs == Probs::kAfter) {
-      factors = ctx.get<Tensor::kTopkProbs>() + (std::int64_t{piece.token} + token) * topk;
+      factors = ctx.get<Tensor::kTopkProbs>() + first_slot;
     }
     float total[kVectorElements] = {};
-    for (int first = 0; first < topk; first += kAhead) {
-      Vector ahead[kAhead];
-#pragma unroll
-      for (int k = 0; k < kAhead; ++k) {
-        if (first + k < topk) ahead[k] = row[(first + k) * vectors];
-      }
-#pragma unroll
-      for (int k = 0; k < kAhead; ++k) {
-        if (first + k >= topk || (kept >> (first + k) & 1) == 0) continue;
-        add_vector(total, ahead[k], kGeneral && factors ? __ldg(factors + first + k) : 1.0f);
-      }
+    if (kGeneral && ctx.view.group_experts > 0) {
+      add_groups(total, row, vectors, ctx.view, ctx.view.topk_ids + first_slot, factors);
+    } else {
+      add_slots<kGeneral>(total, row, vectors, topk, kept, factors);
     }
     bf16* out = ctx.get_of_pass<Tensor::kOut, Tensor::kDx>() +
                 (std::int64_t{piece.token} + token) * ctx.view.hidden + piece.col;

@@ -5,6 +5,7 @@
 
 #include "base/activation_names.h"
 #include "base/nearest.h"
+#include "base/problem_limits.h"
 #include "base/rank_limits.h"
 #include "common/machine.h"
 #include "common/table.h"
@@ -137,6 +138,15 @@ void add_arithmetic(OptionGroup& group, ArithmeticFlags& arithmetic) {
       ->check(one_of({name(Probs::kBefore), name(Probs::kAfter)}));
   group.add_flag("--bias", arithmetic.bias,
                  "Experts have biases b1 and b2; a layer file that has them needs no flag");
+  group
+      .add("--combine-groups", arithmetic.combine_groups, "G",
+           "Experts are cut into G equal runs, and a token's rows are added up run by run, then "
+           "the runs' sums (default 1: all rows, one after another)")
+      ->check(range<int>(1, kMaxNumExperts));
+  group
+      .add("--combine-partials", arithmetic.combine_partials, "TYPE",
+           "What the sums of runs are before they are added up: fp32 (default) or bf16")
+      ->check(one_of({name(CombinePartials::kFp32), name(CombinePartials::kBf16)}));
 }
 
 void add_json(OptionGroup& group, std::string& path) {

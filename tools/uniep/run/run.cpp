@@ -181,7 +181,9 @@ workload::ShapeSpec spec_of(const LayerData& layer, int ranks) {
           .topk = layer.topk,
           .activation = layer.activation,
           .probs = layer.probs,
-          .bias = layer.has_bias()};
+          .bias = layer.has_bias(),
+          .combine_groups = layer.combine_groups,
+          .combine_partials = layer.combine_partials};
 }
 
 LayerData read_layer(const Flags& flags) {
@@ -189,6 +191,8 @@ LayerData read_layer(const Flags& flags) {
   flags.arithmetic.apply_to(arithmetic);
   LayerData layer = io::load_layer(flags.input, arithmetic.activation);
   layer.probs = arithmetic.probs;
+  layer.combine_groups = arithmetic.combine_groups;
+  layer.combine_partials = arithmetic.combine_partials;
   require(layer.has_bias() || !arithmetic.bias, ErrorCode::kIo, flags.input,
           ": has no tensors 'b1' and 'b2', which --bias needs; a file that has them is accepted, "
           "or no --bias");

@@ -305,6 +305,9 @@ void ArithmeticFlags::apply_to(workload::ShapeSpec& spec) const {
   spec.activation = activation_named(activation).value_or(Activation::kSwiglu);
   spec.probs = probs == name(Probs::kAfter) ? Probs::kAfter : Probs::kBefore;
   spec.bias = bias;
+  spec.combine_groups = combine_groups;
+  spec.combine_partials = combine_partials == name(CombinePartials::kBf16) ? CombinePartials::kBf16
+                                                                           : CombinePartials::kFp32;
 }
 
 Problem layer_problem(const Split& split, const StepOptions& options) {

@@ -24,11 +24,14 @@ std::string tokens_per_rank(const LayerData& layer, int ranks) {
 }
 
 std::string widths_text(const LayerData& layer) {
-  return cat("hidden ", layer.hidden, ", intermediate ", layer.intermediate, ", ",
-             layer.num_experts, " experts, top-", layer.topk,
-             layer.activation == Activation::kSwiglu ? "" : cat(", ", name(layer.activation)),
-             layer.probs == Probs::kAfter ? ", probs after" : "",
-             layer.has_bias() ? ", biases" : "");
+  return cat(
+      "hidden ", layer.hidden, ", intermediate ", layer.intermediate, ", ", layer.num_experts,
+      " experts, top-", layer.topk,
+      layer.activation == Activation::kSwiglu ? "" : cat(", ", name(layer.activation)),
+      layer.probs == Probs::kAfter ? ", probs after" : "", layer.has_bias() ? ", biases" : "",
+      layer.combine_groups == 1
+          ? ""
+          : cat(", ", layer.combine_groups, " combine groups in ", name(layer.combine_partials)));
 }
 
 /// A shape names the tokens of a rank, a file has those of all.
