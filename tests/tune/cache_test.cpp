@@ -86,12 +86,15 @@ TEST(TuneCache, KnowsTheArithmeticOfLayers) {
   TuneKey unbiased = other.key;
   unbiased.bias = false;
   EXPECT_EQ(find_entry(entries, unbiased), nullptr);
+  TuneKey one_group = other.key;
+  one_group.combine_groups = 1;
+  EXPECT_EQ(find_entry(entries, one_group), nullptr);
   TuneKey all_rows = other.key;
   all_rows.backward_rows = 0;
   EXPECT_EQ(find_entry(entries, all_rows), nullptr);
-  EXPECT_NE(
-      to_string(other.key).find(",activation=gpt_oss,probs=after,bias,backward_rows=4096 with"),
-      std::string::npos);
+  EXPECT_NE(to_string(other.key).find(",activation=gpt_oss,probs=after,bias,combine_groups=2,"
+                                      "combine_partials=bf16,backward_rows=4096 with"),
+            std::string::npos);
 
   // An entry that is older than these fields is of the arithmetic that there was; of a name that is
   // unknown here nothing is guessed.
@@ -104,6 +107,8 @@ TEST(TuneCache, KnowsTheArithmeticOfLayers) {
   replace("\"activation\": \"swiglu\",", "");
   replace("\"probs\": \"before\",", "");
   replace("\"bias\": \"no\",", "");
+  replace("\"combine_groups\": 1,", "");
+  replace("\"combine_partials\": \"fp32\",", "");
   replace("\"backward_rows\": 0,", "");
   replace("\"gpt_oss\"", "\"swish\"");
   const TunedEntries parsed = parse_tuned(text, "f");

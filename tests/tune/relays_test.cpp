@@ -102,7 +102,7 @@ TEST(Relays, WhatCrossesTheNetworkDecidesWhereItIsSlow) {
     EXPECT_GE(found, copies * row);
     EXPECT_LE(found, copies * row + 0.5 * row) << copies;
   };
-  near(direct, 8);
+  EXPECT_GE(direct, 8 * row);  // and more: all ranks of a host begin with the same source
   near(rows, 5);
   near(fp32, 3);
   near(bf16, 2);

@@ -47,42 +47,71 @@ std::size_t Relays::sum_index(int source, std::int64_t token, int expert) const 
   return static_cast<std::size_t>(t * groups_ + expert / group_experts_);
 }
 
+std::vector<std::int32_t> Relays::needed(std::span<const PassView> views, int source,
+                                         int host) const {
+  std::map<std::int32_t, std::int64_t> first;  // by token
+  for (int local = 0; local < layout_.local_ranks; ++local) {
+    const PassView& v = views[static_cast<std::size_t>(layout_.rank_at(host, local))];
+    for (std::int64_t i = 0; i < v.pull_begin[v.num_blocks()]; ++i) {
+      if (v.pulls[i].source != source) continue;
+      const auto [entry, is_new] = first.emplace(v.pulls[i].token, i);
+      if (!is_new) entry->second = std::min(entry->second, i);
+    }
+  }
+  std::vector<std::int32_t> tokens;
+  for (const auto& [token, position] : first) tokens.push_back(token);
+  std::ranges::stable_sort(tokens, {}, [&](std::int32_t token) { return first.at(token); });
+  return tokens;
+}
+
+void Relays::cross(Network& network, std::span<const PassView> views,
+                   std::span<const double> entered) {
+  if (!relayed_) return;
+  struct Rail {
+    int source, host;
+    std::vector<std::int32_t> tokens;
+  };
+  std::vector<Rail> rails;
+  std::size_t longest = 0;
+  for (int source = 0; source < layout_.ranks(); ++source) {
+    for (int host = 0; host < layout_.hosts; ++host) {
+      if (host == layout_.host_of(source)) continue;
+      rails.push_back({source, host, needed(views, source, host)});
+      longest = std::max(longest, rails.back().tokens.size());
+    }
+  }
+  const PassView& any = views[0];
+  for (int row = 0; row < any.num_stages; ++row) {
+    const Stage stage = any.stage_at(row);
+    if (any.stage(stage).side != StageSide::kPull) continue;
+    const auto bytes = static_cast<double>(token_bytes(any, stage));
+    for (std::size_t i = 0; i < longest; ++i) {  // all rails go on at the same pace
+      for (const Rail& rail : rails) {
+        if (i >= rail.tokens.size()) continue;
+        const auto source = static_cast<std::size_t>(rail.source);
+        const auto token = static_cast<std::size_t>(rail.tokens[i]);
+        std::vector<double>& there = there_[{stage, rail.host, rail.source}];
+        there.resize(static_cast<std::size_t>(views[source].tokens));
+        const int relay = layout_.relay(rail.source, rail.host);
+        there[token] = network.transfer(relay, rail.source, relay, bytes, entered[source]).done;
+      }
+    }
+  }
+}
+
 double Relays::fetch(Network& network, const PassView& v, Stage stage, std::span<const Pull> pulls,
                      double asked, double rate) {
   const int source = pulls.front().source;
   const std::int64_t each = token_bytes(v, stage);
   const auto bytes = static_cast<double>(each * static_cast<std::int64_t>(pulls.size()));
   const int from = relayed_ ? layout_.relay(source, layout_.host_of(v.rank)) : source;
-  // The link is asked for at once, lest a token that is still to come hold up those behind it.
+  // The link is asked for at once: a token that is still to come would hold up those behind it.
   const auto hop = network.transfer(v.rank, from, v.rank, bytes, asked, rate);
   if (from == source) return hop.done;
-  const double there = crossed(network, stage, pulls, from, each, asked);
-  return std::max(hop.done, there + (hop.done - hop.begun));
-}
-
-double Relays::crossed(Network& network, Stage stage, std::span<const Pull> pulls, int relay,
-                       std::int64_t token_bytes, double asked) {
-  const int source = pulls.front().source;
-  std::vector<double>& there = there_[{stage, layout_.host_of(relay), source}];
-  const auto at = [&](const Pull& pull) -> double& {
-    const auto token = static_cast<std::size_t>(pull.token);
-    if (there.size() <= token) there.resize(token + 1, -1);
-    return there[token];
-  };
-  std::int64_t fresh = 0;
-  for (const Pull& pull : pulls) fresh += at(pull) < 0 ? 1 : 0;
-  double done = asked;
-  if (fresh > 0) {
-    const auto bytes = static_cast<double>(fresh * token_bytes);
-    done = network.transfer(relay, source, relay, bytes, asked).done;
-  }
-  double last = asked;
-  for (const Pull& pull : pulls) {
-    double& when = at(pull);
-    if (when < 0) when = done;
-    last = std::max(last, when);
-  }
-  return last;
+  const std::vector<double>& there = there_.at({stage, layout_.host_of(v.rank), source});
+  double last = 0;
+  for (const Pull& pull : pulls) last = std::max(last, there[static_cast<std::size_t>(pull.token)]);
+  return std::max(hop.done, last + (hop.done - hop.begun));
 }
 
 Relays::Sent Relays::send(Network& network, const PassView& v, const Task& task,

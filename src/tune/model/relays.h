@@ -13,12 +13,16 @@
 namespace uniep::tune {
 
 /// How tokens and rows of a simulated pass travel: straight, or from host to host by relays
-/// (plan/host_routes.h). A relay fetches a token when the first rank of its host asks for it. Rows
-/// go to the relay as their tiles are done; it sends them on, or a partial sum with the last of its
-/// rows. Adding them up takes no time.
+/// (plan/host_routes.h). A relay fetches its host's tokens from the beginning of the pass on, in
+/// the order in which ranks of the host need them. Rows go to the relay as their tiles are done; it
+/// sends them on, or a partial sum with the last of its rows. Adding them up takes no time.
 class Relays {
  public:
   Relays(std::span<const RoutingPlan> plans, const Topology& topology);
+
+  /// Lets relays fetch what dispatch will ask them for. `entered`: when tokens of each rank are
+  /// published. Once, before `fetch`.
+  void cross(Network& network, std::span<const PassView> views, std::span<const double> entered);
 
   /// When the rank of `v` has these tokens, all of one source, that it asks for at `asked`. `rate`
   /// is that of pulls over the link.
@@ -35,8 +39,8 @@ class Relays {
             std::int64_t columns, std::int64_t element, double asked, double rate);
 
  private:
-  double crossed(Network& network, Stage stage, std::span<const Pull> pulls, int relay,
-                 std::int64_t token_bytes, double asked);
+  /// Tokens of a source that a host needs, in the order of the first rank that needs them.
+  std::vector<std::int32_t> needed(std::span<const PassView> views, int source, int host) const;
   /// Of a run's rows, how many partial sums are complete now, and when the last row has come.
   struct Complete {
     std::int64_t sums = 0;
@@ -52,7 +56,7 @@ class Relays {
   int group_experts_ = 0;
   std::int64_t sum_element_ = 0;           // bytes of an element of a partial sum
   std::vector<std::int64_t> first_token_;  // of each source, among those of all
-  /// When tokens of a source are at a host, by stage, host and source; negative: not asked for.
+  /// When tokens of a source are at a host, by stage, host and source.
   std::map<std::tuple<Stage, int, int>, std::vector<double>> there_;
   std::vector<std::uint8_t> rows_;               // of each partial sum
   std::vector<std::vector<std::uint8_t>> left_;  // by column tile: rows that have not come

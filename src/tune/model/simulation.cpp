@@ -90,12 +90,16 @@ Simulation::Simulation(std::span<const RoutingPlan> plans, Pass pass, const Sche
 }
 
 SimulatedPass Simulation::run() {
+  std::vector<PassView> views;
+  std::vector<double> entered;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     SimulatedRank& r = ranks_[i];
     const PassView& v = r.view();
     const double enter =
         profile_.enter.fixed + profile_.enter.per_byte * static_cast<double>(published_bytes(v));
     events_.at(enter, Step::kLaunch, static_cast<int>(i));
+    views.push_back(v);
+    entered.push_back(enter);
     for (SimulatedRank& peer : ranks_) {
       for (int source = 0; source < v.num_ranks; ++source) {
         if (!mirrored_ && source != v.rank) continue;
@@ -106,6 +110,7 @@ SimulatedPass Simulation::run() {
     // Nothing to push, so nothing to wait for.
     if (r.pushes_left == 0) r.mirrored.seen = 1;
   }
+  relays_.cross(network_, views, entered);
   for (;;) {
     const double computed = cores_.next();
     const double scheduled = events_.next();
