@@ -4,7 +4,7 @@ import unittest
 
 from program import ProgramTest
 
-SHAPE = "custom,tokens=64,hidden=256,intermediate=128,experts=16,topk=8"
+SHAPE = "custom,tokens=1024,hidden=256,intermediate=128,experts=16,topk=8"
 
 
 class Hosts(ProgramTest):

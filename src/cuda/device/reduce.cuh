@@ -132,28 +132,44 @@ __device__ __forceinline__ void add_slots(float (&total)[kVectorElements], const
   }
 }
 
-/// The same, but group by group and then over groups. `ids`: the experts of the token's slots.
-__device__ __forceinline__ void add_groups(float (&total)[kVectorElements], const Vector* row,
-                                           int step, const PassView& v, const std::int32_t* ids,
-                                           const float* factors) {
-  const auto next = [&](std::int32_t from) {
-    return next_combine_group(ids, v.topk, v.group_experts, from);
-  };
-  for (ExpertRange group = next(0); !group.is_empty(); group = next(group.end)) {
-    unsigned slots = 0;
-    for (int k = 0; k < v.topk; ++k) slots |= (group.has(ids[k]) ? 1u : 0u) << k;
-    float part[kVectorElements] = {};
-    add_slots<true>(part, row, step, v.topk, slots, factors);
-#pragma unroll
-    for (int i = 0; i < kVectorElements; i += 2) {
-      if (v.combine_partials == CombinePartials::kBf16) {
-        const std::uint32_t pair = pack_pair(part[i], part[i + 1]);
-        part[i] = low_of(pair);
-        part[i + 1] = high_of(pair);
-      }
-      total[i] = total[i] + part[i];
-      total[i + 1] = total[i + 1] + part[i + 1];
+/// A token's combine groups, ascending, as bits of its slots (contract.h). Without groups its kept
+/// slots are one.
+class GroupsOfToken {
+ public:
+  __device__ __forceinline__ GroupsOfToken(const PassView& v, std::int64_t token, unsigned kept)
+      : ids_(v.topk_ids + token * v.topk),
+        topk_(v.topk),
+        group_experts_(v.group_experts),
+        left_(kept) {}
+
+  /// The next group's slots; 0: there are no more.
+  __device__ __forceinline__ unsigned next() {
+    unsigned slots = left_;
+    if (group_experts_ > 0 && left_ != 0) {
+      const ExpertRange group = next_combine_group(ids_, topk_, group_experts_, from_);
+      slots = 0;
+      for (int k = 0; k < topk_; ++k) slots |= (group.has(ids_[k]) ? 1u : 0u) << k;
+      from_ = group.end;
     }
+    left_ &= ~slots;
+    return slots;
+  }
+
+ private:
+  const std::int32_t* ids_;
+  int topk_, group_experts_;
+  std::int32_t from_ = 0;
+  unsigned left_;  // of the token's kept slots
+};
+
+/// total += part, as partial sums are added up.
+__device__ __forceinline__ void add_partial(float (&total)[kVectorElements],
+                                            const float (&part)[kVectorElements], bool rounded) {
+#pragma unroll
+  for (int i = 0; i < kVectorElements; i += 2) {
+    const std::uint32_t pair = pack_pair(part[i], part[i + 1]);
+    total[i] = total[i] + (rounded ? low_of(pair) : part[i]);
+    total[i + 1] = total[i + 1] + (rounded ? high_of(pair) : part[i + 1]);
   }
 }
 
@@ -171,19 +187,27 @@ __device__ __forceinline__ void sum_piece(const DeviceContext& ctx, const Reduce
     const int at = i % vectors;
     const Vector* row = rows + token * topk * vectors + at;
     const unsigned kept = slots >> (token * topk);
-    const std::int64_t first_slot = (std::int64_t{piece.token} + token) * topk;
-    const float* factors = nullptr;
-    if (kGeneral && ctx.view.pass == Pass::kForward && ctx.view.probs == Probs::kAfter) {
-      factors = ctx.get<Tensor::kTopkProbs>() + first_slot;
-    }
+    const std::int64_t of_rank = std::int64_t{piece.token} + token;
     float total[kVectorElements] = {};
-    if (kGeneral && ctx.view.group_experts > 0) {
-      add_groups(total, row, vectors, ctx.view, ctx.view.topk_ids + first_slot, factors);
+    if constexpr (kGeneral) {
+      const PassView& v = ctx.view;
+      const float* factors = nullptr;
+      if (v.pass == Pass::kForward && v.probs == Probs::kAfter) {
+        factors = ctx.get<Tensor::kTopkProbs>() + of_rank * topk;
+      }
+      const bool rounded = v.group_experts > 0 && v.combine_partials == CombinePartials::kBf16;
+      // Slots of other tokens stand above.
+      GroupsOfToken groups(v, of_rank, kept & ((1u << topk) - 1));
+      for (unsigned group = groups.next(); group != 0; group = groups.next()) {
+        float part[kVectorElements] = {};
+        add_slots<true>(part, row, vectors, topk, group, factors);
+        add_partial(total, part, rounded);
+      }
     } else {
-      add_slots<kGeneral>(total, row, vectors, topk, kept, factors);
+      add_slots<false>(total, row, vectors, topk, kept, nullptr);
     }
-    bf16* out = ctx.get_of_pass<Tensor::kOut, Tensor::kDx>() +
-                (std::int64_t{piece.token} + token) * ctx.view.hidden + piece.col;
+    bf16* out =
+        ctx.get_of_pass<Tensor::kOut, Tensor::kDx>() + of_rank * ctx.view.hidden + piece.col;
     __stcs(reinterpret_cast<Vector*>(out) + at,
            Vector{pack_pair(total[0], total[1]), pack_pair(total[2], total[3]),
                   pack_pair(total[4], total[5]), pack_pair(total[6], total[7])});
