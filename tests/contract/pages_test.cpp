@@ -188,7 +188,7 @@ TEST(PageShapes, NoByteIsInTwoPages) {
       const int rows = 2 * page + 1, tokens = rows + 1;
       const auto own_rows = [&](Tensor t, std::int64_t width, std::int64_t size) {
         const std::int64_t bytes = p.row_align * width * size;
-        if (is_saved(kLayerGraph[t], dropped_by(p))) {
+        if (is_saved(kLayerGraph[t], choice_of(p))) {
           own(layout.rows[t] + page * bytes, bytes, rows, 0);
         }
       };
