@@ -395,6 +395,21 @@ def case_row_pool() -> None:
             _same(found, wanted, f"save={save}")
 
 
+def case_backward_rows() -> None:
+    """Experts take turns in memory for fewer rows, a workspace of its own; the same bits."""
+    _, ours = _pair()
+    wanted = [*_run(ours, _tokens()), *_experts(ours, "grad")]
+    layers = [_layer(_config(), backward_rows=rows) for rows in (0, 256)]
+    for layer in layers:
+        layer.load_state_dict(ours.state_dict())
+        _same([*_run(layer, _tokens()), *_experts(layer, "grad")], wanted, "backward_rows")
+    every, fewer = (layer.experts.routed.workspace for layer in layers)
+    assert fewer.backward_rows == 256
+    assert fewer.backward_bytes < every.backward_bytes
+    with pytest.raises(ValueError, match=r"backward_rows is 256; where delay_wgrad_compute is True"):
+        _layer(_config(delay_wgrad_compute=True), backward_rows=256)
+
+
 def case_dropped_routes() -> None:
     """moe_expert_capacity_factor without padding: the router drops routes, uniep takes the rest."""
     from uniep.megatron import UniepMoELayer

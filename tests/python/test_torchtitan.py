@@ -230,6 +230,10 @@ def test_options_reach_uniep() -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
     less = step(save="none", recompute_h=True)
     assert all(torch.equal(first[name], less[name]) for name in first)
+    in_turns = step(backward_rows=256)
+    assert all(torch.equal(first[name], in_turns[name]) for name in first)
+    with pytest.raises(RuntimeError, match="backward_rows is 100"):
+        step(backward_rows=100)
     paged = step(save="tokens", row_pool=1 << 22)
     assert all(torch.equal(first[name], paged[name]) for name in first)
     (pool,) = uniep.group.group_of(None, case.x.device).row_pools.values()
