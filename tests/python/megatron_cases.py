@@ -406,8 +406,13 @@ def case_backward_rows() -> None:
     every, fewer = (layer.experts.routed.workspace for layer in layers)
     assert fewer.backward_rows == 256
     assert fewer.backward_bytes < every.backward_bytes
-    with pytest.raises(ValueError, match=r"backward_rows is 256; where delay_wgrad_compute is True"):
-        _layer(_config(delay_wgrad_compute=True), backward_rows=256)
+    _raises(
+        ValueError,
+        "backward_rows is 256; where delay_wgrad_compute is True",
+        _layer,
+        _config(delay_wgrad_compute=True),
+        backward_rows=256,
+    )
 
 
 def case_dropped_routes() -> None:

@@ -50,8 +50,8 @@ class RoutedExperts:
     ) -> None:
         if options.backward_rows and getattr(config, "delay_wgrad_compute", False):
             raise ValueError(
-                f"backward_rows is {options.backward_rows}; where delay_wgrad_compute is True, which "
-                "keeps all rows of a backward, it must be 0"
+                f"backward_rows is {options.backward_rows}; where delay_wgrad_compute is True, "
+                "which keeps all rows of a backward, it must be 0"
             )
         self.config = config
         self.options = options
