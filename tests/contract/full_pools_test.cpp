@@ -1,4 +1,5 @@
-// Row pools that are too full for a routing: all ranks refuse it alike, with the bytes that would do.
+// Row pools that are too full for a routing: all ranks refuse it alike, with the bytes that would
+// do.
 #include <gtest/gtest.h>
 
 #include "contract/contract_testing.h"

@@ -163,13 +163,10 @@ def case_backward_rows() -> None:
     every, fewer = (layer.experts.routed.workspace for layer in layers)
     assert fewer.backward_rows == 256
     assert fewer.backward_bytes < every.backward_bytes
-    expect_raises(
-        ValueError,
-        "backward_rows is 256; where delay_wgrad_compute is True",
-        make_layer,
-        make_config(delay_wgrad_compute=True),
-        backward_rows=256,
-    )
+    delayed = make_config()
+    delayed.delay_wgrad_compute = True
+    sentence = "backward_rows is 256; where delay_wgrad_compute is True"
+    expect_raises(ValueError, sentence, make_layer, delayed, backward_rows=256)
 
 
 def case_dropped_routes() -> None:
