@@ -193,8 +193,8 @@ struct uniep_layer {
   }
 
   std::int64_t tokens(std::int64_t count) const {
-    uniep::require(count >= 0 && count <= problem().max_tokens, uniep::ErrorCode::kInvalidArgument, "tokens is ",
-            count, "; 0 to max_tokens=", problem().max_tokens, " is accepted");
+    uniep::require(count >= 0 && count <= problem().max_tokens, uniep::ErrorCode::kInvalidArgument,
+                   "tokens is ", count, "; 0 to max_tokens=", problem().max_tokens, " is accepted");
     return count;
   }
 
@@ -208,8 +208,10 @@ struct uniep_layer {
   uniep::StepMemory saved_memory(std::int64_t rows, std::int64_t rows_of_x, const void* x_rows,
                                  const void* h, const float* row_probs) const {
     const uniep::Problem& p = problem();
-    return {.x_rows = uniep::c_api::kept<uniep::bf16>(rows_of_x > 0, x_rows, rows_of_x * p.hidden, "x_rows"),
-            .h = uniep::c_api::kept<uniep::bf16>(!p.recompute_h, h, rows * halves(p) * p.intermediate, "h"),
+    return {.x_rows = uniep::c_api::kept<uniep::bf16>(rows_of_x > 0, x_rows, rows_of_x * p.hidden,
+                                                      "x_rows"),
+            .h = uniep::c_api::kept<uniep::bf16>(!p.recompute_h, h,
+                                                 rows * halves(p) * p.intermediate, "h"),
             .row_probs = uniep::c_api::read_only<float>(row_probs, rows, "row_probs")};
   }
 
