@@ -37,7 +37,9 @@ inline void* data_or_null(const GuardedMemory& memory) {
   return memory.bytes().empty() ? nullptr : memory.data();
 }
 
-inline void* data_or_null(std::vector<bf16>& tensor) { return tensor.empty() ? nullptr : tensor.data(); }
+inline void* data_or_null(std::vector<bf16>& tensor) {
+  return tensor.empty() ? nullptr : tensor.data();
+}
 
 inline uniep_group* group_of_one() {
   uniep_group_config config{};
@@ -48,7 +50,7 @@ inline uniep_group* group_of_one() {
 }
 
 inline void expect_refused(int code, const std::string& sentence,
-                    ErrorCode kind = ErrorCode::kInvalidArgument) {
+                           ErrorCode kind = ErrorCode::kInvalidArgument) {
   EXPECT_EQ(code, 1 + static_cast<int>(kind)) << sentence;
   EXPECT_STATES(uniep_last_error(), sentence);
 }
