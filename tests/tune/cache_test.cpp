@@ -84,6 +84,18 @@ TEST(TuneCache, KnowsTheArithmeticOfLayers) {
   TuneKey unbiased = other.key;
   unbiased.bias = false;
   EXPECT_EQ(find_entry(entries, unbiased), nullptr);
+  TuneKey same_kernels = other.key;
+  same_kernels.activation = Activation::kGeglu;
+  same_kernels.probs = Probs::kBefore;
+  EXPECT_EQ(find_entry(entries, same_kernels), &entries[1]) << "that has the same kernels";
+  TuneKey ungated = other.key;
+  ungated.activation = Activation::kGelu;
+  EXPECT_EQ(find_entry(entries, ungated), nullptr) << "whose fc1 is half as wide";
+  TunedEntry own = entries[1];
+  own.key = same_kernels;
+  own.key.skew = other.key.skew + 1;
+  const std::vector<TunedEntry> both{entries[1], own};
+  EXPECT_EQ(find_entry(both, same_kernels), &both[1]) << "its own, although of another skew";
   TuneKey all_rows = other.key;
   all_rows.backward_rows = 0;
   EXPECT_EQ(find_entry(entries, all_rows), nullptr);

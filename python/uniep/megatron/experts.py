@@ -48,6 +48,11 @@ class RoutedExperts:
         fc2: Stack,
         *biases: Stack,
     ) -> None:
+        if options.backward_rows and getattr(config, "delay_wgrad_compute", False):
+            raise ValueError(
+                f"backward_rows is {options.backward_rows}; where delay_wgrad_compute is True, "
+                "which keeps all rows of a backward, it must be 0"
+            )
         self.config = config
         self.options = options
         self.group = group
@@ -138,7 +143,13 @@ class RoutedExperts:
         shape = (hidden, intermediate, experts * ranks, topk, most)
         arithmetic = (self.activation, len(self.stacks) == 4)
         known = _workspaces.setdefault(self.group, WeakValueDictionary())
-        kept = (options.save, options.recompute_h, options.exact_rows, options.row_pool)
+        kept = (
+            options.save,
+            options.recompute_h,
+            options.backward_rows,
+            options.exact_rows,
+            options.row_pool,
+        )
         key = (
             *shape,
             *arithmetic,
@@ -160,6 +171,7 @@ class RoutedExperts:
                 capacity_rows=capacity,
                 save=options.save,
                 recompute_h=options.recompute_h,
+                backward_rows=options.backward_rows,
                 exact_rows=options.exact_rows,
                 schedule=options.schedule,
                 device=x.device,

@@ -27,15 +27,6 @@ struct KeptFlags {
   void apply_to(Problem& problem) const;
 };
 
-/// What an expert computes: --activation, --probs and --bias.
-struct ArithmeticFlags {
-  std::string activation = "swiglu";
-  std::string probs = "before";
-  bool bias = false;
-
-  void apply_to(workload::ShapeSpec& spec) const;
-};
-
 enum class PassChoice { kForward, kBackward, kBoth };
 
 struct StepOptions {

@@ -1,0 +1,16 @@
+#pragma once
+
+#include "uniep/problem.h"
+
+namespace uniep {
+
+/// Whether experts are SwiGLU's with probabilities ahead of fc2 and no biases. These have kernels
+/// of their own on GPUs; all others share the general ones, which take a little longer.
+constexpr bool are_plain_experts(Activation activation, Probs probs, bool bias) {
+  return activation == Activation::kSwiglu && probs == Probs::kBefore && !bias;
+}
+constexpr bool has_plain_experts(const Problem& p) {
+  return are_plain_experts(p.activation, p.probs, p.bias);
+}
+
+}  // namespace uniep
