@@ -238,45 +238,49 @@ uniep_backward_call call_of_pages(const Tensor& key, std::int64_t saved, Part pa
 
 Tensor none(const Tensor& key) { return empty(key, ScalarType::BFloat16, {0}); }
 
+using WeightGradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+WeightGradients no_weight_gradients(const Tensor& key) {
+  return {none(key), none(key), none(key), none(key)};
+}
+
 // New ones, or none where there are some to be added to.
-std::tuple<Tensor, Tensor> weight_gradients(const Call& call, const Tensor& key,
-                                            const std::optional<Tensor>& dw1,
-                                            const std::optional<Tensor>& dw2,
-                                            uniep_backward_call& arguments) {
-  if (!dw1 || !dw2) {
-    const auto [new1, new2, of_b1, of_b2] = new_weight_gradients(call, key, arguments);
-    return {new1, new2};
-  }
-  main_gradients(call, key, *dw1, *dw2, kNoBias, kNoBias, arguments);
-  return {none(key), none(key)};
+WeightGradients weight_gradients(const Call& call, const Tensor& key,
+                                 const std::optional<Tensor>& dw1, const std::optional<Tensor>& dw2,
+                                 const std::optional<Tensor>& db1, const std::optional<Tensor>& db2,
+                                 uniep_backward_call& arguments) {
+  if (!dw1 || !dw2) return new_weight_gradients(call, key, arguments);
+  main_gradients(call, key, *dw1, *dw2, db1, db2, arguments);
+  return no_weight_gradients(key);
 }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_pages(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_pages(
     Tensor key, std::int64_t saved, Tensor dy, Tensor w1, Tensor w2, std::optional<Tensor> x,
     std::optional<Tensor> dw1, std::optional<Tensor> dw2, std::int64_t topk, bool data_only,
-    bool keep, std::optional<std::string> schedule) {
+    bool keep, std::optional<std::string> schedule, std::optional<Tensor> b1,
+    std::optional<Tensor> b2, std::optional<Tensor> db1, std::optional<Tensor> db2) {
   const Call call(key);
   auto arguments =
       call_of_pages(key, saved, data_only ? kData : kWhole, tokens_of(dy), keep, schedule);
-  const DataGradients data(call, key, dy, w1, w2, x, topk, {kNoBias, kNoBias}, arguments);
-  std::tuple<Tensor, Tensor> weights{none(key), none(key)};
-  if (!data_only) weights = weight_gradients(call, key, dw1, dw2, arguments);
+  const DataGradients data(call, key, dy, w1, w2, x, topk, {b1, b2}, arguments);
+  const auto [new_dw1, new_dw2, new_db1, new_db2] =
+      data_only ? no_weight_gradients(key)
+                : weight_gradients(call, key, dw1, dw2, db1, db2, arguments);
   Tensor rows = empty(key, ScalarType::Byte, {call.shape().backward_bytes});
   arguments.backward_rows = rows.mutable_data_ptr();
   Call::check(uniep_backward(call.layer(), &arguments));
-  return {data.dx, data.dprobs, std::get<0>(weights), std::get<1>(weights),
-          data_only ? rows : none(key)};
+  return {data.dx, data.dprobs, new_dw1, new_dw2, new_db1, new_db2, data_only ? rows : none(key)};
 }
 
-std::tuple<Tensor, Tensor> backward_weights_pages(Tensor key, std::int64_t saved,
-                                                  std::optional<Tensor> dw1,
-                                                  std::optional<Tensor> dw2, std::int64_t tokens,
-                                                  bool keep, std::optional<std::string> schedule) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward_weights_pages(
+    Tensor key, std::int64_t saved, std::optional<Tensor> dw1, std::optional<Tensor> dw2,
+    std::int64_t tokens, bool keep, std::optional<std::string> schedule, std::optional<Tensor> db1,
+    std::optional<Tensor> db2) {
   const Call call(key);
   auto arguments = call_of_pages(key, saved, kWeights, tokens, keep, schedule);
-  const auto gradients = weight_gradients(call, key, dw1, dw2, arguments);
+  const auto gradients = weight_gradients(call, key, dw1, dw2, db1, db2, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
   return gradients;
 }

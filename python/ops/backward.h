@@ -46,18 +46,19 @@ void backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h
 
 // Of a layer with a row pool. `saved` is what uniep::forward_pages returned.
 
-/// uniep::backward_pages: dx, dprobs, dw1 and dw2, and what the weight gradients take. With
-/// `data_only` no dw1 and dw2, else nothing of the last; no dw1 and dw2 either, if they are given
-/// to be added to: empty tensors.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_pages(
+/// uniep::backward_pages: dx, dprobs, dw1, dw2, db1 and db2, and what the weight gradients take.
+/// With `data_only` no weight gradients, else nothing of the last; no weight gradients either, if
+/// they are given to be added to: empty tensors.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_pages(
     Tensor key, std::int64_t saved, Tensor dy, Tensor w1, Tensor w2, std::optional<Tensor> x,
     std::optional<Tensor> dw1, std::optional<Tensor> dw2, std::int64_t topk, bool data_only,
-    bool keep, std::optional<std::string> schedule);
+    bool keep, std::optional<std::string> schedule, std::optional<Tensor> b1,
+    std::optional<Tensor> b2, std::optional<Tensor> db1, std::optional<Tensor> db2);
 
-/// uniep::backward_weights_pages: dw1, dw2; empty ones, if they are given to be added to.
-std::tuple<Tensor, Tensor> backward_weights_pages(Tensor key, std::int64_t saved,
-                                                  std::optional<Tensor> dw1,
-                                                  std::optional<Tensor> dw2, std::int64_t tokens,
-                                                  bool keep, std::optional<std::string> schedule);
+/// uniep::backward_weights_pages: dw1, dw2, db1, db2; empty ones, if they are given to be added to.
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward_weights_pages(
+    Tensor key, std::int64_t saved, std::optional<Tensor> dw1, std::optional<Tensor> dw2,
+    std::int64_t tokens, bool keep, std::optional<std::string> schedule, std::optional<Tensor> db1,
+    std::optional<Tensor> db2);
 
 }  // namespace uniep::ops

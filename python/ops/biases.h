@@ -34,7 +34,4 @@ struct Biases {
   }
 };
 
-/// Of calls with a row pool, which layers with biases have none of.
-inline const std::optional<Tensor> kNoBias;
-
 }  // namespace uniep::ops

@@ -153,11 +153,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward_exact(
 std::tuple<Tensor, std::int64_t> forward_pages(Tensor key, Tensor overflow, Tensor x,
                                                Tensor topk_ids, Tensor topk_probs, Tensor w1,
                                                Tensor w2, bool flag,
-                                               std::optional<std::string> schedule) {
+                                               std::optional<std::string> schedule,
+                                               std::optional<Tensor> b1, std::optional<Tensor> b2) {
   const Call call(key);
   const LayerShape& shape = call.shape();
   auto arguments =
-      call_of(shape, key, overflow, x, topk_ids, topk_probs, w1, w2, schedule, {kNoBias, kNoBias});
+      call_of(shape, key, overflow, x, topk_ids, topk_probs, w1, w2, schedule, {b1, b2});
   Results results(shape, x, flag, 0);
   Tensor scratch = empty(x, ScalarType::Byte, {shape.forward_bytes});
   arguments.memory.forward_rows = scratch.mutable_data_ptr();

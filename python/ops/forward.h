@@ -27,6 +27,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward_exact(
 std::tuple<Tensor, std::int64_t> forward_pages(Tensor key, Tensor overflow, Tensor x,
                                                Tensor topk_ids, Tensor topk_probs, Tensor w1,
                                                Tensor w2, bool flag,
-                                               std::optional<std::string> schedule);
+                                               std::optional<std::string> schedule,
+                                               std::optional<Tensor> b1, std::optional<Tensor> b2);
 
 }  // namespace uniep::ops

@@ -46,14 +46,18 @@ constexpr const char* kBackwardWeightsMainGrad =
 
 constexpr const char* kForwardPages =
     "forward_pages(Tensor key, Tensor(a!) overflow, Tensor x, Tensor topk_ids, Tensor topk_probs, "
-    "Tensor w1, Tensor w2, bool flag, str? schedule) -> (Tensor out, int saved)";
+    "Tensor w1, Tensor w2, bool flag, str? schedule, Tensor? b1=None, Tensor? b2=None) -> "
+    "(Tensor out, int saved)";
 constexpr const char* kBackwardPages =
     "backward_pages(Tensor key, int saved, Tensor dy, Tensor w1, Tensor w2, Tensor? x, "
-    "Tensor(a!)? dw1, Tensor(b!)? dw2, int topk, bool data_only, bool keep, str? schedule) -> "
-    "(Tensor dx, Tensor dprobs, Tensor new_dw1, Tensor new_dw2, Tensor backward_rows)";
+    "Tensor(a!)? dw1, Tensor(b!)? dw2, int topk, bool data_only, bool keep, str? schedule, "
+    "Tensor? b1=None, Tensor? b2=None, Tensor(c!)? db1=None, Tensor(d!)? db2=None) -> "
+    "(Tensor dx, Tensor dprobs, Tensor new_dw1, Tensor new_dw2, Tensor new_db1, Tensor new_db2, "
+    "Tensor backward_rows)";
 constexpr const char* kBackwardWeightsPages =
     "backward_weights_pages(Tensor key, int saved, Tensor(a!)? dw1, Tensor(b!)? dw2, int tokens, "
-    "bool keep, str? schedule) -> (Tensor new_dw1, Tensor new_dw2)";
+    "bool keep, str? schedule, Tensor(c!)? db1=None, Tensor(d!)? db2=None) -> "
+    "(Tensor new_dw1, Tensor new_dw2, Tensor new_db1, Tensor new_db2)";
 
 void implement(torch::stable::detail::StableLibrary& library) {
   library.impl("forward", TORCH_BOX(&uniep::ops::forward));

@@ -42,11 +42,16 @@ class _PendingPages:
     saved: SavedPages
     backward_rows: Tensor
     tokens: int
-    w1: Tensor
-    w2: Tensor
-    main_grads: tuple[Tensor, Tensor] | None
+    weights: tuple[Tensor, ...]
+    main_grads: tuple[Tensor, ...] | None
     keep: bool
     schedule: str | None
+
+
+def four(main_grads: tuple[Tensor, ...] | None) -> list[Tensor | None]:
+    """dw1, dw2, db1 and db2 of what :func:`uniep.moe` was given: as many as there are."""
+    given = main_grads or ()
+    return [*given, *[None] * (4 - len(given))]
 
 
 class DeferredWeights:
@@ -92,7 +97,7 @@ def backward_weights(deferred: DeferredWeights) -> None:
         call = deferred.pop()
         if isinstance(call, _PendingPages):
             if (gradients := _gradients_of_pages(call)) is not None:
-                _add_gradients((call.w1, call.w2), gradients)
+                _add_gradients(call.weights, gradients)
             continue
         saved = (call.key, call.plan, call.x_rows, call.h, call.row_probs, call.backward_rows)
         if call.main_grads is not None:
@@ -106,10 +111,10 @@ def backward_weights(deferred: DeferredWeights) -> None:
         _add_gradients(call.weights, gradients)
 
 
-def _gradients_of_pages(call: _PendingPages) -> tuple[Tensor, Tensor] | None:
-    main_grads = call.main_grads or (None, None)
-    gradients: tuple[Tensor, Tensor] = ops.backward_weights_pages(
-        call.key, call.saved.address, *main_grads, call.tokens, call.keep, call.schedule
+def _gradients_of_pages(call: _PendingPages) -> tuple[Tensor, ...] | None:
+    dw1, dw2, db1, db2 = four(call.main_grads)
+    gradients: tuple[Tensor, ...] = ops.backward_weights_pages(
+        call.key, call.saved.address, dw1, dw2, call.tokens, call.keep, call.schedule, db1, db2
     )
     return gradients if call.main_grads is None else None
 

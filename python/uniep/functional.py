@@ -12,11 +12,11 @@ from . import _arguments, _hooks
 from . import zero_experts as _zero
 from ._ops import ops
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
-from .deferred import DeferredWeights, _Pending
+from .deferred import DeferredWeights, _Pending, four
 from .group import GroupLike
 from .offload import saving_elsewhere
 from .row_pool import RowPoolLike, moe_in_pages
-from .workspace import Workspace, default_workspace, paged_workspace
+from .workspace import LayerKind, Workspace, default_workspace, paged_workspace
 
 __all__ = ["moe"]
 
@@ -234,25 +234,22 @@ def moe(
     topk = topk_ids.shape[-1]
     tokens = _arguments.rows(x)
     if workspace is None:
-        shape = (
-            group,
-            x.device,
+        kind = LayerKind(
             hidden,
             width // arithmetic.halves,
             experts,
             topk,
-            tokens.shape[0],
-            max_tokens,
             capacity_rows,
             save or "rows",
             bool(recompute_h),
             backward_rows or 0,
-            arithmetic,
+            *arithmetic,
         )
+        shared = (group, x.device, kind, tokens.shape[0], max_tokens)
         if row_pool is None or row_pool is False:
-            workspace = default_workspace(*shape)
+            workspace = default_workspace(*shared)
         else:
-            workspace = paged_workspace(row_pool, *shape)
+            workspace = paged_workspace(row_pool, *shared)
     else:
         memory = (capacity_rows, save, recompute_h, backward_rows, row_pool)
         ways = (activation, probs, combine_groups, combine_partials)
@@ -283,19 +280,15 @@ def moe(
     if workspace.row_pool is not None:
         if exact_rows:
             raise ValueError("exact_rows is True, but the workspace has a row pool; pass None")
-        if len(weights) == 4:
-            raise ValueError(
-                "b1 and b2 are given, but the workspace has a row pool; biases take one without"
-            )
-        dw1, dw2 = (None, None) if main_grads is None else main_grads
         out = moe_in_pages(
             tokens,
             ids,
             _arguments.rows(topk_probs),
             w1,
             w2,
-            dw1,
-            dw2,
+            b1,
+            b2,
+            main_grads,
             workspace.key,
             workspace.overflow,
             workspace.row_pool,
@@ -314,7 +307,7 @@ def moe(
             w2,
             b1,
             b2,
-            *([None] * 4 if main_grads is None else [*main_grads, None, None][:4]),
+            *four(main_grads),
             workspace.key,
             workspace.overflow,
             workspace.rows,

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from . import _library
 from ._ops import ops
 from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
-from .deferred import DeferredWeights, _PendingPages
+from .deferred import DeferredWeights, _PendingPages, four
 from .group import Group, GroupLike, _device_of, group_of
 
 __all__ = ["RowPool", "RowPoolLike", "SavedPages", "moe_in_pages", "shared_pool"]
@@ -222,8 +222,9 @@ class _MoeInPages(torch.autograd.Function):
         topk_probs: Tensor,
         w1: Tensor,
         w2: Tensor,
-        dw1: Tensor | None,
-        dw2: Tensor | None,
+        b1: Tensor | None,
+        b2: Tensor | None,
+        main_grads: tuple[Tensor, ...] | None,
         key: Tensor,
         overflow: Tensor,
         pool: RowPool,
@@ -233,11 +234,11 @@ class _MoeInPages(torch.autograd.Function):
         deferred: DeferredWeights | None,
     ) -> Tensor:
         inputs = (key, overflow, x, topk_ids, topk_probs, w1, w2)
-        out, address = ops.forward_pages(*inputs, flag, schedule)
+        out, address = ops.forward_pages(*inputs, flag, schedule, b1, b2)
         ctx.saved = SavedPages(address, pool)
-        ctx.save_for_backward(w1, w2, x if dispatches_again else None)
+        ctx.save_for_backward(w1, w2, b1, b2, x if dispatches_again else None)
         ctx.key = key
-        ctx.main_grads = (dw1, dw2)
+        ctx.main_grads = main_grads
         ctx.topk = topk_ids.shape[1]
         ctx.schedule = schedule
         ctx.deferred = deferred
@@ -246,23 +247,29 @@ class _MoeInPages(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        w1, w2, x = ctx.saved_tensors
+        w1, w2, b1, b2, x = ctx.saved_tensors
         dy = dy.contiguous()
         keep = _keeps_graph()
-        wants_weights = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
-        data_only = ctx.deferred is not None or not (wants_weights or ctx.main_grads[0] is not None)
-        dx, dprobs, dw1, dw2, rows = ops.backward_pages(
+        wants_weights = ctx.main_grads is not None or any(ctx.needs_input_grad[3:7])
+        data_only = ctx.deferred is not None or not wants_weights
+        dw1, dw2, db1, db2 = four(ctx.main_grads)
+        dx, dprobs, *new, rows = ops.backward_pages(
             ctx.key,
             ctx.saved.address,
             dy,
             w1,
             w2,
             x,
-            *ctx.main_grads,
+            dw1,
+            dw2,
             ctx.topk,
             data_only,
             keep,
             ctx.schedule,
+            b1,
+            b2,
+            db1,
+            db2,
         )
         if ctx.deferred is not None:
             ctx.deferred.add(
@@ -271,15 +278,17 @@ class _MoeInPages(torch.autograd.Function):
                     saved=ctx.saved,
                     backward_rows=rows,
                     tokens=dy.shape[0],
-                    w1=w1,
-                    w2=w2,
-                    main_grads=None if ctx.main_grads[0] is None else ctx.main_grads,
+                    weights=(w1, w2) if b1 is None else (w1, w2, b1, b2),
+                    main_grads=ctx.main_grads,
                     keep=keep,
                     schedule=ctx.schedule,
                 )
             )
-        new = not data_only and ctx.main_grads[0] is None
-        return (dx, None, dprobs, dw1 if new else None, dw2 if new else None) + (None,) * 9
+        if data_only or ctx.main_grads is not None:
+            new = [None] * 4
+        elif b1 is None:
+            new[2:] = [None, None]
+        return (dx, None, dprobs, *new) + (None,) * 8
 
 
 @torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]

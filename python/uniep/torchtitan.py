@@ -81,6 +81,7 @@ class UniepExperts(GroupedExperts):
         capacity_rows: int | None = None
         save: str | None = None
         recompute_h: bool | None = None
+        backward_rows: int | None = None
         exact_rows: bool | None = None
         schedule: str | None = None
         row_pool: int | None = None
@@ -99,6 +100,7 @@ class UniepExperts(GroupedExperts):
         self.capacity_rows: int | None = config.capacity_rows
         self.save: Any = config.save
         self.recompute_h: bool | None = config.recompute_h
+        self.backward_rows: int | None = config.backward_rows
         self.exact_rows: bool | None = config.exact_rows
         self.schedule: str | None = config.schedule
         self.row_pool: int | None = config.row_pool
@@ -149,6 +151,7 @@ class UniepExperts(GroupedExperts):
             capacity_rows=self.capacity_rows,
             save=self.save,
             recompute_h=self.recompute_h,
+            backward_rows=self.backward_rows,
             exact_rows=self.exact_rows,
             schedule=self.schedule,
             row_pool=self.row_pool,
@@ -292,6 +295,7 @@ def uniep_routed_experts(
     capacity_rows: int | None = None,
     save: str | None = None,
     recompute_h: bool | None = None,
+    backward_rows: int | None = None,
     exact_rows: bool | None = None,
     schedule: str | None = None,
     row_pool: int | None = None,
@@ -308,6 +312,7 @@ def uniep_routed_experts(
         capacity_rows: see :class:`uniep.Workspace`.
         save: what a forward keeps of x; see :class:`uniep.Workspace`.
         recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
+        backward_rows: rows that backward works in at a time; see :class:`uniep.Workspace`.
         exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
         schedule: see :func:`uniep.moe`.
         row_pool: True, or bytes of a pool that all layers of a shape share; see :func:`uniep.moe`.
@@ -338,6 +343,7 @@ def uniep_routed_experts(
         capacity_rows=capacity_rows,
         save=save,
         recompute_h=recompute_h,
+        backward_rows=backward_rows,
         exact_rows=exact_rows,
         schedule=schedule,
         row_pool=row_pool,

@@ -48,6 +48,7 @@ class _Options:
     capacity_rows: int | None = None
     save: Literal["rows", "tokens", "none"] | None = None
     recompute_h: bool | None = None
+    backward_rows: int | None = None
     exact_rows: bool | None = None
     schedule: str | None = None
     row_pool: uniep.RowPool | int | None = None
@@ -66,6 +67,7 @@ def register(
     capacity_rows: int | None = None,
     save: Literal["rows", "tokens", "none"] | None = None,
     recompute_h: bool | None = None,
+    backward_rows: int | None = None,
     exact_rows: bool | None = None,
     schedule: str | None = None,
     row_pool: uniep.RowPool | int | None = None,
@@ -87,6 +89,7 @@ def register(
         capacity_rows: see :class:`uniep.Workspace`.
         save: what a forward keeps of x; see :class:`uniep.Workspace`.
         recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
+        backward_rows: rows that backward works in at a time; see :class:`uniep.Workspace`.
         exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
         schedule: see :func:`uniep.moe`.
         row_pool: where forwards keep rows; see :func:`uniep.moe`.
@@ -105,6 +108,7 @@ def register(
         capacity_rows=capacity_rows,
         save=save,
         recompute_h=recompute_h,
+        backward_rows=backward_rows,
         exact_rows=exact_rows,
         schedule=schedule,
         row_pool=row_pool,
@@ -228,6 +232,7 @@ def _run(
         capacity_rows=options.capacity_rows,
         save=options.save,
         recompute_h=options.recompute_h,
+        backward_rows=options.backward_rows,
         exact_rows=options.exact_rows,
         schedule=options.schedule,
         row_pool=options.row_pool,

@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import os
 import weakref
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from .arithmetic import (
     PARTIALS,
     PROBS,
     Activation,
-    Arithmetic,
     CombinePartials,
     ProbsPlace,
     arithmetic_of,
@@ -25,7 +24,7 @@ from .arithmetic import (
 from .group import Group, GroupLike, _device_of, group_of
 from .row_pool import _SAVES, RowPool, RowPoolLike, shared_pool
 
-__all__ = ["Workspace", "default_workspace", "paged_workspace"]
+__all__ = ["LayerKind", "Workspace", "default_workspace", "paged_workspace"]
 
 _ids = itertools.count(1)
 _PASSES = {"forward": 0, "backward": 1}
@@ -369,23 +368,33 @@ def _hands_in_symmetric(group: Group) -> bool:
     return "expandable_segments:True" not in settings
 
 
+class LayerKind(NamedTuple):
+    """What workspaces that calls share differ by, beside the pool of their rows."""
+
+    hidden: int
+    intermediate: int
+    local_experts: int
+    topk: int
+    capacity_rows: int | None
+    save: Literal["rows", "tokens", "none"]
+    recompute_h: bool
+    backward_rows: int
+    activation: Activation
+    probs: ProbsPlace
+    bias: bool
+    combine_groups: int
+    combine_partials: CombinePartials
+
+
 def default_workspace(
     group: GroupLike,
     device: torch.device,
-    hidden: int,
-    intermediate: int,
-    local_experts: int,
-    topk: int,
+    kind: LayerKind,
     tokens: int,
     max_tokens: int | None,
-    capacity_rows: int | None,
-    save: Literal["rows", "tokens", "none"],
-    recompute_h: bool,
-    backward_rows: int,
-    arithmetic: Arithmetic,
     row_pool: RowPool | None = None,
 ) -> Workspace:
-    """The workspace that calls without one share, of this shape; made by the first of them.
+    """The workspace that calls without one share, of this kind; made by the first of them.
 
     Of one process alone it grows with the tokens of a call where ``max_tokens`` is None. Not with
     ``row_pool`` while compiling.
@@ -395,15 +404,13 @@ def default_workspace(
     """
     wanted = tokens if max_tokens is None else max_tokens
     may_grow = max_tokens is None
-    shape = (hidden, intermediate, local_experts, topk)
-    memory = (capacity_rows, save, recompute_h, backward_rows)
     if torch.compiler.is_compiling():
         # The compiler cannot see into libraries: what is missing is made while it looks on.
-        _prepare(group, str(device), *shape, wanted, may_grow, *memory, *arithmetic)
+        _prepare(group, str(device), wanted, may_grow, *kind)
     owner = group_of(group, device)
-    workspace = owner.workspaces.get((*shape, *memory, *arithmetic, row_pool))
+    workspace = owner.workspaces.get((*kind, row_pool))
     if workspace is None or workspace.max_tokens < wanted:
-        workspace = _make(owner, *shape, wanted, may_grow, *memory, arithmetic, row_pool)
+        workspace = _make(owner, kind, wanted, may_grow, row_pool)
     return workspace
 
 
@@ -414,56 +421,20 @@ def paged_workspace(
     row_pool: RowPoolLike,
     group: GroupLike,
     device: torch.device,
-    hidden: int,
-    intermediate: int,
-    local_experts: int,
-    topk: int,
+    kind: LayerKind,
     tokens: int,
     max_tokens: int | None,
-    capacity_rows: int | None,
-    save: Literal["rows", "tokens", "none"],
-    recompute_h: bool,
-    backward_rows: int,
-    arithmetic: Arithmetic,
 ) -> Workspace:
     """As :func:`default_workspace`, of those with this row pool."""
-    kept = (hidden, intermediate, save, recompute_h, arithmetic.activation)
+    kept = (kind.hidden, kind.intermediate, kind.save, kind.recompute_h, kind.activation)
     pool = shared_pool(row_pool, group, device, *kept)
-    return default_workspace(
-        group,
-        device,
-        hidden,
-        intermediate,
-        local_experts,
-        topk,
-        tokens,
-        max_tokens,
-        capacity_rows,
-        save,
-        recompute_h,
-        backward_rows,
-        arithmetic,
-        pool,
-    )
+    return default_workspace(group, device, kind, tokens, max_tokens, pool)
 
 
 def _make(
-    owner: Group,
-    hidden: int,
-    intermediate: int,
-    local_experts: int,
-    topk: int,
-    wanted: int,
-    may_grow: bool,
-    capacity_rows: int | None,
-    save: Literal["rows", "tokens", "none"],
-    recompute_h: bool,
-    backward_rows: int,
-    arithmetic: Arithmetic,
-    row_pool: RowPool | None = None,
+    owner: Group, kind: LayerKind, wanted: int, may_grow: bool, row_pool: RowPool | None = None
 ) -> Workspace:
-    shape = (hidden, intermediate, local_experts, topk)
-    key = (*shape, capacity_rows, save, recompute_h, backward_rows, *arithmetic, row_pool)
+    key = (*kind, row_pool)
     smaller = owner.workspaces.get(key)
     if smaller is not None:
         if owner.size > 1:
@@ -477,41 +448,30 @@ def _make(
     # The smaller one is not closed: a backward may be outstanding. It ends with its last user.
     owner.workspaces[key] = Workspace(
         owner,
-        hidden,
-        intermediate,
-        local_experts * owner.size,
-        topk,
+        kind.hidden,
+        kind.intermediate,
+        kind.local_experts * owner.size,
+        kind.topk,
         max(wanted, 1),
-        capacity_rows=capacity_rows,
-        save=save,
-        recompute_h=recompute_h,
-        backward_rows=backward_rows,
-        **arithmetic._asdict(),
+        capacity_rows=kind.capacity_rows,
+        save=kind.save,
+        recompute_h=kind.recompute_h,
+        backward_rows=kind.backward_rows,
+        activation=kind.activation,
+        probs=kind.probs,
+        bias=kind.bias,
+        combine_groups=kind.combine_groups,
+        combine_partials=kind.combine_partials,
         row_pool=row_pool,
     )
     return owner.workspaces[key]
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _prepare(
-    group: GroupLike,
-    device: str,
-    hidden: int,
-    intermediate: int,
-    local_experts: int,
-    topk: int,
-    wanted: int,
-    may_grow: bool,
-    capacity_rows: int | None,
-    save: Literal["rows", "tokens", "none"],
-    recompute_h: bool,
-    backward_rows: int,
-    *arithmetic: Any,
-) -> bool:
+def _prepare(group: GroupLike, device: str, wanted: int, may_grow: bool, *figures: Any) -> bool:
+    # The figures of a LayerKind: the compiler hands on constants.
     owner = group_of(group, torch.device(device))
-    shape = (hidden, intermediate, local_experts, topk)
-    memory = (capacity_rows, save, recompute_h, backward_rows)
-    known = owner.workspaces.get((*shape, *memory, *arithmetic, None))
+    known = owner.workspaces.get((*figures, None))
     if known is None or known.max_tokens < wanted:
-        _make(owner, *shape, wanted, may_grow, *memory, Arithmetic(*arithmetic))
+        _make(owner, LayerKind(*figures), wanted, may_grow)
     return True

@@ -383,8 +383,8 @@ void CpuLayer::run_backward(const SavedData& saved, std::byte* rows, const PassO
   ctx.dw2 = weights.dw2;
   ctx.db1 = weights.db1;
   ctx.db2 = weights.db2;
-  run(ctx,
-      {.tokens = data.dy, .x_tokens = view.dropped.received ? data.x : std::span<const bf16>()});
+  run(ctx, {.tokens = data.dy,
+            .x_tokens = view.choice.drops_received ? data.x : std::span<const bf16>()});
   if (view.moves_data()) count_traffic(saved.plan, view.schedule, stats_);
 }
 

@@ -88,7 +88,7 @@ void dispatch(const PassContext& ctx, const Task& task) {
   if (backward) return fill_rows<Tensor::kDyRows>(ctx, task, token_of);
   fill_rows<Tensor::kXRows>(ctx, task, token_of);
   copy_probs(ctx, task);
-  if (keeps_received(ctx.view.dropped)) keep_tokens(ctx, task);
+  if (keeps_received(ctx.view.choice)) keep_tokens(ctx, task);
 }
 
 void redispatch(const PassContext& ctx, const Task& task) {

@@ -28,7 +28,7 @@ GateAndUp multiply_halves(const PassContext& ctx, const Tile& tile, const Column
     const MatrixView weights{ctx.get<Tensor::kW1>() + column * v.hidden, 1, v.hidden};
     float* of_half = sums + half * size;
     gemm_tile(ctx.kernels, tile.rows, cols, v.hidden, x, weights, of_half, cols, scratch.packing);
-    if (!v.dropped.has_bias) continue;
+    if (!v.choice.has_bias) continue;
     for (std::int64_t i = 0; i < tile.rows; ++i) {
       ctx.kernels.add_bias_row(cols, of_half + i * cols, ctx.get<Tensor::kB1>() + column, 1);
     }
@@ -50,7 +50,7 @@ void fc1(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const Tile& tile = v.tiles[task.m];
   const ColumnRange columns = column_tile(stage_grid(v, Stage::kFc1), task.n);
   const auto [first, cols] = columns;
-  const bool keeps_h = !v.dropped.h;
+  const bool keeps_h = !v.choice.drops_h;
   const auto [gate, up] = multiply_halves(ctx, tile, columns, scratch, keeps_h ? 0 : cols);
   bf16* row_of_h = reinterpret_cast<bf16*>(gate + v.halves() * tile.rows * cols);
   for (std::int64_t i = 0; i < tile.rows; ++i) {

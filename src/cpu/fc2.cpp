@@ -42,7 +42,7 @@ void fc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const MatrixView weights{w2 + first * v.intermediate, 1, v.intermediate};
   float* y = scratch.accumulators.reserve(static_cast<std::size_t>(tile.rows * cols));
   gemm_tile(ctx.kernels, tile.rows, cols, v.intermediate, a, weights, y, cols, scratch.packing);
-  if (v.dropped.has_bias) add_b2(ctx, tile, columns, y);
+  if (v.choice.has_bias) add_b2(ctx, tile, columns, y);
   push_rows(ctx, tile, first, cols, y);
 }
 
@@ -69,7 +69,7 @@ void dfc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
         .backward(cols, da + i * cols, h, h + v.intermediate, factor_of_da(v.probs, prob), dh,
                   dh + v.intermediate, a, groups_of_row(ctx, row) + first / kDprobGroup);
   }
-  if (task.n == 0 && v.dropped.has_bias) add_group_of_b2(ctx, tile);
+  if (task.n == 0 && v.choice.has_bias) add_group_of_b2(ctx, tile);
 }
 
 }  // namespace uniep::cpu

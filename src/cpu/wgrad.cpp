@@ -87,7 +87,7 @@ template <Tensor left, class Factor>
 void bias_tile(const PassContext& ctx, const Task& task, Scratch& scratch, const WeightGrad& db,
                const Factor& factor) {
   const PassView& v = ctx.view;
-  if (task.n != 0 || !v.dropped.has_bias) return;
+  if (task.n != 0 || !v.choice.has_bias) return;
   const std::int64_t width = stage_grid(v, task.stage).rows;
   const std::int64_t rows = v.tokens_per_expert[task.expert];
   const auto [m0, m] = tile_rows(v, task);

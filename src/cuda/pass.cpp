@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/cuda/check_cuda.h"
 #include "base/cuda/driver.h"
+#include "base/plain_experts.h"
 #include "cuda/device/sm90/tile_shape.h"
 #include "cuda/plan_kernels.h"
 #include "cuda/profiler_range.h"
@@ -89,13 +90,13 @@ constexpr PassKernel kPassKernels[] = {
 };
 
 PassVariant variant_of(const PassView& v, const PassTensors& tensors) {
-  const bool general = v.activation != Activation::kSwiglu || v.probs != Probs::kBefore ||
-                       v.dropped.has_bias || v.group_experts > 0;
+  const bool general =
+      !are_plain_experts(v.activation, v.probs, v.choice.has_bias, v.group_experts > 0);
   if (v.pass == Pass::kForward) {
     return {.pass = v.pass, .tile_n = v.schedule.tile_n, .general = general};
   }
   return {.pass = v.pass,
-          .remakes = v.dropped.x_rows || v.dropped.h || v.ring_rows > 0,
+          .remakes = v.choice.drops_x_rows || v.choice.drops_h || v.ring_rows > 0,
           .bf16_main = any_is<Bf16MainGrad>(tensors),
           .tile_n = v.schedule.tile_n,
           .general = general};

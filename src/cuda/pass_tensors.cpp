@@ -49,7 +49,7 @@ class Mapper {
         view_(view),
         tensors_(tensors),
         extents_(extents_of_widths(view.topk, view.hidden, view.intermediate, view.halves(),
-                                   view.dropped.has_bias)) {
+                                   view.choice.has_bias)) {
     extents_[Extent::kRows] = rows;
     extents_[Extent::kLocalExperts] = view.num_local_experts;
   }
@@ -86,7 +86,7 @@ class Mapper {
                      int rows) const {
     const Walk walk = walk_over(tensor, stage_);
     std::vector<std::int64_t> sizes;
-    const bool saved = is_saved(tensor, view_.dropped);
+    const bool saved = is_saved(tensor, view_.choice);
     for (const Extent e : walk.extents) {
       sizes.push_back(saved && e == Extent::kRows ? saved_rows_ : extents_[e]);
     }

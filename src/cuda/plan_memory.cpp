@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "base/check.h"
+#include "base/plain_experts.h"
 #include "cuda/device/sm90/tile_shape.h"
 #include "cuda/wait_failure.h"
 #include "schedule/open_sizes.h"
@@ -32,9 +33,7 @@ std::optional<std::string> unsupported_reason(const Problem& p, int num_ranks) {
     return cat("problem.row_align is ", p.row_align, "; the cuda backend, whose tiles have ",
                kTileM, " rows, accepts 128 and 256");
   }
-  const bool general = p.activation != Activation::kSwiglu || p.probs != Probs::kBefore || p.bias ||
-                       p.combine_groups > 1;
-  if (p.backward_rows > 0 && general) {
+  if (p.backward_rows > 0 && !has_plain_experts(p)) {
     return cat("problem.backward_rows is ", p.backward_rows,
                " with activation=", name(p.activation), ", probs=", name(p.probs),
                ", bias=", p.bias ? "yes" : "no", ", combine_groups=", p.combine_groups,
@@ -87,7 +86,7 @@ DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass,
   sizes.pass = pass;
   sizes.part = part;
   sizes.schedule = s;
-  sizes.dropped = dropped_by(p);
+  sizes.choice = choice_of(p);
   sizes.num_local_experts = p.num_experts / num_ranks;
   set_stages(sizes);
   num_queues = 2 * num_launches(sizes);

@@ -74,25 +74,25 @@ enum class Extent : std::uint8_t {
 };
 inline constexpr int kNumExtents = 14;
 
-/// Which tensors and stages a layer has depends on what it does not keep between its passes, and on
-/// whether its experts have biases.
-struct Dropped {
-  bool x_rows = false;
-  bool h = false;
-  bool received = false;  ///< nor, where x_rows are dropped, the tokens that they are copies of
+/// What of the graph a layer has: which tensors and stages depends on what it does not keep between
+/// its passes, on whether its experts have biases, and on whether backward works in a ring of rows.
+struct GraphChoice {
+  bool drops_x_rows = false;
+  bool drops_h = false;
+  bool drops_received = false;  ///< besides x_rows, the tokens that they are copies of
   bool has_bias = false;
-  bool ring = false;  ///< nor has backward room for all rows at a time: Problem::backward_rows
+  bool has_ring = false;  ///< Problem::backward_rows
 };
-constexpr Dropped dropped_by(const Problem& p) {
-  return {.x_rows = p.save != Save::kRows,
-          .h = p.recompute_h,
-          .received = p.save == Save::kNone,
+constexpr GraphChoice choice_of(const Problem& p) {
+  return {.drops_x_rows = p.save != Save::kRows,
+          .drops_h = p.recompute_h,
+          .drops_received = p.save == Save::kNone,
           .has_bias = p.bias,
-          .ring = p.backward_rows > 0};
+          .has_ring = p.backward_rows > 0};
 }
 /// Whether forward keeps the tokens that came in place of their rows.
-constexpr UNIEP_HD bool keeps_received(Dropped dropped) {
-  return dropped.x_rows && !dropped.received;
+constexpr UNIEP_HD bool keeps_received(GraphChoice choice) {
+  return choice.drops_x_rows && !choice.drops_received;
 }
 
 /// When a row of the graph holds.
@@ -106,24 +106,24 @@ enum class When : std::uint8_t {
   kHasBias,
   kInRing
 };
-constexpr bool holds(When when, Dropped dropped) {
+constexpr bool holds(When when, GraphChoice choice) {
   switch (when) {
     case When::kAlways:
       return true;
     case When::kNever:
       return false;
     case When::kXRowsDropped:
-      return dropped.x_rows;
+      return choice.drops_x_rows;
     case When::kReceivedDropped:
-      return dropped.received;
+      return choice.drops_received;
     case When::kReceivedKept:
-      return keeps_received(dropped);
+      return keeps_received(choice);
     case When::kHDropped:
-      return dropped.h;
+      return choice.drops_h;
     case When::kHasBias:
-      return dropped.has_bias;
+      return choice.has_bias;
     case When::kInRing:
-      return dropped.ring;
+      return choice.has_ring;
   }
   return false;
 }
@@ -159,9 +159,9 @@ struct TensorRow {
   Tensor over = Tensor::kNone;
 };
 
-constexpr bool is_saved(const TensorRow& tensor, Dropped dropped) {
-  return tensor.lifetime == Lifetime::kSaved && holds(tensor.when, dropped) &&
-         !holds(tensor.remade, dropped);
+constexpr bool is_saved(const TensorRow& tensor, GraphChoice choice) {
+  return tensor.lifetime == Lifetime::kSaved && holds(tensor.when, choice) &&
+         !holds(tensor.remade, choice);
 }
 
 /// Whether the tensor's shape has this extent.
@@ -392,12 +392,13 @@ constexpr bool involves(const StageRow& stage, Tensor tensor) {
 }
 
 /// Whether the pass has this tensor in memory that is held for the call.
-constexpr bool is_of_call(const Graph& graph, Pass pass, const TensorRow& tensor, Dropped dropped) {
-  if (tensor.lifetime == Lifetime::kLayer || !holds(tensor.when, dropped)) return false;
-  if (is_saved(tensor, dropped)) return false;
+constexpr bool is_of_call(const Graph& graph, Pass pass, const TensorRow& tensor,
+                          GraphChoice choice) {
+  if (tensor.lifetime == Lifetime::kLayer || !holds(tensor.when, choice)) return false;
+  if (is_saved(tensor, choice)) return false;
   bool used = false;
   graph.for_each_stage(pass, [&](const StageRow& s) {
-    if (!holds(s.when, dropped)) return;
+    if (!holds(s.when, choice)) return;
     // What is remade but not read, the stage that would write it leaves out.
     const bool remade = tensor.lifetime == Lifetime::kSaved;
     used = used || (remade ? s.reads.contains(tensor.tensor) : involves(s, tensor.tensor));

@@ -217,11 +217,11 @@ std::int64_t given_rows(const Problem& problem, const MemoryNeeds& needs,
 /// `rows_of_x`: what is kept of x takes at least so many.
 void check_rows(const Problem& problem, const MemoryNeeds& needs, const StepMemory& memory,
                 std::int64_t rows, std::int64_t rows_of_x) {
-  const Dropped dropped = dropped_by(problem);
-  if (!dropped.received) {
+  const GraphChoice choice = choice_of(problem);
+  if (!choice.drops_received) {
     check_memory("memory.x_rows", memory.x_rows, rows_of_x * problem.hidden, needs.alignment);
   }
-  if (!dropped.h) {
+  if (!choice.drops_h) {
     check_memory("memory.h", memory.h, rows * halves(problem) * problem.intermediate,
                  needs.alignment);
   }

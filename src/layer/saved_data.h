@@ -30,10 +30,10 @@ struct SavedData {
   /// In the caller's x_rows, h and row_probs, as far as they are kept.
   SavedData(const RoutingPlan& p, std::int64_t num_rows, const StepMemory& callers)
       : plan(p), rows(num_rows), saved_rows(num_rows) {
-    const Dropped dropped = dropped_by(p.problem());
-    if (!dropped.x_rows) tensors.set(Tensor::kXRows, callers.x_rows.data());
-    if (keeps_received(dropped)) tensors.set(Tensor::kReceived, callers.x_rows.data());
-    if (!dropped.h) tensors.set(Tensor::kH, callers.h.data());
+    const GraphChoice choice = choice_of(p.problem());
+    if (!choice.drops_x_rows) tensors.set(Tensor::kXRows, callers.x_rows.data());
+    if (keeps_received(choice)) tensors.set(Tensor::kReceived, callers.x_rows.data());
+    if (!choice.drops_h) tensors.set(Tensor::kH, callers.h.data());
     tensors.set(Tensor::kRowProbs, callers.row_probs.data());
   }
 
@@ -41,7 +41,7 @@ struct SavedData {
   SavedData(const RoutingPlan& p, std::int64_t num_rows, const RowPoolData& pool)
       : plan(p), rows(num_rows), saved_rows(pool.rows()) {
     tensors.set(pool.layout.rows, pool.base);
-    if (keeps_received(dropped_by(p.problem()))) {
+    if (keeps_received(choice_of(p.problem()))) {
       tensors.set(Tensor::kReceived, pool.base + pool.layout.tokens);
     }
   }

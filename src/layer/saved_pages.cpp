@@ -66,16 +66,16 @@ void check_restore_pages(const RowPoolData* pool) {
 }
 
 bool reads_saved(PassPart part, const Problem& problem) {
-  const Dropped dropped = dropped_by(problem);
+  const GraphChoice choice = choice_of(problem);
   bool reads = false;
   kLayerGraph.for_each_stage(Pass::kBackward, [&](const StageRow& stage) {
     const bool of_weights = stage.grid == TileGrid::kWeightTiles;
     if (part != PassPart::kWhole && of_weights != (part == PassPart::kWeights)) return;
-    if (!holds(stage.when, dropped)) return;
+    if (!holds(stage.when, choice)) return;
     for (const Tensor t : stage.reads) {
       // Of weight gradients, db2 alone is made of probabilities.
-      const bool unused = of_weights && t == Tensor::kRowProbs && !dropped.has_bias;
-      reads = reads || (!unused && is_saved(kLayerGraph[t], dropped));
+      const bool unused = of_weights && t == Tensor::kRowProbs && !choice.has_bias;
+      reads = reads || (!unused && is_saved(kLayerGraph[t], choice));
     }
   });
   return reads;

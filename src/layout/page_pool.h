@@ -41,7 +41,7 @@ inline std::int64_t page_bytes(const Problem& p, const Graph& graph = kLayerGrap
   std::int64_t bytes = sizeof(std::int32_t);
   for (int i = 0; i < graph.num_tensors; ++i) {
     const TensorRow& t = graph.tensors[i];
-    if (is_saved(t, dropped_by(p))) bytes += elements_of(t, extents) * bytes_of(t.element);
+    if (is_saved(t, choice_of(p))) bytes += elements_of(t, extents) * bytes_of(t.element);
   }
   return bytes;
 }

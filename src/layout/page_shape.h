@@ -51,10 +51,10 @@ struct PageShape {
 inline PageShape page_shape(const Problem& p) {
   PageShape shape;
   shape.shift = std::countr_zero(static_cast<unsigned>(p.row_align));
-  const Dropped dropped = dropped_by(p);
-  if (!keeps_received(dropped)) return shape;
+  const GraphChoice choice = choice_of(p);
+  if (!keeps_received(choice)) return shape;
   const std::int64_t h = std::int64_t{p.row_align} * halves(p) * p.intermediate;
-  shape.tokens_apart = !dropped.h && h >= p.hidden;
+  shape.tokens_apart = !choice.drops_h && h >= p.hidden;
   // Beside the rows, so few that those of up to 16 rows each fill their pages.
   const std::int64_t tokens = shape.tokens_apart ? h / p.hidden : ceil_div(p.row_align, 16);
   shape.tokens = static_cast<std::int32_t>(tokens);

@@ -90,7 +90,7 @@ struct SymmetricLayout : TensorLayout {
   SymmetricLayout(const Problem& p, int num_ranks, const Graph& graph = kLayerGraph) {
     const Extents extents = extents_of(p, num_ranks, 0);
     lay_out_tensors(graph, extents, [&](const TensorRow& t) {
-      return t.region == Region::kSymmetric && uniep::holds(t.when, dropped_by(p));
+      return t.region == Region::kSymmetric && uniep::holds(t.when, choice_of(p));
     });
     lay_out_counters(graph, extents, Region::kSymmetric);
   }
@@ -141,7 +141,7 @@ struct SavedLayout : TensorLayout {
               const Graph& graph = kLayerGraph) {
     Extents extents = extents_of(p, 1, rows);
     extents[Extent::kReceived] = received;
-    lay_out_tensors(graph, extents, [&](const TensorRow& t) { return is_saved(t, dropped_by(p)); });
+    lay_out_tensors(graph, extents, [&](const TensorRow& t) { return is_saved(t, choice_of(p)); });
   }
 };
 
@@ -155,7 +155,7 @@ struct RowLayout : TensorLayout {
   RowLayout(const Problem& p, std::int64_t rows, Pass pass, const Graph& graph = kLayerGraph) {
     const std::int64_t held = rows_at_a_time(p, rows, pass);
     lay_out_tensors(graph, extents_of(p, 1, held), [&](const TensorRow& t) {
-      return t.region == Region::kLocal && is_of_call(graph, pass, t, dropped_by(p));
+      return t.region == Region::kLocal && is_of_call(graph, pass, t, choice_of(p));
     });
   }
 };

@@ -48,11 +48,11 @@ std::int64_t moved_bytes(const Graph& graph, const StageRow& row, const Extents&
 
 /// What it also stores for each token that it pulls.
 std::int64_t kept_bytes(const Graph& graph, const StageRow& row, const Extents& extents,
-                        Dropped dropped) {
+                        GraphChoice choice) {
   std::int64_t bytes = 0;
   for (const Tensor tensor : row.writes) {
     const TensorRow& t = graph[tensor];
-    if (!has_extent(t, Extent::kReceived) || !holds(t.when, dropped)) continue;
+    if (!has_extent(t, Extent::kReceived) || !holds(t.when, choice)) continue;
     bytes += unit_bytes(t, extents, {Extent::kReceived});
   }
   return bytes;
@@ -78,7 +78,7 @@ StageView view_of(const Graph& graph, const StageRow& row, const Extents& extent
     }
   } else {
     view.unit_bytes = static_cast<std::int32_t>(moved_bytes(graph, row, extents));
-    view.pull_bytes = static_cast<std::int32_t>(kept_bytes(graph, row, extents, v.dropped));
+    view.pull_bytes = static_cast<std::int32_t>(kept_bytes(graph, row, extents, v.choice));
   }
   const bool of_weights = row.grid == TileGrid::kWeightTiles;
   if (row.grid != TileGrid::kRowTiles && !of_weights) return view;
@@ -111,10 +111,10 @@ std::uint32_t signalled(CounterOf of, const StageView& stage) {
 CounterSet waited_for(const Graph& graph, const PassView& v) {
   CounterSet all = 0, held = 0;
   for (int i = 0; i < graph.num_counters; ++i) {
-    if (holds(graph.counters[i].when, v.dropped)) held |= bit_of(graph.counters[i].kind);
+    if (holds(graph.counters[i].when, v.choice)) held |= bit_of(graph.counters[i].kind);
   }
   graph.for_each_stage(v.pass, [&](const StageRow& row) {
-    if (holds(row.when, v.dropped)) all = static_cast<CounterSet>(all | row.waits);
+    if (holds(row.when, v.choice)) all = static_cast<CounterSet>(all | row.waits);
   });
   return all & held;
 }
@@ -165,7 +165,7 @@ void count_wire_bytes(WireBytes& wire, const Graph& graph, const StageRow& row,
 }  // namespace
 
 void set_problem(PassView& view, const Problem& problem) {
-  view.dropped = dropped_by(problem);
+  view.choice = choice_of(problem);
   view.activation = problem.activation;
   view.probs = problem.probs;
   view.group_experts =
@@ -197,13 +197,13 @@ WireBytes wire_bytes(const Problem& problem, Pass pass, const Graph& graph) {
 void set_stages(PassView& v, const Graph& graph) {
   // Those of memory are not asked for.
   const Extents extents =
-      extents_of_widths(v.topk, v.hidden, v.intermediate, v.halves(), v.dropped.has_bias);
+      extents_of_widths(v.topk, v.hidden, v.intermediate, v.halves(), v.choice.has_bias);
   v.num_stages = v.num_data_stages = v.num_weight_stages = 0;
   for (StageView& stage : v.stages) stage = {};
   const CounterSet waited = waited_for(graph, v);
   for (int i = 0; i < graph.num_counters; ++i) v.counters[i] = {.of = graph.counters[i].of};
   graph.for_each_stage(v.pass, [&](const StageRow& row) {
-    if (!holds(row.when, v.dropped)) return;
+    if (!holds(row.when, v.choice)) return;
     const bool queued = row.grid != TileGrid::kNone;
     if (queued) ++(row.place == StagePlace::kWeights ? v.num_weight_stages : v.num_data_stages);
     if (!is_in_part(v.part, row.place)) return;

@@ -5,12 +5,12 @@
 
 namespace uniep {
 
-/// Sets what a pass knows of its layer's problem: sizes and arithmetic, and what is dropped.
+/// Sets what a pass knows of its layer's problem: sizes, arithmetic and choice.
 void set_problem(PassView& view, const Problem& problem);
 
 /// Works out what the graph says of the part of a pass that the view is of: its stages, what their
 /// counters count up to, bytes on the wire. The view's sizes, schedule, pass, part
-/// and what is dropped are set.
+/// and the choice are set.
 void set_stages(PassView& view, const Graph& graph = kLayerGraph);
 
 /// What all stages of a pass move between ranks.

@@ -75,7 +75,7 @@ struct PassView {
   Pass pass = Pass::kForward;
   PassPart part = PassPart::kWhole;
   Schedule schedule;
-  Dropped dropped{};  // what forward does not keep
+  GraphChoice choice{};  // of what the graph has
   Activation activation = Activation::kSwiglu;
   Probs probs = Probs::kBefore;
   int group_experts = 0;  // experts of a combine group; 0: all are one
@@ -151,7 +151,7 @@ inline UNIEP_HD StageGrid stage_grid(const PassView& v, Stage stage) {
 
 /// Numbers that the dprob of a row is the sum of.
 inline UNIEP_HD std::int64_t dprob_sums(const PassView& v) {
-  return dprob_sums(v.intermediate, v.dropped.has_bias);
+  return dprob_sums(v.intermediate, v.choice.has_bias);
 }
 
 /// Columns [first, first + count) of a stage's output.

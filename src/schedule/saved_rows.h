@@ -18,7 +18,7 @@ UNIEP_HD bool is_saved(const PassView& v) {
   constexpr bool kMayBeSaved = kLayerGraph[t].lifetime == Lifetime::kSaved;
   constexpr When kWhen = kLayerGraph[t].when, kRemade = kLayerGraph[t].remade;
   if constexpr (!kMayBeSaved) return false;
-  return holds(kWhen, v.dropped) && !holds(kRemade, v.dropped);
+  return holds(kWhen, v.choice) && !holds(kRemade, v.choice);
 }
 
 /// Where that tensor of rows has the row. Rows of one page follow one another, and pages do not

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -26,12 +27,18 @@ struct Shape {
   const char* name;
   std::int64_t tokens, hidden, intermediate;
   int num_experts, topk;
+  // As the model's own code has it (docs/models.md); of no importance to small shapes.
+  Activation activation = Activation::kSwiglu;
+  Probs probs = Probs::kAfter;
+  bool bias = false;
 };
 
 constexpr std::array kModels = {
-    Shape{"deepseek-v3", 8192, 7168, 2048, 256, 8},  Shape{"qwen3-235b", 8192, 4096, 1536, 128, 8},
-    Shape{"qwen3-30b", 16384, 2048, 768, 128, 8},    Shape{"mixtral-8x7b", 8192, 4096, 14336, 8, 2},
-    Shape{"gpt-oss-120b", 8192, 2880, 2880, 128, 4},
+    Shape{"deepseek-v3", 8192, 7168, 2048, 256, 8},
+    Shape{"qwen3-235b", 8192, 4096, 1536, 128, 8},
+    Shape{"qwen3-30b", 16384, 2048, 768, 128, 8},
+    Shape{"mixtral-8x7b", 8192, 4096, 14336, 8, 2},
+    Shape{"gpt-oss-120b", 8192, 2880, 2880, 128, 4, Activation::kGptOss, Probs::kAfter, true},
 };
 constexpr std::array kSmallShapes = {
     Shape{"tiny", 64, 64, 32, 8, 2},
@@ -237,6 +244,17 @@ std::vector<std::string> model_names() {
   std::vector<std::string> names;
   for (const Shape& shape : kModels) names.emplace_back(shape.name);
   return names;
+}
+
+void set_model_arithmetic(ShapeSpec& spec) {
+  const auto* model = std::ranges::find(kModels, spec.name, &Shape::name);
+  if (model == kModels.end()) {
+    fail("shape ", in_quotes(spec.name), " is of no model, whose arithmetic is asked for; ",
+         joined(model_names()), " are accepted");
+  }
+  spec.activation = model->activation;
+  spec.probs = model->probs;
+  spec.bias = model->bias;
 }
 
 std::vector<std::string> shape_names() {

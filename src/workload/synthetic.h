@@ -20,7 +20,7 @@ struct ShapeSpec {
   int num_experts = 0;
   int topk = 0;
   double dropped = 0;  ///< share of slots that are dropped, of which shapes say nothing
-  // The arithmetic of its experts (Problem), of which shapes say nothing.
+  // The arithmetic of its experts (Problem), of which shapes say nothing (set_model_arithmetic).
   Activation activation = Activation::kSwiglu;
   Probs probs = Probs::kBefore;
   bool bias = false;
@@ -33,6 +33,10 @@ struct ShapeSpec {
 /// The names that parse_shape knows: models, `tiny`, `small`, and last `custom`.
 std::vector<std::string> shape_names();
 std::vector<std::string> model_names();
+
+/// Gives a shape the arithmetic of the model that it is named after. Error(kInvalidArgument) for
+/// one that is of no model.
+void set_model_arithmetic(ShapeSpec& spec);
 
 /// "NAME[,key=value...]" with the keys tokens (per rank), hidden, intermediate, experts, topk,
 /// which replace the figures of NAME; `custom` has none of its own and needs all five.

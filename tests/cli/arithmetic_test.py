@@ -90,5 +90,55 @@ class Arithmetic(ProgramTest):
         self.refuse("run", "--input", path, "--bias", words=["b1", "b2", "--bias"])
 
 
+    def test_benchmarks_and_tuning_take_it(self):
+        flags = ["--activation", "gpt_oss", "--probs", "after", "--bias"]
+        report = self.folder / "bench.json"
+        text = self.succeed("bench", "--shape", "tiny", *flags, "--iterations", 2, "--json", report)
+        self.assertIn("check PASSED", unfolded(text))
+        self.assertIn("gpt_oss, probs after, biases", text)
+        for record in json.loads(report.read_text())["records"]:
+            self.assertEqual(record["arithmetic"], "gpt_oss,after,bias")
+
+        cache = self.folder / "tuned.json"
+        report = self.folder / "tune.json"
+        self.succeed("tune", "--shape", "tiny", *flags, "--ranks", 1, "--profile", "none",
+                     "--pass", "forward", "--space", "lag=1|2", "--candidates", 1, "--budget", 20,
+                     "--json", report, UNIEP_TUNE_CACHE=cache)
+        self.assertEqual(json.loads(report.read_text())["arithmetic"], "gpt_oss,after,bias")
+        [entry] = json.loads(cache.read_text())["entries"]
+        self.assertEqual([entry["activation"], entry["probs"], entry["bias"]],
+                         ["gpt_oss", "after", "yes"])
+        for more, origin in ((flags, "forward cache"), ([], "forward default")):
+            text = self.succeed("run", "--shape", "tiny", *more, UNIEP_TUNE_CACHE=cache)
+            self.assertIn(origin, unfolded(text))
+
+    def test_a_file_with_biases_is_measured(self):
+        file = self.folder / "layer"
+        self.succeed("run", "--shape", SHAPE, "--activation", "relu2", "--bias", "--save-input",
+                     file)
+        text = self.succeed("bench", "--input", file, "--activation", "relu2", "--iterations", 2)
+        self.assertIn("check PASSED", unfolded(text))
+        self.assertIn("relu2, biases", text)
+
+    def test_a_shape_as_its_model(self):
+        def predicted(*flags):
+            report = self.folder / "simulate.json"
+            self.succeed("simulate", "--ranks", 1, *flags, "--pass", "backward", "--json", report)
+            file = json.loads(report.read_text())
+            return file["arithmetic"], file["records"][0]["predicted_ms"]
+        plain, plain_ms = predicted("--shape", "gpt-oss-120b")
+        self.assertEqual(plain, "swiglu")
+        own, own_ms = predicted("--shape", "gpt-oss-120b", "--as-model")
+        self.assertEqual(own, "gpt_oss,after,bias")
+        self.assertGreater(own_ms, plain_ms)
+        self.assertEqual(predicted("--shape", "gpt-oss-120b", "--activation", "gpt_oss",
+                                   "--probs", "after", "--bias"), (own, own_ms))
+        self.assertEqual(predicted("--shape", "qwen3-30b", "--as-model")[0], "swiglu,after")
+        for command in ("run", "bench", "info", "tune", "simulate"):
+            self.refuse(command, "--shape", "tiny", "--as-model", words=["tiny", "gpt-oss-120b"])
+        self.refuse("simulate", "--shape", "gpt-oss-120b", "--as-model", "--bias",
+                    words=["--as-model", "--bias"])
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -4,6 +4,8 @@
 #include <limits>
 #include <map>
 
+#include "base/activation_names.h"
+#include "base/check.h"
 #include "bench/bench_against.h"
 #include "bench/bench_case.h"
 #include "bench/bench_figures.h"
@@ -64,22 +66,22 @@ GlobalPlace place(const reference::ExactResult& all, ResultTensor tensor, int ra
       return part(all.dprobs);
     case ResultTensor::kDw1:
       return part(all.dw1);
+    case ResultTensor::kDb1:
+      return part(all.db1);
+    case ResultTensor::kDb2:
+      return part(all.db2);
     default:
       return part(all.dw2);
   }
 }
 
-TEST(ExactSamples, AreElementsOfTheLayerThatMakeLayerMakes) {
-  constexpr int kRanks = 2;
-  const std::string shape = "tiny,tokens=11";
-  const BenchCase bench = make_case(shape, kRanks, 5, 1);
-  const auto all =
-      reference::exact(workload::make_layer(workload::parse_shape(shape), kRanks, 5, 1));
-  for (int rank = 0; rank < kRanks; ++rank) {
+/// Compares what is sampled of each rank with the reference.
+void expect_exact(const BenchCase& bench, const reference::ExactResult& all, std::size_t tensors) {
+  for (int rank = 0; rank < bench.ranks; ++rank) {
     const std::vector<Sample> samples = exact_samples(bench, rank, true);
-    EXPECT_EQ(samples.size(), 5u);
+    EXPECT_EQ(samples.size(), tensors);
     for (const Sample& sample : samples) {
-      const GlobalPlace at = place(all, sample.tensor, rank, kRanks);
+      const GlobalPlace at = place(all, sample.tensor, rank, bench.ranks);
       std::size_t next = 0;
       for (const Sample::Run& run : sample.runs) {
         for (std::int64_t i = 0; i < run.count; ++i) {
@@ -90,6 +92,20 @@ TEST(ExactSamples, AreElementsOfTheLayerThatMakeLayerMakes) {
       }
       EXPECT_EQ(next, sample.exact.size());
       EXPECT_GT(next, 0u);
+    }
+  }
+}
+
+TEST(ExactSamples, AreElementsOfTheLayerThatMakeLayerMakes) {
+  constexpr int kRanks = 2;
+  for (const std::string& activation : all_activation_names()) {
+    for (const bool more : {false, true}) {
+      SCOPED_TRACE(cat(activation, more ? ", after, bias" : ""));
+      const ArithmeticFlags arithmetic{
+          .activation = activation, .probs = more ? "after" : "before", .bias = more};
+      const BenchCase bench = make_case("tiny,tokens=11", kRanks, 5, 1, arithmetic);
+      const auto all = reference::exact(workload::make_layer(bench.spec, kRanks, 5, 1));
+      expect_exact(bench, all, more ? 7 : 5);
     }
   }
 }
@@ -267,7 +283,7 @@ TEST(Products, CountTheFlopsOfALayer) {
 }
 
 TEST(Products, LieAsTheirWeightsDo) {
-  const auto of = [](Pass pass) { return products(flop_shape(), pass, kRows, {.h = true}); };
+  const auto of = [](Pass pass) { return products(flop_shape(), pass, kRows, {.drops_h = true}); };
   for (const Product& p : of(Pass::kForward)) EXPECT_EQ(p.layout, ProductLayout::kNT);
   std::map<Stage, Product> backward;
   for (const Product& p : of(Pass::kBackward)) backward.insert({p.stage, p});
@@ -394,6 +410,9 @@ TEST(CompareResults, PairsEachCaseOnce) {
   EXPECT_EQ(comparison.only_now.size(), 1u);
   earlier.results.front().given.clear();
   EXPECT_EQ(compare_results(earlier, now).cases.size(), 0u) << "another schedule in full";
+  now = earlier;
+  now.results.front().arithmetic = "gpt_oss,after,bias";
+  EXPECT_EQ(compare_results(earlier, now).cases.size(), 0u) << "other experts";
 }
 
 }  // namespace

@@ -14,23 +14,23 @@ namespace uniep::testing {
 namespace {
 
 /// Every choice of what forward keeps.
-const std::vector<Dropped> kChoices = [] {
-  std::vector<Dropped> all;
+const std::vector<GraphChoice> kChoices = [] {
+  std::vector<GraphChoice> all;
   for (const Save save : kSaves) {
     for (const bool recompute_h : {false, true}) {
       for (const std::int64_t backward_rows : {0, 128}) {
         all.push_back(
-            dropped_by({.save = save, .recompute_h = recompute_h, .backward_rows = backward_rows}));
+            choice_of({.save = save, .recompute_h = recompute_h, .backward_rows = backward_rows}));
       }
     }
   }
   return all;
 }();
 
-std::vector<StageRow> stages_of(const Graph& graph, Pass pass, Dropped dropped) {
+std::vector<StageRow> stages_of(const Graph& graph, Pass pass, GraphChoice choice) {
   std::vector<StageRow> rows;
   graph.for_each_stage(pass, [&](const StageRow& row) {
-    if (holds(row.when, dropped)) rows.push_back(row);
+    if (holds(row.when, choice)) rows.push_back(row);
   });
   return rows;
 }
@@ -65,13 +65,13 @@ bool is_released(const std::vector<StageRow>& stages, std::size_t reader) {
 }
 
 /// In a ring of rows: who writes over rows that are still read.
-std::vector<std::string> ring_faults(const Graph& graph, Dropped dropped) {
+std::vector<std::string> ring_faults(const Graph& graph, GraphChoice choice) {
   std::vector<std::string> faults;
-  const std::vector<StageRow> stages = stages_of(graph, Pass::kBackward, dropped);
+  const std::vector<StageRow> stages = stages_of(graph, Pass::kBackward, choice);
   for (std::size_t i = 0; i < stages.size(); ++i) {
     const auto of_ring = [&](Tensor t) {
       return has_extent(graph[t], Extent::kRows) &&
-             is_of_call(graph, Pass::kBackward, graph[t], dropped);
+             is_of_call(graph, Pass::kBackward, graph[t], choice);
     };
     for (const Tensor t : stages[i].writes) {
       if (of_ring(t) && !waits_for_release(stages, i)) {
@@ -88,11 +88,11 @@ std::vector<std::string> ring_faults(const Graph& graph, Dropped dropped) {
 }
 
 /// What is wrong with a graph, a sentence each.
-std::vector<std::string> faults_of(const Graph& graph, Dropped dropped) {
+std::vector<std::string> faults_of(const Graph& graph, GraphChoice choice) {
   std::vector<std::string> faults =
-      dropped.ring ? ring_faults(graph, dropped) : std::vector<std::string>{};
+      choice.has_ring ? ring_faults(graph, choice) : std::vector<std::string>{};
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
-    const std::vector<StageRow> stages = stages_of(graph, pass, dropped);
+    const std::vector<StageRow> stages = stages_of(graph, pass, choice);
     for (std::size_t reader = 0; reader < stages.size(); ++reader) {
       for (const Tensor tensor : stages[reader].reads) {
         bool written = false;
@@ -104,7 +104,7 @@ std::vector<std::string> faults_of(const Graph& graph, Dropped dropped) {
                                ", which writes ", graph[tensor].name));
         }
         const TensorRow& row = graph[tensor];
-        const bool kept = pass == Pass::kBackward && is_saved(row, dropped);
+        const bool kept = pass == Pass::kBackward && is_saved(row, choice);
         if (written || kept || row.region == Region::kCallers) continue;
         faults.push_back(cat(stages[reader].name, " reads ", row.name, ", which nobody wrote"));
       }
@@ -114,8 +114,8 @@ std::vector<std::string> faults_of(const Graph& graph, Dropped dropped) {
 }
 std::vector<std::string> faults_of(const Graph& graph) {
   std::vector<std::string> all;
-  for (const Dropped dropped : kChoices) {
-    const std::vector<std::string> faults = faults_of(graph, dropped);
+  for (const GraphChoice choice : kChoices) {
+    const std::vector<std::string> faults = faults_of(graph, choice);
     all.insert(all.end(), faults.begin(), faults.end());
   }
   return all;
@@ -166,7 +166,7 @@ TEST(LayerGraph, EveryCounterIsSignalledBeforeItIsWaitedFor) {
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
     CounterSet signalled = bit_of(CounterKind::kReleased);
     for (const StageRow& row :
-         stages_of(kLayerGraph, pass, dropped_by({.save = Save::kNone, .recompute_h = true}))) {
+         stages_of(kLayerGraph, pass, choice_of({.save = Save::kNone, .recompute_h = true}))) {
       EXPECT_EQ(row.waits & ~signalled, 0) << row.name;
       signalled = static_cast<CounterSet>(signalled | row.signals);
     }
@@ -187,19 +187,19 @@ TEST(LayerGraph, AStageWaitsForCountersOfOneRegion) {
 /// A tensor that is saved with one choice and made again with another has memory with both; what
 /// no stage of a choice reads has none.
 TEST(LayerGraph, TensorsHaveMemoryWhileTheyAreNeeded) {
-  for (const Dropped dropped : kChoices) {
+  for (const GraphChoice choice : kChoices) {
     for (const Tensor t : {Tensor::kXRows, Tensor::kH}) {
       const TensorRow& row = kLayerGraph[t];
       const bool of_x = t == Tensor::kXRows;
-      const bool again = of_x ? dropped.x_rows : dropped.h;
-      EXPECT_EQ(is_saved(row, dropped), !again) << row.name;
-      EXPECT_EQ(is_of_call(kLayerGraph, Pass::kBackward, row, dropped), again) << row.name;
+      const bool again = of_x ? choice.drops_x_rows : choice.drops_h;
+      EXPECT_EQ(is_saved(row, choice), !again) << row.name;
+      EXPECT_EQ(is_of_call(kLayerGraph, Pass::kBackward, row, choice), again) << row.name;
       // Forward reads rows of x, but h only as it makes it.
-      EXPECT_EQ(is_of_call(kLayerGraph, Pass::kForward, row, dropped), again && of_x) << row.name;
+      EXPECT_EQ(is_of_call(kLayerGraph, Pass::kForward, row, choice), again && of_x) << row.name;
     }
-    EXPECT_EQ(holds(kLayerGraph[Tensor::kXTokens].when, dropped), dropped.received);
-    EXPECT_EQ(is_saved(kLayerGraph[Tensor::kReceived], dropped),
-              dropped.x_rows && !dropped.received);
+    EXPECT_EQ(holds(kLayerGraph[Tensor::kXTokens].when, choice), choice.drops_received);
+    EXPECT_EQ(is_saved(kLayerGraph[Tensor::kReceived], choice),
+              choice.drops_x_rows && !choice.drops_received);
   }
 }
 

@@ -231,6 +231,42 @@ def test_what_experts_compute_is_as_without(activation):
     assert_same(*results)
 
 
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("probs", ["before", "after"])
+@pytest.mark.parametrize("way", ["grad", "deferred", "main_grads", "deferred main_grads"])
+def test_biases_are_as_without(choice, probs, way):
+    case = make_case(tokens=130, dropped=True)
+    experts, width, hidden = case.w1.shape
+    torch.manual_seed(3)
+    biases = (torch.randn(experts, width).bfloat16(), torch.randn(experts, hidden).bfloat16())
+    results = []
+    for pool in (None, pool_of(case, **choice)):
+        leaves = [t.clone().requires_grad_() for t in (case.w1, case.w2, *biases)]
+        x, p = (t.clone().requires_grad_() for t in (case.x, case.probs))
+        main_grads = tuple(torch.zeros_like(t, dtype=torch.float32) for t in leaves)
+        deferred = uniep.DeferredWeights()
+        with workspace(case, row_pool=pool, probs=probs, bias=True, **choice) as own:
+            out = uniep.moe(
+                x,
+                case.ids,
+                p,
+                *leaves[:2],
+                b1=leaves[2],
+                b2=leaves[3],
+                workspace=own,
+                main_grads=main_grads if "main_grads" in way else None,
+                deferred=deferred if "deferred" in way else None,
+            )
+            out.backward(case.dy)
+            uniep.backward_weights(deferred)
+        grads = main_grads if "main_grads" in way else [leaf.grad for leaf in leaves]
+        assert all(grad.any() for grad in grads)
+        results.append([out.detach(), x.grad, p.grad, *grads])
+        del out
+    assert held(pool) == 0 < pool.pages - pool.fewest_free_pages
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
 def test_half_of_the_free_memory_is_taken_for_true_and_none_for_false():
     case = make_case(tokens=64)
     group = uniep.Group(device="cpu")

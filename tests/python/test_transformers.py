@@ -106,6 +106,18 @@ def test_a_row_pool_changes_no_bit() -> None:
         assert pool.free_pages == pool.pages > pool.fewest_free_pages
 
 
+def test_backward_rows_change_no_bit() -> None:
+    model, ids = small("mixtral"), tokens()
+    first = step(model, ids, "uniep")
+    uniep.transformers.register(backward_rows=256)
+    second = step(model, ids)
+    assert torch.equal(first[0], second[0])
+    assert all(torch.equal(first[1][name], second[1][name]) for name in first[1])
+    uniep.transformers.register(backward_rows=100)
+    with pytest.raises(RuntimeError, match="backward_rows is 100"):
+        step(model, ids)
+
+
 def test_gradient_checkpointing_changes_no_bit() -> None:
     model, ids = small("olmoe"), tokens()
     first = step(model, ids, "uniep")

@@ -68,7 +68,7 @@ struct GuardedStep {
   GuardedStep(const MemoryNeeds& needs, const Problem& p)
       : plan(needs.plan),
         x_rows(kept(true, needs.rows_of_x * p.hidden)),
-        h(kept(!dropped_by(p).h, needs.rows * halves(p) * p.intermediate)),
+        h(kept(!choice_of(p).drops_h, needs.rows * halves(p) * p.intermediate)),
         row_probs(needs.rows * static_cast<std::int64_t>(sizeof(float))),
         forward_rows(needs.forward_rows),
         backward_rows(needs.backward_rows) {}

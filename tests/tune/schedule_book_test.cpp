@@ -67,6 +67,40 @@ TEST(ScheduleBook, WhatWasTunedWithAnotherVersionCountsBehindThisOneAndAheadOfWh
   EXPECT_EQ(book.choose(key_of(4), kGpuLayer, kGpu).origin, ChoiceOrigin::kShipped);
 }
 
+TEST(ScheduleBook, WhatWasTunedForPlainExpertsServesOthersWithAGate) {
+  const Schedule base = default_schedule(Backend::kCuda);
+  const TunedEntry plain{key_of(4), parse_schedule("lag=8", base), 1, 1, ""};
+  const auto chosen = [](ScheduleBook& book, Activation activation, Probs probs, bool bias) {
+    Problem problem = kGpuLayer;
+    TuneKey key = key_of(4);
+    key.activation = problem.activation = activation;
+    key.probs = problem.probs = probs;
+    key.bias = problem.bias = bias;
+    return book.choose(key, problem, kGpu);
+  };
+  const auto expect_of = [&](ScheduleBook& book, Activation activation, ChoiceOrigin origin,
+                             const Schedule& schedule) {
+    const ScheduleChoice found = chosen(book, activation, Probs::kAfter, true);
+    EXPECT_EQ(found.origin, origin) << name(activation);
+    EXPECT_EQ(found.schedule, schedule) << name(activation);
+  };
+  ScheduleBook shipped({}, {plain}, std::nullopt);
+  expect_of(shipped, Activation::kGptOss, ChoiceOrigin::kShipped, plain.schedule);
+  expect_of(shipped, Activation::kSwiglu, ChoiceOrigin::kShipped, plain.schedule);
+  expect_of(shipped, Activation::kRelu2, ChoiceOrigin::kDefault, base);
+
+  TunedEntry own{key_of(4), parse_schedule("lag=2", base), 1, 1, ""};
+  own.key.activation = Activation::kGptOss;
+  own.key.probs = Probs::kAfter;
+  own.key.bias = true;
+  ScheduleBook tuned({own}, {plain}, std::nullopt);
+  expect_of(tuned, Activation::kGptOss, ChoiceOrigin::kCache, own.schedule);
+  expect_of(tuned, Activation::kSwiglu, ChoiceOrigin::kCache, own.schedule);  // the same kernels
+  EXPECT_EQ(chosen(tuned, Activation::kSwiglu, Probs::kBefore, false).schedule, plain.schedule);
+  EXPECT_EQ(chosen(tuned, Activation::kGptOss, Probs::kAfter, false).schedule, plain.schedule)
+      << "without biases";
+}
+
 TEST(ScheduleBook, KnowsTheMachinesThatItHasProfilesOf) {
   const auto profile_of = [](std::string_view device) {
     const auto profile = shipped_profile_of(Backend::kCuda, device);

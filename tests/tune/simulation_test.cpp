@@ -60,6 +60,30 @@ TEST(Simulate, OneWorkerTakesTheSumOfItsTasks) {
   EXPECT_DOUBLE_EQ(backward.seconds, 4 + 8 + 16 + 32);
 }
 
+TEST(Simulate, ProductsOfOtherExpertsThanSwigluTakeLongerOnGpus) {
+  const Schedule s = parse_schedule("tile_m=64,tile_n=128");
+  const auto seconds = [&](const Problem& p, Pass pass, Backend backend) {
+    MachineProfile machine = made_up_profile();
+    machine.backend = backend;
+    return simulate(even_plans(p, 1, 128), pass, s, machine).seconds;
+  };
+  Problem biased = kProblem, after = kProblem;
+  biased.bias = true;
+  after.probs = Probs::kAfter;
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    const double plain = seconds(kProblem, pass, Backend::kCuda);
+    EXPECT_GT(seconds(after, pass, Backend::kCuda), plain);
+    EXPECT_GT(seconds(biased, pass, Backend::kCuda), seconds(after, pass, Backend::kCuda));
+    EXPECT_LT(seconds(biased, pass, Backend::kCuda), 1.1 * plain);
+    EXPECT_DOUBLE_EQ(seconds(biased, pass, Backend::kCpu), seconds(kProblem, pass, Backend::kCpu));
+  }
+  Problem ungated = kProblem;
+  ungated.activation = Activation::kRelu2;
+  EXPECT_LT(seconds(ungated, Pass::kBackward, Backend::kCuda),
+            seconds(kProblem, Pass::kBackward, Backend::kCuda))
+      << "whose w1 has half the rows";
+}
+
 TEST(Simulate, NoProductTakesLessThanTheDrawOfTheNext) {
   const auto plans = even_plans(kProblem, 1, 128);
   MachineProfile profile = made_up_profile();

@@ -49,6 +49,11 @@ class RoutedExperts:
         fc2: Stack,
         *biases: Stack,
     ) -> None:
+        if options.backward_rows and getattr(config, "delay_wgrad_compute", False):
+            raise ValueError(
+                f"backward_rows is {options.backward_rows}; where delay_wgrad_compute is True, "
+                "which keeps all rows of a backward, it must be 0"
+            )
         self.config = config
         self.options = options
         self.group = group
@@ -144,7 +149,13 @@ class RoutedExperts:
             combine_partials=options.combine_partials,
         )
         known = _workspaces.setdefault(self.group, WeakValueDictionary())
-        kept = (options.save, options.recompute_h, options.exact_rows, options.row_pool)
+        kept = (
+            options.save,
+            options.recompute_h,
+            options.backward_rows,
+            options.exact_rows,
+            options.row_pool,
+        )
         key = (
             *shape,
             *arithmetic,
@@ -166,6 +177,7 @@ class RoutedExperts:
                 capacity_rows=capacity,
                 save=options.save,
                 recompute_h=options.recompute_h,
+                backward_rows=options.backward_rows,
                 exact_rows=options.exact_rows,
                 schedule=options.schedule,
                 device=x.device,

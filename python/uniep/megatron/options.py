@@ -36,6 +36,8 @@ class Options(NamedTuple):
             where that is set, else :class:`uniep.Workspace`'s default.
         save: what a forward keeps of x; see :class:`uniep.Workspace`.
         recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
+        backward_rows: rows that backward works in at a time, 0: all; see
+            :class:`uniep.Workspace`. Not with ``delay_wgrad_compute``.
         exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
         schedule: of both directions; None: the best known one.
         on_overflow: ``"raise"`` or ``"flag"``, as for :class:`uniep.Workspace`.
@@ -49,6 +51,7 @@ class Options(NamedTuple):
     capacity_rows: int | None = None
     save: Literal["rows", "tokens", "none"] = "rows"
     recompute_h: bool = False
+    backward_rows: int = 0
     exact_rows: bool = False
     schedule: str | None = None
     on_overflow: Literal["raise", "flag"] = "raise"

@@ -62,7 +62,7 @@ class DispatchWarp {
         pieces_(ceil_div(token_bytes_, kPullBytes)),
         slot_bytes_(round_up(min_of(token_bytes_, kPullBytes), 128)),
         num_slots_(min_of(kWarpSlotBytes / slot_bytes_, kMaxPullSlots)),
-        keeps_tokens_(kKinds.saves && keeps_received(ctx.view.dropped)),
+        keeps_tokens_(kKinds.saves && keeps_received(ctx.view.choice)),
         in_ring_(kKinds.ring && ctx.view.ring_rows > 0),
         // Neighbours pull from one rank: what lies in the local memory does not queue behind
         // NVLink.

@@ -5,11 +5,13 @@
 #include <filesystem>
 #include <limits>
 #include <map>
+#include <utility>
 
 #include "base/activation_names.h"
 #include "base/check.h"
 #include "base/env.h"
 #include "base/files.h"
+#include "base/plain_experts.h"
 #include "base/problem_limits.h"
 #include "base/quotes.h"
 #include "schedule/axes.h"
@@ -240,7 +242,23 @@ void put_entry(Json& entries, const TunedEntry& entry) {
   entries.push_back(entry_json(entry));
 }
 
+bool same_kernels(const TuneKey& a, const TuneKey& b) {
+  return are_plain_experts(a.activation, a.probs, a.bias, a.combine_groups > 1) ==
+             are_plain_experts(b.activation, b.probs, b.bias, b.combine_groups > 1) &&
+         is_gated(a.activation) == is_gated(b.activation) && a.bias == b.bias;
+}
+
+bool same_arithmetic(const TuneKey& a, const TuneKey& b) {
+  return a.activation == b.activation && a.probs == b.probs && a.bias == b.bias &&
+         a.combine_groups == b.combine_groups && a.combine_partials == b.combine_partials;
+}
+
 bool same_situation(TuneKey a, const TuneKey& b) {
+  if (!same_kernels(a, b)) return false;
+  a.activation = b.activation;
+  a.probs = b.probs;
+  a.combine_groups = b.combine_groups;
+  a.combine_partials = b.combine_partials;
   a.skew = b.skew;
   return a == b;
 }
@@ -281,11 +299,26 @@ TunedEntries parse_tuned(std::string_view text, const std::string& origin) {
   return all;
 }
 
+std::optional<TuneKey> key_of_plain_experts(TuneKey key) {
+  if (are_plain_experts(key.activation, key.probs, key.bias, key.combine_groups > 1) ||
+      !is_gated(key.activation)) {
+    return std::nullopt;
+  }
+  key.activation = Activation::kSwiglu;
+  key.probs = Probs::kBefore;
+  key.bias = false;
+  key.combine_groups = 1;
+  key.combine_partials = CombinePartials::kFp32;
+  return key;
+}
+
 const TunedEntry* find_entry(const std::vector<TunedEntry>& entries, const TuneKey& key) {
   const TunedEntry* nearest = nullptr;
   for (const TunedEntry& e : entries) {
     if (!same_situation(e.key, key)) continue;
-    const auto distance = [&](const TunedEntry& to) { return std::abs(to.key.skew - key.skew); };
+    const auto distance = [&](const TunedEntry& to) {
+      return std::pair(!same_arithmetic(to.key, key), std::abs(to.key.skew - key.skew));
+    };
     if (nearest == nullptr || distance(e) < distance(*nearest)) nearest = &e;
   }
   return nearest;

@@ -14,7 +14,8 @@
 namespace uniep::tune {
 
 /// What a schedule was tuned for. Two keys are the same situation where all fields are equal but
-/// `skew`, of which the nearest is taken. It has nothing of the parameter space: an entry is found
+/// `skew`, of which the nearest is taken, and the arithmetic, as far as it has the same kernels
+/// (`find_entry`). It has nothing of the parameter space: an entry is found
 /// by the same key whatever axes there are.
 struct TuneKey {
   Backend backend = Backend::kCpu;
@@ -64,7 +65,13 @@ struct TunedEntries {
 /// is unknown here is left out.
 TunedEntries parse_tuned(std::string_view text, const std::string& origin);
 
-/// The entry for a situation, nearest in skew; null: none.
+/// The key of a layer with SwiGLU, probabilities ahead of fc2 and no biases; nothing where the key
+/// is of such a one, or of experts without a gate, whose fc1 is half as wide.
+std::optional<TuneKey> key_of_plain_experts(TuneKey key);
+
+/// The entry for a situation: of the arithmetic itself, else of another one with the same kernels,
+/// namely one that is not plain either (base/plain_experts.h), and has a gate and biases where this
+/// one has; of these the nearest in skew. Null: none.
 const TunedEntry* find_entry(const std::vector<TunedEntry>& entries, const TuneKey& key);
 
 /// The tuned schedules of a user on this machine: a file that any number of processes share.

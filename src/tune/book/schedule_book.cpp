@@ -77,17 +77,28 @@ ScheduleChoice ScheduleBook::choose(const TuneKey& key, const Problem& problem,
   return chosen_.emplace(situation, find(key, of_bucket, place)).first->second;
 }
 
-ScheduleChoice ScheduleBook::find(const TuneKey& key, const Problem& problem,
-                                  const Place& place) const {
+std::optional<ScheduleChoice> ScheduleBook::find_tuned(const TuneKey& key, const Problem& problem,
+                                                       const Place& place) const {
   const auto usable = [&](const TunedEntry* entry) {
     return entry != nullptr && !invalid_reason(entry->schedule, problem, place);
   };
   const TunedEntry* cached = find_entry(cached_, key);
-  if (usable(cached)) return {cached->schedule, ChoiceOrigin::kCache};
+  if (usable(cached)) return ScheduleChoice{cached->schedule, ChoiceOrigin::kCache};
   const TunedEntry* of_another_version = find_entry(of_any_version_, of_any_version(key));
-  if (usable(of_another_version)) return {of_another_version->schedule, ChoiceOrigin::kCache};
+  if (usable(of_another_version)) {
+    return ScheduleChoice{of_another_version->schedule, ChoiceOrigin::kCache};
+  }
   const TunedEntry* shipped = find_entry(shipped_, anywhere(key));
-  if (usable(shipped)) return {shipped->schedule, ChoiceOrigin::kShipped};
+  if (usable(shipped)) return ScheduleChoice{shipped->schedule, ChoiceOrigin::kShipped};
+  return std::nullopt;
+}
+
+ScheduleChoice ScheduleBook::find(const TuneKey& key, const Problem& problem,
+                                  const Place& place) const {
+  if (const auto tuned = find_tuned(key, problem, place)) return *tuned;
+  if (const auto plain = key_of_plain_experts(key)) {
+    if (const auto tuned = find_tuned(*plain, problem, place)) return *tuned;
+  }
   const Schedule fallback = default_for(problem, place);
   if (profile_ && !invalid_reason(fallback, problem, place)) {
     return {quick_pick(problem, key, place, *profile_), ChoiceOrigin::kModel};

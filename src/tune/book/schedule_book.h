@@ -23,10 +23,10 @@ struct ScheduleChoice {
 };
 
 /// Looks up schedules: what was tuned on this machine with this version of uniep, then with any
-/// version, then what is shipped, then the cost model's pick among presets and their neighbours
-/// where the machine has a profile, then the default.
-/// Nothing is measured. The model is asked once for each situation; everything else is a search in
-/// memory.
+/// version, then what is shipped, then the same of plain experts for others with a gate, whose
+/// products have the same sizes (key_of_plain_experts), then the cost model's pick among presets
+/// and their neighbours where the machine has a profile, then the default. Nothing is measured. The
+/// model is asked once for each situation; everything else is a search in memory.
 class ScheduleBook {
  public:
   ScheduleBook(std::vector<TunedEntry> cached, std::vector<TunedEntry> shipped,
@@ -46,6 +46,9 @@ class ScheduleBook {
   };
 
   ScheduleChoice find(const TuneKey& key, const Problem& problem, const Place& place) const;
+  /// Of what was tuned; nothing where there is no entry that can run.
+  std::optional<ScheduleChoice> find_tuned(const TuneKey& key, const Problem& problem,
+                                           const Place& place) const;
 
   std::vector<TunedEntry> cached_;
   std::vector<TunedEntry> of_any_version_;  ///< the same, without the version that stored them

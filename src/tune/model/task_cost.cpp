@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/plain_experts.h"
 
 namespace uniep::tune {
 namespace {
@@ -15,6 +16,16 @@ const GemmCost* find_cost(const MachineProfile& profile, Stage stage, int tile_n
     if (cost.tile_n == 0) found = &cost;
   }
   return found;
+}
+
+/// Time of a pass whose experts are not plain over that of the same pass of plain ones, of which
+/// profiles are. Products make up nearly all of it. Means over five models on one H100, 2026-11-25
+/// (benchmarks/results/2026-11-25_1xH100_arithmetic.json). With a bias, of `swiglu,bias` and
+/// `gpt_oss,after,bias`; without, of `swiglu,after` and `gpt_oss`.
+double share_of_plain_experts(const PassView& v) {
+  if (are_plain_experts(v.activation, v.probs, v.choice.has_bias, v.group_experts > 0)) return 1;
+  if (v.pass == Pass::kForward) return v.choice.has_bias ? 1.017 : 1.002;
+  return v.choice.has_bias ? 1.088 : 1.017;
 }
 
 /// What a byte costs with so many tasks at a time, as a share of `per_byte`.
@@ -72,7 +83,9 @@ MoveSize move_size(const PassView& v, const Task& task) {
 }
 
 TaskCosts::TaskCosts(const MachineProfile& profile, const PassView& view, int workers)
-    : profile_(profile), traffic_(view, workers, profile.cache_bytes) {
+    : profile_(profile),
+      traffic_(view, workers, profile.cache_bytes),
+      share_of_plain_(profile.backend == Backend::kCuda ? share_of_plain_experts(view) : 1) {
   for (int i = 0; i < kMaxStages; ++i) {
     const auto stage = static_cast<Stage>(i);
     if (view.stage(stage).kind != StageKind::kProduct) continue;
@@ -97,7 +110,7 @@ double TaskCosts::product(const PassView& v, const Task& task) const {
                              cost.per_nk * n * k + cost.per_mn * m * n;
   // What a worker has of the memory's bandwidth while all use it, reduce shows.
   const double moving = profile_.reduce.per_byte * traffic_.bytes(v, task, size);
-  return std::max({multiplying, moving, profile_.draw_s});
+  return share_of_plain_ * std::max({multiplying, moving, profile_.draw_s});
 }
 
 double TaskCosts::of(const PassView& v, const Task& task) const {

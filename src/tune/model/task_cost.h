@@ -32,6 +32,7 @@ class TaskCosts {
 
   const MachineProfile& profile_;
   const TileTraffic traffic_;
+  const double share_of_plain_;  ///< how much longer products take than those of plain experts
   const GemmCost* by_stage_[kMaxStages] = {};
 };
 

@@ -35,6 +35,7 @@ struct Flags {
   double skew = 0;
   bool no_check = false;
   KeptFlags kept;
+  ArithmeticFlags arithmetic;
   std::string json;
   std::string against;
   std::optional<double> fail_above;
@@ -67,7 +68,7 @@ std::vector<BenchCase> make_cases(const Flags& flags, const BenchOptions& option
   // Results, and those to compare with.
   const int results = options.check ? 2 : 1;
   if (!flags.input.empty()) {
-    cases.push_back(read_case(flags.input, options.ranks));
+    cases.push_back(read_case(flags.input, options.ranks, flags.arithmetic));
     require_dy(cases.back(), options.passes);
     if (!wants_cuda(flags)) {
       require_measurable("--input " + display_name(flags.input), cases.back().spec, options.ranks,
@@ -75,9 +76,9 @@ std::vector<BenchCase> make_cases(const Flags& flags, const BenchOptions& option
     }
   }
   for (const std::string& shape : shapes_of(flags)) {
-    const workload::ShapeSpec spec = parse_bench_shape(shape, options.ranks);
+    const workload::ShapeSpec spec = parse_bench_shape(shape, options.ranks, flags.arithmetic);
     if (!wants_cuda(flags)) require_measurable("--shape " + shape, spec, options.ranks, results);
-    cases.push_back(make_case(shape, options.ranks, flags.seed, flags.skew));
+    cases.push_back(make_case(shape, options.ranks, flags.seed, flags.skew, flags.arithmetic));
   }
   for (BenchCase& bench : cases) {
     flags.kept.apply_to(bench.problem);
@@ -171,7 +172,9 @@ int run(const Flags& flags, const Invocation& invocation) {
   std::optional<ResultFile> earlier;
   if (!flags.against.empty()) earlier = read_result_file(flags.against);
   const auto refuse = [&](int ranks) {
-    for (const std::string& shape : shapes_of(flags)) parse_bench_shape(shape, ranks);
+    for (const std::string& shape : shapes_of(flags)) {
+      parse_bench_shape(shape, ranks, flags.arithmetic);
+    }
     (void)bench_options(flags, ranks);
   };
   return with_ranks(
@@ -181,9 +184,10 @@ int run(const Flags& flags, const Invocation& invocation) {
 
 void add_what_options(CLI::App& sub, Flags& flags) {
   OptionGroup group(sub, "What to measure");
-  group.add("--shape", flags.shapes, "NAME[,key=value...]",
-            "Layers to make up (default: tiny small; with cuda: every model). Names: " +
-                shapes_and_keys());
+  CLI::Option* shape =
+      group.add("--shape", flags.shapes, "NAME[,key=value...]",
+                "Layers to make up (default: tiny small; with cuda: every model). Names: " +
+                    shapes_and_keys());
   CLI::Option* input = group.add(
       "--input", flags.input, "FILE",
       "Or a layer file as uniep run takes it: its tokens, routing, probabilities and weights");
@@ -192,6 +196,7 @@ void add_what_options(CLI::App& sub, Flags& flags) {
             "up for each shape");
   add_pass(group, flags.pass);
   add_kept(group, flags.kept);
+  add_arithmetic(group, flags.arithmetic, shape);
   add_seed(group, flags.seed)->excludes(input);
   add_skew(group, flags.skew)->excludes(input);
 }
@@ -240,6 +245,7 @@ void add_bench(CLI::App& app, Invocation& invocation) {
       "  uniep bench --shape small,tokens=1024 --schedule sequential single auto --ranks 4\n"
       "  uniep bench --input data/moe_lm_layer.safetensors --schedule sequential single\n"
       "  uniep bench --backend cuda --ranks 4 --json bench.json\n"
+      "  uniep bench --backend cuda --shape gpt-oss-120b --as-model --schedule auto\n"
       "  uniep bench --json new.json --against old.json --fail-above 5\n"
       "\n"
       "Ctrl-C ends it with what it has. Exits with 0; with 1 where results are wrong, a "

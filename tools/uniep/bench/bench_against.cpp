@@ -16,7 +16,9 @@ namespace {
 double half_spread(const ResultCase& c) { return (c.p90 - c.p10) / 2; }
 
 bool is_same(const ResultCase& a, const ResultCase& b) {
-  if (a.shape != b.shape || a.direction != b.direction) return false;
+  if (a.shape != b.shape || a.direction != b.direction || a.arithmetic != b.arithmetic) {
+    return false;
+  }
   // What "single" or "auto" stands for may have changed meanwhile.
   return a.schedule == b.schedule || (!a.given.empty() && a.given == b.given);
 }
@@ -55,7 +57,8 @@ const std::string& schedule_of(const ResultCase& c) {
 }
 
 std::string name_of(const ResultCase& c) {
-  return cat(c.shape, ' ', c.direction, ' ', schedule_of(c));
+  return cat(c.shape, ' ', c.direction, ' ', schedule_of(c),
+             c.arithmetic == kPlain ? "" : cat(" (", c.arithmetic, ')'));
 }
 
 /// The first of them; --json has all, and schedules in full.

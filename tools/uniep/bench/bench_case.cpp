@@ -10,7 +10,6 @@
 #include "base/math.h"
 #include "common/table.h"
 #include "common/work_limits.h"
-#include "io/layer_file.h"
 #include "workload/skew.h"
 #include "workload/split.h"
 
@@ -105,16 +104,22 @@ std::vector<WireRows> wire_rows(const BenchCase& bench) {
   return wire;
 }
 
-workload::ShapeSpec parse_bench_shape(const std::string& shape, int ranks) {
+workload::ShapeSpec parse_bench_shape(const std::string& shape, int ranks,
+                                      const ArithmeticFlags& arithmetic) {
   workload::ShapeSpec spec = workload::parse_shape(shape);
+  arithmetic.apply_to(spec);
   require(spec.num_experts % ranks == 0, ErrorCode::kInvalidArgument, "--shape ", shape, " has ",
           counted(spec.num_experts, "expert", "experts"), ", which cannot be split over ", ranks,
           " ranks; a number of ranks that divides the experts is accepted");
   return spec;
 }
 
-BenchCase make_case(const std::string& shape, int ranks, std::uint64_t seed, double skew) {
-  BenchCase c{.name = shape, .spec = parse_bench_shape(shape, ranks), .ranks = ranks, .seed = seed};
+BenchCase make_case(const std::string& shape, int ranks, std::uint64_t seed, double skew,
+                    const ArithmeticFlags& arithmetic) {
+  BenchCase c{.name = shape,
+              .spec = parse_bench_shape(shape, ranks, arithmetic),
+              .ranks = ranks,
+              .seed = seed};
   c.skew = skew;
   require_routable(c.spec, ranks);
   c.token_begin = workload::even_parts(ranks * c.spec.tokens, ranks);
@@ -147,12 +152,8 @@ void require_dy(const BenchCase& bench, PassChoice passes) {
           " has no tensor dy, which a backward pass needs; --pass forward is accepted");
 }
 
-BenchCase read_case(const std::string& path, int ranks) {
-  const auto layer = std::make_shared<const LayerData>(io::load_layer(path));
-  require(
-      !layer->has_bias(), ErrorCode::kUnsupported, display_name(path),
-      " has the tensors b1 and b2, and layers with biases are not measured; a file without them "
-      "is accepted");
+BenchCase read_case(const std::string& path, int ranks, const ArithmeticFlags& arithmetic) {
+  const auto layer = std::make_shared<const LayerData>(read_layer(path, arithmetic));
   const workload::Split split(*layer, ranks);  // refuses experts that do not divide
   BenchCase c{.name = std::filesystem::path(path).stem().string(), .spec = {}, .ranks = ranks};
   c.file = path;
@@ -164,7 +165,10 @@ BenchCase read_case(const std::string& path, int ranks) {
             .hidden = layer->hidden,
             .intermediate = layer->intermediate,
             .num_experts = layer->num_experts,
-            .topk = layer->topk};
+            .topk = layer->topk,
+            .activation = layer->activation,
+            .probs = layer->probs,
+            .bias = layer->has_bias()};
   complete(c);
   c.skew = workload::skew_of(*layer);
   return c;

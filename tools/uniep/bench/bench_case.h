@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/layer_data.h"
+#include "common/arithmetic.h"
 #include "run/step.h"
 #include "uniep/problem.h"
 #include "uniep/schedule.h"
@@ -63,6 +64,7 @@ struct BenchCase {
   Problem problem{};
 
   std::int64_t local_experts() const { return spec.num_experts / ranks; }
+  std::int64_t w1_rows() const { return halves(problem) * spec.intermediate; }  ///< of an expert
   std::int64_t first_token(int rank) const { return token_begin[static_cast<std::size_t>(rank)]; }
   std::int64_t tokens(int rank) const { return first_token(rank + 1) - first_token(rank); }
   std::vector<std::int64_t> tokens_per_rank() const;
@@ -80,11 +82,13 @@ struct BenchCase {
 /// Of every rank.
 std::vector<WireRows> wire_rows(const BenchCase& bench);
 
-/// Throws Error(kInvalidArgument) where the shape does not parse, or ranks do not divide its
-/// experts.
-workload::ShapeSpec parse_bench_shape(const std::string& shape, int ranks);
+/// Throws Error(kInvalidArgument) where the shape does not parse, has no such arithmetic, or ranks
+/// do not divide its experts.
+workload::ShapeSpec parse_bench_shape(const std::string& shape, int ranks,
+                                      const ArithmeticFlags& arithmetic = {});
 
-BenchCase make_case(const std::string& shape, int ranks, std::uint64_t seed, double skew);
+BenchCase make_case(const std::string& shape, int ranks, std::uint64_t seed, double skew,
+                    const ArithmeticFlags& arithmetic = {});
 
 /// A tensor of a layer that a file holds.
 const std::vector<bf16>& tensor_of(const LayerData& layer, workload::Tensor tensor);
@@ -93,7 +97,7 @@ const std::vector<bf16>& tensor_of(const LayerData& layer, workload::Tensor tens
 void require_dy(const BenchCase& bench, PassChoice passes);
 
 /// The layer of a file, with its own routing.
-BenchCase read_case(const std::string& path, int ranks);
+BenchCase read_case(const std::string& path, int ranks, const ArithmeticFlags& arithmetic = {});
 
 /// Room for the fullest rank, and for twice a balanced load, as a training job would set it: what
 /// any routing could need does not fit a GPU at the shapes of large models.

@@ -36,7 +36,7 @@ Product product_of(const StageRow& row, const Extents& extents) {
 }
 
 /// With all that a pass may compute again.
-constexpr Dropped kAllDropped{.x_rows = true, .h = true};
+constexpr GraphChoice kAllComputed{.drops_x_rows = true, .drops_h = true};
 
 std::optional<double> if_positive(double value) {
   return value > 0 ? std::optional(value) : std::nullopt;
@@ -95,12 +95,13 @@ double bytes_of(const BenchPass& measured, Stage stage) {
 }  // namespace
 
 std::vector<Product> products(const workload::ShapeSpec& spec, Pass pass, std::int64_t rows,
-                              Dropped dropped) {
-  Extents extents = extents_of_widths(spec.topk, spec.hidden, spec.intermediate);
+                              GraphChoice choice) {
+  Extents extents = extents_of_widths(spec.topk, spec.hidden, spec.intermediate,
+                                      is_gated(spec.activation) ? 2 : 1, spec.bias);
   extents[Extent::kRows] = rows;
   std::vector<Product> all;
   kLayerGraph.for_each_stage(pass, [&](const StageRow& row) {
-    const bool computed = row.kind == StageKind::kProduct && holds(row.when, dropped);
+    const bool computed = row.kind == StageKind::kProduct && holds(row.when, choice);
     if (computed) all.push_back(product_of(row, extents));
   });
   return all;
@@ -134,7 +135,7 @@ std::optional<double> Floors::of(Stage stage) const {
 
 std::optional<double> Floors::of(Pass pass) const {
   std::vector<Stage> stages;
-  for (const Product& p : products({}, pass, 0, kAllDropped)) stages.push_back(p.stage);
+  for (const Product& p : products({}, pass, 0, kAllComputed)) stages.push_back(p.stage);
   return if_positive(std::max(gemms_s(stages), wire_s(true, true)));
 }
 
@@ -153,7 +154,7 @@ std::vector<double> pass_seconds(const BenchPass& measured) {
 std::vector<BenchRow> bench_rows(const BenchPass& measured, const workload::ShapeSpec& spec,
                                  std::int64_t rows, const std::optional<Floors>& floors) {
   const auto ranks = static_cast<double>(std::max<std::size_t>(1, measured.stats.size()));
-  const std::vector<Product> all = products(spec, measured.pass, rows, kAllDropped);
+  const std::vector<Product> all = products(spec, measured.pass, rows, kAllComputed);
   const auto add_rates = [&](BenchRow row, double flops, double bytes) {
     const double seconds = median(row.seconds);
     row.tflops = rate(flops / ranks, seconds, 1e12);

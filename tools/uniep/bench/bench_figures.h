@@ -28,7 +28,7 @@ struct Product {
 /// The products of a direction for an expert of `rows` rows, in the order of the pass; with those
 /// that are computed again where forward keeps less.
 std::vector<Product> products(const workload::ShapeSpec& spec, Pass pass, std::int64_t rows,
-                              Dropped dropped = {});
+                              GraphChoice choice = {});
 
 /// Times of the bare GEMMs by stage, a rank's rows spread evenly over its experts; 0 where a stage
 /// has none.

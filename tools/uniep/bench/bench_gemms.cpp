@@ -115,7 +115,7 @@ GemmSeconds time_gemms(const BenchCase& bench, int rank, const BenchOptions& opt
   const Handle handle;
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
     if (pass == Pass::kBackward && options.passes == PassChoice::kForward) continue;
-    for (const Product& p : products(s, pass, rows, dropped_by(bench.problem))) {
+    for (const Product& p : products(s, pass, rows, choice_of(bench.problem))) {
       const bool of_w1 = row_of(p.stage).reads[1] == Tensor::kW1;
       const bf16* weights = of_w1 ? w1.data() : w2.data();
       const bf16* b = p.layout == ProductLayout::kTN ? right.data() : weights;

@@ -2,9 +2,11 @@
 
 namespace uniep::tool {
 
-std::vector<ResultTensor> tensors_of(Pass pass) {
+std::vector<ResultTensor> tensors_of(Pass pass, const Problem& problem) {
   using enum ResultTensor;
-  return pass == Pass::kForward ? std::vector{kOut} : std::vector{kDx, kDprobs, kDw1, kDw2};
+  if (pass == Pass::kForward) return {kOut};
+  if (problem.bias) return {kDx, kDprobs, kDw1, kDw2, kDb1, kDb2};
+  return {kDx, kDprobs, kDw1, kDw2};
 }
 
 int width_of(ResultTensor tensor) {
@@ -14,13 +16,16 @@ int width_of(ResultTensor tensor) {
 BenchResults::BenchResults(const BenchCase& bench, int rank, bool backward, BenchDevice& device) {
   const workload::ShapeSpec& s = bench.spec;
   const std::int64_t tokens = bench.tokens(rank);
-  const std::int64_t weights = bench.local_experts() * s.hidden * s.intermediate;
+  const std::int64_t experts = bench.local_experts();
   out = BenchTensor<bf16>(device, tokens * s.hidden);
   if (!backward) return;
   dx = BenchTensor<bf16>(device, tokens * s.hidden);
   dprobs = BenchTensor<float>(device, tokens * s.topk);
-  dw1 = BenchTensor<bf16>(device, 2 * weights);
-  dw2 = BenchTensor<bf16>(device, weights);
+  dw1 = BenchTensor<bf16>(device, experts * bench.w1_rows() * s.hidden);
+  dw2 = BenchTensor<bf16>(device, experts * s.hidden * s.intermediate);
+  if (!s.bias) return;
+  db1 = BenchTensor<bf16>(device, experts * bench.w1_rows());
+  db2 = BenchTensor<bf16>(device, experts * s.hidden);
 }
 
 std::span<std::byte> BenchResults::bytes(ResultTensor tensor) const {
@@ -33,6 +38,10 @@ std::span<std::byte> BenchResults::bytes(ResultTensor tensor) const {
       return dprobs.bytes();
     case ResultTensor::kDw1:
       return dw1.bytes();
+    case ResultTensor::kDb1:
+      return db1.bytes();
+    case ResultTensor::kDb2:
+      return db2.bytes();
     case ResultTensor::kDw2:
       break;
   }
@@ -69,10 +78,15 @@ void BenchLayer::make_inputs() {
   using workload::Tensor;
   const workload::ShapeSpec& s = bench_.spec;
   const std::int64_t first = bench_.first_token(rank_), tokens = bench_.tokens(rank_);
-  const std::int64_t weights = bench_.local_experts() * s.hidden * s.intermediate;
+  const std::int64_t of_w1 = bench_.local_experts() * bench_.w1_rows() * s.hidden;
+  const std::int64_t of_w2 = bench_.local_experts() * s.hidden * s.intermediate;
   x_ = input(Tensor::kX, first * s.hidden, tokens * s.hidden);
-  w1_ = input(Tensor::kW1, rank_ * 2 * weights, 2 * weights);
-  w2_ = input(Tensor::kW2, rank_ * weights, weights);
+  w1_ = input(Tensor::kW1, rank_ * of_w1, of_w1);
+  w2_ = input(Tensor::kW2, rank_ * of_w2, of_w2);
+  if (s.bias) {
+    b1_ = input(Tensor::kB1, rank_ * of_w1 / s.hidden, of_w1 / s.hidden);
+    b2_ = input(Tensor::kB2, rank_ * of_w2 / s.intermediate, of_w2 / s.intermediate);
+  }
   if (backward_) dy_ = input(Tensor::kDy, first * s.hidden, tokens * s.hidden);
 
   ids_ = BenchTensor<std::int32_t>(device_, tokens * s.topk);
@@ -87,14 +101,26 @@ void BenchLayer::forward(const Schedule& schedule, const BenchResults& results) 
                            .topk_probs = probs_.span(),
                            .w1 = w1_.span(),
                            .w2 = w2_.span(),
-                           .out = results.out.span()},
+                           .out = results.out.span(),
+                           .b1 = b1_.span(),
+                           .b2 = b2_.span()},
                           schedule);
 }
 
 void BenchLayer::backward(const Schedule& schedule, const BenchResults& results) {
   layer_.backward(saved_,
-                  {dy_.span(), w1_.span(), w2_.span(), results.dx.span(), results.dprobs.span(),
-                   results.dw1.span(), results.dw2.span(), x_.span()},
+                  {.dy = dy_.span(),
+                   .w1 = w1_.span(),
+                   .w2 = w2_.span(),
+                   .dx = results.dx.span(),
+                   .dprobs = results.dprobs.span(),
+                   .dw1 = results.dw1.span(),
+                   .dw2 = results.dw2.span(),
+                   .x = x_.span(),
+                   .b1 = b1_.span(),
+                   .b2 = b2_.span(),
+                   .db1 = results.db1.span(),
+                   .db2 = results.db2.span()},
                   schedule);
 }
 
@@ -116,7 +142,8 @@ void BenchLayer::start(Pass pass, const Schedule& schedule) {
 }
 
 PassStats BenchLayer::run(Pass pass, const Schedule& schedule) {
-  for (const ResultTensor tensor : tensors_of(pass)) device_.poison(results_.bytes(tensor));
+  for (const ResultTensor tensor : tensors_of(pass, bench_.problem))
+    device_.poison(results_.bytes(tensor));
   // On a GPU the pass that is measured follows another one that is not. Every pass ends with
   // waiting for all ranks, so the first takes up what the ranks' hosts are apart, and the second
   // is in the stream before it begins: it is timed as within a step of training, without start
@@ -130,7 +157,7 @@ PassStats BenchLayer::run(Pass pass, const Schedule& schedule) {
 
 std::int64_t BenchLayer::count_differing(Pass pass) {
   std::int64_t differing = 0;
-  for (const ResultTensor tensor : tensors_of(pass)) {
+  for (const ResultTensor tensor : tensors_of(pass, bench_.problem)) {
     differing +=
         device_.count_differing(results_.bytes(tensor), baseline_->bytes(tensor), width_of(tensor));
   }
@@ -139,7 +166,7 @@ std::int64_t BenchLayer::count_differing(Pass pass) {
 
 std::int64_t BenchLayer::count_elements(Pass pass) const {
   std::int64_t elements = 0;
-  for (const ResultTensor tensor : tensors_of(pass)) {
+  for (const ResultTensor tensor : tensors_of(pass, bench_.problem)) {
     elements += static_cast<std::int64_t>(results_.bytes(tensor).size()) / width_of(tensor);
   }
   return elements;

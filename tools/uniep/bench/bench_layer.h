@@ -11,15 +11,15 @@
 
 namespace uniep::tool {
 
-/// The tensors that a direction computes.
-std::vector<ResultTensor> tensors_of(Pass pass);
+/// The tensors that a direction of such a layer computes.
+std::vector<ResultTensor> tensors_of(Pass pass, const Problem& problem);
 
 /// Bytes of an element.
 int width_of(ResultTensor tensor);
 
 /// The results of a step on one rank.
 struct BenchResults {
-  BenchTensor<bf16> out, dx, dw1, dw2;
+  BenchTensor<bf16> out, dx, dw1, dw2, db1, db2;
   BenchTensor<float> dprobs;
 
   BenchResults(const BenchCase& bench, int rank, bool backward, BenchDevice& device);
@@ -67,7 +67,7 @@ class BenchLayer {
   const int rank_;
   const bool backward_;
   Layer layer_;
-  BenchTensor<bf16> x_, dy_, w1_, w2_;
+  BenchTensor<bf16> x_, dy_, w1_, w2_, b1_, b2_;
   BenchTensor<float> probs_;
   BenchTensor<std::int32_t> ids_;
   std::optional<RoutingPlan> plan_;

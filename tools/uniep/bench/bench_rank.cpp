@@ -145,7 +145,7 @@ Wrong RankBench::differences(Pass pass) {
 
 Wrong RankBench::inexact(Pass pass) {
   Wrong wrong;
-  const std::vector<ResultTensor> of_pass = tensors_of(pass);
+  const std::vector<ResultTensor> of_pass = tensors_of(pass, bench_.problem);
   for (const Sample& sample : samples_) {
     if (std::ranges::find(of_pass, sample.tensor) == of_pass.end()) continue;
     wrong.sampled += static_cast<std::int64_t>(sample.exact.size());

@@ -125,6 +125,8 @@ Notes shape_notes(const BenchEntry& entry, const BenchOptions& options) {
             cat(display_name(b.name), ": ", b.file.empty() ? "" : "up to ", b.spec.tokens,
                 " tokens per rank, hidden ", b.spec.hidden, ", intermediate ", b.spec.intermediate,
                 ", ", b.spec.num_experts, " experts, top-", b.spec.topk));
+  const std::string arithmetic = arithmetic_text(b.problem);
+  if (!arithmetic.empty()) notes.add("experts", arithmetic);
   notes.add("load", load_text(b.rows_per_expert));
   if (b.problem.save != Save::kRows || b.problem.recompute_h) {
     notes.add("kept", cat("save=", name(b.problem.save),
@@ -160,6 +162,7 @@ Json row_json(const BenchEntry& entry, const std::string& given, std::size_t sch
               const BenchRow& row) {
   Json json = record_json(record_of(entry, schedule, row));
   json["given"] = given;
+  json["arithmetic"] = arithmetic_words(entry.bench.problem);
   json["passes"] = row.seconds.size();
   if (row.stage) json["pass"] = name(row.pass);
   json["tflops"] = or_null(row.tflops);

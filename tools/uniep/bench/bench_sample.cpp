@@ -45,14 +45,18 @@ class Inputs {
   Row token(Tensor tensor, std::int64_t index) const {
     return values(tensor, index * bench_.spec.hidden, bench_.spec.hidden);
   }
+  std::int64_t w1_rows() const { return bench_.w1_rows(); }
   Row w1_row(std::int64_t expert, std::int64_t row) const {
-    const auto& s = bench_.spec;
-    return values(Tensor::kW1, (expert * 2 * s.intermediate + row) * s.hidden, s.hidden);
+    const std::int64_t hidden = bench_.spec.hidden;
+    return values(Tensor::kW1, (expert * w1_rows() + row) * hidden, hidden);
   }
   Row w2_row(std::int64_t expert, std::int64_t row) const {
     const auto& s = bench_.spec;
     return values(Tensor::kW2, (expert * s.hidden + row) * s.intermediate, s.intermediate);
   }
+  /// Empty where experts have no biases.
+  Row b1(std::int64_t expert) const { return bias(Tensor::kB1, expert, w1_rows()); }
+  Row b2(std::int64_t expert) const { return bias(Tensor::kB2, expert, bench_.spec.hidden); }
   std::int64_t expert_of(std::int64_t slot) const {
     return bench_.routing.topk_ids[static_cast<std::size_t>(slot)];
   }
@@ -61,6 +65,9 @@ class Inputs {
   }
 
  private:
+  Row bias(Tensor tensor, std::int64_t expert, std::int64_t width) const {
+    return bench_.spec.bias ? values(tensor, expert * width, width) : Row();
+  }
   std::vector<bf16> stored(Tensor tensor, std::int64_t first, std::int64_t count) const {
     if (bench_.layer) {
       const auto begin = tensor_of(*bench_.layer, tensor).begin() + first;
@@ -75,19 +82,26 @@ class Inputs {
   const BenchCase& bench_;
 };
 
-/// SwiGLU of one row and column, and what its gradient makes of `da`.
-struct Activation {
-  double a, dprob, dgate, dup;
+/// One row and column of what lies between the products, and what its gradient makes of `da`. Where
+/// the probability is multiplied changes roundings alone.
+struct Activated {
+  double a, dprob, dgate;
+  double dup = 0;  ///< without a gate there is no such half, and `up` counts for nothing
 
-  Activation(double gate, double up, double prob, double da)
-      : Activation(reference::exact_activations::silu(gate), up, prob, da) {}
+  Activated(Activation activation, double gate, double up, double prob, double da)
+      : Activated(reference::exact_gate(activation, gate), upper(activation, up), prob, da) {}
 
  private:
-  Activation(reference::ExactValueSlope silu, double up, double prob, double da)
-      : a(prob * silu.value * up),
-        dprob(da * silu.value * up),
-        dgate(prob * da * up * silu.slope),
-        dup(prob * da * silu.value) {}
+  using ValueSlope = reference::ExactValueSlope;
+
+  static ValueSlope upper(Activation activation, double up) {
+    return is_gated(activation) ? reference::exact_up(activation, up) : ValueSlope{1, 0};
+  }
+  Activated(ValueSlope gate, ValueSlope up, double prob, double da)
+      : a(prob * gate.value * up.value),
+        dprob(da * gate.value * up.value),
+        dgate(prob * da * up.value * gate.slope),
+        dup(prob * da * gate.value * up.slope) {}
 };
 
 /// What one (token, k) contributes to its token.
@@ -102,6 +116,24 @@ SlotResult dropped_slot(const workload::ShapeSpec& s, bool backward) {
   return {.y = Row(hidden), .dx = Row(backward ? hidden : 0)};
 }
 
+Row exact_h(const Inputs& in, std::int64_t expert, const Row& x) {
+  Row h(static_cast<std::size_t>(in.w1_rows()));
+  for (std::size_t j = 0; j < h.size(); ++j) {
+    h[j] = dot(in.w1_row(expert, static_cast<std::int64_t>(j)), x);
+  }
+  const Row b1 = in.b1(expert);
+  if (!b1.empty()) add_scaled(h, 1, b1);
+  return h;
+}
+
+/// The part of dprob that b2 has.
+void add_dprob_of_bias(SlotResult& result, const Row& dy, const Row& b2) {
+  for (std::size_t r = 0; r < b2.size(); ++r) {
+    result.dprob += dy[r] * b2[r];
+    result.dprob_squares += dy[r] * b2[r] * dy[r] * b2[r];
+  }
+}
+
 SlotResult exact_slot(const Inputs& in, const workload::ShapeSpec& s, std::int64_t slot,
                       bool backward) {
   const std::int64_t expert = in.expert_of(slot);
@@ -109,12 +141,14 @@ SlotResult exact_slot(const Inputs& in, const workload::ShapeSpec& s, std::int64
   const double prob = in.prob_of(slot);
   const Row x = in.token(Tensor::kX, slot / s.topk);
   const Row dy = backward ? in.token(Tensor::kDy, slot / s.topk) : Row();
+  const Row h = exact_h(in, expert, x);
+  const Row b2 = in.b2(expert);
   const auto inter = static_cast<std::size_t>(s.intermediate);
-  Row h(2 * inter), a(inter), da(inter);
-  for (std::size_t j = 0; j < h.size(); ++j) {
-    h[j] = dot(in.w1_row(expert, static_cast<std::int64_t>(j)), x);
-  }
-  for (std::size_t i = 0; i < inter; ++i) a[i] = Activation(h[i], h[inter + i], prob, 0).a;
+  const auto activated = [&](std::size_t i, double da) {
+    return Activated(s.activation, h[i], h[h.size() - inter + i], prob, da);
+  };
+  Row a(inter), da(inter);
+  for (std::size_t i = 0; i < inter; ++i) a[i] = activated(i, 0).a;
 
   SlotResult result{.y = Row(x.size()), .dx = Row(backward ? x.size() : 0)};
   for (std::size_t r = 0; r < result.y.size(); ++r) {
@@ -122,12 +156,15 @@ SlotResult exact_slot(const Inputs& in, const workload::ShapeSpec& s, std::int64
     result.y[r] = dot(w2, a);
     if (backward) add_scaled(da, dy[r], w2);
   }
+  if (!b2.empty()) add_scaled(result.y, prob, b2);
   if (!backward) return result;
+  add_dprob_of_bias(result, dy, b2);
   for (std::size_t i = 0; i < inter; ++i) {
-    const Activation d(h[i], h[inter + i], prob, da[i]);
+    const Activated d = activated(i, da[i]);
     result.dprob += d.dprob;
     result.dprob_squares += d.dprob * d.dprob;
     add_scaled(result.dx, d.dgate, in.w1_row(expert, static_cast<std::int64_t>(i)));
+    if (!is_gated(s.activation)) continue;
     add_scaled(result.dx, d.dup, in.w1_row(expert, static_cast<std::int64_t>(inter + i)));
   }
   return result;
@@ -189,17 +226,26 @@ struct WeightBlock {
 struct RowFactors {
   Row x, dy;          // [hidden_count]
   Row a, dgate, dup;  // [kSampledColumns]
+  double prob = 0;
 };
 
-/// The weights that the sampled columns depend on, each of the width of a token.
+/// The weights that the sampled columns depend on, each of the width of a token, and their biases.
 struct BlockWeights {
   std::vector<Row> gate, up, down;
+  Row gate_bias, up_bias;
 
-  BlockWeights(const Inputs& in, const workload::ShapeSpec& s, const WeightBlock& block) {
+  BlockWeights(const Inputs& in, const workload::ShapeSpec& s, const WeightBlock& block)
+      : gate_bias(kSampledColumns), up_bias(kSampledColumns) {
+    // Without a gate both are the same rows.
+    const std::int64_t to_up = in.w1_rows() - s.intermediate;
+    const Row b1 = in.b1(block.expert);
     down.assign(kSampledColumns, Row(static_cast<std::size_t>(s.hidden)));
     for (std::int64_t c = 0; c < kSampledColumns; ++c) {
       gate.push_back(in.w1_row(block.expert, block.column + c));
-      up.push_back(in.w1_row(block.expert, s.intermediate + block.column + c));
+      up.push_back(in.w1_row(block.expert, to_up + block.column + c));
+      if (b1.empty()) continue;
+      gate_bias[static_cast<std::size_t>(c)] = b1[static_cast<std::size_t>(block.column + c)];
+      up_bias[static_cast<std::size_t>(c)] = b1[static_cast<std::size_t>(to_up + block.column + c)];
     }
     for (std::int64_t r = 0; r < s.hidden; ++r) {
       const std::int64_t first = (block.expert * s.hidden + r) * s.intermediate + block.column;
@@ -216,11 +262,12 @@ RowFactors row_factors(const Inputs& in, const workload::ShapeSpec& s, const Wei
   const Row x = in.token(Tensor::kX, slot / s.topk);
   const Row dy = in.token(Tensor::kDy, slot / s.topk);
   RowFactors f;
+  f.prob = in.prob_of(slot);
   f.x.assign(x.begin() + block.hidden, x.begin() + block.hidden + block.hidden_count);
   f.dy.assign(dy.begin() + block.hidden, dy.begin() + block.hidden + block.hidden_count);
   for (std::size_t c = 0; c < kSampledColumns; ++c) {
-    const Activation d(dot(weights.gate[c], x), dot(weights.up[c], x), in.prob_of(slot),
-                       dot(weights.down[c], dy));
+    const Activated d(s.activation, dot(weights.gate[c], x) + weights.gate_bias[c],
+                      dot(weights.up[c], x) + weights.up_bias[c], f.prob, dot(weights.down[c], dy));
     f.a.push_back(d.a);
     f.dgate.push_back(d.dgate);
     f.dup.push_back(d.dup);
@@ -258,31 +305,86 @@ std::vector<RowFactors> all_row_factors(const BenchCase& bench, const WeightBloc
   return rows;
 }
 
+/// The sum of what an expert's rows add, in float64.
+Row summed(const std::vector<RowFactors>& rows, std::size_t width,
+           const std::function<void(Row&, const RowFactors&)>& add_row) {
+  Row sum(width);
+  for (const RowFactors& f : rows) add_row(sum, f);
+  return sum;
+}
+
+/// The halves of w1's rows: the number of its first row, and what a row of the expert gives.
+struct Half {
+  std::int64_t first;
+  Row RowFactors::*gradient;
+};
+std::vector<Half> halves_of(const workload::ShapeSpec& s) {
+  std::vector<Half> halves{{0, &RowFactors::dgate}};
+  if (is_gated(s.activation)) halves.push_back({s.intermediate, &RowFactors::dup});
+  return halves;
+}
+
+Sample dw1_sample(const BenchCase& bench, const WeightBlock& block, std::int64_t local,
+                  const std::vector<RowFactors>& rows) {
+  Sample dw1{.tensor = ResultTensor::kDw1};
+  for (std::size_t c = 0; c < kSampledColumns; ++c) {
+    for (const Half& half : halves_of(bench.spec)) {
+      const std::int64_t row =
+          local * bench.w1_rows() + half.first + block.column + static_cast<std::int64_t>(c);
+      add_run(dw1, row * bench.spec.hidden + block.hidden,
+              summed(rows, rows.front().x.size(), [&](Row& sum, const RowFactors& f) {
+                add_scaled(sum, (f.*half.gradient)[c], f.x);
+              }));
+    }
+  }
+  return dw1;
+}
+
+Sample dw2_sample(const BenchCase& bench, const WeightBlock& block, std::int64_t local,
+                  const std::vector<RowFactors>& rows) {
+  const workload::ShapeSpec& s = bench.spec;
+  Sample dw2{.tensor = ResultTensor::kDw2};
+  for (std::int64_t i = 0; i < block.hidden_count; ++i) {
+    const std::int64_t row = local * s.hidden + block.hidden + i;
+    add_run(dw2, row * s.intermediate + block.column,
+            summed(rows, kSampledColumns, [&](Row& sum, const RowFactors& f) {
+              add_scaled(sum, f.dy[static_cast<std::size_t>(i)], f.a);
+            }));
+  }
+  return dw2;
+}
+
+Sample db1_sample(const BenchCase& bench, const WeightBlock& block, std::int64_t local,
+                  const std::vector<RowFactors>& rows) {
+  Sample db1{.tensor = ResultTensor::kDb1};
+  for (const Half& half : halves_of(bench.spec)) {
+    add_run(db1, local * bench.w1_rows() + half.first + block.column,
+            summed(rows, kSampledColumns,
+                   [&](Row& sum, const RowFactors& f) { add_scaled(sum, 1, f.*half.gradient); }));
+  }
+  return db1;
+}
+
+Sample db2_sample(const BenchCase& bench, const WeightBlock& block, std::int64_t local,
+                  const std::vector<RowFactors>& rows) {
+  Sample db2{.tensor = ResultTensor::kDb2};
+  add_run(db2, local * bench.spec.hidden + block.hidden,
+          summed(rows, rows.front().dy.size(),
+                 [](Row& sum, const RowFactors& f) { add_scaled(sum, f.prob, f.dy); }));
+  return db2;
+}
+
 std::vector<Sample> weight_samples(const BenchCase& bench, int rank) {
   const auto block = sampled_block(bench, rank);
   if (!block) return {};
-  const workload::ShapeSpec& s = bench.spec;
   const std::vector<RowFactors> rows = all_row_factors(bench, *block);
   const std::int64_t local = block->expert - rank * bench.local_experts();
-  Sample dw1{.tensor = ResultTensor::kDw1};
-  Sample dw2{.tensor = ResultTensor::kDw2};
-  for (std::int64_t c = 0; c < kSampledColumns; ++c) {
-    Row gate(static_cast<std::size_t>(block->hidden_count)), up = gate;
-    for (const RowFactors& f : rows) {
-      add_scaled(gate, f.dgate[static_cast<std::size_t>(c)], f.x);
-      add_scaled(up, f.dup[static_cast<std::size_t>(c)], f.x);
-    }
-    const std::int64_t row = local * 2 * s.intermediate + block->column + c;
-    add_run(dw1, row * s.hidden + block->hidden, gate);
-    add_run(dw1, (row + s.intermediate) * s.hidden + block->hidden, up);
-  }
-  for (std::int64_t i = 0; i < block->hidden_count; ++i) {
-    Row down(kSampledColumns);
-    for (const RowFactors& f : rows) add_scaled(down, f.dy[static_cast<std::size_t>(i)], f.a);
-    const std::int64_t row = local * s.hidden + block->hidden + i;
-    add_run(dw2, row * s.intermediate + block->column, down);
-  }
-  return {dw1, dw2};
+  std::vector<Sample> samples{dw1_sample(bench, *block, local, rows),
+                              dw2_sample(bench, *block, local, rows)};
+  if (!bench.spec.bias) return samples;
+  samples.push_back(db1_sample(bench, *block, local, rows));
+  samples.push_back(db2_sample(bench, *block, local, rows));
+  return samples;
 }
 
 }  // namespace

@@ -44,6 +44,7 @@ ResultCase case_of(const Json& json, const std::string& path, int iterations) {
   c.p90 = record.number("p90", kTime);
   c.passes = json.contains("passes") ? record.integer<int>("passes", 1, 1 << 30) : iterations;
   if (json.contains("given")) c.given = record.text("given");
+  if (json.contains("arithmetic")) c.arithmetic = record.text("arithmetic");
   return c;
 }
 

@@ -9,11 +9,14 @@
 namespace uniep::tool {
 
 /// A direction of a layer under a schedule, as a result file has it.
+inline constexpr const char* kPlain = "swiglu";  ///< arithmetic of a record that names none
+
 struct ResultCase {
   std::string shape;
   std::string direction;
   std::string given;     ///< the schedule as --schedule had it; empty: the file does not say
   std::string schedule;  ///< in full
+  std::string arithmetic = kPlain;  ///< arithmetic_words
   int ranks = 1;
   int passes = 0;  ///< that were measured
   double ms = 0, p10 = 0, p90 = 0;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "base/activation_names.h"
 #include "base/nearest.h"
 #include "base/problem_limits.h"
 #include "base/rank_limits.h"
@@ -120,33 +119,6 @@ void add_kept(OptionGroup& group, KeptFlags& kept) {
            "Rows that backward works in at a time, a multiple of 128 (default 0: all). With fewer, "
            "experts take turns in less memory, with the same bits")
       ->check(range<std::int64_t>(0, 2147483647));
-}
-
-CLI::Option* add_activation(OptionGroup& group, std::string& activation) {
-  return group
-      .add("--activation", activation, "NAME",
-           "What an expert computes between its products: swiglu (default), geglu, geglu_tanh, "
-           "reglu, gpt_oss; or without a gate, so that w1 has I rows: relu2, gelu, silu")
-      ->check(one_of(all_activation_names()));
-}
-
-void add_arithmetic(OptionGroup& group, ArithmeticFlags& arithmetic) {
-  add_activation(group, arithmetic.activation);
-  group
-      .add("--probs", arithmetic.probs, "PLACE",
-           "Where a row's probability is multiplied: before fc2 (default), or after it")
-      ->check(one_of({name(Probs::kBefore), name(Probs::kAfter)}));
-  group.add_flag("--bias", arithmetic.bias,
-                 "Experts have biases b1 and b2; a layer file that has them needs no flag");
-  group
-      .add("--combine-groups", arithmetic.combine_groups, "G",
-           "Experts are cut into G equal runs, and a token's rows are added up run by run, then "
-           "the runs' sums (default 1: all rows, one after another)")
-      ->check(range<int>(1, kMaxNumExperts));
-  group
-      .add("--combine-partials", arithmetic.combine_partials, "TYPE",
-           "What the sums of runs are before they are added up: fp32 (default) or bf16")
-      ->check(one_of({name(CombinePartials::kFp32), name(CombinePartials::kBf16)}));
 }
 
 void add_json(OptionGroup& group, std::string& path) {

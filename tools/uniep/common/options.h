@@ -80,8 +80,6 @@ void add_backend(OptionGroup& group, std::string& backend);
 void add_json(OptionGroup& group, std::string& path);
 
 void add_kept(OptionGroup& group, KeptFlags& kept);
-void add_arithmetic(OptionGroup& group, ArithmeticFlags& arithmetic);
-CLI::Option* add_activation(OptionGroup& group, std::string& activation);
 
 /// "deepseek-v3, ..., custom. Keys: tokens (per rank), ..."
 std::string shapes_and_keys();

@@ -7,6 +7,7 @@
 #endif
 #include "base/env.h"
 #include "commands.h"
+#include "common/arithmetic.h"
 #include "common/environment.h"
 #include "common/layer_memory.h"
 #include "common/machine.h"
@@ -170,9 +171,10 @@ void add_info(CLI::App& app, Invocation& invocation) {
       ->needs(shape);
   OptionGroup group(*sub, shape->get_group());
   add_kept(group, flags->kept);
-  add_arithmetic(group, flags->arithmetic);
-  for (const char* option : {"--save", "--recompute-h", "--backward-rows", "--activation",
-                             "--probs", "--bias", "--combine-groups", "--combine-partials"}) {
+  add_arithmetic(group, flags->arithmetic, shape);
+  for (const char* option :
+       {"--save", "--recompute-h", "--backward-rows", "--activation", "--probs", "--bias",
+        "--as-model", "--combine-groups", "--combine-partials"}) {
     sub->get_option(option)->needs(shape);
   }
   sub->footer(

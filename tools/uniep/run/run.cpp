@@ -10,6 +10,7 @@
 #include "base/rank_limits.h"
 #include "base/utc_now.h"
 #include "commands.h"
+#include "common/arithmetic.h"
 #include "common/interrupt.h"
 #include "common/launcher.h"
 #include "common/layer_memory.h"
@@ -186,19 +187,6 @@ workload::ShapeSpec spec_of(const LayerData& layer, int ranks) {
           .combine_partials = layer.combine_partials};
 }
 
-LayerData read_layer(const Flags& flags) {
-  workload::ShapeSpec arithmetic;
-  flags.arithmetic.apply_to(arithmetic);
-  LayerData layer = io::load_layer(flags.input, arithmetic.activation);
-  layer.probs = arithmetic.probs;
-  layer.combine_groups = arithmetic.combine_groups;
-  layer.combine_partials = arithmetic.combine_partials;
-  require(layer.has_bias() || !arithmetic.bias, ErrorCode::kIo, flags.input,
-          ": has no tensors 'b1' and 'b2', which --bias needs; a file that has them is accepted, "
-          "or no --bias");
-  return layer;
-}
-
 LayerData make_visibly(const Flags& flags, const workload::ShapeSpec& spec, int ranks,
                        bool speaks) {
   std::optional<Progress> progress;
@@ -211,7 +199,7 @@ LayerData read_or_make(const Flags& flags, const StepOptions& options, const Run
   if (!flags.input.empty()) {
     header.shape = std::filesystem::path(flags.input).stem().string();
     header.input = flags.input;
-    LayerData layer = read_layer(flags);
+    LayerData layer = read_layer(flags.input, flags.arithmetic);
     require_feasible(flags, "--input " + display_name(flags.input), spec_of(layer, options.ranks),
                      options.ranks, runners.processes * results_of(flags));
     return layer;
@@ -472,7 +460,7 @@ void add_how_options(CLI::App& sub, Flags& flags) {
            "Forward keeps what it keeps in a row pool of so many bytes a rank, whose pages follow "
            "the rows that come; the results are the same, to the bit")
       ->check(range<std::int64_t>(1, std::int64_t{1} << 50));
-  add_arithmetic(group, flags.arithmetic);
+  add_arithmetic(group, flags.arithmetic, sub.get_option("--shape"));
   sub.add_flag("--defer-weights", flags.defer_weights,
                described("Leave the weight gradients to a call of their own, backward_weights, as "
                          "pipeline-parallel schedules do; the figures are of both calls together"))

@@ -10,7 +10,6 @@
 #include <string>
 #include <utility>
 
-#include "base/activation_names.h"
 #include "base/check.h"
 #include "common/interrupt.h"
 #include "common/meeting.h"
@@ -299,15 +298,6 @@ void KeptFlags::apply_to(Problem& problem) const {
   problem.save = *std::ranges::find(kSaves, save, [](Save s) { return std::string(name(s)); });
   problem.recompute_h = recompute_h;
   problem.backward_rows = backward_rows;
-}
-
-void ArithmeticFlags::apply_to(workload::ShapeSpec& spec) const {
-  spec.activation = activation_named(activation).value_or(Activation::kSwiglu);
-  spec.probs = probs == name(Probs::kAfter) ? Probs::kAfter : Probs::kBefore;
-  spec.bias = bias;
-  spec.combine_groups = combine_groups;
-  spec.combine_partials = combine_partials == name(CombinePartials::kBf16) ? CombinePartials::kBf16
-                                                                           : CombinePartials::kFp32;
 }
 
 Problem layer_problem(const Split& split, const StepOptions& options) {

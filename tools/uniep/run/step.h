@@ -27,18 +27,6 @@ struct KeptFlags {
   void apply_to(Problem& problem) const;
 };
 
-/// What an expert computes, and how its rows are added up: --activation, --probs, --bias,
-/// --combine-groups and --combine-partials.
-struct ArithmeticFlags {
-  std::string activation = "swiglu";
-  std::string probs = "before";
-  bool bias = false;
-  int combine_groups = 1;
-  std::string combine_partials = "fp32";
-
-  void apply_to(workload::ShapeSpec& spec) const;
-};
-
 enum class PassChoice { kForward, kBackward, kBoth };
 
 struct StepOptions {

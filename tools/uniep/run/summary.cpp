@@ -4,6 +4,7 @@
 #include <ostream>
 
 #include "base/check.h"
+#include "common/arithmetic.h"
 #include "common/table.h"
 #include "run/stage_figures.h"
 #include "workload/split.h"
@@ -24,14 +25,14 @@ std::string tokens_per_rank(const LayerData& layer, int ranks) {
 }
 
 std::string widths_text(const LayerData& layer) {
-  return cat(
-      "hidden ", layer.hidden, ", intermediate ", layer.intermediate, ", ", layer.num_experts,
-      " experts, top-", layer.topk,
-      layer.activation == Activation::kSwiglu ? "" : cat(", ", name(layer.activation)),
-      layer.probs == Probs::kAfter ? ", probs after" : "", layer.has_bias() ? ", biases" : "",
-      layer.combine_groups == 1
-          ? ""
-          : cat(", ", layer.combine_groups, " combine groups in ", name(layer.combine_partials)));
+  const std::string arithmetic = arithmetic_text({.activation = layer.activation,
+                                                  .probs = layer.probs,
+                                                  .bias = layer.has_bias(),
+                                                  .combine_groups = layer.combine_groups,
+                                                  .combine_partials = layer.combine_partials});
+  return cat("hidden ", layer.hidden, ", intermediate ", layer.intermediate, ", ",
+             layer.num_experts, " experts, top-", layer.topk, arithmetic.empty() ? "" : ", ",
+             arithmetic);
 }
 
 /// A shape names the tokens of a rank, a file has those of all.

@@ -5,7 +5,7 @@
 #include "base/activation_names.h"
 #include "base/check.h"
 #include "commands.h"
-#include "common/options.h"
+#include "common/arithmetic.h"
 #include "io/layer_file.h"
 
 namespace uniep::tool {

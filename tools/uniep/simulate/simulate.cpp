@@ -45,6 +45,7 @@ struct Flags {
   std::uint64_t seed = 0;
   double skew = 0;
   KeptFlags kept;
+  ArithmeticFlags arithmetic;
   MemoryFlags memory;
   std::string json;
   std::string plot;
@@ -143,7 +144,7 @@ std::vector<RoutingPlan> plans_of(const BenchCase& bench, const Setting& setting
 }
 
 Degree predict_degree(const Flags& flags, const Setting& setting, int ranks) {
-  BenchCase bench = make_case(flags.shape, ranks, flags.seed, flags.skew);
+  BenchCase bench = make_case(flags.shape, ranks, flags.seed, flags.skew, flags.arithmetic);
   flags.kept.apply_to(bench.problem);
   const auto plans = plans_of(bench, setting);
   Degree degree{.ranks = ranks, .one_stands_for_all = static_cast<int>(plans.size()) < ranks};
@@ -177,7 +178,7 @@ double predict_layer(const BenchCase& bench, const Setting& setting) {
 
 MemoryPlan plan_degree(const Flags& flags, const Setting& setting, const ModelMemory& model,
                        int ranks) {
-  BenchCase bench = make_case(flags.shape, ranks, flags.seed, flags.skew);
+  BenchCase bench = make_case(flags.shape, ranks, flags.seed, flags.skew, flags.arithmetic);
   bench.problem.backward_rows = flags.kept.backward_rows;  // the rest is what the plan tries
   MemoryPlan plan = plan_memory(
       bench, model, [&](const BenchCase& choice) { return predict_layer(choice, setting); });
@@ -210,8 +211,10 @@ Notes header(const Flags& flags, const Setting& setting) {
   notes.add("uniep", to_string(this_build()));
   notes.add("profile", cat(setting.profile.name, " (", setting.profile.device, ")"));
   notes.add("source", setting.profile.source);
-  notes.add("shape", cat(workload::to_string(workload::parse_shape(flags.shape)),
-                         "; seed=", flags.seed, ", skew=", flags.skew));
+  const workload::ShapeSpec spec = parse_bench_shape(flags.shape, 1, flags.arithmetic);
+  notes.add("shape", cat(workload::to_string(spec), "; seed=", flags.seed, ", skew=", flags.skew));
+  const std::string arithmetic = arithmetic_text(workload::problem_of(spec));
+  if (!arithmetic.empty()) notes.add("experts", arithmetic);
   notes.add("cluster", topology_text(flags));
   notes.add("schedule", to_string(setting.schedule));
   return notes;
@@ -288,16 +291,19 @@ void warn_of_overflow(const std::vector<Degree>& degrees) {
 
 Json file_head(const char* schema, const Flags& flags, const Invocation& invocation,
                const Setting& setting, bool interrupted) {
-  return {{"schema", schema},
-          {"version", this_build().version},
-          {"commit", this_build().commit},
-          {"date", utc_now()},
-          {"command", invocation.command},
-          {"profile", setting.profile.name},
-          {"cluster", topology_text(flags)},
-          {"seed", flags.seed},
-          {"skew", flags.skew},
-          {"interrupted", interrupted}};
+  return {
+      {"schema", schema},
+      {"version", this_build().version},
+      {"commit", this_build().commit},
+      {"date", utc_now()},
+      {"command", invocation.command},
+      {"profile", setting.profile.name},
+      {"cluster", topology_text(flags)},
+      {"seed", flags.seed},
+      {"skew", flags.skew},
+      {"arithmetic",
+       arithmetic_words(workload::problem_of(parse_bench_shape(flags.shape, 1, flags.arithmetic)))},
+      {"interrupted", interrupted}};
 }
 
 void write_file(const Flags& flags, const Invocation& invocation, const Setting& setting,
@@ -326,17 +332,19 @@ void write_file(const Flags& flags, const Invocation& invocation, const Setting&
 
 std::vector<std::string> picture_notes(const Flags& flags, const Invocation& invocation,
                                        const Setting& setting, const std::vector<Degree>& degrees) {
-  const workload::ShapeSpec spec = workload::parse_shape(flags.shape);
-  return {cat(spec.tokens, " tokens a rank, hidden ", spec.hidden, ", intermediate ",
-              spec.intermediate, ", ", spec.num_experts, " experts, top-", spec.topk, "; seed ",
-              flags.seed, ", skew ", flags.skew),
-          cat("profile ", setting.profile.name, " (", setting.profile.device,
-              "); cluster: ", topology_text(flags)),
-          cat("predicted, not measured, by uniep ", to_string(this_build()), ", ", utc_now(),
-              has_stand_ins(degrees) ? cat("; above ", tune::kMostSimulatedRanks,
-                                           " ranks the fullest one stands for all of them")
-                                     : ""),
-          invocation.command};
+  const workload::ShapeSpec spec = parse_bench_shape(flags.shape, 1, flags.arithmetic);
+  const std::string arithmetic = arithmetic_text(workload::problem_of(spec));
+  return {
+      cat(spec.tokens, " tokens a rank, hidden ", spec.hidden, ", intermediate ", spec.intermediate,
+          ", ", spec.num_experts, " experts, top-", spec.topk, arithmetic.empty() ? "" : ", ",
+          arithmetic, "; seed ", flags.seed, ", skew ", flags.skew),
+      cat("profile ", setting.profile.name, " (", setting.profile.device,
+          "); cluster: ", topology_text(flags)),
+      cat("predicted, not measured, by uniep ", to_string(this_build()), ", ", utc_now(),
+          has_stand_ins(degrees) ? cat("; above ", tune::kMostSimulatedRanks,
+                                       " ranks the fullest one stands for all of them")
+                                 : ""),
+      invocation.command};
 }
 
 void write_picture(const Flags& flags, const Invocation& invocation, const Setting& setting,
@@ -436,7 +444,7 @@ int run(Flags flags, const CLI::App& sub, const Invocation& invocation) {
   require_usable_outputs({{"--json", flags.json}, {"--plot", flags.plot}},
                          {profile_file("--profile", flags.profile)});
   const Setting setting = setting_of(flags);
-  const workload::ShapeSpec spec = parse_bench_shape(flags.shape, flags.ranks);
+  const workload::ShapeSpec spec = parse_bench_shape(flags.shape, flags.ranks, flags.arithmetic);
   const std::vector<int> ranks = degrees_up_to(flags.ranks, spec.num_experts);
   if (flags.hosts > 0) {
     require_simulable(spec, flags.ranks, setting.schedule, kMostRanksOfHosts);
@@ -449,10 +457,11 @@ int run(Flags flags, const CLI::App& sub, const Invocation& invocation) {
 
 void add_what_options(CLI::App& sub, Flags& flags) {
   OptionGroup group(sub, "What to predict");
-  group
-      .add("--shape", flags.shape, "NAME[,key=value...]",
-           "Layer; its tokens are those of one rank. Names: " + shapes_and_keys())
-      ->required();
+  CLI::Option* shape =
+      group
+          .add("--shape", flags.shape, "NAME[,key=value...]",
+               "Layer; its tokens are those of one rank. Names: " + shapes_and_keys())
+          ->required();
   group
       .add("--ranks", flags.ranks, "N",
            cat("Largest number of ranks, ", ranks_accepted(),
@@ -468,6 +477,7 @@ void add_what_options(CLI::App& sub, Flags& flags) {
            "How unevenly experts are loaded, 0 to 100: 0 (default) evenly, 1 like Zipf's law")
       ->check(a_skew());
   add_kept(group, flags.kept);
+  add_arithmetic(group, flags.arithmetic, shape);
 }
 
 void add_where_options(CLI::App& sub, Flags& flags) {

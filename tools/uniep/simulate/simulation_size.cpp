@@ -39,6 +39,8 @@ double tasks_of(const workload::ShapeSpec& spec, int ranks, const Schedule& sche
     sizes.topk = spec.topk;
     sizes.hidden = spec.hidden;
     sizes.intermediate = spec.intermediate;
+    sizes.activation = spec.activation;
+    sizes.choice.has_bias = spec.bias;
     set_stages(sizes);
     for (const StageView& stage : sizes.stages) {
       tasks += tiles_of(stage, schedule, heights, experts);

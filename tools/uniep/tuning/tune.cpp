@@ -80,7 +80,7 @@ constexpr int kResults = 2;
 void refuse(const TuneFlags& flags, Backend backend, int ranks) {
   refuse_sharing("uniep tune", backend, ranks);
   if (!flags.shape.empty()) {
-    const workload::ShapeSpec spec = parse_bench_shape(flags.shape, ranks);
+    const workload::ShapeSpec spec = parse_bench_shape(flags.shape, ranks, flags.arithmetic);
     if (backend == Backend::kCpu) {
       require_measurable("--shape " + flags.shape, spec, ranks, kResults);
       require_least_budget(flags, spec, ranks);
@@ -93,11 +93,12 @@ void refuse(const TuneFlags& flags, Backend backend, int ranks) {
 
 BenchCase case_of(const TuneFlags& flags, const Ranks& ranks) {
   if (!flags.shape.empty()) {
-    BenchCase made_up = make_case(flags.shape, ranks.count, flags.seed, flags.skew);
+    BenchCase made_up =
+        make_case(flags.shape, ranks.count, flags.seed, flags.skew, flags.arithmetic);
     flags.kept.apply_to(made_up.problem);
     return made_up;
   }
-  BenchCase bench = read_case(flags.input, ranks.count);
+  BenchCase bench = read_case(flags.input, ranks.count, flags.arithmetic);
   flags.kept.apply_to(bench.problem);
   require_dy(bench, pass_choice(flags.pass));
   if (ranks.backend == Backend::kCpu) {
@@ -126,8 +127,9 @@ int run(const TuneFlags& flags, const CLI::App& sub, const Invocation& invocatio
 
 void add_what_options(CLI::App& sub, TuneFlags& flags) {
   OptionGroup group(sub, "What to tune (one of --shape and --input)");
-  group.add("--shape", flags.shape, "NAME[,key=value...]",
-            "Layer to make up, tokens of one rank. Names: " + shapes_and_keys());
+  CLI::Option* shape =
+      group.add("--shape", flags.shape, "NAME[,key=value...]",
+                "Layer to make up, tokens of one rank. Names: " + shapes_and_keys());
   CLI::Option* input = group.add(
       "--input", flags.input, "FILE",
       "Or a layer file as uniep run takes it: its tokens, routing, probabilities and weights");
@@ -146,6 +148,7 @@ void add_what_options(CLI::App& sub, TuneFlags& flags) {
   add_seed(group, flags.seed)->excludes(input);
   add_skew(group, flags.skew)->excludes(input);
   add_kept(group, flags.kept);
+  add_arithmetic(group, flags.arithmetic, shape);
 }
 
 void add_how_options(CLI::App& sub, TuneFlags& flags) {

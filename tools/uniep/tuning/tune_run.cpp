@@ -53,6 +53,7 @@ void write_file(const TuneCall& call, bool interrupted, const Json& passes,
             {"input", call.flags.input.empty() ? Json() : Json(call.flags.input)},
             {"ranks", call.ranks.count},
             {"skew", call.bench.skew},
+            {"arithmetic", arithmetic_words(call.bench.problem)},
             {"profile", profile ? Json(profile->source) : Json()},
             {"interrupted", interrupted}};
   file.update(more);
@@ -199,6 +200,8 @@ void print_tune_header(const TuneCall& call) {
   if (ranks.backend == Backend::kCpu && !link_text().empty()) notes.add("link", link_text());
   notes.add("date", utc_now());
   notes.add("shape", cat(workload::to_string(bench.spec), "; ", routing));
+  const std::string arithmetic = arithmetic_text(bench.problem);
+  if (!arithmetic.empty()) notes.add("experts", arithmetic);
   notes.add("ranks", cat(ranks.count));
   notes.add("model",
             settings.profile ? settings.profile->source : "none: candidates are drawn at random");

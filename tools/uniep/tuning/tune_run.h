@@ -21,6 +21,7 @@ struct TuneFlags {
   std::uint64_t seed = 0;
   double skew = 0;
   KeptFlags kept;
+  ArithmeticFlags arithmetic;
   MemoryFlags memory;
   double budget = 60;
   int candidates = 16;

@@ -40,8 +40,9 @@ tune::Measure measured_by(TuneRank& rank) {
 }  // namespace
 
 std::string search_text(const BenchCase& bench, const tune::TuneSettings& settings) {
-  return cat(workload::to_string(bench.spec), "; ", counted(bench.ranks, "rank", "ranks"),
-             ", skew ", formatted("%.17g", bench.skew),
+  const std::string arithmetic = arithmetic_text(bench.problem);
+  return cat(workload::to_string(bench.spec), arithmetic.empty() ? "" : ", ", arithmetic, "; ",
+             counted(bench.ranks, "rank", "ranks"), ", skew ", formatted("%.17g", bench.skew),
              bench.file.empty() ? cat(", seed ", bench.seed)
                                 : cat(", routing ", fingerprint(bench.routing)),
              settings.restriction.empty() ? "; in the whole space" : "; in the space ",

@@ -72,7 +72,7 @@ template <class Columns>
 class BiasOfH {
  public:
   __device__ __forceinline__ BiasOfH(const DeviceContext& ctx, const TileWork& work) {
-    if (!ctx.view.dropped.has_bias) return;
+    if (!ctx.view.choice.has_bias) return;
     const Columns columns(ctx.view, work);
     const std::int64_t width = ctx.view.intermediate;
 #pragma unroll
@@ -86,7 +86,7 @@ class BiasOfH {
   /// To the pairs of 64 columns of a part.
   __device__ __forceinline__ void add_to(const PassView& v, int part, int chunk,
                                          std::uint32_t (&pairs)[kPairs]) const {
-    if (!v.dropped.has_bias) return;
+    if (!v.choice.has_bias) return;
     constexpr float kOnes[2] = {1.0f, 1.0f};
 #pragma unroll
     for (int group = 0; group < kBoxCols / 16; ++group) {

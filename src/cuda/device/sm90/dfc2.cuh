@@ -58,7 +58,7 @@ struct Dfc2 {
   /// The tile of the first columns also multiplies its rows of dy with b2.
   static __device__ __forceinline__ bool reads_steps(const Consumer<Shape>& consumer,
                                                      const TileWork& work) requires(kGeneral) {
-    return work.n == 0 && consumer.ctx.view.dropped.has_bias;
+    return work.n == 0 && consumer.ctx.view.choice.has_bias;
   }
   static __device__ __forceinline__ void read_step(const Consumer<Shape>& consumer,
                                                    const TileWork& work,

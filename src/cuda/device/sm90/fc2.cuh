@@ -31,7 +31,7 @@ struct Fc2 : RowPush<Shape> {
 
     __device__ __forceinline__ Bias(const Consumer<Shape>& consumer, const TileWork& work) {
       const DeviceContext& ctx = consumer.ctx;
-      if (!ctx.view.dropped.has_bias) return;
+      if (!ctx.view.choice.has_bias) return;
       const float* probs = ctx.get<Tensor::kRowProbs>() + work.saved_row + consumer.first_row() +
                            consumer.lane() / 4;
       factors = factors_of<true, Pass::kForward>(ctx.view, {{__ldcg(probs), __ldcg(probs + 8)}});
@@ -54,7 +54,7 @@ struct Fc2 : RowPush<Shape> {
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
                                                 const float (&acc)[Shape::kAccumulators],
                                                 const TileWork&, const Bias& bias) {
-    const bool has_bias = consumer.ctx.view.dropped.has_bias;
+    const bool has_bias = consumer.ctx.view.choice.has_bias;
     RowPush<Shape>::write_rows(consumer, acc, [&](int group, MatrixPairs& pairs) {
       constexpr int kGroups = kBoxCols / 16;
       if (!has_bias) return;

@@ -64,10 +64,10 @@ constexpr bool has_routine(const StageRow& row) {
   return false;
 }
 template <class Stages>
-constexpr bool has_routines(Pass pass, Dropped dropped) {
+constexpr bool has_routines(Pass pass, GraphChoice choice) {
   bool all = true;
   kLayerGraph.for_each_stage(pass, [&](const StageRow& row) {
-    all = all && (!holds(row.when, dropped) || has_routine<Stages>(row));
+    all = all && (!holds(row.when, choice) || has_routine<Stages>(row));
   });
   return all;
 }

@@ -122,7 +122,7 @@ struct Wgrad {
   /// Whether this tile sums the bias gradient.
   static __device__ __forceinline__ bool sums_bias(const Consumer<Shape>& consumer,
                                                    const TileWork& work) {
-    return consumer.ctx.view.dropped.has_bias && work.n == 0;
+    return consumer.ctx.view.choice.has_bias && work.n == 0;
   }
 
   /// A main gradient of an expert without rows keeps what it holds.

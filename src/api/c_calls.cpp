@@ -1,0 +1,240 @@
+#include "api/c_calls.h"
+
+#include <initializer_list>
+
+namespace uniep::c_api {
+
+namespace {
+
+/// What forward writes besides the plan.
+uniep::StepMemory forward_memory(const uniep_layer& l, const uniep::MemoryNeeds& needs,
+                                 const uniep_row_memory& memory) {
+  uniep::StepMemory m =
+      l.saved_memory(needs.rows, needs.rows_of_x, memory.x_rows, memory.h, memory.row_probs);
+  m.forward_rows = scratch(memory.forward_rows, needs.forward_rows);
+  return m;
+}
+
+/// Whether what forward saves is in a handle, as it must be where the layer has a row pool;
+/// `memory` are the fields that have it elsewhere.
+bool is_pooled(const uniep_layer& l, const void* saved, std::initializer_list<const void*> memory) {
+  if (!l.has_pool) {
+    require(saved == nullptr, ErrorCode::kInvalidArgument,
+            "saved is given, and the layer has no row pool; NULL is accepted");
+    return false;
+  }
+  require_given(saved, "saved");
+  for (const void* given : memory) {
+    require(
+        given == nullptr, ErrorCode::kInvalidArgument,
+        "plan, x_rows, h, row_probs or allocate is given, and the layer has a row pool; NULL is "
+        "accepted");
+  }
+  return true;
+}
+
+}  // namespace
+
+Forward forward_of(uniep_layer& l, const uniep_forward_call* call) {
+  require_given(call, "call");
+  const std::int64_t t = l.tokens(call->tokens);
+  const uniep::Problem& p = l.problem();
+  const uniep_layer::Sizes n = l.sizes();
+  Forward f;
+  f.topk_ids = elements<const std::int32_t>(call->topk_ids, t * p.topk, "topk_ids");
+  f.args = {.x = elements<const bf16>(call->x, t * p.hidden, "x"),
+            .topk_probs = elements<const float>(call->topk_probs, t * p.topk, "topk_probs"),
+            .w1 = elements<const bf16>(call->w1, n.w1, "w1"),
+            .w2 = elements<const bf16>(call->w2, n.w2, "w2"),
+            .out = elements<bf16>(call->out, t * p.hidden, "out"),
+            .b1 = of_bias<const bf16>(p.bias, call->b1, n.b1, "b1"),
+            .b2 = of_bias<const bf16>(p.bias, call->b2, n.b2, "b2")};
+  f.options = l.options(call->schedule, call->stream);
+  f.plan_options = f.options;
+  f.plan_options.overflow = call->overflow;
+  const uniep_row_memory& m = call->memory;
+  const auto* allocate = reinterpret_cast<const void*>(call->allocate);
+  if (is_pooled(l, call->saved, {call->plan, m.x_rows, m.h, m.row_probs, allocate})) {
+    f.options.memory.forward_rows = scratch(m.forward_rows, l.needs.forward_rows);
+    return f;
+  }
+  f.plan_options.memory.plan = read_only<std::byte>(call->plan, l.needs.plan, "plan");
+  if (call->allocate == nullptr) f.options.memory = forward_memory(l, l.needs, m);
+  return f;
+}
+
+uniep::RoutingPlan plan_of(uniep_layer& l, const uniep_forward_call* call, Forward& f) {
+  uniep::RoutingPlan plan = l.layer.plan(f.topk_ids, f.plan_options);
+  if (call->allocate == nullptr) return plan;
+  // Throws what is wrong with the routing, as a pass would: on all ranks, and once.
+  if (call->overflow == nullptr) l.layer.synchronize();
+  // Each rank has rows of its own; without any, it asks for a few, so that there is memory to give.
+  const std::int64_t rows =
+      std::min(std::max<std::int64_t>(plan.padded_rows(), l.problem().row_align), l.needs.rows);
+  f.options.memory = prepared(l, true, [&] {
+    uniep::MemoryNeeds needs = l.needs_of(rows);
+    if (l.problem().save == uniep::Save::kTokens) {
+      needs.rows_of_x = std::max<std::int64_t>(plan.received_tokens(), 1);
+    }
+    const uniep_memory_needs wanted = c_needs(needs);
+    uniep_row_memory memory{};
+    const int code = call->allocate(call->allocate_context, &wanted, &memory);
+    require(code == 0, ErrorCode::kInvalidArgument, "allocate returned ", code, " for ", rows,
+            " rows; 0 means that it worked");
+    return forward_memory(l, needs, memory);
+  });
+  return plan;
+}
+
+namespace {
+
+uniep::WeightGrad weight_grad(std::int32_t kind, void* data, std::int64_t count, const char* name) {
+  switch (kind) {
+    case 0:
+      return elements<bf16>(data, count, name);
+    case 1:
+      return elements<float>(data, count, name);
+    case 2:
+      return uniep::Bf16MainGrad{elements<bf16>(data, count, name)};
+    default:
+      throw Error(ErrorCode::kInvalidArgument,
+                  uniep::cat("weight_grad is ", kind,
+                             "; 0 (bf16, overwritten), 1 (fp32, added to) "
+                             "and 2 (bf16, added to) are accepted"));
+  }
+}
+
+}  // namespace
+
+Part part_of(const uniep_backward_call* call) {
+  require_given(call, "call");
+  require(call->part >= 0 && call->part <= 2, ErrorCode::kInvalidArgument, "part is ", call->part,
+          "; 0 (whole), 1 (data) and 2 (weights) are accepted");
+  return static_cast<Part>(call->part);
+}
+
+namespace {
+
+/// What forward saved, where it is the caller's memory; sets what the pass works in.
+uniep::StepMemory restored_memory(const uniep_layer& l, const uniep_backward_call* call,
+                                  Backward& b) {
+  const uniep::MemoryNeeds needs = l.needs_of(call->rows);
+  uniep::StepMemory memory =
+      l.saved_memory(needs.rows, needs.rows_of_x, call->x_rows, call->h, call->row_probs);
+  memory.plan = read_only<std::byte>(call->plan, needs.plan, "plan");
+  const auto rows =
+      b.part == Part::kWhole
+          ? scratch(call->backward_rows, needs.backward_rows)
+          : elements<std::byte>(call->backward_rows, needs.backward_rows, "backward_rows");
+  (b.part == Part::kWeights ? memory : b.options.memory).backward_rows = rows;
+  return memory;
+}
+
+/// What forward saved, where it is in pages of a row pool; sets what the pass works in.
+void set_pooled(const uniep_layer& l, const uniep_backward_call* call, Backward& b) {
+  require(call->rows == 0, ErrorCode::kInvalidArgument, "rows is ", call->rows,
+          ", and the layer has a row pool; 0 is accepted");
+  require(b.part != Part::kWeights || call->backward_rows == nullptr, ErrorCode::kInvalidArgument,
+          "backward_rows is given to part 2, which takes those of part 1 where the layer has a row "
+          "pool; NULL is accepted");
+  b.pooled = &call->saved->saved;
+  b.options.keep_pages = truth(call->keep_pages, "keep_pages");
+  b.options.memory.backward_rows = scratch(call->backward_rows, l.needs.backward_rows);
+}
+
+}  // namespace
+
+Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
+  const std::int64_t t = l.tokens(call->tokens);
+  const uniep::Problem& p = l.problem();
+  const uniep_layer::Sizes n = l.sizes();
+  Backward b{.part = part_of(call),
+             .restored = {},
+             .data = {},
+             .weights = {},
+             .options = l.options(call->schedule, call->stream)};
+  const bool pooled =
+      is_pooled(l, call->saved, {call->plan, call->x_rows, call->h, call->row_probs});
+  uniep::StepMemory memory;
+  if (pooled) {
+    set_pooled(l, call, b);
+  } else {
+    memory = restored_memory(l, call, b);
+  }
+  if (b.part != Part::kWeights) {
+    b.data = {.dy = elements<const bf16>(call->dy, t * p.hidden, "dy"),
+              .w1 = elements<const bf16>(call->w1, n.w1, "w1"),
+              .w2 = elements<const bf16>(call->w2, n.w2, "w2"),
+              .dx = elements<bf16>(call->dx, t * p.hidden, "dx"),
+              .dprobs = elements<float>(call->dprobs, t * p.topk, "dprobs"),
+              .b1 = of_bias<const bf16>(p.bias, call->b1, n.b1, "b1"),
+              .b2 = of_bias<const bf16>(p.bias, call->b2, n.b2, "b2")};
+    if (p.save == uniep::Save::kNone) {
+      b.data.x = elements<const bf16>(call->x, t * p.hidden, "x");
+    }
+  }
+  if (b.part != Part::kData) {
+    require_no_bias(p.bias, call->db1, "db1");
+    require_no_bias(p.bias, call->db2, "db2");
+    b.weights = {.dw1 = weight_grad(call->weight_grad, call->dw1, n.w1, "dw1"),
+                 .dw2 = weight_grad(call->weight_grad, call->dw2, n.w2, "dw2"),
+                 .db1 = weight_grad(call->weight_grad, call->db1, n.b1, "db1"),
+                 .db2 = weight_grad(call->weight_grad, call->db2, n.b2, "db2")};
+  }
+  const bool flagged = truth(call->ignore_overflow, "ignore_overflow");
+  if (!pooled) b.restored = l.layer.restore(memory, t, flagged);
+  return b;
+}
+
+uniep::BackwardArgs whole(const Backward& b) {
+  return {.dy = b.data.dy,
+          .w1 = b.data.w1,
+          .w2 = b.data.w2,
+          .dx = b.data.dx,
+          .dprobs = b.data.dprobs,
+          .dw1 = b.weights.dw1,
+          .dw2 = b.weights.dw2,
+          .x = b.data.x,
+          .b1 = b.data.b1,
+          .b2 = b.data.b2,
+          .db1 = b.weights.db1,
+          .db2 = b.weights.db2};
+}
+
+}  // namespace uniep::c_api
+
+using namespace uniep::c_api;
+
+int uniep_forward(uniep_layer* layer, const uniep_forward_call* call) {
+  return guarded([&] {
+    require_given(layer, "layer");
+    Forward f = prepared(*layer, true, [&] { return forward_of(*layer, call); });
+    const uniep::RoutingPlan plan = plan_of(*layer, call, f);
+    uniep::Saved saved = layer->layer.forward(plan, f.args, f.options);
+    if (call->saved != nullptr) *call->saved = new uniep_saved{std::move(saved)};
+  });
+}
+
+void uniep_saved_destroy(uniep_saved* saved) { delete saved; }
+
+int uniep_backward(uniep_layer* layer, const uniep_backward_call* call) {
+  return guarded([&] {
+    require_given(layer, "layer");
+    const bool collective = call == nullptr || call->part != 2;
+    Backward b = prepared(*layer, collective, [&] {
+      require_given(call, "call");
+      return backward_of(*layer, call);
+    });
+    switch (b.part) {
+      case Part::kWhole:
+        layer->layer.backward(b.saved(), whole(b), b.options);
+        break;
+      case Part::kData:
+        layer->layer.backward_data(b.saved(), b.data, b.options);
+        break;
+      case Part::kWeights:
+        layer->layer.backward_weights(b.saved(), b.weights, b.options);
+        break;
+    }
+  });
+}

@@ -1,0 +1,156 @@
+// The C API: memory of the rows that come, and what a layer does not keep.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <optional>
+
+#include "api/c_steps.h"
+#include "base/check.h"
+#include "support/guarded_memory.h"
+
+namespace uniep::testing {
+namespace {
+
+TEST(CApi, WhatIsNotKeptIsMadeAgainAndGivenAsNull) {
+  for (const Save save : kSaves) {
+    for (const bool recompute_h : {false, true}) {
+      const CLayer layer(problem_of_batches(save, recompute_h));
+      CStep whole(layer, batch(1)), parts(layer, batch(2));
+      whole.forward();
+      parts.forward();
+      parts.backward(1);
+      parts.memory().move();
+      whole.memory().move();
+      whole.backward();
+      parts.backward(2);
+      const std::string what = cat("save ", name(save), ", recompute_h ", recompute_h);
+      whole.expect_contract(what);
+      parts.expect_contract(what + ", in parts");
+    }
+  }
+}
+
+/// Memory that is asked for when the rows are known.
+struct ExactMemory {
+  const CLayer& layer;
+  std::int64_t rows = 0;  // 0: not asked
+  std::int64_t rows_of_x = 0;
+  int result = 0;
+  std::optional<GuardedStep> memory{};
+
+  static int allocate(void* context, const uniep_memory_needs* wanted, uniep_row_memory* memory) {
+    auto& self = *static_cast<ExactMemory*>(context);
+    self.rows = wanted->rows;
+    self.rows_of_x = wanted->rows_of_x;
+    if (self.result != 0) return self.result;
+    const Problem& p = self.layer.problem();
+    MemoryNeeds needs = Layer::memory_needs(p, Backend::kCpu, 1, self.rows);
+    needs.rows_of_x = self.rows_of_x;
+    self.memory.emplace(needs, p);
+    *memory = {data_or_null(self.memory->x_rows), data_or_null(self.memory->h),
+               self.memory->row_probs.as<float>().data(), self.memory->forward_rows.data()};
+    return 0;
+  }
+};
+
+TEST(CApi, MemoryOfTheRowsThatComeIsAskedForAndBackwardTakesItsNumber) {
+  for (const Save save : kSaves) {
+    for (const int part : {0, 1}) {
+      const CLayer layer(problem_of_batches(save, save == Save::kNone));
+      CStep step(layer, batch(1));
+      ExactMemory exact{layer};
+      uniep_forward_call forward = step.forward_call();
+      forward.memory = {};
+      forward.allocate = ExactMemory::allocate;
+      forward.allocate_context = &exact;
+      expect_ok(uniep_forward(layer.get(), &forward));
+      const RoutingPlan plan = RoutingPlan::build(
+          layer.problem(), 0, std::array{step.data().tokens}, step.data().topk_ids);
+      EXPECT_EQ(exact.rows, plan.padded_rows());
+      EXPECT_LT(exact.rows, layer.needs().rows);
+      EXPECT_EQ(exact.rows_of_x, save == Save::kRows     ? plan.padded_rows()
+                                 : save == Save::kTokens ? plan.received_tokens()
+                                                         : 0);
+      uniep_memory_needs needs{};
+      expect_ok(uniep_layer_needs(layer.get(), exact.rows, &needs));
+      EXPECT_EQ(needs.rows, exact.rows);
+      EXPECT_LT(needs.backward_rows, layer.needs().backward_rows);
+      exact.memory->move();
+      for (int p = part; p <= 2 * part; ++p) {
+        uniep_backward_call backward = step.backward_call(p);
+        backward.rows = exact.rows;
+        backward.x_rows = data_or_null(exact.memory->x_rows);
+        backward.h = data_or_null(exact.memory->h);
+        backward.row_probs = exact.memory->row_probs.as<float>().data();
+        backward.backward_rows = exact.memory->backward_rows.data();
+        expect_ok(uniep_backward(layer.get(), &backward));
+      }
+      step.expect_contract(cat("exact rows, save ", name(save), ", part ", part));
+    }
+  }
+}
+
+/// A routing of no rows at all has memory for one tile; one that cannot be planned asks for none.
+TEST(CApi, MemoryIsAskedForOfAnyRoutingThatHasAPlan) {
+  const CLayer layer(problem_of_batches());
+  CStep step(layer, batch(1));
+  ExactMemory exact{layer};
+  uniep_forward_call forward = step.forward_call();
+  forward.memory = {};
+  forward.allocate = ExactMemory::allocate;
+  forward.allocate_context = &exact;
+  auto& ids = step.data().topk_ids;
+  const std::vector<std::int32_t> good = ids;
+  std::ranges::fill(ids, -1);
+  expect_ok(uniep_forward(layer.get(), &forward));
+  EXPECT_EQ(exact.rows, layer.problem().row_align);
+  ids = good;
+  ids[0] = 1000;
+  exact.rows = 0;
+  EXPECT_EQ(uniep_forward(layer.get(), &forward), 1);
+  EXPECT_EQ(exact.rows, 0);
+  ids = good;
+  exact.result = 7;
+  expect_refused(
+      uniep_forward(layer.get(), &forward),
+      cat("rank 0: allocate returned 7 for ",
+          RoutingPlan::build(layer.problem(), 0, std::array{step.data().tokens}, ids).padded_rows(),
+          " rows; 0 means that it worked"));
+  step.forward();
+  step.backward();
+  step.expect_contract("after refusals");
+}
+
+TEST(CApi, WhatIsNotKeptIsRefusedAndXAskedFor) {
+  const CLayer layer(problem_of_batches(Save::kNone, true));
+  CStep step(layer, batch(1));
+  std::vector<bf16> some(1 << 20);
+  uniep_forward_call forward = step.forward_call();
+  forward.memory.x_rows = some.data();
+  expect_refused(uniep_forward(layer.get(), &forward),
+                 "rank 0: x_rows is given, and this layer does not keep it; NULL is accepted");
+  forward.memory.x_rows = nullptr;
+  forward.memory.h = some.data();
+  expect_refused(uniep_forward(layer.get(), &forward),
+                 "rank 0: h is given, and this layer does not keep it; NULL is accepted");
+  step.forward();
+  uniep_backward_call backward = step.backward_call();
+  backward.x = nullptr;
+  expect_refused(uniep_backward(layer.get(), &backward),
+                 "rank 0: x is NULL; an address is accepted");
+  step.backward();
+  step.expect_contract("after refusals");
+  uniep_problem p = c_problem(problem_of_batches());
+  p.save = 3;
+  uniep_memory_needs needs{};
+  expect_refused(uniep_needs(&p, 0, 1, &needs),
+                 "problem.save is 3; 0 (rows), 1 (tokens) and 2 (none) are accepted");
+  p.save = 0;
+  p.recompute_h = -1;
+  expect_refused(uniep_needs(&p, 0, 1, &needs), "problem.recompute_h is -1; 0 and 1 are accepted");
+}
+
+}  // namespace
+}  // namespace uniep::testing

@@ -1,0 +1,170 @@
+// The C API with several ranks, whose bytes the caller gathers.
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <cstring>
+#include <functional>
+#include <thread>
+
+#include "api/c_steps.h"
+#include "reference/contract.h"
+#include "support/expect_same.h"
+#include "support/guarded_memory.h"
+#include "support/layer_group.h"
+#include "support/states.h"
+
+namespace uniep::testing {
+namespace {
+
+/// An all-gather of bytes among threads.
+class Meeting {
+ public:
+  explicit Meeting(int size) : size_(size), barrier_(size) {}
+
+  int gather(int rank, const void* own, std::size_t bytes, void* all) {
+    if (rank == 0) bytes_.resize(bytes * static_cast<std::size_t>(size_));
+    barrier_.arrive_and_wait();
+    std::memcpy(bytes_.data() + static_cast<std::size_t>(rank) * bytes, own, bytes);
+    barrier_.arrive_and_wait();
+    std::memcpy(all, bytes_.data(), bytes_.size());
+    barrier_.arrive_and_wait();
+    return 0;
+  }
+
+ private:
+  const int size_;
+  std::barrier<> barrier_;
+  std::vector<std::byte> bytes_;
+};
+
+struct Seat {
+  Meeting& meeting;
+  int rank;
+};
+
+int gather_at(void* context, const void* own, std::size_t bytes, void* all) {
+  const Seat& seat = *static_cast<Seat*>(context);
+  return seat.meeting.gather(seat.rank, own, bytes, all);
+}
+
+/// Runs body(rank, layer) for ranks of a group from callbacks, each in a thread.
+void on_ranks(int ranks, const Problem& problem,
+              const std::function<void(int, uniep_layer*)>& body) {
+  Meeting meeting(ranks);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      Seat seat{meeting, rank};
+      uniep_group_config config{};
+      config.rank = rank;
+      config.size = ranks;
+      config.timeout_ms = 20000;
+      config.all_gather = gather_at;
+      config.context = &seat;
+      uniep_group* group = nullptr;
+      expect_ok(uniep_group_create(&config, &group));
+      const uniep_problem p = c_problem(problem);
+      uniep_layer* layer = nullptr;
+      expect_ok(uniep_layer_create(group, &p, nullptr, &layer));
+      uniep_group_destroy(group);
+      body(rank, layer);
+      uniep_layer_destroy(layer);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+/// A rank's part of a global layer, with memory of its step.
+struct RankStep {
+  RankStep(const workload::Split& split, int rank, LayerResult& result)
+      : forward_args(split.forward_args(rank, result)),
+        backward_args(split.backward_args(rank, result)),
+        ids(split.topk_ids(rank)),
+        tokens(split.tokens(rank).size()),
+        memory(Layer::memory_needs(split.problem(), Backend::kCpu, split.ranks()),
+               split.problem()) {}
+
+  uniep_forward_call forward() {
+    uniep_forward_call c{};
+    c.tokens = tokens;
+    c.topk_ids = ids.data();
+    c.topk_probs = forward_args.topk_probs.data();
+    c.x = forward_args.x.data();
+    c.w1 = forward_args.w1.data();
+    c.w2 = forward_args.w2.data();
+    c.out = forward_args.out.data();
+    c.plan = memory.plan.data();
+    c.memory = {memory.x_rows.data(), memory.h.data(), memory.row_probs.as<float>().data(),
+                memory.forward_rows.data()};
+    return c;
+  }
+  uniep_backward_call backward() {
+    uniep_backward_call c{};
+    c.tokens = tokens;
+    c.plan = memory.plan.data();
+    c.x_rows = memory.x_rows.data();
+    c.h = memory.h.data();
+    c.row_probs = memory.row_probs.as<float>().data();
+    c.dy = backward_args.dy.data();
+    c.w1 = backward_args.w1.data();
+    c.w2 = backward_args.w2.data();
+    c.dx = backward_args.dx.data();
+    c.dprobs = backward_args.dprobs.data();
+    c.dw1 = std::get<std::span<bf16>>(backward_args.dw1).data();
+    c.dw2 = std::get<std::span<bf16>>(backward_args.dw2).data();
+    return c;
+  }
+
+  ForwardArgs forward_args;
+  BackwardArgs backward_args;
+  std::span<const std::int32_t> ids;
+  std::int64_t tokens;
+  GuardedStep memory;
+};
+
+TEST(CApiRanks, HaveTheContractsBits) {
+  constexpr int kRanks = 3;
+  const LayerData data = plain_layer(kRanks);
+  const workload::Split split(data, kRanks);
+  LayerResult result = workload::make_result(data, {});
+  on_ranks(kRanks, split.problem(), [&](int rank, uniep_layer* layer) {
+    RankStep step(split, rank, result);
+    const uniep_forward_call forward = step.forward();
+    expect_ok(uniep_forward(layer, &forward));
+    step.memory.move();
+    const uniep_backward_call backward = step.backward();
+    expect_ok(uniep_backward(layer, &backward));
+  });
+  expect_same_bits(result, reference::contract(data), "three ranks");
+}
+
+/// What one rank cannot even begin fails on all of them, at once, and the layer stays usable.
+TEST(CApiRanks, HearOfARankThatRefusesItsCall) {
+  constexpr int kRanks = 2;
+  const LayerData data = plain_layer(kRanks);
+  const workload::Split split(data, kRanks);
+  LayerResult result = workload::make_result(data, {});
+  on_ranks(kRanks, split.problem(), [&](int rank, uniep_layer* layer) {
+    RankStep step(split, rank, result);
+    uniep_forward_call forward = step.forward();
+    if (rank == 1) forward.schedule = "no-such-preset";
+    EXPECT_EQ(uniep_forward(layer, &forward), 1);
+    EXPECT_STATES(uniep_last_error(),
+                  "rank 1: schedule has the word 'no-such-preset'; a preset (sequential, "
+                  "pipelined:n, two-kernel, single) first, then key=value pairs are accepted");
+    forward = step.forward();
+    expect_ok(uniep_forward(layer, &forward));
+    uniep_backward_call backward = step.backward();
+    if (rank == 0) step.memory.plan.bytes()[0] ^= std::byte{1};
+    EXPECT_EQ(uniep_backward(layer, &backward), 1);
+    EXPECT_STATES(uniep_last_error(),
+                  "rank 0: memory.plan does not hold a plan; what Layer::plan wrote, unchanged, is "
+                  "accepted");
+    if (rank == 0) step.memory.plan.bytes()[0] ^= std::byte{1};
+    expect_ok(uniep_backward(layer, &backward));
+  });
+  expect_same_bits(result, reference::contract(data), "after refusals");
+}
+
+}  // namespace
+}  // namespace uniep::testing

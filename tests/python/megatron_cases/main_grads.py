@@ -1,0 +1,160 @@
+"""Main gradients, and optimizers on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatron_cases.on_cpu import OnCpu
+from megatron_cases.support import (
+    GRADIENT,
+    expect_close,
+    expect_raises,
+    expect_same,
+    make_pair,
+    make_tokens,
+    of_experts,
+    run_layer,
+    train,
+    wrapped,
+)
+
+
+def case_main_grads() -> None:
+    """DDP with every mixture of options has the main gradients of Megatron's layer."""
+    choices = (False, True)
+    for layout in ("stacked", "per_expert"):
+        plain: dict[bool, list[Tensor]] = {}
+        for fused, fp32, distributed, delay in (
+            (a, b, c, d) for a in choices for b in choices for c in choices for d in choices
+        ):
+            what = f"{layout} {fused=} {fp32=} {distributed=} {delay=}"
+            theirs, ours = make_pair(layout=layout)
+            # After the layer was built: Megatron's linear layers want an extension for it.
+            ours.config.gradient_accumulation_fusion = fused
+            ours.config.delay_wgrad_compute = delay
+            for param in ours.experts.parameters():
+                param.skip_backward_post_hook = delay
+            reference = wrapped(theirs, fp32=fp32, distributed=distributed)
+            train(reference)
+            model = wrapped(ours, fp32=fp32, distributed=distributed, delay=delay)
+            train(model, delay=delay)
+            wanted, found = of_experts(theirs, "main_grad"), of_experts(ours, "main_grad")
+            for own, other in zip(found, wanted, strict=True):
+                assert own.dtype == (torch.float32 if fp32 else torch.bfloat16)
+                expect_close(own, other, GRADIENT, f"main_grad, {fused=} {fp32=}")
+            for param in ours.experts.parameters():
+                assert param.grad is None, f"{what}: the hook did not run"
+                assert param.grad_added_to_main_grad == fused, what
+            if fused:  # neither DDP's memory nor delay changes a bit
+                expect_same(found, plain.setdefault(fp32, found), what)
+
+
+def case_main_grad_without_ddp() -> None:
+    """A main_grad without DDP is added to; param.grad reads as zeros and takes no memory."""
+    for dtype in (torch.float32, torch.bfloat16):
+        _, ours = make_pair()
+        ours.config.gradient_accumulation_fusion = True
+        for param in ours.experts.parameters():
+            param.main_grad = torch.ones(param.shape, dtype=dtype)
+        for step in range(2):
+            run_layer(ours, make_tokens(step))
+        once, twice = [], []
+        for step in range(2):
+            _, alone = make_pair()
+            run_layer(alone, make_tokens(step))
+            once.append(of_experts(alone, "grad"))
+        twice = [1 + a.float() + b.float() for a, b in zip(*once, strict=True)]
+        for found, wanted in zip(of_experts(ours, "main_grad"), twice, strict=True):
+            expect_close(found, wanted, 5e-3, f"{dtype} main_grad added to ones")
+        for param in ours.experts.parameters():
+            assert param.grad is not None and not param.grad.any()
+            assert param.grad.untyped_storage().nbytes() <= 2
+
+
+def case_main_grad_errors() -> None:
+    def refused(change: Callable[[Any], None], sentence: str) -> None:
+        _, ours = make_pair()
+        ours.config.gradient_accumulation_fusion = True
+        for param in ours.experts.parameters():
+            param.main_grad = torch.zeros(param.shape)
+        change(ours.experts.linear_fc1.weight)
+        expect_raises(RuntimeError, sentence, run_layer, ours, make_tokens())
+
+    refused(lambda p: delattr(p, "main_grad"), "linear_fc1.weight has no main_grad")
+    refused(lambda p: setattr(p, "zero_out_wgrad", True), "zero_out_wgrad=True")
+    refused(lambda p: setattr(p, "main_grad", p.main_grad.half()), "is torch.float16")
+    refused(lambda p: setattr(p, "main_grad", p.main_grad.transpose(1, 2)), "must be contiguous")
+    refused(
+        lambda p: p.register_post_accumulate_grad_hook(lambda _: None) and None,
+        "post-accumulate-grad hook",
+    )
+
+
+def case_per_expert_in_foreign_order() -> None:
+    """Main gradients in descending order of experts, as DDP lays out Megatron's own experts."""
+    from uniep.megatron.weights import stacked_view
+
+    results = []
+    for backwards in (False, True):
+        _, ours = make_pair(layout="per_expert")
+        ours.config.gradient_accumulation_fusion = True
+        for linear in (ours.experts.linear_fc1, ours.experts.linear_fc2):
+            params = list(linear.named().values())
+            whole = torch.zeros(len(params), *params[0].shape)
+            ordered = params[::-1] if backwards else params
+            for param, grad in zip(ordered, whole, strict=True):
+                param.main_grad = grad
+        results.append([*run_layer(ours, make_tokens()), *of_experts(ours, "main_grad")])
+        found = stacked_view(list(ours.experts.linear_fc1.named().values()))
+        assert found is not None and found[1] == backwards
+    expect_same(results[0], results[1], "order of experts in memory")
+
+    _, ours = make_pair(layout="per_expert")
+    ours.config.gradient_accumulation_fusion = True
+    for param in ours.experts.parameters():
+        param.main_grad = torch.zeros(param.shape)
+    if ours.num_local_experts > 1:
+        expect_raises(RuntimeError, "lie apart", run_layer, ours, make_tokens())
+
+
+def case_moved_parameters() -> None:
+    """Parameters that are moved apart, as .cuda() does it, come together again."""
+    _, ours = make_pair(layout="per_expert")
+    wanted = run_layer(ours, make_tokens())
+    for param in ours.experts.parameters():
+        param.data = param.data.clone()
+        param.grad = None
+    expect_same(run_layer(ours, make_tokens()), wanted, "moved parameters")
+    with torch.no_grad():
+        ours.experts.linear_fc2.weight0.zero_()
+    assert not torch.equal(run_layer(ours, make_tokens())[0], wanted[0]), (
+        "a parameter is not in use"
+    )
+
+
+def case_optimizer_steps() -> None:
+    """Megatron's mixed-precision Adam over uniep's parameters, and its checkpoint."""
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    options = OptimizerConfig(
+        optimizer="adam", lr=1e-2, bf16=True, params_dtype=torch.bfloat16, clip_grad=1.0
+    )
+    with OnCpu():
+        norms = []
+        for layout in ("megatron", "stacked", "per_expert"):
+            theirs, ours = make_pair(layout="stacked" if layout == "megatron" else layout)
+            layer = theirs if layout == "megatron" else ours
+            layer.config.gradient_accumulation_fusion = layout != "megatron"
+            model = wrapped(layer, fp32=True, distributed=False)
+            optimizer = get_megatron_optimizer(options, [model])
+            for _ in range(2):
+                train(model)
+                succeeded, norm, _ = optimizer.step()
+                assert succeeded
+            norms.append(torch.tensor(norm))
+        expect_close(norms[1], norms[0], 1e-2, "norm of all gradients")
+        expect_close(norms[2], norms[1], 1e-6, "norm with per_expert")

@@ -1,0 +1,95 @@
+"""Schedules that compute parts of a layer apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_cases.support import expect_same, make_config, make_pair, make_tokens, text
+
+
+def case_overlapped_schedule() -> str | None:
+    """Megatron's 1F1B overlap, which frees inputs, with and without delay_wgrad_compute."""
+    if dist.get_world_size() == 1:
+        return "skipped: overlap_moe_expert_parallel_comm needs two ranks"
+    try:
+        from megatron.core.models.common.model_chunk_schedule_plan import (
+            TransformerModelChunkSchedulePlan as Plan,
+        )
+    except ImportError:
+        return "skipped: this megatron-core has another module for it"
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.pipeline_parallel.utils import set_streams
+
+    from uniep.megatron import with_uniep
+
+    set_streams()
+
+    def build(layout: str, overlap: bool, fused: bool, delay: bool) -> Any:
+        torch.manual_seed(3)
+        config = make_config(
+            num_layers=2,
+            moe_layer_freq=[0, 1],
+            moe_token_dispatcher_type="alltoall",
+            overlap_moe_expert_parallel_comm=overlap,
+            delay_wgrad_compute=delay,
+        )
+        spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False)
+        spec = with_uniep(spec, layout=layout)
+        model = GPTModel(config, spec, 128, 32, position_embedding_type="rope").bfloat16()
+        config.gradient_accumulation_fusion = fused
+        for name in ("linear_fc1", "linear_fc2") if fused else ():
+            params = list(getattr(model.decoder.layers[1].mlp.experts, name).named().values())
+            whole = torch.zeros(len(params), *params[0].shape)
+            for param, grad in zip(params, whole, strict=True):
+                param.main_grad = grad
+        return model
+
+    for layout, fused, delay in (
+        ("stacked", True, True),
+        ("stacked", False, True),
+        ("stacked", False, False),
+        ("per_expert", True, True),
+        ("per_expert", False, True),
+    ):
+        plain = build(layout, False, fused, False)
+        wanted = []
+        for step in range(2):
+            loss = plain(**text(step)).float()
+            loss.backward(torch.ones_like(loss))
+            wanted.append(loss.detach())
+        model = build(layout, True, fused, delay)
+        first, second = (model.build_schedule_plan(**text(step)) for step in range(2))
+        one = Plan.run(first, None)
+        other = Plan.run(second, first, b_grad=torch.ones_like(one))
+        Plan.run(None, second, b_grad=torch.ones_like(other))
+        what = f"{layout} {fused=} {delay=}"
+        expect_same([one.detach(), other.detach()], wanted, f"losses, {what}")
+        for (name, param), reference in zip(
+            model.named_parameters(), plain.parameters(), strict=True
+        ):
+            for attribute in ("grad", "main_grad"):
+                pair = [getattr(p, attribute, None) for p in (param, reference)]
+                assert (pair[0] is None) == (pair[1] is None), f"{attribute} of {name}, {what}"
+                if pair[0] is not None:
+                    expect_same([pair[0]], [pair[1]], f"{attribute} of {name}, {what}")
+    return None
+
+
+def case_parts_of_a_captured_layer() -> None:
+    """Router, experts and the rest as three calls, as Megatron's partial CUDA graphs make them."""
+    _, ours = make_pair(moe_shared_expert_intermediate_size=32)
+    wanted = ours(make_tokens())[0]
+    assert ours.token_dispatcher.cudagraph_attrs == ["topk_ids"]
+    ours.fwd_execution_map = ["route"]
+    hidden, probs, shared = ours(make_tokens(), intermediate_tensors=())
+    kept = ours.token_dispatcher.topk_ids
+    ours.token_dispatcher.topk_ids = None
+    ours.token_dispatcher.topk_ids = kept.clone()  # as a graph's replay hands it back
+    ours.fwd_execution_map = ["expert_compute"]
+    out, _ = ours(None, intermediate_tensors=(hidden, probs))
+    ours.fwd_execution_map = ["postprocess"]
+    expect_same([ours(None, intermediate_tensors=(out, shared))], [wanted], "three calls")
