@@ -53,6 +53,16 @@ enum class Probs : int {
 
 constexpr const char* name(Probs probs) { return probs == Probs::kBefore ? "before" : "after"; }
 
+/// In what the sums of combine groups are added up, as they come from where they were made.
+enum class CombinePartials : int {
+  kFp32,  ///< as they are
+  kBf16   ///< each is rounded once, so that half the bytes travel
+};
+
+constexpr const char* name(CombinePartials partials) {
+  return partials == CombinePartials::kFp32 ? "fp32" : "bf16";
+}
+
 /// The shape of one MoE layer under expert parallelism. The same on every rank.
 struct Problem {
   std::int64_t hidden = 0;        ///< H, a multiple of 8
@@ -82,6 +92,11 @@ struct Problem {
   Activation activation = Activation::kSwiglu;
   Probs probs = Probs::kBefore;
   bool bias = false;  ///< experts have biases: b1 of w1's rows, b2 [H]
+  // How a token's rows become out and dx. More than one group is other arithmetic, so other bits:
+  // experts are cut into equal runs, the rows of a run are added up, and then the runs' sums.
+  int combine_groups = 1;  ///< G, a divisor of num_experts
+  /// With one group there are no partial sums, and this says nothing.
+  CombinePartials combine_partials = CombinePartials::kFp32;
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };

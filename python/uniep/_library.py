@@ -87,6 +87,8 @@ class Problem(ctypes.Structure):
         ("probs", c_int64),
         ("bias", c_int64),
         ("backward_rows", c_int64),
+        ("combine_groups", c_int64),
+        ("combine_partials", c_int64),
     ]
 
 

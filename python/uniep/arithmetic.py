@@ -1,13 +1,23 @@
-"""What an expert computes: its activation, its biases, and where its rows' probabilities enter."""
+"""What an expert computes, where probabilities enter, and how a token's rows are added up."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-__all__ = ["ACTIVATIONS", "PROBS", "Activation", "Arithmetic", "ProbsPlace", "arithmetic_of"]
+__all__ = [
+    "ACTIVATIONS",
+    "PARTIALS",
+    "PROBS",
+    "Activation",
+    "Arithmetic",
+    "CombinePartials",
+    "ProbsPlace",
+    "arithmetic_of",
+]
 
 Activation = Literal["swiglu", "geglu", "geglu_tanh", "reglu", "gpt_oss", "relu2", "gelu", "silu"]
 ProbsPlace = Literal["before", "after"]
+CombinePartials = Literal["fp32", "bf16"]
 
 # By the numbers of c_api.h.
 ACTIVATIONS: tuple[Activation, ...] = (
@@ -21,15 +31,18 @@ ACTIVATIONS: tuple[Activation, ...] = (
     "silu",
 )
 PROBS: tuple[ProbsPlace, ...] = ("before", "after")
+PARTIALS: tuple[CombinePartials, ...] = ("fp32", "bf16")
 _GATED = ACTIVATIONS[:5]
 
 
 class Arithmetic(NamedTuple):
-    """What an expert computes."""
+    """What an expert computes, and how a token's rows are added up."""
 
     activation: Activation = "swiglu"
     probs: ProbsPlace = "before"
     bias: bool = False
+    combine_groups: int = 1
+    combine_partials: CombinePartials = "fp32"
 
     @property
     def halves(self) -> int:
@@ -38,12 +51,16 @@ class Arithmetic(NamedTuple):
 
 
 def arithmetic_of(
-    activation: str | None = None, probs: str | None = None, bias: bool = False
+    activation: str | None = None,
+    probs: str | None = None,
+    bias: bool = False,
+    combine_groups: int | None = None,
+    combine_partials: str | None = None,
 ) -> Arithmetic:
     """The arithmetic of that names; None: the default.
 
     Raises:
-        ValueError: for a name that there is not.
+        ValueError: for a name that there is not, or fewer than one group.
     """
     activation = "swiglu" if activation is None else activation
     probs = "before" if probs is None else probs
@@ -52,4 +69,12 @@ def arithmetic_of(
         raise ValueError(f"activation is '{activation}'; it must be one of {names}")
     if probs not in PROBS:
         raise ValueError(f"probs is '{probs}'; it must be 'before' or 'after'")
-    return Arithmetic(activation, probs, bias)
+    groups = 1 if combine_groups is None else combine_groups
+    partials = "fp32" if combine_partials is None else combine_partials
+    if groups < 1:
+        raise ValueError(
+            f"combine_groups is {groups}; it must be a divisor of the number of experts, from 1 on"
+        )
+    if partials not in PARTIALS:
+        raise ValueError(f"combine_partials is '{partials}'; it must be 'fp32' or 'bf16'")
+    return Arithmetic(activation, probs, bias, groups, partials)

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from . import _arguments, _hooks
 from . import zero_experts as _zero
 from ._ops import ops
-from .arithmetic import Activation, ProbsPlace, arithmetic_of
+from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights, _Pending, four
 from .group import GroupLike
 from .offload import saving_elsewhere
@@ -144,6 +144,8 @@ def moe(
     probs: ProbsPlace | None = None,
     b1: Tensor | None = None,
     b2: Tensor | None = None,
+    combine_groups: int | None = None,
+    combine_partials: CombinePartials | None = None,
     row_pool: RowPoolLike = None,
     zero_experts: int = 0,
     zero_expert_type: _zero.ZeroExpertType = "identity",
@@ -192,6 +194,11 @@ def moe(
         b1: bf16 [El, 2I], or [El, I] without a gate, added to h. None: there are no biases.
         b2: bf16 [El, H], added to the rows behind fc2, where ``probs`` is before, times p. Given
             with b1.
+        combine_groups: G, a divisor of the number of all experts, which are cut into G equal runs:
+            a token's rows are added up run by run, then the runs' sums, run ascending. More than
+            one makes other bits than one. None: one, or what the workspace has.
+        combine_partials: what the sums of more than one run are before they are added up:
+            ``"fp32"``, or rounded to ``"bf16"``. None: fp32, or what the workspace has.
         row_pool: where what is kept lies; see :class:`uniep.Workspace`. True, or a number of bytes:
             in a pool of half of the free memory, or of that many, which the first call of this
             shape on this group makes, and all share. None: in tensors, or where the workspace says.
@@ -213,7 +220,9 @@ def moe(
     if save not in (None, "rows", "tokens", "none"):
         raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")
     if workspace is None:
-        arithmetic = arithmetic_of(activation, probs, b1 is not None)
+        arithmetic = arithmetic_of(
+            activation, probs, b1 is not None, combine_groups, combine_partials
+        )
     else:
         arithmetic = workspace.arithmetic
     if torch.is_autocast_enabled(x.device.type):
@@ -243,11 +252,13 @@ def moe(
             workspace = paged_workspace(row_pool, *shared)
     else:
         memory = (capacity_rows, save, recompute_h, backward_rows, row_pool)
-        own = (group, max_tokens, *memory, activation, probs)
+        ways = (activation, probs, combine_groups, combine_partials)
+        own = (group, max_tokens, *memory, *ways)
         if any(argument is not None for argument in own):
             raise ValueError(
                 "a workspace has its own group, max_tokens, capacity_rows, save, recompute_h, "
-                "backward_rows, activation, probs and row_pool; pass either the workspace or these"
+                "backward_rows, activation, probs, combine_groups, combine_partials and row_pool; "
+                "pass either the workspace or these"
             )
     _arguments.check_workspace(workspace, x, w1, topk, has_bias=b1 is not None)
     slots = None

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .arithmetic import Activation, ProbsPlace, arithmetic_of
+from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights
 from .functional import moe
 from .group import GroupLike, rank_and_size
@@ -75,7 +75,8 @@ class MoELayer(nn.Module):
         exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
         schedule: see :class:`uniep.Workspace`.
         workspace: to work in; None: the one that all layers of this shape and group share. Its
-            ``activation``, ``probs`` and ``bias`` are the layer's.
+            ``activation``, ``probs``, ``bias``, ``combine_groups`` and ``combine_partials`` are the
+            layer's.
         main_grad: dtype of the ``main_grad`` that w1 and w2 then have, to which gradients are added
             instead of to ``grad``: torch.float32 or torch.bfloat16. None: they have ``grad``.
         dtype: of the weights; bfloat16, or float32 for training under autocast.
@@ -83,6 +84,8 @@ class MoELayer(nn.Module):
         activation: what an expert computes; see :func:`uniep.moe`.
         probs: where probabilities enter; likewise.
         bias: whether experts have biases, which start as zeros.
+        combine_groups: how a token's rows are added up; see :func:`uniep.moe`.
+        combine_partials: likewise.
         row_pool: where forwards keep rows; see :func:`uniep.moe`.
         zero_experts: Z, further experts of the router, which compute nothing; see
             :func:`uniep.moe`.
@@ -125,6 +128,8 @@ class MoELayer(nn.Module):
         activation: Activation | None = None,
         probs: ProbsPlace | None = None,
         bias: bool | None = None,
+        combine_groups: int | None = None,
+        combine_partials: CombinePartials | None = None,
         row_pool: RowPoolLike = None,
         zero_experts: int = 0,
         zero_expert_type: ZeroExpertType = "identity",
@@ -136,12 +141,15 @@ class MoELayer(nn.Module):
                 f"zero_experts is {zero_experts} and capacity_factor is {router.capacity_factor}; "
                 "experts that compute nothing have no capacity, pass one of them"
             )
-        self.arithmetic = arithmetic_of(activation, probs, bool(bias))
+        self.arithmetic = arithmetic_of(
+            activation, probs, bool(bias), combine_groups, combine_partials
+        )
         if workspace is not None:
-            if any(own is not None for own in (activation, probs, bias)):
+            own = (activation, probs, bias, combine_groups, combine_partials)
+            if any(argument is not None for argument in own):
                 raise ValueError(
-                    "a workspace has its own activation, probs and bias; pass either the workspace "
-                    "or these"
+                    "a workspace has its own activation, probs, bias, combine_groups and "
+                    "combine_partials; pass either the workspace or these"
                 )
             self.arithmetic = workspace.arithmetic
         if workspace is not None and group is None:
@@ -273,6 +281,8 @@ class MoELayer(nn.Module):
             deferred=deferred,
             activation=self.arithmetic.activation if own else None,
             probs=self.arithmetic.probs if own else None,
+            combine_groups=self.arithmetic.combine_groups if own else None,
+            combine_partials=self.arithmetic.combine_partials if own else None,
             b1=self.b1,
             b2=self.b2,
             row_pool=self.row_pool if own else None,

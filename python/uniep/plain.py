@@ -15,7 +15,7 @@ a yardstick: it allocates freely, and with a group the host waits to learn how m
     per expert          dw2 = bf16(dy^T a)    dw1 = bf16(dh^T x)
 
 The rows of an expert are in one order everywhere: (source rank, token, k). Other activations,
-probabilities behind fc2 and biases: docs/numerics.md has their formulas.
+probabilities behind fc2, biases and combine groups: docs/numerics.md has their formulas.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import _arguments
-from .arithmetic import Activation, Arithmetic, ProbsPlace, arithmetic_of
+from .arithmetic import Activation, Arithmetic, CombinePartials, ProbsPlace, arithmetic_of
 from .group import Group, GroupLike, rank_and_size
 from .zero_experts import ZeroExpertType
 
@@ -49,6 +49,8 @@ def moe(
     probs: ProbsPlace | None = None,
     b1: Tensor | None = None,
     b2: Tensor | None = None,
+    combine_groups: int | None = None,
+    combine_partials: CombinePartials | None = None,
     zero_experts: int = 0,
     zero_expert_type: ZeroExpertType = "identity",
 ) -> Tensor:
@@ -62,7 +64,8 @@ def moe(
     main_grads: (dw1, dw2) or with biases (dw1, dw2, db1, db2), fp32 or bf16, to which gradients are
     added; then w1 and so on get no gradient from autograd.
     ascending: on a CPU, sums in uniep's order, and slow: a PyTorch call for each reduction index.
-    activation, probs, b1 [El, 2I] or [El, I], b2 [El, H]: as uniep.moe takes them.
+    activation, probs, b1 [El, 2I] or [El, I], b2 [El, H], combine_groups, combine_partials: as
+    uniep.moe takes them.
     zero_experts, zero_expert_type: likewise. The gradient of an identity's weight is autograd's,
     which agrees with uniep's to tolerance.
     """
@@ -82,6 +85,8 @@ def moe(
             probs=probs,
             b1=b1,
             b2=b2,
+            combine_groups=combine_groups,
+            combine_partials=combine_partials,
         )
         if zero_expert_type == "zero":
             return routed
@@ -92,10 +97,16 @@ def moe(
         return torch.where(zero.any(-1, keepdim=True), total, routed)
     if isinstance(group, Group):
         group = group.process_group
-    arithmetic = arithmetic_of(activation, probs, b1 is not None)
+    arithmetic = arithmetic_of(activation, probs, b1 is not None, combine_groups, combine_partials)
     _arguments.check(x, topk_ids, topk_probs, w1, w2, arithmetic)
     _arguments.check_biases(b1, b2, w1, w2)
-    _check_ids(topk_ids, w1.shape[0] * (1 if group is None else dist.get_world_size(group)))
+    experts = w1.shape[0] * (1 if group is None else dist.get_world_size(group))
+    _check_ids(topk_ids, experts)
+    if experts % arithmetic.combine_groups:
+        raise ValueError(
+            f"combine_groups is {arithmetic.combine_groups}; it must divide the number of experts, "
+            f"{experts}"
+        )
     if main_grads is not None:
         weights = (w1, w2) if b1 is None or b2 is None else (w1, w2, b1, b2)
         _arguments.check_main_grads(main_grads, weights)
@@ -148,7 +159,7 @@ class _Moe(torch.autograd.Function):
         ctx.splits = routing.sent, routing.received
         ctx.arithmetic = arithmetic
         ctx.group, ctx.main_grads, ctx.ascending = group, main_grads, ascending
-        return _combine(y, routing, group, None if before else topk_probs)
+        return _combine(y, routing, group, arithmetic, None if before else topk_probs)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -168,7 +179,7 @@ class _Moe(torch.autograd.Function):
         product = _product(h, activation)
         a = (weight * product).bfloat16()
         dh = _product_gradient(h, weight * da, activation).bfloat16()
-        dx = _combine(_grouped(dh, w1, ends, ascending), routing, ctx.group)
+        dx = _combine(_grouped(dh, w1, ends, ascending), routing, ctx.group, ctx.arithmetic)
         dprobs = _sum_columns(da * product)
         if b2 is not None:
             dprobs = dprobs + _sum_columns(dy_rows.float() * _of_rows(b2, dy_rows, ends).float())
@@ -198,6 +209,7 @@ class _Routing(NamedTuple):
     """How slots (token * K + k) of this rank become rows of its experts, and back."""
 
     dropped: Tensor  # bool [T, K]
+    experts: Tensor  # int [T, K]: of each slot, among those of all ranks; -1 where it is dropped
     order: Tensor  # the slots that travel, by expert, then token, then k
     regroup: Tensor  # of received rows (by source, expert, token, k): by expert, source, token, k
     ends: Tensor  # int32 [El]: behind each expert's last row; rows past the last one are unused
@@ -205,7 +217,7 @@ class _Routing(NamedTuple):
     received: list[int]  # rows from each rank
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.dropped, self.order, self.regroup, self.ends
+        return self.dropped, self.experts, self.order, self.regroup, self.ends
 
 
 def _route(topk_ids: Tensor, local_experts: int, group: dist.ProcessGroup | None) -> _Routing:
@@ -216,7 +228,8 @@ def _route(topk_ids: Tensor, local_experts: int, group: dist.ProcessGroup | None
     order = torch.argsort(slots, stable=True)
     if ranks == 1:  # no size depends on data: no wait for a GPU
         ends = torch.cumsum(_histogram(slots, experts), 0).int()
-        return _Routing(dropped, order, torch.arange(len(order), device=order.device), ends, [], [])
+        regroup = torch.arange(len(order), device=order.device)
+        return _Routing(dropped, topk_ids, order, regroup, ends, [], [])
     counts = _histogram(slots, experts).view(ranks, local_experts)
     same = [1] * ranks
     received_counts = _exchange(counts, same, same, group)  # [source, local expert]
@@ -224,7 +237,7 @@ def _route(topk_ids: Tensor, local_experts: int, group: dist.ProcessGroup | None
     local = torch.arange(local_experts, device=order.device).repeat(ranks)
     regroup = torch.argsort(torch.repeat_interleave(local, received_counts.flatten()), stable=True)
     ends = torch.cumsum(received_counts.sum(0), 0).int()
-    return _Routing(dropped, order[: sum(sent)], regroup, ends, sent, received)
+    return _Routing(dropped, topk_ids, order[: sum(sent)], regroup, ends, sent, received)
 
 
 def _histogram(slots: Tensor, experts: int) -> Tensor:
@@ -271,18 +284,35 @@ def _return_to_slots(rows: Tensor, routing: _Routing, group: Any) -> Tensor:
     return slots.masked_fill_(routing.dropped.view(tokens, topk, *[1] * (rows.dim() - 1)), 0)
 
 
-def _combine(rows: Tensor, routing: _Routing, group: Any, weights: Tensor | None = None) -> Tensor:
+def _combine(
+    rows: Tensor,
+    routing: _Routing,
+    group: Any,
+    arithmetic: Arithmetic,
+    weights: Tensor | None = None,
+) -> Tensor:
     """Rows -> [T, n]: the sum over k ascending, fp32, from +0, rounded once.
 
-    Each slot is multiplied by its weight in [T, K] first, if there are any.
+    Each slot is multiplied by its weight in [T, K] first, if there are any. With combine groups,
+    the sum over groups ascending of such sums, which may be rounded to bf16.
     """
     slots = _return_to_slots(rows, routing, group)
     if weights is not None:
         weights = weights.masked_fill(routing.dropped, 0)  # what dropped slots hold is not read
+    slots = slots.float()
+    if weights is not None:
+        slots = weights[..., None] * slots
+    groups = arithmetic.combine_groups
+    experts = routing.ends.shape[0] * (len(routing.sent) or 1)
+    group_of_slot = routing.experts // (experts // groups)
     total = torch.zeros(slots.shape[0], slots.shape[2], device=slots.device)
-    for k in range(slots.shape[1]):
-        slot = slots[:, k].float()
-        total = total + (slot if weights is None else weights[:, k, None] * slot)
+    for g in range(groups):
+        part = torch.zeros_like(total)
+        for k in range(slots.shape[1]):
+            part = part + torch.where(group_of_slot[:, k, None] == g, slots[:, k], 0)
+        if groups > 1 and arithmetic.combine_partials == "bf16":
+            part = part.bfloat16().float()
+        total = total + part
     return total.bfloat16()
 
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 import uniep
 
-from .arithmetic import Activation, ProbsPlace
+from .arithmetic import Activation, CombinePartials, ProbsPlace
 
 try:
     import spmd_types
@@ -85,6 +85,8 @@ class UniepExperts(GroupedExperts):
         exact_rows: bool | None = None
         schedule: str | None = None
         row_pool: int | None = None
+        combine_groups: int | None = None
+        combine_partials: CombinePartials | None = None
 
     activation: Activation = "swiglu"
 
@@ -102,6 +104,8 @@ class UniepExperts(GroupedExperts):
         self.exact_rows: bool | None = config.exact_rows
         self.schedule: str | None = config.schedule
         self.row_pool: int | None = config.row_pool
+        self.combine_groups: int | None = config.combine_groups
+        self.combine_partials: CombinePartials | None = config.combine_partials
         self._add_parameters(config)
 
     def _add_parameters(self, config: Config) -> None:
@@ -151,6 +155,8 @@ class UniepExperts(GroupedExperts):
             exact_rows=self.exact_rows,
             schedule=self.schedule,
             row_pool=self.row_pool,
+            combine_groups=self.combine_groups,
+            combine_partials=self.combine_partials,
         )
         return out.to(x.dtype)
 
@@ -293,6 +299,8 @@ def uniep_routed_experts(
     exact_rows: bool | None = None,
     schedule: str | None = None,
     row_pool: int | None = None,
+    combine_groups: int | None = None,
+    combine_partials: CombinePartials | None = None,
 ) -> Any:
     """What torchtitan calls for the config of each layer's routed experts.
 
@@ -308,6 +316,8 @@ def uniep_routed_experts(
         exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
         schedule: see :func:`uniep.moe`.
         row_pool: True, or bytes of a pool that all layers of a shape share; see :func:`uniep.moe`.
+        combine_groups: how a token's rows are added up; see :func:`uniep.moe`.
+        combine_partials: likewise.
 
     Returns:
         A :class:`UniepRoutedExperts.Config`.
@@ -337,6 +347,8 @@ def uniep_routed_experts(
         exact_rows=exact_rows,
         schedule=schedule,
         row_pool=row_pool,
+        combine_groups=combine_groups,
+        combine_partials=combine_partials,
     )
     return derive(config, UniepRoutedExperts.Config, inner_experts=inner)
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import uniep
 
-from .arithmetic import PROBS, ProbsPlace
+from .arithmetic import CombinePartials, ProbsPlace, arithmetic_of
 
 try:
     from transformers.integrations import moe as _hf_moe
@@ -52,6 +52,8 @@ class _Options:
     exact_rows: bool | None = None
     schedule: str | None = None
     row_pool: uniep.RowPool | int | None = None
+    combine_groups: int | None = None
+    combine_partials: CombinePartials | None = None
 
 
 _registered: dict[str, _Options] = {}
@@ -69,6 +71,8 @@ def register(
     exact_rows: bool | None = None,
     schedule: str | None = None,
     row_pool: uniep.RowPool | int | None = None,
+    combine_groups: int | None = None,
+    combine_partials: CombinePartials | None = None,
 ) -> None:
     """Makes `name` an experts implementation and an EP implementation of transformers.
 
@@ -89,12 +93,15 @@ def register(
         exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
         schedule: see :func:`uniep.moe`.
         row_pool: where forwards keep rows; see :func:`uniep.moe`.
+        combine_groups: how a token's rows are added up; see :func:`uniep.moe`. Not in transformers'
+            own EP, which adds them up itself.
+        combine_partials: likewise.
 
     Raises:
-        ValueError: for a place of routing weights that there is not.
+        ValueError: for a place of routing weights or a type of partial sums that there is not, and
+            for fewer than one combine group.
     """
-    if probs not in PROBS:
-        raise ValueError(f"probs is '{probs}'; it must be 'before' or 'after'")
+    arithmetic_of(probs=probs, combine_groups=combine_groups, combine_partials=combine_partials)
     options = _Options(
         probs=probs,
         max_tokens=max_tokens,
@@ -105,6 +112,8 @@ def register(
         exact_rows=exact_rows,
         schedule=schedule,
         row_pool=row_pool,
+        combine_groups=combine_groups,
+        combine_partials=combine_partials,
     )
     _registered[name] = options
     IMPLEMENTATIONS.add(name)
@@ -190,6 +199,11 @@ def _experts_forward(
     if getattr(experts, "_is_expert_parallel", False):
         # transformers' own EP marks slots of other ranks' experts by the number of local ones, and
         # sends one expert's rows of all ranks here: as many as the routing says, not max_tokens.
+        if options.combine_groups not in (None, 1):
+            raise ValueError(
+                f"combine_groups is {options.combine_groups}, but transformers' own EP adds rows "
+                "up; it must be 1 or None there, or uniep the EP implementation"
+            )
         top_k_index = top_k_index.masked_fill(top_k_index >= experts.num_experts, -1)
         options = replace(options, max_tokens=None)
     return _run(options, experts, facts, hidden_states, top_k_index, top_k_weights, group=None)
@@ -222,6 +236,8 @@ def _run(
         exact_rows=options.exact_rows,
         schedule=options.schedule,
         row_pool=options.row_pool,
+        combine_groups=options.combine_groups,
+        combine_partials=options.combine_partials,
         activation=facts.activation,
         probs=options.probs,
         b1=b1,

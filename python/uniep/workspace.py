@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from . import _library
-from .arithmetic import ACTIVATIONS, PROBS, Activation, ProbsPlace, arithmetic_of
+from .arithmetic import (
+    ACTIVATIONS,
+    PARTIALS,
+    PROBS,
+    Activation,
+    CombinePartials,
+    ProbsPlace,
+    arithmetic_of,
+)
 from .group import Group, GroupLike, _device_of, group_of
 from .row_pool import _SAVES, RowPool, RowPoolLike, shared_pool
 
@@ -65,6 +73,9 @@ class Workspace:
         activation: what an expert computes between its products; see :func:`uniep.moe`.
         probs: where a row's probability is multiplied: ``"before"`` fc2 or ``"after"`` it.
         bias: whether experts have biases, b1 and b2.
+        combine_groups: G, into how many equal runs the experts are cut, by which a token's rows are
+            added up; see :func:`uniep.moe`.
+        combine_partials: what the sums of runs are, ``"fp32"`` or ``"bf16"``; likewise.
         row_pool: where forwards keep rows, on all ranks or on none; not with ``exact_rows``. None:
             in tensors of their own.
 
@@ -85,7 +96,7 @@ class Workspace:
 
     Raises:
         ValueError: for a device that the group is not on, or an unknown ``on_overflow``, ``save``,
-            ``activation`` or ``probs``.
+            ``activation``, ``probs`` or ``combine_partials``.
         uniep.Error: for figures out of range, or that differ by rank; the sentence says which.
     """
 
@@ -110,6 +121,8 @@ class Workspace:
         activation: Activation = "swiglu",
         probs: ProbsPlace = "before",
         bias: bool = False,
+        combine_groups: int = 1,
+        combine_partials: CombinePartials = "fp32",
         row_pool: RowPool | None = None,
     ) -> None:
         if on_overflow not in ("raise", "flag"):
@@ -132,7 +145,7 @@ class Workspace:
         self.recompute_h = recompute_h
         self.backward_rows = backward_rows
         self.exact_rows = exact_rows
-        self.arithmetic = arithmetic_of(activation, probs, bias)
+        self.arithmetic = arithmetic_of(activation, probs, bias, combine_groups, combine_partials)
         self.flag = on_overflow == "flag"
         self._schedule = schedule
         self._timeout_ms = timeout_ms
@@ -152,6 +165,8 @@ class Workspace:
             probs=PROBS.index(self.arithmetic.probs),
             bias=int(self.arithmetic.bias),
             backward_rows=self.backward_rows,
+            combine_groups=self.arithmetic.combine_groups,
+            combine_partials=PARTIALS.index(self.arithmetic.combine_partials),
         )
         needs = _library.Needs()
         backend = 1 if self.device.type == "cuda" else 0
@@ -367,6 +382,8 @@ class LayerKind(NamedTuple):
     activation: Activation
     probs: ProbsPlace
     bias: bool
+    combine_groups: int
+    combine_partials: CombinePartials
 
 
 def default_workspace(
@@ -443,6 +460,8 @@ def _make(
         activation=kind.activation,
         probs=kind.probs,
         bias=kind.bias,
+        combine_groups=kind.combine_groups,
+        combine_partials=kind.combine_partials,
         row_pool=row_pool,
     )
     return owner.workspaces[key]

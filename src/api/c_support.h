@@ -92,6 +92,11 @@ inline uniep::Problem problem_of(const uniep_problem* problem) {
   p.probs = static_cast<uniep::Probs>(narrow(problem->probs, "problem.probs"));
   p.bias = truth(problem->bias, "problem.bias");
   p.backward_rows = problem->backward_rows;
+  if (problem->combine_groups != 0) {
+    p.combine_groups = narrow(problem->combine_groups, "problem.combine_groups");
+  }
+  p.combine_partials = static_cast<uniep::CombinePartials>(
+      narrow(problem->combine_partials, "problem.combine_partials"));
   if (problem->row_align != 0) p.row_align = narrow(problem->row_align, "problem.row_align");
   return p;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "base/math.h"
 
@@ -32,5 +33,27 @@ inline constexpr int kBiasPartials = 4;
 
 /// Row number i of a group's partial sum.
 constexpr UNIEP_HD int bias_row(int partial, int i) { return i / 2 * 8 + 2 * partial + i % 2; }
+
+/// Experts [begin, end).
+struct ExpertRange {
+  std::int32_t begin, end;
+  constexpr UNIEP_HD bool has(std::int32_t expert) const { return begin <= expert && expert < end; }
+  constexpr UNIEP_HD bool is_empty() const { return begin >= end; }
+};
+
+/// Of the combine groups (Problem::combine_groups), runs of `group_experts` experts each, the first
+/// at or behind expert `from` that a token has a slot in; empty where it has none. From expert 0
+/// on, and then from the end of each, that is all of the token's groups, ascending. `ids`: of its K
+/// slots.
+constexpr UNIEP_HD ExpertRange next_combine_group(const std::int32_t* ids, int topk,
+                                                  int group_experts, std::int32_t from) {
+  std::int32_t least = std::numeric_limits<std::int32_t>::max();
+  for (int k = 0; k < topk; ++k) {
+    if (ids[k] >= from && ids[k] < least) least = ids[k];
+  }
+  if (least == std::numeric_limits<std::int32_t>::max()) return {0, 0};
+  const std::int32_t begin = least / group_experts * group_experts;
+  return {begin, begin + group_experts};
+}
 
 }  // namespace uniep

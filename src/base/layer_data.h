@@ -18,6 +18,8 @@ struct LayerData {
   int topk = 0;                   // K
   Activation activation = Activation::kSwiglu;
   Probs probs = Probs::kBefore;
+  int combine_groups = 1;
+  CombinePartials combine_partials = CombinePartials::kFp32;
 
   std::vector<bf16> x;                 // [tokens, H]
   std::vector<std::int32_t> topk_ids;  // [tokens, K]; -1: dropped slot

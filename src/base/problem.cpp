@@ -49,6 +49,13 @@ void validate(const Problem& p, int num_ranks) {
   require(p.probs == Probs::kBefore || p.probs == Probs::kAfter, ErrorCode::kInvalidArgument,
           "problem.probs is ", static_cast<int>(p.probs),
           "; 0 (before) and 1 (after) are accepted");
+  require(p.combine_groups >= 1 && p.num_experts % p.combine_groups == 0,
+          ErrorCode::kInvalidArgument, "problem.combine_groups is ", p.combine_groups,
+          "; a divisor of num_experts=", p.num_experts, " from 1 on is accepted");
+  require(
+      p.combine_partials == CombinePartials::kFp32 || p.combine_partials == CombinePartials::kBf16,
+      ErrorCode::kInvalidArgument, "problem.combine_partials is ",
+      static_cast<int>(p.combine_partials), "; 0 (fp32) and 1 (bf16) are accepted");
 }
 
 std::string to_string(const Problem& p) {
@@ -57,7 +64,8 @@ std::string to_string(const Problem& p) {
              ",row_align=", p.row_align, ",save=", name(p.save),
              ",recompute_h=", p.recompute_h ? "yes" : "no", ",backward_rows=", p.backward_rows,
              ",activation=", name(p.activation), ",probs=", name(p.probs),
-             ",bias=", p.bias ? "yes" : "no");
+             ",bias=", p.bias ? "yes" : "no", ",combine_groups=", p.combine_groups,
+             ",combine_partials=", name(p.combine_partials));
 }
 
 }  // namespace uniep

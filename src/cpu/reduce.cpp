@@ -1,34 +1,82 @@
 #include <algorithm>
+#include <limits>
 
+#include "base/contract.h"
 #include "cpu/stages.h"
 
 namespace uniep::cpu {
 
+namespace {
+
+constexpr ExpertRange kAllExperts{0, std::numeric_limits<std::int32_t>::max()};
+
+// Rows of a token from these experts, k ascending.
+void add_rows(const PassContext& ctx, std::int64_t token, ExpertRange experts, float* sum) {
+  const PassView& v = ctx.view;
+  const bool weighted = v.pass == Pass::kForward && v.probs == Probs::kAfter;
+  const bf16* rows = ctx.peer(v.rank).get<Tensor::kCombine>();
+  std::fill_n(sum, v.hidden, 0.0f);
+  for (int k = 0; k < v.topk; ++k) {
+    const std::int64_t slot = token * v.topk + k;
+    if (!experts.has(v.topk_ids[slot])) continue;
+    const bf16* row = rows + slot * v.hidden;
+    if (weighted) {
+      ctx.kernels.add_scaled_row(v.hidden, sum, row, ctx.get<Tensor::kTopkProbs>()[slot]);
+    } else {
+      ctx.kernels.add_row(v.hidden, sum, row);
+    }
+  }
+}
+
+// Sums of the token's groups, ascending.
+void add_groups(const PassContext& ctx, std::int64_t token, Scratch& scratch, float* sum) {
+  const PassView& v = ctx.view;
+  float* part = sum + v.hidden;
+  std::fill_n(sum, v.hidden, 0.0f);
+  const std::int32_t* ids = v.topk_ids + token * v.topk;
+  const auto next = [&](std::int32_t from) {
+    return next_combine_group(ids, v.topk, v.group_experts, from);
+  };
+  for (ExpertRange group = next(0); !group.is_empty(); group = next(group.end)) {
+    add_rows(ctx, token, group, part);
+    if (v.combine_partials == CombinePartials::kBf16) {
+      std::vector<bf16>& rounded = scratch.gathered[0];
+      rounded.resize(static_cast<std::size_t>(v.hidden));
+      ctx.kernels.round_row(v.hidden, part, rounded.data());
+      ctx.kernels.add_row(v.hidden, sum, rounded.data());
+    } else {
+      ctx.kernels.add_f32_row(v.hidden, sum, part);
+    }
+  }
+}
+
+void copy_dprobs(const PassContext& ctx, std::int64_t token) {
+  const PassView& v = ctx.view;
+  const float* pushed = ctx.peer(v.rank).get<Tensor::kDprobSlots>();
+  for (std::int64_t slot = token * v.topk; slot < (token + 1) * v.topk; ++slot) {
+    ctx.get<Tensor::kDprobs>()[slot] = v.topk_ids[slot] < 0 ? 0.0f : pushed[slot];
+  }
+}
+
+}  // namespace
+
 // out[t] or dx[t]: the token's rows summed over k ascending, each times its probability in the
-// forward pass where that enters behind fc2; dprobs copied.
+// forward pass where that enters behind fc2; with combine groups by group, then over groups.
+// dprobs copied.
 void reduce(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const PassView& v = ctx.view;
   const std::int64_t first = task.m * v.schedule.token_block;
   const std::int64_t end = min_of<std::int64_t>(first + v.schedule.token_block, v.tokens);
-  const Peer own = ctx.peer(v.rank);
   const bool forward = v.pass == Pass::kForward;
-  const bool weighted = forward && v.probs == Probs::kAfter;
   bf16* out = forward ? ctx.get<Tensor::kOut>() : ctx.get<Tensor::kDx>();
-  float* sum = scratch.accumulators.reserve(static_cast<std::size_t>(v.hidden));
+  float* sum = scratch.accumulators.reserve(static_cast<std::size_t>(2 * v.hidden));
   for (std::int64_t t = first; t < end; ++t) {
-    std::fill_n(sum, v.hidden, 0.0f);
-    for (int k = 0; k < v.topk; ++k) {
-      const std::int64_t slot = t * v.topk + k;
-      const bool dropped = v.topk_ids[slot] < 0;
-      const bf16* row = own.get<Tensor::kCombine>() + slot * v.hidden;
-      if (!dropped && weighted) {
-        ctx.kernels.add_scaled_row(v.hidden, sum, row, ctx.get<Tensor::kTopkProbs>()[slot]);
-      } else if (!dropped) {
-        ctx.kernels.add_row(v.hidden, sum, row);
-      }
-      if (forward) continue;
-      ctx.get<Tensor::kDprobs>()[slot] = dropped ? 0.0f : own.get<Tensor::kDprobSlots>()[slot];
+    if (v.group_experts > 0) {
+      add_groups(ctx, t, scratch, sum);
+    } else {
+      add_rows(ctx, t, kAllExperts, sum);
     }
+    if (!forward) copy_dprobs(ctx, t);
     ctx.kernels.round_row(v.hidden, sum, out + t * v.hidden);
   }
 }

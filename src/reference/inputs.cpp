@@ -56,6 +56,8 @@ Inputs<T> widen(const LayerData& layer) {
           .topk = layer.topk,
           .activation = layer.activation,
           .probs = layer.probs,
+          .combine_groups = layer.combine_groups,
+          .combine_partials = layer.combine_partials,
           .x = widen<T>(layer.x),
           .topk_ids = layer.topk_ids,
           .topk_probs = widen<T>(layer.topk_probs),

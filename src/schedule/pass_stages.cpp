@@ -168,6 +168,9 @@ void set_problem(PassView& view, const Problem& problem) {
   view.choice = choice_of(problem);
   view.activation = problem.activation;
   view.probs = problem.probs;
+  view.group_experts =
+      problem.combine_groups > 1 ? problem.num_experts / problem.combine_groups : 0;
+  view.combine_partials = problem.combine_partials;
   view.ring_rows =
       view.pass == Pass::kBackward ? static_cast<std::int32_t>(problem.backward_rows) : 0;
   view.topk = problem.topk;

@@ -78,6 +78,8 @@ struct PassView {
   GraphChoice choice{};  // of what the graph has
   Activation activation = Activation::kSwiglu;
   Probs probs = Probs::kBefore;
+  int group_experts = 0;  // experts of a combine group; 0: all are one
+  CombinePartials combine_partials = CombinePartials::kFp32;
   /// Rows that tensors of the call have room for, in a ring (row_ring.h); 0: for all.
   std::int32_t ring_rows = 0;
 

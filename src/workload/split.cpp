@@ -46,6 +46,8 @@ Split::Split(const LayerData& layer, std::vector<std::int64_t> token_begin)
   problem_.topk = layer.topk;
   problem_.activation = layer.activation;
   problem_.probs = layer.probs;
+  problem_.combine_groups = layer.combine_groups;
+  problem_.combine_partials = layer.combine_partials;
   problem_.bias = layer.has_bias();
   for (int r = 0; r < ranks_; ++r) {
     problem_.max_tokens = max_of(problem_.max_tokens, tokens(r).size());

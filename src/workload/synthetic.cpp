@@ -366,7 +366,9 @@ Problem problem_of(const ShapeSpec& spec, std::int64_t capacity_rows) {
           .capacity_rows = capacity_rows,
           .activation = spec.activation,
           .probs = spec.probs,
-          .bias = spec.bias};
+          .bias = spec.bias,
+          .combine_groups = spec.combine_groups,
+          .combine_partials = spec.combine_partials};
 }
 
 LayerData make_layer(const ShapeSpec& spec, int ranks, std::uint64_t seed, double skew) {
@@ -380,6 +382,8 @@ LayerData make_layer(const ShapeSpec& spec, int ranks, std::uint64_t seed, doubl
   layer.topk = spec.topk;
   layer.activation = spec.activation;
   layer.probs = spec.probs;
+  layer.combine_groups = spec.combine_groups;
+  layer.combine_partials = spec.combine_partials;
   allocate(layer, spec.bias);
   const auto fill = [&](Tensor tensor, std::vector<bf16>& to) {
     const Numbers numbers = numbers_of(tensor, spec, seed);

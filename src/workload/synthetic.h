@@ -24,6 +24,8 @@ struct ShapeSpec {
   Activation activation = Activation::kSwiglu;
   Probs probs = Probs::kBefore;
   bool bias = false;
+  int combine_groups = 1;
+  CombinePartials combine_partials = CombinePartials::kFp32;
 
   friend bool operator==(const ShapeSpec&, const ShapeSpec&) = default;
 };

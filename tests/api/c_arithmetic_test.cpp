@@ -12,12 +12,14 @@
 namespace uniep::testing {
 namespace {
 
-/// A batch with another activation, biases, and probabilities behind fc2.
+/// A batch with another activation, biases, probabilities behind fc2, and combine groups.
 LayerData batch_of(Activation activation, Probs probs) {
   LayerData d = batch(1);
   Rng rng(7);
   d.activation = activation;
   d.probs = probs;
+  d.combine_groups = d.num_experts / 2;
+  d.combine_partials = probs == Probs::kAfter ? CombinePartials::kBf16 : CombinePartials::kFp32;
   d.w1 = random_bf16(rng, d.num_experts * d.w1_rows() * d.hidden, 0.3f);
   d.b1 = random_bf16(rng, d.num_experts * d.w1_rows(), 1);
   d.b2 = random_bf16(rng, d.num_experts * d.hidden, 1);
@@ -29,6 +31,8 @@ Problem problem_of(const LayerData& d) {
   problem.activation = d.activation;
   problem.probs = d.probs;
   problem.bias = d.has_bias();
+  problem.combine_groups = d.combine_groups;
+  problem.combine_partials = d.combine_partials;
   return problem;
 }
 
@@ -97,6 +101,15 @@ TEST(CApi, BiasesAreAskedForOrRefused) {
   expect_refused(uniep_needs(&p, 0, 1, &needs),
                  "problem.probs is 2; 0 (before) and 1 (after) are accepted");
   p.probs = 0;
+  p.combine_groups = 3;
+  expect_refused(uniep_needs(&p, 0, 1, &needs),
+                 "problem.combine_groups is 3; a divisor of num_experts=" +
+                     std::to_string(p.num_experts) + " from 1 on is accepted");
+  p.combine_groups = 0;
+  p.combine_partials = 2;
+  expect_refused(uniep_needs(&p, 0, 1, &needs),
+                 "problem.combine_partials is 2; 0 (fp32) and 1 (bf16) are accepted");
+  p.combine_partials = 0;
   p.bias = 2;
   expect_refused(uniep_needs(&p, 0, 1, &needs), "problem.bias is 2; 0 and 1 are accepted");
   p.bias = 0;

@@ -29,7 +29,9 @@ inline uniep_problem c_problem(const Problem& p) {
           .activation = static_cast<std::int64_t>(p.activation),
           .probs = p.probs == Probs::kBefore ? 0 : 1,
           .bias = p.bias ? 1 : 0,
-          .backward_rows = p.backward_rows};
+          .backward_rows = p.backward_rows,
+          .combine_groups = p.combine_groups,
+          .combine_partials = p.combine_partials == CombinePartials::kFp32 ? 0 : 1};
 }
 
 /// What a layer does not keep is given as NULL.

@@ -86,6 +86,13 @@ TEST(Problem, EachFieldOutOfRangeIsNamedWithWhatIsAccepted) {
                  "relu2, gelu, silu) are accepted");
   expect_refused([](Problem& p) { p.probs = static_cast<Probs>(2); },
                  "problem.probs is 2; 0 (before) and 1 (after) are accepted");
+  for (const int groups : {-1, 0, 3, 16}) {
+    expect_refused([&](Problem& p) { p.combine_groups = groups; },
+                   "problem.combine_groups is " + std::to_string(groups) +
+                       "; a divisor of num_experts=8 from 1 on is accepted");
+  }
+  expect_refused([](Problem& p) { p.combine_partials = static_cast<CombinePartials>(2); },
+                 "problem.combine_partials is 2; 0 (fp32) and 1 (bf16) are accepted");
   expect_invalid("number of ranks is 0; at least 1 is accepted", [] { validate(good(), 0); });
 }
 
@@ -99,10 +106,12 @@ TEST(Problem, PrintsEveryField) {
   p.activation = Activation::kGptOss;
   p.probs = Probs::kAfter;
   p.bias = true;
+  p.combine_groups = 4;
+  p.combine_partials = CombinePartials::kBf16;
   EXPECT_EQ(to_string(p),
             "hidden=64,intermediate=32,num_experts=8,topk=2,max_tokens=16,capacity_rows=99,"
             "row_align=32,save=none,recompute_h=yes,backward_rows=64,activation=gpt_oss,"
-            "probs=after,bias=yes");
+            "probs=after,bias=yes,combine_groups=4,combine_partials=bf16");
 }
 
 TEST(Problem, TheDefaultCapacityOfASmallLayerHoldsEveryTokenOfEveryRankOnOneRank) {

@@ -1,4 +1,4 @@
-"""--activation, --probs and --bias (program.py); an argument names one test class."""
+"""--activation, --probs, --bias and --combine-groups (program.py); an argument names one test class."""
 
 import json
 import unittest
@@ -45,6 +45,28 @@ class Arithmetic(ProgramTest):
         before = self.folder / "before"
         self.succeed("run", "--input", file, *flags[:2], "--output", before)
         self.assertNotEqual(made.read_bytes(), before.read_bytes())
+
+    def test_combine_groups(self):
+        shape, outputs, layer = SHAPE.replace("topk=2", "topk=6"), {}, self.folder / "layer"
+        self.succeed("run", "--shape", shape, "--save-input", layer)
+        for groups in (["1"], ["2"], ["4", "--combine-partials", "bf16"]):
+            for ranks in (1, 4):
+                report, output = self.folder / "report.json", self.folder / f"{ranks}"
+                text = self.succeed("run", "--input", layer, "--ranks", ranks, "--combine-groups",
+                                    *groups, "--schedule", "pipelined:2", "--check", "--json",
+                                    report, "--output", output)
+                self.assertIn("check PASSED", unfolded(text))
+                self.assertEqual(", 2 combine groups in fp32" in unfolded(text), groups == ["2"])
+                problem = json.loads(report.read_text())["problem"]
+                self.assertEqual(problem["combine_groups"], int(groups[0]))
+                self.assertEqual(problem["combine_partials"], groups[-1] if groups[1:] else "fp32")
+            self.assertEqual((self.folder / "1").read_bytes(), (self.folder / "4").read_bytes())
+            outputs[groups[0]] = output.read_bytes()
+        self.assertNotEqual(outputs["1"], outputs["4"])
+        self.refuse("run", "--shape", shape, "--combine-groups", 3,
+                    words=["combine_groups is 3", "num_experts=8"])
+        self.refuse("run", "--shape", shape, "--combine-groups", 0, words=["1 to 65536"])
+        self.refuse("run", "--shape", shape, "--combine-partials", "fp16", words=["fp32", "bf16"])
 
     def test_main_grads_of_biases(self):
         text = self.succeed("run", "--shape", SHAPE, "--bias", "--main-grad", "fp32",

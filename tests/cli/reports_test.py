@@ -70,7 +70,8 @@ class Reports(ProgramTest):
         self.assertTrue(figures["command"].startswith("uniep run --input "))
         self.assertEqual(figures["problem"], {"tokens": 2048, "hidden": 256, "intermediate": 128,
                                               "experts": 32, "topk": 4, "activation": "swiglu",
-                                              "probs": "before", "bias": False})
+                                              "probs": "before", "bias": False,
+                                              "combine_groups": 1, "combine_partials": "fp32"})
         self.assertEqual(sum(figures["load"]["rows_per_expert"]), figures["load"]["rows"])
         self.assertEqual([c["tensor"] for c in figures["check"]],
                          ["out", "dx", "dprobs", "dw1", "dw2"])

@@ -17,7 +17,9 @@ inline Problem problem_of(const LayerData& d) {
           .max_tokens = d.tokens,
           .activation = d.activation,
           .probs = d.probs,
-          .bias = d.has_bias()};
+          .bias = d.has_bias(),
+          .combine_groups = d.combine_groups,
+          .combine_partials = d.combine_partials};
 }
 
 /// A preset in the name of a test, in which GoogleTest accepts letters, digits and underscores.

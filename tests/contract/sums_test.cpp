@@ -150,6 +150,35 @@ TEST(WeightGrads, ExpertsWithoutRowsGetZeros) {
   for (const float v : g.result().dprobs) ASSERT_EQ(v, 0.0f);
 }
 
+// So that the random cases of contract_test can tell these apart.
+TEST(Reduce, CombineGroupsAreArithmetic) {
+  LayerData data = plain_layer(2);
+  data.topk = 3;
+  data.topk_ids.clear();
+  data.topk_probs.clear();
+  const float large = std::ldexp(1.0f, 24);
+  const int last = data.num_experts - 1;
+  for (int t = 0; t < data.tokens; ++t) {
+    data.topk_ids.insert(data.topk_ids.end(), {last, 0, 0});
+    data.topk_probs.insert(data.topk_probs.end(), {1, large, -large});
+  }
+  const LayerResult one = reference::contract(data);
+  data.combine_groups = 2;
+  const LayerResult two = reference::contract(data);
+  ASSERT_NE(two.out, one.out);
+  ASSERT_NE(two.dx, one.dx);
+  for (int t = 0; t < data.tokens; ++t) {  // what is added to what is rounded now
+    data.topk_ids[static_cast<std::size_t>(3 * t + 1)] = last;
+  }
+  const LayerResult fp32 = reference::contract(data);
+  data.combine_partials = CombinePartials::kBf16;
+  ASSERT_NE(reference::contract(data).out, fp32.out);
+  ASSERT_NE(reference::contract(data).dx, fp32.dx);
+  LayerGroup g(data, 2);
+  g.make_layers();
+  g.expect_step_works("partial sums that are rounded");
+}
+
 // Sums of a few bf16 rows are mostly exact in fp32, in any order. Not these: the large ones cancel
 // only where they are added first.
 TEST(Reduce, AddsSlotsInAscendingOrder) {

@@ -93,6 +93,7 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
             ", intermediate ", data.intermediate, ", experts ", data.num_experts, ", topk ",
             data.topk, ", save ", name(save), ", recompute_h ", recompute_h, ", ",
             name(data.activation), ", probs ", name(data.probs), ", bias ", data.has_bias(),
+            ", combine groups ", data.combine_groups, " in ", name(data.combine_partials),
             ", backward_rows ", backward_rows, ", ", to_string(schedule));
     SCOPED_TRACE(what);
     const LayerResult got = deferred ? group.deferred_step(schedule, choose(rng, group.problem()))

@@ -27,6 +27,7 @@ class Problem(ctypes.Structure):
             *("hidden", "intermediate", "num_experts", "topk", "max_tokens"),
             *("capacity_rows", "row_align", "save", "recompute_h"),
             *("activation", "probs", "bias", "backward_rows"),
+            *("combine_groups", "combine_partials"),
         )
     )
 

@@ -1,4 +1,4 @@
-"""Activations, probabilities behind fc2, biases: plain PyTorch's bits, and float64's values."""
+"""Activations, probabilities behind fc2, biases, combine groups: plain PyTorch and float64."""
 
 from __future__ import annotations
 
@@ -19,20 +19,34 @@ EVERY = [
     for bias in (False, True)
 ]
 
+GROUPED = [
+    Arithmetic(probs=probs, combine_groups=groups, combine_partials=partials)
+    for probs in PROBS
+    for groups, partials in ((2, "fp32"), (2, "bf16"), (8, "bf16"))
+]
+
 
 def name_of(arithmetic: Arithmetic) -> str:
-    return f"{arithmetic.activation}-{arithmetic.probs}{'-bias' if arithmetic.bias else ''}"
+    name = f"{arithmetic.activation}-{arithmetic.probs}{'-bias' if arithmetic.bias else ''}"
+    groups = arithmetic.combine_groups
+    return name if groups == 1 else f"{name}-{groups}-{arithmetic.combine_partials}"
 
 
 class Layer:
     """The tensors of a layer, whose h reaches gpt-oss's limits; one probability is 0."""
 
-    def __init__(self, arithmetic: Arithmetic, tokens: int = 48, device: str = "cpu") -> None:
-        self.case = make_case(tokens, intermediate=40, dropped=True)
+    def __init__(
+        self, arithmetic: Arithmetic, tokens: int = 48, device: str = "cpu", wide: bool = False
+    ) -> None:
+        topk = 6 if arithmetic.combine_groups > 1 or wide else 2
+        self.case = make_case(tokens, intermediate=40, topk=topk, dropped=True)
         self.arithmetic = arithmetic
         g = torch.Generator().manual_seed(1)
         case, width = self.case, arithmetic.halves * 40
         case.w1 = (torch.randn(8, width, 64, generator=g) * 0.5).bfloat16()
+        if wide:  # sums whose order shows
+            signs = torch.randint(0, 2, case.probs.shape, generator=g) * 2.0 - 1
+            case.probs = torch.ldexp(signs, torch.randint(-24, 24, case.probs.shape, generator=g))
         case.probs[3, 0] = 0
         self.leaves = {"x": case.x, "topk_probs": case.probs, "w1": case.w1, "w2": case.w2}
         if arithmetic.bias:
@@ -43,7 +57,7 @@ class Layer:
 
     @property
     def options(self) -> dict[str, str]:
-        return {"activation": self.arithmetic.activation, "probs": self.arithmetic.probs}
+        return {name: value for name, value in self.arithmetic._asdict().items() if name != "bias"}
 
     def run(self, function, dtype=None, **options) -> dict[str, Tensor]:
         """The output, and gradients by every leaf."""
@@ -80,8 +94,11 @@ def torch_activation(h: Tensor, activation: str) -> Tensor:
     return gated[activation](gate) * up
 
 
-def exact(x, topk_ids, topk_probs, w1, w2, b1=None, b2=None, *, activation, probs):
-    """The layer in float64, written down as its definition; differentiated by autograd."""
+def exact(x, topk_ids, topk_probs, w1, w2, b1=None, b2=None, *, activation, probs, **_):
+    """The layer in float64, written down as its definition; differentiated by autograd.
+
+    In exact arithmetic it makes no difference how rows are grouped.
+    """
     out = torch.zeros_like(x)
     for k in range(topk_ids.shape[1]):
         for e in range(w1.shape[0]):
@@ -94,7 +111,7 @@ def exact(x, topk_ids, topk_probs, w1, w2, b1=None, b2=None, *, activation, prob
     return out
 
 
-@pytest.mark.parametrize("arithmetic", EVERY, ids=name_of)
+@pytest.mark.parametrize("arithmetic", EVERY + GROUPED, ids=name_of)
 def test_has_the_bits_of_plain_pytorch_and_lies_near_float64(arithmetic):
     layer = Layer(arithmetic)
     found = layer.run(uniep.moe, **layer.options)
@@ -104,7 +121,7 @@ def test_has_the_bits_of_plain_pytorch_and_lies_near_float64(arithmetic):
         assert relative(tensor, wanted[name]) < 1e-2, name
 
 
-@pytest.mark.parametrize("arithmetic", EVERY[3::4], ids=name_of)
+@pytest.mark.parametrize("arithmetic", EVERY[3::4] + GROUPED[1::3], ids=name_of)
 def test_what_is_kept_and_the_schedule_change_no_bit(arithmetic):
     layer = Layer(arithmetic, tokens=130)
     wanted = layer.run(uniep.moe, **layer.options)
@@ -146,21 +163,54 @@ def test_deferred_weights_reach_grad_of_biases():
         assert torch.equal(leaves[name].grad, wanted[f"d{name}"]), name
 
 
-@pytest.mark.parametrize("arithmetic", [EVERY[19], EVERY[22]], ids=name_of)
+def test_combine_groups_are_arithmetic():
+    layers = [Layer(a, wide=True) for a in (Arithmetic(), *GROUPED[:3])]
+    results = [layer.run(uniep.moe, **layer.options) for layer in layers]
+    for name in ("out", "dx"):
+        for i, one in enumerate(results):
+            assert not any(torch.equal(one[name], other[name]) for other in results[:i]), name
+    for name in ("dtopk_probs", "dw1", "dw2"):
+        assert all(torch.equal(results[0][name], other[name]) for other in results), name
+
+
+def test_with_one_group_there_are_no_partial_sums():
+    layer = Layer(Arithmetic())
+    assert_same(
+        layer.run(uniep.moe, combine_partials="bf16"), layer.run(uniep.moe, combine_groups=1)
+    )
+
+
+@pytest.mark.parametrize("function", [uniep.moe, uniep.plain.moe])
+def test_refuses_groups_that_there_cannot_be(function):
+    layer = Layer(Arithmetic())
+    for groups in (0, -2):
+        with pytest.raises(ValueError, match=f"combine_groups is {groups}; it must be a divisor"):
+            layer.run(function, combine_groups=groups)
+    with pytest.raises((ValueError, uniep.Error), match=r"combine_groups is 3; .*8"):
+        layer.run(function, combine_groups=3)
+    with pytest.raises(ValueError, match="combine_partials is 'fp16'; it must be 'fp32' or 'bf16'"):
+        layer.run(function, combine_partials="fp16")
+
+
+@pytest.mark.parametrize("arithmetic", [EVERY[19], EVERY[22], GROUPED[1]], ids=name_of)
 def test_a_workspace_has_an_arithmetic_of_its_own(arithmetic):
     layer = Layer(arithmetic)
     wanted = layer.run(uniep.moe, **layer.options)
-    with uniep.Workspace(None, 64, 40, 8, 2, 48, **arithmetic._asdict()) as own:
+    topk = layer.case.ids.shape[1]
+    with uniep.Workspace(None, 64, 40, 8, topk, 48, **arithmetic._asdict()) as own:
         assert_same(layer.run(uniep.moe, workspace=own), wanted)
         h = arithmetic.halves * 40
         assert own.saved_bytes == own.plan_bytes + own.rows * (2 * (64 + h) + 4)
         with pytest.raises(ValueError, match="a workspace has its own group"):
             layer.run(uniep.moe, workspace=own, probs="before")
+        with pytest.raises(ValueError, match="combine_groups, combine_partials"):
+            layer.run(uniep.moe, workspace=own, combine_groups=1)
 
 
 def test_a_module_has_them_too():
     torch.manual_seed(2)
-    layer = uniep.MoELayer(64, 40, 8, 2, activation="gpt_oss", probs="after", bias=True)
+    groups = {"combine_groups": 4, "combine_partials": "bf16"}
+    layer = uniep.MoELayer(64, 40, 8, 2, activation="gpt_oss", probs="after", bias=True, **groups)
     assert layer.b1.shape == (8, 80) and layer.b2.shape == (8, 64)
     with torch.no_grad():
         for bias in (layer.b1, layer.b2):
@@ -171,6 +221,7 @@ def test_a_module_has_them_too():
     wanted = uniep.plain.moe(
         *(x, routing.ids, routing.probs, layer.w1, layer.w2),
         **{"b1": layer.b1, "b2": layer.b2, "activation": "gpt_oss", "probs": "after"},
+        **groups,
         ascending=True,
     )
     assert torch.equal(out, wanted)
@@ -191,8 +242,9 @@ def test_autocast_casts_biases():
         assert torch.equal(uniep.moe(topk_ids=layer.case.ids, **wide), wanted)
 
 
-def test_compiled_calls_have_the_same_bits():
-    layer = Layer(Arithmetic("gpt_oss", "after", True))
+@pytest.mark.parametrize("arithmetic", [Arithmetic("gpt_oss", "after", True), GROUPED[5]])
+def test_compiled_calls_have_the_same_bits(arithmetic):
+    layer = Layer(arithmetic)
     wanted = layer.run(uniep.moe, **layer.options)
     compiled = torch.compile(uniep.moe, fullgraph=True, backend="aot_eager")
     assert_same(layer.run(compiled, **layer.options), wanted)

@@ -12,6 +12,7 @@ from ranks import run_ranks
 from torch.utils.checkpoint import checkpoint
 
 import uniep
+from uniep.arithmetic import PARTIALS
 
 TOKENS = 60
 
@@ -77,14 +78,20 @@ def bits():
         case, compiled(*tensors, group=world, max_tokens=most)
     )
     group.close()
+    for partials in PARTIALS:
+        found[partials] = step(
+            part(), group=world, max_tokens=most, combine_groups=4, combine_partials=partials
+        )
     return found
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_the_same_bits_as_one_process(size):
-    wanted = step(make_case(tokens=TOKENS, dropped=True))
+    case = make_case(tokens=TOKENS, dropped=True)
     results = run_ranks(size, bits)
     for name in results[0]:
+        groups = {"combine_groups": 4, "combine_partials": name} if name in PARTIALS else {}
+        wanted = step(case, **groups)
         parts = [result[name] for result in results]
         together = [torch.cat([part[i] for part in parts]) for i in range(5)]
         assert_same(together, wanted)

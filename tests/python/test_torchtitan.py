@@ -123,6 +123,19 @@ def test_options_reach_uniep() -> None:
         step(capacity_rows=1024)
 
 
+def test_combine_groups_are_passed_on() -> None:
+    case = make_case(tokens=96, hidden=128, intermediate=64, topk=3)
+    one = layer_step(uniep_layer(case), case)
+    config = uniep.torchtitan.uniep_routed_experts(
+        config_of(case), combine_groups=4, combine_partials="bf16"
+    )
+    layer = config.build().bfloat16()
+    layer.load_state_dict(own_layer(case).state_dict())
+    away = distances(layer_step(layer, case), one)
+    assert 0 < away["out"] < GRADIENT and 0 < away["dx"] < GRADIENT
+    assert away["w1_EFD"] == away["w2_EDF"] == 0
+
+
 def test_scores_before_the_second_projection() -> None:
     """The same but for roundings."""
     case = make_case(tokens=96, hidden=128, intermediate=64, topk=3)

@@ -73,6 +73,22 @@ def test_what_register_was_given_changes_no_bit() -> None:
         step(model, ids)
 
 
+def test_combine_groups_are_passed_on() -> None:
+    model, ids = small("mixtral"), tokens()
+    first = step(model, ids, "uniep")
+    uniep.transformers.register(combine_groups=4, combine_partials="bf16")
+    second = step(model, ids)
+    assert not torch.equal(first[0], second[0])
+    logits, _ = distances(second, first)
+    assert logits < LOGITS
+    with pytest.raises(ValueError, match="combine_partials is 'fp16'"):
+        uniep.transformers.register(combine_partials="fp16")
+    experts = next(m for m in model.modules() if hasattr(m, "gate_up_proj"))
+    experts._is_expert_parallel = True  # as transformers marks those in EP of its own
+    with pytest.raises(ValueError, match="combine_groups is 4, but transformers' own EP"):
+        model(ids)
+
+
 def test_a_row_pool_changes_no_bit() -> None:
     """All layers share it, under gradient checkpointing too, which makes it no emptier."""
     model, ids = small("mixtral"), tokens()

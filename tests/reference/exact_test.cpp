@@ -89,6 +89,30 @@ TEST(Gradients, OfProbabilitiesThatAreZeroEqualFiniteDifferences) {
   }
 }
 
+TEST(Gradients, WithCombineGroupsEqualFiniteDifferences) {
+  for (const CombinePartials partials : {CombinePartials::kFp32, CombinePartials::kBf16}) {
+    const RandomLayer spec{.topk = 3,
+                           .dropped = 0.2,
+                           .seed = 12,
+                           .probs = Probs::kAfter,
+                           .combine_groups = 2,
+                           .combine_partials = partials};
+    expect_differences(widen<double>(make_layer(spec)));
+  }
+}
+
+TEST(Exact, CombineGroupsMakeNoDifferenceInExactArithmetic) {
+  LayerData layer = make_layer({.topk = 3, .seed = 13});
+  const auto one = exact(layer);
+  for (const CombinePartials partials : {CombinePartials::kFp32, CombinePartials::kBf16}) {
+    layer.combine_groups = layer.num_experts;
+    layer.combine_partials = partials;
+    const auto groups = exact(layer);
+    EXPECT_LT(relative_l2(groups.out, one.out), 1e-14);
+    EXPECT_LT(relative_l2(groups.dx, one.dx), 1e-14);
+  }
+}
+
 TEST(Exact, PlaceOfProbabilitiesMakesNoDifferenceInExactArithmetic) {
   LayerData layer = make_layer({.seed = 11, .bias = true});
   const auto before = exact(layer);

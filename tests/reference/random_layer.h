@@ -20,6 +20,8 @@ struct RandomLayer {
   Activation activation = Activation::kSwiglu;
   Probs probs = Probs::kBefore;
   bool bias = false;
+  int combine_groups = 1;
+  CombinePartials combine_partials = CombinePartials::kFp32;
   double scale_of_h = 1;  ///< of w1: what is beyond an activation's limits needs large ones
 };
 
@@ -53,6 +55,8 @@ inline LayerData make_layer(const RandomLayer& spec) {
   d.dy = fill(d.tokens * d.hidden, 1);
   d.activation = spec.activation;
   d.probs = spec.probs;
+  d.combine_groups = spec.combine_groups;
+  d.combine_partials = spec.combine_partials;
   d.w1 = fill(d.num_experts * d.w1_rows() * d.hidden,
               spec.scale_of_h / std::sqrt(static_cast<double>(d.hidden)));
   d.w2 = fill(d.num_experts * d.hidden * d.intermediate,

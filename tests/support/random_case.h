@@ -33,13 +33,18 @@ struct LayerBounds {
   std::int64_t max_hidden = 96;
   std::int64_t max_intermediate = 96;
   int max_experts_per_rank = 4;
-  bool any_arithmetic = false;  ///< any activation, place of probabilities, and biases
+  /// Any activation, place of probabilities, combine groups, and biases.
+  bool any_arithmetic = false;
 };
 
 /// Activations of wide range reach what they do beyond a limit, or near 0.
 inline void draw_arithmetic(Rng& rng, LayerData& d) {
   d.activation = static_cast<Activation>(pick(rng, 0, kNumActivations - 1));
   d.probs = chance(rng, 50) ? Probs::kBefore : Probs::kAfter;
+  while (chance(rng, 50) || d.num_experts % d.combine_groups != 0) {
+    d.combine_groups = static_cast<int>(pick(rng, 1, d.num_experts));
+  }
+  d.combine_partials = chance(rng, 50) ? CombinePartials::kFp32 : CombinePartials::kBf16;
   const float scale = chance(rng, 30) ? 2.0f : 0.3f;
   d.w1 = random_bf16(rng, d.num_experts * d.w1_rows() * d.hidden, scale);
   if (chance(rng, 50)) return;

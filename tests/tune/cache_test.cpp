@@ -73,6 +73,8 @@ TEST(TuneCache, KnowsTheArithmeticOfLayers) {
   other.key.activation = Activation::kGptOss;
   other.key.probs = Probs::kAfter;
   other.key.bias = true;
+  other.key.combine_groups = 2;
+  other.key.combine_partials = CombinePartials::kBf16;
   other.key.backward_rows = 4096;
   EXPECT_TRUE(cache.store(entry(64)).empty());
   EXPECT_TRUE(cache.store(other).empty());
@@ -84,6 +86,9 @@ TEST(TuneCache, KnowsTheArithmeticOfLayers) {
   TuneKey unbiased = other.key;
   unbiased.bias = false;
   EXPECT_EQ(find_entry(entries, unbiased), nullptr);
+  TuneKey one_group = other.key;
+  one_group.combine_groups = 1;
+  EXPECT_EQ(find_entry(entries, one_group), &entries[1]) << "that has the same kernels";
   TuneKey same_kernels = other.key;
   same_kernels.activation = Activation::kGeglu;
   same_kernels.probs = Probs::kBefore;
@@ -99,9 +104,9 @@ TEST(TuneCache, KnowsTheArithmeticOfLayers) {
   TuneKey all_rows = other.key;
   all_rows.backward_rows = 0;
   EXPECT_EQ(find_entry(entries, all_rows), nullptr);
-  EXPECT_NE(
-      to_string(other.key).find(",activation=gpt_oss,probs=after,bias,backward_rows=4096 with"),
-      std::string::npos);
+  EXPECT_NE(to_string(other.key).find(",activation=gpt_oss,probs=after,bias,combine_groups=2,"
+                                      "combine_partials=bf16,backward_rows=4096 with"),
+            std::string::npos);
 
   // An entry that is older than these fields is of the arithmetic that there was; of a name that is
   // unknown here nothing is guessed.
@@ -114,6 +119,8 @@ TEST(TuneCache, KnowsTheArithmeticOfLayers) {
   replace("\"activation\": \"swiglu\",", "");
   replace("\"probs\": \"before\",", "");
   replace("\"bias\": \"no\",", "");
+  replace("\"combine_groups\": 1,", "");
+  replace("\"combine_partials\": \"fp32\",", "");
   replace("\"backward_rows\": 0,", "");
   replace("\"gpt_oss\"", "\"swish\"");
   const TunedEntries parsed = parse_tuned(text, "f");

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import uniep
+from uniep.arithmetic import Arithmetic
 from uniep.row_pool import shared_pool
 
 from .checkpoint import Place, rename_experts, sharded_experts
@@ -141,7 +142,12 @@ class RoutedExperts:
             # As Megatron counts, and room to round each expert's rows up to uniep's 128.
             capacity = int(most * topk * factor) + 127 * experts
         shape = (hidden, intermediate, experts * ranks, topk, most)
-        arithmetic = (self.activation, len(self.stacks) == 4)
+        arithmetic = Arithmetic(
+            self.activation,
+            bias=len(self.stacks) == 4,
+            combine_groups=options.combine_groups,
+            combine_partials=options.combine_partials,
+        )
         known = _workspaces.setdefault(self.group, WeakValueDictionary())
         kept = (
             options.save,
@@ -186,8 +192,7 @@ class RoutedExperts:
                     options.recompute_h,
                     self.activation,
                 ),
-                activation=self.activation,
-                bias=len(self.stacks) == 4,
+                **arithmetic._asdict(),
             )
         return workspace
 

@@ -15,7 +15,7 @@ from megatron.core.activations import quick_gelu, squared_relu
 from megatron.core.fusions import fused_bias_geglu
 
 import uniep
-from uniep.arithmetic import Activation
+from uniep.arithmetic import Activation, CombinePartials
 
 __all__ = ["Options", "activation_of", "check_config"]
 
@@ -42,6 +42,8 @@ class Options(NamedTuple):
         schedule: of both directions; None: the best known one.
         on_overflow: ``"raise"`` or ``"flag"``, as for :class:`uniep.Workspace`.
         row_pool: where forwards keep rows; see :func:`uniep.moe`.
+        combine_groups: how a token's rows are added up; see :func:`uniep.moe`.
+        combine_partials: likewise.
     """
 
     layout: Literal["stacked", "per_expert"] = "stacked"
@@ -54,6 +56,8 @@ class Options(NamedTuple):
     schedule: str | None = None
     on_overflow: Literal["raise", "flag"] = "raise"
     row_pool: uniep.RowPool | int | None = None
+    combine_groups: int = 1
+    combine_partials: CombinePartials = "fp32"
 
 
 class _Only(NamedTuple):

@@ -63,6 +63,8 @@ Json entry_json(const TunedEntry& e) {
           {"activation", name(e.key.activation)},
           {"probs", name(e.key.probs)},
           {"bias", e.key.bias ? "yes" : "no"},
+          {"combine_groups", e.key.combine_groups},
+          {"combine_partials", name(e.key.combine_partials)},
           {"backward_rows", e.key.backward_rows},
           {"tokens", e.key.tokens},
           {"skew", e.key.skew},
@@ -96,6 +98,10 @@ bool truth_or_no(Fields& fields, const char* key) {
   return text == "yes";
 }
 
+constexpr Accepted kGroups{
+    [](double v) { return v >= 1 && v <= kMaxNumExperts && v == std::floor(v); },
+    "a whole number from 1 on is accepted"};
+
 constexpr Accepted kRows{[](double v) {
                            return v >= 0 && v <= static_cast<double>(kMaxCapacityRows) &&
                                   v == std::floor(v);
@@ -121,6 +127,13 @@ void read_arithmetic(Fields& fields, TuneKey& key) {
           "probs is ", in_quotes(probs), "; before and after are accepted");
   key.probs = probs == name(Probs::kBefore) ? Probs::kBefore : Probs::kAfter;
   key.bias = truth_or_no(fields, "bias");
+  key.combine_groups = static_cast<int>(fields.number_or("combine_groups", kGroups, 1));
+  const std::string partials = fields.text_or("combine_partials", name(CombinePartials::kFp32));
+  require(partials == name(CombinePartials::kFp32) || partials == name(CombinePartials::kBf16),
+          ErrorCode::kIo, "combine_partials is ", in_quotes(partials),
+          "; fp32 and bf16 are accepted");
+  key.combine_partials =
+      partials == name(CombinePartials::kBf16) ? CombinePartials::kBf16 : CombinePartials::kFp32;
 }
 
 constexpr Accepted kTime{[](double v) { return v >= 0 && v <= 1e9; }, "0 to 1e9 is accepted"};
@@ -230,19 +243,22 @@ void put_entry(Json& entries, const TunedEntry& entry) {
 }
 
 bool same_kernels(const TuneKey& a, const TuneKey& b) {
-  return are_plain_experts(a.activation, a.probs, a.bias) ==
-             are_plain_experts(b.activation, b.probs, b.bias) &&
+  return are_plain_experts(a.activation, a.probs, a.bias, a.combine_groups > 1) ==
+             are_plain_experts(b.activation, b.probs, b.bias, b.combine_groups > 1) &&
          is_gated(a.activation) == is_gated(b.activation) && a.bias == b.bias;
 }
 
 bool same_arithmetic(const TuneKey& a, const TuneKey& b) {
-  return a.activation == b.activation && a.probs == b.probs && a.bias == b.bias;
+  return a.activation == b.activation && a.probs == b.probs && a.bias == b.bias &&
+         a.combine_groups == b.combine_groups && a.combine_partials == b.combine_partials;
 }
 
 bool same_situation(TuneKey a, const TuneKey& b) {
   if (!same_kernels(a, b)) return false;
   a.activation = b.activation;
   a.probs = b.probs;
+  a.combine_groups = b.combine_groups;
+  a.combine_partials = b.combine_partials;
   a.skew = b.skew;
   return a == b;
 }
@@ -256,6 +272,9 @@ std::string to_string(const TuneKey& k) {
              k.recompute_h ? ",recompute_h" : "",
              k.activation == Activation::kSwiglu ? "" : cat(",activation=", name(k.activation)),
              k.probs == Probs::kAfter ? ",probs=after" : "", k.bias ? ",bias" : "",
+             k.combine_groups == 1 ? ""
+                                   : cat(",combine_groups=", k.combine_groups,
+                                         ",combine_partials=", name(k.combine_partials)),
              k.backward_rows == 0 ? "" : cat(",backward_rows=", k.backward_rows), " with up to ",
              k.tokens, " tokens on each of ", k.ranks, " ranks, skew ", k.skew, ", on ", k.device);
 }
@@ -281,12 +300,15 @@ TunedEntries parse_tuned(std::string_view text, const std::string& origin) {
 }
 
 std::optional<TuneKey> key_of_plain_experts(TuneKey key) {
-  if (are_plain_experts(key.activation, key.probs, key.bias) || !is_gated(key.activation)) {
+  if (are_plain_experts(key.activation, key.probs, key.bias, key.combine_groups > 1) ||
+      !is_gated(key.activation)) {
     return std::nullopt;
   }
   key.activation = Activation::kSwiglu;
   key.probs = Probs::kBefore;
   key.bias = false;
+  key.combine_groups = 1;
+  key.combine_partials = CombinePartials::kFp32;
   return key;
 }
 

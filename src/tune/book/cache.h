@@ -33,6 +33,8 @@ struct TuneKey {
   Activation activation = Activation::kSwiglu;  ///< Problem::activation and so on
   Probs probs = Probs::kBefore;
   bool bias = false;
+  int combine_groups = 1;
+  CombinePartials combine_partials = CombinePartials::kFp32;
   std::int64_t backward_rows = 0;
   std::int64_t tokens = 0;  ///< of a rank, as token_bucket (schedule/open_sizes.h) gives them
   double skew = 0;

@@ -86,6 +86,8 @@ TuneKey tune_key(Backend backend, const Problem& problem, int ranks, std::int64_
           .activation = problem.activation,
           .probs = problem.probs,
           .bias = problem.bias,
+          .combine_groups = problem.combine_groups,
+          .combine_partials = problem.combine_partials,
           .backward_rows = problem.backward_rows,
           .tokens = token_bucket(tokens),
           .skew = skew};

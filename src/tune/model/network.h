@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "plan/host_routes.h"
 #include "tune/model/machine_profile.h"
 
 namespace uniep::tune {
@@ -13,6 +14,7 @@ struct Topology {
   int ranks_per_node = 0;  ///< 0: all on one
   double nic_bytes_per_s = 0;
   double nic_latency_s = 5e-6;
+  HostWire wire = HostWire::kDirect;  ///< kRelayed: nodes are equal, and all ranks are simulated
 };
 
 /// When transfers between ranks are done: every rank has an outgoing and an incoming side of its
@@ -39,6 +41,9 @@ class Network {
     const bool far = topology_.ranks_per_node > 0 &&
                      from / topology_.ranks_per_node != to / topology_.ranks_per_node;
     // A machine without a link of its own still reaches other nodes over its NIC.
+    (from == to ? bytes_.own
+     : far      ? bytes_.network
+                : bytes_.nvlink) += static_cast<std::int64_t>(bytes);
     if (from == to || (!far && link_.bytes_per_s == 0)) return {asked, asked};
     const double speed = far ? topology_.nic_bytes_per_s : (rate > 0 ? rate : link_.bytes_per_s);
     const double latency = far ? topology_.nic_latency_s : link_.latency_s;
@@ -48,6 +53,9 @@ class Network {
     const double done = occupy(out, in, asked, seconds);
     return {done - seconds, done + latency};
   }
+
+  /// Of all transfers so far.
+  const LinkBytes& bytes() const { return bytes_; }
 
  private:
   static std::size_t side(int rank, bool far) {
@@ -69,6 +77,7 @@ class Network {
   const bool mirrored_;
   std::vector<double> out_;  // when each is free
   std::vector<double> in_;
+  LinkBytes bytes_;
 };
 
 }  // namespace uniep::tune

@@ -10,6 +10,7 @@
 #include "schedule/roles.h"
 #include "tune/model/cores.h"
 #include "tune/model/event_queue.h"
+#include "tune/model/relays.h"
 #include "tune/model/simulated_rank.h"
 
 namespace uniep::tune {
@@ -59,6 +60,7 @@ class Simulation {
   EventQueue events_;
   Cores cores_;
   Network network_;
+  Relays relays_;
   std::deque<SimulatedRank> ranks_;
   std::vector<Unit> units_;
 };
@@ -79,7 +81,8 @@ Simulation::Simulation(std::span<const RoutingPlan> plans, Pass pass, const Sche
       workers_(simulated_workers(profile, schedule, plans[0].num_ranks())),
       push_rate_(push_rate(profile.link, schedule, plans[0].problem())),
       cores_(profile.cores),
-      network_(profile.link, options.topology, plans[0].num_ranks(), mirrored_) {
+      network_(profile.link, options.topology, plans[0].num_ranks(), mirrored_),
+      relays_(plans, options.topology) {
   for (const RoutingPlan& plan : plans) {
     ranks_.emplace_back(plan.data(), pass, schedule, profile, workers_, *options.graph)
         .stats.workers = workers_;
@@ -87,12 +90,16 @@ Simulation::Simulation(std::span<const RoutingPlan> plans, Pass pass, const Sche
 }
 
 SimulatedPass Simulation::run() {
+  std::vector<PassView> views;
+  std::vector<double> entered;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     SimulatedRank& r = ranks_[i];
     const PassView& v = r.view();
     const double enter =
         profile_.enter.fixed + profile_.enter.per_byte * static_cast<double>(published_bytes(v));
     events_.at(enter, Step::kLaunch, static_cast<int>(i));
+    views.push_back(v);
+    entered.push_back(enter);
     for (SimulatedRank& peer : ranks_) {
       for (int source = 0; source < v.num_ranks; ++source) {
         if (!mirrored_ && source != v.rank) continue;
@@ -103,6 +110,7 @@ SimulatedPass Simulation::run() {
     // Nothing to push, so nothing to wait for.
     if (r.pushes_left == 0) r.mirrored.seen = 1;
   }
+  relays_.cross(network_, views, entered);
   for (;;) {
     const double computed = cores_.next();
     const double scheduled = events_.next();
@@ -115,6 +123,7 @@ SimulatedPass Simulation::run() {
     }
   }
   SimulatedPass result;
+  result.bytes = network_.bytes();
   for (SimulatedRank& r : ranks_) {
     ensure(r.launch == static_cast<int>(r.launches.size()), "the simulated pass of rank ",
            r.view().rank, " stands still in launch ", r.launch, " of ", to_string(schedule_));
@@ -266,13 +275,11 @@ void Simulation::start(int index) {
   const double asked = unit.last_pull < 0 ? now_ : unit.last_pull;
   double done = asked;
   for (std::int64_t i = task.m; i < task.m + task.n;) {
-    const int source = v.pulls[i].source;
-    std::int64_t bytes = 0;
-    for (; i < task.m + task.n && v.pulls[i].source == source; ++i)
-      bytes += token_bytes(v, task.stage);
-    const auto pulled = network_.transfer(v.rank, source, v.rank, static_cast<double>(bytes), asked,
-                                          profile_.link.pull_bytes_per_s);
-    done = std::max(done, pulled.done);
+    const std::int64_t first = i;
+    while (i < task.m + task.n && v.pulls[i].source == v.pulls[first].source) ++i;
+    const std::span pulls(v.pulls + first, static_cast<std::size_t>(i - first));
+    done = std::max(
+        done, relays_.fetch(network_, v, task.stage, pulls, asked, profile_.link.pull_bytes_per_s));
   }
   unit.last_pull = done;
   unit.linked = woken(done) - now_;
@@ -346,7 +353,8 @@ void Simulation::signal(int index, const Task& task) {
 void Simulation::push(Unit& unit, SimulatedRank& r, const Task& task) {
   const int self = r.view().rank;
   const bool last_column = r.pushed.finish(task.m);
-  const auto columns = static_cast<double>(r.pushed.columns(task.n));
+  const std::int64_t columns = r.pushed.columns(task.n);
+  const std::int64_t element = r.view().stage(task.stage).wire.pushed_element;
   const auto runs = r.pushed.runs(task.m);
   if (last_column) {
     for (const PushedTiles::Run& run : runs) {
@@ -356,14 +364,13 @@ void Simulation::push(Unit& unit, SimulatedRank& r, const Task& task) {
   double first = now_, last = now_;
   bool remote = false;
   for (PushedTiles::Run& run : runs) {
+    const auto [begun, done, arrived] =
+        relays_.send(network_, r.view(), task, run, columns, element, now_, push_rate_);
     if (run.rank == self) continue;
-    const double bytes =
-        r.view().stage(task.stage).wire.pushed_element * static_cast<double>(run.rows) * columns;
-    const auto [begun, done] = network_.transfer(self, self, run.rank, bytes, now_, push_rate_);
     if (!remote) first = begun;
     remote = true;
     last = std::max(last, done);
-    run.visible = std::max(run.visible, done + profile_.wake.flag_s);
+    run.visible = std::max(run.visible, arrived + profile_.wake.flag_s);
     if (last_column && !mirrored_) {
       SimulatedRank& peer = ranks_[static_cast<std::size_t>(run.rank)];
       arrive(peer, r.pushed.arrivals(run), run.visible);

@@ -19,6 +19,7 @@ struct SimulationOptions {
 
 struct SimulatedPass {
   double seconds = 0;                                ///< until the last rank is done
+  LinkBytes bytes;                                   ///< tokens and rows that ranks moved
   std::vector<PassStats> stats;                      ///< of each simulated rank
   std::vector<std::vector<TimelineEvent>> timeline;  ///< [rank], where it was asked for
 };

@@ -84,7 +84,7 @@ def case_other_experts() -> None:
             what = f"{activation}, {layout}"
             workspace = ours.experts.routed.workspace.arithmetic
             bias = bool(options.get("add_bias_linear"))
-            assert tuple(workspace) == (activation, "before", bias), workspace
+            assert tuple(workspace) == (activation, "before", bias, 1, "fp32"), workspace
             expect_close(found[0], wanted[0], OTHER_OUTPUT, f"out, {what}")
             # At relu's kink, and at gpt-oss' limits, a rounding of h decides.
             limit = KINK_GRADIENT if activation in ("reglu", "gpt_oss") else GRADIENT
@@ -258,3 +258,16 @@ def case_recompute() -> None:
         )
     for recomputed in results[1:]:
         expect_same(recomputed, results[0], "recomputed")
+
+
+def case_combine_groups() -> None:
+    """The layer is given them, and its sums are others."""
+    torch.manual_seed(1)
+    one = make_layer(make_config())
+    groups = make_layer(make_config(), combine_groups=4, combine_partials="bf16")
+    groups.load_state_dict(one.state_dict())
+    found, wanted = run_layer(groups, make_tokens())[0], run_layer(one, make_tokens())[0]
+    arithmetic = groups.experts.routed.workspace.arithmetic
+    assert arithmetic[3:] == (4, "bf16"), arithmetic
+    assert not torch.equal(found, wanted)
+    expect_close(found, wanted, OUTPUT, "out")

@@ -3,6 +3,7 @@
 #include "base/activation_names.h"
 #include "base/check.h"
 #include "base/files.h"
+#include "base/problem_limits.h"
 #include "io/layer_file.h"
 
 namespace uniep::tool {
@@ -15,6 +16,9 @@ std::string joined(const std::string& text, const char* separator, const std::st
 }  // namespace
 
 void ArithmeticFlags::apply_to(workload::ShapeSpec& spec) const {
+  spec.combine_groups = combine_groups;
+  spec.combine_partials = combine_partials == name(CombinePartials::kBf16) ? CombinePartials::kBf16
+                                                                           : CombinePartials::kFp32;
   if (as_model) return workload::set_model_arithmetic(spec);
   spec.activation = activation_named(activation).value_or(Activation::kSwiglu);
   spec.probs = probs == name(Probs::kAfter) ? Probs::kAfter : Probs::kBefore;
@@ -47,6 +51,15 @@ void add_arithmetic(OptionGroup& group, ArithmeticFlags& arithmetic, CLI::Option
       ->excludes(activation)
       ->excludes(probs)
       ->excludes(bias);
+  group
+      .add("--combine-groups", arithmetic.combine_groups, "G",
+           "Experts are cut into G equal runs, and a token's rows are added up run by run, then "
+           "the runs' sums (default 1: all rows, one after another)")
+      ->check(range<int>(1, kMaxNumExperts));
+  group
+      .add("--combine-partials", arithmetic.combine_partials, "TYPE",
+           "What the sums of runs are before they are added up: fp32 (default) or bf16")
+      ->check(one_of({name(CombinePartials::kFp32), name(CombinePartials::kBf16)}));
 }
 
 LayerData read_layer(const std::string& path, const ArithmeticFlags& arithmetic) {
@@ -54,6 +67,8 @@ LayerData read_layer(const std::string& path, const ArithmeticFlags& arithmetic)
   arithmetic.apply_to(spec);
   LayerData layer = io::load_layer(path, spec.activation);
   layer.probs = spec.probs;
+  layer.combine_groups = spec.combine_groups;
+  layer.combine_partials = spec.combine_partials;
   require(layer.has_bias() || !spec.bias, ErrorCode::kIo, display_name(path),
           ": has no tensors 'b1' and 'b2', which --bias needs; a file that has them is accepted, "
           "or no --bias");
@@ -64,12 +79,18 @@ std::string arithmetic_text(const Problem& problem) {
   std::string text;
   if (problem.activation != Activation::kSwiglu) text = name(problem.activation);
   if (problem.probs == Probs::kAfter) text = joined(text, ", ", "probs after");
-  return problem.bias ? joined(text, ", ", "biases") : text;
+  if (problem.bias) text = joined(text, ", ", "biases");
+  if (problem.combine_groups == 1) return text;
+  return joined(text, ", ",
+                cat(problem.combine_groups, " combine groups in ", name(problem.combine_partials)));
 }
 
 std::string arithmetic_words(const Problem& problem) {
   return cat(name(problem.activation), problem.probs == Probs::kAfter ? ",after" : "",
-             problem.bias ? ",bias" : "");
+             problem.bias ? ",bias" : "",
+             problem.combine_groups == 1 ? ""
+                                         : cat(",combine_groups=", problem.combine_groups, ",",
+                                               name(problem.combine_partials)));
 }
 
 }  // namespace uniep::tool

@@ -8,11 +8,14 @@
 
 namespace uniep::tool {
 
-/// What an expert computes: --activation, --probs and --bias, or --as-model.
+/// What an expert computes: --activation, --probs and --bias, or --as-model; and how a token's rows
+/// are added up: --combine-groups and --combine-partials.
 struct ArithmeticFlags {
   std::string activation = "swiglu";
   std::string probs = "before";
   bool bias = false;
+  int combine_groups = 1;
+  std::string combine_partials = "fp32";
   bool as_model = false;  ///< what the model computes that a shape is named after
 
   /// Throws Error(kInvalidArgument) for --as-model of a shape that is of no model.

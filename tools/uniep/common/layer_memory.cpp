@@ -145,7 +145,8 @@ void print_memory(std::ostream& out, const workload::ShapeSpec& spec, int ranks,
                             ? ""
                             : cat("; backward works in ", p.backward_rows, " rows at a time")));
   notes.add("arithmetic", cat("activation=", name(p.activation), ", probs=", name(p.probs),
-                              ", bias=", p.bias ? "yes" : "no"));
+                              ", bias=", p.bias ? "yes" : "no", ", combine_groups=",
+                              p.combine_groups, ", combine_partials=", name(p.combine_partials)));
   out << notes << "#\n# memory of one rank, without the caller's tensors\n"
       << table_of(uses(p, ranks, room_for(p, ranks))) << comment(balanced_text(p, ranks))
       << comment(pool_text(p, ranks));

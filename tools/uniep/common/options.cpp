@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/nearest.h"
+#include "base/problem_limits.h"
 #include "base/rank_limits.h"
 #include "common/machine.h"
 #include "common/table.h"

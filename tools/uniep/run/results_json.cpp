@@ -79,7 +79,9 @@ Json problem(const LayerData& layer) {
           {"topk", layer.topk},
           {"activation", name(layer.activation)},
           {"probs", name(layer.probs)},
-          {"bias", layer.has_bias()}};
+          {"bias", layer.has_bias()},
+          {"combine_groups", layer.combine_groups},
+          {"combine_partials", name(layer.combine_partials)}};
 }
 
 Json load(const StepReport& report) {

@@ -182,7 +182,9 @@ workload::ShapeSpec spec_of(const LayerData& layer, int ranks) {
           .topk = layer.topk,
           .activation = layer.activation,
           .probs = layer.probs,
-          .bias = layer.has_bias()};
+          .bias = layer.has_bias(),
+          .combine_groups = layer.combine_groups,
+          .combine_partials = layer.combine_partials};
 }
 
 LayerData make_visibly(const Flags& flags, const workload::ShapeSpec& spec, int ranks,

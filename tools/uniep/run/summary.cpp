@@ -25,8 +25,11 @@ std::string tokens_per_rank(const LayerData& layer, int ranks) {
 }
 
 std::string widths_text(const LayerData& layer) {
-  const std::string arithmetic = arithmetic_text(
-      {.activation = layer.activation, .probs = layer.probs, .bias = layer.has_bias()});
+  const std::string arithmetic = arithmetic_text({.activation = layer.activation,
+                                                  .probs = layer.probs,
+                                                  .bias = layer.has_bias(),
+                                                  .combine_groups = layer.combine_groups,
+                                                  .combine_partials = layer.combine_partials});
   return cat("hidden ", layer.hidden, ", intermediate ", layer.intermediate, ", ",
              layer.num_experts, " experts, top-", layer.topk, arithmetic.empty() ? "" : ", ",
              arithmetic);

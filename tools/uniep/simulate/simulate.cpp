@@ -19,6 +19,7 @@
 #include "plan/routing_fault.h"
 #include "profile/profiles.h"
 #include "schedule/constraints.h"
+#include "simulate/hosts_report.h"
 #include "simulate/memory_options.h"
 #include "simulate/memory_plan.h"
 #include "simulate/memory_report.h"
@@ -36,6 +37,7 @@ struct Flags {
   int ranks = 8;
   std::string profile = "h200";
   int gpus_per_node = 0;
+  int hosts = 0;
   double nic_gbps = 0;
   std::optional<double> nic_latency_us;
   std::string schedule = "single";
@@ -70,6 +72,22 @@ struct Degree {
 };
 
 double nic_latency_us(const Flags& flags) { return flags.nic_latency_us.value_or(5); }
+
+/// --hosts is a cluster by itself, of --ranks alone.
+void take_hosts(Flags& flags) {
+  if (flags.hosts == 0) return;
+  require(flags.gpus_per_node == 0 && !flags.memory.memory_gb && flags.json.empty() &&
+              flags.plot.empty(),
+          ErrorCode::kInvalidArgument,
+          "--hosts prints a table of ways to exchange rows between hosts; it is accepted without "
+          "--gpus-per-node, --memory, --json and --plot");
+  require(flags.nic_gbps > 0, ErrorCode::kInvalidArgument, "--hosts is ", flags.hosts,
+          ", but there are no NICs between them; it is accepted with --nic-gbps");
+  require(flags.ranks <= kMostRanksOfHosts, ErrorCode::kInvalidArgument, "--ranks is ", flags.ranks,
+          "; beside --hosts, where every rank is simulated, at most ", kMostRanksOfHosts,
+          " are accepted");
+  flags.gpus_per_node = layout_of_hosts(flags.ranks, flags.hosts).local_ranks;
+}
 
 void require_whole_cluster(const Flags& flags) {
   require((flags.gpus_per_node > 0) == (flags.nic_gbps > 0), ErrorCode::kInvalidArgument,
@@ -375,6 +393,28 @@ int run_prediction(const Flags& flags, const Invocation& invocation, const Setti
   return exit_code;
 }
 
+int run_hosts(const Flags& flags, Setting setting) {
+  std::cout << header(flags, setting)
+            << "#\n# predicted, not measured. exposed: what communication adds to the time under "
+               "this schedule; bytes of an\n# average rank. relayed: a token crosses to a host "
+               "once, and rows return by the same rank\n"
+            << std::flush;
+  BenchCase bench = make_case(flags.shape, flags.ranks, flags.seed, flags.skew);
+  flags.kept.apply_to(bench.problem);
+  std::vector<HostWay> ways = ways_between(flags.hosts);
+  for (HostWay& way : ways) {
+    const std::vector<RoutingPlan> plans = tune::plans_to_simulate(
+        problem_of(bench, way), bench.tokens_per_rank(), bench.routing.topk_ids, kMostRanksOfHosts);
+    setting.topology.wire = way.wire;
+    for (const Pass pass : setting.passes) {
+      way.passes.push_back(tune::predict(plans, pass, setting.schedule, setting.profile,
+                                         {.topology = setting.topology}));
+    }
+  }
+  print_ways(std::cout, ways, setting.passes, flags.ranks);
+  return kExitOk;
+}
+
 int run_plan(const Flags& flags, const Invocation& invocation, const Setting& setting,
              const std::vector<int>& ranks, const ModelMemory& model) {
   Notes notes = header(flags, setting);
@@ -397,7 +437,8 @@ int run_plan(const Flags& flags, const Invocation& invocation, const Setting& se
   return exit_code;
 }
 
-int run(const Flags& flags, const CLI::App& sub, const Invocation& invocation) {
+int run(Flags flags, const CLI::App& sub, const Invocation& invocation) {
+  take_hosts(flags);
   const std::optional<ModelMemory> model = model_memory(flags.memory);
   if (model) require_undecided(sub, {"--plot"});
   require_usable_outputs({{"--json", flags.json}, {"--plot", flags.plot}},
@@ -405,6 +446,10 @@ int run(const Flags& flags, const CLI::App& sub, const Invocation& invocation) {
   const Setting setting = setting_of(flags);
   const workload::ShapeSpec spec = parse_bench_shape(flags.shape, flags.ranks, flags.arithmetic);
   const std::vector<int> ranks = degrees_up_to(flags.ranks, spec.num_experts);
+  if (flags.hosts > 0) {
+    require_simulable(spec, flags.ranks, setting.schedule, kMostRanksOfHosts);
+    return run_hosts(flags, setting);
+  }
   for (const int count : ranks) require_simulable(spec, count, setting.schedule);
   return model ? run_plan(flags, invocation, setting, ranks, *model)
                : run_prediction(flags, invocation, setting, ranks);
@@ -445,6 +490,12 @@ void add_where_options(CLI::App& sub, Flags& flags) {
            "GPUs that the profile's link connects (default: all); the rest are reached by NICs")
       ->check(a_number_of_ranks());
   group
+      .add("--hosts", flags.hosts, "N",
+           cat("Cut --ranks, at most ", kMostRanksOfHosts,
+               ", into N equal hosts instead, and compare ways to exchange tokens and rows between "
+               "them; with --nic-gbps"))
+      ->check(a_number_of_ranks());
+  group
       .add("--nic-gbps", flags.nic_gbps, "GBIT",
            "Speed of a GPU's NIC in each direction, in 1e9 bits/s")
       ->check(range(0.001, 1e6));
@@ -472,6 +523,7 @@ void add_simulate(CLI::App& app, Invocation& invocation) {
       "  uniep simulate --shape deepseek-v3 --ranks 8\n"
       "  uniep simulate --shape deepseek-v3 --ranks 64 --gpus-per-node 8 --nic-gbps 400 --plot "
       "scaling.svg\n"
+      "  uniep simulate --shape deepseek-v3 --ranks 16 --hosts 2 --nic-gbps 400\n"
       "  uniep simulate --shape qwen3-30b --ranks 4 --schedule two-kernel,dispatch_workers=24 "
       "--skew 1\n"
       "  uniep simulate --shape deepseek-v3 --ranks 8 --memory 80 --layers 4 --in-flight 4");

@@ -1,0 +1,133 @@
+// Passes over several hosts in simulated time: their bytes are those that the plan counts, and what
+// crosses the network less is gained.
+#include "tune/model/relays.h"
+
+#include <gtest/gtest.h>
+
+#include "support/cases.h"
+#include "support/expect_error.h"
+#include "support/random_routing.h"
+#include "tune/made_up_profile.h"
+#include "tune/model/cost_model.h"
+
+namespace uniep::testing {
+namespace {
+
+std::vector<RoutingPlan> plans_of(const Routing& r) {
+  std::vector<RoutingPlan> plans;
+  for (int rank = 0; rank < r.ranks(); ++rank) plans.push_back(r.plan(rank));
+  return plans;
+}
+
+tune::MachineProfile with_link(double bytes_per_s) {
+  tune::MachineProfile profile = made_up_profile();
+  profile.link.bytes_per_s = bytes_per_s;
+  return profile;
+}
+
+LinkBytes sum(const LinkBytes& a, const LinkBytes& b) {
+  return {a.own + b.own, a.nvlink + b.nvlink, a.network + b.network};
+}
+
+/// What the plan says that a pass moves.
+LinkBytes counted(const Routing& r, const RankLayout& layout, HostWire wire, Pass pass) {
+  const HostTraffic traffic = host_traffic(r.problem, {r.tokens, r.ids}, layout, wire);
+  const WireBytes each = wire_bytes(r.problem, pass);
+  return sum(sum(bytes_of(traffic.tokens, each.pulled_token),
+                 bytes_of(traffic.rows, each.pushed_element * r.problem.hidden)),
+             bytes_of(traffic.partials, partial_bytes(r.problem)));
+}
+
+TEST(Relays, SimulatedBytesAreThoseOfThePlan) {
+  int relayed_sums = 0;
+  for (int seed = 1; seed <= cases(150); ++seed) {
+    Rng rng(static_cast<unsigned>(seed));
+    const int hosts = static_cast<int>(pick(rng, 1, 4));
+    const RankLayout layout = layout_of_hosts(hosts * static_cast<int>(pick(rng, 1, 3)), hosts);
+    Routing r = random_routing(rng, random_problem(rng, layout.ranks(), 40), layout.ranks());
+    if (chance(rng, 60)) r.problem.combine_groups = chance(rng, 50) ? hosts : layout.ranks();
+    if (chance(rng, 50)) r.problem.combine_partials = CombinePartials::kBf16;
+    Schedule schedule = random_schedule(rng, r.problem, 3);
+    schedule.dispatch_wire = DispatchWire::kDedup;
+    const Pass pass = chance(rng, 50) ? Pass::kForward : Pass::kBackward;
+    for (const HostWire wire : {HostWire::kDirect, HostWire::kRelayed}) {
+      const tune::Topology topology{
+          .ranks_per_node = layout.local_ranks, .nic_bytes_per_s = 1e3, .wire = wire};
+      const tune::SimulatedPass simulated =
+          tune::simulate(plans_of(r), pass, schedule, with_link(1e4), {.topology = topology});
+      EXPECT_EQ(simulated.bytes, counted(r, layout, wire, pass))
+          << "seed " << seed << ", " << hosts << " hosts of " << layout.local_ranks << ", "
+          << (wire == HostWire::kRelayed ? "relayed" : "direct") << ", " << name(pass) << ", "
+          << describe(r) << "\n  " << to_string(schedule);
+      if (::testing::Test::HasFailure()) return;
+      const HostTraffic traffic = host_traffic(r.problem, {r.tokens, r.ids}, layout, wire);
+      relayed_sums += traffic.partials.network > 0 ? 1 : 0;
+    }
+  }
+  EXPECT_GT(relayed_sums, 0);
+}
+
+/// Every token of 8 ranks goes to all of them.
+Routing everywhere(int groups) {
+  Routing r;
+  r.problem = {.hidden = 256,
+               .intermediate = 128,
+               .num_experts = 8,
+               .topk = 8,
+               .max_tokens = 64,
+               .combine_groups = groups};
+  r.tokens.assign(8, 64);
+  for (int i = 0; i < 8 * 64 * 8; ++i) r.ids.push_back(i % 8);
+  return r;
+}
+
+double seconds(const Routing& r, const tune::Topology& topology) {
+  return tune::simulate(plans_of(r), Pass::kForward, parse_schedule("single,tile_m=64,tile_n=128"),
+                        with_link(1e9), {.topology = topology})
+      .seconds;
+}
+
+TEST(Relays, WhatCrossesTheNetworkDecidesWhereItIsSlow) {
+  // So slow that nothing else counts. Of each token 4 copies cross, and 4 rows; or one of each.
+  tune::Topology topology{.ranks_per_node = 4, .nic_bytes_per_s = 1, .nic_latency_s = 0};
+  const double row = 64 * 256 * 2;  // seconds; of a rank's tokens one copy each
+  const double direct = seconds(everywhere(1), topology);
+  topology.wire = HostWire::kRelayed;
+  const double rows = seconds(everywhere(1), topology);
+  const double fp32 = seconds(everywhere(2), topology);
+  Routing rounded = everywhere(2);
+  rounded.problem.combine_partials = CombinePartials::kBf16;
+  const double bf16 = seconds(rounded, topology);
+  const auto near = [&](double found, double copies) {
+    EXPECT_GE(found, copies * row);
+    EXPECT_LE(found, copies * row + 0.5 * row) << copies;
+  };
+  EXPECT_GE(direct, 8 * row);  // and more: all ranks of a host begin with the same source
+  near(rows, 5);
+  near(fp32, 3);
+  near(bf16, 2);
+}
+
+TEST(Relays, OnOneHostThereAreNone) {
+  const Routing r = everywhere(1);
+  const double direct = seconds(r, {});
+  EXPECT_EQ(seconds(r, {.wire = HostWire::kRelayed}), direct);
+  EXPECT_EQ(seconds(r, {.ranks_per_node = 8, .nic_bytes_per_s = 1, .wire = HostWire::kRelayed}),
+            direct);
+}
+
+TEST(Relays, TakeAllRanksAndEqualHosts) {
+  const Routing r = everywhere(1);
+  const std::vector<RoutingPlan> one{r.plan(0)};
+  const tune::Topology relayed{
+      .ranks_per_node = 4, .nic_bytes_per_s = 1, .wire = HostWire::kRelayed};
+  expect_invalid("1 ranks of 8 are simulated; relays between hosts take all of them", [&] {
+    tune::simulate(one, Pass::kForward, {}, with_link(1), {.topology = relayed});
+  });
+  expect_invalid("ranks of a host are 3; a divisor of the number of ranks, 8, is accepted", [&] {
+    seconds(r, {.ranks_per_node = 3, .nic_bytes_per_s = 1, .wire = HostWire::kRelayed});
+  });
+}
+
+}  // namespace
+}  // namespace uniep::testing

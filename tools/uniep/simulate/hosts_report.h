@@ -1,0 +1,34 @@
+#pragma once
+
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+#include "bench/bench_case.h"
+#include "tune/model/cost_model.h"
+
+namespace uniep::tool {
+
+/// Largest group of several hosts that is predicted: all of its ranks are simulated.
+inline constexpr int kMostRanksOfHosts = 32;
+
+/// A way to exchange tokens and rows between hosts, and what it takes in each direction.
+struct HostWay {
+  std::string name;
+  HostWire wire = HostWire::kDirect;
+  int combine_groups = 1;
+  CombinePartials combine_partials = CombinePartials::kFp32;
+  std::vector<tune::Prediction> passes{};
+};
+
+/// Straight; by relays, with all rows; by relays, with a partial sum of each host.
+std::vector<HostWay> ways_between(int hosts);
+
+/// The case with the arithmetic of a way.
+Problem problem_of(const BenchCase& bench, const HostWay& way);
+
+/// A table of the ways: times, and bytes of an average rank by what carries them.
+void print_ways(std::ostream& out, const std::vector<HostWay>& ways,
+                const std::vector<Pass>& passes, int ranks);
+
+}  // namespace uniep::tool
