@@ -272,6 +272,7 @@ def test_errors_name_what_is_accepted():
     refused(ValueError, sentence, layer, main_grads=grads)
     with uniep.Workspace(None, 64, 40, 8, 2, 48) as own:
         sentence = "b1 and b2 are given; the workspace is for bias=False"
-        refused(ValueError, sentence, layer, workspace=own, activation=None, probs=None)
+        nothing = dict.fromkeys(layer.options)
+        refused(ValueError, sentence, layer, workspace=own, **nothing)
         with pytest.raises(ValueError, match="a workspace has its own activation"):
             uniep.MoELayer(64, 40, 8, 2, workspace=own, bias=True)
