@@ -245,7 +245,7 @@ void put_entry(Json& entries, const TunedEntry& entry) {
 bool same_kernels(const TuneKey& a, const TuneKey& b) {
   return are_plain_experts(a.activation, a.probs, a.bias, a.combine_groups > 1) ==
              are_plain_experts(b.activation, b.probs, b.bias, b.combine_groups > 1) &&
-         is_gated(a.activation) == is_gated(b.activation) && a.bias == b.bias;
+         is_gated(a.activation) == is_gated(b.activation);
 }
 
 bool same_arithmetic(const TuneKey& a, const TuneKey& b) {
