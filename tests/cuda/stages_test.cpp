@@ -77,8 +77,7 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
         .max_hidden = seed % 2 == 0 ? 600 : 96,
         .max_intermediate = seed % 2 == 0 ? 600 : 96,
         .any_arithmetic = uniep::testing::chance(rng, 60) && !in_ring};
-    LayerData data = uniep::testing::random_layer(rng, ranks, bounds);
-    data.combine_groups = 1;  // others are refused: unsupported_reason
+    const LayerData data = uniep::testing::random_layer(rng, ranks, bounds);
     const bool main_grad = uniep::testing::chance(rng, 30);
     const Save save = kSaves[rng() % std::size(kSaves)];
     const bool recompute_h = uniep::testing::chance(rng, 50);
@@ -94,6 +93,7 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
             ", intermediate ", data.intermediate, ", experts ", data.num_experts, ", topk ",
             data.topk, ", save ", name(save), ", recompute_h ", recompute_h, ", ",
             name(data.activation), ", probs ", name(data.probs), ", bias ", data.has_bias(),
+            ", combine groups ", data.combine_groups, " in ", name(data.combine_partials),
             ", backward_rows ", backward_rows, ", ", to_string(schedule));
     SCOPED_TRACE(what);
     const LayerResult got = deferred ? group.deferred_step(schedule, choose(rng, group.problem()))

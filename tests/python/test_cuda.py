@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from cases import Case, assert_same, gradients, make_case, relative, step, workspace
 from ranks import run_ranks
-from test_arithmetic import EVERY, Layer, name_of
+from test_arithmetic import EVERY, GROUPED, Layer, name_of
 from test_arithmetic import assert_same as assert_same_tensors
 from torch import Tensor
 
@@ -46,7 +46,7 @@ def test_bits_of_plain_pytorch(shape: dict[str, int], schedule: str | None) -> N
     assert_plain(step(case, schedule=text), plain(case))
 
 
-@pytest.mark.parametrize("arithmetic", EVERY, ids=name_of)
+@pytest.mark.parametrize("arithmetic", EVERY + GROUPED, ids=name_of)
 def test_bits_of_other_experts(arithmetic: Arithmetic) -> None:
     layer = Layer(arithmetic, tokens=700, device="cuda")
     wanted = layer.run(uniep.plain.moe, **layer.options)
