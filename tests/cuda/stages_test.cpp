@@ -125,6 +125,58 @@ TEST_F(CudaStages, ExpertsTakeTurnsInARingOfRows) {
   check_layers(4001, cases(100), kRanks, random_cuda_schedule, false, true);
 }
 
+/// Experts with biases and near 4000 rows each: both kinds of sums that senders make beside the
+/// products then take many times more steps than the pipeline has slots.
+LayerData with_long_sums(Rng& rng, int experts, std::int64_t hidden, std::int64_t intermediate) {
+  LayerData d;
+  d.tokens = 4000;
+  d.hidden = hidden;
+  d.intermediate = intermediate;
+  d.num_experts = d.topk = experts;
+  d.activation = Activation::kGptOss;
+  d.x = uniep::testing::random_bf16(rng, d.tokens * hidden, 1);
+  d.dy = uniep::testing::random_bf16(rng, d.tokens * hidden, 1);
+  d.w1 = uniep::testing::random_bf16(rng, experts * d.w1_rows() * hidden, 0.1f);
+  d.w2 = uniep::testing::random_bf16(rng, experts * hidden * intermediate, 0.1f);
+  d.b1 = uniep::testing::random_bf16(rng, experts * d.w1_rows(), 1);
+  d.b2 = uniep::testing::random_bf16(rng, experts * hidden, 1);
+  for (std::int64_t slot = 0; slot < d.tokens * d.topk; ++slot) {
+    const bool dropped = uniep::testing::chance(rng, 1);
+    d.topk_ids.push_back(dropped ? -1 : static_cast<std::int32_t>(slot % experts));
+    d.topk_probs.push_back(0.05f + 0.01f * static_cast<float>(slot % 90));
+  }
+  return d;
+}
+
+/// The same bits under random schedules at `ranks` ranks as at one.
+void check_long_sums(Rng& rng, const LayerData& data, int ranks, bool main_grad) {
+  EmulatedGroup one(data, {0, data.tokens}, main_grad, 1);
+  const LayerResult want = one.step(sequential());
+  EmulatedGroup group(data, uniep::testing::random_parts(rng, data.tokens, ranks), main_grad, 1);
+  for (int i = 0; i < cases(10); ++i) {
+    const Schedule schedule = random_cuda_schedule(rng, group.problem());
+    const std::string what = cat("main_grad ", main_grad, ", step ", i, ": ", to_string(schedule));
+    uniep::testing::expect_same_bits(group.step(schedule), want, what);
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+TEST_F(CudaStages, LongSumsOfBiases) {
+  Rng rng(5001);
+  const LayerData data = with_long_sums(rng, 2, 584, 40);
+  EmulatedGroup group(data, {0, data.tokens}, false, 1);
+  expect_close(group.step(sequential()), reference::contract(data), "sequential");
+  for (const bool main_grad : {false, true}) check_long_sums(rng, data, 1, main_grad);
+}
+
+/// Few workers a rank, so that each takes many tiles with and without such sums, one after another.
+TEST_F(CudaStages, LongSumsOfBiasesAtManyRanks) {
+  Rng rng(5002);
+  LayerData data = with_long_sums(rng, 8, 392, 264);
+  data.probs = Probs::kAfter;
+  for (const bool main_grad : {false, true}) check_long_sums(rng, data, 8, main_grad);
+}
+
 /// What a sanitizer can run too: it may run launches one after another, so that those of several
 /// ranks could not wait for one another.
 TEST_F(CudaStages, RandomSchedulesAtOneRank) {

@@ -59,6 +59,17 @@ def test_bits_of_other_experts(arithmetic: Arithmetic) -> None:
     assert_same_tensors(kept, found)
 
 
+@pytest.mark.parametrize("probs", ["before", "after"])
+def test_bits_of_long_sums_of_biases(probs: str) -> None:
+    """Near 4000 rows an expert: many times more steps than a tile's pipeline has slots."""
+    layer = Layer(Arithmetic("gpt_oss", probs, True), tokens=16000, device="cuda")
+    wanted = layer.run(uniep.plain.moe, **layer.options)
+    for schedule in (None, "single,tile_m=128,tile_n=128", "sequential,tile_m=128,tile_n=256"):
+        found = layer.run(uniep.moe, schedule=schedule, **layer.options)
+        assert relative(found["dtopk_probs"], wanted["dtopk_probs"]) < 1e-5
+        assert_same_tensors({**found, "dtopk_probs": wanted["dtopk_probs"]}, wanted)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_main_grads_of_biases(dtype: torch.dtype) -> None:
     layer = Layer(Arithmetic("gpt_oss", "after", True), tokens=700, device="cuda")

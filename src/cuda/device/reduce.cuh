@@ -61,17 +61,6 @@ class ReducePieces {
   int hidden_, columns_, tokens_;
 };
 
-/// sum[i] += factor v[i] for 8 elements.
-__device__ __forceinline__ void add_vector(float (&sum)[kVectorElements], const Vector& v,
-                                           float factor = 1.0f) {
-  const std::uint32_t pairs[] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    sum[2 * i] = sum[2 * i] + factor * low_of(pairs[i]);
-    sum[2 * i + 1] = sum[2 * i + 1] + factor * high_of(pairs[i]);
-  }
-}
-
 /// Which slots of a task's tokens are not dropped. A lane reads those of one token, so that 32
 /// tokens wait once for the way to memory; read piece by piece, each waited as long as its sums
 /// take.
