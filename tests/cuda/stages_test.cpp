@@ -77,8 +77,7 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
         .max_hidden = seed % 2 == 0 ? 600 : 96,
         .max_intermediate = seed % 2 == 0 ? 600 : 96,
         .any_arithmetic = uniep::testing::chance(rng, 60) && !in_ring};
-    LayerData data = uniep::testing::random_layer(rng, ranks, bounds);
-    data.combine_groups = 1;  // others are refused: unsupported_reason
+    const LayerData data = uniep::testing::random_layer(rng, ranks, bounds);
     const bool main_grad = uniep::testing::chance(rng, 30);
     const Save save = kSaves[rng() % std::size(kSaves)];
     const bool recompute_h = uniep::testing::chance(rng, 50);
@@ -94,6 +93,7 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
             ", intermediate ", data.intermediate, ", experts ", data.num_experts, ", topk ",
             data.topk, ", save ", name(save), ", recompute_h ", recompute_h, ", ",
             name(data.activation), ", probs ", name(data.probs), ", bias ", data.has_bias(),
+            ", combine groups ", data.combine_groups, " in ", name(data.combine_partials),
             ", backward_rows ", backward_rows, ", ", to_string(schedule));
     SCOPED_TRACE(what);
     const LayerResult got = deferred ? group.deferred_step(schedule, choose(rng, group.problem()))
@@ -123,6 +123,58 @@ TEST_F(CudaStages, DeferredWeightsUnderRandomSchedules) {
 
 TEST_F(CudaStages, ExpertsTakeTurnsInARingOfRows) {
   check_layers(4001, cases(100), kRanks, random_cuda_schedule, false, true);
+}
+
+/// Experts with biases and near 4000 rows each: both kinds of sums that senders make beside the
+/// products then take many times more steps than the pipeline has slots.
+LayerData with_long_sums(Rng& rng, int experts, std::int64_t hidden, std::int64_t intermediate) {
+  LayerData d;
+  d.tokens = 4000;
+  d.hidden = hidden;
+  d.intermediate = intermediate;
+  d.num_experts = d.topk = experts;
+  d.activation = Activation::kGptOss;
+  d.x = uniep::testing::random_bf16(rng, d.tokens * hidden, 1);
+  d.dy = uniep::testing::random_bf16(rng, d.tokens * hidden, 1);
+  d.w1 = uniep::testing::random_bf16(rng, experts * d.w1_rows() * hidden, 0.1f);
+  d.w2 = uniep::testing::random_bf16(rng, experts * hidden * intermediate, 0.1f);
+  d.b1 = uniep::testing::random_bf16(rng, experts * d.w1_rows(), 1);
+  d.b2 = uniep::testing::random_bf16(rng, experts * hidden, 1);
+  for (std::int64_t slot = 0; slot < d.tokens * d.topk; ++slot) {
+    const bool dropped = uniep::testing::chance(rng, 1);
+    d.topk_ids.push_back(dropped ? -1 : static_cast<std::int32_t>(slot % experts));
+    d.topk_probs.push_back(0.05f + 0.01f * static_cast<float>(slot % 90));
+  }
+  return d;
+}
+
+/// The same bits under random schedules at `ranks` ranks as at one.
+void check_long_sums(Rng& rng, const LayerData& data, int ranks, bool main_grad) {
+  EmulatedGroup one(data, {0, data.tokens}, main_grad, 1);
+  const LayerResult want = one.step(sequential());
+  EmulatedGroup group(data, uniep::testing::random_parts(rng, data.tokens, ranks), main_grad, 1);
+  for (int i = 0; i < cases(10); ++i) {
+    const Schedule schedule = random_cuda_schedule(rng, group.problem());
+    const std::string what = cat("main_grad ", main_grad, ", step ", i, ": ", to_string(schedule));
+    uniep::testing::expect_same_bits(group.step(schedule), want, what);
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+TEST_F(CudaStages, LongSumsOfBiases) {
+  Rng rng(5001);
+  const LayerData data = with_long_sums(rng, 2, 584, 40);
+  EmulatedGroup group(data, {0, data.tokens}, false, 1);
+  expect_close(group.step(sequential()), reference::contract(data), "sequential");
+  for (const bool main_grad : {false, true}) check_long_sums(rng, data, 1, main_grad);
+}
+
+/// Few workers a rank, so that each takes many tiles with and without such sums, one after another.
+TEST_F(CudaStages, LongSumsOfBiasesAtManyRanks) {
+  Rng rng(5002);
+  LayerData data = with_long_sums(rng, 8, 392, 264);
+  data.probs = Probs::kAfter;
+  for (const bool main_grad : {false, true}) check_long_sums(rng, data, 8, main_grad);
 }
 
 /// What a sanitizer can run too: it may run launches one after another, so that those of several
