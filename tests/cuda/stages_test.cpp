@@ -1,6 +1,9 @@
 // The CUDA stages, on one GPU that plays all ranks, against the CPU's contract reference (to
-// tolerance) and against themselves at one rank (bit for bit).
+// tolerance, and bit for bit where products are exact) and against themselves at one rank (bit for
+// bit).
 #include <gtest/gtest.h>
+
+#include <cmath>
 
 #include "base/check.h"
 #include "base/cuda/driver.h"
@@ -125,25 +128,84 @@ TEST_F(CudaStages, ExpertsTakeTurnsInARingOfRows) {
   check_layers(4001, cases(100), kRanks, random_cuda_schedule, false, true);
 }
 
+std::vector<bf16> random_signs(Rng& rng, std::int64_t count) {
+  std::vector<bf16> values(static_cast<std::size_t>(count));
+  for (bf16& v : values) v = to_bf16(static_cast<float>(uniep::testing::pick(rng, -1, 1)));
+  return values;
+}
+
+/// A layer whose products have sums of small whole numbers, exact in any order, so that rows have
+/// the same bits on CPUs and GPUs. Of a token's rows two are large and may cancel: what is added in
+/// between loses bits that other orders keep.
+LayerData with_exact_rows(Rng& rng) {
+  LayerData d;
+  d.tokens = 300;
+  d.hidden = 40;
+  d.intermediate = 24;
+  d.num_experts = 8;
+  d.topk = 6;
+  d.activation = Activation::kReglu;
+  d.x = random_signs(rng, d.tokens * d.hidden);
+  d.dy = random_signs(rng, d.tokens * d.hidden);
+  d.w1 = random_signs(rng, d.num_experts * d.w1_rows() * d.hidden);
+  d.w2 = random_signs(rng, d.num_experts * d.hidden * d.intermediate);
+  for (std::int64_t t = 0; t < d.tokens; ++t) {
+    const auto large = static_cast<std::int32_t>(uniep::testing::pick(rng, 0, d.num_experts - 1));
+    for (int k = 0; k < d.topk; ++k) {
+      const auto other =
+          static_cast<std::int32_t>(uniep::testing::pick(rng, -1, d.num_experts - 1));
+      d.topk_ids.push_back(k == 0 || k == 3 ? large : other);
+      d.topk_probs.push_back(std::ldexp(k == 3 ? -1.0f : 1.0f, k == 0 || k == 3 ? 18 : -k));
+    }
+  }
+  return d;
+}
+
+TEST_F(CudaStages, CombineGroupsHaveTheBitsOfTheReference) {
+  Rng rng(4501);
+  LayerData data = with_exact_rows(rng);
+  for (const Probs probs : {Probs::kBefore, Probs::kAfter}) {
+    for (const int groups : {1, 2, 4, 8}) {
+      for (const CombinePartials partials : {CombinePartials::kFp32, CombinePartials::kBf16}) {
+        data.probs = probs;
+        data.combine_groups = groups;
+        data.combine_partials = partials;
+        const std::string what = cat("probs ", name(probs), ", ", groups, " in ", name(partials));
+        SCOPED_TRACE(what);
+        const LayerResult want = reference::contract(data);
+        for (const int ranks : {1, 4}) {
+          EmulatedGroup group(data, uniep::testing::random_parts(rng, data.tokens, ranks), false,
+                              1);
+          const LayerResult got = group.step(random_cuda_schedule(rng, group.problem()));
+          uniep::testing::expect_same_bits(got.out, want.out, "out", what);
+          uniep::testing::expect_same_bits(got.dx, want.dx, "dx", what);
+        }
+      }
+    }
+  }
+}
+
 /// Experts with biases and near 4000 rows each: both kinds of sums that senders make beside the
-/// products then take many times more steps than the pipeline has slots.
+/// products then take many times more steps than the pipeline has slots. Products are exact, as in
+/// with_exact_rows, but for their probabilities.
 LayerData with_long_sums(Rng& rng, int experts, std::int64_t hidden, std::int64_t intermediate) {
   LayerData d;
   d.tokens = 4000;
   d.hidden = hidden;
   d.intermediate = intermediate;
   d.num_experts = d.topk = experts;
-  d.activation = Activation::kGptOss;
-  d.x = uniep::testing::random_bf16(rng, d.tokens * hidden, 1);
-  d.dy = uniep::testing::random_bf16(rng, d.tokens * hidden, 1);
-  d.w1 = uniep::testing::random_bf16(rng, experts * d.w1_rows() * hidden, 0.1f);
-  d.w2 = uniep::testing::random_bf16(rng, experts * hidden * intermediate, 0.1f);
-  d.b1 = uniep::testing::random_bf16(rng, experts * d.w1_rows(), 1);
-  d.b2 = uniep::testing::random_bf16(rng, experts * hidden, 1);
+  d.activation = Activation::kReglu;
+  d.x = random_signs(rng, d.tokens * hidden);
+  d.dy = random_signs(rng, d.tokens * hidden);
+  d.w1 = random_signs(rng, experts * d.w1_rows() * hidden);
+  d.w2 = random_signs(rng, experts * hidden * intermediate);
+  d.b1 = random_signs(rng, experts * d.w1_rows());
+  d.b2 = random_signs(rng, experts * hidden);
+  std::uniform_real_distribution<float> probability(0.01f, 1.0f);
   for (std::int64_t slot = 0; slot < d.tokens * d.topk; ++slot) {
     const bool dropped = uniep::testing::chance(rng, 1);
     d.topk_ids.push_back(dropped ? -1 : static_cast<std::int32_t>(slot % experts));
-    d.topk_probs.push_back(0.05f + 0.01f * static_cast<float>(slot % 90));
+    d.topk_probs.push_back(probability(rng));
   }
   return d;
 }
@@ -161,19 +223,35 @@ void check_long_sums(Rng& rng, const LayerData& data, int ranks, bool main_grad)
   }
 }
 
+/// Of exact rows bias gradients have the reference's bits.
+void expect_same_biases(const LayerResult& got, const LayerResult& want, const std::string& what) {
+  uniep::testing::expect_same_bits(got.db1, want.db1, "db1", what);
+  uniep::testing::expect_same_bits(got.db2, want.db2, "db2", what);
+  uniep::testing::expect_same_bits(got.main_db1, want.main_db1, "main_db1", what);
+  uniep::testing::expect_same_bits(got.main_db2, want.main_db2, "main_db2", what);
+}
+
 TEST_F(CudaStages, LongSumsOfBiases) {
   Rng rng(5001);
-  const LayerData data = with_long_sums(rng, 2, 584, 40);
-  EmulatedGroup group(data, {0, data.tokens}, false, 1);
-  expect_close(group.step(sequential()), reference::contract(data), "sequential");
-  for (const bool main_grad : {false, true}) check_long_sums(rng, data, 1, main_grad);
+  LayerData data = with_long_sums(rng, 2, 584, 40);
+  for (const bool main_grad : {false, true}) {
+    data.probs = main_grad ? Probs::kBefore : Probs::kAfter;
+    const LayerResult want =
+        main_grad ? reference::contract_into_main_grad(data, ones(data.w1), ones(data.w2),
+                                                       ones(data.b1), ones(data.b2))
+                  : reference::contract(data);
+    EmulatedGroup group(data, {0, data.tokens}, main_grad, 1);
+    const LayerResult got = group.step(sequential());
+    expect_same_biases(got, want, cat("main_grad ", main_grad));
+    expect_close(got, want, cat("main_grad ", main_grad));
+    check_long_sums(rng, data, 1, main_grad);
+  }
 }
 
 /// Few workers a rank, so that each takes many tiles with and without such sums, one after another.
 TEST_F(CudaStages, LongSumsOfBiasesAtManyRanks) {
   Rng rng(5002);
-  LayerData data = with_long_sums(rng, 8, 392, 264);
-  data.probs = Probs::kAfter;
+  const LayerData data = with_long_sums(rng, 8, 392, 264);
   for (const bool main_grad : {false, true}) check_long_sums(rng, data, 8, main_grad);
 }
 
