@@ -214,8 +214,9 @@ LayerData with_long_sums(Rng& rng, int experts, std::int64_t hidden, std::int64_
 void check_long_sums(Rng& rng, const LayerData& data, int ranks, bool main_grad) {
   EmulatedGroup one(data, {0, data.tokens}, main_grad, 1);
   const LayerResult want = one.step(sequential());
-  EmulatedGroup group(data, uniep::testing::random_parts(rng, data.tokens, ranks), main_grad, 1);
   for (int i = 0; i < cases(10); ++i) {
+    // Of one step, whose main gradients are added to what they begin with.
+    EmulatedGroup group(data, uniep::testing::random_parts(rng, data.tokens, ranks), main_grad, 1);
     const Schedule schedule = random_cuda_schedule(rng, group.problem());
     const std::string what = cat("main_grad ", main_grad, ", step ", i, ": ", to_string(schedule));
     uniep::testing::expect_same_bits(group.step(schedule), want, what);
