@@ -35,7 +35,7 @@ bool any_is(const Args& args) {
 /// What a kernel of passes is compiled for.
 struct PassVariant {
   Pass pass = Pass::kForward;
-  bool remakes = false;    // what forward has not kept; if not general, also in a ring of rows
+  bool remakes = false;    // what forward has not kept, or in a ring of rows
   bool bf16_main = false;  // of main gradients that are added to
   int tile_n = 0;
   bool general = false;  // of other experts than SwiGLU's, with probabilities ahead of fc2

@@ -3,7 +3,6 @@
 #include <limits>
 
 #include "base/check.h"
-#include "base/plain_experts.h"
 #include "cuda/device/sm90/tile_shape.h"
 #include "cuda/wait_failure.h"
 #include "schedule/open_sizes.h"
@@ -32,12 +31,6 @@ std::optional<std::string> unsupported_reason(const Problem& p, int num_ranks) {
   if (p.row_align % kTileM != 0) {
     return cat("problem.row_align is ", p.row_align, "; the cuda backend, whose tiles have ",
                kTileM, " rows, accepts 128 and 256");
-  }
-  if (p.backward_rows > 0 && !has_plain_experts(p)) {
-    return cat("problem.backward_rows is ", p.backward_rows,
-               " with activation=", name(p.activation), ", probs=", name(p.probs),
-               ", bias=", p.bias ? "yes" : "no", ", combine_groups=", p.combine_groups,
-               "; the cuda backend accepts 0, or rows with swiglu, before, no and 1");
   }
   constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int32_t>::max();
   const std::int64_t slots = num_ranks * p.max_tokens * p.topk;

@@ -22,7 +22,7 @@ struct StageList {
       .saves = ((S::kStage == Stage::kFc1) || ...),
       .refetches = ((S::kStage == Stage::kRefc1) || ...),
       .weighs = kIsGeneral && ((S::kStage == Stage::kDfc2) || ...),
-      .ring = !kIsGeneral && ((S::kStage == Stage::kRefc1) || ...)};
+      .ring = ((S::kStage == Stage::kRefc1) || ...)};
 
   /// Senders may read slots of the pipeline, too, and each is handed back by them as well.
   static constexpr bool kSendersRead = (may_sum_steps<S>() || ...);
@@ -41,7 +41,7 @@ using ForwardStages = StageList<kGeneral, Fc1<Shape, kGeneral>, Fc2<Shape, kGene
 template <class Shape, class Main, bool kGeneral = false>
 using BackwardStages = StageList<kGeneral, Dfc2<Shape, kGeneral>, Dfc1<Shape, kGeneral>,
                                  Wgrad2<Shape, Main, kGeneral>, Wgrad1<Shape, Main, kGeneral>>;
-/// With a RingShape, but those of general experts: their kernels have no registers for a ring.
+/// With a RingShape.
 template <int kTileN>
 using RingShape = TileShape<kTileN, true>;
 template <class Shape, class Main, bool kGeneral = false>
