@@ -215,6 +215,7 @@ __device__ __forceinline__ void sum_steps(Sender<Shape>& sender, const TileWork&
   typename S::StepSums sums(sender, work);
   for (int k = 0; k < work.k_blocks; ++k) {
     ptx::mbarrier_wait(&sender.shared.full[ring.slot], ring.parity);
+    __syncwarp();  // matrices are read by whole warps
     sums.add(sender, work, sender.shared.slots[ring.slot].a + sender.index * kBoxBytes, k);
     ptx::mbarrier_arrive(&sender.shared.empty[ring.slot]);
     ring.advance();
