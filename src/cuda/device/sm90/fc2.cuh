@@ -24,17 +24,18 @@ struct Fc2 : RowPush<Shape> {
     ptx::tma_load(slot.b, maps.b, full, k, work.n, work.expert);
   }
 
-  /// b2, and what it is multiplied by in a thread's two rows. fc1 has kept probabilities.
+  /// b2, and the probabilities of a thread's two rows, which fc1 has kept. What follows from them
+  /// waits for the epilogue: a thread stops where it uses what it has asked for.
   struct Bias {
     SpreadBias<Shape::kN / kBoxCols> b2;
-    RowProbs factors;
+    RowProbs probs;
 
     __device__ __forceinline__ Bias(const Consumer<Shape>& consumer, const TileWork& work) {
       const DeviceContext& ctx = consumer.ctx;
       if (!ctx.view.choice.has_bias) return;
-      const float* probs = ctx.get<Tensor::kRowProbs>() + work.saved_row + consumer.first_row() +
-                           consumer.lane() / 4;
-      factors = factors_of<true, Pass::kForward>(ctx.view, {{__ldcg(probs), __ldcg(probs + 8)}});
+      const float* of_rows = ctx.get<Tensor::kRowProbs>() + work.saved_row + consumer.first_row() +
+                             consumer.lane() / 4;
+      probs = {{__ldcg(of_rows), __ldcg(of_rows + 8)}};
 #pragma unroll
       for (int i = 0; i < Shape::kN / kBoxCols; ++i) {
         b2.read(i, b2_of(ctx, work.expert), work.n + i * kBoxCols, ctx.view.hidden);
@@ -54,11 +55,17 @@ struct Fc2 : RowPush<Shape> {
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
                                                 const float (&acc)[Shape::kAccumulators],
                                                 const TileWork&, const Bias& bias) {
-    const bool has_bias = consumer.ctx.view.choice.has_bias;
+    const PassView& v = consumer.ctx.view;
+    const bool has_bias = v.choice.has_bias;
+    const bool weighs = v.probs == Probs::kBefore;  // factor_of_a
     RowPush<Shape>::write_rows(consumer, acc, [&](int group, MatrixPairs& pairs) {
       constexpr int kGroups = kBoxCols / 16;
       if (!has_bias) return;
-      bias.b2.add_to(group / kGroups, group % kGroups, bias.factors.of, pairs);
+      if (weighs) {
+        bias.b2.add_to(group / kGroups, group % kGroups, bias.probs.of, pairs);
+      } else {
+        bias.b2.add_to(group / kGroups, group % kGroups, pairs);
+      }
     });
   }
 

@@ -120,7 +120,7 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassM
       if constexpr (requires { S::prefetch_epilogue(ctx, m, work); }) {
         S::prefetch_epilogue(ctx, m, work);
       }
-      const bool senders_read = sums_steps<S>(ctx.view, work);
+      const bool senders_read = sums_steps<S, Shape>(ctx.view, work);
       for (int k = 0; k < work.k_blocks; ++k) {
         if (k == draw_at) want_task();
         const auto load = [&](auto& slot, auto* full) {
@@ -151,7 +151,7 @@ __device__ __forceinline__ void run_sender(const DeviceContext& ctx, const PassM
     Stages::visit(work.stage, [&](auto stage) {
       using S = decltype(stage);
       if constexpr (may_sum_steps<S>()) {
-        if (sums_steps<S>(ctx.view, work)) sum_steps<S>(sender, work, steps);
+        if (sums_steps<S, Shape>(ctx.view, work)) sum_steps<S>(sender, work, steps);
       }
       S::send(sender, maps_of<S>(maps), work);
     });

@@ -16,8 +16,8 @@ namespace uniep::cuda {
 /// Maps: a = left (M, rows), b = right (N, rows), boxes 64 x 64; out0 = dw, or what it is added to,
 /// (N, M, El), boxes of one swizzle row of columns x 64.
 ///
-/// kGeneral: as of Fc1; the senders of tiles of the first columns then sum the bias gradient, too:
-/// over the rows of dh, and of dy times what b2 was multiplied by.
+/// kGeneral: as of Fc1; senders then sum the bias gradient, too: over the rows of dh, and of dy
+/// times what b2 was multiplied by.
 ///
 /// What is added to comes through the pipeline too, behind the operands: two boxes of each consumer
 /// a slot. The sums are added where it lies, and it leaves from there. When the tile begins, it is
