@@ -81,8 +81,8 @@ class GpuRank {
     ids_.load(split.topk_ids(rank_));
     x_.load(f.x);
     probs_.load(f.topk_probs);
-    w1_.load(f.w1);
-    w2_.load(f.w2);
+    w1_.load(f.w1.tensor());
+    w2_.load(f.w2.tensor());
     dy_.load(split.backward_args(rank_, unused_).dy);
     forget_results();
   }

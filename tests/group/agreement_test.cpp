@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "layer/arguments.h"
+#include "layer/expert_places.h"
 #include "plan/plan_data.h"
 #include "support/layer_group.h"
 #include "support/states.h"
@@ -75,10 +76,15 @@ void drop_last(std::span<T>& tensor) {
   tensor = tensor.first(tensor.size() - 1);
 }
 
+template <class T>
+void drop_last(ExpertMatrices<T>& matrices) {
+  matrices = matrices.tensor().first(matrices.size() - 1);
+}
+
 void drop_last(Bf16MainGrad& grad) { drop_last(grad.values); }
 
 void drop_last(WeightGrad& grad) {
-  std::visit([](auto& span) { drop_last(span); }, grad);
+  std::visit([](auto& matrices) { drop_last(matrices); }, grad);
 }
 
 std::string wrong_size(const char* tensor, std::size_t size, const char* shape) {
@@ -105,7 +111,7 @@ TEST_P(Agreement, WrongSizesInBackward) {
   group_.clear_result();
   const BackwardArgs good = group_.backward_args(1);
   const auto grad_size = [](const WeightGrad& g) {
-    return std::visit([](const auto& span) { return span.size(); }, g);
+    return with_matrices(g, [](const auto& matrices) { return matrices.size(); });
   };
   expect_backward_refused(wrong_size("dy", good.dy.size(), "[T, H]"),
                           [](BackwardArgs& a) { drop_last(a.dy); });
