@@ -99,9 +99,7 @@ def experts_of(
     return Experts(tuple_of(w1), tuple_of(w2), b1, b2, interleaved)
 
 
-def experts_from(
-    flat: Sequence[Tensor], count1: int, count2: int, interleaved: bool
-) -> Experts:
+def experts_from(flat: Sequence[Tensor], count1: int, count2: int, interleaved: bool) -> Experts:
     """What :meth:`Experts.flat` gave, of so many tensors of w1 and w2."""
     rest = tuple(flat[count1 + count2 :])
     b1, b2 = rest if rest else (None, None)

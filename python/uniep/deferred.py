@@ -102,7 +102,9 @@ def backward_weights(deferred: DeferredWeights) -> None:
             continue
         experts, _, intermediate = call.weights.shapes[1]
         figures = (call.tokens, experts, intermediate, call.weights.b1 is not None)
-        gradients = ops.backward_weights(*saved, *figures, call.flag, call.schedule, *call.weights.forms)
+        gradients = ops.backward_weights(
+            *saved, *figures, call.flag, call.schedule, *call.weights.forms
+        )
         _add_gradients(call.weights, gradients)
 
 

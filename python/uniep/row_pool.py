@@ -250,7 +250,7 @@ class _MoeInPages(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, *saved = ctx.saved_tensors
-        weights = experts_from(saved, *ctx.counts, ctx.interleaved)
+        weights = experts_from(saved, ctx.counts[0], ctx.counts[1], ctx.interleaved)
         dy = dy.contiguous()
         keep = _keeps_graph()
         wants_weights = ctx.main_grads is not None or any(ctx.needs_input_grad[12:])

@@ -45,6 +45,7 @@ __all__ = [
     "uniep_selective_ac",
 ]
 
+
 class _Weights(NamedTuple):
     """What :func:`uniep.moe` takes."""
 
@@ -186,7 +187,8 @@ class UniepGptOssExperts(UniepExperts):
 
     def _weights(self) -> _Weights:
         # uniep has the gate's biases first; they are few, unlike weights.
-        b1 = _local(self.mlp1_bias_EG).unflatten(1, (-1, 2)).transpose(1, 2).flatten(1)
+        bias = _local(self.mlp1_bias_EG)
+        b1 = torch.cat([bias[:, ::2], bias[:, 1::2]], 1)
         return _Weights(self.mlp1_weight_EGD, self.mlp2_weight_EDF, b1, self.mlp2_bias_ED)
 
 

@@ -1,4 +1,4 @@
-"""Weights that lie otherwise than in one tensor, gate first: read there, and given gradients there."""
+"""Weights that lie otherwise than in one tensor: read there, and given gradients there."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_without_a_gate():
     assert_same(formed.found(out), wanted)
     with pytest.raises(ValueError, match="w1"):
         Formed(case, "pair", "one").call(activation="relu2")
-    with pytest.raises(ValueError, match="w1_layout is 'interleaved'.*no gate"):
+    with pytest.raises(ValueError, match=r"w1_layout is 'interleaved'.*no gate"):
         Formed(case, "interleaved", "one").call(activation="relu2")
 
 

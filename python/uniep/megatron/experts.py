@@ -342,9 +342,9 @@ class UniepExperts(MegatronModule):  # type: ignore[misc]
             "linear_fc2", hidden, intermediate, config.output_layer_init_method
         )
         linears = (self.linear_fc1, self.linear_fc2)
-        weights = [linear.weights for linear in linears]
+        first, second = (linear.weights for linear in linears)
         biases = [linear.biases for linear in linears if linear.biases is not None]
-        self.routed = RoutedExperts(config, self.options, pg_collection.ep, *weights, *biases)
+        self.routed = RoutedExperts(config, self.options, pg_collection.ep, first, second, *biases)
         self._register_load_state_dict_pre_hook(_rename, with_module=True)
 
     def _linear(self, name: str, rows: int, columns: int, init_method: Any) -> ExpertLinear:

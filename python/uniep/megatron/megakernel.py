@@ -120,7 +120,9 @@ def _check(config: Any) -> None:
             )
 
 
-def _weights_of(experts: Module, count: int) -> tuple[list[Module], tuple[ExpertParams, ExpertParams]]:
+def _weights_of(
+    experts: Module, count: int
+) -> tuple[list[Module], tuple[ExpertParams, ExpertParams]]:
     linears: list[Module] = []
     weights = []
     for name in ("linear_fc1", "linear_fc2"):

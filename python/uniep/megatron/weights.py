@@ -243,7 +243,8 @@ class _Accumulated(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
         assert all(g is None for g in gradients), "the gradient of the weights went to main_grad"
         ctx.owner.mark_accumulated()
-        return (None,) * (2 + ctx.inputs)
+        nothing: tuple[None, ...] = (None,) * (2 + ctx.inputs)
+        return nothing
 
 
 class _Stacked(torch.autograd.Function):

@@ -95,7 +95,7 @@ def case_main_grad_errors() -> None:
 
 
 def case_per_expert_anywhere() -> None:
-    """Main gradients one behind another, backwards as in Megatron's own DDP, and each for itself."""
+    """Main gradients one behind another, backwards as in Megatron's DDP, and apart."""
     results = []
     for place in ("ascending", "descending", "apart"):
         _, ours = make_pair(layout="per_expert")
