@@ -58,7 +58,7 @@ struct ExpertMapsArgs {
   const PlanStatus* cleared = nullptr;  // the plan's
   std::int64_t elements = 0;            // of a matrix, of those that are cleared
   int count = 0;
-  void* begins[kMost];
+  void* begins[kMost] = {};
 };
 cudaError_t prepare_expert_maps();
 cudaError_t launch_expert_maps(const ExpertMapsArgs& args, cudaStream_t stream);

@@ -106,6 +106,32 @@ TEST_P(Agreement, WrongSizesInForward) {
   group_.expect_step_works("after refusals");
 }
 
+TEST_P(Agreement, WrongFormsOfWeights) {
+  const std::span<const bf16> w1 = group_.forward_args(1).w1.tensor();
+  const std::span<const bf16> w2 = group_.forward_args(1).w2.tensor();
+  using Weights = ExpertMatrices<const bf16>;
+  const auto half = w1.size() / 2;
+  expect_forward_refused(
+      cat("rank 1: w1's up has ", half - 1, " elements; [E / ranks, I, H] needs ", half),
+      [&](ForwardArgs& a) { a.w1 = Weights::gate_and_up(w1.first(half), w1.subspan(half + 1)); });
+  expect_forward_refused(
+      "rank 1: w2 is given as rows of gate and up by turns, which it does not have; one tensor is "
+      "accepted, or one for each expert",
+      [&](ForwardArgs& a) { a.w2 = Weights::interleaved(w2); });
+  const std::size_t experts = group_.split().problem().num_experts / kRanks;
+  std::vector<std::span<const bf16>> each(experts, w1.first(w1.size() / experts));
+  each.push_back(each[0]);
+  expect_forward_refused(cat("rank 1: w1 has ", experts + 1, " tensors; one for each of ", experts,
+                             " experts of the rank is accepted"),
+                         [&](ForwardArgs& a) { a.w1 = Weights::one_each(each); });
+  each.pop_back();
+  each[0] = each[0].first(3);
+  expect_forward_refused(
+      cat("rank 1: w1[0] has 3 elements; the matrix of an expert needs ", w1.size() / experts),
+      [&](ForwardArgs& a) { a.w1 = Weights::one_each(each); });
+  group_.expect_step_works("after refusals");
+}
+
 TEST_P(Agreement, WrongSizesInBackward) {
   group_.each([&](int rank) { group_.forward(rank); });
   group_.clear_result();
