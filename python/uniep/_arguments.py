@@ -238,7 +238,8 @@ def main_grads(given: Sequence[ExpertWeight], weights: Experts) -> Experts:
     for i, (shape, other) in enumerate(zip(shapes, needed, strict=True)):
         if shape != other:
             raise ValueError(
-                f"main_grads[{i}] is {list(shape)}; it must be {list(other)}, as its weight is"
+                f"main_grads[{i}] is {list(shape)} in all; it must be {list(other)}, as its weight "
+                "is"
             )
     return main
 
