@@ -4,6 +4,7 @@
 
 #include "biases.h"
 #include "call.h"
+#include "weights.h"
 
 namespace uniep::ops {
 namespace {
@@ -63,26 +64,21 @@ struct DataGradients {
   Tensor dx;
   Tensor dprobs;
 
-  DataGradients(const Call& call, const Tensor& key, const Tensor& dy, const Tensor& w1,
-                const Tensor& w2, const std::optional<Tensor>& x, std::int64_t topk,
-                const Biases& biases, uniep_backward_call& arguments) {
+  DataGradients(const Call& call, const Tensor& key, const Tensor& dy, const Weights& weights,
+                const std::optional<Tensor>& x, std::int64_t topk, const Biases& biases,
+                uniep_backward_call& arguments) {
     const LayerShape& shape = call.shape();
     if (topk != shape.topk) {
       refuse("topk is " + std::to_string(topk) + "; the workspace is for " +
              std::to_string(shape.topk));
     }
     require(dy, "dy", ScalarType::BFloat16, {arguments.tokens, shape.hidden}, key);
-    require(w1, "w1", ScalarType::BFloat16, {shape.local_experts, shape.h_width, shape.hidden},
-            key);
-    require(w2, "w2", ScalarType::BFloat16, {shape.local_experts, shape.hidden, shape.intermediate},
-            key);
     biases.check(shape, key);
     biases.set(arguments);
     dx = empty(key, ScalarType::BFloat16, {arguments.tokens, shape.hidden});
     dprobs = empty(key, ScalarType::Float, {arguments.tokens, topk});
     arguments.dy = dy.const_data_ptr();
-    arguments.w1 = w1.const_data_ptr();
-    arguments.w2 = w2.const_data_ptr();
+    weights.set(arguments);
     arguments.dx = dx.mutable_data_ptr();
     arguments.dprobs = static_cast<float*>(dprobs.mutable_data_ptr());
     if (shape.rows > 0 && shape.rows_of_x == 0) {
@@ -93,102 +89,118 @@ struct DataGradients {
   }
 };
 
-/// dw1, dw2, db1 and db2; without biases the latter have no elements.
-std::tuple<Tensor, Tensor, Tensor, Tensor> new_weight_gradients(const Call& call, const Tensor& key,
-                                                                uniep_backward_call& arguments) {
+/// Weight gradients of a call, and where they lie.
+struct WeightGradients {
+  std::vector<Tensor> dw1;
+  std::vector<Tensor> dw2;
+  Tensor db1;  // without biases of no elements, as the next
+  Tensor db2;
+  std::optional<Gradients> places;
+
+  std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor> result() const {
+    return {dw1, dw2, db1, db2};
+  }
+};
+
+WeightGradients new_weight_gradients(const Call& call, const Tensor& key, Form w1, Form w2,
+                                     uniep_backward_call& arguments) {
   const LayerShape& shape = call.shape();
   const std::int64_t biased = shape.has_bias != 0 ? shape.local_experts : 0;
-  const auto make = [&](std::initializer_list<std::int64_t> sizes) {
-    return empty(key, ScalarType::BFloat16, sizes);
-  };
-  Tensor dw1 = make({shape.local_experts, shape.h_width, shape.hidden});
-  Tensor dw2 = make({shape.local_experts, shape.hidden, shape.intermediate});
-  Tensor db1 = make({biased, shape.h_width});
-  Tensor db2 = make({biased, shape.hidden});
+  WeightGradients made{.dw1 = empty_like_experts(w1, shape, size_of_w1(shape), key),
+                       .dw2 = empty_like_experts(w2, shape, size_of_w2(shape), key),
+                       .db1 = empty(key, ScalarType::BFloat16, {biased, shape.h_width}),
+                       .db2 = empty(key, ScalarType::BFloat16, {biased, shape.hidden}),
+                       .places = std::nullopt};
+  made.places.emplace(made.dw1, made.dw2, ScalarType::BFloat16, shape, w1 == Form::kInterleaved,
+                      key);
+  made.places->set(arguments);
   arguments.weight_grad = kOverwritten;
-  arguments.dw1 = dw1.mutable_data_ptr();
-  arguments.dw2 = dw2.mutable_data_ptr();
   if (biased > 0) {
-    arguments.db1 = db1.mutable_data_ptr();
-    arguments.db2 = db2.mutable_data_ptr();
+    arguments.db1 = made.db1.mutable_data_ptr();
+    arguments.db2 = made.db2.mutable_data_ptr();
   }
-  return {dw1, dw2, db1, db2};
+  return made;
 }
 
-void main_gradients(const Call& call, const Tensor& key, const Tensor& dw1, const Tensor& dw2,
-                    const std::optional<Tensor>& db1, const std::optional<Tensor>& db2,
-                    uniep_backward_call& arguments) {
+Gradients main_gradients(const Call& call, const Tensor& key, const std::vector<Tensor>& dw1,
+                         const std::vector<Tensor>& dw2, const std::optional<Tensor>& db1,
+                         const std::optional<Tensor>& db2, bool interleaved,
+                         uniep_backward_call& arguments) {
   const LayerShape& shape = call.shape();
-  const ScalarType type = dw1.scalar_type();
+  const ScalarType type = dw1.empty() ? ScalarType::Float : dw1[0].scalar_type();
   if (type != ScalarType::Float && type != ScalarType::BFloat16) {
     refuse(
         "the main_grad of w1 is neither torch.float32 nor torch.bfloat16; it must be one of them");
   }
-  require(dw1, "the main_grad of w1", type, {shape.local_experts, shape.h_width, shape.hidden},
-          key);
-  require(dw2, "the main_grad of w2", type, {shape.local_experts, shape.hidden, shape.intermediate},
-          key);
+  const Gradients places(dw1, dw2, type, shape, interleaved, key);
+  places.set(arguments);
   Biases{db1, db2}.check(shape, key, type, "the main_grad of b1", "the main_grad of b2");
   arguments.weight_grad = type == ScalarType::Float ? kAddedFp32 : kAddedBf16;
-  arguments.dw1 = dw1.mutable_data_ptr();
-  arguments.dw2 = dw2.mutable_data_ptr();
   if (db1) arguments.db1 = db1->mutable_data_ptr();
   if (db2) arguments.db2 = db2->mutable_data_ptr();
+  return places;
 }
 
 std::int64_t tokens_of(const Tensor& dy) { return dy.dim() == 2 ? dy.size(0) : -1; }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
-    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy, Tensor w1,
-    Tensor w2, std::optional<Tensor> x, std::int64_t topk, bool flag,
-    std::optional<std::string> schedule, std::optional<Tensor> b1, std::optional<Tensor> b2) {
+std::tuple<Tensor, Tensor, std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor> backward(
+    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy,
+    std::vector<Tensor> w1, std::vector<Tensor> w2, std::optional<Tensor> x, std::int64_t topk,
+    bool flag, std::optional<std::string> schedule, std::optional<Tensor> b1,
+    std::optional<Tensor> b2, bool interleaved) {
   const Call call(key);
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kWhole, tokens_of(dy), flag, schedule);
-  const DataGradients data(call, key, dy, w1, w2, x, topk, {b1, b2}, arguments);
-  const auto [dw1, dw2, db1, db2] = new_weight_gradients(call, key, arguments);
+  const Weights weights(w1, w2, call.shape(), interleaved, key);
+  const DataGradients data(call, key, dy, weights, x, topk, {b1, b2}, arguments);
+  const WeightGradients made =
+      new_weight_gradients(call, key, form_of(w1, interleaved), form_of(w2, false), arguments);
   const Tensor rows = scratch(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
-  return {data.dx, data.dprobs, dw1, dw2, db1, db2};
+  return {data.dx, data.dprobs, made.dw1, made.dw2, made.db1, made.db2};
 }
 
 std::tuple<Tensor, Tensor> backward_main_grad(
-    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy, Tensor w1,
-    Tensor w2, std::optional<Tensor> x, Tensor dw1, Tensor dw2, std::int64_t topk, bool flag,
+    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy,
+    std::vector<Tensor> w1, std::vector<Tensor> w2, std::optional<Tensor> x,
+    std::vector<Tensor> dw1, std::vector<Tensor> dw2, std::int64_t topk, bool flag,
     std::optional<std::string> schedule, std::optional<Tensor> b1, std::optional<Tensor> b2,
-    std::optional<Tensor> db1, std::optional<Tensor> db2) {
+    std::optional<Tensor> db1, std::optional<Tensor> db2, bool interleaved) {
   const Call call(key);
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kWhole, tokens_of(dy), flag, schedule);
-  const DataGradients data(call, key, dy, w1, w2, x, topk, {b1, b2}, arguments);
-  main_gradients(call, key, dw1, dw2, db1, db2, arguments);
+  const Weights weights(w1, w2, call.shape(), interleaved, key);
+  const DataGradients data(call, key, dy, weights, x, topk, {b1, b2}, arguments);
+  const Gradients places = main_gradients(call, key, dw1, dw2, db1, db2, interleaved, arguments);
   const Tensor rows = scratch(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
   return {data.dx, data.dprobs};
 }
 
 std::tuple<Tensor, Tensor, Tensor> backward_data(
-    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy, Tensor w1,
-    Tensor w2, std::optional<Tensor> x, std::int64_t topk, std::int64_t most_bytes, bool flag,
-    std::optional<std::string> schedule, std::optional<Tensor> b1, std::optional<Tensor> b2) {
+    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy,
+    std::vector<Tensor> w1, std::vector<Tensor> w2, std::optional<Tensor> x, std::int64_t topk,
+    std::int64_t most_bytes, bool flag, std::optional<std::string> schedule,
+    std::optional<Tensor> b1, std::optional<Tensor> b2, bool interleaved) {
   const Call call(key);
   if (most_bytes != call.shape().backward_bytes) {
     refuse("the workspace has grown since its figures were read; read backward_bytes again");
   }
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kData, tokens_of(dy), flag, schedule);
-  const DataGradients data(call, key, dy, w1, w2, x, topk, {b1, b2}, arguments);
+  const Weights weights(w1, w2, call.shape(), interleaved, key);
+  const DataGradients data(call, key, dy, weights, x, topk, {b1, b2}, arguments);
   Tensor rows = scratch(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
   return {data.dx, data.dprobs, rows};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward_weights(
+std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor> backward_weights(
     Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor backward_rows,
     std::int64_t tokens, std::int64_t local_experts, std::int64_t intermediate, bool bias,
-    bool flag, std::optional<std::string> schedule) {
+    bool flag, std::optional<std::string> schedule, std::int64_t w1_form, std::int64_t w2_form) {
   const Call call(key);
   if (local_experts != call.shape().local_experts) {
     refuse("local_experts is " + std::to_string(local_experts) + "; the workspace has " +
@@ -203,20 +215,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_weights(
   auto arguments = call_of(call, key, plan, x_rows, h, row_probs, kWeights, tokens, flag, schedule);
   require(backward_rows, "backward_rows", ScalarType::Byte, {backward_bytes(call, arguments)}, key);
   arguments.backward_rows = backward_rows.mutable_data_ptr();
-  const auto gradients = new_weight_gradients(call, key, arguments);
+  const bool has_up = call.shape().h_width != call.shape().intermediate;
+  const WeightGradients made = new_weight_gradients(call, key, form_of(w1_form, "w1", has_up),
+                                                    form_of(w2_form, "w2", false), arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
-  return gradients;
+  return made.result();
 }
 
 void backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs,
-                                Tensor backward_rows, Tensor dw1, Tensor dw2, std::int64_t tokens,
-                                bool flag, std::optional<std::string> schedule,
-                                std::optional<Tensor> db1, std::optional<Tensor> db2) {
+                                Tensor backward_rows, std::vector<Tensor> dw1,
+                                std::vector<Tensor> dw2, std::int64_t tokens, bool flag,
+                                std::optional<std::string> schedule, std::optional<Tensor> db1,
+                                std::optional<Tensor> db2, bool interleaved) {
   const Call call(key);
   auto arguments = call_of(call, key, plan, x_rows, h, row_probs, kWeights, tokens, flag, schedule);
   require(backward_rows, "backward_rows", ScalarType::Byte, {backward_bytes(call, arguments)}, key);
   arguments.backward_rows = backward_rows.mutable_data_ptr();
-  main_gradients(call, key, dw1, dw2, db1, db2, arguments);
+  const Gradients places = main_gradients(call, key, dw1, dw2, db1, db2, interleaved, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
 }
 
@@ -238,51 +253,58 @@ uniep_backward_call call_of_pages(const Tensor& key, std::int64_t saved, Part pa
 
 Tensor none(const Tensor& key) { return empty(key, ScalarType::BFloat16, {0}); }
 
-using WeightGradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-
 WeightGradients no_weight_gradients(const Tensor& key) {
-  return {none(key), none(key), none(key), none(key)};
+  return {.dw1 = {}, .dw2 = {}, .db1 = none(key), .db2 = none(key), .places = std::nullopt};
 }
 
 // New ones, or none where there are some to be added to.
 WeightGradients weight_gradients(const Call& call, const Tensor& key,
-                                 const std::optional<Tensor>& dw1, const std::optional<Tensor>& dw2,
+                                 const std::vector<Tensor>& dw1, const std::vector<Tensor>& dw2,
                                  const std::optional<Tensor>& db1, const std::optional<Tensor>& db2,
-                                 uniep_backward_call& arguments) {
-  if (!dw1 || !dw2) return new_weight_gradients(call, key, arguments);
-  main_gradients(call, key, *dw1, *dw2, db1, db2, arguments);
-  return no_weight_gradients(key);
+                                 Form w1, Form w2, uniep_backward_call& arguments) {
+  if (dw1.empty() || dw2.empty()) return new_weight_gradients(call, key, w1, w2, arguments);
+  WeightGradients none = no_weight_gradients(key);
+  none.places = main_gradients(call, key, dw1, dw2, db1, db2, w1 == Form::kInterleaved, arguments);
+  return none;
 }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_pages(
-    Tensor key, std::int64_t saved, Tensor dy, Tensor w1, Tensor w2, std::optional<Tensor> x,
-    std::optional<Tensor> dw1, std::optional<Tensor> dw2, std::int64_t topk, bool data_only,
-    bool keep, std::optional<std::string> schedule, std::optional<Tensor> b1,
-    std::optional<Tensor> b2, std::optional<Tensor> db1, std::optional<Tensor> db2) {
+std::tuple<Tensor, Tensor, std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor>
+backward_pages(Tensor key, std::int64_t saved, Tensor dy, std::vector<Tensor> w1,
+               std::vector<Tensor> w2, std::optional<Tensor> x, std::vector<Tensor> dw1,
+               std::vector<Tensor> dw2, std::int64_t topk, bool data_only, bool keep,
+               std::optional<std::string> schedule, std::optional<Tensor> b1,
+               std::optional<Tensor> b2, std::optional<Tensor> db1, std::optional<Tensor> db2,
+               bool interleaved) {
   const Call call(key);
   auto arguments =
       call_of_pages(key, saved, data_only ? kData : kWhole, tokens_of(dy), keep, schedule);
-  const DataGradients data(call, key, dy, w1, w2, x, topk, {b1, b2}, arguments);
-  const auto [new_dw1, new_dw2, new_db1, new_db2] =
+  const Weights weights(w1, w2, call.shape(), interleaved, key);
+  const DataGradients data(call, key, dy, weights, x, topk, {b1, b2}, arguments);
+  const WeightGradients made =
       data_only ? no_weight_gradients(key)
-                : weight_gradients(call, key, dw1, dw2, db1, db2, arguments);
+                : weight_gradients(call, key, dw1, dw2, db1, db2, form_of(w1, interleaved),
+                                   form_of(w2, false), arguments);
   Tensor rows = empty(key, ScalarType::Byte, {call.shape().backward_bytes});
   arguments.backward_rows = rows.mutable_data_ptr();
   Call::check(uniep_backward(call.layer(), &arguments));
-  return {data.dx, data.dprobs, new_dw1, new_dw2, new_db1, new_db2, data_only ? rows : none(key)};
+  return {
+      data.dx, data.dprobs, made.dw1, made.dw2, made.db1, made.db2, data_only ? rows : none(key)};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward_weights_pages(
-    Tensor key, std::int64_t saved, std::optional<Tensor> dw1, std::optional<Tensor> dw2,
+std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor> backward_weights_pages(
+    Tensor key, std::int64_t saved, std::vector<Tensor> dw1, std::vector<Tensor> dw2,
     std::int64_t tokens, bool keep, std::optional<std::string> schedule, std::optional<Tensor> db1,
-    std::optional<Tensor> db2) {
+    std::optional<Tensor> db2, std::int64_t w1_form, std::int64_t w2_form) {
   const Call call(key);
   auto arguments = call_of_pages(key, saved, kWeights, tokens, keep, schedule);
-  const auto gradients = weight_gradients(call, key, dw1, dw2, db1, db2, arguments);
+  const bool has_up = call.shape().h_width != call.shape().intermediate;
+  const WeightGradients made =
+      weight_gradients(call, key, dw1, dw2, db1, db2, form_of(w1_form, "w1", has_up),
+                       form_of(w2_form, "w2", false), arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
-  return gradients;
+  return made.result();
 }
 
 }  // namespace uniep::ops

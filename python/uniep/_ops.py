@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import _library  # registers the ops
+from ._forms import experts_of, new_weight
 
 __all__ = ["ops"]
 
@@ -23,8 +24,8 @@ def _forward(
     x: Tensor,
     topk_ids: Tensor,
     topk_probs: Tensor,
-    w1: Tensor,
-    w2: Tensor,
+    w1: list[Tensor],
+    w2: list[Tensor],
     rows: int,
     rows_of_x: int,
     rows_of_h: int,
@@ -33,12 +34,13 @@ def _forward(
     schedule: str | None,
     b1: Tensor | None = None,
     b2: Tensor | None = None,
+    interleaved: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (
         torch.empty_like(x),
         x.new_empty((plan_bytes,), dtype=torch.uint8),
         x.new_empty((rows_of_x, x.shape[1])),
-        x.new_empty((rows_of_h, w1.shape[1])),
+        x.new_empty((rows_of_h, experts_of(w1, w2).shapes[0][1])),
         x.new_empty((rows,), dtype=torch.float32),
     )
 
@@ -49,12 +51,13 @@ def _forward_exact(
     x: Tensor,
     topk_ids: Tensor,
     topk_probs: Tensor,
-    w1: Tensor,
-    w2: Tensor,
+    w1: list[Tensor],
+    w2: list[Tensor],
     flag: bool,
     schedule: str | None,
     b1: Tensor | None = None,
     b2: Tensor | None = None,
+    interleaved: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     raise RuntimeError(
         "exact_rows=True waits for the number of rows in every call, which torch.compile cannot "
@@ -77,17 +80,20 @@ def _backward(
     h: Tensor,
     row_probs: Tensor,
     dy: Tensor,
-    w1: Tensor,
-    w2: Tensor,
+    w1: list[Tensor],
+    w2: list[Tensor],
     x: Tensor | None,
     topk: int,
     flag: bool,
     schedule: str | None,
     b1: Tensor | None = None,
     b2: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    biases = _bias_gradients(w1.shape[0] if b1 is not None else 0, w1.shape[1], w2.shape[1], dy)
-    return (*_data_gradients(dy, topk), torch.empty_like(w1), torch.empty_like(w2), *biases)
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor], Tensor, Tensor]:
+    experts, width, hidden = experts_of(w1, w2).shapes[0]
+    biases = _bias_gradients(experts if b1 is not None else 0, width, hidden, dy)
+    weights = [[torch.empty_like(tensor) for tensor in weight] for weight in (w1, w2)]
+    return (*_data_gradients(dy, topk), weights[0], weights[1], *biases)
 
 
 def _backward_main_grad(
@@ -97,11 +103,11 @@ def _backward_main_grad(
     h: Tensor,
     row_probs: Tensor,
     dy: Tensor,
-    w1: Tensor,
-    w2: Tensor,
+    w1: list[Tensor],
+    w2: list[Tensor],
     x: Tensor | None,
-    dw1: Tensor,
-    dw2: Tensor,
+    dw1: list[Tensor],
+    dw2: list[Tensor],
     topk: int,
     flag: bool,
     schedule: str | None,
@@ -109,6 +115,7 @@ def _backward_main_grad(
     b2: Tensor | None = None,
     db1: Tensor | None = None,
     db2: Tensor | None = None,
+    interleaved: bool = False,
 ) -> tuple[Tensor, Tensor]:
     return _data_gradients(dy, topk)
 
@@ -120,8 +127,8 @@ def _backward_data(
     h: Tensor,
     row_probs: Tensor,
     dy: Tensor,
-    w1: Tensor,
-    w2: Tensor,
+    w1: list[Tensor],
+    w2: list[Tensor],
     x: Tensor | None,
     topk: int,
     backward_bytes: int,
@@ -129,6 +136,7 @@ def _backward_data(
     schedule: str | None,
     b1: Tensor | None = None,
     b2: Tensor | None = None,
+    interleaved: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (
         *_data_gradients(dy, topk),
@@ -149,11 +157,13 @@ def _backward_weights(
     bias: bool,
     flag: bool,
     schedule: str | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    w1_form: int = 0,
+    w2_form: int = 0,
+) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
     hidden, width = x_rows.shape[1], h.shape[1]
     return (
-        x_rows.new_empty((local_experts, width, hidden)),
-        x_rows.new_empty((local_experts, hidden, intermediate)),
+        new_weight(w1_form, x_rows, local_experts, width, hidden),
+        new_weight(w2_form, x_rows, local_experts, hidden, intermediate),
         *_bias_gradients(local_experts if bias else 0, width, hidden, x_rows),
     )
 
@@ -165,13 +175,14 @@ def _backward_weights_main_grad(
     h: Tensor,
     row_probs: Tensor,
     backward_rows: Tensor,
-    dw1: Tensor,
-    dw2: Tensor,
+    dw1: list[Tensor],
+    dw2: list[Tensor],
     tokens: int,
     flag: bool,
     schedule: str | None,
     db1: Tensor | None = None,
     db2: Tensor | None = None,
+    interleaved: bool = False,
 ) -> None:
     return None
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ._forms import Experts
 from ._ops import ops
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ class _Pending:
     row_probs: Tensor
     backward_rows: Tensor
     tokens: int
-    weights: tuple[Tensor, ...]  # w1 and w2, and b1 and b2 where there are biases
-    main_grads: tuple[Tensor, ...] | None
+    weights: Experts
+    main_grads: Experts | None
     flag: bool
     schedule: str | None
 
@@ -42,16 +43,10 @@ class _PendingPages:
     saved: SavedPages
     backward_rows: Tensor
     tokens: int
-    weights: tuple[Tensor, ...]
-    main_grads: tuple[Tensor, ...] | None
+    weights: Experts
+    main_grads: Experts | None
     keep: bool
     schedule: str | None
-
-
-def four(main_grads: tuple[Tensor, ...] | None) -> list[Tensor | None]:
-    """dw1, dw2, db1 and db2 of what :func:`uniep.moe` was given: as many as there are."""
-    given = main_grads or ()
-    return [*given, *[None] * (4 - len(given))]
 
 
 class DeferredWeights:
@@ -100,27 +95,39 @@ def backward_weights(deferred: DeferredWeights) -> None:
                 _add_gradients(call.weights, gradients)
             continue
         saved = (call.key, call.plan, call.x_rows, call.h, call.row_probs, call.backward_rows)
-        if call.main_grads is not None:
-            dw, db = call.main_grads[:2], call.main_grads[2:]
-            ops.backward_weights_main_grad(*saved, *dw, call.tokens, call.flag, call.schedule, *db)
+        main = call.main_grads
+        if main is not None:
+            end = (call.tokens, call.flag, call.schedule, main.b1, main.b2, main.interleaved)
+            ops.backward_weights_main_grad(*saved, main.w1, main.w2, *end)
             continue
-        w2 = call.weights[1]
-        figures = (call.tokens, w2.shape[0], w2.shape[2], len(call.weights) == 4)
-        gradients = ops.backward_weights(*saved, *figures, call.flag, call.schedule)
-        # Without biases their gradients are empty, and end the list.
+        experts, _, intermediate = call.weights.shapes[1]
+        figures = (call.tokens, experts, intermediate, call.weights.b1 is not None)
+        gradients = ops.backward_weights(
+            *saved, *figures, call.flag, call.schedule, *call.weights.forms
+        )
         _add_gradients(call.weights, gradients)
 
 
-def _gradients_of_pages(call: _PendingPages) -> tuple[Tensor, ...] | None:
-    dw1, dw2, db1, db2 = four(call.main_grads)
-    gradients: tuple[Tensor, ...] = ops.backward_weights_pages(
-        call.key, call.saved.address, dw1, dw2, call.tokens, call.keep, call.schedule, db1, db2
+def _gradients_of_pages(call: _PendingPages) -> Any:
+    main = call.main_grads or Experts((), ())
+    gradients = ops.backward_weights_pages(
+        call.key,
+        call.saved.address,
+        main.w1,
+        main.w2,
+        call.tokens,
+        call.keep,
+        call.schedule,
+        main.b1,
+        main.b2,
+        *call.weights.forms,
     )
     return gradients if call.main_grads is None else None
 
 
-def _add_gradients(weights: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
-    for weight, gradient in zip(weights, gradients, strict=False):
+def _add_gradients(weights: Experts, gradients: Any) -> None:
+    dw1, dw2, *biases = gradients  # those of biases that there are not are empty
+    for weight, gradient in zip(weights.flat(), (*dw1, *dw2, *biases), strict=False):
         if not weight.requires_grad:
             continue
         if weight.grad is None:

@@ -10,9 +10,10 @@ from torch.autograd.function import once_differentiable
 
 from . import _arguments, _hooks
 from . import zero_experts as _zero
+from ._forms import Experts, ExpertWeight, W1Layout, experts_from, joined
 from ._ops import ops
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
-from .deferred import DeferredWeights, _Pending, four
+from .deferred import DeferredWeights, _Pending
 from .group import GroupLike
 from .offload import saving_elsewhere
 from .row_pool import RowPoolLike, moe_in_pages
@@ -34,14 +35,6 @@ class _Moe(torch.autograd.Function):
         x: Tensor,
         topk_ids: Tensor,
         topk_probs: Tensor,
-        w1: Tensor,
-        w2: Tensor,
-        b1: Tensor | None,
-        b2: Tensor | None,
-        dw1: Tensor | None,
-        dw2: Tensor | None,
-        db1: Tensor | None,
-        db2: Tensor | None,
         key: Tensor,
         overflow: Tensor,
         rows: int,
@@ -53,20 +46,30 @@ class _Moe(torch.autograd.Function):
         flag: bool,
         schedule: str | None,
         deferred: DeferredWeights | None,
+        interleaved: bool,
+        counts: tuple[int, int, int],
+        main_counts: tuple[int, int],
+        *tensors: Tensor,
     ) -> Tensor:
-        inputs = (key, overflow, x, topk_ids, topk_probs, w1, w2)
+        # Of weights so many tensors of w1 and w2, and of all; then those of main gradients.
+        given, main = tensors[: counts[2]], tensors[counts[2] :]
+        weights = experts_from(given, counts[0], counts[1], interleaved)
+        inputs = (key, overflow, x, topk_ids, topk_probs, weights.w1, weights.w2)
+        end = (flag, schedule, weights.b1, weights.b2, interleaved)
         if exact:
-            saved = ops.forward_exact(*inputs, flag, schedule, b1, b2)
+            saved = ops.forward_exact(*inputs, *end)
         else:
             figures = (rows, rows_of_x, rows_of_h, plan_bytes)
-            saved = ops.forward(*inputs, *figures, flag, schedule, b1, b2)
+            saved = ops.forward(*inputs, *figures, *end)
         out, plan, x_rows, h, row_probs = saved
         # Without rows of x, backward dispatches x again.
         again = x if rows_of_x == 0 else None
-        ctx.save_for_backward(plan, x_rows, h, row_probs, w1, w2, again, b1, b2)
+        ctx.save_for_backward(plan, x_rows, h, row_probs, again, *given)
+        ctx.counts = counts
+        ctx.interleaved = interleaved
         ctx.key = key
         ctx.main_grads = (
-            None if dw1 is None else tuple(g for g in (dw1, dw2, db1, db2) if g is not None)
+            experts_from(main, main_counts[0], main_counts[1], interleaved) if main else None
         )
         ctx.topk = topk_ids.shape[1]
         ctx.backward_bytes = backward_bytes
@@ -74,20 +77,28 @@ class _Moe(torch.autograd.Function):
         ctx.schedule = schedule
         ctx.deferred = deferred
         # Not as hooks of saved tensors return them: those have a grad that nobody sees.
-        of_biases = () if b1 is None or b2 is None else (b1, b2)
-        ctx.weights = (w1, w2, *of_biases) if deferred is not None else None
+        ctx.weights = weights if deferred is not None else None
         return out  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        plan, x_rows, h, row_probs, w1, w2, x, b1, b2 = ctx.saved_tensors
+        plan, x_rows, h, row_probs, x, *given = ctx.saved_tensors
+        weights = experts_from(given, ctx.counts[0], ctx.counts[1], ctx.interleaved)
         dy = dy.contiguous()
-        call = (ctx.key, plan, x_rows, h, row_probs, dy, w1, w2, x)
-        dw1 = dw2 = db1 = db2 = None
+        call = (ctx.key, plan, x_rows, h, row_probs, dy, weights.w1, weights.w2, x)
+        biases = (weights.b1, weights.b2)
+        main: Experts | None = ctx.main_grads
+        new: list[Tensor | None] = [None] * len(given)
         if ctx.deferred is not None:
             dx, dprobs, rows = ops.backward_data(
-                *call, ctx.topk, ctx.backward_bytes, ctx.flag, ctx.schedule, b1, b2
+                *call,
+                ctx.topk,
+                ctx.backward_bytes,
+                ctx.flag,
+                ctx.schedule,
+                *biases,
+                ctx.interleaved,
             )
             ctx.deferred.add(
                 _Pending(
@@ -99,35 +110,53 @@ class _Moe(torch.autograd.Function):
                     backward_rows=rows,
                     tokens=dy.shape[0],
                     weights=ctx.weights,
-                    main_grads=ctx.main_grads,
+                    main_grads=main,
                     flag=ctx.flag,
                     schedule=ctx.schedule,
                 )
             )
-        elif ctx.main_grads is not None:
-            dw, db = ctx.main_grads[:2], ctx.main_grads[2:]
+        elif main is not None:
             dx, dprobs = ops.backward_main_grad(
-                *call, *dw, ctx.topk, ctx.flag, ctx.schedule, b1, b2, *db
+                *call,
+                main.w1,
+                main.w2,
+                ctx.topk,
+                ctx.flag,
+                ctx.schedule,
+                *biases,
+                main.b1,
+                main.b2,
+                ctx.interleaved,
             )
-        elif any(ctx.needs_input_grad[3:7]):
+        elif any(ctx.needs_input_grad[_BEFORE_TENSORS:]):
             dx, dprobs, dw1, dw2, db1, db2 = ops.backward(
-                *call, ctx.topk, ctx.flag, ctx.schedule, b1, b2
+                *call, ctx.topk, ctx.flag, ctx.schedule, *biases, ctx.interleaved
             )
-            if b1 is None:
-                db1 = db2 = None
+            new = [*dw1, *dw2, *((db1, db2) if weights.biases else ())]
         else:
             dx, dprobs, _ = ops.backward_data(
-                *call, ctx.topk, ctx.backward_bytes, ctx.flag, ctx.schedule, b1, b2
+                *call,
+                ctx.topk,
+                ctx.backward_bytes,
+                ctx.flag,
+                ctx.schedule,
+                *biases,
+                ctx.interleaved,
             )
-        return (dx, None, dprobs, dw1, dw2, db1, db2) + (None,) * 15
+        of_main = [None] * (len(ctx.needs_input_grad) - _BEFORE_TENSORS - len(new))
+        return (dx, None, dprobs) + (None,) * (_BEFORE_TENSORS - 3) + (*new, *of_main)
+
+
+# Arguments of :meth:`_Moe.forward` ahead of its tensors.
+_BEFORE_TENSORS = 17
 
 
 def moe(
     x: Tensor,
     topk_ids: Tensor,
     topk_probs: Tensor,
-    w1: Tensor,
-    w2: Tensor,
+    w1: ExpertWeight,
+    w2: ExpertWeight,
     *,
     group: GroupLike = None,
     workspace: Workspace | None = None,
@@ -138,7 +167,7 @@ def moe(
     backward_rows: int | None = None,
     exact_rows: bool | None = None,
     schedule: str | None = None,
-    main_grads: tuple[Tensor, ...] | None = None,
+    main_grads: tuple[ExpertWeight, ...] | None = None,
     deferred: DeferredWeights | None = None,
     activation: Activation | None = None,
     probs: ProbsPlace | None = None,
@@ -149,6 +178,7 @@ def moe(
     row_pool: RowPoolLike = None,
     zero_experts: int = 0,
     zero_expert_type: _zero.ZeroExpertType = "identity",
+    w1_layout: W1Layout = "halves",
 ) -> Tensor:
     """One MoE layer: out[t] is the sum over k of p[t,k] · expert(topk_ids[t,k])(x[t]).
 
@@ -163,8 +193,9 @@ def moe(
             is dropped, and adds nothing.
         topk_probs: fp32 [..., K]; those of dropped slots are not read, and have gradient 0.
         w1: bf16 [El, 2I, H], this rank's experts: rows of the gate, then those of up; without a
-            gate [El, I, H]. Contiguous.
-        w2: bf16 [El, H, I]. Contiguous.
+            gate [El, I, H]. Or a pair of tensors [El, I, H], gate and up; or a list of a tensor
+            [2I, H] for each expert. Each contiguous; they may lie anywhere, and are read there.
+        w2: bf16 [El, H, I], or a list of a tensor [H, I] for each expert. Contiguous.
         group: who holds the other experts: a ProcessGroup, a :class:`uniep.Group`, or None: nobody.
         workspace: what to work in. None: one that calls of this shape on this group share. It has a
             group, ``max_tokens`` and ``capacity_rows`` of its own, which are then not given here.
@@ -180,9 +211,9 @@ def moe(
         exact_rows: whether this call takes memory for the rows that come, and waits for their
             number; see :class:`uniep.Workspace`. None: no, or what the workspace has.
         schedule: of this call and its backward. None: the workspace's.
-        main_grads: (dw1, dw2), of the shapes of w1 and w2, contiguous, both fp32 or both bf16:
-            weight gradients are added to these, and ``w1.grad`` and ``w2.grad`` stay as they are.
-            With biases (dw1, dw2, db1, db2).
+        main_grads: (dw1, dw2), contiguous, all fp32 or all bf16: weight gradients are added to
+            these, and ``w1.grad`` and ``w2.grad`` stay as they are. With biases
+            (dw1, dw2, db1, db2). Each has one of the forms of its weight, not always the same.
         deferred: where weight gradients wait for :func:`uniep.backward_weights`.
         activation: ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"``, ``"reglu"`` or ``"gpt_oss"``
             (gate * sigmoid(1.702 gate) * (up + 1), gate at most 7, up within -7 and 7); or without
@@ -206,6 +237,9 @@ def moe(
             nothing and lie nowhere.
         zero_expert_type: what they give: ``"identity"``, p · x; or ``"zero"``, nothing, and no
             gradient to p.
+        w1_layout: of a w1, and its gradient, that is one tensor: ``"halves"``; or
+            ``"interleaved"``, rows of gate and up by turns, as gpt-oss has them.
+            b1 has the gate's first either way.
 
     Returns:
         bf16 [..., H].
@@ -225,12 +259,13 @@ def moe(
         )
     else:
         arithmetic = workspace.arithmetic
+    weights = _arguments.experts(w1, w2, b1, b2, w1_layout)
     if torch.is_autocast_enabled(x.device.type):
-        x, w1, w2, b1, b2 = _arguments.autocast(x, w1, w2, b1, b2)
-    _arguments.check(x, topk_ids, topk_probs, w1, w2, arithmetic)
-    _arguments.check_biases(b1, b2, w1, w2)
-    weights = (w1, w2) if b1 is None or b2 is None else (w1, w2, b1, b2)
-    experts, width, hidden = w1.shape
+        x, *flat = _arguments.autocast(x, *weights.flat())
+        counts = (len(weights.w1), len(weights.w2))
+        weights = experts_from(flat, *counts, weights.interleaved)
+    _arguments.check(x, topk_ids, topk_probs, weights, arithmetic)
+    experts, width, hidden = weights.shapes[0]
     topk = topk_ids.shape[-1]
     tokens = _arguments.rows(x)
     if workspace is None:
@@ -260,22 +295,21 @@ def moe(
                 "backward_rows, activation, probs, combine_groups, combine_partials and row_pool; "
                 "pass either the workspace or these"
             )
-    _arguments.check_workspace(workspace, x, w1, topk, has_bias=b1 is not None)
+    _arguments.check_workspace(workspace, x, weights, topk)
     slots = None
     if zero_experts:
         slots = _zero.split(topk_ids, topk_probs, workspace.num_experts, zero_experts)
         topk_ids = slots.ids
     identity = slots if zero_expert_type == "identity" else None
     ids = _arguments.int32(_arguments.rows(topk_ids))
-    if main_grads is not None:
-        _arguments.check_main_grads(main_grads, weights)
+    main = None if main_grads is None else _arguments.main_grads(main_grads, weights)
     if deferred is not None:
         if workspace.backward_rows:
             raise ValueError(
                 "deferred is given, which keeps all rows of a backward, but backward_rows is "
                 f"{workspace.backward_rows}; pass None, or backward_rows 0"
             )
-        _arguments.check_deferred(weights, main_grads)
+        _arguments.check_deferred(weights, main)
     out: Tensor
     if workspace.row_pool is not None:
         if exact_rows:
@@ -284,11 +318,8 @@ def moe(
             tokens,
             ids,
             _arguments.rows(topk_probs),
-            w1,
-            w2,
-            b1,
-            b2,
-            main_grads,
+            weights,
+            main,
             workspace.key,
             workspace.overflow,
             workspace.row_pool,
@@ -296,18 +327,15 @@ def moe(
             workspace.flag,
             schedule,
             deferred,
+            *weights.flat(),
         )
-        return _result(out, workspace, identity, x, topk_ids, topk_probs, *weights)
-    with saving_elsewhere((tokens, *weights)):
+        return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
+    given, of_main = weights.flat(), () if main is None else main.flat()
+    with saving_elsewhere((tokens, *given)):
         out = _Moe.apply(
             tokens,
             ids,
             _arguments.rows(topk_probs),
-            w1,
-            w2,
-            b1,
-            b2,
-            *four(main_grads),
             workspace.key,
             workspace.overflow,
             workspace.rows,
@@ -319,8 +347,13 @@ def moe(
             workspace.flag,
             schedule,
             deferred,
+            weights.interleaved,
+            (len(weights.w1), len(weights.w2), len(given)),
+            (0, 0) if main is None else (len(main.w1), len(main.w2)),
+            *given,
+            *of_main,
         )
-    return _result(out, workspace, identity, x, topk_ids, topk_probs, *weights)
+    return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
 
 
 def _result(
@@ -330,17 +363,14 @@ def _result(
     x: Tensor,
     topk_ids: Tensor,
     topk_probs: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-    b1: Tensor | None = None,
-    b2: Tensor | None = None,
+    weights: Experts,
 ) -> Tensor:
     """Of the shape of x, shown to who watches calls, and with what identity experts add."""
     if out.shape != x.shape:  # FSDP2 warns of modules that return views, even of the same shape
         out = out.reshape(x.shape)
     if not torch.compiler.is_compiling() and (watch := _hooks.watcher()) is not None:
-        tensors = {"x": x, "topk_ids": topk_ids, "topk_probs": topk_probs, "w1": w1, "w2": w2}
-        if b1 is not None and b2 is not None:
-            tensors |= {"b1": b1, "b2": b2}
+        tensors = {"x": x, "topk_ids": topk_ids, "topk_probs": topk_probs}
+        tensors |= {"w1": joined(weights.w1, weights.interleaved), "w2": joined(weights.w2)}
+        tensors |= dict(zip(("b1", "b2"), weights.biases, strict=False))
         watch(workspace.group, tensors, out)
     return out if identity is None else _zero.add_identity(out, x, identity)

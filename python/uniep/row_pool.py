@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import _library
+from ._forms import Experts, experts_from
 from ._ops import ops
 from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
-from .deferred import DeferredWeights, _PendingPages, four
+from .deferred import DeferredWeights, _PendingPages
 from .group import Group, GroupLike, _device_of, group_of
 
 __all__ = ["RowPool", "RowPoolLike", "SavedPages", "moe_in_pages", "shared_pool"]
@@ -220,11 +221,8 @@ class _MoeInPages(torch.autograd.Function):
         x: Tensor,
         topk_ids: Tensor,
         topk_probs: Tensor,
-        w1: Tensor,
-        w2: Tensor,
-        b1: Tensor | None,
-        b2: Tensor | None,
-        main_grads: tuple[Tensor, ...] | None,
+        forms: Experts,
+        main_grads: Experts | None,
         key: Tensor,
         overflow: Tensor,
         pool: RowPool,
@@ -232,11 +230,15 @@ class _MoeInPages(torch.autograd.Function):
         flag: bool,
         schedule: str | None,
         deferred: DeferredWeights | None,
+        *weights: Tensor,
     ) -> Tensor:
+        w1, w2, b1, b2, interleaved = forms
         inputs = (key, overflow, x, topk_ids, topk_probs, w1, w2)
-        out, address = ops.forward_pages(*inputs, flag, schedule, b1, b2)
+        out, address = ops.forward_pages(*inputs, flag, schedule, b1, b2, interleaved)
         ctx.saved = SavedPages(address, pool)
-        ctx.save_for_backward(w1, w2, b1, b2, x if dispatches_again else None)
+        ctx.save_for_backward(x if dispatches_again else None, *weights)
+        ctx.counts = (len(w1), len(w2))
+        ctx.interleaved = interleaved
         ctx.key = key
         ctx.main_grads = main_grads
         ctx.topk = topk_ids.shape[1]
@@ -247,29 +249,31 @@ class _MoeInPages(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        w1, w2, b1, b2, x = ctx.saved_tensors
+        x, *saved = ctx.saved_tensors
+        weights = experts_from(saved, ctx.counts[0], ctx.counts[1], ctx.interleaved)
         dy = dy.contiguous()
         keep = _keeps_graph()
-        wants_weights = ctx.main_grads is not None or any(ctx.needs_input_grad[3:7])
+        wants_weights = ctx.main_grads is not None or any(ctx.needs_input_grad[12:])
         data_only = ctx.deferred is not None or not wants_weights
-        dw1, dw2, db1, db2 = four(ctx.main_grads)
-        dx, dprobs, *new, rows = ops.backward_pages(
+        main = ctx.main_grads or Experts((), ())
+        dx, dprobs, dw1, dw2, db1, db2, rows = ops.backward_pages(
             ctx.key,
             ctx.saved.address,
             dy,
-            w1,
-            w2,
+            weights.w1,
+            weights.w2,
             x,
-            dw1,
-            dw2,
+            main.w1,
+            main.w2,
             ctx.topk,
             data_only,
             keep,
             ctx.schedule,
-            b1,
-            b2,
-            db1,
-            db2,
+            weights.b1,
+            weights.b2,
+            main.b1,
+            main.b2,
+            weights.interleaved,
         )
         if ctx.deferred is not None:
             ctx.deferred.add(
@@ -278,17 +282,16 @@ class _MoeInPages(torch.autograd.Function):
                     saved=ctx.saved,
                     backward_rows=rows,
                     tokens=dy.shape[0],
-                    weights=(w1, w2) if b1 is None else (w1, w2, b1, b2),
+                    weights=weights,
                     main_grads=ctx.main_grads,
                     keep=keep,
                     schedule=ctx.schedule,
                 )
             )
+        new: list[Tensor | None] = [*dw1, *dw2, *((db1, db2) if weights.biases else ())]
         if data_only or ctx.main_grads is not None:
-            new = [None] * 4
-        elif b1 is None:
-            new[2:] = [None, None]
-        return (dx, None, dprobs, *new) + (None,) * 8
+            new = [None] * len(saved)
+        return (dx, None, dprobs) + (None,) * 9 + tuple(new)
 
 
 @torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]

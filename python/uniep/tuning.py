@@ -56,6 +56,10 @@ class _ForwardCall(ctypes.Structure):
         ("saved", c_void_p),
         ("b1", c_void_p),
         ("b2", c_void_p),
+        ("interleaved", c_int32),
+        ("w3", c_void_p),
+        ("w1_each", c_void_p),
+        ("w2_each", c_void_p),
     ]
 
 
@@ -89,6 +93,14 @@ class _BackwardCall(ctypes.Structure):
         ("b2", c_void_p),
         ("db1", c_void_p),
         ("db2", c_void_p),
+        ("interleaved", c_int32),
+        ("dw_interleaved", c_int32),
+        ("w3", c_void_p),
+        ("w1_each", c_void_p),
+        ("w2_each", c_void_p),
+        ("dw3", c_void_p),
+        ("dw1_each", c_void_p),
+        ("dw2_each", c_void_p),
     ]
 
 
@@ -244,9 +256,9 @@ def tune_calls(
             "has none, and what is found holds for both"
         )
     _arguments.check_device(x)
-    _arguments.check(x, topk_ids, topk_probs, w1, w2, workspace.arithmetic)
-    _arguments.check_biases(b1, b2, w1, w2)
-    _arguments.check_workspace(workspace, x, w1, topk_ids.shape[-1], has_bias=b1 is not None)
+    weights = _arguments.experts(w1, w2, b1, b2)
+    _arguments.check(x, topk_ids, topk_probs, weights, workspace.arithmetic)
+    _arguments.check_workspace(workspace, x, weights, topk_ids.shape[-1])
     if dy is not None and (dy.shape != x.shape or dy.dtype != x.dtype or dy.device != x.device):
         raise ValueError(
             f"dy is {dy.dtype} {list(dy.shape)} on '{dy.device}'; it must be as x is: {x.dtype} "
@@ -269,8 +281,8 @@ def tune_calls(
             tokens,
             ids,
             probs,
-            w1.detach(),
-            w2.detach(),
+            [w1.detach()],
+            [w2.detach()],
             workspace.rows,
             workspace.rows_of_x,
             workspace.rows_of_h,

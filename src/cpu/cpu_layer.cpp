@@ -246,6 +246,14 @@ PassContext CpuLayer::context(const PassView& view, const SavedData& saved, std:
   return ctx;
 }
 
+/// Args: ForwardArgs or BackwardDataArgs.
+template <class Args>
+void set_weights(PassContext& ctx, const Args& args) {
+  const PassView& v = ctx.view;
+  ctx.w1 = {args.w1, shape_of_w1(v, v.num_local_experts, v.halves())};
+  ctx.w2 = {args.w2, shape_of_w2(v, v.num_local_experts)};
+}
+
 /// Stages this rank's tokens where peers pull them, if the pass moves any, then runs it. Peers may
 /// read the staged tokens until their rows have come back, which `reduce` waits for: so when a pass
 /// has ended its successor may overwrite them.
@@ -290,6 +298,7 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
   }
   PassContext ctx = context(order->view(), *saved, rows);
   set_tensors(ctx.tensors, args);
+  set_weights(ctx, args);
   run(ctx, {.tokens = args.x, .probs = args.topk_probs});
   count_traffic(plan, schedule, stats_);
   return Saved(std::move(saved));
@@ -379,6 +388,7 @@ void CpuLayer::run_backward(const SavedData& saved, std::byte* rows, const PassO
   }
   PassContext ctx = context(view, saved, rows);
   set_tensors(ctx.tensors, data);
+  set_weights(ctx, data);
   ctx.dw1 = weights.dw1;
   ctx.dw2 = weights.dw2;
   ctx.db1 = weights.db1;

@@ -24,11 +24,12 @@ GateAndUp multiply_halves(const PassContext& ctx, const Tile& tile, const Column
                      v.hidden, 1};
   float* sums = scratch.accumulators.reserve(static_cast<std::size_t>(v.halves() * size + more));
   for (int half = 0; half < v.halves(); ++half) {
-    const std::int64_t column = tile.expert * v.h_width() + half * v.intermediate + first;
-    const MatrixView weights{ctx.get<Tensor::kW1>() + column * v.hidden, 1, v.hidden};
+    const std::int64_t stride = ctx.w1.row_stride();
+    const MatrixView weights{ctx.w1.matrix(tile.expert, half) + first * stride, 1, stride};
     float* of_half = sums + half * size;
     gemm_tile(ctx.kernels, tile.rows, cols, v.hidden, x, weights, of_half, cols, scratch.packing);
     if (!v.choice.has_bias) continue;
+    const std::int64_t column = tile.expert * v.h_width() + half * v.intermediate + first;
     for (std::int64_t i = 0; i < tile.rows; ++i) {
       ctx.kernels.add_bias_row(cols, of_half + i * cols, ctx.get<Tensor::kB1>() + column, 1);
     }
@@ -88,12 +89,17 @@ void dfc1(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const auto [first, cols] = column_tile(stage_grid(v, Stage::kDfc1), task.n);
 
   const std::int64_t width = v.h_width();
-  const MatrixView dh{ctx.get<Tensor::kDh>() + ctx.row<Tensor::kDh>(tile.first_row) * width, width,
-                      1};
-  const MatrixView weights{ctx.get<Tensor::kW1>() + tile.expert * width * v.hidden + first,
-                           v.hidden, 1};
+  const bf16* dh = ctx.get<Tensor::kDh>() + ctx.row<Tensor::kDh>(tile.first_row) * width;
   float* dx = scratch.accumulators.reserve(static_cast<std::size_t>(tile.rows * cols));
-  gemm_tile(ctx.kernels, tile.rows, cols, width, dh, weights, dx, cols, scratch.packing);
+  // One sum over all of h, wherever its halves' weights lie.
+  const int pieces = ctx.w1.is_joined() ? 1 : v.halves();
+  for (int piece = 0; piece < pieces; ++piece) {
+    const std::int64_t rows = width / pieces;
+    const MatrixView left{dh + piece * rows, width, 1};
+    const MatrixView right{ctx.w1.matrix(tile.expert, piece) + first, ctx.w1.row_stride(), 1};
+    gemm_tile(ctx.kernels, tile.rows, cols, rows, left, right, dx, cols, scratch.packing,
+              piece > 0);
+  }
   push_rows(ctx, tile, first, cols, dx);
   if (task.n == 0) push_dprobs(ctx, tile);
 }

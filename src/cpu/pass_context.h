@@ -5,6 +5,7 @@
 
 #include "cpu/kernels/kernels.h"
 #include "group/heap.h"
+#include "layer/expert_places.h"
 #include "layout/tensor_table.h"
 #include "schedule/saved_rows.h"
 #include "uniep/layer.h"
@@ -33,7 +34,9 @@ struct PassContext {
   const std::vector<std::shared_ptr<Heap>>& heaps;  // by rank
   const SymmetricLayout& layout;
   TensorTable tensors{};
-  WeightGrad dw1{};  // kDw1 and so on, which may be of several types
+  ExpertPlaces<const bf16> w1{};  // kW1 and kW2, which may be several tensors
+  ExpertPlaces<const bf16> w2{};
+  WeightGrad dw1{};  // kDw1 and so on, which may be of several types, too
   WeightGrad dw2{};
   WeightGrad db1{};
   WeightGrad db2{};

@@ -65,6 +65,8 @@ class ForwardCall(ctypes.Structure):
         *((n, c_void_p) for n in ("allocate_context", "overflow")),
         ("schedule", c_char_p),
         *((n, c_void_p) for n in ("stream", "saved", "b1", "b2")),
+        ("interleaved", c_int32),
+        *((n, c_void_p) for n in ("w3", "w1_each", "w2_each")),
     )
 
 
@@ -82,6 +84,9 @@ class BackwardCall(ctypes.Structure):
         *((n, c_void_p) for n in ("stream", "saved")),
         ("keep_pages", c_int32),
         *((n, c_void_p) for n in ("b1", "b2", "db1", "db2")),
+        *((n, c_int32) for n in ("interleaved", "dw_interleaved")),
+        *((n, c_void_p) for n in ("w3", "w1_each", "w2_each")),
+        *((n, c_void_p) for n in ("dw3", "dw1_each", "dw2_each")),
     )
 
 

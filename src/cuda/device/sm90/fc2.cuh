@@ -21,7 +21,9 @@ struct Fc2 : RowPush<Shape> {
                                               const TileWork& work, int k_block) {
     const int k = k_block * kTileK;
     load_rows(maps, slot, full, work, work.first_row, k);
-    ptx::tma_load(slot.b, maps.b, full, k, work.n, work.expert);
+    if (k_block == 0) acquire_maps(maps.experts, work.expert);
+    const MatrixBox box = matrix_box(maps.b, maps.experts, work.expert, 0);
+    ptx::tma_load(slot.b, *box.map, full, k, work.n, box.expert);
   }
 
   /// b2, and the probabilities of a thread's two rows, which fc1 has kept. What follows from them

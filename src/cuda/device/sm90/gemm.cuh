@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/device/sm90/expert_boxes.cuh"
 #include "cuda/device/sm90/outputs.cuh"
 #include "cuda/device/sm90/scheduler.cuh"
 #include "cuda/device/sm90/wgmma.cuh"
@@ -71,7 +72,12 @@ __device__ __forceinline__ void load_rows_and_squares(const StageMaps& maps,
                                                       OperandSlot<Shape>& slot, std::uint64_t* full,
                                                       const TileWork& work, int k) {
   load_rows(maps, slot, full, work, work.first_row, k);
-  load_squares<Shape::kN / 64>(slot.b, maps.b, full, work.n, k, work.expert);
+  if (k == 0) acquire_maps(maps.experts, work.expert);
+  for_each_row_box(maps.b, maps.experts, work.expert, k,
+                   [&](const CUtensorMap& map, int before, int row, int expert) {
+                     load_squares<Shape::kN / 64>(slot.b + before * kSwizzleBytes, map, full,
+                                                  work.n, row, expert);
+                   });
 }
 
 /// For stages whose epilogue reads nothing ahead.
