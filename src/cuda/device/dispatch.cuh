@@ -296,6 +296,7 @@ class DispatchWarp {
       ptx::bulk_commit();
       rows.put(stored++, row);
     }
+#pragma unroll 1
     for (int i = stored; i < kGroup; ++i) ptx::bulk_commit();
     const bool ends_batch = store_.pull == current_.pulls;
     if (ends_batch) next_batch();
