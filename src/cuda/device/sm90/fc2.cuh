@@ -57,18 +57,22 @@ struct Fc2 : RowPush<Shape> {
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
                                                 const float (&acc)[Shape::kAccumulators],
                                                 const TileWork&, const Bias& bias) {
+    constexpr int kGroups = kBoxCols / 16;
     const PassView& v = consumer.ctx.view;
-    const bool has_bias = v.choice.has_bias;
-    const bool weighs = v.probs == Probs::kBefore;  // factor_of_a
-    RowPush<Shape>::write_rows(consumer, acc, [&](int group, MatrixPairs& pairs) {
-      constexpr int kGroups = kBoxCols / 16;
-      if (!has_bias) return;
-      if (weighs) {
+    const auto write = [&](auto&& change) { RowPush<Shape>::write_rows(consumer, acc, change); };
+    // A way each: with branches for every group, none would begin before the last one's shuffles
+    // have come.
+    if (!v.choice.has_bias) {
+      write([](int, MatrixPairs&) {});
+    } else if (v.probs == Probs::kBefore) {  // factor_of_a
+      write([&](int group, MatrixPairs& pairs) {
         bias.b2.add_to(group / kGroups, group % kGroups, bias.probs.of, pairs);
-      } else {
+      });
+    } else {
+      write([&](int group, MatrixPairs& pairs) {
         bias.b2.add_to(group / kGroups, group % kGroups, pairs);
-      }
-    });
+      });
+    }
   }
 
   static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps&,
