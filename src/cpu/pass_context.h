@@ -6,6 +6,7 @@
 #include "cpu/kernels/kernels.h"
 #include "group/heap.h"
 #include "layout/tensor_table.h"
+#include "rail/rail.h"
 #include "schedule/saved_rows.h"
 #include "uniep/layer.h"
 
@@ -37,6 +38,7 @@ struct PassContext {
   WeightGrad dw2{};
   WeightGrad db1{};
   WeightGrad db2{};
+  std::uint64_t rail_memory = 0;  // the number of the layer's memory, as rails know it
 
   template <Tensor t>
   TypeOf<t>* get() const {
@@ -55,6 +57,7 @@ struct Scratch {
   GemmScratch packing;
   GemmScratch accumulators;       // fp32 results of the tile at hand
   std::vector<bf16> gathered[2];  // columns of an operand's rows that do not lie together
+  RailBlock block;                // what goes to another host
 };
 
 }  // namespace uniep::cpu

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -30,16 +31,6 @@ using State = FabricConnection::State;
 constexpr std::chrono::milliseconds kLongestNap(20);
 /// For goodbyes to be sent.
 constexpr std::chrono::milliseconds kFarewell(1000);
-
-std::string end_sentence(int rank, const char* how) { return cat("rank ", rank, " ", how); }
-
-std::string text_of(const Bytes& body) {
-  return {reinterpret_cast<const char*>(body.data()), body.size()};
-}
-Bytes bytes_of(const std::string& text) {
-  const auto* begin = reinterpret_cast<const std::byte*>(text.data());
-  return {begin, begin + text.size()};
-}
 
 class FabricRail final : public Rail {
  public:
@@ -84,7 +75,7 @@ class FabricRail final : public Rail {
   void answer_request(fi_info& info, const void* data, std::size_t bytes);
   void take_error();
   void take_message(int host, FabricConnection::Message message);
-  void lose(int host, const char* how);
+  void lose(int host);
   void spread_failure();
   void nap(Clock::time_point now);
   int host_of(const FabricConnection& connection) const {
@@ -106,14 +97,13 @@ class FabricRail final : public Rail {
   std::condition_variable changed_;
   std::vector<Post> posts_;
   std::map<std::uint64_t, RailMemory> memories_;
-  std::vector<std::string> addresses_;
-  RailWatch watch_;
-  bool should_connect_ = false;
   bool is_connected_ = false;
   std::string broken_;  // why the thread has given up
   std::atomic<bool> leaving_{false};
 
-  // Of the thread.
+  // Of the thread, which starts behind these.
+  std::vector<std::string> addresses_;  // by rank
+  RailWatch watch_;
   std::vector<FabricConnection> connections_;  // by host; that of this one is not used
   std::vector<bool> has_left_;                 // likewise
   std::deque<Delivery> deliveries_;            // by due
@@ -121,7 +111,7 @@ class FabricRail final : public Rail {
   Clock::time_point next_look_{};
   bool failure_spread_ = false;
 
-  std::thread thread_;  // last: starts when everything else is there
+  std::thread thread_;  // from `connect` on
 };
 
 FabricRail::FabricRail(const RailOptions& options)
@@ -133,7 +123,6 @@ FabricRail::FabricRail(const RailOptions& options)
       in_(options.gigabytes_per_second) {
   ensure(wake_.valid(), "no eventfd");
   listen();
-  thread_ = start_thread([this] { run(); });
 }
 
 Info FabricRail::find(const char* node, const char* port, std::uint64_t flags) const {
@@ -185,11 +174,10 @@ void FabricRail::listen() {
 
 void FabricRail::connect(const std::vector<std::string>& addresses, RailWatch watch, int limit_ms) {
   const auto limit = std::chrono::milliseconds(limit_ms);
-  std::unique_lock lock(mutex_);
   addresses_ = addresses;
   watch_ = std::move(watch);
-  should_connect_ = true;
-  wake();
+  thread_ = start_thread([this] { run(); });
+  std::unique_lock lock(mutex_);
   changed_.wait_for(lock, limit, [&] { return is_connected_ || !broken_.empty(); });
   require(broken_.empty(), ErrorCode::kDevice, "rank ", options_.rank,
           " has no connection to other hosts: ", broken_);
@@ -226,12 +214,13 @@ void FabricRail::wake() {
 FabricRail::~FabricRail() {
   leaving_.store(true);
   wake();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
   for (FabricConnection& connection : connections_) connection.end();
 }
 
 void FabricRail::run() {
   try {
+    begin_connecting();
     while (!leaving_.load()) {
       if (!step()) nap(Clock::now());
     }
@@ -255,13 +244,12 @@ void FabricRail::run() {
       broken_ = e.what();
     }
     changed_.notify_all();
-    if (watch_.failed) watch_.failed(options_.rank, e.what());
+    if (watch_.failed) watch_.failed({options_.rank, e.what()});
   }
 }
 
 /// Whether anything went on.
 bool FabricRail::step() {
-  begin_connecting();
   bool any = take_posts();
   any = take_events() || any;
   any = take_completions() || any;
@@ -277,16 +265,9 @@ bool FabricRail::step() {
 
 /// Ranks of later hosts connect to those of earlier ones.
 void FabricRail::begin_connecting() {
-  std::vector<std::string> addresses;
-  {
-    const std::scoped_lock lock(mutex_);
-    if (!should_connect_) return;
-    should_connect_ = false;
-    addresses = addresses_;
-  }
   const Introduction own{.rank = options_.rank, .group = options_.group};
   for (int host = 0; host < own_host(); ++host) {
-    const std::string& address = addresses[static_cast<std::size_t>(rank_of(host))];
+    const std::string& address = addresses_[static_cast<std::size_t>(rank_of(host))];
     const std::size_t colon = address.rfind(':');
     const Info info =
         find(address.substr(0, colon).c_str(), address.substr(colon + 1).c_str(), FI_NUMERICHOST);
@@ -340,7 +321,7 @@ void FabricRail::take_event(std::uint32_t kind, fi_eq_cm_entry& entry, std::size
   if (connection == nullptr) return;  // it has ended
   if (kind == FI_SHUTDOWN) {
     take_completions();  // what came before
-    return lose(host_of(*connection), "ended its connection");
+    return lose(host_of(*connection));
   }
   if (kind != FI_CONNECTED) return;
   connection->begin();
@@ -374,7 +355,7 @@ void FabricRail::take_error() {
   require(connection->state() != State::kConnecting, ErrorCode::kDevice, "rank ",
           rank_of(host_of(*connection)),
           " cannot be connected to: ", FabricLibrary::get().strerror(error.err));
-  lose(host_of(*connection), "ended its connection");
+  lose(host_of(*connection));
 }
 
 bool FabricRail::take_completions() {
@@ -388,7 +369,7 @@ bool FabricRail::take_completions() {
       fi_cq_err_entry error{};
       if (fi_cq_readerr(completions_.get(), &error, 0) < 0 || error.op_context == nullptr) continue;
       const auto& operation = *static_cast<FabricConnection::Operation*>(error.op_context);
-      lose(host_of(*operation.connection), "ended its connection");
+      lose(host_of(*operation.connection));
       continue;
     }
     FabricLibrary::get().check(n, "fi_cq_read");
@@ -411,14 +392,11 @@ void FabricRail::take_message(int host, FabricConnection::Message message) {
       return;
     }
     case MessageKind::kFailure:
-      if (watch_.failed) watch_.failed(rank_of(host), text_of(message.body));
+      if (watch_.failed) watch_.failed(unpack_failure(message.body));
       return;
     case MessageKind::kBye:
       has_left_[static_cast<std::size_t>(host)] = true;
-      if (watch_.ended) {
-        watch_.ended(rank_of(host),
-                     end_sentence(rank_of(host), "has left the group, and its work is needed"));
-      }
+      if (watch_.ended) watch_.ended(rank_of(host), false);
       return;
   }
 }
@@ -441,22 +419,23 @@ bool FabricRail::deliver(Clock::time_point now) {
   return any;
 }
 
-void FabricRail::lose(int host, const char* how) {
+void FabricRail::lose(int host) {
   FabricConnection& connection = to(host);
   if (connection.state() == State::kEnded) return;
   connection.end();
-  if (has_left_[static_cast<std::size_t>(host)] || !watch_.ended) return;
-  watch_.ended(rank_of(host), end_sentence(rank_of(host), cat("was lost: it ", how).c_str()));
+  if (!has_left_[static_cast<std::size_t>(host)] && watch_.ended) {
+    watch_.ended(rank_of(host), true);
+  }
 }
 
 void FabricRail::spread_failure() {
   if (failure_spread_ || !watch_.failure) return;
-  const auto sentence = watch_.failure();
-  if (!sentence) return;
+  const auto failure = watch_.failure();
+  if (!failure) return;
   failure_spread_ = true;
   for (int host = 0; host < options_.layout.hosts; ++host) {
     if (host == own_host()) continue;
-    to(host).send(MessageKind::kFailure, bytes_of(*sentence), Clock::now());
+    to(host).send(MessageKind::kFailure, pack_failure(*failure), Clock::now());
   }
 }
 

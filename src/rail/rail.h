@@ -46,17 +46,22 @@ struct RailMemory {
   std::shared_ptr<const void> owner{};        ///< keeps it
 };
 
+/// That a rank has failed, in a sentence.
+struct RailFailure {
+  int rank = 0;
+  std::string sentence{};
+};
+
 /// How a rail hears of failures of its group, and tells those that it finds. Called from a thread
 /// of the rail.
 struct RailWatch {
-  /// The sentence of a failure that this rank knows of, its own or another's: then all other hosts
-  /// hear of it.
-  std::function<std::optional<std::string>()> failure{};
-  /// `rank` of another host has failed; the sentence says all. Not of one that was lost: whoever
-  /// waits for it asks end_of.
-  std::function<void(int rank, const std::string& sentence)> failed{};
-  /// `rank` has gone in good order, or was lost; the sentence says which.
-  std::function<void(int rank, const std::string& sentence)> ended{};
+  /// The failure that this rank knows of, its own or another's: then all other hosts hear of it.
+  std::function<std::optional<RailFailure>()> failure{};
+  /// A failure that another host has told, or the rail's own.
+  std::function<void(const RailFailure&)> failed{};
+  /// Rank `rank` of another host has gone: in good order, or it was lost. Whoever waits for it will
+  /// ask.
+  std::function<void(int rank, bool lost)> ended{};
 };
 
 /// One rank's connections to the ranks of its rail. Blocks of two puts may arrive in any order. All

@@ -107,6 +107,22 @@ Bytes pack_block(std::uint64_t memory, const RailBlock& block) {
   return bytes;
 }
 
+Bytes pack_failure(const RailFailure& failure) {
+  const std::span sentence(failure.sentence);
+  Bytes bytes(sizeof(std::int32_t) + sentence.size());
+  Writer writer(bytes);
+  writer.put_value(static_cast<std::int32_t>(failure.rank));
+  writer.put(std::as_bytes(sentence));
+  return bytes;
+}
+
+RailFailure unpack_failure(std::span<const std::byte> body) {
+  Reader reader(body);
+  const int rank = reader.take<std::int32_t>();
+  const auto text = body.subspan(sizeof(std::int32_t));
+  return {rank, {reinterpret_cast<const char*>(text.data()), text.size()}};
+}
+
 std::optional<std::uint64_t> memory_of(std::span<const std::byte> body) {
   if (body.size() < sizeof(BlockHeader)) return std::nullopt;
   return Reader(body).take<BlockHeader>().memory;

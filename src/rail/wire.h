@@ -15,7 +15,7 @@ namespace uniep::rail {
 
 enum class MessageKind : std::uint32_t {
   kBlock,    ///< a RailBlock
-  kFailure,  ///< of the sender's group; the body is a sentence
+  kFailure,  ///< of a rank that the sender knows of
   kBye       ///< the sender goes in good order; no body
 };
 
@@ -39,6 +39,10 @@ using Bytes = std::vector<std::byte>;
 /// A message of this kind.
 Bytes pack_header(MessageKind kind, std::size_t body_bytes);
 Bytes pack_block(std::uint64_t memory, const RailBlock& block);
+Bytes pack_failure(const RailFailure& failure);
+
+/// Throws Error(kIo) where the body is too short.
+RailFailure unpack_failure(std::span<const std::byte> body);
 
 /// The number of the memory that a block is for; nothing where the body is too short.
 std::optional<std::uint64_t> memory_of(std::span<const std::byte> body);

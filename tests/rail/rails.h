@@ -37,14 +37,14 @@ class RailRank {
     return {.failure =
                 [this] {
                   const std::scoped_lock lock(mutex_);
-                  return failure_.empty() ? std::nullopt : std::optional(failure_);
+                  return failure_;
                 },
-            .failed = [this](int rank, const std::string& what) { note("failed", rank, what); },
-            .ended = [this](int rank, const std::string& what) { note("ended", rank, what); }};
+            .failed = [this](const RailFailure& f) { note("failed", f.rank, ": " + f.sentence); },
+            .ended = [this](int rank, bool lost) { note(lost ? "lost" : "left", rank, ""); }};
   }
-  void fail(const std::string& sentence) {
+  void fail(const RailFailure& failure) {
     const std::scoped_lock lock(mutex_);
-    failure_ = sentence;
+    failure_ = failure;
   }
   std::string heard() {
     const std::scoped_lock lock(mutex_);
@@ -78,11 +78,12 @@ class RailRank {
  private:
   void note(const char* what, int rank, const std::string& sentence) {
     const std::scoped_lock lock(mutex_);
-    heard_ += std::string(what) + " " + std::to_string(rank) + ": " + sentence + "\n";
+    heard_ += std::string(what) + " " + std::to_string(rank) + sentence + "\n";
   }
 
   std::mutex mutex_;
-  std::string failure_, heard_;
+  std::optional<RailFailure> failure_;
+  std::string heard_;
   std::shared_ptr<std::vector<std::byte>> memory_;
   int local_ = 0;
   std::unique_ptr<Rail> rail_;
