@@ -4,13 +4,13 @@
 #include <cstring>
 #include <fstream>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "base/check.h"
 #include "base/env.h"
 #include "base/random_number.h"
 #include "group/communicator_impl.h"
+#include "group/host_layout.h"
 #include "group/tcp_socket.h"
 #include "uniep/version.h"
 
@@ -58,35 +58,6 @@ std::string host_id() {
   std::string id;
   std::getline(file, id);
   return id;
-}
-
-/// The hosts of a group, of which each must have a run of ranks, all as many. Every rank sees the
-/// same list, so all refuse alike. UNIEP_HOSTS, which `hosts` has of every rank, goes before.
-RankLayout layout_of(const std::vector<std::string>& ids, const std::vector<std::int32_t>& hosts) {
-  const int ranks = static_cast<int>(ids.size());
-  for (std::size_t r = 1; r < hosts.size(); ++r) {
-    require(hosts[r] == hosts[0], ErrorCode::kInvalidArgument, "UNIEP_HOSTS is ", hosts[0],
-            " on rank 0 and ", hosts[r], " on rank ", r,
-            "; the same on all ranks of a group is accepted (0: not set)");
-  }
-  if (hosts[0] > 0) {
-    require(ranks % hosts[0] == 0, ErrorCode::kInvalidArgument, "UNIEP_HOSTS is ", hosts[0],
-            " in a group of ", ranks, " ranks; hosts are equal, so a divisor of ", ranks,
-            " is accepted");
-    return {.hosts = hosts[0], .local_ranks = ranks / hosts[0]};
-  }
-  int local = 1;
-  while (local < ranks && ids[static_cast<std::size_t>(local)] == ids[0]) ++local;
-  const std::set<std::string> all(ids.begin(), ids.end());
-  const int count = static_cast<int>(all.size());
-  for (int r = 0; r < ranks; ++r) {
-    const auto& first = ids[static_cast<std::size_t>(r / local * local)];
-    require(local * count == ranks && ids[static_cast<std::size_t>(r)] == first,
-            ErrorCode::kInvalidArgument, "the group's ", ranks, " ranks are on ", count,
-            " hosts, and the first has ranks 0 to ", local - 1,
-            "; as many consecutive ranks on every host are accepted");
-  }
-  return {.hosts = count, .local_ranks = local};
 }
 
 void validate(const GroupOptions& o) {
@@ -185,8 +156,8 @@ GroupMember join_group(const GroupOptions& options) {
   }
   for (std::size_t r = 1; r < ids.size(); ++r) {
     require(ids[r] == ids[0], ErrorCode::kUnsupported, "ranks 0 and ", r,
-            " run on different hosts; ranks of one host are accepted, or on the CPU RANK and so on "
-            "in the environment");
+            " run on different hosts; a group whose ranks are all on one host is accepted, and of "
+            "CPU ranks that join by RANK and its companions in the environment one on several");
   }
 
   GroupMember member{.rank = options.rank,
@@ -194,7 +165,7 @@ GroupMember join_group(const GroupOptions& options) {
                      .device = options.device,
                      .share_device = options.share_device,
                      .limit_ms = options.timeout_ms > 0 ? options.timeout_ms : env_timeout_ms()};
-  member.layout = layout_of(ids, hosts);
+  member.layout = layout_of_group(ids, hosts);
   std::vector<ProcessId> processes;
   for (const Card& card : cards) processes.push_back(card.process);
   member.processes = ProcessWatch::of(member.rank, processes, member.layout);
@@ -229,7 +200,7 @@ GroupMember join_group(const ProcessEnvironment& environment, int limit_ms) {
     hosts.push_back(card.hosts);
     ids.push_back(bytes.substr(sizeof(card)));
   }
-  member.layout = layout_of(ids, hosts);
+  member.layout = layout_of_group(ids, hosts);
   if (member.layout.hosts > 1 && hosts[0] == 0) {
     member.address = tcp::own_address_towards(environment.master_address);
   }

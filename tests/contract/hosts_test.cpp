@@ -6,6 +6,7 @@
 #include "support/cases.h"
 #include "support/expect_same.h"
 #include "support/random_case.h"
+#include "support/scoped_env.h"
 
 namespace uniep::testing {
 namespace {
@@ -78,6 +79,11 @@ void run_random_cases(unsigned first_seed, int count, int max_delay_us) {
 TEST(ContractOnHosts, AnySchedule) { run_random_cases(1, cases(300), 0); }
 
 TEST(ContractOnHosts, AnyScheduleUnderRandomDelays) { run_random_cases(100001, cases(60), 200); }
+
+TEST(ContractOnHosts, AnyScheduleOverASlowNetwork) {
+  const ScopedEnv network("UNIEP_CPU_NETWORK_GBPS", "0.002");
+  run_random_cases(200001, cases(30), 0);
+}
 
 class Presets : public ::testing::TestWithParam<const char*> {};
 

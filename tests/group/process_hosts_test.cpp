@@ -8,6 +8,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "group/tcp_bootstrap.h"
 #include "reference/contract.h"
 #include "support/cases.h"
 #include "support/expect_same.h"
@@ -215,6 +216,25 @@ TEST(FailingHosts, AStoppedHostIsMissedAtTheLimit) {
     EXPECT_NE(end.said.find("1500 ms"), std::string::npos) << end.said;
     EXPECT_LT(end.seconds, kSoonSeconds);
   }
+}
+
+TEST(HostsOfAGroup, TheEnvironmentIsAnotherSource) {
+  const LayerData data = plain_layer(4);
+  const LayerResult want = reference::contract(data);
+  const int port = free_tcp_port();
+  Crew crew(4, [&](int rank) {
+    setenv("UNIEP_HOSTS", "2", 1);
+    setenv("RANK", cat(rank).c_str(), 1);
+    setenv("WORLD_SIZE", "4", 1);
+    setenv("LOCAL_RANK", cat(rank % 2).c_str(), 1);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    setenv("MASTER_PORT", cat(port).c_str(), 1);
+    Steps steps(data, want, Communicator::cpu_from_environment());
+    steps.run({}, "a step");
+    EXPECT_EQ(mapped_ranks().size(), 2u);
+    return std::string("fine");
+  });
+  expect_all_fine(crew);
 }
 
 TEST(HostsOfAGroup, UnequalOnesAreRefused) {

@@ -23,6 +23,7 @@
 #include "common/table.h"
 #include "common/work_limits.h"
 #include "group/communicator_impl.h"
+#include "group/cpu_group.h"
 #include "group/process_environment.h"
 #include "io/layer_file.h"
 #include "run/pictures.h"
@@ -351,6 +352,10 @@ std::function<tune::LayerSchedules(const std::function<tune::LayerSchedules()>&)
   };
 }
 
+int hosts_of(const Communicator& member) {
+  return dynamic_cast<const CpuCommunicator&>(*member.impl()).group().layout().hosts;
+}
+
 /// This process is a CPU rank of a group, or starts one and waits for it.
 int run_processes(const Flags& flags, const Invocation& invocation) {
   // For this process, and for those that it starts.
@@ -363,6 +368,7 @@ int run_processes(const Flags& flags, const Invocation& invocation) {
   StepOptions options = step_options(flags);
   const Communicator member = Communicator::cpu_from_environment();
   options.ranks = member.size();
+  options.hosts = hosts_of(member);
   int exit_code = kExitFailed;
   // What goes wrong here ends the other processes' waits, with its sentence.
   run_ranks({member}, [&](Communicator&) {
