@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/check.h"
 #include "support/expect_error.h"
 
 namespace uniep::testing {
