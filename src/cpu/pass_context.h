@@ -7,6 +7,7 @@
 #include "group/heap.h"
 #include "layer/expert_places.h"
 #include "layout/tensor_table.h"
+#include "rail/rail.h"
 #include "schedule/saved_rows.h"
 #include "uniep/layer.h"
 
@@ -40,6 +41,7 @@ struct PassContext {
   WeightGrad dw2{};
   WeightGrad db1{};
   WeightGrad db2{};
+  std::uint64_t rail_memory = 0;  // the number of the layer's memory, as rails know it
 
   template <Tensor t>
   TypeOf<t>* get() const {
@@ -58,6 +60,7 @@ struct Scratch {
   GemmScratch packing;
   GemmScratch accumulators;       // fp32 results of the tile at hand
   std::vector<bf16> gathered[2];  // columns of an operand's rows that do not lie together
+  RailBlock block;                // what goes to another host
 };
 
 }  // namespace uniep::cpu

@@ -20,6 +20,7 @@ namespace uniep::testing {
 /// are added to `main_grad_start`.
 struct RunOptions {
   std::vector<std::int64_t> token_begin;  // [ranks + 1]; see workload::Split
+  int hosts = 1;                          // that the ranks are taken to be on
   Schedule forward_schedule;
   Schedule backward_schedule;
   LayerOptions layer;
@@ -131,7 +132,7 @@ inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
   }
   CallersGroupMemory callers(options.callers_memory, problem, split.ranks());
 
-  run_ranks(Communicator::cpu_group(split.ranks()), [&](Communicator& communicator) {
+  run_ranks(Communicator::cpu_group(split.ranks(), options.hosts), [&](Communicator& communicator) {
     const int rank = communicator.rank();
     LayerOptions layer_options = options.layer;
     layer_options.memory = callers.of_rank(rank);

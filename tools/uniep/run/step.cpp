@@ -383,7 +383,7 @@ StepReport run_steps(const LayerData& layer, const StepOptions& options) {
   Progress progress(cat("running ", options.ranks, options.ranks == 1 ? " rank" : " ranks"),
                     options.repeat + 1);
 
-  run_ranks(Communicator::cpu_group(options.ranks), [&](Communicator& communicator) {
+  run_ranks(Communicator::cpu_group(options.ranks, options.hosts), [&](Communicator& communicator) {
     const Leave leave(together.barrier());
     const Meeting meeting = together.of_rank(communicator.rank());
     RankRun run(split, options, communicator, meeting,

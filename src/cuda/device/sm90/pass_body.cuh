@@ -63,6 +63,9 @@ constexpr bool has_routine(const StageRow& row) {
       return Stages::has(row.stage);
     case TileGrid::kTokenBlocks:
       return row.stage == Reduce<TileShape<128>>::kStage;
+    case TileGrid::kCrossings:
+    case TileGrid::kReturns:
+      break;
   }
   return false;
 }
