@@ -33,14 +33,11 @@ std::optional<std::string> unsupported_reason(const Problem& p, int num_ranks) {
     return cat("problem.row_align is ", p.row_align, "; the cuda backend, whose tiles have ",
                kTileM, " rows, accepts 128 and 256");
   }
-  if (p.combine_groups > 1) {
-    return cat("problem.combine_groups is ", p.combine_groups, "; the cuda backend accepts 1");
-  }
   if (p.backward_rows > 0 && !has_plain_experts(p)) {
     return cat("problem.backward_rows is ", p.backward_rows,
                " with activation=", name(p.activation), ", probs=", name(p.probs),
-               ", bias=", p.bias ? "yes" : "no",
-               "; the cuda backend accepts 0, or rows with swiglu, before and no");
+               ", bias=", p.bias ? "yes" : "no", ", combine_groups=", p.combine_groups,
+               "; the cuda backend accepts 0, or rows with swiglu, before, no and 1");
   }
   constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int32_t>::max();
   const std::int64_t slots = num_ranks * p.max_tokens * p.topk;

@@ -1,13 +1,15 @@
 #pragma once
 
+#include "base/contract.h"
 #include "cuda/device/context.cuh"
 #include "cuda/device/vectors.cuh"
 #include "cuda/device/warp.cuh"
 
 // Reduce: out[t] or dx[t], the sum over k ascending, from +0, of the token's rows that were pushed,
 // each times its probability in a forward pass where that enters behind fc2; dropped slots are left
-// out. In backward dprobs too: copied, 0 at dropped slots. What a CTA sums
-// at a time, a piece, is some columns of the K rows of a token, or all columns of a few tokens.
+// out. With combine groups, the sum over the token's groups ascending of such sums. In backward
+// dprobs too: copied, 0 at dropped slots. What a CTA sums at a time, a piece, is some columns of
+// the K rows of a token, or all columns of a few tokens.
 
 namespace uniep::cuda {
 
@@ -59,17 +61,6 @@ class ReducePieces {
   int hidden_, columns_, tokens_;
 };
 
-/// sum[i] += factor v[i] for 8 elements.
-__device__ __forceinline__ void add_vector(float (&sum)[kVectorElements], const Vector& v,
-                                           float factor = 1.0f) {
-  const std::uint32_t pairs[] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    sum[2 * i] = sum[2 * i] + factor * low_of(pairs[i]);
-    sum[2 * i + 1] = sum[2 * i + 1] + factor * high_of(pairs[i]);
-  }
-}
-
 /// Which slots of a task's tokens are not dropped. A lane reads those of one token, so that 32
 /// tokens wait once for the way to memory; read piece by piece, each waited as long as its sums
 /// take.
@@ -109,14 +100,75 @@ class KeptSlots {
   unsigned mask_ = 0;  // of this lane's token, a bit a slot
 };
 
+/// Adds slots of a token, k ascending, of whose vectors `row` is the first and the next lie `step`
+/// further. Bit k of `slots`: slot k is added, times factors[k] where there are factors.
+template <bool kGeneral>
+__device__ __forceinline__ void add_slots(float (&total)[kVectorElements], const Vector* row,
+                                          int step, int topk, unsigned slots,
+                                          const float* factors) {
+  constexpr int kAhead = 4;  // loads under way
+  for (int first = 0; first < topk; first += kAhead) {
+    Vector ahead[kAhead];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      if (first + k < topk) ahead[k] = row[(first + k) * step];
+    }
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      if (first + k >= topk || (slots >> (first + k) & 1) == 0) continue;
+      add_vector(total, ahead[k], kGeneral && factors ? __ldg(factors + first + k) : 1.0f);
+    }
+  }
+}
+
+/// A token's combine groups, ascending, as bits of its slots (contract.h). Without groups its kept
+/// slots are one.
+class GroupsOfToken {
+ public:
+  __device__ __forceinline__ GroupsOfToken(const PassView& v, std::int64_t token, unsigned kept)
+      : ids_(v.topk_ids + token * v.topk),
+        topk_(v.topk),
+        group_experts_(v.group_experts),
+        left_(kept) {}
+
+  /// The next group's slots; 0: there are no more.
+  __device__ __forceinline__ unsigned next() {
+    unsigned slots = left_;
+    if (group_experts_ > 0 && left_ != 0) {
+      const ExpertRange group = next_combine_group(ids_, topk_, group_experts_, from_);
+      slots = 0;
+      for (int k = 0; k < topk_; ++k) slots |= (group.has(ids_[k]) ? 1u : 0u) << k;
+      from_ = group.end;
+    }
+    left_ &= ~slots;
+    return slots;
+  }
+
+ private:
+  const std::int32_t* ids_;
+  int topk_, group_experts_;
+  std::int32_t from_ = 0;
+  unsigned left_;  // of the token's kept slots
+};
+
+/// total += part, as partial sums are added up.
+__device__ __forceinline__ void add_partial(float (&total)[kVectorElements],
+                                            const float (&part)[kVectorElements], bool rounded) {
+#pragma unroll
+  for (int i = 0; i < kVectorElements; i += 2) {
+    const std::uint32_t pair = pack_pair(part[i], part[i + 1]);
+    total[i] = total[i] + (rounded ? low_of(pair) : part[i]);
+    total[i + 1] = total[i + 1] + (rounded ? high_of(pair) : part[i + 1]);
+  }
+}
+
 /// One piece, of whose rows `rows` is the first in shared memory, by `threads` threads of which
 /// this one is number `thread`. Bit t K + k of `slots`: slot k of the piece's token t is kept.
-/// `kGeneral`: rows may count times their probabilities.
+/// `kGeneral`: rows may count times their probabilities, and be added up in groups.
 template <bool kGeneral>
 __device__ __forceinline__ void sum_piece(const DeviceContext& ctx, const ReducePiece& piece,
                                           const Vector* rows, unsigned slots, int thread,
                                           int threads) {
-  constexpr int kAhead = 4;  // loads under way
   const int topk = ctx.view.topk;
   const int vectors = piece.width / kVectorElements;
   for (int i = thread; i < piece.tokens * vectors; i += threads) {
@@ -124,25 +176,27 @@ __device__ __forceinline__ void sum_piece(const DeviceContext& ctx, const Reduce
     const int at = i % vectors;
     const Vector* row = rows + token * topk * vectors + at;
     const unsigned kept = slots >> (token * topk);
-    const float* factors = nullptr;
-    if (kGeneral && ctx.view.pass == Pass::kForward && ctx.view.probs == Probs::kAfter) {
-      factors = ctx.get<Tensor::kTopkProbs>() + (std::int64_t{piece.token} + token) * topk;
-    }
+    const std::int64_t of_rank = std::int64_t{piece.token} + token;
     float total[kVectorElements] = {};
-    for (int first = 0; first < topk; first += kAhead) {
-      Vector ahead[kAhead];
-#pragma unroll
-      for (int k = 0; k < kAhead; ++k) {
-        if (first + k < topk) ahead[k] = row[(first + k) * vectors];
+    if constexpr (kGeneral) {
+      const PassView& v = ctx.view;
+      const float* factors = nullptr;
+      if (v.pass == Pass::kForward && v.probs == Probs::kAfter) {
+        factors = ctx.get<Tensor::kTopkProbs>() + of_rank * topk;
       }
-#pragma unroll
-      for (int k = 0; k < kAhead; ++k) {
-        if (first + k >= topk || (kept >> (first + k) & 1) == 0) continue;
-        add_vector(total, ahead[k], kGeneral && factors ? __ldg(factors + first + k) : 1.0f);
+      const bool rounded = v.group_experts > 0 && v.combine_partials == CombinePartials::kBf16;
+      // Slots of other tokens stand above.
+      GroupsOfToken groups(v, of_rank, kept & ((1u << topk) - 1));
+      for (unsigned group = groups.next(); group != 0; group = groups.next()) {
+        float part[kVectorElements] = {};
+        add_slots<true>(part, row, vectors, topk, group, factors);
+        add_partial(total, part, rounded);
       }
+    } else {
+      add_slots<false>(total, row, vectors, topk, kept, nullptr);
     }
-    bf16* out = ctx.get_of_pass<Tensor::kOut, Tensor::kDx>() +
-                (std::int64_t{piece.token} + token) * ctx.view.hidden + piece.col;
+    bf16* out =
+        ctx.get_of_pass<Tensor::kOut, Tensor::kDx>() + of_rank * ctx.view.hidden + piece.col;
     __stcs(reinterpret_cast<Vector*>(out) + at,
            Vector{pack_pair(total[0], total[1]), pack_pair(total[2], total[3]),
                   pack_pair(total[4], total[5]), pack_pair(total[6], total[7])});

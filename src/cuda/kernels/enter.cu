@@ -1,7 +1,7 @@
 // Enter: what a pass does before its first task. Notes where the counters stand, stages this rank's
-// tokens where peers pull them, zeroes the rows that weight gradients read past an expert's last,
-// and tells every rank that the tokens are there. It runs beside `order`, whose arrays it has no
-// use for, and ends behind it, so that what follows one follows both.
+// tokens where peers, if there are any, pull them, zeroes the rows that weight gradients read past
+// an expert's last, and tells every rank that the tokens are there. It runs beside `order`, whose
+// arrays it has no use for, and ends behind it, so that what follows one follows both.
 #include <utility>
 
 #include "cuda/device/fault_fill.cuh"
@@ -150,11 +150,13 @@ __global__ void __launch_bounds__(kEnterThreads)
   note_bases(ctx, std::make_integer_sequence<int, kNumCounterKinds>());
   zero_tickets(v, args);
   const Peer own = ctx.peer(v.rank);
-  const bf16* tokens = ctx.get_of_pass<Tensor::kX, Tensor::kDy>();
-  const std::int64_t token_bytes = v.tokens * v.hidden * sizeof(*tokens);
-  copy_vectors(own.get<Tensor::kTokens>(), tokens, token_bytes);
-  if (has(v, Stage::kRedispatch)) {
-    copy_vectors(own.get<Tensor::kXTokens>(), ctx.get<Tensor::kX>(), token_bytes);
+  if (v.num_ranks > 1) {  // else dispatch reads them where they are
+    const bf16* tokens = ctx.get_of_pass<Tensor::kX, Tensor::kDy>();
+    const std::int64_t token_bytes = v.tokens * v.hidden * sizeof(*tokens);
+    copy_vectors(own.get<Tensor::kTokens>(), tokens, token_bytes);
+    if (has(v, Stage::kRedispatch)) {
+      copy_vectors(own.get<Tensor::kXTokens>(), ctx.get<Tensor::kX>(), token_bytes);
+    }
   }
   if (const float* probs = ctx.get<Tensor::kTopkProbs>(); probs != nullptr) {
     copy_elements(own.get<Tensor::kProbs>(), probs, v.tokens * v.topk);

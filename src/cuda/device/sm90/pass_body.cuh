@@ -24,6 +24,9 @@ struct StageList {
       .weighs = kIsGeneral && ((S::kStage == Stage::kDfc2) || ...),
       .ring = !kIsGeneral && ((S::kStage == Stage::kRefc1) || ...)};
 
+  /// Senders may read slots of the pipeline, too, and each is handed back by them as well.
+  static constexpr bool kSendersRead = (may_sum_steps<S>() || ...);
+
   static constexpr bool has(Stage stage) { return ((stage == S::kStage) || ...); }
 
   /// f(stage struct) for the stage that the task is of.
@@ -93,8 +96,11 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassM
                                            PassShared<Shape>& shared) {
   SlotRing<Shape> slots;
   TaskReader<Shape> tasks(shared);
-  const auto next_slot = [&](auto&& load) {
+  const auto next_slot = [&](auto&& load, bool senders_read = false) {
     ptx::mbarrier_wait(&shared.empty[slots.slot], slots.parity ^ 1);
+    if constexpr (Stages::kSendersRead) {
+      if (!senders_read) ptx::mbarrier_arrive(&shared.empty[slots.slot], 32 * kConsumers);
+    }
     load(shared.slots[slots.slot], &shared.full[slots.slot]);
     slots.advance();
   };
@@ -117,12 +123,14 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassM
       if constexpr (requires { S::prefetch_epilogue(ctx, m, work); }) {
         S::prefetch_epilogue(ctx, m, work);
       }
+      const bool senders_read = sums_steps<S>(ctx.view, work);
       for (int k = 0; k < work.k_blocks; ++k) {
         if (k == draw_at) want_task();
-        next_slot([&](auto& slot, auto* full) {
+        const auto load = [&](auto& slot, auto* full) {
           ptx::mbarrier_arrive_expect(full, step_bytes<S, Shape>(work));
           if (work.rows > 0) S::load(ctx, m, slot, full, work, k);
-        });
+        };
+        next_slot(load, senders_read);
       }
       const int more = epilogue_slots<S>(ctx);
       for (int i = 0; i < more; ++i) {
@@ -141,9 +149,13 @@ __device__ __forceinline__ void run_sender(const DeviceContext& ctx, const PassM
     const TileWork& work = tasks.task();
     if (work.stage == kNoStage) break;
     sender.tile_number = tasks.number();
+    const SlotRing<Shape> steps = sender.ring;
     sender.ring.advance(work.k_blocks);
     Stages::visit(work.stage, [&](auto stage) {
       using S = decltype(stage);
+      if constexpr (may_sum_steps<S>()) {
+        if (sums_steps<S>(ctx.view, work)) sum_steps<S>(sender, work, steps);
+      }
       S::send(sender, maps_of<S>(maps), work);
     });
     if constexpr (Shape::kMayHaveRing) sender.release_rows(work);
@@ -180,14 +192,7 @@ __device__ __forceinline__ void run_consumer(const DeviceContext& ctx, PassShare
           S::proceed(consumer, work, early);
         }
       };
-      if constexpr (requires { S::reads_steps(consumer, work); }) {
-        const bool reads = S::reads_steps(consumer, work);
-        sum_products<S>(consumer, work, acc, proceed, [&](int slot, int k) {
-          if (reads) S::read_step(consumer, work, consumer.shared.slots[slot], k, early);
-        });
-      } else {
-        sum_products<S>(consumer, work, acc, proceed, [](int, int) {});
-      }
+      sum_products<S>(consumer, work, acc, proceed);
       S::finish(consumer, acc, work, early);
     });
     if (notes) {
@@ -199,11 +204,12 @@ __device__ __forceinline__ void run_consumer(const DeviceContext& ctx, PassShare
   }
 }
 
-template <class Shape>
+template <class Stages, class Shape>
 __device__ __forceinline__ void init_barriers(PassShared<Shape>& shared) {
+  constexpr int kReaders = kConsumerWarps + (Stages::kSendersRead ? kConsumers : 0);  // warps
   for (int i = 0; i < Shape::kSlots; ++i) {
     ptx::mbarrier_init(&shared.full[i], 1);
-    ptx::mbarrier_init(&shared.empty[i], 32 * kConsumerWarps);
+    ptx::mbarrier_init(&shared.empty[i], 32 * kReaders);
   }
   for (int i = 0; i < kWorkSlots; ++i) {
     ptx::mbarrier_init(&shared.work_full[i], 1);
@@ -226,7 +232,7 @@ __device__ __forceinline__ void run_pass(const DeviceContext& ctx, const LaunchQ
   static_assert(sizeof(DispatchShared) <= offsetof(PassShared<Shape>, full),
                 "dispatch would overwrite the barriers");
   if (threadIdx.x == 0) {
-    init_barriers(shared);
+    init_barriers<Stages>(shared);
     shared.first_record = Tracer::first_record(ctx.trace, static_cast<int>(blockIdx.x));
   }
   __syncthreads();
