@@ -450,8 +450,8 @@ class DispatchWarp {
     const auto* from = reinterpret_cast<const Vector*>(slots_ + store_.slot * slot_bytes_);
     const auto vectors = bytes / static_cast<int>(sizeof(Vector));
     const auto to = reinterpret_cast<unsigned long long>(rows_of_lanes);
-    // Each kernel's own: with the other number ptxas finds too few registers for its consumers.
-    constexpr int kVectorsAhead = kKinds.refetches ? 4 : 2;
+    // With fewer, ptxas finds too few registers for the consumers of some of the kernels.
+    constexpr int kVectorsAhead = 8;
     for (unsigned rows = __ballot_sync(kWholeWarp, to != 0); rows != 0; rows &= rows - 1) {
       const int lane = __ffs(static_cast<int>(rows)) - 1;
       auto* row = reinterpret_cast<Vector*>(__shfl_sync(kWholeWarp, to, lane) + first);

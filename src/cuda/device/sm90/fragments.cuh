@@ -22,14 +22,12 @@ __device__ __forceinline__ std::uint32_t max_magnitude_pair(std::uint32_t a, std
 
 /// Where this lane's row of matrix fragments of the first 16 columns lies in a swizzled box of 16
 /// rows by 64 columns that begins at a multiple of 1024 bytes.
-__device__ __forceinline__ std::uint32_t box_offset() {
+__device__ __forceinline__ std::uint32_t box_address(const std::uint8_t* box) {
   const int lane = ptx::lane_id();
   const int row = lane % 16;
   const int chunk = lane / 16;
-  return static_cast<std::uint32_t>(row * 128 + ((chunk ^ row % 8) << 4));
-}
-__device__ __forceinline__ std::uint32_t box_address(const std::uint8_t* box) {
-  return ptx::shared_address(box) + box_offset();
+  return ptx::shared_address(box) +
+         static_cast<std::uint32_t>(row * 128 + ((chunk ^ row % 8) << 4));
 }
 /// Likewise of the 16 columns `group`.
 __device__ __forceinline__ std::uint32_t group_address(std::uint32_t first, int group) {

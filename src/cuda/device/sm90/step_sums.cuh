@@ -49,6 +49,14 @@ class SumParts {
   unsigned parts_;
 };
 
+/// Where this lane's row of fragments lies within any box: box_address less the box's, so that it
+/// need not be found anew for every step.
+template <class Shape>
+__device__ __forceinline__ std::uint32_t offset_in_box(const Sender<Shape>& sender) {
+  const std::uint8_t* const box = sender.shared.slots[0].a;
+  return box_address(box) - ptx::shared_address(box);
+}
+
 /// Row or column of the sender's 64 that the lane's sum `i` of a part is of.
 __device__ __forceinline__ int place_of(int part, int i) {
   return kPartSize * part + kEighths * i + ptx::lane_id() / 4;
@@ -61,7 +69,7 @@ class RowDots {
  public:
   __device__ __forceinline__ RowDots(const Sender<Shape>& sender, const TileWork& work)
       : parts_(SumParts::of<Shape>(sender.ctx.view, Stage::kDfc2, work.n)),
-        offset_(box_offset()),
+        offset_(offset_in_box(sender)),
         b2_(b2_of(sender.ctx, work.expert)) {
     read(sender.ctx, 0);
   }
@@ -136,8 +144,8 @@ struct StepFactors {
 /// group.
 class ColumnSums {
  public:
-  explicit __device__ __forceinline__ ColumnSums(SumParts parts)
-      : parts_(parts), offset_(box_offset()) {}
+  __device__ __forceinline__ ColumnSums(SumParts parts, std::uint32_t offset)
+      : parts_(parts), offset_(offset) {}
 
   /// Rows of the step from number `rows` on count as zeros; factor(eighth): of the lane's two rows
   /// in it, by all lanes.
@@ -228,7 +236,7 @@ template <class Shape, Stage kWgrad, class Main>
 class BiasSums {
  public:
   __device__ __forceinline__ BiasSums(const Sender<Shape>& sender, const TileWork& work)
-      : sums_(SumParts::of<Shape>(sender.ctx.view, kWgrad, work.n)) {
+      : sums_(SumParts::of<Shape>(sender.ctx.view, kWgrad, work.n), offset_in_box(sender)) {
     read(sender.ctx, work, 0);
   }
 
