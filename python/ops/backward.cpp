@@ -4,12 +4,16 @@
 
 #include "biases.h"
 #include "call.h"
+#include "shared_experts.h"
 
 namespace uniep::ops {
 namespace {
 
 enum Part : std::int32_t { kWhole = 0, kData = 1, kWeights = 2 };
 enum WeightGrad : std::int32_t { kOverwritten = 0, kAddedFp32 = 1, kAddedBf16 = 2 };
+
+// dw1, dw2, db1, db2, dshared_w1, dshared_w2.
+using WeightGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // The rows that x_rows has. Of tokens after forward_exact those that came, which only it knew.
 std::int64_t kept_of_x(const LayerShape& shape, const Tensor& x_rows, std::int64_t rows) {
@@ -58,14 +62,15 @@ Tensor scratch(const Call& call, const Tensor& key, uniep_backward_call& argumen
   return rows;
 }
 
-// What other ranks wait for: dx and dprobs, which this allocates.
+// What other ranks wait for: dx, dprobs and dshared_probs, which this allocates.
 struct DataGradients {
   Tensor dx;
   Tensor dprobs;
+  Tensor dshared_probs;  // [T, S]; without shared experts it has no elements
 
   DataGradients(const Call& call, const Tensor& key, const Tensor& dy, const Tensor& w1,
                 const Tensor& w2, const std::optional<Tensor>& x, std::int64_t topk,
-                const Biases& biases, uniep_backward_call& arguments) {
+                const Biases& biases, const SharedExperts& shared, uniep_backward_call& arguments) {
     const LayerShape& shape = call.shape();
     if (topk != shape.topk) {
       refuse("topk is " + std::to_string(topk) + "; the workspace is for " +
@@ -78,8 +83,14 @@ struct DataGradients {
             key);
     biases.check(shape, key);
     biases.set(arguments);
+    shared.check(shape, key);
+    shared.set(arguments);
     dx = empty(key, ScalarType::BFloat16, {arguments.tokens, shape.hidden});
     dprobs = empty(key, ScalarType::Float, {arguments.tokens, topk});
+    dshared_probs = empty(key, ScalarType::Float, {arguments.tokens, shape.shared_experts});
+    if (shape.shared_experts > 0) {
+      arguments.dshared_probs = static_cast<float*>(dshared_probs.mutable_data_ptr());
+    }
     arguments.dy = dy.const_data_ptr();
     arguments.w1 = w1.const_data_ptr();
     arguments.w2 = w2.const_data_ptr();
@@ -93,31 +104,28 @@ struct DataGradients {
   }
 };
 
-/// dw1, dw2, db1 and db2; without biases the latter have no elements.
-std::tuple<Tensor, Tensor, Tensor, Tensor> new_weight_gradients(const Call& call, const Tensor& key,
-                                                                uniep_backward_call& arguments) {
+/// dw1, dw2, db1, db2, dshared_w1 and dshared_w2; what a layer has not, has no elements.
+WeightGradients new_weight_gradients(const Call& call, const Tensor& key,
+                                     uniep_backward_call& arguments) {
   const LayerShape& shape = call.shape();
-  const std::int64_t biased = shape.has_bias != 0 ? shape.local_experts : 0;
-  const auto make = [&](std::initializer_list<std::int64_t> sizes) {
-    return empty(key, ScalarType::BFloat16, sizes);
+  const std::int64_t experts = shape.local_experts, shared = shape.shared_experts;
+  const std::int64_t biased = shape.has_bias != 0 ? experts : 0;
+  const auto make = [&](void*& address, std::initializer_list<std::int64_t> sizes) {
+    Tensor tensor = empty(key, ScalarType::BFloat16, sizes);
+    if (*sizes.begin() > 0) address = tensor.mutable_data_ptr();
+    return tensor;
   };
-  Tensor dw1 = make({shape.local_experts, shape.h_width, shape.hidden});
-  Tensor dw2 = make({shape.local_experts, shape.hidden, shape.intermediate});
-  Tensor db1 = make({biased, shape.h_width});
-  Tensor db2 = make({biased, shape.hidden});
   arguments.weight_grad = kOverwritten;
-  arguments.dw1 = dw1.mutable_data_ptr();
-  arguments.dw2 = dw2.mutable_data_ptr();
-  if (biased > 0) {
-    arguments.db1 = db1.mutable_data_ptr();
-    arguments.db2 = db2.mutable_data_ptr();
-  }
-  return {dw1, dw2, db1, db2};
+  return {make(arguments.dw1, {experts, shape.h_width, shape.hidden}),
+          make(arguments.dw2, {experts, shape.hidden, shape.intermediate}),
+          make(arguments.db1, {biased, shape.h_width}),
+          make(arguments.db2, {biased, shape.hidden}),
+          make(arguments.dshared_w1, {shared, shape.h_width, shape.hidden}),
+          make(arguments.dshared_w2, {shared, shape.hidden, shape.intermediate})};
 }
 
 void main_gradients(const Call& call, const Tensor& key, const Tensor& dw1, const Tensor& dw2,
-                    const std::optional<Tensor>& db1, const std::optional<Tensor>& db2,
-                    uniep_backward_call& arguments) {
+                    const Biases& db, const SharedExperts& shared, uniep_backward_call& arguments) {
   const LayerShape& shape = call.shape();
   const ScalarType type = dw1.scalar_type();
   if (type != ScalarType::Float && type != ScalarType::BFloat16) {
@@ -128,67 +136,79 @@ void main_gradients(const Call& call, const Tensor& key, const Tensor& dw1, cons
           key);
   require(dw2, "the main_grad of w2", type, {shape.local_experts, shape.hidden, shape.intermediate},
           key);
-  Biases{db1, db2}.check(shape, key, type, "the main_grad of b1", "the main_grad of b2");
+  db.check(shape, key, type, "the main_grad of b1", "the main_grad of b2");
+  shared.check(shape, key, type, "the main_grad of shared_w1", "the main_grad of shared_w2");
   arguments.weight_grad = type == ScalarType::Float ? kAddedFp32 : kAddedBf16;
   arguments.dw1 = dw1.mutable_data_ptr();
   arguments.dw2 = dw2.mutable_data_ptr();
-  if (db1) arguments.db1 = db1->mutable_data_ptr();
-  if (db2) arguments.db2 = db2->mutable_data_ptr();
+  if (db.b1) arguments.db1 = db.b1->mutable_data_ptr();
+  if (db.b2) arguments.db2 = db.b2->mutable_data_ptr();
+  if (shared.w1) arguments.dshared_w1 = shared.w1->mutable_data_ptr();
+  if (shared.w2) arguments.dshared_w2 = shared.w2->mutable_data_ptr();
 }
 
 std::int64_t tokens_of(const Tensor& dy) { return dy.dim() == 2 ? dy.size(0) : -1; }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy, Tensor w1,
     Tensor w2, std::optional<Tensor> x, std::int64_t topk, bool flag,
-    std::optional<std::string> schedule, std::optional<Tensor> b1, std::optional<Tensor> b2) {
+    std::optional<std::string> schedule, std::optional<Tensor> b1, std::optional<Tensor> b2,
+    std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2) {
   const Call call(key);
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kWhole, tokens_of(dy), flag, schedule);
-  const DataGradients data(call, key, dy, w1, w2, x, topk, {b1, b2}, arguments);
-  const auto [dw1, dw2, db1, db2] = new_weight_gradients(call, key, arguments);
+  const DataGradients data(call, key, dy, w1, w2, x, topk, {b1, b2}, {shared_w1, shared_w2},
+                           arguments);
+  const auto [dw1, dw2, db1, db2, dshared_w1, dshared_w2] =
+      new_weight_gradients(call, key, arguments);
   const Tensor rows = scratch(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
-  return {data.dx, data.dprobs, dw1, dw2, db1, db2};
+  return {data.dx, data.dprobs, dw1, dw2, db1, db2, data.dshared_probs, dshared_w1, dshared_w2};
 }
 
-std::tuple<Tensor, Tensor> backward_main_grad(
+std::tuple<Tensor, Tensor, Tensor> backward_main_grad(
     Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy, Tensor w1,
     Tensor w2, std::optional<Tensor> x, Tensor dw1, Tensor dw2, std::int64_t topk, bool flag,
     std::optional<std::string> schedule, std::optional<Tensor> b1, std::optional<Tensor> b2,
-    std::optional<Tensor> db1, std::optional<Tensor> db2) {
+    std::optional<Tensor> db1, std::optional<Tensor> db2, std::optional<Tensor> shared_w1,
+    std::optional<Tensor> shared_w2, std::optional<Tensor> dshared_w1,
+    std::optional<Tensor> dshared_w2) {
   const Call call(key);
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kWhole, tokens_of(dy), flag, schedule);
-  const DataGradients data(call, key, dy, w1, w2, x, topk, {b1, b2}, arguments);
-  main_gradients(call, key, dw1, dw2, db1, db2, arguments);
+  const DataGradients data(call, key, dy, w1, w2, x, topk, {b1, b2}, {shared_w1, shared_w2},
+                           arguments);
+  main_gradients(call, key, dw1, dw2, {db1, db2}, {dshared_w1, dshared_w2}, arguments);
   const Tensor rows = scratch(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
-  return {data.dx, data.dprobs};
+  return {data.dx, data.dprobs, data.dshared_probs};
 }
 
-std::tuple<Tensor, Tensor, Tensor> backward_data(
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward_data(
     Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy, Tensor w1,
     Tensor w2, std::optional<Tensor> x, std::int64_t topk, std::int64_t most_bytes, bool flag,
-    std::optional<std::string> schedule, std::optional<Tensor> b1, std::optional<Tensor> b2) {
+    std::optional<std::string> schedule, std::optional<Tensor> b1, std::optional<Tensor> b2,
+    std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2) {
   const Call call(key);
   if (most_bytes != call.shape().backward_bytes) {
     refuse("the workspace has grown since its figures were read; read backward_bytes again");
   }
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kData, tokens_of(dy), flag, schedule);
-  const DataGradients data(call, key, dy, w1, w2, x, topk, {b1, b2}, arguments);
+  const DataGradients data(call, key, dy, w1, w2, x, topk, {b1, b2}, {shared_w1, shared_w2},
+                           arguments);
   Tensor rows = scratch(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
-  return {data.dx, data.dprobs, rows};
+  return {data.dx, data.dprobs, data.dshared_probs, rows};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward_weights(
-    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor backward_rows,
-    std::int64_t tokens, std::int64_t local_experts, std::int64_t intermediate, bool bias,
-    bool flag, std::optional<std::string> schedule) {
+WeightGradients backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs,
+                                 Tensor backward_rows, std::int64_t tokens,
+                                 std::int64_t local_experts, std::int64_t intermediate, bool bias,
+                                 bool flag, std::optional<std::string> schedule,
+                                 std::int64_t shared_experts) {
   const Call call(key);
   if (local_experts != call.shape().local_experts) {
     refuse("local_experts is " + std::to_string(local_experts) + "; the workspace has " +
@@ -199,6 +219,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_weights(
            (bias ? "True" : "False") + "; the workspace has " +
            std::to_string(call.shape().intermediate) + " with bias " +
            (call.shape().has_bias != 0 ? "True" : "False"));
+  }
+  if (shared_experts != call.shape().shared_experts) {
+    refuse("shared_experts is " + std::to_string(shared_experts) + "; the workspace has " +
+           std::to_string(call.shape().shared_experts));
   }
   auto arguments = call_of(call, key, plan, x_rows, h, row_probs, kWeights, tokens, flag, schedule);
   require(backward_rows, "backward_rows", ScalarType::Byte, {backward_bytes(call, arguments)}, key);
@@ -211,12 +235,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_weights(
 void backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs,
                                 Tensor backward_rows, Tensor dw1, Tensor dw2, std::int64_t tokens,
                                 bool flag, std::optional<std::string> schedule,
-                                std::optional<Tensor> db1, std::optional<Tensor> db2) {
+                                std::optional<Tensor> db1, std::optional<Tensor> db2,
+                                std::optional<Tensor> dshared_w1,
+                                std::optional<Tensor> dshared_w2) {
   const Call call(key);
   auto arguments = call_of(call, key, plan, x_rows, h, row_probs, kWeights, tokens, flag, schedule);
   require(backward_rows, "backward_rows", ScalarType::Byte, {backward_bytes(call, arguments)}, key);
   arguments.backward_rows = backward_rows.mutable_data_ptr();
-  main_gradients(call, key, dw1, dw2, db1, db2, arguments);
+  main_gradients(call, key, dw1, dw2, {db1, db2}, {dshared_w1, dshared_w2}, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
 }
 
@@ -238,49 +264,56 @@ uniep_backward_call call_of_pages(const Tensor& key, std::int64_t saved, Part pa
 
 Tensor none(const Tensor& key) { return empty(key, ScalarType::BFloat16, {0}); }
 
-using WeightGradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-
 WeightGradients no_weight_gradients(const Tensor& key) {
-  return {none(key), none(key), none(key), none(key)};
+  return {none(key), none(key), none(key), none(key), none(key), none(key)};
 }
 
 // New ones, or none where there are some to be added to.
 WeightGradients weight_gradients(const Call& call, const Tensor& key,
                                  const std::optional<Tensor>& dw1, const std::optional<Tensor>& dw2,
-                                 const std::optional<Tensor>& db1, const std::optional<Tensor>& db2,
+                                 const Biases& db, const SharedExperts& shared,
                                  uniep_backward_call& arguments) {
   if (!dw1 || !dw2) return new_weight_gradients(call, key, arguments);
-  main_gradients(call, key, *dw1, *dw2, db1, db2, arguments);
+  main_gradients(call, key, *dw1, *dw2, db, shared, arguments);
   return no_weight_gradients(key);
 }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_pages(
-    Tensor key, std::int64_t saved, Tensor dy, Tensor w1, Tensor w2, std::optional<Tensor> x,
-    std::optional<Tensor> dw1, std::optional<Tensor> dw2, std::int64_t topk, bool data_only,
-    bool keep, std::optional<std::string> schedule, std::optional<Tensor> b1,
-    std::optional<Tensor> b2, std::optional<Tensor> db1, std::optional<Tensor> db2) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
+backward_pages(Tensor key, std::int64_t saved, Tensor dy, Tensor w1, Tensor w2,
+               std::optional<Tensor> x, std::optional<Tensor> dw1, std::optional<Tensor> dw2,
+               std::int64_t topk, bool data_only, bool keep, std::optional<std::string> schedule,
+               std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> db1,
+               std::optional<Tensor> db2, std::optional<Tensor> shared_w1,
+               std::optional<Tensor> shared_w2, std::optional<Tensor> dshared_w1,
+               std::optional<Tensor> dshared_w2) {
   const Call call(key);
   auto arguments =
       call_of_pages(key, saved, data_only ? kData : kWhole, tokens_of(dy), keep, schedule);
-  const DataGradients data(call, key, dy, w1, w2, x, topk, {b1, b2}, arguments);
-  const auto [new_dw1, new_dw2, new_db1, new_db2] =
-      data_only ? no_weight_gradients(key)
-                : weight_gradients(call, key, dw1, dw2, db1, db2, arguments);
+  const DataGradients data(call, key, dy, w1, w2, x, topk, {b1, b2}, {shared_w1, shared_w2},
+                           arguments);
+  const auto [new_dw1, new_dw2, new_db1, new_db2, new_shared_w1, new_shared_w2] =
+      data_only
+          ? no_weight_gradients(key)
+          : weight_gradients(call, key, dw1, dw2, {db1, db2}, {dshared_w1, dshared_w2}, arguments);
   Tensor rows = empty(key, ScalarType::Byte, {call.shape().backward_bytes});
   arguments.backward_rows = rows.mutable_data_ptr();
   Call::check(uniep_backward(call.layer(), &arguments));
-  return {data.dx, data.dprobs, new_dw1, new_dw2, new_db1, new_db2, data_only ? rows : none(key)};
+  return {data.dx, data.dprobs, data.dshared_probs, new_dw1,       new_dw2,
+          new_db1, new_db2,     new_shared_w1,      new_shared_w2, data_only ? rows : none(key)};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward_weights_pages(
-    Tensor key, std::int64_t saved, std::optional<Tensor> dw1, std::optional<Tensor> dw2,
-    std::int64_t tokens, bool keep, std::optional<std::string> schedule, std::optional<Tensor> db1,
-    std::optional<Tensor> db2) {
+WeightGradients backward_weights_pages(Tensor key, std::int64_t saved, std::optional<Tensor> dw1,
+                                       std::optional<Tensor> dw2, std::int64_t tokens, bool keep,
+                                       std::optional<std::string> schedule,
+                                       std::optional<Tensor> db1, std::optional<Tensor> db2,
+                                       std::optional<Tensor> dshared_w1,
+                                       std::optional<Tensor> dshared_w2) {
   const Call call(key);
   auto arguments = call_of_pages(key, saved, kWeights, tokens, keep, schedule);
-  const auto gradients = weight_gradients(call, key, dw1, dw2, db1, db2, arguments);
+  const auto gradients =
+      weight_gradients(call, key, dw1, dw2, {db1, db2}, {dshared_w1, dshared_w2}, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
   return gradients;
 }

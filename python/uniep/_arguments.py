@@ -11,6 +11,7 @@ from torch import Tensor
 from .arithmetic import Arithmetic
 
 if TYPE_CHECKING:
+    from .deferred import AllWeights
     from .workspace import Workspace
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "check_deferred",
     "check_device",
     "check_main_grads",
+    "check_shared",
     "check_workspace",
     "int32",
     "rows",
@@ -134,8 +136,53 @@ def check_biases(b1: Tensor | None, b2: Tensor | None, w1: Tensor, w2: Tensor) -
             )
 
 
+def check_shared(
+    shared_w1: Tensor | None,
+    shared_w2: Tensor | None,
+    shared_probs: Tensor | None,
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+) -> None:
+    """Raises TypeError or ValueError with a sentence where these are no shared experts."""
+    if shared_w1 is None or shared_w2 is None:
+        given = {"shared_w1": shared_w1, "shared_w2": shared_w2, "shared_probs": shared_probs}
+        for name, tensor in given.items():
+            if tensor is not None:
+                raise ValueError(
+                    f"{name} is given alone; give shared_w1 and shared_w2, or none of them"
+                )
+        return
+    shared = shared_w1.shape[0] if shared_w1.dim() == 3 else 1
+    wanted = (
+        ("shared_w1", shared_w1, torch.bfloat16, [shared, *w1.shape[1:]]),
+        ("shared_w2", shared_w2, torch.bfloat16, [shared, *w2.shape[1:]]),
+        ("shared_probs", shared_probs, torch.float32, [*x.shape[:-1], shared]),
+    )
+    for name, tensor, dtype, shape in wanted:
+        if tensor is None:
+            continue
+        if tensor.dtype != dtype:
+            raise TypeError(f"{name} is {tensor.dtype}; it must be {dtype}")
+        if list(tensor.shape) != shape or tensor.device != x.device:
+            raise ValueError(
+                f"{name} is {list(tensor.shape)} on '{tensor.device}'; it must be {shape} on "
+                f"'{x.device}', for as many shared experts as shared_w1 has, of the width of w1's"
+            )
+        if dtype == torch.bfloat16 and not tensor.is_contiguous():
+            raise ValueError(
+                f"{name} is not contiguous (strides {list(tensor.stride())}); pass "
+                f"{name}.contiguous()"
+            )
+
+
 def check_workspace(
-    workspace: Workspace, x: Tensor, w1: Tensor, topk: int, *, has_bias: bool = False
+    workspace: Workspace,
+    x: Tensor,
+    w1: Tensor,
+    topk: int,
+    b1: Tensor | None = None,
+    shared_w1: Tensor | None = None,
 ) -> None:
     """Raises ValueError with a sentence where the workspace is for other tensors."""
     if x.device != workspace.device:
@@ -148,9 +195,15 @@ def check_workspace(
         ("intermediate", w1.shape[1] // workspace.arithmetic.halves, workspace.intermediate),
         ("experts of a rank", w1.shape[0], workspace.local_experts),
         ("topk", topk, workspace.topk),
+        (
+            "shared experts",
+            0 if shared_w1 is None else shared_w1.shape[0],
+            workspace.arithmetic.shared_experts,
+        ),
     ):
         if value != wanted:
             raise ValueError(f"{name} of the tensors is {value}; the workspace is for {wanted}")
+    has_bias = b1 is not None
     if has_bias != workspace.arithmetic.bias:
         raise ValueError(
             f"b1 and b2 are {'given' if has_bias else 'not given'}; the workspace is for "
@@ -167,8 +220,8 @@ def check_main_grads(main_grads: Sequence[Tensor], weights: Sequence[Tensor]) ->
     """Raises TypeError or ValueError with a sentence where gradients cannot be added to these."""
     if len(main_grads) != len(weights):
         raise ValueError(
-            f"main_grads has {len(main_grads)} tensors; it must have {len(weights)}, those of "
-            + ("w1 and w2" if len(weights) == 2 else "w1, w2, b1 and b2")
+            f"main_grads has {len(main_grads)} tensors; it must have {len(weights)}: those of "
+            + "w1 and w2, then of biases or shared experts where there are any"
         )
     for i, (gradient, weight) in enumerate(zip(main_grads, weights, strict=True)):
         name = f"main_grads[{i}]"
@@ -191,7 +244,7 @@ def check_main_grads(main_grads: Sequence[Tensor], weights: Sequence[Tensor]) ->
             )
 
 
-def check_deferred(weights: Sequence[Tensor], main_grads: Sequence[Tensor] | None) -> None:
+def check_deferred(weights: AllWeights, main_grads: Sequence[Tensor] | None) -> None:
     """Raises with a sentence where a weight gradient could not be brought to its place later."""
     if torch.compiler.is_compiling():
         raise RuntimeError(
@@ -200,8 +253,9 @@ def check_deferred(weights: Sequence[Tensor], main_grads: Sequence[Tensor] | Non
         )
     if main_grads is not None:
         return
-    for name, weight in zip(("w1", "w2", "b1", "b2"), weights, strict=False):
-        if weight.requires_grad and not weight.is_leaf:
+    names = ("w1", "w2", "b1", "b2", "shared_w1", "shared_w2")
+    for name, weight in zip(names, weights, strict=True):
+        if weight is not None and weight.requires_grad and not weight.is_leaf:
             raise ValueError(
                 f"{name} is computed from other tensors, which a gradient that waits cannot reach; "
                 "pass the parameter itself, or main_grads"

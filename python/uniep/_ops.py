@@ -33,6 +33,9 @@ def _forward(
     schedule: str | None,
     b1: Tensor | None = None,
     b2: Tensor | None = None,
+    shared_w1: Tensor | None = None,
+    shared_w2: Tensor | None = None,
+    shared_probs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (
         torch.empty_like(x),
@@ -55,6 +58,9 @@ def _forward_exact(
     schedule: str | None,
     b1: Tensor | None = None,
     b2: Tensor | None = None,
+    shared_w1: Tensor | None = None,
+    shared_w2: Tensor | None = None,
+    shared_probs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     raise RuntimeError(
         "exact_rows=True waits for the number of rows in every call, which torch.compile cannot "
@@ -62,12 +68,26 @@ def _forward_exact(
     )
 
 
-def _data_gradients(dy: Tensor, topk: int) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(dy), dy.new_empty((dy.shape[0], topk), dtype=torch.float32)
+def _data_gradients(
+    dy: Tensor, topk: int, shared_w1: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    tokens = dy.shape[0]
+    shared = 0 if shared_w1 is None else shared_w1.shape[0]
+    probs, shared_probs = (
+        dy.new_empty((tokens, width), dtype=torch.float32) for width in (topk, shared)
+    )
+    return torch.empty_like(dy), probs, shared_probs
 
 
 def _bias_gradients(experts: int, width: int, hidden: int, beside: Tensor) -> tuple[Tensor, Tensor]:
     return beside.new_empty((experts, width)), beside.new_empty((experts, hidden))
+
+
+def _weight_gradients(
+    experts: int, width: int, hidden: int, intermediate: int, beside: Tensor
+) -> tuple[Tensor, Tensor]:
+    w1 = beside.new_empty((experts, width, hidden))
+    return w1, beside.new_empty((experts, hidden, intermediate))
 
 
 def _backward(
@@ -85,9 +105,15 @@ def _backward(
     schedule: str | None,
     b1: Tensor | None = None,
     b2: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    shared_w1: Tensor | None = None,
+    shared_w2: Tensor | None = None,
+) -> tuple[Tensor, ...]:
     biases = _bias_gradients(w1.shape[0] if b1 is not None else 0, w1.shape[1], w2.shape[1], dy)
-    return (*_data_gradients(dy, topk), torch.empty_like(w1), torch.empty_like(w2), *biases)
+    dx, dprobs, dshared_probs = _data_gradients(dy, topk, shared_w1)
+    weights = (torch.empty_like(w1), torch.empty_like(w2), *biases)
+    sizes = (dshared_probs.shape[1], w1.shape[1], w1.shape[2], w2.shape[2])
+    shared = _weight_gradients(*sizes, dy)
+    return (dx, dprobs, *weights, dshared_probs, *shared)
 
 
 def _backward_main_grad(
@@ -109,8 +135,12 @@ def _backward_main_grad(
     b2: Tensor | None = None,
     db1: Tensor | None = None,
     db2: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    return _data_gradients(dy, topk)
+    shared_w1: Tensor | None = None,
+    shared_w2: Tensor | None = None,
+    dshared_w1: Tensor | None = None,
+    dshared_w2: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _data_gradients(dy, topk, shared_w1)
 
 
 def _backward_data(
@@ -129,9 +159,11 @@ def _backward_data(
     schedule: str | None,
     b1: Tensor | None = None,
     b2: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    shared_w1: Tensor | None = None,
+    shared_w2: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return (
-        *_data_gradients(dy, topk),
+        *_data_gradients(dy, topk, shared_w1),
         dy.new_empty((backward_bytes,), dtype=torch.uint8),
     )
 
@@ -149,12 +181,13 @@ def _backward_weights(
     bias: bool,
     flag: bool,
     schedule: str | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    shared_experts: int = 0,
+) -> tuple[Tensor, ...]:
     hidden, width = x_rows.shape[1], h.shape[1]
     return (
-        x_rows.new_empty((local_experts, width, hidden)),
-        x_rows.new_empty((local_experts, hidden, intermediate)),
+        *_weight_gradients(local_experts, width, hidden, intermediate, x_rows),
         *_bias_gradients(local_experts if bias else 0, width, hidden, x_rows),
+        *_weight_gradients(shared_experts, width, hidden, intermediate, x_rows),
     )
 
 
@@ -172,6 +205,8 @@ def _backward_weights_main_grad(
     schedule: str | None,
     db1: Tensor | None = None,
     db2: Tensor | None = None,
+    dshared_w1: Tensor | None = None,
+    dshared_w2: Tensor | None = None,
 ) -> None:
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,7 +14,12 @@ from ._ops import ops
 if TYPE_CHECKING:
     from .row_pool import SavedPages
 
-__all__ = ["DeferredWeights", "backward_weights"]
+__all__ = ["AllWeights", "DeferredWeights", "all_of", "backward_weights"]
+
+#: w1, w2, b1, b2, shared_w1 and shared_w2, or their gradients; None: the layer has none.
+AllWeights: TypeAlias = tuple[
+    Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]
 
 
 @dataclass(frozen=True)
@@ -28,8 +33,8 @@ class _Pending:
     row_probs: Tensor
     backward_rows: Tensor
     tokens: int
-    weights: tuple[Tensor, ...]  # w1 and w2, and b1 and b2 where there are biases
-    main_grads: tuple[Tensor, ...] | None
+    weights: AllWeights
+    main_grads: AllWeights | None
     flag: bool
     schedule: str | None
 
@@ -42,16 +47,18 @@ class _PendingPages:
     saved: SavedPages
     backward_rows: Tensor
     tokens: int
-    weights: tuple[Tensor, ...]
-    main_grads: tuple[Tensor, ...] | None
+    weights: AllWeights
+    main_grads: AllWeights | None
     keep: bool
     schedule: str | None
 
 
-def four(main_grads: tuple[Tensor, ...] | None) -> list[Tensor | None]:
-    """dw1, dw2, db1 and db2 of what :func:`uniep.moe` was given: as many as there are."""
-    given = main_grads or ()
-    return [*given, *[None] * (4 - len(given))]
+def all_of(given: tuple[Tensor, ...], has_bias: bool) -> AllWeights:
+    """Main gradients as :func:`uniep.moe` takes them, with None for what a layer has not."""
+    dw1, dw2, *more = given
+    none = (None, None)
+    pair = none if not more else (more[0], more[1])
+    return (dw1, dw2, *pair, *none) if has_bias else (dw1, dw2, *none, *pair)
 
 
 class DeferredWeights:
@@ -101,27 +108,29 @@ def backward_weights(deferred: DeferredWeights) -> None:
             continue
         saved = (call.key, call.plan, call.x_rows, call.h, call.row_probs, call.backward_rows)
         if call.main_grads is not None:
-            dw, db = call.main_grads[:2], call.main_grads[2:]
-            ops.backward_weights_main_grad(*saved, *dw, call.tokens, call.flag, call.schedule, *db)
+            dw1, dw2, *more = call.main_grads
+            ops.backward_weights_main_grad(
+                *saved, dw1, dw2, call.tokens, call.flag, call.schedule, *more
+            )
             continue
-        w2 = call.weights[1]
-        figures = (call.tokens, w2.shape[0], w2.shape[2], len(call.weights) == 4)
-        gradients = ops.backward_weights(*saved, *figures, call.flag, call.schedule)
-        # Without biases their gradients are empty, and end the list.
+        _, w2, b1, _, shared_w1, _ = call.weights
+        figures = (call.tokens, w2.shape[0], w2.shape[2], b1 is not None)
+        shared = 0 if shared_w1 is None else shared_w1.shape[0]
+        gradients = ops.backward_weights(*saved, *figures, call.flag, call.schedule, shared)
         _add_gradients(call.weights, gradients)
 
 
 def _gradients_of_pages(call: _PendingPages) -> tuple[Tensor, ...] | None:
-    dw1, dw2, db1, db2 = four(call.main_grads)
+    dw1, dw2, *more = call.main_grads or [None] * 6
     gradients: tuple[Tensor, ...] = ops.backward_weights_pages(
-        call.key, call.saved.address, dw1, dw2, call.tokens, call.keep, call.schedule, db1, db2
+        call.key, call.saved.address, dw1, dw2, call.tokens, call.keep, call.schedule, *more
     )
     return gradients if call.main_grads is None else None
 
 
-def _add_gradients(weights: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
-    for weight, gradient in zip(weights, gradients, strict=False):
-        if not weight.requires_grad:
+def _add_gradients(weights: AllWeights, gradients: tuple[Tensor, ...]) -> None:
+    for weight, gradient in zip(weights, gradients, strict=True):
+        if weight is None or not weight.requires_grad:
             continue
         if weight.grad is None:
             weight.grad = gradient

@@ -12,7 +12,7 @@ from . import _arguments, _hooks
 from . import zero_experts as _zero
 from ._ops import ops
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
-from .deferred import DeferredWeights, _Pending, four
+from .deferred import AllWeights, DeferredWeights, _Pending, all_of
 from .group import GroupLike
 from .offload import saving_elsewhere
 from .row_pool import RowPoolLike, moe_in_pages
@@ -38,10 +38,15 @@ class _Moe(torch.autograd.Function):
         w2: Tensor,
         b1: Tensor | None,
         b2: Tensor | None,
+        shared_w1: Tensor | None,
+        shared_w2: Tensor | None,
+        shared_probs: Tensor | None,
         dw1: Tensor | None,
         dw2: Tensor | None,
         db1: Tensor | None,
         db2: Tensor | None,
+        dshared_w1: Tensor | None,
+        dshared_w2: Tensor | None,
         key: Tensor,
         overflow: Tensor,
         rows: int,
@@ -55,39 +60,40 @@ class _Moe(torch.autograd.Function):
         deferred: DeferredWeights | None,
     ) -> Tensor:
         inputs = (key, overflow, x, topk_ids, topk_probs, w1, w2)
+        more = (b1, b2, shared_w1, shared_w2)
         if exact:
-            saved = ops.forward_exact(*inputs, flag, schedule, b1, b2)
+            saved = ops.forward_exact(*inputs, flag, schedule, *more, shared_probs)
         else:
             figures = (rows, rows_of_x, rows_of_h, plan_bytes)
-            saved = ops.forward(*inputs, *figures, flag, schedule, b1, b2)
+            saved = ops.forward(*inputs, *figures, flag, schedule, *more, shared_probs)
         out, plan, x_rows, h, row_probs = saved
         # Without rows of x, backward dispatches x again.
         again = x if rows_of_x == 0 else None
-        ctx.save_for_backward(plan, x_rows, h, row_probs, w1, w2, again, b1, b2)
+        ctx.save_for_backward(plan, x_rows, h, row_probs, again, w1, w2, *more)
+        ctx.has_shared_probs = shared_probs is not None
         ctx.key = key
-        ctx.main_grads = (
-            None if dw1 is None else tuple(g for g in (dw1, dw2, db1, db2) if g is not None)
-        )
+        grads = (dw1, dw2, db1, db2, dshared_w1, dshared_w2)
+        ctx.main_grads = None if dw1 is None else grads
         ctx.topk = topk_ids.shape[1]
         ctx.backward_bytes = backward_bytes
         ctx.flag = flag
         ctx.schedule = schedule
         ctx.deferred = deferred
         # Not as hooks of saved tensors return them: those have a grad that nobody sees.
-        of_biases = () if b1 is None or b2 is None else (b1, b2)
-        ctx.weights = (w1, w2, *of_biases) if deferred is not None else None
+        ctx.weights = (w1, w2, *more) if deferred is not None else None
         return out  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        plan, x_rows, h, row_probs, w1, w2, x, b1, b2 = ctx.saved_tensors
+        plan, x_rows, h, row_probs, x, *weights = ctx.saved_tensors
+        w1, w2, b1, b2, *shared = weights
         dy = dy.contiguous()
         call = (ctx.key, plan, x_rows, h, row_probs, dy, w1, w2, x)
-        dw1 = dw2 = db1 = db2 = None
+        dw: list[Tensor | None] = [None] * 6
         if ctx.deferred is not None:
-            dx, dprobs, rows = ops.backward_data(
-                *call, ctx.topk, ctx.backward_bytes, ctx.flag, ctx.schedule, b1, b2
+            dx, dprobs, dshared_probs, rows = ops.backward_data(
+                *call, ctx.topk, ctx.backward_bytes, ctx.flag, ctx.schedule, b1, b2, *shared
             )
             ctx.deferred.add(
                 _Pending(
@@ -105,21 +111,24 @@ class _Moe(torch.autograd.Function):
                 )
             )
         elif ctx.main_grads is not None:
-            dw, db = ctx.main_grads[:2], ctx.main_grads[2:]
-            dx, dprobs = ops.backward_main_grad(
-                *call, *dw, ctx.topk, ctx.flag, ctx.schedule, b1, b2, *db
+            dw1, dw2, db1, db2, *dshared = ctx.main_grads
+            figures = (dw1, dw2, ctx.topk, ctx.flag, ctx.schedule)
+            dx, dprobs, dshared_probs = ops.backward_main_grad(
+                *call, *figures, b1, b2, db1, db2, *shared, *dshared
             )
-        elif any(ctx.needs_input_grad[3:7]):
-            dx, dprobs, dw1, dw2, db1, db2 = ops.backward(
-                *call, ctx.topk, ctx.flag, ctx.schedule, b1, b2
+        elif any(ctx.needs_input_grad[3:9]):
+            dx, dprobs, *new = ops.backward(
+                *call, ctx.topk, ctx.flag, ctx.schedule, b1, b2, *shared
             )
-            if b1 is None:
-                db1 = db2 = None
+            dw1, dw2, db1, db2, dshared_probs, *dshared = new
+            new = [dw1, dw2, db1, db2, *dshared]
+            dw = [None if w is None else g for w, g in zip(weights, new, strict=True)]
         else:
-            dx, dprobs, _ = ops.backward_data(
-                *call, ctx.topk, ctx.backward_bytes, ctx.flag, ctx.schedule, b1, b2
+            dx, dprobs, dshared_probs, _ = ops.backward_data(
+                *call, ctx.topk, ctx.backward_bytes, ctx.flag, ctx.schedule, b1, b2, *shared
             )
-        return (dx, None, dprobs, dw1, dw2, db1, db2) + (None,) * 15
+        probs = dshared_probs if ctx.has_shared_probs else None
+        return (dx, None, dprobs, *dw, probs) + (None,) * 17
 
 
 def moe(
@@ -149,12 +158,16 @@ def moe(
     row_pool: RowPoolLike = None,
     zero_experts: int = 0,
     zero_expert_type: _zero.ZeroExpertType = "identity",
+    shared_w1: Tensor | None = None,
+    shared_w2: Tensor | None = None,
+    shared_probs: Tensor | None = None,
 ) -> Tensor:
     """One MoE layer: out[t] is the sum over k of p[t,k] · expert(topk_ids[t,k])(x[t]).
 
     An expert e is w2[e] · f(h) + b2[e], with h = w1[e] · x[t] + b1[e] and f the activation: SwiGLU,
-    silu(gate) * up of [gate; up] = h, unless another is asked for. Differentiable in x, topk_probs,
-    w1, w2, b1 and b2, once. All ranks of the group call it in the same order, as they do their
+    silu(gate) * up of [gate; up] = h, unless another is asked for. With shared experts out[t] is
+    that sum, rounded, plus the sum over them. Differentiable in x, topk_probs, shared_probs and
+    all weights, once. All ranks of the group call it in the same order, as they do their
     backward. Output and gradients have the same bits for every schedule and number of ranks.
 
     Args:
@@ -182,7 +195,8 @@ def moe(
         schedule: of this call and its backward. None: the workspace's.
         main_grads: (dw1, dw2), of the shapes of w1 and w2, contiguous, both fp32 or both bf16:
             weight gradients are added to these, and ``w1.grad`` and ``w2.grad`` stay as they are.
-            With biases (dw1, dw2, db1, db2).
+            With biases (dw1, dw2, db1, db2), with shared experts (dw1, dw2, dshared_w1,
+            dshared_w2).
         deferred: where weight gradients wait for :func:`uniep.backward_weights`.
         activation: ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"``, ``"reglu"`` or ``"gpt_oss"``
             (gate * sigmoid(1.702 gate) * (up + 1), gate at most 7, up within -7 and 7); or without
@@ -206,6 +220,12 @@ def moe(
             nothing and lie nowhere.
         zero_expert_type: what they give: ``"identity"``, p · x; or ``"zero"``, nothing, and no
             gradient to p.
+        shared_w1: bf16 [S, 2I, H], or [S, I, H] without a gate: experts that every rank has, and
+            every token goes to. Their work is part of the same pass. Not with biases, nor with
+            several combine groups. Their gradients are sums over the tokens of this rank alone, as
+            those of a dense layer are: add them up over ranks as you do with these. None: none.
+        shared_w2: bf16 [S, H, I]. Given with shared_w1.
+        shared_probs: fp32 [..., S], multiplied where ``probs`` says. None: each is 1.
 
     Returns:
         bf16 [..., H].
@@ -220,16 +240,21 @@ def moe(
     if save not in (None, "rows", "tokens", "none"):
         raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")
     if workspace is None:
+        shared_experts = 0 if shared_w1 is None else shared_w1.shape[0]
         arithmetic = arithmetic_of(
-            activation, probs, b1 is not None, combine_groups, combine_partials
+            activation, probs, b1 is not None, combine_groups, combine_partials, shared_experts
         )
     else:
         arithmetic = workspace.arithmetic
     if torch.is_autocast_enabled(x.device.type):
-        x, w1, w2, b1, b2 = _arguments.autocast(x, w1, w2, b1, b2)
+        x, w1, w2, b1, b2, shared_w1, shared_w2 = _arguments.autocast(
+            x, w1, w2, b1, b2, shared_w1, shared_w2
+        )
     _arguments.check(x, topk_ids, topk_probs, w1, w2, arithmetic)
     _arguments.check_biases(b1, b2, w1, w2)
-    weights = (w1, w2) if b1 is None or b2 is None else (w1, w2, b1, b2)
+    _arguments.check_shared(shared_w1, shared_w2, shared_probs, x, w1, w2)
+    more = (b1, b2, shared_w1, shared_w2)
+    weights = (w1, w2, *(w for w in more if w is not None))
     experts, width, hidden = w1.shape
     topk = topk_ids.shape[-1]
     tokens = _arguments.rows(x)
@@ -245,11 +270,11 @@ def moe(
             backward_rows or 0,
             *arithmetic,
         )
-        shared = (group, x.device, kind, tokens.shape[0], max_tokens)
+        wanted = (group, x.device, kind, tokens.shape[0], max_tokens)
         if row_pool is None or row_pool is False:
-            workspace = default_workspace(*shared)
+            workspace = default_workspace(*wanted)
         else:
-            workspace = paged_workspace(row_pool, *shared)
+            workspace = paged_workspace(row_pool, *wanted)
     else:
         memory = (capacity_rows, save, recompute_h, backward_rows, row_pool)
         ways = (activation, probs, combine_groups, combine_partials)
@@ -260,22 +285,25 @@ def moe(
                 "backward_rows, activation, probs, combine_groups, combine_partials and row_pool; "
                 "pass either the workspace or these"
             )
-    _arguments.check_workspace(workspace, x, w1, topk, has_bias=b1 is not None)
+    _arguments.check_workspace(workspace, x, w1, topk, b1, shared_w1)
     slots = None
     if zero_experts:
         slots = _zero.split(topk_ids, topk_probs, workspace.num_experts, zero_experts)
         topk_ids = slots.ids
     identity = slots if zero_expert_type == "identity" else None
     ids = _arguments.int32(_arguments.rows(topk_ids))
+    grads: AllWeights | None = None
     if main_grads is not None:
         _arguments.check_main_grads(main_grads, weights)
+        grads = all_of(main_grads, b1 is not None)
     if deferred is not None:
         if workspace.backward_rows:
             raise ValueError(
                 "deferred is given, which keeps all rows of a backward, but backward_rows is "
                 f"{workspace.backward_rows}; pass None, or backward_rows 0"
             )
-        _arguments.check_deferred(weights, main_grads)
+        _arguments.check_deferred((w1, w2, *more), main_grads)
+    of_shared = None if shared_probs is None else _arguments.rows(shared_probs)
     out: Tensor
     if workspace.row_pool is not None:
         if exact_rows:
@@ -286,9 +314,9 @@ def moe(
             _arguments.rows(topk_probs),
             w1,
             w2,
-            b1,
-            b2,
-            main_grads,
+            *more,
+            of_shared,
+            grads,
             workspace.key,
             workspace.overflow,
             workspace.row_pool,
@@ -297,7 +325,7 @@ def moe(
             schedule,
             deferred,
         )
-        return _result(out, workspace, identity, x, topk_ids, topk_probs, *weights)
+        return _result(out, workspace, identity, x, topk_ids, topk_probs, w1, w2, *more)
     with saving_elsewhere((tokens, *weights)):
         out = _Moe.apply(
             tokens,
@@ -305,9 +333,9 @@ def moe(
             _arguments.rows(topk_probs),
             w1,
             w2,
-            b1,
-            b2,
-            *four(main_grads),
+            *more,
+            of_shared,
+            *(grads or [None] * 6),
             workspace.key,
             workspace.overflow,
             workspace.rows,
@@ -320,7 +348,7 @@ def moe(
             schedule,
             deferred,
         )
-    return _result(out, workspace, identity, x, topk_ids, topk_probs, *weights)
+    return _result(out, workspace, identity, x, topk_ids, topk_probs, w1, w2, *more)
 
 
 def _result(
@@ -332,15 +360,14 @@ def _result(
     topk_probs: Tensor,
     w1: Tensor,
     w2: Tensor,
-    b1: Tensor | None = None,
-    b2: Tensor | None = None,
+    *more: Tensor | None,
 ) -> Tensor:
     """Of the shape of x, shown to who watches calls, and with what identity experts add."""
     if out.shape != x.shape:  # FSDP2 warns of modules that return views, even of the same shape
         out = out.reshape(x.shape)
     if not torch.compiler.is_compiling() and (watch := _hooks.watcher()) is not None:
         tensors = {"x": x, "topk_ids": topk_ids, "topk_probs": topk_probs, "w1": w1, "w2": w2}
-        if b1 is not None and b2 is not None:
-            tensors |= {"b1": b1, "b2": b2}
+        names = ("b1", "b2", "shared_w1", "shared_w2")
+        tensors |= {n: w for n, w in zip(names, more, strict=True) if w is not None}
         watch(workspace.group, tensors, out)
     return out if identity is None else _zero.add_identity(out, x, identity)

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from . import _library
 from ._ops import ops
 from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
-from .deferred import DeferredWeights, _PendingPages, four
+from .deferred import AllWeights, DeferredWeights, _PendingPages
 from .group import Group, GroupLike, _device_of, group_of
 
 __all__ = ["RowPool", "RowPoolLike", "SavedPages", "moe_in_pages", "shared_pool"]
@@ -224,7 +224,10 @@ class _MoeInPages(torch.autograd.Function):
         w2: Tensor,
         b1: Tensor | None,
         b2: Tensor | None,
-        main_grads: tuple[Tensor, ...] | None,
+        shared_w1: Tensor | None,
+        shared_w2: Tensor | None,
+        shared_probs: Tensor | None,
+        main_grads: AllWeights | None,
         key: Tensor,
         overflow: Tensor,
         pool: RowPool,
@@ -234,9 +237,11 @@ class _MoeInPages(torch.autograd.Function):
         deferred: DeferredWeights | None,
     ) -> Tensor:
         inputs = (key, overflow, x, topk_ids, topk_probs, w1, w2)
-        out, address = ops.forward_pages(*inputs, flag, schedule, b1, b2)
+        more = (b1, b2, shared_w1, shared_w2)
+        out, address = ops.forward_pages(*inputs, flag, schedule, *more, shared_probs)
         ctx.saved = SavedPages(address, pool)
-        ctx.save_for_backward(w1, w2, b1, b2, x if dispatches_again else None)
+        ctx.save_for_backward(w1, w2, *more, x if dispatches_again else None)
+        ctx.has_shared_probs = shared_probs is not None
         ctx.key = key
         ctx.main_grads = main_grads
         ctx.topk = topk_ids.shape[1]
@@ -247,13 +252,14 @@ class _MoeInPages(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        w1, w2, b1, b2, x = ctx.saved_tensors
+        *weights, x = ctx.saved_tensors
+        w1, w2, b1, b2, shared_w1, shared_w2 = weights
         dy = dy.contiguous()
         keep = _keeps_graph()
-        wants_weights = ctx.main_grads is not None or any(ctx.needs_input_grad[3:7])
+        wants_weights = ctx.main_grads is not None or any(ctx.needs_input_grad[3:9])
         data_only = ctx.deferred is not None or not wants_weights
-        dw1, dw2, db1, db2 = four(ctx.main_grads)
-        dx, dprobs, *new, rows = ops.backward_pages(
+        dw1, dw2, db1, db2, dshared_w1, dshared_w2 = ctx.main_grads or [None] * 6
+        dx, dprobs, dshared_probs, *new, rows = ops.backward_pages(
             ctx.key,
             ctx.saved.address,
             dy,
@@ -270,6 +276,10 @@ class _MoeInPages(torch.autograd.Function):
             b2,
             db1,
             db2,
+            shared_w1,
+            shared_w2,
+            dshared_w1,
+            dshared_w2,
         )
         if ctx.deferred is not None:
             ctx.deferred.add(
@@ -278,17 +288,17 @@ class _MoeInPages(torch.autograd.Function):
                     saved=ctx.saved,
                     backward_rows=rows,
                     tokens=dy.shape[0],
-                    weights=(w1, w2) if b1 is None else (w1, w2, b1, b2),
+                    weights=(w1, w2, b1, b2, shared_w1, shared_w2),
                     main_grads=ctx.main_grads,
                     keep=keep,
                     schedule=ctx.schedule,
                 )
             )
         if data_only or ctx.main_grads is not None:
-            new = [None] * 4
-        elif b1 is None:
-            new[2:] = [None, None]
-        return (dx, None, dprobs, *new) + (None,) * 8
+            new = [None] * 6
+        new = [None if w is None else g for w, g in zip(weights, new, strict=True)]
+        probs = dshared_probs if ctx.has_shared_probs else None
+        return (dx, None, dprobs, *new, probs) + (None,) * 8
 
 
 @torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]

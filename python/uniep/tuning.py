@@ -56,6 +56,9 @@ class _ForwardCall(ctypes.Structure):
         ("saved", c_void_p),
         ("b1", c_void_p),
         ("b2", c_void_p),
+        ("shared_w1", c_void_p),
+        ("shared_w2", c_void_p),
+        ("shared_probs", c_void_p),
     ]
 
 
@@ -89,6 +92,11 @@ class _BackwardCall(ctypes.Structure):
         ("b2", c_void_p),
         ("db1", c_void_p),
         ("db2", c_void_p),
+        ("shared_w1", c_void_p),
+        ("shared_w2", c_void_p),
+        ("dshared_probs", c_void_p),
+        ("dshared_w1", c_void_p),
+        ("dshared_w2", c_void_p),
     ]
 
 
@@ -208,6 +216,9 @@ def tune_calls(
     store: bool = True,
     b1: Tensor | None = None,
     b2: Tensor | None = None,
+    shared_w1: Tensor | None = None,
+    shared_w2: Tensor | None = None,
+    shared_probs: Tensor | None = None,
 ) -> Tuned:
     """Searches the fastest schedule of :func:`uniep.moe` for these tensors and this routing.
 
@@ -228,8 +239,11 @@ def tune_calls(
         profile: of the cost model that proposes candidates, ``"none"`` or a shipped one's name.
             None: the device's, if there is one.
         store: keeps what was found on this machine, for workspaces that are made later.
-        b1: as in :func:`uniep.moe`; so the next.
+        b1: as in :func:`uniep.moe`; so the next four.
         b2: likewise.
+        shared_w1: likewise.
+        shared_w2: likewise.
+        shared_probs: likewise.
 
     Raises:
         TypeError: for a wrong dtype.
@@ -246,7 +260,8 @@ def tune_calls(
     _arguments.check_device(x)
     _arguments.check(x, topk_ids, topk_probs, w1, w2, workspace.arithmetic)
     _arguments.check_biases(b1, b2, w1, w2)
-    _arguments.check_workspace(workspace, x, w1, topk_ids.shape[-1], has_bias=b1 is not None)
+    _arguments.check_shared(shared_w1, shared_w2, shared_probs, x, w1, w2)
+    _arguments.check_workspace(workspace, x, w1, topk_ids.shape[-1], b1, shared_w1)
     if dy is not None and (dy.shape != x.shape or dy.dtype != x.dtype or dy.device != x.device):
         raise ValueError(
             f"dy is {dy.dtype} {list(dy.shape)} on '{dy.device}'; it must be as x is: {x.dtype} "
@@ -263,6 +278,7 @@ def tune_calls(
         tokens = _arguments.rows(x.detach())
         ids = _arguments.int32(_arguments.rows(topk_ids))
         probs = _arguments.rows(topk_probs.detach())
+        of_shared = None if shared_probs is None else _arguments.rows(shared_probs.detach())
         saved = ops.forward(
             workspace.key,
             workspace.overflow,
@@ -277,15 +293,18 @@ def tune_calls(
             workspace.plan_bytes,
             False,
             None,
-            *(None if bias is None else bias.detach() for bias in (b1, b2)),
+            *(None if t is None else t.detach() for t in (b1, b2, shared_w1, shared_w2)),
+            of_shared,
         )
-        biases = () if b1 is None or b2 is None else (b1, b2)
+        named = {"b1": b1, "b2": b2, "shared_w1": shared_w1, "shared_w2": shared_w2}
+        named["shared_probs"] = of_shared
+        more = {name: tensor for name, tensor in named.items() if tensor is not None}
         if dy is None:
-            found = _tune_forward(workspace, (tokens, ids, probs, w1, w2), biases, saved, config)
+            found = _tune_forward(workspace, (tokens, ids, probs, w1, w2), more, saved, config)
         else:
             gradient = _arguments.rows(dy.detach())
             tensors = (tokens, probs, w1, w2, gradient)
-            found = _tune_backward(workspace, tensors, biases, saved, config)
+            found = _tune_backward(workspace, tensors, more, saved, config)
     figures = {name: getattr(found, name) for name, _ in _TuneResult._fields_}
     for name in ("schedule", "why", "problem"):
         figures[name] = figures[name].decode(errors="replace")
@@ -297,7 +316,7 @@ def tune_calls(
 def _tune_forward(
     workspace: Workspace,
     tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-    biases: tuple[Tensor, ...],
+    more: dict[str, Tensor],
     saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     config: _TuneConfig,
 ) -> _TuneResult:
@@ -314,7 +333,7 @@ def _tune_forward(
         plan=plan.data_ptr(),
         memory=_RowMemory(x_rows=_address(x_rows), h=_address(h), row_probs=row_probs.data_ptr()),
         stream=_stream(workspace),
-        **{name: bias.data_ptr() for name, bias in zip(("b1", "b2"), biases, strict=False)},
+        **{name: tensor.data_ptr() for name, tensor in more.items()},
     )
     return _searched("uniep_tune_forward", workspace, call, config)
 
@@ -322,16 +341,15 @@ def _tune_forward(
 def _tune_backward(
     workspace: Workspace,
     tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-    biases: tuple[Tensor, ...],
+    more: dict[str, Tensor],
     saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     config: _TuneConfig,
 ) -> _TuneResult:
     x, probs, w1, w2, dy = tensors
     _, plan, x_rows, h, row_probs = saved
     dx, dprobs, dw1, dw2 = (torch.empty_like(t) for t in (x, probs, w1, w2))
-    of_biases: dict[str, Tensor] = {}
-    for name, bias in zip(("b1", "b2"), biases, strict=False):
-        of_biases |= {name: bias, f"d{name}": torch.empty_like(bias)}
+    gradients = {f"d{name}": torch.empty_like(tensor) for name, tensor in more.items()}
+    more = {name: tensor for name, tensor in more.items() if name != "shared_probs"} | gradients
     call = _BackwardCall(
         tokens=x.shape[0],
         plan=plan.data_ptr(),
@@ -347,7 +365,7 @@ def _tune_backward(
         dw2=dw2.data_ptr(),
         x=x.data_ptr() if workspace.save == "none" else None,
         stream=_stream(workspace),
-        **{name: tensor.data_ptr() for name, tensor in of_biases.items()},
+        **{name: tensor.data_ptr() for name, tensor in more.items()},
     )
     return _searched("uniep_tune_backward", workspace, call, config)
 

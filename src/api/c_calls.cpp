@@ -33,6 +33,11 @@ bool is_pooled(const uniep_layer& l, const void* saved, std::initializer_list<co
   return true;
 }
 
+/// Elements of shared_probs or their gradients at `data`: none, if these are not given.
+std::int64_t shared_probs(const uniep::Problem& p, const void* data, std::int64_t tokens) {
+  return data == nullptr ? 0 : tokens * p.shared_experts;
+}
+
 }  // namespace
 
 Forward forward_of(uniep_layer& l, const uniep_forward_call* call) {
@@ -40,15 +45,21 @@ Forward forward_of(uniep_layer& l, const uniep_forward_call* call) {
   const std::int64_t t = l.tokens(call->tokens);
   const uniep::Problem& p = l.problem();
   const uniep_layer::Sizes n = l.sizes();
+  const bool shared = p.shared_experts > 0;
   Forward f;
   f.topk_ids = elements<const std::int32_t>(call->topk_ids, t * p.topk, "topk_ids");
-  f.args = {.x = elements<const bf16>(call->x, t * p.hidden, "x"),
-            .topk_probs = elements<const float>(call->topk_probs, t * p.topk, "topk_probs"),
-            .w1 = elements<const bf16>(call->w1, n.w1, "w1"),
-            .w2 = elements<const bf16>(call->w2, n.w2, "w2"),
-            .out = elements<bf16>(call->out, t * p.hidden, "out"),
-            .b1 = of_bias<const bf16>(p.bias, call->b1, n.b1, "b1"),
-            .b2 = of_bias<const bf16>(p.bias, call->b2, n.b2, "b2")};
+  f.args = {
+      .x = elements<const bf16>(call->x, t * p.hidden, "x"),
+      .topk_probs = elements<const float>(call->topk_probs, t * p.topk, "topk_probs"),
+      .w1 = elements<const bf16>(call->w1, n.w1, "w1"),
+      .w2 = elements<const bf16>(call->w2, n.w2, "w2"),
+      .out = elements<bf16>(call->out, t * p.hidden, "out"),
+      .b1 = of_bias<const bf16>(p.bias, call->b1, n.b1, "b1"),
+      .b2 = of_bias<const bf16>(p.bias, call->b2, n.b2, "b2"),
+      .shared_w1 = of_shared<const bf16>(shared, call->shared_w1, n.shared_w1, "shared_w1"),
+      .shared_w2 = of_shared<const bf16>(shared, call->shared_w2, n.shared_w2, "shared_w2"),
+      .shared_probs = of_shared<const float>(
+          shared, call->shared_probs, shared_probs(p, call->shared_probs, t), "shared_probs")};
   f.options = l.options(call->schedule, call->stream);
   f.plan_options = f.options;
   f.plan_options.overflow = call->overflow;
@@ -104,6 +115,13 @@ uniep::WeightGrad weight_grad(std::int32_t kind, void* data, std::int64_t count,
   }
 }
 
+/// That of a shared expert's weight.
+uniep::WeightGrad shared_grad(const uniep_backward_call& call, void* data, std::int64_t count,
+                              const char* name) {
+  (void)of_shared<bf16>(count > 0, data, 0, name);
+  return weight_grad(call.weight_grad, data, count, name);
+}
+
 }  // namespace
 
 Part part_of(const uniep_backward_call* call) {
@@ -148,6 +166,7 @@ Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
   const std::int64_t t = l.tokens(call->tokens);
   const uniep::Problem& p = l.problem();
   const uniep_layer::Sizes n = l.sizes();
+  const bool shared = p.shared_experts > 0;
   Backward b{.part = part_of(call),
              .restored = {},
              .data = {},
@@ -162,13 +181,18 @@ Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
     memory = restored_memory(l, call, b);
   }
   if (b.part != Part::kWeights) {
-    b.data = {.dy = elements<const bf16>(call->dy, t * p.hidden, "dy"),
-              .w1 = elements<const bf16>(call->w1, n.w1, "w1"),
-              .w2 = elements<const bf16>(call->w2, n.w2, "w2"),
-              .dx = elements<bf16>(call->dx, t * p.hidden, "dx"),
-              .dprobs = elements<float>(call->dprobs, t * p.topk, "dprobs"),
-              .b1 = of_bias<const bf16>(p.bias, call->b1, n.b1, "b1"),
-              .b2 = of_bias<const bf16>(p.bias, call->b2, n.b2, "b2")};
+    b.data = {
+        .dy = elements<const bf16>(call->dy, t * p.hidden, "dy"),
+        .w1 = elements<const bf16>(call->w1, n.w1, "w1"),
+        .w2 = elements<const bf16>(call->w2, n.w2, "w2"),
+        .dx = elements<bf16>(call->dx, t * p.hidden, "dx"),
+        .dprobs = elements<float>(call->dprobs, t * p.topk, "dprobs"),
+        .b1 = of_bias<const bf16>(p.bias, call->b1, n.b1, "b1"),
+        .b2 = of_bias<const bf16>(p.bias, call->b2, n.b2, "b2"),
+        .shared_w1 = of_shared<const bf16>(shared, call->shared_w1, n.shared_w1, "shared_w1"),
+        .shared_w2 = of_shared<const bf16>(shared, call->shared_w2, n.shared_w2, "shared_w2"),
+        .dshared_probs = of_shared<float>(
+            shared, call->dshared_probs, shared_probs(p, call->dshared_probs, t), "dshared_probs")};
     if (p.save == uniep::Save::kNone) {
       b.data.x = elements<const bf16>(call->x, t * p.hidden, "x");
     }
@@ -179,7 +203,9 @@ Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
     b.weights = {.dw1 = weight_grad(call->weight_grad, call->dw1, n.w1, "dw1"),
                  .dw2 = weight_grad(call->weight_grad, call->dw2, n.w2, "dw2"),
                  .db1 = weight_grad(call->weight_grad, call->db1, n.b1, "db1"),
-                 .db2 = weight_grad(call->weight_grad, call->db2, n.b2, "db2")};
+                 .db2 = weight_grad(call->weight_grad, call->db2, n.b2, "db2"),
+                 .dshared_w1 = shared_grad(*call, call->dshared_w1, n.shared_w1, "dshared_w1"),
+                 .dshared_w2 = shared_grad(*call, call->dshared_w2, n.shared_w2, "dshared_w2")};
   }
   const bool flagged = truth(call->ignore_overflow, "ignore_overflow");
   if (!pooled) b.restored = l.layer.restore(memory, t, flagged);
@@ -198,7 +224,12 @@ uniep::BackwardArgs whole(const Backward& b) {
           .b1 = b.data.b1,
           .b2 = b.data.b2,
           .db1 = b.weights.db1,
-          .db2 = b.weights.db2};
+          .db2 = b.weights.db2,
+          .shared_w1 = b.data.shared_w1,
+          .shared_w2 = b.data.shared_w2,
+          .dshared_probs = b.data.dshared_probs,
+          .dshared_w1 = b.weights.dshared_w1,
+          .dshared_w2 = b.weights.dshared_w2};
 }
 
 }  // namespace uniep::c_api

@@ -114,10 +114,12 @@ class CpuLayer final : public LayerBackend {
                     const BackwardDataArgs& data, const BackwardWeightsArgs& weights);
   /// What a pass stages for peers to pull.
   struct Staged {
-    std::span<const bf16> tokens{};    // x, or dy
-    std::span<const float> probs{};    // forward
-    std::span<const bf16> x_tokens{};  // backward, where it dispatches x again
+    std::span<const bf16> tokens{};         // x, or dy
+    std::span<const float> probs{};         // forward
+    std::span<const float> shared_probs{};  // likewise, or empty
+    std::span<const bf16> x_tokens{};       // backward, where it dispatches x again
   };
+  static void stage_probs(const PassContext& ctx, const Staged& staged, float* probs);
   void run(const PassContext& ctx, const Staged& staged);
   std::byte* row_memory(std::span<std::byte> given, const RoutingPlan& plan, Pass pass);
   std::unique_ptr<SavedData> make_saved(const RoutingPlan& plan, const StepMemory& memory) const;
@@ -246,6 +248,19 @@ PassContext CpuLayer::context(const PassView& view, const SavedData& saved, std:
   return ctx;
 }
 
+/// A token's probabilities: of its experts, then of the shared ones.
+void CpuLayer::stage_probs(const PassContext& ctx, const Staged& staged, float* probs) {
+  const PassView& v = ctx.view;
+  const float* routed = staged.probs.data();
+  const float* shared = staged.shared_probs.data();
+  for (std::int64_t t = 0; t < v.tokens; ++t) {
+    probs = std::copy_n(routed + t * v.topk, v.topk, probs);
+    for (int s = 0; s < v.shared_experts; ++s) {
+      *probs++ = staged.shared_probs.empty() ? 1.0f : shared[t * v.shared_experts + s];
+    }
+  }
+}
+
 /// Stages this rank's tokens where peers pull them, if the pass moves any, then runs it. Peers may
 /// read the staged tokens until their rows have come back, which `reduce` waits for: so when a pass
 /// has ended its successor may overwrite them.
@@ -258,7 +273,7 @@ void CpuLayer::run(const PassContext& ctx, const Staged& staged) try {
     if (!values.empty()) std::memcpy(to, values.data(), values.size_bytes());
   };
   stage(own.get<Tensor::kTokens>(), staged.tokens);
-  stage(own.get<Tensor::kProbs>(), staged.probs);
+  if (ctx.view.pass == Pass::kForward) stage_probs(ctx, staged, own.get<Tensor::kProbs>());
   stage(own.get<Tensor::kXTokens>(), staged.x_tokens);
   engine_.run(ctx, stats_, record_timeline_ ? &timeline_ : nullptr);
   stats_.elapsed_s = std::chrono::duration<double>(Clock::now() - start).count();
@@ -290,7 +305,7 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
   }
   PassContext ctx = context(order->view(), *saved, rows);
   set_tensors(ctx.tensors, args);
-  run(ctx, {.tokens = args.x, .probs = args.topk_probs});
+  run(ctx, {.tokens = args.x, .probs = args.topk_probs, .shared_probs = args.shared_probs});
   count_traffic(plan, schedule, stats_);
   return Saved(std::move(saved));
 }
@@ -383,6 +398,8 @@ void CpuLayer::run_backward(const SavedData& saved, std::byte* rows, const PassO
   ctx.dw2 = weights.dw2;
   ctx.db1 = weights.db1;
   ctx.db2 = weights.db2;
+  ctx.dshared_w1 = weights.dshared_w1;
+  ctx.dshared_w2 = weights.dshared_w2;
   run(ctx, {.tokens = data.dy,
             .x_tokens = view.choice.drops_received ? data.x : std::span<const bf16>()});
   if (view.moves_data()) count_traffic(saved.plan, view.schedule, stats_);

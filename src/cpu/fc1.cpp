@@ -24,13 +24,14 @@ GateAndUp multiply_halves(const PassContext& ctx, const Tile& tile, const Column
                      v.hidden, 1};
   float* sums = scratch.accumulators.reserve(static_cast<std::size_t>(v.halves() * size + more));
   for (int half = 0; half < v.halves(); ++half) {
-    const std::int64_t column = tile.expert * v.h_width() + half * v.intermediate + first;
-    const MatrixView weights{ctx.get<Tensor::kW1>() + column * v.hidden, 1, v.hidden};
+    const std::int64_t column = half * v.intermediate + first;
+    const MatrixView weights{ctx.w1(tile.expert) + column * v.hidden, 1, v.hidden};
     float* of_half = sums + half * size;
     gemm_tile(ctx.kernels, tile.rows, cols, v.hidden, x, weights, of_half, cols, scratch.packing);
     if (!v.choice.has_bias) continue;
+    const bf16* b1 = ctx.get<Tensor::kB1>() + tile.expert * v.h_width() + column;
     for (std::int64_t i = 0; i < tile.rows; ++i) {
-      ctx.kernels.add_bias_row(cols, of_half + i * cols, ctx.get<Tensor::kB1>() + column, 1);
+      ctx.kernels.add_bias_row(cols, of_half + i * cols, b1, 1);
     }
   }
   return {sums, v.halves() == 2 ? sums + size : nullptr};
@@ -90,8 +91,7 @@ void dfc1(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const std::int64_t width = v.h_width();
   const MatrixView dh{ctx.get<Tensor::kDh>() + ctx.row<Tensor::kDh>(tile.first_row) * width, width,
                       1};
-  const MatrixView weights{ctx.get<Tensor::kW1>() + tile.expert * width * v.hidden + first,
-                           v.hidden, 1};
+  const MatrixView weights{ctx.w1(tile.expert) + first, v.hidden, 1};
   float* dx = scratch.accumulators.reserve(static_cast<std::size_t>(tile.rows * cols));
   gemm_tile(ctx.kernels, tile.rows, cols, width, dh, weights, dx, cols, scratch.packing);
   push_rows(ctx, tile, first, cols, dx);

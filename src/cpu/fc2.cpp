@@ -38,8 +38,7 @@ void fc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
 
   const MatrixView a{ctx.get<Tensor::kA>() + ctx.row<Tensor::kA>(tile.first_row) * v.intermediate,
                      v.intermediate, 1};
-  const bf16* w2 = ctx.get<Tensor::kW2>() + tile.expert * v.hidden * v.intermediate;
-  const MatrixView weights{w2 + first * v.intermediate, 1, v.intermediate};
+  const MatrixView weights{ctx.w2(tile.expert) + first * v.intermediate, 1, v.intermediate};
   float* y = scratch.accumulators.reserve(static_cast<std::size_t>(tile.rows * cols));
   gemm_tile(ctx.kernels, tile.rows, cols, v.intermediate, a, weights, y, cols, scratch.packing);
   if (v.choice.has_bias) add_b2(ctx, tile, columns, y);
@@ -54,8 +53,7 @@ void dfc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
 
   const std::int64_t of_dy = ctx.row<Tensor::kDyRows>(tile.first_row);
   const MatrixView dy{ctx.get<Tensor::kDyRows>() + of_dy * v.hidden, v.hidden, 1};
-  const MatrixView weights{ctx.get<Tensor::kW2>() + tile.expert * v.hidden * v.intermediate + first,
-                           v.intermediate, 1};
+  const MatrixView weights{ctx.w2(tile.expert) + first, v.intermediate, 1};
   float* da = scratch.accumulators.reserve(static_cast<std::size_t>(tile.rows * cols));
   gemm_tile(ctx.kernels, tile.rows, cols, v.hidden, dy, weights, da, cols, scratch.packing);
 

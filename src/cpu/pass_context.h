@@ -37,10 +37,24 @@ struct PassContext {
   WeightGrad dw2{};
   WeightGrad db1{};
   WeightGrad db2{};
+  WeightGrad dshared_w1{};
+  WeightGrad dshared_w2{};
 
   template <Tensor t>
   TypeOf<t>* get() const {
     return tensors.get<t>();
+  }
+  /// The matrix of an expert of this rank, of `size` elements: in `routed`, or in `shared`.
+  template <Tensor routed, Tensor shared>
+  const bf16* weights(int expert, std::int64_t size) const {
+    return view.is_shared(expert) ? get<shared>() + (expert - view.routed_experts()) * size
+                                  : get<routed>() + expert * size;
+  }
+  const bf16* w1(int expert) const {
+    return weights<Tensor::kW1, Tensor::kSharedW1>(expert, view.h_width() * view.hidden);
+  }
+  const bf16* w2(int expert) const {
+    return weights<Tensor::kW2, Tensor::kSharedW2>(expert, view.hidden * view.intermediate);
   }
   /// Where that tensor of rows has row number `row` of the plan.
   template <Tensor t>

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "base/contract.h"
 #include "cpu/stages.h"
@@ -10,22 +11,47 @@ namespace {
 
 constexpr ExpertRange kAllExperts{0, std::numeric_limits<std::int32_t>::max()};
 
+// sum += the row of a slot of the token, times its probability where that enters behind fc2.
+void add_slot(const PassContext& ctx, std::int64_t token, int slot, const float* prob, float* sum) {
+  const PassView& v = ctx.view;
+  const bf16* rows = ctx.peer(v.rank).get<Tensor::kCombine>();
+  const bf16* row = rows + (token * v.slots + slot) * v.hidden;
+  if (v.pass == Pass::kForward && v.probs == Probs::kAfter && prob != nullptr) {
+    ctx.kernels.add_scaled_row(v.hidden, sum, row, *prob);
+  } else {
+    ctx.kernels.add_row(v.hidden, sum, row);
+  }
+}
+
 // Rows of a token from these experts, k ascending.
 void add_rows(const PassContext& ctx, std::int64_t token, ExpertRange experts, float* sum) {
   const PassView& v = ctx.view;
-  const bool weighted = v.pass == Pass::kForward && v.probs == Probs::kAfter;
-  const bf16* rows = ctx.peer(v.rank).get<Tensor::kCombine>();
+  const float* probs = ctx.get<Tensor::kTopkProbs>();
   std::fill_n(sum, v.hidden, 0.0f);
   for (int k = 0; k < v.topk; ++k) {
-    const std::int64_t slot = token * v.topk + k;
-    if (!experts.has(v.topk_ids[slot])) continue;
-    const bf16* row = rows + slot * v.hidden;
-    if (weighted) {
-      ctx.kernels.add_scaled_row(v.hidden, sum, row, ctx.get<Tensor::kTopkProbs>()[slot]);
-    } else {
-      ctx.kernels.add_row(v.hidden, sum, row);
-    }
+    const std::int64_t at = token * v.topk + k;
+    if (!experts.has(v.topk_ids[at])) continue;
+    add_slot(ctx, token, k, probs == nullptr ? nullptr : probs + at, sum);
   }
+}
+
+// sum = the sum of the token's routed rows, rounded, + that of its shared experts' rows, rounded.
+void add_shared(const PassContext& ctx, std::int64_t token, Scratch& scratch, float* sum) {
+  const PassView& v = ctx.view;
+  const float* probs = ctx.get<Tensor::kSharedProbs>();
+  float* shared = sum + v.hidden;
+  std::fill_n(shared, v.hidden, 0.0f);
+  for (int s = 0; s < v.shared_experts; ++s) {
+    const float* prob = probs == nullptr ? nullptr : probs + token * v.shared_experts + s;
+    add_slot(ctx, token, v.topk + s, prob, shared);
+  }
+  std::vector<bf16>(&rounded)[2] = scratch.gathered;
+  for (std::vector<bf16>& of_part : rounded) of_part.resize(static_cast<std::size_t>(v.hidden));
+  ctx.kernels.round_row(v.hidden, sum, rounded[0].data());
+  ctx.kernels.round_row(v.hidden, shared, rounded[1].data());
+  std::fill_n(sum, v.hidden, -0.0f);  // which changes nothing that is added to it, not even a -0
+  for (const std::vector<bf16>& of_part : rounded)
+    ctx.kernels.add_row(v.hidden, sum, of_part.data());
 }
 
 // Sums of the token's groups, ascending.
@@ -52,17 +78,21 @@ void add_groups(const PassContext& ctx, std::int64_t token, Scratch& scratch, fl
 
 void copy_dprobs(const PassContext& ctx, std::int64_t token) {
   const PassView& v = ctx.view;
-  const float* pushed = ctx.peer(v.rank).get<Tensor::kDprobSlots>();
-  for (std::int64_t slot = token * v.topk; slot < (token + 1) * v.topk; ++slot) {
-    ctx.get<Tensor::kDprobs>()[slot] = v.topk_ids[slot] < 0 ? 0.0f : pushed[slot];
+  const float* pushed = ctx.peer(v.rank).get<Tensor::kDprobSlots>() + token * v.slots;
+  for (int k = 0; k < v.topk; ++k) {
+    const std::int64_t at = token * v.topk + k;
+    ctx.get<Tensor::kDprobs>()[at] = v.topk_ids[at] < 0 ? 0.0f : pushed[k];
   }
+  float* shared = ctx.get<Tensor::kDsharedProbs>();
+  if (shared == nullptr) return;
+  std::copy_n(pushed + v.topk, v.shared_experts, shared + token * v.shared_experts);
 }
 
 }  // namespace
 
 // out[t] or dx[t]: the token's rows summed over k ascending, each times its probability in the
-// forward pass where that enters behind fc2; with combine groups by group, then over groups.
-// dprobs copied.
+// forward pass where that enters behind fc2; with combine groups by group, then over groups. Behind
+// it what its shared experts give. dprobs copied.
 void reduce(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const PassView& v = ctx.view;
   const std::int64_t first = task.m * v.schedule.token_block;
@@ -76,6 +106,7 @@ void reduce(const PassContext& ctx, const Task& task, Scratch& scratch) {
     } else {
       add_rows(ctx, t, kAllExperts, sum);
     }
+    if (v.shared_experts > 0) add_shared(ctx, t, scratch, sum);
     if (!forward) copy_dprobs(ctx, t);
     ctx.kernels.round_row(v.hidden, sum, out + t * v.hidden);
   }

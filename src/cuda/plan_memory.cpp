@@ -25,9 +25,12 @@ std::optional<std::string> unsupported_reason(const Problem& p, int num_ranks) {
     return cat("the number of ranks is ", num_ranks, "; the cuda backend accepts 1 to ",
                kMaxCudaRanks);
   }
-  if (p.num_experts > kMaxExperts) {
-    return cat("problem.num_experts is ", p.num_experts, "; the cuda backend accepts 1 to ",
-               kMaxExperts);
+  if (p.num_experts + num_ranks * p.shared_experts > kMaxExperts) {
+    return cat("problem.num_experts is ", p.num_experts,
+               p.shared_experts == 0 ? ""
+                                     : cat(", with problem.shared_experts=", p.shared_experts,
+                                           " on each of ", num_ranks, " ranks"),
+               "; the cuda backend accepts 1 to ", kMaxExperts, " of both together");
   }
   if (p.row_align % kTileM != 0) {
     return cat("problem.row_align is ", p.row_align, "; the cuda backend, whose tiles have ",
@@ -39,13 +42,13 @@ std::optional<std::string> unsupported_reason(const Problem& p, int num_ranks) {
   if (p.backward_rows > 0 && !has_plain_experts(p)) {
     return cat("problem.backward_rows is ", p.backward_rows,
                " with activation=", name(p.activation), ", probs=", name(p.probs),
-               ", bias=", p.bias ? "yes" : "no",
-               "; the cuda backend accepts 0, or rows with swiglu, before and no");
+               ", bias=", p.bias ? "yes" : "no", ", shared_experts=", p.shared_experts,
+               "; the cuda backend accepts 0, or rows with swiglu, before, no and 0");
   }
   constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int32_t>::max();
-  const std::int64_t slots = num_ranks * p.max_tokens * p.topk;
-  if (slots > kMaxSlots) {
-    return cat("ranks * problem.max_tokens * problem.topk is ", slots,
+  const std::int64_t most_slots = num_ranks * p.max_tokens * slots(p);
+  if (most_slots > kMaxSlots) {
+    return cat("ranks * problem.max_tokens * (problem.topk + shared_experts) is ", most_slots,
                "; the cuda backend accepts at most ", kMaxSlots);
   }
   const std::int64_t received = most_received(p, num_ranks, capacity_rows(p, num_ranks));
@@ -90,7 +93,7 @@ DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass,
   sizes.part = part;
   sizes.schedule = s;
   sizes.choice = choice_of(p);
-  sizes.num_local_experts = p.num_experts / num_ranks;
+  sizes.num_local_experts = expert_numbers(p, num_ranks).of_rank();
   set_stages(sizes);
   num_queues = 2 * num_launches(sizes);
   for (int i = 0; i < num_queues; ++i) {
@@ -160,7 +163,7 @@ PassView make_pass_view(const Problem& problem, int rank, int num_ranks, std::in
   set_problem(v, problem);
   v.rank = rank;
   v.num_ranks = num_ranks;
-  v.num_local_experts = problem.num_experts / num_ranks;
+  v.num_local_experts = expert_numbers(problem, num_ranks).of_rank();
   v.tokens = own_tokens;
   set_stages(v);
   v.segment_begin = plan.segment_begin;

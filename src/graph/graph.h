@@ -34,6 +34,12 @@ enum class Tensor : std::int8_t {
   kB2,
   kDb1,
   kDb2,
+  kSharedW1,
+  kSharedW2,
+  kSharedProbs,
+  kDsharedProbs,
+  kDsharedW1,
+  kDsharedW2,
   // Where ranks reach one another.
   kTokens,
   kProbs,
@@ -50,9 +56,9 @@ enum class Tensor : std::int8_t {
   kDh,
   kDprobGroups
 };
-inline constexpr int kNumTensors = 27;
+inline constexpr int kNumTensors = 33;
 /// Places for tensors: some more, for graphs of tests.
-inline constexpr int kMaxTensors = 30;
+inline constexpr int kMaxTensors = 36;
 
 /// The sizes that shapes are made of.
 enum class Extent : std::uint8_t {
@@ -60,35 +66,40 @@ enum class Extent : std::uint8_t {
   kHalves,        ///< 2: gate and up; 1 without a gate
   kTokens,        ///< T; in memory that is sized once: max_tokens
   kTopk,          ///< K
+  kShared,        ///< S, shared experts
+  kSlots,         ///< K + S, of a token
   kHidden,        ///< H
   kIntermediate,  ///< I
   kBothHalves,    ///< 2I; I without a gate
   kRows,          ///< rows of this rank's experts, padding included; or the capacity for them
   kReceived,      ///< tokens that this rank's experts receive, each once; or room for them
-  kLocalExperts,  ///< E / ranks
+  kLocalExperts,  ///< E / ranks; in counters S more
   kDprobGroups,   ///< column groups in which the dprobs of a row are summed (base/contract.h),
                   ///< and one for the part of b2
   kRanks,
   kTokenBlocks,  ///< most blocks of a rank's tokens, by the smallest `token_block`
   kRowGroups     ///< most groups of rows, by the smallest `tile_m`
 };
-inline constexpr int kNumExtents = 14;
+inline constexpr int kNumExtents = 16;
 
 /// What of the graph a layer has: which tensors and stages depends on what it does not keep between
-/// its passes, on whether its experts have biases, and on whether backward works in a ring of rows.
+/// its passes, on whether its experts have biases or some are shared, and on whether backward works
+/// in a ring of rows.
 struct GraphChoice {
   bool drops_x_rows = false;
   bool drops_h = false;
   bool drops_received = false;  ///< besides x_rows, the tokens that they are copies of
   bool has_bias = false;
-  bool has_ring = false;  ///< Problem::backward_rows
+  bool has_ring = false;    ///< Problem::backward_rows
+  bool has_shared = false;  ///< Problem::shared_experts
 };
 constexpr GraphChoice choice_of(const Problem& p) {
   return {.drops_x_rows = p.save != Save::kRows,
           .drops_h = p.recompute_h,
           .drops_received = p.save == Save::kNone,
           .has_bias = p.bias,
-          .has_ring = p.backward_rows > 0};
+          .has_ring = p.backward_rows > 0,
+          .has_shared = p.shared_experts > 0};
 }
 /// Whether forward keeps the tokens that came in place of their rows.
 constexpr UNIEP_HD bool keeps_received(GraphChoice choice) {
@@ -104,7 +115,8 @@ enum class When : std::uint8_t {
   kReceivedKept,
   kHDropped,
   kHasBias,
-  kInRing
+  kInRing,
+  kHasShared
 };
 constexpr bool holds(When when, GraphChoice choice) {
   switch (when) {
@@ -124,6 +136,8 @@ constexpr bool holds(When when, GraphChoice choice) {
       return choice.has_bias;
     case When::kInRing:
       return choice.has_ring;
+    case When::kHasShared:
+      return choice.has_shared;
   }
   return false;
 }
@@ -281,7 +295,7 @@ enum class StagePlace : std::uint8_t {
 /// A few tensors, in an order that means something.
 class TensorList {
  public:
-  static constexpr int kMax = 6;
+  static constexpr int kMax = 8;
 
   constexpr TensorList() = default;
   constexpr TensorList(std::initializer_list<Tensor> tensors) {

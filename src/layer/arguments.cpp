@@ -29,6 +29,7 @@ void check_plan(const Problem& problem, const Communicator& communicator, const 
 struct Sizes {
   std::int64_t tokens_hidden, tokens_topk, w1, w2;
   std::int64_t b1, b2;  // 0: experts have no biases
+  std::int64_t shared_w1, shared_w2, tokens_shared;
   // As shapes are written.
   const char* w1_shape;
   const char* b1_shape;
@@ -36,7 +37,8 @@ struct Sizes {
 };
 
 Sizes sizes(const Problem& p, const RoutingPlan& plan) {
-  const std::int64_t experts = plan.num_local_experts();
+  const std::int64_t experts = p.num_experts / plan.num_ranks();
+  const std::int64_t shared_w1_rows = p.shared_experts * halves(p) * p.intermediate;
   const std::int64_t w1_rows = experts * halves(p) * p.intermediate;
   const bool gated = is_gated(p.activation);
   return {.tokens_hidden = plan.tokens() * p.hidden,
@@ -45,11 +47,22 @@ Sizes sizes(const Problem& p, const RoutingPlan& plan) {
           .w2 = experts * p.hidden * p.intermediate,
           .b1 = p.bias ? w1_rows : 0,
           .b2 = p.bias ? experts * p.hidden : 0,
+          .shared_w1 = shared_w1_rows * p.hidden,
+          .shared_w2 = p.shared_experts * p.hidden * p.intermediate,
+          .tokens_shared = plan.tokens() * p.shared_experts,
           .w1_shape = gated ? "[E / ranks, 2I, H]" : "[E / ranks, I, H], without a gate,",
           .b1_shape = !p.bias ? "a layer without biases"
                       : gated ? "[E / ranks, 2I]"
                               : "[E / ranks, I], without a gate,",
           .b2_shape = !p.bias ? "a layer without biases" : "[E / ranks, H]"};
+}
+
+/// Of shared experts, in forward and in backward; `probs`: shared_probs, or their gradients.
+template <class Args>
+void check_shared(const Sizes& n, const Args& args, const char* name, std::size_t probs) {
+  check_size("shared_w1", args.shared_w1.size(), n.shared_w1, "[S, 2I, H] of the shared experts");
+  check_size("shared_w2", args.shared_w2.size(), n.shared_w2, "[S, H, I] of the shared experts");
+  if (probs > 0) check_size(name, probs, n.tokens_shared, "[T, S] of the shared experts");
 }
 
 }  // namespace
@@ -73,6 +86,7 @@ void check_forward(const Problem& problem, const Communicator& communicator,
   check_size("w2", args.w2.size(), n.w2, "[E / ranks, H, I]");
   check_size("b1", args.b1.size(), n.b1, n.b1_shape);
   check_size("b2", args.b2.size(), n.b2, n.b2_shape);
+  check_shared(n, args, "shared_probs", args.shared_probs.size());
   check_size("out", args.out.size(), n.tokens_hidden, "[T, H]");
 }
 
@@ -94,6 +108,7 @@ void check_sizes(const Sizes& n, const BackwardDataArgs& args) {
   check_size("b2", args.b2.size(), n.b2, n.b2_shape);
   check_size("dx", args.dx.size(), n.tokens_hidden, "[T, H]");
   check_size("dprobs", args.dprobs.size(), n.tokens_topk, "[T, K]");
+  check_shared(n, args, "dshared_probs", args.dshared_probs.size());
 }
 
 void check_sizes(const Sizes& n, const BackwardWeightsArgs& args) {
@@ -101,6 +116,8 @@ void check_sizes(const Sizes& n, const BackwardWeightsArgs& args) {
   check_weight_grad("dw2", args.dw2, n.w2, "[E / ranks, H, I]");
   check_weight_grad("db1", args.db1, n.b1, n.b1_shape);
   check_weight_grad("db2", args.db2, n.b2, n.b2_shape);
+  check_weight_grad("dshared_w1", args.dshared_w1, n.shared_w1, "[S, 2I, H] of the shared experts");
+  check_weight_grad("dshared_w2", args.dshared_w2, n.shared_w2, "[S, H, I] of the shared experts");
 }
 
 }  // namespace

@@ -20,10 +20,12 @@ inline void fill_of_fault(const ForwardArgs& args) { std::ranges::fill(args.out,
 inline void fill_of_fault(const BackwardDataArgs& args) {
   std::ranges::fill(args.dx, kFaultToken);
   std::ranges::fill(args.dprobs, 0.0f);
+  std::ranges::fill(args.dshared_probs, 0.0f);
 }
 
 inline void fill_of_fault(const BackwardWeightsArgs& args) {
-  for (const WeightGrad& grad : {args.dw1, args.dw2, args.db1, args.db2}) {
+  for (const WeightGrad& grad :
+       {args.dw1, args.dw2, args.db1, args.db2, args.dshared_w1, args.dshared_w2}) {
     if (const auto* dw = std::get_if<std::span<bf16>>(&grad)) std::ranges::fill(*dw, bf16{});
   }
 }

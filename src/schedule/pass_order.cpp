@@ -41,7 +41,7 @@ void PassOrder::order_experts() {
     return plan_.tokens_per_expert[static_cast<std::size_t>(e)];
   };
   std::ranges::sort(expert_order_, [&](std::int32_t a, std::int32_t b) {
-    return stands_before(view_.schedule.expert_order, rows(a), a, rows(b), b);
+    return stands_before(view_, rows(a), a, rows(b), b);
   });
   view_.expert_order = expert_order_.data();
 }
@@ -136,8 +136,9 @@ void PassOrder::count_slots() {
     std::int64_t* slots =
         slots_to_peer_.data() + token / view_.schedule.token_block * view_.num_ranks;
     for (int k = 0; k < view_.topk; ++k, ++id) {
-      if (*id >= 0) ++slots[*id / plan_.num_local_experts];
+      if (*id >= 0) ++slots[*id / view_.routed_experts()];
     }
+    slots[view_.rank] += view_.shared_experts;
   }
   view_.slots_to_peer = slots_to_peer_.data();
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "base/contract.h"
+#include "base/expert_numbers.h"
 #include "base/math.h"
 #include "graph/graph.h"
 #include "layout/page_shape.h"
@@ -85,8 +86,10 @@ struct PassView {
 
   int rank = 0;
   int num_ranks = 1;
-  int num_local_experts = 0;
+  int num_local_experts = 0;  // the shared ones among them, behind the others
   int topk = 0;
+  int slots = 0;  // of a token: of its K experts, then of the shared ones
+  int shared_experts = 0;
   std::int64_t hidden = 0;
   std::int64_t intermediate = 0;
   std::int64_t tokens = 0;  // of this rank
@@ -116,6 +119,13 @@ struct PassView {
   const Pull* pulls = nullptr;                  // in the order needed
   const std::int64_t* pull_begin = nullptr;     // [blocks + 1]
   const std::int64_t* slots_to_peer = nullptr;  // [token blocks, ranks]: slots of own tokens there
+
+  /// Experts of this rank that are not shared.
+  UNIEP_HD int routed_experts() const { return num_local_experts - shared_experts; }
+  UNIEP_HD bool is_shared(int expert) const { return expert >= routed_experts(); }
+  UNIEP_HD int global_expert(int expert) const {
+    return ExpertNumbers{routed_experts(), shared_experts}.global(rank, num_ranks, expert);
+  }
 
   UNIEP_HD int num_blocks() const { return schedule.waves * num_local_experts; }
   UNIEP_HD std::int64_t num_token_blocks() const {

@@ -110,6 +110,23 @@ __device__ __forceinline__ void zero_pad_rows(const DeviceContext& ctx) {
   }
 }
 
+/// A token's probabilities: of its experts, then of the shared ones, which are 1 if not given.
+__device__ __forceinline__ void stage_probs(const DeviceContext& ctx, float* to,
+                                            const float* probs) {
+  const PassView& v = ctx.view;
+  if (v.shared_experts == 0) return copy_elements(to, probs, v.tokens * v.topk);
+  const float* shared = ctx.get<Tensor::kSharedProbs>();
+  for (std::int64_t i = global_thread(); i < v.tokens * v.slots; i += global_threads()) {
+    const std::int64_t token = i / v.slots;
+    const auto slot = static_cast<int>(i % v.slots);
+    if (slot < v.topk) {
+      to[i] = probs[token * v.topk + slot];
+    } else {
+      to[i] = shared == nullptr ? 1.0f : shared[token * v.shared_experts + slot - v.topk];
+    }
+  }
+}
+
 /// The last CTA to be done publishes for all of them.
 __device__ __forceinline__ void publish_behind_last(const DeviceContext& ctx,
                                                     std::uint32_t* ctas_done) {
@@ -157,7 +174,7 @@ __global__ void __launch_bounds__(kEnterThreads)
     copy_vectors(own.get<Tensor::kXTokens>(), ctx.get<Tensor::kX>(), token_bytes);
   }
   if (const float* probs = ctx.get<Tensor::kTopkProbs>(); probs != nullptr) {
-    copy_elements(own.get<Tensor::kProbs>(), probs, v.tokens * v.topk);
+    stage_probs(ctx, own.get<Tensor::kProbs>(), probs);
   }
   // In a ring dispatch does that for each expert, once it has room.
   if (v.ring_rows == 0) zero_pad_rows(ctx);

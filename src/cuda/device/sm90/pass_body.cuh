@@ -77,16 +77,27 @@ static_assert(has_routines<RemakingStages<RingShape<128>, float>>(Pass::kBackwar
 static_assert(has_routines<RemakingStages<RingShape<128>, float>>(Pass::kBackward,
                                                                   {true, true, true}));
 
-/// The maps of a stage.
+/// What a kernel of these stages is given.
+template <class Stages>
+using MapsOf = std::conditional_t<Stages::kGeneral, SharedMaps, PassMaps>;
+
+/// The maps of a stage and an expert.
 template <class S>
-__device__ __forceinline__ const StageMaps& maps_of(const PassMaps& maps) {
+__device__ __forceinline__ const StageMaps& maps_of(const DeviceContext&, const PassMaps& maps,
+                                                    int) {
   constexpr int kNumber = product_number(S::kStage);
   return maps.stages[kNumber];
+}
+template <class S>
+__device__ __forceinline__ const StageMaps& maps_of(const DeviceContext& ctx,
+                                                    const SharedMaps& maps, int expert) {
+  constexpr int kNumber = product_number(S::kStage);
+  return (ctx.view.is_shared(expert) ? maps.shared : maps).stages[kNumber];
 }
 
 /// The loader: one thread that keeps the pipeline full, and has the next task drawn in time.
 template <class Stages, class Shape>
-__device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassMaps& maps,
+__device__ __forceinline__ void run_loader(const DeviceContext& ctx, const MapsOf<Stages>& maps,
                                            PassShared<Shape>& shared) {
   SlotRing<Shape> slots;
   TaskReader<Shape> tasks(shared);
@@ -109,7 +120,7 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassM
     }
     Stages::visit(work.stage, [&](auto stage) {
       using S = decltype(stage);
-      const StageMaps& m = maps_of<S>(maps);
+      const StageMaps& m = maps_of<S>(ctx, maps, work.expert);
       const int draw_at = max_of(work.k_blocks - kDrawAhead, 0);
       if constexpr (requires { S::prefetch_epilogue(ctx, m, work); }) {
         S::prefetch_epilogue(ctx, m, work);
@@ -130,7 +141,7 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassM
 }
 
 template <class Stages, class Shape>
-__device__ __forceinline__ void run_sender(const DeviceContext& ctx, const PassMaps& maps,
+__device__ __forceinline__ void run_sender(const DeviceContext& ctx, const MapsOf<Stages>& maps,
                                            PassShared<Shape>& shared) {
   Sender<Shape> sender(ctx, shared);
   TaskReader<Shape> tasks(shared);
@@ -141,7 +152,7 @@ __device__ __forceinline__ void run_sender(const DeviceContext& ctx, const PassM
     sender.ring.advance(work.k_blocks);
     Stages::visit(work.stage, [&](auto stage) {
       using S = decltype(stage);
-      S::send(sender, maps_of<S>(maps), work);
+      S::send(sender, maps_of<S>(ctx, maps, work.expert), work);
     });
     if constexpr (Shape::kMayHaveRing) sender.release_rows(work);
     if (sender.index == 0 && sender.lane == 0) {
@@ -219,7 +230,7 @@ __device__ __forceinline__ void init_barriers(PassShared<Shape>& shared) {
 
 template <class Stages, class Shape>
 __device__ __forceinline__ void run_pass(const DeviceContext& ctx, const LaunchQueues& queues,
-                                         const PassMaps& maps, PassShared<Shape>& shared) {
+                                         const MapsOf<Stages>& maps, PassShared<Shape>& shared) {
   static_assert(sizeof(DispatchShared) <= offsetof(PassShared<Shape>, full),
                 "dispatch would overwrite the barriers");
   if (threadIdx.x == 0) {
