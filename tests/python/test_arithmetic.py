@@ -57,7 +57,8 @@ class Layer:
 
     @property
     def options(self) -> dict[str, str]:
-        return {name: value for name, value in self.arithmetic._asdict().items() if name != "bias"}
+        own = self.arithmetic._asdict().items()
+        return {name: value for name, value in own if name not in ("bias", "shared_experts")}
 
     def run(self, function, dtype=None, **options) -> dict[str, Tensor]:
         """The output, and gradients by every leaf."""
