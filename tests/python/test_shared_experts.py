@@ -220,3 +220,25 @@ def test_close_to_a_module_of_deepseek():
     wanted = layer.run(module)
     for name, tensor in wanted.items():
         assert relative(found[name], tensor) < 1e-2, name
+
+
+def test_a_checkpoint_has_one_of_them():
+    layers = [
+        uniep.MoELayer(
+            64, 40, 8, 2, router=uniep.RouterConfig(score="sigmoid", bias=True), **options
+        )
+        for options in ({"shared_experts": 1}, {"shared_intermediate": 40})
+    ]
+    within, apart = (
+        uniep.checkpoint.hugging_face_tensors(layer, "deepseek_v3", "mlp") for layer in layers
+    )
+    assert {name: t.shape for name, t in within.items()} == {n: t.shape for n, t in apart.items()}
+    uniep.checkpoint.load_hugging_face(layers[0], apart, "deepseek_v3", "mlp")
+    gate, up = layers[1].shared.gate_up.weight.chunk(2)
+    assert torch.equal(layers[0].shared_w1[0], torch.cat([gate, up]))
+    assert torch.equal(layers[0].shared_w2[0], layers[1].shared.down.weight)
+    two = uniep.MoELayer(
+        64, 40, 8, 2, router=uniep.RouterConfig(score="sigmoid", bias=True), shared_experts=2
+    )
+    with pytest.raises(ValueError, match="2 shared experts in its pass"):
+        uniep.checkpoint.hugging_face_tensors(two, "deepseek_v3", "mlp")

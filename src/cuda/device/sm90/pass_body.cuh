@@ -95,6 +95,19 @@ __device__ __forceinline__ const StageMaps& maps_of(const DeviceContext& ctx,
   return (ctx.view.is_shared(expert) ? maps.shared : maps).stages[kNumber];
 }
 
+/// The same for what senders store, which depends on the expert in weight gradients alone: to ask
+/// elsewhere, too, takes registers that others are short of.
+template <class S, class Maps>
+__device__ __forceinline__ const StageMaps& maps_to_store(const DeviceContext& ctx,
+                                                          const Maps& maps, int expert) {
+  if constexpr (row_of(S::kStage).grid == TileGrid::kWeightTiles) {
+    return maps_of<S>(ctx, maps, expert);
+  } else {
+    constexpr int kNumber = product_number(S::kStage);
+    return maps.stages[kNumber];
+  }
+}
+
 /// The loader: one thread that keeps the pipeline full, and has the next task drawn in time.
 template <class Stages, class Shape>
 __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const MapsOf<Stages>& maps,
@@ -152,7 +165,7 @@ __device__ __forceinline__ void run_sender(const DeviceContext& ctx, const MapsO
     sender.ring.advance(work.k_blocks);
     Stages::visit(work.stage, [&](auto stage) {
       using S = decltype(stage);
-      S::send(sender, maps_of<S>(ctx, maps, work.expert), work);
+      S::send(sender, maps_to_store<S>(ctx, maps, work.expert), work);
     });
     if constexpr (Shape::kMayHaveRing) sender.release_rows(work);
     if (sender.index == 0 && sender.lane == 0) {
