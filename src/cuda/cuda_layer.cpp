@@ -120,16 +120,6 @@ class CudaLayer final : public LayerBackend {
   mutable PassStats last_pass_;  // which `last_pass` refers to
 };
 
-/// Of this rank, as timelines name them.
-std::vector<std::int32_t> names_of_experts(const LayerGroup& group) {
-  const ExpertNumbers numbers = group.expert_numbers();
-  std::vector<std::int32_t> names;
-  for (int e = 0; e < numbers.of_rank(); ++e) {
-    names.push_back(numbers.global(group.rank(), group.size(), e));
-  }
-  return names;
-}
-
 CudaLayer::CudaLayer(std::shared_ptr<const LayerGroup> group, const LayerOptions& options)
     : group_(std::move(group)),
       pool_(pool_of(options, *group_)),
@@ -138,7 +128,7 @@ CudaLayer::CudaLayer(std::shared_ptr<const LayerGroup> group, const LayerOptions
       sms_(num_sms(group_->device())),
       calls_(*group_, static_cast<cudaStream_t>(options.cuda_stream)),
       memory_(problem(), group_->size(), options.memory.workspace.data()),
-      record_(sms_, names_of_experts(*group_), options.record_timeline) {
+      record_(sms_, group_->first_expert(), options.record_timeline) {
   prepare_kernels();
   memory_.reserve_step(pool_ != nullptr);
 }
@@ -212,7 +202,7 @@ RoutingPlan CudaLayer::plan_with(std::int64_t tokens, std::unique_ptr<CudaPlan> 
   auto data = std::make_shared<PlanData>();
   data->problem = problem();
   data->rank = group_->rank();
-  data->num_local_experts = group_->expert_numbers().of_rank();
+  data->num_local_experts = group_->num_local_experts();
   data->tokens_per_rank.assign(static_cast<std::size_t>(group_->size()), 0);
   data->tokens_per_rank[static_cast<std::size_t>(group_->rank())] = tokens;
   data->flagged = flagged;

@@ -5,7 +5,6 @@
 #include <span>
 #include <string>
 
-#include "base/expert_numbers.h"
 #include "cuda/layer_memory.h"
 #include "cuda/plan_kernels.h"
 #include "group/cuda/cuda_communicator.h"
@@ -26,7 +25,8 @@ class LayerGroup {
   int size() const { return comm_.size(); }
   int device() const { return comm_.device(); }
   int limit_ms() const { return limit_ms_; }  ///< of every wait
-  ExpertNumbers expert_numbers() const { return uniep::expert_numbers(problem_, size()); }
+  int num_local_experts() const { return problem_.num_experts / size(); }
+  int first_expert() const { return rank() * num_local_experts(); }
 
   /// Collective: what `act` throws on one rank, all throw.
   void agree(const std::string& call, const std::function<void()>& act) const;

@@ -29,8 +29,7 @@ void* main_grad(const WeightGrad& grad) {
 template <class T, class Args>
 bool any_is(const Args& args) {
   const auto is = [](const WeightGrad& grad) { return std::holds_alternative<T>(grad); };
-  return is(args.dw1) || is(args.dw2) || is(args.db1) || is(args.db2) || is(args.dshared_w1) ||
-         is(args.dshared_w2);
+  return is(args.dw1) || is(args.dw2) || is(args.db1) || is(args.db2);
 }
 
 /// What a kernel of passes is compiled for.
@@ -39,7 +38,7 @@ struct PassVariant {
   bool remakes = false;    // what forward has not kept; if not general, also in a ring of rows
   bool bf16_main = false;  // of main gradients that are added to
   int tile_n = 0;
-  bool general = false;  // of other experts than plain ones (base/plain_experts.h)
+  bool general = false;  // of other experts than SwiGLU's, with probabilities ahead of fc2
 
   friend bool operator==(const PassVariant&, const PassVariant&) = default;
 };
@@ -142,11 +141,9 @@ FaultFill fault_fill(const PassView& v, const PassTensors& t) {
     fill.tokens_count = v.tokens * v.hidden;
     fill.dprobs = forward ? nullptr : t.table.get<Tensor::kDprobs>();
     fill.dprobs_count = v.tokens * v.topk;
-    fill.dshared_probs = forward ? nullptr : t.table.get<Tensor::kDsharedProbs>();
-    fill.dshared_probs_count = v.tokens * v.shared_experts;
   }
   if (!v.has_weight_grads()) return fill;
-  const WeightGrad* const grads[] = {&t.dw1, &t.dw2, &t.db1, &t.db2, &t.dshared_w1, &t.dshared_w2};
+  const WeightGrad* const grads[] = {&t.dw1, &t.dw2, &t.db1, &t.db2};
   static_assert(std::size(grads) == std::size(FaultFill{}.weight_grads));
   for (std::size_t i = 0; i < std::size(grads); ++i) {
     const auto* overwritten = std::get_if<std::span<bf16>>(grads[i]);

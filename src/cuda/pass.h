@@ -55,7 +55,7 @@ class PassLauncher {
   DeviceContext ctx_;
   PassTensors tensors_;
   std::vector<LaunchQueues> queues_;
-  SharedMaps maps_;
+  PassMaps maps_;
   int ctas_;
   int enter_ctas_;  // more copy hardly faster, and `order`, which runs beside them, waits behind
   cudaStream_t stream_;

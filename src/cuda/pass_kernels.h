@@ -21,13 +21,11 @@ struct FaultFill {
   std::int64_t tokens_count = 0;
   float* dprobs = nullptr;
   std::int64_t dprobs_count = 0;
-  float* dshared_probs = nullptr;
-  std::int64_t dshared_probs_count = 0;
   struct Elements {
     bf16* data = nullptr;
     std::int64_t count = 0;
   };
-  Elements weight_grads[6];  // dw1, dw2, db1, db2, dshared_w1, dshared_w2
+  Elements weight_grads[4];  // dw1, dw2, db1, db2
 
   bool any_weight_grad() const {
     return std::ranges::any_of(weight_grads, [](const Elements& e) { return e.data != nullptr; });
@@ -54,13 +52,13 @@ cudaError_t launch_fault_fill(const PlanStatus* plan, const FaultFill& fill, int
 /// Runs the tasks of the queues on `ctas` persistent CTAs. A function per pass and tile_n; in a
 /// backward pass weight gradients are overwritten or added to fp32 ones, or with `bf16` in the name
 /// to bf16 ones; what forward did not keep is made again by those with `remake` in the name. Those
-/// with `general` are of other experts than plain ones (base/plain_experts.h), and can do all of
-/// the rest.
+/// with `general` are of other experts than SwiGLU's with probabilities ahead of fc2 and no biases,
+/// and can do all of the rest.
 using LaunchPass = cudaError_t (*)(const DeviceContext& ctx, const LaunchQueues& queues,
-                                   const SharedMaps& maps, int ctas, cudaStream_t stream);
-#define UNIEP_DECLARE_PASS(name)                                                               \
-  cudaError_t prepare_##name();                                                                \
-  cudaError_t launch_##name(const DeviceContext&, const LaunchQueues&, const SharedMaps&, int, \
+                                   const PassMaps& maps, int ctas, cudaStream_t stream);
+#define UNIEP_DECLARE_PASS(name)                                                             \
+  cudaError_t prepare_##name();                                                              \
+  cudaError_t launch_##name(const DeviceContext&, const LaunchQueues&, const PassMaps&, int, \
                             cudaStream_t);
 UNIEP_DECLARE_PASS(forward_n128)
 UNIEP_DECLARE_PASS(forward_n256)

@@ -48,10 +48,10 @@ class Mapper {
         saved_rows_(saved_rows),
         view_(view),
         tensors_(tensors),
-        extents_(extents_of_widths(view.topk, view.num_local_experts, view.hidden,
-                                   view.intermediate, view.halves(), view.choice.has_bias)) {
+        extents_(extents_of_widths(view.topk, view.shared_experts, view.hidden, view.intermediate,
+                                   view.halves(), view.choice.has_bias)) {
     extents_[Extent::kRows] = rows;
-    extents_[Extent::kLocalExperts] = view.routed_experts();
+    extents_[Extent::kLocalExperts] = view.num_local_experts;
   }
 
   /// Rows of either operand, and what is written: 64 by 64.
@@ -80,16 +80,6 @@ class Mapper {
     return map_of(tensor, tensor.element, tensors_.table[name], height, rows);
   }
 
-  /// Where expert 0 would be, if those of this rank lay ahead of the shared ones at `data`: so
-  /// these have in a map the numbers that they have in tasks. Nothing of others is read through it.
-  const void* with_all_experts(const TensorRow& tensor, Element element, const void* data) const {
-    if (tensor.when != When::kHasShared) return data;
-    const std::int64_t all = elements_of(tensor, extents_) * bytes_of(element);
-    const std::int64_t ahead = all / view_.num_local_experts * view_.routed_experts();
-    return reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(data) -
-                                         static_cast<std::uintptr_t>(ahead));
-  }
-
   /// Boxes of one swizzle row of the innermost size by `height` of the next; of a tensor of rows in
   /// halves, by one half and `rows` rows.
   CUtensorMap map_of(const TensorRow& tensor, Element element, const void* data, int height,
@@ -105,7 +95,7 @@ class Mapper {
     const bool halves_of_rows = walk.by_halves && walk.extents.back() == Extent::kRows;
     box[halves_of_rows ? 2 : 1] = halves_of_rows ? rows : height;
     while (sizes.size() < 3) sizes.push_back(1), box.push_back(1);
-    return tensor_map(with_all_experts(tensor, element, data), element, sizes, box);
+    return tensor_map(data, element, sizes, box);
   }
 
   const StageRow& stage_;
@@ -116,7 +106,7 @@ class Mapper {
 };
 
 /// Whether the copy engine moves the tensor: what goes to peers is stored, as are single numbers
-/// and what biases there are. Weights of shared experts take the place of the others'.
+/// and what biases there are. There are no shared experts (unsupported_reason).
 bool is_mapped(Tensor name) {
   const TensorRow& tensor = kLayerGraph[name];
   return tensor.when != When::kHasBias && tensor.when != When::kHasShared &&
@@ -132,36 +122,17 @@ CUtensorMap map_of_sums(const Mapper& mapper, Tensor tensor, const WeightGrad& g
   return mapper.sums(tensor, Element::kBf16, std::get<Bf16MainGrad>(grad).data());
 }
 
-/// What a product of shared experts has in place of that tensor.
-Tensor of_shared(Tensor tensor) {
-  switch (tensor) {
-    case Tensor::kW1:
-      return Tensor::kSharedW1;
-    case Tensor::kW2:
-      return Tensor::kSharedW2;
-    case Tensor::kDw1:
-      return Tensor::kDsharedW1;
-    case Tensor::kDw2:
-      return Tensor::kDsharedW2;
-    default:
-      return tensor;
-  }
-}
-
-StageMaps make_maps(const Mapper& mapper, const StageRow& stage, const PassTensors& tensors,
-                    bool shared) {
-  const auto chosen = [&](Tensor t) { return shared ? of_shared(t) : t; };
+StageMaps make_maps(const Mapper& mapper, const StageRow& stage, const PassTensors& tensors) {
   StageMaps maps{};
   maps.a = mapper.squares(stage.reads[0]);
-  maps.b = mapper.weights(chosen(stage.reads[1]));
+  maps.b = mapper.weights(stage.reads[1]);
   for (int i = 2; i < stage.reads.size(); ++i) {
     if (is_mapped(stage.reads[i])) maps.aux = mapper.tile(stage.reads[i]);
   }
   CUtensorMap* const outputs[] = {&maps.out0, &maps.out1};
   std::size_t next = 0;
-  for (const Tensor written : stage.writes) {
-    if (!is_mapped(written)) continue;
-    const Tensor t = chosen(written);
+  for (const Tensor t : stage.writes) {
+    if (!is_mapped(t)) continue;
     CUtensorMap& output = *outputs[next++];
     // Null: an h that is not kept, or a weight gradient that is added to.
     if (tensors.table[t] != nullptr) {
@@ -180,8 +151,6 @@ void PassTensors::set_weight_grads(const BackwardWeightsArgs& args) {
   dw2 = args.dw2;
   db1 = args.db1;
   db2 = args.db2;
-  dshared_w1 = args.dshared_w1;
-  dshared_w2 = args.dshared_w2;
   const auto overwritten = [](const WeightGrad& grad) -> const bf16* {
     const auto* dw = std::get_if<std::span<bf16>>(&grad);
     return dw != nullptr ? dw->data() : nullptr;
@@ -190,29 +159,22 @@ void PassTensors::set_weight_grads(const BackwardWeightsArgs& args) {
   table.set(Tensor::kDw2, overwritten(dw2));
   table.set(Tensor::kDb1, overwritten(db1));
   table.set(Tensor::kDb2, overwritten(db2));
-  table.set(Tensor::kDsharedW1, overwritten(dshared_w1));
-  table.set(Tensor::kDsharedW2, overwritten(dshared_w2));
 }
 
 const WeightGrad* PassTensors::weight_grad(Tensor tensor) const {
   if (tensor == Tensor::kDw1) return &dw1;
   if (tensor == Tensor::kDw2) return &dw2;
-  if (tensor == Tensor::kDsharedW1) return &dshared_w1;
-  if (tensor == Tensor::kDsharedW2) return &dshared_w2;
   return nullptr;
 }
 
-SharedMaps pass_maps(const PassView& view, const PassTensors& tensors, std::int64_t rows,
-                     std::int64_t saved_rows) {
-  SharedMaps maps{};
+PassMaps pass_maps(const PassView& view, const PassTensors& tensors, std::int64_t rows,
+                   std::int64_t saved_rows) {
+  PassMaps maps{};
   kLayerGraph.for_each_stage(view.pass, [&](const StageRow& stage) {
     const bool in_part = view.stage(stage.stage).grid != TileGrid::kNone;
     if (stage.kind != StageKind::kProduct || !in_part) return;
     const Mapper mapper(stage, view, tensors, rows, saved_rows);
-    const int number = product_number(stage.stage);
-    maps.stages[number] = make_maps(mapper, stage, tensors, false);
-    if (view.shared_experts == 0) return;
-    maps.shared.stages[number] = make_maps(mapper, stage, tensors, true);
+    maps.stages[product_number(stage.stage)] = make_maps(mapper, stage, tensors);
   });
   return maps;
 }

@@ -15,8 +15,6 @@ struct PassTensors {
   WeightGrad dw2{};
   WeightGrad db1{};  // of no elements without biases, as the next
   WeightGrad db2{};
-  WeightGrad dshared_w1{};  // of no elements without shared experts, as the next
-  WeightGrad dshared_w2{};
 
   void set_weight_grads(const BackwardWeightsArgs& args);
   /// Of the tensor, if it is a weight gradient.
@@ -26,7 +24,7 @@ struct PassTensors {
 /// Maps of the products that this part of the pass has: what they read and write follows from the
 /// graph. `rows` is the number of rows that the row buffers hold, `saved_rows` of those that are
 /// saved.
-SharedMaps pass_maps(const PassView& view, const PassTensors& tensors, std::int64_t rows,
-                     std::int64_t saved_rows);
+PassMaps pass_maps(const PassView& view, const PassTensors& tensors, std::int64_t rows,
+                   std::int64_t saved_rows);
 
 }  // namespace uniep::cuda

@@ -2,7 +2,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include "base/expert_numbers.h"
 #include "cuda/plan_memory.h"
 #include "layout/page_pool.h"
 
@@ -29,11 +28,8 @@ struct PlanPool {
 struct PlanArgs {
   int rank = 0;
   int num_ranks = 1;
-  int topk = 1;         // of topk_ids
-  int slots = 1;        // of a token: those, then of shared experts
-  int num_ids = 1;      // experts that topk_ids may name
-  int num_experts = 1;  // of all ranks, the shared ones of each among them
-  ExpertNumbers numbers{};
+  int topk = 1;
+  int num_experts = 1;
   int row_align = 1;
   std::int64_t max_tokens = 0;
   std::int64_t capacity = 0;

@@ -25,30 +25,27 @@ std::optional<std::string> unsupported_reason(const Problem& p, int num_ranks) {
     return cat("the number of ranks is ", num_ranks, "; the cuda backend accepts 1 to ",
                kMaxCudaRanks);
   }
-  if (p.num_experts + num_ranks * p.shared_experts > kMaxExperts) {
-    return cat("problem.num_experts is ", p.num_experts,
-               p.shared_experts == 0 ? ""
-                                     : cat(", with problem.shared_experts=", p.shared_experts,
-                                           " on each of ", num_ranks, " ranks"),
-               "; the cuda backend accepts 1 to ", kMaxExperts, " of both together");
+  if (p.num_experts > kMaxExperts) {
+    return cat("problem.num_experts is ", p.num_experts, "; the cuda backend accepts 1 to ",
+               kMaxExperts);
   }
   if (p.row_align % kTileM != 0) {
     return cat("problem.row_align is ", p.row_align, "; the cuda backend, whose tiles have ",
                kTileM, " rows, accepts 128 and 256");
   }
-  if (p.combine_groups > 1) {
-    return cat("problem.combine_groups is ", p.combine_groups, "; the cuda backend accepts 1");
+  if (p.shared_experts > 0) {
+    return cat("problem.shared_experts is ", p.shared_experts, "; the cuda backend accepts 0");
   }
   if (p.backward_rows > 0 && !has_plain_experts(p)) {
     return cat("problem.backward_rows is ", p.backward_rows,
                " with activation=", name(p.activation), ", probs=", name(p.probs),
-               ", bias=", p.bias ? "yes" : "no", ", shared_experts=", p.shared_experts,
-               "; the cuda backend accepts 0, or rows with swiglu, before, no and 0");
+               ", bias=", p.bias ? "yes" : "no", ", combine_groups=", p.combine_groups,
+               "; the cuda backend accepts 0, or rows with swiglu, before, no and 1");
   }
   constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int32_t>::max();
-  const std::int64_t most_slots = num_ranks * p.max_tokens * slots(p);
-  if (most_slots > kMaxSlots) {
-    return cat("ranks * problem.max_tokens * (problem.topk + shared_experts) is ", most_slots,
+  const std::int64_t slots = num_ranks * p.max_tokens * p.topk;
+  if (slots > kMaxSlots) {
+    return cat("ranks * problem.max_tokens * problem.topk is ", slots,
                "; the cuda backend accepts at most ", kMaxSlots);
   }
   const std::int64_t received = most_received(p, num_ranks, capacity_rows(p, num_ranks));
@@ -93,7 +90,7 @@ DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass,
   sizes.part = part;
   sizes.schedule = s;
   sizes.choice = choice_of(p);
-  sizes.num_local_experts = expert_numbers(p, num_ranks).of_rank();
+  sizes.num_local_experts = p.num_experts / num_ranks;
   set_stages(sizes);
   num_queues = 2 * num_launches(sizes);
   for (int i = 0; i < num_queues; ++i) {
@@ -163,7 +160,7 @@ PassView make_pass_view(const Problem& problem, int rank, int num_ranks, std::in
   set_problem(v, problem);
   v.rank = rank;
   v.num_ranks = num_ranks;
-  v.num_local_experts = expert_numbers(problem, num_ranks).of_rank();
+  v.num_local_experts = problem.num_experts / num_ranks;
   v.tokens = own_tokens;
   set_stages(v);
   v.segment_begin = plan.segment_begin;

@@ -7,7 +7,6 @@
 #include <optional>
 #include <string>
 
-#include "base/expert_numbers.h"
 #include "cuda/device/context.cuh"
 #include "layout/workspace.h"
 #include "plan/routing_fault.h"
@@ -68,7 +67,7 @@ struct DevicePlanLayout {
 
   DevicePlanLayout(const Problem& p, int num_ranks) {
     const std::int64_t capacity = capacity_rows(p, num_ranks);
-    const int experts = expert_numbers(p, num_ranks).of_rank();
+    const int experts = p.num_experts / num_ranks;
     detail::Ranges r;
     status = r.take<PlanStatus>(1);
     num_pulls = r.take<std::int64_t>(1);
@@ -197,9 +196,8 @@ struct PlanScratchLayout {
     plan_arrivals = r.take<std::uint32_t>(2);
     order_arrivals = r.take<std::uint32_t>(3);
     first_bad = r.take<std::uint64_t>(2);
-    const int experts = expert_numbers(p, num_ranks).of_rank();
-    totals = r.take<std::uint32_t>(2 * num_ranks * (experts + 1));
-    cta_counts = r.take<std::uint32_t>(kMaxPlanCtas * (experts + 2));
+    totals = r.take<std::uint32_t>(2 * (p.num_experts + num_ranks));
+    cta_counts = r.take<std::uint32_t>(kMaxPlanCtas * (p.num_experts / num_ranks + 2));
     bytes = r.bytes();
   }
 };

@@ -42,10 +42,4 @@ struct PassMaps {
   StageMaps stages[kMax];
 };
 
-/// Where some experts are shared: the same, and once more with the weights of these. Their experts
-/// have the numbers that they have in tasks, behind those of the others.
-struct SharedMaps : PassMaps {
-  PassMaps shared;
-};
-
 }  // namespace uniep::cuda

@@ -81,7 +81,7 @@ class DispatchWarp {
     upcoming_ = read_batch();
     row_ = row_of(0);
     begin_batch();
-    for (bool ready = true; ready && current_.pieces > 0;) ready = run_group();
+    for (bool ready = true; ready && current_.pulls > 0;) ready = run_group();
     end();
   }
 
@@ -92,11 +92,11 @@ class DispatchWarp {
   static constexpr int kKeepingLane = 31;
   static_assert(kMaxTopk <= kKeepingLane);
 
-  /// Up to 32 pulls of one task, one in each lane, as pieces of up to kPullBytes.
+  /// Up to 32 pulls of one task, one in each lane.
   struct Batch {
     Pull pull{};           // of expand: its token is a place of `received`
     int keep_at = kNoRow;  // the token's place there, if this pull stores it
-    int pieces = 0;
+    int pulls = 0;
     int tile = 0;  // Task::tile
     Stage stage = Stage::kDispatch;
     std::int64_t task = 0;
@@ -105,13 +105,22 @@ class DispatchWarp {
     int last_row = kNoRow;  // of the expert
   };
 
+  /// Where loads or stores have got to: a slot, and a piece of a pull, which is numbered from the
+  /// current batch's first and may be of the upcoming one. Counted up, since a division takes as
+  /// long as many a piece.
   struct Position {
     int slot = 0;
     int parity = 0;
-    __device__ __forceinline__ void advance(int size) {
-      if (++slot == size) {
+    int pull = 0;
+    int piece = 0;
+    __device__ __forceinline__ void advance(int slots, int pieces) {
+      if (++slot == slots) {
         slot = 0;
         parity ^= 1;
+      }
+      if (++piece == pieces) {
+        piece = 0;
+        ++pull;
       }
     }
   };
@@ -121,8 +130,17 @@ class DispatchWarp {
     int row[kGroup];
     int tile;  // Task::tile of their task
     Stage stage = Stage::kDispatch;
+
+    __device__ __forceinline__ void put(int at, int value) {
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        if (i == at) row[i] = value;
+      }
+    }
   };
-  static constexpr Rows kNoRows{{kNoRow, kNoRow, kNoRow, kNoRow}, 0};
+  static __device__ __forceinline__ Rows no_rows(const Batch& of) {
+    return {{kNoRow, kNoRow, kNoRow, kNoRow}, of.tile, of.stage};
+  }
 
   static __device__ __forceinline__ bool is(Stage stage, Stage other) {
     return kKinds.refetches && stage == other;
@@ -159,7 +177,7 @@ class DispatchWarp {
       batch.pull = ctx_.view.pulls[task.m + next_pull_ + lane_];
       if constexpr (kKinds.saves || kKinds.refetches) find_received(batch);
     }
-    batch.pieces = pulls * pieces_;
+    batch.pulls = pulls;
     batch.tile = name_of(task).tile;
     batch.task = next_task_;
     next_pull_ += pulls;
@@ -170,55 +188,42 @@ class DispatchWarp {
     return batch;
   }
 
-  /// Pull of a piece, which may be of the upcoming batch.
-  __device__ __forceinline__ Pull pull_of(int piece) const {
-    const bool later = piece >= current_.pieces;
-    const int lane = (later ? piece - current_.pieces : piece) / pieces_;
-    const auto of = [&](std::int32_t current, std::int32_t upcoming) {
-      return __shfl_sync(kWholeWarp, later ? upcoming : current, lane);
-    };
-    return {of(current_.pull.source, upcoming_.pull.source),
-            of(current_.pull.token, upcoming_.pull.token),
-            of(current_.pull.first_row, upcoming_.pull.first_row),
-            of(current_.pull.num_rows, upcoming_.pull.num_rows)};
+  /// The lane's value in the lane that has a pull, which may be of the upcoming batch.
+  template <class T>
+  __device__ __forceinline__ T of_pull(int pull, T current, T upcoming) const {
+    const bool later = pull >= current_.pulls;
+    return __shfl_sync(kWholeWarp, later ? upcoming : current,
+                       later ? pull - current_.pulls : pull);
   }
-  __device__ __forceinline__ int pieces_at_hand() const {
-    return current_.pieces + upcoming_.pieces;
-  }
+  __device__ __forceinline__ int pulls_at_hand() const { return current_.pulls + upcoming_.pulls; }
   /// Known to the compiler where there is none: kernels without a ring have no registers for one.
   __device__ __forceinline__ bool in_ring() const {
     if constexpr (!kKinds.ring) return false;
     return in_ring_;
   }
-  /// Of these, the pieces whose rows there is room for.
-  __device__ __forceinline__ int pieces_with_room() const {
-    if (!in_ring()) return pieces_at_hand();
+  /// Of these, the pulls whose rows there is room for.
+  __device__ __forceinline__ int pulls_with_room() const {
+    if (!in_ring()) return pulls_at_hand();
     if (current_.expert > roomy_) return 0;
-    return current_.pieces + (upcoming_.expert > roomy_ ? 0 : upcoming_.pieces);
+    return current_.pulls + (upcoming_.expert > roomy_ ? 0 : upcoming_.pulls);
   }
   __device__ __forceinline__ int bytes_of(int piece) const {
-    return min_of(kPullBytes, token_bytes_ - piece % pieces_ * kPullBytes);
+    return min_of(kPullBytes, token_bytes_ - piece * kPullBytes);
   }
 
-  /// Where the token of a piece is kept; kNoRow: nowhere.
-  __device__ __forceinline__ int kept_place_of(int piece) const {
-    const bool later = piece >= current_.pieces;
-    const int lane = (later ? piece - current_.pieces : piece) / pieces_;
-    return __shfl_sync(kWholeWarp, later ? upcoming_.keep_at : current_.keep_at, lane);
-  }
-
-  /// This lane's row of a piece's pull, or place; kNoRow in the other lanes.
-  __device__ __forceinline__ int row_of(int piece) const {
-    if (piece >= pieces_at_hand()) return kNoRow;
-    const Pull pull = pull_of(piece);
+  /// This lane's row of a pull, or place; kNoRow in the other lanes.
+  __device__ __forceinline__ int row_of(int pull) const {
+    if (pull >= pulls_at_hand()) return kNoRow;
+    const auto first = of_pull(pull, current_.pull.first_row, upcoming_.pull.first_row);
+    const auto rows = of_pull(pull, current_.pull.num_rows, upcoming_.pull.num_rows);
     if constexpr (kKinds.saves) {
       if (keeps_tokens_) {
-        const int place = kept_place_of(piece);
+        const int place = of_pull(pull, current_.keep_at, upcoming_.keep_at);
         if (lane_ == kKeepingLane) return place;
       }
     }
-    if (lane_ >= pull.num_rows) return kNoRow;
-    return static_cast<int>(ctx_.view.pull_rows[pull.first_row + lane_]);
+    if (lane_ >= rows) return kNoRow;
+    return static_cast<int>(ctx_.view.pull_rows[first + lane_]);
   }
 
   /// Where the tensor that this pass dispatches to has the row: what is dispatched again is not
@@ -245,7 +250,7 @@ class DispatchWarp {
     ptx::bulk_wait<0>();
     fence_signals();
     signal(unsignalled_);
-    unsignalled_ = kNoRows;
+    unsignalled_ = no_rows(current_);
     int ready = 1;
     if (lane_ == 0) {
       const Task task = queue_task(ctx_.view, queues_.comm, current_.task);
@@ -277,34 +282,35 @@ class DispatchWarp {
 
   /// Up to kGroup pieces of the current batch, then the signals of the group before, and behind
   /// the last group of a batch of the first task those of both. False: a wait expired.
+  /// Nothing here is unrolled: what takes time is the number of instructions.
   __device__ __forceinline__ bool run_group() {
     if (in_ring() && current_.expert > roomy_ && !wait_for_room()) return false;
-    Rows rows{.tile = current_.tile, .stage = current_.stage};
+    Rows rows = no_rows(current_);
     const bool first_task = current_.task < std::int64_t{kDispatchWarps} * dispatchers_;
-    bool ends_batch = false;
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      rows.row[i] = kNoRow;
-      if (!ends_batch) {
-        if (!fill_slots()) return false;
-        rows.row[i] = store();
-        ends_batch = stored_ == current_.pieces;
-      }
-      ptx::bulk_commit();
-    }
-    if (ends_batch) next_batch();
-    if (ends_batch && first_task) {
+    int stored = 0;
+#pragma unroll 1
+    for (;;) {
       if (!fill_slots()) return false;
+      if (stored == kGroup || store_.pull == current_.pulls) break;
+      const int row = store();
+      ptx::bulk_commit();
+      rows.put(stored++, row);
+    }
+    for (int i = stored; i < kGroup; ++i) ptx::bulk_commit();
+    const bool ends_batch = store_.pull == current_.pulls;
+    if (ends_batch) next_batch();
+    const bool at_once = ends_batch && first_task;
+    if (at_once) {
       ptx::bulk_wait<0>();
-      fence_signals();
-      signal(unsignalled_);
-      signal(rows);
-      unsignalled_ = kNoRows;
     } else {
       ptx::bulk_wait<kGroup>();  // the groups before this one have landed
-      fence_signals();
+    }
+    fence_signals();
+#pragma unroll 1
+    for (int more = at_once ? 1 : 0; more >= 0; --more) {
       signal(unsignalled_);
       unsignalled_ = rows;
+      rows = no_rows(current_);
     }
     return true;
   }
@@ -313,55 +319,73 @@ class DispatchWarp {
   __device__ __forceinline__ bool fill_slots() {
     // With few slots the stores of the last piece are waited for, until they have been read; else
     // only those before.
-    const int end = min_of(stored_ + num_slots_ - (num_slots_ >= 4 ? 1 : 0), pieces_with_room());
-    if (loaded_ >= end) return true;
+    const int most = num_slots_ - (num_slots_ >= 4 ? 1 : 0);
+    const int end = pulls_with_room();
+    if (under_way_ >= most || load_.pull >= end) return true;
     if (num_slots_ >= 4) {
       ptx::bulk_wait_read<1>();
     } else {
       ptx::bulk_wait_read<0>();
     }
     __syncwarp();
-    while (loaded_ < end) {
-      const Pull pull = pull_of(loaded_);
-      if (!load(pull)) return false;
-      ++loaded_;
-    }
+#pragma unroll 1
+    do {
+      if (!load()) return false;
+    } while (under_way_ < most && load_.pull < end);
     return true;
   }
 
-  __device__ __forceinline__ bool load(const Pull& pull) {
+  /// Until the ranks that a batch pulls from have published. False: a wait expired.
+  __device__ __forceinline__ bool wait_for_sources(const Batch& batch) {
+    const bool pulls = lane_ < batch.pulls && !is(batch.stage, Stage::kExpand);
+    unsigned unseen = __reduce_or_sync(kWholeWarp, pulls ? 1u << batch.pull.source : 0u) & ~seen_;
+    if (unseen == 0) return true;
+    seen_ |= unseen;
     int ready = 1;
-    if (lane_ == 0) {
-      const Batch& batch = loaded_ < current_.pieces ? current_ : upcoming_;
-      if ((seen_ >> pull.source & 1) == 0 && !is(batch.stage, Stage::kExpand)) {
-        for_each_counter<kWaitsOf<Stage::kDispatch>>([&](CounterKind kind) {
-          ready &= wait_for(ctx_, queue_task(ctx_.view, queues_.comm, batch.task),
-                            source_wait(kind, pull.source));
-        });
-        seen_ |= 1u << pull.source;
-        ptx::fence_proxy_async();
-      }
-      if (ready != 0) {
-        const int bytes = bytes_of(loaded_);
-        const auto* token = reinterpret_cast<const std::byte*>(token_of(batch, pull));
-        ptx::mbarrier_arrive_expect(&full_[load_.slot], bytes);
-        ptx::bulk_load(slots_ + load_.slot * slot_bytes_, token + loaded_ % pieces_ * kPullBytes,
-                       bytes, &full_[load_.slot]);
-      }
+    for (; lane_ == 0 && unseen != 0; unseen &= unseen - 1) {
+      const int source = __ffs(static_cast<int>(unseen)) - 1;
+      for_each_counter<kWaitsOf<Stage::kDispatch>>([&](CounterKind kind) {
+        ready &= wait_for(ctx_, queue_task(ctx_.view, queues_.comm, batch.task),
+                          source_wait(kind, source));
+      });
     }
-    if (__shfl_sync(kWholeWarp, ready, 0) == 0) return false;
-    load_.advance(num_slots_);
+    __syncwarp();
+    ptx::fence_proxy_async();  // by all lanes, each of which will ask for pieces
+    return __shfl_sync(kWholeWarp, ready, 0) != 0;
+  }
+
+  /// Asks for the next piece, by the lane that has its pull.
+  __device__ __forceinline__ bool load() {
+    const bool later = load_.pull >= current_.pulls;
+    const Batch& batch = later ? upcoming_ : current_;
+    const int pull = later ? load_.pull - current_.pulls : load_.pull;
+    if (pull == 0 && load_.piece == 0 && !wait_for_sources(batch)) return false;
+    if (lane_ == pull) {
+      const int bytes = bytes_of(load_.piece);
+      const auto* token = reinterpret_cast<const std::byte*>(token_of(batch, batch.pull));
+      ptx::mbarrier_arrive_expect(&full_[load_.slot], bytes);
+      ptx::bulk_load(slots_ + load_.slot * slot_bytes_, token + load_.piece * kPullBytes, bytes,
+                     &full_[load_.slot]);
+    }
+    load_.advance(num_slots_, pieces_);
+    ++under_way_;
     return true;
+  }
+
+  /// The tokens of a rank; where there is one rank, which `enter` does not copy, the caller's.
+  __device__ __forceinline__ const bf16* tokens_of(Stage stage, int rank) const {
+    const bool again = is(stage, Stage::kRedispatch);
+    if (ctx_.view.num_ranks == 1) {
+      return again ? ctx_.get<Tensor::kX>() : ctx_.get_of_pass<Tensor::kX, Tensor::kDy>();
+    }
+    const Peer peer = ctx_.peer(rank);
+    return again ? peer.get<Tensor::kXTokens>() : peer.get<Tensor::kTokens>();
   }
 
   __device__ __forceinline__ const bf16* token_of(const Batch& batch, const Pull& pull) const {
     const bool expands = is(batch.stage, Stage::kExpand);
-    const bf16* tokens = ctx_.get<Tensor::kReceived>();
-    if (!expands) {
-      const Peer peer = ctx_.peer(pull.source);
-      tokens = is(batch.stage, Stage::kRedispatch) ? peer.get<Tensor::kXTokens>()
-                                                   : peer.get<Tensor::kTokens>();
-    }
+    const bf16* tokens =
+        expands ? ctx_.get<Tensor::kReceived>() : tokens_of(batch.stage, pull.source);
     const auto width = static_cast<std::uint32_t>(expands ? kPlaceElements : ctx_.view.hidden);
     return tokens + std::uint64_t{static_cast<std::uint32_t>(pull.token)} * width;
   }
@@ -378,11 +402,11 @@ class DispatchWarp {
   __device__ __forceinline__ int store() {
     const int row = row_;
     const int at = place_of(row);
-    const int piece = stored_ % pieces_;
-    const int bytes = bytes_of(stored_);
+    const int piece = store_.piece;
+    const int bytes = bytes_of(piece);
     float factor = 1.0f;
     if constexpr (kKinds.weighs) factor = factor_of_row(row);
-    row_ = row_of(stored_ + 1);  // for the next time
+    if (piece == pieces_ - 1) row_ = row_of(store_.pull + 1);  // for the next time
     ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
     if (kKinds.weighs && weighs_rows()) {
       weigh(row != kNoRow ? ctx_.get<Tensor::kDyRows>() + offset_of(at) : nullptr, factor,
@@ -395,8 +419,8 @@ class DispatchWarp {
         __any_sync(kWholeWarp, row != kNoRow && row == current_.last_row)) {
       zero_pad_rows(current_.last_row);
     }
-    store_.advance(num_slots_);
-    ++stored_;
+    store_.advance(num_slots_, pieces_);
+    --under_way_;
     const bool is_row = !kKinds.saves || lane_ != kKeepingLane;
     return is_row && piece == pieces_ - 1 ? row : kNoRow;
   }
@@ -435,7 +459,7 @@ class DispatchWarp {
   }
 
   __device__ __forceinline__ void begin_batch() {
-    if (current_.pieces == 0 || lane_ != 0) return;
+    if (current_.pulls == 0 || lane_ != 0) return;
     trace_.note([&](TraceRecord& r) {
       const Task task = queue_task(ctx_.view, queues_.comm, current_.task);
       r.stage = task.stage;
@@ -452,8 +476,8 @@ class DispatchWarp {
       trace_.note([](TraceRecord& r) { r.done = r.sent = ptx::global_nanoseconds(); });
     }
     trace_.advance();
-    loaded_ -= current_.pieces;
-    stored_ = 0;
+    load_.pull -= current_.pulls;
+    store_.pull = 0;
     current_ = upcoming_;
     upcoming_ = read_batch();
     begin_batch();
@@ -471,10 +495,10 @@ class DispatchWarp {
 
   /// Signals each row.
   __device__ __forceinline__ void signal(const Rows& rows) const {
+    if (!may_signal(ctx_.faults, {rows.stage, rows.tile})) return;
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
       if (rows.row[i] == kNoRow) continue;
-      if (!may_signal(ctx_.faults, {rows.stage, rows.tile})) continue;
       const auto raise = [&](const Signal& s) { ptx::add_relaxed_gpu(ctx_.counter(s), s.amount); };
       if (is(rows.stage, Stage::kRedispatch) || is(rows.stage, Stage::kExpand)) {
         for_each_counter<kSignalsOf<Stage::kRedispatch>>([&](CounterKind kind) {
@@ -495,7 +519,7 @@ class DispatchWarp {
     ptx::bulk_wait<0>();
     fence_signals();
     signal(unsignalled_);
-    for (; store_.slot != load_.slot || store_.parity != load_.parity; store_.advance(num_slots_)) {
+    for (; under_way_ > 0; --under_way_, store_.advance(num_slots_, pieces_)) {
       ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
     }
     __syncwarp();
@@ -523,14 +547,13 @@ class DispatchWarp {
   int next_pull_ = 0;  // of that task
   Batch current_;
   Batch upcoming_;
-  int loaded_ = 0;  // pieces asked for, counted from the current batch's first
-  int stored_ = 0;
-  int row_ = kNoRow;  // of the piece to be stored next
+  int under_way_ = 0;  // pieces asked for and not yet stored
+  int row_ = kNoRow;   // of the piece to be stored next
   Position load_;
   Position store_;
-  unsigned seen_ = 0;           // sources known to have published
-  int roomy_ = -1;              // in a ring: experts up to this one have room
-  Rows unsignalled_ = kNoRows;  // whose stores may still be under way
+  unsigned seen_ = 0;               // sources known to have published
+  int roomy_ = -1;                  // in a ring: experts up to this one have room
+  Rows unsignalled_ = no_rows({});  // whose stores may still be under way
 };
 
 /// What the first `dispatchers` CTAs begin with. By all threads of the CTA.

@@ -20,12 +20,8 @@ __device__ __forceinline__ void fill_of_fault(const FaultFill& f, std::int64_t t
   for (const FaultFill::Elements& grad : f.weight_grads) {
     fill_rows(grad.data, grad.count, bf16{}, thread, threads);
   }
-  if (f.dprobs != nullptr) {
-    for (std::int64_t i = thread; i < f.dprobs_count; i += threads) f.dprobs[i] = 0;
-  }
-  if (f.dshared_probs != nullptr) {
-    for (std::int64_t i = thread; i < f.dshared_probs_count; i += threads) f.dshared_probs[i] = 0;
-  }
+  if (f.dprobs == nullptr) return;
+  for (std::int64_t i = thread; i < f.dprobs_count; i += threads) f.dprobs[i] = 0;
 }
 
 }  // namespace uniep::cuda

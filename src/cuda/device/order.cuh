@@ -192,7 +192,7 @@ class OrderRoutine {
       for (int j = 0; j < kAhead; ++j) ids[j] = i + 32 * j < end ? v_.topk_ids[i + 32 * j] : -1;
 #pragma unroll
       for (const std::int32_t id : ids) {
-        const int peer = id < 0 ? -1 : id / v_.routed_experts() - first;
+        const int peer = id < 0 ? -1 : id / v_.num_local_experts - first;
         for (int p = 0; p < min_of(32, v_.num_ranks - first); ++p) {
           const int slots = __popc(__ballot_sync(kWholeWarp, peer == p));
           if (lane_index() == p) mine += slots;
@@ -210,10 +210,8 @@ class OrderRoutine {
          b += warps_of_grid()) {
       const std::int64_t end = min_of<std::int64_t>((b + 1) * per_block, slots);
       for (int first = 0; first < v_.num_ranks; first += 32) {
-        int mine = count_block_slots(b * per_block, end, first);
+        const int mine = count_block_slots(b * per_block, end, first);
         const int peer = first + lane_index();
-        const auto tokens = static_cast<int>((end - b * per_block) / v_.topk);
-        if (peer == v_.rank) mine += tokens * v_.shared_experts;
         if (peer < v_.num_ranks) o_.slots_to_peer[b * v_.num_ranks + peer] = mine;
       }
     }

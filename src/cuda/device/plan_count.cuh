@@ -43,8 +43,8 @@ class PlanCounter : public PlanState {
         atomicAdd(slots_of_ + s.id, 1u);
         if (is_local(s.id)) atomicAdd(my_rows + s.id - first_expert_, 1u);
       } else if (s.id != -1 && bad == 0) {
-        const int k = lane_index() % a_.slots;
-        bad = ~(static_cast<unsigned long long>(s.token) * a_.slots + k);
+        const int k = lane_index() % a_.topk;
+        bad = ~(static_cast<unsigned long long>(s.token) * a_.topk + k);
       }
       if (a_.pool.shape.tokens > 0) count_received(s.id);
       const unsigned local = __ballot_sync(kWholeWarp, is_local(s.id));

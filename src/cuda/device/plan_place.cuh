@@ -159,11 +159,11 @@ class PlanPlacer : public PlanState {
   }
 
   __device__ RoutingFault id_fault(unsigned long long slot) const {
-    const auto token = static_cast<int>(slot / a_.slots);
+    const auto token = static_cast<int>(slot / a_.topk);
     int source = 0;
     while (token >= cta_.token_begin[source + 1]) ++source;
     const std::int64_t own_token = token - cta_.token_begin[source];
-    const auto k = static_cast<std::int32_t>(slot % a_.slots);
+    const auto k = static_cast<std::int32_t>(slot % a_.topk);
     const auto* ids = at_rank<const std::int32_t>(a_.rank, ids_offset(source));
     return {RoutingFault::Kind::kExpertId, source, own_token, k, ids[own_token * a_.topk + k]};
   }
@@ -227,9 +227,9 @@ class PlanPlacer : public PlanState {
 
   /// How many of the token's rows have a smaller number; all lanes call it.
   __device__ int order_in_token(std::int32_t row) const {
-    const int first = lane_index() / a_.slots * a_.slots;
+    const int first = lane_index() / a_.topk * a_.topk;
     int smaller = 0;
-    for (int k = 0; k < a_.slots; ++k) {
+    for (int k = 0; k < a_.topk; ++k) {
       const std::int32_t other = __shfl_sync(kWholeWarp, row, first + k);  // lanes past 31 wrap
       if (other >= 0 && other < row) ++smaller;
     }
@@ -239,7 +239,7 @@ class PlanPlacer : public PlanState {
   __device__ void place() const {
     int next_row = static_cast<int>(before_cta_[local_ + 1]) + cta_.warp_rows[warp_index()];
     int next_pull = static_cast<int>(before_cta_[local_]) + cta_.warp_pulls[warp_index()];
-    const int token_lane = lane_index() / a_.slots * a_.slots;
+    const int token_lane = lane_index() / a_.topk * a_.topk;
     for_each_step([&](const Slot& s) {
       const std::int32_t row = take_row(s.id);
       const int order = order_in_token(row);

@@ -38,7 +38,7 @@ class PlanState {
   __device__ PlanState(const PlanArgs& args, PlanCta& cta, std::uint32_t* shared)
       : a_(args),
         cta_(cta),
-        local_(args.numbers.of_rank()),
+        local_(args.num_experts / args.num_ranks),
         first_expert_(args.rank * local_),
         warp_rows_of_(shared),
         slots_of_(warp_rows_of_ + kPlanWarps * local_),
@@ -65,24 +65,15 @@ class PlanState {
     return a_.exchange.layout.pools + index * static_cast<std::int64_t>(sizeof(PageCount));
   }
 
-  /// One slot of the routing in each lane, whole tokens at a time: no token is cut.
+  /// One slot of the routing in each lane, 32 / K whole tokens at a time: no token is cut.
   struct Slot {
     bool present;  // the lane has a slot
     int token;     // in the concatenated routing
     int source;
-    std::int32_t id;  // the number of its expert (ExpertNumbers), -1 or an impossible one
+    std::int32_t id;
   };
 
-  /// The number of the expert that slot k of a token has, of whose ids the first is at `ids`.
-  __device__ std::int32_t expert_of_slot(const std::int32_t* ids, int source, int k) const {
-    if (k >= a_.topk) return a_.numbers.of_shared(source, k - a_.topk);
-    // Written by other GPUs: from L2, past this SM's read-only and L1 caches.
-    const std::int32_t id = __ldcg(ids + k);
-    if (id < 0) return id;
-    return id < a_.num_ids ? a_.numbers.of_id(id) : a_.num_experts;
-  }
-
-  __device__ int tokens_a_step() const { return 32 / a_.slots; }
+  __device__ int tokens_a_step() const { return 32 / a_.topk; }
 
   /// Calls f(Slot) for every step of this warp's tokens, with all lanes. Ids of several steps are
   /// loaded together, since each load takes longer than the work on it.
@@ -96,8 +87,8 @@ class PlanState {
     const std::int64_t run = round_up(ceil_div(total, warps), step);
     const int begin = static_cast<int>(min_of<std::int64_t>(run * warp, total));
     const int end = static_cast<int>(min_of<std::int64_t>(run * (warp + 1), total));
-    const int lane_token = lane_index() / a_.slots;
-    const int k = lane_index() % a_.slots;
+    const int lane_token = lane_index() / a_.topk;
+    const int k = lane_index() % a_.topk;
     int source = 0;
     for (int first = begin; first < end; first += kAhead * step) {
       Slot slots[kAhead];
@@ -108,10 +99,10 @@ class PlanState {
         while (present && token >= cta_.token_begin[source + 1]) ++source;
         std::int32_t id = -1;
         if (present) {
-          const std::int64_t first =
-              static_cast<std::int64_t>(token - cta_.token_begin[source]) * a_.topk;
-          const auto* ids = at_rank<const std::int32_t>(a_.rank, ids_offset(source));
-          id = expert_of_slot(ids + first, source, k);
+          const std::int64_t index =
+              static_cast<std::int64_t>(token - cta_.token_begin[source]) * a_.topk + k;
+          // Written by other GPUs: from L2, past this SM's read-only and L1 caches.
+          id = __ldcg(at_rank<const std::int32_t>(a_.rank, ids_offset(source)) + index);
         }
         slots[i] = {present, token, source, id};
       }
@@ -128,10 +119,10 @@ class PlanState {
   }
   /// Lanes that hold slots of this lane's token.
   __device__ unsigned token_lanes() const {
-    const int first = lane_index() / a_.slots * a_.slots;
-    return lanes_below(a_.slots) << first;
+    const int first = lane_index() / a_.topk * a_.topk;
+    return lanes_below(a_.topk) << first;
   }
-  __device__ bool leads_token() const { return lane_index() % a_.slots == 0; }
+  __device__ bool leads_token() const { return lane_index() % a_.topk == 0; }
 
   /// Columns of cta_counts: the rows of each local expert, then pulls, then rows of all.
   __device__ int columns() const { return local_ + 2; }

@@ -25,4 +25,15 @@ __device__ __forceinline__ float high_of(std::uint32_t pair) {
 using Vector = uint4;
 inline constexpr int kVectorElements = static_cast<int>(sizeof(Vector)) / kBf16Bytes;
 
+/// sum[i] += factor v[i] for 8 elements.
+__device__ __forceinline__ void add_vector(float (&sum)[kVectorElements], const Vector& v,
+                                           float factor = 1.0f) {
+  const std::uint32_t pairs[] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    sum[2 * i] = sum[2 * i] + factor * low_of(pairs[i]);
+    sum[2 * i + 1] = sum[2 * i + 1] + factor * high_of(pairs[i]);
+  }
+}
+
 }  // namespace uniep::cuda

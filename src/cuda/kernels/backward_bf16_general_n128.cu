@@ -11,8 +11,7 @@ using Stages = BackwardStages<Shape, bf16, true>;
 cudaError_t prepare_backward_bf16_general_n128() { return prepare_pass<Stages, Shape>(); }
 
 cudaError_t launch_backward_bf16_general_n128(const DeviceContext& ctx, const LaunchQueues& queues,
-                                              const SharedMaps& maps, int ctas,
-                                              cudaStream_t stream) {
+                                              const PassMaps& maps, int ctas, cudaStream_t stream) {
   return launch_pass<Stages, Shape>(ctx, queues, maps, ctas, stream);
 }
 

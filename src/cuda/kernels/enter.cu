@@ -1,7 +1,7 @@
 // Enter: what a pass does before its first task. Notes where the counters stand, stages this rank's
-// tokens where peers pull them, zeroes the rows that weight gradients read past an expert's last,
-// and tells every rank that the tokens are there. It runs beside `order`, whose arrays it has no
-// use for, and ends behind it, so that what follows one follows both.
+// tokens where peers, if there are any, pull them, zeroes the rows that weight gradients read past
+// an expert's last, and tells every rank that the tokens are there. It runs beside `order`, whose
+// arrays it has no use for, and ends behind it, so that what follows one follows both.
 #include <utility>
 
 #include "cuda/device/fault_fill.cuh"
@@ -110,23 +110,6 @@ __device__ __forceinline__ void zero_pad_rows(const DeviceContext& ctx) {
   }
 }
 
-/// A token's probabilities: of its experts, then of the shared ones, which are 1 if not given.
-__device__ __forceinline__ void stage_probs(const DeviceContext& ctx, float* to,
-                                            const float* probs) {
-  const PassView& v = ctx.view;
-  if (v.shared_experts == 0) return copy_elements(to, probs, v.tokens * v.topk);
-  const float* shared = ctx.get<Tensor::kSharedProbs>();
-  for (std::int64_t i = global_thread(); i < v.tokens * v.slots; i += global_threads()) {
-    const std::int64_t token = i / v.slots;
-    const auto slot = static_cast<int>(i % v.slots);
-    if (slot < v.topk) {
-      to[i] = probs[token * v.topk + slot];
-    } else {
-      to[i] = shared == nullptr ? 1.0f : shared[token * v.shared_experts + slot - v.topk];
-    }
-  }
-}
-
 /// The last CTA to be done publishes for all of them.
 __device__ __forceinline__ void publish_behind_last(const DeviceContext& ctx,
                                                     std::uint32_t* ctas_done) {
@@ -167,14 +150,16 @@ __global__ void __launch_bounds__(kEnterThreads)
   note_bases(ctx, std::make_integer_sequence<int, kNumCounterKinds>());
   zero_tickets(v, args);
   const Peer own = ctx.peer(v.rank);
-  const bf16* tokens = ctx.get_of_pass<Tensor::kX, Tensor::kDy>();
-  const std::int64_t token_bytes = v.tokens * v.hidden * sizeof(*tokens);
-  copy_vectors(own.get<Tensor::kTokens>(), tokens, token_bytes);
-  if (has(v, Stage::kRedispatch)) {
-    copy_vectors(own.get<Tensor::kXTokens>(), ctx.get<Tensor::kX>(), token_bytes);
+  if (v.num_ranks > 1) {  // else dispatch reads them where they are
+    const bf16* tokens = ctx.get_of_pass<Tensor::kX, Tensor::kDy>();
+    const std::int64_t token_bytes = v.tokens * v.hidden * sizeof(*tokens);
+    copy_vectors(own.get<Tensor::kTokens>(), tokens, token_bytes);
+    if (has(v, Stage::kRedispatch)) {
+      copy_vectors(own.get<Tensor::kXTokens>(), ctx.get<Tensor::kX>(), token_bytes);
+    }
   }
   if (const float* probs = ctx.get<Tensor::kTopkProbs>(); probs != nullptr) {
-    stage_probs(ctx, own.get<Tensor::kProbs>(), probs);
+    copy_elements(own.get<Tensor::kProbs>(), probs, v.tokens * v.topk);
   }
   // In a ring dispatch does that for each expert, once it has room.
   if (v.ring_rows == 0) zero_pad_rows(ctx);

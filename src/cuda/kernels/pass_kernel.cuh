@@ -10,7 +10,7 @@ template <class Stages, class Shape>
 __global__ void __launch_bounds__(kThreads, 1)
     pass_kernel(const __grid_constant__ DeviceContext ctx,
                 const __grid_constant__ LaunchQueues queues,
-                const __grid_constant__ MapsOf<Stages> maps) {
+                const __grid_constant__ PassMaps maps) {
   extern __shared__ __align__(1024) std::uint8_t memory[];
   run_pass<Stages>(ctx, queues, maps, *reinterpret_cast<PassShared<Shape>*>(memory));
 }
@@ -25,11 +25,11 @@ cudaError_t prepare_pass() {
 
 /// Starts it, once prepared, on `ctas` CTAs.
 template <class Stages, class Shape>
-cudaError_t launch_pass(const DeviceContext& ctx, const LaunchQueues& queues,
-                        const SharedMaps& maps, int ctas, cudaStream_t stream) {
+cudaError_t launch_pass(const DeviceContext& ctx, const LaunchQueues& queues, const PassMaps& maps,
+                        int ctas, cudaStream_t stream) {
   const LaunchSize size{ctas, kThreads, sizeof(PassShared<Shape>)};
   return launch_kernel(pass_kernel<Stages, Shape>, size, resident_together(), stream, ctx, queues,
-                       static_cast<const MapsOf<Stages>&>(maps));
+                       maps);
 }
 
 }  // namespace uniep::cuda

@@ -17,14 +17,10 @@ PlanArgs plan_args(const Problem& p, int rank, int num_ranks, std::int64_t token
                    const std::int32_t* topk_ids, const PlanExchange& exchange,
                    const PlanScratch& scratch, const DevicePlan& plan, PlanReport* report,
                    std::int64_t limit_ms) {
-  const ExpertNumbers numbers = expert_numbers(p, num_ranks);
   return {.rank = rank,
           .num_ranks = num_ranks,
           .topk = p.topk,
-          .slots = slots(p),
-          .num_ids = p.num_experts,
-          .num_experts = num_ranks * numbers.of_rank(),
-          .numbers = numbers,
+          .num_experts = p.num_experts,
           .row_align = p.row_align,
           .max_tokens = p.max_tokens,
           .capacity = capacity_rows(p, num_ranks),

@@ -11,7 +11,7 @@ using Stages = RemakingStages<Shape, float>;
 cudaError_t prepare_remake_n256() { return prepare_pass<Stages, Shape>(); }
 
 cudaError_t launch_remake_n256(const DeviceContext& ctx, const LaunchQueues& queues,
-                               const SharedMaps& maps, int ctas, cudaStream_t stream) {
+                               const PassMaps& maps, int ctas, cudaStream_t stream) {
   return launch_pass<Stages, Shape>(ctx, queues, maps, ctas, stream);
 }
 

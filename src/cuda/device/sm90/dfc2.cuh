@@ -3,6 +3,7 @@
 #include "cuda/device/sm90/activation_gradients.cuh"
 #include "cuda/device/sm90/biases.cuh"
 #include "cuda/device/sm90/gemm.cuh"
+#include "cuda/device/sm90/step_sums.cuh"
 #include "cuda/device/warp.cuh"
 
 // dfc2, the data gradient of fc2, with the activation's derivative in its epilogue.
@@ -41,30 +42,15 @@ struct Dfc2 {
     if (gated) ptx::tma_load(slot.b, maps.aux, full, col, 1, row);
   }
 
-  /// A thread's two rows, as in RowProbs.
-  struct Early {
-    RowProbs probs;
-    // Of the rows of dy with b2, where it counts.
-    [[no_unique_address]] std::conditional_t<kGeneral, RowDots<Shape>, Nothing> dots;
-  };
+  /// The sender of the tile of the first columns also multiplies its rows of dy with b2.
+  static constexpr bool kSumsSteps = kGeneral;
+  using StepSums = RowDots<Shape>;
 
-  static __device__ __forceinline__ Early prepare(const Consumer<Shape>& consumer,
-                                                  const TileWork& work) {
+  static __device__ __forceinline__ RowProbs prepare(const Consumer<Shape>& consumer,
+                                                     const TileWork& work) {
     const float* probs = consumer.ctx.template get<Tensor::kRowProbs>() + work.saved_row +
                          consumer.first_row() + consumer.lane() / 4;
-    return {.probs = {{probs[0], probs[8]}}};
-  }
-
-  /// The tile of the first columns also multiplies its rows of dy with b2.
-  static __device__ __forceinline__ bool reads_steps(const Consumer<Shape>& consumer,
-                                                     const TileWork& work) requires(kGeneral) {
-    return work.n == 0 && consumer.ctx.view.choice.has_bias;
-  }
-  static __device__ __forceinline__ void read_step(const Consumer<Shape>& consumer,
-                                                   const TileWork& work,
-                                                   const OperandSlot<Shape>& operands, int k_block,
-                                                   Early& early) {
-    early.dots.add(consumer, operands, b2_of(consumer.ctx, work.expert), k_block);
+    return {{probs[0], probs[8]}};
   }
 
   /// All of da is put away in shared memory, and from there on a rolled loop reads 64 columns at a
@@ -72,9 +58,9 @@ struct Dfc2 {
   /// once. dh replaces h in its slot, of which this warp alone uses these rows, a replaces da.
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
                                                 const float (&acc)[Shape::kAccumulators],
-                                                const TileWork& work, const Early& early) {
+                                                const TileWork& work, const RowProbs& probs) {
     put_away(consumer, acc);
-    const RowProbs factors = factors_of<kGeneral, Pass::kBackward>(consumer.ctx.view, early.probs);
+    const RowProbs factors = factors_of<kGeneral, Pass::kBackward>(consumer.ctx.view, probs);
     GroupSums sums{};
 #pragma unroll 1
     for (int chunk = 0; chunk < kEpilogueSlots; ++chunk) {
@@ -96,10 +82,7 @@ struct Dfc2 {
         sums.of[i][1] = dprobs[1];
       }
       // The last commit also hands these to the sender, whose signal covers them.
-      if (chunk + 1 == kEpilogueSlots) {
-        store_groups(consumer, sums, work);
-        if constexpr (kGeneral) store_dots(consumer, early, work);
-      }
+      if (chunk + 1 == kEpilogueSlots) store_groups(consumer, sums, work);
       consumer.commit(buffer_of(chunk));
       consumer.ring.advance();
     }
@@ -197,20 +180,6 @@ struct Dfc2 {
         const bool exists = work.n + chunk * kBoxCols < ctx.view.intermediate;
         if (lane % 4 == 0 && exists) to[chunk] = sum;
       }
-    }
-  }
-
-  /// The sums with b2, behind the groups.
-  static __device__ __forceinline__ void store_dots(const Consumer<Shape>& consumer,
-                                                    const Early& early, const TileWork& work) {
-    if (!reads_steps(consumer, work) || consumer.lane() % 4 != 0) return;
-    const DeviceContext& ctx = consumer.ctx;
-    const std::int64_t sums = dprob_sums(ctx.view);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const std::int64_t row =
-          work.first_row + consumer.first_row() + consumer.lane() / 4 + 8 * half;
-      ctx.get<Tensor::kDprobGroups>()[row * sums + sums - 1] = early.dots.of(half);
     }
   }
 };

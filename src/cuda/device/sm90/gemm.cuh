@@ -16,11 +16,9 @@
 //   prefetch_epilogue(ctx, maps, work)   of these, what comes from far away; optional
 //   prepare(consumer, work)            consumer: what its epilogue reads ahead of the main loop
 //   proceed(consumer, work, prepared)  the same, once the first products are under way; optional
-//   reads_steps(consumer, work), read_step(consumer, work, slot, k, prepared)   what else it reads
-//   of
-//                                      the operands, under their products; optional
 //   finish(consumer, acc, work, prepared)      its epilogue, into output buffers
 //   send(sender, maps, work)           sender: the epilogue's stores and signals
+//   kSumsSteps, StepSums               what it sums over the operands ahead of that; optional
 
 namespace uniep::cuda {
 
@@ -143,18 +141,14 @@ __device__ __forceinline__ int multiply_next(Consumer<Shape>& consumer,
 
 /// acc = sum over k blocks, ascending, one accumulator per element; in columns that a narrow tile
 /// does not have, 0. There is at least one block: a tile that might have none would keep the
-/// accumulators of the tile before. `meanwhile` runs under the first products, step(slot, k) under
-/// those of each step.
-template <class S, bool kNarrow, class Shape, class F, class G>
+/// accumulators of the tile before. `meanwhile` runs under the first products.
+template <class S, bool kNarrow, class Shape, class F>
 __device__ __forceinline__ void accumulate(Consumer<Shape>& consumer, int k_blocks,
-                                           float (&acc)[Shape::kAccumulators], F&& meanwhile,
-                                           G&& step) {
+                                           float (&acc)[Shape::kAccumulators], F&& meanwhile) {
   int last = multiply_next<S, kNarrow, true, Shape>(consumer, acc);
   meanwhile();
-  step(last, 0);
   for (int k = 1; k < k_blocks; ++k) {
     const int slot = multiply_next<S, kNarrow, false, Shape>(consumer, acc);
-    step(slot, k);
     ptx::wgmma_wait<1>();  // the products before these have read their slot
     consumer.release_slot(last);
     last = slot;
@@ -178,18 +172,50 @@ __device__ __forceinline__ void pass_slots(Consumer<Shape>& consumer, int count)
 
 /// The main loop of a tile, as much of it as there is: sums of rows that the tile does not hold may
 /// be anything, and come from one block.
-template <class S, class Shape, class F, class G>
+template <class S, class Shape, class F>
 __device__ __forceinline__ void sum_products(Consumer<Shape>& consumer, const TileWork& work,
-                                             float (&acc)[Shape::kAccumulators], F&& meanwhile,
-                                             G&& step) {
+                                             float (&acc)[Shape::kAccumulators], F&& meanwhile) {
   const int k_blocks = has_rows(work, consumer.index) ? work.k_blocks : 1;
   bool narrow = false;
   if constexpr (can_be_narrow<S, Shape>()) {
     narrow = work.width <= Shape::kN / 2;
-    if (narrow) accumulate<S, true>(consumer, k_blocks, acc, meanwhile, step);
+    if (narrow) accumulate<S, true>(consumer, k_blocks, acc, meanwhile);
   }
-  if (!narrow) accumulate<S, false>(consumer, k_blocks, acc, meanwhile, step);
+  if (!narrow) accumulate<S, false>(consumer, k_blocks, acc, meanwhile);
   pass_slots(consumer, work.k_blocks - k_blocks);
+}
+
+/// Whether senders sum over the steps of a stage's tiles too, and so are among those who hand its
+/// slots back: of those of the first columns, where experts have biases. Of all other slots the
+/// loader says so for them.
+template <class S>
+constexpr bool may_sum_steps() {
+  if constexpr (requires { S::kSumsSteps; }) {
+    return S::kSumsSteps;
+  } else {
+    return false;
+  }
+}
+template <class S>
+__device__ __forceinline__ bool sums_steps(const PassView& v, const TileWork& work) {
+  return may_sum_steps<S>() && v.choice.has_bias && work.n == 0;
+}
+
+/// The sender's part of such a main loop, over its consumer's 64 rows or columns of the left
+/// operand. `ring`: where the tile begins. When a sender comes here, its consumer has seen all
+/// slots before these full; so it takes no stale parity for the current one. Nor can it miss a
+/// slot, which the loader does not fill again without it.
+template <class S, class Shape>
+__device__ __forceinline__ void sum_steps(Sender<Shape>& sender, const TileWork& work,
+                                          SlotRing<Shape> ring) {
+  typename S::StepSums sums(sender, work);
+  for (int k = 0; k < work.k_blocks; ++k) {
+    ptx::mbarrier_wait(&sender.shared.full[ring.slot], ring.parity);
+    sums.add(sender, work, sender.shared.slots[ring.slot].a + sender.index * kBoxBytes, k);
+    ptx::mbarrier_arrive(&sender.shared.empty[ring.slot]);
+    ring.advance();
+  }
+  sums.store(sender, work);
 }
 
 }  // namespace uniep::cuda

@@ -24,6 +24,9 @@ struct StageList {
       .weighs = kIsGeneral && ((S::kStage == Stage::kDfc2) || ...),
       .ring = !kIsGeneral && ((S::kStage == Stage::kRefc1) || ...)};
 
+  /// Senders may read slots of the pipeline, too, and each is handed back by them as well.
+  static constexpr bool kSendersRead = (may_sum_steps<S>() || ...);
+
   static constexpr bool has(Stage stage) { return ((stage == S::kStage) || ...); }
 
   /// f(stage struct) for the stage that the task is of.
@@ -77,45 +80,24 @@ static_assert(has_routines<RemakingStages<RingShape<128>, float>>(Pass::kBackwar
 static_assert(has_routines<RemakingStages<RingShape<128>, float>>(Pass::kBackward,
                                                                   {true, true, true}));
 
-/// What a kernel of these stages is given.
-template <class Stages>
-using MapsOf = std::conditional_t<Stages::kGeneral, SharedMaps, PassMaps>;
-
-/// The maps of a stage and an expert.
+/// The maps of a stage.
 template <class S>
-__device__ __forceinline__ const StageMaps& maps_of(const DeviceContext&, const PassMaps& maps,
-                                                    int) {
+__device__ __forceinline__ const StageMaps& maps_of(const PassMaps& maps) {
   constexpr int kNumber = product_number(S::kStage);
   return maps.stages[kNumber];
-}
-template <class S>
-__device__ __forceinline__ const StageMaps& maps_of(const DeviceContext& ctx,
-                                                    const SharedMaps& maps, int expert) {
-  constexpr int kNumber = product_number(S::kStage);
-  return (ctx.view.is_shared(expert) ? maps.shared : maps).stages[kNumber];
-}
-
-/// The same for what senders store, which depends on the expert in weight gradients alone: to ask
-/// elsewhere, too, takes registers that others are short of.
-template <class S, class Maps>
-__device__ __forceinline__ const StageMaps& maps_to_store(const DeviceContext& ctx,
-                                                          const Maps& maps, int expert) {
-  if constexpr (row_of(S::kStage).grid == TileGrid::kWeightTiles) {
-    return maps_of<S>(ctx, maps, expert);
-  } else {
-    constexpr int kNumber = product_number(S::kStage);
-    return maps.stages[kNumber];
-  }
 }
 
 /// The loader: one thread that keeps the pipeline full, and has the next task drawn in time.
 template <class Stages, class Shape>
-__device__ __forceinline__ void run_loader(const DeviceContext& ctx, const MapsOf<Stages>& maps,
+__device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassMaps& maps,
                                            PassShared<Shape>& shared) {
   SlotRing<Shape> slots;
   TaskReader<Shape> tasks(shared);
-  const auto next_slot = [&](auto&& load) {
+  const auto next_slot = [&](auto&& load, bool senders_read = false) {
     ptx::mbarrier_wait(&shared.empty[slots.slot], slots.parity ^ 1);
+    if constexpr (Stages::kSendersRead) {
+      if (!senders_read) ptx::mbarrier_arrive(&shared.empty[slots.slot], 32 * kConsumers);
+    }
     load(shared.slots[slots.slot], &shared.full[slots.slot]);
     slots.advance();
   };
@@ -133,17 +115,19 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const MapsO
     }
     Stages::visit(work.stage, [&](auto stage) {
       using S = decltype(stage);
-      const StageMaps& m = maps_of<S>(ctx, maps, work.expert);
+      const StageMaps& m = maps_of<S>(maps);
       const int draw_at = max_of(work.k_blocks - kDrawAhead, 0);
       if constexpr (requires { S::prefetch_epilogue(ctx, m, work); }) {
         S::prefetch_epilogue(ctx, m, work);
       }
+      const bool senders_read = sums_steps<S>(ctx.view, work);
       for (int k = 0; k < work.k_blocks; ++k) {
         if (k == draw_at) want_task();
-        next_slot([&](auto& slot, auto* full) {
+        const auto load = [&](auto& slot, auto* full) {
           ptx::mbarrier_arrive_expect(full, step_bytes<S, Shape>(work));
           if (work.rows > 0) S::load(ctx, m, slot, full, work, k);
-        });
+        };
+        next_slot(load, senders_read);
       }
       const int more = epilogue_slots<S>(ctx);
       for (int i = 0; i < more; ++i) {
@@ -154,7 +138,7 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const MapsO
 }
 
 template <class Stages, class Shape>
-__device__ __forceinline__ void run_sender(const DeviceContext& ctx, const MapsOf<Stages>& maps,
+__device__ __forceinline__ void run_sender(const DeviceContext& ctx, const PassMaps& maps,
                                            PassShared<Shape>& shared) {
   Sender<Shape> sender(ctx, shared);
   TaskReader<Shape> tasks(shared);
@@ -162,10 +146,14 @@ __device__ __forceinline__ void run_sender(const DeviceContext& ctx, const MapsO
     const TileWork& work = tasks.task();
     if (work.stage == kNoStage) break;
     sender.tile_number = tasks.number();
+    const SlotRing<Shape> steps = sender.ring;
     sender.ring.advance(work.k_blocks);
     Stages::visit(work.stage, [&](auto stage) {
       using S = decltype(stage);
-      S::send(sender, maps_to_store<S>(ctx, maps, work.expert), work);
+      if constexpr (may_sum_steps<S>()) {
+        if (sums_steps<S>(ctx.view, work)) sum_steps<S>(sender, work, steps);
+      }
+      S::send(sender, maps_of<S>(maps), work);
     });
     if constexpr (Shape::kMayHaveRing) sender.release_rows(work);
     if (sender.index == 0 && sender.lane == 0) {
@@ -201,14 +189,7 @@ __device__ __forceinline__ void run_consumer(const DeviceContext& ctx, PassShare
           S::proceed(consumer, work, early);
         }
       };
-      if constexpr (requires { S::reads_steps(consumer, work); }) {
-        const bool reads = S::reads_steps(consumer, work);
-        sum_products<S>(consumer, work, acc, proceed, [&](int slot, int k) {
-          if (reads) S::read_step(consumer, work, consumer.shared.slots[slot], k, early);
-        });
-      } else {
-        sum_products<S>(consumer, work, acc, proceed, [](int, int) {});
-      }
+      sum_products<S>(consumer, work, acc, proceed);
       S::finish(consumer, acc, work, early);
     });
     if (notes) {
@@ -220,11 +201,12 @@ __device__ __forceinline__ void run_consumer(const DeviceContext& ctx, PassShare
   }
 }
 
-template <class Shape>
+template <class Stages, class Shape>
 __device__ __forceinline__ void init_barriers(PassShared<Shape>& shared) {
+  constexpr int kReaders = kConsumerWarps + (Stages::kSendersRead ? kConsumers : 0);  // warps
   for (int i = 0; i < Shape::kSlots; ++i) {
     ptx::mbarrier_init(&shared.full[i], 1);
-    ptx::mbarrier_init(&shared.empty[i], 32 * kConsumerWarps);
+    ptx::mbarrier_init(&shared.empty[i], 32 * kReaders);
   }
   for (int i = 0; i < kWorkSlots; ++i) {
     ptx::mbarrier_init(&shared.work_full[i], 1);
@@ -243,11 +225,11 @@ __device__ __forceinline__ void init_barriers(PassShared<Shape>& shared) {
 
 template <class Stages, class Shape>
 __device__ __forceinline__ void run_pass(const DeviceContext& ctx, const LaunchQueues& queues,
-                                         const MapsOf<Stages>& maps, PassShared<Shape>& shared) {
+                                         const PassMaps& maps, PassShared<Shape>& shared) {
   static_assert(sizeof(DispatchShared) <= offsetof(PassShared<Shape>, full),
                 "dispatch would overwrite the barriers");
   if (threadIdx.x == 0) {
-    init_barriers(shared);
+    init_barriers<Stages>(shared);
     shared.first_record = Tracer::first_record(ctx.trace, static_cast<int>(blockIdx.x));
   }
   __syncthreads();

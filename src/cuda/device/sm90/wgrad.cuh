@@ -2,8 +2,8 @@
 
 #include <type_traits>
 
-#include "cuda/device/sm90/biases.cuh"
 #include "cuda/device/sm90/gemm.cuh"
+#include "cuda/device/sm90/step_sums.cuh"
 
 namespace uniep::cuda {
 
@@ -16,8 +16,8 @@ namespace uniep::cuda {
 /// Maps: a = left (M, rows), b = right (N, rows), boxes 64 x 64; out0 = dw, or what it is added to,
 /// (N, M, El), boxes of one swizzle row of columns x 64.
 ///
-/// kGeneral: as of Fc1; tiles of the first columns then sum the bias gradient, too: over the rows
-/// of dh, and of dy times what b2 was multiplied by.
+/// kGeneral: as of Fc1; the senders of tiles of the first columns then sum the bias gradient, too:
+/// over the rows of dh, and of dy times what b2 was multiplied by.
 ///
 /// What is added to comes through the pipeline too, behind the operands: two boxes of each consumer
 /// a slot. The sums are added where it lies, and it leaves from there. When the tile begins, it is
@@ -69,32 +69,16 @@ struct Wgrad {
     });
   }
 
-  using Early = std::conditional_t<kGeneral, ColumnSums<Shape>, Nothing>;
-  static __device__ __forceinline__ Early prepare(const Consumer<Shape>&, const TileWork&) {
-    return {};
-  }
+  static constexpr bool kSumsSteps = kGeneral;
+  using StepSums = BiasSums<Shape, kWgrad, Main>;
 
-  static __device__ __forceinline__ bool reads_steps(const Consumer<Shape>& consumer,
-                                                     const TileWork& work) requires(kGeneral) {
-    return sums_bias(consumer, work) && work.rows > 0;
-  }
-  static __device__ __forceinline__ void read_step(const Consumer<Shape>& consumer,
-                                                   const TileWork& work,
-                                                   const OperandSlot<Shape>& operands, int k_block,
-                                                   Early& early) {
-    const int first = k_block * kTileK;
-    if constexpr (kStage == Stage::kWgrad1) {
-      early.add(consumer, operands, work.rows - first, [](int) { return 1.0f; });
-    } else {
-      const StepFactors factors(consumer.ctx, work.plan_row + first);
-      early.add(consumer, operands, work.rows - first, factors);
-    }
+  static __device__ __forceinline__ Nothing prepare(const Consumer<Shape>&, const TileWork&) {
+    return {};
   }
 
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
                                                 const float (&acc)[Shape::kAccumulators],
-                                                const TileWork& work, const Early& early) {
-    if constexpr (kGeneral) store_bias(consumer, work, early);
+                                                const TileWork& work, const Nothing&) {
     if (is_added(consumer.ctx)) return add(consumer, acc);
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
@@ -119,26 +103,6 @@ struct Wgrad {
   }
 
  private:
-  /// Whether this tile sums the bias gradient.
-  static __device__ __forceinline__ bool sums_bias(const Consumer<Shape>& consumer,
-                                                   const TileWork& work) {
-    return consumer.ctx.view.choice.has_bias && work.n == 0;
-  }
-
-  /// A main gradient of an expert without rows keeps what it holds.
-  static __device__ __forceinline__ void store_bias(const Consumer<Shape>& consumer,
-                                                    const TileWork& work, const Early& early) {
-    if (!sums_bias(consumer, work) || !early.stores(consumer)) return;
-    constexpr bool kFirst = kStage == Stage::kWgrad1;
-    const DeviceContext& ctx = consumer.ctx;
-    const std::int64_t width = kFirst ? ctx.view.h_width() : ctx.view.hidden;
-    const std::int64_t col = work.m + kConsumerRows * consumer.index + early.column(consumer);
-    auto* const main = static_cast<Main*>(kFirst ? ctx.main_db1 : ctx.main_db2);
-    if (col >= width || (main != nullptr && work.rows == 0)) return;
-    constexpr Tensor kBias = kFirst ? Tensor::kDb1 : Tensor::kDb2;
-    store_sums(ctx.get<kBias>(), main, work.expert * width + col, early.of);
-  }
-
   static constexpr int kBoxes = Shape::kN / kBoxCols;  // of a tile that is overwritten
   using Borrowed = EmptyEpilogueSlots<Shape, OutputRing<Shape>::borrows(kBoxes)>;
 
