@@ -210,7 +210,7 @@ def moe(
             with b1.
         combine_groups: G, a divisor of the number of all experts, which are cut into G equal runs:
             a token's rows are added up run by run, then the runs' sums, run ascending. More than
-            one makes other bits than one, and runs on CPUs. None: one, or what the workspace has.
+            one makes other bits than one. None: one, or what the workspace has.
         combine_partials: what the sums of more than one run are before they are added up:
             ``"fp32"``, or rounded to ``"bf16"``. None: fp32, or what the workspace has.
         row_pool: where what is kept lies; see :class:`uniep.Workspace`. True, or a number of bytes:

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "uniep/macros.h"
@@ -29,6 +30,15 @@ constexpr UNIEP_HD T max_of(T a, T b) {
 template <class T>
 constexpr UNIEP_HD T clamp_to(T v, T lo, T hi) {
   return max_of(lo, min_of(v, hi));
+}
+
+/// Of a power of two: what to shift by instead of dividing by it.
+constexpr UNIEP_HD int log2_of(std::uint32_t power) {
+#ifdef __CUDA_ARCH__
+  return 31 - __clz(static_cast<int>(power));
+#else
+  return std::countr_zero(power);
+#endif
 }
 
 /// floor((a b + c) / d), for quotients below 2^32 and d below 2^31. The same on a GPU, where a

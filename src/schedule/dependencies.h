@@ -141,7 +141,7 @@ inline UNIEP_HD int expert_of_row(const PassView& v, std::int32_t row) {
 
 /// Of one row that a pull has brought: to a counter of kRowGroup ...
 inline UNIEP_HD Signal row_group_signal(const PassView& v, CounterKind kind, std::int32_t row) {
-  return {kind, v.rank, row / v.rows_per_counter(), 1};
+  return {kind, v.rank, row >> log2_of(static_cast<std::uint32_t>(v.rows_per_counter())), 1};
 }
 /// ... or to whichever it is.
 inline UNIEP_HD Signal row_signal(const PassView& v, CounterKind kind, std::int32_t row) {

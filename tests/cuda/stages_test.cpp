@@ -1,6 +1,9 @@
 // The CUDA stages, on one GPU that plays all ranks, against the CPU's contract reference (to
-// tolerance) and against themselves at one rank (bit for bit).
+// tolerance, and bit for bit where products are exact) and against themselves at one rank (bit for
+// bit).
 #include <gtest/gtest.h>
+
+#include <cmath>
 
 #include "base/check.h"
 #include "base/cuda/driver.h"
@@ -77,8 +80,7 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
         .max_hidden = seed % 2 == 0 ? 600 : 96,
         .max_intermediate = seed % 2 == 0 ? 600 : 96,
         .any_arithmetic = uniep::testing::chance(rng, 60) && !in_ring};
-    LayerData data = uniep::testing::random_layer(rng, ranks, bounds);
-    data.combine_groups = 1;  // others are refused: unsupported_reason
+    const LayerData data = uniep::testing::random_layer(rng, ranks, bounds);
     const bool main_grad = uniep::testing::chance(rng, 30);
     const Save save = kSaves[rng() % std::size(kSaves)];
     const bool recompute_h = uniep::testing::chance(rng, 50);
@@ -94,6 +96,7 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
             ", intermediate ", data.intermediate, ", experts ", data.num_experts, ", topk ",
             data.topk, ", save ", name(save), ", recompute_h ", recompute_h, ", ",
             name(data.activation), ", probs ", name(data.probs), ", bias ", data.has_bias(),
+            ", combine groups ", data.combine_groups, " in ", name(data.combine_partials),
             ", backward_rows ", backward_rows, ", ", to_string(schedule));
     SCOPED_TRACE(what);
     const LayerResult got = deferred ? group.deferred_step(schedule, choose(rng, group.problem()))
@@ -123,6 +126,134 @@ TEST_F(CudaStages, DeferredWeightsUnderRandomSchedules) {
 
 TEST_F(CudaStages, ExpertsTakeTurnsInARingOfRows) {
   check_layers(4001, cases(100), kRanks, random_cuda_schedule, false, true);
+}
+
+std::vector<bf16> random_signs(Rng& rng, std::int64_t count) {
+  std::vector<bf16> values(static_cast<std::size_t>(count));
+  for (bf16& v : values) v = to_bf16(static_cast<float>(uniep::testing::pick(rng, -1, 1)));
+  return values;
+}
+
+/// A layer whose products have sums of small whole numbers, exact in any order, so that rows have
+/// the same bits on CPUs and GPUs. Of a token's rows two are large and may cancel: what is added in
+/// between loses bits that other orders keep.
+LayerData with_exact_rows(Rng& rng) {
+  LayerData d;
+  d.tokens = 300;
+  d.hidden = 40;
+  d.intermediate = 24;
+  d.num_experts = 8;
+  d.topk = 6;
+  d.activation = Activation::kReglu;
+  d.x = random_signs(rng, d.tokens * d.hidden);
+  d.dy = random_signs(rng, d.tokens * d.hidden);
+  d.w1 = random_signs(rng, d.num_experts * d.w1_rows() * d.hidden);
+  d.w2 = random_signs(rng, d.num_experts * d.hidden * d.intermediate);
+  for (std::int64_t t = 0; t < d.tokens; ++t) {
+    const auto large = static_cast<std::int32_t>(uniep::testing::pick(rng, 0, d.num_experts - 1));
+    for (int k = 0; k < d.topk; ++k) {
+      const auto other =
+          static_cast<std::int32_t>(uniep::testing::pick(rng, -1, d.num_experts - 1));
+      d.topk_ids.push_back(k == 0 || k == 3 ? large : other);
+      d.topk_probs.push_back(std::ldexp(k == 3 ? -1.0f : 1.0f, k == 0 || k == 3 ? 18 : -k));
+    }
+  }
+  return d;
+}
+
+TEST_F(CudaStages, CombineGroupsHaveTheBitsOfTheReference) {
+  Rng rng(4501);
+  LayerData data = with_exact_rows(rng);
+  for (const Probs probs : {Probs::kBefore, Probs::kAfter}) {
+    for (const int groups : {1, 2, 4, 8}) {
+      for (const CombinePartials partials : {CombinePartials::kFp32, CombinePartials::kBf16}) {
+        data.probs = probs;
+        data.combine_groups = groups;
+        data.combine_partials = partials;
+        const std::string what = cat("probs ", name(probs), ", ", groups, " in ", name(partials));
+        SCOPED_TRACE(what);
+        const LayerResult want = reference::contract(data);
+        for (const int ranks : {1, 4}) {
+          EmulatedGroup group(data, uniep::testing::random_parts(rng, data.tokens, ranks), false,
+                              1);
+          const LayerResult got = group.step(random_cuda_schedule(rng, group.problem()));
+          uniep::testing::expect_same_bits(got.out, want.out, "out", what);
+          uniep::testing::expect_same_bits(got.dx, want.dx, "dx", what);
+        }
+      }
+    }
+  }
+}
+
+/// Experts with biases and near 4000 rows each: both kinds of sums that senders make beside the
+/// products then take many times more steps than the pipeline has slots. Products are exact, as in
+/// with_exact_rows, but for their probabilities.
+LayerData with_long_sums(Rng& rng, int experts, std::int64_t hidden, std::int64_t intermediate) {
+  LayerData d;
+  d.tokens = 4000;
+  d.hidden = hidden;
+  d.intermediate = intermediate;
+  d.num_experts = d.topk = experts;
+  d.activation = Activation::kReglu;
+  d.x = random_signs(rng, d.tokens * hidden);
+  d.dy = random_signs(rng, d.tokens * hidden);
+  d.w1 = random_signs(rng, experts * d.w1_rows() * hidden);
+  d.w2 = random_signs(rng, experts * hidden * intermediate);
+  d.b1 = random_signs(rng, experts * d.w1_rows());
+  d.b2 = random_signs(rng, experts * hidden);
+  std::uniform_real_distribution<float> probability(0.01f, 1.0f);
+  for (std::int64_t slot = 0; slot < d.tokens * d.topk; ++slot) {
+    const bool dropped = uniep::testing::chance(rng, 1);
+    d.topk_ids.push_back(dropped ? -1 : static_cast<std::int32_t>(slot % experts));
+    d.topk_probs.push_back(probability(rng));
+  }
+  return d;
+}
+
+/// The same bits under random schedules at `ranks` ranks as at one.
+void check_long_sums(Rng& rng, const LayerData& data, int ranks, bool main_grad) {
+  EmulatedGroup one(data, {0, data.tokens}, main_grad, 1);
+  const LayerResult want = one.step(sequential());
+  for (int i = 0; i < cases(10); ++i) {
+    // Of one step, whose main gradients are added to what they begin with.
+    EmulatedGroup group(data, uniep::testing::random_parts(rng, data.tokens, ranks), main_grad, 1);
+    const Schedule schedule = random_cuda_schedule(rng, group.problem());
+    const std::string what = cat("main_grad ", main_grad, ", step ", i, ": ", to_string(schedule));
+    uniep::testing::expect_same_bits(group.step(schedule), want, what);
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+/// Of exact rows bias gradients have the reference's bits.
+void expect_same_biases(const LayerResult& got, const LayerResult& want, const std::string& what) {
+  uniep::testing::expect_same_bits(got.db1, want.db1, "db1", what);
+  uniep::testing::expect_same_bits(got.db2, want.db2, "db2", what);
+  uniep::testing::expect_same_bits(got.main_db1, want.main_db1, "main_db1", what);
+  uniep::testing::expect_same_bits(got.main_db2, want.main_db2, "main_db2", what);
+}
+
+TEST_F(CudaStages, LongSumsOfBiases) {
+  Rng rng(5001);
+  LayerData data = with_long_sums(rng, 2, 584, 40);
+  for (const bool main_grad : {false, true}) {
+    data.probs = main_grad ? Probs::kBefore : Probs::kAfter;
+    const LayerResult want =
+        main_grad ? reference::contract_into_main_grad(data, ones(data.w1), ones(data.w2),
+                                                       ones(data.b1), ones(data.b2))
+                  : reference::contract(data);
+    EmulatedGroup group(data, {0, data.tokens}, main_grad, 1);
+    const LayerResult got = group.step(sequential());
+    expect_same_biases(got, want, cat("main_grad ", main_grad));
+    expect_close(got, want, cat("main_grad ", main_grad));
+    check_long_sums(rng, data, 1, main_grad);
+  }
+}
+
+/// Few workers a rank, so that each takes many tiles with and without such sums, one after another.
+TEST_F(CudaStages, LongSumsOfBiasesAtManyRanks) {
+  Rng rng(5002);
+  const LayerData data = with_long_sums(rng, 8, 392, 264);
+  for (const bool main_grad : {false, true}) check_long_sums(rng, data, 8, main_grad);
 }
 
 /// What a sanitizer can run too: it may run launches one after another, so that those of several

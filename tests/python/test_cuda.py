@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from cases import Case, assert_same, gradients, make_case, relative, step, workspace
 from ranks import run_ranks
-from test_arithmetic import EVERY, Layer, name_of
+from test_arithmetic import EVERY, GROUPED, Layer, name_of
 from test_arithmetic import assert_same as assert_same_tensors
 from torch import Tensor
 
@@ -46,7 +46,7 @@ def test_bits_of_plain_pytorch(shape: dict[str, int], schedule: str | None) -> N
     assert_plain(step(case, schedule=text), plain(case))
 
 
-@pytest.mark.parametrize("arithmetic", EVERY, ids=name_of)
+@pytest.mark.parametrize("arithmetic", EVERY + GROUPED, ids=name_of)
 def test_bits_of_other_experts(arithmetic: Arithmetic) -> None:
     layer = Layer(arithmetic, tokens=700, device="cuda")
     wanted = layer.run(uniep.plain.moe, **layer.options)
@@ -57,6 +57,17 @@ def test_bits_of_other_experts(arithmetic: Arithmetic) -> None:
         assert_same_tensors({**found, "dtopk_probs": wanted["dtopk_probs"]}, wanted)
     kept = layer.run(uniep.moe, save="none", recompute_h=True, **layer.options)
     assert_same_tensors(kept, found)
+
+
+@pytest.mark.parametrize("probs", ["before", "after"])
+def test_bits_of_long_sums_of_biases(probs: str) -> None:
+    """Near 4000 rows an expert: many times more steps than a tile's pipeline has slots."""
+    layer = Layer(Arithmetic("gpt_oss", probs, True), tokens=16000, device="cuda")
+    wanted = layer.run(uniep.plain.moe, **layer.options)
+    for schedule in (None, "single,tile_m=128,tile_n=128", "sequential,tile_m=128,tile_n=256"):
+        found = layer.run(uniep.moe, schedule=schedule, **layer.options)
+        assert relative(found["dtopk_probs"], wanted["dtopk_probs"]) < 1e-5
+        assert_same_tensors({**found, "dtopk_probs": wanted["dtopk_probs"]}, wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -33,8 +33,10 @@ struct LayerBounds {
   std::int64_t max_hidden = 96;
   std::int64_t max_intermediate = 96;
   int max_experts_per_rank = 4;
-  /// Any activation, place of probabilities, combine groups, biases, and shared experts.
+  /// Any activation, place of probabilities, combine groups, and biases.
   bool any_arithmetic = false;
+  /// Now and then some in place of biases and combine groups.
+  bool shared_experts = false;
 };
 
 /// The shared experts' tensors, with probabilities or without.
@@ -52,13 +54,16 @@ inline void draw_shared(Rng& rng, LayerData& d) {
 inline void draw_arithmetic(Rng& rng, LayerData& d) {
   d.activation = static_cast<Activation>(pick(rng, 0, kNumActivations - 1));
   d.probs = chance(rng, 50) ? Probs::kBefore : Probs::kAfter;
-  const float scale = chance(rng, 30) ? 2.0f : 0.3f;
-  d.w1 = random_bf16(rng, d.num_experts * d.w1_rows() * d.hidden, scale);
-  if (d.shared_experts > 0) return draw_shared(rng, d);  // not with the following
   while (chance(rng, 50) || d.num_experts % d.combine_groups != 0) {
     d.combine_groups = static_cast<int>(pick(rng, 1, d.num_experts));
   }
   d.combine_partials = chance(rng, 50) ? CombinePartials::kFp32 : CombinePartials::kBf16;
+  const float scale = chance(rng, 30) ? 2.0f : 0.3f;
+  d.w1 = random_bf16(rng, d.num_experts * d.w1_rows() * d.hidden, scale);
+  if (d.shared_experts > 0) {
+    d.combine_groups = 1;
+    return draw_shared(rng, d);
+  }
   if (chance(rng, 50)) return;
   d.b1 = random_bf16(rng, d.num_experts * d.w1_rows(), 1);
   d.b2 = random_bf16(rng, d.num_experts * d.hidden, 1);
@@ -92,7 +97,7 @@ inline LayerData random_layer(Rng& rng, int ranks, const LayerBounds& bounds = {
   d.intermediate = 8 * pick(rng, 1, bounds.max_intermediate / 8);
   d.num_experts = ranks * static_cast<int>(pick(rng, 1, bounds.max_experts_per_rank));
   d.topk = static_cast<int>(chance(rng, 70) ? pick(rng, 1, 4) : pick(rng, 1, kMaxTopk));
-  if (bounds.any_arithmetic && chance(rng, 30)) {
+  if (bounds.shared_experts && chance(rng, 30)) {
     d.shared_experts = static_cast<int>(pick(rng, 1, 3));
     d.topk = std::min(d.topk, kMaxTopk - d.shared_experts);
   }
