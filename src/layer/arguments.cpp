@@ -111,7 +111,16 @@ void check_sizes(const Sizes& n, const BackwardDataArgs& args) {
   check_shared(n, args, "dshared_probs", args.dshared_probs.size());
 }
 
+void check_kinds(const BackwardWeightsArgs& args) {
+  const std::size_t kind = args.dw1.index();
+  require(args.dshared_w1.index() == kind && args.dshared_w2.index() == kind,
+          ErrorCode::kInvalidArgument,
+          "dshared_w1 or dshared_w2 is of another kind than dw1; the same kind (overwritten in "
+          "bf16, or added to in fp32 or in bf16) is accepted");
+}
+
 void check_sizes(const Sizes& n, const BackwardWeightsArgs& args) {
+  if (n.shared_w1 > 0) check_kinds(args);
   check_weight_grad("dw1", args.dw1, n.w1, n.w1_shape);
   check_weight_grad("dw2", args.dw2, n.w2, "[E / ranks, H, I]");
   check_weight_grad("db1", args.db1, n.b1, n.b1_shape);

@@ -266,10 +266,15 @@ TEST(RoutingPlan, TheRowsOfSharedExpertsCountInTheCapacity) {
   EXPECT_EQ(r.plan(1).received_tokens(), 3);
   EXPECT_EQ(rows_of_any_routing(r.problem, 2), 2 * 20 + 2 * 20 + 3 * 15);
   r.problem.capacity_rows = 48;
-  expect_error(ErrorCode::kCapacity, "rank 0 would receive 64 rows", [&] { r.plan(1); });
+  expect_error(ErrorCode::kCapacity,
+               "rank 0 would receive 64 rows (padding included), but capacity_rows is 48; "
+               "capacity_rows=64 would do for this routing",
+               [&] { r.plan(1); });
   r.problem.capacity_rows = 64;
   r.problem.backward_rows = 16;
-  expect_error(ErrorCode::kCapacity, "shared expert 0 of rank 0 would receive 32 rows",
+  expect_error(ErrorCode::kCapacity,
+               "shared expert 0 of rank 0 would receive 32 rows (padding included), but "
+               "backward_rows is 16; backward_rows=32 or more would do for this routing, or 0",
                [&] { r.plan(1); });
 }
 
