@@ -31,7 +31,8 @@ void run_random_cases(unsigned first_seed, int count, int max_delay_us) {
   for (unsigned seed = first_seed; seed < first_seed + static_cast<unsigned>(count); ++seed) {
     Rng rng(seed);
     const int ranks = kRanks[pick(rng, 0, 5)];
-    const LayerData data = random_layer(rng, ranks, {.any_arithmetic = seed % 3 != 0, .shared_experts = seed % 3 != 0});
+    const LayerData data = random_layer(
+        rng, ranks, {.any_arithmetic = seed % 3 != 0, .shared_experts = seed % 3 != 0});
     RunOptions o;
     o.token_begin = random_parts(rng, data.tokens, ranks);
     o.row_align = 16 << pick(rng, 0, 4);
