@@ -32,6 +32,7 @@ has_header benchmark/benchmark.h || required+=(libbenchmark-dev)
 has_command ccache || optional+=(ccache)
 has_command pkg-config || optional+=(pkg-config)
 has_cblas || optional+=(libopenblas-dev)
+has_header rdma/fi_cm.h || optional+=(libfabric-dev)
 has_fuzzer || optional+=(clang libclang-rt-dev)
 
 # Installed, yet not found by the tests above (say, for another compiler): trying again would

@@ -211,6 +211,13 @@ typedef struct {
   const void* shared_w1;     /* bf16 [S, 2I, H], as w1; NULL without shared experts, as the next */
   const void* shared_w2;     /* bf16 [S, H, I] */
   const float* shared_probs; /* [T, S]; NULL: each is 1 */
+  /* Weights that lie otherwise, and are read where they are; each zero or NULL: as w1 and w2 say.
+   */
+  int32_t interleaved; /* 1: rows of gate and up of w1 take turns, the gate's first */
+  const void* w3;      /* bf16 [El, I, H], that of up; w1 is the gate's [El, I, H] */
+  /* [El]: a tensor for each expert, [2I, H] or [H, I]; w1 or w2 is NULL */
+  const void* const* w1_each;
+  const void* const* w2_each;
 } uniep_forward_call;
 
 /* Collective: plans the routing and runs the forward pass. Of plan, x_rows, h and row_probs a
@@ -258,6 +265,15 @@ typedef struct {
   /* Of the type that weight_grad says; parts 0 and 2. Summed over this rank's tokens alone. */
   void* dshared_w1;
   void* dshared_w2;
+  /* As in forward; of gradients those with a d. Each may lie in its own way. */
+  int32_t interleaved;    /* 1: of w1 */
+  int32_t dw_interleaved; /* 1: of dw1 */
+  const void* w3;
+  const void* const* w1_each;
+  const void* const* w2_each;
+  void* dw3;
+  void* const* dw1_each;
+  void* const* dw2_each;
 } uniep_backward_call;
 
 /* Collective, but for part 2. */

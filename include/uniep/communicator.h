@@ -39,10 +39,13 @@ struct GroupOptions {
 class UNIEP_API Communicator {
  public:
   /// The members of a group whose ranks are threads of this process: element r is rank r, to be
-  /// used from a thread of its own (`run_ranks` starts them). `size` is 1 to 64.
-  static std::vector<Communicator> cpu_group(int size);
+  /// used from a thread of its own (`run_ranks` starts them). `size` is 1 to 64. With `hosts` > 1
+  /// they are taken to be on as many equal hosts, of which each has a run of ranks: they share
+  /// memory within these alone.
+  static std::vector<Communicator> cpu_group(int size, int hosts = 1);
 
-  /// This process' membership in a group of processes of one host, which need nothing in common but
+  /// This process' membership in a group of processes of one host (on the CPU also of several that
+  /// UNIEP_HOSTS makes of it), which need nothing in common but
   /// `options.all_gather`. Collective: waits until all ranks have come; where one cannot join,
   /// throws the same on all ranks. From then on nothing depends on the callback, and a lost rank is
   /// noticed. A process may be in any number of groups, of any of its peers, at a time. With CUDA
@@ -51,7 +54,9 @@ class UNIEP_API Communicator {
 
   /// This process' membership in a group of CPU processes, which compute what threads compute.
   /// RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT say which, as torchrun sets them;
-  /// where none of them is set, the group is this process alone. Otherwise as `from_callbacks`.
+  /// where none of them is set, the group is this process alone. The processes may be on several
+  /// hosts, equal runs of ranks on each; UNIEP_HOSTS says so of those of one. Otherwise as
+  /// `from_callbacks`.
   static Communicator cpu_from_environment();
 
   /// This process' membership in a group of one process per GPU. RANK, WORLD_SIZE, LOCAL_RANK (the

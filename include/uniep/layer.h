@@ -12,6 +12,7 @@
 
 #include "uniep/bf16.h"
 #include "uniep/communicator.h"
+#include "uniep/expert_matrices.h"
 #include "uniep/macros.h"
 #include "uniep/problem.h"
 #include "uniep/routing_plan.h"
@@ -25,13 +26,13 @@ class LayerBackend;
 struct SavedData;
 
 /// Tensors of a forward pass on one rank. T tokens of this rank, El = E / ranks local experts; all
-/// row-major and contiguous.
+/// row-major and contiguous, and of weights in any of the forms of ExpertMatrices.
 struct ForwardArgs {
   std::span<const bf16> x;            ///< [T, H]
   std::span<const float> topk_probs;  ///< [T, K]; values at dropped slots are not read
-  std::span<const bf16> w1;           ///< [El, 2I, H]: gate rows, then up rows; without a gate
+  ExpertMatrices<const bf16> w1;      ///< [El, 2I, H]: gate rows, then up rows; without a gate
                                       ///< (Problem::activation) I, here and below
-  std::span<const bf16> w2;           ///< [El, H, I]
+  ExpertMatrices<const bf16> w2;      ///< [El, H, I]
   std::span<bf16> out;                ///< [T, H]
   std::span<const bf16> b1{};         ///< [El, 2I], with Problem::bias; else empty, as the next
   std::span<const bf16> b2{};         ///< [El, H]
@@ -43,22 +44,19 @@ struct ForwardArgs {
 
 /// A bf16 tensor that a weight gradient is added to: see WeightGrad.
 struct Bf16MainGrad {
-  std::span<bf16> values;
-
-  bf16* data() const { return values.data(); }
-  std::size_t size() const { return values.size(); }
-  bool empty() const { return values.empty(); }
+  ExpertMatrices<bf16> values;
 };
 
 /// Where a weight gradient goes. A bf16 tensor is overwritten. A main_grad has the fp32 sums of the
 /// call added to it, and keeps its values for experts that received no rows: in fp32, or, of a
-/// Bf16MainGrad, old value and sum are added in fp32 and rounded to bf16, once a call.
-using WeightGrad = std::variant<std::span<bf16>, std::span<float>, Bf16MainGrad>;
+/// Bf16MainGrad, old value and sum are added in fp32 and rounded to bf16, once a call. It need not
+/// have the form of its weight; that of a bias is one tensor.
+using WeightGrad = std::variant<ExpertMatrices<bf16>, ExpertMatrices<float>, Bf16MainGrad>;
 
 struct BackwardArgs {
-  std::span<const bf16> dy;  ///< [T, H]
-  std::span<const bf16> w1;  ///< as in forward
-  std::span<const bf16> w2;
+  std::span<const bf16> dy;       ///< [T, H]
+  ExpertMatrices<const bf16> w1;  ///< as in forward
+  ExpertMatrices<const bf16> w2;
   std::span<bf16> dx;          ///< [T, H]
   std::span<float> dprobs;     ///< [T, K]; 0 at dropped slots
   WeightGrad dw1;              ///< [El, 2I, H]
@@ -80,8 +78,8 @@ struct BackwardArgs {
 /// Of BackwardArgs, what `Layer::backward_data` reads and writes ...
 struct BackwardDataArgs {
   std::span<const bf16> dy;
-  std::span<const bf16> w1;
-  std::span<const bf16> w2;
+  ExpertMatrices<const bf16> w1;
+  ExpertMatrices<const bf16> w2;
   std::span<bf16> dx;
   std::span<float> dprobs;
   std::span<const bf16> x{};

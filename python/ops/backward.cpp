@@ -5,15 +5,13 @@
 #include "biases.h"
 #include "call.h"
 #include "shared_experts.h"
+#include "weights.h"
 
 namespace uniep::ops {
 namespace {
 
 enum Part : std::int32_t { kWhole = 0, kData = 1, kWeights = 2 };
 enum WeightGrad : std::int32_t { kOverwritten = 0, kAddedFp32 = 1, kAddedBf16 = 2 };
-
-// dw1, dw2, db1, db2, dshared_w1, dshared_w2.
-using WeightGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // The rows that x_rows has. Of tokens after forward_exact those that came, which only it knew.
 std::int64_t kept_of_x(const LayerShape& shape, const Tensor& x_rows, std::int64_t rows) {
@@ -68,19 +66,15 @@ struct DataGradients {
   Tensor dprobs;
   Tensor dshared_probs;  // [T, S]; without shared experts it has no elements
 
-  DataGradients(const Call& call, const Tensor& key, const Tensor& dy, const Tensor& w1,
-                const Tensor& w2, const std::optional<Tensor>& x, std::int64_t topk,
-                const Biases& biases, const SharedExperts& shared, uniep_backward_call& arguments) {
+  DataGradients(const Call& call, const Tensor& key, const Tensor& dy, const Weights& weights,
+                const std::optional<Tensor>& x, std::int64_t topk, const Biases& biases,
+                const SharedExperts& shared, uniep_backward_call& arguments) {
     const LayerShape& shape = call.shape();
     if (topk != shape.topk) {
       refuse("topk is " + std::to_string(topk) + "; the workspace is for " +
              std::to_string(shape.topk));
     }
     require(dy, "dy", ScalarType::BFloat16, {arguments.tokens, shape.hidden}, key);
-    require(w1, "w1", ScalarType::BFloat16, {shape.local_experts, shape.h_width, shape.hidden},
-            key);
-    require(w2, "w2", ScalarType::BFloat16, {shape.local_experts, shape.hidden, shape.intermediate},
-            key);
     biases.check(shape, key);
     biases.set(arguments);
     shared.check(shape, key);
@@ -92,8 +86,7 @@ struct DataGradients {
       arguments.dshared_probs = static_cast<float*>(dshared_probs.mutable_data_ptr());
     }
     arguments.dy = dy.const_data_ptr();
-    arguments.w1 = w1.const_data_ptr();
-    arguments.w2 = w2.const_data_ptr();
+    weights.set(arguments);
     arguments.dx = dx.mutable_data_ptr();
     arguments.dprobs = static_cast<float*>(dprobs.mutable_data_ptr());
     if (shape.rows > 0 && shape.rows_of_x == 0) {
@@ -104,111 +97,150 @@ struct DataGradients {
   }
 };
 
-/// dw1, dw2, db1, db2, dshared_w1 and dshared_w2; what a layer has not, has no elements.
-WeightGradients new_weight_gradients(const Call& call, const Tensor& key,
+/// Weight gradients of a call, and where they lie.
+struct WeightGradients {
+  std::vector<Tensor> dw1;
+  std::vector<Tensor> dw2;
+  Tensor db1;  // of what a layer has not, of no elements; so the next
+  Tensor db2;
+  Tensor dshared_w1;
+  Tensor dshared_w2;
+  std::optional<Gradients> places;
+
+  std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor> result()
+      const {
+    return {dw1, dw2, db1, db2, dshared_w1, dshared_w2};
+  }
+};
+
+WeightGradients new_weight_gradients(const Call& call, const Tensor& key, Form w1, Form w2,
                                      uniep_backward_call& arguments) {
   const LayerShape& shape = call.shape();
-  const std::int64_t experts = shape.local_experts, shared = shape.shared_experts;
-  const std::int64_t biased = shape.has_bias != 0 ? experts : 0;
+  const std::int64_t biased = shape.has_bias != 0 ? shape.local_experts : 0;
+  const std::int64_t shared = shape.shared_experts;
   const auto make = [&](void*& address, std::initializer_list<std::int64_t> sizes) {
     Tensor tensor = empty(key, ScalarType::BFloat16, sizes);
     if (*sizes.begin() > 0) address = tensor.mutable_data_ptr();
     return tensor;
   };
+  WeightGradients made{
+      .dw1 = empty_like_experts(w1, shape, size_of_w1(shape), key),
+      .dw2 = empty_like_experts(w2, shape, size_of_w2(shape), key),
+      .db1 = make(arguments.db1, {biased, shape.h_width}),
+      .db2 = make(arguments.db2, {biased, shape.hidden}),
+      .dshared_w1 = make(arguments.dshared_w1, {shared, shape.h_width, shape.hidden}),
+      .dshared_w2 = make(arguments.dshared_w2, {shared, shape.hidden, shape.intermediate}),
+      .places = std::nullopt};
+  made.places.emplace(made.dw1, made.dw2, ScalarType::BFloat16, shape, w1 == Form::kInterleaved,
+                      key);
+  made.places->set(arguments);
   arguments.weight_grad = kOverwritten;
-  return {make(arguments.dw1, {experts, shape.h_width, shape.hidden}),
-          make(arguments.dw2, {experts, shape.hidden, shape.intermediate}),
-          make(arguments.db1, {biased, shape.h_width}),
-          make(arguments.db2, {biased, shape.hidden}),
-          make(arguments.dshared_w1, {shared, shape.h_width, shape.hidden}),
-          make(arguments.dshared_w2, {shared, shape.hidden, shape.intermediate})};
+  return made;
 }
 
-void main_gradients(const Call& call, const Tensor& key, const Tensor& dw1, const Tensor& dw2,
-                    const Biases& db, const SharedExperts& shared, uniep_backward_call& arguments) {
+/// What weight gradients are added to.
+struct MainGradients {
+  const std::vector<Tensor>& dw1;
+  const std::vector<Tensor>& dw2;
+  bool interleaved;
+  Biases db;
+  SharedExperts dshared;
+};
+
+Gradients main_gradients(const Call& call, const Tensor& key, const MainGradients& main,
+                         uniep_backward_call& arguments) {
   const LayerShape& shape = call.shape();
-  const ScalarType type = dw1.scalar_type();
+  const ScalarType type = main.dw1.empty() ? ScalarType::Float : main.dw1[0].scalar_type();
   if (type != ScalarType::Float && type != ScalarType::BFloat16) {
     refuse(
         "the main_grad of w1 is neither torch.float32 nor torch.bfloat16; it must be one of them");
   }
-  require(dw1, "the main_grad of w1", type, {shape.local_experts, shape.h_width, shape.hidden},
-          key);
-  require(dw2, "the main_grad of w2", type, {shape.local_experts, shape.hidden, shape.intermediate},
-          key);
+  const Gradients places(main.dw1, main.dw2, type, shape, main.interleaved, key);
+  places.set(arguments);
+  const Biases& db = main.db;
+  const SharedExperts& dshared = main.dshared;
   db.check(shape, key, type, "the main_grad of b1", "the main_grad of b2");
-  shared.check(shape, key, type, "the main_grad of shared_w1", "the main_grad of shared_w2");
+  dshared.check(shape, key, type, "the main_grad of shared_w1", "the main_grad of shared_w2");
   arguments.weight_grad = type == ScalarType::Float ? kAddedFp32 : kAddedBf16;
-  arguments.dw1 = dw1.mutable_data_ptr();
-  arguments.dw2 = dw2.mutable_data_ptr();
   if (db.b1) arguments.db1 = db.b1->mutable_data_ptr();
   if (db.b2) arguments.db2 = db.b2->mutable_data_ptr();
-  if (shared.w1) arguments.dshared_w1 = shared.w1->mutable_data_ptr();
-  if (shared.w2) arguments.dshared_w2 = shared.w2->mutable_data_ptr();
+  if (dshared.w1) arguments.dshared_w1 = dshared.w1->mutable_data_ptr();
+  if (dshared.w2) arguments.dshared_w2 = dshared.w2->mutable_data_ptr();
+  return places;
 }
 
 std::int64_t tokens_of(const Tensor& dy) { return dy.dim() == 2 ? dy.size(0) : -1; }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
-    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy, Tensor w1,
-    Tensor w2, std::optional<Tensor> x, std::int64_t topk, bool flag,
-    std::optional<std::string> schedule, std::optional<Tensor> b1, std::optional<Tensor> b2,
-    std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2) {
+std::tuple<Tensor, Tensor, std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor,
+           Tensor>
+backward(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy,
+         std::vector<Tensor> w1, std::vector<Tensor> w2, std::optional<Tensor> x, std::int64_t topk,
+         bool flag, std::optional<std::string> schedule, std::optional<Tensor> b1,
+         std::optional<Tensor> b2, std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2,
+         bool interleaved) {
   const Call call(key);
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kWhole, tokens_of(dy), flag, schedule);
-  const DataGradients data(call, key, dy, w1, w2, x, topk, {b1, b2}, {shared_w1, shared_w2},
+  const Weights weights(w1, w2, call.shape(), interleaved, key);
+  const DataGradients data(call, key, dy, weights, x, topk, {b1, b2}, {shared_w1, shared_w2},
                            arguments);
-  const auto [dw1, dw2, db1, db2, dshared_w1, dshared_w2] =
-      new_weight_gradients(call, key, arguments);
+  const WeightGradients made =
+      new_weight_gradients(call, key, form_of(w1, interleaved), form_of(w2, false), arguments);
   const Tensor rows = scratch(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
-  return {data.dx, data.dprobs, dw1, dw2, db1, db2, data.dshared_probs, dshared_w1, dshared_w2};
+  return {data.dx,  data.dprobs,        made.dw1,        made.dw2,       made.db1,
+          made.db2, data.dshared_probs, made.dshared_w1, made.dshared_w2};
 }
 
 std::tuple<Tensor, Tensor, Tensor> backward_main_grad(
-    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy, Tensor w1,
-    Tensor w2, std::optional<Tensor> x, Tensor dw1, Tensor dw2, std::int64_t topk, bool flag,
+    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy,
+    std::vector<Tensor> w1, std::vector<Tensor> w2, std::optional<Tensor> x,
+    std::vector<Tensor> dw1, std::vector<Tensor> dw2, std::int64_t topk, bool flag,
     std::optional<std::string> schedule, std::optional<Tensor> b1, std::optional<Tensor> b2,
     std::optional<Tensor> db1, std::optional<Tensor> db2, std::optional<Tensor> shared_w1,
     std::optional<Tensor> shared_w2, std::optional<Tensor> dshared_w1,
-    std::optional<Tensor> dshared_w2) {
+    std::optional<Tensor> dshared_w2, bool interleaved) {
   const Call call(key);
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kWhole, tokens_of(dy), flag, schedule);
-  const DataGradients data(call, key, dy, w1, w2, x, topk, {b1, b2}, {shared_w1, shared_w2},
+  const Weights weights(w1, w2, call.shape(), interleaved, key);
+  const DataGradients data(call, key, dy, weights, x, topk, {b1, b2}, {shared_w1, shared_w2},
                            arguments);
-  main_gradients(call, key, dw1, dw2, {db1, db2}, {dshared_w1, dshared_w2}, arguments);
+  const Gradients places = main_gradients(
+      call, key, {dw1, dw2, interleaved, {db1, db2}, {dshared_w1, dshared_w2}}, arguments);
   const Tensor rows = scratch(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
   return {data.dx, data.dprobs, data.dshared_probs};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward_data(
-    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy, Tensor w1,
-    Tensor w2, std::optional<Tensor> x, std::int64_t topk, std::int64_t most_bytes, bool flag,
-    std::optional<std::string> schedule, std::optional<Tensor> b1, std::optional<Tensor> b2,
-    std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2) {
+    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy,
+    std::vector<Tensor> w1, std::vector<Tensor> w2, std::optional<Tensor> x, std::int64_t topk,
+    std::int64_t most_bytes, bool flag, std::optional<std::string> schedule,
+    std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
+    std::optional<Tensor> shared_w2, bool interleaved) {
   const Call call(key);
   if (most_bytes != call.shape().backward_bytes) {
     refuse("the workspace has grown since its figures were read; read backward_bytes again");
   }
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kData, tokens_of(dy), flag, schedule);
-  const DataGradients data(call, key, dy, w1, w2, x, topk, {b1, b2}, {shared_w1, shared_w2},
+  const Weights weights(w1, w2, call.shape(), interleaved, key);
+  const DataGradients data(call, key, dy, weights, x, topk, {b1, b2}, {shared_w1, shared_w2},
                            arguments);
   Tensor rows = scratch(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
   return {data.dx, data.dprobs, data.dshared_probs, rows};
 }
 
-WeightGradients backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs,
-                                 Tensor backward_rows, std::int64_t tokens,
-                                 std::int64_t local_experts, std::int64_t intermediate, bool bias,
-                                 bool flag, std::optional<std::string> schedule,
-                                 std::int64_t shared_experts) {
+std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor>
+backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs,
+                 Tensor backward_rows, std::int64_t tokens, std::int64_t local_experts,
+                 std::int64_t intermediate, bool bias, bool flag,
+                 std::optional<std::string> schedule, std::int64_t shared_experts,
+                 std::int64_t w1_form, std::int64_t w2_form) {
   const Call call(key);
   if (local_experts != call.shape().local_experts) {
     refuse("local_experts is " + std::to_string(local_experts) + "; the workspace has " +
@@ -227,22 +259,25 @@ WeightGradients backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor 
   auto arguments = call_of(call, key, plan, x_rows, h, row_probs, kWeights, tokens, flag, schedule);
   require(backward_rows, "backward_rows", ScalarType::Byte, {backward_bytes(call, arguments)}, key);
   arguments.backward_rows = backward_rows.mutable_data_ptr();
-  const auto gradients = new_weight_gradients(call, key, arguments);
+  const bool has_up = call.shape().h_width != call.shape().intermediate;
+  const WeightGradients made = new_weight_gradients(call, key, form_of(w1_form, "w1", has_up),
+                                                    form_of(w2_form, "w2", false), arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
-  return gradients;
+  return made.result();
 }
 
 void backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs,
-                                Tensor backward_rows, Tensor dw1, Tensor dw2, std::int64_t tokens,
-                                bool flag, std::optional<std::string> schedule,
-                                std::optional<Tensor> db1, std::optional<Tensor> db2,
-                                std::optional<Tensor> dshared_w1,
-                                std::optional<Tensor> dshared_w2) {
+                                Tensor backward_rows, std::vector<Tensor> dw1,
+                                std::vector<Tensor> dw2, std::int64_t tokens, bool flag,
+                                std::optional<std::string> schedule, std::optional<Tensor> db1,
+                                std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,
+                                std::optional<Tensor> dshared_w2, bool interleaved) {
   const Call call(key);
   auto arguments = call_of(call, key, plan, x_rows, h, row_probs, kWeights, tokens, flag, schedule);
   require(backward_rows, "backward_rows", ScalarType::Byte, {backward_bytes(call, arguments)}, key);
   arguments.backward_rows = backward_rows.mutable_data_ptr();
-  main_gradients(call, key, dw1, dw2, {db1, db2}, {dshared_w1, dshared_w2}, arguments);
+  const Gradients places = main_gradients(
+      call, key, {dw1, dw2, interleaved, {db1, db2}, {dshared_w1, dshared_w2}}, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
 }
 
@@ -265,57 +300,73 @@ uniep_backward_call call_of_pages(const Tensor& key, std::int64_t saved, Part pa
 Tensor none(const Tensor& key) { return empty(key, ScalarType::BFloat16, {0}); }
 
 WeightGradients no_weight_gradients(const Tensor& key) {
-  return {none(key), none(key), none(key), none(key), none(key), none(key)};
+  return {.dw1 = {},
+          .dw2 = {},
+          .db1 = none(key),
+          .db2 = none(key),
+          .dshared_w1 = none(key),
+          .dshared_w2 = none(key),
+          .places = std::nullopt};
 }
 
 // New ones, or none where there are some to be added to.
-WeightGradients weight_gradients(const Call& call, const Tensor& key,
-                                 const std::optional<Tensor>& dw1, const std::optional<Tensor>& dw2,
-                                 const Biases& db, const SharedExperts& shared,
-                                 uniep_backward_call& arguments) {
-  if (!dw1 || !dw2) return new_weight_gradients(call, key, arguments);
-  main_gradients(call, key, *dw1, *dw2, db, shared, arguments);
-  return no_weight_gradients(key);
+WeightGradients weight_gradients(const Call& call, const Tensor& key, const MainGradients& main,
+                                 Form w1, Form w2, uniep_backward_call& arguments) {
+  if (main.dw1.empty() || main.dw2.empty()) {
+    return new_weight_gradients(call, key, w1, w2, arguments);
+  }
+  WeightGradients none = no_weight_gradients(key);
+  none.places = main_gradients(call, key, main, arguments);
+  return none;
 }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
-backward_pages(Tensor key, std::int64_t saved, Tensor dy, Tensor w1, Tensor w2,
-               std::optional<Tensor> x, std::optional<Tensor> dw1, std::optional<Tensor> dw2,
-               std::int64_t topk, bool data_only, bool keep, std::optional<std::string> schedule,
-               std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> db1,
-               std::optional<Tensor> db2, std::optional<Tensor> shared_w1,
-               std::optional<Tensor> shared_w2, std::optional<Tensor> dshared_w1,
-               std::optional<Tensor> dshared_w2) {
+std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor,
+           Tensor, Tensor>
+backward_pages(Tensor key, std::int64_t saved, Tensor dy, std::vector<Tensor> w1,
+               std::vector<Tensor> w2, std::optional<Tensor> x, std::vector<Tensor> dw1,
+               std::vector<Tensor> dw2, std::int64_t topk, bool data_only, bool keep,
+               std::optional<std::string> schedule, std::optional<Tensor> b1,
+               std::optional<Tensor> b2, std::optional<Tensor> db1, std::optional<Tensor> db2,
+               std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2,
+               std::optional<Tensor> dshared_w1, std::optional<Tensor> dshared_w2,
+               bool interleaved) {
   const Call call(key);
   auto arguments =
       call_of_pages(key, saved, data_only ? kData : kWhole, tokens_of(dy), keep, schedule);
-  const DataGradients data(call, key, dy, w1, w2, x, topk, {b1, b2}, {shared_w1, shared_w2},
+  const Weights weights(w1, w2, call.shape(), interleaved, key);
+  const DataGradients data(call, key, dy, weights, x, topk, {b1, b2}, {shared_w1, shared_w2},
                            arguments);
-  const auto [new_dw1, new_dw2, new_db1, new_db2, new_shared_w1, new_shared_w2] =
-      data_only
-          ? no_weight_gradients(key)
-          : weight_gradients(call, key, dw1, dw2, {db1, db2}, {dshared_w1, dshared_w2}, arguments);
+  const MainGradients main{dw1, dw2, interleaved, {db1, db2}, {dshared_w1, dshared_w2}};
+  const WeightGradients made = data_only
+                                   ? no_weight_gradients(key)
+                                   : weight_gradients(call, key, main, form_of(w1, interleaved),
+                                                      form_of(w2, false), arguments);
   Tensor rows = empty(key, ScalarType::Byte, {call.shape().backward_bytes});
   arguments.backward_rows = rows.mutable_data_ptr();
   Call::check(uniep_backward(call.layer(), &arguments));
-  return {data.dx, data.dprobs, data.dshared_probs, new_dw1,       new_dw2,
-          new_db1, new_db2,     new_shared_w1,      new_shared_w2, data_only ? rows : none(key)};
+  return {data.dx,  data.dprobs, data.dshared_probs, made.dw1,        made.dw2,
+          made.db1, made.db2,    made.dshared_w1,    made.dshared_w2, data_only ? rows : none(key)};
 }
 
-WeightGradients backward_weights_pages(Tensor key, std::int64_t saved, std::optional<Tensor> dw1,
-                                       std::optional<Tensor> dw2, std::int64_t tokens, bool keep,
-                                       std::optional<std::string> schedule,
-                                       std::optional<Tensor> db1, std::optional<Tensor> db2,
-                                       std::optional<Tensor> dshared_w1,
-                                       std::optional<Tensor> dshared_w2) {
+std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor>
+backward_weights_pages(Tensor key, std::int64_t saved, std::vector<Tensor> dw1,
+                       std::vector<Tensor> dw2, std::int64_t tokens, bool keep,
+                       std::optional<std::string> schedule, std::optional<Tensor> db1,
+                       std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,
+                       std::optional<Tensor> dshared_w2, std::int64_t w1_form,
+                       std::int64_t w2_form) {
   const Call call(key);
   auto arguments = call_of_pages(key, saved, kWeights, tokens, keep, schedule);
-  const auto gradients =
-      weight_gradients(call, key, dw1, dw2, {db1, db2}, {dshared_w1, dshared_w2}, arguments);
+  const bool has_up = call.shape().h_width != call.shape().intermediate;
+  const Form w1 = form_of(w1_form, "w1", has_up);
+  const MainGradients main{
+      dw1, dw2, w1 == Form::kInterleaved, {db1, db2}, {dshared_w1, dshared_w2}};
+  const WeightGradients made =
+      weight_gradients(call, key, main, w1, form_of(w2_form, "w2", false), arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
-  return gradients;
+  return made.result();
 }
 
 }  // namespace uniep::ops

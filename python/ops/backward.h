@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "tensors.h"
 
@@ -13,41 +14,48 @@ namespace uniep::ops {
 
 /// uniep::backward: dx, dprobs, dw1, dw2, db1, db2, dshared_probs, dshared_w1, dshared_w2; of what
 /// a layer has not, the gradients have no elements.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
-    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy, Tensor w1,
-    Tensor w2, std::optional<Tensor> x, std::int64_t topk, bool flag,
-    std::optional<std::string> schedule, std::optional<Tensor> b1, std::optional<Tensor> b2,
-    std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2);
+std::tuple<Tensor, Tensor, std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor,
+           Tensor>
+backward(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy,
+         std::vector<Tensor> w1, std::vector<Tensor> w2, std::optional<Tensor> x, std::int64_t topk,
+         bool flag, std::optional<std::string> schedule, std::optional<Tensor> b1,
+         std::optional<Tensor> b2, std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2,
+         bool interleaved);
 
 /// uniep::backward_main_grad: dx, dprobs, dshared_probs; adds to `dw1` and so on, all fp32 or all
 /// bf16.
 std::tuple<Tensor, Tensor, Tensor> backward_main_grad(
-    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy, Tensor w1,
-    Tensor w2, std::optional<Tensor> x, Tensor dw1, Tensor dw2, std::int64_t topk, bool flag,
+    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy,
+    std::vector<Tensor> w1, std::vector<Tensor> w2, std::optional<Tensor> x,
+    std::vector<Tensor> dw1, std::vector<Tensor> dw2, std::int64_t topk, bool flag,
     std::optional<std::string> schedule, std::optional<Tensor> b1, std::optional<Tensor> b2,
     std::optional<Tensor> db1, std::optional<Tensor> db2, std::optional<Tensor> shared_w1,
     std::optional<Tensor> shared_w2, std::optional<Tensor> dshared_w1,
-    std::optional<Tensor> dshared_w2);
+    std::optional<Tensor> dshared_w2, bool interleaved);
 
 /// uniep::backward_data: dx, dprobs, dshared_probs, and what the weight gradients take.
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward_data(
-    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy, Tensor w1,
-    Tensor w2, std::optional<Tensor> x, std::int64_t topk, std::int64_t backward_bytes, bool flag,
-    std::optional<std::string> schedule, std::optional<Tensor> b1, std::optional<Tensor> b2,
-    std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2);
+    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy,
+    std::vector<Tensor> w1, std::vector<Tensor> w2, std::optional<Tensor> x, std::int64_t topk,
+    std::int64_t backward_bytes, bool flag, std::optional<std::string> schedule,
+    std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
+    std::optional<Tensor> shared_w2, bool interleaved);
 
 /// uniep::backward_weights: dw1, dw2, db1, db2, dshared_w1, dshared_w2.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_weights(
-    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor backward_rows,
-    std::int64_t tokens, std::int64_t local_experts, std::int64_t intermediate, bool bias,
-    bool flag, std::optional<std::string> schedule, std::int64_t shared_experts);
+std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor>
+backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs,
+                 Tensor backward_rows, std::int64_t tokens, std::int64_t local_experts,
+                 std::int64_t intermediate, bool bias, bool flag,
+                 std::optional<std::string> schedule, std::int64_t shared_experts,
+                 std::int64_t w1_form, std::int64_t w2_form);
 
 /// uniep::backward_weights_main_grad: adds to `dw1` and so on.
 void backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs,
-                                Tensor backward_rows, Tensor dw1, Tensor dw2, std::int64_t tokens,
-                                bool flag, std::optional<std::string> schedule,
-                                std::optional<Tensor> db1, std::optional<Tensor> db2,
-                                std::optional<Tensor> dshared_w1, std::optional<Tensor> dshared_w2);
+                                Tensor backward_rows, std::vector<Tensor> dw1,
+                                std::vector<Tensor> dw2, std::int64_t tokens, bool flag,
+                                std::optional<std::string> schedule, std::optional<Tensor> db1,
+                                std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,
+                                std::optional<Tensor> dshared_w2, bool interleaved);
 
 // Of a layer with a row pool. `saved` is what uniep::forward_pages returned.
 
@@ -55,20 +63,25 @@ void backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h
 /// and what the weight gradients take.
 /// With `data_only` no weight gradients, else nothing of the last; no weight gradients either, if
 /// they are given to be added to: empty tensors.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
-backward_pages(Tensor key, std::int64_t saved, Tensor dy, Tensor w1, Tensor w2,
-               std::optional<Tensor> x, std::optional<Tensor> dw1, std::optional<Tensor> dw2,
-               std::int64_t topk, bool data_only, bool keep, std::optional<std::string> schedule,
-               std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> db1,
-               std::optional<Tensor> db2, std::optional<Tensor> shared_w1,
-               std::optional<Tensor> shared_w2, std::optional<Tensor> dshared_w1,
-               std::optional<Tensor> dshared_w2);
+std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor,
+           Tensor, Tensor>
+backward_pages(Tensor key, std::int64_t saved, Tensor dy, std::vector<Tensor> w1,
+               std::vector<Tensor> w2, std::optional<Tensor> x, std::vector<Tensor> dw1,
+               std::vector<Tensor> dw2, std::int64_t topk, bool data_only, bool keep,
+               std::optional<std::string> schedule, std::optional<Tensor> b1,
+               std::optional<Tensor> b2, std::optional<Tensor> db1, std::optional<Tensor> db2,
+               std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2,
+               std::optional<Tensor> dshared_w1, std::optional<Tensor> dshared_w2,
+               bool interleaved);
 
 /// uniep::backward_weights_pages: dw1, dw2, db1, db2, dshared_w1, dshared_w2; empty ones, if they
 /// are given to be added to.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_weights_pages(
-    Tensor key, std::int64_t saved, std::optional<Tensor> dw1, std::optional<Tensor> dw2,
-    std::int64_t tokens, bool keep, std::optional<std::string> schedule, std::optional<Tensor> db1,
-    std::optional<Tensor> db2, std::optional<Tensor> dshared_w1, std::optional<Tensor> dshared_w2);
+std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor>
+backward_weights_pages(Tensor key, std::int64_t saved, std::vector<Tensor> dw1,
+                       std::vector<Tensor> dw2, std::int64_t tokens, bool keep,
+                       std::optional<std::string> schedule, std::optional<Tensor> db1,
+                       std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,
+                       std::optional<Tensor> dshared_w2, std::int64_t w1_form,
+                       std::int64_t w2_form);
 
 }  // namespace uniep::ops

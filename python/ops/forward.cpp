@@ -5,6 +5,7 @@
 #include "biases.h"
 #include "call.h"
 #include "shared_experts.h"
+#include "weights.h"
 
 namespace uniep::ops {
 namespace {
@@ -51,9 +52,9 @@ struct Rows {
 /// The inputs, checked, and the results of a call.
 uniep_forward_call call_of(const LayerShape& shape, const Tensor& key, const Tensor& overflow,
                            const Tensor& x, const Tensor& topk_ids, const Tensor& topk_probs,
-                           const Tensor& w1, const Tensor& w2,
-                           const std::optional<std::string>& schedule, const Biases& biases,
-                           const SharedExperts& shared, const std::optional<Tensor>& shared_probs) {
+                           const Weights& weights, const std::optional<std::string>& schedule,
+                           const Biases& biases, const SharedExperts& shared,
+                           const std::optional<Tensor>& shared_probs) {
   const std::int64_t tokens = x.dim() == 2 ? x.size(0) : -1;
   require(x, "x", ScalarType::BFloat16, {tokens, shape.hidden}, key);
   if (tokens > shape.max_tokens) {
@@ -62,9 +63,6 @@ uniep_forward_call call_of(const LayerShape& shape, const Tensor& key, const Ten
   }
   require(topk_ids, "topk_ids", ScalarType::Int, {tokens, shape.topk}, key);
   require(topk_probs, "topk_probs", ScalarType::Float, {tokens, shape.topk}, key);
-  require(w1, "w1", ScalarType::BFloat16, {shape.local_experts, shape.h_width, shape.hidden}, key);
-  require(w2, "w2", ScalarType::BFloat16, {shape.local_experts, shape.hidden, shape.intermediate},
-          key);
   require(overflow, "overflow", ScalarType::Long, {2}, key);
   biases.check(shape, key);
   shared.check(shape, key);
@@ -77,8 +75,7 @@ uniep_forward_call call_of(const LayerShape& shape, const Tensor& key, const Ten
   arguments.topk_ids = static_cast<const std::int32_t*>(topk_ids.const_data_ptr());
   arguments.topk_probs = static_cast<const float*>(topk_probs.const_data_ptr());
   arguments.x = x.const_data_ptr();
-  arguments.w1 = w1.const_data_ptr();
-  arguments.w2 = w2.const_data_ptr();
+  weights.set(arguments);
   biases.set(arguments);
   shared.set(arguments);
   if (shared_probs) {
@@ -102,18 +99,19 @@ void run(const Call& call, uniep_forward_call& arguments, Results& results, Tens
 }  // namespace
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
-    Tensor key, Tensor overflow, Tensor x, Tensor topk_ids, Tensor topk_probs, Tensor w1, Tensor w2,
-    std::int64_t rows, std::int64_t rows_of_x, std::int64_t rows_of_h, std::int64_t plan_bytes,
-    bool flag, std::optional<std::string> schedule, std::optional<Tensor> b1,
-    std::optional<Tensor> b2, std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2,
-    std::optional<Tensor> shared_probs) {
+    Tensor key, Tensor overflow, Tensor x, Tensor topk_ids, Tensor topk_probs,
+    std::vector<Tensor> w1, std::vector<Tensor> w2, std::int64_t rows, std::int64_t rows_of_x,
+    std::int64_t rows_of_h, std::int64_t plan_bytes, bool flag, std::optional<std::string> schedule,
+    std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
+    std::optional<Tensor> shared_w2, std::optional<Tensor> shared_probs, bool interleaved) {
   const Call call(key);
   const LayerShape& shape = call.shape();
   if (rows != shape.rows || rows_of_x != shape.rows_of_x || rows_of_h != shape.rows_of_h ||
       plan_bytes != shape.plan_bytes) {
     refuse("the workspace has grown since its figures were read; read rows and plan_bytes again");
   }
-  auto arguments = call_of(shape, key, overflow, x, topk_ids, topk_probs, w1, w2, schedule,
+  const Weights weights(w1, w2, shape, interleaved, key);
+  auto arguments = call_of(shape, key, overflow, x, topk_ids, topk_probs, weights, schedule,
                            {b1, b2}, {shared_w1, shared_w2}, shared_probs);
   Results results(shape, x, flag);
   Rows kept(shape, x, rows, rows_of_x, shape.forward_bytes);
@@ -123,12 +121,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward_exact(
-    Tensor key, Tensor overflow, Tensor x, Tensor topk_ids, Tensor topk_probs, Tensor w1, Tensor w2,
-    bool flag, std::optional<std::string> schedule, std::optional<Tensor> b1,
-    std::optional<Tensor> b2, std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2,
-    std::optional<Tensor> shared_probs) {
+    Tensor key, Tensor overflow, Tensor x, Tensor topk_ids, Tensor topk_probs,
+    std::vector<Tensor> w1, std::vector<Tensor> w2, bool flag, std::optional<std::string> schedule,
+    std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
+    std::optional<Tensor> shared_w2, std::optional<Tensor> shared_probs, bool interleaved) {
   const Call call(key);
-  auto arguments = call_of(call.shape(), key, overflow, x, topk_ids, topk_probs, w1, w2, schedule,
+  const Weights weights(w1, w2, call.shape(), interleaved, key);
+  auto arguments = call_of(call.shape(), key, overflow, x, topk_ids, topk_probs, weights, schedule,
                            {b1, b2}, {shared_w1, shared_w2}, shared_probs);
   Results results(call.shape(), x, flag);
 
@@ -163,13 +162,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward_exact(
 }
 
 std::tuple<Tensor, std::int64_t> forward_pages(
-    Tensor key, Tensor overflow, Tensor x, Tensor topk_ids, Tensor topk_probs, Tensor w1, Tensor w2,
-    bool flag, std::optional<std::string> schedule, std::optional<Tensor> b1,
-    std::optional<Tensor> b2, std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2,
-    std::optional<Tensor> shared_probs) {
+    Tensor key, Tensor overflow, Tensor x, Tensor topk_ids, Tensor topk_probs,
+    std::vector<Tensor> w1, std::vector<Tensor> w2, bool flag, std::optional<std::string> schedule,
+    std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
+    std::optional<Tensor> shared_w2, std::optional<Tensor> shared_probs, bool interleaved) {
   const Call call(key);
   const LayerShape& shape = call.shape();
-  auto arguments = call_of(shape, key, overflow, x, topk_ids, topk_probs, w1, w2, schedule,
+  const Weights weights(w1, w2, shape, interleaved, key);
+  auto arguments = call_of(shape, key, overflow, x, topk_ids, topk_probs, weights, schedule,
                            {b1, b2}, {shared_w1, shared_w2}, shared_probs);
   Results results(shape, x, flag, 0);
   Tensor scratch = empty(x, ScalarType::Byte, {shape.forward_bytes});

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ._forms import Experts, ExpertWeight, experts_from, experts_of, tuple_of
 from .arithmetic import Arithmetic
 
 if TYPE_CHECKING:
-    from .deferred import AllWeights
     from .workspace import Workspace
 
 __all__ = [
     "autocast",
     "check",
-    "check_biases",
     "check_deferred",
     "check_device",
-    "check_main_grads",
-    "check_shared",
+    "check_shared_probs",
     "check_workspace",
+    "experts",
     "int32",
+    "main_grads",
     "rows",
 ]
 
@@ -51,17 +51,97 @@ def check_device(x: Tensor) -> None:
         raise ValueError(f"x is on '{x.device}'; uniep.moe runs on 'cpu' and 'cuda'")
 
 
+def experts(
+    w1: ExpertWeight,
+    w2: ExpertWeight,
+    b1: Tensor | None,
+    b2: Tensor | None,
+    shared_w1: Tensor | None = None,
+    shared_w2: Tensor | None = None,
+    layout: str = "halves",
+) -> Experts:
+    """The tensors of the weights.
+
+    Raises:
+        TypeError: for weights of shared experts that are not one tensor.
+        ValueError: for a layout that there is not, or one that says nothing of these tensors.
+    """
+    if layout not in ("halves", "interleaved"):
+        raise ValueError(f"w1_layout is '{layout}'; it must be 'halves' or 'interleaved'")
+    _check_shared_given(shared_w1, shared_w2)
+    interleaved = layout == "interleaved"
+    weights = experts_of(w1, w2, b1, b2, shared_w1, shared_w2, interleaved=interleaved)
+    if weights.interleaved and not isinstance(w1, Tensor):
+        raise ValueError(
+            "w1_layout is 'interleaved', and w1 is several tensors; one tensor is accepted, or "
+            "'halves'"
+        )
+    return weights
+
+
+def _check_weight(
+    name: str, tensors: tuple[Tensor, ...], rows: str, experts: int, pair: bool
+) -> None:
+    """Raises ValueError where these are neither one tensor, nor gate and up, nor one an expert."""
+    dims = {tensor.dim() for tensor in tensors}
+    shapes = {tuple(tensor.shape) for tensor in tensors}
+    several = len(tensors) in (1, 2 if pair else 1) and dims == {3}
+    each = dims == {2} and len(tensors) == experts
+    if len(shapes) == 1 and (several or each):
+        return
+    if len(tensors) == 1:
+        found = f"has shape {list(tensors[0].shape)}"
+    else:
+        found = f"is {len(tensors)} tensors of shapes {sorted(map(list, shapes))}"
+    raise ValueError(
+        f"{name} {found}; it must be [experts of this rank, {rows}]"
+        + (", a pair of these with I rows," if pair else "")
+        + f" or a list of one [{rows}] for each expert of this rank"
+    )
+
+
+def _experts_in(weights: Experts) -> int:
+    for tensors in (weights.w1, weights.w2):
+        if tensors and tensors[0].dim() == 3:
+            return tensors[0].shape[0]
+    return len(weights.w1)
+
+
+def _check_shapes(x: Tensor, weights: Experts, arithmetic: Arithmetic) -> None:
+    halves, count = arithmetic.halves, _experts_in(weights)
+    rows = "2 I, H" if halves == 2 else "I, H"
+    _check_weight("w1", weights.w1, rows, count, halves == 2)
+    _check_weight("w2", weights.w2, "H, I", count, False)
+    (experts, width, hidden), second = weights.shapes
+    if x.dim() < 1 or width % halves or hidden != x.shape[-1]:
+        raise ValueError(
+            f"w1 has shape {list(weights.w1[0].shape)}; it must be [experts of this rank, {rows}], "
+            f"where H is the last of x: {list(x.shape)}"
+        )
+    if weights.interleaved and halves != 2:
+        raise ValueError(
+            f"w1_layout is 'interleaved', and '{arithmetic.activation}' has no gate; it must be "
+            "'halves'"
+        )
+    if second != (experts, hidden, width // halves):
+        raise ValueError(
+            f"w2 has shape {list(second)}; with w1 of {[experts, width, hidden]} it must be "
+            f"{[experts, hidden, width // halves]}"
+            + ("" if halves == 2 else f" ('{arithmetic.activation}' has no gate)")
+        )
+
+
 def check(
     x: Tensor,
     topk_ids: Tensor,
     topk_probs: Tensor,
-    w1: Tensor,
-    w2: Tensor,
+    weights: Experts,
     arithmetic: Arithmetic = Arithmetic(),  # noqa: B008
 ) -> None:
     """Raises TypeError or ValueError with a sentence for what does not fit."""
-    halves = arithmetic.halves
-    for name, tensor in (("x", x), ("w1", w1), ("w2", w2)):
+    _check_biases_given(weights.b1, weights.b2)
+    named = weights.named()
+    for name, tensor in (("x", x), *named):
         if tensor.dtype != torch.bfloat16:
             raise TypeError(
                 f"{name} is {tensor.dtype}; it must be torch.bfloat16 (under "
@@ -71,17 +151,8 @@ def check(
         raise TypeError(f"topk_ids is {topk_ids.dtype}; it must be torch.int32 or torch.int64")
     if topk_probs.dtype != torch.float32:
         raise TypeError(f"topk_probs is {topk_probs.dtype}; it must be torch.float32")
-    if x.dim() < 1 or w1.dim() != 3 or w1.shape[1] % halves or w1.shape[2] != x.shape[-1]:
-        raise ValueError(
-            f"w1 has shape {list(w1.shape)}; it must be [experts of this rank, "
-            f"{'2 I' if halves == 2 else 'I'}, H], where H is the last of x: {list(x.shape)}"
-        )
-    if tuple(w2.shape) != (w1.shape[0], w1.shape[2], w1.shape[1] // halves):
-        raise ValueError(
-            f"w2 has shape {list(w2.shape)}; with w1 of {list(w1.shape)} it must be "
-            f"{[w1.shape[0], w1.shape[2], w1.shape[1] // halves]}"
-            + ("" if halves == 2 else f" ('{arithmetic.activation}' has no gate)")
-        )
+    _check_shapes(x, weights, arithmetic)
+    _check_shared(weights)
     if topk_ids.dim() < 1 or topk_ids.shape[:-1] != x.shape[:-1]:
         raise ValueError(
             f"topk_ids has shape {list(topk_ids.shape)}; with x of {list(x.shape)} it must be "
@@ -92,99 +163,84 @@ def check(
             f"topk_probs has shape {list(topk_probs.shape)}; it must be that of topk_ids, "
             f"{list(topk_ids.shape)}"
         )
-    for name, tensor in (
-        ("topk_ids", topk_ids),
-        ("topk_probs", topk_probs),
-        ("w1", w1),
-        ("w2", w2),
-    ):
+    for name, tensor in (("topk_ids", topk_ids), ("topk_probs", topk_probs), *named):
         if tensor.device != x.device:
             raise ValueError(
                 f"{name} is on '{tensor.device}', x is on '{x.device}'; all tensors must be on the "
                 "same device"
             )
-    for name, tensor in (("w1", w1), ("w2", w2)):
+    for name, bias, shape in zip(("b1", "b2"), weights.biases, weights.shapes, strict=False):
+        if bias.shape != shape[:2]:
+            raise ValueError(
+                f"{name} is {list(bias.shape)}; it must be {list(shape[:2])}, as its weight is"
+            )
+    for name, tensor in named:
         if not tensor.is_contiguous():
             raise ValueError(
-                f"{name} is not contiguous (strides {list(tensor.stride())}); pass "
-                f"{name}.contiguous()"
+                f"{name} is not contiguous (strides {list(tensor.stride())}), and weights are read "
+                f"where they lie, in whole rows one after another; pass {name}.contiguous()"
             )
 
 
-def check_biases(b1: Tensor | None, b2: Tensor | None, w1: Tensor, w2: Tensor) -> None:
-    """Raises TypeError or ValueError with a sentence where these are no biases of the weights."""
+def _check_biases_given(b1: Tensor | None, b2: Tensor | None) -> None:
     if (b1 is None) != (b2 is None):
         given, missing = ("b2", "b1") if b1 is None else ("b1", "b2")
         raise ValueError(f"{given} is given without {missing}; give both, or neither")
-    for name, bias, weight in (("b1", b1, w1), ("b2", b2, w2)):
-        if bias is None:
-            continue
-        if bias.dtype != torch.bfloat16:
-            raise TypeError(
-                f"{name} is {bias.dtype}; it must be torch.bfloat16 (under "
-                "torch.autocast(..., dtype=torch.bfloat16) also torch.float32)"
-            )
-        if bias.shape != weight.shape[:2] or bias.device != weight.device:
-            raise ValueError(
-                f"{name} is {list(bias.shape)} on '{bias.device}'; it must be "
-                f"{list(weight.shape[:2])} on '{weight.device}', as its weight is"
-            )
-        if not bias.is_contiguous():
-            raise ValueError(
-                f"{name} is not contiguous (strides {list(bias.stride())}); pass "
-                f"{name}.contiguous()"
-            )
 
 
-def check_shared(
-    shared_w1: Tensor | None,
-    shared_w2: Tensor | None,
-    shared_probs: Tensor | None,
-    x: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-) -> None:
-    """Raises TypeError or ValueError with a sentence where these are no shared experts."""
-    if shared_w1 is None or shared_w2 is None:
-        given = {"shared_w1": shared_w1, "shared_w2": shared_w2, "shared_probs": shared_probs}
-        for name, tensor in given.items():
-            if tensor is not None:
-                raise ValueError(
-                    f"{name} is given alone; give shared_w1 and shared_w2, or none of them"
-                )
-        return
-    shared = shared_w1.shape[0] if shared_w1.dim() == 3 else 1
-    wanted = (
-        ("shared_w1", shared_w1, torch.bfloat16, [shared, *w1.shape[1:]]),
-        ("shared_w2", shared_w2, torch.bfloat16, [shared, *w2.shape[1:]]),
-        ("shared_probs", shared_probs, torch.float32, [*x.shape[:-1], shared]),
-    )
-    for name, tensor, dtype, shape in wanted:
+def _check_shared_given(shared_w1: Tensor | None, shared_w2: Tensor | None) -> None:
+    for name, tensor, other in (
+        ("shared_w1", shared_w1, shared_w2),
+        ("shared_w2", shared_w2, shared_w1),
+    ):
         if tensor is None:
             continue
-        if tensor.dtype != dtype:
-            raise TypeError(f"{name} is {tensor.dtype}; it must be {dtype}")
-        if list(tensor.shape) != shape or tensor.device != x.device:
-            raise ValueError(
-                f"{name} is {list(tensor.shape)} on '{tensor.device}'; it must be {shape} on "
-                f"'{x.device}', for as many shared experts as shared_w1 has, of the width of w1's"
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"{name} is a {type(tensor).__name__}; it must be one tensor, however w1 and w2 lie"
             )
-        if dtype == torch.bfloat16 and not tensor.is_contiguous():
+        if other is None:
             raise ValueError(
-                f"{name} is not contiguous (strides {list(tensor.stride())}); pass "
-                f"{name}.contiguous()"
+                f"{name} is given alone; give shared_w1 and shared_w2, or none of them"
             )
 
 
-def check_workspace(
-    workspace: Workspace,
-    x: Tensor,
-    w1: Tensor,
-    topk: int,
-    b1: Tensor | None = None,
-    shared_w1: Tensor | None = None,
-) -> None:
+def _check_shared(weights: Experts) -> None:
+    first, second = weights.shared_w1, weights.shared_w2
+    if first is None or second is None:
+        return
+    shared = first.shape[0] if first.dim() == 3 else 1
+    for name, tensor, shape in zip(
+        ("shared_w1", "shared_w2"), (first, second), weights.shapes, strict=True
+    ):
+        _check_shared_shape(name, tensor, (shared, *shape[1:]), weights.w1[0])
+
+
+def _check_shared_shape(name: str, tensor: Tensor, shape: Sequence[int], beside: Tensor) -> None:
+    if tuple(tensor.shape) != tuple(shape) or tensor.device != beside.device:
+        raise ValueError(
+            f"{name} is {list(tensor.shape)} on '{tensor.device}'; it must be {list(shape)} on "
+            f"'{beside.device}', for as many shared experts as shared_w1 has, of the width of w1's"
+        )
+
+
+def check_shared_probs(shared_probs: Tensor | None, x: Tensor, weights: Experts) -> None:
+    """Raises TypeError or ValueError with a sentence where these are not the probabilities."""
+    if shared_probs is None:
+        return
+    if weights.shared_w1 is None:
+        raise ValueError(
+            "shared_probs is given alone; give shared_w1 and shared_w2, or none of them"
+        )
+    if shared_probs.dtype != torch.float32:
+        raise TypeError(f"shared_probs is {shared_probs.dtype}; it must be torch.float32")
+    _check_shared_shape("shared_probs", shared_probs, (*x.shape[:-1], weights.shared), x)
+
+
+def check_workspace(workspace: Workspace, x: Tensor, weights: Experts, topk: int) -> None:
     """Raises ValueError with a sentence where the workspace is for other tensors."""
+    experts, width, _ = weights.shapes[0]
+    has_bias = weights.b1 is not None
     if x.device != workspace.device:
         raise ValueError(
             f"x is on '{x.device}', the workspace is on '{workspace.device}'; both must be on the "
@@ -192,18 +248,13 @@ def check_workspace(
         )
     for name, value, wanted in (
         ("hidden", x.shape[-1], workspace.hidden),
-        ("intermediate", w1.shape[1] // workspace.arithmetic.halves, workspace.intermediate),
-        ("experts of a rank", w1.shape[0], workspace.local_experts),
+        ("intermediate", width // workspace.arithmetic.halves, workspace.intermediate),
+        ("experts of a rank", experts, workspace.local_experts),
         ("topk", topk, workspace.topk),
-        (
-            "shared experts",
-            0 if shared_w1 is None else shared_w1.shape[0],
-            workspace.arithmetic.shared_experts,
-        ),
+        ("shared experts", weights.shared, workspace.arithmetic.shared_experts),
     ):
         if value != wanted:
             raise ValueError(f"{name} of the tensors is {value}; the workspace is for {wanted}")
-    has_bias = b1 is not None
     if has_bias != workspace.arithmetic.bias:
         raise ValueError(
             f"b1 and b2 are {'given' if has_bias else 'not given'}; the workspace is for "
@@ -216,35 +267,56 @@ def check_workspace(
         )
 
 
-def check_main_grads(main_grads: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-    """Raises TypeError or ValueError with a sentence where gradients cannot be added to these."""
-    if len(main_grads) != len(weights):
+def main_grads(given: Sequence[ExpertWeight], weights: Experts) -> Experts:
+    """The tensors that gradients are added to.
+
+    Raises:
+        TypeError, ValueError: with a sentence where gradients cannot be added to these.
+    """
+    wanted = 2 + len(weights.more_named)
+    if len(given) != wanted:
         raise ValueError(
-            f"main_grads has {len(main_grads)} tensors; it must have {len(weights)}: those of "
+            f"main_grads has {len(given)} tensors; it must have {wanted}: those of "
             + "w1 and w2, then of biases or shared experts where there are any"
         )
-    for i, (gradient, weight) in enumerate(zip(main_grads, weights, strict=True)):
-        name = f"main_grads[{i}]"
-        if gradient.dtype != main_grads[0].dtype or gradient.dtype not in (
-            torch.float32,
-            torch.bfloat16,
-        ):
-            raise TypeError(
-                f"{name} is {gradient.dtype}; all must be torch.float32, or all torch.bfloat16"
-            )
-        if gradient.shape != weight.shape or gradient.device != weight.device:
+    tensors = [tuple_of(gradient) for gradient in given]
+    for i, parts in enumerate(tensors):
+        for j, gradient in enumerate(parts):
+            name = f"main_grads[{i}]" + ("" if isinstance(given[i], Tensor) else f"[{j}]")
+            _check_main_grad(name, gradient, tensors[0][0], weights.w1[0])
+    flat = [tensor for parts in tensors for tensor in parts]
+    main = experts_from(flat, len(tensors[0]), len(tensors[1]), weights.interleaved)
+    count, pair = weights.shapes[0][0], weights.shapes[0][1] == 2 * weights.shapes[1][2]
+    _check_weight("main_grads[0]", main.w1, "2 I, H" if pair else "I, H", count, pair)
+    _check_weight("main_grads[1]", main.w2, "H, I", count, False)
+    shapes = [*main.shapes, *(tuple(parts[0].shape) for parts in tensors[2:])]
+    needed = [*weights.shapes, *(tuple(more.shape) for more in weights.more_named.values())]
+    for i, (shape, other) in enumerate(zip(shapes, needed, strict=True)):
+        if shape != other:
             raise ValueError(
-                f"{name} is {list(gradient.shape)} on '{gradient.device}'; it must be "
-                f"{list(weight.shape)} on '{weight.device}', as its weight is"
+                f"main_grads[{i}] is {list(shape)} in all; it must be {list(other)}, as its weight "
+                "is"
             )
-        if not gradient.is_contiguous():
-            raise ValueError(
-                f"{name} is not contiguous (strides {list(gradient.stride())}); gradients are "
-                "added in place, which takes a contiguous tensor"
-            )
+    return main
 
 
-def check_deferred(weights: AllWeights, main_grads: Sequence[Tensor] | None) -> None:
+def _check_main_grad(name: str, gradient: Tensor, first: Tensor, weight: Tensor) -> None:
+    if gradient.dtype != first.dtype or gradient.dtype not in (torch.float32, torch.bfloat16):
+        raise TypeError(
+            f"{name} is {gradient.dtype}; all must be torch.float32, or all torch.bfloat16"
+        )
+    if gradient.device != weight.device:
+        raise ValueError(
+            f"{name} is on '{gradient.device}'; it must be on '{weight.device}', as its weight is"
+        )
+    if not gradient.is_contiguous():
+        raise ValueError(
+            f"{name} is not contiguous (strides {list(gradient.stride())}); gradients are "
+            "added in place, which takes a contiguous tensor"
+        )
+
+
+def check_deferred(weights: Experts, main_grads: Experts | None) -> None:
     """Raises with a sentence where a weight gradient could not be brought to its place later."""
     if torch.compiler.is_compiling():
         raise RuntimeError(
@@ -253,9 +325,8 @@ def check_deferred(weights: AllWeights, main_grads: Sequence[Tensor] | None) -> 
         )
     if main_grads is not None:
         return
-    names = ("w1", "w2", "b1", "b2", "shared_w1", "shared_w2")
-    for name, weight in zip(names, weights, strict=True):
-        if weight is not None and weight.requires_grad and not weight.is_leaf:
+    for name, weight in weights.named():
+        if weight.requires_grad and not weight.is_leaf:
             raise ValueError(
                 f"{name} is computed from other tensors, which a gradient that waits cannot reach; "
                 "pass the parameter itself, or main_grads"

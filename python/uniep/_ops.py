@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import _library  # registers the ops
+from ._forms import experts_of, new_weight
 
 __all__ = ["ops"]
 
@@ -23,8 +24,8 @@ def _forward(
     x: Tensor,
     topk_ids: Tensor,
     topk_probs: Tensor,
-    w1: Tensor,
-    w2: Tensor,
+    w1: list[Tensor],
+    w2: list[Tensor],
     rows: int,
     rows_of_x: int,
     rows_of_h: int,
@@ -36,12 +37,13 @@ def _forward(
     shared_w1: Tensor | None = None,
     shared_w2: Tensor | None = None,
     shared_probs: Tensor | None = None,
+    interleaved: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (
         torch.empty_like(x),
         x.new_empty((plan_bytes,), dtype=torch.uint8),
         x.new_empty((rows_of_x, x.shape[1])),
-        x.new_empty((rows_of_h, w1.shape[1])),
+        x.new_empty((rows_of_h, experts_of(w1, w2).shapes[0][1])),
         x.new_empty((rows,), dtype=torch.float32),
     )
 
@@ -52,8 +54,8 @@ def _forward_exact(
     x: Tensor,
     topk_ids: Tensor,
     topk_probs: Tensor,
-    w1: Tensor,
-    w2: Tensor,
+    w1: list[Tensor],
+    w2: list[Tensor],
     flag: bool,
     schedule: str | None,
     b1: Tensor | None = None,
@@ -61,6 +63,7 @@ def _forward_exact(
     shared_w1: Tensor | None = None,
     shared_w2: Tensor | None = None,
     shared_probs: Tensor | None = None,
+    interleaved: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     raise RuntimeError(
         "exact_rows=True waits for the number of rows in every call, which torch.compile cannot "
@@ -83,7 +86,7 @@ def _bias_gradients(experts: int, width: int, hidden: int, beside: Tensor) -> tu
     return beside.new_empty((experts, width)), beside.new_empty((experts, hidden))
 
 
-def _weight_gradients(
+def _shared_gradients(
     experts: int, width: int, hidden: int, intermediate: int, beside: Tensor
 ) -> tuple[Tensor, Tensor]:
     w1 = beside.new_empty((experts, width, hidden))
@@ -97,8 +100,8 @@ def _backward(
     h: Tensor,
     row_probs: Tensor,
     dy: Tensor,
-    w1: Tensor,
-    w2: Tensor,
+    w1: list[Tensor],
+    w2: list[Tensor],
     x: Tensor | None,
     topk: int,
     flag: bool,
@@ -107,13 +110,14 @@ def _backward(
     b2: Tensor | None = None,
     shared_w1: Tensor | None = None,
     shared_w2: Tensor | None = None,
-) -> tuple[Tensor, ...]:
-    biases = _bias_gradients(w1.shape[0] if b1 is not None else 0, w1.shape[1], w2.shape[1], dy)
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor]:
+    (experts, width, hidden), (_, _, intermediate) = experts_of(w1, w2).shapes
+    biases = _bias_gradients(experts if b1 is not None else 0, width, hidden, dy)
+    weights = [[torch.empty_like(tensor) for tensor in weight] for weight in (w1, w2)]
     dx, dprobs, dshared_probs = _data_gradients(dy, topk, shared_w1)
-    weights = (torch.empty_like(w1), torch.empty_like(w2), *biases)
-    sizes = (dshared_probs.shape[1], w1.shape[1], w1.shape[2], w2.shape[2])
-    shared = _weight_gradients(*sizes, dy)
-    return (dx, dprobs, *weights, dshared_probs, *shared)
+    shared = _shared_gradients(dshared_probs.shape[1], width, hidden, intermediate, dy)
+    return (dx, dprobs, weights[0], weights[1], *biases, dshared_probs, *shared)
 
 
 def _backward_main_grad(
@@ -123,11 +127,11 @@ def _backward_main_grad(
     h: Tensor,
     row_probs: Tensor,
     dy: Tensor,
-    w1: Tensor,
-    w2: Tensor,
+    w1: list[Tensor],
+    w2: list[Tensor],
     x: Tensor | None,
-    dw1: Tensor,
-    dw2: Tensor,
+    dw1: list[Tensor],
+    dw2: list[Tensor],
     topk: int,
     flag: bool,
     schedule: str | None,
@@ -139,6 +143,7 @@ def _backward_main_grad(
     shared_w2: Tensor | None = None,
     dshared_w1: Tensor | None = None,
     dshared_w2: Tensor | None = None,
+    interleaved: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _data_gradients(dy, topk, shared_w1)
 
@@ -150,8 +155,8 @@ def _backward_data(
     h: Tensor,
     row_probs: Tensor,
     dy: Tensor,
-    w1: Tensor,
-    w2: Tensor,
+    w1: list[Tensor],
+    w2: list[Tensor],
     x: Tensor | None,
     topk: int,
     backward_bytes: int,
@@ -161,6 +166,7 @@ def _backward_data(
     b2: Tensor | None = None,
     shared_w1: Tensor | None = None,
     shared_w2: Tensor | None = None,
+    interleaved: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return (
         *_data_gradients(dy, topk, shared_w1),
@@ -182,12 +188,15 @@ def _backward_weights(
     flag: bool,
     schedule: str | None,
     shared_experts: int = 0,
-) -> tuple[Tensor, ...]:
+    w1_form: int = 0,
+    w2_form: int = 0,
+) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor, Tensor, Tensor]:
     hidden, width = x_rows.shape[1], h.shape[1]
     return (
-        *_weight_gradients(local_experts, width, hidden, intermediate, x_rows),
+        new_weight(w1_form, x_rows, local_experts, width, hidden),
+        new_weight(w2_form, x_rows, local_experts, hidden, intermediate),
         *_bias_gradients(local_experts if bias else 0, width, hidden, x_rows),
-        *_weight_gradients(shared_experts, width, hidden, intermediate, x_rows),
+        *_shared_gradients(shared_experts, width, hidden, intermediate, x_rows),
     )
 
 
@@ -198,8 +207,8 @@ def _backward_weights_main_grad(
     h: Tensor,
     row_probs: Tensor,
     backward_rows: Tensor,
-    dw1: Tensor,
-    dw2: Tensor,
+    dw1: list[Tensor],
+    dw2: list[Tensor],
     tokens: int,
     flag: bool,
     schedule: str | None,
@@ -207,6 +216,7 @@ def _backward_weights_main_grad(
     db2: Tensor | None = None,
     dshared_w1: Tensor | None = None,
     dshared_w2: Tensor | None = None,
+    interleaved: bool = False,
 ) -> None:
     return None
 

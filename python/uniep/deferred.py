@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ._forms import Experts
 from ._ops import ops
 
 if TYPE_CHECKING:
     from .row_pool import SavedPages
 
-__all__ = ["AllWeights", "DeferredWeights", "all_of", "backward_weights"]
-
-#: w1, w2, b1, b2, shared_w1 and shared_w2, or their gradients; None: the layer has none.
-AllWeights: TypeAlias = tuple[
-    Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None
-]
+__all__ = ["DeferredWeights", "backward_weights"]
 
 
 @dataclass(frozen=True)
@@ -33,8 +29,8 @@ class _Pending:
     row_probs: Tensor
     backward_rows: Tensor
     tokens: int
-    weights: AllWeights
-    main_grads: AllWeights | None
+    weights: Experts
+    main_grads: Experts | None
     flag: bool
     schedule: str | None
 
@@ -47,18 +43,10 @@ class _PendingPages:
     saved: SavedPages
     backward_rows: Tensor
     tokens: int
-    weights: AllWeights
-    main_grads: AllWeights | None
+    weights: Experts
+    main_grads: Experts | None
     keep: bool
     schedule: str | None
-
-
-def all_of(given: tuple[Tensor, ...], has_bias: bool) -> AllWeights:
-    """Main gradients as :func:`uniep.moe` takes them, with None for what a layer has not."""
-    dw1, dw2, *more = given
-    none = (None, None)
-    pair = none if not more else (more[0], more[1])
-    return (dw1, dw2, *pair, *none) if has_bias else (dw1, dw2, *none, *pair)
 
 
 class DeferredWeights:
@@ -107,30 +95,39 @@ def backward_weights(deferred: DeferredWeights) -> None:
                 _add_gradients(call.weights, gradients)
             continue
         saved = (call.key, call.plan, call.x_rows, call.h, call.row_probs, call.backward_rows)
-        if call.main_grads is not None:
-            dw1, dw2, *more = call.main_grads
-            ops.backward_weights_main_grad(
-                *saved, dw1, dw2, call.tokens, call.flag, call.schedule, *more
-            )
+        main = call.main_grads
+        if main is not None:
+            end = (call.tokens, call.flag, call.schedule, *main.more, main.interleaved)
+            ops.backward_weights_main_grad(*saved, main.w1, main.w2, *end)
             continue
-        _, w2, b1, _, shared_w1, _ = call.weights
-        figures = (call.tokens, w2.shape[0], w2.shape[2], b1 is not None)
-        shared = 0 if shared_w1 is None else shared_w1.shape[0]
-        gradients = ops.backward_weights(*saved, *figures, call.flag, call.schedule, shared)
+        weights = call.weights
+        experts, _, intermediate = weights.shapes[1]
+        figures = (call.tokens, experts, intermediate, weights.b1 is not None)
+        gradients = ops.backward_weights(
+            *saved, *figures, call.flag, call.schedule, weights.shared, *weights.forms
+        )
         _add_gradients(call.weights, gradients)
 
 
-def _gradients_of_pages(call: _PendingPages) -> tuple[Tensor, ...] | None:
-    dw1, dw2, *more = call.main_grads or [None] * 6
-    gradients: tuple[Tensor, ...] = ops.backward_weights_pages(
-        call.key, call.saved.address, dw1, dw2, call.tokens, call.keep, call.schedule, *more
+def _gradients_of_pages(call: _PendingPages) -> Any:
+    main = call.main_grads or Experts((), ())
+    gradients = ops.backward_weights_pages(
+        call.key,
+        call.saved.address,
+        main.w1,
+        main.w2,
+        call.tokens,
+        call.keep,
+        call.schedule,
+        *main.more,
+        *call.weights.forms,
     )
     return gradients if call.main_grads is None else None
 
 
-def _add_gradients(weights: AllWeights, gradients: tuple[Tensor, ...]) -> None:
-    for weight, gradient in zip(weights, gradients, strict=True):
-        if weight is None or not weight.requires_grad:
+def _add_gradients(weights: Experts, gradients: Any) -> None:
+    for weight, gradient in zip(weights.flat(), weights.gradients(*gradients), strict=True):
+        if not weight.requires_grad:
             continue
         if weight.grad is None:
             weight.grad = gradient

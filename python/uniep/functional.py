@@ -10,9 +10,10 @@ from torch.autograd.function import once_differentiable
 
 from . import _arguments, _hooks
 from . import zero_experts as _zero
+from ._forms import Experts, ExpertWeight, W1Layout, experts_from, joined
 from ._ops import ops
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
-from .deferred import AllWeights, DeferredWeights, _Pending, all_of
+from .deferred import DeferredWeights, _Pending
 from .group import GroupLike
 from .offload import saving_elsewhere
 from .row_pool import RowPoolLike, moe_in_pages
@@ -34,19 +35,7 @@ class _Moe(torch.autograd.Function):
         x: Tensor,
         topk_ids: Tensor,
         topk_probs: Tensor,
-        w1: Tensor,
-        w2: Tensor,
-        b1: Tensor | None,
-        b2: Tensor | None,
-        shared_w1: Tensor | None,
-        shared_w2: Tensor | None,
         shared_probs: Tensor | None,
-        dw1: Tensor | None,
-        dw2: Tensor | None,
-        db1: Tensor | None,
-        db2: Tensor | None,
-        dshared_w1: Tensor | None,
-        dshared_w2: Tensor | None,
         key: Tensor,
         overflow: Tensor,
         rows: int,
@@ -58,42 +47,59 @@ class _Moe(torch.autograd.Function):
         flag: bool,
         schedule: str | None,
         deferred: DeferredWeights | None,
+        interleaved: bool,
+        counts: tuple[int, int, int],
+        main_counts: tuple[int, int],
+        *tensors: Tensor,
     ) -> Tensor:
-        inputs = (key, overflow, x, topk_ids, topk_probs, w1, w2)
-        more = (b1, b2, shared_w1, shared_w2)
+        # Of weights so many tensors of w1 and w2, and of all; then those of main gradients.
+        given, main = tensors[: counts[2]], tensors[counts[2] :]
+        weights = experts_from(given, counts[0], counts[1], interleaved)
+        inputs = (key, overflow, x, topk_ids, topk_probs, weights.w1, weights.w2)
+        end = (flag, schedule, *weights.more, shared_probs, interleaved)
         if exact:
-            saved = ops.forward_exact(*inputs, flag, schedule, *more, shared_probs)
+            saved = ops.forward_exact(*inputs, *end)
         else:
             figures = (rows, rows_of_x, rows_of_h, plan_bytes)
-            saved = ops.forward(*inputs, *figures, flag, schedule, *more, shared_probs)
+            saved = ops.forward(*inputs, *figures, *end)
         out, plan, x_rows, h, row_probs = saved
         # Without rows of x, backward dispatches x again.
         again = x if rows_of_x == 0 else None
-        ctx.save_for_backward(plan, x_rows, h, row_probs, again, w1, w2, *more)
+        ctx.save_for_backward(plan, x_rows, h, row_probs, again, *given)
+        ctx.counts = counts
+        ctx.interleaved = interleaved
         ctx.has_shared_probs = shared_probs is not None
         ctx.key = key
-        grads = (dw1, dw2, db1, db2, dshared_w1, dshared_w2)
-        ctx.main_grads = None if dw1 is None else grads
+        ctx.main_grads = (
+            experts_from(main, main_counts[0], main_counts[1], interleaved) if main else None
+        )
         ctx.topk = topk_ids.shape[1]
         ctx.backward_bytes = backward_bytes
         ctx.flag = flag
         ctx.schedule = schedule
         ctx.deferred = deferred
         # Not as hooks of saved tensors return them: those have a grad that nobody sees.
-        ctx.weights = (w1, w2, *more) if deferred is not None else None
+        ctx.weights = weights if deferred is not None else None
         return out  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        plan, x_rows, h, row_probs, x, *weights = ctx.saved_tensors
-        w1, w2, b1, b2, *shared = weights
+        plan, x_rows, h, row_probs, x, *given = ctx.saved_tensors
+        weights = experts_from(given, ctx.counts[0], ctx.counts[1], ctx.interleaved)
         dy = dy.contiguous()
-        call = (ctx.key, plan, x_rows, h, row_probs, dy, w1, w2, x)
-        dw: list[Tensor | None] = [None] * 6
+        call = (ctx.key, plan, x_rows, h, row_probs, dy, weights.w1, weights.w2, x)
+        main: Experts | None = ctx.main_grads
+        new: list[Tensor | None] = [None] * len(given)
         if ctx.deferred is not None:
             dx, dprobs, dshared_probs, rows = ops.backward_data(
-                *call, ctx.topk, ctx.backward_bytes, ctx.flag, ctx.schedule, b1, b2, *shared
+                *call,
+                ctx.topk,
+                ctx.backward_bytes,
+                ctx.flag,
+                ctx.schedule,
+                *weights.more,
+                ctx.interleaved,
             )
             ctx.deferred.add(
                 _Pending(
@@ -105,38 +111,59 @@ class _Moe(torch.autograd.Function):
                     backward_rows=rows,
                     tokens=dy.shape[0],
                     weights=ctx.weights,
-                    main_grads=ctx.main_grads,
+                    main_grads=main,
                     flag=ctx.flag,
                     schedule=ctx.schedule,
                 )
             )
-        elif ctx.main_grads is not None:
-            dw1, dw2, db1, db2, *dshared = ctx.main_grads
-            figures = (dw1, dw2, ctx.topk, ctx.flag, ctx.schedule)
+        elif main is not None:
             dx, dprobs, dshared_probs = ops.backward_main_grad(
-                *call, *figures, b1, b2, db1, db2, *shared, *dshared
+                *call,
+                main.w1,
+                main.w2,
+                ctx.topk,
+                ctx.flag,
+                ctx.schedule,
+                weights.b1,
+                weights.b2,
+                main.b1,
+                main.b2,
+                weights.shared_w1,
+                weights.shared_w2,
+                main.shared_w1,
+                main.shared_w2,
+                ctx.interleaved,
             )
-        elif any(ctx.needs_input_grad[3:9]):
-            dx, dprobs, *new = ops.backward(
-                *call, ctx.topk, ctx.flag, ctx.schedule, b1, b2, *shared
+        elif any(ctx.needs_input_grad[_BEFORE_TENSORS:]):
+            dx, dprobs, dw1, dw2, db1, db2, dshared_probs, *dshared = ops.backward(
+                *call, ctx.topk, ctx.flag, ctx.schedule, *weights.more, ctx.interleaved
             )
-            dw1, dw2, db1, db2, dshared_probs, *dshared = new
-            new = [dw1, dw2, db1, db2, *dshared]
-            dw = [None if w is None else g for w, g in zip(weights, new, strict=True)]
+            new = [*weights.gradients(dw1, dw2, db1, db2, *dshared)]
         else:
             dx, dprobs, dshared_probs, _ = ops.backward_data(
-                *call, ctx.topk, ctx.backward_bytes, ctx.flag, ctx.schedule, b1, b2, *shared
+                *call,
+                ctx.topk,
+                ctx.backward_bytes,
+                ctx.flag,
+                ctx.schedule,
+                *weights.more,
+                ctx.interleaved,
             )
+        of_main = [None] * (len(ctx.needs_input_grad) - _BEFORE_TENSORS - len(new))
         probs = dshared_probs if ctx.has_shared_probs else None
-        return (dx, None, dprobs, *dw, probs) + (None,) * 17
+        return (dx, None, dprobs, probs) + (None,) * (_BEFORE_TENSORS - 4) + (*new, *of_main)
+
+
+# Arguments of :meth:`_Moe.forward` ahead of its tensors.
+_BEFORE_TENSORS = 18
 
 
 def moe(
     x: Tensor,
     topk_ids: Tensor,
     topk_probs: Tensor,
-    w1: Tensor,
-    w2: Tensor,
+    w1: ExpertWeight,
+    w2: ExpertWeight,
     *,
     group: GroupLike = None,
     workspace: Workspace | None = None,
@@ -147,7 +174,7 @@ def moe(
     backward_rows: int | None = None,
     exact_rows: bool | None = None,
     schedule: str | None = None,
-    main_grads: tuple[Tensor, ...] | None = None,
+    main_grads: tuple[ExpertWeight, ...] | None = None,
     deferred: DeferredWeights | None = None,
     activation: Activation | None = None,
     probs: ProbsPlace | None = None,
@@ -161,6 +188,7 @@ def moe(
     shared_w1: Tensor | None = None,
     shared_w2: Tensor | None = None,
     shared_probs: Tensor | None = None,
+    w1_layout: W1Layout = "halves",
 ) -> Tensor:
     """One MoE layer: out[t] is the sum over k of p[t,k] · expert(topk_ids[t,k])(x[t]).
 
@@ -176,8 +204,9 @@ def moe(
             is dropped, and adds nothing.
         topk_probs: fp32 [..., K]; those of dropped slots are not read, and have gradient 0.
         w1: bf16 [El, 2I, H], this rank's experts: rows of the gate, then those of up; without a
-            gate [El, I, H]. Contiguous.
-        w2: bf16 [El, H, I]. Contiguous.
+            gate [El, I, H]. Or a pair of tensors [El, I, H], gate and up; or a list of a tensor
+            [2I, H] for each expert. Each contiguous; they may lie anywhere, and are read there.
+        w2: bf16 [El, H, I], or a list of a tensor [H, I] for each expert. Contiguous.
         group: who holds the other experts: a ProcessGroup, a :class:`uniep.Group`, or None: nobody.
         workspace: what to work in. None: one that calls of this shape on this group share. It has a
             group, ``max_tokens`` and ``capacity_rows`` of its own, which are then not given here.
@@ -193,10 +222,10 @@ def moe(
         exact_rows: whether this call takes memory for the rows that come, and waits for their
             number; see :class:`uniep.Workspace`. None: no, or what the workspace has.
         schedule: of this call and its backward. None: the workspace's.
-        main_grads: (dw1, dw2), of the shapes of w1 and w2, contiguous, both fp32 or both bf16:
-            weight gradients are added to these, and ``w1.grad`` and ``w2.grad`` stay as they are.
-            With biases (dw1, dw2, db1, db2), with shared experts (dw1, dw2, dshared_w1,
-            dshared_w2).
+        main_grads: (dw1, dw2), contiguous, all fp32 or all bf16: weight gradients are added to
+            these, and ``w1.grad`` and ``w2.grad`` stay as they are. With biases
+            (dw1, dw2, db1, db2), with shared experts (dw1, dw2, dshared_w1, dshared_w2). Each has
+            one of the forms of its weight, not always the same.
         deferred: where weight gradients wait for :func:`uniep.backward_weights`.
         activation: ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"``, ``"reglu"`` or ``"gpt_oss"``
             (gate * sigmoid(1.702 gate) * (up + 1), gate at most 7, up within -7 and 7); or without
@@ -220,12 +249,16 @@ def moe(
             nothing and lie nowhere.
         zero_expert_type: what they give: ``"identity"``, p · x; or ``"zero"``, nothing, and no
             gradient to p.
-        shared_w1: bf16 [S, 2I, H], or [S, I, H] without a gate: experts that every rank has, and
-            every token goes to. Their work is part of the same pass. Not with biases, nor with
-            several combine groups. Their gradients are sums over the tokens of this rank alone, as
-            those of a dense layer are: add them up over ranks as you do with these. None: none.
+        shared_w1: bf16 [S, 2I, H], or [S, I, H] without a gate, one tensor however w1 lies, the
+            gate's rows first: experts that every rank has, and every token goes to. Their work is
+            part of the same pass. Not with biases, with several combine groups, nor on several
+            hosts. Their gradients are sums over the tokens of this rank alone, as those of a dense
+            layer are: add them up over ranks as you do with these. None: none.
         shared_w2: bf16 [S, H, I]. Given with shared_w1.
         shared_probs: fp32 [..., S], multiplied where ``probs`` says. None: each is 1.
+        w1_layout: of a w1, and its gradient, that is one tensor: ``"halves"``; or
+            ``"interleaved"``, rows of gate and up by turns, as gpt-oss has them.
+            b1 has the gate's first either way.
 
     Returns:
         bf16 [..., H].
@@ -239,23 +272,20 @@ def moe(
     _zero.check(zero_experts, zero_expert_type)
     if save not in (None, "rows", "tokens", "none"):
         raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")
+    weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2, w1_layout)
     if workspace is None:
-        shared_experts = 0 if shared_w1 is None else shared_w1.shape[0]
         arithmetic = arithmetic_of(
-            activation, probs, b1 is not None, combine_groups, combine_partials, shared_experts
+            activation, probs, b1 is not None, combine_groups, combine_partials, weights.shared
         )
     else:
         arithmetic = workspace.arithmetic
     if torch.is_autocast_enabled(x.device.type):
-        x, w1, w2, b1, b2, shared_w1, shared_w2 = _arguments.autocast(
-            x, w1, w2, b1, b2, shared_w1, shared_w2
-        )
-    _arguments.check(x, topk_ids, topk_probs, w1, w2, arithmetic)
-    _arguments.check_biases(b1, b2, w1, w2)
-    _arguments.check_shared(shared_w1, shared_w2, shared_probs, x, w1, w2)
-    more = (b1, b2, shared_w1, shared_w2)
-    weights = (w1, w2, *(w for w in more if w is not None))
-    experts, width, hidden = w1.shape
+        x, *flat = _arguments.autocast(x, *weights.flat())
+        counts = (len(weights.w1), len(weights.w2))
+        weights = experts_from(flat, *counts, weights.interleaved)
+    _arguments.check(x, topk_ids, topk_probs, weights, arithmetic)
+    _arguments.check_shared_probs(shared_probs, x, weights)
+    experts, width, hidden = weights.shapes[0]
     topk = topk_ids.shape[-1]
     tokens = _arguments.rows(x)
     if workspace is None:
@@ -285,24 +315,21 @@ def moe(
                 "backward_rows, activation, probs, combine_groups, combine_partials and row_pool; "
                 "pass either the workspace or these"
             )
-    _arguments.check_workspace(workspace, x, w1, topk, b1, shared_w1)
+    _arguments.check_workspace(workspace, x, weights, topk)
     slots = None
     if zero_experts:
         slots = _zero.split(topk_ids, topk_probs, workspace.num_experts, zero_experts)
         topk_ids = slots.ids
     identity = slots if zero_expert_type == "identity" else None
     ids = _arguments.int32(_arguments.rows(topk_ids))
-    grads: AllWeights | None = None
-    if main_grads is not None:
-        _arguments.check_main_grads(main_grads, weights)
-        grads = all_of(main_grads, b1 is not None)
+    main = None if main_grads is None else _arguments.main_grads(main_grads, weights)
     if deferred is not None:
         if workspace.backward_rows:
             raise ValueError(
                 "deferred is given, which keeps all rows of a backward, but backward_rows is "
                 f"{workspace.backward_rows}; pass None, or backward_rows 0"
             )
-        _arguments.check_deferred((w1, w2, *more), main_grads)
+        _arguments.check_deferred(weights, main)
     of_shared = None if shared_probs is None else _arguments.rows(shared_probs)
     out: Tensor
     if workspace.row_pool is not None:
@@ -312,11 +339,9 @@ def moe(
             tokens,
             ids,
             _arguments.rows(topk_probs),
-            w1,
-            w2,
-            *more,
             of_shared,
-            grads,
+            weights,
+            main,
             workspace.key,
             workspace.overflow,
             workspace.row_pool,
@@ -324,18 +349,16 @@ def moe(
             workspace.flag,
             schedule,
             deferred,
+            *weights.flat(),
         )
-        return _result(out, workspace, identity, x, topk_ids, topk_probs, w1, w2, *more)
-    with saving_elsewhere((tokens, *weights)):
+        return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
+    given, of_main = weights.flat(), () if main is None else main.flat()
+    with saving_elsewhere((tokens, *given)):
         out = _Moe.apply(
             tokens,
             ids,
             _arguments.rows(topk_probs),
-            w1,
-            w2,
-            *more,
             of_shared,
-            *(grads or [None] * 6),
             workspace.key,
             workspace.overflow,
             workspace.rows,
@@ -347,8 +370,13 @@ def moe(
             workspace.flag,
             schedule,
             deferred,
+            weights.interleaved,
+            (len(weights.w1), len(weights.w2), len(given)),
+            (0, 0) if main is None else (len(main.w1), len(main.w2)),
+            *given,
+            *of_main,
         )
-    return _result(out, workspace, identity, x, topk_ids, topk_probs, w1, w2, *more)
+    return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
 
 
 def _result(
@@ -358,16 +386,14 @@ def _result(
     x: Tensor,
     topk_ids: Tensor,
     topk_probs: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-    *more: Tensor | None,
+    weights: Experts,
 ) -> Tensor:
     """Of the shape of x, shown to who watches calls, and with what identity experts add."""
     if out.shape != x.shape:  # FSDP2 warns of modules that return views, even of the same shape
         out = out.reshape(x.shape)
     if not torch.compiler.is_compiling() and (watch := _hooks.watcher()) is not None:
-        tensors = {"x": x, "topk_ids": topk_ids, "topk_probs": topk_probs, "w1": w1, "w2": w2}
-        names = ("b1", "b2", "shared_w1", "shared_w2")
-        tensors |= {n: w for n, w in zip(names, more, strict=True) if w is not None}
+        tensors = {"x": x, "topk_ids": topk_ids, "topk_probs": topk_probs}
+        tensors |= {"w1": joined(weights.w1, weights.interleaved), "w2": joined(weights.w2)}
+        tensors |= weights.more_named
         watch(workspace.group, tensors, out)
     return out if identity is None else _zero.add_identity(out, x, identity)

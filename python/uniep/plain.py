@@ -76,7 +76,9 @@ def moe(
     all tokens go to; what it gives is added to the other's output, and rounded.
     """
     if shared_w1 is not None and shared_w2 is not None:
-        _arguments.check_shared(shared_w1, shared_w2, shared_probs, x, w1, w2)
+        weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2)
+        _arguments.check(x, topk_ids, topk_probs, weights, arithmetic_of(activation))
+        _arguments.check_shared_probs(shared_probs, x, weights)
         arithmetic_of(activation, probs, b1 is not None, combine_groups, None, shared_w1.shape[0])
         own, shared = (main_grads[:2], main_grads[2:]) if main_grads else (None, None)
         routed = moe(
@@ -133,8 +135,8 @@ def moe(
     if isinstance(group, Group):
         group = group.process_group
     arithmetic = arithmetic_of(activation, probs, b1 is not None, combine_groups, combine_partials)
-    _arguments.check(x, topk_ids, topk_probs, w1, w2, arithmetic)
-    _arguments.check_biases(b1, b2, w1, w2)
+    weights = _arguments.experts(w1, w2, b1, b2)
+    _arguments.check(x, topk_ids, topk_probs, weights, arithmetic)
     experts = w1.shape[0] * (1 if group is None else dist.get_world_size(group))
     _check_ids(topk_ids, experts)
     if experts % arithmetic.combine_groups:
@@ -143,8 +145,7 @@ def moe(
             f"{experts}"
         )
     if main_grads is not None:
-        weights = (w1, w2) if b1 is None or b2 is None else (w1, w2, b1, b2)
-        _arguments.check_main_grads(main_grads, weights)
+        _arguments.main_grads(main_grads, weights)
     topk = topk_ids.shape[-1]
     out: Tensor = _Moe.apply(
         x.reshape(-1, x.shape[-1]),

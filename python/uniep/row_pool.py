@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import _library
+from ._forms import Experts, experts_from
 from ._ops import ops
 from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
-from .deferred import AllWeights, DeferredWeights, _PendingPages
+from .deferred import DeferredWeights, _PendingPages
 from .group import Group, GroupLike, _device_of, group_of
 
 __all__ = ["RowPool", "RowPoolLike", "SavedPages", "moe_in_pages", "shared_pool"]
@@ -220,14 +221,9 @@ class _MoeInPages(torch.autograd.Function):
         x: Tensor,
         topk_ids: Tensor,
         topk_probs: Tensor,
-        w1: Tensor,
-        w2: Tensor,
-        b1: Tensor | None,
-        b2: Tensor | None,
-        shared_w1: Tensor | None,
-        shared_w2: Tensor | None,
         shared_probs: Tensor | None,
-        main_grads: AllWeights | None,
+        forms: Experts,
+        main_grads: Experts | None,
         key: Tensor,
         overflow: Tensor,
         pool: RowPool,
@@ -235,12 +231,15 @@ class _MoeInPages(torch.autograd.Function):
         flag: bool,
         schedule: str | None,
         deferred: DeferredWeights | None,
+        *weights: Tensor,
     ) -> Tensor:
-        inputs = (key, overflow, x, topk_ids, topk_probs, w1, w2)
-        more = (b1, b2, shared_w1, shared_w2)
-        out, address = ops.forward_pages(*inputs, flag, schedule, *more, shared_probs)
+        inputs = (key, overflow, x, topk_ids, topk_probs, forms.w1, forms.w2)
+        end = (*forms.more, shared_probs, forms.interleaved)
+        out, address = ops.forward_pages(*inputs, flag, schedule, *end)
         ctx.saved = SavedPages(address, pool)
-        ctx.save_for_backward(w1, w2, *more, x if dispatches_again else None)
+        ctx.save_for_backward(x if dispatches_again else None, *weights)
+        ctx.counts = (len(forms.w1), len(forms.w2))
+        ctx.interleaved = forms.interleaved
         ctx.has_shared_probs = shared_probs is not None
         ctx.key = key
         ctx.main_grads = main_grads
@@ -252,34 +251,35 @@ class _MoeInPages(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        *weights, x = ctx.saved_tensors
-        w1, w2, b1, b2, shared_w1, shared_w2 = weights
+        x, *saved = ctx.saved_tensors
+        weights = experts_from(saved, ctx.counts[0], ctx.counts[1], ctx.interleaved)
         dy = dy.contiguous()
         keep = _keeps_graph()
-        wants_weights = ctx.main_grads is not None or any(ctx.needs_input_grad[3:9])
+        wants_weights = ctx.main_grads is not None or any(ctx.needs_input_grad[13:])
         data_only = ctx.deferred is not None or not wants_weights
-        dw1, dw2, db1, db2, dshared_w1, dshared_w2 = ctx.main_grads or [None] * 6
-        dx, dprobs, dshared_probs, *new, rows = ops.backward_pages(
+        main = ctx.main_grads or Experts((), ())
+        dx, dprobs, dshared_probs, *gradients, rows = ops.backward_pages(
             ctx.key,
             ctx.saved.address,
             dy,
-            w1,
-            w2,
+            weights.w1,
+            weights.w2,
             x,
-            dw1,
-            dw2,
+            main.w1,
+            main.w2,
             ctx.topk,
             data_only,
             keep,
             ctx.schedule,
-            b1,
-            b2,
-            db1,
-            db2,
-            shared_w1,
-            shared_w2,
-            dshared_w1,
-            dshared_w2,
+            weights.b1,
+            weights.b2,
+            main.b1,
+            main.b2,
+            weights.shared_w1,
+            weights.shared_w2,
+            main.shared_w1,
+            main.shared_w2,
+            weights.interleaved,
         )
         if ctx.deferred is not None:
             ctx.deferred.add(
@@ -288,17 +288,17 @@ class _MoeInPages(torch.autograd.Function):
                     saved=ctx.saved,
                     backward_rows=rows,
                     tokens=dy.shape[0],
-                    weights=(w1, w2, b1, b2, shared_w1, shared_w2),
+                    weights=weights,
                     main_grads=ctx.main_grads,
                     keep=keep,
                     schedule=ctx.schedule,
                 )
             )
-        if data_only or ctx.main_grads is not None:
-            new = [None] * 6
-        new = [None if w is None else g for w, g in zip(weights, new, strict=True)]
+        new: list[Tensor | None] = [None] * len(saved)
+        if not data_only and ctx.main_grads is None:
+            new = [*weights.gradients(*gradients)]
         probs = dshared_probs if ctx.has_shared_probs else None
-        return (dx, None, dprobs, *new, probs) + (None,) * 8
+        return (dx, None, dprobs, probs) + (None,) * 9 + tuple(new)
 
 
 @torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
 import uniep
 
+from ._forms import W1Layout
 from .arithmetic import Activation, CombinePartials, ProbsPlace
 
 try:
@@ -44,29 +45,22 @@ __all__ = [
     "uniep_selective_ac",
 ]
 
-# The names of torchtitan's weights, which stay those of checkpoints and of initialisers.
-_GATE, _UP, _DOWN = "w1_EFD", "w3_EFD", "w2_EDF"
-_FUSED = "w13_E2FD"
-# Of gpt-oss: there, rows of gate and up alternate.
-_GPT_OSS = ("mlp1_weight_EGD", "mlp1_bias_EG", "mlp2_weight_EDF", "mlp2_bias_ED")
-_ALTERNATING = _GPT_OSS[:2]
-
 
 class _Weights(NamedTuple):
     """What :func:`uniep.moe` takes."""
 
-    w1: Tensor
+    w1: Tensor | tuple[Tensor, Tensor]
     w2: Tensor
     b1: Tensor | None = None
     b2: Tensor | None = None
 
 
 class UniepExperts(GroupedExperts):
-    """The weights of the experts, gate and up in one parameter, and :func:`uniep.moe` on them.
+    """The weights of the experts, which are torchtitan's own, and :func:`uniep.moe` on them.
 
     Attributes:
-        w13_E2FD: [E, 2F, D]: rows of the gate, then those of up. In state dicts it is torchtitan's
-            ``w1_EFD`` and ``w3_EFD``.
+        w1_EFD: [E, F, D], the gate's.
+        w3_EFD: [E, F, D], those of up.
         w2_EDF: [E, D, F].
         num_experts: E of all ranks.
         group: the expert-parallel process group, or None: this process has all experts.
@@ -89,9 +83,10 @@ class UniepExperts(GroupedExperts):
         combine_partials: CombinePartials | None = None
 
     activation: Activation = "swiglu"
+    w1_layout: W1Layout = "halves"
 
     def __init__(self, config: Config) -> None:
-        # Not GroupedExperts.__init__, whose parameters these replace.
+        # Not GroupedExperts.__init__: gpt-oss has other parameters.
         nn.Module.__init__(self)
         self.num_experts = config.num_experts
         self.probs: ProbsPlace = config.probs
@@ -110,13 +105,12 @@ class UniepExperts(GroupedExperts):
 
     def _add_parameters(self, config: Config) -> None:
         experts, inner, outer = config.num_experts, config.hidden_dim, config.dim
-        self.w13_E2FD = nn.Parameter(torch.empty(experts, 2 * inner, outer))
+        self.w1_EFD = nn.Parameter(torch.empty(experts, inner, outer))
         self.w2_EDF = nn.Parameter(torch.empty(experts, outer, inner))
-        self.register_state_dict_post_hook(_split_on_save)
-        self.register_load_state_dict_pre_hook(_fuse_on_load)
+        self.w3_EFD = nn.Parameter(torch.empty(experts, inner, outer))
 
     def _weights(self) -> _Weights:
-        return _Weights(self.w13_E2FD, self.w2_EDF)
+        return _Weights((self.w1_EFD, self.w3_EFD), self.w2_EDF)
 
     def forward(self, x: Tensor, scores: Tensor, expert_ids: Tensor) -> Tensor:
         """Dispatches, computes and combines; collective over the expert-parallel group.
@@ -132,17 +126,21 @@ class UniepExperts(GroupedExperts):
         Raises:
             ValueError, RuntimeError: see :func:`uniep.moe`.
         """
-        w1, w2, b1, b2 = (
-            None if weight is None else _local(weight).bfloat16() for weight in self._weights()
+        weights = self._weights()
+        b1, b2 = (None if bias is None else _local(bias).bfloat16() for bias in weights[2:])
+        w1 = (
+            _local(weights.w1).bfloat16()
+            if isinstance(weights.w1, Tensor)
+            else [_local(weight).bfloat16() for weight in weights.w1]
         )
-        assert w1 is not None and w2 is not None
         out = uniep.moe(
             x.bfloat16(),
             expert_ids,
             scores.float(),
             w1,
-            w2,
+            _local(weights.w2).bfloat16(),
             activation=self.activation,
+            w1_layout=self.w1_layout,
             probs=self.probs,
             b1=b1,
             b2=b2,
@@ -160,22 +158,12 @@ class UniepExperts(GroupedExperts):
         )
         return out.to(x.dtype)
 
-    def _init_self_parameters(self) -> None:
-        """Draws what torchtitan would with the same seed: w1, w2, then w3, each on its own."""
-        halves = [torch.empty_like(half) for half in _halves(self.w13_E2FD)]
-        self._init_param(_GATE, halves[0])
-        self._init_param(_DOWN, self.w2_EDF)
-        self._init_param(_UP, halves[1])
-        with torch.no_grad():
-            self.w13_E2FD.copy_(torch.cat(halves, 1))
-
 
 class UniepGptOssExperts(UniepExperts):
-    """The weights of gpt-oss' experts under torchtitan's names, and :func:`uniep.moe` on them.
+    """The weights of gpt-oss' experts, which are torchtitan's own, and :func:`uniep.moe` on them.
 
     Attributes:
-        mlp1_weight_EGD: [E, 2F, D]: rows of the gate, then those of up. In state dicts they
-            alternate, as torchtitan has them.
+        mlp1_weight_EGD: [E, 2F, D]: rows of gate and up alternate.
         mlp1_bias_EG: [E, 2F], likewise.
         mlp2_weight_EDF: [E, D, F].
         mlp2_bias_ED: [E, D].
@@ -188,6 +176,7 @@ class UniepGptOssExperts(UniepExperts):
         swiglu_limit: float = 7.0
 
     activation: Activation = "gpt_oss"
+    w1_layout: W1Layout = "interleaved"
 
     def _add_parameters(self, config: UniepExperts.Config) -> None:
         experts, inner, outer = config.num_experts, config.hidden_dim, config.dim
@@ -195,22 +184,12 @@ class UniepGptOssExperts(UniepExperts):
         self.mlp1_bias_EG = nn.Parameter(torch.empty(experts, 2 * inner))
         self.mlp2_weight_EDF = nn.Parameter(torch.empty(experts, outer, inner))
         self.mlp2_bias_ED = nn.Parameter(torch.empty(experts, outer))
-        self.register_state_dict_post_hook(_alternate_on_save)
-        self.register_load_state_dict_pre_hook(_halve_on_load)
 
     def _weights(self) -> _Weights:
-        return _Weights(
-            self.mlp1_weight_EGD, self.mlp2_weight_EDF, self.mlp1_bias_EG, self.mlp2_bias_ED
-        )
-
-    def _init_self_parameters(self) -> None:
-        """Draws what torchtitan would with the same seed."""
-        for name in _GPT_OSS:
-            self._init_param(name, getattr(self, name))
-        with torch.no_grad():
-            for name in _ALTERNATING:
-                weight = getattr(self, name)
-                weight.copy_(_reordered(weight, (-1, 2)))
+        # uniep has the gate's biases first; they are few, unlike weights.
+        bias = _local(self.mlp1_bias_EG)
+        b1 = torch.cat([bias[:, ::2], bias[:, 1::2]], 1)
+        return _Weights(self.mlp1_weight_EGD, self.mlp2_weight_EDF, b1, self.mlp2_bias_ED)
 
 
 class UniepRoutedExperts(RoutedExperts):
@@ -327,17 +306,10 @@ def uniep_routed_experts(
     """
     _refuse_unsupported(config)
     experts = config.inner_experts
-    sharding = experts.sharding_config
     is_gpt_oss = _is_gpt_oss(experts)
-    if sharding is not None and not is_gpt_oss:
-        states = dict(sharding.state_shardings)
-        states[_FUSED] = states.pop(_GATE)
-        del states[_UP]
-        sharding = dataclasses.replace(sharding, state_shardings=states)
     inner = derive(
         experts,
         UniepGptOssExperts.Config if is_gpt_oss else UniepExperts.Config,
-        sharding_config=sharding,
         probs=probs,
         max_tokens=max_tokens,
         capacity_rows=capacity_rows,
@@ -417,59 +389,3 @@ def _local(weight: Tensor) -> Tensor:
         local: Tensor = weight.to_local()
         return local
     return weight
-
-
-def _halves(fused: Tensor) -> list[Tensor]:
-    """Gate and up of [E, 2F, D]; DTensors have its placements, and share its memory if they can.
-
-    They cannot where FSDP has split rows: a rank's rows of w13 are then not those of w1 and w3.
-    """
-    rows = fused.shape[1] // 2
-    halves = [fused.narrow(1, 0, rows), fused.narrow(1, rows, rows)]
-    if isinstance(fused, DTensor):
-        halves = [
-            half
-            if half.placements == fused.placements  # type: ignore[attr-defined]
-            else half.redistribute(placements=fused.placements)  # type: ignore[attr-defined]
-            for half in halves
-        ]
-    return halves
-
-
-def _split_on_save(
-    module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any
-) -> None:
-    gate, up = _halves(state_dict.pop(prefix + _FUSED))
-    state_dict[prefix + _GATE] = gate
-    state_dict[prefix + _UP] = up
-
-
-def _fuse_on_load(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    if prefix + _GATE in state_dict and prefix + _UP in state_dict:
-        halves = [state_dict.pop(prefix + name) for name in (_GATE, _UP)]
-        state_dict[prefix + _FUSED] = torch.cat(halves, 1)
-
-
-def _reordered(weight: Any, sizes: tuple[int, int]) -> Tensor:
-    """Rows of [E, 2F, ...] from alternating to halves with (-1, 2), and back with (2, -1)."""
-    placements = getattr(weight, "placements", None)
-    split = placements is not None and any(placement.is_shard(1) for placement in placements)
-    if split:  # FSDP has split rows: a rank's rows are not those of the other order
-        weight = weight.redistribute(placements=[Replicate() for _ in placements or ()])
-    weight = weight.unflatten(1, sizes).transpose(1, 2).flatten(1, 2).contiguous()
-    if split:
-        weight = weight.redistribute(placements=placements)
-    return weight  # type: ignore[no-any-return]
-
-
-def _alternate_on_save(
-    module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any
-) -> None:
-    for name in _ALTERNATING:
-        state_dict[prefix + name] = _reordered(state_dict[prefix + name], (2, -1))
-
-
-def _halve_on_load(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    for name in _ALTERNATING:
-        if prefix + name in state_dict:
-            state_dict[prefix + name] = _reordered(state_dict[prefix + name], (-1, 2))

@@ -59,6 +59,10 @@ class _ForwardCall(ctypes.Structure):
         ("shared_w1", c_void_p),
         ("shared_w2", c_void_p),
         ("shared_probs", c_void_p),
+        ("interleaved", c_int32),
+        ("w3", c_void_p),
+        ("w1_each", c_void_p),
+        ("w2_each", c_void_p),
     ]
 
 
@@ -97,6 +101,14 @@ class _BackwardCall(ctypes.Structure):
         ("dshared_probs", c_void_p),
         ("dshared_w1", c_void_p),
         ("dshared_w2", c_void_p),
+        ("interleaved", c_int32),
+        ("dw_interleaved", c_int32),
+        ("w3", c_void_p),
+        ("w1_each", c_void_p),
+        ("w2_each", c_void_p),
+        ("dw3", c_void_p),
+        ("dw1_each", c_void_p),
+        ("dw2_each", c_void_p),
     ]
 
 
@@ -258,10 +270,10 @@ def tune_calls(
             "has none, and what is found holds for both"
         )
     _arguments.check_device(x)
-    _arguments.check(x, topk_ids, topk_probs, w1, w2, workspace.arithmetic)
-    _arguments.check_biases(b1, b2, w1, w2)
-    _arguments.check_shared(shared_w1, shared_w2, shared_probs, x, w1, w2)
-    _arguments.check_workspace(workspace, x, w1, topk_ids.shape[-1], b1, shared_w1)
+    weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2)
+    _arguments.check(x, topk_ids, topk_probs, weights, workspace.arithmetic)
+    _arguments.check_shared_probs(shared_probs, x, weights)
+    _arguments.check_workspace(workspace, x, weights, topk_ids.shape[-1])
     if dy is not None and (dy.shape != x.shape or dy.dtype != x.dtype or dy.device != x.device):
         raise ValueError(
             f"dy is {dy.dtype} {list(dy.shape)} on '{dy.device}'; it must be as x is: {x.dtype} "
@@ -285,20 +297,20 @@ def tune_calls(
             tokens,
             ids,
             probs,
-            w1.detach(),
-            w2.detach(),
+            [w1.detach()],
+            [w2.detach()],
             workspace.rows,
             workspace.rows_of_x,
             workspace.rows_of_h,
             workspace.plan_bytes,
             False,
             None,
-            *(None if t is None else t.detach() for t in (b1, b2, shared_w1, shared_w2)),
+            *(None if t is None else t.detach() for t in weights.more),
             of_shared,
         )
-        named = {"b1": b1, "b2": b2, "shared_w1": shared_w1, "shared_w2": shared_w2}
-        named["shared_probs"] = of_shared
-        more = {name: tensor for name, tensor in named.items() if tensor is not None}
+        more = weights.more_named
+        if of_shared is not None:
+            more["shared_probs"] = of_shared
         if dy is None:
             found = _tune_forward(workspace, (tokens, ids, probs, w1, w2), more, saved, config)
         else:

@@ -4,6 +4,8 @@
 
 namespace uniep::c_api {
 
+using uniep::cat;
+
 namespace {
 
 /// What forward writes besides the plan.
@@ -38,6 +40,56 @@ std::int64_t shared_probs(const uniep::Problem& p, const void* data, std::int64_
   return data == nullptr ? 0 : tokens * p.shared_experts;
 }
 
+/// Where a weight of `count` elements, or its gradient, is said to lie.
+template <class Pointer>
+struct Given {
+  const char* name;
+  std::int64_t count;
+  Pointer* one;
+  Pointer* up = nullptr;
+  Pointer* const* each = nullptr;
+  std::int32_t interleaved = 0;
+};
+
+template <class T, class Pointer>
+uniep::ExpertMatrices<T> matrices(const Given<Pointer>& given, std::int64_t experts,
+                                  TensorList<T>& list) {
+  using Matrices = uniep::ExpertMatrices<T>;
+  const char* name = given.name;
+  const bool interleaved = truth(given.interleaved, cat("interleaved of ", name).c_str());
+  const int ways =
+      (interleaved ? 1 : 0) + (given.up != nullptr ? 1 : 0) + (given.each != nullptr ? 1 : 0);
+  require(ways <= 1, ErrorCode::kInvalidArgument, name, " is given in ", ways,
+          " ways; one of interleaved, a tensor of up, and a tensor for each expert is accepted");
+  if (interleaved) return Matrices::interleaved(elements<T>(given.one, given.count, name));
+  if (given.up != nullptr) {
+    const std::int64_t half = given.count / 2;
+    return Matrices::gate_and_up(elements<T>(given.one, half, name),
+                                 elements<T>(given.up, half, name));
+  }
+  if (given.each == nullptr) return elements<T>(given.one, given.count, name);
+  require(given.one == nullptr, ErrorCode::kInvalidArgument, name,
+          " is given beside a tensor for each expert; NULL is accepted");
+  for (std::int64_t e = 0; e < experts; ++e) {
+    list.push_back(
+        elements<T>(given.each[e], given.count / experts, cat(name, "_each[", e, "]").c_str()));
+  }
+  return Matrices::one_each(list);
+}
+
+/// Call: uniep_forward_call or uniep_backward_call.
+template <class Call>
+auto matrices_of_w1(const uniep_layer& l, const Call* call, TensorList<const bf16>& list) {
+  const Given<const void> given{"w1",     l.sizes().w1,  call->w1,
+                                call->w3, call->w1_each, call->interleaved};
+  return matrices<const bf16>(given, l.local_experts, list);
+}
+template <class Call>
+auto matrices_of_w2(const uniep_layer& l, const Call* call, TensorList<const bf16>& list) {
+  const Given<const void> given{"w2", l.sizes().w2, call->w2, nullptr, call->w2_each};
+  return matrices<const bf16>(given, l.local_experts, list);
+}
+
 }  // namespace
 
 Forward forward_of(uniep_layer& l, const uniep_forward_call* call) {
@@ -51,8 +103,8 @@ Forward forward_of(uniep_layer& l, const uniep_forward_call* call) {
   f.args = {
       .x = elements<const bf16>(call->x, t * p.hidden, "x"),
       .topk_probs = elements<const float>(call->topk_probs, t * p.topk, "topk_probs"),
-      .w1 = elements<const bf16>(call->w1, n.w1, "w1"),
-      .w2 = elements<const bf16>(call->w2, n.w2, "w2"),
+      .w1 = matrices_of_w1(l, call, f.w1),
+      .w2 = matrices_of_w2(l, call, f.w2),
       .out = elements<bf16>(call->out, t * p.hidden, "out"),
       .b1 = of_bias<const bf16>(p.bias, call->b1, n.b1, "b1"),
       .b2 = of_bias<const bf16>(p.bias, call->b2, n.b2, "b2"),
@@ -99,27 +151,21 @@ uniep::RoutingPlan plan_of(uniep_layer& l, const uniep_forward_call* call, Forwa
 
 namespace {
 
-uniep::WeightGrad weight_grad(std::int32_t kind, void* data, std::int64_t count, const char* name) {
+uniep::WeightGrad weight_grad(std::int32_t kind, const Given<void>& given, std::int64_t experts,
+                              TensorList<bf16>& list, TensorList<float>& fp32_list) {
   switch (kind) {
     case 0:
-      return elements<bf16>(data, count, name);
+      return matrices<bf16>(given, experts, list);
     case 1:
-      return elements<float>(data, count, name);
+      return matrices<float>(given, experts, fp32_list);
     case 2:
-      return uniep::Bf16MainGrad{elements<bf16>(data, count, name)};
+      return uniep::Bf16MainGrad{matrices<bf16>(given, experts, list)};
     default:
       throw Error(ErrorCode::kInvalidArgument,
                   uniep::cat("weight_grad is ", kind,
                              "; 0 (bf16, overwritten), 1 (fp32, added to) "
                              "and 2 (bf16, added to) are accepted"));
   }
-}
-
-/// That of a shared expert's weight.
-uniep::WeightGrad shared_grad(const uniep_backward_call& call, void* data, std::int64_t count,
-                              const char* name) {
-  (void)of_shared<bf16>(count > 0, data, 0, name);
-  return weight_grad(call.weight_grad, data, count, name);
 }
 
 }  // namespace
@@ -167,11 +213,9 @@ Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
   const uniep::Problem& p = l.problem();
   const uniep_layer::Sizes n = l.sizes();
   const bool shared = p.shared_experts > 0;
-  Backward b{.part = part_of(call),
-             .restored = {},
-             .data = {},
-             .weights = {},
-             .options = l.options(call->schedule, call->stream)};
+  Backward b;
+  b.part = part_of(call);
+  b.options = l.options(call->schedule, call->stream);
   const bool pooled =
       is_pooled(l, call->saved, {call->plan, call->x_rows, call->h, call->row_probs});
   uniep::StepMemory memory;
@@ -183,8 +227,8 @@ Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
   if (b.part != Part::kWeights) {
     b.data = {
         .dy = elements<const bf16>(call->dy, t * p.hidden, "dy"),
-        .w1 = elements<const bf16>(call->w1, n.w1, "w1"),
-        .w2 = elements<const bf16>(call->w2, n.w2, "w2"),
+        .w1 = matrices_of_w1(l, call, b.w1),
+        .w2 = matrices_of_w2(l, call, b.w2),
         .dx = elements<bf16>(call->dx, t * p.hidden, "dx"),
         .dprobs = elements<float>(call->dprobs, t * p.topk, "dprobs"),
         .b1 = of_bias<const bf16>(p.bias, call->b1, n.b1, "b1"),
@@ -200,12 +244,21 @@ Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
   if (b.part != Part::kData) {
     require_no_bias(p.bias, call->db1, "db1");
     require_no_bias(p.bias, call->db2, "db2");
-    b.weights = {.dw1 = weight_grad(call->weight_grad, call->dw1, n.w1, "dw1"),
-                 .dw2 = weight_grad(call->weight_grad, call->dw2, n.w2, "dw2"),
-                 .db1 = weight_grad(call->weight_grad, call->db1, n.b1, "db1"),
-                 .db2 = weight_grad(call->weight_grad, call->db2, n.b2, "db2"),
-                 .dshared_w1 = shared_grad(*call, call->dshared_w1, n.shared_w1, "dshared_w1"),
-                 .dshared_w2 = shared_grad(*call, call->dshared_w2, n.shared_w2, "dshared_w2")};
+    const Given<void> dw1{"dw1", n.w1, call->dw1, call->dw3, call->dw1_each, call->dw_interleaved};
+    const Given<void> dw2{"dw2", n.w2, call->dw2, nullptr, call->dw2_each};
+    (void)of_shared<bf16>(shared, call->dshared_w1, 0, "dshared_w1");
+    (void)of_shared<bf16>(shared, call->dshared_w2, 0, "dshared_w2");
+    const auto grad = [&](const Given<void>& given, TensorList<bf16>& list,
+                          TensorList<float>& fp32_list) {
+      return weight_grad(call->weight_grad, given, l.local_experts, list, fp32_list);
+    };
+    b.weights = {
+        .dw1 = grad(dw1, b.dw1, b.fp32_dw1),
+        .dw2 = grad(dw2, b.dw2, b.fp32_dw2),
+        .db1 = grad({"db1", n.b1, call->db1}, b.dw1, b.fp32_dw1),
+        .db2 = grad({"db2", n.b2, call->db2}, b.dw2, b.fp32_dw2),
+        .dshared_w1 = grad({"dshared_w1", n.shared_w1, call->dshared_w1}, b.dw1, b.fp32_dw1),
+        .dshared_w2 = grad({"dshared_w2", n.shared_w2, call->dshared_w2}, b.dw2, b.fp32_dw2)};
   }
   const bool flagged = truth(call->ignore_overflow, "ignore_overflow");
   if (!pooled) b.restored = l.layer.restore(memory, t, flagged);

@@ -1,13 +1,20 @@
 #pragma once
 
+#include <vector>
+
 #include "api/c_support.h"
 
 // What calls of passes are in C++.
 
 namespace uniep::c_api {
 
+/// Of a weight, or its gradient, that has a tensor for each expert: what ExpertMatrices refer to.
+template <class T>
+using TensorList = std::vector<std::span<T>>;
+
 struct Forward {
   std::span<const std::int32_t> topk_ids;
+  TensorList<const bf16> w1, w2;
   uniep::ForwardArgs args;
   CallOptions plan_options, options;
 };
@@ -15,9 +22,12 @@ struct Forward {
 enum class Part : std::int32_t { kWhole, kData, kWeights };
 
 struct Backward {
-  Part part;
+  Part part = Part::kWhole;
   uniep::Saved restored;           // of the caller's memory
   uniep::Saved* pooled = nullptr;  // of a layer with a row pool
+  TensorList<const bf16> w1, w2;
+  TensorList<bf16> dw1, dw2;
+  TensorList<float> fp32_dw1, fp32_dw2;
   uniep::BackwardDataArgs data;
   uniep::BackwardWeightsArgs weights;
   CallOptions options;

@@ -5,6 +5,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "layer/expert_places.h"
+
 #ifdef UNIEP_HAS_CUDA
 #include <cuda_runtime_api.h>
 
@@ -77,14 +79,11 @@ void ComparedResults::add(std::span<std::byte> bytes, std::size_t width, bool ad
 }
 
 void ComparedResults::add(const WeightGrad& grad) {
-  std::visit(
-      [&]<class Grad>(const Grad& g) {
-        using Element = std::remove_pointer_t<decltype(g.data())>;
-        const std::span<Element> elements(g.data(), g.size());
-        add(std::as_writable_bytes(elements), sizeof(Element),
-            !std::is_same_v<Grad, std::span<bf16>>);
-      },
-      grad);
+  with_matrices(grad, [&]<class Element>(const ExpertMatrices<Element>& matrices) {
+    for_each_tensor(matrices, [&](std::span<Element> tensor) {
+      add(std::as_writable_bytes(tensor), sizeof(Element), !is_overwritten(grad));
+    });
+  });
 }
 
 void ComparedResults::prepare() {

@@ -25,6 +25,14 @@ constexpr EnvVariable kVariables[] = {
      "off"},
     {"UNIEP_CPU_LINK_LATENCY_US", "latency of the emulated link, in microseconds (0 to 1000000)",
      "5"},
+    {"UNIEP_HOSTS",
+     "hosts that the CPU processes of a group are taken to be on, in equal runs of ranks (1 to "
+     "64); between these they share no memory",
+     "as found"},
+    {"UNIEP_CPU_NETWORK_GBPS",
+     "emulate a network between hosts: speed of each CPU rank's port per direction in 1e9 bytes/s "
+     "(1e-06 to 1000000)",
+     "off"},
     {"UNIEP_CPU_ISA", "instruction set of the CPU kernels: portable, avx2 or avx512",
      "best available"},
     {"UNIEP_NCCL_LIBRARY", "file of the NCCL library (2.28 or newer) that the CUDA backend loads",
@@ -139,6 +147,13 @@ std::optional<double> env_link_gbps() {
 double env_link_latency_us() {
   const char* text = value_of("UNIEP_CPU_LINK_LATENCY_US");
   return text == nullptr ? 5.0 : number("UNIEP_CPU_LINK_LATENCY_US", text, 0, 1000000);
+}
+
+int env_hosts() { return integer("UNIEP_HOSTS", 1, kMaxGroupRanks).value_or(0); }
+
+double env_network_gbps() {
+  const char* text = value_of("UNIEP_CPU_NETWORK_GBPS");
+  return text == nullptr ? 0 : number("UNIEP_CPU_NETWORK_GBPS", text, 1e-6, 1000000);
 }
 
 std::string link_text() {

@@ -41,6 +41,11 @@ std::optional<double> env_link_gbps();
 /// UNIEP_CPU_LINK_LATENCY_US: latency of the emulated link.
 double env_link_latency_us();
 
+/// Hosts that a group's ranks are taken to be on; 0: as found.
+int env_hosts();
+/// Of each rank's port to other hosts, in 1e9 bytes/s; 0: not emulated.
+double env_network_gbps();
+
 /// "emulated, 1 GB/s and 5 us": that link, for reports; empty where there is none.
 std::string link_text();
 

@@ -61,11 +61,14 @@ class CpuLayer final : public LayerBackend {
         kernels_(agree_to_build(options)),
         number_(comm_.number_layer()),
         needs_(memory_needs(problem, comm_.size())),
-        symmetric_(problem, comm_.size()),
-        heaps_(map_heaps(options.memory)),
+        symmetric_(problem, comm_.size(), kLayerGraph, hosts()),
+        heaps_(stand_ins(map_heaps(options.memory))),
         counters_(problem, comm_.rank(), heaps_, options.faults.first_count,
-                  options.memory.workspace.data()),
+                  options.memory.workspace.data(), hosts()),
         engine_(comm_.group(), comm_.rank(), counters_, options) {}
+  ~CpuLayer() override {
+    if (hosts() > 1) comm_.group().rail(comm_.rank()).detach(rail_memory());
+  }
 
   RoutingPlan plan(std::span<const std::int32_t> topk_ids, const CallOptions& options) override;
   Saved forward(const RoutingPlan& plan, const ForwardArgs& args,
@@ -95,6 +98,9 @@ class CpuLayer final : public LayerBackend {
     agree(comm_, timeout_ms_, Stage::kPlan, call, [&] {
       validate(problem_, comm_.size());
       validate(options);
+      require(problem_.shared_experts == 0 || hosts() == 1, ErrorCode::kUnsupported,
+              "problem.shared_experts is ", problem_.shared_experts, " in a group of ", hosts(),
+              " hosts; 0 is accepted there, or a group on one host");
       if (pool_) check_pool(*pool_, Backend::kCpu, problem_);
       chosen = &kernels();
       own_heap_ = make_own_heap(options.memory);
@@ -102,8 +108,12 @@ class CpuLayer final : public LayerBackend {
     return *chosen;
   }
 
+  int hosts() const { return comm_.group().layout().hosts; }
+  std::uint64_t rail_memory() const { return static_cast<std::uint64_t>(number_); }
+
   std::shared_ptr<Heap> make_own_heap(const LayerMemory& memory);
   std::vector<std::shared_ptr<Heap>> map_heaps(const LayerMemory& memory);
+  std::vector<std::shared_ptr<Heap>> stand_ins(std::vector<std::shared_ptr<Heap>> heaps);
 
   std::string call_text(const char* pass, const RoutingPlan& plan, const Schedule& schedule) const;
   PassContext context(const PassView& view, const SavedData& saved, std::byte* rows) const;
@@ -146,9 +156,11 @@ class CpuLayer final : public LayerBackend {
 
 /// No peer looks at the caller's memory before all ranks have agreed.
 std::shared_ptr<Heap> CpuLayer::make_own_heap(const LayerMemory& memory) {
-  const SymmetricLayout layout(problem_, comm_.size());
+  const SymmetricLayout layout(problem_, comm_.size(), kLayerGraph, hosts());
   check_layer_memory(memory_needs(problem_, comm_.size()), memory, comm_.size());
-  if (memory.symmetric.empty()) return comm_.group().allocate(comm_.rank(), layout.bytes);
+  if (memory.symmetric.empty()) return comm_.group().allocate(comm_.rank(), hosts() * layout.bytes);
+  require(hosts() == 1, ErrorCode::kUnsupported, "memory.symmetric is given in a group of ",
+          hosts(), " hosts; none is accepted there, or a group on one host");
   require(!memory.peers.empty() || comm_.size() == 1, ErrorCode::kUnsupported,
           "memory.symmetric is given without memory.peers, and ranks on the CPU cannot map each "
           "other's; with the peers it is accepted, or none, and in a group of one");
@@ -173,6 +185,28 @@ std::vector<std::shared_ptr<Heap>> CpuLayer::map_heaps(const LayerMemory& memory
   return heaps;
 }
 
+/// By rank. On several hosts a rank's heap has a part for each rank of its rail, itself included:
+/// it stands in on its host for those of others, whose tokens and rows pass through it.
+std::vector<std::shared_ptr<Heap>> CpuLayer::stand_ins(std::vector<std::shared_ptr<Heap>> heaps) {
+  if (hosts() == 1) return heaps;
+  const RankLayout& layout = comm_.group().layout();
+  const int own_host = layout.host_of(comm_.rank());
+  std::vector<std::shared_ptr<Heap>> parts;
+  for (int rank = 0; rank < layout.ranks(); ++rank) {
+    const auto& heap = heaps[static_cast<std::size_t>(layout.relay(rank, own_host))];
+    parts.push_back(std::make_shared<Heap>(heap->data() + layout.host_of(rank) * symmetric_.bytes,
+                                           symmetric_.bytes, heap));
+  }
+  RailMemory memory;
+  for (int local = 0; local < layout.local_ranks; ++local) {
+    const Heap& heap = *heaps[static_cast<std::size_t>(layout.rank_at(own_host, local))];
+    memory.ranks.emplace_back(heap.data(), static_cast<std::size_t>(heap.bytes()));
+  }
+  memory.owner = std::make_shared<decltype(parts)>(parts);
+  comm_.group().rail(comm_.rank()).attach(rail_memory(), std::move(memory));
+  return parts;
+}
+
 RoutingPlan CpuLayer::plan(std::span<const std::int32_t> topk_ids, const CallOptions& options) {
   const bool flagged = options.overflow != nullptr;
   std::optional<PagePool::Planning> pages;
@@ -191,7 +225,7 @@ RoutingPlan CpuLayer::plan(std::span<const std::int32_t> topk_ids, const CallOpt
   const GatheredPlan all(parts, problem_.topk);
   // Every rank builds from the same routing and counts, so where it is refused every rank refuses
   // it.
-  const Routing routing{all.tokens, all.ids};
+  const Routing routing{all.tokens, all.ids, hosts()};
   RoutingCheck check = check_routing(problem_, routing);
   if (pool_) check_pages(problem_, all.pools, check);
   if (flagged) {
@@ -214,7 +248,7 @@ Saved CpuLayer::restore(const StepMemory& memory, std::int64_t tokens, bool flag
   check_restore_pages(pool_.get());
   const std::int64_t rows = check_restored_memory(problem_, needs_, memory, tokens);
   const RoutingPlan plan =
-      read_plan(memory.plan, problem_, comm_.rank(), comm_.size(), tokens, flagged);
+      read_plan(memory.plan, problem_, comm_.rank(), comm_.size(), tokens, flagged, hosts());
   check_saved_memory(plan, needs_, memory);
   return restored(plan, rows, memory);
 }
@@ -243,9 +277,20 @@ PassContext CpuLayer::context(const PassView& view, const SavedData& saved, std:
                   .kernels = kernels_,
                   .heaps = heaps_,
                   .layout = symmetric_,
-                  .tensors = saved.tensors};
+                  .tensors = saved.tensors,
+                  .rail_memory = rail_memory()};
   ctx.tensors.set(RowLayout(problem_, saved.plan.padded_rows(), view.pass), rows);
   return ctx;
+}
+
+/// Args: ForwardArgs or BackwardDataArgs.
+template <class Args>
+void set_weights(PassContext& ctx, const Args& args) {
+  const PassView& v = ctx.view;
+  ctx.routed_w1 = {args.w1, shape_of_w1(v, v.routed_experts(), v.halves())};
+  ctx.routed_w2 = {args.w2, shape_of_w2(v, v.routed_experts())};
+  ctx.shared_w1 = {args.shared_w1, shape_of_w1(v, v.shared_experts, v.halves())};
+  ctx.shared_w2 = {args.shared_w2, shape_of_w2(v, v.shared_experts)};
 }
 
 /// A token's probabilities: of its experts, then of the shared ones.
@@ -276,6 +321,7 @@ void CpuLayer::run(const PassContext& ctx, const Staged& staged) try {
   if (ctx.view.pass == Pass::kForward) stage_probs(ctx, staged, own.get<Tensor::kProbs>());
   stage(own.get<Tensor::kXTokens>(), staged.x_tokens);
   engine_.run(ctx, stats_, record_timeline_ ? &timeline_ : nullptr);
+  if (ctx.view.moves_data() && ctx.view.has_hosts()) counters_.end_pass(ctx.view);
   stats_.elapsed_s = std::chrono::duration<double>(Clock::now() - start).count();
 } catch (const std::exception& e) {
   // Peers are in the pass, too, and must not wait for this rank until their limit.
@@ -305,6 +351,7 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
   }
   PassContext ctx = context(order->view(), *saved, rows);
   set_tensors(ctx.tensors, args);
+  set_weights(ctx, args);
   run(ctx, {.tokens = args.x, .probs = args.topk_probs, .shared_probs = args.shared_probs});
   count_traffic(plan, schedule, stats_);
   return Saved(std::move(saved));
@@ -394,6 +441,7 @@ void CpuLayer::run_backward(const SavedData& saved, std::byte* rows, const PassO
   }
   PassContext ctx = context(view, saved, rows);
   set_tensors(ctx.tensors, data);
+  set_weights(ctx, data);
   ctx.dw1 = weights.dw1;
   ctx.dw2 = weights.dw2;
   ctx.db1 = weights.db1;

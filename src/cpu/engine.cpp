@@ -190,15 +190,15 @@ void Engine::wait_for(const Wait& wait, const Task& task) {
     // Counts above the base are compared as signed differences: `published` may lie below it.
     return static_cast<std::int32_t>(seen - wait.expected) >= 0;
   };
-  if (reached(counters_.seen(wait.kind, wait.index))) [[likely]]
+  if (reached(counters_.seen(wait.kind, wait.index, wait.owner))) [[likely]]
     return;
 
   const auto limit = Deadline::in(std::chrono::milliseconds(timeout_ms_));
   Backoff backoff;
-  while (!reached(counters_.seen(wait.kind, wait.index))) {
+  while (!reached(counters_.seen(wait.kind, wait.index, wait.owner))) {
     group_.failure().check();
     if (const auto end = group_.end_of(wait.peer)) {
-      if (reached(counters_.seen(wait.kind, wait.index))) return;
+      if (reached(counters_.seen(wait.kind, wait.index, wait.owner))) return;
       group_.failure().raise(rank_, wait.peer, *end);
       continue;  // and throw what has been raised first
     }
@@ -208,7 +208,7 @@ void Engine::wait_for(const Wait& wait, const Task& task) {
                         .tile = task.tile,
                         .peer = wait.peer,
                         .expected = wait.expected,
-                        .seen = counters_.seen(wait.kind, wait.index),
+                        .seen = counters_.seen(wait.kind, wait.index, wait.owner),
                         .limit_ms = timeout_ms_},
                        name(wait.kind));
     }
@@ -230,7 +230,7 @@ void Engine::wait_for_pulls(const PassContext& ctx, const Task& task, Worker& wo
     for (; i < task.m + task.n && v.pulls[i].source == source; ++i) {
       bytes += pulled_bytes(v.stage(task.stage).wire, v.pulls[i]);
     }
-    done = std::max(done, link.reserve(source, rank_, bytes, asked));
+    done = std::max(done, link.reserve(here(source), rank_, bytes, asked));
   }
   worker.last_pull = done;
   sleep_until(done);
@@ -238,12 +238,13 @@ void Engine::wait_for_pulls(const PassContext& ctx, const Task& task, Worker& wo
 
 void Engine::signal(const PassContext& ctx, const Task& task, Worker& worker) {
   if (withheld(task)) return;
+  if (ctx.view.stage(task.stage).side == StageSide::kRail) return put(ctx, task, worker);
   SignalCourier* courier = group_.courier();
   Delivery delivery;
   for_each_signal(ctx.view, task, [&](const Signal& s) {
     random_delay(worker);
     std::uint32_t* counter = counters_.counter(s.kind, s.rank, s.index);
-    if (s.rank == rank_ || courier == nullptr) {
+    if (here(s.rank) == rank_ || courier == nullptr) {
       add(counter, s.amount);
       return;
     }
@@ -260,11 +261,30 @@ void Engine::signal(const PassContext& ctx, const Task& task, Worker& worker) {
 void Engine::deliver(Delivery& delivery) {
   if (delivery.adds.empty()) return;
   const Clock::time_point due =
-      group_.link().reserve(rank_, delivery.rank, delivery.bytes, Clock::now());
+      group_.link().reserve(rank_, here(delivery.rank), delivery.bytes, Clock::now());
   group_.courier()->send(due, counters_.heap_of(delivery.rank), std::move(delivery.adds));
   delivery.adds.clear();
   delivery.bytes = 0;
   delivery.arrival = std::max(due, delivery.arrival.value_or(due));
+}
+
+/// Who has the rank's memory on this host: itself, or a relay.
+int Engine::here(int rank) const {
+  const RankLayout& layout = group_.layout();
+  return layout.relay(rank, layout.host_of(rank_));
+}
+
+/// Sends what the task has collected to another host, with its signals.
+void Engine::put(const PassContext& ctx, const Task& task, Worker& worker) {
+  RailBlock& block = worker.scratch.block;
+  for_each_signal(ctx.view, task, [&](const Signal& s) {
+    block.signals.push_back({.counter = counters_.offset(s.kind, s.rank, s.index),
+                             .local = group_.layout().local_of(s.rank),
+                             .amount = s.amount});
+  });
+  if (block.signals.empty()) return;  // there was nothing to collect
+  random_delay(worker);
+  group_.rail(rank_).put(static_cast<int>(task.n), ctx.rail_memory, block);
 }
 
 void Engine::limit_pushes(const PassContext& ctx, Worker& worker) {

@@ -61,6 +61,8 @@ class Engine {
   void wait_for_pulls(const PassContext& ctx, const Task& task, Worker& worker);
   void signal(const PassContext& ctx, const Task& task, Worker& worker);
   void deliver(Delivery& delivery);
+  void put(const PassContext& ctx, const Task& task, Worker& worker);
+  int here(int rank) const;
   void limit_pushes(const PassContext& ctx, Worker& worker);
   void sleep_until(Clock::time_point when);
   void random_delay(Worker& worker);

@@ -4,6 +4,7 @@
 
 #include "base/contract.h"
 #include "cpu/stages.h"
+#include "cpu/token_rows.h"
 
 namespace uniep::cpu {
 
@@ -11,39 +12,29 @@ namespace {
 
 constexpr ExpertRange kAllExperts{0, std::numeric_limits<std::int32_t>::max()};
 
-// sum += the row of a slot of the token, times its probability where that enters behind fc2.
-void add_slot(const PassContext& ctx, std::int64_t token, int slot, const float* prob, float* sum) {
+// The sum of a group whose experts are on another host, as it came from there.
+void add_sum_from_afar(const PassContext& ctx, std::int64_t slot, float* sum) {
   const PassView& v = ctx.view;
-  const bf16* rows = ctx.peer(v.rank).get<Tensor::kCombine>();
-  const bf16* row = rows + (token * v.slots + slot) * v.hidden;
-  if (v.pass == Pass::kForward && v.probs == Probs::kAfter && prob != nullptr) {
-    ctx.kernels.add_scaled_row(v.hidden, sum, row, *prob);
+  const Peer own = ctx.peer(v.rank);
+  if (v.choice.fp32_sums) {
+    ctx.kernels.add_f32_row(v.hidden, sum, own.get<Tensor::kSums>() + slot * v.hidden);
   } else {
-    ctx.kernels.add_row(v.hidden, sum, row);
-  }
-}
-
-// Rows of a token from these experts, k ascending.
-void add_rows(const PassContext& ctx, std::int64_t token, ExpertRange experts, float* sum) {
-  const PassView& v = ctx.view;
-  const float* probs = ctx.get<Tensor::kTopkProbs>();
-  std::fill_n(sum, v.hidden, 0.0f);
-  for (int k = 0; k < v.topk; ++k) {
-    const std::int64_t at = token * v.topk + k;
-    if (!experts.has(v.topk_ids[at])) continue;
-    add_slot(ctx, token, k, probs == nullptr ? nullptr : probs + at, sum);
+    ctx.kernels.add_row(v.hidden, sum, own.get<Tensor::kCombine>() + slot * v.hidden);
   }
 }
 
 // sum = the sum of the token's routed rows, rounded, + that of its shared experts' rows, rounded.
 void add_shared(const PassContext& ctx, std::int64_t token, Scratch& scratch, float* sum) {
   const PassView& v = ctx.view;
-  const float* probs = ctx.get<Tensor::kSharedProbs>();
+  const bool weighted = v.pass == Pass::kForward && v.probs == Probs::kAfter;
+  const float* probs = weighted ? ctx.get<Tensor::kSharedProbs>() : nullptr;
+  const bf16* rows =
+      ctx.peer(v.rank).get<Tensor::kCombine>() + (token * v.slots + v.topk) * v.hidden;
   float* shared = sum + v.hidden;
   std::fill_n(shared, v.hidden, 0.0f);
   for (int s = 0; s < v.shared_experts; ++s) {
     const float* prob = probs == nullptr ? nullptr : probs + token * v.shared_experts + s;
-    add_slot(ctx, token, v.topk + s, prob, shared);
+    add_slot(ctx, rows + s * v.hidden, prob, shared);
   }
   std::vector<bf16>(&rounded)[2] = scratch.gathered;
   for (std::vector<bf16>& of_part : rounded) of_part.resize(static_cast<std::size_t>(v.hidden));
@@ -59,12 +50,16 @@ void add_groups(const PassContext& ctx, std::int64_t token, Scratch& scratch, fl
   const PassView& v = ctx.view;
   float* part = sum + v.hidden;
   std::fill_n(sum, v.hidden, 0.0f);
-  const std::int32_t* ids = v.topk_ids + token * v.topk;
+  const TokenRows rows = token_rows(ctx, v.rank, token);
   const auto next = [&](std::int32_t from) {
-    return next_combine_group(ids, v.topk, v.group_experts, from);
+    return next_combine_group(rows.ids, v.topk, v.group_experts, from);
   };
   for (ExpertRange group = next(0); !group.is_empty(); group = next(group.end)) {
-    add_rows(ctx, token, group, part);
+    if (v.choice.sums_cross && !is_here(v, group)) {
+      add_sum_from_afar(ctx, token * v.topk + first_slot(rows.ids, group), sum);
+      continue;
+    }
+    add_rows(ctx, rows, group, part);
     if (v.combine_partials == CombinePartials::kBf16) {
       std::vector<bf16>& rounded = scratch.gathered[0];
       rounded.resize(static_cast<std::size_t>(v.hidden));
@@ -104,7 +99,7 @@ void reduce(const PassContext& ctx, const Task& task, Scratch& scratch) {
     if (v.group_experts > 0) {
       add_groups(ctx, t, scratch, sum);
     } else {
-      add_rows(ctx, t, kAllExperts, sum);
+      add_rows(ctx, token_rows(ctx, v.rank, t), kAllExperts, sum);
     }
     if (v.shared_experts > 0) add_shared(ctx, t, scratch, sum);
     if (!forward) copy_dprobs(ctx, t);

@@ -28,6 +28,10 @@ void run_stage(const PassContext& ctx, const Task& task, Scratch& scratch) {
       return wgrad1(ctx, task, scratch);
     case Stage::kReduce:
       return reduce(ctx, task, scratch);
+    case Stage::kSend:
+      return send(ctx, task, scratch);
+    case Stage::kRelay:
+      return relay(ctx, task, scratch);
     case Stage::kPlan:
     case Stage::kEnter:
       break;

@@ -22,6 +22,10 @@ void wgrad2(const PassContext& ctx, const Task& task, Scratch& scratch);
 void wgrad1(const PassContext& ctx, const Task& task, Scratch& scratch);
 void reduce(const PassContext& ctx, const Task& task, Scratch& scratch);
 
+/// These collect in `scratch.block` what goes to another host.
+void send(const PassContext& ctx, const Task& task, Scratch& scratch);
+void relay(const PassContext& ctx, const Task& task, Scratch& scratch);
+
 /// Combine, the epilogue of fc2 and dfc1: rounds the tile's fp32 rows [tile.rows, cols] to bf16 and
 /// writes each to its token's slot on the rank that it came from.
 void push_rows(const PassContext& ctx, const Tile& tile, std::int64_t first_col, std::int64_t cols,

@@ -5,22 +5,31 @@
 namespace uniep::cpu {
 namespace {
 
-/// Writes sums of a call to dw, whose part they are from `offset` on: overwrites or adds.
-void store(const Kernels& kernels, const WeightGrad& dw, std::int64_t offset, std::int64_t n,
-           const float* sums) {
-  if (const auto* overwritten = std::get_if<std::span<bf16>>(&dw)) {
-    kernels.round_row(n, sums, overwritten->data() + offset);
-  } else if (const auto* main_grad = std::get_if<std::span<float>>(&dw)) {
-    kernels.add_f32_row(n, main_grad->data() + offset, sums);
+/// Columns [first, first + count) of a row of an expert's gradient.
+struct RowPart {
+  std::int64_t expert = 0;
+  std::int64_t row = 0;
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+};
+
+/// Writes sums of a call to their part of dw: overwrites or adds.
+void store(const Kernels& kernels, const WeightGrad& dw, const ExpertShape& shape,
+           const RowPart& part, const float* sums) {
+  const auto place = [&](const auto& matrices) {
+    return ExpertPlaces(matrices, shape).row(part.expert, part.row) + part.first;
+  };
+  if (const auto* overwritten = std::get_if<ExpertMatrices<bf16>>(&dw)) {
+    kernels.round_row(part.count, sums, place(*overwritten));
+  } else if (const auto* main_grad = std::get_if<ExpertMatrices<float>>(&dw)) {
+    kernels.add_f32_row(part.count, place(*main_grad), sums);
   } else {
-    kernels.add_bf16_row(n, std::get<Bf16MainGrad>(dw).data() + offset, sums);
+    kernels.add_bf16_row(part.count, place(std::get<Bf16MainGrad>(dw).values), sums);
   }
 }
 
 /// A main gradient of an expert without rows keeps what it holds, a -0 too.
-bool is_kept(const WeightGrad& dw, std::int64_t rows) {
-  return rows == 0 && !std::holds_alternative<std::span<bf16>>(dw);
-}
+bool is_kept(const WeightGrad& dw, std::int64_t rows) { return rows == 0 && !is_overwritten(dw); }
 
 /// Rows of the output that the task's tile has.
 struct RowRange {
@@ -68,7 +77,7 @@ struct ExpertGrads {
 /// That of an expert, and its place there.
 struct ExpertGrad {
   const WeightGrad& dw;
-  std::int64_t index;
+  std::int64_t index = 0;
 };
 ExpertGrad grad_of(const PassView& v, const ExpertGrads& grads, int expert) {
   if (v.is_shared(expert)) return {grads.shared, expert - v.routed_experts()};
@@ -78,7 +87,7 @@ ExpertGrad grad_of(const PassView& v, const ExpertGrads& grads, int expert) {
 /// One tile of left^T right, summed over an expert's rows in canonical order, into dw[expert].
 template <Tensor left, Tensor right>
 void wgrad_tile(const PassContext& ctx, const Task& task, Scratch& scratch,
-                const ExpertGrads& grads) {
+                const ExpertGrads& grads, const ExpertShape& shape) {
   const PassView& v = ctx.view;
   const auto [dw, index] = grad_of(v, grads, task.expert);
   const StageGrid grid = stage_grid(v, task.stage);
@@ -93,8 +102,7 @@ void wgrad_tile(const PassContext& ctx, const Task& task, Scratch& scratch,
   gemm_tile(ctx.kernels, m, n, rows, {a.data, a.col_stride, a.row_stride}, b, sums, n,
             scratch.packing);
   for (std::int64_t i = 0; i < m; ++i) {
-    const std::int64_t offset = (index * grid.rows + m0 + i) * grid.cols + n0;
-    store(ctx.kernels, dw, offset, n, sums + i * n);
+    store(ctx.kernels, dw, shape, {index, m0 + i, n0, n}, sums + i * n);
   }
 }
 
@@ -128,7 +136,8 @@ void bias_tile(const PassContext& ctx, const Task& task, Scratch& scratch, const
       sums[j] += (partials[j] + partials[m + j]) + (partials[2 * m + j] + partials[3 * m + j]);
     }
   }
-  store(ctx.kernels, db, task.expert * width + m0, m, sums);
+  const ExpertShape shape{v.num_local_experts, 1, 1, width};
+  store(ctx.kernels, db, shape, {task.expert, 0, m0, m}, sums);
 }
 
 }  // namespace
@@ -137,7 +146,8 @@ void bias_tile(const PassContext& ctx, const Task& task, Scratch& scratch, const
 void wgrad2(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const PassView& v = ctx.view;
   const std::int64_t row = v.segment_begin[task.expert];
-  wgrad_tile<Tensor::kDyRows, Tensor::kA>(ctx, task, scratch, {ctx.dw2, ctx.dshared_w2});
+  wgrad_tile<Tensor::kDyRows, Tensor::kA>(ctx, task, scratch, {ctx.dw2, ctx.dshared_w2},
+                                          shape_of_w2(v, v.num_local_experts));
   bias_tile<Tensor::kDyRows>(ctx, task, scratch, ctx.db2, [&](std::int64_t i) {
     return factor_of_da(v.probs, prob_of_row(ctx, row + i));
   });
@@ -145,7 +155,9 @@ void wgrad2(const PassContext& ctx, const Task& task, Scratch& scratch) {
 
 // dw1 = dh^T x; db1 = the sum of dh.
 void wgrad1(const PassContext& ctx, const Task& task, Scratch& scratch) {
-  wgrad_tile<Tensor::kDh, Tensor::kXRows>(ctx, task, scratch, {ctx.dw1, ctx.dshared_w1});
+  const PassView& v = ctx.view;
+  wgrad_tile<Tensor::kDh, Tensor::kXRows>(ctx, task, scratch, {ctx.dw1, ctx.dshared_w1},
+                                          shape_of_w1(v, v.num_local_experts, v.halves()));
   bias_tile<Tensor::kDh>(ctx, task, scratch, ctx.db1, [](std::int64_t) { return 1.0f; });
 }
 

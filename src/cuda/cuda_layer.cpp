@@ -239,6 +239,7 @@ Saved CudaLayer::run_forward(const RoutingPlan& plan, const ForwardArgs& args,
   const auto rows = memory_.rows(Pass::kForward, options.memory.forward_rows, calls_.captured());
   PassTensors t = tensors(*saved, rows.get(), Pass::kForward);
   set_tensors(t.table, args);
+  t.set_weights(args);
   saved->take_pages();
   run(*saved, Pass::kForward, PassPart::kWhole, t, schedule);
   return Saved(std::move(saved));
@@ -321,6 +322,7 @@ void CudaLayer::run_backward(const SavedData& saved, std::byte* rows, PassPart p
                              const Schedule& schedule) {
   PassTensors t = tensors(saved, rows, Pass::kBackward);
   set_tensors(t.table, data);
+  t.set_weights(data);
   t.set_weight_grads(weights);
   run(saved, Pass::kBackward, part, t, schedule);
 }
@@ -357,10 +359,12 @@ void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const Pass
                                                device_faults(faults_, group_->rank()));
   const std::int64_t rows = rows_at_a_time(problem(), saved.rows, pass);
   PassLauncher launcher(context, tensors, {rows, saved.saved_rows},
+                        expert_maps(problem(), group_->size(), memory),
                         launch_queues(order, num_launches(view)), sms_, calls_.stream());
   EnterArgs enter = enter_args(problem(), group_->size(), memory, plan.status);
   if (saved.plan.data().flagged) enter.fill = fault_fill(view, tensors);
   record_.start(pass, calls_.streams());
+  launcher.write_expert_maps(saved.plan.data().flagged ? plan.status : nullptr);
   launch(launcher,
          {.view = view,
           .plan = plan,

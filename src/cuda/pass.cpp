@@ -11,6 +11,7 @@
 #include "cuda/device/sm90/tile_shape.h"
 #include "cuda/plan_kernels.h"
 #include "cuda/profiler_range.h"
+#include "layer/expert_places.h"
 #include "schedule/constraints.h"
 #include "schedule/roles.h"
 
@@ -21,8 +22,8 @@ static_assert(kTileM == kCudaTileM && std::ranges::equal(kTileColumns, kCudaTile
 
 /// Of a weight gradient that is added to.
 void* main_grad(const WeightGrad& grad) {
-  if (std::holds_alternative<std::span<bf16>>(grad)) return nullptr;
-  return std::visit([](const auto& main) -> void* { return main.data(); }, grad);
+  if (is_overwritten(grad)) return nullptr;
+  return with_matrices(grad, [](const auto& main) -> void* { return main.data(); });
 }
 
 /// Whether any weight gradient of PassTensors or BackwardWeightsArgs is of that type.
@@ -35,7 +36,7 @@ bool any_is(const Args& args) {
 /// What a kernel of passes is compiled for.
 struct PassVariant {
   Pass pass = Pass::kForward;
-  bool remakes = false;    // what forward has not kept; if not general, also in a ring of rows
+  bool remakes = false;    // what forward has not kept, or in a ring of rows
   bool bf16_main = false;  // of main gradients that are added to
   int tile_n = 0;
   bool general = false;  // of other experts than SwiGLU's, with probabilities ahead of fc2
@@ -122,7 +123,7 @@ std::optional<std::string> unsupported_ring_reason(const Schedule& s, const Prob
 }
 
 std::optional<std::string> unsupported_reason(const BackwardWeightsArgs& args) {
-  const bool both = any_is<std::span<float>>(args) && any_is<Bf16MainGrad>(args);
+  const bool both = any_is<ExpertMatrices<float>>(args) && any_is<Bf16MainGrad>(args);
   if (!both) return std::nullopt;
   return "weight gradients are added to in fp32 and in bf16; with the cuda backend one of these "
          "types "
@@ -146,8 +147,11 @@ FaultFill fault_fill(const PassView& v, const PassTensors& t) {
   const WeightGrad* const grads[] = {&t.dw1, &t.dw2, &t.db1, &t.db2};
   static_assert(std::size(grads) == std::size(FaultFill{}.weight_grads));
   for (std::size_t i = 0; i < std::size(grads); ++i) {
-    const auto* overwritten = std::get_if<std::span<bf16>>(grads[i]);
+    const auto* overwritten = std::get_if<ExpertMatrices<bf16>>(grads[i]);
     if (overwritten == nullptr || overwritten->empty()) continue;
+    // Those of several tensors are cleared where their maps are written.
+    const bool is_one_tensor = overwritten->tensor().size() == overwritten->size();
+    if (!is_one_tensor) continue;
     fill.weight_grads[i] = {overwritten->data(), static_cast<std::int64_t>(overwritten->size())};
   }
   return fill;
@@ -156,7 +160,7 @@ FaultFill fault_fill(const PassView& v, const PassTensors& t) {
 void prepare_kernels() {
   const auto load = [](cudaError_t error) { check_cuda(error, "load the kernels"); };
   for (const auto prepare : {prepare_plan, prepare_return_pages, prepare_order, prepare_enter,
-                             prepare_fault_fill, prepare_refuse}) {
+                             prepare_expert_maps, prepare_fault_fill, prepare_refuse}) {
     load(prepare());
   }
   for (const PassKernel& kernel : kPassKernels) load(kernel.prepare());
@@ -164,11 +168,12 @@ void prepare_kernels() {
 }
 
 PassLauncher::PassLauncher(const DeviceContext& ctx, const PassTensors& tensors, const Rows& rows,
-                           std::vector<LaunchQueues> queues, int sms, cudaStream_t stream)
+                           CUtensorMap* expert_maps, std::vector<LaunchQueues> queues, int sms,
+                           cudaStream_t stream)
     : ctx_(ctx),
       tensors_(tensors),
       queues_(std::move(queues)),
-      maps_(pass_maps(ctx.view, tensors, rows.of_call, rows.saved)),
+      mapped_(map_pass(ctx.view, tensors, rows.of_call, rows.saved, expert_maps)),
       ctas_(num_ctas(ctx.view.schedule, sms)),
       enter_ctas_(sms),
       stream_(stream) {
@@ -188,6 +193,24 @@ std::optional<Stage> PassLauncher::only_stage(int launch) const {
   const Launch shape = launch_contents(ctx_.view, launch);
   if (shape.comm.count + shape.main.count != 1) return std::nullopt;
   return shape.comm.count == 1 ? shape.comm.tracks[0].stage : shape.main.tracks[0].stage;
+}
+
+void PassLauncher::write_expert_maps(const PlanStatus* flagged) const {
+  for (const ExpertMaps& maps : mapped_.experts) {
+    const MatricesApart& matrices = maps.matrices;
+    ExpertMapsArgs args{.first = maps.first,
+                        .cleared = matrices.is_cleared ? flagged : nullptr,
+                        .elements = matrices.shape.rows * matrices.shape.cols};
+    const std::span<void* const> begins(matrices.begins);
+    for (std::size_t done = 0; done < begins.size(); done += ExpertMapsArgs::kMost) {
+      const auto batch = begins.subspan(done).first(
+          std::min<std::size_t>(begins.size() - done, ExpertMapsArgs::kMost));
+      std::ranges::copy(batch, args.begins);
+      args.to = maps.to + done;
+      args.count = static_cast<int>(batch.size());
+      check_cuda(launch_expert_maps(args, stream_), "launch expert_maps");
+    }
+  }
 }
 
 void PassLauncher::enter(const EnterArgs& args) {
@@ -210,7 +233,7 @@ void PassLauncher::enter(const EnterArgs& args) {
 void PassLauncher::launch(int index) const {
   const ProfilerRange range([&] { return range_name(ctx_.view, index); });
   const LaunchPass function = launch_function(ctx_.view, tensors_);
-  check_cuda(function(ctx_, queues_[static_cast<std::size_t>(index)], maps_, ctas_, stream_),
+  check_cuda(function(ctx_, queues_[static_cast<std::size_t>(index)], mapped_.maps, ctas_, stream_),
              cat("launch ", index, " of the ", name(ctx_.view.pass), " pass").c_str());
 }
 

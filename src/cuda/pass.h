@@ -39,10 +39,15 @@ class PassLauncher {
     std::int64_t saved = 0;
   };
 
-  /// `ctx` has everything but the tensors; `queues` has the tables of every launch, in order.
+  /// `ctx` has everything but the tensors; `queues` has the tables of every launch, in order;
+  /// `expert_maps` has that of PassScratchLayout.
   PassLauncher(const DeviceContext& ctx, const PassTensors& tensors, const Rows& rows,
-               std::vector<LaunchQueues> queues, int sms, cudaStream_t stream);
+               CUtensorMap* expert_maps, std::vector<LaunchQueues> queues, int sms,
+               cudaStream_t stream);
 
+  /// Ahead of all else, where experts' matrices lie apart: writes their maps. `flagged`: the plan's
+  /// status, if it may have a fault that is no error.
+  void write_expert_maps(const PlanStatus* flagged) const;
   /// Stages and publishes the tokens, where this part of the pass has any, and zeroes tickets.
   void enter(const EnterArgs& args);
   int num_launches() const { return static_cast<int>(queues_.size()); }
@@ -55,7 +60,7 @@ class PassLauncher {
   DeviceContext ctx_;
   PassTensors tensors_;
   std::vector<LaunchQueues> queues_;
-  PassMaps maps_;
+  MappedPass mapped_;
   int ctas_;
   int enter_ctas_;  // more copy hardly faster, and `order`, which runs beside them, waits behind
   cudaStream_t stream_;

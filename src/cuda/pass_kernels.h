@@ -49,6 +49,20 @@ cudaError_t prepare_fault_fill();
 cudaError_t launch_fault_fill(const PlanStatus* plan, const FaultFill& fill, int ctas,
                               cudaStream_t stream);
 
+/// Maps in memory of experts' matrices: copies of `first` with other addresses. Where the matrices
+/// are `cleared` and the plan has a fault, they are filled with zeros too.
+struct ExpertMapsArgs {
+  static constexpr int kMost = 512;
+  CUtensorMap first;
+  CUtensorMap* to = nullptr;
+  const PlanStatus* cleared = nullptr;  // the plan's
+  std::int64_t elements = 0;            // of a matrix, of those that are cleared
+  int count = 0;
+  void* begins[kMost] = {};
+};
+cudaError_t prepare_expert_maps();
+cudaError_t launch_expert_maps(const ExpertMapsArgs& args, cudaStream_t stream);
+
 /// Runs the tasks of the queues on `ctas` persistent CTAs. A function per pass and tile_n; in a
 /// backward pass weight gradients are overwritten or added to fp32 ones, or with `bf16` in the name
 /// to bf16 ones; what forward did not keep is made again by those with `remake` in the name. Those

@@ -46,6 +46,11 @@ DeviceContext device_context(const Problem& problem, const PassView& view, const
   return ctx;
 }
 
+CUtensorMap* expert_maps(const Problem& problem, int num_ranks, const PassMemory& memory) {
+  const PassScratchLayout scratch(problem, num_ranks);
+  return reinterpret_cast<CUtensorMap*>(memory.scratch + scratch.expert_maps);
+}
+
 EnterArgs enter_args(const Problem& problem, int num_ranks, const PassMemory& memory,
                      const PlanStatus* plan) {
   const PassScratchLayout scratch(problem, num_ranks);

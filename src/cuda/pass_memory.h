@@ -12,8 +12,12 @@ struct PassScratchLayout {
   std::int64_t bases[kNumCounterKinds];  // uint32 [counters of the kind]; kSource: [1]
   std::int64_t tickets;                  // uint32 [kMaxLaunches]
   std::int64_t ctas_done;                // uint32 [1]: 0 between launches; zeroed once
-  std::int64_t failed;  // uint32 [1]: a wait expired; the group is unusable; zeroed once
+  std::int64_t failed;       // uint32 [1]: a wait expired; the group is unusable; zeroed once
+  std::int64_t expert_maps;  // CUtensorMap [kMostExpertMaps, El]; of matrices that lie apart
   std::int64_t bytes;
+
+  /// Of an expert: one for each matrix of each product that reads or writes it, in backward.
+  static constexpr int kMostExpertMaps = 8;
 
   PassScratchLayout(const Problem& p, int num_ranks) {
     uniep::detail::Ranges r;
@@ -25,6 +29,7 @@ struct PassScratchLayout {
     tickets = r.take<std::uint32_t>(kMaxLaunches);
     ctas_done = r.take<std::uint32_t>(1);
     failed = r.take<std::uint32_t>(1);
+    expert_maps = r.take<CUtensorMap>(kMostExpertMaps * extents[Extent::kLocalExperts]);
     bytes = r.bytes();
   }
 };
@@ -42,6 +47,8 @@ struct PassMemory {
 /// The context of a pass, but for the tensors. `limit_ms` is that of every wait.
 DeviceContext device_context(const Problem& problem, const PassView& view, const PassMemory& memory,
                              int limit_ms, const DeviceFaults& faults);
+
+CUtensorMap* expert_maps(const Problem& problem, int num_ranks, const PassMemory& memory);
 
 /// `plan` says whether there is anything to do, and is null where the host knows that there is.
 EnterArgs enter_args(const Problem& problem, int num_ranks, const PassMemory& memory,

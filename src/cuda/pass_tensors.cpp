@@ -1,6 +1,7 @@
 #include "cuda/pass_tensors.h"
 
 #include <algorithm>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -15,8 +16,7 @@ namespace {
 /// Boxes are squares of 64, of operands and of outputs, but for weights whose reduction is
 /// contiguous: 64 k's by a tile's columns.
 constexpr int kBox = 64;
-constexpr int kSwizzleBytes = kBox * kOperandBytes;
-static_assert(kConsumerRows == kBox && kBoxCols == kBox);
+static_assert(kConsumerRows == kBox && kBoxCols == kBox && kBoxRows == kBox);
 
 /// A tensor as a stage walks over it: its sizes, innermost first.
 struct Walk {
@@ -59,10 +59,24 @@ class Mapper {
 
   /// The right operand.
   CUtensorMap weights(Tensor tensor) const {
-    const Walk walk = walk_over(kLayerGraph[tensor], stage_);
-    const bool along_reduction = walk.extents[0] == stage_.reduction;
-    const int columns = view_.schedule.tile_n / stage_.halves;
-    return map(tensor, along_reduction ? columns : kBox, kBox);
+    return map(tensor, is_k_major(tensor) ? tile_columns() : kBox, kBox);
+  }
+
+  /// Of matrices of the tensor that lie apart, the first's.
+  CUtensorMap first_of(const MatricesApart& apart, Tensor tensor, Element element) const {
+    const bool by_halves = walk_over(kLayerGraph[tensor], stage_).by_halves;
+    std::vector<std::int64_t> sizes(by_halves ? 4 : 3, 1);
+    std::vector<int> box(sizes.size(), 1);
+    sizes[0] = apart.shape.cols;
+    sizes[1] = apart.shape.rows;
+    box[0] = kSwizzleBytes / static_cast<int>(bytes_of(element));
+    box[1] = is_k_major(tensor) ? tile_columns() : box_rows(apart.shape);
+    return tensor_map(apart.begins.front(), element, sizes, box, apart.row_stride);
+  }
+
+  /// Rows of boxes that run over all rows of an expert: none lies in two matrices.
+  static int box_rows(const ExpertShape& shape) {
+    return shape.parts == 1 ? kBox : static_cast<int>(std::gcd(shape.rows, std::int64_t{kBox}));
   }
 
   /// What the epilogue reads: a whole tile of rows.
@@ -74,6 +88,12 @@ class Mapper {
   }
 
  private:
+  /// Whether the weight's reduction is contiguous.
+  bool is_k_major(Tensor tensor) const {
+    return walk_over(kLayerGraph[tensor], stage_).extents[0] == stage_.reduction;
+  }
+  int tile_columns() const { return view_.schedule.tile_n / stage_.halves; }
+
   CUtensorMap map(Tensor name, int height, int rows) const {
     const TensorRow& tensor = kLayerGraph[name];
     ensure(tensor.element == kOperand, "tensor ", tensor.name, " has no map");
@@ -113,13 +133,14 @@ bool is_mapped(Tensor name) {
          tensor.region != Region::kSymmetric && tensor.element == Element::kBf16;
 }
 
-bool is_added(const WeightGrad& grad) { return !std::holds_alternative<std::span<bf16>>(grad); }
+Element element_of(const WeightGrad& grad) {
+  const bool fp32 = std::holds_alternative<ExpertMatrices<float>>(grad);
+  return fp32 ? Element::kFp32 : Element::kBf16;
+}
 
 CUtensorMap map_of_sums(const Mapper& mapper, Tensor tensor, const WeightGrad& grad) {
-  if (const auto* fp32 = std::get_if<std::span<float>>(&grad)) {
-    return mapper.sums(tensor, Element::kFp32, fp32->data());
-  }
-  return mapper.sums(tensor, Element::kBf16, std::get<Bf16MainGrad>(grad).data());
+  const void* data = with_matrices(grad, [](const auto& m) -> const void* { return m.data(); });
+  return mapper.sums(tensor, element_of(grad), data);
 }
 
 StageMaps make_maps(const Mapper& mapper, const StageRow& stage, const PassTensors& tensors) {
@@ -138,10 +159,33 @@ StageMaps make_maps(const Mapper& mapper, const StageRow& stage, const PassTenso
     if (tensors.table[t] != nullptr) {
       output = mapper.squares(t);
     } else if (const WeightGrad* grad = tensors.weight_grad(t)) {
-      if (is_added(*grad)) output = map_of_sums(mapper, t, *grad);
+      if (!is_overwritten(*grad)) output = map_of_sums(mapper, t, *grad);
     }
   }
   return maps;
+}
+
+/// The weight that the stage reads, or the gradient that it writes.
+Tensor weight_of(const StageRow& stage) {
+  return stage.place == StagePlace::kWeights ? stage.writes[0] : stage.reads[1];
+}
+
+/// Adds the maps of the stage's matrices, if they lie apart, where `room` begins, and moves that
+/// on.
+void add_expert_maps(const Mapper& mapper, const StageRow& stage, const PassView& view,
+                     const PassTensors& tensors, MappedPass& mapped, CUtensorMap*& room) {
+  const Tensor tensor = weight_of(stage);
+  const std::optional<MatricesApart> apart = tensors.apart(tensor, view);
+  if (!apart || apart->begins.empty()) return;
+  const WeightGrad* grad = tensors.weight_grad(tensor);
+  const Element element = grad == nullptr ? Element::kBf16 : element_of(*grad);
+  mapped.maps.stages[product_number(stage.stage)].experts = {
+      .maps = room,
+      .parts = static_cast<int>(apart->shape.parts),
+      .rows = static_cast<int>(apart->shape.rows),
+      .box_rows = Mapper::box_rows(apart->shape)};
+  mapped.experts.push_back({mapper.first_of(*apart, tensor, element), room, *apart});
+  room += apart->begins.size();
 }
 
 }  // namespace
@@ -152,7 +196,7 @@ void PassTensors::set_weight_grads(const BackwardWeightsArgs& args) {
   db1 = args.db1;
   db2 = args.db2;
   const auto overwritten = [](const WeightGrad& grad) -> const bf16* {
-    const auto* dw = std::get_if<std::span<bf16>>(&grad);
+    const auto* dw = std::get_if<ExpertMatrices<bf16>>(&grad);
     return dw != nullptr ? dw->data() : nullptr;
   };
   table.set(Tensor::kDw1, overwritten(dw1));
@@ -167,16 +211,34 @@ const WeightGrad* PassTensors::weight_grad(Tensor tensor) const {
   return nullptr;
 }
 
-PassMaps pass_maps(const PassView& view, const PassTensors& tensors, std::int64_t rows,
-                   std::int64_t saved_rows) {
-  PassMaps maps{};
+std::optional<MatricesApart> PassTensors::apart(Tensor tensor, const PassView& view) const {
+  const ExpertShape first = shape_of_w1(view, view.num_local_experts, view.halves());
+  const ExpertShape second = shape_of_w2(view, view.num_local_experts);
+  if (tensor == Tensor::kW1) return matrices_apart(w1, first);
+  if (tensor == Tensor::kW2) return matrices_apart(w2, second);
+  const WeightGrad* grad = weight_grad(tensor);
+  if (grad == nullptr) return std::nullopt;
+  return with_matrices(*grad, [&](const auto& matrices) {
+    auto apart = matrices_apart(matrices, tensor == Tensor::kDw1 ? first : second);
+    // Interleaved, they are one tensor, which `enter` fills.
+    if (apart) {
+      apart->is_cleared = is_overwritten(*grad) && matrices.form() != ExpertForm::kInterleaved;
+    }
+    return apart;
+  });
+}
+
+MappedPass map_pass(const PassView& view, const PassTensors& tensors, std::int64_t rows,
+                    std::int64_t saved_rows, CUtensorMap* room) {
+  MappedPass mapped{};
   kLayerGraph.for_each_stage(view.pass, [&](const StageRow& stage) {
     const bool in_part = view.stage(stage.stage).grid != TileGrid::kNone;
     if (stage.kind != StageKind::kProduct || !in_part) return;
     const Mapper mapper(stage, view, tensors, rows, saved_rows);
-    maps.stages[product_number(stage.stage)] = make_maps(mapper, stage, tensors);
+    mapped.maps.stages[product_number(stage.stage)] = make_maps(mapper, stage, tensors);
+    add_expert_maps(mapper, stage, view, tensors, mapped, room);
   });
-  return maps;
+  return mapped;
 }
 
 }  // namespace uniep::cuda

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <optional>
+#include <vector>
+
+#include "cuda/expert_maps.h"
 #include "cuda/stage_maps.h"
 #include "layout/tensor_table.h"
 #include "schedule/pass_view.h"
@@ -11,20 +15,37 @@ namespace uniep::cuda {
 /// in the table too; one that is added to is not.
 struct PassTensors {
   TensorTable table;
+  ExpertMatrices<const bf16> w1{};
+  ExpertMatrices<const bf16> w2{};
   WeightGrad dw1{};
   WeightGrad dw2{};
   WeightGrad db1{};  // of no elements without biases, as the next
   WeightGrad db2{};
 
+  /// Args: ForwardArgs or BackwardDataArgs.
+  template <class Args>
+  void set_weights(const Args& args) {
+    w1 = args.w1;
+    w2 = args.w2;
+    table.set(Tensor::kW1, w1.data());
+    table.set(Tensor::kW2, w2.data());
+  }
   void set_weight_grads(const BackwardWeightsArgs& args);
   /// Of the tensor, if it is a weight gradient.
   const WeightGrad* weight_grad(Tensor tensor) const;
+  /// Of the tensor, if it is a weight or its gradient and not one tensor.
+  std::optional<MatricesApart> apart(Tensor tensor, const PassView& view) const;
+};
+
+struct MappedPass {
+  PassMaps maps;
+  std::vector<ExpertMaps> experts;
 };
 
 /// Maps of the products that this part of the pass has: what they read and write follows from the
 /// graph. `rows` is the number of rows that the row buffers hold, `saved_rows` of those that are
-/// saved.
-PassMaps pass_maps(const PassView& view, const PassTensors& tensors, std::int64_t rows,
-                   std::int64_t saved_rows);
+/// saved; `room` has that of PassScratchLayout::expert_maps.
+MappedPass map_pass(const PassView& view, const PassTensors& tensors, std::int64_t rows,
+                    std::int64_t saved_rows, CUtensorMap* room);
 
 }  // namespace uniep::cuda

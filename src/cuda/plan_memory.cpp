@@ -3,7 +3,6 @@
 #include <limits>
 
 #include "base/check.h"
-#include "base/plain_experts.h"
 #include "cuda/device/sm90/tile_shape.h"
 #include "cuda/wait_failure.h"
 #include "schedule/open_sizes.h"
@@ -35,12 +34,6 @@ std::optional<std::string> unsupported_reason(const Problem& p, int num_ranks) {
   }
   if (p.shared_experts > 0) {
     return cat("problem.shared_experts is ", p.shared_experts, "; the cuda backend accepts 0");
-  }
-  if (p.backward_rows > 0 && !has_plain_experts(p)) {
-    return cat("problem.backward_rows is ", p.backward_rows,
-               " with activation=", name(p.activation), ", probs=", name(p.probs),
-               ", bias=", p.bias ? "yes" : "no", ", combine_groups=", p.combine_groups,
-               "; the cuda backend accepts 0, or rows with swiglu, before, no and 1");
   }
   constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int32_t>::max();
   const std::int64_t slots = num_ranks * p.max_tokens * p.topk;

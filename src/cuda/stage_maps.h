@@ -7,6 +7,14 @@
 
 namespace uniep::cuda {
 
+/// The maps of an operand or output that experts have, where their matrices lie apart.
+struct ExpertMapTable {
+  const CUtensorMap* maps = nullptr;  // [experts, parts]; null: one map has all matrices
+  int parts = 1;
+  int rows = 0;      // of a matrix
+  int box_rows = 0;  // of boxes that run over the rows of several parts: a divisor of both
+};
+
 /// Tensor maps of one GEMM stage; those that it has no use for are unspecified.
 struct StageMaps {
   CUtensorMap a;
@@ -14,6 +22,7 @@ struct StageMaps {
   CUtensorMap aux;  // what the epilogue reads
   CUtensorMap out0;
   CUtensorMap out1;
+  ExpertMapTable experts;  // in place of b, or of a weight gradient's out0
 };
 
 /// Which of the products of its pass the stage is, in the order of the graph.

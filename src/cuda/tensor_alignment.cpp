@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "base/check.h"
+#include "layer/expert_places.h"
 
 namespace uniep::cuda {
 namespace {
@@ -17,8 +18,13 @@ void check_tensor(const char* name, const Tensor& tensor) {
           " is accepted");
 }
 
+template <class T>
+void check_tensor(const char* name, const ExpertMatrices<T>& matrices) {
+  for_each_tensor(matrices, [&](std::span<T> tensor) { check_tensor(name, tensor); });
+}
+
 void check_tensor(const char* name, const WeightGrad& grad) {
-  std::visit([&](const auto& tensor) { check_tensor(name, tensor); }, grad);
+  with_matrices(grad, [&](const auto& matrices) { check_tensor(name, matrices); });
 }
 
 }  // namespace

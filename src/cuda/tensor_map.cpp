@@ -26,7 +26,7 @@ CUtensorMapDataType type_of(Element element) {
 }  // namespace
 
 CUtensorMap tensor_map(const void* data, Element element, std::span<const std::int64_t> dimensions,
-                       std::span<const int> box) {
+                       std::span<const int> box, std::optional<std::int64_t> row_stride) {
   cuuint64_t sizes[4] = {};
   cuuint64_t strides[4] = {};
   cuuint32_t boxes[4] = {};
@@ -38,7 +38,7 @@ CUtensorMap tensor_map(const void* data, Element element, std::span<const std::i
   for (cuuint32_t i = 0; i < rank; ++i) {
     // A tensor without elements is never addressed; the driver wants sizes of at least 1.
     sizes[i] = std::max<cuuint64_t>(sizes[i], 1);
-    bytes *= sizes[i];
+    bytes *= i == 0 && row_stride ? static_cast<cuuint64_t>(*row_stride) : sizes[i];
     strides[i] = bytes;
   }
   CUtensorMap map;

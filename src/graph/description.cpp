@@ -27,6 +27,8 @@ const char* text_of(StageSide side) {
       return "pull";
     case StageSide::kPush:
       return "push";
+    case StageSide::kRail:
+      return "rail";
   }
   return "";
 }
@@ -43,6 +45,10 @@ const char* text_of(TileGrid grid) {
       return "tiles of a weight gradient";
     case TileGrid::kTokenBlocks:
       return "blocks of tokens";
+    case TileGrid::kCrossings:
+      return "tokens by block that needs them first, and host";
+    case TileGrid::kReturns:
+      return "blocks of a rail's tokens, by host";
   }
   return "";
 }
@@ -63,6 +69,10 @@ const char* text_of(CounterOf of) {
       return "an expert: 1 a task on its tiles or its weight gradients";
     case CounterOf::kTokenBlock:
       return "a block of tokens and a pushing rank: 1 an element";
+    case CounterOf::kCrossing:
+      return "a rank of another host, and a block: 1 when tokens can be pulled that it needs first";
+    case CounterOf::kReturn:
+      return "a block of tokens and another host: 1 when all of it has come";
   }
   return "";
 }
@@ -111,6 +121,10 @@ const char* text_of(When when) {
       return "experts are shared";
     case When::kInRing:
       return "backward has a ring of rows";
+    case When::kHosts:
+      return "there are several hosts";
+    case When::kFp32Sums:
+      return "fp32 sums of combine groups cross between hosts";
   }
   return "";
 }
@@ -163,6 +177,8 @@ const char* text_of(Extent extent) {
       return "token blocks";
     case Extent::kRowGroups:
       return "row groups";
+    case Extent::kHosts:
+      return "hosts";
   }
   return "";
 }

@@ -10,6 +10,7 @@ namespace uniep {
 /// Smallest values of the axes that sizes depend on: with these the counters are most numerous.
 inline constexpr std::int64_t kMinTileM = 16;
 inline constexpr std::int64_t kMinTokenBlock = 1;
+inline constexpr std::int64_t kMostWaves = 16;
 
 /// The extents of a problem in numbers.
 struct Extents {
@@ -41,7 +42,7 @@ inline std::int64_t most_received(const Problem& p, int num_ranks, std::int64_t 
 }
 
 /// Those of memory for `rows` rows and as many tokens as a rank may hold.
-inline Extents extents_of(const Problem& p, int num_ranks, std::int64_t rows) {
+inline Extents extents_of(const Problem& p, int num_ranks, std::int64_t rows, int hosts = 1) {
   Extents e =
       extents_of_widths(p.topk, p.shared_experts, p.hidden, p.intermediate, halves(p), p.bias);
   e[Extent::kTokens] = p.max_tokens;
@@ -51,6 +52,7 @@ inline Extents extents_of(const Problem& p, int num_ranks, std::int64_t rows) {
   e[Extent::kRanks] = num_ranks;
   e[Extent::kTokenBlocks] = ceil_div(p.max_tokens, kMinTokenBlock);
   e[Extent::kRowGroups] = ceil_div(rows, kMinTileM);
+  e[Extent::kHosts] = hosts > 1 ? hosts : 0;
   return e;
 }
 
@@ -75,6 +77,10 @@ inline std::int64_t counters_of(CounterOf of, const Extents& e) {
       return e[Extent::kLocalExperts] + e[Extent::kShared];
     case CounterOf::kTokenBlock:
       return e[Extent::kTokenBlocks] * e[Extent::kRanks];
+    case CounterOf::kCrossing:
+      return e[Extent::kHosts] > 0 ? e[Extent::kRanks] * e[Extent::kLocalExperts] * kMostWaves : 0;
+    case CounterOf::kReturn:
+      return e[Extent::kTokenBlocks] * e[Extent::kHosts];
   }
   return 0;
 }

@@ -46,6 +46,7 @@ enum class Tensor : std::int8_t {
   kCombine,
   kDprobSlots,
   kXTokens,
+  kSums,
   // Rows, in the segments of their experts.
   kXRows,
   kReceived,
@@ -56,7 +57,7 @@ enum class Tensor : std::int8_t {
   kDh,
   kDprobGroups
 };
-inline constexpr int kNumTensors = 33;
+inline constexpr int kNumTensors = 34;
 /// Places for tensors: some more, for graphs of tests.
 inline constexpr int kMaxTensors = 36;
 
@@ -78,13 +79,14 @@ enum class Extent : std::uint8_t {
                   ///< and one for the part of b2
   kRanks,
   kTokenBlocks,  ///< most blocks of a rank's tokens, by the smallest `token_block`
-  kRowGroups     ///< most groups of rows, by the smallest `tile_m`
+  kRowGroups,    ///< most groups of rows, by the smallest `tile_m`
+  kHosts         ///< hosts of the group, where there are several; 0 where there is one
 };
-inline constexpr int kNumExtents = 16;
+inline constexpr int kNumExtents = 17;
 
 /// What of the graph a layer has: which tensors and stages depends on what it does not keep between
-/// its passes, on whether its experts have biases or some are shared, and on whether backward works
-/// in a ring of rows.
+/// its passes, on whether its experts have biases or some are shared, on whether backward works in a
+/// ring of rows, and on whether its group is on several hosts.
 struct GraphChoice {
   bool drops_x_rows = false;
   bool drops_h = false;
@@ -92,14 +94,25 @@ struct GraphChoice {
   bool has_bias = false;
   bool has_ring = false;    ///< Problem::backward_rows
   bool has_shared = false;  ///< Problem::shared_experts
+  bool has_hosts = false;   ///< several of them
+  bool sums_cross = false;  ///< between hosts, instead of the rows of each combine group ...
+  bool fp32_sums = false;   ///< ... in fp32
 };
-constexpr GraphChoice choice_of(const Problem& p) {
+/// Whether all experts of a combine group are on one host of several, and so add up a token's rows
+/// there. With one group, or groups on several hosts, rows cross as they are.
+constexpr bool sums_cross(const Problem& p, int hosts) {
+  return hosts > 1 && p.combine_groups > 1 && p.combine_groups % hosts == 0;
+}
+constexpr GraphChoice choice_of(const Problem& p, int hosts = 1) {
   return {.drops_x_rows = p.save != Save::kRows,
           .drops_h = p.recompute_h,
           .drops_received = p.save == Save::kNone,
           .has_bias = p.bias,
           .has_ring = p.backward_rows > 0,
-          .has_shared = p.shared_experts > 0};
+          .has_shared = p.shared_experts > 0,
+          .has_hosts = hosts > 1,
+          .sums_cross = sums_cross(p, hosts),
+          .fp32_sums = sums_cross(p, hosts) && p.combine_partials == CombinePartials::kFp32};
 }
 /// Whether forward keeps the tokens that came in place of their rows.
 constexpr UNIEP_HD bool keeps_received(GraphChoice choice) {
@@ -116,7 +129,9 @@ enum class When : std::uint8_t {
   kHDropped,
   kHasBias,
   kInRing,
-  kHasShared
+  kHasShared,
+  kHosts,
+  kFp32Sums
 };
 constexpr bool holds(When when, GraphChoice choice) {
   switch (when) {
@@ -138,6 +153,10 @@ constexpr bool holds(When when, GraphChoice choice) {
       return choice.has_ring;
     case When::kHasShared:
       return choice.has_shared;
+    case When::kHosts:
+      return choice.has_hosts;
+    case When::kFp32Sums:
+      return choice.fp32_sums;
   }
   return false;
 }
@@ -192,18 +211,20 @@ constexpr bool has_extent(const TensorRow& tensor, Extent extent) {
 /// why they suffice. Counts only grow; a pass counts from the value that it found (its base). In
 /// the order of the pass: the counters that a stage waits for stand before those of later stages.
 enum class CounterKind : std::uint8_t {
-  kPublished,   ///< [source rank], on every rank: the source's tokens can be pulled
-  kRowsReady,   ///< [row / rows_per_counter]: rows dispatched
-  kXReady,      ///< [row / rows_per_counter]: rows of x made again
-  kXDone,       ///< [local expert]: the same
-  kHReady,      ///< [tile]: column tiles of refc1 done
-  kTileDone,    ///< [tile]: column tiles of the first product done
+  kPublished,  ///< [source rank], on every rank: the source's tokens can be pulled
+  kCrossed,    ///< [source rank of another host, piece], on every rank: likewise, tokens of a piece
+  kRowsReady,  ///< [row / rows_per_counter]: rows dispatched
+  kXReady,     ///< [row / rows_per_counter]: rows of x made again
+  kXDone,      ///< [local expert]: the same
+  kHReady,     ///< [tile]: column tiles of refc1 done
+  kTileDone,   ///< [tile]: column tiles of the first product done
   kExpertDone,  ///< [local expert]: tiles of dfc2 done
   kReleased,    ///< [local expert]: tasks done that read its rows last; in a ring of rows alone
   kArrived,     ///< [token block, pushing rank], on the tokens' rank: elements pushed
+  kReturned,    ///< [token block, host], on the tokens' rank: all that the host has made of them
 };
-inline constexpr int kNumCounterKinds = 9;
-inline constexpr int kMaxCounterKinds = 10;
+inline constexpr int kNumCounterKinds = 11;
+inline constexpr int kMaxCounterKinds = 12;
 
 /// What one counter of a kind stands for, and so what a task adds to which of them.
 enum class CounterOf : std::uint8_t {
@@ -213,7 +234,10 @@ enum class CounterOf : std::uint8_t {
   kExpert,      ///< an expert of this rank: 1 a task on its tiles
   kExpertRows,  ///< an expert of this rank: 1 a row
   kExpertUses,  ///< an expert of this rank: 1 a task on its tiles or its weight gradients
-  kTokenBlock   ///< token_block tokens, and a pushing rank: 1 an element
+  kTokenBlock,  ///< token_block tokens, and a pushing rank: 1 an element
+  kCrossing,    ///< tokens of a rank that another host's need first in a block: 1, on every rank of
+                ///< it
+  kReturn       ///< token_block tokens, and a host that is not theirs: 1
 };
 
 struct CounterRow {
@@ -225,8 +249,15 @@ struct CounterRow {
 
 /// Peers raise counters of what they wrote to this rank.
 constexpr Region region_of(CounterOf of) {
-  return of == CounterOf::kSource || of == CounterOf::kTokenBlock ? Region::kSymmetric
-                                                                  : Region::kLocal;
+  switch (of) {
+    case CounterOf::kSource:
+    case CounterOf::kTokenBlock:
+    case CounterOf::kCrossing:
+    case CounterOf::kReturn:
+      return Region::kSymmetric;
+    default:
+      return Region::kLocal;
+  }
 }
 
 /// Some kinds of counters, a bit each.
@@ -267,7 +298,8 @@ enum class StageKind : std::uint8_t {
 enum class StageSide : std::uint8_t {
   kLocal,
   kPull,  ///< reads what peers have published
-  kPush   ///< writes to the ranks that rows came from
+  kPush,  ///< writes to the ranks that rows came from
+  kRail   ///< sends to the rank of the same local number on another host
 };
 
 /// What the stage's output is cut into, a task each.
@@ -276,19 +308,23 @@ enum class TileGrid : std::uint8_t {
   kPulls,        ///< runs of `pull_tokens` pulls of a block
   kRowTiles,     ///< tiles of a block's rows, by column tiles
   kWeightTiles,  ///< tiles of an expert's weight gradient
-  kTokenBlocks   ///< blocks of this rank's tokens
+  kTokenBlocks,  ///< blocks of this rank's tokens
+  kCrossings,    ///< tokens that are needed first in a block, by other host
+  kReturns       ///< blocks of tokens of the rail's ranks, by other host
 };
 
 /// Where the stage stands among the launches of a pass (launches.h). Of one place, stages follow
 /// one another block by block in the order of the graph.
 enum class StagePlace : std::uint8_t {
   kEnter,    ///< ahead of the first launch
+  kCross,    ///< in the communication queue, ahead of all that is fetched
   kFetch,    ///< in the communication queue, ahead of kFirst by blocks
   kRefetch,  ///< there too: what kAgain needs, or else kWeights alone
   kAgain,    ///< what kFirst needs of the forward pass, `lag` blocks ahead of it
   kFirst,    ///< the first product, and what goes with it
   kSecond,   ///< the second, `lag` blocks behind
   kWeights,  ///< weight gradients: where the axis `wgrad` says
+  kReturn,   ///< behind kSecond, where kLast is
   kLast      ///< behind everything
 };
 
@@ -352,7 +388,7 @@ struct StageRow {
   Stage like = Stage::kPlan;
 };
 
-inline constexpr int kMaxStageRows = 20;
+inline constexpr int kMaxStageRows = 24;
 
 // ---- the graph ----
 

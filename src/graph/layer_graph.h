@@ -55,6 +55,12 @@ constexpr void add_tensors(Graph& g) {
              .shape = {T, H},
              .when = When::kReceivedDropped});
 
+  symmetric({.tensor = kSums,
+             .name = "sums",
+             .element = kFp32,
+             .shape = {T, K, H},
+             .when = When::kFp32Sums});
+
   const auto saved = [&](TensorRow row) { row.lifetime = Lifetime::kSaved, g.add(row); };
   saved({.tensor = kXRows,
          .name = "x_rows",
@@ -82,6 +88,7 @@ constexpr void add_tensors(Graph& g) {
 
 constexpr void add_counters(Graph& g) {
   g.add({CounterKind::kPublished, "published", CounterOf::kSource});
+  g.add({CounterKind::kCrossed, "crossed", CounterOf::kCrossing, When::kHosts});
   g.add({CounterKind::kRowsReady, "rows_ready", CounterOf::kRowGroup});
   g.add({CounterKind::kXReady, "x_ready", CounterOf::kRowGroup});
   g.add({CounterKind::kXDone, "x_done", CounterOf::kExpertRows});
@@ -90,6 +97,7 @@ constexpr void add_counters(Graph& g) {
   g.add({CounterKind::kExpertDone, "expert_done", CounterOf::kExpert});
   g.add({CounterKind::kReleased, "released", CounterOf::kExpertUses, When::kInRing});
   g.add({CounterKind::kArrived, "arrived", CounterOf::kTokenBlock});
+  g.add({CounterKind::kReturned, "returned", CounterOf::kReturn, When::kHosts});
 }
 
 // Colours: communication is orange; products are blue forward, green in data gradients, violet in
@@ -103,6 +111,22 @@ constexpr StageRow enter_row(Pass pass) {
           .name = name(Stage::kEnter),
           .signals = bit_of(CounterKind::kPublished)};
 }
+/// Tokens to the hosts that need them: a rank of the rail there holds them for all of its host.
+constexpr StageRow send_row(Pass pass) {
+  return {.pass = pass,
+          .stage = Stage::kSend,
+          .name = name(Stage::kSend),
+          .kind = StageKind::kMove,
+          .side = StageSide::kRail,
+          .grid = TileGrid::kCrossings,
+          .place = StagePlace::kCross,
+          .cols = Extent::kHidden,
+          .waits = bit_of(CounterKind::kPublished),
+          .signals = bit_of(CounterKind::kCrossed),
+          .look = {"#f4953a", "thread_state_iowait"},
+          .when = When::kHosts,
+          .like = Stage::kDispatch};
+}
 constexpr StageRow dispatch_row(Pass pass) {
   return {.pass = pass,
           .stage = Stage::kDispatch,
@@ -112,7 +136,7 @@ constexpr StageRow dispatch_row(Pass pass) {
           .grid = TileGrid::kPulls,
           .place = StagePlace::kFetch,
           .cols = Extent::kHidden,
-          .waits = bit_of(CounterKind::kPublished),
+          .waits = bit_of(CounterKind::kPublished) | bit_of(CounterKind::kCrossed),
           .signals = bit_of(CounterKind::kRowsReady),
           .look = {"#f4953a", "rail_animation"}};
 }
@@ -129,6 +153,23 @@ constexpr StageRow refetch_row(Stage stage) {
   row.look.trace_color = "rail_load";
   return row;
 }
+/// What a host has made of a rail's tokens, back to their rank: rows, or with combine groups that
+/// keep to hosts their sums.
+constexpr StageRow relay_row(Pass pass) {
+  return {.pass = pass,
+          .stage = Stage::kRelay,
+          .name = name(Stage::kRelay),
+          .kind = StageKind::kSum,
+          .side = StageSide::kRail,
+          .grid = TileGrid::kReturns,
+          .place = StagePlace::kReturn,
+          .cols = Extent::kHidden,
+          .waits = bit_of(CounterKind::kArrived),
+          .signals = bit_of(CounterKind::kReturned),
+          .look = {"#b51826", "terrible"},
+          .when = When::kHosts,
+          .like = Stage::kReduce};
+}
 constexpr StageRow reduce_row(Pass pass) {
   return {.pass = pass,
           .stage = Stage::kReduce,
@@ -137,7 +178,7 @@ constexpr StageRow reduce_row(Pass pass) {
           .grid = TileGrid::kTokenBlocks,
           .place = StagePlace::kLast,
           .cols = Extent::kHidden,
-          .waits = bit_of(CounterKind::kArrived),
+          .waits = bit_of(CounterKind::kArrived) | bit_of(CounterKind::kReturned),
           .look = {"#b51826", "bad"}};
 }
 /// A product whose tiles are of dispatched rows.
@@ -169,6 +210,10 @@ constexpr void add_forward(Graph& g) {
   enter.writes = {kTokens, kProbs};
   g.add(enter);
 
+  StageRow send = send_row(kPass);
+  send.reads = send.writes = {kTokens, kProbs};
+  g.add(send);
+
   StageRow dispatch = dispatch_row(kPass);
   dispatch.reads = {kTokens, kProbs};
   dispatch.writes = {kXRows, kRowProbs, kReceived};
@@ -196,8 +241,13 @@ constexpr void add_forward(Graph& g) {
   fc2.look = {"#3d9bd0", "rail_idle"};
   g.add(fc2);
 
+  StageRow relay = relay_row(kPass);
+  relay.reads = {kCombine, kProbs};
+  relay.writes = {kCombine, kSums};
+  g.add(relay);
+
   StageRow reduce = reduce_row(kPass);
-  reduce.reads = {kCombine, kTopkProbs, kSharedProbs};
+  reduce.reads = {kCombine, kSums, kTopkProbs, kSharedProbs};
   reduce.writes = {kOut};
   g.add(reduce);
 }
@@ -209,6 +259,10 @@ constexpr void add_backward(Graph& g) {
   enter.reads = {kDy, kX};
   enter.writes = {kTokens, kXTokens};
   g.add(enter);
+
+  StageRow send = send_row(kPass);
+  send.reads = send.writes = {kTokens, kXTokens};
+  g.add(send);
 
   StageRow dispatch = dispatch_row(kPass);
   dispatch.reads = {kTokens, kRowProbs};
@@ -281,8 +335,13 @@ constexpr void add_backward(Graph& g) {
   wgrad1.look = {"#907db1", "startup"};
   g.add(wgrad1);
 
+  StageRow relay = relay_row(kPass);
+  relay.reads = {kCombine, kDprobSlots};
+  relay.writes = {kCombine, kDprobSlots, kSums};
+  g.add(relay);
+
   StageRow reduce = reduce_row(kPass);
-  reduce.reads = {kCombine, kDprobSlots};
+  reduce.reads = {kCombine, kDprobSlots, kSums};
   reduce.writes = {kDx, kDprobs, kDsharedProbs};
   g.add(reduce);
 }
@@ -321,9 +380,21 @@ constexpr bool fills_rows(Stage stage) {
   return row != nullptr && row->grid == TileGrid::kPulls;
 }
 
-/// What code that is compiled for a stage waits for and signals.
+/// Counters that groups of several hosts alone have.
+inline constexpr CounterSet kCountersOfHosts = [] {
+  CounterSet set = 0;
+  for (int i = 0; i < kLayerGraph.num_counters; ++i) {
+    const CounterRow& row = kLayerGraph.counters[i];
+    if (row.when == When::kHosts) set = static_cast<CounterSet>(set | bit_of(row.kind));
+  }
+  return set;
+}();
+
+/// What code that is compiled for a stage waits for and signals: kernels, whose ranks are of one
+/// host.
 template <Stage stage>
-inline constexpr CounterSet kWaitsOf = row_of(stage).waits;
+inline constexpr CounterSet kWaitsOf = static_cast<CounterSet>(row_of(stage).waits &
+                                                               ~kCountersOfHosts);
 template <Stage stage>
 inline constexpr CounterSet kSignalsOf = row_of(stage).signals;
 

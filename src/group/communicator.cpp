@@ -28,9 +28,9 @@ std::shared_ptr<CommunicatorImpl> ended_by_its_process(std::shared_ptr<Communica
           }};
 }
 
-std::vector<Communicator> Communicator::cpu_group(int size) {
+std::vector<Communicator> Communicator::cpu_group(int size, int hosts) {
   require_group_size(size);
-  const auto group = std::make_shared<ThreadGroup>(size);
+  const auto group = std::make_shared<ThreadGroup>(size, hosts);
   std::vector<Communicator> members;
   for (int r = 0; r < size; ++r) {
     members.push_back(

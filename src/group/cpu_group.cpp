@@ -4,8 +4,8 @@
 
 namespace uniep {
 
-CpuGroup::CpuGroup(int size, std::shared_ptr<GroupBoard> board)
-    : size_(size),
+CpuGroup::CpuGroup(const RankLayout& layout, std::shared_ptr<GroupBoard> board)
+    : layout_(layout),
       board_(std::move(board)),
       failure_(board_->failure),
       link_(std::shared_ptr<LinkBoard>(board_, &board_->link), env_link_gbps().value_or(0),

@@ -15,15 +15,24 @@
 #include "group/heap.h"
 #include "group/link.h"
 #include "group/signal_courier.h"
+#include "rail/rail.h"
+#include "uniep/rank_layout.h"
 
 namespace uniep {
 
+/// How a rank has come to an end, as others have heard.
+enum class RankEnd : std::int32_t {
+  kNone,
+  kLeft,  ///< in good order
+  kLost   ///< a rank of another host: its connection ended
+};
+
 /// What the ranks of a group have in common besides heaps. Threads have it in the memory of their
-/// process, processes in a segment that rank 0 made.
+/// process, processes in a segment that the first rank of their host made.
 struct GroupBoard {
   FailureBoard failure;
   LinkBoard link;
-  std::atomic<std::int32_t> left[kMaxGroupRanks] = {};  // 1: the rank signals nothing any more
+  std::atomic<RankEnd> ended[kMaxGroupRanks] = {};  // whether the rank signals anything any more
 };
 
 /// How CPU ranks reach each other: as threads of a process (`ThreadGroup`) or as processes
@@ -34,7 +43,8 @@ class CpuGroup {
   CpuGroup(const CpuGroup&) = delete;
   CpuGroup& operator=(const CpuGroup&) = delete;
 
-  int size() const { return size_; }
+  int size() const { return layout_.ranks(); }
+  const RankLayout& layout() const { return layout_; }
   FailureLatch& failure() { return failure_; }
   Link& link() { return link_; }
   /// Only with an emulated link.
@@ -47,8 +57,12 @@ class CpuGroup {
   /// Memory that `share` takes.
   virtual std::shared_ptr<Heap> allocate(int rank, std::int64_t bytes) = 0;
 
-  /// Collective: each rank brings a heap, all of the same size, and gets access to everyone's,
-  /// which last as long as anybody holds them. Where a rank cannot, throws the same on all ranks.
+  /// What goes from this rank to other hosts; only with several.
+  virtual Rail& rail(int rank) = 0;
+
+  /// Collective: each rank brings a heap, all of the same size, and gets access to those of all
+  /// ranks of its host, by rank (null: of other hosts), which last as long as anybody holds them.
+  /// Where a rank cannot, throws the same on all ranks.
   virtual std::vector<std::shared_ptr<Heap>> share(int rank, const std::shared_ptr<Heap>& own,
                                                    int limit_ms) = 0;
 
@@ -57,13 +71,13 @@ class CpuGroup {
   virtual std::optional<std::string> end_of(int rank) = 0;
 
  protected:
-  CpuGroup(int size, std::shared_ptr<GroupBoard> board);
+  CpuGroup(const RankLayout& layout, std::shared_ptr<GroupBoard> board);
 
   GroupBoard& board() { return *board_; }
   std::optional<SignalCourier> courier_;
 
  private:
-  const int size_;
+  const RankLayout layout_;
   const std::shared_ptr<GroupBoard> board_;
   FailureLatch failure_;
   Link link_;

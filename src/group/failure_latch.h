@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "base/rank_limits.h"
@@ -53,14 +54,25 @@ class FailureLatch {
 
   bool raised() const { return board_.first.load(std::memory_order_acquire) >= 0; }
 
+  /// What was raised.
+  struct Failure {
+    int rank = 0;
+    std::string sentence{};
+  };
+  std::optional<Failure> failure() const {
+    const int first = board_.first.load(std::memory_order_acquire);
+    if (first < 0) [[likely]]
+      return std::nullopt;
+    const FailureBoard::Record& record = board_.records[first];
+    return Failure{record.rank, std::string(record.sentence, record.length)};
+  }
+
   /// Throws Error(kPeerFailed) where a failure was raised.
   void check() const {
-    const int first = board_.first.load(std::memory_order_acquire);
-    if (first >= 0) [[unlikely]] {
-      const FailureBoard::Record& record = board_.records[first];
-      throw Error(ErrorCode::kPeerFailed,
-                  "the group is unusable since rank " + std::to_string(record.rank) +
-                      " failed: " + std::string(record.sentence, record.length));
+    if (const auto found = failure()) [[unlikely]] {
+      throw Error(ErrorCode::kPeerFailed, "the group is unusable since rank " +
+                                              std::to_string(found->rank) +
+                                              " failed: " + found->sentence);
     }
   }
 

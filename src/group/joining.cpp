@@ -1,7 +1,5 @@
 #include "group/joining.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
 #include <cstring>
 #include <fstream>
@@ -10,12 +8,20 @@
 
 #include "base/check.h"
 #include "base/env.h"
+#include "base/random_number.h"
 #include "group/communicator_impl.h"
+#include "group/host_layout.h"
 #include "group/tcp_socket.h"
 #include "uniep/version.h"
 
 namespace uniep {
 namespace {
+
+/// What a process of the environment's group tells the others, ahead of its host's id.
+struct EnvironmentCard {
+  ProcessId process{};
+  std::int32_t hosts = 0;  // UNIEP_HOSTS, or 0
+};
 
 /// What every process tells the others through the callback; plain bytes, the same number from all.
 struct Card {
@@ -28,6 +34,7 @@ struct Card {
   std::int32_t rank;
   std::int32_t size;
   std::int32_t backend;
+  std::int32_t hosts;    // UNIEP_HOSTS, or 0
   std::int32_t refusal;  // 1 + ErrorCode, or 0
   char sentence[500];
 };
@@ -51,14 +58,6 @@ std::string host_id() {
   std::string id;
   std::getline(file, id);
   return id;
-}
-
-/// Every rank sees the same list, so all refuse alike.
-void require_one_host(const std::vector<std::string>& hosts) {
-  for (std::size_t r = 1; r < hosts.size(); ++r) {
-    require(hosts[r] == hosts[0], ErrorCode::kUnsupported, "ranks 0 and ", r,
-            " run on different hosts; a group whose ranks are all on one host is accepted");
-  }
 }
 
 void validate(const GroupOptions& o) {
@@ -103,6 +102,7 @@ Card own_card(const GroupOptions& options, Descriptor& listener) {
   card.backend = static_cast<int>(options.backend);
   try {
     validate(options);
+    card.hosts = env_hosts();
     if (options.rank == 0) {
       card.group = random_number();
       listener = tcp::listen_at_loopback();
@@ -128,12 +128,6 @@ std::vector<Card> exchange(const GroupOptions& options, const Card& own) {
 
 }  // namespace
 
-std::uint64_t random_number() {
-  std::uint64_t number = 0;
-  ensure(getrandom(&number, sizeof(number), 0) == sizeof(number), "no random numbers");
-  return number;
-}
-
 GroupMember alone(int device) {
   GroupMember member{.device = device, .limit_ms = env_timeout_ms()};
   member.bootstrap = std::make_unique<TcpBootstrap>(0, 1, "", 0, member.limit_ms);
@@ -154,18 +148,27 @@ GroupMember join_group(const GroupOptions& options) {
   Descriptor listener;
   const std::vector<Card> cards = exchange(options, own_card(options, listener));
   require_fit(cards);
-  std::vector<std::string> hosts;
-  for (const Card& card : cards) hosts.push_back(get(card.host));
-  require_one_host(hosts);
+  std::vector<std::string> ids;
+  std::vector<std::int32_t> hosts;
+  for (const Card& card : cards) {
+    ids.push_back(get(card.host));
+    hosts.push_back(card.hosts);
+  }
+  for (std::size_t r = 1; r < ids.size(); ++r) {
+    require(ids[r] == ids[0], ErrorCode::kUnsupported, "ranks 0 and ", r,
+            " run on different hosts; a group whose ranks are all on one host is accepted, and of "
+            "CPU ranks that join by RANK and its companions in the environment one on several");
+  }
 
   GroupMember member{.rank = options.rank,
                      .size = options.size,
                      .device = options.device,
                      .share_device = options.share_device,
                      .limit_ms = options.timeout_ms > 0 ? options.timeout_ms : env_timeout_ms()};
-  std::vector<ProcessId> ids;
-  for (const Card& card : cards) ids.push_back(card.process);
-  member.processes = ProcessWatch::of(member.rank, ids);
+  member.layout = layout_of_group(ids, hosts);
+  std::vector<ProcessId> processes;
+  for (const Card& card : cards) processes.push_back(card.process);
+  member.processes = ProcessWatch::of(member.rank, processes, member.layout);
   TcpMeeting meeting{.address = "127.0.0.1",
                      .port = cards[0].port,
                      .group = cards[0].group,
@@ -183,18 +186,25 @@ GroupMember join_group(const ProcessEnvironment& environment, int limit_ms) {
                      .limit_ms = limit_ms};
   member.bootstrap = std::make_unique<TcpBootstrap>(
       member.rank, member.size, environment.master_address, environment.master_port, limit_ms);
-  const ProcessId own = this_process();
-  const std::string own_id(reinterpret_cast<const char*>(&own), sizeof(own));
-  std::vector<std::string> hosts =
-      member.bootstrap->all_gather(own_id + host_id(), "connect", limit_ms);
-  std::vector<ProcessId> ids;
-  for (std::string& host : hosts) {
-    ensure(host.size() >= sizeof(ProcessId), "a host of ", host.size(), " bytes");
-    std::memcpy(&ids.emplace_back(), host.data(), sizeof(ProcessId));
-    host.erase(0, sizeof(ProcessId));
+  std::vector<ProcessId> processes;
+  std::vector<std::string> ids;
+  std::vector<std::int32_t> hosts;
+  const EnvironmentCard own{.process = this_process(), .hosts = env_hosts()};
+  const std::string own_bytes(reinterpret_cast<const char*>(&own), sizeof(own));
+  for (const std::string& bytes :
+       member.bootstrap->all_gather(own_bytes + host_id(), "connect", limit_ms)) {
+    ensure(bytes.size() >= sizeof(EnvironmentCard), "a host of ", bytes.size(), " bytes");
+    EnvironmentCard card;
+    std::memcpy(&card, bytes.data(), sizeof(card));
+    processes.push_back(card.process);
+    hosts.push_back(card.hosts);
+    ids.push_back(bytes.substr(sizeof(card)));
   }
-  require_one_host(hosts);
-  member.processes = ProcessWatch::of(member.rank, ids);
+  member.layout = layout_of_group(ids, hosts);
+  if (member.layout.hosts > 1 && hosts[0] == 0) {
+    member.address = tcp::own_address_towards(environment.master_address);
+  }
+  member.processes = ProcessWatch::of(member.rank, processes, member.layout);
   member.bootstrap->watch(watch_of(member.processes));
   return member;
 }

@@ -9,7 +9,7 @@
 #include "uniep/communicator.h"
 
 // How processes become a group: by a callback of the caller, or by what a launcher has put into the
-// environment. Either way they end up with a TcpBootstrap, and know that they are on one host.
+// environment. Either way they end up with a TcpBootstrap, and know which of them are on one host.
 
 namespace uniep {
 
@@ -20,20 +20,20 @@ struct GroupMember {
   int device = 0;
   bool share_device = false;
   int limit_ms = 0;
+  RankLayout layout{};                ///< hosts: as found, or as UNIEP_HOSTS has it
+  std::string address = "127.0.0.1";  ///< of this host, for ranks of others
   /// Null where the processes do not see each other, as those of two containers.
   std::shared_ptr<const ProcessWatch> processes{};
   std::unique_ptr<TcpBootstrap> bootstrap{};
 };
 
-/// Collective. Where a rank refuses, or is of another host, throws the same Error on all ranks.
+/// Collective. Where a rank refuses, or hosts are unequal, throws the same Error on all ranks. By
+/// callbacks, processes of one host alone can meet.
 GroupMember join_group(const GroupOptions& options);
 GroupMember join_group(const ProcessEnvironment& environment, int limit_ms);
 
 /// The group of `process_environment`; this process alone where there is none.
 GroupMember join_group_of_environment();
-
-/// A number that no other group has.
-std::uint64_t random_number();
 
 /// A group of this process alone.
 GroupMember alone(int device = 0);

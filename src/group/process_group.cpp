@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/env.h"
 #include "base/error_of.h"
+#include "base/random_number.h"
 #include "group/agreement.h"
 
 namespace uniep {
@@ -37,12 +38,18 @@ std::vector<SegmentPlace> from_bytes(const std::vector<std::string>& parts) {
 /// What must be the same on all ranks for times to be the same.
 std::string group_text() {
   return cat("CPU group with UNIEP_CPU_LINK_GBPS=", env_link_gbps().value_or(0),
-             ", UNIEP_CPU_LINK_LATENCY_US=", env_link_latency_us());
+             ", UNIEP_CPU_LINK_LATENCY_US=", env_link_latency_us(),
+             ", UNIEP_CPU_NETWORK_GBPS=", env_network_gbps());
+}
+
+/// The first rank of the member's host.
+int first_here(const GroupMember& member) {
+  return member.layout.rank_at(member.layout.host_of(member.rank), 0);
 }
 
 SegmentIdentity board_identity(const GroupMember& member, std::uint64_t group) {
   return {.group = group,
-          .rank = 0,
+          .rank = first_here(member),
           .size = member.size,
           .number = 0,
           .bytes = static_cast<std::int64_t>(sizeof(GroupBoard))};
@@ -55,12 +62,12 @@ std::shared_ptr<GroupBoard> board_in(std::shared_ptr<SharedSegment> segment, boo
   return {std::move(segment), board};
 }
 
-/// Collective: rank 0 makes the board, and all say where they are.
+/// Collective: the first rank of each host makes its board, and all say where they are.
 std::vector<SegmentPlace> tell_places(GroupMember& member, std::shared_ptr<SharedSegment>& board) {
   SegmentPlace own{.descriptor = -1, .number = 0, .group = 0};
   std::string payload;
   const auto make_board = [&] {
-    if (member.rank == 0) {
+    if (member.rank == first_here(member)) {
       own.group = random_number();
       board = std::make_shared<SharedSegment>(board_identity(member, own.group));
       own.descriptor = board->descriptor();
@@ -77,15 +84,16 @@ ProcessGroup::Peers meet(GroupMember& member) {
   const std::vector<SegmentPlace> places = tell_places(member, made);
   ProcessGroup::Peers peers;
   peers.group = places[0].group;
+  const SegmentPlace& at = places[static_cast<std::size_t>(first_here(member))];
   if (made) peers.board = board_in(made, true);
   agree(*member.bootstrap, member.limit_ms, Stage::kPlan, "meeting of CPU ranks", [&] {
     require(member.processes != nullptr, ErrorCode::kUnsupported,
             "the ranks' processes cannot see each other; those of one PID namespace, on Linux 5.3 "
             "or newer, are accepted");
     if (!made) {
-      peers.board = board_in(std::make_shared<SharedSegment>(member.processes->pid(0),
-                                                             static_cast<int>(places[0].descriptor),
-                                                             board_identity(member, peers.group)),
+      peers.board = board_in(std::make_shared<SharedSegment>(
+                                 member.processes->pid(first_here(member)),
+                                 static_cast<int>(at.descriptor), board_identity(member, at.group)),
                              false);
     }
   });
@@ -101,9 +109,39 @@ std::shared_ptr<ProcessGroup> ProcessGroup::make(GroupMember member) {
 }
 
 ProcessGroup::ProcessGroup(GroupMember member, Peers peers)
-    : CpuGroup(member.size, peers.board), member_(std::move(member)), peers_(std::move(peers)) {
+    : CpuGroup(member.layout, peers.board), member_(std::move(member)), peers_(std::move(peers)) {
   member_.bootstrap->watch({.check = [this] { failure().check(); },
                             .end_of = [this](int rank) { return end_of(rank); }});
+  if (layout().hosts > 1) connect_rail();
+}
+
+/// Collective. Where a rank has no transport, throws the same on all ranks.
+void ProcessGroup::connect_rail() {
+  std::string address;
+  const auto open = [&] {
+    rail_ = make_rail({.rank = member_.rank,
+                       .layout = layout(),
+                       .address = member_.address,
+                       .group = peers_.group,
+                       .gigabytes_per_second = env_network_gbps()});
+    address = rail_->address();
+  };
+  const std::vector<std::string> addresses =
+      agree(*this, member_.limit_ms, Stage::kPlan, "rails between hosts", open, address);
+  const RailWatch watch{
+      .failure = [this]() -> std::optional<RailFailure> {
+        const auto found = failure().failure();
+        if (!found) return std::nullopt;
+        return RailFailure{found->rank, found->sentence};
+      },
+      .failed = [this](const RailFailure& f) { failure().raise(member_.rank, f.rank, f.sentence); },
+      .ended =
+          [this](int rank, bool lost) {
+            board().ended[rank].store(lost ? RankEnd::kLost : RankEnd::kLeft,
+                                      std::memory_order_release);
+          }};
+  agree(*this, member_.limit_ms, Stage::kPlan, "connected rails",
+        [&] { rail_->connect(addresses, watch, member_.limit_ms); });
 }
 
 ProcessGroup::~ProcessGroup() {
@@ -112,7 +150,8 @@ ProcessGroup::~ProcessGroup() {
   }
   if (courier_) courier_->finish([this] { return failure().raised(); });
   courier_.reset();
-  board().left[member_.rank].store(1, std::memory_order_release);
+  rail_.reset();
+  board().ended[member_.rank].store(RankEnd::kLeft, std::memory_order_release);
 }
 
 std::vector<std::string> ProcessGroup::all_gather(int, const std::string& bytes, const char* stage,
@@ -160,6 +199,10 @@ std::vector<std::shared_ptr<Heap>> ProcessGroup::share(int rank, const std::shar
   std::vector<std::shared_ptr<Heap>> all;
   const auto open_all = [&] {
     for (int r = 0; r < size(); ++r) {
+      if (!layout().same_host(rank, r)) {
+        all.push_back(nullptr);
+        continue;
+      }
       const SegmentPlace& at = places[static_cast<std::size_t>(r)];
       SegmentIdentity expected = segment->identity();
       expected.rank = r;
@@ -179,14 +222,23 @@ std::vector<std::shared_ptr<Heap>> ProcessGroup::share(int rank, const std::shar
 
 std::optional<std::string> ProcessGroup::end_of(int rank) {
   if (rank < 0 || rank == member_.rank) return std::nullopt;
-  const auto r = static_cast<std::size_t>(rank);
-  if (board().left[r].load(std::memory_order_acquire) != 0) {
-    return cat("rank ", rank, " has left the group, and its work is needed");
-  }
+  const auto heard = [&]() -> std::optional<std::string> {
+    switch (board().ended[rank].load(std::memory_order_acquire)) {
+      case RankEnd::kLeft:
+        return cat("rank ", rank, " has left the group, and its work is needed");
+      case RankEnd::kLost:
+        return cat("rank ", rank, " was lost: its connection to host ",
+                   layout().host_of(member_.rank), " ended");
+      case RankEnd::kNone:
+        break;
+    }
+    return std::nullopt;
+  };
+  if (const auto end = heard()) return end;
   const auto end = member_.processes->end_of(rank);
   // It may have left between the two looks.
-  if (end && board().left[r].load(std::memory_order_acquire) != 0) return end_of(rank);
-  return end;
+  const auto later = end ? heard() : std::nullopt;
+  return later ? later : end;
 }
 
 }  // namespace uniep

@@ -12,9 +12,10 @@
 
 namespace uniep {
 
-/// Ranks that are processes of one host, of which this process is one. Heaps and the board lie in
-/// shared memory; all_gather goes through the member's TcpBootstrap. docs/architecture.md, "Ranks
-/// as processes", says how the end of a process is told from a rank that has left.
+/// Ranks that are processes, of which this one is one. Heaps and a host's board lie in shared
+/// memory; all_gather goes through the member's TcpBootstrap, what crosses between hosts through a
+/// rail. docs/architecture.md, "Ranks as processes", says how the end of a process is told from a
+/// rank that has left.
 class ProcessGroup final : public CpuGroup, private Bootstrap {
  public:
   /// What the ranks have found out about each other when the group is made.
@@ -36,9 +37,12 @@ class ProcessGroup final : public CpuGroup, private Bootstrap {
   std::shared_ptr<Heap> allocate(int rank, std::int64_t bytes) override;
   std::vector<std::shared_ptr<Heap>> share(int rank, const std::shared_ptr<Heap>& own,
                                            int limit_ms) override;
+  Rail& rail(int) override { return *rail_; }
   std::optional<std::string> end_of(int rank) override;
 
  private:
+  void connect_rail();
+
   std::vector<std::string> all_gather(const std::string& bytes, const char* stage,
                                       int limit_ms) override {
     return all_gather(member_.rank, bytes, stage, limit_ms);
@@ -50,6 +54,7 @@ class ProcessGroup final : public CpuGroup, private Bootstrap {
   const Peers peers_;
   std::uint64_t segments_ = 0;  // made so far
   std::vector<std::weak_ptr<SharedSegment>> allocated_;
+  std::unique_ptr<Rail> rail_;  // with several hosts
 };
 
 }  // namespace uniep

@@ -22,15 +22,18 @@ ProcessId this_process() {
 }
 
 std::shared_ptr<const ProcessWatch> ProcessWatch::of(int own_rank,
-                                                     const std::vector<ProcessId>& ids) {
+                                                     const std::vector<ProcessId>& ids,
+                                                     const RankLayout& layout) {
+  const ProcessId& own = ids[static_cast<std::size_t>(own_rank)];
   std::vector<Peer> peers;
   for (std::size_t r = 0; r < ids.size(); ++r) {
+    const int rank = static_cast<int>(r);
+    const bool is_here = layout.same_host(rank, own_rank);
     const bool known =
         ids[r].pid_namespace[0] != '\0' &&
-        std::memcmp(ids[r].pid_namespace, ids[0].pid_namespace, sizeof(ids[r].pid_namespace)) == 0;
-    if (!known) return nullptr;
-    Peer peer{
-        .pid = ids[r].pid, .process = Descriptor(), .watched = static_cast<int>(r) != own_rank};
+        std::memcmp(ids[r].pid_namespace, own.pid_namespace, sizeof(own.pid_namespace)) == 0;
+    if (is_here && !known) return nullptr;
+    Peer peer{.pid = ids[r].pid, .process = Descriptor(), .watched = is_here && rank != own_rank};
     if (peer.watched) {
       peer.process = Descriptor(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
       if (!peer.process.valid() && errno != ESRCH) return nullptr;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/descriptor.h"
+#include "uniep/rank_layout.h"
 
 namespace uniep {
 
@@ -22,8 +23,10 @@ ProcessId this_process();
 /// Sees the processes of a group end.
 class ProcessWatch {
  public:
-  /// Nothing where the processes do not see each other, or the system cannot watch them.
-  static std::shared_ptr<const ProcessWatch> of(int own_rank, const std::vector<ProcessId>& ids);
+  /// Of those on `own_rank`'s host. Nothing where they do not see each other, or the system cannot
+  /// watch them.
+  static std::shared_ptr<const ProcessWatch> of(int own_rank, const std::vector<ProcessId>& ids,
+                                                const RankLayout& layout);
 
   pid_t pid(int rank) const { return peers_[static_cast<std::size_t>(rank)].pid; }
 

@@ -1,5 +1,6 @@
 #include "group/tcp_socket.h"
 
+#include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -106,6 +107,25 @@ Descriptor connect_to(const std::string& address, int port, Deadline until) {
     return fd;
   }
   return Descriptor();
+}
+
+std::string own_address_towards(const std::string& other) {
+  constexpr int kAnyPort = 9;  // nothing is sent
+  const Addresses list = resolve(other, kAnyPort);
+  for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
+    if (a->ai_family != AF_INET) continue;
+    const Descriptor fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    sockaddr_in own{};
+    socklen_t size = sizeof(own);
+    char text[INET_ADDRSTRLEN] = {};
+    if (fd.valid() && connect(fd.get(), a->ai_addr, a->ai_addrlen) == 0 &&
+        getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &size) == 0 &&
+        inet_ntop(AF_INET, &own.sin_addr, text, sizeof(text)) != nullptr) {
+      return text;
+    }
+  }
+  throw Error(ErrorCode::kIo, cat("no IPv4 address of this host reaches MASTER_ADDR ",
+                                  in_quotes(other), "; a host that has one is accepted"));
 }
 
 }  // namespace uniep::tcp

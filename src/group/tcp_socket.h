@@ -25,4 +25,7 @@ Descriptor accept_from(const Descriptor& listener);
 /// A connection to `address`:`port`; not valid where nobody answers until then.
 Descriptor connect_to(const std::string& address, int port, Deadline until);
 
+/// The address of this host from which `other` is reached, as digits. Throws Error(kIo).
+std::string own_address_towards(const std::string& other);
+
 }  // namespace uniep::tcp

@@ -1,16 +1,42 @@
 #include "group/thread_group.h"
 
 #include <chrono>
+#include <future>
 
 #include "base/deadline.h"
+#include "base/env.h"
+#include "base/random_number.h"
 #include "group/wait_error.h"
 
 namespace uniep {
 
-ThreadGroup::ThreadGroup(int size)
-    : CpuGroup(size, std::make_shared<GroupBoard>()),
+ThreadGroup::ThreadGroup(int size, int hosts)
+    : CpuGroup(layout_of_hosts(size, hosts), std::make_shared<GroupBoard>()),
       next_round_(static_cast<std::size_t>(size)),
-      next_heap_(static_cast<std::size_t>(size)) {}
+      next_heap_(static_cast<std::size_t>(size)) {
+  if (hosts > 1) connect_rails();
+}
+
+void ThreadGroup::connect_rails() {
+  const std::uint64_t number = random_number();
+  std::vector<std::string> addresses;
+  for (int rank = 0; rank < size(); ++rank) {
+    rails_.push_back(make_rail({.rank = rank,
+                                .layout = layout(),
+                                .group = number,
+                                .gigabytes_per_second = env_network_gbps()}));
+    addresses.push_back(rails_.back()->address());
+  }
+  // All of them share the latch already.
+  const RailWatch watch{
+      .failed = [this](const RailFailure& f) { failure().raise(f.rank, f.sentence); }};
+  std::vector<std::future<void>> connected;
+  for (const auto& rail : rails_) {
+    connected.push_back(
+        std::async(std::launch::async, [&] { rail->connect(addresses, watch, env_timeout_ms()); }));
+  }
+  for (auto& one : connected) one.get();
+}
 
 std::vector<std::string> ThreadGroup::all_gather(int rank, const std::string& bytes,
                                                  const char* stage, int limit_ms) {
@@ -66,7 +92,10 @@ std::vector<std::shared_ptr<Heap>> ThreadGroup::share(int rank, const std::share
   std::vector<std::shared_ptr<Heap>> all;
   {
     const std::scoped_lock lock(mutex_);
-    for (const auto& heap : heaps_[number]) all.push_back(heap.lock());
+    for (int r = 0; r < size(); ++r) {
+      const bool is_here = layout().same_host(rank, r);
+      all.push_back(is_here ? heaps_[number][static_cast<std::size_t>(r)].lock() : nullptr);
+    }
   }
   all_gather(rank, "", "plan", limit_ms);  // nobody drops its heap before all hold it
   const std::scoped_lock lock(mutex_);

@@ -1,6 +1,7 @@
 #include "layer/arguments.h"
 
 #include "base/check.h"
+#include "layer/expert_places.h"
 #include "layout/workspace.h"
 
 namespace uniep {
@@ -12,9 +13,48 @@ void check_size(const char* name, std::size_t elements, std::int64_t expected, c
           " has ", elements, " elements; ", shape, " needs ", expected);
 }
 
-void check_weight_grad(const char* name, const WeightGrad& grad, std::int64_t expected,
-                       const char* shape) {
-  std::visit([&](const auto& span) { check_size(name, span.size(), expected, shape); }, grad);
+/// A weight or its gradient: `shape` is that of one tensor, `parts` are those of an expert.
+template <class T>
+void check_matrices(const std::string& name, const ExpertMatrices<T>& m, const ExpertShape& shape,
+                    const char* written) {
+  const std::int64_t all = shape.experts * shape.elements();
+  const bool halved = m.form() == ExpertForm::kInterleaved || m.form() == ExpertForm::kGateAndUp;
+  require(!halved || shape.parts == 2, ErrorCode::kInvalidArgument, name, " is given as ",
+          m.form() == ExpertForm::kInterleaved ? "rows of gate and up by turns"
+                                               : "tensors of gate and up",
+          ", which it does not have; one tensor is accepted, or one for each expert");
+  switch (m.form()) {
+    case ExpertForm::kOneTensor:
+    case ExpertForm::kInterleaved:
+      return check_size(name.c_str(), m.size(), all, written);
+    case ExpertForm::kGateAndUp:
+      check_size((name + "'s gate").c_str(), m.tensor().size(), all / 2, "[E / ranks, I, H]");
+      return check_size((name + "'s up").c_str(), m.up().size(), all / 2, "[E / ranks, I, H]");
+    case ExpertForm::kOneEach:
+      break;
+  }
+  require(static_cast<std::int64_t>(m.each().size()) == shape.experts, ErrorCode::kInvalidArgument,
+          name, " has ", m.each().size(), " tensors; one for each of ", shape.experts,
+          " experts of the rank is accepted");
+  for (std::size_t e = 0; e < m.each().size(); ++e) {
+    check_size(cat(name, "[", e, "]").c_str(), m.each()[e].size(), shape.elements(),
+               "the matrix of an expert");
+  }
+}
+
+void check_weight_grad(const char* name, const WeightGrad& grad, const ExpertShape& shape,
+                       const char* written) {
+  with_matrices(grad, [&](const auto& m) { check_matrices(name, m, shape, written); });
+}
+
+/// Of biases and of shared experts, which are one tensor.
+void check_one_tensor(const char* name, const WeightGrad& grad, std::int64_t expected,
+                      const char* shape) {
+  with_matrices(grad, [&](const auto& m) {
+    require(m.form() == ExpertForm::kOneTensor, ErrorCode::kInvalidArgument, name,
+            " is given as several tensors, or by turns; one tensor ", shape, " is accepted");
+    check_size(name, m.size(), expected, shape);
+  });
 }
 
 void check_plan(const Problem& problem, const Communicator& communicator, const RoutingPlan& plan) {
@@ -27,7 +67,8 @@ void check_plan(const Problem& problem, const Communicator& communicator, const 
 }
 
 struct Sizes {
-  std::int64_t tokens_hidden, tokens_topk, w1, w2;
+  std::int64_t tokens_hidden, tokens_topk;
+  ExpertShape w1, w2;
   std::int64_t b1, b2;  // 0: experts have no biases
   std::int64_t shared_w1, shared_w2, tokens_shared;
   // As shapes are written.
@@ -43,8 +84,8 @@ Sizes sizes(const Problem& p, const RoutingPlan& plan) {
   const bool gated = is_gated(p.activation);
   return {.tokens_hidden = plan.tokens() * p.hidden,
           .tokens_topk = plan.tokens() * p.topk,
-          .w1 = w1_rows * p.hidden,
-          .w2 = experts * p.hidden * p.intermediate,
+          .w1 = shape_of_w1(p, experts, halves(p)),
+          .w2 = shape_of_w2(p, experts),
           .b1 = p.bias ? w1_rows : 0,
           .b2 = p.bias ? experts * p.hidden : 0,
           .shared_w1 = shared_w1_rows * p.hidden,
@@ -82,8 +123,8 @@ void check_forward(const Problem& problem, const Communicator& communicator,
   const Sizes n = sizes(problem, plan);
   check_size("x", args.x.size(), n.tokens_hidden, "[T, H]");
   check_size("topk_probs", args.topk_probs.size(), n.tokens_topk, "[T, K]");
-  check_size("w1", args.w1.size(), n.w1, n.w1_shape);
-  check_size("w2", args.w2.size(), n.w2, "[E / ranks, H, I]");
+  check_matrices("w1", args.w1, n.w1, n.w1_shape);
+  check_matrices("w2", args.w2, n.w2, "[E / ranks, H, I]");
   check_size("b1", args.b1.size(), n.b1, n.b1_shape);
   check_size("b2", args.b2.size(), n.b2, n.b2_shape);
   check_shared(n, args, "shared_probs", args.shared_probs.size());
@@ -102,8 +143,8 @@ void check_saved(const Problem& problem, const Communicator& communicator, const
 
 void check_sizes(const Sizes& n, const BackwardDataArgs& args) {
   check_size("dy", args.dy.size(), n.tokens_hidden, "[T, H]");
-  check_size("w1", args.w1.size(), n.w1, n.w1_shape);
-  check_size("w2", args.w2.size(), n.w2, "[E / ranks, H, I]");
+  check_matrices("w1", args.w1, n.w1, n.w1_shape);
+  check_matrices("w2", args.w2, n.w2, "[E / ranks, H, I]");
   check_size("b1", args.b1.size(), n.b1, n.b1_shape);
   check_size("b2", args.b2.size(), n.b2, n.b2_shape);
   check_size("dx", args.dx.size(), n.tokens_hidden, "[T, H]");
@@ -123,10 +164,10 @@ void check_sizes(const Sizes& n, const BackwardWeightsArgs& args) {
   if (n.shared_w1 > 0) check_kinds(args);
   check_weight_grad("dw1", args.dw1, n.w1, n.w1_shape);
   check_weight_grad("dw2", args.dw2, n.w2, "[E / ranks, H, I]");
-  check_weight_grad("db1", args.db1, n.b1, n.b1_shape);
-  check_weight_grad("db2", args.db2, n.b2, n.b2_shape);
-  check_weight_grad("dshared_w1", args.dshared_w1, n.shared_w1, "[S, 2I, H] of the shared experts");
-  check_weight_grad("dshared_w2", args.dshared_w2, n.shared_w2, "[S, H, I] of the shared experts");
+  check_one_tensor("db1", args.db1, n.b1, n.b1_shape);
+  check_one_tensor("db2", args.db2, n.b2, n.b2_shape);
+  check_one_tensor("dshared_w1", args.dshared_w1, n.shared_w1, "[S, 2I, H] of the shared experts");
+  check_one_tensor("dshared_w2", args.dshared_w2, n.shared_w2, "[S, H, I] of the shared experts");
 }
 
 }  // namespace

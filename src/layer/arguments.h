@@ -67,14 +67,12 @@ inline BackwardWeightsArgs weights_args(const BackwardArgs& a) {
           .dshared_w2 = a.dshared_w2};
 }
 
-// Which tensors of the graph arguments are. Weight gradients, which may have several types, are
-// each backend's own business.
+// Which tensors of the graph arguments are. Weights, which may be several tensors, and weight
+// gradients, which may have several types too, are each backend's own business.
 
 inline void set_tensors(TensorTable& table, const ForwardArgs& a) {
   table.set(Tensor::kX, a.x.data());
   table.set(Tensor::kTopkProbs, a.topk_probs.data());
-  table.set(Tensor::kW1, a.w1.data());
-  table.set(Tensor::kW2, a.w2.data());
   table.set(Tensor::kOut, a.out.data());
   table.set(Tensor::kB1, a.b1.data());
   table.set(Tensor::kB2, a.b2.data());
@@ -84,8 +82,6 @@ inline void set_tensors(TensorTable& table, const ForwardArgs& a) {
 }
 inline void set_tensors(TensorTable& table, const BackwardDataArgs& a) {
   table.set(Tensor::kDy, a.dy.data());
-  table.set(Tensor::kW1, a.w1.data());
-  table.set(Tensor::kW2, a.w2.data());
   table.set(Tensor::kDx, a.dx.data());
   table.set(Tensor::kDprobs, a.dprobs.data());
   table.set(Tensor::kX, a.x.data());

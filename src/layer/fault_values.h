@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "layer/expert_places.h"
 #include "plan/plan_data.h"
 #include "uniep/layer.h"
 
@@ -26,7 +27,9 @@ inline void fill_of_fault(const BackwardDataArgs& args) {
 inline void fill_of_fault(const BackwardWeightsArgs& args) {
   for (const WeightGrad& grad :
        {args.dw1, args.dw2, args.db1, args.db2, args.dshared_w1, args.dshared_w2}) {
-    if (const auto* dw = std::get_if<std::span<bf16>>(&grad)) std::ranges::fill(*dw, bf16{});
+    const auto* dw = std::get_if<ExpertMatrices<bf16>>(&grad);
+    if (dw == nullptr) continue;
+    for_each_tensor(*dw, [](std::span<bf16> tensor) { std::ranges::fill(tensor, bf16{}); });
   }
 }
 

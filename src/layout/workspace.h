@@ -87,10 +87,11 @@ class TensorLayout {
 /// Memory that every rank allocates alike, so that peers reach it at the same offsets: what a rank
 /// publishes, what peers push to it, and the counters that they raise.
 struct SymmetricLayout : TensorLayout {
-  SymmetricLayout(const Problem& p, int num_ranks, const Graph& graph = kLayerGraph) {
-    const Extents extents = extents_of(p, num_ranks, 0);
+  SymmetricLayout(const Problem& p, int num_ranks, const Graph& graph = kLayerGraph,
+                  int hosts = 1) {
+    const Extents extents = extents_of(p, num_ranks, 0, hosts);
     lay_out_tensors(graph, extents, [&](const TensorRow& t) {
-      return t.region == Region::kSymmetric && uniep::holds(t.when, choice_of(p));
+      return t.region == Region::kSymmetric && uniep::holds(t.when, choice_of(p, hosts));
     });
     lay_out_counters(graph, extents, Region::kSymmetric);
   }

@@ -38,7 +38,7 @@ void write_plan(std::span<std::byte> bytes, const Problem& problem, int rank,
 }
 
 RoutingPlan read_plan(std::span<const std::byte> bytes, const Problem& problem, int rank,
-                      int num_ranks, std::int64_t tokens, bool flagged) {
+                      int num_ranks, std::int64_t tokens, bool flagged, int hosts) {
   const HostPlanLayout layout(problem, num_ranks);
   const HostPlanHeader header = get<HostPlanHeader>(bytes, layout.header, 1)[0];
   const auto require_plan = [](bool ok) {
@@ -60,7 +60,7 @@ RoutingPlan read_plan(std::span<const std::byte> bytes, const Problem& problem, 
           "memory.plan holds a plan of ", tokens_per_rank[static_cast<std::size_t>(rank)],
           " tokens; one of ", tokens, " is accepted");
   const auto ids = get<std::int32_t>(bytes, layout.topk_ids, total * problem.topk);
-  const Routing routing{tokens_per_rank, ids};
+  const Routing routing{tokens_per_rank, ids, hosts};
   require_plan(fingerprint(routing) == header.fingerprint);
   const RoutingCheck check = check_routing(problem, routing);
   if (!flagged) throw_if_any(check.fault, problem, num_ranks);

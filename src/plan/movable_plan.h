@@ -18,6 +18,6 @@ void write_plan(std::span<std::byte> bytes, const Problem& problem, int rank,
 /// Throws Error(kInvalidArgument) where the bytes are not the plan of `rank` of `num_ranks` for
 /// `tokens` tokens of a layer of this problem.
 RoutingPlan read_plan(std::span<const std::byte> bytes, const Problem& problem, int rank,
-                      int num_ranks, std::int64_t tokens, bool flagged);
+                      int num_ranks, std::int64_t tokens, bool flagged, int hosts = 1);
 
 }  // namespace uniep

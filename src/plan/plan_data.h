@@ -7,6 +7,7 @@
 
 #include "plan/page_lease.h"
 #include "plan/routing_fault.h"
+#include "uniep/rank_layout.h"
 #include "uniep/routing_plan.h"
 
 namespace uniep {
@@ -37,6 +38,8 @@ struct PlanData {
   int num_local_experts = 0;  // with the shared ones, which stand behind the others
   std::vector<std::int64_t> tokens_per_rank;
   std::vector<std::int32_t> topk_ids;
+  RankLayout layout{};
+  std::vector<std::int32_t> all_topk_ids;  // rank after rank; of groups of several hosts alone
   std::vector<std::int64_t> tokens_per_expert;
   std::vector<std::int64_t> segment_begin;
   std::vector<RowOrigin> row_origin;

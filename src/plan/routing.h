@@ -16,6 +16,7 @@ namespace uniep {
 struct Routing {
   std::span<const std::int64_t> tokens_per_rank;
   std::span<const std::int32_t> topk_ids;
+  int hosts = 1;  ///< that the ranks are on
 
   int num_ranks() const { return static_cast<int>(tokens_per_rank.size()); }
 };

@@ -250,6 +250,7 @@ RoutingPlan make_plan(const Problem& problem, int rank, const Routing& routing,
   plan->lease = std::move(lease);
   plan->pages = pages;
 
+  plan->layout = layout_of_hosts(routing.num_ranks(), routing.hosts);
   const std::int64_t first_token =
       std::accumulate(tokens.begin(), tokens.begin() + rank, std::int64_t{0});
   const auto own =
@@ -272,6 +273,9 @@ RoutingPlan make_plan(const Problem& problem, int rank, const Routing& routing,
                                   round_up<std::int64_t>(n, problem.row_align));
   }
   place_rows(*plan, routing);
+  if (routing.hosts > 1) {
+    plan->all_topk_ids.assign(routing.topk_ids.begin(), routing.topk_ids.end());
+  }
   return RoutingPlan(std::move(plan));
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "schedule/queue.h"
+#include "schedule/returns.h"
 #include "schedule/row_ring.h"
 
 // What tasks wait for, and what they signal. Which counters a stage has to do with is said by its
@@ -14,6 +15,7 @@ struct Wait {
   std::int64_t index;
   std::uint32_t expected;  // above the pass's base
   int peer;                // the rank that signals it
+  int owner = -1;          // whose counter it is; -1: this rank's
 };
 
 struct Signal {
@@ -38,6 +40,7 @@ UNIEP_HD void for_each_source_wait(const PassView& v, CounterKind kind, const Ta
   int last = -1;
   for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
     const int source = v.pulls[i].source;
+    if (kMayHaveHosts && !v.is_here(source)) continue;
     if (source != last) f(source_wait(kind, source));
     last = source;
   }
@@ -66,6 +69,43 @@ UNIEP_HD void for_each_arrival_wait(const PassView& v, CounterKind kind, const T
   }
 }
 
+/// Calls f(Wait) for the pieces in which tokens of other hosts come that a run of pulls needs.
+template <class F>
+UNIEP_HD void for_each_crossing_wait(const PassView& v, CounterKind kind, const Task& task, F&& f) {
+  std::int64_t last = -1;
+  for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
+    const int source = v.pulls[i].source;
+    if (v.is_here(source)) continue;
+    const std::int64_t index = v.crossing_index(source, v.crossing[i]);
+    if (index != last) f(Wait{kind, index, 1, source});
+    last = index;
+  }
+}
+
+/// Calls f(Wait) for the ranks of this host that push to a token block of another host's rank.
+template <class F>
+UNIEP_HD void for_each_relay_wait(const PassView& v, CounterKind kind, const Task& task, F&& f) {
+  const int source = relayed_source(v, task);
+  const std::int64_t a_slot = v.counter(kind).per_unit;
+  for (int local = 0; local < v.layout.local_ranks; ++local) {
+    const int peer = v.layout.rank_at(v.layout.host_of(v.rank), local);
+    const std::int64_t slots =
+        count_slots(v, source, task.m, [&](int rank) { return rank == peer; });
+    const std::int64_t index = task.m * v.num_ranks + peer;
+    const auto all = static_cast<std::uint32_t>(slots * a_slot);
+    if (all > 0) f(Wait{kind, index, all, peer, source});
+  }
+}
+
+/// Calls f(Wait) for the hosts from which rows of the token block, or their sums, come back.
+template <class F>
+UNIEP_HD void for_each_return_wait(const PassView& v, CounterKind kind, const Task& task, F&& f) {
+  for (int host = 0; host < v.layout.hosts; ++host) {
+    if (host == v.layout.host_of(v.rank) || !returns_from(v, v.rank, task.m, host)) continue;
+    f(Wait{kind, task.m * v.layout.hosts + host, 1, v.layout.relay(v.rank, host)});
+  }
+}
+
 /// Until all is done that an expert's rows are read by.
 inline UNIEP_HD Wait uses_wait(const PassView& v, CounterKind kind, int expert) {
   const CounterView& counter = v.counter(kind);
@@ -88,6 +128,9 @@ UNIEP_HD void for_each_wait(const PassView& v, CounterKind kind, const Task& tas
   if (counter.per_unit == 0) return;  // the part that signals it has come to its end
   switch (counter.of) {
     case CounterOf::kSource:
+      if constexpr (kMayHaveHosts) {
+        if (v.stage(task.stage).grid == TileGrid::kCrossings) return f(source_wait(kind, v.rank));
+      }
       return for_each_source_wait(v, kind, task, f);
     case CounterOf::kRowGroup:
       return for_each_row_wait(v, kind, task, f);
@@ -108,7 +151,18 @@ UNIEP_HD void for_each_wait(const PassView& v, CounterKind kind, const Task& tas
       if constexpr (kMayHaveRing) for_each_release_wait(v, kind, task.expert, f);
       return;
     case CounterOf::kTokenBlock:
+      if constexpr (kMayHaveHosts) {
+        if (v.stage(task.stage).grid == TileGrid::kReturns) {
+          return for_each_relay_wait(v, kind, task, f);
+        }
+      }
       return for_each_arrival_wait(v, kind, task, f);
+    case CounterOf::kCrossing:
+      if constexpr (kMayHaveHosts) for_each_crossing_wait(v, kind, task, f);
+      return;
+    case CounterOf::kReturn:
+      if constexpr (kMayHaveHosts) for_each_return_wait(v, kind, task, f);
+      return;
   }
 }
 
@@ -196,7 +250,9 @@ template <class F>
 UNIEP_HD void for_each_signal(const PassView& v, CounterKind kind, const Task& task, F&& f) {
   switch (v.counter(kind).of) {
     case CounterOf::kSource:
-      for (int peer = 0; peer < v.num_ranks; ++peer) f(source_signal(v, kind, peer));
+      for (int peer = 0; peer < v.num_ranks; ++peer) {
+        if (v.is_here(peer)) f(source_signal(v, kind, peer));
+      }
       return;
     case CounterOf::kRowGroup:
     case CounterOf::kExpertRows:
@@ -214,6 +270,20 @@ UNIEP_HD void for_each_signal(const PassView& v, CounterKind kind, const Task& t
       return f(use_signal(v, kind, task.expert));
     case CounterOf::kTokenBlock:
       return for_each_arrival_signal(v, kind, task, f);
+    case CounterOf::kCrossing:
+      if constexpr (!kMayHaveHosts) return;
+      for (int local = 0; local < v.layout.local_ranks; ++local) {
+        f(Signal{kind, v.layout.rank_at(static_cast<int>(task.n), local),
+                 v.crossing_index(v.rank, task.m), 1});
+      }
+      return;
+    case CounterOf::kReturn: {
+      if constexpr (!kMayHaveHosts) return;
+      const int source = relayed_source(v, task);
+      const int host = v.layout.host_of(v.rank);
+      if (!returns_from(v, source, task.m, host)) return;
+      return f(Signal{kind, source, task.m * v.layout.hosts + host, 1});
+    }
   }
 }
 

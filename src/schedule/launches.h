@@ -3,15 +3,16 @@
 #ifndef __CUDA_ARCH__
 #include "base/check.h"
 #endif
+#include "graph/extents.h"
 #include "schedule/row_ring.h"
 
 namespace uniep {
 
 /// Most that the axis `waves` can be, and launches that a pass can then have: a wave each, and two
 /// more of the data path and two of wgrad.
-inline constexpr int kMaxWaves = 16;
+inline constexpr int kMaxWaves = kMostWaves;
 inline constexpr int kMaxLaunches = kMaxWaves + 2 + 2;
-static_assert(kMaxStageRows <= kMaxLaunches, "every stage can have a launch of its own");
+static_assert(kMaxStages <= kMaxLaunches, "every stage can have a launch of its own");
 
 /// How many blocks of a track are emitted in how many steps. Most tracks emit one a step, and are
 /// answered without a division: divisions once took most of the time in which a GPU makes a table.
@@ -62,7 +63,7 @@ struct Track {
 /// of the same launch, from an earlier launch, or (reduce, which is last) from other ranks, so with
 /// all workers resident and queues taken in order no schedule can deadlock.
 struct TrackList {
-  static constexpr int kMax = 10;
+  static constexpr int kMax = 12;
   Track tracks[kMax];
   int count = 0;
 
@@ -111,6 +112,7 @@ struct LaunchParts {
   UNIEP_HD bool holds(Stage stage, StagePlace place) const {
     if (has_only && stage != only) return false;
     switch (place) {
+      case StagePlace::kCross:
       case StagePlace::kFetch:
       case StagePlace::kRefetch:
         return fetch;
@@ -120,6 +122,7 @@ struct LaunchParts {
         return first;
       case StagePlace::kSecond:
         return second;
+      case StagePlace::kReturn:
       case StagePlace::kLast:
         return last;
       case StagePlace::kEnter:
@@ -148,11 +151,12 @@ inline UNIEP_HD LaunchParts launch_parts(const PassView& v, int index) {
       p.has_only = true;
       p.only = data_stage(v, index);
       const StagePlace place = v.stage(p.only).place;
-      p.fetch = place == StagePlace::kFetch || place == StagePlace::kRefetch;
+      p.fetch = place == StagePlace::kFetch || place == StagePlace::kRefetch ||
+                place == StagePlace::kCross;
       p.again = place == StagePlace::kAgain;
       p.first = place == StagePlace::kFirst;
       p.second = place == StagePlace::kSecond;
-      p.last = place == StagePlace::kLast;
+      p.last = place == StagePlace::kLast || place == StagePlace::kReturn;
       break;
     }
     case LaunchGrouping::kPipelined:
@@ -301,6 +305,14 @@ inline UNIEP_HD void add_fetch(const PassView& v, const LaunchParts& p, int lag,
   add_tracks(v, p, StagePlace::kFetch, fetch, queue);
 }
 
+/// What other hosts need of this rank goes ahead of all that waits: at once.
+inline UNIEP_HD void add_crossings(const PassView& v, const LaunchParts& p, TrackList& queue) {
+  if (!v.has_hosts()) return;
+  const int count = p.fetch_end - p.fetch_begin;
+  add_tracks(v, p, StagePlace::kCross,
+             {.first = p.fetch_begin, .count = count, .pace = {.blocks = max_of(count, 1)}}, queue);
+}
+
 /// Adds the track for weight gradient `number`, or with kAll for each of them.
 inline constexpr int kAll = -1;
 inline UNIEP_HD void add_weights(const PassView& v, int number, Track track, TrackList& queue) {
@@ -350,8 +362,12 @@ inline UNIEP_HD void add_data(const PassView& v, int index, int lag, Launch& lau
   const bool is_inline = p.fetch && computes && v.schedule.dispatch_workers == 0;
   const int delay = is_inline && v.ring_rows == 0 ? 1 : 0;
   const Track second = following_track(v, p, first_delay(v, p, delay, lag), lag);
+  add_crossings(v, p, is_inline ? launch.main : launch.comm);
   add_fetch(v, p, lag, second, is_inline ? launch.main : launch.comm);
   if (computes) add_products(v, p, delay, lag, second, launch.main);
+  if (v.has_hosts()) {
+    add_tracks(v, p, StagePlace::kReturn, {.count = 1, .delay = launch.main.end()}, launch.main);
+  }
   const bool after = v.schedule.wgrad == WgradPlacement::kAfter;
   if (after && begins(v, p, StagePlace::kLast)) {
     add_weights(v, kAll, {.count = v.num_local_experts, .delay = launch.main.end()}, launch.main);

@@ -14,6 +14,7 @@ PassOrder::PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule, 
   view_.pass = pass;
   view_.part = part;
   view_.schedule = schedule_of_pass(schedule, plan.problem, pass);
+  view_.layout = plan.layout;
   set_problem(view_, plan.problem);
   view_.rank = plan.rank;
   view_.num_ranks = plan.num_ranks();
@@ -28,10 +29,34 @@ PassOrder::PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule, 
   view_.pull_of_row = plan.pull_of_row.data();
 
   set_stages(view_, graph);
+  if (view_.has_hosts()) set_hosts();
   order_experts();
   order_tiles();
   order_pulls();
   count_slots();
+  if (view_.has_hosts()) order_crossings();
+}
+
+/// A plan with a fault knows no routing: as if nobody had tokens.
+void PassOrder::set_hosts() {
+  first_token_.push_back(0);
+  const bool has_routing = plan_.fault.kind == RoutingFault::Kind::kNone;
+  for (const std::int64_t tokens : plan_.tokens_per_rank) {
+    first_token_.push_back(first_token_.back() + (has_routing ? tokens : 0));
+  }
+  view_.first_token = first_token_.data();
+  view_.all_topk_ids = plan_.all_topk_ids.data();
+}
+
+void PassOrder::order_crossings() {
+  crossings_.emplace(plan_, view_);
+  for (const Pull& pull : pulls_) {
+    crossing_.push_back(view_.is_here(pull.source) ? -1
+                                                   : crossings_->piece(pull.source, pull.token));
+  }
+  view_.crossing = crossing_.data();
+  view_.sent_tokens = crossings_->sent_tokens.data();
+  view_.sent_begin = crossings_->sent_begin.data();
 }
 
 void PassOrder::order_experts() {
@@ -136,7 +161,9 @@ void PassOrder::count_slots() {
     std::int64_t* slots =
         slots_to_peer_.data() + token / view_.schedule.token_block * view_.num_ranks;
     for (int k = 0; k < view_.topk; ++k, ++id) {
-      if (*id >= 0) ++slots[*id / view_.routed_experts()];
+      if (*id >= 0 && view_.is_here(view_.rank_of_expert(*id))) {
+        ++slots[view_.rank_of_expert(*id)];
+      }
     }
     slots[view_.rank] += view_.shared_experts;
   }

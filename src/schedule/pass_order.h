@@ -1,8 +1,10 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "plan/plan_data.h"
+#include "schedule/crossings.h"
 #include "schedule/pass_stages.h"
 #include "schedule/queue.h"
 
@@ -24,6 +26,8 @@ class PassOrder {
   void order_tiles();
   void order_pulls();
   void count_slots();
+  void set_hosts();
+  void order_crossings();
 
   const PlanData& plan_;
   PassView view_;
@@ -34,6 +38,9 @@ class PassOrder {
   std::vector<Pull> pulls_;
   std::vector<std::int64_t> pull_begin_;
   std::vector<std::int64_t> slots_to_peer_;
+  std::vector<std::int64_t> first_token_;
+  std::vector<std::int32_t> crossing_;
+  std::optional<Crossings> crossings_;
 };
 
 /// The table behind a QueueView.

@@ -103,6 +103,9 @@ std::uint32_t signalled(CounterOf of, const StageView& stage) {
       return stage.column_tiles;
     case CounterOf::kTokenBlock:
       return static_cast<std::uint32_t>(stage.cols);
+    case CounterOf::kCrossing:
+    case CounterOf::kReturn:
+      return 1;
   }
   return 0;
 }
@@ -165,7 +168,7 @@ void count_wire_bytes(WireBytes& wire, const Graph& graph, const StageRow& row,
 }  // namespace
 
 void set_problem(PassView& view, const Problem& problem) {
-  view.choice = choice_of(problem);
+  view.choice = choice_of(problem, view.layout.hosts);
   view.activation = problem.activation;
   view.probs = problem.probs;
   view.group_experts =

@@ -5,13 +5,22 @@
 #include "base/contract.h"
 #include "base/expert_numbers.h"
 #include "base/math.h"
+#include "graph/extents.h"
 #include "graph/graph.h"
 #include "layout/page_shape.h"
+#include "uniep/rank_layout.h"
 #include "uniep/routing_plan.h"
 #include "uniep/schedule.h"
 #include "uniep/stage.h"
 
 namespace uniep {
+
+/// Kernels are compiled for groups of one host alone.
+#ifdef __CUDA_ARCH__
+inline constexpr bool kMayHaveHosts = false;
+#else
+inline constexpr bool kMayHaveHosts = true;
+#endif
 
 /// A backward pass may come in two parts, one after another: what other ranks wait for, and the
 /// weight gradients, for which nobody does. The second part takes up the rows of the first.
@@ -95,8 +104,8 @@ struct PassView {
   std::int64_t tokens = 0;  // of this rank
 
   // What the graph says of this part of the pass (pass_stages.h).
-  StageView stages[kMaxStages] = {};            // by Stage
-  std::int8_t stage_order[kMaxStageRows] = {};  // of those that queues hold, as the graph has them
+  StageView stages[kMaxStages] = {};         // by Stage
+  std::int8_t stage_order[kMaxStages] = {};  // of those that queues hold, as the graph has them
   std::int8_t num_stages = 0;
   std::int8_t num_data_stages = 0;    // of all parts of the pass: those but weight gradients ...
   std::int8_t num_weight_stages = 0;  // ... and these
@@ -113,12 +122,21 @@ struct PassView {
   PageShape page_shape{};
   const std::int32_t* pull_of_row = nullptr;  // [padded rows]: index in RoutingPlan::pulls
 
-  const std::int32_t* expert_order = nullptr;   // [local experts]
-  const Tile* tiles = nullptr;                  // in the order taken
-  const std::int64_t* tile_begin = nullptr;     // [blocks + 1]
-  const Pull* pulls = nullptr;                  // in the order needed
-  const std::int64_t* pull_begin = nullptr;     // [blocks + 1]
-  const std::int64_t* slots_to_peer = nullptr;  // [token blocks, ranks]: slots of own tokens there
+  const std::int32_t* expert_order = nullptr;  // [local experts]
+  const Tile* tiles = nullptr;                 // in the order taken
+  const std::int64_t* tile_begin = nullptr;    // [blocks + 1]
+  const Pull* pulls = nullptr;                 // in the order needed
+  const std::int64_t* pull_begin = nullptr;    // [blocks + 1]
+  // [token blocks, ranks]: slots of own tokens there, on this host
+  const std::int64_t* slots_to_peer = nullptr;
+
+  // Of groups of several hosts (crossings.h).
+  RankLayout layout{};
+  const std::int32_t* all_topk_ids = nullptr;  // [tokens of all ranks, K], rank after rank
+  const std::int64_t* first_token = nullptr;   // [ranks + 1]: of each rank in there
+  const std::int32_t* crossing = nullptr;      // [pulls]: which piece brings it; -1: of this host
+  const std::int32_t* sent_tokens = nullptr;   // own ones that others need, by host and piece
+  const std::int64_t* sent_begin = nullptr;    // [hosts * pieces + 1]
 
   /// Experts of this rank that are not shared.
   UNIEP_HD int routed_experts() const { return num_local_experts - shared_experts; }
@@ -128,6 +146,25 @@ struct PassView {
   }
 
   UNIEP_HD int num_blocks() const { return schedule.waves * num_local_experts; }
+
+  UNIEP_HD bool has_hosts() const { return kMayHaveHosts && layout.hosts > 1; }
+  UNIEP_HD bool is_here(int other) const { return !has_hosts() || layout.same_host(rank, other); }
+  /// Tokens cross between hosts in as many pieces: of each block those that it is the first to need
+  /// on its host.
+  UNIEP_HD int num_pieces() const { return num_blocks(); }
+  /// Of a rank's piece among counters of kCrossing: the same in all passes, whatever their waves.
+  UNIEP_HD std::int64_t crossing_index(int source, std::int64_t piece) const {
+    return source * num_local_experts * kMostWaves + piece;
+  }
+  UNIEP_HD std::int64_t tokens_of(int source) const {
+    return first_token[source + 1] - first_token[source];
+  }
+  /// The routing of a token of another rank.
+  UNIEP_HD const std::int32_t* ids_of(int source, std::int64_t token) const {
+    return all_topk_ids + (first_token[source] + token) * topk;
+  }
+  /// Of one that topk_ids name.
+  UNIEP_HD int rank_of_expert(std::int32_t expert) const { return expert / routed_experts(); }
   UNIEP_HD std::int64_t num_token_blocks() const {
     return ceil_div<std::int64_t>(tokens, schedule.token_block);
   }
@@ -206,6 +243,10 @@ inline UNIEP_HD std::int64_t num_counters(const PassView& v, CounterOf of) {
       return v.num_local_experts;
     case CounterOf::kTokenBlock:
       return v.num_token_blocks() * v.num_ranks;
+    case CounterOf::kCrossing:
+      return v.has_hosts() ? v.crossing_index(v.num_ranks, 0) : 0;
+    case CounterOf::kReturn:
+      return v.has_hosts() ? v.num_token_blocks() * v.layout.hosts : 0;
   }
   return 0;
 }

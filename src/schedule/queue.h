@@ -10,8 +10,9 @@ struct Task {
   Stage stage = Stage::kDispatch;
   int expert = -1;        // local expert, or -1
   std::int64_t tile = 0;  // index within the stage, for reports
-  std::int64_t m = 0;     // dispatch: first pull; GEMM: tile; reduce: token block; wgrad: row tile
-  std::int64_t n = 0;     // dispatch: pulls; GEMM, wgrad: column tile
+  // dispatch: first pull; GEMM: tile; reduce, relay: token block; wgrad: row tile; send: piece
+  std::int64_t m = 0;
+  std::int64_t n = 0;  // dispatch: pulls; GEMM, wgrad: column tile; send, relay: host
 };
 
 /// A block as a queue's table lists it.
@@ -32,6 +33,19 @@ struct BlockGrid {
   std::int64_t first = 0;  // tile of rows, or pull; wgrad: 0, since rows are the gradient's
 };
 
+/// Of stages whose tasks are for other hosts.
+inline UNIEP_HD BlockGrid host_grid(const PassView& v, TileGrid grid, int block) {
+  const auto others = static_cast<std::uint32_t>(v.layout.hosts - 1);
+  if (grid == TileGrid::kCrossings) return {.rows = 1, .cols = others, .first = block};
+  std::int64_t blocks = 0;  // most of any rank of the rail
+  for (int host = 0; host < v.layout.hosts; ++host) {
+    const int source = v.layout.relay(v.rank, host);
+    if (source == v.rank) continue;
+    blocks = max_of(blocks, ceil_div<std::int64_t>(v.tokens_of(source), v.schedule.token_block));
+  }
+  return {.rows = static_cast<std::uint32_t>(blocks), .cols = others};
+}
+
 inline UNIEP_HD BlockGrid block_grid(const PassView& v, QueueBlock b) {
   const auto count = [](std::int64_t n) { return static_cast<std::uint32_t>(n); };
   const StageView& stage = v.stage(b.stage);
@@ -51,10 +65,25 @@ inline UNIEP_HD BlockGrid block_grid(const PassView& v, QueueBlock b) {
               .cols = stage.column_tiles};
     case TileGrid::kTokenBlocks:
       return {.rows = count(v.num_token_blocks())};
+    case TileGrid::kCrossings:
+    case TileGrid::kReturns:
+      if constexpr (kMayHaveHosts) return host_grid(v, stage.grid, b.block);
+      break;
     case TileGrid::kNone:
       break;
   }
   return {};
+}
+
+/// Task number `index` of a block whose tasks are for one other host each.
+inline UNIEP_HD Task host_task(const PassView& v, Stage stage, const BlockGrid& grid,
+                               std::uint32_t index) {
+  Task task{.stage = stage};
+  task.m = grid.first + index / grid.cols;
+  const auto other = static_cast<int>(index % grid.cols);
+  task.n = other < v.layout.host_of(v.rank) ? other : other + 1;
+  task.tile = task.m * v.layout.hosts + task.n;
+  return task;
 }
 
 /// Tasks in a block.
@@ -121,6 +150,10 @@ inline UNIEP_HD Task block_task(const PassView& v, Stage stage, const BlockGrid&
     }
     case TileGrid::kTokenBlocks:
       task.m = task.tile = index;
+      break;
+    case TileGrid::kCrossings:
+    case TileGrid::kReturns:
+      if constexpr (kMayHaveHosts) return host_task(v, stage, grid, index);
       break;
     case TileGrid::kNone:
       break;

@@ -44,4 +44,17 @@ inline UNIEP_HD std::int64_t wave_begin(const PassView& v, std::int64_t count, i
   return count * wave / v.schedule.waves;
 }
 
+/// When a tile of an expert is taken, of its `count`, beginning with tile `start`.
+inline UNIEP_HD std::int64_t place_of_tile(std::int64_t tile, std::int64_t start,
+                                           std::int64_t count) {
+  return tile >= start ? tile - start : tile - start + count;
+}
+
+/// The wave that takes the tile at a place.
+inline UNIEP_HD int wave_of(const PassView& v, std::int64_t count, std::int64_t place) {
+  int wave = 0;
+  while (wave_begin(v, count, wave + 1) <= place) ++wave;
+  return wave;
+}
+
 }  // namespace uniep

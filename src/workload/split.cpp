@@ -175,7 +175,7 @@ void clear_main_grad(const Split& split, int rank, LayerResult& result) {
   const BackwardArgs args = split.backward_args(rank, result);
   for (const WeightGrad& grad :
        {args.dw1, args.dw2, args.db1, args.db2, args.dshared_w1, args.dshared_w2}) {
-    std::ranges::fill(std::get<std::span<float>>(grad), 0.0f);
+    std::ranges::fill(std::get<ExpertMatrices<float>>(grad).tensor(), 0.0f);
   }
 }
 

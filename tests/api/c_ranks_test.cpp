@@ -110,8 +110,8 @@ struct RankStep {
     c.w2 = backward_args.w2.data();
     c.dx = backward_args.dx.data();
     c.dprobs = backward_args.dprobs.data();
-    c.dw1 = std::get<std::span<bf16>>(backward_args.dw1).data();
-    c.dw2 = std::get<std::span<bf16>>(backward_args.dw2).data();
+    c.dw1 = std::get<ExpertMatrices<bf16>>(backward_args.dw1).tensor().data();
+    c.dw2 = std::get<ExpertMatrices<bf16>>(backward_args.dw2).tensor().data();
     return c;
   }
 

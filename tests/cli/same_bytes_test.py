@@ -32,6 +32,25 @@ class SameBytes(ProgramTest):
         for tokens in (1, 3, 13):  # with 8 ranks: most have none, some have none, none has
             self.outputs("--input", self.layer_path(tokens))
 
+    def test_hosts(self):
+        probe = self.call("run", "--shape", "tiny,tokens=8", "--ranks", 2, "--hosts", 2)
+        if "libfabric" in probe.stderr:
+            self.skipTest(probe.stderr)
+        layer, path = self.layer_path(29), self.folder / "out.safetensors"
+        for groups in ([], ["--combine-groups", 2]):
+            contents = set()
+            for how in ([], ["--hosts", 2], ["--hosts", 4], ["--hosts", 2, "--processes"]):
+                run = ("run", "--input", layer, "--ranks", 4, *groups, *how, "--output", path)
+                text = self.succeed(*run)
+                self.assertEqual("hosts" in text, how != [], text)
+                contents.add(path.read_bytes())
+            self.assertEqual(len(contents), 1, groups)
+        run = ("run", "--input", layer, "--ranks", 4, "--hosts", 3)
+        for how in ([], ["--processes"]):
+            self.refuse(*run, *how, words=["number of hosts is 3 of 4 ranks", "divisor"])
+        self.refuse("run", "--input", layer, "--hosts", 0, words=["--hosts"])
+        self.refuse("run", "--input", layer, "--hosts", 65, words=["--hosts"])
+
     def test_no_tokens(self):
         tensors = self.outputs("--input", self.layer_path(0), ranks=(1, 2), schedules=["single"])
         self.assertEqual(set(tensors["dw1"][2]), {0})

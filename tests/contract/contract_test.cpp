@@ -22,12 +22,12 @@ std::string describe(unsigned seed, const LayerData& d, const RunOptions& o) {
              o.recompute_h, ", main_grad ", o.main_grad, ", bf16_main_grad ", o.bf16_main_grad,
              ", callers_memory ", o.callers_memory, ", exact_rows ", o.exact_rows, ", row_pool ",
              o.row_pool, ", ring_tiles ", o.ring_tiles, ", max_delay_us ",
-             o.layer.faults.max_delay_us);
+             o.layer.faults.max_delay_us, ", forms ", to_string(o.forms));
 }
 
 constexpr int kRanks[] = {1, 2, 3, 4, 5, 8};
 
-void run_random_cases(unsigned first_seed, int count, int max_delay_us) {
+void run_random_cases(unsigned first_seed, int count, int max_delay_us, bool any_form = false) {
   for (unsigned seed = first_seed; seed < first_seed + static_cast<unsigned>(count); ++seed) {
     Rng rng(seed);
     const int ranks = kRanks[pick(rng, 0, 5)];
@@ -54,6 +54,7 @@ void run_random_cases(unsigned first_seed, int count, int max_delay_us) {
     if (chance(rng, 20)) o.layer.faults.first_count = 0u - static_cast<unsigned>(pick(rng, 1, 500));
     o.row_pool = !o.callers_memory && chance(rng, 50);
     if (!o.defer_weights && chance(rng, 40)) o.ring_tiles = static_cast<int>(pick(rng, 0, 3));
+    if (any_form) o.forms = random_forms(rng, is_gated(data.activation));
     expect_same_bits(run_layer(data, o), expected(data, o), describe(seed, data, o));
     if (::testing::Test::HasFailure()) return;
   }
@@ -62,6 +63,8 @@ void run_random_cases(unsigned first_seed, int count, int max_delay_us) {
 TEST(Contract, AnyScheduleAnyRanks) { run_random_cases(1, cases(3000), 0); }
 
 TEST(Contract, AnyScheduleUnderRandomDelays) { run_random_cases(100001, cases(300), 200); }
+
+TEST(Contract, WeightsMayLieAnywhere) { run_random_cases(200001, cases(600), 0, true); }
 
 }  // namespace
 }  // namespace uniep::testing

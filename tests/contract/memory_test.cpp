@@ -289,7 +289,7 @@ TEST(OverflowValues, AreAlikeOnAllRanksAndTheGroupGoesOn) {
     for (const bf16 v : forward.out) ASSERT_TRUE(std::isnan(to_float(v)));
     for (const bf16 v : args.dx) ASSERT_TRUE(std::isnan(to_float(v)));
     for (const float v : args.dprobs) ASSERT_EQ(v, 0.0f);
-    for (const bf16 v : std::get<std::span<bf16>>(args.dw1)) ASSERT_EQ(v.bits, 0);
+    for (const bf16 v : std::get<ExpertMatrices<bf16>>(args.dw1).tensor()) ASSERT_EQ(v.bits, 0);
 
     std::vector<std::int32_t> even(split.topk_ids(c.rank()).size());
     for (std::size_t i = 0; i < even.size(); ++i) even[i] = static_cast<int>(i % 4);

@@ -221,8 +221,8 @@ class RankOfInterleavings {
         : out(step.batch->split->forward_args(rank, result).out) {
       const BackwardArgs args = step.batch->split->backward_args(rank, result);
       dx = args.dx;
-      dw1 = std::get<std::span<bf16>>(args.dw1);
-      dw2 = std::get<std::span<bf16>>(args.dw2);
+      dw1 = std::get<ExpertMatrices<bf16>>(args.dw1).tensor();
+      dw2 = std::get<ExpertMatrices<bf16>>(args.dw2).tensor();
     }
   };
   void expect_tokens(Step& step, std::span<const bf16> BackwardArgsOf::*part, const char* name) {

@@ -130,8 +130,8 @@ TEST(MainGrad, InBf16IsRoundedOnceACallAndKeptWithoutRows) {
     g.each([&](int rank) {
       g.forward(rank);
       BackwardArgs args = g.backward_args(rank);
-      args.dw1 = Bf16MainGrad{std::get<std::span<bf16>>(args.dw1)};
-      args.dw2 = Bf16MainGrad{std::get<std::span<bf16>>(args.dw2)};
+      args.dw1 = Bf16MainGrad{std::get<ExpertMatrices<bf16>>(args.dw1)};
+      args.dw2 = Bf16MainGrad{std::get<ExpertMatrices<bf16>>(args.dw2)};
       g.layer(rank).backward(g.saved(rank), args, parse_schedule("single,tile_m=16"));
     });
     want = reference::contract_into_bf16_main_grad(data, want.dw1, want.dw2);

@@ -264,5 +264,24 @@ TEST(Gemm, SplitsOfATileGiveTheSameBits) {
   }
 }
 
+TEST(Gemm, SumsGoOnFromOnePartOfTheReductionToTheNext) {
+  std::mt19937 rng(7);
+  const Index m = 31, n = 45, k = 600;
+  const Matrix a(rng, Values::kOrdinary, m, k, false, 0), b(rng, Values::kOrdinary, k, n, false, 0);
+  for (const Kernels* kernels : testing::available_kernels()) {
+    GemmScratch scratch;
+    const std::vector<float> whole = run(*kernels, a, b, 0, scratch);
+    for (const Index first : {Index{0}, Index{8}, Index{300}, k}) {
+      std::vector<float> sums(whole.size(), kPoison);
+      const MatrixView va = a.view(), vb = b.view();
+      gemm_tile(*kernels, m, n, first, va, vb, sums.data(), n, scratch);
+      gemm_tile(*kernels, m, n, k - first, {va.data + first, va.row_stride, va.col_stride},
+                {vb.data + first * vb.row_stride, vb.row_stride, vb.col_stride}, sums.data(), n,
+                scratch, true);
+      EXPECT_TRUE(testing::all_same(sums, whole)) << kernels->name << " at " << first;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace uniep::cpu

@@ -29,13 +29,21 @@ TEST(TensorAlignment, RowsStartAtMultiplesOf16Bytes) {
                             .out = at<bf16>(48)};
   EXPECT_NO_THROW(cuda::check_alignment(forward));
   for (const auto& [name, tensor] :
-       {std::pair("x", &ForwardArgs::x), std::pair("w1", &ForwardArgs::w1),
-        std::pair("w2", &ForwardArgs::w2)}) {
+       {std::pair("w1", &ForwardArgs::w1), std::pair("w2", &ForwardArgs::w2)}) {
     ForwardArgs args = forward;
     args.*tensor = at<const bf16>(8);
     expect_refused(name, args);
+    const std::span<const bf16> each[] = {at<const bf16>(16), at<const bf16>(8)};
+    args.*tensor = ExpertMatrices<const bf16>::one_each(each);
+    expect_refused(name, args);
   }
   ForwardArgs args = forward;
+  args.w1 = ExpertMatrices<const bf16>::gate_and_up(at<const bf16>(16), at<const bf16>(8));
+  expect_refused("w1", args);
+  args = forward;
+  args.x = at<const bf16>(8);
+  expect_refused("x", args);
+  args = forward;
   args.out = at<bf16>(8);
   expect_refused("out", args);
 

@@ -25,8 +25,9 @@ DeviceArray<std::byte> poisoned(std::int64_t bytes) {
   return memory;
 }
 
-template <class T>
-void append(std::vector<T>& to, const DeviceArray<T>& from) {
+/// From: DeviceArray or DeviceMatrices.
+template <class T, class From>
+void append(std::vector<T>& to, const From& from) {
   const std::vector<T> part = from.to_host();
   to.insert(to.end(), part.begin(), part.end());
 }
@@ -35,7 +36,8 @@ void append(std::vector<T>& to, const DeviceArray<T>& from) {
 
 EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> token_begin,
                              bool main_grad, float main_grad_start, std::uint32_t first_count,
-                             Save save, bool recompute_h, std::int64_t backward_rows)
+                             Save save, bool recompute_h, std::int64_t backward_rows,
+                             const uniep::testing::ExpertForms& forms)
     : data_(data),
       split_(data, token_begin),
       problem_(split_.problem()),
@@ -55,6 +57,11 @@ EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> to
   LayerResult unused = workload::make_result(data, {});
   const Problem& problem = problem_;
   const int num_ranks = split_.ranks();
+  const ExpertShape first = shape_of_w1(problem, problem.num_experts / num_ranks, halves(problem));
+  const ExpertShape second = shape_of_w2(problem, problem.num_experts / num_ranks);
+  const auto copy_of = [](const ExpertMatrices<const bf16>& w) {
+    return std::vector<bf16>(w.tensor().begin(), w.tensor().end());
+  };
   for (int r = 0; r < split_.ranks(); ++r) {
     const RoutingPlan plan = RoutingPlan::build(problem_, r, tokens, data.topk_ids);
     const ForwardArgs f = split_.forward_args(r, unused);
@@ -70,22 +77,22 @@ EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> to
                                        RowLayout(problem_, rows, Pass::kBackward).bytes)),
              .x = upload(f.x),
              .dy = upload(b.dy),
-             .w1 = upload(f.w1),
-             .w2 = upload(f.w2),
              .b1 = upload(f.b1),
              .b2 = upload(f.b2),
              .out = filled(f.out.size(), kNan),
              .dx = filled(b.dx.size(), kNan),
-             .dw1 = filled(f.w1.size(), kNan),
-             .dw2 = filled(f.w2.size(), kNan),
              .db1 = filled(f.b1.size(), kNan),
              .db2 = filled(f.b2.size(), kNan),
              .probs = upload(f.topk_probs),
              .dprobs = filled(b.dprobs.size(), kFloatNan),
-             .main_dw1 = filled(main_grad ? f.w1.size() : 0, main_grad_start),
-             .main_dw2 = filled(main_grad ? f.w2.size() : 0, main_grad_start),
              .main_db1 = filled(main_grad ? f.b1.size() : 0, main_grad_start),
-             .main_db2 = filled(main_grad ? f.b2.size() : 0, main_grad_start)});
+             .main_db2 = filled(main_grad ? f.b2.size() : 0, main_grad_start),
+             .w1 = {forms.w1, first, copy_of(f.w1)},
+             .w2 = {forms.w2, second, copy_of(f.w2)},
+             .dw1 = {forms.dw1, first, std::vector(f.w1.size(), kNan)},
+             .dw2 = {forms.dw2, second, std::vector(f.w2.size(), kNan)},
+             .main_dw1 = {forms.dw1, first, std::vector(f.w1.size(), main_grad_start)},
+             .main_dw2 = {forms.dw2, second, std::vector(f.w2.size(), main_grad_start)}});
     const SymmetricLayout symmetric(problem, num_ranks);
     start_counters(ranks_.back().counters.data(), LocalCounterLayout(problem, num_ranks).bytes,
                    first_count);
@@ -108,8 +115,8 @@ PassMemory EmulatedGroup::memory(int rank) const {
   return memory;
 }
 
-PassTensors EmulatedGroup::tensors(int rank, Pass pass) const {
-  const Rank& r = ranks_[static_cast<std::size_t>(rank)];
+PassTensors EmulatedGroup::tensors(int rank, Pass pass) {
+  Rank& r = ranks_[static_cast<std::size_t>(rank)];
   const std::int64_t rows = r.plan.padded_rows();
   PassTensors t;
   t.table.set(SavedLayout(problem_, rows, r.plan.received_tokens()), r.saved.data());
@@ -118,20 +125,25 @@ PassTensors EmulatedGroup::tensors(int rank, Pass pass) const {
   t.table.set(Tensor::kX, r.x.data());
   if (!forward) t.table.set(Tensor::kDy, r.dy.data());
   if (forward) t.table.set(Tensor::kTopkProbs, r.probs.data());
-  t.table.set(Tensor::kW1, r.w1.data());
-  t.table.set(Tensor::kW2, r.w2.data());
+  t.set_weights(ForwardArgs{.x = {},
+                            .topk_probs = {},
+                            .w1 = r.w1.const_matrices(),
+                            .w2 = r.w2.const_matrices(),
+                            .out = {}});
   t.table.set(Tensor::kB1, r.b1.data());
   t.table.set(Tensor::kB2, r.b2.data());
   t.table.set(forward ? Tensor::kOut : Tensor::kDx, forward ? r.out.data() : r.dx.data());
   t.table.set(Tensor::kDprobs, r.dprobs.data());
   if (main_grad_) {
-    t.set_weight_grads({.dw1 = r.main_dw1.span(),
-                        .dw2 = r.main_dw2.span(),
+    t.set_weight_grads({.dw1 = r.main_dw1.matrices(),
+                        .dw2 = r.main_dw2.matrices(),
                         .db1 = r.main_db1.span(),
                         .db2 = r.main_db2.span()});
   } else {
-    t.set_weight_grads(
-        {.dw1 = r.dw1.span(), .dw2 = r.dw2.span(), .db1 = r.db1.span(), .db2 = r.db2.span()});
+    t.set_weight_grads({.dw1 = r.dw1.matrices(),
+                        .dw2 = r.dw2.matrices(),
+                        .db1 = r.db1.span(),
+                        .db2 = r.db2.span()});
   }
   return t;
 }
@@ -148,10 +160,12 @@ void EmulatedGroup::run_pass(Pass pass, Schedule schedule, PassPart part) {
         device_context(problem_, view, memory(r), limit_ms_, device_faults(faults_, r)),
         tensors(r, pass),
         PassLauncher::Rows{rows_at_a_time(problem_, plan.padded_rows(), pass), plan.padded_rows()},
-        orders.back()->queues(), sms_, streams_[static_cast<std::size_t>(r)]);
+        expert_maps(problem_, split_.ranks(), memory(r)), orders.back()->queues(), sms_,
+        streams_[static_cast<std::size_t>(r)]);
   }
   check_cuda(cudaDeviceSynchronize(), "prepare a pass");
   for (int r = 0; r < split_.ranks(); ++r) {
+    launchers[static_cast<std::size_t>(r)].write_expert_maps(nullptr);
     launchers[static_cast<std::size_t>(r)].enter(
         enter_args(problem_, split_.ranks(), memory(r), nullptr));
   }

@@ -11,6 +11,7 @@
 #include "cuda/pass_memory.h"
 #include "plan/plan_data.h"
 #include "schedule/pass_order.h"
+#include "support/expert_forms.h"
 #include "workload/split.h"
 
 namespace uniep::cuda::testing {
@@ -23,6 +24,40 @@ template <class T>
 DeviceArray<T> upload(std::span<const T> host) {
   return DeviceArray<T>(host);
 }
+
+/// A weight or its gradient in device memory, in one of the forms.
+template <class T>
+class DeviceMatrices {
+ public:
+  DeviceMatrices(ExpertForm form, const ExpertShape& shape, const std::vector<T>& values)
+      : form_(form), shape_(shape), count_(values.size()) {
+    for (const auto& tensor : uniep::testing::scattered(form, shape, std::span(values))) {
+      tensors_.push_back(upload(tensor));
+      list_.push_back(tensors_.back().span());
+    }
+  }
+
+  ExpertMatrices<T> matrices() const { return uniep::testing::matrices_of<T>(form_, list_); }
+  ExpertMatrices<const T> const_matrices() {
+    if (const_list_.empty()) const_list_.assign(list_.begin(), list_.end());
+    return uniep::testing::matrices_of<const T>(form_, const_list_);
+  }
+  std::vector<T> to_host() const {
+    std::vector<std::vector<T>> tensors;
+    for (const auto& tensor : tensors_) tensors.push_back(tensor.to_host());
+    std::vector<T> values(count_);
+    uniep::testing::gather(form_, shape_, tensors, std::span(values));
+    return values;
+  }
+
+ private:
+  ExpertForm form_;
+  ExpertShape shape_;
+  std::size_t count_;
+  std::vector<DeviceArray<T>> tensors_;
+  std::vector<std::span<T>> list_;
+  std::vector<std::span<const T>> const_list_;
+};
 
 /// The arrays behind a host PassView, in device memory.
 class UploadedOrder {
@@ -82,7 +117,8 @@ class EmulatedGroup {
  public:
   EmulatedGroup(const LayerData& data, std::vector<std::int64_t> token_begin, bool main_grad,
                 float main_grad_start, std::uint32_t first_count = 0, Save save = Save::kRows,
-                bool recompute_h = false, std::int64_t backward_rows = 0);
+                bool recompute_h = false, std::int64_t backward_rows = 0,
+                const uniep::testing::ExpertForms& forms = {});
   ~EmulatedGroup();
   EmulatedGroup(const EmulatedGroup&) = delete;
   EmulatedGroup& operator=(const EmulatedGroup&) = delete;
@@ -112,15 +148,17 @@ class EmulatedGroup {
   struct Rank {
     RoutingPlan plan;
     DeviceArray<std::byte> heap, counters, scratch, saved, rows;
-    DeviceArray<bf16> x, dy, w1, w2, b1, b2, out, dx, dw1, dw2, db1, db2;
-    DeviceArray<float> probs, dprobs, main_dw1, main_dw2, main_db1, main_db2;
+    DeviceArray<bf16> x, dy, b1, b2, out, dx, db1, db2;
+    DeviceArray<float> probs, dprobs, main_db1, main_db2;
+    DeviceMatrices<bf16> w1, w2, dw1, dw2;
+    DeviceMatrices<float> main_dw1, main_dw2;
     std::unique_ptr<HostVisible<WaitFailure>> failure =
         std::make_unique<HostVisible<WaitFailure>>();
   };
 
   void throw_if_failed() const;
   PassMemory memory(int rank) const;
-  PassTensors tensors(int rank, Pass pass) const;
+  PassTensors tensors(int rank, Pass pass);
   LayerResult result() const;
 
   const LayerData& data_;

@@ -43,6 +43,23 @@ struct GpuRankOptions {
   bool main_grad = false;  ///< weight gradients are added to fp32 tensors of kMainGradStart
   Save save = Save::kRows;
   bool recompute_h = false;
+  bool each = false;  ///< weights and gradients are given as a tensor for each expert
+};
+
+/// The parts of one tensor, of which each expert has one.
+template <class T>
+class PartOfEach {
+ public:
+  PartOfEach(std::span<T> tensor, std::int64_t experts) {
+    const std::size_t size = tensor.size() / static_cast<std::size_t>(experts);
+    for (std::size_t at = 0; at + size <= tensor.size() && size > 0; at += size) {
+      parts_.push_back(tensor.subspan(at, size));
+    }
+  }
+  ExpertMatrices<T> matrices() const { return ExpertMatrices<T>::one_each(parts_); }
+
+ private:
+  std::vector<std::span<T>> parts_;
 };
 
 /// One rank's part of a global layer, on this process' GPU: its tensors, its Layer, and the last
@@ -55,6 +72,7 @@ class GpuRank {
           const GpuRankOptions& extra = {})
       : split_(data, communicator.size()),
         main_grad_(extra.main_grad),
+        each_(extra.each),
         rank_(communicator.rank()),
         unused_(workload::make_result(data, {})),
         f_(split_.forward_args(rank_, unused_)),
@@ -62,8 +80,8 @@ class GpuRank {
         ids_(split_.topk_ids(rank_)),
         x_(f_.x),
         probs_(f_.topk_probs),
-        w1_(f_.w1),
-        w2_(f_.w2),
+        w1_(f_.w1.tensor()),
+        w2_(f_.w2.tensor()),
         dy_(b_.dy),
         out_(f_.out.size()),
         dx_(b_.dx.size()),
@@ -72,6 +90,10 @@ class GpuRank {
         dw2_(main_grad_ ? 0 : f_.w2.size()),
         main_dw1_(main_grad_start(f_.w1.size())),
         main_dw2_(main_grad_start(f_.w2.size())),
+        w1_each_(w1_.span(), data.num_experts / split_.ranks()),
+        w2_each_(w2_.span(), data.num_experts / split_.ranks()),
+        dw1_each_(dw1_.span(), data.num_experts / split_.ranks()),
+        dw2_each_(dw2_.span(), data.num_experts / split_.ranks()),
         layer_(problem(split_, extra), std::move(communicator), options) {}
 
   /// Another batch of the same sizes, in the same memory; waits for the device.
@@ -81,8 +103,8 @@ class GpuRank {
     ids_.load(split.topk_ids(rank_));
     x_.load(f.x);
     probs_.load(f.topk_probs);
-    w1_.load(f.w1);
-    w2_.load(f.w2);
+    w1_.load(f.w1.tensor());
+    w2_.load(f.w2.tensor());
     dy_.load(split.backward_args(rank_, unused_).dy);
     forget_results();
   }
@@ -102,11 +124,13 @@ class GpuRank {
   std::span<const std::int32_t> topk_ids() const { return ids_.span(); }
   const RoutingPlan& last_plan() const { return *plan_; }
   ForwardArgs forward_args() const {
-    return {.x = x_.span(),
-            .topk_probs = probs_.span(),
-            .w1 = w1_.span(),
-            .w2 = w2_.span(),
-            .out = out_.span()};
+    ForwardArgs args{.x = x_.span(),
+                     .topk_probs = probs_.span(),
+                     .w1 = w1_.span(),
+                     .w2 = w2_.span(),
+                     .out = out_.span()};
+    if (each_) args.w1 = w1_each_.matrices(), args.w2 = w2_each_.matrices();
+    return args;
   }
 
   void plan() { plan_ = layer_.plan(ids_.span()); }
@@ -134,6 +158,11 @@ class GpuRank {
     } else {
       args.dw1 = dw1_.span();
       args.dw2 = dw2_.span();
+    }
+    if (each_) {
+      args.w1 = w1_each_.matrices();
+      args.w2 = w2_each_.matrices();
+      if (!main_grad_) args.dw1 = dw1_each_.matrices(), args.dw2 = dw2_each_.matrices();
     }
     return args;
   }
@@ -180,6 +209,7 @@ class GpuRank {
 
   const workload::Split split_;
   const bool main_grad_;
+  const bool each_;
   const int rank_;
   LayerResult unused_;  // gives f_ and b_ their sizes
   const ForwardArgs f_;
@@ -191,6 +221,8 @@ class GpuRank {
   const DeviceTensor<float> dprobs_;
   const DeviceTensor<bf16> dw1_, dw2_;
   const DeviceTensor<float> main_dw1_, main_dw2_;
+  const PartOfEach<const bf16> w1_each_, w2_each_;
+  const PartOfEach<bf16> dw1_each_, dw2_each_;
   Layer layer_;
   std::optional<RoutingPlan> plan_;
   Saved saved_;

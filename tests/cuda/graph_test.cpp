@@ -72,12 +72,13 @@ std::string compare_replays(GpuRank& rank, GpuRank& uncaptured, int ranks, const
 
 /// Captures nothing that was run before: first calls of a layer can be captured as well. The
 /// counters wrap within the replays.
-std::string captured_steps(const Communicator& c, const FaultInjection& faults, bool in_two) {
+std::string captured_steps(const Communicator& c, const FaultInjection& faults, bool in_two,
+                           const GpuRankOptions& extra = {}) {
   const LayerData first = small_layer(c.size());
   GpuRank uncaptured(first, c);
   for (const Schedule& schedule : cuda_schedules()) {
     const Stream stream;
-    GpuRank rank(first, c, on(stream, faults));
+    GpuRank rank(first, c, on(stream, faults), extra);
     std::vector<std::unique_ptr<Graph>> graphs;
     if (in_two) {
       graphs.push_back(std::make_unique<Graph>(stream, [&] {
@@ -100,6 +101,12 @@ TEST_P(CudaGraph, ReplaysHaveTheBytesOfUncapturedSteps) {
 
 TEST_P(CudaGraph, ForwardAndBackwardMayBeGraphsOfTheirOwn) {
   expect_same(on_gpus(ranks(), [](const Communicator& c) { return captured_steps(c, {}, true); }));
+}
+
+/// A graph brings the tensor maps of its weights.
+TEST_P(CudaGraph, WeightsMayBeATensorForEachExpert) {
+  expect_same(on_gpus(
+      ranks(), [](const Communicator& c) { return captured_steps(c, {}, true, {.each = true}); }));
 }
 
 TEST_P(CudaGraph, ReplaysUnderDelaysAndWrappingCountersHaveTheSameBytes) {

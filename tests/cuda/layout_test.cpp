@@ -19,22 +19,8 @@ TEST(Arithmetic, EveryOneIsAccepted) {
     EXPECT_EQ(reason_of([i](Problem& p) { p.activation = static_cast<Activation>(i); }), "");
   }
   EXPECT_EQ(reason_of([](Problem& p) { p.probs = Probs::kAfter, p.bias = true; }), "");
+  EXPECT_EQ(reason_of([](Problem& p) { p.bias = true, p.backward_rows = 128; }), "");
   EXPECT_EQ(reason_of([](Problem& p) { p.combine_groups = 2; }), "");
-}
-
-TEST(Arithmetic, ARingOfRowsIsForSwigluAlone) {
-  Problem p{.hidden = 64, .intermediate = 64, .num_experts = 2, .topk = 1, .max_tokens = 8};
-  p.backward_rows = 128;
-  EXPECT_FALSE(cuda::unsupported_reason(p, 1));
-  Problem reglu = p, after = p, biased = p, groups = p;
-  reglu.activation = Activation::kReglu;
-  after.probs = Probs::kAfter;
-  biased.bias = true;
-  groups.combine_groups = 2;
-  for (const Problem& other : {reglu, after, biased, groups}) {
-    const std::string said = cuda::unsupported_reason(other, 1).value_or("");
-    EXPECT_NE(said.find("problem.backward_rows is 128 with activation="), said.npos) << said;
-  }
 }
 
 TEST(Arithmetic, SharedExpertsAreRefused) {

@@ -432,7 +432,7 @@ TEST(CudaMemoryAlone, MainGradientsOfTwoTypesAreRefused) {
     BackwardArgs args = rank.backward_args();
     const DeviceTensor<float> fp32(args.w1.size());
     args.dw1 = fp32.span();
-    args.dw2 = Bf16MainGrad{std::get<std::span<bf16>>(args.dw2)};
+    args.dw2 = Bf16MainGrad{std::get<ExpertMatrices<bf16>>(args.dw2)};
     rank.plan();
     const Saved saved = rank.layer().forward(rank.last_plan(), rank.forward_args());
     const std::string said =

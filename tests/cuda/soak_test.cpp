@@ -36,8 +36,8 @@ class SoakLayer {
     const ForwardArgs f = split.forward_args(rank, result);
     const BackwardArgs b = split.backward_args(rank, result);
     const auto ids = load(ids_, split.topk_ids(rank));
-    const auto w1 = load(w1_, f.w1);
-    const auto w2 = load(w2_, f.w2);
+    const auto w1 = load(w1_, f.w1.tensor());
+    const auto w2 = load(w2_, f.w2.tensor());
     const ForwardArgs forward{.x = load(x_, f.x),
                               .topk_probs = load(probs_, f.topk_probs),
                               .w1 = w1,
@@ -65,8 +65,8 @@ class SoakLayer {
     read(f.out, out_);
     read(b.dx, dx_);
     read(b.dprobs, dprobs_);
-    read(std::get<std::span<bf16>>(b.dw1), dw1_);
-    read(std::get<std::span<bf16>>(b.dw2), dw2_);
+    read(std::get<ExpertMatrices<bf16>>(b.dw1).tensor(), dw1_);
+    read(std::get<ExpertMatrices<bf16>>(b.dw2).tensor(), dw2_);
   }
 
  private:

@@ -66,10 +66,11 @@ constexpr int kOne[] = {1};
 /// Random layers: close to the CPU's reference, and the same bits at one rank with `sequential` as
 /// at any number of ranks with the schedule that choose(rng, problem) gives; `deferred`: with
 /// weight gradients in a part of their own, under another schedule; `in_ring`: backward with room
-/// for few rows at a time.
+/// for few rows at a time; `any_form`: weights and their gradients in random forms.
 template <class Choose>
 void check_layers(unsigned first_seed, int count, std::span<const int> numbers_of_ranks,
-                  Choose&& choose, bool deferred = false, bool in_ring = false) {
+                  Choose&& choose, bool deferred = false, bool in_ring = false,
+                  bool any_form = false) {
   for (unsigned seed = first_seed; seed < first_seed + static_cast<unsigned>(count); ++seed) {
     Rng rng(seed);
     const auto last = static_cast<std::int64_t>(numbers_of_ranks.size()) - 1;
@@ -79,7 +80,7 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
         .max_tokens = seed % 3 == 0 ? 700 : 90,
         .max_hidden = seed % 2 == 0 ? 600 : 96,
         .max_intermediate = seed % 2 == 0 ? 600 : 96,
-        .any_arithmetic = uniep::testing::chance(rng, 60) && !in_ring};
+        .any_arithmetic = uniep::testing::chance(rng, 60)};
     const LayerData data = uniep::testing::random_layer(rng, ranks, bounds);
     const bool main_grad = uniep::testing::chance(rng, 30);
     const Save save = kSaves[rng() % std::size(kSaves)];
@@ -88,16 +89,18 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
         in_ring ? uniep::testing::ring_rows(data.topk_ids, data.num_experts, Problem{}.row_align,
                                             uniep::testing::pick(rng, 0, 3))
                 : 0;
+    const auto forms = any_form ? uniep::testing::random_forms(rng, is_gated(data.activation))
+                                : uniep::testing::ExpertForms{};
     EmulatedGroup group(data, uniep::testing::random_parts(rng, data.tokens, ranks), main_grad, 1,
-                        0, save, recompute_h, backward_rows);
+                        0, save, recompute_h, backward_rows, forms);
     const Schedule schedule = choose(rng, group.problem());
-    const std::string what =
-        cat("seed ", seed, ": ", ranks, " ranks, tokens ", data.tokens, ", hidden ", data.hidden,
-            ", intermediate ", data.intermediate, ", experts ", data.num_experts, ", topk ",
-            data.topk, ", save ", name(save), ", recompute_h ", recompute_h, ", ",
-            name(data.activation), ", probs ", name(data.probs), ", bias ", data.has_bias(),
-            ", combine groups ", data.combine_groups, " in ", name(data.combine_partials),
-            ", backward_rows ", backward_rows, ", ", to_string(schedule));
+    const std::string what = cat(
+        "seed ", seed, ": ", ranks, " ranks, tokens ", data.tokens, ", hidden ", data.hidden,
+        ", intermediate ", data.intermediate, ", experts ", data.num_experts, ", topk ", data.topk,
+        ", save ", name(save), ", recompute_h ", recompute_h, ", ", name(data.activation),
+        ", probs ", name(data.probs), ", bias ", data.has_bias(), ", combine groups ",
+        data.combine_groups, " in ", name(data.combine_partials), ", backward_rows ", backward_rows,
+        ", forms ", uniep::testing::to_string(forms), ", ", to_string(schedule));
     SCOPED_TRACE(what);
     const LayerResult got = deferred ? group.deferred_step(schedule, choose(rng, group.problem()))
                                      : group.step(schedule);
@@ -126,6 +129,18 @@ TEST_F(CudaStages, DeferredWeightsUnderRandomSchedules) {
 
 TEST_F(CudaStages, ExpertsTakeTurnsInARingOfRows) {
   check_layers(4001, cases(100), kRanks, random_cuda_schedule, false, true);
+}
+
+TEST_F(CudaStages, WeightsMayLieAnywhere) {
+  check_layers(5001, cases(120), kRanks, random_cuda_schedule, false, false, true);
+}
+
+TEST_F(CudaStages, WeightsMayLieAnywhereInBothParts) {
+  check_layers(6001, cases(40), kRanks, random_cuda_schedule, true, false, true);
+}
+
+TEST_F(CudaStages, WeightsMayLieAnywhereAtOneRank) {
+  check_layers(7001, cases(40), kOne, random_cuda_schedule, false, false, true);
 }
 
 std::vector<bf16> random_signs(Rng& rng, std::int64_t count) {

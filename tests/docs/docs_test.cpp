@@ -141,15 +141,20 @@ TEST(Docs, GraphShowsStagesTensorsAndCounters) {
 }
 
 /// Stages of the graph, in its order: those of every layer, pass by pass, then those of layers that
-/// keep less, with the enter ahead of them.
+/// keep less, with the enter ahead of them, then those of groups on several hosts, once.
 std::vector<std::string> stages_to_draw() {
-  std::vector<std::string> always, sometimes{name(Stage::kEnter)};
+  std::vector<std::string> always, sometimes{name(Stage::kEnter)}, of_hosts;
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
     kLayerGraph.for_each_stage(pass, [&](const StageRow& row) {
-      (row.when == When::kAlways ? always : sometimes).emplace_back(row.name);
+      if (row.when != When::kHosts) {
+        (row.when == When::kAlways ? always : sometimes).emplace_back(row.name);
+      } else if (pass == Pass::kForward) {
+        of_hosts.emplace_back(row.name);
+      }
     });
   }
   always.insert(always.end(), sometimes.begin(), sometimes.end());
+  always.insert(always.end(), of_hosts.begin(), of_hosts.end());
   return always;
 }
 

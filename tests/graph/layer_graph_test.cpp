@@ -19,8 +19,15 @@ const std::vector<GraphChoice> kChoices = [] {
   for (const Save save : kSaves) {
     for (const bool recompute_h : {false, true}) {
       for (const std::int64_t backward_rows : {0, 128}) {
-        all.push_back(
-            choice_of({.save = save, .recompute_h = recompute_h, .backward_rows = backward_rows}));
+        for (const int hosts : {1, 2}) {
+          for (const int groups : {1, 2}) {
+            all.push_back(choice_of({.save = save,
+                                     .recompute_h = recompute_h,
+                                     .backward_rows = backward_rows,
+                                     .combine_groups = groups},
+                                    hosts));
+          }
+        }
       }
     }
   }
@@ -95,6 +102,7 @@ std::vector<std::string> faults_of(const Graph& graph, GraphChoice choice) {
     const std::vector<StageRow> stages = stages_of(graph, pass, choice);
     for (std::size_t reader = 0; reader < stages.size(); ++reader) {
       for (const Tensor tensor : stages[reader].reads) {
+        if (!holds(graph[tensor].when, choice)) continue;
         bool written = false;
         for (std::size_t writer = 0; writer < reader; ++writer) {
           if (!stages[writer].writes.contains(tensor)) continue;
@@ -166,7 +174,7 @@ TEST(LayerGraph, EveryCounterIsSignalledBeforeItIsWaitedFor) {
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
     CounterSet signalled = bit_of(CounterKind::kReleased);
     for (const StageRow& row :
-         stages_of(kLayerGraph, pass, choice_of({.save = Save::kNone, .recompute_h = true}))) {
+         stages_of(kLayerGraph, pass, choice_of({.save = Save::kNone, .recompute_h = true}, 2))) {
       EXPECT_EQ(row.waits & ~signalled, 0) << row.name;
       signalled = static_cast<CounterSet>(signalled | row.signals);
     }

@@ -79,8 +79,8 @@ TEST(NewRows, StandInTheGraphInOrder) {
   std::vector<std::string> names;
   kWithNewRows.for_each_stage(Pass::kForward,
                               [&](const StageRow& row) { names.emplace_back(row.name); });
-  EXPECT_EQ(names, (std::vector<std::string>{"enter", "dispatch", "squeeze", "fc1", "fc2", "reduce",
-                                             "total"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"enter", "send", "dispatch", "squeeze", "fc1", "fc2",
+                                             "relay", "reduce", "total"}));
 }
 
 TEST(NewRows, HavePlacesInMemory) {

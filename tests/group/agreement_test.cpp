@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "layer/arguments.h"
+#include "layer/expert_places.h"
 #include "plan/plan_data.h"
 #include "support/layer_group.h"
 #include "support/states.h"
@@ -75,10 +76,15 @@ void drop_last(std::span<T>& tensor) {
   tensor = tensor.first(tensor.size() - 1);
 }
 
+template <class T>
+void drop_last(ExpertMatrices<T>& matrices) {
+  matrices = matrices.tensor().first(matrices.size() - 1);
+}
+
 void drop_last(Bf16MainGrad& grad) { drop_last(grad.values); }
 
 void drop_last(WeightGrad& grad) {
-  std::visit([](auto& span) { drop_last(span); }, grad);
+  std::visit([](auto& matrices) { drop_last(matrices); }, grad);
 }
 
 std::string wrong_size(const char* tensor, std::size_t size, const char* shape) {
@@ -100,12 +106,38 @@ TEST_P(Agreement, WrongSizesInForward) {
   group_.expect_step_works("after refusals");
 }
 
+TEST_P(Agreement, WrongFormsOfWeights) {
+  const std::span<const bf16> w1 = group_.forward_args(1).w1.tensor();
+  const std::span<const bf16> w2 = group_.forward_args(1).w2.tensor();
+  using Weights = ExpertMatrices<const bf16>;
+  const auto half = w1.size() / 2;
+  expect_forward_refused(
+      cat("rank 1: w1's up has ", half - 1, " elements; [E / ranks, I, H] needs ", half),
+      [&](ForwardArgs& a) { a.w1 = Weights::gate_and_up(w1.first(half), w1.subspan(half + 1)); });
+  expect_forward_refused(
+      "rank 1: w2 is given as rows of gate and up by turns, which it does not have; one tensor is "
+      "accepted, or one for each expert",
+      [&](ForwardArgs& a) { a.w2 = Weights::interleaved(w2); });
+  const std::size_t experts = group_.split().problem().num_experts / kRanks;
+  std::vector<std::span<const bf16>> each(experts, w1.first(w1.size() / experts));
+  each.push_back(each[0]);
+  expect_forward_refused(cat("rank 1: w1 has ", experts + 1, " tensors; one for each of ", experts,
+                             " experts of the rank is accepted"),
+                         [&](ForwardArgs& a) { a.w1 = Weights::one_each(each); });
+  each.pop_back();
+  each[0] = each[0].first(3);
+  expect_forward_refused(
+      cat("rank 1: w1[0] has 3 elements; the matrix of an expert needs ", w1.size() / experts),
+      [&](ForwardArgs& a) { a.w1 = Weights::one_each(each); });
+  group_.expect_step_works("after refusals");
+}
+
 TEST_P(Agreement, WrongSizesInBackward) {
   group_.each([&](int rank) { group_.forward(rank); });
   group_.clear_result();
   const BackwardArgs good = group_.backward_args(1);
   const auto grad_size = [](const WeightGrad& g) {
-    return std::visit([](const auto& span) { return span.size(); }, g);
+    return with_matrices(g, [](const auto& matrices) { return matrices.size(); });
   };
   expect_backward_refused(wrong_size("dy", good.dy.size(), "[T, H]"),
                           [](BackwardArgs& a) { drop_last(a.dy); });

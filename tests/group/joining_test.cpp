@@ -124,7 +124,8 @@ TEST(JoinGroup, RanksMustBeOfOneHostAndOneVersion) {
   expect_all(join(2, replaced_on_rank_1(boot_id)),
              error(ErrorCode::kUnsupported,
                    "ranks 0 and 1 run on different hosts; a group whose ranks are all on one host "
-                   "is accepted"));
+                   "is accepted, and of CPU ranks that join by RANK and its companions in the "
+                   "environment one on several"));
   expect_all(join(2, replaced_on_rank_1("0.1.0")),
              invalid("ranks 0 and 1 differ in the version of uniep; the same on all ranks of a "
                      "group is accepted"));

@@ -40,7 +40,7 @@ LayerResult without_own_part(const workload::Split& split, int rank, const Layer
   std::ranges::fill(args.dx, kNan);
   std::ranges::fill(args.dprobs, std::numeric_limits<float>::quiet_NaN());
   for (const WeightGrad& grad : {args.dw1, args.dw2}) {
-    std::ranges::fill(std::get<std::span<bf16>>(grad), kNan);
+    std::ranges::fill(std::get<ExpertMatrices<bf16>>(grad).tensor(), kNan);
   }
   return result;
 }

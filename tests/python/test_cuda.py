@@ -57,6 +57,8 @@ def test_bits_of_other_experts(arithmetic: Arithmetic) -> None:
         assert_same_tensors({**found, "dtopk_probs": wanted["dtopk_probs"]}, wanted)
     kept = layer.run(uniep.moe, save="none", recompute_h=True, **layer.options)
     assert_same_tensors(kept, found)
+    in_ring = layer.run(uniep.moe, backward_rows=1024, **layer.options)
+    assert_same_tensors(in_ring, found)
 
 
 @pytest.mark.parametrize("probs", ["before", "after"])

@@ -158,7 +158,7 @@ def test_ops_check_for_themselves():
     case = make_case()
     with workspace(case) as own:
         figures = (own.rows, own.rows_of_x, own.rows_of_h, own.plan_bytes, False, None)
-        good = (own.key, own.overflow, case.x, case.ids, case.probs, case.w1, case.w2)
+        good = (own.key, own.overflow, case.x, case.ids, case.probs, [case.w1], [case.w2])
         torch.ops.uniep.forward(*good, *figures)
         for index, bad, words in (
             (2, case.x.float(), "x is torch.float32; it must be torch.bfloat16"),
@@ -166,7 +166,8 @@ def test_ops_check_for_themselves():
             (2, case.x.T.contiguous().T, "x is not contiguous"),
             (3, case.ids.long(), "topk_ids is torch.int64"),
             (4, case.probs[:7], r"topk_probs has shape \[7, 2\]"),
-            (5, case.w1[:2], "w1 has shape"),
+            (5, [case.w1[:2]], "w1 has shape"),
+            (5, list(case.w1[:2]), "w1 is a list of 2 tensors"),
             (0, torch.tensor([10**6]), "closed"),
         ):
             arguments = list(good)

@@ -56,29 +56,29 @@ def test_opcheck(call):
     ops = torch.ops.uniep
     arguments = (
         *(own.key, own.overflow),
-        *(case.x, case.ids, case.probs, case.w1, case.w2),
+        *(case.x, case.ids, case.probs, [case.w1], [case.w2]),
         *figures(own),
     )
     check(ops.forward.default, arguments)
     saved = ops.forward(*arguments)[1:]
-    backward = (own.key, *saved, case.dy, case.w1, case.w2, again(case, own))
+    backward = (own.key, *saved, case.dy, [case.w1], [case.w2], again(case, own))
     end = (2, own.flag, "sequential")
     check(ops.backward.default, (*backward, *end))
     for dtype in (torch.float32, torch.bfloat16):
-        main = [torch.zeros_like(w, dtype=dtype) for w in (case.w1, case.w2)]
+        main = [[torch.zeros_like(w, dtype=dtype)] for w in (case.w1, case.w2)]
         check(ops.backward_main_grad.default, (*backward, *main, *end))
     part = (*backward, 2, own.backward_bytes, own.flag, None)
     check(ops.backward_data.default, part)
     rows = ops.backward_data(*part)[-1]
     weights = (own.key, *saved, rows)
     check(ops.backward_weights.default, (*weights, 512, 8, 32, False, own.flag, None))
-    main = [torch.zeros_like(w, dtype=torch.float32) for w in (case.w1, case.w2)]
+    main = [[torch.zeros_like(w, dtype=torch.float32)] for w in (case.w1, case.w2)]
     check(ops.backward_weights_main_grad.default, (*weights, *main, 512, own.flag, None))
 
 
 def test_a_copy_of_the_key_finds_the_layer(call):
     case, own = call
-    tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+    tensors = (case.x, case.ids, case.probs, [case.w1], [case.w2])
     wanted = torch.ops.uniep.forward(own.key, own.overflow, *tensors, *figures(own))
     found = torch.ops.uniep.forward(own.key.clone(), own.overflow.clone(), *tensors, *figures(own))
     assert torch.equal(found[0], wanted[0])
@@ -87,17 +87,43 @@ def test_a_copy_of_the_key_finds_the_layer(call):
 def test_what_forward_saves_may_move(call):
     case, own = call
     saved = torch.ops.uniep.forward(
-        *(own.key, own.overflow, case.x, case.ids, case.probs, case.w1, case.w2),
+        *(own.key, own.overflow, case.x, case.ids, case.probs, [case.w1], [case.w2]),
         *figures(own),
     )[1:]
     backward = torch.ops.uniep.backward
-    end = (case.dy, case.w1, case.w2, again(case, own), 2, own.flag, None)
+    end = (case.dy, [case.w1], [case.w2], again(case, own), 2, own.flag, None)
     wanted = backward(own.key, *saved, *end)
     copies = [t.clone() for t in saved]
     for tensor in saved:
         tensor.fill_(0)
     for a, b in zip(backward(own.key, *copies, *end), wanted, strict=True):
-        assert torch.equal(a, b)
+        assert all(torch.equal(*pair) for pair in zip(*map(tensors_of, (a, b)), strict=True))
+
+
+def tensors_of(result):
+    return result if isinstance(result, list) else [result]
+
+
+def test_opcheck_of_other_forms():
+    case = make_case(tokens=512)
+    case.ids = torch.arange(1024, dtype=torch.int32).view(512, 2) % 8
+    ops = torch.ops.uniep
+    pair = [half.contiguous() for half in case.w1.chunk(2, 1)]
+    each = list(case.w2.unbind(0))
+    with workspace(case, capacity_rows=1024) as own:
+        arguments = (own.key, own.overflow, case.x, case.ids, case.probs, pair, each)
+        check(ops.forward.default, (*arguments, *figures(own)))
+        saved = ops.forward(*arguments, *figures(own))[1:]
+        backward = (own.key, *saved, case.dy, pair, each, None)
+        end = (2, own.flag, None)
+        check(ops.backward.default, (*backward, *end))
+        main = [[torch.zeros_like(t) for t in weight] for weight in (pair, each)]
+        check(ops.backward_main_grad.default, (*backward, *main, *end))
+        rows = ops.backward_data(*backward, 2, own.backward_bytes, own.flag, None)[2]
+        kept = (own.key, *saved, rows, 512, 8, 32, False, own.flag, None)
+        check(ops.backward_weights.default, (*kept, 2, 3))
+        with pytest.raises(RuntimeError, match="the form of w2 is 2"):
+            ops.backward_weights(*kept, 2, 2)
 
 
 def test_opcheck_of_biases():
@@ -106,21 +132,22 @@ def test_opcheck_of_biases():
     biases = torch.randn(8, 64).bfloat16(), torch.randn(8, 64).bfloat16()
     ops = torch.ops.uniep
     with workspace(case, capacity_rows=1024, activation="gpt_oss", probs="after", bias=True) as own:
-        tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+        tensors = (case.x, case.ids, case.probs, [case.w1], [case.w2])
         arguments = (own.key, own.overflow, *tensors, *figures(own), *biases)
         check(ops.forward.default, arguments)
         saved = ops.forward(*arguments)[1:]
-        backward = (own.key, *saved, case.dy, case.w1, case.w2, None)
+        backward = (own.key, *saved, case.dy, [case.w1], [case.w2], None)
         end = (2, own.flag, "sequential", *biases)
         check(ops.backward.default, (*backward, *end))
         weights = (case.w1, case.w2, *biases)
         main = [torch.zeros_like(w, dtype=torch.float32) for w in weights]
-        check(ops.backward_main_grad.default, (*backward, *main[:2], *end, *main[2:]))
+        first = [[dw] for dw in main[:2]]
+        check(ops.backward_main_grad.default, (*backward, *first, *end, *main[2:]))
         part = (*backward, 2, own.backward_bytes, own.flag, None, *biases)
         check(ops.backward_data.default, part)
         kept = (own.key, *saved, ops.backward_data(*part)[-1])
         check(ops.backward_weights.default, (*kept, 512, 8, 32, True, own.flag, None))
-        main_grad = (*kept, *main[:2], 512, own.flag, None, *main[2:])
+        main_grad = (*kept, *first, 512, own.flag, None, *main[2:])
         check(ops.backward_weights_main_grad.default, main_grad)
         with pytest.raises(RuntimeError, match="b1 and b2 are not both given"):
             ops.forward(*arguments[:-1])

@@ -193,10 +193,10 @@ def test_the_op_asks_for_x():
     case = make_case()
     with workspace(case, save="none") as own:
         saved = torch.ops.uniep.forward(
-            *(own.key, own.overflow, case.x, case.ids, case.probs, case.w1, case.w2),
+            *(own.key, own.overflow, case.x, case.ids, case.probs, [case.w1], [case.w2]),
             *(own.rows, own.rows_of_x, own.rows_of_h, own.plan_bytes, own.flag, None),
         )[1:]
         with pytest.raises(RuntimeError, match="x is None"):
             torch.ops.uniep.backward(
-                *(own.key, *saved, case.dy, case.w1, case.w2, None, 2, own.flag, None)
+                *(own.key, *saved, case.dy, [case.w1], [case.w2], None, 2, own.flag, None)
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from cases import make_case
-from titan_cases import GRADIENT, OUTPUT, alternating, distances, gpt_oss_layers, layer_step
+from titan_cases import GRADIENT, OUTPUT, distances, gpt_oss_layers, layer_step
 
 
 def test_gpt_oss_is_torchtitans() -> None:
@@ -12,7 +12,7 @@ def test_gpt_oss_is_torchtitans() -> None:
     case.x = case.x * 2  # a few elements are beyond the limits of the gate, and few at a limit
     own, layer = gpt_oss_layers(case)
     wanted = layer_step(own, case, (4, 24))
-    found = alternating(layer_step(layer, case, (4, 24)))
+    found = layer_step(layer, case, (4, 24))
     away = distances(found, wanted)
     print({name: f"{distance:.1e}" for name, distance in away.items()})
     assert away.pop("out") < OUTPUT
@@ -25,8 +25,6 @@ def test_state_dicts_of_gpt_oss_have_torchtitans_names_and_order() -> None:
     saved, wanted = layer.state_dict(), own.state_dict()
     assert saved.keys() == wanted.keys()
     assert all(torch.equal(saved[name], wanted[name]) for name in wanted)
-    weight, held = wanted["inner_experts.mlp1_weight_EGD"], layer.inner_experts.mlp1_weight_EGD
-    assert torch.equal(held, torch.cat([weight[:, ::2], weight[:, 1::2]], 1))  # in halves
     torch.manual_seed(3)
     layer.float().init_states()
     drawn = layer.bfloat16().state_dict()

@@ -43,7 +43,7 @@ def test_a_trainer_with_uniep_is_one_without(runs: dict[str, Any]) -> None:
         print(f"{name}: {away(runs[name], own):.1e}")
     for name in ("uniep", "FSDP 2", "EP 2"):
         assert runs[name]["experts"] == "UniepExperts" and runs[name]["fsdp"]
-        assert runs[name]["parameters"] == ["w13_E2FD", "w2_EDF"]
+        assert runs[name]["parameters"] == ["w1_EFD", "w2_EDF", "w3_EFD"]
         assert runs[name]["forwards"] == [2, 2]
         assert away(runs[name], own) < LOSS
     assert away(runs["torchtitan, EP 2"], own) < LOSS
@@ -145,14 +145,14 @@ def test_experts_that_fsdp_splits_by_rows(runs: dict[str, Any]) -> None:
     """As torchtitan has it split them where experts are fewer than ranks."""
     case = make_case()
     wanted = layer_step(uniep_layer(case), case)
-    gate, up = case.w1.chunk(2, 1)
+    w1, w3 = case.w1.chunk(2, 1)
     for found in (layer["rows"] for layer in runs["layers"]):
-        assert torch.equal(found["w1_EFD"], gate) and torch.equal(found["w3_EFD"], up)
+        assert torch.equal(found["w1_EFD"], w1) and torch.equal(found["w3_EFD"], w3)
         assert torch.equal(found["w2_EDF"], case.w2)
         assert found["local"] == [8, 16, 64]  # of 32 rows of w1 and of w3
         assert torch.equal(found["out"], wanted["out"])
-        dw13 = torch.cat([wanted["w1_EFD"], wanted["w3_EFD"]], 1)
-        assert torch.equal(found["dw13"], 2 * dw13)  # both ranks have these tokens
-        drawn = found["drawn"]
-        assert drawn.std() == pytest.approx(0.1, rel=0.05)
-        assert relative(drawn[:, :32], drawn[:, 32:]) > 1
+        assert torch.equal(found["dw1"], 2 * wanted["w1_EFD"])  # both ranks have these tokens
+        assert torch.equal(found["dw3"], 2 * wanted["w3_EFD"])
+        gate, up = found["drawn"]
+        assert torch.cat([gate, up]).std() == pytest.approx(0.1, rel=0.05)
+        assert relative(gate, up) > 1

@@ -118,8 +118,6 @@ def layer_step(layer: Any, case: Case, batch: tuple[int, ...] = ()) -> dict[str,
     found = {"out": out.detach(), "dx": x.grad, "dprobs": probs.grad}
     for name, weight in layer.inner_experts.named_parameters():
         found[name] = weight.grad.to_local() if isinstance(weight, DTensor) else weight.grad
-    if "w13_E2FD" in found:
-        found["w1_EFD"], found["w3_EFD"] = found.pop("w13_E2FD").chunk(2, 1)
     return {name: t.reshape(-1, t.shape[-1]) if name[0] in "od" else t for name, t in found.items()}
 
 
@@ -154,12 +152,3 @@ def gpt_oss_layers(case: Case) -> tuple[Any, Any]:
     layer = uniep.torchtitan.uniep_routed_experts(gpt_oss_config(case)).build()
     layer.load_state_dict(own.state_dict())
     return own.bfloat16(), layer.bfloat16()
-
-
-def alternating(grads: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients of rows in torchtitan's order."""
-    turned = {
-        name: grads[name].unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)  # type: ignore[no-untyped-call]
-        for name in ("mlp1_weight_EGD", "mlp1_bias_EG")
-    }
-    return grads | turned

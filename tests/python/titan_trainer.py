@@ -197,8 +197,10 @@ def train(folder: str, name: str, flags: list[str], steps: int = 2) -> dict[str,
     if name == "turned":
         with torch.no_grad():
             for layer in model.layers.values():
-                fused = layer.moe.routed_experts.inner_experts.w13_E2FD
-                fused.copy_(torch.cat(fused.chunk(2, 1)[::-1], 1))  # up, then gate
+                experts = layer.moe.routed_experts.inner_experts
+                gate = experts.w1_EFD.clone()
+                experts.w1_EFD.copy_(experts.w3_EFD)
+                experts.w3_EFD.copy_(gate)
     data = trainer.batch_generator(trainer.dataloader)
     forwards = []
     for step in range(steps):
@@ -291,7 +293,7 @@ def split_layers() -> dict[str, Any]:
     experts.set_force_sum_reduction_for_comms(True)
     experts.set_gradient_divide_factor(1.0)
     layer.init_states()
-    drawn = experts.w13_E2FD.full_tensor().detach().float()
+    drawn = [w.full_tensor().detach().float() for w in (experts.w1_EFD, experts.w3_EFD)]
     own = own_layer(case).inner_experts.state_dict()
     experts.load_state_dict({n: distribute_tensor(t, mesh, [Shard(1)]) for n, t in own.items()})
     saved = experts.state_dict()
@@ -300,7 +302,8 @@ def split_layers() -> dict[str, Any]:
     found["rows"] = {name: weight.full_tensor() for name, weight in saved.items()} | {
         "local": list(saved["w1_EFD"].to_local().shape),
         "out": out.detach(),
-        "dw13": experts.w13_E2FD.grad.full_tensor(),
+        "dw1": experts.w1_EFD.grad.full_tensor(),
+        "dw3": experts.w3_EFD.grad.full_tensor(),
         "drawn": drawn,
     }
     return found

@@ -30,12 +30,18 @@ class Data {
  private:
   bool inputs_are_there(const PassView& v, const Task& t) {
     switch (t.stage) {
+      case Stage::kSend:
+        return published_.contains(v.rank);
       case Stage::kDispatch:
       case Stage::kRedispatch:
         for (std::int64_t i = t.m; i < t.m + t.n; ++i) {
-          if (!published_.contains(v.pulls[i].source)) return false;
+          if (!is_here(v, v.pulls[i])) return false;
         }
         return true;
+      case Stage::kRelay:
+        return all_slots(v, static_cast<int>(t.n), t.m, [&](int source, std::int64_t slot) {
+          return pushed_[{source, slot}] == v.hidden;
+        });
       case Stage::kExpand:
         return true;  // of what forward left
       case Stage::kFc1:
@@ -115,6 +121,20 @@ class Data {
   }
 
   void write(const PassView& v, const Task& t) {
+    if (t.stage == Stage::kSend) {
+      const std::int64_t* begin = v.sent_begin + t.n * v.num_pieces() + t.m;
+      for (std::int64_t i = begin[0]; i < begin[1]; ++i) {
+        const bool first = sent_.insert({v.rank, v.sent_tokens[i], static_cast<int>(t.n)}).second;
+        EXPECT_TRUE(first) << "a token crosses once";
+      }
+      return;
+    }
+    if (t.stage == Stage::kRelay) {
+      all_slots(v, static_cast<int>(t.n), t.m, [&](int source, std::int64_t slot) {
+        return returned_.insert({source, slot}).second;
+      });
+      return;
+    }
     if (v.stage(t.stage).grid == TileGrid::kPulls) {
       for (std::int64_t i = t.m; i < t.m + t.n; ++i) {
         for (int c = 0; c < v.pulls[i].num_rows; ++c) {
@@ -163,18 +183,47 @@ class Data {
     return !p_.routing.problem.recompute_h || h_[{v.rank, tile.first_row}] == columns;
   }
 
+  bool is_here(const PassView& v, const Pull& pull) const {
+    if (v.is_here(pull.source)) return published_.contains(pull.source);
+    return sent_.contains({pull.source, pull.token, v.layout.host_of(v.rank)});
+  }
+
+  /// Whether f(source, slot) holds for all slots of a block of tokens of the rail's rank on another
+  /// host whose experts are here.
+  template <class F>
+  bool all_slots(const PassView& v, int host, std::int64_t block, F&& f) const {
+    const int source = v.layout.relay(v.rank, host);
+    std::int64_t first_token = 0;
+    for (int r = 0; r < source; ++r) first_token += p_.routing.tokens[static_cast<std::size_t>(r)];
+    const std::int64_t tokens = p_.routing.tokens[static_cast<std::size_t>(source)];
+    const std::int64_t begin = block * v.schedule.token_block * v.topk;
+    const std::int64_t end =
+        min_of<std::int64_t>(begin + v.schedule.token_block * v.topk, tokens * v.topk);
+    for (std::int64_t slot = begin; slot < end; ++slot) {
+      const std::int32_t id = p_.routing.ids[static_cast<std::size_t>(first_token * v.topk + slot)];
+      if (id >= 0 && v.is_here(id / v.num_local_experts) && !f(source, slot)) return false;
+    }
+    return true;
+  }
+
   bool rows_came_back(const PassView& v, const Task& t) {
     const std::int64_t first = t.m * v.schedule.token_block * v.topk;
     const std::int64_t end =
         min_of<std::int64_t>(first + v.schedule.token_block * v.topk, v.tokens * v.topk);
     for (std::int64_t slot = first; slot < end; ++slot) {
-      if (v.topk_ids[slot] >= 0 && pushed_[{v.rank, slot}] != v.hidden) return false;
+      const std::int32_t id = v.topk_ids[slot];
+      if (id < 0) continue;
+      const bool is_back = v.is_here(id / v.num_local_experts) ? pushed_[{v.rank, slot}] == v.hidden
+                                                               : returned_.contains({v.rank, slot});
+      if (!is_back) return false;
     }
     return true;
   }
 
   const RandomPass& p_;
   std::set<int> published_;
+  std::set<std::tuple<int, std::int32_t, int>> sent_;  // source, token, host
+  std::set<std::pair<int, std::int64_t>> returned_;    // source, slot
   Rows rows_;
   Rows x_rows_;                                                    // made again
   std::map<std::pair<int, std::int64_t>, std::int64_t> h_;         // column tiles made again
@@ -212,6 +261,27 @@ TEST(Simulation, ExpertsTakeTurnsInARingOfRows) {
     }
   }
   EXPECT_GT(turns, count);
+}
+
+TEST(Simulation, HostsExchangeTokensAndRows) {
+  const int count = cases(1500);
+  for (unsigned seed = 1; seed <= static_cast<unsigned>(count); ++seed) {
+    RandomPass p = random_pass(seed, 40);
+    Rng rng(seed);
+    do {
+      p.routing.hosts = static_cast<int>(pick(rng, 1, p.ranks()));
+    } while (p.ranks() % p.routing.hosts != 0 || (p.routing.hosts == 1 && p.ranks() > 1));
+    p.routing.problem.save = kSaves[seed % std::size(kSaves)];
+    p.routing.problem.recompute_h = seed % 5 >= 2;
+    build_orders(p);
+    for (const int workers : {1, 2, static_cast<int>(3 + seed % 4)}) {
+      SCOPED_TRACE(
+          cat(describe(seed, p), "\n  ", p.routing.hosts, " hosts, simulated workers ", workers));
+      Data data(p);
+      Interleaving(p, data, workers, seed).run();
+      if (HasFatalFailure() || HasFailure()) return;
+    }
+  }
 }
 
 TEST(Simulation, EveryScheduleCompletesInAnyOrderWithAnyNumberOfWorkers) {

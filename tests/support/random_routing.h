@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "plan/routing.h"
 #include "support/random_case.h"
 #include "uniep/routing_plan.h"
 
@@ -15,9 +16,14 @@ struct Routing {
   Problem problem;
   std::vector<std::int64_t> tokens;  // by rank
   std::vector<std::int32_t> ids;     // [sum of tokens, K]
+  int hosts = 1;                     // that the ranks are on
 
   int ranks() const { return static_cast<int>(tokens.size()); }
-  RoutingPlan plan(int rank) const { return RoutingPlan::build(problem, rank, tokens, ids); }
+  RoutingPlan plan(int rank) const {
+    if (hosts == 1) return RoutingPlan::build(problem, rank, tokens, ids);
+    const uniep::Routing all{tokens, ids, hosts};
+    return make_plan(problem, rank, all, check_routing(problem, all));
+  }
 };
 
 inline std::string describe(const Routing& r) {

@@ -7,6 +7,7 @@
 #include "base/layer_data.h"
 #include "layer/arguments.h"
 #include "layout/page_pool.h"
+#include "support/expert_forms.h"
 #include "support/guarded_memory.h"
 #include "support/ring_rows.h"
 #include "uniep/layer.h"
@@ -19,6 +20,7 @@ namespace uniep::testing {
 /// are added to `main_grad_start`.
 struct RunOptions {
   std::vector<std::int64_t> token_begin;  // [ranks + 1]; see workload::Split
+  int hosts = 1;                          // that the ranks are taken to be on
   Schedule forward_schedule;
   Schedule backward_schedule;
   LayerOptions layer;
@@ -42,6 +44,8 @@ struct RunOptions {
   /// Backward has room for the rows of the fullest expert at a time, and so many tiles of row_align
   /// rows; -1: for all. Not with `defer_weights`.
   int ring_tiles = -1;
+  /// How weights and their gradients lie.
+  ExpertForms forms;
 };
 
 /// A pool with room for what four plans of a rank may bring.
@@ -61,12 +65,11 @@ inline RoutingPlan stir_pages(Layer& layer, std::span<const std::int32_t> topk_i
 
 /// One rank's part of a run in the caller's memory.
 inline void run_in_callers_memory(Layer& layer, const workload::Split& split,
-                                  const RunOptions& options, const BackwardArgs& args,
-                                  LayerResult& result) {
+                                  const RunOptions& options, const ForwardArgs& forward,
+                                  const BackwardArgs& args) {
   const int rank = layer.communicator().rank();
   const MemoryNeeds needs = Layer::memory_needs(layer.problem(), Backend::kCpu, split.ranks());
   const auto tokens = split.tokens(rank).size();
-  const ForwardArgs forward = split.forward_args(rank, result);
   GuardedMemory plan_memory(needs.plan);
   const RoutingPlan plan =
       layer.plan(split.topk_ids(rank), {.memory = {.plan = plan_memory.bytes()}});
@@ -133,7 +136,7 @@ inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
   }
   CallersGroupMemory callers(options.callers_memory, problem, split.ranks());
 
-  run_ranks(Communicator::cpu_group(split.ranks()), [&](Communicator& communicator) {
+  run_ranks(Communicator::cpu_group(split.ranks(), options.hosts), [&](Communicator& communicator) {
     const int rank = communicator.rank();
     LayerOptions layer_options = options.layer;
     layer_options.memory = callers.of_rank(rank);
@@ -143,25 +146,30 @@ inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
     if (options.bf16_main_grad) {
       for (WeightGrad* grad :
            {&args.dw1, &args.dw2, &args.db1, &args.db2, &args.dshared_w1, &args.dshared_w2}) {
-        *grad = Bf16MainGrad{std::get<std::span<bf16>>(*grad)};
+        *grad = Bf16MainGrad{std::get<ExpertMatrices<bf16>>(*grad)};
       }
     }
+    const BackwardArgs results = args;
+    FormedStep formed(options.forms, problem, split.ranks());
+    const ForwardArgs forward = formed.forward(split.forward_args(rank, result));
+    args = formed.backward(args);
     if (options.callers_memory) {
-      return run_in_callers_memory(layer, split, options, args, result);
+      run_in_callers_memory(layer, split, options, forward, args);
+      return formed.store(results);
     }
     std::optional<RoutingPlan> held;
     if (options.row_pool) held = stir_pages(layer, split.topk_ids(rank));
     RoutingPlan plan = layer.plan(split.topk_ids(rank));
-    const ForwardArgs forward = split.forward_args(rank, result);
     Saved saved = layer.forward(plan, forward, options.forward_schedule);
     if (!options.defer_weights) {
       layer.backward(saved, args, options.backward_schedule);
-      return;
+      return formed.store(results);
     }
     layer.backward_data(saved, data_args(args), options.backward_schedule);
     if (options.row_pool) plan = layer.plan(split.topk_ids(rank));  // one serves one pass
     layer.forward(plan, forward, options.forward_schedule);
     layer.backward_weights(saved, weights_args(args), options.weights_schedule);
+    formed.store(results);
   });
   return result;
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -18,18 +18,28 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import uniep
+from uniep._forms import ExpertWeight
 from uniep.arithmetic import Arithmetic
 from uniep.row_pool import shared_pool
 
 from .checkpoint import Place, rename_experts, sharded_experts
 from .options import Options, activation_of, check_config
-from .weights import Stack, accumulated, through_stack
+from .weights import ExpertParams, Stack, through_stack
 
 __all__ = ["ExpertLinear", "RoutedExperts", "UniepExperts"]
 
 
+class _Given(NamedTuple):
+    """What :func:`uniep.moe` takes."""
+
+    w1: ExpertWeight
+    w2: ExpertWeight
+    b1: Tensor | None
+    b2: Tensor | None
+
+
 class RoutedExperts:
-    """Calls of :func:`uniep.moe` with the weights of two stacks, as Megatron's options say.
+    """Calls of :func:`uniep.moe` with what experts have, as Megatron's options say.
 
     Args:
         config: Megatron's.
@@ -45,8 +55,8 @@ class RoutedExperts:
         config: Any,
         options: Options,
         group: dist.ProcessGroup,
-        fc1: Stack,
-        fc2: Stack,
+        fc1: ExpertParams,
+        fc2: ExpertParams,
         *biases: Stack,
     ) -> None:
         if options.backward_rows and getattr(config, "delay_wgrad_compute", False):
@@ -57,20 +67,21 @@ class RoutedExperts:
         self.config = config
         self.options = options
         self.group = group
-        self.stacks = (fc1, fc2, *biases)
+        self.weights = (fc1, fc2)
+        self.biases = biases
         self.activation = activation_of(config)
         self.deferred = uniep.DeferredWeights()
         self.workspace: uniep.Workspace | None = None
 
     def __call__(self, x: Tensor, topk_ids: Tensor, topk_probs: Tensor) -> Tensor:
         """The sum of the experts' outputs for each token, [T, H]."""
-        (w1, w2, *biases), main_grads, backwards = self._weights()
-        b1, b2 = biases or (None, None)
-        if backwards:  # experts lie in descending order, so their numbers are mirrored
-            topk_ids = _mirrored(topk_ids, w1.shape[0])
+        given, main_grads, backwards = self._given()
+        w1, w2, b1, b2 = given
+        if backwards:  # biases lie in descending order of experts, whose numbers are mirrored
+            topk_ids = _mirrored(topk_ids, self.weights[0].shape[0])
         if self.workspace is None or x.shape[0] > self.workspace.max_tokens:
             self.workspace = self._shared_workspace(x, topk_ids.shape[1])
-        gradients = torch.is_grad_enabled() and self.stacks[0].requires_grad
+        gradients = torch.is_grad_enabled() and self.weights[0].requires_grad
         delayed = gradients and getattr(self.config, "delay_wgrad_compute", False)
         return uniep.moe(
             x,
@@ -85,46 +96,70 @@ class RoutedExperts:
             b2=b2,
         )
 
-    def _weights(self) -> tuple[list[Tensor], tuple[Tensor, ...] | None, bool]:
-        """Weights and biases, their main gradients, and whether experts lie backwards."""
-        first = self.stacks[0]
+    def _given(self) -> tuple[_Given, tuple[ExpertWeight, ...] | None, bool]:
+        """Weights and biases, their main gradients, and whether experts stand backwards."""
         delayed = getattr(self.config, "delay_wgrad_compute", False)
-        gradients = torch.is_grad_enabled() and first.requires_grad
+        gradients = torch.is_grad_enabled() and self.weights[0].requires_grad
         fused = gradients and self.config.gradient_accumulation_fusion
-        main_grads = [stack.main_grad() for stack in self.stacks] if fused else []
-        for stack, (_, backwards) in zip(self.stacks, main_grads, strict=False):
+        rows, row_grads, backwards = self._given_biases(gradients, fused, delayed)
+        main_grads: tuple[ExpertWeight, ...] | None = None
+        if fused:
+            of_weights = (own.weight(own.main_grads(), backwards) for own in self.weights)
+            main_grads = (*of_weights, *row_grads)
+        weights = []
+        for own in self.weights:
+            tensors: list[Tensor] = list(own.params)
+            if fused:
+                tensors = [param.detach() for param in own.params]
+                if not delayed:
+                    tensors = own.accumulated(tensors)
+            weights.append(own.weight(tensors, backwards))
+        b1, b2 = rows or (None, None)
+        return _Given(weights[0], weights[1], b1, b2), main_grads, backwards
+
+    def _given_biases(
+        self, gradients: bool, fused: bool, delayed: bool
+    ) -> tuple[list[Tensor], list[Tensor], bool]:
+        """Biases, their main gradients, and whether experts stand backwards there."""
+        if not self.biases:
+            return [], [], False
+        main_grads = [stack.main_grad() for stack in self.biases] if fused else []
+        for stack, (_, backwards) in zip(self.biases, main_grads, strict=False):
             if backwards != main_grads[0][1]:
                 raise RuntimeError(
-                    f"the main gradients of {first.name} and {stack.name} lie in different orders "
-                    "of experts; use layout='stacked' or gradient_accumulation_fusion=False"
+                    f"the main gradients of {self.biases[0].name} and {stack.name} lie in "
+                    "different orders of experts; use layout='stacked' or "
+                    "gradient_accumulation_fusion=False"
                 )
-        backwards = main_grads[0][1] if fused else first.tensor()[1]
-        tensors = [stack.tensor(backwards)[0] for stack in self.stacks]
-        if fused:
-            if not delayed:
-                tensors = [accumulated(*pair) for pair in zip(self.stacks, tensors, strict=True)]
-            return tensors, tuple(grad for grad, _ in main_grads), backwards
-        if gradients and delayed:
-            tensors = [stack.leaf() for stack in self.stacks]
-        elif gradients:
+        backwards = main_grads[0][1] if fused else self.biases[0].tensor()[1]
+        tensors = [stack.tensor(backwards)[0] for stack in self.biases]
+        if fused and not delayed:
+            tensors = [
+                stack.accumulated([tensor])[0]
+                for stack, tensor in zip(self.biases, tensors, strict=True)
+            ]
+        elif gradients and delayed and not fused:
+            tensors = [stack.leaf() for stack in self.biases]
+        elif gradients and not fused:
             tensors = [
                 through_stack(stack, tensor, backwards)
-                for stack, tensor in zip(self.stacks, tensors, strict=True)
+                for stack, tensor in zip(self.biases, tensors, strict=True)
             ]
-        return tensors, None, backwards
+        return tensors, [grad for grad, _ in main_grads], backwards
 
     def backward_weights(self) -> None:
         """Computes the weight gradients that ``delay_wgrad_compute`` has left for later."""
         uniep.backward_weights(self.deferred)
-        for stack in self.stacks:
-            if self.config.gradient_accumulation_fusion:
-                stack.mark_accumulated()
-            else:
-                stack.hand_out()
+        if self.config.gradient_accumulation_fusion:
+            for own in (*self.weights, *self.biases):
+                own.mark_accumulated()
+            return
+        for stack in self.biases:
+            stack.hand_out()
 
     def _shared_workspace(self, x: Tensor, topk: int) -> uniep.Workspace:
-        (experts, _, hidden), options = self.stacks[0].shape, self.options
-        intermediate = self.stacks[1].shape[2]
+        (experts, _, hidden), options = self.weights[0].shape, self.options
+        intermediate = self.weights[1].shape[2]
         ranks = dist.get_world_size(self.group)
         most = options.max_tokens
         if self.workspace is not None and (ranks > 1 or most is not None):
@@ -144,7 +179,7 @@ class RoutedExperts:
         shape = (hidden, intermediate, experts * ranks, topk, most)
         arithmetic = Arithmetic(
             self.activation,
-            bias=len(self.stacks) == 4,
+            bias=bool(self.biases),
             combine_groups=options.combine_groups,
             combine_partials=options.combine_partials,
         )
@@ -213,21 +248,20 @@ class ExpertLinear(torch.nn.Module):
     """Weights and biases of fc1 or fc2 of the local experts, under the names of Megatron's.
 
     Attributes:
-        stacks: of the weights, and of the biases where there are any.
+        weights: of the experts.
+        biases: likewise, or None.
     """
 
     def __init__(
         self, weights: Tensor, biases: Tensor | None, name: str, options: Options, config: Any
     ) -> None:
         super().__init__()
-        self.stacks = []
-        for own_dims, (kind, tensor) in zip(
-            (2, 1), (("weight", weights), ("bias", biases)), strict=True
-        ):
-            if tensor is not None:
-                self._register(kind, tensor, options, config)
-                params = list(self.named(kind).values())
-                self.stacks.append(Stack(params, f"{name}.{kind}", own_dims))
+        self._register("weight", weights, options, config)
+        self.weights = ExpertParams(list(self.named().values()), f"{name}.weight")
+        self.biases: Stack | None = None
+        if biases is not None:
+            self._register("bias", biases, options, config)
+            self.biases = Stack(list(self.named("bias").values()), f"{name}.bias")
         self._hooks: list[Any] = []
 
     def _register(self, kind: str, tensor: Tensor, options: Options, config: Any) -> None:
@@ -307,10 +341,10 @@ class UniepExperts(MegatronModule):  # type: ignore[misc]
         self.linear_fc2 = self._linear(
             "linear_fc2", hidden, intermediate, config.output_layer_init_method
         )
-        # Weights of both, then biases of both.
-        pairs = zip(self.linear_fc1.stacks, self.linear_fc2.stacks, strict=True)
-        stacks = [stack for pair in pairs for stack in pair]
-        self.routed = RoutedExperts(config, self.options, pg_collection.ep, *stacks)
+        linears = (self.linear_fc1, self.linear_fc2)
+        first, second = (linear.weights for linear in linears)
+        biases = [linear.biases for linear in linears if linear.biases is not None]
+        self.routed = RoutedExperts(config, self.options, pg_collection.ep, first, second, *biases)
         self._register_load_state_dict_pre_hook(_rename, with_module=True)
 
     def _linear(self, name: str, rows: int, columns: int, init_method: Any) -> ExpertLinear:

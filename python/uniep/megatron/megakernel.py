@@ -19,7 +19,7 @@ from torch.nn import Module
 from .experts import RoutedExperts
 from .options import Options, check_config
 from .routes import routes, too_many_routes
-from .weights import Stack
+from .weights import ExpertParams
 
 try:
     from megatron.core.transformer.moe.megakernel.backend import MegakernelBackend
@@ -60,10 +60,10 @@ class UniepMegakernelBackend(MegakernelBackend):  # type: ignore[misc]
         self.topk = config.moe_router_topk
         self._checked = False
         # Not registered: the layer has these modules, their parameters and their checkpoints.
-        self._linears, stacks = _stacks_of(routed_experts, num_local_experts)
+        self._linears, weights = _weights_of(routed_experts, num_local_experts)
         self._shared = (shared_experts,)
         options = getattr(config, "uniep_options", Options())
-        self.routed = RoutedExperts(config, options, ep_group, *stacks)
+        self.routed = RoutedExperts(config, options, ep_group, *weights)
         modules = config.recompute_modules if config.recompute_granularity == "selective" else []
         self._recomputed = set(modules or []) & {"moe", "shared_experts"}
 
@@ -120,9 +120,11 @@ def _check(config: Any) -> None:
             )
 
 
-def _stacks_of(experts: Module, count: int) -> tuple[list[Module], tuple[Stack, Stack]]:
+def _weights_of(
+    experts: Module, count: int
+) -> tuple[list[Module], tuple[ExpertParams, ExpertParams]]:
     linears: list[Module] = []
-    stacks = []
+    weights = []
     for name in ("linear_fc1", "linear_fc2"):
         grouped = getattr(experts, name, None)
         each = [getattr(expert, name) for expert in getattr(experts, "local_experts", [])]
@@ -137,8 +139,8 @@ def _stacks_of(experts: Module, count: int) -> tuple[list[Module], tuple[Stack, 
                 f"routed_experts is a {type(experts).__name__}; with moe_megakernel_backend="
                 f"'{_NAME}' it must be TEGroupedMLP or SequentialMLP"
             )
-        stacks.append(Stack(params, f"{name}.weight"))
-    return linears, (stacks[0], stacks[1])
+        weights.append(ExpertParams(params, f"{name}.weight"))
+    return linears, (weights[0], weights[1])
 
 
 def use_megakernel(config: Any, **options: Any) -> None:

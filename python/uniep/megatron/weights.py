@@ -1,8 +1,9 @@
-"""Expert weights as uniep takes them: one tensor of all local experts, and its main gradient.
+"""What experts have as uniep takes it, and the main gradients.
 
-Megatron's optimizer and DDP own the parameters. Where each expert has a parameter of its own, the
-parameters are made views of one tensor; where DDP has put them, or their main gradients, into its
-flat buffers, they are found there, in ascending or descending order of experts.
+Megatron's optimizer and DDP own the parameters. Weights are taken where they lie: one parameter, or
+one for each expert. Of biases uniep takes one tensor: where each expert has a parameter of its own,
+the parameters are made views of one tensor; where DDP has put them, or their main gradients, into
+its flat buffers, they are found there, in ascending or descending order of experts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-__all__ = ["Stack", "accumulated", "main_grad_of", "stacked_view", "through_stack"]
+from uniep._forms import ExpertWeight
+
+__all__ = ["ExpertParams", "Stack", "main_grad_of", "stacked_view", "through_stack"]
 
 
 def stacked_view(tensors: Sequence[Tensor]) -> tuple[Tensor, bool] | None:
@@ -73,8 +76,8 @@ def main_grad_of(param: Parameter, name: str) -> Tensor:
     return grad
 
 
-class Stack:
-    """One tensor of all local experts, behind one parameter or one for each expert.
+class ExpertParams:
+    """What all local experts have: one parameter, or one for each expert, wherever they lie.
 
     Args:
         params: one parameter [experts, rows, columns], or one [rows, columns] for each expert; of
@@ -87,13 +90,6 @@ class Stack:
         self.params = list(params)
         self.name = name
         self.is_one = self.params[0].dim() > own_dims  # one parameter for all experts
-        self._known: tuple[list[int], Tensor, bool] | None = None
-        found = stacked_view([param.detach() for param in self.params])
-        memory = self.params[0].untyped_storage()
-        whole = found is not None and found[0].nbytes == memory.nbytes()
-        # Address of memory that these parameters have for themselves, if they have one in common.
-        self._own = memory.data_ptr() if whole else None
-        self._leaf: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -106,6 +102,55 @@ class Stack:
     def requires_grad(self) -> bool:
         """Whether gradients are asked for."""
         return self.params[0].requires_grad
+
+    def weight(self, tensors: Sequence[Tensor], backwards: bool = False) -> ExpertWeight:
+        """What :func:`uniep.moe` takes of these, one for each parameter."""
+        if self.is_one:
+            return tensors[0]
+        return list(tensors[::-1] if backwards else tensors)
+
+    def main_grads(self) -> list[Tensor]:
+        """The main gradient of each parameter.
+
+        Raises:
+            RuntimeError: where there are none that uniep can add to.
+        """
+        return [
+            main_grad_of(param, self.name if len(self.params) == 1 else f"{self.name}{i}")
+            for i, param in enumerate(self.params)
+        ]
+
+    def mark_accumulated(self) -> None:
+        """Tells DDP that main_grad has this step's gradient, and gives its hooks a gradient.
+
+        The gradient is one zero seen in the parameter's shape: hooks ask that there is one, and
+        take nothing from it. It costs no memory, and an optimizer that reads it does no harm.
+        """
+        for param in self.params:
+            param.grad_added_to_main_grad = True  # type: ignore[attr-defined]
+            if param.grad is None:
+                param.grad = param.new_zeros(()).expand(param.shape)
+
+    def accumulated(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors, made of the parameters, for a call with ``main_grads``.
+
+        In backward, the hooks of DDP run after it.
+        """
+        return list(_Accumulated.apply(self, len(tensors), *tensors, *self.params))
+
+
+class Stack(ExpertParams):
+    """The biases of all local experts as one tensor. Arguments are those of ExpertParams."""
+
+    def __init__(self, params: Sequence[Parameter], name: str) -> None:
+        super().__init__(params, name, own_dims=1)
+        self._known: tuple[list[int], Tensor, bool] | None = None
+        found = stacked_view([param.detach() for param in self.params])
+        memory = self.params[0].untyped_storage()
+        whole = found is not None and found[0].nbytes == memory.nbytes()
+        # Address of memory that these parameters have for themselves, if they have one in common.
+        self._own = memory.data_ptr() if whole else None
+        self._leaf: Tensor | None = None
 
     def tensor(self, backwards: bool | None = None) -> tuple[Tensor, bool]:
         """What all experts have, detached, and whether experts run backwards.
@@ -153,10 +198,7 @@ class Stack:
         Raises:
             RuntimeError: where there are none, or they lie apart.
         """
-        grads = [
-            main_grad_of(param, self.name if len(self.params) == 1 else f"{self.name}{i}")
-            for i, param in enumerate(self.params)
-        ]
+        grads = self.main_grads()
         if self.is_one:
             return grads[0], False
         found = stacked_view(grads)
@@ -185,40 +227,24 @@ class Stack:
         for param, part in zip(self.params, parts[::-1] if self._known[2] else parts, strict=True):
             param.grad = part if param.grad is None else param.grad + part
 
-    def mark_accumulated(self) -> None:
-        """Tells DDP that main_grad has this step's gradient, and gives its hooks a gradient.
-
-        The gradient is one zero seen in the parameter's shape: hooks ask that there is one, and
-        take nothing from it. It costs no memory, and an optimizer that reads it does no harm.
-        """
-        for param in self.params:
-            param.grad_added_to_main_grad = True  # type: ignore[attr-defined]
-            if param.grad is None:
-                param.grad = param.new_zeros(()).expand(param.shape)
-
 
 class _Accumulated(torch.autograd.Function):
-    """The weights, whose gradient has gone to main_grad when backward comes here."""
+    """What experts have, whose gradient has gone to main_grad when backward comes here."""
 
     @staticmethod
-    def forward(ctx: Any, stack: Stack, weights: Tensor, *params: Tensor) -> Tensor:
+    def forward(ctx: Any, owner: ExpertParams, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.stack = stack
-        return weights.detach()
+        ctx.owner = owner
+        ctx.inputs = len(tensors)
+        return tuple(tensor.detach() for tensor in tensors[:count])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor | None) -> tuple[None, ...]:
-        assert gradient is None, "the gradient of the weights went to main_grad"
-        stack: Stack = ctx.stack
-        stack.mark_accumulated()
-        return (None,) * (2 + len(stack.params))
-
-
-def accumulated(stack: Stack, weights: Tensor) -> Tensor:
-    """The weights for a call with ``main_grads``: in backward, the hooks of DDP run after it."""
-    out: Tensor = _Accumulated.apply(stack, weights, *stack.params)
-    return out
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
+        assert all(g is None for g in gradients), "the gradient of the weights went to main_grad"
+        ctx.owner.mark_accumulated()
+        nothing: tuple[None, ...] = (None,) * (2 + ctx.inputs)
+        return nothing
 
 
 class _Stacked(torch.autograd.Function):

@@ -297,9 +297,10 @@ inline Index cut(Index total, Index most, Index unit, Index i) {
 }
 
 void gemm(Index m, Index n, Index k, MatrixView a, MatrixView b, float* c, Index ldc,
-          GemmScratch& scratch) {
+          GemmScratch& scratch, bool add) {
   if (m == 0 || n == 0) return;
   if (k == 0) {
+    if (add) return;
     for (Index i = 0; i < m; ++i) {
       for (Index j = 0; j < n; ++j) c[i * ldc + j] = 0.0f;
     }
@@ -332,7 +333,7 @@ void gemm(Index m, Index n, Index k, MatrixView a, MatrixView b, float* c, Index
           }
         }
         multiply_blocks(pa, {a_data, a_ranges}, pb, {b_data, b_ranges}, c + i0 * ldc + j0, ldc,
-                        p0 > 0);
+                        add || p0 > 0);
       }
       p0 = p1;
     }

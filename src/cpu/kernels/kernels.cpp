@@ -94,11 +94,11 @@ const Kernels& kernels() {
 }
 
 void gemm_tile(const Kernels& kernels, std::int64_t m, std::int64_t n, std::int64_t k, MatrixView a,
-               MatrixView b, float* c, std::int64_t ldc, GemmScratch& scratch) {
+               MatrixView b, float* c, std::int64_t ldc, GemmScratch& scratch, bool add) {
   ensure(m >= 0 && n >= 0 && k >= 0 && (ldc >= n || m <= 1), "gemm_tile of m=", m, ", n=", n,
          ", k=", k, ", ldc=", ldc);
   ensure(has_unit_stride(a) && has_unit_stride(b), "gemm_tile of a matrix without a unit stride");
-  kernels.gemm(m, n, k, a, b, c, ldc, scratch);
+  kernels.gemm(m, n, k, a, b, c, ldc, scratch, add);
 }
 
 }  // namespace uniep::cpu

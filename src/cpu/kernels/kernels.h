@@ -61,7 +61,7 @@ struct Kernels {
 
   /// See gemm_tile().
   void (*gemm)(std::int64_t m, std::int64_t n, std::int64_t k, MatrixView a, MatrixView b, float* c,
-               std::int64_t ldc, GemmScratch& scratch);
+               std::int64_t ldc, GemmScratch& scratch, bool add);
 
   const ActivationRows* activations;  // by Activation
   const ActivationRows& of(Activation activation) const {
@@ -99,8 +99,8 @@ const Kernels* kernels_for(Isa isa);
 /// c[m x n] = a[m x k] * b[k x n]; c is row major with leading dimension ldc, and overwritten.
 /// Every element is one fp32 accumulator that starts from +0 and takes k fused multiply-adds in
 /// ascending order (k = 0 gives +0), whatever the tile shape, so any split of m and n gives the
-/// same bits.
+/// same bits. With `add` the accumulators go on from what c holds: so does any split of k.
 void gemm_tile(const Kernels& kernels, std::int64_t m, std::int64_t n, std::int64_t k, MatrixView a,
-               MatrixView b, float* c, std::int64_t ldc, GemmScratch& scratch);
+               MatrixView b, float* c, std::int64_t ldc, GemmScratch& scratch, bool add = false);
 
 }  // namespace uniep::cpu

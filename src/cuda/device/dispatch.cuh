@@ -137,6 +137,14 @@ class DispatchWarp {
         if (i == at) row[i] = value;
       }
     }
+    __device__ __forceinline__ int get(int at) const {
+      int value = kNoRow;
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        if (i == at) value = row[i];
+      }
+      return value;
+    }
   };
   static __device__ __forceinline__ Rows no_rows(const Batch& of) {
     return {{kNoRow, kNoRow, kNoRow, kNoRow}, of.tile, of.stage};
@@ -296,6 +304,7 @@ class DispatchWarp {
       ptx::bulk_commit();
       rows.put(stored++, row);
     }
+#pragma unroll 1
     for (int i = stored; i < kGroup; ++i) ptx::bulk_commit();
     const bool ends_batch = store_.pull == current_.pulls;
     if (ends_batch) next_batch();
@@ -441,8 +450,8 @@ class DispatchWarp {
     const auto* from = reinterpret_cast<const Vector*>(slots_ + store_.slot * slot_bytes_);
     const auto vectors = bytes / static_cast<int>(sizeof(Vector));
     const auto to = reinterpret_cast<unsigned long long>(rows_of_lanes);
-    // Each kernel's own: with the other number ptxas finds too few registers for its consumers.
-    constexpr int kVectorsAhead = kKinds.refetches ? 4 : 2;
+    // With fewer, ptxas finds too few registers for the consumers of some of the kernels.
+    constexpr int kVectorsAhead = 8;
     for (unsigned rows = __ballot_sync(kWholeWarp, to != 0); rows != 0; rows &= rows - 1) {
       const int lane = __ffs(static_cast<int>(rows)) - 1;
       auto* row = reinterpret_cast<Vector*>(__shfl_sync(kWholeWarp, to, lane) + first);
@@ -496,19 +505,20 @@ class DispatchWarp {
   /// Signals each row.
   __device__ __forceinline__ void signal(const Rows& rows) const {
     if (!may_signal(ctx_.faults, {rows.stage, rows.tile})) return;
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < kGroup; ++i) {
-      if (rows.row[i] == kNoRow) continue;
+      const int row = rows.get(i);
+      if (row == kNoRow) continue;
       const auto raise = [&](const Signal& s) { ptx::add_relaxed_gpu(ctx_.counter(s), s.amount); };
       if (is(rows.stage, Stage::kRedispatch) || is(rows.stage, Stage::kExpand)) {
         for_each_counter<kSignalsOf<Stage::kRedispatch>>([&](CounterKind kind) {
           if ((ctx_.view.stage(rows.stage).signals & bit_of(kind)) != 0) {
-            raise(row_signal(ctx_.view, kind, rows.row[i]));
+            raise(row_signal(ctx_.view, kind, row));
           }
         });
       } else {
         for_each_counter<kSignalsOf<Stage::kDispatch>>(
-            [&](CounterKind kind) { raise(row_group_signal(ctx_.view, kind, rows.row[i])); });
+            [&](CounterKind kind) { raise(row_group_signal(ctx_.view, kind, row)); });
       }
     }
   }

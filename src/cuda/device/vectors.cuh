@@ -21,6 +21,14 @@ __device__ __forceinline__ float high_of(std::uint32_t pair) {
   return __uint_as_float(pair & 0xffff0000u);
 }
 
+/// a + b of both halves, rounded once: to the bits of the sum in fp32, rounded, since that has more
+/// than twice the digits.
+__device__ __forceinline__ std::uint32_t add_pairs(std::uint32_t a, std::uint32_t b) {
+  const __nv_bfloat162 sum = __hadd2_rn(*reinterpret_cast<const __nv_bfloat162*>(&a),
+                                        *reinterpret_cast<const __nv_bfloat162*>(&b));
+  return *reinterpret_cast<const std::uint32_t*>(&sum);
+}
+
 /// Neighbouring elements of bf16.
 using Vector = uint4;
 inline constexpr int kVectorElements = static_cast<int>(sizeof(Vector)) / kBf16Bytes;

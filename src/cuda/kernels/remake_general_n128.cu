@@ -3,7 +3,7 @@
 namespace uniep::cuda {
 namespace {
 
-using Shape = TileShape<128>;
+using Shape = RingShape<128>;
 using Stages = RemakingStages<Shape, float, true>;
 
 }  // namespace

@@ -3,7 +3,7 @@
 namespace uniep::cuda {
 namespace {
 
-using Shape = TileShape<256>;
+using Shape = RingShape<256>;
 using Stages = RemakingStages<Shape, float, true>;
 
 }  // namespace

@@ -28,6 +28,20 @@ __device__ __forceinline__ void tma_load(void* to, const CUtensorMap& map, std::
       : "memory");
 }
 
+/// Tensor maps in global memory, which ordinary stores have written: a copy with the address of
+/// another tensor, what all stores of maps are followed by, and what comes ahead of a map's use.
+__device__ __forceinline__ void set_tensor_map_address(CUtensorMap* map, const void* tensor) {
+  asm volatile("tensormap.replace.tile.global_address.global.b1024.b64 [%0], %1;" ::"l"(map),
+               "l"(tensor)
+               : "memory");
+}
+__device__ __forceinline__ void release_tensor_maps() {
+  asm volatile("fence.proxy.tensormap::generic.release.gpu;" ::: "memory");
+}
+__device__ __forceinline__ void acquire_tensor_map(const CUtensorMap* map) {
+  asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
+}
+
 /// Tensor box -> L2.
 __device__ __forceinline__ void tma_prefetch(const CUtensorMap& map, int c0, int c1, int c2) {
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map),

@@ -40,6 +40,8 @@ Task task_numbered(const PassView& v, Stage stage, std::int64_t tile) {
       break;
     }
     case TileGrid::kTokenBlocks:
+    case TileGrid::kCrossings:
+    case TileGrid::kReturns:
     case TileGrid::kNone:
       break;
   }

@@ -50,6 +50,8 @@ double tasks_of(const PassView& v, const StageView& stage) {
     case TileGrid::kTokenBlocks:
       return static_cast<double>(v.num_token_blocks());
     case TileGrid::kWeightTiles:
+    case TileGrid::kCrossings:
+    case TileGrid::kReturns:
     case TileGrid::kNone:
       break;
   }
@@ -77,6 +79,8 @@ MoveSize move_size(const PassView& v, const Task& task) {
       return {tokens, tokens * stage.unit_bytes};
     }
     case TileGrid::kWeightTiles:
+    case TileGrid::kCrossings:
+    case TileGrid::kReturns:
     case TileGrid::kNone:
       break;
   }

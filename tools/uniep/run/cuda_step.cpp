@@ -51,21 +51,21 @@ struct DeviceGrad {
 
   /// What the host's buffer holds before a step: NaNs, or the main gradient's zeros.
   void reset() {
-    if (const auto* span = std::get_if<std::span<bf16>>(&host)) {
-      half = upload(std::span<const bf16>(*span));
+    if (const auto* span = std::get_if<ExpertMatrices<bf16>>(&host)) {
+      half = upload(std::span<const bf16>(span->tensor()));
     } else {
-      full = upload(std::span<const float>(std::get<std::span<float>>(host)));
+      full = upload(std::span<const float>(std::get<ExpertMatrices<float>>(host).tensor()));
     }
   }
   WeightGrad device() const {
-    if (std::holds_alternative<std::span<bf16>>(host)) return half.span();
+    if (std::holds_alternative<ExpertMatrices<bf16>>(host)) return half.span();
     return full.span();
   }
   void download_to(const WeightGrad& place) const {
-    if (const auto* span = std::get_if<std::span<bf16>>(&place)) {
-      download(*span, half);
+    if (const auto* span = std::get_if<ExpertMatrices<bf16>>(&place)) {
+      download(span->tensor(), half);
     } else {
-      download(std::get<std::span<float>>(place), full);
+      download(std::get<ExpertMatrices<float>>(place).tensor(), full);
     }
   }
 };
@@ -89,8 +89,8 @@ class CudaRank {
     const ForwardArgs f = split.forward_args(rank_, result);
     x_ = upload(f.x);
     probs_ = upload(f.topk_probs);
-    w1_ = upload(f.w1);
-    w2_ = upload(f.w2);
+    w1_ = upload(f.w1.tensor());
+    w2_ = upload(f.w2.tensor());
     b1_ = upload(f.b1);
     b2_ = upload(f.b2);
     if (!backward_) return;

@@ -96,6 +96,7 @@ LayerResult sequential_result(const LayerData& layer, const StepOptions& options
                               const StepRunner& run) {
   StepOptions baseline = options;
   baseline.ranks = 1;
+  baseline.hosts = 1;
   baseline.capacity_rows = 0;  // that of a rank of several
   baseline.kept = {};
   baseline.row_pool = 0;

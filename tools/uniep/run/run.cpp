@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -22,6 +23,7 @@
 #include "common/table.h"
 #include "common/work_limits.h"
 #include "group/communicator_impl.h"
+#include "group/cpu_group.h"
 #include "group/process_environment.h"
 #include "io/layer_file.h"
 #include "run/pictures.h"
@@ -30,6 +32,7 @@
 #include "run/step.h"
 #include "run/summary.h"
 #include "tune/book/auto_schedule.h"
+#include "uniep/rank_layout.h"
 #include "workload/skew.h"
 #include "workload/split.h"
 #include "workload/synthetic.h"
@@ -45,6 +48,7 @@ namespace {
 struct Flags {
   std::string backend = "auto";
   int ranks = 1;
+  int hosts = 0;
   bool processes = false;
   std::string input;
   std::string shape;
@@ -85,6 +89,8 @@ void require_usable(const Flags& flags) {
   require(!flags.processes || !wants_cuda(flags), ErrorCode::kInvalidArgument,
           "--processes is about CPU ranks, and with --backend cuda every rank is a process; "
           "--backend cpu is accepted with it");
+  require(flags.hosts <= 1 || !wants_cuda(flags), ErrorCode::kUnsupported, "--hosts is ",
+          flags.hosts, "; with --backend cuda 1 is accepted, and with --backend cpu more");
   require(flags.input.empty() != flags.shape.empty(), ErrorCode::kInvalidArgument,
           flags.input.empty() ? "no layer to run" : "two layers to run",
           "; either --input FILE or --shape NAME[,key=value...] is accepted");
@@ -103,6 +109,7 @@ void require_usable(const Flags& flags) {
 StepOptions step_options(const Flags& flags) {
   const Backend backend = backend_choice(flags.backend);
   return {.ranks = flags.ranks,
+          .hosts = std::max(flags.hosts, 1),
           .schedule = schedule_choice(flags.schedule, backend).value_or(default_schedule(backend)),
           .capacity_rows = flags.capacity,
           .kept = flags.kept,
@@ -345,15 +352,23 @@ std::function<tune::LayerSchedules(const std::function<tune::LayerSchedules()>&)
   };
 }
 
+int hosts_of(const Communicator& member) {
+  return dynamic_cast<const CpuCommunicator&>(*member.impl()).group().layout().hosts;
+}
+
 /// This process is a CPU rank of a group, or starts one and waits for it.
 int run_processes(const Flags& flags, const Invocation& invocation) {
+  // For this process, and for those that it starts.
+  if (flags.hosts > 0) setenv("UNIEP_HOSTS", std::to_string(flags.hosts).c_str(), 1);
   if (!process_environment()) {
-    require_feasible_shape(flags, flags.ranks, flags.ranks);  // said once, not by each
+    (void)layout_of_hosts(flags.ranks, std::max(flags.hosts, 1));  // said once, not by each
+    require_feasible_shape(flags, flags.ranks, flags.ranks);       // said once, not by each
     return launch_ranks(flags.ranks, invocation.arguments);
   }
   StepOptions options = step_options(flags);
   const Communicator member = Communicator::cpu_from_environment();
   options.ranks = member.size();
+  options.hosts = hosts_of(member);
   int exit_code = kExitFailed;
   // What goes wrong here ends the other processes' waits, with its sentence.
   run_ranks({member}, [&](Communicator&) {
@@ -402,6 +417,7 @@ int run(const Flags& flags, const Invocation& invocation) {
 #endif
   if (flags.processes || process_environment()) return run_processes(flags, invocation);
   const StepOptions options = step_options(flags);
+  (void)layout_of_hosts(options.ranks, options.hosts);
   return run_layer(flags, invocation.command, options,
                    {.all_ranks = run_steps, .one_rank = run_steps});
 }
@@ -435,6 +451,13 @@ void add_how_options(CLI::App& sub, Flags& flags) {
                          "results are the same. Where RANK and its companions are set (torchrun), "
                          "this process is a rank of that group, with or without the flag"))
       ->group(name);
+  group
+      .add("--hosts", flags.hosts, "N",
+           "Hosts that the CPU ranks are taken to be on, in equal runs of ranks: these share no "
+           "memory, and tokens and rows cross between them over the network (libfabric). Without "
+           "it processes find out where they are, and threads are on one host; results are the "
+           "same")
+      ->check(range(1, kMaxGroupRanks));
   group.add(
       "--schedule", flags.schedule, "PRESET|key=value,...|auto",
       "A preset (sequential, pipelined:n, two-kernel, single), key=value pairs, or a preset "

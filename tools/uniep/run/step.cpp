@@ -53,10 +53,11 @@ bool same_bits(std::span<T> a, std::span<T> b) {
 }
 
 bool same_bits(const WeightGrad& a, const WeightGrad& b) {
-  if (const auto* bf16s = std::get_if<std::span<bf16>>(&a)) {
-    return same_bits(*bf16s, std::get<std::span<bf16>>(b));
+  if (const auto* bf16s = std::get_if<ExpertMatrices<bf16>>(&a)) {
+    return same_bits(bf16s->tensor(), std::get<ExpertMatrices<bf16>>(b).tensor());
   }
-  return same_bits(std::get<std::span<float>>(a), std::get<std::span<float>>(b));
+  return same_bits(std::get<ExpertMatrices<float>>(a).tensor(),
+                   std::get<ExpertMatrices<float>>(b).tensor());
 }
 
 LayerOptions layer_options(const StepOptions& options, const std::optional<RowPool>& pool) {
@@ -114,7 +115,9 @@ class RankRun {
     std::ranges::fill(args.dprobs, std::numeric_limits<float>::quiet_NaN());
     for (const WeightGrad& grad : {args.dw1, args.dw2, args.db1, args.db2}) {
       // Main gradients are added to: each step clears them.
-      if (const auto* bf16s = std::get_if<std::span<bf16>>(&grad)) std::ranges::fill(*bf16s, kNan);
+      if (const auto* bf16s = std::get_if<ExpertMatrices<bf16>>(&grad)) {
+        std::ranges::fill(bf16s->tensor(), kNan);
+      }
     }
   }
 
@@ -316,10 +319,10 @@ void complete_result(Gatherer& gatherer, const Split& split, int rank, bool back
   gatherer.complete(result.dprobs, constant(b.dprobs));
   const auto complete = [&](std::vector<bf16>& rounded, std::vector<float>& main,
                             const WeightGrad& own) {
-    if (const auto* bf16s = std::get_if<std::span<bf16>>(&own)) {
-      gatherer.complete(rounded, constant(*bf16s));
+    if (const auto* bf16s = std::get_if<ExpertMatrices<bf16>>(&own)) {
+      gatherer.complete(rounded, constant(bf16s->tensor()));
     } else {
-      gatherer.complete(main, constant(std::get<std::span<float>>(own)));
+      gatherer.complete(main, constant(std::get<ExpertMatrices<float>>(own).tensor()));
     }
   };
   complete(result.dw1, result.main_dw1, b.dw1);
@@ -380,7 +383,7 @@ StepReport run_steps(const LayerData& layer, const StepOptions& options) {
   Progress progress(cat("running ", options.ranks, options.ranks == 1 ? " rank" : " ranks"),
                     options.repeat + 1);
 
-  run_ranks(Communicator::cpu_group(options.ranks), [&](Communicator& communicator) {
+  run_ranks(Communicator::cpu_group(options.ranks, options.hosts), [&](Communicator& communicator) {
     const Leave leave(together.barrier());
     const Meeting meeting = together.of_rank(communicator.rank());
     RankRun run(split, options, communicator, meeting,

@@ -31,6 +31,7 @@ enum class PassChoice { kForward, kBackward, kBoth };
 
 struct StepOptions {
   int ranks = 1;
+  int hosts = 1;  ///< that they are on
   Schedule schedule;
   std::optional<Schedule> backward_schedule{};  ///< where it is another than `schedule`
   std::string schedule_origin{};                ///< where they were looked up; empty: given

@@ -149,8 +149,10 @@ void print_header(std::ostream& out, const RunHeader& header, const LayerData& l
   notes.add("date", header.date);
   notes.add("input", cat(header.input, ": ", tokens_text(layer, header, options.ranks), ", ",
                          widths_text(layer)));
-  notes.add("ranks", cat(options.ranks, ", each with ", tokens_per_rank(layer, options.ranks),
-                         " tokens and ", layer.num_experts / options.ranks, " experts"));
+  const std::string hosts = options.hosts > 1 ? cat(" on ", options.hosts, " hosts") : "";
+  notes.add("ranks",
+            cat(options.ranks, hosts, ", each with ", tokens_per_rank(layer, options.ranks),
+                " tokens and ", layer.num_experts / options.ranks, " experts"));
   if (!header.link.empty()) notes.add("link", header.link);
   if (!header.sharing.empty()) notes.add("sharing", header.sharing);
   notes.add("schedule", schedule_text(options));

@@ -43,23 +43,30 @@ class SpreadBias {
     of_[span] = pair_at(row, col + 2 * ptx::lane_id(), width);
   }
 
-  /// Adds it, times the factors of the thread's two rows, to the pairs of 16 columns of a span, of
-  /// which these are number `group`. By all lanes.
+  /// Adds it to the pairs of 16 columns of a span, of which these are number `group`. By all lanes.
+  __device__ __forceinline__ void add_to(int span, int group, std::uint32_t* pairs) const {
+    for_each_eighth(span, group, [&](int first, std::uint32_t bias) {
+      pairs[first] = add_pairs(pairs[first], bias);
+      pairs[first + 1] = add_pairs(pairs[first + 1], bias);
+    });
+  }
+  /// Likewise, times the factors of the thread's two rows.
   __device__ __forceinline__ void add_to(int span, int group, const float (&factors)[2],
                                          std::uint32_t* pairs) const {
-    std::uint32_t bias[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int lane = 4 * (2 * group + i) + ptx::lane_id() % 4;
-      bias[i] = __shfl_sync(kWholeWarp, of_[span], lane);
-    }
-#pragma unroll
-    for (int i = 0; i < kMatrixPairs; ++i) {
-      pairs[i] = add_pair(pairs[i], factors[i % 2], bias[i / 2]);
-    }
+    for_each_eighth(span, group, [&](int first, std::uint32_t bias) {
+      pairs[first] = add_pair(pairs[first], factors[0], bias);
+      pairs[first + 1] = add_pair(pairs[first + 1], factors[1], bias);
+    });
   }
 
  private:
+  /// f(the first of two pairs in the same columns, the bias there)
+  template <class F>
+  __device__ __forceinline__ void for_each_eighth(int span, int group, F&& f) const {
+#pragma unroll
+    for (int i = 0; i < kMatrixPairs / 2; ++i) f(2 * i, pair_of_eighth(of_[span], 2 * group + i));
+  }
+
   std::uint32_t of_[kSpans];
 };
 
@@ -83,10 +90,9 @@ class BiasOfH {
   __device__ __forceinline__ void add_to(const PassView& v, int part, int chunk,
                                          std::uint32_t (&pairs)[kPairs]) const {
     if (!v.choice.has_bias) return;
-    constexpr float kOnes[2] = {1.0f, 1.0f};
 #pragma unroll
     for (int group = 0; group < kBoxCols / 16; ++group) {
-      bias_.add_to(part * kChunks + chunk, group, kOnes, pairs + kMatrixPairs * group);
+      bias_.add_to(part * kChunks + chunk, group, pairs + kMatrixPairs * group);
     }
   }
 

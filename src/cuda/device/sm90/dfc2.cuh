@@ -42,7 +42,7 @@ struct Dfc2 {
     if (gated) ptx::tma_load(slot.b, maps.aux, full, col, 1, row);
   }
 
-  /// The sender of the tile of the first columns also multiplies its rows of dy with b2.
+  /// Senders also multiply rows of dy with b2.
   static constexpr bool kSumsSteps = kGeneral;
   using StepSums = RowDots<Shape>;
 

@@ -33,11 +33,13 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
                                               const TileWork& work, int k_block) {
     const int k = k_block * kTileK;
     load_rows(maps, slot, full, work, first_row_in<Tensor::kXRows>(ctx, work), k);
+    if (k_block == 0) acquire_maps(maps.experts, work.expert);
     const Columns columns(ctx.view, work);
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
-      ptx::tma_load(slot.b + part * kHalf * kTileK * kOperandBytes, maps.b, full, k,
-                    columns.first(part), columns.half(part), work.expert);
+      const MatrixBox box = matrix_box(maps.b, maps.experts, work.expert, columns.half(part));
+      ptx::tma_load(slot.b + part * kHalf * kTileK * kOperandBytes, *box.map, full, k,
+                    columns.first(part), box.part, box.expert);
     }
   }
 

@@ -21,20 +21,23 @@ struct Fc2 : RowPush<Shape> {
                                               const TileWork& work, int k_block) {
     const int k = k_block * kTileK;
     load_rows(maps, slot, full, work, work.first_row, k);
-    ptx::tma_load(slot.b, maps.b, full, k, work.n, work.expert);
+    if (k_block == 0) acquire_maps(maps.experts, work.expert);
+    const MatrixBox box = matrix_box(maps.b, maps.experts, work.expert, 0);
+    ptx::tma_load(slot.b, *box.map, full, k, work.n, box.expert);
   }
 
-  /// b2, and what it is multiplied by in a thread's two rows. fc1 has kept probabilities.
+  /// b2, and the probabilities of a thread's two rows, which fc1 has kept. What follows from them
+  /// waits for the epilogue: a thread stops where it uses what it has asked for.
   struct Bias {
     SpreadBias<Shape::kN / kBoxCols> b2;
-    RowProbs factors;
+    RowProbs probs;
 
     __device__ __forceinline__ Bias(const Consumer<Shape>& consumer, const TileWork& work) {
       const DeviceContext& ctx = consumer.ctx;
       if (!ctx.view.choice.has_bias) return;
-      const float* probs = ctx.get<Tensor::kRowProbs>() + work.saved_row + consumer.first_row() +
-                           consumer.lane() / 4;
-      factors = factors_of<true, Pass::kForward>(ctx.view, {{__ldcg(probs), __ldcg(probs + 8)}});
+      const float* of_rows = ctx.get<Tensor::kRowProbs>() + work.saved_row + consumer.first_row() +
+                             consumer.lane() / 4;
+      probs = {{__ldcg(of_rows), __ldcg(of_rows + 8)}};
 #pragma unroll
       for (int i = 0; i < Shape::kN / kBoxCols; ++i) {
         b2.read(i, b2_of(ctx, work.expert), work.n + i * kBoxCols, ctx.view.hidden);
@@ -54,12 +57,22 @@ struct Fc2 : RowPush<Shape> {
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
                                                 const float (&acc)[Shape::kAccumulators],
                                                 const TileWork&, const Bias& bias) {
-    const bool has_bias = consumer.ctx.view.choice.has_bias;
-    RowPush<Shape>::write_rows(consumer, acc, [&](int group, MatrixPairs& pairs) {
-      constexpr int kGroups = kBoxCols / 16;
-      if (!has_bias) return;
-      bias.b2.add_to(group / kGroups, group % kGroups, bias.factors.of, pairs);
-    });
+    constexpr int kGroups = kBoxCols / 16;
+    const PassView& v = consumer.ctx.view;
+    const auto write = [&](auto&& change) { RowPush<Shape>::write_rows(consumer, acc, change); };
+    // A way each: with branches for every group, none would begin before the last one's shuffles
+    // have come.
+    if (!v.choice.has_bias) {
+      write([](int, MatrixPairs&) {});
+    } else if (v.probs == Probs::kBefore) {  // factor_of_a
+      write([&](int group, MatrixPairs& pairs) {
+        bias.b2.add_to(group / kGroups, group % kGroups, bias.probs.of, pairs);
+      });
+    } else {
+      write([&](int group, MatrixPairs& pairs) {
+        bias.b2.add_to(group / kGroups, group % kGroups, pairs);
+      });
+    }
   }
 
   static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps&,

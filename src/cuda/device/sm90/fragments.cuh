@@ -60,6 +60,33 @@ __device__ __forceinline__ void load_matrices(std::uint32_t address, MatrixPairs
                : "memory");
 }
 
+/// Reads 16 rows by 16 columns, each matrix of 8 x 8 transposed: pair i of a thread then lies in
+/// column lane / 4 + 8 (i / 2) and rows 8 (i % 2) + 2 (lane % 4) and the next.
+__device__ __forceinline__ void load_transposed(std::uint32_t address, MatrixPairs& pairs) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+               : "r"(address)
+               : "memory");
+}
+
+/// Of 64 numbers that lie two a lane, those that belong to this thread's pair in the matrix of
+/// numbers [8 eighth, 8 eighth + 8): they come from lane 4 eighth + lane % 4. By all lanes. That
+/// lane takes no register where the compiler knows `eighth`: the bounds keep the last two bits.
+__device__ __forceinline__ std::uint32_t pair_of_eighth(std::uint32_t mine, int eighth) {
+  constexpr int kBounds = 0x3 << 8 | 0x1f;
+  std::uint32_t pair;
+  asm volatile("shfl.sync.idx.b32 %0, %1, %2, %3, 0xffffffff;"
+               : "=r"(pair)
+               : "r"(mine), "r"(4 * eighth), "n"(kBounds));
+  return pair;
+}
+
+/// The sum of what the four lanes of a row of fragments hold: (0 + 1) + (2 + 3), in each of them.
+__device__ __forceinline__ float sum_of_four(float mine) {
+  mine = mine + __shfl_xor_sync(0xffffffffu, mine, 1);
+  return mine + __shfl_xor_sync(0xffffffffu, mine, 2);
+}
+
 /// Where this lane's first pair lies in a swizzled box of 16 rows by 32 columns of floats. Those of
 /// 8 columns each follow as groups do (group_address); the pair 8 rows below, 1024 bytes behind.
 __device__ __forceinline__ std::uint32_t float_box_address(const std::uint8_t* box) {

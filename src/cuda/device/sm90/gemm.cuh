@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/device/sm90/expert_boxes.cuh"
 #include "cuda/device/sm90/outputs.cuh"
 #include "cuda/device/sm90/scheduler.cuh"
 #include "cuda/device/sm90/wgmma.cuh"
@@ -71,7 +72,12 @@ __device__ __forceinline__ void load_rows_and_squares(const StageMaps& maps,
                                                       OperandSlot<Shape>& slot, std::uint64_t* full,
                                                       const TileWork& work, int k) {
   load_rows(maps, slot, full, work, work.first_row, k);
-  load_squares<Shape::kN / 64>(slot.b, maps.b, full, work.n, k, work.expert);
+  if (k == 0) acquire_maps(maps.experts, work.expert);
+  for_each_row_box(maps.b, maps.experts, work.expert, k,
+                   [&](const CUtensorMap& map, int before, int row, int expert) {
+                     load_squares<Shape::kN / 64>(slot.b + before * kSwizzleBytes, map, full,
+                                                  work.n, row, expert);
+                   });
 }
 
 /// For stages whose epilogue reads nothing ahead.
@@ -185,9 +191,13 @@ __device__ __forceinline__ void sum_products(Consumer<Shape>& consumer, const Ti
   pass_slots(consumer, work.k_blocks - k_blocks);
 }
 
+/// The 64 rows or columns of a sender are summed in parts, a part by one of the tiles with the same
+/// left operand: so none takes longer than its products.
+inline constexpr int kSumParts = 4;
+
 /// Whether senders sum over the steps of a stage's tiles too, and so are among those who hand its
-/// slots back: of those of the first columns, where experts have biases. Of all other slots the
-/// loader says so for them.
+/// slots back: of those that have a part, where experts have biases. Of all other slots the loader
+/// says so for them.
 template <class S>
 constexpr bool may_sum_steps() {
   if constexpr (requires { S::kSumsSteps; }) {
@@ -196,12 +206,12 @@ constexpr bool may_sum_steps() {
     return false;
   }
 }
-template <class S>
+template <class S, class Shape>
 __device__ __forceinline__ bool sums_steps(const PassView& v, const TileWork& work) {
-  return may_sum_steps<S>() && v.choice.has_bias && work.n == 0;
+  return may_sum_steps<S>() && v.choice.has_bias && work.n < kSumParts * Shape::kN;
 }
 
-/// The sender's part of such a main loop, over its consumer's 64 rows or columns of the left
+/// The sender's share of such a main loop, over its consumer's 64 rows or columns of the left
 /// operand. `ring`: where the tile begins. When a sender comes here, its consumer has seen all
 /// slots before these full; so it takes no stale parity for the current one. Nor can it miss a
 /// slot, which the loader does not fill again without it.
@@ -211,6 +221,7 @@ __device__ __forceinline__ void sum_steps(Sender<Shape>& sender, const TileWork&
   typename S::StepSums sums(sender, work);
   for (int k = 0; k < work.k_blocks; ++k) {
     ptx::mbarrier_wait(&sender.shared.full[ring.slot], ring.parity);
+    __syncwarp();  // matrices are read by whole warps
     sums.add(sender, work, sender.shared.slots[ring.slot].a + sender.index * kBoxBytes, k);
     ptx::mbarrier_arrive(&sender.shared.empty[ring.slot]);
     ring.advance();

@@ -22,7 +22,7 @@ struct StageList {
       .saves = ((S::kStage == Stage::kFc1) || ...),
       .refetches = ((S::kStage == Stage::kRefc1) || ...),
       .weighs = kIsGeneral && ((S::kStage == Stage::kDfc2) || ...),
-      .ring = !kIsGeneral && ((S::kStage == Stage::kRefc1) || ...)};
+      .ring = ((S::kStage == Stage::kRefc1) || ...)};
 
   /// Senders may read slots of the pipeline, too, and each is handed back by them as well.
   static constexpr bool kSendersRead = (may_sum_steps<S>() || ...);
@@ -41,7 +41,7 @@ using ForwardStages = StageList<kGeneral, Fc1<Shape, kGeneral>, Fc2<Shape, kGene
 template <class Shape, class Main, bool kGeneral = false>
 using BackwardStages = StageList<kGeneral, Dfc2<Shape, kGeneral>, Dfc1<Shape, kGeneral>,
                                  Wgrad2<Shape, Main, kGeneral>, Wgrad1<Shape, Main, kGeneral>>;
-/// With a RingShape, but those of general experts: their kernels have no registers for a ring.
+/// With a RingShape.
 template <int kTileN>
 using RingShape = TileShape<kTileN, true>;
 template <class Shape, class Main, bool kGeneral = false>
@@ -63,6 +63,9 @@ constexpr bool has_routine(const StageRow& row) {
       return Stages::has(row.stage);
     case TileGrid::kTokenBlocks:
       return row.stage == Reduce<TileShape<128>>::kStage;
+    case TileGrid::kCrossings:
+    case TileGrid::kReturns:
+      break;
   }
   return false;
 }
@@ -120,7 +123,7 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassM
       if constexpr (requires { S::prefetch_epilogue(ctx, m, work); }) {
         S::prefetch_epilogue(ctx, m, work);
       }
-      const bool senders_read = sums_steps<S>(ctx.view, work);
+      const bool senders_read = sums_steps<S, Shape>(ctx.view, work);
       for (int k = 0; k < work.k_blocks; ++k) {
         if (k == draw_at) want_task();
         const auto load = [&](auto& slot, auto* full) {
@@ -151,7 +154,7 @@ __device__ __forceinline__ void run_sender(const DeviceContext& ctx, const PassM
     Stages::visit(work.stage, [&](auto stage) {
       using S = decltype(stage);
       if constexpr (may_sum_steps<S>()) {
-        if (sums_steps<S>(ctx.view, work)) sum_steps<S>(sender, work, steps);
+        if (sums_steps<S, Shape>(ctx.view, work)) sum_steps<S>(sender, work, steps);
       }
       S::send(sender, maps_of<S>(maps), work);
     });

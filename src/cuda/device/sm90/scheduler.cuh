@@ -74,7 +74,9 @@ __device__ __forceinline__ TileWork work_of(const PassView& v, const Task& task)
       return wgrad_work(v, task);
     case TileGrid::kRowTiles:
       return row_tile_work<Shape>(v, task);
-    case TileGrid::kPulls:  // dispatch.cuh
+    case TileGrid::kPulls:      // dispatch.cuh
+    case TileGrid::kCrossings:  // of groups of several hosts
+    case TileGrid::kReturns:
     case TileGrid::kNone:
       break;
   }

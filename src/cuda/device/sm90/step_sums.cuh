@@ -9,150 +9,222 @@
 #include "cuda/device/warp.cuh"
 
 // What biases sum over the left operand of a product: dy b2 over its columns, db1 and db2 over its
-// rows. Senders do it, who have nothing else to do under the products, in the tiles of the first
-// columns: each over its consumer's 64 rows or columns, from the steps that lie in shared memory
-// for these (sum_steps, gemm.cuh).
+// rows. Senders do it, who have nothing else to do under the products: each over its consumer's 64
+// rows or columns, from the steps that lie in shared memory for these (sum_steps, gemm.cuh).
+//
+// The partial sums of both contracts (base/contract.h) are of neighbouring pairs, every fourth pair
+// one's. Matrix fragments lie likewise, transposed or not: lane 4 r + q has partial sum q of row or
+// column r, and of the one 8 behind.
 
 namespace uniep::cuda {
 
-/// Elements [8 chunk, 8 chunk + 8) of row `row` of rows of 64 elements that lie as the copy engine
-/// left them: rows of 128 bytes, whose chunks of 16 bytes are swizzled.
-__device__ __forceinline__ Vector swizzled_vector(const std::uint8_t* box, int row, int chunk) {
-  return *reinterpret_cast<const Vector*>(box + row * 128 + ((chunk ^ row % 8) << 4));
+inline constexpr int kPartSize = kConsumerRows / kSumParts;  // rows or columns
+static_assert(kPartSize == 16, "of two matrices");
+inline constexpr int kSumsOfLane = 2;  // of a part
+inline constexpr int kEighths = 8;     // of a step: rows or columns of a matrix
+
+/// The parts that a tile sums: of N tiles with the same left operand, those that leave its number
+/// modulo N. Not of tiles behind the first kSumParts, which have none.
+class SumParts {
+ public:
+  template <class Shape>
+  static __device__ __forceinline__ SumParts of(const PassView& v, Stage stage, int first_col) {
+    const auto tiles = static_cast<int>(column_tiles(v, stage));
+    unsigned parts = 0;
+    for (int part = first_col / Shape::kN; part < kSumParts; part += tiles) parts |= 1u << part;
+    return SumParts(parts);
+  }
+
+  /// f(part), of which the compiler knows the number: sums stay in registers.
+  template <class F>
+  __device__ __forceinline__ void for_each(F&& f) const {
+#pragma unroll
+    for (int part = 0; part < kSumParts; ++part) {
+      if ((parts_ >> part & 1) != 0) f(part);
+    }
+  }
+
+ private:
+  explicit __device__ __forceinline__ SumParts(unsigned parts) : parts_(parts) {}
+  unsigned parts_;
+};
+
+/// Where this lane's row of fragments lies within any box: box_address less the box's, so that it
+/// need not be found anew for every step.
+template <class Shape>
+__device__ __forceinline__ std::uint32_t offset_in_box(const Sender<Shape>& sender) {
+  const std::uint8_t* const box = sender.shared.slots[0].a;
+  return box_address(box) - ptx::shared_address(box);
 }
 
-/// dy b2 of the sender's rows, lane and lane + 32 of which are this lane's: by groups of 64
-/// columns, a step each, in the order of dprobs (Dfc2::store_groups).
+/// Row or column of the sender's 64 that the lane's sum `i` of a part is of.
+__device__ __forceinline__ int place_of(int part, int i) {
+  return kPartSize * part + kEighths * i + ptx::lane_id() / 4;
+}
+
+/// dy b2 of the sender's rows, in groups of 64 columns, a step each, in the order of dprobs
+/// (Dfc2::store_groups).
 template <class Shape>
 class RowDots {
  public:
-  __device__ __forceinline__ RowDots(const Sender<Shape>& sender, const TileWork& work) {
-    read(sender.ctx, work, 0);
+  __device__ __forceinline__ RowDots(const Sender<Shape>& sender, const TileWork& work)
+      : parts_(SumParts::of<Shape>(sender.ctx.view, Stage::kDfc2, work.n)),
+        offset_(offset_in_box(sender)),
+        b2_(b2_of(sender.ctx, work.expert)) {
+    read(sender.ctx, 0);
   }
 
-  __device__ __forceinline__ void add(const Sender<Shape>& sender, const TileWork& work,
+  __device__ __forceinline__ void add(const Sender<Shape>& sender, const TileWork&,
                                       const std::uint8_t* box, int k) {
     static_assert(kTileK == kDprobGroup, "a step is a group");
     const std::uint32_t factors = factors_;
-    read(sender.ctx, work, k + 1);
-    float sums[kRows][kPartials] = {};
-#pragma unroll 2
-    for (int chunk = 0; chunk < kTileK / kVectorElements; ++chunk) {
-      std::uint32_t pairs[kRows][kPartials];
+    read(sender.ctx, k + 1);
+    const std::uint32_t first = ptx::shared_address(box) + offset_;
+    parts_.for_each([&](int part) {
+      float sums[kSumsOfLane] = {};
 #pragma unroll
-      for (int row = 0; row < kRows; ++row) {
-        const Vector of_row = swizzled_vector(box, 32 * row + sender.lane, chunk);
-        pairs[row][0] = of_row.x;
-        pairs[row][1] = of_row.y;
-        pairs[row][2] = of_row.z;
-        pairs[row][3] = of_row.w;
+      for (int eighth = 0; eighth < kEighths; eighth += 2) {
+        MatrixPairs pairs;
+        load_matrices(group_address(first + part * (kBoxBytes / kSumParts), eighth / 2), pairs);
+        add_products(sums, pairs, pair_of_eighth(factors, eighth));
+        add_products(sums, pairs + 2, pair_of_eighth(factors, eighth + 1));
       }
 #pragma unroll
-      for (int i = 0; i < kPartials; ++i) {
-        const std::uint32_t factor = __shfl_sync(kWholeWarp, factors, kPartials * chunk + i);
-#pragma unroll
-        for (int row = 0; row < kRows; ++row) {
-          float& sum = sums[row][i];
-          sum = sum + low_of(pairs[row][i]) * low_of(factor);
-          sum = sum + high_of(pairs[row][i]) * high_of(factor);
-        }
+      for (int i = 0; i < kSumsOfLane; ++i) {
+        of_[part][i] = of_[part][i] + sum_of_four(sums[i]);
       }
-    }
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-      const float(&s)[kPartials] = sums[row];
-      of_[row] = of_[row] + ((s[0] + s[1]) + (s[2] + s[3]));
-    }
+    });
   }
 
   /// Behind the row's groups.
   __device__ __forceinline__ void store(const Sender<Shape>& sender, const TileWork& work) const {
     const std::int64_t sums = dprob_sums(sender.ctx.view);
+    parts_.for_each([&](int part) {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const int row = kConsumerRows * sender.index + 32 * i + sender.lane;
-      if (row >= work.rows) continue;
-      float* of_row = sender.ctx.template get<Tensor::kDprobGroups>() +
-                      (std::int64_t{work.first_row} + row) * sums;
-      of_row[sums - 1] = of_[i];
-    }
+      for (int i = 0; i < kSumsOfLane; ++i) {
+        const int row = kConsumerRows * sender.index + place_of(part, i);
+        if (sender.lane % 4 != 0 || row >= work.rows) continue;
+        float* of_row = sender.ctx.template get<Tensor::kDprobGroups>() +
+                        (std::int64_t{work.first_row} + row) * sums;
+        of_row[sums - 1] = of_[part][i];
+      }
+    });
   }
 
  private:
-  static constexpr int kRows = kConsumerRows / 32;
-  static constexpr int kPartials = 4;  // of neighbouring pairs of columns
-
   /// Ahead of the step: b2 in its columns, two a lane.
-  __device__ __forceinline__ void read(const DeviceContext& ctx, const TileWork& work, int k) {
-    factors_ = pair_at(b2_of(ctx, work.expert), std::int64_t{k} * kTileK + 2 * ptx::lane_id(),
-                       ctx.view.hidden);
+  __device__ __forceinline__ void read(const DeviceContext& ctx, int k) {
+    factors_ = pair_at(b2_, k * kTileK + 2 * ptx::lane_id(), ctx.view.hidden);
   }
 
+  /// Products of two bf16 numbers are exact in fp32, so the fused sum has the bits of the other.
+  static __device__ __forceinline__ void add_products(float (&sums)[kSumsOfLane],
+                                                      const std::uint32_t* pairs,
+                                                      std::uint32_t factor) {
+#pragma unroll
+    for (int i = 0; i < kSumsOfLane; ++i) {
+      sums[i] = __fmaf_rn(low_of(pairs[i]), low_of(factor), sums[i]);
+      sums[i] = __fmaf_rn(high_of(pairs[i]), high_of(factor), sums[i]);
+    }
+  }
+
+  SumParts parts_;
+  std::uint32_t offset_;
+  const bf16* b2_;
   std::uint32_t factors_ = 0;
-  float of_[kRows] = {};
+  float of_[kSumParts][kSumsOfLane] = {};
 };
 
-/// Sums over rows of 64 columns, 8 of which are the lane's, in one of four partial sums: in the
-/// order of kBiasRows (base/contract.h), of which a step is a group.
+/// Factors of a step's rows: those of two neighbours a lane.
+struct StepFactors {
+  float of[2];
+};
+
+/// Sums over rows of 64 columns, in the order of kBiasRows (base/contract.h), of which a step is a
+/// group.
 class ColumnSums {
  public:
-  /// `rows` are those of the step that exist; factor(row of the step), by all lanes, of each.
+  __device__ __forceinline__ ColumnSums(SumParts parts, std::uint32_t offset)
+      : parts_(parts), offset_(offset) {}
+
+  /// Rows of the step from number `rows` on count as zeros; factor(eighth): of the lane's two rows
+  /// in it, by all lanes.
   template <class Factor>
   __device__ __forceinline__ void add(const std::uint8_t* box, int rows, Factor&& factor) {
     static_assert(kTileK == kBiasRows, "a step is a group");
-    constexpr int kRows = kBiasRows / kBiasPartials;
-    constexpr int kAtOnce = kRows / 2;
-    const int partial = ptx::lane_id() / kChunks;
-    float sums[kVectorElements] = {};
-#pragma unroll 1
-    for (int first = 0; first < kRows; first += kAtOnce) {
+    const std::uint32_t first = ptx::shared_address(box) + offset_;
+    parts_.for_each([&](int part) {
+      MatrixPairs pairs[kEighths / 2];
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int row = bias_row(0, first) + bias_row(partial, i);
-        const Vector elements = swizzled_vector(box, row, ptx::lane_id() % kChunks);
-        const float f = factor(row);
-        if (row < rows) add_vector(sums, elements, f);
+      for (int i = 0; i < kEighths / 2; ++i) {
+        load_transposed(group_address(first, part) + i * (kBoxBytes / kSumParts), pairs[i]);
       }
-    }
+      if (rows < kBiasRows) clear_behind(rows, pairs);
+      float sums[kSumsOfLane] = {};
 #pragma unroll
-    for (int i = 0; i < kVectorElements; ++i) {
-      sums[i] = sums[i] + __shfl_xor_sync(kWholeWarp, sums[i], kChunks);
-      sums[i] = sums[i] + __shfl_xor_sync(kWholeWarp, sums[i], 2 * kChunks);
-      of_[i] = of_[i] + sums[i];
-    }
+      for (int eighth = 0; eighth < kEighths; ++eighth) {
+        const StepFactors f = factor(eighth);
+#pragma unroll
+        for (int i = 0; i < kSumsOfLane; ++i) {
+          const std::uint32_t pair = pairs[eighth / 2][2 * i + eighth % 2];
+          sums[i] = sums[i] + f.of[0] * low_of(pair);
+          sums[i] = sums[i] + f.of[1] * high_of(pair);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kSumsOfLane; ++i) {
+        of_[part][i] = of_[part][i] + sum_of_four(sums[i]);
+      }
+    });
   }
 
-  /// f(column, its sum and the next one's), every column once.
+  /// f(column, its sum), every column of the parts once.
   template <class F>
-  __device__ __forceinline__ void for_each_pair(F&& f) const {
-    const int lane = ptx::lane_id();
+  __device__ __forceinline__ void for_each(F&& f) const {
+    parts_.for_each([&](int part) {
 #pragma unroll
-    for (int i = 0; i < kBiasPartials; ++i) {
-      const int col = kVectorElements * (lane % kChunks) + 2 * i;
-      if (lane / kChunks == i) f(col, of_[2 * i], of_[2 * i + 1]);
-    }
+      for (int i = 0; i < kSumsOfLane; ++i) {
+        if (ptx::lane_id() % 4 == 0) f(place_of(part, i), of_[part][i]);
+      }
+    });
   }
 
  private:
-  static constexpr int kChunks = kBoxCols / kVectorElements;  // of a row
-  static_assert(kChunks * kBiasPartials == 32 && 2 * kBiasPartials == kVectorElements);
-  float of_[kVectorElements] = {};
+  /// Of the rows behind the last one.
+  static __device__ __forceinline__ void clear_behind(int rows,
+                                                      MatrixPairs (&pairs)[kEighths / 2]) {
+#pragma unroll
+    for (int eighth = 0; eighth < kEighths; ++eighth) {
+      const int row = bias_row(ptx::lane_id() % 4, 2 * eighth);
+      const std::uint32_t mask = row + 1 < rows ? 0xffffffffu : row < rows ? 0xffffu : 0u;
+#pragma unroll
+      for (int i = 0; i < kSumsOfLane; ++i) pairs[eighth / 2][2 * i + eighth % 2] &= mask;
+    }
+  }
+
+  SumParts parts_;
+  std::uint32_t offset_;
+  float of_[kSumParts][kSumsOfLane] = {};
 };
 
-/// The probabilities of a step's rows, two a lane, and what db2 counts the rows times.
+/// The probabilities of a step's rows, and what db2 counts the rows times.
 class StepProbs {
  public:
   /// From row `first` of the plan on.
   __device__ __forceinline__ void read(const DeviceContext& ctx, int first) {
     const float* probs = ctx.get<Tensor::kRowProbs>() + ctx.row<Tensor::kRowProbs>(first);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) of_[i] = __ldcg(probs + 32 * i + ptx::lane_id());
+    for (int i = 0; i < 2; ++i) of_[i] = __ldcg(probs + 2 * ptx::lane_id() + i);
   }
 
-  /// By all lanes, of rows of the same half.
-  __device__ __forceinline__ float factor(const PassView& v, int row) const {
-    const float mine = row < 32 ? of_[0] : of_[1];
-    return factor_of_da(v.probs, __shfl_sync(kWholeWarp, mine, row % 32));
+  /// Of the first `rows` rows; behind these there are no probabilities.
+  __device__ __forceinline__ StepFactors factors(const PassView& v, int rows) const {
+    StepFactors factors;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      factors.of[i] = 2 * ptx::lane_id() + i < rows ? factor_of_da(v.probs, of_[i]) : 0.0f;
+    }
+    return factors;
   }
 
  private:
@@ -163,7 +235,8 @@ class StepProbs {
 template <class Shape, Stage kWgrad, class Main>
 class BiasSums {
  public:
-  __device__ __forceinline__ BiasSums(const Sender<Shape>& sender, const TileWork& work) {
+  __device__ __forceinline__ BiasSums(const Sender<Shape>& sender, const TileWork& work)
+      : sums_(SumParts::of<Shape>(sender.ctx.view, kWgrad, work.n), offset_in_box(sender)) {
     read(sender.ctx, work, 0);
   }
 
@@ -172,11 +245,12 @@ class BiasSums {
     const int rows = work.rows - k * kTileK;
     if (rows <= 0) return;
     if constexpr (kWeighs) {
-      const StepProbs probs = probs_;
+      const StepFactors factors = probs_.factors(sender.ctx.view, rows);
       read(sender.ctx, work, k + 1);
-      sums_.add(box, rows, [&](int row) { return probs.factor(sender.ctx.view, row); });
+      // Rows behind the last are zeros.
+      sums_.add(box, kTileK, [&](int eighth) { return of_eighth(factors, eighth); });
     } else {
-      sums_.add(box, rows, [](int) { return 1.0f; });
+      sums_.add(box, rows, [](int) { return StepFactors{{1.0f, 1.0f}}; });
     }
   }
 
@@ -188,14 +262,14 @@ class BiasSums {
     const std::int64_t width = kFirst ? ctx.view.h_width() : ctx.view.hidden;
     auto* const main = static_cast<Main*>(kFirst ? ctx.main_db1 : ctx.main_db2);
     if (main != nullptr && work.rows == 0) return;
-    sums_.for_each_pair([&](int col, float sum, float next) {
+    sums_.for_each([&](int col, float sum) {
       const std::int64_t at = work.m + kConsumerRows * sender.index + col;
       if (at >= width) return;
-      const std::int64_t pair = work.expert * width + at;
+      const std::int64_t element = work.expert * width + at;
       if (main == nullptr) {
-        overwrite(ctx.get<kBias>() + pair, sum, next);
+        overwrite(ctx.get<kBias>() + element, sum);
       } else {
-        add_to(main + pair, sum, next);
+        add_to(main + element, sum);
       }
     });
   }
@@ -210,16 +284,23 @@ class BiasSums {
     }
   }
 
-  static __device__ __forceinline__ void overwrite(bf16* to, float sum, float next) {
-    *reinterpret_cast<std::uint32_t*>(to) = pack_pair(sum, next);
+  static __device__ __forceinline__ StepFactors of_eighth(const StepFactors& step, int eighth) {
+    StepFactors factors;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      factors.of[i] = __uint_as_float(pair_of_eighth(__float_as_uint(step.of[i]), eighth));
+    }
+    return factors;
   }
-  static __device__ __forceinline__ void add_to(Main* to, float sum, float next) {
+
+  static __device__ __forceinline__ void overwrite(bf16* to, float sum) {
+    to->bits = static_cast<std::uint16_t>(pack_pair(sum, 0.0f));
+  }
+  static __device__ __forceinline__ void add_to(Main* to, float sum) {
     if constexpr (std::is_same_v<Main, bf16>) {
-      const auto pair = *reinterpret_cast<const std::uint32_t*>(to);
-      overwrite(to, low_of(pair) + sum, high_of(pair) + next);
+      overwrite(to, low_of(to->bits) + sum);
     } else {
-      to[0] = to[0] + sum;
-      to[1] = to[1] + next;
+      *to = *to + sum;
     }
   }
 

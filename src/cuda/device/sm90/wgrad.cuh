@@ -16,8 +16,8 @@ namespace uniep::cuda {
 /// Maps: a = left (M, rows), b = right (N, rows), boxes 64 x 64; out0 = dw, or what it is added to,
 /// (N, M, El), boxes of one swizzle row of columns x 64.
 ///
-/// kGeneral: as of Fc1; the senders of tiles of the first columns then sum the bias gradient, too:
-/// over the rows of dh, and of dy times what b2 was multiplied by.
+/// kGeneral: as of Fc1; senders then sum the bias gradient, too: over the rows of dh, and of dy
+/// times what b2 was multiplied by.
 ///
 /// What is added to comes through the pipeline too, behind the operands: two boxes of each consumer
 /// a slot. The sums are added where it lies, and it leaves from there. When the tile begins, it is
@@ -47,10 +47,14 @@ struct Wgrad {
                                                            const StageMaps& maps,
                                                            const TileWork& work) {
     if (!is_added(ctx) || work.rows == 0) return;
+    acquire_maps(maps.experts, work.expert);
 #pragma unroll 1
     for (int i = 0; i < kAddedSlots; ++i) {
       for_each_box(work, i, [&](int, int row, int col) {
-        ptx::tma_prefetch(maps.out0, col, row, work.expert);
+        for_each_row_box(maps.out0, maps.experts, work.expert, row,
+                         [&](const CUtensorMap& map, int, int first, int expert) {
+                           ptx::tma_prefetch(map, col, first, expert);
+                         });
       });
     }
   }
@@ -65,7 +69,11 @@ struct Wgrad {
     if (!is_added(ctx) || work.rows == 0) return ptx::mbarrier_arrive(full);
     ptx::mbarrier_arrive_expect(full, kSlotBoxes * kConsumers * kBoxBytes);
     for_each_box(work, i, [&](int box, int row, int col) {
-      ptx::tma_load(slot.a + box * kBoxBytes, maps.out0, full, col, row, work.expert);
+      for_each_row_box(maps.out0, maps.experts, work.expert, row,
+                       [&](const CUtensorMap& map, int before, int first, int expert) {
+                         ptx::tma_load(slot.a + box * kBoxBytes + before * kSwizzleBytes, map, full,
+                                       col, first, expert);
+                       });
     });
   }
 
@@ -96,13 +104,23 @@ struct Wgrad {
   static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps& maps,
                                               const TileWork& work) {
     if (is_added(sender.ctx)) return send_sums(sender, maps, work);
+    if (sender.lane == 0) acquire_maps(maps.experts, work.expert);
     const int row = work.m + kConsumerRows * sender.index;
     sender.send_boxes(kBoxes, [&](int i, const std::uint8_t* box) {
-      ptx::tma_store(maps.out0, box, work.n + i * kBoxCols, row, work.expert);
+      store(maps, work, box, row, work.n + i * kBoxCols);
     });
   }
 
  private:
+  /// A box of 64 rows that leaves.
+  static __device__ __forceinline__ void store(const StageMaps& maps, const TileWork& work,
+                                               const std::uint8_t* box, int row, int col) {
+    for_each_row_box(maps.out0, maps.experts, work.expert, row,
+                     [&](const CUtensorMap& map, int before, int first, int expert) {
+                       ptx::tma_store(map, box + before * kSwizzleBytes, col, first, expert);
+                     });
+  }
+
   static constexpr int kBoxes = Shape::kN / kBoxCols;  // of a tile that is overwritten
   using Borrowed = EmptyEpilogueSlots<Shape, OutputRing<Shape>::borrows(kBoxes)>;
 
@@ -125,7 +143,7 @@ struct Wgrad {
   /// then those of consumer 1.
   template <class F>
   static __device__ __forceinline__ void for_each_box(const TileWork& work, int i, F&& f) {
-#pragma unroll
+#pragma unroll 1
     for (int box = 0; box < kSlotBoxes * kConsumers; ++box) {
       f(box, work.m + box / kSlotBoxes * kConsumerRows,
         work.n + i * kSlotCols + box % kSlotBoxes * kMainCols);
@@ -174,14 +192,15 @@ struct Wgrad {
                                                    const TileWork& work) {
     const int row = work.m + kConsumerRows * sender.index;
     const bool stores = sender.lane == 0 && work.rows > 0 && has_rows(work, sender.index);
+    if (stores) acquire_maps(maps.experts, work.expert);
     sender.wait_written(kHandOver);
     for (int i = 0; i < kAddedSlots; ++i) {
       if (stores) {
         OperandSlot<Shape>& slot = sender.shared.slots[sender.ring.slot];
 #pragma unroll
         for (int box = 0; box < kSlotBoxes; ++box) {
-          ptx::tma_store(maps.out0, box_of(slot, sender.index, box),
-                         work.n + i * kSlotCols + box * kMainCols, row, work.expert);
+          store(maps, work, box_of(slot, sender.index, box), row,
+                work.n + i * kSlotCols + box * kMainCols);
         }
         ptx::bulk_commit();
         ptx::bulk_wait_read<0>();

@@ -1,0 +1,265 @@
+// CPU ranks as processes on several hosts, which UNIEP_HOSTS makes of one: the bits of one host, no
+// memory in common, and hosts that fail.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <set>
+#include <stdexcept>
+
+#include "group/tcp_bootstrap.h"
+#include "reference/contract.h"
+#include "support/cases.h"
+#include "support/expect_same.h"
+#include "support/layer_group.h"
+#include "support/process_group.h"
+
+namespace uniep::testing {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// A wait that ends for another reason than its limit ends long before.
+constexpr int kLongLimitMs = 60000;
+constexpr double kSoonSeconds = 20;
+
+void expect_all_fine(Crew& crew) {
+  for (const Crew::End& end : crew.ends()) EXPECT_EQ(end.said, "fine");
+}
+
+/// This process as a rank of a group on so many hosts.
+Communicator join(MeetingPlace& place, int rank, int ranks, int hosts) {
+  setenv("UNIEP_HOSTS", std::to_string(hosts).c_str(), 1);
+  return Communicator::from_callbacks(place.options(rank, ranks));
+}
+
+/// A step of a layer whose results all processes compare with the contract, each its part.
+class Steps {
+ public:
+  Steps(const LayerData& data, const LayerResult& want, const Communicator& member,
+        const LayerOptions& options = {})
+      : data_(data),
+        want_(want),
+        split_(data, member.size()),
+        rank_(member.rank()),
+        layer_(split_.problem(), member, options) {}
+
+  void run(const Schedule& schedule, const std::string& what) {
+    LayerResult result = want_;
+    const auto poison = [](auto part, auto value) { std::ranges::fill(part, value); };
+    constexpr bf16 kNan{0x7fff};
+    poison(split_.forward_args(rank_, result).out, kNan);
+    poison(split_.backward_args(rank_, result).dx, kNan);
+    poison(split_.backward_args(rank_, result).dprobs, -1.0f);
+    poison(std::get<std::span<bf16>>(split_.backward_args(rank_, result).dw1), kNan);
+    const RoutingPlan plan = layer_.plan(split_.topk_ids(rank_));
+    const Saved saved = layer_.forward(plan, split_.forward_args(rank_, result), schedule);
+    layer_.backward(saved, split_.backward_args(rank_, result), schedule);
+    expect_same_bits(result, want_, what);
+  }
+
+ private:
+  const LayerData& data_;
+  const LayerResult& want_;
+  const workload::Split split_;
+  const int rank_;
+  Layer layer_;
+};
+
+/// Ranks whose memory this process has mapped.
+std::set<std::string> mapped_ranks() {
+  std::set<std::string> ranks;
+  std::ifstream maps("/proc/self/maps");
+  const std::string mark = "memfd:uniep:rank";
+  for (std::string line; std::getline(maps, line);) {
+    const std::size_t at = line.find(mark);
+    if (at == std::string::npos) continue;
+    ranks.insert(
+        line.substr(at + mark.size(), line.find(':', at + mark.size()) - at - mark.size()));
+  }
+  return ranks;
+}
+
+struct Group {
+  int ranks, hosts;
+};
+class ProcessHosts : public ::testing::TestWithParam<Group> {};
+INSTANTIATE_TEST_SUITE_P(Groups, ProcessHosts,
+                         ::testing::Values(Group{2, 2}, Group{4, 2}, Group{4, 4}, Group{8, 2},
+                                           Group{8, 4}),
+                         [](const auto& test) {
+                           return cat(test.param.ranks, "on", test.param.hosts);
+                         });
+
+TEST_P(ProcessHosts, GiveTheBitsOfOneHostAndShareNoMemory) {
+  const auto [ranks, hosts] = GetParam();
+  const int count = cases(4);
+  for (unsigned seed = 1; seed <= static_cast<unsigned>(count); ++seed) {
+    Rng rng(1000u * static_cast<unsigned>(ranks + hosts) + seed);
+    LayerData data = plain_layer(ranks);
+    data.combine_groups = seed % 2 == 0 ? hosts : 1;
+    data.combine_partials = seed % 4 == 0 ? CombinePartials::kBf16 : CombinePartials::kFp32;
+    const LayerResult want = reference::contract(data);
+    std::vector<Schedule> schedules = {parse_schedule("sequential"), parse_schedule("single")};
+    for (int i = 0; i < 3; ++i) schedules.push_back(random_schedule(rng, {}, 3));
+    const Common<MeetingPlace> place;
+    Crew crew(ranks, [&](int rank) {
+      Steps steps(data, want, join(*place, rank, ranks, hosts),
+                  {.faults = {.max_delay_us = static_cast<int>(seed / 2 % 2) * 300, .seed = seed}});
+      for (const Schedule& s : schedules) steps.run(s, cat("seed ", seed, ", ", to_string(s)));
+      const int local = ranks / hosts;
+      std::set<std::string> own;
+      for (int l = 0; l < local; ++l) own.insert(std::to_string(rank / local * local + l));
+      EXPECT_EQ(mapped_ranks(), own);
+      return std::string("fine");
+    });
+    expect_all_fine(crew);
+  }
+}
+
+/// Steps until an error ends them; then says which.
+std::string step_until_it_fails(const LayerData& data, const LayerResult& want,
+                                const Communicator& member, std::atomic<int>& begun) {
+  Steps steps(data, want, member, {.timeout_ms = kLongLimitMs});
+  for (int i = 0;; ++i) {
+    steps.run(parse_schedule("single"), cat("step ", i));
+    begun.fetch_add(i == 0 ? 1 : 0);
+  }
+}
+
+/// How the processes that are left end when `attack(crew)` comes between their steps.
+template <class Attack>
+void expect_named_errors(const std::vector<int>& survivors, const std::vector<std::string>& names,
+                         Attack&& attack) {
+  const LayerData data = plain_layer(4);
+  const LayerResult want = reference::contract(data);
+  const Common<MeetingPlace> place;
+  const Common<std::atomic<int>> begun;
+  Crew crew(4, [&](int rank) {
+    return step_until_it_fails(data, want, join(*place, rank, 4, 2), *begun);
+  });
+  while (*begun < 4) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const auto since = Clock::now();
+  attack(crew);
+  for (const int rank : survivors) {
+    const Crew::End end = crew.end_of(rank, since);
+    bool named = false;
+    for (const std::string& name : names) named |= end.said.find(name) != std::string::npos;
+    EXPECT_TRUE(named) << "rank " << rank << ": " << end.said;
+    EXPECT_LT(end.seconds, kSoonSeconds) << "rank " << rank << ": " << end.said;
+  }
+}
+
+TEST(FailingHosts, AKilledHostIsNamedOnEveryRank) {
+  expect_named_errors({0, 1}, {"rank 2 was lost", "rank 3 was lost"}, [](Crew& crew) {
+    crew.signal(2, SIGKILL);
+    crew.signal(3, SIGKILL);
+  });
+}
+
+TEST(FailingHosts, TheHostOfRank0IsNamedOnEveryRank) {
+  expect_named_errors({2, 3}, {"rank 0 was lost", "rank 1 was lost"}, [](Crew& crew) {
+    crew.signal(0, SIGKILL);
+    crew.signal(1, SIGKILL);
+  });
+}
+
+TEST(FailingHosts, AKilledProcessIsNamedOnBothHosts) {
+  expect_named_errors({0, 1, 2}, {"rank 3 was lost"}, [](Crew& crew) { crew.signal(3, SIGKILL); });
+}
+
+TEST(FailingHosts, WhatARankThrowsIsHeardOnBothHosts) {
+  const LayerData data = plain_layer(4);
+  const LayerResult want = reference::contract(data);
+  const Common<MeetingPlace> place;
+  Crew crew(4, [&](int rank) {
+    const Communicator member = join(*place, rank, 4, 2);
+    std::string said = "fine";
+    try {
+      run_ranks({member}, [&](Communicator& c) {
+        Steps steps(data, want, c, {.timeout_ms = kLongLimitMs});
+        steps.run({}, "first step");
+        if (c.rank() == 2) throw std::runtime_error("rank 2 has had enough");
+        steps.run({}, "second step");
+      });
+    } catch (const std::exception& e) {
+      said = e.what();
+    }
+    return said;
+  });
+  for (const Crew::End& end : crew.ends()) {
+    EXPECT_NE(end.said.find("rank 2"), std::string::npos) << end.said;
+    EXPECT_LT(end.seconds, kSoonSeconds);
+  }
+}
+
+TEST(FailingHosts, AStoppedHostIsMissedAtTheLimit) {
+  const LayerData data = plain_layer(4);
+  const LayerResult want = reference::contract(data);
+  const Common<MeetingPlace> place;
+  const Common<std::atomic<int>> begun;
+  Crew crew(4, [&](int rank) {
+    Steps steps(data, want, join(*place, rank, 4, 2), {.timeout_ms = 1500});
+    for (int i = 0;; ++i) {
+      steps.run(parse_schedule("single"), cat("step ", i));
+      begun->fetch_add(i == 0 ? 1 : 0);
+    }
+    return std::string();
+  });
+  while (*begun < 4) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const auto since = Clock::now();
+  crew.signal(2, SIGSTOP);
+  crew.signal(3, SIGSTOP);
+  for (const int rank : {0, 1}) {
+    const Crew::End end = crew.end_of(rank, since);
+    EXPECT_NE(end.said.find("1500 ms"), std::string::npos) << end.said;
+    EXPECT_LT(end.seconds, kSoonSeconds);
+  }
+}
+
+TEST(HostsOfAGroup, TheEnvironmentIsAnotherSource) {
+  const LayerData data = plain_layer(4);
+  const LayerResult want = reference::contract(data);
+  const int port = free_tcp_port();
+  Crew crew(4, [&](int rank) {
+    setenv("UNIEP_HOSTS", "2", 1);
+    setenv("RANK", cat(rank).c_str(), 1);
+    setenv("WORLD_SIZE", "4", 1);
+    setenv("LOCAL_RANK", cat(rank % 2).c_str(), 1);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    setenv("MASTER_PORT", cat(port).c_str(), 1);
+    Steps steps(data, want, Communicator::cpu_from_environment());
+    steps.run({}, "a step");
+    EXPECT_EQ(mapped_ranks().size(), 2u);
+    return std::string("fine");
+  });
+  expect_all_fine(crew);
+}
+
+TEST(HostsOfAGroup, UnequalOnesAreRefused) {
+  const Common<MeetingPlace> place;
+  Crew crew(3, [&](int rank) {
+    (void)join(*place, rank, 3, 2);
+    return std::string("joined");
+  });
+  for (const Crew::End& end : crew.ends()) {
+    EXPECT_NE(end.said.find("UNIEP_HOSTS is 2 in a group of 3 ranks"), std::string::npos)
+        << end.said;
+  }
+}
+
+TEST(HostsOfAGroup, RanksAgreeOnThem) {
+  const Common<MeetingPlace> place;
+  Crew crew(2, [&](int rank) {
+    (void)join(*place, rank, 2, 1 + rank);
+    return std::string("joined");
+  });
+  for (const Crew::End& end : crew.ends()) {
+    EXPECT_NE(end.said.find("UNIEP_HOSTS is 1 on rank 0 and 2 on rank 1"), std::string::npos)
+        << end.said;
+  }
+}
+
+}  // namespace
+}  // namespace uniep::testing
