@@ -85,8 +85,8 @@ enum class Extent : std::uint8_t {
 inline constexpr int kNumExtents = 17;
 
 /// What of the graph a layer has: which tensors and stages depends on what it does not keep between
-/// its passes, on whether its experts have biases or some are shared, on whether backward works in a
-/// ring of rows, and on whether its group is on several hosts.
+/// its passes, on whether its experts have biases or some are shared, on whether backward works in
+/// a ring of rows, and on whether its group is on several hosts.
 struct GraphChoice {
   bool drops_x_rows = false;
   bool drops_h = false;

@@ -119,19 +119,6 @@ TEST(CApi, BiasesAreAskedForOrRefused) {
                      p.row_align, " up to 2147483647 is accepted"));
 }
 
-/// A batch with two shared experts, whose probabilities are given or 1.
-LayerData batch_with_shared(bool with_probs) {
-  LayerData d = batch(1);
-  Rng rng(11);
-  d.shared_experts = 2;
-  d.shared_w1 = random_bf16(rng, d.shared_experts * d.w1_rows() * d.hidden, 0.3f);
-  d.shared_w2 = random_bf16(rng, d.shared_experts * d.hidden * d.intermediate, 0.3f);
-  if (with_probs) {
-    d.shared_probs.assign(static_cast<std::size_t>(d.tokens * d.shared_experts), 0.375f);
-  }
-  return d;
-}
-
 TEST(CApi, SharedExpertsHaveTheContractsBits) {
   for (const bool with_probs : {false, true}) {
     const LayerData data = batch_with_shared(with_probs);

@@ -196,6 +196,19 @@ inline LayerData batch(int number) {
   return d;
 }
 
+/// A batch with two shared experts, whose probabilities are given or 1.
+inline LayerData batch_with_shared(bool with_probs) {
+  LayerData d = batch(1);
+  Rng rng(11);
+  d.shared_experts = 2;
+  d.shared_w1 = random_bf16(rng, d.shared_experts * d.w1_rows() * d.hidden, 0.3f);
+  d.shared_w2 = random_bf16(rng, d.shared_experts * d.hidden * d.intermediate, 0.3f);
+  if (with_probs) {
+    d.shared_probs.assign(static_cast<std::size_t>(d.tokens * d.shared_experts), 0.375f);
+  }
+  return d;
+}
+
 inline Problem problem_of_batches(Save save = Save::kRows, bool recompute_h = false) {
   Problem problem = workload::Split(plain_layer(1), 1).problem();
   problem.save = save;

@@ -66,5 +66,28 @@ TEST(Contract, AnyScheduleUnderRandomDelays) { run_random_cases(100001, cases(30
 
 TEST(Contract, WeightsMayLieAnywhere) { run_random_cases(200001, cases(600), 0, true); }
 
+TEST(Contract, SharedGradientsAreOneTensor) {
+  Rng rng(7);
+  LayerData data = random_layer(rng, 1, {.max_tokens = 8});
+  data.shared_experts = 1;
+  draw_shared(rng, data);
+  const workload::Split split(data, 1);
+  LayerResult result = workload::make_result(data, {.backward = true});
+  Layer layer(split.problem(), Communicator::cpu_group(1)[0]);
+  const RoutingPlan plan = layer.plan(split.topk_ids(0));
+  const Saved saved = layer.forward(plan, split.forward_args(0, result));
+  BackwardArgs args = split.backward_args(0, result);
+  const auto one = std::get<ExpertMatrices<bf16>>(args.dshared_w1).tensor();
+  args.dshared_w1 = ExpertMatrices<bf16>::interleaved(one);
+  try {
+    layer.backward(saved, args);
+    ADD_FAILURE() << "dshared_w1 by turns is accepted";
+  } catch (const Error& e) {
+    const std::string said = e.what();
+    EXPECT_NE(said.find("dshared_w1"), said.npos) << said;
+    EXPECT_NE(said.find("one tensor"), said.npos) << said;
+  }
+}
+
 }  // namespace
 }  // namespace uniep::testing

@@ -76,11 +76,10 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
     const auto last = static_cast<std::int64_t>(numbers_of_ranks.size()) - 1;
     const int ranks =
         numbers_of_ranks[static_cast<std::size_t>(uniep::testing::pick(rng, 0, last))];
-    const uniep::testing::LayerBounds bounds{
-        .max_tokens = seed % 3 == 0 ? 700 : 90,
-        .max_hidden = seed % 2 == 0 ? 600 : 96,
-        .max_intermediate = seed % 2 == 0 ? 600 : 96,
-        .any_arithmetic = uniep::testing::chance(rng, 60)};
+    const uniep::testing::LayerBounds bounds{.max_tokens = seed % 3 == 0 ? 700 : 90,
+                                             .max_hidden = seed % 2 == 0 ? 600 : 96,
+                                             .max_intermediate = seed % 2 == 0 ? 600 : 96,
+                                             .any_arithmetic = uniep::testing::chance(rng, 60)};
     const LayerData data = uniep::testing::random_layer(rng, ranks, bounds);
     const bool main_grad = uniep::testing::chance(rng, 30);
     const Save save = kSaves[rng() % std::size(kSaves)];

@@ -117,6 +117,53 @@ def test_whatever_is_kept_and_whenever(options):
     assert_same(layer.run(uniep.moe, **options), plain(layer))
 
 
+def scattered(tensors: dict[str, Tensor], names: tuple[str, str]) -> dict[str, Any]:
+    """With gate and up apart in the first, and a tensor for each expert in the second."""
+    first, second = (tensors[name] for name in names)
+    halves = [half.contiguous() for half in first.chunk(2, 1)]
+    return tensors | {names[0]: halves, names[1]: list(second.unbind(0))}
+
+
+def by_turns(weight: Tensor) -> Tensor:
+    return torch.stack(weight.chunk(2, 1), 2).flatten(1, 2).contiguous()
+
+
+@pytest.mark.parametrize("options", [{}, {"row_pool": 1 << 24}], ids=str)
+def test_other_weights_may_lie_anywhere(options):
+    layer = Layer()
+    wanted = plain(layer)
+
+    def parts(**tensors: Any) -> Tensor:
+        return uniep.moe(**scattered(tensors, ("w1", "w2")), **options)
+
+    def turns(**tensors: Any) -> Tensor:
+        tensors["w1"] = by_turns(tensors["w1"])
+        return uniep.moe(**tensors, **options, w1_layout="interleaved")
+
+    for function in (parts, turns):
+        assert_same(layer.run(function), wanted)
+
+
+@pytest.mark.parametrize("options", [{}, {"row_pool": 1 << 24}], ids=str)
+def test_gradients_of_other_weights_may_lie_anywhere_and_wait(options):
+    layer = Layer()
+    case, more = layer.case, dict(layer.more)
+    wanted = plain(layer)
+    leaves = scattered({"w1": case.w1, "w2": case.w2} | more, ("w1", "w2"))
+    flat = [t.requires_grad_() for t in (*leaves["w1"], *leaves["w2"], *more.values())]
+    deferred = uniep.DeferredWeights()
+    out = uniep.moe(
+        case.x, case.ids, case.probs, **leaves, **layer.options, deferred=deferred, **options
+    )
+    out.backward(case.dy)
+    uniep.backward_weights(deferred)
+    gate, up, *each = (t.grad for t in flat[:-3])
+    assert torch.equal(torch.cat([gate, up], 1), wanted["w1"])
+    assert torch.equal(torch.stack(each), wanted["w2"])
+    for name, tensor in more.items():
+        assert torch.equal(tensor.grad, wanted[name]), name
+
+
 def test_compiled_and_checkpointed():
     layer = Layer()
     wanted = plain(layer)
@@ -165,6 +212,12 @@ def test_what_does_not_fit_is_refused():
             with pytest.raises(ValueError, match=words):
                 layer.run(function)
     layer.more = good
+
+    def listed(**tensors: Any) -> Tensor:
+        return uniep.moe(**tensors | {"shared_w1": [tensors["shared_w1"]]})
+
+    with pytest.raises(TypeError, match="shared_w1 is a list; it must be one tensor"):
+        layer.run(listed)
     with pytest.raises(ValueError, match="combine_groups=2"):
         layer.run(uniep.moe, combine_groups=2)
     own = uniep.Workspace(None, 64, 40, 8, 2, TOKENS, device="cpu", probs="after")
