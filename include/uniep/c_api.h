@@ -79,6 +79,7 @@ typedef struct {
   int64_t backward_rows;  /* rows that backward has room for at a time; 0: all */
   int64_t combine_groups; /* 0: the default, 1 */
   int64_t combine_partials; /* what groups' sums are before they are added up: 0 fp32, 1 bf16 */
+  int64_t shared_experts;   /* S: experts that every rank has and every token goes to */
 } uniep_problem;
 
 /* Memory of a layer and of its calls. Each block, and each of the tensors x_rows, h and row_probs,
@@ -205,8 +206,11 @@ typedef struct {
   /* Of a layer with a row pool: what the pass saved, to be destroyed; plan, x_rows, h, row_probs
    * and allocate are NULL then. Without a pool: NULL. */
   uniep_saved** saved;
-  const void* b1; /* bf16 [El, 2I], with bias 1; else NULL, as the next */
-  const void* b2; /* bf16 [El, H] */
+  const void* b1;            /* bf16 [El, 2I], with bias 1; else NULL, as the next */
+  const void* b2;            /* bf16 [El, H] */
+  const void* shared_w1;     /* bf16 [S, 2I, H], as w1; NULL without shared experts, as the next */
+  const void* shared_w2;     /* bf16 [S, H, I] */
+  const float* shared_probs; /* [T, S]; NULL: each is 1 */
   /* Weights that lie otherwise, and are read where they are; each zero or NULL: as w1 and w2 say.
    */
   int32_t interleaved; /* 1: rows of gate and up of w1 take turns, the gate's first */
@@ -255,6 +259,12 @@ typedef struct {
   const void* b2;
   void* db1; /* as b1, of the type that weight_grad says; parts 0 and 2; NULL without biases */
   void* db2; /* as b2 */
+  const void* shared_w1; /* as in forward; parts 0 and 1, like the next two */
+  const void* shared_w2;
+  float* dshared_probs; /* fp32 [T, S]; NULL: not wanted */
+  /* Of the type that weight_grad says; parts 0 and 2. Summed over this rank's tokens alone. */
+  void* dshared_w1;
+  void* dshared_w2;
   /* As in forward; of gradients those with a d. Each may lie in its own way. */
   int32_t interleaved;    /* 1: of w1 */
   int32_t dw_interleaved; /* 1: of dw1 */

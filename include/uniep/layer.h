@@ -36,6 +36,10 @@ struct ForwardArgs {
   std::span<bf16> out;                ///< [T, H]
   std::span<const bf16> b1{};         ///< [El, 2I], with Problem::bias; else empty, as the next
   std::span<const bf16> b2{};         ///< [El, H]
+  // Of the S shared experts (Problem::shared_experts), the same on all ranks; without any, empty.
+  std::span<const bf16> shared_w1{};      ///< [S, 2I, H], as w1
+  std::span<const bf16> shared_w2{};      ///< [S, H, I]
+  std::span<const float> shared_probs{};  ///< [T, S], as topk_probs; empty: each is 1
 };
 
 /// A bf16 tensor that a weight gradient is added to: see WeightGrad.
@@ -60,8 +64,15 @@ struct BackwardArgs {
   std::span<const bf16> x{};   ///< [T, H], as in forward, with Save::kNone; else not read
   std::span<const bf16> b1{};  ///< as in forward; so the next
   std::span<const bf16> b2{};
-  WeightGrad db1{};  ///< [El, 2I], with Problem::bias; else empty, as the next
-  WeightGrad db2{};  ///< [El, H]
+  WeightGrad db1{};                   ///< [El, 2I], with Problem::bias; else empty, as the next
+  WeightGrad db2{};                   ///< [El, H]
+  std::span<const bf16> shared_w1{};  ///< as in forward
+  std::span<const bf16> shared_w2{};
+  std::span<float> dshared_probs{};  ///< [T, S]; empty: not wanted
+  /// [S, 2I, H]: summed over the tokens of this rank alone, as a dense layer's are. The caller adds
+  /// those of all ranks up. Both are of the kind that dw1 is of.
+  WeightGrad dshared_w1{};
+  WeightGrad dshared_w2{};  ///< [S, H, I]
 };
 
 /// Of BackwardArgs, what `Layer::backward_data` reads and writes ...
@@ -74,6 +85,9 @@ struct BackwardDataArgs {
   std::span<const bf16> x{};
   std::span<const bf16> b1{};
   std::span<const bf16> b2{};
+  std::span<const bf16> shared_w1{};
+  std::span<const bf16> shared_w2{};
+  std::span<float> dshared_probs{};
 };
 
 /// ... and what `Layer::backward_weights` does.
@@ -82,6 +96,8 @@ struct BackwardWeightsArgs {
   WeightGrad dw2;
   WeightGrad db1{};
   WeightGrad db2{};
+  WeightGrad dshared_w1{};
+  WeightGrad dshared_w2{};
 };
 
 /// What a forward pass leaves for its backward: the routing plan, the probability of each row, and

@@ -97,9 +97,17 @@ struct Problem {
   int combine_groups = 1;  ///< G, a divisor of num_experts
   /// With one group there are no partial sums, and this says nothing.
   CombinePartials combine_partials = CombinePartials::kFp32;
+  /// S: experts that every rank has and every token goes to, besides its K; topk + S is at most
+  /// kMaxTopk. Not with biases, nor with more than one combine group.
+  int shared_experts = 0;
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };
+
+/// Slots of a token: those of its K experts, then one for each shared expert.
+constexpr UNIEP_HD int slots(const Problem& problem) {
+  return problem.topk + problem.shared_experts;
+}
 
 /// The parts of h and of w1's rows: gate and up, or one.
 constexpr int halves(const Problem& problem) { return is_gated(problem.activation) ? 2 : 1; }

@@ -16,7 +16,7 @@ struct PlanData;
 struct RowOrigin {
   std::int32_t source = -1;  ///< rank that holds the token
   std::int32_t token = -1;   ///< index of the token on that rank
-  std::int32_t slot = -1;    ///< k, the token's top-k slot
+  std::int32_t slot = -1;    ///< k, the token's top-k slot; K + s: for shared expert s
   friend bool operator==(const RowOrigin&, const RowOrigin&) = default;
 };
 
@@ -68,6 +68,7 @@ class UNIEP_API RoutingPlan {
   std::span<const std::int64_t> tokens_per_rank() const;
   std::span<const std::int32_t> topk_ids() const;  ///< of this rank, [tokens, K]
 
+  /// E / ranks, and behind these the shared experts, of which each has all tokens of this rank.
   int num_local_experts() const;
   int first_expert() const;                                 ///< global number of local expert 0
   std::span<const std::int64_t> tokens_per_expert() const;  ///< rows of each local expert

@@ -17,7 +17,7 @@ struct TimelineEvent {
   std::int32_t worker = 0;
   std::int32_t processor = 0;  ///< what the worker runs on: a thread; an SM, with several workers
   std::int32_t launch = 0;     ///< number of the launch within the pass
-  std::int32_t expert = -1;    ///< global expert, or -1 where none applies
+  std::int32_t expert = -1;    ///< global expert, E + s of shared expert s; -1 where none applies
   std::int64_t tile = 0;       ///< index within the stage
   std::int64_t begin_ns = 0;   ///< taken from the queue; waits for its inputs begin here
   std::int64_t ready_ns = 0;   ///< all inputs were ready

@@ -4,6 +4,7 @@
 
 #include "biases.h"
 #include "call.h"
+#include "shared_experts.h"
 #include "weights.h"
 
 namespace uniep::ops {
@@ -59,14 +60,15 @@ Tensor scratch(const Call& call, const Tensor& key, uniep_backward_call& argumen
   return rows;
 }
 
-// What other ranks wait for: dx and dprobs, which this allocates.
+// What other ranks wait for: dx, dprobs and dshared_probs, which this allocates.
 struct DataGradients {
   Tensor dx;
   Tensor dprobs;
+  Tensor dshared_probs;  // [T, S]; without shared experts it has no elements
 
   DataGradients(const Call& call, const Tensor& key, const Tensor& dy, const Weights& weights,
                 const std::optional<Tensor>& x, std::int64_t topk, const Biases& biases,
-                uniep_backward_call& arguments) {
+                const SharedExperts& shared, uniep_backward_call& arguments) {
     const LayerShape& shape = call.shape();
     if (topk != shape.topk) {
       refuse("topk is " + std::to_string(topk) + "; the workspace is for " +
@@ -75,8 +77,14 @@ struct DataGradients {
     require(dy, "dy", ScalarType::BFloat16, {arguments.tokens, shape.hidden}, key);
     biases.check(shape, key);
     biases.set(arguments);
+    shared.check(shape, key);
+    shared.set(arguments);
     dx = empty(key, ScalarType::BFloat16, {arguments.tokens, shape.hidden});
     dprobs = empty(key, ScalarType::Float, {arguments.tokens, topk});
+    dshared_probs = empty(key, ScalarType::Float, {arguments.tokens, shape.shared_experts});
+    if (shape.shared_experts > 0) {
+      arguments.dshared_probs = static_cast<float*>(dshared_probs.mutable_data_ptr());
+    }
     arguments.dy = dy.const_data_ptr();
     weights.set(arguments);
     arguments.dx = dx.mutable_data_ptr();
@@ -93,12 +101,15 @@ struct DataGradients {
 struct WeightGradients {
   std::vector<Tensor> dw1;
   std::vector<Tensor> dw2;
-  Tensor db1;  // without biases of no elements, as the next
+  Tensor db1;  // of what a layer has not, of no elements; so the next
   Tensor db2;
+  Tensor dshared_w1;
+  Tensor dshared_w2;
   std::optional<Gradients> places;
 
-  std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor> result() const {
-    return {dw1, dw2, db1, db2};
+  std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor> result()
+      const {
+    return {dw1, dw2, db1, db2, dshared_w1, dshared_w2};
   }
 };
 
@@ -106,38 +117,55 @@ WeightGradients new_weight_gradients(const Call& call, const Tensor& key, Form w
                                      uniep_backward_call& arguments) {
   const LayerShape& shape = call.shape();
   const std::int64_t biased = shape.has_bias != 0 ? shape.local_experts : 0;
-  WeightGradients made{.dw1 = empty_like_experts(w1, shape, size_of_w1(shape), key),
-                       .dw2 = empty_like_experts(w2, shape, size_of_w2(shape), key),
-                       .db1 = empty(key, ScalarType::BFloat16, {biased, shape.h_width}),
-                       .db2 = empty(key, ScalarType::BFloat16, {biased, shape.hidden}),
-                       .places = std::nullopt};
+  const std::int64_t shared = shape.shared_experts;
+  const auto make = [&](void*& address, std::initializer_list<std::int64_t> sizes) {
+    Tensor tensor = empty(key, ScalarType::BFloat16, sizes);
+    if (*sizes.begin() > 0) address = tensor.mutable_data_ptr();
+    return tensor;
+  };
+  WeightGradients made{
+      .dw1 = empty_like_experts(w1, shape, size_of_w1(shape), key),
+      .dw2 = empty_like_experts(w2, shape, size_of_w2(shape), key),
+      .db1 = make(arguments.db1, {biased, shape.h_width}),
+      .db2 = make(arguments.db2, {biased, shape.hidden}),
+      .dshared_w1 = make(arguments.dshared_w1, {shared, shape.h_width, shape.hidden}),
+      .dshared_w2 = make(arguments.dshared_w2, {shared, shape.hidden, shape.intermediate}),
+      .places = std::nullopt};
   made.places.emplace(made.dw1, made.dw2, ScalarType::BFloat16, shape, w1 == Form::kInterleaved,
                       key);
   made.places->set(arguments);
   arguments.weight_grad = kOverwritten;
-  if (biased > 0) {
-    arguments.db1 = made.db1.mutable_data_ptr();
-    arguments.db2 = made.db2.mutable_data_ptr();
-  }
   return made;
 }
 
-Gradients main_gradients(const Call& call, const Tensor& key, const std::vector<Tensor>& dw1,
-                         const std::vector<Tensor>& dw2, const std::optional<Tensor>& db1,
-                         const std::optional<Tensor>& db2, bool interleaved,
+/// What weight gradients are added to.
+struct MainGradients {
+  const std::vector<Tensor>& dw1;
+  const std::vector<Tensor>& dw2;
+  bool interleaved;
+  Biases db;
+  SharedExperts dshared;
+};
+
+Gradients main_gradients(const Call& call, const Tensor& key, const MainGradients& main,
                          uniep_backward_call& arguments) {
   const LayerShape& shape = call.shape();
-  const ScalarType type = dw1.empty() ? ScalarType::Float : dw1[0].scalar_type();
+  const ScalarType type = main.dw1.empty() ? ScalarType::Float : main.dw1[0].scalar_type();
   if (type != ScalarType::Float && type != ScalarType::BFloat16) {
     refuse(
         "the main_grad of w1 is neither torch.float32 nor torch.bfloat16; it must be one of them");
   }
-  const Gradients places(dw1, dw2, type, shape, interleaved, key);
+  const Gradients places(main.dw1, main.dw2, type, shape, main.interleaved, key);
   places.set(arguments);
-  Biases{db1, db2}.check(shape, key, type, "the main_grad of b1", "the main_grad of b2");
+  const Biases& db = main.db;
+  const SharedExperts& dshared = main.dshared;
+  db.check(shape, key, type, "the main_grad of b1", "the main_grad of b2");
+  dshared.check(shape, key, type, "the main_grad of shared_w1", "the main_grad of shared_w2");
   arguments.weight_grad = type == ScalarType::Float ? kAddedFp32 : kAddedBf16;
-  if (db1) arguments.db1 = db1->mutable_data_ptr();
-  if (db2) arguments.db2 = db2->mutable_data_ptr();
+  if (db.b1) arguments.db1 = db.b1->mutable_data_ptr();
+  if (db.b2) arguments.db2 = db.b2->mutable_data_ptr();
+  if (dshared.w1) arguments.dshared_w1 = dshared.w1->mutable_data_ptr();
+  if (dshared.w2) arguments.dshared_w2 = dshared.w2->mutable_data_ptr();
   return places;
 }
 
@@ -145,45 +173,54 @@ std::int64_t tokens_of(const Tensor& dy) { return dy.dim() == 2 ? dy.size(0) : -
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor> backward(
-    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy,
-    std::vector<Tensor> w1, std::vector<Tensor> w2, std::optional<Tensor> x, std::int64_t topk,
-    bool flag, std::optional<std::string> schedule, std::optional<Tensor> b1,
-    std::optional<Tensor> b2, bool interleaved) {
+std::tuple<Tensor, Tensor, std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor,
+           Tensor>
+backward(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy,
+         std::vector<Tensor> w1, std::vector<Tensor> w2, std::optional<Tensor> x, std::int64_t topk,
+         bool flag, std::optional<std::string> schedule, std::optional<Tensor> b1,
+         std::optional<Tensor> b2, std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2,
+         bool interleaved) {
   const Call call(key);
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kWhole, tokens_of(dy), flag, schedule);
   const Weights weights(w1, w2, call.shape(), interleaved, key);
-  const DataGradients data(call, key, dy, weights, x, topk, {b1, b2}, arguments);
+  const DataGradients data(call, key, dy, weights, x, topk, {b1, b2}, {shared_w1, shared_w2},
+                           arguments);
   const WeightGradients made =
       new_weight_gradients(call, key, form_of(w1, interleaved), form_of(w2, false), arguments);
   const Tensor rows = scratch(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
-  return {data.dx, data.dprobs, made.dw1, made.dw2, made.db1, made.db2};
+  return {data.dx,  data.dprobs,        made.dw1,        made.dw2,       made.db1,
+          made.db2, data.dshared_probs, made.dshared_w1, made.dshared_w2};
 }
 
-std::tuple<Tensor, Tensor> backward_main_grad(
+std::tuple<Tensor, Tensor, Tensor> backward_main_grad(
     Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy,
     std::vector<Tensor> w1, std::vector<Tensor> w2, std::optional<Tensor> x,
     std::vector<Tensor> dw1, std::vector<Tensor> dw2, std::int64_t topk, bool flag,
     std::optional<std::string> schedule, std::optional<Tensor> b1, std::optional<Tensor> b2,
-    std::optional<Tensor> db1, std::optional<Tensor> db2, bool interleaved) {
+    std::optional<Tensor> db1, std::optional<Tensor> db2, std::optional<Tensor> shared_w1,
+    std::optional<Tensor> shared_w2, std::optional<Tensor> dshared_w1,
+    std::optional<Tensor> dshared_w2, bool interleaved) {
   const Call call(key);
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kWhole, tokens_of(dy), flag, schedule);
   const Weights weights(w1, w2, call.shape(), interleaved, key);
-  const DataGradients data(call, key, dy, weights, x, topk, {b1, b2}, arguments);
-  const Gradients places = main_gradients(call, key, dw1, dw2, db1, db2, interleaved, arguments);
+  const DataGradients data(call, key, dy, weights, x, topk, {b1, b2}, {shared_w1, shared_w2},
+                           arguments);
+  const Gradients places = main_gradients(
+      call, key, {dw1, dw2, interleaved, {db1, db2}, {dshared_w1, dshared_w2}}, arguments);
   const Tensor rows = scratch(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
-  return {data.dx, data.dprobs};
+  return {data.dx, data.dprobs, data.dshared_probs};
 }
 
-std::tuple<Tensor, Tensor, Tensor> backward_data(
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward_data(
     Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor dy,
     std::vector<Tensor> w1, std::vector<Tensor> w2, std::optional<Tensor> x, std::int64_t topk,
     std::int64_t most_bytes, bool flag, std::optional<std::string> schedule,
-    std::optional<Tensor> b1, std::optional<Tensor> b2, bool interleaved) {
+    std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
+    std::optional<Tensor> shared_w2, bool interleaved) {
   const Call call(key);
   if (most_bytes != call.shape().backward_bytes) {
     refuse("the workspace has grown since its figures were read; read backward_bytes again");
@@ -191,16 +228,19 @@ std::tuple<Tensor, Tensor, Tensor> backward_data(
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kData, tokens_of(dy), flag, schedule);
   const Weights weights(w1, w2, call.shape(), interleaved, key);
-  const DataGradients data(call, key, dy, weights, x, topk, {b1, b2}, arguments);
+  const DataGradients data(call, key, dy, weights, x, topk, {b1, b2}, {shared_w1, shared_w2},
+                           arguments);
   Tensor rows = scratch(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
-  return {data.dx, data.dprobs, rows};
+  return {data.dx, data.dprobs, data.dshared_probs, rows};
 }
 
-std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor> backward_weights(
-    Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor backward_rows,
-    std::int64_t tokens, std::int64_t local_experts, std::int64_t intermediate, bool bias,
-    bool flag, std::optional<std::string> schedule, std::int64_t w1_form, std::int64_t w2_form) {
+std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor>
+backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs,
+                 Tensor backward_rows, std::int64_t tokens, std::int64_t local_experts,
+                 std::int64_t intermediate, bool bias, bool flag,
+                 std::optional<std::string> schedule, std::int64_t shared_experts,
+                 std::int64_t w1_form, std::int64_t w2_form) {
   const Call call(key);
   if (local_experts != call.shape().local_experts) {
     refuse("local_experts is " + std::to_string(local_experts) + "; the workspace has " +
@@ -211,6 +251,10 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor> backward_we
            (bias ? "True" : "False") + "; the workspace has " +
            std::to_string(call.shape().intermediate) + " with bias " +
            (call.shape().has_bias != 0 ? "True" : "False"));
+  }
+  if (shared_experts != call.shape().shared_experts) {
+    refuse("shared_experts is " + std::to_string(shared_experts) + "; the workspace has " +
+           std::to_string(call.shape().shared_experts));
   }
   auto arguments = call_of(call, key, plan, x_rows, h, row_probs, kWeights, tokens, flag, schedule);
   require(backward_rows, "backward_rows", ScalarType::Byte, {backward_bytes(call, arguments)}, key);
@@ -226,12 +270,14 @@ void backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h
                                 Tensor backward_rows, std::vector<Tensor> dw1,
                                 std::vector<Tensor> dw2, std::int64_t tokens, bool flag,
                                 std::optional<std::string> schedule, std::optional<Tensor> db1,
-                                std::optional<Tensor> db2, bool interleaved) {
+                                std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,
+                                std::optional<Tensor> dshared_w2, bool interleaved) {
   const Call call(key);
   auto arguments = call_of(call, key, plan, x_rows, h, row_probs, kWeights, tokens, flag, schedule);
   require(backward_rows, "backward_rows", ScalarType::Byte, {backward_bytes(call, arguments)}, key);
   arguments.backward_rows = backward_rows.mutable_data_ptr();
-  const Gradients places = main_gradients(call, key, dw1, dw2, db1, db2, interleaved, arguments);
+  const Gradients places = main_gradients(
+      call, key, {dw1, dw2, interleaved, {db1, db2}, {dshared_w1, dshared_w2}}, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
 }
 
@@ -254,55 +300,71 @@ uniep_backward_call call_of_pages(const Tensor& key, std::int64_t saved, Part pa
 Tensor none(const Tensor& key) { return empty(key, ScalarType::BFloat16, {0}); }
 
 WeightGradients no_weight_gradients(const Tensor& key) {
-  return {.dw1 = {}, .dw2 = {}, .db1 = none(key), .db2 = none(key), .places = std::nullopt};
+  return {.dw1 = {},
+          .dw2 = {},
+          .db1 = none(key),
+          .db2 = none(key),
+          .dshared_w1 = none(key),
+          .dshared_w2 = none(key),
+          .places = std::nullopt};
 }
 
 // New ones, or none where there are some to be added to.
-WeightGradients weight_gradients(const Call& call, const Tensor& key,
-                                 const std::vector<Tensor>& dw1, const std::vector<Tensor>& dw2,
-                                 const std::optional<Tensor>& db1, const std::optional<Tensor>& db2,
+WeightGradients weight_gradients(const Call& call, const Tensor& key, const MainGradients& main,
                                  Form w1, Form w2, uniep_backward_call& arguments) {
-  if (dw1.empty() || dw2.empty()) return new_weight_gradients(call, key, w1, w2, arguments);
+  if (main.dw1.empty() || main.dw2.empty()) {
+    return new_weight_gradients(call, key, w1, w2, arguments);
+  }
   WeightGradients none = no_weight_gradients(key);
-  none.places = main_gradients(call, key, dw1, dw2, db1, db2, w1 == Form::kInterleaved, arguments);
+  none.places = main_gradients(call, key, main, arguments);
   return none;
 }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor>
+std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor,
+           Tensor, Tensor>
 backward_pages(Tensor key, std::int64_t saved, Tensor dy, std::vector<Tensor> w1,
                std::vector<Tensor> w2, std::optional<Tensor> x, std::vector<Tensor> dw1,
                std::vector<Tensor> dw2, std::int64_t topk, bool data_only, bool keep,
                std::optional<std::string> schedule, std::optional<Tensor> b1,
                std::optional<Tensor> b2, std::optional<Tensor> db1, std::optional<Tensor> db2,
+               std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2,
+               std::optional<Tensor> dshared_w1, std::optional<Tensor> dshared_w2,
                bool interleaved) {
   const Call call(key);
   auto arguments =
       call_of_pages(key, saved, data_only ? kData : kWhole, tokens_of(dy), keep, schedule);
   const Weights weights(w1, w2, call.shape(), interleaved, key);
-  const DataGradients data(call, key, dy, weights, x, topk, {b1, b2}, arguments);
-  const WeightGradients made =
-      data_only ? no_weight_gradients(key)
-                : weight_gradients(call, key, dw1, dw2, db1, db2, form_of(w1, interleaved),
-                                   form_of(w2, false), arguments);
+  const DataGradients data(call, key, dy, weights, x, topk, {b1, b2}, {shared_w1, shared_w2},
+                           arguments);
+  const MainGradients main{dw1, dw2, interleaved, {db1, db2}, {dshared_w1, dshared_w2}};
+  const WeightGradients made = data_only
+                                   ? no_weight_gradients(key)
+                                   : weight_gradients(call, key, main, form_of(w1, interleaved),
+                                                      form_of(w2, false), arguments);
   Tensor rows = empty(key, ScalarType::Byte, {call.shape().backward_bytes});
   arguments.backward_rows = rows.mutable_data_ptr();
   Call::check(uniep_backward(call.layer(), &arguments));
-  return {
-      data.dx, data.dprobs, made.dw1, made.dw2, made.db1, made.db2, data_only ? rows : none(key)};
+  return {data.dx,  data.dprobs, data.dshared_probs, made.dw1,        made.dw2,
+          made.db1, made.db2,    made.dshared_w1,    made.dshared_w2, data_only ? rows : none(key)};
 }
 
-std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor> backward_weights_pages(
-    Tensor key, std::int64_t saved, std::vector<Tensor> dw1, std::vector<Tensor> dw2,
-    std::int64_t tokens, bool keep, std::optional<std::string> schedule, std::optional<Tensor> db1,
-    std::optional<Tensor> db2, std::int64_t w1_form, std::int64_t w2_form) {
+std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor>
+backward_weights_pages(Tensor key, std::int64_t saved, std::vector<Tensor> dw1,
+                       std::vector<Tensor> dw2, std::int64_t tokens, bool keep,
+                       std::optional<std::string> schedule, std::optional<Tensor> db1,
+                       std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,
+                       std::optional<Tensor> dshared_w2, std::int64_t w1_form,
+                       std::int64_t w2_form) {
   const Call call(key);
   auto arguments = call_of_pages(key, saved, kWeights, tokens, keep, schedule);
   const bool has_up = call.shape().h_width != call.shape().intermediate;
+  const Form w1 = form_of(w1_form, "w1", has_up);
+  const MainGradients main{
+      dw1, dw2, w1 == Form::kInterleaved, {db1, db2}, {dshared_w1, dshared_w2}};
   const WeightGradients made =
-      weight_gradients(call, key, dw1, dw2, db1, db2, form_of(w1_form, "w1", has_up),
-                       form_of(w2_form, "w2", false), arguments);
+      weight_gradients(call, key, main, w1, form_of(w2_form, "w2", false), arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
   return made.result();
 }

@@ -4,6 +4,7 @@
 
 #include "biases.h"
 #include "call.h"
+#include "shared_experts.h"
 #include "weights.h"
 
 namespace uniep::ops {
@@ -52,7 +53,8 @@ struct Rows {
 uniep_forward_call call_of(const LayerShape& shape, const Tensor& key, const Tensor& overflow,
                            const Tensor& x, const Tensor& topk_ids, const Tensor& topk_probs,
                            const Weights& weights, const std::optional<std::string>& schedule,
-                           const Biases& biases) {
+                           const Biases& biases, const SharedExperts& shared,
+                           const std::optional<Tensor>& shared_probs) {
   const std::int64_t tokens = x.dim() == 2 ? x.size(0) : -1;
   require(x, "x", ScalarType::BFloat16, {tokens, shape.hidden}, key);
   if (tokens > shape.max_tokens) {
@@ -63,6 +65,10 @@ uniep_forward_call call_of(const LayerShape& shape, const Tensor& key, const Ten
   require(topk_probs, "topk_probs", ScalarType::Float, {tokens, shape.topk}, key);
   require(overflow, "overflow", ScalarType::Long, {2}, key);
   biases.check(shape, key);
+  shared.check(shape, key);
+  if (shared_probs) {
+    require(*shared_probs, "shared_probs", ScalarType::Float, {tokens, shape.shared_experts}, key);
+  }
 
   uniep_forward_call arguments{};
   arguments.tokens = tokens;
@@ -71,6 +77,10 @@ uniep_forward_call call_of(const LayerShape& shape, const Tensor& key, const Ten
   arguments.x = x.const_data_ptr();
   weights.set(arguments);
   biases.set(arguments);
+  shared.set(arguments);
+  if (shared_probs) {
+    arguments.shared_probs = static_cast<const float*>(shared_probs->const_data_ptr());
+  }
   arguments.schedule = text_of(schedule);
   arguments.stream = current_stream(x);
   return arguments;
@@ -92,7 +102,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     Tensor key, Tensor overflow, Tensor x, Tensor topk_ids, Tensor topk_probs,
     std::vector<Tensor> w1, std::vector<Tensor> w2, std::int64_t rows, std::int64_t rows_of_x,
     std::int64_t rows_of_h, std::int64_t plan_bytes, bool flag, std::optional<std::string> schedule,
-    std::optional<Tensor> b1, std::optional<Tensor> b2, bool interleaved) {
+    std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
+    std::optional<Tensor> shared_w2, std::optional<Tensor> shared_probs, bool interleaved) {
   const Call call(key);
   const LayerShape& shape = call.shape();
   if (rows != shape.rows || rows_of_x != shape.rows_of_x || rows_of_h != shape.rows_of_h ||
@@ -100,8 +111,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     refuse("the workspace has grown since its figures were read; read rows and plan_bytes again");
   }
   const Weights weights(w1, w2, shape, interleaved, key);
-  auto arguments =
-      call_of(shape, key, overflow, x, topk_ids, topk_probs, weights, schedule, {b1, b2});
+  auto arguments = call_of(shape, key, overflow, x, topk_ids, topk_probs, weights, schedule,
+                           {b1, b2}, {shared_w1, shared_w2}, shared_probs);
   Results results(shape, x, flag);
   Rows kept(shape, x, rows, rows_of_x, shape.forward_bytes);
   arguments.memory = kept.memory();
@@ -112,11 +123,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward_exact(
     Tensor key, Tensor overflow, Tensor x, Tensor topk_ids, Tensor topk_probs,
     std::vector<Tensor> w1, std::vector<Tensor> w2, bool flag, std::optional<std::string> schedule,
-    std::optional<Tensor> b1, std::optional<Tensor> b2, bool interleaved) {
+    std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
+    std::optional<Tensor> shared_w2, std::optional<Tensor> shared_probs, bool interleaved) {
   const Call call(key);
   const Weights weights(w1, w2, call.shape(), interleaved, key);
-  auto arguments =
-      call_of(call.shape(), key, overflow, x, topk_ids, topk_probs, weights, schedule, {b1, b2});
+  auto arguments = call_of(call.shape(), key, overflow, x, topk_ids, topk_probs, weights, schedule,
+                           {b1, b2}, {shared_w1, shared_w2}, shared_probs);
   Results results(call.shape(), x, flag);
 
   // No exception crosses the C API. Where memory is short, all ranks hear of it.
@@ -149,17 +161,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward_exact(
   return {results.out, results.plan, kept.x_rows, kept.h, kept.row_probs};
 }
 
-std::tuple<Tensor, std::int64_t> forward_pages(Tensor key, Tensor overflow, Tensor x,
-                                               Tensor topk_ids, Tensor topk_probs,
-                                               std::vector<Tensor> w1, std::vector<Tensor> w2,
-                                               bool flag, std::optional<std::string> schedule,
-                                               std::optional<Tensor> b1, std::optional<Tensor> b2,
-                                               bool interleaved) {
+std::tuple<Tensor, std::int64_t> forward_pages(
+    Tensor key, Tensor overflow, Tensor x, Tensor topk_ids, Tensor topk_probs,
+    std::vector<Tensor> w1, std::vector<Tensor> w2, bool flag, std::optional<std::string> schedule,
+    std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
+    std::optional<Tensor> shared_w2, std::optional<Tensor> shared_probs, bool interleaved) {
   const Call call(key);
   const LayerShape& shape = call.shape();
   const Weights weights(w1, w2, shape, interleaved, key);
-  auto arguments =
-      call_of(shape, key, overflow, x, topk_ids, topk_probs, weights, schedule, {b1, b2});
+  auto arguments = call_of(shape, key, overflow, x, topk_ids, topk_probs, weights, schedule,
+                           {b1, b2}, {shared_w1, shared_w2}, shared_probs);
   Results results(shape, x, flag, 0);
   Tensor scratch = empty(x, ScalarType::Byte, {shape.forward_bytes});
   arguments.memory.forward_rows = scratch.mutable_data_ptr();

@@ -24,6 +24,7 @@ struct LayerShape {
   std::int64_t keeps_tokens = 0;    ///< 1: rows_of_x are tokens
   std::int64_t h_width = 0;         ///< of a row of h; as many rows has an expert's w1
   std::int64_t has_bias = 0;        ///< 1: experts have biases
+  std::int64_t shared_experts = 0;  ///< S
 };
 
 /// A layer that ops may call. `mutex` is held during each call: a layer serves one thread at a

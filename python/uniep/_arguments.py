@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ._forms import Experts, ExpertWeight, experts_of, tuple_of
+from ._forms import Experts, ExpertWeight, experts_from, experts_of, tuple_of
 from .arithmetic import Arithmetic
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ __all__ = [
     "check",
     "check_deferred",
     "check_device",
+    "check_shared_probs",
     "check_workspace",
     "experts",
     "int32",
@@ -55,16 +56,21 @@ def experts(
     w2: ExpertWeight,
     b1: Tensor | None,
     b2: Tensor | None,
+    shared_w1: Tensor | None = None,
+    shared_w2: Tensor | None = None,
     layout: str = "halves",
 ) -> Experts:
     """The tensors of the weights.
 
     Raises:
+        TypeError: for weights of shared experts that are not one tensor.
         ValueError: for a layout that there is not, or one that says nothing of these tensors.
     """
     if layout not in ("halves", "interleaved"):
         raise ValueError(f"w1_layout is '{layout}'; it must be 'halves' or 'interleaved'")
-    weights = experts_of(w1, w2, b1, b2, layout == "interleaved")
+    _check_shared_given(shared_w1, shared_w2)
+    interleaved = layout == "interleaved"
+    weights = experts_of(w1, w2, b1, b2, shared_w1, shared_w2, interleaved=interleaved)
     if weights.interleaved and not isinstance(w1, Tensor):
         raise ValueError(
             "w1_layout is 'interleaved', and w1 is several tensors; one tensor is accepted, or "
@@ -146,6 +152,7 @@ def check(
     if topk_probs.dtype != torch.float32:
         raise TypeError(f"topk_probs is {topk_probs.dtype}; it must be torch.float32")
     _check_shapes(x, weights, arithmetic)
+    _check_shared(weights)
     if topk_ids.dim() < 1 or topk_ids.shape[:-1] != x.shape[:-1]:
         raise ValueError(
             f"topk_ids has shape {list(topk_ids.shape)}; with x of {list(x.shape)} it must be "
@@ -181,6 +188,55 @@ def _check_biases_given(b1: Tensor | None, b2: Tensor | None) -> None:
         raise ValueError(f"{given} is given without {missing}; give both, or neither")
 
 
+def _check_shared_given(shared_w1: Tensor | None, shared_w2: Tensor | None) -> None:
+    for name, tensor, other in (
+        ("shared_w1", shared_w1, shared_w2),
+        ("shared_w2", shared_w2, shared_w1),
+    ):
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"{name} is a {type(tensor).__name__}; it must be one tensor, however w1 and w2 lie"
+            )
+        if other is None:
+            raise ValueError(
+                f"{name} is given alone; give shared_w1 and shared_w2, or none of them"
+            )
+
+
+def _check_shared(weights: Experts) -> None:
+    first, second = weights.shared_w1, weights.shared_w2
+    if first is None or second is None:
+        return
+    shared = first.shape[0] if first.dim() == 3 else 1
+    for name, tensor, shape in zip(
+        ("shared_w1", "shared_w2"), (first, second), weights.shapes, strict=True
+    ):
+        _check_shared_shape(name, tensor, (shared, *shape[1:]), weights.w1[0])
+
+
+def _check_shared_shape(name: str, tensor: Tensor, shape: Sequence[int], beside: Tensor) -> None:
+    if tuple(tensor.shape) != tuple(shape) or tensor.device != beside.device:
+        raise ValueError(
+            f"{name} is {list(tensor.shape)} on '{tensor.device}'; it must be {list(shape)} on "
+            f"'{beside.device}', for as many shared experts as shared_w1 has, of the width of w1's"
+        )
+
+
+def check_shared_probs(shared_probs: Tensor | None, x: Tensor, weights: Experts) -> None:
+    """Raises TypeError or ValueError with a sentence where these are not the probabilities."""
+    if shared_probs is None:
+        return
+    if weights.shared_w1 is None:
+        raise ValueError(
+            "shared_probs is given alone; give shared_w1 and shared_w2, or none of them"
+        )
+    if shared_probs.dtype != torch.float32:
+        raise TypeError(f"shared_probs is {shared_probs.dtype}; it must be torch.float32")
+    _check_shared_shape("shared_probs", shared_probs, (*x.shape[:-1], weights.shared), x)
+
+
 def check_workspace(workspace: Workspace, x: Tensor, weights: Experts, topk: int) -> None:
     """Raises ValueError with a sentence where the workspace is for other tensors."""
     experts, width, _ = weights.shapes[0]
@@ -195,6 +251,7 @@ def check_workspace(workspace: Workspace, x: Tensor, weights: Experts, topk: int
         ("intermediate", width // workspace.arithmetic.halves, workspace.intermediate),
         ("experts of a rank", experts, workspace.local_experts),
         ("topk", topk, workspace.topk),
+        ("shared experts", weights.shared, workspace.arithmetic.shared_experts),
     ):
         if value != wanted:
             raise ValueError(f"{name} of the tensors is {value}; the workspace is for {wanted}")
@@ -216,25 +273,24 @@ def main_grads(given: Sequence[ExpertWeight], weights: Experts) -> Experts:
     Raises:
         TypeError, ValueError: with a sentence where gradients cannot be added to these.
     """
-    wanted = 2 + len(weights.biases)
+    wanted = 2 + len(weights.more_named)
     if len(given) != wanted:
         raise ValueError(
-            f"main_grads has {len(given)} tensors; it must have {wanted}, those of "
-            + ("w1 and w2" if wanted == 2 else "w1, w2, b1 and b2")
+            f"main_grads has {len(given)} tensors; it must have {wanted}: those of "
+            + "w1 and w2, then of biases or shared experts where there are any"
         )
     tensors = [tuple_of(gradient) for gradient in given]
     for i, parts in enumerate(tensors):
         for j, gradient in enumerate(parts):
             name = f"main_grads[{i}]" + ("" if isinstance(given[i], Tensor) else f"[{j}]")
             _check_main_grad(name, gradient, tensors[0][0], weights.w1[0])
-    biases = [parts[0] for parts in tensors[2:]]
-    b1, b2 = biases if biases else (None, None)
-    main = Experts(tensors[0], tensors[1], b1, b2, weights.interleaved)
+    flat = [tensor for parts in tensors for tensor in parts]
+    main = experts_from(flat, len(tensors[0]), len(tensors[1]), weights.interleaved)
     count, pair = weights.shapes[0][0], weights.shapes[0][1] == 2 * weights.shapes[1][2]
     _check_weight("main_grads[0]", main.w1, "2 I, H" if pair else "I, H", count, pair)
     _check_weight("main_grads[1]", main.w2, "H, I", count, False)
-    shapes = [*main.shapes, *(tuple(bias.shape) for bias in biases)]
-    needed = [*weights.shapes, *(tuple(bias.shape) for bias in weights.biases)]
+    shapes = [*main.shapes, *(tuple(parts[0].shape) for parts in tensors[2:])]
+    needed = [*weights.shapes, *(tuple(more.shape) for more in weights.more_named.values())]
     for i, (shape, other) in enumerate(zip(shapes, needed, strict=True)):
         if shape != other:
             raise ValueError(

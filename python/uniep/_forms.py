@@ -58,6 +58,8 @@ class Experts(NamedTuple):
     w2: tuple[Tensor, ...]
     b1: Tensor | None = None
     b2: Tensor | None = None
+    shared_w1: Tensor | None = None
+    shared_w2: Tensor | None = None
     interleaved: bool = False
 
     @property
@@ -75,17 +77,40 @@ class Experts(NamedTuple):
         """Those that there are."""
         return tuple(bias for bias in (self.b1, self.b2) if bias is not None)
 
+    @property
+    def more(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """What not every layer has."""
+        return self.b1, self.b2, self.shared_w1, self.shared_w2
+
+    @property
+    def more_named(self) -> dict[str, Tensor]:
+        """What this one has of it, and what errors call it."""
+        named = zip(("b1", "b2", "shared_w1", "shared_w2"), self.more, strict=True)
+        return {name: tensor for name, tensor in named if tensor is not None}
+
+    @property
+    def shared(self) -> int:
+        """Shared experts."""
+        return 0 if self.shared_w1 is None else self.shared_w1.shape[0]
+
     def named(self) -> list[tuple[str, Tensor]]:
         """Every tensor, and what errors call it."""
         named = []
         for name, tensors in (("w1", self.w1), ("w2", self.w2)):
             alone = len(tensors) == 1 and tensors[0].dim() != 2
             named += [(name if alone else f"{name}[{i}]", t) for i, t in enumerate(tensors)]
-        return named + list(zip(("b1", "b2"), self.biases, strict=False))
+        return named + list(self.more_named.items())
 
     def flat(self) -> tuple[Tensor, ...]:
         """Every tensor."""
-        return (*self.w1, *self.w2, *self.biases)
+        return (*self.w1, *self.w2, *self.more_named.values())
+
+    def gradients(
+        self, dw1: Sequence[Tensor], dw2: Sequence[Tensor], *more: Tensor
+    ) -> list[Tensor]:
+        """Those of :meth:`flat`, of what ops return: it has empty ones for what there is not."""
+        own = zip(self.more, more, strict=True)
+        return [*dw1, *dw2, *(gradient for weight, gradient in own if weight is not None)]
 
 
 def experts_of(
@@ -93,17 +118,22 @@ def experts_of(
     w2: ExpertWeight,
     b1: Tensor | None = None,
     b2: Tensor | None = None,
+    shared_w1: Tensor | None = None,
+    shared_w2: Tensor | None = None,
     interleaved: bool = False,
 ) -> Experts:
     """The tensors of these weights."""
-    return Experts(tuple_of(w1), tuple_of(w2), b1, b2, interleaved)
+    return Experts(tuple_of(w1), tuple_of(w2), b1, b2, shared_w1, shared_w2, interleaved)
 
 
 def experts_from(flat: Sequence[Tensor], count1: int, count2: int, interleaved: bool) -> Experts:
     """What :meth:`Experts.flat` gave, of so many tensors of w1 and w2."""
-    rest = tuple(flat[count1 + count2 :])
-    b1, b2 = rest if rest else (None, None)
-    return Experts(tuple(flat[:count1]), tuple(flat[count1 : count1 + count2]), b1, b2, interleaved)
+    rest = flat[count1 + count2 :]
+    # Biases have two dimensions, weights of shared experts three.
+    b1, b2 = rest[:2] if rest and rest[0].dim() == 2 else (None, None)
+    shared_w1, shared_w2 = rest[-2:] if rest and rest[-1].dim() == 3 else (None, None)
+    own = tuple(flat[:count1]), tuple(flat[count1 : count1 + count2])
+    return Experts(*own, b1, b2, shared_w1, shared_w2, interleaved)
 
 
 def joined(tensors: Sequence[Tensor], interleaved: bool = False) -> Tensor:

@@ -89,6 +89,7 @@ class Problem(ctypes.Structure):
         ("backward_rows", c_int64),
         ("combine_groups", c_int64),
         ("combine_partials", c_int64),
+        ("shared_experts", c_int64),
     ]
 
 

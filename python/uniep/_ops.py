@@ -34,6 +34,9 @@ def _forward(
     schedule: str | None,
     b1: Tensor | None = None,
     b2: Tensor | None = None,
+    shared_w1: Tensor | None = None,
+    shared_w2: Tensor | None = None,
+    shared_probs: Tensor | None = None,
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (
@@ -57,6 +60,9 @@ def _forward_exact(
     schedule: str | None,
     b1: Tensor | None = None,
     b2: Tensor | None = None,
+    shared_w1: Tensor | None = None,
+    shared_w2: Tensor | None = None,
+    shared_probs: Tensor | None = None,
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     raise RuntimeError(
@@ -65,12 +71,26 @@ def _forward_exact(
     )
 
 
-def _data_gradients(dy: Tensor, topk: int) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(dy), dy.new_empty((dy.shape[0], topk), dtype=torch.float32)
+def _data_gradients(
+    dy: Tensor, topk: int, shared_w1: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    tokens = dy.shape[0]
+    shared = 0 if shared_w1 is None else shared_w1.shape[0]
+    probs, shared_probs = (
+        dy.new_empty((tokens, width), dtype=torch.float32) for width in (topk, shared)
+    )
+    return torch.empty_like(dy), probs, shared_probs
 
 
 def _bias_gradients(experts: int, width: int, hidden: int, beside: Tensor) -> tuple[Tensor, Tensor]:
     return beside.new_empty((experts, width)), beside.new_empty((experts, hidden))
+
+
+def _shared_gradients(
+    experts: int, width: int, hidden: int, intermediate: int, beside: Tensor
+) -> tuple[Tensor, Tensor]:
+    w1 = beside.new_empty((experts, width, hidden))
+    return w1, beside.new_empty((experts, hidden, intermediate))
 
 
 def _backward(
@@ -88,12 +108,16 @@ def _backward(
     schedule: str | None,
     b1: Tensor | None = None,
     b2: Tensor | None = None,
+    shared_w1: Tensor | None = None,
+    shared_w2: Tensor | None = None,
     interleaved: bool = False,
-) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor], Tensor, Tensor]:
-    experts, width, hidden = experts_of(w1, w2).shapes[0]
+) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor]:
+    (experts, width, hidden), (_, _, intermediate) = experts_of(w1, w2).shapes
     biases = _bias_gradients(experts if b1 is not None else 0, width, hidden, dy)
     weights = [[torch.empty_like(tensor) for tensor in weight] for weight in (w1, w2)]
-    return (*_data_gradients(dy, topk), weights[0], weights[1], *biases)
+    dx, dprobs, dshared_probs = _data_gradients(dy, topk, shared_w1)
+    shared = _shared_gradients(dshared_probs.shape[1], width, hidden, intermediate, dy)
+    return (dx, dprobs, weights[0], weights[1], *biases, dshared_probs, *shared)
 
 
 def _backward_main_grad(
@@ -115,9 +139,13 @@ def _backward_main_grad(
     b2: Tensor | None = None,
     db1: Tensor | None = None,
     db2: Tensor | None = None,
+    shared_w1: Tensor | None = None,
+    shared_w2: Tensor | None = None,
+    dshared_w1: Tensor | None = None,
+    dshared_w2: Tensor | None = None,
     interleaved: bool = False,
-) -> tuple[Tensor, Tensor]:
-    return _data_gradients(dy, topk)
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _data_gradients(dy, topk, shared_w1)
 
 
 def _backward_data(
@@ -136,10 +164,12 @@ def _backward_data(
     schedule: str | None,
     b1: Tensor | None = None,
     b2: Tensor | None = None,
+    shared_w1: Tensor | None = None,
+    shared_w2: Tensor | None = None,
     interleaved: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return (
-        *_data_gradients(dy, topk),
+        *_data_gradients(dy, topk, shared_w1),
         dy.new_empty((backward_bytes,), dtype=torch.uint8),
     )
 
@@ -157,14 +187,16 @@ def _backward_weights(
     bias: bool,
     flag: bool,
     schedule: str | None,
+    shared_experts: int = 0,
     w1_form: int = 0,
     w2_form: int = 0,
-) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
+) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor, Tensor, Tensor]:
     hidden, width = x_rows.shape[1], h.shape[1]
     return (
         new_weight(w1_form, x_rows, local_experts, width, hidden),
         new_weight(w2_form, x_rows, local_experts, hidden, intermediate),
         *_bias_gradients(local_experts if bias else 0, width, hidden, x_rows),
+        *_shared_gradients(shared_experts, width, hidden, intermediate, x_rows),
     )
 
 
@@ -182,6 +214,8 @@ def _backward_weights_main_grad(
     schedule: str | None,
     db1: Tensor | None = None,
     db2: Tensor | None = None,
+    dshared_w1: Tensor | None = None,
+    dshared_w2: Tensor | None = None,
     interleaved: bool = False,
 ) -> None:
     return None

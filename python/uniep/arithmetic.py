@@ -43,6 +43,7 @@ class Arithmetic(NamedTuple):
     bias: bool = False
     combine_groups: int = 1
     combine_partials: CombinePartials = "fp32"
+    shared_experts: int = 0
 
     @property
     def halves(self) -> int:
@@ -56,11 +57,13 @@ def arithmetic_of(
     bias: bool = False,
     combine_groups: int | None = None,
     combine_partials: str | None = None,
+    shared_experts: int = 0,
 ) -> Arithmetic:
     """The arithmetic of that names; None: the default.
 
     Raises:
-        ValueError: for a name that there is not, or fewer than one group.
+        ValueError: for a name that there is not, fewer than one group, or fewer than no shared
+            expert, or what does not go together.
     """
     activation = "swiglu" if activation is None else activation
     probs = "before" if probs is None else probs
@@ -77,4 +80,11 @@ def arithmetic_of(
         )
     if partials not in PARTIALS:
         raise ValueError(f"combine_partials is '{partials}'; it must be 'fp32' or 'bf16'")
-    return Arithmetic(activation, probs, bias, groups, partials)
+    if shared_experts < 0:
+        raise ValueError(f"shared_experts is {shared_experts}; it must be 0 or more")
+    if shared_experts and (bias or groups > 1):
+        raise ValueError(
+            f"there are shared experts and {'biases' if bias else f'combine_groups={groups}'}; "
+            "shared experts go without biases and with one combine group"
+        )
+    return Arithmetic(activation, probs, bias, groups, partials, shared_experts)

@@ -235,9 +235,10 @@ def _names(family: str) -> Names:
 def _replicated(layer: MoELayer, names: Names, family: str) -> dict[str, Tensor]:
     """What every rank has, by name without prefix."""
     tensors = {names.router: layer.router.weight.detach()}
+    shared = _shared(layer)
     for has, name, what in (
         (layer.router.bias is not None, names.bias, "a bias of its router"),
-        (layer.shared is not None, names.shared, "shared experts"),
+        (shared is not None, names.shared, "shared experts"),
     ):
         if has != (name is not None):
             raise ValueError(
@@ -246,12 +247,28 @@ def _replicated(layer: MoELayer, names: Names, family: str) -> dict[str, Tensor]
             )
     if names.bias is not None and layer.router.bias is not None:
         tensors[names.bias] = layer.router.bias.detach()
-    if names.shared is not None and layer.shared is not None:
-        gate, up = layer.shared.gate_up.weight.detach().chunk(2)
-        tensors[f"{names.shared}.gate_proj.weight"] = gate
-        tensors[f"{names.shared}.up_proj.weight"] = up
-        tensors[f"{names.shared}.down_proj.weight"] = layer.shared.down.weight.detach()
+    if names.shared is not None and shared is not None:
+        for name, tensor in zip(("gate_proj", "up_proj", "down_proj"), shared, strict=True):
+            tensors[f"{names.shared}.{name}.weight"] = tensor
     return tensors
+
+
+def _shared(layer: MoELayer) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Gate, up and down of the shared experts, or None."""
+    if layer.shared is not None:
+        gate, up = layer.shared.gate_up.weight.detach().chunk(2)
+        return gate, up, layer.shared.down.weight.detach()
+    if layer.shared_w1 is None or layer.shared_w2 is None:
+        return None
+    if layer.shared_w1.shape[0] > 1 or layer.shared_gate is not None:
+        raise ValueError(
+            f"the layer has {layer.shared_w1.shape[0]} shared experts"
+            f"{'' if layer.shared_gate is None else ' with a gate'} in its pass, and Hugging "
+            "Face's families one tensor of all without a gate; one without a gate is accepted, or "
+            "shared_intermediate"
+        )
+    gate, up = layer.shared_w1.detach()[0].chunk(2)
+    return gate, up, layer.shared_w2.detach()[0]
 
 
 def _reader(source: Source, stack: ExitStack) -> Callable[[str], Tensor]:

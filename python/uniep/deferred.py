@@ -97,13 +97,14 @@ def backward_weights(deferred: DeferredWeights) -> None:
         saved = (call.key, call.plan, call.x_rows, call.h, call.row_probs, call.backward_rows)
         main = call.main_grads
         if main is not None:
-            end = (call.tokens, call.flag, call.schedule, main.b1, main.b2, main.interleaved)
+            end = (call.tokens, call.flag, call.schedule, *main.more, main.interleaved)
             ops.backward_weights_main_grad(*saved, main.w1, main.w2, *end)
             continue
-        experts, _, intermediate = call.weights.shapes[1]
-        figures = (call.tokens, experts, intermediate, call.weights.b1 is not None)
+        weights = call.weights
+        experts, _, intermediate = weights.shapes[1]
+        figures = (call.tokens, experts, intermediate, weights.b1 is not None)
         gradients = ops.backward_weights(
-            *saved, *figures, call.flag, call.schedule, *call.weights.forms
+            *saved, *figures, call.flag, call.schedule, weights.shared, *weights.forms
         )
         _add_gradients(call.weights, gradients)
 
@@ -118,16 +119,14 @@ def _gradients_of_pages(call: _PendingPages) -> Any:
         call.tokens,
         call.keep,
         call.schedule,
-        main.b1,
-        main.b2,
+        *main.more,
         *call.weights.forms,
     )
     return gradients if call.main_grads is None else None
 
 
 def _add_gradients(weights: Experts, gradients: Any) -> None:
-    dw1, dw2, *biases = gradients  # those of biases that there are not are empty
-    for weight, gradient in zip(weights.flat(), (*dw1, *dw2, *biases), strict=False):
+    for weight, gradient in zip(weights.flat(), weights.gradients(*gradients), strict=True):
         if not weight.requires_grad:
             continue
         if weight.grad is None:

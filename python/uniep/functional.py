@@ -35,6 +35,7 @@ class _Moe(torch.autograd.Function):
         x: Tensor,
         topk_ids: Tensor,
         topk_probs: Tensor,
+        shared_probs: Tensor | None,
         key: Tensor,
         overflow: Tensor,
         rows: int,
@@ -55,7 +56,7 @@ class _Moe(torch.autograd.Function):
         given, main = tensors[: counts[2]], tensors[counts[2] :]
         weights = experts_from(given, counts[0], counts[1], interleaved)
         inputs = (key, overflow, x, topk_ids, topk_probs, weights.w1, weights.w2)
-        end = (flag, schedule, weights.b1, weights.b2, interleaved)
+        end = (flag, schedule, *weights.more, shared_probs, interleaved)
         if exact:
             saved = ops.forward_exact(*inputs, *end)
         else:
@@ -67,6 +68,7 @@ class _Moe(torch.autograd.Function):
         ctx.save_for_backward(plan, x_rows, h, row_probs, again, *given)
         ctx.counts = counts
         ctx.interleaved = interleaved
+        ctx.has_shared_probs = shared_probs is not None
         ctx.key = key
         ctx.main_grads = (
             experts_from(main, main_counts[0], main_counts[1], interleaved) if main else None
@@ -87,17 +89,16 @@ class _Moe(torch.autograd.Function):
         weights = experts_from(given, ctx.counts[0], ctx.counts[1], ctx.interleaved)
         dy = dy.contiguous()
         call = (ctx.key, plan, x_rows, h, row_probs, dy, weights.w1, weights.w2, x)
-        biases = (weights.b1, weights.b2)
         main: Experts | None = ctx.main_grads
         new: list[Tensor | None] = [None] * len(given)
         if ctx.deferred is not None:
-            dx, dprobs, rows = ops.backward_data(
+            dx, dprobs, dshared_probs, rows = ops.backward_data(
                 *call,
                 ctx.topk,
                 ctx.backward_bytes,
                 ctx.flag,
                 ctx.schedule,
-                *biases,
+                *weights.more,
                 ctx.interleaved,
             )
             ctx.deferred.add(
@@ -116,39 +117,45 @@ class _Moe(torch.autograd.Function):
                 )
             )
         elif main is not None:
-            dx, dprobs = ops.backward_main_grad(
+            dx, dprobs, dshared_probs = ops.backward_main_grad(
                 *call,
                 main.w1,
                 main.w2,
                 ctx.topk,
                 ctx.flag,
                 ctx.schedule,
-                *biases,
+                weights.b1,
+                weights.b2,
                 main.b1,
                 main.b2,
+                weights.shared_w1,
+                weights.shared_w2,
+                main.shared_w1,
+                main.shared_w2,
                 ctx.interleaved,
             )
         elif any(ctx.needs_input_grad[_BEFORE_TENSORS:]):
-            dx, dprobs, dw1, dw2, db1, db2 = ops.backward(
-                *call, ctx.topk, ctx.flag, ctx.schedule, *biases, ctx.interleaved
+            dx, dprobs, dw1, dw2, db1, db2, dshared_probs, *dshared = ops.backward(
+                *call, ctx.topk, ctx.flag, ctx.schedule, *weights.more, ctx.interleaved
             )
-            new = [*dw1, *dw2, *((db1, db2) if weights.biases else ())]
+            new = [*weights.gradients(dw1, dw2, db1, db2, *dshared)]
         else:
-            dx, dprobs, _ = ops.backward_data(
+            dx, dprobs, dshared_probs, _ = ops.backward_data(
                 *call,
                 ctx.topk,
                 ctx.backward_bytes,
                 ctx.flag,
                 ctx.schedule,
-                *biases,
+                *weights.more,
                 ctx.interleaved,
             )
         of_main = [None] * (len(ctx.needs_input_grad) - _BEFORE_TENSORS - len(new))
-        return (dx, None, dprobs) + (None,) * (_BEFORE_TENSORS - 3) + (*new, *of_main)
+        probs = dshared_probs if ctx.has_shared_probs else None
+        return (dx, None, dprobs, probs) + (None,) * (_BEFORE_TENSORS - 4) + (*new, *of_main)
 
 
 # Arguments of :meth:`_Moe.forward` ahead of its tensors.
-_BEFORE_TENSORS = 17
+_BEFORE_TENSORS = 18
 
 
 def moe(
@@ -178,13 +185,17 @@ def moe(
     row_pool: RowPoolLike = None,
     zero_experts: int = 0,
     zero_expert_type: _zero.ZeroExpertType = "identity",
+    shared_w1: Tensor | None = None,
+    shared_w2: Tensor | None = None,
+    shared_probs: Tensor | None = None,
     w1_layout: W1Layout = "halves",
 ) -> Tensor:
     """One MoE layer: out[t] is the sum over k of p[t,k] · expert(topk_ids[t,k])(x[t]).
 
     An expert e is w2[e] · f(h) + b2[e], with h = w1[e] · x[t] + b1[e] and f the activation: SwiGLU,
-    silu(gate) * up of [gate; up] = h, unless another is asked for. Differentiable in x, topk_probs,
-    w1, w2, b1 and b2, once. All ranks of the group call it in the same order, as they do their
+    silu(gate) * up of [gate; up] = h, unless another is asked for. With shared experts out[t] is
+    that sum, rounded, plus the sum over them. Differentiable in x, topk_probs, shared_probs and
+    all weights, once. All ranks of the group call it in the same order, as they do their
     backward. Output and gradients have the same bits for every schedule and number of ranks.
 
     Args:
@@ -213,7 +224,8 @@ def moe(
         schedule: of this call and its backward. None: the workspace's.
         main_grads: (dw1, dw2), contiguous, all fp32 or all bf16: weight gradients are added to
             these, and ``w1.grad`` and ``w2.grad`` stay as they are. With biases
-            (dw1, dw2, db1, db2). Each has one of the forms of its weight, not always the same.
+            (dw1, dw2, db1, db2), with shared experts (dw1, dw2, dshared_w1, dshared_w2). Each has
+            one of the forms of its weight, not always the same.
         deferred: where weight gradients wait for :func:`uniep.backward_weights`.
         activation: ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"``, ``"reglu"`` or ``"gpt_oss"``
             (gate * sigmoid(1.702 gate) * (up + 1), gate at most 7, up within -7 and 7); or without
@@ -237,6 +249,13 @@ def moe(
             nothing and lie nowhere.
         zero_expert_type: what they give: ``"identity"``, p · x; or ``"zero"``, nothing, and no
             gradient to p.
+        shared_w1: bf16 [S, 2I, H], or [S, I, H] without a gate, one tensor however w1 lies, the
+            gate's rows first: experts that every rank has, and every token goes to. Their work is
+            part of the same pass. Not with biases, with several combine groups, nor on several
+            hosts. Their gradients are sums over the tokens of this rank alone, as those of a dense
+            layer are: add them up over ranks as you do with these. None: none.
+        shared_w2: bf16 [S, H, I]. Given with shared_w1.
+        shared_probs: fp32 [..., S], multiplied where ``probs`` says. None: each is 1.
         w1_layout: of a w1, and its gradient, that is one tensor: ``"halves"``; or
             ``"interleaved"``, rows of gate and up by turns, as gpt-oss has them.
             b1 has the gate's first either way.
@@ -253,18 +272,19 @@ def moe(
     _zero.check(zero_experts, zero_expert_type)
     if save not in (None, "rows", "tokens", "none"):
         raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")
+    weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2, w1_layout)
     if workspace is None:
         arithmetic = arithmetic_of(
-            activation, probs, b1 is not None, combine_groups, combine_partials
+            activation, probs, b1 is not None, combine_groups, combine_partials, weights.shared
         )
     else:
         arithmetic = workspace.arithmetic
-    weights = _arguments.experts(w1, w2, b1, b2, w1_layout)
     if torch.is_autocast_enabled(x.device.type):
         x, *flat = _arguments.autocast(x, *weights.flat())
         counts = (len(weights.w1), len(weights.w2))
         weights = experts_from(flat, *counts, weights.interleaved)
     _arguments.check(x, topk_ids, topk_probs, weights, arithmetic)
+    _arguments.check_shared_probs(shared_probs, x, weights)
     experts, width, hidden = weights.shapes[0]
     topk = topk_ids.shape[-1]
     tokens = _arguments.rows(x)
@@ -280,11 +300,11 @@ def moe(
             backward_rows or 0,
             *arithmetic,
         )
-        shared = (group, x.device, kind, tokens.shape[0], max_tokens)
+        wanted = (group, x.device, kind, tokens.shape[0], max_tokens)
         if row_pool is None or row_pool is False:
-            workspace = default_workspace(*shared)
+            workspace = default_workspace(*wanted)
         else:
-            workspace = paged_workspace(row_pool, *shared)
+            workspace = paged_workspace(row_pool, *wanted)
     else:
         memory = (capacity_rows, save, recompute_h, backward_rows, row_pool)
         ways = (activation, probs, combine_groups, combine_partials)
@@ -310,6 +330,7 @@ def moe(
                 f"{workspace.backward_rows}; pass None, or backward_rows 0"
             )
         _arguments.check_deferred(weights, main)
+    of_shared = None if shared_probs is None else _arguments.rows(shared_probs)
     out: Tensor
     if workspace.row_pool is not None:
         if exact_rows:
@@ -318,6 +339,7 @@ def moe(
             tokens,
             ids,
             _arguments.rows(topk_probs),
+            of_shared,
             weights,
             main,
             workspace.key,
@@ -336,6 +358,7 @@ def moe(
             tokens,
             ids,
             _arguments.rows(topk_probs),
+            of_shared,
             workspace.key,
             workspace.overflow,
             workspace.rows,
@@ -371,6 +394,6 @@ def _result(
     if not torch.compiler.is_compiling() and (watch := _hooks.watcher()) is not None:
         tensors = {"x": x, "topk_ids": topk_ids, "topk_probs": topk_probs}
         tensors |= {"w1": joined(weights.w1, weights.interleaved), "w2": joined(weights.w2)}
-        tensors |= dict(zip(("b1", "b2"), weights.biases, strict=False))
+        tensors |= weights.more_named
         watch(workspace.group, tensors, out)
     return out if identity is None else _zero.add_identity(out, x, identity)

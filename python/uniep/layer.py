@@ -66,7 +66,11 @@ class MoELayer(nn.Module):
         topk: K.
         group: a ProcessGroup, a :class:`uniep.Group`, or None: this process has all experts.
         router: how tokens choose.
-        shared_intermediate: I of the shared experts together; 0: there are none.
+        shared_intermediate: I of shared experts together that are computed apart, by PyTorch; 0:
+            there are none.
+        shared_experts: S, shared experts of I columns each that are part of the same pass; see
+            :func:`uniep.moe`. Not with ``shared_intermediate``.
+        shared_gate: whether what a shared expert gives a token counts sigmoid(gate · x) times.
         max_tokens: most tokens that a rank ever has; see :func:`uniep.moe`.
         capacity_rows: see :class:`uniep.Workspace`.
         save: what a forward keeps of x; see :class:`uniep.Workspace`.
@@ -75,8 +79,8 @@ class MoELayer(nn.Module):
         exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
         schedule: see :class:`uniep.Workspace`.
         workspace: to work in; None: the one that all layers of this shape and group share. Its
-            ``activation``, ``probs``, ``bias``, ``combine_groups`` and ``combine_partials`` are the
-            layer's.
+            ``activation``, ``probs``, ``bias``, ``combine_groups``, ``combine_partials`` and
+            ``shared_experts`` are the layer's.
         main_grad: dtype of the ``main_grad`` that w1 and w2 then have, to which gradients are added
             instead of to ``grad``: torch.float32 or torch.bfloat16. None: they have ``grad``.
         dtype: of the weights; bfloat16, or float32 for training under autocast.
@@ -98,6 +102,10 @@ class MoELayer(nn.Module):
         b1: [E / N, 2I], as w1's rows, or None.
         b2: [E / N, H] or None.
         shared: :class:`SharedExperts` or None; the same weights on every rank.
+        shared_w1: [S, 2I, H], as w1, or None; the same weights on every rank, as the next two.
+            Their gradients are of this rank's tokens: it is yours to reduce them over ranks.
+        shared_w2: [S, H, I] or None.
+        shared_gate: linear [S, H] or None.
         first_expert: number of this rank's first expert among all.
 
     Raises:
@@ -133,6 +141,8 @@ class MoELayer(nn.Module):
         row_pool: RowPoolLike = None,
         zero_experts: int = 0,
         zero_expert_type: ZeroExpertType = "identity",
+        shared_experts: int = 0,
+        shared_gate: bool = False,
     ) -> None:
         super().__init__()
         check_zero_experts(zero_experts, zero_expert_type)
@@ -141,15 +151,20 @@ class MoELayer(nn.Module):
                 f"zero_experts is {zero_experts} and capacity_factor is {router.capacity_factor}; "
                 "experts that compute nothing have no capacity, pass one of them"
             )
+        if shared_experts and shared_intermediate:
+            raise ValueError(
+                f"shared_experts is {shared_experts} and shared_intermediate is "
+                f"{shared_intermediate}; shared experts are in the pass or apart, pass one of them"
+            )
         self.arithmetic = arithmetic_of(
-            activation, probs, bool(bias), combine_groups, combine_partials
+            activation, probs, bool(bias), combine_groups, combine_partials, shared_experts
         )
         if workspace is not None:
             own = (activation, probs, bias, combine_groups, combine_partials)
-            if any(argument is not None for argument in own):
+            if any(argument is not None for argument in own) or shared_experts:
                 raise ValueError(
-                    "a workspace has its own activation, probs, bias, combine_groups and "
-                    "combine_partials; pass either the workspace or these"
+                    "a workspace has its own activation, probs, bias, combine_groups, "
+                    "combine_partials and shared_experts; pass either the workspace or these"
                 )
             self.arithmetic = workspace.arithmetic
         if workspace is not None and group is None:
@@ -188,6 +203,14 @@ class MoELayer(nn.Module):
         if self.arithmetic.bias:
             self.b1 = nn.Parameter(torch.empty(local, width, **options))  # type: ignore[arg-type]
             self.b2 = nn.Parameter(torch.empty(local, hidden, **options))  # type: ignore[arg-type]
+        self.shared_w1 = self.shared_w2 = self.shared_gate = None
+        if shared := self.arithmetic.shared_experts:
+            self.shared_w1 = nn.Parameter(torch.empty(shared, width, hidden, **options))  # type: ignore[arg-type]
+            self.shared_w2 = nn.Parameter(torch.empty(shared, hidden, intermediate, **options))  # type: ignore[arg-type]
+            if shared_gate:
+                self.shared_gate = nn.Linear(hidden, shared, bias=False, dtype=dtype, device=device)
+        elif shared_gate:
+            raise ValueError("shared_gate is True, but shared_experts is 0; it gates these")
         self.shared = (
             SharedExperts(hidden, shared_intermediate, dtype=dtype, device=device)
             if shared_intermediate
@@ -208,26 +231,40 @@ class MoELayer(nn.Module):
         if self.shared is not None:
             self.shared.gate_up.reset_parameters()
             self.shared.down.reset_parameters()
+        if self.shared_gate is not None:
+            self.shared_gate.reset_parameters()
         self._reset_experts()
 
     def _weights(self) -> tuple[nn.Parameter, ...]:
-        """Those of experts: w1 and w2, and b1 and b2 where there are biases."""
-        biases = () if self.b1 is None or self.b2 is None else (self.b1, self.b2)
-        return (self.w1, self.w2, *biases)
+        """Those of experts: w1 and w2, then those of biases or shared experts that there are."""
+        more = (self.b1, self.b2, self.shared_w1, self.shared_w2)
+        return (self.w1, self.w2, *(weight for weight in more if weight is not None))
 
     @torch.no_grad()
     def _reset_experts(self) -> None:
         seed = int(torch.randint(2**62, (1,)).item())
         if self.w1.is_meta:
             return
-        for bias in self._weights()[2:]:
-            bias.zero_()
-        generator = torch.Generator(device=self.w1.device)
-        for index in range(self.w1.shape[0]):
-            generator.manual_seed(seed + self.first_expert + index)
-            for weight in (self.w1, self.w2):
+        for bias in (self.b1, self.b2):
+            if bias is not None:
+                bias.zero_()
+        self._draw(self.w1, self.w2, seed + self.first_expert)
+        if self.shared_w1 is not None and self.shared_w2 is not None:
+            self._draw(self.shared_w1, self.shared_w2, seed + self.num_experts)
+
+    @staticmethod
+    def _draw(w1: Tensor, w2: Tensor, first_seed: int) -> None:
+        generator = torch.Generator(device=w1.device)
+        for index in range(w1.shape[0]):
+            generator.manual_seed(first_seed + index)
+            for weight in (w1, w2):
                 bound = 1.0 / math.sqrt(weight.shape[2])
                 weight[index].uniform_(-bound, bound, generator=generator)
+
+    def _shared_probs(self, x: Tensor) -> Tensor | None:
+        if self.shared_gate is None:
+            return None
+        return torch.sigmoid(self.shared_gate(x)).float()
 
     def forward(
         self,
@@ -288,6 +325,9 @@ class MoELayer(nn.Module):
             row_pool=self.row_pool if own else None,
             zero_experts=self.zero_experts,
             zero_expert_type=self.zero_expert_type,
+            shared_w1=self.shared_w1,
+            shared_w2=self.shared_w2,
+            shared_probs=self._shared_probs(x),
         )
         if self.shared is not None:
             out = out + self.shared(x)

@@ -53,6 +53,9 @@ def moe(
     combine_partials: CombinePartials | None = None,
     zero_experts: int = 0,
     zero_expert_type: ZeroExpertType = "identity",
+    shared_w1: Tensor | None = None,
+    shared_w2: Tensor | None = None,
+    shared_probs: Tensor | None = None,
 ) -> Tensor:
     """Return the routed experts' output; differentiable by x, topk_probs, w1, w2, b1 and b2.
 
@@ -68,7 +71,41 @@ def moe(
     uniep.moe takes them.
     zero_experts, zero_expert_type: likewise. The gradient of an identity's weight is autograd's,
     which agrees with uniep's to tolerance.
+    shared_w1 [S, 2I, H], shared_w2 [S, H, I], shared_probs [..., S]: likewise; then main_grads has
+    (dw1, dw2, dshared_w1, dshared_w2). Shared experts are a layer of their own, of S experts that
+    all tokens go to; what it gives is added to the other's output, and rounded.
     """
+    if shared_w1 is not None and shared_w2 is not None:
+        weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2)
+        _arguments.check(x, topk_ids, topk_probs, weights, arithmetic_of(activation))
+        _arguments.check_shared_probs(shared_probs, x, weights)
+        arithmetic_of(activation, probs, b1 is not None, combine_groups, None, shared_w1.shape[0])
+        own, shared = (main_grads[:2], main_grads[2:]) if main_grads else (None, None)
+        routed = moe(
+            x,
+            topk_ids,
+            topk_probs,
+            w1,
+            w2,
+            group=group,
+            main_grads=own,
+            ascending=ascending,
+            activation=activation,
+            probs=probs,
+            zero_experts=zero_experts,
+            zero_expert_type=zero_expert_type,
+        )
+        return routed + moe(
+            x,
+            _all_shared(x, shared_w1.shape[0]),
+            _ones_like_shared(x, shared_w1.shape[0]) if shared_probs is None else shared_probs,
+            shared_w1,
+            shared_w2,
+            main_grads=shared,
+            ascending=ascending,
+            activation=activation,
+            probs=probs,
+        )
     if zero_experts:
         experts = w1.shape[0] * (1 if group is None else rank_and_size(group)[1])
         zero = (topk_ids >= experts) & (topk_ids < experts + zero_experts)
@@ -124,6 +161,14 @@ def moe(
         ascending and not x.is_cuda,
     )
     return out.reshape(x.shape)
+
+
+def _all_shared(x: Tensor, shared: int) -> Tensor:
+    return torch.arange(shared, device=x.device).expand(*x.shape[:-1], shared)
+
+
+def _ones_like_shared(x: Tensor, shared: int) -> Tensor:
+    return torch.ones(*x.shape[:-1], shared, device=x.device)
 
 
 class _Moe(torch.autograd.Function):

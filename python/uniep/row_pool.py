@@ -221,6 +221,7 @@ class _MoeInPages(torch.autograd.Function):
         x: Tensor,
         topk_ids: Tensor,
         topk_probs: Tensor,
+        shared_probs: Tensor | None,
         forms: Experts,
         main_grads: Experts | None,
         key: Tensor,
@@ -232,13 +233,14 @@ class _MoeInPages(torch.autograd.Function):
         deferred: DeferredWeights | None,
         *weights: Tensor,
     ) -> Tensor:
-        w1, w2, b1, b2, interleaved = forms
-        inputs = (key, overflow, x, topk_ids, topk_probs, w1, w2)
-        out, address = ops.forward_pages(*inputs, flag, schedule, b1, b2, interleaved)
+        inputs = (key, overflow, x, topk_ids, topk_probs, forms.w1, forms.w2)
+        end = (*forms.more, shared_probs, forms.interleaved)
+        out, address = ops.forward_pages(*inputs, flag, schedule, *end)
         ctx.saved = SavedPages(address, pool)
         ctx.save_for_backward(x if dispatches_again else None, *weights)
-        ctx.counts = (len(w1), len(w2))
-        ctx.interleaved = interleaved
+        ctx.counts = (len(forms.w1), len(forms.w2))
+        ctx.interleaved = forms.interleaved
+        ctx.has_shared_probs = shared_probs is not None
         ctx.key = key
         ctx.main_grads = main_grads
         ctx.topk = topk_ids.shape[1]
@@ -253,10 +255,10 @@ class _MoeInPages(torch.autograd.Function):
         weights = experts_from(saved, ctx.counts[0], ctx.counts[1], ctx.interleaved)
         dy = dy.contiguous()
         keep = _keeps_graph()
-        wants_weights = ctx.main_grads is not None or any(ctx.needs_input_grad[12:])
+        wants_weights = ctx.main_grads is not None or any(ctx.needs_input_grad[13:])
         data_only = ctx.deferred is not None or not wants_weights
         main = ctx.main_grads or Experts((), ())
-        dx, dprobs, dw1, dw2, db1, db2, rows = ops.backward_pages(
+        dx, dprobs, dshared_probs, *gradients, rows = ops.backward_pages(
             ctx.key,
             ctx.saved.address,
             dy,
@@ -273,6 +275,10 @@ class _MoeInPages(torch.autograd.Function):
             weights.b2,
             main.b1,
             main.b2,
+            weights.shared_w1,
+            weights.shared_w2,
+            main.shared_w1,
+            main.shared_w2,
             weights.interleaved,
         )
         if ctx.deferred is not None:
@@ -288,10 +294,11 @@ class _MoeInPages(torch.autograd.Function):
                     schedule=ctx.schedule,
                 )
             )
-        new: list[Tensor | None] = [*dw1, *dw2, *((db1, db2) if weights.biases else ())]
-        if data_only or ctx.main_grads is not None:
-            new = [None] * len(saved)
-        return (dx, None, dprobs) + (None,) * 9 + tuple(new)
+        new: list[Tensor | None] = [None] * len(saved)
+        if not data_only and ctx.main_grads is None:
+            new = [*weights.gradients(*gradients)]
+        probs = dshared_probs if ctx.has_shared_probs else None
+        return (dx, None, dprobs, probs) + (None,) * 9 + tuple(new)
 
 
 @torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]

@@ -56,6 +56,9 @@ class _ForwardCall(ctypes.Structure):
         ("saved", c_void_p),
         ("b1", c_void_p),
         ("b2", c_void_p),
+        ("shared_w1", c_void_p),
+        ("shared_w2", c_void_p),
+        ("shared_probs", c_void_p),
         ("interleaved", c_int32),
         ("w3", c_void_p),
         ("w1_each", c_void_p),
@@ -93,6 +96,11 @@ class _BackwardCall(ctypes.Structure):
         ("b2", c_void_p),
         ("db1", c_void_p),
         ("db2", c_void_p),
+        ("shared_w1", c_void_p),
+        ("shared_w2", c_void_p),
+        ("dshared_probs", c_void_p),
+        ("dshared_w1", c_void_p),
+        ("dshared_w2", c_void_p),
         ("interleaved", c_int32),
         ("dw_interleaved", c_int32),
         ("w3", c_void_p),
@@ -220,6 +228,9 @@ def tune_calls(
     store: bool = True,
     b1: Tensor | None = None,
     b2: Tensor | None = None,
+    shared_w1: Tensor | None = None,
+    shared_w2: Tensor | None = None,
+    shared_probs: Tensor | None = None,
 ) -> Tuned:
     """Searches the fastest schedule of :func:`uniep.moe` for these tensors and this routing.
 
@@ -240,8 +251,11 @@ def tune_calls(
         profile: of the cost model that proposes candidates, ``"none"`` or a shipped one's name.
             None: the device's, if there is one.
         store: keeps what was found on this machine, for workspaces that are made later.
-        b1: as in :func:`uniep.moe`; so the next.
+        b1: as in :func:`uniep.moe`; so the next four.
         b2: likewise.
+        shared_w1: likewise.
+        shared_w2: likewise.
+        shared_probs: likewise.
 
     Raises:
         TypeError: for a wrong dtype.
@@ -256,8 +270,9 @@ def tune_calls(
             "has none, and what is found holds for both"
         )
     _arguments.check_device(x)
-    weights = _arguments.experts(w1, w2, b1, b2)
+    weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2)
     _arguments.check(x, topk_ids, topk_probs, weights, workspace.arithmetic)
+    _arguments.check_shared_probs(shared_probs, x, weights)
     _arguments.check_workspace(workspace, x, weights, topk_ids.shape[-1])
     if dy is not None and (dy.shape != x.shape or dy.dtype != x.dtype or dy.device != x.device):
         raise ValueError(
@@ -275,6 +290,7 @@ def tune_calls(
         tokens = _arguments.rows(x.detach())
         ids = _arguments.int32(_arguments.rows(topk_ids))
         probs = _arguments.rows(topk_probs.detach())
+        of_shared = None if shared_probs is None else _arguments.rows(shared_probs.detach())
         saved = ops.forward(
             workspace.key,
             workspace.overflow,
@@ -289,15 +305,18 @@ def tune_calls(
             workspace.plan_bytes,
             False,
             None,
-            *(None if bias is None else bias.detach() for bias in (b1, b2)),
+            *(None if t is None else t.detach() for t in weights.more),
+            of_shared,
         )
-        biases = () if b1 is None or b2 is None else (b1, b2)
+        more = weights.more_named
+        if of_shared is not None:
+            more["shared_probs"] = of_shared
         if dy is None:
-            found = _tune_forward(workspace, (tokens, ids, probs, w1, w2), biases, saved, config)
+            found = _tune_forward(workspace, (tokens, ids, probs, w1, w2), more, saved, config)
         else:
             gradient = _arguments.rows(dy.detach())
             tensors = (tokens, probs, w1, w2, gradient)
-            found = _tune_backward(workspace, tensors, biases, saved, config)
+            found = _tune_backward(workspace, tensors, more, saved, config)
     figures = {name: getattr(found, name) for name, _ in _TuneResult._fields_}
     for name in ("schedule", "why", "problem"):
         figures[name] = figures[name].decode(errors="replace")
@@ -309,7 +328,7 @@ def tune_calls(
 def _tune_forward(
     workspace: Workspace,
     tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-    biases: tuple[Tensor, ...],
+    more: dict[str, Tensor],
     saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     config: _TuneConfig,
 ) -> _TuneResult:
@@ -326,7 +345,7 @@ def _tune_forward(
         plan=plan.data_ptr(),
         memory=_RowMemory(x_rows=_address(x_rows), h=_address(h), row_probs=row_probs.data_ptr()),
         stream=_stream(workspace),
-        **{name: bias.data_ptr() for name, bias in zip(("b1", "b2"), biases, strict=False)},
+        **{name: tensor.data_ptr() for name, tensor in more.items()},
     )
     return _searched("uniep_tune_forward", workspace, call, config)
 
@@ -334,16 +353,15 @@ def _tune_forward(
 def _tune_backward(
     workspace: Workspace,
     tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-    biases: tuple[Tensor, ...],
+    more: dict[str, Tensor],
     saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     config: _TuneConfig,
 ) -> _TuneResult:
     x, probs, w1, w2, dy = tensors
     _, plan, x_rows, h, row_probs = saved
     dx, dprobs, dw1, dw2 = (torch.empty_like(t) for t in (x, probs, w1, w2))
-    of_biases: dict[str, Tensor] = {}
-    for name, bias in zip(("b1", "b2"), biases, strict=False):
-        of_biases |= {name: bias, f"d{name}": torch.empty_like(bias)}
+    gradients = {f"d{name}": torch.empty_like(tensor) for name, tensor in more.items()}
+    more = {name: tensor for name, tensor in more.items() if name != "shared_probs"} | gradients
     call = _BackwardCall(
         tokens=x.shape[0],
         plan=plan.data_ptr(),
@@ -359,7 +377,7 @@ def _tune_backward(
         dw2=dw2.data_ptr(),
         x=x.data_ptr() if workspace.save == "none" else None,
         stream=_stream(workspace),
-        **{name: tensor.data_ptr() for name, tensor in of_biases.items()},
+        **{name: tensor.data_ptr() for name, tensor in more.items()},
     )
     return _searched("uniep_tune_backward", workspace, call, config)
 

@@ -78,6 +78,8 @@ class Workspace:
         combine_partials: what the sums of runs are, ``"fp32"`` or ``"bf16"``; likewise.
         row_pool: where forwards keep rows, on all ranks or on none; not with ``exact_rows``. None:
             in tensors of their own.
+        shared_experts: S, experts that every rank has and every token goes to; see
+            :func:`uniep.moe`.
 
     Attributes:
         overflow: int64 [2] on the device: 0 fine, 1 too many rows, 2 an impossible id, 3 a row pool
@@ -124,6 +126,7 @@ class Workspace:
         combine_groups: int = 1,
         combine_partials: CombinePartials = "fp32",
         row_pool: RowPool | None = None,
+        shared_experts: int = 0,
     ) -> None:
         if on_overflow not in ("raise", "flag"):
             raise ValueError(f"on_overflow is '{on_overflow}'; it must be 'raise' or 'flag'")
@@ -145,7 +148,9 @@ class Workspace:
         self.recompute_h = recompute_h
         self.backward_rows = backward_rows
         self.exact_rows = exact_rows
-        self.arithmetic = arithmetic_of(activation, probs, bias, combine_groups, combine_partials)
+        self.arithmetic = arithmetic_of(
+            activation, probs, bias, combine_groups, combine_partials, shared_experts
+        )
         self.flag = on_overflow == "flag"
         self._schedule = schedule
         self._timeout_ms = timeout_ms
@@ -167,6 +172,7 @@ class Workspace:
             backward_rows=self.backward_rows,
             combine_groups=self.arithmetic.combine_groups,
             combine_partials=PARTIALS.index(self.arithmetic.combine_partials),
+            shared_experts=self.arithmetic.shared_experts,
         )
         needs = _library.Needs()
         backend = 1 if self.device.type == "cuda" else 0
@@ -214,7 +220,7 @@ class Workspace:
         self.forward_bytes = needs.forward_rows
         self.backward_bytes = needs.backward_rows
         self.local_experts = self.num_experts // self.group.size
-        shape = (ctypes.c_int64 * 14)(
+        shape = (ctypes.c_int64 * 15)(
             self.hidden,
             self.intermediate,
             self.local_experts,
@@ -229,6 +235,7 @@ class Workspace:
             int(self.save == "tokens"),
             self.arithmetic.halves * self.intermediate,
             int(self.arithmetic.bias),
+            self.arithmetic.shared_experts,
         )
         _library.torch_library.uniep_torch_bind(number, self.key.data_ptr(), layer, shape)
         self.bytes = needs.workspace + needs.symmetric
@@ -384,6 +391,7 @@ class LayerKind(NamedTuple):
     bias: bool
     combine_groups: int
     combine_partials: CombinePartials
+    shared_experts: int
 
 
 def default_workspace(
@@ -462,6 +470,7 @@ def _make(
         bias=kind.bias,
         combine_groups=kind.combine_groups,
         combine_partials=kind.combine_partials,
+        shared_experts=kind.shared_experts,
         row_pool=row_pool,
     )
     return owner.workspaces[key]

@@ -35,6 +35,11 @@ bool is_pooled(const uniep_layer& l, const void* saved, std::initializer_list<co
   return true;
 }
 
+/// Elements of shared_probs or their gradients at `data`: none, if these are not given.
+std::int64_t shared_probs(const uniep::Problem& p, const void* data, std::int64_t tokens) {
+  return data == nullptr ? 0 : tokens * p.shared_experts;
+}
+
 /// Where a weight of `count` elements, or its gradient, is said to lie.
 template <class Pointer>
 struct Given {
@@ -92,15 +97,21 @@ Forward forward_of(uniep_layer& l, const uniep_forward_call* call) {
   const std::int64_t t = l.tokens(call->tokens);
   const uniep::Problem& p = l.problem();
   const uniep_layer::Sizes n = l.sizes();
+  const bool shared = p.shared_experts > 0;
   Forward f;
   f.topk_ids = elements<const std::int32_t>(call->topk_ids, t * p.topk, "topk_ids");
-  f.args = {.x = elements<const bf16>(call->x, t * p.hidden, "x"),
-            .topk_probs = elements<const float>(call->topk_probs, t * p.topk, "topk_probs"),
-            .w1 = matrices_of_w1(l, call, f.w1),
-            .w2 = matrices_of_w2(l, call, f.w2),
-            .out = elements<bf16>(call->out, t * p.hidden, "out"),
-            .b1 = of_bias<const bf16>(p.bias, call->b1, n.b1, "b1"),
-            .b2 = of_bias<const bf16>(p.bias, call->b2, n.b2, "b2")};
+  f.args = {
+      .x = elements<const bf16>(call->x, t * p.hidden, "x"),
+      .topk_probs = elements<const float>(call->topk_probs, t * p.topk, "topk_probs"),
+      .w1 = matrices_of_w1(l, call, f.w1),
+      .w2 = matrices_of_w2(l, call, f.w2),
+      .out = elements<bf16>(call->out, t * p.hidden, "out"),
+      .b1 = of_bias<const bf16>(p.bias, call->b1, n.b1, "b1"),
+      .b2 = of_bias<const bf16>(p.bias, call->b2, n.b2, "b2"),
+      .shared_w1 = of_shared<const bf16>(shared, call->shared_w1, n.shared_w1, "shared_w1"),
+      .shared_w2 = of_shared<const bf16>(shared, call->shared_w2, n.shared_w2, "shared_w2"),
+      .shared_probs = of_shared<const float>(
+          shared, call->shared_probs, shared_probs(p, call->shared_probs, t), "shared_probs")};
   f.options = l.options(call->schedule, call->stream);
   f.plan_options = f.options;
   f.plan_options.overflow = call->overflow;
@@ -201,6 +212,7 @@ Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
   const std::int64_t t = l.tokens(call->tokens);
   const uniep::Problem& p = l.problem();
   const uniep_layer::Sizes n = l.sizes();
+  const bool shared = p.shared_experts > 0;
   Backward b;
   b.part = part_of(call);
   b.options = l.options(call->schedule, call->stream);
@@ -213,13 +225,18 @@ Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
     memory = restored_memory(l, call, b);
   }
   if (b.part != Part::kWeights) {
-    b.data = {.dy = elements<const bf16>(call->dy, t * p.hidden, "dy"),
-              .w1 = matrices_of_w1(l, call, b.w1),
-              .w2 = matrices_of_w2(l, call, b.w2),
-              .dx = elements<bf16>(call->dx, t * p.hidden, "dx"),
-              .dprobs = elements<float>(call->dprobs, t * p.topk, "dprobs"),
-              .b1 = of_bias<const bf16>(p.bias, call->b1, n.b1, "b1"),
-              .b2 = of_bias<const bf16>(p.bias, call->b2, n.b2, "b2")};
+    b.data = {
+        .dy = elements<const bf16>(call->dy, t * p.hidden, "dy"),
+        .w1 = matrices_of_w1(l, call, b.w1),
+        .w2 = matrices_of_w2(l, call, b.w2),
+        .dx = elements<bf16>(call->dx, t * p.hidden, "dx"),
+        .dprobs = elements<float>(call->dprobs, t * p.topk, "dprobs"),
+        .b1 = of_bias<const bf16>(p.bias, call->b1, n.b1, "b1"),
+        .b2 = of_bias<const bf16>(p.bias, call->b2, n.b2, "b2"),
+        .shared_w1 = of_shared<const bf16>(shared, call->shared_w1, n.shared_w1, "shared_w1"),
+        .shared_w2 = of_shared<const bf16>(shared, call->shared_w2, n.shared_w2, "shared_w2"),
+        .dshared_probs = of_shared<float>(
+            shared, call->dshared_probs, shared_probs(p, call->dshared_probs, t), "dshared_probs")};
     if (p.save == uniep::Save::kNone) {
       b.data.x = elements<const bf16>(call->x, t * p.hidden, "x");
     }
@@ -229,14 +246,19 @@ Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
     require_no_bias(p.bias, call->db2, "db2");
     const Given<void> dw1{"dw1", n.w1, call->dw1, call->dw3, call->dw1_each, call->dw_interleaved};
     const Given<void> dw2{"dw2", n.w2, call->dw2, nullptr, call->dw2_each};
+    (void)of_shared<bf16>(shared, call->dshared_w1, 0, "dshared_w1");
+    (void)of_shared<bf16>(shared, call->dshared_w2, 0, "dshared_w2");
     const auto grad = [&](const Given<void>& given, TensorList<bf16>& list,
                           TensorList<float>& fp32_list) {
       return weight_grad(call->weight_grad, given, l.local_experts, list, fp32_list);
     };
-    b.weights = {.dw1 = grad(dw1, b.dw1, b.fp32_dw1),
-                 .dw2 = grad(dw2, b.dw2, b.fp32_dw2),
-                 .db1 = grad({"db1", n.b1, call->db1}, b.dw1, b.fp32_dw1),
-                 .db2 = grad({"db2", n.b2, call->db2}, b.dw2, b.fp32_dw2)};
+    b.weights = {
+        .dw1 = grad(dw1, b.dw1, b.fp32_dw1),
+        .dw2 = grad(dw2, b.dw2, b.fp32_dw2),
+        .db1 = grad({"db1", n.b1, call->db1}, b.dw1, b.fp32_dw1),
+        .db2 = grad({"db2", n.b2, call->db2}, b.dw2, b.fp32_dw2),
+        .dshared_w1 = grad({"dshared_w1", n.shared_w1, call->dshared_w1}, b.dw1, b.fp32_dw1),
+        .dshared_w2 = grad({"dshared_w2", n.shared_w2, call->dshared_w2}, b.dw2, b.fp32_dw2)};
   }
   const bool flagged = truth(call->ignore_overflow, "ignore_overflow");
   if (!pooled) b.restored = l.layer.restore(memory, t, flagged);
@@ -255,7 +277,12 @@ uniep::BackwardArgs whole(const Backward& b) {
           .b1 = b.data.b1,
           .b2 = b.data.b2,
           .db1 = b.weights.db1,
-          .db2 = b.weights.db2};
+          .db2 = b.weights.db2,
+          .shared_w1 = b.data.shared_w1,
+          .shared_w2 = b.data.shared_w2,
+          .dshared_probs = b.data.dshared_probs,
+          .dshared_w1 = b.weights.dshared_w1,
+          .dshared_w2 = b.weights.dshared_w2};
 }
 
 }  // namespace uniep::c_api

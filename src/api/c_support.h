@@ -97,6 +97,7 @@ inline uniep::Problem problem_of(const uniep_problem* problem) {
   }
   p.combine_partials = static_cast<uniep::CombinePartials>(
       narrow(problem->combine_partials, "problem.combine_partials"));
+  p.shared_experts = narrow(problem->shared_experts, "problem.shared_experts");
   if (problem->row_align != 0) p.row_align = narrow(problem->row_align, "problem.row_align");
   return p;
 }
@@ -136,6 +137,15 @@ std::span<T> of_bias(bool has_bias, const void* data, std::int64_t count, const 
   return elements<T>(data, count, name);
 }
 
+/// What only layers with shared experts have.
+template <class T>
+std::span<T> of_shared(bool has_shared, const void* data, std::int64_t count, const char* name) {
+  require(has_shared || data == nullptr, ErrorCode::kInvalidArgument, name,
+          " is given, and this layer has no shared experts; NULL is accepted, or "
+          "problem.shared_experts of 1 or more");
+  return read_only<T>(data, count, name);
+}
+
 /// Bytes that a pass works in; empty: uniep's own.
 inline std::span<std::byte> scratch(void* memory, std::int64_t bytes) {
   if (memory == nullptr) return {};
@@ -166,14 +176,19 @@ struct uniep_layer {
   const uniep::Problem& problem() const { return layer.problem(); }
   /// Elements of each of a layer's weights; of biases 0, where there are none.
   struct Sizes {
-    std::int64_t w1, w2, b1, b2;
+    std::int64_t w1, w2, b1, b2, shared_w1, shared_w2;
   };
   Sizes sizes() const {
     const uniep::Problem& p = problem();
     const std::int64_t w1_rows = local_experts * halves(p) * p.intermediate;
     const std::int64_t w2_rows = local_experts * p.hidden;
-    return {w1_rows * p.hidden, w2_rows * p.intermediate, p.bias ? w1_rows : 0,
-            p.bias ? w2_rows : 0};
+    const std::int64_t shared = p.shared_experts * p.hidden * p.intermediate;
+    return {.w1 = w1_rows * p.hidden,
+            .w2 = w2_rows * p.intermediate,
+            .b1 = p.bias ? w1_rows : 0,
+            .b2 = p.bias ? w2_rows : 0,
+            .shared_w1 = halves(p) * shared,
+            .shared_w2 = shared};
   }
 
   /// Texts are parsed once.

@@ -312,6 +312,9 @@ TuneResult tune_backward(Layer& layer, const Saved& saved, const BackwardArgs& a
   results.add(args.dw2);
   results.add(args.db1);
   results.add(args.db2);
+  results.add(args.dshared_probs);
+  results.add(args.dshared_w1);
+  results.add(args.dshared_w2);
   return tune_pass(
       layer, Pass::kBackward, [&] { return saved.plan(); }, options, results,
       [&](const Schedule& s) { layer.backward(saved, args, with(call, s)); });

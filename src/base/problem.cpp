@@ -52,6 +52,13 @@ void validate(const Problem& p, int num_ranks) {
   require(p.combine_groups >= 1 && p.num_experts % p.combine_groups == 0,
           ErrorCode::kInvalidArgument, "problem.combine_groups is ", p.combine_groups,
           "; a divisor of num_experts=", p.num_experts, " from 1 on is accepted");
+  require(p.shared_experts >= 0 && slots(p) <= kMaxTopk, ErrorCode::kInvalidArgument,
+          "problem.shared_experts is ", p.shared_experts, "; with topk=", p.topk, ", 0 to ",
+          kMaxTopk - p.topk, " is accepted");
+  require(p.shared_experts == 0 || (!p.bias && p.combine_groups == 1), ErrorCode::kInvalidArgument,
+          "problem.shared_experts is ", p.shared_experts,
+          p.bias ? ", and experts have biases; " : ", and there are combine groups; ",
+          "shared experts are accepted without biases and with combine_groups=1");
   require(
       p.combine_partials == CombinePartials::kFp32 || p.combine_partials == CombinePartials::kBf16,
       ErrorCode::kInvalidArgument, "problem.combine_partials is ",
@@ -65,7 +72,7 @@ std::string to_string(const Problem& p) {
              ",recompute_h=", p.recompute_h ? "yes" : "no", ",backward_rows=", p.backward_rows,
              ",activation=", name(p.activation), ",probs=", name(p.probs),
              ",bias=", p.bias ? "yes" : "no", ",combine_groups=", p.combine_groups,
-             ",combine_partials=", name(p.combine_partials));
+             ",combine_partials=", name(p.combine_partials), ",shared_experts=", p.shared_experts);
 }
 
 }  // namespace uniep

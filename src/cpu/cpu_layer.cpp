@@ -98,6 +98,9 @@ class CpuLayer final : public LayerBackend {
     agree(comm_, timeout_ms_, Stage::kPlan, call, [&] {
       validate(problem_, comm_.size());
       validate(options);
+      require(problem_.shared_experts == 0 || hosts() == 1, ErrorCode::kUnsupported,
+              "problem.shared_experts is ", problem_.shared_experts, " in a group of ", hosts(),
+              " hosts; 0 is accepted there, or a group on one host");
       if (pool_) check_pool(*pool_, Backend::kCpu, problem_);
       chosen = &kernels();
       own_heap_ = make_own_heap(options.memory);
@@ -121,10 +124,12 @@ class CpuLayer final : public LayerBackend {
                     const BackwardDataArgs& data, const BackwardWeightsArgs& weights);
   /// What a pass stages for peers to pull.
   struct Staged {
-    std::span<const bf16> tokens{};    // x, or dy
-    std::span<const float> probs{};    // forward
-    std::span<const bf16> x_tokens{};  // backward, where it dispatches x again
+    std::span<const bf16> tokens{};         // x, or dy
+    std::span<const float> probs{};         // forward
+    std::span<const float> shared_probs{};  // likewise, or empty
+    std::span<const bf16> x_tokens{};       // backward, where it dispatches x again
   };
+  static void stage_probs(const PassContext& ctx, const Staged& staged, float* probs);
   void run(const PassContext& ctx, const Staged& staged);
   std::byte* row_memory(std::span<std::byte> given, const RoutingPlan& plan, Pass pass);
   std::unique_ptr<SavedData> make_saved(const RoutingPlan& plan, const StepMemory& memory) const;
@@ -282,8 +287,23 @@ PassContext CpuLayer::context(const PassView& view, const SavedData& saved, std:
 template <class Args>
 void set_weights(PassContext& ctx, const Args& args) {
   const PassView& v = ctx.view;
-  ctx.w1 = {args.w1, shape_of_w1(v, v.num_local_experts, v.halves())};
-  ctx.w2 = {args.w2, shape_of_w2(v, v.num_local_experts)};
+  ctx.routed_w1 = {args.w1, shape_of_w1(v, v.routed_experts(), v.halves())};
+  ctx.routed_w2 = {args.w2, shape_of_w2(v, v.routed_experts())};
+  ctx.shared_w1 = {args.shared_w1, shape_of_w1(v, v.shared_experts, v.halves())};
+  ctx.shared_w2 = {args.shared_w2, shape_of_w2(v, v.shared_experts)};
+}
+
+/// A token's probabilities: of its experts, then of the shared ones.
+void CpuLayer::stage_probs(const PassContext& ctx, const Staged& staged, float* probs) {
+  const PassView& v = ctx.view;
+  const float* routed = staged.probs.data();
+  const float* shared = staged.shared_probs.data();
+  for (std::int64_t t = 0; t < v.tokens; ++t) {
+    probs = std::copy_n(routed + t * v.topk, v.topk, probs);
+    for (int s = 0; s < v.shared_experts; ++s) {
+      *probs++ = staged.shared_probs.empty() ? 1.0f : shared[t * v.shared_experts + s];
+    }
+  }
 }
 
 /// Stages this rank's tokens where peers pull them, if the pass moves any, then runs it. Peers may
@@ -298,7 +318,7 @@ void CpuLayer::run(const PassContext& ctx, const Staged& staged) try {
     if (!values.empty()) std::memcpy(to, values.data(), values.size_bytes());
   };
   stage(own.get<Tensor::kTokens>(), staged.tokens);
-  stage(own.get<Tensor::kProbs>(), staged.probs);
+  if (ctx.view.pass == Pass::kForward) stage_probs(ctx, staged, own.get<Tensor::kProbs>());
   stage(own.get<Tensor::kXTokens>(), staged.x_tokens);
   engine_.run(ctx, stats_, record_timeline_ ? &timeline_ : nullptr);
   if (ctx.view.moves_data() && ctx.view.has_hosts()) counters_.end_pass(ctx.view);
@@ -332,7 +352,7 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
   PassContext ctx = context(order->view(), *saved, rows);
   set_tensors(ctx.tensors, args);
   set_weights(ctx, args);
-  run(ctx, {.tokens = args.x, .probs = args.topk_probs});
+  run(ctx, {.tokens = args.x, .probs = args.topk_probs, .shared_probs = args.shared_probs});
   count_traffic(plan, schedule, stats_);
   return Saved(std::move(saved));
 }
@@ -426,6 +446,8 @@ void CpuLayer::run_backward(const SavedData& saved, std::byte* rows, const PassO
   ctx.dw2 = weights.dw2;
   ctx.db1 = weights.db1;
   ctx.db2 = weights.db2;
+  ctx.dshared_w1 = weights.dshared_w1;
+  ctx.dshared_w2 = weights.dshared_w2;
   run(ctx, {.tokens = data.dy,
             .x_tokens = view.choice.drops_received ? data.x : std::span<const bf16>()});
   if (view.moves_data()) count_traffic(saved.plan, view.schedule, stats_);

@@ -71,7 +71,7 @@ void copy_probs(const PassContext& ctx, const Task& task) {
   for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
     const Pull& pull = v.pulls[i];
     const float* probs =
-        ctx.peer(pull.source).get<Tensor::kProbs>() + std::int64_t{pull.token} * v.topk;
+        ctx.peer(pull.source).get<Tensor::kProbs>() + std::int64_t{pull.token} * v.slots;
     for (int c = 0; c < pull.num_rows; ++c) {
       const std::int64_t row = v.pull_rows[pull.first_row + c];
       ctx.get<Tensor::kRowProbs>()[ctx.row<Tensor::kRowProbs>(row)] = probs[v.row_origin[row].slot];

@@ -138,14 +138,13 @@ void Engine::drain(const PassContext& ctx, SharedQueue& queue, Worker& worker, i
     if (i >= size) return;
     group_.failure().check();
     const Task task = queue_task(ctx.view, queue.view, i);
-    TimelineEvent event{
-        .pass = ctx.view.pass,
-        .stage = task.stage,
-        .worker = worker.index,
-        .processor = worker.index,
-        .launch = launch,
-        .expert = task.expert < 0 ? -1 : ctx.view.rank * ctx.view.num_local_experts + task.expert,
-        .tile = task.tile};
+    TimelineEvent event{.pass = ctx.view.pass,
+                        .stage = task.stage,
+                        .worker = worker.index,
+                        .processor = worker.index,
+                        .launch = launch,
+                        .expert = task.expert < 0 ? -1 : ctx.view.global_expert(task.expert),
+                        .tile = task.tile};
     execute(ctx, task, worker, event);
     StageStats& stats = worker.stats[static_cast<std::size_t>(task.stage)];
     ++stats.tasks;

@@ -24,14 +24,16 @@ GateAndUp multiply_halves(const PassContext& ctx, const Tile& tile, const Column
                      v.hidden, 1};
   float* sums = scratch.accumulators.reserve(static_cast<std::size_t>(v.halves() * size + more));
   for (int half = 0; half < v.halves(); ++half) {
-    const std::int64_t stride = ctx.w1.row_stride();
-    const MatrixView weights{ctx.w1.matrix(tile.expert, half) + first * stride, 1, stride};
+    const ExpertWeight w1 = ctx.w1(tile.expert);
+    const std::int64_t stride = w1.row_stride();
+    const MatrixView weights{w1.matrix(half) + first * stride, 1, stride};
     float* of_half = sums + half * size;
     gemm_tile(ctx.kernels, tile.rows, cols, v.hidden, x, weights, of_half, cols, scratch.packing);
     if (!v.choice.has_bias) continue;
     const std::int64_t column = tile.expert * v.h_width() + half * v.intermediate + first;
+    const bf16* b1 = ctx.get<Tensor::kB1>() + column;
     for (std::int64_t i = 0; i < tile.rows; ++i) {
-      ctx.kernels.add_bias_row(cols, of_half + i * cols, ctx.get<Tensor::kB1>() + column, 1);
+      ctx.kernels.add_bias_row(cols, of_half + i * cols, b1, 1);
     }
   }
   return {sums, v.halves() == 2 ? sums + size : nullptr};
@@ -92,11 +94,12 @@ void dfc1(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const bf16* dh = ctx.get<Tensor::kDh>() + ctx.row<Tensor::kDh>(tile.first_row) * width;
   float* dx = scratch.accumulators.reserve(static_cast<std::size_t>(tile.rows * cols));
   // One sum over all of h, wherever its halves' weights lie.
-  const int pieces = ctx.w1.is_joined() ? 1 : v.halves();
+  const ExpertWeight w1 = ctx.w1(tile.expert);
+  const int pieces = w1.is_joined() ? 1 : v.halves();
   for (int piece = 0; piece < pieces; ++piece) {
     const std::int64_t rows = width / pieces;
     const MatrixView left{dh + piece * rows, width, 1};
-    const MatrixView right{ctx.w1.matrix(tile.expert, piece) + first, ctx.w1.row_stride(), 1};
+    const MatrixView right{w1.matrix(piece) + first, w1.row_stride(), 1};
     gemm_tile(ctx.kernels, tile.rows, cols, rows, left, right, dx, cols, scratch.packing,
               piece > 0);
   }

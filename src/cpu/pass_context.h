@@ -28,6 +28,23 @@ class Peer {
   const SymmetricLayout& layout_;
 };
 
+/// A weight of one expert of this rank.
+class ExpertWeight {
+ public:
+  /// `index` counts the experts of `places`.
+  ExpertWeight(const ExpertPlaces<const bf16>& places, std::int64_t index)
+      : places_(places), index_(index) {}
+
+  std::int64_t row_stride() const { return places_.row_stride(); }
+  bool is_joined() const { return places_.is_joined(); }
+  const bf16* matrix(std::int64_t part) const { return places_.matrix(index_, part); }
+  const bf16* row(std::int64_t row) const { return places_.row(index_, row); }
+
+ private:
+  const ExpertPlaces<const bf16>& places_;
+  std::int64_t index_;
+};
+
 /// What the stage routines of one pass read and write: the tensors of the graph, by name.
 struct PassContext {
   const PassView& view;
@@ -35,17 +52,29 @@ struct PassContext {
   const std::vector<std::shared_ptr<Heap>>& heaps;  // by rank
   const SymmetricLayout& layout;
   TensorTable tensors{};
-  ExpertPlaces<const bf16> w1{};  // kW1 and kW2, which may be several tensors
-  ExpertPlaces<const bf16> w2{};
+  ExpertPlaces<const bf16> routed_w1{};  // kW1 and kW2, which may be several tensors
+  ExpertPlaces<const bf16> routed_w2{};
+  ExpertPlaces<const bf16> shared_w1{};  // kSharedW1 and kSharedW2
+  ExpertPlaces<const bf16> shared_w2{};
   WeightGrad dw1{};  // kDw1 and so on, which may be of several types, too
   WeightGrad dw2{};
   WeightGrad db1{};
   WeightGrad db2{};
+  WeightGrad dshared_w1{};
+  WeightGrad dshared_w2{};
   std::uint64_t rail_memory = 0;  // the number of the layer's memory, as rails know it
 
   template <Tensor t>
   TypeOf<t>* get() const {
     return tensors.get<t>();
+  }
+  ExpertWeight w1(int expert) const {
+    if (view.is_shared(expert)) return {shared_w1, expert - view.routed_experts()};
+    return {routed_w1, expert};
+  }
+  ExpertWeight w2(int expert) const {
+    if (view.is_shared(expert)) return {shared_w2, expert - view.routed_experts()};
+    return {routed_w2, expert};
   }
   /// Where that tensor of rows has row number `row` of the plan.
   template <Tensor t>

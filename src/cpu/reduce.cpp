@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "base/contract.h"
 #include "cpu/stages.h"
@@ -20,6 +21,28 @@ void add_sum_from_afar(const PassContext& ctx, std::int64_t slot, float* sum) {
   } else {
     ctx.kernels.add_row(v.hidden, sum, own.get<Tensor::kCombine>() + slot * v.hidden);
   }
+}
+
+// sum = the sum of the token's routed rows, rounded, + that of its shared experts' rows, rounded.
+void add_shared(const PassContext& ctx, std::int64_t token, Scratch& scratch, float* sum) {
+  const PassView& v = ctx.view;
+  const bool weighted = v.pass == Pass::kForward && v.probs == Probs::kAfter;
+  const float* probs = weighted ? ctx.get<Tensor::kSharedProbs>() : nullptr;
+  const bf16* rows =
+      ctx.peer(v.rank).get<Tensor::kCombine>() + (token * v.slots + v.topk) * v.hidden;
+  float* shared = sum + v.hidden;
+  std::fill_n(shared, v.hidden, 0.0f);
+  for (int s = 0; s < v.shared_experts; ++s) {
+    const float* prob = probs == nullptr ? nullptr : probs + token * v.shared_experts + s;
+    add_slot(ctx, rows + s * v.hidden, prob, shared);
+  }
+  std::vector<bf16>(&rounded)[2] = scratch.gathered;
+  for (std::vector<bf16>& of_part : rounded) of_part.resize(static_cast<std::size_t>(v.hidden));
+  ctx.kernels.round_row(v.hidden, sum, rounded[0].data());
+  ctx.kernels.round_row(v.hidden, shared, rounded[1].data());
+  std::fill_n(sum, v.hidden, -0.0f);  // which changes nothing that is added to it, not even a -0
+  for (const std::vector<bf16>& of_part : rounded)
+    ctx.kernels.add_row(v.hidden, sum, of_part.data());
 }
 
 // Sums of the token's groups, ascending.
@@ -50,17 +73,21 @@ void add_groups(const PassContext& ctx, std::int64_t token, Scratch& scratch, fl
 
 void copy_dprobs(const PassContext& ctx, std::int64_t token) {
   const PassView& v = ctx.view;
-  const float* pushed = ctx.peer(v.rank).get<Tensor::kDprobSlots>();
-  for (std::int64_t slot = token * v.topk; slot < (token + 1) * v.topk; ++slot) {
-    ctx.get<Tensor::kDprobs>()[slot] = v.topk_ids[slot] < 0 ? 0.0f : pushed[slot];
+  const float* pushed = ctx.peer(v.rank).get<Tensor::kDprobSlots>() + token * v.slots;
+  for (int k = 0; k < v.topk; ++k) {
+    const std::int64_t at = token * v.topk + k;
+    ctx.get<Tensor::kDprobs>()[at] = v.topk_ids[at] < 0 ? 0.0f : pushed[k];
   }
+  float* shared = ctx.get<Tensor::kDsharedProbs>();
+  if (shared == nullptr) return;
+  std::copy_n(pushed + v.topk, v.shared_experts, shared + token * v.shared_experts);
 }
 
 }  // namespace
 
 // out[t] or dx[t]: the token's rows summed over k ascending, each times its probability in the
-// forward pass where that enters behind fc2; with combine groups by group, then over groups.
-// dprobs copied.
+// forward pass where that enters behind fc2; with combine groups by group, then over groups. Behind
+// it what its shared experts give. dprobs copied.
 void reduce(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const PassView& v = ctx.view;
   const std::int64_t first = task.m * v.schedule.token_block;
@@ -74,6 +101,7 @@ void reduce(const PassContext& ctx, const Task& task, Scratch& scratch) {
     } else {
       add_rows(ctx, token_rows(ctx, v.rank, t), kAllExperts, sum);
     }
+    if (v.shared_experts > 0) add_shared(ctx, t, scratch, sum);
     if (!forward) copy_dprobs(ctx, t);
     ctx.kernels.round_row(v.hidden, sum, out + t * v.hidden);
   }

@@ -69,11 +69,27 @@ MatrixView columns_of(const PassContext& ctx, const Task& task, std::int64_t wid
   return {gathered.data(), count, 1};
 }
 
+/// The gradients of the weights of all experts of this rank.
+struct ExpertGrads {
+  const WeightGrad& routed;
+  const WeightGrad& shared;
+};
+/// That of an expert, and its place there.
+struct ExpertGrad {
+  const WeightGrad& dw;
+  std::int64_t index = 0;
+};
+ExpertGrad grad_of(const PassView& v, const ExpertGrads& grads, int expert) {
+  if (v.is_shared(expert)) return {grads.shared, expert - v.routed_experts()};
+  return {grads.routed, expert};
+}
+
 /// One tile of left^T right, summed over an expert's rows in canonical order, into dw[expert].
 template <Tensor left, Tensor right>
-void wgrad_tile(const PassContext& ctx, const Task& task, Scratch& scratch, const WeightGrad& dw,
-                const ExpertShape& shape) {
+void wgrad_tile(const PassContext& ctx, const Task& task, Scratch& scratch,
+                const ExpertGrads& grads, const ExpertShape& shape) {
   const PassView& v = ctx.view;
+  const auto [dw, index] = grad_of(v, grads, task.expert);
   const StageGrid grid = stage_grid(v, task.stage);
   const std::int64_t rows = v.tokens_per_expert[task.expert];
   const auto [m0, m] = tile_rows(v, task);
@@ -86,7 +102,7 @@ void wgrad_tile(const PassContext& ctx, const Task& task, Scratch& scratch, cons
   gemm_tile(ctx.kernels, m, n, rows, {a.data, a.col_stride, a.row_stride}, b, sums, n,
             scratch.packing);
   for (std::int64_t i = 0; i < m; ++i) {
-    store(ctx.kernels, dw, shape, {task.expert, m0 + i, n0, n}, sums + i * n);
+    store(ctx.kernels, dw, shape, {index, m0 + i, n0, n}, sums + i * n);
   }
 }
 
@@ -130,7 +146,7 @@ void bias_tile(const PassContext& ctx, const Task& task, Scratch& scratch, const
 void wgrad2(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const PassView& v = ctx.view;
   const std::int64_t row = v.segment_begin[task.expert];
-  wgrad_tile<Tensor::kDyRows, Tensor::kA>(ctx, task, scratch, ctx.dw2,
+  wgrad_tile<Tensor::kDyRows, Tensor::kA>(ctx, task, scratch, {ctx.dw2, ctx.dshared_w2},
                                           shape_of_w2(v, v.num_local_experts));
   bias_tile<Tensor::kDyRows>(ctx, task, scratch, ctx.db2, [&](std::int64_t i) {
     return factor_of_da(v.probs, prob_of_row(ctx, row + i));
@@ -140,7 +156,7 @@ void wgrad2(const PassContext& ctx, const Task& task, Scratch& scratch) {
 // dw1 = dh^T x; db1 = the sum of dh.
 void wgrad1(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const PassView& v = ctx.view;
-  wgrad_tile<Tensor::kDh, Tensor::kXRows>(ctx, task, scratch, ctx.dw1,
+  wgrad_tile<Tensor::kDh, Tensor::kXRows>(ctx, task, scratch, {ctx.dw1, ctx.dshared_w1},
                                           shape_of_w1(v, v.num_local_experts, v.halves()));
   bias_tile<Tensor::kDh>(ctx, task, scratch, ctx.db1, [](std::int64_t) { return 1.0f; });
 }

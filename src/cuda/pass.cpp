@@ -91,8 +91,8 @@ constexpr PassKernel kPassKernels[] = {
 };
 
 PassVariant variant_of(const PassView& v, const PassTensors& tensors) {
-  const bool general =
-      !are_plain_experts(v.activation, v.probs, v.choice.has_bias, v.group_experts > 0);
+  const bool general = !are_plain_experts(v.activation, v.probs, v.choice.has_bias,
+                                          v.group_experts > 0, v.choice.has_shared);
   if (v.pass == Pass::kForward) {
     return {.pass = v.pass, .tile_n = v.schedule.tile_n, .general = general};
   }

@@ -48,8 +48,8 @@ class Mapper {
         saved_rows_(saved_rows),
         view_(view),
         tensors_(tensors),
-        extents_(extents_of_widths(view.topk, view.hidden, view.intermediate, view.halves(),
-                                   view.choice.has_bias)) {
+        extents_(extents_of_widths(view.topk, view.shared_experts, view.hidden, view.intermediate,
+                                   view.halves(), view.choice.has_bias)) {
     extents_[Extent::kRows] = rows;
     extents_[Extent::kLocalExperts] = view.num_local_experts;
   }
@@ -126,11 +126,11 @@ class Mapper {
 };
 
 /// Whether the copy engine moves the tensor: what goes to peers is stored, as are single numbers
-/// and what biases there are.
+/// and what biases there are. There are no shared experts (unsupported_reason).
 bool is_mapped(Tensor name) {
   const TensorRow& tensor = kLayerGraph[name];
-  return tensor.when != When::kHasBias && tensor.region != Region::kSymmetric &&
-         tensor.element == Element::kBf16;
+  return tensor.when != When::kHasBias && tensor.when != When::kHasShared &&
+         tensor.region != Region::kSymmetric && tensor.element == Element::kBf16;
 }
 
 Element element_of(const WeightGrad& grad) {

@@ -32,6 +32,9 @@ std::optional<std::string> unsupported_reason(const Problem& p, int num_ranks) {
     return cat("problem.row_align is ", p.row_align, "; the cuda backend, whose tiles have ",
                kTileM, " rows, accepts 128 and 256");
   }
+  if (p.shared_experts > 0) {
+    return cat("problem.shared_experts is ", p.shared_experts, "; the cuda backend accepts 0");
+  }
   constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int32_t>::max();
   const std::int64_t slots = num_ranks * p.max_tokens * p.topk;
   if (slots > kMaxSlots) {

@@ -117,6 +117,8 @@ const char* text_of(When when) {
       return "h is not kept";
     case When::kHasBias:
       return "experts have biases";
+    case When::kHasShared:
+      return "experts are shared";
     case When::kInRing:
       return "backward has a ring of rows";
     case When::kHosts:
@@ -151,6 +153,10 @@ const char* text_of(Extent extent) {
       return "T";
     case Extent::kTopk:
       return "K";
+    case Extent::kShared:
+      return "S";
+    case Extent::kSlots:
+      return "K + S";
     case Extent::kHidden:
       return "H";
     case Extent::kIntermediate:

@@ -21,12 +21,14 @@ struct Extents {
 };
 
 /// Those that follow from the layer's widths and arithmetic alone. `halves`: 1 without a gate.
-inline Extents extents_of_widths(int topk, std::int64_t hidden, std::int64_t intermediate,
-                                 int halves = 2, bool has_bias = false) {
+inline Extents extents_of_widths(int topk, int shared, std::int64_t hidden,
+                                 std::int64_t intermediate, int halves = 2, bool has_bias = false) {
   Extents e;
   e[Extent::kOne] = 1;
   e[Extent::kHalves] = halves;
   e[Extent::kTopk] = topk;
+  e[Extent::kShared] = shared;
+  e[Extent::kSlots] = topk + shared;
   e[Extent::kHidden] = hidden;
   e[Extent::kIntermediate] = intermediate;
   e[Extent::kBothHalves] = halves * intermediate;
@@ -41,7 +43,8 @@ inline std::int64_t most_received(const Problem& p, int num_ranks, std::int64_t 
 
 /// Those of memory for `rows` rows and as many tokens as a rank may hold.
 inline Extents extents_of(const Problem& p, int num_ranks, std::int64_t rows, int hosts = 1) {
-  Extents e = extents_of_widths(p.topk, p.hidden, p.intermediate, halves(p), p.bias);
+  Extents e =
+      extents_of_widths(p.topk, p.shared_experts, p.hidden, p.intermediate, halves(p), p.bias);
   e[Extent::kTokens] = p.max_tokens;
   e[Extent::kRows] = rows;
   e[Extent::kReceived] = most_received(p, num_ranks, rows);
@@ -71,7 +74,7 @@ inline std::int64_t counters_of(CounterOf of, const Extents& e) {
     case CounterOf::kExpert:
     case CounterOf::kExpertRows:
     case CounterOf::kExpertUses:
-      return e[Extent::kLocalExperts];
+      return e[Extent::kLocalExperts] + e[Extent::kShared];
     case CounterOf::kTokenBlock:
       return e[Extent::kTokenBlocks] * e[Extent::kRanks];
     case CounterOf::kCrossing:

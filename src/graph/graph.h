@@ -34,6 +34,12 @@ enum class Tensor : std::int8_t {
   kB2,
   kDb1,
   kDb2,
+  kSharedW1,
+  kSharedW2,
+  kSharedProbs,
+  kDsharedProbs,
+  kDsharedW1,
+  kDsharedW2,
   // Where ranks reach one another.
   kTokens,
   kProbs,
@@ -51,9 +57,9 @@ enum class Tensor : std::int8_t {
   kDh,
   kDprobGroups
 };
-inline constexpr int kNumTensors = 28;
+inline constexpr int kNumTensors = 34;
 /// Places for tensors: some more, for graphs of tests.
-inline constexpr int kMaxTensors = 30;
+inline constexpr int kMaxTensors = 36;
 
 /// The sizes that shapes are made of.
 enum class Extent : std::uint8_t {
@@ -61,12 +67,14 @@ enum class Extent : std::uint8_t {
   kHalves,        ///< 2: gate and up; 1 without a gate
   kTokens,        ///< T; in memory that is sized once: max_tokens
   kTopk,          ///< K
+  kShared,        ///< S, shared experts
+  kSlots,         ///< K + S, of a token
   kHidden,        ///< H
   kIntermediate,  ///< I
   kBothHalves,    ///< 2I; I without a gate
   kRows,          ///< rows of this rank's experts, padding included; or the capacity for them
   kReceived,      ///< tokens that this rank's experts receive, each once; or room for them
-  kLocalExperts,  ///< E / ranks
+  kLocalExperts,  ///< E / ranks; in counters S more
   kDprobGroups,   ///< column groups in which the dprobs of a row are summed (base/contract.h),
                   ///< and one for the part of b2
   kRanks,
@@ -74,17 +82,18 @@ enum class Extent : std::uint8_t {
   kRowGroups,    ///< most groups of rows, by the smallest `tile_m`
   kHosts         ///< hosts of the group, where there are several; 0 where there is one
 };
-inline constexpr int kNumExtents = 15;
+inline constexpr int kNumExtents = 17;
 
 /// What of the graph a layer has: which tensors and stages depends on what it does not keep between
-/// its passes, on whether its experts have biases, on whether backward works in a ring of rows, and
-/// on whether its group is on several hosts.
+/// its passes, on whether its experts have biases or some are shared, on whether backward works in
+/// a ring of rows, and on whether its group is on several hosts.
 struct GraphChoice {
   bool drops_x_rows = false;
   bool drops_h = false;
   bool drops_received = false;  ///< besides x_rows, the tokens that they are copies of
   bool has_bias = false;
   bool has_ring = false;    ///< Problem::backward_rows
+  bool has_shared = false;  ///< Problem::shared_experts
   bool has_hosts = false;   ///< several of them
   bool sums_cross = false;  ///< between hosts, instead of the rows of each combine group ...
   bool fp32_sums = false;   ///< ... in fp32
@@ -100,6 +109,7 @@ constexpr GraphChoice choice_of(const Problem& p, int hosts = 1) {
           .drops_received = p.save == Save::kNone,
           .has_bias = p.bias,
           .has_ring = p.backward_rows > 0,
+          .has_shared = p.shared_experts > 0,
           .has_hosts = hosts > 1,
           .sums_cross = sums_cross(p, hosts),
           .fp32_sums = sums_cross(p, hosts) && p.combine_partials == CombinePartials::kFp32};
@@ -119,6 +129,7 @@ enum class When : std::uint8_t {
   kHDropped,
   kHasBias,
   kInRing,
+  kHasShared,
   kHosts,
   kFp32Sums
 };
@@ -140,6 +151,8 @@ constexpr bool holds(When when, GraphChoice choice) {
       return choice.has_bias;
     case When::kInRing:
       return choice.has_ring;
+    case When::kHasShared:
+      return choice.has_shared;
     case When::kHosts:
       return choice.has_hosts;
     case When::kFp32Sums:
@@ -318,7 +331,7 @@ enum class StagePlace : std::uint8_t {
 /// A few tensors, in an order that means something.
 class TensorList {
  public:
-  static constexpr int kMax = 6;
+  static constexpr int kMax = 8;
 
   constexpr TensorList() = default;
   constexpr TensorList(std::initializer_list<Tensor> tensors) {

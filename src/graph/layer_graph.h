@@ -13,6 +13,7 @@ constexpr void add_tensors(Graph& g) {
   using enum Element;
   // As documentation writes shapes.
   constexpr auto T = Extent::kTokens, K = Extent::kTopk, H = Extent::kHidden;
+  constexpr auto S = Extent::kShared, slots = Extent::kSlots;
   constexpr auto I = Extent::kIntermediate, El = Extent::kLocalExperts, two = Extent::kHalves;
   constexpr auto rows = Extent::kRows, groups = Extent::kDprobGroups;
 
@@ -33,14 +34,21 @@ constexpr void add_tensors(Graph& g) {
   of_bias({kB2, "b2", kBf16, {El, H}});
   of_bias({kDb1, "db1", kBf16, {El, two, I}});  // as dw1 and dw2
   of_bias({kDb2, "db2", kBf16, {El, H}});
+  const auto of_shared = [&](TensorRow row) { row.when = When::kHasShared, of_caller(row); };
+  of_shared({kSharedW1, "shared_w1", kBf16, {S, two, I, H}});
+  of_shared({kSharedW2, "shared_w2", kBf16, {S, H, I}});
+  of_shared({kSharedProbs, "shared_probs", kFp32, {T, S}});
+  of_shared({kDsharedProbs, "dshared_probs", kFp32, {T, S}});
+  of_shared({kDsharedW1, "dshared_w1", kBf16, {S, two, I, H}});  // as dw1 and dw2
+  of_shared({kDsharedW2, "dshared_w2", kBf16, {S, H, I}});
 
   const auto symmetric = [&](TensorRow row) {
     row.region = Region::kSymmetric, row.lifetime = Lifetime::kLayer, g.add(row);
   };
   symmetric({kTokens, "tokens", kBf16, {T, H}});
-  symmetric({kProbs, "probs", kFp32, {T, K}});
-  symmetric({kCombine, "combine", kBf16, {T, K, H}});
-  symmetric({kDprobSlots, "dprob_slots", kFp32, {T, K}});
+  symmetric({kProbs, "probs", kFp32, {T, slots}});
+  symmetric({kCombine, "combine", kBf16, {T, slots, H}});
+  symmetric({kDprobSlots, "dprob_slots", kFp32, {T, slots}});
   symmetric({.tensor = kXTokens,
              .name = "x_tokens",
              .element = kBf16,
@@ -198,7 +206,7 @@ constexpr void add_forward(Graph& g) {
   using enum Tensor;
   constexpr Pass kPass = Pass::kForward;
   StageRow enter = enter_row(kPass);
-  enter.reads = {kX, kTopkProbs};
+  enter.reads = {kX, kTopkProbs, kSharedProbs};
   enter.writes = {kTokens, kProbs};
   g.add(enter);
 
@@ -215,7 +223,7 @@ constexpr void add_forward(Graph& g) {
   fc1.cols = Extent::kIntermediate;
   fc1.reduction = Extent::kHidden;
   fc1.halves = 2;
-  fc1.reads = {kXRows, kW1, kRowProbs, kB1};
+  fc1.reads = {kXRows, kW1, kRowProbs, kB1, kSharedW1};
   fc1.writes = {kH, kA};
   fc1.waits = bit_of(CounterKind::kRowsReady);
   fc1.signals = bit_of(CounterKind::kTileDone);
@@ -226,7 +234,7 @@ constexpr void add_forward(Graph& g) {
   fc2.side = StageSide::kPush;
   fc2.cols = Extent::kHidden;
   fc2.reduction = Extent::kIntermediate;
-  fc2.reads = {kA, kW2, kRowProbs, kB2};
+  fc2.reads = {kA, kW2, kRowProbs, kB2, kSharedW2};
   fc2.writes = {kCombine};
   fc2.waits = bit_of(CounterKind::kTileDone);
   fc2.signals = bit_of(CounterKind::kArrived);
@@ -239,7 +247,7 @@ constexpr void add_forward(Graph& g) {
   g.add(relay);
 
   StageRow reduce = reduce_row(kPass);
-  reduce.reads = {kCombine, kSums, kTopkProbs};
+  reduce.reads = {kCombine, kSums, kTopkProbs, kSharedProbs};
   reduce.writes = {kOut};
   g.add(reduce);
 }
@@ -281,7 +289,7 @@ constexpr void add_backward(Graph& g) {
   refc1.cols = Extent::kIntermediate;
   refc1.reduction = Extent::kHidden;
   refc1.halves = 2;
-  refc1.reads = {kXRows, kW1, kB1};
+  refc1.reads = {kXRows, kW1, kB1, kSharedW1};
   refc1.writes = {kH};
   // For room for h, where rows of x were kept.
   refc1.waits = bit_of(CounterKind::kXReady) | bit_of(CounterKind::kReleased);
@@ -292,7 +300,7 @@ constexpr void add_backward(Graph& g) {
   StageRow dfc2 = product_row(kPass, Stage::kDfc2, StagePlace::kFirst);
   dfc2.cols = Extent::kIntermediate;
   dfc2.reduction = Extent::kHidden;
-  dfc2.reads = {kDyRows, kW2, kH, kRowProbs, kB2};
+  dfc2.reads = {kDyRows, kW2, kH, kRowProbs, kB2, kSharedW2};
   dfc2.writes = {kDh, kA, kDprobGroups};
   dfc2.waits = bit_of(CounterKind::kRowsReady) | bit_of(CounterKind::kHReady);
   dfc2.signals = bit_of(CounterKind::kTileDone) | bit_of(CounterKind::kExpertDone);
@@ -303,7 +311,7 @@ constexpr void add_backward(Graph& g) {
   dfc1.side = StageSide::kPush;
   dfc1.cols = Extent::kHidden;
   dfc1.reduction = Extent::kBothHalves;
-  dfc1.reads = {kDh, kW1, kDprobGroups, kRowProbs};
+  dfc1.reads = {kDh, kW1, kDprobGroups, kRowProbs, kSharedW1};
   dfc1.writes = {kCombine, kDprobSlots};
   dfc1.waits = bit_of(CounterKind::kTileDone);
   dfc1.signals = bit_of(CounterKind::kArrived) | bit_of(CounterKind::kReleased);
@@ -314,7 +322,7 @@ constexpr void add_backward(Graph& g) {
   wgrad2.rows = Extent::kHidden;
   wgrad2.cols = Extent::kIntermediate;
   wgrad2.reads = {kDyRows, kA, kRowProbs};
-  wgrad2.writes = {kDw2, kDb2};
+  wgrad2.writes = {kDw2, kDb2, kDsharedW2};
   wgrad2.look = {"#442067", "rail_response"};
   g.add(wgrad2);
 
@@ -323,7 +331,7 @@ constexpr void add_backward(Graph& g) {
   wgrad1.cols = Extent::kHidden;
   wgrad1.reads = {kDh, kXRows};
   wgrad1.waits = bit_of(CounterKind::kXDone) | bit_of(CounterKind::kExpertDone);
-  wgrad1.writes = {kDw1, kDb1};
+  wgrad1.writes = {kDw1, kDb1, kDsharedW1};
   wgrad1.look = {"#907db1", "startup"};
   g.add(wgrad1);
 
@@ -334,7 +342,7 @@ constexpr void add_backward(Graph& g) {
 
   StageRow reduce = reduce_row(kPass);
   reduce.reads = {kCombine, kDprobSlots, kSums};
-  reduce.writes = {kDx, kDprobs};
+  reduce.writes = {kDx, kDprobs, kDsharedProbs};
   g.add(reduce);
 }
 

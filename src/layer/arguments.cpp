@@ -47,9 +47,9 @@ void check_weight_grad(const char* name, const WeightGrad& grad, const ExpertSha
   with_matrices(grad, [&](const auto& m) { check_matrices(name, m, shape, written); });
 }
 
-/// Of biases, which are one tensor.
-void check_bias_grad(const char* name, const WeightGrad& grad, std::int64_t expected,
-                     const char* shape) {
+/// Of biases and of shared experts, which are one tensor.
+void check_one_tensor(const char* name, const WeightGrad& grad, std::int64_t expected,
+                      const char* shape) {
   with_matrices(grad, [&](const auto& m) {
     require(m.form() == ExpertForm::kOneTensor, ErrorCode::kInvalidArgument, name,
             " is given as several tensors, or by turns; one tensor ", shape, " is accepted");
@@ -70,6 +70,7 @@ struct Sizes {
   std::int64_t tokens_hidden, tokens_topk;
   ExpertShape w1, w2;
   std::int64_t b1, b2;  // 0: experts have no biases
+  std::int64_t shared_w1, shared_w2, tokens_shared;
   // As shapes are written.
   const char* w1_shape;
   const char* b1_shape;
@@ -77,7 +78,8 @@ struct Sizes {
 };
 
 Sizes sizes(const Problem& p, const RoutingPlan& plan) {
-  const std::int64_t experts = plan.num_local_experts();
+  const std::int64_t experts = p.num_experts / plan.num_ranks();
+  const std::int64_t shared_w1_rows = p.shared_experts * halves(p) * p.intermediate;
   const std::int64_t w1_rows = experts * halves(p) * p.intermediate;
   const bool gated = is_gated(p.activation);
   return {.tokens_hidden = plan.tokens() * p.hidden,
@@ -86,11 +88,22 @@ Sizes sizes(const Problem& p, const RoutingPlan& plan) {
           .w2 = shape_of_w2(p, experts),
           .b1 = p.bias ? w1_rows : 0,
           .b2 = p.bias ? experts * p.hidden : 0,
+          .shared_w1 = shared_w1_rows * p.hidden,
+          .shared_w2 = p.shared_experts * p.hidden * p.intermediate,
+          .tokens_shared = plan.tokens() * p.shared_experts,
           .w1_shape = gated ? "[E / ranks, 2I, H]" : "[E / ranks, I, H], without a gate,",
           .b1_shape = !p.bias ? "a layer without biases"
                       : gated ? "[E / ranks, 2I]"
                               : "[E / ranks, I], without a gate,",
           .b2_shape = !p.bias ? "a layer without biases" : "[E / ranks, H]"};
+}
+
+/// Of shared experts, in forward and in backward; `probs`: shared_probs, or their gradients.
+template <class Args>
+void check_shared(const Sizes& n, const Args& args, const char* name, std::size_t probs) {
+  check_size("shared_w1", args.shared_w1.size(), n.shared_w1, "[S, 2I, H] of the shared experts");
+  check_size("shared_w2", args.shared_w2.size(), n.shared_w2, "[S, H, I] of the shared experts");
+  if (probs > 0) check_size(name, probs, n.tokens_shared, "[T, S] of the shared experts");
 }
 
 }  // namespace
@@ -114,6 +127,7 @@ void check_forward(const Problem& problem, const Communicator& communicator,
   check_matrices("w2", args.w2, n.w2, "[E / ranks, H, I]");
   check_size("b1", args.b1.size(), n.b1, n.b1_shape);
   check_size("b2", args.b2.size(), n.b2, n.b2_shape);
+  check_shared(n, args, "shared_probs", args.shared_probs.size());
   check_size("out", args.out.size(), n.tokens_hidden, "[T, H]");
 }
 
@@ -135,13 +149,25 @@ void check_sizes(const Sizes& n, const BackwardDataArgs& args) {
   check_size("b2", args.b2.size(), n.b2, n.b2_shape);
   check_size("dx", args.dx.size(), n.tokens_hidden, "[T, H]");
   check_size("dprobs", args.dprobs.size(), n.tokens_topk, "[T, K]");
+  check_shared(n, args, "dshared_probs", args.dshared_probs.size());
+}
+
+void check_kinds(const BackwardWeightsArgs& args) {
+  const std::size_t kind = args.dw1.index();
+  require(args.dshared_w1.index() == kind && args.dshared_w2.index() == kind,
+          ErrorCode::kInvalidArgument,
+          "dshared_w1 or dshared_w2 is of another kind than dw1; the same kind (overwritten in "
+          "bf16, or added to in fp32 or in bf16) is accepted");
 }
 
 void check_sizes(const Sizes& n, const BackwardWeightsArgs& args) {
+  if (n.shared_w1 > 0) check_kinds(args);
   check_weight_grad("dw1", args.dw1, n.w1, n.w1_shape);
   check_weight_grad("dw2", args.dw2, n.w2, "[E / ranks, H, I]");
-  check_bias_grad("db1", args.db1, n.b1, n.b1_shape);
-  check_bias_grad("db2", args.db2, n.b2, n.b2_shape);
+  check_one_tensor("db1", args.db1, n.b1, n.b1_shape);
+  check_one_tensor("db2", args.db2, n.b2, n.b2_shape);
+  check_one_tensor("dshared_w1", args.dshared_w1, n.shared_w1, "[S, 2I, H] of the shared experts");
+  check_one_tensor("dshared_w2", args.dshared_w2, n.shared_w2, "[S, H, I] of the shared experts");
 }
 
 }  // namespace

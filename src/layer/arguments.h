@@ -53,10 +53,18 @@ inline BackwardDataArgs data_args(const BackwardArgs& a) {
           .dprobs = a.dprobs,
           .x = a.x,
           .b1 = a.b1,
-          .b2 = a.b2};
+          .b2 = a.b2,
+          .shared_w1 = a.shared_w1,
+          .shared_w2 = a.shared_w2,
+          .dshared_probs = a.dshared_probs};
 }
 inline BackwardWeightsArgs weights_args(const BackwardArgs& a) {
-  return {.dw1 = a.dw1, .dw2 = a.dw2, .db1 = a.db1, .db2 = a.db2};
+  return {.dw1 = a.dw1,
+          .dw2 = a.dw2,
+          .db1 = a.db1,
+          .db2 = a.db2,
+          .dshared_w1 = a.dshared_w1,
+          .dshared_w2 = a.dshared_w2};
 }
 
 // Which tensors of the graph arguments are. Weights, which may be several tensors, and weight
@@ -68,6 +76,9 @@ inline void set_tensors(TensorTable& table, const ForwardArgs& a) {
   table.set(Tensor::kOut, a.out.data());
   table.set(Tensor::kB1, a.b1.data());
   table.set(Tensor::kB2, a.b2.data());
+  table.set(Tensor::kSharedW1, a.shared_w1.data());
+  table.set(Tensor::kSharedW2, a.shared_w2.data());
+  table.set(Tensor::kSharedProbs, a.shared_probs.data());
 }
 inline void set_tensors(TensorTable& table, const BackwardDataArgs& a) {
   table.set(Tensor::kDy, a.dy.data());
@@ -76,6 +87,9 @@ inline void set_tensors(TensorTable& table, const BackwardDataArgs& a) {
   table.set(Tensor::kX, a.x.data());
   table.set(Tensor::kB1, a.b1.data());
   table.set(Tensor::kB2, a.b2.data());
+  table.set(Tensor::kSharedW1, a.shared_w1.data());
+  table.set(Tensor::kSharedW2, a.shared_w2.data());
+  table.set(Tensor::kDsharedProbs, a.dshared_probs.data());
 }
 
 }  // namespace uniep

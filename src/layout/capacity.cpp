@@ -1,4 +1,5 @@
 // How many rows a rank has memory for.
+#include "base/expert_numbers.h"
 #include "base/problem_limits.h"
 #include "graph/extents.h"
 #include "graph/layer_graph.h"
@@ -7,14 +8,14 @@ namespace uniep {
 namespace {
 
 std::int64_t most_padding(const Problem& p, int num_ranks) {
-  return p.num_experts / num_ranks * (p.row_align - std::int64_t{1});
+  return expert_numbers(p, num_ranks).of_rank() * (p.row_align - std::int64_t{1});
 }
 
 }  // namespace
 
 std::int64_t rows_of_any_routing(const Problem& p, int num_ranks) {
   // The same expert may be named twice by a token, so K bounds a token's copies, not min(K, El).
-  return num_ranks * p.max_tokens * p.topk + most_padding(p, num_ranks);
+  return (num_ranks * p.topk + p.shared_experts) * p.max_tokens + most_padding(p, num_ranks);
 }
 
 std::int64_t capacity_rows(const Problem& p, int num_ranks) {
@@ -22,7 +23,8 @@ std::int64_t capacity_rows(const Problem& p, int num_ranks) {
   const std::int64_t any_routing = rows_of_any_routing(p, num_ranks);
   const std::int64_t of_row = bytes_of_row(kLayerGraph, extents_of(p, num_ranks, 0));
   const bool small = any_routing * of_row <= kSmallLayerBytes;
-  const std::int64_t usual = kDefaultLoad * p.max_tokens * p.topk + most_padding(p, num_ranks);
+  const std::int64_t usual =
+      (kDefaultLoad * p.topk + p.shared_experts) * p.max_tokens + most_padding(p, num_ranks);
   const std::int64_t rows = small ? any_routing : min_of(any_routing, usual);
   return min_of(rows, kMaxCapacityRows);
 }

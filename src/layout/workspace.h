@@ -64,7 +64,7 @@ class TensorLayout {
           tensor.over != Tensor::kNone && this->holds(tensor.over)
               ? (*this)[tensor.over]
               : ranges_.take_bytes(elements_of(tensor, extents) * bytes_of(tensor.element));
-      held_ |= 1u << i;
+      held_ |= std::uint64_t{1} << i;
     }
     first_counter = bytes = ranges_.bytes();
   }
@@ -80,7 +80,7 @@ class TensorLayout {
  private:
   std::int64_t tensors_[kMaxTensors] = {};
   std::int64_t counters_[kMaxCounterKinds] = {};
-  std::uint32_t held_ = 0;  // a bit a tensor
+  std::uint64_t held_ = 0;  // a bit a tensor
   detail::Ranges ranges_;
 };
 

@@ -35,7 +35,7 @@ class RemotePlan {
 struct PlanData {
   Problem problem;
   int rank = 0;
-  int num_local_experts = 0;
+  int num_local_experts = 0;  // with the shared ones, which stand behind the others
   std::vector<std::int64_t> tokens_per_rank;
   std::vector<std::int32_t> topk_ids;
   RankLayout layout{};
@@ -79,7 +79,7 @@ struct PlanData {
 
   int num_ranks() const { return static_cast<int>(tokens_per_rank.size()); }
   std::int64_t tokens() const { return tokens_per_rank[static_cast<std::size_t>(rank)]; }
-  int first_expert() const { return rank * num_local_experts; }
+  int first_expert() const { return rank * (num_local_experts - problem.shared_experts); }
 };
 
 }  // namespace uniep

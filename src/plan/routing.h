@@ -24,7 +24,7 @@ struct Routing {
 /// What can be said of a routing before rows are placed; every rank finds the same.
 struct RoutingCheck {
   RoutingFault fault;
-  std::vector<std::int64_t> rows_of_expert;  // of all experts; empty with an impossible id
+  std::vector<std::int64_t> rows_of_expert;  // by ExpertNumbers; empty with an impossible id
   std::vector<std::int64_t> received;        // by rank, with Save::kTokens: tokens; likewise
   std::int64_t most_rows = 0;                // of any rank, padding included; likewise 0
 };

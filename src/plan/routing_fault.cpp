@@ -1,6 +1,7 @@
 #include "plan/routing_fault.h"
 
 #include "base/check.h"
+#include "base/expert_numbers.h"
 #include "layout/page_pool.h"
 
 namespace uniep {
@@ -8,6 +9,15 @@ namespace uniep {
 std::int64_t pool_bytes_that_would_do(const RoutingFault& fault, const Problem& problem) {
   return bytes_for_pages(page_bytes(problem), fault.held + fault.value);
 }
+
+namespace {
+
+std::string expert_name(std::int32_t number, const Problem& p, int num_ranks) {
+  const ExpertNumbers numbers = expert_numbers(p, num_ranks);
+  return cat(numbers.is_shared(number) ? "shared expert " : "expert ", numbers.index(number));
+}
+
+}  // namespace
 
 void throw_if_any(const RoutingFault& f, const Problem& p, int num_ranks) {
   switch (f.kind) {
@@ -28,8 +38,8 @@ void throw_if_any(const RoutingFault& f, const Problem& p, int num_ranks) {
                                             f.value, " would do for this routing"));
     case RoutingFault::Kind::kExpertRows:
       throw Error(ErrorCode::kCapacity,
-                  cat("expert ", f.slot, " of rank ", f.rank, " would receive ", f.value,
-                      " rows (padding included), but backward_rows is ", p.backward_rows,
+                  cat(expert_name(f.slot, p, num_ranks), " of rank ", f.rank, " would receive ",
+                      f.value, " rows (padding included), but backward_rows is ", p.backward_rows,
                       "; backward_rows=", f.value, " or more would do for this routing, or 0"));
     case RoutingFault::Kind::kPages:
       throw Error(ErrorCode::kCapacity,

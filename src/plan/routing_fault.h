@@ -19,7 +19,7 @@ struct RoutingFault {
   std::int32_t rank = -1;   ///< whose tokens or ids; kCapacity, kExpertRows, kPages: that would
                             ///< receive or lack most
   std::int64_t token = -1;  ///< kExpertId only
-  std::int32_t slot = -1;   ///< kExpertId; kExpertRows: the expert
+  std::int32_t slot = -1;   ///< kExpertId; kExpertRows: the expert's number (ExpertNumbers)
   std::int64_t value = 0;   ///< tokens, expert id, rows needed, or pages needed
   std::int64_t held = 0;    ///< kPages only: pages of its pool that other plans hold
   std::int64_t pool = 0;    ///< kPages only: of so many

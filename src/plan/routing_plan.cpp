@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/expert_numbers.h"
 #include "base/math.h"
 #include "plan/plan_data.h"
 #include "plan/routing.h"
@@ -36,29 +37,54 @@ RoutingFault id_fault(const Problem& p, std::span<const std::int64_t> tokens_per
   return {};
 }
 
-/// Rows of every expert of the layer. All ranks compute all of them, so that all find the same
-/// overflow.
-std::vector<std::int64_t> count_rows(int num_experts, std::span<const std::int32_t> topk_ids) {
-  std::vector<std::int64_t> rows(static_cast<std::size_t>(num_experts));
-  for (const std::int32_t e : topk_ids) {
-    if (e >= 0) ++rows[static_cast<std::size_t>(e)];
+/// Rows of every expert of the layer, by its number (ExpertNumbers). All ranks compute all of them,
+/// so that all find the same overflow.
+std::vector<std::int64_t> count_rows(const Problem& p, const Routing& routing) {
+  const ExpertNumbers numbers = expert_numbers(p, routing.num_ranks());
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(routing.num_ranks() * numbers.of_rank()));
+  for (const std::int32_t e : routing.topk_ids) {
+    if (e >= 0) ++rows[static_cast<std::size_t>(numbers.of_id(e))];
+  }
+  for (int rank = 0; rank < routing.num_ranks(); ++rank) {
+    for (int s = 0; s < numbers.shared; ++s) {
+      rows[static_cast<std::size_t>(numbers.of_shared(rank, s))] =
+          routing.tokens_per_rank[static_cast<std::size_t>(rank)];
+    }
   }
   return rows;
 }
 
-/// Of every rank, the tokens that it receives.
-std::vector<std::int64_t> count_received(const Problem& p, int num_ranks,
-                                         std::span<const std::int32_t> topk_ids) {
-  std::vector<std::int64_t> received(static_cast<std::size_t>(num_ranks));
-  std::vector<std::size_t> counted(received.size());  // the last token, from 1
-  const int local = p.num_experts / num_ranks;
-  for (std::size_t i = 0; i < topk_ids.size(); ++i) {
-    if (topk_ids[i] < 0) continue;
-    const auto rank = static_cast<std::size_t>(topk_ids[i] / local);
-    const std::size_t token = i / static_cast<std::size_t>(p.topk) + 1;
-    if (counted[rank] != token) ++received[rank];
-    counted[rank] = token;
+/// Calls f(source, token, k, number) for the slots that are not dropped, in canonical order, with
+/// the number of the slot's expert.
+template <class F>
+void for_each_slot(const Problem& p, const Routing& routing, F&& f) {
+  const ExpertNumbers numbers = expert_numbers(p, routing.num_ranks());
+  std::size_t i = 0;
+  for (int source = 0; source < routing.num_ranks(); ++source) {
+    const std::int64_t tokens = routing.tokens_per_rank[static_cast<std::size_t>(source)];
+    for (std::int32_t token = 0; token < tokens; ++token) {
+      for (int k = 0; k < p.topk; ++k, ++i) {
+        if (routing.topk_ids[i] >= 0) f(source, token, k, numbers.of_id(routing.topk_ids[i]));
+      }
+      for (int s = 0; s < p.shared_experts; ++s) {
+        f(source, token, p.topk + s, numbers.of_shared(source, s));
+      }
+    }
   }
+}
+
+/// Of every rank, the tokens that it receives.
+std::vector<std::int64_t> count_received(const Problem& p, const Routing& routing) {
+  const auto ranks = static_cast<std::size_t>(routing.num_ranks());
+  std::vector<std::int64_t> received(ranks);
+  std::vector<std::pair<int, std::int32_t>> counted(ranks, {-1, -1});  // the last token
+  const int of_rank = expert_numbers(p, routing.num_ranks()).of_rank();
+  for_each_slot(p, routing, [&](int source, std::int32_t token, int, std::int32_t number) {
+    const auto rank = static_cast<std::size_t>(number / of_rank);
+    const std::pair<int, std::int32_t> name{source, token};
+    if (counted[rank] != name) ++received[rank];
+    counted[rank] = name;
+  });
   return received;
 }
 
@@ -92,47 +118,51 @@ RoutingFault fullest_expert(const Problem& p, int num_ranks,
                             const std::vector<std::int64_t>& rows) {
   if (p.backward_rows == 0) return {};
   const auto fullest = std::ranges::max_element(rows);
-  const auto expert = static_cast<std::int32_t>(fullest - rows.begin());
+  const auto number = static_cast<std::int32_t>(fullest - rows.begin());
   const std::int64_t padded = round_up<std::int64_t>(*fullest, p.row_align);
   if (padded <= p.backward_rows) return {};
-  return {RoutingFault::Kind::kExpertRows, expert / (p.num_experts / num_ranks), -1, expert,
-          padded};
+  const int rank = number / expert_numbers(p, num_ranks).of_rank();
+  return {RoutingFault::Kind::kExpertRows, rank, -1, number, padded};
+}
+
+/// Ends the pull of a token whose rows here are those of pull_rows from `first_row` on.
+void add_pull(PlanData& plan, int source, std::int32_t token, std::size_t first_row) {
+  const auto copies = static_cast<std::int32_t>(plan.pull_rows.size() - first_row);
+  if (copies == 0) return;
+  std::sort(plan.pull_rows.begin() + static_cast<std::ptrdiff_t>(first_row), plan.pull_rows.end());
+  plan.pulls.push_back({source, token, static_cast<std::int32_t>(first_row), copies});
+  plan.traffic.rows += copies;
+  if (source == plan.rank) return;
+  plan.traffic.remote_rows += copies;
+  plan.traffic.remote_pulls += 1;
 }
 
 /// Rows in canonical order: walking the routing by (source, token, k) and appending each copy to
 /// its expert's segment is that stable sort.
-void place_rows(PlanData& plan, std::span<const std::int32_t> topk_ids) {
-  const int topk = plan.problem.topk;
-  const int first = plan.first_expert();
+void place_rows(PlanData& plan, const Routing& routing) {
+  const int first = plan.rank * plan.num_local_experts;
   std::vector<std::int64_t> next(plan.segment_begin.begin(), plan.segment_begin.end() - 1);
   plan.row_origin.assign(static_cast<std::size_t>(plan.segment_begin.back()), RowOrigin{});
   plan.pull_of_row.assign(plan.row_origin.size(), -1);
-  std::size_t i = 0;
-  for (int source = 0; source < plan.num_ranks(); ++source) {
-    const std::int64_t tokens = plan.tokens_per_rank[static_cast<std::size_t>(source)];
-    for (std::int32_t token = 0; token < tokens; ++token) {
-      const std::size_t first_row = plan.pull_rows.size();
-      for (int k = 0; k < topk; ++k, ++i) {
-        const int local = topk_ids[i] - first;
-        if (topk_ids[i] < 0 || local < 0 || local >= plan.num_local_experts) continue;
-        const std::int64_t row = next[static_cast<std::size_t>(local)]++;
-        plan.row_origin[static_cast<std::size_t>(row)] = {source, token, k};
-        plan.pull_of_row[static_cast<std::size_t>(row)] =
-            static_cast<std::int32_t>(plan.pulls.size());
-        plan.pull_rows.push_back(row);
-      }
-      const auto copies = static_cast<std::int32_t>(plan.pull_rows.size() - first_row);
-      if (copies == 0) continue;
-      std::sort(plan.pull_rows.begin() + static_cast<std::ptrdiff_t>(first_row),
-                plan.pull_rows.end());
-      plan.pulls.push_back({source, token, static_cast<std::int32_t>(first_row), copies});
-      plan.traffic.rows += copies;
-      if (source != plan.rank) {
-        plan.traffic.remote_rows += copies;
-        plan.traffic.remote_pulls += 1;
-      }
-    }
-  }
+  std::pair<int, std::int32_t> pulled{-1, -1};  // source and token of the pull at hand
+  std::size_t first_row = 0;
+  const auto end_pull = [&] {
+    add_pull(plan, pulled.first, pulled.second, first_row);
+    first_row = plan.pull_rows.size();
+  };
+  for_each_slot(plan.problem, routing,
+                [&](int source, std::int32_t token, int k, std::int32_t number) {
+                  const int local = number - first;
+                  if (local < 0 || local >= plan.num_local_experts) return;
+                  if (pulled != std::pair{source, token}) end_pull();
+                  pulled = {source, token};
+                  const std::int64_t row = next[static_cast<std::size_t>(local)]++;
+                  plan.row_origin[static_cast<std::size_t>(row)] = {source, token, k};
+                  plan.pull_of_row[static_cast<std::size_t>(row)] =
+                      static_cast<std::int32_t>(plan.pulls.size());
+                  plan.pull_rows.push_back(row);
+                });
+  end_pull();
 }
 
 }  // namespace
@@ -158,9 +188,9 @@ RoutingCheck check_routing(const Problem& p, const Routing& routing) {
           total, " tokens with topk=", p.topk, " need ", total * p.topk);
   check.fault = id_fault(p, routing.tokens_per_rank, routing.topk_ids);
   if (check.fault.kind != RoutingFault::Kind::kNone) return check;
-  check.rows_of_expert = count_rows(p.num_experts, routing.topk_ids);
+  check.rows_of_expert = count_rows(p, routing);
   if (p.save == Save::kTokens) {
-    check.received = count_received(p, routing.num_ranks(), routing.topk_ids);
+    check.received = count_received(p, routing);
   }
   const RoutingFault fullest = fullest_rank(p, routing.num_ranks(), check.rows_of_expert);
   check.most_rows = fullest.value;
@@ -212,7 +242,7 @@ RoutingPlan make_plan(const Problem& problem, int rank, const Routing& routing,
   auto plan = std::make_shared<PlanData>();
   plan->problem = problem;
   plan->rank = rank;
-  plan->num_local_experts = problem.num_experts / routing.num_ranks();
+  plan->num_local_experts = expert_numbers(problem, routing.num_ranks()).of_rank();
   plan->tokens_per_rank.assign(tokens.begin(), tokens.end());
   plan->fingerprint = fingerprint(routing);
   plan->flagged = flagged;
@@ -235,14 +265,14 @@ RoutingPlan make_plan(const Problem& problem, int rank, const Routing& routing,
     plan->segment_begin.assign(experts + 1, 0);
     return RoutingPlan(std::move(plan));
   }
-  const auto first = check.rows_of_expert.begin() + plan->first_expert();
+  const auto first = check.rows_of_expert.begin() + rank * plan->num_local_experts;
   plan->tokens_per_expert.assign(first, first + plan->num_local_experts);
   plan->segment_begin.push_back(0);
   for (const std::int64_t n : plan->tokens_per_expert) {
     plan->segment_begin.push_back(plan->segment_begin.back() +
                                   round_up<std::int64_t>(n, problem.row_align));
   }
-  place_rows(*plan, routing.topk_ids);
+  place_rows(*plan, routing);
   if (routing.hosts > 1) {
     plan->all_topk_ids.assign(routing.topk_ids.begin(), routing.topk_ids.end());
   }

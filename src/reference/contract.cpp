@@ -23,6 +23,7 @@ LayerResult without_wgrad(Outputs<float>& sums) {
   result.out = narrow(sums.out);
   result.dx = narrow(sums.dx);
   result.dprobs = std::move(sums.dprobs);
+  result.dshared_probs = std::move(sums.dshared_probs);
   return result;
 }
 
@@ -76,6 +77,8 @@ LayerResult contract(const LayerData& layer) {
   result.dw2 = narrow(sums.dw2);
   result.db1 = narrow(sums.db1);
   result.db2 = narrow(sums.db2);
+  result.dshared_w1 = narrow(sums.dshared_w1);
+  result.dshared_w2 = narrow(sums.dshared_w2);
   return result;
 }
 

@@ -39,9 +39,19 @@ void check(const LayerData& d) {
   check_size("w1", d.w1, d.num_experts * d.w1_rows() * d.hidden);
   check_size("w2", d.w2, d.num_experts * d.hidden * d.intermediate);
   if (!d.dy.empty()) check_size("dy", d.dy, d.tokens * d.hidden);
+  check_size("shared_w1", d.shared_w1, d.shared_experts * d.w1_rows() * d.hidden);
+  check_size("shared_w2", d.shared_w2, d.shared_experts * d.hidden * d.intermediate);
+  if (!d.shared_probs.empty()) {
+    check_size("shared_probs", d.shared_probs, d.tokens * d.shared_experts);
+  }
   if (!d.has_bias() && d.b2.empty()) return;
   check_size("b1", d.b1, d.num_experts * d.w1_rows());
   check_size("b2", d.b2, d.num_experts * d.hidden);
+}
+
+std::vector<float> shared_probs(const LayerData& d) {
+  if (!d.shared_probs.empty()) return d.shared_probs;
+  return std::vector<float>(static_cast<std::size_t>(d.tokens * d.shared_experts), 1.0f);
 }
 
 }  // namespace
@@ -58,6 +68,7 @@ Inputs<T> widen(const LayerData& layer) {
           .probs = layer.probs,
           .combine_groups = layer.combine_groups,
           .combine_partials = layer.combine_partials,
+          .shared_experts = layer.shared_experts,
           .x = widen<T>(layer.x),
           .topk_ids = layer.topk_ids,
           .topk_probs = widen<T>(layer.topk_probs),
@@ -65,7 +76,10 @@ Inputs<T> widen(const LayerData& layer) {
           .w2 = widen<T>(layer.w2),
           .dy = widen<T>(layer.dy),
           .b1 = widen<T>(layer.b1),
-          .b2 = widen<T>(layer.b2)};
+          .b2 = widen<T>(layer.b2),
+          .shared_w1 = widen<T>(layer.shared_w1),
+          .shared_w2 = widen<T>(layer.shared_w2),
+          .shared_probs = widen<T>(shared_probs(layer))};
 }
 
 template Inputs<float> widen(const LayerData&);

@@ -20,6 +20,7 @@ struct Inputs {
   Probs probs = Probs::kBefore;
   int combine_groups = 1;
   CombinePartials combine_partials = CombinePartials::kFp32;
+  int shared_experts = 0;  // S
 
   std::vector<T> x;                    // [tokens, H]
   std::vector<std::int32_t> topk_ids;  // [tokens, K]; -1: dropped slot
@@ -27,8 +28,11 @@ struct Inputs {
   std::vector<T> w1;                   // [E, 2I, H]: gate rows, then up rows; without a gate I
   std::vector<T> w2;                   // [E, H, I]
   std::vector<T> dy;                   // [tokens, H]; empty: forward pass only
-  std::vector<T> b1;                   // [E, 2I], as w1's rows; empty: no biases
-  std::vector<T> b2;                   // [E, H]; empty like b1
+  std::vector<T> b1{};                 // [E, 2I], as w1's rows; empty: no biases
+  std::vector<T> b2{};                 // [E, H]; empty like b1
+  std::vector<T> shared_w1{};          // [S, 2I, H], as w1
+  std::vector<T> shared_w2{};          // [S, H, I]
+  std::vector<T> shared_probs{};       // [tokens, S]
 
   std::int64_t w1_rows() const { return (is_gated(activation) ? 2 : 1) * intermediate; }
 
@@ -43,13 +47,16 @@ Inputs<T> widen(const LayerData& layer);
 /// The same numbers as the oracle's result; out alone is filled by a forward pass.
 template <class T>
 struct Outputs {
-  std::vector<T> out;     // [tokens, H]
-  std::vector<T> dx;      // [tokens, H]
-  std::vector<T> dprobs;  // [tokens, K]; 0 at dropped slots
-  std::vector<T> dw1;     // as w1
-  std::vector<T> dw2;     // [E, H, I]
-  std::vector<T> db1;     // as b1
-  std::vector<T> db2;     // as b2
+  std::vector<T> out;            // [tokens, H]
+  std::vector<T> dx;             // [tokens, H]
+  std::vector<T> dprobs;         // [tokens, K]; 0 at dropped slots
+  std::vector<T> dw1;            // as w1
+  std::vector<T> dw2;            // [E, H, I]
+  std::vector<T> db1;            // as b1
+  std::vector<T> db2;            // as b2
+  std::vector<T> dshared_probs;  // [tokens, S]
+  std::vector<T> dshared_w1;     // as shared_w1
+  std::vector<T> dshared_w2;     // [S, H, I]
 };
 
 }  // namespace uniep::reference

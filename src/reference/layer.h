@@ -12,14 +12,15 @@
 #include "reference/plan.h"
 #include "reference/reduce.h"
 #include "reference/row_factors.h"
+#include "reference/shared.h"
 #include "reference/wgrad.h"
 
 namespace uniep::reference {
 
-/// The layer, expert after expert, with a call of `expert_done` after each. Weight gradients are
-/// returned as summed, not rounded.
+/// The layer without its shared experts, expert after expert, with a call of `expert_done` after
+/// each. Weight gradients are returned as summed, not rounded.
 template <class Arithmetic, class T = typename Arithmetic::Number>
-Outputs<T> run_layer(const Inputs<T>& in, const std::function<void()>& expert_done = {}) {
+Outputs<T> run_experts(const Inputs<T>& in, const std::function<void()>& expert_done = {}) {
   const auto plan = expert_rows(in.topk_ids, in.num_experts, in.topk);
   const bool backward = in.backward();
   Matrix<T> y_slots(in.tokens * in.topk, in.hidden);
@@ -71,6 +72,16 @@ Outputs<T> run_layer(const Inputs<T>& in, const std::function<void()>& expert_do
   result.out = in.probs == Probs::kAfter ? reduce_weighted<Arithmetic>(y_slots, in)
                                          : reduce<Arithmetic>(y_slots, in);
   if (backward) result.dx = reduce<Arithmetic>(dx_slots, in);
+  return result;
+}
+
+/// All of the layer. Weight gradients of shared experts are summed over all tokens.
+template <class Arithmetic, class T = typename Arithmetic::Number>
+Outputs<T> run_layer(const Inputs<T>& in, const std::function<void()>& expert_done = {}) {
+  Outputs<T> result = run_experts<Arithmetic>(in, expert_done);
+  if (in.shared_experts > 0) {
+    add_shared<Arithmetic>(result, run_experts<Arithmetic>(shared_layer(in), expert_done));
+  }
   return result;
 }
 

@@ -59,7 +59,7 @@ class RowBlocks {
     std::iota(order.begin(), order.end(), 0);
     const auto rows = [&](std::int32_t e) { return rows_[static_cast<std::size_t>(first + e)]; };
     std::ranges::sort(order, [&](std::int32_t a, std::int32_t b) {
-      return stands_before(view_.schedule.expert_order, rows(a), a, rows(b), b);
+      return stands_before(view_, rows(a), a, rows(b), b);
     });
     for (std::size_t slot = 0; slot < order.size(); ++slot) {
       slot_[static_cast<std::size_t>(first + order[slot])] = static_cast<std::int32_t>(slot);

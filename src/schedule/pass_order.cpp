@@ -66,7 +66,7 @@ void PassOrder::order_experts() {
     return plan_.tokens_per_expert[static_cast<std::size_t>(e)];
   };
   std::ranges::sort(expert_order_, [&](std::int32_t a, std::int32_t b) {
-    return stands_before(view_.schedule.expert_order, rows(a), a, rows(b), b);
+    return stands_before(view_, rows(a), a, rows(b), b);
   });
   view_.expert_order = expert_order_.data();
 }
@@ -165,6 +165,7 @@ void PassOrder::count_slots() {
         ++slots[view_.rank_of_expert(*id)];
       }
     }
+    slots[view_.rank] += view_.shared_experts;
   }
   view_.slots_to_peer = slots_to_peer_.data();
 }

@@ -145,13 +145,13 @@ void count_wire_bytes(WireBytes& wire, const Graph& graph, const StageRow& row,
     return static_cast<std::int32_t>(unit_bytes(t, extents, counted));
   };
   const auto of_row = [&](const TensorRow& t) {
-    return bytes(t, {Extent::kTokens, Extent::kTopk});
+    return bytes(t, {Extent::kTokens, Extent::kSlots});
   };
   if (row.side == StageSide::kPull) {
     for (const Tensor tensor : row.reads) {
       const TensorRow& t = graph[tensor];
       if (t.region != Region::kSymmetric) continue;
-      (has_extent(t, Extent::kTopk) ? wire.pulled_row : wire.pulled_token) += of_row(t);
+      (has_extent(t, Extent::kSlots) ? wire.pulled_row : wire.pulled_token) += of_row(t);
     }
   }
   if (row.side == StageSide::kPush) {
@@ -159,7 +159,7 @@ void count_wire_bytes(WireBytes& wire, const Graph& graph, const StageRow& row,
       const TensorRow& t = graph[tensor];
       if (t.region != Region::kSymmetric) continue;
       if (has_extent(t, row.cols)) {
-        wire.pushed_element += bytes(t, {Extent::kTokens, Extent::kTopk, row.cols});
+        wire.pushed_element += bytes(t, {Extent::kTokens, Extent::kSlots, row.cols});
       } else {
         wire.pushed_row += of_row(t);
       }
@@ -179,6 +179,8 @@ void set_problem(PassView& view, const Problem& problem) {
   view.ring_rows =
       view.pass == Pass::kBackward ? static_cast<std::int32_t>(problem.backward_rows) : 0;
   view.topk = problem.topk;
+  view.slots = slots(problem);
+  view.shared_experts = problem.shared_experts;
   view.hidden = problem.hidden;
   view.intermediate = problem.intermediate;
   view.page_shape = page_shape(problem);
@@ -201,8 +203,8 @@ WireBytes wire_bytes(const Problem& problem, Pass pass, const Graph& graph) {
 
 void set_stages(PassView& v, const Graph& graph) {
   // Those of memory are not asked for.
-  const Extents extents =
-      extents_of_widths(v.topk, v.hidden, v.intermediate, v.halves(), v.choice.has_bias);
+  const Extents extents = extents_of_widths(v.topk, v.shared_experts, v.hidden, v.intermediate,
+                                            v.halves(), v.choice.has_bias);
   v.num_stages = v.num_data_stages = v.num_weight_stages = 0;
   for (StageView& stage : v.stages) stage = {};
   const CounterSet waited = waited_for(graph, v);

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "base/contract.h"
+#include "base/expert_numbers.h"
 #include "base/math.h"
 #include "graph/extents.h"
 #include "graph/graph.h"
@@ -94,8 +95,10 @@ struct PassView {
 
   int rank = 0;
   int num_ranks = 1;
-  int num_local_experts = 0;
+  int num_local_experts = 0;  // the shared ones among them, behind the others
   int topk = 0;
+  int slots = 0;  // of a token: of its K experts, then of the shared ones
+  int shared_experts = 0;
   std::int64_t hidden = 0;
   std::int64_t intermediate = 0;
   std::int64_t tokens = 0;  // of this rank
@@ -135,6 +138,13 @@ struct PassView {
   const std::int32_t* sent_tokens = nullptr;   // own ones that others need, by host and piece
   const std::int64_t* sent_begin = nullptr;    // [hosts * pieces + 1]
 
+  /// Experts of this rank that are not shared.
+  UNIEP_HD int routed_experts() const { return num_local_experts - shared_experts; }
+  UNIEP_HD bool is_shared(int expert) const { return expert >= routed_experts(); }
+  UNIEP_HD int global_expert(int expert) const {
+    return ExpertNumbers{routed_experts(), shared_experts}.global(rank, num_ranks, expert);
+  }
+
   UNIEP_HD int num_blocks() const { return schedule.waves * num_local_experts; }
 
   UNIEP_HD bool has_hosts() const { return kMayHaveHosts && layout.hosts > 1; }
@@ -153,7 +163,8 @@ struct PassView {
   UNIEP_HD const std::int32_t* ids_of(int source, std::int64_t token) const {
     return all_topk_ids + (first_token[source] + token) * topk;
   }
-  UNIEP_HD int rank_of_expert(std::int32_t expert) const { return expert / num_local_experts; }
+  /// Of one that topk_ids name.
+  UNIEP_HD int rank_of_expert(std::int32_t expert) const { return expert / routed_experts(); }
   UNIEP_HD std::int64_t num_token_blocks() const {
     return ceil_div<std::int64_t>(tokens, schedule.token_block);
   }

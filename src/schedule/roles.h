@@ -25,7 +25,7 @@ inline UNIEP_HD Roles even_roles(const PassView& v, const Launch& launch, int wo
 /// itself would bring, to the nearest whole number, at least 1.
 inline UNIEP_HD int load_factor(const PassView& v) {
   const std::int64_t experts = v.num_local_experts;
-  const std::int64_t rows = max_of<std::int64_t>(v.tokens * v.topk, 1);
+  const std::int64_t rows = max_of<std::int64_t>(v.tokens * v.slots, 1);
   const std::int64_t even =
       experts * ceil_div(ceil_div(rows, experts), std::int64_t{v.schedule.tile_m});
   const std::int64_t tiles = v.tile_begin[v.num_blocks()];

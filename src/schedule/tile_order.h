@@ -8,10 +8,13 @@
 namespace uniep {
 
 /// Whether an expert with so many rows stands ahead of another in `expert_order`; of experts with
-/// as many, the one with the lower number does.
-inline UNIEP_HD bool stands_before(ExpertOrder order, std::int64_t rows, int expert,
+/// as many, the one with the lower number does. Shared experts stand ahead of all others: their
+/// rows come from this rank, so their tiles fill the time until the first rows of peers are here.
+/// Not in a ring of rows, whose experts take turns by number.
+inline UNIEP_HD bool stands_before(const PassView& v, std::int64_t rows, int expert,
                                    std::int64_t other_rows, int other) {
-  switch (order) {
+  if (v.ring_rows == 0 && v.is_shared(expert) != v.is_shared(other)) return v.is_shared(expert);
+  switch (v.schedule.expert_order) {
     case ExpertOrder::kHeavyFirst:
       return rows != other_rows ? rows > other_rows : expert < other;
     case ExpertOrder::kLightFirst:

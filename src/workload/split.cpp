@@ -49,6 +49,7 @@ Split::Split(const LayerData& layer, std::vector<std::int64_t> token_begin)
   problem_.combine_groups = layer.combine_groups;
   problem_.combine_partials = layer.combine_partials;
   problem_.bias = layer.has_bias();
+  problem_.shared_experts = layer.shared_experts;
   for (int r = 0; r < ranks_; ++r) {
     problem_.max_tokens = max_of(problem_.max_tokens, tokens(r).size());
   }
@@ -66,6 +67,12 @@ Part Split::experts(int rank) const {
 
 std::span<const std::int32_t> Split::topk_ids(int rank) const {
   return rows_of(layer_.topk_ids, tokens(rank), layer_.topk);
+}
+
+template <class Vector>
+auto Split::shared_rows(Vector& tensor, int rank) const {
+  const Part none{};
+  return rows_of(tensor, tensor.empty() ? none : tokens(rank), layer_.shared_experts);
 }
 
 template <class Vector>
@@ -88,7 +95,15 @@ ForwardArgs Split::forward_args(int rank, LayerResult& result) const {
           .w2 = w.w2,
           .out = rows_of(result.out, tokens(rank), layer_.hidden),
           .b1 = w.b1,
-          .b2 = w.b2};
+          .b2 = w.b2,
+          .shared_w1 = layer_.shared_w1,
+          .shared_w2 = layer_.shared_w2,
+          .shared_probs = shared_rows(layer_.shared_probs, rank)};
+}
+
+template <class Vector>
+auto Split::part_of_rank(Vector& grads, std::size_t size, int rank) const {
+  return std::span(grads).subspan(static_cast<std::size_t>(rank) * size, size);
 }
 
 BackwardArgs Split::backward_args(int rank, LayerResult& result) const {
@@ -102,17 +117,26 @@ BackwardArgs Split::backward_args(int rank, LayerResult& result) const {
                     .dw2 = {},
                     .x = rows_of(layer_.x, tokens(rank), layer_.hidden),
                     .b1 = w.b1,
-                    .b2 = w.b2};
+                    .b2 = w.b2,
+                    .shared_w1 = layer_.shared_w1,
+                    .shared_w2 = layer_.shared_w2,
+                    .dshared_probs = shared_rows(result.dshared_probs, rank)};
   const auto set_grads = [&](const auto& of_rank) {
     args.dw1 = of_rank.w1;
     args.dw2 = of_rank.w2;
     args.db1 = of_rank.b1;
     args.db2 = of_rank.b2;
   };
+  const auto set_shared = [&](auto& dw1, auto& dw2) {
+    args.dshared_w1 = part_of_rank(dw1, layer_.shared_w1.size(), rank);
+    args.dshared_w2 = part_of_rank(dw2, layer_.shared_w2.size(), rank);
+  };
   if (result.main_dw1.empty()) {
     set_grads(weights(result.dw1, result.dw2, result.db1, result.db2, rank));
+    set_shared(result.dshared_w1, result.dshared_w2);
   } else {
     set_grads(weights(result.main_dw1, result.main_dw2, result.main_db1, result.main_db2, rank));
+    set_shared(result.main_dshared_w1, result.main_dshared_w2);
   }
   return args;
 }
@@ -126,16 +150,22 @@ LayerResult make_result(const LayerData& layer, const ResultTensors& tensors) {
   if (!tensors.backward) return result;
   result.dx.assign(activations, kNan);
   result.dprobs.assign(count(layer.tokens, layer.topk), kFloatNan);
+  result.dshared_probs.assign(count(layer.tokens, layer.shared_experts), kFloatNan);
+  const auto parts = static_cast<std::size_t>(tensors.ranks);
   if (tensors.main_grad) {
     result.main_dw1.assign(layer.w1.size(), 0);
     result.main_dw2.assign(layer.w2.size(), 0);
     result.main_db1.assign(layer.b1.size(), 0);
     result.main_db2.assign(layer.b2.size(), 0);
+    result.main_dshared_w1.assign(parts * layer.shared_w1.size(), 0);
+    result.main_dshared_w2.assign(parts * layer.shared_w2.size(), 0);
   } else {
     result.dw1.assign(layer.w1.size(), kNan);
     result.dw2.assign(layer.w2.size(), kNan);
     result.db1.assign(layer.b1.size(), kNan);
     result.db2.assign(layer.b2.size(), kNan);
+    result.dshared_w1.assign(parts * layer.shared_w1.size(), kNan);
+    result.dshared_w2.assign(parts * layer.shared_w2.size(), kNan);
   }
   return result;
 }
@@ -143,7 +173,8 @@ LayerResult make_result(const LayerData& layer, const ResultTensors& tensors) {
 void clear_main_grad(const Split& split, int rank, LayerResult& result) {
   if (result.main_dw1.empty()) return;
   const BackwardArgs args = split.backward_args(rank, result);
-  for (const WeightGrad& grad : {args.dw1, args.dw2, args.db1, args.db2}) {
+  for (const WeightGrad& grad :
+       {args.dw1, args.dw2, args.db1, args.db2, args.dshared_w1, args.dshared_w2}) {
     std::ranges::fill(std::get<ExpertMatrices<float>>(grad).tensor(), 0.0f);
   }
 }

@@ -51,6 +51,13 @@ class Split {
   template <class Vector>
   auto weights(Vector& w1, Vector& w2, Vector& b1, Vector& b2, int rank) const;
 
+  /// A rank's rows of shared_probs, or of their gradients.
+  template <class Vector>
+  auto shared_rows(Vector& tensor, int rank) const;
+  /// Each rank has gradients of its own for shared experts, one behind another in the tensor.
+  template <class Vector>
+  auto part_of_rank(Vector& grads, std::size_t size, int rank) const;
+
   const LayerData& layer_;
   int ranks_;
   std::vector<std::int64_t> token_begin_;  // [ranks + 1]
@@ -61,6 +68,7 @@ class Split {
 struct ResultTensors {
   bool backward = true;
   bool main_grad = false;
+  int ranks = 1;  ///< each has a part of its own of the weight gradients of shared experts
 };
 
 /// A result of the right sizes, filled with NaNs: what a pass forgets to write shows. Main

@@ -119,5 +119,49 @@ TEST(CApi, BiasesAreAskedForOrRefused) {
                      p.row_align, " up to 2147483647 is accepted"));
 }
 
+TEST(CApi, SharedExpertsHaveTheContractsBits) {
+  for (const bool with_probs : {false, true}) {
+    const LayerData data = batch_with_shared(with_probs);
+    Problem problem = problem_of_batches();
+    problem.shared_experts = data.shared_experts;
+    const CLayer layer(problem);
+    CStep whole(layer, data), parts(layer, data);
+    whole.forward();
+    whole.backward();
+    whole.expect_contract("whole");
+    parts.forward();
+    parts.backward(1);
+    parts.backward(2);
+    parts.expect_contract("in parts");
+    uniep_backward_call call = whole.backward_call();
+    call.dshared_probs = nullptr;  // not wanted
+    expect_ok(uniep_backward(layer.get(), &call));
+    whole.expect_contract("without gradients of probabilities");
+  }
+}
+
+TEST(CApi, SharedExpertsAreAskedForOrRefused) {
+  const LayerData data = batch_with_shared(false);
+  Problem problem = problem_of_batches();
+  const CLayer without(problem);
+  problem.shared_experts = data.shared_experts;
+  const CLayer with(problem);
+  CStep step(with, data), other(without, batch(1));
+  uniep_forward_call forward = step.forward_call();
+  forward.shared_w2 = nullptr;
+  expect_refused(uniep_forward(with.get(), &forward),
+                 "rank 0: shared_w2 is NULL; an address is accepted");
+  forward = other.forward_call();
+  forward.shared_w1 = data.shared_w1.data();
+  expect_refused(uniep_forward(without.get(), &forward),
+                 "rank 0: shared_w1 is given, and this layer has no shared experts; NULL is "
+                 "accepted, or problem.shared_experts of 1 or more");
+  step.forward();
+  uniep_backward_call backward = step.backward_call();
+  backward.dshared_w1 = nullptr;
+  expect_refused(uniep_backward(with.get(), &backward),
+                 "rank 0: dshared_w1 is NULL; an address is accepted");
+}
+
 }  // namespace
 }  // namespace uniep::testing

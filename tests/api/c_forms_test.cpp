@@ -86,6 +86,28 @@ TEST(CApi, WeightsMayLieAnywhere) {
   }
 }
 
+TEST(CApi, WeightsMayLieAnywhereBesideSharedExperts) {
+  const LayerData data = batch_with_shared(true);
+  Problem problem = problem_of_batches();
+  problem.shared_experts = data.shared_experts;
+  const CLayer layer(problem);
+  for (unsigned seed = 1; seed <= 5; ++seed) {
+    Rng rng(seed);
+    const ExpertForms forms = random_forms(rng, true);
+    CStep step(layer, data);
+    FormedCall formed(layer, step.data(), forms);
+    uniep_forward_call forward = step.forward_call();
+    formed.set_weights(forward);
+    expect_ok(uniep_forward(layer.get(), &forward));
+    uniep_backward_call backward = step.backward_call();
+    formed.set_weights(backward);
+    formed.set_grads(backward);
+    expect_ok(uniep_backward(layer.get(), &backward));
+    formed.store(step.result());
+    step.expect_contract(to_string(forms));
+  }
+}
+
 TEST(CApi, WeightsAreGivenInOneWay) {
   const CLayer layer(problem_of_batches());
   CStep step(layer, batch(1));

@@ -31,7 +31,8 @@ inline uniep_problem c_problem(const Problem& p) {
           .bias = p.bias ? 1 : 0,
           .backward_rows = p.backward_rows,
           .combine_groups = p.combine_groups,
-          .combine_partials = p.combine_partials == CombinePartials::kFp32 ? 0 : 1};
+          .combine_partials = p.combine_partials == CombinePartials::kFp32 ? 0 : 1,
+          .shared_experts = p.shared_experts};
 }
 
 /// What a layer does not keep is given as NULL.
@@ -41,6 +42,10 @@ inline void* data_or_null(const GuardedMemory& memory) {
 
 inline void* data_or_null(std::vector<bf16>& tensor) {
   return tensor.empty() ? nullptr : tensor.data();
+}
+
+inline float* data_or_null(std::vector<float>& numbers) {
+  return numbers.empty() ? nullptr : numbers.data();
 }
 
 inline uniep_group* group_of_one() {
@@ -112,6 +117,9 @@ class CStep {
     c.w2 = data_.w2.data();
     c.b1 = data_or_null(data_.b1);
     c.b2 = data_or_null(data_.b2);
+    c.shared_w1 = data_or_null(data_.shared_w1);
+    c.shared_w2 = data_or_null(data_.shared_w2);
+    c.shared_probs = data_or_null(data_.shared_probs);
     c.out = result_.out.data();
     c.plan = memory_.plan.data();
     c.memory = {data_or_null(memory_.x_rows), data_or_null(memory_.h),
@@ -133,6 +141,9 @@ class CStep {
       c.w2 = data_.w2.data();
       c.b1 = data_or_null(data_.b1);
       c.b2 = data_or_null(data_.b2);
+      c.shared_w1 = data_or_null(data_.shared_w1);
+      c.shared_w2 = data_or_null(data_.shared_w2);
+      c.dshared_probs = data_or_null(result_.dshared_probs);
       c.dx = result_.dx.data();
       c.dprobs = result_.dprobs.data();
       if (layer_.problem().save == Save::kNone) c.x = data_.x.data();
@@ -142,6 +153,8 @@ class CStep {
       c.dw2 = result_.dw2.data();
       c.db1 = data_or_null(result_.db1);
       c.db2 = data_or_null(result_.db2);
+      c.dshared_w1 = data_or_null(result_.dshared_w1);
+      c.dshared_w2 = data_or_null(result_.dshared_w2);
     }
     return c;
   }
@@ -180,6 +193,19 @@ inline LayerData batch(int number) {
   d.topk_ids.resize(static_cast<std::size_t>(d.tokens * d.topk));
   d.topk_probs.resize(d.topk_ids.size());
   for (auto& id : d.topk_ids) id = static_cast<std::int32_t>(pick(rng, -1, d.num_experts - 1));
+  return d;
+}
+
+/// A batch with two shared experts, whose probabilities are given or 1.
+inline LayerData batch_with_shared(bool with_probs) {
+  LayerData d = batch(1);
+  Rng rng(11);
+  d.shared_experts = 2;
+  d.shared_w1 = random_bf16(rng, d.shared_experts * d.w1_rows() * d.hidden, 0.3f);
+  d.shared_w2 = random_bf16(rng, d.shared_experts * d.hidden * d.intermediate, 0.3f);
+  if (with_probs) {
+    d.shared_probs.assign(static_cast<std::size_t>(d.tokens * d.shared_experts), 0.375f);
+  }
   return d;
 }
 

@@ -36,6 +36,7 @@ TEST(Problem, TheEndsOfTheRangesAreAccepted) {
   accepted([](Problem& p) { p.topk = 1; });
   accepted([](Problem& p) { p.topk = kMaxTopk; });
   accepted([](Problem& p) { p.topk = 16, p.num_experts = 4; });  // an expert may be named twice
+  accepted([](Problem& p) { p.shared_experts = kMaxTopk - p.topk; });
   accepted([](Problem& p) { p.max_tokens = 0; });
   accepted([](Problem& p) { p.max_tokens = 1 << 26; });
   accepted([](Problem& p) { p.capacity_rows = 1; });
@@ -91,6 +92,16 @@ TEST(Problem, EachFieldOutOfRangeIsNamedWithWhatIsAccepted) {
                    "problem.combine_groups is " + std::to_string(groups) +
                        "; a divisor of num_experts=8 from 1 on is accepted");
   }
+  for (const int shared : {-1, 15}) {
+    expect_refused([&](Problem& p) { p.shared_experts = shared; },
+                   "problem.shared_experts is " + std::to_string(shared) +
+                       "; with topk=2, 0 to 14 is accepted");
+  }
+  const std::string alone = "shared experts are accepted without biases and with combine_groups=1";
+  expect_refused([](Problem& p) { p.shared_experts = 1, p.bias = true; },
+                 "problem.shared_experts is 1, and experts have biases; " + alone);
+  expect_refused([](Problem& p) { p.shared_experts = 1, p.combine_groups = 2; },
+                 "problem.shared_experts is 1, and there are combine groups; " + alone);
   expect_refused([](Problem& p) { p.combine_partials = static_cast<CombinePartials>(2); },
                  "problem.combine_partials is 2; 0 (fp32) and 1 (bf16) are accepted");
   expect_invalid("number of ranks is 0; at least 1 is accepted", [] { validate(good(), 0); });
@@ -108,10 +119,11 @@ TEST(Problem, PrintsEveryField) {
   p.bias = true;
   p.combine_groups = 4;
   p.combine_partials = CombinePartials::kBf16;
+  p.shared_experts = 1;
   EXPECT_EQ(to_string(p),
             "hidden=64,intermediate=32,num_experts=8,topk=2,max_tokens=16,capacity_rows=99,"
             "row_align=32,save=none,recompute_h=yes,backward_rows=64,activation=gpt_oss,"
-            "probs=after,bias=yes,combine_groups=4,combine_partials=bf16");
+            "probs=after,bias=yes,combine_groups=4,combine_partials=bf16,shared_experts=1");
 }
 
 TEST(Problem, TheDefaultCapacityOfASmallLayerHoldsEveryTokenOfEveryRankOnOneRank) {

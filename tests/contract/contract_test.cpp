@@ -31,7 +31,8 @@ void run_random_cases(unsigned first_seed, int count, int max_delay_us, bool any
   for (unsigned seed = first_seed; seed < first_seed + static_cast<unsigned>(count); ++seed) {
     Rng rng(seed);
     const int ranks = kRanks[pick(rng, 0, 5)];
-    const LayerData data = random_layer(rng, ranks, {.any_arithmetic = seed % 3 != 0});
+    const LayerData data = random_layer(
+        rng, ranks, {.any_arithmetic = seed % 3 != 0, .shared_experts = seed % 3 != 0});
     RunOptions o;
     o.token_begin = random_parts(rng, data.tokens, ranks);
     o.row_align = 16 << pick(rng, 0, 4);
@@ -64,6 +65,29 @@ TEST(Contract, AnyScheduleAnyRanks) { run_random_cases(1, cases(3000), 0); }
 TEST(Contract, AnyScheduleUnderRandomDelays) { run_random_cases(100001, cases(300), 200); }
 
 TEST(Contract, WeightsMayLieAnywhere) { run_random_cases(200001, cases(600), 0, true); }
+
+TEST(Contract, SharedGradientsAreOneTensor) {
+  Rng rng(7);
+  LayerData data = random_layer(rng, 1, {.max_tokens = 8});
+  data.shared_experts = 1;
+  draw_shared(rng, data);
+  const workload::Split split(data, 1);
+  LayerResult result = workload::make_result(data, {.backward = true});
+  Layer layer(split.problem(), Communicator::cpu_group(1)[0]);
+  const RoutingPlan plan = layer.plan(split.topk_ids(0));
+  const Saved saved = layer.forward(plan, split.forward_args(0, result));
+  BackwardArgs args = split.backward_args(0, result);
+  const auto one = std::get<ExpertMatrices<bf16>>(args.dshared_w1).tensor();
+  args.dshared_w1 = ExpertMatrices<bf16>::interleaved(one);
+  try {
+    layer.backward(saved, args);
+    ADD_FAILURE() << "dshared_w1 by turns is accepted";
+  } catch (const Error& e) {
+    const std::string said = e.what();
+    EXPECT_NE(said.find("dshared_w1"), said.npos) << said;
+    EXPECT_NE(said.find("one tensor"), said.npos) << said;
+  }
+}
 
 }  // namespace
 }  // namespace uniep::testing

@@ -19,7 +19,8 @@ inline Problem problem_of(const LayerData& d) {
           .probs = d.probs,
           .bias = d.has_bias(),
           .combine_groups = d.combine_groups,
-          .combine_partials = d.combine_partials};
+          .combine_partials = d.combine_partials,
+          .shared_experts = d.shared_experts};
 }
 
 /// A preset in the name of a test, in which GoogleTest accepts letters, digits and underscores.
@@ -28,21 +29,79 @@ inline std::string test_name(std::string preset) {
   return preset;
 }
 
+/// What weight gradients are added to at first.
+struct MainGradStart {
+  bool fp32 = false, bf16 = false;
+  float value = 0;
+};
+
+/// The shared experts of a part of the tokens, as a layer of their own.
+inline LayerData shared_layer_of(const LayerData& d, std::int64_t begin, std::int64_t end) {
+  const auto rows = [&](const auto& tensor, std::int64_t width) {
+    if (tensor.empty()) return tensor;
+    return std::decay_t<decltype(tensor)>(tensor.begin() + begin * width,
+                                          tensor.begin() + end * width);
+  };
+  LayerData part{.tokens = end - begin,
+                 .hidden = d.hidden,
+                 .intermediate = d.intermediate,
+                 .num_experts = d.shared_experts,
+                 .topk = d.shared_experts,
+                 .activation = d.activation,
+                 .probs = d.probs,
+                 .x = rows(d.x, d.hidden),
+                 .topk_ids = {},
+                 .topk_probs = rows(d.shared_probs, d.shared_experts),
+                 .w1 = d.shared_w1,
+                 .w2 = d.shared_w2,
+                 .dy = rows(d.dy, d.hidden)};
+  for (std::int64_t i = 0; i < part.tokens * part.topk; ++i) {
+    part.topk_ids.push_back(static_cast<std::int32_t>(i % part.topk));
+  }
+  if (part.topk_probs.empty()) part.topk_probs.resize(part.topk_ids.size(), 1);
+  return part;
+}
+
+inline LayerResult contract_of(const LayerData& d, const MainGradStart& start) {
+  const auto starts = [](const auto& like, auto value) {
+    return std::vector<decltype(value)>(like.size(), value);
+  };
+  const auto as = [&](auto value, const auto& contract) {
+    return contract(d, starts(d.w1, value), starts(d.w2, value), starts(d.b1, value),
+                    starts(d.b2, value));
+  };
+  if (start.fp32) return as(start.value, reference::contract_into_main_grad);
+  if (start.bf16) return as(to_bf16(start.value), reference::contract_into_bf16_main_grad);
+  return reference::contract(d);
+}
+
+/// Weight gradients of shared experts are a part for each rank, summed over its tokens.
+inline LayerResult expected(const LayerData& d, const MainGradStart& start,
+                            std::vector<std::int64_t> token_begin = {}) {
+  LayerResult result = contract_of(d, start);
+  result.dshared_w1.clear(), result.dshared_w2.clear();
+  if (token_begin.empty()) token_begin = {0, d.tokens};
+  for (std::size_t r = 0; d.shared_experts > 0 && r + 1 < token_begin.size(); ++r) {
+    const LayerResult part =
+        contract_of(shared_layer_of(d, token_begin[r], token_begin[r + 1]), start);
+    const auto append = [](auto& to, const auto& from) {
+      to.insert(to.end(), from.begin(), from.end());
+    };
+    append(result.dshared_w1, part.dw1);
+    append(result.dshared_w2, part.dw2);
+    append(result.main_dshared_w1, part.main_dw1);
+    append(result.main_dshared_w2, part.main_dw2);
+  }
+  return result;
+}
+
 inline LayerResult expected(const LayerData& d, bool main_grad, float start) {
-  if (!main_grad) return reference::contract(d);
-  const auto starts = [start](const auto& like) { return std::vector<float>(like.size(), start); };
-  return reference::contract_into_main_grad(d, starts(d.w1), starts(d.w2), starts(d.b1),
-                                            starts(d.b2));
+  return expected(d, {.fp32 = main_grad, .value = start});
 }
 
 /// What `run_layer` gives.
 inline LayerResult expected(const LayerData& d, const RunOptions& o) {
-  if (!o.bf16_main_grad) return expected(d, o.main_grad, o.main_grad_start);
-  const auto starts = [start = to_bf16(o.main_grad_start)](const auto& like) {
-    return std::vector<bf16>(like.size(), start);
-  };
-  return reference::contract_into_bf16_main_grad(d, starts(d.w1), starts(d.w2), starts(d.b1),
-                                                 starts(d.b2));
+  return expected(d, {o.main_grad, o.bf16_main_grad, o.main_grad_start}, o.token_begin);
 }
 
 }  // namespace uniep::testing

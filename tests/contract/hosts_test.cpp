@@ -112,5 +112,26 @@ TEST_P(Presets, RowsOrSumsCross) {
   }
 }
 
+TEST(ContractOnHosts, SharedExpertsAreRefused) {
+  Rng rng(7);
+  LayerData data = random_layer(rng, 2, {.max_tokens = 8});
+  data.combine_groups = 1;
+  data.shared_experts = 1;
+  RunOptions o;
+  o.token_begin = workload::even_parts(data.tokens, 2);
+  draw_shared(rng, data);
+  expect_bits(data, o, "on one host");
+  o.hosts = 2;
+  try {
+    run_layer(data, o);
+    ADD_FAILURE() << "shared experts are accepted on two hosts";
+  } catch (const Error& e) {
+    const std::string said = e.what();
+    for (const char* part : {"problem.shared_experts is 1", "2 hosts", "0 is accepted"}) {
+      EXPECT_NE(said.find(part), said.npos) << said;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace uniep::testing

@@ -23,6 +23,13 @@ TEST(Arithmetic, EveryOneIsAccepted) {
   EXPECT_EQ(reason_of([](Problem& p) { p.combine_groups = 2; }), "");
 }
 
+TEST(Arithmetic, SharedExpertsAreRefused) {
+  Problem p{.hidden = 64, .intermediate = 64, .num_experts = 2, .topk = 1, .max_tokens = 8};
+  p.shared_experts = 2;
+  const std::string said = cuda::unsupported_reason(p, 1).value_or("");
+  EXPECT_NE(said.find("problem.shared_experts is 2"), said.npos) << said;
+}
+
 TEST(OrderMemory, TheMostIsEnoughForEverySchedule) {
   for (unsigned seed = 1; seed <= static_cast<unsigned>(cases(2000)); ++seed) {
     Rng rng(seed);

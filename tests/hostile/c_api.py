@@ -27,7 +27,7 @@ class Problem(ctypes.Structure):
             *("hidden", "intermediate", "num_experts", "topk", "max_tokens"),
             *("capacity_rows", "row_align", "save", "recompute_h"),
             *("activation", "probs", "bias", "backward_rows"),
-            *("combine_groups", "combine_partials"),
+            *("combine_groups", "combine_partials", "shared_experts"),
         )
     )
 
@@ -65,6 +65,7 @@ class ForwardCall(ctypes.Structure):
         *((n, c_void_p) for n in ("allocate_context", "overflow")),
         ("schedule", c_char_p),
         *((n, c_void_p) for n in ("stream", "saved", "b1", "b2")),
+        *((n, c_void_p) for n in ("shared_w1", "shared_w2", "shared_probs")),
         ("interleaved", c_int32),
         *((n, c_void_p) for n in ("w3", "w1_each", "w2_each")),
     )
@@ -84,6 +85,8 @@ class BackwardCall(ctypes.Structure):
         *((n, c_void_p) for n in ("stream", "saved")),
         ("keep_pages", c_int32),
         *((n, c_void_p) for n in ("b1", "b2", "db1", "db2")),
+        *((n, c_void_p) for n in ("shared_w1", "shared_w2", "dshared_probs")),
+        *((n, c_void_p) for n in ("dshared_w1", "dshared_w2")),
         *((n, c_int32) for n in ("interleaved", "dw_interleaved")),
         *((n, c_void_p) for n in ("w3", "w1_each", "w2_each")),
         *((n, c_void_p) for n in ("dw3", "dw1_each", "dw2_each")),

@@ -10,6 +10,7 @@
 
 #include "plan/plan_data.h"
 #include "support/cases.h"
+#include "support/expect_error.h"
 #include "support/random_routing.h"
 
 namespace uniep::testing {
@@ -44,11 +45,25 @@ struct NaivePlan {
   std::map<std::pair<int, int>, std::set<std::int64_t>> pulls;  // (source, token) -> rows
 };
 
+/// Behind the rank's experts, numbered on from E, the shared ones: each has all of its tokens.
+std::vector<Copy> copies_of_rank(const Routing& r, int rank) {
+  std::vector<Copy> copies = sorted_copies(r);
+  for (int s = 0; s < r.problem.shared_experts; ++s) {
+    for (int token = 0; token < r.tokens[static_cast<std::size_t>(rank)]; ++token) {
+      copies.push_back({r.problem.num_experts + s, {rank, token, r.problem.topk + s}});
+    }
+  }
+  return copies;
+}
+
 NaivePlan naive_plan(const Routing& r, int rank) {
   const int local = r.problem.num_experts / r.ranks();
-  const std::vector<Copy> copies = sorted_copies(r);
+  const std::vector<Copy> copies = copies_of_rank(r, rank);
+  std::vector<int> experts;
+  for (int e = rank * local; e < (rank + 1) * local; ++e) experts.push_back(e);
+  for (int s = 0; s < r.problem.shared_experts; ++s) experts.push_back(r.problem.num_experts + s);
   NaivePlan plan;
-  for (int expert = rank * local; expert < (rank + 1) * local; ++expert) {
+  for (const int expert : experts) {
     plan.segment_begin.push_back(static_cast<std::int64_t>(plan.row_origin.size()));
     std::int64_t rows = 0;
     for (const Copy& copy : copies) {
@@ -146,8 +161,9 @@ void expect_own_facts(const RoutingPlan& plan, const Routing& r) {
   ASSERT_EQ(plan.num_ranks(), r.ranks());
   ASSERT_EQ(plan.tokens(), r.tokens[static_cast<std::size_t>(rank)]);
   ASSERT_EQ(list(plan.tokens_per_rank()), r.tokens);
-  ASSERT_EQ(plan.num_local_experts(), r.problem.num_experts / r.ranks());
-  ASSERT_EQ(plan.first_expert(), rank * plan.num_local_experts());
+  const int local = r.problem.num_experts / r.ranks();
+  ASSERT_EQ(plan.num_local_experts(), local + r.problem.shared_experts);
+  ASSERT_EQ(plan.first_expert(), rank * local);
   ASSERT_EQ(list(plan.topk_ids()),
             std::vector<std::int32_t>(first, first + plan.tokens() * r.problem.topk));
 }
@@ -156,7 +172,9 @@ TEST(RoutingPlan, IsTheStableSortOfTheConcatenatedRouting) {
   const int count = cases(20000);
   for (int seed = 1; seed <= count; ++seed) {
     Rng rng(static_cast<unsigned>(seed));
-    const Routing r = random_routing(rng, seed % 20 == 0 ? 100 : 12);
+    Routing r = random_routing(rng, seed % 20 == 0 ? 100 : 12);
+    const int most_shared = std::min(3, kMaxTopk - r.problem.topk);
+    if (seed % 3 == 0) r.problem.shared_experts = static_cast<int>(pick(rng, 0, most_shared));
     SCOPED_TRACE(cat("seed ", seed, ", ", describe(r)));
     const int rank = static_cast<int>(pick(rng, 0, r.ranks() - 1));
     const RoutingPlan plan = r.plan(rank);
@@ -230,6 +248,34 @@ TEST(RoutingPlan, TheFingerprintTellsWhoseTokensAreWhose) {
   r.tokens = {2, 1};
   std::swap(r.ids[0], r.ids[1]);
   EXPECT_NE(r.plan(0).data().fingerprint, batch);
+}
+
+TEST(RoutingPlan, TheRowsOfSharedExpertsCountInTheCapacity) {
+  Routing r{.problem = {.hidden = 8,
+                        .intermediate = 8,
+                        .num_experts = 2,
+                        .topk = 1,
+                        .max_tokens = 20,
+                        .capacity_rows = 64,
+                        .row_align = 16},
+            .tokens = {20, 3},
+            .ids = std::vector<std::int32_t>(23, -1)};
+  r.problem.shared_experts = 2;
+  EXPECT_EQ(r.plan(0).padded_rows(), 64);
+  EXPECT_EQ(r.plan(1).padded_rows(), 32);
+  EXPECT_EQ(r.plan(1).received_tokens(), 3);
+  EXPECT_EQ(rows_of_any_routing(r.problem, 2), 2 * 20 + 2 * 20 + 3 * 15);
+  r.problem.capacity_rows = 48;
+  expect_error(ErrorCode::kCapacity,
+               "rank 0 would receive 64 rows (padding included), but capacity_rows is 48; "
+               "capacity_rows=64 would do for this routing",
+               [&] { r.plan(1); });
+  r.problem.capacity_rows = 64;
+  r.problem.backward_rows = 16;
+  expect_error(ErrorCode::kCapacity,
+               "shared expert 0 of rank 0 would receive 32 rows (padding included), but "
+               "backward_rows is 16; backward_rows=32 or more would do for this routing, or 0",
+               [&] { r.plan(1); });
 }
 
 TEST(RoutingPlan, CopiesMeanTheSamePlan) {

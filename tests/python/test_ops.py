@@ -69,7 +69,7 @@ def test_opcheck(call):
         check(ops.backward_main_grad.default, (*backward, *main, *end))
     part = (*backward, 2, own.backward_bytes, own.flag, None)
     check(ops.backward_data.default, part)
-    rows = ops.backward_data(*part)[2]
+    rows = ops.backward_data(*part)[-1]
     weights = (own.key, *saved, rows)
     check(ops.backward_weights.default, (*weights, 512, 8, 32, False, own.flag, None))
     main = [[torch.zeros_like(w, dtype=torch.float32)] for w in (case.w1, case.w2)]
@@ -145,7 +145,7 @@ def test_opcheck_of_biases():
         check(ops.backward_main_grad.default, (*backward, *first, *end, *main[2:]))
         part = (*backward, 2, own.backward_bytes, own.flag, None, *biases)
         check(ops.backward_data.default, part)
-        kept = (own.key, *saved, ops.backward_data(*part)[2])
+        kept = (own.key, *saved, ops.backward_data(*part)[-1])
         check(ops.backward_weights.default, (*kept, 512, 8, 32, True, own.flag, None))
         main_grad = (*kept, *first, 512, own.flag, None, *main[2:])
         check(ops.backward_weights_main_grad.default, main_grad)

@@ -46,6 +46,33 @@ TEST(PassOrder, WavesHoldEvenPartsOfEveryExpert) {
   });
 }
 
+TEST(PassOrder, SharedExpertsStandFirst) {
+  for (unsigned seed = 1; seed <= static_cast<unsigned>(cases(300)); ++seed) {
+    Rng rng(seed);
+    Routing r = random_routing(rng, 40);
+    r.problem.shared_experts =
+        static_cast<int>(pick(rng, 0, std::min(3, kMaxTopk - r.problem.topk)));
+    const RoutingPlan plan = r.plan(0);
+    const Schedule schedule = random_schedule(rng, r.problem, 4);
+    const PassOrder order(plan.data(), Pass::kForward, schedule);
+    const PassView& v = order.view();
+    for (int slot = 0; slot < v.num_local_experts; ++slot) {
+      ASSERT_EQ(v.is_shared(v.expert_order[slot]), slot < r.problem.shared_experts)
+          << describe(r) << ", " << to_string(schedule);
+    }
+    // Reduce waits for their rows, too.
+    for (std::int64_t block = 0; block < v.num_token_blocks(); ++block) {
+      const std::int64_t first = block * v.schedule.token_block;
+      const std::int64_t end = std::min<std::int64_t>(first + v.schedule.token_block, v.tokens);
+      std::int64_t slots = (end - first) * r.problem.shared_experts;
+      for (std::int64_t i = first * v.topk; i < end * v.topk; ++i) {
+        if (v.topk_ids[i] >= 0 && v.topk_ids[i] < v.routed_experts()) ++slots;
+      }
+      ASSERT_EQ(v.slots_to_peer[block * v.num_ranks], slots);
+    }
+  }
+}
+
 TEST(PassOrder, ExpertsByNumberOrByTheirRows) {
   for_each_rank_of_random_passes(500, 80, [](const RoutingPlan& plan, const PassView& v) {
     const std::set<int> experts(v.expert_order, v.expert_order + v.num_local_experts);

@@ -32,6 +32,11 @@ inline void expect_same_bits(const LayerResult& got, const LayerResult& want,
   expect_same_bits(got.db2, want.db2, "db2", what);
   expect_same_bits(got.main_db1, want.main_db1, "main_db1", what);
   expect_same_bits(got.main_db2, want.main_db2, "main_db2", what);
+  expect_same_bits(got.dshared_probs, want.dshared_probs, "dshared_probs", what);
+  expect_same_bits(got.dshared_w1, want.dshared_w1, "dshared_w1", what);
+  expect_same_bits(got.dshared_w2, want.dshared_w2, "dshared_w2", what);
+  expect_same_bits(got.main_dshared_w1, want.main_dshared_w1, "main_dshared_w1", what);
+  expect_same_bits(got.main_dshared_w2, want.main_dshared_w2, "main_dshared_w2", what);
 }
 
 }  // namespace uniep::testing

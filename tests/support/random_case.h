@@ -35,7 +35,20 @@ struct LayerBounds {
   int max_experts_per_rank = 4;
   /// Any activation, place of probabilities, combine groups, and biases.
   bool any_arithmetic = false;
+  /// Now and then some in place of biases and combine groups.
+  bool shared_experts = false;
 };
+
+/// The shared experts' tensors, with probabilities or without.
+inline void draw_shared(Rng& rng, LayerData& d) {
+  d.shared_w1 = random_bf16(rng, d.shared_experts * d.w1_rows() * d.hidden, 0.3f);
+  d.shared_w2 = random_bf16(rng, d.shared_experts * d.hidden * d.intermediate, 0.3f);
+  if (chance(rng, 50)) return;
+  std::uniform_real_distribution<float> probability(0.01f, 1.0f);
+  for (std::int64_t i = 0; i < d.tokens * d.shared_experts; ++i) {
+    d.shared_probs.push_back(chance(rng, 5) ? 0 : probability(rng));
+  }
+}
 
 /// Activations of wide range reach what they do beyond a limit, or near 0.
 inline void draw_arithmetic(Rng& rng, LayerData& d) {
@@ -47,17 +60,22 @@ inline void draw_arithmetic(Rng& rng, LayerData& d) {
   d.combine_partials = chance(rng, 50) ? CombinePartials::kFp32 : CombinePartials::kBf16;
   const float scale = chance(rng, 30) ? 2.0f : 0.3f;
   d.w1 = random_bf16(rng, d.num_experts * d.w1_rows() * d.hidden, scale);
+  if (d.shared_experts > 0) {
+    d.combine_groups = 1;
+    return draw_shared(rng, d);
+  }
   if (chance(rng, 50)) return;
   d.b1 = random_bf16(rng, d.num_experts * d.w1_rows(), 1);
   d.b2 = random_bf16(rng, d.num_experts * d.hidden, 1);
 }
 
-/// NaN where nobody may read: probabilities of dropped slots, and tokens that have no others.
+/// NaN where nobody may read: probabilities of dropped slots, and tokens that have no others and no
+/// shared experts.
 inline void poison_dropped_slots(LayerData& d) {
   const auto width = static_cast<std::ptrdiff_t>(d.hidden);
   const bf16 nan = to_bf16(std::numeric_limits<float>::quiet_NaN());
   for (std::int64_t t = 0; t < d.tokens; ++t) {
-    bool alone = true;
+    bool alone = d.shared_experts == 0;
     for (std::int64_t slot = t * d.topk; slot < (t + 1) * d.topk; ++slot) {
       const bool null = d.topk_ids[static_cast<std::size_t>(slot)] < 0;
       if (null) d.topk_probs[static_cast<std::size_t>(slot)] = to_float(nan);
@@ -79,6 +97,10 @@ inline LayerData random_layer(Rng& rng, int ranks, const LayerBounds& bounds = {
   d.intermediate = 8 * pick(rng, 1, bounds.max_intermediate / 8);
   d.num_experts = ranks * static_cast<int>(pick(rng, 1, bounds.max_experts_per_rank));
   d.topk = static_cast<int>(chance(rng, 70) ? pick(rng, 1, 4) : pick(rng, 1, kMaxTopk));
+  if (bounds.shared_experts && chance(rng, 30)) {
+    d.shared_experts = static_cast<int>(pick(rng, 1, 3));
+    d.topk = std::min(d.topk, kMaxTopk - d.shared_experts);
+  }
   d.x = random_bf16(rng, d.tokens * d.hidden, 1);
   d.dy = random_bf16(rng, d.tokens * d.hidden, 1);
   d.w1 = random_bf16(rng, d.num_experts * 2 * d.intermediate * d.hidden, 0.3f);

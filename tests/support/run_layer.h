@@ -114,10 +114,11 @@ inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
   problem.recompute_h = options.recompute_h;
   if (options.ring_tiles >= 0) {
     problem.backward_rows =
-        ring_rows(data.topk_ids, data.num_experts, options.row_align, options.ring_tiles);
+        ring_rows(data.topk_ids, data.num_experts, options.row_align, options.ring_tiles,
+                  data.shared_experts > 0 ? problem.max_tokens : 0);
   }
-  LayerResult result =
-      workload::make_result(data, {.backward = true, .main_grad = options.main_grad});
+  LayerResult result = workload::make_result(
+      data, {.backward = true, .main_grad = options.main_grad, .ranks = split.ranks()});
   const auto start_main_grad = [&](auto& grads) {
     std::fill(grads.begin(), grads.end(), options.main_grad_start);
   };
@@ -125,8 +126,11 @@ inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
   start_main_grad(result.main_dw2);
   start_main_grad(result.main_db1);
   start_main_grad(result.main_db2);
+  start_main_grad(result.main_dshared_w1);
+  start_main_grad(result.main_dshared_w2);
   if (options.bf16_main_grad) {
-    for (auto* grads : {&result.dw1, &result.dw2, &result.db1, &result.db2}) {
+    for (auto* grads : {&result.dw1, &result.dw2, &result.db1, &result.db2, &result.dshared_w1,
+                        &result.dshared_w2}) {
       std::ranges::fill(*grads, to_bf16(options.main_grad_start));
     }
   }
@@ -140,7 +144,8 @@ inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
     Layer layer(problem, communicator, layer_options);
     BackwardArgs args = split.backward_args(rank, result);
     if (options.bf16_main_grad) {
-      for (WeightGrad* grad : {&args.dw1, &args.dw2, &args.db1, &args.db2}) {
+      for (WeightGrad* grad :
+           {&args.dw1, &args.dw2, &args.db1, &args.db2, &args.dshared_w1, &args.dshared_w2}) {
         *grad = Bf16MainGrad{std::get<ExpertMatrices<bf16>>(*grad)};
       }
     }

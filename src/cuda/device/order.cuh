@@ -141,7 +141,7 @@ class OrderRoutine {
       const int begin = wave_begin(count, wave);
       at.total_tiles += count;
       at.first_tile += begin;  // in earlier waves
-      if (stands_before(v_.schedule.expert_order, other_rows, other, rows, expert)) {
+      if (stands_before(v_, other_rows, other, rows, expert)) {
         at.slot += 1;
         at.first_tile += wave_begin(count, wave + 1) - begin;
       }

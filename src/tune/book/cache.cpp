@@ -65,6 +65,7 @@ Json entry_json(const TunedEntry& e) {
           {"bias", e.key.bias ? "yes" : "no"},
           {"combine_groups", e.key.combine_groups},
           {"combine_partials", name(e.key.combine_partials)},
+          {"shared", e.key.shared_experts},
           {"backward_rows", e.key.backward_rows},
           {"tokens", e.key.tokens},
           {"skew", e.key.skew},
@@ -98,6 +99,8 @@ bool truth_or_no(Fields& fields, const char* key) {
   return text == "yes";
 }
 
+constexpr Accepted kShared{[](double v) { return v >= 0 && v < kMaxTopk && v == std::floor(v); },
+                           "a whole number from 0 to 15 is accepted"};
 constexpr Accepted kGroups{
     [](double v) { return v >= 1 && v <= kMaxNumExperts && v == std::floor(v); },
     "a whole number from 1 on is accepted"};
@@ -134,6 +137,7 @@ void read_arithmetic(Fields& fields, TuneKey& key) {
           "; fp32 and bf16 are accepted");
   key.combine_partials =
       partials == name(CombinePartials::kBf16) ? CombinePartials::kBf16 : CombinePartials::kFp32;
+  key.shared_experts = static_cast<int>(fields.number_or("shared", kShared, 0));
 }
 
 constexpr Accepted kTime{[](double v) { return v >= 0 && v <= 1e9; }, "0 to 1e9 is accepted"};
@@ -242,9 +246,13 @@ void put_entry(Json& entries, const TunedEntry& entry) {
   entries.push_back(entry_json(entry));
 }
 
+bool has_plain_experts(const TuneKey& k) {
+  return are_plain_experts(k.activation, k.probs, k.bias, k.combine_groups > 1,
+                           k.shared_experts > 0);
+}
+
 bool same_kernels(const TuneKey& a, const TuneKey& b) {
-  return are_plain_experts(a.activation, a.probs, a.bias, a.combine_groups > 1) ==
-             are_plain_experts(b.activation, b.probs, b.bias, b.combine_groups > 1) &&
+  return has_plain_experts(a) == has_plain_experts(b) &&
          is_gated(a.activation) == is_gated(b.activation);
 }
 
@@ -275,6 +283,7 @@ std::string to_string(const TuneKey& k) {
              k.combine_groups == 1 ? ""
                                    : cat(",combine_groups=", k.combine_groups,
                                          ",combine_partials=", name(k.combine_partials)),
+             k.shared_experts == 0 ? "" : cat(",shared=", k.shared_experts),
              k.backward_rows == 0 ? "" : cat(",backward_rows=", k.backward_rows), " with up to ",
              k.tokens, " tokens on each of ", k.ranks, " ranks, skew ", k.skew, ", on ", k.device);
 }
@@ -300,15 +309,13 @@ TunedEntries parse_tuned(std::string_view text, const std::string& origin) {
 }
 
 std::optional<TuneKey> key_of_plain_experts(TuneKey key) {
-  if (are_plain_experts(key.activation, key.probs, key.bias, key.combine_groups > 1) ||
-      !is_gated(key.activation)) {
-    return std::nullopt;
-  }
+  if (has_plain_experts(key) || !is_gated(key.activation)) return std::nullopt;
   key.activation = Activation::kSwiglu;
   key.probs = Probs::kBefore;
   key.bias = false;
   key.combine_groups = 1;
   key.combine_partials = CombinePartials::kFp32;
+  key.shared_experts = 0;
   return key;
 }
 

@@ -35,6 +35,7 @@ struct TuneKey {
   bool bias = false;
   int combine_groups = 1;
   CombinePartials combine_partials = CombinePartials::kFp32;
+  int shared_experts = 0;
   std::int64_t backward_rows = 0;
   std::int64_t tokens = 0;  ///< of a rank, as token_bucket (schedule/open_sizes.h) gives them
   double skew = 0;
@@ -65,8 +66,8 @@ struct TunedEntries {
 /// is unknown here is left out.
 TunedEntries parse_tuned(std::string_view text, const std::string& origin);
 
-/// The key of a layer with SwiGLU, probabilities ahead of fc2 and no biases; nothing where the key
-/// is of such a one, or of experts without a gate, whose fc1 is half as wide.
+/// The key of a layer with SwiGLU, probabilities ahead of fc2, no biases and no shared experts;
+/// nothing where the key is of such a one, or of experts without a gate, whose fc1 is half as wide.
 std::optional<TuneKey> key_of_plain_experts(TuneKey key);
 
 /// The entry for a situation: of the arithmetic itself, else of another one with the same kernels,

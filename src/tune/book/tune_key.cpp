@@ -88,6 +88,7 @@ TuneKey tune_key(Backend backend, const Problem& problem, int ranks, std::int64_
           .bias = problem.bias,
           .combine_groups = problem.combine_groups,
           .combine_partials = problem.combine_partials,
+          .shared_experts = problem.shared_experts,
           .backward_rows = problem.backward_rows,
           .tokens = token_bucket(tokens),
           .skew = skew};

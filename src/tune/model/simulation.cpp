@@ -423,7 +423,7 @@ void Simulation::note(SimulatedRank& r, const Unit& unit, const Task& task) {
                         .stage = task.stage,
                         .worker = unit.worker,
                         .launch = r.launch,
-                        .expert = task.expert < 0 ? -1 : v.rank * v.num_local_experts + task.expert,
+                        .expert = task.expert < 0 ? -1 : v.global_expert(task.expert),
                         .tile = task.tile,
                         .begin_ns = ns(unit.begun),
                         .ready_ns = ns(unit.ready),

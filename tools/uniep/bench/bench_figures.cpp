@@ -96,7 +96,7 @@ double bytes_of(const BenchPass& measured, Stage stage) {
 
 std::vector<Product> products(const workload::ShapeSpec& spec, Pass pass, std::int64_t rows,
                               GraphChoice choice) {
-  Extents extents = extents_of_widths(spec.topk, spec.hidden, spec.intermediate,
+  Extents extents = extents_of_widths(spec.topk, 0, spec.hidden, spec.intermediate,
                                       is_gated(spec.activation) ? 2 : 1, spec.bias);
   extents[Extent::kRows] = rows;
   std::vector<Product> all;

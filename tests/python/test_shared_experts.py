@@ -1,0 +1,297 @@
+"""Shared experts as part of the pass: the bits of plain PyTorch, and models' own modules."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import Case, make_case, relative
+from ranks import run_ranks
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import uniep
+import uniep.plain
+
+TOKENS = 48
+
+
+class Layer:
+    """A layer's tensors with those of its shared experts; a token's slots are all dropped."""
+
+    def __init__(
+        self, shared: int = 2, gated: bool = True, activation: str = "swiglu", probs: str = "after"
+    ) -> None:
+        self.case = make_case(TOKENS, intermediate=40, dropped=True)
+        self.case.ids[5] = -1
+        halves = 1 if activation == "relu2" else 2
+        g = torch.Generator().manual_seed(1)
+        weight = functools.partial(torch.randn, generator=g)
+        self.case.w1 = (weight(8, halves * 40, 64) * 0.3).bfloat16()
+        self.more = {
+            "shared_w1": (weight(shared, halves * 40, 64) * 0.3).bfloat16(),
+            "shared_w2": (weight(shared, 64, 40) * 0.3).bfloat16(),
+        }
+        if gated:
+            self.more["shared_probs"] = torch.rand(TOKENS, shared, generator=g)
+            self.more["shared_probs"][7, 0] = 0
+        self.options = {"activation": activation, "probs": probs}
+
+    def part(self, rank: int, size: int) -> Layer:
+        """Tokens and experts of a rank."""
+        whole = Layer.__new__(Layer)
+        whole.case, whole.options = self.case.part(rank, size), self.options
+        whole.more = dict(self.more)
+        if "shared_probs" in self.more:
+            index = Case(*(torch.arange(TOKENS),) * 3, *(torch.zeros(8),) * 2, torch.zeros(TOKENS))
+            whole.more["shared_probs"] = self.more["shared_probs"][index.part(rank, size).x]
+        return whole
+
+    def run(self, function: Any, **options: Any) -> dict[str, Tensor]:
+        """Output and gradients by name; main gradients begin with what they are given."""
+        case = self.case
+        leaves = {"x": case.x, "topk_probs": case.probs, "w1": case.w1, "w2": case.w2, **self.more}
+        leaves = {name: t.detach().clone().requires_grad_() for name, t in leaves.items()}
+        names = ("w1", "w2", "shared_w1", "shared_w2")
+        grads: dict[str, Tensor] = {}
+        if (dtype := options.pop("main_grad", None)) is not None:
+            grads = {n: torch.full_like(leaves[n], 0.75, dtype=dtype) for n in names}
+            options["main_grads"] = tuple(grads.values())
+        out = function(topk_ids=case.ids, **leaves, **self.options, **options)
+        out.backward(case.dy)
+        if (deferred := options.get("deferred")) is not None:
+            uniep.backward_weights(deferred)
+        return {"out": out.detach(), **{n: grads.get(n, t.grad) for n, t in leaves.items()}}
+
+
+def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def plain(layer: Layer, **options: Any) -> dict[str, Tensor]:
+    return layer.run(uniep.plain.moe, ascending=True, **options)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("shared", [1, 3])
+@pytest.mark.parametrize("probs", ["before", "after"])
+@pytest.mark.parametrize("activation", ["swiglu", "relu2"])
+def test_bits_are_those_of_plain(activation, probs, shared, gated):
+    layer = Layer(shared, gated, activation, probs)
+    assert_same(layer.run(uniep.moe), plain(layer))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_main_gradients_are_added_to(dtype):
+    layer = Layer()
+    wanted = plain(layer, main_grad=dtype)
+    assert_same(layer.run(uniep.moe, main_grad=dtype), wanted)
+    deferred = uniep.DeferredWeights()
+    assert_same(layer.run(uniep.moe, main_grad=dtype, deferred=deferred), wanted)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"save": "none", "recompute_h": True},
+        {"save": "tokens"},
+        {"exact_rows": True},
+        {"row_pool": 1 << 24},
+        {"backward_rows": 128},
+        {"schedule": "sequential"},
+        {"schedule": "pipelined:2"},
+        {"deferred": True},
+        {"deferred": True, "row_pool": 1 << 24},
+    ],
+    ids=str,
+)
+def test_whatever_is_kept_and_whenever(options):
+    layer = Layer()
+    if "deferred" in options:
+        options = options | {"deferred": uniep.DeferredWeights()}
+    assert_same(layer.run(uniep.moe, **options), plain(layer))
+
+
+def scattered(tensors: dict[str, Tensor], names: tuple[str, str]) -> dict[str, Any]:
+    """With gate and up apart in the first, and a tensor for each expert in the second."""
+    first, second = (tensors[name] for name in names)
+    halves = [half.contiguous() for half in first.chunk(2, 1)]
+    return tensors | {names[0]: halves, names[1]: list(second.unbind(0))}
+
+
+def by_turns(weight: Tensor) -> Tensor:
+    return torch.stack(weight.chunk(2, 1), 2).flatten(1, 2).contiguous()
+
+
+@pytest.mark.parametrize("options", [{}, {"row_pool": 1 << 24}], ids=str)
+def test_other_weights_may_lie_anywhere(options):
+    layer = Layer()
+    wanted = plain(layer)
+
+    def parts(**tensors: Any) -> Tensor:
+        return uniep.moe(**scattered(tensors, ("w1", "w2")), **options)
+
+    def turns(**tensors: Any) -> Tensor:
+        tensors["w1"] = by_turns(tensors["w1"])
+        return uniep.moe(**tensors, **options, w1_layout="interleaved")
+
+    for function in (parts, turns):
+        assert_same(layer.run(function), wanted)
+
+
+@pytest.mark.parametrize("options", [{}, {"row_pool": 1 << 24}], ids=str)
+def test_gradients_of_other_weights_may_lie_anywhere_and_wait(options):
+    layer = Layer()
+    case, more = layer.case, dict(layer.more)
+    wanted = plain(layer)
+    leaves = scattered({"w1": case.w1, "w2": case.w2} | more, ("w1", "w2"))
+    flat = [t.requires_grad_() for t in (*leaves["w1"], *leaves["w2"], *more.values())]
+    deferred = uniep.DeferredWeights()
+    out = uniep.moe(
+        case.x, case.ids, case.probs, **leaves, **layer.options, deferred=deferred, **options
+    )
+    out.backward(case.dy)
+    uniep.backward_weights(deferred)
+    gate, up, *each = (t.grad for t in flat[:-3])
+    assert torch.equal(torch.cat([gate, up], 1), wanted["w1"])
+    assert torch.equal(torch.stack(each), wanted["w2"])
+    for name, tensor in more.items():
+        assert torch.equal(tensor.grad, wanted[name]), name
+
+
+def test_compiled_and_checkpointed():
+    layer = Layer()
+    wanted = plain(layer)
+    compiled = torch.compile(uniep.moe, fullgraph=True, backend="aot_eager")
+    assert_same(layer.run(compiled), wanted)
+    again = functools.partial(checkpoint, uniep.moe, use_reentrant=False)
+    assert_same(layer.run(again), wanted)
+
+
+def of_rank() -> dict[str, Tensor]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return Layer().part(rank, size).run(uniep.moe, group=dist.group.WORLD, max_tokens=TOKENS)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_have_gradients_of_their_own_tokens(size):
+    wanted = plain(Layer())
+    results = run_ranks(size, of_rank)
+    for name in ("out", "x", "topk_probs", "shared_probs", "w1", "w2"):
+        assert torch.equal(torch.cat([r[name] for r in results]), wanted[name]), name
+    for name in ("shared_w1", "shared_w2"):
+        total = sum(r[name].float() for r in results)
+        assert 0 < relative(total, wanted[name].float()) < 1e-2
+    # A rank's are those of its tokens alone.
+    for rank, found in enumerate(results):
+        part = Layer().part(rank, size)
+        part.case.ids = torch.full_like(part.case.ids, -1)
+        alone = plain(part)
+        assert torch.equal(found["shared_w1"], alone["shared_w1"])
+        assert torch.equal(found["shared_w2"], alone["shared_w2"])
+
+
+def test_what_does_not_fit_is_refused():
+    layer = Layer()
+    good = dict(layer.more)
+    for change, words in (
+        ({"shared_w2": None}, "shared_w1 is given alone"),
+        ({"shared_w1": good["shared_w1"][:, :8].contiguous()}, r"shared_w1 is \[2, 8, 64\]"),
+        ({"shared_w2": good["shared_w2"][:1]}, r"shared_w2 is \[1, 64, 40\]"),
+        ({"shared_probs": good["shared_probs"][:, :1]}, r"shared_probs is \[48, 1\]"),
+    ):
+        layer.more = {n: t for n, t in (good | change).items() if t is not None}
+        for function in (uniep.moe, uniep.plain.moe):
+            if "shared_w2" not in layer.more and function is uniep.plain.moe:
+                continue
+            with pytest.raises(ValueError, match=words):
+                layer.run(function)
+    layer.more = good
+
+    def listed(**tensors: Any) -> Tensor:
+        return uniep.moe(**tensors | {"shared_w1": [tensors["shared_w1"]]})
+
+    with pytest.raises(TypeError, match="shared_w1 is a list; it must be one tensor"):
+        layer.run(listed)
+    with pytest.raises(ValueError, match="combine_groups=2"):
+        layer.run(uniep.moe, combine_groups=2)
+    own = uniep.Workspace(None, 64, 40, 8, 2, TOKENS, device="cpu", probs="after")
+    layer.options = {}
+    with pytest.raises(ValueError, match="shared experts of the tensors is 2; the workspace is"):
+        layer.run(uniep.moe, workspace=own)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_layer_of_them(gated):
+    torch.manual_seed(0)
+    layer = uniep.MoELayer(
+        64, 40, 8, 2, probs="after", shared_experts=2, shared_gate=gated, main_grad=torch.float32
+    ).bfloat16()
+    for weight in (layer.w1, layer.w2, layer.shared_w1, layer.shared_w2):
+        weight.main_grad = torch.zeros_like(weight, dtype=torch.float32)
+    x = torch.randn(TOKENS, 64).bfloat16()
+    out = layer(x)
+    routing = layer.router(x)
+    probs = torch.sigmoid(layer.shared_gate(x)).float() if gated else None
+    wanted = uniep.plain.moe(
+        x,
+        routing.ids,
+        routing.probs,
+        layer.w1,
+        layer.w2,
+        probs="after",
+        ascending=True,
+        shared_w1=layer.shared_w1,
+        shared_w2=layer.shared_w2,
+        shared_probs=probs,
+    )
+    assert torch.equal(out, wanted)
+    out.float().square().mean().backward()
+    assert all(bool(weight.main_grad.any()) for weight in layer._weights())
+    assert not gated or bool(layer.shared_gate.weight.grad.any())
+    with pytest.raises(ValueError, match="in the pass or apart"):
+        uniep.MoELayer(64, 40, 8, 2, shared_experts=1, shared_intermediate=40)
+    with pytest.raises(ValueError, match="shared_gate is True"):
+        uniep.MoELayer(64, 40, 8, 2, shared_gate=True)
+
+
+def test_close_to_a_module_of_deepseek():
+    """One shared expert of the width of the others, as DeepseekV3MoE adds it."""
+    layer = Layer(shared=1, gated=False)
+    found = layer.run(uniep.moe)
+
+    def module(*, x: Tensor, shared_w1: Tensor, shared_w2: Tensor, **routed: Any) -> Tensor:
+        gate, up = torch.nn.functional.linear(x, shared_w1[0]).chunk(2, -1)
+        shared = torch.nn.functional.linear(torch.nn.functional.silu(gate) * up, shared_w2[0])
+        return uniep.moe(x, **routed) + shared
+
+    wanted = layer.run(module)
+    for name, tensor in wanted.items():
+        assert relative(found[name], tensor) < 1e-2, name
+
+
+def test_a_checkpoint_has_one_of_them():
+    layers = [
+        uniep.MoELayer(
+            64, 40, 8, 2, router=uniep.RouterConfig(score="sigmoid", bias=True), **options
+        )
+        for options in ({"shared_experts": 1}, {"shared_intermediate": 40})
+    ]
+    within, apart = (
+        uniep.checkpoint.hugging_face_tensors(layer, "deepseek_v3", "mlp") for layer in layers
+    )
+    assert {name: t.shape for name, t in within.items()} == {n: t.shape for n, t in apart.items()}
+    uniep.checkpoint.load_hugging_face(layers[0], apart, "deepseek_v3", "mlp")
+    gate, up = layers[1].shared.gate_up.weight.chunk(2)
+    assert torch.equal(layers[0].shared_w1[0], torch.cat([gate, up]))
+    assert torch.equal(layers[0].shared_w2[0], layers[1].shared.down.weight)
+    two = uniep.MoELayer(
+        64, 40, 8, 2, router=uniep.RouterConfig(score="sigmoid", bias=True), shared_experts=2
+    )
+    with pytest.raises(ValueError, match="2 shared experts in its pass"):
+        uniep.checkpoint.hugging_face_tensors(two, "deepseek_v3", "mlp")
