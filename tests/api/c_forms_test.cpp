@@ -115,15 +115,17 @@ TEST(CApi, WeightsAreGivenInOneWay) {
   uniep_forward_call call = step.forward_call();
   call.w1_each = each.w1.each.data();
   expect_refused(uniep_forward(layer.get(), &call),
-                 "w1 is given beside a tensor for each expert; NULL is accepted");
+                 "rank 0: w1 is given beside a tensor for each expert; NULL is accepted");
   call.w1 = nullptr;
   call.interleaved = 1;
-  expect_refused(uniep_forward(layer.get(), &call),
-                 "w1 is given in 2 ways; one of interleaved, a tensor of up, and a tensor for each "
-                 "expert is accepted");
+  expect_refused(
+      uniep_forward(layer.get(), &call),
+      "rank 0: w1 is given in 2 ways; one of interleaved, a tensor of up, and a tensor for each "
+      "expert is accepted");
   call.interleaved = 0;
   each.w1.each[1] = nullptr;
-  expect_refused(uniep_forward(layer.get(), &call), "w1_each[1] is NULL; an address is accepted");
+  expect_refused(uniep_forward(layer.get(), &call),
+                 "rank 0: w1_each[1] is NULL; an address is accepted");
 }
 
 }  // namespace
