@@ -33,10 +33,12 @@ std::int64_t unit_bytes(const TensorRow& t, const Extents& extents,
 
 /// What a task that moves data stores for each row, and what one that adds rows up also reads for
 /// each token; numbers that go with a row, and tokens that are kept, aside.
-std::int64_t moved_bytes(const Graph& graph, const StageRow& row, const Extents& extents) {
+std::int64_t moved_bytes(const Graph& graph, const StageRow& row, const Extents& extents,
+                         GraphChoice choice) {
   std::int64_t bytes = 0;
   const auto count = [&](Tensor tensor) {
     const TensorRow& t = graph[tensor];
+    if (!holds(t.when, choice)) return;
     if (!has_extent(t, row.cols) || has_extent(t, Extent::kReceived)) return;
     bytes += unit_bytes(t, extents, {Extent::kRows, Extent::kTokens});
   };
@@ -77,7 +79,7 @@ StageView view_of(const Graph& graph, const StageRow& row, const Extents& extent
       view.element_bytes[i] = static_cast<std::uint8_t>(bytes_of(graph[of[i]].element));
     }
   } else {
-    view.unit_bytes = static_cast<std::int32_t>(moved_bytes(graph, row, extents));
+    view.unit_bytes = static_cast<std::int32_t>(moved_bytes(graph, row, extents, v.choice));
     view.pull_bytes = static_cast<std::int32_t>(kept_bytes(graph, row, extents, v.choice));
   }
   const bool of_weights = row.grid == TileGrid::kWeightTiles;

@@ -14,9 +14,10 @@ LIBRARY = Library(os.environ["UNIEP_BRIDGE"])
 
 class Bridge(unittest.TestCase):
     def test_stages_have_the_names_of_the_library(self):
-        self.assertEqual(LIBRARY.stages, ["plan", "enter", "dispatch", "redispatch", "expand", "fc1",
-                                          "fc2", "refc1", "dfc2", "dfc1", "wgrad2", "wgrad1",
-                                          "reduce"])
+        self.assertEqual(
+            LIBRARY.stages,
+            ["plan", "enter", "send", "dispatch", "redispatch", "expand", "fc1", "fc2", "refc1",
+             "dfc2", "dfc1", "wgrad2", "wgrad1", "relay", "reduce"])
 
     def test_a_schedule_is_given_back_in_full(self):
         full = LIBRARY.full_schedule("sequential,tile_n=128")

@@ -52,7 +52,7 @@ class Steps {
     poison(split_.forward_args(rank_, result).out, kNan);
     poison(split_.backward_args(rank_, result).dx, kNan);
     poison(split_.backward_args(rank_, result).dprobs, -1.0f);
-    poison(std::get<std::span<bf16>>(split_.backward_args(rank_, result).dw1), kNan);
+    poison(std::get<ExpertMatrices<bf16>>(split_.backward_args(rank_, result).dw1).tensor(), kNan);
     const RoutingPlan plan = layer_.plan(split_.topk_ids(rank_));
     const Saved saved = layer_.forward(plan, split_.forward_args(rank_, result), schedule);
     layer_.backward(saved, split_.backward_args(rank_, result), schedule);
