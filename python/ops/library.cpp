@@ -107,7 +107,7 @@ __attribute__((visibility("default"))) void uniep_torch_bind(std::int64_t id, co
   uniep::ops::bind_layer(
       id, key, layer,
       {shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[7], shape[8],
-       shape[9], shape[10], shape[11], shape[12], shape[13]});
+       shape[9], shape[10], shape[11], shape[12], shape[13], shape[14]});
 }
 
 __attribute__((visibility("default"))) void uniep_torch_unbind(std::int64_t id) {
