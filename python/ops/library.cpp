@@ -100,7 +100,7 @@ STABLE_TORCH_LIBRARY_IMPL(uniep, CUDA, library) { implement(library); }
 
 extern "C" {
 
-/// `shape`: the fourteen figures of LayerShape, in its order.
+/// `shape`: the fifteen figures of LayerShape, in its order.
 __attribute__((visibility("default"))) void uniep_torch_bind(std::int64_t id, const void* key,
                                                              uniep_layer* layer,
                                                              const std::int64_t* shape) {
