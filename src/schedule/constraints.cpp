@@ -35,8 +35,9 @@ Violation divides_alignment(const Schedule& s, const Problem& problem, const Pla
 Violation keeps_counts_small(const Schedule& s, const Problem& problem, const Place&) {
   const int tokens = with_sizes(s, problem).token_block;
   if (std::int64_t{tokens} * slots(problem) * problem.hidden <= kMaxCount) return std::nullopt;
+  const int shared = problem.shared_experts;
   return cat("token_block=", tokens, " with topk=", problem.topk,
-             ",shared_experts=", problem.shared_experts, " and hidden=", problem.hidden,
+             shared > 0 ? cat(",shared_experts=", shared) : "", " and hidden=", problem.hidden,
              " makes arrival counters pass ", kMaxCount, " in one pass");
 }
 

@@ -120,8 +120,8 @@ TEST(CApi, WeightsAreGivenInOneWay) {
   call.interleaved = 1;
   expect_refused(
       uniep_forward(layer.get(), &call),
-      "rank 0: w1 is given in 2 ways; one of interleaved, a tensor of up, and a tensor for "
-      "each expert is accepted");
+      "rank 0: w1 is given in 2 ways; one of interleaved, a tensor of up, and a tensor for each "
+      "expert is accepted");
   call.interleaved = 0;
   each.w1.each[1] = nullptr;
   expect_refused(uniep_forward(layer.get(), &call),

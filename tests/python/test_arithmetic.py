@@ -266,7 +266,7 @@ def test_errors_name_what_is_accepted():
     refused(ValueError, "b2 is given without b1; give both, or neither", layer, b1=None)
     refused(TypeError, "b2 is torch.float32; it must be", layer, b2=torch.zeros(8, 64))
     short = torch.zeros(8, 40).bfloat16()
-    refused(ValueError, r"b1 is \[8, 40\] on 'cpu'; it must be \[8, 80\]", layer, b1=short)
+    refused(ValueError, r"b1 is \[8, 40\]; it must be \[8, 80\]", layer, b1=short)
     refused(ValueError, r"w2 has shape .*'relu2' has no gate", layer, activation="relu2")
     grads = (torch.zeros_like(layer.leaves["w1"]), torch.zeros_like(layer.leaves["w2"]))
     sentence = "main_grads has 2 tensors; it must have 4"

@@ -119,11 +119,11 @@ def test_opcheck_of_other_forms():
         check(ops.backward.default, (*backward, *end))
         main = [[torch.zeros_like(t) for t in weight] for weight in (pair, each)]
         check(ops.backward_main_grad.default, (*backward, *main, *end))
-        rows = ops.backward_data(*backward, 2, own.backward_bytes, own.flag, None)[2]
+        rows = ops.backward_data(*backward, 2, own.backward_bytes, own.flag, None)[-1]
         kept = (own.key, *saved, rows, 512, 8, 32, False, own.flag, None)
-        check(ops.backward_weights.default, (*kept, 2, 3))
+        check(ops.backward_weights.default, (*kept, 0, 2, 3))
         with pytest.raises(RuntimeError, match="the form of w2 is 2"):
-            ops.backward_weights(*kept, 2, 2)
+            ops.backward_weights(*kept, 0, 2, 2)
 
 
 def test_opcheck_of_biases():
