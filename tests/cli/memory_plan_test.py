@@ -93,7 +93,7 @@ class MemoryPlan(ProgramTest):
             self.assertEqual(pool["rows"], exact["rows"])
             self.assertEqual(pool["predicted_ms"], reserved["predicted_ms"])
             self.assertGreater(pool["kept_bytes"], exact["kept_bytes"])
-            # Page numbers, at most half a page of tokens for each forward, and 8 KB for all. Where
+            # Page numbers, at most half a page of tokens for each forward, and 10 KB for all. Where
             # h is not kept, each page has as many probabilities as tokens of 16 rows.
             room = 1.02 if save == "tokens" else 1.001
             self.assertLess(pool["kept_bytes"], room * exact["kept_bytes"] + 4 * 2**20)
@@ -105,8 +105,8 @@ class MemoryPlan(ProgramTest):
         heavy, skewed = self.choices("--weight-bytes", 18), self.choices("--skew", 1)
         for kind, c in one.items():
             more = layers[kind]["kept_bytes"] - 2 * c["kept_bytes"]
-            # What a pool has but once.
-            self.assertTrue(-8192 <= more <= 0 if kind[2] == "pool" else more == 0, (kind, more))
+            # What a pool has but once: 256 bytes for each tensor of the graph (page_pool.h).
+            self.assertTrue(-10240 <= more <= 0 if kind[2] == "pool" else more == 0, (kind, more))
             self.assertEqual(layers[kind]["weight_bytes"], 2 * c["weight_bytes"])
             self.assertAlmostEqual(layers[kind]["predicted_ms"], 2 * c["predicted_ms"])
             if kind[2] != "pool":
