@@ -13,13 +13,14 @@
 
 namespace uniep::testing {
 
-/// One rank's rail, with memory that blocks come into and a counter at its end.
+/// One rank's rail, with memory that blocks come into and a counter at its end, aligned.
 class RailRank {
  public:
   static constexpr std::uint64_t kMemory = 7;
 
   RailRank(const RailOptions& options, std::int64_t bytes)
-      : memory_(std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(bytes) + 4)),
+      : memory_(std::make_shared<std::vector<std::byte>>(
+            static_cast<std::size_t>((bytes + 3) / 4 * 4) + 4)),
         rail_(make_rail(options)) {
     const std::span<std::byte> all(*memory_);
     RailMemory memory{.owner = memory_};
