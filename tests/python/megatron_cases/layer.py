@@ -84,7 +84,7 @@ def case_other_experts() -> None:
             what = f"{activation}, {layout}"
             workspace = ours.experts.routed.workspace.arithmetic
             bias = bool(options.get("add_bias_linear"))
-            assert tuple(workspace) == (activation, "before", bias, 1, "fp32"), workspace
+            assert tuple(workspace) == (activation, "before", bias, 1, "fp32", 0), workspace
             expect_close(found[0], wanted[0], OTHER_OUTPUT, f"out, {what}")
             # At relu's kink, and at gpt-oss' limits, a rounding of h decides.
             limit = KINK_GRADIENT if activation in ("reglu", "gpt_oss") else GRADIENT
@@ -268,6 +268,6 @@ def case_combine_groups() -> None:
     groups.load_state_dict(one.state_dict())
     found, wanted = run_layer(groups, make_tokens())[0], run_layer(one, make_tokens())[0]
     arithmetic = groups.experts.routed.workspace.arithmetic
-    assert arithmetic[3:] == (4, "bf16"), arithmetic
+    assert arithmetic[3:] == (4, "bf16", 0), arithmetic
     assert not torch.equal(found, wanted)
     expect_close(found, wanted, OUTPUT, "out")
