@@ -5,17 +5,12 @@
 namespace uniep {
 
 /// Whether experts are SwiGLU's with probabilities ahead of fc2, no biases, one combine group and
-/// none that are shared.
-/// These have kernels of their own on GPUs; all others share the general ones, which take a little
-/// longer.
+/// none that are shared. These have kernels of their own on GPUs; all others share the general
+/// ones, which take a little longer.
 constexpr bool are_plain_experts(Activation activation, Probs probs, bool bias, bool grouped,
                                  bool shared) {
   return activation == Activation::kSwiglu && probs == Probs::kBefore && !bias && !grouped &&
          !shared;
-}
-constexpr bool has_plain_experts(const Problem& p) {
-  return are_plain_experts(p.activation, p.probs, p.bias, p.combine_groups > 1,
-                           p.shared_experts > 0);
 }
 
 }  // namespace uniep

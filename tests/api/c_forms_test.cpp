@@ -67,31 +67,9 @@ struct FormedCall {
   CTensors w1, w2, dw1, dw2;
 };
 
-TEST(CApi, WeightsMayLieAnywhere) {
-  const CLayer layer(problem_of_batches());
-  for (unsigned seed = 1; seed <= 20; ++seed) {
-    Rng rng(seed);
-    const ExpertForms forms = random_forms(rng, true);
-    CStep step(layer, batch(2));
-    FormedCall formed(layer, step.data(), forms);
-    uniep_forward_call forward = step.forward_call();
-    formed.set_weights(forward);
-    expect_ok(uniep_forward(layer.get(), &forward));
-    uniep_backward_call backward = step.backward_call();
-    formed.set_weights(backward);
-    formed.set_grads(backward);
-    expect_ok(uniep_backward(layer.get(), &backward));
-    formed.store(step.result());
-    step.expect_contract(to_string(forms));
-  }
-}
-
-TEST(CApi, WeightsMayLieAnywhereBesideSharedExperts) {
-  const LayerData data = batch_with_shared(true);
-  Problem problem = problem_of_batches();
-  problem.shared_experts = data.shared_experts;
-  const CLayer layer(problem);
-  for (unsigned seed = 1; seed <= 5; ++seed) {
+/// Steps whose weights and gradients have random forms, of which each has the contract's bits.
+void check_random_forms(const CLayer& layer, const LayerData& data, unsigned seeds) {
+  for (unsigned seed = 1; seed <= seeds; ++seed) {
     Rng rng(seed);
     const ExpertForms forms = random_forms(rng, true);
     CStep step(layer, data);
@@ -106,6 +84,17 @@ TEST(CApi, WeightsMayLieAnywhereBesideSharedExperts) {
     formed.store(step.result());
     step.expect_contract(to_string(forms));
   }
+}
+
+TEST(CApi, WeightsMayLieAnywhere) {
+  check_random_forms(CLayer(problem_of_batches()), batch(2), 20);
+}
+
+TEST(CApi, WeightsMayLieAnywhereBesideSharedExperts) {
+  const LayerData data = batch_with_shared(true);
+  Problem problem = problem_of_batches();
+  problem.shared_experts = data.shared_experts;
+  check_random_forms(CLayer(problem), data, 5);
 }
 
 TEST(CApi, WeightsAreGivenInOneWay) {
