@@ -52,9 +52,9 @@ void validate(const Problem& p, int num_ranks) {
   require(p.combine_groups >= 1 && p.num_experts % p.combine_groups == 0,
           ErrorCode::kInvalidArgument, "problem.combine_groups is ", p.combine_groups,
           "; a divisor of num_experts=", p.num_experts, " from 1 on is accepted");
-  require(p.shared_experts >= 0 && slots(p) <= kMaxTopk, ErrorCode::kInvalidArgument,
-          "problem.shared_experts is ", p.shared_experts, "; with topk=", p.topk, ", 0 to ",
-          kMaxTopk - p.topk, " is accepted");
+  require(p.shared_experts >= 0 && p.shared_experts <= kMaxTopk - p.topk,
+          ErrorCode::kInvalidArgument, "problem.shared_experts is ", p.shared_experts,
+          "; with topk=", p.topk, ", 0 to ", kMaxTopk - p.topk, " is accepted");
   require(p.shared_experts == 0 || (!p.bias && p.combine_groups == 1), ErrorCode::kInvalidArgument,
           "problem.shared_experts is ", p.shared_experts,
           p.bias ? ", and experts have biases; " : ", and there are combine groups; ",

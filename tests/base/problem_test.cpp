@@ -92,7 +92,7 @@ TEST(Problem, EachFieldOutOfRangeIsNamedWithWhatIsAccepted) {
                    "problem.combine_groups is " + std::to_string(groups) +
                        "; a divisor of num_experts=8 from 1 on is accepted");
   }
-  for (const int shared : {-1, 15}) {
+  for (const int shared : {-1, 15, 2147483647}) {
     expect_refused([&](Problem& p) { p.shared_experts = shared; },
                    "problem.shared_experts is " + std::to_string(shared) +
                        "; with topk=2, 0 to 14 is accepted");

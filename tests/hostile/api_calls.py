@@ -262,15 +262,19 @@ def null_somewhere(layer: Layer) -> None:
     layer.api.library.uniep_group_destroy(None)
 
 
-# Of layers with a row pool, or with biases: others are given none.
-UNWANTED = ("saved", "b1", "b2")
+# Of layers with a row pool, biases or shared experts, and of weights that lie otherwise.
+UNWANTED = (
+    *("saved", "b1", "b2", "shared_w1", "shared_w2", "shared_probs"),
+    *("w1_each", "w2_each"),  # Beside w1 and w2.
+)
 
 
 def wrong_forward(layer: Layer) -> None:
     call, rng = layer.forward_call(), layer.rng
-    pointers = [f[0] for f in call._fields_ if f[1] is ctypes.c_void_p]
-    optional = ("overflow", "stream", "forward_rows", "allocate_context", *UNWANTED)
-    required = [n for n in pointers if n not in optional]
+    required = (
+        *("topk_ids", "topk_probs", "x", "w1", "w2", "out"),
+        *("plan", "x_rows", "h", "row_probs"),
+    )
     aligned = ("plan", "x_rows", "h", "row_probs", "forward_rows")
     _spoil_call(layer, call, required, aligned)
     layer.api.refused("uniep_forward", layer.layer, ctypes.byref(call))
@@ -284,11 +288,13 @@ def _spoil_call(
     rng = layer.rng
     most = layer.problem.max_tokens
     name = rng.choice(aligned)
-    # Not every part of a backward pass looks at biases.
+    # Not every part of a backward pass looks at biases, nor at the form of weights.
     unwanted = rng.choice(UNWANTED) if isinstance(call, c_api.ForwardCall) else "saved"
+    form = "dw_interleaved" if getattr(call, "part", 0) == 2 else "interleaved"
     spoil: Sequence[Callable[[], None]] = (
         lambda: setattr(call, rng.choice(required), None),
         lambda: setattr(call, unwanted, layer.memory["x"].address),
+        lambda: setattr(call, form, rng.choice((-1, 2, 2**31 - 1))),
         lambda: setattr(call, "tokens", rng.choice((-1, most + 1, 2**62, -(2**63)))),
         lambda: setattr(call, "schedule", rng.choice(SCHEDULES)),
         lambda: setattr(call, name, layer.memory[name].address + rng.choice((1, 4, 32))),
