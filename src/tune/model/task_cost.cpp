@@ -52,8 +52,12 @@ double tasks_of(const PassView& v, const StageView& stage) {
     case TileGrid::kTokenBlocks:
       return static_cast<double>(v.num_token_blocks());
     case TileGrid::kCrossings:
-    case TileGrid::kReturns:
-      return static_cast<double>(v.num_pieces()) * (v.layout.hosts - 1);
+    case TileGrid::kReturns: {
+      const int pieces = v.layout.hosts * v.num_pieces();
+      const std::int64_t* begin =
+          stage.grid == TileGrid::kCrossings ? v.across->sent_begin : v.across->returned_begin;
+      return static_cast<double>(begin[pieces]) / v.schedule.token_block;
+    }
     case TileGrid::kWeightTiles:
     case TileGrid::kNone:
       break;
@@ -63,8 +67,8 @@ double tasks_of(const PassView& v, const StageView& stage) {
 
 /// Tokens that a task sends to another host.
 MoveSize crossing_size(const PassView& v, const Task& task) {
-  const std::int64_t* begin = v.across->sent_begin + task.n * v.num_pieces() + task.m;
-  const std::int64_t tokens = begin[1] - begin[0];
+  const auto [begin, end] = host_items(v, task);
+  const std::int64_t tokens = end - begin;
   std::int64_t bytes = 0;
   for (const StageView& stage : v.stages) bytes += tokens * stage.wire.pulled_token;
   return {tokens, bytes};
@@ -72,7 +76,7 @@ MoveSize crossing_size(const PassView& v, const Task& task) {
 
 /// Rows or sums that a task sends back.
 MoveSize return_size(const PassView& v, const Task& task) {
-  const auto [begin, end] = returned_by(v, task);
+  const auto [begin, end] = host_items(v, task);
   const bool fp32 = v.choice.sums_cross && v.choice.fp32_sums;
   const auto element = static_cast<std::int64_t>(fp32 ? sizeof(float) : sizeof(bf16));
   return {end - begin, (end - begin) * v.hidden * element};
