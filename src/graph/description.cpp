@@ -70,7 +70,7 @@ const char* text_of(CounterOf of) {
     case CounterOf::kTokenBlock:
       return "a block of tokens and a pushing rank: 1 an element";
     case CounterOf::kCrossing:
-      return "a rank of another host, and a block: 1 when tokens can be pulled that it needs first";
+      return "a rank of another host, and a block: 1 a token that it needs first";
     case CounterOf::kPiece:
       return "rows of a block for another host's rank, and a pushing rank: 1 an element";
     case CounterOf::kReturn:

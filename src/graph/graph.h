@@ -237,8 +237,8 @@ enum class CounterOf : std::uint8_t {
   kExpertRows,  ///< an expert of this rank: 1 a row
   kExpertUses,  ///< an expert of this rank: 1 a task on its tiles or its weight gradients
   kTokenBlock,  ///< token_block tokens, and a pushing rank: 1 an element
-  kCrossing,    ///< tokens of a rank that another host's need first in a block: 1, on every rank of
-                ///< it
+  kCrossing,    ///< tokens of a rank that another host's need first in a block: 1 a token, on every
+                ///< rank of that host
   kPiece,       ///< rows of a block for a rank of another host, and a pushing rank: 1 an element
   kReturn       ///< token_block tokens, and a host that is not theirs: 1 a row or sum
 };
