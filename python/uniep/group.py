@@ -39,8 +39,8 @@ class Group:
     Raises:
         ValueError: for a device that is neither CPU nor CUDA, or that this build cannot use, and
             for a mesh of several dimensions.
-        uniep.Error: where a rank does not come, hosts do not have as many consecutive ranks each, or
-            GPUs are on several.
+        uniep.Error: where a rank does not come, hosts do not have as many consecutive ranks each,
+            or GPUs are on several.
 
     Attributes:
         rank, size: of this process in the group, and the number of ranks.
@@ -135,9 +135,7 @@ def _process_group_of_mesh(
 def _layout_of(handle: ctypes.c_void_p) -> tuple[int, int]:
     hosts, local_ranks = ctypes.c_int32(), ctypes.c_int32()
     _library.check(
-        _library.library.uniep_group_layout(
-            handle, ctypes.byref(hosts), ctypes.byref(local_ranks)
-        )
+        _library.library.uniep_group_layout(handle, ctypes.byref(hosts), ctypes.byref(local_ranks))
     )
     return hosts.value, local_ranks.value
 

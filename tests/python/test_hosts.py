@@ -1,4 +1,4 @@
-"""Groups whose ranks are on several hosts: as found, their bits, what is refused, a host that dies."""
+"""Groups whose ranks are on several hosts: as found, their bits, what is refused, a lost host."""
 
 from __future__ import annotations
 
