@@ -48,10 +48,10 @@ class UNIEP_API Communicator {
 
   /// This process' membership in a group of processes, which need nothing in common but
   /// `options.all_gather`. CPU processes may be on several hosts, with as many consecutive ranks on
-  /// each; GPUs are of one host. Collective: waits until all ranks have come; where one cannot join,
-  /// throws the same on all ranks. From then on nothing depends on the callback, and a lost rank is
-  /// noticed. A process may be in any number of groups, of any of its peers, at a time. With CUDA
-  /// the device is then this thread's current one; layers use it whichever is current.
+  /// each; GPUs are of one host. Collective: waits until all ranks have come; where one cannot
+  /// join, throws the same on all ranks. From then on nothing depends on the callback, and a lost
+  /// rank is noticed. A process may be in any number of groups, of any of its peers, at a time.
+  /// With CUDA the device is then this thread's current one; layers use it whichever is current.
   static Communicator from_callbacks(const GroupOptions& options);
 
   /// This process' membership in a group of CPU processes, which compute what threads compute.

@@ -41,9 +41,10 @@ RankLayout found_layout(const std::vector<std::string>& ids) {
     std::size_t r = 1;
     while (!comes_back(ids, r)) ++r;
     const auto earlier = std::ranges::find(ids, ids[r]) - ids.begin();
-    throw Error(ErrorCode::kInvalidArgument,
-                cat("ranks ", earlier, " and ", r, " of the group are on one host, and rank ", r - 1,
-                    " is on another; the ranks of each host one after another are accepted"));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        cat("ranks ", earlier, " and ", r, " of the group are on one host, and rank ", r - 1,
+            " is on another; the ranks of each host one after another are accepted"));
   }
   for (std::size_t host = 1; host < runs.size(); ++host) {
     require(runs[host] == runs[0], ErrorCode::kInvalidArgument, "the group has ", runs[0],

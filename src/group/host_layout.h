@@ -9,7 +9,8 @@
 
 namespace uniep {
 
-/// UNIEP_HOST_ID; else what is the same in all containers of a host, and different on any two hosts.
+/// UNIEP_HOST_ID; else what is the same in all containers of a host, and different on any two
+/// hosts.
 std::string host_id();
 
 /// Whether ranks are on several hosts, whatever UNIEP_HOSTS says.

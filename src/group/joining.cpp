@@ -35,12 +35,12 @@ GroupMember join_group(const ProcessEnvironment& environment, int limit_ms) {
                      .size = environment.size,
                      .device = environment.local_rank,
                      .limit_ms = limit_ms};
-  member.bootstrap = std::make_unique<TcpBootstrap>(
-      member.rank, member.size,
-      TcpMeeting{.address = environment.master_address,
-                 .port = environment.master_port,
-                 .group = environment.run},
-      limit_ms);
+  member.bootstrap =
+      std::make_unique<TcpBootstrap>(member.rank, member.size,
+                                     TcpMeeting{.address = environment.master_address,
+                                                .port = environment.master_port,
+                                                .group = environment.run},
+                                     limit_ms);
   std::vector<ProcessId> processes;
   std::vector<std::string> ids;
   std::vector<std::int32_t> hosts;

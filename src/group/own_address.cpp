@@ -33,8 +33,8 @@ std::vector<Interface> interfaces() {
   const std::unique_ptr<ifaddrs, FreeInterfaces> list(first);
   std::vector<Interface> found;
   for (const ifaddrs* i = first; i != nullptr; i = i->ifa_next) {
-    const bool usable = i->ifa_addr != nullptr && i->ifa_addr->sa_family == AF_INET &&
-                        (i->ifa_flags & IFF_UP) != 0;
+    const bool usable =
+        i->ifa_addr != nullptr && i->ifa_addr->sa_family == AF_INET && (i->ifa_flags & IFF_UP) != 0;
     if (!usable) continue;
     char text[INET_ADDRSTRLEN] = {};
     const auto* address = reinterpret_cast<const sockaddr_in*>(i->ifa_addr);

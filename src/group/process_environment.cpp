@@ -91,11 +91,11 @@ std::string address_of_rank_0(const Launcher& launcher, int size) {
   if (launcher.hosts != nullptr) {
     if (const auto hosts = env_text(launcher.hosts)) return first_of_host_list(*hosts);
   }
-  const bool on_one_host =
-      launcher.local_size != nullptr && env_ranks(launcher.local_size) == size;
-  require(on_one_host, ErrorCode::kInvalidArgument, "MASTER_ADDR is not set, and ", launcher.rank,
-          " and its companions do not tell the host of rank 0; MASTER_ADDR with the name or address "
-          "of that host, the same in all processes, is accepted");
+  const bool on_one_host = launcher.local_size != nullptr && env_ranks(launcher.local_size) == size;
+  require(
+      on_one_host, ErrorCode::kInvalidArgument, "MASTER_ADDR is not set, and ", launcher.rank,
+      " and its companions do not tell the host of rank 0; MASTER_ADDR with the name or address "
+      "of that host, the same in all processes, is accepted");
   return "127.0.0.1";
 }
 

@@ -16,9 +16,9 @@ struct ProcessEnvironment {
   std::uint64_t run = 0;  ///< tells the group from others at that port; 0: the port does
 };
 
-/// What a launcher says: torchrun's RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; where
-/// these are not set, what mpirun (Open MPI, MPICH, Intel MPI) or Slurm's srun says of several
-/// processes that it has started. Nothing where no launcher is seen. Throws
+/// What a launcher says: torchrun's RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT;
+/// where these are not set, what mpirun (Open MPI, MPICH, Intel MPI) or Slurm's srun says of
+/// several processes that it has started. Nothing where no launcher is seen. Throws
 /// Error(kInvalidArgument) where some are missing or out of range.
 std::optional<ProcessEnvironment> process_environment();
 

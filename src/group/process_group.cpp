@@ -120,12 +120,12 @@ ProcessGroup::ProcessGroup(GroupMember member, Peers peers)
 void ProcessGroup::connect_rail() {
   std::string address;
   const auto open = [&] {
-    rail_ = make_rail({.rank = member_.rank,
-                       .layout = layout(),
-                       .address = member_.root_address.empty() ? "127.0.0.1"
-                                                               : own_address(member_.root_address),
-                       .group = peers_.group,
-                       .gigabytes_per_second = env_network_gbps()});
+    rail_ = make_rail(
+        {.rank = member_.rank,
+         .layout = layout(),
+         .address = member_.root_address.empty() ? "127.0.0.1" : own_address(member_.root_address),
+         .group = peers_.group,
+         .gigabytes_per_second = env_network_gbps()});
     address = rail_->address();
   };
   const std::vector<std::string> addresses =

@@ -62,9 +62,7 @@ TEST(HostLayout, GpusAreOfOneHost) {
   expect_error(ErrorCode::kUnsupported,
                "the group's ranks are on 2 hosts; the CUDA backend accepts one host (and "
                "UNIEP_HOSTS=1, or not set)",
-               [] {
-                 require_backend_of({.hosts = 2, .local_ranks = 2}, Backend::kCuda);
-               });
+               [] { require_backend_of({.hosts = 2, .local_ranks = 2}, Backend::kCuda); });
 }
 
 TEST(HostLayout, WhatIsWantedGoesBefore) {

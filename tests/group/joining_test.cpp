@@ -39,8 +39,8 @@ std::vector<std::string> join(int size, const Tamper& tamper) {
 }
 
 /// The same on hosts of these names, by rank, which all have the loopback interface in common.
-std::vector<std::string> join_on(const std::vector<std::string>& hosts,
-                                 const Tamper& tamper = [](int, GroupOptions&) {}) {
+std::vector<std::string> join_on(
+    const std::vector<std::string>& hosts, const Tamper& tamper = [](int, GroupOptions&) {}) {
   return join(static_cast<int>(hosts.size()), [&](int rank, GroupOptions& options) {
     setenv("UNIEP_HOST_ID", hosts[static_cast<std::size_t>(rank)].c_str(), 1);
     setenv("UNIEP_SOCKET_IFNAME", "lo", 1);
@@ -186,9 +186,9 @@ TEST(JoinGroup, GpusOfSeveralHostsAreRefusedAlike) {
 }
 
 TEST(JoinGroup, AnAddressThatRank0DoesNotFindIsRefusedAlike) {
-  expect_alike(join_on({"a", "b"},
-                       [](int, GroupOptions&) { setenv("UNIEP_SOCKET_IFNAME", "none7", 1); }),
-               {"error 0", "rank 0", "UNIEP_SOCKET_IFNAME", "'none7'", "lo"});
+  expect_alike(
+      join_on({"a", "b"}, [](int, GroupOptions&) { setenv("UNIEP_SOCKET_IFNAME", "none7", 1); }),
+      {"error 0", "rank 0", "UNIEP_SOCKET_IFNAME", "'none7'", "lo"});
   expect_alike(join_on({"a", "b"},
                        [](int rank, GroupOptions&) {
                          if (rank == 1) setenv("UNIEP_HOST_ID", std::string(64, 'x').c_str(), 1);

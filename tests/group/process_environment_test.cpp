@@ -92,21 +92,16 @@ void expect_place(const ProcessEnvironment& e, int rank, int size, int local_ran
   EXPECT_EQ(e.master_port, port);
 }
 
-const Variables kSlurm = {{"SLURM_PROCID", "5"},
-                          {"SLURM_STEP_NUM_TASKS", "8"},
-                          {"SLURM_LOCALID", "1"},
-                          {"SLURM_STEP_NODELIST", "gpu[03-04]"},
-                          {"SLURM_JOB_ID", "4711"},
-                          {"SLURM_STEP_ID", "0"}};
+const Variables kSlurm = {{"SLURM_PROCID", "5"},    {"SLURM_STEP_NUM_TASKS", "8"},
+                          {"SLURM_LOCALID", "1"},   {"SLURM_STEP_NODELIST", "gpu[03-04]"},
+                          {"SLURM_JOB_ID", "4711"}, {"SLURM_STEP_ID", "0"}};
 const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "2"},
                             {"OMPI_COMM_WORLD_SIZE", "4"},
                             {"OMPI_COMM_WORLD_LOCAL_RANK", "2"},
                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
                             {"PMIX_NAMESPACE", "1234567"}};
-const Variables kMpich = {{"PMI_RANK", "3"},
-                          {"PMI_SIZE", "4"},
-                          {"MPI_LOCALRANKID", "3"},
-                          {"MPI_LOCALNRANKS", "4"}};
+const Variables kMpich = {
+    {"PMI_RANK", "3"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "3"}, {"MPI_LOCALNRANKS", "4"}};
 
 Variables with(Variables variables, const Variables& more) {
   variables.insert(variables.end(), more.begin(), more.end());
@@ -204,16 +199,16 @@ TEST(ProcessEnvironment, RefusesWhatALauncherCannotMean) {
 }
 
 TEST(HostList, TheFirstIsFound) {
-  for (const auto& [list, first] : std::vector<std::pair<std::string, std::string>>{
-           {"gpu1", "gpu1"},
-           {"gpu1,gpu2", "gpu1"},
-           {"gpu[1-4]", "gpu1"},
-           {"gpu[007,9-12],login", "gpu007"},
-           {"r[2-3]n[05-08]-ib,x", "r2n05-ib"},
-           {"a-b.c.d", "a-b.c.d"},
-           {"gpu[1", "gpu1"},
-           {"gpu[", "gpu"},
-           {"", ""}}) {
+  for (const auto& [list, first] :
+       std::vector<std::pair<std::string, std::string>>{{"gpu1", "gpu1"},
+                                                        {"gpu1,gpu2", "gpu1"},
+                                                        {"gpu[1-4]", "gpu1"},
+                                                        {"gpu[007,9-12],login", "gpu007"},
+                                                        {"r[2-3]n[05-08]-ib,x", "r2n05-ib"},
+                                                        {"a-b.c.d", "a-b.c.d"},
+                                                        {"gpu[1", "gpu1"},
+                                                        {"gpu[", "gpu"},
+                                                        {"", ""}}) {
     EXPECT_EQ(first_of_host_list(list), first) << list;
   }
 }

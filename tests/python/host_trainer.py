@@ -1,6 +1,6 @@
 """Trains a layer under torchrun, until the host LOST is lost: host_trainer.py LOST FOLDER.
 
-What the ranks of the other host raise is written to FOLDER/error RANK.
+FOLDER/died has the time of that, FOLDER/error RANK the time and what that rank raises.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def train(lost: int, folder: Path) -> None:
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     x = torch.randn(64, 64, dtype=torch.bfloat16)
     for step in range(STEPS):
-        if step == STEPS_BEFORE and int(os.environ["GROUP_RANK"]) == lost:
+        if step == STEPS_BEFORE and dist.get_rank() == 2 * lost:
             (folder / "died").write_text(str(time.time()))
             for process in host:  # as a power cut does
                 os.kill(process, signal.SIGKILL)
@@ -50,7 +50,7 @@ def main() -> None:
     try:
         train(lost, folder)
     except RuntimeError as error:
-        (folder / f"error{os.environ['RANK']}").write_text(str(error))
+        (folder / f"error{os.environ['RANK']}").write_text(f"{time.time()} {error}")
         raise
 
 
