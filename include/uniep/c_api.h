@@ -57,8 +57,12 @@ typedef struct {
   void* context;
 } uniep_group_config;
 
-/* Collective: the members are processes of one host. */
+/* Collective. With CUDA the members are processes of one host; on the CPU they may be on several,
+ * with as many consecutive ranks on each. */
 UNIEP_C_API int uniep_group_create(const uniep_group_config* config, uniep_group** group);
+
+/* On how many hosts the ranks are, and how many each has: host 0 has the first, and so on. */
+UNIEP_C_API int uniep_group_layout(const uniep_group* group, int32_t* hosts, int32_t* local_ranks);
 
 /* Layers of the group keep what they need of it. NULL is accepted. */
 UNIEP_C_API void uniep_group_destroy(uniep_group* group);

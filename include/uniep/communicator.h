@@ -8,6 +8,7 @@
 
 #include "uniep/backend.h"
 #include "uniep/macros.h"
+#include "uniep/rank_layout.h"
 
 namespace uniep {
 
@@ -23,7 +24,8 @@ struct GroupOptions {
 
   /// Collective among the group's processes: every rank passes `own`, the same number of bytes, and
   /// `all`, `size` times as many, receives them rank after rank. Called only while the communicator
-  /// is made, from the calling thread; not needed in a group of one.
+  /// is made, from the calling thread: once, and where ranks are on several hosts twice. Not needed
+  /// in a group of one.
   std::function<void(std::span<const std::byte> own, std::span<std::byte> all)> all_gather;
 
   /// Several ranks may use one GPU: for tests and development, slow. UNIEP_SHARE_DEVICE=1 says the
@@ -44,24 +46,23 @@ class UNIEP_API Communicator {
   /// memory within these alone.
   static std::vector<Communicator> cpu_group(int size, int hosts = 1);
 
-  /// This process' membership in a group of processes of one host (on the CPU also of several that
-  /// UNIEP_HOSTS makes of it), which need nothing in common but
-  /// `options.all_gather`. Collective: waits until all ranks have come; where one cannot join,
-  /// throws the same on all ranks. From then on nothing depends on the callback, and a lost rank is
-  /// noticed. A process may be in any number of groups, of any of its peers, at a time. With CUDA
-  /// the device is then this thread's current one; layers use it whichever is current.
+  /// This process' membership in a group of processes, which need nothing in common but
+  /// `options.all_gather`. CPU processes may be on several hosts, with as many consecutive ranks on
+  /// each; GPUs are of one host. Collective: waits until all ranks have come; where one cannot
+  /// join, throws the same on all ranks. From then on nothing depends on the callback, and a lost
+  /// rank is noticed. A process may be in any number of groups, of any of its peers, at a time.
+  /// With CUDA the device is then this thread's current one; layers use it whichever is current.
   static Communicator from_callbacks(const GroupOptions& options);
 
   /// This process' membership in a group of CPU processes, which compute what threads compute.
-  /// RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT say which, as torchrun sets them;
-  /// where none of them is set, the group is this process alone. The processes may be on several
-  /// hosts, equal runs of ranks on each; UNIEP_HOSTS says so of those of one. Otherwise as
-  /// `from_callbacks`.
+  /// RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT say which, as torchrun sets them, or
+  /// what srun or mpirun set; where none of them is set, the group is this process alone. Otherwise
+  /// as `from_callbacks`.
   static Communicator cpu_from_environment();
 
-  /// This process' membership in a group of one process per GPU. RANK, WORLD_SIZE, LOCAL_RANK (the
-  /// CUDA device), MASTER_ADDR and MASTER_PORT say which, as torchrun sets them; where none of them
-  /// is set, the group is this process alone, on device 0. Waits until all ranks have come; where
+  /// This process' membership in a group of one process per GPU. The environment says which, as for
+  /// `cpu_from_environment` (LOCAL_RANK: the CUDA device); where it says nothing, the group is this
+  /// process alone, on device 0. Waits until all ranks have come; where
   /// one does not within UNIEP_TIMEOUT_MS, or one cannot use its device, throws the same on all
   /// ranks, as where two have the same GPU without UNIEP_SHARE_DEVICE=1. The device is then this
   /// thread's current one; layers use it whichever is current. Throws Error(kUnsupported) in a
@@ -71,6 +72,9 @@ class UNIEP_API Communicator {
   int rank() const;
   int size() const;
   Backend backend() const;
+  /// On which hosts the ranks are: as found by the kernel's boot id or UNIEP_HOST_ID, or as
+  /// UNIEP_HOSTS or `cpu_group` has it.
+  RankLayout layout() const;
 
   /// Library-internal.
   explicit Communicator(std::shared_ptr<CommunicatorImpl> impl) : impl_(std::move(impl)) {}

@@ -14,7 +14,7 @@ from ._forms import Experts, ExpertWeight, W1Layout, experts_from, joined
 from ._ops import ops
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights, _Pending
-from .group import GroupLike
+from .group import GroupLike, without_mesh
 from .offload import saving_elsewhere
 from .row_pool import RowPoolLike, moe_in_pages
 from .workspace import LayerKind, Workspace, default_workspace, paged_workspace
@@ -207,7 +207,8 @@ def moe(
             gate [El, I, H]. Or a pair of tensors [El, I, H], gate and up; or a list of a tensor
             [2I, H] for each expert. Each contiguous; they may lie anywhere, and are read there.
         w2: bf16 [El, H, I], or a list of a tensor [H, I] for each expert. Contiguous.
-        group: who holds the other experts: a ProcessGroup, a :class:`uniep.Group`, or None: nobody.
+        group: who holds the other experts: a ProcessGroup, a DeviceMesh of one dimension, a
+            :class:`uniep.Group`, or None: nobody.
         workspace: what to work in. None: one that calls of this shape on this group share. It has a
             group, ``max_tokens`` and ``capacity_rows`` of its own, which are then not given here.
         max_tokens: most tokens that a rank ever has, the same on all ranks. None: those of this
@@ -300,7 +301,7 @@ def moe(
             backward_rows or 0,
             *arithmetic,
         )
-        wanted = (group, x.device, kind, tokens.shape[0], max_tokens)
+        wanted = (without_mesh(group), x.device, kind, tokens.shape[0], max_tokens)
         if row_pool is None or row_pool is False:
             workspace = default_workspace(*wanted)
         else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from . import _library
 
@@ -15,38 +16,49 @@ if TYPE_CHECKING:
     from .row_pool import RowPool
     from .workspace import Workspace
 
-__all__ = ["Group", "GroupLike", "group_of", "process_group_of", "rank_and_size"]
+__all__ = ["Group", "GroupLike", "group_of", "process_group_of", "rank_and_size", "without_mesh"]
 
 _BACKENDS = {"cpu": 0, "cuda": 1}
 
 
 class Group:
-    """The ranks of an expert-parallel group; each is a process of this host.
+    """The ranks of an expert-parallel group; each is a process.
 
-    Making one is collective. The process group serves only for that; later calls need none.
+    On CPUs they may be on several hosts, with as many consecutive ranks on each; those with a GPU
+    are on one. Making a group is collective. The process group serves only for that; later calls
+    need none.
 
     Args:
-        process_group: a ``torch.distributed.ProcessGroup`` of any backend, or None: this process
-            alone.
+        process_group: a ``torch.distributed.ProcessGroup`` of any backend, a ``DeviceMesh`` of one
+            dimension, or None: this process alone.
         device: where the tensors of its layers lie: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``. None:
             the current CUDA device where PyTorch and uniep have CUDA, else the CPU.
         share_device: lets several ranks use one GPU. For tests and development: it is slow.
         timeout_ms: limit of every wait while it is made; 0: ``UNIEP_TIMEOUT_MS``, else 30000.
 
     Raises:
-        ValueError: for a device that is neither CPU nor CUDA, or that this build cannot use.
-        uniep.Error: where a rank does not come, or is on another host.
+        ValueError: for a device that is neither CPU nor CUDA, or that this build cannot use, and
+            for a mesh of several dimensions.
+        uniep.Error: where a rank does not come, hosts do not have as many consecutive ranks each,
+            or GPUs are on several.
+
+    Attributes:
+        rank, size: of this process in the group, and the number of ranks.
+        device: as above, with its index.
+        hosts: on how many hosts the ranks are.
+        local_ranks: how many of them each host has; host 0 has the first, and so on.
     """
 
     def __init__(
         self,
-        process_group: dist.ProcessGroup | None = None,
+        process_group: dist.ProcessGroup | DeviceMesh | None = None,
         *,
         device: torch.device | str | int | None = None,
         share_device: bool = False,
         timeout_ms: int = 0,
     ) -> None:
         self.device = _device_of(device)
+        process_group = _process_group_of_mesh(process_group)
         # Weak, so that a process group ends when PyTorch lets go of it.
         self._process_group = None if process_group is None else weakref.ref(process_group)
         self.rank = 0 if process_group is None else dist.get_rank(process_group)
@@ -69,6 +81,7 @@ class Group:
         if gather.error is not None:
             raise gather.error
         _library.check(result)
+        self.hosts, self.local_ranks = _layout_of(handle)
         #: The workspaces of calls of uniep.moe without one, and the row pools of such: by shape.
         self.workspaces: dict[tuple[object, ...], Workspace] = {}
         self.row_pools: dict[tuple[object, ...], RowPool] = {}
@@ -97,10 +110,34 @@ class Group:
         self._finalizer()
 
     def __repr__(self) -> str:
-        return f"uniep.Group(rank={self.rank}, size={self.size}, device='{self.device}')"
+        hosts = f", hosts={self.hosts}" if self.hosts > 1 else ""
+        return f"uniep.Group(rank={self.rank}, size={self.size}{hosts}, device='{self.device}')"
 
 
-GroupLike: TypeAlias = "Group | dist.ProcessGroup | None"
+GroupLike: TypeAlias = "Group | dist.ProcessGroup | DeviceMesh | None"
+
+
+def _process_group_of_mesh(
+    group: dist.ProcessGroup | DeviceMesh | None,
+) -> dist.ProcessGroup | None:
+    if not isinstance(group, DeviceMesh):
+        return group
+    if group.ndim != 1:
+        names = group.mesh_dim_names
+        one = f"mesh['{names[-1]}']" if names else "one made with mesh_dim_names, and its part"
+        raise ValueError(
+            f"group is a DeviceMesh of {group.ndim} dimensions; one of a single dimension is "
+            f"accepted: {one}"
+        )
+    return group.get_group()
+
+
+def _layout_of(handle: ctypes.c_void_p) -> tuple[int, int]:
+    hosts, local_ranks = ctypes.c_int32(), ctypes.c_int32()
+    _library.check(
+        _library.library.uniep_group_layout(handle, ctypes.byref(hosts), ctypes.byref(local_ranks))
+    )
+    return hosts.value, local_ranks.value
 
 
 class _Gather:
@@ -159,9 +196,10 @@ def group_of(group: GroupLike, device: torch.device) -> Group:
     """The :class:`Group` for what users pass as ``group``; made once for each device.
 
     Raises:
-        ValueError: for a :class:`Group` on another device.
+        ValueError: for a :class:`Group` on another device, and for a mesh of several dimensions.
         TypeError: for anything that is no group.
     """
+    group = without_mesh(group)
     if isinstance(group, Group):
         if group.device != device:
             raise ValueError(
@@ -180,12 +218,23 @@ def group_of(group: GroupLike, device: torch.device) -> Group:
     return known[device]
 
 
+def without_mesh(group: GroupLike) -> Group | dist.ProcessGroup | None:
+    """What users pass as ``group``, where that is a mesh its process group.
+
+    Raises:
+        ValueError: for a mesh of several dimensions.
+    """
+    return group if isinstance(group, Group) else _process_group_of_mesh(group)
+
+
 def rank_and_size(group: GroupLike) -> tuple[int, int]:
     """Rank and number of ranks of what users pass as ``group``; not collective.
 
     Raises:
+        ValueError: for a mesh of several dimensions.
         TypeError: for anything that is no group.
     """
+    group = without_mesh(group)
     if group is None:
         return 0, 1
     if isinstance(group, Group):
@@ -197,11 +246,11 @@ def rank_and_size(group: GroupLike) -> tuple[int, int]:
 
 def process_group_of(group: GroupLike) -> dist.ProcessGroup | None:
     """The process group behind what users pass as ``group``."""
-    return group.process_group if isinstance(group, Group) else group
+    return group.process_group if isinstance(group, Group) else _process_group_of_mesh(group)
 
 
 def _no_group(group: object) -> str:
     return (
-        f"group is a {type(group).__name__}; it must be None, a torch.distributed ProcessGroup or "
-        "a uniep.Group"
+        f"group is a {type(group).__name__}; it must be None, a torch.distributed ProcessGroup, a "
+        "DeviceMesh of one dimension or a uniep.Group"
     )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights
 from .functional import moe
-from .group import GroupLike, rank_and_size
+from .group import GroupLike, rank_and_size, without_mesh
 from .router import Router, RouterConfig, Routing
 from .row_pool import RowPoolLike
 from .workspace import Workspace
@@ -64,7 +64,8 @@ class MoELayer(nn.Module):
         num_experts: E of all ranks, divisible by their number. Rank r of N holds the r-th of N
             equal parts.
         topk: K.
-        group: a ProcessGroup, a :class:`uniep.Group`, or None: this process has all experts.
+        group: a ProcessGroup, a DeviceMesh of one dimension, a :class:`uniep.Group`, or None: this
+            process has all experts.
         router: how tokens choose.
         shared_intermediate: I of shared experts together that are computed apart, by PyTorch; 0:
             there are none.
@@ -169,6 +170,7 @@ class MoELayer(nn.Module):
             self.arithmetic = workspace.arithmetic
         if workspace is not None and group is None:
             group = workspace.group
+        self.group = without_mesh(group)
         self.rank, self.size = rank_and_size(group)
         if num_experts % self.size:
             raise ValueError(
@@ -179,7 +181,6 @@ class MoELayer(nn.Module):
         self.intermediate = intermediate
         self.num_experts = num_experts
         self.topk = topk
-        self.group = group
         self.max_tokens = max_tokens
         self.capacity_rows = capacity_rows
         self.save = save

@@ -29,7 +29,7 @@ from torch import Tensor
 from . import _arguments
 from ._activations import activated, activated_gradient
 from .arithmetic import Activation, Arithmetic, CombinePartials, ProbsPlace, arithmetic_of
-from .group import Group, GroupLike, rank_and_size
+from .group import GroupLike, process_group_of, rank_and_size
 from .zero_experts import ZeroExpertType
 
 _DPROB_GROUP = 64  # columns of the intermediate size that are summed before groups are
@@ -132,8 +132,7 @@ def moe(
             share = share + torch.where(zero[..., k], topk_probs[..., k], 0.0)
         total = (routed.float() + share[..., None] * x.float()).bfloat16()
         return torch.where(zero.any(-1, keepdim=True), total, routed)
-    if isinstance(group, Group):
-        group = group.process_group
+    group = process_group_of(group)
     arithmetic = arithmetic_of(activation, probs, b1 is not None, combine_groups, combine_partials)
     weights = _arguments.experts(w1, w2, b1, b2)
     _arguments.check(x, topk_ids, topk_probs, weights, arithmetic)

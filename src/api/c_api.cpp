@@ -52,6 +52,17 @@ int uniep_group_create(const uniep_group_config* config, uniep_group** group) {
   });
 }
 
+int uniep_group_layout(const uniep_group* group, int32_t* hosts, int32_t* local_ranks) {
+  return guarded([&] {
+    require_given(group, "group");
+    require_given(hosts, "hosts");
+    require_given(local_ranks, "local_ranks");
+    const uniep::RankLayout layout = group->communicator.layout();
+    *hosts = layout.hosts;
+    *local_ranks = layout.local_ranks;
+  });
+}
+
 void uniep_group_destroy(uniep_group* group) { delete group; }
 
 int uniep_needs(const uniep_problem* problem, int32_t backend, int32_t ranks,

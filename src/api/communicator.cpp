@@ -2,6 +2,7 @@
 
 #include "api/no_cuda.h"
 #include "base/check.h"
+#include "group/host_layout.h"
 #include "group/joining.h"
 #include "group/process_group.h"
 #ifdef UNIEP_HAS_CUDA
@@ -21,11 +22,9 @@ void require_backend(Backend backend) {
 }
 
 Communicator communicator_of(Backend backend, GroupMember member) {
+  require_backend_of(member.layout, backend);
 #ifdef UNIEP_HAS_CUDA
   if (backend == Backend::kCuda) {
-    require(member.layout.hosts == 1, ErrorCode::kUnsupported, "the group's ranks are on ",
-            member.layout.hosts,
-            " hosts; the CUDA backend accepts one host (and UNIEP_HOSTS=1, or not set)");
     return Communicator(
         ended_by_its_process(std::make_shared<cuda::CudaCommunicator>(std::move(member))));
   }

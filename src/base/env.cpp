@@ -29,6 +29,13 @@ constexpr EnvVariable kVariables[] = {
      "hosts that the CPU processes of a group are taken to be on, in equal runs of ranks (1 to "
      "64); between these they share no memory",
      "as found"},
+    {"UNIEP_HOST_ID",
+     "name of the host that this process is taken to be on, at most 63 characters; processes of "
+     "different names share no memory",
+     "the kernel's boot id"},
+    {"UNIEP_SOCKET_IFNAME",
+     "network interface, such as eth0, by whose IPv4 address ranks of other hosts reach this one",
+     "the one that leads to MASTER_ADDR, else the first but loopback"},
     {"UNIEP_CPU_NETWORK_GBPS",
      "emulate a network between hosts: speed of each CPU rank's port per direction in 1e9 bytes/s "
      "(1e-06 to 1000000)",
@@ -52,9 +59,30 @@ constexpr EnvVariable kVariables[] = {
     {"LOCAL_RANK",
      "CUDA device of this process, counted from 0; with UNIEP_SHARE_DEVICE=1 modulo their number",
      "none"},
-    {"MASTER_ADDR", "host name or address at which rank 0 listens for the others", "none"},
+    {"MASTER_ADDR", "host name or address at which rank 0 listens for the others",
+     "under Slurm the step's first host; under mpirun 127.0.0.1 where all are on one host"},
     {"MASTER_PORT",
-     "port at which rank 0 listens (1 to 65535); where it is taken, one of the next 15", "none"},
+     "port at which rank 0 listens (1 to 65535); where it is taken, one of the next 15",
+     "under Slurm and mpirun 29500"},
+    {"OMPI_COMM_WORLD_RANK", "what RANK is, where Open MPI's mpirun has started the process",
+     "none"},
+    {"OMPI_COMM_WORLD_SIZE", "WORLD_SIZE there", "none"},
+    {"OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK there", "none"},
+    {"OMPI_COMM_WORLD_LOCAL_SIZE", "processes of this host there", "none"},
+    {"PMIX_NAMESPACE", "name of the run there, which tells its processes from those of others",
+     "none"},
+    {"PMI_RANK", "what RANK is, where mpirun of MPICH or of Intel MPI has started the process",
+     "none"},
+    {"PMI_SIZE", "WORLD_SIZE there", "none"},
+    {"MPI_LOCALRANKID", "LOCAL_RANK there", "none"},
+    {"MPI_LOCALNRANKS", "processes of this host there", "none"},
+    {"SLURM_PROCID", "what RANK is, where srun has started the process", "none"},
+    {"SLURM_STEP_NUM_TASKS", "WORLD_SIZE there", "none"},
+    {"SLURM_LOCALID", "LOCAL_RANK there", "none"},
+    {"SLURM_STEP_NODELIST", "hosts of the step there; rank 0 is on the first", "none"},
+    {"SLURM_JOB_ID", "number of the job there; with the next it tells the step from others",
+     "none"},
+    {"SLURM_STEP_ID", "number of the step there", "none"},
 };
 
 constexpr std::string_view kOwnPrefix = "UNIEP_";
@@ -151,6 +179,17 @@ double env_link_latency_us() {
 
 int env_hosts() { return integer("UNIEP_HOSTS", 1, kMaxGroupRanks).value_or(0); }
 
+std::string env_host_id() {
+  constexpr std::size_t kLongest = 63;
+  const std::string id = text_of("UNIEP_HOST_ID").value_or("");
+  require(id.size() <= kLongest, ErrorCode::kInvalidArgument,
+          "environment variable UNIEP_HOST_ID has ", id.size(), " characters; 1 to ", kLongest,
+          " are accepted");
+  return id;
+}
+
+std::string env_socket_interface() { return text_of("UNIEP_SOCKET_IFNAME").value_or(""); }
+
 double env_network_gbps() {
   const char* text = value_of("UNIEP_CPU_NETWORK_GBPS");
   return text == nullptr ? 0 : number("UNIEP_CPU_NETWORK_GBPS", text, 1e-6, 1000000);
@@ -180,9 +219,9 @@ std::string env_symmetric_memory() {
 
 bool env_share_device() { return integer("UNIEP_SHARE_DEVICE", 0, 1).value_or(0) == 1; }
 
-std::optional<int> env_rank() { return integer("RANK", 0, kMaxGroupRanks - 1); }
-std::optional<int> env_world_size() { return integer("WORLD_SIZE", 1, kMaxGroupRanks); }
-std::optional<int> env_local_rank() { return integer("LOCAL_RANK", 0, kMaxGroupRanks - 1); }
+std::optional<int> env_rank(const char* name) { return integer(name, 0, kMaxGroupRanks - 1); }
+std::optional<int> env_ranks(const char* name) { return integer(name, 1, kMaxGroupRanks); }
+std::optional<std::string> env_text(const char* name) { return text_of(name); }
 std::optional<std::string> env_master_addr() { return text_of("MASTER_ADDR"); }
 std::optional<int> env_master_port() { return integer("MASTER_PORT", 1, 65535); }
 

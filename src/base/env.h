@@ -43,6 +43,10 @@ double env_link_latency_us();
 
 /// Hosts that a group's ranks are taken to be on; 0: as found.
 int env_hosts();
+/// UNIEP_HOST_ID; empty: the kernel's boot id counts.
+std::string env_host_id();
+/// UNIEP_SOCKET_IFNAME; empty: the interface is found.
+std::string env_socket_interface();
 /// Of each rank's port to other hosts, in 1e9 bytes/s; 0: not emulated.
 double env_network_gbps();
 
@@ -67,10 +71,10 @@ bool env_share_device();
 /// UNIEP_TUNE_CACHE, or its default in the user's cache folder; empty: there is none, nor HOME.
 std::string env_tune_cache();
 
-// What a launcher such as torchrun sets; `process_environment` puts them together.
-std::optional<int> env_rank();
-std::optional<int> env_world_size();
-std::optional<int> env_local_rank();
+// What launchers set, each in variables of its own; `process_environment` puts them together.
+std::optional<int> env_rank(const char* name = "RANK");
+std::optional<int> env_ranks(const char* name);  ///< a number of ranks
+std::optional<std::string> env_text(const char* name);
 std::optional<std::string> env_master_addr();
 std::optional<int> env_master_port();
 

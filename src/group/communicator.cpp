@@ -41,6 +41,7 @@ std::vector<Communicator> Communicator::cpu_group(int size, int hosts) {
 
 int Communicator::rank() const { return impl_->rank(); }
 int Communicator::size() const { return impl_->size(); }
+RankLayout Communicator::layout() const { return impl_->layout(); }
 Backend Communicator::backend() const { return impl_->backend(); }
 
 namespace {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "group/process_environment.h"
 #include "group/process_watch.h"
@@ -20,15 +21,17 @@ struct GroupMember {
   int device = 0;
   bool share_device = false;
   int limit_ms = 0;
-  RankLayout layout{};                ///< hosts: as found, or as UNIEP_HOSTS has it
-  std::string address = "127.0.0.1";  ///< of this host, for ranks of others
+  RankLayout layout{};         ///< hosts: as found, or as UNIEP_HOSTS has it
+  std::string root_address{};  ///< rank 0's, as other hosts know it; empty: there are none
   /// Null where the processes do not see each other, as those of two containers.
   std::shared_ptr<const ProcessWatch> processes{};
   std::unique_ptr<TcpBootstrap> bootstrap{};
+
+  /// Sees those processes end.
+  TcpWatch watch() const;
 };
 
-/// Collective. Where a rank refuses, or hosts are unequal, throws the same Error on all ranks. By
-/// callbacks, processes of one host alone can meet.
+/// Collective. Where a rank refuses, or hosts are unequal, throws the same Error on all ranks.
 GroupMember join_group(const GroupOptions& options);
 GroupMember join_group(const ProcessEnvironment& environment, int limit_ms);
 

@@ -10,6 +10,7 @@
 #include "base/error_of.h"
 #include "base/random_number.h"
 #include "group/agreement.h"
+#include "group/own_address.h"
 
 namespace uniep {
 namespace {
@@ -89,7 +90,7 @@ ProcessGroup::Peers meet(GroupMember& member) {
   agree(*member.bootstrap, member.limit_ms, Stage::kPlan, "meeting of CPU ranks", [&] {
     require(member.processes != nullptr, ErrorCode::kUnsupported,
             "the ranks' processes cannot see each other; those of one PID namespace, on Linux 5.3 "
-            "or newer, are accepted");
+            "or newer, are accepted, and others of one host with a UNIEP_HOST_ID of their own");
     if (!made) {
       peers.board = board_in(std::make_shared<SharedSegment>(
                                  member.processes->pid(first_here(member)),
@@ -119,11 +120,12 @@ ProcessGroup::ProcessGroup(GroupMember member, Peers peers)
 void ProcessGroup::connect_rail() {
   std::string address;
   const auto open = [&] {
-    rail_ = make_rail({.rank = member_.rank,
-                       .layout = layout(),
-                       .address = member_.address,
-                       .group = peers_.group,
-                       .gigabytes_per_second = env_network_gbps()});
+    rail_ = make_rail(
+        {.rank = member_.rank,
+         .layout = layout(),
+         .address = member_.root_address.empty() ? "127.0.0.1" : own_address(member_.root_address),
+         .group = peers_.group,
+         .gigabytes_per_second = env_network_gbps()});
     address = rail_->address();
   };
   const std::vector<std::string> addresses =

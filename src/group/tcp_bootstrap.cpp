@@ -53,6 +53,6 @@ void TcpBootstrap::abandon(const std::string& sentence) {
   }
 }
 
-int free_tcp_port() { return tcp::port_of(tcp::listen_at_loopback()); }
+int free_tcp_port() { return tcp::port_of(tcp::listen_at_any_port("127.0.0.1")); }
 
 }  // namespace uniep

@@ -42,11 +42,25 @@ void send_at_once(int fd) {
 }
 
 /// 0, or the errno that says why not.
-int bind_and_listen(const Descriptor& fd, const addrinfo& a) {
+int bind_and_listen(const Descriptor& fd, const addrinfo& a, bool at_any_address) {
   const int on = 1;
   (void)setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (bind(fd.get(), a.ai_addr, a.ai_addrlen) != 0) return errno;
+  sockaddr_in any{};
+  const sockaddr* at = a.ai_addr;
+  if (at_any_address) {
+    any = *reinterpret_cast<const sockaddr_in*>(a.ai_addr);
+    any.sin_addr.s_addr = htonl(INADDR_ANY);
+    at = reinterpret_cast<const sockaddr*>(&any);
+  }
+  if (bind(fd.get(), at, a.ai_addrlen) != 0) return errno;
   return listen(fd.get(), 128) == 0 ? 0 : errno;
+}
+
+bool is_loopback(const in_addr& address) { return ntohl(address.s_addr) >> 24 == 127; }
+
+bool is_loopback(const addrinfo& a) {
+  return a.ai_family == AF_INET &&
+         is_loopback(reinterpret_cast<const sockaddr_in*>(a.ai_addr)->sin_addr);
 }
 
 bool connected(const Descriptor& fd, Deadline until) {
@@ -61,12 +75,22 @@ bool connected(const Descriptor& fd, Deadline until) {
 
 }  // namespace
 
+bool is_loopback(const std::string& digits) {
+  in_addr address{};
+  return inet_pton(AF_INET, digits.c_str(), &address) == 1 && is_loopback(address);
+}
+
+bool names_loopback(const std::string& address) {
+  return address == "localhost" || address == "::1" || is_loopback(address);
+}
+
 Descriptor listen_at(const std::string& address, int port) {
   const Addresses list = resolve(address, port);
   int error = 0;
   for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
     Descriptor fd = new_socket(*a);
-    error = fd.valid() ? bind_and_listen(fd, *a) : errno;
+    const bool of_this_host_alone = is_loopback(*a) && !names_loopback(address);
+    error = fd.valid() ? bind_and_listen(fd, *a, of_this_host_alone) : errno;
     if (error == 0) return fd;
     if (error == EADDRINUSE) return Descriptor();
   }
@@ -75,9 +99,9 @@ Descriptor listen_at(const std::string& address, int port) {
                   std::strerror(error), "); an address of its own host is accepted"));
 }
 
-Descriptor listen_at_loopback() {
-  Descriptor fd = listen_at("127.0.0.1", 0);
-  require(fd.valid(), ErrorCode::kIo, "no free TCP port on the loopback interface");
+Descriptor listen_at_any_port(const std::string& address) {
+  Descriptor fd = listen_at(address, 0);
+  require(fd.valid(), ErrorCode::kIo, "no free TCP port at address ", address);
   return fd;
 }
 

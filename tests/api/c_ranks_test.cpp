@@ -63,6 +63,10 @@ void on_ranks(int ranks, const Problem& problem,
       config.context = &seat;
       uniep_group* group = nullptr;
       expect_ok(uniep_group_create(&config, &group));
+      std::int32_t hosts = 0, local_ranks = 0;
+      expect_ok(uniep_group_layout(group, &hosts, &local_ranks));
+      EXPECT_EQ(hosts, 1);
+      EXPECT_EQ(local_ranks, ranks);
       const uniep_problem p = c_problem(problem);
       uniep_layer* layer = nullptr;
       expect_ok(uniep_layer_create(group, &p, nullptr, &layer));

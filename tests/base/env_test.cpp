@@ -116,7 +116,7 @@ TEST(Environment, FindsWhatIsSetButReadByNothing) {
 }
 
 TEST(Environment, TheListDescribesEachVariable) {
-  EXPECT_EQ(environment_variables().size(), 18u);
+  EXPECT_EQ(environment_variables().size(), 35u);
   for (const EnvVariable& v : environment_variables()) {
     EXPECT_FALSE(v.meaning.empty());
     EXPECT_FALSE(v.default_text.empty());
@@ -127,8 +127,11 @@ TEST(Environment, TheListDescribesEachVariable) {
   env_symmetric_memory();
   env_share_device();
   env_rank();
-  env_world_size();
-  env_local_rank();
+  for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) env_ranks(name);
+  for (const char* name : {"LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID"}) env_rank(name);
+  env_text("SLURM_STEP_NODELIST");
+  env_host_id();
+  env_socket_interface();
   env_master_addr();
   env_master_port();
   env_tune_cache();

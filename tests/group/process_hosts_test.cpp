@@ -8,6 +8,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "group/communicator_impl.h"
 #include "group/tcp_bootstrap.h"
 #include "reference/contract.h"
 #include "support/cases.h"
@@ -233,6 +234,68 @@ TEST(HostsOfAGroup, TheEnvironmentIsAnotherSource) {
     steps.run({}, "a step");
     EXPECT_EQ(mapped_ranks().size(), 2u);
     return std::string("fine");
+  });
+  expect_all_fine(crew);
+}
+
+/// As on two hosts that were not made of one by UNIEP_HOSTS.
+void be_on_host_of(int rank) {
+  setenv("UNIEP_HOST_ID", rank < 2 ? "left" : "right", 1);
+  setenv("UNIEP_SOCKET_IFNAME", "lo", 1);
+}
+
+TEST(HostsOfAGroup, AreFound) {
+  const LayerData data = plain_layer(4);
+  const LayerResult want = reference::contract(data);
+  const Common<MeetingPlace> place;
+  Crew crew(4, [&](int rank) {
+    be_on_host_of(rank);
+    const Communicator member = Communicator::from_callbacks(place->options(rank, 4));
+    EXPECT_EQ(member.layout(), (RankLayout{.hosts = 2, .local_ranks = 2}));
+    Steps steps(data, want, member);
+    steps.run({}, "a step");
+    EXPECT_EQ(mapped_ranks().size(), 2u);
+    return std::string("fine");
+  });
+  expect_all_fine(crew);
+}
+
+TEST(HostsOfAGroup, SlurmIsAnotherSource) {
+  const LayerData data = plain_layer(4);
+  const LayerResult want = reference::contract(data);
+  const int port = free_tcp_port();
+  Crew crew(4, [&](int rank) {
+    be_on_host_of(rank);
+    setenv("SLURM_PROCID", cat(rank).c_str(), 1);
+    setenv("SLURM_STEP_NUM_TASKS", "4", 1);
+    setenv("SLURM_LOCALID", cat(rank % 2).c_str(), 1);
+    setenv("SLURM_STEP_NODELIST", "localhost", 1);
+    setenv("SLURM_JOB_ID", "7", 1);
+    setenv("MASTER_PORT", cat(port).c_str(), 1);
+    const Communicator member = Communicator::cpu_from_environment();
+    EXPECT_EQ(member.layout(), (RankLayout{.hosts = 2, .local_ranks = 2}));
+    Steps steps(data, want, member);
+    steps.run({}, "a step");
+    return std::string("fine");
+  });
+  expect_all_fine(crew);
+}
+
+/// Two runs that mpirun starts at a time on one host, with the same port.
+TEST(HostsOfAGroup, RunsOfALauncherAreToldApart) {
+  const int port = free_tcp_port();
+  Crew crew(4, [&](int process) {
+    const int rank = process % 2;
+    setenv("OMPI_COMM_WORLD_RANK", cat(rank).c_str(), 1);
+    setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
+    setenv("OMPI_COMM_WORLD_LOCAL_RANK", cat(rank).c_str(), 1);
+    setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2", 1);
+    setenv("PMIX_NAMESPACE", process < 2 ? "first" : "second", 1);
+    setenv("MASTER_PORT", cat(port).c_str(), 1);
+    const Communicator member = Communicator::cpu_from_environment();
+    const auto names =
+        member.impl()->bootstrap().all_gather(process < 2 ? "first" : "second", "names", 60000);
+    return names[0] == names[1] ? std::string("fine") : names[0] + " with " + names[1];
   });
   expect_all_fine(crew);
 }

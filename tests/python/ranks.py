@@ -1,9 +1,11 @@
-"""Runs a function in several processes that form a gloo group, and brings back what it returns."""
+"""Processes that form a gloo group: run a function in each, or torchrun as on several hosts."""
 
 from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +22,42 @@ def run_ranks(ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]
     `function` is one of a module: the processes import it by name. They have a process group and
     torchrun's variables. The first that fails ends the others, and its traceback is raised here.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = _free_port()
     with tempfile.TemporaryDirectory() as folder:
         spawn(_run, (ranks, port, folder, function, args), nprocs=ranks)  # type: ignore[no-untyped-call]
         return [torch.load(Path(folder) / str(rank)) for rank in range(ranks)]
+
+
+def launch_hosts(
+    arguments: list[str], hosts: int = 2, **environment: str
+) -> list[subprocess.Popen[str]]:
+    """torchrun of a script and its arguments as on each of so many hosts, two ranks each.
+
+    uniep finds the hosts, unless `environment` has UNIEP_HOSTS.
+    """
+    port = _free_port()
+    common = {**os.environ, "UNIEP_SOCKET_IFNAME": "lo", **environment}
+    agents = []
+    for host in range(hosts):
+        name = {} if "UNIEP_HOSTS" in environment else {"UNIEP_HOST_ID": f"host {host}"}
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={hosts}"]
+        command += [f"--node-rank={host}", "--master-addr=127.0.0.1", f"--master-port={port}"]
+        agents.append(
+            subprocess.Popen(
+                [*command, "--nproc-per-node=2", *arguments],
+                env={**common, **name},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    return agents
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def _run(rank: int, ranks: int, port: int, folder: str, function: Any, args: Any) -> None:

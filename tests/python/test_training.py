@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ranks import launch_hosts
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "train_moe_lm.py"
@@ -20,11 +21,14 @@ TINY = [
 Train = Callable[..., list[str]]  # flags -> the lines of --losses
 
 
+ARGUMENTS = [str(EXAMPLE), "--text", str(ROOT / "README.md"), *TINY]
+
+
 def run(ranks: int, *flags: str) -> subprocess.CompletedProcess[str]:
     launch = [sys.executable]
     if ranks > 1:
         launch += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    command = [*launch, str(EXAMPLE), "--text", str(ROOT / "README.md"), *TINY, *flags]
+    command = [*launch, *ARGUMENTS, *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
@@ -61,6 +65,16 @@ def test_another_seed_is_another_run(alone: list[str], train: Train) -> None:
 
 def test_two_ranks(alone: list[str], train: Train) -> None:
     assert train("--ep", "2", ranks=2) == alone
+
+
+@pytest.mark.parametrize("hosts", [{"UNIEP_HOSTS": "2"}, {}], ids=["emulated", "found"])
+def test_two_hosts(hosts: dict[str, str], alone: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "losses"
+    flags = ["--steps", str(STEPS), "--losses", str(file)]
+    agents = launch_hosts([*ARGUMENTS, *flags], **hosts)
+    outputs = [agent.communicate(timeout=600)[0] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], outputs
+    assert file.read_text().splitlines() == alone
 
 
 @pytest.mark.parametrize("schedule", ["sequential", "single"])

@@ -40,15 +40,19 @@ class Common {
   T* value_;
 };
 
-/// Where the processes of one group gather bytes once: the launcher of these tests.
+/// Where the processes of one group gather bytes: the launcher of these tests.
 struct MeetingPlace {
   static constexpr std::size_t kBytes = 2048;
+  using Cards = std::array<std::array<std::byte, kBytes>, 8>;
   std::atomic<int> arrived;
-  std::array<std::array<std::byte, kBytes>, 8> cards;
+  std::array<Cards, 2> by_turns;  // who has gone on to the next round writes beside who still reads
 
   void all_gather(int rank, int size, std::span<const std::byte> own, std::span<std::byte> all) {
     require(own.size() <= kBytes && all.size() == own.size() * static_cast<std::size_t>(size),
             ErrorCode::kInternal, "a card of ", own.size(), " bytes, and room for ", all.size());
+    // All of a round arrive before any of the next.
+    const int turn = arrived / size % 2;
+    Cards& cards = by_turns[static_cast<std::size_t>(turn)];
     std::memcpy(cards[static_cast<std::size_t>(rank)].data(), own.data(), own.size());
     const int round = (arrived.fetch_add(1) / size + 1) * size;
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);

@@ -22,6 +22,7 @@ class CudaCommunicator final : public CommunicatorImpl {
 
   int rank() const override { return member_.rank; }
   int size() const override { return member_.size; }
+  RankLayout layout() const override { return {.hosts = 1, .local_ranks = member_.size}; }
   Backend backend() const override { return Backend::kCuda; }
   int device() const { return member_.device; }
   int gpus() const { return gpus_; }  ///< of the group; fewer than `size` where ranks share some
