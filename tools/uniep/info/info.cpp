@@ -174,7 +174,8 @@ void add_info(CLI::App& app, Invocation& invocation) {
   add_arithmetic(group, flags->arithmetic, shape);
   for (const char* option :
        {"--save", "--recompute-h", "--backward-rows", "--activation", "--probs", "--bias",
-        "--as-model", "--combine-groups", "--combine-partials"}) {
+        "--as-model", "--combine-groups", "--combine-partials", "--shared-experts",
+        "--shared-gate"}) {
     sub->get_option(option)->needs(shape);
   }
   sub->footer(
