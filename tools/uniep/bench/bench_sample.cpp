@@ -244,7 +244,9 @@ std::vector<Sample> token_samples(const BenchCase& bench, int rank, bool backwar
     add_run(dprobs, tokens[t] * s.topk, token_dprobs);
     add_run(dshared_probs, tokens[t] * s.shared_experts, token_dshared);
   }
-  return backward ? std::vector{out, dx, dprobs, dshared_probs} : std::vector{out};
+  if (!backward) return {out};
+  if (s.shared_experts == 0) return {out, dx, dprobs};
+  return {out, dx, dprobs, dshared_probs};
 }
 
 /// Which elements of an expert's weight gradients are sampled: columns [column, + kSampledColumns)
