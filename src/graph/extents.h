@@ -78,7 +78,9 @@ inline std::int64_t counters_of(CounterOf of, const Extents& e) {
     case CounterOf::kTokenBlock:
       return e[Extent::kTokenBlocks] * e[Extent::kRanks];
     case CounterOf::kCrossing:
-      return e[Extent::kHosts] > 0 ? e[Extent::kRanks] * e[Extent::kLocalExperts] * kMostWaves : 0;
+    case CounterOf::kPiece:
+      if (e[Extent::kHosts] == 0) return 0;
+      return e[Extent::kRanks] * (e[Extent::kLocalExperts] + e[Extent::kShared]) * kMostWaves;
     case CounterOf::kReturn:
       return e[Extent::kTokenBlocks] * e[Extent::kHosts];
   }
