@@ -74,6 +74,7 @@ class Arithmetic(ProgramTest):
         for flags in (["--shared-experts", 1],
                       ["--shared-experts", 3, "--shared-gate", "--probs", "after", "--main-grad",
                        "fp32", "--defer-weights"],
+                      ["--shared-experts", 1, "--hosts", 2],
                       ["--shared-experts", 2, "--activation", "relu2", "--processes",
                        "--shared-gate", "--row-pool", 1 << 24]):
             report = self.folder / "report.json"
@@ -132,8 +133,6 @@ class Arithmetic(ProgramTest):
 
     def test_where_shared_experts_are_refused(self):
         flags = ["--shape", SHAPE, "--shared-experts", 1]
-        self.refuse("run", *flags, "--hosts", 2, "--ranks", 2,
-                    words=["--shared-experts is 1", "--hosts is 2", "one host"])
         self.refuse("simulate", *flags, words=["--shared-experts is 1", "cuda backend"])
         self.refuse("tune", *flags, "--backend", "cuda", words=["--shared-experts is 1"])
         self.refuse("bench", *flags, "--backend", "cuda", words=["--shared-experts is 1"])

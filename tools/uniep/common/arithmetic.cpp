@@ -87,12 +87,10 @@ void add_arithmetic(OptionGroup& group, ArithmeticFlags& arithmetic, CLI::Option
       ->needs(shared);
 }
 
-void require_shared_usable(const ArithmeticFlags& arithmetic, Backend backend, int hosts) {
-  if (arithmetic.shared_experts == 0) return;
-  require(backend == Backend::kCpu, ErrorCode::kUnsupported, "--shared-experts is ",
-          arithmetic.shared_experts, "; with the cuda backend 0 is accepted, and on CPUs more");
-  require(hosts <= 1, ErrorCode::kUnsupported, "--shared-experts is ", arithmetic.shared_experts,
-          " and --hosts is ", hosts, "; shared experts are accepted on one host");
+void require_shared_usable(const ArithmeticFlags& arithmetic, Backend backend) {
+  require(arithmetic.shared_experts == 0 || backend == Backend::kCpu, ErrorCode::kUnsupported,
+          "--shared-experts is ", arithmetic.shared_experts,
+          "; with the cuda backend 0 is accepted, and on CPUs more");
 }
 
 LayerData read_layer(const std::string& path, const ArithmeticFlags& arithmetic) {

@@ -91,7 +91,7 @@ void require_usable(const Flags& flags) {
           "--backend cpu is accepted with it");
   require(flags.hosts <= 1 || !wants_cuda(flags), ErrorCode::kUnsupported, "--hosts is ",
           flags.hosts, "; with --backend cuda 1 is accepted, and with --backend cpu more");
-  require_shared_usable(flags.arithmetic, backend_choice(flags.backend), flags.hosts);
+  require_shared_usable(flags.arithmetic, backend_choice(flags.backend));
   require(flags.input.empty() != flags.shape.empty(), ErrorCode::kInvalidArgument,
           flags.input.empty() ? "no layer to run" : "two layers to run",
           "; either --input FILE or --shape NAME[,key=value...] is accepted");
