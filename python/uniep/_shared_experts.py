@@ -8,7 +8,15 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Shared", "SharedChoice", "check_choice", "count", "rows_together", "weights"]
+__all__ = [
+    "Shared",
+    "SharedChoice",
+    "check_choice",
+    "count",
+    "lay_together",
+    "rows_together",
+    "weights",
+]
 
 # Where the shared experts of a model run: in its own modules, or in the pass of the routed ones.
 SharedChoice = Literal["apart", "fused"]
@@ -41,7 +49,7 @@ def count(width: int, intermediate: int) -> int:
     if width % intermediate:
         raise NotImplementedError(
             f"the shared experts have {width} columns, and each routed one has {intermediate}; "
-            "shared_experts='fused' needs a multiple of that, 'apart' any number"
+            "in one pass with them a multiple of that is accepted, apart any number"
         )
     return width // intermediate
 
@@ -64,9 +72,9 @@ def weights(ups: Sequence[Tensor], down: Tensor, intermediate: int) -> tuple[Ten
     shared = count(width, intermediate)
     if shared == 1:
         return rows_together(ups).unsqueeze(0), down.unsqueeze(0)
-    each = [up.unflatten(0, (shared, intermediate)) for up in ups]
+    each = [up.reshape(shared, intermediate, hidden) for up in ups]
     first = each[0] if len(each) == 1 else torch.cat(each, 1)
-    second = down.unflatten(1, (shared, intermediate)).transpose(0, 1).contiguous()
+    second = down.reshape(hidden, shared, intermediate).transpose(0, 1).contiguous()
     return first, second
 
 
@@ -89,7 +97,8 @@ def lay_together(parts: Sequence[torch.nn.Parameter]) -> None:
     if _adjacent(parts) or any(part.untyped_storage().nbytes() != part.nbytes for part in parts):
         return
     whole = torch.cat([part.detach() for part in parts])
-    for part, own in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+    rows = [len(part) for part in parts]
+    for part, own in zip(parts, torch.split(whole, rows), strict=True):
         part.data = own
 
 
@@ -116,4 +125,4 @@ class _Together(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
-        return gradient.split(ctx.rows)
+        return torch.split(gradient, ctx.rows)

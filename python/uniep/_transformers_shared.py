@@ -81,7 +81,8 @@ def check_block(block: Any) -> None:
 def fuse(block: Any) -> None:
     """Makes the block's forward run its shared experts in the pass."""
     if not hasattr(type(block), "_is_fused"):
-        block.__class__ = _fused(type(block))
+        own_class: Any = type(block)
+        block.__class__ = _fused(own_class)
     ups = _ups(_module(block))
     if ups[0].shape[0] == _intermediate(block.experts, facts_of(block.experts)) and len(ups) > 1:
         _shared_experts.lay_together(ups)

@@ -64,9 +64,10 @@ class SharedExperts:
         self._module = module
         self._intermediate = intermediate
         self._halves = 2 if config.gated_linear_unit else 1
+        linears = {"linear_fc1": module.linear_fc1, "linear_fc2": module.linear_fc2}
         self._weights = tuple(
             ExpertParams([linear.weight], f"shared_experts.{name}.weight")
-            for name, linear in (("linear_fc1", module.linear_fc1), ("linear_fc2", module.linear_fc2))
+            for name, linear in linears.items()
         )
 
     def given(self, x: Tensor, fused: bool) -> _Given:
@@ -91,7 +92,8 @@ class SharedExperts:
             )
         tensors = [own.accumulated([own.params[0].detach()])[0] for own in self._weights]
         main = tuple(own.main_grads()[0].unsqueeze(0) for own in self._weights)
-        return _Given(Shared(*(tensor.unsqueeze(0) for tensor in tensors), probs), main)
+        w1, w2 = (tensor.unsqueeze(0) for tensor in tensors)
+        return _Given(Shared(w1, w2, probs), main)
 
     def _check_main_grads(self, fused: bool) -> None:
         if fused and self.count > 1:

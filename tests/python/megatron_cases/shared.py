@@ -73,25 +73,11 @@ def _never(*_: Any) -> None:
 
 
 def case_shared_experts_have_the_bits_of_plain() -> None:
-    import uniep
     import uniep.plain
 
     for number, options in enumerate(_kinds()):
         _, ours = _layers(number, options)
-        calls: list[tuple[Any, ...]] = []
-        own_moe = uniep.moe
-
-        def watched(*args: Any, **given: Any) -> Tensor:
-            calls.append((args, given, own_moe(*args, **given)))
-            return calls[-1][2]
-
-        uniep.moe = watched
-        try:
-            ours(make_tokens(number))
-        finally:
-            uniep.moe = own_moe
-        (args, given, out), *others = calls
-        assert not others
+        args, given, out = _call_of(ours, number)
         shared = {name: given[name] for name in given if name.startswith("shared")}
         plain = uniep.plain.moe(
             *args,
@@ -105,6 +91,26 @@ def case_shared_experts_have_the_bits_of_plain() -> None:
             module = ours.shared_experts
             for name, linear in (("w1", module.linear_fc1), ("w2", module.linear_fc2)):
                 assert shared[f"shared_{name}"].data_ptr() == linear.weight.data_ptr()
+
+
+def _call_of(layer: Any, number: int) -> tuple[tuple[Any, ...], dict[str, Any], Tensor]:
+    """What a forward gives to uniep.moe, and gets."""
+    import uniep
+
+    calls: list[tuple[tuple[Any, ...], dict[str, Any], Tensor]] = []
+    own_moe = uniep.moe
+
+    def watched(*args: Any, **given: Any) -> Tensor:
+        calls.append((args, given, own_moe(*args, **given)))
+        return calls[-1][2]
+
+    uniep.moe = watched
+    try:
+        layer(make_tokens(number))
+    finally:
+        uniep.moe = own_moe
+    assert len(calls) == 1
+    return calls[0]
 
 
 def case_shared_experts_in_main_grads() -> None:
