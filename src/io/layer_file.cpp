@@ -458,8 +458,7 @@ void save_layer(const std::filesystem::path& path, const LayerData& d) {
   if (d.shared_experts > 0) {
     const std::int64_t shared = d.shared_experts;
     tensors.push_back(checked_tensor("shared_w1", {shared, d.w1_rows(), d.hidden}, d.shared_w1));
-    tensors.push_back(
-        checked_tensor("shared_w2", {shared, d.hidden, d.intermediate}, d.shared_w2));
+    tensors.push_back(checked_tensor("shared_w2", {shared, d.hidden, d.intermediate}, d.shared_w2));
     if (!d.shared_probs.empty()) {
       tensors.push_back(checked_tensor("shared_probs", {d.tokens, shared}, d.shared_probs));
     }

@@ -21,8 +21,8 @@ namespace uniep::io {
 //   shared_w1   BF16  [S, 2I, H]   shared_w2   BF16        [S, H, I], both or neither, no biases
 //   shared_probs  F32 [T, S]       with these, may be left out: each is 1
 // Without a gate w1 is [E, I, H], shared_w1 [S, I, H] and b1 [E, I]: a file does not say what its
-// experts compute. K from 1 to kMaxTopk, K + S too, H and I multiples of 8, all dimensions such as one rank can have
-// (base/problem_limits.h), every number finite. Other tensors are ignored.
+// experts compute. K from 1 to kMaxTopk, K + S too, H and I multiples of 8, all dimensions such as
+// one rank can have (base/problem_limits.h), every number finite. Other tensors are ignored.
 
 /// What a layer file holds, in figures.
 struct LayerSummary {

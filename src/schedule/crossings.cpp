@@ -7,10 +7,10 @@ namespace uniep {
 Crossings::Crossings(const PassView& view, const RowBlocks& blocks) : view_(view) {
   pieces_.assign(static_cast<std::size_t>(view.across->first_token[view.num_ranks]), -1);
   pieces_there_.assign(static_cast<std::size_t>(view.layout.hosts * view.tokens), -1);
-  blocks.for_each_row([&](int source, std::int64_t token, int, std::int32_t expert,
-                          std::int32_t block) {
-    note(source, token, view.layout.host_of(view.rank_of_expert(expert)), block);
-  });
+  blocks.for_each_row(
+      [&](int source, std::int64_t token, int, std::int32_t expert, std::int32_t block) {
+        note(source, token, view.layout.host_of(view.rank_of_expert(expert)), block);
+      });
   list_sent_tokens();
 }
 

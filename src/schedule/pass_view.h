@@ -82,12 +82,12 @@ struct ReturnedRow {
 /// What a rank of a group of several hosts also knows. Tokens and rows cross between hosts in
 /// pieces (PassView::num_pieces), made by crossings.h and returns.h.
 struct HostTables {
-  const std::int32_t* all_topk_ids = nullptr;  // [tokens of all ranks, K], rank after rank
-  const std::int64_t* first_token = nullptr;   // [ranks + 1]: of each rank in there
-  const std::int32_t* crossing = nullptr;      // [pulls]: which piece brings it; -1: of this host
-  const std::int32_t* sent_tokens = nullptr;   // own ones that others need, by host and piece
-  const std::int64_t* sent_begin = nullptr;    // [hosts * pieces + 1]
-  const ReturnedRow* returned = nullptr;       // to the rail's ranks, by host and piece
+  const std::int32_t* all_topk_ids = nullptr;    // [tokens of all ranks, K], rank after rank
+  const std::int64_t* first_token = nullptr;     // [ranks + 1]: of each rank in there
+  const std::int32_t* crossing = nullptr;        // [pulls]: which piece brings it; -1: of this host
+  const std::int32_t* sent_tokens = nullptr;     // own ones that others need, by host and piece
+  const std::int64_t* sent_begin = nullptr;      // [hosts * pieces + 1]
+  const ReturnedRow* returned = nullptr;         // to the rail's ranks, by host and piece
   const std::int64_t* returned_begin = nullptr;  // [hosts * pieces + 1]
   // [hosts, pieces, local ranks]: rows for the rail's rank of a host that each rank pushes here
   const std::int32_t* pushed_rows = nullptr;

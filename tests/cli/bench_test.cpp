@@ -121,8 +121,9 @@ TEST(ExactSamples, OfSharedExpertsToo) {
   for (const bool gate : {false, true}) {
     for (const int ranks : {1, 2}) {
       SCOPED_TRACE(cat(gate ? "gate, " : "", ranks, " ranks"));
-      const BenchCase bench = make_case("tiny,tokens=11", ranks, 5, 1,
-                                        {.probs = "after", .shared_experts = 2, .shared_gate = gate});
+      const BenchCase bench =
+          make_case("tiny,tokens=11", ranks, 5, 1,
+                    {.probs = "after", .shared_experts = 2, .shared_gate = gate});
       const LayerData layer = workload::make_layer(bench.spec, ranks, 5, 1);
       auto all = reference::exact(layer);
       all.dshared_w1.clear(), all.dshared_w2.clear();

@@ -53,8 +53,7 @@ void run_random_cases(unsigned first_seed, int count, int max_delay_us) {
     Rng rng(seed);
     const Group group = kGroups[rng() % std::size(kGroups)];
     const bool any = seed % 3 != 0;
-    LayerData data =
-        random_layer(rng, group.ranks, {.any_arithmetic = any, .shared_experts = any});
+    LayerData data = random_layer(rng, group.ranks, {.any_arithmetic = any, .shared_experts = any});
     // Rows of shared experts stay on their rank, among blocks whose tokens and rows cross.
     if (data.shared_experts == 0) draw_groups(rng, group.hosts, data);
     RunOptions o;

@@ -220,7 +220,8 @@ TEST(LayerFileErrors, SharedExperts) {
   expect_one(erased("shared_w2"),
              "f: has no tensor 'shared_w2', and one of shared_w1 and shared_w2 alone; both or "
              "neither are accepted");
-  expect_one(replaced("shared_w2", make_tensor<bf16>("shared_w2", {2, 16, 16}, {weights.begin(), weights.begin() + 512})),
+  expect_one(replaced("shared_w2", make_tensor<bf16>("shared_w2", {2, 16, 16},
+                                                     {weights.begin(), weights.begin() + 512})),
              "f: tensor 'shared_w2' has shape [2, 16, 16], but I is 8 in tensor 'w1'; 8 is needed "
              "in dimension 2");
   const std::vector<float> probs = {1, 1, kInf, 1, 1, 1};
@@ -228,8 +229,8 @@ TEST(LayerFileErrors, SharedExperts) {
              "f: shared_probs of token 1, shared expert 0 is infinity; a finite number is needed");
   expect_one(found([&](std::vector<Tensor>& tensors) {
                *place(tensors, "shared_w1") = make_tensor<bf16>("shared_w1", {15, 16, 16}, weights);
-               *place(tensors, "shared_w2") =
-                   make_tensor<bf16>("shared_w2", {15, 16, 8}, {weights.begin(), weights.begin() + 1920});
+               *place(tensors, "shared_w2") = make_tensor<bf16>(
+                   "shared_w2", {15, 16, 8}, {weights.begin(), weights.begin() + 1920});
                tensors.erase(place(tensors, "shared_probs"));
              }),
              "f: K is 2 and S is 15 in tensor 'shared_w1'; at most 16 together are accepted");
@@ -243,8 +244,7 @@ TEST(LayerFileErrors, SharedExperts) {
 TEST(LayerFile, ProbabilitiesOfNoSharedExpertsAreIgnored) {
   Parts parts;
   parts.tensors.push_back(make_tensor<float>("shared_probs", {0}, {}));
-  EXPECT_NE(to_string(*parts.check().summary).find("\nignored: 'shared_probs'"),
-            std::string::npos);
+  EXPECT_NE(to_string(*parts.check().summary).find("\nignored: 'shared_probs'"), std::string::npos);
 }
 
 TEST(LayerFile, DyMayBeMissing) {

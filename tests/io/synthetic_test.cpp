@@ -306,8 +306,8 @@ TEST(MakeLayer, SharedExpertsChangeNothingElse) {
   ASSERT_EQ(with.shared_probs.size(), 30u);
   for (const float p : with.shared_probs) EXPECT_TRUE(p > 0 && p < 1) << p;
   // A rank's part, which may begin anywhere.
-  EXPECT_EQ(make_shared_probs(spec, 1, 3, 4), std::vector(with.shared_probs.begin() + 9,
-                                                          with.shared_probs.begin() + 21));
+  EXPECT_EQ(make_shared_probs(spec, 1, 3, 4),
+            std::vector(with.shared_probs.begin() + 9, with.shared_probs.begin() + 21));
   spec.shared_gate = false;
   EXPECT_TRUE(make_layer(spec, 2, 1, 0).shared_probs.empty());
 }

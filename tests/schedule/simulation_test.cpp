@@ -124,7 +124,8 @@ class Data {
     if (t.stage == Stage::kSend) {
       const std::int64_t* begin = v.across->sent_begin + t.n * v.num_pieces() + t.m;
       for (std::int64_t i = begin[0]; i < begin[1]; ++i) {
-        const bool first = sent_.insert({v.rank, v.across->sent_tokens[i], static_cast<int>(t.n)}).second;
+        const bool first =
+            sent_.insert({v.rank, v.across->sent_tokens[i], static_cast<int>(t.n)}).second;
         EXPECT_TRUE(first) << "a token crosses once";
       }
       return;

@@ -74,11 +74,11 @@ std::int64_t BenchCase::received_tokens(int rank) const {
   const std::span<const std::int32_t> ids = routing.topk_ids;
   std::int64_t tokens = 0;
   for (std::size_t first = 0; first < ids.size(); first += slots) {
-    const bool shared = spec.shared_experts > 0 &&
-                        rank_of(static_cast<std::int64_t>(first / slots)) == rank;
+    const bool shared =
+        spec.shared_experts > 0 && rank_of(static_cast<std::int64_t>(first / slots)) == rank;
     tokens += shared || std::ranges::any_of(ids.subspan(first, slots), [&](std::int32_t id) {
-      return id >= 0 && id / local_experts() == rank;
-    });
+                return id >= 0 && id / local_experts() == rank;
+              });
   }
   return tokens;
 }

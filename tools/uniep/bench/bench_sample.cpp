@@ -413,8 +413,7 @@ Sample db2_sample(const BenchCase& bench, const WeightBlock& block, std::int64_t
 std::vector<Sample> weight_samples(const BenchCase& bench, int rank) {
   const auto block = sampled_block(bench, rank);
   if (!block) return {};
-  const std::vector<RowFactors> rows =
-      all_row_factors(bench, *block, 0, bench.token_begin.back());
+  const std::vector<RowFactors> rows = all_row_factors(bench, *block, 0, bench.token_begin.back());
   const std::int64_t local = block->expert - rank * bench.local_experts();
   std::vector<Sample> samples{dw1_sample(ResultTensor::kDw1, bench, *block, local, rows),
                               dw2_sample(ResultTensor::kDw2, bench, *block, local, rows)};

@@ -22,9 +22,9 @@ enum class ResultTensor {
   kDsharedW2
 };
 
-// What is sampled on each rank: all elements of these tokens' out, dx, dprobs and dshared_probs, and
-// of the first expert that has rows a block of dw1 and dw2 and, with biases, of db1 and db2; of the
-// first shared expert a block, too.
+// What is sampled on each rank: all elements of these tokens' out, dx, dprobs and dshared_probs,
+// and of the first expert that has rows a block of dw1 and dw2 and, with biases, of db1 and db2; of
+// the first shared expert a block, too.
 inline constexpr std::int64_t kSampledTokens = 4;
 inline constexpr std::int64_t kSampledColumns = 8;  ///< of the intermediate dimension
 inline constexpr std::int64_t kSampledHidden = 64;

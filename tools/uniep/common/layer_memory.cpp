@@ -219,8 +219,7 @@ StepRows balanced_rows(const Problem& problem, int ranks) {
 std::int64_t weight_parameters(const Problem& problem, int ranks) {
   const Extents extents = extents_of(problem, ranks, 0);
   std::int64_t parameters = 0;
-  for (const Tensor weight :
-       {Tensor::kW1, Tensor::kW2, Tensor::kSharedW1, Tensor::kSharedW2}) {
+  for (const Tensor weight : {Tensor::kW1, Tensor::kW2, Tensor::kSharedW1, Tensor::kSharedW2}) {
     parameters += elements_of(kLayerGraph[weight], extents);
   }
   return parameters;

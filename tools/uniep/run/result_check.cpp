@@ -200,9 +200,8 @@ void mark_overflows(std::vector<TensorCheck>& checks, const LayerData& layer,
   const auto found = not_finite(result, main_grad);
   if (std::ranges::all_of(found, [](const auto& where) { return where.empty(); })) return;
   LayerResult reference = reference_result(layer, main_grad);
-  set_shared_wgrads(reference, layer, ranks, [&](const LayerData& of_rank) {
-    return reference_result(of_rank, main_grad);
-  });
+  set_shared_wgrads(reference, layer, ranks,
+                    [&](const LayerData& of_rank) { return reference_result(of_rank, main_grad); });
   const auto wanted = not_finite(reference, main_grad);
   for (TensorCheck& check : checks) {
     const auto i = static_cast<std::size_t>(std::ranges::find(kTensors, check.name) - kTensors);
