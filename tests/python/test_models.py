@@ -298,7 +298,7 @@ def test_what_cannot_be_in_the_pass_is_refused() -> None:
     ):
         with pytest.raises(NotImplementedError, match=words) as refused:
             fused(kind, **changes)
-        assert "'apart'" in str(refused.value)
+        assert "apart" in str(refused.value)
     with pytest.raises(ValueError, match="MixtralForCausalLM has no shared experts"):
         fused("mixtral")
     with pytest.raises(ValueError, match="shared_experts is 'within'; it must be 'apart' or"):
