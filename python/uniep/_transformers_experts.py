@@ -22,6 +22,7 @@ __all__ = [
     "IMPLEMENTATIONS",
     "Facts",
     "Weights",
+    "activation_of",
     "facts_of",
     "is_packed",
     "pack",
@@ -106,11 +107,20 @@ def facts_of(experts: Any) -> Facts:
 
 
 def _activation(experts: Any) -> Activation:
-    kind = type(experts).__name__
     has_gate = getattr(experts, "has_gate", True)
     gate = getattr(type(experts), "_apply_gate", _hf_moe._default_apply_gate)
     if has_gate and gate is not _hf_moe._default_apply_gate:
         return _own_gate(experts, gate)
+    return activation_of(experts, has_gate)
+
+
+def activation_of(experts: Any, has_gate: bool) -> Activation:
+    """What experts, or a module of shared ones, compute with `act_fn`.
+
+    Raises:
+        NotImplementedError: one sentence, for what uniep cannot compute.
+    """
+    kind = type(experts).__name__
     known = _WITH_GATE if has_gate else _WITHOUT_GATE
     function = _function(experts.act_fn)
     if function not in known:

@@ -2,9 +2,11 @@
 
     --override.imports uniep.torchtitan.uniep_routed_experts
     --override.imports uniep.torchtitan.uniep_routed_experts,uniep.torchtitan.uniep_selective_ac
+    --override.imports uniep.torchtitan.uniep_moe
 
 The first replaces dispatch, experts and combine of every MoE layer, gpt-oss' too. The second also
-tells torchtitan's selective activation checkpointing to keep what the layer computed.
+tells torchtitan's selective activation checkpointing to keep what the layer computed. The third
+does what the first does, and runs shared experts in the same pass, on CPUs.
 docs/torchtitan.md has figures, and what is supported.
 """
 
@@ -20,14 +22,17 @@ from torch.distributed.tensor import DTensor
 
 import uniep
 
+from . import _shared_experts
 from ._forms import W1Layout
+from ._shared_experts import Shared
 from .arithmetic import Activation, CombinePartials, ProbsPlace
 
 try:
     import spmd_types
     from torchtitan.config import derive, override
     from torchtitan.distributed.activation_checkpoint import SelectiveAC
-    from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
+    from torchtitan.models.common.feed_forward import FeedForward, SigmoidGatedFeedForward
+    from torchtitan.models.common.moe import GroupedExperts, MoE, RoutedExperts
     from torchtitan.models.common.token_dispatcher import HybridEPTokenDispatcher
     from torchtitan.protocols.module import Module
 except ImportError as error:
@@ -38,9 +43,13 @@ except ImportError as error:
 
 __all__ = [
     "UniepExperts",
+    "UniepGatedSharedExperts",
     "UniepGptOssExperts",
+    "UniepMoE",
     "UniepRoutedExperts",
     "UniepSelectiveAC",
+    "UniepSharedExperts",
+    "uniep_moe",
     "uniep_routed_experts",
     "uniep_selective_ac",
 ]
@@ -64,6 +73,8 @@ class UniepExperts(GroupedExperts):
         w2_EDF: [E, D, F].
         num_experts: E of all ranks.
         group: the expert-parallel process group, or None: this process has all experts.
+        shared: the module of the layer's shared experts, if they are part of the pass, in a tuple:
+            it is the layer's.
     """
 
     @dataclasses.dataclass(kw_only=True, slots=True)
@@ -91,6 +102,7 @@ class UniepExperts(GroupedExperts):
         self.num_experts = config.num_experts
         self.probs: ProbsPlace = config.probs
         self.group: torch.distributed.ProcessGroup | None = None
+        self.shared: tuple[UniepSharedExperts, ...] = ()
         self.max_tokens: int | None = config.max_tokens
         self.capacity_rows: int | None = config.capacity_rows
         self.save: Any = config.save
@@ -133,8 +145,12 @@ class UniepExperts(GroupedExperts):
             if isinstance(weights.w1, Tensor)
             else [_local(weight).bfloat16() for weight in weights.w1]
         )
+        tokens = x.bfloat16()
+        shared = {}
+        for module in self.shared:
+            shared = module.weights(tokens, weights.w2.shape[2])._asdict()
         out = uniep.moe(
-            x.bfloat16(),
+            tokens,
             expert_ids,
             scores.float(),
             w1,
@@ -155,6 +171,7 @@ class UniepExperts(GroupedExperts):
             row_pool=self.row_pool,
             combine_groups=self.combine_groups,
             combine_partials=self.combine_partials,
+            **shared,
         )
         return out.to(x.dtype)
 
@@ -246,6 +263,76 @@ UniepRoutedExperts.forward.__signature__ = inspect.signature(  # type: ignore[at
 )
 
 
+class UniepSharedExperts(FeedForward):
+    """The weights of shared experts, torchtitan's own; they run with the routed ones.
+
+    A module as wide as S routed experts is S shared ones.
+    """
+
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(FeedForward.Config):
+        """torchtitan's."""
+
+    def forward(self, x: Tensor) -> None:
+        """Nothing is to be added: what they give is in the routed experts' output."""
+
+    def weights(self, x: Tensor, intermediate: int) -> Shared:
+        """What :func:`uniep.moe` takes.
+
+        Args:
+            x: bf16 [..., D].
+            intermediate: I of a routed expert.
+        """
+        first, second, third = (
+            _local(linear.weight).bfloat16() for linear in (self.w1, self.w2, self.w3)
+        )
+        return Shared(*_shared_experts.weights([first, third], second, intermediate))
+
+
+class UniepGatedSharedExperts(UniepSharedExperts, SigmoidGatedFeedForward):
+    """Likewise, with a gate: what they give a token counts sigmoid(gate(x)) times."""
+
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(SigmoidGatedFeedForward.Config):
+        """torchtitan's."""
+
+    def __init__(self, config: Config) -> None:
+        SigmoidGatedFeedForward.__init__(self, config)
+
+    def weights(self, x: Tensor, intermediate: int) -> Shared:
+        """What :func:`uniep.moe` takes; see :class:`UniepSharedExperts`."""
+        w1, w2, _ = super().weights(x, intermediate)
+        logits = nn.functional.linear(x, _local(self.gate.weight).bfloat16())
+        probs = torch.sigmoid(logits).float()
+        return Shared(w1, w2, probs.expand(*probs.shape[:-1], w1.shape[0]))
+
+
+class UniepMoE(MoE):
+    """torchtitan's MoE layer, whose shared experts run in the pass of the routed ones."""
+
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(MoE.Config):
+        """torchtitan's, with experts of uniep's."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        if self.shared_experts is not None:
+            self.routed_experts.inner_experts.shared = (self.shared_experts,)
+
+    def parallelize(self, parallel_dims: Any) -> None:
+        """As torchtitan does.
+
+        Raises:
+            NotImplementedError: for tensor parallelism, which splits shared experts.
+        """
+        if self.shared_experts is not None and parallel_dims.tp > 1:
+            raise NotImplementedError(
+                f"tensor_parallel_degree is {parallel_dims.tp}, which splits shared experts over "
+                "ranks; in uniep's pass they stay whole: set it to 1, or use uniep_routed_experts"
+            )
+        super().parallelize(parallel_dims)
+
+
 class UniepSelectiveAC(SelectiveAC):
     """torchtitan's selective checkpointing, which also keeps what :func:`uniep.moe` computed."""
 
@@ -323,6 +410,61 @@ def uniep_routed_experts(
         combine_partials=combine_partials,
     )
     return derive(config, UniepRoutedExperts.Config, inner_experts=inner)
+
+
+@override(  # type: ignore[untyped-decorator]
+    target=MoE.Config,
+    description="Routed and shared experts in one pass of uniep.",
+)
+def uniep_moe(config: Any, **options: Any) -> Any:
+    """What torchtitan calls for the config of each MoE layer, instead of its routed experts'.
+
+    Args:
+        config: torchtitan's ``MoE.Config``.
+        options: see :func:`uniep_routed_experts`.
+
+    Returns:
+        A :class:`UniepMoE.Config`.
+
+    Raises:
+        NotImplementedError: for experts that uniep cannot compute.
+        TypeError: for an unknown option.
+    """
+    if type(config) is not MoE.Config:
+        raise NotImplementedError(
+            f"{type(config).__qualname__} is not torchtitan's own MoE.Config; uniep does not know "
+            "what it adds (uniep_routed_experts takes it)"
+        )
+    return derive(
+        config,
+        UniepMoE.Config,
+        routed_experts=uniep_routed_experts(config.routed_experts, **options),
+        shared_experts=_shared_config(config),
+    )
+
+
+def _shared_config(config: Any) -> Any:
+    """The config of the layer's shared experts, if it has any."""
+    shared = config.shared_experts
+    if shared is None:
+        return None
+    kinds = {
+        FeedForward.Config: UniepSharedExperts.Config,
+        SigmoidGatedFeedForward.Config: UniepGatedSharedExperts.Config,
+    }
+    if type(shared) not in kinds or any(w.bias for w in (shared.w1, shared.w2, shared.w3)):
+        raise NotImplementedError(
+            f"shared experts of {type(shared).__qualname__} with biases or of another class are "
+            "none that uniep knows: FeedForward and SigmoidGatedFeedForward without biases are "
+            "(uniep_routed_experts leaves any to torchtitan)"
+        )
+    if _is_gpt_oss(config.routed_experts.inner_experts):
+        raise NotImplementedError(
+            "gpt-oss' experts have biases, beside which uniep has no shared experts; "
+            "uniep_routed_experts leaves these to torchtitan"
+        )
+    _shared_experts.count(shared.w1.out_features, config.routed_experts.inner_experts.hidden_dim)
+    return derive(shared, kinds[type(shared)])
 
 
 @override(  # type: ignore[untyped-decorator]

@@ -7,8 +7,9 @@
     uniep.transformers.register()
     DistributedConfig(fsdp_size=2, ep_size=2, ep_implementation="uniep")  # expert parallel
 
-Router, shared experts and all else stay the model's own modules. docs/transformers.md has figures,
-and docs/models.md what is supported.
+Router, shared experts and all else stay the model's own modules. On CPUs
+``use(model, shared_experts="fused")`` runs shared experts in the same pass as the others.
+docs/transformers.md has figures, and docs/models.md what is supported.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ except ImportError as error:
         "uniep.transformers needs transformers 5.0 or later, and it cannot be imported: "
         f"{error}; pip install transformers"
     ) from error
+from . import _transformers_shared as _shared
+from ._shared_experts import Shared, SharedChoice, check_choice
 from ._transformers_experts import IMPLEMENTATIONS, Facts, facts_of, pack, weights_of
 
 if TYPE_CHECKING:
@@ -125,7 +128,9 @@ def register(
     EPImplementationInterface.register(name, functools.partial(_expert_parallel_class(), options))
 
 
-def use(model: nn.Module, name: str = "uniep") -> list[str]:
+def use(
+    model: nn.Module, name: str = "uniep", *, shared_experts: SharedChoice = "apart"
+) -> list[str]:
     """Makes uniep compute the experts of a model.
 
     It calls ``set_experts_implementation`` where the model has that. Weights that do not lie as
@@ -136,14 +141,28 @@ def use(model: nn.Module, name: str = "uniep") -> list[str]:
     Args:
         model: of a class that :func:`check` accepts.
         name: under which :func:`register` was called; it is called if it was not.
+        shared_experts: ``"apart"``: the model's own modules compute them, or ``"fused"``: they are
+            part of the same pass as the others, on CPUs. Their weights stay the module's own
+            parameters, with their gradients; where one is as wide as the others it is read in
+            place, which makes gate and up views of one tensor. Outputs agree to tolerance.
 
     Returns:
         The names of the modules whose experts uniep computes.
 
     Raises:
-        NotImplementedError, ValueError: see :func:`check`.
+        NotImplementedError, ValueError: see :func:`check`; and for ``"fused"`` where there are no
+            shared experts, or such as cannot be part of the pass.
     """
+    check_choice(shared_experts)
     names = check(model)
+    blocks = _blocks_with_shared(model, names)
+    if shared_experts == "fused":
+        if not blocks:
+            raise ValueError(
+                f"{type(model).__name__} has no shared experts; shared_experts='apart' is accepted"
+            )
+        for block in blocks:
+            _shared.check_block(block)
     if name not in _registered:
         register(name)
     modules: dict[str, Any] = {own_name: model.get_submodule(own_name) for own_name in names}
@@ -160,7 +179,19 @@ def use(model: nn.Module, name: str = "uniep") -> list[str]:
                 f"'{found}'; it must be '{name}': call it for the model whose configuration that is"
             )
         pack(module, facts_of(module))
+    for block in blocks:
+        (_shared.fuse if shared_experts == "fused" else _shared.separate)(block)
     return names
+
+
+def _blocks_with_shared(model: nn.Module, names: list[str]) -> list[nn.Module]:
+    """What holds these modules of experts, or is one of them, and has shared experts too."""
+    found = (model.get_submodule(name) for name in names)
+    blocks = [
+        module if _is_block(module) else model.get_submodule(name.rpartition(".")[0])
+        for name, module in zip(names, found, strict=True)
+    ]
+    return [block for block in blocks if _shared.names_of_shared(block)]
 
 
 def check(model: nn.Module) -> list[str]:
@@ -193,8 +224,13 @@ def _experts_forward(
     hidden_states: Tensor,
     top_k_index: Tensor,
     top_k_weights: Tensor,
+    *,
+    shared: Shared | None = None,
 ) -> Tensor:
-    """The function behind `set_experts_implementation`: experts of this rank alone."""
+    """The function behind `set_experts_implementation`: experts of this rank alone.
+
+    `shared` comes from blocks whose shared experts are part of the pass.
+    """
     facts = facts_of(experts)
     if getattr(experts, "_is_expert_parallel", False):
         # transformers' own EP marks slots of other ranks' experts by the number of local ones, and
@@ -206,7 +242,16 @@ def _experts_forward(
             )
         top_k_index = top_k_index.masked_fill(top_k_index >= experts.num_experts, -1)
         options = replace(options, max_tokens=None)
-    return _run(options, experts, facts, hidden_states, top_k_index, top_k_weights, group=None)
+    return _run(
+        options,
+        experts,
+        facts,
+        hidden_states,
+        top_k_index,
+        top_k_weights,
+        group=None,
+        shared=shared,
+    )
 
 
 def _run(
@@ -218,9 +263,13 @@ def _run(
     top_k_weights: Tensor,
     *,
     group: Any,
+    shared: Shared | None = None,
 ) -> Tensor:
     w1, w2, b1, b2 = weights_of(experts, facts)
-    _refuse_dtypes(experts, hidden_states, {name: getattr(experts, name) for name in facts.names})
+    own = {name: getattr(experts, name) for name in facts.names}
+    if shared is not None:
+        own |= {"shared_w1": shared.shared_w1, "shared_w2": shared.shared_w2}
+    _refuse_dtypes(experts, hidden_states, own)
     out = uniep.moe(
         hidden_states,
         top_k_index,
@@ -242,6 +291,7 @@ def _run(
         probs=options.probs,
         b1=b1,
         b2=b2,
+        **({} if shared is None else shared._asdict()),
     )
     return out.to(hidden_states.dtype)
 

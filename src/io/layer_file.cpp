@@ -27,7 +27,7 @@ std::string shown(float v) {
   return v > 0 ? "infinity" : "-infinity";
 }
 
-/// One of T, H, I, E, K: unknown until a tensor's shape gives it, then the same for all.
+/// One of T, H, I, E, K, S: unknown until a tensor's shape gives it, then the same for all.
 struct Dimension {
   const char* symbol;
   std::int64_t value = kUnknown;
@@ -65,6 +65,9 @@ class LayerReader {
   }
 
   void check_shapes();
+  void check_biases();
+  void check_shared();
+  bool has_pair(const char* first, const char* second);
   void check_tensor(const char* name, std::vector<DType> dtypes, const std::vector<Axis>& axes);
   void check_axis(const Tensor& tensor, const char* name, std::size_t index, const Axis& axis);
   void check_range(const Dimension& dimension);
@@ -74,14 +77,17 @@ class LayerReader {
   void check_values();
   void check_finite(const char* name, const std::vector<bf16>& values);
   void check_probs();
+  void check_shared_probs();
   template <class Id>
   void check_ids(const std::vector<Id>& ids);
   void add_unnamed(const char* what, std::int64_t bad);
   std::string token_and_slot(std::size_t i) const;
   void summarize();
+  bool uses(std::string_view tensor) const;
+  std::int64_t halves() const { return is_gated(layer_.activation) ? 2 : 1; }
 
   const TensorFile& file_;
-  Dimension t_{"T"}, h_{"H"}, i_{"I"}, e_{"E"}, k_{"K"};
+  Dimension t_{"T"}, h_{"H"}, i_{"I"}, e_{"E"}, k_{"K"}, s_{"S"};
   std::vector<std::string> findings_;
   std::optional<LayerSummary> summary_;
   LayerData layer_;
@@ -91,19 +97,43 @@ void LayerReader::check_shapes() {
   check_tensor("x", {DType::kBf16}, {{&t_}, {&h_}});
   check_tensor("topk_ids", {DType::kI32, DType::kI64}, {{&t_}, {&k_}});
   check_tensor("topk_probs", {DType::kF32}, {{&t_}, {&k_}});
-  const std::int64_t halves = is_gated(layer_.activation) ? 2 : 1;
-  check_tensor("w1", {DType::kBf16}, {{&e_}, {&i_, halves}, {&h_}});
+  check_tensor("w1", {DType::kBf16}, {{&e_}, {&i_, halves()}, {&h_}});
   check_tensor("w2", {DType::kBf16}, {{&e_}, {&h_}, {&i_}});
   if (file_.find("dy")) check_tensor("dy", {DType::kBf16}, {{&t_}, {&h_}});
-  if (file_.find("b1") == nullptr && file_.find("b2") == nullptr) return;
-  for (const char* name : {"b1", "b2"}) {
-    if (file_.find(name) == nullptr)
-      add("has no tensor '", name,
-          "', and one of b1 and b2 alone; "
-          "both or neither are accepted");
+  if (has_pair("b1", "b2")) check_biases();
+  if (has_pair("shared_w1", "shared_w2")) check_shared();
+}
+
+/// Whether there is any of two tensors, of which one alone is a finding.
+bool LayerReader::has_pair(const char* first, const char* second) {
+  if (file_.find(first) == nullptr && file_.find(second) == nullptr) return false;
+  for (const char* name : {first, second}) {
+    if (file_.find(name) == nullptr) {
+      add("has no tensor '", name, "', and one of ", first, " and ", second,
+          " alone; both or neither are accepted");
+    }
   }
-  if (file_.find("b1")) check_tensor("b1", {DType::kBf16}, {{&e_}, {&i_, halves}});
+  return true;
+}
+
+void LayerReader::check_biases() {
+  if (file_.find("b1")) check_tensor("b1", {DType::kBf16}, {{&e_}, {&i_, halves()}});
   if (file_.find("b2")) check_tensor("b2", {DType::kBf16}, {{&e_}, {&h_}});
+}
+
+void LayerReader::check_shared() {
+  if (file_.find("shared_w1")) {
+    check_tensor("shared_w1", {DType::kBf16}, {{&s_}, {&i_, halves()}, {&h_}});
+  }
+  if (file_.find("shared_w2")) check_tensor("shared_w2", {DType::kBf16}, {{&s_}, {&h_}, {&i_}});
+  if (file_.find("shared_probs")) check_tensor("shared_probs", {DType::kF32}, {{&t_}, {&s_}});
+  if (k_.value <= kMaxTopk && s_.value <= kMaxTopk && k_.value + s_.value > kMaxTopk) {
+    add("K is ", k_.value, " and S is ", s_.value, " in tensor 'shared_w1'; at most ", kMaxTopk,
+        " together are accepted");
+  }
+  if (file_.find("b1") || file_.find("b2")) {
+    add("has biases and shared experts; one of them is accepted");
+  }
 }
 
 void LayerReader::check_tensor(const char* name, std::vector<DType> dtypes,
@@ -156,7 +186,7 @@ void LayerReader::check_range(const Dimension& dimension) {
       add(describe(), "a multiple of ", kWidthMultiple, " from ", kWidthMultiple, " to ", kMaxWidth,
           " is accepted");
     }
-  } else if (&dimension == &k_) {
+  } else if (&dimension == &k_ || &dimension == &s_) {
     require_range(1, kMaxTopk);
   } else if (&dimension == &e_) {
     require_range(1, kMaxNumExperts);
@@ -179,6 +209,11 @@ void LayerReader::load() {
   if (const Tensor* dy = file_.find("dy")) layer_.dy = dy->as<bf16>();
   if (const Tensor* b1 = file_.find("b1")) layer_.b1 = b1->as<bf16>();
   if (const Tensor* b2 = file_.find("b2")) layer_.b2 = b2->as<bf16>();
+  if (file_.find("shared_w1") == nullptr) return;
+  layer_.shared_experts = static_cast<int>(s_.value);
+  layer_.shared_w1 = file_.get("shared_w1").as<bf16>();
+  layer_.shared_w2 = file_.get("shared_w2").as<bf16>();
+  if (const Tensor* probs = file_.find("shared_probs")) layer_.shared_probs = probs->as<float>();
 }
 
 void LayerReader::load_ids() {
@@ -230,6 +265,18 @@ void LayerReader::check_probs() {
   add_unnamed("topk_probs", bad);
 }
 
+void LayerReader::check_shared_probs() {
+  std::int64_t bad = 0;
+  for (std::size_t i = 0; i < layer_.shared_probs.size(); ++i) {
+    if (std::isfinite(layer_.shared_probs[i])) continue;
+    if (++bad > kMaxNamed) continue;
+    const auto s = static_cast<std::size_t>(s_.value);
+    add("shared_probs of token ", i / s, ", shared expert ", i % s, " is ",
+        shown(layer_.shared_probs[i]), "; a finite number is needed");
+  }
+  add_unnamed("shared_probs", bad);
+}
+
 /// "[3, 17, 5]" for the i-th element.
 std::string index_string(const std::vector<std::int64_t>& shape, std::size_t i) {
   std::vector<std::int64_t> index(shape.size());
@@ -257,6 +304,17 @@ void LayerReader::check_values() {
   check_finite("dy", layer_.dy);
   check_finite("b1", layer_.b1);
   check_finite("b2", layer_.b2);
+  check_finite("shared_w1", layer_.shared_w1);
+  check_finite("shared_w2", layer_.shared_w2);
+  check_shared_probs();
+}
+
+/// shared_probs without shared experts mean nothing.
+bool LayerReader::uses(std::string_view tensor) const {
+  constexpr std::array<std::string_view, 10> kUsed = {
+      "x", "topk_ids", "topk_probs", "w1", "w2", "dy", "b1", "b2", "shared_w1", "shared_w2"};
+  if (tensor == "shared_probs") return layer_.shared_experts > 0;
+  return std::find(kUsed.begin(), kUsed.end(), tensor) != kUsed.end();
 }
 
 void LayerReader::summarize() {
@@ -268,6 +326,8 @@ void LayerReader::summarize() {
   s.topk = layer_.topk;
   s.has_dy = file_.find("dy") != nullptr;
   s.has_bias = layer_.has_bias();
+  s.shared_experts = layer_.shared_experts;
+  s.has_shared_probs = !layer_.shared_probs.empty();
   std::vector<std::int64_t> rows(static_cast<std::size_t>(layer_.num_experts));
   for (const std::int32_t id : layer_.topk_ids) {
     s.dropped_slots += id == -1;
@@ -280,11 +340,8 @@ void LayerReader::summarize() {
   s.min_rows = rows.front();
   s.median_rows = static_cast<double>(rows[(n - 1) / 2] + rows[n / 2]) / 2;
   s.max_rows = rows.back();
-  constexpr std::array<std::string_view, 8> kUsed = {"x",  "topk_ids", "topk_probs", "w1",
-                                                     "w2", "dy",       "b1",         "b2"};
   for (const Tensor& tensor : file_.tensors) {
-    const bool used = std::find(kUsed.begin(), kUsed.end(), tensor.name) != kUsed.end();
-    if (!used) s.other_tensors.push_back(tensor.name);
+    if (!uses(tensor.name)) s.other_tensors.push_back(tensor.name);
   }
   summary_ = std::move(s);
 }
@@ -333,13 +390,32 @@ Tensor weight_gradient(const char* name, std::vector<std::int64_t> shape,
                       : checked_tensor(name, std::move(shape), main);
 }
 
+/// Gradients of shared experts: those of weights are a part for each rank.
+void add_shared(std::vector<Tensor>& tensors, const LayerResult& r, const LayerData& d) {
+  const std::int64_t shared = d.shared_experts;
+  const std::int64_t of_a_rank = shared * d.w1_rows() * d.hidden;
+  const auto elements =
+      static_cast<std::int64_t>(r.dshared_w1.size() + r.main_dshared_w1.size());  // one is empty
+  const std::int64_t ranks = elements / of_a_rank;
+  tensors.push_back(checked_tensor("dshared_probs", {d.tokens, shared}, r.dshared_probs));
+  tensors.push_back(weight_gradient("dshared_w1", {ranks, shared, d.w1_rows(), d.hidden},
+                                    r.dshared_w1, r.main_dshared_w1));
+  tensors.push_back(weight_gradient("dshared_w2", {ranks, shared, d.hidden, d.intermediate},
+                                    r.dshared_w2, r.main_dshared_w2));
+}
+
 }  // namespace
 
 std::string to_string(const LayerSummary& s) {
   std::ostringstream text;
   text << "T=" << s.tokens << " H=" << s.hidden << " I=" << s.intermediate << " E=" << s.num_experts
        << " K=" << s.topk << (s.has_dy ? ", with dy" : ", without dy")
-       << (s.has_bias ? ", with biases" : "") << "\n"
+       << (s.has_bias ? ", with biases" : "");
+  if (s.shared_experts > 0) {
+    text << ", S=" << s.shared_experts << " shared experts"
+         << (s.has_shared_probs ? " with probabilities" : "");
+  }
+  text << "\n"
        << s.rows << " rows, per expert " << s.min_rows << " to " << s.max_rows << ", median "
        << s.median_rows << "; " << s.dropped_slots << " dropped slots";
   if (!s.other_tensors.empty()) text << "\nignored:";
@@ -379,6 +455,14 @@ void save_layer(const std::filesystem::path& path, const LayerData& d) {
     tensors.push_back(checked_tensor("b1", {experts, d.w1_rows()}, d.b1));
     tensors.push_back(checked_tensor("b2", {experts, d.hidden}, d.b2));
   }
+  if (d.shared_experts > 0) {
+    const std::int64_t shared = d.shared_experts;
+    tensors.push_back(checked_tensor("shared_w1", {shared, d.w1_rows(), d.hidden}, d.shared_w1));
+    tensors.push_back(checked_tensor("shared_w2", {shared, d.hidden, d.intermediate}, d.shared_w2));
+    if (!d.shared_probs.empty()) {
+      tensors.push_back(checked_tensor("shared_probs", {d.tokens, shared}, d.shared_probs));
+    }
+  }
   write_safetensors(path, tensors);
 }
 
@@ -398,6 +482,7 @@ void save_result(const std::filesystem::path& path, const LayerResult& r, const 
     tensors.push_back(weight_gradient("db1", {experts, d.w1_rows()}, r.db1, r.main_db1));
     tensors.push_back(weight_gradient("db2", {experts, d.hidden}, r.db2, r.main_db2));
   }
+  if (!forward_only && d.shared_experts > 0) add_shared(tensors, r, d);
   write_safetensors(path, tensors);
 }
 

@@ -18,9 +18,11 @@ namespace uniep::io {
 //   topk_probs  F32   [T, K]       w1          BF16        [E, 2I, H]
 //   w2          BF16  [E, H, I]    dy          BF16        [T, H], may be left out
 //   b1          BF16  [E, 2I]      b2          BF16        [E, H], both or neither
-// Without a gate w1 is [E, I, H] and b1 [E, I]: a file does not say what its experts compute.
-// K from 1 to kMaxTopk, H and I multiples of 8, all dimensions such as one rank can have
-// (base/problem_limits.h), every number finite. Other tensors are ignored.
+//   shared_w1   BF16  [S, 2I, H]   shared_w2   BF16        [S, H, I], both or neither, no biases
+//   shared_probs  F32 [T, S]       with these, may be left out: each is 1
+// Without a gate w1 is [E, I, H], shared_w1 [S, I, H] and b1 [E, I]: a file does not say what its
+// experts compute. K from 1 to kMaxTopk, K + S too, H and I multiples of 8, all dimensions such as
+// one rank can have (base/problem_limits.h), every number finite. Other tensors are ignored.
 
 /// What a layer file holds, in figures.
 struct LayerSummary {
@@ -31,6 +33,8 @@ struct LayerSummary {
   int topk = 0;
   bool has_dy = false;
   bool has_bias = false;
+  int shared_experts = 0;
+  bool has_shared_probs = false;
   std::int64_t rows = 0;           ///< (token, k) copies that go to an expert
   std::int64_t dropped_slots = 0;  ///< slots with id -1
   std::int64_t min_rows = 0;       ///< of the expert with the fewest
@@ -62,12 +66,14 @@ LayerCheck check_layer(const std::filesystem::path& path,
 LayerCheck check_layer(std::span<const std::byte> file, std::string_view name,
                        Activation activation = Activation::kSwiglu);
 
-/// Writes the layout above; `dy`, and b1 and b2, are left out where they are empty.
+/// Writes the layout above; `dy`, b1 and b2, and tensors of shared experts are left out where they
+/// are empty.
 void save_layer(const std::filesystem::path& path, const LayerData& layer);
 
 /// Writes out, and after a backward pass dx, dprobs, dw1, dw2 and where there are biases db1 and
-/// db2, the gradients of weights as F32 where `result` has them as main_grad. `dims` gives the
-/// shapes; its tensors are not looked at.
+/// db2, where there are shared experts dshared_w1 [ranks, S, 2I, H], dshared_w2 and dshared_probs,
+/// the gradients of weights as F32 where `result` has them as main_grad. `dims` gives the shapes;
+/// its tensors are not looked at.
 void save_result(const std::filesystem::path& path, const LayerResult& result,
                  const LayerData& dims);
 

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cmath>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "base/check.h"
@@ -46,7 +47,19 @@ constexpr std::array kSmallShapes = {
 };
 
 // The numbers of streams; a new one must not change what the old ones give.
-enum Stream : std::uint64_t { kX, kDy, kW1, kW2, kRouter, kB1, kB2, kDropped };
+enum Stream : std::uint64_t {
+  kX,
+  kDy,
+  kW1,
+  kW2,
+  kRouter,
+  kB1,
+  kB2,
+  kDropped,
+  kSharedW1,
+  kSharedW2,
+  kSharedGate
+};
 
 std::string joined(const std::vector<std::string>& words) {
   std::string text;
@@ -233,6 +246,8 @@ void allocate(LayerData& layer, bool has_bias) {
   layer.dy.resize(size(layer.tokens, layer.hidden));
   layer.w1.resize(size(layer.num_experts * layer.w1_rows(), layer.hidden));
   layer.w2.resize(size(weights, layer.intermediate));
+  layer.shared_w1.resize(size(layer.shared_experts * layer.w1_rows(), layer.hidden));
+  layer.shared_w2.resize(size(layer.shared_experts * layer.hidden, layer.intermediate));
   if (!has_bias) return;
   layer.b1.resize(size(layer.num_experts, layer.w1_rows()));
   layer.b2.resize(size(layer.num_experts, layer.hidden));
@@ -302,9 +317,12 @@ std::string to_string(const ShapeSpec& s) {
 std::int64_t layer_bytes(const ShapeSpec& s, int ranks) {
   constexpr auto kElement = static_cast<std::int64_t>(sizeof(bf16));
   constexpr auto kSlot = static_cast<std::int64_t>(sizeof(std::int32_t) + sizeof(float));
-  const std::int64_t per_token = 2 * s.hidden * kElement + s.topk * kSlot;  // x, dy; the routing
+  const std::int64_t gate = s.shared_gate ? s.shared_experts * sizeof(float) : 0;
+  // x, dy; the routing
+  const std::int64_t per_token = 2 * s.hidden * kElement + s.topk * kSlot + gate;
   const std::int64_t w1_rows = (is_gated(s.activation) ? 2 : 1) * s.intermediate;
-  const std::int64_t weights = s.num_experts * s.hidden * (w1_rows + s.intermediate);
+  const std::int64_t experts = s.num_experts + s.shared_experts;
+  const std::int64_t weights = experts * s.hidden * (w1_rows + s.intermediate);
   const std::int64_t biases = s.bias ? s.num_experts * (w1_rows + s.hidden) : 0;
   return s.tokens * ranks * per_token + (weights + biases) * kElement;
 }
@@ -321,6 +339,10 @@ Numbers numbers_of(Tensor tensor, const ShapeSpec& spec, std::uint64_t seed) {
       return {NormalStream(seed, kDy), 1};
     case Tensor::kW1:
       return {NormalStream(seed, kW1), weight_scale(spec.hidden)};
+    case Tensor::kSharedW1:
+      return {NormalStream(seed, kSharedW1), weight_scale(spec.hidden)};
+    case Tensor::kSharedW2:
+      return {NormalStream(seed, kSharedW2), weight_scale(spec.intermediate)};
     case Tensor::kB1:
       return {NormalStream(seed, kB1), kBiasScale};
     case Tensor::kB2:
@@ -329,6 +351,20 @@ Numbers numbers_of(Tensor tensor, const ShapeSpec& spec, std::uint64_t seed) {
       break;
   }
   return {NormalStream(seed, kW2), weight_scale(spec.intermediate)};
+}
+
+std::vector<float> make_shared_probs(const ShapeSpec& spec, std::uint64_t seed, std::int64_t first,
+                                     std::int64_t tokens) {
+  if (!spec.shared_gate) return {};
+  const auto begin = static_cast<std::uint64_t>(first * spec.shared_experts);
+  const std::uint64_t odd = begin % 2;  // a stream is filled from an even index
+  std::vector<double> logits(static_cast<std::size_t>(tokens * spec.shared_experts) + odd);
+  NormalStream(seed, kSharedGate).fill(begin - odd, logits);
+  std::vector<float> probs;
+  for (const double z : std::span(logits).subspan(odd)) {
+    probs.push_back(static_cast<float>(1 / (1 + portable_exp(-z))));
+  }
+  return probs;
 }
 
 Routing make_routing(const ShapeSpec& spec, int ranks, std::uint64_t seed, double skew) {
@@ -368,7 +404,8 @@ Problem problem_of(const ShapeSpec& spec, std::int64_t capacity_rows) {
           .probs = spec.probs,
           .bias = spec.bias,
           .combine_groups = spec.combine_groups,
-          .combine_partials = spec.combine_partials};
+          .combine_partials = spec.combine_partials,
+          .shared_experts = spec.shared_experts};
 }
 
 LayerData make_layer(const ShapeSpec& spec, int ranks, std::uint64_t seed, double skew) {
@@ -384,6 +421,7 @@ LayerData make_layer(const ShapeSpec& spec, int ranks, std::uint64_t seed, doubl
   layer.probs = spec.probs;
   layer.combine_groups = spec.combine_groups;
   layer.combine_partials = spec.combine_partials;
+  layer.shared_experts = spec.shared_experts;
   allocate(layer, spec.bias);
   const auto fill = [&](Tensor tensor, std::vector<bf16>& to) {
     const Numbers numbers = numbers_of(tensor, spec, seed);
@@ -395,6 +433,9 @@ LayerData make_layer(const ShapeSpec& spec, int ranks, std::uint64_t seed, doubl
   fill(Tensor::kW2, layer.w2);
   fill(Tensor::kB1, layer.b1);
   fill(Tensor::kB2, layer.b2);
+  fill(Tensor::kSharedW1, layer.shared_w1);
+  fill(Tensor::kSharedW2, layer.shared_w2);
+  layer.shared_probs = make_shared_probs(spec, seed, 0, layer.tokens);
   Routing routing = make_routing(spec, ranks, seed, skew);
   layer.topk_ids = std::move(routing.topk_ids);
   layer.topk_probs = std::move(routing.topk_probs);

@@ -26,6 +26,8 @@ struct ShapeSpec {
   bool bias = false;
   int combine_groups = 1;
   CombinePartials combine_partials = CombinePartials::kFp32;
+  int shared_experts = 0;    ///< S
+  bool shared_gate = false;  ///< what they give counts some number between 0 and 1 times
 
   friend bool operator==(const ShapeSpec&, const ShapeSpec&) = default;
 };
@@ -58,8 +60,13 @@ struct Numbers {
   NormalStream stream;
   double scale;
 };
-enum class Tensor { kX, kDy, kW1, kW2, kB1, kB2 };
+enum class Tensor { kX, kDy, kW1, kW2, kB1, kB2, kSharedW1, kSharedW2 };
 Numbers numbers_of(Tensor tensor, const ShapeSpec& spec, std::uint64_t seed);
+
+/// What a gate makes of numbers N(0, 1): sigmoids [tokens, S] of tokens in global order, from token
+/// `first`. Empty: the shape's shared experts have no gate.
+std::vector<float> make_shared_probs(const ShapeSpec& spec, std::uint64_t seed, std::int64_t first,
+                                     std::int64_t tokens);
 
 /// The routing of make_layer's tokens, in global order.
 struct Routing {
@@ -69,7 +76,7 @@ struct Routing {
 Routing make_routing(const ShapeSpec& spec, int ranks, std::uint64_t seed, double skew);
 
 /// A layer for `ranks` ranks in global order: x, dy ~ N(0, 1), w1 ~ N(0, 1/H), w2 ~ N(0, 1/I),
-/// biases ~ N(0, 1/4);
+/// biases ~ N(0, 1/4), weights of shared experts as those of others;
 /// router logits N(0, 1) - skew log(1 + e), so that 0 is balanced and 1 is like Zipf; the K largest
 /// per token, with softmax probabilities that sum to 1; then a share `dropped` of the slots, drawn
 /// one by one, gets -1 and probability 0. The result is a function of the shape, the total number

@@ -1,4 +1,4 @@
-"""--activation, --probs, --bias and --combine-groups (program.py); an argument names one test class."""
+"""Flags of the arithmetic: --activation to --shared-gate (program.py); an argument names one class."""
 
 import json
 import unittest
@@ -67,6 +67,85 @@ class Arithmetic(ProgramTest):
                     words=["combine_groups is 3", "num_experts=8"])
         self.refuse("run", "--shape", shape, "--combine-groups", 0, words=["1 to 65536"])
         self.refuse("run", "--shape", shape, "--combine-partials", "fp16", words=["fp32", "bf16"])
+
+    def test_shared_experts(self):
+        tensors = ["out", "dx", "dprobs", "dw1", "dw2", "dshared_probs", "dshared_w1",
+                   "dshared_w2"]
+        for flags in (["--shared-experts", 1],
+                      ["--shared-experts", 3, "--shared-gate", "--probs", "after", "--main-grad",
+                       "fp32", "--defer-weights"],
+                      ["--shared-experts", 1, "--hosts", 2],
+                      ["--shared-experts", 2, "--activation", "relu2", "--processes",
+                       "--shared-gate", "--row-pool", 1 << 24]):
+            report = self.folder / "report.json"
+            text = self.succeed("run", "--shape", SHAPE, "--dropped", 0.3, "--ranks", 2, *flags,
+                                "--schedule", "pipelined:2,tile_m=16", "--repeat", 2, "--check",
+                                "--json", report)
+            self.assertIn("check PASSED", unfolded(text))
+            file = json.loads(report.read_text())
+            self.assertEqual(file["problem"]["shared_experts"], flags[1])
+            gated = "--shared-gate" in flags
+            self.assertEqual(file["problem"]["shared_gate"], gated)
+            self.assertEqual(" with a gate" in unfolded(text), gated)
+            self.assertEqual([c["tensor"] for c in file["check"]], tensors)
+            self.assertLess(max(c["relative_l2"] for c in file["check"]), 1e-2)
+
+    def test_files_of_shared_experts(self):
+        """All but the weight gradients, of which each rank has its own, have the same bytes."""
+        layer, results = self.folder / "layer", {}
+        flags = ["--shared-experts", 2, "--shared-gate"]
+        self.succeed("run", "--shape", SHAPE, *flags, "--save-input", layer, "--output",
+                     self.folder / "made")
+        self.assertIn("S=2 shared experts with probabilities", self.succeed("validate", layer))
+        for ranks in (1, 2):
+            output = self.folder / f"out{ranks}"
+            text = self.succeed("run", "--input", layer, "--ranks", ranks, "--output", output)
+            self.assertIn("2 shared experts", unfolded(text))
+            results[ranks] = layer_file.read(output)
+        self.assertEqual(layer_file.read(self.folder / "made"), results[1])
+        for name, (dtype, shape, content) in results[1].items():
+            if name in ("dshared_w1", "dshared_w2"):
+                self.assertEqual(results[2][name][1], [2, *shape[1:]])
+            else:
+                self.assertEqual(results[2][name], (dtype, shape, content), name)
+        self.succeed("run", "--input", layer, *flags)
+        self.refuse("run", "--input", layer, "--shared-experts", 1,
+                    words=["has 2 shared experts", "--shared-experts is 1"])
+        self.succeed("bench", "--input", layer, "--iterations", 2)
+
+    def test_shared_experts_in_other_commands(self):
+        flags = ["--shape", "tiny", "--shared-experts", 2]
+        report = self.folder / "bench.json"
+        text = self.succeed("bench", *flags, "--shared-gate", "--iterations", 2, "--json", report)
+        self.assertIn("check PASSED", unfolded(text))
+        for record in json.loads(report.read_text())["records"]:
+            self.assertEqual(record["arithmetic"], "swiglu,shared_experts=2")
+        cache = self.folder / "tuned.json"
+        self.succeed("tune", *flags, "--ranks", 1, "--pass", "forward", "--space", "lag=1|2",
+                     "--candidates", 1, "--budget", 20, UNIEP_TUNE_CACHE=cache)
+        for more, origin in ((flags, "forward cache"), (flags[:2], "forward default")):
+            self.assertIn(origin, unfolded(self.succeed("run", *more, UNIEP_TUNE_CACHE=cache)))
+
+        def total(*more):
+            lines = self.succeed("info", "--shape", "tiny", *more).splitlines()
+            return next(int(line.split()[1]) for line in lines if line.startswith("  total"))
+        self.assertGreater(total("--shared-experts", 2), total())
+
+    def test_where_shared_experts_are_refused(self):
+        flags = ["--shape", SHAPE, "--shared-experts", 1]
+        self.refuse("simulate", *flags, words=["--shared-experts is 1", "cuda backend"])
+        self.refuse("tune", *flags, "--backend", "cuda", words=["--shared-experts is 1"])
+        self.refuse("bench", *flags, "--backend", "cuda", words=["--shared-experts is 1"])
+        self.refuse("run", *flags, "--bias", words=["shared_experts is 1", "biases"])
+        self.refuse("run", *flags, "--combine-groups", 2, words=["shared_experts is 1"])
+        self.refuse("run", "--shape", SHAPE, "--shared-experts", 16, words=["0 to 15"])
+        self.refuse("run", "--shape", SHAPE, "--shared-experts", 15, words=["shared_experts is 15"])
+        self.refuse("run", "--shape", SHAPE, "--shared-gate",
+                    words=["--shared-gate", "--shared-experts"])
+        path = self.folder / "plain"
+        path.write_bytes(layer_file.serialized(layer_file.layer(4)))
+        self.refuse("run", "--input", path, "--shared-experts", 1,
+                    words=["has 0 shared experts", "--shared-experts is 1"])
 
     def test_main_grads_of_biases(self):
         text = self.succeed("run", "--shape", SHAPE, "--bias", "--main-grad", "fp32",

@@ -12,6 +12,7 @@
 #include "bench/bench_sample.h"
 #include "bench/bench_summary.h"
 #include "reference/exact.h"
+#include "run/shared_layer.h"
 #include "support/expect_error.h"
 #include "uniep/communicator.h"
 
@@ -70,6 +71,12 @@ GlobalPlace place(const reference::ExactResult& all, ResultTensor tensor, int ra
       return part(all.db1);
     case ResultTensor::kDb2:
       return part(all.db2);
+    case ResultTensor::kDsharedProbs:
+      return part(all.dshared_probs);
+    case ResultTensor::kDsharedW1:
+      return part(all.dshared_w1);
+    case ResultTensor::kDsharedW2:
+      return part(all.dshared_w2);
     default:
       return part(all.dw2);
   }
@@ -108,6 +115,35 @@ TEST(ExactSamples, AreElementsOfTheLayerThatMakeLayerMakes) {
       expect_exact(bench, all, more ? 7 : 5);
     }
   }
+}
+
+TEST(ExactSamples, OfSharedExpertsToo) {
+  for (const bool gate : {false, true}) {
+    for (const int ranks : {1, 2}) {
+      SCOPED_TRACE(cat(gate ? "gate, " : "", ranks, " ranks"));
+      const BenchCase bench =
+          make_case("tiny,tokens=11", ranks, 5, 1,
+                    {.probs = "after", .shared_experts = 2, .shared_gate = gate});
+      const LayerData layer = workload::make_layer(bench.spec, ranks, 5, 1);
+      auto all = reference::exact(layer);
+      all.dshared_w1.clear(), all.dshared_w2.clear();
+      for (const LayerData& of_rank : shared_layers(layer, ranks)) {
+        const auto part = reference::exact(of_rank);
+        all.dshared_w1.insert(all.dshared_w1.end(), part.dw1.begin(), part.dw1.end());
+        all.dshared_w2.insert(all.dshared_w2.end(), part.dw2.begin(), part.dw2.end());
+      }
+      expect_exact(bench, all, 8);
+    }
+  }
+}
+
+TEST(BenchCase, SharedExpertsHaveEveryTokenOfTheirRank) {
+  const BenchCase without = make_case("tiny,tokens=9", 2, 3, 1);
+  const BenchCase bench = make_case("tiny,tokens=9", 2, 3, 1, {.shared_experts = 2});
+  EXPECT_EQ(bench.rows(), without.rows() + 2 * 2 * 9);
+  EXPECT_EQ(bench.padded_rows(1), without.padded_rows(1) + 2 * 128);
+  EXPECT_GE(bench.received_tokens(0), 9);
+  EXPECT_LT(without.received_tokens(0), 18);
 }
 
 TEST(ExactSamples, OfAForwardPassAreOutAlone) {

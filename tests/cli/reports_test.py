@@ -71,7 +71,8 @@ class Reports(ProgramTest):
         self.assertEqual(figures["problem"], {"tokens": 2048, "hidden": 256, "intermediate": 128,
                                               "experts": 32, "topk": 4, "activation": "swiglu",
                                               "probs": "before", "bias": False,
-                                              "combine_groups": 1, "combine_partials": "fp32"})
+                                              "combine_groups": 1, "combine_partials": "fp32",
+                                              "shared_experts": 0, "shared_gate": False})
         self.assertEqual(sum(figures["load"]["rows_per_expert"]), figures["load"]["rows"])
         self.assertEqual([c["tensor"] for c in figures["check"]],
                          ["out", "dx", "dprobs", "dw1", "dw2"])

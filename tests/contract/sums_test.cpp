@@ -64,6 +64,33 @@ TEST(DroppedSlots, ATokenWithoutOthersGetsZerosAndIsNotSent) {
   EXPECT_GT(pulls, 0);
 }
 
+TEST(SharedExperts, TwoSumsThatRoundToNegativeZeroStayIt) {
+  // A row is [-2^-133, ...], the least that bf16 has, and counts a quarter.
+  const bf16 zero, one = to_bf16(1.0f), least{0x8001};
+  LayerData d;
+  d.tokens = 2, d.hidden = d.intermediate = 8;
+  d.num_experts = d.topk = 1;
+  d.activation = Activation::kRelu2;
+  d.probs = Probs::kAfter;
+  d.shared_experts = 1;
+  d.topk_ids = {0, -1};
+  d.topk_probs = d.shared_probs = {0.25f, 0.25f};
+  d.x.assign(16, zero), d.dy.assign(16, one);
+  d.x[0] = d.x[8] = one;
+  d.w1.assign(64, zero), d.w2.assign(64, zero);
+  d.w1[0] = one;
+  for (std::size_t h = 0; h < 8; ++h) d.w2[8 * h] = least;
+  d.shared_w1 = d.w1, d.shared_w2 = d.w2;
+  RunOptions o;
+  o.token_begin = {0, 2};
+  const LayerResult got = run_layer(d, o);
+  for (std::size_t h = 0; h < 8; ++h) {
+    EXPECT_EQ(got.out[h].bits, 0x8000) << "both are -0";
+    EXPECT_EQ(got.out[8 + h].bits, 0) << "a token without experts has +0, to which -0 is added";
+  }
+  expect_same_bits(got, expected(d, o), "tiny rows");
+}
+
 TEST(MainGrad, AccumulatesOverBackwardCalls) {
   LayerGroup g(plain_layer(2), 2, true);
   g.make_layers();

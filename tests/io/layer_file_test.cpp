@@ -160,6 +160,93 @@ TEST(LayerFileErrors, Biases) {
                 "accepted");
 }
 
+/// The layer of Parts with two shared experts.
+LayerData shared_layer(Activation activation, bool gate) {
+  workload::ShapeSpec spec =
+      workload::parse_shape("custom,tokens=3,hidden=16,intermediate=8,experts=4,topk=2");
+  spec.activation = activation;
+  spec.shared_experts = 2;
+  spec.shared_gate = gate;
+  return workload::make_layer(spec, 1, 1, 0);
+}
+
+TEST(LayerFile, SharedExperts) {
+  const TemporaryFolder folder;
+  for (const bool gate : {false, true}) {
+    const Activation activation = gate ? Activation::kSwiglu : Activation::kRelu2;
+    const LayerData d = shared_layer(activation, gate);
+    ASSERT_EQ(d.shared_w1.size(), gate ? 512u : 256u);
+    ASSERT_EQ(d.shared_probs.size(), gate ? 6u : 0u);
+    save_layer(folder / "a", d);
+    const LayerData read = load_layer(folder / "a", activation);
+    expect_same(read, d);
+    EXPECT_EQ(read.shared_experts, 2);
+    EXPECT_EQ(read.shared_w1, d.shared_w1);
+    EXPECT_EQ(read.shared_w2, d.shared_w2);
+    EXPECT_EQ(read.shared_probs, d.shared_probs);
+    const LayerCheck check = check_layer(folder / "a", activation);
+    EXPECT_EQ(check.findings, Sentences{});
+    EXPECT_TRUE(check.summary->other_tensors.empty());
+    EXPECT_TRUE(to_string(*check.summary)
+                    .starts_with(cat("T=3 H=16 I=8 E=4 K=2, with dy, S=2 shared experts",
+                                     gate ? " with probabilities\n" : "\n")));
+  }
+}
+
+TEST(LayerFileErrors, SharedExperts) {
+  const TemporaryFolder folder;
+  save_layer(folder / "a", shared_layer(Activation::kSwiglu, true));
+  const std::vector<Tensor> good = read_safetensors(folder / "a").tensors;
+  const auto found = [&](const auto& change) {
+    std::vector<Tensor> tensors = good;
+    change(tensors);
+    return check_layer(serialize_safetensors(tensors), "f").findings;
+  };
+  const auto place = [](std::vector<Tensor>& tensors, const char* name) {
+    return std::ranges::find(tensors, name, [](const Tensor& t) { return t.name; });
+  };
+  const auto replaced = [&](const char* name, const Tensor& by) {
+    return found([&](std::vector<Tensor>& tensors) { *place(tensors, name) = by; });
+  };
+  const auto erased = [&](const char* name) {
+    return found([&](std::vector<Tensor>& tensors) { tensors.erase(place(tensors, name)); });
+  };
+  const std::vector<bf16> weights(15 * 256), biases(64);
+  EXPECT_EQ(erased("shared_probs"), Sentences{});
+  const auto expect_one = [](const Sentences& sentences, const std::string& wanted) {
+    ASSERT_EQ(sentences.size(), 1u);
+    EXPECT_STATES(sentences[0], wanted);
+  };
+  expect_one(erased("shared_w2"),
+             "f: has no tensor 'shared_w2', and one of shared_w1 and shared_w2 alone; both or "
+             "neither are accepted");
+  expect_one(replaced("shared_w2", make_tensor<bf16>("shared_w2", {2, 16, 16},
+                                                     {weights.begin(), weights.begin() + 512})),
+             "f: tensor 'shared_w2' has shape [2, 16, 16], but I is 8 in tensor 'w1'; 8 is needed "
+             "in dimension 2");
+  const std::vector<float> probs = {1, 1, kInf, 1, 1, 1};
+  expect_one(replaced("shared_probs", make_tensor<float>("shared_probs", {3, 2}, probs)),
+             "f: shared_probs of token 1, shared expert 0 is infinity; a finite number is needed");
+  expect_one(found([&](std::vector<Tensor>& tensors) {
+               *place(tensors, "shared_w1") = make_tensor<bf16>("shared_w1", {15, 16, 16}, weights);
+               *place(tensors, "shared_w2") = make_tensor<bf16>(
+                   "shared_w2", {15, 16, 8}, {weights.begin(), weights.begin() + 1920});
+               tensors.erase(place(tensors, "shared_probs"));
+             }),
+             "f: K is 2 and S is 15 in tensor 'shared_w1'; at most 16 together are accepted");
+  expect_one(found([&](std::vector<Tensor>& tensors) {
+               tensors.push_back(make_tensor<bf16>("b1", {4, 16}, biases));
+               tensors.push_back(make_tensor<bf16>("b2", {4, 16}, biases));
+             }),
+             "f: has biases and shared experts; one of them is accepted");
+}
+
+TEST(LayerFile, ProbabilitiesOfNoSharedExpertsAreIgnored) {
+  Parts parts;
+  parts.tensors.push_back(make_tensor<float>("shared_probs", {0}, {}));
+  EXPECT_NE(to_string(*parts.check().summary).find("\nignored: 'shared_probs'"), std::string::npos);
+}
+
 TEST(LayerFile, DyMayBeMissing) {
   const TemporaryFolder folder;
   Parts parts;
@@ -443,6 +530,21 @@ TEST(ResultFile, BiasGradients) {
   r = workload::make_result(d, {.main_grad = true});
   save_result(folder / "a", r, d);
   EXPECT_EQ(tensors_of(folder / "a").at(5), "db1 F32 [4, 8]");
+}
+
+TEST(ResultFile, GradientsOfSharedExpertsHaveAPartForEachRank) {
+  const TemporaryFolder folder;
+  const LayerData d = shared_layer(Activation::kSwiglu, false);
+  save_result(folder / "a", workload::make_result(d, {.ranks = 3}), d);
+  Sentences tensors = tensors_of(folder / "a");
+  ASSERT_EQ(tensors.size(), 8u);
+  EXPECT_EQ(Sentences(tensors.begin() + 5, tensors.end()),
+            (Sentences{"dshared_probs F32 [3, 2]", "dshared_w1 BF16 [3, 2, 16, 16]",
+                       "dshared_w2 BF16 [3, 2, 16, 8]"}));
+  save_result(folder / "a", workload::make_result(d, {.main_grad = true, .ranks = 2}), d);
+  EXPECT_EQ(tensors_of(folder / "a").at(6), "dshared_w1 F32 [2, 2, 16, 16]");
+  save_result(folder / "a", workload::make_result(d, {.backward = false}), d);
+  EXPECT_EQ(tensors_of(folder / "a").size(), 1u);
 }
 
 TEST(ResultFile, MainGradAndForwardOnly) {

@@ -290,6 +290,28 @@ TEST(MakeLayer, Errors) {
             std::string::npos);
 }
 
+TEST(MakeLayer, SharedExpertsChangeNothingElse) {
+  const ShapeSpec plain = parse_shape("tiny,tokens=5");
+  ShapeSpec spec = plain;
+  spec.shared_experts = 3;
+  spec.shared_gate = true;
+  const LayerData without = make_layer(plain, 2, 1, 0), with = make_layer(spec, 2, 1, 0);
+  EXPECT_EQ(with.w1, without.w1);
+  EXPECT_EQ(with.topk_ids, without.topk_ids);
+  EXPECT_EQ(with.shared_w1.size(), 3u * 64 * 64);
+  EXPECT_EQ(with.shared_w2.size(), 3u * 64 * 32);
+  EXPECT_NE(std::vector(with.w1.begin(), with.w1.begin() + 64),
+            std::vector(with.shared_w1.begin(), with.shared_w1.begin() + 64));
+  EXPECT_EQ(layer_bytes(spec, 2) - layer_bytes(plain, 2), 2 * 3 * 64 * (64 + 32) + 10 * 3 * 4);
+  ASSERT_EQ(with.shared_probs.size(), 30u);
+  for (const float p : with.shared_probs) EXPECT_TRUE(p > 0 && p < 1) << p;
+  // A rank's part, which may begin anywhere.
+  EXPECT_EQ(make_shared_probs(spec, 1, 3, 4),
+            std::vector(with.shared_probs.begin() + 9, with.shared_probs.begin() + 21));
+  spec.shared_gate = false;
+  EXPECT_TRUE(make_layer(spec, 2, 1, 0).shared_probs.empty());
+}
+
 TEST(Synthetic, SlotsBeyondTheNumberOfExpertsAreDropped) {
   const ShapeSpec spec = parse_shape("custom,tokens=20,hidden=8,intermediate=8,experts=3,topk=5");
   const Routing routing = make_routing(spec, 1, 7, 0);

@@ -70,6 +70,11 @@ MODELS = {
         "Qwen3Moe",
         {"num_experts": 8, "moe_intermediate_size": 32, "head_dim": 16, "norm_topk_prob": True},
     ),
+    "qwen2_moe": Model(
+        "Qwen2-MoE",
+        "Qwen2Moe",
+        {"num_experts": 8, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
+    ),
     "qwen3_next": Model(
         "Qwen3-Next",
         "Qwen3Next",

@@ -36,6 +36,7 @@ from model_cases import (  # noqa: E402
 
 import uniep.transformers  # noqa: E402
 from uniep._transformers_experts import facts_of, is_packed  # noqa: E402
+from uniep._transformers_shared import names_of_shared  # noqa: E402
 
 # How far losses may part where a rounding turns a router's choice, in parts of what steps gain.
 LOSS = 0.05
@@ -62,6 +63,7 @@ def plain_moe(*args: Tensor, **options: Any) -> Tensor:
     plain_calls.append(args[0].shape[0])
     kept = ("activation", "probs", "b1", "b2", "group")
     own = {name: options[name] for name in kept}
+    own |= {name: options[name] for name in options if name.startswith("shared_")}
     return uniep.plain.moe(*args, ascending=True, **own)
 
 
@@ -146,6 +148,164 @@ def test_other_activations(kind: str, hidden_act: str, activation: str) -> None:
         wanted = experts(x, ids, weights)
         model.set_experts_implementation("uniep")
         assert distance(experts(x, ids, weights), wanted) < 1e-2
+
+
+# Shared experts in the pass.
+
+# Models whose shared experts can be part of it, with widths that make them one expert or two.
+IN_PASS: dict[str, list[dict[str, Any]]] = {
+    "qwen2_moe": [{}],
+    "qwen3_next": [{"shared_expert_intermediate_size": 32}],
+    "deepseek_v3": [{}, {"n_shared_experts": 2}],
+    "kimi_k2": [{}],
+    "glm4_moe": [{}],
+    "nemotron_h": [{}, {"moe_shared_expert_intermediate_size": 64}],
+}
+in_pass = pytest.mark.parametrize(
+    ("kind", "changes"), [(kind, changes) for kind in IN_PASS for changes in IN_PASS[kind]], ids=str
+)
+
+
+def fused(kind: str, **changes: Any) -> Any:
+    model: Any = small(kind, **changes)
+    uniep.transformers.use(model, shared_experts="fused")
+    return model
+
+
+def shared_module(model: Any) -> Any:
+    """Of the first block that has one."""
+    return next(m for n, m in model.named_modules() if n.endswith(("shared_experts", "_expert")))
+
+
+@in_pass
+def test_bits_in_the_pass_are_those_of_plain_pytorch(
+    kind: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ids = fused(kind, **changes), tokens()
+    found = step(model, ids)
+    assert all(param.grad is not None for param in shared_module(model).parameters())
+
+    def never(*_: Any) -> None:
+        pytest.fail("a shared expert ran apart")
+
+    shared_module(model).register_forward_pre_hook(never)
+    with monkeypatch.context() as patched:
+        patched.setattr(uniep, "moe", plain_moe)
+        assert_same(found, step(model, ids))
+
+
+@in_pass
+def test_results_in_the_pass_are_the_models_own(kind: str, changes: dict[str, Any]) -> None:
+    model, ids = small(kind, **changes), tokens()
+    exact_model = copy.deepcopy(model).double()
+    choices: list[Tensor] = []
+    with router_choices(record=choices):
+        exact = step(exact_model, ids, "eager")
+    with router_choices(replay=list(choices)):
+        own = step(model, ids, "eager")
+    uniep.transformers.use(model, shared_experts="fused")
+    with router_choices(replay=list(choices)):
+        found = step(model, ids)
+    assert_close(distances_of(found, own, exact))
+
+
+def test_training_in_the_pass_follows_the_models_own() -> None:
+    own, ids = small("deepseek_v3"), tokens()
+    model = copy.deepcopy(own)
+    uniep.transformers.use(model, shared_experts="fused")
+    wanted, found = losses(own, ids, "eager"), losses(model, ids)
+    assert found == pytest.approx(wanted, abs=LOSS * (wanted[0] - wanted[-1]))
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "qwen3_next", "nemotron_h"])
+def test_one_shared_expert_is_read_where_it_lies(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = fused(kind, **IN_PASS[kind][0])
+    module = shared_module(model)
+    given: list[dict[str, Any]] = []
+
+    def watched(*args: Tensor, **options: Any) -> Tensor:
+        given.append(options)
+        return uniep.functional.moe(*args, **options)
+
+    monkeypatch.setattr(uniep, "moe", watched)
+    step(model, tokens())
+    first = module.gate_proj if hasattr(module, "gate_proj") else module.up_proj
+    assert given[0]["shared_w1"].data_ptr() == first.weight.data_ptr()
+    assert given[0]["shared_w2"].data_ptr() == module.down_proj.weight.data_ptr()
+
+
+def test_parameters_in_the_pass_stay_the_models(tmp_path: Path) -> None:
+    """Objects, names, values, files; and copies, whose weights lie apart, have the same bits."""
+    model: Any = small("deepseek_v3")
+    before = dict(model.named_parameters())
+    own = {name: value.clone() for name, value in model.state_dict().items()}
+    step(model, tokens(), "eager")
+    uniep.transformers.use(model, shared_experts="fused")
+    after = dict(model.named_parameters())
+    assert before.keys() == after.keys()
+    assert all(after[name] is before[name] for name in after)
+    assert [n for n, value in model.state_dict().items() if not torch.equal(value, own[n])] == []
+    model.save_pretrained(tmp_path)
+    loaded: Any = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert [n for n, value in loaded.state_dict().items() if not torch.equal(value, own[n])] == []
+
+    first = step(model, tokens())
+    copied: Any = copy.deepcopy(model)
+    assert_same(step(copied, tokens()), first)
+    copied.gradient_checkpointing_enable()
+    assert_same(step(copied, tokens()), first)
+    uniep.transformers.use(model)
+    apart = fused("deepseek_v3")
+    uniep.transformers.use(apart)
+    assert_same(step(model, tokens()), step(apart, tokens()))
+    assert not torch.equal(step(model, tokens())[0], first[0]), "nothing ran apart"
+
+
+def shard_in_pass() -> dict[str, Tensor]:
+    """Gradients of a model whose layers FSDP2 shards after `use`."""
+    uniep.transformers.register()
+    model = fused("deepseek_v3")
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # gloo multiplies nothing while it sums
+            module.set_force_sum_reduction_for_comms(True)
+    return {name: whole(value) for name, value in step(model, tokens())[1].items()}
+
+
+def test_fsdp_in_the_pass() -> None:
+    wanted = step(fused("deepseek_v3"), tokens())[1]
+    for grads in run_ranks(2, shard_in_pass):
+        assert max(distance(grads[name], wanted[name]) for name in wanted) < GRADIENT
+
+
+def test_a_fused_block_compiles_in_one_graph() -> None:
+    model = fused("deepseek_v3")
+    block = model.model.layers[1].mlp
+    x = torch.randn(2, 23, 64).bfloat16()
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), block(x))
+
+
+def test_what_cannot_be_in_the_pass_is_refused() -> None:
+    for kind, changes, words in (
+        ("llama4", {}, "Llama4TextMoe gives its shared expert x"),
+        ("qwen3_next", {}, "the shared experts have 24 columns, and each routed one has 32"),
+        ("nemotron_h", {"mlp_bias": True}, "NemotronHMoE has biases"),
+    ):
+        with pytest.raises(NotImplementedError, match=words) as refused:
+            fused(kind, **changes)
+        assert "apart" in str(refused.value)
+    with pytest.raises(ValueError, match="MixtralForCausalLM has no shared experts"):
+        fused("mixtral")
+    with pytest.raises(ValueError, match="shared_experts is 'within'; it must be 'apart' or"):
+        uniep.transformers.use(small("mixtral"), shared_experts="within")  # type: ignore[arg-type]
+    model = fused("deepseek_v3")
+    with pytest.raises(RuntimeError, match="experts_implementation is 'eager'; it must be one of"):
+        step(model, tokens(), "eager")
 
 
 # Weights that uniep reads in another order.
@@ -327,7 +487,7 @@ def row(kind: str) -> list[str]:
     is_block = not hasattr(type(found), "_apply_gate")
     facts = facts_of(found.experts if is_block else found)
     block = found if is_block else model.get_submodule(name.rsplit(".", 1)[0])
-    shared = [f"`{own_name}`" for own_name, _ in block.named_children() if "shared" in own_name]
+    shared = [f"`{own_name}`" for own_name in names_of_shared(block)]
     differs = {"transposed": facts.transposed, "gate and up alternate": facts.interleaved}
     layout = ", ".join(what for what, holds in differs.items() if holds)
     plan = getattr(model.config.get_text_config(), "base_model_ep_plan", None)
@@ -339,8 +499,17 @@ def row(kind: str) -> list[str]:
         "x" if is_block else "the output",
         layout,
         ", ".join(shared),
+        ("yes" if can_be_in_pass(kind) else "no") if shared else "",
         "yes" if plan else "no",
     ]
+
+
+def can_be_in_pass(kind: str) -> bool:
+    try:
+        fused(kind, **IN_PASS.get(kind, [{}])[0])
+    except NotImplementedError:
+        return False
+    return True
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -357,6 +526,7 @@ def test_the_page_of_models_says_what_is_true() -> None:
         "probability multiplies",
         "weights rearranged",
         "shared experts",
+        "in the pass",
         "over ranks",
     ]
     supported = table(head, [row(kind) for kind in MODELS])

@@ -24,6 +24,7 @@ from uniep.row_pool import shared_pool
 
 from .checkpoint import Place, rename_experts, sharded_experts
 from .options import Options, activation_of, check_config
+from .shared import SharedExperts
 from .weights import ExpertParams, Stack, through_stack
 
 __all__ = ["ExpertLinear", "RoutedExperts", "UniepExperts"]
@@ -72,6 +73,7 @@ class RoutedExperts:
         self.activation = activation_of(config)
         self.deferred = uniep.DeferredWeights()
         self.workspace: uniep.Workspace | None = None
+        self.shared: SharedExperts | None = None  # the layer's, where they are part of the pass
 
     def __call__(self, x: Tensor, topk_ids: Tensor, topk_probs: Tensor) -> Tensor:
         """The sum of the experts' outputs for each token, [T, H]."""
@@ -83,6 +85,10 @@ class RoutedExperts:
             self.workspace = self._shared_workspace(x, topk_ids.shape[1])
         gradients = torch.is_grad_enabled() and self.weights[0].requires_grad
         delayed = gradients and getattr(self.config, "delay_wgrad_compute", False)
+        shared = None
+        if self.shared is not None:
+            shared = self.shared.given(x, main_grads is not None)
+            main_grads = main_grads and (*main_grads, *shared.main_grads)
         return uniep.moe(
             x,
             topk_ids,
@@ -94,6 +100,7 @@ class RoutedExperts:
             deferred=self.deferred if delayed else None,
             b1=b1,
             b2=b2,
+            **({} if shared is None else shared.tensors._asdict()),
         )
 
     def _given(self) -> tuple[_Given, tuple[ExpertWeight, ...] | None, bool]:
@@ -182,6 +189,7 @@ class RoutedExperts:
             bias=bool(self.biases),
             combine_groups=options.combine_groups,
             combine_partials=options.combine_partials,
+            shared_experts=0 if self.shared is None else self.shared.count,
         )
         known = _workspaces.setdefault(self.group, WeakValueDictionary())
         kept = (

@@ -16,9 +16,12 @@ from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
 from megatron.core.transformer.spec_utils import ModuleSpec, get_module
 from torch import Tensor
 
+from uniep._shared_experts import check_choice
+
 from .experts import UniepExperts
 from .options import Options, check_config
 from .routes import routes, too_many_routes
+from .shared import SharedExperts
 
 __all__ = ["UniepMoELayer", "UniepTokenDispatcher", "with_uniep"]
 
@@ -149,6 +152,17 @@ class UniepMoELayer(MoELayer):  # type: ignore[misc]
                 "must build UniepExperts (with_uniep(spec) does that)"
             )
         self.token_dispatcher = UniepTokenDispatcher(config, groups, self.experts)
+        routed = self.experts.routed
+        if routed.options.shared_experts == "fused":
+            intermediate = routed.weights[1].shape[2]
+            routed.shared = SharedExperts(self.shared_experts, config, intermediate)
+
+    def shared_experts_compute(self, hidden_states: Tensor) -> Tensor | None:
+        """What Megatron adds to the routed experts' output; nothing where that has it already."""
+        if self.experts.routed.shared is not None:
+            return None
+        out: Tensor | None = super().shared_experts_compute(hidden_states)
+        return out
 
 
 Spec = TypeVar("Spec")
@@ -163,10 +177,11 @@ def with_uniep(spec: Spec, **options: Any) -> Spec:
         options: see :class:`uniep.megatron.Options`.
 
     Raises:
-        ValueError: where the spec has no MoE layer, or one of a class that is not Megatron's.
+        ValueError: where the spec has no MoE layer, or one of a class that is not Megatron's, or
+            for a word that is no choice.
         TypeError: for an unknown option.
     """
-    Options(**options)
+    check_choice(Options(**options).shared_experts)
     found: list[bool] = []
     changed: Spec = _changed(spec, options, found)
     if not found:

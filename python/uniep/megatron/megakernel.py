@@ -167,6 +167,11 @@ def use_megakernel(config: Any, **options: Any) -> None:
     if "layout" in options:
         raise TypeError("layout is given; Megatron's modules own the parameters, so there is none")
     config.uniep_options = Options(**options)
+    if config.uniep_options.shared_experts != "apart":
+        raise ValueError(
+            f"shared_experts is '{config.uniep_options.shared_experts}'; with "
+            f"moe_megakernel_backend='{_NAME}' it must be 'apart' (with_uniep(spec) takes 'fused')"
+        )
     _check(config)
     _register()
     config.moe_megakernel_backend = _NAME

@@ -15,6 +15,7 @@ from megatron.core.activations import quick_gelu, squared_relu
 from megatron.core.fusions import fused_bias_geglu
 
 import uniep
+from uniep._shared_experts import SharedChoice
 from uniep.arithmetic import Activation, CombinePartials
 
 __all__ = ["Options", "activation_of", "check_config"]
@@ -44,6 +45,8 @@ class Options(NamedTuple):
         row_pool: where forwards keep rows; see :func:`uniep.moe`.
         combine_groups: how a token's rows are added up; see :func:`uniep.moe`.
         combine_partials: likewise.
+        shared_experts: ``"apart"``: Megatron's module computes them, or ``"fused"``: they are part
+            of the same pass as the others, on CPUs. Their parameters stay the module's.
     """
 
     layout: Literal["stacked", "per_expert"] = "stacked"
@@ -58,6 +61,7 @@ class Options(NamedTuple):
     row_pool: uniep.RowPool | int | None = None
     combine_groups: int = 1
     combine_partials: CombinePartials = "fp32"
+    shared_experts: SharedChoice = "apart"
 
 
 class _Only(NamedTuple):

@@ -16,11 +16,19 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from megatron_cases import checkpoints, layer, main_grads, megakernel, options, schedules
+from megatron_cases import (
+    checkpoints,
+    layer,
+    main_grads,
+    megakernel,
+    options,
+    schedules,
+    shared,
+)
 from megatron_cases.on_cpu import patch_cuda
 from megatron_cases.support import figures, make_groups
 
-_MODULES = (layer, main_grads, schedules, checkpoints, options, megakernel)
+_MODULES = (layer, main_grads, schedules, checkpoints, options, megakernel, shared)
 
 
 def run_all(folder: str, only: str) -> None:

@@ -53,7 +53,8 @@ int BenchCase::rank_of(std::int64_t token) const {
 }
 
 std::int64_t BenchCase::rows() const {
-  return std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), std::int64_t{0});
+  return std::accumulate(rows_per_expert.begin(), rows_per_expert.end(),
+                         spec.shared_experts * token_begin.back());
 }
 
 std::int64_t BenchCase::rows(int rank) const {
@@ -64,7 +65,8 @@ std::int64_t BenchCase::rows(int rank) const {
 std::int64_t BenchCase::padded_rows(int rank) const {
   const auto experts = static_cast<std::size_t>(local_experts());
   const std::span<const std::int64_t> all = rows_per_expert;
-  return padded(all.subspan(static_cast<std::size_t>(rank) * experts, experts), problem.row_align);
+  return padded(all.subspan(static_cast<std::size_t>(rank) * experts, experts), problem.row_align) +
+         spec.shared_experts * round_up<std::int64_t>(tokens(rank), problem.row_align);
 }
 
 std::int64_t BenchCase::received_tokens(int rank) const {
@@ -72,9 +74,11 @@ std::int64_t BenchCase::received_tokens(int rank) const {
   const std::span<const std::int32_t> ids = routing.topk_ids;
   std::int64_t tokens = 0;
   for (std::size_t first = 0; first < ids.size(); first += slots) {
-    tokens += std::ranges::any_of(ids.subspan(first, slots), [&](std::int32_t id) {
-      return id >= 0 && id / local_experts() == rank;
-    });
+    const bool shared =
+        spec.shared_experts > 0 && rank_of(static_cast<std::int64_t>(first / slots)) == rank;
+    tokens += shared || std::ranges::any_of(ids.subspan(first, slots), [&](std::int32_t id) {
+                return id >= 0 && id / local_experts() == rank;
+              });
   }
   return tokens;
 }
@@ -124,6 +128,7 @@ BenchCase make_case(const std::string& shape, int ranks, std::uint64_t seed, dou
   require_routable(c.spec, ranks);
   c.token_begin = workload::even_parts(ranks * c.spec.tokens, ranks);
   c.routing = workload::make_routing(c.spec, ranks, seed, skew);
+  c.shared_probs = workload::make_shared_probs(c.spec, seed, 0, c.token_begin.back());
   complete(c);
   return c;
 }
@@ -140,6 +145,10 @@ const std::vector<bf16>& tensor_of(const LayerData& layer, workload::Tensor tens
       return layer.b1;
     case workload::Tensor::kB2:
       return layer.b2;
+    case workload::Tensor::kSharedW1:
+      return layer.shared_w1;
+    case workload::Tensor::kSharedW2:
+      return layer.shared_w2;
     case workload::Tensor::kW2:
       break;
   }
@@ -160,6 +169,7 @@ BenchCase read_case(const std::string& path, int ranks, const ArithmeticFlags& a
   c.layer = layer;
   c.token_begin = workload::even_parts(layer->tokens, ranks);
   c.routing = {layer->topk_ids, layer->topk_probs};
+  c.shared_probs = layer->shared_probs;
   c.spec = {.name = "custom",
             .tokens = std::ranges::max(c.tokens_per_rank()),
             .hidden = layer->hidden,
@@ -168,7 +178,11 @@ BenchCase read_case(const std::string& path, int ranks, const ArithmeticFlags& a
             .topk = layer->topk,
             .activation = layer->activation,
             .probs = layer->probs,
-            .bias = layer->has_bias()};
+            .bias = layer->has_bias(),
+            .combine_groups = layer->combine_groups,
+            .combine_partials = layer->combine_partials,
+            .shared_experts = layer->shared_experts,
+            .shared_gate = !layer->shared_probs.empty()};
   complete(c);
   c.skew = workload::skew_of(*layer);
   return c;
@@ -177,13 +191,15 @@ BenchCase read_case(const std::string& path, int ranks, const ArithmeticFlags& a
 std::int64_t bench_capacity(const Problem& problem, int ranks,
                             const std::vector<std::int64_t>& rows_per_expert) {
   const std::int64_t experts = problem.num_experts / ranks;
+  const std::int64_t shared =
+      problem.shared_experts * round_up<std::int64_t>(problem.max_tokens, problem.row_align);
   const std::int64_t twice_balanced =
-      2 * problem.max_tokens * problem.topk + experts * problem.row_align;
+      2 * problem.max_tokens * problem.topk + experts * problem.row_align + shared;
   const std::span<const std::int64_t> all = rows_per_expert;
   std::int64_t fullest = 0;
   for (std::size_t first = 0; first < all.size(); first += static_cast<std::size_t>(experts)) {
     const auto of_rank = all.subspan(first, static_cast<std::size_t>(experts));
-    fullest = std::max(fullest, padded(of_rank, problem.row_align));
+    fullest = std::max(fullest, padded(of_rank, problem.row_align) + shared);
   }
   Problem any = problem;
   any.capacity_rows = 0;

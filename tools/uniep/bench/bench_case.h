@@ -60,6 +60,7 @@ struct BenchCase {
   std::shared_ptr<const LayerData> layer{};  ///< what it holds
   std::vector<std::int64_t> token_begin{};   ///< [ranks + 1]
   workload::Routing routing{};
+  std::vector<float> shared_probs{};  ///< [tokens of all, S]; empty: each is 1
   std::vector<std::int64_t> rows_per_expert{};
   Problem problem{};
 
@@ -71,9 +72,9 @@ struct BenchCase {
   /// Whose token it is.
   int rank_of(std::int64_t token) const;
   bool has_dy() const { return layer == nullptr || !layer->dy.empty() || layer->tokens == 0; }
-  std::int64_t rows() const;          ///< of all ranks
-  std::int64_t rows(int rank) const;  ///< of the experts of one
-  /// Of the experts of one, pad rows included.
+  std::int64_t rows() const;          ///< of all ranks, those of shared experts included
+  std::int64_t rows(int rank) const;  ///< of the experts of one, without shared ones
+  /// Of the experts of one and of its shared ones, pad rows included.
   std::int64_t padded_rows(int rank) const;
   /// That have rows of these experts, each once.
   std::int64_t received_tokens(int rank) const;

@@ -6,11 +6,15 @@ std::vector<ResultTensor> tensors_of(Pass pass, const Problem& problem) {
   using enum ResultTensor;
   if (pass == Pass::kForward) return {kOut};
   if (problem.bias) return {kDx, kDprobs, kDw1, kDw2, kDb1, kDb2};
+  if (problem.shared_experts > 0) {
+    return {kDx, kDprobs, kDw1, kDw2, kDsharedProbs, kDsharedW1, kDsharedW2};
+  }
   return {kDx, kDprobs, kDw1, kDw2};
 }
 
 int width_of(ResultTensor tensor) {
-  return tensor == ResultTensor::kDprobs ? sizeof(float) : sizeof(bf16);
+  using enum ResultTensor;
+  return tensor == kDprobs || tensor == kDsharedProbs ? sizeof(float) : sizeof(bf16);
 }
 
 BenchResults::BenchResults(const BenchCase& bench, int rank, bool backward, BenchDevice& device) {
@@ -23,6 +27,9 @@ BenchResults::BenchResults(const BenchCase& bench, int rank, bool backward, Benc
   dprobs = BenchTensor<float>(device, tokens * s.topk);
   dw1 = BenchTensor<bf16>(device, experts * bench.w1_rows() * s.hidden);
   dw2 = BenchTensor<bf16>(device, experts * s.hidden * s.intermediate);
+  dshared_probs = BenchTensor<float>(device, tokens * s.shared_experts);
+  dshared_w1 = BenchTensor<bf16>(device, s.shared_experts * bench.w1_rows() * s.hidden);
+  dshared_w2 = BenchTensor<bf16>(device, s.shared_experts * s.hidden * s.intermediate);
   if (!s.bias) return;
   db1 = BenchTensor<bf16>(device, experts * bench.w1_rows());
   db2 = BenchTensor<bf16>(device, experts * s.hidden);
@@ -42,6 +49,12 @@ std::span<std::byte> BenchResults::bytes(ResultTensor tensor) const {
       return db1.bytes();
     case ResultTensor::kDb2:
       return db2.bytes();
+    case ResultTensor::kDsharedProbs:
+      return dshared_probs.bytes();
+    case ResultTensor::kDsharedW1:
+      return dshared_w1.bytes();
+    case ResultTensor::kDsharedW2:
+      return dshared_w2.bytes();
     case ResultTensor::kDw2:
       break;
   }
@@ -87,12 +100,17 @@ void BenchLayer::make_inputs() {
     b1_ = input(Tensor::kB1, rank_ * of_w1 / s.hidden, of_w1 / s.hidden);
     b2_ = input(Tensor::kB2, rank_ * of_w2 / s.intermediate, of_w2 / s.intermediate);
   }
+  shared_w1_ = input(Tensor::kSharedW1, 0, s.shared_experts * bench_.w1_rows() * s.hidden);
+  shared_w2_ = input(Tensor::kSharedW2, 0, s.shared_experts * s.hidden * s.intermediate);
   if (backward_) dy_ = input(Tensor::kDy, first * s.hidden, tokens * s.hidden);
 
   ids_ = BenchTensor<std::int32_t>(device_, tokens * s.topk);
   probs_ = BenchTensor<float>(device_, tokens * s.topk);
   device_.upload(ids_.bytes(), bench_.routing.topk_ids.data() + first * s.topk);
   device_.upload(probs_.bytes(), bench_.routing.topk_probs.data() + first * s.topk);
+  if (bench_.shared_probs.empty()) return;
+  shared_probs_ = BenchTensor<float>(device_, tokens * s.shared_experts);
+  device_.upload(shared_probs_.bytes(), bench_.shared_probs.data() + first * s.shared_experts);
 }
 
 void BenchLayer::forward(const Schedule& schedule, const BenchResults& results) {
@@ -103,7 +121,10 @@ void BenchLayer::forward(const Schedule& schedule, const BenchResults& results) 
                            .w2 = w2_.span(),
                            .out = results.out.span(),
                            .b1 = b1_.span(),
-                           .b2 = b2_.span()},
+                           .b2 = b2_.span(),
+                           .shared_w1 = shared_w1_.span(),
+                           .shared_w2 = shared_w2_.span(),
+                           .shared_probs = shared_probs_.span()},
                           schedule);
 }
 
@@ -120,7 +141,12 @@ void BenchLayer::backward(const Schedule& schedule, const BenchResults& results)
                    .b1 = b1_.span(),
                    .b2 = b2_.span(),
                    .db1 = results.db1.span(),
-                   .db2 = results.db2.span()},
+                   .db2 = results.db2.span(),
+                   .shared_w1 = shared_w1_.span(),
+                   .shared_w2 = shared_w2_.span(),
+                   .dshared_probs = results.dshared_probs.span(),
+                   .dshared_w1 = results.dshared_w1.span(),
+                   .dshared_w2 = results.dshared_w2.span()},
                   schedule);
 }
 

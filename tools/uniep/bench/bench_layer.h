@@ -19,8 +19,8 @@ int width_of(ResultTensor tensor);
 
 /// The results of a step on one rank.
 struct BenchResults {
-  BenchTensor<bf16> out, dx, dw1, dw2, db1, db2;
-  BenchTensor<float> dprobs;
+  BenchTensor<bf16> out, dx, dw1, dw2, db1, db2, dshared_w1, dshared_w2;
+  BenchTensor<float> dprobs, dshared_probs;
 
   BenchResults(const BenchCase& bench, int rank, bool backward, BenchDevice& device);
   std::span<std::byte> bytes(ResultTensor tensor) const;
@@ -67,8 +67,8 @@ class BenchLayer {
   const int rank_;
   const bool backward_;
   Layer layer_;
-  BenchTensor<bf16> x_, dy_, w1_, w2_, b1_, b2_;
-  BenchTensor<float> probs_;
+  BenchTensor<bf16> x_, dy_, w1_, w2_, b1_, b2_, shared_w1_, shared_w2_;
+  BenchTensor<float> probs_, shared_probs_;
   BenchTensor<std::int32_t> ids_;
   std::optional<RoutingPlan> plan_;
   Saved saved_;

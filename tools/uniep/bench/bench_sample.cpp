@@ -31,7 +31,8 @@ void in_parallel(std::size_t count, int ranks, const std::function<void(std::siz
   tune::for_each_in_parallel(count, share, body);
 }
 
-/// Any element of the layer's inputs.
+/// Any element of the layer's inputs. A token's slots are its K, then one for each shared expert;
+/// shared experts are numbered behind the others.
 class Inputs {
  public:
   explicit Inputs(const BenchCase& bench) : bench_(bench) {}
@@ -48,23 +49,50 @@ class Inputs {
   std::int64_t w1_rows() const { return bench_.w1_rows(); }
   Row w1_row(std::int64_t expert, std::int64_t row) const {
     const std::int64_t hidden = bench_.spec.hidden;
-    return values(Tensor::kW1, (expert * w1_rows() + row) * hidden, hidden);
+    const auto [tensor, own] = weight_of(Tensor::kW1, Tensor::kSharedW1, expert);
+    return values(tensor, (own * w1_rows() + row) * hidden, hidden);
   }
   Row w2_row(std::int64_t expert, std::int64_t row) const {
     const auto& s = bench_.spec;
-    return values(Tensor::kW2, (expert * s.hidden + row) * s.intermediate, s.intermediate);
+    return w2_columns(expert, row, 0, s.intermediate);
+  }
+  Row w2_columns(std::int64_t expert, std::int64_t row, std::int64_t first,
+                 std::int64_t count) const {
+    const auto& s = bench_.spec;
+    const auto [tensor, own] = weight_of(Tensor::kW2, Tensor::kSharedW2, expert);
+    return values(tensor, (own * s.hidden + row) * s.intermediate + first, count);
   }
   /// Empty where experts have no biases.
   Row b1(std::int64_t expert) const { return bias(Tensor::kB1, expert, w1_rows()); }
   Row b2(std::int64_t expert) const { return bias(Tensor::kB2, expert, bench_.spec.hidden); }
+  std::int64_t slots() const { return bench_.spec.topk + bench_.spec.shared_experts; }
+  std::int64_t token_of(std::int64_t slot) const { return slot / slots(); }
   std::int64_t expert_of(std::int64_t slot) const {
-    return bench_.routing.topk_ids[static_cast<std::size_t>(slot)];
+    const std::int64_t shared = slot % slots() - bench_.spec.topk;
+    if (shared >= 0) return bench_.spec.num_experts + shared;
+    return bench_.routing.topk_ids[routed(slot)];
   }
   double prob_of(std::int64_t slot) const {
-    return bench_.routing.topk_probs[static_cast<std::size_t>(slot)];
+    const std::int64_t shared = slot % slots() - bench_.spec.topk;
+    if (shared < 0) return bench_.routing.topk_probs[routed(slot)];
+    if (bench_.shared_probs.empty()) return 1;
+    const std::int64_t row = token_of(slot) * bench_.spec.shared_experts;
+    return bench_.shared_probs[static_cast<std::size_t>(row + shared)];
   }
 
  private:
+  struct Weight {
+    Tensor tensor;
+    std::int64_t expert;  ///< in it
+  };
+  Weight weight_of(Tensor routed, Tensor shared, std::int64_t expert) const {
+    const int experts = bench_.spec.num_experts;
+    return expert < experts ? Weight{routed, expert} : Weight{shared, expert - experts};
+  }
+  /// Of a slot that is one of its token's K, the place in the routing.
+  std::size_t routed(std::int64_t slot) const {
+    return static_cast<std::size_t>(token_of(slot) * bench_.spec.topk + slot % slots());
+  }
   Row bias(Tensor tensor, std::int64_t expert, std::int64_t width) const {
     return bench_.spec.bias ? values(tensor, expert * width, width) : Row();
   }
@@ -139,8 +167,8 @@ SlotResult exact_slot(const Inputs& in, const workload::ShapeSpec& s, std::int64
   const std::int64_t expert = in.expert_of(slot);
   if (expert < 0) return dropped_slot(s, backward);
   const double prob = in.prob_of(slot);
-  const Row x = in.token(Tensor::kX, slot / s.topk);
-  const Row dy = backward ? in.token(Tensor::kDy, slot / s.topk) : Row();
+  const Row x = in.token(Tensor::kX, in.token_of(slot));
+  const Row dy = backward ? in.token(Tensor::kDy, in.token_of(slot)) : Row();
   const Row h = exact_h(in, expert, x);
   const Row b2 = in.b2(expert);
   const auto inter = static_cast<std::size_t>(s.intermediate);
@@ -188,32 +216,37 @@ std::vector<Sample> token_samples(const BenchCase& bench, int rank, bool backwar
   const workload::ShapeSpec& s = bench.spec;
   const std::vector<std::int64_t> tokens = sampled_tokens(bench.tokens(rank));
   const auto topk = static_cast<std::size_t>(s.topk);
-  std::vector<SlotResult> slots(tokens.size() * topk);
+  const auto of_token = static_cast<std::size_t>(in.slots());
+  std::vector<SlotResult> slots(tokens.size() * of_token);
   in_parallel(slots.size(), bench.ranks, [&](std::size_t i) {
-    const std::int64_t token = bench.first_token(rank) + tokens[i / topk];
-    const auto slot = token * s.topk + static_cast<std::int64_t>(i % topk);
+    const std::int64_t token = bench.first_token(rank) + tokens[i / of_token];
+    const auto slot = token * in.slots() + static_cast<std::int64_t>(i % of_token);
     slots[i] = exact_slot(in, s, slot, backward);
   });
 
   Sample out{.tensor = ResultTensor::kOut};
   Sample dx{.tensor = ResultTensor::kDx};
   Sample dprobs{.tensor = ResultTensor::kDprobs};
+  Sample dshared_probs{.tensor = ResultTensor::kDsharedProbs};
   for (std::size_t t = 0; t < tokens.size(); ++t) {
     SlotResult sum{.y = Row(static_cast<std::size_t>(s.hidden)),
                    .dx = Row(static_cast<std::size_t>(s.hidden))};
-    Row token_dprobs;
-    for (std::size_t k = 0; k < topk; ++k) {
-      const SlotResult& slot = slots[t * topk + k];
+    Row token_dprobs, token_dshared;
+    for (std::size_t k = 0; k < of_token; ++k) {
+      const SlotResult& slot = slots[t * of_token + k];
       add_scaled(sum.y, 1, slot.y);
-      token_dprobs.push_back(slot.dprob);
-      dprobs.terms.push_back(std::sqrt(slot.dprob_squares));
+      (k < topk ? token_dprobs : token_dshared).push_back(slot.dprob);
+      (k < topk ? dprobs : dshared_probs).terms.push_back(std::sqrt(slot.dprob_squares));
       if (backward) add_scaled(sum.dx, 1, slot.dx);
     }
     add_run(out, tokens[t] * s.hidden, sum.y);
     add_run(dx, tokens[t] * s.hidden, sum.dx);
     add_run(dprobs, tokens[t] * s.topk, token_dprobs);
+    add_run(dshared_probs, tokens[t] * s.shared_experts, token_dshared);
   }
-  return backward ? std::vector{out, dx, dprobs} : std::vector{out};
+  if (!backward) return {out};
+  if (s.shared_experts == 0) return {out, dx, dprobs};
+  return {out, dx, dprobs, dshared_probs};
 }
 
 /// Which elements of an expert's weight gradients are sampled: columns [column, + kSampledColumns)
@@ -248,8 +281,7 @@ struct BlockWeights {
       up_bias[static_cast<std::size_t>(c)] = b1[static_cast<std::size_t>(to_up + block.column + c)];
     }
     for (std::int64_t r = 0; r < s.hidden; ++r) {
-      const std::int64_t first = (block.expert * s.hidden + r) * s.intermediate + block.column;
-      const Row columns = in.values(Tensor::kW2, first, kSampledColumns);
+      const Row columns = in.w2_columns(block.expert, r, block.column, kSampledColumns);
       for (std::size_t c = 0; c < down.size(); ++c) {
         down[c][static_cast<std::size_t>(r)] = columns[c];
       }
@@ -259,8 +291,8 @@ struct BlockWeights {
 
 RowFactors row_factors(const Inputs& in, const workload::ShapeSpec& s, const WeightBlock& block,
                        const BlockWeights& weights, std::int64_t slot) {
-  const Row x = in.token(Tensor::kX, slot / s.topk);
-  const Row dy = in.token(Tensor::kDy, slot / s.topk);
+  const Row x = in.token(Tensor::kX, in.token_of(slot));
+  const Row dy = in.token(Tensor::kDy, in.token_of(slot));
   RowFactors f;
   f.prob = in.prob_of(slot);
   f.x.assign(x.begin() + block.hidden, x.begin() + block.hidden + block.hidden_count);
@@ -275,26 +307,30 @@ RowFactors row_factors(const Inputs& in, const workload::ShapeSpec& s, const Wei
   return f;
 }
 
-/// In the middle of the first expert of a rank that has rows; nothing where none has.
+/// In the middle of an expert.
+WeightBlock block_of(const workload::ShapeSpec& s, std::int64_t expert) {
+  const std::int64_t hidden_count = std::min(kSampledHidden, s.hidden);
+  return {.expert = expert,
+          .column = s.intermediate / (2 * kSampledColumns) * kSampledColumns,
+          .hidden = (s.hidden - hidden_count) / 2,
+          .hidden_count = hidden_count};
+}
+
+/// Of the first expert of a rank that has rows; nothing where none has.
 std::optional<WeightBlock> sampled_block(const BenchCase& bench, int rank) {
-  const workload::ShapeSpec& s = bench.spec;
   const auto first = bench.rows_per_expert.begin() + rank * bench.local_experts();
   const auto last = first + bench.local_experts();
   const auto expert = std::find_if(first, last, [](std::int64_t rows) { return rows > 0; });
   if (expert == last) return std::nullopt;
-  const std::int64_t hidden_count = std::min(kSampledHidden, s.hidden);
-  return WeightBlock{.expert = expert - bench.rows_per_expert.begin(),
-                     .column = s.intermediate / (2 * kSampledColumns) * kSampledColumns,
-                     .hidden = (s.hidden - hidden_count) / 2,
-                     .hidden_count = hidden_count};
+  return block_of(bench.spec, expert - bench.rows_per_expert.begin());
 }
 
-/// The factors of every row of the block's expert.
-std::vector<RowFactors> all_row_factors(const BenchCase& bench, const WeightBlock& block) {
+/// The factors of every row of the block's expert, of tokens [first, last).
+std::vector<RowFactors> all_row_factors(const BenchCase& bench, const WeightBlock& block,
+                                        std::int64_t first, std::int64_t last) {
   const Inputs in(bench);
   std::vector<std::int64_t> slots;
-  for (std::size_t i = 0; i < bench.routing.topk_ids.size(); ++i) {
-    const auto slot = static_cast<std::int64_t>(i);
+  for (std::int64_t slot = first * in.slots(); slot < last * in.slots(); ++slot) {
     if (in.expert_of(slot) == block.expert) slots.push_back(slot);
   }
   const BlockWeights weights(in, bench.spec, block);
@@ -324,9 +360,9 @@ std::vector<Half> halves_of(const workload::ShapeSpec& s) {
   return halves;
 }
 
-Sample dw1_sample(const BenchCase& bench, const WeightBlock& block, std::int64_t local,
-                  const std::vector<RowFactors>& rows) {
-  Sample dw1{.tensor = ResultTensor::kDw1};
+Sample dw1_sample(ResultTensor tensor, const BenchCase& bench, const WeightBlock& block,
+                  std::int64_t local, const std::vector<RowFactors>& rows) {
+  Sample dw1{.tensor = tensor};
   for (std::size_t c = 0; c < kSampledColumns; ++c) {
     for (const Half& half : halves_of(bench.spec)) {
       const std::int64_t row =
@@ -340,10 +376,10 @@ Sample dw1_sample(const BenchCase& bench, const WeightBlock& block, std::int64_t
   return dw1;
 }
 
-Sample dw2_sample(const BenchCase& bench, const WeightBlock& block, std::int64_t local,
-                  const std::vector<RowFactors>& rows) {
+Sample dw2_sample(ResultTensor tensor, const BenchCase& bench, const WeightBlock& block,
+                  std::int64_t local, const std::vector<RowFactors>& rows) {
   const workload::ShapeSpec& s = bench.spec;
-  Sample dw2{.tensor = ResultTensor::kDw2};
+  Sample dw2{.tensor = tensor};
   for (std::int64_t i = 0; i < block.hidden_count; ++i) {
     const std::int64_t row = local * s.hidden + block.hidden + i;
     add_run(dw2, row * s.intermediate + block.column,
@@ -377,14 +413,24 @@ Sample db2_sample(const BenchCase& bench, const WeightBlock& block, std::int64_t
 std::vector<Sample> weight_samples(const BenchCase& bench, int rank) {
   const auto block = sampled_block(bench, rank);
   if (!block) return {};
-  const std::vector<RowFactors> rows = all_row_factors(bench, *block);
+  const std::vector<RowFactors> rows = all_row_factors(bench, *block, 0, bench.token_begin.back());
   const std::int64_t local = block->expert - rank * bench.local_experts();
-  std::vector<Sample> samples{dw1_sample(bench, *block, local, rows),
-                              dw2_sample(bench, *block, local, rows)};
+  std::vector<Sample> samples{dw1_sample(ResultTensor::kDw1, bench, *block, local, rows),
+                              dw2_sample(ResultTensor::kDw2, bench, *block, local, rows)};
   if (!bench.spec.bias) return samples;
   samples.push_back(db1_sample(bench, *block, local, rows));
   samples.push_back(db2_sample(bench, *block, local, rows));
   return samples;
+}
+
+/// A shared expert's gradients are sums over the rank's tokens.
+std::vector<Sample> shared_weight_samples(const BenchCase& bench, int rank) {
+  if (bench.spec.shared_experts == 0 || bench.tokens(rank) == 0) return {};
+  const WeightBlock block = block_of(bench.spec, bench.spec.num_experts);
+  const std::vector<RowFactors> rows =
+      all_row_factors(bench, block, bench.first_token(rank), bench.first_token(rank + 1));
+  return {dw1_sample(ResultTensor::kDsharedW1, bench, block, 0, rows),
+          dw2_sample(ResultTensor::kDsharedW2, bench, block, 0, rows)};
 }
 
 }  // namespace
@@ -393,6 +439,7 @@ std::vector<Sample> exact_samples(const BenchCase& bench, int rank, bool backwar
   std::vector<Sample> samples = token_samples(bench, rank, backward);
   if (!backward) return samples;
   for (Sample& sample : weight_samples(bench, rank)) samples.push_back(std::move(sample));
+  for (Sample& sample : shared_weight_samples(bench, rank)) samples.push_back(std::move(sample));
   return samples;
 }
 

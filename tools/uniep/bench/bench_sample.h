@@ -9,10 +9,22 @@
 namespace uniep::tool {
 
 /// The tensors that a step computes.
-enum class ResultTensor { kOut, kDx, kDprobs, kDw1, kDw2, kDb1, kDb2 };
+enum class ResultTensor {
+  kOut,
+  kDx,
+  kDprobs,
+  kDw1,
+  kDw2,
+  kDb1,
+  kDb2,
+  kDsharedProbs,
+  kDsharedW1,
+  kDsharedW2
+};
 
-// What is sampled on each rank: all elements of these tokens' out, dx and dprobs, and of the first
-// expert that has rows a block of dw1 and dw2 and, with biases, of db1 and db2.
+// What is sampled on each rank: all elements of these tokens' out, dx, dprobs and dshared_probs,
+// and of the first expert that has rows a block of dw1 and dw2 and, with biases, of db1 and db2; of
+// the first shared expert a block, too.
 inline constexpr std::int64_t kSampledTokens = 4;
 inline constexpr std::int64_t kSampledColumns = 8;  ///< of the intermediate dimension
 inline constexpr std::int64_t kSampledHidden = 64;

@@ -4,6 +4,7 @@
 #include "base/check.h"
 #include "base/files.h"
 #include "base/problem_limits.h"
+#include "common/table.h"
 #include "io/layer_file.h"
 
 namespace uniep::tool {
@@ -13,12 +14,26 @@ std::string joined(const std::string& text, const char* separator, const std::st
   return text.empty() ? word : cat(text, separator, word);
 }
 
+/// A file's shared experts are as flags say, if these say anything.
+void require_shared(const LayerData& layer, const workload::ShapeSpec& spec,
+                    const std::string& path) {
+  require(spec.shared_experts == 0 || spec.shared_experts == layer.shared_experts, ErrorCode::kIo,
+          display_name(path), ": has ", layer.shared_experts,
+          " shared experts, and --shared-experts is ", spec.shared_experts,
+          "; that number is accepted, or no --shared-experts");
+  require(!spec.shared_gate || !layer.shared_probs.empty(), ErrorCode::kIo, display_name(path),
+          ": has no tensor 'shared_probs', which --shared-gate needs; a file that has it is "
+          "accepted, or no --shared-gate");
+}
+
 }  // namespace
 
 void ArithmeticFlags::apply_to(workload::ShapeSpec& spec) const {
   spec.combine_groups = combine_groups;
   spec.combine_partials = combine_partials == name(CombinePartials::kBf16) ? CombinePartials::kBf16
                                                                            : CombinePartials::kFp32;
+  spec.shared_experts = shared_experts;
+  spec.shared_gate = shared_gate;
   if (as_model) return workload::set_model_arithmetic(spec);
   spec.activation = activation_named(activation).value_or(Activation::kSwiglu);
   spec.probs = probs == name(Probs::kAfter) ? Probs::kAfter : Probs::kBefore;
@@ -60,6 +75,22 @@ void add_arithmetic(OptionGroup& group, ArithmeticFlags& arithmetic, CLI::Option
       .add("--combine-partials", arithmetic.combine_partials, "TYPE",
            "What the sums of runs are before they are added up: fp32 (default) or bf16")
       ->check(one_of({name(CombinePartials::kFp32), name(CombinePartials::kBf16)}));
+  CLI::Option* shared =
+      group
+          .add("--shared-experts", arithmetic.shared_experts, "S",
+               "Experts of the same size that every token goes to, besides its K, as part of the "
+               "pass (default 0), on CPUs; a layer file that has them needs no flag")
+          ->check(range<int>(0, kMaxTopk - 1));
+  group
+      .add_flag("--shared-gate", arithmetic.shared_gate,
+                "What shared experts give a token counts by a sigmoid of its own, instead of once")
+      ->needs(shared);
+}
+
+void require_shared_usable(const ArithmeticFlags& arithmetic, Backend backend) {
+  require(arithmetic.shared_experts == 0 || backend == Backend::kCpu, ErrorCode::kUnsupported,
+          "--shared-experts is ", arithmetic.shared_experts,
+          "; with the cuda backend 0 is accepted, and on CPUs more");
 }
 
 LayerData read_layer(const std::string& path, const ArithmeticFlags& arithmetic) {
@@ -72,6 +103,7 @@ LayerData read_layer(const std::string& path, const ArithmeticFlags& arithmetic)
   require(layer.has_bias() || !spec.bias, ErrorCode::kIo, display_name(path),
           ": has no tensors 'b1' and 'b2', which --bias needs; a file that has them is accepted, "
           "or no --bias");
+  require_shared(layer, spec, path);
   return layer;
 }
 
@@ -80,6 +112,9 @@ std::string arithmetic_text(const Problem& problem) {
   if (problem.activation != Activation::kSwiglu) text = name(problem.activation);
   if (problem.probs == Probs::kAfter) text = joined(text, ", ", "probs after");
   if (problem.bias) text = joined(text, ", ", "biases");
+  if (problem.shared_experts > 0) {
+    text = joined(text, ", ", counted(problem.shared_experts, "shared expert", "shared experts"));
+  }
   if (problem.combine_groups == 1) return text;
   return joined(text, ", ",
                 cat(problem.combine_groups, " combine groups in ", name(problem.combine_partials)));
@@ -90,7 +125,8 @@ std::string arithmetic_words(const Problem& problem) {
              problem.bias ? ",bias" : "",
              problem.combine_groups == 1 ? ""
                                          : cat(",combine_groups=", problem.combine_groups, ",",
-                                               name(problem.combine_partials)));
+                                               name(problem.combine_partials)),
+             problem.shared_experts == 0 ? "" : cat(",shared_experts=", problem.shared_experts));
 }
 
 }  // namespace uniep::tool

@@ -8,14 +8,16 @@
 
 namespace uniep::tool {
 
-/// What an expert computes: --activation, --probs and --bias, or --as-model; and how a token's rows
-/// are added up: --combine-groups and --combine-partials.
+/// What an expert computes: --activation, --probs and --bias, or --as-model; how a token's rows are
+/// added up: --combine-groups and --combine-partials; and --shared-experts and --shared-gate.
 struct ArithmeticFlags {
   std::string activation = "swiglu";
   std::string probs = "before";
   bool bias = false;
   int combine_groups = 1;
   std::string combine_partials = "fp32";
+  int shared_experts = 0;
+  bool shared_gate = false;
   bool as_model = false;  ///< what the model computes that a shape is named after
 
   /// Throws Error(kInvalidArgument) for --as-model of a shape that is of no model.
@@ -26,7 +28,11 @@ CLI::Option* add_activation(OptionGroup& group, std::string& activation);
 /// All flags of it. --as-model is about `shape`, an option that is there already.
 void add_arithmetic(OptionGroup& group, ArithmeticFlags& arithmetic, CLI::Option* shape);
 
-/// A layer file's layer with that arithmetic. Throws Error(kIo) for --bias where the file has none.
+/// Throws Error(kUnsupported) for --shared-experts where ranks are GPUs.
+void require_shared_usable(const ArithmeticFlags& arithmetic, Backend backend);
+
+/// A layer file's layer with that arithmetic. Throws Error(kIo) for --bias, --shared-experts or
+/// --shared-gate where the file has none, or another number.
 LayerData read_layer(const std::string& path, const ArithmeticFlags& arithmetic);
 
 /// "gpt_oss, probs after, biases": what differs from SwiGLU's experts; empty: nothing does.

@@ -132,7 +132,7 @@ void print_memory(std::ostream& out, const workload::ShapeSpec& spec, int ranks,
   kept.apply_to(p);
   validate(p, ranks);
   const std::int64_t rows = capacity_rows(p, ranks);
-  const std::int64_t balanced = spec.tokens * spec.topk;
+  const std::int64_t balanced = spec.tokens * (spec.topk + spec.shared_experts);
   const std::int64_t most = rows_of_any_routing(p, ranks);
   Notes notes;
   notes.add("shape", workload::to_string(spec));
@@ -146,7 +146,8 @@ void print_memory(std::ostream& out, const workload::ShapeSpec& spec, int ranks,
                             : cat("; backward works in ", p.backward_rows, " rows at a time")));
   notes.add("arithmetic", cat("activation=", name(p.activation), ", probs=", name(p.probs),
                               ", bias=", p.bias ? "yes" : "no", ", combine_groups=",
-                              p.combine_groups, ", combine_partials=", name(p.combine_partials)));
+                              p.combine_groups, ", combine_partials=", name(p.combine_partials),
+                              ", shared_experts=", p.shared_experts));
   out << notes << "#\n# memory of one rank, without the caller's tensors\n"
       << table_of(uses(p, ranks, room_for(p, ranks))) << comment(balanced_text(p, ranks))
       << comment(pool_text(p, ranks));
@@ -206,15 +207,22 @@ StepRows balanced_rows(const Problem& problem, int ranks) {
   const std::int64_t with_one_more = rows % experts;
   const auto padded = [&](std::int64_t n) { return round_up<std::int64_t>(n, problem.row_align); };
   const auto tokens = static_cast<double>(ranks * problem.max_tokens);
+  const double elsewhere = share_elsewhere(problem, ranks);
+  // Shared experts have all of the rank's own tokens.
+  const double own = problem.shared_experts > 0 ? static_cast<double>(problem.max_tokens) : 0;
   return {.rows = with_one_more * padded(rows / experts + 1) +
-                  (experts - with_one_more) * padded(rows / experts),
-          .received = std::llround(tokens * (1 - share_elsewhere(problem, ranks)))};
+                  (experts - with_one_more) * padded(rows / experts) +
+                  problem.shared_experts * padded(problem.max_tokens),
+          .received = std::llround(tokens * (1 - elsewhere) + own * elsewhere)};
 }
 
 std::int64_t weight_parameters(const Problem& problem, int ranks) {
   const Extents extents = extents_of(problem, ranks, 0);
-  return elements_of(kLayerGraph[Tensor::kW1], extents) +
-         elements_of(kLayerGraph[Tensor::kW2], extents);
+  std::int64_t parameters = 0;
+  for (const Tensor weight : {Tensor::kW1, Tensor::kW2, Tensor::kSharedW1, Tensor::kSharedW2}) {
+    parameters += elements_of(kLayerGraph[weight], extents);
+  }
+  return parameters;
 }
 
 }  // namespace uniep::tool

@@ -40,7 +40,8 @@ double flops_of_a_core() {
 }
 
 double rows_of(const workload::ShapeSpec& spec, int ranks) {
-  return static_cast<double>(ranks) * static_cast<double>(spec.tokens) * spec.topk;
+  const int slots = spec.topk + spec.shared_experts;
+  return static_cast<double>(ranks) * static_cast<double>(spec.tokens) * slots;
 }
 
 /// Three products of H x I numbers a row in forward; backward has each of them twice.

@@ -172,9 +172,9 @@ void add_info(CLI::App& app, Invocation& invocation) {
   OptionGroup group(*sub, shape->get_group());
   add_kept(group, flags->kept);
   add_arithmetic(group, flags->arithmetic, shape);
-  for (const char* option :
-       {"--save", "--recompute-h", "--backward-rows", "--activation", "--probs", "--bias",
-        "--as-model", "--combine-groups", "--combine-partials"}) {
+  for (const char* option : {"--save", "--recompute-h", "--backward-rows", "--activation",
+                             "--probs", "--bias", "--as-model", "--combine-groups",
+                             "--combine-partials", "--shared-experts", "--shared-gate"}) {
     sub->get_option(option)->needs(shape);
   }
   sub->footer(

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <ostream>
+#include <string_view>
 #include <utility>
 
 #include "base/check.h"
@@ -13,6 +14,7 @@
 #include "reference/bounded.h"
 #include "reference/compare.h"
 #include "reference/contract.h"
+#include "run/shared_layer.h"
 
 namespace uniep::tool {
 namespace {
@@ -115,7 +117,7 @@ std::vector<Bounded> in_memory(std::vector<Bounded> sums, bool main_grad) {
 }
 
 reference::Outputs<Bounded> exact_result(const LayerData& layer, bool backward, bool main_grad) {
-  Progress progress("computing in float64", layer.num_experts);
+  Progress progress("computing in float64", layer.num_experts + layer.shared_experts);
   auto exact = reference::bounded(layer, backward, [&] {
     if (Interrupt::requested()) throw CheckInterrupted();
     progress.advance();
@@ -127,7 +129,10 @@ reference::Outputs<Bounded> exact_result(const LayerData& layer, bool backward, 
   return exact;
 }
 
-/// Which elements are infinite or NaN, tensor by tensor in the order of the checks.
+constexpr std::string_view kTensors[] = {"out", "dx",  "dprobs",        "dw1",        "dw2",
+                                         "db1", "db2", "dshared_probs", "dshared_w1", "dshared_w2"};
+
+/// Which elements are infinite or NaN, tensor by tensor in the order of kTensors.
 std::vector<std::vector<std::size_t>> not_finite(const LayerResult& result, bool main_grad) {
   std::vector<std::vector<std::size_t>> all;
   const auto add = [&](const auto& tensor) {
@@ -144,6 +149,9 @@ std::vector<std::vector<std::size_t>> not_finite(const LayerResult& result, bool
   main_grad ? add(result.main_dw2) : add(result.dw2);
   main_grad ? add(result.main_db1) : add(result.db1);
   main_grad ? add(result.main_db2) : add(result.db2);
+  add(result.dshared_probs);
+  main_grad ? add(result.main_dshared_w1) : add(result.dshared_w1);
+  main_grad ? add(result.main_dshared_w2) : add(result.dshared_w2);
   return all;
 }
 
@@ -154,14 +162,50 @@ LayerResult reference_result(const LayerData& layer, bool main_grad) {
       std::vector<float>(layer.b1.size()), std::vector<float>(layer.b2.size()));
 }
 
+template <class T>
+void append(std::vector<T>& to, const std::vector<T>& part) {
+  to.insert(to.end(), part.begin(), part.end());
+}
+
+/// Replaces the weight gradients of shared experts by those of each rank's tokens, as ranks have
+/// them; `compute` gives the gradients of a layer.
+template <class Compute>
+void set_shared_wgrads(LayerResult& result, const LayerData& layer, int ranks,
+                       const Compute& compute) {
+  result.dshared_w1.clear(), result.dshared_w2.clear();
+  result.main_dshared_w1.clear(), result.main_dshared_w2.clear();
+  for (const LayerData& of_rank : shared_layers(layer, ranks)) {
+    const LayerResult part = compute(of_rank);
+    append(result.dshared_w1, part.dw1);
+    append(result.dshared_w2, part.dw2);
+    append(result.main_dshared_w1, part.main_dw1);
+    append(result.main_dshared_w2, part.main_dw2);
+  }
+}
+
+/// Likewise in float64.
+void set_exact_shared_wgrads(reference::Outputs<Bounded>& exact, const LayerData& layer, int ranks,
+                             bool main_grad) {
+  exact.dshared_w1.clear(), exact.dshared_w2.clear();
+  for (const LayerData& of_rank : shared_layers(layer, ranks)) {
+    const reference::Outputs<Bounded> part = exact_result(of_rank, true, main_grad);
+    append(exact.dshared_w1, part.dw1);
+    append(exact.dshared_w2, part.dw2);
+  }
+}
+
 /// Numbers too large for bf16 or fp32 are no error of a run, if the reference has them too.
 void mark_overflows(std::vector<TensorCheck>& checks, const LayerData& layer,
-                    const LayerResult& result, bool main_grad) {
+                    const LayerResult& result, int ranks, bool main_grad) {
   const auto found = not_finite(result, main_grad);
   if (std::ranges::all_of(found, [](const auto& where) { return where.empty(); })) return;
-  const auto wanted = not_finite(reference_result(layer, main_grad), main_grad);
-  for (std::size_t i = 0; i < checks.size(); ++i) {
-    if (found[i] == wanted[i]) checks[i].overflows = static_cast<std::int64_t>(found[i].size());
+  LayerResult reference = reference_result(layer, main_grad);
+  set_shared_wgrads(reference, layer, ranks,
+                    [&](const LayerData& of_rank) { return reference_result(of_rank, main_grad); });
+  const auto wanted = not_finite(reference, main_grad);
+  for (TensorCheck& check : checks) {
+    const auto i = static_cast<std::size_t>(std::ranges::find(kTensors, check.name) - kTensors);
+    if (found[i] == wanted[i]) check.overflows = static_cast<std::int64_t>(found[i].size());
   }
 }
 
@@ -198,8 +242,14 @@ Schedule sequential_like(const Schedule& schedule) {
 std::vector<TensorCheck> check_result(const LayerData& layer, const LayerResult& result,
                                       const StepOptions& options, const StepRunner& run) {
   const bool backward = options.passes != PassChoice::kForward;
-  const LayerResult base = sequential_result(layer, options, run);
-  const reference::Outputs<Bounded> exact = exact_result(layer, backward, options.main_grad);
+  LayerResult base = sequential_result(layer, options, run);
+  reference::Outputs<Bounded> exact = exact_result(layer, backward, options.main_grad);
+  if (backward) {
+    set_shared_wgrads(base, layer, options.ranks, [&](const LayerData& of_rank) {
+      return sequential_result(of_rank, options, run);
+    });
+    set_exact_shared_wgrads(exact, layer, options.ranks, options.main_grad);
+  }
   const Causes causes(layer);
   std::vector<TensorCheck> checks = {
       compare("out", Pass::kForward, result.out, base.out, exact.out, causes.of_rows())};
@@ -225,7 +275,20 @@ std::vector<TensorCheck> check_result(const LayerData& layer, const LayerResult&
     add("db1", result.db1, base.db1, exact.db1, each());
     add("db2", result.db2, base.db2, exact.db2, each());
   }
-  mark_overflows(checks, layer, result, options.main_grad);
+  const bool shared = backward && layer.shared_experts > 0;
+  if (shared) {
+    add("dshared_probs", result.dshared_probs, base.dshared_probs, exact.dshared_probs, each());
+  }
+  if (shared && options.main_grad) {
+    add("dshared_w1", result.main_dshared_w1, base.main_dshared_w1, exact.dshared_w1,
+        causes.of_rows());
+    add("dshared_w2", result.main_dshared_w2, base.main_dshared_w2, exact.dshared_w2,
+        causes.of_dw2());
+  } else if (shared) {
+    add("dshared_w1", result.dshared_w1, base.dshared_w1, exact.dshared_w1, causes.of_rows());
+    add("dshared_w2", result.dshared_w2, base.dshared_w2, exact.dshared_w2, causes.of_dw2());
+  }
+  mark_overflows(checks, layer, result, options.ranks, options.main_grad);
   return checks;
 }
 

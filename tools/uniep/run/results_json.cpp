@@ -81,7 +81,9 @@ Json problem(const LayerData& layer) {
           {"probs", name(layer.probs)},
           {"bias", layer.has_bias()},
           {"combine_groups", layer.combine_groups},
-          {"combine_partials", name(layer.combine_partials)}};
+          {"combine_partials", name(layer.combine_partials)},
+          {"shared_experts", layer.shared_experts},
+          {"shared_gate", !layer.shared_probs.empty()}};
 }
 
 Json load(const StepReport& report) {

@@ -91,6 +91,7 @@ void require_usable(const Flags& flags) {
           "--backend cpu is accepted with it");
   require(flags.hosts <= 1 || !wants_cuda(flags), ErrorCode::kUnsupported, "--hosts is ",
           flags.hosts, "; with --backend cuda 1 is accepted, and with --backend cpu more");
+  require_shared_usable(flags.arithmetic, backend_choice(flags.backend));
   require(flags.input.empty() != flags.shape.empty(), ErrorCode::kInvalidArgument,
           flags.input.empty() ? "no layer to run" : "two layers to run",
           "; either --input FILE or --shape NAME[,key=value...] is accepted");
@@ -191,7 +192,9 @@ workload::ShapeSpec spec_of(const LayerData& layer, int ranks) {
           .probs = layer.probs,
           .bias = layer.has_bias(),
           .combine_groups = layer.combine_groups,
-          .combine_partials = layer.combine_partials};
+          .combine_partials = layer.combine_partials,
+          .shared_experts = layer.shared_experts,
+          .shared_gate = !layer.shared_probs.empty()};
 }
 
 LayerData make_visibly(const Flags& flags, const workload::ShapeSpec& spec, int ranks,
@@ -503,7 +506,8 @@ void add_result_options(CLI::App& sub, Flags& flags) {
   group.add(
       "--output", flags.output, "FILE.safetensors",
       "Write out, dx, dprobs, dw1, dw2 (and db1, db2) in global order: the same bytes for any "
-      "--ranks and --schedule");
+      "--ranks and --schedule; of shared experts also dshared_probs, and for each rank a part of "
+      "dshared_w1 and dshared_w2");
   group.add("--trace", flags.trace, "FILE.json",
             "Write the last step's timeline for https://ui.perfetto.dev or chrome://tracing");
   group.add("--plot", flags.plot, "FILE.svg",

@@ -113,7 +113,9 @@ class RankRun {
     const BackwardArgs args = split_.backward_args(rank_, result);
     std::ranges::fill(args.dx, kNan);
     std::ranges::fill(args.dprobs, std::numeric_limits<float>::quiet_NaN());
-    for (const WeightGrad& grad : {args.dw1, args.dw2, args.db1, args.db2}) {
+    std::ranges::fill(args.dshared_probs, std::numeric_limits<float>::quiet_NaN());
+    for (const WeightGrad& grad :
+         {args.dw1, args.dw2, args.db1, args.db2, args.dshared_w1, args.dshared_w2}) {
       // Main gradients are added to: each step clears them.
       if (const auto* bf16s = std::get_if<ExpertMatrices<bf16>>(&grad)) {
         std::ranges::fill(bf16s->tensor(), kNan);
@@ -139,6 +141,9 @@ class RankRun {
     expect(same_bits(a.dw2, b.dw2), "dw2");
     expect(same_bits(a.db1, b.db1), "db1");
     expect(same_bits(a.db2, b.db2), "db2");
+    expect(same_bits(a.dshared_probs, b.dshared_probs), "dshared_probs");
+    expect(same_bits(a.dshared_w1, b.dshared_w1), "dshared_w1");
+    expect(same_bits(a.dshared_w2, b.dshared_w2), "dshared_w2");
   }
 
   bool is_interrupted() { return log_.interrupted = meeting_.ask_leader(Interrupt::requested()); }
@@ -327,9 +332,14 @@ void complete_result(Gatherer& gatherer, const Split& split, int rank, bool back
   };
   complete(result.dw1, result.main_dw1, b.dw1);
   complete(result.dw2, result.main_dw2, b.dw2);
-  if (!split.problem().bias) return;
-  complete(result.db1, result.main_db1, b.db1);
-  complete(result.db2, result.main_db2, b.db2);
+  if (split.problem().bias) {
+    complete(result.db1, result.main_db1, b.db1);
+    complete(result.db2, result.main_db2, b.db2);
+  }
+  if (split.problem().shared_experts == 0) return;
+  gatherer.complete(result.dshared_probs, constant(b.dshared_probs));
+  complete(result.dshared_w1, result.main_dshared_w1, b.dshared_w1);
+  complete(result.dshared_w2, result.main_dshared_w2, b.dshared_w2);
 }
 
 std::optional<RowPool> row_pool(const Problem& problem, const StepOptions& options,
@@ -374,7 +384,8 @@ bool measures(PassChoice choice, Pass pass) {
 StepReport run_steps(const LayerData& layer, const StepOptions& options) {
   const Split split(layer, options.ranks);
   const workload::ResultTensors tensors{.backward = options.passes != PassChoice::kForward,
-                                        .main_grad = options.main_grad};
+                                        .main_grad = options.main_grad,
+                                        .ranks = options.ranks};
   StepReport report;
   report.result = workload::make_result(layer, tensors);
   LayerResult again = workload::make_result(layer, tensors);
@@ -400,7 +411,8 @@ StepReport run_member_steps(const LayerData& layer, const StepOptions& options,
                             const Communicator& member) {
   const Split split(layer, member.size());
   const bool backward = options.passes != PassChoice::kForward;
-  const workload::ResultTensors tensors{.backward = backward, .main_grad = options.main_grad};
+  const workload::ResultTensors tensors{
+      .backward = backward, .main_grad = options.main_grad, .ranks = member.size()};
   StepReport report;
   report.result = workload::make_result(layer, tensors);
   LayerResult again = workload::make_result(layer, tensors);

@@ -29,10 +29,11 @@ std::string widths_text(const LayerData& layer) {
                                                   .probs = layer.probs,
                                                   .bias = layer.has_bias(),
                                                   .combine_groups = layer.combine_groups,
-                                                  .combine_partials = layer.combine_partials});
+                                                  .combine_partials = layer.combine_partials,
+                                                  .shared_experts = layer.shared_experts});
   return cat("hidden ", layer.hidden, ", intermediate ", layer.intermediate, ", ",
              layer.num_experts, " experts, top-", layer.topk, arithmetic.empty() ? "" : ", ",
-             arithmetic);
+             arithmetic, layer.shared_probs.empty() ? "" : " with a gate");
 }
 
 /// A shape names the tokens of a rank, a file has those of all.

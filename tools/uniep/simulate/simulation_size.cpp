@@ -14,7 +14,8 @@ constexpr double kMostTasks = 1 << 25;
 
 /// Copies of tokens that experts receive, on all ranks: what routing and its plans grow with.
 double copies_of(const workload::ShapeSpec& spec, int ranks) {
-  return static_cast<double>(ranks) * static_cast<double>(spec.tokens) * spec.topk;
+  const int slots = spec.topk + spec.shared_experts;
+  return static_cast<double>(ranks) * static_cast<double>(spec.tokens) * slots;
 }
 
 /// Tiles that a product cuts so many tiles of rows, and gradients of so many experts' weights,
@@ -29,7 +30,7 @@ double tiles_of(const StageView& stage, const Schedule& schedule, double heights
 double tasks_of(const workload::ShapeSpec& spec, int ranks, const Schedule& schedule,
                 int most_simulated) {
   const double share = ranks <= most_simulated ? 1.0 : 1.0 / ranks;
-  const double experts = spec.num_experts * share;
+  const double experts = (spec.num_experts + spec.shared_experts * ranks) * share;
   const double heights = copies_of(spec, ranks) * share / schedule.tile_m + experts;
   double tasks = 0;
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {

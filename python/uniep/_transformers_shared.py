@@ -1,0 +1,159 @@
+"""Shared experts of transformers' MoE blocks in the pass of the routed ones.
+
+The block calls its shared experts itself, so the block's forward is what changes. It does what the
+blocks named here do: router, experts, shared experts, whose sum is the output.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from . import _shared_experts
+from ._shared_experts import Shared
+from ._transformers_experts import IMPLEMENTATIONS, Facts, activation_of, facts_of
+
+__all__ = ["check_block", "fuse", "names_of_shared", "separate"]
+
+# Blocks whose output is the sum of experts(x) and shared_experts(x), or of the latter times
+# sigmoid(shared_expert_gate(x)).
+_BLOCKS = {
+    "DeepseekV3MoE",
+    "Glm4MoeMoE",
+    "NemotronHMoE",
+    "Qwen2MoeSparseMoeBlock",
+    "Qwen3NextSparseMoeBlock",
+}
+_MODULES = ("shared_experts", "shared_expert")
+_APART = "shared_experts='apart' is accepted"
+
+
+def names_of_shared(block: nn.Module) -> list[str]:
+    """Of the block's modules that have to do with shared experts."""
+    return [name for name, _ in block.named_children() if "shared" in name]
+
+
+def check_block(block: Any) -> None:
+    """Looks whether the block's shared experts can run in the pass.
+
+    Raises:
+        NotImplementedError: the sentence that says why not.
+    """
+    kind = type(block).__name__
+    if not _is_known(block):
+        reason = (
+            "gives its shared expert x, and the others x times their scores"
+            if kind == "Llama4TextMoe"
+            else f"is none of the blocks that uniep knows, {', '.join(sorted(_BLOCKS))}"
+        )
+        raise NotImplementedError(f"{kind} {reason}; {_APART}")
+    if not isinstance(getattr(block, "fc1_latent_proj", nn.Identity()), nn.Identity):
+        raise NotImplementedError(
+            f"{kind} projects what its routed experts are given, but not the shared ones; {_APART}"
+        )
+    experts, shared = block.experts, _module(block)
+    facts = facts_of(experts)
+    gated = hasattr(shared, "gate_proj")
+    found = activation_of(shared, gated)
+    if found != facts.activation or facts.bias or _has_bias(shared):
+        raise NotImplementedError(
+            f"{kind} has {'biases' if facts.bias or _has_bias(shared) else f'activation {found}'} "
+            f"in its shared experts or the others, of {facts.activation}; uniep runs both in one "
+            f"pass where they are alike and without biases; {_APART}"
+        )
+    if any(isinstance(param, DTensor) for param in block.parameters()):
+        raise NotImplementedError(
+            f"the weights of {kind} are spread over ranks already; call use before fully_shard, "
+            f"and with transformers' expert parallelism {_APART}"
+        )
+    device = shared.down_proj.weight.device.type
+    if device not in ("cpu", "meta"):
+        raise NotImplementedError(
+            f"the shared experts of {kind} are on {device}; in the pass they run on CPUs; {_APART}"
+        )
+    _shared_experts.count(shared.down_proj.weight.shape[1], _intermediate(experts, facts))
+
+
+def fuse(block: Any) -> None:
+    """Makes the block's forward run its shared experts in the pass."""
+    if not hasattr(type(block), "_is_fused"):
+        own_class: Any = type(block)
+        block.__class__ = _fused(own_class)
+    ups = _ups(_module(block))
+    if ups[0].shape[0] == _intermediate(block.experts, facts_of(block.experts)) and len(ups) > 1:
+        _shared_experts.lay_together(ups)
+
+
+def separate(block: Any) -> None:
+    """The block's own forward again."""
+    if hasattr(type(block), "_is_fused"):
+        block.__class__ = type(block).__mro__[1]
+
+
+@functools.cache
+def _fused(block_class: Any) -> Any:
+    """A subclass: isinstance holds, copies keep it."""
+    return type(block_class.__name__, (block_class,), {"forward": _forward, "_is_fused": True})
+
+
+def _forward(block: Any, hidden_states: Tensor) -> Tensor:
+    experts = block.experts
+    implementation = experts.config._experts_implementation
+    if implementation not in IMPLEMENTATIONS or getattr(experts, "_is_expert_parallel", False):
+        raise RuntimeError(
+            f"the shared experts of this {type(block).__name__} run in uniep's pass, and "
+            f"experts_implementation is '{implementation}'; it must be one of "
+            f"{sorted(IMPLEMENTATIONS)}, of experts that are all in this process, or "
+            "use(model, shared_experts='apart') be called"
+        )
+    flat = hidden_states.reshape(-1, hidden_states.shape[-1])
+    _, weights, ids = block.gate(flat)
+    out: Tensor = experts(flat, ids, weights, shared=_shared(block, flat))
+    return out.view(hidden_states.shape)
+
+
+def _shared(block: Any, x: Tensor) -> Shared:
+    module = _module(block)
+    ups, down = _ups(module), module.down_proj.weight
+    if any(isinstance(weight, DTensor) for weight in (*ups, down)):
+        raise RuntimeError(
+            f"the shared experts of {type(block).__name__} are sharded by themselves; in uniep's "
+            "pass they must be gathered with their block: call fully_shard on that or its layer"
+        )
+    intermediate = _intermediate(block.experts, facts_of(block.experts))
+    w1, w2 = _shared_experts.weights(ups, down, intermediate)
+    gate = getattr(block, "shared_expert_gate", None)
+    if gate is None:
+        return Shared(w1, w2)
+    # One gate for all: each of them counts as often.
+    return Shared(w1, w2, torch.sigmoid(gate(x)).float().expand(-1, w1.shape[0]))
+
+
+def _is_known(block: nn.Module) -> bool:
+    return any(
+        cls.__name__ in _BLOCKS and cls.__module__.startswith("transformers.")
+        for cls in type(block).__mro__
+    )
+
+
+def _module(block: Any) -> Any:
+    return next(getattr(block, name) for name in _MODULES if hasattr(block, name))
+
+
+def _ups(module: Any) -> list[nn.Parameter]:
+    names = ("gate_proj", "up_proj") if hasattr(module, "gate_proj") else ("up_proj",)
+    return [getattr(module, name).weight for name in names]
+
+
+def _has_bias(module: nn.Module) -> bool:
+    return any(name.endswith("bias") for name, _ in module.named_parameters())
+
+
+def _intermediate(experts: Any, facts: Facts) -> int:
+    """I of the routed experts."""
+    size: int = experts.down_proj.shape[1 if facts.transposed else 2]
+    return size
