@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ._partition import partition
+
 __all__ = [
     "Placement",
     "Traffic",
@@ -38,8 +40,10 @@ _NUMBERED = re.compile(r"(^|\.)experts\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Placement:
-    """Which expert lies where. Places are counted over all ranks: rank r of N has E / N from r E / N
-    on, and hosts have equal runs of ranks.
+    """Which expert lies where.
+
+    Places are counted over all ranks: rank r of N has E / N of them from r E / N on, and hosts have
+    equal runs of ranks.
 
     Attributes:
         experts: int64 [E], the expert at each place.
@@ -212,8 +216,8 @@ def place_experts(
     """Places experts that tokens use together on one host, and there on one rank.
 
     Greedy, then pairwise exchange on the co-activation counts: first hosts, then the ranks of each.
-    Every host, and every rank, has equally many experts. Deterministic: it computes in whole numbers,
-    on the CPU.
+    Every host, and every rank, has equally many experts. Deterministic: it computes in whole
+    numbers, on the CPU.
 
     Args:
         recorded: what :func:`coactivation` gives, int64 [E, E]; or, with `num_experts`, ids
@@ -237,9 +241,9 @@ def place_experts(
     if not slack >= 0:
         raise ValueError(f"slack is {slack}; 0 or more is accepted")
     order: list[Tensor] = []
-    for of_host in _partition(counts, hosts, slack):
+    for of_host in partition(counts, hosts, slack):
         within = counts[of_host][:, of_host]
-        order += [of_host[of_rank] for of_rank in _partition(within, ranks // hosts, slack)]
+        order += [of_host[of_rank] for of_rank in partition(within, ranks // hosts, slack)]
     return Placement.of(torch.cat(order))
 
 
@@ -301,129 +305,6 @@ def hosts_needed(topk_ids: Tensor, placement: Placement, *, hosts: int) -> Tenso
     return found.scatter_add_(-1, host, is_placed.long()).clamp(max=1).sum(-1)
 
 
-def _partition(counts: Tensor, parts: int, slack: float) -> list[Tensor]:
-    """Experts of each of `parts` equal parts, ascending; the part with the first expert first."""
-    if parts == 1:
-        return [torch.arange(counts.shape[0])]
-    load = counts.diagonal()
-    affinity = counts - torch.diag(load)
-    even = _even_start(load, parts)
-    limit = max(int(_loads(load, even, parts).max()), (1 + slack) * int(load.sum()) / parts)
-    best, most = even, -1
-    for start in (_start_in_order(load, parts), even, _greedy_start(affinity, load, parts, limit)):
-        if _loads(load, start, parts).max() > limit:
-            continue
-        found = _exchange(affinity, load, start, parts, limit)
-        kept = int(affinity[found.unsqueeze(1) == found].sum())
-        if kept > most:
-            best, most = found, kept
-    members = [(best == part).nonzero().squeeze(1) for part in range(parts)]
-    return sorted(members, key=lambda experts: int(experts[0]))
-
-
-def _start_in_order(load: Tensor, parts: int) -> Tensor:
-    return torch.arange(load.numel()) * parts // load.numel()
-
-
-def _even_start(load: Tensor, parts: int) -> Tensor:
-    """The part of each expert: the busiest first, each to the part with the least that has room."""
-    room = [load.numel() // parts] * parts
-    loads = [0] * parts
-    of = torch.zeros_like(load)
-    for expert in load.argsort(descending=True, stable=True).tolist():
-        part = min((p for p in range(parts) if room[p]), key=lambda p: (loads[p], p))
-        of[expert] = part
-        loads[part] += int(load[expert])
-        room[part] -= 1
-    return of
-
-
-def _greedy_start(affinity: Tensor, load: Tensor, parts: int, limit: float) -> Tensor:
-    """Likewise, each to the part of which tokens use most together with it. May exceed the limit."""
-    room = [load.numel() // parts] * parts
-    loads = [0] * parts
-    of = torch.zeros_like(load)
-    with_part = torch.zeros(load.numel(), parts, dtype=torch.int64)
-    for expert in load.argsort(descending=True, stable=True).tolist():
-        rows = int(load[expert])
-        fits = [p for p in range(parts) if room[p] and loads[p] + rows <= limit]
-        known = with_part[expert].tolist()
-        part = min(
-            fits or [p for p in range(parts) if room[p]],
-            key=lambda p: (-known[p] if fits else 0, loads[p], p),
-        )
-        of[expert] = part
-        loads[part] += rows
-        room[part] -= 1
-        with_part[:, part] += affinity[:, expert]
-    return of
-
-
-def _exchange(affinity: Tensor, load: Tensor, start: Tensor, parts: int, limit: float) -> Tensor:
-    """Exchanges pairs of experts, best first, as long as any gains and no part gets too full."""
-    state = _Parts(affinity, load, start, parts)
-    while True:
-        gain = state.gains(limit)
-        best, partner = gain.max(1)
-        order = best.argsort(descending=True, stable=True)
-        changed = False
-        for a in order[best[order] > 0].tolist():
-            b = int(partner[a])
-            # What was exchanged meanwhile may have changed both.
-            if state.gain(a, b) > 0 and state.fits(a, b, limit):
-                state.exchange(a, b)
-                changed = True
-        if not changed:
-            return state.of
-
-
-class _Parts:
-    """The part of each expert, and what tokens of each expert use of each part."""
-
-    def __init__(self, affinity: Tensor, load: Tensor, of: Tensor, parts: int) -> None:
-        self.affinity = affinity
-        self.load = load
-        self.of = of.clone()
-        self.loads = _loads(load, of, parts)
-        self.uses = torch.zeros(load.numel(), parts, dtype=torch.int64)
-        self.uses.index_add_(1, of, affinity)
-
-    def gains(self, limit: float) -> Tensor:
-        """[E, E]: what an exchange of two experts gains; 0 where it may not be."""
-        mine = self.uses.gather(1, self.of.unsqueeze(1))
-        moved = self.uses[:, self.of] - mine
-        gain = moved + moved.T - 2 * self.affinity
-        after = self.loads[self.of].unsqueeze(1) + self.load.unsqueeze(0) - self.load.unsqueeze(1)
-        gain[(self.of.unsqueeze(1) == self.of) | (after > limit) | (after.T > limit)] = 0
-        return gain
-
-    def gain(self, a: int, b: int) -> int:
-        of_a, of_b = int(self.of[a]), int(self.of[b])
-        if of_a == of_b:
-            return 0
-        moved = self.uses[a, of_b] - self.uses[a, of_a] + self.uses[b, of_a] - self.uses[b, of_b]
-        return int(moved - 2 * self.affinity[a, b])
-
-    def fits(self, a: int, b: int, limit: float) -> bool:
-        more = int(self.load[b] - self.load[a])
-        loads = int(self.loads[self.of[a]]) + more, int(self.loads[self.of[b]]) - more
-        return max(loads) <= limit
-
-    def exchange(self, a: int, b: int) -> None:
-        of_a, of_b = int(self.of[a]), int(self.of[b])
-        change = self.affinity[:, b] - self.affinity[:, a]
-        self.uses[:, of_a] += change
-        self.uses[:, of_b] -= change
-        more = self.load[b] - self.load[a]
-        self.loads[of_a] += more
-        self.loads[of_b] -= more
-        self.of[a], self.of[b] = of_b, of_a
-
-
-def _loads(load: Tensor, of: Tensor, parts: int) -> Tensor:
-    return torch.zeros(parts, dtype=torch.int64).index_add_(0, of, load)
-
-
 def _sources(tokens: int, ranks: int, tokens_per_rank: Sequence[int] | None) -> Tensor:
     """The rank of each token."""
     if tokens_per_rank is None:
@@ -449,8 +330,8 @@ def _off_diagonal(square: Tensor) -> int:
 def _check_counts(counts: Tensor, num_experts: int) -> None:
     if counts.dtype != torch.int64 or list(counts.shape) != [num_experts, num_experts]:
         raise ValueError(
-            f"co-activation counts are {counts.dtype} of shape {list(counts.shape)}; torch.int64 of "
-            f"shape [E, E] is accepted{f', here [{num_experts}, {num_experts}]' * bool(num_experts)}"
+            f"co-activation counts are {counts.dtype} of shape {list(counts.shape)}; torch.int64 "
+            f"of shape [{num_experts}, {num_experts}] is accepted"
         )
 
 
