@@ -6,6 +6,7 @@
 #include "base/usage.h"
 #include "group/bootstrap.h"
 #include "uniep/backend.h"
+#include "uniep/rank_layout.h"
 
 namespace uniep {
 
@@ -15,6 +16,8 @@ class CommunicatorImpl {
   virtual ~CommunicatorImpl() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  /// The hosts that its ranks are on.
+  virtual RankLayout layout() const { return {.hosts = 1, .local_ranks = size()}; }
   virtual Backend backend() const = 0;
   virtual Bootstrap& bootstrap() = 0;
 

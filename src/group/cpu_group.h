@@ -91,6 +91,7 @@ class CpuCommunicator final : public CommunicatorImpl, public Bootstrap {
 
   int rank() const override { return rank_; }
   int size() const override { return group_->size(); }
+  RankLayout layout() const override { return group_->layout(); }
   Backend backend() const override { return Backend::kCpu; }
   CpuGroup& group() const { return *group_; }
   Bootstrap& bootstrap() override { return *this; }

@@ -119,7 +119,9 @@ def test_finds_what_tokens_use_together(seed):
 def test_fewer_tokens_cross_and_the_load_stays_even(experts, seed):
     hosts, ranks, slack = 2, 4, 0.05
     ids = families(2048, experts, TOPK, experts // 4, strays=0.05, seed=seed)
-    placed = placement.place_experts(ids, num_experts=experts, hosts=hosts, ranks=ranks, slack=slack)
+    placed = placement.place_experts(
+        ids, num_experts=experts, hosts=hosts, ranks=ranks, slack=slack
+    )
     how = {"hosts": hosts, "ranks": ranks}
     before = placement.predict_traffic(ids, Placement.identity(experts), **how)
     after = placement.predict_traffic(ids, placed, **how)
@@ -290,7 +292,9 @@ def test_a_router_limited_to_groups_needs_fewer_hosts(topk_group):
         groups = {"n_group": hosts, "topk_group": topk_group} if limited else {}
         router = uniep.Router(32, experts, topk, uniep.RouterConfig("sigmoid", bias=True, **groups))
         with torch.no_grad():
-            router.weight.copy_(torch.randn(experts, 32, generator=torch.Generator().manual_seed(1)))
+            router.weight.copy_(
+                torch.randn(experts, 32, generator=torch.Generator().manual_seed(1))
+            )
         ids = router(x).ids
         needed[limited] = placement.hosts_needed(ids, Placement.identity(experts), hosts=hosts)
     assert int(needed[True].max()) <= topk_group

@@ -43,11 +43,13 @@ class Common {
 /// Where the processes of one group gather bytes once: the launcher of these tests.
 struct MeetingPlace {
   static constexpr std::size_t kBytes = 2048;
+  static constexpr int kMostRanks = 16;
   std::atomic<int> arrived;
-  std::array<std::array<std::byte, kBytes>, 8> cards;
+  std::array<std::array<std::byte, kBytes>, kMostRanks> cards;
 
   void all_gather(int rank, int size, std::span<const std::byte> own, std::span<std::byte> all) {
-    require(own.size() <= kBytes && all.size() == own.size() * static_cast<std::size_t>(size),
+    require(size <= kMostRanks && own.size() <= kBytes &&
+                all.size() == own.size() * static_cast<std::size_t>(size),
             ErrorCode::kInternal, "a card of ", own.size(), " bytes, and room for ", all.size());
     std::memcpy(cards[static_cast<std::size_t>(rank)].data(), own.data(), own.size());
     const int round = (arrived.fetch_add(1) / size + 1) * size;
