@@ -37,7 +37,7 @@ Counters::Counters(const Problem& problem, int rank, std::vector<std::shared_ptr
   relayed_.resize(heaps_.size());
   for (int r = 0; r < layout_.ranks(); ++r) {
     if (r == rank || !stands_in(r)) continue;
-    relayed_[static_cast<std::size_t>(r)].assign(counters(CounterOf::kTokenBlock), first_count);
+    relayed_[static_cast<std::size_t>(r)].assign(counters(CounterOf::kPiece), first_count);
   }
   if (first_count == 0) return;  // as heaps are
   std::ranges::fill(counters_from(*local_heap_, 0), first_count);
@@ -99,10 +99,9 @@ void Counters::end_pass(const PassView& v) {
   for (int r = 0; r < layout_.ranks(); ++r) {
     if (r == rank_ || !stands_in(r)) continue;
     auto& bases = relayed_[static_cast<std::size_t>(r)];
-    const std::int64_t blocks = ceil_div<std::int64_t>(v.tokens_of(r), v.schedule.token_block);
-    for (std::int64_t i = 0; i < blocks * v.num_ranks; ++i) {
+    for (std::int64_t i = 0; i < std::int64_t{v.num_pieces()} * v.num_ranks; ++i) {
       bases[static_cast<std::size_t>(i)] =
-          std::atomic_ref(*counter(CounterKind::kArrived, r, i)).load(std::memory_order_relaxed);
+          std::atomic_ref(*counter(CounterKind::kPushed, r, i)).load(std::memory_order_relaxed);
     }
   }
 }

@@ -64,7 +64,7 @@ class Counters {
   // Of `crossed`, which peers may raise before this rank has begun the pass, by piece: every source
   // raises each by one a pass.
   std::vector<std::uint32_t> crossed_;  // with this pass
-  // Of `arrived` of ranks that this one stands in for, by rank: likewise, so as the last pass left
+  // Of `pushed` of ranks that this one stands in for, by rank: likewise, so as the last pass left
   // them.
   std::vector<std::vector<std::uint32_t>> relayed_;
 };

@@ -19,12 +19,13 @@ void add_tokens(const PassContext& ctx, std::span<const std::int32_t> tokens, st
 // The tokens of a piece that a host needs, to this rank's relay there.
 void send(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const PassView& v = ctx.view;
-  const std::int64_t* begin = v.sent_begin + task.n * v.num_pieces() + task.m;
-  const std::span tokens(v.sent_tokens + begin[0], v.sent_tokens + begin[1]);
+  const std::int64_t* begin = v.across->sent_begin + task.n * v.num_pieces() + task.m;
+  const std::int32_t* const sent = v.across->sent_tokens;
+  const std::span tokens(sent + begin[0], sent + begin[1]);
   scratch.block.clear();
   add_tokens<Tensor::kTokens>(ctx, tokens, v.hidden, scratch.block);
   if (v.pass == Pass::kForward) {
-    add_tokens<Tensor::kProbs>(ctx, tokens, v.topk, scratch.block);
+    add_tokens<Tensor::kProbs>(ctx, tokens, v.slots, scratch.block);
   } else if (v.choice.drops_received) {
     add_tokens<Tensor::kXTokens>(ctx, tokens, v.hidden, scratch.block);
   }

@@ -48,7 +48,7 @@ const char* text_of(TileGrid grid) {
     case TileGrid::kCrossings:
       return "tokens by block that needs them first, and host";
     case TileGrid::kReturns:
-      return "blocks of a rail's tokens, by host";
+      return "rows by block that completes them, and host";
   }
   return "";
 }
@@ -71,8 +71,10 @@ const char* text_of(CounterOf of) {
       return "a block of tokens and a pushing rank: 1 an element";
     case CounterOf::kCrossing:
       return "a rank of another host, and a block: 1 when tokens can be pulled that it needs first";
+    case CounterOf::kPiece:
+      return "rows of a block for another host's rank, and a pushing rank: 1 an element";
     case CounterOf::kReturn:
-      return "a block of tokens and another host: 1 when all of it has come";
+      return "a block of tokens and another host: 1 a row or sum that came back";
   }
   return "";
 }

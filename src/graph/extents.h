@@ -78,6 +78,7 @@ inline std::int64_t counters_of(CounterOf of, const Extents& e) {
     case CounterOf::kTokenBlock:
       return e[Extent::kTokenBlocks] * e[Extent::kRanks];
     case CounterOf::kCrossing:
+    case CounterOf::kPiece:
       return e[Extent::kHosts] > 0 ? e[Extent::kRanks] * e[Extent::kLocalExperts] * kMostWaves : 0;
     case CounterOf::kReturn:
       return e[Extent::kTokenBlocks] * e[Extent::kHosts];

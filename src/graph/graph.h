@@ -221,10 +221,12 @@ enum class CounterKind : std::uint8_t {
   kExpertDone,  ///< [local expert]: tiles of dfc2 done
   kReleased,    ///< [local expert]: tasks done that read its rows last; in a ring of rows alone
   kArrived,     ///< [token block, pushing rank], on the tokens' rank: elements pushed
-  kReturned,    ///< [token block, host], on the tokens' rank: all that the host has made of them
+  kPushed,      ///< [piece, pushing rank], where a rank stands in for one of another host:
+                ///< elements pushed for that one
+  kReturned,    ///< [token block, host], on the tokens' rank: rows and sums that came back
 };
-inline constexpr int kNumCounterKinds = 11;
-inline constexpr int kMaxCounterKinds = 12;
+inline constexpr int kNumCounterKinds = 12;
+inline constexpr int kMaxCounterKinds = 13;
 
 /// What one counter of a kind stands for, and so what a task adds to which of them.
 enum class CounterOf : std::uint8_t {
@@ -237,7 +239,8 @@ enum class CounterOf : std::uint8_t {
   kTokenBlock,  ///< token_block tokens, and a pushing rank: 1 an element
   kCrossing,    ///< tokens of a rank that another host's need first in a block: 1, on every rank of
                 ///< it
-  kReturn       ///< token_block tokens, and a host that is not theirs: 1
+  kPiece,       ///< rows of a block for a rank of another host, and a pushing rank: 1 an element
+  kReturn       ///< token_block tokens, and a host that is not theirs: 1 a row or sum
 };
 
 struct CounterRow {
@@ -253,6 +256,7 @@ constexpr Region region_of(CounterOf of) {
     case CounterOf::kSource:
     case CounterOf::kTokenBlock:
     case CounterOf::kCrossing:
+    case CounterOf::kPiece:
     case CounterOf::kReturn:
       return Region::kSymmetric;
     default:
@@ -310,7 +314,7 @@ enum class TileGrid : std::uint8_t {
   kWeightTiles,  ///< tiles of an expert's weight gradient
   kTokenBlocks,  ///< blocks of this rank's tokens
   kCrossings,    ///< tokens that are needed first in a block, by other host
-  kReturns       ///< blocks of tokens of the rail's ranks, by other host
+  kReturns       ///< rows and sums that a block completes, by other host
 };
 
 /// Where the stage stands among the launches of a pass (launches.h). Of one place, stages follow
@@ -324,7 +328,7 @@ enum class StagePlace : std::uint8_t {
   kFirst,    ///< the first product, and what goes with it
   kSecond,   ///< the second, `lag` blocks behind
   kWeights,  ///< weight gradients: where the axis `wgrad` says
-  kReturn,   ///< behind kSecond, where kLast is
+  kReturn,   ///< behind kSecond, a block later
   kLast      ///< behind everything
 };
 

@@ -97,6 +97,7 @@ constexpr void add_counters(Graph& g) {
   g.add({CounterKind::kExpertDone, "expert_done", CounterOf::kExpert});
   g.add({CounterKind::kReleased, "released", CounterOf::kExpertUses, When::kInRing});
   g.add({CounterKind::kArrived, "arrived", CounterOf::kTokenBlock});
+  g.add({CounterKind::kPushed, "pushed", CounterOf::kPiece, When::kHosts});
   g.add({CounterKind::kReturned, "returned", CounterOf::kReturn, When::kHosts});
 }
 
@@ -164,7 +165,7 @@ constexpr StageRow relay_row(Pass pass) {
           .grid = TileGrid::kReturns,
           .place = StagePlace::kReturn,
           .cols = Extent::kHidden,
-          .waits = bit_of(CounterKind::kArrived),
+          .waits = bit_of(CounterKind::kPushed),
           .signals = bit_of(CounterKind::kReturned),
           .look = {"#b51826", "terrible"},
           .when = When::kHosts,
@@ -237,7 +238,7 @@ constexpr void add_forward(Graph& g) {
   fc2.reads = {kA, kW2, kRowProbs, kB2, kSharedW2};
   fc2.writes = {kCombine};
   fc2.waits = bit_of(CounterKind::kTileDone);
-  fc2.signals = bit_of(CounterKind::kArrived);
+  fc2.signals = bit_of(CounterKind::kArrived) | bit_of(CounterKind::kPushed);
   fc2.look = {"#3d9bd0", "rail_idle"};
   g.add(fc2);
 
@@ -314,7 +315,8 @@ constexpr void add_backward(Graph& g) {
   dfc1.reads = {kDh, kW1, kDprobGroups, kRowProbs, kSharedW1};
   dfc1.writes = {kCombine, kDprobSlots};
   dfc1.waits = bit_of(CounterKind::kTileDone);
-  dfc1.signals = bit_of(CounterKind::kArrived) | bit_of(CounterKind::kReleased);
+  dfc1.signals = bit_of(CounterKind::kArrived) | bit_of(CounterKind::kPushed) |
+                 bit_of(CounterKind::kReleased);
   dfc1.look = {"#56ab68", "good"};
   g.add(dfc1);
 
@@ -396,7 +398,8 @@ template <Stage stage>
 inline constexpr CounterSet kWaitsOf = static_cast<CounterSet>(row_of(stage).waits &
                                                                ~kCountersOfHosts);
 template <Stage stage>
-inline constexpr CounterSet kSignalsOf = row_of(stage).signals;
+inline constexpr CounterSet kSignalsOf = static_cast<CounterSet>(row_of(stage).signals &
+                                                                 ~kCountersOfHosts);
 
 /// Counters of the layer that lie in symmetric memory.
 inline constexpr CounterSet kSymmetricCounters = [] {

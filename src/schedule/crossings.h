@@ -2,8 +2,7 @@
 
 #include <vector>
 
-#include "plan/plan_data.h"
-#include "schedule/pass_view.h"
+#include "schedule/row_blocks.h"
 
 namespace uniep {
 
@@ -12,12 +11,12 @@ namespace uniep {
 /// what is needed first comes first.
 class Crossings {
  public:
-  /// `view` has its schedule and sizes, and all_topk_ids.
-  Crossings(const PlanData& plan, const PassView& view);
+  /// `view` outlives this.
+  Crossings(const PassView& view, const RowBlocks& blocks);
 
   /// The piece that brings a token of another host to this one; -1: none does.
   std::int32_t piece(int source, std::int64_t token) const {
-    return pieces_[static_cast<std::size_t>(view_.first_token[source] + token)];
+    return pieces_[static_cast<std::size_t>(view_.across->first_token[source] + token)];
   }
 
   /// This rank's tokens that other hosts need, by host and piece; and where those of a host and

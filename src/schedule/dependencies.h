@@ -1,7 +1,6 @@
 #pragma once
 
 #include "schedule/queue.h"
-#include "schedule/returns.h"
 #include "schedule/row_ring.h"
 
 // What tasks wait for, and what they signal. Which counters a stage has to do with is said by its
@@ -76,24 +75,41 @@ UNIEP_HD void for_each_crossing_wait(const PassView& v, CounterKind kind, const 
   for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
     const int source = v.pulls[i].source;
     if (v.is_here(source)) continue;
-    const std::int64_t index = v.crossing_index(source, v.crossing[i]);
+    const std::int64_t index = v.crossing_index(source, v.across->crossing[i]);
     if (index != last) f(Wait{kind, index, 1, source});
     last = index;
   }
 }
 
-/// Calls f(Wait) for the ranks of this host that push to a token block of another host's rank.
+/// The rank whose tokens a task of relay is of: the one of this rank's rail on the task's host.
+inline UNIEP_HD int relayed_source(const PassView& v, const Task& task) {
+  return v.layout.relay(v.rank, static_cast<int>(task.n));
+}
+
+/// What a task of relay sends back: [begin, end) of HostTables::returned.
+struct ReturnedRange {
+  std::int64_t begin, end;
+};
+inline UNIEP_HD ReturnedRange returned_by(const PassView& v, const Task& task) {
+  const std::int64_t* begin = v.across->returned_begin + task.n * v.num_pieces() + task.m;
+  return {begin[0], begin[1]};
+}
+
+/// Calls f(Wait) for the ranks of this host that push rows which a task of relay sends back. A sum
+/// has rows of earlier blocks, too.
 template <class F>
-UNIEP_HD void for_each_relay_wait(const PassView& v, CounterKind kind, const Task& task, F&& f) {
-  const int source = relayed_source(v, task);
-  const std::int64_t a_slot = v.counter(kind).per_unit;
-  for (int local = 0; local < v.layout.local_ranks; ++local) {
-    const int peer = v.layout.rank_at(v.layout.host_of(v.rank), local);
-    const std::int64_t slots =
-        count_slots(v, source, task.m, [&](int rank) { return rank == peer; });
-    const std::int64_t index = task.m * v.num_ranks + peer;
-    const auto all = static_cast<std::uint32_t>(slots * a_slot);
-    if (all > 0) f(Wait{kind, index, all, peer, source});
+UNIEP_HD void for_each_push_wait(const PassView& v, CounterKind kind, const Task& task, F&& f) {
+  const std::int64_t first = v.choice.sums_cross ? 0 : task.m;
+  for (std::int64_t piece = first; piece <= task.m; ++piece) {
+    for (int local = 0; local < v.layout.local_ranks; ++local) {
+      const std::int64_t of_host = task.n * v.num_pieces() + piece;
+      const std::int32_t rows = v.across->pushed_rows[of_host * v.layout.local_ranks + local];
+      const std::uint32_t all = v.counter(kind).per_unit * static_cast<std::uint32_t>(rows);
+      const int peer = v.layout.rank_at(v.layout.host_of(v.rank), local);
+      if (all > 0) {
+        f(Wait{kind, piece * v.num_ranks + peer, all, peer, relayed_source(v, task)});
+      }
+    }
   }
 }
 
@@ -101,8 +117,9 @@ UNIEP_HD void for_each_relay_wait(const PassView& v, CounterKind kind, const Tas
 template <class F>
 UNIEP_HD void for_each_return_wait(const PassView& v, CounterKind kind, const Task& task, F&& f) {
   for (int host = 0; host < v.layout.hosts; ++host) {
-    if (host == v.layout.host_of(v.rank) || !returns_from(v, v.rank, task.m, host)) continue;
-    f(Wait{kind, task.m * v.layout.hosts + host, 1, v.layout.relay(v.rank, host)});
+    const std::int64_t index = task.m * v.layout.hosts + host;
+    const auto all = static_cast<std::uint32_t>(v.across->coming_back[index]);
+    if (all > 0) f(Wait{kind, index, all, v.layout.relay(v.rank, host)});
   }
 }
 
@@ -151,14 +168,12 @@ UNIEP_HD void for_each_wait(const PassView& v, CounterKind kind, const Task& tas
       if constexpr (kMayHaveRing) for_each_release_wait(v, kind, task.expert, f);
       return;
     case CounterOf::kTokenBlock:
-      if constexpr (kMayHaveHosts) {
-        if (v.stage(task.stage).grid == TileGrid::kReturns) {
-          return for_each_relay_wait(v, kind, task, f);
-        }
-      }
       return for_each_arrival_wait(v, kind, task, f);
     case CounterOf::kCrossing:
       if constexpr (kMayHaveHosts) for_each_crossing_wait(v, kind, task, f);
+      return;
+    case CounterOf::kPiece:
+      if constexpr (kMayHaveHosts) for_each_push_wait(v, kind, task, f);
       return;
     case CounterOf::kReturn:
       if constexpr (kMayHaveHosts) for_each_return_wait(v, kind, task, f);
@@ -240,8 +255,48 @@ UNIEP_HD void for_each_arrival_signal(const PassView& v, CounterKind kind, const
       const RowOrigin& next = v.row_origin[tile.first_row + i + run];
       if (next.source != first.source || token_block(v, next) != block) break;
     }
-    f(arrival_signal(v, kind, first.source, block, static_cast<std::uint32_t>(run * cols)));
+    if (v.is_here(first.source)) {
+      f(arrival_signal(v, kind, first.source, block, static_cast<std::uint32_t>(run * cols)));
+    }
     i += run;
+  }
+}
+
+/// The block that has this tile.
+inline UNIEP_HD int block_of_tile(const PassView& v, std::int64_t tile) {
+  int block = 0;
+  while (v.tile_begin[block + 1] <= tile) ++block;
+  return block;
+}
+
+/// Calls f(Signal) for every rank of another host that rows of a tile are of.
+template <class F>
+UNIEP_HD void for_each_push_signal(const PassView& v, CounterKind kind, const Task& task, F&& f) {
+  const Tile& tile = v.tiles[task.m];
+  const std::int64_t cols = column_tile(stage_grid(v, task.stage), task.n).count;
+  const std::int64_t index = std::int64_t{block_of_tile(v, task.m)} * v.num_ranks + v.rank;
+  for (std::int64_t i = 0; i < tile.rows;) {
+    const int source = v.row_origin[tile.first_row + i].source;
+    std::int64_t run = 1;
+    while (i + run < tile.rows && v.row_origin[tile.first_row + i + run].source == source) ++run;
+    if (!v.is_here(source)) f(Signal{kind, source, index, static_cast<std::uint32_t>(run * cols)});
+    i += run;
+  }
+}
+
+/// Calls f(Signal) for every block of tokens of which a task of relay has sent rows or sums back.
+template <class F>
+UNIEP_HD void for_each_return_signal(const PassView& v, CounterKind kind, const Task& task, F&& f) {
+  const auto [begin, end] = returned_by(v, task);
+  const auto block_of = [&](std::int64_t i) {
+    return v.across->returned[i].token / v.schedule.token_block;
+  };
+  for (std::int64_t i = begin; i < end;) {
+    const std::int64_t first = i;
+    while (i < end && block_of(i) == block_of(first)) ++i;
+    const std::int64_t index =
+        std::int64_t{block_of(first)} * v.layout.hosts + v.layout.host_of(v.rank);
+    f(Signal{kind, relayed_source(v, task), index, static_cast<std::uint32_t>(i - first)});
   }
 }
 
@@ -277,13 +332,12 @@ UNIEP_HD void for_each_signal(const PassView& v, CounterKind kind, const Task& t
                  v.crossing_index(v.rank, task.m), 1});
       }
       return;
-    case CounterOf::kReturn: {
-      if constexpr (!kMayHaveHosts) return;
-      const int source = relayed_source(v, task);
-      const int host = v.layout.host_of(v.rank);
-      if (!returns_from(v, source, task.m, host)) return;
-      return f(Signal{kind, source, task.m * v.layout.hosts + host, 1});
-    }
+    case CounterOf::kPiece:
+      if constexpr (kMayHaveHosts) for_each_push_signal(v, kind, task, f);
+      return;
+    case CounterOf::kReturn:
+      if constexpr (kMayHaveHosts) for_each_return_signal(v, kind, task, f);
+      return;
   }
 }
 

@@ -102,7 +102,8 @@ namespace detail {
 
 /// Which stages a launch holds, weight gradients aside, and how many of their blocks.
 struct LaunchParts {
-  bool fetch = false, again = false, first = false, second = false, last = false;  // places
+  // Places. Rows come back to other hosts where the second product is.
+  bool fetch = false, again = false, first = false, second = false, back = false, last = false;
   Stage only{};                        // where every stage has a launch of its own
   bool has_only = false;               // that is so
   int fetch_begin = 0, fetch_end = 0;  // blocks
@@ -123,6 +124,7 @@ struct LaunchParts {
       case StagePlace::kSecond:
         return second;
       case StagePlace::kReturn:
+        return back;
       case StagePlace::kLast:
         return last;
       case StagePlace::kEnter:
@@ -156,14 +158,15 @@ inline UNIEP_HD LaunchParts launch_parts(const PassView& v, int index) {
       p.again = place == StagePlace::kAgain;
       p.first = place == StagePlace::kFirst;
       p.second = place == StagePlace::kSecond;
-      p.last = place == StagePlace::kLast || place == StagePlace::kReturn;
+      p.back = place == StagePlace::kReturn;
+      p.last = place == StagePlace::kLast;
       break;
     }
     case LaunchGrouping::kPipelined:
       p.fetch = index < waves;
       p.fetch_begin = index * experts;
       p.fetch_end = (index + 1) * experts;
-      p.again = p.first = p.second = index >= 1 && index <= waves;
+      p.again = p.first = p.second = p.back = index >= 1 && index <= waves;
       p.begin = (index - 1) * experts;
       p.end = index * experts;
       p.last_wave = index == waves;
@@ -171,10 +174,10 @@ inline UNIEP_HD LaunchParts launch_parts(const PassView& v, int index) {
       break;
     case LaunchGrouping::kPaired:
       p.fetch = p.again = p.first = index == 0;
-      p.second = p.last = index == 1;
+      p.second = p.back = p.last = index == 1;
       break;
     case LaunchGrouping::kSingle:
-      p.fetch = p.again = p.first = p.second = p.last = index == 0;
+      p.fetch = p.again = p.first = p.second = p.back = p.last = index == 0;
       break;
   }
   return p;
@@ -353,6 +356,16 @@ inline UNIEP_HD void add_products(const PassView& v, const LaunchParts& p, int d
               queue);
 }
 
+/// What goes back to other hosts follows the second product by a block: where this rank is through
+/// with a block, others of its host, whose rows it waits for, are about to be.
+inline UNIEP_HD void add_returns(const PassView& v, const LaunchParts& p, const Track& second,
+                                 TrackList& queue) {
+  Track back = second;
+  back.mixed = false;
+  ++back.delay;
+  add_tracks(v, p, StagePlace::kReturn, back, queue);
+}
+
 /// A launch that the data goes through.
 inline UNIEP_HD void add_data(const PassView& v, int index, int lag, Launch& launch) {
   const LaunchParts p = launch_parts(v, index);
@@ -365,9 +378,7 @@ inline UNIEP_HD void add_data(const PassView& v, int index, int lag, Launch& lau
   add_crossings(v, p, is_inline ? launch.main : launch.comm);
   add_fetch(v, p, lag, second, is_inline ? launch.main : launch.comm);
   if (computes) add_products(v, p, delay, lag, second, launch.main);
-  if (v.has_hosts()) {
-    add_tracks(v, p, StagePlace::kReturn, {.count = 1, .delay = launch.main.end()}, launch.main);
-  }
+  if (v.has_hosts() && p.back) add_returns(v, p, second, launch.main);
   const bool after = v.schedule.wgrad == WgradPlacement::kAfter;
   if (after && begins(v, p, StagePlace::kLast)) {
     add_weights(v, kAll, {.count = v.num_local_experts, .delay = launch.main.end()}, launch.main);

@@ -44,19 +44,26 @@ void PassOrder::set_hosts() {
   for (const std::int64_t tokens : plan_.tokens_per_rank) {
     first_token_.push_back(first_token_.back() + (has_routing ? tokens : 0));
   }
-  view_.first_token = first_token_.data();
-  view_.all_topk_ids = plan_.all_topk_ids.data();
+  across_.first_token = first_token_.data();
+  across_.all_topk_ids = plan_.all_topk_ids.data();
+  view_.across = &across_;
 }
 
 void PassOrder::order_crossings() {
-  crossings_.emplace(plan_, view_);
+  const RowBlocks blocks(view_);
+  crossings_.emplace(view_, blocks);
+  returns_.emplace(view_, blocks);
   for (const Pull& pull : pulls_) {
     crossing_.push_back(view_.is_here(pull.source) ? -1
                                                    : crossings_->piece(pull.source, pull.token));
   }
-  view_.crossing = crossing_.data();
-  view_.sent_tokens = crossings_->sent_tokens.data();
-  view_.sent_begin = crossings_->sent_begin.data();
+  across_.crossing = crossing_.data();
+  across_.sent_tokens = crossings_->sent_tokens.data();
+  across_.sent_begin = crossings_->sent_begin.data();
+  across_.returned = returns_->returned.data();
+  across_.returned_begin = returns_->returned_begin.data();
+  across_.pushed_rows = returns_->pushed_rows.data();
+  across_.coming_back = returns_->coming_back.data();
 }
 
 void PassOrder::order_experts() {

@@ -7,6 +7,7 @@
 #include "schedule/crossings.h"
 #include "schedule/pass_stages.h"
 #include "schedule/queue.h"
+#include "schedule/returns.h"
 
 namespace uniep {
 
@@ -41,6 +42,8 @@ class PassOrder {
   std::vector<std::int64_t> first_token_;
   std::vector<std::int32_t> crossing_;
   std::optional<Crossings> crossings_;
+  std::optional<Returns> returns_;
+  HostTables across_;
 };
 
 /// The table behind a QueueView.

@@ -104,6 +104,7 @@ std::uint32_t signalled(CounterOf of, const StageView& stage) {
     case CounterOf::kExpertUses:
       return stage.column_tiles;
     case CounterOf::kTokenBlock:
+    case CounterOf::kPiece:
       return static_cast<std::uint32_t>(stage.cols);
     case CounterOf::kCrossing:
     case CounterOf::kReturn:

@@ -73,6 +73,27 @@ struct CounterView {
   std::uint32_t per_expert = 0;  // kExpertUses: and by weight gradients of an expert
 };
 
+/// A row that goes back to another host's rank, or a sum of rows of a combine group.
+struct ReturnedRow {
+  std::int32_t token = 0;
+  std::int32_t slot = 0;  // of K; of a sum: the first of its rows
+};
+
+/// What a rank of a group of several hosts also knows. Tokens and rows cross between hosts in
+/// pieces (PassView::num_pieces), made by crossings.h and returns.h.
+struct HostTables {
+  const std::int32_t* all_topk_ids = nullptr;  // [tokens of all ranks, K], rank after rank
+  const std::int64_t* first_token = nullptr;   // [ranks + 1]: of each rank in there
+  const std::int32_t* crossing = nullptr;      // [pulls]: which piece brings it; -1: of this host
+  const std::int32_t* sent_tokens = nullptr;   // own ones that others need, by host and piece
+  const std::int64_t* sent_begin = nullptr;    // [hosts * pieces + 1]
+  const ReturnedRow* returned = nullptr;       // to the rail's ranks, by host and piece
+  const std::int64_t* returned_begin = nullptr;  // [hosts * pieces + 1]
+  // [hosts, pieces, local ranks]: rows for the rail's rank of a host that each rank pushes here
+  const std::int32_t* pushed_rows = nullptr;
+  const std::int32_t* coming_back = nullptr;  // [token blocks, hosts]: own rows and sums
+};
+
 /// Everything that decides which tasks one rank's pass has, in which order they stand, what each
 /// waits for and what each signals. A trivially copyable view: the functions of launches.h, queue.h
 /// and dependencies.h take nothing else, so the CPU backend, CUDA kernels, the simulator and tests
@@ -130,13 +151,8 @@ struct PassView {
   // [token blocks, ranks]: slots of own tokens there, on this host
   const std::int64_t* slots_to_peer = nullptr;
 
-  // Of groups of several hosts (crossings.h).
   RankLayout layout{};
-  const std::int32_t* all_topk_ids = nullptr;  // [tokens of all ranks, K], rank after rank
-  const std::int64_t* first_token = nullptr;   // [ranks + 1]: of each rank in there
-  const std::int32_t* crossing = nullptr;      // [pulls]: which piece brings it; -1: of this host
-  const std::int32_t* sent_tokens = nullptr;   // own ones that others need, by host and piece
-  const std::int64_t* sent_begin = nullptr;    // [hosts * pieces + 1]
+  const HostTables* across = nullptr;  // of groups of several hosts
 
   /// Experts of this rank that are not shared.
   UNIEP_HD int routed_experts() const { return num_local_experts - shared_experts; }
@@ -149,19 +165,19 @@ struct PassView {
 
   UNIEP_HD bool has_hosts() const { return kMayHaveHosts && layout.hosts > 1; }
   UNIEP_HD bool is_here(int other) const { return !has_hosts() || layout.same_host(rank, other); }
-  /// Tokens cross between hosts in as many pieces: of each block those that it is the first to need
-  /// on its host.
+  /// Tokens and rows cross between hosts in as many pieces: of each block the tokens that it is the
+  /// first to need on its host, and the rows and sums that it completes.
   UNIEP_HD int num_pieces() const { return num_blocks(); }
   /// Of a rank's piece among counters of kCrossing: the same in all passes, whatever their waves.
   UNIEP_HD std::int64_t crossing_index(int source, std::int64_t piece) const {
     return source * num_local_experts * kMostWaves + piece;
   }
   UNIEP_HD std::int64_t tokens_of(int source) const {
-    return first_token[source + 1] - first_token[source];
+    return across->first_token[source + 1] - across->first_token[source];
   }
   /// The routing of a token of another rank.
   UNIEP_HD const std::int32_t* ids_of(int source, std::int64_t token) const {
-    return all_topk_ids + (first_token[source] + token) * topk;
+    return across->all_topk_ids + (across->first_token[source] + token) * topk;
   }
   /// Of one that topk_ids name.
   UNIEP_HD int rank_of_expert(std::int32_t expert) const { return expert / routed_experts(); }
@@ -245,6 +261,8 @@ inline UNIEP_HD std::int64_t num_counters(const PassView& v, CounterOf of) {
       return v.num_token_blocks() * v.num_ranks;
     case CounterOf::kCrossing:
       return v.has_hosts() ? v.crossing_index(v.num_ranks, 0) : 0;
+    case CounterOf::kPiece:
+      return 0;  // only of ranks that this one stands in for
     case CounterOf::kReturn:
       return v.has_hosts() ? v.num_token_blocks() * v.layout.hosts : 0;
   }

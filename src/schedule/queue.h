@@ -10,7 +10,7 @@ struct Task {
   Stage stage = Stage::kDispatch;
   int expert = -1;        // local expert, or -1
   std::int64_t tile = 0;  // index within the stage, for reports
-  // dispatch: first pull; GEMM: tile; reduce, relay: token block; wgrad: row tile; send: piece
+  // dispatch: first pull; GEMM: tile; reduce: token block; wgrad: row tile; send, relay: piece
   std::int64_t m = 0;
   std::int64_t n = 0;  // dispatch: pulls; GEMM, wgrad: column tile; send, relay: host
 };
@@ -34,16 +34,8 @@ struct BlockGrid {
 };
 
 /// Of stages whose tasks are for other hosts.
-inline UNIEP_HD BlockGrid host_grid(const PassView& v, TileGrid grid, int block) {
-  const auto others = static_cast<std::uint32_t>(v.layout.hosts - 1);
-  if (grid == TileGrid::kCrossings) return {.rows = 1, .cols = others, .first = block};
-  std::int64_t blocks = 0;  // most of any rank of the rail
-  for (int host = 0; host < v.layout.hosts; ++host) {
-    const int source = v.layout.relay(v.rank, host);
-    if (source == v.rank) continue;
-    blocks = max_of(blocks, ceil_div<std::int64_t>(v.tokens_of(source), v.schedule.token_block));
-  }
-  return {.rows = static_cast<std::uint32_t>(blocks), .cols = others};
+inline UNIEP_HD BlockGrid host_grid(const PassView& v, int block) {
+  return {.rows = 1, .cols = static_cast<std::uint32_t>(v.layout.hosts - 1), .first = block};
 }
 
 inline UNIEP_HD BlockGrid block_grid(const PassView& v, QueueBlock b) {
@@ -67,7 +59,7 @@ inline UNIEP_HD BlockGrid block_grid(const PassView& v, QueueBlock b) {
       return {.rows = count(v.num_token_blocks())};
     case TileGrid::kCrossings:
     case TileGrid::kReturns:
-      if constexpr (kMayHaveHosts) return host_grid(v, stage.grid, b.block);
+      if constexpr (kMayHaveHosts) return host_grid(v, b.block);
       break;
     case TileGrid::kNone:
       break;

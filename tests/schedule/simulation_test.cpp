@@ -39,7 +39,7 @@ class Data {
         }
         return true;
       case Stage::kRelay:
-        return all_slots(v, static_cast<int>(t.n), t.m, [&](int source, std::int64_t slot) {
+        return all_slots(v, t, [&](int source, std::int64_t slot) {
           return pushed_[{source, slot}] == v.hidden;
         });
       case Stage::kExpand:
@@ -122,17 +122,18 @@ class Data {
 
   void write(const PassView& v, const Task& t) {
     if (t.stage == Stage::kSend) {
-      const std::int64_t* begin = v.sent_begin + t.n * v.num_pieces() + t.m;
+      const std::int64_t* begin = v.across->sent_begin + t.n * v.num_pieces() + t.m;
       for (std::int64_t i = begin[0]; i < begin[1]; ++i) {
-        const bool first = sent_.insert({v.rank, v.sent_tokens[i], static_cast<int>(t.n)}).second;
+        const bool first = sent_.insert({v.rank, v.across->sent_tokens[i], static_cast<int>(t.n)}).second;
         EXPECT_TRUE(first) << "a token crosses once";
       }
       return;
     }
     if (t.stage == Stage::kRelay) {
-      all_slots(v, static_cast<int>(t.n), t.m, [&](int source, std::int64_t slot) {
+      const bool once = all_slots(v, t, [&](int source, std::int64_t slot) {
         return returned_.insert({source, slot}).second;
       });
+      EXPECT_TRUE(once) << "a row goes back once";
       return;
     }
     if (v.stage(t.stage).grid == TileGrid::kPulls) {
@@ -188,20 +189,20 @@ class Data {
     return sent_.contains({pull.source, pull.token, v.layout.host_of(v.rank)});
   }
 
-  /// Whether f(source, slot) holds for all slots of a block of tokens of the rail's rank on another
-  /// host whose experts are here.
+  /// Whether f(source, slot) holds for all slots whose rows, or sums of them, a task sends back.
   template <class F>
-  bool all_slots(const PassView& v, int host, std::int64_t block, F&& f) const {
-    const int source = v.layout.relay(v.rank, host);
-    std::int64_t first_token = 0;
-    for (int r = 0; r < source; ++r) first_token += p_.routing.tokens[static_cast<std::size_t>(r)];
-    const std::int64_t tokens = p_.routing.tokens[static_cast<std::size_t>(source)];
-    const std::int64_t begin = block * v.schedule.token_block * v.topk;
-    const std::int64_t end =
-        min_of<std::int64_t>(begin + v.schedule.token_block * v.topk, tokens * v.topk);
-    for (std::int64_t slot = begin; slot < end; ++slot) {
-      const std::int32_t id = p_.routing.ids[static_cast<std::size_t>(first_token * v.topk + slot)];
-      if (id >= 0 && v.is_here(id / v.num_local_experts) && !f(source, slot)) return false;
+  bool all_slots(const PassView& v, const Task& t, F&& f) const {
+    const int source = v.layout.relay(v.rank, static_cast<int>(t.n));
+    const auto [begin, end] = returned_by(v, t);
+    for (std::int64_t i = begin; i < end; ++i) {
+      const ReturnedRow& row = v.across->returned[i];
+      const std::int32_t* ids = v.ids_of(source, row.token);
+      for (int k = 0; k < v.topk; ++k) {
+        const bool in_sum = v.choice.sums_cross && ids[k] >= 0 &&
+                            ids[k] / v.group_experts == ids[row.slot] / v.group_experts;
+        if (k != row.slot && !in_sum) continue;
+        if (!f(source, std::int64_t{row.token} * v.topk + k)) return false;
+      }
     }
     return true;
   }
