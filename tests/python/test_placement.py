@@ -17,7 +17,7 @@ from uniep.placement import Placement
 EXPERTS, TOPK, HIDDEN, INTERMEDIATE = 16, 4, 64, 32
 
 
-def families(tokens=512, experts=EXPERTS, topk=TOPK, count=4, strays=0.0, seed=0):
+def families(tokens=512, experts=EXPERTS, topk=TOPK, count=4, strays=0.0, seed=0, popularity=None):
     """Ids of tokens that use experts of one of `count` families, scattered over all numbers.
 
     A share `strays` of the slots goes to any expert instead.
@@ -25,7 +25,8 @@ def families(tokens=512, experts=EXPERTS, topk=TOPK, count=4, strays=0.0, seed=0
     rng = torch.Generator().manual_seed(seed)
     members = torch.randperm(experts, generator=rng).view(count, -1)
     scores = torch.rand(tokens, experts, generator=rng)
-    family = torch.randint(count, (tokens,), generator=rng)
+    weights = torch.ones(count) if popularity is None else torch.tensor(popularity)
+    family = torch.multinomial(weights, tokens, replacement=True, generator=rng)
     in_family = torch.zeros(tokens, experts, dtype=torch.bool).scatter_(1, members[family], True)
     strays_here = torch.rand(tokens, experts, generator=rng) < strays
     return (scores + 2.0 * (in_family ^ strays_here)).topk(topk, -1).indices
@@ -127,6 +128,37 @@ def test_fewer_tokens_cross_and_the_load_stays_even(experts, seed):
     after = placement.predict_traffic(ids, placed, **how)
     assert after.crossing_tokens < 0.9 * before.crossing_tokens
     assert after.imbalance <= (1 + slack) ** 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_popular_family_is_spread_rather_than_fill_a_host(seed):
+    ids = families(4096, strays=0.05, seed=seed, popularity=[3.0, 1.0, 1.0, 1.0])
+    crossing = []
+    for slack in (0.0, 0.1, 0.5):
+        placed = placement.place_experts(ids, num_experts=EXPERTS, hosts=2, slack=slack)
+        found = placement.predict_traffic(ids, placed, hosts=2)
+        assert found.imbalance <= 1 + slack + 0.005
+        crossing.append(found.crossing_tokens)
+    assert crossing[-1] < crossing[0]
+
+
+def test_comes_near_the_best_of_all_placements():
+    best = []
+    for seed in range(40):
+        rng = torch.Generator().manual_seed(seed)
+        ids = torch.rand(60, 10, generator=rng).pow(3).topk(3, -1).indices
+        counts = placement.coactivation(ids, 10)
+        placed = placement.place_experts(counts, hosts=2, slack=10.0)
+
+        def together(half, counts=counts):
+            other = [e for e in range(10) if e not in half]
+            return int(counts[half][:, half].sum() + counts[other][:, other].sum())
+
+        most = max(together(list(half)) for half in itertools.combinations(range(10), 5))
+        found = together(placed.experts[:5].tolist())
+        assert found >= 0.95 * most
+        best.append(found == most)
+    assert sum(best) >= 34
 
 
 def test_one_expert_that_half_of_all_tokens_use_does_not_take_the_load_with_it():
