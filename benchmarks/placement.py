@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What placing experts by what tokens use together saves between hosts, predicted and measured.
 
-    python benchmarks/placement.py [--ranks 8] [--hosts 4] [--gbps 0.005] [--json FILE]
+    python benchmarks/placement.py [--ranks 8] [--hosts 4] [--gbps 0.001] [--json FILE]
 
 A made-up routing: every token is of a family of experts, scattered over all numbers, whose
 popularity falls as Zipf's law; a share of its slots strays. Half of the tokens are recorded, the
@@ -28,8 +28,8 @@ from uniep import cli, placement
 from uniep.placement import Placement
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOPK = 256, 64, 64, 8
-FAMILIES, STRAYS = 8, 0.1
-ELEMENT, SUM_ELEMENT, PROB = 2, 4, 4  # bytes: bf16, fp32 partial sums, a probability
+FAMILIES, STRAYS = 8, 0.02
+ELEMENT, PROB = 2, 4  # bytes: bf16, as partial sums are here, and a probability
 
 
 def routing(tokens: int, skew: float, rng: torch.Generator) -> Tensor:
@@ -79,6 +79,7 @@ def measured_ms(path: Path, groups: int, args: argparse.Namespace) -> float:
     cli.run(
         *("bench", "--input", str(path), "--pass", "forward", "--no-check"),
         *("--ranks", str(args.ranks), "--hosts", str(args.hosts), "--combine-groups", str(groups)),
+        *("--combine-partials", "bf16"),
         *("--iterations", str(args.iterations), "--warmup", "1", "--json", str(file)),
     )
     records: list[dict[str, Any]] = json.loads(file.read_text())["records"]
@@ -100,7 +101,7 @@ def rows(args: argparse.Namespace, folder: Path) -> Iterator[Row]:
             # Sums: one of each token that a host has rows of.
             back = traffic.crossing_rows * HIDDEN * ELEMENT
             if groups > 1:
-                back = traffic.crossing_tokens * HIDDEN * SUM_ELEMENT
+                back = traffic.crossing_tokens * HIDDEN * ELEMENT
             yield Row(
                 name,
                 groups,
@@ -119,8 +120,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="of a rank (default 256)")
     parser.add_argument("--skew", type=float, default=0.5, help="of families (default 0.5)")
     parser.add_argument("--slack", type=float, default=0.1, help="of place_experts (default 0.1)")
-    parser.add_argument("--gbps", type=float, default=0.005, help="of a port, 1e9 bytes/s")
-    parser.add_argument("--iterations", type=int, default=7)
+    parser.add_argument("--gbps", type=float, default=0.001, help="of a port, 1e9 bytes/s")
+    parser.add_argument("--iterations", type=int, default=5)
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     os.environ["UNIEP_CPU_NETWORK_GBPS"] = str(args.gbps)

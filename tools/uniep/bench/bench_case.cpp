@@ -168,7 +168,9 @@ BenchCase read_case(const std::string& path, int ranks, const ArithmeticFlags& a
             .topk = layer->topk,
             .activation = layer->activation,
             .probs = layer->probs,
-            .bias = layer->has_bias()};
+            .bias = layer->has_bias(),
+            .combine_groups = layer->combine_groups,
+            .combine_partials = layer->combine_partials};
   complete(c);
   c.skew = workload::skew_of(*layer);
   return c;
