@@ -33,7 +33,7 @@ Counters::Counters(const Problem& problem, int rank, std::vector<std::shared_ptr
   const auto counters = [&](CounterOf of) {
     return static_cast<std::size_t>(counters_of(of, extents));
   };
-  crossed_.assign(counters(CounterOf::kCrossing) / heaps_.size(), first_count);
+  crossed_.assign(counters(CounterOf::kCrossing), first_count);
   relayed_.resize(heaps_.size());
   for (int r = 0; r < layout_.ranks(); ++r) {
     if (r == rank || !stands_in(r)) continue;
@@ -67,9 +67,6 @@ std::uint32_t Counters::base(CounterKind kind, std::int64_t index, int owner) co
   // A peer may publish before this rank has begun the pass, so `published` is not noted: it rises
   // by one a pass, and stood at the number of passes before this one.
   if (kLayerGraph[kind].of == CounterOf::kSource) return passes_ - 1;
-  if (kLayerGraph[kind].of == CounterOf::kCrossing) {
-    return crossed_[static_cast<std::size_t>(index) % crossed_.size()] - 1;
-  }
   const auto& bases =
       owner == rank_ ? bases_[static_cast<int>(kind)] : relayed_[static_cast<std::size_t>(owner)];
   return bases[static_cast<std::size_t>(index)];
@@ -91,8 +88,17 @@ void Counters::begin_pass(const PassView& v) {
     if (row.of == CounterOf::kSource || row.of == CounterOf::kCrossing) continue;
     snapshot(row.kind, num_counters(v, row.of));
   }
-  if (!v.has_hosts()) return;
-  for (int i = 0; i < v.num_pieces(); ++i) ++crossed_[static_cast<std::size_t>(i)];
+  if (v.has_hosts()) count_crossings(v);
+}
+
+void Counters::count_crossings(const PassView& v) {
+  bases_[static_cast<int>(CounterKind::kCrossed)] = crossed_;
+  for (int source = 0; source < v.num_ranks; ++source) {
+    for (int piece = 0; piece < v.num_pieces(); ++piece) {
+      crossed_[static_cast<std::size_t>(v.crossing_index(source, piece))] +=
+          v.crossing_tokens(source, piece);
+    }
+  }
 }
 
 void Counters::end_pass(const PassView& v) {

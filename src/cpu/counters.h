@@ -51,6 +51,7 @@ class Counters {
  private:
   std::uint32_t base(CounterKind kind, std::int64_t index, int owner) const;
   void snapshot(CounterKind kind, std::int64_t count);
+  void count_crossings(const PassView& view);
   bool stands_in(int rank) const;  // this rank's memory for that one's
 
   const int rank_;
@@ -61,9 +62,9 @@ class Counters {
   std::unique_ptr<Heap> local_heap_;
   std::uint32_t passes_;  // begun, this one included; from first_count on, equal on all ranks
   std::vector<std::uint32_t> bases_[kNumCounterKinds];  // of all but those of kSource
-  // Of `crossed`, which peers may raise before this rank has begun the pass, by piece: every source
-  // raises each by one a pass.
-  std::vector<std::uint32_t> crossed_;  // with this pass
+  // Where `crossed`, which peers may raise before this rank has begun the pass, stands behind it:
+  // the routing of all ranks says what each source raises.
+  std::vector<std::uint32_t> crossed_;
   // Of `pushed` of ranks that this one stands in for, by rank: likewise, so as the last pass left
   // them.
   std::vector<std::vector<std::uint32_t>> relayed_;

@@ -98,9 +98,6 @@ class CpuLayer final : public LayerBackend {
     agree(comm_, timeout_ms_, Stage::kPlan, call, [&] {
       validate(problem_, comm_.size());
       validate(options);
-      require(problem_.shared_experts == 0 || hosts() == 1, ErrorCode::kUnsupported,
-              "problem.shared_experts is ", problem_.shared_experts, " in a group of ", hosts(),
-              " hosts; 0 is accepted there, or a group on one host");
       if (pool_) check_pool(*pool_, Backend::kCpu, problem_);
       chosen = &kernels();
       own_heap_ = make_own_heap(options.memory);

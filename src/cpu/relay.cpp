@@ -71,7 +71,7 @@ void add_dprobs(const PassContext& ctx, int source, const ReturnedRow& row, Rail
 void relay(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const PassView& v = ctx.view;
   const int source = relayed_source(v, task);
-  const auto [begin, end] = returned_by(v, task);
+  const auto [begin, end] = host_items(v, task);
   const Returned rows(v.across->returned + begin, v.across->returned + end);
   scratch.block.clear();
   if (v.choice.sums_cross) {

@@ -16,12 +16,11 @@ void add_tokens(const PassContext& ctx, std::span<const std::int32_t> tokens, st
 
 }  // namespace
 
-// The tokens of a piece that a host needs, to this rank's relay there.
+// Tokens of a piece that a host needs, to this rank's relay there.
 void send(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const PassView& v = ctx.view;
-  const std::int64_t* begin = v.across->sent_begin + task.n * v.num_pieces() + task.m;
-  const std::int32_t* const sent = v.across->sent_tokens;
-  const std::span tokens(sent + begin[0], sent + begin[1]);
+  const auto [begin, end] = host_items(v, task);
+  const std::span tokens(v.across->sent_tokens + begin, v.across->sent_tokens + end);
   scratch.block.clear();
   add_tokens<Tensor::kTokens>(ctx, tokens, v.hidden, scratch.block);
   if (v.pass == Pass::kForward) {

@@ -79,7 +79,8 @@ inline std::int64_t counters_of(CounterOf of, const Extents& e) {
       return e[Extent::kTokenBlocks] * e[Extent::kRanks];
     case CounterOf::kCrossing:
     case CounterOf::kPiece:
-      return e[Extent::kHosts] > 0 ? e[Extent::kRanks] * e[Extent::kLocalExperts] * kMostWaves : 0;
+      if (e[Extent::kHosts] == 0) return 0;
+      return e[Extent::kRanks] * (e[Extent::kLocalExperts] + e[Extent::kShared]) * kMostWaves;
     case CounterOf::kReturn:
       return e[Extent::kTokenBlocks] * e[Extent::kHosts];
   }

@@ -315,8 +315,8 @@ constexpr void add_backward(Graph& g) {
   dfc1.reads = {kDh, kW1, kDprobGroups, kRowProbs, kSharedW1};
   dfc1.writes = {kCombine, kDprobSlots};
   dfc1.waits = bit_of(CounterKind::kTileDone);
-  dfc1.signals = bit_of(CounterKind::kArrived) | bit_of(CounterKind::kPushed) |
-                 bit_of(CounterKind::kReleased);
+  dfc1.signals =
+      bit_of(CounterKind::kArrived) | bit_of(CounterKind::kPushed) | bit_of(CounterKind::kReleased);
   dfc1.look = {"#56ab68", "good"};
   g.add(dfc1);
 

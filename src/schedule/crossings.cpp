@@ -7,11 +7,22 @@ namespace uniep {
 Crossings::Crossings(const PassView& view, const RowBlocks& blocks) : view_(view) {
   pieces_.assign(static_cast<std::size_t>(view.across->first_token[view.num_ranks]), -1);
   pieces_there_.assign(static_cast<std::size_t>(view.layout.hosts * view.tokens), -1);
-  blocks.for_each_row([&](int source, std::int64_t token, int, std::int32_t expert,
-                          std::int32_t block) {
-    note(source, token, view.layout.host_of(view.rank_of_expert(expert)), block);
-  });
+  blocks.for_each_row(
+      [&](int source, std::int64_t token, int, std::int32_t expert, std::int32_t block) {
+        note(source, token, view.layout.host_of(view.rank_of_expert(expert)), block);
+      });
+  count_tokens();
   list_sent_tokens();
+}
+
+void Crossings::count_tokens() {
+  crossing_tokens.assign(static_cast<std::size_t>(view_.num_ranks * view_.num_pieces()), 0);
+  for (int source = 0; source < view_.num_ranks; ++source) {
+    for (std::int64_t token = 0; token < view_.tokens_of(source); ++token) {
+      const std::int32_t of = piece(source, token);
+      if (of >= 0) ++crossing_tokens[static_cast<std::size_t>(source * view_.num_pieces() + of)];
+    }
+  }
 }
 
 void Crossings::note(int source, std::int64_t token, int host, std::int32_t piece) {

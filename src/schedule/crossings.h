@@ -19,6 +19,8 @@ class Crossings {
     return pieces_[static_cast<std::size_t>(view_.across->first_token[source] + token)];
   }
 
+  /// Tokens that a rank of another host sends here with each piece: [ranks, pieces].
+  std::vector<std::int32_t> crossing_tokens;
   /// This rank's tokens that other hosts need, by host and piece; and where those of a host and
   /// piece begin: [hosts * pieces + 1].
   std::vector<std::int32_t> sent_tokens;
@@ -26,6 +28,7 @@ class Crossings {
 
  private:
   void note(int source, std::int64_t token, int host, std::int32_t piece);
+  void count_tokens();
   void list_sent_tokens();
 
   const PassView& view_;

@@ -75,8 +75,9 @@ UNIEP_HD void for_each_crossing_wait(const PassView& v, CounterKind kind, const 
   for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
     const int source = v.pulls[i].source;
     if (v.is_here(source)) continue;
-    const std::int64_t index = v.crossing_index(source, v.across->crossing[i]);
-    if (index != last) f(Wait{kind, index, 1, source});
+    const std::int32_t piece = v.across->crossing[i];
+    const std::int64_t index = v.crossing_index(source, piece);
+    if (index != last) f(Wait{kind, index, v.crossing_tokens(source, piece), source});
     last = index;
   }
 }
@@ -86,21 +87,12 @@ inline UNIEP_HD int relayed_source(const PassView& v, const Task& task) {
   return v.layout.relay(v.rank, static_cast<int>(task.n));
 }
 
-/// What a task of relay sends back: [begin, end) of HostTables::returned.
-struct ReturnedRange {
-  std::int64_t begin, end;
-};
-inline UNIEP_HD ReturnedRange returned_by(const PassView& v, const Task& task) {
-  const std::int64_t* begin = v.across->returned_begin + task.n * v.num_pieces() + task.m;
-  return {begin[0], begin[1]};
-}
-
 /// Calls f(Wait) for the ranks of this host that push rows which a task of relay sends back. A sum
 /// has rows of earlier blocks, too.
 template <class F>
 UNIEP_HD void for_each_push_wait(const PassView& v, CounterKind kind, const Task& task, F&& f) {
-  const std::int64_t first = v.choice.sums_cross ? 0 : task.m;
-  for (std::int64_t piece = first; piece <= task.m; ++piece) {
+  const std::int64_t last = host_part(task).piece;
+  for (std::int64_t piece = v.choice.sums_cross ? 0 : last; piece <= last; ++piece) {
     for (int local = 0; local < v.layout.local_ranks; ++local) {
       const std::int64_t of_host = task.n * v.num_pieces() + piece;
       const std::int32_t rows = v.across->pushed_rows[of_host * v.layout.local_ranks + local];
@@ -284,10 +276,22 @@ UNIEP_HD void for_each_push_signal(const PassView& v, CounterKind kind, const Ta
   }
 }
 
+/// Calls f(Signal) for the ranks of the host that a task has sent tokens to.
+template <class F>
+UNIEP_HD void for_each_crossing_signal(const PassView& v, CounterKind kind, const Task& task,
+                                       F&& f) {
+  const auto [begin, end] = host_items(v, task);
+  const std::int64_t index = v.crossing_index(v.rank, host_part(task).piece);
+  for (int local = 0; local < v.layout.local_ranks; ++local) {
+    const int rank = v.layout.rank_at(static_cast<int>(task.n), local);
+    f(Signal{kind, rank, index, static_cast<std::uint32_t>(end - begin)});
+  }
+}
+
 /// Calls f(Signal) for every block of tokens of which a task of relay has sent rows or sums back.
 template <class F>
 UNIEP_HD void for_each_return_signal(const PassView& v, CounterKind kind, const Task& task, F&& f) {
-  const auto [begin, end] = returned_by(v, task);
+  const auto [begin, end] = host_items(v, task);
   const auto block_of = [&](std::int64_t i) {
     return v.across->returned[i].token / v.schedule.token_block;
   };
@@ -326,11 +330,7 @@ UNIEP_HD void for_each_signal(const PassView& v, CounterKind kind, const Task& t
     case CounterOf::kTokenBlock:
       return for_each_arrival_signal(v, kind, task, f);
     case CounterOf::kCrossing:
-      if constexpr (!kMayHaveHosts) return;
-      for (int local = 0; local < v.layout.local_ranks; ++local) {
-        f(Signal{kind, v.layout.rank_at(static_cast<int>(task.n), local),
-                 v.crossing_index(v.rank, task.m), 1});
-      }
+      if constexpr (kMayHaveHosts) for_each_crossing_signal(v, kind, task, f);
       return;
     case CounterOf::kPiece:
       if constexpr (kMayHaveHosts) for_each_push_signal(v, kind, task, f);

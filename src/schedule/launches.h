@@ -308,12 +308,12 @@ inline UNIEP_HD void add_fetch(const PassView& v, const LaunchParts& p, int lag,
   add_tracks(v, p, StagePlace::kFetch, fetch, queue);
 }
 
-/// What other hosts need of this rank goes ahead of all that waits: at once.
+/// What other hosts need of this rank goes ahead of all that waits, of all waves: at once.
 inline UNIEP_HD void add_crossings(const PassView& v, const LaunchParts& p, TrackList& queue) {
-  if (!v.has_hosts()) return;
-  const int count = p.fetch_end - p.fetch_begin;
-  add_tracks(v, p, StagePlace::kCross,
-             {.first = p.fetch_begin, .count = count, .pace = {.blocks = max_of(count, 1)}}, queue);
+  if (!v.has_hosts() || p.fetch_begin > 0) return;
+  const int count = v.num_blocks();
+  add_tracks(v, p, StagePlace::kCross, {.count = count, .pace = {.blocks = max_of(count, 1)}},
+             queue);
 }
 
 /// Adds the track for weight gradient `number`, or with kAll for each of them.

@@ -58,6 +58,7 @@ void PassOrder::order_crossings() {
                                                    : crossings_->piece(pull.source, pull.token));
   }
   across_.crossing = crossing_.data();
+  across_.crossing_tokens = crossings_->crossing_tokens.data();
   across_.sent_tokens = crossings_->sent_tokens.data();
   across_.sent_begin = crossings_->sent_begin.data();
   across_.returned = returns_->returned.data();

@@ -85,10 +85,11 @@ struct HostTables {
   const std::int32_t* all_topk_ids = nullptr;  // [tokens of all ranks, K], rank after rank
   const std::int64_t* first_token = nullptr;   // [ranks + 1]: of each rank in there
   const std::int32_t* crossing = nullptr;      // [pulls]: which piece brings it; -1: of this host
-  const std::int32_t* sent_tokens = nullptr;   // own ones that others need, by host and piece
-  const std::int64_t* sent_begin = nullptr;    // [hosts * pieces + 1]
-  const ReturnedRow* returned = nullptr;       // to the rail's ranks, by host and piece
-  const std::int64_t* returned_begin = nullptr;  // [hosts * pieces + 1]
+  const std::int32_t* crossing_tokens = nullptr;  // [ranks, pieces]: tokens that each brings here
+  const std::int32_t* sent_tokens = nullptr;      // own ones that others need, by host and piece
+  const std::int64_t* sent_begin = nullptr;       // [hosts * pieces + 1]
+  const ReturnedRow* returned = nullptr;          // to the rail's ranks, by host and piece
+  const std::int64_t* returned_begin = nullptr;   // [hosts * pieces + 1]
   // [hosts, pieces, local ranks]: rows for the rail's rank of a host that each rank pushes here
   const std::int32_t* pushed_rows = nullptr;
   const std::int32_t* coming_back = nullptr;  // [token blocks, hosts]: own rows and sums
@@ -171,6 +172,11 @@ struct PassView {
   /// Of a rank's piece among counters of kCrossing: the same in all passes, whatever their waves.
   UNIEP_HD std::int64_t crossing_index(int source, std::int64_t piece) const {
     return source * num_local_experts * kMostWaves + piece;
+  }
+  /// Tokens of a rank of another host that a piece brings to this one.
+  UNIEP_HD std::uint32_t crossing_tokens(int source, std::int64_t piece) const {
+    const std::int64_t at = std::int64_t{source} * num_pieces() + piece;
+    return static_cast<std::uint32_t>(across->crossing_tokens[at]);
   }
   UNIEP_HD std::int64_t tokens_of(int source) const {
     return across->first_token[source + 1] - across->first_token[source];

@@ -10,7 +10,7 @@ struct Task {
   Stage stage = Stage::kDispatch;
   int expert = -1;        // local expert, or -1
   std::int64_t tile = 0;  // index within the stage, for reports
-  // dispatch: first pull; GEMM: tile; reduce: token block; wgrad: row tile; send, relay: piece
+  // dispatch: first pull; GEMM: tile; reduce: token block; wgrad: row tile; send, relay: HostPart
   std::int64_t m = 0;
   std::int64_t n = 0;  // dispatch: pulls; GEMM, wgrad: column tile; send, relay: host
 };
@@ -33,9 +33,38 @@ struct BlockGrid {
   std::int64_t first = 0;  // tile of rows, or pull; wgrad: 0, since rows are the gradient's
 };
 
+/// Tokens or rows [begin, end) of HostTables: sent_tokens or returned.
+struct HostItems {
+  std::int64_t begin = 0, end = 0;
+};
+
+/// Those of a piece that cross to one host.
+inline UNIEP_HD HostItems items_of_piece(const PassView& v, TileGrid grid, int host, int piece) {
+  const HostTables& t = *v.across;
+  const std::int64_t* begin = grid == TileGrid::kCrossings ? t.sent_begin : t.returned_begin;
+  begin += std::int64_t{host} * v.num_pieces() + piece;
+  return {begin[0], begin[1]};
+}
+
+/// A piece is cut into tasks of `token_block` tokens or rows.
+inline UNIEP_HD std::uint32_t parts_of_piece(const PassView& v, TileGrid grid, int host,
+                                             int piece) {
+  const auto [begin, end] = items_of_piece(v, grid, host, piece);
+  return static_cast<std::uint32_t>(ceil_div<std::int64_t>(end - begin, v.schedule.token_block));
+}
+
+/// Number `i` of the other hosts, from the next one on, so that not all ranks begin with the same.
+inline UNIEP_HD int other_host(const PassView& v, int i) {
+  return (v.layout.host_of(v.rank) + 1 + i) % v.layout.hosts;
+}
+
 /// Of stages whose tasks are for other hosts.
-inline UNIEP_HD BlockGrid host_grid(const PassView& v, int block) {
-  return {.rows = 1, .cols = static_cast<std::uint32_t>(v.layout.hosts - 1), .first = block};
+inline UNIEP_HD BlockGrid host_grid(const PassView& v, TileGrid grid, int block) {
+  BlockGrid all{.first = block};
+  for (int i = 0; i + 1 < v.layout.hosts; ++i) {
+    all.rows += parts_of_piece(v, grid, other_host(v, i), block);
+  }
+  return all;
 }
 
 inline UNIEP_HD BlockGrid block_grid(const PassView& v, QueueBlock b) {
@@ -59,7 +88,7 @@ inline UNIEP_HD BlockGrid block_grid(const PassView& v, QueueBlock b) {
       return {.rows = count(v.num_token_blocks())};
     case TileGrid::kCrossings:
     case TileGrid::kReturns:
-      if constexpr (kMayHaveHosts) return host_grid(v, b.block);
+      if constexpr (kMayHaveHosts) return host_grid(v, stage.grid, b.block);
       break;
     case TileGrid::kNone:
       break;
@@ -67,14 +96,38 @@ inline UNIEP_HD BlockGrid block_grid(const PassView& v, QueueBlock b) {
   return {};
 }
 
+/// What a task for another host takes there: part number `part` of a piece.
+struct HostPart {
+  int piece = 0;
+  std::uint32_t part = 0;
+
+  UNIEP_HD std::int64_t packed() const { return std::int64_t{piece} << 32 | part; }
+};
+inline UNIEP_HD HostPart host_part(const Task& task) {
+  return {static_cast<int>(task.m >> 32), static_cast<std::uint32_t>(task.m)};
+}
+inline UNIEP_HD HostItems host_items(const PassView& v, const Task& task) {
+  const auto [piece, part] = host_part(task);
+  HostItems items = items_of_piece(v, v.stage(task.stage).grid, static_cast<int>(task.n), piece);
+  items.begin += std::int64_t{part} * v.schedule.token_block;
+  items.end = min_of<std::int64_t>(items.end, items.begin + v.schedule.token_block);
+  return items;
+}
+
 /// Task number `index` of a block whose tasks are for one other host each.
 inline UNIEP_HD Task host_task(const PassView& v, Stage stage, const BlockGrid& grid,
                                std::uint32_t index) {
   Task task{.stage = stage};
-  task.m = grid.first + index / grid.cols;
-  const auto other = static_cast<int>(index % grid.cols);
-  task.n = other < v.layout.host_of(v.rank) ? other : other + 1;
-  task.tile = task.m * v.layout.hosts + task.n;
+  const auto piece = static_cast<int>(grid.first);
+  for (int i = 0;; ++i) {
+    const int host = other_host(v, i);
+    const std::uint32_t parts = parts_of_piece(v, v.stage(stage).grid, host, piece);
+    task.m = HostPart{piece, index}.packed();
+    task.n = host;
+    if (index < parts) break;
+    index -= parts;
+  }
+  task.tile = host_items(v, task).begin;
   return task;
 }
 

@@ -30,17 +30,17 @@ Returns::Returns(const PassView& view, const RowBlocks& blocks) : view_(view) {
       static_cast<std::size_t>(layout.hosts * view.num_pieces() * layout.local_ranks), 0);
   coming_back.assign(static_cast<std::size_t>(view.num_token_blocks() * layout.hosts), 0);
   Sums sums;
-  blocks.for_each_row([&](int source, std::int64_t token, int k, std::int32_t expert,
-                          std::int32_t block) {
-    const int rank = view.rank_of_expert(expert);
-    if (layout.same_host(source, rank)) return;
-    count_push(source, rank, block);
-    if (view.choice.sums_cross) {
-      note_row_of_sum(sums, {source, token, expert / view.group_experts}, k, rank, block);
-    } else {
-      add(source, {static_cast<std::int32_t>(token), k}, rank, block);
-    }
-  });
+  blocks.for_each_row(
+      [&](int source, std::int64_t token, int k, std::int32_t expert, std::int32_t block) {
+        const int rank = view.rank_of_expert(expert);
+        if (layout.same_host(source, rank)) return;
+        count_push(source, rank, block);
+        if (view.choice.sums_cross) {
+          note_row_of_sum(sums, {source, token, expert / view.group_experts}, k, rank, block);
+        } else {
+          add(source, {static_cast<std::int32_t>(token), k}, rank, block);
+        }
+      });
   for (const auto& [key, sum] : sums) {
     const auto [source, token, group] = key;
     add(source, {static_cast<std::int32_t>(token), sum.slot}, sum.rank, sum.last_block);

@@ -52,8 +52,10 @@ void run_random_cases(unsigned first_seed, int count, int max_delay_us) {
   for (unsigned seed = first_seed; seed < first_seed + static_cast<unsigned>(count); ++seed) {
     Rng rng(seed);
     const Group group = kGroups[rng() % std::size(kGroups)];
-    LayerData data = random_layer(rng, group.ranks, {.any_arithmetic = seed % 3 != 0});
-    draw_groups(rng, group.hosts, data);
+    const bool any = seed % 3 != 0;
+    LayerData data = random_layer(rng, group.ranks, {.any_arithmetic = any, .shared_experts = any});
+    // Rows of shared experts stay on their rank, among blocks whose tokens and rows cross.
+    if (data.shared_experts == 0) draw_groups(rng, group.hosts, data);
     RunOptions o;
     o.hosts = group.hosts;
     o.token_begin = random_parts(rng, data.tokens, group.ranks);
@@ -110,27 +112,6 @@ TEST_P(Presets, RowsOrSumsCross) {
         expect_bits(data, o, describe(0, data, o));
         if (HasFailure()) return;
       }
-    }
-  }
-}
-
-TEST(ContractOnHosts, SharedExpertsAreRefused) {
-  Rng rng(7);
-  LayerData data = random_layer(rng, 2, {.max_tokens = 8});
-  data.combine_groups = 1;
-  data.shared_experts = 1;
-  RunOptions o;
-  o.token_begin = workload::even_parts(data.tokens, 2);
-  draw_shared(rng, data);
-  expect_bits(data, o, "on one host");
-  o.hosts = 2;
-  try {
-    run_layer(data, o);
-    ADD_FAILURE() << "shared experts are accepted on two hosts";
-  } catch (const Error& e) {
-    const std::string said = e.what();
-    for (const char* part : {"problem.shared_experts is 1", "2 hosts", "0 is accepted"}) {
-      EXPECT_NE(said.find(part), said.npos) << said;
     }
   }
 }

@@ -122,9 +122,10 @@ class Data {
 
   void write(const PassView& v, const Task& t) {
     if (t.stage == Stage::kSend) {
-      const std::int64_t* begin = v.across->sent_begin + t.n * v.num_pieces() + t.m;
-      for (std::int64_t i = begin[0]; i < begin[1]; ++i) {
-        const bool first = sent_.insert({v.rank, v.across->sent_tokens[i], static_cast<int>(t.n)}).second;
+      const auto [begin, end] = host_items(v, t);
+      for (std::int64_t i = begin; i < end; ++i) {
+        const bool first =
+            sent_.insert({v.rank, v.across->sent_tokens[i], static_cast<int>(t.n)}).second;
         EXPECT_TRUE(first) << "a token crosses once";
       }
       return;
@@ -193,7 +194,7 @@ class Data {
   template <class F>
   bool all_slots(const PassView& v, const Task& t, F&& f) const {
     const int source = v.layout.relay(v.rank, static_cast<int>(t.n));
-    const auto [begin, end] = returned_by(v, t);
+    const auto [begin, end] = host_items(v, t);
     for (std::int64_t i = begin; i < end; ++i) {
       const ReturnedRow& row = v.across->returned[i];
       const std::int32_t* ids = v.ids_of(source, row.token);

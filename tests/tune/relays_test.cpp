@@ -1,9 +1,8 @@
 // Passes over several hosts in simulated time: their bytes are those that the plan counts, and what
 // crosses the network less is gained.
-#include "tune/model/relays.h"
-
 #include <gtest/gtest.h>
 
+#include "plan/host_routes.h"
 #include "support/cases.h"
 #include "support/expect_error.h"
 #include "support/random_routing.h"
@@ -51,8 +50,8 @@ TEST(Relays, SimulatedBytesAreThoseOfThePlan) {
     schedule.dispatch_wire = DispatchWire::kDedup;
     const Pass pass = chance(rng, 50) ? Pass::kForward : Pass::kBackward;
     for (const HostWire wire : {HostWire::kDirect, HostWire::kRelayed}) {
-      const tune::Topology topology{
-          .ranks_per_node = layout.local_ranks, .nic_bytes_per_s = 1e3, .wire = wire};
+      const tune::Topology topology{.ranks_per_node = layout.local_ranks, .nic_bytes_per_s = 1e3};
+      r.hosts = wire == HostWire::kRelayed ? hosts : 1;
       const tune::SimulatedPass simulated =
           tune::simulate(plans_of(r), pass, schedule, with_link(1e4), {.topology = topology});
       EXPECT_EQ(simulated.bytes, counted(r, layout, wire, pass))
@@ -68,8 +67,9 @@ TEST(Relays, SimulatedBytesAreThoseOfThePlan) {
 }
 
 /// Every token of 8 ranks goes to all of them.
-Routing everywhere(int groups) {
+Routing everywhere(int groups, int hosts = 1) {
   Routing r;
+  r.hosts = hosts;
   r.problem = {.hidden = 256,
                .intermediate = 128,
                .num_experts = 8,
@@ -92,10 +92,9 @@ TEST(Relays, WhatCrossesTheNetworkDecidesWhereItIsSlow) {
   tune::Topology topology{.ranks_per_node = 4, .nic_bytes_per_s = 1, .nic_latency_s = 0};
   const double row = 64 * 256 * 2;  // seconds; of a rank's tokens one copy each
   const double direct = seconds(everywhere(1), topology);
-  topology.wire = HostWire::kRelayed;
-  const double rows = seconds(everywhere(1), topology);
-  const double fp32 = seconds(everywhere(2), topology);
-  Routing rounded = everywhere(2);
+  const double rows = seconds(everywhere(1, 2), topology);
+  const double fp32 = seconds(everywhere(2, 2), topology);
+  Routing rounded = everywhere(2, 2);
   rounded.problem.combine_partials = CombinePartials::kBf16;
   const double bf16 = seconds(rounded, topology);
   const auto near = [&](double found, double copies) {
@@ -108,25 +107,13 @@ TEST(Relays, WhatCrossesTheNetworkDecidesWhereItIsSlow) {
   near(bf16, 2);
 }
 
-TEST(Relays, OnOneHostThereAreNone) {
-  const Routing r = everywhere(1);
-  const double direct = seconds(r, {});
-  EXPECT_EQ(seconds(r, {.wire = HostWire::kRelayed}), direct);
-  EXPECT_EQ(seconds(r, {.ranks_per_node = 8, .nic_bytes_per_s = 1, .wire = HostWire::kRelayed}),
-            direct);
-}
-
-TEST(Relays, TakeAllRanksAndEqualHosts) {
-  const Routing r = everywhere(1);
+TEST(Relays, TakeAllRanksAndTheirHosts) {
+  const Routing r = everywhere(1, 2);
   const std::vector<RoutingPlan> one{r.plan(0)};
-  const tune::Topology relayed{
-      .ranks_per_node = 4, .nic_bytes_per_s = 1, .wire = HostWire::kRelayed};
-  expect_invalid("1 ranks of 8 are simulated; relays between hosts take all of them", [&] {
-    tune::simulate(one, Pass::kForward, {}, with_link(1), {.topology = relayed});
-  });
-  expect_invalid("ranks of a host are 3; a divisor of the number of ranks, 8, is accepted", [&] {
-    seconds(r, {.ranks_per_node = 3, .nic_bytes_per_s = 1, .wire = HostWire::kRelayed});
-  });
+  expect_invalid("1 ranks of 8 are simulated; on several hosts all of them are accepted",
+                 [&] { tune::simulate(one, Pass::kForward, {}, with_link(1)); });
+  expect_invalid("ranks of a host are 2; as the plans have it, 4 are accepted",
+                 [&] { seconds(r, {.ranks_per_node = 2, .nic_bytes_per_s = 1}); });
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "plan/routing.h"
 
 namespace uniep::tune {
 namespace {
@@ -21,17 +22,20 @@ int fullest_rank(const Problem& problem, int ranks, std::span<const std::int32_t
 
 std::vector<RoutingPlan> plans_to_simulate(const Problem& problem,
                                            std::span<const std::int64_t> tokens_per_rank,
-                                           std::span<const std::int32_t> topk_ids, int most_ranks) {
+                                           std::span<const std::int32_t> topk_ids, int most_ranks,
+                                           int hosts) {
   const int ranks = static_cast<int>(tokens_per_rank.size());
   validate(problem, ranks);
   std::vector<RoutingPlan> plans;
-  if (ranks > most_ranks) {
+  if (hosts == 1 && ranks > most_ranks) {
     const int rank = fullest_rank(problem, ranks, topk_ids);
     plans.push_back(RoutingPlan::build(problem, rank, tokens_per_rank, topk_ids));
     return plans;
   }
+  const Routing routing{tokens_per_rank, topk_ids, hosts};
+  const RoutingCheck check = check_routing(problem, routing);
   for (int rank = 0; rank < ranks; ++rank) {
-    plans.push_back(RoutingPlan::build(problem, rank, tokens_per_rank, topk_ids));
+    plans.push_back(make_plan(problem, rank, routing, check));
   }
   return plans;
 }

@@ -11,11 +11,11 @@ namespace uniep::tune {
 inline constexpr int kMostSimulatedRanks = 8;
 
 /// The plans that a prediction needs of a routing: those of all ranks, or of the fullest alone.
-/// Arguments are those of RoutingPlan::build.
+/// Arguments are those of RoutingPlan::build. On several `hosts` all ranks are simulated.
 std::vector<RoutingPlan> plans_to_simulate(const Problem& problem,
                                            std::span<const std::int64_t> tokens_per_rank,
                                            std::span<const std::int32_t> topk_ids,
-                                           int most_ranks = kMostSimulatedRanks);
+                                           int most_ranks = kMostSimulatedRanks, int hosts = 1);
 
 /// The same machine with communication that costs nothing.
 MachineProfile without_communication(const MachineProfile& profile);

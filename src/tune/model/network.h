@@ -14,7 +14,6 @@ struct Topology {
   int ranks_per_node = 0;  ///< 0: all on one
   double nic_bytes_per_s = 0;
   double nic_latency_s = 5e-6;
-  HostWire wire = HostWire::kDirect;  ///< kRelayed: nodes are equal, and all ranks are simulated
 };
 
 /// When transfers between ranks are done: every rank has an outgoing and an incoming side of its

@@ -10,7 +10,6 @@
 #include "schedule/roles.h"
 #include "tune/model/cores.h"
 #include "tune/model/event_queue.h"
-#include "tune/model/relays.h"
 #include "tune/model/simulated_rank.h"
 
 namespace uniep::tune {
@@ -43,8 +42,11 @@ class Simulation {
   void finish(int unit);
   void signal(int unit, const Task& task);
   void push(Unit& unit, SimulatedRank& r, const Task& task);
-  void arrive(SimulatedRank& peer, std::span<const PushedTiles::Arrival> arrivals, double visible);
+  void arrive(SimulatedRank& peer, int rank, std::span<const PushedTiles::Arrival> arrivals,
+              double visible);
+  void send_far(SimulatedRank& r, const Task& task);
   void advance(Counter& counter, std::uint32_t amount, double visible);
+  int here(const SimulatedRank& r, int rank) const;
   void note(SimulatedRank& r, const Unit& unit, const Task& task);
   std::size_t push_depth() const;
   double push_held() const;
@@ -60,7 +62,6 @@ class Simulation {
   EventQueue events_;
   Cores cores_;
   Network network_;
-  Relays relays_;
   std::deque<SimulatedRank> ranks_;
   std::vector<Unit> units_;
 };
@@ -81,8 +82,14 @@ Simulation::Simulation(std::span<const RoutingPlan> plans, Pass pass, const Sche
       workers_(simulated_workers(profile, schedule, plans[0].num_ranks())),
       push_rate_(push_rate(profile.link, schedule, plans[0].problem())),
       cores_(profile.cores),
-      network_(profile.link, options.topology, plans[0].num_ranks(), mirrored_),
-      relays_(plans, options.topology) {
+      network_(profile.link, options.topology, plans[0].num_ranks(), mirrored_) {
+  const RankLayout& layout = plans[0].data().layout;
+  require(!mirrored_ || layout.hosts == 1, ErrorCode::kInvalidArgument, plans.size(), " ranks of ",
+          layout.ranks(), " are simulated; on several hosts all of them are accepted");
+  const int local = options.topology.ranks_per_node;
+  require(layout.hosts == 1 || local == 0 || local == layout.local_ranks,
+          ErrorCode::kInvalidArgument, "ranks of a host are ", local, "; as the plans have it, ",
+          layout.local_ranks, " are accepted");
   for (const RoutingPlan& plan : plans) {
     ranks_.emplace_back(plan.data(), pass, schedule, profile, workers_, *options.graph)
         .stats.workers = workers_;
@@ -90,19 +97,16 @@ Simulation::Simulation(std::span<const RoutingPlan> plans, Pass pass, const Sche
 }
 
 SimulatedPass Simulation::run() {
-  std::vector<PassView> views;
-  std::vector<double> entered;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     SimulatedRank& r = ranks_[i];
     const PassView& v = r.view();
     const double enter =
         profile_.enter.fixed + profile_.enter.per_byte * static_cast<double>(published_bytes(v));
     events_.at(enter, Step::kLaunch, static_cast<int>(i));
-    views.push_back(v);
-    entered.push_back(enter);
     for (SimulatedRank& peer : ranks_) {
       for (int source = 0; source < v.num_ranks; ++source) {
         if (!mirrored_ && source != v.rank) continue;
+        if (!v.is_here(peer.view().rank)) continue;
         const double visible = enter + (source == peer.view().rank ? 0 : profile_.wake.flag_s);
         publish(peer, source, visible);
       }
@@ -110,7 +114,6 @@ SimulatedPass Simulation::run() {
     // Nothing to push, so nothing to wait for.
     if (r.pushes_left == 0) r.mirrored.seen = 1;
   }
-  relays_.cross(network_, views, entered);
   for (;;) {
     const double computed = cores_.next();
     const double scheduled = events_.next();
@@ -237,7 +240,7 @@ double Simulation::seen_at(const Unit& unit, double visible) const {
 std::optional<double> Simulation::block(SimulatedRank& r, int index, const Wait& w) {
   const bool pushed = r.view().counter(w.kind).of == CounterOf::kTokenBlock;
   const bool of_peer = mirrored_ && pushed && w.peer != r.view().rank;
-  Counter& counter = of_peer ? r.mirrored : r.counters.at(w.kind, w.index);
+  Counter& counter = of_peer ? r.mirrored : r.counters.at(w.kind, w.index, w.owner);
   const std::uint32_t expected = of_peer ? 1 : w.expected;
   if (counter.seen >= expected) {
     if (counter.visible <= now_) return std::nullopt;
@@ -277,9 +280,11 @@ void Simulation::start(int index) {
   for (std::int64_t i = task.m; i < task.m + task.n;) {
     const std::int64_t first = i;
     while (i < task.m + task.n && v.pulls[i].source == v.pulls[first].source) ++i;
-    const std::span pulls(v.pulls + first, static_cast<std::size_t>(i - first));
+    const auto bytes = static_cast<double>((i - first) * token_bytes(v, task.stage));
+    const int from = here(r, v.pulls[first].source);
     done = std::max(
-        done, relays_.fetch(network_, v, task.stage, pulls, asked, profile_.link.pull_bytes_per_s));
+        done,
+        network_.transfer(v.rank, from, v.rank, bytes, asked, profile_.link.pull_bytes_per_s).done);
   }
   unit.last_pull = done;
   unit.linked = woken(done) - now_;
@@ -340,8 +345,10 @@ void Simulation::signal(int index, const Task& task) {
   Unit& unit = units_[static_cast<std::size_t>(index)];
   SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
   const PassView& v = r.view();
+  if (v.stage(task.stage).side == StageSide::kRail) return send_far(r, task);
   for_each_counter(v.stage(task.stage).signals, [&](CounterKind kind) {
     if (v.counter(kind).of == CounterOf::kTokenBlock) return push(unit, r, task);
+    if (v.counter(kind).of == CounterOf::kPiece) return;  // pushed with the others
     for_each_signal(v, kind, task, [&](const Signal& s) {
       advance(r.counters.at(s.kind, s.index), s.amount, now_);
     });
@@ -358,22 +365,23 @@ void Simulation::push(Unit& unit, SimulatedRank& r, const Task& task) {
   const auto runs = r.pushed.runs(task.m);
   if (last_column) {
     for (const PushedTiles::Run& run : runs) {
-      if (run.rank == self) arrive(r, r.pushed.arrivals(run), now_);
+      if (here(r, run.rank) == self) arrive(r, run.rank, r.pushed.arrivals(run), now_);
     }
   }
   double first = now_, last = now_;
   bool remote = false;
   for (PushedTiles::Run& run : runs) {
-    const auto [begun, done, arrived] =
-        relays_.send(network_, r.view(), task, run, columns, element, now_, push_rate_);
-    if (run.rank == self) continue;
+    const int to = here(r, run.rank);
+    const auto bytes = static_cast<double>(element * run.rows * columns);
+    const auto [begun, done] = network_.transfer(self, self, to, bytes, now_, push_rate_);
+    if (to == self) continue;
     if (!remote) first = begun;
     remote = true;
     last = std::max(last, done);
-    run.visible = std::max(run.visible, arrived + profile_.wake.flag_s);
+    run.visible = std::max(run.visible, done + profile_.wake.flag_s);
     if (last_column && !mirrored_) {
-      SimulatedRank& peer = ranks_[static_cast<std::size_t>(run.rank)];
-      arrive(peer, r.pushed.arrivals(run), run.visible);
+      SimulatedRank& peer = ranks_[static_cast<std::size_t>(to)];
+      arrive(peer, run.rank, r.pushed.arrivals(run), run.visible);
     }
   }
   if (last > now_) {
@@ -386,11 +394,30 @@ void Simulation::push(Unit& unit, SimulatedRank& r, const Task& task) {
   if (--r.pushes_left == 0) advance(r.mirrored, 1, r.mirrored.visible);
 }
 
-void Simulation::arrive(SimulatedRank& peer, std::span<const PushedTiles::Arrival> arrivals,
-                        double visible) {
+/// At `peer`, what was pushed for `rank`: itself, or one that it stands in for.
+void Simulation::arrive(SimulatedRank& peer, int rank,
+                        std::span<const PushedTiles::Arrival> arrivals, double visible) {
   for (const PushedTiles::Arrival& a : arrivals) {
-    advance(peer.counters.at(a.kind, a.index), a.elements, visible);
+    advance(peer.counters.at(a.kind, a.index, rank), a.elements, visible);
   }
+}
+
+/// To the rank of the rail on the task's host, while the worker goes on.
+void Simulation::send_far(SimulatedRank& r, const Task& task) {
+  const PassView& v = r.view();
+  const int to = v.layout.relay(v.rank, static_cast<int>(task.n));
+  const auto bytes = static_cast<double>(move_size(v, task).bytes);
+  const double done = network_.transfer(v.rank, v.rank, to, bytes, now_).done;
+  for_each_signal(v, task, [&](const Signal& s) {
+    SimulatedRank& peer = ranks_[static_cast<std::size_t>(s.rank)];
+    advance(peer.counters.at(s.kind, s.index), s.amount, done + profile_.wake.flag_s);
+  });
+}
+
+/// Who has a rank's memory on this host: itself, or a relay.
+int Simulation::here(const SimulatedRank& r, int rank) const {
+  const RankLayout& layout = r.view().layout;
+  return layout.relay(rank, layout.host_of(r.view().rank));
 }
 
 void Simulation::advance(Counter& counter, std::uint32_t amount, double visible) {

@@ -4,6 +4,8 @@
 
 #include "base/check.h"
 #include "base/plain_experts.h"
+#include "schedule/dependencies.h"
+#include "uniep/bf16.h"
 
 namespace uniep::tune {
 namespace {
@@ -49,13 +51,35 @@ double tasks_of(const PassView& v, const StageView& stage) {
       return static_cast<double>(v.tile_begin[v.num_blocks()]) * stage.column_tiles;
     case TileGrid::kTokenBlocks:
       return static_cast<double>(v.num_token_blocks());
-    case TileGrid::kWeightTiles:
     case TileGrid::kCrossings:
-    case TileGrid::kReturns:
+    case TileGrid::kReturns: {
+      const int pieces = v.layout.hosts * v.num_pieces();
+      const std::int64_t* begin =
+          stage.grid == TileGrid::kCrossings ? v.across->sent_begin : v.across->returned_begin;
+      return static_cast<double>(begin[pieces]) / v.schedule.token_block;
+    }
+    case TileGrid::kWeightTiles:
     case TileGrid::kNone:
       break;
   }
   return 0;
+}
+
+/// Tokens that a task sends to another host.
+MoveSize crossing_size(const PassView& v, const Task& task) {
+  const auto [begin, end] = host_items(v, task);
+  const std::int64_t tokens = end - begin;
+  std::int64_t bytes = 0;
+  for (const StageView& stage : v.stages) bytes += tokens * stage.wire.pulled_token;
+  return {tokens, bytes};
+}
+
+/// Rows or sums that a task sends back.
+MoveSize return_size(const PassView& v, const Task& task) {
+  const auto [begin, end] = host_items(v, task);
+  const bool fp32 = v.choice.sums_cross && v.choice.fp32_sums;
+  const auto element = static_cast<std::int64_t>(fp32 ? sizeof(float) : sizeof(bf16));
+  return {end - begin, (end - begin) * v.hidden * element};
 }
 
 }  // namespace
@@ -78,9 +102,11 @@ MoveSize move_size(const PassView& v, const Task& task) {
       const std::int64_t tokens = min_of<std::int64_t>(v.schedule.token_block, v.tokens - first);
       return {tokens, tokens * stage.unit_bytes};
     }
-    case TileGrid::kWeightTiles:
     case TileGrid::kCrossings:
+      return crossing_size(v, task);
     case TileGrid::kReturns:
+      return return_size(v, task);
+    case TileGrid::kWeightTiles:
     case TileGrid::kNone:
       break;
   }
@@ -121,6 +147,10 @@ double TaskCosts::product(const PassView& v, const Task& task) const {
 
 double TaskCosts::of(const PassView& v, const Task& task) const {
   const StageView& stage = v.stage(task.stage);
+  // Communication all of it, adding up included, which takes no longer than copying.
+  if (stage.side == StageSide::kRail) {
+    return move_cost(profile_.dispatch, move_size(v, task), tasks_of(v, stage));
+  }
   switch (stage.kind) {
     case StageKind::kMove:
       return move_cost(profile_.dispatch, move_size(v, task), tasks_of(v, stage));

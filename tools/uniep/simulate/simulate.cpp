@@ -393,7 +393,7 @@ int run_prediction(const Flags& flags, const Invocation& invocation, const Setti
   return exit_code;
 }
 
-int run_hosts(const Flags& flags, Setting setting) {
+int run_hosts(const Flags& flags, const Setting& setting) {
   std::cout << header(flags, setting)
             << "#\n# predicted, not measured. exposed: what communication adds to the time under "
                "this schedule; bytes of an\n# average rank. relayed: a token crosses to a host "
@@ -403,9 +403,10 @@ int run_hosts(const Flags& flags, Setting setting) {
   flags.kept.apply_to(bench.problem);
   std::vector<HostWay> ways = ways_between(flags.hosts);
   for (HostWay& way : ways) {
-    const std::vector<RoutingPlan> plans = tune::plans_to_simulate(
-        problem_of(bench, way), bench.tokens_per_rank(), bench.routing.topk_ids, kMostRanksOfHosts);
-    setting.topology.wire = way.wire;
+    const int hosts = way.wire == HostWire::kRelayed ? flags.hosts : 1;
+    const std::vector<RoutingPlan> plans =
+        tune::plans_to_simulate(problem_of(bench, way), bench.tokens_per_rank(),
+                                bench.routing.topk_ids, kMostRanksOfHosts, hosts);
     for (const Pass pass : setting.passes) {
       way.passes.push_back(tune::predict(plans, pass, setting.schedule, setting.profile,
                                          {.topology = setting.topology}));
