@@ -4,7 +4,7 @@
 the same bits for every schedule, number of ranks and order of arrival.
 """
 
-from . import checkpoint
+from . import checkpoint, placement
 from ._library import Error, has_cuda, version
 from .capacity import drop_over_capacity, expert_capacity
 from .capture import capture, write_trace
@@ -42,6 +42,7 @@ __all__ = [
     "expert_capacity",
     "has_cuda",
     "moe",
+    "placement",
     "schedule",
     "tune",
     "tune_calls",

@@ -55,6 +55,7 @@ def tune(
     max_tokens: int,
     *,
     ranks: int = 1,
+    hosts: int = 1,
     backend: Literal["cpu", "cuda"] = "cpu",
     direction: Literal["forward", "backward", "both"] = "both",
     budget: float = 60.0,
@@ -76,6 +77,7 @@ def tune(
         topk: K.
         max_tokens: tokens of a rank.
         ranks: how many; with CUDA each takes a GPU.
+        hosts: that these are on, with the CPU backend.
         backend: ``"cpu"`` or ``"cuda"``.
         direction: what to tune.
         budget: seconds for each direction, and with ``memory`` for each choice.
@@ -98,6 +100,7 @@ def tune(
         f"experts={num_experts},topk={topk}"
     )
     flags: dict[str, object] = {
+        "--hosts": hosts if hosts != 1 else None,
         "--memory": memory,
         "--layers": layers,
         "--in-flight": in_flight,

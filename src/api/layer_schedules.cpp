@@ -32,7 +32,8 @@ std::array<Schedule, 2> agree_on_layer_schedules(const Problem& problem,
         if (options.schedule) return given(*options.schedule, problem, communicator.backend());
         // How uneven routings will be is not known here.
         constexpr double kSkew = 0;
-        return tune::look_up_schedules(communicator.backend(), problem, communicator.size(), kSkew);
+        return tune::look_up_schedules(communicator.backend(), problem,
+                                       communicator.impl()->layout(), kSkew);
       });
   return {agreed.forward.schedule, agreed.backward.schedule};
 }

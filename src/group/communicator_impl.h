@@ -16,6 +16,7 @@ class CommunicatorImpl {
   virtual ~CommunicatorImpl() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  /// The hosts that its ranks are on.
   virtual RankLayout layout() const = 0;
   virtual Backend backend() const = 0;
   virtual Bootstrap& bootstrap() = 0;

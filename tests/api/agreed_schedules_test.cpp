@@ -34,7 +34,7 @@ std::vector<std::string> agreed(const Caches& caches) {
     TcpBootstrap bootstrap(rank, kRanks, "127.0.0.1", port, kLimit);
     ::testing::internal::CaptureStderr();
     const auto s = tune::agree_on_schedules(bootstrap, rank, kLimit, kLimit, "test", [] {
-      return tune::look_up_schedules(Backend::kCpu, kProblem, kRanks, 0);
+      return tune::look_up_schedules(Backend::kCpu, kProblem, {1, kRanks}, 0);
     });
     return cat(tune::origin_text(s), ", lag=", s.forward.schedule.lag, "; ",
                ::testing::internal::GetCapturedStderr());
@@ -77,7 +77,7 @@ TEST(AgreedSchedules, MissARankBeforeTheChoiceMayTakeItsTime) {
     const auto begin = std::chrono::steady_clock::now();
     try {
       tune::agree_on_schedules(bootstrap, rank, 500, kLimit, "test", [] {
-        return tune::look_up_schedules(Backend::kCpu, kProblem, kRanks, 0);
+        return tune::look_up_schedules(Backend::kCpu, kProblem, {1, kRanks}, 0);
       });
     } catch (const Error& e) {
       const bool soon = std::chrono::steady_clock::now() - begin < std::chrono::seconds(3);

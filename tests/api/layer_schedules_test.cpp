@@ -208,7 +208,7 @@ TEST(LayerSchedule, IsLookedUpInMicroseconds) {
   const Problem problem = problem_of_layers();
   store_tuned(cache.path(), problem, kRanks, Pass::kForward, parse_schedule("lag=3"));
   const auto look_up = [&] {
-    return tune::look_up_schedules(Backend::kCpu, problem, kRanks, 0).forward.schedule.lag;
+    return tune::look_up_schedules(Backend::kCpu, problem, {1, kRanks}, 0).forward.schedule.lag;
   };
   EXPECT_EQ(look_up(), 3);
   double least = 1;

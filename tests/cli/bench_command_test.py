@@ -123,6 +123,12 @@ class OwnRouting(ProgramTest):
             self.assertTrue(0.1 < file["skew"] < 1, file["skew"])
             self.assertEqual({r["shape"] for r in file["records"]}, {"moe_lm_layer"})
 
+    def test_combine_groups(self):
+        for command in (("bench", "--iterations", 1), ("tune", "--budget", 0.1, "--profile", "none")):
+            text = self.call(*command, "--input", self.layer_path(4), "--ranks", 2,
+                             "--combine-groups", 2).stdout
+            self.assertIn("2 combine groups in fp32", text)
+
     def test_uneven_tokens_and_dropped_slots(self):
         for tokens in (1, 3, 13):  # with 8 ranks: most have none, some have none, none has
             self.bench("--input", self.layer_path(tokens), "--ranks", 8, "--schedule", *PRESETS)

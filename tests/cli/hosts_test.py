@@ -1,8 +1,10 @@
-"""simulate --hosts: the ways between hosts that it compares (program.py)."""
+"""--hosts: the ways between hosts that simulate compares, and what bench and tune measure on several
+(program.py); an argument names one test class."""
 
+import json
 import unittest
 
-from program import ProgramTest
+from program import ProgramTest, unfolded
 
 SHAPE = "custom,tokens=1024,hidden=256,intermediate=128,experts=16,topk=8"
 
@@ -47,6 +49,100 @@ class Hosts(ProgramTest):
         wide = SHAPE.replace("experts=16", "experts=64")
         self.refuse("simulate", "--shape", wide, "--ranks", 64, "--hosts", 2, *nic,
                     words=["--ranks is 64", "at most 32"])
+
+
+class MeasuredHosts(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        probe = self.call("run", "--shape", "tiny,tokens=8", "--ranks", 2, "--hosts", 2)
+        if "libfabric" in probe.stderr:
+            self.skipTest(probe.stderr)
+        self.cache = self.folder / "tuned.json"
+
+    def bench(self, *args, **environment):
+        """What it prints, and the file that it writes."""
+        path = self.folder / "bench.json"
+        text = self.succeed("bench", "--shape", "tiny,tokens=16", "--iterations", 2, "--warmup", 0,
+                            *args, "--json", path, UNIEP_TUNE_CACHE=str(self.cache), **environment)
+        self.assertIn("# check PASSED: 0 of", text)
+        return unfolded(text), json.loads(path.read_text())
+
+    def tune(self, *args, **environment):
+        return self.succeed("tune", "--shape", "tiny,tokens=16", "--ranks", 4, "--candidates", 2,
+                            "--pass", "forward", "--profile", "none", "--budget", 30, *args,
+                            UNIEP_TUNE_CACHE=str(self.cache), **environment)
+
+    def test_bench(self):
+        for groups in (1, 2, 4):
+            text, file = self.bench("--ranks", 4, "--hosts", 2, "--combine-groups", groups,
+                                    "--schedule", "sequential", "single")
+            self.assertRegex(text, "# ranks +4 on 2 hosts\n")
+            self.assertEqual({(r["ranks"], r["hosts"]) for r in file["records"]}, {(4, 2)})
+            stages = {r["direction"] for r in file["records"] if "pass" in r}
+            self.assertTrue({"send", "relay"} <= stages, stages)
+        text, file = self.bench("--ranks", 4)
+        self.assertNotIn("host", text)
+        self.assertEqual({r["hosts"] for r in file["records"]}, {1})
+
+    def test_bench_names_the_network(self):
+        slow = {"UNIEP_CPU_NETWORK_GBPS": "0.001"}
+        text, file = self.bench("--ranks", 2, "--hosts", 2, **slow)
+        self.assertIn("0.001 GB/s", text)
+        self.assertIn("0.001 GB/s", file["link"])
+        self.assertIsNone(self.bench("--ranks", 2, **slow)[1]["link"])
+        # Tokens that cross, each way, at 1e6 bytes/s.
+        forward, = (r["ms"] for r in file["records"] if r["direction"] == "forward")
+        self.assertGreater(forward, 2)
+
+    def test_other_hosts_are_another_circumstance(self):
+        self.bench("--ranks", 4, "--hosts", 2)
+        earlier = self.folder / "earlier.json"
+        (self.folder / "bench.json").rename(earlier)
+        text, file = self.bench("--ranks", 4, "--hosts", 4, "--against", earlier)
+        self.assertIn("ranks: 4 on 2 hosts then, 4 on 4 hosts now", text)
+        self.assertEqual(len(file["against"]["differences"]), 1)
+        records = json.loads(earlier.read_text())
+        for record in records["records"]:
+            del record["hosts"]  # as files were that knew of one host
+        earlier.write_text(json.dumps(records))
+        self.assertIn("ranks: 4 then, 4 on 4 hosts now",
+                      self.bench("--ranks", 4, "--hosts", 4, "--against", earlier)[0])
+
+    def test_what_is_tuned_is_for_its_hosts(self):
+        path = self.folder / "tune.json"
+        text = self.tune("--hosts", 2, "--combine-groups", 2, "--json", path)
+        self.assertRegex(text, "# ranks +4 on 2 hosts\n")
+        file = json.loads(path.read_text())
+        self.assertEqual((file["ranks"], file["hosts"], file["profile"]), (4, 2, None))
+        entry, = json.loads(self.cache.read_text())["entries"]
+        self.assertEqual((entry["ranks"], entry["hosts"]), (4, 2))
+        self.assertIn(" 4/2 ", self.succeed("cache", "list", UNIEP_TUNE_CACHE=str(self.cache)))
+        for hosts, network, origin in ((2, "", "cache"), (1, "", "default"), (4, "", "default"),
+                                       (2, "0.01", "default")):
+            how = ("--ranks", 4, "--hosts", hosts, "--combine-groups", 2)
+            auto = f"(auto: forward {origin}, backward default)"
+            text, _ = self.bench(*how, "--schedule", "auto", UNIEP_CPU_NETWORK_GBPS=network)
+            self.assertIn(auto, text)
+            run = self.succeed("run", "--shape", "tiny,tokens=16", *how,
+                               UNIEP_TUNE_CACHE=str(self.cache), UNIEP_CPU_NETWORK_GBPS=network)
+            self.assertIn(auto, unfolded(run))
+        processes = self.succeed("run", "--shape", "tiny,tokens=16", "--ranks", 4, "--hosts", 2,
+                                 "--combine-groups", 2, "--processes",
+                                 UNIEP_TUNE_CACHE=str(self.cache))
+        self.assertIn("(auto: forward cache, backward default)", unfolded(processes))
+
+    def test_what_is_accepted_is_said(self):
+        for command in ("bench", "tune"):
+            base = (command, "--shape", "tiny", "--ranks", 4)
+            self.refuse(*base, "--hosts", 3, words=["number of hosts is 3 of 4 ranks", "divisor"])
+            self.refuse(*base, "--hosts", 0, words=["--hosts", "'0'", "1 to 64"])
+            self.refuse(*base, "--hosts", 2, "--backend", "cuda",
+                        words=["--hosts is 2", "--backend cpu"])
+        tune = ("tune", "--shape", "tiny", "--ranks", 4, "--hosts", 2)
+        for option, value in (("--survey", 5), ("--profile", "h200"), ("--memory", 1)):
+            layers = ("--layers", 1) if option == "--memory" else ()
+            self.refuse(*tune, option, value, *layers,
+                        words=["--hosts is 2", option, "--hosts 1 is accepted"])
 
 
 if __name__ == "__main__":

@@ -164,6 +164,14 @@ TEST(Tuner, ASessionIsOfOneLayerOneSearchAndOneBuild) {
   EXPECT_NE(search_text(tiny_case(), settings), text);
 }
 
+TEST(Tuner, ASessionIsOfItsHosts) {
+  const tune::TuneSettings settings = short_search("");
+  BenchCase of_hosts = make_case("tiny,tokens=5", 2, 0, 0);
+  const std::string text = search_text(of_hosts, settings);
+  of_hosts.hosts = 2;
+  EXPECT_NE(search_text(of_hosts, settings), text);
+}
+
 TEST(Tuner, ASearchIsSaidInWords) {
   const std::string text = search_for(tiny_case(), Pass::kBackward, short_search(""), "a CPU");
   EXPECT_TRUE(text.starts_with(kSearchFor)) << text;

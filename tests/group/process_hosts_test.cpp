@@ -2,14 +2,17 @@
 // memory in common, and hosts that fail.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <numeric>
 #include <set>
 #include <stdexcept>
 
 #include "group/communicator_impl.h"
 #include "group/tcp_bootstrap.h"
+#include "plan/host_routes.h"
 #include "reference/contract.h"
 #include "support/cases.h"
 #include "support/expect_same.h"
@@ -27,6 +30,23 @@ constexpr double kSoonSeconds = 20;
 
 void expect_all_fine(Crew& crew) {
   for (const Crew::End& end : crew.ends()) EXPECT_EQ(end.said, "fine");
+}
+
+/// Tokens with experts on several hosts, and on several ranks of a host.
+LayerData crossing_layer(int ranks) {
+  LayerData d = plain_layer(ranks, 6);
+  d.topk = 4;
+  d.topk_ids.clear();
+  Rng rng(static_cast<unsigned>(ranks));
+  std::vector<std::int32_t> experts(static_cast<std::size_t>(d.num_experts));
+  std::iota(experts.begin(), experts.end(), 0);
+  for (std::int64_t t = 0; t < d.tokens; ++t) {
+    std::ranges::shuffle(experts, rng);
+    d.topk_ids.insert(d.topk_ids.end(), experts.begin(), experts.begin() + d.topk);
+  }
+  d.topk_probs.resize(d.topk_ids.size());
+  for (float& p : d.topk_probs) p = 0.01f * static_cast<float>(pick(rng, 1, 99));
+  return d;
 }
 
 /// This process as a rank of a group on so many hosts.
@@ -119,6 +139,103 @@ TEST_P(ProcessHosts, GiveTheBitsOfOneHostAndShareNoMemory) {
   }
 }
 
+/// Of 8 and of 16 processes, every preset: with one combine group rows cross, and with one for each
+/// host, sums.
+class LargeGroups : public ::testing::TestWithParam<Group> {};
+INSTANTIATE_TEST_SUITE_P(Groups, LargeGroups,
+                         ::testing::Values(Group{8, 1}, Group{8, 2}, Group{8, 4}, Group{16, 1},
+                                           Group{16, 2}, Group{16, 4}),
+                         [](const auto& test) {
+                           return cat(test.param.ranks, "on", test.param.hosts);
+                         });
+
+TEST_P(LargeGroups, GiveTheBitsOfOneHostUnderEveryPreset) {
+  const auto [ranks, hosts] = GetParam();
+  std::vector<LayerData> layers;
+  for (const int groups : {1, hosts}) {
+    if (!layers.empty() && groups == 1) continue;
+    layers.push_back(crossing_layer(ranks));
+    layers.back().combine_groups = groups;
+  }
+  std::vector<LayerResult> wants;
+  for (const LayerData& data : layers) wants.push_back(reference::contract(data));
+  const Common<MeetingPlace> place;
+  Crew crew(ranks, [&](int rank) {
+    const Communicator member = join(*place, rank, ranks, hosts);
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      Steps steps(layers[i], wants[i], member);
+      for (const char* preset : {"sequential", "pipelined:2", "two-kernel", "single"}) {
+        steps.run(parse_schedule(preset), cat(preset, ", G = ", layers[i].combine_groups));
+      }
+    }
+    return std::string("fine");
+  });
+  expect_all_fine(crew);
+}
+
+TEST(DisturbedHosts, OneWhoseTasksAreLateChangesNoBit) {
+  LayerData data = crossing_layer(8);
+  data.combine_groups = 4;
+  const LayerResult want = reference::contract(data);
+  const Common<MeetingPlace> place;
+  Crew crew(8, [&](int rank) {
+    const int delay_us = rank / 2 == 2 ? 2000 : 0;  // of host 2
+    Steps steps(data, want, join(*place, rank, 8, 4),
+                {.faults = {.max_delay_us = delay_us, .seed = static_cast<unsigned>(rank)}});
+    for (int i = 0; i < 3; ++i) steps.run(parse_schedule("single"), cat("step ", i));
+    return std::string("fine");
+  });
+  expect_all_fine(crew);
+}
+
+/// What a port sends of one pass, on average over ranks.
+double network_bytes(const LayerData& data, int ranks, int hosts) {
+  const workload::Split split(data, ranks);
+  std::vector<std::int64_t> tokens;
+  for (int rank = 0; rank < ranks; ++rank) tokens.push_back(split.tokens(rank).size());
+  const HostTraffic traffic = host_traffic(split.problem(), {tokens, data.topk_ids, hosts},
+                                           layout_of_hosts(ranks, hosts), HostWire::kRelayed);
+  return static_cast<double>((traffic.tokens.network + traffic.rows.network) * data.hidden * 2) /
+         ranks;
+}
+
+TEST(DisturbedHosts, ASlowNetworkChangesNoBitAndTakesItsTime) {
+  constexpr double kBytesPerSecond = 1e5;
+  const LayerData data = crossing_layer(4);
+  const LayerResult want = reference::contract(data);
+  const Common<MeetingPlace> place;
+  const Common<std::atomic<double>> longest;
+  Crew crew(4, [&](int rank) {
+    setenv("UNIEP_CPU_NETWORK_GBPS", cat(kBytesPerSecond * 1e-9).c_str(), 1);
+    Steps steps(data, want, join(*place, rank, 4, 2));
+    const auto begin = Clock::now();
+    steps.run(parse_schedule("single"), "a step");
+    const std::chrono::duration<double> seconds = Clock::now() - begin;
+    double seen = *longest;
+    while (seconds.count() > seen && !longest->compare_exchange_weak(seen, seconds.count())) {
+    }
+    return std::string("fine");
+  });
+  expect_all_fine(crew);
+  EXPECT_GE(*longest, 2 * network_bytes(data, 4, 2) / kBytesPerSecond);
+}
+
+TEST(DisturbedHosts, ANetworkThatIsTooSlowIsAnErrorAtTheLimit) {
+  const LayerData data = crossing_layer(4);
+  const LayerResult want = reference::contract(data);
+  const Common<MeetingPlace> place;
+  Crew crew(4, [&](int rank) {
+    setenv("UNIEP_CPU_NETWORK_GBPS", "0.000001", 1);
+    Steps steps(data, want, join(*place, rank, 4, 2), {.timeout_ms = 700});
+    steps.run(parse_schedule("single"), "a step");
+    return std::string("fine");
+  });
+  for (const Crew::End& end : crew.ends()) {
+    EXPECT_NE(end.said.find("700 ms"), std::string::npos) << end.said;
+    EXPECT_LT(end.seconds, kSoonSeconds);
+  }
+}
+
 /// Steps until an error ends them; then says which.
 std::string step_until_it_fails(const LayerData& data, const LayerResult& want,
                                 const Communicator& member, std::atomic<int>& begun) {
@@ -131,16 +248,16 @@ std::string step_until_it_fails(const LayerData& data, const LayerResult& want,
 
 /// How the processes that are left end when `attack(crew)` comes between their steps.
 template <class Attack>
-void expect_named_errors(const std::vector<int>& survivors, const std::vector<std::string>& names,
-                         Attack&& attack) {
-  const LayerData data = plain_layer(4);
+void expect_named_errors(const Group& group, const std::vector<int>& survivors,
+                         const std::vector<std::string>& names, Attack&& attack) {
+  const LayerData data = plain_layer(group.ranks);
   const LayerResult want = reference::contract(data);
   const Common<MeetingPlace> place;
   const Common<std::atomic<int>> begun;
-  Crew crew(4, [&](int rank) {
-    return step_until_it_fails(data, want, join(*place, rank, 4, 2), *begun);
+  Crew crew(group.ranks, [&](int rank) {
+    return step_until_it_fails(data, want, join(*place, rank, group.ranks, group.hosts), *begun);
   });
-  while (*begun < 4) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (*begun < group.ranks) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   const auto since = Clock::now();
   attack(crew);
   for (const int rank : survivors) {
@@ -153,21 +270,30 @@ void expect_named_errors(const std::vector<int>& survivors, const std::vector<st
 }
 
 TEST(FailingHosts, AKilledHostIsNamedOnEveryRank) {
-  expect_named_errors({0, 1}, {"rank 2 was lost", "rank 3 was lost"}, [](Crew& crew) {
+  expect_named_errors({4, 2}, {0, 1}, {"rank 2 was lost", "rank 3 was lost"}, [](Crew& crew) {
     crew.signal(2, SIGKILL);
     crew.signal(3, SIGKILL);
   });
 }
 
+TEST(FailingHosts, AKilledHostOfFourIsNamedOnAllOthers) {
+  expect_named_errors({8, 4}, {0, 1, 2, 3, 6, 7}, {"rank 4 was lost", "rank 5 was lost"},
+                      [](Crew& crew) {
+                        crew.signal(4, SIGKILL);
+                        crew.signal(5, SIGKILL);
+                      });
+}
+
 TEST(FailingHosts, TheHostOfRank0IsNamedOnEveryRank) {
-  expect_named_errors({2, 3}, {"rank 0 was lost", "rank 1 was lost"}, [](Crew& crew) {
+  expect_named_errors({4, 2}, {2, 3}, {"rank 0 was lost", "rank 1 was lost"}, [](Crew& crew) {
     crew.signal(0, SIGKILL);
     crew.signal(1, SIGKILL);
   });
 }
 
 TEST(FailingHosts, AKilledProcessIsNamedOnBothHosts) {
-  expect_named_errors({0, 1, 2}, {"rank 3 was lost"}, [](Crew& crew) { crew.signal(3, SIGKILL); });
+  expect_named_errors({4, 2}, {0, 1, 2}, {"rank 3 was lost"},
+                      [](Crew& crew) { crew.signal(3, SIGKILL); });
 }
 
 TEST(FailingHosts, WhatARankThrowsIsHeardOnBothHosts) {

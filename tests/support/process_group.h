@@ -43,12 +43,14 @@ class Common {
 /// Where the processes of one group gather bytes: the launcher of these tests.
 struct MeetingPlace {
   static constexpr std::size_t kBytes = 2048;
-  using Cards = std::array<std::array<std::byte, kBytes>, 8>;
+  static constexpr int kMostRanks = 16;
+  using Cards = std::array<std::array<std::byte, kBytes>, kMostRanks>;
   std::atomic<int> arrived;
   std::array<Cards, 2> by_turns;  // who has gone on to the next round writes beside who still reads
 
   void all_gather(int rank, int size, std::span<const std::byte> own, std::span<std::byte> all) {
-    require(own.size() <= kBytes && all.size() == own.size() * static_cast<std::size_t>(size),
+    require(size <= kMostRanks && own.size() <= kBytes &&
+                all.size() == own.size() * static_cast<std::size_t>(size),
             ErrorCode::kInternal, "a card of ", own.size(), " bytes, and room for ", all.size());
     // All of a round arrive before any of the next.
     const int turn = arrived / size % 2;

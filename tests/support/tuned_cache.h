@@ -12,7 +12,7 @@ namespace uniep::testing {
 inline void store_tuned(const std::string& path, const Problem& problem, int ranks, Pass pass,
                         const Schedule& schedule, double skew = 0) {
   const tune::TuneKey key =
-      tune::tune_key(Backend::kCpu, problem, ranks, problem.max_tokens, skew, pass);
+      tune::tune_key(Backend::kCpu, problem, {1, ranks}, problem.max_tokens, skew, pass);
   tune::TuneCache(path).store({key, schedule, 1, 2, "2026-11-20T00:00:00Z"});
 }
 

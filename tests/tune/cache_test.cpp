@@ -66,6 +66,30 @@ TEST(TuneCache, IsWhereTheEnvironmentSays) {
   EXPECT_EQ(TuneCache::default_path(), "/x/uniep/tuned.json");
 }
 
+TEST(TuneCache, KnowsTheHostsOfRanks) {
+  const TemporaryFolder folder;
+  const TuneCache cache(folder.file("tuned.json"));
+  TunedEntry other = entry(64);
+  other.key.hosts = 2;
+  EXPECT_TRUE(cache.store(entry(64)).empty());
+  EXPECT_TRUE(cache.store(other).empty());
+  const std::vector<TunedEntry> entries = cache.load().entries;
+  ASSERT_EQ(entries.size(), 2u) << "the same ranks on other hosts are another situation";
+  EXPECT_EQ(find_entry(entries, entry(64).key), &entries[0]);
+  EXPECT_EQ(find_entry(entries, other.key), &entries[1]);
+  TuneKey four = other.key;
+  four.hosts = 4;
+  EXPECT_EQ(find_entry(entries, four), nullptr);
+  EXPECT_NE(to_string(other.key).find("2 ranks on 2 hosts"), std::string::npos);
+
+  // An entry that is older than the field is of one host.
+  std::string text = file_text(cache.path());
+  const std::string field = "\"hosts\": 1,";
+  text.replace(text.find(field), field.size(), "");
+  write_file(cache.path(), text);
+  EXPECT_EQ(cache.load().entries[0].key.hosts, 1);
+}
+
 TEST(TuneCache, KnowsTheArithmeticOfLayers) {
   const TemporaryFolder folder;
   const TuneCache cache(folder.file("tuned.json"));
@@ -418,6 +442,8 @@ TEST(TuneCache, NumbersThatAreNoCountsAreRefused) {
   const TuneCache cache(folder.file("tuned.json"));
   for (const auto& [from, to] : {std::pair{"\"ranks\": 2", "\"ranks\": 4294967298"},
                                  {"\"ranks\": 2", "\"ranks\": 0"},
+                                 {"\"hosts\": 1", "\"hosts\": 0"},
+                                 {"\"hosts\": 1", "\"hosts\": 1.5"},
                                  {"\"experts\": 16", "\"experts\": 16.7"},
                                  {"\"tokens\": 512", "\"tokens\": 512.9"},
                                  {"\"tokens\": 512", "\"tokens\": 18446744073709551615"},

@@ -46,8 +46,9 @@ std::shared_ptr<ScheduleBook> book_for(const TuneKey& key) {
   return book;
 }
 
-ScheduleChoice look_up(Backend backend, const Problem& problem, int ranks, double skew, Pass pass) {
-  const TuneKey key = tune_key(backend, problem, ranks, problem.max_tokens, skew, pass);
+ScheduleChoice look_up(Backend backend, const Problem& problem, const RankLayout& layout,
+                       double skew, Pass pass) {
+  const TuneKey key = tune_key(backend, problem, layout, problem.max_tokens, skew, pass);
   return book_for(key)->choose(key, problem, this_place(backend));
 }
 
@@ -75,9 +76,10 @@ std::string origin_text(const LayerSchedules& s) {
   return cat("auto: forward ", name(s.forward.origin), ", backward ", name(s.backward.origin));
 }
 
-LayerSchedules look_up_schedules(Backend backend, const Problem& problem, int ranks, double skew) {
-  return {look_up(backend, problem, ranks, skew, Pass::kForward),
-          look_up(backend, problem, ranks, skew, Pass::kBackward)};
+LayerSchedules look_up_schedules(Backend backend, const Problem& problem, const RankLayout& layout,
+                                 double skew) {
+  return {look_up(backend, problem, layout, skew, Pass::kForward),
+          look_up(backend, problem, layout, skew, Pass::kBackward)};
 }
 
 LayerSchedules agree_on_schedules(Bootstrap& bootstrap, int rank, int limit_ms, int choice_ms,

@@ -5,6 +5,7 @@
 
 #include "group/bootstrap.h"
 #include "tune/book/schedule_book.h"
+#include "uniep/rank_layout.h"
 
 namespace uniep::tune {
 
@@ -21,7 +22,8 @@ std::string origin_text(const LayerSchedules& schedules);
 /// hold up to `problem.max_tokens` tokens. The cache is read once a process, and what of it cannot
 /// be used is reported on stderr then; so it is for one rank to call. The first call for a problem
 /// may take seconds, where the model is asked; from then on it is a search in memory.
-LayerSchedules look_up_schedules(Backend backend, const Problem& problem, int ranks, double skew);
+LayerSchedules look_up_schedules(Backend backend, const Problem& problem, const RankLayout& layout,
+                                 double skew);
 
 /// Lets layers that are made from now on see what was stored in a cache meanwhile: it is read
 /// again.

@@ -14,6 +14,7 @@
 #include "base/plain_experts.h"
 #include "base/problem_limits.h"
 #include "base/quotes.h"
+#include "base/rank_limits.h"
 #include "schedule/axes.h"
 #include "tune/files/json_fields.h"
 #include "tune/files/shared_files.h"
@@ -57,6 +58,7 @@ Json entry_json(const TunedEntry& e) {
           {"experts", e.key.num_experts},
           {"topk", e.key.topk},
           {"ranks", e.key.ranks},
+          {"hosts", e.key.hosts},
           {"pass", name(e.key.pass)},
           {"save", name(e.key.save)},
           {"recompute_h", e.key.recompute_h ? "yes" : "no"},
@@ -101,6 +103,9 @@ bool truth_or_no(Fields& fields, const char* key) {
 
 constexpr Accepted kShared{[](double v) { return v >= 0 && v < kMaxTopk && v == std::floor(v); },
                            "a whole number from 0 to 15 is accepted"};
+constexpr Accepted kHosts{
+    [](double v) { return v >= 1 && v <= kMaxGroupRanks && v == std::floor(v); },
+    "a whole number of hosts from 1 on is accepted"};
 constexpr Accepted kGroups{
     [](double v) { return v >= 1 && v <= kMaxNumExperts && v == std::floor(v); },
     "a whole number from 1 on is accepted"};
@@ -160,6 +165,7 @@ TunedEntry entry_from(const Json& json) {
   e.key.num_experts = count_from<int>(fields, "experts", 1);
   e.key.topk = count_from<int>(fields, "topk", 1);
   e.key.ranks = count_from<int>(fields, "ranks", 1);
+  e.key.hosts = static_cast<int>(fields.number_or("hosts", kHosts, 1));
   e.key.pass = one_of(fields, "pass", Pass::kForward, Pass::kBackward);
   read_kept(fields, e.key);
   read_arithmetic(fields, e.key);
@@ -274,18 +280,19 @@ bool same_situation(TuneKey a, const TuneKey& b) {
 }  // namespace
 
 std::string to_string(const TuneKey& k) {
-  return cat(name(k.pass), " of hidden=", k.hidden, ",intermediate=", k.intermediate,
-             ",experts=", k.num_experts, ",topk=", k.topk,
-             k.save == Save::kRows ? "" : cat(",save=", name(k.save)),
-             k.recompute_h ? ",recompute_h" : "",
-             k.activation == Activation::kSwiglu ? "" : cat(",activation=", name(k.activation)),
-             k.probs == Probs::kAfter ? ",probs=after" : "", k.bias ? ",bias" : "",
-             k.combine_groups == 1 ? ""
-                                   : cat(",combine_groups=", k.combine_groups,
-                                         ",combine_partials=", name(k.combine_partials)),
-             k.shared_experts == 0 ? "" : cat(",shared=", k.shared_experts),
-             k.backward_rows == 0 ? "" : cat(",backward_rows=", k.backward_rows), " with up to ",
-             k.tokens, " tokens on each of ", k.ranks, " ranks, skew ", k.skew, ", on ", k.device);
+  return cat(
+      name(k.pass), " of hidden=", k.hidden, ",intermediate=", k.intermediate,
+      ",experts=", k.num_experts, ",topk=", k.topk,
+      k.save == Save::kRows ? "" : cat(",save=", name(k.save)), k.recompute_h ? ",recompute_h" : "",
+      k.activation == Activation::kSwiglu ? "" : cat(",activation=", name(k.activation)),
+      k.probs == Probs::kAfter ? ",probs=after" : "", k.bias ? ",bias" : "",
+      k.combine_groups == 1 ? ""
+                            : cat(",combine_groups=", k.combine_groups,
+                                  ",combine_partials=", name(k.combine_partials)),
+      k.shared_experts == 0 ? "" : cat(",shared=", k.shared_experts),
+      k.backward_rows == 0 ? "" : cat(",backward_rows=", k.backward_rows), " with up to ", k.tokens,
+      " tokens on each of ", k.ranks, " ranks", k.hosts == 1 ? "" : cat(" on ", k.hosts, " hosts"),
+      ", skew ", k.skew, ", on ", k.device);
 }
 
 TunedEntries parse_tuned(std::string_view text, const std::string& origin) {

@@ -27,6 +27,7 @@ struct TuneKey {
   int num_experts = 0;
   int topk = 0;
   int ranks = 1;
+  int hosts = 1;  ///< that they are on
   Pass pass = Pass::kForward;
   Save save = Save::kRows;   ///< Problem::save; what is not kept, backward has more to do for
   bool recompute_h = false;  ///< Problem::recompute_h

@@ -68,18 +68,24 @@ Hardware hardware(Backend backend) {
 
 }  // namespace
 
-TuneKey tune_key(Backend backend, const Problem& problem, int ranks, std::int64_t tokens,
-                 double skew, Pass pass) {
-  Hardware here = hardware(backend);
+std::string device_name(Backend backend, int hosts) {
+  std::string device = hardware(backend).device;
+  const double network = hosts > 1 ? env_network_gbps() : 0;
+  return network > 0 ? cat(device, ", network ", network, " GB/s") : device;
+}
+
+TuneKey tune_key(Backend backend, const Problem& problem, const RankLayout& layout,
+                 std::int64_t tokens, double skew, Pass pass) {
   return {.backend = backend,
-          .device = std::move(here.device),
-          .driver = std::move(here.driver),
+          .device = device_name(backend, layout.hosts),
+          .driver = hardware(backend).driver,
           .library = UNIEP_VERSION_STRING,
           .hidden = problem.hidden,
           .intermediate = problem.intermediate,
           .num_experts = problem.num_experts,
           .topk = problem.topk,
-          .ranks = ranks,
+          .ranks = layout.ranks(),
+          .hosts = layout.hosts,
           .pass = pass,
           .save = problem.save,
           .recompute_h = problem.recompute_h,

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -25,6 +26,7 @@ namespace {
 struct Flags {
   std::string backend = "auto";
   int ranks = 0;
+  int hosts = 0;
   std::vector<std::string> shapes;
   std::string input;
   std::vector<std::string> schedules{"single"};
@@ -51,6 +53,7 @@ std::vector<std::string> shapes_of(const Flags& flags) {
 
 BenchOptions bench_options(const Flags& flags, int ranks) {
   BenchOptions options{.ranks = ranks,
+                       .hosts = std::max(flags.hosts, 1),
                        .schedules = {},
                        .passes = pass_choice(flags.pass),
                        .iterations = flags.iterations,
@@ -67,21 +70,23 @@ std::vector<BenchCase> make_cases(const Flags& flags, const BenchOptions& option
   std::vector<BenchCase> cases;
   // Results, and those to compare with.
   const int results = options.check ? 2 : 1;
+  const RankLayout layout = layout_of_hosts(options.ranks, options.hosts);
   if (!flags.input.empty()) {
     cases.push_back(read_case(flags.input, options.ranks, flags.arithmetic));
     require_dy(cases.back(), options.passes);
     if (!wants_cuda(flags)) {
-      require_measurable("--input " + display_name(flags.input), cases.back().spec, options.ranks,
+      require_measurable("--input " + display_name(flags.input), cases.back().spec, layout,
                          results);
     }
   }
   for (const std::string& shape : shapes_of(flags)) {
     const workload::ShapeSpec spec = parse_bench_shape(shape, options.ranks, flags.arithmetic);
-    if (!wants_cuda(flags)) require_measurable("--shape " + shape, spec, options.ranks, results);
+    if (!wants_cuda(flags)) require_measurable("--shape " + shape, spec, layout, results);
     cases.push_back(make_case(shape, options.ranks, flags.seed, flags.skew, flags.arithmetic));
   }
   for (BenchCase& bench : cases) {
     flags.kept.apply_to(bench.problem);
+    bench.hosts = options.hosts;
     for (const BenchSchedule& s : options.schedules) {
       if (s.schedule) validate(*s.schedule, bench.problem);
     }
@@ -96,7 +101,7 @@ BenchHeader header_of(const Flags& flags, const std::string& command, const Rank
           .machine = ranks.machine,
           .date = utc_now(),
           .command = command,
-          .link = wants_cuda(flags) ? "" : link_text(),
+          .link = link_text_of(ranks),
           .sharing = ranks.sharing,
           .no_floor = ranks.no_floor,
           .input = flags.input,
@@ -179,7 +184,7 @@ int run(const Flags& flags, const Invocation& invocation) {
     (void)bench_options(flags, ranks);
   };
   return with_ranks(
-      backend_choice(flags.backend), flags.ranks, invocation, refuse,
+      {backend_choice(flags.backend), flags.ranks, flags.hosts}, invocation, refuse,
       [&](const Ranks& ranks) { return run_on(flags, invocation.command, ranks, earlier); });
 }
 
@@ -210,6 +215,7 @@ void add_how_options(CLI::App& sub, Flags& flags) {
            cat("Ranks, ", ranks_accepted(), " (default: ", kDefaultCpuRanks,
                "; with cuda: every GPU)"))
       ->check(a_number_of_ranks());
+  add_hosts(group, flags.hosts, "Default: 1");
   group.add("--iterations", flags.iterations, "N", "Measured passes (default 15)")
       ->check(range(1, 1000000));
   group.add("--warmup", flags.warmup, "N", "Passes before these (default 3)")
@@ -245,6 +251,7 @@ void add_bench(CLI::App& app, Invocation& invocation) {
       "  uniep bench\n"
       "  uniep bench --shape small,tokens=1024 --schedule sequential single auto --ranks 4\n"
       "  uniep bench --input data/moe_lm_layer.safetensors --schedule sequential single\n"
+      "  uniep bench --ranks 4 --hosts 2 --combine-groups 2\n"
       "  uniep bench --backend cuda --ranks 4 --json bench.json\n"
       "  uniep bench --backend cuda --shape gpt-oss-120b --as-model --schedule auto\n"
       "  uniep bench --json new.json --against old.json --fail-above 5\n"

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/files.h"
+#include "common/ranks.h"
 #include "common/table.h"
 #include "common/text_columns.h"
 
@@ -45,9 +46,10 @@ std::vector<std::string> differences(const ResultFile& earlier, const ResultFile
 
 void add_difference_of_ranks(BenchComparison& comparison) {
   for (const ComparedCase& c : comparison.cases) {
-    if (c.earlier.ranks == c.now.ranks) continue;
-    comparison.differences.push_back(
-        cat("ranks: ", c.earlier.ranks, " then, ", c.now.ranks, " now"));
+    const std::string then = ranks_text(c.earlier.ranks, c.earlier.hosts);
+    const std::string now = ranks_text(c.now.ranks, c.now.hosts);
+    if (then == now) continue;
+    comparison.differences.push_back(cat("ranks: ", then, " then, ", now, " now"));
     return;
   }
 }

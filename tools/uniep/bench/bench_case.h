@@ -24,6 +24,7 @@ struct BenchSchedule {
 
 struct BenchOptions {
   int ranks = 1;
+  int hosts = 1;  ///< that these are on
   std::vector<BenchSchedule> schedules;
   PassChoice passes = PassChoice::kBoth;
   int iterations = 15;  ///< measured passes
@@ -54,6 +55,7 @@ struct BenchCase {
   std::string name;          ///< as given, or that of the file
   workload::ShapeSpec spec;  ///< its tokens are the most that a rank has
   int ranks = 1;
+  int hosts = 1;  ///< that these are on
   std::uint64_t seed = 0;
   double skew = 0;                           ///< of a file, as measured
   std::string file{};                        ///< empty: made up

@@ -7,6 +7,7 @@
 #include "bench/bench_layer.h"
 #include "bench/bench_sample.h"
 #include "common/interrupt.h"
+#include "group/communicator_impl.h"
 #include "group/gatherer.h"
 #include "run/result_check.h"
 
@@ -81,7 +82,7 @@ tune::LayerSchedules RankBench::resolve(const std::optional<Schedule>& schedule)
   }
   return tune::agree_on_schedules(
       gatherer_.bootstrap(), rank_, env_timeout_ms(), tune::kLongestChoiceMs, "uniep bench", [&] {
-        return tune::look_up_schedules(member_.backend(), bench_.problem, bench_.ranks,
+        return tune::look_up_schedules(member_.backend(), bench_.problem, member_.impl()->layout(),
                                        bench_.skew);
       });
 }

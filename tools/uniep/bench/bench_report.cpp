@@ -8,6 +8,7 @@
 #include "base/files.h"
 #include "base/quantile.h"
 #include "bench/bench_sample.h"
+#include "common/ranks.h"
 #include "common/record_json.h"
 #include "common/table.h"
 #include "run/stage_figures.h"
@@ -36,6 +37,7 @@ const Schedule& used_schedule(const BenchEntry& entry, std::size_t schedule, Pas
 Record record_of(const BenchEntry& entry, std::size_t schedule, const BenchRow& row) {
   return {.shape = entry.bench.name,
           .ranks = entry.bench.ranks,
+          .hosts = entry.bench.hosts,
           .direction = direction_name(row),
           .schedule = to_string(used_schedule(entry, schedule, row.pass)),
           .seconds = row.seconds,
@@ -203,7 +205,7 @@ void print_bench_header(std::ostream& out, const BenchHeader& header, const Benc
   notes.add("machine", header.machine);
   notes.add("date", header.date);
   notes.add("command", header.command);
-  notes.add("ranks", cat(options.ranks));
+  notes.add("ranks", ranks_text(options.ranks, options.hosts));
   if (!header.link.empty()) notes.add("link", header.link);
   if (!header.sharing.empty()) notes.add("sharing", header.sharing);
   notes.add("inputs", inputs_note(header));

@@ -39,6 +39,7 @@ ResultCase case_of(const Json& json, const std::string& path, int iterations) {
                .given = "",
                .schedule = record.text("schedule")};
   c.ranks = record.integer<int>("ranks", 1, 1 << 20);
+  if (json.contains("hosts")) c.hosts = record.integer<int>("hosts", 1, 1 << 20);
   c.ms = record.number("ms", kTime);
   c.p10 = record.number("p10", kTime);
   c.p90 = record.number("p90", kTime);

@@ -18,6 +18,7 @@ struct ResultCase {
   std::string schedule;  ///< in full
   std::string arithmetic = kPlain;  ///< arithmetic_words
   int ranks = 1;
+  int hosts = 1;   ///< that these were on; of a file that does not say, one
   int passes = 0;  ///< that were measured
   double ms = 0, p10 = 0, p90 = 0;
 };

@@ -153,8 +153,11 @@ void print_memory(std::ostream& out, const workload::ShapeSpec& spec, int ranks,
       << comment(pool_text(p, ranks));
 }
 
-std::int64_t layer_memory(const Problem& problem, int ranks) {
-  return total(uses(problem, ranks, room_for(problem, ranks)));
+std::int64_t layer_memory(const Problem& problem, int ranks, int hosts) {
+  // Beside its own, a rank of several hosts has what stands in for the other ranks of its rail.
+  const std::int64_t on_hosts = hosts * SymmetricLayout(problem, ranks, kLayerGraph, hosts).bytes -
+                                SymmetricLayout(problem, ranks).bytes;
+  return total(uses(problem, ranks, room_for(problem, ranks))) + (hosts > 1 ? on_hosts : 0);
 }
 
 StepRows room_for(const Problem& problem, int ranks, std::int64_t rows) {

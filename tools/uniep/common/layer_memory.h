@@ -40,7 +40,7 @@ StepRows balanced_rows(const Problem& problem, int ranks);
 /// Elements of the experts' weights of one rank, w1 and w2.
 std::int64_t weight_parameters(const Problem& problem, int ranks);
 
-/// The sum of what it prints: bytes of one rank.
-std::int64_t layer_memory(const Problem& problem, int ranks);
+/// The sum of what it prints: bytes of one rank; on several hosts, with what stands in for others.
+std::int64_t layer_memory(const Problem& problem, int ranks, int hosts = 1);
 
 }  // namespace uniep::tool

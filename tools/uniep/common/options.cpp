@@ -121,6 +121,16 @@ void add_kept(OptionGroup& group, KeptFlags& kept) {
       ->check(range<std::int64_t>(0, 2147483647));
 }
 
+void add_hosts(OptionGroup& group, int& hosts, std::string_view without) {
+  group
+      .add(
+          "--hosts", hosts, "N",
+          cat("Hosts that the CPU ranks are taken to be on, in equal runs of ranks: these share no "
+              "memory, and tokens and rows cross between them over the network (libfabric). ",
+              without, "; results are the same"))
+      ->check(range(1, kMaxGroupRanks));
+}
+
 void add_json(OptionGroup& group, std::string& path) {
   group.add("--json", path, "FILE.json", "Write the figures; docs/results.md describes the file");
 }

@@ -81,6 +81,10 @@ void add_json(OptionGroup& group, std::string& path);
 
 void add_kept(OptionGroup& group, KeptFlags& kept);
 
+/// Of a group of CPU ranks; `without` says on how many they are where it is not given. 0: not
+/// given.
+void add_hosts(OptionGroup& group, int& hosts, std::string_view without);
+
 /// "deepseek-v3, ..., custom. Keys: tokens (per rank), ..."
 std::string shapes_and_keys();
 

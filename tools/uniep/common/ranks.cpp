@@ -3,10 +3,11 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/env.h"
 #include "common/machine.h"
+#include "uniep/rank_layout.h"
 #ifdef UNIEP_HAS_CUDA
 #include "base/cuda/driver.h"
-#include "base/env.h"
 #include "common/launcher.h"
 #include "group/cuda/cuda_communicator.h"
 #include "group/process_environment.h"
@@ -91,25 +92,48 @@ void refuse_sharing(const std::string& command, const Ranks& ranks) {
   refuse_times(command, ranks.sharing);
 }
 
-int with_ranks(Backend backend, int count, const Invocation& invocation,
+void require_hosts(Backend backend, int hosts) {
+  require(hosts <= 1 || backend == Backend::kCpu, ErrorCode::kUnsupported, "--hosts is ", hosts,
+          "; with --backend cuda 1 is accepted, and with --backend cpu more");
+}
+
+std::string ranks_text(int ranks, int hosts) {
+  return hosts == 1 ? cat(ranks) : cat(ranks, " on ", hosts, " hosts");
+}
+
+std::string link_text_of(const Ranks& ranks) {
+  if (ranks.backend == Backend::kCuda) return "";
+  const std::string link = link_text();
+  const double network = ranks.hosts > 1 ? env_network_gbps() : 0;
+  if (network == 0) return link;
+  return cat(link, link.empty() ? "" : "; ", "network between hosts emulated, ", network, " GB/s");
+}
+
+int with_ranks(const RanksWanted& wanted, const Invocation& invocation,
                const std::function<void(int)>& refuse,
                const std::function<int(const Ranks&)>& body) {
+  require_hosts(wanted.backend, wanted.hosts);
 #ifdef UNIEP_HAS_CUDA
-  if (backend == Backend::kCuda) return with_cuda_ranks(count, invocation, refuse, body);
+  if (wanted.backend == Backend::kCuda) {
+    return with_cuda_ranks(wanted.count, invocation, refuse, body);
+  }
 #endif
-  require(backend == Backend::kCpu, ErrorCode::kUnsupported,
+  require(wanted.backend == Backend::kCpu, ErrorCode::kUnsupported,
           "this build has no CUDA backend; --backend cpu is accepted");
   (void)invocation;
-  const int ranks = count > 0 ? count : kDefaultCpuRanks;
+  const int ranks = wanted.count > 0 ? wanted.count : kDefaultCpuRanks;
+  const int hosts = std::max(wanted.hosts, 1);
+  (void)layout_of_hosts(ranks, hosts);
   refuse(ranks);
   const auto device = cpu_bench_device();
   return body({.count = ranks,
+               .hosts = hosts,
                .speaks = true,
                .backend = Backend::kCpu,
                .machine = to_string(this_machine()),
                .no_floor = device->no_gemms_reason(),
                .run = [&](const auto& of_rank) {
-                 run_ranks(Communicator::cpu_group(ranks),
+                 run_ranks(Communicator::cpu_group(ranks, hosts),
                            [&](Communicator& member) { of_rank(member, *device); });
                }});
 }

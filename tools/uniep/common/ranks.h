@@ -12,6 +12,7 @@ namespace uniep::tool {
 /// The ranks of a backend. Of several processes only one `speaks`: prints and writes files.
 struct Ranks {
   int count = 1;
+  int hosts = 1;  ///< that they are on
   bool speaks = true;
   Backend backend = Backend::kCpu;
   std::string machine;
@@ -21,11 +22,28 @@ struct Ranks {
   std::function<void(const std::function<void(Communicator&, BenchDevice&)>&)> run;
 };
 
+/// Ranks that a command line asks for.
+struct RanksWanted {
+  Backend backend = Backend::kCpu;
+  int count = 0;  ///< 0: the default, 2 ranks or every GPU
+  int hosts = 0;  ///< 0: not given, one
+};
+
+/// Throws where the backend has no ranks on so many hosts.
+void require_hosts(Backend backend, int hosts);
+
+/// "4", "4 on 2 hosts": for reports.
+std::string ranks_text(int ranks, int hosts);
+inline std::string ranks_text(const Ranks& ranks) { return ranks_text(ranks.count, ranks.hosts); }
+
+/// What is emulated between ranks, for reports: with several hosts, the network too. Empty:
+/// nothing.
+std::string link_text_of(const Ranks& ranks);
+
 /// Calls `body` with the ranks that this process has a part in, and returns its exit code. With
 /// CUDA this process is one rank, or starts them all and waits; `refuse` is called with their
-/// number before that, for what can be refused once and not by every rank. `count` 0: the default,
-/// 2 ranks or every GPU.
-int with_ranks(Backend backend, int count, const Invocation& invocation,
+/// number before that, for what can be refused once and not by every rank.
+int with_ranks(const RanksWanted& wanted, const Invocation& invocation,
                const std::function<void(int)>& refuse,
                const std::function<int(const Ranks&)>& body);
 

@@ -20,6 +20,7 @@ std::optional<double> Record::efficiency() const {
 Json record_json(const Record& r) {
   return {{"shape", r.shape},
           {"ranks", r.ranks},
+          {"hosts", r.hosts},
           {"direction", r.direction},
           {"schedule", r.schedule},
           {"ms", ms(median(r.seconds))},

@@ -14,6 +14,7 @@ using Json = nlohmann::ordered_json;
 struct Record {
   std::string shape;
   int ranks = 1;
+  int hosts = 1;          ///< that these are on
   std::string direction;  ///< or a stage
   std::string schedule;
   std::vector<double> seconds;      ///< of each measured pass

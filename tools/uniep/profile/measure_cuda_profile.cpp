@@ -26,7 +26,7 @@ double cache_bytes() {
 
 /// How the kernels organise their workers, and what is not measured, or not by one GPU.
 tune::MachineProfile known_profile(int ranks, std::optional<tune::MachineProfile> like) {
-  const std::string device = tune::tune_key(Backend::kCuda, {}, 1, 0, 0, Pass::kForward).device;
+  const std::string device = tune::device_name(Backend::kCuda);
   if (!like) like = tune::shipped_profile_of(Backend::kCuda, device);
   require(ranks > 1 || like, ErrorCode::kUnsupported,
           "one GPU has no link to measure, and there is no shipped profile of ", device,

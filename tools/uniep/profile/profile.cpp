@@ -76,7 +76,7 @@ tune::MeasuredProfile profile_group(const Communicator& member, BenchDevice& dev
 int profile_cuda(const Flags& flags, const Invocation& invocation) {
   const std::optional<tune::MachineProfile> like = like_of(flags);
   return with_ranks(
-      Backend::kCuda, flags.ranks, invocation,
+      {.backend = Backend::kCuda, .count = flags.ranks}, invocation,
       [](int ranks) { refuse_sharing("uniep profile", Backend::kCuda, ranks); },
       [&](const Ranks& ranks) {
         refuse_sharing("uniep profile", ranks);

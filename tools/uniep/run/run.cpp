@@ -23,7 +23,6 @@
 #include "common/table.h"
 #include "common/work_limits.h"
 #include "group/communicator_impl.h"
-#include "group/cpu_group.h"
 #include "group/process_environment.h"
 #include "io/layer_file.h"
 #include "run/pictures.h"
@@ -89,8 +88,7 @@ void require_usable(const Flags& flags) {
   require(!flags.processes || !wants_cuda(flags), ErrorCode::kInvalidArgument,
           "--processes is about CPU ranks, and with --backend cuda every rank is a process; "
           "--backend cpu is accepted with it");
-  require(flags.hosts <= 1 || !wants_cuda(flags), ErrorCode::kUnsupported, "--hosts is ",
-          flags.hosts, "; with --backend cuda 1 is accepted, and with --backend cpu more");
+  require_hosts(backend_choice(flags.backend), flags.hosts);
   require_shared_usable(flags.arithmetic, backend_choice(flags.backend));
   require(flags.input.empty() != flags.shape.empty(), ErrorCode::kInvalidArgument,
           flags.input.empty() ? "no layer to run" : "two layers to run",
@@ -143,7 +141,9 @@ double bytes_of_library(const Flags& flags, const workload::ShapeSpec& spec, int
   if (spec.num_experts % ranks != 0) return 0;  // no layer, as will be said
   Problem problem = workload::problem_of(spec, std::max<std::int64_t>(1, spec.tokens * spec.topk));
   flags.kept.apply_to(problem);
-  const double bytes = static_cast<double>(layer_memory(problem, ranks));
+  // Of a number that does not divide the ranks is said elsewhere.
+  const int hosts = flags.hosts > 0 && ranks % flags.hosts == 0 ? flags.hosts : 1;
+  const double bytes = static_cast<double>(layer_memory(problem, ranks, hosts));
   return ranks * (bytes + static_cast<double>(flags.row_pool));
 }
 
@@ -266,7 +266,8 @@ void look_up_schedules(const Flags& flags, const LayerData& layer, const Runners
                        StepOptions& options) {
   const workload::Split split(layer, options.ranks);
   const tune::LayerSchedules found = runners.agree([&] {
-    return tune::look_up_schedules(backend_choice(flags.backend), split.problem(), options.ranks,
+    return tune::look_up_schedules(backend_choice(flags.backend), split.problem(),
+                                   layout_of_hosts(options.ranks, options.hosts),
                                    flags.input.empty() ? flags.skew : workload::skew_of(layer));
   });
   options.schedule = found.forward.schedule;
@@ -355,10 +356,6 @@ std::function<tune::LayerSchedules(const std::function<tune::LayerSchedules()>&)
   };
 }
 
-int hosts_of(const Communicator& member) {
-  return dynamic_cast<const CpuCommunicator&>(*member.impl()).group().layout().hosts;
-}
-
 /// This process is a CPU rank of a group, or starts one and waits for it.
 int run_processes(const Flags& flags, const Invocation& invocation) {
   // For this process, and for those that it starts.
@@ -371,7 +368,7 @@ int run_processes(const Flags& flags, const Invocation& invocation) {
   StepOptions options = step_options(flags);
   const Communicator member = Communicator::cpu_from_environment();
   options.ranks = member.size();
-  options.hosts = hosts_of(member);
+  options.hosts = member.impl()->layout().hosts;
   int exit_code = kExitFailed;
   // What goes wrong here ends the other processes' waits, with its sentence.
   run_ranks({member}, [&](Communicator&) {
@@ -454,13 +451,8 @@ void add_how_options(CLI::App& sub, Flags& flags) {
                          "results are the same. Where RANK and its companions are set (torchrun), "
                          "this process is a rank of that group, with or without the flag"))
       ->group(name);
-  group
-      .add("--hosts", flags.hosts, "N",
-           "Hosts that the CPU ranks are taken to be on, in equal runs of ranks: these share no "
-           "memory, and tokens and rows cross between them over the network (libfabric). Without "
-           "it processes find out where they are, and threads are on one host; results are the "
-           "same")
-      ->check(range(1, kMaxGroupRanks));
+  add_hosts(group, flags.hosts,
+            "Without it processes find out where they are, and threads are on one host");
   group.add(
       "--schedule", flags.schedule, "PRESET|key=value,...|auto",
       "A preset (sequential, pipelined:n, two-kernel, single), key=value pairs, or a preset "

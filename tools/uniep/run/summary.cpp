@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "common/arithmetic.h"
+#include "common/ranks.h"
 #include "common/table.h"
 #include "run/stage_figures.h"
 #include "workload/split.h"
@@ -150,10 +151,9 @@ void print_header(std::ostream& out, const RunHeader& header, const LayerData& l
   notes.add("date", header.date);
   notes.add("input", cat(header.input, ": ", tokens_text(layer, header, options.ranks), ", ",
                          widths_text(layer)));
-  const std::string hosts = options.hosts > 1 ? cat(" on ", options.hosts, " hosts") : "";
-  notes.add("ranks",
-            cat(options.ranks, hosts, ", each with ", tokens_per_rank(layer, options.ranks),
-                " tokens and ", layer.num_experts / options.ranks, " experts"));
+  notes.add("ranks", cat(ranks_text(options.ranks, options.hosts), ", each with ",
+                         tokens_per_rank(layer, options.ranks), " tokens and ",
+                         layer.num_experts / options.ranks, " experts"));
   if (!header.link.empty()) notes.add("link", header.link);
   if (!header.sharing.empty()) notes.add("sharing", header.sharing);
   notes.add("schedule", schedule_text(options));

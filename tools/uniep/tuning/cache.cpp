@@ -58,7 +58,7 @@ std::vector<std::string> cells_of(std::size_t number, const tune::TunedEntry& e)
           cat(k.num_experts),
           cat(k.topk),
           cat(k.tokens),
-          cat(k.ranks),
+          k.hosts == 1 ? cat(k.ranks) : cat(k.ranks, '/', k.hosts),
           cat(k.skew),
           name(k.pass),
           milliseconds(1e-3 * e.ms),
@@ -78,9 +78,9 @@ void print_place(const std::vector<tune::TunedEntry>& entries, std::size_t first
                  std::size_t& number) {
   Table table({kRight, kRight, kRight, kRight, kRight, kRight, kRight, kRight, kLeft, kRight,
                kRight, kLeft});
-  table.header({"", "", "inter-", "", "", "up to", "", "", "", "", "default", ""});
-  table.header({"", "hidden", "mediate", "experts", "topk", "tokens", "ranks", "skew", "pass", "ms",
-                "ms", "date"});
+  table.header({"", "", "inter-", "", "", "up to", "ranks", "", "", "", "default", ""});
+  table.header({"", "hidden", "mediate", "experts", "topk", "tokens", "/hosts", "skew", "pass",
+                "ms", "ms", "date"});
   Notes schedules;
   for (std::size_t i = first; i < entries.size(); ++i) {
     if (!same_place(entries[i].key, entries[first].key)) continue;

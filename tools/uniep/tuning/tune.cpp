@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 #include <optional>
 
@@ -33,9 +34,9 @@ std::optional<tune::MachineProfile> profile_of(const TuneFlags& flags, const Ran
             " is accepted");
     return ranks.backend == Backend::kCpu ? with_emulated_link(named) : named;
   }
+  if (ranks.hosts > 1) return std::nullopt;
   if (ranks.backend == Backend::kCuda) {
-    const std::string device = tune::tune_key(ranks.backend, {}, 1, 0, 0, Pass::kForward).device;
-    return tune::shipped_profile_of(ranks.backend, device);
+    return tune::shipped_profile_of(ranks.backend, tune::device_name(ranks.backend));
   }
   constexpr double kEffort = 0.3;
   Progress progress("measuring this machine", profile_steps());
@@ -61,6 +62,18 @@ std::optional<ModelMemory> memory_of(const TuneFlags& flags, const CLI::App& sub
   return model;
 }
 
+/// The model predicts passes of one host.
+void require_no_model_of_hosts(const TuneFlags& flags) {
+  if (flags.hosts <= 1) return;
+  const auto refuse = [&](bool asked, const char* option) {
+    require(!asked, ErrorCode::kUnsupported, "--hosts is ", flags.hosts, " and ", option,
+            " asks for predictions, which know of one host alone; --hosts 1 is accepted with it");
+  };
+  refuse(flags.profile != "auto" && flags.profile != "none", "--profile");
+  refuse(flags.survey > 0, "--survey");
+  refuse(flags.memory.memory_gb.has_value(), "--memory");
+}
+
 void require_usable(const TuneFlags& flags) {
   require_shared_usable(flags.arithmetic, backend_choice(flags.backend));
   std::vector<NamedFile> inputs = tuned_files();
@@ -83,7 +96,8 @@ void refuse(const TuneFlags& flags, Backend backend, int ranks) {
   if (!flags.shape.empty()) {
     const workload::ShapeSpec spec = parse_bench_shape(flags.shape, ranks, flags.arithmetic);
     if (backend == Backend::kCpu) {
-      require_measurable("--shape " + flags.shape, spec, ranks, kResults);
+      const RankLayout layout = layout_of_hosts(ranks, std::max(flags.hosts, 1));
+      require_measurable("--shape " + flags.shape, spec, layout, kResults);
       require_least_budget(flags, spec, ranks);
     }
     require_routable(spec, ranks);
@@ -97,13 +111,16 @@ BenchCase case_of(const TuneFlags& flags, const Ranks& ranks) {
     BenchCase made_up =
         make_case(flags.shape, ranks.count, flags.seed, flags.skew, flags.arithmetic);
     flags.kept.apply_to(made_up.problem);
+    made_up.hosts = ranks.hosts;
     return made_up;
   }
   BenchCase bench = read_case(flags.input, ranks.count, flags.arithmetic);
   flags.kept.apply_to(bench.problem);
+  bench.hosts = ranks.hosts;
   require_dy(bench, pass_choice(flags.pass));
   if (ranks.backend == Backend::kCpu) {
-    require_measurable("--input " + display_name(flags.input), bench.spec, ranks.count, kResults);
+    require_measurable("--input " + display_name(flags.input), bench.spec,
+                       layout_of_hosts(ranks.count, ranks.hosts), kResults);
     require_least_budget(flags, bench.spec, ranks.count);
   }
   return bench;
@@ -112,9 +129,11 @@ BenchCase case_of(const TuneFlags& flags, const Ranks& ranks) {
 int run(const TuneFlags& flags, const CLI::App& sub, const Invocation& invocation) {
   const std::optional<ModelMemory> model = memory_of(flags, sub);
   require_usable(flags);
+  require_no_model_of_hosts(flags);
   const Backend backend = backend_choice(flags.backend);
   return with_ranks(
-      backend, flags.ranks, invocation, [&](int ranks) { refuse(flags, backend, ranks); },
+      {backend, flags.ranks, flags.hosts}, invocation,
+      [&](int ranks) { refuse(flags, backend, ranks); },
       [&](const Ranks& ranks) {
         refuse_sharing("uniep tune", ranks);
         const BenchCase bench = case_of(flags, ranks);
@@ -139,6 +158,7 @@ void add_what_options(CLI::App& sub, TuneFlags& flags) {
            cat("Ranks, ", ranks_accepted(), " (default: ", kDefaultCpuRanks,
                "; with cuda: every GPU)"))
       ->check(a_number_of_ranks());
+  add_hosts(group, flags.hosts, "Default: 1. The model does not know them: --profile is none");
   group
       .add("--backend", flags.backend, "NAME",
            "cpu (default), or cuda: a process for each GPU, as in uniep bench")
@@ -201,6 +221,7 @@ void add_tune(CLI::App& app, Invocation& invocation) {
   sub->footer(
       "Examples:\n"
       "  uniep tune --shape small --ranks 2 --budget 30\n"
+      "  uniep tune --shape small --ranks 4 --hosts 2 --combine-groups 2\n"
       "  uniep tune --shape deepseek-v3 --backend cuda --ranks 4 --skew 1\n"
       "  uniep tune --input data/moe_lm_layer.safetensors --ranks 2\n"
       "  uniep tune --shape small --survey 100 --plot model.svg\n"

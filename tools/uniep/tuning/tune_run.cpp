@@ -52,6 +52,7 @@ void write_file(const TuneCall& call, bool interrupted, const Json& passes,
             {"shape", layer_name(call)},
             {"input", call.flags.input.empty() ? Json() : Json(call.flags.input)},
             {"ranks", call.ranks.count},
+            {"hosts", call.ranks.hosts},
             {"skew", call.bench.skew},
             {"arithmetic", arithmetic_words(call.bench.problem)},
             {"profile", profile ? Json(profile->source) : Json()},
@@ -197,12 +198,13 @@ void print_tune_header(const TuneCall& call) {
   Notes notes;
   notes.add("uniep", cat(to_string(this_build()), ", backend ", name(ranks.backend)));
   notes.add("machine", ranks.machine);
-  if (ranks.backend == Backend::kCpu && !link_text().empty()) notes.add("link", link_text());
+  const std::string link = link_text_of(ranks);
+  if (!link.empty()) notes.add("link", link);
   notes.add("date", utc_now());
   notes.add("shape", cat(workload::to_string(bench.spec), "; ", routing));
   const std::string arithmetic = arithmetic_text(bench.problem);
   if (!arithmetic.empty()) notes.add("experts", arithmetic);
-  notes.add("ranks", cat(ranks.count));
+  notes.add("ranks", ranks_text(ranks));
   notes.add("model",
             settings.profile ? settings.profile->source : "none: candidates are drawn at random");
   notes.add("default", to_string(default_schedule(ranks.backend)));

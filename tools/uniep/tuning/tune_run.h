@@ -16,6 +16,7 @@ struct TuneFlags {
   std::string shape;
   std::string input;
   int ranks = 0;
+  int hosts = 0;
   std::string backend = "cpu";
   std::string pass = "both";
   std::uint64_t seed = 0;

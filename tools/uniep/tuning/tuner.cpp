@@ -25,7 +25,8 @@ std::uint64_t fingerprint(const workload::Routing& routing) {
 tune::TuneSubject subject_of(const BenchCase& bench, Pass pass, const tune::TuneSettings& settings,
                              Backend backend) {
   tune::TuneKey key =
-      tune::tune_key(backend, bench.problem, bench.ranks, bench.spec.tokens, bench.skew, pass);
+      tune::tune_key(backend, bench.problem, layout_of_hosts(bench.ranks, bench.hosts),
+                     bench.spec.tokens, bench.skew, pass);
   return {.problem = bench.problem,
           .key = key,
           .tokens_per_rank = bench.tokens_per_rank(),
@@ -42,7 +43,9 @@ tune::Measure measured_by(TuneRank& rank) {
 std::string search_text(const BenchCase& bench, const tune::TuneSettings& settings) {
   const std::string arithmetic = arithmetic_text(bench.problem);
   return cat(workload::to_string(bench.spec), arithmetic.empty() ? "" : ", ", arithmetic, "; ",
-             counted(bench.ranks, "rank", "ranks"), ", skew ", formatted("%.17g", bench.skew),
+             counted(bench.ranks, "rank", "ranks"),
+             bench.hosts == 1 ? "" : cat(" on ", bench.hosts, " hosts"), ", skew ",
+             formatted("%.17g", bench.skew),
              bench.file.empty() ? cat(", seed ", bench.seed)
                                 : cat(", routing ", fingerprint(bench.routing)),
              settings.restriction.empty() ? "; in the whole space" : "; in the space ",
