@@ -31,11 +31,12 @@ constexpr EnvVariable kVariables[] = {
      "as found"},
     {"UNIEP_HOST_ID",
      "name of the host that this process is taken to be on, at most 63 characters; processes of "
-     "different names share no memory",
-     "the kernel's boot id"},
+     "different names share no memory; unset: the kernel's boot id",
+     "as found"},
     {"UNIEP_SOCKET_IFNAME",
-     "network interface, such as eth0, by whose IPv4 address ranks of other hosts reach this one",
-     "the one that leads to MASTER_ADDR, else the first but loopback"},
+     "network interface, such as eth0, by whose IPv4 address ranks of other hosts reach this one; "
+     "unset: the one that leads to MASTER_ADDR, else the first but loopback",
+     "as found"},
     {"UNIEP_CPU_NETWORK_GBPS",
      "emulate a network between hosts: speed of each CPU rank's port per direction in 1e9 bytes/s "
      "(1e-06 to 1000000)",
