@@ -60,8 +60,10 @@ constexpr EnvVariable kVariables[] = {
     {"LOCAL_RANK",
      "CUDA device of this process, counted from 0; with UNIEP_SHARE_DEVICE=1 modulo their number",
      "none"},
-    {"MASTER_ADDR", "host name or address at which rank 0 listens for the others",
-     "under Slurm the step's first host; under mpirun 127.0.0.1 where all are on one host"},
+    {"MASTER_ADDR",
+     "host name or address at which rank 0 listens for the others; unset: under Slurm the step's "
+     "first host, under mpirun 127.0.0.1 where all are on one host",
+     "none, or as found"},
     {"MASTER_PORT",
      "port at which rank 0 listens (1 to 65535); where it is taken, one of the next 15",
      "under Slurm and mpirun 29500"},
