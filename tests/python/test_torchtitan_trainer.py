@@ -51,9 +51,9 @@ def test_a_trainer_with_uniep_is_one_without(runs: dict[str, Any]) -> None:
 
 
 def test_experts_are_spread_over_ranks(runs: dict[str, Any]) -> None:
-    """By expert parallelism or by FSDP2: each rank keeps 4 of 8 experts."""
-    assert runs["uniep"]["local"] == [8, 128, 256]
-    assert runs["FSDP 2"]["local"] == runs["EP 2"]["local"] == [4, 128, 256]
+    """By expert parallelism or by FSDP2: each rank keeps w1 of 4 of 8 experts."""
+    assert runs["uniep"]["local"] == [8, 64, 256]
+    assert runs["FSDP 2"]["local"] == runs["EP 2"]["local"] == [4, 64, 256]
 
 
 def test_the_first_loss_does_not_depend_on_ranks(runs: dict[str, Any]) -> None:

@@ -281,8 +281,9 @@ def split_layers() -> dict[str, Any]:
     layer.parallelize(dims)
     case = whole.part(dist.get_rank(), 2)
     with torch.no_grad():
-        for weight, part in zip(layer.inner_experts.parameters(), (case.w1, case.w2), strict=True):
-            weight.to_local().copy_(part)
+        own = own_layer(whole).inner_experts.state_dict()
+        for name, weight in layer.inner_experts.named_parameters():
+            weight.to_local().copy_(own[name].chunk(2)[dist.get_rank()])
     found: dict[str, Any] = layer_step(layer, case)
 
     case = make_case()
