@@ -196,7 +196,8 @@ TEST(LayerFile, SharedExperts) {
 TEST(LayerFileErrors, SharedExperts) {
   const TemporaryFolder folder;
   save_layer(folder / "a", shared_layer(Activation::kSwiglu, true));
-  const std::vector<Tensor> good = read_safetensors(folder / "a").tensors;
+  const auto file = read_safetensors(folder / "a");
+  const std::vector<Tensor>& good = file.tensors;
   const auto found = [&](const auto& change) {
     std::vector<Tensor> tensors = good;
     change(tensors);
