@@ -26,15 +26,15 @@ std::array<Schedule, 2> agree_on_layer_schedules(const Problem& problem,
                                ? cat("layer with schedule ", to_string(*options.schedule))
                                : std::string("layer without options.schedule");
   const int choice_ms = options.schedule ? 0 : tune::kLongestChoiceMs;
-  const tune::LayerSchedules agreed = tune::agree_on_schedules(
-      communicator.impl()->bootstrap(), communicator.rank(), wait_limit_ms(options), choice_ms,
-      call, [&] {
-        if (options.schedule) return given(*options.schedule, problem, communicator.backend());
-        // How uneven routings will be is not known here.
-        constexpr double kSkew = 0;
-        return tune::look_up_schedules(communicator.backend(), problem,
-                                       communicator.impl()->layout(), kSkew);
-      });
+  const auto choose = [&] {
+    if (options.schedule) return given(*options.schedule, problem, communicator.backend());
+    // How uneven routings will be is not known here.
+    constexpr double kSkew = 0;
+    return tune::look_up_schedules(communicator.backend(), problem, communicator.layout(), kSkew);
+  };
+  const tune::LayerSchedules agreed =
+      tune::agree_on_schedules(communicator.impl()->bootstrap(), communicator.rank(),
+                               wait_limit_ms(options), choice_ms, call, choose);
   return {agreed.forward.schedule, agreed.backward.schedule};
 }
 

@@ -248,7 +248,7 @@ TuneResult tune_pass(Layer& layer, Pass pass, const PlanOf& plan_of, const TuneO
   Bootstrap& bootstrap = member.impl()->bootstrap();
   const Problem& problem = layer.problem();
   const bool leads = member.rank() == 0;
-  const tune::TuneKey key = tune::tune_key(member.backend(), problem, member.impl()->layout(),
+  const tune::TuneKey key = tune::tune_key(member.backend(), problem, member.layout(),
                                            problem.max_tokens, options.skew, pass);
   tune::TuneSettings settings;
   std::optional<RoutingPlan> plan;

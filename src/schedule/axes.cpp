@@ -189,9 +189,8 @@ const std::vector<Axis>& make_axes() {
       power_of_two<&Schedule::token_block>(
           "token_block", {0, 256}, Neutral(0),
           {{0, 1, 2, 4, 8, 16, 32, 64, 128, 256}, {0, 1, 2, 4, 8, 16, 32, 64, 128}},
-          "tokens per arrival counter and reduce task, tokens or rows per task between hosts; 0: "
-          "32, "
-          "or fewer where ranks have 2048 tokens or fewer"),
+          "tokens per arrival counter and reduce task, tokens or rows per task between hosts; "
+          "0: 32, or fewer where ranks have 2048 tokens or fewer"),
       number<&Schedule::push_depth>("push_depth", {0, 256}, Neutral(0), {{0, 1, 2, 8, 64}, {64}},
                                     "tiles of a worker whose pushes may be under way while it "
                                     "computes on; 0: each push is awaited",

@@ -81,19 +81,24 @@ def test_bits_are_those_of_plain_pytorch(kind: str, monkeypatch: pytest.MonkeyPa
     assert_same(found, plain)
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_results_are_the_models_own(kind: str) -> None:
-    model, ids = small(kind), tokens()
+def assert_results_are_the_models_own(model: Any, **options: Any) -> None:
+    """Beside the model in fp64, with the same choices of its routers; `options`: how it is used."""
+    ids = tokens()
     exact_model = copy.deepcopy(model).double()
     choices: list[Tensor] = []
     with router_choices(record=choices):
         exact = step(exact_model, ids, "eager")
     with router_choices(replay=list(choices)):
         own = step(model, ids, "eager")
-    uniep.transformers.use(model)
+    uniep.transformers.use(model, **options)
     with router_choices(replay=list(choices)):
         found = step(model, ids)
     assert_close(distances_of(found, own, exact))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_results_are_the_models_own(kind: str) -> None:
+    assert_results_are_the_models_own(small(kind))
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -196,17 +201,7 @@ def test_bits_in_the_pass_are_those_of_plain_pytorch(
 
 @in_pass
 def test_results_in_the_pass_are_the_models_own(kind: str, changes: dict[str, Any]) -> None:
-    model, ids = small(kind, **changes), tokens()
-    exact_model = copy.deepcopy(model).double()
-    choices: list[Tensor] = []
-    with router_choices(record=choices):
-        exact = step(exact_model, ids, "eager")
-    with router_choices(replay=list(choices)):
-        own = step(model, ids, "eager")
-    uniep.transformers.use(model, shared_experts="fused")
-    with router_choices(replay=list(choices)):
-        found = step(model, ids)
-    assert_close(distances_of(found, own, exact))
+    assert_results_are_the_models_own(small(kind, **changes), shared_experts="fused")
 
 
 def test_training_in_the_pass_follows_the_models_own() -> None:

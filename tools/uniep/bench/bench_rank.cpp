@@ -82,7 +82,7 @@ tune::LayerSchedules RankBench::resolve(const std::optional<Schedule>& schedule)
   }
   return tune::agree_on_schedules(
       gatherer_.bootstrap(), rank_, env_timeout_ms(), tune::kLongestChoiceMs, "uniep bench", [&] {
-        return tune::look_up_schedules(member_.backend(), bench_.problem, member_.impl()->layout(),
+        return tune::look_up_schedules(member_.backend(), bench_.problem, member_.layout(),
                                        bench_.skew);
       });
 }

@@ -368,7 +368,7 @@ int run_processes(const Flags& flags, const Invocation& invocation) {
   StepOptions options = step_options(flags);
   const Communicator member = Communicator::cpu_from_environment();
   options.ranks = member.size();
-  options.hosts = member.impl()->layout().hosts;
+  options.hosts = member.layout().hosts;
   int exit_code = kExitFailed;
   // What goes wrong here ends the other processes' waits, with its sentence.
   run_ranks({member}, [&](Communicator&) {

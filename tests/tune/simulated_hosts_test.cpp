@@ -37,7 +37,7 @@ LinkBytes counted(const Routing& r, const RankLayout& layout, HostWire wire, Pas
              bytes_of(traffic.partials, partial_bytes(r.problem)));
 }
 
-TEST(Relays, SimulatedBytesAreThoseOfThePlan) {
+TEST(SimulatedHosts, SimulatedBytesAreThoseOfThePlan) {
   int relayed_sums = 0;
   for (int seed = 1; seed <= cases(150); ++seed) {
     Rng rng(static_cast<unsigned>(seed));
@@ -87,7 +87,7 @@ double seconds(const Routing& r, const tune::Topology& topology) {
       .seconds;
 }
 
-TEST(Relays, WhatCrossesTheNetworkDecidesWhereItIsSlow) {
+TEST(SimulatedHosts, WhatCrossesTheNetworkDecidesWhereItIsSlow) {
   // So slow that nothing else counts. Of each token 4 copies cross, and 4 rows; or one of each.
   tune::Topology topology{.ranks_per_node = 4, .nic_bytes_per_s = 1, .nic_latency_s = 0};
   const double row = 64 * 256 * 2;  // seconds; of a rank's tokens one copy each
@@ -107,7 +107,7 @@ TEST(Relays, WhatCrossesTheNetworkDecidesWhereItIsSlow) {
   near(bf16, 2);
 }
 
-TEST(Relays, TakeAllRanksAndTheirHosts) {
+TEST(SimulatedHosts, TakeAllRanksAndTheirHosts) {
   const Routing r = everywhere(1, 2);
   const std::vector<RoutingPlan> one{r.plan(0)};
   expect_invalid("1 ranks of 8 are simulated; on several hosts all of them are accepted",
