@@ -81,10 +81,14 @@ Routing everywhere(int groups, int hosts = 1) {
   return r;
 }
 
-double seconds(const Routing& r, const tune::Topology& topology) {
-  return tune::simulate(plans_of(r), Pass::kForward, parse_schedule("single,tile_m=64,tile_n=128"),
-                        with_link(1e9), {.topology = topology})
+double seconds_of(const Routing& r, const tune::Topology& topology, const char* more) {
+  return tune::simulate(plans_of(r), Pass::kForward,
+                        parse_schedule(cat("single,tile_m=64,tile_n=128,", more)), with_link(1e9),
+                        {.topology = topology})
       .seconds;
+}
+double seconds(const Routing& r, const tune::Topology& topology) {
+  return seconds_of(r, topology, "waves=1");
 }
 
 TEST(SimulatedHosts, WhatCrossesTheNetworkDecidesWhereItIsSlow) {
@@ -163,6 +167,32 @@ TEST(SimulatedHosts, OneThatStandsForAllHearsAllThatItWaitsFor) {
     taking_time += seconds > 0 ? 1 : 0;
   }
   EXPECT_GT(taking_time, cases(100) / 2);
+}
+
+TEST(SimulatedHosts, MessagesTakeTheTimeOfARailsThread) {
+  const Routing r = everywhere(1, 2);
+  tune::Topology topology{.ranks_per_node = 4, .nic_bytes_per_s = 1e12, .nic_latency_s = 0};
+  const auto stage = [&](Stage s) {
+    const PassStats stats =
+        tune::simulate(plans_of(r), Pass::kForward,
+                       parse_schedule("single,tile_m=64,tile_n=128,token_block=16"),
+                       with_link(1e12), {.topology = topology})
+            .stats[0];
+    return stats[s].tasks;
+  };
+  const auto sent = static_cast<double>(stage(Stage::kSend) + stage(Stage::kRelay));
+  ASSERT_GE(sent, 8);
+  const double free = seconds(r, topology);
+  topology.message_s = 100;                             // so long that nothing else counts
+  const double thread = 2 * sent * topology.message_s;  // as many come as go
+  EXPECT_GE(seconds_of(r, topology, "token_block=16"), 0.5 * thread);
+  EXPECT_LE(seconds_of(r, topology, "token_block=16"), 1.5 * thread + free);
+  EXPECT_LT(seconds_of(r, topology, "token_block=64"),
+            0.5 * seconds_of(r, topology, "token_block=16"));
+  topology.message_s = 0;
+  topology.message_byte_s = 1;
+  const double row = 64 * 256 * 2;
+  EXPECT_GE(seconds(r, topology), 5 * row);  // a copy of each token goes out, and 4 rows
 }
 
 TEST(SimulatedHosts, TakeAllRanksOrThoseOfAHost) {

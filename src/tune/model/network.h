@@ -14,6 +14,9 @@ struct Topology {
   int ranks_per_node = 0;  ///< 0: all on one
   double nic_bytes_per_s = 0;
   double nic_latency_s = 5e-6;
+  // Seconds of a core that a message takes at each of its ends, where threads drive the network.
+  double message_s = 0;
+  double message_byte_s = 0;
 };
 
 /// Which ranks stand for those that are not simulated: one does for all, or those of one host do.

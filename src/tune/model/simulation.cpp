@@ -10,6 +10,7 @@
 #include "schedule/roles.h"
 #include "tune/model/cores.h"
 #include "tune/model/event_queue.h"
+#include "tune/model/rail_threads.h"
 #include "tune/model/simulated_rank.h"
 
 namespace uniep::tune {
@@ -45,6 +46,9 @@ class Simulation {
   void arrive(SimulatedRank& peer, int rank, std::span<const PushedTiles::Arrival> arrivals,
               double visible);
   void send_far(SimulatedRank& r, const Task& task);
+  double carry(const Message& message);
+  void finish_rail(int unit);
+  void deliver(const Message& message, double visible);
   void hear(const Signal& signal, double visible);
   void advance(Counter& counter, std::uint32_t amount, double visible);
   int here(const SimulatedRank& r, int rank) const;
@@ -66,6 +70,7 @@ class Simulation {
   EventQueue events_;
   Cores cores_;
   Network network_;
+  RailThreads rails_;
   std::deque<SimulatedRank> ranks_;
   std::vector<Unit> units_;
 };
@@ -100,7 +105,8 @@ Simulation::Simulation(std::span<const RoutingPlan> plans, Pass pass, const Sche
       workers_(simulated_workers(profile, schedule, plans[0].num_ranks())),
       push_rate_(push_rate(profile.link, schedule, plans[0].problem())),
       cores_(profile.cores),
-      network_(profile.link, options.topology, plans[0].num_ranks(), stand_in_) {
+      network_(profile.link, options.topology, plans[0].num_ranks(), stand_in_),
+      rails_(options.topology, plans.size()) {
   const RankLayout& layout = plans[0].data().layout;
   const int local = options.topology.ranks_per_node;
   require(layout.hosts == 1 || local == 0 || local == layout.local_ranks,
@@ -142,7 +148,8 @@ SimulatedPass Simulation::run() {
     if (computed == kNever && scheduled == kNever) break;
     now_ = std::min(computed, scheduled);
     if (computed <= scheduled) {
-      finish(cores_.pop());
+      const int unit = cores_.pop();
+      RailThreads::is_rail(unit) ? finish_rail(unit) : finish(unit);
     } else {
       handle(events_.pop());
     }
@@ -181,6 +188,8 @@ void Simulation::handle(const EventQueue::Event& event) {
       return compute(event.target);
     case Step::kPushed:
       return take(event.target);
+    case Step::kCame:
+      return rails_.take({.message = event.target, .comes = true}, now_, cores_);
   }
 }
 
@@ -426,12 +435,35 @@ void Simulation::arrive(SimulatedRank& peer, int rank,
 /// To the rank of the rail on the task's host, while the worker goes on.
 void Simulation::send_far(SimulatedRank& r, const Task& task) {
   const PassView& v = r.view();
-  const int to = v.layout.relay(v.rank, static_cast<int>(task.n));
-  const auto bytes = static_cast<double>(move_size(v, task).bytes);
-  const double visible =
-      network_.transfer(v.rank, v.rank, to, bytes, now_).done + profile_.wake.flag_s;
-  const auto to_peer = [&](const Signal& s) { hear(s, visible); };
-  r.other_hosts ? r.other_hosts->sent(task, to_peer) : for_each_signal(v, task, to_peer);
+  const int own = v.rank - ranks_.front().view().rank;
+  const int to = v.layout.relay(v.rank, static_cast<int>(task.n)) - ranks_.front().view().rank;
+  const Message message{.from = own,
+                        .to = r.other_hosts ? own : to,
+                        .task = task,
+                        .bytes = static_cast<double>(move_size(v, task).bytes)};
+  if (rails_.enabled()) return rails_.take({.message = rails_.add(message)}, now_, cores_);
+  deliver(message, carry(message));
+}
+
+/// When the network has carried it.
+double Simulation::carry(const Message& message) {
+  const PassView& v = ranks_[static_cast<std::size_t>(message.from)].view();
+  const int to = v.layout.relay(v.rank, static_cast<int>(message.task.n));
+  return network_.transfer(v.rank, v.rank, to, message.bytes, now_).done;
+}
+
+void Simulation::finish_rail(int unit) {
+  const RailThreads::Job job = rails_.finish(unit, now_, cores_);
+  const Message message = rails_[job.message];
+  if (job.comes) return deliver(message, now_);
+  events_.at(carry(message), Step::kCame, job.message);
+}
+
+void Simulation::deliver(const Message& message, double visible) {
+  SimulatedRank& r = ranks_[static_cast<std::size_t>(message.from)];
+  const auto to_peer = [&](const Signal& s) { hear(s, visible + profile_.wake.flag_s); };
+  r.other_hosts ? r.other_hosts->sent(message.task, to_peer)
+                : for_each_signal(r.view(), message.task, to_peer);
 }
 
 /// Of another host.
