@@ -159,10 +159,11 @@ class Router(nn.Module):
                 in the capacity, which does not depend on data. None: there is no padding.
 
         Raises:
-            ValueError: for a mask of another shape.
+            ValueError: for x of another hidden size, and a mask of another shape.
             TypeError: for a mask of another dtype.
         """
         config = self.config
+        _check_x(x, self.weight.shape[1])
         if token_mask is not None:
             _check_mask(token_mask, x)
         with torch.autocast(x.device.type, enabled=False):
@@ -289,6 +290,13 @@ def _check(config: RouterConfig, num_experts: int, topk: int) -> None:
         raise ValueError(
             f"topk is {topk}; topk_group={config.topk_group} groups have only "
             f"{size * config.topk_group} experts"
+        )
+
+
+def _check_x(x: Tensor, hidden: int) -> None:
+    if x.dim() < 1 or x.shape[-1] != hidden:
+        raise ValueError(
+            f"x has shape {list(x.shape)}; its last dimension must be hidden, which is {hidden}"
         )
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import _library
+from ._of_process import OfProcess
 from .arithmetic import (
     ACTIVATIONS,
     PARTIALS,
@@ -33,7 +34,7 @@ _PASSES = {"forward": 0, "backward": 1}
 _reached_by_others: dict[int, Tensor] = {}
 
 
-class Workspace:
+class Workspace(OfProcess):
     """What calls of one shape on one group work in. One serves all layers of a model.
 
     Making one, :meth:`grow` and the calls that use it are collective: all ranks of the group do the

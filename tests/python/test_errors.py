@@ -147,6 +147,14 @@ def test_main_grads():
             call(case, main_grads=main)
 
 
+@pytest.mark.parametrize("shape", [(16, 32), (64,), ()])
+def test_a_layer_names_the_hidden_size(shape):
+    layer = uniep.MoELayer(48, 32, 8, 2)
+    with pytest.raises(ValueError, match="must be hidden, which is 48") as raised:
+        layer(torch.zeros(shape, dtype=torch.bfloat16))
+    assert str(list(shape)) in str(raised.value) and "\n" not in str(raised.value)
+
+
 def test_deferred_needs_parameters():
     case = make_case().requires_grad()
     case.w1 = case.w1 * 1
