@@ -157,7 +157,7 @@ def test_what_is_no_tensor(name, other):
 def test_what_is_no_workspace_and_no_configuration():
     with pytest.raises(TypeError, match="workspace is a Group"):
         call(make_case(), workspace=uniep.Group(device="cpu"))
-    with pytest.raises(TypeError, match="is a dict; it must be a uniep.RouterConfig"):
+    with pytest.raises(TypeError, match=r"is a dict; it must be a uniep\.RouterConfig"):
         uniep.MoELayer(64, 32, 8, 2, router={"score": "softmax"})
     with pytest.raises(TypeError, match="x is a list"):
         uniep.MoELayer(64, 32, 8, 2)([1.0])
