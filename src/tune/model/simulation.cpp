@@ -45,8 +45,12 @@ class Simulation {
   void arrive(SimulatedRank& peer, int rank, std::span<const PushedTiles::Arrival> arrivals,
               double visible);
   void send_far(SimulatedRank& r, const Task& task);
+  void hear(const Signal& signal, double visible);
   void advance(Counter& counter, std::uint32_t amount, double visible);
   int here(const SimulatedRank& r, int rank) const;
+  SimulatedRank& rank_at(int rank) {
+    return ranks_[static_cast<std::size_t>(rank - ranks_.front().view().rank)];
+  }
   void note(SimulatedRank& r, const Unit& unit, const Task& task);
   std::size_t push_depth() const;
   double push_held() const;
@@ -55,7 +59,7 @@ class Simulation {
   const MachineProfile& profile_;
   const SimulationOptions& options_;
   const Schedule schedule_;
-  const bool mirrored_;
+  const StandIn stand_in_;
   const int workers_;
   const double push_rate_;  // of the link, in bytes/s; 0: its own
   double now_ = 0;
@@ -65,6 +69,20 @@ class Simulation {
   std::deque<SimulatedRank> ranks_;
   std::vector<Unit> units_;
 };
+
+/// Throws where `plans` are neither those of all ranks nor of ones that can stand for all.
+StandIn stand_in_of(std::span<const RoutingPlan> plans) {
+  const RankLayout& layout = plans[0].data().layout;
+  const int simulated = static_cast<int>(plans.size());
+  if (simulated == layout.ranks()) return StandIn::kNobody;
+  if (layout.hosts == 1 && simulated == 1) return StandIn::kOneRank;
+  require(layout.hosts > 1 && simulated == layout.local_ranks &&
+              layout.local_of(plans[0].data().rank) == 0,
+          ErrorCode::kInvalidArgument, simulated, " ranks of ", layout.ranks(), " on ",
+          layout.hosts, layout.hosts == 1 ? " host" : " hosts", " are simulated; all are accepted",
+          layout.hosts == 1 ? ", and one" : cat(", and the ", layout.local_ranks, " of a host"));
+  return StandIn::kOneHost;
+}
 
 /// Bytes per second of pushes whose rows have so many bytes in a tile; 0: the link's own.
 double push_rate(const LinkProfile& link, const Schedule& schedule, const Problem& problem) {
@@ -78,14 +96,12 @@ Simulation::Simulation(std::span<const RoutingPlan> plans, Pass pass, const Sche
     : profile_(profile),
       options_(options),
       schedule_(schedule),
-      mirrored_(static_cast<int>(plans.size()) < plans[0].num_ranks()),
+      stand_in_(stand_in_of(plans)),
       workers_(simulated_workers(profile, schedule, plans[0].num_ranks())),
       push_rate_(push_rate(profile.link, schedule, plans[0].problem())),
       cores_(profile.cores),
-      network_(profile.link, options.topology, plans[0].num_ranks(), mirrored_) {
+      network_(profile.link, options.topology, plans[0].num_ranks(), stand_in_) {
   const RankLayout& layout = plans[0].data().layout;
-  require(!mirrored_ || layout.hosts == 1, ErrorCode::kInvalidArgument, plans.size(), " ranks of ",
-          layout.ranks(), " are simulated; on several hosts all of them are accepted");
   const int local = options.topology.ranks_per_node;
   require(layout.hosts == 1 || local == 0 || local == layout.local_ranks,
           ErrorCode::kInvalidArgument, "ranks of a host are ", local, "; as the plans have it, ",
@@ -93,6 +109,8 @@ Simulation::Simulation(std::span<const RoutingPlan> plans, Pass pass, const Sche
   for (const RoutingPlan& plan : plans) {
     ranks_.emplace_back(plan.data(), pass, schedule, profile, workers_, *options.graph)
         .stats.workers = workers_;
+    SimulatedRank& r = ranks_.back();
+    if (stand_in_ == StandIn::kOneHost) r.other_hosts.emplace(r.view());
   }
 }
 
@@ -105,7 +123,7 @@ SimulatedPass Simulation::run() {
     events_.at(enter, Step::kLaunch, static_cast<int>(i));
     for (SimulatedRank& peer : ranks_) {
       for (int source = 0; source < v.num_ranks; ++source) {
-        if (!mirrored_ && source != v.rank) continue;
+        if (stand_in_ != StandIn::kOneRank && source != v.rank) continue;
         if (!v.is_here(peer.view().rank)) continue;
         const double visible = enter + (source == peer.view().rank ? 0 : profile_.wake.flag_s);
         publish(peer, source, visible);
@@ -113,6 +131,10 @@ SimulatedPass Simulation::run() {
     }
     // Nothing to push, so nothing to wait for.
     if (r.pushes_left == 0) r.mirrored.seen = 1;
+    if (r.other_hosts) {
+      r.other_hosts->for_each_unanswered(
+          [&](const Signal& s) { hear(s, enter + profile_.wake.flag_s); });
+    }
   }
   for (;;) {
     const double computed = cores_.next();
@@ -239,7 +261,7 @@ double Simulation::seen_at(const Unit& unit, double visible) const {
 /// counter's list of waiters.
 std::optional<double> Simulation::block(SimulatedRank& r, int index, const Wait& w) {
   const bool pushed = r.view().counter(w.kind).of == CounterOf::kTokenBlock;
-  const bool of_peer = mirrored_ && pushed && w.peer != r.view().rank;
+  const bool of_peer = stand_in_ == StandIn::kOneRank && pushed && w.peer != r.view().rank;
   Counter& counter = of_peer ? r.mirrored : r.counters.at(w.kind, w.index, w.owner);
   const std::uint32_t expected = of_peer ? 1 : w.expected;
   if (counter.seen >= expected) {
@@ -379,9 +401,8 @@ void Simulation::push(Unit& unit, SimulatedRank& r, const Task& task) {
     remote = true;
     last = std::max(last, done);
     run.visible = std::max(run.visible, done + profile_.wake.flag_s);
-    if (last_column && !mirrored_) {
-      SimulatedRank& peer = ranks_[static_cast<std::size_t>(to)];
-      arrive(peer, run.rank, r.pushed.arrivals(run), run.visible);
+    if (last_column && stand_in_ != StandIn::kOneRank) {
+      arrive(rank_at(to), run.rank, r.pushed.arrivals(run), run.visible);
     }
   }
   if (last > now_) {
@@ -389,7 +410,7 @@ void Simulation::push(Unit& unit, SimulatedRank& r, const Task& task) {
     const double share = push_held();
     if (share > 0) unit.held = std::max(now_, first + share * (last - first));
   }
-  if (!mirrored_) return;
+  if (stand_in_ != StandIn::kOneRank) return;
   r.mirrored.visible = std::max(r.mirrored.visible, last + profile_.wake.flag_s);
   if (--r.pushes_left == 0) advance(r.mirrored, 1, r.mirrored.visible);
 }
@@ -407,11 +428,15 @@ void Simulation::send_far(SimulatedRank& r, const Task& task) {
   const PassView& v = r.view();
   const int to = v.layout.relay(v.rank, static_cast<int>(task.n));
   const auto bytes = static_cast<double>(move_size(v, task).bytes);
-  const double done = network_.transfer(v.rank, v.rank, to, bytes, now_).done;
-  for_each_signal(v, task, [&](const Signal& s) {
-    SimulatedRank& peer = ranks_[static_cast<std::size_t>(s.rank)];
-    advance(peer.counters.at(s.kind, s.index), s.amount, done + profile_.wake.flag_s);
-  });
+  const double visible =
+      network_.transfer(v.rank, v.rank, to, bytes, now_).done + profile_.wake.flag_s;
+  const auto to_peer = [&](const Signal& s) { hear(s, visible); };
+  r.other_hosts ? r.other_hosts->sent(task, to_peer) : for_each_signal(v, task, to_peer);
+}
+
+/// Of another host.
+void Simulation::hear(const Signal& s, double visible) {
+  advance(rank_at(s.rank).counters.at(s.kind, s.index), s.amount, visible);
 }
 
 /// Who has a rank's memory on this host: itself, or a relay.
