@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +20,7 @@ __all__ = [
     "check_deferred",
     "check_device",
     "check_shared_probs",
+    "check_tensors",
     "check_workspace",
     "experts",
     "int32",
@@ -45,6 +46,13 @@ def autocast(x: Tensor, *weights: Tensor | None) -> tuple[Any, ...]:
     )
 
 
+def check_tensors(**tensors: object) -> None:
+    """Raises TypeError where one of these is no tensor."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+
+
 def check_device(x: Tensor) -> None:
     """Raises ValueError where uniep has no backend for where `x` lies."""
     if not (x.is_cpu or x.is_cuda):
@@ -63,12 +71,17 @@ def experts(
     """The tensors of the weights.
 
     Raises:
-        TypeError: for weights of shared experts that are not one tensor.
+        TypeError: for what is no tensor, and weights of shared experts that are not one.
         ValueError: for a layout that there is not, or one that says nothing of these tensors.
     """
     if layout not in ("halves", "interleaved"):
         raise ValueError(f"w1_layout is '{layout}'; it must be 'halves' or 'interleaved'")
     _check_shared_given(shared_w1, shared_w2)
+    for name, weight in (("w1", w1), ("w2", w2)):
+        if not isinstance(weight, Tensor) and not isinstance(weight, Iterable):
+            raise TypeError(
+                f"{name} is a {type(weight).__name__}; it must be a torch.Tensor or several"
+            )
     interleaved = layout == "interleaved"
     weights = experts_of(w1, w2, b1, b2, shared_w1, shared_w2, interleaved=interleaved)
     if weights.interleaved and not isinstance(w1, Tensor):
