@@ -172,18 +172,18 @@ def _own_gate(experts: Any, gate: Any) -> Activation:
 
 def weights_of(experts: Any, facts: Facts) -> Weights:
     """The experts' weights as uniep takes them: on CPUs themselves, but for biases by turns."""
-    found = [getattr(experts, name) for name in facts.names]
-    if is_packed(experts):
-        return Weights(*found[:2], *(found[2:] or (None, None)))
-    biases = [to_uniep(bias, i, facts) for i, bias in enumerate(found[2:], 2)] or [None, None]
-    if found[0].device.type == "cpu":
-        return Weights(
-            *(weight.contiguous() for weight in found[:2]),
-            *biases,
-            w1_layout="interleaved" if facts.interleaved else "halves",
-            weights_layout="in_out" if facts.transposed else "out_in",
-        )
-    return Weights(*(to_uniep(weight, i, facts) for i, weight in enumerate(found[:2])), *biases)
+    w1, w2, *biases = (getattr(experts, name) for name in facts.names)
+    packed = is_packed(experts)
+    if not packed:
+        biases = [to_uniep(bias, i, facts) for i, bias in enumerate(biases, 2)]
+    b1, b2 = biases or (None, None)
+    if packed:
+        return Weights(w1, w2, b1, b2)
+    if w1.device.type != "cpu":
+        return Weights(to_uniep(w1, 0, facts), to_uniep(w2, 1, facts), b1, b2)
+    w1_layout: W1Layout = "interleaved" if facts.interleaved else "halves"
+    weights_layout: WeightsLayout = "in_out" if facts.transposed else "out_in"
+    return Weights(w1.contiguous(), w2.contiguous(), b1, b2, w1_layout, weights_layout)
 
 
 def to_uniep(weight: Any, which: int, facts: Facts) -> Tensor:
