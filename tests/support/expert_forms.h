@@ -19,10 +19,10 @@ struct MatrixForm {
 };
 
 struct ExpertForms {
-  MatrixForm w1;
-  MatrixForm w2;
-  MatrixForm dw1;
-  MatrixForm dw2;
+  MatrixForm w1{};
+  MatrixForm w2{};
+  MatrixForm dw1{};
+  MatrixForm dw2{};
 };
 
 /// `in_out`: whether [in, out] matrices are among them.
