@@ -337,10 +337,13 @@ def choose_moe(args: argparse.Namespace, device: torch.device, shares_gpu: bool)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").split("\n\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     add = parser.add_argument
-    add("--text", nargs="+", required=True, metavar="FILE")
-    add("--ep", type=int, help="ranks that hold the experts together; default: all processes")
+    add("--text", nargs="+", required=True, metavar="FILE", help="what to learn")
+    add("--ep", type=int, help="ranks that hold the experts together; None: all processes")
     add(
         "--layer",
         choices=["uniep", "plain", "ascending"],
@@ -355,20 +358,20 @@ def main() -> None:
     add("--threads", type=int, default=1, help="of PyTorch on a CPU; may change bits")
     add("--compile", action="store_true", help="compile what runs shard by shard")
     add("--checkpointing", action="store_true", help="recompute layers in backward")
-    add("--steps", type=int, default=200)
-    add("--seed", type=int, default=0)
-    add("--lr", type=float, default=1e-3)
+    add("--steps", type=int, default=200, help="of the optimizer, those before --resume included")
+    add("--seed", type=int, default=0, help="of weights and batches")
+    add("--lr", type=float, default=1e-3, help="learning rate, after 20 steps of warm-up")
     add("--shards", type=int, default=4, help="parts of the global batch; --ep must divide them")
     add("--batch", type=int, default=4, help="texts of a shard")
     add("--length", type=int, default=128, help="bytes of a text")
-    add("--layers", type=int, default=2)
-    add("--hidden", type=int, default=128)
-    add("--heads", type=int, default=4)
-    add("--experts", type=int, default=16)
-    add("--topk", type=int, default=2)
-    add("--intermediate", type=int, default=128)
+    add("--layers", type=int, default=2, help="each of attention and experts")
+    add("--hidden", type=int, default=128, help="width of a token, a multiple of 8 and of --heads")
+    add("--heads", type=int, default=4, help="of attention")
+    add("--experts", type=int, default=16, help="of a layer, on all ranks together")
+    add("--topk", type=int, default=2, help="experts of a token")
+    add("--intermediate", type=int, default=128, help="width of an expert, a multiple of 8")
     add("--losses", type=Path, metavar="FILE", help="write a loss a line, as a hexadecimal float")
-    add("--checkpoint", type=Path, metavar="DIR")
+    add("--checkpoint", type=Path, metavar="DIR", help="where checkpoints go")
     add("--every", type=int, default=100, help="steps between checkpoints")
     add("--resume", action="store_true", help="from the latest checkpoint, whatever its --ep")
     add("--plot", metavar="FILE.svg", help="draw the losses (needs matplotlib)")
@@ -376,6 +379,22 @@ def main() -> None:
     args = parser.parse_args()
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     args.ep = args.ep or processes
+    check(args, processes)
+    run(args, processes)
+
+
+def check(args: argparse.Namespace, processes: int) -> None:
+    """Ends the program with a sentence where the arguments do not fit."""
+    for file in args.text:
+        if not Path(file).is_file():
+            sys.exit(f"--text {file} is no file; files are accepted, such as docs/*.md")
+    size = sum(Path(file).stat().st_size for file in args.text)
+    if size <= args.length:
+        sys.exit(f"--text has {size} bytes; more than --length, {args.length}, are needed")
+    if args.topk > args.experts:
+        sys.exit(f"--topk {args.topk} is more than --experts {args.experts}")
+    if args.hidden % args.heads:
+        sys.exit(f"--heads {args.heads} must divide --hidden {args.hidden}")
     if args.ep != processes:
         sys.exit(
             f"--ep {args.ep} takes as many processes, but there are {processes}: "
@@ -385,7 +404,11 @@ def main() -> None:
         sys.exit(f"--ep {args.ep} must divide --shards {args.shards} and --experts {args.experts}")
     if args.resume and not args.checkpoint:
         sys.exit("--resume needs --checkpoint DIR, from which it takes the latest")
+    if args.resume and not (args.checkpoint / "latest").is_file():
+        sys.exit(f"--resume finds no checkpoint in {args.checkpoint}; leave it out to begin")
 
+
+def run(args: argparse.Namespace, processes: int) -> None:
     torch.set_num_threads(args.threads)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)

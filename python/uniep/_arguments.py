@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +29,7 @@ __all__ = [
     "check_deferred",
     "check_device",
     "check_shared_probs",
+    "check_tensors",
     "check_workspace",
     "experts",
     "int32",
@@ -54,6 +55,13 @@ def autocast(x: Tensor, *weights: Tensor | None) -> tuple[Any, ...]:
     )
 
 
+def check_tensors(**tensors: object) -> None:
+    """Raises TypeError where one of these is no tensor."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+
+
 def check_device(x: Tensor, weights_layout: WeightsLayout = "out_in") -> None:
     """Raises ValueError where uniep has no backend for where `x` lies, or none for the layout."""
     if not (x.is_cpu or x.is_cuda):
@@ -77,7 +85,7 @@ def experts(
     """The tensors of the weights.
 
     Raises:
-        TypeError: for weights of shared experts that are not one tensor.
+        TypeError: for what is no tensor, and weights of shared experts that are not one.
         ValueError: for a layout that there is not, or one that says nothing of these tensors.
     """
     if w1_layout not in ("halves", "interleaved"):
@@ -85,6 +93,11 @@ def experts(
     if weights_layout not in ("out_in", "in_out"):
         raise ValueError(f"weights_layout is '{weights_layout}'; it must be 'out_in' or 'in_out'")
     _check_shared_given(shared_w1, shared_w2)
+    for name, weight in (("w1", w1), ("w2", w2)):
+        if not isinstance(weight, Tensor) and not isinstance(weight, Iterable):
+            raise TypeError(
+                f"{name} is a {type(weight).__name__}; it must be a torch.Tensor or several"
+            )
     layout = layout_of(w1_layout, weights_layout)
     weights = experts_of(w1, w2, b1, b2, shared_w1, shared_w2, layout)
     if weights.interleaved and not isinstance(w1, Tensor):

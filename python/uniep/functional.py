@@ -273,6 +273,7 @@ def moe(
         ValueError: for a wrong shape, device or layout, and for arguments that exclude each other.
         RuntimeError: where the library refuses or fails: a routing that does not fit, a lost rank.
     """
+    _arguments.check_tensors(x=x, topk_ids=topk_ids, topk_probs=topk_probs)
     _arguments.check_device(x, weights_layout)
     _zero.check(zero_experts, zero_expert_type)
     if save not in (None, "rows", "tokens", "none"):
@@ -283,6 +284,10 @@ def moe(
             activation, probs, b1 is not None, combine_groups, combine_partials, weights.shared
         )
     else:
+        if not isinstance(workspace, Workspace):
+            raise TypeError(
+                f"workspace is a {type(workspace).__name__}; it must be a uniep.Workspace or None"
+            )
         arithmetic = workspace.arithmetic
     if torch.is_autocast_enabled(x.device.type):
         x, *flat = _arguments.autocast(x, *weights.flat())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -11,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from . import _library
+from ._of_process import OfProcess
 
 if TYPE_CHECKING:
     from .row_pool import RowPool
@@ -21,7 +24,7 @@ __all__ = ["Group", "GroupLike", "group_of", "process_group_of", "rank_and_size"
 _BACKENDS = {"cpu": 0, "cuda": 1}
 
 
-class Group:
+class Group(OfProcess):
     """The ranks of an expert-parallel group; each is a process.
 
     On CPUs they may be on several hosts, with as many consecutive ranks on each; those with a GPU
@@ -61,6 +64,8 @@ class Group:
         process_group = _process_group_of_mesh(process_group)
         # Weak, so that a process group ends when PyTorch lets go of it.
         self._process_group = None if process_group is None else weakref.ref(process_group)
+        if process_group is None:
+            _warn_of_others()
         self.rank = 0 if process_group is None else dist.get_rank(process_group)
         self.size = 1 if process_group is None else dist.get_world_size(process_group)
         if self.rank < 0:
@@ -130,6 +135,21 @@ def _process_group_of_mesh(
             f"accepted: {one}"
         )
     return group.get_group()
+
+
+def _warn_of_others() -> None:
+    """Before init_process_group, ``dist.group.WORLD`` is None, which means this process alone."""
+    processes = os.environ.get("WORLD_SIZE", "")
+    if not processes.isdecimal() or int(processes) < 2:
+        return
+    if dist.is_available() and dist.is_initialized():
+        return
+    warnings.warn(
+        f"WORLD_SIZE is {processes}, but torch.distributed is not initialised and group is None: "
+        "this process keeps all experts to itself; to share them, call "
+        "torch.distributed.init_process_group() and then pass group=torch.distributed.group.WORLD",
+        stacklevel=2,
+    )
 
 
 def _layout_of(handle: ctypes.c_void_p) -> tuple[int, int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -221,6 +222,26 @@ class MoELayer(nn.Module):
         if main_grad is not None:
             for weight in self._weights():
                 weight.main_grad = torch.zeros_like(weight, dtype=main_grad)  # type: ignore[attr-defined]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MoELayer:
+        """A layer with weights of its own, in the same group and workspace."""
+        memo[id(self.group)] = self.group  # PyTorch's process groups cannot be copied
+        other = type(self).__new__(type(self))
+        memo[id(self)] = other
+        other.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        for mine, its in zip(self._weights(), other._weights(), strict=True):
+            if hasattr(mine, "main_grad"):  # which copies of parameters do not have
+                its.main_grad = mine.main_grad.clone()  # type: ignore[attr-defined]
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle keeps, if there is no group."""
+        if self.group is not None:
+            raise TypeError(
+                "a uniep.MoELayer with a group cannot be pickled, since its group belongs to this "
+                "process; save state_dict() or uniep.checkpoint.distributed_state_dict(model)"
+            )
+        return self.__dict__
 
     def reset_parameters(self) -> None:
         """Draws all weights anew, from U(-1/sqrt(n), 1/sqrt(n)) for n inputs.

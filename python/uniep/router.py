@@ -97,6 +97,7 @@ class Router(nn.Module):
             :meth:`update_bias` or ``load.zero_()``.
 
     Raises:
+        TypeError: for a configuration that is no :class:`RouterConfig`.
         ValueError: for a K or groups that E does not fit, and figures that are out of range.
     """
 
@@ -159,10 +160,11 @@ class Router(nn.Module):
                 in the capacity, which does not depend on data. None: there is no padding.
 
         Raises:
-            ValueError: for a mask of another shape.
-            TypeError: for a mask of another dtype.
+            ValueError: for x of another hidden size, and a mask of another shape.
+            TypeError: for x that is no tensor, and a mask of another dtype.
         """
         config = self.config
+        _check_x(x, self.weight.shape[1])
         if token_mask is not None:
             _check_mask(token_mask, x)
         with torch.autocast(x.device.type, enabled=False):
@@ -261,6 +263,11 @@ class Router(nn.Module):
 
 
 def _check(config: RouterConfig, num_experts: int, topk: int) -> None:
+    if not isinstance(config, RouterConfig):
+        raise TypeError(
+            f"the router's configuration is a {type(config).__name__}; it must be a "
+            "uniep.RouterConfig"
+        )
     if config.score not in _SCORES:
         raise ValueError(
             f"score is '{config.score}'; it must be 'softmax', 'sigmoid' or 'sqrtsoftplus'"
@@ -289,6 +296,15 @@ def _check(config: RouterConfig, num_experts: int, topk: int) -> None:
         raise ValueError(
             f"topk is {topk}; topk_group={config.topk_group} groups have only "
             f"{size * config.topk_group} experts"
+        )
+
+
+def _check_x(x: Tensor, hidden: int) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x is a {type(x).__name__}; it must be a torch.Tensor")
+    if x.dim() < 1 or x.shape[-1] != hidden:
+        raise ValueError(
+            f"x has shape {list(x.shape)}; its last dimension must be hidden, which is {hidden}"
         )
 
 

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from . import _library
 from ._forms import Experts, experts_from
+from ._of_process import OfProcess
 from ._ops import ops
 from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
 from .deferred import DeferredWeights, _PendingPages
@@ -22,7 +23,7 @@ __all__ = ["RowPool", "RowPoolLike", "SavedPages", "moe_in_pages", "shared_pool"
 _SAVES = {"rows": 0, "tokens": 1, "none": 2}
 
 
-class RowPool:
+class RowPool(OfProcess):
     """Where forwards keep what their backward needs: in pages of 128 rows, or of tokens.
 
     A forward takes as many pages as its rows need, and its backward gives them back. So memory

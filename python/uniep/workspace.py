@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import _library
+from ._of_process import OfProcess
 from .arithmetic import (
     ACTIVATIONS,
     PARTIALS,
@@ -33,7 +34,7 @@ _PASSES = {"forward": 0, "backward": 1}
 _reached_by_others: dict[int, Tensor] = {}
 
 
-class Workspace:
+class Workspace(OfProcess):
     """What calls of one shape on one group work in. One serves all layers of a model.
 
     Making one, :meth:`grow` and the calls that use it are collective: all ranks of the group do the
@@ -454,13 +455,27 @@ def _make(
         if may_grow:
             wanted = max(wanted, 2 * smaller.max_tokens)
     # The smaller one is not closed: a backward may be outstanding. It ends with its last user.
-    owner.workspaces[key] = Workspace(
+    try:
+        owner.workspaces[key] = _workspace(owner, kind, wanted, row_pool)
+    except _library.Error as error:
+        if owner.size == 1 or not may_grow or "ranks disagree" not in str(error):
+            raise
+        raise ValueError(
+            f"ranks disagree in their first call of this shape, which has {wanted} tokens on rank "
+            f"{owner.rank}; where ranks have different numbers of tokens, pass max_tokens, the "
+            "most that any rank ever has, to every call"
+        ) from error
+    return owner.workspaces[key]
+
+
+def _workspace(owner: Group, kind: LayerKind, tokens: int, row_pool: RowPool | None) -> Workspace:
+    return Workspace(
         owner,
         kind.hidden,
         kind.intermediate,
         kind.local_experts * owner.size,
         kind.topk,
-        max(wanted, 1),
+        max(tokens, 1),
         capacity_rows=kind.capacity_rows,
         save=kind.save,
         recompute_h=kind.recompute_h,
@@ -473,7 +488,6 @@ def _make(
         shared_experts=kind.shared_experts,
         row_pool=row_pool,
     )
-    return owner.workspaces[key]
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

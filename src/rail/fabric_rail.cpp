@@ -49,9 +49,12 @@ class FabricRail final : public Rail {
     MessageKind kind;
     Bytes body;
   };
+  /// What has come in and is yet to take effect: a block, or a host's end behind its last one.
   struct Delivery {
     Clock::time_point due;
     Bytes body;
+    int ended_host = -1;
+    bool lost = false;
   };
 
   int own_host() const { return options_.layout.host_of(options_.rank); }
@@ -71,11 +74,13 @@ class FabricRail final : public Rail {
   bool take_events();
   bool take_completions();
   bool deliver(Clock::time_point now);
+  void take_block(const Bytes& body);
   void take_event(std::uint32_t kind, fi_eq_cm_entry& entry, std::size_t bytes);
   void answer_request(fi_info& info, const void* data, std::size_t bytes);
   void take_error();
   void take_message(int host, FabricConnection::Message message);
   void lose(int host);
+  void farewell();
   void spread_failure();
   void nap(Clock::time_point now);
   int host_of(const FabricConnection& connection) const {
@@ -225,19 +230,7 @@ void FabricRail::run() {
       if (!step()) nap(Clock::now());
     }
     spread_failure();
-    step();
-    for (int host = 0; host < options_.layout.hosts; ++host) {
-      if (to(host).state() == State::kConnected) {
-        to(host).send(MessageKind::kBye, {}, Clock::now());
-      }
-    }
-    const Deadline limit = Deadline::in(kFarewell);
-    const auto all_sent = [&] {
-      return std::ranges::all_of(connections_, &FabricConnection::has_sent_all);
-    };
-    while (!all_sent() && !limit.expired()) {
-      if (!step()) nap(Clock::now());
-    }
+    farewell();
   } catch (const std::exception& e) {
     {
       const std::scoped_lock lock(mutex_);
@@ -245,6 +238,32 @@ void FabricRail::run() {
     }
     changed_.notify_all();
     if (watch_.failed) watch_.failed({options_.rank, e.what()});
+  }
+}
+
+/// Others may need what this rank still has to send: it goes when all is sent, or nothing goes on.
+void FabricRail::farewell() {
+  step();
+  for (FabricConnection& connection : connections_) {
+    if (connection.state() == State::kConnected) {
+      connection.send(MessageKind::kBye, {}, Clock::now());
+    }
+  }
+  const auto all_sent = [&] {
+    return std::ranges::all_of(connections_, &FabricConnection::has_sent_all);
+  };
+  const auto waits_for_port = [&](Clock::time_point now) {
+    return std::ranges::any_of(connections_, [&](const FabricConnection& connection) {
+      const auto due = connection.next_due();
+      return due && *due > now;
+    });
+  };
+  Deadline limit = Deadline::in(kFarewell);
+  while (!all_sent() && !limit.expired()) {
+    const bool any = step();
+    const Clock::time_point now = Clock::now();
+    if (!failure_spread_ && (any || waits_for_port(now))) limit = Deadline::in(kFarewell);
+    if (!any) nap(now);
   }
 }
 
@@ -388,7 +407,7 @@ void FabricRail::take_message(int host, FabricConnection::Message message) {
   switch (message.kind) {
     case MessageKind::kBlock: {
       const Clock::time_point due = in_.receive(message.body.size(), Clock::now());
-      deliveries_.push_back({due, std::move(message.body)});
+      deliveries_.push_back({.due = due, .body = std::move(message.body)});
       return;
     }
     case MessageKind::kFailure:
@@ -396,7 +415,7 @@ void FabricRail::take_message(int host, FabricConnection::Message message) {
       return;
     case MessageKind::kBye:
       has_left_[static_cast<std::size_t>(host)] = true;
-      if (watch_.ended) watch_.ended(rank_of(host), false);
+      deliveries_.push_back({.due = Clock::now(), .body = {}, .ended_host = host});
       return;
   }
 }
@@ -404,28 +423,35 @@ void FabricRail::take_message(int host, FabricConnection::Message message) {
 bool FabricRail::deliver(Clock::time_point now) {
   bool any = false;
   while (!deliveries_.empty() && deliveries_.front().due <= now) {
-    const Bytes body = std::move(deliveries_.front().body);
+    const Delivery delivery = std::move(deliveries_.front());
     deliveries_.pop_front();
-    RailMemory memory;
-    {
-      const std::scoped_lock lock(mutex_);
-      const auto number = memory_of(body);
-      const auto found = number ? memories_.find(*number) : memories_.end();
-      if (found != memories_.end()) memory = found->second;
+    if (delivery.ended_host < 0) {
+      take_block(delivery.body);
+    } else if (watch_.ended) {
+      watch_.ended(rank_of(delivery.ended_host), delivery.lost);
     }
-    if (!memory.ranks.empty()) deliver_block(body, memory, local());
     any = true;
   }
   return any;
+}
+
+void FabricRail::take_block(const Bytes& body) {
+  RailMemory memory;
+  {
+    const std::scoped_lock lock(mutex_);
+    const auto number = memory_of(body);
+    const auto found = number ? memories_.find(*number) : memories_.end();
+    if (found != memories_.end()) memory = found->second;
+  }
+  if (!memory.ranks.empty()) deliver_block(body, memory, local());
 }
 
 void FabricRail::lose(int host) {
   FabricConnection& connection = to(host);
   if (connection.state() == State::kEnded) return;
   connection.end();
-  if (!has_left_[static_cast<std::size_t>(host)] && watch_.ended) {
-    watch_.ended(rank_of(host), true);
-  }
+  if (has_left_[static_cast<std::size_t>(host)]) return;
+  deliveries_.push_back({.due = Clock::now(), .body = {}, .ended_host = host, .lost = true});
 }
 
 void FabricRail::spread_failure() {

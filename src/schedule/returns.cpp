@@ -35,6 +35,9 @@ Returns::Returns(const PassView& view, const RowBlocks& blocks) : view_(view) {
         const int rank = view.rank_of_expert(expert);
         if (layout.same_host(source, rank)) return;
         count_push(source, rank, block);
+        const bool is_own = source == view.rank;
+        const bool is_sent_here = layout.relay(source, layout.host_of(rank)) == view.rank;
+        if (!is_own && !is_sent_here) return;
         if (view.choice.sums_cross) {
           note_row_of_sum(sums, {source, token, expert / view.group_experts}, k, rank, block);
         } else {

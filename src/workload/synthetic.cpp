@@ -6,9 +6,13 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <functional>
+#include <limits>
+#include <numeric>
 #include <set>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "base/nearest.h"
@@ -82,7 +86,12 @@ constexpr std::array kKeys = {
     Key{"experts", 1, kMaxNumExperts, 1,
         [](ShapeSpec& s, std::int64_t v) { s.num_experts = static_cast<int>(v); }},
     Key{"topk", 1, kMaxTopk, 1, [](ShapeSpec& s, std::int64_t v) { s.topk = static_cast<int>(v); }},
+    Key{"n_group", 1, kMaxNumExperts, 1,
+        [](ShapeSpec& s, std::int64_t v) { s.n_group = static_cast<int>(v); }},
+    Key{"topk_group", 1, kMaxNumExperts, 1,
+        [](ShapeSpec& s, std::int64_t v) { s.topk_group = static_cast<int>(v); }},
 };
+constexpr std::size_t kOwnKeys = 5;  // the first, which every shape has
 
 std::vector<std::string> key_names() {
   std::vector<std::string> names;
@@ -156,13 +165,28 @@ std::string_view next_item(std::string_view& rest) {
   return item;
 }
 
+/// What is wrong with the limit of groups; empty: nothing.
+std::string fault_of_groups(const ShapeSpec& s) {
+  if (s.n_group == 1 && s.topk_group == 1) return "";
+  if (s.num_experts % s.n_group != 0) {
+    return cat("n_group is ", s.n_group, "; a divisor of the ", s.num_experts,
+               " experts is accepted");
+  }
+  const int experts = s.num_experts / s.n_group * s.topk_group;
+  if (s.topk_group > s.n_group || experts < s.topk) {
+    return cat("topk_group is ", s.topk_group, "; so many of the ", s.n_group,
+               " groups are accepted that they have topk=", s.topk, " experts");
+  }
+  return "";
+}
+
 void check_spec(const ShapeSpec& s) {
   const auto in = [](std::int64_t v, const Key& key) {
     return v >= key.min && v <= key.max && v % key.multiple == 0;
   };
   const bool ok = in(s.tokens, kKeys[0]) && in(s.hidden, kKeys[1]) &&
                   in(s.intermediate, kKeys[2]) && in(s.num_experts, kKeys[3]) &&
-                  in(s.topk, kKeys[4]);
+                  in(s.topk, kKeys[4]) && fault_of_groups(s).empty();
   require(ok, ErrorCode::kInvalidArgument, "shape '", to_string(s),
           "' is out of range; one that parse_shape accepts is needed");
 }
@@ -170,12 +194,16 @@ void check_spec(const ShapeSpec& s) {
 /// The chosen experts of one token, best first.
 class TopK {
  public:
+  /// The logit of an expert that cannot be chosen.
+  static constexpr double kHidden = -std::numeric_limits<double>::infinity();
+
   explicit TopK(int k) : k_(static_cast<std::size_t>(k)) {}
 
   void clear() { count_ = 0; }
 
   /// Experts must come in ascending order: of equal logits the earlier stays ahead.
   void offer(std::int32_t expert, double logit) {
+    if (logit == kHidden) return;
     std::size_t place = count_;
     while (place > 0 && best_[place - 1].logit < logit) --place;
     if (place == k_) return;
@@ -206,6 +234,43 @@ class TopK {
   std::size_t k_;
   std::size_t count_ = 0;
   std::array<Choice, kMaxTopk> best_{};
+};
+
+/// Hides the logits of a token's experts outside its groups.
+class GroupLimit {
+ public:
+  explicit GroupLimit(const ShapeSpec& spec)
+      : groups_(static_cast<std::size_t>(spec.n_group)),
+        chosen_(static_cast<std::size_t>(spec.topk_group)),
+        scores_(groups_),
+        order_(groups_) {}
+
+  void apply(std::span<double> logits) {
+    if (groups_ == 1) return;
+    const std::size_t size = logits.size() / groups_;
+    for (std::size_t g = 0; g < groups_; ++g) scores_[g] = score(logits.subspan(g * size, size));
+    std::iota(order_.begin(), order_.end(), std::size_t{0});
+    // Of equal scores the earlier group stays ahead.
+    std::ranges::stable_sort(order_, std::greater<>{}, [&](std::size_t g) { return scores_[g]; });
+    for (const std::size_t g : std::span(order_).subspan(chosen_)) {
+      std::ranges::fill(logits.subspan(g * size, size), TopK::kHidden);
+    }
+  }
+
+ private:
+  /// The sum of the two largest, or the only one.
+  static double score(std::span<const double> logits) {
+    double best = TopK::kHidden, second = TopK::kHidden;
+    for (const double logit : logits) {
+      second = std::max(second, std::min(best, logit));
+      best = std::max(best, logit);
+    }
+    return logits.size() == 1 ? best : best + second;
+  }
+
+  std::size_t groups_, chosen_;
+  std::vector<double> scores_;
+  std::vector<std::size_t> order_;
 };
 
 void check_made_up(const ShapeSpec& spec, int ranks, double skew) {
@@ -298,20 +363,25 @@ ShapeSpec parse_shape(std::string_view text) {
     }
     set_key(spec, key, item.substr(equals + 1), text);
   }
-  if (spec.name == "custom" && given.size() != kKeys.size()) {
-    for (const Key& key : kKeys) {
+  if (spec.name == "custom") {
+    for (const Key& key : std::span(kKeys).first<kOwnKeys>()) {
       if (!given.contains(key.name)) {
+        std::vector<std::string> own = key_names();
+        own.resize(kOwnKeys);
         fail("shape ", in_quotes(text), ": custom has no ", key.name, "; it needs all of ",
-             joined(key_names()));
+             joined(own));
       }
     }
   }
+  const std::string fault = fault_of_groups(spec);
+  if (!fault.empty()) fail("shape ", in_quotes(text), ": ", fault);
   return spec;
 }
 
 std::string to_string(const ShapeSpec& s) {
   return cat(s.name, ",tokens=", s.tokens, ",hidden=", s.hidden, ",intermediate=", s.intermediate,
-             ",experts=", s.num_experts, ",topk=", s.topk);
+             ",experts=", s.num_experts, ",topk=", s.topk,
+             s.n_group == 1 ? "" : cat(",n_group=", s.n_group, ",topk_group=", s.topk_group));
 }
 
 std::int64_t layer_bytes(const ShapeSpec& s, int ranks) {
@@ -379,13 +449,16 @@ Routing make_routing(const ShapeSpec& spec, int ranks, std::uint64_t seed, doubl
   const NormalStream normal(seed, kRouter);
   const std::size_t stride = experts + experts % 2;  // a token's logits start at an even index
   std::vector<double> logits(experts);
+  GroupLimit limit(spec);
   TopK top(spec.topk);
   Routing routing{std::vector<std::int32_t>(tokens * topk), std::vector<float>(tokens * topk)};
   for (std::size_t t = 0; t < tokens; ++t) {
     normal.fill(t * stride, logits);
     top.clear();
+    for (std::size_t e = 0; e < experts; ++e) logits[e] += bias[e];
+    limit.apply(logits);
     for (std::size_t e = 0; e < experts; ++e) {
-      top.offer(static_cast<std::int32_t>(e), logits[e] + bias[e]);
+      top.offer(static_cast<std::int32_t>(e), logits[e]);
     }
     top.store(&routing.topk_ids[t * topk], &routing.topk_probs[t * topk]);
   }

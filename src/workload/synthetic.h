@@ -19,6 +19,10 @@ struct ShapeSpec {
   std::int64_t intermediate = 0;
   int num_experts = 0;
   int topk = 0;
+  // Routing limited to groups of neighbouring experts, as DeepSeek-V3's: a token uses those of the
+  // `topk_group` groups, of `n_group`, whose two best logits have the largest sum.
+  int n_group = 1;
+  int topk_group = 1;
   double dropped = 0;  ///< share of slots that are dropped, of which shapes say nothing
   // The arithmetic of its experts (Problem), of which shapes say nothing (set_model_arithmetic).
   Activation activation = Activation::kSwiglu;
@@ -41,15 +45,16 @@ std::vector<std::string> model_names();
 void set_model_arithmetic(ShapeSpec& spec);
 
 /// "NAME[,key=value...]" with the keys tokens (per rank), hidden, intermediate, experts, topk,
-/// which replace the figures of NAME; `custom` has none of its own and needs all five.
-/// Error(kInvalidArgument) names the key, its value and what is accepted.
+/// which replace the figures of NAME; `custom` has none of its own and needs all five. Keys n_group
+/// and topk_group, 1 if left out, limit the routing. Error(kInvalidArgument) names the key, its
+/// value and what is accepted.
 ShapeSpec parse_shape(std::string_view text);
 
 /// The layer's problem, with room for `capacity_rows` (see Problem).
 Problem problem_of(const ShapeSpec& spec, std::int64_t capacity_rows = 0);
 
-/// "NAME,tokens=...,...": every key; parse_shape reads it back. What else a shape does not say is
-/// left out.
+/// "NAME,tokens=...,...": every key, but for limits that there are not; parse_shape reads it back.
+/// What else a shape does not say is left out.
 std::string to_string(const ShapeSpec& spec);
 
 /// Bytes of all the tensors that make_layer returns.
@@ -78,7 +83,7 @@ Routing make_routing(const ShapeSpec& spec, int ranks, std::uint64_t seed, doubl
 /// A layer for `ranks` ranks in global order: x, dy ~ N(0, 1), w1 ~ N(0, 1/H), w2 ~ N(0, 1/I),
 /// biases ~ N(0, 1/4), weights of shared experts as those of others;
 /// router logits N(0, 1) - skew log(1 + e), so that 0 is balanced and 1 is like Zipf; the K largest
-/// per token, with softmax probabilities that sum to 1; then a share `dropped` of the slots, drawn
+/// per token within the limit of groups, with softmax probabilities that sum to 1; then a share `dropped` of the slots, drawn
 /// one by one, gets -1 and probability 0. The result is a function of the shape, the total number
 /// of tokens, seed and skew alone: the same bits on every machine.
 LayerData make_layer(const ShapeSpec& spec, int ranks, std::uint64_t seed, double skew);

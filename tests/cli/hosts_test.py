@@ -11,13 +11,15 @@ SHAPE = "custom,tokens=1024,hidden=256,intermediate=128,experts=16,topk=8"
 
 class Hosts(ProgramTest):
     def ways(self, *args):
-        """By pass and way: groups, ms, exposed ms, and MB over network, link and within a rank."""
+        """By pass and way: groups, ms, exposed ms, MB over network, link and within a rank, and ms
+        that the network takes at least."""
         text = self.succeed("simulate", "--shape", SHAPE, "--nic-gbps", 10, *args)
         found = {}
         for line in text.splitlines():
             words = line.split()
             if words and words[0] in ("forward", "backward"):
-                found[words[0], " ".join(words[1:-6])] = [float(word) for word in words[-6:]]
+                *figures, wire, network, link, own = (float(word) for word in words[-7:])
+                found[words[0], " ".join(words[1:-7])] = [*figures, network, link, own, wire]
         return found
 
     def test_less_crosses_the_network_by_relays(self):
@@ -33,11 +35,38 @@ class Hosts(ProgramTest):
             self.assertEqual(len(set(network)), 4)
             self.assertEqual([way[0] for way in (direct, rows, fp32, bf16)], [1, 1, 2, 2])
             self.assertLess(bf16[1], direct[1])
+            for _, ms, _, network, _, _, wire in (direct, rows, fp32, bf16):
+                self.assertAlmostEqual(wire, network / 1.25, delta=2e-3 + 0.1 / 1.25)
+                self.assertGreaterEqual(ms, wire)
 
     def test_one_host_has_no_network(self):
         ways = self.ways("--ranks", 4, "--hosts", 1, "--pass", "forward")
         self.assertEqual([way[3] for way in ways.values()], [0] * 4)
         self.assertEqual(len({tuple(way) for way in ways.values()}), 1)
+
+    def test_one_host_stands_for_many(self):
+        wide = SHAPE.replace("experts=16", "experts=64").replace("tokens=1024", "tokens=256")
+        path = self.folder / "hosts.json"
+        how = ("--nic-gbps", 10, "--pass", "forward", "--json", path)
+        text = self.succeed("simulate", "--shape", wide, "--ranks", 64, "--hosts", 16, *how)
+        self.assertIn("one host stands for all", text)
+        records = json.loads(path.read_text())["records"]
+        self.assertEqual([r["simulated_ranks"] for r in records], [1, 4, 4, 4])
+        self.assertEqual([r["combine_groups"] for r in records], [1, 1, 16, 16])
+        for r in records:
+            self.assertEqual((r["ranks"], r["hosts"], r["direction"]), (64, 16, "forward"))
+            self.assertAlmostEqual(r["wire_ms"], r["network_bytes"] / 1.25e6)
+            self.assertGreaterEqual(r["predicted_ms"], r["wire_ms"])
+
+    def test_routing_limited_to_hosts_crosses_less(self):
+        limited = SHAPE + ",n_group=4,topk_group=2"
+        path = self.folder / "hosts.json"
+        crossed = []
+        for shape in (SHAPE, limited):
+            self.succeed("simulate", "--shape", shape, "--ranks", 8, "--hosts", 4, "--nic-gbps", 10,
+                         "--pass", "forward", "--json", path)
+            crossed.append(json.loads(path.read_text())["records"][1]["network_bytes"])
+        self.assertLess(crossed[1], 0.85 * crossed[0])
 
     def test_what_is_accepted_is_said(self):
         base = ("simulate", "--shape", SHAPE, "--ranks", 8)
@@ -45,10 +74,7 @@ class Hosts(ProgramTest):
         self.refuse(*base, "--hosts", 3, *nic, words=["number of hosts is 3", "divisor"])
         self.refuse(*base, "--hosts", 2, words=["--hosts is 2", "--nic-gbps"])
         self.refuse(*base, "--hosts", 2, *nic, "--gpus-per-node", 4, words=["--gpus-per-node"])
-        self.refuse(*base, "--hosts", 2, *nic, "--json", self.folder / "f.json", words=["--json"])
-        wide = SHAPE.replace("experts=16", "experts=64")
-        self.refuse("simulate", "--shape", wide, "--ranks", 64, "--hosts", 2, *nic,
-                    words=["--ranks is 64", "at most 32"])
+        self.refuse(*base, "--hosts", 2, *nic, "--combine-groups", 2, words=["--combine-groups"])
 
 
 class MeasuredHosts(ProgramTest):
@@ -113,7 +139,9 @@ class MeasuredHosts(ProgramTest):
         text = self.tune("--hosts", 2, "--combine-groups", 2, "--json", path)
         self.assertRegex(text, "# ranks +4 on 2 hosts\n")
         file = json.loads(path.read_text())
-        self.assertEqual((file["ranks"], file["hosts"], file["profile"]), (4, 2, None))
+        self.assertEqual((file["ranks"], file["hosts"]), (4, 2))
+        self.assertIsNone(file["profile"])
+        self.assertIsNone(file["network"], "no model asks for it")
         entry, = json.loads(self.cache.read_text())["entries"]
         self.assertEqual((entry["ranks"], entry["hosts"]), (4, 2))
         self.assertIn(" 4/2 ", self.succeed("cache", "list", UNIEP_TUNE_CACHE=str(self.cache)))
@@ -138,11 +166,22 @@ class MeasuredHosts(ProgramTest):
             self.refuse(*base, "--hosts", 0, words=["--hosts", "'0'", "1 to 64"])
             self.refuse(*base, "--hosts", 2, "--backend", "cuda",
                         words=["--hosts is 2", "--backend cpu"])
-        tune = ("tune", "--shape", "tiny", "--ranks", 4, "--hosts", 2)
-        for option, value in (("--survey", 5), ("--profile", "h200"), ("--memory", 1)):
-            layers = ("--layers", 1) if option == "--memory" else ()
-            self.refuse(*tune, option, value, *layers,
-                        words=["--hosts is 2", option, "--hosts 1 is accepted"])
+
+    def test_a_slow_network_is_known_to_the_model(self):
+        path = self.folder / "survey.json"
+        seconds = []
+        for network in ("0.001", ""):
+            self.succeed("tune", "--shape", "tiny,tokens=64", "--ranks", 4, "--hosts", 2, "--pass",
+                         "forward", "--survey", 3, "--json", path, UNIEP_CPU_NETWORK_GBPS=network)
+            file = json.loads(path.read_text())
+            seconds.append(file["passes"][0]["points"][0]["predicted_ms"])
+            if network:
+                self.assertAlmostEqual(file["network"]["bytes_per_s"], 1e6, delta=2e5)
+            self.assertEqual(set(file["network"]),
+                             {"bytes_per_s", "latency_s", "message_s", "message_byte_s"})
+            self.assertGreater(file["network"]["latency_s"], 0)
+            self.assertGreater(file["network"]["message_s"], 0)
+        self.assertGreater(seconds[0], 2 * seconds[1])
 
 
 if __name__ == "__main__":

@@ -73,8 +73,9 @@ TEST(TensorAlignment, TensorsWithoutElementsMayBeAnywhere) {
 }
 
 void expect_unsupported(const char* name, const std::optional<std::string>& reason) {
-  EXPECT_EQ(reason, cat(name, " is given as [in, out] matrices; with the cuda backend [out, in] "
-                              "ones are accepted"));
+  EXPECT_EQ(reason, cat(name,
+                        " is given as [in, out] matrices; with the cuda backend [out, in] "
+                        "ones are accepted"));
 }
 
 TEST(MatrixOrder, InputsBeforeOutputsAreUnsupported) {
@@ -82,8 +83,7 @@ TEST(MatrixOrder, InputsBeforeOutputsAreUnsupported) {
   const ExpertMatrices<bf16> bf16_grad(at<bf16>(0));
   const ExpertMatrices<float> fp32_grad(at<float>(0));
 
-  const ForwardArgs forward{
-      .x = {}, .topk_probs = {}, .w1 = weight, .w2 = weight, .out = {}};
+  const ForwardArgs forward{.x = {}, .topk_probs = {}, .w1 = weight, .w2 = weight, .out = {}};
   const BackwardDataArgs data{.dy = {}, .w1 = weight, .w2 = weight, .dx = {}, .dprobs = {}};
   EXPECT_EQ(cuda::unsupported_reason(forward), std::nullopt);
   EXPECT_EQ(cuda::unsupported_reason(data), std::nullopt);
@@ -100,10 +100,10 @@ TEST(MatrixOrder, InputsBeforeOutputsAreUnsupported) {
   const WeightGrad transposed[] = {bf16_grad.in_out(), fp32_grad.in_out(),
                                    Bf16MainGrad{bf16_grad.in_out()}};
   for (const WeightGrad& grad : transposed) {
-    expect_unsupported("dw1", cuda::unsupported_reason(
-                                  BackwardWeightsArgs{.dw1 = grad, .dw2 = bf16_grad}));
-    expect_unsupported("dw2", cuda::unsupported_reason(
-                                  BackwardWeightsArgs{.dw1 = bf16_grad, .dw2 = grad}));
+    expect_unsupported(
+        "dw1", cuda::unsupported_reason(BackwardWeightsArgs{.dw1 = grad, .dw2 = bf16_grad}));
+    expect_unsupported(
+        "dw2", cuda::unsupported_reason(BackwardWeightsArgs{.dw1 = bf16_grad, .dw2 = grad}));
   }
 }
 

@@ -1,6 +1,7 @@
 #include "workload/synthetic.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -74,11 +75,23 @@ TEST(Shapes, KeysReplaceFiguresAndPrintBack) {
             (ShapeSpec{"custom", 0, 16, 8, 2, 1}));
 }
 
+TEST(Shapes, GroupsLimitTheRouting) {
+  const ShapeSpec spec = parse_shape("deepseek-v3,n_group=8,topk_group=4");
+  EXPECT_EQ(spec.n_group, 8);
+  EXPECT_EQ(spec.topk_group, 4);
+  EXPECT_EQ(parse_shape(to_string(spec)), spec);
+  EXPECT_NE(shape_error("tiny,n_group=3").find("n_group is 3; a divisor of the 8 experts"),
+            std::string::npos);
+  EXPECT_NE(shape_error("tiny,n_group=8,topk_group=1").find("topk_group is 1; "),
+            std::string::npos);
+  EXPECT_NE(shape_error("tiny,topk_group=2").find("topk_group is 2; "), std::string::npos);
+}
+
 TEST(Shapes, Errors) {
   const std::string names =
       "deepseek-v3, qwen3-235b, qwen3-30b, mixtral-8x7b, gpt-oss-120b, tiny, small, custom are "
       "accepted";
-  const std::string keys = "tokens, hidden, intermediate, experts, topk";
+  const std::string keys = "tokens, hidden, intermediate, experts, topk, n_group, topk_group";
   EXPECT_STATES(shape_error("huge"), "there is no shape 'huge'; " + names);
   EXPECT_STATES(shape_error(""), "there is no shape ''; " + names);
   EXPECT_STATES(shape_error("tiny,heads=3"),
@@ -105,8 +118,7 @@ TEST(Shapes, Errors) {
                 "shape 'tiny,topk=17': topk is '17'; an integer from 1 to 16 is accepted");
   EXPECT_STATES(shape_error("custom,tokens=1,hidden=8,experts=1,topk=1"),
                 "shape 'custom,tokens=1,hidden=8,experts=1,topk=1': custom has no intermediate; it "
-                "needs all of " +
-                    keys);
+                "needs all of tokens, hidden, intermediate, experts, topk");
 }
 
 TEST(PortableMath, AgreesWithTheStandardLibrary) {
@@ -248,6 +260,51 @@ TEST(MakeLayer, RoutingIsWellFormed) {
       sum += d.topk_probs[t * k + s];
     }
     EXPECT_NEAR(sum, 1, 1e-6);
+  }
+}
+
+TEST(MakeLayer, GroupsLimitTheRouting) {
+  const auto routing_of = [](const std::string& shape) {
+    return make_routing(parse_shape(shape), 2, 5, 0.3);
+  };
+  const Routing free = routing_of("tiny,experts=24,topk=4");
+  const Routing limited = routing_of("tiny,experts=24,topk=4,n_group=6,topk_group=2");
+  std::set<std::int32_t> used;
+  int same = 0;
+  for (std::size_t t = 0; t < limited.topk_ids.size() / 4; ++t) {
+    std::set<std::int32_t> experts, groups;
+    for (std::size_t k = 0; k < 4; ++k) {
+      experts.insert(limited.topk_ids[4 * t + k]);
+      groups.insert(limited.topk_ids[4 * t + k] / 4);
+    }
+    EXPECT_EQ(experts.size(), 4u);
+    EXPECT_LE(groups.size(), 2u);
+    used.insert(groups.begin(), groups.end());
+    same += std::equal(experts.begin(), experts.end(),
+                       std::set(free.topk_ids.begin() + static_cast<std::ptrdiff_t>(4 * t),
+                                free.topk_ids.begin() + static_cast<std::ptrdiff_t>(4 * t) + 4)
+                           .begin())
+                ? 1
+                : 0;
+  }
+  EXPECT_EQ(used.size(), 6u) << "every group is some token's best";
+  EXPECT_GT(same, 0) << "where the best experts are in two groups the limit changes nothing";
+  EXPECT_EQ(routing_of("tiny,experts=24,topk=4,n_group=6,topk_group=6").topk_ids, free.topk_ids);
+}
+
+TEST(MakeLayer, TheGroupsAreThoseWithTheBestTwo) {
+  // Groups of two, one of them used: both its experts, so the pair with the largest sum of logits.
+  const Routing pair = make_routing(parse_shape("tiny,topk=2,n_group=4,topk_group=1"), 1, 3, 0);
+  const Routing all = make_routing(parse_shape("tiny,topk=8"), 1, 3, 0);
+  for (std::size_t t = 0; t < 64; ++t) {
+    std::array<double, 4> score{};
+    for (std::size_t k = 0; k < 8; ++k) {
+      score[static_cast<std::size_t>(all.topk_ids[8 * t + k] / 2)] +=
+          std::log(all.topk_probs[8 * t + k]);
+    }
+    const auto best = std::ranges::max_element(score) - score.begin();
+    EXPECT_EQ(pair.topk_ids[2 * t] / 2, best) << t;
+    EXPECT_EQ(pair.topk_ids[2 * t + 1] / 2, best) << t;
   }
 }
 

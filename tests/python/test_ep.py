@@ -141,6 +141,9 @@ def errors():
     more = make_case(tokens=16, hidden=72)
     more.w1, more.w2 = few.w1, few.w2
     found["more tokens"] = raised(step, more, group=world)
+    uneven = make_case(tokens=8 + rank, hidden=80)
+    uneven.w1, uneven.w2 = uneven.part(rank, size).w1, uneven.part(rank, size).w2
+    found["first tokens differ"] = raised(step, uneven, group=world)
     with uniep.Workspace(
         world, 64, 32, 8, 2, 300, device="cpu", capacity_rows=512, on_overflow="flag"
     ) as own:
@@ -156,6 +159,10 @@ def errors():
 
 def test_errors_on_all_ranks_alike():
     results = run_ranks(2, errors)
+    for rank, result in enumerate(results):
+        sentence = result["first tokens differ"]
+        assert f"{8 + rank} tokens on rank {rank}" in sentence and "pass max_tokens" in sentence
+        assert len(sentence) < 300
     for name in ("id of one rank", "schedules differ", "max_tokens differ", "more tokens"):
         assert "\n" not in results[0][name]
     assert results[0]["id of one rank"] == results[1]["id of one rank"]

@@ -147,6 +147,30 @@ def test_main_grads():
             call(case, main_grads=main)
 
 
+@pytest.mark.parametrize("name", ["x", "ids", "probs", "w1", "w2"])
+@pytest.mark.parametrize("other", [None, 3])
+def test_what_is_no_tensor(name, other):
+    with pytest.raises(TypeError, match=f"{name} is a {type(other).__name__}; it must be a torch"):
+        call(changed(**{name: lambda _: other}))
+
+
+def test_what_is_no_workspace_and_no_configuration():
+    with pytest.raises(TypeError, match="workspace is a Group"):
+        call(make_case(), workspace=uniep.Group(device="cpu"))
+    with pytest.raises(TypeError, match=r"is a dict; it must be a uniep\.RouterConfig"):
+        uniep.MoELayer(64, 32, 8, 2, router={"score": "softmax"})
+    with pytest.raises(TypeError, match="x is a list"):
+        uniep.MoELayer(64, 32, 8, 2)([1.0])
+
+
+@pytest.mark.parametrize("shape", [(16, 32), (64,), ()])
+def test_a_layer_names_the_hidden_size(shape):
+    layer = uniep.MoELayer(48, 32, 8, 2)
+    with pytest.raises(ValueError, match="must be hidden, which is 48") as raised:
+        layer(torch.zeros(shape, dtype=torch.bfloat16))
+    assert str(list(shape)) in str(raised.value) and "\n" not in str(raised.value)
+
+
 def test_deferred_needs_parameters():
     case = make_case().requires_grad()
     case.w1 = case.w1 * 1

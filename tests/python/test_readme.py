@@ -1,4 +1,4 @@
-"""README.md's own lines, run as a newcomer would run them."""
+"""Lines of README.md and other pages, run as a newcomer would run them."""
 
 from __future__ import annotations
 
@@ -11,40 +11,51 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTION = "## Train with it in PyTorch"
+PAGES = ("README.md", "docs/python.md", "docs/transformers.md")
 # These install what runs this test; scripts/python_environment.sh does so in another place.
 INSTALLS = ("make deps", "pip install ")
 
 
-def section() -> str:
-    text = (ROOT / "README.md").read_text()
+def section(page: str) -> str:
+    """Of README.md the part on PyTorch, else the page."""
+    text = (ROOT / page).read_text()
+    if page != "README.md":
+        return text
     begin = text.index(SECTION)
     return text[begin : text.index("\n## ", begin + 1)]
 
 
-def programs() -> dict[str, str]:
+def programs(page: str) -> dict[str, str]:
     """The Python blocks, by the file that the text before each asks to save it as."""
-    found = re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)```", section(), re.DOTALL)
+    found = re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)```", section(page), re.DOTALL)
     return dict(found)
 
 
-def commands() -> list[str]:
-    lines = "".join(re.findall(r"```bash\n(.*?)```", section(), re.DOTALL)).splitlines()
+def commands(page: str) -> list[str]:
+    lines = "".join(re.findall(r"```bash\n(.*?)```", section(page), re.DOTALL)).splitlines()
     return [line.split("#")[0].strip() for line in lines]
 
 
+def runnable() -> list[tuple[str, str]]:
+    return [(page, c) for page in PAGES for c in commands(page) if not c.startswith(INSTALLS)]
+
+
 def test_every_python_block_is_saved_under_a_name() -> None:
-    assert len(programs()) == section().count("```python") > 0
+    assert len(programs("README.md")) == section("README.md").count("```python") > 0
+    assert all(programs(page) for page in PAGES)
 
 
 def test_installation_is_what_the_test_environment_does() -> None:
     script = (ROOT / "scripts" / "python_environment.sh").read_text()
-    own = [line for line in commands() if line.startswith("pip install --no-build")]
+    own = [line for line in commands("README.md") if line.startswith("pip install --no-build")]
     assert own and "pip install --no-build-isolation" in script
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if not c.startswith(INSTALLS)])
-def test_command(command: str, tmp_path: Path) -> None:
-    for name, text in programs().items():
+@pytest.mark.parametrize(("page", "command"), runnable())
+def test_command(page: str, command: str, tmp_path: Path) -> None:
+    if "transformers" in page:
+        pytest.importorskip("transformers")
+    for name, text in programs(page).items():
         (tmp_path / name).write_text(text)
     for folder in ("examples", "README.md"):
         (tmp_path / folder).symlink_to(ROOT / folder)

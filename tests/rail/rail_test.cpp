@@ -123,6 +123,30 @@ TEST(Rail, WhoLeavesInGoodOrderSaysSo) {
   EXPECT_TRUE(rails[2].wait_for(1));
 }
 
+TEST(Rail, AnEndIsHeardOfBehindAllThatWasSent) {
+  constexpr std::size_t kBytes = 500000;
+  Rails rails({.hosts = 3, .local_ranks = 1}, 2 * kBytes, 0.005);  // 100 ms a block
+  const std::vector<std::byte> sent = pattern(kBytes, 4);
+  // Both come in at the same port: the second is late, and its end must not overtake it.
+  for (const int from : {1, 2}) rails[from].put(0, 0, sent);
+  std::vector<std::jthread> leaving;
+  for (const int from : {1, 2}) leaving.emplace_back([&, from] { rails[from].leave(); });
+  const auto heard_of_both = [&] { return rails[0].heard().size() >= 2 * sizeof("left 1"); };
+  ASSERT_TRUE(rails[0].wait(heard_of_both)) << rails[0].heard();
+  EXPECT_EQ(rails[0].count(), 2u);
+}
+
+TEST(Rail, WhoLeavesSendsAllFirstHoweverLongItTakes) {
+  constexpr std::size_t kBytes = 300000;
+  Rails rails({.hosts = 2, .local_ranks = 1}, kBytes, 0.0002);  // 1.5 s
+  const std::vector<std::byte> sent = pattern(kBytes, 5);
+  rails[0].put(1, 0, sent);
+  rails[0].leave();
+  ASSERT_TRUE(rails[1].wait([&] { return !rails[1].heard().empty(); }));
+  EXPECT_EQ(rails[1].heard(), "left 0\n");
+  EXPECT_EQ(rails[1].count(), 1u);
+}
+
 TEST(Rail, AFailureIsHeardOfOnAllHosts) {
   Rails rails({.hosts = 3, .local_ranks = 2}, 8);
   rails[2].fail({3, "no memory"});

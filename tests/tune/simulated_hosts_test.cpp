@@ -81,10 +81,14 @@ Routing everywhere(int groups, int hosts = 1) {
   return r;
 }
 
-double seconds(const Routing& r, const tune::Topology& topology) {
-  return tune::simulate(plans_of(r), Pass::kForward, parse_schedule("single,tile_m=64,tile_n=128"),
-                        with_link(1e9), {.topology = topology})
+double seconds_of(const Routing& r, const tune::Topology& topology, const char* more) {
+  return tune::simulate(plans_of(r), Pass::kForward,
+                        parse_schedule(cat("single,tile_m=64,tile_n=128,", more)), with_link(1e9),
+                        {.topology = topology})
       .seconds;
+}
+double seconds(const Routing& r, const tune::Topology& topology) {
+  return seconds_of(r, topology, "waves=1");
 }
 
 TEST(SimulatedHosts, WhatCrossesTheNetworkDecidesWhereItIsSlow) {
@@ -107,10 +111,94 @@ TEST(SimulatedHosts, WhatCrossesTheNetworkDecidesWhereItIsSlow) {
   near(bf16, 2);
 }
 
-TEST(SimulatedHosts, TakeAllRanksAndTheirHosts) {
+std::vector<RoutingPlan> plans_of_host(const Routing& r, int host) {
+  const RankLayout layout = layout_of_hosts(r.ranks(), r.hosts);
+  std::vector<RoutingPlan> plans;
+  for (int l = 0; l < layout.local_ranks; ++l) plans.push_back(r.plan(layout.rank_at(host, l)));
+  return plans;
+}
+
+TEST(SimulatedHosts, OneMayStandForAll) {
+  const tune::Topology topology{.ranks_per_node = 2, .nic_bytes_per_s = 3e8};
+  for (const int groups : {1, 4}) {
+    Routing r = everywhere(groups, 4);
+    Rng rng(7);
+    // Three experts of eight, evenly: hosts differ a little.
+    r.problem.topk = 3;
+    r.ids.clear();
+    for (int t = 0; t < 8 * 64; ++t) {
+      const auto first = static_cast<std::int32_t>(pick(rng, 0, 7));
+      for (int k = 0; k < 3; ++k) r.ids.push_back((first + 3 * k) % 8);
+    }
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      for (const char* text : {"sequential", "pipelined:2", "single,token_block=8"}) {
+        const Schedule schedule = parse_schedule(cat(text, ",tile_m=64,tile_n=128"));
+        const auto simulate = [&](const std::vector<RoutingPlan>& plans) {
+          return tune::simulate(plans, pass, schedule, with_link(1e9), {.topology = topology});
+        };
+        const tune::SimulatedPass all = simulate(plans_of(r));
+        const tune::SimulatedPass one = simulate(plans_of_host(r, 1));
+        EXPECT_NEAR(one.seconds / all.seconds, 1, 0.05) << text << ", " << name(pass);
+        EXPECT_NEAR(
+            4.0 * static_cast<double>(one.bytes.network) / static_cast<double>(all.bytes.network),
+            1, 0.1);
+      }
+    }
+  }
+}
+
+TEST(SimulatedHosts, OneThatStandsForAllHearsAllThatItWaitsFor) {
+  int taking_time = 0;
+  for (int seed = 1; seed <= cases(100); ++seed) {
+    Rng rng(static_cast<unsigned>(seed));
+    const int hosts = static_cast<int>(pick(rng, 2, 5));
+    const int ranks = hosts * static_cast<int>(pick(rng, 1, 3));
+    Routing r = random_routing(rng, random_problem(rng, ranks, 40), ranks);
+    r.hosts = hosts;
+    if (chance(rng, 50)) r.problem.combine_groups = hosts;
+    const Schedule schedule = random_schedule(rng, r.problem, 3);
+    const Pass pass = chance(rng, 50) ? Pass::kForward : Pass::kBackward;
+    const tune::Topology topology{.ranks_per_node = ranks / hosts, .nic_bytes_per_s = 1e3};
+    const auto host = static_cast<int>(pick(rng, 0, hosts - 1));
+    // Throws where a rank stands still.
+    const double seconds = tune::simulate(plans_of_host(r, host), pass, schedule, with_link(1e4),
+                                          {.topology = topology})
+                               .seconds;
+    taking_time += seconds > 0 ? 1 : 0;
+  }
+  EXPECT_GT(taking_time, cases(100) / 2);
+}
+
+TEST(SimulatedHosts, MessagesTakeTheTimeOfARailsThread) {
+  const Routing r = everywhere(1, 2);
+  tune::Topology topology{.ranks_per_node = 4, .nic_bytes_per_s = 1e12, .nic_latency_s = 0};
+  const auto stage = [&](Stage s) {
+    const PassStats stats =
+        tune::simulate(plans_of(r), Pass::kForward,
+                       parse_schedule("single,tile_m=64,tile_n=128,token_block=16"),
+                       with_link(1e12), {.topology = topology})
+            .stats[0];
+    return stats[s].tasks;
+  };
+  const auto sent = static_cast<double>(stage(Stage::kSend) + stage(Stage::kRelay));
+  ASSERT_GE(sent, 8);
+  const double free = seconds(r, topology);
+  topology.message_s = 100;                             // so long that nothing else counts
+  const double thread = 2 * sent * topology.message_s;  // as many come as go
+  EXPECT_GE(seconds_of(r, topology, "token_block=16"), 0.5 * thread);
+  EXPECT_LE(seconds_of(r, topology, "token_block=16"), 1.5 * thread + free);
+  EXPECT_LT(seconds_of(r, topology, "token_block=64"),
+            0.5 * seconds_of(r, topology, "token_block=16"));
+  topology.message_s = 0;
+  topology.message_byte_s = 1;
+  const double row = 64 * 256 * 2;
+  EXPECT_GE(seconds(r, topology), 5 * row);  // a copy of each token goes out, and 4 rows
+}
+
+TEST(SimulatedHosts, TakeAllRanksOrThoseOfAHost) {
   const Routing r = everywhere(1, 2);
   const std::vector<RoutingPlan> one{r.plan(0)};
-  expect_invalid("1 ranks of 8 are simulated; on several hosts all of them are accepted",
+  expect_invalid("1 ranks of 8 on 2 hosts are simulated; all are accepted, and the 4 of a host",
                  [&] { tune::simulate(one, Pass::kForward, {}, with_link(1)); });
   expect_invalid("ranks of a host are 2; as the plans have it, 4 are accepted",
                  [&] { seconds(r, {.ranks_per_node = 2, .nic_bytes_per_s = 1}); });

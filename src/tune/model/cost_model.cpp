@@ -26,15 +26,17 @@ std::vector<RoutingPlan> plans_to_simulate(const Problem& problem,
                                            int hosts) {
   const int ranks = static_cast<int>(tokens_per_rank.size());
   validate(problem, ranks);
-  std::vector<RoutingPlan> plans;
-  if (hosts == 1 && ranks > most_ranks) {
-    const int rank = fullest_rank(problem, ranks, topk_ids);
-    plans.push_back(RoutingPlan::build(problem, rank, tokens_per_rank, topk_ids));
-    return plans;
+  const RankLayout layout = layout_of_hosts(ranks, hosts);
+  int first = 0, count = ranks;
+  if (ranks > most_ranks) {
+    const int fullest = fullest_rank(problem, ranks, topk_ids);
+    first = hosts == 1 ? fullest : layout.rank_at(layout.host_of(fullest), 0);
+    count = hosts == 1 ? 1 : layout.local_ranks;
   }
   const Routing routing{tokens_per_rank, topk_ids, hosts};
   const RoutingCheck check = check_routing(problem, routing);
-  for (int rank = 0; rank < ranks; ++rank) {
+  std::vector<RoutingPlan> plans;
+  for (int rank = first; rank < first + count; ++rank) {
     plans.push_back(make_plan(problem, rank, routing, check));
   }
   return plans;

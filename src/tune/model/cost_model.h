@@ -7,11 +7,12 @@
 
 namespace uniep::tune {
 
-/// Groups of more ranks than this are simulated by one of their ranks, the one with the most rows.
+/// Groups of more ranks than this are simulated by one of their ranks, the one with the most rows,
+/// or on several hosts by those of its host.
 inline constexpr int kMostSimulatedRanks = 8;
 
-/// The plans that a prediction needs of a routing: those of all ranks, or of the fullest alone.
-/// Arguments are those of RoutingPlan::build. On several `hosts` all ranks are simulated.
+/// The plans that a prediction needs of a routing: those of all ranks, or of those that stand for
+/// them. Arguments are those of RoutingPlan::build.
 std::vector<RoutingPlan> plans_to_simulate(const Problem& problem,
                                            std::span<const std::int64_t> tokens_per_rank,
                                            std::span<const std::int32_t> topk_ids,

@@ -10,12 +10,12 @@ namespace uniep::tune {
 /// What happens next in simulated time. Of equal times, what was asked for first goes first.
 class EventQueue {
  public:
-  enum class Step { kTake, kWait, kPulled, kPushed, kLaunch };
+  enum class Step { kTake, kWait, kPulled, kPushed, kCame, kLaunch };
   struct Event {
     double time = 0;
     std::int64_t order = 0;
     Step step = Step::kTake;
-    int target = 0;  ///< a unit, or a rank for kLaunch
+    int target = 0;  ///< a unit; a rank for kLaunch, a message for kCame
     bool before(const Event& other) const {
       return static_cast<bool>((time < other.time) |
                                ((time == other.time) & (order < other.order)));

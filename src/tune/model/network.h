@@ -14,18 +14,25 @@ struct Topology {
   int ranks_per_node = 0;  ///< 0: all on one
   double nic_bytes_per_s = 0;
   double nic_latency_s = 5e-6;
+  // Seconds of a core that a message takes at each of its ends, where threads drive the network.
+  double message_s = 0;
+  double message_byte_s = 0;
 };
+
+/// Which ranks stand for those that are not simulated: one does for all, or those of one host do.
+/// It is taken that the others do the same at the same time.
+enum class StandIn { kNobody, kOneRank, kOneHost };
 
 /// When transfers between ranks are done: every rank has an outgoing and an incoming side of its
 /// link and of its NIC, each serving what it is asked for in order.
 class Network {
  public:
-  /// `mirrored`: one rank stands for all, so what it pulls others pull from it at the same time,
-  /// and its two sides carry both.
-  Network(const LinkProfile& link, const Topology& topology, int ranks, bool mirrored)
+  /// What a rank that stands for others pulls, others pull from it at the same time, and what it
+  /// sends comes to it as well: its two sides carry both.
+  Network(const LinkProfile& link, const Topology& topology, int ranks, StandIn stand_in)
       : link_(link),
         topology_(topology),
-        mirrored_(mirrored),
+        stand_in_(stand_in),
         out_(2 * static_cast<std::size_t>(ranks)),
         in_(2 * static_cast<std::size_t>(ranks)) {}
 
@@ -47,8 +54,9 @@ class Network {
     const double speed = far ? topology_.nic_bytes_per_s : (rate > 0 ? rate : link_.bytes_per_s);
     const double latency = far ? topology_.nic_latency_s : link_.latency_s;
     const double seconds = bytes / speed;
-    double& out = out_[side(mirrored_ ? self : from, far)];
-    double& in = mirrored_ ? out : in_[side(to, far)];
+    const bool mirrored = stand_in_ == StandIn::kOneRank || (stand_in_ == StandIn::kOneHost && far);
+    double& out = out_[side(mirrored ? self : from, far)];
+    double& in = mirrored ? out : in_[side(to, far)];
     const double done = occupy(out, in, asked, seconds);
     return {done - seconds, done + latency};
   }
@@ -73,7 +81,7 @@ class Network {
 
   const LinkProfile& link_;
   const Topology& topology_;
-  const bool mirrored_;
+  const StandIn stand_in_;
   std::vector<double> out_;  // when each is free
   std::vector<double> in_;
   LinkBytes bytes_;

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "schedule/pass_order.h"
+#include "tune/model/host_mirror.h"
 #include "tune/model/pushed_tiles.h"
 #include "tune/model/ring.h"
 #include "tune/model/simulated_counters.h"
@@ -69,6 +71,8 @@ struct SimulatedRank {
   /// Where it stands for all ranks: its pushes, which count as everybody's.
   Counter mirrored{};
   std::int64_t pushes_left = 0;
+  /// Where its host stands for all.
+  std::optional<HostMirror> other_hosts{};
   double done = 0;
   PassStats stats{};
   std::vector<TimelineEvent> timeline{};

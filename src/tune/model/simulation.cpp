@@ -10,6 +10,7 @@
 #include "schedule/roles.h"
 #include "tune/model/cores.h"
 #include "tune/model/event_queue.h"
+#include "tune/model/rail_threads.h"
 #include "tune/model/simulated_rank.h"
 
 namespace uniep::tune {
@@ -45,8 +46,15 @@ class Simulation {
   void arrive(SimulatedRank& peer, int rank, std::span<const PushedTiles::Arrival> arrivals,
               double visible);
   void send_far(SimulatedRank& r, const Task& task);
+  double carry(const Message& message);
+  void finish_rail(int unit);
+  void deliver(const Message& message, double visible);
+  void hear(const Signal& signal, double visible);
   void advance(Counter& counter, std::uint32_t amount, double visible);
   int here(const SimulatedRank& r, int rank) const;
+  SimulatedRank& rank_at(int rank) {
+    return ranks_[static_cast<std::size_t>(rank - ranks_.front().view().rank)];
+  }
   void note(SimulatedRank& r, const Unit& unit, const Task& task);
   std::size_t push_depth() const;
   double push_held() const;
@@ -55,16 +63,31 @@ class Simulation {
   const MachineProfile& profile_;
   const SimulationOptions& options_;
   const Schedule schedule_;
-  const bool mirrored_;
+  const StandIn stand_in_;
   const int workers_;
   const double push_rate_;  // of the link, in bytes/s; 0: its own
   double now_ = 0;
   EventQueue events_;
   Cores cores_;
   Network network_;
+  RailThreads rails_;
   std::deque<SimulatedRank> ranks_;
   std::vector<Unit> units_;
 };
+
+/// Throws where `plans` are neither those of all ranks nor of ones that can stand for all.
+StandIn stand_in_of(std::span<const RoutingPlan> plans) {
+  const RankLayout& layout = plans[0].data().layout;
+  const int simulated = static_cast<int>(plans.size());
+  if (simulated == layout.ranks()) return StandIn::kNobody;
+  if (layout.hosts == 1 && simulated == 1) return StandIn::kOneRank;
+  require(layout.hosts > 1 && simulated == layout.local_ranks &&
+              layout.local_of(plans[0].data().rank) == 0,
+          ErrorCode::kInvalidArgument, simulated, " ranks of ", layout.ranks(), " on ",
+          layout.hosts, layout.hosts == 1 ? " host" : " hosts", " are simulated; all are accepted",
+          layout.hosts == 1 ? ", and one" : cat(", and the ", layout.local_ranks, " of a host"));
+  return StandIn::kOneHost;
+}
 
 /// Bytes per second of pushes whose rows have so many bytes in a tile; 0: the link's own.
 double push_rate(const LinkProfile& link, const Schedule& schedule, const Problem& problem) {
@@ -78,14 +101,13 @@ Simulation::Simulation(std::span<const RoutingPlan> plans, Pass pass, const Sche
     : profile_(profile),
       options_(options),
       schedule_(schedule),
-      mirrored_(static_cast<int>(plans.size()) < plans[0].num_ranks()),
+      stand_in_(stand_in_of(plans)),
       workers_(simulated_workers(profile, schedule, plans[0].num_ranks())),
       push_rate_(push_rate(profile.link, schedule, plans[0].problem())),
       cores_(profile.cores),
-      network_(profile.link, options.topology, plans[0].num_ranks(), mirrored_) {
+      network_(profile.link, options.topology, plans[0].num_ranks(), stand_in_),
+      rails_(options.topology, plans.size()) {
   const RankLayout& layout = plans[0].data().layout;
-  require(!mirrored_ || layout.hosts == 1, ErrorCode::kInvalidArgument, plans.size(), " ranks of ",
-          layout.ranks(), " are simulated; on several hosts all of them are accepted");
   const int local = options.topology.ranks_per_node;
   require(layout.hosts == 1 || local == 0 || local == layout.local_ranks,
           ErrorCode::kInvalidArgument, "ranks of a host are ", local, "; as the plans have it, ",
@@ -93,6 +115,8 @@ Simulation::Simulation(std::span<const RoutingPlan> plans, Pass pass, const Sche
   for (const RoutingPlan& plan : plans) {
     ranks_.emplace_back(plan.data(), pass, schedule, profile, workers_, *options.graph)
         .stats.workers = workers_;
+    SimulatedRank& r = ranks_.back();
+    if (stand_in_ == StandIn::kOneHost) r.other_hosts.emplace(r.view());
   }
 }
 
@@ -105,7 +129,7 @@ SimulatedPass Simulation::run() {
     events_.at(enter, Step::kLaunch, static_cast<int>(i));
     for (SimulatedRank& peer : ranks_) {
       for (int source = 0; source < v.num_ranks; ++source) {
-        if (!mirrored_ && source != v.rank) continue;
+        if (stand_in_ != StandIn::kOneRank && source != v.rank) continue;
         if (!v.is_here(peer.view().rank)) continue;
         const double visible = enter + (source == peer.view().rank ? 0 : profile_.wake.flag_s);
         publish(peer, source, visible);
@@ -113,6 +137,10 @@ SimulatedPass Simulation::run() {
     }
     // Nothing to push, so nothing to wait for.
     if (r.pushes_left == 0) r.mirrored.seen = 1;
+    if (r.other_hosts) {
+      r.other_hosts->for_each_unanswered(
+          [&](const Signal& s) { hear(s, enter + profile_.wake.flag_s); });
+    }
   }
   for (;;) {
     const double computed = cores_.next();
@@ -120,7 +148,8 @@ SimulatedPass Simulation::run() {
     if (computed == kNever && scheduled == kNever) break;
     now_ = std::min(computed, scheduled);
     if (computed <= scheduled) {
-      finish(cores_.pop());
+      const int unit = cores_.pop();
+      RailThreads::is_rail(unit) ? finish_rail(unit) : finish(unit);
     } else {
       handle(events_.pop());
     }
@@ -159,6 +188,8 @@ void Simulation::handle(const EventQueue::Event& event) {
       return compute(event.target);
     case Step::kPushed:
       return take(event.target);
+    case Step::kCame:
+      return rails_.take({.message = event.target, .comes = true}, now_, cores_);
   }
 }
 
@@ -239,7 +270,7 @@ double Simulation::seen_at(const Unit& unit, double visible) const {
 /// counter's list of waiters.
 std::optional<double> Simulation::block(SimulatedRank& r, int index, const Wait& w) {
   const bool pushed = r.view().counter(w.kind).of == CounterOf::kTokenBlock;
-  const bool of_peer = mirrored_ && pushed && w.peer != r.view().rank;
+  const bool of_peer = stand_in_ == StandIn::kOneRank && pushed && w.peer != r.view().rank;
   Counter& counter = of_peer ? r.mirrored : r.counters.at(w.kind, w.index, w.owner);
   const std::uint32_t expected = of_peer ? 1 : w.expected;
   if (counter.seen >= expected) {
@@ -379,9 +410,8 @@ void Simulation::push(Unit& unit, SimulatedRank& r, const Task& task) {
     remote = true;
     last = std::max(last, done);
     run.visible = std::max(run.visible, done + profile_.wake.flag_s);
-    if (last_column && !mirrored_) {
-      SimulatedRank& peer = ranks_[static_cast<std::size_t>(to)];
-      arrive(peer, run.rank, r.pushed.arrivals(run), run.visible);
+    if (last_column && stand_in_ != StandIn::kOneRank) {
+      arrive(rank_at(to), run.rank, r.pushed.arrivals(run), run.visible);
     }
   }
   if (last > now_) {
@@ -389,7 +419,7 @@ void Simulation::push(Unit& unit, SimulatedRank& r, const Task& task) {
     const double share = push_held();
     if (share > 0) unit.held = std::max(now_, first + share * (last - first));
   }
-  if (!mirrored_) return;
+  if (stand_in_ != StandIn::kOneRank) return;
   r.mirrored.visible = std::max(r.mirrored.visible, last + profile_.wake.flag_s);
   if (--r.pushes_left == 0) advance(r.mirrored, 1, r.mirrored.visible);
 }
@@ -405,13 +435,40 @@ void Simulation::arrive(SimulatedRank& peer, int rank,
 /// To the rank of the rail on the task's host, while the worker goes on.
 void Simulation::send_far(SimulatedRank& r, const Task& task) {
   const PassView& v = r.view();
-  const int to = v.layout.relay(v.rank, static_cast<int>(task.n));
-  const auto bytes = static_cast<double>(move_size(v, task).bytes);
-  const double done = network_.transfer(v.rank, v.rank, to, bytes, now_).done;
-  for_each_signal(v, task, [&](const Signal& s) {
-    SimulatedRank& peer = ranks_[static_cast<std::size_t>(s.rank)];
-    advance(peer.counters.at(s.kind, s.index), s.amount, done + profile_.wake.flag_s);
-  });
+  const int own = v.rank - ranks_.front().view().rank;
+  const int to = v.layout.relay(v.rank, static_cast<int>(task.n)) - ranks_.front().view().rank;
+  const Message message{.from = own,
+                        .to = r.other_hosts ? own : to,
+                        .task = task,
+                        .bytes = static_cast<double>(move_size(v, task).bytes)};
+  if (rails_.enabled()) return rails_.take({.message = rails_.add(message)}, now_, cores_);
+  deliver(message, carry(message));
+}
+
+/// When the network has carried it.
+double Simulation::carry(const Message& message) {
+  const PassView& v = ranks_[static_cast<std::size_t>(message.from)].view();
+  const int to = v.layout.relay(v.rank, static_cast<int>(message.task.n));
+  return network_.transfer(v.rank, v.rank, to, message.bytes, now_).done;
+}
+
+void Simulation::finish_rail(int unit) {
+  const RailThreads::Job job = rails_.finish(unit, now_, cores_);
+  const Message message = rails_[job.message];
+  if (job.comes) return deliver(message, now_);
+  events_.at(carry(message), Step::kCame, job.message);
+}
+
+void Simulation::deliver(const Message& message, double visible) {
+  SimulatedRank& r = ranks_[static_cast<std::size_t>(message.from)];
+  const auto to_peer = [&](const Signal& s) { hear(s, visible + profile_.wake.flag_s); };
+  r.other_hosts ? r.other_hosts->sent(message.task, to_peer)
+                : for_each_signal(r.view(), message.task, to_peer);
+}
+
+/// Of another host.
+void Simulation::hear(const Signal& s, double visible) {
+  advance(rank_at(s.rank).counters.at(s.kind, s.index), s.amount, visible);
 }
 
 /// Who has a rank's memory on this host: itself, or a relay.

@@ -26,8 +26,9 @@ struct SimulatedPass {
 
 /// Runs a pass in simulated time: the tasks, queues, waits and signals that the backends run, taken
 /// from the same functions, with costs from a profile. `plans` are those of every rank of the
-/// group; or of a single rank of a larger group, which then stands for all: its peers are taken to
-/// do what it does at the same time, so rows come back from them when its own have been sent.
+/// group; or of a single rank of a larger group on one host, or of all ranks of one of several
+/// hosts, which then stand for all: the others are taken to do what they do at the same time, so
+/// rows come back from them when their own have been sent.
 SimulatedPass simulate(std::span<const RoutingPlan> plans, Pass pass, const Schedule& schedule,
                        const MachineProfile& profile, const SimulationOptions& options = {});
 

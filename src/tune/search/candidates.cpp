@@ -14,17 +14,19 @@ using Clock = std::chrono::steady_clock;
 /// What a profile says of a layer's pass.
 class Model {
  public:
-  Model(std::span<const RoutingPlan> plans, Pass pass, const MachineProfile& profile)
-      : plans_(plans), pass_(pass), profile_(profile) {}
+  Model(std::span<const RoutingPlan> plans, Pass pass, const MachineProfile& profile,
+        const Topology& topology)
+      : plans_(plans), pass_(pass), profile_(profile), topology_(topology) {}
 
   double operator()(const Schedule& s) const {
-    return simulate(plans_, pass_, s, profile_).seconds;
+    return simulate(plans_, pass_, s, profile_, {.topology = topology_}).seconds;
   }
 
  private:
   std::span<const RoutingPlan> plans_;
   Pass pass_;
   const MachineProfile& profile_;
+  const Topology& topology_;
 };
 
 /// Seconds of a prediction, where all cores make some.
@@ -40,11 +42,11 @@ double seconds_of_one(const Model& model, const Schedule& schedule) {
 
 std::vector<Ranked> rank_by_model(std::span<const RoutingPlan> plans, Pass pass, const Space& space,
                                   const std::vector<Schedule>& known, const MachineProfile& profile,
-                                  double seconds, std::uint64_t seed) {
+                                  const Topology& topology, double seconds, std::uint64_t seed) {
   // Never so long that other ranks would give up waiting.
   constexpr double kMostSeconds = 20;
   constexpr double kFewest = 12, kMost = 2000;
-  const Model model(plans, pass, profile);
+  const Model model(plans, pass, profile, topology);
   const double affordable = std::min(seconds, kMostSeconds) / seconds_of_one(model, known.front());
   if (affordable < kFewest) return {};
   const int evaluations = static_cast<int>(std::min(affordable, kMost));

@@ -16,7 +16,7 @@ namespace uniep::tune {
 /// seconds, begun from those known; nothing where that are too few to choose from.
 std::vector<Ranked> rank_by_model(std::span<const RoutingPlan> plans, Pass pass, const Space& space,
                                   const std::vector<Schedule>& known, const MachineProfile& profile,
-                                  double seconds, std::uint64_t seed);
+                                  const Topology& topology, double seconds, std::uint64_t seed);
 
 /// What is measured: what is known beforehand, and `count` points that the model, or chance where
 /// it says nothing, proposes.

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tune/model/machine_profile.h"
+#include "tune/model/network.h"
 #include "uniep/stage.h"
 
 namespace uniep::tune {
@@ -31,6 +32,7 @@ struct TuneSettings {
   std::size_t candidates = 16;  ///< that the model proposes, besides the default and the presets
   std::string restriction;      ///< of the space, as Space::restrict_to takes it
   std::optional<MachineProfile> profile;  ///< nothing: candidates are random
+  Topology topology{};                    ///< beside a profile: what lies between several hosts
   int max_rounds = 200;
   std::uint64_t seed = 1;    ///< of the search; the layer has its own
   std::string cache;         ///< path of the cache; empty: nothing is stored

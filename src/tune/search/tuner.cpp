@@ -71,9 +71,10 @@ Session Tuner::begin(double round_s) {
   if (settings_.profile) {
     const double seconds = (settings_.budget_s - spent() - round_s) / 4;
     const auto plans =
-        plans_to_simulate(subject_.problem, subject_.tokens_per_rank, subject_.topk_ids);
-    by_model = rank_by_model(plans, subject_.key.pass, space_, known_, *settings_.profile, seconds,
-                             settings_.seed);
+        plans_to_simulate(subject_.problem, subject_.tokens_per_rank, subject_.topk_ids,
+                          kMostSimulatedRanks, subject_.key.hosts);
+    by_model = rank_by_model(plans, subject_.key.pass, space_, known_, *settings_.profile,
+                             settings_.topology, seconds, settings_.seed);
     modelled_ = by_model.size();
   }
   return {subject_.key, subject_.search, utc_now(),

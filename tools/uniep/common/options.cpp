@@ -139,7 +139,8 @@ std::string shapes_and_keys() {
   std::string names;
   for (const std::string& name : workload::shape_names())
     names += (names.empty() ? "" : ", ") + name;
-  return names + ". Keys: tokens (per rank), hidden, intermediate, experts, topk";
+  return names +
+         ". Keys: tokens (per rank), hidden, intermediate, experts, topk, n_group, topk_group";
 }
 
 Backend backend_choice(const std::string& text) {

@@ -1,15 +1,18 @@
 #pragma once
 
 #include <iosfwd>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "bench/bench_case.h"
+#include "common/record_json.h"
 #include "tune/model/cost_model.h"
 
 namespace uniep::tool {
 
-/// Largest group of several hosts that is predicted: all of its ranks are simulated.
+/// Ranks of several hosts that are all simulated. In larger groups the ranks of one host stand for
+/// all, and where rows go straight, one rank does.
 inline constexpr int kMostRanksOfHosts = 32;
 
 /// A way to exchange tokens and rows between hosts, and what it takes in each direction.
@@ -27,8 +30,13 @@ std::vector<HostWay> ways_between(int hosts);
 /// The case with the arithmetic of a way.
 Problem problem_of(const BenchCase& bench, const HostWay& way);
 
-/// A table of the ways: times, and bytes of an average rank by what carries them.
+/// A table of the ways: times, and bytes of an average rank by what carries them. `nic`: bytes a
+/// second of a rank's port.
 void print_ways(std::ostream& out, const std::vector<HostWay>& ways,
-                const std::vector<Pass>& passes, int ranks);
+                const std::vector<Pass>& passes, double nic);
+
+/// The same as records of uniep-hosts-1, with what `common` has.
+Json ways_json(const std::vector<HostWay>& ways, const std::vector<Pass>& passes, double nic,
+               const Json& common);
 
 }  // namespace uniep::tool

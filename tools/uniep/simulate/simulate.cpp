@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "base/rank_limits.h"
 #include "base/utc_now.h"
 #include "bench/bench_case.h"
 #include "commands.h"
@@ -76,16 +77,14 @@ double nic_latency_us(const Flags& flags) { return flags.nic_latency_us.value_or
 /// --hosts is a cluster by itself, of --ranks alone.
 void take_hosts(Flags& flags) {
   if (flags.hosts == 0) return;
-  require(flags.gpus_per_node == 0 && !flags.memory.memory_gb && flags.json.empty() &&
-              flags.plot.empty(),
-          ErrorCode::kInvalidArgument,
-          "--hosts prints a table of ways to exchange rows between hosts; it is accepted without "
-          "--gpus-per-node, --memory, --json and --plot");
+  require(
+      flags.gpus_per_node == 0 && !flags.memory.memory_gb && flags.plot.empty() &&
+          flags.arithmetic.combine_groups == 1,
+      ErrorCode::kInvalidArgument,
+      "--hosts prints a table of ways to exchange rows between hosts, some with combine groups; "
+      "it is accepted without --gpus-per-node, --memory, --combine-groups and --plot");
   require(flags.nic_gbps > 0, ErrorCode::kInvalidArgument, "--hosts is ", flags.hosts,
           ", but there are no NICs between them; it is accepted with --nic-gbps");
-  require(flags.ranks <= kMostRanksOfHosts, ErrorCode::kInvalidArgument, "--ranks is ", flags.ranks,
-          "; beside --hosts, where every rank is simulated, at most ", kMostRanksOfHosts,
-          " are accepted");
   flags.gpus_per_node = layout_of_hosts(flags.ranks, flags.hosts).local_ranks;
 }
 
@@ -394,13 +393,20 @@ int run_prediction(const Flags& flags, const Invocation& invocation, const Setti
   return exit_code;
 }
 
-int run_hosts(const Flags& flags, const Setting& setting) {
+/// Ranks that are simulated of a group on several hosts.
+int simulated_of_hosts(const Flags& flags) {
+  return flags.ranks <= kMostRanksOfHosts ? flags.ranks : flags.gpus_per_node;
+}
+
+int run_hosts(const Flags& flags, const Invocation& invocation, const Setting& setting) {
   std::cout << header(flags, setting)
             << "#\n# predicted, not measured. exposed: what communication adds to the time under "
-               "this schedule; bytes of an\n# average rank. relayed: a token crosses to a host "
-               "once, and rows return by the same rank\n"
+               "this schedule; wire: what\n# a NIC takes for all that crosses, and no schedule is "
+               "faster; bytes of an average rank. relayed: a token\n# crosses to a host once, and "
+               "rows return by the same rank\n"
+            << (simulated_of_hosts(flags) < flags.ranks ? "# one host stands for all\n" : "")
             << std::flush;
-  BenchCase bench = make_case(flags.shape, flags.ranks, flags.seed, flags.skew);
+  BenchCase bench = make_case(flags.shape, flags.ranks, flags.seed, flags.skew, flags.arithmetic);
   flags.kept.apply_to(bench.problem);
   std::vector<HostWay> ways = ways_between(flags.hosts);
   for (HostWay& way : ways) {
@@ -413,7 +419,16 @@ int run_hosts(const Flags& flags, const Setting& setting) {
                                          {.topology = setting.topology}));
     }
   }
-  print_ways(std::cout, ways, setting.passes, flags.ranks);
+  const double nic = setting.topology.nic_bytes_per_s;
+  print_ways(std::cout, ways, setting.passes, nic);
+  if (flags.json.empty()) return kExitOk;
+  Json file = file_head("uniep-hosts-1", flags, invocation, setting, false);
+  file["records"] = ways_json(ways, setting.passes, nic,
+                              {{"shape", flags.shape},
+                               {"ranks", flags.ranks},
+                               {"hosts", flags.hosts},
+                               {"schedule", to_string(setting.schedule)}});
+  write_json(flags.json, file);
   return kExitOk;
 }
 
@@ -449,13 +464,18 @@ int run(Flags flags, const CLI::App& sub, const Invocation& invocation) {
   const workload::ShapeSpec spec = parse_bench_shape(flags.shape, flags.ranks, flags.arithmetic);
   const std::vector<int> ranks = degrees_up_to(flags.ranks, spec.num_experts);
   if (flags.hosts > 0) {
-    require_simulable(spec, flags.ranks, setting.schedule, kMostRanksOfHosts);
-    return run_hosts(flags, setting);
+    require_simulable(spec, flags.ranks, setting.schedule, simulated_of_hosts(flags));
+    return run_hosts(flags, invocation, setting);
   }
-  for (const int count : ranks) require_simulable(spec, count, setting.schedule);
+  for (const int count : ranks) {
+    require_simulable(spec, count, setting.schedule,
+                      count <= tune::kMostSimulatedRanks ? count : 1);
+  }
   return model ? run_plan(flags, invocation, setting, ranks, *model)
                : run_prediction(flags, invocation, setting, ranks);
 }
+
+CLI::Validator a_simulated_number() { return range(1, kMaxMadeUpRanks); }
 
 void add_what_options(CLI::App& sub, Flags& flags) {
   OptionGroup group(sub, "What to predict");
@@ -466,9 +486,9 @@ void add_what_options(CLI::App& sub, Flags& flags) {
           ->required();
   group
       .add("--ranks", flags.ranks, "N",
-           cat("Largest number of ranks, ", ranks_accepted(),
+           cat("Largest number of ranks, 1 to ", kMaxMadeUpRanks,
                " (default 8): 1, 2, 4, ... up to it are predicted"))
-      ->check(a_number_of_ranks());
+      ->check(a_simulated_number());
   group.add("--schedule", flags.schedule, "PRESET|key=value,...",
             "As in uniep run (default: single)");
   group.add("--pass", flags.pass, "DIRECTION", "forward, backward or both (default)")
@@ -490,13 +510,12 @@ void add_where_options(CLI::App& sub, Flags& flags) {
   group
       .add("--gpus-per-node", flags.gpus_per_node, "N",
            "GPUs that the profile's link connects (default: all); the rest are reached by NICs")
-      ->check(a_number_of_ranks());
+      ->check(a_simulated_number());
   group
       .add("--hosts", flags.hosts, "N",
-           cat("Cut --ranks, at most ", kMostRanksOfHosts,
-               ", into N equal hosts instead, and compare ways to exchange tokens and rows between "
-               "them; with --nic-gbps"))
-      ->check(a_number_of_ranks());
+           "Cut --ranks into N equal hosts instead, and compare ways to exchange tokens and rows "
+           "between them; with --nic-gbps")
+      ->check(a_simulated_number());
   group
       .add("--nic-gbps", flags.nic_gbps, "GBIT",
            "Speed of a GPU's NIC in each direction, in 1e9 bits/s")

@@ -28,8 +28,8 @@ double tiles_of(const StageView& stage, const Schedule& schedule, double heights
 
 /// Tile tasks of both passes on the ranks that are simulated, of a balanced load.
 double tasks_of(const workload::ShapeSpec& spec, int ranks, const Schedule& schedule,
-                int most_simulated) {
-  const double share = ranks <= most_simulated ? 1.0 : 1.0 / ranks;
+                int simulated) {
+  const double share = static_cast<double>(simulated) / ranks;
   const double experts = (spec.num_experts + spec.shared_experts * ranks) * share;
   const double heights = copies_of(spec, ranks) * share / schedule.tile_m + experts;
   double tasks = 0;
@@ -53,7 +53,7 @@ double tasks_of(const workload::ShapeSpec& spec, int ranks, const Schedule& sche
 }  // namespace
 
 void require_simulable(const workload::ShapeSpec& spec, int ranks, const Schedule& schedule,
-                       int most_simulated) {
+                       int simulated) {
   const auto refuse_above = [&](double most, double count, const char* what) {
     require(count <= most, ErrorCode::kCapacity, "--shape ", workload::to_string(spec), " at ",
             counted(ranks, "rank", "ranks"), " has some ", formatted("%.3g", count), ' ', what,
@@ -61,7 +61,7 @@ void require_simulable(const workload::ShapeSpec& spec, int ranks, const Schedul
             " are simulated, so a smaller shape or fewer --ranks are accepted");
   };
   refuse_above(kMostCopies, copies_of(spec, ranks), "copies of tokens (ranks x tokens x topk)");
-  refuse_above(kMostTasks, tasks_of(spec, ranks, schedule, most_simulated), "tile tasks");
+  refuse_above(kMostTasks, tasks_of(spec, ranks, schedule, simulated), "tile tasks");
 }
 
 }  // namespace uniep::tool

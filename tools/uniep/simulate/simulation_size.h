@@ -7,9 +7,9 @@
 namespace uniep::tool {
 
 /// Throws Error(kCapacity) where simulating a layer at so many ranks would take minutes or memory
-/// without end: estimated from the shape alone, before anything is allocated. One rank stands for
-/// more than `most_simulated`.
+/// without end: estimated from the shape alone, before anything is allocated. `simulated` of the
+/// ranks stand for all.
 void require_simulable(const workload::ShapeSpec& spec, int ranks, const Schedule& schedule,
-                       int most_simulated = tune::kMostSimulatedRanks);
+                       int simulated);
 
 }  // namespace uniep::tool

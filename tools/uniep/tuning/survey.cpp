@@ -92,10 +92,13 @@ std::vector<SurveyPoint> predicted_points(const BenchCase& bench, Pass pass, int
   space.restrict_to(settings.restriction);
   std::vector<SurveyPoint> points = points_of(space, count, settings.seed);
   const auto plans =
-      tune::plans_to_simulate(bench.problem, bench.tokens_per_rank(), bench.routing.topk_ids);
+      tune::plans_to_simulate(bench.problem, bench.tokens_per_rank(), bench.routing.topk_ids,
+                              tune::kMostSimulatedRanks, bench.hosts);
   tune::for_each_in_parallel(points.size(), [&](std::size_t i) {
     SurveyPoint& p = points[i];
-    p.predicted_s = tune::simulate(plans, pass, p.schedule, *settings.profile).seconds;
+    p.predicted_s =
+        tune::simulate(plans, pass, p.schedule, *settings.profile, {.topology = settings.topology})
+            .seconds;
   });
   return points;
 }

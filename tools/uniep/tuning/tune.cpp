@@ -17,6 +17,7 @@
 #include "simulate/memory_options.h"
 #include "tune/book/schedule_book.h"
 #include "tune/book/tune_key.h"
+#include "tune/lab/lab_network.h"
 #include "tuning/least_budget.h"
 #include "tuning/tune_memory.h"
 #include "tuning/tune_run.h"
@@ -34,7 +35,6 @@ std::optional<tune::MachineProfile> profile_of(const TuneFlags& flags, const Ran
             " is accepted");
     return ranks.backend == Backend::kCpu ? with_emulated_link(named) : named;
   }
-  if (ranks.hosts > 1) return std::nullopt;
   if (ranks.backend == Backend::kCuda) {
     return tune::shipped_profile_of(ranks.backend, tune::device_name(ranks.backend));
   }
@@ -49,6 +49,9 @@ tune::TuneSettings settings_of(const TuneFlags& flags, const Ranks& ranks) {
   s.candidates = static_cast<std::size_t>(flags.candidates);
   s.restriction = flags.space;
   s.profile = profile_of(flags, ranks);
+  if (s.profile && ranks.hosts > 1) {
+    s.topology = tune::measure_network(layout_of_hosts(ranks.count, ranks.hosts).local_ranks);
+  }
   s.cache = tune::TuneCache::default_path();
   s.resume = !flags.fresh;
   s.watch.stop = Interrupt::requested;
@@ -60,18 +63,6 @@ std::optional<ModelMemory> memory_of(const TuneFlags& flags, const CLI::App& sub
   const std::optional<ModelMemory> model = model_memory(flags.memory);
   if (model) require_undecided(sub, {"--survey"});
   return model;
-}
-
-/// The model predicts passes of one host.
-void require_no_model_of_hosts(const TuneFlags& flags) {
-  if (flags.hosts <= 1) return;
-  const auto refuse = [&](bool asked, const char* option) {
-    require(!asked, ErrorCode::kUnsupported, "--hosts is ", flags.hosts, " and ", option,
-            " asks for predictions, which know of one host alone; --hosts 1 is accepted with it");
-  };
-  refuse(flags.profile != "auto" && flags.profile != "none", "--profile");
-  refuse(flags.survey > 0, "--survey");
-  refuse(flags.memory.memory_gb.has_value(), "--memory");
 }
 
 void require_usable(const TuneFlags& flags) {
@@ -129,7 +120,6 @@ BenchCase case_of(const TuneFlags& flags, const Ranks& ranks) {
 int run(const TuneFlags& flags, const CLI::App& sub, const Invocation& invocation) {
   const std::optional<ModelMemory> model = memory_of(flags, sub);
   require_usable(flags);
-  require_no_model_of_hosts(flags);
   const Backend backend = backend_choice(flags.backend);
   return with_ranks(
       {backend, flags.ranks, flags.hosts}, invocation,
@@ -158,7 +148,7 @@ void add_what_options(CLI::App& sub, TuneFlags& flags) {
            cat("Ranks, ", ranks_accepted(), " (default: ", kDefaultCpuRanks,
                "; with cuda: every GPU)"))
       ->check(a_number_of_ranks());
-  add_hosts(group, flags.hosts, "Default: 1. The model does not know them: --profile is none");
+  add_hosts(group, flags.hosts, "Default: 1");
   group
       .add("--backend", flags.backend, "NAME",
            "cpu (default), or cuda: a process for each GPU, as in uniep bench")

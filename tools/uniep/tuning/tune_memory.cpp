@@ -22,11 +22,12 @@ using enum Table::Align;
 double predicted_s(const BenchCase& bench, const TuneCall& call) {
   if (!call.settings.profile) return 0;
   const std::vector<RoutingPlan> plans =
-      tune::plans_to_simulate(bench.problem, bench.tokens_per_rank(), bench.routing.topk_ids);
+      tune::plans_to_simulate(bench.problem, bench.tokens_per_rank(), bench.routing.topk_ids,
+                              tune::kMostSimulatedRanks, bench.hosts);
   double seconds = 0;
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
     seconds += tune::simulate(plans, pass, default_schedule(call.ranks.backend),
-                              *call.settings.profile, {})
+                              *call.settings.profile, {.topology = call.settings.topology})
                    .seconds;
   }
   return seconds;

@@ -38,6 +38,15 @@ std::string layer_name(const TuneCall& call) {
   return call.flags.input.empty() ? call.flags.shape : display_name(call.bench.name);
 }
 
+/// What the model knows of it; null: nothing.
+Json network_json(const tune::Topology& network) {
+  if (network.ranks_per_node == 0) return nullptr;
+  return {{"bytes_per_s", network.nic_bytes_per_s},
+          {"latency_s", network.nic_latency_s},
+          {"message_s", network.message_s},
+          {"message_byte_s", network.message_byte_s}};
+}
+
 void write_file(const TuneCall& call, bool interrupted, const Json& passes,
                 const Json& more = Json::object()) {
   if (call.flags.json.empty()) return;
@@ -56,6 +65,7 @@ void write_file(const TuneCall& call, bool interrupted, const Json& passes,
             {"skew", call.bench.skew},
             {"arithmetic", arithmetic_words(call.bench.problem)},
             {"profile", profile ? Json(profile->source) : Json()},
+            {"network", network_json(call.settings.topology)},
             {"interrupted", interrupted}};
   file.update(more);
   file["passes"] = passes;
@@ -207,6 +217,15 @@ void print_tune_header(const TuneCall& call) {
   notes.add("ranks", ranks_text(ranks));
   notes.add("model",
             settings.profile ? settings.profile->source : "none: candidates are drawn at random");
+  const tune::Topology& network = settings.topology;
+  if (network.ranks_per_node > 0) {
+    notes.add("network",
+              cat(formatted("%.3g GB/s", 1e-9 * network.nic_bytes_per_s), " and ",
+                  formatted("%.3g us", 1e6 * network.nic_latency_s), " between hosts, ",
+                  formatted("%.3g us", 1e6 * network.message_s),
+                  " of a core at each end of a message and ",
+                  formatted("%.3g us", 1e12 * network.message_byte_s), " more a MB; measured"));
+  }
   notes.add("default", to_string(default_schedule(ranks.backend)));
   std::cout << notes << std::flush;
 }

@@ -1,0 +1,85 @@
+"""A layer of several ranks beside data parallelism, as docs/python.md has it, and one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import relative
+from ranks import run_ranks
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import uniep
+
+RANKS, TOKENS = 2, 24
+
+
+def make_model(group=None):
+    torch.manual_seed(5)
+    layer = uniep.MoELayer(64, 32, 8, 2, group=group)
+    return nn.Sequential(nn.Linear(64, 64), layer, nn.Linear(64, 64)).bfloat16()
+
+
+def batch():
+    torch.manual_seed(6)
+    return torch.randn(RANKS * TOKENS, 64).bfloat16()
+
+
+def loss_of(model, x):
+    return model(x).float().square().mean()
+
+
+def with_nothing(model, experts, x):
+    (loss_of(model, x) / RANKS).backward()
+    for weight in model.parameters():
+        if id(weight) not in experts:
+            dist.all_reduce(weight.grad)
+    return model
+
+
+def with_fsdp(model, experts, x):
+    fully_shard(model, ignored_params=set(experts.values()))
+    model.set_force_sum_reduction_for_comms(True)  # gloo multiplies nothing while it sums
+    loss_of(model, x).backward()
+    for weight in experts.values():
+        weight.grad /= RANKS
+    return model
+
+
+def with_ddp(model, experts, x):
+    names = [name for name, weight in model.named_parameters() if id(weight) in experts]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+    wrapped = DistributedDataParallel(model)
+    loss_of(wrapped, x).backward()
+    for weight in experts.values():
+        weight.grad /= RANKS
+    return model
+
+
+def gradients(way):
+    model = make_model(dist.group.WORLD)
+    layers = [module for module in model.modules() if isinstance(module, uniep.MoELayer)]
+    experts = {id(weight): weight for layer in layers for weight in (layer.w1, layer.w2)}
+    x = batch()[dist.get_rank() * TOKENS :][:TOKENS]
+    model = way(model, experts, x)
+    found = {}
+    for name, weight in model.named_parameters():
+        gradient = weight.grad
+        found[name] = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+    return found
+
+
+@pytest.mark.parametrize("way", [with_nothing, with_fsdp, with_ddp])
+def test_gradients_are_those_of_one_process(way):
+    model = make_model()
+    loss_of(model, batch()).backward()
+    parts = run_ranks(RANKS, gradients, way)
+    for name, weight in model.named_parameters():
+        if name in ("1.w1", "1.w2"):
+            found = torch.cat([part[name] for part in parts])
+        else:
+            found = parts[0][name]
+            assert torch.equal(found, parts[1][name])
+        assert relative(found, weight.grad) < 2e-2, name
