@@ -46,7 +46,7 @@ class ForwardCall(ctypes.Structure):
         *((name, c_void_p) for name in ("allocate", "allocate_context", "overflow")),
         ("schedule", c_char_p),
         *((name, c_void_p) for name in ("stream", "saved", "b1", "b2")),
-        ("interleaved", c_int32),
+        *((name, c_int32) for name in ("interleaved", "in_out")),
         *((name, c_void_p) for name in ("w3", "w1_each", "w2_each")),
     ]
 
@@ -67,7 +67,7 @@ class BackwardCall(ctypes.Structure):
         *((name, c_void_p) for name in ("stream", "saved")),
         ("keep_pages", c_int32),
         *((name, c_void_p) for name in ("b1", "b2", "db1", "db2")),
-        *((name, c_int32) for name in ("interleaved", "dw_interleaved")),
+        *((name, c_int32) for name in ("interleaved", "dw_interleaved", "in_out", "dw_in_out")),
         *((name, c_void_p) for name in ("w3", "w1_each", "w2_each")),
         *((name, c_void_p) for name in ("dw3", "dw1_each", "dw2_each")),
     ]

@@ -218,6 +218,8 @@ typedef struct {
   /* Weights that lie otherwise, and are read where they are; each zero or NULL: as w1 and w2 say.
    */
   int32_t interleaved; /* 1: rows of gate and up of w1 take turns, the gate's first */
+  int32_t in_out;      /* 1: each matrix of w1 and w2 is [in, out]: [El, H, 2I], columns of gate and
+                        * up for rows; [El, I, H]. On the CPU backend */
   const void* w3;      /* bf16 [El, I, H], that of up; w1 is the gate's [El, I, H] */
   /* [El]: a tensor for each expert, [2I, H] or [H, I]; w1 or w2 is NULL */
   const void* const* w1_each;
@@ -272,6 +274,8 @@ typedef struct {
   /* As in forward; of gradients those with a d. Each may lie in its own way. */
   int32_t interleaved;    /* 1: of w1 */
   int32_t dw_interleaved; /* 1: of dw1 */
+  int32_t in_out;         /* 1: of w1 and w2 */
+  int32_t dw_in_out;      /* 1: of dw1 and dw2 */
   const void* w3;
   const void* const* w1_each;
   const void* const* w2_each;

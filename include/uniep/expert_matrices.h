@@ -7,7 +7,7 @@
 
 namespace uniep {
 
-/// How the matrices of a rank's experts lie in memory, rows contiguous in each.
+/// How the matrices of a rank's experts, each [out, in] with rows contiguous, lie in memory.
 enum class ExpertForm {
   kOneTensor,    ///< [El, 2I, H]: rows of the gate, then those of up; or [El, H, I]
   kInterleaved,  ///< [El, 2I, H]: rows of gate and up by turns, the gate's first
@@ -44,8 +44,16 @@ class ExpertMatrices {
     m.each_ = tensors;
     return m;
   }
+  /// The same tensors, of which each matrix is [in, out]: [El, H, 2I] for [El, 2I, H], columns of
+  /// gate and up for their rows; [El, I, H] for [El, H, I]. On the CPU backend.
+  ExpertMatrices in_out() const {
+    ExpertMatrices m = *this;
+    m.in_out_ = true;
+    return m;
+  }
 
   ExpertForm form() const { return form_; }
+  bool is_in_out() const { return in_out_; }
   /// All of it, or the gate's.
   std::span<T> tensor() const { return first_; }
   std::span<T> up() const { return up_; }
@@ -66,6 +74,7 @@ class ExpertMatrices {
 
  private:
   ExpertForm form_ = ExpertForm::kOneTensor;
+  bool in_out_ = false;
   std::span<T> first_{};
   std::span<T> up_{};
   std::span<const std::span<T>> each_{};

@@ -113,7 +113,14 @@ struct WeightGradients {
   }
 };
 
-WeightGradients new_weight_gradients(const Call& call, const Tensor& key, Form w1, Form w2,
+/// Of new gradients.
+struct Forms {
+  Form w1;
+  Form w2;
+  Layout layout;
+};
+
+WeightGradients new_weight_gradients(const Call& call, const Tensor& key, const Forms& forms,
                                      uniep_backward_call& arguments) {
   const LayerShape& shape = call.shape();
   const std::int64_t biased = shape.has_bias != 0 ? shape.local_experts : 0;
@@ -124,15 +131,14 @@ WeightGradients new_weight_gradients(const Call& call, const Tensor& key, Form w
     return tensor;
   };
   WeightGradients made{
-      .dw1 = empty_like_experts(w1, shape, size_of_w1(shape), key),
-      .dw2 = empty_like_experts(w2, shape, size_of_w2(shape), key),
+      .dw1 = empty_like_experts(forms.w1, forms.layout, shape, size_of_w1(shape), key),
+      .dw2 = empty_like_experts(forms.w2, forms.layout, shape, size_of_w2(shape), key),
       .db1 = make(arguments.db1, {biased, shape.h_width}),
       .db2 = make(arguments.db2, {biased, shape.hidden}),
       .dshared_w1 = make(arguments.dshared_w1, {shared, shape.h_width, shape.hidden}),
       .dshared_w2 = make(arguments.dshared_w2, {shared, shape.hidden, shape.intermediate}),
       .places = std::nullopt};
-  made.places.emplace(made.dw1, made.dw2, ScalarType::BFloat16, shape, w1 == Form::kInterleaved,
-                      key);
+  made.places.emplace(made.dw1, made.dw2, ScalarType::BFloat16, shape, forms.layout, key);
   made.places->set(arguments);
   arguments.weight_grad = kOverwritten;
   return made;
@@ -142,7 +148,7 @@ WeightGradients new_weight_gradients(const Call& call, const Tensor& key, Form w
 struct MainGradients {
   const std::vector<Tensor>& dw1;
   const std::vector<Tensor>& dw2;
-  bool interleaved;
+  Layout layout;
   Biases db;
   SharedExperts dshared;
 };
@@ -155,7 +161,7 @@ Gradients main_gradients(const Call& call, const Tensor& key, const MainGradient
     refuse(
         "the main_grad of w1 is neither torch.float32 nor torch.bfloat16; it must be one of them");
   }
-  const Gradients places(main.dw1, main.dw2, type, shape, main.interleaved, key);
+  const Gradients places(main.dw1, main.dw2, type, shape, main.layout, key);
   places.set(arguments);
   const Biases& db = main.db;
   const SharedExperts& dshared = main.dshared;
@@ -179,15 +185,15 @@ backward(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Ten
          std::vector<Tensor> w1, std::vector<Tensor> w2, std::optional<Tensor> x, std::int64_t topk,
          bool flag, std::optional<std::string> schedule, std::optional<Tensor> b1,
          std::optional<Tensor> b2, std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2,
-         bool interleaved) {
+         std::int64_t layout) {
   const Call call(key);
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kWhole, tokens_of(dy), flag, schedule);
-  const Weights weights(w1, w2, call.shape(), interleaved, key);
+  const Weights weights(w1, w2, call.shape(), layout_of(layout), key);
   const DataGradients data(call, key, dy, weights, x, topk, {b1, b2}, {shared_w1, shared_w2},
                            arguments);
   const WeightGradients made =
-      new_weight_gradients(call, key, form_of(w1, interleaved), form_of(w2, false), arguments);
+      new_weight_gradients(call, key, {form_of(w1), form_of(w2), layout_of(layout)}, arguments);
   const Tensor rows = scratch(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
   return {data.dx,  data.dprobs,        made.dw1,        made.dw2,       made.db1,
@@ -201,15 +207,15 @@ std::tuple<Tensor, Tensor, Tensor> backward_main_grad(
     std::optional<std::string> schedule, std::optional<Tensor> b1, std::optional<Tensor> b2,
     std::optional<Tensor> db1, std::optional<Tensor> db2, std::optional<Tensor> shared_w1,
     std::optional<Tensor> shared_w2, std::optional<Tensor> dshared_w1,
-    std::optional<Tensor> dshared_w2, bool interleaved) {
+    std::optional<Tensor> dshared_w2, std::int64_t layout) {
   const Call call(key);
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kWhole, tokens_of(dy), flag, schedule);
-  const Weights weights(w1, w2, call.shape(), interleaved, key);
+  const Weights weights(w1, w2, call.shape(), layout_of(layout), key);
   const DataGradients data(call, key, dy, weights, x, topk, {b1, b2}, {shared_w1, shared_w2},
                            arguments);
   const Gradients places = main_gradients(
-      call, key, {dw1, dw2, interleaved, {db1, db2}, {dshared_w1, dshared_w2}}, arguments);
+      call, key, {dw1, dw2, layout_of(layout), {db1, db2}, {dshared_w1, dshared_w2}}, arguments);
   const Tensor rows = scratch(call, key, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
   return {data.dx, data.dprobs, data.dshared_probs};
@@ -220,14 +226,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_data(
     std::vector<Tensor> w1, std::vector<Tensor> w2, std::optional<Tensor> x, std::int64_t topk,
     std::int64_t most_bytes, bool flag, std::optional<std::string> schedule,
     std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
-    std::optional<Tensor> shared_w2, bool interleaved) {
+    std::optional<Tensor> shared_w2, std::int64_t layout) {
   const Call call(key);
   if (most_bytes != call.shape().backward_bytes) {
     refuse("the workspace has grown since its figures were read; read backward_bytes again");
   }
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kData, tokens_of(dy), flag, schedule);
-  const Weights weights(w1, w2, call.shape(), interleaved, key);
+  const Weights weights(w1, w2, call.shape(), layout_of(layout), key);
   const DataGradients data(call, key, dy, weights, x, topk, {b1, b2}, {shared_w1, shared_w2},
                            arguments);
   Tensor rows = scratch(call, key, arguments);
@@ -240,7 +246,7 @@ backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_pr
                  Tensor backward_rows, std::int64_t tokens, std::int64_t local_experts,
                  std::int64_t intermediate, bool bias, bool flag,
                  std::optional<std::string> schedule, std::int64_t shared_experts,
-                 std::int64_t w1_form, std::int64_t w2_form) {
+                 std::int64_t w1_form, std::int64_t w2_form, std::int64_t layout) {
   const Call call(key);
   if (local_experts != call.shape().local_experts) {
     refuse("local_experts is " + std::to_string(local_experts) + "; the workspace has " +
@@ -260,8 +266,9 @@ backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_pr
   require(backward_rows, "backward_rows", ScalarType::Byte, {backward_bytes(call, arguments)}, key);
   arguments.backward_rows = backward_rows.mutable_data_ptr();
   const bool has_up = call.shape().h_width != call.shape().intermediate;
-  const WeightGradients made = new_weight_gradients(call, key, form_of(w1_form, "w1", has_up),
-                                                    form_of(w2_form, "w2", false), arguments);
+  const Forms forms{form_of(w1_form, "w1", has_up), form_of(w2_form, "w2", false),
+                    layout_of(layout)};
+  const WeightGradients made = new_weight_gradients(call, key, forms, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
   return made.result();
 }
@@ -271,13 +278,13 @@ void backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h
                                 std::vector<Tensor> dw2, std::int64_t tokens, bool flag,
                                 std::optional<std::string> schedule, std::optional<Tensor> db1,
                                 std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,
-                                std::optional<Tensor> dshared_w2, bool interleaved) {
+                                std::optional<Tensor> dshared_w2, std::int64_t layout) {
   const Call call(key);
   auto arguments = call_of(call, key, plan, x_rows, h, row_probs, kWeights, tokens, flag, schedule);
   require(backward_rows, "backward_rows", ScalarType::Byte, {backward_bytes(call, arguments)}, key);
   arguments.backward_rows = backward_rows.mutable_data_ptr();
   const Gradients places = main_gradients(
-      call, key, {dw1, dw2, interleaved, {db1, db2}, {dshared_w1, dshared_w2}}, arguments);
+      call, key, {dw1, dw2, layout_of(layout), {db1, db2}, {dshared_w1, dshared_w2}}, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
 }
 
@@ -311,9 +318,9 @@ WeightGradients no_weight_gradients(const Tensor& key) {
 
 // New ones, or none where there are some to be added to.
 WeightGradients weight_gradients(const Call& call, const Tensor& key, const MainGradients& main,
-                                 Form w1, Form w2, uniep_backward_call& arguments) {
+                                 const Forms& forms, uniep_backward_call& arguments) {
   if (main.dw1.empty() || main.dw2.empty()) {
-    return new_weight_gradients(call, key, w1, w2, arguments);
+    return new_weight_gradients(call, key, forms, arguments);
   }
   WeightGradients none = no_weight_gradients(key);
   none.places = main_gradients(call, key, main, arguments);
@@ -331,18 +338,17 @@ backward_pages(Tensor key, std::int64_t saved, Tensor dy, std::vector<Tensor> w1
                std::optional<Tensor> b2, std::optional<Tensor> db1, std::optional<Tensor> db2,
                std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2,
                std::optional<Tensor> dshared_w1, std::optional<Tensor> dshared_w2,
-               bool interleaved) {
+               std::int64_t layout) {
   const Call call(key);
   auto arguments =
       call_of_pages(key, saved, data_only ? kData : kWhole, tokens_of(dy), keep, schedule);
-  const Weights weights(w1, w2, call.shape(), interleaved, key);
+  const Weights weights(w1, w2, call.shape(), layout_of(layout), key);
   const DataGradients data(call, key, dy, weights, x, topk, {b1, b2}, {shared_w1, shared_w2},
                            arguments);
-  const MainGradients main{dw1, dw2, interleaved, {db1, db2}, {dshared_w1, dshared_w2}};
-  const WeightGradients made = data_only
-                                   ? no_weight_gradients(key)
-                                   : weight_gradients(call, key, main, form_of(w1, interleaved),
-                                                      form_of(w2, false), arguments);
+  const MainGradients main{dw1, dw2, layout_of(layout), {db1, db2}, {dshared_w1, dshared_w2}};
+  const Forms forms{form_of(w1), form_of(w2), main.layout};
+  const WeightGradients made =
+      data_only ? no_weight_gradients(key) : weight_gradients(call, key, main, forms, arguments);
   Tensor rows = empty(key, ScalarType::Byte, {call.shape().backward_bytes});
   arguments.backward_rows = rows.mutable_data_ptr();
   Call::check(uniep_backward(call.layer(), &arguments));
@@ -355,16 +361,15 @@ backward_weights_pages(Tensor key, std::int64_t saved, std::vector<Tensor> dw1,
                        std::vector<Tensor> dw2, std::int64_t tokens, bool keep,
                        std::optional<std::string> schedule, std::optional<Tensor> db1,
                        std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,
-                       std::optional<Tensor> dshared_w2, std::int64_t w1_form,
-                       std::int64_t w2_form) {
+                       std::optional<Tensor> dshared_w2, std::int64_t w1_form, std::int64_t w2_form,
+                       std::int64_t layout) {
   const Call call(key);
   auto arguments = call_of_pages(key, saved, kWeights, tokens, keep, schedule);
   const bool has_up = call.shape().h_width != call.shape().intermediate;
-  const Form w1 = form_of(w1_form, "w1", has_up);
-  const MainGradients main{
-      dw1, dw2, w1 == Form::kInterleaved, {db1, db2}, {dshared_w1, dshared_w2}};
-  const WeightGradients made =
-      weight_gradients(call, key, main, w1, form_of(w2_form, "w2", false), arguments);
+  const Forms forms{form_of(w1_form, "w1", has_up), form_of(w2_form, "w2", false),
+                    layout_of(layout)};
+  const MainGradients main{dw1, dw2, forms.layout, {db1, db2}, {dshared_w1, dshared_w2}};
+  const WeightGradients made = weight_gradients(call, key, main, forms, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
   return made.result();
 }

@@ -20,7 +20,7 @@ backward(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Ten
          std::vector<Tensor> w1, std::vector<Tensor> w2, std::optional<Tensor> x, std::int64_t topk,
          bool flag, std::optional<std::string> schedule, std::optional<Tensor> b1,
          std::optional<Tensor> b2, std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2,
-         bool interleaved);
+         std::int64_t layout);
 
 /// uniep::backward_main_grad: dx, dprobs, dshared_probs; adds to `dw1` and so on, all fp32 or all
 /// bf16.
@@ -31,7 +31,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_main_grad(
     std::optional<std::string> schedule, std::optional<Tensor> b1, std::optional<Tensor> b2,
     std::optional<Tensor> db1, std::optional<Tensor> db2, std::optional<Tensor> shared_w1,
     std::optional<Tensor> shared_w2, std::optional<Tensor> dshared_w1,
-    std::optional<Tensor> dshared_w2, bool interleaved);
+    std::optional<Tensor> dshared_w2, std::int64_t layout);
 
 /// uniep::backward_data: dx, dprobs, dshared_probs, and what the weight gradients take.
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward_data(
@@ -39,7 +39,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_data(
     std::vector<Tensor> w1, std::vector<Tensor> w2, std::optional<Tensor> x, std::int64_t topk,
     std::int64_t backward_bytes, bool flag, std::optional<std::string> schedule,
     std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
-    std::optional<Tensor> shared_w2, bool interleaved);
+    std::optional<Tensor> shared_w2, std::int64_t layout);
 
 /// uniep::backward_weights: dw1, dw2, db1, db2, dshared_w1, dshared_w2.
 std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor>
@@ -47,7 +47,7 @@ backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_pr
                  Tensor backward_rows, std::int64_t tokens, std::int64_t local_experts,
                  std::int64_t intermediate, bool bias, bool flag,
                  std::optional<std::string> schedule, std::int64_t shared_experts,
-                 std::int64_t w1_form, std::int64_t w2_form);
+                 std::int64_t w1_form, std::int64_t w2_form, std::int64_t layout);
 
 /// uniep::backward_weights_main_grad: adds to `dw1` and so on.
 void backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs,
@@ -55,7 +55,7 @@ void backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h
                                 std::vector<Tensor> dw2, std::int64_t tokens, bool flag,
                                 std::optional<std::string> schedule, std::optional<Tensor> db1,
                                 std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,
-                                std::optional<Tensor> dshared_w2, bool interleaved);
+                                std::optional<Tensor> dshared_w2, std::int64_t layout);
 
 // Of a layer with a row pool. `saved` is what uniep::forward_pages returned.
 
@@ -72,7 +72,7 @@ backward_pages(Tensor key, std::int64_t saved, Tensor dy, std::vector<Tensor> w1
                std::optional<Tensor> b2, std::optional<Tensor> db1, std::optional<Tensor> db2,
                std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2,
                std::optional<Tensor> dshared_w1, std::optional<Tensor> dshared_w2,
-               bool interleaved);
+               std::int64_t layout);
 
 /// uniep::backward_weights_pages: dw1, dw2, db1, db2, dshared_w1, dshared_w2; empty ones, if they
 /// are given to be added to.
@@ -81,7 +81,7 @@ backward_weights_pages(Tensor key, std::int64_t saved, std::vector<Tensor> dw1,
                        std::vector<Tensor> dw2, std::int64_t tokens, bool keep,
                        std::optional<std::string> schedule, std::optional<Tensor> db1,
                        std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,
-                       std::optional<Tensor> dshared_w2, std::int64_t w1_form,
-                       std::int64_t w2_form);
+                       std::optional<Tensor> dshared_w2, std::int64_t w1_form, std::int64_t w2_form,
+                       std::int64_t layout);
 
 }  // namespace uniep::ops

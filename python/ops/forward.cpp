@@ -103,14 +103,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     std::vector<Tensor> w1, std::vector<Tensor> w2, std::int64_t rows, std::int64_t rows_of_x,
     std::int64_t rows_of_h, std::int64_t plan_bytes, bool flag, std::optional<std::string> schedule,
     std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
-    std::optional<Tensor> shared_w2, std::optional<Tensor> shared_probs, bool interleaved) {
+    std::optional<Tensor> shared_w2, std::optional<Tensor> shared_probs, std::int64_t layout) {
   const Call call(key);
   const LayerShape& shape = call.shape();
   if (rows != shape.rows || rows_of_x != shape.rows_of_x || rows_of_h != shape.rows_of_h ||
       plan_bytes != shape.plan_bytes) {
     refuse("the workspace has grown since its figures were read; read rows and plan_bytes again");
   }
-  const Weights weights(w1, w2, shape, interleaved, key);
+  const Weights weights(w1, w2, shape, layout_of(layout), key);
   auto arguments = call_of(shape, key, overflow, x, topk_ids, topk_probs, weights, schedule,
                            {b1, b2}, {shared_w1, shared_w2}, shared_probs);
   Results results(shape, x, flag);
@@ -124,9 +124,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward_exact(
     Tensor key, Tensor overflow, Tensor x, Tensor topk_ids, Tensor topk_probs,
     std::vector<Tensor> w1, std::vector<Tensor> w2, bool flag, std::optional<std::string> schedule,
     std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
-    std::optional<Tensor> shared_w2, std::optional<Tensor> shared_probs, bool interleaved) {
+    std::optional<Tensor> shared_w2, std::optional<Tensor> shared_probs, std::int64_t layout) {
   const Call call(key);
-  const Weights weights(w1, w2, call.shape(), interleaved, key);
+  const Weights weights(w1, w2, call.shape(), layout_of(layout), key);
   auto arguments = call_of(call.shape(), key, overflow, x, topk_ids, topk_probs, weights, schedule,
                            {b1, b2}, {shared_w1, shared_w2}, shared_probs);
   Results results(call.shape(), x, flag);
@@ -165,10 +165,10 @@ std::tuple<Tensor, std::int64_t> forward_pages(
     Tensor key, Tensor overflow, Tensor x, Tensor topk_ids, Tensor topk_probs,
     std::vector<Tensor> w1, std::vector<Tensor> w2, bool flag, std::optional<std::string> schedule,
     std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
-    std::optional<Tensor> shared_w2, std::optional<Tensor> shared_probs, bool interleaved) {
+    std::optional<Tensor> shared_w2, std::optional<Tensor> shared_probs, std::int64_t layout) {
   const Call call(key);
   const LayerShape& shape = call.shape();
-  const Weights weights(w1, w2, shape, interleaved, key);
+  const Weights weights(w1, w2, shape, layout_of(layout), key);
   auto arguments = call_of(shape, key, overflow, x, topk_ids, topk_probs, weights, schedule,
                            {b1, b2}, {shared_w1, shared_w2}, shared_probs);
   Results results(shape, x, flag, 0);

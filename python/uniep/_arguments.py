@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ._forms import Experts, ExpertWeight, experts_from, experts_of, tuple_of
+from ._forms import (
+    Experts,
+    ExpertWeight,
+    W1Layout,
+    WeightsLayout,
+    experts_from,
+    experts_of,
+    layout_of,
+    tuple_of,
+)
 from .arithmetic import Arithmetic
 
 if TYPE_CHECKING:
@@ -53,10 +62,14 @@ def check_tensors(**tensors: object) -> None:
             raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
 
 
-def check_device(x: Tensor) -> None:
-    """Raises ValueError where uniep has no backend for where `x` lies."""
+def check_device(x: Tensor, weights_layout: WeightsLayout = "out_in") -> None:
+    """Raises ValueError where uniep has no backend for where `x` lies, or none for the layout."""
     if not (x.is_cpu or x.is_cuda):
         raise ValueError(f"x is on '{x.device}'; uniep.moe runs on 'cpu' and 'cuda'")
+    if x.is_cuda and weights_layout == "in_out":
+        raise ValueError(
+            f"weights_layout is 'in_out', and x is on '{x.device}'; there it must be 'out_in'"
+        )
 
 
 def experts(
@@ -66,7 +79,8 @@ def experts(
     b2: Tensor | None,
     shared_w1: Tensor | None = None,
     shared_w2: Tensor | None = None,
-    layout: str = "halves",
+    w1_layout: W1Layout = "halves",
+    weights_layout: WeightsLayout = "out_in",
 ) -> Experts:
     """The tensors of the weights.
 
@@ -74,16 +88,18 @@ def experts(
         TypeError: for what is no tensor, and weights of shared experts that are not one.
         ValueError: for a layout that there is not, or one that says nothing of these tensors.
     """
-    if layout not in ("halves", "interleaved"):
-        raise ValueError(f"w1_layout is '{layout}'; it must be 'halves' or 'interleaved'")
+    if w1_layout not in ("halves", "interleaved"):
+        raise ValueError(f"w1_layout is '{w1_layout}'; it must be 'halves' or 'interleaved'")
+    if weights_layout not in ("out_in", "in_out"):
+        raise ValueError(f"weights_layout is '{weights_layout}'; it must be 'out_in' or 'in_out'")
     _check_shared_given(shared_w1, shared_w2)
     for name, weight in (("w1", w1), ("w2", w2)):
         if not isinstance(weight, Tensor) and not isinstance(weight, Iterable):
             raise TypeError(
                 f"{name} is a {type(weight).__name__}; it must be a torch.Tensor or several"
             )
-    interleaved = layout == "interleaved"
-    weights = experts_of(w1, w2, b1, b2, shared_w1, shared_w2, interleaved=interleaved)
+    layout = layout_of(w1_layout, weights_layout)
+    weights = experts_of(w1, w2, b1, b2, shared_w1, shared_w2, layout)
     if weights.interleaved and not isinstance(w1, Tensor):
         raise ValueError(
             "w1_layout is 'interleaved', and w1 is several tensors; one tensor is accepted, or "
@@ -92,8 +108,19 @@ def experts(
     return weights
 
 
+def _written(rows: str, columns: str, weights: Experts) -> str:
+    """The shape of a matrix."""
+    return f"{columns}, {rows}" if weights.in_out else f"{rows}, {columns}"
+
+
+def _lying(shape: tuple[int, int, int], weights: Experts) -> list[int]:
+    """Experts, rows and columns in the order in which they lie."""
+    experts, rows, columns = shape
+    return [experts, columns, rows] if weights.in_out else [experts, rows, columns]
+
+
 def _check_weight(
-    name: str, tensors: tuple[Tensor, ...], rows: str, experts: int, pair: bool
+    name: str, tensors: tuple[Tensor, ...], matrix: str, experts: int, pair: bool
 ) -> None:
     """Raises ValueError where these are neither one tensor, nor gate and up, nor one an expert."""
     dims = {tensor.dim() for tensor in tensors}
@@ -107,9 +134,9 @@ def _check_weight(
     else:
         found = f"is {len(tensors)} tensors of shapes {sorted(map(list, shapes))}"
     raise ValueError(
-        f"{name} {found}; it must be [experts of this rank, {rows}]"
-        + (", a pair of these with I rows," if pair else "")
-        + f" or a list of one [{rows}] for each expert of this rank"
+        f"{name} {found}; it must be [experts of this rank, {matrix}]"
+        + (", a pair of these with I for 2 I," if pair else "")
+        + f" or a list of one [{matrix}] for each expert of this rank"
     )
 
 
@@ -122,14 +149,14 @@ def _experts_in(weights: Experts) -> int:
 
 def _check_shapes(x: Tensor, weights: Experts, arithmetic: Arithmetic) -> None:
     halves, count = arithmetic.halves, _experts_in(weights)
-    rows = "2 I, H" if halves == 2 else "I, H"
-    _check_weight("w1", weights.w1, rows, count, halves == 2)
-    _check_weight("w2", weights.w2, "H, I", count, False)
+    matrix = _written("2 I" if halves == 2 else "I", "H", weights)
+    _check_weight("w1", weights.w1, matrix, count, halves == 2)
+    _check_weight("w2", weights.w2, _written("H", "I", weights), count, False)
     (experts, width, hidden), second = weights.shapes
     if x.dim() < 1 or width % halves or hidden != x.shape[-1]:
         raise ValueError(
-            f"w1 has shape {list(weights.w1[0].shape)}; it must be [experts of this rank, {rows}], "
-            f"where H is the last of x: {list(x.shape)}"
+            f"w1 has shape {list(weights.w1[0].shape)}; it must be [experts of this rank, "
+            f"{matrix}], where H is the last of x: {list(x.shape)}"
         )
     if weights.interleaved and halves != 2:
         raise ValueError(
@@ -137,9 +164,10 @@ def _check_shapes(x: Tensor, weights: Experts, arithmetic: Arithmetic) -> None:
             "'halves'"
         )
     if second != (experts, hidden, width // halves):
+        wanted = (experts, hidden, width // halves)
         raise ValueError(
-            f"w2 has shape {list(second)}; with w1 of {[experts, width, hidden]} it must be "
-            f"{[experts, hidden, width // halves]}"
+            f"w2 has shape {_lying(second, weights)}; with w1 of "
+            f"{_lying(weights.shapes[0], weights)} it must be {_lying(wanted, weights)}"
             + ("" if halves == 2 else f" ('{arithmetic.activation}' has no gate)")
         )
 
@@ -298,17 +326,19 @@ def main_grads(given: Sequence[ExpertWeight], weights: Experts) -> Experts:
             name = f"main_grads[{i}]" + ("" if isinstance(given[i], Tensor) else f"[{j}]")
             _check_main_grad(name, gradient, tensors[0][0], weights.w1[0])
     flat = [tensor for parts in tensors for tensor in parts]
-    main = experts_from(flat, len(tensors[0]), len(tensors[1]), weights.interleaved)
+    main = experts_from(flat, len(tensors[0]), len(tensors[1]), weights.layout)
     count, pair = weights.shapes[0][0], weights.shapes[0][1] == 2 * weights.shapes[1][2]
-    _check_weight("main_grads[0]", main.w1, "2 I, H" if pair else "I, H", count, pair)
-    _check_weight("main_grads[1]", main.w2, "H, I", count, False)
-    shapes = [*main.shapes, *(tuple(parts[0].shape) for parts in tensors[2:])]
-    needed = [*weights.shapes, *(tuple(more.shape) for more in weights.more_named.values())]
+    matrix = _written("2 I" if pair else "I", "H", weights)
+    _check_weight("main_grads[0]", main.w1, matrix, count, pair)
+    _check_weight("main_grads[1]", main.w2, _written("H", "I", weights), count, False)
+    shapes = [_lying(shape, main) for shape in main.shapes]
+    shapes += [list(parts[0].shape) for parts in tensors[2:]]
+    needed = [_lying(shape, weights) for shape in weights.shapes]
+    needed += [list(more.shape) for more in weights.more_named.values()]
     for i, (shape, other) in enumerate(zip(shapes, needed, strict=True)):
         if shape != other:
             raise ValueError(
-                f"main_grads[{i}] is {list(shape)} in all; it must be {list(other)}, as its weight "
-                "is"
+                f"main_grads[{i}] is {shape} in all; it must be {other}, as its weight is"
             )
     return main
 

@@ -1,4 +1,8 @@
-"""How weights of experts lie: one tensor, gate and up, or a tensor for each expert."""
+"""How weights of experts lie.
+
+Their form says in which tensors: one, gate and up, or one for each expert. Their layout says how
+matrices lie in these: which rows of w1 come first, and whether outputs or inputs do.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +16,27 @@ __all__ = [
     "ExpertWeight",
     "Experts",
     "W1Layout",
+    "WeightsLayout",
     "experts_from",
     "experts_of",
-    "joined",
+    "layout_of",
     "new_weight",
     "tuple_of",
 ]
 
-#: A weight of this rank's experts: a tensor [El, rows, columns]; of w1 also a pair of these, gate
-#: and up; or a list of one tensor [rows, columns] for each expert.
+#: A weight of this rank's experts: a tensor [El, rows, columns], or [El, columns, rows]; of w1 also
+#: a pair of these, gate and up; or a list of one such matrix for each expert.
 ExpertWeight: TypeAlias = Tensor | Sequence[Tensor]
 
 #: Of rows of w1, if it is one tensor: gate, then up; or by turns.
 W1Layout: TypeAlias = Literal["halves", "interleaved"]
 
+#: Of all weights: each matrix [outputs, inputs], as nn.Linear has it; or [inputs, outputs].
+WeightsLayout: TypeAlias = Literal["out_in", "in_out"]
+
 # By the numbers of python/ops/weights.h.
-_ONE, _INTERLEAVED, _PAIR, _EACH = range(4)
+_ONE, _PAIR, _EACH = range(3)
+_INTERLEAVED, _IN_OUT = 1, 2
 
 
 def tuple_of(weight: ExpertWeight) -> tuple[Tensor, ...]:
@@ -35,20 +44,24 @@ def tuple_of(weight: ExpertWeight) -> tuple[Tensor, ...]:
     return (weight,) if isinstance(weight, Tensor) else tuple(weight)
 
 
-def _form(tensors: Sequence[Tensor], interleaved: bool) -> int:
+def layout_of(w1_layout: W1Layout, weights_layout: WeightsLayout) -> int:
+    """As ops take it."""
+    interleaved = _INTERLEAVED if w1_layout == "interleaved" else 0
+    return interleaved + (_IN_OUT if weights_layout == "in_out" else 0)
+
+
+def _form(tensors: Sequence[Tensor]) -> int:
     if not tensors or tensors[0].dim() == 2:
         return _EACH
-    if len(tensors) == 2:
-        return _PAIR
-    return _INTERLEAVED if interleaved else _ONE
+    return _PAIR if len(tensors) == 2 else _ONE
 
 
-def _shape(tensors: Sequence[Tensor]) -> tuple[int, int, int]:
+def _shape(tensors: Sequence[Tensor], layout: int) -> tuple[int, int, int]:
     """Experts, rows and columns; of tensors that were checked."""
-    first = tensors[0].shape
-    if len(first) == 2:
-        return len(tensors), first[0], first[1]
-    return first[0], len(tensors) * first[1], first[2]
+    *own, rows, columns = tensors[0].shape
+    if layout & _IN_OUT:
+        rows, columns = columns, rows
+    return (own[0], len(tensors) * rows, columns) if own else (len(tensors), rows, columns)
 
 
 class Experts(NamedTuple):
@@ -60,17 +73,32 @@ class Experts(NamedTuple):
     b2: Tensor | None = None
     shared_w1: Tensor | None = None
     shared_w2: Tensor | None = None
-    interleaved: bool = False
+    layout: int = 0
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether rows of gate and up take turns in a w1 that is one tensor."""
+        return bool(self.layout & _INTERLEAVED)
+
+    @property
+    def in_out(self) -> bool:
+        """Whether each matrix is [inputs, outputs]."""
+        return bool(self.layout & _IN_OUT)
 
     @property
     def forms(self) -> tuple[int, int]:
         """Of w1 and w2, as ops take them."""
-        return _form(self.w1, self.interleaved), _form(self.w2, False)
+        return _form(self.w1), _form(self.w2)
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-        """Experts, rows and columns of w1 and w2."""
-        return _shape(self.w1), _shape(self.w2)
+        """Experts, rows (outputs) and columns (inputs) of w1 and w2, however they lie."""
+        return _shape(self.w1, self.layout), _shape(self.w2, self.layout)
+
+    def joined(self) -> tuple[Tensor, Tensor]:
+        """w1 and w2, each as one tensor [El, outputs, inputs], gate first: itself, or a copy."""
+        w1 = _joined(self.w1, self.interleaved, self.in_out)
+        return w1, _joined(self.w2, False, self.in_out)
 
     @property
     def biases(self) -> tuple[Tensor, ...]:
@@ -120,37 +148,40 @@ def experts_of(
     b2: Tensor | None = None,
     shared_w1: Tensor | None = None,
     shared_w2: Tensor | None = None,
-    interleaved: bool = False,
+    layout: int = 0,
 ) -> Experts:
     """The tensors of these weights."""
-    return Experts(tuple_of(w1), tuple_of(w2), b1, b2, shared_w1, shared_w2, interleaved)
+    return Experts(tuple_of(w1), tuple_of(w2), b1, b2, shared_w1, shared_w2, layout)
 
 
-def experts_from(flat: Sequence[Tensor], count1: int, count2: int, interleaved: bool) -> Experts:
+def experts_from(flat: Sequence[Tensor], count1: int, count2: int, layout: int) -> Experts:
     """What :meth:`Experts.flat` gave, of so many tensors of w1 and w2."""
     rest = flat[count1 + count2 :]
     # Biases have two dimensions, weights of shared experts three.
     b1, b2 = rest[:2] if rest and rest[0].dim() == 2 else (None, None)
     shared_w1, shared_w2 = rest[-2:] if rest and rest[-1].dim() == 3 else (None, None)
     own = tuple(flat[:count1]), tuple(flat[count1 : count1 + count2])
-    return Experts(*own, b1, b2, shared_w1, shared_w2, interleaved)
+    return Experts(*own, b1, b2, shared_w1, shared_w2, layout)
 
 
-def joined(tensors: Sequence[Tensor], interleaved: bool = False) -> Tensor:
-    """The weight as one tensor, gate first: itself, or a copy."""
-    form = _form(tensors, interleaved)
+def _joined(tensors: Sequence[Tensor], interleaved: bool, in_out: bool) -> Tensor:
+    if in_out:
+        tensors = [tensor.transpose(-1, -2) for tensor in tensors]
+    form = _form(tensors)
     if form == _EACH:
         return torch.stack(list(tensors))
     if form == _PAIR:
         return torch.cat(list(tensors), 1)
-    if form == _INTERLEAVED:
+    if interleaved:
         return torch.cat([tensors[0][:, ::2], tensors[0][:, 1::2]], 1)
-    return tensors[0]
+    return tensors[0].contiguous()
 
 
-def new_weight(form: int, beside: Tensor, experts: int, rows: int, columns: int) -> list[Tensor]:
-    """Uninitialised tensors of a weight of that form."""
+def new_weight(form: int, layout: int, beside: Tensor, shape: Sequence[int]) -> list[Tensor]:
+    """Uninitialised tensors of a weight of that form, of so many experts, rows and columns."""
+    experts, rows, columns = shape
+    parts = 2 if form == _PAIR else 1
+    matrix = (columns, rows // parts) if layout & _IN_OUT else (rows // parts, columns)
     if form == _EACH:
-        return [beside.new_empty((rows, columns)) for _ in range(experts)]
-    count = 2 if form == _PAIR else 1
-    return [beside.new_empty((experts, rows // count, columns)) for _ in range(count)]
+        return [beside.new_empty(matrix) for _ in range(experts)]
+    return [beside.new_empty((experts, *matrix)) for _ in range(parts)]

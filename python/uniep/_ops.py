@@ -37,13 +37,13 @@ def _forward(
     shared_w1: Tensor | None = None,
     shared_w2: Tensor | None = None,
     shared_probs: Tensor | None = None,
-    interleaved: bool = False,
+    layout: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (
         torch.empty_like(x),
         x.new_empty((plan_bytes,), dtype=torch.uint8),
         x.new_empty((rows_of_x, x.shape[1])),
-        x.new_empty((rows_of_h, experts_of(w1, w2).shapes[0][1])),
+        x.new_empty((rows_of_h, experts_of(w1, w2, layout=layout).shapes[0][1])),
         x.new_empty((rows,), dtype=torch.float32),
     )
 
@@ -63,7 +63,7 @@ def _forward_exact(
     shared_w1: Tensor | None = None,
     shared_w2: Tensor | None = None,
     shared_probs: Tensor | None = None,
-    interleaved: bool = False,
+    layout: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     raise RuntimeError(
         "exact_rows=True waits for the number of rows in every call, which torch.compile cannot "
@@ -110,9 +110,9 @@ def _backward(
     b2: Tensor | None = None,
     shared_w1: Tensor | None = None,
     shared_w2: Tensor | None = None,
-    interleaved: bool = False,
+    layout: int = 0,
 ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor]:
-    (experts, width, hidden), (_, _, intermediate) = experts_of(w1, w2).shapes
+    (experts, width, hidden), (_, _, intermediate) = experts_of(w1, w2, layout=layout).shapes
     biases = _bias_gradients(experts if b1 is not None else 0, width, hidden, dy)
     weights = [[torch.empty_like(tensor) for tensor in weight] for weight in (w1, w2)]
     dx, dprobs, dshared_probs = _data_gradients(dy, topk, shared_w1)
@@ -143,7 +143,7 @@ def _backward_main_grad(
     shared_w2: Tensor | None = None,
     dshared_w1: Tensor | None = None,
     dshared_w2: Tensor | None = None,
-    interleaved: bool = False,
+    layout: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _data_gradients(dy, topk, shared_w1)
 
@@ -166,7 +166,7 @@ def _backward_data(
     b2: Tensor | None = None,
     shared_w1: Tensor | None = None,
     shared_w2: Tensor | None = None,
-    interleaved: bool = False,
+    layout: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return (
         *_data_gradients(dy, topk, shared_w1),
@@ -190,11 +190,12 @@ def _backward_weights(
     shared_experts: int = 0,
     w1_form: int = 0,
     w2_form: int = 0,
+    layout: int = 0,
 ) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor, Tensor, Tensor]:
     hidden, width = x_rows.shape[1], h.shape[1]
     return (
-        new_weight(w1_form, x_rows, local_experts, width, hidden),
-        new_weight(w2_form, x_rows, local_experts, hidden, intermediate),
+        new_weight(w1_form, layout, x_rows, (local_experts, width, hidden)),
+        new_weight(w2_form, layout, x_rows, (local_experts, hidden, intermediate)),
         *_bias_gradients(local_experts if bias else 0, width, hidden, x_rows),
         *_shared_gradients(shared_experts, width, hidden, intermediate, x_rows),
     )
@@ -216,7 +217,7 @@ def _backward_weights_main_grad(
     db2: Tensor | None = None,
     dshared_w1: Tensor | None = None,
     dshared_w2: Tensor | None = None,
-    interleaved: bool = False,
+    layout: int = 0,
 ) -> None:
     return None
 

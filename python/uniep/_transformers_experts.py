@@ -1,21 +1,22 @@
 """What a module of experts in transformers computes, and how its weights lie.
 
 transformers' decorator ``use_experts_implementation`` leaves on every class of experts what it
-states here; only gates of a model's own have to be known by name. uniep takes gate rows, then up
-rows, and outputs before inputs: weights that lie otherwise are rearranged, in every call, or once
-by :func:`pack`.
+states here; only gates of a model's own have to be known by name. On CPUs uniep reads weights
+however they lie. On GPUs it takes gate rows, then up rows, and outputs before inputs: weights that
+lie otherwise are rearranged, in every call, or once by :func:`pack`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers.integrations import moe as _hf_moe
 
+from ._forms import W1Layout, WeightsLayout
 from .arithmetic import Activation
 
 __all__ = [
@@ -34,7 +35,17 @@ __all__ = [
 # Names under which uniep is registered: they read packed weights, and no others do.
 IMPLEMENTATIONS: set[str] = set()
 
-Weights = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+
+class Weights(NamedTuple):
+    """What :func:`uniep.moe` is given of them."""
+
+    w1: Tensor
+    w2: Tensor
+    b1: Tensor | None
+    b2: Tensor | None
+    w1_layout: W1Layout = "halves"
+    weights_layout: WeightsLayout = "out_in"
+
 
 # transformers' activations by class, under torch's names of the functions.
 _FUNCTIONS = {
@@ -160,12 +171,19 @@ def _own_gate(experts: Any, gate: Any) -> Activation:
 
 
 def weights_of(experts: Any, facts: Facts) -> Weights:
-    """The experts' w1, w2, b1 and b2 as uniep takes them, rearranged if they lie otherwise."""
-    found = [getattr(experts, name) for name in facts.names]
-    if not is_packed(experts):
-        found = [to_uniep(weight, i, facts) for i, weight in enumerate(found)]
-    w1, w2, *biases = found
-    return (w1, w2, *biases) if biases else (w1, w2, None, None)
+    """The experts' weights as uniep takes them: on CPUs themselves, but for biases by turns."""
+    w1, w2, *biases = (getattr(experts, name) for name in facts.names)
+    packed = is_packed(experts)
+    if not packed:
+        biases = [to_uniep(bias, i, facts) for i, bias in enumerate(biases, 2)]
+    b1, b2 = biases or (None, None)
+    if packed:
+        return Weights(w1, w2, b1, b2)
+    if w1.device.type != "cpu":
+        return Weights(to_uniep(w1, 0, facts), to_uniep(w2, 1, facts), b1, b2)
+    w1_layout: W1Layout = "interleaved" if facts.interleaved else "halves"
+    weights_layout: WeightsLayout = "in_out" if facts.transposed else "out_in"
+    return Weights(w1.contiguous(), w2.contiguous(), b1, b2, w1_layout, weights_layout)
 
 
 def to_uniep(weight: Any, which: int, facts: Facts) -> Tensor:

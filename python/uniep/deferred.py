@@ -97,15 +97,14 @@ def backward_weights(deferred: DeferredWeights) -> None:
         saved = (call.key, call.plan, call.x_rows, call.h, call.row_probs, call.backward_rows)
         main = call.main_grads
         if main is not None:
-            end = (call.tokens, call.flag, call.schedule, *main.more, main.interleaved)
+            end = (call.tokens, call.flag, call.schedule, *main.more, main.layout)
             ops.backward_weights_main_grad(*saved, main.w1, main.w2, *end)
             continue
         weights = call.weights
         experts, _, intermediate = weights.shapes[1]
         figures = (call.tokens, experts, intermediate, weights.b1 is not None)
-        gradients = ops.backward_weights(
-            *saved, *figures, call.flag, call.schedule, weights.shared, *weights.forms
-        )
+        end = (call.flag, call.schedule, weights.shared, *weights.forms, weights.layout)
+        gradients = ops.backward_weights(*saved, *figures, *end)
         _add_gradients(call.weights, gradients)
 
 
@@ -121,6 +120,7 @@ def _gradients_of_pages(call: _PendingPages) -> Any:
         call.schedule,
         *main.more,
         *call.weights.forms,
+        call.weights.layout,
     )
     return gradients if call.main_grads is None else None
 

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from . import _arguments, _hooks
 from . import zero_experts as _zero
-from ._forms import Experts, ExpertWeight, W1Layout, experts_from, joined
+from ._forms import Experts, ExpertWeight, W1Layout, WeightsLayout, experts_from
 from ._ops import ops
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights, _Pending
@@ -47,16 +47,16 @@ class _Moe(torch.autograd.Function):
         flag: bool,
         schedule: str | None,
         deferred: DeferredWeights | None,
-        interleaved: bool,
+        layout: int,
         counts: tuple[int, int, int],
         main_counts: tuple[int, int],
         *tensors: Tensor,
     ) -> Tensor:
         # Of weights so many tensors of w1 and w2, and of all; then those of main gradients.
         given, main = tensors[: counts[2]], tensors[counts[2] :]
-        weights = experts_from(given, counts[0], counts[1], interleaved)
+        weights = experts_from(given, counts[0], counts[1], layout)
         inputs = (key, overflow, x, topk_ids, topk_probs, weights.w1, weights.w2)
-        end = (flag, schedule, *weights.more, shared_probs, interleaved)
+        end = (flag, schedule, *weights.more, shared_probs, layout)
         if exact:
             saved = ops.forward_exact(*inputs, *end)
         else:
@@ -67,11 +67,11 @@ class _Moe(torch.autograd.Function):
         again = x if rows_of_x == 0 else None
         ctx.save_for_backward(plan, x_rows, h, row_probs, again, *given)
         ctx.counts = counts
-        ctx.interleaved = interleaved
+        ctx.layout = layout
         ctx.has_shared_probs = shared_probs is not None
         ctx.key = key
         ctx.main_grads = (
-            experts_from(main, main_counts[0], main_counts[1], interleaved) if main else None
+            experts_from(main, main_counts[0], main_counts[1], layout) if main else None
         )
         ctx.topk = topk_ids.shape[1]
         ctx.backward_bytes = backward_bytes
@@ -86,7 +86,7 @@ class _Moe(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         plan, x_rows, h, row_probs, x, *given = ctx.saved_tensors
-        weights = experts_from(given, ctx.counts[0], ctx.counts[1], ctx.interleaved)
+        weights = experts_from(given, ctx.counts[0], ctx.counts[1], ctx.layout)
         dy = dy.contiguous()
         call = (ctx.key, plan, x_rows, h, row_probs, dy, weights.w1, weights.w2, x)
         main: Experts | None = ctx.main_grads
@@ -99,7 +99,7 @@ class _Moe(torch.autograd.Function):
                 ctx.flag,
                 ctx.schedule,
                 *weights.more,
-                ctx.interleaved,
+                ctx.layout,
             )
             ctx.deferred.add(
                 _Pending(
@@ -132,11 +132,11 @@ class _Moe(torch.autograd.Function):
                 weights.shared_w2,
                 main.shared_w1,
                 main.shared_w2,
-                ctx.interleaved,
+                ctx.layout,
             )
         elif any(ctx.needs_input_grad[_BEFORE_TENSORS:]):
             dx, dprobs, dw1, dw2, db1, db2, dshared_probs, *dshared = ops.backward(
-                *call, ctx.topk, ctx.flag, ctx.schedule, *weights.more, ctx.interleaved
+                *call, ctx.topk, ctx.flag, ctx.schedule, *weights.more, ctx.layout
             )
             new = [*weights.gradients(dw1, dw2, db1, db2, *dshared)]
         else:
@@ -147,7 +147,7 @@ class _Moe(torch.autograd.Function):
                 ctx.flag,
                 ctx.schedule,
                 *weights.more,
-                ctx.interleaved,
+                ctx.layout,
             )
         of_main = [None] * (len(ctx.needs_input_grad) - _BEFORE_TENSORS - len(new))
         probs = dshared_probs if ctx.has_shared_probs else None
@@ -189,6 +189,7 @@ def moe(
     shared_w2: Tensor | None = None,
     shared_probs: Tensor | None = None,
     w1_layout: W1Layout = "halves",
+    weights_layout: WeightsLayout = "out_in",
 ) -> Tensor:
     """One MoE layer: out[t] is the sum over k of p[t,k] · expert(topk_ids[t,k])(x[t]).
 
@@ -260,6 +261,9 @@ def moe(
         w1_layout: of a w1, and its gradient, that is one tensor: ``"halves"``; or
             ``"interleaved"``, rows of gate and up by turns, as gpt-oss has them.
             b1 has the gate's first either way.
+        weights_layout: of w1 and w2 and their gradients: ``"out_in"``, as above; or ``"in_out"``,
+            each matrix transposed, as torch's grouped products take it, and gpt-oss and Llama-4
+            keep it: w1 [El, H, 2I], w2 [El, I, H], in any of the forms. On CPUs.
 
     Returns:
         bf16 [..., H].
@@ -270,11 +274,11 @@ def moe(
         RuntimeError: where the library refuses or fails: a routing that does not fit, a lost rank.
     """
     _arguments.check_tensors(x=x, topk_ids=topk_ids, topk_probs=topk_probs)
-    _arguments.check_device(x)
+    _arguments.check_device(x, weights_layout)
     _zero.check(zero_experts, zero_expert_type)
     if save not in (None, "rows", "tokens", "none"):
         raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")
-    weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2, w1_layout)
+    weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2, w1_layout, weights_layout)
     if workspace is None:
         arithmetic = arithmetic_of(
             activation, probs, b1 is not None, combine_groups, combine_partials, weights.shared
@@ -288,7 +292,7 @@ def moe(
     if torch.is_autocast_enabled(x.device.type):
         x, *flat = _arguments.autocast(x, *weights.flat())
         counts = (len(weights.w1), len(weights.w2))
-        weights = experts_from(flat, *counts, weights.interleaved)
+        weights = experts_from(flat, *counts, weights.layout)
     _arguments.check(x, topk_ids, topk_probs, weights, arithmetic)
     _arguments.check_shared_probs(shared_probs, x, weights)
     experts, width, hidden = weights.shapes[0]
@@ -376,7 +380,7 @@ def moe(
             workspace.flag,
             schedule,
             deferred,
-            weights.interleaved,
+            weights.layout,
             (len(weights.w1), len(weights.w2), len(given)),
             (0, 0) if main is None else (len(main.w1), len(main.w2)),
             *given,
@@ -399,7 +403,8 @@ def _result(
         out = out.reshape(x.shape)
     if not torch.compiler.is_compiling() and (watch := _hooks.watcher()) is not None:
         tensors = {"x": x, "topk_ids": topk_ids, "topk_probs": topk_probs}
-        tensors |= {"w1": joined(weights.w1, weights.interleaved), "w2": joined(weights.w2)}
+        w1, w2 = weights.joined()
+        tensors |= {"w1": w1, "w2": w2}
         tensors |= weights.more_named
         watch(workspace.group, tensors, out)
     return out if identity is None else _zero.add_identity(out, x, identity)

@@ -235,12 +235,12 @@ class _MoeInPages(torch.autograd.Function):
         *weights: Tensor,
     ) -> Tensor:
         inputs = (key, overflow, x, topk_ids, topk_probs, forms.w1, forms.w2)
-        end = (*forms.more, shared_probs, forms.interleaved)
+        end = (*forms.more, shared_probs, forms.layout)
         out, address = ops.forward_pages(*inputs, flag, schedule, *end)
         ctx.saved = SavedPages(address, pool)
         ctx.save_for_backward(x if dispatches_again else None, *weights)
         ctx.counts = (len(forms.w1), len(forms.w2))
-        ctx.interleaved = forms.interleaved
+        ctx.layout = forms.layout
         ctx.has_shared_probs = shared_probs is not None
         ctx.key = key
         ctx.main_grads = main_grads
@@ -253,7 +253,7 @@ class _MoeInPages(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, *saved = ctx.saved_tensors
-        weights = experts_from(saved, ctx.counts[0], ctx.counts[1], ctx.interleaved)
+        weights = experts_from(saved, ctx.counts[0], ctx.counts[1], ctx.layout)
         dy = dy.contiguous()
         keep = _keeps_graph()
         wants_weights = ctx.main_grads is not None or any(ctx.needs_input_grad[13:])
@@ -280,7 +280,7 @@ class _MoeInPages(torch.autograd.Function):
             weights.shared_w2,
             main.shared_w1,
             main.shared_w2,
-            weights.interleaved,
+            weights.layout,
         )
         if ctx.deferred is not None:
             ctx.deferred.add(

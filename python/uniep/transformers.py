@@ -265,7 +265,7 @@ def _run(
     group: Any,
     shared: Shared | None = None,
 ) -> Tensor:
-    w1, w2, b1, b2 = weights_of(experts, facts)
+    weights = weights_of(experts, facts)
     own = {name: getattr(experts, name) for name in facts.names}
     if shared is not None:
         own |= {"shared_w1": shared.shared_w1, "shared_w2": shared.shared_w2}
@@ -274,8 +274,8 @@ def _run(
         hidden_states,
         top_k_index,
         top_k_weights.float(),
-        w1,
-        w2,
+        weights.w1,
+        weights.w2,
         group=group,
         max_tokens=options.max_tokens,
         capacity_rows=options.capacity_rows,
@@ -289,8 +289,10 @@ def _run(
         combine_partials=options.combine_partials,
         activation=facts.activation,
         probs=options.probs,
-        b1=b1,
-        b2=b2,
+        b1=weights.b1,
+        b2=weights.b2,
+        w1_layout=weights.w1_layout,
+        weights_layout=weights.weights_layout,
         **({} if shared is None else shared._asdict()),
     )
     return out.to(hidden_states.dtype)

@@ -49,11 +49,13 @@ struct Given {
   Pointer* up = nullptr;
   Pointer* const* each = nullptr;
   std::int32_t interleaved = 0;
+  std::int32_t in_out = 0;
 };
 
+/// Of [out, in] matrices.
 template <class T, class Pointer>
-uniep::ExpertMatrices<T> matrices(const Given<Pointer>& given, std::int64_t experts,
-                                  TensorList<T>& list) {
+uniep::ExpertMatrices<T> out_in_matrices(const Given<Pointer>& given, std::int64_t experts,
+                                         TensorList<T>& list) {
   using Matrices = uniep::ExpertMatrices<T>;
   const char* name = given.name;
   const bool interleaved = truth(given.interleaved, cat("interleaved of ", name).c_str());
@@ -77,16 +79,33 @@ uniep::ExpertMatrices<T> matrices(const Given<Pointer>& given, std::int64_t expe
   return Matrices::one_each(list);
 }
 
+template <class T, class Pointer>
+uniep::ExpertMatrices<T> matrices(const Given<Pointer>& given, std::int64_t experts,
+                                  TensorList<T>& list) {
+  const bool in_out = truth(given.in_out, cat("in_out of ", given.name).c_str());
+  const uniep::ExpertMatrices<T> found = out_in_matrices(given, experts, list);
+  return in_out ? found.in_out() : found;
+}
+
 /// Call: uniep_forward_call or uniep_backward_call.
 template <class Call>
 auto matrices_of_w1(const uniep_layer& l, const Call* call, TensorList<const bf16>& list) {
-  const Given<const void> given{"w1",     l.sizes().w1,  call->w1,
-                                call->w3, call->w1_each, call->interleaved};
+  const Given<const void> given{.name = "w1",
+                                .count = l.sizes().w1,
+                                .one = call->w1,
+                                .up = call->w3,
+                                .each = call->w1_each,
+                                .interleaved = call->interleaved,
+                                .in_out = call->in_out};
   return matrices<const bf16>(given, l.local_experts, list);
 }
 template <class Call>
 auto matrices_of_w2(const uniep_layer& l, const Call* call, TensorList<const bf16>& list) {
-  const Given<const void> given{"w2", l.sizes().w2, call->w2, nullptr, call->w2_each};
+  const Given<const void> given{.name = "w2",
+                                .count = l.sizes().w2,
+                                .one = call->w2,
+                                .each = call->w2_each,
+                                .in_out = call->in_out};
   return matrices<const bf16>(given, l.local_experts, list);
 }
 
@@ -244,8 +263,18 @@ Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
   if (b.part != Part::kData) {
     require_no_bias(p.bias, call->db1, "db1");
     require_no_bias(p.bias, call->db2, "db2");
-    const Given<void> dw1{"dw1", n.w1, call->dw1, call->dw3, call->dw1_each, call->dw_interleaved};
-    const Given<void> dw2{"dw2", n.w2, call->dw2, nullptr, call->dw2_each};
+    const Given<void> dw1{.name = "dw1",
+                          .count = n.w1,
+                          .one = call->dw1,
+                          .up = call->dw3,
+                          .each = call->dw1_each,
+                          .interleaved = call->dw_interleaved,
+                          .in_out = call->dw_in_out};
+    const Given<void> dw2{.name = "dw2",
+                          .count = n.w2,
+                          .one = call->dw2,
+                          .each = call->dw2_each,
+                          .in_out = call->dw_in_out};
     (void)of_shared<bf16>(shared, call->dshared_w1, 0, "dshared_w1");
     (void)of_shared<bf16>(shared, call->dshared_w2, 0, "dshared_w2");
     const auto grad = [&](const Given<void>& given, TensorList<bf16>& list,

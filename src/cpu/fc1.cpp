@@ -23,10 +23,9 @@ GateAndUp multiply_halves(const PassContext& ctx, const Tile& tile, const Column
   const MatrixView x{ctx.get<Tensor::kXRows>() + ctx.row<Tensor::kXRows>(tile.first_row) * v.hidden,
                      v.hidden, 1};
   float* sums = scratch.accumulators.reserve(static_cast<std::size_t>(v.halves() * size + more));
+  const ExpertWeight w1 = ctx.w1(tile.expert);
   for (int half = 0; half < v.halves(); ++half) {
-    const ExpertWeight w1 = ctx.w1(tile.expert);
-    const std::int64_t stride = w1.row_stride();
-    const MatrixView weights{w1.matrix(half) + first * stride, 1, stride};
+    const MatrixView weights = w1.to_outputs(half, first);
     float* of_half = sums + half * size;
     gemm_tile(ctx.kernels, tile.rows, cols, v.hidden, x, weights, of_half, cols, scratch.packing);
     if (!v.choice.has_bias) continue;
@@ -99,9 +98,8 @@ void dfc1(const PassContext& ctx, const Task& task, Scratch& scratch) {
   for (int piece = 0; piece < pieces; ++piece) {
     const std::int64_t rows = width / pieces;
     const MatrixView left{dh + piece * rows, width, 1};
-    const MatrixView right{w1.matrix(piece) + first, w1.row_stride(), 1};
-    gemm_tile(ctx.kernels, tile.rows, cols, rows, left, right, dx, cols, scratch.packing,
-              piece > 0);
+    gemm_tile(ctx.kernels, tile.rows, cols, rows, left, w1.to_inputs(piece, first), dx, cols,
+              scratch.packing, piece > 0);
   }
   push_rows(ctx, tile, first, cols, dx);
   if (task.n == 0) push_dprobs(ctx, tile);

@@ -38,8 +38,7 @@ void fc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
 
   const MatrixView a{ctx.get<Tensor::kA>() + ctx.row<Tensor::kA>(tile.first_row) * v.intermediate,
                      v.intermediate, 1};
-  const ExpertWeight w2 = ctx.w2(tile.expert);
-  const MatrixView weights{w2.row(first), 1, w2.row_stride()};
+  const MatrixView weights = ctx.w2(tile.expert).to_outputs(0, first);
   float* y = scratch.accumulators.reserve(static_cast<std::size_t>(tile.rows * cols));
   gemm_tile(ctx.kernels, tile.rows, cols, v.intermediate, a, weights, y, cols, scratch.packing);
   if (v.choice.has_bias) add_b2(ctx, tile, columns, y);
@@ -54,8 +53,7 @@ void dfc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
 
   const std::int64_t of_dy = ctx.row<Tensor::kDyRows>(tile.first_row);
   const MatrixView dy{ctx.get<Tensor::kDyRows>() + of_dy * v.hidden, v.hidden, 1};
-  const ExpertWeight w2 = ctx.w2(tile.expert);
-  const MatrixView weights{w2.matrix(0) + first, w2.row_stride(), 1};
+  const MatrixView weights = ctx.w2(tile.expert).to_inputs(0, first);
   float* da = scratch.accumulators.reserve(static_cast<std::size_t>(tile.rows * cols));
   gemm_tile(ctx.kernels, tile.rows, cols, v.hidden, dy, weights, da, cols, scratch.packing);
 

@@ -35,10 +35,17 @@ class ExpertWeight {
   ExpertWeight(const ExpertPlaces<const bf16>& places, std::int64_t index)
       : places_(places), index_(index) {}
 
-  std::int64_t row_stride() const { return places_.row_stride(); }
   bool is_joined() const { return places_.is_joined(); }
-  const bf16* matrix(std::int64_t part) const { return places_.matrix(index_, part); }
-  const bf16* row(std::int64_t row) const { return places_.row(index_, row); }
+  /// What is multiplied to get outputs [first, ...) of a part: [inputs, outputs].
+  MatrixView to_outputs(std::int64_t part, std::int64_t first) const {
+    return {places_.matrix(index_, part) + first * places_.row_stride(), places_.col_stride(),
+            places_.row_stride()};
+  }
+  /// What is multiplied to get gradients of inputs [first, ...) from a part's: [outputs, inputs].
+  MatrixView to_inputs(std::int64_t part, std::int64_t first) const {
+    return {places_.matrix(index_, part) + first * places_.col_stride(), places_.row_stride(),
+            places_.col_stride()};
+  }
 
  private:
   const ExpertPlaces<const bf16>& places_;

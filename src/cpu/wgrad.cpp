@@ -5,26 +5,65 @@
 namespace uniep::cpu {
 namespace {
 
-/// Columns [first, first + count) of a row of an expert's gradient.
-struct RowPart {
+bool is_in_out(const WeightGrad& dw) {
+  return with_matrices(dw, [](const auto& matrices) { return matrices.is_in_out(); });
+}
+
+/// `count` elements of an expert's gradient from one on: of its row, or where its matrices are [in,
+/// out] of its column.
+struct Line {
   std::int64_t expert = 0;
   std::int64_t row = 0;
-  std::int64_t first = 0;
+  std::int64_t col = 0;
   std::int64_t count = 0;
 };
 
-/// Writes sums of a call to their part of dw: overwrites or adds.
-void store(const Kernels& kernels, const WeightGrad& dw, const ExpertShape& shape,
-           const RowPart& part, const float* sums) {
-  const auto place = [&](const auto& matrices) {
-    return ExpertPlaces(matrices, shape).row(part.expert, part.row) + part.first;
-  };
+/// write(count, to, sums) for elements that lie `stride` apart, by way of a copy.
+template <class T, class Write>
+void write_apart(std::int64_t count, T* to, std::int64_t stride, const float* sums,
+                 const Write& write) {
+  constexpr std::int64_t kAtATime = 64;
+  T near[kAtATime];
+  for (std::int64_t first = 0; first < count; first += kAtATime) {
+    const std::int64_t n = std::min(kAtATime, count - first);
+    T* const far = to + first * stride;
+    for (std::int64_t i = 0; i < n; ++i) near[i] = far[i * stride];
+    write(n, near, sums + first);
+    for (std::int64_t i = 0; i < n; ++i) far[i * stride] = near[i];
+  }
+}
+
+/// write(count, to, sums) for the pieces of the line that lie together.
+template <class T, class Write>
+void write_line(const ExpertMatrices<T>& matrices, const ExpertShape& shape, const Line& line,
+                const float* sums, const Write& write) {
+  const ExpertPlaces places(matrices, shape);
+  if (!matrices.is_in_out()) {
+    return write(line.count, places.element(line.expert, line.row, line.col), sums);
+  }
+  for (std::int64_t i = 0, count = 0; i < line.count; i += count) {
+    const std::int64_t row = line.row + i;
+    count = std::min(line.count - i, shape.rows - row % shape.rows);  // rows of one part
+    T* const to = places.element(line.expert, row, line.col);
+    if (places.row_stride() == 1) {
+      write(count, to, sums + i);
+    } else {
+      write_apart(count, to, places.row_stride(), sums + i, write);
+    }
+  }
+}
+
+/// Writes sums of a call to their line of dw: overwrites or adds.
+void store(const Kernels& kernels, const WeightGrad& dw, const ExpertShape& shape, const Line& line,
+           const float* sums) {
   if (const auto* overwritten = std::get_if<ExpertMatrices<bf16>>(&dw)) {
-    kernels.round_row(part.count, sums, place(*overwritten));
+    write_line(*overwritten, shape, line, sums, [&](std::int64_t n, bf16* to, const float* from) {
+      kernels.round_row(n, from, to);
+    });
   } else if (const auto* main_grad = std::get_if<ExpertMatrices<float>>(&dw)) {
-    kernels.add_f32_row(part.count, place(*main_grad), sums);
+    write_line(*main_grad, shape, line, sums, kernels.add_f32_row);
   } else {
-    kernels.add_bf16_row(part.count, place(std::get<Bf16MainGrad>(dw).values), sums);
+    write_line(std::get<Bf16MainGrad>(dw).values, shape, line, sums, kernels.add_bf16_row);
   }
 }
 
@@ -84,7 +123,11 @@ ExpertGrad grad_of(const PassView& v, const ExpertGrads& grads, int expert) {
   return {grads.routed, expert};
 }
 
+MatrixView transposed(const MatrixView& m) { return {m.data, m.col_stride, m.row_stride}; }
+
 /// One tile of left^T right, summed over an expert's rows in canonical order, into dw[expert].
+/// Where dw is [in, out] the tile is right^T left: the same products and sums, in lines as dw has
+/// them.
 template <Tensor left, Tensor right>
 void wgrad_tile(const PassContext& ctx, const Task& task, Scratch& scratch,
                 const ExpertGrads& grads, const ExpertShape& shape) {
@@ -99,8 +142,14 @@ void wgrad_tile(const PassContext& ctx, const Task& task, Scratch& scratch,
   const MatrixView a = columns_of<left>(ctx, task, grid.rows, {m0, m}, scratch.gathered[0]);
   const MatrixView b = columns_of<right>(ctx, task, grid.cols, {n0, n}, scratch.gathered[1]);
   float* sums = scratch.accumulators.reserve(static_cast<std::size_t>(m * n));
-  gemm_tile(ctx.kernels, m, n, rows, {a.data, a.col_stride, a.row_stride}, b, sums, n,
-            scratch.packing);
+  if (is_in_out(dw)) {
+    gemm_tile(ctx.kernels, n, m, rows, transposed(b), a, sums, m, scratch.packing);
+    for (std::int64_t i = 0; i < n; ++i) {
+      store(ctx.kernels, dw, shape, {index, m0, n0 + i, m}, sums + i * m);
+    }
+    return;
+  }
+  gemm_tile(ctx.kernels, m, n, rows, transposed(a), b, sums, n, scratch.packing);
   for (std::int64_t i = 0; i < m; ++i) {
     store(ctx.kernels, dw, shape, {index, m0 + i, n0, n}, sums + i * n);
   }

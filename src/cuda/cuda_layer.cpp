@@ -233,6 +233,7 @@ Saved CudaLayer::run_forward(const RoutingPlan& plan, const ForwardArgs& args,
   check_forward(problem(), communicator(), plan, args, schedule);
   check_alignment(args);
   require_supported(unsupported_reason(schedule, sms_));
+  require_supported(unsupported_reason(args));
   check_forward_pages(pool_.get(), plan, options.memory);
   std::unique_ptr<SavedData> saved = make_saved(plan, options.memory);
   check_forward_rows_memory(problem(), needs_, options.memory, saved->rows);
@@ -265,6 +266,7 @@ void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const Cal
     check_alignment(weights_args(args));
     require_supported(unsupported_reason(schedule, sms_));
     require_supported(unsupported_ring_reason(schedule, problem(), sms_));
+    require_supported(unsupported_reason(data_args(args)));
     require_supported(unsupported_reason(weights_args(args)));
     check_backward_rows_memory(problem(), needs_, options.memory, saved.data()->rows);
     const auto rows =
@@ -284,6 +286,7 @@ void CudaLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
     check_backward_rows_memory(problem(), needs_, options.memory, saved.data()->rows);
     check_alignment(args);
     require_supported(unsupported_reason(schedule, sms_));
+    require_supported(unsupported_reason(args));
     SavedData& data = *saved.data();
     data.backward_rows.reset();  // a pass that fails leaves none
     const auto rows = memory_.backward_rows(options.memory.backward_rows, calls_.captured());

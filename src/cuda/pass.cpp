@@ -122,7 +122,35 @@ std::optional<std::string> unsupported_ring_reason(const Schedule& s, const Prob
              " one dispatches while others compute; 0, or 2 or more are accepted");
 }
 
+namespace {
+
+/// Tensor maps of the kernels are of rows of inputs.
+template <class T>
+std::optional<std::string> order_reason(const char* name, const ExpertMatrices<T>& matrices) {
+  if (!matrices.is_in_out()) return std::nullopt;
+  return cat(name,
+             " is given as [in, out] matrices; with the cuda backend [out, in] ones are "
+             "accepted");
+}
+std::optional<std::string> order_reason(const char* name, const WeightGrad& grad) {
+  return with_matrices(grad, [&](const auto& matrices) { return order_reason(name, matrices); });
+}
+
+}  // namespace
+
+std::optional<std::string> unsupported_reason(const ForwardArgs& args) {
+  const auto reason = order_reason("w1", args.w1);
+  return reason ? reason : order_reason("w2", args.w2);
+}
+
+std::optional<std::string> unsupported_reason(const BackwardDataArgs& args) {
+  const auto reason = order_reason("w1", args.w1);
+  return reason ? reason : order_reason("w2", args.w2);
+}
+
 std::optional<std::string> unsupported_reason(const BackwardWeightsArgs& args) {
+  if (const auto reason = order_reason("dw1", args.dw1)) return reason;
+  if (const auto reason = order_reason("dw2", args.dw2)) return reason;
   const bool both = any_is<ExpertMatrices<float>>(args) && any_is<Bf16MainGrad>(args);
   if (!both) return std::nullopt;
   return "weight gradients are added to in fp32 and in bf16; with the cuda backend one of these "

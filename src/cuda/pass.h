@@ -18,7 +18,9 @@ std::optional<std::string> unsupported_reason(const Schedule& schedule, int sms)
 /// Likewise for a backward pass of this problem, if it has a ring of rows.
 std::optional<std::string> unsupported_ring_reason(const Schedule& schedule, const Problem& problem,
                                                    int sms);
-/// Likewise for where weight gradients go.
+/// Likewise for how weights lie, and for where their gradients go.
+std::optional<std::string> unsupported_reason(const ForwardArgs& args);
+std::optional<std::string> unsupported_reason(const BackwardDataArgs& args);
 std::optional<std::string> unsupported_reason(const BackwardWeightsArgs& args);
 
 /// CTAs of each launch of a pass on a device with `sms` SMs.

@@ -13,10 +13,19 @@ void check_size(const char* name, std::size_t elements, std::int64_t expected, c
           " has ", elements, " elements; ", shape, " needs ", expected);
 }
 
+/// How the shape of a weight is written, for sentences.
+struct Written {
+  const char* out_in;
+  const char* in_out;
+};
+constexpr Written kHalfOfW1{"[E / ranks, I, H]", "[E / ranks, H, I]"};
+constexpr Written kW2{"[E / ranks, H, I]", "[E / ranks, I, H]"};
+
 /// A weight or its gradient: `shape` is that of one tensor, `parts` are those of an expert.
 template <class T>
 void check_matrices(const std::string& name, const ExpertMatrices<T>& m, const ExpertShape& shape,
-                    const char* written) {
+                    const Written& written) {
+  const auto of = [&](const Written& w) { return m.is_in_out() ? w.in_out : w.out_in; };
   const std::int64_t all = shape.experts * shape.elements();
   const bool halved = m.form() == ExpertForm::kInterleaved || m.form() == ExpertForm::kGateAndUp;
   require(!halved || shape.parts == 2, ErrorCode::kInvalidArgument, name, " is given as ",
@@ -26,10 +35,10 @@ void check_matrices(const std::string& name, const ExpertMatrices<T>& m, const E
   switch (m.form()) {
     case ExpertForm::kOneTensor:
     case ExpertForm::kInterleaved:
-      return check_size(name.c_str(), m.size(), all, written);
+      return check_size(name.c_str(), m.size(), all, of(written));
     case ExpertForm::kGateAndUp:
-      check_size((name + "'s gate").c_str(), m.tensor().size(), all / 2, "[E / ranks, I, H]");
-      return check_size((name + "'s up").c_str(), m.up().size(), all / 2, "[E / ranks, I, H]");
+      check_size((name + "'s gate").c_str(), m.tensor().size(), all / 2, of(kHalfOfW1));
+      return check_size((name + "'s up").c_str(), m.up().size(), all / 2, of(kHalfOfW1));
     case ExpertForm::kOneEach:
       break;
   }
@@ -43,7 +52,7 @@ void check_matrices(const std::string& name, const ExpertMatrices<T>& m, const E
 }
 
 void check_weight_grad(const char* name, const WeightGrad& grad, const ExpertShape& shape,
-                       const char* written) {
+                       const Written& written) {
   with_matrices(grad, [&](const auto& m) { check_matrices(name, m, shape, written); });
 }
 
@@ -51,8 +60,9 @@ void check_weight_grad(const char* name, const WeightGrad& grad, const ExpertSha
 void check_one_tensor(const char* name, const WeightGrad& grad, std::int64_t expected,
                       const char* shape) {
   with_matrices(grad, [&](const auto& m) {
-    require(m.form() == ExpertForm::kOneTensor, ErrorCode::kInvalidArgument, name,
-            " is given as several tensors, or by turns; one tensor ", shape, " is accepted");
+    require(m.form() == ExpertForm::kOneTensor && !m.is_in_out(), ErrorCode::kInvalidArgument, name,
+            " is given as several tensors, by turns, or as [in, out]; one tensor ", shape,
+            " is accepted");
     check_size(name, m.size(), expected, shape);
   });
 }
@@ -72,7 +82,7 @@ struct Sizes {
   std::int64_t b1, b2;  // 0: experts have no biases
   std::int64_t shared_w1, shared_w2, tokens_shared;
   // As shapes are written.
-  const char* w1_shape;
+  Written w1_shape;
   const char* b1_shape;
   const char* b2_shape;
 };
@@ -91,7 +101,9 @@ Sizes sizes(const Problem& p, const RoutingPlan& plan) {
           .shared_w1 = shared_w1_rows * p.hidden,
           .shared_w2 = p.shared_experts * p.hidden * p.intermediate,
           .tokens_shared = plan.tokens() * p.shared_experts,
-          .w1_shape = gated ? "[E / ranks, 2I, H]" : "[E / ranks, I, H], without a gate,",
+          .w1_shape = gated ? Written{"[E / ranks, 2I, H]", "[E / ranks, H, 2I]"}
+                            : Written{"[E / ranks, I, H], without a gate,",
+                                      "[E / ranks, H, I], without a gate,"},
           .b1_shape = !p.bias ? "a layer without biases"
                       : gated ? "[E / ranks, 2I]"
                               : "[E / ranks, I], without a gate,",
@@ -124,7 +136,7 @@ void check_forward(const Problem& problem, const Communicator& communicator,
   check_size("x", args.x.size(), n.tokens_hidden, "[T, H]");
   check_size("topk_probs", args.topk_probs.size(), n.tokens_topk, "[T, K]");
   check_matrices("w1", args.w1, n.w1, n.w1_shape);
-  check_matrices("w2", args.w2, n.w2, "[E / ranks, H, I]");
+  check_matrices("w2", args.w2, n.w2, kW2);
   check_size("b1", args.b1.size(), n.b1, n.b1_shape);
   check_size("b2", args.b2.size(), n.b2, n.b2_shape);
   check_shared(n, args, "shared_probs", args.shared_probs.size());
@@ -144,7 +156,7 @@ void check_saved(const Problem& problem, const Communicator& communicator, const
 void check_sizes(const Sizes& n, const BackwardDataArgs& args) {
   check_size("dy", args.dy.size(), n.tokens_hidden, "[T, H]");
   check_matrices("w1", args.w1, n.w1, n.w1_shape);
-  check_matrices("w2", args.w2, n.w2, "[E / ranks, H, I]");
+  check_matrices("w2", args.w2, n.w2, kW2);
   check_size("b1", args.b1.size(), n.b1, n.b1_shape);
   check_size("b2", args.b2.size(), n.b2, n.b2_shape);
   check_size("dx", args.dx.size(), n.tokens_hidden, "[T, H]");
@@ -163,7 +175,7 @@ void check_kinds(const BackwardWeightsArgs& args) {
 void check_sizes(const Sizes& n, const BackwardWeightsArgs& args) {
   if (n.shared_w1 > 0) check_kinds(args);
   check_weight_grad("dw1", args.dw1, n.w1, n.w1_shape);
-  check_weight_grad("dw2", args.dw2, n.w2, "[E / ranks, H, I]");
+  check_weight_grad("dw2", args.dw2, n.w2, kW2);
   check_one_tensor("db1", args.db1, n.b1, n.b1_shape);
   check_one_tensor("db2", args.db2, n.b2, n.b2_shape);
   check_one_tensor("dshared_w1", args.dshared_w1, n.shared_w1, "[S, 2I, H] of the shared experts");

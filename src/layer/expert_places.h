@@ -7,8 +7,8 @@
 
 namespace uniep {
 
-/// A weight of `experts` experts: `parts` matrices of each (gate and up), `rows` by `cols`. Rows of
-/// an expert are counted through all of its parts.
+/// A weight of `experts` experts: `parts` matrices of each (gate and up), `rows` outputs by `cols`
+/// inputs, however they lie. Rows of an expert are counted through all of its parts.
 struct ExpertShape {
   std::int64_t experts = 0;
   std::int64_t parts = 1;
@@ -28,7 +28,7 @@ ExpertShape shape_of_w2(const P& p, std::int64_t experts) {
   return {experts, 1, p.hidden, p.intermediate};
 }
 
-/// Where each matrix of such a weight begins.
+/// Where each element of such a weight lies.
 template <class T>
 class ExpertPlaces {
  public:
@@ -39,7 +39,12 @@ class ExpertPlaces {
   const ExpertShape& shape() const { return shape_; }
   /// Elements from a row of a matrix to its next.
   std::int64_t row_stride() const {
-    return matrices_.form() == ExpertForm::kInterleaved ? shape_.parts * shape_.cols : shape_.cols;
+    return (is_interleaved() ? shape_.parts : 1) * (matrices_.is_in_out() ? 1 : shape_.cols);
+  }
+  /// Elements from a column of a matrix to its next.
+  std::int64_t col_stride() const {
+    if (!matrices_.is_in_out()) return 1;
+    return shape_.rows * (matrices_.form() == ExpertForm::kGateAndUp ? 1 : shape_.parts);
   }
 
   /// Whether an expert's parts follow one another, as one matrix of all rows.
@@ -48,24 +53,30 @@ class ExpertPlaces {
   }
 
   T* matrix(std::int64_t expert, std::int64_t part) const {
-    const std::int64_t size = shape_.rows * shape_.cols;
     switch (matrices_.form()) {
       case ExpertForm::kOneTensor:
-        break;
       case ExpertForm::kInterleaved:
-        return matrices_.data() + expert * shape_.elements() + part * shape_.cols;
+        break;
       case ExpertForm::kGateAndUp:
-        return (part == 0 ? matrices_.tensor() : matrices_.up()).data() + expert * size;
+        return (part == 0 ? matrices_.tensor() : matrices_.up()).data() +
+               expert * shape_.rows * shape_.cols;
       case ExpertForm::kOneEach:
-        return matrices_.each()[static_cast<std::size_t>(expert)].data() + part * size;
+        return matrices_.each()[static_cast<std::size_t>(expert)].data() + part * part_stride();
     }
-    return matrices_.data() + (expert * shape_.parts + part) * size;
+    return matrices_.data() + expert * shape_.elements() + part * part_stride();
   }
-  T* row(std::int64_t expert, std::int64_t row) const {
-    return matrix(expert, row / shape_.rows) + row % shape_.rows * row_stride();
+  T* element(std::int64_t expert, std::int64_t row, std::int64_t col) const {
+    return matrix(expert, row / shape_.rows) + row % shape_.rows * row_stride() +
+           col * col_stride();
   }
 
  private:
+  bool is_interleaved() const { return matrices_.form() == ExpertForm::kInterleaved; }
+  /// Elements from a part to the next of the same tensor.
+  std::int64_t part_stride() const {
+    return is_interleaved() ? row_stride() / shape_.parts : shape_.rows * row_stride();
+  }
+
   ExpertMatrices<T> matrices_{};
   ExpertShape shape_{};
 };

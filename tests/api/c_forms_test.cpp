@@ -13,7 +13,7 @@ struct CTensors {
   FormTensors<bf16> tensors;
   std::vector<void*> each;
 
-  CTensors(ExpertForm form, const ExpertShape& shape, const std::vector<bf16>& values)
+  CTensors(const MatrixForm& form, const ExpertShape& shape, const std::vector<bf16>& values)
       : tensors(scattered(form, shape, std::span(values))) {
     for (auto& tensor : tensors) each.push_back(tensor.data());
   }
@@ -33,25 +33,27 @@ struct FormedCall {
   template <class Call>
   void set_weights(Call& c) {
     c.w1 = c.w2 = nullptr;
-    if (forms.w1 == ExpertForm::kOneEach) {
+    if (forms.w1.form == ExpertForm::kOneEach) {
       c.w1_each = w1.each.data();
     } else {
       c.w1 = w1.each[0];
-      c.interleaved = forms.w1 == ExpertForm::kInterleaved ? 1 : 0;
-      if (forms.w1 == ExpertForm::kGateAndUp) c.w3 = w1.each[1];
+      c.interleaved = forms.w1.form == ExpertForm::kInterleaved ? 1 : 0;
+      if (forms.w1.form == ExpertForm::kGateAndUp) c.w3 = w1.each[1];
     }
-    forms.w2 == ExpertForm::kOneEach ? c.w2_each = w2.each.data() : c.w2 = w2.each[0];
+    c.in_out = forms.w1.in_out ? 1 : 0;
+    forms.w2.form == ExpertForm::kOneEach ? c.w2_each = w2.each.data() : c.w2 = w2.each[0];
   }
   void set_grads(uniep_backward_call& c) {
     c.dw1 = c.dw2 = nullptr;
-    if (forms.dw1 == ExpertForm::kOneEach) {
+    if (forms.dw1.form == ExpertForm::kOneEach) {
       c.dw1_each = dw1.each.data();
     } else {
       c.dw1 = dw1.each[0];
-      c.dw_interleaved = forms.dw1 == ExpertForm::kInterleaved ? 1 : 0;
-      if (forms.dw1 == ExpertForm::kGateAndUp) c.dw3 = dw1.each[1];
+      c.dw_interleaved = forms.dw1.form == ExpertForm::kInterleaved ? 1 : 0;
+      if (forms.dw1.form == ExpertForm::kGateAndUp) c.dw3 = dw1.each[1];
     }
-    if (forms.dw2 == ExpertForm::kOneEach) {
+    c.dw_in_out = forms.dw1.in_out ? 1 : 0;
+    if (forms.dw2.form == ExpertForm::kOneEach) {
       c.dw2_each = dw2.each.data();
     } else {
       c.dw2 = dw2.each[0];
@@ -71,7 +73,9 @@ struct FormedCall {
 void check_random_forms(const CLayer& layer, const LayerData& data, unsigned seeds) {
   for (unsigned seed = 1; seed <= seeds; ++seed) {
     Rng rng(seed);
-    const ExpertForms forms = random_forms(rng, true);
+    ExpertForms forms = random_forms(rng, true, true);
+    forms.w2.in_out = forms.w1.in_out;  // the C API has one word for both
+    forms.dw2.in_out = forms.dw1.in_out;
     CStep step(layer, data);
     FormedCall formed(layer, step.data(), forms);
     uniep_forward_call forward = step.forward_call();

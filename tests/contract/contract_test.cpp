@@ -54,7 +54,7 @@ void run_random_cases(unsigned first_seed, int count, int max_delay_us, bool any
     if (chance(rng, 20)) o.layer.faults.first_count = 0u - static_cast<unsigned>(pick(rng, 1, 500));
     o.row_pool = !o.callers_memory && chance(rng, 50);
     if (!o.defer_weights && chance(rng, 40)) o.ring_tiles = static_cast<int>(pick(rng, 0, 3));
-    if (any_form) o.forms = random_forms(rng, is_gated(data.activation));
+    if (any_form) o.forms = random_forms(rng, is_gated(data.activation), true);
     expect_same_bits(run_layer(data, o), expected(data, o), describe(seed, data, o));
     if (::testing::Test::HasFailure()) return;
   }

@@ -13,31 +13,35 @@ constexpr float kPoison = -12345.678f;
 constexpr bf16 kPoisonBf16{0x7fc1};  // a NaN: spreads where padding is read as data
 
 /// A matrix with padding between its rows (or columns, if stored transposed), and none at its end,
-/// so that AddressSanitizer sees reads past it.
+/// so that AddressSanitizer sees reads past it. `by_turns`: it is the second of two whose elements
+/// take turns.
 struct Matrix {
   Index rows, cols;
   bool transposed;  // stored [cols, rows]
-  Index stride;
+  Index apart, stride;
   std::vector<bf16> data;
 
   Matrix(std::mt19937& rng, Values values, Index rows_, Index cols_, bool transposed_,
-         Index padding)
-      : rows(rows_), cols(cols_), transposed(transposed_) {
+         Index padding, bool by_turns = false)
+      : rows(rows_), cols(cols_), transposed(transposed_), apart(by_turns ? 2 : 1) {
     const Index lines = transposed ? cols : rows, length = transposed ? rows : cols;
-    stride = length + padding;
+    stride = apart * length + padding;
     data.assign(static_cast<std::size_t>(std::max<Index>(0, lines * stride - padding)),
                 kPoisonBf16);
     for (Index l = 0; l < lines; ++l) {
       for (Index e = 0; e < length; ++e) {
-        data[static_cast<std::size_t>(l * stride + e)] = testing::random_bf16(rng, values);
+        data[static_cast<std::size_t>(l * stride + apart * e + apart - 1)] =
+            testing::random_bf16(rng, values);
       }
     }
   }
   MatrixView view() const {
-    return transposed ? MatrixView{data.data(), 1, stride} : MatrixView{data.data(), stride, 1};
+    const bf16* first = data.data() + (data.empty() ? 0 : apart - 1);
+    return transposed ? MatrixView{first, apart, stride} : MatrixView{first, stride, apart};
   }
   float at(Index i, Index j) const {
-    return to_float(data[static_cast<std::size_t>(transposed ? j * stride + i : i * stride + j)]);
+    const Index line = transposed ? j : i, element = transposed ? i : j;
+    return to_float(data[static_cast<std::size_t>(line * stride + apart * element + apart - 1)]);
   }
 };
 
@@ -82,9 +86,14 @@ std::vector<float> run(const Kernels& kernels, const Matrix& a, const Matrix& b,
 struct Layout {
   const char* name;
   bool a_transposed, b_transposed;
+  bool b_by_turns = false;
 };
-constexpr Layout kLayouts[] = {
-    {"NT", false, true}, {"NN", false, false}, {"TN", true, false}, {"TT", true, true}};
+constexpr Layout kLayouts[] = {{"NT", false, true},
+                               {"NN", false, false},
+                               {"TN", true, false},
+                               {"TT", true, true},
+                               {"NT by turns", false, true, true},
+                               {"NN by turns", false, false, true}};
 
 /// What either operand is filled with.
 struct Operands {
@@ -116,7 +125,7 @@ struct Content {
 void check(std::mt19937& rng, Operands values, const Layout& layout, Index m, Index n, Index k,
            Index padding, Content* content = nullptr) {
   const Matrix a(rng, values.a, m, k, layout.a_transposed, padding);
-  const Matrix b(rng, values.b, k, n, layout.b_transposed, padding);
+  const Matrix b(rng, values.b, k, n, layout.b_transposed, padding, layout.b_by_turns);
   const std::vector<float> want = naive(a, b);
   if (content != nullptr) content->add(want);
   GemmScratch scratch;
@@ -190,7 +199,7 @@ TEST(Gemm, PanelsOfDifferentMagnitude) {
   std::mt19937 rng(4);
   for (const Layout& layout : kLayouts) {
     Matrix a(rng, Values::kOrdinary, 64, 96, layout.a_transposed, 0);
-    const Matrix b(rng, Values::kTiny, 96, 64, layout.b_transposed, 0);
+    const Matrix b(rng, Values::kTiny, 96, 64, layout.b_transposed, 0, layout.b_by_turns);
     for (Index i = 0; i < 64; i += 9) {  // a few rows with tiny elements
       const MatrixView v = a.view();
       a.data[static_cast<std::size_t>(i * v.row_stride + i * v.col_stride)] =

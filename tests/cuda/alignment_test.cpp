@@ -1,7 +1,8 @@
-// Where tensors may start; needs no GPU.
+// Where tensors may start, and how weights may lie; needs no GPU.
 #include <gtest/gtest.h>
 
 #include "base/check.h"
+#include "cuda/pass.h"
 #include "cuda/tensor_alignment.h"
 #include "support/expect_error.h"
 
@@ -69,6 +70,41 @@ TEST(TensorAlignment, TensorsWithoutElementsMayBeAnywhere) {
   const auto none = at<const bf16>(2).first(0);
   EXPECT_NO_THROW(cuda::check_alignment(
       ForwardArgs{.x = none, .topk_probs = {}, .w1 = none, .w2 = none, .out = {}}));
+}
+
+void expect_unsupported(const char* name, const std::optional<std::string>& reason) {
+  EXPECT_EQ(reason, cat(name,
+                        " is given as [in, out] matrices; with the cuda backend [out, in] "
+                        "ones are accepted"));
+}
+
+TEST(MatrixOrder, InputsBeforeOutputsAreUnsupported) {
+  const ExpertMatrices<const bf16> weight(at<const bf16>(0));
+  const ExpertMatrices<bf16> bf16_grad(at<bf16>(0));
+  const ExpertMatrices<float> fp32_grad(at<float>(0));
+
+  const ForwardArgs forward{.x = {}, .topk_probs = {}, .w1 = weight, .w2 = weight, .out = {}};
+  const BackwardDataArgs data{.dy = {}, .w1 = weight, .w2 = weight, .dx = {}, .dprobs = {}};
+  EXPECT_EQ(cuda::unsupported_reason(forward), std::nullopt);
+  EXPECT_EQ(cuda::unsupported_reason(data), std::nullopt);
+  for (const auto& [name, of_forward, of_data] :
+       {std::tuple("w1", &ForwardArgs::w1, &BackwardDataArgs::w1),
+        std::tuple("w2", &ForwardArgs::w2, &BackwardDataArgs::w2)}) {
+    ForwardArgs f = forward;
+    f.*of_forward = weight.in_out();
+    expect_unsupported(name, cuda::unsupported_reason(f));
+    BackwardDataArgs d = data;
+    d.*of_data = weight.in_out();
+    expect_unsupported(name, cuda::unsupported_reason(d));
+  }
+  const WeightGrad transposed[] = {bf16_grad.in_out(), fp32_grad.in_out(),
+                                   Bf16MainGrad{bf16_grad.in_out()}};
+  for (const WeightGrad& grad : transposed) {
+    expect_unsupported(
+        "dw1", cuda::unsupported_reason(BackwardWeightsArgs{.dw1 = grad, .dw2 = bf16_grad}));
+    expect_unsupported(
+        "dw2", cuda::unsupported_reason(BackwardWeightsArgs{.dw1 = bf16_grad, .dw2 = grad}));
+  }
 }
 
 }  // namespace

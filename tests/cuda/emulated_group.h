@@ -29,7 +29,8 @@ DeviceArray<T> upload(std::span<const T> host) {
 template <class T>
 class DeviceMatrices {
  public:
-  DeviceMatrices(ExpertForm form, const ExpertShape& shape, const std::vector<T>& values)
+  DeviceMatrices(const uniep::testing::MatrixForm& form, const ExpertShape& shape,
+                 const std::vector<T>& values)
       : form_(form), shape_(shape), count_(values.size()) {
     for (const auto& tensor : uniep::testing::scattered(form, shape, std::span(values))) {
       tensors_.push_back(upload(tensor));
@@ -51,7 +52,7 @@ class DeviceMatrices {
   }
 
  private:
-  ExpertForm form_;
+  uniep::testing::MatrixForm form_;
   ExpertShape shape_;
   std::size_t count_;
   std::vector<DeviceArray<T>> tensors_;

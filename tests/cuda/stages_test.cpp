@@ -95,8 +95,9 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
         in_ring ? uniep::testing::ring_rows(data.topk_ids, data.num_experts, Problem{}.row_align,
                                             uniep::testing::pick(rng, 0, 3))
                 : 0;
-    const auto forms = any_form ? uniep::testing::random_forms(rng, is_gated(data.activation))
-                                : uniep::testing::ExpertForms{};
+    const auto forms = any_form
+                           ? uniep::testing::random_forms(rng, is_gated(data.activation), false)
+                           : uniep::testing::ExpertForms{};
     EmulatedGroup group(data, uniep::testing::random_parts(rng, data.tokens, ranks), main_grad, 1,
                         0, save, recompute_h, backward_rows, forms);
     const Schedule schedule = choose(rng, group.problem());

@@ -293,7 +293,9 @@ def _spoil_call(
     name = rng.choice(aligned)
     # Not every part of a backward pass looks at biases, nor at the form of weights.
     unwanted = rng.choice(UNWANTED) if isinstance(call, c_api.ForwardCall) else "saved"
-    form = "dw_interleaved" if getattr(call, "part", 0) == 2 else "interleaved"
+    form = rng.choice(("interleaved", "in_out"))
+    if getattr(call, "part", 0) == 2:
+        form = f"dw_{form}"
     spoil: Sequence[Callable[[], None]] = (
         lambda: setattr(call, rng.choice(required), None),
         lambda: setattr(call, unwanted, layer.memory["x"].address),

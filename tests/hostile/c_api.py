@@ -66,7 +66,7 @@ class ForwardCall(ctypes.Structure):
         ("schedule", c_char_p),
         *((n, c_void_p) for n in ("stream", "saved", "b1", "b2")),
         *((n, c_void_p) for n in ("shared_w1", "shared_w2", "shared_probs")),
-        ("interleaved", c_int32),
+        *((n, c_int32) for n in ("interleaved", "in_out")),
         *((n, c_void_p) for n in ("w3", "w1_each", "w2_each")),
     )
 
@@ -87,7 +87,7 @@ class BackwardCall(ctypes.Structure):
         *((n, c_void_p) for n in ("b1", "b2", "db1", "db2")),
         *((n, c_void_p) for n in ("shared_w1", "shared_w2", "dshared_probs")),
         *((n, c_void_p) for n in ("dshared_w1", "dshared_w2")),
-        *((n, c_int32) for n in ("interleaved", "dw_interleaved")),
+        *((n, c_int32) for n in ("interleaved", "dw_interleaved", "in_out", "dw_in_out")),
         *((n, c_void_p) for n in ("w3", "w1_each", "w2_each")),
         *((n, c_void_p) for n in ("dw3", "dw1_each", "dw2_each")),
     )

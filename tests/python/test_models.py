@@ -35,7 +35,7 @@ from model_cases import (  # noqa: E402
 )
 
 import uniep.transformers  # noqa: E402
-from uniep._transformers_experts import facts_of, is_packed  # noqa: E402
+from uniep._transformers_experts import facts_of, is_packed, weights_of  # noqa: E402
 from uniep._transformers_shared import names_of_shared  # noqa: E402
 
 # How far losses may part where a rounding turns a router's choice, in parts of what steps gain.
@@ -336,12 +336,37 @@ def test_parameters_stay_those_that_an_optimizer_knows(kind: str) -> None:
     assert all(p.grad is not None and p.grad.shape == p.shape for p in after.values())
 
 
-def test_weights_rearranged_in_every_call_give_the_same_bits() -> None:
+def test_weights_read_where_they_lie_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = small("gpt_oss"), tokens()
-    each_time = step(model, ids, "uniep")
+    given: list[Tensor] = []
+
+    def watched(*args: Tensor, **options: Any) -> Tensor:
+        given.extend(args[3:5])
+        return uniep.functional.moe(*args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(uniep, "moe", watched)
+        in_place = step(model, ids, "uniep")
+    own = {id(param) for param in model.parameters()}
+    assert given
+    assert all(id(weight) in own for weight in given)
     uniep.transformers.use(model)
     assert any(is_packed(module) for module in model.modules())
-    assert_same(step(model, ids), each_time)
+    assert_same(step(model, ids), in_place)
+
+
+@pytest.mark.parametrize("kind", REARRANGED)
+def test_weights_of_experts_are_the_parameters_on_cpus(kind: str) -> None:
+    model: Any = small(kind)
+    (name, *_) = uniep.transformers.check(model)
+    found = model.get_submodule(name)
+    experts = getattr(found, "experts", found)
+    facts = facts_of(experts)
+    weights = weights_of(experts, facts)
+    assert weights.w1 is getattr(experts, facts.names[0])
+    assert weights.w2 is getattr(experts, facts.names[1])
+    assert weights.weights_layout == "in_out"
+    assert weights.w1_layout == ("interleaved" if kind == "gpt_oss" else "halves")
 
 
 def test_experts_that_the_choice_does_not_reach_are_refused() -> None:

@@ -46,8 +46,8 @@ def again(case, own):
     return case.x if own.save == "none" else None
 
 
-def check(op, arguments):
-    found = torch.library.opcheck(op, arguments)
+def check(op, arguments, named=None):
+    found = torch.library.opcheck(op, arguments, named)
     assert set(found.values()) == {"SUCCESS"}
 
 
@@ -121,9 +121,37 @@ def test_opcheck_of_other_forms():
         check(ops.backward_main_grad.default, (*backward, *main, *end))
         rows = ops.backward_data(*backward, 2, own.backward_bytes, own.flag, None)[-1]
         kept = (own.key, *saved, rows, 512, 8, 32, False, own.flag, None)
-        check(ops.backward_weights.default, (*kept, 0, 2, 3))
-        with pytest.raises(RuntimeError, match="the form of w2 is 2"):
-            ops.backward_weights(*kept, 0, 2, 2)
+        check(ops.backward_weights.default, (*kept, 0, 1, 2))
+        with pytest.raises(RuntimeError, match="the form of w2 is 1"):
+            ops.backward_weights(*kept, 0, 1, 1)
+
+
+@pytest.mark.parametrize(("layout", "forms"), [(3, "one"), (2, "several")])
+def test_opcheck_of_layouts(layout, forms):
+    case = make_case(tokens=512, hidden=48)
+    case.ids = torch.arange(1024, dtype=torch.int32).view(512, 2) % 8
+    ops = torch.ops.uniep
+    w1, w2 = [case.w1], [case.w2]
+    if forms == "several":
+        w1, w2 = list(case.w1.chunk(2, 1)), list(case.w2.unbind(0))
+    w1, w2 = ([t.transpose(-1, -2).contiguous() for t in weight] for weight in (w1, w2))
+    given = {"layout": layout}
+    with workspace(case, capacity_rows=1024) as own:
+        arguments = (own.key, own.overflow, case.x, case.ids, case.probs, w1, w2)
+        check(ops.forward.default, (*arguments, *figures(own)), given)
+        saved = ops.forward(*arguments, *figures(own), **given)[1:]
+        backward = (own.key, *saved, case.dy, w1, w2, None)
+        end = (2, own.flag, None)
+        check(ops.backward.default, (*backward, *end), given)
+        main = [[torch.zeros_like(t) for t in weight] for weight in (w1, w2)]
+        check(ops.backward_main_grad.default, (*backward, *main, *end), given)
+        part = (*backward, 2, own.backward_bytes, own.flag, None)
+        rows = ops.backward_data(*part, **given)[-1]
+        kept = (own.key, *saved, rows, 512, 8, 32, False, own.flag, None)
+        forms_of = {"w1_form": 1, "w2_form": 2} if forms == "several" else {}
+        check(ops.backward_weights.default, kept, forms_of | given)
+        with pytest.raises(RuntimeError, match="layout is 4"):
+            ops.backward_weights(*kept, layout=4)
 
 
 def test_opcheck_of_biases():

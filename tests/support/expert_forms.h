@@ -9,85 +9,107 @@
 
 namespace uniep::testing {
 
-/// How the weights of experts, and their gradients, lie.
-struct ExpertForms {
-  ExpertForm w1 = ExpertForm::kOneTensor;
-  ExpertForm w2 = ExpertForm::kOneTensor;
-  ExpertForm dw1 = ExpertForm::kOneTensor;
-  ExpertForm dw2 = ExpertForm::kOneTensor;
+/// How a weight of experts, or its gradient, lies.
+struct MatrixForm {
+  ExpertForm form = ExpertForm::kOneTensor;
+  bool in_out = false;
+
+  MatrixForm() = default;
+  MatrixForm(ExpertForm f, bool transposed = false) : form(f), in_out(transposed) {}
 };
 
-inline ExpertForm random_form(Rng& rng, bool has_up) {
+struct ExpertForms {
+  MatrixForm w1{};
+  MatrixForm w2{};
+  MatrixForm dw1{};
+  MatrixForm dw2{};
+};
+
+/// `in_out`: whether [in, out] matrices are among them.
+inline MatrixForm random_form(Rng& rng, bool has_up, bool in_out) {
   constexpr ExpertForm kForms[] = {ExpertForm::kOneTensor, ExpertForm::kOneEach,
                                    ExpertForm::kInterleaved, ExpertForm::kGateAndUp};
-  return kForms[pick(rng, 0, has_up ? 3 : 1)];
+  const ExpertForm form = kForms[pick(rng, 0, has_up ? 3 : 1)];
+  return {form, in_out && chance(rng, 50)};
 }
-inline ExpertForms random_forms(Rng& rng, bool gated) {
-  return {random_form(rng, gated), random_form(rng, false), random_form(rng, gated),
-          random_form(rng, false)};
+inline ExpertForms random_forms(Rng& rng, bool gated, bool in_out) {
+  const auto form = [&](bool has_up) { return random_form(rng, has_up, in_out); };
+  return {form(gated), form(false), form(gated), form(false)};
+}
+inline std::string to_string(const MatrixForm& f) {
+  return cat(static_cast<int>(f.form), f.in_out ? "t" : "");
 }
 inline std::string to_string(const ExpertForms& f) {
-  return cat(static_cast<int>(f.w1), static_cast<int>(f.w2), static_cast<int>(f.dw1),
-             static_cast<int>(f.dw2));
+  return cat(to_string(f.w1), to_string(f.w2), to_string(f.dw1), to_string(f.dw2));
 }
 
 /// The tensors of a form, as vectors.
 template <class T>
 using FormTensors = std::vector<std::vector<T>>;
 
-/// f(tensor, offset in it, offset in one tensor) for each row of the matrices.
+/// f(tensor, offset in it, offset in one [out, in] tensor) for each element of the matrices.
 template <class F>
-void for_each_row(ExpertForm form, const ExpertShape& s, F&& f) {
+void for_each_element(const MatrixForm& form, const ExpertShape& s, F&& f) {
   std::int64_t row = 0;
   for (std::int64_t e = 0; e < s.experts; ++e) {
     for (std::int64_t p = 0; p < s.parts; ++p) {
       for (std::int64_t r = 0; r < s.rows; ++r, ++row) {
-        std::int64_t tensor = 0, at = row;
-        if (form == ExpertForm::kInterleaved) at = (e * s.rows + r) * s.parts + p;
-        if (form == ExpertForm::kGateAndUp) tensor = p, at = e * s.rows + r;
-        if (form == ExpertForm::kOneEach) tensor = e, at = p * s.rows + r;
-        f(static_cast<std::size_t>(tensor), at * s.cols, row * s.cols);
+        // The matrix in its tensor, which has so many outputs, and the row's among these.
+        std::int64_t tensor = 0, matrix = e, outputs = s.parts * s.rows, output = p * s.rows + r;
+        if (form.form == ExpertForm::kInterleaved) output = r * s.parts + p;
+        if (form.form == ExpertForm::kGateAndUp) tensor = p, outputs = s.rows, output = r;
+        if (form.form == ExpertForm::kOneEach) tensor = e, matrix = 0;
+        for (std::int64_t c = 0; c < s.cols; ++c) {
+          const std::int64_t at = form.in_out ? (matrix * s.cols + c) * outputs + output
+                                              : (matrix * outputs + output) * s.cols + c;
+          f(static_cast<std::size_t>(tensor), static_cast<std::size_t>(at),
+            static_cast<std::size_t>(row * s.cols + c));
+        }
       }
     }
   }
 }
 
 template <class T>
-FormTensors<std::remove_const_t<T>> scattered(ExpertForm form, const ExpertShape& shape,
+FormTensors<std::remove_const_t<T>> scattered(const MatrixForm& form, const ExpertShape& shape,
                                               std::span<T> values) {
-  const std::int64_t count = form == ExpertForm::kGateAndUp ? 2
-                             : form == ExpertForm::kOneEach ? shape.experts
-                                                            : 1;
+  const std::int64_t count = form.form == ExpertForm::kGateAndUp ? 2
+                             : form.form == ExpertForm::kOneEach ? shape.experts
+                                                                 : 1;
   FormTensors<std::remove_const_t<T>> tensors(static_cast<std::size_t>(count));
   for (auto& tensor : tensors) tensor.resize(values.size() / tensors.size());
-  for_each_row(form, shape, [&](std::size_t tensor, std::int64_t to, std::int64_t from) {
-    std::copy_n(values.data() + from, shape.cols, tensors[tensor].data() + to);
+  for_each_element(form, shape, [&](std::size_t tensor, std::size_t to, std::size_t from) {
+    tensors[tensor][to] = values[from];
   });
   return tensors;
 }
 
 template <class T>
-void gather(ExpertForm form, const ExpertShape& shape, const FormTensors<T>& tensors,
+void gather(const MatrixForm& form, const ExpertShape& shape, const FormTensors<T>& tensors,
             std::span<T> values) {
-  for_each_row(form, shape, [&](std::size_t tensor, std::int64_t from, std::int64_t to) {
-    std::copy_n(tensors[tensor].data() + from, shape.cols, values.data() + to);
+  for_each_element(form, shape, [&](std::size_t tensor, std::size_t from, std::size_t to) {
+    values[to] = tensors[tensor][from];
   });
 }
 
 /// `tensors` outlives what this returns.
 template <class T>
-ExpertMatrices<T> matrices_of(ExpertForm form, std::span<const std::span<T>> tensors) {
-  switch (form) {
+ExpertMatrices<T> matrices_of(const MatrixForm& form, std::span<const std::span<T>> tensors) {
+  ExpertMatrices<T> matrices(tensors[0]);
+  switch (form.form) {
     case ExpertForm::kOneTensor:
       break;
     case ExpertForm::kInterleaved:
-      return ExpertMatrices<T>::interleaved(tensors[0]);
+      matrices = ExpertMatrices<T>::interleaved(tensors[0]);
+      break;
     case ExpertForm::kGateAndUp:
-      return ExpertMatrices<T>::gate_and_up(tensors[0], tensors[1]);
+      matrices = ExpertMatrices<T>::gate_and_up(tensors[0], tensors[1]);
+      break;
     case ExpertForm::kOneEach:
-      return ExpertMatrices<T>::one_each(tensors);
+      matrices = ExpertMatrices<T>::one_each(tensors);
+      break;
   }
-  return tensors[0];
+  return form.in_out ? matrices.in_out() : matrices;
 }
 
 /// One rank's weights and gradients in the memory of their forms, for a step.
@@ -125,14 +147,14 @@ class FormedStep {
   };
 
   template <class T>
-  ExpertMatrices<T> copy(ExpertForm form, const ExpertShape& shape, std::span<T> values,
+  ExpertMatrices<T> copy(const MatrixForm& form, const ExpertShape& shape, std::span<T> values,
                          std::deque<Copy<T>>& copies) {
     Copy<T>& made = copies.emplace_back();
     made.tensors = scattered(form, shape, values);
     for (auto& tensor : made.tensors) made.list.emplace_back(tensor);
     return matrices_of<T>(form, made.list);
   }
-  WeightGrad grad(ExpertForm form, const ExpertShape& shape, const WeightGrad& grad) {
+  WeightGrad grad(const MatrixForm& form, const ExpertShape& shape, const WeightGrad& grad) {
     if (const auto* fp32 = std::get_if<ExpertMatrices<float>>(&grad)) {
       return copy(form, shape, fp32->tensor(), fp32_grads_);
     }
@@ -141,7 +163,7 @@ class FormedStep {
     }
     return copy(form, shape, std::get<ExpertMatrices<bf16>>(grad).tensor(), grads_);
   }
-  void store_grad(ExpertForm form, const ExpertShape& shape, std::size_t index,
+  void store_grad(const MatrixForm& form, const ExpertShape& shape, std::size_t index,
                   const WeightGrad& grad) const {
     if (const auto* fp32 = std::get_if<ExpertMatrices<float>>(&grad)) {
       return gather(form, shape, fp32_grads_[index].tensors, fp32->tensor());

@@ -39,14 +39,28 @@ inline Simd::F broadcast(float v) { return v - Simd::F{}; }
 inline float widen(bf16 v) {
   return __builtin_bit_cast(float, static_cast<std::uint32_t>(v.bits) << 16);
 }
+
+/// How far the elements of a matrix that lie next to one another are apart: at kByTurns the numbers
+/// between them are another matrix's. Vectors of these are read with the number behind the last.
+enum class Spacing { kNext = 1, kByTurns = 2 };
+
+template <Spacing spacing>
 inline Simd::U widen(const bf16* p) {
+  if constexpr (spacing == Spacing::kByTurns) {
+    return Simd::U(*reinterpret_cast<const UMem*>(p)) << 16;
+  }
   return __builtin_convertvector(*reinterpret_cast<const HMem*>(p), Simd::U) << 16;
 }
 
 // ---- Packing: bf16 -> fp32, in the order in which the register tile reads ----
 
-/// dst[p * dst_stride + i] = src[i * src_stride + p] for i < rows <= kWidth, p < 2 * kWidth; lanes
-/// past `rows` get 0. Transposes pairs of bf16, then takes them apart.
+/// Columns that pack_transposed_block takes: those of a vector of pairs of bf16.
+template <Spacing spacing>
+constexpr Index kBlockCols = kCols / static_cast<int>(spacing);
+
+/// dst[p * dst_stride + i] = src[i * src_stride + p * spacing] for i < rows <= kWidth, p <
+/// kBlockCols; lanes past `rows` get 0. Transposes pairs of bf16, then takes them apart.
+template <Spacing spacing>
 inline void pack_transposed_block(const bf16* src, Index src_stride, Index rows, float* dst,
                                   Index dst_stride) {
   Simd::U r[kWidth];
@@ -57,38 +71,48 @@ inline void pack_transposed_block(const bf16* src, Index src_stride, Index rows,
   Simd::transpose(r);
 #pragma GCC unroll 16
   for (int p = 0; p < kWidth; ++p) {
-    store_bits(dst + 2 * p * dst_stride, r[p] << 16);
-    store_bits(dst + (2 * p + 1) * dst_stride, r[p] & 0xffff0000u);
+    if constexpr (spacing == Spacing::kByTurns) {
+      store_bits(dst + p * dst_stride, r[p] << 16);
+    } else {
+      store_bits(dst + 2 * p * dst_stride, r[p] << 16);
+      store_bits(dst + (2 * p + 1) * dst_stride, r[p] & 0xffff0000u);
+    }
   }
 }
 
-/// The same for any number of columns k.
+/// The same for any number of columns k. By turns the last are read one by one: nothing may lie
+/// behind them.
+template <Spacing spacing>
 void pack_transposed(const bf16* src, Index src_stride, Index rows, Index k, float* dst,
                      Index dst_stride) {
+  constexpr Index apart = static_cast<Index>(spacing);
+  const Index last = spacing == Spacing::kByTurns ? k - 1 : k;
   Index p = 0;
-  for (; p + kCols <= k; p += kCols) {
-    pack_transposed_block(src + p, src_stride, rows, dst + p * dst_stride, dst_stride);
+  for (; p + kBlockCols<spacing> <= last; p += kBlockCols<spacing>) {
+    pack_transposed_block<spacing>(src + p * apart, src_stride, rows, dst + p * dst_stride,
+                                   dst_stride);
   }
   for (; p < k; ++p) {
     float column[kWidth] = {};
-    for (Index i = 0; i < rows; ++i) column[i] = widen(src[i * src_stride + p]);
+    for (Index i = 0; i < rows; ++i) column[i] = widen(src[i * src_stride + p * apart]);
     store(dst + p * dst_stride, load(column));
   }
 }
 
-/// dst[p * dst_stride + i] = src[p * src_stride + i] for i < count <= kWidth, p < k; lanes past
-/// `count` get 0.
-void pack_straight(const bf16* src, Index src_stride, Index count, Index k, float* dst,
+/// dst[p * dst_stride + i] = src[p * src_stride + i * spacing] for i < count <= kWidth, p < k;
+/// lanes past `count` get 0. Only the first `whole` rows are read in whole vectors.
+template <Spacing spacing>
+void pack_straight(const bf16* src, Index src_stride, Index count, Index k, Index whole, float* dst,
                    Index dst_stride) {
-  if (count == kWidth) {
-    for (Index p = 0; p < k; ++p) {
-      store_bits(dst + p * dst_stride, widen(src + p * src_stride));
-    }
-    return;
+  Index p = 0;
+  for (; count == kWidth && p < whole; ++p) {
+    store_bits(dst + p * dst_stride, widen<spacing>(src + p * src_stride));
   }
-  for (Index p = 0; p < k; ++p) {
+  for (; p < k; ++p) {
     float v[kWidth] = {};
-    for (Index i = 0; i < count; ++i) v[i] = widen(src[p * src_stride + i]);
+    for (Index i = 0; i < count; ++i) {
+      v[i] = widen(src[p * src_stride + i * static_cast<Index>(spacing)]);
+    }
     store(dst + p * dst_stride, load(v));
   }
 }
@@ -133,17 +157,21 @@ void pack_a(const PanelsOfA& panels, MatrixView a, float* dst) {
       float* to = dst + panels.offset(panel) + p * height;
       if (straight) {
         const bool whole_vector = i + kWidth <= panels.rows;  // may be read
-        pack_straight(src, a.col_stride, whole_vector ? kWidth : height, steps, to, height);
+        pack_straight<Spacing::kNext>(src, a.col_stride, whole_vector ? kWidth : height, steps,
+                                      steps, to, height);
       } else {
-        pack_transposed(src, a.row_stride, height, steps, to, height);
+        pack_transposed<Spacing::kNext>(src, a.row_stride, height, steps, to, height);
       }
     }
   }
 }
 
 /// Element (p, j) of a panel lands at [p * vectors * kWidth + j]; columns past the matrix are 0.
+template <Spacing spacing>
 void pack_b(const PanelsOfB& panels, MatrixView b, float* dst) {
-  const bool straight = b.col_stride == 1;
+  const bool straight = b.col_stride == static_cast<Index>(spacing);
+  // By turns nothing may lie behind the last row.
+  const Index whole_rows = spacing == Spacing::kByTurns ? panels.k - 1 : panels.k;
   const Index step = straight ? kRowsAtATime : panels.k;
   for (Index p = 0; p < panels.k; p += step) {
     const Index steps = smaller(step, panels.k - p);
@@ -153,12 +181,18 @@ void pack_b(const PanelsOfB& panels, MatrixView b, float* dst) {
       const bf16* src = b.data + p * b.row_stride + j * b.col_stride;
       float* to = dst + panels.offset(panel) + p * stride + j % kCols;
       if (straight) {
-        pack_straight(src, b.row_stride, count, steps, to, stride);
+        const Index whole = smaller(steps, whole_rows - p);
+        pack_straight<spacing>(src, b.row_stride, count, steps, whole, to, stride);
       } else {
-        pack_transposed(src, b.col_stride, count, steps, to, stride);
+        pack_transposed<spacing>(src, b.col_stride, count, steps, to, stride);
       }
     }
   }
+}
+
+void pack_b(const PanelsOfB& panels, MatrixView b, float* dst) {
+  const bool one = b.row_stride == 1 || b.col_stride == 1;
+  one ? pack_b<Spacing::kNext>(panels, b, dst) : pack_b<Spacing::kByTurns>(panels, b, dst);
 }
 
 // ---- Whether a product may be rounded apart from its sum ----

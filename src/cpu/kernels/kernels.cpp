@@ -35,7 +35,9 @@ std::string supported_names() {
   return names;
 }
 
-bool has_unit_stride(const MatrixView& v) { return v.row_stride == 1 || v.col_stride == 1; }
+bool has_stride(const MatrixView& v, int stride) {
+  return v.row_stride == stride || v.col_stride == stride;
+}
 
 constexpr std::align_val_t kAlignment{64};
 
@@ -97,7 +99,8 @@ void gemm_tile(const Kernels& kernels, std::int64_t m, std::int64_t n, std::int6
                MatrixView b, float* c, std::int64_t ldc, GemmScratch& scratch, bool add) {
   ensure(m >= 0 && n >= 0 && k >= 0 && (ldc >= n || m <= 1), "gemm_tile of m=", m, ", n=", n,
          ", k=", k, ", ldc=", ldc);
-  ensure(has_unit_stride(a) && has_unit_stride(b), "gemm_tile of a matrix without a unit stride");
+  ensure(has_stride(a, 1) && (has_stride(b, 1) || has_stride(b, 2)),
+         "gemm_tile of a matrix whose elements do not lie together");
   kernels.gemm(m, n, k, a, b, c, ldc, scratch, add);
 }
 

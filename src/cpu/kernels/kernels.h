@@ -10,7 +10,8 @@
 namespace uniep::cpu {
 
 /// A bf16 matrix in memory: element (i, j) is data[i * row_stride + j * col_stride]. One of the
-/// strides is 1.
+/// strides is 1; of b in a product it may be 2, where the elements of two matrices take turns in
+/// memory that ends with the last of these.
 struct MatrixView {
   const bf16* data = nullptr;
   std::int64_t row_stride = 0;
