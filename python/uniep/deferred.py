@@ -103,8 +103,8 @@ def backward_weights(deferred: DeferredWeights) -> None:
         weights = call.weights
         experts, _, intermediate = weights.shapes[1]
         figures = (call.tokens, experts, intermediate, weights.b1 is not None)
-        end = (call.flag, call.schedule, weights.shared, *weights.forms, weights.layout)
-        gradients = ops.backward_weights(*saved, *figures, *end)
+        lie = (weights.shared, *weights.forms, weights.layout)
+        gradients = ops.backward_weights(*saved, *figures, call.flag, call.schedule, *lie)
         _add_gradients(call.weights, gradients)
 
 
