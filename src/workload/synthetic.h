@@ -83,9 +83,9 @@ Routing make_routing(const ShapeSpec& spec, int ranks, std::uint64_t seed, doubl
 /// A layer for `ranks` ranks in global order: x, dy ~ N(0, 1), w1 ~ N(0, 1/H), w2 ~ N(0, 1/I),
 /// biases ~ N(0, 1/4), weights of shared experts as those of others;
 /// router logits N(0, 1) - skew log(1 + e), so that 0 is balanced and 1 is like Zipf; the K largest
-/// per token within the limit of groups, with softmax probabilities that sum to 1; then a share `dropped` of the slots, drawn
-/// one by one, gets -1 and probability 0. The result is a function of the shape, the total number
-/// of tokens, seed and skew alone: the same bits on every machine.
+/// per token within the limit of groups, with softmax probabilities that sum to 1; then a share
+/// `dropped` of the slots, drawn one by one, gets -1 and probability 0. The result is a function of
+/// the shape, the total number of tokens, seed and skew alone: the same bits on every machine.
 LayerData make_layer(const ShapeSpec& spec, int ranks, std::uint64_t seed, double skew);
 
 }  // namespace uniep::workload
