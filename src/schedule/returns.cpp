@@ -35,13 +35,10 @@ Returns::Returns(const PassView& view, const RowBlocks& blocks) : view_(view) {
         const int rank = view.rank_of_expert(expert);
         if (layout.same_host(source, rank)) return;
         count_push(source, rank, block);
-        const bool is_own = source == view.rank;
-        const bool is_sent_here = layout.relay(source, layout.host_of(rank)) == view.rank;
-        if (!is_own && !is_sent_here) return;
-        if (view.choice.sums_cross) {
-          note_row_of_sum(sums, {source, token, expert / view.group_experts}, k, rank, block);
-        } else {
+        if (!view.choice.sums_cross) {
           add(source, {static_cast<std::int32_t>(token), k}, rank, block);
+        } else if (is_own(source) || is_sent_here(source, rank)) {  // of all ranks: gigabytes
+          note_row_of_sum(sums, {source, token, expert / view.group_experts}, k, rank, block);
         }
       });
   for (const auto& [key, sum] : sums) {
@@ -63,11 +60,11 @@ void Returns::count_push(int source, int rank, std::int32_t block) {
 /// What comes back to `source` from the host of `rank`.
 void Returns::add(int source, const ReturnedRow& row, int rank, std::int32_t piece) {
   const RankLayout& layout = view_.layout;
-  if (source == view_.rank) {
+  if (is_own(source)) {
     const std::int64_t block = row.token / view_.schedule.token_block;
     ++coming_back[static_cast<std::size_t>(block * layout.hosts + layout.host_of(rank))];
   }
-  if (layout.relay(source, layout.host_of(rank)) == view_.rank) {
+  if (is_sent_here(source, rank)) {
     items_.push_back({layout.host_of(source), piece, row});
   }
 }

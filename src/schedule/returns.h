@@ -22,6 +22,11 @@ class Returns {
   std::vector<std::int32_t> coming_back;
 
  private:
+  bool is_own(int source) const { return source == view_.rank; }
+  /// Whether rows of `rank` for `source` go back by way of this rank.
+  bool is_sent_here(int source, int rank) const {
+    return view_.layout.relay(source, view_.layout.host_of(rank)) == view_.rank;
+  }
   void count_push(int source, int rank, std::int32_t block);
   void add(int source, const ReturnedRow& row, int rank, std::int32_t piece);
   void list_returned();

@@ -52,9 +52,9 @@ class Simulation {
   void hear(const Signal& signal, double visible);
   void advance(Counter& counter, std::uint32_t amount, double visible);
   int here(const SimulatedRank& r, int rank) const;
-  SimulatedRank& rank_at(int rank) {
-    return ranks_[static_cast<std::size_t>(rank - ranks_.front().view().rank)];
-  }
+  /// Among the simulated ranks, which follow one another.
+  int index_of(int rank) const { return rank - ranks_.front().view().rank; }
+  SimulatedRank& rank_at(int rank) { return ranks_[static_cast<std::size_t>(index_of(rank))]; }
   void note(SimulatedRank& r, const Unit& unit, const Task& task);
   std::size_t push_depth() const;
   double push_held() const;
@@ -435,8 +435,8 @@ void Simulation::arrive(SimulatedRank& peer, int rank,
 /// To the rank of the rail on the task's host, while the worker goes on.
 void Simulation::send_far(SimulatedRank& r, const Task& task) {
   const PassView& v = r.view();
-  const int own = v.rank - ranks_.front().view().rank;
-  const int to = v.layout.relay(v.rank, static_cast<int>(task.n)) - ranks_.front().view().rank;
+  const int own = index_of(v.rank);
+  const int to = index_of(v.layout.relay(v.rank, static_cast<int>(task.n)));
   const Message message{.from = own,
                         .to = r.other_hosts ? own : to,
                         .task = task,
