@@ -10,7 +10,7 @@ pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 
 pip install -r tests/python/requirements.txt
 pip install --no-deps -r tests/python/requirements-no-deps.txt
-# A compiler cache then serves this checkout wherever it lies, and has what `make build` compiled:
-# by the name that CMake takes, not by the one that Python was built with.
-export CCACHE_BASEDIR=$PWD CXX=${CXX:-c++}
+# A compiler cache then serves this checkout wherever it lies, and has what `make build` compiled in
+# another folder: by the name that CMake takes, not by the one that Python was built with.
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CXX=${CXX:-c++}
 pip install --no-build-isolation --no-deps --config-settings=cmake.define.UNIEP_WERROR=ON .

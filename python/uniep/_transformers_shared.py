@@ -70,11 +70,6 @@ def check_block(block: Any) -> None:
             f"the weights of {kind} are spread over ranks already; call use before fully_shard, "
             f"and with transformers' expert parallelism {_APART}"
         )
-    device = shared.down_proj.weight.device.type
-    if device not in ("cpu", "meta"):
-        raise NotImplementedError(
-            f"the shared experts of {kind} are on {device}; in the pass they run on CPUs; {_APART}"
-        )
     _shared_experts.count(shared.down_proj.weight.shape[1], _intermediate(experts, facts))
 
 

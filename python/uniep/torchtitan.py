@@ -6,7 +6,7 @@
 
 The first replaces dispatch, experts and combine of every MoE layer, gpt-oss' too. The second also
 tells torchtitan's selective activation checkpointing to keep what the layer computed. The third
-does what the first does, and runs shared experts in the same pass, on CPUs.
+does what the first does, and runs shared experts in the same pass.
 docs/torchtitan.md has figures, and what is supported.
 """
 

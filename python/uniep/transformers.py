@@ -7,7 +7,7 @@
     uniep.transformers.register()
     DistributedConfig(fsdp_size=2, ep_size=2, ep_implementation="uniep")  # expert parallel
 
-Router, shared experts and all else stay the model's own modules. On CPUs
+Router, shared experts and all else stay the model's own modules, but
 ``use(model, shared_experts="fused")`` runs shared experts in the same pass as the others.
 docs/transformers.md has figures, and docs/models.md what is supported.
 """
@@ -142,7 +142,7 @@ def use(
         model: of a class that :func:`check` accepts.
         name: under which :func:`register` was called; it is called if it was not.
         shared_experts: ``"apart"``: the model's own modules compute them, or ``"fused"``: they are
-            part of the same pass as the others, on CPUs. Their weights stay the module's own
+            part of the same pass as the others. Their weights stay the module's own
             parameters, with their gradients; where one is as wide as the others it is read in
             place, which makes gate and up views of one tensor. Outputs agree to tolerance.
 

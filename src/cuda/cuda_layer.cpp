@@ -51,6 +51,15 @@ std::vector<LaunchQueues> launch_queues(const DeviceOrder& order, int launches) 
   return queues;
 }
 
+/// What traces call the experts of this rank.
+std::vector<std::int32_t> names_of_experts(const LayerGroup& group) {
+  std::vector<std::int32_t> names;
+  for (int e = 0; e < group.experts().of_rank(); ++e) {
+    names.push_back(group.experts().global(group.rank(), group.size(), e));
+  }
+  return names;
+}
+
 /// The options' row pool, if it is one for this layer; null: they have none.
 std::shared_ptr<DeviceRowPool> pool_of(const LayerOptions& options, const LayerGroup& group) {
   if (!options.row_pool) return nullptr;
@@ -128,7 +137,7 @@ CudaLayer::CudaLayer(std::shared_ptr<const LayerGroup> group, const LayerOptions
       sms_(num_sms(group_->device())),
       calls_(*group_, static_cast<cudaStream_t>(options.cuda_stream)),
       memory_(problem(), group_->size(), options.memory.workspace.data()),
-      record_(sms_, group_->first_expert(), options.record_timeline) {
+      record_(sms_, names_of_experts(*group_), options.record_timeline) {
   prepare_kernels();
   memory_.reserve_step(pool_ != nullptr);
 }
@@ -202,7 +211,7 @@ RoutingPlan CudaLayer::plan_with(std::int64_t tokens, std::unique_ptr<CudaPlan> 
   auto data = std::make_shared<PlanData>();
   data->problem = problem();
   data->rank = group_->rank();
-  data->num_local_experts = group_->num_local_experts();
+  data->num_local_experts = group_->experts().of_rank();
   data->tokens_per_rank.assign(static_cast<std::size_t>(group_->size()), 0);
   data->tokens_per_rank[static_cast<std::size_t>(group_->rank())] = tokens;
   data->flagged = flagged;

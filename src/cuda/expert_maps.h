@@ -3,7 +3,6 @@
 #include <cuda.h>
 
 #include <cstdint>
-#include <optional>
 #include <type_traits>
 #include <vector>
 
@@ -25,11 +24,14 @@ struct MatricesApart {
   bool is_cleared = false;      // by a plan that has a fault: what `enter` does not fill
 };
 
-/// Nothing: they are one tensor, row after row.
+/// Whether one map has them all: they are one tensor, row after row.
 template <class T>
-std::optional<MatricesApart> matrices_apart(const ExpertMatrices<T>& matrices,
-                                            const ExpertShape& shape) {
-  if (matrices.form() == ExpertForm::kOneTensor) return std::nullopt;
+bool are_one_tensor(const ExpertMatrices<T>& matrices) {
+  return matrices.form() == ExpertForm::kOneTensor;
+}
+
+template <class T>
+MatricesApart matrices_apart(const ExpertMatrices<T>& matrices, const ExpertShape& shape) {
   const ExpertPlaces<T> places(matrices, shape);
   MatricesApart apart{.begins = {}, .shape = shape, .row_stride = places.row_stride()};
   for (std::int64_t expert = 0; expert < shape.experts; ++expert) {

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 
+#include "base/expert_numbers.h"
 #include "cuda/layer_memory.h"
 #include "cuda/plan_kernels.h"
 #include "group/cuda/cuda_communicator.h"
@@ -25,8 +26,7 @@ class LayerGroup {
   int size() const { return comm_.size(); }
   int device() const { return comm_.device(); }
   int limit_ms() const { return limit_ms_; }  ///< of every wait
-  int num_local_experts() const { return problem_.num_experts / size(); }
-  int first_expert() const { return rank() * num_local_experts(); }
+  ExpertNumbers experts() const { return expert_numbers(problem_, size()); }
 
   /// Collective: what `act` throws on one rank, all throw.
   void agree(const std::string& call, const std::function<void()>& act) const;

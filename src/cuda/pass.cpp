@@ -168,11 +168,13 @@ FaultFill fault_fill(const PassView& v, const PassTensors& t) {
     const bool forward = v.pass == Pass::kForward;
     fill.tokens = forward ? t.table.get<Tensor::kOut>() : t.table.get<Tensor::kDx>();
     fill.tokens_count = v.tokens * v.hidden;
-    fill.dprobs = forward ? nullptr : t.table.get<Tensor::kDprobs>();
-    fill.dprobs_count = v.tokens * v.topk;
+    if (!forward) {
+      fill.dprobs[0] = {t.table.get<Tensor::kDprobs>(), v.tokens * v.topk};
+      fill.dprobs[1] = {t.table.get<Tensor::kDsharedProbs>(), v.tokens * v.shared_experts};
+    }
   }
   if (!v.has_weight_grads()) return fill;
-  const WeightGrad* const grads[] = {&t.dw1, &t.dw2, &t.db1, &t.db2};
+  const WeightGrad* const grads[] = {&t.dw1, &t.dw2, &t.db1, &t.db2, &t.dshared_w1, &t.dshared_w2};
   static_assert(std::size(grads) == std::size(FaultFill{}.weight_grads));
   for (std::size_t i = 0; i < std::size(grads); ++i) {
     const auto* overwritten = std::get_if<ExpertMatrices<bf16>>(grads[i]);

@@ -19,16 +19,16 @@ namespace uniep::cuda {
 struct FaultFill {
   bf16* tokens = nullptr;  // out or dx
   std::int64_t tokens_count = 0;
-  float* dprobs = nullptr;
-  std::int64_t dprobs_count = 0;
+  template <class T>
   struct Elements {
-    bf16* data = nullptr;
+    T* data = nullptr;
     std::int64_t count = 0;
   };
-  Elements weight_grads[4];  // dw1, dw2, db1, db2
+  Elements<float> dprobs[2];       // dprobs, dshared_probs
+  Elements<bf16> weight_grads[6];  // dw1, dw2, db1, db2, dshared_w1, dshared_w2
 
   bool any_weight_grad() const {
-    return std::ranges::any_of(weight_grads, [](const Elements& e) { return e.data != nullptr; });
+    return std::ranges::any_of(weight_grads, [](const auto& e) { return e.data != nullptr; });
   }
 };
 

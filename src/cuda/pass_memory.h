@@ -1,5 +1,6 @@
 #pragma once
 
+#include "base/expert_numbers.h"
 #include "cuda/pass_kernels.h"
 #include "layout/workspace.h"
 #include "uniep/problem.h"
@@ -13,7 +14,8 @@ struct PassScratchLayout {
   std::int64_t tickets;                  // uint32 [kMaxLaunches]
   std::int64_t ctas_done;                // uint32 [1]: 0 between launches; zeroed once
   std::int64_t failed;       // uint32 [1]: a wait expired; the group is unusable; zeroed once
-  std::int64_t expert_maps;  // CUtensorMap [kMostExpertMaps, El]; of matrices that lie apart
+  std::int64_t expert_maps;  // CUtensorMap [kMostExpertMaps, experts]; of matrices that lie
+                             // apart
   std::int64_t bytes;
 
   /// Of an expert: one for each matrix of each product that reads or writes it, in backward.
@@ -29,7 +31,7 @@ struct PassScratchLayout {
     tickets = r.take<std::uint32_t>(kMaxLaunches);
     ctas_done = r.take<std::uint32_t>(1);
     failed = r.take<std::uint32_t>(1);
-    expert_maps = r.take<CUtensorMap>(kMostExpertMaps * extents[Extent::kLocalExperts]);
+    expert_maps = r.take<CUtensorMap>(kMostExpertMaps * expert_numbers(p, num_ranks).of_rank());
     bytes = r.bytes();
   }
 };

@@ -19,8 +19,9 @@ bool is_callers(const RoutingPlan& plan) {
 
 }  // namespace
 
-PassRecord::PassRecord(int sms, int first_expert, bool record_timeline) : sms_(sms) {
-  if (record_timeline) trace_.emplace(sms, kTracedTasks, first_expert);
+PassRecord::PassRecord(int sms, std::vector<std::int32_t> experts, bool record_timeline)
+    : sms_(sms) {
+  if (record_timeline) trace_.emplace(sms, kTracedTasks, std::move(experts));
 }
 
 void PassRecord::announce(const RoutingPlan& plan, PassPart part, const Schedule& schedule,

@@ -16,8 +16,8 @@ namespace uniep::cuda {
 /// are recorded the tasks of all.
 class PassRecord {
  public:
-  /// `sms`: of the device. `first_expert`: the global number of local expert 0.
-  PassRecord(int sms, int first_expert, bool record_timeline);
+  /// `sms`: of the device. `experts`: what timelines call each expert of this rank.
+  PassRecord(int sms, std::vector<std::int32_t> experts, bool record_timeline);
 
   /// A pass of this plan, or `part` of one, comes next.
   void announce(const RoutingPlan& plan, PassPart part, const Schedule& schedule,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "base/check.h"
@@ -51,7 +52,7 @@ class Mapper {
         extents_(extents_of_widths(view.topk, view.shared_experts, view.hidden, view.intermediate,
                                    view.halves(), view.choice.has_bias)) {
     extents_[Extent::kRows] = rows;
-    extents_[Extent::kLocalExperts] = view.num_local_experts;
+    extents_[Extent::kLocalExperts] = view.routed_experts();
   }
 
   /// Rows of either operand, and what is written: 64 by 64.
@@ -125,8 +126,9 @@ class Mapper {
   Extents extents_;
 };
 
-/// Whether the copy engine moves the tensor: what goes to peers is stored, as are single numbers
-/// and what biases there are. There are no shared experts (unsupported_reason).
+/// Whether the copy engine moves the tensor by a map of its own: what goes to peers is stored, as
+/// are single numbers and what biases there are. Those of shared experts are among PassTensors'
+/// matrices.
 bool is_mapped(Tensor name) {
   const TensorRow& tensor = kLayerGraph[name];
   return tensor.when != When::kHasBias && tensor.when != When::kHasShared &&
@@ -171,21 +173,42 @@ Tensor weight_of(const StageRow& stage) {
 }
 
 /// Adds the maps of the stage's matrices, if they lie apart, where `room` begins, and moves that
-/// on.
+/// on. All have as many parts, and parts as many rows.
 void add_expert_maps(const Mapper& mapper, const StageRow& stage, const PassView& view,
                      const PassTensors& tensors, MappedPass& mapped, CUtensorMap*& room) {
   const Tensor tensor = weight_of(stage);
-  const std::optional<MatricesApart> apart = tensors.apart(tensor, view);
-  if (!apart || apart->begins.empty()) return;
+  const std::vector<MatricesApart> apart = tensors.apart(tensor, view);
+  if (apart.empty() || apart.front().begins.empty()) return;
   const WeightGrad* grad = tensors.weight_grad(tensor);
   const Element element = grad == nullptr ? Element::kBf16 : element_of(*grad);
-  mapped.maps.stages[product_number(stage.stage)].experts = {
-      .maps = room,
-      .parts = static_cast<int>(apart->shape.parts),
-      .rows = static_cast<int>(apart->shape.rows),
-      .box_rows = Mapper::box_rows(apart->shape)};
-  mapped.experts.push_back({mapper.first_of(*apart, tensor, element), room, *apart});
-  room += apart->begins.size();
+  const ExpertShape& shape = apart.front().shape;
+  mapped.maps.stages[product_number(stage.stage)].experts = {.maps = room,
+                                                             .parts = static_cast<int>(shape.parts),
+                                                             .rows = static_cast<int>(shape.rows),
+                                                             .box_rows = Mapper::box_rows(shape)};
+  for (const MatricesApart& matrices : apart) {
+    mapped.experts.push_back({mapper.first_of(matrices, tensor, element), room, matrices});
+    room += matrices.begins.size();
+  }
+}
+
+/// Those of a rank's experts and of the shared ones, a map each, unless one map has them all.
+template <class T>
+std::vector<MatricesApart> apart_of(const ExpertMatrices<T>& matrices, const ExpertShape& shape,
+                                    const ExpertMatrices<T>& shared,
+                                    const ExpertShape& shape_of_shared) {
+  if (shape_of_shared.experts > 0) {
+    return {matrices_apart(matrices, shape), matrices_apart(shared, shape_of_shared)};
+  }
+  if (are_one_tensor(matrices)) return {};
+  return {matrices_apart(matrices, shape)};
+}
+
+/// Whether a plan that has a fault clears the gradient where its maps are written. Otherwise it is
+/// one tensor, which `enter` fills.
+bool is_cleared_with_maps(const WeightGrad& grad) {
+  const ExpertForm form = with_matrices(grad, [](const auto& m) { return m.form(); });
+  return is_overwritten(grad) && (form == ExpertForm::kGateAndUp || form == ExpertForm::kOneEach);
 }
 
 }  // namespace
@@ -195,6 +218,8 @@ void PassTensors::set_weight_grads(const BackwardWeightsArgs& args) {
   dw2 = args.dw2;
   db1 = args.db1;
   db2 = args.db2;
+  dshared_w1 = args.dshared_w1;
+  dshared_w2 = args.dshared_w2;
   const auto overwritten = [](const WeightGrad& grad) -> const bf16* {
     const auto* dw = std::get_if<ExpertMatrices<bf16>>(&grad);
     return dw != nullptr ? dw->data() : nullptr;
@@ -211,19 +236,29 @@ const WeightGrad* PassTensors::weight_grad(Tensor tensor) const {
   return nullptr;
 }
 
-std::optional<MatricesApart> PassTensors::apart(Tensor tensor, const PassView& view) const {
-  const ExpertShape first = shape_of_w1(view, view.num_local_experts, view.halves());
-  const ExpertShape second = shape_of_w2(view, view.num_local_experts);
-  if (tensor == Tensor::kW1) return matrices_apart(w1, first);
-  if (tensor == Tensor::kW2) return matrices_apart(w2, second);
+std::vector<MatricesApart> PassTensors::apart(Tensor tensor, const PassView& view) const {
+  const bool first = tensor == Tensor::kW1 || tensor == Tensor::kDw1;
+  const auto shape_of = [&](int experts) {
+    return first ? shape_of_w1(view, experts, view.halves()) : shape_of_w2(view, experts);
+  };
+  const ExpertShape shape = shape_of(view.routed_experts());
+  const ExpertShape shared_shape = shape_of(view.shared_experts);
   const WeightGrad* grad = weight_grad(tensor);
-  if (grad == nullptr) return std::nullopt;
+  if (grad == nullptr) {
+    return first ? apart_of(w1, shape, shared_w1, shared_shape)
+                 : apart_of(w2, shape, shared_w2, shared_shape);
+  }
+  const WeightGrad& shared = first ? dshared_w1 : dshared_w2;
   return with_matrices(*grad, [&](const auto& matrices) {
-    auto apart = matrices_apart(matrices, tensor == Tensor::kDw1 ? first : second);
-    // Interleaved, they are one tensor, which `enter` fills.
-    if (apart) {
-      apart->is_cleared = is_overwritten(*grad) && matrices.form() != ExpertForm::kInterleaved;
-    }
+    using Matrices = std::decay_t<decltype(matrices)>;
+    auto apart = with_matrices(shared, [&](const auto& of_shared) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(of_shared)>, Matrices>) {
+        return apart_of(matrices, shape, of_shared, shared_shape);
+      } else {  // there are none
+        return apart_of(matrices, shape, Matrices{}, shape_of(0));
+      }
+    });
+    if (!apart.empty()) apart.front().is_cleared = is_cleared_with_maps(*grad);
     return apart;
   });
 }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "cuda/expert_maps.h"
@@ -21,20 +20,27 @@ struct PassTensors {
   WeightGrad dw2{};
   WeightGrad db1{};  // of no elements without biases, as the next
   WeightGrad db2{};
+  ExpertMatrices<const bf16> shared_w1{};  // of no elements without shared experts, as the next
+  ExpertMatrices<const bf16> shared_w2{};
+  WeightGrad dshared_w1{};
+  WeightGrad dshared_w2{};
 
   /// Args: ForwardArgs or BackwardDataArgs.
   template <class Args>
   void set_weights(const Args& args) {
     w1 = args.w1;
     w2 = args.w2;
+    shared_w1 = args.shared_w1;
+    shared_w2 = args.shared_w2;
     table.set(Tensor::kW1, w1.data());
     table.set(Tensor::kW2, w2.data());
   }
   void set_weight_grads(const BackwardWeightsArgs& args);
   /// Of the tensor, if it is a weight gradient.
   const WeightGrad* weight_grad(Tensor tensor) const;
-  /// Of the tensor, if it is a weight or its gradient and not one tensor.
-  std::optional<MatricesApart> apart(Tensor tensor, const PassView& view) const;
+  /// Of the tensor, if it is a weight or its gradient: those of this rank's experts, then those of
+  /// the shared ones; none where one map has all of them.
+  std::vector<MatricesApart> apart(Tensor tensor, const PassView& view) const;
 };
 
 struct MappedPass {

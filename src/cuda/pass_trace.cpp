@@ -1,6 +1,7 @@
 #include "cuda/pass_trace.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/cuda/check_cuda.h"
 #include "cuda/device/dispatch_shape.h"
@@ -13,7 +14,7 @@ constexpr int kPassNote = 0, kCtasNote = 1, kNotes = 2;
 /// The events of one row. A task that was taken while the row was still busy with the one before
 /// waited for nothing until that was done.
 void append_events(std::vector<TimelineEvent>& events, std::span<const TraceRecord> records,
-                   int worker, int processor, Pass pass, int first_expert) {
+                   int worker, int processor, Pass pass, std::span<const std::int32_t> experts) {
   std::uint64_t free = 0;
   for (const TraceRecord& r : records) {
     const std::uint64_t begin = std::min(std::max(r.taken, free), r.begun);
@@ -22,7 +23,7 @@ void append_events(std::vector<TimelineEvent>& events, std::span<const TraceReco
                       .worker = worker,
                       .processor = processor,
                       .launch = r.launch,
-                      .expert = r.expert < 0 ? -1 : first_expert + r.expert,
+                      .expert = r.expert < 0 ? -1 : experts[static_cast<std::size_t>(r.expert)],
                       .tile = r.tile,
                       .begin_ns = static_cast<std::int64_t>(begin),
                       .ready_ns = static_cast<std::int64_t>(r.begun),
@@ -34,10 +35,10 @@ void append_events(std::vector<TimelineEvent>& events, std::span<const TraceReco
 
 }  // namespace
 
-PassTrace::PassTrace(int sms, int tasks_per_row, int first_expert)
+PassTrace::PassTrace(int sms, int tasks_per_row, std::vector<std::int32_t> experts)
     : rows_(sms * (1 + kDispatchWarps)),
       capacity_(tasks_per_row),
-      first_expert_(first_expert),
+      experts_(std::move(experts)),
       records_(std::int64_t{rows_} * capacity_ * static_cast<std::int64_t>(sizeof(TraceRecord))),
       counts_(rows_ + kNotes) {
   ensure(sms <= 255, "a trace of ", sms, " SMs");  // see `note`
@@ -91,7 +92,7 @@ std::vector<TimelineEvent> PassTrace::take(cudaStream_t stream) {
         cudaMemcpy(records.data(), from, count * sizeof(TraceRecord), cudaMemcpyDeviceToHost),
         "copy the trace to the host");
     const int cta = row < ctas ? row : (row - ctas) / kDispatchWarps;
-    append_events(events, records, row, cta, pass, first_expert_);
+    append_events(events, records, row, cta, pass, experts_);
   }
   return events;
 }

@@ -17,8 +17,8 @@ namespace uniep::cuda {
 class PassTrace {
  public:
   /// Room for `tasks_per_row` tasks of each CTA and each dispatching warp in one pass.
-  /// `first_expert`: the global number of local expert 0.
-  PassTrace(int sms, int tasks_per_row, int first_expert);
+  /// `experts`: what an event calls each expert of this rank.
+  PassTrace(int sms, int tasks_per_row, std::vector<std::int32_t> experts);
 
   DeviceTrace device() const;
 
@@ -39,7 +39,7 @@ class PassTrace {
 
   const int rows_;
   const int capacity_;
-  const int first_expert_;
+  const std::vector<std::int32_t> experts_;
   DeviceArray<std::byte> records_;
   DeviceArray<std::int32_t> counts_;  // of each row's records; then the notes
   bool pending_ = false;    // records may be on the device that the next pass would overwrite

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "base/expert_numbers.h"
 #include "cuda/plan_memory.h"
 #include "layout/page_pool.h"
 
@@ -29,7 +30,7 @@ struct PlanArgs {
   int rank = 0;
   int num_ranks = 1;
   int topk = 1;
-  int num_experts = 1;
+  ExpertNumbers experts;
   int row_align = 1;
   std::int64_t max_tokens = 0;
   std::int64_t capacity = 0;

@@ -28,17 +28,21 @@ std::optional<std::string> unsupported_reason(const Problem& p, int num_ranks) {
     return cat("problem.num_experts is ", p.num_experts, "; the cuda backend accepts 1 to ",
                kMaxExperts);
   }
+  if (const int experts = num_ranks * expert_numbers(p, num_ranks).of_rank();
+      experts > kMaxExperts) {
+    return cat("problem.num_experts is ", p.num_experts, " and problem.shared_experts is ",
+               p.shared_experts, " on each of ", num_ranks, " ranks, together ", experts,
+               "; the cuda backend accepts at most ", kMaxExperts);
+  }
   if (p.row_align % kTileM != 0) {
     return cat("problem.row_align is ", p.row_align, "; the cuda backend, whose tiles have ",
                kTileM, " rows, accepts 128 and 256");
   }
-  if (p.shared_experts > 0) {
-    return cat("problem.shared_experts is ", p.shared_experts, "; the cuda backend accepts 0");
-  }
   constexpr std::int64_t kMaxSlots = std::numeric_limits<std::int32_t>::max();
-  const std::int64_t slots = num_ranks * p.max_tokens * p.topk;
-  if (slots > kMaxSlots) {
-    return cat("ranks * problem.max_tokens * problem.topk is ", slots,
+  const std::int64_t all_slots = num_ranks * p.max_tokens * slots(p);
+  if (all_slots > kMaxSlots) {
+    const char* more = p.shared_experts > 0 ? " + problem.shared_experts" : "";
+    return cat("ranks * problem.max_tokens * (problem.topk", more, ") is ", all_slots,
                "; the cuda backend accepts at most ", kMaxSlots);
   }
   const std::int64_t received = most_received(p, num_ranks, capacity_rows(p, num_ranks));
@@ -83,7 +87,7 @@ DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass,
   sizes.part = part;
   sizes.schedule = s;
   sizes.choice = choice_of(p);
-  sizes.num_local_experts = p.num_experts / num_ranks;
+  sizes.num_local_experts = expert_numbers(p, num_ranks).of_rank();
   set_stages(sizes);
   num_queues = 2 * num_launches(sizes);
   for (int i = 0; i < num_queues; ++i) {
@@ -153,7 +157,7 @@ PassView make_pass_view(const Problem& problem, int rank, int num_ranks, std::in
   set_problem(v, problem);
   v.rank = rank;
   v.num_ranks = num_ranks;
-  v.num_local_experts = problem.num_experts / num_ranks;
+  v.num_local_experts = expert_numbers(problem, num_ranks).of_rank();
   v.tokens = own_tokens;
   set_stages(v);
   v.segment_begin = plan.segment_begin;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "base/expert_numbers.h"
 #include "cuda/device/context.cuh"
 #include "layout/workspace.h"
 #include "plan/routing_fault.h"
@@ -22,7 +23,7 @@
 
 namespace uniep::cuda {
 
-/// Per-expert counts live in the shared memory of a CTA.
+/// Of all ranks, each with its shared ones: counts of each live in the shared memory of a CTA.
 inline constexpr int kMaxExperts = 2048;
 /// CTAs that a plan or order kernel is launched with at most.
 inline constexpr int kMaxPlanCtas = 256;
@@ -67,7 +68,7 @@ struct DevicePlanLayout {
 
   DevicePlanLayout(const Problem& p, int num_ranks) {
     const std::int64_t capacity = capacity_rows(p, num_ranks);
-    const int experts = p.num_experts / num_ranks;
+    const int experts = expert_numbers(p, num_ranks).of_rank();
     detail::Ranges r;
     status = r.take<PlanStatus>(1);
     num_pulls = r.take<std::int64_t>(1);
@@ -185,7 +186,8 @@ struct PlanScratchLayout {
   std::int64_t plan_arrivals;   // uint32 [2]: CTAs at the plan's barrier, by epoch % 2
   std::int64_t order_arrivals;  // uint32 [3]: CTAs at each of the order's barriers
   std::int64_t first_bad;       // uint64 [2]: ~(index of the first impossible slot), or 0
-  std::int64_t totals;          // uint32 [2, E + ranks]: rows of every expert, tokens of every rank
+  std::int64_t totals;          // uint32 [2, ranks * local experts + ranks]: rows of each expert of
+                                // every rank, tokens of every rank
   std::int64_t cta_counts;      // uint32 [kMaxPlanCtas, local experts + 2]
   std::int64_t bytes;
 
@@ -196,8 +198,9 @@ struct PlanScratchLayout {
     plan_arrivals = r.take<std::uint32_t>(2);
     order_arrivals = r.take<std::uint32_t>(3);
     first_bad = r.take<std::uint64_t>(2);
-    totals = r.take<std::uint32_t>(2 * (p.num_experts + num_ranks));
-    cta_counts = r.take<std::uint32_t>(kMaxPlanCtas * (p.num_experts / num_ranks + 2));
+    const int experts = expert_numbers(p, num_ranks).of_rank();
+    totals = r.take<std::uint32_t>(2 * (num_ranks * experts + num_ranks));
+    cta_counts = r.take<std::uint32_t>(kMaxPlanCtas * (experts + 2));
     bytes = r.bytes();
   }
 };

@@ -35,6 +35,8 @@ void check_alignment(const ForwardArgs& args) {
   check_tensor("w2", args.w2);
   check_tensor("b1", args.b1);
   check_tensor("b2", args.b2);
+  check_tensor("shared_w1", args.shared_w1);
+  check_tensor("shared_w2", args.shared_w2);
   check_tensor("out", args.out);
 }
 
@@ -44,6 +46,8 @@ void check_alignment(const BackwardDataArgs& args) {
   check_tensor("w2", args.w2);
   check_tensor("b1", args.b1);
   check_tensor("b2", args.b2);
+  check_tensor("shared_w1", args.shared_w1);
+  check_tensor("shared_w2", args.shared_w2);
   check_tensor("dx", args.dx);
   check_tensor("x", args.x);
 }
@@ -53,6 +57,8 @@ void check_alignment(const BackwardWeightsArgs& args) {
   check_tensor("dw2", args.dw2);
   check_tensor("db1", args.db1);
   check_tensor("db2", args.db2);
+  check_tensor("dshared_w1", args.dshared_w1);
+  check_tensor("dshared_w2", args.dshared_w2);
 }
 
 }  // namespace uniep::cuda

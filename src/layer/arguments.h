@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 
 #include "layer/saved_data.h"
 #include "uniep/layer.h"
@@ -70,6 +71,12 @@ inline BackwardWeightsArgs weights_args(const BackwardArgs& a) {
 // Which tensors of the graph arguments are. Weights, which may be several tensors, and weight
 // gradients, which may have several types too, are each backend's own business.
 
+/// Null where it is not given: an empty span may lie anywhere.
+template <class T>
+T* data_if_given(std::span<T> tensor) {
+  return tensor.empty() ? nullptr : tensor.data();
+}
+
 inline void set_tensors(TensorTable& table, const ForwardArgs& a) {
   table.set(Tensor::kX, a.x.data());
   table.set(Tensor::kTopkProbs, a.topk_probs.data());
@@ -78,7 +85,7 @@ inline void set_tensors(TensorTable& table, const ForwardArgs& a) {
   table.set(Tensor::kB2, a.b2.data());
   table.set(Tensor::kSharedW1, a.shared_w1.data());
   table.set(Tensor::kSharedW2, a.shared_w2.data());
-  table.set(Tensor::kSharedProbs, a.shared_probs.data());
+  table.set(Tensor::kSharedProbs, data_if_given(a.shared_probs));
 }
 inline void set_tensors(TensorTable& table, const BackwardDataArgs& a) {
   table.set(Tensor::kDy, a.dy.data());
@@ -89,7 +96,7 @@ inline void set_tensors(TensorTable& table, const BackwardDataArgs& a) {
   table.set(Tensor::kB2, a.b2.data());
   table.set(Tensor::kSharedW1, a.shared_w1.data());
   table.set(Tensor::kSharedW2, a.shared_w2.data());
-  table.set(Tensor::kDsharedProbs, a.dshared_probs.data());
+  table.set(Tensor::kDsharedProbs, data_if_given(a.dshared_probs));
 }
 
 }  // namespace uniep

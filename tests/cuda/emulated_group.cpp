@@ -83,10 +83,18 @@ EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> to
              .dx = filled(b.dx.size(), kNan),
              .db1 = filled(f.b1.size(), kNan),
              .db2 = filled(f.b2.size(), kNan),
+             .shared_w1 = upload(f.shared_w1),
+             .shared_w2 = upload(f.shared_w2),
+             .dshared_w1 = filled(f.shared_w1.size(), kNan),
+             .dshared_w2 = filled(f.shared_w2.size(), kNan),
              .probs = upload(f.topk_probs),
              .dprobs = filled(b.dprobs.size(), kFloatNan),
              .main_db1 = filled(main_grad ? f.b1.size() : 0, main_grad_start),
              .main_db2 = filled(main_grad ? f.b2.size() : 0, main_grad_start),
+             .shared_probs = upload(f.shared_probs),
+             .dshared_probs = filled(b.dshared_probs.size(), kFloatNan),
+             .main_dshared_w1 = filled(main_grad ? f.shared_w1.size() : 0, main_grad_start),
+             .main_dshared_w2 = filled(main_grad ? f.shared_w2.size() : 0, main_grad_start),
              .w1 = {forms.w1, first, copy_of(f.w1)},
              .w2 = {forms.w2, second, copy_of(f.w2)},
              .dw1 = {forms.dw1, first, std::vector(f.w1.size(), kNan)},
@@ -129,7 +137,11 @@ PassTensors EmulatedGroup::tensors(int rank, Pass pass) {
                             .topk_probs = {},
                             .w1 = r.w1.const_matrices(),
                             .w2 = r.w2.const_matrices(),
-                            .out = {}});
+                            .out = {},
+                            .shared_w1 = r.shared_w1.span(),
+                            .shared_w2 = r.shared_w2.span()});
+  if (forward) t.table.set(Tensor::kSharedProbs, r.shared_probs.data());
+  t.table.set(Tensor::kDsharedProbs, r.dshared_probs.data());
   t.table.set(Tensor::kB1, r.b1.data());
   t.table.set(Tensor::kB2, r.b2.data());
   t.table.set(forward ? Tensor::kOut : Tensor::kDx, forward ? r.out.data() : r.dx.data());
@@ -138,12 +150,16 @@ PassTensors EmulatedGroup::tensors(int rank, Pass pass) {
     t.set_weight_grads({.dw1 = r.main_dw1.matrices(),
                         .dw2 = r.main_dw2.matrices(),
                         .db1 = r.main_db1.span(),
-                        .db2 = r.main_db2.span()});
+                        .db2 = r.main_db2.span(),
+                        .dshared_w1 = r.main_dshared_w1.span(),
+                        .dshared_w2 = r.main_dshared_w2.span()});
   } else {
     t.set_weight_grads({.dw1 = r.dw1.matrices(),
                         .dw2 = r.dw2.matrices(),
                         .db1 = r.db1.span(),
-                        .db2 = r.db2.span()});
+                        .db2 = r.db2.span(),
+                        .dshared_w1 = r.dshared_w1.span(),
+                        .dshared_w2 = r.dshared_w2.span()});
   }
   return t;
 }
@@ -218,16 +234,21 @@ LayerResult EmulatedGroup::result() const {
     append(result.out, r.out);
     append(result.dx, r.dx);
     append(result.dprobs, r.dprobs);
+    append(result.dshared_probs, r.dshared_probs);
     if (main_grad_) {
       append(result.main_dw1, r.main_dw1);
       append(result.main_dw2, r.main_dw2);
       append(result.main_db1, r.main_db1);
       append(result.main_db2, r.main_db2);
+      append(result.main_dshared_w1, r.main_dshared_w1);
+      append(result.main_dshared_w2, r.main_dshared_w2);
     } else {
       append(result.dw1, r.dw1);
       append(result.dw2, r.dw2);
       append(result.db1, r.db1);
       append(result.db2, r.db2);
+      append(result.dshared_w1, r.dshared_w1);
+      append(result.dshared_w2, r.dshared_w2);
     }
   }
   return result;

@@ -150,7 +150,9 @@ class EmulatedGroup {
     RoutingPlan plan;
     DeviceArray<std::byte> heap, counters, scratch, saved, rows;
     DeviceArray<bf16> x, dy, b1, b2, out, dx, db1, db2;
+    DeviceArray<bf16> shared_w1, shared_w2, dshared_w1, dshared_w2;
     DeviceArray<float> probs, dprobs, main_db1, main_db2;
+    DeviceArray<float> shared_probs, dshared_probs, main_dshared_w1, main_dshared_w2;
     DeviceMatrices<bf16> w1, w2, dw1, dw2;
     DeviceMatrices<float> main_dw1, main_dw2;
     std::unique_ptr<HostVisible<WaitFailure>> failure =

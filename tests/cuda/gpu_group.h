@@ -53,11 +53,14 @@ inline std::vector<std::string> on_gpus(int ranks, const Body& body) {
   return gpu_processes(ranks, [&](auto c) { return body(Communicator(std::move(c))); });
 }
 
-/// Batch number `seed` of a small layer: other inputs, routing and weights each time.
-inline LayerData small_layer(int ranks, unsigned seed = 1) {
-  return workload::make_layer(
-      workload::parse_shape("custom,tokens=300,hidden=264,intermediate=136,experts=8,topk=4"),
-      ranks, seed, 0.5);
+/// Batch number `seed` of a small layer: other inputs, routing and weights each time. Its `shared`
+/// experts, if any, have a gate.
+inline LayerData small_layer(int ranks, unsigned seed = 1, int shared = 0) {
+  auto shape =
+      workload::parse_shape("custom,tokens=300,hidden=264,intermediate=136,experts=8,topk=4");
+  shape.shared_experts = shared;
+  shape.shared_gate = shared > 0;
+  return workload::make_layer(shape, ranks, seed, 0.5);
 }
 
 /// What `call` says went wrong; "late" where it took longer than the limit allows.
@@ -85,7 +88,12 @@ inline std::string difference(const LayerResult& a, const LayerResult& b) {
   if (differs(a.dw1, b.dw1)) return "dw1";
   if (differs(a.dw2, b.dw2)) return "dw2";
   if (differs(a.main_dw1, b.main_dw1)) return "main_dw1";
-  return differs(a.main_dw2, b.main_dw2) ? "main_dw2" : "";
+  if (differs(a.main_dw2, b.main_dw2)) return "main_dw2";
+  if (differs(a.dshared_probs, b.dshared_probs)) return "dshared_probs";
+  if (differs(a.dshared_w1, b.dshared_w1)) return "dshared_w1";
+  if (differs(a.dshared_w2, b.dshared_w2)) return "dshared_w2";
+  if (differs(a.main_dshared_w1, b.main_dshared_w1)) return "main_dshared_w1";
+  return differs(a.main_dshared_w2, b.main_dshared_w2) ? "main_dshared_w2" : "";
 }
 
 /// All of them said "same": what a rank says that found nothing else.

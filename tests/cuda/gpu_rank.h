@@ -86,6 +86,14 @@ class GpuRank {
         out_(f_.out.size()),
         dx_(b_.dx.size()),
         dprobs_(b_.dprobs.size()),
+        shared_w1_(f_.shared_w1),
+        shared_w2_(f_.shared_w2),
+        shared_probs_(f_.shared_probs),
+        dshared_probs_(b_.dshared_probs.size()),
+        dshared_w1_(main_grad_ ? 0 : f_.shared_w1.size()),
+        dshared_w2_(main_grad_ ? 0 : f_.shared_w2.size()),
+        main_dshared_w1_(main_grad_start(f_.shared_w1.size())),
+        main_dshared_w2_(main_grad_start(f_.shared_w2.size())),
         dw1_(main_grad_ ? 0 : f_.w1.size()),
         dw2_(main_grad_ ? 0 : f_.w2.size()),
         main_dw1_(main_grad_start(f_.w1.size())),
@@ -105,16 +113,24 @@ class GpuRank {
     probs_.load(f.topk_probs);
     w1_.load(f.w1.tensor());
     w2_.load(f.w2.tensor());
+    shared_w1_.load(f.shared_w1);
+    shared_w2_.load(f.shared_w2);
+    shared_probs_.load(f.shared_probs);
     dy_.load(split.backward_args(rank_, unused_).dy);
     forget_results();
   }
 
   /// What a pass does not write shows; waits for the device.
   void forget_results() const {
-    for (const auto* tensor : {&out_, &dx_, &dw1_, &dw2_}) tensor->forget();
+    for (const auto* tensor : {&out_, &dx_, &dw1_, &dw2_, &dshared_w1_, &dshared_w2_}) {
+      tensor->forget();
+    }
     dprobs_.forget();
+    dshared_probs_.forget();
     main_dw1_.load(main_grad_start(main_dw1_.span().size()));
     main_dw2_.load(main_grad_start(main_dw2_.span().size()));
+    main_dshared_w1_.load(main_grad_start(main_dshared_w1_.span().size()));
+    main_dshared_w2_.load(main_grad_start(main_dshared_w2_.span().size()));
     cuda::check_cuda(cudaDeviceSynchronize(), "forget results");
   }
 
@@ -128,7 +144,10 @@ class GpuRank {
                      .topk_probs = probs_.span(),
                      .w1 = w1_.span(),
                      .w2 = w2_.span(),
-                     .out = out_.span()};
+                     .out = out_.span(),
+                     .shared_w1 = shared_w1_.span(),
+                     .shared_w2 = shared_w2_.span(),
+                     .shared_probs = shared_probs_.span()};
     if (each_) args.w1 = w1_each_.matrices(), args.w2 = w2_each_.matrices();
     return args;
   }
@@ -152,12 +171,19 @@ class GpuRank {
     args.w2 = w2_.span();
     args.dx = dx_.span();
     args.dprobs = dprobs_.span();
+    args.shared_w1 = shared_w1_.span();
+    args.shared_w2 = shared_w2_.span();
+    args.dshared_probs = dshared_probs_.span();
     if (main_grad_) {
       args.dw1 = main_dw1_.span();
       args.dw2 = main_dw2_.span();
+      args.dshared_w1 = main_dshared_w1_.span();
+      args.dshared_w2 = main_dshared_w2_.span();
     } else {
       args.dw1 = dw1_.span();
       args.dw2 = dw2_.span();
+      args.dshared_w1 = dshared_w1_.span();
+      args.dshared_w2 = dshared_w2_.span();
     }
     if (each_) {
       args.w1 = w1_each_.matrices();
@@ -192,6 +218,11 @@ class GpuRank {
     result.dw2 = dw2_.to_host();
     result.main_dw1 = main_dw1_.to_host();
     result.main_dw2 = main_dw2_.to_host();
+    result.dshared_probs = dshared_probs_.to_host();
+    result.dshared_w1 = dshared_w1_.to_host();
+    result.dshared_w2 = dshared_w2_.to_host();
+    result.main_dshared_w1 = main_dshared_w1_.to_host();
+    result.main_dshared_w2 = main_dshared_w2_.to_host();
     return result;
   }
 
@@ -219,6 +250,10 @@ class GpuRank {
   const DeviceTensor<float> probs_;
   const DeviceTensor<bf16> w1_, w2_, dy_, out_, dx_;
   const DeviceTensor<float> dprobs_;
+  const DeviceTensor<bf16> shared_w1_, shared_w2_;
+  const DeviceTensor<float> shared_probs_, dshared_probs_;
+  const DeviceTensor<bf16> dshared_w1_, dshared_w2_;
+  const DeviceTensor<float> main_dshared_w1_, main_dshared_w2_;
   const DeviceTensor<bf16> dw1_, dw2_;
   const DeviceTensor<float> main_dw1_, main_dw2_;
   const PartOfEach<const bf16> w1_each_, w2_each_;

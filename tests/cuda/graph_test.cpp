@@ -48,11 +48,12 @@ INSTANTIATE_TEST_SUITE_P(Gpus, CudaGraphOfGroups, ::testing::Values(2, 4, 8), ra
 
 /// Replays `graphs`, which hold a step of `rank` together, for one batch after another; now and
 /// then a step that is not captured, which counts in the same places, instead of them or between.
+/// `shared`: experts of the layer.
 std::string compare_replays(GpuRank& rank, GpuRank& uncaptured, int ranks, const Schedule& schedule,
-                            std::span<const std::unique_ptr<Graph>> graphs) {
+                            std::span<const std::unique_ptr<Graph>> graphs, int shared = 0) {
   for (int i = 1; i <= replays(ranks); ++i) {
     const auto seed = static_cast<unsigned>(i);
-    const LayerData batch = small_layer(ranks, seed);
+    const LayerData batch = small_layer(ranks, seed, shared);
     uncaptured.load(batch);
     const LayerResult want = uncaptured.step(cuda_schedules()[0]);
     rank.load(batch);
@@ -73,8 +74,8 @@ std::string compare_replays(GpuRank& rank, GpuRank& uncaptured, int ranks, const
 /// Captures nothing that was run before: first calls of a layer can be captured as well. The
 /// counters wrap within the replays.
 std::string captured_steps(const Communicator& c, const FaultInjection& faults, bool in_two,
-                           const GpuRankOptions& extra = {}) {
-  const LayerData first = small_layer(c.size());
+                           const GpuRankOptions& extra = {}, int shared = 0) {
+  const LayerData first = small_layer(c.size(), 1, shared);
   GpuRank uncaptured(first, c);
   for (const Schedule& schedule : cuda_schedules()) {
     const Stream stream;
@@ -89,7 +90,7 @@ std::string captured_steps(const Communicator& c, const FaultInjection& faults, 
     } else {
       graphs.push_back(std::make_unique<Graph>(stream, [&] { step(rank, schedule); }));
     }
-    const auto said = compare_replays(rank, uncaptured, c.size(), schedule, graphs);
+    const auto said = compare_replays(rank, uncaptured, c.size(), schedule, graphs, shared);
     if (said != "same") return said;
   }
   return "same";
@@ -103,10 +104,11 @@ TEST_P(CudaGraph, ForwardAndBackwardMayBeGraphsOfTheirOwn) {
   expect_same(on_gpus(ranks(), [](const Communicator& c) { return captured_steps(c, {}, true); }));
 }
 
-/// A graph brings the tensor maps of its weights.
+/// A graph brings the tensor maps of its weights, and of those of shared experts.
 TEST_P(CudaGraph, WeightsMayBeATensorForEachExpert) {
-  expect_same(on_gpus(
-      ranks(), [](const Communicator& c) { return captured_steps(c, {}, true, {.each = true}); }));
+  expect_same(on_gpus(ranks(), [](const Communicator& c) {
+    return captured_steps(c, {}, true, {.each = true}, c.size() == 2 ? 0 : 2);
+  }));
 }
 
 TEST_P(CudaGraph, ReplaysUnderDelaysAndWrappingCountersHaveTheSameBytes) {

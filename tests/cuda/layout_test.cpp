@@ -21,13 +21,7 @@ TEST(Arithmetic, EveryOneIsAccepted) {
   EXPECT_EQ(reason_of([](Problem& p) { p.probs = Probs::kAfter, p.bias = true; }), "");
   EXPECT_EQ(reason_of([](Problem& p) { p.bias = true, p.backward_rows = 128; }), "");
   EXPECT_EQ(reason_of([](Problem& p) { p.combine_groups = 2; }), "");
-}
-
-TEST(Arithmetic, SharedExpertsAreRefused) {
-  Problem p{.hidden = 64, .intermediate = 64, .num_experts = 2, .topk = 1, .max_tokens = 8};
-  p.shared_experts = 2;
-  const std::string said = cuda::unsupported_reason(p, 1).value_or("");
-  EXPECT_NE(said.find("problem.shared_experts is 2"), said.npos) << said;
+  EXPECT_EQ(reason_of([](Problem& p) { p.shared_experts = 2; }), "");
 }
 
 TEST(OrderMemory, TheMostIsEnoughForEverySchedule) {

@@ -83,10 +83,12 @@ TEST_F(OrderKernel, EqualsTheCpuOrder) {
     const int ranks = static_cast<int>(pick(rng, 1, 8));
     Problem problem = random_problem(rng, ranks, chance(rng, 20) ? 3000 : 120);
     if (chance(rng, 10)) problem.num_experts = ranks * static_cast<int>(pick(rng, 6, 200));
+    draw_shared_experts(rng, problem);
     Routing routing = random_routing(rng, problem, ranks);
     if (chance(rng, 40)) {
       problem.backward_rows =
-          ring_rows(routing.ids, problem.num_experts, problem.row_align, pick(rng, 0, 3));
+          ring_rows(routing.ids, problem.num_experts, problem.row_align, pick(rng, 0, 3),
+                    problem.shared_experts > 0 ? std::ranges::max(routing.tokens) : 0);
       routing.problem = problem;
     }
     PlanGroup group(problem, ranks);

@@ -58,7 +58,8 @@ TEST_P(CudaPages, GiveTheBytesOfMemoryOfTheirOwn) {
     for (const bool recompute_h : {false, true}) {
       const GpuRankOptions extra{.save = save, .recompute_h = recompute_h};
       expect_same(on_gpus(ranks(), [&](const Communicator& c) -> std::string {
-        const LayerData first = small_layer(c.size());
+        const int shared = recompute_h ? 2 : 0;
+        const LayerData first = small_layer(c.size(), 1, shared);
         const Problem problem = problem_of(first, c.size(), extra);
         const RowPool pool = pool_of(problem, c, 3 * pages_of_a_plan(problem, c.size()));
         GpuRank own(first, c, {}, extra);
@@ -66,7 +67,7 @@ TEST_P(CudaPages, GiveTheBytesOfMemoryOfTheirOwn) {
         unsigned seed = 0;
         for (const Schedule& schedule : cuda_schedules()) {
           for (const bool in_parts : {false, true}) {
-            const LayerData batch = small_layer(c.size(), ++seed);
+            const LayerData batch = small_layer(c.size(), ++seed, shared);
             own.load(batch);
             paged.load(batch);
             const LayerResult want = own.step(cuda_schedules()[0]);

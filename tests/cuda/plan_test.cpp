@@ -50,7 +50,8 @@ void expect_plan(const PlanData& want, const cuda::DevicePlan& got) {
 void expect_empty(const Problem& p, int num_ranks, const cuda::DevicePlan& got) {
   ASSERT_FALSE(download(got.status, 1)[0].ok());
   ASSERT_EQ(download(got.num_pulls, 1)[0], 0);
-  const std::vector<std::int64_t> zeros(static_cast<std::size_t>(p.num_experts / num_ranks + 1));
+  const int experts = expert_numbers(p, num_ranks).of_rank();
+  const std::vector<std::int64_t> zeros(static_cast<std::size_t>(experts + 1));
   expect_equal<std::int64_t>(std::span(zeros).first(zeros.size() - 1), got.tokens_per_expert,
                              "tokens_per_expert");
   expect_equal<std::int64_t>(zeros, got.segment_begin, "segment_begin");
@@ -115,6 +116,7 @@ void compare_random_routings(Launch how, int count) {
     const int ranks = static_cast<int>(pick(rng, 1, 8));
     Problem problem = random_problem(rng, ranks, chance(rng, 20) ? 3000 : 120);
     if (chance(rng, 10)) problem.num_experts = ranks * static_cast<int>(pick(rng, 6, 200));
+    draw_shared_experts(rng, problem);
     if (chance(rng, 20)) problem.capacity_rows = pick(rng, 1, 60 * problem.row_align);
     if (chance(rng, 20)) problem.backward_rows = pick(rng, 1, 20) * problem.row_align;
     PlanGroup group(problem, ranks);
@@ -229,6 +231,14 @@ TEST(PlanKernelLimits, WhatIsUnsupportedIsSaid) {
   many.num_experts = 4096;
   EXPECT_EQ(cuda::unsupported_reason(many, 1),
             "problem.num_experts is 4096; the cuda backend accepts 1 to 2048");
+  many.num_experts = 2040;
+  EXPECT_FALSE(cuda::unsupported_reason(many, 8));
+  many.shared_experts = 1;
+  EXPECT_FALSE(cuda::unsupported_reason(many, 8));
+  many.shared_experts = 2;
+  EXPECT_EQ(cuda::unsupported_reason(many, 8),
+            "problem.num_experts is 2040 and problem.shared_experts is 2 on each of 8 ranks, "
+            "together 2056; the cuda backend accepts at most 2048");
   for (const int align : {16, 32, 64, 128, 256}) {
     Problem aligned = p;
     aligned.row_align = align;
@@ -240,9 +250,10 @@ TEST(PlanKernelLimits, WhatIsUnsupportedIsSaid) {
   }
   many = p;
   many.max_tokens = 1 << 26;
-  EXPECT_EQ(cuda::unsupported_reason(many, 8),
-            "ranks * problem.max_tokens * problem.topk is 2147483648; the cuda backend accepts at "
-            "most 2147483647");
+  EXPECT_EQ(
+      cuda::unsupported_reason(many, 8),
+      "ranks * problem.max_tokens * (problem.topk) is 2147483648; the cuda backend accepts at "
+      "most 2147483647");
 }
 
 }  // namespace

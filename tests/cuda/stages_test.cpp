@@ -15,6 +15,7 @@
 #include "support/expect_same.h"
 #include "support/random_case.h"
 #include "support/ring_rows.h"
+#include "support/shared_layer.h"
 
 namespace uniep::cuda::testing {
 namespace {
@@ -53,6 +54,26 @@ void expect_close(const LayerResult& got, const LayerResult& want, const std::st
   expect_close(got.db2, want.db2, "db2", what);
   expect_close(got.main_db1, want.main_db1, "main_db1", what);
   expect_close(got.main_db2, want.main_db2, "main_db2", what);
+  expect_close(got.dshared_probs, want.dshared_probs, "dshared_probs", what);
+}
+
+/// Weight gradients of shared experts are those of a layer of each rank's tokens alone.
+void set_shared_gradients(LayerResult& want, const LayerData& data,
+                          std::span<const std::int64_t> parts, bool main_grad) {
+  const auto append = [](auto& to, const auto& from) {
+    to.insert(to.end(), from.begin(), from.end());
+  };
+  want.dshared_w1.clear(), want.dshared_w2.clear();
+  want.main_dshared_w1.clear(), want.main_dshared_w2.clear();
+  for (std::size_t r = 0; r + 1 < parts.size(); ++r) {
+    const LayerData part = uniep::testing::shared_layer_of(data, parts[r], parts[r + 1]);
+    EmulatedGroup one(part, {0, part.tokens}, main_grad, 1);
+    const LayerResult of_rank = one.step(sequential());
+    append(want.dshared_w1, of_rank.dw1);
+    append(want.dshared_w2, of_rank.dw2);
+    append(want.main_dshared_w1, of_rank.main_dw1);
+    append(want.main_dshared_w2, of_rank.main_dw2);
+  }
 }
 
 std::vector<float> ones(const std::vector<bf16>& like) {
@@ -83,37 +104,47 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
     const auto last = static_cast<std::int64_t>(numbers_of_ranks.size()) - 1;
     const int ranks =
         numbers_of_ranks[static_cast<std::size_t>(uniep::testing::pick(rng, 0, last))];
+    const bool any_arithmetic = uniep::testing::chance(rng, 60);
     const uniep::testing::LayerBounds bounds{.max_tokens = seed % 3 == 0 ? 700 : 90,
                                              .max_hidden = seed % 2 == 0 ? 600 : 96,
                                              .max_intermediate = seed % 2 == 0 ? 600 : 96,
-                                             .any_arithmetic = uniep::testing::chance(rng, 60)};
+                                             .any_arithmetic = any_arithmetic,
+                                             .shared_experts = any_arithmetic};
     const LayerData data = uniep::testing::random_layer(rng, ranks, bounds);
+    const std::vector<std::int64_t> parts = uniep::testing::random_parts(rng, data.tokens, ranks);
+    std::int64_t shared_rows = 0;
+    for (std::size_t r = 0; data.shared_experts > 0 && r + 1 < parts.size(); ++r) {
+      shared_rows = std::max(shared_rows, parts[r + 1] - parts[r]);
+    }
     const bool main_grad = uniep::testing::chance(rng, 30);
     const Save save = kSaves[rng() % std::size(kSaves)];
     const bool recompute_h = uniep::testing::chance(rng, 50);
     const std::int64_t backward_rows =
         in_ring ? uniep::testing::ring_rows(data.topk_ids, data.num_experts, Problem{}.row_align,
-                                            uniep::testing::pick(rng, 0, 3))
+                                            uniep::testing::pick(rng, 0, 3), shared_rows)
                 : 0;
     const auto forms = any_form
                            ? uniep::testing::random_forms(rng, is_gated(data.activation), false)
                            : uniep::testing::ExpertForms{};
-    EmulatedGroup group(data, uniep::testing::random_parts(rng, data.tokens, ranks), main_grad, 1,
-                        0, save, recompute_h, backward_rows, forms);
+    EmulatedGroup group(data, parts, main_grad, 1, 0, save, recompute_h, backward_rows, forms);
     const Schedule schedule = choose(rng, group.problem());
-    const std::string what = cat(
-        "seed ", seed, ": ", ranks, " ranks, tokens ", data.tokens, ", hidden ", data.hidden,
-        ", intermediate ", data.intermediate, ", experts ", data.num_experts, ", topk ", data.topk,
-        ", save ", name(save), ", recompute_h ", recompute_h, ", ", name(data.activation),
-        ", probs ", name(data.probs), ", bias ", data.has_bias(), ", combine groups ",
-        data.combine_groups, " in ", name(data.combine_partials), ", backward_rows ", backward_rows,
-        ", forms ", uniep::testing::to_string(forms), ", ", to_string(schedule));
+    const std::string what =
+        cat("seed ", seed, ": ", ranks, " ranks, tokens ", data.tokens, ", hidden ", data.hidden,
+            ", intermediate ", data.intermediate, ", experts ", data.num_experts, ", topk ",
+            data.topk, ", save ", name(save), ", recompute_h ", recompute_h, ", ",
+            name(data.activation), ", probs ", name(data.probs), ", bias ", data.has_bias(),
+            ", combine groups ", data.combine_groups, " in ", name(data.combine_partials),
+            ", shared experts ", data.shared_experts,
+            data.shared_probs.empty() ? "" : " with probabilities", ", backward_rows ",
+            backward_rows, ", forms ", uniep::testing::to_string(forms), ", ", to_string(schedule));
     SCOPED_TRACE(what);
     const LayerResult got = deferred ? group.deferred_step(schedule, choose(rng, group.problem()))
                                      : group.step(schedule);
     if (!any_form) expect_close(got, reference_of(data, main_grad), what);
     EmulatedGroup one(data, {0, data.tokens}, main_grad, 1);
-    uniep::testing::expect_same_bits(got, one.step(sequential()), what);
+    LayerResult want = one.step(sequential());
+    if (data.shared_experts > 0) set_shared_gradients(want, data, parts, main_grad);
+    uniep::testing::expect_same_bits(got, want, what);
     if (::testing::Test::HasFailure()) return;
   }
 }
@@ -189,6 +220,38 @@ TEST_F(CudaStages, CombineGroupsHaveTheBitsOfTheReference) {
         data.combine_groups = groups;
         data.combine_partials = partials;
         const std::string what = cat("probs ", name(probs), ", ", groups, " in ", name(partials));
+        SCOPED_TRACE(what);
+        const LayerResult want = reference::contract(data);
+        for (const int ranks : {1, 4}) {
+          EmulatedGroup group(data, uniep::testing::random_parts(rng, data.tokens, ranks), false,
+                              1);
+          const LayerResult got = group.step(random_cuda_schedule(rng, group.problem()));
+          uniep::testing::expect_same_bits(got.out, want.out, "out", what);
+          uniep::testing::expect_same_bits(got.dx, want.dx, "dx", what);
+        }
+      }
+    }
+  }
+}
+
+/// Large rows that cancel are now those of shared experts, too: other orders, or a sum that is not
+/// rounded before they join it, give other bits.
+TEST_F(CudaStages, SharedExpertsHaveTheBitsOfTheReference) {
+  Rng rng(4601);
+  LayerData data = with_exact_rows(rng);
+  for (const int shared : {1, 2, 3}) {
+    data.shared_experts = shared;
+    data.shared_w1 = random_signs(rng, shared * data.w1_rows() * data.hidden);
+    data.shared_w2 = random_signs(rng, shared * data.hidden * data.intermediate);
+    for (const Probs probs : {Probs::kBefore, Probs::kAfter}) {
+      for (const bool gate : {false, true}) {
+        data.probs = probs;
+        data.shared_probs.clear();
+        for (std::int64_t i = 0; gate && i < data.tokens * shared; ++i) {
+          data.shared_probs.push_back(
+              std::ldexp(1.0f, static_cast<int>(uniep::testing::pick(rng, -6, 18))));
+        }
+        const std::string what = cat("probs ", name(probs), ", ", shared, " gate ", gate);
         SCOPED_TRACE(what);
         const LayerResult want = reference::contract(data);
         for (const int ranks : {1, 4}) {

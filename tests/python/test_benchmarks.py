@@ -13,6 +13,7 @@ import arithmetic
 import compare_sonic
 import memory_choices
 import pytest
+import shared_experts
 import torch
 from compare.shapes import TINY
 from compare.step_bench import Inputs, Measured, Step, StepBench, Way
@@ -45,6 +46,15 @@ def test_arithmetic_of_uniep_and_torch_runs_and_agrees(tmp_path):
     assert done.returncode == 0, done.stderr
     records = json.loads(path.read_text())["records"]
     assert [record["way"] for record in records[::2]] == arithmetic.WAYS + arithmetic.OF_TORCH
+    assert all(record["ms"] > 0 for record in records)
+
+
+def test_what_shared_experts_cost_runs_and_agrees(tmp_path):
+    path = tmp_path / "shared.json"
+    done = run("shared_experts.py", "--tiny", "--shared", "2", "--turns", "2", "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    records = json.loads(path.read_text())["records"]
+    assert [record["way"] for record in records[::2]] == shared_experts.WAYS
     assert all(record["ms"] > 0 for record in records)
 
 

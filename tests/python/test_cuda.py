@@ -11,6 +11,8 @@ from cases import Case, assert_same, gradients, make_case, relative, step, works
 from ranks import run_ranks
 from test_arithmetic import EVERY, GROUPED, Layer, name_of
 from test_arithmetic import assert_same as assert_same_tensors
+from test_shared_experts import TOKENS as SHARED_TOKENS
+from test_shared_experts import Layer as SharedLayer
 from torch import Tensor
 
 import uniep
@@ -82,6 +84,70 @@ def test_main_grads_of_biases(dtype: torch.dtype) -> None:
         layer.run(moe, main_grads=grads, **layer.options)
         sums.append(dict(zip(names, grads, strict=True)))
     assert_same_tensors(sums[0], sums[1])
+
+
+def assert_plain_shared(layer: SharedLayer, found: dict[str, Tensor], **options: Any) -> None:
+    """The same bits, but for gradients of probabilities."""
+    wanted = layer.run(uniep.plain.moe, **options)
+    for name in ("topk_probs", "shared_probs"):
+        if name in found and "main_grad" not in options:
+            assert relative(found[name], wanted[name]) < 1e-5, name
+            found = found | {name: wanted[name]}
+    assert_same_tensors(found, wanted)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("shared", [1, 3])
+@pytest.mark.parametrize("probs", ["before", "after"])
+@pytest.mark.parametrize("activation", ["swiglu", "relu2"])
+def test_bits_of_shared_experts(activation: str, probs: str, shared: int, gated: bool) -> None:
+    layer = SharedLayer(shared, gated, activation, probs).to("cuda")
+    found = layer.run(uniep.moe)
+    assert_plain_shared(layer, found)
+    options: list[dict[str, Any]] = [
+        {"schedule": "single,tile_m=128,tile_n=128"},
+        {"schedule": "sequential,tile_m=128,tile_n=256"},
+        {"save": "none", "recompute_h": True},
+        {"save": "tokens", "row_pool": 1 << 24},
+        {"backward_rows": 128},
+        {"exact_rows": True},
+    ]
+    for choice in options:
+        assert_same_tensors(layer.run(uniep.moe, **choice), found)
+    deferred = uniep.DeferredWeights()
+    assert_same_tensors(layer.run(uniep.moe, deferred=deferred), found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_main_grads_of_shared_experts(dtype: torch.dtype) -> None:
+    layer = SharedLayer().to("cuda")
+    assert_plain_shared(layer, layer.run(uniep.moe, main_grad=dtype), main_grad=dtype)
+
+
+def _shared_part() -> dict[str, Tensor]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = uniep.Group(dist.group.WORLD, device="cuda:0", share_device=True)
+    layer = SharedLayer().part(rank, size).to("cuda")
+    found = layer.run(uniep.moe, group=group, max_tokens=SHARED_TOKENS)
+    found = {name: tensor.cpu() for name, tensor in found.items()}
+    dist.barrier()
+    group.close()
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_shared_experts_of_ranks_that_share_a_gpu(size: int) -> None:
+    """Weight gradients of a rank are those of its tokens alone."""
+    whole = {n: t.cpu() for n, t in SharedLayer().to("cuda").run(uniep.moe).items()}
+    results = run_ranks(size, _shared_part)
+    for name in ("out", "x", "topk_probs", "shared_probs", "w1", "w2"):
+        assert torch.equal(torch.cat([r[name] for r in results]), whole[name]), name
+    for rank, found in enumerate(results):
+        part = SharedLayer().part(rank, size).to("cuda")
+        part.case.ids = torch.full_like(part.case.ids, -1)
+        alone = part.run(uniep.moe)
+        for name in ("shared_w1", "shared_w2"):
+            assert torch.equal(found[name], alone[name].cpu()), name
 
 
 def _part(tokens: int) -> list[Tensor]:

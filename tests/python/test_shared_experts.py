@@ -40,6 +40,11 @@ class Layer:
             self.more["shared_probs"][7, 0] = 0
         self.options = {"activation": activation, "probs": probs}
 
+    def to(self, device: str) -> Layer:
+        self.case = self.case.to(device)
+        self.more = {name: tensor.to(device) for name, tensor in self.more.items()}
+        return self
+
     def part(self, rank: int, size: int) -> Layer:
         """Tokens and experts of a rank."""
         whole = Layer.__new__(Layer)

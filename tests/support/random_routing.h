@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -41,6 +42,12 @@ inline Problem random_problem(Rng& rng, int ranks, std::int64_t most_tokens) {
   p.max_tokens = pick(rng, 0, most_tokens);
   p.row_align = 16 << pick(rng, 0, 4);
   return p;
+}
+
+/// Experts of a problem that every rank has, if it may have some, now and then.
+inline void draw_shared_experts(Rng& rng, Problem& p) {
+  const int most = std::min(3, kMaxTopk - p.topk);
+  if (most > 0 && chance(rng, 40)) p.shared_experts = static_cast<int>(pick(rng, 1, most));
 }
 
 /// Ranks hold different numbers of tokens, some none; slots are dropped; tokens name an expert

@@ -46,7 +46,7 @@ class Options(NamedTuple):
         combine_groups: how a token's rows are added up; see :func:`uniep.moe`.
         combine_partials: likewise.
         shared_experts: ``"apart"``: Megatron's module computes them, or ``"fused"``: they are part
-            of the same pass as the others, on CPUs. Their parameters stay the module's.
+            of the same pass as the others. Their parameters stay the module's.
     """
 
     layout: Literal["stacked", "per_expert"] = "stacked"

@@ -17,11 +17,13 @@ __device__ __forceinline__ void fill_rows(bf16* rows, std::int64_t count, bf16 v
 __device__ __forceinline__ void fill_of_fault(const FaultFill& f, std::int64_t thread,
                                               std::int64_t threads) {
   fill_rows(f.tokens, f.tokens_count, kFaultToken, thread, threads);
-  for (const FaultFill::Elements& grad : f.weight_grads) {
+  for (const auto& grad : f.weight_grads) {
     fill_rows(grad.data, grad.count, bf16{}, thread, threads);
   }
-  if (f.dprobs == nullptr) return;
-  for (std::int64_t i = thread; i < f.dprobs_count; i += threads) f.dprobs[i] = 0;
+  for (const auto& dprobs : f.dprobs) {
+    if (dprobs.data == nullptr) continue;
+    for (std::int64_t i = thread; i < dprobs.count; i += threads) dprobs.data[i] = 0;
+  }
 }
 
 }  // namespace uniep::cuda

@@ -192,7 +192,7 @@ class OrderRoutine {
       for (int j = 0; j < kAhead; ++j) ids[j] = i + 32 * j < end ? v_.topk_ids[i + 32 * j] : -1;
 #pragma unroll
       for (const std::int32_t id : ids) {
-        const int peer = id < 0 ? -1 : id / v_.num_local_experts - first;
+        const int peer = id < 0 ? -1 : v_.rank_of_expert(id) - first;
         for (int p = 0; p < min_of(32, v_.num_ranks - first); ++p) {
           const int slots = __popc(__ballot_sync(kWholeWarp, peer == p));
           if (lane_index() == p) mine += slots;
@@ -200,6 +200,11 @@ class OrderRoutine {
       }
     }
     return mine;
+  }
+
+  /// Of shared experts, which have all of the rank's tokens, beside so many slots of others.
+  __device__ int shared_slots(std::int64_t others) const {
+    return static_cast<int>(others) / v_.topk * v_.shared_experts;
   }
 
   __device__ void count_slots() const {
@@ -210,8 +215,9 @@ class OrderRoutine {
          b += warps_of_grid()) {
       const std::int64_t end = min_of<std::int64_t>((b + 1) * per_block, slots);
       for (int first = 0; first < v_.num_ranks; first += 32) {
-        const int mine = count_block_slots(b * per_block, end, first);
         const int peer = first + lane_index();
+        int mine = count_block_slots(b * per_block, end, first);
+        if (peer == v_.rank) mine += shared_slots(end - b * per_block);
         if (peer < v_.num_ranks) o_.slots_to_peer[b * v_.num_ranks + peer] = mine;
       }
     }

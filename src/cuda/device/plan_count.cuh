@@ -37,17 +37,16 @@ class PlanCounter : public PlanState {
     std::uint32_t* my_rows = warp_rows_of_ + warp_index() * local_;
     int rows = 0;
     int pulls = 0;
-    unsigned long long bad = 0;  // ~(slot index) of the first impossible id
+    unsigned long long bad = 0;  // ~(index in topk_ids) of the first impossible id
     for_each_step([&](const Slot& s) {
-      if (is_expert(s.id)) {
-        atomicAdd(slots_of_ + s.id, 1u);
-        if (is_local(s.id)) atomicAdd(my_rows + s.id - first_expert_, 1u);
-      } else if (s.id != -1 && bad == 0) {
-        const int k = lane_index() % a_.topk;
-        bad = ~(static_cast<unsigned long long>(s.token) * a_.topk + k);
+      if (s.expert >= 0) {
+        atomicAdd(slots_of_ + s.expert, 1u);
+        if (is_local(s.expert)) atomicAdd(my_rows + s.expert - first_expert_, 1u);
+      } else if (s.expert == kImpossible && bad == 0) {
+        bad = ~(static_cast<unsigned long long>(s.token) * a_.topk + slot_of_lane());
       }
-      if (a_.pool.shape.tokens > 0) count_received(s.id);
-      const unsigned local = __ballot_sync(kWholeWarp, is_local(s.id));
+      if (a_.pool.shape.tokens > 0) count_received(s.expert);
+      const unsigned local = __ballot_sync(kWholeWarp, is_local(s.expert));
       rows += __popc(local);
       pulls += __popc(
           __ballot_sync(kWholeWarp, leads_token() && s.present && (local & token_lanes()) != 0));
@@ -89,11 +88,11 @@ class PlanCounter : public PlanState {
 
  private:
   /// The first of a token's slots that lie with a rank counts the token there; all lanes call it.
-  __device__ void count_received(std::int32_t id) const {
-    const int rank = is_expert(id) ? id / local_ : a_.num_ranks;
+  __device__ void count_received(std::int32_t expert) const {
+    const int rank = expert >= 0 ? expert / local_ : a_.num_ranks;
     const unsigned same = __match_any_sync(kWholeWarp, rank) & token_lanes();
     const bool first = (same & lanes_below(lane_index())) == 0;
-    if (first && rank < a_.num_ranks) atomicAdd(slots_of_ + a_.num_experts + rank, 1u);
+    if (first && rank < a_.num_ranks) atomicAdd(slots_of_ + num_experts() + rank, 1u);
   }
 };
 

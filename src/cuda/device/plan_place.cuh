@@ -208,12 +208,12 @@ class PlanPlacer : public PlanState {
   }
 
   /// The row of this lane's slot, where its expert is local; all lanes call it.
-  __device__ std::int32_t take_row(std::int32_t id) const {
-    const unsigned same = __match_any_sync(kWholeWarp, id);
+  __device__ std::int32_t take_row(std::int32_t expert) const {
+    const unsigned same = __match_any_sync(kWholeWarp, expert);
     std::int32_t row = -1;
     std::uint32_t* next = nullptr;
-    if (is_local(id)) {
-      const int e = id - first_expert_;
+    if (is_local(expert)) {
+      const int e = expert - first_expert_;
       const int earlier = __popc(same & lanes_below(lane_index()));
       next = warp_rows_of_ + warp_index() * local_ + e;
       row = static_cast<std::int32_t>(segment_[e] + before_cta_[e] + *next) + earlier;
@@ -227,9 +227,9 @@ class PlanPlacer : public PlanState {
 
   /// How many of the token's rows have a smaller number; all lanes call it.
   __device__ int order_in_token(std::int32_t row) const {
-    const int first = lane_index() / a_.topk * a_.topk;
+    const int first = first_lane_of_token();
     int smaller = 0;
-    for (int k = 0; k < a_.topk; ++k) {
+    for (int k = 0; k < slots_; ++k) {
       const std::int32_t other = __shfl_sync(kWholeWarp, row, first + k);  // lanes past 31 wrap
       if (other >= 0 && other < row) ++smaller;
     }
@@ -239,9 +239,9 @@ class PlanPlacer : public PlanState {
   __device__ void place() const {
     int next_row = static_cast<int>(before_cta_[local_ + 1]) + cta_.warp_rows[warp_index()];
     int next_pull = static_cast<int>(before_cta_[local_]) + cta_.warp_pulls[warp_index()];
-    const int token_lane = lane_index() / a_.topk * a_.topk;
+    const int token_lane = first_lane_of_token();
     for_each_step([&](const Slot& s) {
-      const std::int32_t row = take_row(s.id);
+      const std::int32_t row = take_row(s.expert);
       const int order = order_in_token(row);
       const unsigned local = __ballot_sync(kWholeWarp, row >= 0);
       const unsigned mine = local & token_lanes();

@@ -12,10 +12,10 @@ inline constexpr int kPlanWarps = 16;
 inline constexpr int kPlanThreads = 32 * kPlanWarps;
 
 /// Dynamic shared memory of a plan kernel.
-__host__ __device__ inline std::size_t plan_shared_bytes(int num_experts, int num_ranks) {
-  const int local = num_experts / num_ranks;
-  return sizeof(std::uint32_t) * static_cast<std::size_t>(kPlanWarps * local + num_experts +
-                                                          num_ranks + (local + 2) + local);
+__host__ __device__ inline std::size_t plan_shared_bytes(int local_experts, int num_ranks) {
+  const int totals = num_ranks * local_experts + num_ranks;
+  return sizeof(std::uint32_t) * static_cast<std::size_t>(kPlanWarps * local_experts + totals +
+                                                          (local_experts + 2) + local_experts);
 }
 
 /// What the threads of a CTA share.
@@ -38,11 +38,12 @@ class PlanState {
   __device__ PlanState(const PlanArgs& args, PlanCta& cta, std::uint32_t* shared)
       : a_(args),
         cta_(cta),
-        local_(args.num_experts / args.num_ranks),
+        slots_(args.topk + args.experts.shared),
+        local_(args.experts.of_rank()),
         first_expert_(args.rank * local_),
         warp_rows_of_(shared),
         slots_of_(warp_rows_of_ + kPlanWarps * local_),
-        before_cta_(slots_of_ + args.num_experts + args.num_ranks),
+        before_cta_(slots_of_ + num_totals()),
         segment_(before_cta_ + local_ + 2) {}
 
  protected:
@@ -65,15 +66,23 @@ class PlanState {
     return a_.exchange.layout.pools + index * static_cast<std::int64_t>(sizeof(PageCount));
   }
 
-  /// One slot of the routing in each lane, 32 / K whole tokens at a time: no token is cut.
+  /// One slot of the routing in each lane, as many whole tokens at a time as fit: no token is cut.
+  /// A token's slots are those of its K experts, then of the shared ones of its rank.
   struct Slot {
     bool present;  // the lane has a slot
     int token;     // in the concatenated routing
     int source;
-    std::int32_t id;
+    std::int32_t expert;  // as ExpertNumbers has it; or one of these:
   };
+  static constexpr std::int32_t kDropped = -1, kImpossible = -2;
 
-  __device__ int tokens_a_step() const { return 32 / a_.topk; }
+  __device__ int tokens_a_step() const { return 32 / slots_; }
+  __device__ int slot_of_lane() const { return lane_index() % slots_; }
+
+  __device__ std::int32_t expert_of_id(std::int32_t id) const {
+    const bool possible = id >= 0 && id < a_.experts.routed * a_.num_ranks;
+    return possible ? a_.experts.of_id(id) : id == -1 ? kDropped : kImpossible;
+  }
 
   /// Calls f(Slot) for every step of this warp's tokens, with all lanes. Ids of several steps are
   /// loaded together, since each load takes longer than the work on it.
@@ -87,8 +96,8 @@ class PlanState {
     const std::int64_t run = round_up(ceil_div(total, warps), step);
     const int begin = static_cast<int>(min_of<std::int64_t>(run * warp, total));
     const int end = static_cast<int>(min_of<std::int64_t>(run * (warp + 1), total));
-    const int lane_token = lane_index() / a_.topk;
-    const int k = lane_index() % a_.topk;
+    const int lane_token = lane_index() / slots_;
+    const int k = slot_of_lane();
     int source = 0;
     for (int first = begin; first < end; first += kAhead * step) {
       Slot slots[kAhead];
@@ -97,14 +106,17 @@ class PlanState {
         const int token = first + i * step + lane_token;
         const bool present = lane_token < step && token < end;
         while (present && token >= cta_.token_begin[source + 1]) ++source;
-        std::int32_t id = -1;
-        if (present) {
+        std::int32_t expert = kDropped;
+        if (present && k >= a_.topk) {
+          expert = a_.experts.of_shared(source, k - a_.topk);
+        } else if (present) {
           const std::int64_t index =
               static_cast<std::int64_t>(token - cta_.token_begin[source]) * a_.topk + k;
           // Written by other GPUs: from L2, past this SM's read-only and L1 caches.
-          id = __ldcg(at_rank<const std::int32_t>(a_.rank, ids_offset(source)) + index);
+          expert = expert_of_id(
+              __ldcg(at_rank<const std::int32_t>(a_.rank, ids_offset(source)) + index));
         }
-        slots[i] = {present, token, source, id};
+        slots[i] = {present, token, source, expert};
       }
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
@@ -113,35 +125,34 @@ class PlanState {
     }
   }
 
-  __device__ bool is_expert(std::int32_t id) const { return id >= 0 && id < a_.num_experts; }
-  __device__ bool is_local(std::int32_t id) const {
-    return id >= first_expert_ && id < first_expert_ + local_;
+  __device__ bool is_local(std::int32_t expert) const {
+    return expert >= first_expert_ && expert < first_expert_ + local_;
   }
+  __device__ int first_lane_of_token() const { return lane_index() / slots_ * slots_; }
   /// Lanes that hold slots of this lane's token.
-  __device__ unsigned token_lanes() const {
-    const int first = lane_index() / a_.topk * a_.topk;
-    return lanes_below(a_.topk) << first;
-  }
-  __device__ bool leads_token() const { return lane_index() % a_.topk == 0; }
+  __device__ unsigned token_lanes() const { return lanes_below(slots_) << first_lane_of_token(); }
+  __device__ bool leads_token() const { return slot_of_lane() == 0; }
 
   /// Columns of cta_counts: the rows of each local expert, then pulls, then rows of all.
   __device__ int columns() const { return local_ + 2; }
 
   /// What all CTAs have counted of all ranks: rows of each expert, then tokens of each rank.
-  __device__ int num_totals() const { return a_.num_experts + a_.num_ranks; }
+  __device__ int num_experts() const { return a_.num_ranks * local_; }
+  __device__ int num_totals() const { return num_experts() + a_.num_ranks; }
   __device__ std::uint32_t* totals(int half) const {
     return a_.scratch.totals + half * num_totals();
   }
   __device__ std::uint32_t total(int expert) const { return __ldcg(totals(half()) + expert); }
   /// Tokens that a rank receives, each once. Counted where pages are to hold them.
-  __device__ std::uint32_t received(int rank) const { return total(a_.num_experts + rank); }
+  __device__ std::uint32_t received(int rank) const { return total(num_experts() + rank); }
 
   const PlanArgs& a_;
   PlanCta& cta_;
-  const int local_;
+  const int slots_;  // of a token
+  const int local_;  // experts of a rank, shared ones too
   const int first_expert_;
   std::uint32_t* const warp_rows_of_;  // [warps, local experts]
-  std::uint32_t* const slots_of_;      // [E + ranks]: as totals
+  std::uint32_t* const slots_of_;      // [num_totals()]: as totals
   std::uint32_t* const before_cta_;    // [local experts + 2]: see columns()
   std::uint32_t* const segment_;       // [local experts]: segment_begin
 };

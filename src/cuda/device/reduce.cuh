@@ -7,13 +7,14 @@
 
 // Reduce: out[t] or dx[t], the sum over k ascending, from +0, of the token's rows that were pushed,
 // each times its probability in a forward pass where that enters behind fc2; dropped slots are left
-// out. With combine groups, the sum over the token's groups ascending of such sums. In backward
+// out. With combine groups, the sum over the token's groups ascending of such sums. The rows of
+// shared experts are a sum of their own, and both are rounded before they are added up. In backward
 // dprobs too: copied, 0 at dropped slots. What a CTA sums at a time, a piece, is some columns of
-// the K rows of a token, or all columns of a few tokens.
+// the rows of a token, one a slot, or all columns of a few tokens.
 
 namespace uniep::cuda {
 
-/// Columns [col, col + width) of the K rows of each of some tokens.
+/// Columns [col, col + width) of the rows of each of some tokens.
 struct ReducePiece {
   int token, tokens, col, width;
 };
@@ -23,9 +24,10 @@ class ReducePieces {
  public:
   /// `threads` sum a vector each at a time.
   __device__ __forceinline__ ReducePieces(const PassView& v, int slot_bytes, int threads)
-      : hidden_(static_cast<int>(v.hidden)),
-        columns_(columns_of(v, slot_bytes, threads * kVectorElements)),
-        tokens_(columns_ < hidden_ ? 1 : tokens_of(v, slot_bytes)) {}
+      : hidden_(known_here(static_cast<int>(v.hidden))),
+        slots_(known_here(v.slots)),
+        columns_(columns_of(slot_bytes, threads * kVectorElements)),
+        tokens_(columns_ < hidden_ ? 1 : tokens_of(slot_bytes)) {}
 
   __device__ __forceinline__ int count(int tokens) const {
     return ceil_div(tokens, tokens_) * ceil_div(hidden_, columns_);
@@ -42,23 +44,22 @@ class ReducePieces {
   }
 
  private:
-  /// As many as let K rows of them fit a slot, or as are summed in a step where that leaves fewer
-  /// threads without a vector.
-  static __device__ __forceinline__ int columns_of(const PassView& v, int slot_bytes, int step) {
-    const auto hidden = static_cast<int>(v.hidden);
-    const int most = slot_bytes / (kBf16Bytes * v.topk) / kVectorElements * kVectorElements;
-    const int pieces = ceil_div(hidden, most);
-    const int columns = round_up(ceil_div(hidden, pieces), kVectorElements);
-    const bool by_steps = pieces * ceil_div(columns, step) > ceil_div(hidden, step);
+  /// As many as let a token's rows of them fit `slot_bytes`, or as are summed in a step where that
+  /// leaves fewer threads without a vector.
+  __device__ __forceinline__ int columns_of(int slot_bytes, int step) const {
+    const int most = slot_bytes / (kBf16Bytes * slots_) / kVectorElements * kVectorElements;
+    const int pieces = ceil_div(hidden_, most);
+    const int columns = round_up(ceil_div(hidden_, pieces), kVectorElements);
+    const bool by_steps = pieces * ceil_div(columns, step) > ceil_div(hidden_, step);
     return by_steps ? min_of(columns, step) : columns;
   }
   /// More than one where a slot holds the rows of more, up to a lane for each row.
-  static __device__ __forceinline__ int tokens_of(const PassView& v, int slot_bytes) {
-    const int row_bytes = kBf16Bytes * static_cast<int>(v.hidden);
-    return max_of(1, min_of(slot_bytes / (v.topk * row_bytes), 32 / v.topk));
+  __device__ __forceinline__ int tokens_of(int slot_bytes) const {
+    const int row_bytes = kBf16Bytes * hidden_;
+    return max_of(1, min_of(slot_bytes / (slots_ * row_bytes), 32 / slots_));
   }
 
-  int hidden_, columns_, tokens_;
+  int hidden_, slots_, columns_, tokens_;
 };
 
 /// Which slots of a task's tokens are not dropped. A lane reads those of one token, so that 32
@@ -68,12 +69,14 @@ class KeptSlots {
  public:
   __device__ __forceinline__ KeptSlots(const PassView& v, int end_token)
       : ids_(v.topk_ids),
-        topk_(v.topk),
+        topk_(known_here(v.topk)),
+        slots_(known_here(v.slots)),
+        shared_(((1u << slots_) - 1) - ((1u << topk_) - 1)),
         end_(end_token),
-        token_(ptx::lane_id() / v.topk),
-        slot_(ptx::lane_id() % v.topk) {}
+        token_(ptx::lane_id() / slots_),
+        slot_(ptx::lane_id() % slots_) {}
 
-  /// Bit t K + k: slot k of token `token` + t, of `count` tokens and at most 32 slots. By all
+  /// Bit t (K + S) + k: slot k of token `token` + t, of `count` tokens and at most 32 slots. By all
   /// lanes, of ascending tokens.
   __device__ __forceinline__ unsigned of(int token, int count) {
     if (token + count > first_ + 32) read(token);
@@ -84,7 +87,7 @@ class KeptSlots {
  private:
   __device__ __forceinline__ void read(int token) {
     first_ = token;
-    mask_ = 0;
+    mask_ = shared_;
     const int mine = token + ptx::lane_id();
     if (mine >= end_) return;
     const std::int32_t* ids = ids_ + std::int64_t{mine} * topk_;
@@ -93,36 +96,38 @@ class KeptSlots {
   }
 
   const std::int32_t* ids_;
-  int topk_;
+  int topk_, slots_;
+  unsigned shared_;    // slots that are never dropped
   int end_;            // of the task's tokens
   int token_, slot_;   // which bit of a piece's this lane finds
   int first_ = -32;    // the token of lane 0
   unsigned mask_ = 0;  // of this lane's token, a bit a slot
 };
 
-/// Adds slots of a token, k ascending, of whose vectors `row` is the first and the next lie `step`
-/// further. Bit k of `slots`: slot k is added, times factors[k] where there are factors.
+/// Adds slots [begin, end) of a token, k ascending, of whose vectors `row` is that of slot 0 and
+/// the next lie `step` further. Bit k of `slots`: slot k is added, times factors[k] where there are
+/// factors.
 template <bool kGeneral>
 __device__ __forceinline__ void add_slots(float (&total)[kVectorElements], const Vector* row,
-                                          int step, int topk, unsigned slots,
+                                          int step, int begin, int end, unsigned slots,
                                           const float* factors) {
   constexpr int kAhead = 4;  // loads under way
-  for (int first = 0; first < topk; first += kAhead) {
+  for (int first = begin; first < end; first += kAhead) {
     Vector ahead[kAhead];
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
-      if (first + k < topk) ahead[k] = row[(first + k) * step];
+      if (first + k < end) ahead[k] = row[(first + k) * step];
     }
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
-      if (first + k >= topk || (slots >> (first + k) & 1) == 0) continue;
+      if (first + k >= end || (slots >> (first + k) & 1) == 0) continue;
       add_vector(total, ahead[k], kGeneral && factors ? __ldg(factors + first + k) : 1.0f);
     }
   }
 }
 
 /// A token's combine groups, ascending, as bits of its slots (contract.h). Without groups its kept
-/// slots are one.
+/// slots are one. Behind them come those of shared experts, if there are any.
 class GroupsOfToken {
  public:
   __device__ __forceinline__ GroupsOfToken(const PassView& v, std::int64_t token, unsigned kept)
@@ -133,13 +138,14 @@ class GroupsOfToken {
 
   /// The next group's slots; 0: there are no more.
   __device__ __forceinline__ unsigned next() {
-    unsigned slots = left_;
-    if (group_experts_ > 0 && left_ != 0) {
+    unsigned slots = left_ & ((1u << topk_) - 1);
+    if (group_experts_ > 0 && slots != 0) {
       const ExpertRange group = next_combine_group(ids_, topk_, group_experts_, from_);
       slots = 0;
       for (int k = 0; k < topk_; ++k) slots |= (group.has(ids_[k]) ? 1u : 0u) << k;
       from_ = group.end;
     }
+    if (slots == 0) slots = left_;
     left_ &= ~slots;
     return slots;
   }
@@ -162,56 +168,92 @@ __device__ __forceinline__ void add_partial(float (&total)[kVectorElements],
   }
 }
 
+__device__ __forceinline__ void round_sums(float (&sums)[kVectorElements]) {
+#pragma unroll
+  for (int i = 0; i < kVectorElements; i += 2) {
+    const std::uint32_t pair = pack_pair(sums[i], sums[i + 1]);
+    sums[i] = low_of(pair);
+    sums[i + 1] = high_of(pair);
+  }
+}
+
+/// What the slots of a token's rows are multiplied by, by number of the slot; null: by nothing.
+template <Pass kPass>
+__device__ __forceinline__ const float* factors_of_slots(const DeviceContext& ctx,
+                                                         std::int64_t token, bool shared) {
+  const PassView& v = ctx.view;
+  if (kPass != Pass::kForward || v.probs != Probs::kAfter) return nullptr;
+  if (!shared) return ctx.get<Tensor::kTopkProbs>() + token * v.topk;
+  const float* probs = ctx.get<Tensor::kSharedProbs>();
+  return probs == nullptr ? nullptr : probs + token * v.shared_experts - v.topk;
+}
+
 /// One piece, of whose rows `rows` is the first in shared memory, by `threads` threads of which
-/// this one is number `thread`. Bit t K + k of `slots`: slot k of the piece's token t is kept.
-/// `kGeneral`: rows may count times their probabilities, and be added up in groups.
-template <bool kGeneral>
+/// this one is number `thread`. Bit t (K + S) + k of `slots`: slot k of the piece's token t is
+/// kept. `kGeneral`: rows may count times their probabilities, and be added up in groups; experts
+/// may be shared.
+template <bool kGeneral, Pass kPass>
 __device__ __forceinline__ void sum_piece(const DeviceContext& ctx, const ReducePiece& piece,
                                           const Vector* rows, unsigned slots, int thread,
                                           int threads) {
-  const int topk = ctx.view.topk;
+  const int topk = known_here(ctx.view.topk);
+  const int token_slots = known_here(ctx.view.slots);
   const int vectors = piece.width / kVectorElements;
   for (int i = thread; i < piece.tokens * vectors; i += threads) {
     const int token = i / vectors;
     const int at = i % vectors;
-    const Vector* row = rows + token * topk * vectors + at;
-    const unsigned kept = slots >> (token * topk);
+    const Vector* row = rows + token * token_slots * vectors + at;
+    const unsigned kept = slots >> (token * token_slots);
     const std::int64_t of_rank = std::int64_t{piece.token} + token;
     float total[kVectorElements] = {};
     if constexpr (kGeneral) {
       const PassView& v = ctx.view;
-      const float* factors = nullptr;
-      if (v.pass == Pass::kForward && v.probs == Probs::kAfter) {
-        factors = ctx.get<Tensor::kTopkProbs>() + of_rank * topk;
-      }
       const bool rounded = v.group_experts > 0 && v.combine_partials == CombinePartials::kBf16;
       // Slots of other tokens stand above.
-      GroupsOfToken groups(v, of_rank, kept & ((1u << topk) - 1));
+      GroupsOfToken groups(v, of_rank, kept & ((1u << token_slots) - 1));
       for (unsigned group = groups.next(); group != 0; group = groups.next()) {
+        const bool shared = group >> topk != 0;
         float part[kVectorElements] = {};
-        add_slots<true>(part, row, vectors, topk, group, factors);
-        add_partial(total, part, rounded);
+        add_slots<true>(part, row, vectors, shared ? topk : 0, shared ? token_slots : topk, group,
+                        factors_of_slots<kPass>(ctx, of_rank, shared));
+        if (shared) round_sums(total);
+        add_partial(total, part, rounded || shared);
       }
     } else {
-      add_slots<false>(total, row, vectors, topk, kept, nullptr);
+      add_slots<false>(total, row, vectors, 0, topk, kept, nullptr);
     }
-    bf16* out =
-        ctx.get_of_pass<Tensor::kOut, Tensor::kDx>() + of_rank * ctx.view.hidden + piece.col;
+    constexpr Tensor kSum = kPass == Pass::kForward ? Tensor::kOut : Tensor::kDx;
+    bf16* out = ctx.get<kSum>() + of_rank * ctx.view.hidden + piece.col;
     __stcs(reinterpret_cast<Vector*>(out) + at,
            Vector{pack_pair(total[0], total[1]), pack_pair(total[2], total[3]),
                   pack_pair(total[4], total[5]), pack_pair(total[6], total[7])});
   }
 }
 
-/// dprobs of `tokens` tokens from `first_token` on, by as many threads.
+/// dprobs of `tokens` tokens from `first_token` on, by as many threads; `kGeneral`: of shared
+/// experts, too.
+template <bool kGeneral>
 __device__ __forceinline__ void copy_dprobs(const DeviceContext& ctx, int first_token, int tokens,
                                             int thread, int threads) {
-  const int topk = ctx.view.topk;
-  const std::int64_t first = std::int64_t{first_token} * topk;
-  const float* pushed = ctx.peer(ctx.view.rank).get<Tensor::kDprobSlots>();
-  for (int i = thread; i < tokens * topk; i += threads) {
-    const bool dropped = ctx.view.topk_ids[first + i] < 0;
-    ctx.get<Tensor::kDprobs>()[first + i] = dropped ? 0.0f : __ldcg(pushed + first + i);
+  const PassView& v = ctx.view;
+  const int slots = known_here(v.slots);
+  const int shared = kGeneral ? slots - v.topk : 0;
+  const std::int64_t first = std::int64_t{first_token} * slots;
+  const float* pushed = ctx.peer(v.rank).get<Tensor::kDprobSlots>() + first;
+#pragma unroll 1
+  for (int i = thread; i < tokens * slots; i += threads) {
+    std::int64_t at = first + i;
+    if (shared > 0) {
+      const std::int64_t token = first_token + i / slots;
+      const int number = i % slots - v.topk;
+      if (number >= 0) {
+        float* to = ctx.get<Tensor::kDsharedProbs>();
+        if (to != nullptr) to[token * shared + number] = __ldcg(pushed + i);
+        continue;
+      }
+      at -= token * shared;
+    }
+    ctx.get<Tensor::kDprobs>()[at] = v.topk_ids[at] < 0 ? 0.0f : __ldcg(pushed + i);
   }
 }
 

@@ -4,6 +4,13 @@
 
 namespace uniep::cuda {
 
+/// The value, of which the compiler knows nothing ahead of this place. What follows from it is
+/// computed behind it, even within a loop, and takes no registers ahead of the loop.
+__device__ __forceinline__ int known_here(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 inline constexpr unsigned kWholeWarp = 0xffffffffu;
 
 __device__ inline int lane_index() { return static_cast<int>(threadIdx.x % 32); }

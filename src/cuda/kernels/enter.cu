@@ -50,6 +50,23 @@ __device__ __forceinline__ void copy_elements(T* to, const T* from, std::int64_t
   for (std::int64_t i = global_thread(); i < count; i += global_threads()) to[i] = from[i];
 }
 
+/// A token's probabilities: of its K experts, then of the shared ones.
+__device__ __forceinline__ void stage_probs_of_slots(const DeviceContext& ctx, float* to) {
+  const PassView& v = ctx.view;
+  const float* routed = ctx.get<Tensor::kTopkProbs>();
+  const float* shared = ctx.get<Tensor::kSharedProbs>();
+  const auto count = static_cast<int>(v.tokens * v.slots);  // fits: unsupported_reason(Problem)
+  for (std::int64_t i = global_thread(); i < count; i += global_threads()) {
+    const int token = static_cast<int>(i) / v.slots;
+    const int slot = static_cast<int>(i) % v.slots;
+    if (slot < v.topk) {
+      to[i] = routed[std::int64_t{token} * v.topk + slot];
+    } else {
+      to[i] = shared == nullptr ? 1.0f : shared[token * v.shared_experts + slot - v.topk];
+    }
+  }
+}
+
 template <int kind>
 __device__ __forceinline__ void note_base(const DeviceContext& ctx) {
   constexpr CounterOf kOf = kLayerGraph.counters[kind].of;
@@ -159,7 +176,11 @@ __global__ void __launch_bounds__(kEnterThreads)
     }
   }
   if (const float* probs = ctx.get<Tensor::kTopkProbs>(); probs != nullptr) {
-    copy_elements(own.get<Tensor::kProbs>(), probs, v.tokens * v.topk);
+    if (v.shared_experts > 0) {
+      stage_probs_of_slots(ctx, own.get<Tensor::kProbs>());
+    } else {
+      copy_elements(own.get<Tensor::kProbs>(), probs, v.tokens * v.topk);
+    }
   }
   // In a ring dispatch does that for each expert, once it has room.
   if (v.ring_rows == 0) zero_pad_rows(ctx);

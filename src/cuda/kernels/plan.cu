@@ -20,7 +20,7 @@ PlanArgs plan_args(const Problem& p, int rank, int num_ranks, std::int64_t token
   return {.rank = rank,
           .num_ranks = num_ranks,
           .topk = p.topk,
-          .num_experts = p.num_experts,
+          .experts = expert_numbers(p, num_ranks),
           .row_align = p.row_align,
           .max_tokens = p.max_tokens,
           .capacity = capacity_rows(p, num_ranks),
@@ -38,7 +38,7 @@ PlanArgs plan_args(const Problem& p, int rank, int num_ranks, std::int64_t token
 cudaError_t prepare_plan() { return load_kernel(plan_kernel); }
 
 cudaError_t launch_plan(const PlanArgs& args, int ctas, cudaStream_t stream) {
-  const std::size_t shared = plan_shared_bytes(args.num_experts, args.num_ranks);
+  const std::size_t shared = plan_shared_bytes(args.experts.of_rank(), args.num_ranks);
   return launch_resident(plan_kernel, args, kPlanThreads, shared, ctas, stream);
 }
 

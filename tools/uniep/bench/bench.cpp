@@ -159,7 +159,6 @@ int run_on(const Flags& flags, const std::string& command, const Ranks& ranks,
 }
 
 void require_usable(const Flags& flags) {
-  require_shared_usable(flags.arithmetic, backend_choice(flags.backend));
   std::vector<NamedFile> inputs = tuned_files();
   inputs.push_back({"--input", flags.input});
   inputs.push_back({"--against", flags.against});

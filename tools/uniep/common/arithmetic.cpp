@@ -87,12 +87,6 @@ void add_arithmetic(OptionGroup& group, ArithmeticFlags& arithmetic, CLI::Option
       ->needs(shared);
 }
 
-void require_shared_usable(const ArithmeticFlags& arithmetic, Backend backend) {
-  require(arithmetic.shared_experts == 0 || backend == Backend::kCpu, ErrorCode::kUnsupported,
-          "--shared-experts is ", arithmetic.shared_experts,
-          "; with the cuda backend 0 is accepted, and on CPUs more");
-}
-
 LayerData read_layer(const std::string& path, const ArithmeticFlags& arithmetic) {
   workload::ShapeSpec spec;
   arithmetic.apply_to(spec);

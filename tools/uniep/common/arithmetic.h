@@ -28,9 +28,6 @@ CLI::Option* add_activation(OptionGroup& group, std::string& activation);
 /// All flags of it. --as-model is about `shape`, an option that is there already.
 void add_arithmetic(OptionGroup& group, ArithmeticFlags& arithmetic, CLI::Option* shape);
 
-/// Throws Error(kUnsupported) for --shared-experts where ranks are GPUs.
-void require_shared_usable(const ArithmeticFlags& arithmetic, Backend backend);
-
 /// A layer file's layer with that arithmetic. Throws Error(kIo) for --bias, --shared-experts or
 /// --shared-gate where the file has none, or another number.
 LayerData read_layer(const std::string& path, const ArithmeticFlags& arithmetic);

@@ -93,6 +93,9 @@ class CudaRank {
     w2_ = upload(f.w2.tensor());
     b1_ = upload(f.b1);
     b2_ = upload(f.b2);
+    shared_w1_ = upload(f.shared_w1);
+    shared_w2_ = upload(f.shared_w2);
+    shared_probs_ = upload(f.shared_probs);
     if (!backward_) return;
     dy_ = upload(split.backward_args(rank_, result).dy);
   }
@@ -122,7 +125,10 @@ class CudaRank {
                                   .w2 = w2_.span(),
                                   .out = out.span(),
                                   .b1 = b1_.span(),
-                                  .b2 = b2_.span()},
+                                  .b2 = b2_.span(),
+                                  .shared_w1 = shared_w1_.span(),
+                                  .shared_w2 = shared_w2_.span(),
+                                  .shared_probs = shared_probs_.span()},
                                  schedule_of(options_, Pass::kForward));
     layer_.synchronize();
     times.forward = layer_.last_pass();
@@ -149,6 +155,9 @@ class CudaRank {
     const DeviceGrad dw2(b.dw2);
     const DeviceGrad db1(b.db1);
     const DeviceGrad db2(b.db2);
+    const DeviceArray<float> dshared_probs = upload(std::span<const float>(b.dshared_probs));
+    const DeviceGrad dshared_w1(b.dshared_w1);
+    const DeviceGrad dshared_w2(b.dshared_w2);
     BackwardArgs args;
     args.x = x_.span();
     args.dy = dy_.span();
@@ -162,6 +171,11 @@ class CudaRank {
     args.b2 = b2_.span();
     args.db1 = db1.device();
     args.db2 = db2.device();
+    args.shared_w1 = shared_w1_.span();
+    args.shared_w2 = shared_w2_.span();
+    args.dshared_probs = dshared_probs.span();
+    args.dshared_w1 = dshared_w1.device();
+    args.dshared_w2 = dshared_w2.device();
     gatherer_.meet();
     times.backward = run_backward(layer_, saved, args, options_);
     download(b.dx, dx);
@@ -170,6 +184,9 @@ class CudaRank {
     dw2.download_to(b.dw2);
     db1.download_to(b.db1);
     db2.download_to(b.db2);
+    download(b.dshared_probs, dshared_probs);
+    dshared_w1.download_to(b.dshared_w1);
+    dshared_w2.download_to(b.dshared_w2);
   }
 
   void note_routing(const RoutingPlan& plan) {
@@ -186,8 +203,8 @@ class CudaRank {
   Layer layer_;
   const bool backward_;
   DeviceArray<std::int32_t> ids_;
-  DeviceArray<bf16> x_, w1_, w2_, b1_, b2_, dy_;
-  DeviceArray<float> probs_;
+  DeviceArray<bf16> x_, w1_, w2_, b1_, b2_, dy_, shared_w1_, shared_w2_;
+  DeviceArray<float> probs_, shared_probs_;
   std::vector<std::int64_t> rows_per_expert_;
   Traffic traffic_;
   std::vector<TimelineEvent> timeline_;
@@ -215,7 +232,9 @@ bool same_bits(const LayerResult& a, const LayerResult& b) {
   return same(a.out, b.out) && same(a.dx, b.dx) && same(a.dprobs, b.dprobs) && same(a.dw1, b.dw1) &&
          same(a.dw2, b.dw2) && same(a.main_dw1, b.main_dw1) && same(a.main_dw2, b.main_dw2) &&
          same(a.db1, b.db1) && same(a.db2, b.db2) && same(a.main_db1, b.main_db1) &&
-         same(a.main_db2, b.main_db2);
+         same(a.main_db2, b.main_db2) && same(a.dshared_probs, b.dshared_probs) &&
+         same(a.dshared_w1, b.dshared_w1) && same(a.dshared_w2, b.dshared_w2) &&
+         same(a.main_dshared_w1, b.main_dshared_w1) && same(a.main_dshared_w2, b.main_dshared_w2);
 }
 
 }  // namespace

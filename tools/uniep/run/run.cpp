@@ -89,7 +89,6 @@ void require_usable(const Flags& flags) {
           "--processes is about CPU ranks, and with --backend cuda every rank is a process; "
           "--backend cpu is accepted with it");
   require_hosts(backend_choice(flags.backend), flags.hosts);
-  require_shared_usable(flags.arithmetic, backend_choice(flags.backend));
   require(flags.input.empty() != flags.shape.empty(), ErrorCode::kInvalidArgument,
           flags.input.empty() ? "no layer to run" : "two layers to run",
           "; either --input FILE or --shape NAME[,key=value...] is accepted");

@@ -100,7 +100,6 @@ void require_whole_cluster(const Flags& flags) {
 Setting setting_of(const Flags& flags) {
   require_whole_cluster(flags);
   Setting s{.profile = find_profile(flags.profile), .topology = {}, .schedule = {}, .passes = {}};
-  require_shared_usable(flags.arithmetic, s.profile.backend);
   s.topology = {.ranks_per_node = flags.gpus_per_node,
                 .nic_bytes_per_s = flags.nic_gbps * 1e9 / 8,
                 .nic_latency_s = nic_latency_us(flags) * 1e-6};

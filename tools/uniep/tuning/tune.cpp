@@ -66,7 +66,6 @@ std::optional<ModelMemory> memory_of(const TuneFlags& flags, const CLI::App& sub
 }
 
 void require_usable(const TuneFlags& flags) {
-  require_shared_usable(flags.arithmetic, backend_choice(flags.backend));
   std::vector<NamedFile> inputs = tuned_files();
   inputs.push_back({"--input", flags.input});
   inputs.push_back(profile_file("--profile", flags.profile));

@@ -142,7 +142,7 @@ __device__ __forceinline__ void push_rows(Sender<Shape>& sender, const PushRows&
     for (int i = 0; i < PushRows::kPerLane; ++i) {
       const bf16* row = rows.goes(i)
                             ? ctx.peer(rows.origin[i].source).template get<Tensor::kCombine>() +
-                                  rows.slot(i, ctx.view.topk) * hidden + work.n + part * kPushCols
+                                  rows.slot(i, ctx.view.slots) * hidden + work.n + part * kPushCols
                             : nullptr;
       to[i] = reinterpret_cast<std::uint64_t>(row);
     }
@@ -184,7 +184,7 @@ __device__ __forceinline__ void push_dprobs(const Sender<Shape>& sender, const P
       sum /= factor_of_dy(ctx.get<Tensor::kRowProbs>()[work.saved_row + row_of_tile]);
     }
     float* slots = ctx.peer(rows.origin[i].source).template get<Tensor::kDprobSlots>();
-    slots[rows.slot(i, ctx.view.topk)] = sum;
+    slots[rows.slot(i, ctx.view.slots)] = sum;
   }
 }
 

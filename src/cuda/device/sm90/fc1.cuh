@@ -75,7 +75,7 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
     for (int i = 0; i < 2; ++i) {
       if (row_of(consumer, i) >= work.rows) continue;
       const RowOrigin& origin = early.origin[i];
-      const std::int64_t slot = std::int64_t{origin.token} * ctx.view.topk + origin.slot;
+      const std::int64_t slot = std::int64_t{origin.token} * ctx.view.slots + origin.slot;
       early.probs.of[i] = __ldcg(ctx.peer(origin.source).get<Tensor::kProbs>() + slot);
     }
   }

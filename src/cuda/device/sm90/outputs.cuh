@@ -68,8 +68,8 @@ struct PushRows {
   RowOrigin origin[kPerLane];
 
   __device__ __forceinline__ bool goes(int i) const { return origin[i].source >= 0; }
-  __device__ __forceinline__ std::int64_t slot(int i, int topk) const {
-    return std::int64_t{origin[i].token} * topk + origin[i].slot;
+  __device__ __forceinline__ std::int64_t slot(int i, int slots) const {
+    return std::int64_t{origin[i].token} * slots + origin[i].slot;
   }
 };
 

@@ -17,12 +17,13 @@ namespace uniep::cuda {
 template <bool kIsGeneral, class... S>
 struct StageList {
   static constexpr bool kGeneral = kIsGeneral;
+  static constexpr Pass kPass =
+      ((S::kStage == Stage::kFc1) || ...) ? Pass::kForward : Pass::kBackward;
   /// Forward keeps what comes, and backward may make again what it did not keep.
-  static constexpr DispatchKinds kDispatchKinds{
-      .saves = ((S::kStage == Stage::kFc1) || ...),
-      .refetches = ((S::kStage == Stage::kRefc1) || ...),
-      .weighs = kIsGeneral && ((S::kStage == Stage::kDfc2) || ...),
-      .ring = ((S::kStage == Stage::kRefc1) || ...)};
+  static constexpr DispatchKinds kDispatchKinds{.saves = kPass == Pass::kForward,
+                                                .refetches = ((S::kStage == Stage::kRefc1) || ...),
+                                                .weighs = kIsGeneral && kPass == Pass::kBackward,
+                                                .ring = ((S::kStage == Stage::kRefc1) || ...)};
 
   /// Senders may read slots of the pipeline, too, and each is handed back by them as well.
   static constexpr bool kSendersRead = (may_sum_steps<S>() || ...);
@@ -181,7 +182,7 @@ __device__ __forceinline__ void run_consumer(const DeviceContext& ctx, PassShare
       });
     }
     if (work.stage == Reduce<Shape>::kStage) {
-      Reduce<Shape>::template run<Stages::kGeneral>(consumer, work);
+      Reduce<Shape>::template run<Stages::kGeneral, Stages::kPass>(consumer, work);
     }
     Stages::visit(work.stage, [&](auto stage) {
       using S = decltype(stage);

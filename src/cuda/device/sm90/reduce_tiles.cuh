@@ -23,9 +23,9 @@ struct Reduce {
                                               std::uint64_t* full, const ReducePiece& piece) {
     const PassView& v = ctx.view;
     const bf16* from = ctx.peer(v.rank).template get<Tensor::kCombine>() +
-                       std::int64_t{piece.token} * v.topk * v.hidden + piece.col;
+                       std::int64_t{piece.token} * v.slots * v.hidden + piece.col;
     const int bytes = piece.width * kBf16Bytes;
-    const int rows = piece.tokens * v.topk;
+    const int rows = piece.tokens * v.slots;
     ptx::mbarrier_arrive_expect(full, rows * bytes);
     if (piece.width == v.hidden) return ptx::bulk_load(slot.a, from, rows * bytes, full);
     for (int k = 0; k < rows; ++k) {
@@ -33,18 +33,18 @@ struct Reduce {
     }
   }
 
-  template <bool kGeneral>
+  template <bool kGeneral, Pass kPass>
   static __device__ __forceinline__ void run(Consumer<Shape>& consumer, const TileWork& work) {
     const DeviceContext& ctx = consumer.ctx;
-    const int thread = static_cast<int>(threadIdx.x) - kFirstConsumerThread;
-    if (ctx.view.pass == Pass::kBackward) {
-      copy_dprobs(ctx, work.first_row, work.rows, thread, kConsumerThreads);
+    const int thread = known_here(static_cast<int>(threadIdx.x) - kFirstConsumerThread);
+    if constexpr (kPass == Pass::kBackward) {
+      copy_dprobs<kGeneral>(ctx, work.first_row, work.rows, thread, kConsumerThreads);
     }
     KeptSlots kept(ctx.view, work.first_row + work.rows);
     for_each_piece(ctx.view, work, [&](const ReducePiece& piece) {
       const unsigned slots = kept.of(piece.token, piece.tokens);
       const auto* rows = reinterpret_cast<const Vector*>(consumer.wait_slot().a);
-      sum_piece<kGeneral>(ctx, piece, rows, slots, thread, kConsumerThreads);
+      sum_piece<kGeneral, kPass>(ctx, piece, rows, slots, thread, kConsumerThreads);
       consumer.release_slot(consumer.ring.slot);
       consumer.ring.advance();
     });
