@@ -1,23 +1,25 @@
 #!/usr/bin/env python3
 """What a shared expert costs in the pass, beside it, and as bare products.
 
-    python benchmarks/shared_experts.py [--cases deepseek-v3 ...] [--shared 1] [--json FILE]
+    python benchmarks/shared_experts.py [--cases deepseek-v3 ...] [--divide 4] [--json FILE]
+    torchrun --nproc_per_node=2 benchmarks/shared_experts.py
     python benchmarks/shared_experts.py --tiny       # seconds, on a CPU too: does it run?
 
-One layer of one rank on the same tensors, forward and backward, in ways that take turns:
+One layer on the same tensors, forward and backward of the slowest rank, in ways that take turns:
 
     routed    uniep's experts without any shared ones
     fused     the same with S shared experts in the pass
     apart     `routed`, and the shared experts by PyTorch behind it, added to its output
     products  the matrix products of the shared experts alone
 
-So `fused` - `routed` is what they cost in the pass. docs/performance.md has the figures.
+So `fused` - `routed` is what they cost in the pass. docs/research/measurements.md has the figures.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,8 +27,10 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from compare import records
+from compare.calls import synchronize
 from compare.figures import Times
 from compare.package_records import as_record, header
 from compare.shapes import MODELS, TINY, Shape
@@ -60,14 +64,17 @@ class Bench:
     """The ways for one shape, each with its times."""
 
     def __init__(self, shape: Shape, shared: int, device: torch.device) -> None:
-        self.inputs = Inputs.make(shape, 1, device)
+        self.group = dist.group.WORLD if dist.is_initialized() else None
+        self.device, self.ranks = device, dist.get_world_size() if self.group is not None else 1
+        self.inputs = Inputs.make(shape, self.ranks, device)
         self.stopwatch = Stopwatch(device, lead_cycles=8_000_000)
         sizes = (2 * shape.intermediate, shape.hidden)
         make = partial(torch.randn, dtype=torch.bfloat16, device=device)
         self.w1 = make(shared, *sizes).mul_(shape.hidden**-0.5).requires_grad_()
         self.w2 = make(shared, shape.hidden, shape.intermediate)
         self.w2 = self.w2.mul_(shape.intermediate**-0.5).requires_grad_()
-        routed = partial(uniep.moe, group=uniep.Group(device=device), max_tokens=shape.tokens)
+        members = uniep.Group(self.group, device=device)
+        routed = partial(uniep.moe, group=members, max_tokens=shape.tokens)
         fused = partial(routed, shared_w1=self.w1, shared_w2=self.w2)
         self.layers: dict[str, Layer] = {
             "routed": routed,
@@ -87,10 +94,18 @@ class Bench:
 
         return self.sum_of(x, expert)
 
+    def together(self) -> None:
+        synchronize(self.device)
+        if self.group is not None:
+            dist.barrier(group=self.group)
+            synchronize(self.device)
+
     def turn(self, way: str) -> tuple[Tensor, float, float]:
         self.inputs.drop_gradients()
         self.w1.grad = self.w2.grad = None
+        self.together()
         out, forward = self.stopwatch.time(lambda: self.layers[way](*self.inputs.layer))
+        self.together()
         _, backward = self.stopwatch.time(lambda: out.backward(self.inputs.dy))
         return out.detach(), forward, backward
 
@@ -102,10 +117,14 @@ class Bench:
         for _ in range(turns):
             for way in order.sample(WAYS, len(WAYS)):
                 times[way].append(self.turn(way)[1:])
-        return {
-            way: (Times.of([f for f, _ in found]), Times.of([b for _, b in found]))
-            for way, found in times.items()
-        }
+        return {way: self.of_slowest(found) for way, found in times.items()}
+
+    def of_slowest(self, found: list[tuple[float, float]]) -> tuple[Times, Times]:
+        of_ranks = [found] * self.ranks
+        if self.group is not None:
+            dist.all_gather_object(of_ranks, found, group=self.group)
+        forward, backward = ([[t[i] for t in rank] for rank in of_ranks] for i in range(2))
+        return Times.of_slowest(forward), Times.of_slowest(backward)
 
 
 def measure(shape: Shape, shared: int, device: torch.device, turns: int) -> list[dict[str, Any]]:
@@ -120,9 +139,14 @@ def measure(shape: Shape, shared: int, device: torch.device, turns: int) -> list
     for way, times in found.items():
         for direction, of_way in zip(("forward", "backward"), times, strict=True):
             row = as_record(shape.name, direction, shape.tokens, of_way, None, way=way)
-            rows.append({**row, "shared_experts": shared})
-    print_table(shape, shared, found)
+            rows.append({**row, "ranks": bench.ranks, "shared_experts": shared})
+    if is_first():
+        print_table(shape, shared, found)
     return rows
+
+
+def is_first() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def print_table(shape: Shape, shared: int, found: dict[str, tuple[Times, Times]]) -> None:
@@ -140,16 +164,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     add = parser.add_argument
     add("--cases", nargs="+", default=list(MODELS), choices=list(MODELS))
-    add("--divide", type=int, default=4, help="experts by this: the share of one of so many ranks")
+    add("--divide", type=int, default=1, help="experts by this: the share of one of so many ranks")
     add("--shared", type=int, default=1, help="shared experts, as wide as the others")
     add("--turns", type=int, default=15)
     add("--tiny", action="store_true")
     add("--json", metavar="FILE")
     args = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(1)
-    about = header(device, 1, args.turns)
-    print(f"# {about['machine']}; {about['commit']}")
+    cuda = torch.cuda.is_available()
+    if "RANK" in os.environ:
+        if cuda:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if cuda else "gloo")
+    device = torch.device("cuda" if cuda else "cpu")
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    torch.manual_seed(1 if is_first() else 2 + dist.get_rank())
+    about = header(device, ranks, args.turns)
+    if is_first():
+        print(f"# {about['machine']}; {about['commit']}")
     shapes = [TINY]
     if not args.tiny:
         wholes = [MODELS[name] for name in args.cases]
@@ -167,8 +198,10 @@ def main() -> None:
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    if args.json:
+    if args.json and is_first():
         records.write(args.json, about, rows)
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@
 #include "base/cuda/device_scope.h"
 #include "cuda/call_memory.h"
 #include "cuda/call_protocol.h"
+#include "cuda/device_turns.h"
 #include "cuda/fault_injection.h"
 #include "cuda/layer_group.h"
 #include "cuda/memory_needs.h"
@@ -161,6 +162,7 @@ template <class Body>
 auto CudaLayer::collective(const RoutingPlan* plan, const CallOptions& options, const Body& body) {
   const DeviceScope scope(group_->device());
   begin(plan, options);
+  const DeviceTurn turn(calls_.stream(), this);
   return calls_.together(body);
 }
 

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <memory>
+#include <thread>
 
 #include "base/math.h"
 #include "cuda/cuda_schedules.h"
@@ -318,6 +320,46 @@ TEST_P(CudaMemory, CallsOnDifferentStreamsRunInTheirOrder) {
       if (!tensor.empty()) return cat(tensor, " differs in the caller's memory");
       tensor = difference(unieps.result(), want);
       if (!tensor.empty()) return cat(tensor, " differs in uniep's memory");
+    }
+    return "same";
+  }));
+}
+
+void sleep_on_host(void* ms) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(*static_cast<const int*>(ms)));
+}
+
+/// Of two layers, on two streams, of which one is held up on the first rank: there a call of the
+/// other layer could begin ahead of the call before, whose kernels hold the SMs of the other ranks.
+TEST_P(CudaMemory, CallsOfLayersRunInTheOrderInWhichTheyAreMade) {
+  expect_same(on_gpus(ranks(), [](const Communicator& c) -> std::string {
+    const LayerData data = small_layer(c.size());
+    GpuRank own(data, c);
+    const LayerResult want = own.step(cuda_schedules()[0]);
+    GpuRank first(data, c, {.timeout_ms = 20000}), second(data, c, {.timeout_ms = 20000});
+    const Stream streams[2];
+    int ms = 150;
+    for (const Schedule& schedule : cuda_schedules()) {
+      first.forget_results();
+      second.forget_results();
+      const auto on = [&](int i) -> CallOptions {
+        return {.schedule = schedule, .cuda_stream = streams[i].get()};
+      };
+      for (int round = 0; round < 3; ++round) {
+        if (c.rank() == 0) {
+          cuda::check_cuda(cudaLaunchHostFunc(streams[0].get(), sleep_on_host, &ms), "hold up");
+        }
+        const RoutingPlan plan = first.layer().plan(first.topk_ids(), on(0));
+        const RoutingPlan other = second.layer().plan(second.topk_ids(), on(1));
+        Saved saved = first.layer().forward(plan, first.forward_args(), on(0));
+        Saved more = second.layer().forward(other, second.forward_args(), on(1));
+        first.layer().backward(saved, first.backward_args(), on(0));
+        second.layer().backward(more, second.backward_args(), on(1));
+      }
+      for (GpuRank* rank : {&first, &second}) {
+        const std::string tensor = difference(rank->result(), want);
+        if (!tensor.empty()) return tensor + " differs";
+      }
     }
     return "same";
   }));

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <mutex>
+
+namespace uniep::cuda {
+
+/// Makes the collective calls of all layers on a device run in the order in which they are made,
+/// whatever streams they are on. Side by side, kernels of two of them could wait for peers for
+/// ever: each holds the SMs of one rank that the other one needs there. In which order graphs are
+/// replayed is the caller's affair.
+class DeviceTurns {
+ public:
+  /// Of this thread's device; lives as long as the process.
+  static DeviceTurns& of_device();
+
+ private:
+  friend class DeviceTurn;
+
+  /// The last call; apart from others, the last one that the capture at hand has captured.
+  struct Last {
+    cudaEvent_t done = nullptr;
+    const void* layer = nullptr;  // null: there was none
+    cudaStream_t stream = nullptr;
+    unsigned long long capture = 0;
+  };
+
+  DeviceTurns();
+  Last& begin(cudaStream_t stream, const void* layer);
+  void end(Last& last, cudaStream_t stream, const void* layer) noexcept;
+
+  std::mutex mutex_;
+  Last uncaptured_, captured_;
+};
+
+/// While a call of `layer` is put on its stream: behind those of other layers. What one layer has
+/// put on several streams is its own affair (StreamOrder).
+class DeviceTurn {
+ public:
+  DeviceTurn(cudaStream_t stream, const void* layer)
+      : stream_(stream), layer_(layer), last_(turns_.begin(stream, layer)) {}
+  DeviceTurn(const DeviceTurn&) = delete;
+  DeviceTurn& operator=(const DeviceTurn&) = delete;
+  ~DeviceTurn() { turns_.end(last_, stream_, layer_); }
+
+ private:
+  DeviceTurns& turns_ = DeviceTurns::of_device();
+  const cudaStream_t stream_;
+  const void* const layer_;
+  DeviceTurns::Last& last_;
+};
+
+}  // namespace uniep::cuda
