@@ -216,10 +216,10 @@ example() {
 # The package's tests on a GPU have ranks of their own, which share one.
 python_package() {
   if python3 -c 'import pytest, uniep' 2>/dev/null; then
-    part "tests/python/test_cuda.py" 1 90 600 \
-      python3 -m pytest -q -p no:cacheprovider tests/python/test_cuda.py
+    part "tests/python/test_cuda*.py" 1 120 600 \
+      python3 -m pytest -q -p no:cacheprovider -m cuda tests/python/test_cuda*.py
   else
-    missing "tests/python/test_cuda.py" 1 "python3 has no pytest or no uniep"
+    missing "tests/python/test_cuda*.py" 1 "python3 has no pytest or no uniep"
   fi
 }
 

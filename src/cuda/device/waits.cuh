@@ -79,9 +79,16 @@ class Inputs {
 
   /// Waits for everything that the task needs: counters of this rank, or of peers, never both. What
   /// the last task has waited for, as those of one expert often do, is not looked at again. The
-  /// copy engine may then read it too.
+  /// copy engine may then read it too. `of_expert`: the task waits for what all tasks of its stage
+  /// and expert do.
   template <bool kMayHaveRing>
-  __device__ __forceinline__ bool wait_for(const Task& task) {
+  __device__ __forceinline__ bool wait_for(const Task& task, bool of_expert) {
+    if (of_expert && task.stage == stage_ && task.expert == expert_) {
+      random_delay(ctx_.faults, name_of(task));
+      return true;
+    }
+    stage_ = task.stage;
+    expert_ = task.expert;
     random_delay(ctx_.faults, name_of(task));
     bool ready = true, looked = false;
     for_each_wait<kMayHaveRing>(ctx_.view, task, [&](const Wait& wait) {
@@ -102,6 +109,8 @@ class Inputs {
  private:
   const DeviceContext& ctx_;
   Wait last_{.kind = CounterKind::kPublished, .index = -1, .expected = 0, .peer = -1};
+  Stage stage_ = Stage::kPlan;  // of the last task
+  int expert_ = -1;
 };
 
 }  // namespace uniep::cuda

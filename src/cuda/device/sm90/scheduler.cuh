@@ -30,20 +30,25 @@ __device__ __forceinline__ int width_of(const StageGrid& grid, std::int64_t n) {
   return static_cast<int>(min_of(grid.tile_cols, grid.cols - n));
 }
 
-__device__ __forceinline__ TileWork wgrad_work(const PassView& v, const Task& task) {
-  const StageGrid grid = stage_grid(v, task.stage);
-  const auto rows = static_cast<int>(v.tokens_per_expert[task.expert]);
-  const std::int64_t m = task.m * kTileM, n = task.n * grid.tile_cols;
-  return {.stage = task.stage,
-          .expert = task.expert,
-          .plan_row = static_cast<int>(v.segment_begin[task.expert]),
-          .rows = rows,
-          .m = static_cast<int>(m),
-          .n = static_cast<int>(n),
-          .height = static_cast<int>(min_of<std::int64_t>(kTileM, grid.rows - m)),
-          .width = width_of(grid, n),
-          // An expert without rows has one step too: accumulate. Its sums are not used.
-          .k_blocks = max_of(ceil_div(rows, kTileK), 1)};
+/// `last`: the task before. Tiles of one expert follow one another; with few rows each takes less
+/// time than a look at memory.
+__device__ __forceinline__ TileWork wgrad_work(const PassView& v, const Task& task,
+                                               const TileWork& last) {
+  TileWork work = last;
+  if (last.stage != task.stage || last.expert != task.expert) {
+    work = {.stage = task.stage,
+            .expert = task.expert,
+            .plan_row = static_cast<int>(v.segment_begin[task.expert]),
+            .rows = static_cast<int>(v.tokens_per_expert[task.expert])};
+    // An expert without rows has one step too: accumulate. Its sums are not used.
+    work.k_blocks = max_of(ceil_div(work.rows, kTileK), 1);
+  }
+  const StageView& stage = v.stage(task.stage);
+  work.m = static_cast<int>(task.m) * kTileM;
+  work.n = static_cast<int>(task.n) * stage.tile_cols;
+  work.height = min_of(kTileM, stage.rows - work.m);
+  work.width = min_of(stage.tile_cols, stage.cols - work.n);
+  return work;
 }
 
 /// A tile of dispatched rows.
@@ -66,12 +71,13 @@ __device__ __forceinline__ TileWork row_tile_work(const PassView& v, const Task&
 }
 
 template <class Shape>
-__device__ __forceinline__ TileWork work_of(const PassView& v, const Task& task) {
+__device__ __forceinline__ TileWork work_of(const PassView& v, const Task& task,
+                                            const TileWork& last) {
   switch (v.stage(task.stage).grid) {
     case TileGrid::kTokenBlocks:
       return reduce_work<Shape>(v, task);
     case TileGrid::kWeightTiles:
-      return wgrad_work(v, task);
+      return wgrad_work(v, task, last);
     case TileGrid::kRowTiles:
       return row_tile_work<Shape>(v, task);
     case TileGrid::kPulls:      // dispatch.cuh
@@ -92,6 +98,7 @@ __device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const L
   Inputs inputs(ctx);
   Tracer trace(ctx.trace, static_cast<int>(blockIdx.x), shared.first_record);
   const std::int64_t size = queues.main.size();
+  if (first_lane) shared.work[kWorkSlots - 1].stage = kNoStage;  // the task before the first
   bool running = true;
   for (int drawn = 0; running; ++drawn) {
     if (drawn > 0) ptx::mbarrier_wait(&shared.wanted, (drawn - 1) & 1);
@@ -112,9 +119,11 @@ __device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const L
           r.launch = queues.launch;
           r.taken = ptx::global_nanoseconds();
         });
-        work = work_of<Shape>(ctx.view, task);
+        const TileWork& last = shared.work[(slot + kWorkSlots - 1) % kWorkSlots];
+        work = work_of<Shape>(ctx.view, task, last);
         work.index = name_of(task).tile;
-        running = inputs.template wait_for<Shape::kMayHaveRing>(task);
+        const bool of_expert = ctx.view.stage(task.stage).grid == TileGrid::kWeightTiles;
+        running = inputs.template wait_for<Shape::kMayHaveRing>(task, of_expert);
         if (!running) work.stage = kNoStage;
         trace.note([&](TraceRecord& r) { r.ready = ptx::global_nanoseconds(); });
         trace.advance();
