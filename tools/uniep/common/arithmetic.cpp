@@ -79,7 +79,7 @@ void add_arithmetic(OptionGroup& group, ArithmeticFlags& arithmetic, CLI::Option
       group
           .add("--shared-experts", arithmetic.shared_experts, "S",
                "Experts of the same size that every token goes to, besides its K, as part of the "
-               "pass (default 0), on CPUs; a layer file that has them needs no flag")
+               "pass (default 0); a layer file that has them needs no flag")
           ->check(range<int>(0, kMaxTopk - 1));
   group
       .add_flag("--shared-gate", arithmetic.shared_gate,
