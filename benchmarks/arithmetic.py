@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from compare import records
 from compare.package_records import header
-from compare.shapes import MODELS, TINY, Shape
+from compare.shapes import MODELS, TINY, Shape, divided
 from compare.step_bench import Inputs, Measured, StepBench, Way
 from torch import Tensor
 
@@ -174,12 +174,7 @@ def main() -> None:
     print(f"# {about['machine']}; {about['commit']}")
     shapes = [TINY]
     if not args.tiny:
-        wholes = [MODELS[name] for name in args.cases]
-        counts = [whole.experts // args.divide for whole in wholes]
-        shapes = [
-            replace(whole, name=f"{whole.name},experts={count}", experts=count)
-            for whole, count in zip(wholes, counts, strict=True)
-        ]
+        shapes = [divided(MODELS[name], args.divide) for name in args.cases]
     rows: list[dict[str, Any]] = []
     for shape in shapes:
         found = measure(shape, args.ways, device, args.turns)

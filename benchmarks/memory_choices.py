@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from compare import records
 from compare.package_records import header
-from compare.shapes import MODELS, OLMOE, TINY, Shape
+from compare.shapes import MODELS, OLMOE, TINY, Shape, divided
 from compare.step_bench import Inputs, Measured, MoE, Step, StepBench, Way
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -187,10 +187,7 @@ def main() -> None:
         print(f"# {about['machine']}; {about['commit']}")
     found: list[dict[str, Any]] = []
     for whole in shapes:
-        shape = whole
-        if args.divide > 1:
-            experts = whole.experts // args.divide
-            shape = replace(whole, name=f"{whole.name},experts={experts}", experts=experts)
+        shape = divided(whole, args.divide) if args.divide > 1 else whole
         inputs = Inputs.make(shape, ranks, device, MAIN_GRADS[args.main_grad])
         layers = Layers(
             group=group,

@@ -22,7 +22,6 @@ import gc
 import os
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,7 +32,7 @@ from compare import records
 from compare.calls import synchronize
 from compare.figures import Times
 from compare.package_records import as_record, header
-from compare.shapes import MODELS, TINY, Shape
+from compare.shapes import MODELS, TINY, Shape, divided
 from compare.step_bench import Inputs, Stopwatch
 from torch import Tensor
 
@@ -183,15 +182,7 @@ def main() -> None:
         print(f"# {about['machine']}; {about['commit']}")
     shapes = [TINY]
     if not args.tiny:
-        wholes = [MODELS[name] for name in args.cases]
-        shapes = [
-            replace(
-                w,
-                name=f"{w.name},experts={w.experts // args.divide}",
-                experts=w.experts // args.divide,
-            )
-            for w in wholes
-        ]
+        shapes = [divided(MODELS[name], args.divide) for name in args.cases]
     rows: list[dict[str, Any]] = []
     for shape in shapes:
         rows += measure(shape, args.shared, device, args.turns)

@@ -26,12 +26,18 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from uniep.megatron import with_uniep
 
 EXPERTS, VOCABULARY, LENGTH, BATCH, STEPS = 16, 1024, 512, 8, 12
-ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+ALONE = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29534",
+}
 
 
 def join() -> None:
     """The ranks that torchrun started, or this process alone."""
-    for name, value in {**ALONE, "MASTER_PORT": "29534"}.items():
+    for name, value in ALONE.items():
         os.environ.setdefault(name, value)
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")

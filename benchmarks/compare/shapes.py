@@ -89,6 +89,12 @@ def named(shape):
     return replace(shape, name=shape.model + tokens + skew)
 
 
+def divided(whole, by):
+    """The layer with the experts of one of so many ranks."""
+    experts = whole.experts // by
+    return replace(whole, name=f"{whole.name},experts={experts}", experts=experts)
+
+
 @dataclass(frozen=True)
 class Wire:
     """Bytes that each rank moves over the wire in one direction of a layer.
