@@ -1,7 +1,9 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
+#include <vector>
+
+#include "common/option_names.h"
 
 namespace uniep::tool {
 

@@ -12,6 +12,7 @@
 #include "bench/bench_size.h"
 #include "bench/bench_summary.h"
 #include "commands.h"
+#include "common/choices.h"
 #include "common/interrupt.h"
 #include "common/machine.h"
 #include "common/options.h"

@@ -4,6 +4,7 @@
 #include "base/check.h"
 #include "base/files.h"
 #include "base/problem_limits.h"
+#include "common/options.h"
 #include "common/table.h"
 #include "io/layer_file.h"
 

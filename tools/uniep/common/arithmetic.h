@@ -3,7 +3,7 @@
 #include <string>
 
 #include "base/layer_data.h"
-#include "common/options.h"
+#include "common/option_names.h"
 #include "workload/synthetic.h"
 
 namespace uniep::tool {

@@ -2,7 +2,7 @@
 
 #include <iosfwd>
 
-#include "common/options.h"
+#include "run/step.h"
 #include "uniep/problem.h"
 #include "workload/synthetic.h"
 

@@ -63,8 +63,6 @@ std::vector<std::string> choices_of(CLI::Option& option) {
 
 CLI::Validator a_number_of_ranks() { return range(1, kMaxGroupRanks); }
 
-std::string ranks_accepted() { return cat("1 to ", kMaxGroupRanks); }
-
 CLI::Validator a_seed() { return range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()); }
 
 CLI::Validator a_skew() { return range(0.0, 100.0); }
@@ -133,28 +131,6 @@ void add_hosts(OptionGroup& group, int& hosts, std::string_view without) {
 
 void add_json(OptionGroup& group, std::string& path) {
   group.add("--json", path, "FILE.json", "Write the figures; docs/results.md describes the file");
-}
-
-std::string shapes_and_keys() {
-  std::string names;
-  for (const std::string& name : workload::shape_names())
-    names += (names.empty() ? "" : ", ") + name;
-  return names +
-         ". Keys: tokens (per rank), hidden, intermediate, experts, topk, n_group, topk_group";
-}
-
-Backend backend_choice(const std::string& text) {
-  return text == name(Backend::kCuda) ? Backend::kCuda : Backend::kCpu;
-}
-
-std::optional<Schedule> schedule_choice(const std::string& text, Backend backend) {
-  if (text == kAutoSchedule) return std::nullopt;
-  return parse_schedule(text, default_schedule(backend));
-}
-
-PassChoice pass_choice(const std::string& text) {
-  if (text == "forward") return PassChoice::kForward;
-  return text == "backward" ? PassChoice::kBackward : PassChoice::kBoth;
 }
 
 }  // namespace uniep::tool

@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 #include <charconv>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -10,7 +9,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/env.h"
 #include "base/quotes.h"
 #include "run/step.h"
 #include "workload/synthetic.h"
@@ -65,9 +63,8 @@ CLI::Validator range(T low, T high) {
 CLI::Validator one_of(std::vector<std::string> names);
 /// What `one_of` accepts for an option; empty where any text may be right.
 std::vector<std::string> choices_of(CLI::Option& option);
-/// Of a group: what `--ranks` accepts, and the same in words, "1 to 64".
+/// Of a group: what `--ranks` accepts; `ranks_accepted` says it in words.
 CLI::Validator a_number_of_ranks();
-std::string ranks_accepted();
 CLI::Validator a_seed();
 CLI::Validator a_skew();
 
@@ -84,20 +81,5 @@ void add_kept(OptionGroup& group, KeptFlags& kept);
 /// Of a group of CPU ranks; `without` says on how many they are where it is not given. 0: not
 /// given.
 void add_hosts(OptionGroup& group, int& hosts, std::string_view without);
-
-/// "deepseek-v3, ..., custom. Keys: tokens (per rank), ..."
-std::string shapes_and_keys();
-
-/// What --backend asks for.
-Backend backend_choice(const std::string& text);
-
-/// The word that stands for looking a schedule up.
-inline constexpr const char* kAutoSchedule = "auto";
-
-/// What --schedule asks for; nothing: auto. What the text leaves alone is the backend's default.
-std::optional<Schedule> schedule_choice(const std::string& text, Backend backend);
-
-/// Of "forward", "backward" or "both".
-PassChoice pass_choice(const std::string& text);
 
 }  // namespace uniep::tool

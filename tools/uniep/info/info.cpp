@@ -8,6 +8,7 @@
 #include "base/env.h"
 #include "commands.h"
 #include "common/arithmetic.h"
+#include "common/choices.h"
 #include "common/environment.h"
 #include "common/layer_memory.h"
 #include "common/machine.h"

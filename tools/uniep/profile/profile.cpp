@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "commands.h"
+#include "common/choices.h"
 #include "common/options.h"
 #include "common/output_files.h"
 #include "common/progress.h"

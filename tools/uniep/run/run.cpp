@@ -6,12 +6,14 @@
 #include <optional>
 
 #include "base/check.h"
+#include "base/env.h"
 #include "base/files.h"
 #include "base/math.h"
 #include "base/rank_limits.h"
 #include "base/utc_now.h"
 #include "commands.h"
 #include "common/arithmetic.h"
+#include "common/choices.h"
 #include "common/interrupt.h"
 #include "common/launcher.h"
 #include "common/layer_memory.h"

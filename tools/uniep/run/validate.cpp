@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "commands.h"
 #include "common/arithmetic.h"
+#include "common/options.h"
 #include "io/layer_file.h"
 
 namespace uniep::tool {

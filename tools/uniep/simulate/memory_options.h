@@ -1,9 +1,9 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <initializer_list>
 #include <string>
 
+#include "common/option_names.h"
 #include "simulate/memory_plan.h"
 
 namespace uniep::tool {

@@ -9,6 +9,7 @@
 #include "base/utc_now.h"
 #include "bench/bench_case.h"
 #include "commands.h"
+#include "common/choices.h"
 #include "common/interrupt.h"
 #include "common/layer_memory.h"
 #include "common/machine.h"

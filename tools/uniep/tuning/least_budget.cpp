@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "base/check.h"
-#include "common/options.h"
+#include "common/choices.h"
 #include "common/table.h"
 #include "common/work_limits.h"
 #include "tune/book/cache.h"

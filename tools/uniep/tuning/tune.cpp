@@ -6,6 +6,7 @@
 #include "base/files.h"
 #include "bench/bench_size.h"
 #include "commands.h"
+#include "common/choices.h"
 #include "common/interrupt.h"
 #include "common/options.h"
 #include "common/output_files.h"

@@ -8,12 +8,13 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/env.h"
 #include "base/files.h"
 #include "base/quantile.h"
 #include "base/utc_now.h"
+#include "common/choices.h"
 #include "common/interrupt.h"
 #include "common/machine.h"
-#include "common/options.h"
 #include "common/output_files.h"
 #include "common/progress.h"
 #include "common/record_json.h"
