@@ -27,7 +27,7 @@ import torch.distributed as dist
 from compare import records
 from compare.package_records import header
 from compare.shapes import MODELS, OLMOE, TINY, Shape, divided
-from compare.step_bench import Inputs, Measured, MoE, Step, StepBench, Way
+from compare.step_bench import Inputs, MoE, StepBench, Way, measure
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -105,34 +105,6 @@ class Layers:
         if not choice.checkpointed:
             return layer
         return lambda *tensors: checkpoint(layer, *tensors, use_reentrant=False)
-
-
-def wrong_bits(step: Step, reference: Step) -> int:
-    """Elements that differ. Plain PyTorch sums dprobs in another order, which is not compared."""
-    return sum(
-        int((step[name].view(torch.int16) != reference[name].view(torch.int16)).sum())
-        for name in step
-        if name != "dprobs"
-    )
-
-
-def measure(bench: StepBench, ways: list[Way], turns: int) -> list[dict[str, Any]]:
-    wrong: dict[str, int] = {}
-    reference: Step = {}
-    for way in ways:  # makes workspaces, warms up, and compares
-        step = bench.turn(way, Measured())
-        reference = reference or {name: tensor.clone() for name, tensor in step.items()}
-        wrong[way.name] = wrong_bits(step, reference)
-        del step
-    reference.clear()
-    found = bench.measure(ways, turns)
-    return [
-        record
-        for way in ways
-        for record in bench.records(
-            way.name, found[way.name], wrong=wrong[way.name], layers=bench.layers
-        )
-    ]
 
 
 def minimum_bytes(shape: Shape) -> int:

@@ -34,6 +34,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import AdamW
 from torch.utils.checkpoint import checkpoint
 
@@ -318,13 +319,19 @@ def report(step: int, steps: int, loss: float, rate: float) -> None:
 
 def choose_moe(args: argparse.Namespace, device: torch.device, shares_gpu: bool) -> MoE:
     group = dist.group.WORLD if args.ep > 1 else None
+    sums = {"combine_groups": args.hosts, "combine_partials": "bf16"} if args.hosts > 1 else {}
     if args.layer != "uniep":
         from uniep import plain
 
-        return functools.partial(plain.moe, group=group, ascending=args.layer == "ascending")
+        ascending = args.layer == "ascending"
+        return functools.partial(plain.moe, group=group, ascending=ascending, **sums)
     import uniep
 
-    members = uniep.Group(group, device=device, share_device=shares_gpu)
+    if args.hosts > 1 and args.ep > 1:
+        shape = (args.hosts, args.ep // args.hosts)
+        members = init_device_mesh(device.type, shape, mesh_dim_names=("hosts", "ranks"))
+    else:
+        members = uniep.Group(group, device=device, share_device=shares_gpu)
     schedule = None if args.schedule == "auto" else args.schedule
     return functools.partial(
         uniep.moe,
@@ -333,6 +340,7 @@ def choose_moe(args: argparse.Namespace, device: torch.device, shares_gpu: bool)
         save=args.save,
         recompute_h=args.recompute_h,
         exact_rows=args.exact_rows,
+        **sums,
     )
 
 
@@ -344,6 +352,9 @@ def main() -> None:
     add = parser.add_argument
     add("--text", nargs="+", required=True, metavar="FILE", help="what to learn")
     add("--ep", type=int, help="ranks that hold the experts together; None: all processes")
+    add(
+        "--hosts", type=int, default=1, help="each with as many ranks; tokens cross by NCCL or gloo"
+    )
     add(
         "--layer",
         choices=["uniep", "plain", "ascending"],
@@ -402,6 +413,8 @@ def check(args: argparse.Namespace, processes: int) -> None:
         )
     if args.shards % args.ep or args.experts % args.ep:
         sys.exit(f"--ep {args.ep} must divide --shards {args.shards} and --experts {args.experts}")
+    if args.experts % args.hosts or (args.ep > 1 and args.ep % args.hosts):
+        sys.exit(f"--hosts {args.hosts} must divide --ep {args.ep} and --experts {args.experts}")
     if args.resume and not args.checkpoint:
         sys.exit("--resume needs --checkpoint DIR, from which it takes the latest")
     if args.resume and not (args.checkpoint / "latest").is_file():
@@ -415,7 +428,8 @@ def run(args: argparse.Namespace, processes: int) -> None:
     rank = int(os.environ.get("RANK", "0"))
     device, shares_gpu = torch.device("cpu"), False
     if args.device == "cuda":
-        shares_gpu = processes > torch.cuda.device_count()
+        on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        shares_gpu = on_this_host > torch.cuda.device_count()
         device = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     if processes > 1:

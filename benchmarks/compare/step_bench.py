@@ -246,3 +246,32 @@ class StepBench:
             row = as_record(self.shape.name, direction, self.shape.tokens, times, None, **of_step)
             rows.append({**row, "ranks": self.ranks, **figures})
         return rows
+
+
+def wrong_bits(step: Step, reference: Step) -> int:
+    """Elements that differ. Plain PyTorch sums dprobs in another order, which is not compared."""
+    return sum(
+        int((step[name].view(torch.int16) != reference[name].view(torch.int16)).sum())
+        for name in step
+        if name != "dprobs"
+    )
+
+
+def measure(bench: StepBench, ways: list[Way], turns: int) -> list[dict[str, Any]]:
+    """Records of all ways, two each; `wrong`: elements that differ from those of the first."""
+    wrong: dict[str, int] = {}
+    reference: Step = {}
+    for way in ways:  # makes workspaces, warms up, and compares
+        step = bench.turn(way, Measured())
+        reference = reference or {name: tensor.clone() for name, tensor in step.items()}
+        wrong[way.name] = wrong_bits(step, reference)
+        del step
+    reference.clear()
+    found = bench.measure(ways, turns)
+    return [
+        record
+        for way in ways
+        for record in bench.records(
+            way.name, found[way.name], wrong=wrong[way.name], layers=bench.layers
+        )
+    ]

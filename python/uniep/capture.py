@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from . import _hooks
-from .group import GroupLike, process_group_of, rank_and_size
+from .group import GroupLike, objects_on_first, rank_and_size
 
 __all__ = ["capture", "write_trace"]
 
@@ -126,10 +125,8 @@ def write_trace(
     if dy is not None:
         tensors["dy"] = dy.reshape(-1, dy.shape[-1])
     own = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
-    rank, size = rank_and_size(group)
-    if size > 1:
-        parts: list[Any] | None = [None] * size if rank == 0 else None
-        dist.gather_object(own, parts, group=process_group_of(group), group_dst=0)
+    if rank_and_size(group)[1] > 1:
+        parts = objects_on_first(own, group)
         if parts is None:
             return
         own = {name: torch.cat([part[name] for part in parts]) for name in own}

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from .group import GroupLike, process_group_of
+from .group import GroupLike, gather_objects, is_mesh_of_hosts, process_group_of
 from .layer import MoELayer
 
 __all__ = [
@@ -171,11 +170,8 @@ def save_hugging_face(
     save_file(data, str(folder / file), metadata={"format": "pt"})
 
     entries = (file, {name: tensor.nbytes for name, tensor in data.items()})
-    parts: list[Any] = [entries]
-    if some.size > 1:
-        parts = [None] * some.size
-        # All wait here until every file is there.
-        dist.all_gather_object(parts, entries, group=process_group_of(some.group))
+    # All wait here until every file is there.
+    parts = gather_objects(entries, some.group) if some.size > 1 else [entries]
     if some.rank == 0:
         index = {
             "metadata": {"total_size": sum(sum(sizes.values()) for _, sizes in parts)},
@@ -211,6 +207,8 @@ def _sharded(local: Tensor, group: GroupLike, meshes: dict[int, Any]) -> Tensor:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Shard
 
+    if is_mesh_of_hosts(group):
+        return DTensor.from_local(local, group, [Shard(0), Shard(0)], run_check=False)
     process_group = process_group_of(group)
     if process_group is None:
         raise ValueError("the process group of the layer has ended; save before it is destroyed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal
 
 import torch
@@ -15,6 +16,7 @@ from ._ops import ops
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights, _Pending
 from .group import GroupLike, without_mesh
+from .hosts import host_mesh, moe_over_hosts
 from .offload import saving_elsewhere
 from .row_pool import RowPoolLike, moe_in_pages
 from .workspace import LayerKind, Workspace, default_workspace, paged_workspace
@@ -209,7 +211,10 @@ def moe(
             [2I, H] for each expert. Each contiguous; they may lie anywhere, and are read there.
         w2: bf16 [El, H, I], or a list of a tensor [H, I] for each expert. Contiguous.
         group: who holds the other experts: a ProcessGroup, a DeviceMesh of one dimension, a
-            :class:`uniep.Group`, or None: nobody.
+            :class:`uniep.Group`, or None: nobody. Or a DeviceMesh of two, hosts and the ranks of
+            each: tokens, and one bf16 sum of each host, cross by PyTorch's collectives. That is
+            how GPUs of several hosts share experts; ``combine_groups`` is then their number,
+            ``combine_partials`` ``"bf16"``. Not with a workspace.
         workspace: what to work in. None: one that calls of this shape on this group share. It has a
             group, ``max_tokens`` and ``capacity_rows`` of its own, which are then not given here.
         max_tokens: most tokens that a rank ever has, the same on all ranks. None: those of this
@@ -298,6 +303,35 @@ def moe(
     experts, width, hidden = weights.shapes[0]
     topk = topk_ids.shape[-1]
     tokens = _arguments.rows(x)
+    mesh = host_mesh(group)
+    if mesh is not None and workspace is None:
+        fused = functools.partial(
+            moe,
+            w1=weights.w1[0] if isinstance(w1, Tensor) else weights.w1,
+            w2=weights.w2[0] if isinstance(w2, Tensor) else weights.w2,
+            group=mesh.within,
+            save=save,
+            recompute_h=recompute_h,
+            backward_rows=backward_rows,
+            exact_rows=exact_rows,
+            schedule=schedule,
+            main_grads=main_grads,
+            deferred=deferred,
+            activation=activation,
+            probs=probs,
+            b1=weights.b1,
+            b2=weights.b2,
+            row_pool=row_pool,
+            w1_layout=w1_layout,
+            weights_layout=weights_layout,
+        )
+        zero = (zero_experts, zero_expert_type)
+        room = (max_tokens, capacity_rows)
+        shapes = weights.shapes
+        over_hosts: Tensor = moe_over_hosts(
+            mesh, x, topk_ids, topk_probs, shapes, arithmetic, room, zero, fused
+        )
+        return over_hosts
     if workspace is None:
         kind = LayerKind(
             hidden,

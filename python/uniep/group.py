@@ -6,7 +6,7 @@ import ctypes
 import os
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from .row_pool import RowPool
     from .workspace import Workspace
 
-__all__ = ["Group", "GroupLike", "group_of", "process_group_of", "rank_and_size", "without_mesh"]
+__all__ = [
+    "Group",
+    "GroupLike",
+    "gather_objects",
+    "group_of",
+    "is_mesh_of_hosts",
+    "objects_on_first",
+    "process_group_of",
+    "rank_and_size",
+    "without_mesh",
+]
 
 _BACKENDS = {"cpu": 0, "cuda": 1}
 
@@ -27,9 +37,9 @@ _BACKENDS = {"cpu": 0, "cuda": 1}
 class Group(OfProcess):
     """The ranks of an expert-parallel group; each is a process.
 
-    On CPUs they may be on several hosts, with as many consecutive ranks on each; those with a GPU
-    are on one. Making a group is collective. The process group serves only for that; later calls
-    need none.
+    On CPUs they may be on several hosts, with as many consecutive ranks on each. Those with a GPU
+    are on one; :func:`uniep.moe` takes a mesh of such groups. Making a group is collective. The
+    process group serves only for that; later calls need none.
 
     Args:
         process_group: a ``torch.distributed.ProcessGroup`` of any backend, a ``DeviceMesh`` of one
@@ -132,9 +142,14 @@ def _process_group_of_mesh(
         one = f"mesh['{names[-1]}']" if names else "one made with mesh_dim_names, and its part"
         raise ValueError(
             f"group is a DeviceMesh of {group.ndim} dimensions; one of a single dimension is "
-            f"accepted: {one}"
+            f"accepted: {one}; uniep.moe and uniep.MoELayer also take one of hosts and ranks"
         )
     return group.get_group()
+
+
+def is_mesh_of_hosts(group: object) -> TypeGuard[DeviceMesh]:
+    """Whether that is a mesh of two dimensions: hosts, and the ranks of each."""
+    return isinstance(group, DeviceMesh) and group.ndim == 2
 
 
 def _warn_of_others() -> None:
@@ -251,9 +266,14 @@ def rank_and_size(group: GroupLike) -> tuple[int, int]:
     """Rank and number of ranks of what users pass as ``group``; not collective.
 
     Raises:
-        ValueError: for a mesh of several dimensions.
+        ValueError: for a mesh of more than two dimensions, or one that this process is not in.
         TypeError: for anything that is no group.
     """
+    if is_mesh_of_hosts(group):
+        place = group.get_coordinate()
+        if place is None:
+            raise ValueError("this process is not in the mesh; pass one that it is in")
+        return place[0] * group.shape[1] + place[1], group.size()
     group = without_mesh(group)
     if group is None:
         return 0, 1
@@ -264,13 +284,50 @@ def rank_and_size(group: GroupLike) -> tuple[int, int]:
     raise TypeError(_no_group(group))
 
 
+def gather_objects(own: object, group: GroupLike) -> list[Any]:
+    """What every rank passes as `own`, by rank, on all of them; collective."""
+    if is_mesh_of_hosts(group):
+        of_host = _gather_objects(own, group.get_group(1))
+        return [part for parts in _gather_objects(of_host, group.get_group(0)) for part in parts]
+    return _gather_objects(own, process_group_of(group))
+
+
+def objects_on_first(own: object, group: GroupLike) -> list[Any] | None:
+    """As :func:`gather_objects`, on rank 0 alone; None elsewhere."""
+    if is_mesh_of_hosts(group):
+        of_host = _objects_on_first(own, group.get_group(1))
+        # Only the first ranks of hosts have anything, but all of a rail meet.
+        of_all = _objects_on_first(of_host, group.get_group(0))
+        if of_host is None or of_all is None:
+            return None
+        return [part for parts in of_all for part in parts]
+    return _objects_on_first(own, process_group_of(group))
+
+
+def _objects_on_first(own: object, group: dist.ProcessGroup | None) -> list[Any] | None:
+    is_first = dist.get_rank(group) == 0
+    parts: list[Any] | None = [None] * dist.get_world_size(group) if is_first else None
+    dist.gather_object(own, parts, group=group, group_dst=0)
+    return parts
+
+
+def _gather_objects(own: object, group: dist.ProcessGroup | None) -> list[Any]:
+    parts: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(parts, own, group=group)
+    return parts
+
+
 def process_group_of(group: GroupLike) -> dist.ProcessGroup | None:
-    """The process group behind what users pass as ``group``."""
+    """The process group behind what users pass as ``group``.
+
+    Raises:
+        ValueError: for a mesh of several dimensions.
+    """
     return group.process_group if isinstance(group, Group) else _process_group_of_mesh(group)
 
 
 def _no_group(group: object) -> str:
     return (
         f"group is a {type(group).__name__}; it must be None, a torch.distributed ProcessGroup, a "
-        "DeviceMesh of one dimension or a uniep.Group"
+        "DeviceMesh or a uniep.Group"
     )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights
 from .functional import moe
-from .group import GroupLike, rank_and_size, without_mesh
+from .group import GroupLike, is_mesh_of_hosts, rank_and_size, without_mesh
 from .router import Router, RouterConfig, Routing
 from .row_pool import RowPoolLike
 from .workspace import Workspace
@@ -65,8 +65,8 @@ class MoELayer(nn.Module):
         num_experts: E of all ranks, divisible by their number. Rank r of N holds the r-th of N
             equal parts.
         topk: K.
-        group: a ProcessGroup, a DeviceMesh of one dimension, a :class:`uniep.Group`, or None: this
-            process has all experts.
+        group: a ProcessGroup, a DeviceMesh, a :class:`uniep.Group`, or None: this process has all
+            experts. See :func:`uniep.moe`.
         router: how tokens choose.
         shared_intermediate: I of shared experts together that are computed apart, by PyTorch; 0:
             there are none.
@@ -171,7 +171,7 @@ class MoELayer(nn.Module):
             self.arithmetic = workspace.arithmetic
         if workspace is not None and group is None:
             group = workspace.group
-        self.group = without_mesh(group)
+        self.group = group if is_mesh_of_hosts(group) else without_mesh(group)
         self.rank, self.size = rank_and_size(group)
         if num_experts % self.size:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Processes that form a gloo group: run a function in each, or torchrun as on several hosts."""
+"""Processes that form a group: run a function in each, or torchrun as on several hosts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 
-def run_ranks(ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+def run_ranks(
+    ranks: int, function: Callable[..., Any], *args: Any, backend: str = "gloo"
+) -> list[Any]:
     """What `function(*args)` returned in each of `ranks` processes: tensors in plain containers.
 
     `function` is one of a module: the processes import it by name. They have a process group and
-    torchrun's variables. The first that fails ends the others, and its traceback is raised here.
+    torchrun's variables; with the backend nccl a GPU each. The first that fails ends the others,
+    and its traceback is raised here.
     """
     port = _free_port()
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_run, (ranks, port, folder, function, args), nprocs=ranks)  # type: ignore[no-untyped-call]
+        spawn(_run, (ranks, port, folder, backend, function, args), nprocs=ranks)  # type: ignore[no-untyped-call]
         return [torch.load(Path(folder) / str(rank)) for rank in range(ranks)]
 
 
@@ -60,7 +63,9 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _run(rank: int, ranks: int, port: int, folder: str, function: Any, args: Any) -> None:
+def _run(
+    rank: int, ranks: int, port: int, folder: str, backend: str, function: Any, args: Any
+) -> None:
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
@@ -70,7 +75,9 @@ def _run(rank: int, ranks: int, port: int, folder: str, function: Any, args: Any
         MASTER_PORT=str(port),
     )
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend)
     result = function(*args)
     torch.save(result, Path(folder) / str(rank))
     dist.barrier()

@@ -12,11 +12,12 @@ from pathlib import Path
 import arithmetic
 import compare_sonic
 import memory_choices
+import over_hosts
 import pytest
 import shared_experts
 import torch
 from compare.shapes import TINY
-from compare.step_bench import Inputs, Measured, Step, StepBench, Way
+from compare.step_bench import Inputs, Measured, Step, StepBench, Way, wrong_bits
 
 from uniep import plain
 
@@ -58,6 +59,19 @@ def test_what_shared_experts_cost_runs_and_agrees(tmp_path):
     assert all(record["ms"] > 0 for record in records)
 
 
+def test_a_mesh_of_hosts_has_the_bits_of_a_group(tmp_path):
+    path = tmp_path / "hosts.json"
+    launch = ["torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    program = [str(BENCHMARKS / "over_hosts.py"), "--tiny", "--turns", "2", "--json", str(path)]
+    command = [sys.executable, "-m", *launch, *program]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    records = json.loads(path.read_text())["records"]
+    assert [record["way"] for record in records[::2]] == over_hosts.WAYS
+    assert {r["wrong"] for r in records if r["way"] != "group"} == {0}
+    assert all(record["hosts"] == 2 and record["ms"] > 0 for record in records)
+
+
 def test_arithmetic_refuses_what_it_does_not_know():
     with pytest.raises(ValueError, match="behind"):
         arithmetic.arithmetic_of("swiglu,behind")
@@ -89,7 +103,7 @@ def test_memory_choices_with_offload_and_several_layers(tmp_path):
 def test_wrong_bits_are_counted():
     step = {"out": torch.ones(4).bfloat16(), "dprobs": torch.ones(4)}
     other = {"out": torch.tensor([1, 2, 1, -1]).bfloat16(), "dprobs": torch.zeros(4)}
-    assert memory_choices.wrong_bits(step, other) == 2  # dprobs is not compared
+    assert wrong_bits(step, other) == 2  # dprobs is not compared
 
 
 def bench(**options: int) -> StepBench:

@@ -77,6 +77,13 @@ def test_two_hosts(hosts: dict[str, str], alone: list[str], tmp_path: Path) -> N
     assert file.read_text().splitlines() == alone
 
 
+def test_a_mesh_of_hosts(train: Train) -> None:
+    options = ("--topk", "4", "--hosts", "2")
+    sums = train(*options, steps=8)
+    assert sums != train("--topk", "4", steps=8)  # those of two or three rows are rounded
+    assert train(*options, ranks=4, steps=8) == sums
+
+
 @pytest.mark.parametrize("schedule", ["sequential", "single"])
 def test_schedules(schedule: str, alone: list[str], train: Train) -> None:
     assert train("--schedule", schedule) == alone

@@ -170,9 +170,9 @@ TEST(ScheduleBook, ShipsWhatTheDocsPromise) {
     ++entries[{e.key.ranks, std::min(e.key.tokens, kWholeBatch)}];
   }
   // Both directions of five models, but of four for whole batches on one GPU.
-  const decltype(entries) promised = {{{1, 64}, 10},         {{1, 512}, 10}, {{1, kWholeBatch}, 8},
-                                      {{2, 64}, 10},         {{2, 512}, 10}, {{2, kWholeBatch}, 10},
-                                      {{4, kWholeBatch}, 10}};
+  const decltype(entries) promised = {{{1, 64}, 10}, {{1, 512}, 10}, {{1, kWholeBatch}, 8},
+                                      {{2, 64}, 10}, {{2, 512}, 10}, {{2, kWholeBatch}, 10},
+                                      {{4, 64}, 10}, {{4, 512}, 10}, {{4, kWholeBatch}, 10}};
   EXPECT_EQ(entries, promised);
 }
 

@@ -1,0 +1,98 @@
+"""A mesh of hosts and ranks on GPUs, through NCCL: the bits of one process, and graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import assert_same, make_case, step
+from ranks import run_ranks
+from test_mesh import EXPERTS, TOKENS, case_of, sums_of
+from torch.distributed.device_mesh import init_device_mesh
+
+import uniep
+
+pytestmark = pytest.mark.cuda
+
+
+def mesh_of(hosts: int):
+    shape = (hosts, dist.get_world_size() // hosts)
+    return init_device_mesh("cuda", shape, mesh_dim_names=("hosts", "ranks"))
+
+
+def bits(hosts: int):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    options = {"group": mesh_of(hosts), "max_tokens": TOKENS, **sums_of(hosts)}
+
+    def part():
+        return case_of().part(rank, size).to("cuda")
+
+    found = {"rows": step(part(), **options)}
+    found["nothing saved"] = step(part(), save="none", recompute_h=True, **options)
+    found["row pool"] = step(part(), row_pool=1 << 24, **options)
+    return {name: [t.cpu() for t in tensors] for name, tensors in found.items()}
+
+
+def replays():
+    """A captured step, replayed with another routing and other tokens."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mesh = mesh_of(2)
+    tokens = 24
+    cases = [make_case(tokens * size, experts=EXPERTS, topk=4, seed=s) for s in range(3)]
+    own = slice(rank * tokens, (rank + 1) * tokens)
+    each = EXPERTS // size
+    experts = slice(rank * each, (rank + 1) * each)
+    w1, w2 = (w[experts].cuda().requires_grad_() for w in (cases[0].w1, cases[0].w2))
+    x, probs = (t[own].cuda().requires_grad_() for t in (cases[0].x, cases[0].probs))
+    ids, dy = cases[0].ids[own].cuda(), cases[0].dy[own].cuda()
+
+    def run():
+        out = uniep.moe(x, ids, probs, w1, w2, group=mesh, max_tokens=tokens, **sums_of(2))
+        return [out.detach(), *torch.autograd.grad(out, (x, probs, w1, w2), dy)]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    found = []
+    for case in cases:
+        with torch.no_grad():
+            for tensor, new in ((x, case.x), (probs, case.probs), (ids, case.ids), (dy, case.dy)):
+                tensor.copy_(new[own])
+        graph.replay()
+        torch.cuda.synchronize()
+        found.append([tensor.cpu() for tensor in captured])
+    del graph
+    return found
+
+
+def needs(gpus: int) -> None:
+    if torch.cuda.device_count() < gpus:
+        pytest.skip(f"needs {gpus} GPUs, which NCCL does not share")
+
+
+@pytest.mark.parametrize(("hosts", "size"), [(2, 2), (2, 4), (4, 4)])
+def test_the_bits_of_one_process(hosts, size):
+    needs(size)
+    results = run_ranks(size, bits, hosts, backend="nccl")
+    wanted = [t.cpu() for t in step(case_of().to("cuda"), **sums_of(hosts))]
+    for name in results[0]:
+        parts = [result[name] for result in results]
+        assert_same([torch.cat([part[i] for part in parts]) for i in range(5)], wanted)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_graphs_of_a_mesh(size):
+    needs(size)
+    results = run_ranks(size, replays, backend="nccl")
+    first = make_case(24 * size, experts=EXPERTS, topk=4)
+    for number in range(3):
+        case = make_case(24 * size, experts=EXPERTS, topk=4, seed=number)
+        case.w1, case.w2 = first.w1, first.w2
+        wanted = [t.cpu() for t in step(case.to("cuda"), **sums_of(2))]
+        parts = [result[number] for result in results]
+        assert_same([torch.cat([part[i] for part in parts]) for i in range(5)], wanted)
