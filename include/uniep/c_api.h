@@ -52,7 +52,7 @@ typedef struct {
   int32_t timeout_ms;   /* limit of every wait of the set-up; 0: UNIEP_TIMEOUT_MS, else 30000 */
   /* Collective among the group's processes: every rank passes the same number of bytes; `all`
    * receives size times as many, rank after rank. 0: it worked. Called from this thread alone, and
-   * only while uniep_group_create runs. Not needed where size is 1. */
+   * only while uniep_group_create or _find_hosts runs. Not needed where size is 1. */
   int (*all_gather)(void* context, const void* own, size_t bytes, void* all);
   void* context;
 } uniep_group_config;
@@ -60,6 +60,11 @@ typedef struct {
 /* Collective. With CUDA the members are processes of one host; on the CPU they may be on several,
  * with as many consecutive ranks on each. */
 UNIEP_C_API int uniep_group_create(const uniep_group_config* config, uniep_group** group);
+
+/* Collective; makes nothing: on how many hosts the ranks of such a group are, and how many each
+ * has. All ranks refuse hosts that are unequal, or whose ranks do not come one after another. */
+UNIEP_C_API int uniep_group_find_hosts(const uniep_group_config* config, int32_t* hosts,
+                                       int32_t* local_ranks);
 
 /* On how many hosts the ranks are, and how many each has: host 0 has the first, and so on. */
 UNIEP_C_API int uniep_group_layout(const uniep_group* group, int32_t* hosts, int32_t* local_ranks);

@@ -54,6 +54,10 @@ class UNIEP_API Communicator {
   /// With CUDA the device is then this thread's current one; layers use it whichever is current.
   static Communicator from_callbacks(const GroupOptions& options);
 
+  /// Collective, and makes nothing: on how many hosts the ranks of such a group are. Throws on all
+  /// ranks where hosts are unequal, or their ranks do not come one after another.
+  static RankLayout find_hosts(const GroupOptions& options);
+
   /// This process' membership in a group of CPU processes, which compute what threads compute.
   /// RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT say which, as torchrun sets them, or
   /// what srun or mpirun set; where none of them is set, the group is this process alone. Otherwise

@@ -172,6 +172,10 @@ def _load() -> ctypes.CDLL:
         "uniep_last_error": (c_char_p, []),
         "uniep_has_cuda": (c_int, []),
         "uniep_group_create": (c_int, [POINTER(GroupConfig), POINTER(c_void_p)]),
+        "uniep_group_find_hosts": (
+            c_int,
+            [POINTER(GroupConfig), POINTER(c_int32), POINTER(c_int32)],
+        ),
         "uniep_group_layout": (c_int, [c_void_p, POINTER(c_int32), POINTER(c_int32)]),
         "uniep_group_destroy": (None, [c_void_p]),
         "uniep_needs": (c_int, [POINTER(Problem), c_int32, c_int32, POINTER(Needs)]),

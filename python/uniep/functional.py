@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Literal
 
 import torch
@@ -16,7 +15,7 @@ from ._ops import ops
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights, _Pending
 from .group import GroupLike, without_mesh
-from .hosts import host_mesh, moe_over_hosts
+from .hosts import from_all_hosts, to_all_hosts
 from .offload import saving_elsewhere
 from .row_pool import RowPoolLike, moe_in_pages
 from .workspace import LayerKind, Workspace, default_workspace, paged_workspace
@@ -213,8 +212,8 @@ def moe(
         group: who holds the other experts: a ProcessGroup, a DeviceMesh of one dimension, a
             :class:`uniep.Group`, or None: nobody. Or a DeviceMesh of two, hosts and the ranks of
             each: tokens, and one bf16 sum of each host, cross by PyTorch's collectives. That is
-            how GPUs of several hosts share experts; ``combine_groups`` is then their number,
-            ``combine_partials`` ``"bf16"``. Not with a workspace.
+            how GPUs of several hosts share experts, in a group of one dimension, too;
+            ``combine_groups`` is then their number, ``combine_partials`` ``"bf16"``.
         workspace: what to work in. None: one that calls of this shape on this group share. It has a
             group, ``max_tokens`` and ``capacity_rows`` of its own, which are then not given here.
         max_tokens: most tokens that a rank ever has, the same on all ranks. None: those of this
@@ -303,35 +302,6 @@ def moe(
     experts, width, hidden = weights.shapes[0]
     topk = topk_ids.shape[-1]
     tokens = _arguments.rows(x)
-    mesh = host_mesh(group)
-    if mesh is not None and workspace is None:
-        fused = functools.partial(
-            moe,
-            w1=weights.w1[0] if isinstance(w1, Tensor) else weights.w1,
-            w2=weights.w2[0] if isinstance(w2, Tensor) else weights.w2,
-            group=mesh.within,
-            save=save,
-            recompute_h=recompute_h,
-            backward_rows=backward_rows,
-            exact_rows=exact_rows,
-            schedule=schedule,
-            main_grads=main_grads,
-            deferred=deferred,
-            activation=activation,
-            probs=probs,
-            b1=weights.b1,
-            b2=weights.b2,
-            row_pool=row_pool,
-            w1_layout=w1_layout,
-            weights_layout=weights_layout,
-        )
-        zero = (zero_experts, zero_expert_type)
-        room = (max_tokens, capacity_rows)
-        shapes = weights.shapes
-        over_hosts: Tensor = moe_over_hosts(
-            mesh, x, topk_ids, topk_probs, shapes, arithmetic, room, zero, fused
-        )
-        return over_hosts
     if workspace is None:
         kind = LayerKind(
             hidden,
@@ -366,6 +336,13 @@ def moe(
         topk_ids = slots.ids
     identity = slots if zero_expert_type == "identity" else None
     ids = _arguments.int32(_arguments.rows(topk_ids))
+    rows_of_probs = _arguments.rows(topk_probs)
+    mesh, own_tokens = workspace.mesh, tokens.shape[0]
+    if mesh is not None:
+        of_host = workspace.num_experts // mesh.hosts
+        tokens, ids, rows_of_probs = to_all_hosts(
+            mesh, tokens, ids, rows_of_probs, of_host, workspace.max_tokens
+        )
     main = None if main_grads is None else _arguments.main_grads(main_grads, weights)
     if deferred is not None:
         if workspace.backward_rows:
@@ -382,7 +359,7 @@ def moe(
         out = moe_in_pages(
             tokens,
             ids,
-            _arguments.rows(topk_probs),
+            rows_of_probs,
             of_shared,
             weights,
             main,
@@ -395,13 +372,15 @@ def moe(
             deferred,
             *weights.flat(),
         )
+        if mesh is not None:
+            out = from_all_hosts(mesh, out, own_tokens)
         return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
     given, of_main = weights.flat(), () if main is None else main.flat()
     with saving_elsewhere((tokens, *given)):
         out = _Moe.apply(
             tokens,
             ids,
-            _arguments.rows(topk_probs),
+            rows_of_probs,
             of_shared,
             workspace.key,
             workspace.overflow,
@@ -420,6 +399,8 @@ def moe(
             *given,
             *of_main,
         )
+    if mesh is not None:
+        out = from_all_hosts(mesh, out, own_tokens)
     return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
 
 
@@ -440,5 +421,5 @@ def _result(
         w1, w2 = weights.joined()
         tensors |= {"w1": w1, "w2": w2}
         tensors |= weights.more_named
-        watch(workspace.group, tensors, out)
+        watch(workspace.members, tensors, out)
     return out if identity is None else _zero.add_identity(out, x, identity)

@@ -6,6 +6,7 @@ import ctypes
 import os
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import torch
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Group",
     "GroupLike",
+    "find_hosts",
     "gather_objects",
     "group_of",
     "is_mesh_of_hosts",
@@ -81,21 +83,15 @@ class Group(OfProcess):
         if self.rank < 0:
             raise ValueError("this process is not a member of process_group; pass a group it is in")
 
-        gather = _Gather(process_group)
-        config = _library.GroupConfig(
-            rank=self.rank,
-            size=self.size,
+        handle = ctypes.c_void_p()
+        _meet(
+            process_group,
+            lambda config: _library.library.uniep_group_create(config, ctypes.byref(handle)),
             backend=_BACKENDS[self.device.type],
             device=self.device.index or 0,
             share_device=int(share_device),
             timeout_ms=timeout_ms,
-            all_gather=gather.callback,
         )
-        handle = ctypes.c_void_p()
-        result = _library.library.uniep_group_create(ctypes.byref(config), ctypes.byref(handle))
-        if gather.error is not None:
-            raise gather.error
-        _library.check(result)
         self.hosts, self.local_ranks = _layout_of(handle)
         #: The workspaces of calls of uniep.moe without one, and the row pools of such: by shape.
         self.workspaces: dict[tuple[object, ...], Workspace] = {}
@@ -175,6 +171,38 @@ def _layout_of(handle: ctypes.c_void_p) -> tuple[int, int]:
     return hosts.value, local_ranks.value
 
 
+def find_hosts(process_group: dist.ProcessGroup) -> tuple[int, int]:
+    """On how many hosts the ranks are, and how many each has; collective.
+
+    Raises:
+        uniep.Error: where hosts do not have as many consecutive ranks each.
+    """
+    hosts, local_ranks = ctypes.c_int32(), ctypes.c_int32()
+    found = (ctypes.byref(hosts), ctypes.byref(local_ranks))
+    _meet(
+        process_group,
+        lambda config: _library.library.uniep_group_find_hosts(config, *found),
+    )
+    return hosts.value, local_ranks.value
+
+
+def _meet(
+    process_group: dist.ProcessGroup | None, call: Callable[[Any], int], **options: int
+) -> None:
+    """A collective call of the library with the config of a group."""
+    gather = _Gather(process_group)
+    config = _library.GroupConfig(
+        rank=0 if process_group is None else dist.get_rank(process_group),
+        size=1 if process_group is None else dist.get_world_size(process_group),
+        all_gather=gather.callback,
+        **options,
+    )
+    result = call(ctypes.byref(config))
+    if gather.error is not None:
+        raise gather.error
+    _library.check(result)
+
+
 class _Gather:
     """The all-gather of bytes that a group's set-up asks for, over any process group."""
 
@@ -234,7 +262,8 @@ def group_of(group: GroupLike, device: torch.device) -> Group:
         ValueError: for a :class:`Group` on another device, and for a mesh of several dimensions.
         TypeError: for anything that is no group.
     """
-    group = without_mesh(group)
+    if not isinstance(group, Group):
+        group = _process_group_of_mesh(group)
     if isinstance(group, Group):
         if group.device != device:
             raise ValueError(
@@ -253,13 +282,15 @@ def group_of(group: GroupLike, device: torch.device) -> Group:
     return known[device]
 
 
-def without_mesh(group: GroupLike) -> Group | dist.ProcessGroup | None:
-    """What users pass as ``group``, where that is a mesh its process group.
+def without_mesh(group: GroupLike) -> Group | dist.ProcessGroup | DeviceMesh | None:
+    """What users pass as ``group``; where that is a mesh of one dimension, its process group.
 
     Raises:
-        ValueError: for a mesh of several dimensions.
+        ValueError: for a mesh of more than two dimensions.
     """
-    return group if isinstance(group, Group) else _process_group_of_mesh(group)
+    if isinstance(group, Group) or is_mesh_of_hosts(group):
+        return group
+    return _process_group_of_mesh(group)
 
 
 def rank_and_size(group: GroupLike) -> tuple[int, int]:

@@ -17,145 +17,185 @@ the host, and CUDA graphs can capture it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import weakref
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import _arguments
-from . import zero_experts as _zero
 from .arithmetic import Arithmetic
-from .group import is_mesh_of_hosts
+from .group import Group, GroupLike, find_hosts, group_of, is_mesh_of_hosts, process_group_of
 
-__all__ = ["HostMesh", "host_mesh", "moe_over_hosts"]
-
-
-class HostMesh(NamedTuple):
-    """The place of a process in a mesh of hosts and ranks; rank h L + l is rank l of host h."""
-
-    across: dist.ProcessGroup  # of one local number, by host
-    within: dist.ProcessGroup  # of this host, by local number
-    hosts: int
-    local_ranks: int
-    host: int
-    local: int
+__all__ = [
+    "HostMesh",
+    "check_sums",
+    "default_capacity",
+    "from_all_hosts",
+    "group_of_host",
+    "host_mesh",
+    "mesh_of_ranks",
+    "to_all_hosts",
+]
 
 
-def host_mesh(group: object) -> HostMesh | None:
-    """The places in a mesh of two dimensions; None for every other group.
+class HostMesh:
+    """The place of a process in a mesh of hosts and ranks; rank h L + l is rank l of host h.
+
+    Attributes:
+        hosts, local_ranks: N, and L of each.
+        host, local: of this process.
+    """
+
+    def __init__(
+        self, across: dist.ProcessGroup, within: dist.ProcessGroup, shape: tuple[int, int]
+    ) -> None:
+        self.hosts, self.local_ranks = shape
+        self.host, self.local = dist.get_rank(across), dist.get_rank(within)
+        # Weak, so that process groups end when PyTorch lets go of them.
+        self._across, self._within = weakref.ref(across), weakref.ref(within)
+
+    @property
+    def across(self) -> dist.ProcessGroup:
+        """The ranks of this local number, by host."""
+        return _alive(self._across())
+
+    @property
+    def within(self) -> dist.ProcessGroup:
+        """The ranks of this host, by local number."""
+        return _alive(self._within())
+
+
+def _alive(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    if group is None:
+        raise ValueError("a process group of the mesh has ended; make another mesh")
+    return group
+
+
+#: Those of process groups whose GPUs are on several hosts; None: they are on one.
+_found: weakref.WeakKeyDictionary[Any, HostMesh | None] = weakref.WeakKeyDictionary()
+
+
+def host_mesh(group: GroupLike, device: torch.device) -> HostMesh | None:
+    """The place of this process, where no group spans the hosts of what users pass as ``group``.
+
+    That is a mesh of two dimensions; and a process group whose GPUs are on several hosts, which is
+    found out once, collectively. None for every other group.
 
     Raises:
-        ValueError: where this process is not in the mesh.
+        ValueError: where this process is not in the mesh, and for one of more dimensions.
+        uniep.Error: where hosts do not have as many consecutive ranks each.
     """
-    if not is_mesh_of_hosts(group):
+    if is_mesh_of_hosts(group):
+        if group.get_coordinate() is None:
+            raise ValueError("this process is not in the mesh; pass one that it is in")
+        return HostMesh(group.get_group(0), group.get_group(1), (group.shape[0], group.shape[1]))
+    if device.type != "cuda" or isinstance(group, Group):
         return None
-    place = group.get_coordinate()
-    if place is None:
-        raise ValueError("this process is not in the mesh; pass one that it is in")
-    hosts, local_ranks = group.shape
-    return HostMesh(group.get_group(0), group.get_group(1), hosts, local_ranks, *place)
+    ranks = process_group_of(group)
+    if ranks is None or dist.get_world_size(ranks) == 1:
+        return None
+    if ranks not in _found:
+        _found[ranks] = mesh_of_ranks(ranks)
+    return _found[ranks]
 
 
-def _check_sums(mesh: HostMesh, arithmetic: Arithmetic) -> None:
+def group_of_host(group: GroupLike, device: torch.device) -> Group:
+    """The :class:`uniep.Group` of the ranks of this host: where they are on one, of all."""
+    mesh = host_mesh(group, device)
+    return group_of(group if mesh is None else mesh.within, device)
+
+
+def mesh_of_ranks(ranks: dist.ProcessGroup) -> HostMesh | None:
+    """The mesh of a group on several hosts; None where it is on one. Collective.
+
+    Raises:
+        uniep.Error: where hosts do not have as many consecutive ranks each.
+    """
+    hosts, local_ranks = find_hosts(ranks)
+    if hosts == 1:
+        return None
+    of_world = torch.tensor(dist.get_process_group_ranks(ranks)).view(hosts, local_ranks)
+    host, local = divmod(dist.get_rank(ranks), local_ranks)
+
+    def group_of_line(line: Tensor) -> dist.ProcessGroup:
+        # By its members alone: other groups of the world may be on other hosts.
+        made = dist.new_group(line.tolist(), use_local_synchronization=True)
+        assert isinstance(made, dist.ProcessGroup)
+        return made
+
+    # One after another in the same order on all ranks, as no two of a host are of one rail.
+    within, across = group_of_line(of_world[host]), group_of_line(of_world[:, local])
+    return HostMesh(across, within, (hosts, local_ranks))
+
+
+def check_sums(mesh: HostMesh, arithmetic: Arithmetic) -> None:
     """Raises ValueError where what crosses would not be one sum of each host in bf16."""
     if arithmetic.shared_experts:
         raise ValueError(
-            "shared_w1 is given, and the group is a mesh of hosts; compute shared experts apart "
-            "there, and add what they give to the result"
+            "there are shared experts, and the group is on several hosts of GPUs or a mesh; "
+            "compute them apart there, and add what they give to the result"
         )
     if mesh.hosts == 1:
         return
     groups, partials = arithmetic.combine_groups, arithmetic.combine_partials
     if groups != mesh.hosts or partials != "bf16":
         raise ValueError(
-            f"combine_groups is {groups} and combine_partials '{partials}'; over the "
-            f"{mesh.hosts} hosts of a mesh one sum of each crosses, in bf16: pass "
+            f"combine_groups is {groups} and combine_partials '{partials}'; over "
+            f"{mesh.hosts} hosts one sum of each crosses, in bf16: pass "
             f"combine_groups={mesh.hosts} and combine_partials='bf16'"
         )
 
 
-@torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
-    reason="what crosses hosts goes by collectives that compilers do not see through"
-)
-def moe_over_hosts(
-    mesh: HostMesh,
-    x: Tensor,
-    topk_ids: Tensor,
-    topk_probs: Tensor,
-    shapes: Sequence[tuple[int, int, int]],
-    arithmetic: Arithmetic,
-    room: tuple[int | None, int | None],
-    zero: tuple[int, _zero.ZeroExpertType],
-    fused: Callable[..., Tensor],
-) -> Tensor:
-    """:func:`uniep.moe` of a mesh: what `fused`, the layer of each host, gives a token, added up.
-
-    Args:
-        mesh: of the processes.
-        x: bf16 [..., H].
-        topk_ids: [..., K], numbers of experts among all.
-        topk_probs: fp32 [..., K].
-        shapes: of w1 and w2, as written [El, rows, columns].
-        arithmetic: of the layer.
-        room: max_tokens and capacity_rows.
-        zero: zero_experts, and their type.
-        fused: called with x [N T, H], ids among the experts of this host, probabilities, max_tokens
-            and capacity_rows.
-
-    Raises:
-        ValueError: where other things would have to cross, and for more tokens than max_tokens.
-    """
-    _check_sums(mesh, arithmetic)
-    experts, topk = shapes[0][0], topk_ids.shape[-1]
-    rows = _arguments.rows(x)
-    tokens, max_tokens = rows.shape[0], room[0]
-    if max_tokens is not None and tokens > max_tokens:
-        raise ValueError(f"x has {tokens} tokens, but max_tokens is {max_tokens}; pass as many")
-    most = tokens if max_tokens is None else max_tokens
-    slots = None
-    if zero[0]:
-        all_experts = experts * mesh.hosts * mesh.local_ranks
-        slots = _zero.split(topk_ids, topk_probs, all_experts, zero[0])
-        topk_ids = slots.ids
-    ids = _arguments.int32(_arguments.rows(topk_ids))
-    of_host = mesh.local_ranks * experts
-    seen_x, seen_probs, seen_ids = _Spread.apply(
-        mesh, most, of_host, rows, _arguments.rows(topk_probs), ids
-    )
-    seen = fused(
-        seen_x,
-        _ids_of_host(seen_ids, mesh, of_host),
-        seen_probs,
-        max_tokens=mesh.hosts * most,
-        capacity_rows=room[1] or _capacity(mesh, shapes, topk, most),
-    )
-    out: Tensor = _Collect.apply(mesh, tokens, seen).reshape(x.shape)
-    if slots is not None and zero[1] == "identity":
-        return _zero.add_identity(out, x, slots)
-    return out
-
-
-def _capacity(
-    mesh: HostMesh, shapes: Sequence[tuple[int, int, int]], topk: int, tokens: int
-) -> int | None:
+def default_capacity(
+    mesh: HostMesh, hidden: int, intermediate: int, experts: int, topk: int, tokens: int
+) -> int:
     """The default of :class:`uniep.Workspace`, for `tokens` tokens a rank of the mesh.
 
-    None where that is any routing, as in a small layer; else twice the load if that is even. The
-    layer of a host would count all slots of all tokens that it sees as its own.
+    0 where that is any routing, as in a small layer; else twice the load if that is even. The layer
+    of a host would count all slots of all tokens that it sees as its own.
     """
-    experts, _, hidden = shapes[0]
     any_routing = mesh.hosts * mesh.local_ranks * tokens * min(topk, experts)
-    bytes_of_row = 2 * (2 * hidden + 5 * shapes[1][2])
-    if any_routing * bytes_of_row <= _SMALL_LAYER_BYTES:
-        return None
+    if any_routing * 2 * (2 * hidden + 5 * intermediate) <= _SMALL_LAYER_BYTES:
+        return 0
     return min(any_routing, 2 * topk * tokens) + experts * _ROW_ALIGN
 
 
 _SMALL_LAYER_BYTES = 1 << 30  # as include/uniep/problem.h has it
 _ROW_ALIGN = 128
+
+
+@torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
+    reason="what crosses hosts goes by collectives that compilers do not see through"
+)
+def to_all_hosts(
+    mesh: HostMesh, x: Tensor, topk_ids: Tensor, topk_probs: Tensor, experts: int, tokens: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What the fused layer of this host sees, of rows; backward brings gradients back.
+
+    Args:
+        mesh: of the processes.
+        x: bf16 [t, H], t at most `tokens`.
+        topk_ids: int32 [t, K], numbers of experts among all.
+        topk_probs: fp32 [t, K].
+        experts: of a host.
+        tokens: T, that every rank sends; what it lacks is padding.
+
+    Returns:
+        x [N T, H], ids among the experts of this host, and probabilities.
+    """
+    seen = _Spread.apply(mesh, tokens, experts, x, topk_probs, topk_ids)
+    return seen[0], _ids_of_host(seen[2], mesh, experts), seen[1]
+
+
+@torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
+    reason="what crosses hosts goes by collectives that compilers do not see through"
+)
+def from_all_hosts(mesh: HostMesh, out: Tensor, tokens: int) -> Tensor:
+    """What all hosts give this rank's tokens, [N T, H] to [t, H]; backward brings dy to them."""
+    collected: Tensor = _Collect.apply(mesh, tokens, out)
+    return collected
 
 
 def _ids_of_host(ids: Tensor, mesh: HostMesh, of_host: int) -> Tensor:

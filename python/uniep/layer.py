@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights
 from .functional import moe
-from .group import GroupLike, is_mesh_of_hosts, rank_and_size, without_mesh
+from .group import GroupLike, rank_and_size, without_mesh
 from .router import Router, RouterConfig, Routing
 from .row_pool import RowPoolLike
 from .workspace import Workspace
@@ -171,7 +171,7 @@ class MoELayer(nn.Module):
             self.arithmetic = workspace.arithmetic
         if workspace is not None and group is None:
             group = workspace.group
-        self.group = group if is_mesh_of_hosts(group) else without_mesh(group)
+        self.group = without_mesh(group)
         self.rank, self.size = rank_and_size(group)
         if num_experts % self.size:
             raise ValueError(

@@ -16,7 +16,8 @@ from ._of_process import OfProcess
 from ._ops import ops
 from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
 from .deferred import DeferredWeights, _PendingPages
-from .group import Group, GroupLike, _device_of, group_of
+from .group import Group, GroupLike, _device_of
+from .hosts import group_of_host
 
 __all__ = ["RowPool", "RowPoolLike", "SavedPages", "moe_in_pages", "shared_pool"]
 
@@ -77,7 +78,7 @@ class RowPool(OfProcess):
             raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")
         if device is None and isinstance(group, Group):
             device = group.device
-        self.group = group_of(group, _device_of(device))
+        self.group = group_of_host(group, _device_of(device))
         self.device = self.group.device
         problem = _library.Problem(
             hidden=hidden,
@@ -156,7 +157,7 @@ def shared_pool(
     if row_pool < 1:
         raise ValueError(f"row_pool is {row_pool}; 1 byte or more is accepted, or True")
     bytes = None if row_pool is True else row_pool
-    owner = group_of(group, device)
+    owner = group_of_host(group, device)
     key = (hidden, intermediate, save, recompute_h, arithmetic_of(activation).halves, bytes)
     if key not in owner.row_pools:
         owner.row_pools[key] = RowPool(

@@ -22,7 +22,8 @@ from .arithmetic import (
     ProbsPlace,
     arithmetic_of,
 )
-from .group import Group, GroupLike, _device_of, group_of
+from .group import Group, GroupLike, _device_of, group_of, without_mesh
+from .hosts import check_sums, default_capacity, host_mesh
 from .row_pool import _SAVES, RowPool, RowPoolLike, shared_pool
 
 __all__ = ["LayerKind", "Workspace", "default_workspace", "paged_workspace"]
@@ -41,7 +42,7 @@ class Workspace(OfProcess):
     same in the same order. Any number of forwards may be outstanding.
 
     Args:
-        group: a :class:`uniep.Group`, a ProcessGroup, or None: this process alone.
+        group: what :func:`uniep.moe` takes; None: this process alone.
         hidden: H, a multiple of 8.
         intermediate: I, a multiple of 8.
         num_experts: E of all ranks together, divisible by their number.
@@ -83,6 +84,7 @@ class Workspace(OfProcess):
             :func:`uniep.moe`.
 
     Attributes:
+        group: of the ranks of this host; ``members``: what was given, of all hosts.
         overflow: int64 [2] on the device: 0 fine, 1 too many rows, 2 an impossible id, 3 a row pool
             too full, 4 an expert with more rows than ``backward_rows``; and the capacity, the bytes
             of a pool or the ``backward_rows`` that would have done. The largest of all calls since
@@ -98,8 +100,9 @@ class Workspace(OfProcess):
         backward_bytes: what a backward takes while it runs; likewise.
 
     Raises:
-        ValueError: for a device that the group is not on, or an unknown ``on_overflow``, ``save``,
-            ``activation``, ``probs`` or ``combine_partials``.
+        ValueError: for a device that the group is not on, an unknown ``on_overflow``, ``save``,
+            ``activation``, ``probs`` or ``combine_partials``, and over hosts that no group spans
+            for sums that are not one of each host in bf16.
         uniep.Error: for figures out of range, or that differ by rank; the sentence says which.
     """
 
@@ -137,7 +140,10 @@ class Workspace(OfProcess):
             device = group.device
         if row_pool is not None and exact_rows:
             raise ValueError("exact_rows is True, but row_pool is given; it must be one of them")
-        self.group = group_of(group, _device_of(device))
+        device = _device_of(device)
+        self.members = without_mesh(group)
+        self.mesh = host_mesh(group, device)
+        self.group = group_of(group if self.mesh is None else self.mesh.within, device)
         self.device = self.group.device
         self.row_pool = row_pool
         self.hidden = hidden
@@ -152,18 +158,32 @@ class Workspace(OfProcess):
         self.arithmetic = arithmetic_of(
             activation, probs, bias, combine_groups, combine_partials, shared_experts
         )
+        if self.mesh is not None:
+            check_sums(self.mesh, self.arithmetic)
+            if num_experts % self.mesh.hosts:
+                raise ValueError(
+                    f"num_experts is {num_experts} on {self.mesh.hosts} hosts; a multiple of their "
+                    "number is accepted"
+                )
         self.flag = on_overflow == "flag"
         self._schedule = schedule
         self._timeout_ms = timeout_ms
         self._open(capacity_rows)
 
     def _open(self, capacity_rows: int | None) -> None:
+        # Of a mesh, the layer of this host, which sees all tokens and has the sums of one group.
+        hosts = 1 if self.mesh is None else self.mesh.hosts
+        self.local_experts = self.num_experts // (hosts * self.group.size)
+        max_tokens = hosts * self.max_tokens
+        if self.mesh is not None and not capacity_rows:
+            figures = (self.hidden, self.intermediate, self.local_experts, self.topk)
+            capacity_rows = default_capacity(self.mesh, *figures, self.max_tokens)
         problem = _library.Problem(
             hidden=self.hidden,
             intermediate=self.intermediate,
-            num_experts=self.num_experts,
+            num_experts=self.num_experts // hosts,
             topk=self.topk,
-            max_tokens=self.max_tokens,
+            max_tokens=max_tokens,
             capacity_rows=capacity_rows or 0,
             save=_SAVES[self.save],
             recompute_h=int(self.recompute_h),
@@ -171,7 +191,7 @@ class Workspace(OfProcess):
             probs=PROBS.index(self.arithmetic.probs),
             bias=int(self.arithmetic.bias),
             backward_rows=self.backward_rows,
-            combine_groups=self.arithmetic.combine_groups,
+            combine_groups=self.arithmetic.combine_groups if hosts == 1 else 1,
             combine_partials=PARTIALS.index(self.arithmetic.combine_partials),
             shared_experts=self.arithmetic.shared_experts,
         )
@@ -220,13 +240,12 @@ class Workspace(OfProcess):
         self.plan_bytes = needs.plan
         self.forward_bytes = needs.forward_rows
         self.backward_bytes = needs.backward_rows
-        self.local_experts = self.num_experts // self.group.size
         shape = (ctypes.c_int64 * 15)(
             self.hidden,
             self.intermediate,
             self.local_experts,
             self.topk,
-            self.max_tokens,
+            max_tokens,
             self.rows,
             self.plan_bytes,
             self.forward_bytes,
@@ -416,11 +435,32 @@ def default_workspace(
     if torch.compiler.is_compiling():
         # The compiler cannot see into libraries: what is missing is made while it looks on.
         _prepare(group, str(device), wanted, may_grow, *kind)
-    owner = group_of(group, device)
-    workspace = owner.workspaces.get((*kind, row_pool))
+    place = _Place.of(group, device)
+    workspace = place.owner.workspaces.get((*kind, row_pool, place.hosts))
     if workspace is None or workspace.max_tokens < wanted:
-        workspace = _make(owner, kind, wanted, may_grow, row_pool)
+        workspace = _make(place, kind, wanted, may_grow, row_pool)
     return workspace
+
+
+class _Place(NamedTuple):
+    """Where workspaces that calls share are kept: with the group of this host."""
+
+    group: GroupLike
+    owner: Group
+    hosts: int
+
+    @classmethod
+    def of(cls, group: GroupLike, device: torch.device) -> _Place:
+        mesh = host_mesh(group, device)
+        if mesh is None:
+            owner = group_of(group, device)
+            return cls(owner, owner, 1)
+        return cls(group, group_of(mesh.within, device), mesh.hosts)
+
+    @property
+    def ranks(self) -> int:
+        """Of all hosts."""
+        return self.hosts * self.owner.size
 
 
 @torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
@@ -441,12 +481,12 @@ def paged_workspace(
 
 
 def _make(
-    owner: Group, kind: LayerKind, wanted: int, may_grow: bool, row_pool: RowPool | None = None
+    place: _Place, kind: LayerKind, wanted: int, may_grow: bool, row_pool: RowPool | None = None
 ) -> Workspace:
-    key = (*kind, row_pool)
-    smaller = owner.workspaces.get(key)
+    key, known = (*kind, row_pool, place.hosts), place.owner.workspaces
+    smaller = known.get(key)
     if smaller is not None:
-        if owner.size > 1:
+        if place.ranks > 1:
             raise ValueError(
                 f"max_tokens is {wanted}, but the first call of this shape had "
                 f"{smaller.max_tokens}; pass max_tokens, the most that any rank ever has, to "
@@ -456,24 +496,24 @@ def _make(
             wanted = max(wanted, 2 * smaller.max_tokens)
     # The smaller one is not closed: a backward may be outstanding. It ends with its last user.
     try:
-        owner.workspaces[key] = _workspace(owner, kind, wanted, row_pool)
+        known[key] = _workspace(place, kind, wanted, row_pool)
     except _library.Error as error:
-        if owner.size == 1 or not may_grow or "ranks disagree" not in str(error):
+        if place.ranks == 1 or not may_grow or "ranks disagree" not in str(error):
             raise
         raise ValueError(
             f"ranks disagree in their first call of this shape, which has {wanted} tokens on rank "
-            f"{owner.rank}; where ranks have different numbers of tokens, pass max_tokens, the "
-            "most that any rank ever has, to every call"
+            f"{place.owner.rank}; where ranks have different numbers of tokens, pass max_tokens, "
+            "the most that any rank ever has, to every call"
         ) from error
-    return owner.workspaces[key]
+    return known[key]
 
 
-def _workspace(owner: Group, kind: LayerKind, tokens: int, row_pool: RowPool | None) -> Workspace:
+def _workspace(place: _Place, kind: LayerKind, tokens: int, row_pool: RowPool | None) -> Workspace:
     return Workspace(
-        owner,
+        place.group,
         kind.hidden,
         kind.intermediate,
-        kind.local_experts * owner.size,
+        kind.local_experts * place.ranks,
         kind.topk,
         max(tokens, 1),
         capacity_rows=kind.capacity_rows,
@@ -487,14 +527,15 @@ def _workspace(owner: Group, kind: LayerKind, tokens: int, row_pool: RowPool | N
         combine_partials=kind.combine_partials,
         shared_experts=kind.shared_experts,
         row_pool=row_pool,
+        device=place.owner.device,
     )
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _prepare(group: GroupLike, device: str, wanted: int, may_grow: bool, *figures: Any) -> bool:
     # The figures of a LayerKind: the compiler hands on constants.
-    owner = group_of(group, torch.device(device))
-    known = owner.workspaces.get((*figures, None))
+    place = _Place.of(group, torch.device(device))
+    known = place.owner.workspaces.get((*figures, None, place.hosts))
     if known is None or known.max_tokens < wanted:
-        _make(owner, LayerKind(*figures), wanted, may_grow)
+        _make(place, LayerKind(*figures), wanted, may_grow)
     return True

@@ -9,6 +9,26 @@ namespace {
 
 thread_local std::string last_error;
 
+/// The group that a config describes; of `config`, which outlives it.
+uniep::GroupOptions options_of(const uniep_group_config& config) {
+  using namespace uniep::c_api;
+  uniep::GroupOptions options{.rank = config.rank,
+                              .size = config.size,
+                              .backend = backend_of(config.backend),
+                              .device = config.device,
+                              .all_gather = {},
+                              .share_device = truth(config.share_device, "share_device"),
+                              .timeout_ms = config.timeout_ms};
+  if (config.all_gather != nullptr) {
+    options.all_gather = [&config](std::span<const std::byte> own, std::span<std::byte> all) {
+      const int code = config.all_gather(config.context, own.data(), own.size(), all.data());
+      require(code == 0, uniep::ErrorCode::kPeerFailed, "all_gather returned ", code,
+              "; 0 means that it worked");
+    };
+  }
+  return options;
+}
+
 }  // namespace
 
 int uniep::c_api::failure(const Error& error) {
@@ -34,21 +54,18 @@ int uniep_group_create(const uniep_group_config* config, uniep_group** group) {
   return guarded([&] {
     require_given(config, "config");
     require_given(group, "group");
-    uniep::GroupOptions options{.rank = config->rank,
-                                .size = config->size,
-                                .backend = backend_of(config->backend),
-                                .device = config->device,
-                                .all_gather = {},
-                                .share_device = truth(config->share_device, "share_device"),
-                                .timeout_ms = config->timeout_ms};
-    if (config->all_gather != nullptr) {
-      options.all_gather = [config](std::span<const std::byte> own, std::span<std::byte> all) {
-        const int code = config->all_gather(config->context, own.data(), own.size(), all.data());
-        require(code == 0, ErrorCode::kPeerFailed, "all_gather returned ", code,
-                "; 0 means that it worked");
-      };
-    }
-    *group = new uniep_group{uniep::Communicator::from_callbacks(options)};
+    *group = new uniep_group{uniep::Communicator::from_callbacks(options_of(*config))};
+  });
+}
+
+int uniep_group_find_hosts(const uniep_group_config* config, int32_t* hosts, int32_t* local_ranks) {
+  return guarded([&] {
+    require_given(config, "config");
+    require_given(hosts, "hosts");
+    require_given(local_ranks, "local_ranks");
+    const uniep::RankLayout layout = uniep::Communicator::find_hosts(options_of(*config));
+    *hosts = layout.hosts;
+    *local_ranks = layout.local_ranks;
   });
 }
 

@@ -43,6 +43,10 @@ Communicator Communicator::from_callbacks(const GroupOptions& options) {
   return communicator_of(options.backend, join_group(options));
 }
 
+RankLayout Communicator::find_hosts(const GroupOptions& options) {
+  return uniep::find_hosts(options);
+}
+
 Communicator Communicator::cpu_from_environment() {
   return communicator_of(Backend::kCpu, join_group_of_environment());
 }

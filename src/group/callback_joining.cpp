@@ -150,7 +150,45 @@ void meet_on_network(const GroupOptions& options, TcpMeeting& meeting) {
   meeting.port = door.port;
 }
 
+/// What the cards of all ranks say together.
+struct Meeting {
+  RankLayout layout{};
+  bool on_network = false;  ///< whether hosts are really several
+  std::vector<ProcessId> processes{};
+};
+
+/// Collective.
+Meeting meet(const GroupOptions& options, TcpMeeting& place) {
+  require(options.all_gather != nullptr, ErrorCode::kInvalidArgument, "all_gather of a group of ",
+          options.size, " is empty; a function that gathers bytes of all ranks is accepted");
+  const std::vector<Card> cards = gather(options, own_card(options, place.listener));
+  require_fit(cards);
+  place.port = cards[0].port;
+  place.group = cards[0].group;
+  Meeting meeting;
+  std::vector<std::string> ids;
+  std::vector<std::int32_t> hosts;
+  for (const Card& card : cards) {
+    meeting.processes.push_back(card.process);
+    ids.push_back(get(card.host));
+    hosts.push_back(card.hosts);
+  }
+  meeting.layout = layout_of_group(ids, hosts);
+  meeting.on_network = are_several(ids);
+  return meeting;
+}
+
 }  // namespace
+
+RankLayout find_hosts(const GroupOptions& options) {
+  require_group_size(options.size);
+  if (options.size == 1) {
+    validate(options);
+    return {};
+  }
+  TcpMeeting place{.address = kLoopback};
+  return meet(options, place).layout;
+}
 
 GroupMember join_group(const GroupOptions& options) {
   require_group_size(options.size);
@@ -160,38 +198,23 @@ GroupMember join_group(const GroupOptions& options) {
     member.share_device = options.share_device;
     return member;
   }
-  require(options.all_gather != nullptr, ErrorCode::kInvalidArgument, "all_gather of a group of ",
-          options.size, " is empty; a function that gathers bytes of all ranks is accepted");
-
-  TcpMeeting meeting{.address = kLoopback};
-  const std::vector<Card> cards = gather(options, own_card(options, meeting.listener));
-  require_fit(cards);
-  meeting.port = cards[0].port;
-  meeting.group = cards[0].group;
-  std::vector<ProcessId> processes;
-  std::vector<std::string> ids;
-  std::vector<std::int32_t> hosts;
-  for (const Card& card : cards) {
-    processes.push_back(card.process);
-    ids.push_back(get(card.host));
-    hosts.push_back(card.hosts);
-  }
-
+  TcpMeeting place{.address = kLoopback};
+  Meeting meeting = meet(options, place);
   GroupMember member{.rank = options.rank,
                      .size = options.size,
                      .device = options.device,
                      .share_device = options.share_device,
                      .limit_ms = options.timeout_ms > 0 ? options.timeout_ms : env_timeout_ms()};
-  member.layout = layout_of_group(ids, hosts);
+  member.layout = meeting.layout;
   require_backend_of(member.layout, options.backend);
-  if (are_several(ids)) {
-    meet_on_network(options, meeting);
-    member.root_address = meeting.address;
+  if (meeting.on_network) {
+    meet_on_network(options, place);
+    member.root_address = place.address;
   }
-  member.processes = ProcessWatch::of(member.rank, processes, member.layout);
-  meeting.watch = member.watch();
+  member.processes = ProcessWatch::of(member.rank, meeting.processes, member.layout);
+  place.watch = member.watch();
   member.bootstrap =
-      std::make_unique<TcpBootstrap>(member.rank, member.size, std::move(meeting), member.limit_ms);
+      std::make_unique<TcpBootstrap>(member.rank, member.size, std::move(place), member.limit_ms);
   return member;
 }
 

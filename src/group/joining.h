@@ -31,6 +31,9 @@ struct GroupMember {
   TcpWatch watch() const;
 };
 
+/// Collective: on how many hosts those ranks are, whatever their backend. Throws as `join_group`.
+RankLayout find_hosts(const GroupOptions& options);
+
 /// Collective. Where a rank refuses, or hosts are unequal, throws the same Error on all ranks.
 GroupMember join_group(const GroupOptions& options);
 GroupMember join_group(const ProcessEnvironment& environment, int limit_ms);

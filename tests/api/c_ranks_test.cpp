@@ -61,9 +61,13 @@ void on_ranks(int ranks, const Problem& problem,
       config.timeout_ms = 20000;
       config.all_gather = gather_at;
       config.context = &seat;
+      std::int32_t hosts = 0, local_ranks = 0;
+      expect_ok(uniep_group_find_hosts(&config, &hosts, &local_ranks));
+      EXPECT_EQ(hosts, 1);
+      EXPECT_EQ(local_ranks, ranks);
+      hosts = local_ranks = 0;
       uniep_group* group = nullptr;
       expect_ok(uniep_group_create(&config, &group));
-      std::int32_t hosts = 0, local_ranks = 0;
       expect_ok(uniep_group_layout(group, &hosts, &local_ranks));
       EXPECT_EQ(hosts, 1);
       EXPECT_EQ(local_ranks, ranks);

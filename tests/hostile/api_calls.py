@@ -243,6 +243,7 @@ def null_somewhere(layer: Layer) -> None:
         ("uniep_needs", p, 0, 1, None),
         ("uniep_group_create", None, o),
         ("uniep_group_create", config, None),
+        ("uniep_group_find_hosts", None, o, o),
         ("uniep_group_layout", None, o, o),
         ("uniep_group_layout", layer.group, None, o),
         ("uniep_group_layout", layer.group, o, None),

@@ -101,6 +101,7 @@ def load(path: Path) -> ctypes.CDLL:
         getattr(library, name).argtypes = (c_void_p,)
     library.uniep_needs.argtypes = (c_void_p, c_int32, c_int32, c_void_p)
     library.uniep_group_create.argtypes = (c_void_p, c_void_p)
+    library.uniep_group_find_hosts.argtypes = (c_void_p, c_void_p, c_void_p)
     library.uniep_group_layout.argtypes = (c_void_p, c_void_p, c_void_p)
     library.uniep_layer_create.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p)
     library.uniep_layer_schedule.argtypes = (c_void_p, c_int32, c_char_p, c_size_t)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 
 import pytest
 import torch
@@ -48,6 +49,13 @@ def bits(hosts: int):
     found["nothing saved"] = step(part(), save="none", recompute_h=True, **options)
     found["exact rows"] = step(part(), save="tokens", exact_rows=True, **options)
     found["schedule"] = step(part(), schedule="pipelined:2", **options)
+    with uniep.Workspace(
+        mesh, 64, 32, EXPERTS, 4, TOKENS, device="cpu", on_overflow="flag", **sums_of(hosts)
+    ) as own:
+        found["workspace"] = step(part(), workspace=own)
+        own.grow(capacity_rows=own.rows + 128)
+        found["grown"] = step(part(), workspace=own)
+        assert int(own.overflow[0]) == 0
     found["row pool"] = step(part(), row_pool=1 << 22, **options)
     found["after"] = step(part(), probs="after", **options)
 
@@ -76,9 +84,40 @@ def bits(hosts: int):
     return found
 
 
-@pytest.mark.parametrize(("hosts", "size"), [(2, 2), (2, 4), (3, 6), (2, 6), (4, 4)])
-def test_the_bits_of_one_process(hosts, size):
-    results = run_ranks(size, bits, hosts)
+def by_four():
+    """All that four processes are made for, once."""
+    return {
+        "bits": {hosts: bits(hosts) for hosts in (2, 4)},
+        "arithmetic": arithmetic(),
+        "one group": train(None),
+        "mesh": train(2),
+        "refused": refused(),
+    }
+
+
+def by_six():
+    """Hosts that are more than their ranks, and fewer; and hosts that are found."""
+    return {"bits": {hosts: bits(hosts) for hosts in (2, 3)}, "found": of_ranks()}
+
+
+@pytest.fixture(scope="module")
+def four():
+    return run_ranks(4, by_four)
+
+
+@pytest.fixture(scope="module")
+def six():
+    return run_ranks(6, by_six)
+
+
+@pytest.mark.parametrize("size", [4, 6])
+def test_the_bits_of_one_process(size, request):
+    results = request.getfixturevalue({4: "four", 6: "six"}[size])
+    for hosts in results[0]["bits"]:
+        check_bits(hosts, [result["bits"][hosts] for result in results])
+
+
+def check_bits(hosts, results):
     main = tuple(torch.ones(w.shape, dtype=torch.float32) for w in (case_of().w1, case_of().w2))
     for name in results[0]:
         parts = [result[name] for result in results]
@@ -122,10 +161,10 @@ def arithmetic():
     return [tensor.detach() for tensor in whole], mine
 
 
-def test_other_arithmetic():
-    results = run_ranks(4, arithmetic)
-    parts = [mine for _, mine in results]
-    assert_same([torch.cat([part[i] for part in parts]) for i in range(5)], results[0][0])
+def test_other_arithmetic(four):
+    parts = [result["arithmetic"][1] for result in four]
+    wanted = four[0]["arithmetic"][0]
+    assert_same([torch.cat([part[i] for part in parts]) for i in range(5)], wanted)
 
 
 def train(hosts: int | None):
@@ -152,9 +191,9 @@ def train(hosts: int | None):
     return torch.stack(losses), whole
 
 
-def test_a_layer_trains_as_in_one_group():
-    one, two = run_ranks(4, train, None), run_ranks(4, train, 2)
-    for (losses, weights), (found, whole) in zip(one, two, strict=True):
+def test_a_layer_trains_as_in_one_group(four):
+    for result in four:
+        (losses, weights), (found, whole) = result["one group"], result["mesh"]
         assert losses[-1] < losses[0]
         assert torch.equal(found, losses)
         assert torch.equal(whole, weights)
@@ -176,32 +215,68 @@ def refused():
     found["combine_groups=2"] = sentence(case)
     found["combine_partials='bf16'"] = sentence(case, combine_groups=2)
     found["apart"] = sentence(case, shared_w1=case.w1.detach()[:1], shared_w2=case.w2.detach()[:1])
-    found["max_tokens is 1"] = sentence(case, max_tokens=1, **sums_of(2))
     if rank == 3:
         case.ids[0, 0] = EXPERTS
     found[f"{EXPERTS}"] = sentence(case, **sums_of(2))
     found["nothing was raised"] = sentence(case_of().part(rank, size), **sums_of(2))
+    with uniep.Workspace(mesh, 64, 32, EXPERTS, 4, 1, device="cpu", **sums_of(2)) as own:
+        found["max_tokens=1"] = sentence(case, workspace=own, group=None, max_tokens=None)
     try:
-        uniep.Workspace(mesh, 64, 32, EXPERTS, 4, TOKENS)
+        uniep.Workspace(mesh, 64, 32, EXPERTS + 1, 4, TOKENS, device="cpu", **sums_of(2))
+    except ValueError as error:
+        found["num_experts is 13"] = str(error)
+    try:
+        uniep.Group(mesh, device="cpu")
     except ValueError as error:
         found["DeviceMesh of 2 dimensions"] = str(error)
     return found
 
 
-def test_what_does_not_fit_is_refused_by_all():
-    for found in run_ranks(4, refused):
-        assert len(found) == 7
-        for words, sentence in found.items():
+def test_what_does_not_fit_is_refused_by_all(four):
+    for result in four:
+        assert len(result["refused"]) == 8
+        for words, sentence in result["refused"].items():
             assert words in sentence, sentence
 
 
+def of_ranks():
+    """The mesh that uniep finds for a process group of GPUs, in sub-groups of the world."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    os.environ["UNIEP_HOST_ID"] = f"host {rank // 2}"
+    groups = [dist.new_group(list(range(4))), dist.new_group(list(range(4, size)))]
+    mesh = hosts_module.mesh_of_ranks(groups[rank // 4])
+    if rank >= 4:  # two ranks of one host
+        assert mesh is None
+        return None
+    assert mesh is not None
+    place = (mesh.hosts, mesh.local_ranks, mesh.host, mesh.local)
+    members = [dist.get_process_group_ranks(group) for group in (mesh.across, mesh.within)]
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    assert hosts_module.mesh_of_ranks(alone) is None
+    os.environ["UNIEP_HOST_ID"] = f"host {rank % 2}"
+    try:
+        hosts_module.mesh_of_ranks(groups[rank // 4])
+    except uniep.Error as error:
+        return place, members, str(error)
+    return place, members, "nothing was raised"
+
+
+def test_hosts_of_a_process_group_are_found(six):
+    for rank, result in enumerate(six[:4]):
+        place, members, refused = result["found"]
+        assert place == (2, 2, rank // 2, rank % 2)
+        assert members == [[rank % 2, rank % 2 + 2], [rank // 2 * 2, rank // 2 * 2 + 1]]
+        assert "one after another" in refused
+
+
 def test_sums_are_in_the_order_of_hosts():
-    partials = torch.tensor([1.0, 2.0**-9, 2.0**-9]).bfloat16().view(3, 1, 1)
-    # 1 + 2^-9 + 2^-9 is 1 + 2^-8, which bf16 rounds to 1; rounded in between it is 1, too, but
-    # from the smallest on 1 + 2^-8 again. Larger ones tell the orders apart.
-    assert float(hosts_module.sum_of_hosts(partials, 1)) == 1.0
-    cancelling = torch.tensor([2.0**30, 1.0, -(2.0**30)]).bfloat16().view(3, 1, 1)
-    assert float(hosts_module.sum_of_hosts(cancelling, 1)) == 0.0
-    assert float(hosts_module.sum_of_hosts(cancelling.flip(0), 1)) == 0.0
-    minus_zero = torch.tensor([-0.0, -0.0]).bfloat16().view(2, 1, 1)
-    assert not torch.signbit(hosts_module.sum_of_hosts(minus_zero, 1)).any()
+    def sum_of(*partials):
+        return float(hosts_module.sum_of_hosts(torch.tensor(partials).bfloat16()[:, None, None], 1))
+
+    large = 2.0**30
+    assert sum_of(large, -large, 1.0) == 1.0
+    assert sum_of(1.0, large, -large) == 0.0
+    assert sum_of(1.0, 2.0**-9, 2.0**-9, 2.0**-8) == 1.0 + 2.0**-7  # rounded once
+    for count in (2, 3):
+        minus_zero = torch.full((count, 1, 1), -0.0).bfloat16()
+        assert not torch.signbit(hosts_module.sum_of_hosts(minus_zero, 1)).any()
