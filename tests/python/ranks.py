@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -58,9 +60,13 @@ def launch_hosts(
 
 
 def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """Below those that connections are given, which could take it before it is listened at."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(first // 2, first)
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 def _run(
@@ -77,7 +83,9 @@ def _run(
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(rank)
-    dist.init_process_group(backend)
+    # By a file: nothing can take it, as a port that was free a moment ago.
+    store = f"file://{folder}/store"
+    dist.init_process_group(backend, init_method=store, rank=rank, world_size=ranks)
     result = function(*args)
     torch.save(result, Path(folder) / str(rank))
     dist.barrier()

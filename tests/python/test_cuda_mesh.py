@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -30,6 +32,9 @@ def bits(hosts: int):
     found = {"rows": step(part(), **options)}
     found["nothing saved"] = step(part(), save="none", recompute_h=True, **options)
     found["row pool"] = step(part(), row_pool=1 << 24, **options)
+    # Hosts that uniep finds, of a process group.
+    os.environ["UNIEP_HOST_ID"] = f"host {rank // (size // hosts)}"
+    found["process group"] = step(part(), **{**options, "group": dist.group.WORLD})
     return {name: [t.cpu() for t in tensors] for name, tensors in found.items()}
 
 
