@@ -434,7 +434,10 @@ def default_workspace(
     may_grow = max_tokens is None
     if torch.compiler.is_compiling():
         # The compiler cannot see into libraries: what is missing is made while it looks on.
-        _prepare(group, str(device), wanted, may_grow, *kind)
+        hosts: int = _prepare(group, str(device), wanted, may_grow, *kind)
+        if hosts == 1:
+            key = (*kind, row_pool, hosts)
+            return group_of(group, device).workspaces[key]
     place = _Place.of(group, device)
     workspace = place.owner.workspaces.get((*kind, row_pool, place.hosts))
     if workspace is None or workspace.max_tokens < wanted:
@@ -532,10 +535,10 @@ def _workspace(place: _Place, kind: LayerKind, tokens: int, row_pool: RowPool | 
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _prepare(group: GroupLike, device: str, wanted: int, may_grow: bool, *figures: Any) -> bool:
+def _prepare(group: GroupLike, device: str, wanted: int, may_grow: bool, *figures: Any) -> int:
     # The figures of a LayerKind: the compiler hands on constants.
     place = _Place.of(group, torch.device(device))
     known = place.owner.workspaces.get((*figures, None, place.hosts))
     if known is None or known.max_tokens < wanted:
         _make(place, LayerKind(*figures), wanted, may_grow)
-    return True
+    return place.hosts

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from cases import assert_same, gradients, make_case, step
 from ranks import run_ranks
+from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 
 import uniep
@@ -188,15 +193,31 @@ def train(hosts: int | None):
     state = uniep.checkpoint.distributed_state_dict(layer)
     whole = state["w1"].full_tensor().detach()
     copy.deepcopy(layer)
-    return torch.stack(losses), whole
+    # One folder of all ranks: they have the same parent.
+    folder = Path(tempfile.gettempdir()) / f"uniep_mesh_{os.getppid()}"
+    folder.mkdir(exist_ok=True)
+    with uniep.capture(folder / "trace"):
+        layer(x).backward(target)
+    uniep.checkpoint.save_hugging_face(folder, {"mlp": layer}, "qwen3_moe")
+    dist.barrier()
+    trace = load_file(folder / "trace")
+    files = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(folder)
+    return torch.stack(losses), whole, trace, files
 
 
 def test_a_layer_trains_as_in_one_group(four):
     for result in four:
-        (losses, weights), (found, whole) = result["one group"], result["mesh"]
+        losses, weights, trace, files = result["one group"]
+        found, whole, traced, saved = result["mesh"]
         assert losses[-1] < losses[0]
         assert torch.equal(found, losses)
         assert torch.equal(whole, weights)
+        assert traced.keys() == trace.keys() and "dy" in trace
+        assert all(torch.equal(traced[name], trace[name]) for name in trace)
+        assert saved == files and len(files) == 3 * EXPERTS + 1
 
 
 def refused():
