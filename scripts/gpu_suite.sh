@@ -36,8 +36,8 @@ tokens_beside_torch=512  # of a rank
 # its own time counts.
 declare -A program_seconds=(
   [cuda_stages_test]=45 [cuda_faults_test]=120 [cuda_group_test]=160 [cuda_graph_test]=205
-  [cuda_soak_test]=45 [cuda_profile_test]=60 [symmetric_memory_test]=65 [cuda_memory_test]=60
-  [cuda_pages_test]=45
+  [cuda_soak_test]=45 [cuda_profile_test]=60 [symmetric_memory_test]=115 [cuda_memory_test]=135
+  [cuda_pages_test]=150
 )
 program_s=30
 # Programs whose tests have groups of up to so many ranks, and what they take where these share.
