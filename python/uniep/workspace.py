@@ -141,9 +141,10 @@ class Workspace(OfProcess):
         if row_pool is not None and exact_rows:
             raise ValueError("exact_rows is True, but row_pool is given; it must be one of them")
         device = _device_of(device)
-        self.members = without_mesh(group)
         self.mesh = host_mesh(group, device)
         self.group = group_of(group if self.mesh is None else self.mesh.within, device)
+        # Of one host its Group, which lets a process group end.
+        self.members = self.group if self.mesh is None else without_mesh(group)
         self.device = self.group.device
         self.row_pool = row_pool
         self.hidden = hidden
