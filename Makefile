@@ -24,8 +24,8 @@ configure_preset = cmake --preset $(1) $(call cache_flag,CXX) \
 build_preset     = cmake --build --preset $(1) --parallel $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build run test test-core test-python python sanitize asan tsan bench format \
-        format-check install clean
+.PHONY: help deps build run test test-core test-python python sanitize asan tsan asan-build tsan-build \
+        bench format format-check install clean
 
 help:  ## list these commands
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -60,9 +60,11 @@ test-python: python  ## the tests of the Python package alone
 
 sanitize: $(SANITIZERS)  ## the tests under AddressSanitizer with UBSan, and ThreadSanitizer
 
-asan tsan: deps
-	@$(call configure_preset,$@)
-	@$(call build_preset,$@) --target sanitize_tests
+asan-build tsan-build: deps
+	@$(call configure_preset,$(@:-build=))
+	@$(call build_preset,$(@:-build=)) --target sanitize_tests
+
+asan tsan: %: %-build
 	@UNIEP_TEST_CASES=$(SANITIZE_CASES) ctest --preset $@ -L sanitize \
 	  --parallel $(TEST_JOBS)
 
