@@ -338,11 +338,15 @@ def moe(
     ids = _arguments.int32(_arguments.rows(topk_ids))
     rows_of_probs = _arguments.rows(topk_probs)
     mesh, own_tokens = workspace.mesh, tokens.shape[0]
+    # Over hosts, of this call alone: the fault that this host finds, which all then agree on.
+    flag, overflow, faults = workspace.flag, workspace.overflow, workspace.faults
     if mesh is not None:
         of_host = workspace.num_experts // mesh.hosts
         tokens, ids, rows_of_probs = to_all_hosts(
-            mesh, tokens, ids, rows_of_probs, of_host, workspace.max_tokens
+            mesh, tokens, ids, rows_of_probs, of_host, workspace.max_tokens, faults
         )
+        if faults is not None:
+            flag, overflow = True, torch.zeros_like(overflow)
     main = None if main_grads is None else _arguments.main_grads(main_grads, weights)
     if deferred is not None:
         if workspace.backward_rows:
@@ -364,16 +368,16 @@ def moe(
             weights,
             main,
             workspace.key,
-            workspace.overflow,
+            overflow,
             workspace.row_pool,
             workspace.save == "none",
-            workspace.flag,
+            flag,
             schedule,
             deferred,
             *weights.flat(),
         )
         if mesh is not None:
-            out = from_all_hosts(mesh, out, own_tokens)
+            out = from_all_hosts(mesh, out, own_tokens, faults, overflow)
         return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
     given, of_main = weights.flat(), () if main is None else main.flat()
     with saving_elsewhere((tokens, *given)):
@@ -383,14 +387,14 @@ def moe(
             rows_of_probs,
             of_shared,
             workspace.key,
-            workspace.overflow,
+            overflow,
             workspace.rows,
             workspace.rows_of_x,
             workspace.rows_of_h,
             workspace.plan_bytes,
             workspace.backward_bytes,
             workspace.exact_rows if exact_rows is None else exact_rows,
-            workspace.flag,
+            flag,
             schedule,
             deferred,
             weights.layout,
@@ -400,7 +404,7 @@ def moe(
             *of_main,
         )
     if mesh is not None:
-        out = from_all_hosts(mesh, out, own_tokens)
+        out = from_all_hosts(mesh, out, own_tokens, faults, overflow)
     return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
 
 

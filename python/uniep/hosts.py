@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ._agreed_faults import AgreedFaults
 from .arithmetic import Arithmetic
 from .group import Group, GroupLike, find_hosts, group_of, is_mesh_of_hosts, process_group_of
 
@@ -170,7 +171,13 @@ _ROW_ALIGN = 128
     reason="what crosses hosts goes by collectives that compilers do not see through"
 )
 def to_all_hosts(
-    mesh: HostMesh, x: Tensor, topk_ids: Tensor, topk_probs: Tensor, experts: int, tokens: int
+    mesh: HostMesh,
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_probs: Tensor,
+    experts: int,
+    tokens: int,
+    faults: AgreedFaults | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What the fused layer of this host sees, of rows; backward brings gradients back.
 
@@ -181,10 +188,16 @@ def to_all_hosts(
         topk_probs: fp32 [t, K].
         experts: of a host.
         tokens: T, that every rank sends; what it lacks is padding.
+        faults: of the workspace; None: there is one host.
 
     Returns:
         x [N T, H], ids among the experts of this host, and probabilities.
+
+    Raises:
+        uniep.Error: what went wrong on any host in a call before.
     """
+    if faults is not None:
+        faults.raise_earlier()
     seen = _Spread.apply(mesh, tokens, experts, x, topk_probs, topk_ids)
     return seen[0], _ids_of_host(seen[2], mesh, experts), seen[1]
 
@@ -192,9 +205,22 @@ def to_all_hosts(
 @torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
     reason="what crosses hosts goes by collectives that compilers do not see through"
 )
-def from_all_hosts(mesh: HostMesh, out: Tensor, tokens: int) -> Tensor:
-    """What all hosts give this rank's tokens, [N T, H] to [t, H]; backward brings dy to them."""
-    collected: Tensor = _Collect.apply(mesh, tokens, out)
+def from_all_hosts(
+    mesh: HostMesh, out: Tensor, tokens: int, faults: AgreedFaults | None, found: Tensor
+) -> Tensor:
+    """What all hosts give this rank's tokens, [N T, H] to [t, H]; backward brings dy to them.
+
+    Where the routing did not fit on any host, dy is 0 for all, and so are gradients of weights.
+
+    Args:
+        mesh: of the processes.
+        out: of the fused layer of this host.
+        tokens: t, of this rank.
+        faults: of the workspace; None: there is one host.
+        found: int64 [2], the fault that the fused layer found.
+    """
+    agreed = None if faults is None else faults.agree(found)
+    collected: Tensor = _Collect.apply(mesh, tokens, out, faults, agreed)
     return collected
 
 
@@ -237,14 +263,27 @@ class _Collect(torch.autograd.Function):
     """The sums of all hosts, added up, of this rank's tokens; backward spreads dy."""
 
     @staticmethod
-    def forward(ctx: Any, mesh: HostMesh, own: int, out: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        mesh: HostMesh,
+        own: int,
+        out: Tensor,
+        faults: AgreedFaults | None,
+        agreed: Tensor | None,
+    ) -> Tensor:
         ctx.mesh, ctx.tokens = mesh, out.shape[0] // mesh.hosts
+        ctx.faults = faults
+        ctx.save_for_backward(agreed)
         return sum_of_hosts(collect(mesh, out), own)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[None, None, Tensor]:
-        return None, None, spread(ctx.mesh, padded(dy, ctx.tokens))
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (agreed,) = ctx.saved_tensors
+        if agreed is not None:
+            ctx.faults.raise_earlier()
+            dy = torch.where(agreed[0] == 0, dy, 0)
+        return None, None, spread(ctx.mesh, padded(dy, ctx.tokens)), None, None
 
 
 def padded(rows: Tensor, count: int, value: int = 0) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import _library
+from ._agreed_faults import AgreedFaults
 from ._of_process import OfProcess
 from .arithmetic import (
     ACTIVATIONS,
@@ -260,6 +261,16 @@ class Workspace(OfProcess):
         )
         _library.torch_library.uniep_torch_bind(number, self.key.data_ptr(), layer, shape)
         self.bytes = needs.workspace + needs.symmetric
+        self.faults: AgreedFaults | None = None
+        if self.mesh is not None and hosts > 1:
+            self.faults = AgreedFaults(
+                self.mesh,
+                self.overflow,
+                flag=self.flag,
+                rows=needs.rows,
+                backward_rows=self.backward_rows,
+                num_experts=self.num_experts,
+            )
         self._layer = layer
         # With its key, which a call keeps until its backward, the layer outlives this object.
         self._finalizer = weakref.finalize(
@@ -339,6 +350,10 @@ class Workspace(OfProcess):
         """
         self._require_open()
         _library.check(_library.library.uniep_layer_synchronize(self._layer))
+        if self.faults is not None:
+            if self.device.type == "cuda":  # hosts agree behind the passes
+                torch.cuda.synchronize(self.device)
+            self.faults.raise_earlier()
 
     def close(self) -> None:
         """Lets go of the memory, once calls are done. Closing again does nothing."""

@@ -1,4 +1,4 @@
-"""A mesh of hosts and ranks on GPUs, through NCCL: the bits of one process, and graphs."""
+"""A mesh of hosts and ranks on GPUs, through NCCL: the bits of one process, graphs and faults."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch.distributed as dist
 from cases import assert_same, make_case, step
 from ranks import run_ranks
 from test_mesh import EXPERTS, TOKENS, case_of, sums_of
+from test_mesh_faults import CAPACITY, many, skewed
 from torch.distributed.device_mesh import init_device_mesh
 
 import uniep
@@ -75,6 +76,29 @@ def replays():
     return found
 
 
+def faults():
+    """What routings do that fit on one host alone."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mesh = mesh_of(2)
+    case = many().part(rank, size).to("cuda")
+    figures = (64, 32, EXPERTS, 4, 4 * TOKENS)
+    options = {"device": "cuda", "capacity_rows": CAPACITY, **sums_of(2)}
+    with uniep.Workspace(mesh, *figures, on_overflow="flag", **options) as own:
+        refused = [t.cpu() for t in step(case, workspace=own)]
+        overflow = own.overflow.tolist()
+        own.grow(capacity_rows=own.needed_rows())
+        grown = [t.cpu() for t in step(case, workspace=own)]
+    with uniep.Workspace(mesh, *figures, **options) as own:
+        step(case, workspace=own)
+        try:
+            own.synchronize()
+        except uniep.Error as error:
+            sentence = str(error)
+        step(skewed().part(rank, size).to("cuda"), workspace=own)
+        own.synchronize()
+    return refused, overflow, grown, sentence
+
+
 def needs(gpus: int) -> None:
     if torch.cuda.device_count() < gpus:
         pytest.skip(f"needs {gpus} GPUs, which NCCL does not share")
@@ -101,3 +125,16 @@ def test_graphs_of_a_mesh(size):
         wanted = [t.cpu() for t in step(case.to("cuda"), **sums_of(2))]
         parts = [result[number] for result in results]
         assert_same([torch.cat([part[i] for part in parts]) for i in range(5)], wanted)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_faults_are_those_of_all_hosts(size):
+    needs(size)
+    results = run_ranks(size, faults, backend="nccl")
+    wanted = [t.cpu() for t in step(many().to("cuda"), **sums_of(2))]
+    for (out, dx, dprobs, dw1, dw2), overflow, _, sentence in results:
+        assert out.isnan().all() and dx.isnan().all()
+        assert not dprobs.any() and not dw1.any() and not dw2.any()
+        assert overflow == results[0][1] and overflow[0] == 1
+        assert f"capacity_rows={overflow[1]} would do" in sentence
+    assert_same([torch.cat([result[2][i] for result in results]) for i in range(5)], wanted)

@@ -238,7 +238,7 @@ def refused():
     found["apart"] = sentence(case, shared_w1=case.w1.detach()[:1], shared_w2=case.w2.detach()[:1])
     if rank == 3:
         case.ids[0, 0] = EXPERTS
-    found[f"{EXPERTS}"] = sentence(case, **sums_of(2))
+    found[f"no expert; -1 (dropped) to {EXPERTS - 1}"] = sentence(case, **sums_of(2))
     found["nothing was raised"] = sentence(case_of().part(rank, size), **sums_of(2))
     with uniep.Workspace(mesh, 64, 32, EXPERTS, 4, 1, device="cpu", **sums_of(2)) as own:
         found["max_tokens=1"] = sentence(case, workspace=own, group=None, max_tokens=None)

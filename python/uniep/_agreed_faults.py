@@ -1,0 +1,115 @@
+"""Routings that do not fit, found by the layer of one host and made known to those of all.
+
+Each host has a fused layer of its own, whose plan finds that a routing is beyond a capacity. Such a
+layer is called with the fault as a value: it gives NaN for all tokens, so that every token's sum is
+NaN on every host. Behind the pass the hosts agree on the largest fault, by one message of 8 bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from . import _library
+
+if TYPE_CHECKING:
+    from .hosts import HostMesh
+
+__all__ = ["AgreedFaults"]
+
+# What a fault is comes above how much would do, so that of faults of two kinds one is kept whole.
+_AMOUNT_BITS = 48
+
+
+class AgreedFaults:
+    """The faults of the calls of one workspace on several hosts.
+
+    Args:
+        mesh: of the hosts.
+        overflow: int64 [2] on the device, as :attr:`uniep.Workspace.overflow`, which keeps the
+            largest fault.
+        flag: whether that is all; else :meth:`agree` raises it, on a GPU :meth:`raise_earlier`.
+        rows: the capacity of a rank.
+        backward_rows, num_experts: as those of the workspace.
+    """
+
+    def __init__(
+        self,
+        mesh: HostMesh,
+        overflow: Tensor,
+        *,
+        flag: bool,
+        rows: int,
+        backward_rows: int,
+        num_experts: int,
+    ) -> None:
+        self._mesh = mesh
+        self._flag = flag
+        self._figures = (rows, backward_rows, num_experts)
+        with torch.inference_mode(False):
+            self._largest = overflow if flag else torch.zeros_like(overflow)
+            # What the device has told so far, which nobody has to wait for.
+            self._told = torch.zeros(2, dtype=torch.int64, pin_memory=overflow.is_cuda)
+
+    def agree(self, found: Tensor) -> Tensor:
+        """The largest fault of a call on any host. Collective.
+
+        Args:
+            found: int64 [2] that the fused layer of this host was given as `overflow`.
+
+        Returns:
+            int64 [2], the same on all ranks.
+
+        Raises:
+            uniep.Error: on a CPU, without ``flag``, where there is one.
+        """
+        packed = (found[:1] << _AMOUNT_BITS) + found[1:]
+        dist.all_reduce(packed, dist.ReduceOp.MAX, group=self._mesh.across)
+        agreed = torch.cat((packed >> _AMOUNT_BITS, packed & ((1 << _AMOUNT_BITS) - 1)))
+        torch.maximum(self._largest, agreed, out=self._largest)
+        if not self._flag:
+            self._told.copy_(self._largest, non_blocking=True)
+            if not found.is_cuda:
+                self.raise_earlier()
+        return agreed
+
+    def raise_earlier(self) -> None:
+        """Raises the fault of a call that is over, once; does not wait for those that are not.
+
+        Raises:
+            uniep.Error: the sentence names what would do.
+        """
+        if not self._told[0]:
+            return
+        if self._largest.is_cuda:
+            torch.cuda.synchronize(self._largest.device)
+        what, amount = self._told.tolist()
+        self._largest.zero_()
+        self._told.zero_()
+        raise _library.Error(*self._error(what, amount))
+
+    def _error(self, what: int, amount: int) -> tuple[int, str]:
+        rows, backward_rows, num_experts = self._figures
+        argument, capacity = 1, 3  # the results of the library
+        if what == 2:
+            return argument, (
+                f"topk_ids has a number that is no expert; -1 (dropped) to {num_experts - 1} is "
+                "accepted"
+            )
+        if what == 3:
+            return capacity, (
+                "a rank would save more pages than its row pool has left; "
+                f"{amount} bytes would do for this routing, or backward passes ahead of it"
+            )
+        if what == 4:
+            return capacity, (
+                f"an expert would receive {amount} rows (padding included), but backward_rows is "
+                f"{backward_rows}; backward_rows={amount} or more would do for this routing, or 0"
+            )
+        return capacity, (
+            f"a rank would receive {amount} rows (padding included), but capacity_rows is {rows}; "
+            f"capacity_rows={amount} would do for this routing"
+        )

@@ -1,0 +1,124 @@
+"""Routings that do not fit on one host of a mesh: what all hosts learn of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import Case, assert_same, step
+from ranks import run_ranks
+from test_mesh import EXPERTS, TOKENS, case_of, mesh_of, sums_of
+
+import uniep
+
+HOSTS = 2
+SIZE = 4
+CAPACITY = 384  # of what goes to one rank of skewed() all fits, and not of many()
+
+
+def skewed() -> Case:
+    """A layer whose tokens all go to the first expert, on the first host."""
+    case = case_of()
+    case.ids[:, 0] = 0
+    case.ids[:, 1:][case.ids[:, 1:] == 0] = -1
+    return case
+
+
+def workspace(**options: object) -> uniep.Workspace:
+    figures = (64, 32, EXPERTS, 4, 4 * TOKENS)
+    return uniep.Workspace(mesh_of(HOSTS), *figures, device="cpu", **sums_of(HOSTS), **options)
+
+
+def part_of(case: Case) -> Case:
+    return case.part(dist.get_rank(), dist.get_world_size())
+
+
+def many() -> Case:
+    """The same with four times as many tokens."""
+    case = skewed()
+    x, ids, probs, dy = (torch.cat([t] * 4) for t in (case.x, case.ids, case.probs, case.dy))
+    return Case(x, ids, probs, case.w1, case.w2, dy)
+
+
+def flagged() -> dict[str, object]:
+    found: dict[str, object] = {}
+    with workspace(capacity_rows=CAPACITY, on_overflow="flag") as own:
+        found["fits"] = step(part_of(skewed()), workspace=own)
+        assert int(own.overflow[0]) == 0
+        found["needed"] = own.needed_rows()
+
+        case = part_of(many())
+        found["refused"] = step(case, workspace=own)
+        found["overflow"] = own.overflow.tolist()
+        main = tuple(torch.ones(w.shape, dtype=torch.float32) for w in (case.w1, case.w2))
+        tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+        uniep.moe(*tensors, workspace=own, main_grads=main).backward(case.dy)
+        found["main_grads"] = list(main)
+
+        own.overflow.zero_()
+        found["usable"] = step(part_of(skewed()), workspace=own)
+        assert int(own.overflow[0]) == 0
+        step(case, workspace=own)
+        own.grow(capacity_rows=own.needed_rows())
+        found["grown"] = step(part_of(many()), workspace=own)
+        assert int(own.overflow[0]) == 0
+    return found
+
+
+def raised() -> dict[str, str]:
+    """What is raised, by words of it."""
+
+    def sentence(case: Case, **options: object) -> str:
+        with workspace(**options) as own:
+            with pytest.raises(uniep.Error) as error:
+                step(part_of(case), workspace=own)
+            own.synchronize()
+            if "row_pool" not in options:
+                step(part_of(skewed()), workspace=own)  # it stays usable
+        return f"{error.value.code}: {error.value}"
+
+    within = mesh_of(HOSTS).get_group(1)
+    pool = uniep.RowPool(within, 64, 32, bytes=2 * 33792, device="cpu")  # two pages
+    impossible = skewed()
+    impossible.ids[-1, 0] = EXPERTS
+    return {
+        "capacity_rows is 384; capacity_rows=512": sentence(many(), capacity_rows=CAPACITY),
+        "capacity: an expert would receive 256 rows": sentence(many(), backward_rows=128),
+        "bytes would do": sentence(many(), row_pool=pool),
+        "argument: topk_ids has a number that is no expert; -1": sentence(impossible),
+    }
+
+
+def all_of_them() -> dict[str, object]:
+    return {"flagged": flagged(), "raised": raised()}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, object]]:
+    return run_ranks(SIZE, all_of_them)
+
+
+def test_a_fault_is_a_value_on_all_hosts(ranks):
+    for result in (rank["flagged"] for rank in ranks):
+        out, dx, dprobs, dw1, dw2 = result["refused"]
+        assert out.isnan().all() and dx.isnan().all()
+        assert not dprobs.any() and not dw1.any() and not dw2.any()
+        assert all((main == 1).all() for main in result["main_grads"])
+        assert result["overflow"] == ranks[0]["flagged"]["overflow"]
+        assert result["needed"] == ranks[0]["flagged"]["needed"]
+    assert ranks[0]["flagged"]["overflow"] == [1, 512]
+
+
+@pytest.mark.parametrize(("name", "case"), [("fits", skewed), ("usable", skewed), ("grown", many)])
+def test_what_fits_has_the_bits_of_one_process(ranks, name, case):
+    parts = [rank["flagged"][name] for rank in ranks]
+    wanted = step(case(), **sums_of(HOSTS))
+    assert_same([torch.cat([part[i] for part in parts]) for i in range(5)], wanted)
+
+
+def test_all_hosts_raise_the_same(ranks):
+    for words, sentence in ranks[0]["raised"].items():
+        assert words in sentence
+    assert len(ranks[0]["raised"]) == 4
+    for rank in ranks[1:]:
+        assert rank["raised"] == ranks[0]["raised"]
