@@ -7,7 +7,8 @@ NaN on every host. Behind the pass the hosts agree on the largest fault, by one 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["AgreedFaults"]
 
+# On a GPU a fault is raised by the forward that is so many calls later, as the host gets no further
+# ahead of the device than that. So all ranks raise it at the same call, and none is left waiting.
+_CALLS_AHEAD = 8
+
 # What a fault is comes above how much would do, so that of faults of two kinds one is kept whole.
 _AMOUNT_BITS = 48
 
@@ -31,7 +36,8 @@ class AgreedFaults:
         mesh: of the hosts.
         overflow: int64 [2] on the device, as :attr:`uniep.Workspace.overflow`, which keeps the
             largest fault.
-        flag: whether that is all; else :meth:`agree` raises it, on a GPU :meth:`raise_earlier`.
+        flag: whether that is all; else :meth:`agree` raises it, on a GPU a later
+            :meth:`raise_earlier`, or :meth:`raise_any`.
         rows: the capacity of a rank.
         backward_rows, num_experts: as those of the workspace.
     """
@@ -51,8 +57,7 @@ class AgreedFaults:
         self._figures = (rows, backward_rows, num_experts)
         with torch.inference_mode(False):
             self._largest = overflow if flag else torch.zeros_like(overflow)
-            # What the device has told so far, which nobody has to wait for.
-            self._told = torch.zeros(2, dtype=torch.int64, pin_memory=overflow.is_cuda)
+        self._told: deque[_Told] = deque()  # of calls whose faults are still to be raised
 
     def agree(self, found: Tensor) -> Tensor:
         """The largest fault of a call on any host. Collective.
@@ -71,25 +76,36 @@ class AgreedFaults:
         agreed = torch.cat((packed >> _AMOUNT_BITS, packed & ((1 << _AMOUNT_BITS) - 1)))
         torch.maximum(self._largest, agreed, out=self._largest)
         if not self._flag:
-            self._told.copy_(self._largest, non_blocking=True)
             if not found.is_cuda:
-                self.raise_earlier()
+                self.raise_any()
+            elif not torch.cuda.is_current_stream_capturing():  # replays are for raise_any
+                self._told.append(_Told.of(self._largest))
         return agreed
 
     def raise_earlier(self) -> None:
-        """Raises the fault of a call that is over, once; does not wait for those that are not.
+        """Raises the fault of a call so long ago that the device is done with it.
 
         Raises:
             uniep.Error: the sentence names what would do.
         """
-        if not self._told[0]:
+        if len(self._told) < _CALLS_AHEAD or torch.cuda.is_current_stream_capturing():
             return
-        if self._largest.is_cuda:
-            torch.cuda.synchronize(self._largest.device)
-        what, amount = self._told.tolist()
+        if self._told.popleft().is_fault():
+            self.raise_any()
+
+    def raise_any(self) -> None:
+        """Raises the largest fault of all calls since the last; waits for them.
+
+        Raises:
+            uniep.Error: the sentence names what would do.
+        """
+        if self._flag:
+            return
+        what, amount = self._largest.tolist()
+        self._told.clear()
         self._largest.zero_()
-        self._told.zero_()
-        raise _library.Error(*self._error(what, amount))
+        if what:
+            raise _library.Error(*self._error(what, amount))
 
     def _error(self, what: int, amount: int) -> tuple[int, str]:
         rows, backward_rows, num_experts = self._figures
@@ -113,3 +129,22 @@ class AgreedFaults:
             f"a rank would receive {amount} rows (padding included), but capacity_rows is {rows}; "
             f"capacity_rows={amount} would do for this routing"
         )
+
+
+class _Told(NamedTuple):
+    """What the device tells the host behind a call."""
+
+    fault: Tensor  # int64 [2], pinned
+    is_told: torch.cuda.Event
+
+    @classmethod
+    def of(cls, largest: Tensor) -> _Told:
+        fault = torch.empty(2, dtype=torch.int64, pin_memory=True)
+        fault.copy_(largest, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return cls(fault, event)
+
+    def is_fault(self) -> bool:
+        self.is_told.synchronize()
+        return bool(self.fault[0])

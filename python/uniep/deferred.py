@@ -90,22 +90,25 @@ def backward_weights(deferred: DeferredWeights) -> None:
     """
     while len(deferred):
         call = deferred.pop()
-        if isinstance(call, _PendingPages):
-            if (gradients := _gradients_of_pages(call)) is not None:
-                _add_gradients(call.weights, gradients)
-            continue
-        saved = (call.key, call.plan, call.x_rows, call.h, call.row_probs, call.backward_rows)
-        main = call.main_grads
-        if main is not None:
-            end = (call.tokens, call.flag, call.schedule, *main.more, main.layout)
-            ops.backward_weights_main_grad(*saved, main.w1, main.w2, *end)
-            continue
-        weights = call.weights
-        experts, _, intermediate = weights.shapes[1]
-        figures = (call.tokens, experts, intermediate, weights.b1 is not None)
-        lie = (weights.shared, *weights.forms, weights.layout)
-        gradients = ops.backward_weights(*saved, *figures, call.flag, call.schedule, *lie)
-        _add_gradients(call.weights, gradients)
+        if (gradients := weight_gradients(call)) is not None:
+            _add_gradients(call.weights, gradients)
+
+
+def weight_gradients(call: _Pending | _PendingPages) -> Any:
+    """Those that a backward of data left out; None where they were added to ``main_grads``."""
+    if isinstance(call, _PendingPages):
+        return _gradients_of_pages(call)
+    saved = (call.key, call.plan, call.x_rows, call.h, call.row_probs, call.backward_rows)
+    main = call.main_grads
+    if main is not None:
+        end = (call.tokens, call.flag, call.schedule, *main.more, main.layout)
+        ops.backward_weights_main_grad(*saved, main.w1, main.w2, *end)
+        return None
+    weights = call.weights
+    experts, _, intermediate = weights.shapes[1]
+    figures = (call.tokens, experts, intermediate, weights.b1 is not None)
+    lie = (weights.shared, *weights.forms, weights.layout)
+    return ops.backward_weights(*saved, *figures, call.flag, call.schedule, *lie)
 
 
 def _gradients_of_pages(call: _PendingPages) -> Any:

@@ -13,9 +13,9 @@ from . import zero_experts as _zero
 from ._forms import Experts, ExpertWeight, W1Layout, WeightsLayout, experts_from
 from ._ops import ops
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
-from .deferred import DeferredWeights, _Pending
+from .deferred import DeferredWeights, _Pending, weight_gradients
 from .group import GroupLike, without_mesh
-from .hosts import from_all_hosts, to_all_hosts
+from .hosts import WayBack, from_all_hosts, to_all_hosts
 from .offload import saving_elsewhere
 from .row_pool import RowPoolLike, moe_in_pages
 from .workspace import LayerKind, Workspace, default_workspace, paged_workspace
@@ -48,6 +48,7 @@ class _Moe(torch.autograd.Function):
         flag: bool,
         schedule: str | None,
         deferred: DeferredWeights | None,
+        way_back: WayBack | None,
         layout: int,
         counts: tuple[int, int, int],
         main_counts: tuple[int, int],
@@ -79,6 +80,7 @@ class _Moe(torch.autograd.Function):
         ctx.flag = flag
         ctx.schedule = schedule
         ctx.deferred = deferred
+        ctx.way_back = way_back
         # Not as hooks of saved tensors return them: those have a grad that nobody sees.
         ctx.weights = weights if deferred is not None else None
         return out  # type: ignore[no-any-return]
@@ -92,7 +94,9 @@ class _Moe(torch.autograd.Function):
         call = (ctx.key, plan, x_rows, h, row_probs, dy, weights.w1, weights.w2, x)
         main: Experts | None = ctx.main_grads
         new: list[Tensor | None] = [None] * len(given)
-        if ctx.deferred is not None:
+        wants_weights = main is not None or any(ctx.needs_input_grad[_BEFORE_TENSORS:])
+        way_back = ctx.way_back if wants_weights else None
+        if ctx.deferred is not None or way_back is not None or not wants_weights:
             dx, dprobs, dshared_probs, rows = ops.backward_data(
                 *call,
                 ctx.topk,
@@ -102,21 +106,25 @@ class _Moe(torch.autograd.Function):
                 *weights.more,
                 ctx.layout,
             )
-            ctx.deferred.add(
-                _Pending(
-                    key=ctx.key,
-                    plan=plan,
-                    x_rows=x_rows,
-                    h=h,
-                    row_probs=row_probs,
-                    backward_rows=rows,
-                    tokens=dy.shape[0],
-                    weights=ctx.weights,
-                    main_grads=main,
-                    flag=ctx.flag,
-                    schedule=ctx.schedule,
-                )
+            pending = _Pending(
+                key=ctx.key,
+                plan=plan,
+                x_rows=x_rows,
+                h=h,
+                row_probs=row_probs,
+                backward_rows=rows,
+                tokens=dy.shape[0],
+                weights=ctx.weights or weights,
+                main_grads=main,
+                flag=ctx.flag,
+                schedule=ctx.schedule,
             )
+            if ctx.deferred is not None:
+                ctx.deferred.add(pending)
+            elif way_back is not None:
+                way_back.begin(dx, dprobs)
+                if (gradients := weight_gradients(pending)) is not None:
+                    new = [*weights.gradients(*gradients)]
         elif main is not None:
             dx, dprobs, dshared_probs = ops.backward_main_grad(
                 *call,
@@ -135,28 +143,18 @@ class _Moe(torch.autograd.Function):
                 main.shared_w2,
                 ctx.layout,
             )
-        elif any(ctx.needs_input_grad[_BEFORE_TENSORS:]):
+        else:
             dx, dprobs, dw1, dw2, db1, db2, dshared_probs, *dshared = ops.backward(
                 *call, ctx.topk, ctx.flag, ctx.schedule, *weights.more, ctx.layout
             )
             new = [*weights.gradients(dw1, dw2, db1, db2, *dshared)]
-        else:
-            dx, dprobs, dshared_probs, _ = ops.backward_data(
-                *call,
-                ctx.topk,
-                ctx.backward_bytes,
-                ctx.flag,
-                ctx.schedule,
-                *weights.more,
-                ctx.layout,
-            )
         of_main = [None] * (len(ctx.needs_input_grad) - _BEFORE_TENSORS - len(new))
         probs = dshared_probs if ctx.has_shared_probs else None
         return (dx, None, dprobs, probs) + (None,) * (_BEFORE_TENSORS - 4) + (*new, *of_main)
 
 
 # Arguments of :meth:`_Moe.forward` ahead of its tensors.
-_BEFORE_TENSORS = 18
+_BEFORE_TENSORS = 19
 
 
 def moe(
@@ -340,10 +338,13 @@ def moe(
     mesh, own_tokens = workspace.mesh, tokens.shape[0]
     # Over hosts, of this call alone: the fault that this host finds, which all then agree on.
     flag, overflow, faults = workspace.flag, workspace.overflow, workspace.faults
+    way_back = None
     if mesh is not None:
+        if deferred is None and not workspace.backward_rows:
+            way_back = WayBack.of(mesh)
         of_host = workspace.num_experts // mesh.hosts
         tokens, ids, rows_of_probs = to_all_hosts(
-            mesh, tokens, ids, rows_of_probs, of_host, workspace.max_tokens, faults
+            *(mesh, tokens, ids, rows_of_probs, of_host, workspace.max_tokens, faults, way_back)
         )
         if faults is not None:
             flag, overflow = True, torch.zeros_like(overflow)
@@ -374,6 +375,7 @@ def moe(
             flag,
             schedule,
             deferred,
+            way_back,
             *weights.flat(),
         )
         if mesh is not None:
@@ -397,6 +399,7 @@ def moe(
             flag,
             schedule,
             deferred,
+            way_back,
             weights.layout,
             (len(weights.w1), len(weights.w2), len(given)),
             (0, 0) if main is None else (len(main.w1), len(main.w2)),

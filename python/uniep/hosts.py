@@ -18,7 +18,7 @@ the host, and CUDA graphs can capture it.
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,7 @@ from .group import Group, GroupLike, find_hosts, group_of, is_mesh_of_hosts, pro
 
 __all__ = [
     "HostMesh",
+    "WayBack",
     "check_sums",
     "default_capacity",
     "from_all_hosts",
@@ -178,6 +179,7 @@ def to_all_hosts(
     experts: int,
     tokens: int,
     faults: AgreedFaults | None,
+    way_back: WayBack | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What the fused layer of this host sees, of rows; backward brings gradients back.
 
@@ -189,16 +191,17 @@ def to_all_hosts(
         experts: of a host.
         tokens: T, that every rank sends; what it lacks is padding.
         faults: of the workspace; None: there is one host.
+        way_back: what backward may begin ahead; None: it does not.
 
     Returns:
         x [N T, H], ids among the experts of this host, and probabilities.
 
     Raises:
-        uniep.Error: what went wrong on any host in a call before.
+        uniep.Error: for a routing of a call before that did not fit on some host.
     """
     if faults is not None:
         faults.raise_earlier()
-    seen = _Spread.apply(mesh, tokens, experts, x, topk_probs, topk_ids)
+    seen = _Spread.apply(mesh, tokens, experts, way_back, x, topk_probs, topk_ids)
     return seen[0], _ids_of_host(seen[2], mesh, experts), seen[1]
 
 
@@ -220,7 +223,7 @@ def from_all_hosts(
         found: int64 [2], the fault that the fused layer found.
     """
     agreed = None if faults is None else faults.agree(found)
-    collected: Tensor = _Collect.apply(mesh, tokens, out, faults, agreed)
+    collected: Tensor = _Collect.apply(mesh, tokens, out, agreed)
     return collected
 
 
@@ -237,9 +240,17 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, mesh: HostMesh, tokens: int, of_host: int, x: Tensor, probs: Tensor, ids: Tensor
+        ctx: Any,
+        mesh: HostMesh,
+        tokens: int,
+        of_host: int,
+        way_back: WayBack | None,
+        x: Tensor,
+        probs: Tensor,
+        ids: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.mesh, ctx.own, ctx.of_host = mesh, x.shape[0], of_host
+        ctx.way_back = way_back or WayBack(mesh)
         ctx.save_for_backward(ids)
         # Both of four bytes: in one message.
         slots = spread(mesh, padded(torch.cat((ids, probs.view(torch.int32)), 1), tokens, -1))
@@ -252,27 +263,19 @@ class _Spread(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dx: Tensor, dprobs: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         (ids,) = ctx.saved_tensors
-        of_x = sum_of_hosts(collect(ctx.mesh, dx), ctx.own)
+        partials, dprobs_of_hosts = ctx.way_back.end(dx, dprobs)
         # A slot has its gradient from the host that has its expert.
-        of_probs = collect(ctx.mesh, dprobs)[:, : ctx.own]
         owner = (ids // ctx.of_host).clamp_(0, ctx.mesh.hosts - 1)
-        return None, None, None, of_x, of_probs.gather(0, owner.long()[None])[0], None
+        of_probs = dprobs_of_hosts[:, : ctx.own].gather(0, owner.long()[None])[0]
+        return None, None, None, None, sum_of_hosts(partials, ctx.own), of_probs, None
 
 
 class _Collect(torch.autograd.Function):
     """The sums of all hosts, added up, of this rank's tokens; backward spreads dy."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        mesh: HostMesh,
-        own: int,
-        out: Tensor,
-        faults: AgreedFaults | None,
-        agreed: Tensor | None,
-    ) -> Tensor:
+    def forward(ctx: Any, mesh: HostMesh, own: int, out: Tensor, agreed: Tensor | None) -> Tensor:
         ctx.mesh, ctx.tokens = mesh, out.shape[0] // mesh.hosts
-        ctx.faults = faults
         ctx.save_for_backward(agreed)
         return sum_of_hosts(collect(mesh, out), own)
 
@@ -281,9 +284,8 @@ class _Collect(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (agreed,) = ctx.saved_tensors
         if agreed is not None:
-            ctx.faults.raise_earlier()
             dy = torch.where(agreed[0] == 0, dy, 0)
-        return None, None, spread(ctx.mesh, padded(dy, ctx.tokens)), None, None
+        return None, None, spread(ctx.mesh, padded(dy, ctx.tokens)), None
 
 
 def padded(rows: Tensor, count: int, value: int = 0) -> Tensor:
@@ -320,16 +322,64 @@ def spread(mesh: HostMesh, rows: Tensor) -> Tensor:
 
 def collect(mesh: HostMesh, seen: Tensor) -> Tensor:
     """The way back: [N T, n] to [N, T, n], what every host has for this rank's T rows."""
+    return _collected(_begin_to_collect(mesh, seen))
+
+
+#: What is collected, and what has to be waited for first.
+_Collected: TypeAlias = tuple[Tensor, dist.Work | None]
+
+
+def _collected(begun: _Collected) -> Tensor:
+    found, work = begun
+    if work is not None:
+        work.wait()
+    return found
+
+
+def _begin_to_collect(mesh: HostMesh, seen: Tensor) -> _Collected:
+    """What :func:`collect` gives; within the host all is done, between hosts it has begun."""
     by_rank = seen.contiguous().view(mesh.hosts, -1, seen.shape[1])
     if mesh.hosts == 1:
-        return by_rank
+        return by_rank, None
     of_rail = torch.empty_like(by_rank)
     _pass_on(mesh, of_rail, by_rank, forth=False)
     found = torch.empty_like(of_rail)
-    dist.all_to_all_single(
-        _bytes(found).flatten(0, 1), _bytes(of_rail).flatten(0, 1), group=mesh.across
-    )
-    return found
+    received, sent = (_bytes(rows).flatten(0, 1) for rows in (found, of_rail))
+    work = dist.all_to_all_single(received, sent, group=mesh.across, async_op=True)
+    return found, work
+
+
+class WayBack:
+    """Gradients of tokens of one call on their way back to the ranks that these are of.
+
+    The backward of the fused layer begins it ahead of the gradients of weights, under which the
+    tokens' cross: these need nothing of other ranks, and take turns for the processors of a GPU.
+    """
+
+    def __init__(self, mesh: HostMesh) -> None:
+        self._mesh = mesh
+        self._begun: tuple[Tensor, _Collected, _Collected] | None = None
+
+    @classmethod
+    def of(cls, mesh: HostMesh) -> WayBack | None:
+        """None where nothing is gained, nor while compiling, which does not see through it."""
+        return None if mesh.hosts == 1 or torch.compiler.is_compiling() else cls(mesh)
+
+    def begin(self, dx: Tensor, dprobs: Tensor) -> None:
+        """With what the fused layer of this host has for all tokens that it sees."""
+        # Tokens first. Products that fill a GPU would keep the message from starting, and those
+        # behind this begin only when probabilities have made their way within the host.
+        of_tokens = _begin_to_collect(self._mesh, dx)
+        self._begun = (dx, of_tokens, _begin_to_collect(self._mesh, dprobs))
+
+    def end(self, dx: Tensor, dprobs: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, T, H] and [N, T, K] of all hosts; what was begun is waited for."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            of_tokens, of_probs = (_collected(found) for found in begun[1:])
+            if begun[0].data_ptr() == dx.data_ptr():  # else a hook has put another in its place
+                return of_tokens, of_probs
+        return collect(self._mesh, dx), collect(self._mesh, dprobs)
 
 
 def _bytes(rows: Tensor) -> Tensor:

@@ -15,9 +15,9 @@ from ._forms import Experts, experts_from
 from ._of_process import OfProcess
 from ._ops import ops
 from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
-from .deferred import DeferredWeights, _PendingPages
+from .deferred import DeferredWeights, _PendingPages, weight_gradients
 from .group import Group, GroupLike, _device_of
-from .hosts import group_of_host
+from .hosts import WayBack, group_of_host
 
 __all__ = ["RowPool", "RowPoolLike", "SavedPages", "moe_in_pages", "shared_pool"]
 
@@ -233,6 +233,7 @@ class _MoeInPages(torch.autograd.Function):
         flag: bool,
         schedule: str | None,
         deferred: DeferredWeights | None,
+        way_back: WayBack | None,
         *weights: Tensor,
     ) -> Tensor:
         inputs = (key, overflow, x, topk_ids, topk_probs, forms.w1, forms.w2)
@@ -248,6 +249,7 @@ class _MoeInPages(torch.autograd.Function):
         ctx.topk = topk_ids.shape[1]
         ctx.schedule = schedule
         ctx.deferred = deferred
+        ctx.way_back = way_back
         return out  # type: ignore[no-any-return]
 
     @staticmethod
@@ -257,8 +259,9 @@ class _MoeInPages(torch.autograd.Function):
         weights = experts_from(saved, ctx.counts[0], ctx.counts[1], ctx.layout)
         dy = dy.contiguous()
         keep = _keeps_graph()
-        wants_weights = ctx.main_grads is not None or any(ctx.needs_input_grad[13:])
-        data_only = ctx.deferred is not None or not wants_weights
+        wants_weights = ctx.main_grads is not None or any(ctx.needs_input_grad[14:])
+        way_back = ctx.way_back if wants_weights else None
+        data_only = ctx.deferred is not None or way_back is not None or not wants_weights
         main = ctx.main_grads or Experts((), ())
         dx, dprobs, dshared_probs, *gradients, rows = ops.backward_pages(
             ctx.key,
@@ -283,24 +286,28 @@ class _MoeInPages(torch.autograd.Function):
             main.shared_w2,
             weights.layout,
         )
-        if ctx.deferred is not None:
-            ctx.deferred.add(
-                _PendingPages(
-                    key=ctx.key,
-                    saved=ctx.saved,
-                    backward_rows=rows,
-                    tokens=dy.shape[0],
-                    weights=weights,
-                    main_grads=ctx.main_grads,
-                    keep=keep,
-                    schedule=ctx.schedule,
-                )
-            )
         new: list[Tensor | None] = [None] * len(saved)
-        if not data_only and ctx.main_grads is None:
+        if ctx.deferred is not None or way_back is not None:
+            pending = _PendingPages(
+                key=ctx.key,
+                saved=ctx.saved,
+                backward_rows=rows,
+                tokens=dy.shape[0],
+                weights=weights,
+                main_grads=ctx.main_grads,
+                keep=keep,
+                schedule=ctx.schedule,
+            )
+            if ctx.deferred is not None:
+                ctx.deferred.add(pending)
+            elif way_back is not None:
+                way_back.begin(dx, dprobs)
+                if (gradients := weight_gradients(pending)) is not None:
+                    new = [*weights.gradients(*gradients)]
+        elif not data_only and ctx.main_grads is None:
             new = [*weights.gradients(*gradients)]
         probs = dshared_probs if ctx.has_shared_probs else None
-        return (dx, None, dprobs, probs) + (None,) * 9 + tuple(new)
+        return (dx, None, dprobs, probs) + (None,) * 10 + tuple(new)
 
 
 @torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]

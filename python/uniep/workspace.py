@@ -351,9 +351,7 @@ class Workspace(OfProcess):
         self._require_open()
         _library.check(_library.library.uniep_layer_synchronize(self._layer))
         if self.faults is not None:
-            if self.device.type == "cuda":  # hosts agree behind the passes
-                torch.cuda.synchronize(self.device)
-            self.faults.raise_earlier()
+            self.faults.raise_any()
 
     def close(self) -> None:
         """Lets go of the memory, once calls are done. Closing again does nothing."""

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from cases import assert_same, make_case, step
 from ranks import run_ranks
 from test_mesh import EXPERTS, TOKENS, case_of, sums_of
-from test_mesh_faults import CAPACITY, many, skewed
+from test_mesh_faults import CAPACITY, SIZE, many, skewed
 from torch.distributed.device_mesh import init_device_mesh
 
 import uniep
@@ -82,21 +82,27 @@ def faults():
     mesh = mesh_of(2)
     case = many().part(rank, size).to("cuda")
     figures = (64, 32, EXPERTS, 4, 4 * TOKENS)
-    options = {"device": "cuda", "capacity_rows": CAPACITY, **sums_of(2)}
+    options = {"device": "cuda", "capacity_rows": CAPACITY * SIZE // size, **sums_of(2)}
     with uniep.Workspace(mesh, *figures, on_overflow="flag", **options) as own:
         refused = [t.cpu() for t in step(case, workspace=own)]
         overflow = own.overflow.tolist()
         own.grow(capacity_rows=own.needed_rows())
         grown = [t.cpu() for t in step(case, workspace=own)]
     with uniep.Workspace(mesh, *figures, **options) as own:
+        fits = skewed().part(rank, size).to("cuda")
         step(case, workspace=own)
-        try:
+        with pytest.raises(uniep.Error) as error:
             own.synchronize()
-        except uniep.Error as error:
-            sentence = str(error)
-        step(skewed().part(rank, size).to("cuda"), workspace=own)
+        sentences = [str(error.value)]
+        step(case, workspace=own)
+        calls = []
+        with pytest.raises(uniep.Error) as error:
+            while len(calls) < 100:
+                calls.append(step(fits, workspace=own))
+        sentences.append(f"{error.value} {len(calls)} calls later")
+        step(fits, workspace=own)
         own.synchronize()
-    return refused, overflow, grown, sentence
+    return refused, overflow, grown, sentences
 
 
 def needs(gpus: int) -> None:
@@ -132,9 +138,10 @@ def test_faults_are_those_of_all_hosts(size):
     needs(size)
     results = run_ranks(size, faults, backend="nccl")
     wanted = [t.cpu() for t in step(many().to("cuda"), **sums_of(2))]
-    for (out, dx, dprobs, dw1, dw2), overflow, _, sentence in results:
+    for (out, dx, dprobs, dw1, dw2), overflow, _, sentences in results:
         assert out.isnan().all() and dx.isnan().all()
         assert not dprobs.any() and not dw1.any() and not dw2.any()
         assert overflow == results[0][1] and overflow[0] == 1
-        assert f"capacity_rows={overflow[1]} would do" in sentence
+        assert all(f"capacity_rows={overflow[1]} would do" in sentence for sentence in sentences)
+        assert "7 calls later" in sentences[1]  # on all ranks alike
     assert_same([torch.cat([result[2][i] for result in results]) for i in range(5)], wanted)

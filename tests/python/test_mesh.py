@@ -89,9 +89,34 @@ def bits(hosts: int):
     return found
 
 
+def begun_ahead():
+    """How many times gradients of tokens went ahead of those of weights, in some ways."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    options = {"group": mesh_of(2), "max_tokens": TOKENS, **sums_of(2)}
+    times = []
+    begin = hosts_module.WayBack.begin
+
+    def counted(self, dx, dprobs):
+        times[-1] += 1
+        begin(self, dx, dprobs)
+
+    hosts_module.WayBack.begin = counted
+    for more in ({}, {"row_pool": 1 << 22}, {"deferred": uniep.DeferredWeights()}):
+        times.append(0)
+        case = case_of().part(rank, size).requires_grad()
+        tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+        uniep.moe(*tensors, **options, **more).backward(case.dy)
+        times.append(0)
+        frozen = (case.x, case.ids, case.probs, case.w1.detach(), case.w2.detach())
+        uniep.moe(*frozen, **options, **more).backward(case.dy)
+    hosts_module.WayBack.begin = begin
+    return times
+
+
 def by_four():
     """All that four processes are made for, once."""
     return {
+        "begun ahead": begun_ahead(),
         "bits": {hosts: bits(hosts) for hosts in (1, 2, 4)},
         "arithmetic": arithmetic(),
         "one group": train(None),
@@ -137,6 +162,11 @@ def check_bits(hosts, results):
             uniep.moe(*tensors, main_grads=main, **sums_of(hosts)).backward(case.dy)
             wanted[3:] = main
         assert_same([torch.cat([part[i] for part in parts]) for i in range(5)], wanted)
+
+
+def test_tokens_cross_under_gradients_of_weights(four):
+    for result in four:
+        assert result["begun ahead"] == [1, 0, 1, 0, 0, 0]
 
 
 def arithmetic():

@@ -13,7 +13,7 @@ import uniep
 
 HOSTS = 2
 SIZE = 4
-CAPACITY = 384  # of what goes to one rank of skewed() all fits, and not of many()
+CAPACITY = 384  # of a rank: skewed() fits on four, and many() does not
 
 
 def skewed() -> Case:

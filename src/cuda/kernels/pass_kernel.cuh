@@ -23,13 +23,14 @@ cudaError_t prepare_pass() {
                               static_cast<int>(sizeof(PassShared<Shape>)));
 }
 
-/// Starts it, once prepared, on `ctas` CTAs.
+/// Starts it, once prepared, on `ctas` CTAs. Those of weight gradients alone wait for nobody, so
+/// that they run on the SMs that other work leaves, such as what brings tokens to other hosts.
 template <class Stages, class Shape>
 cudaError_t launch_pass(const DeviceContext& ctx, const LaunchQueues& queues, const PassMaps& maps,
                         int ctas, cudaStream_t stream) {
   const LaunchSize size{ctas, kThreads, sizeof(PassShared<Shape>)};
-  return launch_kernel(pass_kernel<Stages, Shape>, size, resident_together(), stream, ctx, queues,
-                       maps);
+  return launch_kernel(pass_kernel<Stages, Shape>, size, resident_together(ctx.view.moves_data()),
+                       stream, ctx, queues, maps);
 }
 
 }  // namespace uniep::cuda

@@ -13,11 +13,11 @@ cudaError_t load_kernel(Kernel* kernel) {
   return cudaFuncGetAttributes(&attributes, kernel);
 }
 
-/// All CTAs are resident at a time, or none is: they wait for one another.
-inline cudaLaunchAttribute resident_together() {
+/// Whether all CTAs are resident at a time, or none is, as those must be that wait for one another.
+inline cudaLaunchAttribute resident_together(bool are = true) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeCooperative;
-  attribute.val.cooperative = 1;
+  attribute.val.cooperative = are ? 1 : 0;
   return attribute;
 }
 
