@@ -3,6 +3,7 @@
 
     torchrun --nproc_per_node=4 benchmarks/over_hosts.py --hosts 2 [--cases deepseek-v3 ...]
     torchrun --nproc_per_node=4 benchmarks/over_hosts.py --sockets   # NCCL sees hosts, too
+    NCCL_P2P_DISABLE=1 torchrun --nproc_per_node=4 benchmarks/over_hosts.py --in-turn  # slow links
     torchrun --nproc_per_node=2 benchmarks/over_hosts.py --tiny      # seconds, on CPUs too
 
 Ranks of one machine are taken to be on several hosts. Ways, which take turns:
@@ -10,8 +11,9 @@ Ranks of one machine are taken to be on several hosts. Ways, which take turns:
     group        all ranks in one group: no host is crossed
     group, sums  the same with one combine group for each host, whose sums are rounded to bf16
     mesh         over a mesh of hosts and ranks; its bits are compared with those of `group, sums`
+    in turn      with --in-turn, the mesh where gradients of weights wait for what crosses
 
-So `mesh` - `group, sums` is what crossing costs. On several machines, where there is no group of
+So `mesh` - `group, sums` is what crossing costs, and `in turn` - `mesh` what of it is hidden. On several machines, where there is no group of
 all, only `mesh` runs. docs/hosts.md shows the figures.
 """
 
@@ -28,26 +30,42 @@ import torch.distributed as dist
 from compare import records
 from compare.package_records import header
 from compare.shapes import MODELS, TINY, Shape
-from compare.step_bench import Inputs, StepBench, Way, measure
+from compare.step_bench import Inputs, MoE, StepBench, Way, measure
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import uniep
+from uniep import hosts
 
-WAYS = ["group, sums", "group", "mesh"]
+
+def in_turn(moe: MoE) -> MoE:
+    """The same with nothing begun ahead."""
+
+    def wrapped(*tensors: Any, **options: Any) -> torch.Tensor:
+        of = hosts.WayBack.of
+        hosts.WayBack.of = lambda _: None
+        try:
+            return moe(*tensors, **options)
+        finally:
+            hosts.WayBack.of = of
+
+    return wrapped
 
 
-def ways_of(shape: Shape, mesh: DeviceMesh, device: torch.device) -> list[Way]:
+def ways_of(shape: Shape, mesh: DeviceMesh, device: torch.device, with_in_turn: bool) -> list[Way]:
     """Those that run here; the first is what the others are compared with."""
     layer = partial(uniep.moe, max_tokens=shape.tokens)
     sums: dict[str, Any] = {"combine_groups": mesh.shape[0], "combine_partials": "bf16"}
     of_mesh = Way("mesh", partial(layer, group=mesh, **sums))
+    of_meshes = [of_mesh]
+    if with_in_turn:
+        of_meshes.append(Way("in turn", in_turn(of_mesh.moe)))
     if int(os.environ["LOCAL_WORLD_SIZE"]) < dist.get_world_size():
-        return [of_mesh]
+        return of_meshes
     members = uniep.Group(dist.group.WORLD, device=device)
     return [
         Way("group, sums", partial(layer, group=members, **sums)),
         Way("group", partial(layer, group=members)),
-        of_mesh,
+        *of_meshes,
     ]
 
 
@@ -67,6 +85,7 @@ def main() -> None:
     add("--hosts", type=int, default=2)
     add("--cases", nargs="+", default=list(MODELS), choices=list(MODELS))
     add("--sockets", action="store_true", help="tell NCCL that they are hosts (NCCL_HOSTID)")
+    add("--in-turn", action="store_true", help="measure what is hidden, too")
     add("--turns", type=int, default=9)
     add("--tiny", action="store_true")
     add("--json", metavar="FILE")
@@ -92,7 +111,7 @@ def main() -> None:
     for shape in [TINY] if args.tiny else [MODELS[name] for name in args.cases]:
         inputs = Inputs.make(shape, ranks, device)
         bench = StepBench(shape, inputs, dist.group.WORLD, lead_cycles=8_000_000)
-        rows = measure(bench, ways_of(shape, mesh, device), args.turns)
+        rows = measure(bench, ways_of(shape, mesh, device, args.in_turn), args.turns)
         found += [{**row, "hosts": args.hosts, "sockets": args.sockets} for row in rows]
         if rank == 0:
             print_table(shape, rows)

@@ -1,0 +1,104 @@
+// What runs beside other work of the GPU: weight gradients, which wait for nobody, take the SMs
+// that are left. A pass that moves data needs all that it was given, and begins when they are free.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "base/cuda/driver.h"
+#include "cuda/cuda_schedules.h"
+#include "cuda/gpu_rank.h"
+#include "cuda/graph.h"
+#include "cuda/held_sm.h"
+#include "group/cuda/cuda_communicator.h"
+#include "workload/synthetic.h"
+
+namespace uniep::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+/// While it lives, an SM is held.
+class HeldSm {
+ public:
+  HeldSm() {
+    void* flag = nullptr;
+    cuda::check_cuda(cudaHostAlloc(&flag, sizeof(int), cudaHostAllocMapped), "a flag");
+    let_go_ = static_cast<int*>(flag);
+    *let_go_ = 0;
+    cuda::check_cuda(hold_an_sm(let_go_, 20'000'000'000, stream_.get()), "hold an SM");
+  }
+  ~HeldSm() {
+    let_go();
+    cudaStreamSynchronize(stream_.get());
+    cudaFreeHost(const_cast<int*>(let_go_));
+  }
+  void let_go() { *let_go_ = 1; }
+  bool is_held() const { return cudaStreamQuery(stream_.get()) == cudaErrorNotReady; }
+
+ private:
+  const Stream stream_;
+  volatile int* let_go_ = nullptr;
+};
+
+/// Whether the stream has done all that is on it, within a limit.
+bool is_done(const Stream& stream, milliseconds limit) {
+  const auto end = steady_clock::now() + limit;
+  while (cudaStreamQuery(stream.get()) == cudaErrorNotReady) {
+    if (steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  return true;
+}
+
+class CudaBeside : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!cuda::device_problem(0).empty()) GTEST_SKIP() << cuda::device_problem(0);
+  }
+
+  const LayerData data_ = workload::make_layer(
+      workload::parse_shape("custom,tokens=700,hidden=264,intermediate=136,experts=6,topk=3"), 1, 1,
+      0.5);
+};
+
+TEST_F(CudaBeside, WeightGradientsTakeTheSmsThatAreLeft) {
+  const Stream stream;
+  GpuRank rank(data_, cuda::single_rank(), {.cuda_stream = stream.get()});
+  for (const Schedule& schedule : cuda_schedules()) {
+    SCOPED_TRACE(to_string(schedule));
+    const LayerResult wanted = rank.step(schedule);
+    rank.forget_results();
+    rank.plan();
+    rank.forward(schedule);
+    rank.backward_data(schedule);
+    ASSERT_TRUE(is_done(stream, milliseconds(10000)));
+    HeldSm held;
+    rank.backward_weights(schedule);
+    EXPECT_TRUE(is_done(stream, milliseconds(5000)));
+    EXPECT_TRUE(held.is_held());
+    held.let_go();
+    const LayerResult found = rank.result();
+    EXPECT_EQ(found.dw1, wanted.dw1);
+    EXPECT_EQ(found.dw2, wanted.dw2);
+    EXPECT_EQ(found.dx, wanted.dx);
+  }
+}
+
+/// So the SM is held indeed.
+TEST_F(CudaBeside, APassThatMovesDataWaitsForItsSms) {
+  const Stream stream;
+  GpuRank rank(data_, cuda::single_rank(), {.cuda_stream = stream.get()});
+  rank.step(cuda_schedules()[0]);
+  HeldSm held;
+  rank.plan();
+  rank.forward(cuda_schedules()[0]);
+  EXPECT_FALSE(is_done(stream, milliseconds(300)));
+  EXPECT_TRUE(held.is_held());
+  held.let_go();
+  EXPECT_TRUE(is_done(stream, milliseconds(10000)));
+}
+
+}  // namespace
+}  // namespace uniep::testing
