@@ -13,8 +13,8 @@ Ranks of one machine are taken to be on several hosts. Ways, which take turns:
     mesh         over a mesh of hosts and ranks; its bits are compared with those of `group, sums`
     in turn      with --in-turn, the mesh where gradients of weights wait for what crosses
 
-So `mesh` - `group, sums` is what crossing costs, and `in turn` - `mesh` what of it is hidden. On several machines, where there is no group of
-all, only `mesh` runs. docs/hosts.md shows the figures.
+So `mesh` - `group, sums` is what crossing costs, and `in turn` - `mesh` what of it is hidden. On
+several machines, where there is no group of all, only meshes run. docs/hosts.md shows the figures.
 """
 
 from __future__ import annotations
