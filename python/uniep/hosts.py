@@ -18,6 +18,8 @@ the host, and CUDA graphs can capture it.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -263,7 +265,7 @@ class _Spread(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dx: Tensor, dprobs: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         (ids,) = ctx.saved_tensors
-        partials, dprobs_of_hosts = ctx.way_back.end(dx, dprobs)
+        partials, dprobs_of_hosts = ctx.way_back.take(dx, dprobs)
         # A slot has its gradient from the host that has its expert.
         owner = (ids // ctx.of_host).clamp_(0, ctx.mesh.hosts - 1)
         of_probs = dprobs_of_hosts[:, : ctx.own].gather(0, owner.long()[None])[0]
@@ -358,27 +360,31 @@ class WayBack:
 
     def __init__(self, mesh: HostMesh) -> None:
         self._mesh = mesh
-        self._begun: tuple[Tensor, _Collected, _Collected] | None = None
+        self._back: tuple[Tensor, Tensor, Tensor] | None = None
 
     @classmethod
     def of(cls, mesh: HostMesh) -> WayBack | None:
         """None where nothing is gained, nor while compiling, which does not see through it."""
         return None if mesh.hosts == 1 or torch.compiler.is_compiling() else cls(mesh)
 
-    def begin(self, dx: Tensor, dprobs: Tensor) -> None:
-        """With what the fused layer of this host has for all tokens that it sees."""
+    @contextmanager
+    def ahead_of_others(self, dx: Tensor, dprobs: Tensor) -> Iterator[None]:
+        """What the fused layer of this host has for all tokens that it sees crosses meanwhile."""
         # Tokens first. Products that fill a GPU would keep the message from starting, and those
         # behind this begin only when probabilities have made their way within the host.
         of_tokens = _begin_to_collect(self._mesh, dx)
-        self._begun = (dx, of_tokens, _begin_to_collect(self._mesh, dprobs))
+        of_probs = _begin_to_collect(self._mesh, dprobs)
+        try:
+            yield
+        finally:
+            # Whether or not anybody asks: a pass behind it may take the processors that it needs.
+            self._back = (dx, _collected(of_tokens), _collected(of_probs))
 
-    def end(self, dx: Tensor, dprobs: Tensor) -> tuple[Tensor, Tensor]:
-        """[N, T, H] and [N, T, K] of all hosts; what was begun is waited for."""
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            of_tokens, of_probs = (_collected(found) for found in begun[1:])
-            if begun[0].data_ptr() == dx.data_ptr():  # else a hook has put another in its place
-                return of_tokens, of_probs
+    def take(self, dx: Tensor, dprobs: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, T, H] and [N, T, K] of all hosts."""
+        back, self._back = self._back, None
+        if back is not None and back[0].data_ptr() == dx.data_ptr():  # else a hook has changed it
+            return back[1:]
         return collect(self._mesh, dx), collect(self._mesh, dprobs)
 
 

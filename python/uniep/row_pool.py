@@ -301,8 +301,9 @@ class _MoeInPages(torch.autograd.Function):
             if ctx.deferred is not None:
                 ctx.deferred.add(pending)
             elif way_back is not None:
-                way_back.begin(dx, dprobs)
-                if (gradients := weight_gradients(pending)) is not None:
+                with way_back.ahead_of_others(dx, dprobs):
+                    gradients = weight_gradients(pending)
+                if gradients is not None:
                     new = [*weights.gradients(*gradients)]
         elif not data_only and ctx.main_grads is None:
             new = [*weights.gradients(*gradients)]
