@@ -11,8 +11,8 @@ __device__ long long now_ns() {
   return ns;
 }
 
-__global__ void __launch_bounds__(kThreads) hold_kernel(const volatile int* let_go,
-                                                        long long limit_ns) {
+__global__ void __launch_bounds__(kThreads)
+    hold_kernel(const volatile int* let_go, long long limit_ns) {
   const long long begin = now_ns();
   while (*let_go == 0 && now_ns() - begin < limit_ns) {
   }
