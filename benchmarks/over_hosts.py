@@ -37,6 +37,9 @@ import uniep
 from uniep import hosts
 
 
+WAYS = ["group, sums", "group", "mesh", "in turn"]
+
+
 def in_turn(moe: MoE) -> MoE:
     """The same with nothing begun ahead."""
 

@@ -62,8 +62,8 @@ def test_what_shared_experts_cost_runs_and_agrees(tmp_path):
 def test_a_mesh_of_hosts_has_the_bits_of_a_group(tmp_path):
     path = tmp_path / "hosts.json"
     launch = ["torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    program = [str(BENCHMARKS / "over_hosts.py"), "--tiny", "--turns", "2", "--json", str(path)]
-    command = [sys.executable, "-m", *launch, *program]
+    program = [str(BENCHMARKS / "over_hosts.py"), "--tiny", "--turns", "2", "--in-turn"]
+    command = [sys.executable, "-m", *launch, *program, "--json", str(path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     records = json.loads(path.read_text())["records"]
