@@ -36,7 +36,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 import uniep
 from uniep import hosts
 
-
 WAYS = ["group, sums", "group", "mesh", "in turn"]
 
 
