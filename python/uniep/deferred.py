@@ -13,6 +13,7 @@ from ._forms import Experts
 from ._ops import ops
 
 if TYPE_CHECKING:
+    from .hosts import WayBack
     from .row_pool import SavedPages
 
 __all__ = ["DeferredWeights", "backward_weights"]
@@ -92,6 +93,26 @@ def backward_weights(deferred: DeferredWeights) -> None:
         call = deferred.pop()
         if (gradients := weight_gradients(call)) is not None:
             _add_gradients(call.weights, gradients)
+
+
+def behind_data(
+    call: _Pending | _PendingPages,
+    deferred: DeferredWeights | None,
+    way_back: WayBack | None,
+    dx: Tensor,
+    dprobs: Tensor,
+) -> Any:
+    """Weight gradients behind a backward of data, of which dx and dprobs are.
+
+    They wait where there is `deferred`, and else are computed while `way_back` takes dx and dprobs
+    to other hosts. Returns them; None where they wait, or were added to ``main_grads``.
+    """
+    if deferred is not None:
+        deferred.add(call)
+    elif way_back is not None:
+        with way_back.ahead_of_others(dx, dprobs):
+            return weight_gradients(call)
+    return None
 
 
 def weight_gradients(call: _Pending | _PendingPages) -> Any:

@@ -13,7 +13,7 @@ from . import zero_experts as _zero
 from ._forms import Experts, ExpertWeight, W1Layout, WeightsLayout, experts_from
 from ._ops import ops
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
-from .deferred import DeferredWeights, _Pending, weight_gradients
+from .deferred import DeferredWeights, _Pending, behind_data
 from .group import GroupLike, without_mesh
 from .hosts import WayBack, from_all_hosts, to_all_hosts
 from .offload import saving_elsewhere
@@ -119,13 +119,9 @@ class _Moe(torch.autograd.Function):
                 flag=ctx.flag,
                 schedule=ctx.schedule,
             )
-            if ctx.deferred is not None:
-                ctx.deferred.add(pending)
-            elif way_back is not None:
-                with way_back.ahead_of_others(dx, dprobs):
-                    gradients = weight_gradients(pending)
-                if gradients is not None:
-                    new = [*weights.gradients(*gradients)]
+            gradients = behind_data(pending, ctx.deferred, way_back, dx, dprobs)
+            if gradients is not None:
+                new = [*weights.gradients(*gradients)]
         elif main is not None:
             dx, dprobs, dshared_probs = ops.backward_main_grad(
                 *call,

@@ -15,7 +15,7 @@ from ._forms import Experts, experts_from
 from ._of_process import OfProcess
 from ._ops import ops
 from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
-from .deferred import DeferredWeights, _PendingPages, weight_gradients
+from .deferred import DeferredWeights, _PendingPages, behind_data
 from .group import Group, GroupLike, _device_of
 from .hosts import WayBack, group_of_host
 
@@ -298,13 +298,9 @@ class _MoeInPages(torch.autograd.Function):
                 keep=keep,
                 schedule=ctx.schedule,
             )
-            if ctx.deferred is not None:
-                ctx.deferred.add(pending)
-            elif way_back is not None:
-                with way_back.ahead_of_others(dx, dprobs):
-                    gradients = weight_gradients(pending)
-                if gradients is not None:
-                    new = [*weights.gradients(*gradients)]
+            gradients = behind_data(pending, ctx.deferred, way_back, dx, dprobs)
+            if gradients is not None:
+                new = [*weights.gradients(*gradients)]
         elif not data_only and ctx.main_grads is None:
             new = [*weights.gradients(*gradients)]
         probs = dshared_probs if ctx.has_shared_probs else None
