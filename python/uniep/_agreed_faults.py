@@ -105,27 +105,28 @@ class AgreedFaults:
         self._told.clear()
         self._largest.zero_()
         if what:
-            raise _library.Error(*self._error(what, amount))
+            code = "argument" if what == 2 else "capacity"
+            result = _library.Error.NAMES.index(code) + 1
+            raise _library.Error(result, self._sentence(what, amount))
 
-    def _error(self, what: int, amount: int) -> tuple[int, str]:
+    def _sentence(self, what: int, amount: int) -> str:
         rows, backward_rows, num_experts = self._figures
-        argument, capacity = 1, 3  # the results of the library
         if what == 2:
-            return argument, (
+            return (
                 f"topk_ids has a number that is no expert; -1 (dropped) to {num_experts - 1} is "
                 "accepted"
             )
         if what == 3:
-            return capacity, (
+            return (
                 "a rank would save more pages than its row pool has left; "
                 f"{amount} bytes would do for this routing, or backward passes ahead of it"
             )
         if what == 4:
-            return capacity, (
+            return (
                 f"an expert would receive {amount} rows (padding included), but backward_rows is "
                 f"{backward_rows}; backward_rows={amount} or more would do for this routing, or 0"
             )
-        return capacity, (
+        return (
             f"a rank would receive {amount} rows (padding included), but capacity_rows is {rows}; "
             f"capacity_rows={amount} would do for this routing"
         )

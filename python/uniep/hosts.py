@@ -355,7 +355,7 @@ class WayBack:
     """Gradients of tokens of one call on their way back to the ranks that these are of.
 
     The backward of the fused layer begins it ahead of the gradients of weights, under which the
-    tokens' cross: these need nothing of other ranks, and take turns for the processors of a GPU.
+    tokens' cross: these need nothing of other ranks, and run on the SMs that the message leaves.
     """
 
     def __init__(self, mesh: HostMesh) -> None:
@@ -377,7 +377,7 @@ class WayBack:
         try:
             yield
         finally:
-            # Whether or not anybody asks: a pass behind it may take the processors that it needs.
+            # Whether or not anybody asks: a pass behind it may take the SMs that the message needs.
             self._back = (dx, _collected(of_tokens), _collected(of_probs))
 
     def take(self, dx: Tensor, dprobs: Tensor) -> tuple[Tensor, Tensor]:
