@@ -50,6 +50,11 @@ constexpr EnvVariable kVariables[] = {
     {"UNIEP_SHARE_DEVICE",
      "1: several ranks may use one GPU, whose time they share: for tests and development, slow",
      "0"},
+    {"UNIEP_SPARE_SMS",
+     "SMs that kernels which wait for other ranks leave to collectives of NCCL that run beside "
+     "them "
+     "(0 to 64)",
+     "0"},
     {"NCCL_NVLS_ENABLE", "whether NCCL may use NVLink multicast, which uniep does not use", "0"},
     {"UNIEP_TUNE_CACHE", "file of the schedules that were tuned on this machine",
      "uniep/tuned.json in XDG_CACHE_HOME"},
@@ -221,6 +226,8 @@ std::string env_symmetric_memory() {
 }
 
 bool env_share_device() { return integer("UNIEP_SHARE_DEVICE", 0, 1).value_or(0) == 1; }
+
+int env_spare_sms() { return integer("UNIEP_SPARE_SMS", 0, 64).value_or(0); }
 
 std::optional<int> env_rank(const char* name) { return integer(name, 0, kMaxGroupRanks - 1); }
 std::optional<int> env_ranks(const char* name) { return integer(name, 1, kMaxGroupRanks); }

@@ -68,6 +68,9 @@ std::string env_symmetric_memory();
 /// UNIEP_SHARE_DEVICE: whether several ranks may use one GPU.
 bool env_share_device();
 
+/// UNIEP_SPARE_SMS: SMs of a GPU that kernels which wait for other ranks leave to other kernels.
+int env_spare_sms();
+
 /// UNIEP_TUNE_CACHE, or its default in the user's cache folder; empty: there is none, nor HOME.
 std::string env_tune_cache();
 

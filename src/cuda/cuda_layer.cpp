@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/cuda/device_scope.h"
+#include "base/cuda/driver.h"
 #include "cuda/call_memory.h"
 #include "cuda/call_protocol.h"
 #include "cuda/device_turns.h"
@@ -30,13 +31,6 @@ namespace {
 
 const RoutingPlan* plan_of(const Saved& saved) {
   return saved.data() != nullptr ? &saved.data()->plan : nullptr;
-}
-
-int num_sms(int device) {
-  int sms = 0;
-  check_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device),
-             "ask for the number of SMs");
-  return sms;
 }
 
 /// `reason`: of unsupported_reason.
@@ -123,7 +117,7 @@ class CudaLayer final : public LayerBackend {
   const std::shared_ptr<DeviceRowPool> pool_;  // or null
   const MemoryNeeds needs_;
   const FaultInjection faults_;
-  const int sms_;
+  const int sms_;  // that a pass may hold
   CallProtocol calls_;
   CallMemory memory_;
   PassRecord record_;
@@ -135,7 +129,7 @@ CudaLayer::CudaLayer(std::shared_ptr<const LayerGroup> group, const LayerOptions
       pool_(pool_of(options, *group_)),
       needs_(memory_needs(problem(), group_->size())),
       faults_(options.faults),
-      sms_(num_sms(group_->device())),
+      sms_(sms_to_hold(group_->device())),
       calls_(*group_, static_cast<cudaStream_t>(options.cuda_stream)),
       memory_(problem(), group_->size(), options.memory.workspace.data()),
       record_(sms_, names_of_experts(*group_), options.record_timeline) {
@@ -198,7 +192,7 @@ RoutingPlan CudaLayer::make_plan(std::span<const std::int32_t> topk_ids,
   args.calls = group_->call_state(group_->rank());
   if (pool_) args.pool = pool_->for_plans();
   const ProfilerRange range([] { return std::string("uniep plan"); });
-  check_cuda(launch_plan(args, 0, calls_.stream()), "launch plan");
+  check_cuda(launch_plan(args, sms_, calls_.stream()), "launch plan");
   calls_.counted();
   std::shared_ptr<PageLease> lease;
   if (pool_) {
@@ -391,7 +385,7 @@ void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const Pass
 void CudaLayer::launch(PassLauncher& launcher, const OrderArgs& order, const EnterArgs& enter) {
   const cudaStream_t stream = calls_.stream();
   const ProfilerRange range([&] { return cat("uniep ", name(order.view.pass)); });
-  check_cuda(launch_order(order, 0, stream), "launch order");
+  check_cuda(launch_order(order, sms_, stream), "launch order");
   launcher.enter(enter);
   calls_.counted();
   record_.lap(Stage::kEnter, stream);

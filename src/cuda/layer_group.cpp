@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/cuda/driver.h"
+#include "base/env.h"
 #include "cuda/memory_needs.h"
 #include "group/agreement.h"
 #include "layer/arguments.h"
@@ -16,13 +18,21 @@ const char* text_of(const LayerMemory& memory) {
   return memory.symmetric.empty() ? "" : " with memory.symmetric";
 }
 
+/// As it is set: values out of range are refused by all ranks together.
+std::string text_of_spare_sms() {
+  const std::string spare = env_text("UNIEP_SPARE_SMS").value_or("0");
+  return spare == "0" ? "" : cat(" with UNIEP_SPARE_SMS=", spare);
+}
+
 /// The problem, when all ranks want such a layer.
 Problem agreed(const Problem& problem, CudaCommunicator& comm, int limit_ms,
                const LayerOptions& options) {
-  const std::string call = cat("layer ", to_string(problem), text_of(options.memory));
+  const std::string call =
+      cat("layer ", to_string(problem), text_of(options.memory), text_of_spare_sms());
   agree(comm.bootstrap(), limit_ms, Stage::kPlan, call, [&] {
     validate(problem, comm.size());
     validate(options);
+    (void)sms_to_hold(comm.device());  // throws where none are left
     check_layer_memory(memory_needs(problem, comm.size()), options.memory, comm.size());
   });
   return problem;

@@ -12,8 +12,8 @@
 
 namespace uniep::cuda {
 
-/// What the CUDA backend lacks for this schedule on a device with `sms` SMs, or nothing where it
-/// can run it.
+/// What the CUDA backend lacks for this schedule on a device where a pass may hold `sms` SMs, or
+/// nothing where it can run it.
 std::optional<std::string> unsupported_reason(const Schedule& schedule, int sms);
 /// Likewise for a backward pass of this problem, if it has a ring of rows.
 std::optional<std::string> unsupported_ring_reason(const Schedule& schedule, const Problem& problem,
@@ -23,7 +23,7 @@ std::optional<std::string> unsupported_reason(const ForwardArgs& args);
 std::optional<std::string> unsupported_reason(const BackwardDataArgs& args);
 std::optional<std::string> unsupported_reason(const BackwardWeightsArgs& args);
 
-/// CTAs of each launch of a pass on a device with `sms` SMs.
+/// CTAs of each launch of a pass that may hold `sms` SMs.
 int num_ctas(const Schedule& schedule, int sms);
 
 /// All that a pass, or its part at hand, would write for the caller, main gradients aside.

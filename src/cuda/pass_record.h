@@ -16,7 +16,7 @@ namespace uniep::cuda {
 /// are recorded the tasks of all.
 class PassRecord {
  public:
-  /// `sms`: of the device. `experts`: what timelines call each expert of this rank.
+  /// `sms`: that a pass may hold. `experts`: what timelines call each expert of this rank.
   PassRecord(int sms, std::vector<std::int32_t> experts, bool record_timeline);
 
   /// A pass of this plan, or `part` of one, comes next.

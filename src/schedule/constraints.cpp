@@ -57,7 +57,7 @@ Violation has_dispatchers(const Schedule& s, const Problem&, const Place&) {
 Violation is_resident(const Schedule& s, const Problem&, const Place& place) {
   if (place.max_workers == 0 || s.workers <= place.max_workers) return std::nullopt;
   return cat("the schedule has workers=", s.workers, "; this device accepts 0 to ",
-             place.max_workers, ", its number of SMs");
+             place.max_workers, ", the SMs that a pass may hold");
 }
 
 constexpr Constraint kConstraints[] = {

@@ -11,7 +11,8 @@ namespace uniep {
 /// Where a schedule is to run.
 struct Place {
   Backend backend = Backend::kCpu;
-  int max_workers = 0;  ///< workers that can be resident at once (SMs of a GPU); 0: any number
+  int max_workers =
+      0;  ///< workers that can be resident at once (SMs that a pass may hold); 0: any number
 };
 
 /// What a schedule must keep to besides its axes' ranges.

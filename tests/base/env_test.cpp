@@ -87,6 +87,15 @@ TEST(Environment, RefusesAnUnknownKindOfSymmetricMemory) {
       [] { env_symmetric_memory(); });
 }
 
+TEST(Environment, NoSmIsSparedUnlessItIsSaid) {
+  {
+    const ScopedEnv spare("UNIEP_SPARE_SMS", "");
+    EXPECT_EQ(env_spare_sms(), 0);
+  }
+  const ScopedEnv spare("UNIEP_SPARE_SMS", "64");
+  EXPECT_EQ(env_spare_sms(), 64);
+}
+
 TEST(Environment, RanksShareAGpuOnlyWhereItIsSaid) {
   for (const char* text : {"", "0"}) {
     const ScopedEnv share("UNIEP_SHARE_DEVICE", text);

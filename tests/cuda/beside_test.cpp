@@ -5,12 +5,15 @@
 #include <chrono>
 #include <thread>
 
+#include "base/check.h"
 #include "base/cuda/driver.h"
 #include "cuda/cuda_schedules.h"
 #include "cuda/gpu_rank.h"
 #include "cuda/graph.h"
 #include "cuda/held_sm.h"
 #include "group/cuda/cuda_communicator.h"
+#include "support/expect_error.h"
+#include "support/scoped_env.h"
 #include "workload/synthetic.h"
 
 namespace uniep::testing {
@@ -84,6 +87,51 @@ TEST_F(CudaBeside, WeightGradientsTakeTheSmsThatAreLeft) {
     EXPECT_EQ(found.dw2, wanted.dw2);
     EXPECT_EQ(found.dx, wanted.dx);
   }
+}
+
+TEST_F(CudaBeside, SpareSmsAreLeft) {
+  const Stream stream;
+  const ScopedEnv spare("UNIEP_SPARE_SMS", "1");
+  GpuRank rank(data_, cuda::single_rank(), {.cuda_stream = stream.get()});
+  for (const Schedule& schedule : cuda_schedules()) {
+    SCOPED_TRACE(to_string(schedule));
+    const LayerResult wanted = rank.step(schedule);
+    rank.forget_results();
+    HeldSm held;
+    rank.plan();
+    rank.forward(schedule);
+    rank.backward_data(schedule);
+    rank.backward_weights(schedule);
+    EXPECT_TRUE(is_done(stream, milliseconds(5000)));
+    EXPECT_TRUE(held.is_held());
+    held.let_go();
+    const LayerResult found = rank.result();
+    EXPECT_EQ(found.out, wanted.out);
+    EXPECT_EQ(found.dx, wanted.dx);
+    EXPECT_EQ(found.dw1, wanted.dw1);
+  }
+}
+
+TEST_F(CudaBeside, ASchedulesWorkersMustFitBesideSpareSms) {
+  const ScopedEnv spare("UNIEP_SPARE_SMS", "16");
+  GpuRank rank(data_, cuda::single_rank(), {});
+  Schedule schedule = cuda_schedules()[0];
+  schedule.workers = cuda::sms_to_hold(0);
+  rank.step(schedule);
+  ++schedule.workers;
+  rank.plan();
+  expect_error(
+      ErrorCode::kUnsupported,
+      cat("rank 0: the schedule has workers=", schedule.workers, "; this device accepts 0 to ",
+          schedule.workers - 1, ", the SMs that a pass may hold"),
+      [&] { rank.forward(schedule); });
+}
+
+TEST_F(CudaBeside, SpareSmsThatLeaveNoneAreRefused) {
+  const ScopedEnv spare("UNIEP_SPARE_SMS", "65");
+  expect_invalid(
+      "rank 0: environment variable UNIEP_SPARE_SMS is '65'; an integer from 0 to 64 is accepted",
+      [&] { GpuRank(data_, cuda::single_rank(), {}); });
 }
 
 /// So the SM is held indeed.

@@ -249,8 +249,9 @@ TEST(Constraints, EachRefusesAndSaysWhatIsAccepted) {
   EXPECT_STATES(reason("dispatch_workers=0", kGpu).value_or(""),
                 "the schedule has dispatch_workers=0; the CUDA backend accepts 1 or more");
   EXPECT_EQ(reason("sequential,dispatch_workers=0", kGpu), std::nullopt);
-  EXPECT_STATES(reason("workers=133", kGpu).value_or(""),
-                "the schedule has workers=133; this device accepts 0 to 132, its number of SMs");
+  EXPECT_STATES(
+      reason("workers=133", kGpu).value_or(""),
+      "the schedule has workers=133; this device accepts 0 to 132, the SMs that a pass may hold");
   EXPECT_EQ(reason("workers=132", kGpu), std::nullopt);
   EXPECT_EQ(reason("workers=133,tile_m=16,dispatch_workers=0", kCpu), std::nullopt);
 }

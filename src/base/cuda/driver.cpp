@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/cuda/check_cuda.h"
+#include "base/env.h"
 
 namespace uniep::cuda {
 namespace {
@@ -80,6 +81,16 @@ std::string device_text(int ordinal) {
   const double gib = static_cast<double>(p.totalGlobalMem) / (1 << 30);
   return cat(p.name, " (compute capability ", p.major, ".", p.minor, ", ", p.multiProcessorCount,
              " SMs, ", static_cast<int>(gib * 10) / 10.0, " GiB)");
+}
+
+int sms_to_hold(int ordinal) {
+  int sms = 0;
+  check_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, ordinal),
+             "ask for the number of SMs");
+  const int spare = env_spare_sms();
+  require(spare + 2 <= sms, ErrorCode::kInvalidArgument, "environment variable UNIEP_SPARE_SMS is ",
+          spare, "; CUDA device ", ordinal, " has ", sms, " SMs, two of which are needed at least");
+  return sms - spare;
 }
 
 PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encode_tiled() {

@@ -18,6 +18,11 @@ void require_device(int ordinal);
 /// "NVIDIA H200 (compute capability 9.0, 132 SMs, 139.8 GiB)"; the device must exist.
 std::string device_text(int ordinal);
 
+/// SMs that kernels which wait for other ranks may hold together: all but UNIEP_SPARE_SMS. Throws
+/// Error(kInvalidArgument) where fewer than two are left: under some schedules one dispatches while
+/// others compute.
+int sms_to_hold(int ordinal);
+
 // Functions of the driver, which is not linked: most machines that build uniep have none.
 
 // They throw Error(kUnsupported) where the driver lacks the function.

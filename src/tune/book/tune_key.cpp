@@ -30,12 +30,9 @@ struct Hardware {
 Hardware ask_gpu(int ordinal) {
   int version = 0;
   cuda::check_cuda(cudaDriverGetVersion(&version), "ask for the version of the CUDA driver");
-  int sms = 0;
-  cuda::check_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, ordinal),
-                   "ask for the number of SMs");
   return {cuda::device_text(ordinal),
           cat("CUDA ", version / 1000, '.', version % 1000 / 10),
-          {Backend::kCuda, sms}};
+          {Backend::kCuda, cuda::sms_to_hold(ordinal)}};
 }
 
 /// Each device is asked once.
