@@ -2,9 +2,12 @@
 
     pip install megatron-core
     python examples/megatron_gpt.py
-    torchrun --nproc_per_node=2 examples/megatron_gpt.py     # experts spread over 2 GPUs
+    UNIEP_SPARE_SMS=16 NCCL_MAX_CTAS=16 torchrun --nproc_per_node=2 examples/megatron_gpt.py
 
-Prints the losses of each, which agree to roundings, and the time of a step.
+With several GPUs experts are spread over them. Megatron's own data parallelism and distributed
+optimizer do the rest; gradients are reduced under backward, which is what the two variables are for
+(docs/python.md, "Beside other parallelism"). Prints the mean losses of each model, which agree to
+roundings, and the time of a step.
 """
 
 from __future__ import annotations
@@ -19,8 +22,15 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from uniep.megatron import with_uniep
@@ -47,8 +57,8 @@ def join() -> None:
     tensor_parallel.model_parallel_cuda_manual_seed(1)
 
 
-def make_model(spec: Any) -> GPTModel:
-    """Two layers whose MLPs are `spec`'s."""
+def make_model(spec: Any) -> DistributedDataParallel:
+    """Two layers whose MLPs are `spec`'s, spread over the ranks."""
     config = TransformerConfig(
         num_layers=2,
         hidden_size=1024,
@@ -76,12 +86,25 @@ def make_model(spec: Any) -> GPTModel:
         vocab_size=VOCABULARY,
         max_sequence_length=LENGTH,
     )
-    return model.cuda().bfloat16()
+    options = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=True,
+        use_distributed_optimizer=True,
+        bucket_size=1 << 20,
+    )
+    return DistributedDataParallel(config, options, Float16Module(config, model.cuda()))
 
 
-def train(model: GPTModel) -> tuple[list[float], float]:
+def train(model: DistributedDataParallel) -> tuple[list[float], float]:
     """Losses of all steps on random tokens, and milliseconds of a step."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    options = OptimizerConfig(
+        optimizer="adam",
+        lr=1e-4,
+        bf16=True,
+        params_dtype=torch.bfloat16,
+        use_distributed_optimizer=True,
+    )
+    optimizer = get_megatron_optimizer(options, [model], use_gloo_process_groups=False)
     generator = torch.Generator(device="cuda").manual_seed(1 + dist.get_rank())
     positions = torch.arange(LENGTH, device="cuda").expand(BATCH, LENGTH)
     hidden = torch.ones(1, 1, LENGTH, LENGTH, device="cuda", dtype=torch.bool).triu(1)
@@ -90,13 +113,17 @@ def train(model: GPTModel) -> tuple[list[float], float]:
         ids = torch.randint(VOCABULARY, (BATCH, LENGTH), device="cuda", generator=generator)
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        loss = model(ids, positions, hidden, labels=ids).float().mean()
+        model.zero_grad_buffer()
         optimizer.zero_grad()
+        loss = model(ids, positions, hidden, labels=ids).float().mean()
         loss.backward()
+        finalize_model_grads([model])
         optimizer.step()
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
-        losses.append(loss.item())
+        mean = loss.detach().clone()
+        dist.all_reduce(mean, dist.ReduceOp.AVG)
+        losses.append(mean.item())
     return losses, 1e3 * statistics.median(seconds)
 
 

@@ -1,10 +1,17 @@
 #pragma once
 
+#include "base/env.h"
 #include "cuda/device/context.cuh"
 #include "group/wait_error.h"
 #include "schedule/dependencies.h"
 
 namespace uniep::cuda {
+
+/// A cause that only the caller can know of.
+inline std::string hint_of(const WaitFailure& w, int rank) {
+  if (w.peer < 0 || w.peer == rank || env_spare_sms() > 0) return "";
+  return "collectives of NCCL that run beside passes need UNIEP_SPARE_SMS";
+}
 
 /// The error of a wait that expired in a kernel; `what` was waited for.
 inline Error kernel_wait_error(const WaitFailure& w, int rank, std::int64_t limit_ms,
@@ -16,7 +23,7 @@ inline Error kernel_wait_error(const WaitFailure& w, int rank, std::int64_t limi
                      .expected = w.expected,
                      .seen = w.seen,
                      .limit_ms = limit_ms},
-                    what);
+                    what, hint_of(w, rank));
 }
 
 /// Of a pass: it waits for counters.
