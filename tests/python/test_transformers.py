@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -331,6 +334,21 @@ def test_experts_in_transformers_own_expert_parallelism(
 ) -> None:
     """It hands experts rows with local ids, and marks those of other ranks."""
     assert assert_all_close(on_2_ranks, ep_implementation=implementation) == 2
+
+
+def test_the_example_trains_as_transformers_own_experts_do() -> None:
+    example = Path(__file__).parents[2] / "examples/transformers_qwen3.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([*command, str(example)], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    losses = {
+        line.split()[0]: [float(x) for x in line.split("losses")[1].split()]
+        for line in done.stdout.splitlines()
+        if "losses" in line
+    }
+    assert losses["uniep"] == pytest.approx(losses["all_to_all"], rel=2e-4)
+    assert len(losses["uniep"]) == 12 and len(set(losses["uniep"])) > 1
 
 
 def test_2_copies_of_experts_over_4_ranks(tmp_path: Path) -> None:
