@@ -72,7 +72,7 @@ def without_spare_sms():
     uniep.moe(*tensors, **options)
     dist.all_reduce(torch.ones(1 << 20, device="cuda"))
     crossed(lambda: uniep.moe(*tensors, **options))
-    with pytest.raises(RuntimeError, match="wait expired after 2000 ms.*UNIEP_SPARE_SMS"):
+    with pytest.raises(RuntimeError, match=r"wait expired after 2000 ms.*UNIEP_SPARE_SMS"):
         uniep.moe(*tensors, **options)
 
 
