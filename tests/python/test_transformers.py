@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
@@ -334,6 +335,56 @@ def test_experts_in_transformers_own_expert_parallelism(
 ) -> None:
     """It hands experts rows with local ids, and marks those of other ranks."""
     assert assert_all_close(on_2_ranks, ep_implementation=implementation) == 2
+
+
+def with_trainer(folder: str, implementation: str) -> list[dict[str, Any]]:
+    """What transformers' Trainer logs, with its default clipping; its weights are saved, too."""
+    uniep.transformers.register(max_tokens=46)
+    size = dist.get_world_size()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=torch.bfloat16,
+        distributed_config=transformers.distributed.DistributedConfig(
+            ep_size=size, fsdp_size=size, ep_implementation=implementation
+        ),
+    )
+    ids = torch.randint(256, (32, 23), generator=torch.Generator().manual_seed(1))
+    options = transformers.TrainingArguments(
+        f"{folder}/{implementation}",
+        max_steps=4,
+        per_device_train_batch_size=2,
+        logging_steps=1,
+        save_only_model=True,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    data = [{"input_ids": row, "labels": row} for row in ids]
+    trainer = transformers.Trainer(model=model, args=options, train_dataset=data)
+    trainer.train()
+    trainer.save_model()
+    return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+def test_transformers_trainer(tmp_path: Path) -> None:
+    """Losses and norms are close to those with its own experts, and so is what is saved."""
+    folder = tmp_path / "qwen3_moe"
+    small("qwen3_moe").save_pretrained(folder)  # type: ignore[operator]
+    logs, saved = {}, {}
+    for name in ("all_to_all", "uniep"):
+        first, second = run_ranks(2, with_trainer, str(folder), name)
+        assert first == second
+        logs[name] = [(entry["loss"], entry["grad_norm"]) for entry in first]
+        saved[name] = safetensors.torch.load_file(folder / name / "model.safetensors")
+    for (loss, norm), (own_loss, own_norm) in zip(logs["uniep"], logs["all_to_all"], strict=True):
+        assert loss == pytest.approx(own_loss, rel=1e-3)
+        assert norm == pytest.approx(own_norm, rel=GRADIENT)
+    start = safetensors.torch.load_file(folder / "model.safetensors")
+    assert saved["uniep"].keys() == saved["all_to_all"].keys() == start.keys()
+    for name, own in saved["all_to_all"].items():
+        if "experts" in name:
+            moved, away = (t.float() - own.float() for t in (start[name], saved["uniep"][name]))
+            assert away.norm() < 0.5 * moved.norm(), name
 
 
 def test_the_example_trains_as_transformers_own_experts_do() -> None:
