@@ -57,10 +57,6 @@ uniep_forward_call call_of(const LayerShape& shape, const Tensor& key, const Ten
                            const std::optional<Tensor>& shared_probs) {
   const std::int64_t tokens = x.dim() == 2 ? x.size(0) : -1;
   require(x, "x", ScalarType::BFloat16, {tokens, shape.hidden}, key);
-  if (tokens > shape.max_tokens) {
-    refuse("x has " + std::to_string(tokens) +
-           " tokens; the workspace has room for max_tokens=" + std::to_string(shape.max_tokens));
-  }
   require(topk_ids, "topk_ids", ScalarType::Int, {tokens, shape.topk}, key);
   require(topk_probs, "topk_probs", ScalarType::Float, {tokens, shape.topk}, key);
   require(overflow, "overflow", ScalarType::Long, {2}, key);

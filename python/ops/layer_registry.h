@@ -14,7 +14,6 @@ struct LayerShape {
   std::int64_t intermediate = 0;
   std::int64_t local_experts = 0;
   std::int64_t topk = 0;
-  std::int64_t max_tokens = 0;
   std::int64_t rows = 0;
   std::int64_t plan_bytes = 0;
   std::int64_t forward_bytes = 0;   ///< that a forward pass works in, with `rows` rows

@@ -102,14 +102,14 @@ STABLE_TORCH_LIBRARY_IMPL(uniep, CUDA, library) { implement(library); }
 
 extern "C" {
 
-/// `shape`: the fifteen figures of LayerShape, in its order.
+/// `shape`: the fourteen figures of LayerShape, in its order.
 __attribute__((visibility("default"))) void uniep_torch_bind(std::int64_t id, const void* key,
                                                              uniep_layer* layer,
                                                              const std::int64_t* shape) {
   uniep::ops::bind_layer(
       id, key, layer,
       {shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[7], shape[8],
-       shape[9], shape[10], shape[11], shape[12], shape[13], shape[14]});
+       shape[9], shape[10], shape[11], shape[12], shape[13]});
 }
 
 __attribute__((visibility("default"))) void uniep_torch_unbind(std::int64_t id) {

@@ -39,7 +39,7 @@ class AgreedFaults:
         flag: whether that is all; else :meth:`agree` raises it, on a GPU a later
             :meth:`raise_earlier`, or :meth:`raise_any`.
         rows: the capacity of a rank.
-        backward_rows, num_experts: as those of the workspace.
+        backward_rows, num_experts, max_tokens: as those of the workspace.
     """
 
     def __init__(
@@ -51,10 +51,11 @@ class AgreedFaults:
         rows: int,
         backward_rows: int,
         num_experts: int,
+        max_tokens: int,
     ) -> None:
         self._mesh = mesh
         self._flag = flag
-        self._figures = (rows, backward_rows, num_experts)
+        self._figures = (rows, backward_rows, num_experts, max_tokens)
         with torch.inference_mode(False):
             self._largest = overflow if flag else torch.zeros_like(overflow)
         self._told: deque[_Told] = deque()  # of calls whose faults are still to be raised
@@ -110,11 +111,11 @@ class AgreedFaults:
             raise _library.Error(result, self._sentence(what, amount))
 
     def _sentence(self, what: int, amount: int) -> str:
-        rows, backward_rows, num_experts = self._figures
+        rows, backward_rows, num_experts, max_tokens = self._figures
         if what == 2:
             return (
                 f"topk_ids has a number that is no expert; -1 (dropped) to {num_experts - 1} is "
-                "accepted"
+                f"accepted. Or a rank has more tokens than max_tokens={max_tokens}"
             )
         if what == 3:
             return (

@@ -17,6 +17,7 @@ the host, and CUDA graphs can capture it.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -187,7 +188,8 @@ def to_all_hosts(
 
     Args:
         mesh: of the processes.
-        x: bf16 [t, H], t at most `tokens`.
+        x: bf16 [t, H]. If t is more than `tokens`, all hosts refuse the call, as they do a routing
+            that does not fit.
         topk_ids: int32 [t, K], numbers of experts among all.
         topk_probs: fp32 [t, K].
         experts: of a host.
@@ -255,10 +257,15 @@ class _Spread(torch.autograd.Function):
         ctx.way_back = way_back or WayBack(mesh)
         ctx.save_for_backward(ids)
         # Both of four bytes: in one message.
-        slots = spread(mesh, padded(torch.cat((ids, probs.view(torch.int32)), 1), tokens, -1))
+        slots = torch.cat((ids, probs.view(torch.int32)), 1)
+        if mesh.hosts == 1:  # the fused layer refuses what is too much
+            tokens = max(tokens, ctx.own)
+        elif ctx.own > tokens:
+            slots[0, 0] = _IMPOSSIBLE
+        slots = spread(mesh, resized(slots, tokens, -1))
         seen_ids, seen_probs = slots.chunk(2, 1)
         ctx.mark_non_differentiable(seen_ids)
-        seen = spread(mesh, padded(x, tokens))
+        seen = spread(mesh, resized(x, tokens))
         return seen, seen_probs.contiguous().view(torch.float32), seen_ids
 
     @staticmethod
@@ -267,9 +274,10 @@ class _Spread(torch.autograd.Function):
         (ids,) = ctx.saved_tensors
         partials, dprobs_of_hosts = ctx.way_back.take(dx, dprobs)
         # A slot has its gradient from the host that has its expert.
-        owner = (ids // ctx.of_host).clamp_(0, ctx.mesh.hosts - 1)
+        owner = (ids // ctx.of_host).clamp_(0, ctx.mesh.hosts - 1)[: dprobs_of_hosts.shape[1]]
         of_probs = dprobs_of_hosts[:, : ctx.own].gather(0, owner.long()[None])[0]
-        return None, None, None, None, sum_of_hosts(partials, ctx.own), of_probs, None
+        of_x = resized(sum_of_hosts(partials, ctx.own), ctx.own, math.nan)
+        return None, None, None, None, of_x, resized(of_probs, ctx.own), None
 
 
 class _Collect(torch.autograd.Function):
@@ -279,7 +287,7 @@ class _Collect(torch.autograd.Function):
     def forward(ctx: Any, mesh: HostMesh, own: int, out: Tensor, agreed: Tensor | None) -> Tensor:
         ctx.mesh, ctx.tokens = mesh, out.shape[0] // mesh.hosts
         ctx.save_for_backward(agreed)
-        return sum_of_hosts(collect(mesh, out), own)
+        return resized(sum_of_hosts(collect(mesh, out), own), own, math.nan)
 
     @staticmethod
     @once_differentiable
@@ -287,14 +295,18 @@ class _Collect(torch.autograd.Function):
         (agreed,) = ctx.saved_tensors
         if agreed is not None:
             dy = torch.where(agreed[0] == 0, dy, 0)
-        return None, None, spread(ctx.mesh, padded(dy, ctx.tokens)), None
+        return None, None, spread(ctx.mesh, resized(dy, ctx.tokens)), None
 
 
-def padded(rows: Tensor, count: int, value: int = 0) -> Tensor:
-    """[t, n] to [count, n], contiguous."""
+#: In a message, for a rank with more tokens than it may send: no expert, nor a dropped slot.
+_IMPOSSIBLE = -2
+
+
+def resized(rows: Tensor, count: int, value: float = 0) -> Tensor:
+    """[t, n] to [count, n], contiguous: without its last rows, or with some of `value`."""
     missing = count - rows.shape[0]
-    if missing == 0:
-        return rows.contiguous()
+    if missing <= 0:
+        return rows[:count].contiguous()
     return torch.cat((rows, rows.new_full((missing, rows.shape[1]), value)))
 
 

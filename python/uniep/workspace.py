@@ -162,6 +162,8 @@ class Workspace(OfProcess):
         )
         if self.mesh is not None:
             check_sums(self.mesh, self.arithmetic)
+            if max_tokens < 1 and self.mesh.hosts > 1:
+                raise ValueError(f"max_tokens is {max_tokens}; over hosts 1 or more is accepted")
             if num_experts % self.mesh.hosts:
                 raise ValueError(
                     f"num_experts is {num_experts} on {self.mesh.hosts} hosts; a multiple of their "
@@ -242,12 +244,11 @@ class Workspace(OfProcess):
         self.plan_bytes = needs.plan
         self.forward_bytes = needs.forward_rows
         self.backward_bytes = needs.backward_rows
-        shape = (ctypes.c_int64 * 15)(
+        shape = (ctypes.c_int64 * 14)(
             self.hidden,
             self.intermediate,
             self.local_experts,
             self.topk,
-            max_tokens,
             self.rows,
             self.plan_bytes,
             self.forward_bytes,
@@ -270,6 +271,7 @@ class Workspace(OfProcess):
                 rows=needs.rows,
                 backward_rows=self.backward_rows,
                 num_experts=self.num_experts,
+                max_tokens=self.max_tokens,
             )
         self._layer = layer
         # With its key, which a call keeps until its backward, the layer outlives this object.

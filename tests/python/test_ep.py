@@ -194,3 +194,24 @@ def exits():
 
 def test_processes_exit_cleanly_with_open_layers():
     assert run_ranks(2, exits) == [False, True]
+
+
+def too_many():
+    """One rank has more tokens than there is room for: what all raise, and a step behind that."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    case = make_case(tokens=TOKENS)
+    most = 20
+    assert [case.part(r, size).x.shape[0] > most for r in range(size)].count(True) == 1
+    with uniep.Workspace(dist.group.WORLD, 64, 32, 8, 2, most, device="cpu") as own:
+        sentence = raised(step, case.part(rank, size), workspace=own)
+        fits = make_case(tokens=40).part(rank, size)
+        return sentence, step(fits, workspace=own)
+
+
+def test_too_many_tokens_on_one_rank_are_refused_by_all():
+    results = run_ranks(4, too_many)
+    sentences = {sentence for sentence, _ in results}
+    assert len(sentences) == 1
+    assert "rank 0" in sentences.pop()
+    together = [torch.cat([step[i] for _, step in results]) for i in range(5)]
+    assert_same(together, step(make_case(tokens=40)))

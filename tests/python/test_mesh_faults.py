@@ -33,11 +33,14 @@ def part_of(case: Case) -> Case:
     return case.part(dist.get_rank(), dist.get_world_size())
 
 
-def many() -> Case:
-    """The same with four times as many tokens."""
-    case = skewed()
-    x, ids, probs, dy = (torch.cat([t] * 4) for t in (case.x, case.ids, case.probs, case.dy))
+def times(count: int, case: Case) -> Case:
+    """The same with so many times as many tokens; ten times are too many for the first rank."""
+    x, ids, probs, dy = (torch.cat([t] * count) for t in (case.x, case.ids, case.probs, case.dy))
     return Case(x, ids, probs, case.w1, case.w2, dy)
+
+
+def many() -> Case:
+    return times(4, skewed())
 
 
 def flagged() -> dict[str, object]:
@@ -55,6 +58,9 @@ def flagged() -> dict[str, object]:
         uniep.moe(*tensors, workspace=own, main_grads=main).backward(case.dy)
         found["main_grads"] = list(main)
 
+        own.overflow.zero_()
+        found["longer"] = step(part_of(times(10, case_of())), workspace=own)
+        assert own.overflow.tolist() == [2, 0]
         own.overflow.zero_()
         found["usable"] = step(part_of(skewed()), workspace=own)
         assert int(own.overflow[0]) == 0
@@ -86,6 +92,7 @@ def raised() -> dict[str, str]:
         "capacity: an expert would receive 256 rows": sentence(many(), backward_rows=128),
         "bytes would do": sentence(many(), row_pool=pool),
         "argument: topk_ids has a number that is no expert; -1": sentence(impossible),
+        f"Or a rank has more tokens than max_tokens={4 * TOKENS}": sentence(times(10, case_of())),
     }
 
 
@@ -109,6 +116,17 @@ def test_a_fault_is_a_value_on_all_hosts(ranks):
     assert ranks[0]["flagged"]["overflow"] == [1, 512]
 
 
+def test_a_rank_with_too_many_tokens_is_a_fault_on_all_hosts(ranks):
+    whole = times(10, case_of())
+    tokens = [whole.part(rank, SIZE).x.shape[0] for rank in range(SIZE)]
+    assert [count > 4 * TOKENS for count in tokens] == [True, False, False, False]
+    for count, result in zip(tokens, (rank["flagged"] for rank in ranks), strict=True):
+        out, dx, dprobs, dw1, dw2 = result["longer"]
+        assert out.shape == dx.shape == (count, 64) and dprobs.shape == (count, 4)
+        assert out.isnan().all() and dx.isnan().all()
+        assert not dprobs.any() and not dw1.any() and not dw2.any()
+
+
 @pytest.mark.parametrize(("name", "case"), [("fits", skewed), ("usable", skewed), ("grown", many)])
 def test_what_fits_has_the_bits_of_one_process(ranks, name, case):
     parts = [rank["flagged"][name] for rank in ranks]
@@ -119,6 +137,6 @@ def test_what_fits_has_the_bits_of_one_process(ranks, name, case):
 def test_all_hosts_raise_the_same(ranks):
     for words, sentence in ranks[0]["raised"].items():
         assert words in sentence
-    assert len(ranks[0]["raised"]) == 4
+    assert len(ranks[0]["raised"]) == 5
     for rank in ranks[1:]:
         assert rank["raised"] == ranks[0]["raised"]
