@@ -440,11 +440,11 @@ def default_workspace(
 ) -> Workspace:
     """The workspace that calls without one share, of this kind; made by the first of them.
 
-    Of one process alone it grows with the tokens of a call where ``max_tokens`` is None. Not with
-    ``row_pool`` while compiling.
+    Of one process alone it grows with the tokens of a call where ``max_tokens`` is None. With
+    several ranks such a call is refused by all of them. Not with ``row_pool`` while compiling.
 
     Raises:
-        ValueError: where a group of several ranks gets more tokens than in its first call.
+        ValueError: where ``max_tokens`` of several ranks is more than in their first call.
     """
     wanted = tokens if max_tokens is None else max_tokens
     may_grow = max_tokens is None
@@ -455,10 +455,7 @@ def default_workspace(
             key = (*kind, row_pool, hosts)
             return group_of(group, device).workspaces[key]
     place = _Place.of(group, device)
-    workspace = place.owner.workspaces.get((*kind, row_pool, place.hosts))
-    if workspace is None or workspace.max_tokens < wanted:
-        workspace = _make(place, kind, wanted, may_grow, row_pool)
-    return workspace
+    return _found_or_made(place, kind, wanted, may_grow, row_pool)
 
 
 class _Place(NamedTuple):
@@ -499,8 +496,18 @@ def paged_workspace(
     return default_workspace(group, device, kind, tokens, max_tokens, pool)
 
 
-def _make(
+def _found_or_made(
     place: _Place, kind: LayerKind, wanted: int, may_grow: bool, row_pool: RowPool | None = None
+) -> Workspace:
+    known = place.owner.workspaces.get((*kind, row_pool, place.hosts))
+    # Tokens of this rank alone are no reason to make a workspace, which takes all of them.
+    if known is not None and (wanted <= known.max_tokens or (may_grow and place.ranks > 1)):
+        return known
+    return _make(place, kind, wanted, may_grow, row_pool)
+
+
+def _make(
+    place: _Place, kind: LayerKind, wanted: int, may_grow: bool, row_pool: RowPool | None
 ) -> Workspace:
     key, known = (*kind, row_pool, place.hosts), place.owner.workspaces
     smaller = known.get(key)
@@ -554,7 +561,5 @@ def _workspace(place: _Place, kind: LayerKind, tokens: int, row_pool: RowPool | 
 def _prepare(group: GroupLike, device: str, wanted: int, may_grow: bool, *figures: Any) -> int:
     # The figures of a LayerKind: the compiler hands on constants.
     place = _Place.of(group, torch.device(device))
-    known = place.owner.workspaces.get((*figures, None, place.hosts))
-    if known is None or known.max_tokens < wanted:
-        _make(place, LayerKind(*figures), wanted, may_grow)
+    _found_or_made(place, LayerKind(*figures), wanted, may_grow)
     return place.hosts

@@ -68,6 +68,15 @@ def test_keeps_nothing_if_told_so(tmp_path, monkeypatch):
     assert not found.stored and not cache.exists()
 
 
+@pytest.fixture
+def heeds_ctrl_c():
+    """A shell starts what it puts in the background deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_ends_it_with_what_it_has():
     case = make_case(tokens=1024, hidden=256, intermediate=128)
     timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
