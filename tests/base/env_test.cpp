@@ -125,7 +125,7 @@ TEST(Environment, FindsWhatIsSetButReadByNothing) {
 }
 
 TEST(Environment, TheListDescribesEachVariable) {
-  EXPECT_EQ(environment_variables().size(), 35u);
+  EXPECT_EQ(environment_variables().size(), 36u);
   for (const EnvVariable& v : environment_variables()) {
     EXPECT_FALSE(v.meaning.empty());
     EXPECT_FALSE(v.default_text.empty());
