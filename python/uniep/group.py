@@ -83,6 +83,8 @@ class Group(OfProcess):
         if self.rank < 0:
             raise ValueError("this process is not a member of process_group; pass a group it is in")
 
+        if self.device.type == "cuda" and self.size > 1 and self.rank == 0:
+            _warn_of_collectives()
         handle = ctypes.c_void_p()
         _meet(
             process_group,
@@ -159,6 +161,18 @@ def _warn_of_others() -> None:
         f"WORLD_SIZE is {processes}, but torch.distributed is not initialised and group is None: "
         "this process keeps all experts to itself; to share them, call "
         "torch.distributed.init_process_group() and then pass group=torch.distributed.group.WORLD",
+        stacklevel=2,
+    )
+
+
+def _warn_of_collectives() -> None:
+    """Whether any run beside passes is what only the user knows; where they do, it is needed."""
+    if os.environ.get("UNIEP_SPARE_SMS"):
+        return
+    warnings.warn(
+        "UNIEP_SPARE_SMS is not set: where collectives of NCCL run beside uniep's passes, as those "
+        "of FSDP and DDP do, both can wait for each other until the time limit; set it to 16, and "
+        "NCCL_MAX_CTAS to 16, or to 0 where none do (docs/python.md, Beside other parallelism)",
         stacklevel=2,
     )
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ranks import run_ranks
 
 import uniep
+from uniep import group as group_module
 
 
 def make_layer(**options):
@@ -86,6 +87,18 @@ def test_warns_where_the_group_was_forgotten(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         uniep.Group(device="cpu")
+
+
+def test_warns_where_collectives_have_no_sms(monkeypatch):
+    """As groups of GPUs do."""
+    for value, warned in ((None, True), ("", True), ("16", False), ("0", False)):
+        monkeypatch.delenv("UNIEP_SPARE_SMS", raising=False)
+        if value is not None:
+            monkeypatch.setenv("UNIEP_SPARE_SMS", value)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            group_module._warn_of_collectives()
+        assert ["NCCL_MAX_CTAS" in str(w.message) for w in found] == [True] * warned
 
 
 def alone_among_others():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -74,6 +76,19 @@ def without_spare_sms():
     crossed(lambda: uniep.moe(*tensors, **options))
     with pytest.raises(RuntimeError, match=r"wait expired after 2000 ms.*UNIEP_SPARE_SMS"):
         uniep.moe(*tensors, **options)
+
+
+def warned():
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        uniep.Group(dist.group.WORLD, device="cuda").close()
+    return sum("UNIEP_SPARE_SMS is not set" in str(warning.message) for warning in found)
+
+
+def test_warns_on_the_first_rank_where_it_is_not_set(monkeypatch):
+    assert run_ranks(RANKS, warned, backend="nccl") == [0, 0]
+    monkeypatch.delenv("UNIEP_SPARE_SMS")
+    assert run_ranks(RANKS, warned, backend="nccl") == [1, 0]
 
 
 def test_without_spare_sms_they_wait_for_each_other(monkeypatch):
