@@ -216,7 +216,7 @@ example() {
 # The package's tests on a GPU have ranks of their own, which share one.
 python_package() {
   if python3 -c 'import pytest, uniep' 2>/dev/null; then
-    part "tests/python/test_cuda*.py" 1 120 600 \
+    part "tests/python/test_cuda*.py" 1 200 600 \
       python3 -m pytest -q -p no:cacheprovider -m cuda tests/python/test_cuda*.py
   else
     missing "tests/python/test_cuda*.py" 1 "python3 has no pytest or no uniep"
