@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 
 import pytest
@@ -76,6 +77,17 @@ def without_spare_sms():
     crossed(lambda: uniep.moe(*tensors, **options))
     with pytest.raises(RuntimeError, match=r"wait expired after 2000 ms.*UNIEP_SPARE_SMS"):
         uniep.moe(*tensors, **options)
+
+
+def disagreeing():
+    os.environ["UNIEP_SPARE_SMS"] = str(dist.get_rank())
+    with pytest.raises(uniep.Error, match=r"ranks disagree.*UNIEP_SPARE_SMS=1"):
+        uniep.Workspace(dist.group.WORLD, 64, 32, 8, 2, 16, device="cuda")
+    return []
+
+
+def test_ranks_spare_the_same_number():
+    run_ranks(RANKS, disagreeing, backend="nccl")
 
 
 def warned():
