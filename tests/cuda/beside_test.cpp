@@ -66,6 +66,24 @@ class CudaBeside : public ::testing::Test {
       0.5);
 };
 
+/// What the rank has when `calls` are done, which end while an SM is held.
+template <class Calls>
+LayerResult beside_held_sm(GpuRank& rank, const Stream& stream, Calls&& calls) {
+  HeldSm held;
+  calls();
+  EXPECT_TRUE(is_done(stream, milliseconds(5000)));
+  EXPECT_TRUE(held.is_held());
+  held.let_go();
+  return rank.result();
+}
+
+void expect_same(const LayerResult& found, const LayerResult& wanted) {
+  EXPECT_EQ(found.out, wanted.out);
+  EXPECT_EQ(found.dx, wanted.dx);
+  EXPECT_EQ(found.dw1, wanted.dw1);
+  EXPECT_EQ(found.dw2, wanted.dw2);
+}
+
 TEST_F(CudaBeside, WeightGradientsTakeTheSmsThatAreLeft) {
   const Stream stream;
   GpuRank rank(data_, cuda::single_rank(), {.cuda_stream = stream.get()});
@@ -77,15 +95,7 @@ TEST_F(CudaBeside, WeightGradientsTakeTheSmsThatAreLeft) {
     rank.forward(schedule);
     rank.backward_data(schedule);
     ASSERT_TRUE(is_done(stream, milliseconds(10000)));
-    HeldSm held;
-    rank.backward_weights(schedule);
-    EXPECT_TRUE(is_done(stream, milliseconds(5000)));
-    EXPECT_TRUE(held.is_held());
-    held.let_go();
-    const LayerResult found = rank.result();
-    EXPECT_EQ(found.dw1, wanted.dw1);
-    EXPECT_EQ(found.dw2, wanted.dw2);
-    EXPECT_EQ(found.dx, wanted.dx);
+    expect_same(beside_held_sm(rank, stream, [&] { rank.backward_weights(schedule); }), wanted);
   }
 }
 
@@ -97,18 +107,13 @@ TEST_F(CudaBeside, SpareSmsAreLeft) {
     SCOPED_TRACE(to_string(schedule));
     const LayerResult wanted = rank.step(schedule);
     rank.forget_results();
-    HeldSm held;
-    rank.plan();
-    rank.forward(schedule);
-    rank.backward_data(schedule);
-    rank.backward_weights(schedule);
-    EXPECT_TRUE(is_done(stream, milliseconds(5000)));
-    EXPECT_TRUE(held.is_held());
-    held.let_go();
-    const LayerResult found = rank.result();
-    EXPECT_EQ(found.out, wanted.out);
-    EXPECT_EQ(found.dx, wanted.dx);
-    EXPECT_EQ(found.dw1, wanted.dw1);
+    const auto step = [&] {
+      rank.plan();
+      rank.forward(schedule);
+      rank.backward_data(schedule);
+      rank.backward_weights(schedule);
+    };
+    expect_same(beside_held_sm(rank, stream, step), wanted);
   }
 }
 
