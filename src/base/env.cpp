@@ -51,9 +51,8 @@ constexpr EnvVariable kVariables[] = {
      "1: several ranks may use one GPU, whose time they share: for tests and development, slow",
      "0"},
     {"UNIEP_SPARE_SMS",
-     "SMs that kernels which wait for other ranks leave to collectives of NCCL that run beside "
-     "them "
-     "(0 to 64)",
+     "SMs that kernels which wait for other ranks leave to collectives of NCCL beside them (0 to "
+     "64)",
      "0"},
     {"NCCL_NVLS_ENABLE", "whether NCCL may use NVLink multicast, which uniep does not use", "0"},
     {"UNIEP_TUNE_CACHE", "file of the schedules that were tuned on this machine",
