@@ -391,7 +391,9 @@ def test_the_example_trains_as_transformers_own_experts_do() -> None:
     example = Path(__file__).parents[2] / "examples/transformers_qwen3.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([*command, str(example)], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, str(example)], env=env, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     losses = {
         line.split()[0]: [float(x) for x in line.split("losses")[1].split()]
