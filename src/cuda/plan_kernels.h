@@ -57,7 +57,7 @@ cudaError_t prepare_plan();
 cudaError_t prepare_order();
 
 /// Exchanges the routing with all ranks, which launch it alike, and fills `args.plan`. At most
-/// `ctas` CTAs, resident together; 0: one per SM.
+/// `ctas` CTAs, resident together.
 cudaError_t launch_plan(const PlanArgs& args, int ctas, cudaStream_t stream);
 
 /// Gives the pages that a plan holds back to the pool, if it holds any.
@@ -75,7 +75,7 @@ struct OrderArgs {
       nullptr;  // DeviceContext::failed: not 0 leaves queues without tasks
 };
 
-/// Fills `args.order`. At most `ctas` CTAs, resident together; 0: one per SM.
+/// Fills `args.order`. At most `ctas` CTAs, resident together.
 cudaError_t launch_order(const OrderArgs& args, int ctas, cudaStream_t stream);
 
 }  // namespace uniep::cuda

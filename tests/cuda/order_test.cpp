@@ -69,7 +69,8 @@ void compare(Rng& rng, const PlanGroup& group, const Routing& routing, int rank)
     SCOPED_TRACE(cat("rank ", rank, ", ", name(pass), ", ", to_string(schedule)));
     const PassOrder want(plan.data(), pass, schedule);
     const OrderRun got(group, rank, plan.tokens(), pass, schedule);
-    got.run(static_cast<int>(chance(rng, 50) ? 0 : pick(rng, 1, 132)), group.rank(rank).stream);
+    got.run(static_cast<int>(chance(rng, 50) ? one_per_sm() : pick(rng, 1, 132)),
+            group.rank(rank).stream);
     ASSERT_NO_FATAL_FAILURE(expect_order(want.view(), got.order));
   }
 }
@@ -93,7 +94,7 @@ TEST_F(OrderKernel, EqualsTheCpuOrder) {
     }
     PlanGroup group(problem, ranks);
     SCOPED_TRACE(cat("seed ", seed, ", ", describe(routing)));
-    group.run(routing, PlanGroup::Launch::kOneByOne, 0);
+    group.run(routing, PlanGroup::Launch::kOneByOne, one_per_sm());
     for (int r = 0; r < ranks; ++r) ASSERT_NO_FATAL_FAILURE(compare(rng, group, routing, r));
   }
 }
@@ -101,10 +102,10 @@ TEST_F(OrderKernel, EqualsTheCpuOrder) {
 TEST_F(OrderKernel, AnUnusablePlanHasNoTasks) {
   const Problem p{.hidden = 8, .intermediate = 8, .num_experts = 2, .topk = 1, .max_tokens = 4};
   PlanGroup group(p, 1);
-  group.run({p, {2}, {0, 7}}, PlanGroup::Launch::kTogether, 0);
+  group.run({p, {2}, {0, 7}}, PlanGroup::Launch::kTogether, one_per_sm());
   for (const char* text : {"sequential", "pipelined:2", "two-kernel", "single"}) {
     const OrderRun run(group, 0, 2, Pass::kBackward, parse_schedule(text));
-    run.run(0, group.rank(0).stream);
+    run.run(one_per_sm(), group.rank(0).stream);
     for (int q = 0; q < run.order.num_queues; ++q) {
       const std::vector<std::int64_t> zeros(static_cast<std::size_t>(run.order.queue_size(q) + 1));
       expect_equal(zeros.data(), run.order.begin_of(q), static_cast<std::int64_t>(zeros.size()),

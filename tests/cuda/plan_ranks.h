@@ -6,6 +6,7 @@
 #include <numeric>
 #include <vector>
 
+#include "base/cuda/driver.h"
 #include "cuda/device_memory.h"
 #include "cuda/host_visible.h"
 #include "cuda/plan_kernels.h"
@@ -14,6 +15,9 @@
 namespace uniep::testing {
 
 constexpr int kPlanLimitMs = 10'000;
+
+/// CTAs of a launch that has the GPU to itself.
+inline int one_per_sm() { return cuda::sms_to_hold(0); }
 
 /// What one rank of an emulated group owns.
 struct PlanRank {

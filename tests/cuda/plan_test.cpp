@@ -94,7 +94,7 @@ void expect_same_as_cpu(PlanGroup& group, const Routing& routing, Launch how, in
 /// Few CTAs where ranks run together, so that all are resident.
 int random_ctas(Rng& rng, Launch how, int num_ranks) {
   if (how == Launch::kTogether) return static_cast<int>(pick(rng, 1, 64 / num_ranks));
-  return static_cast<int>(chance(rng, 50) ? 0 : pick(rng, 1, 132));
+  return static_cast<int>(chance(rng, 50) ? one_per_sm() : pick(rng, 1, 132));
 }
 
 /// Something that both sides must refuse, or nothing.
@@ -148,7 +148,8 @@ TEST_F(PlanKernel, ALargeRoutingOfOneRank) {
     for (int i = 0; i < 2; ++i) {
       const Routing routing = random_routing(rng, p, 1);
       SCOPED_TRACE(describe(routing));
-      ASSERT_NO_FATAL_FAILURE(expect_same_as_cpu(group, routing, Launch::kTogether, 0, 0));
+      ASSERT_NO_FATAL_FAILURE(
+          expect_same_as_cpu(group, routing, Launch::kTogether, one_per_sm(), 0));
     }
   }
 }
@@ -167,12 +168,12 @@ TEST_F(PlanKernel, AnImpossibleNumberOfTokensIsRefusedByEveryRank) {
 TEST_F(PlanKernel, TheFirstErrorIsKeptUntilTheHostClearsIt) {
   const Problem p{.hidden = 8, .intermediate = 8, .num_experts = 2, .topk = 1, .max_tokens = 4};
   PlanGroup group(p, 1);
-  group.run({p, {2}, {0, 7}}, Launch::kTogether, 0);
+  group.run({p, {2}, {0, 7}}, Launch::kTogether, one_per_sm());
   const std::string first = reported(group, 0);
   EXPECT_EQ(first, "topk_ids of rank 0, token 1, slot 0 is 7; -1 (dropped) to 1 is accepted");
-  group.run({p, {2}, {-9, 0}}, Launch::kTogether, 0);
+  group.run({p, {2}, {-9, 0}}, Launch::kTogether, one_per_sm());
   EXPECT_EQ(reported(group, 0), first);
-  group.run({p, {2}, {1, 0}}, Launch::kTogether, 0);
+  group.run({p, {2}, {1, 0}}, Launch::kTogether, one_per_sm());
   EXPECT_EQ(reported(group, 0), first);
   EXPECT_TRUE(download(group.plan(0).status, 1)[0].ok());
 }
@@ -206,7 +207,7 @@ TEST_F(PlanKernel, AGraphReplaysWithOtherIds) {
   cudaGraph_t graph;
   cudaGraphExec_t exec;
   cuda::check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
-  group.launch(routing, 0, 0);
+  group.launch(routing, 0, one_per_sm());
   cuda::check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
   cuda::check_cuda(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
   for (int i = 0; i < 5; ++i) {

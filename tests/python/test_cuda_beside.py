@@ -52,13 +52,22 @@ def crossed(run):
     return result
 
 
-def passes_and_collectives():
+def warmed_up():
+    """This rank's case, a forward of it, and what a step gives; NCCL has begun, too."""
     case = make_case(400, experts=16).part(dist.get_rank(), RANKS).to("cuda").requires_grad()
     tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
-    options = {"group": dist.group.WORLD, "max_tokens": 400}
-    wanted = gradients(case, uniep.moe(*tensors, **options))
+
+    def forward():
+        return uniep.moe(*tensors, group=dist.group.WORLD, max_tokens=400)
+
+    wanted = gradients(case, forward())
     dist.all_reduce(torch.ones(1 << 20, device="cuda"))
-    out = crossed(lambda: uniep.moe(*tensors, **options))
+    return case, forward, wanted
+
+
+def passes_and_collectives():
+    case, forward, wanted = warmed_up()
+    out = crossed(forward)
     found = crossed(lambda: gradients(case, out))
     return [t.cpu() for t in wanted], [t.cpu() for t in found]
 
@@ -69,21 +78,16 @@ def test_a_pass_and_a_collective_may_begin_in_either_order():
 
 
 def without_spare_sms():
-    case = make_case(400, experts=16).part(dist.get_rank(), RANKS).to("cuda").requires_grad()
-    tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
-    options = {"group": dist.group.WORLD, "max_tokens": 400}
-    uniep.moe(*tensors, **options)
-    dist.all_reduce(torch.ones(1 << 20, device="cuda"))
-    crossed(lambda: uniep.moe(*tensors, **options))
+    _, forward, _ = warmed_up()
+    crossed(forward)
     with pytest.raises(RuntimeError, match=r"wait expired after 2000 ms.*UNIEP_SPARE_SMS"):
-        uniep.moe(*tensors, **options)
+        forward()
 
 
 def disagreeing():
     os.environ["UNIEP_SPARE_SMS"] = str(dist.get_rank())
     with pytest.raises(uniep.Error, match=r"ranks disagree.*UNIEP_SPARE_SMS=1"):
         uniep.Workspace(dist.group.WORLD, 64, 32, 8, 2, 16, device="cuda")
-    return []
 
 
 def test_ranks_spare_the_same_number():

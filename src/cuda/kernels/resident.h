@@ -6,24 +6,16 @@
 
 namespace uniep::cuda {
 
-/// Launches at most `ctas` CTAs (0: one per SM), resident together. Neither allocates nor
-/// synchronises.
+/// Launches at most `ctas` CTAs, resident together. Neither allocates nor synchronises.
 template <class Args>
 cudaError_t launch_resident(void (*kernel)(Args), const Args& args, int threads,
                             std::size_t shared_bytes, int ctas, cudaStream_t stream) {
-  int device = 0;
-  int sms = 0;
-  if (const cudaError_t e = cudaGetDevice(&device); e != cudaSuccess) return e;
-  if (const cudaError_t e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-      e != cudaSuccess) {
-    return e;
-  }
   if (const cudaError_t e = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
       e != cudaSuccess) {
     return e;
   }
-  const LaunchSize size{min_of(ctas == 0 ? sms : ctas, kMaxPlanCtas), threads, shared_bytes};
+  const LaunchSize size{min_of(ctas, kMaxPlanCtas), threads, shared_bytes};
   return launch_kernel(kernel, size, resident_together(), stream, args);
 }
 
