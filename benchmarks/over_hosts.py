@@ -4,6 +4,7 @@
     torchrun --nproc_per_node=4 benchmarks/over_hosts.py --hosts 2 [--cases deepseek-v3 ...]
     torchrun --nproc_per_node=4 benchmarks/over_hosts.py --sockets   # NCCL sees hosts, too
     NCCL_P2P_DISABLE=1 torchrun --nproc_per_node=4 benchmarks/over_hosts.py --in-turn  # slow links
+    UNIEP_SPARE_SMS=16 NCCL_MAX_CTAS=16 torchrun ...                 # tokens cross under passes
     torchrun --nproc_per_node=2 benchmarks/over_hosts.py --tiny      # seconds, on CPUs too
 
 Ranks of one machine are taken to be on several hosts. Ways, which take turns:
@@ -11,9 +12,10 @@ Ranks of one machine are taken to be on several hosts. Ways, which take turns:
     group        all ranks in one group: no host is crossed
     group, sums  the same with one combine group for each host, whose sums are rounded to bf16
     mesh         over a mesh of hosts and ranks; its bits are compared with those of `group, sums`
-    in turn      with --in-turn, the mesh where gradients of weights wait for what crosses
+    in turn      with --in-turn, the mesh where passes wait for what crosses, and it for them
 
-So `mesh` - `group, sums` is what crossing costs, and `in turn` - `mesh` what of it is hidden. On
+So `mesh` - `group, sums` is what crossing costs, and `in turn` - `mesh` what of it is hidden:
+without UNIEP_SPARE_SMS only what crosses under gradients of weights. On
 several machines, where there is no group of all, only meshes run. docs/hosts.md shows the figures.
 """
 
@@ -29,38 +31,51 @@ import torch
 import torch.distributed as dist
 from compare import records
 from compare.package_records import header
-from compare.shapes import MODELS, TINY, Shape
-from compare.step_bench import Inputs, MoE, StepBench, Way, measure
+from compare.shapes import MODELS, TINY, Shape, divided
+from compare.step_bench import Inputs, StepBench, Way, measure
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import uniep
-from uniep import hosts
+from uniep import functional, workspace
 
 WAYS = ["group, sums", "group", "mesh", "in turn"]
 
 
-def in_turn(moe: MoE) -> MoE:
-    """The same with nothing begun ahead."""
+def way_of(name: str, shape: Shape, mesh: DeviceMesh, device: torch.device) -> Way:
+    """Over the mesh, in a workspace of its own; `in turn` with nothing begun ahead."""
+    figures = (shape.hidden, shape.intermediate, shape.experts, shape.topk, shape.tokens)
+    sums: dict[str, Any] = {"combine_groups": mesh.shape[0], "combine_partials": "bf16"}
+    crossing, comes_in_waves = functional.Crossing, workspace.comes_in_waves
+    if name == "in turn":
+        workspace.comes_in_waves = lambda *_: False
+    own = uniep.Workspace(mesh, *figures, device=device, **sums)
+    workspace.comes_in_waves = comes_in_waves
 
-    def wrapped(*tensors: Any, **options: Any) -> torch.Tensor:
-        of = hosts.WayBack.of
-        hosts.WayBack.of = lambda _: None
+    def moe(*tensors: Any, **options: Any) -> torch.Tensor:
+        if name == "in turn":
+            functional.Crossing = _InTurn
         try:
-            return moe(*tensors, **options)
+            return uniep.moe(*tensors, workspace=own, **options)
         finally:
-            hosts.WayBack.of = of
+            functional.Crossing = crossing
 
-    return wrapped
+    return Way(name, moe)
+
+
+class _InTurn:
+    """In the place of uniep's Crossing."""
+
+    @staticmethod
+    def of(*_: Any, **__: Any) -> None:
+        return None
 
 
 def ways_of(shape: Shape, mesh: DeviceMesh, device: torch.device, with_in_turn: bool) -> list[Way]:
     """Those that run here; the first is what the others are compared with."""
     layer = partial(uniep.moe, max_tokens=shape.tokens)
     sums: dict[str, Any] = {"combine_groups": mesh.shape[0], "combine_partials": "bf16"}
-    of_mesh = Way("mesh", partial(layer, group=mesh, **sums))
-    of_meshes = [of_mesh]
-    if with_in_turn:
-        of_meshes.append(Way("in turn", in_turn(of_mesh.moe)))
+    names = ["mesh", "in turn"] if with_in_turn else ["mesh"]
+    of_meshes = [way_of(name, shape, mesh, device) for name in names]
     if int(os.environ["LOCAL_WORLD_SIZE"]) < dist.get_world_size():
         return of_meshes
     members = uniep.Group(dist.group.WORLD, device=device)
@@ -88,6 +103,7 @@ def main() -> None:
     add("--cases", nargs="+", default=list(MODELS), choices=list(MODELS))
     add("--sockets", action="store_true", help="tell NCCL that they are hosts (NCCL_HOSTID)")
     add("--in-turn", action="store_true", help="measure what is hidden, too")
+    add("--divide", type=int, default=1, help="experts of one of so many times as many GPUs")
     add("--turns", type=int, default=9)
     add("--tiny", action="store_true")
     add("--json", metavar="FILE")
@@ -110,7 +126,8 @@ def main() -> None:
     if rank == 0:
         print(f"# {about['machine']}; {about['commit']}; {args.hosts} hosts")
     found: list[dict[str, Any]] = []
-    for shape in [TINY] if args.tiny else [MODELS[name] for name in args.cases]:
+    whole = [TINY] if args.tiny else [MODELS[name] for name in args.cases]
+    for shape in whole if args.divide == 1 else [divided(shape, args.divide) for shape in whole]:
         inputs = Inputs.make(shape, ranks, device)
         bench = StepBench(shape, inputs, dist.group.WORLD, lead_cycles=8_000_000)
         rows = measure(bench, ways_of(shape, mesh, device, args.in_turn), args.turns)

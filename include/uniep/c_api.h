@@ -89,6 +89,8 @@ typedef struct {
   int64_t combine_groups; /* 0: the default, 1 */
   int64_t combine_partials; /* what groups' sums are before they are added up: 0 fp32, 1 bf16 */
   int64_t shared_experts;   /* S: experts that every rank has and every token goes to */
+  int64_t gathered_hosts;   /* 0: the default, 1; more: tokens come in waves, by host ... */
+  int64_t first_host;       /* ... from this one on */
 } uniep_problem;
 
 /* Memory of a layer and of its calls. Each block, and each of the tensors x_rows, h and row_probs,
@@ -185,6 +187,14 @@ typedef struct {
   void* forward_rows; /* forward_rows bytes, of no use behind the call; NULL: uniep's own */
 } uniep_row_memory;
 
+/* See Layer, "Tokens that come in waves", in uniep/layer.h. Of each wave of the pass a cudaEvent_t
+ * or NULL; zero: no events. */
+typedef struct {
+  void* const* before; /* [count]: the wave's tokens are there when this is */
+  void* const* behind; /* [count]: recorded when all that the wave writes is there */
+  int32_t count;       /* gathered_hosts + 1 in forward, gathered_hosts in backward */
+} uniep_wave_events;
+
 typedef struct {
   int64_t tokens;
   const int32_t* topk_ids; /* [T, K], -1: dropped */
@@ -229,6 +239,7 @@ typedef struct {
   /* [El]: a tensor for each expert, [2I, H] or [H, I]; w1 or w2 is NULL */
   const void* const* w1_each;
   const void* const* w2_each;
+  uniep_wave_events waves; /* of a problem with gathered_hosts > 1, on GPUs */
 } uniep_forward_call;
 
 /* Collective: plans the routing and runs the forward pass. Of plan, x_rows, h and row_probs a
@@ -287,6 +298,7 @@ typedef struct {
   void* dw3;
   void* const* dw1_each;
   void* const* dw2_each;
+  uniep_wave_events waves; /* as in forward; parts 0 and 1 */
 } uniep_backward_call;
 
 /* Collective, but for part 2. */

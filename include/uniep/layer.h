@@ -186,6 +186,13 @@ struct StepMemory {
   std::span<std::byte> backward_rows{};
 };
 
+/// Of a pass whose tokens come in waves (Problem::gathered_hosts), with CUDA: by wave a
+/// cudaEvent_t, or null. Empty: all is there, and nobody is told. See Layer.
+struct WaveEvents {
+  std::vector<void*> before{};  ///< the wave's tokens are there when this is
+  std::vector<void*> behind{};  ///< recorded when all that the wave writes is there
+};
+
 /// What may differ from call to call.
 struct CallOptions {
   std::optional<Schedule> schedule{};  ///< of a pass; nothing: Layer::schedule
@@ -205,6 +212,7 @@ struct CallOptions {
   /// Of a backward pass or a part of one, of a layer with a row pool: `saved` keeps its pages, for
   /// another. The last one to come gives them back, or else the end of `saved`.
   bool keep_pages = false;
+  WaveEvents waves{};  ///< of a pass, or the part of one that moves data
 };
 
 struct LayerOptions {
@@ -254,6 +262,15 @@ struct LayerOptions {
 /// different ones, the later waits on the device for all that was put on the earlier's stream
 /// before it; so calls run in the order in which they were made, and memory can be handed from one
 /// to the next. A stream lives until the layer has made a call on another, or has ended.
+///
+/// **Tokens that come in waves.** With Problem::gathered_hosts N > 1, tokens of N hosts are
+/// gathered in x and dy ahead of a pass, and it may begin when those of `first_host` f are there.
+/// It takes tokens in waves, each in a launch of its own: forward the second half of all ranks'
+/// tokens of f, those of the host behind f, the next, and so on, then the first half of f's;
+/// backward those of f, the next, and so on. CallOptions::waves says what a wave waits for on this
+/// rank's stream. Of x, or dy, it reads its own tokens alone; ids, probabilities and, in backward,
+/// x are all there. Behind wave N - 1 of forward `out` has all tokens of other hosts, and behind
+/// its last all.
 ///
 /// **CUDA graphs.** Between cudaStreamBeginCapture and cudaStreamEndCapture on a call's stream,
 /// plan, forward and backward can be captured, in any capture mode, together or in graphs of their

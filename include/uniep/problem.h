@@ -100,6 +100,13 @@ struct Problem {
   /// S: experts that every rank has and every token goes to, besides its K; topk + S is at most
   /// kMaxTopk. Not with biases, nor with more than one combine group.
   int shared_experts = 0;
+  // Where tokens of several hosts are gathered ahead of a pass, and not all are there when it
+  // begins. It then takes them in waves, as they come (Layer, "Tokens that come in waves"): under
+  // other launches, and with the same bits.
+  /// N: each rank's tokens are those of N ranks, max_tokens / N of each, one after another, so that
+  /// all ranks' are those of the first host, then of the second, and so on. At most 15.
+  int gathered_hosts = 1;
+  int first_host = 0;  ///< the host whose tokens are there first; the next follows, and so on
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };

@@ -13,7 +13,7 @@
 
 namespace uniep {
 
-enum class LaunchGrouping : int { kSeparate, kPipelined, kPaired, kSingle };
+enum class LaunchGrouping : int { kSeparate, kPipelined, kPaired, kSingle, kWaves };
 enum class ExpertOrder : int { kIndex, kHeavyFirst, kLightFirst };
 enum class SourceRotation : int { kNone, kOwnFirst, kNextFirst };
 enum class Raster : int { kAlongM, kAlongN };

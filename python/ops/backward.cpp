@@ -5,6 +5,7 @@
 #include "biases.h"
 #include "call.h"
 #include "shared_experts.h"
+#include "waves.h"
 #include "weights.h"
 
 namespace uniep::ops {
@@ -226,7 +227,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_data(
     std::vector<Tensor> w1, std::vector<Tensor> w2, std::optional<Tensor> x, std::int64_t topk,
     std::int64_t most_bytes, bool flag, std::optional<std::string> schedule,
     std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
-    std::optional<Tensor> shared_w2, std::int64_t layout) {
+    std::optional<Tensor> shared_w2, std::int64_t layout, std::optional<Tensor> waves) {
   const Call call(key);
   if (most_bytes != call.shape().backward_bytes) {
     refuse("the workspace has grown since its figures were read; read backward_bytes again");
@@ -237,6 +238,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_data(
   const DataGradients data(call, key, dy, weights, x, topk, {b1, b2}, {shared_w1, shared_w2},
                            arguments);
   Tensor rows = scratch(call, key, arguments);
+  const Waves events(waves);
+  events.set(arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
   return {data.dx, data.dprobs, data.dshared_probs, rows};
 }
@@ -338,7 +341,7 @@ backward_pages(Tensor key, std::int64_t saved, Tensor dy, std::vector<Tensor> w1
                std::optional<Tensor> b2, std::optional<Tensor> db1, std::optional<Tensor> db2,
                std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2,
                std::optional<Tensor> dshared_w1, std::optional<Tensor> dshared_w2,
-               std::int64_t layout) {
+               std::int64_t layout, std::optional<Tensor> waves) {
   const Call call(key);
   auto arguments =
       call_of_pages(key, saved, data_only ? kData : kWhole, tokens_of(dy), keep, schedule);
@@ -351,6 +354,8 @@ backward_pages(Tensor key, std::int64_t saved, Tensor dy, std::vector<Tensor> w1
       data_only ? no_weight_gradients(key) : weight_gradients(call, key, main, forms, arguments);
   Tensor rows = empty(key, ScalarType::Byte, {call.shape().backward_bytes});
   arguments.backward_rows = rows.mutable_data_ptr();
+  const Waves events(waves);
+  events.set(arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
   return {data.dx,  data.dprobs, data.dshared_probs, made.dw1,        made.dw2,
           made.db1, made.db2,    made.dshared_w1,    made.dshared_w2, data_only ? rows : none(key)};

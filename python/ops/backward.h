@@ -39,7 +39,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_data(
     std::vector<Tensor> w1, std::vector<Tensor> w2, std::optional<Tensor> x, std::int64_t topk,
     std::int64_t backward_bytes, bool flag, std::optional<std::string> schedule,
     std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
-    std::optional<Tensor> shared_w2, std::int64_t layout);
+    std::optional<Tensor> shared_w2, std::int64_t layout, std::optional<Tensor> waves);
 
 /// uniep::backward_weights: dw1, dw2, db1, db2, dshared_w1, dshared_w2.
 std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor>
@@ -72,7 +72,7 @@ backward_pages(Tensor key, std::int64_t saved, Tensor dy, std::vector<Tensor> w1
                std::optional<Tensor> b2, std::optional<Tensor> db1, std::optional<Tensor> db2,
                std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2,
                std::optional<Tensor> dshared_w1, std::optional<Tensor> dshared_w2,
-               std::int64_t layout);
+               std::int64_t layout, std::optional<Tensor> waves);
 
 /// uniep::backward_weights_pages: dw1, dw2, db1, db2, dshared_w1, dshared_w2; empty ones, if they
 /// are given to be added to.

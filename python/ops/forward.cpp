@@ -5,6 +5,7 @@
 #include "biases.h"
 #include "call.h"
 #include "shared_experts.h"
+#include "waves.h"
 #include "weights.h"
 
 namespace uniep::ops {
@@ -99,7 +100,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     std::vector<Tensor> w1, std::vector<Tensor> w2, std::int64_t rows, std::int64_t rows_of_x,
     std::int64_t rows_of_h, std::int64_t plan_bytes, bool flag, std::optional<std::string> schedule,
     std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
-    std::optional<Tensor> shared_w2, std::optional<Tensor> shared_probs, std::int64_t layout) {
+    std::optional<Tensor> shared_w2, std::optional<Tensor> shared_probs, std::int64_t layout,
+    std::optional<Tensor> waves) {
   const Call call(key);
   const LayerShape& shape = call.shape();
   if (rows != shape.rows || rows_of_x != shape.rows_of_x || rows_of_h != shape.rows_of_h ||
@@ -112,6 +114,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   Results results(shape, x, flag);
   Rows kept(shape, x, rows, rows_of_x, shape.forward_bytes);
   arguments.memory = kept.memory();
+  const Waves events(waves);
+  events.set(arguments);
   run(call, arguments, results, overflow);
   return {results.out, results.plan, kept.x_rows, kept.h, kept.row_probs};
 }
@@ -161,7 +165,8 @@ std::tuple<Tensor, std::int64_t> forward_pages(
     Tensor key, Tensor overflow, Tensor x, Tensor topk_ids, Tensor topk_probs,
     std::vector<Tensor> w1, std::vector<Tensor> w2, bool flag, std::optional<std::string> schedule,
     std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
-    std::optional<Tensor> shared_w2, std::optional<Tensor> shared_probs, std::int64_t layout) {
+    std::optional<Tensor> shared_w2, std::optional<Tensor> shared_probs, std::int64_t layout,
+    std::optional<Tensor> waves) {
   const Call call(key);
   const LayerShape& shape = call.shape();
   const Weights weights(w1, w2, shape, layout_of(layout), key);
@@ -172,6 +177,8 @@ std::tuple<Tensor, std::int64_t> forward_pages(
   arguments.memory.forward_rows = scratch.mutable_data_ptr();
   uniep_saved* saved = nullptr;
   arguments.saved = &saved;
+  const Waves events(waves);
+  events.set(arguments);
   run(call, arguments, results, overflow);
   return {results.out, reinterpret_cast<std::intptr_t>(saved)};
 }

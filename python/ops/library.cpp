@@ -15,8 +15,8 @@ constexpr const char* kForward =
     "forward(Tensor key, Tensor(a!) overflow, Tensor x, Tensor topk_ids, Tensor topk_probs, "
     "Tensor[] w1, Tensor[] w2, int rows, int rows_of_x, int rows_of_h, int plan_bytes, bool "
     "flag, str? schedule, Tensor? b1=None, Tensor? b2=None, Tensor? shared_w1=None, Tensor? "
-    "shared_w2=None, Tensor? shared_probs=None, int layout=0) -> (Tensor out, Tensor "
-    "plan, Tensor x_rows, Tensor h, Tensor row_probs)";
+    "shared_w2=None, Tensor? shared_probs=None, int layout=0, Tensor? waves=None) -> (Tensor "
+    "out, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs)";
 constexpr const char* kForwardExact =
     "forward_exact(Tensor key, Tensor(a!) overflow, Tensor x, Tensor topk_ids, Tensor "
     "topk_probs, Tensor[] w1, Tensor[] w2, bool flag, str? schedule, Tensor? b1=None, Tensor? "
@@ -39,7 +39,7 @@ constexpr const char* kBackwardData =
     "backward_data(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor "
     "dy, Tensor[] w1, Tensor[] w2, Tensor? x, int topk, int backward_bytes, bool flag, str? "
     "schedule, Tensor? b1=None, Tensor? b2=None, Tensor? shared_w1=None, Tensor? shared_w2=None, "
-    "int layout=0) -> (Tensor dx, Tensor dprobs, Tensor dshared_probs, Tensor "
+    "int layout=0, Tensor? waves=None) -> (Tensor dx, Tensor dprobs, Tensor dshared_probs, Tensor "
     "backward_rows)";
 constexpr const char* kBackwardWeights =
     "backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor "
@@ -57,13 +57,13 @@ constexpr const char* kForwardPages =
     "forward_pages(Tensor key, Tensor(a!) overflow, Tensor x, Tensor topk_ids, Tensor "
     "topk_probs, Tensor[] w1, Tensor[] w2, bool flag, str? schedule, Tensor? b1=None, Tensor? "
     "b2=None, Tensor? shared_w1=None, Tensor? shared_w2=None, Tensor? shared_probs=None, int "
-    "layout=0) -> (Tensor out, int saved)";
+    "layout=0, Tensor? waves=None) -> (Tensor out, int saved)";
 constexpr const char* kBackwardPages =
     "backward_pages(Tensor key, int saved, Tensor dy, Tensor[] w1, Tensor[] w2, Tensor? x, "
     "Tensor(a!)[] dw1, Tensor(b!)[] dw2, int topk, bool data_only, bool keep, str? schedule, "
     "Tensor? b1=None, Tensor? b2=None, Tensor(c!)? db1=None, Tensor(d!)? db2=None, Tensor? "
     "shared_w1=None, Tensor? shared_w2=None, Tensor(e!)? dshared_w1=None, Tensor(f!)? "
-    "dshared_w2=None, int layout=0) -> (Tensor dx, Tensor dprobs, Tensor "
+    "dshared_w2=None, int layout=0, Tensor? waves=None) -> (Tensor dx, Tensor dprobs, Tensor "
     "dshared_probs, Tensor[] new_dw1, Tensor[] new_dw2, Tensor new_db1, Tensor new_db2, Tensor "
     "new_dshared_w1, Tensor new_dshared_w2, Tensor backward_rows)";
 constexpr const char* kBackwardWeightsPages =

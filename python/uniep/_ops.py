@@ -38,6 +38,7 @@ def _forward(
     shared_w2: Tensor | None = None,
     shared_probs: Tensor | None = None,
     layout: int = 0,
+    waves: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (
         torch.empty_like(x),
@@ -167,6 +168,7 @@ def _backward_data(
     shared_w1: Tensor | None = None,
     shared_w2: Tensor | None = None,
     layout: int = 0,
+    waves: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return (
         *_data_gradients(dy, topk, shared_w1),

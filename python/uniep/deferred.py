@@ -13,7 +13,7 @@ from ._forms import Experts
 from ._ops import ops
 
 if TYPE_CHECKING:
-    from .hosts import WayBack
+    from ._crossing import Crossing
     from .row_pool import SavedPages
 
 __all__ = ["DeferredWeights", "backward_weights"]
@@ -98,19 +98,19 @@ def backward_weights(deferred: DeferredWeights) -> None:
 def behind_data(
     call: _Pending | _PendingPages,
     deferred: DeferredWeights | None,
-    way_back: WayBack | None,
+    crossing: Crossing | None,
     dx: Tensor,
     dprobs: Tensor,
 ) -> Any:
     """Weight gradients behind a backward of data, of which dx and dprobs are.
 
-    They wait where there is `deferred`, and else are computed while `way_back` takes dx and dprobs
+    They wait where there is `deferred`, and else are computed while `crossing` takes dx and dprobs
     to other hosts. Returns them; None where they wait, or were added to ``main_grads``.
     """
     if deferred is not None:
         deferred.add(call)
-    elif way_back is not None:
-        with way_back.ahead_of_others(dx, dprobs):
+    elif crossing is not None:
+        with crossing.ahead_of_others(dx, dprobs):
             return weight_gradients(call)
     return None
 

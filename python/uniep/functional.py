@@ -10,12 +10,13 @@ from torch.autograd.function import once_differentiable
 
 from . import _arguments, _hooks
 from . import zero_experts as _zero
+from ._crossing import Crossing, crosses_under_weights, waves_of_backward
 from ._forms import Experts, ExpertWeight, W1Layout, WeightsLayout, experts_from
 from ._ops import ops
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights, _Pending, behind_data
 from .group import GroupLike, without_mesh
-from .hosts import WayBack, from_all_hosts, to_all_hosts
+from .hosts import from_all_hosts, to_all_hosts
 from .offload import saving_elsewhere
 from .row_pool import RowPoolLike, moe_in_pages
 from .workspace import LayerKind, Workspace, default_workspace, paged_workspace
@@ -48,7 +49,7 @@ class _Moe(torch.autograd.Function):
         flag: bool,
         schedule: str | None,
         deferred: DeferredWeights | None,
-        way_back: WayBack | None,
+        crossing: Crossing | None,
         layout: int,
         counts: tuple[int, int, int],
         main_counts: tuple[int, int],
@@ -63,7 +64,8 @@ class _Moe(torch.autograd.Function):
             saved = ops.forward_exact(*inputs, *end)
         else:
             figures = (rows, rows_of_x, rows_of_h, plan_bytes)
-            saved = ops.forward(*inputs, *figures, *end)
+            waves = None if crossing is None else crossing.forward_waves
+            saved = ops.forward(*inputs, *figures, *end, waves)
         out, plan, x_rows, h, row_probs = saved
         # Without rows of x, backward dispatches x again.
         again = x if rows_of_x == 0 else None
@@ -80,7 +82,7 @@ class _Moe(torch.autograd.Function):
         ctx.flag = flag
         ctx.schedule = schedule
         ctx.deferred = deferred
-        ctx.way_back = way_back
+        ctx.crossing = crossing
         # Not as hooks of saved tensors return them: those have a grad that nobody sees.
         ctx.weights = weights if deferred is not None else None
         return out  # type: ignore[no-any-return]
@@ -95,17 +97,20 @@ class _Moe(torch.autograd.Function):
         main: Experts | None = ctx.main_grads
         new: list[Tensor | None] = [None] * len(given)
         wants_weights = main is not None or any(ctx.needs_input_grad[_BEFORE_TENSORS:])
-        way_back = ctx.way_back if wants_weights else None
-        if ctx.deferred is not None or way_back is not None or not wants_weights:
-            dx, dprobs, dshared_probs, rows = ops.backward_data(
-                *call,
-                ctx.topk,
-                ctx.backward_bytes,
-                ctx.flag,
-                ctx.schedule,
-                *weights.more,
-                ctx.layout,
-            )
+        crossing: Crossing | None = ctx.crossing
+        ahead = crossing if wants_weights and crosses_under_weights(crossing) else None
+        if ctx.deferred is not None or ahead is not None or not wants_weights:
+            with waves_of_backward(crossing, dy) as waves:
+                dx, dprobs, dshared_probs, rows = ops.backward_data(
+                    *call,
+                    ctx.topk,
+                    ctx.backward_bytes,
+                    ctx.flag,
+                    ctx.schedule,
+                    *weights.more,
+                    ctx.layout,
+                    waves,
+                )
             pending = _Pending(
                 key=ctx.key,
                 plan=plan,
@@ -119,7 +124,7 @@ class _Moe(torch.autograd.Function):
                 flag=ctx.flag,
                 schedule=ctx.schedule,
             )
-            gradients = behind_data(pending, ctx.deferred, way_back, dx, dprobs)
+            gradients = behind_data(pending, ctx.deferred, ahead, dx, dprobs)
             if gradients is not None:
                 new = [*weights.gradients(*gradients)]
         elif main is not None:
@@ -335,13 +340,14 @@ def moe(
     mesh, own_tokens = workspace.mesh, tokens.shape[0]
     # Over hosts, of this call alone: the fault that this host finds, which all then agree on.
     flag, overflow, faults = workspace.flag, workspace.overflow, workspace.faults
-    way_back = None
+    crossing = None
+    exact = workspace.exact_rows if exact_rows is None else exact_rows
     if mesh is not None:
-        if deferred is None and not workspace.backward_rows:
-            way_back = WayBack.of(mesh)
+        if not exact:  # which waits for the device between plan and pass
+            crossing = Crossing.of(mesh, x.device, in_backward=not workspace.backward_rows)
         of_host = workspace.num_experts // mesh.hosts
         tokens, ids, rows_of_probs = to_all_hosts(
-            *(mesh, tokens, ids, rows_of_probs, of_host, workspace.max_tokens, faults, way_back)
+            *(mesh, tokens, ids, rows_of_probs, of_host, workspace.max_tokens, faults, crossing)
         )
         if faults is not None:
             flag, overflow = True, torch.zeros_like(overflow)
@@ -372,11 +378,11 @@ def moe(
             flag,
             schedule,
             deferred,
-            way_back,
+            crossing,
             *weights.flat(),
         )
         if mesh is not None:
-            out = from_all_hosts(mesh, out, own_tokens, faults, overflow)
+            out = from_all_hosts(mesh, out, own_tokens, faults, overflow, crossing)
         return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
     given, of_main = weights.flat(), () if main is None else main.flat()
     with saving_elsewhere((tokens, *given)):
@@ -392,11 +398,11 @@ def moe(
             workspace.rows_of_h,
             workspace.plan_bytes,
             workspace.backward_bytes,
-            workspace.exact_rows if exact_rows is None else exact_rows,
+            exact,
             flag,
             schedule,
             deferred,
-            way_back,
+            crossing,
             weights.layout,
             (len(weights.w1), len(weights.w2), len(given)),
             (0, 0) if main is None else (len(main.w1), len(main.w2)),
@@ -404,7 +410,7 @@ def moe(
             *of_main,
         )
     if mesh is not None:
-        out = from_all_hosts(mesh, out, own_tokens, faults, overflow)
+        out = from_all_hosts(mesh, out, own_tokens, faults, overflow, crossing)
     return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
 
 

@@ -3,7 +3,7 @@
 A mesh of hosts and ranks has two kinds of groups. `within` are the ranks of a host, which run one
 fused layer; `across`, a rail, are the ranks of the same number on all hosts. With N hosts:
 
-* `spread` brings every token to every host. A rail gathers what its ranks have, and within a host
+* `spread` brings every token to every host. A rail exchanges what its ranks have, and within a host
   the ranks pass on what they got, so that local rank j has the tokens of ranks jN to jN + N - 1 of
   the mesh, one after another. So the fused layer of a host sees all tokens in the order in which
   one group of all ranks would see them: that order is that of the sums in weight gradients.
@@ -12,29 +12,29 @@ fused layer; `across`, a rail, are the ranks of the same number on all hosts. Wi
 * `collect` goes the same way back, and adds a token's sums up in the order of hosts.
 
 Each is the other's gradient. All messages are of a size that the shapes say, so nothing waits for
-the host, and CUDA graphs can capture it.
+the host, and CUDA graphs can capture it. What crosses while the fused layer computes is the
+business of a :class:`Crossing`.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from . import _exchange as exchange
 from ._agreed_faults import AgreedFaults
+from ._crossing import Crossing
 from .arithmetic import Arithmetic
 from .group import Group, GroupLike, find_hosts, group_of, is_mesh_of_hosts, process_group_of
 
 __all__ = [
     "HostMesh",
-    "WayBack",
     "check_sums",
     "default_capacity",
     "from_all_hosts",
@@ -60,6 +60,7 @@ class HostMesh:
         self.host, self.local = dist.get_rank(across), dist.get_rank(within)
         # Weak, so that process groups end when PyTorch lets go of them.
         self._across, self._within = weakref.ref(across), weakref.ref(within)
+        self._stream: torch.cuda.Stream | None = None
 
     @property
     def across(self) -> dist.ProcessGroup:
@@ -70,6 +71,12 @@ class HostMesh:
     def within(self) -> dist.ProcessGroup:
         """The ranks of this host, by local number."""
         return _alive(self._within())
+
+    def stream(self, device: torch.device) -> torch.cuda.Stream:
+        """For what crosses beside passes."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._stream
 
 
 def _alive(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -182,7 +189,7 @@ def to_all_hosts(
     experts: int,
     tokens: int,
     faults: AgreedFaults | None,
-    way_back: WayBack | None,
+    crossing: Crossing | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What the fused layer of this host sees, of rows; backward brings gradients back.
 
@@ -195,7 +202,7 @@ def to_all_hosts(
         experts: of a host.
         tokens: T, that every rank sends; what it lacks is padding.
         faults: of the workspace; None: there is one host.
-        way_back: what backward may begin ahead; None: it does not.
+        crossing: of the call; None: all crosses in turn.
 
     Returns:
         x [N T, H], ids among the experts of this host, and probabilities.
@@ -205,7 +212,7 @@ def to_all_hosts(
     """
     if faults is not None:
         faults.raise_earlier()
-    seen = _Spread.apply(mesh, tokens, experts, way_back, x, topk_probs, topk_ids)
+    seen = _Spread.apply(mesh, tokens, experts, crossing, x, topk_probs, topk_ids)
     return seen[0], _ids_of_host(seen[2], mesh, experts), seen[1]
 
 
@@ -213,7 +220,12 @@ def to_all_hosts(
     reason="what crosses hosts goes by collectives that compilers do not see through"
 )
 def from_all_hosts(
-    mesh: HostMesh, out: Tensor, tokens: int, faults: AgreedFaults | None, found: Tensor
+    mesh: HostMesh,
+    out: Tensor,
+    tokens: int,
+    faults: AgreedFaults | None,
+    found: Tensor,
+    crossing: Crossing | None,
 ) -> Tensor:
     """What all hosts give this rank's tokens, [N T, H] to [t, H]; backward brings dy to them.
 
@@ -225,9 +237,12 @@ def from_all_hosts(
         tokens: t, of this rank.
         faults: of the workspace; None: there is one host.
         found: int64 [2], the fault that the fused layer found.
+        crossing: of the call; None: all crosses in turn.
     """
+    if crossing is not None:
+        crossing.begin_to_collect(out.detach())
     agreed = None if faults is None else faults.agree(found)
-    collected: Tensor = _Collect.apply(mesh, tokens, out, agreed)
+    collected: Tensor = _Collect.apply(mesh, tokens, crossing, out, agreed)
     return collected
 
 
@@ -248,13 +263,13 @@ class _Spread(torch.autograd.Function):
         mesh: HostMesh,
         tokens: int,
         of_host: int,
-        way_back: WayBack | None,
+        crossing: Crossing | None,
         x: Tensor,
         probs: Tensor,
         ids: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.mesh, ctx.own, ctx.of_host = mesh, x.shape[0], of_host
-        ctx.way_back = way_back or WayBack(mesh)
+        ctx.crossing = crossing or Crossing(mesh)
         ctx.save_for_backward(ids)
         # Both of four bytes: in one message.
         slots = torch.cat((ids, probs.view(torch.int32)), 1)
@@ -262,32 +277,42 @@ class _Spread(torch.autograd.Function):
             tokens = max(tokens, ctx.own)
         elif ctx.own > tokens:
             slots[0, 0] = _IMPOSSIBLE
-        slots = spread(mesh, resized(slots, tokens, -1))
+        slots = exchange.spread(mesh, exchange.resized(slots, tokens, -1))
         seen_ids, seen_probs = slots.chunk(2, 1)
         ctx.mark_non_differentiable(seen_ids)
-        seen = spread(mesh, resized(x, tokens))
+        seen = ctx.crossing.spread(exchange.resized(x, tokens))
         return seen, seen_probs.contiguous().view(torch.float32), seen_ids
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dx: Tensor, dprobs: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         (ids,) = ctx.saved_tensors
-        partials, dprobs_of_hosts = ctx.way_back.take(dx, dprobs)
+        partials, dprobs_of_hosts = ctx.crossing.take(dx, dprobs)
         # A slot has its gradient from the host that has its expert.
         owner = (ids // ctx.of_host).clamp_(0, ctx.mesh.hosts - 1)[: dprobs_of_hosts.shape[1]]
         of_probs = dprobs_of_hosts[:, : ctx.own].gather(0, owner.long()[None])[0]
-        of_x = resized(sum_of_hosts(partials, ctx.own), ctx.own, math.nan)
-        return None, None, None, None, of_x, resized(of_probs, ctx.own), None
+        sums = exchange.sum_of_hosts(partials, ctx.own)
+        of_x = exchange.resized(sums, ctx.own, math.nan)
+        return None, None, None, None, of_x, exchange.resized(of_probs, ctx.own), None
 
 
 class _Collect(torch.autograd.Function):
     """The sums of all hosts, added up, of this rank's tokens; backward spreads dy."""
 
     @staticmethod
-    def forward(ctx: Any, mesh: HostMesh, own: int, out: Tensor, agreed: Tensor | None) -> Tensor:
-        ctx.mesh, ctx.tokens = mesh, out.shape[0] // mesh.hosts
+    def forward(
+        ctx: Any,
+        mesh: HostMesh,
+        own: int,
+        crossing: Crossing | None,
+        out: Tensor,
+        agreed: Tensor | None,
+    ) -> Tensor:
+        ctx.tokens = out.shape[0] // mesh.hosts
+        ctx.crossing = crossing or Crossing(mesh)
         ctx.save_for_backward(agreed)
-        return resized(sum_of_hosts(collect(mesh, out), own), own, math.nan)
+        sums = exchange.sum_of_hosts(ctx.crossing.collect(out), own)
+        return exchange.resized(sums, own, math.nan)
 
     @staticmethod
     @once_differentiable
@@ -295,146 +320,9 @@ class _Collect(torch.autograd.Function):
         (agreed,) = ctx.saved_tensors
         if agreed is not None:
             dy = torch.where(agreed[0] == 0, dy, 0)
-        return None, None, spread(ctx.mesh, resized(dy, ctx.tokens)), None
+        dy = ctx.crossing.spread_dy(exchange.resized(dy, ctx.tokens))
+        return None, None, None, dy, None
 
 
 #: In a message, for a rank with more tokens than it may send: no expert, nor a dropped slot.
 _IMPOSSIBLE = -2
-
-
-def resized(rows: Tensor, count: int, value: float = 0) -> Tensor:
-    """[t, n] to [count, n], contiguous: without its last rows, or with some of `value`."""
-    missing = count - rows.shape[0]
-    if missing <= 0:
-        return rows[:count].contiguous()
-    return torch.cat((rows, rows.new_full((missing, rows.shape[1]), value)))
-
-
-def sum_of_hosts(partials: Tensor, own: int) -> Tensor:
-    """bf16 [N, T, H] to [own, H]: the sum over hosts, ascending, fp32, from +0, rounded once."""
-    first, *others = (partial[:own] for partial in partials)
-    if len(others) == 1:  # one sum, which PyTorch computes in fp32 and rounds
-        total: Tensor = first + others[0]
-    else:
-        total = first.float()
-        for other in others:
-            total += other
-        total = total.to(first.dtype)
-    return total.add_(0.0)  # from +0: only a sum of nothing but -0 is -0 without it
-
-
-def spread(mesh: HostMesh, rows: Tensor) -> Tensor:
-    """[T, n] of each rank to [N T, n]: those of ranks j N to j N + N - 1, on local rank j."""
-    if mesh.hosts == 1:
-        return rows
-    of_rail = rows.new_empty(mesh.hosts, *rows.shape)
-    dist.all_gather_into_tensor(_bytes(of_rail).flatten(0, 1), _bytes(rows), group=mesh.across)
-    seen = torch.empty_like(of_rail)
-    _pass_on(mesh, of_rail, seen, forth=True)
-    return seen.flatten(0, 1)
-
-
-def collect(mesh: HostMesh, seen: Tensor) -> Tensor:
-    """The way back: [N T, n] to [N, T, n], what every host has for this rank's T rows."""
-    return _collected(_begin_to_collect(mesh, seen))
-
-
-#: What is collected, and what has to be waited for first.
-_Collected: TypeAlias = tuple[Tensor, dist.Work | None]
-
-
-def _collected(begun: _Collected) -> Tensor:
-    found, work = begun
-    if work is not None:
-        work.wait()
-    return found
-
-
-def _begin_to_collect(mesh: HostMesh, seen: Tensor) -> _Collected:
-    """What :func:`collect` gives; within the host all is done, between hosts it has begun."""
-    by_rank = seen.contiguous().view(mesh.hosts, -1, seen.shape[1])
-    if mesh.hosts == 1:
-        return by_rank, None
-    of_rail = torch.empty_like(by_rank)
-    _pass_on(mesh, of_rail, by_rank, forth=False)
-    found = torch.empty_like(of_rail)
-    received, sent = (_bytes(rows).flatten(0, 1) for rows in (found, of_rail))
-    work = dist.all_to_all_single(received, sent, group=mesh.across, async_op=True)
-    return found, work
-
-
-class WayBack:
-    """Gradients of tokens of one call on their way back to the ranks that these are of.
-
-    The backward of the fused layer begins it ahead of the gradients of weights, under which the
-    tokens' cross: these need nothing of other ranks, and run on the SMs that the message leaves.
-    """
-
-    def __init__(self, mesh: HostMesh) -> None:
-        self._mesh = mesh
-        self._back: tuple[Tensor, Tensor, Tensor] | None = None
-
-    @classmethod
-    def of(cls, mesh: HostMesh) -> WayBack | None:
-        """None where nothing is gained, nor while compiling, which does not see through it."""
-        return None if mesh.hosts == 1 or torch.compiler.is_compiling() else cls(mesh)
-
-    @contextmanager
-    def ahead_of_others(self, dx: Tensor, dprobs: Tensor) -> Iterator[None]:
-        """What the fused layer of this host has for all tokens that it sees crosses meanwhile."""
-        # Tokens first. Products that fill a GPU would keep the message from starting, and those
-        # behind this begin only when probabilities have made their way within the host.
-        of_tokens = _begin_to_collect(self._mesh, dx)
-        of_probs = _begin_to_collect(self._mesh, dprobs)
-        try:
-            yield
-        finally:
-            # Whether or not anybody asks: a pass behind it may take the SMs that the message needs.
-            self._back = (dx, _collected(of_tokens), _collected(of_probs))
-
-    def take(self, dx: Tensor, dprobs: Tensor) -> tuple[Tensor, Tensor]:
-        """[N, T, H] and [N, T, K] of all hosts."""
-        back, self._back = self._back, None
-        if back is not None and back[0].data_ptr() == dx.data_ptr():  # else a hook has changed it
-            return back[1:]
-        return collect(self._mesh, dx), collect(self._mesh, dprobs)
-
-
-def _bytes(rows: Tensor) -> Tensor:
-    """Of any type: what crosses need not be a type that the collectives know."""
-    return rows.view(torch.uint8)
-
-
-def _pass_on(mesh: HostMesh, of_rail: Tensor, seen: Tensor, *, forth: bool) -> None:
-    """Blocks of ranks of this rank's rail, to or from the local ranks that see their tokens.
-
-    Args:
-        mesh: of the processes.
-        of_rail: block h is of rank h L + l, l being this local rank.
-        seen: block i is of rank j N + i, j being this local rank.
-        forth: from of_rail to seen; else the other way.
-    """
-    hosts, local_ranks = mesh.hosts, mesh.local_ranks
-    # Of two ranks both walk the blocks between them in the order of the ranks that these are of.
-    held = [(h * local_ranks + mesh.local, of_rail[h]) for h in range(hosts)]
-    looked_at = [(mesh.local * hosts + i, seen[i]) for i in range(hosts)]
-    here = {rank: block for rank, block in held if rank // hosts == mesh.local}
-    steps = []
-    for rank, block in held:
-        peer = rank // hosts
-        if peer != mesh.local:
-            steps.append(_step(mesh, dist.isend if forth else dist.irecv, block, peer))
-    for rank, block in looked_at:
-        peer = rank % local_ranks
-        if peer != mesh.local:
-            steps.append(_step(mesh, dist.irecv if forth else dist.isend, block, peer))
-        elif forth:
-            block.copy_(here[rank])
-        else:
-            here[rank].copy_(block)
-    for work in dist.batch_isend_irecv(steps) if steps else []:
-        work.wait()
-
-
-def _step(mesh: HostMesh, way: Any, block: Tensor, local: int) -> dist.P2POp:
-    return dist.P2POp(way, _bytes(block), dist.get_global_rank(mesh.within, local), mesh.within)

@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import _library
+from ._crossing import Crossing, crosses_under_weights, waves_of_backward
 from ._forms import Experts, experts_from
 from ._of_process import OfProcess
 from ._ops import ops
 from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
 from .deferred import DeferredWeights, _PendingPages, behind_data
 from .group import Group, GroupLike, _device_of
-from .hosts import WayBack, group_of_host
+from .hosts import group_of_host
 
 __all__ = ["RowPool", "RowPoolLike", "SavedPages", "moe_in_pages", "shared_pool"]
 
@@ -233,12 +234,13 @@ class _MoeInPages(torch.autograd.Function):
         flag: bool,
         schedule: str | None,
         deferred: DeferredWeights | None,
-        way_back: WayBack | None,
+        crossing: Crossing | None,
         *weights: Tensor,
     ) -> Tensor:
         inputs = (key, overflow, x, topk_ids, topk_probs, forms.w1, forms.w2)
         end = (*forms.more, shared_probs, forms.layout)
-        out, address = ops.forward_pages(*inputs, flag, schedule, *end)
+        waves = None if crossing is None else crossing.forward_waves
+        out, address = ops.forward_pages(*inputs, flag, schedule, *end, waves)
         ctx.saved = SavedPages(address, pool)
         ctx.save_for_backward(x if dispatches_again else None, *weights)
         ctx.counts = (len(forms.w1), len(forms.w2))
@@ -249,7 +251,7 @@ class _MoeInPages(torch.autograd.Function):
         ctx.topk = topk_ids.shape[1]
         ctx.schedule = schedule
         ctx.deferred = deferred
-        ctx.way_back = way_back
+        ctx.crossing = crossing
         return out  # type: ignore[no-any-return]
 
     @staticmethod
@@ -260,34 +262,37 @@ class _MoeInPages(torch.autograd.Function):
         dy = dy.contiguous()
         keep = _keeps_graph()
         wants_weights = ctx.main_grads is not None or any(ctx.needs_input_grad[14:])
-        way_back = ctx.way_back if wants_weights else None
-        data_only = ctx.deferred is not None or way_back is not None or not wants_weights
+        crossing: Crossing | None = ctx.crossing
+        ahead = crossing if wants_weights and crosses_under_weights(crossing) else None
+        data_only = ctx.deferred is not None or ahead is not None or not wants_weights
         main = ctx.main_grads or Experts((), ())
-        dx, dprobs, dshared_probs, *gradients, rows = ops.backward_pages(
-            ctx.key,
-            ctx.saved.address,
-            dy,
-            weights.w1,
-            weights.w2,
-            x,
-            main.w1,
-            main.w2,
-            ctx.topk,
-            data_only,
-            keep,
-            ctx.schedule,
-            weights.b1,
-            weights.b2,
-            main.b1,
-            main.b2,
-            weights.shared_w1,
-            weights.shared_w2,
-            main.shared_w1,
-            main.shared_w2,
-            weights.layout,
-        )
+        with waves_of_backward(crossing, dy) as waves:
+            dx, dprobs, dshared_probs, *gradients, rows = ops.backward_pages(
+                ctx.key,
+                ctx.saved.address,
+                dy,
+                weights.w1,
+                weights.w2,
+                x,
+                main.w1,
+                main.w2,
+                ctx.topk,
+                data_only,
+                keep,
+                ctx.schedule,
+                weights.b1,
+                weights.b2,
+                main.b1,
+                main.b2,
+                weights.shared_w1,
+                weights.shared_w2,
+                main.shared_w1,
+                main.shared_w2,
+                weights.layout,
+                waves,
+            )
         new: list[Tensor | None] = [None] * len(saved)
-        if ctx.deferred is not None or way_back is not None:
+        if ctx.deferred is not None or ahead is not None:
             pending = _PendingPages(
                 key=ctx.key,
                 saved=ctx.saved,
@@ -298,7 +303,7 @@ class _MoeInPages(torch.autograd.Function):
                 keep=keep,
                 schedule=ctx.schedule,
             )
-            gradients = behind_data(pending, ctx.deferred, way_back, dx, dprobs)
+            gradients = behind_data(pending, ctx.deferred, ahead, dx, dprobs)
             if gradients is not None:
                 new = [*weights.gradients(*gradients)]
         elif not data_only and ctx.main_grads is None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from . import _library
 from ._agreed_faults import AgreedFaults
+from ._crossing import comes_in_waves
 from ._of_process import OfProcess
 from .arithmetic import (
     ACTIVATIONS,
@@ -182,6 +183,7 @@ class Workspace(OfProcess):
         if self.mesh is not None and not capacity_rows:
             figures = (self.hidden, self.intermediate, self.local_experts, self.topk)
             capacity_rows = default_capacity(self.mesh, *figures, self.max_tokens)
+        in_waves = comes_in_waves(self.mesh, self.device)
         problem = _library.Problem(
             hidden=self.hidden,
             intermediate=self.intermediate,
@@ -198,6 +200,8 @@ class Workspace(OfProcess):
             combine_groups=self.arithmetic.combine_groups if hosts == 1 else 1,
             combine_partials=PARTIALS.index(self.arithmetic.combine_partials),
             shared_experts=self.arithmetic.shared_experts,
+            gathered_hosts=hosts if in_waves else 1,
+            first_host=self.mesh.host if in_waves and self.mesh is not None else 0,
         )
         needs = _library.Needs()
         backend = 1 if self.device.type == "cuda" else 0

@@ -109,6 +109,17 @@ auto matrices_of_w2(const uniep_layer& l, const Call* call, TensorList<const bf1
   return matrices<const bf16>(given, l.local_experts, list);
 }
 
+uniep::WaveEvents events_of(const uniep_wave_events& waves) {
+  const auto list = [&](void* const* events, const char* name) {
+    const auto given = elements<void* const>(events, waves.count, name);
+    return std::vector<void*>(given.begin(), given.end());
+  };
+  require(waves.count >= 0, ErrorCode::kInvalidArgument, "waves.count is ", waves.count,
+          "; 0 or more is accepted");
+  return {.before = list(waves.before, "waves.before"),
+          .behind = list(waves.behind, "waves.behind")};
+}
+
 }  // namespace
 
 Forward forward_of(uniep_layer& l, const uniep_forward_call* call) {
@@ -133,6 +144,7 @@ Forward forward_of(uniep_layer& l, const uniep_forward_call* call) {
           shared, call->shared_probs, shared_probs(p, call->shared_probs, t), "shared_probs")};
   f.options = l.options(call->schedule, call->stream);
   f.plan_options = f.options;
+  f.options.waves = events_of(call->waves);
   f.plan_options.overflow = call->overflow;
   const uniep_row_memory& m = call->memory;
   const auto* allocate = reinterpret_cast<const void*>(call->allocate);
@@ -235,6 +247,7 @@ Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
   Backward b;
   b.part = part_of(call);
   b.options = l.options(call->schedule, call->stream);
+  b.options.waves = events_of(call->waves);
   const bool pooled =
       is_pooled(l, call->saved, {call->plan, call->x_rows, call->h, call->row_probs});
   uniep::StepMemory memory;

@@ -59,6 +59,11 @@ void validate(const Problem& p, int num_ranks) {
           "problem.shared_experts is ", p.shared_experts,
           p.bias ? ", and experts have biases; " : ", and there are combine groups; ",
           "shared experts are accepted without biases and with combine_groups=1");
+  require_range("gathered_hosts", p.gathered_hosts, 1, kMaxGatheredHosts);
+  require(p.max_tokens % p.gathered_hosts == 0, ErrorCode::kInvalidArgument,
+          "problem.gathered_hosts is ", p.gathered_hosts, ", and max_tokens ", p.max_tokens,
+          "; a divisor of max_tokens is accepted");
+  require_range("first_host", p.first_host, 0, p.gathered_hosts - 1);
   require(
       p.combine_partials == CombinePartials::kFp32 || p.combine_partials == CombinePartials::kBf16,
       ErrorCode::kInvalidArgument, "problem.combine_partials is ",
@@ -72,7 +77,8 @@ std::string to_string(const Problem& p) {
              ",recompute_h=", p.recompute_h ? "yes" : "no", ",backward_rows=", p.backward_rows,
              ",activation=", name(p.activation), ",probs=", name(p.probs),
              ",bias=", p.bias ? "yes" : "no", ",combine_groups=", p.combine_groups,
-             ",combine_partials=", name(p.combine_partials), ",shared_experts=", p.shared_experts);
+             ",combine_partials=", name(p.combine_partials), ",shared_experts=", p.shared_experts,
+             ",gathered_hosts=", p.gathered_hosts, ",first_host=", p.first_host);
 }
 
 }  // namespace uniep

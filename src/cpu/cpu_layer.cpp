@@ -98,6 +98,9 @@ class CpuLayer final : public LayerBackend {
     agree(comm_, timeout_ms_, Stage::kPlan, call, [&] {
       validate(problem_, comm_.size());
       validate(options);
+      require(problem_.gathered_hosts == 1 || hosts() == 1, ErrorCode::kUnsupported,
+              "problem.gathered_hosts is ", problem_.gathered_hosts, " in a group of ", hosts(),
+              " hosts, whose tokens cross in its passes; 1 is accepted there");
       if (pool_) check_pool(*pool_, Backend::kCpu, problem_);
       chosen = &kernels();
       own_heap_ = make_own_heap(options.memory);
@@ -334,6 +337,7 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
   std::byte* rows = nullptr;
   agree(comm_, timeout_ms_, Stage::kEnter, call_text("forward", plan, schedule), [&] {
     check_forward(problem_, communicator_, plan, args, schedule);
+    check_wave_events(options.waves, 0);
     check_forward_pages(pool_.get(), plan, options.memory);
     saved = make_saved(plan, options.memory);
     order.emplace(plan.data(), Pass::kForward, schedule);
@@ -378,6 +382,7 @@ void CpuLayer::backward(const Saved& saved, const BackwardArgs& args, const Call
   std::byte* rows = nullptr;
   agree_to_backward("backward", saved, schedule, [&] {
     check_backward(problem_, communicator_, saved, args, schedule);
+    check_wave_events(options.waves, 0);
     check_backward_pages(*saved.data(), PassPart::kWhole);
     check_backward_rows_memory(problem_, needs_, options.memory, saved.data()->rows);
     order.emplace(saved.plan().data(), Pass::kBackward, schedule);
@@ -395,6 +400,7 @@ void CpuLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
   std::shared_ptr<std::byte> rows = callers_memory(given.data());
   agree_to_backward("backward_data", saved, schedule, [&] {
     check_backward_data(problem_, communicator_, saved, args, schedule);
+    check_wave_events(options.waves, 0);
     check_backward_pages(*saved.data(), PassPart::kData);
     check_backward_rows_memory(problem_, needs_, options.memory, saved.data()->rows);
     order.emplace(saved.plan().data(), Pass::kBackward, schedule, PassPart::kData);
@@ -415,6 +421,7 @@ void CpuLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
   const Schedule& schedule = *options.schedule;
   comm_.group().failure().check();
   check_backward_weights(problem_, communicator_, saved, args, schedule);
+  check_wave_events(options.waves, 0);
   check_backward_pages(*saved.data(), PassPart::kWeights);
   const PassOrder order(saved.plan().data(), Pass::kBackward, schedule, PassPart::kWeights);
   const auto rows = std::exchange(saved.data()->backward_rows, std::nullopt);

@@ -67,6 +67,20 @@ std::shared_ptr<DeviceRowPool> pool_of(const LayerOptions& options, const LayerG
   return pool;
 }
 
+void await(const WaveEvents& waves, int wave, cudaStream_t stream) {
+  const auto i = static_cast<std::size_t>(wave);
+  if (i >= waves.before.size() || waves.before[i] == nullptr) return;
+  check_cuda(cudaStreamWaitEvent(stream, static_cast<cudaEvent_t>(waves.before[i])),
+             "wait for an event of waves.before");
+}
+
+void tell(const WaveEvents& waves, int wave, cudaStream_t stream) {
+  const auto i = static_cast<std::size_t>(wave);
+  if (i >= waves.behind.size() || waves.behind[i] == nullptr) return;
+  check_cuda(cudaEventRecord(static_cast<cudaEvent_t>(waves.behind[i]), stream),
+             "record an event of waves.behind");
+}
+
 /// The calls of a layer: what each checks, which memory it works in, and what it launches.
 class CudaLayer final : public LayerBackend {
  public:
@@ -106,12 +120,13 @@ class CudaLayer final : public LayerBackend {
   void return_pages(const SavedData& saved, PassPart part, const CallOptions& options);
   void run_backward(const SavedData& saved, std::byte* rows, PassPart part,
                     const BackwardDataArgs& data, const BackwardWeightsArgs& weights,
-                    const Schedule& schedule);
+                    const CallOptions& options);
   PassTensors tensors(const SavedData& saved, std::byte* rows, Pass pass) const;
   PassMemory pass_memory() const;
   void run(const SavedData& saved, Pass pass, PassPart part, const PassTensors& tensors,
-           const Schedule& schedule);
-  void launch(PassLauncher& launcher, const OrderArgs& order, const EnterArgs& enter);
+           const CallOptions& options);
+  void launch(PassLauncher& launcher, const OrderArgs& order, const EnterArgs& enter,
+              const WaveEvents& waves);
 
   const std::shared_ptr<const LayerGroup> group_;
   const std::shared_ptr<DeviceRowPool> pool_;  // or null
@@ -247,7 +262,7 @@ Saved CudaLayer::run_forward(const RoutingPlan& plan, const ForwardArgs& args,
   set_tensors(t.table, args);
   t.set_weights(args);
   saved->take_pages();
-  run(*saved, Pass::kForward, PassPart::kWhole, t, schedule);
+  run(*saved, Pass::kForward, PassPart::kWhole, t, options);
   return Saved(std::move(saved));
 }
 
@@ -277,7 +292,7 @@ void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const Cal
     const auto rows =
         memory_.rows(Pass::kBackward, options.memory.backward_rows, calls_.captured());
     run_backward(*saved.data(), rows.get(), PassPart::kWhole, data_args(args), weights_args(args),
-                 schedule);
+                 options);
     return_pages(*saved.data(), PassPart::kWhole, options);
   });
 }
@@ -296,7 +311,7 @@ void CudaLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
     data.backward_rows.reset();  // a pass that fails leaves none
     const auto rows = memory_.backward_rows(options.memory.backward_rows, calls_.captured());
     if (calls_.captured()) data.keep_for_replays(rows);
-    run_backward(data, rows.get(), PassPart::kData, args, {}, schedule);
+    run_backward(data, rows.get(), PassPart::kData, args, {}, options);
     data.backward_rows = rows;
     return_pages(data, PassPart::kData, options);
   });
@@ -315,7 +330,7 @@ void CudaLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
   SavedData& data = *saved.data();
   const std::shared_ptr<std::byte> rows = *data.backward_rows;
   if (calls_.captured()) data.keep_for_replays(rows);
-  run_backward(data, rows.get(), PassPart::kWeights, {}, args, schedule);
+  run_backward(data, rows.get(), PassPart::kWeights, {}, args, options);
   data.backward_rows.reset();
   return_pages(data, PassPart::kWeights, options);
 }
@@ -327,12 +342,12 @@ void CudaLayer::return_pages(const SavedData& saved, PassPart part, const CallOp
 
 void CudaLayer::run_backward(const SavedData& saved, std::byte* rows, PassPart part,
                              const BackwardDataArgs& data, const BackwardWeightsArgs& weights,
-                             const Schedule& schedule) {
+                             const CallOptions& options) {
   PassTensors t = tensors(saved, rows, Pass::kBackward);
   set_tensors(t.table, data);
   t.set_weights(data);
   t.set_weight_grads(weights);
-  run(saved, Pass::kBackward, part, t, schedule);
+  run(saved, Pass::kBackward, part, t, options);
 }
 
 PassTensors CudaLayer::tensors(const SavedData& saved, std::byte* rows, Pass pass) const {
@@ -353,7 +368,8 @@ PassMemory CudaLayer::pass_memory() const {
 
 /// Puts a pass, or the part of one, on the stream of the call.
 void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const PassTensors& tensors,
-                    const Schedule& schedule) {
+                    const CallOptions& options) {
+  const Schedule& schedule = *options.schedule;
   record_.announce(saved.plan, part, schedule_of_pass(schedule, problem(), pass), calls_.streams());
   const DevicePlan& plan = on_device(saved.plan);
   const auto order_memory = memory_.order(calls_.captured());
@@ -362,6 +378,8 @@ void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const Pass
   PassView view = make_pass_view(problem(), group_->rank(), group_->size(), saved.plan.tokens(),
                                  plan, order, pass, schedule, part);
   if (saved.lease) view.pages = plan.pages;
+  check_wave_events(options.waves,
+                    view.comes_in_waves() && view.moves_data() ? view.schedule.waves : 0);
   const PassMemory memory = pass_memory();
   const DeviceContext context = device_context(problem(), view, memory, group_->limit_ms(),
                                                device_faults(faults_, group_->rank()));
@@ -379,19 +397,26 @@ void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const Pass
           .order = order,
           .scratch = memory_.plan_scratch(),
           .failed = context.failed},
-         enter);
+         enter, options.waves);
 }
 
-void CudaLayer::launch(PassLauncher& launcher, const OrderArgs& order, const EnterArgs& enter) {
+void CudaLayer::launch(PassLauncher& launcher, const OrderArgs& order, const EnterArgs& enter,
+                       const WaveEvents& waves) {
   const cudaStream_t stream = calls_.stream();
   const ProfilerRange range([&] { return cat("uniep ", name(order.view.pass)); });
+  await(waves, 0, stream);
   check_cuda(launch_order(order, sms_, stream), "launch order");
   launcher.enter(enter);
   calls_.counted();
   record_.lap(Stage::kEnter, stream);
   for (int i = 0; i < launcher.num_launches(); ++i) {
+    if (i > 0 && i < launcher.num_waves()) {
+      await(waves, i, stream);
+      launcher.enter_wave(i);
+    }
     launcher.launch(i);
     record_.lap(launcher.only_stage(i), stream);
+    tell(waves, i, stream);
   }
 }
 

@@ -258,12 +258,28 @@ void PassLauncher::enter(const EnterArgs& args) {
     return;
   }
   check_cuda(launch_enter(ctx_, args, enter_ctas_, stream_), "launch enter");
+  enter_ = args;
+}
+
+int PassLauncher::num_waves() const {
+  const PassView& v = ctx_.view;
+  return v.comes_in_waves() && v.moves_data() ? v.schedule.waves : 0;
+}
+
+void PassLauncher::enter_wave(int wave) const {
+  const ProfilerRange range([&] { return cat("uniep ", name(ctx_.view.pass), ": wave ", wave); });
+  EnterArgs args = enter_;
+  args.wave = wave;
+  args.fill = {};  // is done
+  check_cuda(launch_enter(ctx_, args, enter_ctas_, stream_), "launch enter");
 }
 
 void PassLauncher::launch(int index) const {
   const ProfilerRange range([&] { return range_name(ctx_.view, index); });
   const LaunchPass function = launch_function(ctx_.view, tensors_);
-  check_cuda(function(ctx_, queues_[static_cast<std::size_t>(index)], mapped_.maps, ctas_, stream_),
+  DeviceContext ctx = ctx_;
+  if (index < num_waves()) ctx.view.published = static_cast<std::uint32_t>(index) + 1;
+  check_cuda(function(ctx, queues_[static_cast<std::size_t>(index)], mapped_.maps, ctas_, stream_),
              cat("launch ", index, " of the ", name(ctx_.view.pass), " pass").c_str());
 }
 

@@ -53,6 +53,10 @@ class PassLauncher {
   /// Stages and publishes the tokens, where this part of the pass has any, and zeroes tickets.
   void enter(const EnterArgs& args);
   int num_launches() const { return static_cast<int>(queues_.size()); }
+  /// Launches that each have a wave of tokens (token_waves.h), if tokens come in waves.
+  int num_waves() const;
+  /// Ahead of the launch of every wave but the first: its tokens, likewise.
+  void enter_wave(int wave) const;
   /// The stage of a launch that holds one only.
   std::optional<Stage> only_stage(int launch) const;
   /// After `enter`.
@@ -60,6 +64,7 @@ class PassLauncher {
 
  private:
   DeviceContext ctx_;
+  EnterArgs enter_{};
   PassTensors tensors_;
   std::vector<LaunchQueues> queues_;
   MappedPass mapped_;

@@ -38,6 +38,7 @@ struct EnterArgs {
   std::uint32_t* tickets;    // of all launches of the pass, zeroed here
   std::uint32_t* ctas_done;  // 0 between launches
   FaultFill fill;
+  int wave = 0;  // whose tokens are staged and published (token_waves.h)
 };
 
 cudaError_t prepare_enter();

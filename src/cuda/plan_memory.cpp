@@ -1,5 +1,6 @@
 #include "cuda/plan_memory.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "base/check.h"
@@ -8,6 +9,7 @@
 #include "schedule/open_sizes.h"
 #include "schedule/pass_stages.h"
 #include "schedule/received_tokens.h"
+#include "schedule/token_waves.h"
 
 namespace uniep::cuda {
 namespace {
@@ -87,6 +89,7 @@ DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass,
   sizes.part = part;
   sizes.schedule = s;
   sizes.choice = choice_of(p);
+  sizes.gathered_hosts = p.gathered_hosts;
   sizes.num_local_experts = expert_numbers(p, num_ranks).of_rank();
   set_stages(sizes);
   num_queues = 2 * num_launches(sizes);
@@ -126,7 +129,11 @@ std::int64_t most_order_bytes(const Problem& p, int num_ranks) {
   // Of backward, unless it has a ring of rows: then schedules of it have less.
   Problem all_rows = p;
   all_rows.backward_rows = 0;
-  return DeviceOrderLayout(all_rows, num_ranks, Pass::kBackward, most).bytes;
+  const auto bytes = [&](Pass pass) {
+    return DeviceOrderLayout(all_rows, num_ranks, pass, most).bytes;
+  };
+  // Where tokens come in waves, forward has one more.
+  return std::max(bytes(Pass::kForward), bytes(Pass::kBackward));
 }
 
 DeviceOrder device_order(std::byte* base, const DeviceOrderLayout& l) {
@@ -160,6 +167,7 @@ PassView make_pass_view(const Problem& problem, int rank, int num_ranks, std::in
   v.num_local_experts = expert_numbers(problem, num_ranks).of_rank();
   v.tokens = own_tokens;
   set_stages(v);
+  set_token_waves(v);
   v.segment_begin = plan.segment_begin;
   v.tokens_per_expert = plan.tokens_per_expert;
   v.topk_ids = plan.topk_ids;

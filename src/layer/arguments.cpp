@@ -231,6 +231,16 @@ void check_backward(const Problem& problem, const Communicator& communicator, co
   check_sizes(sizes(problem, saved.plan()), weights_args(args));
 }
 
+void check_wave_events(const WaveEvents& events, int waves) {
+  const auto check = [&](const char* name, const std::vector<void*>& given) {
+    require(given.empty() || std::ssize(given) == waves, ErrorCode::kInvalidArgument, "waves.",
+            name, " has ", given.size(), " events; ", waves == 0 ? "none" : cat("none, or ", waves),
+            " of this pass is accepted");
+  };
+  check("before", events.before);
+  check("behind", events.behind);
+}
+
 namespace {
 
 /// Memory of at least `expected` elements, named for the sentence.

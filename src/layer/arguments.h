@@ -23,6 +23,9 @@ void check_backward_weights(const Problem& problem, const Communicator& communic
 void check_backward(const Problem& problem, const Communicator& communicator, const Saved& saved,
                     const BackwardArgs& args, const Schedule& schedule);
 
+/// `waves`: how many a pass has; 0: its tokens come in none, or there are no events of streams.
+void check_wave_events(const WaveEvents& events, int waves);
+
 // The caller's memory: where some is given, it is large enough for `needs` and aligned.
 
 void check_layer_memory(const MemoryNeeds& needs, const LayerMemory& memory, int num_ranks);

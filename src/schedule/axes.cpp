@@ -111,7 +111,7 @@ constexpr Effect kWhereDispatchersJoin{"where dispatch shares a launch and has w
                                        }};
 constexpr Effect kWhereGemmsMeet{
     "where both products share a launch", [](const Schedule& s, Pass, Backend) {
-      return s.launch == LaunchGrouping::kPipelined || s.launch == LaunchGrouping::kSingle;
+      return s.launch != LaunchGrouping::kSeparate && s.launch != LaunchGrouping::kPaired;
     }};
 constexpr Effect kOnTheCpu{"on the CPU, over an emulated link",
                            [](const Schedule&, Pass, Backend b) { return b == Backend::kCpu; }};
@@ -122,10 +122,10 @@ constexpr Effect kInBackward{"in the backward pass", [](const Schedule&, Pass pa
 const std::vector<Axis>& make_axes() {
   static const std::vector<Axis> kAxes = {
       named<&Schedule::launch>(
-          "launch", {"separate", "pipelined", "paired", "single"},
+          "launch", {"separate", "pipelined", "paired", "single", "waves"},
           Neutral(LaunchGrouping::kSeparate),
           "which stages share a launch: none; communication of a wave with computation of the wave "
-          "before; dispatch+fc1 and fc2+reduce; all of them"),
+          "before; dispatch+fc1 and fc2+reduce; all of them; all of a wave"),
       number<&Schedule::waves>("waves", {1, kMaxWaves}, Neutral(1), {{1, 2, 4, 8}, {1, 2, 4}},
                                "parts into which each expert's tiles are split; queues are wave by "
                                "wave"),

@@ -22,8 +22,15 @@ constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
 static_assert(64 % kDprobGroup == 0, "the smallest tile_n must hold whole dprobs groups");
 
 Violation needs_waves(const Schedule& s, const Problem&, const Place&) {
-  if (s.launch != LaunchGrouping::kPipelined || s.waves >= 2) return std::nullopt;
-  return "launch=pipelined needs at least 2 waves, for there is nothing to overlap in one";
+  if (s.waves >= 2) return std::nullopt;
+  switch (s.launch) {
+    case LaunchGrouping::kPipelined:
+      return "launch=pipelined needs at least 2 waves, for there is nothing to overlap in one";
+    case LaunchGrouping::kWaves:
+      return "launch=waves needs at least 2 waves, for one is launch=single";
+    default:
+      return std::nullopt;
+  }
 }
 
 Violation divides_alignment(const Schedule& s, const Problem& problem, const Place&) {
@@ -61,7 +68,8 @@ Violation is_resident(const Schedule& s, const Problem&, const Place& place) {
 }
 
 constexpr Constraint kConstraints[] = {
-    {{"`launch=pipelined` needs `waves` of at least 2", "in one wave there is nothing to overlap"},
+    {{"`launch=pipelined` and `launch=waves` need `waves` of at least 2",
+      "in one wave there is nothing to overlap, and one launch is `single`"},
      needs_waves},
     {{"`tile_m` divides the problem's `row_align`", "tiles would straddle experts"},
      divides_alignment},

@@ -30,8 +30,10 @@ inline UNIEP_HD std::uint32_t real_rows(const PassView& v, int expert, std::int6
   return static_cast<std::uint32_t>(clamp_to<std::int64_t>(end - begin, 0, v.rows_per_counter()));
 }
 
-/// For the tokens of one rank.
-inline UNIEP_HD Wait source_wait(CounterKind kind, int source) { return {kind, source, 1, source}; }
+/// For the tokens of one rank, as far as it has published them.
+inline UNIEP_HD Wait source_wait(const PassView& v, CounterKind kind, int source) {
+  return {kind, source, v.published, source};
+}
 
 /// Calls f(Wait) for every rank whose tokens a run of pulls needs.
 template <class F>
@@ -40,7 +42,7 @@ UNIEP_HD void for_each_source_wait(const PassView& v, CounterKind kind, const Ta
   for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
     const int source = v.pulls[i].source;
     if (kMayHaveHosts && !v.is_here(source)) continue;
-    if (source != last) f(source_wait(kind, source));
+    if (source != last) f(source_wait(v, kind, source));
     last = source;
   }
 }
@@ -138,7 +140,8 @@ UNIEP_HD void for_each_wait(const PassView& v, CounterKind kind, const Task& tas
   switch (counter.of) {
     case CounterOf::kSource:
       if constexpr (kMayHaveHosts) {
-        if (v.stage(task.stage).grid == TileGrid::kCrossings) return f(source_wait(kind, v.rank));
+        if (v.stage(task.stage).grid == TileGrid::kCrossings)
+          return f(source_wait(v, kind, v.rank));
       }
       return for_each_source_wait(v, kind, task, f);
     case CounterOf::kRowGroup:

@@ -5,6 +5,7 @@
 #endif
 #include "graph/extents.h"
 #include "schedule/row_ring.h"
+#include "schedule/token_waves.h"
 
 namespace uniep {
 
@@ -37,8 +38,8 @@ struct Pace {
 };
 
 /// A run of blocks of one stage within a queue: blocks `first` and following, from step `delay` on
-/// one a step, or at another pace. Blocks of reduce: one, holding all token blocks. Blocks of
-/// wgrad: one per expert, by slot.
+/// one a step, or at another pace. Blocks of reduce: one, holding all token blocks, or where tokens
+/// come in waves one for each. Blocks of wgrad: one per expert, by slot.
 struct Track {
   Stage stage = Stage::kDispatch;
   int first = 0;
@@ -179,6 +180,13 @@ inline UNIEP_HD LaunchParts launch_parts(const PassView& v, int index) {
     case LaunchGrouping::kSingle:
       p.fetch = p.again = p.first = p.second = p.back = p.last = index == 0;
       break;
+    case LaunchGrouping::kWaves:
+      p.fetch = p.again = p.first = p.second = p.back = true;
+      p.begin = p.fetch_begin = index * experts;
+      p.end = p.fetch_end = (index + 1) * experts;
+      p.last_wave = p.last = index == waves - 1;
+      p.last = p.last || index == waves_of_others(v).done_behind;
+      break;
   }
   return p;
 }
@@ -192,6 +200,8 @@ inline UNIEP_HD int launches_of_data(const PassView& v) {
       return v.schedule.waves + 2;
     case LaunchGrouping::kPaired:
       return 2;
+    case LaunchGrouping::kWaves:
+      return v.schedule.waves;
     case LaunchGrouping::kSingle:
       break;
   }
@@ -366,6 +376,21 @@ inline UNIEP_HD void add_returns(const PassView& v, const LaunchParts& p, const 
   add_tracks(v, p, StagePlace::kReturn, back, queue);
 }
 
+/// Results of the tokens that are complete behind a launch: of all, but where tokens come in waves.
+inline UNIEP_HD void add_results(const PassView& v, const LaunchParts& p, int index,
+                                 TrackList& queue) {
+  const int delay = queue.end();
+  const OthersWaves others = waves_of_others(v);
+  const auto add = [&](int first, int count) {
+    const Track track{.first = first, .count = count, .delay = delay};
+    add_tracks(v, p, StagePlace::kLast, track, queue);
+  };
+  if (others.count == 0) return add(0, v.comes_in_waves() ? v.schedule.waves : 1);
+  if (index == others.done_behind) return add(others.first, others.count);
+  add(0, others.first);
+  add(others.first + others.count, v.schedule.waves - others.first - others.count);
+}
+
 /// A launch that the data goes through.
 inline UNIEP_HD void add_data(const PassView& v, int index, int lag, Launch& launch) {
   const LaunchParts p = launch_parts(v, index);
@@ -383,7 +408,7 @@ inline UNIEP_HD void add_data(const PassView& v, int index, int lag, Launch& lau
   if (after && begins(v, p, StagePlace::kLast)) {
     add_weights(v, kAll, {.count = v.num_local_experts, .delay = launch.main.end()}, launch.main);
   }
-  add_tracks(v, p, StagePlace::kLast, {.count = 1, .delay = launch.main.end()}, launch.main);
+  add_results(v, p, index, launch.main);
 }
 
 }  // namespace detail

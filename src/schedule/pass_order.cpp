@@ -29,6 +29,7 @@ PassOrder::PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule, 
   view_.pull_of_row = plan.pull_of_row.data();
 
   set_stages(view_, graph);
+  set_token_waves(view_);
   if (view_.has_hosts()) set_hosts();
   order_experts();
   order_tiles();
@@ -90,6 +91,12 @@ std::int64_t first_tile_from(const PlanData& plan, int expert, int source, std::
   return row == end ? 0 : (row - begin) / tile_m;
 }
 
+std::int64_t starting_tile(const PassView& view, const PlanData& plan, int expert,
+                           std::int64_t count) {
+  if (view.comes_in_waves()) return first_wave_begin(view, expert) % count;
+  return first_tile_from(plan, expert, starting_source(view), view.schedule.tile_m);
+}
+
 std::vector<Pull> pulls_of_one_row(const PlanData& plan) {
   std::vector<Pull> pulls;
   for (const Pull& pull : plan.pulls) {
@@ -111,10 +118,9 @@ void PassOrder::order_tiles() {
     for (const std::int32_t e : expert_order_) {
       const std::int64_t rows = plan_.tokens_per_expert[static_cast<std::size_t>(e)];
       const std::int64_t count = ceil_div(rows, tile_m);
-      const std::int64_t start =
-          count == 0 ? 0 : first_tile_from(plan_, e, starting_source(view_), tile_m);
-      const std::int64_t end = wave_begin(view_, count, wave + 1);
-      for (std::int64_t i = wave_begin(view_, count, wave); i < end; ++i) {
+      const std::int64_t start = count == 0 ? 0 : starting_tile(view_, plan_, e, count);
+      const std::int64_t end = wave_begin(view_, e, count, wave + 1);
+      for (std::int64_t i = wave_begin(view_, e, count, wave); i < end; ++i) {
         const std::int64_t t = (start + i) % count;
         const std::int64_t first_row =
             plan_.segment_begin[static_cast<std::size_t>(e)] + t * tile_m;

@@ -185,6 +185,9 @@ void set_problem(PassView& view, const Problem& problem) {
   view.hidden = problem.hidden;
   view.intermediate = problem.intermediate;
   view.page_shape = page_shape(problem);
+  view.gathered_hosts = problem.gathered_hosts;
+  view.first_host = problem.first_host;
+  view.most_tokens = problem.max_tokens;
 }
 
 WireBytes wire_bytes(const Problem& problem, Pass pass, const Graph& graph) {

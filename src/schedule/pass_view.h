@@ -95,6 +95,11 @@ struct HostTables {
   const std::int32_t* coming_back = nullptr;  // [token blocks, hosts]: own rows and sums
 };
 
+/// Blocks [first, first + count) of a rank's tokens.
+struct TokenBlocks {
+  std::int32_t first = 0, count = 0;
+};
+
 /// Everything that decides which tasks one rank's pass has, in which order they stand, what each
 /// waits for and what each signals. A trivially copyable view: the functions of launches.h, queue.h
 /// and dependencies.h take nothing else, so the CPU backend, CUDA kernels, the simulator and tests
@@ -152,6 +157,14 @@ struct PassView {
   // [token blocks, ranks]: slots of own tokens there, on this host
   const std::int64_t* slots_to_peer = nullptr;
 
+  /// Of tokens that come in waves (token_waves.h).
+  int gathered_hosts = 1;
+  int first_host = 0;
+  std::int64_t most_tokens = 0;  // of a rank: of each host as many
+  /// How often each rank has published tokens when the launch at hand may read them.
+  std::uint32_t published = 1;
+  TokenBlocks reduced[kMostWaves] = {};  // by block of reduce
+
   RankLayout layout{};
   const HostTables* across = nullptr;  // of groups of several hosts
 
@@ -189,6 +202,10 @@ struct PassView {
   UNIEP_HD int rank_of_expert(std::int32_t expert) const { return expert / routed_experts(); }
   UNIEP_HD std::int64_t num_token_blocks() const {
     return ceil_div<std::int64_t>(tokens, schedule.token_block);
+  }
+  /// Whether each wave has tokens of its own (token_waves.h), and a launch.
+  UNIEP_HD bool comes_in_waves() const {
+    return gathered_hosts > 1 && schedule.launch == LaunchGrouping::kWaves;
   }
   UNIEP_HD int expert_of_block(int block) const { return expert_order[block % num_local_experts]; }
 

@@ -85,7 +85,7 @@ inline UNIEP_HD BlockGrid block_grid(const PassView& v, QueueBlock b) {
               .rows = ceil_div(count(stage.rows), count(v.schedule.tile_m)),
               .cols = stage.column_tiles};
     case TileGrid::kTokenBlocks:
-      return {.rows = count(v.num_token_blocks())};
+      return {.rows = count(v.reduced[b.block].count), .first = v.reduced[b.block].first};
     case TileGrid::kCrossings:
     case TileGrid::kReturns:
       if constexpr (kMayHaveHosts) return host_grid(v, stage.grid, b.block);
@@ -183,6 +183,7 @@ inline UNIEP_HD Task block_task(const PassView& v, Stage stage, const BlockGrid&
       task.n = min_of<std::int64_t>(v.schedule.pull_tokens, grid.rows - before);
       break;
     }
+    case TileGrid::kTokenBlocks:
     case TileGrid::kRowTiles:
     case TileGrid::kWeightTiles: {
       const GridTile tile = walk(v.schedule, grid.rows, grid.cols, index);
@@ -193,9 +194,6 @@ inline UNIEP_HD Task block_task(const PassView& v, Stage stage, const BlockGrid&
       task.tile = row * grid.cols + task.n;
       break;
     }
-    case TileGrid::kTokenBlocks:
-      task.m = task.tile = index;
-      break;
     case TileGrid::kCrossings:
     case TileGrid::kReturns:
       if constexpr (kMayHaveHosts) return host_task(v, stage, grid, index);

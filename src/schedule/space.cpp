@@ -69,17 +69,17 @@ void Space::leave_open(Schedule& schedule, std::string_view name) const {
   const std::size_t axis = axis_named(name);
   Schedule open = schedule;
   axes()[axis].set(open, 0);
-  const bool is_same = with_sizes(open, problem_) == with_sizes(schedule, problem_);
+  const bool is_same =
+      schedule_of_pass(open, problem_, pass_) == schedule_of_pass(schedule, problem_, pass_);
   if (has_value(axis, 0) && is_same) schedule = open;
 }
 
-/// With the values that a ring of rows leaves no choice of.
+/// With the values of which the problem leaves no choice.
 Schedule Space::as_it_runs(const Schedule& schedule) const {
   Schedule s = schedule;
-  if (pass_ != Pass::kBackward || problem_.backward_rows == 0) return s;
-  const Schedule ring = in_ring(s);
+  const Schedule forced = with_forced_axes(s, problem_, pass_);
   for (std::size_t i = 0; i < values_.size(); ++i) {
-    const int value = axes()[i].get(ring);
+    const int value = axes()[i].get(forced);
     if (has_value(i, value)) axes()[i].set(s, value);
   }
   return s;

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "schedule/pass_view.h"
+#include "schedule/token_waves.h"
 
 // In which order experts stand and their tiles are taken: the rules that PassOrder follows on the
 // host and the order kernel on a GPU, which sort and search each in their own way.
@@ -42,6 +42,13 @@ inline UNIEP_HD int starting_source(const PassView& v) {
 /// Of an expert's `count` tiles, those that waves before this one take.
 inline UNIEP_HD std::int64_t wave_begin(const PassView& v, std::int64_t count, int wave) {
   return count * wave / v.schedule.waves;
+}
+
+/// Likewise of an expert, whose waves may be those of tokens.
+inline UNIEP_HD std::int64_t wave_begin(const PassView& v, int expert, std::int64_t count,
+                                        int wave) {
+  if (v.comes_in_waves()) return token_wave_begin(v, expert, count, wave);
+  return wave_begin(v, count, wave);
 }
 
 /// When a tile of an expert is taken, of its `count`, beginning with tile `start`.

@@ -32,7 +32,9 @@ inline uniep_problem c_problem(const Problem& p) {
           .backward_rows = p.backward_rows,
           .combine_groups = p.combine_groups,
           .combine_partials = p.combine_partials == CombinePartials::kFp32 ? 0 : 1,
-          .shared_experts = p.shared_experts};
+          .shared_experts = p.shared_experts,
+          .gathered_hosts = p.gathered_hosts,
+          .first_host = p.first_host};
 }
 
 /// What a layer does not keep is given as NULL.

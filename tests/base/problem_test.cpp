@@ -104,6 +104,17 @@ TEST(Problem, EachFieldOutOfRangeIsNamedWithWhatIsAccepted) {
                  "problem.shared_experts is 1, and there are combine groups; " + alone);
   expect_refused([](Problem& p) { p.combine_partials = static_cast<CombinePartials>(2); },
                  "problem.combine_partials is 2; 0 (fp32) and 1 (bf16) are accepted");
+  for (const int hosts : {-1, 0, 16}) {
+    expect_refused([&](Problem& p) { p.gathered_hosts = hosts; },
+                   "problem.gathered_hosts is " + std::to_string(hosts) + "; 1 to 15 is accepted");
+  }
+  expect_refused([](Problem& p) { p.gathered_hosts = 3; },
+                 "problem.gathered_hosts is 3, and max_tokens 16; a divisor of max_tokens is "
+                 "accepted");
+  for (const int host : {-1, 2}) {
+    expect_refused([&](Problem& p) { p.gathered_hosts = 2, p.first_host = host; },
+                   "problem.first_host is " + std::to_string(host) + "; 0 to 1 is accepted");
+  }
   expect_invalid("number of ranks is 0; at least 1 is accepted", [] { validate(good(), 0); });
 }
 
@@ -120,10 +131,13 @@ TEST(Problem, PrintsEveryField) {
   p.combine_groups = 4;
   p.combine_partials = CombinePartials::kBf16;
   p.shared_experts = 1;
+  p.gathered_hosts = 4;
+  p.first_host = 3;
   EXPECT_EQ(to_string(p),
             "hidden=64,intermediate=32,num_experts=8,topk=2,max_tokens=16,capacity_rows=99,"
             "row_align=32,save=none,recompute_h=yes,backward_rows=64,activation=gpt_oss,"
-            "probs=after,bias=yes,combine_groups=4,combine_partials=bf16,shared_experts=1");
+            "probs=after,bias=yes,combine_groups=4,combine_partials=bf16,shared_experts=1,"
+            "gathered_hosts=4,first_host=3");
 }
 
 TEST(Problem, TheDefaultCapacityOfASmallLayerHoldsEveryTokenOfEveryRankOnOneRank) {

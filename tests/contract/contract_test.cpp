@@ -21,8 +21,9 @@ std::string describe(unsigned seed, const LayerData& d, const RunOptions& o) {
              "\n  row_align ", o.row_align, ", save ", name(o.save), ", recompute_h ",
              o.recompute_h, ", main_grad ", o.main_grad, ", bf16_main_grad ", o.bf16_main_grad,
              ", callers_memory ", o.callers_memory, ", exact_rows ", o.exact_rows, ", row_pool ",
-             o.row_pool, ", ring_tiles ", o.ring_tiles, ", max_delay_us ",
-             o.layer.faults.max_delay_us, ", forms ", to_string(o.forms));
+             o.row_pool, ", ring_tiles ", o.ring_tiles, ", gathered_hosts ", o.gathered_hosts,
+             ", first_host ", o.first_host, ", max_delay_us ", o.layer.faults.max_delay_us,
+             ", forms ", to_string(o.forms));
 }
 
 constexpr int kRanks[] = {1, 2, 3, 4, 5, 8};
@@ -54,6 +55,10 @@ void run_random_cases(unsigned first_seed, int count, int max_delay_us, bool any
     if (chance(rng, 20)) o.layer.faults.first_count = 0u - static_cast<unsigned>(pick(rng, 1, 500));
     o.row_pool = !o.callers_memory && chance(rng, 50);
     if (!o.defer_weights && chance(rng, 40)) o.ring_tiles = static_cast<int>(pick(rng, 0, 3));
+    if (chance(rng, 30)) {
+      o.gathered_hosts = static_cast<int>(pick(rng, 2, 5));
+      o.first_host = static_cast<int>(pick(rng, 0, o.gathered_hosts - 1));
+    }
     if (any_form) o.forms = random_forms(rng, is_gated(data.activation), true);
     expect_same_bits(run_layer(data, o), expected(data, o), describe(seed, data, o));
     if (::testing::Test::HasFailure()) return;

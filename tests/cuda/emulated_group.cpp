@@ -37,7 +37,8 @@ void append(std::vector<T>& to, const From& from) {
 EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> token_begin,
                              bool main_grad, float main_grad_start, std::uint32_t first_count,
                              Save save, bool recompute_h, std::int64_t backward_rows,
-                             const uniep::testing::ExpertForms& forms)
+                             const uniep::testing::ExpertForms& forms, int gathered_hosts,
+                             int first_host)
     : data_(data),
       split_(data, token_begin),
       problem_(split_.problem()),
@@ -47,6 +48,9 @@ EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> to
   problem_.save = save;
   problem_.recompute_h = recompute_h;
   problem_.backward_rows = backward_rows;
+  problem_.gathered_hosts = gathered_hosts;
+  problem_.first_host = first_host;
+  problem_.max_tokens = round_up<std::int64_t>(problem_.max_tokens, gathered_hosts);
   prepare_kernels();
   for (cudaStream_t& stream : streams_) {
     check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "create a stream");
@@ -186,7 +190,10 @@ void EmulatedGroup::run_pass(Pass pass, Schedule schedule, PassPart part) {
         enter_args(problem_, split_.ranks(), memory(r), nullptr));
   }
   for (int i = 0; i < launchers[0].num_launches(); ++i) {
-    for (const PassLauncher& launcher : launchers) launcher.launch(i);
+    for (const PassLauncher& launcher : launchers) {
+      if (i > 0 && i < launcher.num_waves()) launcher.enter_wave(i);
+      launcher.launch(i);
+    }
   }
   check_cuda(cudaDeviceSynchronize(), name(pass));
   throw_if_failed();

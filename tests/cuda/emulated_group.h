@@ -119,7 +119,8 @@ class EmulatedGroup {
   EmulatedGroup(const LayerData& data, std::vector<std::int64_t> token_begin, bool main_grad,
                 float main_grad_start, std::uint32_t first_count = 0, Save save = Save::kRows,
                 bool recompute_h = false, std::int64_t backward_rows = 0,
-                const uniep::testing::ExpertForms& forms = {});
+                const uniep::testing::ExpertForms& forms = {}, int gathered_hosts = 1,
+                int first_host = 0);
   ~EmulatedGroup();
   EmulatedGroup(const EmulatedGroup&) = delete;
   EmulatedGroup& operator=(const EmulatedGroup&) = delete;

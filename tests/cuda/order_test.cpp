@@ -85,6 +85,7 @@ TEST_F(OrderKernel, EqualsTheCpuOrder) {
     Problem problem = random_problem(rng, ranks, chance(rng, 20) ? 3000 : 120);
     if (chance(rng, 10)) problem.num_experts = ranks * static_cast<int>(pick(rng, 6, 200));
     draw_shared_experts(rng, problem);
+    if (chance(rng, 30)) draw_gathered_hosts(rng, problem);
     Routing routing = random_routing(rng, problem, ranks);
     if (chance(rng, 40)) {
       problem.backward_rows =

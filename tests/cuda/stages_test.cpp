@@ -126,17 +126,21 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
     const auto forms = any_form
                            ? uniep::testing::random_forms(rng, is_gated(data.activation), false)
                            : uniep::testing::ExpertForms{};
-    EmulatedGroup group(data, parts, main_grad, 1, 0, save, recompute_h, backward_rows, forms);
+    const bool gathered = uniep::testing::chance(rng, 30);
+    const int hosts = gathered ? static_cast<int>(uniep::testing::pick(rng, 2, 5)) : 1;
+    const auto first_host = static_cast<int>(uniep::testing::pick(rng, 0, hosts - 1));
+    EmulatedGroup group(data, parts, main_grad, 1, 0, save, recompute_h, backward_rows, forms,
+                        hosts, first_host);
     const Schedule schedule = choose(rng, group.problem());
-    const std::string what =
-        cat("seed ", seed, ": ", ranks, " ranks, tokens ", data.tokens, ", hidden ", data.hidden,
-            ", intermediate ", data.intermediate, ", experts ", data.num_experts, ", topk ",
-            data.topk, ", save ", name(save), ", recompute_h ", recompute_h, ", ",
-            name(data.activation), ", probs ", name(data.probs), ", bias ", data.has_bias(),
-            ", combine groups ", data.combine_groups, " in ", name(data.combine_partials),
-            ", shared experts ", data.shared_experts,
-            data.shared_probs.empty() ? "" : " with probabilities", ", backward_rows ",
-            backward_rows, ", forms ", uniep::testing::to_string(forms), ", ", to_string(schedule));
+    const std::string what = cat(
+        "seed ", seed, ": ", ranks, " ranks, tokens ", data.tokens, ", hidden ", data.hidden,
+        ", intermediate ", data.intermediate, ", experts ", data.num_experts, ", topk ", data.topk,
+        ", save ", name(save), ", recompute_h ", recompute_h, ", ", name(data.activation),
+        ", probs ", name(data.probs), ", bias ", data.has_bias(), ", combine groups ",
+        data.combine_groups, " in ", name(data.combine_partials), ", shared experts ",
+        data.shared_experts, data.shared_probs.empty() ? "" : " with probabilities",
+        ", backward_rows ", backward_rows, ", gathered hosts ", hosts, " from ", first_host,
+        ", forms ", uniep::testing::to_string(forms), ", ", to_string(schedule));
     SCOPED_TRACE(what);
     const LayerResult got = deferred ? group.deferred_step(schedule, choose(rng, group.problem()))
                                      : group.step(schedule);

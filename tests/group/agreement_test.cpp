@@ -242,7 +242,7 @@ TEST_P(Agreement, SchedulesThatDiffer) {
 
 TEST_P(Agreement, ASchedulesThatCannotRun) {
   for (const auto& [field, sentence] : std::initializer_list<std::pair<int, const char*>>{
-           {0, "schedule axis launch is 9; separate, pipelined, paired, single is accepted"},
+           {0, "schedule axis launch is 9; separate, pipelined, paired, single, waves is accepted"},
            {1,
             "launch=pipelined needs at least 2 waves, for there is nothing to overlap in one"}}) {
     Schedule bad;

@@ -14,8 +14,14 @@ from test_mesh_faults import CAPACITY, SIZE, many, skewed
 from torch.distributed.device_mesh import init_device_mesh
 
 import uniep
+from uniep import _crossing
 
 pytestmark = pytest.mark.cuda
+
+
+def leave_sms(count: int) -> None:
+    """What passes leave to messages of NCCL, which then cross while they compute."""
+    os.environ |= {"UNIEP_SPARE_SMS": str(count), "NCCL_MAX_CTAS": "16"}
 
 
 def mesh_of(hosts: int):
@@ -23,7 +29,25 @@ def mesh_of(hosts: int):
     return init_device_mesh("cuda", shape, mesh_dim_names=("hosts", "ranks"))
 
 
-def bits(hosts: int):
+def come_late() -> None:
+    """Tokens of other hosts are NaN until long after all that could be computed without them."""
+    receive = _crossing._TokensInWaves._receive
+
+    def late(self, step):
+        mesh = self._mesh
+        of = (mesh.host + step) % mesh.hosts
+        for block in range(mesh.hosts):
+            if (mesh.local * mesh.hosts + block) // mesh.local_ranks == of:
+                self._blocks[block] = float("nan")
+        torch.cuda._sleep(20_000_000)
+        return receive(self, step)
+
+    _crossing._TokensInWaves._receive = late
+
+
+def bits(hosts: int, spare: int):
+    leave_sms(spare)
+    come_late()
     rank, size = dist.get_rank(), dist.get_world_size()
     options = {"group": mesh_of(hosts), "max_tokens": TOKENS, **sums_of(hosts)}
 
@@ -33,14 +57,59 @@ def bits(hosts: int):
     found = {"rows": step(part(), **options)}
     found["nothing saved"] = step(part(), save="none", recompute_h=True, **options)
     found["row pool"] = step(part(), row_pool=1 << 24, **options)
+    found["tokens"] = step(part(), save="tokens", **options)
+    found["few rows at a time"] = step(part(), backward_rows=512, **options)
+    found["exact rows"] = step(part(), exact_rows=True, **options)
+    found["deferred"] = deferred(part(), options)
+    frozen = part()
+    weights = frozen.w1, frozen.w2
+    frozen.x.requires_grad_(), frozen.probs.requires_grad_()
+    out = uniep.moe(frozen.x, frozen.ids, frozen.probs, *weights, **options)
+    of_tokens = torch.autograd.grad(out, (frozen.x, frozen.probs), frozen.dy)
+    found["weights that are frozen"] = [out.detach(), *of_tokens, *found["rows"][3:]]
     # Hosts that uniep finds, of a process group.
     os.environ["UNIEP_HOST_ID"] = f"host {rank // (size // hosts)}"
     found["process group"] = step(part(), **{**options, "group": dist.group.WORLD})
     return {name: [t.cpu() for t in tensors] for name, tensors in found.items()}
 
 
-def replays():
+def deferred(case, options):
+    wait = uniep.DeferredWeights()
+    case.requires_grad()
+    out = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, deferred=wait, **options)
+    out.backward(case.dy)
+    uniep.backward_weights(wait)
+    return [out.detach(), case.x.grad, case.probs.grad, case.w1.grad, case.w2.grad]
+
+
+def crossings_of_a_large_call():
+    """Which of what crosses is done before the pass that it crosses beside, in a large layer."""
+    leave_sms(16)
+    mesh = mesh_of(dist.get_world_size())
+    tokens, hidden = 8192, 2048
+    case = make_case(tokens, hidden, 768, 8 * mesh.size(), 8, seed=dist.get_rank()).to("cuda")
+    experts = slice(8 * dist.get_rank(), 8 * dist.get_rank() + 8)
+    case.w1, case.w2 = case.w1[experts].contiguous(), case.w2[experts].contiguous()
+    begin = _crossing._TokensInWaves.begin_to_collect
+    marks = {}
+
+    def timed(self, out):
+        marks["pass"] = torch.cuda.Event(enable_timing=True)
+        marks["pass"].record()  # behind all of it
+        begin(self, out)
+        marks["sums"] = torch.cuda.Event(enable_timing=True)
+        marks["sums"].record(self._stream)
+
+    _crossing._TokensInWaves.begin_to_collect = timed
+    for _ in range(3):
+        step(case, group=mesh, max_tokens=tokens, **sums_of(mesh.size(0)))
+    torch.cuda.synchronize()
+    return marks["sums"].elapsed_time(marks["pass"])
+
+
+def replays(spare: int):
     """A captured step, replayed with another routing and other tokens."""
+    leave_sms(spare)
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = mesh_of(2)
     tokens = 24
@@ -76,8 +145,9 @@ def replays():
     return found
 
 
-def faults():
+def faults(spare: int):
     """What routings do that fit on one host alone."""
+    leave_sms(spare)
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = mesh_of(2)
     case = many().part(rank, size).to("cuda")
@@ -110,20 +180,28 @@ def needs(gpus: int) -> None:
         pytest.skip(f"needs {gpus} GPUs, which NCCL does not share")
 
 
+@pytest.mark.parametrize("spare", [0, 16])
 @pytest.mark.parametrize(("hosts", "size"), [(2, 2), (2, 4), (4, 4)])
-def test_the_bits_of_one_process(hosts, size):
+def test_the_bits_of_one_process(hosts, size, spare):
     needs(size)
-    results = run_ranks(size, bits, hosts, backend="nccl")
+    results = run_ranks(size, bits, hosts, spare, backend="nccl")
     wanted = [t.cpu() for t in step(case_of().to("cuda"), **sums_of(hosts))]
     for name in results[0]:
         parts = [result[name] for result in results]
         assert_same([torch.cat([part[i] for part in parts]) for i in range(5)], wanted)
 
 
+def test_sums_cross_before_the_pass_has_ended():
+    needs(2)
+    ahead_ms = run_ranks(2, crossings_of_a_large_call, backend="nccl")
+    assert min(ahead_ms) > 0
+
+
+@pytest.mark.parametrize("spare", [0, 16])
 @pytest.mark.parametrize("size", [2, 4])
-def test_graphs_of_a_mesh(size):
+def test_graphs_of_a_mesh(size, spare):
     needs(size)
-    results = run_ranks(size, replays, backend="nccl")
+    results = run_ranks(size, replays, spare, backend="nccl")
     first = make_case(24 * size, experts=EXPERTS, topk=4)
     for number in range(3):
         case = make_case(24 * size, experts=EXPERTS, topk=4, seed=number)
@@ -133,10 +211,11 @@ def test_graphs_of_a_mesh(size):
         assert_same([torch.cat([part[i] for part in parts]) for i in range(5)], wanted)
 
 
+@pytest.mark.parametrize("spare", [0, 16])
 @pytest.mark.parametrize("size", [2, 4])
-def test_faults_are_those_of_all_hosts(size):
+def test_faults_are_those_of_all_hosts(size, spare):
     needs(size)
-    results = run_ranks(size, faults, backend="nccl")
+    results = run_ranks(size, faults, spare, backend="nccl")
     wanted = [t.cpu() for t in step(many().to("cuda"), **sums_of(2))]
     for (out, dx, dprobs, dw1, dw2), overflow, _, sentences in results:
         assert out.isnan().all() and dx.isnan().all()

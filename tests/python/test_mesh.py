@@ -19,6 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import uniep
 from uniep import hosts as hosts_module
+from uniep._crossing import Crossing
+from uniep._exchange import sum_of_hosts
 
 TOKENS = 60
 EXPERTS = 12
@@ -101,13 +103,13 @@ def begun_ahead():
     rank, size = dist.get_rank(), dist.get_world_size()
     options = {"group": mesh_of(2), "max_tokens": TOKENS, **sums_of(2)}
     times = []
-    ahead = hosts_module.WayBack.ahead_of_others
+    ahead = Crossing.ahead_of_others
 
     def counted(self, dx, dprobs):
         times[-1] += 1
         return ahead(self, dx, dprobs)
 
-    hosts_module.WayBack.ahead_of_others = counted
+    Crossing.ahead_of_others = counted
     for more in ({}, {"row_pool": 1 << 22}, {"deferred": uniep.DeferredWeights()}):
         times.append(0)
         case = case_of().part(rank, size).requires_grad()
@@ -116,7 +118,7 @@ def begun_ahead():
         times.append(0)
         frozen = (case.x, case.ids, case.probs, case.w1.detach(), case.w2.detach())
         uniep.moe(*frozen, **options, **more).backward(case.dy)
-    hosts_module.WayBack.ahead_of_others = ahead
+    Crossing.ahead_of_others = ahead
     return times
 
 
@@ -329,7 +331,7 @@ def test_hosts_of_a_process_group_are_found(six):
 
 def test_sums_are_in_the_order_of_hosts():
     def sum_of(*partials):
-        return float(hosts_module.sum_of_hosts(torch.tensor(partials).bfloat16()[:, None, None], 1))
+        return float(sum_of_hosts(torch.tensor(partials).bfloat16()[:, None, None], 1))
 
     large = 2.0**30
     assert sum_of(large, -large, 1.0) == 1.0
@@ -337,4 +339,4 @@ def test_sums_are_in_the_order_of_hosts():
     assert sum_of(1.0, 2.0**-9, 2.0**-9, 2.0**-8) == 1.0 + 2.0**-7  # rounded once
     for count in (2, 3):
         minus_zero = torch.full((count, 1, 1), -0.0).bfloat16()
-        assert not torch.signbit(hosts_module.sum_of_hosts(minus_zero, 1)).any()
+        assert not torch.signbit(sum_of_hosts(minus_zero, 1)).any()

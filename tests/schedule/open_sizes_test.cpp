@@ -87,7 +87,7 @@ TEST(OpenSizes, AreTheSameOnAllRanksAndNeverOpenInAPass) {
     p.schedule.pull_tokens = p.schedule.token_block = 0;
     build_orders(p);
     for (int rank = 0; rank < p.ranks(); ++rank) {
-      EXPECT_EQ(p.view(rank).schedule, with_sizes(p.schedule, p.routing.problem));
+      EXPECT_EQ(p.view(rank).schedule, schedule_of_pass(p.schedule, p.routing.problem, p.pass));
       EXPECT_GT(p.view(rank).schedule.pull_tokens, 0);
       EXPECT_GT(p.view(rank).schedule.token_block, 0);
     }

@@ -123,9 +123,9 @@ TEST(Queue, OnlyWhereBothProductsShareALaunchIsAnythingMixed) {
   for (unsigned seed = 1; seed <= static_cast<unsigned>(count); ++seed) {
     const RandomPass p = random_pass(seed, 20);
     SCOPED_TRACE(describe(seed, p));
-    const Schedule& s = p.schedule;
+    const Schedule& s = p.view(0).schedule;
     const bool together =
-        s.launch == LaunchGrouping::kPipelined || s.launch == LaunchGrouping::kSingle;
+        s.launch != LaunchGrouping::kSeparate && s.launch != LaunchGrouping::kPaired;
     for (int i = 0; i < num_launches(p.view(0)); ++i) {
       const Launch launch = launch_at(p.view(0), i);
       const auto expect_unmixed = [&](const QueueBlock& b) {

@@ -206,7 +206,7 @@ TEST(Schedule, AValueOutOfRangeIsAnsweredWithTheRange) {
   }
   for (const char* value : {"", "0", "Single", "both"}) {
     expect_invalid(cat("schedule axis launch is '", value,
-                       "'; separate, pipelined, paired, single is accepted"),
+                       "'; separate, pipelined, paired, single, waves is accepted"),
                    [&] { parse_schedule(cat("launch=", value)); });
   }
 }

@@ -50,6 +50,13 @@ inline void draw_shared_experts(Rng& rng, Problem& p) {
   if (most > 0 && chance(rng, 40)) p.shared_experts = static_cast<int>(pick(rng, 1, most));
 }
 
+/// Tokens of several hosts, which come in waves.
+inline void draw_gathered_hosts(Rng& rng, Problem& p) {
+  p.gathered_hosts = static_cast<int>(pick(rng, 2, 4));
+  p.first_host = static_cast<int>(pick(rng, 0, p.gathered_hosts - 1));
+  p.max_tokens = p.max_tokens / p.gathered_hosts * p.gathered_hosts;
+}
+
 /// Ranks hold different numbers of tokens, some none; slots are dropped; tokens name an expert
 /// twice; experts get nothing or everything.
 inline Routing random_routing(Rng& rng, const Problem& p, int ranks) {
@@ -78,7 +85,8 @@ inline Routing random_routing(Rng& rng, const Problem& p, int ranks) {
 
 inline Routing random_routing(Rng& rng, std::int64_t most_tokens) {
   const int ranks = static_cast<int>(pick(rng, 1, 8));
-  const Problem problem = random_problem(rng, ranks, most_tokens);
+  Problem problem = random_problem(rng, ranks, most_tokens);
+  if (chance(rng, 20)) draw_gathered_hosts(rng, problem);
   return random_routing(rng, problem, ranks);
 }
 

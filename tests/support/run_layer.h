@@ -44,6 +44,7 @@ struct RunOptions {
   /// Backward has room for the rows of the fullest expert at a time, and so many tiles of row_align
   /// rows; -1: for all. Not with `defer_weights`.
   int ring_tiles = -1;
+  int gathered_hosts = 1, first_host = 0;  // of Problem; max_tokens has room for what that asks
   /// How weights and their gradients lie.
   ExpertForms forms;
 };
@@ -117,6 +118,9 @@ inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
         ring_rows(data.topk_ids, data.num_experts, options.row_align, options.ring_tiles,
                   data.shared_experts > 0 ? problem.max_tokens : 0);
   }
+  problem.gathered_hosts = options.gathered_hosts;
+  problem.first_host = options.first_host;
+  problem.max_tokens = round_up<std::int64_t>(problem.max_tokens, options.gathered_hosts);
   LayerResult result = workload::make_result(
       data, {.backward = true, .main_grad = options.main_grad, .ranks = split.ranks()});
   const auto start_main_grad = [&](auto& grads) {

@@ -355,7 +355,7 @@ class DispatchWarp {
       const int source = __ffs(static_cast<int>(unseen)) - 1;
       for_each_counter<kWaitsOf<Stage::kDispatch>>([&](CounterKind kind) {
         ready &= wait_for(ctx_, queue_task(ctx_.view, queues_.comm, batch.task),
-                          source_wait(kind, source));
+                          source_wait(ctx_.view, kind, source));
       });
     }
     __syncwarp();

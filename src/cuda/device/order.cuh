@@ -102,13 +102,14 @@ class OrderRoutine {
   __device__ int tiles_of(std::int64_t rows) const {
     return static_cast<int>(ceil_div<std::int64_t>(rows, v_.schedule.tile_m));
   }
-  __device__ int wave_begin(int count, int wave) const {
-    return static_cast<int>(uniep::wave_begin(v_, count, wave));
+  __device__ int wave_begin(int expert, int count, int wave) const {
+    return static_cast<int>(uniep::wave_begin(v_, expert, count, wave));
   }
 
   /// The first that is taken of the expert's tiles. A warp looks at 32 rows at a time, evenly
   /// spread over those that may be the first of the starting source or a later rank.
   __device__ int starting_tile(int expert, std::int64_t rows) const {
+    if (v_.comes_in_waves()) return static_cast<int>(first_wave_begin(v_, expert)) % tiles_of(rows);
     const int source = starting_source(v_);
     if (source == 0) return 0;
     const RowOrigin* origin = v_.row_origin + v_.segment_begin[expert];
@@ -138,12 +139,12 @@ class OrderRoutine {
     for (int other = lane_index(); other < v_.num_local_experts; other += 32) {
       const std::int64_t other_rows = v_.tokens_per_expert[other];
       const int count = tiles_of(other_rows);
-      const int begin = wave_begin(count, wave);
+      const int begin = wave_begin(other, count, wave);
       at.total_tiles += count;
       at.first_tile += begin;  // in earlier waves
       if (stands_before(v_, other_rows, other, rows, expert)) {
         at.slot += 1;
-        at.first_tile += wave_begin(count, wave + 1) - begin;
+        at.first_tile += wave_begin(other, count, wave + 1) - begin;
       }
     }
     return {warp_sum(at.slot), warp_sum(at.first_tile), warp_sum(at.total_tiles)};
@@ -158,8 +159,8 @@ class OrderRoutine {
     }
     const std::int64_t rows = v_.tokens_per_expert[expert];
     const int count = tiles_of(rows);
-    const int begin = wave_begin(count, wave);
-    const int end = wave_begin(count, wave + 1);
+    const int begin = wave_begin(expert, count, wave);
+    const int end = wave_begin(expert, count, wave + 1);
     if (begin == end) return;
     const int start = starting_tile(expert, rows);
     const std::int64_t segment = v_.segment_begin[expert];

@@ -1,7 +1,8 @@
 // Enter: what a pass does before its first task. Notes where the counters stand, stages this rank's
 // tokens where peers, if there are any, pull them, zeroes the rows that weight gradients read past
 // an expert's last, and tells every rank that the tokens are there. It runs beside `order`, whose
-// arrays it has no use for, and ends behind it, so that what follows one follows both.
+// arrays it has no use for, and ends behind it, so that what follows one follows both. If tokens
+// come in waves, each has an enter of its own, of which the first does all that is no token's.
 #include <utility>
 
 #include "cuda/device/fault_fill.cuh"
@@ -10,6 +11,7 @@
 #include "cuda/device/sm90/tile_shape.h"
 #include "cuda/kernels/start_kernel.h"
 #include "cuda/pass_kernels.h"
+#include "schedule/token_waves.h"
 
 namespace uniep::cuda {
 namespace {
@@ -150,30 +152,16 @@ __device__ __forceinline__ void publish_behind_last(const DeviceContext& ctx,
   });
 }
 
-__global__ void __launch_bounds__(kEnterThreads)
-    enter_kernel(const __grid_constant__ DeviceContext ctx,
-                 const __grid_constant__ EnterArgs args) {
+/// All but the tokens.
+__device__ __forceinline__ void begin_pass(const DeviceContext& ctx, const EnterArgs& args) {
   const PassView& v = ctx.view;
-  // A plan that cannot be used is so on every rank, and has no tasks: no rank counts this pass. Nor
-  // does a rank that has failed, whose peers must not take its next tokens for those before.
-  const bool unusable = args.plan != nullptr && !args.plan->ok();
-  if (unusable || ptx::load_relaxed_gpu(ctx.failed) != 0) {
-    if (unusable && args.plan->expired == 0) {
-      fill_of_fault(args.fill, global_thread(), global_threads());
-    }
-    return ptx::wait_for_last_launch();
-  }
   if (global_thread() == 0) begin_call(ctx.calls);
   note_bases(ctx, std::make_integer_sequence<int, kNumCounterKinds>());
   zero_tickets(v, args);
   const Peer own = ctx.peer(v.rank);
-  if (v.num_ranks > 1) {  // else dispatch reads them where they are
-    const bf16* tokens = ctx.get_of_pass<Tensor::kX, Tensor::kDy>();
-    const std::int64_t token_bytes = v.tokens * v.hidden * sizeof(*tokens);
-    copy_vectors(own.get<Tensor::kTokens>(), tokens, token_bytes);
-    if (has(v, Stage::kRedispatch)) {
-      copy_vectors(own.get<Tensor::kXTokens>(), ctx.get<Tensor::kX>(), token_bytes);
-    }
+  if (v.num_ranks > 1 && has(v, Stage::kRedispatch)) {
+    copy_vectors(own.get<Tensor::kXTokens>(), ctx.get<Tensor::kX>(),
+                 v.tokens * v.hidden * sizeof(bf16));
   }
   if (const float* probs = ctx.get<Tensor::kTopkProbs>(); probs != nullptr) {
     if (v.shared_experts > 0) {
@@ -184,6 +172,34 @@ __global__ void __launch_bounds__(kEnterThreads)
   }
   // In a ring dispatch does that for each expert, once it has room.
   if (v.ring_rows == 0) zero_pad_rows(ctx);
+}
+
+/// Those that come with a wave, if tokens come in waves; else all.
+__device__ __forceinline__ void stage_tokens(const DeviceContext& ctx, int wave) {
+  const PassView& v = ctx.view;
+  if (v.num_ranks == 1) return;  // dispatch reads them where they are
+  TokenRun run{0, v.tokens};
+  if (v.comes_in_waves()) run = own_tokens_that_come(v, wave);
+  const bf16* tokens = ctx.get_of_pass<Tensor::kX, Tensor::kDy>();
+  const std::int64_t first = run.begin * v.hidden;
+  copy_vectors(ctx.peer(v.rank).get<Tensor::kTokens>() + first, tokens + first,
+               (run.end - run.begin) * v.hidden * sizeof(*tokens));
+}
+
+__global__ void __launch_bounds__(kEnterThreads)
+    enter_kernel(const __grid_constant__ DeviceContext ctx,
+                 const __grid_constant__ EnterArgs args) {
+  // A plan that cannot be used is so on every rank, and has no tasks: no rank counts this pass. Nor
+  // does a rank that has failed, whose peers must not take its next tokens for those before.
+  const bool unusable = args.plan != nullptr && !args.plan->ok();
+  if (unusable || ptx::load_relaxed_gpu(ctx.failed) != 0) {
+    if (unusable && args.plan->expired == 0) {
+      fill_of_fault(args.fill, global_thread(), global_threads());
+    }
+    return ptx::wait_for_last_launch();
+  }
+  if (args.wave == 0) begin_pass(ctx, args);
+  stage_tokens(ctx, args.wave);
   publish_behind_last(ctx, args.ctas_done);
   ptx::wait_for_last_launch();
 }
@@ -195,7 +211,10 @@ cudaError_t prepare_enter() { return load_kernel(enter_kernel); }
 cudaError_t launch_enter(const DeviceContext& ctx, const EnterArgs& args, int ctas,
                          cudaStream_t stream) {
   const LaunchSize size{.ctas = ctas, .threads = kEnterThreads};
-  return launch_kernel(enter_kernel, size, beside_last_launch(), stream, ctx, args);
+  // The first is beside `order`. Others read what the stream has waited for.
+  const cudaLaunchAttribute attribute =
+      args.wave == 0 ? beside_last_launch() : resident_together(false);
+  return launch_kernel(enter_kernel, size, attribute, stream, ctx, args);
 }
 
 }  // namespace uniep::cuda

@@ -49,10 +49,10 @@ std::string axis_range(const AxisInfo& axis) {
   return text;
 }
 
-std::string neutral_text(const AxisInfo& axis) {
-  const std::string on_cpu = axis_value_text(axis, axis.neutral_value);
-  if (axis.cuda_neutral == axis.neutral_value) return on_cpu;
-  return cat(on_cpu, ", ", axis_value_text(axis, axis.cuda_neutral));
+/// Of the backends: once, where they have the same.
+std::string of_backends(const AxisInfo& axis, int cpu, int cuda) {
+  const std::string on_cpu = axis_value_text(axis, cpu);
+  return cpu == cuda ? on_cpu : cat(on_cpu, ", ", axis_value_text(axis, cuda));
 }
 
 std::string kernel_list() {
@@ -103,14 +103,14 @@ void print_axes() {
   std::cout << "#\n"
             << comment(
                    "schedule axes: results keep their bits for every value, but where CHANGES BITS "
-                   "says otherwise; neutral: what tuned schedules have, on cpu and cuda, that were "
-                   "stored before the axis existed");
-  Table table({kLeft, kLeft, kLeft, kLeft, kLeft, kLeft});
-  table.header({"", "", "default", "default", "", ""});
-  table.header({"axis", "range", "on cpu", "on cuda", "scope", "neutral"});
+                   "says otherwise; default and neutral: on cpu, and on cuda where that differs; "
+                   "neutral: what tuned schedules have that were stored before the axis existed");
+  Table table({kLeft, kLeft, kLeft, kLeft, kLeft});
+  table.header({"axis", "range", "default", "scope", "neutral"});
   for (const AxisInfo& axis : schedule_axes()) {
-    table.row({std::string(axis.name), axis_range(axis), axis_value_text(axis, axis.default_value),
-               axis_value_text(axis, axis.cuda_default), scope_text(axis), neutral_text(axis)});
+    table.row({std::string(axis.name), axis_range(axis),
+               of_backends(axis, axis.default_value, axis.cuda_default), scope_text(axis),
+               of_backends(axis, axis.neutral_value, axis.cuda_neutral)});
     table.remark(std::string(axis.meaning));
   }
   std::cout << table;

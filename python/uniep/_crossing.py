@@ -1,0 +1,245 @@
+"""What of a call crosses between hosts while the fused layer of each computes.
+
+On GPUs, tokens of other hosts come on a stream of their own. The passes of the fused layer take
+tokens in waves (``Problem::gathered_hosts`` of uniep/problem.h): first half of those of this host,
+then, as they come, those of the others, whose sums go back under the other half. Gradients of
+tokens cross under those of weights, which need nothing of other ranks; on CPUs, too.
+
+A pass leaves SMs to the messages (``UNIEP_SPARE_SMS``). Without, they would begin behind it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from . import _exchange as exchange
+
+if TYPE_CHECKING:
+    from .hosts import HostMesh
+
+__all__ = ["Crossing", "comes_in_waves", "crosses_under_weights", "waves_of_backward"]
+
+_MOST_HOSTS = 15  # as include/uniep/problem.h has it
+
+
+def comes_in_waves(mesh: HostMesh | None, device: torch.device) -> bool:
+    """Whether passes of a host's layer take tokens in waves, as they come from other hosts."""
+    if mesh is None or device.type != "cuda" or not 1 < mesh.hosts <= _MOST_HOSTS:
+        return False
+    return os.environ.get("UNIEP_SPARE_SMS", "0") not in ("", "0")
+
+
+class Crossing:
+    """Of one call.
+
+    Args:
+        mesh: of the processes.
+        in_waves: the fused layer's passes take tokens in waves: with :func:`comes_in_waves`.
+        in_backward: and those of backward, which has room for all rows.
+    """
+
+    def __init__(self, mesh: HostMesh, *, in_waves: bool = False, in_backward: bool = True) -> None:
+        self._mesh = mesh
+        self._in_waves = in_waves
+        self._in_backward = in_backward
+        self._tokens: _TokensInWaves | None = None
+        self._dy: _TokensInWaves | None = None
+        self._back: tuple[Tensor, Tensor, Tensor] | None = None
+
+    @classmethod
+    def of(cls, mesh: HostMesh, device: torch.device, *, in_backward: bool) -> Crossing | None:
+        """None where nothing is gained, nor while compiling, which does not see through it."""
+        if mesh.hosts == 1 or torch.compiler.is_compiling():
+            return None
+        in_waves = comes_in_waves(mesh, device)
+        return cls(mesh, in_waves=in_waves, in_backward=in_backward)
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether anything crosses beside the passes of backward."""
+        return self._in_backward
+
+    # ---- forward ----
+
+    def spread(self, rows: Tensor) -> Tensor:
+        """What :func:`exchange.spread` returns; of other hosts' tokens when their wave begins."""
+        if not self._in_waves:
+            return exchange.spread(self._mesh, rows)
+        self._tokens = _TokensInWaves(self._mesh, rows, returns=True)
+        return self._tokens.seen
+
+    @property
+    def forward_waves(self) -> Tensor | None:
+        """For the op of forward."""
+        return None if self._tokens is None else self._tokens.events()
+
+    def begin_to_collect(self, out: Tensor) -> None:
+        """Ahead of all other messages behind the pass."""
+        if self._tokens is not None:
+            self._tokens.begin_to_collect(out)
+
+    def collect(self, out: Tensor) -> Tensor:
+        """What :func:`exchange.collect` returns of the results of forward."""
+        tokens, self._tokens = self._tokens, None
+        return exchange.collect(self._mesh, out) if tokens is None else tokens.collect()
+
+    # ---- backward ----
+
+    def spread_dy(self, rows: Tensor) -> Tensor:
+        """As :meth:`spread`."""
+        if not self._in_waves or not self._in_backward:
+            return exchange.spread(self._mesh, rows)
+        self._dy = _TokensInWaves(self._mesh, rows, returns=False)
+        return self._dy.seen
+
+    @contextmanager
+    def backward_waves(self, dy: Tensor) -> Iterator[Tensor | None]:
+        """For the op of backward; `dy`: what it is given."""
+        came, self._dy = self._dy, None
+        if came is not None and came.seen.data_ptr() != dy.data_ptr():  # a hook has changed it
+            came.wait()
+            came = None
+        yield None if came is None else came.events()
+        if came is not None:
+            came.is_awaited = True  # wave by wave
+
+    @contextmanager
+    def ahead_of_others(self, dx: Tensor, dprobs: Tensor) -> Iterator[None]:
+        """What the fused layer of this host has for all tokens that it sees crosses meanwhile."""
+        # Tokens first. Products that fill a GPU would keep the message from starting, and those
+        # behind this begin only when probabilities have made their way within the host.
+        of_tokens = exchange.begin_to_collect(self._mesh, dx)
+        of_probs = exchange.begin_to_collect(self._mesh, dprobs)
+        try:
+            yield
+        finally:
+            # Whether or not anybody asks: a pass behind it may take the SMs that the message needs.
+            self._back = (dx, exchange.collected(of_tokens), exchange.collected(of_probs))
+
+    def take(self, dx: Tensor, dprobs: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, T, H] and [N, T, K] of all hosts."""
+        back, self._back = self._back, None
+        if back is not None and back[0].data_ptr() == dx.data_ptr():  # else a hook has changed it
+            return back[1:]
+        return exchange.collect(self._mesh, dx), exchange.collect(self._mesh, dprobs)
+
+
+def crosses_under_weights(crossing: Crossing | None) -> bool:
+    """Whether gradients of tokens cross while those of weights are computed."""
+    return crossing is not None and crossing.in_backward
+
+
+def waves_of_backward(
+    crossing: Crossing | None, dy: Tensor
+) -> AbstractContextManager[Tensor | None]:
+    """:meth:`Crossing.backward_waves`, of a call that may have none."""
+    return nullcontext() if crossing is None else crossing.backward_waves(dy)
+
+
+class _TokensInWaves:
+    """Rows of this rank's tokens on their way to all hosts, and sums of them on their way back.
+
+    Waves are those of ``Problem::gathered_hosts``: of N hosts the tokens of the s-th behind this
+    one come s-th, in wave s of forward and of backward.
+
+    Args:
+        mesh: of the processes.
+        rows: [T, n], which stay as they are until all have been sent.
+        returns: sums come back, behind the waves of other hosts.
+    """
+
+    def __init__(self, mesh: HostMesh, rows: Tensor, *, returns: bool) -> None:
+        self._mesh = mesh
+        self._returns = returns
+        self._device = rows.device
+        self._stream = mesh.stream(rows.device)
+        self._begun_on = torch.cuda.current_stream(rows.device)
+        self.is_awaited = False
+        # All that both streams touch is this one's, from before the other takes over.
+        self._rows = rows
+        self._blocks = rows.new_empty(mesh.hosts, *rows.shape)
+        self._found = torch.empty_like(self._blocks) if returns else None
+        self._others_done = _recorded() if returns else None
+        self._stream.wait_stream(self._begun_on)
+        exchange.pass_on(mesh, {mesh.host: rows}, self._blocks, forth=True, hosts=(mesh.host,))
+        with torch.cuda.stream(self._stream):
+            self._arrived = [self._receive(step) for step in range(1, mesh.hosts)]
+
+    @property
+    def seen(self) -> Tensor:
+        """[N T, n]."""
+        return self._blocks.flatten(0, 1)
+
+    def _receive(self, step: int) -> torch.cuda.Event:
+        mesh = self._mesh
+        of, to = (mesh.host + step) % mesh.hosts, (mesh.host - step) % mesh.hosts
+        block = self._block_of(of)
+        received = torch.empty_like(self._rows) if block is None else block
+        exchange.swap(mesh, self._rows, to, received, of)
+        exchange.pass_on(mesh, {of: received}, self._blocks, forth=True, hosts=(of,))
+        return _recorded()
+
+    def _block_of(self, host: int) -> Tensor | None:
+        """Where this rank sees the tokens of its rail on a host; None: another rank sees them."""
+        mesh = self._mesh
+        seen_by, block = divmod(host * mesh.local_ranks + mesh.local, mesh.hosts)
+        return self._blocks[block] if seen_by == mesh.local else None
+
+    def events(self) -> Tensor:
+        """int64 [2, waves] on the CPU: what waves wait for, and what is recorded behind them."""
+        arrived = [event.cuda_event for event in self._arrived]
+        before = [0, *arrived, *([0] if self._returns else [])]
+        behind = [0] * len(before)
+        if self._others_done is not None:
+            behind[len(arrived)] = self._others_done.cuda_event
+        return torch.tensor([before, behind], dtype=torch.int64)
+
+    def begin_to_collect(self, out: Tensor) -> None:
+        """Behind the pass in the order of the host, and behind the waves of others on the device.
+
+        Args:
+            out: [N T, n], of all tokens that this rank sees.
+        """
+        mesh, found = self._mesh, self._found
+        assert found is not None and self._others_done is not None
+        by_rank = out.view_as(self._blocks)
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._others_done)
+            for step in range(1, mesh.hosts):
+                to, of = (mesh.host + step) % mesh.hosts, (mesh.host - step) % mesh.hosts
+                seen_by, block = divmod(to * mesh.local_ranks + mesh.local, mesh.hosts)
+                is_here = seen_by == mesh.local
+                sent = by_rank[block] if is_here else torch.empty_like(self._rows)
+                exchange.pass_on(mesh, {to: sent}, by_rank, forth=False, hosts=(to,))
+                exchange.swap(mesh, sent, to, found[of], of)
+        own = {mesh.host: found[mesh.host]}
+        exchange.pass_on(mesh, own, by_rank, forth=False, hosts=(mesh.host,))
+        self._out = out
+
+    def collect(self) -> Tensor:
+        """[N, T, n], what every host has for this rank's rows."""
+        assert self._found is not None
+        self.wait()
+        return self._found
+
+    def wait(self) -> None:
+        """Until all is here, and nothing of this is read or written any more."""
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        self.is_awaited = True
+
+    def __del__(self) -> None:
+        """Of a call that has failed. Its tensors may go once nothing is under way."""
+        if not getattr(self, "is_awaited", True):
+            self._begun_on.wait_stream(self._stream)
+
+
+def _recorded() -> torch.cuda.Event:
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event

@@ -1,0 +1,147 @@
+#pragma once
+
+#include "schedule/pass_view.h"
+
+// Tokens that come in waves. Where tokens of N hosts are gathered ahead of a pass
+// (Problem::gathered_hosts), those of one host are there first, and the others come host by host.
+// The tokens of all ranks, in order, are those of host 0, then of host 1, and so on; each wave has
+// a run of them:
+//
+//   forward   the second half of the first host's; those of each other host, from the next one on;
+//             the first half of the first host's, while sums of the others' go back
+//   backward  those of the first host; those of each other
+//
+// A tile of rows may have tokens of two waves. It is taken in the wave that its last tokens come
+// with. So behind the waves of others all of their tokens are complete, and behind the last all.
+
+namespace uniep {
+
+inline UNIEP_HD int num_token_waves(int hosts, Pass pass) {
+  return pass == Pass::kForward ? hosts + 1 : hosts;
+}
+
+/// Tokens [begin, end), numbered through all ranks' or those of one.
+struct TokenRun {
+  std::int64_t begin = 0, end = 0;
+};
+
+inline UNIEP_HD std::int64_t tokens_of_host(const PassView& v) {
+  return v.most_tokens / v.gathered_hosts * v.num_ranks;
+}
+
+/// Of the host whose tokens come with a wave; with the last of forward none do.
+inline UNIEP_HD std::int64_t first_token_of_host(const PassView& v, int wave) {
+  return (v.first_host + wave) % v.gathered_hosts * tokens_of_host(v);
+}
+
+inline UNIEP_HD std::int64_t first_token_of_wave(const PassView& v, int wave) {
+  const std::int64_t first = first_token_of_host(v, wave);
+  if (wave > 0 || v.pass == Pass::kBackward) return first;
+  const std::int64_t block = v.schedule.token_block;
+  return first + tokens_of_host(v) / 2 / block * block;
+}
+
+/// Of all ranks.
+inline UNIEP_HD TokenRun tokens_of_wave(const PassView& v, int wave) {
+  const std::int64_t begin = first_token_of_wave(v, wave);
+  const std::int64_t next = first_token_of_wave(v, (wave + 1) % v.schedule.waves);
+  // Token 0 begins a wave, so none goes past the last.
+  return {begin, next >= begin ? next : v.most_tokens * v.num_ranks};
+}
+
+/// The part that is this rank's.
+inline UNIEP_HD TokenRun own_part(const PassView& v, const TokenRun& run) {
+  const std::int64_t first = v.rank * v.most_tokens;
+  return {clamp_to<std::int64_t>(run.begin - first, 0, v.tokens),
+          clamp_to<std::int64_t>(run.end - first, 0, v.tokens)};
+}
+inline UNIEP_HD TokenRun own_tokens_of_wave(const PassView& v, int wave) {
+  return own_part(v, tokens_of_wave(v, wave));
+}
+
+/// This rank's tokens that may be read from a wave on: both halves of the first host's with the
+/// first, since waves of others take tiles that have some of them.
+inline UNIEP_HD TokenRun own_tokens_that_come(const PassView& v, int wave) {
+  if (wave == v.gathered_hosts) return {};
+  const std::int64_t begin = first_token_of_host(v, wave);
+  return own_part(v, {begin, begin + tokens_of_host(v)});
+}
+
+/// Waves whose results are wanted first: those of tokens of other hosts.
+struct OthersWaves {
+  int first = 0, count = 0;
+  int done_behind = -1;  // the wave, and launch
+};
+inline UNIEP_HD OthersWaves waves_of_others(const PassView& v) {
+  if (!v.comes_in_waves() || v.pass == Pass::kBackward) return {};
+  return {1, v.gathered_hosts - 1, v.gathered_hosts - 1};
+}
+
+/// The first row of an expert, counted from its own first, that has this token or a later one.
+inline UNIEP_HD std::int64_t first_row_from(const PassView& v, int expert, std::int64_t token) {
+  const RowOrigin* rows = v.row_origin + v.segment_begin[expert];
+  std::int64_t low = 0;
+  std::int64_t high = v.tokens_per_expert[expert];
+  while (low < high) {
+    const std::int64_t middle = (low + high) / 2;
+    if (rows[middle].source * v.most_tokens + rows[middle].token < token) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+/// Of the wave's tokens.
+inline UNIEP_HD std::int64_t first_row_of_wave(const PassView& v, int expert, int wave) {
+  return first_row_from(v, expert, first_token_of_wave(v, wave));
+}
+
+/// The tile of an expert that its first wave begins with; behind its last follow those before. That
+/// which has tokens of the last wave, too, is the last. But in forward the last wave takes none with
+/// tokens of others: where these follow in that tile, and none are ahead, they take it, as the first.
+inline UNIEP_HD std::int64_t first_wave_begin(const PassView& v, int expert) {
+  const std::int64_t tile_m = v.schedule.tile_m;
+  const std::int64_t row = first_row_of_wave(v, expert, 0);
+  const std::int64_t begin = ceil_div(row, tile_m);
+  if (v.pass == Pass::kBackward || row % tile_m == 0) return begin;
+  const std::int64_t next = first_row_of_wave(v, expert, 1);
+  const bool others_follow =
+      next >= row && next < min_of<std::int64_t>(begin * tile_m, v.tokens_per_expert[expert]);
+  const bool others_are_ahead =
+      first_row_of_wave(v, expert, v.gathered_hosts) > row / tile_m * tile_m;
+  return others_follow && !others_are_ahead ? begin - 1 : begin;
+}
+
+/// Of an expert's `count` tiles, those that waves before this one take.
+inline UNIEP_HD std::int64_t token_wave_begin(const PassView& v, int expert, std::int64_t count,
+                                              int wave) {
+  if (wave == 0 || wave == v.schedule.waves) return wave == 0 ? 0 : count;
+  const std::int64_t row = first_row_of_wave(v, expert, wave);
+  // Tokens of forward's last wave are there from the beginning; those of all others come later
+  // than those before, and take the tile with them.
+  const bool comes_later = v.pass == Pass::kBackward || wave < v.gathered_hosts;
+  const bool has_rows = row < v.tokens_per_expert[expert];
+  const std::int64_t tile = comes_later && has_rows
+                                ? row / v.schedule.tile_m
+                                : ceil_div<std::int64_t>(row, v.schedule.tile_m);
+  const bool is_behind_end = first_token_of_wave(v, wave) <= first_token_of_wave(v, 0);
+  return clamp_to<std::int64_t>(tile + (is_behind_end ? count : 0) - first_wave_begin(v, expert), 0,
+                                count);
+}
+
+/// Which blocks of this rank's tokens each block of reduce has.
+inline UNIEP_HD void set_token_waves(PassView& v) {
+  v.reduced[0] = {0, static_cast<std::int32_t>(v.num_token_blocks())};
+  if (!v.comes_in_waves()) return;
+  for (int wave = 0; wave < v.schedule.waves; ++wave) {
+    const auto [begin, end] = own_tokens_of_wave(v, wave);
+    const std::int64_t block = v.schedule.token_block;
+    const auto first = static_cast<std::int32_t>(ceil_div<std::int64_t>(begin, block));
+    const auto last = static_cast<std::int32_t>(ceil_div<std::int64_t>(end, block));
+    v.reduced[wave] = {first, last - first};
+  }
+}
+
+}  // namespace uniep
