@@ -41,24 +41,35 @@ class Crossing:
     Args:
         mesh: of the processes.
         in_waves: the fused layer's passes take tokens in waves: with :func:`comes_in_waves`.
-        in_backward: and those of backward, which has room for all rows.
+        in_forward: so does that of forward, which does not wait for the device first.
+        in_backward: so does that of backward, which has room for all rows.
     """
 
-    def __init__(self, mesh: HostMesh, *, in_waves: bool = False, in_backward: bool = True) -> None:
+    def __init__(
+        self,
+        mesh: HostMesh,
+        *,
+        in_waves: bool = False,
+        in_forward: bool = True,
+        in_backward: bool = True,
+    ) -> None:
         self._mesh = mesh
         self._in_waves = in_waves
+        self._in_forward = in_forward
         self._in_backward = in_backward
         self._tokens: _TokensInWaves | None = None
         self._dy: _TokensInWaves | None = None
         self._back: tuple[Tensor, Tensor, Tensor] | None = None
 
     @classmethod
-    def of(cls, mesh: HostMesh, device: torch.device, *, in_backward: bool) -> Crossing | None:
+    def of(
+        cls, mesh: HostMesh, device: torch.device, *, in_forward: bool, in_backward: bool
+    ) -> Crossing | None:
         """None where nothing is gained, nor while compiling, which does not see through it."""
         if mesh.hosts == 1 or torch.compiler.is_compiling():
             return None
         in_waves = comes_in_waves(mesh, device)
-        return cls(mesh, in_waves=in_waves, in_backward=in_backward)
+        return cls(mesh, in_waves=in_waves, in_forward=in_forward, in_backward=in_backward)
 
     @property
     def in_backward(self) -> bool:
@@ -69,7 +80,7 @@ class Crossing:
 
     def spread(self, rows: Tensor) -> Tensor:
         """What :func:`exchange.spread` returns; of other hosts' tokens when their wave begins."""
-        if not self._in_waves:
+        if not self._in_waves or not self._in_forward:
             return exchange.spread(self._mesh, rows)
         self._tokens = _TokensInWaves(self._mesh, rows, returns=True)
         return self._tokens.seen
@@ -167,7 +178,7 @@ class _TokensInWaves:
         self._found = torch.empty_like(self._blocks) if returns else None
         self._others_done = _recorded() if returns else None
         self._stream.wait_stream(self._begun_on)
-        exchange.pass_on(mesh, {mesh.host: rows}, self._blocks, forth=True, hosts=(mesh.host,))
+        exchange.spread_step(mesh, rows, self._blocks, 0)
         with torch.cuda.stream(self._stream):
             self._arrived = [self._receive(step) for step in range(1, mesh.hosts)]
 
@@ -177,19 +188,8 @@ class _TokensInWaves:
         return self._blocks.flatten(0, 1)
 
     def _receive(self, step: int) -> torch.cuda.Event:
-        mesh = self._mesh
-        of, to = (mesh.host + step) % mesh.hosts, (mesh.host - step) % mesh.hosts
-        block = self._block_of(of)
-        received = torch.empty_like(self._rows) if block is None else block
-        exchange.swap(mesh, self._rows, to, received, of)
-        exchange.pass_on(mesh, {of: received}, self._blocks, forth=True, hosts=(of,))
+        exchange.spread_step(self._mesh, self._rows, self._blocks, step)
         return _recorded()
-
-    def _block_of(self, host: int) -> Tensor | None:
-        """Where this rank sees the tokens of its rail on a host; None: another rank sees them."""
-        mesh = self._mesh
-        seen_by, block = divmod(host * mesh.local_ranks + mesh.local, mesh.hosts)
-        return self._blocks[block] if seen_by == mesh.local else None
 
     def events(self) -> Tensor:
         """int64 [2, waves] on the CPU: what waves wait for, and what is recorded behind them."""
@@ -206,20 +206,13 @@ class _TokensInWaves:
         Args:
             out: [N T, n], of all tokens that this rank sees.
         """
-        mesh, found = self._mesh, self._found
-        assert found is not None and self._others_done is not None
-        by_rank = out.view_as(self._blocks)
+        assert self._found is not None and self._others_done is not None
+        blocks = out.view_as(self._blocks)
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._others_done)
-            for step in range(1, mesh.hosts):
-                to, of = (mesh.host + step) % mesh.hosts, (mesh.host - step) % mesh.hosts
-                seen_by, block = divmod(to * mesh.local_ranks + mesh.local, mesh.hosts)
-                is_here = seen_by == mesh.local
-                sent = by_rank[block] if is_here else torch.empty_like(self._rows)
-                exchange.pass_on(mesh, {to: sent}, by_rank, forth=False, hosts=(to,))
-                exchange.swap(mesh, sent, to, found[of], of)
-        own = {mesh.host: found[mesh.host]}
-        exchange.pass_on(mesh, own, by_rank, forth=False, hosts=(mesh.host,))
+            for step in range(1, self._mesh.hosts):
+                exchange.collect_step(self._mesh, blocks, self._found, step)
+        exchange.collect_step(self._mesh, blocks, self._found, 0)
         self._out = out
 
     def collect(self) -> Tensor:

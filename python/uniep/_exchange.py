@@ -20,12 +20,13 @@ __all__ = [
     "Collected",
     "begin_to_collect",
     "collect",
+    "collect_step",
     "collected",
     "pass_on",
     "resized",
     "spread",
+    "spread_step",
     "sum_of_hosts",
-    "swap",
 ]
 
 
@@ -91,13 +92,53 @@ def begin_to_collect(mesh: HostMesh, seen: Tensor) -> Collected:
     return found, work
 
 
-def swap(mesh: HostMesh, sent: Tensor, to: int, received: Tensor, of: int) -> None:
+def spread_step(mesh: HostMesh, rows: Tensor, blocks: Tensor, step: int) -> None:
+    """Of :func:`spread` the tokens of one host, the step-th behind this one; 0: its own.
+
+    Args:
+        mesh: of the processes.
+        rows: [T, n] of this rank.
+        blocks: [N, T, n] that this rank sees, of which those of that host are written.
+        step: 0 to N - 1, on all ranks in the same order.
+    """
+    of, to = (mesh.host + step) % mesh.hosts, (mesh.host - step) % mesh.hosts
+    came = rows
+    if step > 0:
+        seen_here = _block_of_rail(mesh, blocks, of)
+        came = torch.empty_like(rows) if seen_here is None else seen_here
+        _swap(mesh, rows, to, came, of)
+    pass_on(mesh, {of: came}, blocks, forth=True, hosts=(of,))
+
+
+def collect_step(mesh: HostMesh, blocks: Tensor, found: Tensor, step: int) -> None:
+    """Of :func:`collect` what goes to one host, the step-th behind this one; 0: to its own.
+
+    Args:
+        mesh: of the processes.
+        blocks: [N, T, n], for tokens that this rank sees.
+        found: [N, T, n], of which what the step-th host ahead of this one has is written.
+        step: as in :func:`spread_step`.
+    """
+    to, of = (mesh.host + step) % mesh.hosts, (mesh.host - step) % mesh.hosts
+    if step == 0:
+        return pass_on(mesh, {to: found[to]}, blocks, forth=False, hosts=(to,))
+    seen_here = _block_of_rail(mesh, blocks, to)
+    sent = torch.empty_like(found[of]) if seen_here is None else seen_here
+    pass_on(mesh, {to: sent}, blocks, forth=False, hosts=(to,))
+    _swap(mesh, sent, to, found[of], of)
+    return None
+
+
+def _block_of_rail(mesh: HostMesh, blocks: Tensor, host: int) -> Tensor | None:
+    """Where this rank sees the tokens of its rail on a host; None: another rank sees them."""
+    seen_by, block = divmod(host * mesh.local_ranks + mesh.local, mesh.hosts)
+    return blocks[block] if seen_by == mesh.local else None
+
+
+def _swap(mesh: HostMesh, sent: Tensor, to: int, received: Tensor, of: int) -> None:
     """Sends rows to this rank's rail on one host, and receives as many of that on another."""
-    steps = [
-        _step(mesh.across, dist.isend, sent, to),
-        _step(mesh.across, dist.irecv, received, of),
-    ]
-    _do(steps)
+    send = _step(mesh.across, dist.isend, sent, to)
+    _do([send, _step(mesh.across, dist.irecv, received, of)])
 
 
 def pass_on(

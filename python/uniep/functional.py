@@ -343,8 +343,9 @@ def moe(
     crossing = None
     exact = workspace.exact_rows if exact_rows is None else exact_rows
     if mesh is not None:
-        if not exact:  # which waits for the device between plan and pass
-            crossing = Crossing.of(mesh, x.device, in_backward=not workspace.backward_rows)
+        crossing = Crossing.of(
+            mesh, x.device, in_forward=not exact, in_backward=not workspace.backward_rows
+        )
         of_host = workspace.num_experts // mesh.hosts
         tokens, ids, rows_of_probs = to_all_hosts(
             *(mesh, tokens, ids, rows_of_probs, of_host, workspace.max_tokens, faults, crossing)

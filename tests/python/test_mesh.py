@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 
 import uniep
+from uniep import _exchange
 from uniep import hosts as hosts_module
 from uniep._crossing import Crossing
 from uniep._exchange import sum_of_hosts
@@ -98,6 +99,28 @@ def bits(hosts: int):
     return found
 
 
+def by_steps(hosts: int):
+    """Whether tokens and sums get host by host to where they all go at a time."""
+    mesh = hosts_module.host_mesh(mesh_of(hosts), torch.device("cpu"))
+    rows = torch.randn(5, 3, generator=torch.Generator().manual_seed(dist.get_rank())).bfloat16()
+    seen = torch.full((hosts, *rows.shape), torch.nan).bfloat16()
+    for step_of in range(hosts):
+        before = int(seen.isnan().all(-1).all(-1).sum())
+        _exchange.spread_step(mesh, rows, seen, step_of)
+        # Blocks of one host at a time, of which this rank may see any number.
+        came = before - int(seen.isnan().any(-1).any(-1).sum())
+        here = range(mesh.local * hosts, (mesh.local + 1) * hosts)
+        of = (mesh.host + step_of) % hosts
+        assert came == sum(block // mesh.local_ranks == of for block in here)
+    found = torch.full_like(seen, torch.nan)
+    for step_of in (*range(1, hosts), 0):
+        _exchange.collect_step(mesh, seen, found, step_of)
+    return {
+        "spread": torch.equal(seen.flatten(0, 1), _exchange.spread(mesh, rows)),
+        "collect": torch.equal(found, _exchange.collect(mesh, seen.flatten(0, 1))),
+    }
+
+
 def begun_ahead():
     """How many times gradients of tokens went ahead of those of weights, in some ways."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -126,6 +149,7 @@ def by_four():
     """All that four processes are made for, once."""
     return {
         "begun ahead": begun_ahead(),
+        "by steps": {hosts: by_steps(hosts) for hosts in (2, 4)},
         "bits": {hosts: bits(hosts) for hosts in (1, 2, 4)},
         "arithmetic": arithmetic(),
         "one group": train(None),
@@ -171,6 +195,12 @@ def check_bits(hosts, results):
             uniep.moe(*tensors, main_grads=main, **sums_of(hosts)).backward(case.dy)
             wanted[3:] = main
         assert_same([torch.cat([part[i] for part in parts]) for i in range(5)], wanted)
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_what_crosses_host_by_host_gets_where_it_does_at_once(four, hosts):
+    for result in four:
+        assert result["by steps"][hosts] == {"spread": True, "collect": True}
 
 
 def test_tokens_cross_under_gradients_of_weights(four):
