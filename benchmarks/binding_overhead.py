@@ -18,8 +18,7 @@ import ctypes
 import statistics
 import time
 from collections.abc import Callable
-from ctypes import c_char_p, c_int32, c_int64, c_void_p
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from compare import records
@@ -30,47 +29,11 @@ from torch import Tensor
 
 import uniep
 from uniep import _library
+from uniep._calls import BackwardCall, ForwardCall, RowMemory
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOPK = 256, 128, 8, 2
 WAYS = ("c", "nothing", "uniep.moe")
 LAYERS = 20  # of which a GPU's queue holds all launches, so that the host never waits
-
-
-class ForwardCall(ctypes.Structure):
-    """``uniep_forward_call`` of c_api.h."""
-
-    _fields_: ClassVar[list[Any]] = [
-        ("tokens", c_int64),
-        *((name, c_void_p) for name in ("topk_ids", "topk_probs", "x", "w1", "w2", "out")),
-        *((name, c_void_p) for name in ("plan", "x_rows", "h", "row_probs", "forward_rows")),
-        *((name, c_void_p) for name in ("allocate", "allocate_context", "overflow")),
-        ("schedule", c_char_p),
-        *((name, c_void_p) for name in ("stream", "saved", "b1", "b2")),
-        *((name, c_int32) for name in ("interleaved", "in_out")),
-        *((name, c_void_p) for name in ("w3", "w1_each", "w2_each")),
-    ]
-
-
-class BackwardCall(ctypes.Structure):
-    """``uniep_backward_call`` of c_api.h."""
-
-    _fields_: ClassVar[list[Any]] = [
-        ("rows", c_int64),
-        ("part", c_int32),
-        ("weight_grad", c_int32),
-        ("tokens", c_int64),
-        *((name, c_void_p) for name in ("plan", "x_rows", "h", "row_probs", "dy", "w1", "w2")),
-        *((name, c_void_p) for name in ("dx", "dprobs", "dw1", "dw2", "backward_rows")),
-        ("ignore_overflow", c_int32),
-        ("x", c_void_p),
-        ("schedule", c_char_p),
-        *((name, c_void_p) for name in ("stream", "saved")),
-        ("keep_pages", c_int32),
-        *((name, c_void_p) for name in ("b1", "b2", "db1", "db2")),
-        *((name, c_int32) for name in ("interleaved", "dw_interleaved", "in_out", "dw_in_out")),
-        *((name, c_void_p) for name in ("w3", "w1_each", "w2_each")),
-        *((name, c_void_p) for name in ("dw3", "dw1_each", "dw2_each")),
-    ]
 
 
 class Layer:
@@ -118,7 +81,8 @@ class Layer:
             tokens=self.workspace.max_tokens,
             topk_ids=self.ids.data_ptr(),
             topk_probs=self.probs.data_ptr(),
-            **addresses(["x", "w1", "w2", "out", "forward_rows", *saved]),
+            memory=RowMemory(**addresses(["x_rows", "h", "row_probs", "forward_rows"])),
+            **addresses(["x", "w1", "w2", "out", "plan"]),
         )
         self.backward_call = BackwardCall(
             tokens=self.workspace.max_tokens,

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import CFUNCTYPE, POINTER, c_char, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, c_char, c_char_p, c_double, c_int, c_int32, c_void_p
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from . import _arguments, _library
+from ._calls import BackwardCall, ForwardCall, RowMemory
 from ._ops import ops
 from .workspace import Workspace
 
@@ -22,97 +23,6 @@ __all__ = ["Tuned", "tune_calls"]
 
 _TEXT = 1024
 _Stop = CFUNCTYPE(c_int, c_void_p)
-
-
-class _RowMemory(ctypes.Structure):
-    """``uniep_row_memory`` of c_api.h."""
-
-    _fields_: ClassVar[list[Any]] = [
-        ("x_rows", c_void_p),
-        ("h", c_void_p),
-        ("row_probs", c_void_p),
-        ("forward_rows", c_void_p),
-    ]
-
-
-class _ForwardCall(ctypes.Structure):
-    """``uniep_forward_call`` of c_api.h."""
-
-    _fields_: ClassVar[list[Any]] = [
-        ("tokens", c_int64),
-        ("topk_ids", c_void_p),
-        ("topk_probs", c_void_p),
-        ("x", c_void_p),
-        ("w1", c_void_p),
-        ("w2", c_void_p),
-        ("out", c_void_p),
-        ("plan", c_void_p),
-        ("memory", _RowMemory),
-        ("allocate", c_void_p),
-        ("allocate_context", c_void_p),
-        ("overflow", c_void_p),
-        ("schedule", c_char_p),
-        ("stream", c_void_p),
-        ("saved", c_void_p),
-        ("b1", c_void_p),
-        ("b2", c_void_p),
-        ("shared_w1", c_void_p),
-        ("shared_w2", c_void_p),
-        ("shared_probs", c_void_p),
-        ("interleaved", c_int32),
-        ("in_out", c_int32),
-        ("w3", c_void_p),
-        ("w1_each", c_void_p),
-        ("w2_each", c_void_p),
-    ]
-
-
-class _BackwardCall(ctypes.Structure):
-    """``uniep_backward_call`` of c_api.h."""
-
-    _fields_: ClassVar[list[Any]] = [
-        ("rows", c_int64),
-        ("part", c_int32),
-        ("weight_grad", c_int32),
-        ("tokens", c_int64),
-        ("plan", c_void_p),
-        ("x_rows", c_void_p),
-        ("h", c_void_p),
-        ("row_probs", c_void_p),
-        ("dy", c_void_p),
-        ("w1", c_void_p),
-        ("w2", c_void_p),
-        ("dx", c_void_p),
-        ("dprobs", c_void_p),
-        ("dw1", c_void_p),
-        ("dw2", c_void_p),
-        ("backward_rows", c_void_p),
-        ("ignore_overflow", c_int32),
-        ("x", c_void_p),
-        ("schedule", c_char_p),
-        ("stream", c_void_p),
-        ("saved", c_void_p),
-        ("keep_pages", c_int32),
-        ("b1", c_void_p),
-        ("b2", c_void_p),
-        ("db1", c_void_p),
-        ("db2", c_void_p),
-        ("shared_w1", c_void_p),
-        ("shared_w2", c_void_p),
-        ("dshared_probs", c_void_p),
-        ("dshared_w1", c_void_p),
-        ("dshared_w2", c_void_p),
-        ("interleaved", c_int32),
-        ("dw_interleaved", c_int32),
-        ("in_out", c_int32),
-        ("dw_in_out", c_int32),
-        ("w3", c_void_p),
-        ("w1_each", c_void_p),
-        ("w2_each", c_void_p),
-        ("dw3", c_void_p),
-        ("dw1_each", c_void_p),
-        ("dw2_each", c_void_p),
-    ]
 
 
 class _TuneConfig(ctypes.Structure):
@@ -152,8 +62,8 @@ class _TuneResult(ctypes.Structure):
 
 
 for _name, _call in (
-    ("uniep_tune_forward", _ForwardCall),
-    ("uniep_tune_backward", _BackwardCall),
+    ("uniep_tune_forward", ForwardCall),
+    ("uniep_tune_backward", BackwardCall),
 ):
     _function = getattr(_library.library, _name)
     _function.restype = c_int
@@ -337,7 +247,7 @@ def _tune_forward(
 ) -> _TuneResult:
     x, ids, probs, w1, w2 = tensors
     out, plan, x_rows, h, row_probs = saved
-    call = _ForwardCall(
+    call = ForwardCall(
         tokens=x.shape[0],
         topk_ids=ids.data_ptr(),
         topk_probs=probs.data_ptr(),
@@ -346,7 +256,7 @@ def _tune_forward(
         w2=w2.data_ptr(),
         out=out.data_ptr(),
         plan=plan.data_ptr(),
-        memory=_RowMemory(x_rows=_address(x_rows), h=_address(h), row_probs=row_probs.data_ptr()),
+        memory=RowMemory(x_rows=_address(x_rows), h=_address(h), row_probs=row_probs.data_ptr()),
         stream=_stream(workspace),
         **{name: tensor.data_ptr() for name, tensor in more.items()},
     )
@@ -365,7 +275,7 @@ def _tune_backward(
     dx, dprobs, dw1, dw2 = (torch.empty_like(t) for t in (x, probs, w1, w2))
     gradients = {f"d{name}": torch.empty_like(tensor) for name, tensor in more.items()}
     more = {name: tensor for name, tensor in more.items() if name != "shared_probs"} | gradients
-    call = _BackwardCall(
+    call = BackwardCall(
         tokens=x.shape[0],
         plan=plan.data_ptr(),
         x_rows=_address(x_rows),

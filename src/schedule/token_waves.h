@@ -99,8 +99,9 @@ inline UNIEP_HD std::int64_t first_row_of_wave(const PassView& v, int expert, in
 }
 
 /// The tile of an expert that its first wave begins with; behind its last follow those before. That
-/// which has tokens of the last wave, too, is the last. But in forward the last wave takes none with
-/// tokens of others: where these follow in that tile, and none are ahead, they take it, as the first.
+/// which has tokens of the last wave, too, is the last. But in forward the last wave takes none
+/// with tokens of others: where these follow in that tile, and none are ahead, they take it, as the
+/// first.
 inline UNIEP_HD std::int64_t first_wave_begin(const PassView& v, int expert) {
   const std::int64_t tile_m = v.schedule.tile_m;
   const std::int64_t row = first_row_of_wave(v, expert, 0);

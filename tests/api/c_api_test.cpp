@@ -227,6 +227,15 @@ TEST(CApi, EveryMistakeOfACallIsASentence) {
   forward_refused([](auto& c) { c.x = nullptr; }, "x is NULL; an address is accepted");
   forward_refused([](auto& c) { c.plan = nullptr; }, "plan is NULL; an address is accepted");
   forward_refused([](auto& c) { c.memory.h = nullptr; }, "h is NULL; an address is accepted");
+  forward_refused([](auto& c) { c.waves.count = -1; }, "waves.count is -1; 0 or more is accepted");
+  forward_refused([](auto& c) { c.waves.count = 1; },
+                  "waves.before is NULL; an address is accepted");
+  void* const events[] = {nullptr};
+  forward_refused(
+      [&](auto& c) {
+        c.waves = {events, events, 1};
+      },
+      "waves.before has 1 events; none of this pass is accepted");
   const auto* misaligned = step.memory().h.data() + 2;
   forward_refused([&](auto& c) { c.memory.h = const_cast<std::byte*>(misaligned); },
                   cat("memory.h starts at address ", reinterpret_cast<std::uintptr_t>(misaligned),
@@ -250,6 +259,11 @@ TEST(CApi, EveryMistakeOfACallIsASentence) {
                        layer.needs().rows, " is accepted, or 0 for that capacity"));
   backward_refused([](auto& c) { c.backward_rows = nullptr; },
                    "rank 0: backward_rows is NULL; an address is accepted", 1);
+  backward_refused(
+      [&](auto& c) {
+        c.waves = {events, events, 1};
+      },
+      "rank 0: waves.before has 1 events; none of this pass is accepted");
   backward_refused([](auto& c) { c.dw2 = nullptr; }, "dw2 is NULL; an address is accepted", 2);
   backward_refused([](auto& c) { c.tokens = 3; },
                    "rank 0: memory.plan holds a plan of 12 tokens; one of 3 is accepted");

@@ -17,9 +17,8 @@ TEST(WaveEvents, AreAsManyAsThereAreWaves) {
   expect_invalid("waves.before has 2 events; none, or 3 of this pass is accepted", [] {
     check_wave_events({.before = {nullptr, nullptr}}, 3);
   });
-  expect_invalid("waves.behind has 1 events; none of this pass is accepted", [] {
-    check_wave_events({.behind = {nullptr}}, 0);
-  });
+  expect_invalid("waves.behind has 1 events; none of this pass is accepted",
+                 [] { check_wave_events({.behind = {nullptr}}, 0); });
 }
 
 TEST(WaveEvents, AreNoneOnTheCpu) {
@@ -37,8 +36,7 @@ TEST(WaveEvents, AreNoneOnTheCpu) {
   const CallOptions two{.waves = {.behind = {nullptr, nullptr}}};
   const std::string refused = "rank 0: waves.behind has 2 events; none of this pass is accepted";
   expect_invalid(refused, [&] { layer.backward(saved, g.backward_args(0), two); });
-  expect_invalid(refused,
-                 [&] { layer.backward_data(saved, data_args(g.backward_args(0)), two); });
+  expect_invalid(refused, [&] { layer.backward_data(saved, data_args(g.backward_args(0)), two); });
   layer.backward_data(saved, data_args(g.backward_args(0)));
   expect_invalid("waves.behind has 2 events; none of this pass is accepted",  // not collective
                  [&] { layer.backward_weights(saved, weights_args(g.backward_args(0)), two); });
