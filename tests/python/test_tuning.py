@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from cases import make_case, workspace
 
 import uniep
-from uniep import tuning
-
-HEADER = Path(__file__).resolve().parents[2] / "include" / "uniep" / "c_api.h"
 
 
 @pytest.mark.parametrize("choice", [{}, {"save": "none", "recompute_h": True}], ids=str)
@@ -110,28 +105,3 @@ def test_refuses_in_one_sentence():
             uniep.tune_calls(*one_slot, workspace=own)
     with pytest.raises(ValueError, match="closed"):
         uniep.tune_calls(*tensors, workspace=own)
-
-
-@pytest.mark.parametrize(
-    "struct",
-    [
-        tuning._RowMemory,
-        tuning._ForwardCall,
-        tuning._BackwardCall,
-        tuning._TuneConfig,
-        tuning._TuneResult,
-    ],
-)
-def test_has_the_fields_of_the_header(struct):
-    name = re.findall(r"``(\w+)``", struct.__doc__)[0]
-    text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
-    structs = {n: b for b, n in re.findall(r"typedef struct \{(.*?)\} (\w+);", text, re.DOTALL)}
-    fields = []
-    for declaration in structs[name].split(";"):
-        function = re.search(r"\(\*(\w+)\)", declaration)
-        if function:
-            fields.append(function.group(1))
-            continue
-        for part in filter(str.strip, declaration.split(",")):
-            fields.append(re.findall(r"\w+", re.sub(r"\[\d+\]", "", part))[-1])
-    assert fields == [field for field, _ in struct._fields_]
