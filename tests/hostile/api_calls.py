@@ -303,6 +303,7 @@ def _spoil_call(
         lambda: setattr(call, form, rng.choice((-1, 2, 2**31 - 1))),
         lambda: setattr(call, "tokens", rng.choice((-1, most + 1, 2**62, -(2**63)))),
         lambda: setattr(call, "schedule", rng.choice(SCHEDULES)),
+        lambda: setattr(call.waves, "count", rng.choice((-1, 1, 2**31 - 1))),
         lambda: setattr(call, name, layer.memory[name].address + rng.choice((1, 4, 32))),
     )
     rng.choice(spoil)()

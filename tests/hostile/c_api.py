@@ -28,6 +28,7 @@ class Problem(ctypes.Structure):
             *("capacity_rows", "row_align", "save", "recompute_h"),
             *("activation", "probs", "bias", "backward_rows"),
             *("combine_groups", "combine_partials", "shared_experts"),
+            *("gathered_hosts", "first_host"),
         )
     )
 
@@ -56,6 +57,10 @@ class LayerConfig(ctypes.Structure):
     )
 
 
+class WaveEvents(ctypes.Structure):
+    _fields_ = (("before", c_void_p), ("behind", c_void_p), ("count", c_int32))
+
+
 class ForwardCall(ctypes.Structure):
     _fields_ = (
         ("tokens", c_int64),
@@ -68,6 +73,7 @@ class ForwardCall(ctypes.Structure):
         *((n, c_void_p) for n in ("shared_w1", "shared_w2", "shared_probs")),
         *((n, c_int32) for n in ("interleaved", "in_out")),
         *((n, c_void_p) for n in ("w3", "w1_each", "w2_each")),
+        ("waves", WaveEvents),
     )
 
 
@@ -90,6 +96,7 @@ class BackwardCall(ctypes.Structure):
         *((n, c_int32) for n in ("interleaved", "dw_interleaved", "in_out", "dw_in_out")),
         *((n, c_void_p) for n in ("w3", "w1_each", "w2_each")),
         *((n, c_void_p) for n in ("dw3", "dw1_each", "dw2_each")),
+        ("waves", WaveEvents),
     )
 
 
