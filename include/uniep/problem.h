@@ -137,7 +137,8 @@ UNIEP_API std::int64_t rows_of_any_routing(const Problem& problem, int num_ranks
 /// twice the balanced load of a rank, and memory must not grow with the number of ranks.
 UNIEP_API std::int64_t capacity_rows(const Problem& problem, int num_ranks);
 
-/// "hidden=256,intermediate=128,...": every field, for logs and error texts.
+/// "hidden=256,intermediate=128,...": every field, for logs and error texts; those of gathered
+/// hosts where there are some.
 UNIEP_API std::string to_string(const Problem& problem);
 
 }  // namespace uniep
