@@ -378,8 +378,6 @@ void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const Pass
   PassView view = make_pass_view(problem(), group_->rank(), group_->size(), saved.plan.tokens(),
                                  plan, order, pass, schedule, part);
   if (saved.lease) view.pages = plan.pages;
-  check_wave_events(options.waves,
-                    view.comes_in_waves() && view.moves_data() ? view.schedule.waves : 0);
   const PassMemory memory = pass_memory();
   const DeviceContext context = device_context(problem(), view, memory, group_->limit_ms(),
                                                device_faults(faults_, group_->rank()));
@@ -387,6 +385,7 @@ void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const Pass
   PassLauncher launcher(context, tensors, {rows, saved.saved_rows},
                         expert_maps(problem(), group_->size(), memory),
                         launch_queues(order, num_launches(view)), sms_, calls_.stream());
+  check_wave_events(options.waves, launcher.num_waves());
   EnterArgs enter = enter_args(problem(), group_->size(), memory, plan.status);
   if (saved.plan.data().flagged) enter.fill = fault_fill(view, tensors);
   record_.start(pass, calls_.streams());
