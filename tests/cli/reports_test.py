@@ -222,7 +222,7 @@ class Reports(ProgramTest):
             self.assertIn(word, text)
         self.assertRegex(text, r"backends +cpu(; cuda: not in this build|, cuda \(Hopper GPUs; .*\))\n")
         self.assertRegex(text, r"\n  cuda: launch=single,[^#]*[ ,]tile_m=128,")
-        self.assertRegex(text, r"\n  tile_m +16\.\.128 \(2\^n\) +64 +128 +compile ")
+        self.assertRegex(text, r"\n  tile_m +16\.\.128 \(2\^n\) +64, 128 +compile +64, 128\n")
 
     def test_help_and_docs_have_the_same_flags(self):
         docs = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
