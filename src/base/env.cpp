@@ -226,7 +226,7 @@ std::string env_symmetric_memory() {
 
 bool env_share_device() { return integer("UNIEP_SHARE_DEVICE", 0, 1).value_or(0) == 1; }
 
-int env_spare_sms() { return integer("UNIEP_SPARE_SMS", 0, 64).value_or(0); }
+int env_spare_sms() { return integer("UNIEP_SPARE_SMS", 0, kMostSpareSms).value_or(0); }
 
 std::optional<int> env_rank(const char* name) { return integer(name, 0, kMaxGroupRanks - 1); }
 std::optional<int> env_ranks(const char* name) { return integer(name, 1, kMaxGroupRanks); }

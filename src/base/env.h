@@ -70,6 +70,7 @@ bool env_share_device();
 
 /// UNIEP_SPARE_SMS: SMs of a GPU that kernels which wait for other ranks leave to other kernels.
 int env_spare_sms();
+inline constexpr int kMostSpareSms = 64;
 
 /// UNIEP_TUNE_CACHE, or its default in the user's cache folder; empty: there is none, nor HOME.
 std::string env_tune_cache();

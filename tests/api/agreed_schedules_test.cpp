@@ -12,7 +12,7 @@
 namespace uniep::testing {
 namespace {
 
-constexpr int kRanks = 3;
+constexpr int kMembers = 3;
 constexpr int kLimit = 20000;
 const Problem kProblem{
     .hidden = 64, .intermediate = 32, .num_experts = 6, .topk = 2, .max_tokens = 100};
@@ -29,12 +29,12 @@ class Caches {
 /// What each rank agreed to, in words, and what it wrote to stderr.
 std::vector<std::string> agreed(const Caches& caches) {
   const int port = free_tcp_port();
-  return forked_ranks(kRanks, [&](int rank) {
+  return forked_ranks(kMembers, [&](int rank) {
     const ScopedEnv env("UNIEP_TUNE_CACHE", caches.path(rank).c_str());
-    TcpBootstrap bootstrap(rank, kRanks, "127.0.0.1", port, kLimit);
+    TcpBootstrap bootstrap(rank, kMembers, "127.0.0.1", port, kLimit);
     ::testing::internal::CaptureStderr();
     const auto s = tune::agree_on_schedules(bootstrap, rank, kLimit, kLimit, "test", [] {
-      return tune::look_up_schedules(Backend::kCpu, kProblem, {1, kRanks}, 0);
+      return tune::look_up_schedules(Backend::kCpu, kProblem, {1, kMembers}, 0);
     });
     return cat(tune::origin_text(s), ", lag=", s.forward.schedule.lag, "; ",
                ::testing::internal::GetCapturedStderr());
@@ -43,8 +43,8 @@ std::vector<std::string> agreed(const Caches& caches) {
 
 TEST(AgreedSchedules, AreThoseOfRank0WhateverTheOthersHave) {
   const Caches caches;
-  for (int rank = 0; rank < kRanks; ++rank) {
-    store_tuned(caches.path(rank), kProblem, kRanks, Pass::kForward,
+  for (int rank = 0; rank < kMembers; ++rank) {
+    store_tuned(caches.path(rank), kProblem, kMembers, Pass::kForward,
                 parse_schedule(cat("lag=", rank + 7)));
   }
   write_file(caches.path(2), "{");  // which nobody reads
@@ -55,7 +55,7 @@ TEST(AgreedSchedules, AreThoseOfRank0WhateverTheOthersHave) {
 TEST(AgreedSchedules, OfADamagedCacheAreTheDefaultOnAllRanksAndReportedByOne) {
   const Caches caches;
   for (const int rank : {1, 2}) {
-    store_tuned(caches.path(rank), kProblem, kRanks, Pass::kForward, parse_schedule("lag=9"));
+    store_tuned(caches.path(rank), kProblem, kMembers, Pass::kForward, parse_schedule("lag=9"));
   }
   write_file(caches.path(0), "{");
   const std::vector<std::string> said = agreed(caches);
@@ -68,8 +68,8 @@ TEST(AgreedSchedules, OfADamagedCacheAreTheDefaultOnAllRanksAndReportedByOne) {
 
 TEST(AgreedSchedules, MissARankBeforeTheChoiceMayTakeItsTime) {
   const int port = free_tcp_port();
-  const auto said = forked_ranks(kRanks, [&](int rank) -> std::string {
-    TcpBootstrap bootstrap(rank, kRanks, "127.0.0.1", port, kLimit);
+  const auto said = forked_ranks(kMembers, [&](int rank) -> std::string {
+    TcpBootstrap bootstrap(rank, kMembers, "127.0.0.1", port, kLimit);
     if (rank == 2) {  // is there, and does not come
       std::this_thread::sleep_for(std::chrono::seconds(4));
       return "late";
@@ -77,7 +77,7 @@ TEST(AgreedSchedules, MissARankBeforeTheChoiceMayTakeItsTime) {
     const auto begin = std::chrono::steady_clock::now();
     try {
       tune::agree_on_schedules(bootstrap, rank, 500, kLimit, "test", [] {
-        return tune::look_up_schedules(Backend::kCpu, kProblem, {1, kRanks}, 0);
+        return tune::look_up_schedules(Backend::kCpu, kProblem, {1, kMembers}, 0);
       });
     } catch (const Error& e) {
       const bool soon = std::chrono::steady_clock::now() - begin < std::chrono::seconds(3);
@@ -91,8 +91,8 @@ TEST(AgreedSchedules, MissARankBeforeTheChoiceMayTakeItsTime) {
 
 TEST(AgreedSchedules, FailAlikeWhereRank0CannotChoose) {
   const int port = free_tcp_port();
-  const auto said = forked_ranks(kRanks, [&](int rank) -> std::string {
-    TcpBootstrap bootstrap(rank, kRanks, "127.0.0.1", port, kLimit);
+  const auto said = forked_ranks(kMembers, [&](int rank) -> std::string {
+    TcpBootstrap bootstrap(rank, kMembers, "127.0.0.1", port, kLimit);
     tune::agree_on_schedules(bootstrap, rank, kLimit, kLimit, "test", []() -> tune::LayerSchedules {
       throw Error(ErrorCode::kIo, "no idea");
     });

@@ -16,7 +16,7 @@ bool is_nan(bf16 v) { return std::isnan(to_float(v)); }
 /// Rounding to nearest, ties to even, said in double: of the two neighbours the nearer one, and of
 /// two equally near the one with an even last bit. What is not nearer to the largest number than to
 /// 2^128 is infinite.
-bf16 nearest(float v) {
+bf16 nearest_bf16(float v) {
   const auto magnitude_bits = [](int bits) {
     return bits == 0x7f80 ? std::ldexp(1.0, 128)  // as if the exponent range went on
                           : static_cast<double>(to_float({static_cast<std::uint16_t>(bits)}));
@@ -52,7 +52,7 @@ TEST(Bf16, RoundsToNearestEvenAroundEveryPattern) {
     if ((bits & 0x7f80u) == 0x7f80u) continue;  // infinities and NaNs
     for (const unsigned rest : {1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
       const auto v = std::bit_cast<float>((bits << 16) | rest);
-      ASSERT_EQ(to_bf16(v).bits, nearest(v).bits) << std::hex << bits << " " << rest;
+      ASSERT_EQ(to_bf16(v).bits, nearest_bf16(v).bits) << std::hex << bits << " " << rest;
     }
   }
 }
@@ -62,7 +62,7 @@ TEST(Bf16, RoundsRandomNumbersAsTheDefinitionSays) {
   for (int i = 0; i < cases(300000); ++i) {
     const auto v = std::bit_cast<float>(static_cast<std::uint32_t>(rng()));
     if (std::isnan(v)) continue;
-    ASSERT_EQ(to_bf16(v).bits, nearest(v).bits) << v;
+    ASSERT_EQ(to_bf16(v).bits, nearest_bf16(v).bits) << v;
   }
 }
 

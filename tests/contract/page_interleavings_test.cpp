@@ -24,12 +24,12 @@ constexpr int kLayers = 3;
 constexpr int kBatches = 3;
 
 /// What layers keep, and the pages of their pool.
-struct Choice {
+struct KeptAs {
   Save save;
   bool recompute_h;
   std::int64_t pages;
 };
-constexpr Choice kChoices[] = {
+constexpr KeptAs kChoices[] = {
     {Save::kRows, false, 10},    // a plan takes 0 to 7
     {Save::kTokens, false, 13},  // likewise, and up to 2 of tokens
     {Save::kTokens, true, 64},   // a page for each of up to 48 tokens
@@ -90,7 +90,7 @@ struct Step {
 /// What one rank does. Ranks draw the same numbers, so they make the same calls.
 class RankOfInterleavings {
  public:
-  RankOfInterleavings(Communicator& c, std::deque<Batch>& batches, const Choice& choice)
+  RankOfInterleavings(Communicator& c, std::deque<Batch>& batches, const KeptAs& choice)
       : rank_(c.rank()), batches_(batches), pool_(pool_of(c, choice)) {
     for (int i = 0; i < kLayers; ++i) {
       Problem problem = batches[static_cast<std::size_t>(kBatches * i)].split->problem();
@@ -116,7 +116,7 @@ class RankOfInterleavings {
   int full() const { return full_; }
 
  private:
-  static RowPool pool_of(const Communicator& c, const Choice& choice) {
+  static RowPool pool_of(const Communicator& c, const KeptAs& choice) {
     const Problem problem{.hidden = 16,
                           .intermediate = 16,
                           .num_experts = kRanks,
@@ -276,7 +276,7 @@ TEST(RowPages, NoneIsLostInRandomInterleavings) {
   const int count = cases(10000);
   run_ranks(Communicator::cpu_group(kRanks), [&](Communicator& c) {
     std::deque<RankOfInterleavings> choices;
-    for (const Choice& choice : kChoices) choices.emplace_back(c, batches, choice);
+    for (const KeptAs& choice : kChoices) choices.emplace_back(c, batches, choice);
     for (int i = 0; i < count && !::testing::Test::HasFailure(); ++i) {
       choices[static_cast<std::size_t>(i) % std::size(kChoices)].run(static_cast<unsigned>(i));
     }

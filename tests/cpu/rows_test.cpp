@@ -38,8 +38,8 @@ struct Output {
 };
 using BfOutput = Output<bf16>;
 using FloatOutput = Output<float>;
-constexpr bf16 kPoisonBf16{0x4321};
-constexpr float kPoison = -12345.678f;
+constexpr bf16 kBehindRowsBf16{0x4321};
+constexpr float kBehindRows = -12345.678f;
 
 std::vector<float> random_floats(std::mt19937& rng, Values values, Index n) {
   std::vector<float> v(static_cast<std::size_t>(n));
@@ -71,12 +71,12 @@ void check_forward(Activation activation, const std::vector<float>& gate,
   for (std::size_t i = 0; i < gate.size(); ++i) {
     const float g = rounded(gate[i]), u = rounded(up[i]);
     hg.push_back(to_bf16(g));
-    hu.push_back(gated ? to_bf16(u) : kPoisonBf16);
+    hu.push_back(gated ? to_bf16(u) : kBehindRowsBf16);
     a.push_back(to_bf16(prob * function_of(activation, g, u)));
   }
   for (const Kernels* kernels : testing::available_kernels()) {
     SCOPED_TRACE(cat(kernels->name, ' ', name(activation), " n=", n));
-    BfOutput got_hg(n, kPoisonBf16), got_hu(n, kPoisonBf16), got_a(n, kPoisonBf16);
+    BfOutput got_hg(n, kBehindRowsBf16), got_hu(n, kBehindRowsBf16), got_a(n, kBehindRowsBf16);
     kernels->of(activation)
         .forward(n, gate.data(), gated ? up.data() : nullptr, prob, got_hg.data(), got_hu.data(),
                  got_a.data());
@@ -136,7 +136,7 @@ void check_backward(Activation activation, const std::vector<float>& da_acc,
     const float times_up = gated ? scaled * up.value : scaled;
     const float times_gate = scaled * gate.value;
     dhg.push_back(to_bf16(times_up * gate.slope));
-    dhu.push_back(gated ? to_bf16(times_gate * up.slope) : kPoisonBf16);
+    dhu.push_back(gated ? to_bf16(times_gate * up.slope) : kBehindRowsBf16);
     a.push_back(to_bf16(prob * function_of(activation, g, u)));
     terms.push_back(da * function_of(activation, g, u));
   }
@@ -145,8 +145,8 @@ void check_backward(Activation activation, const std::vector<float>& da_acc,
   }
   for (const Kernels* kernels : testing::available_kernels()) {
     SCOPED_TRACE(cat(kernels->name, ' ', name(activation), " n=", n));
-    BfOutput got_dhg(n, kPoisonBf16), got_dhu(n, kPoisonBf16), got_a(n, kPoisonBf16);
-    FloatOutput got_dprob(static_cast<Index>(dprob.size()), kPoison);
+    BfOutput got_dhg(n, kBehindRowsBf16), got_dhu(n, kBehindRowsBf16), got_a(n, kBehindRowsBf16);
+    FloatOutput got_dprob(static_cast<Index>(dprob.size()), kBehindRows);
     kernels->of(activation)
         .backward(n, da_acc.data(), hg.data(), gated ? hu.data() : nullptr, prob, got_dhg.data(),
                   got_dhu.data(), got_a.data(), got_dprob.data());
@@ -206,8 +206,8 @@ TEST(Rows, ScaledRows) {
       }
       for (const Kernels* kernels : testing::available_kernels()) {
         SCOPED_TRACE(cat(kernels->name, " n=", n));
-        FloatOutput got_sums(n, kPoison), got_biased(n, kPoison);
-        BfOutput got_scaled(n, kPoisonBf16);
+        FloatOutput got_sums(n, kBehindRows), got_biased(n, kBehindRows);
+        BfOutput got_scaled(n, kBehindRowsBf16);
         std::copy(base.begin(), base.end(), got_sums.data());
         std::copy(base.begin(), base.end(), got_biased.data());
         kernels->add_scaled_row(n, got_sums.data(), x.data(), kFactor);
@@ -236,7 +236,7 @@ TEST(Rows, RoundRowOfEveryUpperHalf) {
   }
   for (const Kernels* kernels : testing::available_kernels()) {
     for (const Index n : {Index{1}, Index{17}, Index{100}, static_cast<Index>(acc.size())}) {
-      BfOutput got(n, kPoisonBf16);
+      BfOutput got(n, kBehindRowsBf16);
       kernels->round_row(n, acc.data(), got.data());
       const std::vector<bf16> row = got.row();
       EXPECT_TRUE(std::equal(row.begin(), row.end(), want.begin())) << kernels->name;
@@ -260,12 +260,12 @@ TEST(Rows, AddRows) {
         rounded.push_back(to_bf16(to_float(y[i]) + more[i]));
       }
       for (const Kernels* kernels : testing::available_kernels()) {
-        FloatOutput got_y(n, kPoison), got_more(n, kPoison);
+        FloatOutput got_y(n, kBehindRows), got_more(n, kBehindRows);
         std::copy(base.begin(), base.end(), got_y.data());
         std::copy(base.begin(), base.end(), got_more.data());
         kernels->add_row(n, got_y.data(), y.data());
         kernels->add_f32_row(n, got_more.data(), more.data());
-        BfOutput got_rounded(n, kPoisonBf16);
+        BfOutput got_rounded(n, kBehindRowsBf16);
         std::copy(y.begin(), y.end(), got_rounded.data());
         kernels->add_bf16_row(n, got_rounded.data(), more.data());
         EXPECT_TRUE(testing::all_same(got_rounded.row(), rounded)) << kernels->name;

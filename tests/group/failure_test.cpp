@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(Stages, WithheldSignal,
                                             ::testing::Values("single", "sequential")),
                          [](const auto& test) { return case_name(test) + cat("_", test.index); });
 
-constexpr int kRanks = 3;
+constexpr int kCallers = 3;
 constexpr int kCulprit = 1;
 
 bool is_backward(const Withheld& w) {
@@ -233,7 +233,7 @@ TEST_P(WithheldSignal, IsReportedWithAllItsNumbersAndEndsEveryRank) {
   const auto& [withheld, preset] = GetParam();
   const NewThreads workers;
   {
-    LayerGroup g(plain_layer(kRanks), kRanks, true);
+    LayerGroup g(plain_layer(kCallers), kCallers, true);
     const bool backward = is_backward(withheld);
     const Schedule schedule = schedule_of(preset);
     // Forward and backward share the dispatch stage: forward is done by layers without the fault.
@@ -249,7 +249,7 @@ TEST_P(WithheldSignal, IsReportedWithAllItsNumbersAndEndsEveryRank) {
     std::atomic<int> inside{0};
     const auto outcomes = g.attempt([&](int rank) {
       ++inside;  // so that the short limit does not run while others are still being started
-      while (inside < kRanks) std::this_thread::yield();
+      while (inside < kCallers) std::this_thread::yield();
       if (backward) {
         g.backward(rank, schedule);
       } else {

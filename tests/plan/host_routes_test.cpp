@@ -14,12 +14,12 @@ namespace uniep::testing {
 namespace {
 
 /// What plans say of a routing: of every row, whose it is and which expert's.
-struct Copy {
+struct RoutedCopy {
   int rank, expert, source, token;
 };
 
-std::vector<Copy> copies_of(const Routing& r) {
-  std::vector<Copy> copies;
+std::vector<RoutedCopy> copies_of(const Routing& r) {
+  std::vector<RoutedCopy> copies;
   for (int rank = 0; rank < r.ranks(); ++rank) {
     const RoutingPlan plan = r.plan(rank);
     for (int e = 0; e < plan.num_local_experts(); ++e) {
@@ -35,9 +35,9 @@ std::vector<Copy> copies_of(const Routing& r) {
 }
 
 template <class Key>
-std::int64_t distinct(const std::vector<Copy>& copies, Key&& key) {
+std::int64_t distinct(const std::vector<RoutedCopy>& copies, Key&& key) {
   std::set<std::tuple<int, int, int>> keys;
-  for (const Copy& c : copies) {
+  for (const RoutedCopy& c : copies) {
     if (const auto k = key(c)) keys.insert(*k);
   }
   return static_cast<std::int64_t>(keys.size());
@@ -110,17 +110,17 @@ TEST(HostRoutes, ATokenCrossesToAHostOnce) {
     const bool summed = chance(rng, 50);
     if (summed) r.problem.combine_groups = chance(rng, 50) ? hosts : layout.ranks();
     SCOPED_TRACE(cat("seed ", seed, ", ", hosts, " hosts, ", describe(r)));
-    const std::vector<Copy> copies = copies_of(r);
-    const auto far = [&](const Copy& c) { return !layout.same_host(c.rank, c.source); };
+    const std::vector<RoutedCopy> copies = copies_of(r);
+    const auto far = [&](const RoutedCopy& c) { return !layout.same_host(c.rank, c.source); };
     const std::int64_t far_rows = std::ranges::count_if(copies, far);
-    const std::int64_t fetched = distinct(copies, [](const Copy& c) {
+    const std::int64_t fetched = distinct(copies, [](const RoutedCopy& c) {
       return Third({c.source, c.token, c.rank});
     });
-    const std::int64_t crossings = distinct(copies, [&](const Copy& c) {
+    const std::int64_t crossings = distinct(copies, [&](const RoutedCopy& c) {
       return far(c) ? Third({c.source, c.token, layout.host_of(c.rank)}) : std::nullopt;
     });
     const int group_experts = r.problem.num_experts / r.problem.combine_groups;
-    const std::int64_t sums = distinct(copies, [&](const Copy& c) {
+    const std::int64_t sums = distinct(copies, [&](const RoutedCopy& c) {
       return far(c) ? Third({c.source, c.token, c.expert / group_experts}) : std::nullopt;
     });
 

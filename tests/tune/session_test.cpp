@@ -11,9 +11,9 @@
 namespace uniep::tune {
 namespace {
 
-using testing::file_text;
-using testing::TemporaryFolder;
-using testing::write_file;
+using uniep::testing::file_text;
+using uniep::testing::TemporaryFolder;
+using uniep::testing::write_file;
 
 constexpr const char* kSearch = "tiny,tokens=5, skew 0";
 

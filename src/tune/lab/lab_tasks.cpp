@@ -59,7 +59,7 @@ class LayerSampler {
       }
       keep_tiles(schedule, tiles);
       const PassView& v = order.view();
-      figures_.enter.push_back({move_terms({0, published_bytes(v)}), median(enters)});
+      figures_.enter.push_back({move_terms({0, published_bytes(v, v.tokens)}), median(enters)});
     }
   }
 

@@ -1,6 +1,7 @@
 #include "tune/model/cost_model.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/check.h"
 #include "plan/routing.h"
@@ -40,6 +41,22 @@ std::vector<RoutingPlan> plans_to_simulate(const Problem& problem,
     plans.push_back(make_plan(problem, rank, routing, check));
   }
   return plans;
+}
+
+MachineProfile with_spare_workers(const MachineProfile& profile, int spare) {
+  require(spare >= 0 && (spare == 0 || spare < profile.workers), ErrorCode::kInvalidArgument,
+          "workers that are spared are ", spare, " of ", profile.workers,
+          "; 0 to all but one are accepted");
+  MachineProfile fewer = profile;
+  fewer.workers -= spare;
+  const double faster =
+      spare == 0 ? 1 : std::sqrt(static_cast<double>(fewer.workers) / profile.workers);
+  for (GemmCost& cost : fewer.gemms) {
+    for (double* seconds : {&cost.fixed, &cost.per_mnk, &cost.per_mk, &cost.per_nk, &cost.per_mn}) {
+      *seconds *= faster;
+    }
+  }
+  return fewer;
 }
 
 MachineProfile without_communication(const MachineProfile& profile) {

@@ -18,6 +18,10 @@ std::vector<RoutingPlan> plans_to_simulate(const Problem& problem,
                                            std::span<const std::int32_t> topk_ids,
                                            int most_ranks = kMostSimulatedRanks, int hosts = 1);
 
+/// The same machine with so many workers fewer. Those of a GPU then run faster, since power limits
+/// them together: they make up for half of it (docs/research/power.md, "Spare SMs").
+MachineProfile with_spare_workers(const MachineProfile& profile, int spare);
+
 /// The same machine with communication that costs nothing.
 MachineProfile without_communication(const MachineProfile& profile);
 

@@ -3,8 +3,10 @@
 namespace uniep::tune {
 
 SimulatedRank::SimulatedRank(const PlanData& plan, Pass pass, const Schedule& schedule,
-                             const MachineProfile& profile, int workers, const Graph& graph)
-    : order(plan, pass, schedule, PassPart::kWhole, graph),
+                             const MachineProfile& profile, int workers, PassPart part,
+                             const Graph& graph)
+    : order(plan, pass, schedule, part, graph),
+      in_launch(order.view()),
       counters(view()),
       costs(profile, view(), workers),
       pushed(view()) {

@@ -53,11 +53,12 @@ struct Unit {
 /// Everything that a rank has of its own during a pass.
 struct SimulatedRank {
   SimulatedRank(const PlanData& plan, Pass pass, const Schedule& schedule,
-                const MachineProfile& profile, int workers, const Graph& graph);
+                const MachineProfile& profile, int workers, PassPart part, const Graph& graph);
 
-  const PassView& view() const { return order.view(); }
+  const PassView& view() const { return in_launch; }
 
   PassOrder order;
+  PassView in_launch;  ///< the order's, as the launch at hand has it
   CounterTable counters;
   TaskCosts costs;
   PushedTiles pushed;
@@ -65,6 +66,7 @@ struct SimulatedRank {
   std::vector<DrawnQueue> comm;  ///< by launch
   std::vector<DrawnQueue> main;
   int launch = -1;
+  std::vector<double> launch_ends{};
   std::vector<int> lanes_left;  ///< of each worker, in the communication queue
   int active = 0;               ///< units that have not run out of tasks
   int pulling = 0;              ///< dispatch tasks under way

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "schedule/roles.h"
+#include "schedule/token_waves.h"
 #include "tune/model/cores.h"
 #include "tune/model/event_queue.h"
 #include "tune/model/rail_threads.h"
@@ -28,7 +29,7 @@ class Simulation {
  private:
   using Step = EventQueue::Step;
 
-  void publish(SimulatedRank& peer, int source, double visible);
+  double enter(int rank, int wave);
   void handle(const EventQueue::Event& event);
   void begin_launch(int rank);
   void take(int unit);
@@ -113,7 +114,8 @@ Simulation::Simulation(std::span<const RoutingPlan> plans, Pass pass, const Sche
           ErrorCode::kInvalidArgument, "ranks of a host are ", local, "; as the plans have it, ",
           layout.local_ranks, " are accepted");
   for (const RoutingPlan& plan : plans) {
-    ranks_.emplace_back(plan.data(), pass, schedule, profile, workers_, *options.graph)
+    ranks_
+        .emplace_back(plan.data(), pass, schedule, profile, workers_, options.part, *options.graph)
         .stats.workers = workers_;
     SimulatedRank& r = ranks_.back();
     if (stand_in_ == StandIn::kOneHost) r.other_hosts.emplace(r.view());
@@ -123,23 +125,13 @@ Simulation::Simulation(std::span<const RoutingPlan> plans, Pass pass, const Sche
 SimulatedPass Simulation::run() {
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     SimulatedRank& r = ranks_[i];
-    const PassView& v = r.view();
-    const double enter =
-        profile_.enter.fixed + profile_.enter.per_byte * static_cast<double>(published_bytes(v));
-    events_.at(enter, Step::kLaunch, static_cast<int>(i));
-    for (SimulatedRank& peer : ranks_) {
-      for (int source = 0; source < v.num_ranks; ++source) {
-        if (stand_in_ != StandIn::kOneRank && source != v.rank) continue;
-        if (!v.is_here(peer.view().rank)) continue;
-        const double visible = enter + (source == peer.view().rank ? 0 : profile_.wake.flag_s);
-        publish(peer, source, visible);
-      }
-    }
+    const double entered = enter(static_cast<int>(i), 0);
+    events_.at(entered, Step::kLaunch, static_cast<int>(i));
     // Nothing to push, so nothing to wait for.
     if (r.pushes_left == 0) r.mirrored.seen = 1;
     if (r.other_hosts) {
       r.other_hosts->for_each_unanswered(
-          [&](const Signal& s) { hear(s, enter + profile_.wake.flag_s); });
+          [&](const Signal& s) { hear(s, entered + profile_.wake.flag_s); });
     }
   }
   for (;;) {
@@ -161,19 +153,39 @@ SimulatedPass Simulation::run() {
            r.view().rank, " stands still in launch ", r.launch, " of ", to_string(schedule_));
     r.stats.elapsed_s = r.done;
     result.seconds = std::max(result.seconds, r.done);
+    result.launch_ends.resize(r.launch_ends.size());
+    std::ranges::transform(r.launch_ends, result.launch_ends, result.launch_ends.begin(),
+                           [](double a, double b) { return std::max(a, b); });
     result.stats.push_back(r.stats);
     result.timeline.push_back(std::move(r.timeline));
   }
   return result;
 }
 
-/// The tokens of `source` can be pulled.
-void Simulation::publish(SimulatedRank& peer, int source, double visible) {
-  for_each_counter(peer.view().stage(Stage::kEnter).signals, [&](CounterKind kind) {
-    Counter& published = peer.counters.at(kind, source);
-    published.seen = 1;
-    published.visible = visible;
-  });
+/// A rank publishes its tokens, those of a wave where they come in waves. When it is through.
+double Simulation::enter(int rank, int wave) {
+  SimulatedRank& r = ranks_[static_cast<std::size_t>(rank)];
+  PassView& v = r.in_launch;
+  if (!v.moves_data()) return now_;
+  v.published = static_cast<std::uint32_t>(wave) + 1;
+  const auto at = static_cast<std::size_t>(wave);
+  const double come = at < options_.waves_come.size() ? options_.waves_come[at] : 0;
+  const TokenRun tokens =
+      v.comes_in_waves() ? own_tokens_that_come(v, wave) : TokenRun{0, v.tokens};
+  const auto bytes = static_cast<double>(published_bytes(v, tokens.end - tokens.begin));
+  const double done = std::max(now_, come) + profile_.enter.fixed + profile_.enter.per_byte * bytes;
+  for (SimulatedRank& peer : ranks_) {
+    const PassView& p = peer.view();
+    for (int source = 0; source < v.num_ranks; ++source) {
+      if (stand_in_ != StandIn::kOneRank && source != v.rank) continue;
+      if (!v.is_here(p.rank)) continue;
+      const double visible = done + (source == p.rank ? 0 : profile_.wake.flag_s);
+      for_each_counter(p.stage(Stage::kEnter).signals, [&](CounterKind kind) {
+        advance(peer.counters.at(kind, source), 1, visible);
+      });
+    }
+  }
+  return done;
 }
 
 void Simulation::handle(const EventQueue::Event& event) {
@@ -204,6 +216,9 @@ void Simulation::begin_launch(int rank) {
     r.done = now_;
     return;
   }
+  const PassView& v = r.view();
+  const bool has_wave = v.comes_in_waves() && r.launch > 0 && r.launch < v.schedule.waves;
+  const double begin = has_wave ? enter(rank, r.launch) : now_;
   const int first = roles(r).dispatchers;
   r.lanes_left.assign(static_cast<std::size_t>(workers_), 0);
   for (int w = 0; w < workers_; ++w) {
@@ -215,7 +230,7 @@ void Simulation::begin_launch(int rank) {
       unit.worker = w;
       unit.in_comm = w < first;
       ++r.active;
-      events_.at(now_, Step::kTake, static_cast<int>(units_.size()) - 1);
+      events_.at(begin, Step::kTake, static_cast<int>(units_.size()) - 1);
     }
   }
 }
@@ -248,7 +263,9 @@ void Simulation::retire(int index) {
     }
   }
   unit.finished = true;
-  if (--r.active == 0) events_.at(now_ + profile_.launch_s, Step::kLaunch, unit.rank);
+  if (--r.active > 0) return;
+  r.launch_ends.push_back(now_);
+  events_.at(now_ + profile_.launch_s, Step::kLaunch, unit.rank);
 }
 
 /// When a unit that has waited since `begun` looks next, at or after `visible`.

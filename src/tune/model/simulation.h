@@ -14,12 +14,17 @@ namespace uniep::tune {
 struct SimulationOptions {
   Topology topology{};
   bool record_timeline = false;
+  PassPart part = PassPart::kWhole;
+  /// When tokens come that come in waves (Problem::gathered_hosts), by wave; those of waves that it
+  /// lacks are there.
+  std::vector<double> waves_come{};
   const Graph* graph = &kLayerGraph;  ///< the stages of the pass
 };
 
 struct SimulatedPass {
   double seconds = 0;                                ///< until the last rank is done
   LinkBytes bytes;                                   ///< tokens and rows that ranks moved
+  std::vector<double> launch_ends;                   ///< of each launch, on the last rank
   std::vector<PassStats> stats;                      ///< of each simulated rank
   std::vector<std::vector<TimelineEvent>> timeline;  ///< [rank], where it was asked for
 };

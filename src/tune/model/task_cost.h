@@ -40,10 +40,10 @@ class TaskCosts {
 inline std::int64_t token_bytes(const PassView& v, Stage stage) {
   return v.stage(stage).wire.pulled_token;
 }
-/// Of all that the pass publishes.
-inline std::int64_t published_bytes(const PassView& v) {
+/// Of so many tokens, as the pass publishes them.
+inline std::int64_t published_bytes(const PassView& v, std::int64_t tokens) {
   std::int64_t bytes = 0;
-  for (const StageView& stage : v.stages) bytes += v.tokens * stage.wire.pulled_token;
+  for (const StageView& stage : v.stages) bytes += tokens * stage.wire.pulled_token;
   return bytes;
 }
 

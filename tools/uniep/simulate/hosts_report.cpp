@@ -3,13 +3,33 @@
 #include <ostream>
 
 #include "base/check.h"
+#include "base/problem_limits.h"
 #include "common/table.h"
 
 namespace uniep::tool {
 
-std::vector<HostWay> ways_between(int hosts) {
-  std::vector<HostWay> ways{{.name = "direct"},
-                            {.name = "relayed, all rows", .wire = HostWire::kRelayed}};
+namespace {
+
+HostWay gathered(const char* name, int hosts, tune::CrossesUnder under) {
+  return {.name = name,
+          .gathered = under,
+          .combine_groups = hosts,
+          .combine_partials = CombinePartials::kBf16};
+}
+
+}  // namespace
+
+std::vector<HostWay> ways_between(int hosts, Backend backend) {
+  using enum tune::CrossesUnder;
+  std::vector<HostWay> ways;
+  if (backend == Backend::kCuda && hosts > 1) {
+    ways.push_back(gathered("gathered", hosts, kWeights));
+    if (hosts <= kMaxGatheredHosts) {
+      ways.push_back(gathered("gathered, in waves", hosts, kPasses));
+    }
+  }
+  ways.push_back({.name = "direct"});
+  ways.push_back({.name = "relayed, all rows", .wire = HostWire::kRelayed});
   for (const CombinePartials partials : {CombinePartials::kFp32, CombinePartials::kBf16}) {
     ways.push_back({.name = cat("relayed, sums in ", name(partials)),
                     .wire = HostWire::kRelayed,
@@ -17,6 +37,60 @@ std::vector<HostWay> ways_between(int hosts) {
                     .combine_partials = partials});
   }
   return ways;
+}
+
+std::string explained_ways(int hosts, Backend backend) {
+  std::string said;
+  if (backend == Backend::kCuda && hosts > 1) {
+    said =
+        "# gathered: what GPUs do; all tokens go to all hosts ahead of the pass, and sums come "
+        "back "
+        "behind it; in\n# waves: under it, on SMs of their own (UNIEP_SPARE_SMS). What follows is "
+        "what a pass would take that\n# exchanges as those of CPUs do.\n";
+  }
+  return said + "# relayed: a token crosses to a host once, and rows return by the same rank\n";
+}
+
+namespace {
+
+std::vector<tune::Prediction> predict_gathered(const HostWay& way, const BenchCase& bench,
+                                               const std::vector<Pass>& passes,
+                                               const HostSetting& s) {
+  const auto plans_with = [&](tune::CrossesUnder under) {
+    return tune::plans_of_gathered_host(bench.problem, bench.ranks, s.hosts, bench.routing.topk_ids,
+                                        under);
+  };
+  const bool in_waves = *way.gathered == tune::CrossesUnder::kPasses;
+  const tune::MachineProfile profile =
+      tune::with_spare_workers(s.profile, in_waves ? s.spare_sms : 0);
+  const auto plans = plans_with(*way.gathered);
+  const auto undivided = plans_with(tune::CrossesUnder::kNothing);
+  const tune::MachineProfile free = tune::without_communication(s.profile);
+  std::vector<tune::Prediction> found;
+  for (const Pass pass : passes) {
+    found.push_back({tune::simulate_gathered(plans, s.hosts, *way.gathered, pass, s.schedule,
+                                             profile, s.topology),
+                     tune::simulate(undivided, pass, s.schedule, free).seconds});
+  }
+  return found;
+}
+
+}  // namespace
+
+std::vector<tune::Prediction> predict_way(const HostWay& way, const BenchCase& bench,
+                                          const std::vector<Pass>& passes, const HostSetting& s) {
+  if (way.gathered) return predict_gathered(way, bench, passes, s);
+  Problem problem = bench.problem;
+  problem.combine_groups = way.combine_groups;
+  problem.combine_partials = way.combine_partials;
+  const int hosts = way.wire == HostWire::kRelayed ? s.hosts : 1;
+  const std::vector<RoutingPlan> plans = tune::plans_to_simulate(
+      problem, bench.tokens_per_rank(), bench.routing.topk_ids, kMostRanksOfHosts, hosts);
+  std::vector<tune::Prediction> found;
+  for (const Pass pass : passes) {
+    found.push_back(tune::predict(plans, pass, s.schedule, s.profile, {.topology = s.topology}));
+  }
+  return found;
 }
 
 namespace {
@@ -32,13 +106,6 @@ double wire_seconds(const tune::Prediction& p, double nic) {
 }
 
 }  // namespace
-
-Problem problem_of(const BenchCase& bench, const HostWay& way) {
-  Problem problem = bench.problem;
-  problem.combine_groups = way.combine_groups;
-  problem.combine_partials = way.combine_partials;
-  return problem;
-}
 
 void print_ways(std::ostream& out, const std::vector<HostWay>& ways,
                 const std::vector<Pass>& passes, double nic) {

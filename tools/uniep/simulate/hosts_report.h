@@ -1,12 +1,14 @@
 #pragma once
 
 #include <iosfwd>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "bench/bench_case.h"
 #include "common/record_json.h"
 #include "tune/model/cost_model.h"
+#include "tune/model/gathered_hosts.h"
 
 namespace uniep::tool {
 
@@ -18,16 +20,30 @@ inline constexpr int kMostRanksOfHosts = 32;
 struct HostWay {
   std::string name;
   HostWire wire = HostWire::kDirect;
+  std::optional<tune::CrossesUnder> gathered{};  ///< by collectives around the pass, as GPUs do
   int combine_groups = 1;
   CombinePartials combine_partials = CombinePartials::kFp32;
   std::vector<tune::Prediction> passes{};
 };
 
-/// Straight; by relays, with all rows; by relays, with a partial sum of each host.
-std::vector<HostWay> ways_between(int hosts);
+/// As the pass itself exchanges them: straight; by relays, with all rows; by relays, with a partial
+/// sum of each host. On GPUs, first, as the Python package does around it.
+std::vector<HostWay> ways_between(int hosts, Backend backend);
 
-/// The case with the arithmetic of a way.
-Problem problem_of(const BenchCase& bench, const HostWay& way);
+/// What the names mean, as comments.
+std::string explained_ways(int hosts, Backend backend);
+
+/// Of passes of a way.
+struct HostSetting {
+  int hosts = 1;
+  int spare_sms = 0;  ///< where what crosses has SMs of its own
+  Schedule schedule{};
+  tune::Topology topology{};
+  const tune::MachineProfile& profile;
+};
+std::vector<tune::Prediction> predict_way(const HostWay& way, const BenchCase& bench,
+                                          const std::vector<Pass>& passes,
+                                          const HostSetting& setting);
 
 /// A table of the ways: times, and bytes of an average rank by what carries them. `nic`: bytes a
 /// second of a rank's port.

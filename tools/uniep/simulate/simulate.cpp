@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "base/env.h"
 #include "base/rank_limits.h"
 #include "base/utc_now.h"
 #include "bench/bench_case.h"
@@ -42,6 +43,7 @@ struct Flags {
   int hosts = 0;
   double nic_gbps = 0;
   std::optional<double> nic_latency_us;
+  std::optional<int> spare_sms;
   std::string schedule = "single";
   std::string pass = "both";
   std::uint64_t seed = 0;
@@ -75,8 +77,13 @@ struct Degree {
 
 double nic_latency_us(const Flags& flags) { return flags.nic_latency_us.value_or(5); }
 
+/// Of GPUs on several hosts: UNIEP_SPARE_SMS as docs/hosts.md advises.
+constexpr int kUsualSpareSms = 16;
+
 /// --hosts is a cluster by itself, of --ranks alone.
 void take_hosts(Flags& flags) {
+  require(flags.hosts > 0 || !flags.spare_sms, ErrorCode::kInvalidArgument, "--spare-sms is ",
+          flags.spare_sms.value_or(0), "; it is accepted with --hosts");
   if (flags.hosts == 0) return;
   require(
       flags.gpus_per_node == 0 && !flags.memory.memory_gb && flags.plot.empty() &&
@@ -402,23 +409,19 @@ int run_hosts(const Flags& flags, const Invocation& invocation, const Setting& s
   std::cout << header(flags, setting)
             << "#\n# predicted, not measured. exposed: what communication adds to the time under "
                "this schedule; wire: what\n# a NIC takes for all that crosses, and no schedule is "
-               "faster; bytes of an average rank. relayed: a token\n# crosses to a host once, and "
-               "rows return by the same rank\n"
+               "faster; bytes of an average rank.\n"
+            << explained_ways(flags.hosts, setting.profile.backend)
             << (simulated_of_hosts(flags) < flags.ranks ? "# one host stands for all\n" : "")
             << std::flush;
   BenchCase bench = make_case(flags.shape, flags.ranks, flags.seed, flags.skew, flags.arithmetic);
   flags.kept.apply_to(bench.problem);
-  std::vector<HostWay> ways = ways_between(flags.hosts);
-  for (HostWay& way : ways) {
-    const int hosts = way.wire == HostWire::kRelayed ? flags.hosts : 1;
-    const std::vector<RoutingPlan> plans =
-        tune::plans_to_simulate(problem_of(bench, way), bench.tokens_per_rank(),
-                                bench.routing.topk_ids, kMostRanksOfHosts, hosts);
-    for (const Pass pass : setting.passes) {
-      way.passes.push_back(tune::predict(plans, pass, setting.schedule, setting.profile,
-                                         {.topology = setting.topology}));
-    }
-  }
+  std::vector<HostWay> ways = ways_between(flags.hosts, setting.profile.backend);
+  const HostSetting of_ways{.hosts = flags.hosts,
+                            .spare_sms = flags.spare_sms.value_or(kUsualSpareSms),
+                            .schedule = setting.schedule,
+                            .topology = setting.topology,
+                            .profile = setting.profile};
+  for (HostWay& way : ways) way.passes = predict_way(way, bench, setting.passes, of_ways);
   const double nic = setting.topology.nic_bytes_per_s;
   print_ways(std::cout, ways, setting.passes, nic);
   if (flags.json.empty()) return kExitOk;
@@ -516,6 +519,11 @@ void add_where_options(CLI::App& sub, Flags& flags) {
            "Cut --ranks into N equal hosts instead, and compare ways to exchange tokens and rows "
            "between them; with --nic-gbps")
       ->check(a_simulated_number());
+  group
+      .add("--spare-sms", flags.spare_sms, "N",
+           cat("With --hosts, of GPUs: UNIEP_SPARE_SMS of what is gathered in waves (default ",
+               kUsualSpareSms, ")"))
+      ->check(range(0, kMostSpareSms));
   group
       .add("--nic-gbps", flags.nic_gbps, "GBIT",
            "Speed of a GPU's NIC in each direction, in 1e9 bits/s")
