@@ -89,8 +89,8 @@ typedef struct {
   int64_t combine_groups; /* 0: the default, 1 */
   int64_t combine_partials; /* what groups' sums are before they are added up: 0 fp32, 1 bf16 */
   int64_t shared_experts;   /* S: experts that every rank has and every token goes to */
-  int64_t gathered_hosts;   /* 0: the default, 1; more: tokens come in waves, by host ... */
-  int64_t first_host;       /* ... from this one on */
+  int64_t gathered_hosts;   /* 0: the default, 1; more: of so many hosts, a block of tokens each */
+  int64_t first_host;       /* of more: they come in waves from this host on; -1: all are there */
 } uniep_problem;
 
 /* Memory of a layer and of its calls. Each block, and each of the tensors x_rows, h and row_probs,
@@ -239,7 +239,7 @@ typedef struct {
   /* [El]: a tensor for each expert, [2I, H] or [H, I]; w1 or w2 is NULL */
   const void* const* w1_each;
   const void* const* w2_each;
-  uniep_wave_events waves; /* of a problem with gathered_hosts > 1, on GPUs */
+  uniep_wave_events waves; /* of a problem with first_host, on GPUs */
 } uniep_forward_call;
 
 /* Collective: plans the routing and runs the forward pass. Of plan, x_rows, h and row_probs a

@@ -264,9 +264,9 @@ struct LayerOptions {
 /// to the next. A stream lives until the layer has made a call on another, or has ended.
 ///
 /// **Tokens that come in waves.** With Problem::gathered_hosts N > 1, tokens of N hosts are
-/// gathered in x and dy ahead of a pass, and it may begin when those of `first_host` f are there.
-/// It takes tokens in waves, each in a launch of its own: forward the second half of all ranks'
-/// tokens of f, those of the host behind f, the next, and so on, then the first half of f's;
+/// gathered in x and dy ahead of a pass. With `first_host` f it may begin when those of f are
+/// there. It takes tokens in waves, each in a launch of its own: forward the second half of all
+/// ranks' tokens of f, those of the host behind f, the next, and so on, then the first half of f's;
 /// backward those of f, the next, and so on. CallOptions::waves says what a wave waits for on this
 /// rank's stream. Of x, or dy, it reads its own tokens alone; ids, probabilities and, in backward,
 /// x are all there. Behind wave N - 1 of forward `out` has all tokens of other hosts, and behind

@@ -100,13 +100,15 @@ struct Problem {
   /// S: experts that every rank has and every token goes to, besides its K; topk + S is at most
   /// kMaxTopk. Not with biases, nor with more than one combine group.
   int shared_experts = 0;
-  // Where tokens of several hosts are gathered ahead of a pass, and not all are there when it
-  // begins. It then takes them in waves, as they come (Layer, "Tokens that come in waves"): under
-  // other launches, and with the same bits.
-  /// N: each rank's tokens are those of N ranks, max_tokens / N of each, one after another, so that
-  /// all ranks' are those of the first host, then of the second, and so on. At most 15.
+  // Where tokens of several hosts are gathered ahead of a pass.
+  /// N: each rank's tokens are those of one rank of each of N hosts, max_tokens / N of each, in the
+  /// order of the hosts. In the canonical order, in which weight gradients are summed, tokens of a
+  /// host stand ahead of those of the next: that of one group of all hosts' ranks.
   int gathered_hosts = 1;
-  int first_host = 0;  ///< the host whose tokens are there first; the next follows, and so on
+  /// A host whose tokens are there when a pass begins, while those of the next come, and so on. It
+  /// then takes them in waves (Layer, "Tokens that come in waves"): under other launches, and with
+  /// the same bits. Of at most 15 hosts. -1: all are there.
+  int first_host = -1;
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };

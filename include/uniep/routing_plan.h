@@ -45,7 +45,8 @@ struct Traffic {
 
 /// The routing of one batch as one rank sees it: the address of every row, derived from the
 /// all-gathered topk_ids alone. Rows of a local expert are in canonical order (source rank, token,
-/// k); each expert's segment starts at a multiple of Problem::row_align.
+/// k; see also Problem::gathered_hosts); each expert's segment starts at a multiple of
+/// Problem::row_align.
 ///
 /// An immutable handle, cheap to copy; `Layer::plan` makes it, forward and backward take it. A plan
 /// of the CUDA backend lies on the device, and passes use it there; accessors that depend on the

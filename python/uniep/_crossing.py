@@ -1,7 +1,7 @@
 """What of a call crosses between hosts while the fused layer of each computes.
 
 On GPUs, tokens of other hosts come on a stream of their own. The passes of the fused layer take
-tokens in waves (``Problem::gathered_hosts`` of uniep/problem.h): first half of those of this host,
+tokens in waves (``Problem::first_host`` of uniep/problem.h): first half of those of this host,
 then, as they come, those of the others, whose sums go back under the other half. Gradients of
 tokens cross under those of weights, which need nothing of other ranks; on CPUs, too.
 
@@ -156,8 +156,8 @@ def waves_of_backward(
 class _TokensInWaves:
     """Rows of this rank's tokens on their way to all hosts, and sums of them on their way back.
 
-    Waves are those of ``Problem::gathered_hosts``: of N hosts the tokens of the s-th behind this
-    one come s-th, in wave s of forward and of backward.
+    Waves are those of ``Problem::first_host``: of N hosts the tokens of the s-th behind this one
+    come s-th, in wave s of forward and of backward.
 
     Args:
         mesh: of the processes.

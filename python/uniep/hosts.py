@@ -3,10 +3,10 @@
 A mesh of hosts and ranks has two kinds of groups. `within` are the ranks of a host, which run one
 fused layer; `across`, a rail, are the ranks of the same number on all hosts. With N hosts:
 
-* `spread` brings every token to every host. A rail exchanges what its ranks have, and within a host
-  the ranks pass on what they got, so that local rank j has the tokens of ranks jN to jN + N - 1 of
-  the mesh, one after another. So the fused layer of a host sees all tokens in the order in which
-  one group of all ranks would see them: that order is that of the sums in weight gradients.
+* `spread` brings every token to every host: a rail exchanges what its ranks have, so that each has
+  N blocks of tokens, by host. The fused layer of a host knows of these blocks
+  (``Problem::gathered_hosts``), and takes all tokens in the order in which one group of all ranks
+  would: that order is that of the sums in weight gradients.
 * The fused layer sees slots of other hosts' experts as dropped. What it gives a token is the sum
   over the experts of its host, rounded to bf16: a partial sum of combine groups.
 * `collect` goes the same way back, and adds a token's sums up in the order of hosts.

@@ -200,8 +200,8 @@ class Workspace(OfProcess):
             combine_groups=self.arithmetic.combine_groups if hosts == 1 else 1,
             combine_partials=PARTIALS.index(self.arithmetic.combine_partials),
             shared_experts=self.arithmetic.shared_experts,
-            gathered_hosts=hosts if in_waves else 1,
-            first_host=self.mesh.host if in_waves and self.mesh is not None else 0,
+            gathered_hosts=hosts,
+            first_host=self.mesh.host if in_waves and self.mesh is not None else -1,
         )
         needs = _library.Needs()
         backend = 1 if self.device.type == "cuda" else 0

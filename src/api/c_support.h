@@ -100,8 +100,8 @@ inline uniep::Problem problem_of(const uniep_problem* problem) {
   p.shared_experts = narrow(problem->shared_experts, "problem.shared_experts");
   if (problem->gathered_hosts != 0) {
     p.gathered_hosts = narrow(problem->gathered_hosts, "problem.gathered_hosts");
+    p.first_host = narrow(problem->first_host, "problem.first_host");
   }
-  p.first_host = narrow(problem->first_host, "problem.first_host");
   if (problem->row_align != 0) p.row_align = narrow(problem->row_align, "problem.row_align");
   return p;
 }

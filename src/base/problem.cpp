@@ -63,7 +63,12 @@ void validate(const Problem& p, int num_ranks) {
   require(p.max_tokens % p.gathered_hosts == 0, ErrorCode::kInvalidArgument,
           "problem.gathered_hosts is ", p.gathered_hosts, ", and max_tokens ", p.max_tokens,
           "; a divisor of max_tokens is accepted");
-  require_range("first_host", p.first_host, 0, p.gathered_hosts - 1);
+  require_range("first_host", p.first_host, -1, p.gathered_hosts - 1);
+  require(p.first_host < 0 || p.gathered_hosts <= kMaxHostsInWaves, ErrorCode::kInvalidArgument,
+          "problem.first_host is ", p.first_host, ", and gathered_hosts ", p.gathered_hosts,
+          "; tokens of at most ", kMaxHostsInWaves,
+          " hosts come in waves, and with more -1 is "
+          "accepted");
   require(
       p.combine_partials == CombinePartials::kFp32 || p.combine_partials == CombinePartials::kBf16,
       ErrorCode::kInvalidArgument, "problem.combine_partials is ",

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "base/expert_numbers.h"
+#include "base/token_order.h"
 #include "cuda/plan_memory.h"
 #include "layout/page_pool.h"
 
@@ -32,7 +33,7 @@ struct PlanArgs {
   int topk = 1;
   ExpertNumbers experts;
   int row_align = 1;
-  std::int64_t max_tokens = 0;
+  TokenOrder order;
   std::int64_t capacity = 0;
   std::int64_t backward_rows = 0;          // Problem::backward_rows
   std::int64_t tokens = 0;                 // of this rank

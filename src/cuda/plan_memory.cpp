@@ -90,6 +90,7 @@ DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass,
   sizes.schedule = s;
   sizes.choice = choice_of(p);
   sizes.gathered_hosts = p.gathered_hosts;
+  sizes.first_host = p.first_host;
   sizes.num_local_experts = expert_numbers(p, num_ranks).of_rank();
   set_stages(sizes);
   num_queues = 2 * num_launches(sizes);

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/expert_numbers.h"
 #include "base/math.h"
+#include "base/token_order.h"
 #include "plan/plan_data.h"
 #include "plan/routing.h"
 
@@ -22,19 +23,39 @@ RoutingFault tokens_fault(const Problem& p, std::span<const std::int64_t> tokens
   return {};
 }
 
-RoutingFault id_fault(const Problem& p, std::span<const std::int64_t> tokens_per_rank,
-                      std::span<const std::int32_t> topk_ids) {
-  std::size_t i = 0;
-  for (std::size_t r = 0; r < tokens_per_rank.size(); ++r) {
-    for (std::int64_t t = 0; t < tokens_per_rank[r]; ++t) {
-      for (int k = 0; k < p.topk; ++k, ++i) {
-        if (topk_ids[i] < -1 || topk_ids[i] >= p.num_experts) {
-          return {RoutingFault::Kind::kExpertId, static_cast<std::int32_t>(r), t, k, topk_ids[i]};
-        }
+/// Calls f(source, token, its K ids) in canonical order.
+template <class F>
+void for_each_token(const Problem& p, const Routing& routing, F&& f) {
+  const auto ranks = static_cast<std::size_t>(routing.num_ranks());
+  std::vector<std::int64_t> first(ranks);  // of each rank's tokens
+  std::exclusive_scan(routing.tokens_per_rank.begin(), routing.tokens_per_rank.end(), first.begin(),
+                      std::int64_t{0});
+  const std::int64_t of_block = token_order(p, routing.num_ranks()).of_block();
+  for (int host = 0; host < p.gathered_hosts; ++host) {
+    for (std::size_t r = 0; r < ranks; ++r) {
+      const std::int64_t end = std::min((host + 1) * of_block, routing.tokens_per_rank[r]);
+      for (std::int64_t t = host * of_block; t < end; ++t) {
+        const auto slot = static_cast<std::size_t>((first[r] + t) * p.topk);
+        f(static_cast<int>(r), static_cast<std::int32_t>(t),
+          routing.topk_ids.subspan(slot, static_cast<std::size_t>(p.topk)));
       }
     }
   }
-  return {};
+}
+
+RoutingFault id_fault(const Problem& p, const Routing& routing) {
+  RoutingFault fault{};
+  for_each_token(p, routing,
+                 [&](int source, std::int32_t token, std::span<const std::int32_t> ids) {
+                   if (fault.kind != RoutingFault::Kind::kNone) return;
+                   for (std::int32_t k = 0; k < p.topk; ++k) {
+                     const std::int32_t id = ids[static_cast<std::size_t>(k)];
+                     if (id >= -1 && id < p.num_experts) continue;
+                     fault = {RoutingFault::Kind::kExpertId, source, token, k, id};
+                     return;
+                   }
+                 });
+  return fault;
 }
 
 /// Rows of every expert of the layer, by its number (ExpertNumbers). All ranks compute all of them,
@@ -59,18 +80,16 @@ std::vector<std::int64_t> count_rows(const Problem& p, const Routing& routing) {
 template <class F>
 void for_each_slot(const Problem& p, const Routing& routing, F&& f) {
   const ExpertNumbers numbers = expert_numbers(p, routing.num_ranks());
-  std::size_t i = 0;
-  for (int source = 0; source < routing.num_ranks(); ++source) {
-    const std::int64_t tokens = routing.tokens_per_rank[static_cast<std::size_t>(source)];
-    for (std::int32_t token = 0; token < tokens; ++token) {
-      for (int k = 0; k < p.topk; ++k, ++i) {
-        if (routing.topk_ids[i] >= 0) f(source, token, k, numbers.of_id(routing.topk_ids[i]));
-      }
-      for (int s = 0; s < p.shared_experts; ++s) {
-        f(source, token, p.topk + s, numbers.of_shared(source, s));
-      }
-    }
-  }
+  for_each_token(p, routing,
+                 [&](int source, std::int32_t token, std::span<const std::int32_t> ids) {
+                   for (int k = 0; k < p.topk; ++k) {
+                     const std::int32_t id = ids[static_cast<std::size_t>(k)];
+                     if (id >= 0) f(source, token, k, numbers.of_id(id));
+                   }
+                   for (int s = 0; s < p.shared_experts; ++s) {
+                     f(source, token, p.topk + s, numbers.of_shared(source, s));
+                   }
+                 });
 }
 
 /// Of every rank, the tokens that it receives.
@@ -137,8 +156,8 @@ void add_pull(PlanData& plan, int source, std::int32_t token, std::size_t first_
   plan.traffic.remote_pulls += 1;
 }
 
-/// Rows in canonical order: walking the routing by (source, token, k) and appending each copy to
-/// its expert's segment is that stable sort.
+/// Rows in canonical order: walking the routing by (token, k), tokens in theirs, and appending each
+/// copy to its expert's segment is that stable sort.
 void place_rows(PlanData& plan, const Routing& routing) {
   const int first = plan.rank * plan.num_local_experts;
   std::vector<std::int64_t> next(plan.segment_begin.begin(), plan.segment_begin.end() - 1);
@@ -186,7 +205,7 @@ RoutingCheck check_routing(const Problem& p, const Routing& routing) {
   const auto ids = static_cast<std::int64_t>(routing.topk_ids.size());
   require(ids == total * p.topk, ErrorCode::kInvalidArgument, "topk_ids has ", ids, " elements; ",
           total, " tokens with topk=", p.topk, " need ", total * p.topk);
-  check.fault = id_fault(p, routing.tokens_per_rank, routing.topk_ids);
+  check.fault = id_fault(p, routing);
   if (check.fault.kind != RoutingFault::Kind::kNone) return check;
   check.rows_of_expert = count_rows(p, routing);
   if (p.save == Save::kTokens) {

@@ -235,8 +235,8 @@ inline UNIEP_HD Signal arrival_signal(const PassView& v, CounterKind kind, int r
   return {kind, rank, std::int64_t{block} * v.num_ranks + v.rank, elements};
 }
 
-/// Calls f(Signal) for every run of rows that goes to one token block of one rank: rows of a tile
-/// are sorted by (source, token), so these are neighbours.
+/// Calls f(Signal) for every run of rows that goes to one token block of one rank: in the canonical
+/// order of rows these are neighbours.
 template <class F>
 UNIEP_HD void for_each_arrival_signal(const PassView& v, CounterKind kind, const Task& task,
                                       F&& f) {

@@ -52,14 +52,16 @@ Schedule in_token_waves(Schedule s, const Problem& problem, Pass pass) {
 
 Schedule with_forced_axes(const Schedule& schedule, const Problem& problem, Pass pass) {
   if (pass == Pass::kBackward && problem.backward_rows > 0) return in_ring(schedule);
-  if (problem.gathered_hosts > 1) return in_token_waves(schedule, problem, pass);
+  if (problem.gathered_hosts > 1 && problem.first_host >= 0) {
+    return in_token_waves(schedule, problem, pass);
+  }
   return schedule;
 }
 
 Schedule schedule_of_pass(const Schedule& schedule, const Problem& problem, Pass pass) {
   Schedule s = with_sizes(with_forced_axes(schedule, problem, pass), problem);
-  if (s.launch != LaunchGrouping::kWaves || problem.gathered_hosts == 1) return s;
-  // A block of tokens has those of one wave.
+  if (problem.gathered_hosts == 1) return s;
+  // A block of tokens has those of one host, and of one wave.
   const auto of_host = static_cast<std::uint64_t>(problem.max_tokens / problem.gathered_hosts);
   if (of_host > 0)
     s.token_block = std::min(s.token_block, 1 << std::min(std::countr_zero(of_host), 8));

@@ -82,19 +82,15 @@ void PassOrder::order_experts() {
 
 namespace {
 
-/// Index of the tile, within the expert, that holds the first row from `source` or a later rank.
-std::int64_t first_tile_from(const PlanData& plan, int expert, int source, std::int64_t tile_m) {
-  const auto begin = plan.row_origin.begin() + plan.segment_begin[static_cast<std::size_t>(expert)];
-  const auto end = begin + plan.tokens_per_expert[static_cast<std::size_t>(expert)];
-  const auto row = std::partition_point(
-      begin, end, [&](const RowOrigin& origin) { return origin.source < source; });
-  return row == end ? 0 : (row - begin) / tile_m;
+/// Index of the tile, within the expert, that holds the first row of this token or a later one.
+std::int64_t first_tile_from(const PassView& view, int expert, std::int64_t token) {
+  const std::int64_t row = first_row_from(view, expert, token);
+  return row == view.tokens_per_expert[expert] ? 0 : row / view.schedule.tile_m;
 }
 
-std::int64_t starting_tile(const PassView& view, const PlanData& plan, int expert,
-                           std::int64_t count) {
+std::int64_t starting_tile(const PassView& view, int expert, std::int64_t count) {
   if (view.comes_in_waves()) return first_wave_begin(view, expert) % count;
-  return first_tile_from(plan, expert, starting_source(view), view.schedule.tile_m);
+  return first_tile_from(view, expert, starting_token(view));
 }
 
 std::vector<Pull> pulls_of_one_row(const PlanData& plan) {
@@ -118,7 +114,7 @@ void PassOrder::order_tiles() {
     for (const std::int32_t e : expert_order_) {
       const std::int64_t rows = plan_.tokens_per_expert[static_cast<std::size_t>(e)];
       const std::int64_t count = ceil_div(rows, tile_m);
-      const std::int64_t start = count == 0 ? 0 : starting_tile(view_, plan_, e, count);
+      const std::int64_t start = count == 0 ? 0 : starting_tile(view_, e, count);
       const std::int64_t end = wave_begin(view_, e, count, wave + 1);
       for (std::int64_t i = wave_begin(view_, e, count, wave); i < end; ++i) {
         const std::int64_t t = (start + i) % count;

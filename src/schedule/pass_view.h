@@ -157,9 +157,9 @@ struct PassView {
   // [token blocks, ranks]: slots of own tokens there, on this host
   const std::int64_t* slots_to_peer = nullptr;
 
-  /// Of tokens that come in waves (token_waves.h).
+  /// Of tokens that are gathered, and come in waves (token_waves.h).
   int gathered_hosts = 1;
-  int first_host = 0;
+  int first_host = -1;
   std::int64_t most_tokens = 0;  // of a rank: of each host as many
   /// How often each rank has published tokens when the launch at hand may read them.
   std::uint32_t published = 1;
@@ -205,7 +205,7 @@ struct PassView {
   }
   /// Whether each wave has tokens of its own (token_waves.h), and a launch.
   UNIEP_HD bool comes_in_waves() const {
-    return gathered_hosts > 1 && schedule.launch == LaunchGrouping::kWaves;
+    return gathered_hosts > 1 && first_host >= 0 && schedule.launch == LaunchGrouping::kWaves;
   }
   UNIEP_HD int expert_of_block(int block) const { return expert_order[block % num_local_experts]; }
 

@@ -25,8 +25,7 @@ inline UNIEP_HD bool stands_before(const PassView& v, std::int64_t rows, int exp
   return expert < other;
 }
 
-/// The rank with whose rows each expert begins: its first tile is the one that holds the first row
-/// from that rank or a later one, and behind its last tile follow those before that.
+/// The rank with whose rows each expert begins.
 inline UNIEP_HD int starting_source(const PassView& v) {
   switch (v.schedule.rotate) {
     case SourceRotation::kOwnFirst:
@@ -37,6 +36,12 @@ inline UNIEP_HD int starting_source(const PassView& v) {
       break;
   }
   return 0;
+}
+
+/// By its number in the order of tokens: an expert's first tile is the one that holds the first row
+/// of this token or a later one, and behind its last tile follow those before that.
+inline UNIEP_HD std::int64_t starting_token(const PassView& v) {
+  return token_order(v).number(starting_source(v), 0);
 }
 
 /// Of an expert's `count` tiles, those that waves before this one take.

@@ -1,10 +1,11 @@
 #pragma once
 
+#include "base/token_order.h"
 #include "schedule/pass_view.h"
 
 // Tokens that come in waves. Where tokens of N hosts are gathered ahead of a pass
 // (Problem::gathered_hosts), those of one host are there first, and the others come host by host.
-// The tokens of all ranks, in order, are those of host 0, then of host 1, and so on; each wave has
+// In their order (TokenOrder) tokens are those of host 0, then of host 1, and so on; each wave has
 // a run of them:
 //
 //   forward   the second half of the first host's; those of each other host, from the next one on;
@@ -20,25 +21,25 @@ inline UNIEP_HD int num_token_waves(int hosts, Pass pass) {
   return pass == Pass::kForward ? hosts + 1 : hosts;
 }
 
-/// Tokens [begin, end), numbered through all ranks' or those of one.
+/// Tokens [begin, end), by their numbers in the order of all ranks' or as one rank has them.
 struct TokenRun {
   std::int64_t begin = 0, end = 0;
 };
 
-inline UNIEP_HD std::int64_t tokens_of_host(const PassView& v) {
-  return v.most_tokens / v.gathered_hosts * v.num_ranks;
+inline UNIEP_HD TokenOrder token_order(const PassView& v) {
+  return {v.num_ranks, v.gathered_hosts, v.most_tokens};
 }
 
 /// Of the host whose tokens come with a wave; with the last of forward none do.
 inline UNIEP_HD std::int64_t first_token_of_host(const PassView& v, int wave) {
-  return (v.first_host + wave) % v.gathered_hosts * tokens_of_host(v);
+  return (v.first_host + wave) % v.gathered_hosts * token_order(v).of_host();
 }
 
 inline UNIEP_HD std::int64_t first_token_of_wave(const PassView& v, int wave) {
   const std::int64_t first = first_token_of_host(v, wave);
   if (wave > 0 || v.pass == Pass::kBackward) return first;
   const std::int64_t block = v.schedule.token_block;
-  return first + tokens_of_host(v) / 2 / block * block;
+  return first + token_order(v).of_host() / 2 / block * block;
 }
 
 /// Of all ranks.
@@ -49,22 +50,27 @@ inline UNIEP_HD TokenRun tokens_of_wave(const PassView& v, int wave) {
   return {begin, next >= begin ? next : v.most_tokens * v.num_ranks};
 }
 
-/// The part that is this rank's.
+/// The part that is this rank's, of a run that begins with a token and has those of one host.
 inline UNIEP_HD TokenRun own_part(const PassView& v, const TokenRun& run) {
-  const std::int64_t first = v.rank * v.most_tokens;
-  return {clamp_to<std::int64_t>(run.begin - first, 0, v.tokens),
-          clamp_to<std::int64_t>(run.end - first, 0, v.tokens)};
+  const TokenOrder order = token_order(v);
+  if (order.of_block() == 0) return {};
+  const std::int64_t own = run.begin / order.of_host() * order.of_block();
+  const std::int64_t first = order.number(v.rank, own);
+  const auto token = [&](std::int64_t number) {
+    return min_of(own + clamp_to<std::int64_t>(number - first, 0, order.of_block()), v.tokens);
+  };
+  return {token(run.begin), token(run.end)};
 }
 inline UNIEP_HD TokenRun own_tokens_of_wave(const PassView& v, int wave) {
   return own_part(v, tokens_of_wave(v, wave));
 }
 
 /// This rank's tokens that may be read from a wave on: both halves of the first host's with the
-/// first, since waves of others take tiles that have some of them.
+/// first, since waves of others take tiles that have some of them. A block of TokenOrder.
 inline UNIEP_HD TokenRun own_tokens_that_come(const PassView& v, int wave) {
   if (wave == v.gathered_hosts) return {};
   const std::int64_t begin = first_token_of_host(v, wave);
-  return own_part(v, {begin, begin + tokens_of_host(v)});
+  return own_part(v, {begin, begin + token_order(v).of_host()});
 }
 
 /// Waves whose results are wanted first: those of tokens of other hosts.
@@ -78,13 +84,14 @@ inline UNIEP_HD OthersWaves waves_of_others(const PassView& v) {
 }
 
 /// The first row of an expert, counted from its own first, that has this token or a later one.
-inline UNIEP_HD std::int64_t first_row_from(const PassView& v, int expert, std::int64_t token) {
+inline UNIEP_HD std::int64_t first_row_from(const PassView& v, int expert, std::int64_t number) {
   const RowOrigin* rows = v.row_origin + v.segment_begin[expert];
+  const TokenOrder order = token_order(v);
   std::int64_t low = 0;
   std::int64_t high = v.tokens_per_expert[expert];
   while (low < high) {
     const std::int64_t middle = (low + high) / 2;
-    if (rows[middle].source * v.most_tokens + rows[middle].token < token) {
+    if (order.number(rows[middle].source, rows[middle].token) < number) {
       low = middle + 1;
     } else {
       high = middle;

@@ -25,6 +25,7 @@ TEST(WaveEvents, AreNoneOnTheCpu) {
   LayerGroup g(plain_layer(1), 1);
   Problem problem = g.split().problem();
   problem.gathered_hosts = 2;
+  problem.first_host = 1;
   Layer layer(problem, g.group()[0]);
   const RoutingPlan plan = layer.plan(g.split().topk_ids(0));
   const auto schedule = layer.schedule(Pass::kForward);

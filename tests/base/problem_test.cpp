@@ -104,17 +104,21 @@ TEST(Problem, EachFieldOutOfRangeIsNamedWithWhatIsAccepted) {
                  "problem.shared_experts is 1, and there are combine groups; " + alone);
   expect_refused([](Problem& p) { p.combine_partials = static_cast<CombinePartials>(2); },
                  "problem.combine_partials is 2; 0 (fp32) and 1 (bf16) are accepted");
-  for (const int hosts : {-1, 0, 16}) {
-    expect_refused([&](Problem& p) { p.gathered_hosts = hosts; },
-                   "problem.gathered_hosts is " + std::to_string(hosts) + "; 1 to 15 is accepted");
+  for (const int hosts : {-1, 0, 4097}) {
+    expect_refused(
+        [&](Problem& p) { p.gathered_hosts = hosts; },
+        "problem.gathered_hosts is " + std::to_string(hosts) + "; 1 to 4096 is accepted");
   }
   expect_refused([](Problem& p) { p.gathered_hosts = 3; },
                  "problem.gathered_hosts is 3, and max_tokens 16; a divisor of max_tokens is "
                  "accepted");
-  for (const int host : {-1, 2}) {
+  for (const int host : {-2, 2}) {
     expect_refused([&](Problem& p) { p.gathered_hosts = 2, p.first_host = host; },
-                   "problem.first_host is " + std::to_string(host) + "; 0 to 1 is accepted");
+                   "problem.first_host is " + std::to_string(host) + "; -1 to 1 is accepted");
   }
+  expect_refused([](Problem& p) { p.gathered_hosts = 16, p.first_host = 3; },
+                 "problem.first_host is 3, and gathered_hosts 16; tokens of at most 15 hosts come "
+                 "in waves, and with more -1 is accepted");
   expect_invalid("number of ranks is 0; at least 1 is accepted", [] { validate(good(), 0); });
 }
 

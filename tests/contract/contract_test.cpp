@@ -57,7 +57,7 @@ void run_random_cases(unsigned first_seed, int count, int max_delay_us, bool any
     if (!o.defer_weights && chance(rng, 40)) o.ring_tiles = static_cast<int>(pick(rng, 0, 3));
     if (chance(rng, 30)) {
       o.gathered_hosts = static_cast<int>(pick(rng, 2, 5));
-      o.first_host = static_cast<int>(pick(rng, 0, o.gathered_hosts - 1));
+      o.first_host = static_cast<int>(pick(rng, -1, o.gathered_hosts - 1));
     }
     if (any_form) o.forms = random_forms(rng, is_gated(data.activation), true);
     expect_same_bits(run_layer(data, o), expected(data, o), describe(seed, data, o));

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "reference/contract.h"
+#include "support/gathered_order.h"
 #include "support/run_layer.h"
 #include "support/shared_layer.h"
 #include "workload/split.h"
@@ -75,7 +76,14 @@ inline LayerResult expected(const LayerData& d, bool main_grad, float start) {
 
 /// What `run_layer` gives.
 inline LayerResult expected(const LayerData& d, const RunOptions& o) {
-  return expected(d, {o.main_grad, o.bf16_main_grad, o.main_grad_start}, o.token_begin);
+  const MainGradStart start{o.main_grad, o.bf16_main_grad, o.main_grad_start};
+  LayerResult want = expected(d, start, o.token_begin);
+  if (o.gathered_hosts > 1) {
+    const LayerData ordered = in_gathered_order(d, o.token_begin, o.gathered_hosts);
+    LayerResult in_order = expected(ordered, start, o.token_begin);
+    take_weight_grads(in_order, want);
+  }
+  return want;
 }
 
 }  // namespace uniep::testing

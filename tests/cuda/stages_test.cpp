@@ -13,6 +13,7 @@
 #include "reference/contract.h"
 #include "support/cases.h"
 #include "support/expect_same.h"
+#include "support/gathered_order.h"
 #include "support/random_case.h"
 #include "support/ring_rows.h"
 #include "support/shared_layer.h"
@@ -128,7 +129,7 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
                            : uniep::testing::ExpertForms{};
     const bool gathered = uniep::testing::chance(rng, 30);
     const int hosts = gathered ? static_cast<int>(uniep::testing::pick(rng, 2, 5)) : 1;
-    const auto first_host = static_cast<int>(uniep::testing::pick(rng, 0, hosts - 1));
+    const auto first_host = static_cast<int>(uniep::testing::pick(rng, -1, hosts - 1));
     EmulatedGroup group(data, parts, main_grad, 1, 0, save, recompute_h, backward_rows, forms,
                         hosts, first_host);
     const Schedule schedule = choose(rng, group.problem());
@@ -147,6 +148,12 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
     if (!any_form) expect_close(got, reference_of(data, main_grad), what);
     EmulatedGroup one(data, {0, data.tokens}, main_grad, 1);
     LayerResult want = one.step(sequential());
+    if (hosts > 1) {
+      const LayerData ordered = uniep::testing::in_gathered_order(data, parts, hosts);
+      EmulatedGroup of_ordered(ordered, {0, data.tokens}, main_grad, 1);
+      LayerResult in_order = of_ordered.step(sequential());
+      uniep::testing::take_weight_grads(in_order, want);
+    }
     if (data.shared_experts > 0) set_shared_gradients(want, data, parts, main_grad);
     uniep::testing::expect_same_bits(got, want, what);
     if (::testing::Test::HasFailure()) return;

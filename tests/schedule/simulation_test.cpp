@@ -273,7 +273,7 @@ TEST(Simulation, HostsExchangeTokensAndRows) {
     do {
       p.routing.hosts = static_cast<int>(pick(rng, 1, p.ranks()));
     } while (p.ranks() % p.routing.hosts != 0 || (p.routing.hosts == 1 && p.ranks() > 1));
-    p.routing.problem.gathered_hosts = 1, p.routing.problem.first_host = 0;
+    p.routing.problem.gathered_hosts = 1, p.routing.problem.first_host = -1;
     p.routing.problem.save = kSaves[seed % std::size(kSaves)];
     p.routing.problem.recompute_h = seed % 5 >= 2;
     build_orders(p);

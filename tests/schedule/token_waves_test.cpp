@@ -12,10 +12,9 @@
 namespace uniep::testing {
 namespace {
 
-/// By the order of all ranks' tokens alone.
-int host_of(const PassView& v, int rank, std::int64_t token) {
-  const std::int64_t of_host = v.most_tokens * v.num_ranks / v.gathered_hosts;
-  return static_cast<int>((rank * v.most_tokens + token) / of_host);
+/// A rank has a block of tokens of each.
+int host_of(const PassView& v, std::int64_t token) {
+  return static_cast<int>(token / (v.most_tokens / v.gathered_hosts));
 }
 /// How many hosts come ahead of it.
 int distance(const PassView& v, int host) {
@@ -50,7 +49,7 @@ TEST(TokenWaves, NoLaunchReadsTokensThatComeLater) {
           if (v.stage(task.stage).grid != TileGrid::kPulls) continue;
           for (std::int64_t p = task.m; p < task.m + task.n; ++p) {
             const Pull& pull = v.pulls[p];
-            ASSERT_LE(distance(v, host_of(v, pull.source, pull.token)), i);
+            ASSERT_LE(distance(v, host_of(v, pull.token)), i);
             ASSERT_TRUE(came.contains(pull.source * v.most_tokens + pull.token));
           }
         }
@@ -103,7 +102,7 @@ TEST(TokenWaves, SumsOfOtherHostsAreThereBehindTheirWaves) {
     const std::vector<int> launch_of = reduced_in(v);
     for (std::int64_t t = 0; t < v.tokens; ++t) {
       const int launch = launch_of[static_cast<std::size_t>(t / v.schedule.token_block)];
-      const bool first = host_of(v, v.rank, t) == v.first_host;
+      const bool first = host_of(v, t) == v.first_host;
       const bool early = v.pass == Pass::kForward && !first;
       ASSERT_EQ(launch, early ? v.gathered_hosts - 1 : v.schedule.waves - 1);
     }
@@ -111,9 +110,16 @@ TEST(TokenWaves, SumsOfOtherHostsAreThereBehindTheirWaves) {
 }
 
 TEST(TokenWaves, BackwardInARingHasNone) {
-  const Problem p{.max_tokens = 64, .backward_rows = 128, .gathered_hosts = 2};
+  const Problem p{.max_tokens = 64, .backward_rows = 128, .gathered_hosts = 2, .first_host = 0};
   EXPECT_EQ(schedule_of_pass({}, p, Pass::kBackward).launch, LaunchGrouping::kSingle);
   EXPECT_EQ(schedule_of_pass({}, p, Pass::kForward).launch, LaunchGrouping::kWaves);
+}
+
+TEST(TokenWaves, TokensThatAreAllThereHaveNone) {
+  const Problem p{.max_tokens = 64, .gathered_hosts = 2};
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    EXPECT_EQ(schedule_of_pass({}, p, pass).launch, LaunchGrouping::kSingle);
+  }
 }
 
 TEST(TokenWaves, ABlockOfTokensHasThoseOfOneWave) {

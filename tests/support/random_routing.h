@@ -50,10 +50,10 @@ inline void draw_shared_experts(Rng& rng, Problem& p) {
   if (most > 0 && chance(rng, 40)) p.shared_experts = static_cast<int>(pick(rng, 1, most));
 }
 
-/// Tokens of several hosts, which come in waves.
+/// Tokens of several hosts, most of which come in waves.
 inline void draw_gathered_hosts(Rng& rng, Problem& p) {
   p.gathered_hosts = static_cast<int>(pick(rng, 2, 4));
-  p.first_host = static_cast<int>(pick(rng, 0, p.gathered_hosts - 1));
+  p.first_host = static_cast<int>(pick(rng, -1, p.gathered_hosts - 1));
   p.max_tokens = p.max_tokens / p.gathered_hosts * p.gathered_hosts;
 }
 

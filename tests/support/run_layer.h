@@ -44,7 +44,7 @@ struct RunOptions {
   /// Backward has room for the rows of the fullest expert at a time, and so many tiles of row_align
   /// rows; -1: for all. Not with `defer_weights`.
   int ring_tiles = -1;
-  int gathered_hosts = 1, first_host = 0;  // of Problem; max_tokens has room for what that asks
+  int gathered_hosts = 1, first_host = -1;  // of Problem; max_tokens has room for what that asks
   /// How weights and their gradients lie.
   ExpertForms forms;
 };

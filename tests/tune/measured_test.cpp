@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/quantile.h"
 #include "tune/model/cost_model.h"
+#include "tune/model/gathered_hosts.h"
 #include "tune/model/parallel.h"
 #include "tune/plans_of_shape.h"
 
@@ -360,6 +361,50 @@ TEST(ShippedProfile, RanksRandomSchedulesAsMeasurementsDo) {
   for (const auto& pass : file.at("passes")) {
     EXPECT_EQ(pass.at("points").size(), 100u);
     EXPECT_GT(share_in_order(file, pass), 0.94) << pass.at("direction");
+  }
+}
+
+/// Two GPUs as two hosts, over links of so many bytes a second, with so many SMs spared; `way` is
+/// that of benchmarks/over_hosts.py, or in turn.
+Errors errors_over_hosts(const std::string& name, double nic, int spare, const std::string& way) {
+  const MachineProfile profile = with_spare_workers(shipped_profile("h200"), spare);
+  const CrossesUnder under = way == "mesh" ? CrossesUnder::kPasses : CrossesUnder::kNothing;
+  Errors e;
+  for (const auto& record : results(name).at("records")) {
+    if (record.at("way") != way) continue;
+    const workload::ShapeSpec spec = workload::parse_shape(record.at("shape").get<std::string>());
+    const int ranks = record.at("ranks").get<int>(), hosts = record.at("hosts").get<int>();
+    Problem problem = workload::problem_of(spec);
+    problem.capacity_rows = rows_of_any_routing(problem, ranks);
+    const auto routing = workload::make_routing(spec, ranks, 0, 0);
+    const auto plans =
+        plans_of_gathered_host(problem, ranks, hosts, routing.topk_ids, under);
+    const Topology topology{.ranks_per_node = ranks / hosts, .nic_bytes_per_s = nic};
+    const double predicted =
+        simulate_gathered(plans, hosts, under, pass_of(record),
+                          default_schedule(Backend::kCuda), profile, topology)
+            .seconds;
+    const double error = std::abs(1e3 * predicted / record.at("ms").get<double>() - 1);
+    ++e.count;
+    e.mean += error;
+    e.worst = std::max(e.worst, error);
+  }
+  e.mean /= std::max(e.count, 1);
+  return e;
+}
+
+TEST(ShippedProfile, PredictsPassesOverHosts) {
+  const std::string file = "2026-11-26_2xH200_over_hosts_waves";
+  for (const std::string way : {"mesh", "in turn"}) {
+    const Errors fast = errors_over_hosts(file + ".json", 50e9, 8, way);
+    const Errors slow = errors_over_hosts(file + "_slow_links.json", 24e9, 16, way);
+    std::cout << way << ": " << fast.mean << " " << fast.worst << "; " << slow.mean << " "
+              << slow.worst << '\n';
+    for (const Errors& e : {fast, slow}) {
+      EXPECT_EQ(e.count, 10) << way;
+      EXPECT_LT(e.mean, 0.10) << way;
+      EXPECT_LT(e.worst, 0.20) << way;
+    }
   }
 }
 

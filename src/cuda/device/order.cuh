@@ -107,18 +107,20 @@ class OrderRoutine {
   }
 
   /// The first that is taken of the expert's tiles. A warp looks at 32 rows at a time, evenly
-  /// spread over those that may be the first of the starting source or a later rank.
+  /// spread over those that may be the first of the starting token or a later one.
   __device__ int starting_tile(int expert, std::int64_t rows) const {
     if (v_.comes_in_waves()) return static_cast<int>(first_wave_begin(v_, expert)) % tiles_of(rows);
-    const int source = starting_source(v_);
-    if (source == 0) return 0;
+    const std::int64_t token = starting_token(v_);
+    if (token == 0) return 0;
+    const TokenOrder order = token_order(v_);
     const RowOrigin* origin = v_.row_origin + v_.segment_begin[expert];
     std::int64_t low = 0;  // the row is among low to low + left
     std::int64_t left = rows;
     while (left > 0) {
       const std::int64_t step = ceil_div<std::int64_t>(left, 32);
       const std::int64_t probe = (lane_index() + 1) * step - 1;
-      const bool before = probe < left && origin[low + probe].source < source;
+      const RowOrigin at = probe < left ? origin[low + probe] : RowOrigin{};
+      const bool before = probe < left && order.number(at.source, at.token) < token;
       const std::int64_t passed = __popc(__ballot_sync(kWholeWarp, before)) * step;
       low += passed;
       left = min_of<std::int64_t>(step - 1, left - passed);

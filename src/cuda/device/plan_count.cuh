@@ -4,8 +4,8 @@
 
 namespace uniep::cuda {
 
-/// Count: every warp takes a run of tokens of the concatenated routing, in canonical order, and
-/// counts its rows of every local expert.
+/// Count: every warp takes a run of tokens, in canonical order, and counts its rows of every local
+/// expert.
 class PlanCounter : public PlanState {
  public:
   using PlanState::PlanState;
@@ -25,7 +25,7 @@ class PlanCounter : public PlanState {
       cta_.token_begin[0] = 0;
       for (int r = 0; r < a_.num_ranks; ++r) {
         const std::int64_t t = cta_.tokens[r];
-        const bool possible = t >= 0 && t <= a_.max_tokens;
+        const bool possible = t >= 0 && t <= a_.order.most_tokens;
         if (!possible && cta_.tokens_fault < 0) cta_.tokens_fault = r;
         cta_.token_begin[r + 1] = cta_.token_begin[r] + (possible ? static_cast<int>(t) : 0);
       }

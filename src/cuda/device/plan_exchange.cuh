@@ -27,7 +27,7 @@ class PlanExchanger : public PlanState {
   __device__ void push() const {
     constexpr int kParts = PlanExchangeLayout::kParts;
     // Every rank refuses an impossible number of tokens, but none may write past the buffers.
-    const bool possible = a_.tokens >= 0 && a_.tokens <= a_.max_tokens;
+    const bool possible = a_.tokens >= 0 && a_.tokens <= a_.order.most_tokens;
     const std::int64_t slots = possible ? a_.tokens * a_.topk : 0;
     const std::int64_t units = ceil_div<std::int64_t>(slots, 4);
     const int peer = static_cast<int>(threadIdx.x);

@@ -159,10 +159,8 @@ class PlanPlacer : public PlanState {
   }
 
   __device__ RoutingFault id_fault(unsigned long long slot) const {
-    const auto token = static_cast<int>(slot / a_.topk);
     int source = 0;
-    while (token >= cta_.token_begin[source + 1]) ++source;
-    const std::int64_t own_token = token - cta_.token_begin[source];
+    const std::int64_t own_token = find_token(static_cast<int>(slot / a_.topk), source);
     const auto k = static_cast<std::int32_t>(slot % a_.topk);
     const auto* ids = at_rank<const std::int32_t>(a_.rank, ids_offset(source));
     return {RoutingFault::Kind::kExpertId, source, own_token, k, ids[own_token * a_.topk + k]};
@@ -249,13 +247,12 @@ class PlanPlacer : public PlanState {
       const unsigned leaders = __ballot_sync(kWholeWarp, leads);
       const int pull = next_pull + __popc(leaders & lanes_below(token_lane));
       const int first_row = next_row + __popc(local & lanes_below(token_lane));
-      const int token = s.token - cta_.token_begin[s.source];
       if (row >= 0) {
-        a_.plan.row_origin[row] = {s.source, token, lane_index() - token_lane};
+        a_.plan.row_origin[row] = {s.source, s.own_token, lane_index() - token_lane};
         a_.plan.pull_rows[first_row + order] = row;
         a_.plan.pull_of_row[row] = pull;
       }
-      if (leads) a_.plan.pulls[pull] = {s.source, token, first_row, __popc(mine)};
+      if (leads) a_.plan.pulls[pull] = {s.source, s.own_token, first_row, __popc(mine)};
       next_row += __popc(local);
       next_pull += __popc(leaders);
     });

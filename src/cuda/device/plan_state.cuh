@@ -70,11 +70,34 @@ class PlanState {
   /// A token's slots are those of its K experts, then of the shared ones of its rank.
   struct Slot {
     bool present;  // the lane has a slot
-    int token;     // in the concatenated routing
+    int token;     // in canonical order, see find_token
     int source;
+    int own_token;        // of the source
     std::int32_t expert;  // as ExpertNumbers has it; or one of these:
   };
   static constexpr std::int32_t kDropped = -1, kImpossible = -2;
+
+  /// Tokens in canonical order: those that ranks have, one after another. Of gathered hosts, places
+  /// for as many as ranks may have, as TokenOrder numbers them.
+  __device__ int num_tokens() const {
+    if (a_.order.hosts == 1) return cta_.token_begin[a_.num_ranks];
+    return static_cast<int>(a_.order.most_tokens) * a_.num_ranks;
+  }
+  /// Of one of them, which it is of its source. That, where there is one host, is looked for from
+  /// `source` on, and none of a later token may be given.
+  __device__ int find_token(int token, int& source) const {
+    if (a_.order.hosts == 1) {
+      while (token >= cta_.token_begin[source + 1]) ++source;
+      return token - cta_.token_begin[source];
+    }
+    const TokenOrder::Token found = a_.order.token(token);
+    source = found.source;
+    return static_cast<int>(found.token);
+  }
+  /// Whether its source has it.
+  __device__ bool has_token(int source, int own_token) const {
+    return own_token < cta_.token_begin[source + 1] - cta_.token_begin[source];
+  }
 
   __device__ int tokens_a_step() const { return 32 / slots_; }
   __device__ int slot_of_lane() const { return lane_index() % slots_; }
@@ -90,7 +113,7 @@ class PlanState {
   __device__ void for_each_step(F&& f) const {
     constexpr int kAhead = 4;
     const int step = tokens_a_step();
-    const int total = cta_.token_begin[a_.num_ranks];
+    const int total = num_tokens();
     const int warps = static_cast<int>(gridDim.x) * kPlanWarps;
     const int warp = static_cast<int>(blockIdx.x) * kPlanWarps + warp_index();
     const std::int64_t run = round_up(ceil_div(total, warps), step);
@@ -104,19 +127,22 @@ class PlanState {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         const int token = first + i * step + lane_token;
-        const bool present = lane_token < step && token < end;
-        while (present && token >= cta_.token_begin[source + 1]) ++source;
+        bool present = lane_token < step && token < end;
+        int own_token = 0;
+        if (present) {
+          own_token = find_token(token, source);
+          present = has_token(source, own_token);
+        }
         std::int32_t expert = kDropped;
         if (present && k >= a_.topk) {
           expert = a_.experts.of_shared(source, k - a_.topk);
         } else if (present) {
-          const std::int64_t index =
-              static_cast<std::int64_t>(token - cta_.token_begin[source]) * a_.topk + k;
+          const std::int64_t index = static_cast<std::int64_t>(own_token) * a_.topk + k;
           // Written by other GPUs: from L2, past this SM's read-only and L1 caches.
           expert = expert_of_id(
               __ldcg(at_rank<const std::int32_t>(a_.rank, ids_offset(source)) + index));
         }
-        slots[i] = {present, token, source, expert};
+        slots[i] = {present, token, source, own_token, expert};
       }
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {

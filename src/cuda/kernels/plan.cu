@@ -22,7 +22,7 @@ PlanArgs plan_args(const Problem& p, int rank, int num_ranks, std::int64_t token
           .topk = p.topk,
           .experts = expert_numbers(p, num_ranks),
           .row_align = p.row_align,
-          .max_tokens = p.max_tokens,
+          .order = token_order(p, num_ranks),
           .capacity = capacity_rows(p, num_ranks),
           .backward_rows = p.backward_rows,
           .tokens = tokens,

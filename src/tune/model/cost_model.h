@@ -19,7 +19,7 @@ std::vector<RoutingPlan> plans_to_simulate(const Problem& problem,
                                            int most_ranks = kMostSimulatedRanks, int hosts = 1);
 
 /// The same machine with so many workers fewer. Those of a GPU then run faster, since power limits
-/// them together: they make up for half of it (docs/research/power.md, "Spare SMs").
+/// them together: they make up for half of it (docs/research/power.md, "Fewer SMs").
 MachineProfile with_spare_workers(const MachineProfile& profile, int spare);
 
 /// The same machine with communication that costs nothing.

@@ -14,7 +14,8 @@ namespace {
 int fullest_host(int hosts, int experts_of_host, std::span<const std::int32_t> topk_ids) {
   std::vector<std::int64_t> rows(static_cast<std::size_t>(hosts));
   for (const std::int32_t e : topk_ids) {
-    if (e >= 0 && e < hosts * experts_of_host) ++rows[static_cast<std::size_t>(e / experts_of_host)];
+    if (e >= 0 && e < hosts * experts_of_host)
+      ++rows[static_cast<std::size_t>(e / experts_of_host)];
   }
   return static_cast<int>(std::ranges::max_element(rows) - rows.begin());
 }
@@ -24,10 +25,8 @@ Problem problem_of_host(const Problem& all, int hosts, int host, CrossesUnder un
   problem.num_experts = all.num_experts / hosts;
   problem.combine_groups = 1;
   problem.max_tokens = all.max_tokens * hosts;
-  if (under == CrossesUnder::kPasses && hosts > 1) {
-    problem.gathered_hosts = hosts;
-    problem.first_host = host;
-  }
+  problem.gathered_hosts = hosts;
+  if (under == CrossesUnder::kPasses && hosts > 1) problem.first_host = host;
   return problem;
 }
 
@@ -35,8 +34,7 @@ Problem problem_of_host(const Problem& all, int hosts, int host, CrossesUnder un
 class Messages {
  public:
   Messages(const PlanData& plan, int hosts, const MachineProfile& profile, const Topology& topology)
-      : plan_(plan),
-        ranks_(plan.num_ranks()),
+      : ranks_(plan.num_ranks()),
         hosts_(hosts),
         tokens_(static_cast<double>(plan.problem.max_tokens / hosts)),
         profile_(profile),
@@ -46,23 +44,9 @@ class Messages {
   double between(int blocks, double token_bytes) {
     if (blocks == 0) return 0;
     const double bytes = blocks * tokens_ * token_bytes;
-    bytes_.network += ranks_ * static_cast<std::int64_t>(bytes);
+    bytes_ += ranks_ * static_cast<std::int64_t>(bytes);
     return topology_.nic_latency_s + bytes / topology_.nic_bytes_per_s;
   }
-
-  /// On to or from the ranks of a host that see the tokens; of the ranks of so many hosts, from
-  /// `first` on.
-  double within(int first, int count, double token_bytes) {
-    const std::vector<int> passed = passed_on(first, count);
-    for (const int blocks : passed) {
-      bytes_.nvlink += static_cast<std::int64_t>(blocks * tokens_ * token_bytes);
-    }
-    const int most = *std::ranges::max_element(passed);
-    const LinkProfile& link = profile_.link;
-    if (most == 0 || link.bytes_per_s == 0) return 0;
-    return link.latency_s + most * tokens_ * token_bytes / link.bytes_per_s;
-  }
-  double within_all(double token_bytes) { return within(0, hosts_, token_bytes); }
 
   /// Of the sums of all hosts, which PyTorch reads and writes several times.
   double add_up(double token_bytes) const {
@@ -73,31 +57,15 @@ class Messages {
   }
 
   /// Of all ranks of the host.
-  const LinkBytes& bytes() const { return bytes_; }
+  std::int64_t bytes() const { return bytes_; }
 
  private:
-  /// By local rank that sees them, the blocks that come to it from others of its host. Rank
-  /// h L + l of all, whose rail is local rank l, is seen by local rank (h L + l) / N. Each gets as
-  /// many of others as it has for others, where all hosts are counted.
-  std::vector<int> passed_on(int first, int count) const {
-    std::vector<int> blocks(static_cast<std::size_t>(ranks_));
-    for (int i = 0; i < count; ++i) {
-      const int host = (first + i) % hosts_;
-      for (int local = 0; local < ranks_; ++local) {
-        const int seen_by = (host * ranks_ + local) / hosts_;
-        if (seen_by != local) ++blocks[static_cast<std::size_t>(seen_by)];
-      }
-    }
-    return blocks;
-  }
-
-  const PlanData& plan_;
   const int ranks_;
   const int hosts_;
   const double tokens_;  ///< that a rank sends
   const MachineProfile& profile_;
   const Topology& topology_;
-  LinkBytes bytes_;
+  std::int64_t bytes_ = 0;
 };
 
 class GatheredPass {
@@ -107,7 +75,6 @@ class GatheredPass {
       : plans_(plans),
         problem_(plans[0].problem()),
         hosts_(hosts),
-        host_(problem_.first_host),
         under_(under),
         pass_(pass),
         schedule_(with_forced_axes(schedule, problem_, pass)),
@@ -118,9 +85,7 @@ class GatheredPass {
   SimulatedPass run() {
     const double seconds = pass_ == Pass::kForward ? forward() : backward();
     result_.seconds = seconds + messages_.add_up(token_bytes_);
-    const LinkBytes& crossed = messages_.bytes();
-    result_.bytes.network += crossed.network;
-    result_.bytes.nvlink += crossed.nvlink;
+    result_.bytes.network += messages_.bytes();
     return std::move(result_);
   }
 
@@ -128,18 +93,15 @@ class GatheredPass {
   double forward() {
     // Numbers of experts and probabilities first, of four bytes each.
     const double slots = 8.0 * problem_.topk;
-    const double begun = messages_.between(hosts_ - 1, slots) + messages_.within_all(slots);
+    const double begun = messages_.between(hosts_ - 1, slots);
     if (!comes_in_waves()) {
       return collect(spread(begun) + part(PassPart::kWhole, {}), token_bytes_);
     }
     const std::vector<double> come = tokens_come(begun);
     const double done = part(PassPart::kWhole, come);
     double back = result_.launch_ends[static_cast<std::size_t>(hosts_ - 1)];
-    for (int step = 1; step < hosts_; ++step) {
-      back += messages_.within(host_ + step, 1, token_bytes_);
-      back += messages_.between(1, token_bytes_);
-    }
-    return std::max(back, done + messages_.within(host_, 1, token_bytes_));
+    for (int step = 1; step < hosts_; ++step) back += messages_.between(1, token_bytes_);
+    return std::max(back, done);
   }
 
   double backward() {
@@ -149,29 +111,25 @@ class GatheredPass {
     if (under_ == CrossesUnder::kNothing) {
       return collect(collect(begun + part(PassPart::kWhole, {}), token_bytes_), probs);
     }
-    double data = begun + part(PassPart::kData, come);
-    data += messages_.within_all(token_bytes_) + messages_.within_all(probs);
+    const double data = begun + part(PassPart::kData, come);
     const double crossed = messages_.between(hosts_ - 1, token_bytes_ + probs);
     return data + std::max(crossed, part(PassPart::kWeights, {}));
   }
 
-  bool comes_in_waves() const { return problem_.gathered_hosts > 1; }
+  bool comes_in_waves() const { return problem_.first_host >= 0; }
 
   /// All tokens, to all ranks that see them; when that is done.
-  double spread(double begun) {
-    return begun + messages_.between(hosts_ - 1, token_bytes_) + messages_.within_all(token_bytes_);
-  }
+  double spread(double begun) { return begun + messages_.between(hosts_ - 1, token_bytes_); }
   double collect(double begun, double bytes) {
-    return begun + messages_.within_all(bytes) + messages_.between(hosts_ - 1, bytes);
+    return begun + messages_.between(hosts_ - 1, bytes);
   }
 
   /// By wave, host after host; with the last of forward none do.
   std::vector<double> tokens_come(double begun) {
-    std::vector<double> come{begun + messages_.within(host_, 1, token_bytes_)};
+    std::vector<double> come{begun};
     double there = begun;
     for (int step = 1; step < hosts_; ++step) {
       there += messages_.between(1, token_bytes_);
-      there += messages_.within(host_ + step, 1, token_bytes_);
       come.push_back(there);
     }
     return come;
@@ -194,7 +152,6 @@ class GatheredPass {
   const std::span<const RoutingPlan> plans_;
   const Problem& problem_;
   const int hosts_;
-  const int host_;
   const CrossesUnder under_;
   const Pass pass_;
   const Schedule schedule_;
@@ -215,11 +172,17 @@ std::vector<RoutingPlan> plans_of_gathered_host(const Problem& problem, int rank
   const Problem of_host = problem_of_host(problem, hosts, host, under);
   const std::vector<std::int64_t> tokens(static_cast<std::size_t>(local_ranks), of_host.max_tokens);
   validate(of_host, local_ranks);
-  // Slots of other hosts' experts are dropped ones to this host.
-  std::vector<std::int32_t> ids(topk_ids.begin(), topk_ids.end());
-  for (std::int32_t& id : ids) {
-    id -= host * experts;
-    if (id < 0 || id >= experts) id = -1;
+  // A rank sees those of its rail, and slots of other hosts' experts as dropped.
+  std::vector<std::int32_t> ids;
+  ids.reserve(topk_ids.size());
+  const auto slots = static_cast<std::size_t>(problem.max_tokens * problem.topk);
+  for (int local = 0; local < local_ranks; ++local) {
+    for (int source = local; source < ranks; source += local_ranks) {
+      for (std::int32_t id : topk_ids.subspan(static_cast<std::size_t>(source) * slots, slots)) {
+        id -= host * experts;
+        ids.push_back(id >= 0 && id < experts ? id : -1);
+      }
+    }
   }
   const Routing routing{tokens, ids, 1};
   const RoutingCheck check = check_routing(of_host, routing);

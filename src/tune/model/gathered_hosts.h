@@ -7,9 +7,9 @@
 #include "tune/model/simulation.h"
 
 // Passes of GPUs on several hosts, as the Python package runs them (python/uniep/_exchange.py,
-// _crossing.py): collectives bring the tokens of every rank to its rail on every host, which passes
-// them on within the host; each host's layer is one group that sees all tokens and has its own
-// experts; a sum of each host comes back for each token.
+// _crossing.py): collectives bring the tokens of every rank to its rail on every host; each host's
+// layer is one group that sees all tokens and has its own experts; a sum of each host comes back
+// for each token.
 
 namespace uniep::tune {
 

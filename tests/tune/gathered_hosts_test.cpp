@@ -1,0 +1,153 @@
+// Passes of GPUs over several hosts in simulated time: what crosses shows where nothing hides it.
+#include "tune/model/gathered_hosts.h"
+
+#include <gtest/gtest.h>
+
+#include "support/expect_error.h"
+#include "tune/made_up_profile.h"
+#include "tune/model/cost_model.h"
+#include "workload/synthetic.h"
+
+namespace uniep::testing {
+namespace {
+
+using tune::CrossesUnder;
+
+constexpr int kHosts = 2;
+constexpr int kRanks = 4;
+constexpr CrossesUnder kAllWays[] = {CrossesUnder::kNothing, CrossesUnder::kWeights,
+                                     CrossesUnder::kPasses};
+
+struct Layer {
+  Problem problem;
+  std::vector<std::int32_t> ids;
+
+  std::vector<RoutingPlan> plans(CrossesUnder under, int hosts = kHosts) const {
+    return tune::plans_of_gathered_host(problem, kRanks, hosts, ids, under);
+  }
+};
+
+Layer layer() {
+  const workload::ShapeSpec spec =
+      workload::parse_shape("tiny,tokens=512,hidden=256,intermediate=256,experts=8,topk=2");
+  Layer made{workload::problem_of(spec), workload::make_routing(spec, kRanks, 0, 0).topk_ids};
+  made.problem.capacity_rows = rows_of_any_routing(made.problem, kRanks);
+  return made;
+}
+
+/// A GPU of 16 SMs whose memory takes no time.
+tune::MachineProfile gpu() {
+  tune::MachineProfile profile = made_up_profile();
+  profile.cores = 0;
+  profile.workers = 16;
+  profile.reduce.per_byte = 0;
+  return profile;
+}
+
+double seconds(const Layer& l, CrossesUnder under, Pass pass, double nic, int hosts = kHosts) {
+  const tune::Topology topology{
+      .ranks_per_node = kRanks / hosts, .nic_bytes_per_s = nic, .nic_latency_s = 0};
+  return tune::simulate_gathered(l.plans(under, hosts), hosts, under, pass,
+                                 parse_schedule("single,tile_m=64"), gpu(), topology)
+      .seconds;
+}
+
+/// What a rank's rows take to another host.
+double crossing(const Layer& l, double nic) {
+  return static_cast<double>(l.problem.max_tokens * l.problem.hidden * 2) / nic;
+}
+
+TEST(GatheredHosts, RanksSeeTheTokensOfTheirRail) {
+  const Layer l = layer();
+  std::int64_t rows = 0;
+  for (const CrossesUnder under : kAllWays) {
+    const std::vector<RoutingPlan> plans = l.plans(under);
+    ASSERT_EQ(std::ssize(plans), kRanks / kHosts);
+    for (const RoutingPlan& plan : plans) {
+      EXPECT_EQ(plan.tokens(), kHosts * l.problem.max_tokens);
+      EXPECT_EQ(plan.problem().first_host >= 0, under == CrossesUnder::kPasses);
+      for (const std::int64_t n : plan.tokens_per_expert()) rows += n;
+    }
+  }
+  // Of two hosts that with more rows.
+  EXPECT_GE(rows / 3, std::ssize(l.ids) / 2);
+  EXPECT_LE(rows / 3, std::ssize(l.ids));
+}
+
+TEST(GatheredHosts, InTurnAllThatCrossesShows) {
+  const Layer l = layer();
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    const double alone = seconds(l, CrossesUnder::kNothing, pass, 1e30);
+    const double crosses = 2 * crossing(l, 1e6);
+    const double found = seconds(l, CrossesUnder::kNothing, pass, 1e6) - alone;
+    EXPECT_GE(found, crosses);
+    EXPECT_LE(found, 1.05 * crosses);  // numbers and probabilities of 2 slots
+  }
+}
+
+TEST(GatheredHosts, BehindSlowLinksNothingHidesAndNothingIsLost) {
+  const Layer l = layer();
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    for (const CrossesUnder under : kAllWays) {
+      const double crosses = 2 * crossing(l, 1);
+      const double found = seconds(l, under, pass, 1);
+      EXPECT_GE(found, crosses);
+      EXPECT_LE(found, 1.05 * crosses);
+    }
+  }
+}
+
+TEST(GatheredHosts, WhatCrossesUnderPassesHides) {
+  const Layer l = layer();
+  const double forward = seconds(l, CrossesUnder::kNothing, Pass::kForward, 1e30);
+  const double nic = l.problem.max_tokens * l.problem.hidden * 2 / (forward / 5);
+  const auto shows = [&](CrossesUnder under, Pass pass) {
+    return seconds(l, under, pass, nic) - seconds(l, under, pass, 1e30);
+  };
+  const double each = crossing(l, nic);
+  EXPECT_GT(shows(CrossesUnder::kNothing, Pass::kForward), 1.9 * each);
+  EXPECT_GT(shows(CrossesUnder::kWeights, Pass::kForward), 1.9 * each);
+  EXPECT_LT(shows(CrossesUnder::kPasses, Pass::kForward), 0.2 * each);
+  EXPECT_GT(shows(CrossesUnder::kNothing, Pass::kBackward), 1.9 * each);
+  EXPECT_LT(shows(CrossesUnder::kWeights, Pass::kBackward), 1.1 * each);
+  EXPECT_LT(shows(CrossesUnder::kPasses, Pass::kBackward), 0.2 * each);
+}
+
+TEST(GatheredHosts, OneHostCrossesNothing) {
+  const Layer l = layer();
+  const auto plans = l.plans(CrossesUnder::kNothing, 1);
+  for (const CrossesUnder under : kAllWays) {
+    EXPECT_EQ(seconds(l, under, Pass::kForward, 1, 1),
+              tune::simulate(plans, Pass::kForward, parse_schedule("single,tile_m=64"), gpu())
+                  .seconds);
+  }
+}
+
+TEST(GatheredHosts, BytesAreThoseOfTokensAndSums) {
+  const Layer l = layer();
+  const tune::Topology topology{.ranks_per_node = kRanks / kHosts, .nic_bytes_per_s = 1e9};
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    // Of a slot 4 bytes of a number and 4 of a probability; or of its gradient.
+    const std::int64_t slot = pass == Pass::kForward ? 8 : 4;
+    const std::int64_t token = 2 * 2 * l.problem.hidden + slot * l.problem.topk;
+    for (const CrossesUnder under : kAllWays) {
+      const auto found = tune::simulate_gathered(l.plans(under), kHosts, under, pass,
+                                                 parse_schedule("single"), gpu(), topology);
+      EXPECT_EQ(found.bytes.network, kRanks / kHosts * l.problem.max_tokens * token);
+    }
+  }
+}
+
+TEST(SpareWorkers, AreFewerAndTheOthersFaster) {
+  const tune::MachineProfile profile = gpu();
+  const tune::MachineProfile fewer = tune::with_spare_workers(profile, 4);
+  EXPECT_EQ(fewer.workers, 12);
+  EXPECT_LT(fewer.gemms[0].fixed, profile.gemms[0].fixed);
+  EXPECT_GT(fewer.gemms[0].fixed / 12, profile.gemms[0].fixed / 16);
+  EXPECT_EQ(tune::with_spare_workers(profile, 0), profile);
+  expect_invalid("workers that are spared are 16 of 16; 0 to all but one are accepted",
+                 [&] { (void)tune::with_spare_workers(profile, 16); });
+}
+
+}  // namespace
+}  // namespace uniep::testing
