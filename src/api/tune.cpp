@@ -124,7 +124,7 @@ void require_in(const char* name, T value, T low, T high) {
 
 std::optional<tune::MachineProfile> profile_of(const std::string& name, const tune::TuneKey& key) {
   if (name == "none") return std::nullopt;
-  if (name == "auto") return tune::shipped_profile_of(key.backend, key.device);
+  if (name == "auto") return tune::profile_of_passes(key.backend, key.device);
   tune::MachineProfile profile = tune::shipped_profile(name);
   require(profile.backend == key.backend, ErrorCode::kInvalidArgument, "options.profile ", name,
           " is of backend ", uniep::name(profile.backend), "; one of backend ",

@@ -24,7 +24,7 @@ class Hosts(ProgramTest):
 
     def test_less_crosses_the_network_by_relays(self):
         ways = self.ways("--ranks", 8, "--hosts", 2)
-        self.assertEqual(len(ways), 2 * 4)
+        self.assertEqual(len(ways), 2 * 6)
         for direction in ("forward", "backward"):
             direct, rows, fp32, bf16 = (
                 ways[direction, name] for name in ("direct", "relayed, all rows",
@@ -39,6 +39,19 @@ class Hosts(ProgramTest):
                 self.assertAlmostEqual(wire, network / 1.25, delta=2e-3 + 0.1 / 1.25)
                 self.assertGreaterEqual(ms, wire)
 
+    def test_what_is_gathered_in_waves_shows_less(self):
+        ways = self.ways("--ranks", 8, "--hosts", 2)
+        in_turn, in_waves = (ways["forward", way] for way in ("gathered", "gathered, in waves"))
+        self.assertLess(in_waves[1], in_turn[1])
+        self.assertLess(in_waves[2], in_turn[2])
+        self.assertEqual(in_waves[3:], in_turn[3:])
+        # A copy of each token, its sum, and 8 bytes a slot.
+        self.assertAlmostEqual(in_turn[3], 1024 * (2 * 512 + 8 * 8) * 1e-6, delta=0.06)
+        fewer = self.ways("--ranks", 8, "--hosts", 2, "--spare-sms", 64)
+        self.assertGreater(fewer["forward", "gathered, in waves"][1], in_waves[1])
+        self.assertEqual(fewer["forward", "gathered"], in_turn)
+        self.assertEqual(len(self.ways("--ranks", 16, "--hosts", 16)), 2 * 5)  # none in waves
+
     def test_one_host_has_no_network(self):
         ways = self.ways("--ranks", 4, "--hosts", 1, "--pass", "forward")
         self.assertEqual([way[3] for way in ways.values()], [0] * 4)
@@ -51,8 +64,8 @@ class Hosts(ProgramTest):
         text = self.succeed("simulate", "--shape", wide, "--ranks", 64, "--hosts", 16, *how)
         self.assertIn("one host stands for all", text)
         records = json.loads(path.read_text())["records"]
-        self.assertEqual([r["simulated_ranks"] for r in records], [1, 4, 4, 4])
-        self.assertEqual([r["combine_groups"] for r in records], [1, 1, 16, 16])
+        self.assertEqual([r["simulated_ranks"] for r in records], [4, 1, 4, 4, 4])
+        self.assertEqual([r["combine_groups"] for r in records], [16, 1, 1, 16, 16])
         for r in records:
             self.assertEqual((r["ranks"], r["hosts"], r["direction"]), (64, 16, "forward"))
             self.assertAlmostEqual(r["wire_ms"], r["network_bytes"] / 1.25e6)
@@ -73,6 +86,7 @@ class Hosts(ProgramTest):
         nic = ("--nic-gbps", 10)
         self.refuse(*base, "--hosts", 3, *nic, words=["number of hosts is 3", "divisor"])
         self.refuse(*base, "--hosts", 2, words=["--hosts is 2", "--nic-gbps"])
+        self.refuse(*base, "--spare-sms", 2, words=["--spare-sms is 2", "--hosts"])
         self.refuse(*base, "--hosts", 2, *nic, "--gpus-per-node", 4, words=["--gpus-per-node"])
         self.refuse(*base, "--hosts", 2, *nic, "--combine-groups", 2, words=["--combine-groups"])
 

@@ -100,7 +100,7 @@ TEST(GatheredHosts, BehindSlowLinksNothingHidesAndNothingIsLost) {
 TEST(GatheredHosts, WhatCrossesUnderPassesHides) {
   const Layer l = layer();
   const double forward = seconds(l, CrossesUnder::kNothing, Pass::kForward, 1e30);
-  const double nic = l.problem.max_tokens * l.problem.hidden * 2 / (forward / 5);
+  const double nic = crossing(l, 1) / (forward / 5);
   const auto shows = [&](CrossesUnder under, Pass pass) {
     return seconds(l, under, pass, nic) - seconds(l, under, pass, 1e30);
   };
@@ -117,9 +117,9 @@ TEST(GatheredHosts, OneHostCrossesNothing) {
   const Layer l = layer();
   const auto plans = l.plans(CrossesUnder::kNothing, 1);
   for (const CrossesUnder under : kAllWays) {
-    EXPECT_EQ(seconds(l, under, Pass::kForward, 1, 1),
-              tune::simulate(plans, Pass::kForward, parse_schedule("single,tile_m=64"), gpu())
-                  .seconds);
+    EXPECT_EQ(
+        seconds(l, under, Pass::kForward, 1, 1),
+        tune::simulate(plans, Pass::kForward, parse_schedule("single,tile_m=64"), gpu()).seconds);
   }
 }
 

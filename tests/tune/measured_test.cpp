@@ -377,13 +377,11 @@ Errors errors_over_hosts(const std::string& name, double nic, int spare, const s
     Problem problem = workload::problem_of(spec);
     problem.capacity_rows = rows_of_any_routing(problem, ranks);
     const auto routing = workload::make_routing(spec, ranks, 0, 0);
-    const auto plans =
-        plans_of_gathered_host(problem, ranks, hosts, routing.topk_ids, under);
+    const auto plans = plans_of_gathered_host(problem, ranks, hosts, routing.topk_ids, under);
     const Topology topology{.ranks_per_node = ranks / hosts, .nic_bytes_per_s = nic};
-    const double predicted =
-        simulate_gathered(plans, hosts, under, pass_of(record),
-                          default_schedule(Backend::kCuda), profile, topology)
-            .seconds;
+    const double predicted = simulate_gathered(plans, hosts, under, pass_of(record),
+                                               default_schedule(Backend::kCuda), profile, topology)
+                                 .seconds;
     const double error = std::abs(1e3 * predicted / record.at("ms").get<double>() - 1);
     ++e.count;
     e.mean += error;

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "schedule/axes.h"
+#include "support/scoped_env.h"
 #include "tune/files/json_fields.h"
 #include "tune/files/shipped_files.h"
 #include "tune/gpu_layer.h"
@@ -111,6 +112,15 @@ TEST(ScheduleBook, KnowsTheMachinesThatItHasProfilesOf) {
             "h100");
   EXPECT_EQ(profile_of("NVIDIA H100 PCIe (compute capability 9.0, 114 SMs, 79.1 GiB)"), "none");
   EXPECT_EQ(shipped_profile_of(Backend::kCpu, "NVIDIA H200"), std::nullopt);
+}
+
+TEST(ScheduleBook, PassesRunOnTheSmsThatAreNotSpared) {
+  const char* const device = "NVIDIA H200 (compute capability 9.0, 132 SMs, 139.8 GiB)";
+  const auto workers = [&] { return profile_of_passes(Backend::kCuda, device)->workers; };
+  EXPECT_EQ(workers(), 132);
+  const testing::ScopedEnv spare("UNIEP_SPARE_SMS", "16");
+  EXPECT_EQ(workers(), 116);
+  EXPECT_EQ(shipped_profile_of(Backend::kCuda, device)->workers, 132);
 }
 
 TEST(ScheduleBook, FindsWhatIsShippedForH200s) {

@@ -22,7 +22,7 @@ std::shared_ptr<ScheduleBook> make_book(const std::string& path, const TuneKey& 
     for (const std::string& problem : entries->problems) std::cerr << "uniep: " << problem << '\n';
   }
   return std::make_shared<ScheduleBook>(std::move(cached.entries), std::move(shipped.entries),
-                                        shipped_profile_of(key.backend, key.device));
+                                        profile_of_passes(key.backend, key.device));
 }
 
 /// Of each cache file, for programs that change the environment.

@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/env.h"
 #include "tune/book/model_pick.h"
 #include "tune/files/shipped_files.h"
+#include "tune/model/cost_model.h"
 
 namespace uniep::tune {
 
@@ -122,6 +124,12 @@ std::optional<MachineProfile> shipped_profile_of(Backend backend, std::string_vi
     if (profile.backend == backend && device.starts_with(profile.device)) return profile;
   }
   return std::nullopt;
+}
+
+std::optional<MachineProfile> profile_of_passes(Backend backend, std::string_view device) {
+  const std::optional<MachineProfile> shipped = shipped_profile_of(backend, device);
+  if (!shipped || backend != Backend::kCuda) return shipped;
+  return with_spare_workers(*shipped, env_spare_sms());
 }
 
 }  // namespace uniep::tune

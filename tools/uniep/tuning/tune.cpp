@@ -37,7 +37,7 @@ std::optional<tune::MachineProfile> profile_of(const TuneFlags& flags, const Ran
     return ranks.backend == Backend::kCpu ? with_emulated_link(named) : named;
   }
   if (ranks.backend == Backend::kCuda) {
-    return tune::shipped_profile_of(ranks.backend, tune::device_name(ranks.backend));
+    return tune::profile_of_passes(ranks.backend, tune::device_name(ranks.backend));
   }
   constexpr double kEffort = 0.3;
   Progress progress("measuring this machine", profile_steps());
