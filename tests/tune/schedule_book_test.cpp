@@ -118,7 +118,7 @@ TEST(ScheduleBook, PassesRunOnTheSmsThatAreNotSpared) {
   const char* const device = "NVIDIA H200 (compute capability 9.0, 132 SMs, 139.8 GiB)";
   const auto workers = [&] { return profile_of_passes(Backend::kCuda, device)->workers; };
   EXPECT_EQ(workers(), 132);
-  const testing::ScopedEnv spare("UNIEP_SPARE_SMS", "16");
+  const uniep::testing::ScopedEnv spare("UNIEP_SPARE_SMS", "16");
   EXPECT_EQ(workers(), 116);
   EXPECT_EQ(shipped_profile_of(Backend::kCuda, device)->workers, 132);
 }
