@@ -1,7 +1,7 @@
 """Tokens and sums between hosts: PyTorch's collectives over rails, ranks of the same number.
 
-Rank ``h L + l`` of a mesh of N hosts with L ranks each is rank l of host h. On each host, local rank
-l sees the tokens of ranks ``l``, ``L + l`` and so on: of its rail, in the order of the hosts.
+Rank ``h L + l`` of a mesh of N hosts with L ranks each is rank l of host h. On each host, rank l
+sees the tokens of ranks ``l``, ``L + l`` and so on: of its rail, in the order of the hosts.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/problem_limits.h"
 #include "plan/routing.h"
 #include "schedule/open_sizes.h"
 #include "schedule/token_waves.h"
@@ -118,13 +117,13 @@ class GatheredPass {
 
   bool comes_in_waves() const { return problem_.first_host >= 0; }
 
-  /// All tokens, to all ranks that see them; when that is done.
+  /// When all tokens have come to all ranks that see them, and what they give has gone back.
   double spread(double begun) { return begun + messages_.between(hosts_ - 1, token_bytes_); }
   double collect(double begun, double bytes) {
     return begun + messages_.between(hosts_ - 1, bytes);
   }
 
-  /// By wave, host after host; with the last of forward none do.
+  /// When tokens come, by wave, host after host; with the last of forward none do.
   std::vector<double> tokens_come(double begun) {
     std::vector<double> come{begun};
     double there = begun;

@@ -22,7 +22,7 @@ enum class CrossesUnder {
 
 /// The plans of one host's ranks, which stand for those of all: of the host whose experts have the
 /// most rows. `problem` is that of all ranks, each with `max_tokens` tokens; for what crosses under
-/// passes, of at most kMaxGatheredHosts hosts.
+/// passes, of at most kMaxHostsInWaves hosts.
 std::vector<RoutingPlan> plans_of_gathered_host(const Problem& problem, int ranks, int hosts,
                                                 std::span<const std::int32_t> topk_ids,
                                                 CrossesUnder under);

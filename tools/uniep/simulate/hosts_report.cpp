@@ -24,7 +24,7 @@ std::vector<HostWay> ways_between(int hosts, Backend backend) {
   std::vector<HostWay> ways;
   if (backend == Backend::kCuda && hosts > 1) {
     ways.push_back(gathered("gathered", hosts, kWeights));
-    if (hosts <= kMaxGatheredHosts) {
+    if (hosts <= kMaxHostsInWaves) {
       ways.push_back(gathered("gathered, in waves", hosts, kPasses));
     }
   }
