@@ -10,10 +10,10 @@ SHAPE = "custom,tokens=1024,hidden=256,intermediate=128,experts=16,topk=8"
 
 
 class Hosts(ProgramTest):
-    def ways(self, *args, nic=10):
+    def ways(self, *args, shape=SHAPE, nic=10):
         """By pass and way: groups, ms, exposed ms, MB over network, link and within a rank, and ms
         that the network takes at least."""
-        text = self.succeed("simulate", "--shape", SHAPE, "--nic-gbps", nic, *args)
+        text = self.succeed("simulate", "--shape", shape, "--nic-gbps", nic, *args)
         found = {}
         for line in text.splitlines():
             words = line.split()
@@ -47,7 +47,8 @@ class Hosts(ProgramTest):
         self.assertEqual(in_waves[3:], in_turn[3:])
         # A copy of each token, its sum, and 8 bytes a slot.
         self.assertAlmostEqual(in_turn[3], 1024 * (2 * 512 + 8 * 8) * 1e-6, delta=0.06)
-        spared = [self.ways("--ranks", 8, "--hosts", 2, "--spare-sms", sms, nic=1e6)
+        large = "custom,tokens=4096,hidden=1024,intermediate=2048,experts=16,topk=4"
+        spared = [self.ways("--ranks", 4, "--hosts", 2, "--spare-sms", sms, shape=large, nic=1e6)
                   for sms in (0, 64)]
         few, many = ([ways["forward", way][1] for ways in spared]
                      for way in ("gathered", "gathered, in waves"))
