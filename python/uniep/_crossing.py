@@ -27,12 +27,23 @@ __all__ = ["Crossing", "comes_in_waves", "crosses_under_weights", "waves_of_back
 
 _MOST_HOSTS = 15  # as include/uniep/problem.h has it
 
+#: Of the tokens that a rank sends. Of fewer bytes, what crosses takes less than it costs that each
+#: wave reads the weights anew (docs/hosts.md, "What crosses under what").
+least_bytes = 1 << 24
 
-def comes_in_waves(mesh: HostMesh | None, device: torch.device) -> bool:
-    """Whether passes of a host's layer take tokens in waves, as they come from other hosts."""
+
+def comes_in_waves(mesh: HostMesh | None, device: torch.device, token_bytes: int) -> bool:
+    """Whether passes of a host's layer take tokens in waves, as they come from other hosts.
+
+    Args:
+        mesh: of the processes.
+        device: theirs.
+        token_bytes: that a rank sends to each host.
+    """
     if mesh is None or device.type != "cuda" or not 1 < mesh.hosts <= _MOST_HOSTS:
         return False
-    return os.environ.get("UNIEP_SPARE_SMS", "0") not in ("", "0")
+    spares = os.environ.get("UNIEP_SPARE_SMS", "0") not in ("", "0")
+    return spares and token_bytes >= least_bytes
 
 
 class Crossing:
@@ -63,12 +74,11 @@ class Crossing:
 
     @classmethod
     def of(
-        cls, mesh: HostMesh, device: torch.device, *, in_forward: bool, in_backward: bool
+        cls, mesh: HostMesh, *, in_waves: bool, in_forward: bool, in_backward: bool
     ) -> Crossing | None:
         """None where nothing is gained, nor while compiling, which does not see through it."""
         if mesh.hosts == 1 or torch.compiler.is_compiling():
             return None
-        in_waves = comes_in_waves(mesh, device)
         return cls(mesh, in_waves=in_waves, in_forward=in_forward, in_backward=in_backward)
 
     @property

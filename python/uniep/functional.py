@@ -344,7 +344,10 @@ def moe(
     exact = workspace.exact_rows if exact_rows is None else exact_rows
     if mesh is not None:
         crossing = Crossing.of(
-            mesh, x.device, in_forward=not exact, in_backward=not workspace.backward_rows
+            mesh,
+            in_waves=workspace.in_waves,
+            in_forward=not exact,
+            in_backward=not workspace.backward_rows,
         )
         of_host = workspace.num_experts // mesh.hosts
         tokens, ids, rows_of_probs = to_all_hosts(

@@ -183,7 +183,9 @@ class Workspace(OfProcess):
         if self.mesh is not None and not capacity_rows:
             figures = (self.hidden, self.intermediate, self.local_experts, self.topk)
             capacity_rows = default_capacity(self.mesh, *figures, self.max_tokens)
-        in_waves = comes_in_waves(self.mesh, self.device)
+        # Of a mesh: whether tokens come in waves.
+        token_bytes = self.max_tokens * self.hidden * torch.bfloat16.itemsize
+        self.in_waves = comes_in_waves(self.mesh, self.device, token_bytes)
         problem = _library.Problem(
             hidden=self.hidden,
             intermediate=self.intermediate,
@@ -201,7 +203,7 @@ class Workspace(OfProcess):
             combine_partials=PARTIALS.index(self.arithmetic.combine_partials),
             shared_experts=self.arithmetic.shared_experts,
             gathered_hosts=hosts,
-            first_host=self.mesh.host if in_waves and self.mesh is not None else -1,
+            first_host=self.mesh.host if self.in_waves and self.mesh is not None else -1,
         )
         needs = _library.Needs()
         backend = 1 if self.device.type == "cuda" else 0

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import uniep
 from uniep import _exchange
 from uniep import hosts as hosts_module
-from uniep._crossing import Crossing
+from uniep._crossing import Crossing, comes_in_waves
 from uniep._exchange import sum_of_hosts
 
 TOKENS = 60
@@ -115,6 +116,22 @@ def by_steps(hosts: int):
         "spread": torch.equal(seen.flatten(0, 1), _exchange.spread(mesh, rows)),
         "collect": torch.equal(found, _exchange.collect(mesh, seen.flatten(0, 1))),
     }
+
+
+def test_tokens_come_in_waves_where_that_gains(monkeypatch):
+    gpu, many = torch.device("cuda"), 1 << 24
+
+    def comes(hosts: int = 2, device: torch.device = gpu, token_bytes: int = many) -> bool:
+        return comes_in_waves(SimpleNamespace(hosts=hosts), device, token_bytes)
+
+    monkeypatch.setenv("UNIEP_SPARE_SMS", "16")
+    assert comes() and comes(hosts=15)
+    assert not comes(hosts=1) and not comes(hosts=16)
+    assert not comes(device=torch.device("cpu")) and not comes(token_bytes=many - 1)
+    assert not comes_in_waves(None, gpu, many)
+    for none in ("0", ""):
+        monkeypatch.setenv("UNIEP_SPARE_SMS", none)
+        assert not comes()
 
 
 def begun_ahead():
