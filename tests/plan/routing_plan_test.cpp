@@ -22,6 +22,12 @@ struct Copy {
   RowOrigin origin;
 };
 
+/// Of the hosts whose tokens are gathered, a rank has a block of each.
+int host_of(const Routing& r, std::int64_t token) {
+  const Problem& p = r.problem;
+  return p.gathered_hosts == 1 ? 0 : static_cast<int>(token / (p.max_tokens / p.gathered_hosts));
+}
+
 /// The copies of all experts in canonical order.
 std::vector<Copy> sorted_copies(const Routing& r) {
   std::vector<Copy> copies;
@@ -33,8 +39,9 @@ std::vector<Copy> sorted_copies(const Routing& r) {
       }
     }
   }
-  std::stable_sort(copies.begin(), copies.end(),
-                   [](const Copy& a, const Copy& b) { return a.expert < b.expert; });
+  std::ranges::stable_sort(copies, {}, [&](const Copy& copy) {
+    return std::pair(copy.expert, host_of(r, copy.origin.token));
+  });
   return copies;
 }
 
@@ -42,7 +49,7 @@ struct NaivePlan {
   std::vector<std::int64_t> tokens_per_expert;
   std::vector<std::int64_t> segment_begin;
   std::vector<RowOrigin> row_origin;
-  std::map<std::pair<int, int>, std::set<std::int64_t>> pulls;  // (source, token) -> rows
+  std::map<std::tuple<int, int, int>, std::set<std::int64_t>> pulls;  // host, source, token
 };
 
 /// Behind the rank's experts, numbered on from E, the shared ones: each has all of its tokens.
@@ -69,7 +76,8 @@ NaivePlan naive_plan(const Routing& r, int rank) {
     for (const Copy& copy : copies) {
       if (copy.expert != expert) continue;
       const auto row = static_cast<std::int64_t>(plan.row_origin.size());
-      plan.pulls[{copy.origin.source, copy.origin.token}].insert(row);
+      const auto [source, token, slot] = copy.origin;
+      plan.pulls[{host_of(r, token), source, token}].insert(row);
       plan.row_origin.push_back(copy.origin);
       ++rows;
     }
@@ -94,14 +102,15 @@ void expect_same_rows(const RoutingPlan& plan, const NaivePlan& naive) {
   ASSERT_EQ(plan.padded_rows(), static_cast<std::int64_t>(naive.row_origin.size()));
 }
 
-/// Each (source, token) once, in order, with all its rows ascending, end to end in pull_rows.
+/// Each token once, in order, with all its rows ascending, end to end in pull_rows.
 void expect_same_pulls(const RoutingPlan& plan, const NaivePlan& naive) {
   ASSERT_EQ(plan.pulls().size(), naive.pulls.size());
   std::size_t i = 0;
   std::int64_t first = 0;
-  for (const auto& [source_token, rows] : naive.pulls) {
+  for (const auto& [name, rows] : naive.pulls) {
+    const auto& [host, source, token] = name;
     const Pull& pull = plan.pulls()[i++];
-    ASSERT_EQ(std::pair(pull.source, pull.token), source_token);
+    ASSERT_EQ(std::pair(pull.source, pull.token), std::pair(source, token));
     ASSERT_EQ(pull.first_row, first);
     const auto got = plan.pull_rows().subspan(static_cast<std::size_t>(pull.first_row),
                                               static_cast<std::size_t>(pull.num_rows));
@@ -113,10 +122,10 @@ void expect_same_pulls(const RoutingPlan& plan, const NaivePlan& naive) {
 
 void expect_traffic(const RoutingPlan& plan, const NaivePlan& naive) {
   Traffic want;
-  for (const auto& [source_token, rows] : naive.pulls) {
+  for (const auto& [name, rows] : naive.pulls) {
     const auto n = static_cast<std::int64_t>(rows.size());
     want.rows += n;
-    if (source_token.first == plan.rank()) continue;
+    if (std::get<1>(name) == plan.rank()) continue;
     want.remote_rows += n;
     want.remote_pulls += 1;
   }
