@@ -55,6 +55,13 @@ struct Errors {
   int count = 0;
   double mean = 0;
   double worst = 0;
+
+  void add(const Both& seconds) {
+    const double error = std::abs(seconds.predicted / seconds.measured - 1);
+    mean = (mean * count + error) / (count + 1);
+    worst = std::max(worst, error);
+    ++count;
+  }
 };
 
 /// Of the records that `takes` chooses.
@@ -70,13 +77,8 @@ Errors errors_against(const std::string& name, F&& takes,
     const auto& plans = plans_of(record.at("shape").get<std::string>(), record.value("skew", 0.0),
                                  record.at("ranks").get<int>());
     const double measured = 1e-3 * record.at("ms").get<double>();
-    const double error =
-        std::abs(simulate(plans, pass_of(record), schedule, profile).seconds / measured - 1);
-    ++e.count;
-    e.mean += error;
-    e.worst = std::max(e.worst, error);
+    e.add({measured, simulate(plans, pass_of(record), schedule, profile).seconds});
   }
-  e.mean /= std::max(e.count, 1);
   return e;
 }
 
@@ -383,12 +385,8 @@ Errors errors_over_hosts(const std::string& name, double nic, int spare, const s
     const double predicted = simulate_gathered(plans, hosts, under, pass_of(record),
                                                default_schedule(Backend::kCuda), profile, topology)
                                  .seconds;
-    const double error = std::abs(1e3 * predicted / record.at("ms").get<double>() - 1);
-    ++e.count;
-    e.mean += error;
-    e.worst = std::max(e.worst, error);
+    e.add({1e-3 * record.at("ms").get<double>(), predicted});
   }
-  e.mean /= std::max(e.count, 1);
   return e;
 }
 

@@ -7,19 +7,15 @@
 #include "plan/routing.h"
 
 namespace uniep::tune {
-namespace {
 
-/// The rank that receives the most rows.
-int fullest_rank(const Problem& problem, int ranks, std::span<const std::int32_t> topk_ids) {
-  std::vector<std::int64_t> rows(static_cast<std::size_t>(ranks));
-  const int local = problem.num_experts / ranks;
+int fullest_part(const Problem& problem, int parts, std::span<const std::int32_t> topk_ids) {
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(parts));
+  const int local = problem.num_experts / parts;
   for (const std::int32_t e : topk_ids) {
     if (e >= 0 && e < problem.num_experts) ++rows[static_cast<std::size_t>(e / local)];
   }
   return static_cast<int>(std::ranges::max_element(rows) - rows.begin());
 }
-
-}  // namespace
 
 std::vector<RoutingPlan> plans_to_simulate(const Problem& problem,
                                            std::span<const std::int64_t> tokens_per_rank,
@@ -30,7 +26,7 @@ std::vector<RoutingPlan> plans_to_simulate(const Problem& problem,
   const RankLayout layout = layout_of_hosts(ranks, hosts);
   int first = 0, count = ranks;
   if (ranks > most_ranks) {
-    const int fullest = fullest_rank(problem, ranks, topk_ids);
+    const int fullest = fullest_part(problem, ranks, topk_ids);
     first = hosts == 1 ? fullest : layout.rank_at(layout.host_of(fullest), 0);
     count = hosts == 1 ? 1 : layout.local_ranks;
   }

@@ -11,6 +11,9 @@ namespace uniep::tune {
 /// or on several hosts by those of its host.
 inline constexpr int kMostSimulatedRanks = 8;
 
+/// Of so many equal parts of the experts, those of ranks or hosts, the one with the most rows.
+int fullest_part(const Problem& problem, int parts, std::span<const std::int32_t> topk_ids);
+
 /// The plans that a prediction needs of a routing: those of all ranks, or of those that stand for
 /// them. Arguments are those of RoutingPlan::build.
 std::vector<RoutingPlan> plans_to_simulate(const Problem& problem,

@@ -4,20 +4,10 @@
 
 #include "plan/routing.h"
 #include "schedule/open_sizes.h"
-#include "schedule/token_waves.h"
+#include "tune/model/cost_model.h"
 
 namespace uniep::tune {
 namespace {
-
-/// The host whose experts have the most rows.
-int fullest_host(int hosts, int experts_of_host, std::span<const std::int32_t> topk_ids) {
-  std::vector<std::int64_t> rows(static_cast<std::size_t>(hosts));
-  for (const std::int32_t e : topk_ids) {
-    if (e >= 0 && e < hosts * experts_of_host)
-      ++rows[static_cast<std::size_t>(e / experts_of_host)];
-  }
-  return static_cast<int>(std::ranges::max_element(rows) - rows.begin());
-}
 
 Problem problem_of_host(const Problem& all, int hosts, int host, CrossesUnder under) {
   Problem problem = all;
@@ -167,7 +157,7 @@ std::vector<RoutingPlan> plans_of_gathered_host(const Problem& problem, int rank
                                                 CrossesUnder under) {
   const int local_ranks = layout_of_hosts(ranks, hosts).local_ranks;
   const int experts = problem.num_experts / hosts;
-  const int host = fullest_host(hosts, experts, topk_ids);
+  const int host = fullest_part(problem, hosts, topk_ids);
   const Problem of_host = problem_of_host(problem, hosts, host, under);
   const std::vector<std::int64_t> tokens(static_cast<std::size_t>(local_ranks), of_host.max_tokens);
   validate(of_host, local_ranks);
