@@ -5,6 +5,7 @@
     torchrun --nproc_per_node=4 benchmarks/over_hosts.py --sockets   # NCCL sees hosts, too
     NCCL_P2P_DISABLE=1 torchrun --nproc_per_node=4 benchmarks/over_hosts.py --in-turn  # slow links
     UNIEP_SPARE_SMS=16 NCCL_MAX_CTAS=16 torchrun ...                 # tokens cross under passes
+    torchrun --nproc_per_node=4 benchmarks/over_hosts.py --hosts 4 --limit 2 --exact-hosts
     torchrun --nproc_per_node=2 benchmarks/over_hosts.py --tiny      # seconds, on CPUs too
 
 Ranks of one machine are taken to be on several hosts. Ways, which take turns:
@@ -13,7 +14,10 @@ Ranks of one machine are taken to be on several hosts. Ways, which take turns:
     group, sums  the same with one combine group for each host, whose sums are rounded to bf16
     mesh         over a mesh of hosts and ranks; its bits are compared with those of `group, sums`
     in turn      with --in-turn, the mesh where passes wait for what crosses, and it for them
+    exact hosts  with --exact-hosts, the mesh where tokens go only to hosts with an expert of them;
+                 the host waits for their number, and what it then still has to launch counts
 
+With --limit M the experts of a token are on at most M hosts, as DeepSeek's router chooses them.
 So `mesh` - `group, sums` is what crossing costs, and `in turn` - `mesh` what of it is hidden:
 without UNIEP_SPARE_SMS only what crosses under gradients of weights. On
 several machines, where there is no group of all, only meshes run. docs/hosts.md shows the figures.
@@ -38,7 +42,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 import uniep
 from uniep import functional, workspace
 
-WAYS = ["group, sums", "group", "mesh", "in turn"]
+
+def limit(inputs: Inputs, shape: Shape, hosts: int, most: int) -> None:
+    """Another routing: by a router that takes a token's experts from at most so many hosts."""
+    config = uniep.RouterConfig(n_group=hosts, topk_group=most, normalize=True)
+    with torch.no_grad():
+        router = uniep.Router(shape.hidden, shape.experts, shape.topk, config=config)
+        routing = router.to(inputs.x.device)(inputs.x)
+    inputs.ids, inputs.probs = routing.ids.int(), routing.probs.requires_grad_()
 
 
 def way_of(name: str, shape: Shape, mesh: DeviceMesh, device: torch.device) -> Way:
@@ -48,7 +59,7 @@ def way_of(name: str, shape: Shape, mesh: DeviceMesh, device: torch.device) -> W
     crossing, comes_in_waves = functional.Crossing, workspace.comes_in_waves
     if name == "in turn":
         workspace.comes_in_waves = lambda *_: False
-    own = uniep.Workspace(mesh, *figures, device=device, **sums)
+    own = uniep.Workspace(mesh, *figures, device=device, exact_hosts=name == "exact hosts", **sums)
     workspace.comes_in_waves = comes_in_waves
 
     def moe(*tensors: Any, **options: Any) -> torch.Tensor:
@@ -70,12 +81,11 @@ class _InTurn:
         return None
 
 
-def ways_of(shape: Shape, mesh: DeviceMesh, device: torch.device, with_in_turn: bool) -> list[Way]:
+def ways_of(shape: Shape, mesh: DeviceMesh, device: torch.device, more: list[str]) -> list[Way]:
     """Those that run here; the first is what the others are compared with."""
     layer = partial(uniep.moe, max_tokens=shape.tokens)
     sums: dict[str, Any] = {"combine_groups": mesh.shape[0], "combine_partials": "bf16"}
-    names = ["mesh", "in turn"] if with_in_turn else ["mesh"]
-    of_meshes = [way_of(name, shape, mesh, device) for name in names]
+    of_meshes = [way_of(name, shape, mesh, device) for name in ("mesh", *more)]
     if int(os.environ["LOCAL_WORLD_SIZE"]) < dist.get_world_size():
         return of_meshes
     members = uniep.Group(dist.group.WORLD, device=device)
@@ -103,6 +113,8 @@ def main() -> None:
     add("--cases", nargs="+", default=list(MODELS), choices=list(MODELS))
     add("--sockets", action="store_true", help="tell NCCL that they are hosts (NCCL_HOSTID)")
     add("--in-turn", action="store_true", help="measure what is hidden, too")
+    add("--exact-hosts", action="store_true", help="send tokens only where they are needed, too")
+    add("--limit", type=int, metavar="M", help="most hosts that have experts of a token")
     add("--divide", type=int, default=1, help="experts of one of so many times as many GPUs")
     add("--turns", type=int, default=9)
     add("--tiny", action="store_true")
@@ -126,12 +138,16 @@ def main() -> None:
     if rank == 0:
         print(f"# {about['machine']}; {about['commit']}; {args.hosts} hosts")
     found: list[dict[str, Any]] = []
+    more = ["in turn"] * args.in_turn + ["exact hosts"] * args.exact_hosts
     whole = [TINY] if args.tiny else [MODELS[name] for name in args.cases]
     for shape in whole if args.divide == 1 else [divided(shape, args.divide) for shape in whole]:
         inputs = Inputs.make(shape, ranks, device)
+        if args.limit:
+            limit(inputs, shape, args.hosts, args.limit)
         bench = StepBench(shape, inputs, dist.group.WORLD, lead_cycles=8_000_000)
-        rows = measure(bench, ways_of(shape, mesh, device, args.in_turn), args.turns)
-        found += [{**row, "hosts": args.hosts, "sockets": args.sockets} for row in rows]
+        rows = measure(bench, ways_of(shape, mesh, device, more), args.turns)
+        setting = {"hosts": args.hosts, "sockets": args.sockets, "limit": args.limit}
+        found += [{**row, **setting} for row in rows]
         if rank == 0:
             print_table(shape, rows)
             if args.json:

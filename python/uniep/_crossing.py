@@ -10,6 +10,7 @@ A pass leaves SMs to the messages (``UNIEP_SPARE_SMS``). Without, they would beg
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from . import _exchange as exchange
+from ._routes import Routes
 
 if TYPE_CHECKING:
     from .hosts import HostMesh
@@ -54,6 +56,7 @@ class Crossing:
         in_waves: the fused layer's passes take tokens in waves: with :func:`comes_in_waves`.
         in_forward: so does that of forward, which does not wait for the device first.
         in_backward: so does that of backward, which has room for all rows.
+        exact_hosts: tokens cross only to hosts that have experts of theirs.
     """
 
     def __init__(
@@ -63,36 +66,82 @@ class Crossing:
         in_waves: bool = False,
         in_forward: bool = True,
         in_backward: bool = True,
+        exact_hosts: bool = False,
     ) -> None:
         self._mesh = mesh
         self._in_waves = in_waves
         self._in_forward = in_forward
         self._in_backward = in_backward
+        self._exact_hosts = exact_hosts
+        self._routes: Routes | None = None
+        self._agreed: Tensor | None = None
         self._tokens: _TokensInWaves | None = None
         self._dy: _TokensInWaves | None = None
         self._back: tuple[Tensor, Tensor, Tensor] | None = None
 
     @classmethod
     def of(
-        cls, mesh: HostMesh, *, in_waves: bool, in_forward: bool, in_backward: bool
+        cls,
+        mesh: HostMesh,
+        *,
+        in_waves: bool,
+        in_forward: bool,
+        in_backward: bool,
+        exact_hosts: bool,
     ) -> Crossing | None:
-        """None where nothing is gained, nor while compiling, which does not see through it."""
+        """None where nothing is gained, nor while compiling, which does not see through it.
+
+        Raises:
+            ValueError: with ``exact_hosts`` while a CUDA graph is captured.
+        """
         if mesh.hosts == 1 or torch.compiler.is_compiling():
             return None
-        return cls(mesh, in_waves=in_waves, in_forward=in_forward, in_backward=in_backward)
+        if exact_hosts and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise ValueError(
+                "exact_hosts is True, which waits for the number of tokens that cross; a CUDA "
+                "graph captures calls with exact_hosts=False"
+            )
+        return cls(
+            mesh,
+            in_waves=in_waves,
+            in_forward=in_forward,
+            in_backward=in_backward,
+            exact_hosts=exact_hosts,
+        )
 
     @property
     def in_backward(self) -> bool:
         """Whether anything crosses beside the passes of backward."""
         return self._in_backward
 
+    def find_routes(self, ids: Tensor, seen: Tensor, experts: int) -> None:
+        """Ahead of all that crosses: which tokens do. Waits for the device with `exact_hosts`.
+
+        Args:
+            ids: int [T, K] of this rank, numbers of experts among all.
+            seen: int [N T, K], those of its rail.
+            experts: of a host.
+        """
+        if self._exact_hosts:
+            self._routes = Routes.of(self._mesh, ids, seen, experts)
+
+    def agree(self, agreed: Tensor | None) -> None:
+        """The fault of the call, int64 [2], 0 where there is none."""
+        self._agreed = agreed
+
+    def of_call(self, sums: Tensor) -> Tensor:
+        """Those of a call with a fault are NaN, also of tokens that did not cross to its host."""
+        if self._routes is None or self._agreed is None:
+            return sums
+        return sums.masked_fill_(self._agreed[0] != 0, math.nan)
+
     # ---- forward ----
 
     def spread(self, rows: Tensor) -> Tensor:
         """What :func:`exchange.spread` returns; of other hosts' tokens when their wave begins."""
         if not self._in_waves or not self._in_forward:
-            return exchange.spread(self._mesh, rows)
-        self._tokens = _TokensInWaves(self._mesh, rows, returns=True)
+            return exchange.spread(self._mesh, rows, self._routes)
+        self._tokens = _TokensInWaves(self._mesh, rows, self._routes, returns=True)
         return self._tokens.seen
 
     @property
@@ -108,15 +157,17 @@ class Crossing:
     def collect(self, out: Tensor) -> Tensor:
         """What :func:`exchange.collect` returns of the results of forward."""
         tokens, self._tokens = self._tokens, None
-        return exchange.collect(self._mesh, out) if tokens is None else tokens.collect()
+        if tokens is not None:
+            return tokens.collect()
+        return exchange.collect(self._mesh, out, self._routes)
 
     # ---- backward ----
 
     def spread_dy(self, rows: Tensor) -> Tensor:
         """As :meth:`spread`."""
         if not self._in_waves or not self._in_backward:
-            return exchange.spread(self._mesh, rows)
-        self._dy = _TokensInWaves(self._mesh, rows, returns=False)
+            return exchange.spread(self._mesh, rows, self._routes)
+        self._dy = _TokensInWaves(self._mesh, rows, self._routes, returns=False)
         return self._dy.seen
 
     @contextmanager
@@ -135,20 +186,21 @@ class Crossing:
         """What the fused layer of this host has for all tokens that it sees crosses meanwhile."""
         # Tokens first. Products that fill a GPU would keep the message from starting, and those
         # behind this begin only when probabilities have made their way within the host.
-        of_tokens = exchange.begin_to_collect(self._mesh, dx)
+        of_tokens = exchange.begin_to_collect(self._mesh, dx, self._routes)
         of_probs = exchange.begin_to_collect(self._mesh, dprobs)
         try:
             yield
         finally:
             # Whether or not anybody asks: a pass behind it may take the SMs that the message needs.
-            self._back = (dx, exchange.collected(of_tokens), exchange.collected(of_probs))
+            self._back = (dx, of_tokens(), of_probs())
 
     def take(self, dx: Tensor, dprobs: Tensor) -> tuple[Tensor, Tensor]:
         """[N, T, H] and [N, T, K] of all hosts."""
         back, self._back = self._back, None
         if back is not None and back[0].data_ptr() == dx.data_ptr():  # else a hook has changed it
             return back[1:]
-        return exchange.collect(self._mesh, dx), exchange.collect(self._mesh, dprobs)
+        partials = exchange.collect(self._mesh, dx, self._routes)
+        return partials, exchange.collect(self._mesh, dprobs)
 
 
 def crosses_under_weights(crossing: Crossing | None) -> bool:
@@ -172,11 +224,15 @@ class _TokensInWaves:
     Args:
         mesh: of the processes.
         rows: [T, n], which stay as they are until all have been sent.
+        routes: which of them cross; None: all.
         returns: sums come back, behind the waves of other hosts.
     """
 
-    def __init__(self, mesh: HostMesh, rows: Tensor, *, returns: bool) -> None:
+    def __init__(
+        self, mesh: HostMesh, rows: Tensor, routes: Routes | None, *, returns: bool
+    ) -> None:
         self._mesh = mesh
+        self._routes = routes
         self._returns = returns
         self._device = rows.device
         self._stream = mesh.stream(rows.device)
@@ -185,7 +241,9 @@ class _TokensInWaves:
         # All that both streams touch is this one's, from before the other takes over.
         self._rows = rows
         self._blocks = rows.new_empty(mesh.hosts, *rows.shape)
-        self._found = torch.empty_like(self._blocks) if returns else None
+        # Of tokens that do not cross there are no sums.
+        make = torch.empty_like if routes is None else torch.zeros_like
+        self._found = make(self._blocks) if returns else None
         self._others_done = _recorded() if returns else None
         self._stream.wait_stream(self._begun_on)
         exchange.spread_step(mesh, rows, self._blocks, 0)
@@ -198,7 +256,7 @@ class _TokensInWaves:
         return self._blocks.flatten(0, 1)
 
     def _receive(self, step: int) -> torch.cuda.Event:
-        exchange.spread_step(self._mesh, self._rows, self._blocks, step)
+        exchange.spread_step(self._mesh, self._rows, self._blocks, step, self._routes)
         return _recorded()
 
     def events(self) -> Tensor:
@@ -221,7 +279,7 @@ class _TokensInWaves:
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._others_done)
             for step in range(1, self._mesh.hosts):
-                exchange.collect_step(self._mesh, blocks, self._found, step)
+                exchange.collect_step(self._mesh, blocks, self._found, step, self._routes)
         exchange.collect_step(self._mesh, blocks, self._found, 0)
         self._out = out
 

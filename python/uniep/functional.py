@@ -174,6 +174,7 @@ def moe(
     recompute_h: bool | None = None,
     backward_rows: int | None = None,
     exact_rows: bool | None = None,
+    exact_hosts: bool | None = None,
     schedule: str | None = None,
     main_grads: tuple[ExpertWeight, ...] | None = None,
     deferred: DeferredWeights | None = None,
@@ -227,6 +228,9 @@ def moe(
             workspace has.
         exact_rows: whether this call takes memory for the rows that come, and waits for their
             number; see :class:`uniep.Workspace`. None: no, or what the workspace has.
+        exact_hosts: over hosts, whether a token goes only to those that have an expert of it, and
+            this call waits for the number of such tokens; see :class:`uniep.Workspace`. None: no,
+            or what the workspace has.
         schedule: of this call and its backward. None: the workspace's.
         main_grads: (dw1, dw2), contiguous, all fp32 or all bf16: weight gradients are added to
             these, and ``w1.grad`` and ``w2.grad`` stay as they are. With biases
@@ -348,6 +352,7 @@ def moe(
             in_waves=workspace.in_waves,
             in_forward=not exact,
             in_backward=not workspace.backward_rows,
+            exact_hosts=workspace.exact_hosts if exact_hosts is None else exact_hosts,
         )
         of_host = workspace.num_experts // mesh.hosts
         tokens, ids, rows_of_probs = to_all_hosts(

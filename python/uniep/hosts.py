@@ -12,8 +12,9 @@ fused layer; `across`, a rail, are the ranks of the same number on all hosts. Wi
 * `collect` goes the same way back, and adds a token's sums up in the order of hosts.
 
 Each is the other's gradient. All messages are of a size that the shapes say, so nothing waits for
-the host, and CUDA graphs can capture it. What crosses while the fused layer computes is the
-business of a :class:`Crossing`.
+the host, and CUDA graphs can capture it. With ``exact_hosts`` only those tokens cross that have an
+expert where they go: their number is waited for. Which tokens do, and what crosses while the fused
+layer computes, is the business of a :class:`Crossing`.
 """
 
 from __future__ import annotations
@@ -277,9 +278,11 @@ class _Spread(torch.autograd.Function):
             tokens = max(tokens, ctx.own)
         elif ctx.own > tokens:
             slots[0, 0] = _IMPOSSIBLE
-        slots = exchange.spread(mesh, exchange.resized(slots, tokens, -1))
+        sent = exchange.resized(slots, tokens, -1)
+        slots = exchange.spread(mesh, sent)
         seen_ids, seen_probs = slots.chunk(2, 1)
         ctx.mark_non_differentiable(seen_ids)
+        ctx.crossing.find_routes(sent[:, : ids.shape[1]], seen_ids, of_host)
         seen = ctx.crossing.spread(exchange.resized(x, tokens))
         return seen, seen_probs.contiguous().view(torch.float32), seen_ids
 
@@ -291,7 +294,7 @@ class _Spread(torch.autograd.Function):
         # A slot has its gradient from the host that has its expert.
         owner = (ids // ctx.of_host).clamp_(0, ctx.mesh.hosts - 1)[: dprobs_of_hosts.shape[1]]
         of_probs = dprobs_of_hosts[:, : ctx.own].gather(0, owner.long()[None])[0]
-        sums = exchange.sum_of_hosts(partials, ctx.own)
+        sums = ctx.crossing.of_call(exchange.sum_of_hosts(partials, ctx.own))
         of_x = exchange.resized(sums, ctx.own, math.nan)
         return None, None, None, None, of_x, exchange.resized(of_probs, ctx.own), None
 
@@ -310,8 +313,9 @@ class _Collect(torch.autograd.Function):
     ) -> Tensor:
         ctx.tokens = out.shape[0] // mesh.hosts
         ctx.crossing = crossing or Crossing(mesh)
+        ctx.crossing.agree(agreed)
         ctx.save_for_backward(agreed)
-        sums = exchange.sum_of_hosts(ctx.crossing.collect(out), own)
+        sums = ctx.crossing.of_call(exchange.sum_of_hosts(ctx.crossing.collect(out), own))
         return exchange.resized(sums, own, math.nan)
 
     @staticmethod

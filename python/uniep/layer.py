@@ -79,6 +79,8 @@ class MoELayer(nn.Module):
         recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
         backward_rows: rows that backward works in at a time; see :class:`uniep.Workspace`.
         exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
+        exact_hosts: over hosts, whether tokens go only to those that have an expert of them; see
+            :class:`uniep.Workspace`.
         schedule: see :class:`uniep.Workspace`.
         workspace: to work in; None: the one that all layers of this shape and group share. Its
             ``activation``, ``probs``, ``bias``, ``combine_groups``, ``combine_partials`` and
@@ -130,6 +132,7 @@ class MoELayer(nn.Module):
         recompute_h: bool | None = None,
         backward_rows: int | None = None,
         exact_rows: bool | None = None,
+        exact_hosts: bool | None = None,
         schedule: str | None = None,
         workspace: Workspace | None = None,
         main_grad: torch.dtype | None = None,
@@ -188,6 +191,7 @@ class MoELayer(nn.Module):
         self.recompute_h = recompute_h
         self.backward_rows = backward_rows
         self.exact_rows = exact_rows
+        self.exact_hosts = exact_hosts
         self.row_pool = row_pool
         self.schedule = schedule
         self.workspace = workspace
@@ -335,6 +339,7 @@ class MoELayer(nn.Module):
             recompute_h=self.recompute_h if own else None,
             backward_rows=self.backward_rows if own else None,
             exact_rows=self.exact_rows,
+            exact_hosts=self.exact_hosts,
             schedule=self.schedule,
             main_grads=main_grads,
             deferred=deferred,

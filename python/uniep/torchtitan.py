@@ -88,6 +88,7 @@ class UniepExperts(GroupedExperts):
         recompute_h: bool | None = None
         backward_rows: int | None = None
         exact_rows: bool | None = None
+        exact_hosts: bool | None = None
         schedule: str | None = None
         row_pool: int | None = None
         combine_groups: int | None = None
@@ -109,6 +110,7 @@ class UniepExperts(GroupedExperts):
         self.recompute_h: bool | None = config.recompute_h
         self.backward_rows: int | None = config.backward_rows
         self.exact_rows: bool | None = config.exact_rows
+        self.exact_hosts: bool | None = config.exact_hosts
         self.schedule: str | None = config.schedule
         self.row_pool: int | None = config.row_pool
         self.combine_groups: int | None = config.combine_groups
@@ -167,6 +169,7 @@ class UniepExperts(GroupedExperts):
             recompute_h=self.recompute_h,
             backward_rows=self.backward_rows,
             exact_rows=self.exact_rows,
+            exact_hosts=self.exact_hosts,
             schedule=self.schedule,
             row_pool=self.row_pool,
             combine_groups=self.combine_groups,
@@ -363,6 +366,7 @@ def uniep_routed_experts(
     recompute_h: bool | None = None,
     backward_rows: int | None = None,
     exact_rows: bool | None = None,
+    exact_hosts: bool | None = None,
     schedule: str | None = None,
     row_pool: int | None = None,
     combine_groups: int | None = None,
@@ -380,6 +384,8 @@ def uniep_routed_experts(
         recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
         backward_rows: rows that backward works in at a time; see :class:`uniep.Workspace`.
         exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
+        exact_hosts: over hosts, whether tokens go only to those that have an expert of them; see
+            :class:`uniep.Workspace`.
         schedule: see :func:`uniep.moe`.
         row_pool: True, or bytes of a pool that all layers of a shape share; see :func:`uniep.moe`.
         combine_groups: how a token's rows are added up; see :func:`uniep.moe`.
@@ -404,6 +410,7 @@ def uniep_routed_experts(
         recompute_h=recompute_h,
         backward_rows=backward_rows,
         exact_rows=exact_rows,
+        exact_hosts=exact_hosts,
         schedule=schedule,
         row_pool=row_pool,
         combine_groups=combine_groups,

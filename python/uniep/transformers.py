@@ -53,6 +53,7 @@ class _Options:
     recompute_h: bool | None = None
     backward_rows: int | None = None
     exact_rows: bool | None = None
+    exact_hosts: bool | None = None
     schedule: str | None = None
     row_pool: uniep.RowPool | int | None = None
     combine_groups: int | None = None
@@ -72,6 +73,7 @@ def register(
     recompute_h: bool | None = None,
     backward_rows: int | None = None,
     exact_rows: bool | None = None,
+    exact_hosts: bool | None = None,
     schedule: str | None = None,
     row_pool: uniep.RowPool | int | None = None,
     combine_groups: int | None = None,
@@ -94,6 +96,8 @@ def register(
         recompute_h: whether backward computes h again; see :class:`uniep.Workspace`.
         backward_rows: rows that backward works in at a time; see :class:`uniep.Workspace`.
         exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
+        exact_hosts: over hosts, whether tokens go only to those that have an expert of them; see
+            :class:`uniep.Workspace`.
         schedule: see :func:`uniep.moe`.
         row_pool: where forwards keep rows; see :func:`uniep.moe`.
         combine_groups: how a token's rows are added up; see :func:`uniep.moe`. Not in transformers'
@@ -113,6 +117,7 @@ def register(
         recompute_h=recompute_h,
         backward_rows=backward_rows,
         exact_rows=exact_rows,
+        exact_hosts=exact_hosts,
         schedule=schedule,
         row_pool=row_pool,
         combine_groups=combine_groups,
@@ -283,6 +288,7 @@ def _run(
         recompute_h=options.recompute_h,
         backward_rows=options.backward_rows,
         exact_rows=options.exact_rows,
+        exact_hosts=options.exact_hosts,
         schedule=options.schedule,
         row_pool=options.row_pool,
         combine_groups=options.combine_groups,

@@ -66,6 +66,11 @@ class Workspace(OfProcess):
             the capacity: what it keeps, and what it works in. Forward waits until the device has
             counted them, so the host gets no further ahead. Not under torch.compile, nor in a CUDA
             graph. ``exact_rows`` of a call says otherwise for that call.
+        exact_hosts: over hosts, a token, its sums and their gradients go only to and from hosts
+            that have an expert of it, not all. Forward waits until the device has counted such
+            tokens. The bits are the same. Not in a CUDA graph; under torch.compile every token
+            goes to every host. ``exact_hosts`` of a call says otherwise for that call; it is the
+            same on all ranks.
         schedule: of both directions, such as ``"single"`` or ``"pipelined:4,tile_m=32"``. None:
             what was tuned on this machine, else what is shipped or predicted best.
         device: where tensors lie. None: the group's device.
@@ -122,6 +127,7 @@ class Workspace(OfProcess):
         recompute_h: bool = False,
         backward_rows: int = 0,
         exact_rows: bool = False,
+        exact_hosts: bool = False,
         schedule: str | None = None,
         device: torch.device | str | int | None = None,
         on_overflow: Literal["raise", "flag"] = "raise",
@@ -158,6 +164,7 @@ class Workspace(OfProcess):
         self.recompute_h = recompute_h
         self.backward_rows = backward_rows
         self.exact_rows = exact_rows
+        self.exact_hosts = exact_hosts
         self.arithmetic = arithmetic_of(
             activation, probs, bias, combine_groups, combine_partials, shared_experts
         )

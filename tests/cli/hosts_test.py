@@ -24,7 +24,7 @@ class Hosts(ProgramTest):
 
     def test_less_crosses_the_network_by_relays(self):
         ways = self.ways("--ranks", 8, "--hosts", 2)
-        self.assertEqual(len(ways), 2 * 6)
+        self.assertEqual(len(ways), 2 * 8)
         for direction in ("forward", "backward"):
             direct, rows, fp32, bf16 = (
                 ways[direction, name] for name in ("direct", "relayed, all rows",
@@ -54,7 +54,7 @@ class Hosts(ProgramTest):
                      for way in ("gathered", "gathered, in waves"))
         self.assertEqual(few[0], few[1])
         self.assertLess(many[0], many[1])
-        self.assertEqual(len(self.ways("--ranks", 16, "--hosts", 16)), 2 * 5)  # none in waves
+        self.assertEqual(len(self.ways("--ranks", 16, "--hosts", 16)), 2 * 6)  # none in waves
 
     def test_one_host_has_no_network(self):
         ways = self.ways("--ranks", 4, "--hosts", 1, "--pass", "forward")
@@ -68,8 +68,8 @@ class Hosts(ProgramTest):
         text = self.succeed("simulate", "--shape", wide, "--ranks", 64, "--hosts", 16, *how)
         self.assertIn("one host stands for all", text)
         records = json.loads(path.read_text())["records"]
-        self.assertEqual([r["simulated_ranks"] for r in records], [4, 1, 4, 4, 4])
-        self.assertEqual([r["combine_groups"] for r in records], [16, 1, 1, 16, 16])
+        self.assertEqual([r["simulated_ranks"] for r in records], [4, 4, 1, 4, 4, 4])
+        self.assertEqual([r["combine_groups"] for r in records], [16, 16, 1, 1, 16, 16])
         for r in records:
             self.assertEqual((r["ranks"], r["hosts"], r["direction"]), (64, 16, "forward"))
             self.assertAlmostEqual(r["wire_ms"], r["network_bytes"] / 1.25e6)
@@ -88,6 +88,15 @@ class Hosts(ProgramTest):
         relayed = "relayed, all rows"
         self.assertLess(few_hosts[relayed], 0.85 * any_host[relayed])
         self.assertEqual(few_hosts["gathered"], any_host["gathered"])
+        self.assertEqual(few_hosts["gathered, in waves"], any_host["gathered"])
+        self.assertLess(few_hosts["gathered, exact_hosts"], 0.8 * few_hosts["gathered"])
+        # With exact hosts what relays carry, and 8 bytes of each slot to all.
+        slots = 3 * 1024 * 8 * 8
+        for crosses in crossed:
+            for exact in ("gathered, exact_hosts", "in waves, exact_hosts"):
+                self.assertLess(crosses[exact], crosses["gathered"])
+                self.assertAlmostEqual((crosses[exact] - slots) / crosses["relayed, sums in bf16"],
+                                       1, delta=0.05)
 
     def test_what_is_accepted_is_said(self):
         base = ("simulate", "--shape", SHAPE, "--ranks", 8)

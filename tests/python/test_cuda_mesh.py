@@ -57,6 +57,8 @@ def bits(hosts: int, spare: int):
     found["tokens"] = step(part(), save="tokens", **options)
     found["few rows at a time"] = step(part(), backward_rows=512, **options)
     found["exact rows"] = step(part(), exact_rows=True, **options)
+    for name, more in (("", {}), (", nothing saved", {"save": "none", "recompute_h": True})):
+        found["exact hosts" + name] = step(part(), exact_hosts=True, **more, **options)
     found["deferred"] = deferred(part(), options)
     frozen = part()
     weights = frozen.w1, frozen.w2
@@ -159,6 +161,7 @@ def faults(spare: int):
     options = {"device": "cuda", "capacity_rows": CAPACITY * SIZE // size, **sums_of(2)}
     with uniep.Workspace(mesh, *figures, on_overflow="flag", **options) as own:
         refused = [t.cpu() for t in step(case, workspace=own)]
+        exact = [t.cpu() for t in step(case, workspace=own, exact_hosts=True)]
         overflow = own.overflow.tolist()
         own.grow(capacity_rows=own.needed_rows())
         grown = [t.cpu() for t in step(case, workspace=own)]
@@ -176,7 +179,7 @@ def faults(spare: int):
         sentences.append(f"{error.value} {len(calls)} calls later")
         step(fits, workspace=own)
         own.synchronize()
-    return refused, overflow, grown, sentences
+    return (refused, exact), overflow, grown, sentences
 
 
 def needs(gpus: int) -> None:
@@ -220,9 +223,10 @@ def test_faults_are_those_of_all_hosts(size, spare):
     needs(size)
     results = run_ranks(size, faults, spare, backend="nccl")
     wanted = [t.cpu() for t in step(many().to("cuda"), **sums_of(2))]
-    for (out, dx, dprobs, dw1, dw2), overflow, _, sentences in results:
-        assert out.isnan().all() and dx.isnan().all()
-        assert not dprobs.any() and not dw1.any() and not dw2.any()
+    for refused, overflow, _, sentences in results:
+        for out, dx, dprobs, dw1, dw2 in refused:
+            assert out.isnan().all() and dx.isnan().all()
+            assert not dprobs.any() and not dw1.any() and not dw2.any()
         assert overflow == results[0][1] and overflow[0] == 1
         assert all(f"capacity_rows={overflow[1]} would do" in sentence for sentence in sentences)
         assert "7 calls later" in sentences[1]  # on all ranks alike

@@ -23,6 +23,7 @@ from uniep import _exchange
 from uniep import hosts as hosts_module
 from uniep._crossing import Crossing, comes_in_waves
 from uniep._exchange import sum_of_hosts
+from uniep._routes import Routes
 
 TOKENS = 60
 EXPERTS = 12
@@ -58,6 +59,7 @@ def bits(hosts: int):
     found["nothing saved"] = step(part(), save="none", recompute_h=True, **options)
     found["exact rows"] = step(part(), save="tokens", exact_rows=True, **options)
     found["schedule"] = step(part(), schedule="pipelined:2", **options)
+    found |= exact_hosts(part, mesh, options)
     with uniep.Workspace(
         mesh, 64, 32, EXPERTS, 4, TOKENS, device="cpu", on_overflow="flag", **sums_of(hosts)
     ) as own:
@@ -98,6 +100,68 @@ def bits(hosts: int):
             case.x.float(), case.ids.long(), case.probs, case.w1.float(), case.w2.float(), **options
         ).detach()
     return found
+
+
+def exact_hosts(part, mesh, options):
+    """Steps in which tokens go only where they are needed; memory that no token fills is NaN."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(1).isnan().all()
+    found = {"exact hosts": step(part(), exact_hosts=True, **options)}
+    more = {"exact hosts, nothing saved": {"save": "none", "recompute_h": True}}
+    more["exact hosts, row pool"] = {"row_pool": 1 << 22}
+    more["exact hosts and rows"] = {"exact_rows": True}
+    for name, also in more.items():
+        found[name] = step(part(), exact_hosts=True, **also, **options)
+    figures = (64, 32, EXPERTS, 4, TOKENS)
+    sums = sums_of(mesh.shape[0])
+    with uniep.Workspace(mesh, *figures, device="cpu", exact_hosts=True, **sums) as own:
+        found["exact hosts of a workspace"] = step(part(), workspace=own)
+        nowhere = part()
+        nowhere.ids.fill_(-1)
+        assert not any(tensor.any() for tensor in step(nowhere, workspace=own))
+    torch.use_deterministic_algorithms(False)
+    return found
+
+
+def some_cross(hosts: int):
+    """Which tokens cross with routes, at once and host by host, and what is found of the others."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mesh = hosts_module.host_mesh(mesh_of(hosts), torch.device("cpu"))
+    each, tokens = EXPERTS // hosts, 20
+    g = torch.Generator().manual_seed(7)
+    # Two slots a token, so that most hosts have none of it; of all ranks.
+    ids = torch.randint(-1, EXPERTS, (size, tokens, 2), generator=g)
+    seen_ids = ids[mesh.local :: size // hosts].flatten(0, 1)
+    routes = Routes.of(mesh, ids[rank], seen_ids, each)
+    rows = torch.randn(size, tokens, 3, generator=g).bfloat16()
+    rail = rows[mesh.local :: size // hosts]
+    needed = ((seen_ids >= 0) & (seen_ids // each == mesh.host)).any(-1).view(hosts, tokens)
+    needed[mesh.host] = True
+    wanted = torch.where(needed[..., None], rail, torch.nan)
+    back = torch.stack(
+        [((ids[rank] >= 0) & (ids[rank] // each == h)).any(-1) for h in range(hosts)]
+    )
+    back[mesh.host] = True
+    sums = torch.where(back[..., None], rows[rank], 0)
+
+    def same(a, b):
+        return torch.equal(a.nan_to_num(9), b.nan_to_num(9))
+
+    torch.use_deterministic_algorithms(True)
+    seen = _exchange.spread(mesh, rows[rank], routes).view_as(wanted)
+    stepped, found = torch.full_like(wanted, torch.nan), torch.zeros_like(wanted)
+    for step_of in range(hosts):
+        _exchange.spread_step(mesh, rows[rank], stepped, step_of, routes)
+    for step_of in (*range(1, hosts), 0):
+        _exchange.collect_step(mesh, seen, found, step_of, routes)
+    collected = _exchange.collect(mesh, seen.flatten(0, 1), routes)
+    torch.use_deterministic_algorithms(False)
+    return {
+        "fewer": 0 < int(needed.sum()) < needed.numel(),
+        "spread": same(seen, wanted) and same(stepped, wanted),
+        "collect": torch.equal(collected, sums) and torch.equal(found, sums),
+        "counts": routes.received.counts[mesh.host] == routes.sent.counts[mesh.host] == 0,
+    }
 
 
 def by_steps(hosts: int):
@@ -163,6 +227,7 @@ def by_four():
     return {
         "begun ahead": begun_ahead(),
         "by steps": {hosts: by_steps(hosts) for hosts in (2, 4)},
+        "some cross": {hosts: some_cross(hosts) for hosts in (2, 4)},
         "bits": {hosts: bits(hosts) for hosts in (1, 2, 4)},
         "arithmetic": arithmetic(),
         "one group": train(None),
@@ -214,6 +279,12 @@ def check_bits(hosts, results):
 def test_what_crosses_host_by_host_gets_where_it_does_at_once(four, hosts):
     for result in four:
         assert result["by steps"][hosts] == {"spread": True, "collect": True}
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_only_tokens_cross_that_have_an_expert_there(four, hosts):
+    for result in four:
+        assert all(result["some cross"][hosts].values()), result["some cross"]
 
 
 def test_tokens_cross_under_gradients_of_weights(four):

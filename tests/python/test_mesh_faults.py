@@ -53,6 +53,7 @@ def flagged() -> dict[str, object]:
         case = part_of(many())
         found["refused"] = step(case, workspace=own)
         found["overflow"] = own.overflow.tolist()
+        found["refused, exact hosts"] = step(case, workspace=own, exact_hosts=True)
         main = tuple(torch.ones(w.shape, dtype=torch.float32) for w in (case.w1, case.w2))
         tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
         uniep.moe(*tensors, workspace=own, main_grads=main).backward(case.dy)
@@ -61,6 +62,8 @@ def flagged() -> dict[str, object]:
         own.overflow.zero_()
         found["longer"] = step(part_of(times(10, case_of())), workspace=own)
         assert own.overflow.tolist() == [2, 0]
+        longer = part_of(times(10, case_of()))
+        found["longer, exact hosts"] = step(longer, workspace=own, exact_hosts=True)
         own.overflow.zero_()
         found["usable"] = step(part_of(skewed()), workspace=own)
         assert int(own.overflow[0]) == 0
@@ -105,9 +108,10 @@ def ranks() -> list[dict[str, object]]:
     return run_ranks(SIZE, all_of_them)
 
 
-def test_a_fault_is_a_value_on_all_hosts(ranks):
+@pytest.mark.parametrize("refused", ["refused", "refused, exact hosts"])
+def test_a_fault_is_a_value_on_all_hosts(ranks, refused):
     for result in (rank["flagged"] for rank in ranks):
-        out, dx, dprobs, dw1, dw2 = result["refused"]
+        out, dx, dprobs, dw1, dw2 = result[refused]
         assert out.isnan().all() and dx.isnan().all()
         assert not dprobs.any() and not dw1.any() and not dw2.any()
         assert all((main == 1).all() for main in result["main_grads"])
@@ -116,12 +120,13 @@ def test_a_fault_is_a_value_on_all_hosts(ranks):
     assert ranks[0]["flagged"]["overflow"] == [1, 512]
 
 
-def test_a_rank_with_too_many_tokens_is_a_fault_on_all_hosts(ranks):
+@pytest.mark.parametrize("longer", ["longer", "longer, exact hosts"])
+def test_a_rank_with_too_many_tokens_is_a_fault_on_all_hosts(ranks, longer):
     whole = times(10, case_of())
     tokens = [whole.part(rank, SIZE).x.shape[0] for rank in range(SIZE)]
     assert [count > 4 * TOKENS for count in tokens] == [True, False, False, False]
     for count, result in zip(tokens, (rank["flagged"] for rank in ranks), strict=True):
-        out, dx, dprobs, dw1, dw2 = result["longer"]
+        out, dx, dprobs, dw1, dw2 = result[longer]
         assert out.shape == dx.shape == (count, 64) and dprobs.shape == (count, 4)
         assert out.isnan().all() and dx.isnan().all()
         assert not dprobs.any() and not dw1.any() and not dw2.any()

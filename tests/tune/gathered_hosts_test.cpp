@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "support/expect_error.h"
 #include "tune/made_up_profile.h"
 #include "tune/model/cost_model.h"
@@ -22,8 +24,8 @@ struct Layer {
   Problem problem;
   std::vector<std::int32_t> ids;
 
-  std::vector<RoutingPlan> plans(CrossesUnder under, int hosts = kHosts) const {
-    return tune::plans_of_gathered_host(problem, kRanks, hosts, ids, under);
+  tune::GatheredHost host(CrossesUnder under, int hosts = kHosts) const {
+    return tune::gathered_host(problem, kRanks, hosts, ids, under);
   }
 };
 
@@ -47,7 +49,7 @@ tune::MachineProfile gpu() {
 double seconds(const Layer& l, CrossesUnder under, Pass pass, double nic, int hosts = kHosts) {
   const tune::Topology topology{
       .ranks_per_node = kRanks / hosts, .nic_bytes_per_s = nic, .nic_latency_s = 0};
-  return tune::simulate_gathered(l.plans(under, hosts), hosts, under, pass,
+  return tune::simulate_gathered(l.host(under, hosts), false, pass,
                                  parse_schedule("single,tile_m=64"), gpu(), topology)
       .seconds;
 }
@@ -61,7 +63,7 @@ TEST(GatheredHosts, RanksSeeTheTokensOfTheirRail) {
   const Layer l = layer();
   std::int64_t rows = 0;
   for (const CrossesUnder under : kAllWays) {
-    const std::vector<RoutingPlan> plans = l.plans(under);
+    const std::vector<RoutingPlan> plans = l.host(under).plans;
     ASSERT_EQ(std::ssize(plans), kRanks / kHosts);
     for (const RoutingPlan& plan : plans) {
       EXPECT_EQ(plan.tokens(), kHosts * l.problem.max_tokens);
@@ -115,7 +117,7 @@ TEST(GatheredHosts, WhatCrossesUnderPassesHides) {
 
 TEST(GatheredHosts, OneHostCrossesNothing) {
   const Layer l = layer();
-  const auto plans = l.plans(CrossesUnder::kNothing, 1);
+  const auto plans = l.host(CrossesUnder::kNothing, 1).plans;
   for (const CrossesUnder under : kAllWays) {
     EXPECT_EQ(
         seconds(l, under, Pass::kForward, 1, 1),
@@ -131,9 +133,44 @@ TEST(GatheredHosts, BytesAreThoseOfTokensAndSums) {
     const std::int64_t slot = pass == Pass::kForward ? 8 : 4;
     const std::int64_t token = 2 * 2 * l.problem.hidden + slot * l.problem.topk;
     for (const CrossesUnder under : kAllWays) {
-      const auto found = tune::simulate_gathered(l.plans(under), kHosts, under, pass,
+      const auto found = tune::simulate_gathered(l.host(under), false, pass,
                                                  parse_schedule("single"), gpu(), topology);
       EXPECT_EQ(found.bytes.network, kRanks / kHosts * l.problem.max_tokens * token);
+    }
+  }
+}
+
+/// On four hosts of one rank each: how many tokens of other hosts have experts of the fullest.
+std::int64_t needed_elsewhere(const Layer& l, int host) {
+  const std::int64_t tokens = l.problem.max_tokens, experts = l.problem.num_experts / kRanks;
+  std::int64_t count = 0;
+  for (std::int64_t token = 0; token < kRanks * tokens; ++token) {
+    if (token / tokens == host) continue;
+    const std::int32_t* slots = &l.ids[static_cast<std::size_t>(token * l.problem.topk)];
+    const auto here = [&](std::int32_t id) { return id / experts == host; };
+    count += std::any_of(slots, slots + l.problem.topk, here) ? 1 : 0;
+  }
+  return count;
+}
+
+TEST(GatheredHosts, ExactHostsHaveWhatTheirExpertsNeed) {
+  const Layer l = layer();
+  const double nic = 1;
+  const tune::Topology topology{.ranks_per_node = 1, .nic_bytes_per_s = nic, .nic_latency_s = 0};
+  for (const CrossesUnder under : kAllWays) {
+    const tune::GatheredHost host = l.host(under, kRanks);
+    const std::int64_t all = (kRanks - 1) * l.problem.max_tokens;
+    const std::int64_t needed = needed_elsewhere(l, host.host);
+    ASSERT_LT(needed, all * 2 / 3);
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      const auto found = [&](bool exact) {
+        return tune::simulate_gathered(host, exact, pass, parse_schedule("single,tile_m=64"), gpu(),
+                                       topology);
+      };
+      const double fewer = static_cast<double>((all - needed) * 2 * 2 * l.problem.hidden);
+      EXPECT_EQ(found(false).bytes.network - found(true).bytes.network, fewer);
+      // The network decides here, so that all of it shows.
+      EXPECT_NEAR(found(false).seconds - found(true).seconds, fewer / nic, 0.01 * fewer / nic);
     }
   }
 }

@@ -380,9 +380,9 @@ Errors errors_over_hosts(const std::string& name, double nic, int spare, const s
     Problem problem = workload::problem_of(spec);
     problem.capacity_rows = rows_of_any_routing(problem, ranks);
     const auto routing = workload::make_routing(spec, ranks, 0, 0);
-    const auto plans = plans_of_gathered_host(problem, ranks, hosts, routing.topk_ids, under);
+    const GatheredHost host = gathered_host(problem, ranks, hosts, routing.topk_ids, under);
     const Topology topology{.ranks_per_node = ranks / hosts, .nic_bytes_per_s = nic};
-    const double predicted = simulate_gathered(plans, hosts, under, pass_of(record),
+    const double predicted = simulate_gathered(host, false, pass_of(record),
                                                default_schedule(Backend::kCuda), profile, topology)
                                  .seconds;
     e.add({1e-3 * record.at("ms").get<double>(), predicted});

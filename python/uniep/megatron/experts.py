@@ -197,6 +197,7 @@ class RoutedExperts:
             options.recompute_h,
             options.backward_rows,
             options.exact_rows,
+            options.exact_hosts,
             options.row_pool,
         )
         key = (
@@ -222,6 +223,7 @@ class RoutedExperts:
                 recompute_h=options.recompute_h,
                 backward_rows=options.backward_rows,
                 exact_rows=options.exact_rows,
+                exact_hosts=options.exact_hosts,
                 schedule=options.schedule,
                 device=x.device,
                 on_overflow=options.on_overflow,

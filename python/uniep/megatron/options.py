@@ -40,6 +40,8 @@ class Options(NamedTuple):
         backward_rows: rows that backward works in at a time, 0: all; see
             :class:`uniep.Workspace`. Not with ``delay_wgrad_compute``.
         exact_rows: whether calls take memory for the rows that come; see :class:`uniep.Workspace`.
+        exact_hosts: over hosts, whether tokens go only to those that have an expert of them; see
+            :class:`uniep.Workspace`.
         schedule: of both directions; None: the best known one.
         on_overflow: ``"raise"`` or ``"flag"``, as for :class:`uniep.Workspace`.
         row_pool: where forwards keep rows; see :func:`uniep.moe`.
@@ -56,6 +58,7 @@ class Options(NamedTuple):
     recompute_h: bool = False
     backward_rows: int = 0
     exact_rows: bool = False
+    exact_hosts: bool = False
     schedule: str | None = None
     on_overflow: Literal["raise", "flag"] = "raise"
     row_pool: uniep.RowPool | int | None = None

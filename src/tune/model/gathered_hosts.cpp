@@ -1,6 +1,7 @@
 #include "tune/model/gathered_hosts.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "plan/routing.h"
 #include "schedule/open_sizes.h"
@@ -19,22 +20,42 @@ Problem problem_of_host(const Problem& all, int hosts, int host, CrossesUnder un
   return problem;
 }
 
-/// What crosses for a rank, in seconds and bytes.
+/// Whether a token that a rank sees has a slot of its host.
+bool is_needed(const RoutingPlan& plan, std::int64_t token) {
+  const auto topk = static_cast<std::size_t>(plan.problem().topk);
+  const auto slots = plan.topk_ids().subspan(static_cast<std::size_t>(token) * topk, topk);
+  return std::ranges::any_of(slots, [](std::int32_t id) { return id >= 0; });
+}
+
+/// What crosses for the ranks of a host, in seconds and bytes. Blocks are the tokens of a rail's
+/// ranks, by how many hosts behind this one theirs is.
 class Messages {
  public:
-  Messages(const PlanData& plan, int hosts, const MachineProfile& profile, const Topology& topology)
-      : ranks_(plan.num_ranks()),
-        hosts_(hosts),
-        tokens_(static_cast<double>(plan.problem.max_tokens / hosts)),
+  Messages(const GatheredHost& host, bool exact_hosts, const MachineProfile& profile,
+           const Topology& topology)
+      : hosts_(host.hosts),
+        ranks_(static_cast<int>(std::ssize(host.plans))),
+        block_(host.plans[0].problem().max_tokens / host.hosts),
         profile_(profile),
-        topology_(topology) {}
+        topology_(topology) {
+    for (const RoutingPlan& plan : host.plans) {
+      for (int step = 1; step < hosts_; ++step) {
+        crossing_.push_back(exact_hosts ? needed(plan, (host.host + step) % hosts_) : block_);
+      }
+    }
+  }
 
-  /// Blocks of so many other hosts, one message or several side by side.
-  double between(int blocks, double token_bytes) {
-    if (blocks == 0) return 0;
-    const double bytes = blocks * tokens_ * token_bytes;
-    bytes_ += ranks_ * static_cast<std::int64_t>(bytes);
-    return topology_.nic_latency_s + bytes / topology_.nic_bytes_per_s;
+  /// Something of every token of all other hosts.
+  double of_all(double token_bytes) { return message(block_ * (hosts_ - 1) * ranks_, token_bytes); }
+
+  /// Tokens, or sums of them, of the hosts `first` to `last` behind this one, at once.
+  double of_tokens(int first, int last, double token_bytes) {
+    std::int64_t most = 0;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      const auto begin = crossing_.begin() + rank * (hosts_ - 1);
+      most = std::max(most, std::accumulate(begin + first - 1, begin + last, std::int64_t{0}));
+    }
+    return message(most * ranks_, token_bytes);
   }
 
   /// Of the sums of all hosts, which PyTorch reads and writes several times.
@@ -42,33 +63,50 @@ class Messages {
     if (hosts_ == 1) return 0;
     const double copies = hosts_ == 2 ? 5 : 8 + 5 * (hosts_ - 1);
     const int workers = std::max(profile_.workers, 1);
-    return copies * tokens_ * token_bytes * profile_.reduce.per_byte / workers;
+    return copies * static_cast<double>(block_) * token_bytes * profile_.reduce.per_byte / workers;
   }
 
   /// Of all ranks of the host.
   std::int64_t bytes() const { return bytes_; }
 
  private:
-  const int ranks_;
+  std::int64_t needed(const RoutingPlan& plan, int of_host) const {
+    std::int64_t count = 0;
+    for (std::int64_t token = 0; token < block_; ++token) {
+      count += is_needed(plan, of_host * block_ + token) ? 1 : 0;
+    }
+    return count;
+  }
+
+  /// So many tokens of all ranks, each of which has as many.
+  double message(std::int64_t tokens, double token_bytes) {
+    if (hosts_ == 1) return 0;
+    const double bytes = static_cast<double>(tokens) * token_bytes;
+    bytes_ += static_cast<std::int64_t>(bytes);
+    return topology_.nic_latency_s + bytes / ranks_ / topology_.nic_bytes_per_s;
+  }
+
   const int hosts_;
-  const double tokens_;  ///< that a rank sends
+  const int ranks_;
+  const std::int64_t block_;  ///< tokens that a rank has
   const MachineProfile& profile_;
   const Topology& topology_;
+  std::vector<std::int64_t> crossing_;  ///< [ranks, N - 1], tokens that come
   std::int64_t bytes_ = 0;
 };
 
 class GatheredPass {
  public:
-  GatheredPass(std::span<const RoutingPlan> plans, int hosts, CrossesUnder under, Pass pass,
-               const Schedule& schedule, const MachineProfile& profile, const Topology& topology)
-      : plans_(plans),
-        problem_(plans[0].problem()),
-        hosts_(hosts),
-        under_(under),
+  GatheredPass(const GatheredHost& host, bool exact_hosts, Pass pass, const Schedule& schedule,
+               const MachineProfile& profile, const Topology& topology)
+      : plans_(host.plans),
+        problem_(plans_[0].problem()),
+        hosts_(host.hosts),
+        under_(host.under),
         pass_(pass),
         schedule_(with_forced_axes(schedule, problem_, pass)),
         profile_(profile),
-        messages_(plans[0].data(), hosts, profile, topology),
+        messages_(host, exact_hosts, profile, topology),
         token_bytes_(static_cast<double>(problem_.hidden * sizeof(bf16))) {}
 
   SimulatedPass run() {
@@ -82,14 +120,14 @@ class GatheredPass {
   double forward() {
     // Numbers of experts and probabilities first, of four bytes each.
     const double slots = 8.0 * problem_.topk;
-    const double begun = messages_.between(hosts_ - 1, slots);
-    if (!comes_in_waves()) {
-      return collect(spread(begun) + part(PassPart::kWhole, {}), token_bytes_);
-    }
+    const double begun = messages_.of_all(slots);
+    if (!comes_in_waves()) return collect(spread(begun) + part(PassPart::kWhole, {}));
     const std::vector<double> come = tokens_come(begun);
     const double done = part(PassPart::kWhole, come);
     double back = result_.launch_ends[static_cast<std::size_t>(hosts_ - 1)];
-    for (int step = 1; step < hosts_; ++step) back += messages_.between(1, token_bytes_);
+    for (int step = 1; step < hosts_; ++step) {
+      back += messages_.of_tokens(step, step, token_bytes_);
+    }
     return std::max(back, done);
   }
 
@@ -98,27 +136,25 @@ class GatheredPass {
     const double begun = comes_in_waves() ? 0 : spread(0);
     const double probs = 4.0 * problem_.topk;
     if (under_ == CrossesUnder::kNothing) {
-      return collect(collect(begun + part(PassPart::kWhole, {}), token_bytes_), probs);
+      return collect(begun + part(PassPart::kWhole, {})) + messages_.of_all(probs);
     }
     const double data = begun + part(PassPart::kData, come);
-    const double crossed = messages_.between(hosts_ - 1, token_bytes_ + probs);
+    const double crossed = collect(messages_.of_all(probs));
     return data + std::max(crossed, part(PassPart::kWeights, {}));
   }
 
   bool comes_in_waves() const { return problem_.first_host >= 0; }
 
   /// When all tokens have come to all ranks that see them, and what they give has gone back.
-  double spread(double begun) { return begun + messages_.between(hosts_ - 1, token_bytes_); }
-  double collect(double begun, double bytes) {
-    return begun + messages_.between(hosts_ - 1, bytes);
-  }
+  double spread(double begun) { return begun + messages_.of_tokens(1, hosts_ - 1, token_bytes_); }
+  double collect(double begun) { return spread(begun); }  // as many go back
 
   /// When tokens come, by wave, host after host; with the last of forward none do.
   std::vector<double> tokens_come(double begun) {
     std::vector<double> come{begun};
     double there = begun;
     for (int step = 1; step < hosts_; ++step) {
-      there += messages_.between(1, token_bytes_);
+      there += messages_.of_tokens(step, step, token_bytes_);
       come.push_back(there);
     }
     return come;
@@ -152,9 +188,8 @@ class GatheredPass {
 
 }  // namespace
 
-std::vector<RoutingPlan> plans_of_gathered_host(const Problem& problem, int ranks, int hosts,
-                                                std::span<const std::int32_t> topk_ids,
-                                                CrossesUnder under) {
+GatheredHost gathered_host(const Problem& problem, int ranks, int hosts,
+                           std::span<const std::int32_t> topk_ids, CrossesUnder under) {
   const int local_ranks = layout_of_hosts(ranks, hosts).local_ranks;
   const int experts = problem.num_experts / hosts;
   const int host = fullest_part(problem, hosts, topk_ids);
@@ -175,17 +210,17 @@ std::vector<RoutingPlan> plans_of_gathered_host(const Problem& problem, int rank
   }
   const Routing routing{tokens, ids, 1};
   const RoutingCheck check = check_routing(of_host, routing);
-  std::vector<RoutingPlan> plans;
+  GatheredHost found{.hosts = hosts, .host = host, .under = under};
   for (int rank = 0; rank < local_ranks; ++rank) {
-    plans.push_back(make_plan(of_host, rank, routing, check));
+    found.plans.push_back(make_plan(of_host, rank, routing, check));
   }
-  return plans;
+  return found;
 }
 
-SimulatedPass simulate_gathered(std::span<const RoutingPlan> plans, int hosts, CrossesUnder under,
-                                Pass pass, const Schedule& schedule, const MachineProfile& profile,
+SimulatedPass simulate_gathered(const GatheredHost& host, bool exact_hosts, Pass pass,
+                                const Schedule& schedule, const MachineProfile& profile,
                                 const Topology& topology) {
-  return GatheredPass(plans, hosts, under, pass, schedule, profile, topology).run();
+  return GatheredPass(host, exact_hosts, pass, schedule, profile, topology).run();
 }
 
 }  // namespace uniep::tune

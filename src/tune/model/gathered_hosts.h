@@ -20,17 +20,25 @@ enum class CrossesUnder {
   kPasses,   ///< and tokens and sums under the waves of passes (Problem::gathered_hosts)
 };
 
-/// The plans of one host's ranks, which stand for those of all: of the host whose experts have the
-/// most rows. `problem` is that of all ranks, each with `max_tokens` tokens; for what crosses under
-/// passes, of at most kMaxHostsInWaves hosts.
-std::vector<RoutingPlan> plans_of_gathered_host(const Problem& problem, int ranks, int hosts,
-                                                std::span<const std::int32_t> topk_ids,
-                                                CrossesUnder under);
+/// One host of those that gather tokens, which stands for all: the one whose experts have the most
+/// rows.
+struct GatheredHost {
+  int hosts = 1;  ///< that there are
+  int host = 0;   ///< which of them
+  CrossesUnder under = CrossesUnder::kNothing;
+  std::vector<RoutingPlan> plans{};  ///< of its ranks
+};
 
-/// A pass of these plans with all that crosses for it, from the tokens of a rank to the sum over
-/// hosts of what they give. `hosts`: that there are; the topology's NICs are between them.
-SimulatedPass simulate_gathered(std::span<const RoutingPlan> plans, int hosts, CrossesUnder under,
-                                Pass pass, const Schedule& schedule, const MachineProfile& profile,
+/// `problem` is that of all ranks, each with `max_tokens` tokens; for what crosses under passes, of
+/// at most kMaxHostsInWaves hosts.
+GatheredHost gathered_host(const Problem& problem, int ranks, int hosts,
+                           std::span<const std::int32_t> topk_ids, CrossesUnder under);
+
+/// A pass of its plans with all that crosses for it, from the tokens of a rank to the sum over
+/// hosts of what they give. The topology's NICs are between hosts. `exact_hosts`: tokens cross only
+/// where they have an expert, as if every host received as many as this one.
+SimulatedPass simulate_gathered(const GatheredHost& host, bool exact_hosts, Pass pass,
+                                const Schedule& schedule, const MachineProfile& profile,
                                 const Topology& topology);
 
 }  // namespace uniep::tune

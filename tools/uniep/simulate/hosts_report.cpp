@@ -10,9 +10,10 @@ namespace uniep::tool {
 
 namespace {
 
-HostWay gathered(const char* name, int hosts, tune::CrossesUnder under) {
+HostWay gathered(const char* name, int hosts, tune::CrossesUnder under, bool exact_hosts) {
   return {.name = name,
           .gathered = under,
+          .exact_hosts = exact_hosts,
           .combine_groups = hosts,
           .combine_partials = CombinePartials::kBf16};
 }
@@ -23,10 +24,11 @@ std::vector<HostWay> ways_between(int hosts, Backend backend) {
   using enum tune::CrossesUnder;
   std::vector<HostWay> ways;
   if (backend == Backend::kCuda && hosts > 1) {
-    ways.push_back(gathered("gathered", hosts, kWeights));
-    if (hosts <= kMaxHostsInWaves) {
-      ways.push_back(gathered("gathered, in waves", hosts, kPasses));
-    }
+    const bool in_waves = hosts <= kMaxHostsInWaves;
+    ways.push_back(gathered("gathered", hosts, kWeights, false));
+    if (in_waves) ways.push_back(gathered("gathered, in waves", hosts, kPasses, false));
+    ways.push_back(gathered("gathered, exact_hosts", hosts, kWeights, true));
+    if (in_waves) ways.push_back(gathered("in waves, exact_hosts", hosts, kPasses, true));
   }
   ways.push_back({.name = "direct"});
   ways.push_back({.name = "relayed, all rows", .wire = HostWire::kRelayed});
@@ -44,9 +46,9 @@ std::string explained_ways(int hosts, Backend backend) {
   if (backend == Backend::kCuda && hosts > 1) {
     said =
         "# gathered: what GPUs do; all tokens go to all hosts ahead of the pass, and sums come "
-        "back "
-        "behind it; in\n# waves: under it, on SMs of their own (UNIEP_SPARE_SMS). What follows is "
-        "what a pass would take that\n# exchanges as those of CPUs do.\n";
+        "back behind it;\n# in waves: under it, on SMs of their own (UNIEP_SPARE_SMS); "
+        "exact_hosts: tokens go to hosts that need them.\n# What follows is what a pass would take "
+        "that exchanges as those of CPUs do.\n";
   }
   return said + "# relayed: a token crosses to a host once, and rows return by the same rank\n";
 }
@@ -56,21 +58,20 @@ namespace {
 std::vector<tune::Prediction> predict_gathered(const HostWay& way, const BenchCase& bench,
                                                const std::vector<Pass>& passes,
                                                const HostSetting& s) {
-  const auto plans_with = [&](tune::CrossesUnder under) {
-    return tune::plans_of_gathered_host(bench.problem, bench.ranks, s.hosts, bench.routing.topk_ids,
-                                        under);
+  const auto host_with = [&](tune::CrossesUnder under) {
+    return tune::gathered_host(bench.problem, bench.ranks, s.hosts, bench.routing.topk_ids, under);
   };
   const bool in_waves = *way.gathered == tune::CrossesUnder::kPasses;
   const tune::MachineProfile profile =
       tune::with_spare_workers(s.profile, in_waves ? s.spare_sms : 0);
-  const auto plans = plans_with(*way.gathered);
-  const auto undivided = plans_with(tune::CrossesUnder::kNothing);
+  const tune::GatheredHost host = host_with(*way.gathered);
+  const auto undivided = host_with(tune::CrossesUnder::kNothing).plans;
   const tune::MachineProfile free = tune::without_communication(s.profile);
   std::vector<tune::Prediction> found;
   for (const Pass pass : passes) {
-    found.push_back({tune::simulate_gathered(plans, s.hosts, *way.gathered, pass, s.schedule,
-                                             profile, s.topology),
-                     tune::simulate(undivided, pass, s.schedule, free).seconds});
+    found.push_back(
+        {tune::simulate_gathered(host, way.exact_hosts, pass, s.schedule, profile, s.topology),
+         tune::simulate(undivided, pass, s.schedule, free).seconds});
   }
   return found;
 }

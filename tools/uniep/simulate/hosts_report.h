@@ -21,6 +21,7 @@ struct HostWay {
   std::string name;
   HostWire wire = HostWire::kDirect;
   std::optional<tune::CrossesUnder> gathered{};  ///< by collectives around the pass, as GPUs do
+  bool exact_hosts = false;  ///< of what is gathered, tokens only where they are needed
   int combine_groups = 1;
   CombinePartials combine_partials = CombinePartials::kFp32;
   std::vector<tune::Prediction> passes{};
