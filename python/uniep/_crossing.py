@@ -114,16 +114,23 @@ class Crossing:
         """Whether anything crosses beside the passes of backward."""
         return self._in_backward
 
-    def find_routes(self, ids: Tensor, seen: Tensor, experts: int) -> None:
+    def find_routes(
+        self, ids: Tensor, seen: tuple[Tensor, Tensor], experts: int
+    ) -> tuple[Tensor, Tensor]:
         """Ahead of all that crosses: which tokens do. Waits for the device with `exact_hosts`.
 
         Args:
             ids: int [T, K] of this rank, numbers of experts among all.
-            seen: int [N T, K], those of its rail.
+            seen: int [N T, K], those of its rail, and [N T, K] probabilities.
             experts: of a host.
+
+        Returns:
+            seen, in the order in which its tokens will lie.
         """
-        if self._exact_hosts:
-            self._routes = Routes.of(self._mesh, ids, seen, experts)
+        if not self._exact_hosts:
+            return seen
+        self._routes = routes = Routes.of(self._mesh, ids, seen[0], experts)
+        return routes.moved_up(seen[0]), routes.moved_up(seen[1])
 
     def agree(self, agreed: Tensor | None) -> None:
         """The fault of the call, int64 [2], 0 where there is none."""
@@ -187,7 +194,7 @@ class Crossing:
         # Tokens first. Products that fill a GPU would keep the message from starting, and those
         # behind this begin only when probabilities have made their way within the host.
         of_tokens = exchange.begin_to_collect(self._mesh, dx, self._routes)
-        of_probs = exchange.begin_to_collect(self._mesh, dprobs)
+        of_probs = exchange.begin_to_collect(self._mesh, dprobs, self._routes)
         try:
             yield
         finally:
@@ -200,7 +207,7 @@ class Crossing:
         if back is not None and back[0].data_ptr() == dx.data_ptr():  # else a hook has changed it
             return back[1:]
         partials = exchange.collect(self._mesh, dx, self._routes)
-        return partials, exchange.collect(self._mesh, dprobs)
+        return partials, exchange.collect(self._mesh, dprobs, self._routes)
 
 
 def crosses_under_weights(crossing: Crossing | None) -> bool:
@@ -238,15 +245,15 @@ class _TokensInWaves:
         self._stream = mesh.stream(rows.device)
         self._begun_on = torch.cuda.current_stream(rows.device)
         self.is_awaited = False
-        # All that both streams touch is this one's, from before the other takes over.
-        self._rows = rows
+        # All that both streams touch is this one's, from before the other takes over. So is all
+        # that packs rows: beside a pass that would have few SMs.
+        self._sent = exchange.to_hosts(mesh, rows, routes)
         self._blocks = rows.new_empty(mesh.hosts, *rows.shape)
-        # Of tokens that do not cross there are no sums.
-        make = torch.empty_like if routes is None else torch.zeros_like
-        self._found = make(self._blocks) if returns else None
+        self._received = exchange.by_host(self._blocks, routes)
+        self._found = exchange.Found(mesh, self._blocks, routes) if returns else None
         self._others_done = _recorded() if returns else None
         self._stream.wait_stream(self._begun_on)
-        exchange.spread_step(mesh, rows, self._blocks, 0)
+        exchange.step(mesh, self._sent, self._received, mesh.host, mesh.host)
         with torch.cuda.stream(self._stream):
             self._arrived = [self._receive(step) for step in range(1, mesh.hosts)]
 
@@ -255,8 +262,14 @@ class _TokensInWaves:
         """[N T, n]."""
         return self._blocks.flatten(0, 1)
 
+    def _neighbours(self, step: int) -> tuple[int, int]:
+        """The hosts to which the step-th block behind this one is this one's, and whose it is."""
+        host, hosts = self._mesh.host, self._mesh.hosts
+        return (host - step) % hosts, (host + step) % hosts
+
     def _receive(self, step: int) -> torch.cuda.Event:
-        exchange.spread_step(self._mesh, self._rows, self._blocks, step, self._routes)
+        before, behind = self._neighbours(step)
+        exchange.step(self._mesh, self._sent, self._received, to=before, of=behind)
         return _recorded()
 
     def events(self) -> Tensor:
@@ -275,19 +288,21 @@ class _TokensInWaves:
             out: [N T, n], of all tokens that this rank sees.
         """
         assert self._found is not None and self._others_done is not None
-        blocks = out.view_as(self._blocks)
+        sums = exchange.by_host(out.view_as(self._blocks), self._routes)
+        found = self._found.parts
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._others_done)
             for step in range(1, self._mesh.hosts):
-                exchange.collect_step(self._mesh, blocks, self._found, step, self._routes)
-        exchange.collect_step(self._mesh, blocks, self._found, 0)
+                before, behind = self._neighbours(step)
+                exchange.step(self._mesh, sums, found, to=behind, of=before)
+        exchange.step(self._mesh, sums, found, self._mesh.host, self._mesh.host)
         self._out = out
 
     def collect(self) -> Tensor:
         """[N, T, n], what every host has for this rank's rows."""
         assert self._found is not None
         self.wait()
-        return self._found
+        return self._found.blocks()
 
     def wait(self) -> None:
         """Until all is here, and nothing of this is read or written any more."""

@@ -2,32 +2,34 @@
 
 Rank ``h L + l`` of a mesh of N hosts with L ranks each is rank l of host h. On each host, rank l
 sees the tokens of ranks ``l``, ``L + l`` and so on: of its rail, in the order of the hosts. With
-:class:`Routes` only those cross that have an expert where they go. What others would have brought
-is then never read, and their sums are 0, as such a host would have found.
+:class:`Routes` only those cross that have an expert where they go. Sums of the others are 0, as
+such a host would have found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ._routes import Route, Routes
+from ._routes import Routes
 
 if TYPE_CHECKING:
     from .hosts import HostMesh
 
 __all__ = [
+    "Found",
     "begin_to_collect",
+    "by_host",
     "collect",
-    "collect_step",
     "resized",
     "spread",
-    "spread_step",
+    "step",
     "sum_of_hosts",
+    "to_hosts",
 ]
 
 
@@ -52,18 +54,65 @@ def sum_of_hosts(partials: Tensor, own: int) -> Tensor:
     return total.add_(0.0)  # from +0: only a sum of nothing but -0 is -0 without it
 
 
+def to_hosts(mesh: HostMesh, rows: Tensor, routes: Routes | None) -> list[Tensor]:
+    """Of this rank's rows, [T, n], those that go to each host; to its own, all."""
+    if routes is None:
+        return [rows] * mesh.hosts
+    parts = list(torch.split(routes.packed(rows), routes.sent))
+    parts[mesh.host] = rows
+    return parts
+
+
+def by_host(blocks: Tensor, routes: Routes | None) -> list[Tensor]:
+    """Of [N, T, n] that a rank sees, the part of each host that has come from there."""
+    if routes is None:
+        return list(blocks)
+    return [block[:count] for block, count in zip(blocks, routes.received, strict=True)]
+
+
+class Found:
+    """What hosts have for this rank's tokens.
+
+    Args:
+        mesh: of the processes.
+        like: [N, T, n] of what comes.
+        routes: which tokens went to which host; None: all to all.
+
+    Attributes:
+        parts: by host what comes from there, to be written.
+    """
+
+    def __init__(self, mesh: HostMesh, like: Tensor, routes: Routes | None) -> None:
+        self._routes = routes
+        if routes is None:
+            self._all = torch.empty_like(like)
+            self.parts = list(self._all)
+            return
+        self._all = torch.zeros_like(like)
+        self._packed = like.new_empty(len(routes.places), like.shape[2])
+        self.parts = list(torch.split(self._packed, routes.sent))
+        self.parts[mesh.host] = self._all[mesh.host]
+
+    def blocks(self) -> Tensor:
+        """[N, T, n], once all parts are there."""
+        if self._routes is not None:
+            self._all.flatten(0, 1).index_copy_(0, self._routes.places, self._packed)
+        return self._all
+
+
 def spread(mesh: HostMesh, rows: Tensor, routes: Routes | None = None) -> Tensor:
-    """[T, n] of each rank to [N T, n]: those of this rank's rail, by host."""
+    """[T, n] of each rank to [N T, n]: those of this rank's rail, by host.
+
+    With routes rows that came are ahead of the others of their host, which are not written.
+    """
     if mesh.hosts == 1:
         return rows
     seen = rows.new_empty(mesh.hosts, *rows.shape)
     if routes is None:
         dist.all_gather_into_tensor(_bytes(seen).flatten(0, 1), _bytes(rows), group=mesh.across)
-        return seen.flatten(0, 1)
-    seen[mesh.host] = rows
-    sent = rows.index_select(0, routes.sent.places % rows.shape[0])
-    came, _ = _exchange(mesh, sent, routes.sent, routes.received)
-    return seen.flatten(0, 1).index_copy_(0, routes.received.places, came)
+    else:
+        _wait(_exchange(mesh, to_hosts(mesh, rows, routes), by_host(seen, routes)))
+    return seen.flatten(0, 1)
 
 
 def collect(mesh: HostMesh, seen: Tensor, routes: Routes | None = None) -> Tensor:
@@ -75,111 +124,70 @@ def begin_to_collect(
     mesh: HostMesh, seen: Tensor, routes: Routes | None = None
 ) -> Callable[[], Tensor]:
     """What :func:`collect` gives, under way. Returns what waits for it."""
-    seen = seen.contiguous()
-    blocks = seen.view(mesh.hosts, -1, seen.shape[1])
+    blocks = seen.contiguous().view(mesh.hosts, -1, seen.shape[1])
     if mesh.hosts == 1:
         return lambda: blocks
-    if routes is None:
-        found = torch.empty_like(blocks)
-        received, sent = (_bytes(rows).flatten(0, 1) for rows in (found, blocks))
-        work = dist.all_to_all_single(received, sent, group=mesh.across, async_op=True)
-        return lambda: _behind(work, found)
-    found = torch.zeros_like(blocks)
-    found[mesh.host] = blocks[mesh.host]
-    # What came is sent, and received what was sent.
-    came, work = _exchange(
-        mesh,
-        seen.index_select(0, routes.received.places),
-        routes.received,
-        routes.sent,
-        is_async=True,
-    )
-    places = routes.sent.places
-    return lambda: _behind(work, found, lambda: found.flatten(0, 1).index_copy_(0, places, came))
+    if routes is not None:
+        found = Found(mesh, blocks, routes)
+        works = _exchange(mesh, by_host(blocks, routes), found.parts)
+        return lambda: _behind(works, found.blocks)
+    whole = torch.empty_like(blocks)
+    received, sent = (_bytes(rows).flatten(0, 1) for rows in (whole, blocks))
+    work = dist.all_to_all_single(received, sent, group=mesh.across, async_op=True)
+    return lambda: _behind([work], lambda: whole)
 
 
-def _behind(
-    work: dist.Work | None, found: Tensor, and_then: Callable[[], object] | None = None
-) -> Tensor:
-    if work is not None:
-        work.wait()
-    if and_then is not None:
-        and_then()
-    return found
+def _behind(works: Sequence[dist.Work | None], found: Callable[[], Tensor]) -> Tensor:
+    _wait(works)
+    return found()
+
+
+def step(
+    mesh: HostMesh, sent: Sequence[Tensor], received: Sequence[Tensor], to: int, of: int
+) -> None:
+    """Of an exchange what goes to one host, and what comes from another; or stays at this one.
+
+    Args:
+        mesh: of the processes.
+        sent: what goes to each host.
+        received: what comes from each host, to be written.
+        to: a host, as many behind this one as `of` is ahead of it, or the other way round; on all
+            ranks in the same order.
+        of: a host.
+    """
+    if of == mesh.host:
+        received[of].copy_(sent[to])
+    else:
+        _wait(_messages(mesh, [(sent[to], to)], [(received[of], of)]))
 
 
 def _exchange(
-    mesh: HostMesh, sent: Tensor, to: Route, of: Route, *, is_async: bool = False
-) -> tuple[Tensor, dist.Work | None]:
-    """Rows for each host, in the order of the hosts, for those that come from each."""
-    came = sent.new_empty(sum(of.counts), sent.shape[1])
-    ends = (_bytes(came), _bytes(sent), of.counts, to.counts)
-    return came, dist.all_to_all_single(*ends, group=mesh.across, async_op=is_async)
+    mesh: HostMesh, sent: Sequence[Tensor], received: Sequence[Tensor]
+) -> list[dist.Work]:
+    """All steps, under way."""
+    received[mesh.host].copy_(sent[mesh.host])
+    others = [host for host in range(mesh.hosts) if host != mesh.host]
+    ends = [[(rows[host], host) for host in others] for rows in (sent, received)]
+    return _messages(mesh, *ends)
 
 
-def spread_step(
-    mesh: HostMesh, rows: Tensor, blocks: Tensor, step: int, routes: Routes | None = None
-) -> None:
-    """Of :func:`spread` the tokens of one host, the step-th behind this one; 0: its own.
-
-    Args:
-        mesh: of the processes.
-        rows: [T, n] of this rank.
-        blocks: [N, T, n] that this rank sees, of which those of that host are written.
-        step: 0 to N - 1, on all ranks in the same order.
-        routes: as of :func:`spread`.
-    """
-    of, to = (mesh.host + step) % mesh.hosts, (mesh.host - step) % mesh.hosts
-    if step == 0:
-        blocks[of].copy_(rows)
-    elif routes is None:
-        _swap(mesh, rows, to, blocks[of], of)
-    else:
-        _swap_some(mesh, rows, (routes.sent, to), blocks[of], (routes.received, of))
-
-
-def collect_step(
-    mesh: HostMesh, blocks: Tensor, found: Tensor, step: int, routes: Routes | None = None
-) -> None:
-    """Of :func:`collect` what goes to one host, the step-th behind this one; 0: to its own.
-
-    Args:
-        mesh: of the processes.
-        blocks: [N, T, n], for tokens that this rank sees.
-        found: [N, T, n], of which what the step-th host ahead of this one has is written.
-        step: as in :func:`spread_step`.
-        routes: as of :func:`collect`; what they lack stays as it is.
-    """
-    to, of = (mesh.host + step) % mesh.hosts, (mesh.host - step) % mesh.hosts
-    if step == 0:
-        found[of].copy_(blocks[to])
-    elif routes is None:
-        _swap(mesh, blocks[to], to, found[of], of)
-    else:
-        _swap_some(mesh, blocks[to], (routes.received, to), found[of], (routes.sent, of))
-
-
-def _swap_some(
-    mesh: HostMesh, rows: Tensor, to: tuple[Route, int], into: Tensor, of: tuple[Route, int]
-) -> None:
-    """As :func:`_swap`, of the tokens that two routes name."""
-    tokens = rows.shape[0]
-    leave, come = (route.of(host, tokens) for route, host in (to, of))
-    came = rows.new_empty(len(come), rows.shape[1])
-    _swap(mesh, rows.index_select(0, leave), to[1], came, of[1])
-    into.index_copy_(0, come, came)
-
-
-def _swap(mesh: HostMesh, sent: Tensor, to: int, received: Tensor, of: int) -> None:
-    """Sends rows to this rank's rail on one host, and receives some of that on another."""
-    ways = ((dist.isend, sent, to), (dist.irecv, received, of))
-    steps = [
+def _messages(
+    mesh: HostMesh, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]
+) -> list[dist.Work]:
+    """Rows to this rank's rail on some hosts, and from that on some."""
+    ways = [(dist.isend, *end) for end in sent] + [(dist.irecv, *end) for end in received]
+    messages = [
         dist.P2POp(way, _bytes(rows), dist.get_global_rank(mesh.across, host), mesh.across)
         for way, rows, host in ways
         if len(rows)  # neither end names a message of nothing
     ]
-    for work in dist.batch_isend_irecv(steps) if steps else ():
-        work.wait()
+    return dist.batch_isend_irecv(messages) if messages else []
+
+
+def _wait(works: Sequence[dist.Work | None]) -> None:
+    for work in works:
+        if work is not None:
+            work.wait()
 
 
 def _bytes(rows: Tensor) -> Tensor:

@@ -280,9 +280,9 @@ class _Spread(torch.autograd.Function):
             slots[0, 0] = _IMPOSSIBLE
         sent = exchange.resized(slots, tokens, -1)
         slots = exchange.spread(mesh, sent)
-        seen_ids, seen_probs = slots.chunk(2, 1)
+        sent_ids, (seen_ids, seen_probs) = sent[:, : ids.shape[1]], slots.chunk(2, 1)
+        seen_ids, seen_probs = ctx.crossing.find_routes(sent_ids, (seen_ids, seen_probs), of_host)
         ctx.mark_non_differentiable(seen_ids)
-        ctx.crossing.find_routes(sent[:, : ids.shape[1]], seen_ids, of_host)
         seen = ctx.crossing.spread(exchange.resized(x, tokens))
         return seen, seen_probs.contiguous().view(torch.float32), seen_ids
 

@@ -131,51 +131,66 @@ def some_cross(hosts: int):
     g = torch.Generator().manual_seed(7)
     # Two slots a token, so that most hosts have none of it; of all ranks.
     ids = torch.randint(-1, EXPERTS, (size, tokens, 2), generator=g)
-    seen_ids = ids[mesh.local :: size // hosts].flatten(0, 1)
-    routes = Routes.of(mesh, ids[rank], seen_ids, each)
+    rail = slice(mesh.local, None, size // hosts)
+    routes = Routes.of(mesh, ids[rank], ids[rail].flatten(0, 1), each)
     rows = torch.randn(size, tokens, 3, generator=g).bfloat16()
-    rail = rows[mesh.local :: size // hosts]
-    needed = ((seen_ids >= 0) & (seen_ids // each == mesh.host)).any(-1).view(hosts, tokens)
-    needed[mesh.host] = True
-    wanted = torch.where(needed[..., None], rail, torch.nan)
-    back = torch.stack(
-        [((ids[rank] >= 0) & (ids[rank] // each == h)).any(-1) for h in range(hosts)]
-    )
-    back[mesh.host] = True
-    sums = torch.where(back[..., None], rows[rank], 0)
 
-    def same(a, b):
-        return torch.equal(a.nan_to_num(9), b.nan_to_num(9))
+    def goes(of, host, own):
+        return (((ids[of] >= 0) & (ids[of] // each == host)).any(-1)) | own
+
+    wanted = torch.full((hosts, tokens, 3), torch.nan).bfloat16()
+    came = []
+    for host, of in enumerate(range(mesh.local, size, size // hosts)):
+        came.append(goes(of, mesh.host, host == mesh.host))
+        needed = rows[of][came[-1]]
+        wanted[host, : len(needed)] = needed
+    back = torch.stack([goes(rank, host, host == mesh.host) for host in range(hosts)])
+    sums = torch.where(back[..., None], rows[rank], 0)
+    fewer = 0 < int(torch.stack(came).sum()) < hosts * tokens
 
     torch.use_deterministic_algorithms(True)
-    seen = _exchange.spread(mesh, rows[rank], routes).view_as(wanted)
-    stepped, found = torch.full_like(wanted, torch.nan), torch.zeros_like(wanted)
-    for step_of in range(hosts):
-        _exchange.spread_step(mesh, rows[rank], stepped, step_of, routes)
-    for step_of in (*range(1, hosts), 0):
-        _exchange.collect_step(mesh, seen, found, step_of, routes)
-    collected = _exchange.collect(mesh, seen.flatten(0, 1), routes)
+    seen = _exchange.spread(mesh, rows[rank], routes)
+    stepped, found = host_by_host(mesh, rows[rank], routes)
+    collected = _exchange.collect(mesh, seen, routes)
     torch.use_deterministic_algorithms(False)
+    up = routes.moved_up(rows[rail].flatten(0, 1)).view_as(wanted)
     return {
-        "fewer": 0 < int(needed.sum()) < needed.numel(),
-        "spread": same(seen, wanted) and same(stepped, wanted),
+        "fewer": fewer,
+        "spread": same(seen.view_as(wanted), wanted) and same(stepped, wanted),
+        "moved up": same(torch.where(wanted.isnan(), wanted, up), wanted),
         "collect": torch.equal(collected, sums) and torch.equal(found, sums),
-        "counts": routes.received.counts[mesh.host] == routes.sent.counts[mesh.host] == 0,
     }
+
+
+def same(a, b):
+    return torch.equal(a.nan_to_num(9), b.nan_to_num(9))
+
+
+def host_by_host(mesh, rows, routes):
+    """What `spread` and `collect` give, by steps; each writes what comes from one host alone."""
+    host, hosts = mesh.host, mesh.hosts
+    seen = torch.full((hosts, *rows.shape), torch.nan).bfloat16()
+    sent, received = (
+        _exchange.to_hosts(mesh, rows, routes),
+        _exchange.by_host(seen, routes),
+    )
+    for step_of in range(hosts):
+        before, behind = (host - step_of) % hosts, (host + step_of) % hosts
+        assert received[behind].isnan().all()
+        _exchange.step(mesh, sent, received, to=before, of=behind)
+        assert not received[behind].isnan().any()
+    found = _exchange.Found(mesh, seen, routes)
+    for step_of in (*range(1, hosts), 0):
+        before, behind = (host - step_of) % hosts, (host + step_of) % hosts
+        _exchange.step(mesh, received, found.parts, to=behind, of=before)
+    return seen, found.blocks()
 
 
 def by_steps(hosts: int):
     """Whether tokens and sums get host by host to where they all go at a time."""
     mesh = hosts_module.host_mesh(mesh_of(hosts), torch.device("cpu"))
     rows = torch.randn(5, 3, generator=torch.Generator().manual_seed(dist.get_rank())).bfloat16()
-    seen = torch.full((hosts, *rows.shape), torch.nan).bfloat16()
-    for step_of in range(hosts):
-        assert seen[(mesh.host + step_of) % hosts].isnan().all()
-        _exchange.spread_step(mesh, rows, seen, step_of)
-        assert int(seen.isnan().any(-1).any(-1).sum()) == hosts - step_of - 1
-    found = torch.full_like(seen, torch.nan)
-    for step_of in (*range(1, hosts), 0):
-        _exchange.collect_step(mesh, seen, found, step_of)
+    seen, found = host_by_host(mesh, rows, None)
     return {
         "spread": torch.equal(seen.flatten(0, 1), _exchange.spread(mesh, rows)),
         "collect": torch.equal(found, _exchange.collect(mesh, seen.flatten(0, 1))),
