@@ -117,7 +117,7 @@ class Crossing:
     def find_routes(
         self, ids: Tensor, seen: tuple[Tensor, Tensor], experts: int
     ) -> tuple[Tensor, Tensor]:
-        """Ahead of all that crosses: which tokens do. Waits for the device with `exact_hosts`.
+        """Ahead of all that crosses: which tokens do.
 
         Args:
             ids: int [T, K] of this rank, numbers of experts among all.
@@ -129,7 +129,7 @@ class Crossing:
         """
         if not self._exact_hosts:
             return seen
-        self._routes = routes = Routes.of(self._mesh, ids, seen[0], experts)
+        self._routes = routes = Routes(self._mesh, ids, seen[0], experts)
         return routes.moved_up(seen[0]), routes.moved_up(seen[1])
 
     def agree(self, agreed: Tensor | None) -> None:
@@ -245,15 +245,22 @@ class _TokensInWaves:
         self._stream = mesh.stream(rows.device)
         self._begun_on = torch.cuda.current_stream(rows.device)
         self.is_awaited = False
-        # All that both streams touch is this one's, from before the other takes over. So is all
-        # that packs rows: beside a pass that would have few SMs.
-        self._sent = exchange.to_hosts(mesh, rows, routes)
+        self._rows = rows
         self._blocks = rows.new_empty(mesh.hosts, *rows.shape)
-        self._received = exchange.by_host(self._blocks, routes)
-        self._found = exchange.Found(mesh, self._blocks, routes) if returns else None
+        self._blocks[mesh.host] = rows
         self._others_done = _recorded() if returns else None
+        self._arrived: list[torch.cuda.Event] = []
+        if routes is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        mesh, routes = self._mesh, self._routes
+        # All that both streams touch is this one's, from before the other takes over. Rows are
+        # packed now, as beside a pass that would have few SMs.
+        self._sent = exchange.to_hosts(mesh, self._rows, routes)
+        self._received = exchange.by_host(self._blocks, routes)
+        self._found = exchange.Found(mesh, self._blocks, routes) if self._returns else None
         self._stream.wait_stream(self._begun_on)
-        exchange.step(mesh, self._sent, self._received, mesh.host, mesh.host)
         with torch.cuda.stream(self._stream):
             self._arrived = [self._receive(step) for step in range(1, mesh.hosts)]
 
@@ -274,6 +281,8 @@ class _TokensInWaves:
 
     def events(self) -> Tensor:
         """int64 [2, waves] on the CPU: what waves wait for, and what is recorded behind them."""
+        if not self._arrived:  # as late as can be, since it waits for the number of tokens
+            self._begin()
         arrived = [event.cuda_event for event in self._arrived]
         before = [0, *arrived, *([0] if self._returns else [])]
         behind = [0] * len(before)

@@ -83,21 +83,23 @@ class Found:
     """
 
     def __init__(self, mesh: HostMesh, like: Tensor, routes: Routes | None) -> None:
-        self._routes = routes
+        self._host, self._routes, self._shape = mesh.host, routes, like.shape
         if routes is None:
-            self._all = torch.empty_like(like)
-            self.parts = list(self._all)
+            self._whole = torch.empty_like(like)
+            self.parts = list(self._whole)
             return
-        self._all = torch.zeros_like(like)
         self._packed = like.new_empty(len(routes.places), like.shape[2])
         self.parts = list(torch.split(self._packed, routes.sent))
-        self.parts[mesh.host] = self._all[mesh.host]
+        self.parts[mesh.host] = like.new_empty(like.shape[1:])
 
     def blocks(self) -> Tensor:
         """[N, T, n], once all parts are there."""
-        if self._routes is not None:
-            self._all.flatten(0, 1).index_copy_(0, self._routes.places, self._packed)
-        return self._all
+        if self._routes is None:
+            return self._whole
+        found = self._packed.new_zeros(self._shape)
+        found.flatten(0, 1).index_copy_(0, self._routes.places, self._packed)
+        found[self._host] = self.parts[self._host]
+        return found
 
 
 def spread(mesh: HostMesh, rows: Tensor, routes: Routes | None = None) -> Tensor:

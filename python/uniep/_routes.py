@@ -8,7 +8,8 @@ fused layer takes all rows in the order that it would have taken them in.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,44 +20,59 @@ if TYPE_CHECKING:
 __all__ = ["Routes"]
 
 
-class Routes(NamedTuple):
+class Routes:
     """Of the T tokens of a rank and of the N T of its rail.
 
-    Attributes:
-        sent: how many tokens of this rank go to each host; 0 to its own.
-        places: int64 [sum of `sent`], h T + t for token t that goes to host h, ascending.
-        received: how many tokens come from each host; of its own all T.
-        order: int64 [N, T], by host its tokens: those that come ahead of the others.
+    How many tokens cross is known once the device has counted them: whoever asks first waits.
+
+    Args:
+        mesh: of the processes.
+        ids: int [T, K] of this rank, numbers of experts among all; others cross nowhere.
+        seen: int [N T, K], those of its rail.
+        experts: of a host.
     """
 
-    sent: list[int]
-    places: Tensor
-    received: list[int]
-    order: Tensor
-
-    @classmethod
-    def of(cls, mesh: HostMesh, ids: Tensor, seen: Tensor, experts: int) -> Routes:
-        """Waits for the device, once.
-
-        Args:
-            mesh: of the processes.
-            ids: int [T, K] of this rank, numbers of experts among all; others cross nowhere.
-            seen: int [N T, K], those of its rail.
-            experts: of a host.
-        """
+    def __init__(self, mesh: HostMesh, ids: Tensor, seen: Tensor, experts: int) -> None:
         hosts = torch.arange(mesh.hosts, device=ids.device)[:, None]
         first = hosts[..., None] * experts
-        sent = ((ids >= first) & (ids < first + experts)).any(-1) & (hosts != mesh.host)
         here = seen.view(mesh.hosts, -1, seen.shape[1]) - mesh.host * experts
+        self._sent = ((ids >= first) & (ids < first + experts)).any(-1) & (hosts != mesh.host)
         received = ((here >= 0) & (here < experts)).any(-1) | (hosts == mesh.host)
-        counts: list[list[int]] = torch.stack((sent, received)).sum(-1).tolist()
-        places = torch.nonzero_static(sent.flatten(), size=sum(counts[0])).flatten()
-        order = torch.argsort((~received).byte(), dim=-1, stable=True)
-        return cls(counts[0], places, counts[1], order)
+        # By host its tokens: those that come ahead of the others, in their order.
+        self._order = torch.argsort((~received).byte(), dim=-1, stable=True)
+        counts = torch.stack((self._sent, received)).sum(-1)
+        self._counts, self._is_told = counts, None
+        if counts.is_cuda:
+            self._counts = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True)
+            self._counts.copy_(counts, non_blocking=True)
+            self._is_told = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._is_told.record()
+
+    @cached_property
+    def _told(self) -> list[list[int]]:
+        if self._is_told is not None:
+            self._is_told.synchronize()
+        counts: list[list[int]] = self._counts.tolist()
+        return counts
+
+    @property
+    def sent(self) -> list[int]:
+        """How many tokens of this rank go to each host; 0 to its own."""
+        return self._told[0]
+
+    @property
+    def received(self) -> list[int]:
+        """How many tokens come from each host; of its own all T."""
+        return self._told[1]
+
+    @cached_property
+    def places(self) -> Tensor:
+        """int64 [sum of `sent`], h T + t for token t that goes to host h, ascending."""
+        return torch.nonzero_static(self._sent.flatten(), size=sum(self.sent)).flatten()
 
     def moved_up(self, rows: Tensor) -> Tensor:
         """[N T, n] of all tokens of the rail: those that come first in their blocks."""
-        index = self.order[..., None].expand(-1, -1, rows.shape[1])
+        index = self._order[..., None].expand(-1, -1, rows.shape[1])
         return rows.view_as(index).gather(1, index).flatten(0, 1)
 
     def packed(self, rows: Tensor) -> Tensor:

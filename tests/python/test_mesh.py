@@ -132,7 +132,7 @@ def some_cross(hosts: int):
     # Two slots a token, so that most hosts have none of it; of all ranks.
     ids = torch.randint(-1, EXPERTS, (size, tokens, 2), generator=g)
     rail = slice(mesh.local, None, size // hosts)
-    routes = Routes.of(mesh, ids[rank], ids[rail].flatten(0, 1), each)
+    routes = Routes(mesh, ids[rank], ids[rail].flatten(0, 1), each)
     rows = torch.randn(size, tokens, 3, generator=g).bfloat16()
 
     def goes(of, host, own):
