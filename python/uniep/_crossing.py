@@ -250,7 +250,8 @@ class _TokensInWaves:
         self._blocks[mesh.host] = rows
         self._others_done = _recorded() if returns else None
         self._arrived: list[torch.cuda.Event] = []
-        if routes is None:
+        # What waits for the number of tokens, which forward does not know yet, is put off.
+        if routes is None or not returns:
             self._begin()
 
     def _begin(self) -> None:
@@ -266,8 +267,8 @@ class _TokensInWaves:
 
     @property
     def seen(self) -> Tensor:
-        """[N T, n]."""
-        return self._blocks.flatten(0, 1)
+        """[N T, n]. That it is written later is ordered by events, and not for autograd to see."""
+        return self._blocks.data.flatten(0, 1)
 
     def _neighbours(self, step: int) -> tuple[int, int]:
         """The hosts to which the step-th block behind this one is this one's, and whose it is."""
@@ -281,7 +282,7 @@ class _TokensInWaves:
 
     def events(self) -> Tensor:
         """int64 [2, waves] on the CPU: what waves wait for, and what is recorded behind them."""
-        if not self._arrived:  # as late as can be, since it waits for the number of tokens
+        if not self._arrived:
             self._begin()
         arrived = [event.cuda_event for event in self._arrived]
         before = [0, *arrived, *([0] if self._returns else [])]
