@@ -169,7 +169,7 @@ TEST(GatheredHosts, ExactHostsHaveWhatTheirExpertsNeed) {
       };
       const double fewer = static_cast<double>((all - needed) * 2 * 2 * l.problem.hidden);
       EXPECT_EQ(found(false).bytes.network - found(true).bytes.network, fewer);
-      // The network decides here, so that all of it shows.
+      // The network decides here, so that all of it shows; that the host waits does not.
       EXPECT_NEAR(found(false).seconds - found(true).seconds, fewer / nic, 0.01 * fewer / nic);
     }
   }

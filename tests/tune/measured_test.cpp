@@ -366,23 +366,36 @@ TEST(ShippedProfile, RanksRandomSchedulesAsMeasurementsDo) {
   }
 }
 
-/// Two GPUs as two hosts, over links of so many bytes a second, with so many SMs spared; `way` is
-/// that of benchmarks/over_hosts.py, or in turn.
+GatheredHost gathered_host_of(const std::string& shape, int ranks, int hosts, CrossesUnder under) {
+  const workload::ShapeSpec spec = workload::parse_shape(shape);
+  Problem problem = workload::problem_of(spec);
+  problem.capacity_rows = rows_of_any_routing(problem, ranks);
+  const auto routing = workload::make_routing(spec, ranks, 0, 0);
+  return gathered_host(problem, ranks, hosts, routing.topk_ids, under);
+}
+
+/// GPUs as hosts, over links of so many bytes a second, with so many SMs spared; `way` is that of
+/// benchmarks/over_hosts.py.
 Errors errors_over_hosts(const std::string& name, double nic, int spare, const std::string& way) {
   const MachineProfile profile = with_spare_workers(shipped_profile("h200"), spare);
-  const CrossesUnder under = way == "mesh" ? CrossesUnder::kPasses : CrossesUnder::kNothing;
+  const CrossesUnder under = way == "in turn" ? CrossesUnder::kNothing : CrossesUnder::kPasses;
   const nlohmann::json file = results(name);
   Errors e;
+  GatheredHost host;
+  std::string shape_of_host;
   for (const auto& record : file.at("records")) {
     if (record.at("way") != way) continue;
-    const workload::ShapeSpec spec = workload::parse_shape(record.at("shape").get<std::string>());
     const int ranks = record.at("ranks").get<int>(), hosts = record.at("hosts").get<int>();
-    Problem problem = workload::problem_of(spec);
-    problem.capacity_rows = rows_of_any_routing(problem, ranks);
-    const auto routing = workload::make_routing(spec, ranks, 0, 0);
-    const GatheredHost host = gathered_host(problem, ranks, hosts, routing.topk_ids, under);
+    auto shape = record.at("shape").get<std::string>();
+    if (const auto most = record.value("limit", nlohmann::json()); !most.is_null()) {
+      shape += ",n_group=" + std::to_string(hosts) + ",topk_group=" + most.dump();
+    }
+    if (shape != shape_of_host) {  // of both directions, which follow one another
+      host = gathered_host_of(shape, ranks, hosts, under);
+      shape_of_host = shape;
+    }
     const Topology topology{.ranks_per_node = ranks / hosts, .nic_bytes_per_s = nic};
-    const double predicted = simulate_gathered(host, false, pass_of(record),
+    const double predicted = simulate_gathered(host, way == "exact hosts", pass_of(record),
                                                default_schedule(Backend::kCuda), profile, topology)
                                  .seconds;
     e.add({1e-3 * record.at("ms").get<double>(), predicted});
@@ -390,17 +403,30 @@ Errors errors_over_hosts(const std::string& name, double nic, int spare, const s
   return e;
 }
 
+void expect_hosts_predicted(const std::string& name, double nic, int spare, const std::string& way,
+                            double mean, double worst) {
+  const Errors e = errors_over_hosts(name, nic, spare, way);
+  EXPECT_EQ(e.count, 10) << name << way;
+  EXPECT_LT(e.mean, mean) << name << way;
+  EXPECT_LT(e.worst, worst) << name << way;
+}
+
 TEST(ShippedProfile, PredictsPassesOverHosts) {
-  const std::string file = "2026-11-26_2xH200_over_hosts_waves";
+  const std::string one_each = "2026-11-26_2xH200_over_hosts_waves";
   for (const std::string way : {"mesh", "in turn"}) {
-    const Errors fast = errors_over_hosts(file + ".json", 50e9, 8, way);
-    const Errors slow = errors_over_hosts(file + "_slow_links.json", 24e9, 16, way);
-    for (const Errors& e : {fast, slow}) {
-      EXPECT_EQ(e.count, 10) << way;
-      EXPECT_LT(e.mean, 0.075) << way;
-      EXPECT_LT(e.worst, 0.175) << way;
-    }
+    expect_hosts_predicted(one_each + ".json", 50e9, 8, way, 0.075, 0.175);
+    expect_hosts_predicted(one_each + "_slow_links.json", 24e9, 16, way, 0.075, 0.175);
+    expect_hosts_predicted("2026-11-27_4xH100_over_hosts.json", 50e9, 8, way, 0.045, 0.10);
   }
+}
+
+TEST(ShippedProfile, PredictsPassesOverFourHosts) {
+  const std::string four = "2026-11-27_4xH200_over_hosts_";
+  for (const std::string way : {"mesh", "in turn", "exact hosts"}) {
+    expect_hosts_predicted(four + "limited.json", 65e9, 8, way, 0.11, 0.20);
+    expect_hosts_predicted(four + "limited_slow_links.json", 24e9, 16, way, 0.10, 0.165);
+  }
+  expect_hosts_predicted(four + "any.json", 65e9, 8, "exact hosts", 0.085, 0.185);
 }
 
 }  // namespace

@@ -20,6 +20,11 @@ Problem problem_of_host(const Problem& all, int hosts, int host, CrossesUnder un
   return problem;
 }
 
+/// What the host takes from the count of tokens that cross, for which it waits, to the pass: for
+/// each message that has an event of its own, and for all else (docs/research/cost_model.md).
+constexpr double kSecondsOfMessage = 0.26e-3;
+constexpr double kSecondsBesides = 0.9e-3;
+
 /// Whether a token that a rank sees has a slot of its host.
 bool is_needed(const RoutingPlan& plan, std::int64_t token) {
   const auto topk = static_cast<std::size_t>(plan.problem().topk);
@@ -102,6 +107,7 @@ class GatheredPass {
       : plans_(host.plans),
         problem_(plans_[0].problem()),
         hosts_(host.hosts),
+        exact_hosts_(exact_hosts),
         under_(host.under),
         pass_(pass),
         schedule_(with_forced_axes(schedule, problem_, pass)),
@@ -120,7 +126,7 @@ class GatheredPass {
   double forward() {
     // Numbers of experts and probabilities first, of four bytes each.
     const double slots = 8.0 * problem_.topk;
-    const double begun = messages_.of_all(slots);
+    const double begun = messages_.of_all(slots) + host_seconds();
     if (!comes_in_waves()) return collect(spread(begun) + part(PassPart::kWhole, {}));
     const std::vector<double> come = tokens_come(begun);
     const double done = part(PassPart::kWhole, come);
@@ -141,6 +147,12 @@ class GatheredPass {
     const double data = begun + part(PassPart::kData, come);
     const double crossed = collect(messages_.of_all(probs));
     return data + std::max(crossed, part(PassPart::kWeights, {}));
+  }
+
+  /// In which the GPU has nothing to do.
+  double host_seconds() const {
+    if (!exact_hosts_ || hosts_ == 1) return 0;
+    return kSecondsBesides + kSecondsOfMessage * (comes_in_waves() ? hosts_ - 1 : 1);
   }
 
   bool comes_in_waves() const { return problem_.first_host >= 0; }
@@ -177,6 +189,7 @@ class GatheredPass {
   const std::span<const RoutingPlan> plans_;
   const Problem& problem_;
   const int hosts_;
+  const bool exact_hosts_;
   const CrossesUnder under_;
   const Pass pass_;
   const Schedule schedule_;
