@@ -112,6 +112,12 @@ def exact_hosts(part, mesh, options):
     more["exact hosts and rows"] = {"exact_rows": True}
     for name, also in more.items():
         found[name] = step(part(), exact_hosts=True, **also, **options)
+    case = part().requires_grad()
+    compiled = torch.compile(uniep.moe, backend="aot_eager")
+    tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+    found["exact hosts, compiled"] = gradients(
+        case, compiled(*tensors, exact_hosts=True, **options)
+    )
     figures = (64, 32, EXPERTS, 4, TOKENS)
     sums = sums_of(mesh.shape[0])
     with uniep.Workspace(mesh, *figures, device="cpu", exact_hosts=True, **sums) as own:
@@ -211,6 +217,16 @@ def test_tokens_come_in_waves_where_that_gains(monkeypatch):
     for none in ("0", ""):
         monkeypatch.setenv("UNIEP_SPARE_SMS", none)
         assert not comes()
+
+
+def test_exact_hosts_are_not_captured(monkeypatch):
+    kept = {"in_waves": False, "in_forward": True, "in_backward": True}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    mesh = SimpleNamespace(hosts=2)
+    with pytest.raises(ValueError, match="exact_hosts=False"):
+        Crossing.of(mesh, exact_hosts=True, **kept)
+    assert Crossing.of(mesh, exact_hosts=False, **kept) is not None
 
 
 def begun_ahead():
