@@ -304,7 +304,7 @@ def test_tune_and_schedule(tmp_path, monkeypatch):
 def test_tune_within_a_memory(tmp_path, monkeypatch):
     monkeypatch.setenv("UNIEP_TUNE_CACHE", str(tmp_path / "tuned.json"))
     shape = (64, 32, 8, 2, 64)
-    figures = uniep.tune(*shape, budget=1, memory=1.0, layers=2, in_flight=3, weight_bytes=18)
+    figures = uniep.tune(*shape, budget=2, memory=1.0, layers=2, in_flight=3, weight_bytes=18)
     memory = figures["memory"]
     assert (memory["layers"], memory["in_flight"], memory["bytes_of_parameter"]) == (2, 3, 18)
     best = memory["choices"][memory["fastest"]]
