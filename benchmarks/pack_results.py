@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 FILE_KEYS = ("schema", "machine", "date", "commit", "command", "shape", "ranks", "skew")
-RECORD_KEYS = ("shape", "ranks", "hosts", "limit", "way", "tokens", "skew")
-RECORD_KEYS += ("direction", "schedule", "ms")
+RECORD_KEYS = (
+    *("shape", "ranks", "hosts", "limit", "way", "tokens", "skew"),
+    *("direction", "schedule", "ms"),
+)
 LISTS = ("records", "passes", "candidates", "points")
 
 

@@ -176,10 +176,7 @@ def host_by_host(mesh, rows, routes):
     """What `spread` and `collect` give, by steps; each writes what comes from one host alone."""
     host, hosts = mesh.host, mesh.hosts
     seen = torch.full((hosts, *rows.shape), torch.nan).bfloat16()
-    sent, received = (
-        _exchange.to_hosts(mesh, rows, routes),
-        _exchange.by_host(seen, routes),
-    )
+    sent, received = _exchange.to_hosts(mesh, rows, routes), _exchange.by_host(seen, routes)
     for step_of in range(hosts):
         before, behind = (host - step_of) % hosts, (host + step_of) % hosts
         assert received[behind].isnan().all()
