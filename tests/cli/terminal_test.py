@@ -87,7 +87,7 @@ class Terminal(ProgramTest):
                   "--no-check"]),
                 (r"tuning forward, round \d+, \d+ of \d+ left",
                  ["tune", "--shape", "small", "--pass", "forward", "--profile", "none", "--budget",
-                  4, "--candidates", 40]),
+                  10, "--candidates", 6]),
                 ("surveying forward",
                  ["tune", "--shape", "small", "--pass", "forward", "--survey", 100])):
             slow = SLOW_LINK if command[0] == "bench" else cache

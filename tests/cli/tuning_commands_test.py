@@ -281,7 +281,7 @@ class Tune(ProgramTest):
         session = json.loads(path.read_text())
         for damaged in ("{", json.dumps({**session, "candidates": []})):
             path.write_text(damaged)
-            done = self.call(*self.LONG[:-4], "--budget", 6, "--profile", "none",
+            done = self.call(*self.LONG[:-4], "--budget", 12, "--profile", "none",
                              **self.environment)
             self.assertEqual(done.returncode, 0)
             self.assertIn("is ignored", done.stderr)
