@@ -6,6 +6,7 @@
     NCCL_P2P_DISABLE=1 torchrun --nproc_per_node=4 benchmarks/over_hosts.py --in-turn  # slow links
     UNIEP_SPARE_SMS=16 NCCL_MAX_CTAS=16 torchrun ...                 # tokens cross under passes
     torchrun --nproc_per_node=4 benchmarks/over_hosts.py --hosts 4 --limit 2 --exact-hosts
+    torchrun --nproc_per_node=2 benchmarks/over_hosts.py --all-rows  # no sums of hosts
     torchrun --nproc_per_node=2 benchmarks/over_hosts.py --tiny      # seconds, on CPUs too
 
 Ranks of one machine are taken to be on several hosts. Ways, which take turns:
@@ -19,7 +20,8 @@ Ranks of one machine are taken to be on several hosts. Ways, which take turns:
 
 With --limit M the experts of a token are on at most M hosts, as DeepSeek's router chooses them.
 So `mesh` - `group, sums` is what crossing costs, and `in turn` - `mesh` what of it is hidden:
-without UNIEP_SPARE_SMS only what crosses under gradients of weights. On
+without UNIEP_SPARE_SMS only what crosses under gradients of weights. With --all-rows a token's rows
+are added up in one group, so that they all cross, and the others are compared with `group`. On
 several machines, where there is no group of all, only meshes run. docs/hosts.md shows the figures.
 """
 
@@ -52,10 +54,11 @@ def limit(inputs: Inputs, shape: Shape, hosts: int, most: int) -> None:
     inputs.ids, inputs.probs = routing.ids.int(), routing.probs.requires_grad_()
 
 
-def way_of(name: str, shape: Shape, mesh: DeviceMesh, device: torch.device) -> Way:
+def way_of(
+    name: str, shape: Shape, mesh: DeviceMesh, device: torch.device, sums: dict[str, Any]
+) -> Way:
     """Over the mesh, in a workspace of its own; `in turn` with nothing begun ahead."""
     figures = (shape.hidden, shape.intermediate, shape.experts, shape.topk, shape.tokens)
-    sums: dict[str, Any] = {"combine_groups": mesh.shape[0], "combine_partials": "bf16"}
     crossing, comes_in_waves = functional.Crossing, workspace.comes_in_waves
     if name == "in turn":
         workspace.comes_in_waves = lambda *_: False
@@ -81,19 +84,22 @@ class _InTurn:
         return None
 
 
-def ways_of(shape: Shape, mesh: DeviceMesh, device: torch.device, more: list[str]) -> list[Way]:
+def ways_of(
+    shape: Shape, mesh: DeviceMesh, device: torch.device, more: list[str], all_rows: bool
+) -> list[Way]:
     """Those that run here; the first is what the others are compared with."""
     layer = partial(uniep.moe, max_tokens=shape.tokens)
-    sums: dict[str, Any] = {"combine_groups": mesh.shape[0], "combine_partials": "bf16"}
-    of_meshes = [way_of(name, shape, mesh, device) for name in ("mesh", *more)]
+    sums: dict[str, Any] = {}
+    if not all_rows:
+        sums = {"combine_groups": mesh.shape[0], "combine_partials": "bf16"}
+    of_meshes = [way_of(name, shape, mesh, device, sums) for name in ("mesh", *more)]
     if int(os.environ["LOCAL_WORLD_SIZE"]) < dist.get_world_size():
         return of_meshes
     members = uniep.Group(dist.group.WORLD, device=device)
-    return [
-        Way("group, sums", partial(layer, group=members, **sums)),
-        Way("group", partial(layer, group=members)),
-        *of_meshes,
-    ]
+    group = Way("group", partial(layer, group=members))
+    if all_rows:
+        return [group, *of_meshes]
+    return [Way("group, sums", partial(layer, group=members, **sums)), group, *of_meshes]
 
 
 def print_table(shape: Shape, found: list[dict[str, Any]]) -> None:
@@ -114,6 +120,7 @@ def main() -> None:
     add("--sockets", action="store_true", help="tell NCCL that they are hosts (NCCL_HOSTID)")
     add("--in-turn", action="store_true", help="measure what is hidden, too")
     add("--exact-hosts", action="store_true", help="send tokens only where they are needed, too")
+    add("--all-rows", action="store_true", help="add rows up in one group, so that all cross")
     add("--limit", type=int, metavar="M", help="most hosts that have experts of a token")
     add("--divide", type=int, default=1, help="experts of one of so many times as many GPUs")
     add("--turns", type=int, default=9)
@@ -145,8 +152,9 @@ def main() -> None:
         if args.limit:
             limit(inputs, shape, args.hosts, args.limit)
         bench = StepBench(shape, inputs, dist.group.WORLD, lead_cycles=8_000_000)
-        rows = measure(bench, ways_of(shape, mesh, device, more), args.turns)
+        rows = measure(bench, ways_of(shape, mesh, device, more, args.all_rows), args.turns)
         setting = {"hosts": args.hosts, "sockets": args.sockets, "limit": args.limit}
+        setting["all_rows"] = args.all_rows
         found += [{**row, **setting} for row in rows]
         if rank == 0:
             print_table(shape, rows)

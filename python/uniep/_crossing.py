@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from . import _exchange as exchange
+from ._all_rows import AllRows, RowsOfCall
 from ._routes import Routes
 
 if TYPE_CHECKING:
@@ -57,11 +58,16 @@ class Crossing:
         in_forward: so does that of forward, which does not wait for the device first.
         in_backward: so does that of backward, which has room for all rows.
         exact_hosts: tokens cross only to hosts that have experts of theirs.
+        all_rows: rows cross, to be added up so; None: a sum of each host does.
+
+    Attributes:
+        rows: of the call, where they cross.
     """
 
     def __init__(
         self,
         mesh: HostMesh,
+        all_rows: AllRows | None = None,
         *,
         in_waves: bool = False,
         in_forward: bool = True,
@@ -73,16 +79,19 @@ class Crossing:
         self._in_forward = in_forward
         self._in_backward = in_backward
         self._exact_hosts = exact_hosts
+        self._all_rows = all_rows
+        self.rows: RowsOfCall | None = None
         self._routes: Routes | None = None
         self._agreed: Tensor | None = None
         self._tokens: _TokensInWaves | None = None
         self._dy: _TokensInWaves | None = None
-        self._back: tuple[Tensor, Tensor, Tensor] | None = None
+        self._back: tuple[Tensor, exchange.Found, exchange.Found] | None = None
 
     @classmethod
     def of(
         cls,
         mesh: HostMesh,
+        all_rows: AllRows | None,
         *,
         in_waves: bool,
         in_forward: bool,
@@ -103,6 +112,7 @@ class Crossing:
             )
         return cls(
             mesh,
+            all_rows,
             in_waves=in_waves,
             in_forward=in_forward,
             in_backward=in_backward,
@@ -132,13 +142,26 @@ class Crossing:
         self._routes = routes = Routes(self._mesh, ids, seen[0], experts)
         return routes.moved_up(seen[0]), routes.moved_up(seen[1])
 
+    def find_rows(
+        self, sent: tuple[Tensor, Tensor], seen: tuple[Tensor, Tensor], experts: int
+    ) -> RowsOfCall | None:
+        """Ahead of all that goes back, with the arguments of :class:`RowsOfCall`."""
+        if self._all_rows is not None:
+            exact = self._exact_hosts
+            self.rows = RowsOfCall(self._all_rows, self._mesh, sent, seen, experts, exact)
+        return self.rows
+
+    @property
+    def _routes_back(self) -> Routes | None:
+        return self._routes if self.rows is None else self.rows.routes
+
     def agree(self, agreed: Tensor | None) -> None:
         """The fault of the call, int64 [2], 0 where there is none."""
         self._agreed = agreed
 
     def of_call(self, sums: Tensor) -> Tensor:
         """Those of a call with a fault are NaN, also of tokens that did not cross to its host."""
-        if self._routes is None or self._agreed is None:
+        if self._agreed is None or (self._routes is None and self.rows is None):
             return sums
         return sums.masked_fill_(self._agreed[0] != 0, math.nan)
 
@@ -161,12 +184,12 @@ class Crossing:
         if self._tokens is not None:
             self._tokens.begin_to_collect(out)
 
-    def collect(self, out: Tensor) -> Tensor:
+    def collect(self, out: Tensor) -> exchange.Found:
         """What :func:`exchange.collect` returns of the results of forward."""
         tokens, self._tokens = self._tokens, None
         if tokens is not None:
             return tokens.collect()
-        return exchange.collect(self._mesh, out, self._routes)
+        return exchange.collect(self._mesh, out, self._routes_back)
 
     # ---- backward ----
 
@@ -193,21 +216,22 @@ class Crossing:
         """What the fused layer of this host has for all tokens that it sees crosses meanwhile."""
         # Tokens first. Products that fill a GPU would keep the message from starting, and those
         # behind this begin only when probabilities have made their way within the host.
-        of_tokens = exchange.begin_to_collect(self._mesh, dx, self._routes)
-        of_probs = exchange.begin_to_collect(self._mesh, dprobs, self._routes)
+        of_tokens = exchange.begin_to_collect(self._mesh, dx, self._routes_back)
+        of_probs = exchange.begin_to_collect(self._mesh, dprobs, self._routes_back)
         try:
             yield
         finally:
             # Whether or not anybody asks: a pass behind it may take the SMs that the message needs.
             self._back = (dx, of_tokens(), of_probs())
 
-    def take(self, dx: Tensor, dprobs: Tensor) -> tuple[Tensor, Tensor]:
-        """[N, T, H] and [N, T, K] of all hosts."""
+    def take(self, dx: Tensor, dprobs: Tensor) -> tuple[exchange.Found, exchange.Found]:
+        """What all hosts have for this rank's tokens."""
         back, self._back = self._back, None
         if back is not None and back[0].data_ptr() == dx.data_ptr():  # else a hook has changed it
             return back[1:]
-        partials = exchange.collect(self._mesh, dx, self._routes)
-        return partials, exchange.collect(self._mesh, dprobs, self._routes)
+        routes = self._routes_back
+        partials = exchange.collect(self._mesh, dx, routes)
+        return partials, exchange.collect(self._mesh, dprobs, routes)
 
 
 def crosses_under_weights(crossing: Crossing | None) -> bool:
@@ -308,11 +332,11 @@ class _TokensInWaves:
         exchange.step(self._mesh, sums, found, self._mesh.host, self._mesh.host)
         self._out = out
 
-    def collect(self) -> Tensor:
-        """[N, T, n], what every host has for this rank's rows."""
+    def collect(self) -> exchange.Found:
+        """What every host has for this rank's rows."""
         assert self._found is not None
         self.wait()
-        return self._found.blocks()
+        return self._found
 
     def wait(self) -> None:
         """Until all is here, and nothing of this is read or written any more."""

@@ -75,7 +75,7 @@ class Found:
 
     Args:
         mesh: of the processes.
-        like: [N, T, n] of what comes.
+        like: [N, T, n] of what comes; of one host that itself.
         routes: which tokens went to which host; None: all to all.
 
     Attributes:
@@ -85,7 +85,7 @@ class Found:
     def __init__(self, mesh: HostMesh, like: Tensor, routes: Routes | None) -> None:
         self._host, self._routes, self._shape = mesh.host, routes, like.shape
         if routes is None:
-            self._whole = torch.empty_like(like)
+            self._whole = like if mesh.hosts == 1 else torch.empty_like(like)
             self.parts = list(self._whole)
             return
         self._packed = like.new_empty(len(routes.places), like.shape[2])
@@ -100,6 +100,18 @@ class Found:
         found.flatten(0, 1).index_copy_(0, self._routes.places, self._packed)
         found[self._host] = self.parts[self._host]
         return found
+
+    def rows(self, owner: Tensor) -> Tensor:
+        """[T, n] of tokens that no more than one host has anything for, once all parts are there.
+
+        Args:
+            owner: int64 [T], that host; any where there is none.
+        """
+        if self._routes is None:
+            rows: Tensor = self._whole[owner, torch.arange(len(owner), device=owner.device)]
+            return rows
+        rows = self.parts[self._host]
+        return rows.index_copy_(0, self._routes.places % len(rows), self._packed)
 
 
 def spread(mesh: HostMesh, rows: Tensor, routes: Routes | None = None) -> Tensor:
@@ -117,31 +129,31 @@ def spread(mesh: HostMesh, rows: Tensor, routes: Routes | None = None) -> Tensor
     return seen.flatten(0, 1)
 
 
-def collect(mesh: HostMesh, seen: Tensor, routes: Routes | None = None) -> Tensor:
-    """The way back: [N T, n] to [N, T, n], what every host has for this rank's T rows."""
+def collect(mesh: HostMesh, seen: Tensor, routes: Routes | None = None) -> Found:
+    """The way back of [N T, n]: what every host has for this rank's T rows."""
     return begin_to_collect(mesh, seen, routes)()
 
 
 def begin_to_collect(
     mesh: HostMesh, seen: Tensor, routes: Routes | None = None
-) -> Callable[[], Tensor]:
+) -> Callable[[], Found]:
     """What :func:`collect` gives, under way. Returns what waits for it."""
     blocks = seen.contiguous().view(mesh.hosts, -1, seen.shape[1])
     if mesh.hosts == 1:
-        return lambda: blocks
+        return lambda: Found(mesh, blocks, None)
+    found = Found(mesh, blocks, routes)
+    works: Sequence[dist.Work | None]
     if routes is not None:
-        found = Found(mesh, blocks, routes)
         works = _exchange(mesh, by_host(blocks, routes), found.parts)
-        return lambda: _behind(works, found.blocks)
-    whole = torch.empty_like(blocks)
-    received, sent = (_bytes(rows).flatten(0, 1) for rows in (whole, blocks))
-    work = dist.all_to_all_single(received, sent, group=mesh.across, async_op=True)
-    return lambda: _behind([work], lambda: whole)
+    else:
+        received, sent = (_bytes(rows).flatten(0, 1) for rows in (found.blocks(), blocks))
+        works = [dist.all_to_all_single(received, sent, group=mesh.across, async_op=True)]
+    return lambda: _behind(works, found)
 
 
-def _behind(works: Sequence[dist.Work | None], found: Callable[[], Tensor]) -> Tensor:
+def _behind(works: Sequence[dist.Work | None], found: Found) -> Found:
     _wait(works)
-    return found()
+    return found
 
 
 def step(

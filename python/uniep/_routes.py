@@ -75,6 +75,10 @@ class Routes:
         index = self._order[..., None].expand(-1, -1, rows.shape[1])
         return rows.view_as(index).gather(1, index).flatten(0, 1)
 
+    def came(self, host: int) -> Tensor:
+        """int64 [received[host]], which tokens of a host come, in the order in which they lie."""
+        return self._order[host, : self.received[host]]
+
     def packed(self, rows: Tensor) -> Tensor:
         """[T, n] of this rank's tokens to [sum of `sent`, n]."""
         return rows.index_select(0, self.places % rows.shape[0])

@@ -212,9 +212,9 @@ def moe(
         w2: bf16 [El, H, I], or a list of a tensor [H, I] for each expert. Contiguous.
         group: who holds the other experts: a ProcessGroup, a DeviceMesh of one dimension, a
             :class:`uniep.Group`, or None: nobody. Or a DeviceMesh of two, hosts and the ranks of
-            each: tokens, and one bf16 sum of each host, cross by PyTorch's collectives. That is
-            how GPUs of several hosts share experts, in a group of one dimension, too;
-            ``combine_groups`` is then their number, ``combine_partials`` ``"bf16"``.
+            each: tokens and rows cross by PyTorch's collectives. That is how GPUs of several hosts
+            share experts, in a group of one dimension, too. If ``combine_groups`` is their number
+            and ``combine_partials`` ``"bf16"``, one sum of each host crosses instead of rows.
         workspace: what to work in. None: one that calls of this shape on this group share. It has a
             group, ``max_tokens`` and ``capacity_rows`` of its own, which are then not given here.
         max_tokens: most tokens that a rank ever has, the same on all ranks. None: those of this
@@ -341,24 +341,22 @@ def moe(
     identity = slots if zero_expert_type == "identity" else None
     ids = _arguments.int32(_arguments.rows(topk_ids))
     rows_of_probs = _arguments.rows(topk_probs)
-    mesh, own_tokens = workspace.mesh, tokens.shape[0]
-    # Over hosts, of this call alone: the fault that this host finds, which all then agree on.
-    flag, overflow, faults = workspace.flag, workspace.overflow, workspace.faults
-    crossing = None
+    over, own_tokens = workspace.over_hosts, tokens.shape[0]
+    flag, overflow = workspace.flag, workspace.overflow
+    crossing = back = None
     exact = workspace.exact_rows if exact_rows is None else exact_rows
-    if mesh is not None:
+    if over is not None:
         crossing = Crossing.of(
-            mesh,
+            over.mesh,
+            over.all_rows,
             in_waves=workspace.in_waves,
             in_forward=not exact,
             in_backward=not workspace.backward_rows,
             exact_hosts=workspace.exact_hosts if exact_hosts is None else exact_hosts,
         )
-        of_host = workspace.num_experts // mesh.hosts
-        tokens, ids, rows_of_probs = to_all_hosts(
-            *(mesh, tokens, ids, rows_of_probs, of_host, workspace.max_tokens, faults, crossing)
-        )
-        if faults is not None:
+        tokens, ids, rows_of_probs, back = to_all_hosts(over, tokens, ids, rows_of_probs, crossing)
+        if over.faults is not None:
+            # Of this call alone: the fault that this host finds, which all then agree on.
             flag, overflow = True, torch.zeros_like(overflow)
     main = None if main_grads is None else _arguments.main_grads(main_grads, weights)
     if deferred is not None:
@@ -390,8 +388,8 @@ def moe(
             crossing,
             *weights.flat(),
         )
-        if mesh is not None:
-            out = from_all_hosts(mesh, out, own_tokens, faults, overflow, crossing)
+        if over is not None and back is not None:
+            out = from_all_hosts(over, out, own_tokens, overflow, back)
         return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
     given, of_main = weights.flat(), () if main is None else main.flat()
     with saving_elsewhere((tokens, *given)):
@@ -418,8 +416,8 @@ def moe(
             *given,
             *of_main,
         )
-    if mesh is not None:
-        out = from_all_hosts(mesh, out, own_tokens, faults, overflow, crossing)
+    if over is not None and back is not None:
+        out = from_all_hosts(over, out, own_tokens, overflow, back)
     return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
 
 

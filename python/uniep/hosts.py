@@ -11,6 +11,9 @@ fused layer; `across`, a rail, are the ranks of the same number on all hosts. Wi
   over the experts of its host, rounded to bf16: a partial sum of combine groups.
 * `collect` goes the same way back, and adds a token's sums up in the order of hosts.
 
+Of any other combine groups than one of each host in bf16, rows cross instead of sums:
+:class:`AllRows`.
+
 Each is the other's gradient. All messages are of a size that the shapes say, so nothing waits for
 the host, and CUDA graphs can capture it. With ``exact_hosts`` only those tokens cross that have an
 expert where they go: their number is waited for. Which tokens do, and what crosses while the fused
@@ -21,7 +24,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -30,13 +33,15 @@ from torch.autograd.function import once_differentiable
 
 from . import _exchange as exchange
 from ._agreed_faults import AgreedFaults
+from ._all_rows import AllRows
 from ._crossing import Crossing
 from .arithmetic import Arithmetic
 from .group import Group, GroupLike, find_hosts, group_of, is_mesh_of_hosts, process_group_of
 
 __all__ = [
     "HostMesh",
-    "check_sums",
+    "OverHosts",
+    "all_rows_of",
     "default_capacity",
     "from_all_hosts",
     "group_of_host",
@@ -143,22 +148,25 @@ def mesh_of_ranks(ranks: dist.ProcessGroup) -> HostMesh | None:
     return HostMesh(across, within, (hosts, local_ranks))
 
 
-def check_sums(mesh: HostMesh, arithmetic: Arithmetic) -> None:
-    """Raises ValueError where what crosses would not be one sum of each host in bf16."""
+def all_rows_of(mesh: HostMesh, arithmetic: Arithmetic, experts: int) -> AllRows | None:
+    """How rows of all hosts are added up; None where one sum of each, in bf16, crosses instead.
+
+    Raises:
+        ValueError: for what hosts cannot compute together.
+    """
     if arithmetic.shared_experts:
         raise ValueError(
             "there are shared experts, and the group is on several hosts of GPUs or a mesh; "
             "compute them apart there, and add what they give to the result"
         )
-    if mesh.hosts == 1:
-        return
-    groups, partials = arithmetic.combine_groups, arithmetic.combine_partials
-    if groups != mesh.hosts or partials != "bf16":
+    groups, rounds = arithmetic.combine_groups, arithmetic.combine_partials == "bf16"
+    if mesh.hosts == 1 or (groups == mesh.hosts and rounds):
+        return None
+    if experts % groups:
         raise ValueError(
-            f"combine_groups is {groups} and combine_partials '{partials}'; over "
-            f"{mesh.hosts} hosts one sum of each crosses, in bf16: pass "
-            f"combine_groups={mesh.hosts} and combine_partials='bf16'"
+            f"combine_groups is {groups}, and num_experts {experts}; a divisor of that is accepted"
         )
+    return AllRows(experts, groups, rounds, arithmetic.probs == "after")
 
 
 def default_capacity(
@@ -179,71 +187,75 @@ _SMALL_LAYER_BYTES = 1 << 30  # as include/uniep/problem.h has it
 _ROW_ALIGN = 128
 
 
+class OverHosts(NamedTuple):
+    """What calls of a workspace have in common.
+
+    Attributes:
+        mesh: of the processes.
+        experts: of a host.
+        tokens: T, that every rank sends; what it lacks is padding.
+        faults: of the workspace; None: there is one host.
+        all_rows: how rows of all hosts are added up; None: a sum of each crosses.
+    """
+
+    mesh: HostMesh
+    experts: int
+    tokens: int
+    faults: AgreedFaults | None
+    all_rows: AllRows | None
+
+
 @torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
     reason="what crosses hosts goes by collectives that compilers do not see through"
 )
 def to_all_hosts(
-    mesh: HostMesh,
-    x: Tensor,
-    topk_ids: Tensor,
-    topk_probs: Tensor,
-    experts: int,
-    tokens: int,
-    faults: AgreedFaults | None,
-    crossing: Crossing | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    over: OverHosts, x: Tensor, topk_ids: Tensor, topk_probs: Tensor, crossing: Crossing | None
+) -> tuple[Tensor, Tensor, Tensor, Crossing]:
     """What the fused layer of this host sees, of rows; backward brings gradients back.
 
     Args:
-        mesh: of the processes.
-        x: bf16 [t, H]. If t is more than `tokens`, all hosts refuse the call, as they do a routing
-            that does not fit.
+        over: of the workspace.
+        x: bf16 [t, H]. If t is more than T, all hosts refuse the call, as they do a routing that
+            does not fit.
         topk_ids: int32 [t, K], numbers of experts among all.
         topk_probs: fp32 [t, K].
-        experts: of a host.
-        tokens: T, that every rank sends; what it lacks is padding.
-        faults: of the workspace; None: there is one host.
         crossing: of the call; None: all crosses in turn.
 
     Returns:
-        x [N T, H], ids among the experts of this host, and probabilities.
+        x [N T, H], ids among the experts of this host, and probabilities; where rows cross,
+        [N T K, H] with one slot each. And what :func:`from_all_hosts` is given.
 
     Raises:
         uniep.Error: for a routing of a call before that did not fit on some host.
     """
-    if faults is not None:
-        faults.raise_earlier()
-    seen = _Spread.apply(mesh, tokens, experts, crossing, x, topk_probs, topk_ids)
-    return seen[0], _ids_of_host(seen[2], mesh, experts), seen[1]
+    if over.faults is not None:
+        over.faults.raise_earlier()
+    if crossing is None:
+        crossing = Crossing(over.mesh, over.all_rows)
+    x, probs, ids = _Spread.apply(over, crossing, x, topk_probs, topk_ids)
+    return x, _ids_of_host(ids, over.mesh, over.experts), probs, crossing
 
 
 @torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
     reason="what crosses hosts goes by collectives that compilers do not see through"
 )
 def from_all_hosts(
-    mesh: HostMesh,
-    out: Tensor,
-    tokens: int,
-    faults: AgreedFaults | None,
-    found: Tensor,
-    crossing: Crossing | None,
+    over: OverHosts, out: Tensor, tokens: int, found: Tensor, crossing: Crossing
 ) -> Tensor:
     """What all hosts give this rank's tokens, [N T, H] to [t, H]; backward brings dy to them.
 
     Where the routing did not fit on any host, dy is 0 for all, and so are gradients of weights.
 
     Args:
-        mesh: of the processes.
+        over: of the workspace.
         out: of the fused layer of this host.
         tokens: t, of this rank.
-        faults: of the workspace; None: there is one host.
         found: int64 [2], the fault that the fused layer found.
-        crossing: of the call; None: all crosses in turn.
+        crossing: of the call.
     """
-    if crossing is not None:
-        crossing.begin_to_collect(out.detach())
-    agreed = None if faults is None else faults.agree(found)
-    collected: Tensor = _Collect.apply(mesh, tokens, crossing, out, agreed)
+    crossing.begin_to_collect(out.detach())
+    agreed = None if over.faults is None else over.faults.agree(found)
+    collected: Tensor = _Collect.apply(over, tokens, crossing, out, agreed)
     return collected
 
 
@@ -260,17 +272,10 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        mesh: HostMesh,
-        tokens: int,
-        of_host: int,
-        crossing: Crossing | None,
-        x: Tensor,
-        probs: Tensor,
-        ids: Tensor,
+        ctx: Any, over: OverHosts, crossing: Crossing, x: Tensor, probs: Tensor, ids: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.mesh, ctx.own, ctx.of_host = mesh, x.shape[0], of_host
-        ctx.crossing = crossing or Crossing(mesh)
+        mesh, of_host, tokens = over.mesh, over.experts, over.tokens
+        ctx.over, ctx.crossing, ctx.own = over, crossing, x.shape[0]
         ctx.save_for_backward(ids)
         # Both of four bytes: in one message.
         slots = torch.cat((ids, probs.view(torch.int32)), 1)
@@ -280,23 +285,30 @@ class _Spread(torch.autograd.Function):
             slots[0, 0] = _IMPOSSIBLE
         sent = exchange.resized(slots, tokens, -1)
         slots = exchange.spread(mesh, sent)
-        sent_ids, (seen_ids, seen_probs) = sent[:, : ids.shape[1]], slots.chunk(2, 1)
-        seen_ids, seen_probs = ctx.crossing.find_routes(sent_ids, (seen_ids, seen_probs), of_host)
-        ctx.mark_non_differentiable(seen_ids)
-        seen = ctx.crossing.spread(exchange.resized(x, tokens))
-        return seen, seen_probs.contiguous().view(torch.float32), seen_ids
+        of_rank, of_rail = _ids_and_probs(sent), _ids_and_probs(slots)
+        of_rail = crossing.find_routes(of_rank[0], of_rail, of_host)
+        rows = crossing.find_rows(of_rank, of_rail, of_host)
+        seen = crossing.spread(exchange.resized(x, tokens))
+        if rows is not None:
+            seen, of_rail = rows.repeated(seen), (rows.ids, rows.probs)
+        ctx.mark_non_differentiable(of_rail[0])
+        return seen, of_rail[1].contiguous(), of_rail[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dx: Tensor, dprobs: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         (ids,) = ctx.saved_tensors
-        partials, dprobs_of_hosts = ctx.crossing.take(dx, dprobs)
-        # A slot has its gradient from the host that has its expert.
-        owner = (ids // ctx.of_host).clamp_(0, ctx.mesh.hosts - 1)[: dprobs_of_hosts.shape[1]]
-        of_probs = dprobs_of_hosts[:, : ctx.own].gather(0, owner.long()[None])[0]
-        sums = ctx.crossing.of_call(exchange.sum_of_hosts(partials, ctx.own))
-        of_x = exchange.resized(sums, ctx.own, math.nan)
-        return None, None, None, None, of_x, exchange.resized(of_probs, ctx.own), None
+        crossing: Crossing = ctx.crossing
+        found, found_of_probs = crossing.take(dx, dprobs)
+        if crossing.rows is not None:
+            of_probs = crossing.rows.dprobs(found_of_probs)[: ctx.own]
+        else:
+            # A slot has its gradient from the host that has its expert.
+            of_hosts = found_of_probs.blocks()
+            owner = (ids // ctx.over.experts).clamp_(0, len(of_hosts) - 1)[: of_hosts.shape[1]]
+            of_probs = of_hosts[:, : ctx.own].gather(0, owner.long()[None])[0]
+        of_x = _sums(crossing, found, ctx.own, of_rows=False)
+        return None, None, of_x, exchange.resized(of_probs, ctx.own), None
 
 
 class _Collect(torch.autograd.Function):
@@ -305,18 +317,19 @@ class _Collect(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        mesh: HostMesh,
+        over: OverHosts,
         own: int,
-        crossing: Crossing | None,
+        crossing: Crossing,
         out: Tensor,
         agreed: Tensor | None,
     ) -> Tensor:
-        ctx.tokens = out.shape[0] // mesh.hosts
-        ctx.crossing = crossing or Crossing(mesh)
-        ctx.crossing.agree(agreed)
+        # More than over.tokens where there is one host, which refuses that.
+        slots = 1 if crossing.rows is None else crossing.rows.topk
+        ctx.tokens = out.shape[0] // over.mesh.hosts // slots
+        ctx.crossing = crossing
+        crossing.agree(agreed)
         ctx.save_for_backward(agreed)
-        sums = ctx.crossing.of_call(exchange.sum_of_hosts(ctx.crossing.collect(out), own))
-        return exchange.resized(sums, own, math.nan)
+        return _sums(crossing, crossing.collect(out), own, of_rows=True)
 
     @staticmethod
     @once_differentiable
@@ -324,8 +337,26 @@ class _Collect(torch.autograd.Function):
         (agreed,) = ctx.saved_tensors
         if agreed is not None:
             dy = torch.where(agreed[0] == 0, dy, 0)
-        dy = ctx.crossing.spread_dy(exchange.resized(dy, ctx.tokens))
+        crossing: Crossing = ctx.crossing
+        dy = crossing.spread_dy(exchange.resized(dy, ctx.tokens))
+        if crossing.rows is not None:
+            dy = crossing.rows.repeated_dy(dy)
         return None, None, None, dy, None
+
+
+def _ids_and_probs(slots: Tensor) -> tuple[Tensor, Tensor]:
+    """Of one message: int32 [T, K] and fp32 [T, K]."""
+    ids, probs = slots.chunk(2, 1)
+    return ids, probs.view(torch.float32)
+
+
+def _sums(crossing: Crossing, found: exchange.Found, own: int, *, of_rows: bool) -> Tensor:
+    """bf16 [own, H] of this rank's tokens, from what all hosts have for them."""
+    if crossing.rows is not None:
+        sums = crossing.rows.sums(found, of_rows=of_rows)[:own]
+    else:
+        sums = exchange.sum_of_hosts(found.blocks(), own)
+    return exchange.resized(crossing.of_call(sums), own, math.nan)
 
 
 #: In a message, for a rank with more tokens than it may send: no expert, nor a dropped slot.

@@ -25,7 +25,7 @@ from .arithmetic import (
     arithmetic_of,
 )
 from .group import Group, GroupLike, _device_of, group_of, without_mesh
-from .hosts import check_sums, default_capacity, host_mesh
+from .hosts import OverHosts, all_rows_of, default_capacity, host_mesh
 from .row_pool import _SAVES, RowPool, RowPoolLike, shared_pool
 
 __all__ = ["LayerKind", "Workspace", "default_workspace", "paged_workspace"]
@@ -109,7 +109,7 @@ class Workspace(OfProcess):
     Raises:
         ValueError: for a device that the group is not on, an unknown ``on_overflow``, ``save``,
             ``activation``, ``probs`` or ``combine_partials``, and over hosts that no group spans
-            for sums that are not one of each host in bf16.
+            for shared experts, and for numbers that hosts do not divide.
         uniep.Error: for figures out of range, or that differ by rank; the sentence says which.
     """
 
@@ -168,8 +168,8 @@ class Workspace(OfProcess):
         self.arithmetic = arithmetic_of(
             activation, probs, bias, combine_groups, combine_partials, shared_experts
         )
+        self._all_rows = None
         if self.mesh is not None:
-            check_sums(self.mesh, self.arithmetic)
             if max_tokens < 1 and self.mesh.hosts > 1:
                 raise ValueError(f"max_tokens is {max_tokens}; over hosts 1 or more is accepted")
             if num_experts % self.mesh.hosts:
@@ -177,6 +177,7 @@ class Workspace(OfProcess):
                     f"num_experts is {num_experts} on {self.mesh.hosts} hosts; a multiple of their "
                     "number is accepted"
                 )
+            self._all_rows = all_rows_of(self.mesh, self.arithmetic, num_experts)
         self.flag = on_overflow == "flag"
         self._schedule = schedule
         self._timeout_ms = timeout_ms
@@ -186,19 +187,23 @@ class Workspace(OfProcess):
         # Of a mesh, the layer of this host, which sees all tokens and has the sums of one group.
         hosts = 1 if self.mesh is None else self.mesh.hosts
         self.local_experts = self.num_experts // (hosts * self.group.size)
-        max_tokens = hosts * self.max_tokens
+        tokens, topk = hosts * self.max_tokens, self.topk
+        if self._all_rows is not None:  # it sees each slot as a token
+            tokens, topk = tokens * topk, 1
         if self.mesh is not None and not capacity_rows:
             figures = (self.hidden, self.intermediate, self.local_experts, self.topk)
             capacity_rows = default_capacity(self.mesh, *figures, self.max_tokens)
         # Of a mesh: whether tokens come in waves.
         token_bytes = self.max_tokens * self.hidden * torch.bfloat16.itemsize
-        self.in_waves = comes_in_waves(self.mesh, self.device, token_bytes)
+        self.in_waves = self._all_rows is None and comes_in_waves(
+            self.mesh, self.device, token_bytes
+        )
         problem = _library.Problem(
             hidden=self.hidden,
             intermediate=self.intermediate,
             num_experts=self.num_experts // hosts,
-            topk=self.topk,
-            max_tokens=max_tokens,
+            topk=topk,
+            max_tokens=tokens,
             capacity_rows=capacity_rows or 0,
             save=_SAVES[self.save],
             recompute_h=int(self.recompute_h),
@@ -261,7 +266,7 @@ class Workspace(OfProcess):
             self.hidden,
             self.intermediate,
             self.local_experts,
-            self.topk,
+            topk,
             self.rows,
             self.plan_bytes,
             self.forward_bytes,
@@ -275,9 +280,9 @@ class Workspace(OfProcess):
         )
         _library.torch_library.uniep_torch_bind(number, self.key.data_ptr(), layer, shape)
         self.bytes = needs.workspace + needs.symmetric
-        self.faults: AgreedFaults | None = None
+        faults: AgreedFaults | None = None
         if self.mesh is not None and hosts > 1:
-            self.faults = AgreedFaults(
+            faults = AgreedFaults(
                 self.mesh,
                 self.overflow,
                 flag=self.flag,
@@ -285,6 +290,12 @@ class Workspace(OfProcess):
                 backward_rows=self.backward_rows,
                 num_experts=self.num_experts,
                 max_tokens=self.max_tokens,
+            )
+        # None: no mesh. Its faults are those of several hosts.
+        self.over_hosts: OverHosts | None = None
+        if self.mesh is not None:
+            self.over_hosts = OverHosts(
+                self.mesh, self.num_experts // hosts, self.max_tokens, faults, self._all_rows
             )
         self._layer = layer
         # With its key, which a call keeps until its backward, the layer outlives this object.
@@ -365,8 +376,8 @@ class Workspace(OfProcess):
         """
         self._require_open()
         _library.check(_library.library.uniep_layer_synchronize(self._layer))
-        if self.faults is not None:
-            self.faults.raise_any()
+        if self.over_hosts is not None and self.over_hosts.faults is not None:
+            self.over_hosts.faults.raise_any()
 
     def close(self) -> None:
         """Lets go of the memory, once calls are done. Closing again does nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -11,6 +12,7 @@ from cases import assert_same, make_case, step
 from ranks import run_ranks
 from test_mesh import EXPERTS, TOKENS, case_of, sums_of
 from test_mesh_faults import CAPACITY, SIZE, many, skewed
+from test_mesh_rows import PLACES, SUMS, layer
 from torch.distributed.device_mesh import init_device_mesh
 
 import uniep
@@ -113,7 +115,20 @@ def sums_ahead_of_the_last_wave():
     return marks["sums"].elapsed_time(marks["pass"])
 
 
-def replays(spare: int):
+def rows(hosts: int):
+    """Steps in which all rows cross; memory that nothing has written is NaN."""
+    torch.use_deterministic_algorithms(True)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    options = {"group": mesh_of(hosts), "max_tokens": TOKENS}
+    found = {}
+    for place, i, exact in itertools.product(PLACES, range(len(SUMS)), (False, True)):
+        case = layer(place).part(rank, size).to("cuda")
+        tensors = step(case, probs=place, exact_hosts=exact, **SUMS[i], **options)
+        found[place, i, exact] = [t.cpu() for t in tensors]
+    return found
+
+
+def replays(spare: int, sums: dict[str, object]):
     """A captured step, replayed with another routing and other tokens."""
     leave_sms(spare)
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -128,7 +143,7 @@ def replays(spare: int):
     ids, dy = cases[0].ids[own].cuda(), cases[0].dy[own].cuda()
 
     def run():
-        out = uniep.moe(x, ids, probs, w1, w2, group=mesh, max_tokens=tokens, **sums_of(2))
+        out = uniep.moe(x, ids, probs, w1, w2, group=mesh, max_tokens=tokens, **sums)
         return [out.detach(), *torch.autograd.grad(out, (x, probs, w1, w2), dy)]
 
     side = torch.cuda.Stream()
@@ -203,16 +218,26 @@ def test_sums_cross_before_the_pass_has_ended():
     assert min(run_ranks(2, sums_ahead_of_the_last_wave, backend="nccl")) > 50
 
 
-@pytest.mark.parametrize("spare", [0, 16])
-@pytest.mark.parametrize("size", [2, 4])
-def test_graphs_of_a_mesh(size, spare):
+@pytest.mark.parametrize(("hosts", "size"), [(2, 2), (2, 4), (4, 4)])
+def test_rows_have_the_bits_of_one_group(hosts, size):
     needs(size)
-    results = run_ranks(size, replays, spare, backend="nccl")
+    results = run_ranks(size, rows, hosts, backend="nccl")
+    for place, i, exact in results[0]:
+        wanted = [t.cpu() for t in step(layer(place).to("cuda"), probs=place, **SUMS[i])]
+        parts = [result[place, i, exact] for result in results]
+        assert_same([torch.cat([part[j] for part in parts]) for j in range(5)], wanted)
+
+
+@pytest.mark.parametrize(("spare", "sums"), [(0, sums_of(2)), (16, sums_of(2)), (0, {})])
+@pytest.mark.parametrize("size", [2, 4])
+def test_graphs_of_a_mesh(size, spare, sums):
+    needs(size)
+    results = run_ranks(size, replays, spare, sums, backend="nccl")
     first = make_case(24 * size, experts=EXPERTS, topk=4)
     for number in range(3):
         case = make_case(24 * size, experts=EXPERTS, topk=4, seed=number)
         case.w1, case.w2 = first.w1, first.w2
-        wanted = [t.cpu() for t in step(case.to("cuda"), **sums_of(2))]
+        wanted = [t.cpu() for t in step(case.to("cuda"), **sums)]
         parts = [result[number] for result in results]
         assert_same([torch.cat([part[i] for part in parts]) for i in range(5)], wanted)
 
