@@ -19,8 +19,11 @@ SANITIZERS     ?= asan tsan
 CCACHE ?= $(shell command -v ccache)
 cache_flag = $(if $(CCACHE),-DCMAKE_$(1)_COMPILER_LAUNCHER=$(CCACHE))
 
+# More for CMake, such as -DUNIEP_UNITY_TESTS=ON where a build is from nothing.
+CMAKE_FLAGS ?=
+
 configure_preset = cmake --preset $(1) $(call cache_flag,CXX) \
-                   $(if $(filter cuda,$(1)),$(call cache_flag,CUDA))
+                   $(if $(filter cuda,$(1)),$(call cache_flag,CUDA)) $(CMAKE_FLAGS)
 build_preset     = cmake --build --preset $(1) --parallel $(JOBS)
 
 .DEFAULT_GOAL := help

@@ -10,7 +10,7 @@
 namespace uniep::testing {
 namespace {
 
-using Launch = PlanGroup::Launch;
+using How = PlanGroup::Launch;
 
 /// The index of the pull that fills each row; -1 in pad rows, where the device writes nothing.
 std::vector<std::int32_t> pull_of_row(const PlanData& plan) {
@@ -76,7 +76,7 @@ std::string reported(const PlanGroup& group, int rank, int limit_ms = kPlanLimit
 }
 
 /// Runs the plan on every rank and compares all, errors included, with what the CPU says.
-void expect_same_as_cpu(PlanGroup& group, const Routing& routing, Launch how, int ctas, int shift) {
+void expect_same_as_cpu(PlanGroup& group, const Routing& routing, How how, int ctas, int shift) {
   group.run(routing, how, ctas, shift);
   for (int r = 0; r < group.num_ranks(); ++r) {
     SCOPED_TRACE(cat("rank ", r));
@@ -92,8 +92,8 @@ void expect_same_as_cpu(PlanGroup& group, const Routing& routing, Launch how, in
 }
 
 /// Few CTAs where ranks run together, so that all are resident.
-int random_ctas(Rng& rng, Launch how, int num_ranks) {
-  if (how == Launch::kTogether) return static_cast<int>(pick(rng, 1, 64 / num_ranks));
+int random_ctas(Rng& rng, How how, int num_ranks) {
+  if (how == How::kTogether) return static_cast<int>(pick(rng, 1, 64 / num_ranks));
   return static_cast<int>(chance(rng, 50) ? one_per_sm() : pick(rng, 1, 132));
 }
 
@@ -110,7 +110,7 @@ void spoil(Rng& rng, Routing& r) {
 
 using PlanKernel = CudaTest;
 
-void compare_random_routings(Launch how, int count) {
+void compare_random_routings(How how, int count) {
   for (unsigned seed = 1; seed <= static_cast<unsigned>(count); ++seed) {
     Rng rng(seed);
     const int ranks = static_cast<int>(pick(rng, 1, 8));
@@ -131,12 +131,10 @@ void compare_random_routings(Launch how, int count) {
   }
 }
 
-TEST_F(PlanKernel, EqualsTheCpuPlanOneByOne) {
-  compare_random_routings(Launch::kOneByOne, cases(60));
-}
+TEST_F(PlanKernel, EqualsTheCpuPlanOneByOne) { compare_random_routings(How::kOneByOne, cases(60)); }
 
 TEST_F(PlanKernel, EqualsTheCpuPlanWithRanksThatWaitForOneAnother) {
-  compare_random_routings(Launch::kTogether, cases(60));
+  compare_random_routings(How::kTogether, cases(60));
 }
 
 TEST_F(PlanKernel, ALargeRoutingOfOneRank) {
@@ -148,8 +146,7 @@ TEST_F(PlanKernel, ALargeRoutingOfOneRank) {
     for (int i = 0; i < 2; ++i) {
       const Routing routing = random_routing(rng, p, 1);
       SCOPED_TRACE(describe(routing));
-      ASSERT_NO_FATAL_FAILURE(
-          expect_same_as_cpu(group, routing, Launch::kTogether, one_per_sm(), 0));
+      ASSERT_NO_FATAL_FAILURE(expect_same_as_cpu(group, routing, How::kTogether, one_per_sm(), 0));
     }
   }
 }
@@ -159,21 +156,21 @@ TEST_F(PlanKernel, AnImpossibleNumberOfTokensIsRefusedByEveryRank) {
   PlanGroup group(p, 3);
   for (const std::int64_t tokens : {std::int64_t{11}, std::int64_t{-1}, std::int64_t{1} << 40}) {
     Routing routing{p, {4, tokens, 11}, std::vector<std::int32_t>(8, 1)};
-    ASSERT_NO_FATAL_FAILURE(expect_same_as_cpu(group, routing, Launch::kTogether, 2, 0));
+    ASSERT_NO_FATAL_FAILURE(expect_same_as_cpu(group, routing, How::kTogether, 2, 0));
     routing.tokens = {4, 0, 0};
-    ASSERT_NO_FATAL_FAILURE(expect_same_as_cpu(group, routing, Launch::kTogether, 2, 0));
+    ASSERT_NO_FATAL_FAILURE(expect_same_as_cpu(group, routing, How::kTogether, 2, 0));
   }
 }
 
 TEST_F(PlanKernel, TheFirstErrorIsKeptUntilTheHostClearsIt) {
   const Problem p{.hidden = 8, .intermediate = 8, .num_experts = 2, .topk = 1, .max_tokens = 4};
   PlanGroup group(p, 1);
-  group.run({p, {2}, {0, 7}}, Launch::kTogether, one_per_sm());
+  group.run({p, {2}, {0, 7}}, How::kTogether, one_per_sm());
   const std::string first = reported(group, 0);
   EXPECT_EQ(first, "topk_ids of rank 0, token 1, slot 0 is 7; -1 (dropped) to 1 is accepted");
-  group.run({p, {2}, {-9, 0}}, Launch::kTogether, one_per_sm());
+  group.run({p, {2}, {-9, 0}}, How::kTogether, one_per_sm());
   EXPECT_EQ(reported(group, 0), first);
-  group.run({p, {2}, {1, 0}}, Launch::kTogether, one_per_sm());
+  group.run({p, {2}, {1, 0}}, How::kTogether, one_per_sm());
   EXPECT_EQ(reported(group, 0), first);
   EXPECT_TRUE(download(group.plan(0).status, 1)[0].ok());
 }
@@ -182,7 +179,7 @@ TEST_F(PlanKernel, APeerThatDoesNotComeIsNamed) {
   const Problem p{.hidden = 8, .intermediate = 8, .num_experts = 4, .topk = 2, .max_tokens = 4};
   PlanGroup group(p, 2);
   const Routing routing{p, {2, 0}, {0, 1, 2, 3}};
-  ASSERT_NO_FATAL_FAILURE(expect_same_as_cpu(group, routing, Launch::kTogether, 8, 0));
+  ASSERT_NO_FATAL_FAILURE(expect_same_as_cpu(group, routing, How::kTogether, 8, 0));
   for (int plan = 0; plan < 2; ++plan) {  // the second finds the group unusable
     const auto start = std::chrono::steady_clock::now();
     group.launch(routing, 0, 8, 0, short_limit_ms());

@@ -101,9 +101,9 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& test) { return test.param.name; });
 
 TEST_P(SilentRank, IsNamedByTheOthersWithinTheLimit) {
-  constexpr int kRanks = 4;
+  constexpr int kSize = 4;
   constexpr int kSilent = 2;
-  LayerGroup g(plain_layer(kRanks), kRanks);
+  LayerGroup g(plain_layer(kSize), kSize);
   g.make_layers([](int) { return LayerOptions{.timeout_ms = short_limit_ms()}; });
   g.make_plans();
   g.each([&](int rank) { g.forward(rank); });
@@ -128,8 +128,8 @@ TEST_P(SilentRank, IsNamedByTheOthersWithinTheLimit) {
                     .stage = GetParam().stage,
                     .tile = -1,
                     .peer = kSilent,
-                    .expected = kRanks,
-                    .seen = kRanks - 1,
+                    .expected = kSize,
+                    .seen = kSize - 1,
                     .limit_ms = short_limit_ms()});
     EXPECT_STATES(o.what(), cat("rank ", w.rank, ": wait expired after ", w.limit_ms,
                                 " ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage ", GetParam().stage,

@@ -11,26 +11,26 @@ namespace uniep::testing {
 namespace {
 
 TEST(Lifetime, ManyLayersShareACommunicator) {
-  constexpr int kRanks = 3;
+  constexpr int kSize = 3;
   constexpr int kLayers = 5;
   Rng rng(7);
   std::vector<LayerData> data;
   std::vector<LayerResult> results;
   for (int i = 0; i < kLayers; ++i) {
-    data.push_back(random_layer(rng, kRanks));
+    data.push_back(random_layer(rng, kSize));
     results.push_back(workload::make_result(data.back(), {}));
   }
-  run_ranks(Communicator::cpu_group(kRanks), [&](Communicator& c) {
+  run_ranks(Communicator::cpu_group(kSize), [&](Communicator& c) {
     std::vector<Layer> layers;
     std::vector<Saved> saved;
-    for (const LayerData& d : data) layers.emplace_back(workload::Split(d, kRanks).problem(), c);
+    for (const LayerData& d : data) layers.emplace_back(workload::Split(d, kSize).problem(), c);
     for (std::size_t i = 0; i < layers.size(); ++i) {  // forward through all, and back, as a model
-      const workload::Split split(data[i], kRanks);
+      const workload::Split split(data[i], kSize);
       const RoutingPlan plan = layers[i].plan(split.topk_ids(c.rank()));
       saved.push_back(layers[i].forward(plan, split.forward_args(c.rank(), results[i])));
     }
     for (std::size_t i = layers.size(); i-- > 0;) {
-      const workload::Split split(data[i], kRanks);
+      const workload::Split split(data[i], kSize);
       layers[i].backward(saved[i], split.backward_args(c.rank(), results[i]));
       layers.erase(layers.begin() + static_cast<std::ptrdiff_t>(i));  // others go on
     }
@@ -51,28 +51,28 @@ LayerData other_batch(const LayerData& d, unsigned seed) {
 }
 
 TEST(Lifetime, SeveralSavedAreUsedInAnyOrderAndAgain) {
-  constexpr int kRanks = 2;
-  std::vector<LayerData> batches{plain_layer(kRanks)};
+  constexpr int kSize = 2;
+  std::vector<LayerData> batches{plain_layer(kSize)};
   for (unsigned i = 1; i < 4; ++i) batches.push_back(other_batch(batches[0], i));
   std::vector<LayerResult> results;
   for (const LayerData& d : batches) results.push_back(workload::make_result(d, {}));
   std::vector<LayerResult> again = results;
-  run_ranks(Communicator::cpu_group(kRanks), [&](Communicator& c) {
+  run_ranks(Communicator::cpu_group(kSize), [&](Communicator& c) {
     const int rank = c.rank();
-    Layer layer(workload::Split(batches[0], kRanks).problem(), c);
+    Layer layer(workload::Split(batches[0], kSize).problem(), c);
     std::vector<Saved> saved;
     for (std::size_t i = 0; i < batches.size(); ++i) {
-      const workload::Split split(batches[i], kRanks);
+      const workload::Split split(batches[i], kSize);
       const RoutingPlan plan = layer.plan(split.topk_ids(rank));
       saved.push_back(layer.forward(plan, split.forward_args(rank, results[i])));
     }
     for (const std::size_t i : {2u, 0u, 3u, 1u}) {
-      const workload::Split split(batches[i], kRanks);
+      const workload::Split split(batches[i], kSize);
       layer.backward(saved[i], split.backward_args(rank, results[i]));
     }
     for (const std::size_t i : {1u, 1u, 3u, 2u, 0u}) {  // other schedules, some twice
       Schedule schedule = parse_schedule(i % 2 == 0 ? "pipelined:3" : "sequential");
-      const workload::Split split(batches[i], kRanks);
+      const workload::Split split(batches[i], kSize);
       layer.backward(saved[i], split.backward_args(rank, again[i]), schedule);
     }
   });
@@ -135,25 +135,25 @@ INSTANTIATE_TEST_SUITE_P(CountersStart, ManySteps,
 // Counters only grow, over batches of other sizes, with other tiles, blocks and wires: each step
 // counts from where the last one left them, through 2^32 as well.
 TEST_P(ManySteps, OfChangingBatchesAndSchedulesOnOneLayer) {
-  constexpr int kRanks = 3;
+  constexpr int kSize = 3;
   const int steps = cases(200);
   Rng rng(GetParam());
-  LayerData layer_data = random_layer(rng, kRanks, {.max_hidden = 40, .max_intermediate = 40});
+  LayerData layer_data = random_layer(rng, kSize, {.max_hidden = 40, .max_intermediate = 40});
   layer_data.tokens = 40;
   Problem problem{.hidden = layer_data.hidden,
                   .intermediate = layer_data.intermediate,
                   .num_experts = layer_data.num_experts,
                   .topk = layer_data.topk,
                   .max_tokens = layer_data.tokens};
-  const auto group = Communicator::cpu_group(kRanks);
-  std::vector<std::optional<Layer>> layers(kRanks);
+  const auto group = Communicator::cpu_group(kSize);
+  std::vector<std::optional<Layer>> layers(kSize);
   run_ranks(group, [&](Communicator& c) {
     layers[static_cast<std::size_t>(c.rank())].emplace(
         problem, c, LayerOptions{.faults = {.first_count = GetParam()}});
   });
   for (int step = 0; step < steps; ++step) {
     const LayerData batch = random_batch(rng, layer_data);
-    const workload::Split split(batch, random_parts(rng, batch.tokens, kRanks));
+    const workload::Split split(batch, random_parts(rng, batch.tokens, kSize));
     const Schedule forward = random_schedule(rng, problem, 3);
     const Schedule backward = random_schedule(rng, problem, 3);
     LayerResult result = workload::make_result(batch, {});

@@ -108,7 +108,7 @@ const std::vector<RoutingPlan>& plans_of(const Sample& s) {
   std::ostringstream key;
   key << s.shape << ' ' << s.ranks << ' ' << s.most_ranks << ' ' << s.skew;
   auto& plans = made[key.str()];
-  if (plans.empty()) plans = testing::plans_of_shape(s.shape, s.ranks, s.skew, s.most_ranks);
+  if (plans.empty()) plans = uniep::testing::plans_of_shape(s.shape, s.ranks, s.skew, s.most_ranks);
   return plans;
 }
 

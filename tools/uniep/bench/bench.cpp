@@ -220,9 +220,8 @@ void add_how_options(CLI::App& sub, Flags& flags) {
       ->check(range(1, 1000000));
   group.add("--warmup", flags.warmup, "N", "Passes before these (default 3)")
       ->check(range(0, 1000000));
-  sub.add_flag("--no-check", flags.no_check,
-               described("Do not compare results with schedule sequential and with float64"))
-      ->group("How to measure it");
+  group.add_flag("--no-check", flags.no_check,
+                 "Do not compare results with schedule sequential and with float64");
   add_json(group, flags.json);
 }
 
@@ -241,7 +240,7 @@ void add_compare_options(CLI::App& sub, Flags& flags) {
 
 void add_bench(CLI::App& app, Invocation& invocation) {
   CLI::App* sub =
-      app.add_subcommand("bench", "Measure passes and stages, and what they could be at best");
+      add_command(app, "bench", "Measure passes and stages, and what they could be at best");
   const auto flags = std::make_shared<Flags>();
   add_what_options(*sub, *flags);
   add_how_options(*sub, *flags);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 #include "base/nearest.h"
 #include "base/problem_limits.h"
@@ -31,6 +32,37 @@ CLI::Validator not_empty(const char* type) {
             return text.empty() ? cat("the value is empty; ", type, " is accepted") : "";
           },
           ""};
+}
+
+CLI::App* add_command(CLI::App& app, const char* name, const char* description) {
+  return app.add_subcommand(name, description);
+}
+
+OptionGroup::OptionGroup(CLI::App& sub) : OptionGroup(sub, sub.option_defaults()->get_group()) {}
+
+template <class T>
+CLI::Option* OptionGroup::add(const char* option, T& value, const char* type,
+                              std::string_view meaning) {
+  return sub_.add_option(option, value, described(meaning))
+      ->type_name(type)
+      ->group(name_)
+      ->check(not_empty(type));
+}
+
+#define UNIEP_ADDS_OPTIONS_OF(...) \
+  template CLI::Option* OptionGroup::add(const char*, __VA_ARGS__&, const char*, std::string_view)
+UNIEP_ADDS_OPTIONS_OF(std::string);
+UNIEP_ADDS_OPTIONS_OF(int);
+UNIEP_ADDS_OPTIONS_OF(std::int64_t);
+UNIEP_ADDS_OPTIONS_OF(std::uint64_t);
+UNIEP_ADDS_OPTIONS_OF(double);
+UNIEP_ADDS_OPTIONS_OF(std::optional<int>);
+UNIEP_ADDS_OPTIONS_OF(std::optional<double>);
+UNIEP_ADDS_OPTIONS_OF(std::vector<std::string>);
+#undef UNIEP_ADDS_OPTIONS_OF
+
+CLI::Option* OptionGroup::add_flag(const char* option, bool& value, std::string_view meaning) {
+  return sub_.add_flag(option, value, described(meaning))->group(name_);
 }
 
 CLI::Validator one_of(std::vector<std::string> names) {

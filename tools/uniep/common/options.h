@@ -1,6 +1,6 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <charconv>
 #include <string>
 #include <string_view>
@@ -24,21 +24,22 @@ std::string described(std::string_view text);
 /// there.
 CLI::Validator not_empty(const char* type);
 
+// CLI11 is a header, so each file that makes a command or an option of it compiles most of it once
+// more. These do so for all.
+
+CLI::App* add_command(CLI::App& app, const char* name, const char* description);
+
 /// Adds the options of one group of the help text.
 class OptionGroup {
  public:
   OptionGroup(CLI::App& sub, std::string name) : sub_(sub), name_(std::move(name)) {}
+  /// Those of no group of their own.
+  explicit OptionGroup(CLI::App& sub);
 
+  /// options.cpp lists the types that there are.
   template <class T>
-  CLI::Option* add(const char* option, T& value, const char* type, std::string_view meaning) {
-    return sub_.add_option(option, value, described(meaning))
-        ->type_name(type)
-        ->group(name_)
-        ->check(not_empty(type));
-  }
-  CLI::Option* add_flag(const char* option, bool& value, std::string_view meaning) {
-    return sub_.add_flag(option, value, described(meaning))->group(name_);
-  }
+  CLI::Option* add(const char* option, T& value, const char* type, std::string_view meaning);
+  CLI::Option* add_flag(const char* option, bool& value, std::string_view meaning);
 
  private:
   CLI::App& sub_;

@@ -204,17 +204,16 @@ int run(const Flags& flags, const Invocation& invocation) {
 }
 
 void add_file(CLI::App& sub, const char* name, std::string& path) {
-  sub.add_option(name, path, "A safetensors file: results, a layer, or any other")
-      ->type_name("FILE.safetensors")
-      ->required()
-      ->check(not_empty("FILE.safetensors"));
+  OptionGroup(sub)
+      .add(name, path, "FILE.safetensors", "A safetensors file: results, a layer, or any other")
+      ->required();
 }
 
 }  // namespace
 
 void add_compare(CLI::App& app, Invocation& invocation) {
   CLI::App* sub =
-      app.add_subcommand("compare", "Compare two files of results, or of layers, bit by bit");
+      add_command(app, "compare", "Compare two files of results, or of layers, bit by bit");
   const auto flags = std::make_shared<Flags>();
   add_file(*sub, "A", flags->a);
   add_file(*sub, "B", flags->b);

@@ -93,11 +93,14 @@ std::string script(CLI::App& app, const std::string& shell) {
 
 void add_completion(CLI::App& app, Invocation& invocation) {
   (void)invocation;
-  CLI::App* sub = app.add_subcommand("completion",
-                                     "Print what makes a shell complete this program's "
-                                     "commands");
+  CLI::App* sub = add_command(app, "completion",
+                              "Print what makes a shell complete this program's "
+                              "commands");
   const auto shell = std::make_shared<std::string>();
-  sub->add_option("SHELL", *shell, "bash, or zsh")->required()->check(one_of({"bash", "zsh"}));
+  OptionGroup(*sub)
+      .add("SHELL", *shell, "TEXT", "bash, or zsh")
+      ->required()
+      ->check(one_of({"bash", "zsh"}));
   sub->footer(
       "For this session:\n  source <(uniep completion bash)\n"
       "\n"

@@ -151,26 +151,25 @@ struct InfoFlags {
 
 void add_info(CLI::App& app, Invocation& invocation) {
   (void)invocation;
-  CLI::App* sub = app.add_subcommand(
-      "info",
+  CLI::App* sub = add_command(
+      app, "info",
       "Version, build, backends, devices, schedules and environment variables; with --shape, "
       "the memory that a layer takes");
   const auto flags = std::make_shared<InfoFlags>();
-  CLI::Option* shape = sub->add_option("--shape", flags->shape, "A shape, as uniep run takes it")
-                           ->type_name("NAME[,key=value...]")
-                           ->check(not_empty("NAME[,key=value...]"));
-  sub->add_option("--ranks", flags->ranks,
-                  cat("Ranks of the group, ", ranks_accepted(), " (default 1)"))
-      ->type_name("N")
+  OptionGroup group(*sub);
+  CLI::Option* shape =
+      group.add("--shape", flags->shape, "NAME[,key=value...]", "A shape, as uniep run takes it");
+  group
+      .add("--ranks", flags->ranks, "N",
+           cat("Ranks of the group, ", ranks_accepted(), " (default 1)"))
       ->check(a_number_of_ranks())
       ->needs(shape);
-  sub->add_option("--capacity", flags->capacity,
-                  "Rows that a rank has room for (default 0: enough for any routing of a small "
-                  "layer, twice the balanced load of a large one)")
-      ->type_name("ROWS")
+  group
+      .add("--capacity", flags->capacity, "ROWS",
+           "Rows that a rank has room for (default 0: enough for any routing of a small layer, "
+           "twice the balanced load of a large one)")
       ->check(range<std::int64_t>(0, 2147483647))
       ->needs(shape);
-  OptionGroup group(*sub, shape->get_group());
   add_kept(group, flags->kept);
   add_arithmetic(group, flags->arithmetic, shape);
   for (const char* option : {"--save", "--recompute-h", "--backward-rows", "--activation",

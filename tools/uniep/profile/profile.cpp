@@ -103,8 +103,8 @@ int run(const Flags& flags, const Invocation& invocation) {
 }  // namespace
 
 void add_profile(CLI::App& app, Invocation& invocation) {
-  CLI::App* sub = app.add_subcommand(
-      "profile", "Measure what tasks cost on this machine, for uniep simulate and uniep tune");
+  CLI::App* sub = add_command(
+      app, "profile", "Measure what tasks cost on this machine, for uniep simulate and uniep tune");
   const auto flags = std::make_shared<Flags>();
   OptionGroup group(*sub, "What to measure");
   group

@@ -438,8 +438,7 @@ void add_input_options(CLI::App& sub, Flags& flags) {
 }
 
 void add_how_options(CLI::App& sub, Flags& flags) {
-  const std::string name = "How to run it";
-  OptionGroup group(sub, name);
+  OptionGroup group(sub, "How to run it");
   group
       .add("--ranks", flags.ranks, "N",
            cat("Ranks, 1 (default) to ", kMaxGroupRanks,
@@ -447,11 +446,11 @@ void add_how_options(CLI::App& sub, Flags& flags) {
                "--backend cuda). Rank r gets tokens [r T/N, "
                "(r+1) T/N) and the r-th of N equal parts of the experts, which N must divide"))
       ->check(a_number_of_ranks());
-  sub.add_flag("--processes", flags.processes,
-               described("Every CPU rank is a process, started by this one; memory is shared, and "
-                         "results are the same. Where RANK and its companions are set (torchrun), "
-                         "this process is a rank of that group, with or without the flag"))
-      ->group(name);
+  group.add_flag(
+      "--processes", flags.processes,
+      "Every CPU rank is a process, started by this one; memory is shared, and results are the "
+      "same. Where RANK and its companions are set (torchrun), this process is a rank of that "
+      "group, with or without the flag");
   add_hosts(group, flags.hosts,
             "Without it processes find out where they are, and threads are on one host");
   group.add(
@@ -480,22 +479,21 @@ void add_how_options(CLI::App& sub, Flags& flags) {
            "the rows that come; the results are the same, to the bit")
       ->check(range<std::int64_t>(1, std::int64_t{1} << 50));
   add_arithmetic(group, flags.arithmetic, sub.get_option("--shape"));
-  sub.add_flag("--defer-weights", flags.defer_weights,
-               described("Leave the weight gradients to a call of their own, backward_weights, as "
-                         "pipeline-parallel schedules do; the figures are of both calls together"))
-      ->group(name);
+  group.add_flag(
+      "--defer-weights", flags.defer_weights,
+      "Leave the weight gradients to a call of their own, backward_weights, as pipeline-parallel "
+      "schedules do; the figures are of both calls together");
   group.add("--repeat", flags.repeat, "N", "Measured steps (default 1), after one for warming up")
       ->check(range(1, 1000000));
   add_backend(group, flags.backend);
 }
 
 void add_result_options(CLI::App& sub, Flags& flags) {
-  const std::string name = "What to do with the results";
-  sub.add_flag("--check", flags.check,
-               described("Compare every tensor bit by bit with schedule sequential at 1 rank, and "
-                         "with a float64 oracle; exit with 1 on any difference"))
-      ->group(name);
-  OptionGroup group(sub, name);
+  OptionGroup group(sub, "What to do with the results");
+  group.add_flag(
+      "--check", flags.check,
+      "Compare every tensor bit by bit with schedule sequential at 1 rank, and with a float64 "
+      "oracle; exit with 1 on any difference");
   group.add(
       "--output", flags.output, "FILE.safetensors",
       "Write out, dx, dprobs, dw1, dw2 (and db1, db2) in global order: the same bytes for any "
@@ -511,8 +509,8 @@ void add_result_options(CLI::App& sub, Flags& flags) {
 }  // namespace
 
 void add_run(CLI::App& app, Invocation& invocation) {
-  CLI::App* sub = app.add_subcommand(
-      "run", "Run one training step of an MoE layer, measure it, check it, picture it");
+  CLI::App* sub = add_command(
+      app, "run", "Run one training step of an MoE layer, measure it, check it, picture it");
   const auto flags = std::make_shared<Flags>();
   add_input_options(*sub, *flags);
   add_how_options(*sub, *flags);

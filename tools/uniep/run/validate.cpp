@@ -40,16 +40,14 @@ int validate_file(const std::filesystem::path& path, const std::string& activati
 }  // namespace
 
 void add_validate(CLI::App& app, Invocation& invocation) {
-  CLI::App* sub =
-      app.add_subcommand("validate", "Check a layer file and say what is wrong with it");
+  CLI::App* sub = add_command(app, "validate", "Check a layer file and say what is wrong with it");
   const auto path = std::make_shared<std::string>();
   const auto activation = std::make_shared<std::string>("swiglu");
-  sub->add_option("FILE", *path,
-                  "A safetensors file with x, topk_ids, topk_probs, w1, w2 [, dy] [, b1, b2]")
-      ->type_name("FILE.safetensors")
-      ->required()
-      ->check(not_empty("FILE"));
-  OptionGroup group(*sub, sub->get_option("FILE")->get_group());
+  OptionGroup group(*sub);
+  group
+      .add("FILE", *path, "FILE.safetensors",
+           "A safetensors file with x, topk_ids, topk_probs, w1, w2 [, dy] [, b1, b2]")
+      ->required();
   add_activation(group, *activation);
   sub->footer(
       "Prints a summary, and on stderr every reason why the file cannot be used. Exits with 0 "

@@ -539,8 +539,9 @@ void add_where_options(CLI::App& sub, Flags& flags) {
 }  // namespace
 
 void add_simulate(CLI::App& app, Invocation& invocation) {
-  CLI::App* sub = app.add_subcommand(
-      "simulate", "Predict time, exposed communication and memory of machines that are not here");
+  CLI::App* sub =
+      add_command(app, "simulate",
+                  "Predict time, exposed communication and memory of machines that are not here");
   const auto flags = std::make_shared<Flags>();
   add_what_options(*sub, *flags);
   add_memory_options(*sub, flags->memory,

@@ -154,9 +154,10 @@ int clear() {
 }  // namespace
 
 void add_cache(CLI::App& app, Invocation& invocation) {
-  CLI::App* sub = app.add_subcommand("cache", "List, or remove, what uniep tune has stored");
+  CLI::App* sub = add_command(app, "cache", "List, or remove, what uniep tune has stored");
   const auto action = std::make_shared<std::string>();
-  sub->add_option("ACTION", *action, "list, or clear")
+  OptionGroup(*sub)
+      .add("ACTION", *action, "TEXT", "list, or clear")
       ->required()
       ->check(one_of({"list", "clear"}));
   sub->footer(

@@ -179,8 +179,7 @@ void add_how_options(CLI::App& sub, TuneFlags& flags) {
       "--profile", flags.profile, "FILE|NAME|auto|none",
       "What the model knows of the machine. auto (default): on the CPU measured now, for GPUs "
       "a shipped profile of theirs; none: candidates are drawn at random");
-  sub.add_flag("--fresh", flags.fresh, described("Do not go on with an earlier session"))
-      ->group("How to search");
+  group.add_flag("--fresh", flags.fresh, "Do not go on with an earlier session");
   CLI::Option* survey =
       group
           .add(
@@ -199,8 +198,9 @@ void add_how_options(CLI::App& sub, TuneFlags& flags) {
 }  // namespace
 
 void add_tune(CLI::App& app, Invocation& invocation) {
-  CLI::App* sub = app.add_subcommand(
-      "tune", "Search the fastest schedule of a layer, by model and measurement, and remember it");
+  CLI::App* sub = add_command(
+      app, "tune",
+      "Search the fastest schedule of a layer, by model and measurement, and remember it");
   const auto flags = std::make_shared<TuneFlags>();
   add_what_options(*sub, *flags);
   add_memory_options(*sub, flags->memory,
