@@ -13,6 +13,7 @@ from torch import Tensor
 
 from . import _library
 from ._agreed_faults import AgreedFaults
+from ._agreement import require_same
 from ._crossing import comes_in_waves
 from ._of_process import OfProcess
 from .arithmetic import (
@@ -198,6 +199,8 @@ class Workspace(OfProcess):
         self.in_waves = self._all_rows is None and comes_in_waves(
             self.mesh, self.device, token_bytes
         )
+        if self.mesh is not None and hosts > 1:
+            require_same(self.mesh, self._of_all_hosts(capacity_rows))
         problem = _library.Problem(
             hidden=self.hidden,
             intermediate=self.intermediate,
@@ -302,6 +305,25 @@ class Workspace(OfProcess):
         self._finalizer = weakref.finalize(
             self.key, _destroy, number, layer, (workspace, symmetric, self.row_pool)
         )
+
+    def _of_all_hosts(self, capacity_rows: int | None) -> dict[str, object]:
+        return {
+            "hidden": self.hidden,
+            "intermediate": self.intermediate,
+            "num_experts": self.num_experts,
+            "topk": self.topk,
+            "max_tokens": self.max_tokens,
+            "capacity_rows": capacity_rows or 0,
+            "save": self.save,
+            "recompute_h": self.recompute_h,
+            "backward_rows": self.backward_rows,
+            "exact_rows": self.exact_rows,
+            "exact_hosts": self.exact_hosts,
+            "on_overflow": "flag" if self.flag else "raise",
+            "row_pool": self.row_pool is not None,
+            **self.arithmetic._asdict(),
+            "whether UNIEP_SPARE_SMS leaves any": self.in_waves,
+        }
 
     @property
     def closed(self) -> bool:

@@ -425,6 +425,16 @@ def refused():
         uniep.Workspace(mesh, 64, 32, EXPERTS + 1, 4, TOKENS, device="cpu", **sums_of(2))
     except ValueError as error:
         found["num_experts is 13"] = str(error)
+    figures = (64, 32, EXPERTS, 4, TOKENS)
+    for other, words in (
+        ({"exact_hosts": rank == 3}, "exact_hosts is False on rank 0 and True on rank 3"),
+        (sums_of(2 if rank < 2 else 1), "combine_groups is 2 on rank 0 and 1 on rank 2"),
+        ({"save": "none" if rank == 1 else "rows"}, "save is rows on rank 0 and none on rank 1"),
+    ):
+        try:
+            uniep.Workspace(mesh, *figures, device="cpu", **{**sums_of(2), **other})
+        except uniep.Error as error:
+            found[words] = str(error)
     try:
         uniep.Group(mesh, device="cpu")
     except ValueError as error:
@@ -434,7 +444,7 @@ def refused():
 
 def test_what_does_not_fit_is_refused_by_all(four):
     for result in four:
-        assert len(result["refused"]) == 6
+        assert len(result["refused"]) == 9
         for words, sentence in result["refused"].items():
             assert words in sentence, sentence
 
