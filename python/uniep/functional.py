@@ -13,13 +13,14 @@ from . import zero_experts as _zero
 from ._crossing import Crossing, crosses_under_weights, waves_of_backward
 from ._forms import Experts, ExpertWeight, W1Layout, WeightsLayout, experts_from
 from ._ops import ops
+from ._shared_workspaces import LayerKind, default_workspace, paged_workspace
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights, _Pending, behind_data
 from .group import GroupLike, without_mesh
 from .hosts import from_all_hosts, to_all_hosts
 from .offload import saving_elsewhere
 from .row_pool import RowPoolLike, moe_in_pages
-from .workspace import LayerKind, Workspace, default_workspace, paged_workspace
+from .workspace import Workspace
 
 __all__ = ["moe"]
 

@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import os
 import weakref
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,9 +27,9 @@ from .arithmetic import (
 )
 from .group import Group, GroupLike, _device_of, group_of, without_mesh
 from .hosts import OverHosts, all_rows_of, default_capacity, host_mesh
-from .row_pool import _SAVES, RowPool, RowPoolLike, shared_pool
+from .row_pool import _SAVES, RowPool
 
-__all__ = ["LayerKind", "Workspace", "default_workspace", "paged_workspace"]
+__all__ = ["Workspace"]
 
 _ids = itertools.count(1)
 _PASSES = {"forward": 0, "backward": 1}
@@ -455,157 +455,3 @@ def _hands_in_symmetric(group: Group) -> bool:
         "PYTORCH_CUDA_ALLOC_CONF", ""
     )
     return "expandable_segments:True" not in settings
-
-
-class LayerKind(NamedTuple):
-    """What workspaces that calls share differ by, beside the pool of their rows."""
-
-    hidden: int
-    intermediate: int
-    local_experts: int
-    topk: int
-    capacity_rows: int | None
-    save: Literal["rows", "tokens", "none"]
-    recompute_h: bool
-    backward_rows: int
-    activation: Activation
-    probs: ProbsPlace
-    bias: bool
-    combine_groups: int
-    combine_partials: CombinePartials
-    shared_experts: int
-
-
-def default_workspace(
-    group: GroupLike,
-    device: torch.device,
-    kind: LayerKind,
-    tokens: int,
-    max_tokens: int | None,
-    row_pool: RowPool | None = None,
-) -> Workspace:
-    """The workspace that calls without one share, of this kind; made by the first of them.
-
-    Of one process alone it grows with the tokens of a call where ``max_tokens`` is None. With
-    several ranks such a call is refused by all of them. Not with ``row_pool`` while compiling.
-
-    Raises:
-        ValueError: where ``max_tokens`` of several ranks is more than in their first call.
-    """
-    wanted = tokens if max_tokens is None else max_tokens
-    may_grow = max_tokens is None
-    if torch.compiler.is_compiling():
-        # The compiler cannot see into libraries: what is missing is made while it looks on.
-        hosts: int = _prepare(group, str(device), wanted, may_grow, *kind)
-        if hosts == 1:
-            key = (*kind, row_pool, hosts)
-            return group_of(group, device).workspaces[key]
-    place = _Place.of(group, device)
-    return _found_or_made(place, kind, wanted, may_grow, row_pool)
-
-
-class _Place(NamedTuple):
-    """Where workspaces that calls share are kept: with the group of this host."""
-
-    group: GroupLike
-    owner: Group
-    hosts: int
-
-    @classmethod
-    def of(cls, group: GroupLike, device: torch.device) -> _Place:
-        mesh = host_mesh(group, device)
-        if mesh is None:
-            owner = group_of(group, device)
-            return cls(owner, owner, 1)
-        return cls(group, group_of(mesh.within, device), mesh.hosts)
-
-    @property
-    def ranks(self) -> int:
-        """Of all hosts."""
-        return self.hosts * self.owner.size
-
-
-@torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
-    reason="a row pool keeps what forwards save outside of the graph"
-)
-def paged_workspace(
-    row_pool: RowPoolLike,
-    group: GroupLike,
-    device: torch.device,
-    kind: LayerKind,
-    tokens: int,
-    max_tokens: int | None,
-) -> Workspace:
-    """As :func:`default_workspace`, of those with this row pool."""
-    kept = (kind.hidden, kind.intermediate, kind.save, kind.recompute_h, kind.activation)
-    pool = shared_pool(row_pool, group, device, *kept)
-    return default_workspace(group, device, kind, tokens, max_tokens, pool)
-
-
-def _found_or_made(
-    place: _Place, kind: LayerKind, wanted: int, may_grow: bool, row_pool: RowPool | None = None
-) -> Workspace:
-    known = place.owner.workspaces.get((*kind, row_pool, place.hosts))
-    # Tokens of this rank alone are no reason to make a workspace, which takes all of them.
-    if known is not None and (wanted <= known.max_tokens or (may_grow and place.ranks > 1)):
-        return known
-    return _make(place, kind, wanted, may_grow, row_pool)
-
-
-def _make(
-    place: _Place, kind: LayerKind, wanted: int, may_grow: bool, row_pool: RowPool | None
-) -> Workspace:
-    key, known = (*kind, row_pool, place.hosts), place.owner.workspaces
-    smaller = known.get(key)
-    if smaller is not None:
-        if place.ranks > 1:
-            raise ValueError(
-                f"max_tokens is {wanted}, but the first call of this shape had "
-                f"{smaller.max_tokens}; pass max_tokens, the most that any rank ever has, to "
-                "every call, or a workspace"
-            )
-        if may_grow:
-            wanted = max(wanted, 2 * smaller.max_tokens)
-    # The smaller one is not closed: a backward may be outstanding. It ends with its last user.
-    try:
-        known[key] = _workspace(place, kind, wanted, row_pool)
-    except _library.Error as error:
-        if place.ranks == 1 or not may_grow or "ranks disagree" not in str(error):
-            raise
-        raise ValueError(
-            f"ranks disagree in their first call of this shape, which has {wanted} tokens on rank "
-            f"{place.owner.rank}; where ranks have different numbers of tokens, pass max_tokens, "
-            "the most that any rank ever has, to every call"
-        ) from error
-    return known[key]
-
-
-def _workspace(place: _Place, kind: LayerKind, tokens: int, row_pool: RowPool | None) -> Workspace:
-    return Workspace(
-        place.group,
-        kind.hidden,
-        kind.intermediate,
-        kind.local_experts * place.ranks,
-        kind.topk,
-        max(tokens, 1),
-        capacity_rows=kind.capacity_rows,
-        save=kind.save,
-        recompute_h=kind.recompute_h,
-        backward_rows=kind.backward_rows,
-        activation=kind.activation,
-        probs=kind.probs,
-        bias=kind.bias,
-        combine_groups=kind.combine_groups,
-        combine_partials=kind.combine_partials,
-        shared_experts=kind.shared_experts,
-        row_pool=row_pool,
-        device=place.owner.device,
-    )
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _prepare(group: GroupLike, device: str, wanted: int, may_grow: bool, *figures: Any) -> int:
-    # The figures of a LayerKind: the compiler hands on constants.
-    place = _Place.of(group, torch.device(device))
-    _found_or_made(place, LayerKind(*figures), wanted, may_grow)
-    return place.hosts
