@@ -107,8 +107,7 @@ class AgreedFaults:
         self._largest.zero_()
         if what:
             code = "argument" if what == 2 else "capacity"
-            result = _library.Error.NAMES.index(code) + 1
-            raise _library.Error(result, self._sentence(what, amount))
+            raise _library.Error.of(code, self._sentence(what, amount))
 
     def _sentence(self, what: int, amount: int) -> str:
         rows, backward_rows, num_experts, max_tokens = self._figures

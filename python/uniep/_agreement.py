@@ -30,9 +30,8 @@ def require_same(mesh: HostMesh, figures: dict[str, object]) -> None:
         for name, first in of_ranks[0][0].items():
             other = of_ranks[local][host][name]
             if other != first:
-                code = _library.Error.NAMES.index("argument") + 1
-                raise _library.Error(
-                    code,
+                raise _library.Error.of(
+                    "argument",
                     f"ranks disagree: {name} is {first} on rank 0 and {other} on rank {number}; "
                     "the same on all ranks is accepted",
                 )

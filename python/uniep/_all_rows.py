@@ -145,7 +145,7 @@ class RowsOfCall:
 
         Args:
             found: what hosts have for its slots, [T K, n] each.
-            of_rows: of forward, rather than of their gradients, which are multiplied.
+            of_rows: rows of forward; else gradients of them, which are multiplied already.
         """
         multiplies = of_rows and self._how.probs_after
         probs = self._own_probs.masked_fill(self._own_ids < 0, 0) if multiplies else None

@@ -54,6 +54,11 @@ class Error(RuntimeError):
         super().__init__(sentence)
         self.code = self.NAMES[result - 1] if 0 < result <= len(self.NAMES) else "internal"
 
+    @classmethod
+    def of(cls, code: str, sentence: str) -> Error:
+        """What the package itself refuses as the library does."""
+        return cls(cls.NAMES.index(code) + 1, sentence)
+
 
 class GroupConfig(ctypes.Structure):
     """``uniep_group_config`` of c_api.h."""

@@ -307,6 +307,7 @@ class Workspace(OfProcess):
         )
 
     def _of_all_hosts(self, capacity_rows: int | None) -> dict[str, object]:
+        """What messages between hosts, and what is done with them, depend on."""
         return {
             "hidden": self.hidden,
             "intermediate": self.intermediate,

@@ -122,7 +122,7 @@ def rows(hosts: int):
     options = {"group": mesh_of(hosts), "max_tokens": TOKENS}
     found = {}
     for place, i, exact in itertools.product(PLACES, range(len(SUMS)), (False, True)):
-        case = layer(place).part(rank, size).to("cuda")
+        case = layer().part(rank, size).to("cuda")
         tensors = step(case, probs=place, exact_hosts=exact, **SUMS[i], **options)
         found[place, i, exact] = [t.cpu() for t in tensors]
     return found
@@ -223,7 +223,7 @@ def test_rows_have_the_bits_of_one_group(hosts, size):
     needs(size)
     results = run_ranks(size, rows, hosts, backend="nccl")
     for place, i, exact in results[0]:
-        wanted = [t.cpu() for t in step(layer(place).to("cuda"), probs=place, **SUMS[i])]
+        wanted = [t.cpu() for t in step(layer().to("cuda"), probs=place, **SUMS[i])]
         parts = [result[place, i, exact] for result in results]
         assert_same([torch.cat([part[j] for part in parts]) for j in range(5)], wanted)
 
