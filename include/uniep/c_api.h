@@ -89,6 +89,7 @@ typedef struct {
   int64_t combine_groups; /* 0: the default, 1 */
   int64_t combine_partials; /* what groups' sums are before they are added up: 0 fp32, 1 bf16 */
   int64_t shared_experts;   /* S: experts that every rank has and every token goes to */
+  int64_t slot_rows;        /* 1: out and dx have a row for each slot, not added up */
   int64_t gathered_hosts;   /* 0: the default, 1; more: of so many hosts, a block of tokens each */
   int64_t first_host;       /* of more: they come in waves from this host on; -1: all are there */
 } uniep_problem;
@@ -303,6 +304,31 @@ typedef struct {
 
 /* Collective, but for part 2. */
 UNIEP_C_API int uniep_backward(uniep_layer* layer, const uniep_backward_call* call);
+
+/* ---- rows that are added up elsewhere ---- */
+
+/* Rows of slots, as a layer with slot_rows leaves them, wherever they have come to lie: out[t] is
+ * the sum that a layer without it has, of the same bits. */
+typedef struct {
+  int32_t backend; /* 0 cpu, 1 cuda */
+  int32_t device;  /* with cuda the one where all of it lies; there rows begin at multiples of 16
+                    * bytes */
+  int64_t tokens, hidden, topk; /* T, H, K */
+  int64_t num_experts, combine_groups;
+  int64_t combine_partials; /* as in uniep_problem */
+  const int32_t* ids;       /* [T, K], numbers of experts; less than 0: the slot is left out */
+  const float* factors;     /* [T, K], what rows are multiplied by; NULL: nothing */
+  const int64_t* row;       /* [T, K], which of `rows`, and behind them of `more`; the sum of one
+                             * that is none is NaN */
+  const void* rows;         /* bf16 [num_rows, H] */
+  const void* more;         /* bf16 [num_more, H] */
+  int64_t num_rows, num_more;
+  void* out;    /* bf16 [T, H] */
+  void* stream; /* cudaStream_t */
+} uniep_rows_call;
+
+/* Not collective, and of no layer. */
+UNIEP_C_API int uniep_add_rows(const uniep_rows_call* call);
 
 /* ---- the search for a schedule ----
  *

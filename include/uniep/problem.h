@@ -100,6 +100,10 @@ struct Problem {
   /// S: experts that every rank has and every token goes to, besides its K; topk + S is at most
   /// kMaxTopk. Not with biases, nor with more than one combine group.
   int shared_experts = 0;
+  /// out and dx have a row for each slot, [T, K, H], instead of the sum of a token's rows: what the
+  /// slot's expert has made of the token, not times its probability, and 0 where it is dropped. The
+  /// caller adds them up. With one combine group, and without shared experts.
+  bool slot_rows = false;
   // Where tokens of several hosts are gathered ahead of a pass.
   /// N: each rank's tokens are those of one rank of each of N hosts, max_tokens / N of each, in the
   /// order of the hosts. In the canonical order, in which weight gradients are summed, tokens of a
@@ -117,6 +121,9 @@ struct Problem {
 constexpr UNIEP_HD int slots(const Problem& problem) {
   return problem.topk + problem.shared_experts;
 }
+
+/// Rows of out, and of dx, that a token has.
+constexpr int result_rows(const Problem& problem) { return problem.slot_rows ? problem.topk : 1; }
 
 /// The parts of h and of w1's rows: gate and up, or one.
 constexpr int halves(const Problem& problem) { return is_gated(problem.activation) ? 2 : 1; }

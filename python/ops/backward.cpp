@@ -80,7 +80,7 @@ struct DataGradients {
     biases.set(arguments);
     shared.check(shape, key);
     shared.set(arguments);
-    dx = empty(key, ScalarType::BFloat16, {arguments.tokens, shape.hidden});
+    dx = empty_results(shape, key, arguments.tokens);
     dprobs = empty(key, ScalarType::Float, {arguments.tokens, topk});
     dshared_probs = empty(key, ScalarType::Float, {arguments.tokens, shape.shared_experts});
     if (shape.shared_experts > 0) {

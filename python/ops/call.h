@@ -32,6 +32,12 @@ class Call {
   std::unique_lock<std::mutex> lock_;
 };
 
+/// Uninitialised, what a layer of this shape has for `tokens` tokens: out, or dx.
+inline Tensor empty_results(const LayerShape& shape, const Tensor& beside, std::int64_t tokens) {
+  if (shape.slot_rows == 0) return empty(beside, ScalarType::BFloat16, {tokens, shape.hidden});
+  return empty(beside, ScalarType::BFloat16, {tokens, shape.topk, shape.hidden});
+}
+
 /// The text of an optional argument as the C API takes it; valid as long as the argument.
 inline const char* text_of(const std::optional<std::string>& text) {
   return text ? text->c_str() : nullptr;

@@ -20,8 +20,7 @@ struct Results {
   Results(const LayerShape& shape, const Tensor& x, bool flag)
       : Results(shape, x, flag, shape.plan_bytes) {}
   Results(const LayerShape& shape, const Tensor& x, bool flag, std::int64_t plan_bytes)
-      : out(empty(x, ScalarType::BFloat16, {x.size(0), shape.hidden})),
-        plan(empty(x, ScalarType::Byte, {plan_bytes})) {
+      : out(empty_results(shape, x, x.size(0))), plan(empty(x, ScalarType::Byte, {plan_bytes})) {
     if (flag) status = empty(x, ScalarType::Long, {2});
   }
 };

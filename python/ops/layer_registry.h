@@ -24,6 +24,7 @@ struct LayerShape {
   std::int64_t h_width = 0;         ///< of a row of h; as many rows has an expert's w1
   std::int64_t has_bias = 0;        ///< 1: experts have biases
   std::int64_t shared_experts = 0;  ///< S
+  std::int64_t slot_rows = 0;       ///< 1: out and dx are [T, K, H], a row for each slot
 };
 
 /// A layer that ops may call. `mutex` is held during each call: a layer serves one thread at a

@@ -8,6 +8,7 @@
 #include "backward.h"
 #include "forward.h"
 #include "layer_registry.h"
+#include "rows.h"
 
 namespace {
 
@@ -74,6 +75,10 @@ constexpr const char* kBackwardWeightsPages =
     "new_dw1, Tensor[] new_dw2, Tensor new_db1, Tensor new_db2, Tensor new_dshared_w1, Tensor "
     "new_dshared_w2)";
 
+constexpr const char* kAddRows =
+    "add_rows(Tensor rows, Tensor more, Tensor row, Tensor ids, Tensor? factors, int num_experts, "
+    "int combine_groups, bool bf16_partials) -> Tensor";
+
 void implement(torch::stable::detail::StableLibrary& library) {
   library.impl("forward", TORCH_BOX(&uniep::ops::forward));
   library.impl("forward_exact", TORCH_BOX(&uniep::ops::forward_exact));
@@ -85,6 +90,7 @@ void implement(torch::stable::detail::StableLibrary& library) {
   library.impl("forward_pages", TORCH_BOX(&uniep::ops::forward_pages));
   library.impl("backward_pages", TORCH_BOX(&uniep::ops::backward_pages));
   library.impl("backward_weights_pages", TORCH_BOX(&uniep::ops::backward_weights_pages));
+  library.impl("add_rows", TORCH_BOX(&uniep::ops::add_rows));
 }
 
 }  // namespace
@@ -92,7 +98,7 @@ void implement(torch::stable::detail::StableLibrary& library) {
 STABLE_TORCH_LIBRARY(uniep, library) {
   for (const char* schema :
        {kForward, kForwardExact, kBackward, kBackwardMainGrad, kBackwardData, kBackwardWeights,
-        kBackwardWeightsMainGrad, kForwardPages, kBackwardPages, kBackwardWeightsPages}) {
+        kBackwardWeightsMainGrad, kForwardPages, kBackwardPages, kBackwardWeightsPages, kAddRows}) {
     library.def(schema);
   }
 }
@@ -102,14 +108,14 @@ STABLE_TORCH_LIBRARY_IMPL(uniep, CUDA, library) { implement(library); }
 
 extern "C" {
 
-/// `shape`: the fourteen figures of LayerShape, in its order.
+/// `shape`: the fifteen figures of LayerShape, in its order.
 __attribute__((visibility("default"))) void uniep_torch_bind(std::int64_t id, const void* key,
                                                              uniep_layer* layer,
                                                              const std::int64_t* shape) {
   uniep::ops::bind_layer(
       id, key, layer,
       {shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[7], shape[8],
-       shape[9], shape[10], shape[11], shape[12], shape[13]});
+       shape[9], shape[10], shape[11], shape[12], shape[13], shape[14]});
 }
 
 __attribute__((visibility("default"))) void uniep_torch_unbind(std::int64_t id) {

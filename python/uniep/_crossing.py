@@ -14,7 +14,7 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -142,14 +142,15 @@ class Crossing:
         self._routes = routes = Routes(self._mesh, ids, seen[0], experts)
         return routes.moved_up(seen[0]), routes.moved_up(seen[1])
 
-    def find_rows(
-        self, sent: tuple[Tensor, Tensor], seen: tuple[Tensor, Tensor], experts: int
-    ) -> RowsOfCall | None:
+    def find_rows(self, sent: tuple[Tensor, Tensor], seen: Tensor, experts: int) -> None:
         """Ahead of all that goes back, with the arguments of :class:`RowsOfCall`."""
         if self._all_rows is not None:
             exact = self._exact_hosts
             self.rows = RowsOfCall(self._all_rows, self._mesh, sent, seen, experts, exact)
-        return self.rows
+
+    def repeated(self, tokens: Tensor) -> Tensor:
+        """[N T, H] as the fused layer is given them; where rows cross [N T, K, H]."""
+        return tokens if self.rows is None else self.rows.repeated(tokens)
 
     @property
     def _routes_back(self) -> Routes | None:
@@ -171,7 +172,8 @@ class Crossing:
         """What :func:`exchange.spread` returns; of other hosts' tokens when their wave begins."""
         if not self._in_waves or not self._in_forward:
             return exchange.spread(self._mesh, rows, self._routes)
-        self._tokens = _TokensInWaves(self._mesh, rows, self._routes, returns=True)
+        back = _Back(self._routes_back, 1 if self.rows is None else self.rows.topk)
+        self._tokens = _TokensInWaves(self._mesh, rows, self._routes, back)
         return self._tokens.seen
 
     @property
@@ -197,7 +199,7 @@ class Crossing:
         """As :meth:`spread`."""
         if not self._in_waves or not self._in_backward:
             return exchange.spread(self._mesh, rows, self._routes)
-        self._dy = _TokensInWaves(self._mesh, rows, self._routes, returns=False)
+        self._dy = _TokensInWaves(self._mesh, rows, self._routes, None)
         return self._dy.seen
 
     @contextmanager
@@ -217,7 +219,7 @@ class Crossing:
         # Tokens first. Products that fill a GPU would keep the message from starting, and those
         # behind this begin only when probabilities have made their way within the host.
         of_tokens = exchange.begin_to_collect(self._mesh, dx, self._routes_back)
-        of_probs = exchange.begin_to_collect(self._mesh, dprobs, self._routes_back)
+        of_probs = exchange.begin_to_collect(self._mesh, dprobs, self._routes)
         try:
             yield
         finally:
@@ -229,9 +231,8 @@ class Crossing:
         back, self._back = self._back, None
         if back is not None and back[0].data_ptr() == dx.data_ptr():  # else a hook has changed it
             return back[1:]
-        routes = self._routes_back
-        partials = exchange.collect(self._mesh, dx, routes)
-        return partials, exchange.collect(self._mesh, dprobs, routes)
+        partials = exchange.collect(self._mesh, dx, self._routes_back)
+        return partials, exchange.collect(self._mesh, dprobs, self._routes)
 
 
 def crosses_under_weights(crossing: Crossing | None) -> bool:
@@ -246,6 +247,13 @@ def waves_of_backward(
     return nullcontext() if crossing is None else crossing.backward_waves(dy)
 
 
+class _Back(NamedTuple):
+    """What goes back behind the waves of other hosts."""
+
+    routes: Routes | None
+    rows: int  # of a token: its sum, or one a slot
+
+
 class _TokensInWaves:
     """Rows of this rank's tokens on their way to all hosts, and sums of them on their way back.
 
@@ -256,15 +264,15 @@ class _TokensInWaves:
         mesh: of the processes.
         rows: [T, n], which stay as they are until all have been sent.
         routes: which of them cross; None: all.
-        returns: sums come back, behind the waves of other hosts.
+        back: what comes back of them; None: nothing.
     """
 
     def __init__(
-        self, mesh: HostMesh, rows: Tensor, routes: Routes | None, *, returns: bool
+        self, mesh: HostMesh, rows: Tensor, routes: Routes | None, back: _Back | None
     ) -> None:
         self._mesh = mesh
         self._routes = routes
-        self._returns = returns
+        self._back = back
         self._device = rows.device
         self._stream = mesh.stream(rows.device)
         self._begun_on = torch.cuda.current_stream(rows.device)
@@ -272,10 +280,10 @@ class _TokensInWaves:
         self._rows = rows
         self._blocks = rows.new_empty(mesh.hosts, *rows.shape)
         self._blocks[mesh.host] = rows
-        self._others_done = _recorded() if returns else None
+        self._others_done = None if back is None else _recorded()
         self._arrived: list[torch.cuda.Event] = []
         # What waits for the number of tokens, which forward does not know yet, is put off.
-        if routes is None or not returns:
+        if routes is None or back is None:
             self._begin()
 
     def _begin(self) -> None:
@@ -284,7 +292,10 @@ class _TokensInWaves:
         # packed now, as beside a pass that would have few SMs.
         self._sent = exchange.to_hosts(mesh, self._rows, routes)
         self._received = exchange.by_host(self._blocks, routes)
-        self._found = exchange.Found(mesh, self._blocks, routes) if self._returns else None
+        if self._back is not None:
+            hosts, tokens, width = self._blocks.shape
+            shape = (hosts, tokens * self._back.rows, width)
+            self._found = exchange.Found(mesh, shape, self._blocks, self._back.routes)
         self._stream.wait_stream(self._begun_on)
         with torch.cuda.stream(self._stream):
             self._arrived = [self._receive(step) for step in range(1, mesh.hosts)]
@@ -309,7 +320,7 @@ class _TokensInWaves:
         if not self._arrived:
             self._begin()
         arrived = [event.cuda_event for event in self._arrived]
-        before = [0, *arrived, *([0] if self._returns else [])]
+        before = [0, *arrived, *([] if self._back is None else [0])]
         behind = [0] * len(before)
         if self._others_done is not None:
             behind[len(arrived)] = self._others_done.cuda_event
@@ -319,18 +330,19 @@ class _TokensInWaves:
         """Behind the pass in the order of the host, and behind the waves of others on the device.
 
         Args:
-            out: [N T, n], of all tokens that this rank sees.
+            out: [N T, n], or rows [N T, K, n], of all tokens that this rank sees.
         """
-        assert self._found is not None and self._others_done is not None
-        sums = exchange.by_host(out.view_as(self._blocks), self._routes)
+        assert self._found is not None and self._others_done is not None and self._back is not None
         found = self._found.parts
+        blocks = out.view(self._mesh.hosts, -1, out.shape[-1])
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._others_done)
+            sums = exchange.going_back(self._mesh, blocks, self._back.routes)
             for step in range(1, self._mesh.hosts):
                 before, behind = self._neighbours(step)
                 exchange.step(self._mesh, sums, found, to=behind, of=before)
-        exchange.step(self._mesh, sums, found, self._mesh.host, self._mesh.host)
-        self._out = out
+        found[self._mesh.host] = sums[self._mesh.host]
+        self._sums = sums
 
     def collect(self) -> exchange.Found:
         """What every host has for this rank's rows."""

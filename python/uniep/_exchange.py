@@ -25,6 +25,7 @@ __all__ = [
     "begin_to_collect",
     "by_host",
     "collect",
+    "going_back",
     "resized",
     "spread",
     "step",
@@ -41,8 +42,8 @@ def resized(rows: Tensor, count: int, value: float = 0) -> Tensor:
     return torch.cat((rows, rows.new_full((missing, rows.shape[1]), value)))
 
 
-def sum_of_hosts(partials: Tensor, own: int) -> Tensor:
-    """bf16 [N, T, H] to [own, H]: the sum over hosts, ascending, fp32, from +0, rounded once."""
+def sum_of_hosts(partials: Sequence[Tensor], own: int) -> Tensor:
+    """N times bf16 [T, H] to [own, H]: the sum over hosts, ascending, in fp32 from +0, rounded."""
     first, *others = (partial[:own] for partial in partials)
     if len(others) == 1:  # one sum, which PyTorch computes in fp32 and rounds
         total: Tensor = first + others[0]
@@ -70,48 +71,66 @@ def by_host(blocks: Tensor, routes: Routes | None) -> list[Tensor]:
     return [block[:count] for block, count in zip(blocks, routes.received, strict=True)]
 
 
+def going_back(mesh: HostMesh, blocks: Tensor, routes: Routes | None) -> list[Tensor]:
+    """Of [N, T, n] that this host has found, the part that each host gets; its own gets all."""
+    parts = list(blocks)
+    if routes is not None:
+        for host in set(range(mesh.hosts)) - {mesh.host}:
+            parts[host] = routes.taken(blocks[host], host)
+    return parts
+
+
 class Found:
-    """What hosts have for this rank's tokens.
+    """What hosts have for this rank's T tokens, or slots.
 
     Args:
         mesh: of the processes.
-        like: [N, T, n] of what comes; of one host that itself.
-        routes: which tokens went to which host; None: all to all.
+        shape: N, T, n.
+        like: has the type of what comes, and lies where that will.
+        routes: what comes from which host; None: all from all.
 
     Attributes:
-        parts: by host what comes from there, to be written.
+        parts: by host what comes from there, to be written; of this host itself what it has,
+            [T, n], to be put here.
     """
 
-    def __init__(self, mesh: HostMesh, like: Tensor, routes: Routes | None) -> None:
-        self._host, self._routes, self._shape = mesh.host, routes, like.shape
-        if routes is None:
-            self._whole = like if mesh.hosts == 1 else torch.empty_like(like)
-            self.parts = list(self._whole)
-            return
-        self._packed = like.new_empty(len(routes.places), like.shape[2])
-        self.parts = list(torch.split(self._packed, routes.sent))
-        self.parts[mesh.host] = like.new_empty(like.shape[1:])
+    def __init__(
+        self, mesh: HostMesh, shape: Sequence[int], like: Tensor, routes: Routes | None
+    ) -> None:
+        self._host, self._shape, self._device = mesh.host, shape, like.device
+        sizes = [shape[1]] * shape[0] if routes is None else list(routes.sent)
+        sizes[mesh.host] = 0
+        self._routes = routes
+        self._others = like.new_empty(sum(sizes), shape[2])
+        self.parts = list(torch.split(self._others, sizes))
 
-    def blocks(self) -> Tensor:
-        """[N, T, n], once all parts are there."""
+    @property
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """What came from others, [P, n], and this host's own, [T, n], once all is there."""
+        return self._others, self.parts[self._host]
+
+    def blocks(self) -> list[Tensor]:
+        """By host [T, n], 0 where it has nothing, once all is there."""
         if self._routes is None:
-            return self._whole
-        found = self._packed.new_zeros(self._shape)
-        found.flatten(0, 1).index_copy_(0, self._routes.places, self._packed)
-        found[self._host] = self.parts[self._host]
-        return found
+            return self.parts
+        found = self._others.new_zeros(self._shape)
+        found.flatten(0, 1).index_copy_(0, self._routes.places, self._others)
+        blocks = list(found)
+        blocks[self._host] = self.parts[self._host]
+        return blocks
 
-    def rows(self, owner: Tensor) -> Tensor:
-        """[T, n] of tokens that no more than one host has anything for, once all parts are there.
-
-        Args:
-            owner: int64 [T], that host; any where there is none.
-        """
+    def numbers(self) -> Tensor:
+        """int64 [N, T]: where that of a host is in :attr:`rows`; -1: it has nothing for it."""
+        numbers = torch.full(tuple(self._shape[:2]), -1, device=self._device)
+        others = torch.arange(len(self._others), device=self._device)
         if self._routes is None:
-            rows: Tensor = self._whole[owner, torch.arange(len(owner), device=owner.device)]
-            return rows
-        rows = self.parts[self._host]
-        return rows.index_copy_(0, self._routes.places % len(rows), self._packed)
+            ahead, behind = numbers[: self._host], numbers[self._host + 1 :]
+            ahead.copy_(others[: ahead.numel()].view_as(ahead))
+            behind.copy_(others[ahead.numel() :].view_as(behind))
+        else:
+            numbers.view(-1)[self._routes.places] = others
+        numbers[self._host] = torch.arange(self._shape[1], device=self._device) + len(others)
+        return numbers
 
 
 def spread(mesh: HostMesh, rows: Tensor, routes: Routes | None = None) -> Tensor:
@@ -125,12 +144,13 @@ def spread(mesh: HostMesh, rows: Tensor, routes: Routes | None = None) -> Tensor
     if routes is None:
         dist.all_gather_into_tensor(_bytes(seen).flatten(0, 1), _bytes(rows), group=mesh.across)
     else:
-        _wait(_exchange(mesh, to_hosts(mesh, rows, routes), by_host(seen, routes)))
+        seen[mesh.host] = rows
+        _wait(_messages_of_all(mesh, to_hosts(mesh, rows, routes), by_host(seen, routes)))
     return seen.flatten(0, 1)
 
 
 def collect(mesh: HostMesh, seen: Tensor, routes: Routes | None = None) -> Found:
-    """The way back of [N T, n]: what every host has for this rank's T rows."""
+    """The way back of [N T, n], or rows [N T, K, n]: what every host has for this rank's."""
     return begin_to_collect(mesh, seen, routes)()
 
 
@@ -138,28 +158,23 @@ def begin_to_collect(
     mesh: HostMesh, seen: Tensor, routes: Routes | None = None
 ) -> Callable[[], Found]:
     """What :func:`collect` gives, under way. Returns what waits for it."""
-    blocks = seen.contiguous().view(mesh.hosts, -1, seen.shape[1])
-    if mesh.hosts == 1:
-        return lambda: Found(mesh, blocks, None)
-    found = Found(mesh, blocks, routes)
-    works: Sequence[dist.Work | None]
-    if routes is not None:
-        works = _exchange(mesh, by_host(blocks, routes), found.parts)
-    else:
-        received, sent = (_bytes(rows).flatten(0, 1) for rows in (found.blocks(), blocks))
-        works = [dist.all_to_all_single(received, sent, group=mesh.across, async_op=True)]
-    return lambda: _behind(works, found)
+    blocks = seen.contiguous().view(mesh.hosts, -1, seen.shape[-1])
+    found = Found(mesh, blocks.shape, blocks, routes)
+    sent = going_back(mesh, blocks, routes)
+    found.parts[mesh.host] = sent[mesh.host]
+    works = _messages_of_all(mesh, sent, found.parts)
 
+    def wait() -> Found:
+        _wait(works)
+        return found
 
-def _behind(works: Sequence[dist.Work | None], found: Found) -> Found:
-    _wait(works)
-    return found
+    return wait
 
 
 def step(
     mesh: HostMesh, sent: Sequence[Tensor], received: Sequence[Tensor], to: int, of: int
 ) -> None:
-    """Of an exchange what goes to one host, and what comes from another; or stays at this one.
+    """Of an exchange what goes to one host, and what comes from another.
 
     Args:
         mesh: of the processes.
@@ -169,17 +184,13 @@ def step(
             ranks in the same order.
         of: a host.
     """
-    if of == mesh.host:
-        received[of].copy_(sent[to])
-    else:
-        _wait(_messages(mesh, [(sent[to], to)], [(received[of], of)]))
+    _wait(_messages(mesh, [(sent[to], to)], [(received[of], of)]))
 
 
-def _exchange(
+def _messages_of_all(
     mesh: HostMesh, sent: Sequence[Tensor], received: Sequence[Tensor]
 ) -> list[dist.Work]:
     """All steps, under way."""
-    received[mesh.host].copy_(sent[mesh.host])
     others = [host for host in range(mesh.hosts) if host != mesh.host]
     ends = [[(rows[host], host) for host in others] for rows in (sent, received)]
     return _messages(mesh, *ends)

@@ -224,6 +224,19 @@ def _backward_weights_main_grad(
     return None
 
 
+def _add_rows(
+    rows: Tensor,
+    more: Tensor,
+    row: Tensor,
+    ids: Tensor,
+    factors: Tensor | None,
+    num_experts: int,
+    combine_groups: int,
+    bf16_partials: bool,
+) -> Tensor:
+    return rows.new_empty((ids.shape[0], rows.shape[1]))
+
+
 for _fake in (
     _forward,
     _forward_exact,
@@ -232,6 +245,7 @@ for _fake in (
     _backward_data,
     _backward_weights,
     _backward_weights_main_grad,
+    _add_rows,
 ):
     torch.library.register_fake(f"uniep::{_fake.__name__[1:]}", _fake)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .hosts import HostMesh
 
-__all__ = ["Routes"]
+__all__ = ["Routes", "RoutesOfSlots"]
 
 
 class Routes:
@@ -75,10 +75,18 @@ class Routes:
         index = self._order[..., None].expand(-1, -1, rows.shape[1])
         return rows.view_as(index).gather(1, index).flatten(0, 1)
 
-    def came(self, host: int) -> Tensor:
-        """int64 [received[host]], which tokens of a host come, in the order in which they lie."""
-        return self._order[host, : self.received[host]]
+    def taken(self, block: Tensor, host: int) -> Tensor:
+        """Of a host's block [T, n] as tokens lie here, those that came from there."""
+        return block[: self.received[host]]
 
     def packed(self, rows: Tensor) -> Tensor:
         """[T, n] of this rank's tokens to [sum of `sent`, n]."""
         return rows.index_select(0, self.places % rows.shape[0])
+
+
+class RoutesOfSlots(Routes):
+    """Of the slots of tokens, [T K, 1] and [N T K, 1], which stay where they are in their block."""
+
+    def taken(self, block: Tensor, host: int) -> Tensor:
+        """Of a host's block [T K, n], the rows that an expert of this host has made."""
+        return block.index_select(0, self._order[host, : self.received[host]])

@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from . import _arguments, _hooks
 from . import zero_experts as _zero
+from ._all_rows import tokens_of
 from ._crossing import Crossing, crosses_under_weights, waves_of_backward
 from ._forms import Experts, ExpertWeight, W1Layout, WeightsLayout, experts_from
 from ._ops import ops
@@ -56,6 +57,7 @@ class _Moe(torch.autograd.Function):
         main_counts: tuple[int, int],
         *tensors: Tensor,
     ) -> Tensor:
+        x = tokens_of(x)
         # Of weights so many tensors of w1 and w2, and of all; then those of main gradients.
         given, main = tensors[: counts[2]], tensors[counts[2] :]
         weights = experts_from(given, counts[0], counts[1], layout)
@@ -93,7 +95,7 @@ class _Moe(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         plan, x_rows, h, row_probs, x, *given = ctx.saved_tensors
         weights = experts_from(given, ctx.counts[0], ctx.counts[1], ctx.layout)
-        dy = dy.contiguous()
+        dy = tokens_of(dy).contiguous()
         call = (ctx.key, plan, x_rows, h, row_probs, dy, weights.w1, weights.w2, x)
         main: Experts | None = ctx.main_grads
         new: list[Tensor | None] = [None] * len(given)
@@ -155,6 +157,10 @@ class _Moe(torch.autograd.Function):
         probs = dshared_probs if ctx.has_shared_probs else None
         return (dx, None, dprobs, probs) + (None,) * (_BEFORE_TENSORS - 4) + (*new, *of_main)
 
+
+_moe_of_rows = torch.compiler.disable(  # type: ignore[no-untyped-call]
+    _Moe.apply, reason="compilers know the shapes of sums, and not of rows that are to be added up"
+)
 
 # Arguments of :meth:`_Moe.forward` ahead of its tensors.
 _BEFORE_TENSORS = 19
@@ -393,8 +399,9 @@ def moe(
             out = from_all_hosts(over, out, own_tokens, overflow, back)
         return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
     given, of_main = weights.flat(), () if main is None else main.flat()
+    has_rows = over is not None and over.all_rows is not None
     with saving_elsewhere((tokens, *given)):
-        out = _Moe.apply(
+        out = (_moe_of_rows if has_rows else _Moe.apply)(
             tokens,
             ids,
             rows_of_probs,

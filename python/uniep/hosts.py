@@ -222,8 +222,8 @@ def to_all_hosts(
         crossing: of the call; None: all crosses in turn.
 
     Returns:
-        x [N T, H], ids among the experts of this host, and probabilities; where rows cross,
-        [N T K, H] with one slot each. And what :func:`from_all_hosts` is given.
+        x [N T, H], ids among the experts of this host, and probabilities; where rows cross, x is
+        [N T, K, H], which repeats a token for each slot. And what :func:`from_all_hosts` is given.
 
     Raises:
         uniep.Error: for a routing of a call before that did not fit on some host.
@@ -242,7 +242,10 @@ def to_all_hosts(
 def from_all_hosts(
     over: OverHosts, out: Tensor, tokens: int, found: Tensor, crossing: Crossing
 ) -> Tensor:
-    """What all hosts give this rank's tokens, [N T, H] to [t, H]; backward brings dy to them.
+    """What all hosts give this rank's tokens, [N T, H] or rows [N T, K, H] to [t, H].
+
+    Backward brings dy to them, for rows [N T, K, H] of repeated tokens.
+
 
     Where the routing did not fit on any host, dy is 0 for all, and so are gradients of weights.
 
@@ -287,10 +290,8 @@ class _Spread(torch.autograd.Function):
         slots = exchange.spread(mesh, sent)
         of_rank, of_rail = _ids_and_probs(sent), _ids_and_probs(slots)
         of_rail = crossing.find_routes(of_rank[0], of_rail, of_host)
-        rows = crossing.find_rows(of_rank, of_rail, of_host)
-        seen = crossing.spread(exchange.resized(x, tokens))
-        if rows is not None:
-            seen, of_rail = rows.repeated(seen), (rows.ids, rows.probs)
+        crossing.find_rows(of_rank, of_rail[0], of_host)
+        seen = crossing.repeated(crossing.spread(exchange.resized(x, tokens)))
         ctx.mark_non_differentiable(of_rail[0])
         return seen, of_rail[1].contiguous(), of_rail[0]
 
@@ -300,13 +301,10 @@ class _Spread(torch.autograd.Function):
         (ids,) = ctx.saved_tensors
         crossing: Crossing = ctx.crossing
         found, found_of_probs = crossing.take(dx, dprobs)
-        if crossing.rows is not None:
-            of_probs = crossing.rows.dprobs(found_of_probs)[: ctx.own]
-        else:
-            # A slot has its gradient from the host that has its expert.
-            of_hosts = found_of_probs.blocks()
-            owner = (ids // ctx.over.experts).clamp_(0, len(of_hosts) - 1)[: of_hosts.shape[1]]
-            of_probs = of_hosts[:, : ctx.own].gather(0, owner.long()[None])[0]
+        # A slot has its gradient from the host that has its expert.
+        of_hosts = torch.stack(found_of_probs.blocks())
+        owner = (ids // ctx.over.experts).clamp_(0, len(of_hosts) - 1)[: of_hosts.shape[1]]
+        of_probs = of_hosts[:, : ctx.own].gather(0, owner.long()[None])[0]
         of_x = _sums(crossing, found, ctx.own, of_rows=False)
         return None, None, of_x, exchange.resized(of_probs, ctx.own), None
 
@@ -324,8 +322,7 @@ class _Collect(torch.autograd.Function):
         agreed: Tensor | None,
     ) -> Tensor:
         # More than over.tokens where there is one host, which refuses that.
-        slots = 1 if crossing.rows is None else crossing.rows.topk
-        ctx.tokens = out.shape[0] // over.mesh.hosts // slots
+        ctx.tokens = out.shape[0] // over.mesh.hosts
         ctx.crossing = crossing
         crossing.agree(agreed)
         ctx.save_for_backward(agreed)
@@ -339,9 +336,7 @@ class _Collect(torch.autograd.Function):
             dy = torch.where(agreed[0] == 0, dy, 0)
         crossing: Crossing = ctx.crossing
         dy = crossing.spread_dy(exchange.resized(dy, ctx.tokens))
-        if crossing.rows is not None:
-            dy = crossing.rows.repeated_dy(dy)
-        return None, None, None, dy, None
+        return None, None, None, crossing.repeated(dy), None
 
 
 def _ids_and_probs(slots: Tensor) -> tuple[Tensor, Tensor]:

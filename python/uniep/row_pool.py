@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import _library
+from ._all_rows import tokens_of
 from ._crossing import Crossing, crosses_under_weights, waves_of_backward
 from ._forms import Experts, experts_from
 from ._of_process import OfProcess
@@ -237,6 +238,7 @@ class _MoeInPages(torch.autograd.Function):
         crossing: Crossing | None,
         *weights: Tensor,
     ) -> Tensor:
+        x = tokens_of(x)
         inputs = (key, overflow, x, topk_ids, topk_probs, forms.w1, forms.w2)
         end = (*forms.more, shared_probs, forms.layout)
         waves = None if crossing is None else crossing.forward_waves
@@ -259,7 +261,7 @@ class _MoeInPages(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, *saved = ctx.saved_tensors
         weights = experts_from(saved, ctx.counts[0], ctx.counts[1], ctx.layout)
-        dy = dy.contiguous()
+        dy = tokens_of(dy).contiguous()
         keep = _keeps_graph()
         wants_weights = ctx.main_grads is not None or any(ctx.needs_input_grad[14:])
         crossing: Crossing | None = ctx.crossing

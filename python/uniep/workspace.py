@@ -188,25 +188,20 @@ class Workspace(OfProcess):
         # Of a mesh, the layer of this host, which sees all tokens and has the sums of one group.
         hosts = 1 if self.mesh is None else self.mesh.hosts
         self.local_experts = self.num_experts // (hosts * self.group.size)
-        tokens, topk = hosts * self.max_tokens, self.topk
-        if self._all_rows is not None:  # it sees each slot as a token
-            tokens, topk = tokens * topk, 1
         if self.mesh is not None and not capacity_rows:
             figures = (self.hidden, self.intermediate, self.local_experts, self.topk)
             capacity_rows = default_capacity(self.mesh, *figures, self.max_tokens)
         # Of a mesh: whether tokens come in waves.
         token_bytes = self.max_tokens * self.hidden * torch.bfloat16.itemsize
-        self.in_waves = self._all_rows is None and comes_in_waves(
-            self.mesh, self.device, token_bytes
-        )
+        self.in_waves = comes_in_waves(self.mesh, self.device, token_bytes)
         if self.mesh is not None and hosts > 1:
             require_same(self.mesh, self._of_all_hosts(capacity_rows))
         problem = _library.Problem(
             hidden=self.hidden,
             intermediate=self.intermediate,
             num_experts=self.num_experts // hosts,
-            topk=topk,
-            max_tokens=tokens,
+            topk=self.topk,
+            max_tokens=hosts * self.max_tokens,
             capacity_rows=capacity_rows or 0,
             save=_SAVES[self.save],
             recompute_h=int(self.recompute_h),
@@ -217,6 +212,7 @@ class Workspace(OfProcess):
             combine_groups=self.arithmetic.combine_groups if hosts == 1 else 1,
             combine_partials=PARTIALS.index(self.arithmetic.combine_partials),
             shared_experts=self.arithmetic.shared_experts,
+            slot_rows=int(self._all_rows is not None),
             gathered_hosts=hosts,
             first_host=self.mesh.host if self.in_waves and self.mesh is not None else -1,
         )
@@ -265,11 +261,11 @@ class Workspace(OfProcess):
         self.plan_bytes = needs.plan
         self.forward_bytes = needs.forward_rows
         self.backward_bytes = needs.backward_rows
-        shape = (ctypes.c_int64 * 14)(
+        shape = (ctypes.c_int64 * 15)(
             self.hidden,
             self.intermediate,
             self.local_experts,
-            topk,
+            self.topk,
             self.rows,
             self.plan_bytes,
             self.forward_bytes,
@@ -280,6 +276,7 @@ class Workspace(OfProcess):
             self.arithmetic.halves * self.intermediate,
             int(self.arithmetic.bias),
             self.arithmetic.shared_experts,
+            int(self._all_rows is not None),
         )
         _library.torch_library.uniep_torch_bind(number, self.key.data_ptr(), layer, shape)
         self.bytes = needs.workspace + needs.symmetric

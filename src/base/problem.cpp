@@ -59,6 +59,10 @@ void validate(const Problem& p, int num_ranks) {
           "problem.shared_experts is ", p.shared_experts,
           p.bias ? ", and experts have biases; " : ", and there are combine groups; ",
           "shared experts are accepted without biases and with combine_groups=1");
+  require(!p.slot_rows || (p.combine_groups == 1 && p.shared_experts == 0),
+          ErrorCode::kInvalidArgument,
+          "problem.slot_rows is true, with combine_groups=", p.combine_groups,
+          " and shared_experts=", p.shared_experts, "; 1 and 0 are accepted with it");
   require_range("gathered_hosts", p.gathered_hosts, 1, kMaxGatheredHosts);
   require(p.max_tokens % p.gathered_hosts == 0, ErrorCode::kInvalidArgument,
           "problem.gathered_hosts is ", p.gathered_hosts, ", and max_tokens ", p.max_tokens,
@@ -83,6 +87,7 @@ std::string to_string(const Problem& p) {
              ",activation=", name(p.activation), ",probs=", name(p.probs),
              ",bias=", p.bias ? "yes" : "no", ",combine_groups=", p.combine_groups,
              ",combine_partials=", name(p.combine_partials), ",shared_experts=", p.shared_experts,
+             p.slot_rows ? ",slot_rows=yes" : "",
              p.gathered_hosts == 1
                  ? ""
                  : cat(",gathered_hosts=", p.gathered_hosts, ",first_host=", p.first_host));

@@ -83,11 +83,22 @@ void copy_dprobs(const PassContext& ctx, std::int64_t token) {
   std::copy_n(pushed + v.topk, v.shared_experts, shared + token * v.shared_experts);
 }
 
+// out[t, k] or dx[t, k]: the sum of the row of slot k alone, 0 where it is dropped.
+void add_slots(const PassContext& ctx, std::int64_t token, float* sum, bf16* out) {
+  const PassView& v = ctx.view;
+  const TokenRows rows = token_rows(ctx, v.rank, token);
+  for (int k = 0; k < v.topk; ++k) {
+    std::fill_n(sum, v.hidden, 0.0f);
+    if (rows.ids[k] >= 0) add_slot(ctx, rows.rows + k * v.hidden, nullptr, sum);
+    ctx.kernels.round_row(v.hidden, sum, out + k * v.hidden);
+  }
+}
+
 }  // namespace
 
 // out[t] or dx[t]: the token's rows summed over k ascending, each times its probability in the
 // forward pass where that enters behind fc2; with combine groups by group, then over groups. Behind
-// it what its shared experts give. dprobs copied.
+// it what its shared experts give. With slot_rows each slot has a sum of its own. dprobs copied.
 void reduce(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const PassView& v = ctx.view;
   const std::int64_t first = task.m * v.schedule.token_block;
@@ -96,13 +107,17 @@ void reduce(const PassContext& ctx, const Task& task, Scratch& scratch) {
   bf16* out = forward ? ctx.get<Tensor::kOut>() : ctx.get<Tensor::kDx>();
   float* sum = scratch.accumulators.reserve(static_cast<std::size_t>(2 * v.hidden));
   for (std::int64_t t = first; t < end; ++t) {
+    if (!forward) copy_dprobs(ctx, t);
+    if (v.slot_rows) {
+      add_slots(ctx, t, sum, out + t * v.topk * v.hidden);
+      continue;
+    }
     if (v.group_experts > 0) {
       add_groups(ctx, t, scratch, sum);
     } else {
       add_rows(ctx, token_rows(ctx, v.rank, t), kAllExperts, sum);
     }
     if (v.shared_experts > 0) add_shared(ctx, t, scratch, sum);
-    if (!forward) copy_dprobs(ctx, t);
     ctx.kernels.round_row(v.hidden, sum, out + t * v.hidden);
   }
 }

@@ -92,7 +92,7 @@ constexpr PassKernel kPassKernels[] = {
 
 PassVariant variant_of(const PassView& v, const PassTensors& tensors) {
   const bool general = !are_plain_experts(v.activation, v.probs, v.choice.has_bias,
-                                          v.group_experts > 0, v.choice.has_shared);
+                                          v.group_experts > 0 || v.slot_rows, v.choice.has_shared);
   if (v.pass == Pass::kForward) {
     return {.pass = v.pass, .tile_n = v.schedule.tile_n, .general = general};
   }
@@ -167,7 +167,7 @@ FaultFill fault_fill(const PassView& v, const PassTensors& t) {
   if (v.moves_data()) {
     const bool forward = v.pass == Pass::kForward;
     fill.tokens = forward ? t.table.get<Tensor::kOut>() : t.table.get<Tensor::kDx>();
-    fill.tokens_count = v.tokens * v.hidden;
+    fill.tokens_count = v.tokens * (v.slot_rows ? v.topk : 1) * v.hidden;
     if (!forward) {
       fill.dprobs[0] = {t.table.get<Tensor::kDprobs>(), v.tokens * v.topk};
       fill.dprobs[1] = {t.table.get<Tensor::kDsharedProbs>(), v.tokens * v.shared_experts};

@@ -159,6 +159,8 @@ const char* text_of(Extent extent) {
       return "S";
     case Extent::kSlots:
       return "K + S";
+    case Extent::kResultRows:
+      return "1 or K";
     case Extent::kHidden:
       return "H";
     case Extent::kIntermediate:

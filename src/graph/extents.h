@@ -22,13 +22,15 @@ struct Extents {
 
 /// Those that follow from the layer's widths and arithmetic alone. `halves`: 1 without a gate.
 inline Extents extents_of_widths(int topk, int shared, std::int64_t hidden,
-                                 std::int64_t intermediate, int halves = 2, bool has_bias = false) {
+                                 std::int64_t intermediate, int halves = 2, bool has_bias = false,
+                                 int result_rows = 1) {
   Extents e;
   e[Extent::kOne] = 1;
   e[Extent::kHalves] = halves;
   e[Extent::kTopk] = topk;
   e[Extent::kShared] = shared;
   e[Extent::kSlots] = topk + shared;
+  e[Extent::kResultRows] = result_rows;
   e[Extent::kHidden] = hidden;
   e[Extent::kIntermediate] = intermediate;
   e[Extent::kBothHalves] = halves * intermediate;
@@ -43,8 +45,8 @@ inline std::int64_t most_received(const Problem& p, int num_ranks, std::int64_t 
 
 /// Those of memory for `rows` rows and as many tokens as a rank may hold.
 inline Extents extents_of(const Problem& p, int num_ranks, std::int64_t rows, int hosts = 1) {
-  Extents e =
-      extents_of_widths(p.topk, p.shared_experts, p.hidden, p.intermediate, halves(p), p.bias);
+  Extents e = extents_of_widths(p.topk, p.shared_experts, p.hidden, p.intermediate, halves(p),
+                                p.bias, result_rows(p));
   e[Extent::kTokens] = p.max_tokens;
   e[Extent::kRows] = rows;
   e[Extent::kReceived] = most_received(p, num_ranks, rows);

@@ -69,6 +69,7 @@ enum class Extent : std::uint8_t {
   kTopk,          ///< K
   kShared,        ///< S, shared experts
   kSlots,         ///< K + S, of a token
+  kResultRows,    ///< rows of out and dx that a token has: 1, or K with Problem::slot_rows
   kHidden,        ///< H
   kIntermediate,  ///< I
   kBothHalves,    ///< 2I; I without a gate
@@ -82,7 +83,7 @@ enum class Extent : std::uint8_t {
   kRowGroups,    ///< most groups of rows, by the smallest `tile_m`
   kHosts         ///< hosts of the group, where there are several; 0 where there is one
 };
-inline constexpr int kNumExtents = 17;
+inline constexpr int kNumExtents = 18;
 
 /// What of the graph a layer has: which tensors and stages depends on what it does not keep between
 /// its passes, on whether its experts have biases or some are shared, on whether backward works in

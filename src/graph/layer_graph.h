@@ -13,7 +13,7 @@ constexpr void add_tensors(Graph& g) {
   using enum Element;
   // As documentation writes shapes.
   constexpr auto T = Extent::kTokens, K = Extent::kTopk, H = Extent::kHidden;
-  constexpr auto S = Extent::kShared, slots = Extent::kSlots;
+  constexpr auto S = Extent::kShared, slots = Extent::kSlots, results = Extent::kResultRows;
   constexpr auto I = Extent::kIntermediate, El = Extent::kLocalExperts, two = Extent::kHalves;
   constexpr auto rows = Extent::kRows, groups = Extent::kDprobGroups;
 
@@ -23,8 +23,8 @@ constexpr void add_tensors(Graph& g) {
   of_caller({kDy, "dy", kBf16, {T, H}});
   of_caller({kW1, "w1", kBf16, {El, two, I, H}});
   of_caller({kW2, "w2", kBf16, {El, H, I}});
-  of_caller({kOut, "out", kBf16, {T, H}});
-  of_caller({kDx, "dx", kBf16, {T, H}});
+  of_caller({kOut, "out", kBf16, {T, results, H}});
+  of_caller({kDx, "dx", kBf16, {T, results, H}});
   of_caller({kDprobs, "dprobs", kFp32, {T, K}});
   // Overwritten in bf16; or added to a main gradient, whose type its WeightGrad says.
   of_caller({kDw1, "dw1", kBf16, {El, two, I, H}});

@@ -77,7 +77,7 @@ void check_plan(const Problem& problem, const Communicator& communicator, const 
 }
 
 struct Sizes {
-  std::int64_t tokens_hidden, tokens_topk;
+  std::int64_t tokens_hidden, tokens_topk, results;  // `results`: of out, and of dx
   ExpertShape w1, w2;
   std::int64_t b1, b2;  // 0: experts have no biases
   std::int64_t shared_w1, shared_w2, tokens_shared;
@@ -85,6 +85,7 @@ struct Sizes {
   Written w1_shape;
   const char* b1_shape;
   const char* b2_shape;
+  const char* results_shape;
 };
 
 Sizes sizes(const Problem& p, const RoutingPlan& plan) {
@@ -94,6 +95,7 @@ Sizes sizes(const Problem& p, const RoutingPlan& plan) {
   const bool gated = is_gated(p.activation);
   return {.tokens_hidden = plan.tokens() * p.hidden,
           .tokens_topk = plan.tokens() * p.topk,
+          .results = plan.tokens() * result_rows(p) * p.hidden,
           .w1 = shape_of_w1(p, experts, halves(p)),
           .w2 = shape_of_w2(p, experts),
           .b1 = p.bias ? w1_rows : 0,
@@ -107,7 +109,8 @@ Sizes sizes(const Problem& p, const RoutingPlan& plan) {
           .b1_shape = !p.bias ? "a layer without biases"
                       : gated ? "[E / ranks, 2I]"
                               : "[E / ranks, I], without a gate,",
-          .b2_shape = !p.bias ? "a layer without biases" : "[E / ranks, H]"};
+          .b2_shape = !p.bias ? "a layer without biases" : "[E / ranks, H]",
+          .results_shape = p.slot_rows ? "[T, K, H], with slot_rows," : "[T, H]"};
 }
 
 /// Of shared experts, in forward and in backward; `probs`: shared_probs, or their gradients.
@@ -140,7 +143,7 @@ void check_forward(const Problem& problem, const Communicator& communicator,
   check_size("b1", args.b1.size(), n.b1, n.b1_shape);
   check_size("b2", args.b2.size(), n.b2, n.b2_shape);
   check_shared(n, args, "shared_probs", args.shared_probs.size());
-  check_size("out", args.out.size(), n.tokens_hidden, "[T, H]");
+  check_size("out", args.out.size(), n.results, n.results_shape);
 }
 
 namespace {
@@ -159,7 +162,7 @@ void check_sizes(const Sizes& n, const BackwardDataArgs& args) {
   check_matrices("w2", args.w2, n.w2, kW2);
   check_size("b1", args.b1.size(), n.b1, n.b1_shape);
   check_size("b2", args.b2.size(), n.b2, n.b2_shape);
-  check_size("dx", args.dx.size(), n.tokens_hidden, "[T, H]");
+  check_size("dx", args.dx.size(), n.results, n.results_shape);
   check_size("dprobs", args.dprobs.size(), n.tokens_topk, "[T, K]");
   check_shared(n, args, "dshared_probs", args.dshared_probs.size());
 }

@@ -182,6 +182,7 @@ void set_problem(PassView& view, const Problem& problem) {
   view.topk = problem.topk;
   view.slots = slots(problem);
   view.shared_experts = problem.shared_experts;
+  view.slot_rows = problem.slot_rows;
   view.hidden = problem.hidden;
   view.intermediate = problem.intermediate;
   view.page_shape = page_shape(problem);
@@ -207,8 +208,9 @@ WireBytes wire_bytes(const Problem& problem, Pass pass, const Graph& graph) {
 
 void set_stages(PassView& v, const Graph& graph) {
   // Those of memory are not asked for.
-  const Extents extents = extents_of_widths(v.topk, v.shared_experts, v.hidden, v.intermediate,
-                                            v.halves(), v.choice.has_bias);
+  const Extents extents =
+      extents_of_widths(v.topk, v.shared_experts, v.hidden, v.intermediate, v.halves(),
+                        v.choice.has_bias, v.slot_rows ? v.topk : 1);
   v.num_stages = v.num_data_stages = v.num_weight_stages = 0;
   for (StageView& stage : v.stages) stage = {};
   const CounterSet waited = waited_for(graph, v);

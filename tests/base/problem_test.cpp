@@ -102,6 +102,12 @@ TEST(Problem, EachFieldOutOfRangeIsNamedWithWhatIsAccepted) {
                  "problem.shared_experts is 1, and experts have biases; " + alone);
   expect_refused([](Problem& p) { p.shared_experts = 1, p.combine_groups = 2; },
                  "problem.shared_experts is 1, and there are combine groups; " + alone);
+  expect_refused([](Problem& p) { p.slot_rows = true, p.combine_groups = 2; },
+                 "problem.slot_rows is true, with combine_groups=2 and shared_experts=0; 1 and 0 "
+                 "are accepted with it");
+  expect_refused([](Problem& p) { p.slot_rows = true, p.shared_experts = 1; },
+                 "problem.slot_rows is true, with combine_groups=1 and shared_experts=1; 1 and 0 "
+                 "are accepted with it");
   expect_refused([](Problem& p) { p.combine_partials = static_cast<CombinePartials>(2); },
                  "problem.combine_partials is 2; 0 (fp32) and 1 (bf16) are accepted");
   for (const int hosts : {-1, 0, 4097}) {
@@ -135,13 +141,14 @@ TEST(Problem, PrintsEveryField) {
   p.combine_groups = 4;
   p.combine_partials = CombinePartials::kBf16;
   p.shared_experts = 1;
+  p.slot_rows = true;
   p.gathered_hosts = 4;
   p.first_host = 3;
   EXPECT_EQ(to_string(p),
             "hidden=64,intermediate=32,num_experts=8,topk=2,max_tokens=16,capacity_rows=99,"
             "row_align=32,save=none,recompute_h=yes,backward_rows=64,activation=gpt_oss,"
             "probs=after,bias=yes,combine_groups=4,combine_partials=bf16,shared_experts=1,"
-            "gathered_hosts=4,first_host=3");
+            "slot_rows=yes,gathered_hosts=4,first_host=3");
 }
 
 TEST(Problem, TheDefaultCapacityOfASmallLayerHoldsEveryTokenOfEveryRankOnOneRank) {

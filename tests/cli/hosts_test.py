@@ -24,7 +24,7 @@ class Hosts(ProgramTest):
 
     def test_less_crosses_the_network_by_relays(self):
         ways = self.ways("--ranks", 8, "--hosts", 2)
-        self.assertEqual(len(ways), 2 * 8)
+        self.assertEqual(len(ways), 2 * 12)
         for direction in ("forward", "backward"):
             direct, rows, fp32, bf16 = (
                 ways[direction, name] for name in ("direct", "relayed, all rows",
@@ -54,7 +54,23 @@ class Hosts(ProgramTest):
                      for way in ("gathered", "gathered, in waves"))
         self.assertEqual(few[0], few[1])
         self.assertLess(many[0], many[1])
-        self.assertEqual(len(self.ways("--ranks", 16, "--hosts", 16)), 2 * 6)  # none in waves
+        self.assertEqual(len(self.ways("--ranks", 16, "--hosts", 16)), 2 * 8)  # none in waves
+
+    def test_all_rows_are_more_than_sums(self):
+        ways = self.ways("--ranks", 8, "--hosts", 2)
+        for direction, slot in (("forward", 8), ("backward", 4)):
+            rows, exact, sums = (ways[direction, way] for way in
+                                 ("all rows", "all rows, exact_hosts", "gathered"))
+            self.assertEqual([way[0] for way in (rows, exact, sums)], [1, 1, 2])
+            # A copy of each token, K rows of it, and so many bytes a slot; half of the rows exist.
+            self.assertAlmostEqual(rows[3], 1024 * (9 * 512 + 8 * slot) * 1e-6, delta=0.06)
+            self.assertAlmostEqual(exact[3], 1024 * (5 * 512 + 8 * slot) * 1e-6, delta=0.1)
+            self.assertGreater(exact[1], sums[1])
+            self.assertGreater(rows[1], exact[1])
+            for how in ("", ", exact_hosts"):
+                in_waves = ", in waves" if how == "" else ", waves, exact"
+                self.assertLess(ways[direction, "all rows" + in_waves][2],
+                                ways[direction, "all rows" + how][2])
 
     def test_one_host_has_no_network(self):
         ways = self.ways("--ranks", 4, "--hosts", 1, "--pass", "forward")
@@ -68,8 +84,8 @@ class Hosts(ProgramTest):
         text = self.succeed("simulate", "--shape", wide, "--ranks", 64, "--hosts", 16, *how)
         self.assertIn("one host stands for all", text)
         records = json.loads(path.read_text())["records"]
-        self.assertEqual([r["simulated_ranks"] for r in records], [4, 4, 1, 4, 4, 4])
-        self.assertEqual([r["combine_groups"] for r in records], [16, 16, 1, 1, 16, 16])
+        self.assertEqual([r["simulated_ranks"] for r in records], [4, 4, 4, 4, 1, 4, 4, 4])
+        self.assertEqual([r["combine_groups"] for r in records], [16, 16, 1, 1, 1, 1, 16, 16])
         for r in records:
             self.assertEqual((r["ranks"], r["hosts"], r["direction"]), (64, 16, "forward"))
             self.assertAlmostEqual(r["wire_ms"], r["network_bytes"] / 1.25e6)
@@ -93,7 +109,7 @@ class Hosts(ProgramTest):
         # With exact hosts what relays carry, and 8 bytes of each slot to all.
         slots = 3 * 1024 * 8 * 8
         for crosses in crossed:
-            for exact in ("gathered, exact_hosts", "in waves, exact_hosts"):
+            for exact in ("gathered, exact_hosts", "gathered, waves, exact"):
                 self.assertLess(crosses[exact], crosses["gathered"])
                 self.assertAlmostEqual((crosses[exact] - slots) / crosses["relayed, sums in bf16"],
                                        1, delta=0.05)

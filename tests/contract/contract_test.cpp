@@ -22,8 +22,8 @@ std::string describe(unsigned seed, const LayerData& d, const RunOptions& o) {
              o.recompute_h, ", main_grad ", o.main_grad, ", bf16_main_grad ", o.bf16_main_grad,
              ", callers_memory ", o.callers_memory, ", exact_rows ", o.exact_rows, ", row_pool ",
              o.row_pool, ", ring_tiles ", o.ring_tiles, ", gathered_hosts ", o.gathered_hosts,
-             ", first_host ", o.first_host, ", max_delay_us ", o.layer.faults.max_delay_us,
-             ", forms ", to_string(o.forms));
+             ", first_host ", o.first_host, ", slot_rows ", o.slot_rows, ", max_delay_us ",
+             o.layer.faults.max_delay_us, ", forms ", to_string(o.forms));
 }
 
 constexpr int kRanks[] = {1, 2, 3, 4, 5, 8};
@@ -59,6 +59,7 @@ void run_random_cases(unsigned first_seed, int count, int max_delay_us, bool any
       o.gathered_hosts = static_cast<int>(pick(rng, 2, 5));
       o.first_host = static_cast<int>(pick(rng, -1, o.gathered_hosts - 1));
     }
+    o.slot_rows = data.shared_experts == 0 && chance(rng, 25);
     if (any_form) o.forms = random_forms(rng, is_gated(data.activation), true);
     expect_same_bits(run_layer(data, o), expected(data, o), describe(seed, data, o));
     if (::testing::Test::HasFailure()) return;

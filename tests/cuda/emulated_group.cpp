@@ -4,6 +4,7 @@
 
 #include "cuda/fault_injection.h"
 #include "cuda/wait_failure.h"
+#include "support/slot_rows.h"
 
 namespace uniep::cuda::testing {
 namespace {
@@ -38,7 +39,7 @@ EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> to
                              bool main_grad, float main_grad_start, std::uint32_t first_count,
                              Save save, bool recompute_h, std::int64_t backward_rows,
                              const uniep::testing::ExpertForms& forms, int gathered_hosts,
-                             int first_host)
+                             int first_host, bool slot_rows)
     : data_(data),
       split_(data, token_begin),
       problem_(split_.problem()),
@@ -50,6 +51,7 @@ EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> to
   problem_.backward_rows = backward_rows;
   problem_.gathered_hosts = gathered_hosts;
   problem_.first_host = first_host;
+  if (slot_rows) problem_.slot_rows = true, problem_.combine_groups = 1;
   problem_.max_tokens = round_up<std::int64_t>(problem_.max_tokens, gathered_hosts);
   prepare_kernels();
   for (cudaStream_t& stream : streams_) {
@@ -61,6 +63,7 @@ EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> to
   LayerResult unused = workload::make_result(data, {});
   const Problem& problem = problem_;
   const int num_ranks = split_.ranks();
+  const auto rows_of_token = static_cast<std::size_t>(result_rows(problem));
   const ExpertShape first = shape_of_w1(problem, problem.num_experts / num_ranks, halves(problem));
   const ExpertShape second = shape_of_w2(problem, problem.num_experts / num_ranks);
   const auto copy_of = [](const ExpertMatrices<const bf16>& w) {
@@ -83,8 +86,8 @@ EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> to
              .dy = upload(b.dy),
              .b1 = upload(f.b1),
              .b2 = upload(f.b2),
-             .out = filled(f.out.size(), kNan),
-             .dx = filled(b.dx.size(), kNan),
+             .out = filled(f.out.size() * rows_of_token, kNan),
+             .dx = filled(b.dx.size() * rows_of_token, kNan),
              .db1 = filled(f.b1.size(), kNan),
              .db2 = filled(f.b2.size(), kNan),
              .shared_w1 = upload(f.shared_w1),
@@ -257,6 +260,10 @@ LayerResult EmulatedGroup::result() const {
       append(result.dshared_w1, r.dshared_w1);
       append(result.dshared_w2, r.dshared_w2);
     }
+  }
+  if (problem_.slot_rows) {
+    result.out = uniep::testing::sums_of(data_, result.out, data_.probs == Probs::kAfter);
+    result.dx = uniep::testing::sums_of(data_, result.dx, false);
   }
   return result;
 }

@@ -120,7 +120,7 @@ class EmulatedGroup {
                 float main_grad_start, std::uint32_t first_count = 0, Save save = Save::kRows,
                 bool recompute_h = false, std::int64_t backward_rows = 0,
                 const uniep::testing::ExpertForms& forms = {}, int gathered_hosts = 1,
-                int first_host = -1);
+                int first_host = -1, bool slot_rows = false);
   ~EmulatedGroup();
   EmulatedGroup(const EmulatedGroup&) = delete;
   EmulatedGroup& operator=(const EmulatedGroup&) = delete;
@@ -140,7 +140,7 @@ class EmulatedGroup {
 
   const Problem& problem() const { return problem_; }
 
-  /// One step; `result` is gathered in global order.
+  /// One step; `result` is gathered in global order, and rows of slots are added up.
   LayerResult step(const Schedule& schedule);
 
   /// The same with backward in two parts.

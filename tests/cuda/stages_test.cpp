@@ -130,8 +130,9 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
     const bool gathered = uniep::testing::chance(rng, 30);
     const int hosts = gathered ? static_cast<int>(uniep::testing::pick(rng, 2, 5)) : 1;
     const auto first_host = static_cast<int>(uniep::testing::pick(rng, -1, hosts - 1));
+    const bool slot_rows = data.shared_experts == 0 && uniep::testing::chance(rng, 25);
     EmulatedGroup group(data, parts, main_grad, 1, 0, save, recompute_h, backward_rows, forms,
-                        hosts, first_host);
+                        hosts, first_host, slot_rows);
     const Schedule schedule = choose(rng, group.problem());
     const std::string what = cat(
         "seed ", seed, ": ", ranks, " ranks, tokens ", data.tokens, ", hidden ", data.hidden,
@@ -141,7 +142,8 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
         data.combine_groups, " in ", name(data.combine_partials), ", shared experts ",
         data.shared_experts, data.shared_probs.empty() ? "" : " with probabilities",
         ", backward_rows ", backward_rows, ", gathered hosts ", hosts, " from ", first_host,
-        ", forms ", uniep::testing::to_string(forms), ", ", to_string(schedule));
+        slot_rows ? ", rows of slots" : "", ", forms ", uniep::testing::to_string(forms), ", ",
+        to_string(schedule));
     SCOPED_TRACE(what);
     const LayerResult got = deferred ? group.deferred_step(schedule, choose(rng, group.problem()))
                                      : group.step(schedule);

@@ -27,7 +27,7 @@ class Problem(ctypes.Structure):
             *("hidden", "intermediate", "num_experts", "topk", "max_tokens"),
             *("capacity_rows", "row_align", "save", "recompute_h"),
             *("activation", "probs", "bias", "backward_rows"),
-            *("combine_groups", "combine_partials", "shared_experts"),
+            *("combine_groups", "combine_partials", "shared_experts", "slot_rows"),
             *("gathered_hosts", "first_host"),
         )
     )

@@ -95,6 +95,7 @@ def _run(
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
     )
+    faulthandler.enable()  # a rank that ends by a signal says where
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(rank)

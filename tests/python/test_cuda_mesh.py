@@ -115,8 +115,10 @@ def sums_ahead_of_the_last_wave():
     return marks["sums"].elapsed_time(marks["pass"])
 
 
-def rows(hosts: int):
+def rows(hosts: int, spare: int):
     """Steps in which all rows cross; memory that nothing has written is NaN."""
+    leave_sms(spare)
+    come_late()
     torch.use_deterministic_algorithms(True)
     rank, size = dist.get_rank(), dist.get_world_size()
     options = {"group": mesh_of(hosts), "max_tokens": TOKENS}
@@ -218,17 +220,18 @@ def test_sums_cross_before_the_pass_has_ended():
     assert min(run_ranks(2, sums_ahead_of_the_last_wave, backend="nccl")) > 50
 
 
+@pytest.mark.parametrize("spare", [0, 16])
 @pytest.mark.parametrize(("hosts", "size"), [(2, 2), (2, 4), (4, 4)])
-def test_rows_have_the_bits_of_one_group(hosts, size):
+def test_rows_have_the_bits_of_one_group(hosts, size, spare):
     needs(size)
-    results = run_ranks(size, rows, hosts, backend="nccl")
+    results = run_ranks(size, rows, hosts, spare, backend="nccl")
     for place, i, exact in results[0]:
         wanted = [t.cpu() for t in step(layer().to("cuda"), probs=place, **SUMS[i])]
         parts = [result[place, i, exact] for result in results]
         assert_same([torch.cat([part[j] for part in parts]) for j in range(5)], wanted)
 
 
-@pytest.mark.parametrize(("spare", "sums"), [(0, sums_of(2)), (16, sums_of(2)), (0, {})])
+@pytest.mark.parametrize(("spare", "sums"), [(0, sums_of(2)), (16, sums_of(2)), (0, {}), (16, {})])
 @pytest.mark.parametrize("size", [2, 4])
 def test_graphs_of_a_mesh(size, spare, sums):
     needs(size)

@@ -157,7 +157,7 @@ def some_cross(hosts: int):
     torch.use_deterministic_algorithms(True)
     seen = _exchange.spread(mesh, rows[rank], routes)
     stepped, found = host_by_host(mesh, rows[rank], routes)
-    collected = _exchange.collect(mesh, seen, routes).blocks()
+    collected = torch.stack(_exchange.collect(mesh, seen, routes).blocks())
     torch.use_deterministic_algorithms(False)
     up = routes.moved_up(rows[rail].flatten(0, 1)).view_as(wanted)
     return {
@@ -176,17 +176,20 @@ def host_by_host(mesh, rows, routes):
     """What `spread` and `collect` give, by steps; each writes what comes from one host alone."""
     host, hosts = mesh.host, mesh.hosts
     seen = torch.full((hosts, *rows.shape), torch.nan).bfloat16()
+    seen[host] = rows
     sent, received = _exchange.to_hosts(mesh, rows, routes), _exchange.by_host(seen, routes)
-    for step_of in range(hosts):
+    for step_of in range(1, hosts):
         before, behind = (host - step_of) % hosts, (host + step_of) % hosts
         assert received[behind].isnan().all()
         _exchange.step(mesh, sent, received, to=before, of=behind)
         assert not received[behind].isnan().any()
-    found = _exchange.Found(mesh, seen, routes)
-    for step_of in (*range(1, hosts), 0):
+    found = _exchange.Found(mesh, seen.shape, seen, routes)
+    back = _exchange.going_back(mesh, seen, routes)
+    for step_of in range(1, hosts):
         before, behind = (host - step_of) % hosts, (host + step_of) % hosts
-        _exchange.step(mesh, received, found.parts, to=behind, of=before)
-    return seen, found.blocks()
+        _exchange.step(mesh, back, found.parts, to=behind, of=before)
+    found.parts[host] = back[host]
+    return seen, torch.stack(found.blocks())
 
 
 def by_steps(hosts: int):
@@ -196,7 +199,9 @@ def by_steps(hosts: int):
     seen, found = host_by_host(mesh, rows, None)
     return {
         "spread": torch.equal(seen.flatten(0, 1), _exchange.spread(mesh, rows)),
-        "collect": torch.equal(found, _exchange.collect(mesh, seen.flatten(0, 1)).blocks()),
+        "collect": torch.equal(
+            found, torch.stack(_exchange.collect(mesh, seen.flatten(0, 1)).blocks())
+        ),
     }
 
 

@@ -13,7 +13,7 @@ from test_mesh import EXPERTS, TOKENS, case_of, mesh_of
 from test_mesh_faults import CAPACITY, many, part_of, skewed, times
 
 import uniep
-from uniep._all_rows import AllRows
+from uniep._ops import ops
 
 #: Those of which no host has one bf16 sum: one group, fewer and more than hosts, and fp32.
 SUMS = [
@@ -182,13 +182,18 @@ def test_groups_that_do_not_divide_the_experts_are_refused(four):
     assert all("combine_groups is 5" in result["refused"] for result in four)
 
 
-def test_sums_are_in_the_order_of_groups_and_slots():
-    def sum_of(rows, *, groups=1, rounds=False, probs=None):
-        how = AllRows(8, groups, rounds, probs is not None)
-        ids = torch.tensor([[7, 0, 5, -1]])[:, : len(rows)]  # of two groups: 1, 0, 1
-        factors = None if probs is None else torch.tensor([probs])
-        return float(how.add_up(torch.tensor(rows).bfloat16()[None, :, None], ids, factors))
+def sum_of(rows, *, groups=1, rounds=False, probs=None):
+    """Of one token, whose experts are of two groups: 1, 0, 1. Its rows lie in two tensors."""
+    ids = torch.tensor([[7, 0, 5, -1]], dtype=torch.int32)[:, : len(rows)].contiguous()
+    lying = torch.tensor(rows[::-1]).bfloat16()[:, None].repeat(1, 8)
+    numbers = torch.arange(len(rows)).flip(0)[None].contiguous()
+    factors = None if probs is None else torch.tensor([probs])
+    sums = ops.add_rows(lying[:1], lying[1:], numbers, ids, factors, 8, groups, rounds)
+    assert sums.shape == (1, 8) and (sums == sums[0, 0]).all()
+    return float(sums[0, 0])
 
+
+def test_sums_are_in_the_order_of_groups_and_slots():
     large, small, more = 2.0**30, 2.0**-9, 3 * 2.0**-10
     assert sum_of([large, 1.0, -large]) == 0.0
     assert sum_of([large, 1.0, -large, 0.0], groups=2) == 1.0

@@ -10,6 +10,7 @@
 #include "support/expert_forms.h"
 #include "support/guarded_memory.h"
 #include "support/ring_rows.h"
+#include "support/slot_rows.h"
 #include "uniep/layer.h"
 #include "workload/split.h"
 
@@ -45,6 +46,8 @@ struct RunOptions {
   /// rows; -1: for all. Not with `defer_weights`.
   int ring_tiles = -1;
   int gathered_hosts = 1, first_host = -1;  // of Problem; max_tokens has room for what that asks
+  /// out and dx are rows of slots, in one combine group, and added up as the layer's would be.
+  bool slot_rows = false;
   /// How weights and their gradients lie.
   ExpertForms forms;
 };
@@ -138,6 +141,8 @@ inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
       std::ranges::fill(*grads, to_bf16(options.main_grad_start));
     }
   }
+  if (options.slot_rows) problem.slot_rows = true, problem.combine_groups = 1;
+  SlotRows rows(data);
   CallersGroupMemory callers(options.callers_memory, problem, split.ranks());
 
   run_ranks(Communicator::cpu_group(split.ranks(), options.hosts), [&](Communicator& communicator) {
@@ -155,8 +160,12 @@ inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
     }
     const BackwardArgs results = args;
     FormedStep formed(options.forms, problem, split.ranks());
-    const ForwardArgs forward = formed.forward(split.forward_args(rank, result));
+    ForwardArgs forward = formed.forward(split.forward_args(rank, result));
     args = formed.backward(args);
+    if (options.slot_rows) {
+      forward.out = SlotRows::of_rank(rows.out, data, split, rank);
+      args.dx = SlotRows::of_rank(rows.dx, data, split, rank);
+    }
     if (options.callers_memory) {
       run_in_callers_memory(layer, split, options, forward, args);
       return formed.store(results);
@@ -175,6 +184,10 @@ inline LayerResult run_layer(const LayerData& data, const RunOptions& options) {
     layer.backward_weights(saved, weights_args(args), options.weights_schedule);
     formed.store(results);
   });
+  if (options.slot_rows) {
+    result.out = sums_of(data, rows.out, data.probs == Probs::kAfter);
+    result.dx = sums_of(data, rows.dx, false);
+  }
   return result;
 }
 

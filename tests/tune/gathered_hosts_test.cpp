@@ -175,6 +175,38 @@ TEST(GatheredHosts, ExactHostsHaveWhatTheirExpertsNeed) {
   }
 }
 
+TEST(GatheredHosts, AllRowsAreOneForEachSlot) {
+  const Layer l = layer();
+  const tune::Topology topology{.ranks_per_node = 1, .nic_bytes_per_s = 1, .nic_latency_s = 0};
+  for (const CrossesUnder under : kAllWays) {
+    const auto host = tune::gathered_host(l.problem, kRanks, kRanks, l.ids, under, true);
+    EXPECT_TRUE(host.plans[0].problem().slot_rows);
+    const std::int64_t others = (kRanks - 1) * l.problem.max_tokens;
+    const std::span<const std::int32_t> ids = host.plans[0].topk_ids();
+    const std::int64_t first = host.host * l.problem.max_tokens * l.problem.topk;
+    std::int64_t rows = 0;
+    for (std::int64_t i = 0; i < std::ssize(ids); ++i) {
+      const bool is_own = i >= first && i < first + l.problem.max_tokens * l.problem.topk;
+      if (!is_own && ids[static_cast<std::size_t>(i)] >= 0) ++rows;
+    }
+    ASSERT_GT(rows, 0);
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      const auto found = [&](bool exact) {
+        return tune::simulate_gathered(host, exact, pass, parse_schedule("single,tile_m=64"), gpu(),
+                                       topology);
+      };
+      const std::int64_t slots = others * l.problem.topk * (pass == Pass::kForward ? 8 : 4);
+      const std::int64_t row = 2 * l.problem.hidden;
+      const std::int64_t all = (others + others * l.problem.topk) * row + slots;
+      EXPECT_EQ(found(false).bytes.network, all);
+      const std::int64_t exact = (needed_elsewhere(l, host.host) + rows) * row + slots;
+      EXPECT_EQ(found(true).bytes.network, exact);
+      EXPECT_GE(found(false).seconds, static_cast<double>(all));
+      EXPECT_LE(found(false).seconds, 1.01 * static_cast<double>(all));
+    }
+  }
+}
+
 TEST(SpareWorkers, AreFewerAndTheOthersFaster) {
   const tune::MachineProfile profile = gpu();
   const tune::MachineProfile fewer = tune::with_spare_workers(profile, 4);

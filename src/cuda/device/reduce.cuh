@@ -1,16 +1,16 @@
 #pragma once
 
-#include "base/contract.h"
 #include "cuda/device/context.cuh"
-#include "cuda/device/vectors.cuh"
+#include "cuda/device/token_sums.cuh"
 #include "cuda/device/warp.cuh"
 
 // Reduce: out[t] or dx[t], the sum over k ascending, from +0, of the token's rows that were pushed,
 // each times its probability in a forward pass where that enters behind fc2; dropped slots are left
 // out. With combine groups, the sum over the token's groups ascending of such sums. The rows of
-// shared experts are a sum of their own, and both are rounded before they are added up. In backward
-// dprobs too: copied, 0 at dropped slots. What a CTA sums at a time, a piece, is some columns of
-// the rows of a token, one a slot, or all columns of a few tokens.
+// shared experts are a sum of their own, and both are rounded before they are added up. With
+// slot_rows each slot has a sum of its own, of its row alone. In backward dprobs too: copied, 0 at
+// dropped slots. What a CTA sums at a time, a piece, is some columns of the rows of a token, one a
+// slot, or all columns of a few tokens.
 
 namespace uniep::cuda {
 
@@ -104,85 +104,12 @@ class KeptSlots {
   unsigned mask_ = 0;  // of this lane's token, a bit a slot
 };
 
-/// Adds slots [begin, end) of a token, k ascending, of whose vectors `row` is that of slot 0 and
-/// the next lie `step` further. Bit k of `slots`: slot k is added, times factors[k] where there are
-/// factors.
-template <bool kGeneral>
-__device__ __forceinline__ void add_slots(float (&total)[kVectorElements], const Vector* row,
-                                          int step, int begin, int end, unsigned slots,
-                                          const float* factors) {
-  constexpr int kAhead = 4;  // loads under way
-  for (int first = begin; first < end; first += kAhead) {
-    Vector ahead[kAhead];
-#pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      if (first + k < end) ahead[k] = row[(first + k) * step];
-    }
-#pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      if (first + k >= end || (slots >> (first + k) & 1) == 0) continue;
-      add_vector(total, ahead[k], kGeneral && factors ? __ldg(factors + first + k) : 1.0f);
-    }
-  }
-}
-
-/// A token's combine groups, ascending, as bits of its slots (contract.h). Without groups its kept
-/// slots are one. Behind them come those of shared experts, if there are any.
-class GroupsOfToken {
- public:
-  __device__ __forceinline__ GroupsOfToken(const PassView& v, std::int64_t token, unsigned kept)
-      : ids_(v.topk_ids + token * v.topk),
-        topk_(v.topk),
-        group_experts_(v.group_experts),
-        left_(kept) {}
-
-  /// The next group's slots; 0: there are no more.
-  __device__ __forceinline__ unsigned next() {
-    unsigned slots = left_ & ((1u << topk_) - 1);
-    if (group_experts_ > 0 && slots != 0) {
-      const ExpertRange group = next_combine_group(ids_, topk_, group_experts_, from_);
-      slots = 0;
-      for (int k = 0; k < topk_; ++k) slots |= (group.has(ids_[k]) ? 1u : 0u) << k;
-      from_ = group.end;
-    }
-    if (slots == 0) slots = left_;
-    left_ &= ~slots;
-    return slots;
-  }
-
- private:
-  const std::int32_t* ids_;
-  int topk_, group_experts_;
-  std::int32_t from_ = 0;
-  unsigned left_;  // of the token's kept slots
-};
-
-/// total += part, as partial sums are added up.
-__device__ __forceinline__ void add_partial(float (&total)[kVectorElements],
-                                            const float (&part)[kVectorElements], bool rounded) {
-#pragma unroll
-  for (int i = 0; i < kVectorElements; i += 2) {
-    const std::uint32_t pair = pack_pair(part[i], part[i + 1]);
-    total[i] = total[i] + (rounded ? low_of(pair) : part[i]);
-    total[i + 1] = total[i + 1] + (rounded ? high_of(pair) : part[i + 1]);
-  }
-}
-
-__device__ __forceinline__ void round_sums(float (&sums)[kVectorElements]) {
-#pragma unroll
-  for (int i = 0; i < kVectorElements; i += 2) {
-    const std::uint32_t pair = pack_pair(sums[i], sums[i + 1]);
-    sums[i] = low_of(pair);
-    sums[i + 1] = high_of(pair);
-  }
-}
-
 /// What the slots of a token's rows are multiplied by, by number of the slot; null: by nothing.
 template <Pass kPass>
 __device__ __forceinline__ const float* factors_of_slots(const DeviceContext& ctx,
                                                          std::int64_t token, bool shared) {
   const PassView& v = ctx.view;
-  if (kPass != Pass::kForward || v.probs != Probs::kAfter) return nullptr;
+  if (kPass != Pass::kForward || v.probs != Probs::kAfter || v.slot_rows) return nullptr;
   if (!shared) return ctx.get<Tensor::kTopkProbs>() + token * v.topk;
   const float* probs = ctx.get<Tensor::kSharedProbs>();
   return probs == nullptr ? nullptr : probs + token * v.shared_experts - v.topk;
@@ -190,43 +117,47 @@ __device__ __forceinline__ const float* factors_of_slots(const DeviceContext& ct
 
 /// One piece, of whose rows `rows` is the first in shared memory, by `threads` threads of which
 /// this one is number `thread`. Bit t (K + S) + k of `slots`: slot k of the piece's token t is
-/// kept. `kGeneral`: rows may count times their probabilities, and be added up in groups; experts
-/// may be shared.
+/// kept. `kGeneral`: rows may count times their probabilities, and be added up in groups, or not;
+/// experts may be shared.
 template <bool kGeneral, Pass kPass>
 __device__ __forceinline__ void sum_piece(const DeviceContext& ctx, const ReducePiece& piece,
                                           const Vector* rows, unsigned slots, int thread,
                                           int threads) {
   const int topk = known_here(ctx.view.topk);
   const int token_slots = known_here(ctx.view.slots);
+  // Of slot_rows each slot is a sum of its own.
+  const int sum_slots = kGeneral && ctx.view.slot_rows ? 1 : token_slots;
+  const int sums = token_slots / sum_slots;  // of a token
   const int vectors = piece.width / kVectorElements;
-  for (int i = thread; i < piece.tokens * vectors; i += threads) {
-    const int token = i / vectors;
+  for (int i = thread; i < piece.tokens * sums * vectors; i += threads) {
+    const int number = i / vectors;
     const int at = i % vectors;
-    const Vector* row = rows + token * token_slots * vectors + at;
-    const unsigned kept = slots >> (token * token_slots);
-    const std::int64_t of_rank = std::int64_t{piece.token} + token;
+    const Vector* row = rows + number * sum_slots * vectors + at;
+    const auto load = [&](int k) { return row[k * vectors]; };
+    const unsigned kept = slots >> (number * sum_slots);
+    const std::int64_t of_rank = std::int64_t{piece.token} * sums + number;
     float total[kVectorElements] = {};
     if constexpr (kGeneral) {
       const PassView& v = ctx.view;
       const bool rounded = v.group_experts > 0 && v.combine_partials == CombinePartials::kBf16;
-      // Slots of other tokens stand above.
-      GroupsOfToken groups(v, of_rank, kept & ((1u << token_slots) - 1));
+      // Slots of other sums stand above.
+      GroupsOfToken groups(v.topk_ids + of_rank * v.topk, v.topk, v.group_experts,
+                           kept & ((1u << sum_slots) - 1));
       for (unsigned group = groups.next(); group != 0; group = groups.next()) {
         const bool shared = group >> topk != 0;
         float part[kVectorElements] = {};
-        add_slots<true>(part, row, vectors, shared ? topk : 0, shared ? token_slots : topk, group,
+        add_slots<true>(part, load, shared ? topk : 0,
+                        shared ? token_slots : min_of(topk, sum_slots), group,
                         factors_of_slots<kPass>(ctx, of_rank, shared));
         if (shared) round_sums(total);
         add_partial(total, part, rounded || shared);
       }
     } else {
-      add_slots<false>(total, row, vectors, 0, topk, kept, nullptr);
+      add_slots<false>(total, load, 0, topk, kept, nullptr);
     }
     constexpr Tensor kSum = kPass == Pass::kForward ? Tensor::kOut : Tensor::kDx;
     bf16* out = ctx.get<kSum>() + of_rank * ctx.view.hidden + piece.col;
-    __stcs(reinterpret_cast<Vector*>(out) + at,
-           Vector{pack_pair(total[0], total[1]), pack_pair(total[2], total[3]),
-                  pack_pair(total[4], total[5]), pack_pair(total[6], total[7])});
+    __stcs(reinterpret_cast<Vector*>(out) + at, rounded_vector(total));
   }
 }
 

@@ -1,7 +1,6 @@
 #include "tune/model/gathered_hosts.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "plan/routing.h"
 #include "schedule/open_sizes.h"
@@ -10,12 +9,14 @@
 namespace uniep::tune {
 namespace {
 
-Problem problem_of_host(const Problem& all, int hosts, int host, CrossesUnder under) {
+Problem problem_of_host(const Problem& all, int hosts, int host, CrossesUnder under,
+                        bool all_rows) {
   Problem problem = all;
   problem.num_experts = all.num_experts / hosts;
   problem.combine_groups = 1;
   problem.max_tokens = all.max_tokens * hosts;
   problem.gathered_hosts = hosts;
+  problem.slot_rows = all_rows && hosts > 1;
   if (under == CrossesUnder::kPasses && hosts > 1) problem.first_host = host;
   return problem;
 }
@@ -25,11 +26,11 @@ Problem problem_of_host(const Problem& all, int hosts, int host, CrossesUnder un
 constexpr double kSecondsOfMessage = 0.26e-3;
 constexpr double kSecondsBesides = 0.9e-3;
 
-/// Whether a token that a rank sees has a slot of its host.
-bool is_needed(const RoutingPlan& plan, std::int64_t token) {
+/// How many slots of its host a token has that a rank sees.
+std::int64_t slots_here(const RoutingPlan& plan, std::int64_t token) {
   const auto topk = static_cast<std::size_t>(plan.problem().topk);
   const auto slots = plan.topk_ids().subspan(static_cast<std::size_t>(token) * topk, topk);
-  return std::ranges::any_of(slots, [](std::int32_t id) { return id >= 0; });
+  return std::ranges::count_if(slots, [](std::int32_t id) { return id >= 0; });
 }
 
 /// What crosses for the ranks of a host, in seconds and bytes. Blocks are the tokens of a rail's
@@ -41,11 +42,14 @@ class Messages {
       : hosts_(host.hosts),
         ranks_(static_cast<int>(std::ssize(host.plans))),
         block_(host.plans[0].problem().max_tokens / host.hosts),
+        topk_(host.plans[0].problem().topk),
+        all_rows_(host.plans[0].problem().slot_rows),
         profile_(profile),
         topology_(topology) {
     for (const RoutingPlan& plan : host.plans) {
       for (int step = 1; step < hosts_; ++step) {
-        crossing_.push_back(exact_hosts ? needed(plan, (host.host + step) % hosts_) : block_);
+        const Block all{block_, all_rows_ ? block_ * topk_ : block_};
+        blocks_.push_back(exact_hosts ? needed(plan, (host.host + step) % hosts_) : all);
       }
     }
   }
@@ -53,20 +57,19 @@ class Messages {
   /// Something of every token of all other hosts.
   double of_all(double token_bytes) { return message(block_ * (hosts_ - 1) * ranks_, token_bytes); }
 
-  /// Tokens, or sums of them, of the hosts `first` to `last` behind this one, at once.
+  /// Tokens of the hosts `first` to `last` behind this one, at once; and what goes back for them.
   double of_tokens(int first, int last, double token_bytes) {
-    std::int64_t most = 0;
-    for (int rank = 0; rank < ranks_; ++rank) {
-      const auto begin = crossing_.begin() + rank * (hosts_ - 1);
-      most = std::max(most, std::accumulate(begin + first - 1, begin + last, std::int64_t{0}));
-    }
-    return message(most * ranks_, token_bytes);
+    return of_blocks(first, last, &Block::tokens, token_bytes);
+  }
+  double back(int first, int last, double token_bytes) {
+    return of_blocks(first, last, &Block::back, token_bytes);
   }
 
-  /// Of the sums of all hosts, which PyTorch reads and writes several times.
+  /// Of the sums of all hosts, which PyTorch reads and writes several times; or of rows, once.
   double add_up(double token_bytes) const {
     if (hosts_ == 1) return 0;
-    const double copies = hosts_ == 2 ? 5 : 8 + 5 * (hosts_ - 1);
+    const double of_sums = hosts_ == 2 ? 5 : 8 + 5 * (hosts_ - 1);
+    const double copies = all_rows_ ? topk_ + 1 : of_sums;
     const int workers = std::max(profile_.workers, 1);
     return copies * static_cast<double>(block_) * token_bytes * profile_.reduce.per_byte / workers;
   }
@@ -75,12 +78,32 @@ class Messages {
   std::int64_t bytes() const { return bytes_; }
 
  private:
-  std::int64_t needed(const RoutingPlan& plan, int of_host) const {
-    std::int64_t count = 0;
+  /// Of the tokens of one rank: those that come, and the sums or rows that go back.
+  struct Block {
+    std::int64_t tokens = 0, back = 0;
+  };
+
+  Block needed(const RoutingPlan& plan, int of_host) const {
+    Block found;
     for (std::int64_t token = 0; token < block_; ++token) {
-      count += is_needed(plan, of_host * block_ + token) ? 1 : 0;
+      const std::int64_t slots = slots_here(plan, of_host * block_ + token);
+      const std::int64_t comes = slots > 0 ? 1 : 0;
+      found.tokens += comes;
+      found.back += all_rows_ ? slots : comes;
     }
-    return count;
+    return found;
+  }
+
+  double of_blocks(int first, int last, std::int64_t Block::*part, double token_bytes) {
+    std::int64_t most = 0;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      std::int64_t count = 0;
+      for (int step = first; step <= last; ++step) {
+        count += blocks_[static_cast<std::size_t>(rank * (hosts_ - 1) + step - 1)].*part;
+      }
+      most = std::max(most, count);
+    }
+    return message(most * ranks_, token_bytes);
   }
 
   /// So many tokens of all ranks, each of which has as many.
@@ -94,9 +117,11 @@ class Messages {
   const int hosts_;
   const int ranks_;
   const std::int64_t block_;  ///< tokens that a rank has
+  const int topk_;
+  const bool all_rows_;
   const MachineProfile& profile_;
   const Topology& topology_;
-  std::vector<std::int64_t> crossing_;  ///< [ranks, N - 1], tokens that come
+  std::vector<Block> blocks_;  ///< [ranks, N - 1]
   std::int64_t bytes_ = 0;
 };
 
@@ -132,7 +157,7 @@ class GatheredPass {
     const double done = part(PassPart::kWhole, come);
     double back = result_.launch_ends[static_cast<std::size_t>(hosts_ - 1)];
     for (int step = 1; step < hosts_; ++step) {
-      back += messages_.of_tokens(step, step, token_bytes_);
+      back += messages_.back(step, step, token_bytes_);
     }
     return std::max(back, done);
   }
@@ -159,7 +184,7 @@ class GatheredPass {
 
   /// When all tokens have come to all ranks that see them, and what they give has gone back.
   double spread(double begun) { return begun + messages_.of_tokens(1, hosts_ - 1, token_bytes_); }
-  double collect(double begun) { return spread(begun); }  // as many go back
+  double collect(double begun) { return begun + messages_.back(1, hosts_ - 1, token_bytes_); }
 
   /// When tokens come, by wave, host after host; with the last of forward none do.
   std::vector<double> tokens_come(double begun) {
@@ -202,11 +227,12 @@ class GatheredPass {
 }  // namespace
 
 GatheredHost gathered_host(const Problem& problem, int ranks, int hosts,
-                           std::span<const std::int32_t> topk_ids, CrossesUnder under) {
+                           std::span<const std::int32_t> topk_ids, CrossesUnder under,
+                           bool all_rows) {
   const int local_ranks = layout_of_hosts(ranks, hosts).local_ranks;
   const int experts = problem.num_experts / hosts;
   const int host = fullest_part(problem, hosts, topk_ids);
-  const Problem of_host = problem_of_host(problem, hosts, host, under);
+  const Problem of_host = problem_of_host(problem, hosts, host, under, all_rows);
   const std::vector<std::int64_t> tokens(static_cast<std::size_t>(local_ranks), of_host.max_tokens);
   validate(of_host, local_ranks);
   // A rank sees those of its rail, and slots of other hosts' experts as dropped.

@@ -10,25 +10,32 @@ namespace uniep::tool {
 
 namespace {
 
-HostWay gathered(const char* name, int hosts, tune::CrossesUnder under, bool exact_hosts) {
-  return {.name = name,
-          .gathered = under,
-          .exact_hosts = exact_hosts,
-          .combine_groups = hosts,
-          .combine_partials = CombinePartials::kBf16};
+/// Those of tokens that are gathered, with one sum of each host in bf16, or with all rows.
+void add_gathered(std::vector<HostWay>& ways, int hosts, bool all_rows) {
+  using enum tune::CrossesUnder;
+  const auto add = [&](const char* how, tune::CrossesUnder under, bool exact_hosts) {
+    HostWay way{.name = cat(all_rows ? "all rows" : "gathered", how),
+                .gathered = under,
+                .exact_hosts = exact_hosts};
+    if (!all_rows) {
+      way.combine_groups = hosts;
+      way.combine_partials = CombinePartials::kBf16;
+    }
+    ways.push_back(std::move(way));
+  };
+  const bool in_waves = hosts <= kMaxHostsInWaves;
+  add("", kWeights, false);
+  if (in_waves) add(", in waves", kPasses, false);
+  add(", exact_hosts", kWeights, true);
+  if (in_waves) add(", waves, exact", kPasses, true);
 }
 
 }  // namespace
 
 std::vector<HostWay> ways_between(int hosts, Backend backend) {
-  using enum tune::CrossesUnder;
   std::vector<HostWay> ways;
   if (backend == Backend::kCuda && hosts > 1) {
-    const bool in_waves = hosts <= kMaxHostsInWaves;
-    ways.push_back(gathered("gathered", hosts, kWeights, false));
-    if (in_waves) ways.push_back(gathered("gathered, in waves", hosts, kPasses, false));
-    ways.push_back(gathered("gathered, exact_hosts", hosts, kWeights, true));
-    if (in_waves) ways.push_back(gathered("in waves, exact_hosts", hosts, kPasses, true));
+    for (const bool all_rows : {false, true}) add_gathered(ways, hosts, all_rows);
   }
   ways.push_back({.name = "direct"});
   ways.push_back({.name = "relayed, all rows", .wire = HostWire::kRelayed});
@@ -46,9 +53,9 @@ std::string explained_ways(int hosts, Backend backend) {
   if (backend == Backend::kCuda && hosts > 1) {
     said =
         "# gathered: what GPUs do; all tokens go to all hosts ahead of the pass, and sums come "
-        "back behind it;\n# in waves: under it, on SMs of their own (UNIEP_SPARE_SMS); "
-        "exact_hosts: tokens go to hosts that need them.\n# What follows is what a pass would take "
-        "that exchanges as those of CPUs do.\n";
+        "back behind it;\n# all rows: rows do, which are added up in one group; in waves: under "
+        "it, on SMs of their own (UNIEP_SPARE_SMS);\n# exact_hosts: tokens go to hosts that need "
+        "them. What follows is what a pass would take that exchanges as those of CPUs do.\n";
   }
   return said + "# relayed: a token crosses to a host once, and rows return by the same rank\n";
 }
@@ -58,8 +65,10 @@ namespace {
 std::vector<tune::Prediction> predict_gathered(const HostWay& way, const BenchCase& bench,
                                                const std::vector<Pass>& passes,
                                                const HostSetting& s) {
+  const bool all_rows = way.combine_groups == 1;
   const auto host_with = [&](tune::CrossesUnder under) {
-    return tune::gathered_host(bench.problem, bench.ranks, s.hosts, bench.routing.topk_ids, under);
+    return tune::gathered_host(bench.problem, bench.ranks, s.hosts, bench.routing.topk_ids, under,
+                               all_rows);
   };
   const bool in_waves = *way.gathered == tune::CrossesUnder::kPasses;
   const tune::MachineProfile profile =
