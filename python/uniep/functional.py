@@ -14,8 +14,9 @@ from ._all_rows import tokens_of
 from ._crossing import Crossing, crosses_under_weights, waves_of_backward
 from ._forms import Experts, ExpertWeight, W1Layout, WeightsLayout, experts_from
 from ._ops import ops
+from ._shared_apart import SharedApart, is_over_hosts
 from ._shared_workspaces import LayerKind, default_workspace, paged_workspace
-from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
+from .arithmetic import Activation, Arithmetic, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights, _Pending, behind_data
 from .group import GroupLike, without_mesh
 from .hosts import from_all_hosts, to_all_hosts
@@ -268,8 +269,8 @@ def moe(
             gradient to p.
         shared_w1: bf16 [S, 2I, H], or [S, I, H] without a gate, one tensor however w1 lies, the
             gate's rows first: experts that every rank has, and every token goes to. Their work is
-            part of the same pass. Not with biases, with several combine groups, nor on several
-            hosts. Their gradients are sums over the tokens of this rank alone, as those of a dense
+            part of the same pass; over hosts, beside it. Not with biases, nor with several combine
+            groups. Their gradients are sums over the tokens of this rank alone, as those of a dense
             layer are: add them up over ranks as you do with these. None: none.
         shared_w2: bf16 [S, H, I]. Given with shared_w1.
         shared_probs: fp32 [..., S], multiplied where ``probs`` says. None: each is 1.
@@ -310,6 +311,15 @@ def moe(
         weights = experts_from(flat, *counts, weights.layout)
     _arguments.check(x, topk_ids, topk_probs, weights, arithmetic)
     _arguments.check_shared_probs(shared_probs, x, weights)
+    apart = None
+    if weights.shared and workspace is None and is_over_hosts(without_mesh(group), str(x.device)):
+        if main_grads is not None:
+            _arguments.main_grads(main_grads, weights)
+        of_shared = None if shared_probs is None else _arguments.rows(shared_probs)
+        apart = SharedApart.of(weights, of_shared, main_grads)
+        main_grads, shared_probs = main_grads and main_grads[:2], None
+        weights = weights._replace(shared_w1=None, shared_w2=None)
+        arithmetic = arithmetic._replace(shared_experts=0)
     experts, width, hidden = weights.shapes[0]
     topk = topk_ids.shape[-1]
     tokens = _arguments.rows(x)
@@ -348,7 +358,7 @@ def moe(
     identity = slots if zero_expert_type == "identity" else None
     ids = _arguments.int32(_arguments.rows(topk_ids))
     rows_of_probs = _arguments.rows(topk_probs)
-    over, own_tokens = workspace.over_hosts, tokens.shape[0]
+    over, mine = workspace.over_hosts, tokens
     flag, overflow = workspace.flag, workspace.overflow
     crossing = back = None
     exact = workspace.exact_rows if exact_rows is None else exact_rows
@@ -365,6 +375,17 @@ def moe(
         if over.faults is not None:
             # Of this call alone: the fault that this host finds, which all then agree on.
             flag, overflow = True, torch.zeros_like(overflow)
+    shared_sums = None
+    if apart is not None:  # behind what crosses, and so beside it
+        shared_sums = _of_shared(
+            apart,
+            mine,
+            max_tokens,
+            arithmetic,
+            save=save,
+            recompute_h=recompute_h,
+            deferred=deferred,
+        )
     main = None if main_grads is None else _arguments.main_grads(main_grads, weights)
     if deferred is not None:
         if workspace.backward_rows:
@@ -396,7 +417,8 @@ def moe(
             *weights.flat(),
         )
         if over is not None and back is not None:
-            out = from_all_hosts(over, out, own_tokens, overflow, back)
+            out = from_all_hosts(over, out, mine.shape[0], overflow, back)
+        out = out if shared_sums is None else out + shared_sums
         return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
     given, of_main = weights.flat(), () if main is None else main.flat()
     has_rows = over is not None and over.all_rows is not None
@@ -425,8 +447,32 @@ def moe(
             *of_main,
         )
     if over is not None and back is not None:
-        out = from_all_hosts(over, out, own_tokens, overflow, back)
+        out = from_all_hosts(over, out, mine.shape[0], overflow, back)
+    out = out if shared_sums is None else out + shared_sums
     return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
+
+
+def _of_shared(
+    apart: SharedApart,
+    x: Tensor,
+    max_tokens: int | None,
+    arithmetic: Arithmetic,
+    **options: Any,
+) -> Tensor:
+    """Sums over shared experts, [T, H], of a layer of this rank alone."""
+    most = max(x.shape[0] if max_tokens is None else max_tokens, 1)
+    return moe(
+        x,
+        *apart.slots(x.shape[0]),
+        apart.w1,
+        apart.w2,
+        max_tokens=most,
+        capacity_rows=apart.capacity_rows(most),
+        main_grads=apart.main_grads,
+        activation=arithmetic.activation,
+        probs=arithmetic.probs,
+        **options,
+    )
 
 
 def _result(

@@ -156,8 +156,8 @@ def all_rows_of(mesh: HostMesh, arithmetic: Arithmetic, experts: int) -> AllRows
     """
     if arithmetic.shared_experts:
         raise ValueError(
-            "there are shared experts, and the group is on several hosts of GPUs or a mesh; "
-            "compute them apart there, and add what they give to the result"
+            "there are shared experts, and the group is on several hosts of GPUs or a mesh; a "
+            "workspace is for routed experts alone there, and calls without one compute both"
         )
     groups, rounds = arithmetic.combine_groups, arithmetic.combine_partials == "bf16"
     if mesh.hosts == 1 or (groups == mesh.hosts and rounds):

@@ -255,6 +255,7 @@ def null_somewhere(layer: Layer) -> None:
         ("uniep_layer_schedule", layer.layer, layer.rng.choice((-1, 2, 2**31 - 1)), text, 4096),
         ("uniep_layer_schedule", layer.layer, 0, text, layer.rng.choice((0, 1, 50))),
         ("uniep_layer_synchronize", None),
+        ("uniep_add_rows", None),
         ("uniep_forward", None, None),
         ("uniep_forward", layer.layer, None),
         ("uniep_backward", None, None),

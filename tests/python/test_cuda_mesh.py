@@ -13,6 +13,7 @@ from ranks import run_ranks
 from test_mesh import EXPERTS, TOKENS, case_of, sums_of
 from test_mesh_faults import CAPACITY, SIZE, many, skewed
 from test_mesh_rows import PLACES, SUMS, layer
+from test_shared_experts import Layer
 from torch.distributed.device_mesh import init_device_mesh
 
 import uniep
@@ -130,6 +131,15 @@ def rows(hosts: int, spare: int):
     return found
 
 
+def shared_experts(hosts: int, spare: int):
+    leave_sms(spare)
+    come_late()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    part = Layer().part(rank, size).to("cuda")
+    found = part.run(uniep.moe, group=mesh_of(hosts), max_tokens=TOKENS)
+    return {name: tensor.cpu() for name, tensor in found.items()}
+
+
 def replays(spare: int, sums: dict[str, object]):
     """A captured step, replayed with another routing and other tokens."""
     leave_sms(spare)
@@ -229,6 +239,17 @@ def test_rows_have_the_bits_of_one_group(hosts, size, spare):
         wanted = [t.cpu() for t in step(layer().to("cuda"), probs=place, **SUMS[i])]
         parts = [result[place, i, exact] for result in results]
         assert_same([torch.cat([part[j] for part in parts]) for j in range(5)], wanted)
+
+
+@pytest.mark.parametrize("spare", [0, 16])
+@pytest.mark.parametrize("size", [2, 4])
+def test_shared_experts_are_beside_what_crosses(size, spare):
+    needs(size)
+    results = run_ranks(size, shared_experts, 2, spare, backend="nccl")
+    wanted = Layer().to("cuda").run(uniep.moe)
+    for name in ("out", "x", "topk_probs", "shared_probs", "w1", "w2"):
+        whole = torch.cat([result[name] for result in results])
+        assert torch.equal(whole, wanted[name].cpu()), name
 
 
 @pytest.mark.parametrize(("spare", "sums"), [(0, sums_of(2)), (16, sums_of(2)), (0, {}), (16, {})])

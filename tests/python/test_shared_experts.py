@@ -11,6 +11,7 @@ import torch.distributed as dist
 from cases import Case, make_case, relative
 from ranks import run_ranks
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 import uniep
@@ -300,3 +301,50 @@ def test_a_checkpoint_has_one_of_them():
     )
     with pytest.raises(ValueError, match="2 shared experts in its pass"):
         uniep.checkpoint.hugging_face_tensors(two, "deepseek_v3", "mlp")
+
+
+def with_identity() -> Layer:
+    """Some slots name an expert that gives a token itself."""
+    layer = Layer()
+    layer.case.ids[layer.case.ids == 3] = 8
+    return layer
+
+
+def of_mesh(hosts: int) -> dict[str, dict[str, Tensor]]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    shape = (hosts, size // hosts)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("hosts", "ranks"))
+
+    def run(gated: bool = True, function: Any = uniep.moe, **options: Any) -> dict[str, Tensor]:
+        layer = with_identity() if "zero_experts" in options else Layer(gated=gated)
+        part = layer.part(rank, size)
+        return part.run(function, **{"group": mesh, "max_tokens": TOKENS, **options})
+
+    found = {"rows": run(), "without a gate": run(False), "exact": run(exact_hosts=True)}
+    found["nothing saved"] = run(save="none", recompute_h=True)
+    found["pages"] = run(row_pool=1 << 22)
+    found["main"] = run(main_grad=torch.float32)
+    found["deferred"] = run(main_grad=torch.float32, deferred=uniep.DeferredWeights())
+    found["compiled"] = run(function=torch.compile(uniep.moe, backend="aot_eager"))
+    found["identity"] = run(zero_experts=1)
+    one = {"group": dist.group.WORLD}
+    found["one group, rows"] = run(**one)
+    found["one group, without a gate"] = run(False, **one)
+    found["one group, main"] = run(main_grad=torch.float32, **one)
+    found["one group, identity"] = run(zero_experts=1, **one)
+    with pytest.raises(ValueError, match=r"main_grads\[2\] is"):
+        grads = [torch.zeros(1) for _ in range(4)]
+        part = Layer().part(rank, size)
+        grads[0], grads[1] = (torch.zeros_like(w).float() for w in (part.case.w1, part.case.w2))
+        run(main_grads=tuple(grads))
+    return found
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_over_hosts_bits_are_those_of_one_group(hosts):
+    for found in run_ranks(4, of_mesh, hosts):
+        of_one = {"pages": "rows", "exact": "rows", "nothing saved": "rows", "compiled": "rows"}
+        of_one |= {"rows": "rows", "main": "main", "deferred": "main", "identity": "identity"}
+        of_one["without a gate"] = "without a gate"
+        for name, wanted in of_one.items():
+            assert_same(found[name], found[f"one group, {wanted}"])
