@@ -7,16 +7,17 @@ experts of all hosts' tokens. Their sums are rounded before they join those of r
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ._forms import Experts, ExpertWeight
 from .group import GroupLike
 from .hosts import host_mesh
 
-__all__ = ["SharedApart", "is_over_hosts"]
+__all__ = ["SharedApart", "for_both", "is_over_hosts"]
 
 _ROW_ALIGN = 128
 
@@ -71,3 +72,20 @@ class SharedApart(NamedTuple):
     def capacity_rows(self, max_tokens: int) -> int:
         """All rows that so many tokens make."""
         return self.w1.shape[0] * (max_tokens + -max_tokens % _ROW_ALIGN)
+
+
+def for_both(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens of routed and of shared experts, whose gradients are added up ahead of others."""
+    routed, shared = _ForBoth.apply(x)
+    return routed, shared
+
+
+class _ForBoth(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.view_as(x), x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, routed: Tensor, shared: Tensor) -> Tensor:
+        return routed + shared

@@ -14,7 +14,7 @@ from ._all_rows import tokens_of
 from ._crossing import Crossing, crosses_under_weights, waves_of_backward
 from ._forms import Experts, ExpertWeight, W1Layout, WeightsLayout, experts_from
 from ._ops import ops
-from ._shared_apart import SharedApart, is_over_hosts
+from ._shared_apart import SharedApart, for_both, is_over_hosts
 from ._shared_workspaces import LayerKind, default_workspace, paged_workspace
 from .arithmetic import Activation, Arithmetic, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights, _Pending, behind_data
@@ -358,7 +358,10 @@ def moe(
     identity = slots if zero_expert_type == "identity" else None
     ids = _arguments.int32(_arguments.rows(topk_ids))
     rows_of_probs = _arguments.rows(topk_probs)
-    over, mine = workspace.over_hosts, tokens
+    over, own_tokens = workspace.over_hosts, tokens.shape[0]
+    mine = tokens
+    if apart is not None:
+        tokens, mine = for_both(tokens)
     flag, overflow = workspace.flag, workspace.overflow
     crossing = back = None
     exact = workspace.exact_rows if exact_rows is None else exact_rows
@@ -417,7 +420,7 @@ def moe(
             *weights.flat(),
         )
         if over is not None and back is not None:
-            out = from_all_hosts(over, out, mine.shape[0], overflow, back)
+            out = from_all_hosts(over, out, own_tokens, overflow, back)
         out = out if shared_sums is None else out + shared_sums
         return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
     given, of_main = weights.flat(), () if main is None else main.flat()
@@ -447,7 +450,7 @@ def moe(
             *of_main,
         )
     if over is not None and back is not None:
-        out = from_all_hosts(over, out, mine.shape[0], overflow, back)
+        out = from_all_hosts(over, out, own_tokens, overflow, back)
     out = out if shared_sums is None else out + shared_sums
     return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
 

@@ -17,11 +17,11 @@ struct RowSums {
   int group_experts = 0;    // experts of a combine group; 0: all are one
   bool rounds = false;      // sums of groups, of which there are several, are rounded to bf16
 
-  const std::int32_t* ids = nullptr;   // [T, K], numbers of experts; less than 0: left out
-  const float* factors = nullptr;      // [T, K]; null: all are 1
-  const std::int64_t* row = nullptr;   // [T, K]: which of `rows`, and behind them of `more`
-  const bf16* rows = nullptr;          // [num_rows, H]
-  const bf16* more = nullptr;          // [num_more, H]
+  const std::int32_t* ids = nullptr;  // [T, K], numbers of experts; less than 0: left out
+  const float* factors = nullptr;     // [T, K]; null: all are 1
+  const std::int64_t* row = nullptr;  // [T, K]: which of `rows`, and behind them of `more`
+  const bf16* rows = nullptr;         // [num_rows, H]
+  const bf16* more = nullptr;         // [num_more, H]
   std::int64_t num_rows = 0, num_more = 0;
   bf16* out = nullptr;  // [T, H]
 

@@ -21,12 +21,13 @@ TEST(AddRows, TheSumsOfALayerThatAddsThemUp) {
 TEST(AddRows, OfARowThatThereIsNotNaN) {
   const std::vector<bf16> rows(8, to_bf16(1));
   const std::int32_t ids[] = {0, 0, 0, -1};
-  for (const std::int64_t lost : {std::int64_t{1}, std::int64_t{-1}, INT64_MAX, INT64_MIN}) {
+  for (const std::int64_t lost : {std::int64_t{2}, std::int64_t{-1}, INT64_MAX, INT64_MIN}) {
     const std::int64_t row[] = {0, lost, 0, lost};
     std::vector<bf16> out(16);
     uniep_rows_call call{};
     call.tokens = 2, call.hidden = 8, call.topk = 2, call.num_experts = call.combine_groups = 1;
     call.ids = ids, call.row = row, call.rows = rows.data(), call.num_rows = 1;
+    call.more = rows.data(), call.num_more = 1;
     call.out = out.data();
     ASSERT_NO_FATAL_FAILURE(expect_ok(uniep_add_rows(&call)));
     for (int i = 0; i < 8; ++i) {
@@ -53,8 +54,7 @@ TEST(AddRows, RefusesWhatItCannotAddUp) {
   refused([](auto& c) { c.hidden = 12; }, "call.hidden is 12; a multiple of 8 is accepted");
   refused([](auto& c) { c.hidden = 0; }, "call.hidden is 0; 8 to 1048576 is accepted");
   refused([](auto& c) { c.topk = 17; }, "call.topk is 17; 1 to 16 is accepted");
-  refused([](auto& c) { c.num_experts = 0; },
-          "call.num_experts is 0; 1 to 2147483647 is accepted");
+  refused([](auto& c) { c.num_experts = 0; }, "call.num_experts is 0; 1 to 2147483647 is accepted");
   refused([](auto& c) { c.num_experts = 6, c.combine_groups = 4; },
           "call.combine_groups is 4; a divisor of num_experts=6 from 1 on is accepted");
   refused([](auto& c) { c.combine_partials = 2; },
@@ -66,8 +66,10 @@ TEST(AddRows, RefusesWhatItCannotAddUp) {
   }
   refused([](auto& c) { c.ids = nullptr; }, "call.ids is NULL; an address is accepted");
   refused([](auto& c) { c.row = nullptr; }, "call.row is NULL; an address is accepted");
-  refused([](auto& c) { c.num_rows = 1, c.rows = nullptr; }, "call.rows is NULL; an address is accepted");
-  refused([](auto& c) { c.num_more = 1, c.more = nullptr; }, "call.more is NULL; an address is accepted");
+  refused([](auto& c) { c.num_rows = 1, c.rows = nullptr; },
+          "call.rows is NULL; an address is accepted");
+  refused([](auto& c) { c.num_more = 1, c.more = nullptr; },
+          "call.more is NULL; an address is accepted");
   refused([](auto& c) { c.out = nullptr; }, "call.out is NULL; an address is accepted");
 }
 

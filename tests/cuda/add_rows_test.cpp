@@ -40,12 +40,13 @@ TEST(CudaAddRows, OfARowThatThereIsNotNaN) {
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) GTEST_SKIP() << "needs a GPU";
   const auto rows = uploaded(std::vector<bf16>(8, to_bf16(1)));
   const auto ids = uploaded(std::vector<std::int32_t>{0, 0, 0, -1});
-  const auto row = uploaded(std::vector<std::int64_t>{0, 1, 0, INT64_MIN});
+  const auto row = uploaded(std::vector<std::int64_t>{0, 2, 0, INT64_MIN});
   const DeviceArray<bf16> out(16);
   uniep_rows_call call{};
   call.backend = 1;
   call.tokens = 2, call.hidden = 8, call.topk = 2, call.num_experts = call.combine_groups = 1;
   call.ids = ids.data(), call.row = row.data(), call.rows = rows.data(), call.num_rows = 1;
+  call.more = rows.data(), call.num_more = 1;
   call.out = out.data();
   ASSERT_EQ(uniep_add_rows(&call), 0) << uniep_last_error();
   const std::vector<bf16> sums = out.to_host();

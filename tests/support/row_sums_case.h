@@ -40,7 +40,8 @@ struct RowSumsCase {
     const auto width = static_cast<std::size_t>(d.hidden);
     for (std::size_t slot = 0; slot < order.size(); ++slot) {
       d.topk_ids.push_back(static_cast<std::int32_t>(pick(rng, -1, d.num_experts - 1)));
-      d.topk_probs.push_back(std::ldexp(chance(rng, 50) ? -1.3f : 1.1f, static_cast<int>(slot % 5)));
+      d.topk_probs.push_back(
+          std::ldexp(chance(rng, 50) ? -1.3f : 1.1f, static_cast<int>(slot % 5)));
       row[slot] = order[slot];
       const auto from = std::span(in_order).subspan(slot * width, width);
       std::ranges::copy(from, lying.begin() + order[slot] * d.hidden);

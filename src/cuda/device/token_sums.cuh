@@ -4,8 +4,8 @@
 #include "base/math.h"
 #include "cuda/device/vectors.cuh"
 
-// The sum of a token's rows, vector by vector: what stage reduce makes of rows that were pushed, and
-// add_rows of rows that lie anywhere.
+// The sum of a token's rows, vector by vector: what stage reduce makes of rows that were pushed,
+// and add_rows of rows that lie anywhere.
 
 namespace uniep::cuda {
 

@@ -52,9 +52,12 @@ std::string explained_ways(int hosts, Backend backend) {
   std::string said;
   if (backend == Backend::kCuda && hosts > 1) {
     said =
-        "# gathered: what GPUs do; all tokens go to all hosts ahead of the pass, and sums come back\n"
-        "# behind it; all rows: rows do, which are added up in one group; in waves: under the pass, on\n"
-        "# SMs of their own (UNIEP_SPARE_SMS); exact_hosts: tokens go to hosts that need them. What\n"
+        "# gathered: what GPUs do; all tokens go to all hosts ahead of the pass, and sums come "
+        "back\n"
+        "# behind it; all rows: rows do, which are added up in one group; in waves: under the "
+        "pass, on\n"
+        "# SMs of their own (UNIEP_SPARE_SMS); exact_hosts: tokens go to hosts that need them. "
+        "What\n"
         "# follows is what a pass would take that exchanges as those of CPUs do.\n";
   }
   return said + "# relayed: a token crosses to a host once, and rows return by the same rank\n";
