@@ -18,7 +18,7 @@ from typing import Any
 
 FILE_KEYS = ("schema", "machine", "date", "commit", "command", "shape", "ranks", "skew")
 RECORD_KEYS = (
-    *("shape", "ranks", "hosts", "limit", "way", "tokens", "skew"),
+    *("shape", "ranks", "hosts", "limit", "all_rows", "way", "tokens", "skew"),
     *("direction", "schedule", "ms"),
 )
 LISTS = ("records", "passes", "candidates", "points")

@@ -366,12 +366,13 @@ TEST(ShippedProfile, RanksRandomSchedulesAsMeasurementsDo) {
   }
 }
 
-GatheredHost gathered_host_of(const std::string& shape, int ranks, int hosts, CrossesUnder under) {
+GatheredHost gathered_host_of(const std::string& shape, int ranks, int hosts, CrossesUnder under,
+                              bool all_rows) {
   const workload::ShapeSpec spec = workload::parse_shape(shape);
   Problem problem = workload::problem_of(spec);
   problem.capacity_rows = rows_of_any_routing(problem, ranks);
   const auto routing = workload::make_routing(spec, ranks, 0, 0);
-  return gathered_host(problem, ranks, hosts, routing.topk_ids, under);
+  return gathered_host(problem, ranks, hosts, routing.topk_ids, under, all_rows);
 }
 
 /// GPUs as hosts, over links of so many bytes a second, with so many SMs spared; `way` is that of
@@ -391,7 +392,7 @@ Errors errors_over_hosts(const std::string& name, double nic, int spare, const s
       shape += ",n_group=" + std::to_string(hosts) + ",topk_group=" + most.dump();
     }
     if (shape != shape_of_host) {  // of both directions, which follow one another
-      host = gathered_host_of(shape, ranks, hosts, under);
+      host = gathered_host_of(shape, ranks, hosts, under, record.value("all_rows", false));
       shape_of_host = shape;
     }
     const Topology topology{.ranks_per_node = ranks / hosts, .nic_bytes_per_s = nic};
@@ -418,6 +419,13 @@ TEST(ShippedProfile, PredictsPassesOverHosts) {
     expect_hosts_predicted(one_each + "_slow_links.json", 24e9, 16, way, 0.075, 0.175);
     expect_hosts_predicted("2026-11-27_4xH100_over_hosts.json", 50e9, 8, way, 0.045, 0.10);
   }
+}
+
+TEST(ShippedProfile, PredictsPassesWhoseRowsCross) {
+  const std::string rows = "2026-11-27_2xH200_over_hosts_all_rows.json";
+  expect_hosts_predicted(rows, 70e9, 8, "mesh", 0.05, 0.08);
+  expect_hosts_predicted(rows, 70e9, 8, "in turn", 0.06, 0.09);
+  expect_hosts_predicted(rows, 70e9, 8, "exact hosts", 0.085, 0.185);
 }
 
 TEST(ShippedProfile, PredictsPassesOverFourHosts) {
