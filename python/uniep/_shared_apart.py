@@ -15,11 +15,9 @@ from torch.autograd.function import once_differentiable
 
 from ._forms import Experts, ExpertWeight
 from .group import GroupLike
-from .hosts import host_mesh
+from .hosts import ROW_ALIGN, host_mesh
 
 __all__ = ["SharedApart", "for_both", "is_over_hosts"]
-
-_ROW_ALIGN = 128
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -71,7 +69,7 @@ class SharedApart(NamedTuple):
 
     def capacity_rows(self, max_tokens: int) -> int:
         """All rows that so many tokens make."""
-        return self.w1.shape[0] * (max_tokens + -max_tokens % _ROW_ALIGN)
+        return self.w1.shape[0] * (max_tokens + -max_tokens % ROW_ALIGN)
 
 
 def for_both(x: Tensor) -> tuple[Tensor, Tensor]:

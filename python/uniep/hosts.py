@@ -39,6 +39,7 @@ from .arithmetic import Arithmetic
 from .group import Group, GroupLike, find_hosts, group_of, is_mesh_of_hosts, process_group_of
 
 __all__ = [
+    "ROW_ALIGN",
     "HostMesh",
     "OverHosts",
     "all_rows_of",
@@ -180,11 +181,12 @@ def default_capacity(
     any_routing = mesh.hosts * mesh.local_ranks * tokens * min(topk, experts)
     if any_routing * 2 * (2 * hidden + 5 * intermediate) <= _SMALL_LAYER_BYTES:
         return 0
-    return min(any_routing, 2 * topk * tokens) + experts * _ROW_ALIGN
+    return min(any_routing, 2 * topk * tokens) + experts * ROW_ALIGN
 
 
 _SMALL_LAYER_BYTES = 1 << 30  # as include/uniep/problem.h has it
-_ROW_ALIGN = 128
+#: Rows that the segment of an expert is a multiple of, as include/uniep/problem.h has it.
+ROW_ALIGN = 128
 
 
 class OverHosts(NamedTuple):
