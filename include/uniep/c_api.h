@@ -203,7 +203,7 @@ typedef struct {
   const void* x;           /* bf16 [T, H] */
   const void* w1; /* bf16 [El, 2I, H]: gate rows, then up rows; without a gate [El, I, H] */
   const void* w2; /* bf16 [El, H, I] */
-  void* out;      /* bf16 [T, H] */
+  void* out;      /* bf16 [T, H]; with slot_rows [T, K, H], as dx */
   void* plan;     /* needs.plan bytes; written */
   uniep_row_memory memory; /* of as many rows as there is capacity for; not read with `allocate` */
   /* NULL, or: waits for the device until the routing is planned, then asks for memory of the rows
@@ -263,7 +263,7 @@ typedef struct {
   const void* dy; /* bf16 [T, H]; parts 0 and 1, like the next four */
   const void* w1; /* as in forward */
   const void* w2;
-  void* dx;            /* bf16 [T, H] */
+  void* dx;            /* bf16 [T, H], or [T, K, H] */
   float* dprobs;       /* fp32 [T, K]; 0 at dropped slots */
   void* dw1;           /* as w1; parts 0 and 2 */
   void* dw2;           /* as w2; parts 0 and 2 */

@@ -33,7 +33,7 @@ struct ForwardArgs {
   ExpertMatrices<const bf16> w1;      ///< [El, 2I, H]: gate rows, then up rows; without a gate
                                       ///< (Problem::activation) I, here and below
   ExpertMatrices<const bf16> w2;      ///< [El, H, I]
-  std::span<bf16> out;                ///< [T, H]
+  std::span<bf16> out;                ///< [T, H], or [T, K, H] with Problem::slot_rows
   std::span<const bf16> b1{};         ///< [El, 2I], with Problem::bias; else empty, as the next
   std::span<const bf16> b2{};         ///< [El, H]
   // Of the S shared experts (Problem::shared_experts), the same on all ranks; without any, empty.
@@ -57,7 +57,7 @@ struct BackwardArgs {
   std::span<const bf16> dy;       ///< [T, H]
   ExpertMatrices<const bf16> w1;  ///< as in forward
   ExpertMatrices<const bf16> w2;
-  std::span<bf16> dx;          ///< [T, H]
+  std::span<bf16> dx;          ///< as out
   std::span<float> dprobs;     ///< [T, K]; 0 at dropped slots
   WeightGrad dw1;              ///< [El, 2I, H]
   WeightGrad dw2;              ///< [El, H, I]

@@ -342,7 +342,7 @@ class _TokensInWaves:
                 before, behind = self._neighbours(step)
                 exchange.step(self._mesh, sums, found, to=behind, of=before)
         found[self._mesh.host] = sums[self._mesh.host]
-        self._sums = sums
+        self._sums = sums  # until they have been sent
 
     def collect(self) -> exchange.Found:
         """What every host has for this rank's rows."""

@@ -4,13 +4,10 @@
 #include <limits>
 #include <vector>
 
-#include "base/contract.h"
-#include "cpu/kernels/kernels.h"
+#include "cpu/token_sums.h"
 
 namespace uniep::cpu {
 namespace {
-
-constexpr ExpertRange kAllExperts{0, std::numeric_limits<std::int32_t>::max()};
 
 class Adder {
  public:
@@ -18,24 +15,16 @@ class Adder {
       : s_(sums),
         kernels_(kernels()),
         part_(static_cast<std::size_t>(sums.hidden)),
-        total_(part_.size()),
-        rounded_(part_.size()) {}
+        total_(part_.size()) {}
 
   void add(std::int64_t token) {
     const std::int64_t first = token * s_.topk;
-    const std::int32_t* ids = s_.ids + first;
     std::ranges::fill(total_, 0.0f);
+    const auto take = [&](ExpertRange group) { add_group(first, group); };
     if (s_.group_experts == 0) {
-      add_group(first, kAllExperts);
-      kernels_.add_f32_row(s_.hidden, total_.data(), part_.data());
+      take(kAllExperts);
     } else {
-      const auto next = [&](std::int32_t from) {
-        return next_combine_group(ids, s_.topk, s_.group_experts, from);
-      };
-      for (ExpertRange group = next(0); !group.is_empty(); group = next(group.end)) {
-        add_group(first, group);
-        add_part();
-      }
+      for_each_group(s_.ids + first, s_.topk, s_.group_experts, take);
     }
     kernels_.round_row(s_.hidden, total_.data(), s_.out + token * s_.hidden);
   }
@@ -48,21 +37,13 @@ class Adder {
       const bf16* row = s_.row_of(first + k);
       if (row == nullptr) {
         std::ranges::fill(part_, std::numeric_limits<float>::quiet_NaN());
-      } else if (s_.factors == nullptr) {
-        kernels_.add_row(s_.hidden, part_.data(), row);
-      } else {
-        kernels_.add_scaled_row(s_.hidden, part_.data(), row, s_.factors[first + k]);
+        continue;
       }
+      const float* factor = s_.factors == nullptr ? nullptr : s_.factors + first + k;
+      add_slot(kernels_, s_.hidden, row, factor, part_.data());
     }
-  }
-
-  void add_part() {
-    if (s_.rounds) {
-      kernels_.round_row(s_.hidden, part_.data(), rounded_.data());
-      kernels_.add_row(s_.hidden, total_.data(), rounded_.data());
-    } else {
-      kernels_.add_f32_row(s_.hidden, total_.data(), part_.data());
-    }
+    const bool rounds = s_.group_experts > 0 && s_.rounds;
+    add_partial(kernels_, s_.hidden, part_.data(), rounds, rounded_, total_.data());
   }
 
   const RowSums& s_;

@@ -1,16 +1,13 @@
 #include <algorithm>
-#include <limits>
 #include <vector>
 
-#include "base/contract.h"
 #include "cpu/stages.h"
 #include "cpu/token_rows.h"
+#include "cpu/token_sums.h"
 
 namespace uniep::cpu {
 
 namespace {
-
-constexpr ExpertRange kAllExperts{0, std::numeric_limits<std::int32_t>::max()};
 
 // The sum of a group whose experts are on another host, as it came from there.
 void add_sum_from_afar(const PassContext& ctx, std::int64_t slot, float* sum) {
@@ -34,7 +31,7 @@ void add_shared(const PassContext& ctx, std::int64_t token, Scratch& scratch, fl
   std::fill_n(shared, v.hidden, 0.0f);
   for (int s = 0; s < v.shared_experts; ++s) {
     const float* prob = probs == nullptr ? nullptr : probs + token * v.shared_experts + s;
-    add_slot(ctx, rows + s * v.hidden, prob, shared);
+    add_slot(ctx.kernels, v.hidden, rows + s * v.hidden, prob, shared);
   }
   std::vector<bf16>(&rounded)[2] = scratch.gathered;
   for (std::vector<bf16>& of_part : rounded) of_part.resize(static_cast<std::size_t>(v.hidden));
@@ -51,24 +48,14 @@ void add_groups(const PassContext& ctx, std::int64_t token, Scratch& scratch, fl
   float* part = sum + v.hidden;
   std::fill_n(sum, v.hidden, 0.0f);
   const TokenRows rows = token_rows(ctx, v.rank, token);
-  const auto next = [&](std::int32_t from) {
-    return next_combine_group(rows.ids, v.topk, v.group_experts, from);
-  };
-  for (ExpertRange group = next(0); !group.is_empty(); group = next(group.end)) {
+  const bool rounds = v.combine_partials == CombinePartials::kBf16;
+  for_each_group(rows.ids, v.topk, v.group_experts, [&](ExpertRange group) {
     if (v.choice.sums_cross && !is_here(v, group)) {
-      add_sum_from_afar(ctx, token * v.topk + first_slot(rows.ids, group), sum);
-      continue;
+      return add_sum_from_afar(ctx, token * v.topk + first_slot(rows.ids, group), sum);
     }
     add_rows(ctx, rows, group, part);
-    if (v.combine_partials == CombinePartials::kBf16) {
-      std::vector<bf16>& rounded = scratch.gathered[0];
-      rounded.resize(static_cast<std::size_t>(v.hidden));
-      ctx.kernels.round_row(v.hidden, part, rounded.data());
-      ctx.kernels.add_row(v.hidden, sum, rounded.data());
-    } else {
-      ctx.kernels.add_f32_row(v.hidden, sum, part);
-    }
-  }
+    add_partial(ctx.kernels, v.hidden, part, rounds, scratch.gathered[0], sum);
+  });
 }
 
 void copy_dprobs(const PassContext& ctx, std::int64_t token) {
@@ -89,7 +76,8 @@ void add_slots(const PassContext& ctx, std::int64_t token, float* sum, bf16* out
   const TokenRows rows = token_rows(ctx, v.rank, token);
   for (int k = 0; k < v.topk; ++k) {
     std::fill_n(sum, v.hidden, 0.0f);
-    if (rows.ids[k] >= 0) add_slot(ctx, rows.rows + k * v.hidden, nullptr, sum);
+    const bf16* row = rows.rows + k * v.hidden;
+    if (rows.ids[k] >= 0) add_slot(ctx.kernels, v.hidden, row, nullptr, sum);
     ctx.kernels.round_row(v.hidden, sum, out + k * v.hidden);
   }
 }

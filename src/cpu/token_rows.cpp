@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cpu/token_sums.h"
+
 namespace uniep::cpu {
 
 TokenRows token_rows(const PassContext& ctx, int source, std::int64_t token) {
@@ -17,21 +19,13 @@ TokenRows token_rows(const PassContext& ctx, int source, std::int64_t token) {
   return found;
 }
 
-void add_slot(const PassContext& ctx, const bf16* row, const float* prob, float* sum) {
-  if (prob != nullptr) {
-    ctx.kernels.add_scaled_row(ctx.view.hidden, sum, row, *prob);
-  } else {
-    ctx.kernels.add_row(ctx.view.hidden, sum, row);
-  }
-}
-
 void add_rows(const PassContext& ctx, const TokenRows& token, ExpertRange experts, float* sum) {
   const PassView& v = ctx.view;
   std::fill_n(sum, v.hidden, 0.0f);
   for (int k = 0; k < v.topk; ++k) {
     if (!experts.has(token.ids[k])) continue;
-    add_slot(ctx, token.rows + k * v.hidden, token.probs == nullptr ? nullptr : token.probs + k,
-             sum);
+    const float* prob = token.probs == nullptr ? nullptr : token.probs + k;
+    add_slot(ctx.kernels, v.hidden, token.rows + k * v.hidden, prob, sum);
   }
 }
 

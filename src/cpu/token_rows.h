@@ -15,9 +15,6 @@ struct TokenRows {
 /// Of a token of this rank, or of one that this rank stands in for.
 TokenRows token_rows(const PassContext& ctx, int source, std::int64_t token);
 
-/// sum += the row of a slot, times its probability where there is one.
-void add_slot(const PassContext& ctx, const bf16* row, const float* prob, float* sum);
-
 /// The rows of these experts added up, k ascending.
 void add_rows(const PassContext& ctx, const TokenRows& token, ExpertRange experts, float* sum);
 

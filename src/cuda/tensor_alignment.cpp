@@ -61,4 +61,13 @@ void check_alignment(const BackwardWeightsArgs& args) {
   check_tensor("dshared_w2", args.dshared_w2);
 }
 
+void check_alignment(const RowSums& sums) {
+  const auto rows_at = [&](const bf16* begin, std::int64_t count) {
+    return std::span(begin, static_cast<std::size_t>(count * sums.hidden));
+  };
+  check_tensor("rows", rows_at(sums.rows, sums.num_rows));
+  check_tensor("more", rows_at(sums.more, sums.num_more));
+  check_tensor("out", rows_at(sums.out, sums.tokens));
+}
+
 }  // namespace uniep::cuda

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "base/row_sums.h"
 #include "uniep/layer.h"
 
 namespace uniep::cuda {
@@ -11,5 +12,6 @@ namespace uniep::cuda {
 void check_alignment(const ForwardArgs& args);
 void check_alignment(const BackwardDataArgs& args);
 void check_alignment(const BackwardWeightsArgs& args);
+void check_alignment(const RowSums& sums);
 
 }  // namespace uniep::cuda

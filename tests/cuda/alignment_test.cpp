@@ -66,6 +66,26 @@ TEST(TensorAlignment, RowsStartAtMultiplesOf16Bytes) {
   expect_refused("dw2", BackwardWeightsArgs{.dw1 = at<float>(0), .dw2 = at<bf16>(8)});
 }
 
+TEST(TensorAlignment, RowsThatAreAddedUpDoToo) {
+  const RowSums sums{.tokens = 8,
+                     .hidden = 8,
+                     .rows = at<const bf16>(16).data(),
+                     .more = at<const bf16>(32).data(),
+                     .num_rows = 8,
+                     .num_more = 8,
+                     .out = at<bf16>(0).data()};
+  EXPECT_NO_THROW(cuda::check_alignment(sums));
+  for (const auto& [name, rows] :
+       {std::pair("rows", &RowSums::rows), std::pair("more", &RowSums::more)}) {
+    RowSums bad = sums;
+    bad.*rows = at<const bf16>(8).data();
+    expect_refused(name, bad);
+  }
+  RowSums bad = sums;
+  bad.out = at<bf16>(8).data();
+  expect_refused("out", bad);
+}
+
 TEST(TensorAlignment, TensorsWithoutElementsMayBeAnywhere) {
   const auto none = at<const bf16>(2).first(0);
   EXPECT_NO_THROW(cuda::check_alignment(
