@@ -34,7 +34,7 @@ BUILDS = ("old", "new")
 def measure(program: Path, shape: str, options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bench.json"
-        command = [str(program), "bench", "--backend", "cuda", "--ranks", str(options.ranks)]
+        command = [str(program.resolve()), "bench", "--backend", "cuda", "--ranks", str(options.ranks)]
         command += ["--shape", shape, "--schedule", options.schedule, "--no-check"]
         command += ["--iterations", str(options.iterations), "--warmup", "4", "--json", str(path)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

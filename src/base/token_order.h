@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "base/math.h"
+#include "base/outlined.h"
 #include "uniep/problem.h"
 
 namespace uniep {
@@ -25,17 +26,22 @@ struct TokenOrder {
 
   /// Numbers go through places for `most_tokens` of each rank, whether or not it has as many.
   constexpr UNIEP_HD std::int64_t number(int source, std::int64_t token) const {
-    if (hosts == 1) return source * most_tokens + token;
-    if (most_tokens == 0) return 0;
-    const std::int64_t host = token / of_block();
-    return host * of_host() + source * of_block() + token - host * of_block();
+    return hosts == 1 ? source * most_tokens + token : number_of_hosts(source, token);
   }
   /// The token with a number; there are some.
-  constexpr UNIEP_HD Token token(std::int64_t number) const {
+  constexpr UNIEP_HD UNIEP_OUTLINED Token token(std::int64_t number) const {
     const std::int64_t host = number / of_host();
     const std::int64_t in_host = number - host * of_host();
     const std::int64_t source = in_host / of_block();
     return {static_cast<int>(source), host * of_block() + in_host - source * of_block()};
+  }
+
+ private:
+  constexpr UNIEP_HD UNIEP_OUTLINED std::int64_t number_of_hosts(int source,
+                                                                 std::int64_t token) const {
+    if (most_tokens == 0) return 0;
+    const std::int64_t block = of_block();
+    return (token / block * (ranks - 1) + source) * block + token;
   }
 };
 

@@ -3,6 +3,7 @@
 #ifndef __CUDA_ARCH__
 #include "base/check.h"
 #endif
+#include "base/outlined.h"
 #include "graph/extents.h"
 #include "schedule/row_ring.h"
 #include "schedule/token_waves.h"
@@ -376,19 +377,24 @@ inline UNIEP_HD void add_returns(const PassView& v, const LaunchParts& p, const 
   add_tracks(v, p, StagePlace::kReturn, back, queue);
 }
 
-/// Results of the tokens that are complete behind a launch: of all, but where tokens come in waves.
-inline UNIEP_HD void add_results(const PassView& v, const LaunchParts& p, int index,
-                                 TrackList& queue) {
+/// Results of tokens, `blocks` of them.
+inline UNIEP_HD void add_results(const PassView& v, const LaunchParts& p, TokenBlocks blocks,
+                                 int delay, TrackList& queue) {
+  const Track track{.first = blocks.first, .count = blocks.count, .delay = delay};
+  add_tracks(v, p, StagePlace::kLast, track, queue);
+}
+
+/// Where tokens come in waves: of those that are complete behind a launch.
+inline UNIEP_HD UNIEP_OUTLINED void add_results_of_waves(const PassView& v, const LaunchParts& p,
+                                                         int index, TrackList& queue) {
   const int delay = queue.end();
   const OthersWaves others = waves_of_others(v);
-  const auto add = [&](int first, int count) {
-    const Track track{.first = first, .count = count, .delay = delay};
-    add_tracks(v, p, StagePlace::kLast, track, queue);
-  };
-  if (others.count == 0) return add(0, v.comes_in_waves() ? v.schedule.waves : 1);
-  if (index == others.done_behind) return add(others.first, others.count);
-  add(0, others.first);
-  add(others.first + others.count, v.schedule.waves - others.first - others.count);
+  const int behind = others.first + others.count;
+  if (index == others.done_behind) {
+    return add_results(v, p, {others.first, others.count}, delay, queue);
+  }
+  add_results(v, p, {0, others.first}, delay, queue);
+  add_results(v, p, {behind, v.schedule.waves - behind}, delay, queue);
 }
 
 /// A launch that the data goes through.
@@ -408,7 +414,8 @@ inline UNIEP_HD void add_data(const PassView& v, int index, int lag, Launch& lau
   if (after && begins(v, p, StagePlace::kLast)) {
     add_weights(v, kAll, {.count = v.num_local_experts, .delay = launch.main.end()}, launch.main);
   }
-  add_results(v, p, index, launch.main);
+  if (v.comes_in_waves()) return add_results_of_waves(v, p, index, launch.main);
+  add_results(v, p, {0, 1}, launch.main.end(), launch.main);
 }
 
 }  // namespace detail

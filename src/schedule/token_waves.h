@@ -54,8 +54,9 @@ inline UNIEP_HD TokenRun tokens_of_wave(const PassView& v, int wave) {
 inline UNIEP_HD TokenRun own_part(const PassView& v, const TokenRun& run) {
   const TokenOrder order = token_order(v);
   if (order.of_block() == 0) return {};
-  const std::int64_t own = run.begin / order.of_host() * order.of_block();
-  const std::int64_t first = order.number(v.rank, own);
+  const std::int64_t host = run.begin / order.of_host();
+  const std::int64_t own = host * order.of_block();
+  const std::int64_t first = host * order.of_host() + v.rank * order.of_block();  // number of `own`
   const auto token = [&](std::int64_t number) {
     return min_of(own + clamp_to<std::int64_t>(number - first, 0, order.of_block()), v.tokens);
   };

@@ -1,4 +1,4 @@
-"""Processes that form a group: run a function in each, or torchrun as on several hosts."""
+"""Processes that form a group: a function or a script in each, or torchrun as on several hosts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import faulthandler
 import multiprocessing
 import os
 import random
+import runpy
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +41,32 @@ def run_ranks(
         given = (dict(os.environ), ranks, port, folder, backend, function, args)
         start_processes(_run, given, nprocs=ranks, start_method="forkserver")  # type: ignore[no-untyped-call]
         return [torch.load(Path(folder) / str(rank)) for rank in range(ranks)]
+
+
+def run_script(
+    arguments: list[str], ranks: int = 1, timeout: float = 600, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """What `python ARGUMENTS` came to, or with several ranks torchrun of these.
+
+    Only the processes are others: forks, which begin in a tenth of the time. `environment` is
+    beside that of this process. The first rank that fails ends the others.
+    """
+    context = multiprocessing.get_context("forkserver")
+    port = _free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        started: list[BaseProcess] = []
+        for rank in range(ranks):
+            of_rank = _variables(rank, ranks, port) if ranks > 1 else {}
+            given = ({**os.environ, **of_rank, **environment}, arguments, f"{folder}/{rank}")
+            started.append(context.Process(target=_run_script, args=given))
+        for process in started:
+            process.start()
+        code = _first_failure(started, timeout)
+        output, errors = (
+            "".join(Path(f"{folder}/{rank}.{name}").read_text() for rank in range(ranks))
+            for name in ("out", "err")
+        )
+    return subprocess.CompletedProcess(arguments, code, output, errors)
 
 
 def launch_hosts(
@@ -75,6 +105,52 @@ def _free_port() -> int:
             return port
 
 
+def _first_failure(processes: list[BaseProcess], timeout: float) -> int:
+    """The exit code of the first of them to fail, behind which the others are ended; or 0."""
+    code, deadline, running = 0, time.monotonic() + timeout, processes
+    while running and code == 0 and time.monotonic() < deadline:
+        wait([process.sentinel for process in running], deadline - time.monotonic())
+        code = next((p.exitcode for p in running if p.exitcode), 0)
+        running = [process for process in running if process.exitcode is None]
+    for process in running:
+        process.kill()
+        process.join()
+    if running and code == 0:
+        raise TimeoutError(f"{len(running)} of {len(processes)} processes run on after {timeout} s")
+    return code
+
+
+def _variables(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """Those that torchrun sets."""
+    size = str(ranks)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return {
+        **address,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+    }
+
+
+def _take_environment(environment: dict[str, str]) -> None:
+    """In place of that of the process that is forked, from when it began."""
+    os.environ.clear()
+    os.environ.update(environment)
+    faulthandler.enable()  # a rank that ends by a signal says where
+
+
+def _run_script(environment: dict[str, str], arguments: list[str], output: str) -> None:
+    for name, number in {"out": 1, "err": 2}.items():
+        os.dup2(os.open(f"{output}.{name}", os.O_WRONLY | os.O_CREAT), number)
+    _take_environment(environment)
+    if "RANK" in environment:
+        torch.set_num_threads(1)
+    sys.argv = arguments
+    sys.path.insert(0, str(Path(arguments[0]).parent))
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
 def _run(
     rank: int,
     environment: dict[str, str],
@@ -85,17 +161,7 @@ def _run(
     function: Any,
     args: Any,
 ) -> None:
-    os.environ.clear()  # that of the process that is forked, from when it began
-    os.environ.update(
-        environment,
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(ranks),
-        LOCAL_WORLD_SIZE=str(ranks),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )
-    faulthandler.enable()  # a rank that ends by a signal says where
+    _take_environment({**environment, **_variables(rank, ranks, port)})
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(rank)

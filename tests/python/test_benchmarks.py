@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import subprocess
-import sys
 from pathlib import Path
 
 import arithmetic
@@ -17,6 +16,7 @@ import shared_experts
 import torch
 from compare.shapes import TINY
 from compare.step_bench import Inputs, Measured, Step, StepBench, Way, wrong_bits
+from ranks import run_script
 
 from uniep import plain
 
@@ -25,8 +25,7 @@ CPU = torch.device("cpu")
 
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCHMARKS / program), *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    return run_script([str(BENCHMARKS / program), *arguments])
 
 
 def test_memory_choices_run_and_have_the_same_bits(tmp_path):
@@ -61,11 +60,9 @@ def test_what_shared_experts_cost_runs_and_agrees(tmp_path):
 @pytest.mark.parametrize("all_rows", [False, True])
 def test_a_mesh_of_hosts_has_the_bits_of_a_group(tmp_path, all_rows):
     path = tmp_path / "hosts.json"
-    launch = ["torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     program = [str(BENCHMARKS / "over_hosts.py"), "--tiny", "--turns", "2"]
     program += ["--exact-hosts", "--limit", "1", "--all-rows" if all_rows else "--in-turn"]
-    command = [sys.executable, "-m", *launch, *program, "--json", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_script([*program, "--json", str(path)], ranks=2)
     assert done.returncode == 0, done.stderr
     records = json.loads(path.read_text())["records"]
     ways = ["group, sums", "group", "mesh", "in turn", "exact hosts"]

@@ -94,7 +94,7 @@ def sums_ahead_of_the_last_wave():
 
     def with_late_wave(self):
         waves = events(self)
-        if self._returns:
+        if self._back is not None:
             with torch.cuda.stream(aside):
                 torch.cuda._sleep(400_000_000)
                 kept.append(_crossing._recorded())

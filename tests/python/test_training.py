@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ranks import launch_hosts
+from ranks import launch_hosts, run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "train_moe_lm.py"
@@ -20,23 +19,19 @@ TINY = [
 
 Train = Callable[..., list[str]]  # flags -> the lines of --losses
 
-
 ARGUMENTS = [str(EXAMPLE), "--text", str(ROOT / "README.md"), *TINY]
 
 
-def run(ranks: int, *flags: str) -> subprocess.CompletedProcess[str]:
-    launch = [sys.executable]
-    if ranks > 1:
-        launch += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    command = [*launch, *ARGUMENTS, *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+def run(ranks: int, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run_script([*ARGUMENTS, *flags], ranks, **environment)
 
 
 @pytest.fixture
 def train(tmp_path: Path) -> Train:
-    def losses(*flags: str, ranks: int = 1, steps: int = STEPS) -> list[str]:
+    def losses(*flags: str, ranks: int = 1, steps: int = STEPS, **environment: str) -> list[str]:
         file = tmp_path / "losses"
-        result = run(ranks, "--steps", str(steps), "--losses", str(file), *flags)
+        given = ["--steps", str(steps), "--losses", str(file), *flags]
+        result = run(ranks, *given, **environment)
         assert result.returncode == 0, result.stderr
         return file.read_text().splitlines()
 
@@ -67,11 +62,13 @@ def test_two_ranks(alone: list[str], train: Train) -> None:
     assert train("--ep", "2", ranks=2) == alone
 
 
-@pytest.mark.parametrize("hosts", [{"UNIEP_HOSTS": "2"}, {}], ids=["emulated", "found"])
-def test_two_hosts(hosts: dict[str, str], alone: list[str], tmp_path: Path) -> None:
+def test_two_emulated_hosts(alone: list[str], train: Train) -> None:
+    assert train(ranks=4, UNIEP_HOSTS="2", UNIEP_SOCKET_IFNAME="lo") == alone
+
+
+def test_two_hosts_of_torchrun(alone: list[str], tmp_path: Path) -> None:
     file = tmp_path / "losses"
-    flags = ["--steps", str(STEPS), "--losses", str(file)]
-    agents = launch_hosts([*ARGUMENTS, *flags], **hosts)
+    agents = launch_hosts([*ARGUMENTS, "--steps", str(STEPS), "--losses", str(file)])
     outputs = [agent.communicate(timeout=600)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], outputs
     assert file.read_text().splitlines() == alone

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import run_ranks, run_script
 from torch import Tensor, nn
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -389,11 +386,7 @@ def test_transformers_trainer(tmp_path: Path) -> None:
 
 def test_the_example_trains_as_transformers_own_experts_do() -> None:
     example = Path(__file__).parents[2] / "examples/transformers_qwen3.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [*command, str(example)], env=env, capture_output=True, text=True, timeout=300
-    )
+    done = run_script([str(example)], ranks=2, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
     losses = {
         line.split()[0]: [float(x) for x in line.split("losses")[1].split()]

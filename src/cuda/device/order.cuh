@@ -35,6 +35,8 @@ struct OrderCta {
   std::int32_t pulls;
 };
 
+/// `kTokenWaves`: tokens come in waves (token_waves.h).
+template <bool kTokenWaves>
 class OrderRoutine {
  public:
   __device__ OrderRoutine(const OrderArgs& args, OrderCta& cta)
@@ -46,6 +48,8 @@ class OrderRoutine {
         ok_(args.plan.status->ok() && !has_failed(args)) {}
 
   __device__ void run() {
+    const bool has_queues = this_cta() >= first_queue_cta();
+    const bool has_pieces = this_cta() < piece_ctas();
     order_tiles();
     if (ok_) count_slots();
     // A barrier's counter is reset when all are past the next one; the last one's, by the next
@@ -53,11 +57,10 @@ class OrderRoutine {
     reset(2);
     grid_sync(arrivals_);
     num_tiles_ = static_cast<int>(o_.tile_begin[v_.num_blocks()]);
-    const bool has_queues = this_cta() >= first_queue_cta();
-    const bool has_pieces = this_cta() < piece_ctas();
-    if (has_queues) for_each_queue([&](int q) { list_blocks(q); });
     if (has_pieces) find_first_rows();
-    grid_sync(arrivals_ + 1);
+    grid_arrive(arrivals_ + 1);
+    if (has_queues) for_each_queue([&](int q) { list_blocks(q); });  // nobody waits for these
+    grid_wait(arrivals_ + 1);
     reset(0);
     if (has_pieces) order_pulls();
     grid_arrive(arrivals_ + 2);
@@ -103,13 +106,18 @@ class OrderRoutine {
     return static_cast<int>(ceil_div<std::int64_t>(rows, v_.schedule.tile_m));
   }
   __device__ int wave_begin(int expert, int count, int wave) const {
-    return static_cast<int>(uniep::wave_begin(v_, expert, count, wave));
+    if constexpr (kTokenWaves) {
+      return static_cast<int>(token_wave_begin(v_, expert, count, wave));
+    }
+    return static_cast<int>(uniep::wave_begin(v_, count, wave));
   }
 
   /// The first that is taken of the expert's tiles. A warp looks at 32 rows at a time, evenly
   /// spread over those that may be the first of the starting token or a later one.
   __device__ int starting_tile(int expert, std::int64_t rows) const {
-    if (v_.comes_in_waves()) return static_cast<int>(first_wave_begin(v_, expert)) % tiles_of(rows);
+    if constexpr (kTokenWaves) {
+      return static_cast<int>(first_wave_begin(v_, expert)) % tiles_of(rows);
+    }
     const std::int64_t token = starting_token(v_);
     if (token == 0) return 0;
     const TokenOrder order = token_order(v_);
