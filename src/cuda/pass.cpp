@@ -167,7 +167,7 @@ FaultFill fault_fill(const PassView& v, const PassTensors& t) {
   if (v.moves_data()) {
     const bool forward = v.pass == Pass::kForward;
     fill.tokens = forward ? t.table.get<Tensor::kOut>() : t.table.get<Tensor::kDx>();
-    fill.tokens_count = v.tokens * (v.slot_rows ? v.topk : 1) * v.hidden;
+    fill.tokens_count = v.tokens * v.result_rows() * v.hidden;
     if (!forward) {
       fill.dprobs[0] = {t.table.get<Tensor::kDprobs>(), v.tokens * v.topk};
       fill.dprobs[1] = {t.table.get<Tensor::kDsharedProbs>(), v.tokens * v.shared_experts};

@@ -208,9 +208,8 @@ WireBytes wire_bytes(const Problem& problem, Pass pass, const Graph& graph) {
 
 void set_stages(PassView& v, const Graph& graph) {
   // Those of memory are not asked for.
-  const Extents extents =
-      extents_of_widths(v.topk, v.shared_experts, v.hidden, v.intermediate, v.halves(),
-                        v.choice.has_bias, v.slot_rows ? v.topk : 1);
+  const Extents extents = extents_of_widths(v.topk, v.shared_experts, v.hidden, v.intermediate,
+                                            v.halves(), v.choice.has_bias, v.result_rows());
   v.num_stages = v.num_data_stages = v.num_weight_stages = 0;
   for (StageView& stage : v.stages) stage = {};
   const CounterSet waited = waited_for(graph, v);

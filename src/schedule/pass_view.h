@@ -201,6 +201,8 @@ struct PassView {
   }
   /// Of one that topk_ids name.
   UNIEP_HD int rank_of_expert(std::int32_t expert) const { return expert / routed_experts(); }
+  /// Rows of out and dx that a token has.
+  UNIEP_HD int result_rows() const { return slot_rows ? topk : 1; }
   UNIEP_HD std::int64_t num_token_blocks() const {
     return ceil_div<std::int64_t>(tokens, schedule.token_block);
   }
