@@ -377,10 +377,10 @@ inline UNIEP_HD void add_returns(const PassView& v, const LaunchParts& p, const 
   add_tracks(v, p, StagePlace::kReturn, back, queue);
 }
 
-/// Results of tokens, `blocks` of them.
-inline UNIEP_HD void add_results(const PassView& v, const LaunchParts& p, TokenBlocks blocks,
+/// Results of tokens: blocks `first` and following.
+inline UNIEP_HD void add_results(const PassView& v, const LaunchParts& p, int first, int count,
                                  int delay, TrackList& queue) {
-  const Track track{.first = blocks.first, .count = blocks.count, .delay = delay};
+  const Track track{.first = first, .count = count, .delay = delay};
   add_tracks(v, p, StagePlace::kLast, track, queue);
 }
 
@@ -391,10 +391,10 @@ inline UNIEP_HD UNIEP_OUTLINED void add_results_of_waves(const PassView& v, cons
   const OthersWaves others = waves_of_others(v);
   const int behind = others.first + others.count;
   if (index == others.done_behind) {
-    return add_results(v, p, {others.first, others.count}, delay, queue);
+    return add_results(v, p, others.first, others.count, delay, queue);
   }
-  add_results(v, p, {0, others.first}, delay, queue);
-  add_results(v, p, {behind, v.schedule.waves - behind}, delay, queue);
+  add_results(v, p, 0, others.first, delay, queue);
+  add_results(v, p, behind, v.schedule.waves - behind, delay, queue);
 }
 
 /// A launch that the data goes through.
@@ -415,7 +415,7 @@ inline UNIEP_HD void add_data(const PassView& v, int index, int lag, Launch& lau
     add_weights(v, kAll, {.count = v.num_local_experts, .delay = launch.main.end()}, launch.main);
   }
   if (v.comes_in_waves()) return add_results_of_waves(v, p, index, launch.main);
-  add_results(v, p, {0, 1}, launch.main.end(), launch.main);
+  add_results(v, p, 0, 1, launch.main.end(), launch.main);
 }
 
 }  // namespace detail

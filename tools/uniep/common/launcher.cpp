@@ -163,11 +163,17 @@ class Children {
     kill_at_ = std::min(kill_at_.value_or(at), at);
   }
 
+  /// That which ended a process, or that it took note of and ended itself (Interrupt); or 0.
+  static int signal_of(int status) {
+    if (WIFSIGNALED(status)) return WTERMSIG(status);
+    const int noted = WEXITSTATUS(status) - 128;
+    return noted == SIGINT || noted == SIGTERM ? noted : 0;
+  }
+
   /// Of the first that fails, if it could not say so itself.
   void tell_of_silent_end(pid_t pid, int status) const {
     const auto rank = std::ranges::find(by_rank_, pid) - by_rank_.begin();
-    if (WIFSIGNALED(status)) {
-      const int signal = WTERMSIG(status);
+    if (const int signal = signal_of(status); signal != 0) {
       std::cerr << cat(command_, ": the process of rank ", rank, " was ended by signal ", signal,
                        " (", ::strsignal(signal), ")\n");
     } else if (WEXITSTATUS(status) == kNotStarted) {
