@@ -34,8 +34,8 @@ BUILDS = ("old", "new")
 def measure(program: Path, shape: str, options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bench.json"
-        command = [str(program.resolve()), "bench", "--backend", "cuda", "--ranks", str(options.ranks)]
-        command += ["--shape", shape, "--schedule", options.schedule, "--no-check"]
+        command = [str(program.resolve()), "bench", "--backend", "cuda", "--shape", shape]
+        command += ["--ranks", str(options.ranks), "--schedule", options.schedule, "--no-check"]
         command += ["--iterations", str(options.iterations), "--warmup", "4", "--json", str(path)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         file: dict[str, Any] = json.loads(path.read_text())
