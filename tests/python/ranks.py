@@ -59,6 +59,8 @@ def run_script(
             of_rank = _variables(rank, ranks, port) if ranks > 1 else {}
             given = ({**os.environ, **of_rank, **environment}, arguments, f"{folder}/{rank}")
             started.append(context.Process(target=_run_script, args=given))
+            for name in ("out", "err"):
+                Path(f"{folder}/{rank}.{name}").touch()  # it may be ended before it begins
         for process in started:
             process.start()
         code = _first_failure(started, timeout)
@@ -74,19 +76,18 @@ def launch_hosts(
 ) -> list[subprocess.Popen[str]]:
     """torchrun of a script and its arguments as on each of so many hosts, two ranks each.
 
-    uniep finds the hosts, unless `environment` has UNIEP_HOSTS.
+    uniep finds the hosts. `environment` is beside that of this process.
     """
     port = _free_port()
     common = {**os.environ, "UNIEP_SOCKET_IFNAME": "lo", **environment}
     agents = []
     for host in range(hosts):
-        name = {} if "UNIEP_HOSTS" in environment else {"UNIEP_HOST_ID": f"host {host}"}
         command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={hosts}"]
         command += [f"--node-rank={host}", "--master-addr=127.0.0.1", f"--master-port={port}"]
         agents.append(
             subprocess.Popen(
                 [*command, "--nproc-per-node=2", *arguments],
-                env={**common, **name},
+                env={**common, "UNIEP_HOST_ID": f"host {host}"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -122,14 +123,13 @@ def _first_failure(processes: list[BaseProcess], timeout: float) -> int:
 
 def _variables(rank: int, ranks: int, port: int) -> dict[str, str]:
     """Those that torchrun sets."""
-    size = str(ranks)
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return {
-        **address,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
     }
 
 
@@ -142,7 +142,7 @@ def _take_environment(environment: dict[str, str]) -> None:
 
 def _run_script(environment: dict[str, str], arguments: list[str], output: str) -> None:
     for name, number in {"out": 1, "err": 2}.items():
-        os.dup2(os.open(f"{output}.{name}", os.O_WRONLY | os.O_CREAT), number)
+        os.dup2(os.open(f"{output}.{name}", os.O_WRONLY), number)
     _take_environment(environment)
     if "RANK" in environment:
         torch.set_num_threads(1)
