@@ -217,13 +217,13 @@ class MeasuredHosts(ProgramTest):
     def test_a_slow_network_is_known_to_the_model(self):
         path = self.folder / "survey.json"
         seconds = []
-        for network in ("0.001", ""):
+        for network in ("0.0003", ""):
             self.succeed("tune", "--shape", "tiny,tokens=64", "--ranks", 4, "--hosts", 2, "--pass",
                          "forward", "--survey", 3, "--json", path, UNIEP_CPU_NETWORK_GBPS=network)
             file = json.loads(path.read_text())
             seconds.append(file["passes"][0]["points"][0]["predicted_ms"])
             if network:
-                self.assertAlmostEqual(file["network"]["bytes_per_s"], 1e6, delta=2e5)
+                self.assertAlmostEqual(file["network"]["bytes_per_s"], 3e5, delta=6e4)
             self.assertEqual(set(file["network"]),
                              {"bytes_per_s", "latency_s", "message_s", "message_byte_s"})
             self.assertGreater(file["network"]["latency_s"], 0)
