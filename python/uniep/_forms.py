@@ -121,6 +121,11 @@ class Experts(NamedTuple):
         """Shared experts."""
         return 0 if self.shared_w1 is None else self.shared_w1.shape[0]
 
+    @property
+    def routed(self) -> Experts:
+        """Without shared experts."""
+        return self._replace(shared_w1=None, shared_w2=None)
+
     def named(self) -> list[tuple[str, Tensor]]:
         """Every tensor, and what errors call it."""
         named = []

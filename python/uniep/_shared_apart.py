@@ -1,8 +1,9 @@
-"""Shared experts over hosts: a layer of each rank alone, beside that of the routed experts.
+"""Shared experts beside the pass of the routed ones: a layer of each rank alone.
 
-In one group both are one pass. The pass of a host that gathers tokens would compute the shared
-experts of all hosts' tokens. Their sums are rounded before they join those of routed experts
-(docs/numerics.md, "Shared experts"), so it makes no other bits where they are computed.
+As a rule both are one pass. But over hosts the pass of one would compute the shared experts of all
+hosts' tokens; and with biases, or with several combine groups, a pass has none. Sums over shared
+experts are rounded before they join those of routed ones (docs/numerics.md, "Shared experts"), so
+it makes no other bits where they are computed.
 """
 
 from __future__ import annotations
@@ -13,63 +14,61 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ._forms import Experts, ExpertWeight
-from .group import GroupLike
-from .hosts import ROW_ALIGN, host_mesh
+from ._forms import Experts
+from .arithmetic import Arithmetic
+from .hosts import ROW_ALIGN, HostMesh
 
-__all__ = ["SharedApart", "for_both", "is_over_hosts"]
+__all__ = ["SharedApart", "are_apart", "for_both", "rows_of"]
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def is_over_hosts(group: GroupLike, device: str) -> bool:
-    """Whether collectives bring tokens of this group to other hosts; of process groups, collective.
+def are_apart(arithmetic: Arithmetic, mesh: HostMesh | None) -> bool:
+    """Whether there are shared experts that are no part of the pass.
 
     Args:
-        group: as :func:`uniep.moe` takes it.
-        device: by name, which compilers hand on.
+        arithmetic: of the layer.
+        mesh: of its processes; None: they are one group.
     """
-    return host_mesh(group, torch.device(device)) is not None
+    return bool(arithmetic.shared_experts) and (
+        mesh is not None or arithmetic.bias or arithmetic.combine_groups > 1
+    )
+
+
+def rows_of(experts: int, max_tokens: int) -> int:
+    """All rows that so many tokens make, of so many shared experts."""
+    return experts * (max_tokens + -max_tokens % ROW_ALIGN)
 
 
 class SharedApart(NamedTuple):
     """The shared experts of a call as a layer: S experts, and S slots a token.
 
     Attributes:
-        w1: bf16 [S, 2I, H], or [S, I, H].
-        w2: bf16 [S, H, I].
+        weights: w1 of S experts, and w2.
+        main: what their gradients are added to; None: they are new.
         probs: fp32 [T, S]; None: each is 1.
-        main_grads: of w1 and w2; None: there are none.
     """
 
-    w1: Tensor
-    w2: Tensor
+    weights: Experts
+    main: Experts | None
     probs: Tensor | None
-    main_grads: tuple[ExpertWeight, ...] | None
 
     @classmethod
-    def of(
-        cls,
-        weights: Experts,
-        probs: Tensor | None,
-        main_grads: tuple[ExpertWeight, ...] | None,
-    ) -> SharedApart:
+    def of(cls, weights: Experts, main: Experts | None, probs: Tensor | None) -> SharedApart:
         """Of what a call with shared experts is given."""
-        assert weights.shared_w1 is not None and weights.shared_w2 is not None
-        main = None if main_grads is None else main_grads[2:]
-        return cls(weights.shared_w1, weights.shared_w2, probs, main)
+        return cls(_alone(weights), None if main is None else _alone(main), probs)
 
     def slots(self, tokens: int) -> tuple[Tensor, Tensor]:
         """int32 numbers of experts and fp32 probabilities, [T, S] each."""
-        experts = self.w1.shape[0]
-        ids = torch.arange(experts, dtype=torch.int32, device=self.w1.device)
-        probs = self.probs
+        w1, probs = self.weights.w1[0], self.probs
+        experts = w1.shape[0]
+        ids = torch.arange(experts, dtype=torch.int32, device=w1.device)
         if probs is None:
-            probs = torch.ones(tokens, experts, device=self.w1.device)
-        return ids.expand(tokens, -1).contiguous(), probs
+            probs = torch.ones(tokens, experts, device=w1.device)
+        return ids.expand(tokens, -1).contiguous(), probs[:tokens]
 
-    def capacity_rows(self, max_tokens: int) -> int:
-        """All rows that so many tokens make."""
-        return self.w1.shape[0] * (max_tokens + -max_tokens % ROW_ALIGN)
+
+def _alone(weights: Experts) -> Experts:
+    assert weights.shared_w1 is not None and weights.shared_w2 is not None
+    return Experts((weights.shared_w1,), (weights.shared_w2,))
 
 
 def for_both(x: Tensor) -> tuple[Tensor, Tensor]:

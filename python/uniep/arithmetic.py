@@ -63,7 +63,7 @@ def arithmetic_of(
 
     Raises:
         ValueError: for a name that there is not, fewer than one group, or fewer than no shared
-            expert, or what does not go together.
+            expert.
     """
     activation = "swiglu" if activation is None else activation
     probs = "before" if probs is None else probs
@@ -82,9 +82,4 @@ def arithmetic_of(
         raise ValueError(f"combine_partials is '{partials}'; it must be 'fp32' or 'bf16'")
     if shared_experts < 0:
         raise ValueError(f"shared_experts is {shared_experts}; it must be 0 or more")
-    if shared_experts and (bias or groups > 1):
-        raise ValueError(
-            f"there are shared experts and {'biases' if bias else f'combine_groups={groups}'}; "
-            "shared experts go without biases and with one combine group"
-        )
     return Arithmetic(activation, probs, bias, groups, partials, shared_experts)

@@ -2,169 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from . import _arguments, _hooks
 from . import zero_experts as _zero
-from ._all_rows import tokens_of
-from ._crossing import Crossing, crosses_under_weights, waves_of_backward
+from ._checked_call import CheckedCall
 from ._forms import Experts, ExpertWeight, W1Layout, WeightsLayout, experts_from
-from ._ops import ops
-from ._shared_apart import SharedApart, for_both, is_over_hosts
 from ._shared_workspaces import LayerKind, default_workspace, paged_workspace
-from .arithmetic import Activation, Arithmetic, CombinePartials, ProbsPlace, arithmetic_of
-from .deferred import DeferredWeights, _Pending, behind_data
+from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
+from .deferred import DeferredWeights
 from .group import GroupLike, without_mesh
-from .hosts import from_all_hosts, to_all_hosts
-from .offload import saving_elsewhere
-from .row_pool import RowPoolLike, moe_in_pages
+from .row_pool import RowPoolLike
 from .workspace import Workspace
 
 __all__ = ["moe"]
-
-
-class _Moe(torch.autograd.Function):
-    """Forward and backward of the tokens of this rank.
-
-    What backward needs is saved as tensors, so hooks of saved tensors may move it. The key is not:
-    it is the layer's.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        topk_ids: Tensor,
-        topk_probs: Tensor,
-        shared_probs: Tensor | None,
-        key: Tensor,
-        overflow: Tensor,
-        rows: int,
-        rows_of_x: int,
-        rows_of_h: int,
-        plan_bytes: int,
-        backward_bytes: int,
-        exact: bool,
-        flag: bool,
-        schedule: str | None,
-        deferred: DeferredWeights | None,
-        crossing: Crossing | None,
-        layout: int,
-        counts: tuple[int, int, int],
-        main_counts: tuple[int, int],
-        *tensors: Tensor,
-    ) -> Tensor:
-        x = tokens_of(x)
-        # Of weights so many tensors of w1 and w2, and of all; then those of main gradients.
-        given, main = tensors[: counts[2]], tensors[counts[2] :]
-        weights = experts_from(given, counts[0], counts[1], layout)
-        inputs = (key, overflow, x, topk_ids, topk_probs, weights.w1, weights.w2)
-        end = (flag, schedule, *weights.more, shared_probs, layout)
-        if exact:
-            saved = ops.forward_exact(*inputs, *end)
-        else:
-            figures = (rows, rows_of_x, rows_of_h, plan_bytes)
-            waves = None if crossing is None else crossing.forward_waves
-            saved = ops.forward(*inputs, *figures, *end, waves)
-        out, plan, x_rows, h, row_probs = saved
-        # Without rows of x, backward dispatches x again.
-        again = x if rows_of_x == 0 else None
-        ctx.save_for_backward(plan, x_rows, h, row_probs, again, *given)
-        ctx.counts = counts
-        ctx.layout = layout
-        ctx.has_shared_probs = shared_probs is not None
-        ctx.key = key
-        ctx.main_grads = (
-            experts_from(main, main_counts[0], main_counts[1], layout) if main else None
-        )
-        ctx.topk = topk_ids.shape[1]
-        ctx.backward_bytes = backward_bytes
-        ctx.flag = flag
-        ctx.schedule = schedule
-        ctx.deferred = deferred
-        ctx.crossing = crossing
-        # Not as hooks of saved tensors return them: those have a grad that nobody sees.
-        ctx.weights = weights if deferred is not None else None
-        return out  # type: ignore[no-any-return]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        plan, x_rows, h, row_probs, x, *given = ctx.saved_tensors
-        weights = experts_from(given, ctx.counts[0], ctx.counts[1], ctx.layout)
-        dy = tokens_of(dy).contiguous()
-        call = (ctx.key, plan, x_rows, h, row_probs, dy, weights.w1, weights.w2, x)
-        main: Experts | None = ctx.main_grads
-        new: list[Tensor | None] = [None] * len(given)
-        wants_weights = main is not None or any(ctx.needs_input_grad[_BEFORE_TENSORS:])
-        crossing: Crossing | None = ctx.crossing
-        ahead = crossing if wants_weights and crosses_under_weights(crossing) else None
-        if ctx.deferred is not None or ahead is not None or not wants_weights:
-            with waves_of_backward(crossing, dy) as waves:
-                dx, dprobs, dshared_probs, rows = ops.backward_data(
-                    *call,
-                    ctx.topk,
-                    ctx.backward_bytes,
-                    ctx.flag,
-                    ctx.schedule,
-                    *weights.more,
-                    ctx.layout,
-                    waves,
-                )
-            pending = _Pending(
-                key=ctx.key,
-                plan=plan,
-                x_rows=x_rows,
-                h=h,
-                row_probs=row_probs,
-                backward_rows=rows,
-                tokens=dy.shape[0],
-                weights=ctx.weights or weights,
-                main_grads=main,
-                flag=ctx.flag,
-                schedule=ctx.schedule,
-            )
-            gradients = behind_data(pending, ctx.deferred, ahead, dx, dprobs)
-            if gradients is not None:
-                new = [*weights.gradients(*gradients)]
-        elif main is not None:
-            dx, dprobs, dshared_probs = ops.backward_main_grad(
-                *call,
-                main.w1,
-                main.w2,
-                ctx.topk,
-                ctx.flag,
-                ctx.schedule,
-                weights.b1,
-                weights.b2,
-                main.b1,
-                main.b2,
-                weights.shared_w1,
-                weights.shared_w2,
-                main.shared_w1,
-                main.shared_w2,
-                ctx.layout,
-            )
-        else:
-            dx, dprobs, dw1, dw2, db1, db2, dshared_probs, *dshared = ops.backward(
-                *call, ctx.topk, ctx.flag, ctx.schedule, *weights.more, ctx.layout
-            )
-            new = [*weights.gradients(dw1, dw2, db1, db2, *dshared)]
-        of_main = [None] * (len(ctx.needs_input_grad) - _BEFORE_TENSORS - len(new))
-        probs = dshared_probs if ctx.has_shared_probs else None
-        return (dx, None, dprobs, probs) + (None,) * (_BEFORE_TENSORS - 4) + (*new, *of_main)
-
-
-_moe_of_rows = torch.compiler.disable(  # type: ignore[no-untyped-call]
-    _Moe.apply, reason="compilers know the shapes of sums, and not of rows that are to be added up"
-)
-
-# Arguments of :meth:`_Moe.forward` ahead of its tensors.
-_BEFORE_TENSORS = 19
 
 
 def moe(
@@ -269,9 +123,9 @@ def moe(
             gradient to p.
         shared_w1: bf16 [S, 2I, H], or [S, I, H] without a gate, one tensor however w1 lies, the
             gate's rows first: experts that every rank has, and every token goes to. Their work is
-            part of the same pass; over hosts, beside it. Not with biases, nor with several combine
-            groups. Their gradients are sums over the tokens of this rank alone, as those of a dense
-            layer are: add them up over ranks as you do with these. None: none.
+            part of the same pass; over hosts, with biases, and with several combine groups beside
+            it, a layer of this rank alone. Their gradients are sums over the tokens of this rank,
+            as those of a dense layer are: add them up over ranks as you do with these. None: none.
         shared_w2: bf16 [S, H, I]. Given with shared_w1.
         shared_probs: fp32 [..., S], multiplied where ``probs`` says. None: each is 1.
         w1_layout: of a w1, and its gradient, that is one tensor: ``"halves"``; or
@@ -311,15 +165,6 @@ def moe(
         weights = experts_from(flat, *counts, weights.layout)
     _arguments.check(x, topk_ids, topk_probs, weights, arithmetic)
     _arguments.check_shared_probs(shared_probs, x, weights)
-    apart = None
-    if weights.shared and workspace is None and is_over_hosts(without_mesh(group), str(x.device)):
-        if main_grads is not None:
-            _arguments.main_grads(main_grads, weights)
-        of_shared = None if shared_probs is None else _arguments.rows(shared_probs)
-        apart = SharedApart.of(weights, of_shared, main_grads)
-        main_grads, shared_probs = main_grads and main_grads[:2], None
-        weights = weights._replace(shared_w1=None, shared_w2=None)
-        arithmetic = arithmetic._replace(shared_experts=0)
     experts, width, hidden = weights.shapes[0]
     topk = topk_ids.shape[-1]
     tokens = _arguments.rows(x)
@@ -351,44 +196,8 @@ def moe(
                 "pass either the workspace or these"
             )
     _arguments.check_workspace(workspace, x, weights, topk)
-    slots = None
-    if zero_experts:
-        slots = _zero.split(topk_ids, topk_probs, workspace.num_experts, zero_experts)
-        topk_ids = slots.ids
-    identity = slots if zero_expert_type == "identity" else None
-    ids = _arguments.int32(_arguments.rows(topk_ids))
-    rows_of_probs = _arguments.rows(topk_probs)
-    over, own_tokens = workspace.over_hosts, tokens.shape[0]
-    mine = tokens
-    if apart is not None:
-        tokens, mine = for_both(tokens)
-    flag, overflow = workspace.flag, workspace.overflow
-    crossing = back = None
-    exact = workspace.exact_rows if exact_rows is None else exact_rows
-    if over is not None:
-        crossing = Crossing.of(
-            over.mesh,
-            over.all_rows,
-            in_waves=workspace.in_waves,
-            in_forward=not exact,
-            in_backward=not workspace.backward_rows,
-            exact_hosts=workspace.exact_hosts if exact_hosts is None else exact_hosts,
-        )
-        tokens, ids, rows_of_probs, back = to_all_hosts(over, tokens, ids, rows_of_probs, crossing)
-        if over.faults is not None:
-            # Of this call alone: the fault that this host finds, which all then agree on.
-            flag, overflow = True, torch.zeros_like(overflow)
-    shared_sums = None
-    if apart is not None:  # behind what crosses, and so beside it
-        shared_sums = _of_shared(
-            apart,
-            mine,
-            max_tokens,
-            arithmetic,
-            save=save,
-            recompute_h=recompute_h,
-            deferred=deferred,
-        )
+    if workspace.row_pool is not None and exact_rows:
+        raise ValueError("exact_rows is True, but the workspace has a row pool; pass None")
     main = None if main_grads is None else _arguments.main_grads(main_grads, weights)
     if deferred is not None:
         if workspace.backward_rows:
@@ -397,85 +206,24 @@ def moe(
                 f"{workspace.backward_rows}; pass None, or backward_rows 0"
             )
         _arguments.check_deferred(weights, main)
-    of_shared = None if shared_probs is None else _arguments.rows(shared_probs)
-    out: Tensor
-    if workspace.row_pool is not None:
-        if exact_rows:
-            raise ValueError("exact_rows is True, but the workspace has a row pool; pass None")
-        out = moe_in_pages(
-            tokens,
-            ids,
-            rows_of_probs,
-            of_shared,
-            weights,
-            main,
-            workspace.key,
-            overflow,
-            workspace.row_pool,
-            workspace.save == "none",
-            flag,
-            schedule,
-            deferred,
-            crossing,
-            *weights.flat(),
-        )
-        if over is not None and back is not None:
-            out = from_all_hosts(over, out, own_tokens, overflow, back)
-        out = out if shared_sums is None else out + shared_sums
-        return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
-    given, of_main = weights.flat(), () if main is None else main.flat()
-    has_rows = over is not None and over.all_rows is not None
-    with saving_elsewhere((tokens, *given)):
-        out = (_moe_of_rows if has_rows else _Moe.apply)(
-            tokens,
-            ids,
-            rows_of_probs,
-            of_shared,
-            workspace.key,
-            overflow,
-            workspace.rows,
-            workspace.rows_of_x,
-            workspace.rows_of_h,
-            workspace.plan_bytes,
-            workspace.backward_bytes,
-            exact,
-            flag,
-            schedule,
-            deferred,
-            crossing,
-            weights.layout,
-            (len(weights.w1), len(weights.w2), len(given)),
-            (0, 0) if main is None else (len(main.w1), len(main.w2)),
-            *given,
-            *of_main,
-        )
-    if over is not None and back is not None:
-        out = from_all_hosts(over, out, own_tokens, overflow, back)
-    out = out if shared_sums is None else out + shared_sums
-    return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
-
-
-def _of_shared(
-    apart: SharedApart,
-    x: Tensor,
-    max_tokens: int | None,
-    arithmetic: Arithmetic,
-    **options: Any,
-) -> Tensor:
-    """Sums over shared experts, [T, H], of a layer of this rank alone."""
-    most = max(x.shape[0] if max_tokens is None else max_tokens, 1)
-    return moe(
-        x,
-        *apart.slots(x.shape[0]),
-        apart.w1,
-        apart.w2,
-        max_tokens=most,
-        capacity_rows=apart.capacity_rows(most),
-        main_grads=apart.main_grads,
-        activation=arithmetic.activation,
-        probs=arithmetic.probs,
-        **options,
+    slots = None
+    if zero_experts:
+        slots = _zero.split(topk_ids, topk_probs, workspace.num_experts, zero_experts)
+        topk_ids = slots.ids
+    identity = slots if zero_expert_type == "identity" else None
+    call = CheckedCall(
+        workspace,
+        weights,
+        main,
+        None if shared_probs is None else _arguments.rows(shared_probs),
+        workspace.exact_rows if exact_rows is None else exact_rows,
+        workspace.exact_hosts if exact_hosts is None else exact_hosts,
+        schedule,
+        deferred,
     )
+    ids = _arguments.int32(_arguments.rows(topk_ids))
+    out = call.run(tokens, ids, _arguments.rows(topk_probs))
+    return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
 
 
 def _result(

@@ -155,11 +155,6 @@ def all_rows_of(mesh: HostMesh, arithmetic: Arithmetic, experts: int) -> AllRows
     Raises:
         ValueError: for what hosts cannot compute together.
     """
-    if arithmetic.shared_experts:
-        raise ValueError(
-            "there are shared experts, and the group is on several hosts of GPUs or a mesh; a "
-            "workspace is for routed experts alone there, and calls without one compute both"
-        )
     groups, rounds = arithmetic.combine_groups, arithmetic.combine_partials == "bf16"
     if mesh.hosts == 1 or (groups == mesh.hosts and rounds):
         return None
@@ -242,12 +237,16 @@ def to_all_hosts(
     reason="what crosses hosts goes by collectives that compilers do not see through"
 )
 def from_all_hosts(
-    over: OverHosts, out: Tensor, tokens: int, found: Tensor, crossing: Crossing
+    over: OverHosts,
+    out: Tensor,
+    tokens: int,
+    found: Tensor,
+    crossing: Crossing,
+    more: Tensor | None = None,
 ) -> Tensor:
     """What all hosts give this rank's tokens, [N T, H] or rows [N T, K, H] to [t, H].
 
     Backward brings dy to them, for rows [N T, K, H] of repeated tokens.
-
 
     Where the routing did not fit on any host, dy is 0 for all, and so are gradients of weights.
 
@@ -257,10 +256,11 @@ def from_all_hosts(
         tokens: t, of this rank.
         found: int64 [2], the fault that the fused layer found.
         crossing: of the call.
+        more: bf16 [t, H] to be added to the sums, once these are rounded; None: nothing.
     """
     crossing.begin_to_collect(out.detach())
     agreed = None if over.faults is None else over.faults.agree(found)
-    collected: Tensor = _Collect.apply(over, tokens, crossing, out, agreed)
+    collected: Tensor = _Collect.apply(over, tokens, crossing, out, agreed, more)
     return collected
 
 
@@ -322,13 +322,16 @@ class _Collect(torch.autograd.Function):
         crossing: Crossing,
         out: Tensor,
         agreed: Tensor | None,
+        more: Tensor | None,
     ) -> Tensor:
         # More than over.tokens where there is one host, which refuses that.
         ctx.tokens = out.shape[0] // over.mesh.hosts
         ctx.crossing = crossing
         crossing.agree(agreed)
         ctx.save_for_backward(agreed)
-        return _sums(crossing, crossing.collect(out), own, of_rows=True)
+        ctx.has_more = more is not None
+        sums = _sums(crossing, crossing.collect(out), own, of_rows=True)
+        return sums if more is None else sums + more
 
     @staticmethod
     @once_differentiable
@@ -337,8 +340,9 @@ class _Collect(torch.autograd.Function):
         if agreed is not None:
             dy = torch.where(agreed[0] == 0, dy, 0)
         crossing: Crossing = ctx.crossing
-        dy = crossing.spread_dy(exchange.resized(dy, ctx.tokens))
-        return None, None, None, crossing.repeated(dy), None
+        seen = crossing.spread_dy(exchange.resized(dy, ctx.tokens))
+        more = dy if ctx.has_more else None
+        return None, None, None, crossing.repeated(seen), None, more
 
 
 def _ids_and_probs(slots: Tensor) -> tuple[Tensor, Tensor]:

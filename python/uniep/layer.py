@@ -173,7 +173,7 @@ class MoELayer(nn.Module):
                 )
             self.arithmetic = workspace.arithmetic
         if workspace is not None and group is None:
-            group = workspace.group
+            group = workspace.members
         self.group = without_mesh(group)
         self.rank, self.size = rank_and_size(group)
         if num_experts % self.size:

@@ -71,16 +71,15 @@ def moe(
     uniep.moe takes them.
     zero_experts, zero_expert_type: likewise. The gradient of an identity's weight is autograd's,
     which agrees with uniep's to tolerance.
-    shared_w1 [S, 2I, H], shared_w2 [S, H, I], shared_probs [..., S]: likewise; then main_grads has
-    (dw1, dw2, dshared_w1, dshared_w2). Shared experts are a layer of their own, of S experts that
-    all tokens go to; what it gives is added to the other's output, and rounded.
+    shared_w1 [S, 2I, H], shared_w2 [S, H, I], shared_probs [..., S]: likewise; main_grads has
+    (dshared_w1, dshared_w2) behind the others then. Shared experts are a layer of their own, of S
+    experts that all tokens go to; what it gives is added to the other's output, and rounded.
     """
     if shared_w1 is not None and shared_w2 is not None:
         weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2)
         _arguments.check(x, topk_ids, topk_probs, weights, arithmetic_of(activation))
         _arguments.check_shared_probs(shared_probs, x, weights)
-        arithmetic_of(activation, probs, b1 is not None, combine_groups, None, shared_w1.shape[0])
-        own, shared = (main_grads[:2], main_grads[2:]) if main_grads else (None, None)
+        own, shared = (main_grads[:-2], main_grads[-2:]) if main_grads else (None, None)
         routed = moe(
             x,
             topk_ids,
@@ -92,6 +91,10 @@ def moe(
             ascending=ascending,
             activation=activation,
             probs=probs,
+            b1=b1,
+            b2=b2,
+            combine_groups=combine_groups,
+            combine_partials=combine_partials,
             zero_experts=zero_experts,
             zero_expert_type=zero_expert_type,
         )

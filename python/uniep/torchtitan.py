@@ -467,7 +467,7 @@ def _shared_config(config: Any) -> Any:
         )
     if _is_gpt_oss(config.routed_experts.inner_experts):
         raise NotImplementedError(
-            "gpt-oss' experts have biases, beside which uniep has no shared experts; "
+            "gpt-oss' experts have an activation of their own, and these shared experts SwiGLU; "
             "uniep_routed_experts leaves these to torchtitan"
         )
     _shared_experts.count(shared.w1.out_features, config.routed_experts.inner_experts.hidden_dim)

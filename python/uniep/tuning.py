@@ -192,6 +192,8 @@ def tune_calls(
             f"dy is {dy.dtype} {list(dy.shape)} on '{dy.device}'; it must be as x is: {x.dtype} "
             f"{list(x.shape)} on '{x.device}'"
         )
+    if workspace.of_shared is not None:  # a layer of their own
+        weights, shared_probs = weights.routed, None
     config = _TuneConfig(
         budget_s=budget,
         candidates=candidates,

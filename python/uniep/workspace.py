@@ -16,6 +16,7 @@ from ._agreed_faults import AgreedFaults
 from ._agreement import require_same
 from ._crossing import comes_in_waves
 from ._of_process import OfProcess
+from ._shared_apart import are_apart, rows_of
 from .arithmetic import (
     ACTIVATIONS,
     PARTIALS,
@@ -89,10 +90,13 @@ class Workspace(OfProcess):
         row_pool: where forwards keep rows, on all ranks or on none; not with ``exact_rows``. None:
             in tensors of their own.
         shared_experts: S, experts that every rank has and every token goes to; see
-            :func:`uniep.moe`.
+            :func:`uniep.moe`. Where they are a layer of their own, their gradients in a call with
+            ``overflow`` are 0 over hosts, and those of dy in one group.
 
     Attributes:
         group: of the ranks of this host; ``members``: what was given, of all hosts.
+        of_shared: the workspace of shared experts that are no part of the pass; None: there are
+            none. Its memory counts as this one's.
         overflow: int64 [2] on the device: 0 fine, 1 too many rows, 2 an impossible id, 3 a row pool
             too full, 4 an expert with more rows than ``backward_rows``; and the capacity, the bytes
             of a pool or the ``backward_rows`` that would have done. The largest of all calls since
@@ -109,8 +113,8 @@ class Workspace(OfProcess):
 
     Raises:
         ValueError: for a device that the group is not on, an unknown ``on_overflow``, ``save``,
-            ``activation``, ``probs`` or ``combine_partials``, and over hosts that no group spans
-            for shared experts, and for numbers that hosts do not divide.
+            ``activation``, ``probs`` or ``combine_partials``, and over hosts for numbers that
+            these do not divide.
         uniep.Error: for figures out of range, or that differ by rank; the sentence says which.
     """
 
@@ -182,6 +186,23 @@ class Workspace(OfProcess):
         self.flag = on_overflow == "flag"
         self._schedule = schedule
         self._timeout_ms = timeout_ms
+        self.of_shared: Workspace | None = None
+        if are_apart(self.arithmetic, self.mesh):
+            self.of_shared = Workspace(
+                None,
+                hidden,
+                intermediate,
+                shared_experts,
+                shared_experts,
+                max_tokens,
+                capacity_rows=rows_of(shared_experts, max_tokens),
+                save=save,
+                recompute_h=recompute_h,
+                device=self.device,
+                timeout_ms=timeout_ms,
+                activation=activation,
+                probs=probs,
+            )
         self._open(capacity_rows)
 
     def _open(self, capacity_rows: int | None) -> None:
@@ -191,6 +212,7 @@ class Workspace(OfProcess):
         if self.mesh is not None and not capacity_rows:
             figures = (self.hidden, self.intermediate, self.local_experts, self.topk)
             capacity_rows = default_capacity(self.mesh, *figures, self.max_tokens)
+        shared = self.arithmetic.shared_experts if self.of_shared is None else 0
         # Of a mesh: whether tokens come in waves.
         token_bytes = self.max_tokens * self.hidden * torch.bfloat16.itemsize
         self.in_waves = comes_in_waves(self.mesh, self.device, token_bytes)
@@ -211,7 +233,7 @@ class Workspace(OfProcess):
             backward_rows=self.backward_rows,
             combine_groups=self.arithmetic.combine_groups if hosts == 1 else 1,
             combine_partials=PARTIALS.index(self.arithmetic.combine_partials),
-            shared_experts=self.arithmetic.shared_experts,
+            shared_experts=shared,
             slot_rows=int(self._all_rows is not None),
             gathered_hosts=hosts,
             first_host=self.mesh.host if self.in_waves and self.mesh is not None else -1,
@@ -275,11 +297,13 @@ class Workspace(OfProcess):
             int(self.save == "tokens"),
             self.arithmetic.halves * self.intermediate,
             int(self.arithmetic.bias),
-            self.arithmetic.shared_experts,
+            shared,
             int(self._all_rows is not None),
         )
         _library.torch_library.uniep_torch_bind(number, self.key.data_ptr(), layer, shape)
         self.bytes = needs.workspace + needs.symmetric
+        if self.of_shared is not None:
+            self.bytes += self.of_shared.bytes
         faults: AgreedFaults | None = None
         if self.mesh is not None and hosts > 1:
             faults = AgreedFaults(
@@ -345,7 +369,8 @@ class Workspace(OfProcess):
         rows_of_h = min(rows, self.rows_of_h)
         elements = rows_of_x * self.hidden + rows_of_h * self.arithmetic.halves * self.intermediate
         probabilities = rows * torch.float32.itemsize
-        return self.plan_bytes + elements * torch.bfloat16.itemsize + probabilities
+        of_shared = 0 if self.of_shared is None else self.of_shared.saved_bytes
+        return self.plan_bytes + elements * torch.bfloat16.itemsize + probabilities + of_shared
 
     def needed_rows(self) -> int:
         """The largest capacity that any call since the beginning needed; waits for the device.
@@ -369,7 +394,7 @@ class Workspace(OfProcess):
             uniep.Error: for a capacity out of range, or one that differs by rank; the workspace is
                 closed then.
         """
-        self.close()
+        self._finalizer()
         self._open(capacity_rows)
 
     def schedule(self, direction: Literal["forward", "backward"] = "forward") -> str:
@@ -398,10 +423,14 @@ class Workspace(OfProcess):
         _library.check(_library.library.uniep_layer_synchronize(self._layer))
         if self.over_hosts is not None and self.over_hosts.faults is not None:
             self.over_hosts.faults.raise_any()
+        if self.of_shared is not None:
+            self.of_shared.synchronize()
 
     def close(self) -> None:
         """Lets go of the memory, once calls are done. Closing again does nothing."""
         self._finalizer()
+        if self.of_shared is not None:
+            self.of_shared.close()
 
     def _require_open(self) -> None:
         if self.closed:

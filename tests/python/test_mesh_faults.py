@@ -81,6 +81,26 @@ def flagged() -> dict[str, object]:
     return found
 
 
+def beside_shared_experts() -> dict[str, list[torch.Tensor]]:
+    """Gradients of shared experts, by what a call is refused for."""
+    found = {}
+    with workspace(capacity_rows=CAPACITY, on_overflow="flag", shared_experts=1) as own:
+        for name, case in (
+            ("nothing", skewed()),
+            ("too many rows", many()),
+            ("too many tokens", times(10, case_of())),
+        ):
+            case = part_of(case)
+            shared = [w[:1].clone().requires_grad_() for w in (case.w1, case.w2)]
+            tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+            out = uniep.moe(*tensors, shared_w1=shared[0], shared_w2=shared[1], workspace=own)
+            assert (name == "nothing") == (not out.isnan().any())
+            assert out.isnan().all() or name == "nothing"
+            out.backward(case.dy)
+            found[name] = [w.grad for w in shared]
+    return found
+
+
 def raised() -> dict[str, str]:
     """What is raised, by words of it."""
 
@@ -107,7 +127,7 @@ def raised() -> dict[str, str]:
 
 
 def all_of_them() -> dict[str, object]:
-    return {"flagged": flagged(), "raised": raised()}
+    return {"flagged": flagged(), "raised": raised(), "shared": beside_shared_experts()}
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +172,9 @@ def test_all_hosts_raise_the_same(ranks):
     assert len(ranks[0]["raised"]) == 5
     for rank in ranks[1:]:
         assert rank["raised"] == ranks[0]["raised"]
+
+
+def test_gradients_of_shared_experts_are_0_then(ranks):
+    for result in (rank["shared"] for rank in ranks):
+        for name, tensors in result.items():
+            assert all(bool(tensor.any()) == (name == "nothing") for tensor in tensors), name

@@ -224,8 +224,6 @@ def test_what_does_not_fit_is_refused():
 
     with pytest.raises(TypeError, match="shared_w1 is a list; it must be one tensor"):
         layer.run(listed)
-    with pytest.raises(ValueError, match="combine_groups=2"):
-        layer.run(uniep.moe, combine_groups=2)
     own = uniep.Workspace(None, 64, 40, 8, 2, TOKENS, device="cpu", probs="after")
     layer.options = {}
     with pytest.raises(ValueError, match="shared experts of the tensors is 2; the workspace is"):
@@ -310,6 +308,91 @@ def with_identity() -> Layer:
     return layer
 
 
+#: Beside which shared experts are no part of the pass.
+BESIDE = [
+    {"biases": True},
+    {"combine_groups": 2},
+    {"combine_groups": 4, "combine_partials": "bf16", "biases": True},
+]
+
+
+def run_beside(layer: Layer, function: Any, biases: bool = False, **options: Any) -> Any:
+    """Output and gradients, by name, of a layer that may have biases, too."""
+    if not biases:
+        return layer.run(function, **options)
+    g = torch.Generator().manual_seed(2)
+    rows = [torch.randn(8, n, generator=g).bfloat16().requires_grad_() for n in (80, 64)]
+    main = None
+    if (dtype := options.pop("main_grad", None)) is not None:
+        main = [torch.full_like(t, 0.75, dtype=dtype) for t in rows]
+
+    def with_biases(**tensors: Any) -> Tensor:
+        if main is not None:
+            own = tensors["main_grads"]
+            tensors["main_grads"] = (*own[:2], *main, *own[2:])
+        return function(**tensors, b1=rows[0], b2=rows[1])
+
+    found = layer.run(with_biases, **({} if dtype is None else {"main_grad": dtype}), **options)
+    return found | dict(zip(("b1", "b2"), main or [t.grad for t in rows], strict=True))
+
+
+@pytest.mark.parametrize("beside", BESIDE, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"main_grad": torch.float32},
+        {"main_grad": torch.float32, "deferred": True},
+        {"save": "none", "recompute_h": True},
+        {"exact_rows": True},
+        {"row_pool": 1 << 24},
+        {"schedule": "pipelined:2"},
+    ],
+    ids=str,
+)
+def test_beside_biases_and_combine_groups(options, beside):
+    layer = Layer()
+    plainly = {"main_grad": options["main_grad"]} if "main_grad" in options else {}
+    wanted = run_beside(layer, uniep.plain.moe, ascending=True, **plainly, **beside)
+    if "deferred" in options:
+        options = options | {"deferred": uniep.DeferredWeights()}
+    assert_same(run_beside(layer, uniep.moe, **options, **beside), wanted)
+
+
+def test_beside_combine_groups_compiled_and_in_a_workspace():
+    layer = Layer(gated=False)
+    wanted = plain(layer, combine_groups=2)
+    compiled = torch.compile(uniep.moe, fullgraph=True, backend="aot_eager")
+    assert_same(layer.run(compiled, combine_groups=2), wanted)
+    options = dict(layer.options)
+    figures = (None, 64, 40, 8, 2, TOKENS)
+    own = uniep.Workspace(*figures, device="cpu", shared_experts=2, combine_groups=2, **options)
+    layer.options = {}
+    assert_same(layer.run(uniep.moe, workspace=own), wanted)
+    without = uniep.Workspace(*figures, device="cpu", combine_groups=2, **options)
+    assert own.bytes == without.bytes + own.of_shared.bytes
+    assert own.saved_bytes == without.saved_bytes + own.of_shared.saved_bytes
+    tensors = {"w1": layer.case.w1, "w2": layer.case.w2, **layer.more}
+    tuned = uniep.tune_calls(
+        layer.case.x,
+        layer.case.ids,
+        layer.case.probs,
+        **tensors,
+        workspace=own,
+        budget=0.5,
+        candidates=2,
+        store=False,
+    )
+    assert tuned.candidates > 0 and tuned.rejected == 0
+    own.grow(capacity_rows=own.rows + 128)
+    assert_same(layer.run(uniep.moe, workspace=own), wanted)
+    more = [torch.cat([t] * 2) for t in (layer.case.x, layer.case.ids, layer.case.probs)]
+    with pytest.raises(ValueError, match=f"x has {2 * TOKENS} tokens"):
+        uniep.moe(*more, **tensors, workspace=own)
+    own.close()
+    assert own.of_shared.closed
+
+
 def of_mesh(hosts: int) -> dict[str, dict[str, Tensor]]:
     rank, size = dist.get_rank(), dist.get_world_size()
     shape = (hosts, size // hosts)
@@ -327,9 +410,22 @@ def of_mesh(hosts: int) -> dict[str, dict[str, Tensor]]:
     found["deferred"] = run(main_grad=torch.float32, deferred=uniep.DeferredWeights())
     found["compiled"] = run(function=torch.compile(uniep.moe, backend="aot_eager"))
     found["identity"] = run(zero_experts=1)
+    own = {"device": "cpu", "shared_experts": 2, **Layer().options}
+    with uniep.Workspace(mesh, 64, 40, 8, 2, TOKENS, **own) as workspace:
+        layer = Layer().part(rank, size)
+        layer.options = {}
+        found["workspace"] = layer.run(uniep.moe, workspace=workspace)
+        of_it = uniep.MoELayer(64, 40, 8, 2, workspace=workspace)
+        assert (of_it.size, of_it.w1.shape[0]) == (size, 8 // size)
+        assert torch.isfinite(of_it(layer.case.x)).all()
+    sums = {"combine_groups": hosts, "combine_partials": "bf16"}
+    found["sums"] = run(**sums)
+    with uniep.Workspace(mesh, 64, 40, 8, 2, TOKENS, **own, **sums) as workspace:
+        found["sums of a workspace"] = layer.run(uniep.moe, workspace=workspace)
     one = {"group": dist.group.WORLD}
     found["one group, rows"] = run(**one)
     found["one group, without a gate"] = run(False, **one)
+    found["one group, sums"] = run(**sums, **one)
     found["one group, main"] = run(main_grad=torch.float32, **one)
     found["one group, identity"] = run(zero_experts=1, **one)
     with pytest.raises(ValueError, match=r"main_grads\[2\] is"):
@@ -345,6 +441,7 @@ def test_over_hosts_bits_are_those_of_one_group(hosts):
     for found in run_ranks(4, of_mesh, hosts):
         of_one = {"pages": "rows", "exact": "rows", "nothing saved": "rows", "compiled": "rows"}
         of_one |= {"rows": "rows", "main": "main", "deferred": "main", "identity": "identity"}
-        of_one["without a gate"] = "without a gate"
+        of_one |= {"without a gate": "without a gate", "workspace": "rows"}
+        of_one |= {"sums": "sums", "sums of a workspace": "sums"}
         for name, wanted in of_one.items():
             assert_same(found[name], found[f"one group, {wanted}"])

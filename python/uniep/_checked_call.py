@@ -1,0 +1,158 @@
+"""A call of uniep.moe that has been checked: its passes, what crosses hosts, what runs beside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._crossing import Crossing
+from ._forms import Experts
+from ._passes import moe_in_tensors
+from ._shared_apart import SharedApart, for_both
+from .deferred import DeferredWeights
+from .hosts import from_all_hosts, to_all_hosts
+from .offload import saving_elsewhere
+from .row_pool import moe_in_pages
+from .workspace import Workspace
+
+__all__ = ["CheckedCall"]
+
+
+class CheckedCall(NamedTuple):
+    """What a call is given, but for its tokens and their slots.
+
+    Attributes:
+        workspace: whose layer it is.
+        weights: of its experts.
+        main: what their gradients are added to; None: they are new.
+        shared_probs: fp32 [T, S]; None: each is 1.
+        exact_rows, exact_hosts, schedule, deferred: as :func:`uniep.moe` takes them.
+    """
+
+    workspace: Workspace
+    weights: Experts
+    main: Experts | None
+    shared_probs: Tensor | None
+    exact_rows: bool
+    exact_hosts: bool
+    schedule: str | None
+    deferred: DeferredWeights | None
+
+    def run(self, tokens: Tensor, ids: Tensor, probs: Tensor) -> Tensor:
+        """The output [T, H] of bf16 [T, H], int32 [T, K] and fp32 [T, K]; differentiable."""
+        if self.workspace.of_shared is None:
+            return self._over_hosts(tokens, ids, probs)
+        main = None if self.main is None else self.main.routed
+        routed = self._replace(weights=self.weights.routed, main=main, shared_probs=None)
+        tokens, mine = for_both(tokens)
+        return routed._over_hosts(tokens, ids, probs, lambda: self._shared_sums(mine))
+
+    def _shared_sums(self, tokens: Tensor) -> Tensor:
+        """Sums over shared experts that are no part of the pass, [T, H]."""
+        workspace, weights = self.workspace.of_shared, self.weights
+        assert workspace is not None
+        # More tokens than there is room for are refused with the routed ones', on all ranks.
+        missing = max(tokens.shape[0] - workspace.max_tokens, 0)
+        if missing:
+            tokens = tokens[: workspace.max_tokens]
+        apart = SharedApart.of(weights, self.main, self.shared_probs)
+        call = CheckedCall(
+            workspace, apart.weights, apart.main, None, False, False, None, self.deferred
+        )
+        slots = apart.slots(tokens.shape[0])
+        sums = call._fused(tokens, *slots, workspace.flag, workspace.overflow)
+        return torch.nn.functional.pad(sums, (0, 0, 0, missing)) if missing else sums
+
+    def _over_hosts(
+        self,
+        tokens: Tensor,
+        ids: Tensor,
+        probs: Tensor,
+        more: Callable[[], Tensor] | None = None,
+    ) -> Tensor:
+        """As :meth:`run`, with what `more` computes added, while tokens cross if they do."""
+        workspace = self.workspace
+        over = workspace.over_hosts
+        if over is None:
+            added = None if more is None else more()
+            out = self._fused(tokens, ids, probs, workspace.flag, workspace.overflow)
+            return out if added is None else out + added
+        crossing = Crossing.of(
+            over.mesh,
+            over.all_rows,
+            in_waves=workspace.in_waves,
+            in_forward=not self.exact_rows,
+            in_backward=not workspace.backward_rows,
+            exact_hosts=self.exact_hosts,
+        )
+        own = tokens.shape[0]
+        tokens, ids, probs, back = to_all_hosts(over, tokens, ids, probs, crossing)
+        flag, overflow = workspace.flag, workspace.overflow
+        if over.faults is not None:
+            # Of this call alone: the fault that this host finds, which all then agree on.
+            flag, overflow = True, torch.zeros_like(overflow)
+        added = None if more is None else more()
+        out = self._fused(tokens, ids, probs, flag, overflow, crossing)
+        collected: Tensor = from_all_hosts(over, out, own, overflow, back, added)
+        return collected
+
+    def _fused(
+        self,
+        tokens: Tensor,
+        ids: Tensor,
+        probs: Tensor,
+        flag: bool,
+        overflow: Tensor,
+        crossing: Crossing | None = None,
+    ) -> Tensor:
+        """What the workspace's layer gives, that of this host if there are several."""
+        workspace, weights, main = self.workspace, self.weights, self.main
+        if workspace.row_pool is not None:
+            out: Tensor = moe_in_pages(
+                tokens,
+                ids,
+                probs,
+                self.shared_probs,
+                weights,
+                main,
+                workspace.key,
+                overflow,
+                workspace.row_pool,
+                workspace.save == "none",
+                flag,
+                self.schedule,
+                self.deferred,
+                crossing,
+                *weights.flat(),
+            )
+            return out
+        given, of_main = weights.flat(), () if main is None else main.flat()
+        over = workspace.over_hosts
+        with saving_elsewhere((tokens, *given)):
+            return moe_in_tensors(
+                tokens,
+                ids,
+                probs,
+                self.shared_probs,
+                workspace.key,
+                overflow,
+                workspace.rows,
+                workspace.rows_of_x,
+                workspace.rows_of_h,
+                workspace.plan_bytes,
+                workspace.backward_bytes,
+                self.exact_rows,
+                flag,
+                self.schedule,
+                self.deferred,
+                crossing,
+                weights.layout,
+                (len(weights.w1), len(weights.w2), len(given)),
+                (0, 0) if main is None else (len(main.w1), len(main.w2)),
+                *given,
+                *of_main,
+                has_rows=over is not None and over.all_rows is not None,
+            )

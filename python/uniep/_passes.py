@@ -1,0 +1,174 @@
+"""Both passes of a fused layer, as autograd runs them: forward, and the gradients of it.
+
+What a forward keeps are tensors of its own; row_pool.py has the same for layers that keep rows in
+pages.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ._all_rows import tokens_of
+from ._crossing import Crossing, crosses_under_weights, waves_of_backward
+from ._forms import Experts, experts_from
+from ._ops import ops
+from .deferred import DeferredWeights, _Pending, behind_data
+
+__all__ = ["moe_in_tensors"]
+
+
+class _MoeInTensors(torch.autograd.Function):
+    """Forward and backward of the tokens of this rank.
+
+    What backward needs is saved as tensors, so hooks of saved tensors may move it. The key is not:
+    it is the layer's.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        topk_ids: Tensor,
+        topk_probs: Tensor,
+        shared_probs: Tensor | None,
+        key: Tensor,
+        overflow: Tensor,
+        rows: int,
+        rows_of_x: int,
+        rows_of_h: int,
+        plan_bytes: int,
+        backward_bytes: int,
+        exact: bool,
+        flag: bool,
+        schedule: str | None,
+        deferred: DeferredWeights | None,
+        crossing: Crossing | None,
+        layout: int,
+        counts: tuple[int, int, int],
+        main_counts: tuple[int, int],
+        *tensors: Tensor,
+    ) -> Tensor:
+        x = tokens_of(x)
+        # Of weights so many tensors of w1 and w2, and of all; then those of main gradients.
+        given, main = tensors[: counts[2]], tensors[counts[2] :]
+        weights = experts_from(given, counts[0], counts[1], layout)
+        inputs = (key, overflow, x, topk_ids, topk_probs, weights.w1, weights.w2)
+        end = (flag, schedule, *weights.more, shared_probs, layout)
+        if exact:
+            saved = ops.forward_exact(*inputs, *end)
+        else:
+            figures = (rows, rows_of_x, rows_of_h, plan_bytes)
+            waves = None if crossing is None else crossing.forward_waves
+            saved = ops.forward(*inputs, *figures, *end, waves)
+        out, plan, x_rows, h, row_probs = saved
+        # Without rows of x, backward dispatches x again.
+        again = x if rows_of_x == 0 else None
+        ctx.save_for_backward(plan, x_rows, h, row_probs, again, *given)
+        ctx.counts = counts
+        ctx.layout = layout
+        ctx.has_shared_probs = shared_probs is not None
+        ctx.key = key
+        ctx.main_grads = (
+            experts_from(main, main_counts[0], main_counts[1], layout) if main else None
+        )
+        ctx.topk = topk_ids.shape[1]
+        ctx.backward_bytes = backward_bytes
+        ctx.flag = flag
+        ctx.schedule = schedule
+        ctx.deferred = deferred
+        ctx.crossing = crossing
+        # Not as hooks of saved tensors return them: those have a grad that nobody sees.
+        ctx.weights = weights if deferred is not None else None
+        return out  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        plan, x_rows, h, row_probs, x, *given = ctx.saved_tensors
+        weights = experts_from(given, ctx.counts[0], ctx.counts[1], ctx.layout)
+        dy = tokens_of(dy).contiguous()
+        call = (ctx.key, plan, x_rows, h, row_probs, dy, weights.w1, weights.w2, x)
+        main: Experts | None = ctx.main_grads
+        new: list[Tensor | None] = [None] * len(given)
+        wants_weights = main is not None or any(ctx.needs_input_grad[_BEFORE_TENSORS:])
+        crossing: Crossing | None = ctx.crossing
+        ahead = crossing if wants_weights and crosses_under_weights(crossing) else None
+        if ctx.deferred is not None or ahead is not None or not wants_weights:
+            with waves_of_backward(crossing, dy) as waves:
+                dx, dprobs, dshared_probs, rows = ops.backward_data(
+                    *call,
+                    ctx.topk,
+                    ctx.backward_bytes,
+                    ctx.flag,
+                    ctx.schedule,
+                    *weights.more,
+                    ctx.layout,
+                    waves,
+                )
+            pending = _Pending(
+                key=ctx.key,
+                plan=plan,
+                x_rows=x_rows,
+                h=h,
+                row_probs=row_probs,
+                backward_rows=rows,
+                tokens=dy.shape[0],
+                weights=ctx.weights or weights,
+                main_grads=main,
+                flag=ctx.flag,
+                schedule=ctx.schedule,
+            )
+            gradients = behind_data(pending, ctx.deferred, ahead, dx, dprobs)
+            if gradients is not None:
+                new = [*weights.gradients(*gradients)]
+        elif main is not None:
+            dx, dprobs, dshared_probs = ops.backward_main_grad(
+                *call,
+                main.w1,
+                main.w2,
+                ctx.topk,
+                ctx.flag,
+                ctx.schedule,
+                weights.b1,
+                weights.b2,
+                main.b1,
+                main.b2,
+                weights.shared_w1,
+                weights.shared_w2,
+                main.shared_w1,
+                main.shared_w2,
+                ctx.layout,
+            )
+        else:
+            dx, dprobs, dw1, dw2, db1, db2, dshared_probs, *dshared = ops.backward(
+                *call, ctx.topk, ctx.flag, ctx.schedule, *weights.more, ctx.layout
+            )
+            new = [*weights.gradients(dw1, dw2, db1, db2, *dshared)]
+        of_main = [None] * (len(ctx.needs_input_grad) - _BEFORE_TENSORS - len(new))
+        probs = dshared_probs if ctx.has_shared_probs else None
+        return (dx, None, dprobs, probs) + (None,) * (_BEFORE_TENSORS - 4) + (*new, *of_main)
+
+
+# Arguments of :meth:`_MoeInTensors.forward` ahead of its tensors.
+_BEFORE_TENSORS = 19
+
+
+def moe_in_tensors(*arguments: Any, has_rows: bool) -> Tensor:
+    """The arguments of :class:`_MoeInTensors`.
+
+    Args:
+        *arguments: these.
+        has_rows: the layer gives rows of slots, not sums of tokens.
+    """
+    out: Tensor = (_of_rows if has_rows else _MoeInTensors.apply)(*arguments)
+    return out
+
+
+_of_rows = torch.compiler.disable(  # type: ignore[no-untyped-call]
+    _MoeInTensors.apply,
+    reason="compilers know the shapes of sums, and not of rows that are to be added up",
+)
