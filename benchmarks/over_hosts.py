@@ -30,8 +30,10 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -42,7 +44,8 @@ from compare.step_bench import Inputs, StepBench, Way, measure
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import uniep
-from uniep import functional, workspace
+from uniep import workspace
+from uniep._crossing import Crossing
 
 
 def limit(inputs: Inputs, shape: Shape, hosts: int, most: int) -> None:
@@ -59,29 +62,19 @@ def way_of(
 ) -> Way:
     """Over the mesh, in a workspace of its own; `in turn` with nothing begun ahead."""
     figures = (shape.hidden, shape.intermediate, shape.experts, shape.topk, shape.tokens)
-    crossing, comes_in_waves = functional.Crossing, workspace.comes_in_waves
-    if name == "in turn":
-        workspace.comes_in_waves = lambda *_: False
-    own = uniep.Workspace(mesh, *figures, device=device, exact_hosts=name == "exact hosts", **sums)
-    workspace.comes_in_waves = comes_in_waves
+    begins_nothing = name == "in turn"
+    waves = patch.object(workspace, "comes_in_waves", lambda *_: False)
+    with waves if begins_nothing else nullcontext():
+        own = uniep.Workspace(
+            mesh, *figures, device=device, exact_hosts=name == "exact hosts", **sums
+        )
 
     def moe(*tensors: Any, **options: Any) -> torch.Tensor:
-        if name == "in turn":
-            functional.Crossing = _InTurn
-        try:
+        crossing = patch.object(Crossing, "of", lambda *_, **__: None)
+        with crossing if begins_nothing else nullcontext():
             return uniep.moe(*tensors, workspace=own, **options)
-        finally:
-            functional.Crossing = crossing
 
     return Way(name, moe)
-
-
-class _InTurn:
-    """In the place of uniep's Crossing."""
-
-    @staticmethod
-    def of(*_: Any, **__: Any) -> None:
-        return None
 
 
 def ways_of(

@@ -11,7 +11,7 @@ from torch import Tensor
 from ._crossing import Crossing
 from ._forms import Experts
 from ._passes import moe_in_tensors
-from ._shared_apart import SharedApart, for_both
+from ._shared_apart import alone, for_both, slots_of
 from .deferred import DeferredWeights
 from .hosts import from_all_hosts, to_all_hosts
 from .offload import saving_elsewhere
@@ -43,27 +43,39 @@ class CheckedCall(NamedTuple):
 
     def run(self, tokens: Tensor, ids: Tensor, probs: Tensor) -> Tensor:
         """The output [T, H] of bf16 [T, H], int32 [T, K] and fp32 [T, K]; differentiable."""
-        if self.workspace.of_shared is None:
+        beside = self.workspace.of_shared
+        if beside is None:
             return self._over_hosts(tokens, ids, probs)
-        main = None if self.main is None else self.main.routed
-        routed = self._replace(weights=self.weights.routed, main=main, shared_probs=None)
+        main = self.main
+        routed = self._replace(
+            weights=self.weights.routed,
+            main=None if main is None else main.routed,
+            shared_probs=None,
+        )
+        shared = CheckedCall(
+            beside,
+            alone(self.weights),
+            None if main is None else alone(main),
+            shared_probs=None,
+            exact_rows=False,
+            exact_hosts=False,
+            schedule=None,
+            deferred=self.deferred,
+        )
         tokens, mine = for_both(tokens)
-        return routed._over_hosts(tokens, ids, probs, lambda: self._shared_sums(mine))
+        return routed._over_hosts(
+            tokens, ids, probs, lambda: shared._sums_of_all(mine, self.shared_probs)
+        )
 
-    def _shared_sums(self, tokens: Tensor) -> Tensor:
-        """Sums over shared experts that are no part of the pass, [T, H]."""
-        workspace, weights = self.workspace.of_shared, self.weights
-        assert workspace is not None
+    def _sums_of_all(self, tokens: Tensor, probs: Tensor | None) -> Tensor:
+        """[T, H], where every token goes to every expert: of :func:`slots_of`."""
+        workspace = self.workspace
         # More tokens than there is room for are refused with the routed ones', on all ranks.
         missing = max(tokens.shape[0] - workspace.max_tokens, 0)
         if missing:
             tokens = tokens[: workspace.max_tokens]
-        apart = SharedApart.of(weights, self.main, self.shared_probs)
-        call = CheckedCall(
-            workspace, apart.weights, apart.main, None, False, False, None, self.deferred
-        )
-        slots = apart.slots(tokens.shape[0])
-        sums = call._fused(tokens, *slots, workspace.flag, workspace.overflow)
+        slots = slots_of(self.weights.w1[0], probs, tokens.shape[0])
+        sums = self._fused(tokens, *slots, workspace.flag, workspace.overflow)
         return torch.nn.functional.pad(sums, (0, 0, 0, missing)) if missing else sums
 
     def _over_hosts(

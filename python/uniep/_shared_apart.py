@@ -8,7 +8,7 @@ it makes no other bits where they are computed.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from ._forms import Experts
 from .arithmetic import Arithmetic
 from .hosts import ROW_ALIGN, HostMesh
 
-__all__ = ["SharedApart", "are_apart", "for_both", "rows_of"]
+__all__ = ["alone", "are_apart", "for_both", "rows_of", "slots_of"]
 
 
 def are_apart(arithmetic: Arithmetic, mesh: HostMesh | None) -> bool:
@@ -38,37 +38,25 @@ def rows_of(experts: int, max_tokens: int) -> int:
     return experts * (max_tokens + -max_tokens % ROW_ALIGN)
 
 
-class SharedApart(NamedTuple):
-    """The shared experts of a call as a layer: S experts, and S slots a token.
-
-    Attributes:
-        weights: w1 of S experts, and w2.
-        main: what their gradients are added to; None: they are new.
-        probs: fp32 [T, S]; None: each is 1.
-    """
-
-    weights: Experts
-    main: Experts | None
-    probs: Tensor | None
-
-    @classmethod
-    def of(cls, weights: Experts, main: Experts | None, probs: Tensor | None) -> SharedApart:
-        """Of what a call with shared experts is given."""
-        return cls(_alone(weights), None if main is None else _alone(main), probs)
-
-    def slots(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """int32 numbers of experts and fp32 probabilities, [T, S] each."""
-        w1, probs = self.weights.w1[0], self.probs
-        experts = w1.shape[0]
-        ids = torch.arange(experts, dtype=torch.int32, device=w1.device)
-        if probs is None:
-            probs = torch.ones(tokens, experts, device=w1.device)
-        return ids.expand(tokens, -1).contiguous(), probs[:tokens]
-
-
-def _alone(weights: Experts) -> Experts:
+def alone(weights: Experts) -> Experts:
+    """Those of shared experts as the weights of a layer of S experts."""
     assert weights.shared_w1 is not None and weights.shared_w2 is not None
     return Experts((weights.shared_w1,), (weights.shared_w2,))
+
+
+def slots_of(w1: Tensor, probs: Tensor | None, tokens: int) -> tuple[Tensor, Tensor]:
+    """The slots of such a layer: int32 numbers of experts and fp32 probabilities, [T, S] each.
+
+    Args:
+        w1: [S, ...].
+        probs: fp32 [T or more, S]; None: each is 1.
+        tokens: T.
+    """
+    experts = w1.shape[0]
+    ids = torch.arange(experts, dtype=torch.int32, device=w1.device)
+    if probs is None:
+        probs = torch.ones(tokens, experts, device=w1.device)
+    return ids.expand(tokens, -1).contiguous(), probs[:tokens]
 
 
 def for_both(x: Tensor) -> tuple[Tensor, Tensor]:
