@@ -37,11 +37,13 @@ def _kinds() -> list[dict[str, Any]]:
     return [*_KINDS, {_WIDTH: 2 * INTERMEDIATE, **alone}]
 
 
-def _layers(number: int, options: dict[str, Any], layout: str = "stacked") -> tuple[Any, Any]:
+def _layers(
+    number: int, options: dict[str, Any], layout: str = "stacked", **own: Any
+) -> tuple[Any, Any]:
     """Megatron's, and uniep's with its shared experts in the pass; the same weights."""
     torch.manual_seed(number)
     theirs = make_layer(make_config(**options))
-    ours = make_layer(make_config(**options), layout=layout, shared_experts="fused")
+    ours = make_layer(make_config(**options), layout=layout, shared_experts="fused", **own)
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours
 
@@ -75,8 +77,9 @@ def _never(*_: Any) -> None:
 def case_shared_experts_have_the_bits_of_plain() -> None:
     import uniep.plain
 
-    for number, options in enumerate(_kinds()):
-        _, ours = _layers(number, options)
+    for number, options in enumerate([*_kinds(), _KINDS[1]]):
+        groups = 1 if number < len(_kinds()) else 2  # beside the pass
+        _, ours = _layers(number, options, combine_groups=groups)
         args, given, out = _call_of(ours, number)
         shared = {name: given[name] for name in given if name.startswith("shared")}
         plain = uniep.plain.moe(
@@ -84,6 +87,7 @@ def case_shared_experts_have_the_bits_of_plain() -> None:
             ascending=True,
             activation=ours.experts.routed.activation,
             group=ours.experts.routed.group,
+            combine_groups=groups,
             **shared,
         )
         expect_same([out], [plain], f"plain, shared experts {number}")
@@ -115,10 +119,11 @@ def _call_of(layer: Any, number: int) -> tuple[tuple[Any, ...], dict[str, Any], 
 
 def case_shared_experts_in_main_grads() -> None:
     """main_grad has the bits of grad, where both begin with nothing."""
-    for number, options in enumerate(_KINDS[:2]):
-        _, plain = _layers(number, options)
+    for number, options in enumerate([*_KINDS[:2], _KINDS[1]]):
+        groups = 1 + number // 2
+        _, plain = _layers(number, options, combine_groups=groups)
         out = run_layer(plain, make_tokens())
-        _, ours = _layers(number, options)
+        _, ours = _layers(number, options, combine_groups=groups)
         ours.config.gradient_accumulation_fusion = True
         for param in (*ours.experts.parameters(), *ours.shared_experts.parameters()):
             param.main_grad = torch.zeros_like(param)
