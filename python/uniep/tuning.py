@@ -15,8 +15,11 @@ import torch
 from torch import Tensor
 
 from . import _arguments, _library
+from . import _exchange as exchange
+from ._all_rows import tokens_of
 from ._calls import BackwardCall, ForwardCall, RowMemory
 from ._ops import ops
+from .hosts import to_all_hosts
 from .workspace import Workspace
 
 __all__ = ["Tuned", "tune_calls"]
@@ -149,6 +152,8 @@ def tune_calls(
 
     Runs the pass a few hundred times, under one schedule after another, and compares every bit.
     Collective: all ranks of the workspace's group call it alike. No tensor of the caller changes.
+    Over hosts each host searches for its own layer, which has the tokens of all. Shared experts
+    that are no part of the pass are not searched for.
 
     Args:
         x: as in :func:`uniep.moe`; so the next four.
@@ -206,6 +211,12 @@ def tune_calls(
         ids = _arguments.int32(_arguments.rows(topk_ids))
         probs = _arguments.rows(topk_probs.detach())
         of_shared = None if shared_probs is None else _arguments.rows(shared_probs.detach())
+        gradient = None if dy is None else _arguments.rows(dy.detach())
+        if (over := workspace.over_hosts) is not None:  # its layer has the tokens of all hosts
+            tokens, ids, probs, _ = to_all_hosts(over, tokens, ids, probs, None)
+            tokens = tokens_of(tokens).contiguous()
+            if gradient is not None:
+                gradient = exchange.spread(over.mesh, exchange.resized(gradient, over.tokens))
         saved = ops.forward(
             workspace.key,
             workspace.overflow,
@@ -226,10 +237,9 @@ def tune_calls(
         more = weights.more_named
         if of_shared is not None:
             more["shared_probs"] = of_shared
-        if dy is None:
+        if gradient is None:
             found = _tune_forward(workspace, (tokens, ids, probs, w1, w2), more, saved, config)
         else:
-            gradient = _arguments.rows(dy.detach())
             tensors = (tokens, probs, w1, w2, gradient)
             found = _tune_backward(workspace, tensors, more, saved, config)
     figures = {name: getattr(found, name) for name, _ in _TuneResult._fields_}
@@ -273,8 +283,8 @@ def _tune_backward(
     config: _TuneConfig,
 ) -> _TuneResult:
     x, probs, w1, w2, dy = tensors
-    _, plan, x_rows, h, row_probs = saved
-    dx, dprobs, dw1, dw2 = (torch.empty_like(t) for t in (x, probs, w1, w2))
+    out, plan, x_rows, h, row_probs = saved
+    dx, dprobs, dw1, dw2 = (torch.empty_like(t) for t in (out, probs, w1, w2))
     gradients = {f"d{name}": torch.empty_like(tensor) for name, tensor in more.items()}
     more = {name: tensor for name, tensor in more.items() if name != "shared_probs"} | gradients
     call = BackwardCall(

@@ -10,7 +10,10 @@ import time
 
 import pytest
 import torch
-from cases import make_case, workspace
+import torch.distributed as dist
+from cases import assert_same, make_case, step, workspace
+from ranks import run_ranks
+from torch.distributed.device_mesh import init_device_mesh
 
 import uniep
 
@@ -61,6 +64,31 @@ def test_keeps_nothing_if_told_so(tmp_path, monkeypatch):
             case.x, case.ids, case.probs, case.w1, case.w2, workspace=own, budget=1, store=False
         )
     assert not found.stored and not cache.exists()
+
+
+def of_mesh(sums: dict[str, object]) -> list[dict[str, object]]:
+    """Of a forward and a backward; tokens that cross hosts come from all ranks of the rail."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("hosts", "ranks"))
+    case = make_case().part(rank, size)
+    tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+    with uniep.Workspace(mesh, 64, 32, 8, 2, 48, device="cpu", **sums) as own:
+        wanted = step(case, workspace=own)
+        options = {"workspace": own, "budget": 1, "candidates": 2, "store": False}
+        found = [vars(uniep.tune_calls(*tensors, *dy, **options)) for dy in ([], [case.dy])]
+        assert_same(step(case, workspace=own), wanted)
+    return found
+
+
+@pytest.mark.parametrize(
+    "sums", [{}, {"combine_groups": 2, "combine_partials": "bf16"}], ids=["all rows", "sums"]
+)
+def test_searches_for_the_layers_of_hosts(sums):
+    results = run_ranks(4, of_mesh, sums)
+    for of_pass in zip(*results, strict=True):
+        assert all(found["rejected"] == 0 and found["rounds"] > 0 for found in of_pass)
+        for host in (of_pass[:2], of_pass[2:]):
+            assert host[0]["schedule"] == host[1]["schedule"]
 
 
 @pytest.fixture
