@@ -19,7 +19,7 @@ SANITIZERS     ?= asan tsan
 CCACHE ?= $(shell command -v ccache)
 cache_flag = $(if $(CCACHE),-DCMAKE_$(1)_COMPILER_LAUNCHER=$(CCACHE))
 
-# More for CMake, such as -DUNIEP_UNITY_TESTS=ON where a build is from nothing.
+# More for CMake, such as -DUNIEP_UNITY=ON where a build is from nothing.
 CMAKE_FLAGS ?=
 
 configure_preset = cmake --preset $(1) $(call cache_flag,CXX) \
