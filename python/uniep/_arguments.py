@@ -197,7 +197,7 @@ def check(
     if topk_ids.dim() < 1 or topk_ids.shape[:-1] != x.shape[:-1]:
         raise ValueError(
             f"topk_ids has shape {list(topk_ids.shape)}; with x of {list(x.shape)} it must be "
-            f"{[*x.shape[:-1], 'K']}"
+            f"[{', '.join(map(str, (*x.shape[:-1], 'K')))}], K experts for each token"
         )
     if topk_probs.shape != topk_ids.shape:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -129,14 +130,34 @@ def _make(
     try:
         known[key] = _workspace(place, kind, wanted, row_pool)
     except _library.Error as error:
-        if place.ranks == 1 or not may_grow or "ranks disagree" not in str(error):
+        others = _disagreement(str(error))
+        if others is None:
             raise
+        if may_grow and others.startswith("max_tokens "):
+            raise ValueError(
+                f"ranks disagree in their first call of this shape, which has {wanted} tokens on "
+                f"rank {place.owner.rank}; where ranks have different numbers of tokens, pass "
+                "max_tokens, the most that any rank ever has, to every call"
+            ) from error
         raise ValueError(
-            f"ranks disagree in their first call of this shape, which has {wanted} tokens on rank "
-            f"{place.owner.rank}; where ranks have different numbers of tokens, pass max_tokens, "
-            "the most that any rank ever has, to every call"
+            f"ranks disagree in their first call of this shape: {others}; the same on all ranks is "
+            "accepted"
         ) from error
     return known[key]
+
+
+def _disagreement(sentence: str) -> str | None:
+    """What the library says that two ranks have differently, of many figures; None: nothing."""
+    calls = re.findall(r"(rank \d+) calls layer (\w+=[^; ]*)", sentence)
+    if len(calls) != 2:
+        return None
+    (rank, figures), (other, theirs) = calls
+    pairs = zip(figures.split(","), theirs.split(","), strict=False)
+    for own, differing in pairs:
+        if own != differing:
+            name, _, value = own.partition("=")
+            return f"{name} is {value} on {rank} and {differing.partition('=')[2]} on {other}"
+    return None
 
 
 def _workspace(place: _Place, kind: LayerKind, tokens: int, row_pool: RowPool | None) -> Workspace:

@@ -22,9 +22,11 @@ from .layer import MoELayer
 __all__ = [
     "FAMILIES",
     "Names",
+    "distributed_optimizer_state_dict",
     "distributed_state_dict",
     "hugging_face_tensors",
     "load_hugging_face",
+    "load_optimizer_state_dict",
     "save_hugging_face",
 ]
 
@@ -192,15 +194,70 @@ def distributed_state_dict(module: nn.Module) -> dict[str, Any]:
     """
     state: dict[str, Any] = dict(module.state_dict())
     meshes: dict[int, Any] = {}
+    for name, _, layer in _weights_of_experts(module):
+        state[name] = _sharded(state[name], layer.group, meshes)
+    return state
+
+
+def distributed_optimizer_state_dict(
+    module: nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, Any]:
+    """The state of `optimizer`, by the names of parameters, for ``torch.distributed.checkpoint``.
+
+    What it has of experts, such as moments, are DTensors as in :func:`distributed_state_dict`.
+    PyTorch's own ``get_optimizer_state_dict`` has plain tensors there, of which a checkpoint keeps
+    one rank's for all. An optimizer that has not stepped gets state of zeros first, to load into::
+
+        state = {"model": distributed_state_dict(model)}
+        state["optimizer"] = distributed_optimizer_state_dict(model, optimizer)
+        dcp.load(state, checkpoint_id=folder)
+        load_optimizer_state_dict(model, optimizer, state["optimizer"])
+
+    Args:
+        module: has all parameters of the optimizer.
+        optimizer: its state of an expert weight has the shape of that, or is no part of it.
+    """
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    found: dict[str, Any] = dict(get_optimizer_state_dict(module, optimizer))
+    state = found["state"] = dict(found["state"])
+    meshes: dict[int, Any] = {}
+    for name, weight, layer in _weights_of_experts(module):
+        # In a dict of its own: what PyTorch gives is the optimizer's.
+        state[name] = {
+            what: _sharded(value, layer.group, meshes)
+            if isinstance(value, Tensor) and value.shape == weight.shape
+            else value
+            for what, value in state.get(name, {}).items()
+        }
+    return found
+
+
+def load_optimizer_state_dict(
+    module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
+) -> None:
+    """Gives `optimizer` what :func:`distributed_optimizer_state_dict` has, once it is loaded."""
+    from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+    from torch.distributed.tensor import DTensor
+
+    own = dict(state["state"])
+    for name, _, _ in _weights_of_experts(module):
+        own[name] = {
+            what: value.to_local() if isinstance(value, DTensor) else value
+            for what, value in own.get(name, {}).items()
+        }
+    set_optimizer_state_dict(module, optimizer, {**state, "state": own})
+
+
+def _weights_of_experts(module: nn.Module) -> Iterator[tuple[str, Tensor, MoELayer]]:
+    """Those of which ranks have different ones, by name."""
     for name, layer in _layers(module):
         if layer.size == 1:
             continue
         for key in ("w1", "w2", "b1", "b2"):
-            full = f"{name}.{key}" if name else key
-            if full not in state:  # biases that there are not
-                continue
-            state[full] = _sharded(state[full], layer.group, meshes)
-    return state
+            weight = getattr(layer, key)
+            if weight is not None:
+                yield f"{name}.{key}" if name else key, weight, layer
 
 
 def _sharded(local: Tensor, group: GroupLike, meshes: dict[int, Any]) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     program = str(_library.binary())
     arguments = sys.argv[1:] if arguments is None else arguments
     sys.stdout.flush()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and what it becomes would
     os.execv(program, ["uniep", *arguments])
 
 

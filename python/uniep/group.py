@@ -373,6 +373,6 @@ def process_group_of(group: GroupLike) -> dist.ProcessGroup | None:
 
 def _no_group(group: object) -> str:
     return (
-        f"group is a {type(group).__name__}; it must be None, a torch.distributed ProcessGroup, a "
-        "DeviceMesh or a uniep.Group"
+        f"group is of type {type(group).__name__}; it must be None, a "
+        "torch.distributed ProcessGroup, a DeviceMesh or a uniep.Group"
     )

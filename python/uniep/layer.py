@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import warnings
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -113,7 +116,13 @@ class MoELayer(nn.Module):
         first_expert: number of this rank's first expert among all.
 
     Raises:
-        ValueError: for experts that the ranks cannot share, and what :class:`Router` refuses.
+        ValueError: for experts that the ranks cannot share, widths that are no multiple of 8, and
+            what :class:`Router` refuses.
+        TypeError: for another dtype than bfloat16 or float32.
+
+    Warns:
+        UserWarning: where there are several processes, no group, and no process group yet, as where
+            ``dist.group.WORLD`` is passed ahead of ``init_process_group``: it is None then.
     """
 
     def __init__(
@@ -175,7 +184,17 @@ class MoELayer(nn.Module):
         if workspace is not None and group is None:
             group = workspace.members
         self.group = without_mesh(group)
+        if group is None and workspace is None:
+            _warn_of_no_group()
         self.rank, self.size = rank_and_size(group)
+        for what, columns in (("hidden", hidden), ("intermediate", intermediate)):
+            if columns < 8 or columns % 8:
+                raise ValueError(f"{what} is {columns}; a multiple of 8, from 8 on, is accepted")
+        if dtype not in (torch.bfloat16, torch.float32):
+            raise TypeError(
+                f"dtype is {dtype}; torch.bfloat16 is accepted, or torch.float32 for calls under "
+                "torch.autocast"
+            )
         if num_experts % self.size:
             raise ValueError(
                 f"{num_experts} experts cannot be shared by {self.size} ranks; their number must "
@@ -368,3 +387,14 @@ class MoELayer(nn.Module):
             f"num_experts={self.num_experts}{zero}, topk={self.topk}, "
             f"rank={self.rank} of {self.size}"
         )
+
+
+def _warn_of_no_group() -> None:
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if ranks == "1" or (dist.is_available() and dist.is_initialized()):
+        return
+    warnings.warn(
+        f"WORLD_SIZE is {ranks} and group is None, so each process has all experts; if they are to "
+        "share them, call torch.distributed.init_process_group first, and pass a group",
+        stacklevel=3,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -100,7 +101,7 @@ def test_main_grad(dtype):
 
 
 def test_refuses():
-    with pytest.raises(TypeError, match="group is a int"):
+    with pytest.raises(TypeError, match="group is of type int"):
         MoELayer(64, 32, 8, 2, group=3)
     with pytest.raises(ValueError, match="topk is 9"):
         MoELayer(64, 32, 8, 9)
@@ -317,3 +318,48 @@ def test_tune_within_a_memory(tmp_path, monkeypatch):
         uniep.tune(*shape, direction="forward", memory=1.0, layers=2)
     with pytest.raises(RuntimeError, match="--layers is 2"):
         uniep.tune(*shape, layers=2)
+
+
+def test_a_group_that_is_not_there_yet_is_warned_of(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.warns(UserWarning, match="init_process_group"):
+        MoELayer(64, 32, 8, 2, group=dist.group.WORLD)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    MoELayer(64, 32, 8, 2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    [
+        ({"hidden": 60}, ValueError, "hidden is 60; a multiple of 8"),
+        ({"intermediate": 0}, ValueError, "intermediate is 0; a multiple of 8"),
+        ({"dtype": torch.float16}, TypeError, "torch.float32 for calls under"),
+    ],
+)
+def test_what_no_call_could_take_is_refused_at_once(wrong, error, words):
+    with pytest.raises(error, match=words):
+        MoELayer(**{"hidden": 64, "intermediate": 32, "num_experts": 8, "topk": 2, **wrong})
+
+
+def test_a_reader_that_has_enough_ends_the_command_line():
+    command = subprocess.Popen(
+        [sys.executable, "-m", "uniep", "info"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    command.stdout.close()
+    assert command.stderr.read() == b""
+    command.stderr.close()
+    assert command.wait() == -signal.SIGPIPE
+
+
+def of_other_topk():
+    rank = dist.get_rank()
+    layer = MoELayer(64, 32, 8, 2 + rank, group=dist.group.WORLD)
+    with pytest.raises(ValueError, match="topk is 2 on rank 0 and 3 on rank 1; the same"):
+        layer(torch.randn(8, 64).bfloat16())
+    layer = MoELayer(64, 32, 8, 2, group=dist.group.WORLD)
+    with pytest.raises(ValueError, match=f"which has {8 + rank} tokens on rank {rank}.*max_tokens"):
+        layer(torch.randn(8 + rank, 64).bfloat16())
+
+
+def test_what_ranks_have_differently_is_named():
+    run_ranks(2, of_other_topk)

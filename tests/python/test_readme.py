@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -49,6 +50,12 @@ def test_installation_is_what_the_test_environment_does() -> None:
     script = (ROOT / "scripts" / "python_environment.sh").read_text()
     own = [line for line in commands("README.md") if line.startswith("pip install --no-build")]
     assert own and "pip install --no-build-isolation" in script
+
+
+def test_what_the_package_needs_to_run_comes_along() -> None:
+    """PyTorch's collectives of objects need numpy, which it does not bring."""
+    found = {re.split(r"[^a-z]", line)[0] for line in importlib.metadata.requires("uniep") or []}
+    assert {"torch", "numpy"} <= found
 
 
 @pytest.mark.parametrize(("page", "command"), runnable())
