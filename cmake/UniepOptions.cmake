@@ -24,6 +24,13 @@ if(UNIEP_WERROR)
   uniep_host_options(-Werror)
 endif()
 
+if(UNIEP_UNITY)
+  # To GCC a source that another includes is a header, whose types have no members of unnamed
+  # namespaces.
+  target_compile_options(uniep_options INTERFACE
+                         $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
+endif()
+
 if(UNIEP_SANITIZE)
   if(NOT UNIEP_SANITIZE MATCHES "^(address|thread|undefined|address,undefined)$")
     message(FATAL_ERROR
