@@ -9,6 +9,7 @@ from ._library import Error, has_cuda, version
 from .capacity import drop_over_capacity, expert_capacity
 from .capture import capture, write_trace
 from .cli import schedule, tune
+from .clipping import clip_grad_norm_
 from .deferred import DeferredWeights, backward_weights
 from .functional import moe
 from .group import Group
@@ -38,6 +39,7 @@ __all__ = [
     "backward_weights",
     "capture",
     "checkpoint",
+    "clip_grad_norm_",
     "drop_over_capacity",
     "expert_capacity",
     "has_cuda",

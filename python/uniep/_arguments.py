@@ -185,8 +185,8 @@ def check(
     for name, tensor in (("x", x), *named):
         if tensor.dtype != torch.bfloat16:
             raise TypeError(
-                f"{name} is {tensor.dtype}; it must be torch.bfloat16 (under "
-                "torch.autocast(..., dtype=torch.bfloat16) also torch.float32)"
+                f"{name} is {tensor.dtype}; it must be torch.bfloat16, as {name}.bfloat16() is "
+                "(under torch.autocast(..., dtype=torch.bfloat16) also torch.float32)"
             )
     if topk_ids.dtype != torch.int32 and topk_ids.dtype != torch.int64:
         raise TypeError(f"topk_ids is {topk_ids.dtype}; it must be torch.int32 or torch.int64")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from . import _library
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Group",
     "GroupLike",
+    "all_gathered",
     "find_hosts",
     "gather_objects",
     "group_of",
@@ -30,6 +32,7 @@ __all__ = [
     "objects_on_first",
     "process_group_of",
     "rank_and_size",
+    "warn_of_others",
     "without_mesh",
 ]
 
@@ -77,7 +80,7 @@ class Group(OfProcess):
         # Weak, so that a process group ends when PyTorch lets go of it.
         self._process_group = None if process_group is None else weakref.ref(process_group)
         if process_group is None:
-            _warn_of_others()
+            warn_of_others()
         self.rank = 0 if process_group is None else dist.get_rank(process_group)
         self.size = 1 if process_group is None else dist.get_world_size(process_group)
         if self.rank < 0:
@@ -150,7 +153,7 @@ def is_mesh_of_hosts(group: object) -> TypeGuard[DeviceMesh]:
     return isinstance(group, DeviceMesh) and group.ndim == 2
 
 
-def _warn_of_others() -> None:
+def warn_of_others() -> None:
     """Before init_process_group, ``dist.group.WORLD`` is None, which means this process alone."""
     processes = os.environ.get("WORLD_SIZE", "")
     if not processes.isdecimal() or int(processes) < 2:
@@ -360,6 +363,21 @@ def _gather_objects(own: object, group: dist.ProcessGroup | None) -> list[Any]:
     parts: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(parts, own, group=group)
     return parts
+
+
+def all_gathered(own: Tensor, group: GroupLike) -> Tensor:
+    """The tensors [n] of all ranks one behind another, in the order of ranks; collective."""
+    if group is None:
+        return own
+    if is_mesh_of_hosts(group):
+        return _all_gathered(_all_gathered(own, group.get_group(1)), group.get_group(0))
+    return _all_gathered(own, process_group_of(group))
+
+
+def _all_gathered(own: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, own, group=group)
+    return torch.cat(parts)
 
 
 def process_group_of(group: GroupLike) -> dist.ProcessGroup | None:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
-import os
-import warnings
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights
 from .functional import moe
-from .group import GroupLike, rank_and_size, without_mesh
+from .group import GroupLike, rank_and_size, warn_of_others, without_mesh
 from .router import Router, RouterConfig, Routing
 from .row_pool import RowPoolLike
 from .workspace import Workspace
@@ -185,7 +182,7 @@ class MoELayer(nn.Module):
             group = workspace.members
         self.group = without_mesh(group)
         if group is None and workspace is None:
-            _warn_of_no_group()
+            warn_of_others()
         self.rank, self.size = rank_and_size(group)
         for what, columns in (("hidden", hidden), ("intermediate", intermediate)):
             if columns < 8 or columns % 8:
@@ -387,14 +384,3 @@ class MoELayer(nn.Module):
             f"num_experts={self.num_experts}{zero}, topk={self.topk}, "
             f"rank={self.rank} of {self.size}"
         )
-
-
-def _warn_of_no_group() -> None:
-    ranks = os.environ.get("WORLD_SIZE", "1")
-    if ranks == "1" or (dist.is_available() and dist.is_initialized()):
-        return
-    warnings.warn(
-        f"WORLD_SIZE is {ranks} and group is None, so each process has all experts; if they are to "
-        "share them, call torch.distributed.init_process_group first, and pass a group",
-        stacklevel=3,
-    )

@@ -53,6 +53,23 @@ def anchors(page: Path) -> set[str]:
     return found
 
 
+def tables_of_speed(text: str) -> list[list[tuple[list[float], list[float]]]]:
+    """Of each table over the models, forward and backward: times as fast, and % of the floor."""
+    tables, rows = [], []
+    for line in [*text.splitlines(), ""]:
+        cells = [cell.strip(" %") for cell in line.strip("|").split("|")]
+        if cells[0] in MODELS:
+            rows.append(cells)
+        elif rows:
+            columns = list(zip(*rows, strict=True))
+            passes = [
+                ([float(c) for c in columns[i]], [int(c) for c in columns[i + 1]]) for i in (3, 7)
+            ]
+            tables.append(passes)
+            rows = []
+    return tables
+
+
 def problems_of_lines(name: str, text: str) -> list[str]:
     found = []
     for number, line in enumerate(without_code_blocks(text).splitlines(), 1):
@@ -161,6 +178,16 @@ class Pages(unittest.TestCase):
     def test_the_performance_page_is_short(self) -> None:
         lines = (ROOT / "docs" / "performance.md").read_text().splitlines()
         self.assertLessEqual(len(lines), 120, "what is not a table or a command goes to research/")
+
+    def test_the_first_figures_are_those_of_the_performance_page(self) -> None:
+        text = (ROOT / "docs" / "performance.md").read_text()
+        shown = tables_of_speed(text[text.index("## Four H200") : text.index("## Two GPUs")])
+        self.assertEqual(len(shown), 2)
+        readme = (ROOT / "README.md").read_text()
+        for what, form in ((0, "{:.2f} to {:.2f}"), (1, "{} to {} %")):
+            for table in shown:
+                of_passes = [form.format(min(t[what]), max(t[what])) for t in table]
+                self.assertIn(f"| {' | '.join(of_passes)} |", readme)
 
     def test_the_index_has_every_page(self) -> None:
         docs = ROOT / "docs"

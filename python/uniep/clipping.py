@@ -1,0 +1,82 @@
+"""The norm of all gradients of a model whose ranks have different experts, and what it limits."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .group import GroupLike, all_gathered
+from .layer import MoELayer
+
+__all__ = ["clip_grad_norm_"]
+
+
+@torch.no_grad()
+def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
+    """Scales all gradients of `module` down to a norm of at most `max_norm`; collective.
+
+    As ``torch.nn.utils.clip_grad_norm_`` with the 2-norm. That one sees the experts of its rank
+    only, so that ranks would clip by different norms. Here those of every :class:`uniep.MoELayer`
+    count once, in the order of their numbers: all ranks find the same norm, to the bit, and it does
+    not depend on how many share the experts. All other gradients have to be alike on all ranks, as
+    behind DDP or ``all_reduce``, or DTensors, as behind FSDP2. Main gradients are clipped, too.
+
+    Args:
+        module: all ranks of its layers' groups call this alike.
+        max_norm: more than 0.
+
+    Returns:
+        The norm ahead of it, fp32, on the device of the gradients.
+
+    Raises:
+        ValueError: for another `max_norm`.
+    """
+    if not max_norm > 0:
+        raise ValueError(f"max_norm is {max_norm}; more than 0 is accepted")
+    squares: list[Tensor] = []
+    gradients: list[Tensor] = []
+    of_experts: set[int] = set()
+    for layer in (part for part in module.modules() if isinstance(part, MoELayer)):
+        own = [weight for weight in (layer.w1, layer.w2, layer.b1, layer.b2) if weight is not None]
+        of_experts |= {id(weight) for weight in own}
+        found = [gradient for weight in own if (gradient := _gradient(weight)) is not None]
+        gradients += found
+        squares += [square for gradient in found for square in _of_all(gradient, layer.group)]
+    for weight in module.parameters():
+        if id(weight) not in of_experts and (gradient := _gradient(weight)) is not None:
+            gradients.append(gradient)
+            squares.append(_whole(_squares(gradient)))
+    if not gradients:
+        return torch.zeros(())
+    device = squares[0].device
+    norm = torch.stack([square.to(device) for square in squares]).sum().sqrt()
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as PyTorch has it
+    for gradient in gradients:
+        gradient.mul_(factor.to(gradient.device))
+    return norm
+
+
+def _gradient(weight: Tensor) -> Tensor | None:
+    main: Tensor | None = getattr(weight, "main_grad", None)
+    return weight.grad if main is None else main
+
+
+def _squares(gradient: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+    return norm.square()
+
+
+def _whole(value: Tensor) -> Tensor:
+    """Of a DTensor what all ranks have together."""
+    whole: Tensor = getattr(value, "full_tensor", lambda: value)()
+    return whole
+
+
+def _of_all(gradient: Tensor, group: GroupLike) -> list[Tensor]:
+    """The sum of squares of each expert of all ranks."""
+    columns = math.prod(gradient.shape[1:])
+    flat = gradient.view(gradient.shape[0], columns)
+    own = torch.stack([_squares(row) for row in flat])
+    return list(all_gathered(own, group))

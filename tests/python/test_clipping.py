@@ -1,0 +1,119 @@
+"""Clipping by the norm of all experts: of the same bits on all ranks, however many there are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import uniep
+
+TOKENS = 24
+MOST = 0.05
+
+
+class Model(nn.Module):
+    def __init__(self, group: object = None, **options: object) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        more = {"bias": True, "max_tokens": 2 * TOKENS, "dtype": torch.float32, **options}
+        self.moe = uniep.MoELayer(64, 32, 8, 2, group=group, **more)
+        self.dense = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.moe(self.dense(x))
+
+    def experts(self) -> set[Tensor]:
+        return {self.moe.w1, self.moe.w2, self.moe.b1, self.moe.b2}
+
+    def others(self) -> list[Tensor]:
+        return [weight for weight in self.parameters() if weight not in self.experts()]
+
+
+def run(model: Model) -> None:
+    """Gradients of the tokens of two ranks; the model without a group has all of them."""
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(2 * TOKENS, 64, generator=g)
+    size = model.moe.size
+    own = x[model.moe.rank * 2 * TOKENS // size :][: 2 * TOKENS // size]
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(own)
+    out.float().square().sum().backward()
+
+
+def gradients(model: Model) -> dict[str, Tensor]:
+    return {name: weight.grad.clone() for name, weight in model.named_parameters()}
+
+
+def of_ranks(group: str) -> tuple[Tensor, Tensor]:
+    """The norm, and what of the experts' gradients is left; all others are taken as alike."""
+    groups = {"group": dist.group.WORLD}
+    if group == "mesh":
+        groups["mesh"] = init_device_mesh("cpu", (2, 1), mesh_dim_names=("hosts", "ranks"))
+    model = Model(groups[group])
+    run(model)
+    for weight in model.others():
+        weight.grad = torch.ones_like(weight)
+    norm = uniep.clip_grad_norm_(model, MOST)
+    return norm, model.moe.w1.grad
+
+
+@pytest.mark.parametrize("group", ["group", "mesh"])
+def test_ranks_clip_by_the_norm_of_one_process(group: str) -> None:
+    model = Model()
+    run(model)
+    for weight in model.others():
+        weight.grad = torch.ones_like(weight)
+    squares = [weight.grad.double().square().sum() for weight in model.parameters()]
+    norm = uniep.clip_grad_norm_(model, MOST)
+    assert norm > MOST
+    torch.testing.assert_close(norm.double(), sum(squares).sqrt(), rtol=1e-6, atol=0)
+    after = [weight.grad.double().square().sum() for weight in model.parameters()]
+    torch.testing.assert_close(float(sum(after).sqrt()), MOST, rtol=1e-4, atol=0)
+    found = run_ranks(2, of_ranks, group)
+    for of_rank, _ in found:
+        assert torch.equal(of_rank, norm)
+    assert torch.equal(torch.cat([of_w1 for _, of_w1 in found]), model.moe.w1.grad)
+
+
+def test_what_is_short_stays() -> None:
+    model = Model()
+    run(model)
+    before = gradients(model)
+    uniep.clip_grad_norm_(model, 1e6)
+    for name, gradient in gradients(model).items():
+        assert torch.equal(gradient, before[name]), name
+    assert uniep.clip_grad_norm_(Model(), 1.0) == 0
+    with pytest.raises(ValueError, match="max_norm is 0; more than 0"):
+        uniep.clip_grad_norm_(model, 0)
+
+
+def test_main_gradients_count() -> None:
+    model = Model(main_grad=torch.float32)
+    run(model)
+    assert model.moe.w1.grad is None
+    wanted = float(model.moe.w1.main_grad.norm())
+    model.dense.zero_grad()
+    assert float(uniep.clip_grad_norm_(model, MOST)) >= wanted
+    assert float(model.moe.w1.main_grad.norm()) < MOST
+
+
+def beside_fsdp() -> tuple[Tensor, Tensor]:
+    model = Model(dist.group.WORLD)
+    fully_shard(model, ignored_params=model.experts())
+    run(model)
+    of_experts = sum(weight.grad.double().square().sum() for weight in model.experts())
+    dist.all_reduce(of_experts)  # each rank has others
+    of_others = sum(w.grad.full_tensor().double().square().sum() for w in model.others())
+    return uniep.clip_grad_norm_(model, MOST), (of_experts + of_others).sqrt()
+
+
+def test_gradients_of_fsdp_count_once() -> None:
+    found = run_ranks(2, beside_fsdp)
+    for norm, wanted in found:
+        torch.testing.assert_close(norm.double(), wanted, rtol=1e-6, atol=0)
+    assert torch.equal(found[0][0], found[1][0])
