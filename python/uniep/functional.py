@@ -168,6 +168,7 @@ def moe(
     experts, width, hidden = weights.shapes[0]
     topk = topk_ids.shape[-1]
     tokens = _arguments.rows(x)
+    begun = workspace is None and max_tokens is None
     if workspace is None:
         kind = LayerKind(
             hidden,
@@ -222,8 +223,25 @@ def moe(
         deferred,
     )
     ids = _arguments.int32(_arguments.rows(topk_ids))
-    out = call.run(tokens, ids, _arguments.rows(topk_probs))
+    rows_of_probs = _arguments.rows(topk_probs)
+    if begun and not torch.compiler.is_compiling():
+        out = _run_as_begun(call, tokens, ids, rows_of_probs)
+    else:
+        out = call.run(tokens, ids, rows_of_probs)
     return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
+
+
+def _run_as_begun(call: CheckedCall, tokens: Tensor, ids: Tensor, probs: Tensor) -> Tensor:
+    """Where nobody has said max_tokens: the first call has, and the error is to say so."""
+    try:
+        return call.run(tokens, ids, probs)
+    except RuntimeError as error:
+        if "max_tokens=" not in str(error):
+            raise
+        raise RuntimeError(
+            f"{error}, which the first call of this shape had; pass max_tokens, the most that any "
+            "rank ever has, to the layer or to every call"
+        ) from error
 
 
 def _result(

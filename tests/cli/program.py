@@ -24,8 +24,11 @@ def without_progress(errors):
 
 
 def unfolded(text):
-    """Comments as they were before they were folded to the width of a page."""
-    return re.sub(r"\n#  +", " ", re.sub(r",\n#  +", ",", text))
+    """Comments as they were before they were folded to the width of a page.
+
+    Schedules are also folded behind the commas between their axes, which no space follows.
+    """
+    return re.sub(r"\n#  +", " ", re.sub(r",\n#  +(?=\w+=)", ",", text))
 
 
 class ProgramTest(unittest.TestCase):

@@ -359,6 +359,9 @@ def of_other_topk():
     layer = MoELayer(64, 32, 8, 2, group=dist.group.WORLD)
     with pytest.raises(ValueError, match=f"which has {8 + rank} tokens on rank {rank}.*max_tokens"):
         layer(torch.randn(8 + rank, 64).bfloat16())
+    layer(torch.randn(8, 64).bfloat16())
+    with pytest.raises(RuntimeError, match=r"max_tokens=8 .* first call of this shape.*pass max_"):
+        layer(torch.randn(8 + rank, 64).bfloat16())
 
 
 def test_what_ranks_have_differently_is_named():

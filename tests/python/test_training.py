@@ -19,7 +19,7 @@ TINY = [
 
 Train = Callable[..., list[str]]  # flags -> the lines of --losses
 
-ARGUMENTS = [str(EXAMPLE), "--text", str(ROOT / "README.md"), *TINY]
+ARGUMENTS = [str(EXAMPLE), "--text", str(ROOT / "LICENSE"), *TINY]
 
 
 def run(ranks: int, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
