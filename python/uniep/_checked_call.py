@@ -45,7 +45,7 @@ class CheckedCall(NamedTuple):
         """The output [T, H] of bf16 [T, H], int32 [T, K] and fp32 [T, K]; differentiable."""
         beside = self.workspace.of_shared
         if beside is None:
-            return self._over_hosts(tokens, ids, probs)
+            return self._run_routed(tokens, ids, probs)
         main = self.main
         routed = self._replace(
             weights=self.weights.routed,
@@ -63,7 +63,7 @@ class CheckedCall(NamedTuple):
             deferred=self.deferred,
         )
         tokens, mine = for_both(tokens)
-        return routed._over_hosts(
+        return routed._run_routed(
             tokens, ids, probs, lambda: shared._sums_of_all(mine, self.shared_probs)
         )
 
@@ -78,7 +78,7 @@ class CheckedCall(NamedTuple):
         sums = self._fused(tokens, *slots, workspace.flag, workspace.overflow)
         return torch.nn.functional.pad(sums, (0, 0, 0, missing)) if missing else sums
 
-    def _over_hosts(
+    def _run_routed(
         self,
         tokens: Tensor,
         ids: Tensor,

@@ -78,5 +78,6 @@ def _of_all(gradient: Tensor, group: GroupLike) -> list[Tensor]:
     """The sum of squares of each expert of all ranks."""
     columns = math.prod(gradient.shape[1:])
     flat = gradient.view(gradient.shape[0], columns)
+    # One by one: how PyTorch sums a row may depend on how many there are.
     own = torch.stack([_squares(row) for row in flat])
     return list(all_gathered(own, group))

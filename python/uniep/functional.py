@@ -168,7 +168,7 @@ def moe(
     experts, width, hidden = weights.shapes[0]
     topk = topk_ids.shape[-1]
     tokens = _arguments.rows(x)
-    begun = workspace is None and max_tokens is None
+    first_says_most = workspace is None and max_tokens is None
     if workspace is None:
         kind = LayerKind(
             hidden,
@@ -224,14 +224,14 @@ def moe(
     )
     ids = _arguments.int32(_arguments.rows(topk_ids))
     rows_of_probs = _arguments.rows(topk_probs)
-    if begun and not torch.compiler.is_compiling():
-        out = _run_as_begun(call, tokens, ids, rows_of_probs)
+    if first_says_most and not torch.compiler.is_compiling():
+        out = _run_within_first(call, tokens, ids, rows_of_probs)
     else:
         out = call.run(tokens, ids, rows_of_probs)
     return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
 
 
-def _run_as_begun(call: CheckedCall, tokens: Tensor, ids: Tensor, probs: Tensor) -> Tensor:
+def _run_within_first(call: CheckedCall, tokens: Tensor, ids: Tensor, probs: Tensor) -> Tensor:
     """Where nobody has said max_tokens: the first call has, and the error is to say so."""
     try:
         return call.run(tokens, ids, probs)
