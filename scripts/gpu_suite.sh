@@ -7,7 +7,8 @@
 #
 # Where a part has more ranks than there are GPUs, they share them (UNIEP_SHARE_DEVICE=1), and the
 # table says so: "passed, 4 ranks on 1 GPU". That is slow, and tests the bits and the protocol, not
-# the links between GPUs. Parts that measure need a GPU for each rank.
+# the links between GPUs. Parts that measure need a GPU for each rank. Suites of different GPUs
+# (CUDA_VISIBLE_DEVICES) may run side by side, each with its own GPU_SUITE_LOGS.
 #
 # GPU_SUITE_PARTS=REGEX   selects the parts whose names match
 # GPU_SUITE_GPUS=N        selects those of at most N ranks
@@ -59,7 +60,7 @@ sanitizer_cases=0.02
 # A sanitizer may run launches one after another, though those of emulated ranks wait for one
 # another under schedules that hold several stages in one: it runs these tests only.
 declare -A sanitizer_tests=(
-  [cuda_stages_test]='CudaStages.RandomLayersAtAnyNumberOfRanks:CudaStages.RandomSchedulesAtOneRank'
+  [cuda_stages_test]='CudaStages.RandomLayersAtAnyNumberOfRanks:CudaStages.*AtOneRank'
   [cuda_plan_test]='PlanKernel*:OrderKernel*'
 )
 
@@ -73,7 +74,11 @@ mkdir -p "$logs" || exit 2
 # Of every program, and of what they are given.
 build_id=$(cat "$uniep" "$build"/tests/{cuda,cli}/*_test "$build"/examples/train_gpu \
   "$build"/benchmarks/*.so "$layer" 2>/dev/null | cksum | cut -d' ' -f1)
-gpus=$({ nvidia-smi --list-gpus || ls /dev/nvidia[0-9]*; } 2>/dev/null | grep -cE '^(GPU|/dev/)')
+if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
+  gpus=$(tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .)
+else
+  gpus=$({ nvidia-smi --list-gpus || ls /dev/nvidia[0-9]*; } 2>/dev/null | grep -cE '^(GPU|/dev/)')
+fi
 
 # --- the parts: filled by `part` and others, in the order in which they run ---
 names=() ranks=() sharing=() measures=() estimates=() limits=() commands=() reasons=()

@@ -45,7 +45,8 @@ class ExpertMatrices {
     return m;
   }
   /// The same tensors, of which each matrix is [in, out]: [El, H, 2I] for [El, 2I, H], columns of
-  /// gate and up for their rows; [El, I, H] for [El, H, I]. On the CPU backend.
+  /// gate and up for their rows; [El, I, H] for [El, H, I]. On the CUDA backend not interleaved,
+  /// and a pair where I is a multiple of 64.
   ExpertMatrices in_out() const {
     ExpertMatrices m = *this;
     m.in_out_ = true;

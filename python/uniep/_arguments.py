@@ -62,13 +62,17 @@ def check_tensors(**tensors: object) -> None:
             raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
 
 
-def check_device(x: Tensor, weights_layout: WeightsLayout = "out_in") -> None:
-    """Raises ValueError where uniep has no backend for where `x` lies, or none for the layout."""
+def check_device(
+    x: Tensor, w1_layout: W1Layout = "halves", weights_layout: WeightsLayout = "out_in"
+) -> None:
+    """Raises ValueError where uniep has no backend for where `x` lies, or none for the layouts."""
     if not (x.is_cpu or x.is_cuda):
         raise ValueError(f"x is on '{x.device}'; uniep.moe runs on 'cpu' and 'cuda'")
-    if x.is_cuda and weights_layout == "in_out":
+    if x.is_cuda and w1_layout == "interleaved" and weights_layout == "in_out":
         raise ValueError(
-            f"weights_layout is 'in_out', and x is on '{x.device}'; there it must be 'out_in'"
+            f"w1_layout is 'interleaved', weights_layout is 'in_out', and x is on '{x.device}', "
+            "where no tensor map tells columns of gate and up by turns apart; there 'halves' or "
+            "'out_in' is accepted"
         )
 
 

@@ -1,9 +1,10 @@
 """What a module of experts in transformers computes, and how its weights lie.
 
 transformers' decorator ``use_experts_implementation`` leaves on every class of experts what it
-states here; only gates of a model's own have to be known by name. On CPUs uniep reads weights
-however they lie. On GPUs it takes gate rows, then up rows, and outputs before inputs: weights that
-lie otherwise are rearranged, in every call, or once by :func:`pack`.
+states here; only gates of a model's own have to be known by name. uniep reads weights where they
+lie, but on GPUs no columns of gate and up by turns, as gpt-oss has them: these are rearranged in
+every call. :func:`pack` rearranges once whatever does not have gate rows, then up rows, and outputs
+before inputs, which is fastest on GPUs.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ def _own_gate(experts: Any, gate: Any) -> Activation:
 
 
 def weights_of(experts: Any, facts: Facts) -> Weights:
-    """The experts' weights as uniep takes them: on CPUs themselves, but for biases by turns."""
+    """The experts' weights as uniep takes them: themselves, wherever it reads them as they lie."""
     w1, w2, *biases = (getattr(experts, name) for name in facts.names)
     packed = is_packed(experts)
     if not packed:
@@ -179,7 +180,7 @@ def weights_of(experts: Any, facts: Facts) -> Weights:
     b1, b2 = biases or (None, None)
     if packed:
         return Weights(w1, w2, b1, b2)
-    if w1.device.type != "cpu":
+    if facts.transposed and facts.interleaved and w1.device.type != "cpu":
         return Weights(to_uniep(w1, 0, facts), to_uniep(w2, 1, facts), b1, b2)
     w1_layout: W1Layout = "interleaved" if facts.interleaved else "halves"
     weights_layout: WeightsLayout = "in_out" if facts.transposed else "out_in"

@@ -133,7 +133,8 @@ def moe(
             b1 has the gate's first either way.
         weights_layout: of w1 and w2 and their gradients: ``"out_in"``, as above; or ``"in_out"``,
             each matrix transposed, as torch's grouped products take it, and gpt-oss and Llama-4
-            keep it: w1 [El, H, 2I], w2 [El, I, H], in any of the forms. On CPUs.
+            keep it: w1 [El, H, 2I], w2 [El, I, H], in any of the forms; on GPUs not interleaved,
+            and a pair where I is a multiple of 64.
 
     Returns:
         bf16 [..., H].
@@ -144,7 +145,7 @@ def moe(
         RuntimeError: where the library refuses or fails: a routing that does not fit, a lost rank.
     """
     _arguments.check_tensors(x=x, topk_ids=topk_ids, topk_probs=topk_probs)
-    _arguments.check_device(x, weights_layout)
+    _arguments.check_device(x, w1_layout, weights_layout)
     _zero.check(zero_experts, zero_expert_type)
     if save not in (None, "rows", "tokens", "none"):
         raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")

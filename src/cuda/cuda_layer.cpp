@@ -253,7 +253,7 @@ Saved CudaLayer::run_forward(const RoutingPlan& plan, const ForwardArgs& args,
   check_forward(problem(), communicator(), plan, args, schedule);
   check_alignment(args);
   require_supported(unsupported_reason(schedule, sms_));
-  require_supported(unsupported_reason(args));
+  require_supported(unsupported_reason(args, problem()));
   check_forward_pages(pool_.get(), plan, options.memory);
   std::unique_ptr<SavedData> saved = make_saved(plan, options.memory);
   check_forward_rows_memory(problem(), needs_, options.memory, saved->rows);
@@ -286,8 +286,8 @@ void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const Cal
     check_alignment(weights_args(args));
     require_supported(unsupported_reason(schedule, sms_));
     require_supported(unsupported_ring_reason(schedule, problem(), sms_));
-    require_supported(unsupported_reason(data_args(args)));
-    require_supported(unsupported_reason(weights_args(args)));
+    require_supported(unsupported_reason(data_args(args), problem()));
+    require_supported(unsupported_reason(weights_args(args), problem()));
     check_backward_rows_memory(problem(), needs_, options.memory, saved.data()->rows);
     const auto rows =
         memory_.rows(Pass::kBackward, options.memory.backward_rows, calls_.captured());
@@ -306,7 +306,7 @@ void CudaLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
     check_backward_rows_memory(problem(), needs_, options.memory, saved.data()->rows);
     check_alignment(args);
     require_supported(unsupported_reason(schedule, sms_));
-    require_supported(unsupported_reason(args));
+    require_supported(unsupported_reason(args, problem()));
     SavedData& data = *saved.data();
     data.backward_rows.reset();  // a pass that fails leaves none
     const auto rows = memory_.backward_rows(options.memory.backward_rows, calls_.captured());
@@ -326,7 +326,7 @@ void CudaLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
   check_backward_pages(*saved.data(), PassPart::kWeights);
   check_alignment(args);
   require_supported(unsupported_reason(schedule, sms_));
-  require_supported(unsupported_reason(args));
+  require_supported(unsupported_reason(args, problem()));
   SavedData& data = *saved.data();
   const std::shared_ptr<std::byte> rows = *data.backward_rows;
   if (calls_.captured()) data.keep_for_replays(rows);

@@ -20,20 +20,29 @@ namespace uniep::cuda {
 struct MatricesApart {
   std::vector<void*> begins;  // [experts, parts]
   ExpertShape shape;
-  std::int64_t row_stride = 0;  // elements
-  bool is_cleared = false;      // by a plan that has a fault: what `enter` does not fill
+  bool in_out = false;
+  std::int64_t line_stride = 0;  // elements from a row to the next, of [in, out] from a column
+  bool is_cleared = false;       // by a plan that has a fault: what `enter` does not fill
+
+  /// A line's elements, and how many lines there are.
+  std::int64_t line() const { return in_out ? shape.rows : shape.cols; }
+  std::int64_t lines() const { return in_out ? shape.cols : shape.rows; }
 };
 
 /// Whether one map has them all: they are one tensor, row after row.
 template <class T>
 bool are_one_tensor(const ExpertMatrices<T>& matrices) {
-  return matrices.form() == ExpertForm::kOneTensor;
+  return matrices.form() == ExpertForm::kOneTensor && !matrices.is_in_out();
 }
 
 template <class T>
 MatricesApart matrices_apart(const ExpertMatrices<T>& matrices, const ExpertShape& shape) {
   const ExpertPlaces<T> places(matrices, shape);
-  MatricesApart apart{.begins = {}, .shape = shape, .row_stride = places.row_stride()};
+  const bool in_out = matrices.is_in_out();
+  MatricesApart apart{.begins = {},
+                      .shape = shape,
+                      .in_out = in_out,
+                      .line_stride = in_out ? places.col_stride() : places.row_stride()};
   for (std::int64_t expert = 0; expert < shape.experts; ++expert) {
     for (std::int64_t part = 0; part < shape.parts; ++part) {
       apart.begins.push_back(const_cast<std::remove_const_t<T>*>(places.matrix(expert, part)));

@@ -39,7 +39,7 @@ struct PassVariant {
   bool remakes = false;    // what forward has not kept, or in a ring of rows
   bool bf16_main = false;  // of main gradients that are added to
   int tile_n = 0;
-  bool general = false;  // of other experts than SwiGLU's, with probabilities ahead of fc2
+  bool general = false;  // of other experts than plain ones, or weights or gradients [in, out]
 
   friend bool operator==(const PassVariant&, const PassVariant&) = default;
 };
@@ -91,7 +91,8 @@ constexpr PassKernel kPassKernels[] = {
 };
 
 PassVariant variant_of(const PassView& v, const PassTensors& tensors) {
-  const bool general = !are_plain_experts(v.activation, v.probs, v.choice.has_bias,
+  const bool general = in_out_stages(tensors) != 0 ||
+                       !are_plain_experts(v.activation, v.probs, v.choice.has_bias,
                                           v.group_experts > 0 || v.slot_rows, v.choice.has_shared);
   if (v.pass == Pass::kForward) {
     return {.pass = v.pass, .tile_n = v.schedule.tile_n, .general = general};
@@ -124,33 +125,42 @@ std::optional<std::string> unsupported_ring_reason(const Schedule& s, const Prob
 
 namespace {
 
-/// Tensor maps of the kernels are of rows of inputs.
+/// A box of a tensor map has neighbouring elements: no columns by turns, and of a pair no columns
+/// of both.
 template <class T>
-std::optional<std::string> order_reason(const char* name, const ExpertMatrices<T>& matrices) {
+std::optional<std::string> order_reason(const char* name, const ExpertMatrices<T>& matrices,
+                                        const Problem& p) {
   if (!matrices.is_in_out()) return std::nullopt;
-  return cat(name,
-             " is given as [in, out] matrices; with the cuda backend [out, in] ones are "
-             "accepted");
+  if (matrices.form() == ExpertForm::kInterleaved) {
+    return cat(name,
+               " has [in, out] matrices with columns of gate and up by turns, which no tensor map "
+               "tells apart; with the cuda backend all of the gate ahead of up, or [out, in] "
+               "matrices, are accepted");
+  }
+  if (matrices.form() == ExpertForm::kGateAndUp && p.intermediate % kBoxRows != 0) {
+    return cat(name, " is a pair of [in, out] matrices, and intermediate=", p.intermediate,
+               "; with the cuda backend multiples of ", kBoxRows,
+               " are accepted, or gate and up in one tensor");
+  }
+  return std::nullopt;
 }
-std::optional<std::string> order_reason(const char* name, const WeightGrad& grad) {
-  return with_matrices(grad, [&](const auto& matrices) { return order_reason(name, matrices); });
+std::optional<std::string> order_reason(const char* name, const WeightGrad& grad,
+                                        const Problem& p) {
+  return with_matrices(grad, [&](const auto& matrices) { return order_reason(name, matrices, p); });
 }
 
 }  // namespace
 
-std::optional<std::string> unsupported_reason(const ForwardArgs& args) {
-  const auto reason = order_reason("w1", args.w1);
-  return reason ? reason : order_reason("w2", args.w2);
+std::optional<std::string> unsupported_reason(const ForwardArgs& args, const Problem& p) {
+  return order_reason("w1", args.w1, p);
 }
 
-std::optional<std::string> unsupported_reason(const BackwardDataArgs& args) {
-  const auto reason = order_reason("w1", args.w1);
-  return reason ? reason : order_reason("w2", args.w2);
+std::optional<std::string> unsupported_reason(const BackwardDataArgs& args, const Problem& p) {
+  return order_reason("w1", args.w1, p);
 }
 
-std::optional<std::string> unsupported_reason(const BackwardWeightsArgs& args) {
-  if (const auto reason = order_reason("dw1", args.dw1)) return reason;
-  if (const auto reason = order_reason("dw2", args.dw2)) return reason;
+std::optional<std::string> unsupported_reason(const BackwardWeightsArgs& args, const Problem& p) {
+  if (const auto reason = order_reason("dw1", args.dw1, p)) return reason;
   const bool both = any_is<ExpertMatrices<float>>(args) && any_is<Bf16MainGrad>(args);
   if (!both) return std::nullopt;
   return "weight gradients are added to in fp32 and in bf16; with the cuda backend one of these "
@@ -212,6 +222,7 @@ PassLauncher::PassLauncher(const DeviceContext& ctx, const PassTensors& tensors,
   ctx_.main_dw2 = main_grad(tensors.dw2);
   ctx_.main_db1 = main_grad(tensors.db1);
   ctx_.main_db2 = main_grad(tensors.db2);
+  ctx_.in_out = in_out_stages(tensors);
   for (int i = 0; i < num_launches(); ++i) {
     LaunchQueues& launch = queues_[static_cast<std::size_t>(i)];
     launch.launch = launch_number(ctx.view, i);

@@ -19,9 +19,10 @@ std::optional<std::string> unsupported_reason(const Schedule& schedule, int sms)
 std::optional<std::string> unsupported_ring_reason(const Schedule& schedule, const Problem& problem,
                                                    int sms);
 /// Likewise for how weights lie, and for where their gradients go.
-std::optional<std::string> unsupported_reason(const ForwardArgs& args);
-std::optional<std::string> unsupported_reason(const BackwardDataArgs& args);
-std::optional<std::string> unsupported_reason(const BackwardWeightsArgs& args);
+std::optional<std::string> unsupported_reason(const ForwardArgs& args, const Problem& problem);
+std::optional<std::string> unsupported_reason(const BackwardDataArgs& args, const Problem& problem);
+std::optional<std::string> unsupported_reason(const BackwardWeightsArgs& args,
+                                              const Problem& problem);
 
 /// CTAs of each launch of a pass that may hold `sms` SMs.
 int num_ctas(const Schedule& schedule, int sms);

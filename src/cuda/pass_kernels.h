@@ -68,7 +68,7 @@ cudaError_t launch_expert_maps(const ExpertMapsArgs& args, cudaStream_t stream);
 /// backward pass weight gradients are overwritten or added to fp32 ones, or with `bf16` in the name
 /// to bf16 ones; what forward did not keep is made again by those with `remake` in the name. Those
 /// with `general` are of other experts than SwiGLU's with probabilities ahead of fc2 and no biases,
-/// and can do all of the rest.
+/// or of weights or gradients [in, out], and can do all of the rest.
 using LaunchPass = cudaError_t (*)(const DeviceContext& ctx, const LaunchQueues& queues,
                                    const PassMaps& maps, int ctas, cudaStream_t stream);
 #define UNIEP_DECLARE_PASS(name)                                                             \

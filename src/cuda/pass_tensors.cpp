@@ -4,6 +4,7 @@
 #include <numeric>
 #include <span>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -60,19 +61,25 @@ class Mapper {
 
   /// The right operand.
   CUtensorMap weights(Tensor tensor) const {
-    return map(tensor, is_k_major(tensor) ? tile_columns() : kBox, kBox);
+    return map(tensor, is_k_major(tensor, false) ? tile_columns() : kBox, kBox);
+  }
+
+  /// Whether the stage has tiles of gate and up columns side by side.
+  bool takes_halves(Tensor tensor) const {
+    return walk_over(kLayerGraph[tensor], stage_).by_halves;
   }
 
   /// Of matrices of the tensor that lie apart, the first's.
   CUtensorMap first_of(const MatricesApart& apart, Tensor tensor, Element element) const {
-    const bool by_halves = walk_over(kLayerGraph[tensor], stage_).by_halves;
-    std::vector<std::int64_t> sizes(by_halves ? 4 : 3, 1);
+    std::vector<std::int64_t> sizes(takes_halves(tensor) ? 4 : 3, 1);
     std::vector<int> box(sizes.size(), 1);
-    sizes[0] = apart.shape.cols;
-    sizes[1] = apart.shape.rows;
+    sizes[0] = apart.line();
+    sizes[1] = apart.lines();
     box[0] = kSwizzleBytes / static_cast<int>(bytes_of(element));
-    box[1] = is_k_major(tensor) ? tile_columns() : box_rows(apart.shape);
-    return tensor_map(apart.begins.front(), element, sizes, box, apart.row_stride);
+    box[1] = is_k_major(tensor, apart.in_out) ? tile_columns()
+             : apart.in_out                   ? kBox
+                                              : box_rows(apart.shape);
+    return tensor_map(apart.begins.front(), element, sizes, box, apart.line_stride);
   }
 
   /// Rows of boxes that run over all rows of an expert: none lies in two matrices.
@@ -89,9 +96,10 @@ class Mapper {
   }
 
  private:
-  /// Whether the weight's reduction is contiguous.
-  bool is_k_major(Tensor tensor) const {
-    return walk_over(kLayerGraph[tensor], stage_).extents[0] == stage_.reduction;
+  /// Whether the tensor is a weight whose reduction is contiguous.
+  bool is_k_major(Tensor tensor, bool in_out) const {
+    if (stage_.place == StagePlace::kWeights) return false;
+    return (walk_over(kLayerGraph[tensor], stage_).extents[0] == stage_.reduction) != in_out;
   }
   int tile_columns() const { return view_.schedule.tile_n / stage_.halves; }
 
@@ -177,7 +185,7 @@ Tensor weight_of(const StageRow& stage) {
 void add_expert_maps(const Mapper& mapper, const StageRow& stage, const PassView& view,
                      const PassTensors& tensors, MappedPass& mapped, CUtensorMap*& room) {
   const Tensor tensor = weight_of(stage);
-  const std::vector<MatricesApart> apart = tensors.apart(tensor, view);
+  const std::vector<MatricesApart> apart = tensors.apart(tensor, view, mapper.takes_halves(tensor));
   if (apart.empty() || apart.front().begins.empty()) return;
   const WeightGrad* grad = tensors.weight_grad(tensor);
   const Element element = grad == nullptr ? Element::kBf16 : element_of(*grad);
@@ -236,10 +244,18 @@ const WeightGrad* PassTensors::weight_grad(Tensor tensor) const {
   return nullptr;
 }
 
-std::vector<MatricesApart> PassTensors::apart(Tensor tensor, const PassView& view) const {
+std::vector<MatricesApart> PassTensors::apart(Tensor tensor, const PassView& view,
+                                              bool by_halves) const {
   const bool first = tensor == Tensor::kW1 || tensor == Tensor::kDw1;
+  // Parts that follow one another are one matrix of all rows, wherever these are one width.
+  const bool joins = !by_halves && with_matrices_of(tensor, [](const auto& m) {
+    return m.form() == ExpertForm::kOneTensor || m.form() == ExpertForm::kOneEach;
+  });
   const auto shape_of = [&](int experts) {
-    return first ? shape_of_w1(view, experts, view.halves()) : shape_of_w2(view, experts);
+    ExpertShape shape =
+        first ? shape_of_w1(view, experts, view.halves()) : shape_of_w2(view, experts);
+    if (joins) shape.rows *= std::exchange(shape.parts, 1);
+    return shape;
   };
   const ExpertShape shape = shape_of(view.routed_experts());
   const ExpertShape shared_shape = shape_of(view.shared_experts);
@@ -261,6 +277,19 @@ std::vector<MatricesApart> PassTensors::apart(Tensor tensor, const PassView& vie
     if (!apart.empty()) apart.front().is_cleared = is_cleared_with_maps(*grad);
     return apart;
   });
+}
+
+std::uint32_t in_out_stages(const PassTensors& tensors) {
+  static_assert(kLayerGraph.num_stages <= 32);
+  std::uint32_t bits = 0;
+  for (int i = 0; i < kLayerGraph.num_stages; ++i) {
+    const StageRow& stage = kLayerGraph.stages[i];
+    if (stage.kind != StageKind::kProduct) continue;
+    const bool in_out = tensors.with_matrices_of(
+        weight_of(stage), [](const auto& matrices) { return matrices.is_in_out(); });
+    if (in_out) bits |= std::uint32_t{1} << static_cast<int>(stage.stage);
+  }
+  return bits;
 }
 
 MappedPass map_pass(const PassView& view, const PassTensors& tensors, std::int64_t rows,

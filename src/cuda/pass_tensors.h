@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "cuda/expert_maps.h"
@@ -39,9 +40,23 @@ struct PassTensors {
   /// Of the tensor, if it is a weight gradient.
   const WeightGrad* weight_grad(Tensor tensor) const;
   /// Of the tensor, if it is a weight or its gradient: those of this rank's experts, then those of
-  /// the shared ones; none where one map has all of them.
-  std::vector<MatricesApart> apart(Tensor tensor, const PassView& view) const;
+  /// the shared ones; none where one map has all of them. `by_halves`: gate and up are a matrix
+  /// each, though they may follow one another.
+  std::vector<MatricesApart> apart(Tensor tensor, const PassView& view, bool by_halves) const;
+
+ private:
+  /// f(matrices) of a weight or its gradient.
+  template <class F>
+  auto with_matrices_of(Tensor tensor, F&& f) const {
+    if (const WeightGrad* grad = weight_grad(tensor)) return with_matrices(*grad, f);
+    return f(tensor == Tensor::kW1 ? w1 : w2);
+  }
+
+  friend std::uint32_t in_out_stages(const PassTensors& tensors);
 };
+
+/// DeviceContext::in_out.
+std::uint32_t in_out_stages(const PassTensors& tensors);
 
 struct MappedPass {
   PassMaps maps;

@@ -11,6 +11,7 @@ from cases import Case, assert_same, gradients, make_case, relative, step, works
 from ranks import run_ranks
 from test_arithmetic import EVERY, GROUPED, Layer, name_of
 from test_arithmetic import assert_same as assert_same_tensors
+from test_layouts import Formed, joined
 from test_shared_experts import TOKENS as SHARED_TOKENS
 from test_shared_experts import Layer as SharedLayer
 from torch import Tensor
@@ -37,6 +38,42 @@ def assert_plain(found: list[Tensor], wanted: list[Tensor]) -> None:
     """The same bits, but for dprobs, whose sums plain PyTorch orders otherwise."""
     assert_same([*found[:2], wanted[2], *found[3:]], wanted)
     assert relative(found[2], wanted[2]) < 1e-5
+
+
+@pytest.mark.parametrize("form", ["one in_out", "pair in_out", "each in_out"])
+@pytest.mark.parametrize("main", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("save", ["rows", "none"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_inputs_before_outputs(
+    shape: dict[str, int], form: str, main: torch.dtype | None, save: str
+) -> None:
+    if form == "pair in_out":
+        shape = {**shape, "intermediate": 64 * -(-shape["intermediate"] // 64)}
+    case = make_case(**shape, seed=4).to("cuda")  # type: ignore[arg-type]
+    wanted = step(case)
+    formed = Formed(case, form, "each in_out" if "each" in form else "one in_out")
+    sums = None
+    if main is not None:
+        # What is added to has numbers of its own, and the gradient's form.
+        wanted[3:] = [torch.ones_like(grad, dtype=main) for grad in wanted[3:]]
+        uniep.moe(
+            *(case.x, case.ids, case.probs, case.w1, case.w2),
+            main_grads=(wanted[3], wanted[4]),
+        ).backward(case.dy)
+        sums = formed.main_grads(wanted[3:], main)
+    grads = None if sums is None else tuple(t[0] if len(t) == 1 else t for t in sums)
+    options = {"save": save, "recompute_h": save == "none", "main_grads": grads}
+    out = formed.call(**options)
+    out.backward(case.dy)
+    found = None if sums is None else [joined(*s) for s in zip(sums, formed.forms, strict=True)]
+    assert_same(formed.found(out, found), wanted)
+
+
+def test_a_pair_that_shares_boxes_is_refused() -> None:
+    case = make_case(intermediate=72).to("cuda")
+    with pytest.raises(uniep.Error, match=r"w1 is a pair of .*intermediate=72"):
+        Formed(case, "pair in_out", "one in_out").call()
+    step(case)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

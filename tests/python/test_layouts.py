@@ -214,10 +214,10 @@ def test_layouts_that_do_not_fit_are_refused():
         formed.call(main_grads=tuple(main))
 
 
-def test_gpus_refuse_inputs_before_outputs():
+def test_gpus_refuse_columns_by_turns():
     case = make_case()
     given = (case.x, case.ids, case.probs, case.w1, case.w2)
     with FakeTensorMode():
         tensors = [torch.empty(t.shape, dtype=t.dtype, device="cuda") for t in given]
         with pytest.raises(ValueError, match=r"weights_layout is 'in_out', and x is on 'cuda"):
-            uniep.moe(*tensors, weights_layout="in_out")
+            uniep.moe(*tensors, w1_layout="interleaved", weights_layout="in_out")

@@ -60,7 +60,8 @@ class GpuSuite(unittest.TestCase):
         self.program("path/nvidia-smi", f"#!/bin/sh\n{lines or 'exit 1'}\n")
 
     def start(self, **environment):
-        env = {**os.environ, "PATH": f"{self.folder / 'path'}:{os.environ['PATH']}", **environment}
+        outer = {name: v for name, v in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        env = {**outer, "PATH": f"{self.folder / 'path'}:{os.environ['PATH']}", **environment}
         return subprocess.Popen(
             ["bash", SCRIPT, str(self.folder / "build"), str(self.layer)], env=env, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -135,6 +136,13 @@ class GpuSuite(unittest.TestCase):
         self.assertEqual((code, list(verdicts.values())),
                          (0, ["passed"] * 3 + ["passed, 8 ranks on 4 GPUs"]))
         self.assertEqual(len(self.logs_that_say("sharing: no")), 3)
+
+    def test_only_visible_gpus_count(self):
+        for visible, verdict in (("5,7", "passed, 4 ranks on 2 GPUs"), ("0,1,2,3", "passed"),
+                                 ("", "did not run: there is no GPU here")):
+            _, output, verdicts = self.run_suite(
+                GPU_SUITE_PARTS="^run --ranks 4 single", CUDA_VISIBLE_DEVICES=visible)
+            self.assertEqual(list(verdicts.values()), [verdict], output)
 
     def test_the_example_runs_on_shared_gpus(self):
         self.set_gpus(2)

@@ -36,6 +36,17 @@ inline ExpertForms random_forms(Rng& rng, bool gated, bool in_out) {
   const auto form = [&](bool has_up) { return random_form(rng, has_up, in_out); };
   return {form(gated), form(false), form(gated), form(false)};
 }
+/// The same as far as tensor maps can describe it: [in, out] becomes [out, in] elsewhere.
+inline MatrixForm mapped(MatrixForm f, std::int64_t intermediate) {
+  const bool by_turns = f.form == ExpertForm::kInterleaved;
+  const bool shares_boxes = f.form == ExpertForm::kGateAndUp && intermediate % 64 != 0;
+  if (by_turns || shares_boxes) f.in_out = false;
+  return f;
+}
+inline ExpertForms mapped(const ExpertForms& f, std::int64_t intermediate) {
+  return {mapped(f.w1, intermediate), mapped(f.w2, intermediate), mapped(f.dw1, intermediate),
+          mapped(f.dw2, intermediate)};
+}
 inline std::string to_string(const MatrixForm& f) {
   return cat(static_cast<int>(f.form), f.in_out ? "t" : "");
 }

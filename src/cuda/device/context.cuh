@@ -92,6 +92,9 @@ struct DeviceContext {
   void* main_dw2 = nullptr;
   void* main_db1 = nullptr;
   void* main_db2 = nullptr;
+  /// Of stages, a bit each: the matrices of this rank's own experts, which the stage reads or whose
+  /// gradients it writes, are [in, out].
+  std::uint32_t in_out = 0;
 
   template <Tensor t>
   __device__ __forceinline__ TypeOf<t>* get() const {
@@ -101,6 +104,11 @@ struct DeviceContext {
   template <Tensor forward, Tensor backward>
   __device__ __forceinline__ TypeOf<forward>* get_of_pass() const {
     return view.pass == Pass::kForward ? get<forward>() : get<backward>();
+  }
+
+  /// Whether the stage finds the expert's matrix, or leaves its gradient, as [in, out].
+  __device__ __forceinline__ bool is_in_out(Stage stage, int expert) const {
+    return (in_out >> static_cast<int>(stage) & 1) != 0 && !view.is_shared(expert);
   }
 
   /// Where that tensor of rows has row number `row` of the plan.

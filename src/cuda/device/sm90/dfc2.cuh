@@ -11,19 +11,21 @@
 namespace uniep::cuda {
 
 /// da = dy w2, and from it dh, the column groups of dprobs, and a once more (for wgrad2).
-/// Maps: a = dy_rows (H, rows); b = w2 (I, H, El), boxes 64 x 64; aux = h (I, 2, rows), box 64 x
-/// 128; out0 = dh (I, 2, rows), out1 = a (I, rows), boxes 64 x 64.
+/// Maps: a = dy_rows (H, rows); b = w2 (I, H, El), boxes 64 x 64, or of each matrix [in, out] (H,
+/// I), box 64 x kN; aux = h (I, 2, rows), box 64 x 128; out0 = dh (I, 2, rows), out1 = a (I, rows),
+/// boxes 64 x 64.
 /// kGeneral: as of Fc1.
 template <class Shape, bool kGeneral = false>
 struct Dfc2 {
   static constexpr Stage kStage = Stage::kDfc2;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kMn;
+  static constexpr bool kReadsAnyOrder = kGeneral;
 
-  static __device__ __forceinline__ void load(const DeviceContext&, const StageMaps& maps,
+  static __device__ __forceinline__ void load(const DeviceContext& ctx, const StageMaps& maps,
                                               OperandSlot<Shape>& slot, std::uint64_t* full,
                                               const TileWork& work, int k_block) {
-    load_rows_and_squares(maps, slot, full, work, k_block * kTileK);
+    load_rows_and_weights<Dfc2>(ctx, maps, slot, full, work, k_block * kTileK);
   }
 
   /// The tile's h comes through the pipeline too, 64 columns of either half a slot: the gate half

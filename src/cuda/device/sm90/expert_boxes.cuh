@@ -31,6 +31,17 @@ __device__ __forceinline__ MatrixBox matrix_box(const CUtensorMap& all, const Ex
   return {table.maps + expert * table.parts + part, 0, 0};
 }
 
+/// Where an expert's rows go on from `row`, which no two parts share with the 63 behind it: the
+/// map, and the row in it. For matrices that lie apart.
+struct RowPlace {
+  const CUtensorMap* map;
+  int row;
+};
+__device__ __forceinline__ RowPlace row_place(const ExpertMapTable& table, int expert, int row) {
+  const int part = row < table.rows ? 0 : table.parts - 1;
+  return {table.maps + expert * table.parts + part, row - part * table.rows};
+}
+
 /// f(map, rows before it, its first row in the map, expert in the map) for the boxes that make up
 /// 64 rows of an expert from `row` on, which may begin in the gate's and end in those of up.
 template <class F>
@@ -40,8 +51,8 @@ __device__ __forceinline__ void for_each_row_box(const CUtensorMap& all,
   if (table.maps == nullptr) return f(all, 0, row, expert);
 #pragma unroll 1
   for (int before = 0; before < kBoxRows; before += table.box_rows) {
-    const int part = row + before < table.rows ? 0 : table.parts - 1;
-    f(table.maps[expert * table.parts + part], before, row + before - part * table.rows, 0);
+    const RowPlace place = row_place(table, expert, row + before);
+    f(*place.map, before, place.row, 0);
   }
 }
 

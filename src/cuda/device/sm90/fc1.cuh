@@ -14,15 +14,16 @@ namespace uniep::cuda {
 /// h = x w1^T and a = p f(h). The tile's columns are kN / 2 of the gate half, then the same of the
 /// up half, so a thread holds both halves of each of its elements; without a gate they are kN
 /// neighbours.
-/// Maps: a = x_rows (H, rows); b = w1 (H, I, 2, El), box 64 x kN / 2; out0 = h (I, 2, rows), out1 =
-/// a (I, rows), boxes 64 x 64.
-/// kGeneral: of any experts, as the view says; else of SwiGLU with probabilities ahead of fc2 and
-/// without biases.
+/// Maps: a = x_rows (H, rows); b = w1 (H, I, 2, El), box 64 x kN / 2, or of each matrix [in, out]
+/// (I, H), box 64 x 64; out0 = h (I, 2, rows), out1 = a (I, rows), boxes 64 x 64. kGeneral: of any
+/// experts, as the view says; else of SwiGLU with probabilities ahead of fc2, without biases, and
+/// of weights [out, in].
 template <class Shape, bool kGeneral = false>
 struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN / 2 / kBoxCols))> {
   static constexpr Stage kStage = Stage::kFc1;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kK;
+  static constexpr bool kReadsAnyOrder = kGeneral;
   static constexpr int kHalf = Shape::kN / 2;
   static constexpr int kChunks = kHalf / kBoxCols;
   using Columns = ColumnsOfH<Shape, kGeneral>;
@@ -35,11 +36,20 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
     load_rows(maps, slot, full, work, first_row_in<Tensor::kXRows>(ctx, work), k);
     if (k_block == 0) acquire_maps(maps.experts, work.expert);
     const Columns columns(ctx.view, work);
+    const bool in_out = reads_in_out<Fc1>(ctx, work);
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
       const MatrixBox box = matrix_box(maps.b, maps.experts, work.expert, columns.half(part));
-      ptx::tma_load(slot.b + part * kHalf * kTileK * kOperandBytes, *box.map, full, k,
-                    columns.first(part), box.part, box.expert);
+      std::uint8_t* to = slot.b + part * kHalf * kTileK * kOperandBytes;
+      const int col = columns.first(part);
+      if (!in_out) {
+        ptx::tma_load(to, *box.map, full, k, col, box.part, box.expert);
+        continue;
+      }
+#pragma unroll 1
+      for (int i = 0; i < kHalf / 64; ++i) {
+        ptx::tma_load(to + i * kBoxBytes, *box.map, full, col + 64 * i, k, box.part, box.expert);
+      }
     }
   }
 
@@ -232,6 +242,7 @@ struct Refc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN /
   static constexpr Stage kStage = Stage::kRefc1;
   static constexpr ptx::Major kMajorA = Fc1<Shape>::kMajorA;
   static constexpr ptx::Major kMajorB = Fc1<Shape>::kMajorB;
+  static constexpr bool kReadsAnyOrder = kGeneral;
   static constexpr int kChunks = Fc1<Shape>::kChunks;
   static constexpr int kBoxes = 2 * kChunks;
   using Columns = ColumnsOfH<Shape, kGeneral>;
@@ -283,17 +294,19 @@ struct Refc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN /
 };
 
 /// dx rows = dh w1, pushed. The first column tile also adds up the rows' dprobs, whose column
-/// groups dfc2 has left. Maps: a = dh (2I, rows); b = w1 (H, 2I, El), boxes 64 x 64.
+/// groups dfc2 has left. Maps: a = dh (2I, rows); b = w1 (H, 2I, El), boxes 64 x 64, or of each
+/// matrix [in, out] (2I, H), box 64 x kN.
 template <class Shape, bool kGeneral = false>
 struct Dfc1 : RowPush<Shape> {
   static constexpr Stage kStage = Stage::kDfc1;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kMn;
+  static constexpr bool kReadsAnyOrder = kGeneral;
 
-  static __device__ __forceinline__ void load(const DeviceContext&, const StageMaps& maps,
+  static __device__ __forceinline__ void load(const DeviceContext& ctx, const StageMaps& maps,
                                               OperandSlot<Shape>& slot, std::uint64_t* full,
                                               const TileWork& work, int k_block) {
-    load_rows_and_squares(maps, slot, full, work, k_block * kTileK);
+    load_rows_and_weights<Dfc1>(ctx, maps, slot, full, work, k_block * kTileK);
   }
 
   static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps&,

@@ -9,20 +9,25 @@
 namespace uniep::cuda {
 
 /// y = a w2^T, pushed. kGeneral: as of Fc1.
-/// Maps: a = a (I, rows); b = w2 (I, H, El), box 64 x kN.
+/// Maps: a = a (I, rows); b = w2 (I, H, El), box 64 x kN, or of each matrix [in, out] (H, I), box
+/// 64 x 64.
 template <class Shape, bool kGeneral = false>
 struct Fc2 : RowPush<Shape> {
   static constexpr Stage kStage = Stage::kFc2;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kK;
+  static constexpr bool kReadsAnyOrder = kGeneral;
 
-  static __device__ __forceinline__ void load(const DeviceContext&, const StageMaps& maps,
+  static __device__ __forceinline__ void load(const DeviceContext& ctx, const StageMaps& maps,
                                               OperandSlot<Shape>& slot, std::uint64_t* full,
                                               const TileWork& work, int k_block) {
     const int k = k_block * kTileK;
     load_rows(maps, slot, full, work, work.first_row, k);
     if (k_block == 0) acquire_maps(maps.experts, work.expert);
     const MatrixBox box = matrix_box(maps.b, maps.experts, work.expert, 0);
+    if (reads_in_out<Fc2>(ctx, work)) {
+      return load_squares<Shape::kN / 64>(slot.b, *box.map, full, work.n, k, box.expert);
+    }
     ptx::tma_load(slot.b, *box.map, full, k, work.n, box.expert);
   }
 

@@ -69,6 +69,38 @@ __device__ __forceinline__ void load_transposed(std::uint32_t address, MatrixPai
                : "memory");
 }
 
+// Boxes of transposed fragments: a row for each column of a consumer's 64 rows, which all four of
+// its warps write to, 16 elements of each row `warp`'s.
+
+/// Where this lane's row of transposed matrix fragments of the first 16 columns lies in a swizzled
+/// box of bf16. Those of the next 16 columns follow kTransposedGroupBytes behind.
+__device__ __forceinline__ std::uint32_t transposed_address(const std::uint8_t* box, int warp) {
+  const int lane = ptx::lane_id();
+  const int row = lane / 16 * 8 + lane % 8;
+  const int chunk = 2 * warp + lane / 8 % 2;
+  return ptx::shared_address(box) +
+         static_cast<std::uint32_t>(row * 128 + ((chunk ^ row % 8) << 4));
+}
+inline constexpr std::uint32_t kTransposedGroupBytes = 16 * 128;
+
+/// Writes 16 rows by 16 columns as 16 rows of 16 columns' elements.
+__device__ __forceinline__ void store_transposed(std::uint32_t address,
+                                                 const std::uint32_t* pairs) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
+      : "memory");
+}
+
+/// Writes 16 rows by 64 columns of this warp, transposed.
+__device__ __forceinline__ void store_box_transposed(std::uint8_t* box, int warp,
+                                                     const std::uint32_t (&pairs)[kPairs]) {
+  const std::uint32_t first = transposed_address(box, warp);
+#pragma unroll
+  for (int group = 0; group < 4; ++group)
+    store_transposed(first + group * kTransposedGroupBytes, pairs + 4 * group);
+}
+
 /// Of 64 numbers that lie two a lane, those that belong to this thread's pair in the matrix of
 /// numbers [8 eighth, 8 eighth + 8): they come from lane 4 eighth + lane % 4. By all lanes. That
 /// lane takes no register where the compiler knows `eighth`: the bounds keep the last two bits.
@@ -106,6 +138,38 @@ __device__ __forceinline__ void add_to_matrices(std::uint32_t address, const flo
     pairs[i] = pack_pair(low_of(pairs[i]) + sums[2 * i], high_of(pairs[i]) + sums[2 * i + 1]);
   }
   store_matrices(address, pairs);
+}
+
+/// Likewise transposed.
+__device__ __forceinline__ void add_to_transposed(std::uint32_t address, const float* sums) {
+  MatrixPairs pairs;
+  load_transposed(address, pairs);
+#pragma unroll
+  for (int i = 0; i < kMatrixPairs; ++i) {
+    pairs[i] = pack_pair(low_of(pairs[i]) + sums[2 * i], high_of(pairs[i]) + sums[2 * i + 1]);
+  }
+  store_transposed(address, pairs);
+}
+
+/// Adds this lane's sums of 16 rows by 8 columns to the floats of a transposed box of 32 rows'
+/// elements by 64 columns, whose rows of these columns begin at `columns`. `half`: which 16 of the
+/// rows. Sum 2 h + c is of row lane / 4 + 8 h and column 2 (lane % 4) + c.
+__device__ __forceinline__ void add_to_transposed_floats(const std::uint8_t* columns, int half,
+                                                         const float* sums) {
+  const int lane = ptx::lane_id();
+  const int row = lane / 4;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int column = 2 * (lane % 4) + i % 2;
+    const int chunk = 4 * half + 2 * (i / 2) + row / 4;
+    const std::uint32_t at =
+        ptx::shared_address(columns) +
+        static_cast<std::uint32_t>(column * 128 + ((chunk ^ column) << 4) + row % 4 * 4);
+    float sum;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(sum) : "r"(at) : "memory");
+    sum = sum + sums[i];
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(sum) : "memory");
+  }
 }
 
 /// Adds two pairs, of a row and the one 8 below, to the floats that lie there.

@@ -20,6 +20,9 @@
 //   finish(consumer, acc, work, prepared)      its epilogue, into output buffers
 //   send(sender, maps, work)           sender: the epilogue's stores and signals
 //   kSumsSteps, StepSums               what it sums over the operands ahead of that; optional
+//   kReadsAnyOrder                     its right operand is weights, which may be [in, out] instead
+//   of
+//                                      [out, in]: then it lies the other way than kMajorB; optional
 
 namespace uniep::cuda {
 
@@ -66,13 +69,33 @@ __device__ __forceinline__ void load_squares(std::uint8_t* to, const CUtensorMap
   }
 }
 
-/// The operands of a data gradient: rows, and weights whose reduction is not contiguous.
-template <class Shape>
-__device__ __forceinline__ void load_rows_and_squares(const StageMaps& maps,
+/// Whether the stage's weights may be [in, out], and whether they are in this tile.
+template <class S>
+constexpr bool may_read_in_out() {
+  if constexpr (requires { S::kReadsAnyOrder; }) {
+    return S::kReadsAnyOrder;
+  } else {
+    return false;
+  }
+}
+template <class S>
+__device__ __forceinline__ bool reads_in_out(const DeviceContext& ctx, const TileWork& work) {
+  return may_read_in_out<S>() && ctx.is_in_out(S::kStage, work.expert);
+}
+
+/// The operands of a data gradient: rows, and weights whose reduction is not contiguous, but where
+/// they are [in, out].
+template <class S, class Shape>
+__device__ __forceinline__ void load_rows_and_weights(const DeviceContext& ctx,
+                                                      const StageMaps& maps,
                                                       OperandSlot<Shape>& slot, std::uint64_t* full,
                                                       const TileWork& work, int k) {
   load_rows(maps, slot, full, work, work.first_row, k);
   if (k == 0) acquire_maps(maps.experts, work.expert);
+  if (reads_in_out<S>(ctx, work)) {
+    const RowPlace place = row_place(maps.experts, work.expert, k);
+    return ptx::tma_load(slot.b, *place.map, full, place.row, work.n, 0);
+  }
   for_each_row_box(maps.b, maps.experts, work.expert, k,
                    [&](const CUtensorMap& map, int before, int row, int expert) {
                      load_squares<Shape::kN / 64>(slot.b + before * kSwizzleBytes, map, full,
@@ -106,20 +129,19 @@ __device__ __forceinline__ void fence_accumulators(float (&acc)[kCount]) {
 /// Whether the tile has half of its columns or less, as the last one of a width of 2880: then only
 /// these are multiplied. Not in fc1 and refc1, whose gate and up columns stand side by side: with
 /// two products a step registers do not suffice.
-template <class S, class Shape>
+template <class S, ptx::Major kB, class Shape>
 __device__ constexpr bool can_be_narrow() {
-  return Shape::kN == 256 && row_of(S::kStage).halves == 1;
+  return kB == S::kMajorB && Shape::kN == 256 && row_of(S::kStage).halves == 1;
 }
 
-/// acc += the products of one slot; `kNarrow`: of the first half of the columns; `kFirst`: the sums
-/// begin with these. That is known to the compiler, so that no accumulator has a value before:
-/// where it only followed from k, the registers of all of them were lost to the epilogue of the
-/// tile before.
-template <class S, bool kNarrow, bool kFirst, class Shape>
+/// acc += the products of one slot; `kB`: how the right operand lies; `kNarrow`: of the first half
+/// of the columns; `kFirst`: the sums begin with these. That is known to the compiler, so that no
+/// accumulator has a value before: where it only followed from k, the registers of all of them were
+/// lost to the epilogue of the tile before.
+template <class S, ptx::Major kB, bool kNarrow, bool kFirst, class Shape>
 __device__ __forceinline__ void multiply(float (&acc)[Shape::kAccumulators], std::uint32_t a,
                                          std::uint32_t b) {
   constexpr ptx::Major kA = S::kMajorA;
-  constexpr ptx::Major kB = S::kMajorB;
   constexpr int kSums = Shape::kAccumulators / (kNarrow ? 2 : 1);
 #pragma unroll
   for (int step = 0; step < kTileK / 16; ++step) {
@@ -131,15 +153,15 @@ __device__ __forceinline__ void multiply(float (&acc)[Shape::kAccumulators], std
 }
 
 /// Begins the products of the next slot, and returns its number.
-template <class S, bool kNarrow, bool kFirst, class Shape>
+template <class S, ptx::Major kB, bool kNarrow, bool kFirst, class Shape>
 __device__ __forceinline__ int multiply_next(Consumer<Shape>& consumer,
                                              float (&acc)[Shape::kAccumulators]) {
   OperandSlot<Shape>& operands = consumer.wait_slot();
   const int slot = consumer.ring.slot;
   ptx::wgmma_fence();
-  multiply<S, kNarrow, kFirst, Shape>(acc,
-                                      ptx::shared_address(operands.a) + consumer.index * kBoxBytes,
-                                      ptx::shared_address(operands.b));
+  multiply<S, kB, kNarrow, kFirst, Shape>(
+      acc, ptx::shared_address(operands.a) + consumer.index * kBoxBytes,
+      ptx::shared_address(operands.b));
   ptx::wgmma_commit();
   consumer.ring.advance();
   return slot;
@@ -148,13 +170,13 @@ __device__ __forceinline__ int multiply_next(Consumer<Shape>& consumer,
 /// acc = sum over k blocks, ascending, one accumulator per element; in columns that a narrow tile
 /// does not have, 0. There is at least one block: a tile that might have none would keep the
 /// accumulators of the tile before. `meanwhile` runs under the first products.
-template <class S, bool kNarrow, class Shape, class F>
+template <class S, ptx::Major kB, bool kNarrow, class Shape, class F>
 __device__ __forceinline__ void accumulate(Consumer<Shape>& consumer, int k_blocks,
                                            float (&acc)[Shape::kAccumulators], F&& meanwhile) {
-  int last = multiply_next<S, kNarrow, true, Shape>(consumer, acc);
+  int last = multiply_next<S, kB, kNarrow, true, Shape>(consumer, acc);
   meanwhile();
   for (int k = 1; k < k_blocks; ++k) {
-    const int slot = multiply_next<S, kNarrow, false, Shape>(consumer, acc);
+    const int slot = multiply_next<S, kB, kNarrow, false, Shape>(consumer, acc);
     ptx::wgmma_wait<1>();  // the products before these have read their slot
     consumer.release_slot(last);
     last = slot;
@@ -178,16 +200,16 @@ __device__ __forceinline__ void pass_slots(Consumer<Shape>& consumer, int count)
 
 /// The main loop of a tile, as much of it as there is: sums of rows that the tile does not hold may
 /// be anything, and come from one block.
-template <class S, class Shape, class F>
+template <class S, ptx::Major kB, class Shape, class F>
 __device__ __forceinline__ void sum_products(Consumer<Shape>& consumer, const TileWork& work,
                                              float (&acc)[Shape::kAccumulators], F&& meanwhile) {
   const int k_blocks = has_rows(work, consumer.index) ? work.k_blocks : 1;
   bool narrow = false;
-  if constexpr (can_be_narrow<S, Shape>()) {
+  if constexpr (can_be_narrow<S, kB, Shape>()) {
     narrow = work.width <= Shape::kN / 2;
-    if (narrow) accumulate<S, true>(consumer, k_blocks, acc, meanwhile);
+    if (narrow) accumulate<S, kB, true>(consumer, k_blocks, acc, meanwhile);
   }
-  if (!narrow) accumulate<S, false>(consumer, k_blocks, acc, meanwhile);
+  if (!narrow) accumulate<S, kB, false>(consumer, k_blocks, acc, meanwhile);
   pass_slots(consumer, work.k_blocks - k_blocks);
 }
 

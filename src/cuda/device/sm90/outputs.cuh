@@ -60,6 +60,12 @@ struct Consumer {
               pairs);
     commit(box);
   }
+  /// The same of a box that has a row for each column.
+  __device__ __forceinline__ void write_transposed(int box, const std::uint32_t (&pairs)[kPairs]) {
+    acquire(box);
+    store_box_transposed(OutputRing<Shape>::box(shared, index, ring.slot, box), warp(), pairs);
+    commit(box);
+  }
 };
 
 /// Where the rows of a sender's lane go, l and l + 32 of its consumer's 64; source -1: nowhere.

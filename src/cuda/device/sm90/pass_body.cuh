@@ -167,6 +167,20 @@ __device__ __forceinline__ void run_sender(const DeviceContext& ctx, const PassM
   if (sender.lane == 0) ptx::bulk_wait<0>();  // weight gradients, which nobody else waits for
 }
 
+/// A tile of a product, whose right operand lies as `kB` says.
+template <class S, ptx::Major kB, class Shape>
+__device__ __forceinline__ void compute_tile(Consumer<Shape>& consumer, const TileWork& work) {
+  float acc[Shape::kAccumulators];
+  auto early = S::prepare(consumer, work);
+  const auto proceed = [&] {
+    if constexpr (requires { S::proceed(consumer, work, early); }) {
+      S::proceed(consumer, work, early);
+    }
+  };
+  sum_products<S, kB>(consumer, work, acc, proceed);
+  S::finish(consumer, acc, work, early);
+}
+
 template <class Stages, class Shape>
 __device__ __forceinline__ void run_consumer(const DeviceContext& ctx, PassShared<Shape>& shared) {
   Consumer<Shape> consumer(ctx, shared);
@@ -186,15 +200,11 @@ __device__ __forceinline__ void run_consumer(const DeviceContext& ctx, PassShare
     }
     Stages::visit(work.stage, [&](auto stage) {
       using S = decltype(stage);
-      float acc[Shape::kAccumulators];
-      auto early = S::prepare(consumer, work);
-      const auto proceed = [&] {
-        if constexpr (requires { S::proceed(consumer, work, early); }) {
-          S::proceed(consumer, work, early);
-        }
-      };
-      sum_products<S>(consumer, work, acc, proceed);
-      S::finish(consumer, acc, work, early);
+      constexpr ptx::Major kB = S::kMajorB;
+      if constexpr (may_read_in_out<S>()) {
+        if (reads_in_out<S>(ctx, work)) return compute_tile<S, other(kB)>(consumer, work);
+      }
+      compute_tile<S, kB>(consumer, work);
     });
     if (notes) {
       tasks.note(ctx.trace, [](TraceRecord& r) {

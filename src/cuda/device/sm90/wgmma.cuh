@@ -6,6 +6,7 @@ namespace uniep::ptx {
 
 /// How an operand lies in shared memory: its reduction dimension contiguous, or the other one.
 enum class Major : int { kK = 0, kMn = 1 };
+constexpr Major other(Major major) { return major == Major::kK ? Major::kMn : Major::kK; }
 
 /// Describes a bf16 operand in shared memory, written by TMA boxes of 64 elements with 128-byte
 /// swizzle, to wgmma (PTX ISA, "asynchronous warpgroup level matrix shared memory layout").

@@ -14,7 +14,8 @@ namespace uniep::cuda {
 /// kWgrad is wgrad2 (dw2 = dy^T a) or wgrad1 (dw1 = dh^T x). It is overwritten in bf16, or added to
 /// a tensor of `Main`, float or bf16: a kernel with both would not have registers enough.
 /// Maps: a = left (M, rows), b = right (N, rows), boxes 64 x 64; out0 = dw, or what it is added to,
-/// (N, M, El), boxes of one swizzle row of columns x 64.
+/// (N, M, El), boxes of one swizzle row of columns x 64; or of each matrix [in, out] (M, N), boxes
+/// of one swizzle row of rows x 64, which sums are transposed for.
 ///
 /// kGeneral: as of Fc1; senders then sum the bias gradient, too: over the rows of dh, and of dy
 /// times what b2 was multiplied by.
@@ -50,11 +51,10 @@ struct Wgrad {
     acquire_maps(maps.experts, work.expert);
 #pragma unroll 1
     for (int i = 0; i < kAddedSlots; ++i) {
-      for_each_box(work, i, [&](int, int row, int col) {
-        for_each_row_box(maps.out0, maps.experts, work.expert, row,
-                         [&](const CUtensorMap& map, int, int first, int expert) {
-                           ptx::tma_prefetch(map, col, first, expert);
-                         });
+      for_each_box(ctx, work, i, [&](int, int row, int col) {
+        at_box(ctx, maps, work, row, col, [&](const CUtensorMap& map, int, int c0, int c1, int c2) {
+          ptx::tma_prefetch(map, c0, c1, c2);
+        });
       });
     }
   }
@@ -68,12 +68,11 @@ struct Wgrad {
                                                        int i) {
     if (!is_added(ctx) || work.rows == 0) return ptx::mbarrier_arrive(full);
     ptx::mbarrier_arrive_expect(full, kSlotBoxes * kConsumers * kBoxBytes);
-    for_each_box(work, i, [&](int box, int row, int col) {
-      for_each_row_box(maps.out0, maps.experts, work.expert, row,
-                       [&](const CUtensorMap& map, int before, int first, int expert) {
-                         ptx::tma_load(slot.a + box * kBoxBytes + before * kSwizzleBytes, map, full,
-                                       col, first, expert);
-                       });
+    for_each_box(ctx, work, i, [&](int box, int row, int col) {
+      at_box(ctx, maps, work, row, col,
+             [&](const CUtensorMap& map, int bytes, int c0, int c1, int c2) {
+               ptx::tma_load(slot.a + box * kBoxBytes + bytes, map, full, c0, c1, c2);
+             });
     });
   }
 
@@ -87,7 +86,8 @@ struct Wgrad {
   static __device__ __forceinline__ void finish(Consumer<Shape>& consumer,
                                                 const float (&acc)[Shape::kAccumulators],
                                                 const TileWork& work, const Nothing&) {
-    if (is_added(consumer.ctx)) return add(consumer, acc);
+    if (is_added(consumer.ctx)) return add(consumer, acc, work);
+    const bool in_out = is_in_out(consumer.ctx, work);
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
       std::uint32_t pairs[kPairs];
@@ -96,7 +96,12 @@ struct Wgrad {
         const int j = box * 2 * kPairs + 2 * i;
         pairs[i] = work.rows > 0 ? pack_pair(acc[j], acc[j + 1]) : 0;
       }
-      consumer.write_box(OutputRing<Shape>::box_of(box, kBoxes), pairs);
+      const int place = OutputRing<Shape>::box_of(box, kBoxes);
+      if (in_out) {
+        consumer.write_transposed(place, pairs);
+      } else {
+        consumer.write_box(place, pairs);
+      }
     }
     if (Borrowed::kEpilogueSlots > 0) consumer.ring.advance();
   }
@@ -107,18 +112,38 @@ struct Wgrad {
     if (sender.lane == 0) acquire_maps(maps.experts, work.expert);
     const int row = work.m + kConsumerRows * sender.index;
     sender.send_boxes(kBoxes, [&](int i, const std::uint8_t* box) {
-      store(maps, work, box, row, work.n + i * kBoxCols);
+      store(sender.ctx, maps, work, box, row, work.n + i * kBoxCols);
     });
   }
 
  private:
-  /// A box of 64 rows that leaves.
-  static __device__ __forceinline__ void store(const StageMaps& maps, const TileWork& work,
-                                               const std::uint8_t* box, int row, int col) {
+  static __device__ __forceinline__ bool is_in_out(const DeviceContext& ctx, const TileWork& work) {
+    return kGeneral && ctx.is_in_out(kStage, work.expert);
+  }
+
+  /// f(map, bytes before it, its place in the map) for the boxes of the gradient that make up one
+  /// of shared memory, which begins at that row and column.
+  template <class F>
+  static __device__ __forceinline__ void at_box(const DeviceContext& ctx, const StageMaps& maps,
+                                                const TileWork& work, int row, int col, F&& f) {
+    if (is_in_out(ctx, work)) {
+      const RowPlace place = row_place(maps.experts, work.expert, row);
+      return f(*place.map, 0, place.row, col, 0);
+    }
     for_each_row_box(maps.out0, maps.experts, work.expert, row,
                      [&](const CUtensorMap& map, int before, int first, int expert) {
-                       ptx::tma_store(map, box + before * kSwizzleBytes, col, first, expert);
+                       f(map, before * kSwizzleBytes, col, first, expert);
                      });
+  }
+
+  /// A box that leaves.
+  static __device__ __forceinline__ void store(const DeviceContext& ctx, const StageMaps& maps,
+                                               const TileWork& work, const std::uint8_t* box,
+                                               int row, int col) {
+    at_box(ctx, maps, work, row, col,
+           [&](const CUtensorMap& map, int bytes, int c0, int c1, int c2) {
+             ptx::tma_store(map, box + bytes, c0, c1, c2);
+           });
   }
 
   static constexpr int kBoxes = Shape::kN / kBoxCols;  // of a tile that is overwritten
@@ -134,6 +159,9 @@ struct Wgrad {
   static_assert(kSlotBoxes * kConsumers * kBoxBytes <= Shape::kSlotBytes);
   static_assert(kAddedSlots <= Shape::kSlots);
   static constexpr int kHandOver = 0;  // the buffer whose barriers stand for all of them
+  // Transposed, the boxes of a slot have the same columns where a box does not hold all 64 rows.
+  static constexpr bool kRowsSplit = kMainCols < kConsumerRows;
+  static_assert(!kRowsSplit || kSlotBoxes * kMainCols == kConsumerRows);
 
   static __device__ __forceinline__ bool is_added(const DeviceContext& ctx) {
     return (kStage == Stage::kWgrad1 ? ctx.main_dw1 : ctx.main_dw2) != nullptr;
@@ -142,11 +170,26 @@ struct Wgrad {
   /// f(number in the slot, first row, first column) for the boxes of slot `i`: those of consumer 0,
   /// then those of consumer 1.
   template <class F>
-  static __device__ __forceinline__ void for_each_box(const TileWork& work, int i, F&& f) {
+  static __device__ __forceinline__ void for_each_box(const DeviceContext& ctx,
+                                                      const TileWork& work, int i, F&& f) {
 #pragma unroll 1
-    for (int box = 0; box < kSlotBoxes * kConsumers; ++box) {
-      f(box, work.m + box / kSlotBoxes * kConsumerRows,
-        work.n + i * kSlotCols + box % kSlotBoxes * kMainCols);
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      for_each_box_of(ctx, work, i, consumer,
+                      [&](int box, int row, int col) { f(consumer * kSlotBoxes + box, row, col); });
+    }
+  }
+  /// Likewise of one consumer's.
+  template <class F>
+  static __device__ __forceinline__ void for_each_box_of(const DeviceContext& ctx,
+                                                         const TileWork& work, int i, int consumer,
+                                                         F&& f) {
+    const int row = work.m + consumer * kConsumerRows;
+    const int col = work.n + i * kSlotCols;
+    const bool rows_split = kRowsSplit && is_in_out(ctx, work);
+#pragma unroll
+    for (int box = 0; box < kSlotBoxes; ++box) {
+      const int further = box * kMainCols;
+      f(box, row + (rows_split ? further : 0), col + (rows_split ? 0 : further));
     }
   }
   static __device__ __forceinline__ std::uint8_t* box_of(OperandSlot<Shape>& slot, int consumer,
@@ -157,16 +200,42 @@ struct Wgrad {
   /// Of an expert without rows nothing has come, and nothing is stored: what happens in between
   /// does not matter, and a branch would take registers, as would handing over slot by slot.
   static __device__ __forceinline__ void add(Consumer<Shape>& consumer,
-                                             const float (&acc)[Shape::kAccumulators]) {
+                                             const float (&acc)[Shape::kAccumulators],
+                                             const TileWork& work) {
+    const bool in_out = is_in_out(consumer.ctx, work);
     consumer.acquire(kHandOver);
 #pragma unroll
     for (int i = 0; i < kAddedSlots; ++i) {
       OperandSlot<Shape>& slot = consumer.wait_slot();
-      add_to_boxes(box_of(slot, consumer.index, 0) + consumer.warp() * (kBoxBytes / 4),
-                   acc + i * kSlotBoxes * kBoxGroups * kGroupSums);
+      const std::uint8_t* boxes = box_of(slot, consumer.index, 0);
+      const float* sums = acc + i * kSlotBoxes * kBoxGroups * kGroupSums;
+      if (in_out) {
+        add_transposed(boxes, consumer.warp(), sums);
+      } else {
+        add_to_boxes(boxes + consumer.warp() * (kBoxBytes / 4), sums);
+      }
       consumer.ring.advance();
     }
     consumer.commit(kHandOver);
+  }
+
+  /// Of 16 rows, to the slot's columns as rows of boxes.
+  static __device__ __forceinline__ void add_transposed(const std::uint8_t* boxes, int warp,
+                                                        const float* sums) {
+    if constexpr (std::is_same_v<Main, bf16>) {
+      const std::uint32_t first = transposed_address(boxes, warp);
+#pragma unroll
+      for (int i = 0; i < kSlotBoxes * kBoxGroups; ++i) {
+        const std::uint32_t at = first + i / kBoxGroups * kBoxBytes;
+        add_to_transposed(at + i % kBoxGroups * kTransposedGroupBytes, sums + i * kGroupSums);
+      }
+    } else {
+      const std::uint8_t* box = boxes + warp / 2 * kBoxBytes;
+#pragma unroll
+      for (int i = 0; i < kSlotBoxes * kBoxGroups; ++i) {  // 8 columns
+        add_to_transposed_floats(box + i * 8 * kSwizzleBytes, warp % 2, sums + i * kGroupSums);
+      }
+    }
   }
 
   /// To 16 rows of the slot's columns.
@@ -190,18 +259,15 @@ struct Wgrad {
 
   static __device__ __forceinline__ void send_sums(Sender<Shape>& sender, const StageMaps& maps,
                                                    const TileWork& work) {
-    const int row = work.m + kConsumerRows * sender.index;
     const bool stores = sender.lane == 0 && work.rows > 0 && has_rows(work, sender.index);
     if (stores) acquire_maps(maps.experts, work.expert);
     sender.wait_written(kHandOver);
     for (int i = 0; i < kAddedSlots; ++i) {
       if (stores) {
         OperandSlot<Shape>& slot = sender.shared.slots[sender.ring.slot];
-#pragma unroll
-        for (int box = 0; box < kSlotBoxes; ++box) {
-          store(maps, work, box_of(slot, sender.index, box), row,
-                work.n + i * kSlotCols + box * kMainCols);
-        }
+        for_each_box_of(sender.ctx, work, i, sender.index, [&](int box, int row, int col) {
+          store(sender.ctx, maps, work, box_of(slot, sender.index, box), row, col);
+        });
         ptx::bulk_commit();
         ptx::bulk_wait_read<0>();
       }
