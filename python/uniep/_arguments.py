@@ -30,6 +30,7 @@ __all__ = [
     "check_device",
     "check_shared_probs",
     "check_tensors",
+    "check_whole",
     "check_workspace",
     "experts",
     "int32",
@@ -60,6 +61,13 @@ def check_tensors(**tensors: object) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+
+
+def check_whole(**numbers: object) -> None:
+    """Raises TypeError where one of these is no whole number."""
+    for name, number in numbers.items():
+        if not hasattr(type(number), "__index__"):
+            raise TypeError(f"{name} is {number!r}, a {type(number).__name__}; it must be an int")
 
 
 def check_device(
@@ -167,6 +175,12 @@ def _check_shapes(x: Tensor, weights: Experts, arithmetic: Arithmetic) -> None:
             f"w1_layout is 'interleaved', and '{arithmetic.activation}' has no gate; it must be "
             "'halves'"
         )
+    if halves == 2 and second == (experts, hidden, width):
+        raise ValueError(
+            f"w1 has shape {_lying(weights.shapes[0], weights)}, an expert's width of {width} as "
+            f"w2 has it; '{arithmetic.activation}' has a gate, so it must be "
+            f"{_lying((experts, 2 * width, hidden), weights)}: the gate's, then up's"
+        )
     if second != (experts, hidden, width // halves):
         wanted = (experts, hidden, width // halves)
         raise ValueError(
@@ -221,9 +235,12 @@ def check(
             )
     for name, tensor in named:
         if not tensor.is_contiguous():
+            transposed = tensor.dim() > 1 and tensor.transpose(-1, -2).is_contiguous()
+            other = "out_in" if weights.in_out else "in_out"
             raise ValueError(
                 f"{name} is not contiguous (strides {list(tensor.stride())}), and weights are read "
                 f"where they lie, in whole rows one after another; pass {name}.contiguous()"
+                + (f", or its transpose and weights_layout='{other}'" if transposed else "")
             )
 
 

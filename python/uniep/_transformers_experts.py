@@ -2,7 +2,7 @@
 
 transformers' decorator ``use_experts_implementation`` leaves on every class of experts what it
 states here; only gates of a model's own have to be known by name. uniep reads weights where they
-lie, but on GPUs no columns of gate and up by turns, as gpt-oss has them: these are rearranged in
+lie, but on GPUs no columns of gate and up by turns, as gpt-oss has them: w1 is then rearranged in
 every call. :func:`pack` rearranges once whatever does not have gate rows, then up rows, and outputs
 before inputs, which is fastest on GPUs.
 """
@@ -180,11 +180,16 @@ def weights_of(experts: Any, facts: Facts) -> Weights:
     b1, b2 = biases or (None, None)
     if packed:
         return Weights(w1, w2, b1, b2)
-    if facts.transposed and facts.interleaved and w1.device.type != "cpu":
-        return Weights(to_uniep(w1, 0, facts), to_uniep(w2, 1, facts), b1, b2)
     w1_layout: W1Layout = "interleaved" if facts.interleaved else "halves"
     weights_layout: WeightsLayout = "in_out" if facts.transposed else "out_in"
+    if facts.transposed and facts.interleaved and w1.device.type != "cpu":
+        w1, w1_layout = gate_first(w1), "halves"
     return Weights(w1.contiguous(), w2.contiguous(), b1, b2, w1_layout, weights_layout)
+
+
+def gate_first(w1: Any) -> Any:
+    """[E, H, 2I] with columns of gate and up by turns, as one with all of the gate ahead."""
+    return w1.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
 
 
 def to_uniep(weight: Any, which: int, facts: Facts) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ._arguments import check_whole
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights
 from .functional import moe
@@ -115,7 +116,7 @@ class MoELayer(nn.Module):
     Raises:
         ValueError: for experts that the ranks cannot share, widths that are no multiple of 8, and
             what :class:`Router` refuses.
-        TypeError: for another dtype than bfloat16 or float32.
+        TypeError: for another dtype than bfloat16 or float32, and sizes that are no int.
 
     Warns:
         UserWarning: where there are several processes, no group, and no process group yet, as where
@@ -156,6 +157,14 @@ class MoELayer(nn.Module):
         shared_gate: bool = False,
     ) -> None:
         super().__init__()
+        check_whole(
+            hidden=hidden,
+            intermediate=intermediate,
+            num_experts=num_experts,
+            topk=topk,
+            shared_intermediate=shared_intermediate,
+            shared_experts=shared_experts,
+        )
         check_zero_experts(zero_experts, zero_expert_type)
         if zero_experts and router is not None and router.capacity_factor is not None:
             raise ValueError(

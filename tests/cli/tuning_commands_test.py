@@ -226,9 +226,12 @@ class Tune(ProgramTest):
 
     def test_a_budget_is_kept(self):
         path = self.folder / "tune.json"
-        self.tune("--shape", "tiny", "--candidates", 100, "--budget", 5, "--json", path)
+        # All rounds would take longer; the first one does not, however busy the machine.
+        text = self.tune("--shape", "tiny,tokens=1024", "--candidates", 30, "--budget", 5,
+                         "--json", path)
+        self.assertEqual(text.count("the budget is spent"), 2, text)
         for of_pass in json.loads(path.read_text())["passes"]:
-            self.assertLess(of_pass["seconds"], 1.2 * 5 + 1.5)  # a busy machine
+            self.assertLess(of_pass["seconds"], 10)
 
     def test_interrupted_and_resumed(self):
         text = self.interrupted(self.LONG, code=130)

@@ -24,7 +24,7 @@ if [ "$variant" = shared ]; then
   step "a shared library"
   "$cmake" -S "$source_dir" -B "$work_dir/shared" -DBUILD_SHARED_LIBS=ON \
     -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0 -DUNIEP_BUILD_TOOLS=OFF \
-    -DUNIEP_BUILD_TESTS=OFF -DUNIEP_BUILD_EXAMPLES=OFF -DCMAKE_UNITY_BUILD=ON \
+    -DUNIEP_BUILD_TESTS=OFF -DUNIEP_BUILD_EXAMPLES=OFF -DUNIEP_UNITY=ON \
     >"$work_dir/configure.log"
   "$cmake" --build "$work_dir/shared" --parallel >"$work_dir/build.log" ||
     { tail -n 40 "$work_dir/build.log"; fail "building the shared library"; }

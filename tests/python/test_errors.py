@@ -31,6 +31,7 @@ def changed(**tensors):
         (ValueError, "w1 has shape", {"x": lambda x: x[:, :32]}),
         (ValueError, "w1 has shape", {"w1": lambda w: w[0]}),
         (ValueError, "w1 has shape", {"w1": lambda w: w[:, :63]}),
+        (ValueError, r"w1 has shape .* it must be \[8, 64, 64\]", {"w1": lambda w: w[:, :32]}),
         (ValueError, "w2 has shape", {"w2": lambda w: w[:, :, :16]}),
         (ValueError, "w2 has shape", {"w2": lambda w: w[:4]}),
         (
@@ -41,12 +42,12 @@ def changed(**tensors):
         (ValueError, "topk_probs has shape", {"probs": lambda p: p[:, :1]}),
         (
             ValueError,
-            "w1 is not contiguous",
+            "w1 is not contiguous .*, or its transpose and weights_layout='in_out'",
             {"w1": lambda w: w.transpose(1, 2).contiguous().transpose(1, 2)},
         ),
         (
             ValueError,
-            "w2 is not contiguous",
+            r"w2 is not contiguous .*; pass w2.contiguous\(\)$",
             {"w2": lambda w: w.transpose(0, 1).contiguous().transpose(0, 1)},
         ),
         (ValueError, "w1 is on 'meta'", {"w1": lambda w: w.to("meta")}),

@@ -334,6 +334,8 @@ def test_a_group_that_is_not_there_yet_is_warned_of(monkeypatch):
         ({"hidden": 60}, ValueError, "hidden is 60; a multiple of 8"),
         ({"intermediate": 0}, ValueError, "intermediate is 0; a multiple of 8"),
         ({"dtype": torch.float16}, TypeError, "torch.float32 for calls under"),
+        ({"num_experts": "8"}, TypeError, "num_experts is '8', a str; it must be an int"),
+        ({"topk": 2.0}, TypeError, "topk is 2.0, a float; it must be an int"),
     ],
 )
 def test_what_no_call_could_take_is_refused_at_once(wrong, error, words):

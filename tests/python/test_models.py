@@ -36,7 +36,7 @@ from model_cases import (  # noqa: E402
 )
 
 import uniep.transformers  # noqa: E402
-from uniep._transformers_experts import facts_of, is_packed, weights_of  # noqa: E402
+from uniep._transformers_experts import facts_of, gate_first, is_packed, to_uniep, weights_of  # noqa: E402
 from uniep._transformers_shared import names_of_shared  # noqa: E402
 
 # How far losses may part where a rounding turns a router's choice, in parts of what steps gain.
@@ -359,7 +359,7 @@ def test_weights_read_where_they_lie_give_the_same_bits(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("kind", REARRANGED)
 def test_weights_of_experts_are_the_parameters(kind: str, device: str) -> None:
-    """Those of gpt-oss on GPUs aside, whose columns of gate and up take turns."""
+    """But w1 of gpt-oss on GPUs, whose columns of gate and up take turns."""
     model: Any = small(kind)
     (name, *_) = uniep.transformers.check(model)
     found = model.get_submodule(name)
@@ -370,13 +370,22 @@ def test_weights_of_experts_are_the_parameters(kind: str, device: str) -> None:
             on_gpu = torch.empty_like(getattr(experts, param), device=device)
             setattr(experts, param, torch.nn.Parameter(on_gpu))
         weights = weights_of(experts, facts)
-    if kind == "gpt_oss" and device == "cuda":
-        assert (weights.w1_layout, weights.weights_layout) == ("halves", "out_in")
-        return
-    assert weights.w1 is getattr(experts, facts.names[0])
+    by_turns = kind == "gpt_oss" and device == "cpu"
+    in_place = kind != "gpt_oss" or device == "cpu"
+    assert (weights.w1 is getattr(experts, facts.names[0])) == in_place
+    assert weights.w1.is_contiguous()
+    assert weights.w1.shape == getattr(experts, facts.names[0]).shape
     assert weights.w2 is getattr(experts, facts.names[1])
     assert weights.weights_layout == "in_out"
-    assert weights.w1_layout == ("interleaved" if kind == "gpt_oss" else "halves")
+    assert weights.w1_layout == ("interleaved" if by_turns else "halves")
+
+
+def test_columns_by_turns_become_halves() -> None:
+    model: Any = small("gpt_oss")
+    experts = model.model.layers[0].mlp.experts
+    w1 = gate_first(experts.gate_up_proj)
+    assert w1.is_contiguous()
+    assert torch.equal(w1.mT, to_uniep(experts.gate_up_proj, 0, facts_of(experts)))
 
 
 def test_experts_that_the_choice_does_not_reach_are_refused() -> None:
