@@ -129,8 +129,8 @@ TEST(EmulatedLink, APassTakesAtLeastTheLatencyThereAndBack) {
 }
 
 TEST(EmulatedLink, PushDepthIsHowManyTilesAWorkerDoesNotAwait) {
-  constexpr double kBytesPerSecond = 1e5;
-  const ScopedEnv speed("UNIEP_CPU_LINK_GBPS", "0.0001");
+  constexpr double kBytesPerSecond = 1e4;  // so slow that what is computed meanwhile is nothing
+  const ScopedEnv speed("UNIEP_CPU_LINK_GBPS", "0.00001");
   const ScopedEnv latency("UNIEP_CPU_LINK_LATENCY_US", "0");
   const auto seconds_awaiting_pushes = [&](int depth) {
     LayerGroup g(plain_layer(2), 2);
