@@ -17,6 +17,7 @@
 #include "base/check.h"
 #include "schedule/axes.h"
 #include "schedule/open_sizes.h"
+#include "support/cases.h"
 #include "support/scoped_env.h"
 #include "support/states.h"
 #include "support/temporary_folder.h"
@@ -485,20 +486,21 @@ TEST(TuneCache, OneBadEntryDoesNotSpoilTheRest) {
 TEST(TuneCache, ManyProcessesStoreAtOnceAndNothingIsLost) {
   const TemporaryFolder folder;
   const TuneCache cache(folder.file("tuned.json"));
-  constexpr int kProcesses = 6, kEach = 10;
+  constexpr int kProcesses = 6;
+  const int each = std::max(cases(10), 2);
   for (int p = 0; p < kProcesses; ++p) {
     if (fork() != 0) continue;
-    for (int i = 0; i < kEach; ++i) cache.store(entry(1000 * p + i + 1));
+    for (int i = 0; i < each; ++i) cache.store(entry(1000 * p + i + 1));
     _exit(0);
   }
   // Readers meanwhile never see half a file.
-  for (int i = 0; i < 200; ++i) EXPECT_TRUE(cache.load().problems.empty());
+  for (int i = 0; i < 20 * each; ++i) EXPECT_TRUE(cache.load().problems.empty());
   for (int p = 0; p < kProcesses; ++p) {
     int status = 0;
     wait(&status);
     EXPECT_EQ(status, 0);
   }
-  EXPECT_EQ(cache.load().entries.size(), std::size_t{kProcesses * kEach});
+  EXPECT_EQ(cache.load().entries.size(), static_cast<std::size_t>(kProcesses * each));
   EXPECT_EQ(folder.num_files(), 2u) << "the cache and its lock, nothing temporary";
 }
 
