@@ -487,7 +487,7 @@ TEST(TuneCache, ManyProcessesStoreAtOnceAndNothingIsLost) {
   const TemporaryFolder folder;
   const TuneCache cache(folder.file("tuned.json"));
   constexpr int kProcesses = 6;
-  const int each = std::max(cases(10), 2);
+  const int each = std::max(uniep::testing::cases(10), 2);
   for (int p = 0; p < kProcesses; ++p) {
     if (fork() != 0) continue;
     for (int i = 0; i < each; ++i) cache.store(entry(1000 * p + i + 1));
