@@ -31,8 +31,8 @@ __device__ __forceinline__ MatrixBox matrix_box(const CUtensorMap& all, const Ex
   return {table.maps + expert * table.parts + part, 0, 0};
 }
 
-/// Where an expert's rows go on from `row`, which no two parts share with the 63 behind it: the
-/// map, and the row in it. For matrices that lie apart.
+/// Of matrices that lie apart: the map that has a row of an expert, and which row of it that is; of
+/// [in, out] ones, which column.
 struct RowPlace {
   const CUtensorMap* map;
   int row;

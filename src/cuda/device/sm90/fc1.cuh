@@ -15,9 +15,9 @@ namespace uniep::cuda {
 /// up half, so a thread holds both halves of each of its elements; without a gate they are kN
 /// neighbours.
 /// Maps: a = x_rows (H, rows); b = w1 (H, I, 2, El), box 64 x kN / 2, or of each matrix [in, out]
-/// (I, H), box 64 x 64; out0 = h (I, 2, rows), out1 = a (I, rows), boxes 64 x 64. kGeneral: of any
-/// experts, as the view says; else of SwiGLU with probabilities ahead of fc2, without biases, and
-/// of weights [out, in].
+/// (I, H), box 64 x 64; out0 = h (I, 2, rows), out1 = a (I, rows), boxes 64 x 64.
+/// kGeneral: of any experts, as the view says; else of SwiGLU with probabilities ahead of fc2,
+/// without biases, and of weights [out, in].
 template <class Shape, bool kGeneral = false>
 struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN / 2 / kBoxCols))> {
   static constexpr Stage kStage = Stage::kFc1;

@@ -20,9 +20,9 @@
 //   finish(consumer, acc, work, prepared)      its epilogue, into output buffers
 //   send(sender, maps, work)           sender: the epilogue's stores and signals
 //   kSumsSteps, StepSums               what it sums over the operands ahead of that; optional
-//   kReadsAnyOrder                     its right operand is weights, which may be [in, out] instead
-//   of
-//                                      [out, in]: then it lies the other way than kMajorB; optional
+//   kReadsAnyOrder                     its weights may be [in, out], and then lie the other way
+//   than
+//                                      kMajorB says; optional
 
 namespace uniep::cuda {
 
