@@ -20,9 +20,8 @@
 //   finish(consumer, acc, work, prepared)      its epilogue, into output buffers
 //   send(sender, maps, work)           sender: the epilogue's stores and signals
 //   kSumsSteps, StepSums               what it sums over the operands ahead of that; optional
-//   kReadsAnyOrder                     its weights may be [in, out], and then lie the other way
-//   than
-//                                      kMajorB says; optional
+//   kReadsAnyOrder                     its weights may be [in, out], and then lie the other way;
+//                                      optional
 
 namespace uniep::cuda {
 
