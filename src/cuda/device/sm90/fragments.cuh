@@ -129,26 +129,25 @@ __device__ __forceinline__ std::uint32_t float_box_address(const std::uint8_t* b
          static_cast<std::uint32_t>(row * 128 + ((chunk ^ row) << 4) + lane % 2 * 8);
 }
 
-/// Adds this lane's sums of 16 rows by 16 columns to the bf16 numbers that lie there, and rounds.
+/// Adds this lane's sums of 16 rows by 16 columns to the bf16 numbers that lie there, `kTransposed`
+/// or not, and rounds.
+template <bool kTransposed>
 __device__ __forceinline__ void add_to_matrices(std::uint32_t address, const float* sums) {
   MatrixPairs pairs;
-  load_matrices(address, pairs);
+  if constexpr (kTransposed) {
+    load_transposed(address, pairs);
+  } else {
+    load_matrices(address, pairs);
+  }
 #pragma unroll
   for (int i = 0; i < kMatrixPairs; ++i) {
     pairs[i] = pack_pair(low_of(pairs[i]) + sums[2 * i], high_of(pairs[i]) + sums[2 * i + 1]);
   }
-  store_matrices(address, pairs);
-}
-
-/// Likewise transposed.
-__device__ __forceinline__ void add_to_transposed(std::uint32_t address, const float* sums) {
-  MatrixPairs pairs;
-  load_transposed(address, pairs);
-#pragma unroll
-  for (int i = 0; i < kMatrixPairs; ++i) {
-    pairs[i] = pack_pair(low_of(pairs[i]) + sums[2 * i], high_of(pairs[i]) + sums[2 * i + 1]);
+  if constexpr (kTransposed) {
+    store_transposed(address, pairs);
+  } else {
+    store_matrices(address, pairs);
   }
-  store_transposed(address, pairs);
 }
 
 /// Adds this lane's sums of 16 rows by 8 columns to the floats of a transposed box of 32 rows'

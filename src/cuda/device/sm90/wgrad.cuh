@@ -227,7 +227,7 @@ struct Wgrad {
 #pragma unroll
       for (int i = 0; i < kSlotBoxes * kBoxGroups; ++i) {
         const std::uint32_t at = first + i / kBoxGroups * kBoxBytes;
-        add_to_transposed(at + i % kBoxGroups * kTransposedGroupBytes, sums + i * kGroupSums);
+        add_to_matrices<true>(at + i % kBoxGroups * kTransposedGroupBytes, sums + i * kGroupSums);
       }
     } else {
       const std::uint8_t* box = boxes + warp / 2 * kBoxBytes;
@@ -249,7 +249,7 @@ struct Wgrad {
         const std::uint32_t at = group_address(first, group) + box * kBoxBytes;
         const float* sums = acc + (box * kBoxGroups + group) * kGroupSums;
         if constexpr (std::is_same_v<Main, bf16>) {
-          add_to_matrices(at, sums);
+          add_to_matrices<false>(at, sums);
         } else {
           add_to_float_pairs(at, sums);
         }
