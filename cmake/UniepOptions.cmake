@@ -43,7 +43,7 @@ if(UNIEP_SANITIZE)
   uniep_host_options(-fsanitize=${UNIEP_SANITIZE} $<IF:${little},-O0,-O1> -fno-omit-frame-pointer
                      -fno-sanitize-recover=all -g1 -Wno-error)
   if(UNIEP_SANITIZE STREQUAL "address,undefined")
-    # Of its pointers AddressSanitizer sees what is wrong; behind -fsanitize, or it has no effect.
+    # AddressSanitizer sees what is wrong with pointers there; behind -fsanitize, or it has no effect.
     uniep_host_options($<${little}:-fno-sanitize=null,vptr,alignment,object-size>)
   endif()
   target_link_options(uniep_options INTERFACE -fsanitize=${UNIEP_SANITIZE})

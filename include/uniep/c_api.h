@@ -235,8 +235,8 @@ typedef struct {
    */
   int32_t interleaved; /* 1: rows of gate and up of w1 take turns, the gate's first */
   int32_t in_out;      /* 1: each matrix of w1 and w2 is [in, out]: [El, H, 2I], columns of gate and
-                        * up for rows; [El, I, H]. On the CUDA backend not interleaved, and with w3 where
-                        * I      is a multiple of 64 */
+                        * up for rows; [El, I, H]. On the CUDA backend not interleaved, and with
+                        * w3 only where 64 divides I */
   const void* w3;      /* bf16 [El, I, H], that of up; w1 is the gate's [El, I, H] */
   /* [El]: a tensor for each expert, [2I, H] or [H, I]; w1 or w2 is NULL */
   const void* const* w1_each;

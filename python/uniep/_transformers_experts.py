@@ -183,13 +183,13 @@ def weights_of(experts: Any, facts: Facts) -> Weights:
     w1_layout: W1Layout = "interleaved" if facts.interleaved else "halves"
     weights_layout: WeightsLayout = "in_out" if facts.transposed else "out_in"
     if facts.transposed and facts.interleaved and w1.device.type != "cpu":
-        w1, w1_layout = gate_first(w1), "halves"
+        w1, w1_layout = gate_first(w1, 2), "halves"
     return Weights(w1.contiguous(), w2.contiguous(), b1, b2, w1_layout, weights_layout)
 
 
-def gate_first(w1: Any) -> Any:
-    """[E, H, 2I] with columns of gate and up by turns, as one with all of the gate ahead."""
-    return w1.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+def gate_first(weight: Any, dim: int) -> Any:
+    """The weight with all of the gate ahead of up, which take turns along that dimension."""
+    return weight.unflatten(dim, (-1, 2)).transpose(dim, dim + 1).flatten(dim, dim + 1)
 
 
 def to_uniep(weight: Any, which: int, facts: Facts) -> Tensor:
@@ -197,7 +197,7 @@ def to_uniep(weight: Any, which: int, facts: Facts) -> Tensor:
     if facts.transposed and weight.dim() == 3:
         weight = weight.transpose(1, 2)
     if facts.interleaved and which in (0, 2):  # rows of w1, elements of b1
-        weight = weight.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+        weight = gate_first(weight, 1)
     return weight.contiguous()  # type: ignore[no-any-return]
 
 

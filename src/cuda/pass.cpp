@@ -90,8 +90,9 @@ constexpr PassKernel kPassKernels[] = {
      launch_remake_bf16_general_n256},
 };
 
-PassVariant variant_of(const PassView& v, const PassTensors& tensors) {
-  const bool general = in_out_stages(tensors) != 0 ||
+PassVariant variant_of(const DeviceContext& ctx, const PassTensors& tensors) {
+  const PassView& v = ctx.view;
+  const bool general = ctx.in_out != 0 ||
                        !are_plain_experts(v.activation, v.probs, v.choice.has_bias,
                                           v.group_experts > 0 || v.slot_rows, v.choice.has_shared);
   if (v.pass == Pass::kForward) {
@@ -104,8 +105,10 @@ PassVariant variant_of(const PassView& v, const PassTensors& tensors) {
           .general = general};
 }
 
-LaunchPass launch_function(const PassView& v, const PassTensors& tensors) {
-  const auto* found = std::ranges::find(kPassKernels, variant_of(v, tensors), &PassKernel::variant);
+LaunchPass launch_function(const DeviceContext& ctx, const PassTensors& tensors) {
+  const PassView& v = ctx.view;
+  const auto* found =
+      std::ranges::find(kPassKernels, variant_of(ctx, tensors), &PassKernel::variant);
   ensure(found != std::end(kPassKernels), "no kernel of the ", name(v.pass),
          " pass has tile_n=", v.schedule.tile_n);
   return found->launch;
@@ -222,7 +225,7 @@ PassLauncher::PassLauncher(const DeviceContext& ctx, const PassTensors& tensors,
   ctx_.main_dw2 = main_grad(tensors.dw2);
   ctx_.main_db1 = main_grad(tensors.db1);
   ctx_.main_db2 = main_grad(tensors.db2);
-  ctx_.in_out = in_out_stages(tensors);
+  ctx_.in_out = tensors.in_out_stages();
   for (int i = 0; i < num_launches(); ++i) {
     LaunchQueues& launch = queues_[static_cast<std::size_t>(i)];
     launch.launch = launch_number(ctx.view, i);
@@ -287,7 +290,7 @@ void PassLauncher::enter_wave(int wave) const {
 
 void PassLauncher::launch(int index) const {
   const ProfilerRange range([&] { return range_name(ctx_.view, index); });
-  const LaunchPass function = launch_function(ctx_.view, tensors_);
+  const LaunchPass function = launch_function(ctx_, tensors_);
   DeviceContext ctx = ctx_;
   if (index < num_waves()) ctx.view.published = static_cast<std::uint32_t>(index) + 1;
   check_cuda(function(ctx, queues_[static_cast<std::size_t>(index)], mapped_.maps, ctas_, stream_),

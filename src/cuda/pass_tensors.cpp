@@ -248,9 +248,8 @@ std::vector<MatricesApart> PassTensors::apart(Tensor tensor, const PassView& vie
                                               bool by_halves) const {
   const bool first = tensor == Tensor::kW1 || tensor == Tensor::kDw1;
   // Parts that follow one another are one matrix of all rows, wherever these are one width.
-  const bool joins = !by_halves && with_matrices_of(tensor, [](const auto& m) {
-    return m.form() == ExpertForm::kOneTensor || m.form() == ExpertForm::kOneEach;
-  });
+  const bool joins =
+      !by_halves && with_matrices_of(tensor, [](const auto& m) { return is_joined(m); });
   const auto shape_of = [&](int experts) {
     ExpertShape shape =
         first ? shape_of_w1(view, experts, view.halves()) : shape_of_w2(view, experts);
@@ -279,14 +278,14 @@ std::vector<MatricesApart> PassTensors::apart(Tensor tensor, const PassView& vie
   });
 }
 
-std::uint32_t in_out_stages(const PassTensors& tensors) {
+std::uint32_t PassTensors::in_out_stages() const {
   static_assert(kLayerGraph.num_stages <= 32);
   std::uint32_t bits = 0;
   for (int i = 0; i < kLayerGraph.num_stages; ++i) {
     const StageRow& stage = kLayerGraph.stages[i];
     if (stage.kind != StageKind::kProduct) continue;
-    const bool in_out = tensors.with_matrices_of(
-        weight_of(stage), [](const auto& matrices) { return matrices.is_in_out(); });
+    const bool in_out =
+        with_matrices_of(weight_of(stage), [](const auto& m) { return m.is_in_out(); });
     if (in_out) bits |= std::uint32_t{1} << static_cast<int>(stage.stage);
   }
   return bits;

@@ -43,6 +43,8 @@ struct PassTensors {
   /// the shared ones; none where one map has all of them. `by_halves`: gate and up are a matrix
   /// each, though they may follow one another.
   std::vector<MatricesApart> apart(Tensor tensor, const PassView& view, bool by_halves) const;
+  /// DeviceContext::in_out.
+  std::uint32_t in_out_stages() const;
 
  private:
   /// f(matrices) of a weight or its gradient.
@@ -51,12 +53,7 @@ struct PassTensors {
     if (const WeightGrad* grad = weight_grad(tensor)) return with_matrices(*grad, f);
     return f(tensor == Tensor::kW1 ? w1 : w2);
   }
-
-  friend std::uint32_t in_out_stages(const PassTensors& tensors);
 };
-
-/// DeviceContext::in_out.
-std::uint32_t in_out_stages(const PassTensors& tensors);
 
 struct MappedPass {
   PassMaps maps;

@@ -28,6 +28,12 @@ ExpertShape shape_of_w2(const P& p, std::int64_t experts) {
   return {experts, 1, p.hidden, p.intermediate};
 }
 
+/// Whether an expert's parts follow one another, as one matrix of all rows.
+template <class T>
+bool is_joined(const ExpertMatrices<T>& matrices) {
+  return matrices.form() == ExpertForm::kOneTensor || matrices.form() == ExpertForm::kOneEach;
+}
+
 /// Where each element of such a weight lies.
 template <class T>
 class ExpertPlaces {
@@ -47,10 +53,7 @@ class ExpertPlaces {
     return shape_.rows * (matrices_.form() == ExpertForm::kGateAndUp ? 1 : shape_.parts);
   }
 
-  /// Whether an expert's parts follow one another, as one matrix of all rows.
-  bool is_joined() const {
-    return matrices_.form() == ExpertForm::kOneTensor || matrices_.form() == ExpertForm::kOneEach;
-  }
+  bool is_joined() const { return uniep::is_joined(matrices_); }
 
   T* matrix(std::int64_t expert, std::int64_t part) const {
     switch (matrices_.form()) {

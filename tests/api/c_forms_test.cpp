@@ -73,7 +73,7 @@ struct FormedCall {
 void check_random_forms(const CLayer& layer, const LayerData& data, unsigned seeds) {
   for (unsigned seed = 1; seed <= seeds; ++seed) {
     Rng rng(seed);
-    ExpertForms forms = random_forms(rng, true, true);
+    ExpertForms forms = random_forms(rng, true);
     forms.w2.in_out = forms.w1.in_out;  // the C API has one word for both
     forms.dw2.in_out = forms.dw1.in_out;
     CStep step(layer, data);

@@ -60,7 +60,7 @@ void run_random_cases(unsigned first_seed, int count, int max_delay_us, bool any
       o.first_host = static_cast<int>(pick(rng, -1, o.gathered_hosts - 1));
     }
     o.slot_rows = data.shared_experts == 0 && chance(rng, 25);
-    if (any_form) o.forms = random_forms(rng, is_gated(data.activation), true);
+    if (any_form) o.forms = random_forms(rng, is_gated(data.activation));
     expect_same_bits(run_layer(data, o), expected(data, o), describe(seed, data, o));
     if (::testing::Test::HasFailure()) return;
   }

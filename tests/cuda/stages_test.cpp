@@ -124,9 +124,9 @@ void check_layers(unsigned first_seed, int count, std::span<const int> numbers_o
         in_ring ? uniep::testing::ring_rows(data.topk_ids, data.num_experts, Problem{}.row_align,
                                             uniep::testing::pick(rng, 0, 3), shared_rows)
                 : 0;
-    const auto forms = any_form ? uniep::testing::mapped(uniep::testing::random_forms(
-                                                             rng, is_gated(data.activation), true),
-                                                         data.intermediate)
+    const auto forms = any_form ? uniep::testing::mapped(
+                                      uniep::testing::random_forms(rng, is_gated(data.activation)),
+                                      data.intermediate)
                                 : uniep::testing::ExpertForms{};
     const bool gathered = uniep::testing::chance(rng, 30);
     const int hosts = gathered ? static_cast<int>(uniep::testing::pick(rng, 2, 5)) : 1;

@@ -383,7 +383,7 @@ def test_weights_of_experts_are_the_parameters(kind: str, device: str) -> None:
 def test_columns_by_turns_become_halves() -> None:
     model: Any = small("gpt_oss")
     experts = model.model.layers[0].mlp.experts
-    w1 = gate_first(experts.gate_up_proj)
+    w1 = gate_first(experts.gate_up_proj, 2)
     assert w1.is_contiguous()
     assert torch.equal(w1.mT, to_uniep(experts.gate_up_proj, 0, facts_of(experts)))
 

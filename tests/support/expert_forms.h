@@ -25,15 +25,14 @@ struct ExpertForms {
   MatrixForm dw2{};
 };
 
-/// `in_out`: whether [in, out] matrices are among them.
-inline MatrixForm random_form(Rng& rng, bool has_up, bool in_out) {
+inline MatrixForm random_form(Rng& rng, bool has_up) {
   constexpr ExpertForm kForms[] = {ExpertForm::kOneTensor, ExpertForm::kOneEach,
                                    ExpertForm::kInterleaved, ExpertForm::kGateAndUp};
   const ExpertForm form = kForms[pick(rng, 0, has_up ? 3 : 1)];
-  return {form, in_out && chance(rng, 50)};
+  return {form, chance(rng, 50)};
 }
-inline ExpertForms random_forms(Rng& rng, bool gated, bool in_out) {
-  const auto form = [&](bool has_up) { return random_form(rng, has_up, in_out); };
+inline ExpertForms random_forms(Rng& rng, bool gated) {
+  const auto form = [&](bool has_up) { return random_form(rng, has_up); };
   return {form(gated), form(false), form(gated), form(false)};
 }
 /// The same as far as tensor maps can describe it: [in, out] becomes [out, in] elsewhere.
