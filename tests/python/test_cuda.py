@@ -71,7 +71,7 @@ def test_inputs_before_outputs(
 
 def test_a_pair_that_shares_boxes_is_refused() -> None:
     case = make_case(intermediate=72).to("cuda")
-    with pytest.raises(uniep.Error, match=r"w1 is a pair of .*intermediate=72"):
+    with pytest.raises(RuntimeError, match=r"w1 is a pair of .*intermediate=72"):
         Formed(case, "pair in_out", "one in_out").call()
     step(case)
 
