@@ -193,7 +193,7 @@ typedef struct {
 typedef struct {
   void* const* before; /* [count]: the wave's tokens are there when this is */
   void* const* behind; /* [count]: recorded when all that the wave writes is there */
-  int32_t count;       /* gathered_hosts + 1 in forward, gathered_hosts in backward */
+  int32_t count;       /* in backward gathered_hosts, in forward one more, of 3 hosts or more two */
 } uniep_wave_events;
 
 typedef struct {

@@ -269,8 +269,10 @@ struct LayerOptions {
 /// ranks' tokens of f, those of the host behind f, the next, and so on, then the first half of f's;
 /// backward those of f, the next, and so on. CallOptions::waves says what a wave waits for on this
 /// rank's stream. Of x, or dy, it reads its own tokens alone; ids, probabilities and, in backward,
-/// x are all there. Behind wave N - 1 of forward `out` has all tokens of other hosts, and behind
-/// its last all.
+/// x are all there. Behind the last wave `out` has all tokens. In forward it has those of the other
+/// hosts before: of two, behind wave 1; of more, whose last has wave N, and wave N - 1 ahead of it
+/// for what of its tokens belongs together with others', behind wave N - 1 those of all other hosts
+/// but the last, and behind wave N those of the last.
 ///
 /// **CUDA graphs.** Between cudaStreamBeginCapture and cudaStreamEndCapture on a call's stream,
 /// plan, forward and backward can be captured, in any capture mode, together or in graphs of their

@@ -111,7 +111,7 @@ struct Problem {
   int gathered_hosts = 1;
   /// A host whose tokens are there when a pass begins, while those of the next come, and so on. It
   /// then takes them in waves (Layer, "Tokens that come in waves"): under other launches, and with
-  /// the same bits. Of at most 15 hosts. -1: all are there.
+  /// the same bits. Of at most 14 hosts. -1: all are there.
   int first_host = -1;
 
   friend bool operator==(const Problem&, const Problem&) = default;

@@ -2,7 +2,8 @@
 
 On GPUs, tokens of other hosts come on a stream of their own. The passes of the fused layer take
 tokens in waves (``Problem::first_host`` of uniep/problem.h): first half of those of this host,
-then, as they come, those of the others, whose sums go back under the other half. Gradients of
+then, as they come, those of the others, whose sums go back under the last of these and under the
+other half. Gradients of
 tokens cross under those of weights, which need nothing of other ranks; on CPUs, too.
 
 A pass leaves SMs to the messages (``UNIEP_SPARE_SMS``). Without, they would begin behind it.
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Crossing", "comes_in_waves", "crosses_under_weights", "waves_of_backward"]
 
-_MOST_HOSTS = 15  # as include/uniep/problem.h has it
+_MOST_HOSTS = 14  # as include/uniep/problem.h has it
 
 #: Of the tokens that a rank sends. Of fewer bytes, what crosses takes less than it costs that each
 #: wave reads the weights anew (docs/hosts.md, "What crosses under what").
@@ -254,11 +255,30 @@ class _Back(NamedTuple):
     rows: int  # of a token: its sum, or one a slot
 
 
+class _Done(NamedTuple):
+    """Sums that are there behind a wave of forward."""
+
+    wave: int
+    steps: range  # of hosts behind this one
+    event: torch.cuda.Event
+
+
+def _done_in_forward(hosts: int) -> list[_Done]:
+    if hosts == 2:
+        return [_Done(1, range(1, 2), _recorded())]
+    return [
+        _Done(hosts - 1, range(1, hosts - 1), _recorded()),
+        _Done(hosts, range(hosts - 1, hosts), _recorded()),
+    ]
+
+
 class _TokensInWaves:
     """Rows of this rank's tokens on their way to all hosts, and sums of them on their way back.
 
     Waves are those of ``Problem::first_host``: of N hosts the tokens of the s-th behind this one
-    come s-th, in wave s of forward and of backward.
+    come s-th, with wave s of forward and of backward. Forward has more: from three hosts on another
+    for tokens of the last, and one for those of this host. Sums of the s-th are there behind wave
+    N - 1; of the last of more than two behind the wave after that.
 
     Args:
         mesh: of the processes.
@@ -280,7 +300,7 @@ class _TokensInWaves:
         self._rows = rows
         self._blocks = rows.new_empty(mesh.hosts, *rows.shape)
         self._blocks[mesh.host] = rows
-        self._others_done = None if back is None else _recorded()
+        self._done: list[_Done] = [] if back is None else _done_in_forward(mesh.hosts)
         self._arrived: list[torch.cuda.Event] = []
         # What waits for the number of tokens, which forward does not know yet, is put off.
         if routes is None or back is None:
@@ -312,7 +332,8 @@ class _TokensInWaves:
 
     def _receive(self, step: int) -> torch.cuda.Event:
         before, behind = self._neighbours(step)
-        exchange.step(self._mesh, self._sent, self._received, to=before, of=behind)
+        sent, received = self._sent[before], self._received[behind]
+        exchange.step(self._mesh, (sent, before), (received, behind))
         return _recorded()
 
     def events(self) -> Tensor:
@@ -320,29 +341,31 @@ class _TokensInWaves:
         if not self._arrived:
             self._begin()
         arrived = [event.cuda_event for event in self._arrived]
-        before = [0, *arrived, *([] if self._back is None else [0])]
+        before = [0, *arrived] + [0] * len(self._done)
         behind = [0] * len(before)
-        if self._others_done is not None:
-            behind[len(arrived)] = self._others_done.cuda_event
+        for done in self._done:
+            behind[done.wave] = done.event.cuda_event
         return torch.tensor([before, behind], dtype=torch.int64)
 
     def begin_to_collect(self, out: Tensor) -> None:
-        """Behind the pass in the order of the host, and behind the waves of others on the device.
+        """Behind the pass in the order of the host, and behind waves of others on the device.
 
         Args:
             out: [N T, n], or rows [N T, K, n], of all tokens that this rank sees.
         """
-        assert self._found is not None and self._others_done is not None and self._back is not None
-        found = self._found.parts
-        blocks = out.view(self._mesh.hosts, -1, out.shape[-1])
+        assert self._found is not None and self._done and self._back is not None
+        mesh, routes, found = self._mesh, self._back.routes, self._found.parts
+        blocks = out.view(mesh.hosts, -1, out.shape[-1])
+        self._sums: list[Tensor] = []  # until they have been sent
         with torch.cuda.stream(self._stream):
-            self._stream.wait_event(self._others_done)
-            sums = exchange.going_back(self._mesh, blocks, self._back.routes)
-            for step in range(1, self._mesh.hosts):
-                before, behind = self._neighbours(step)
-                exchange.step(self._mesh, sums, found, to=behind, of=before)
-        found[self._mesh.host] = sums[self._mesh.host]
-        self._sums = sums  # until they have been sent
+            for done in self._done:
+                self._stream.wait_event(done.event)
+                ends = [self._neighbours(step) for step in done.steps]
+                sums = [exchange.going_back(blocks, behind, routes) for _, behind in ends]
+                for (before, behind), rows in zip(ends, sums, strict=True):
+                    exchange.step(mesh, (rows, behind), (found[before], before))
+                self._sums += sums
+        found[mesh.host] = blocks[mesh.host]
 
     def collect(self) -> exchange.Found:
         """What every host has for this rank's rows."""

@@ -71,13 +71,9 @@ def by_host(blocks: Tensor, routes: Routes | None) -> list[Tensor]:
     return [block[:count] for block, count in zip(blocks, routes.received, strict=True)]
 
 
-def going_back(mesh: HostMesh, blocks: Tensor, routes: Routes | None) -> list[Tensor]:
-    """Of [N, T, n] that this host has found, the part that each host gets; its own gets all."""
-    parts = list(blocks)
-    if routes is not None:
-        for host in set(range(mesh.hosts)) - {mesh.host}:
-            parts[host] = routes.taken(blocks[host], host)
-    return parts
+def going_back(blocks: Tensor, host: int, routes: Routes | None) -> Tensor:
+    """Of [N, T, n] that this host has found, the part that another gets."""
+    return blocks[host] if routes is None else routes.taken(blocks[host], host)
 
 
 class Found:
@@ -160,8 +156,11 @@ def begin_to_collect(
     """What :func:`collect` gives, under way. Returns what waits for it."""
     blocks = seen.contiguous().view(mesh.hosts, -1, seen.shape[-1])
     found = Found(mesh, blocks.shape, blocks, routes)
-    sent = going_back(mesh, blocks, routes)
-    found.parts[mesh.host] = sent[mesh.host]
+    found.parts[mesh.host] = blocks[mesh.host]
+    sent = [
+        blocks[host] if host == mesh.host else going_back(blocks, host, routes)
+        for host in range(mesh.hosts)
+    ]
     works = _messages_of_all(mesh, sent, found.parts)
 
     def wait() -> Found:
@@ -171,20 +170,16 @@ def begin_to_collect(
     return wait
 
 
-def step(
-    mesh: HostMesh, sent: Sequence[Tensor], received: Sequence[Tensor], to: int, of: int
-) -> None:
+def step(mesh: HostMesh, sent: tuple[Tensor, int], received: tuple[Tensor, int]) -> None:
     """Of an exchange what goes to one host, and what comes from another.
 
     Args:
         mesh: of the processes.
-        sent: what goes to each host.
-        received: what comes from each host, to be written.
-        to: a host, as many behind this one as `of` is ahead of it, or the other way round; on all
-            ranks in the same order.
-        of: a host.
+        sent: what goes, and the host that gets it: as many behind this one as the other is ahead of
+            it, or the other way round; on all ranks in the same order.
+        received: what comes, to be written, and the host that it comes from.
     """
-    _wait(_messages(mesh, [(sent[to], to)], [(received[of], of)]))
+    _wait(_messages(mesh, [sent], [received]))
 
 
 def _messages_of_all(

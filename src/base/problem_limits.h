@@ -13,7 +13,7 @@ inline constexpr std::int64_t kWidthMultiple = 8;                      ///< of H
 inline constexpr std::int64_t kMaxNumExperts = 65536;                  ///< of E
 inline constexpr std::int64_t kMaxRankTokens = std::int64_t{1} << 26;  ///< of a rank
 inline constexpr int kMaxGatheredHosts = 4096;
-inline constexpr int kMaxHostsInWaves = 15;  ///< a wave of tokens each, and one more
+inline constexpr int kMaxHostsInWaves = 14;  ///< a wave of tokens each, and two more
 /// Row numbers are 32 bits wide.
 inline constexpr std::int64_t kMaxCapacityRows = std::numeric_limits<std::int32_t>::max();
 

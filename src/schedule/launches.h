@@ -186,7 +186,7 @@ inline UNIEP_HD LaunchParts launch_parts(const PassView& v, int index) {
       p.begin = p.fetch_begin = index * experts;
       p.end = p.fetch_end = (index + 1) * experts;
       p.last_wave = p.last = index == waves - 1;
-      p.last = p.last || index == waves_of_others(v).done_behind;
+      p.last = p.last || waves_done_early(v, index).count > 0;
       break;
   }
   return p;
@@ -388,13 +388,13 @@ inline UNIEP_HD void add_results(const PassView& v, const LaunchParts& p, int fi
 inline UNIEP_HD UNIEP_OUTLINED void add_results_of_waves(const PassView& v, const LaunchParts& p,
                                                          int index, TrackList& queue) {
   const int delay = queue.end();
-  const OthersWaves others = waves_of_others(v);
-  const int behind = others.first + others.count;
-  if (index == others.done_behind) {
-    return add_results(v, p, others.first, others.count, delay, queue);
+  if (index < v.schedule.waves - 1) {
+    const WaveRun early = waves_done_early(v, index);
+    return add_results(v, p, early.first, early.count, delay, queue);
   }
-  add_results(v, p, 0, others.first, delay, queue);
-  add_results(v, p, behind, v.schedule.waves - behind, delay, queue);
+  if (v.pass == Pass::kBackward) return add_results(v, p, 0, v.schedule.waves, delay, queue);
+  add_results(v, p, 0, 1, delay, queue);
+  add_results(v, p, v.schedule.waves - 1, 1, delay, queue);
 }
 
 /// A launch that the data goes through.

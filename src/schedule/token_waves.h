@@ -12,13 +12,18 @@
 //             the first half of the first host's, while sums of the others' go back
 //   backward  those of the first host; those of each other
 //
-// A tile of rows may have tokens of two waves. It is taken in the wave that its last tokens come
-// with. So behind the waves of others all of their tokens are complete, and behind the last all.
+// A tile of rows may have tokens of several waves. It is taken in the wave that its last tokens
+// come with. So behind the waves of others all of their tokens are complete, and behind the last
+// all. From three hosts on forward has one wave more, without tokens of its own, ahead of that of
+// the last other host: the seam, which takes the tiles that have tokens of this host and of others
+// before. Behind it the tokens of these are complete, and their sums go back under two more waves.
 
 namespace uniep {
 
+inline UNIEP_HD bool has_seam(int hosts, Pass pass) { return pass == Pass::kForward && hosts > 2; }
+
 inline UNIEP_HD int num_token_waves(int hosts, Pass pass) {
-  return pass == Pass::kForward ? hosts + 1 : hosts;
+  return (pass == Pass::kForward ? hosts + 1 : hosts) + (has_seam(hosts, pass) ? 1 : 0);
 }
 
 /// Tokens [begin, end), by their numbers in the order of all ranks' or as one rank has them.
@@ -30,13 +35,21 @@ inline UNIEP_HD TokenOrder token_order(const PassView& v) {
   return {v.num_ranks, v.gathered_hosts, v.most_tokens};
 }
 
-/// Of the host whose tokens come with a wave; with the last of forward none do.
-inline UNIEP_HD std::int64_t first_token_of_host(const PassView& v, int wave) {
-  return (v.first_host + wave) % v.gathered_hosts * token_order(v).of_host();
+/// The wave that takes tokens of the last host, of which some tiles may be the seam's: with it they
+/// come. With all later waves none do.
+inline UNIEP_HD int wave_of_last_host(const PassView& v) {
+  return v.gathered_hosts - 1 + (has_seam(v.gathered_hosts, v.pass) ? 1 : 0);
 }
 
+/// Of the host that is so many behind the first.
+inline UNIEP_HD std::int64_t first_token_of_host(const PassView& v, int behind) {
+  return (v.first_host + behind) % v.gathered_hosts * token_order(v).of_host();
+}
+
+/// The seam has none, and begins with the first of the wave behind it.
 inline UNIEP_HD std::int64_t first_token_of_wave(const PassView& v, int wave) {
-  const std::int64_t first = first_token_of_host(v, wave);
+  const bool is_behind_seam = has_seam(v.gathered_hosts, v.pass) && wave >= v.gathered_hosts;
+  const std::int64_t first = first_token_of_host(v, wave - (is_behind_seam ? 1 : 0));
   if (wave > 0 || v.pass == Pass::kBackward) return first;
   const std::int64_t block = v.schedule.token_block;
   return first + token_order(v).of_host() / 2 / block * block;
@@ -69,19 +82,24 @@ inline UNIEP_HD TokenRun own_tokens_of_wave(const PassView& v, int wave) {
 /// This rank's tokens that may be read from a wave on: both halves of the first host's with the
 /// first, since waves of others take tiles that have some of them. A block of TokenOrder.
 inline UNIEP_HD TokenRun own_tokens_that_come(const PassView& v, int wave) {
-  if (wave == v.gathered_hosts) return {};
+  if (wave >= v.gathered_hosts) return {};
   const std::int64_t begin = first_token_of_host(v, wave);
   return own_part(v, {begin, begin + token_order(v).of_host()});
 }
 
-/// Waves whose results are wanted first: those of tokens of other hosts.
-struct OthersWaves {
+struct WaveRun {
   int first = 0, count = 0;
-  int done_behind = -1;  // the wave, and launch
 };
-inline UNIEP_HD OthersWaves waves_of_others(const PassView& v) {
+
+/// Those of other hosts' tokens that are complete behind a launch, and not behind one before; their
+/// results are wanted before the pass ends.
+inline UNIEP_HD WaveRun waves_done_early(const PassView& v, int launch) {
   if (!v.comes_in_waves() || v.pass == Pass::kBackward) return {};
-  return {1, v.gathered_hosts - 1, v.gathered_hosts - 1};
+  const int last_host = wave_of_last_host(v);
+  const int seam = has_seam(v.gathered_hosts, v.pass) ? last_host - 1 : 0;  // none: 0
+  if (launch == seam && seam > 0) return {1, seam};
+  if (launch == last_host) return {seam + 1, last_host - seam};
+  return {};
 }
 
 /// The first row of an expert, counted from its own first, that has this token or a later one.
@@ -119,17 +137,29 @@ inline UNIEP_HD std::int64_t first_wave_begin(const PassView& v, int expert) {
   const bool others_follow =
       next >= row && next < min_of<std::int64_t>(begin * tile_m, v.tokens_per_expert[expert]);
   const bool others_are_ahead =
-      first_row_of_wave(v, expert, v.gathered_hosts) > row / tile_m * tile_m;
+      first_row_of_wave(v, expert, v.schedule.waves - 1) > row / tile_m * tile_m;
   return others_follow && !others_are_ahead ? begin - 1 : begin;
+}
+
+/// Whether the first host's tokens are so few that a tile has those of the last host, which are
+/// ahead of them, and those of others behind.
+inline UNIEP_HD bool seam_has_all(const PassView& v, int expert) {
+  if (!has_seam(v.gathered_hosts, v.pass)) return false;
+  const std::int64_t own = first_row_of_wave(v, expert, v.schedule.waves - 1);
+  const std::int64_t others = first_row_of_wave(v, expert, 1);
+  const bool others_follow = others >= own && others < v.tokens_per_expert[expert];
+  return own > 0 && others_follow && (own - 1) / v.schedule.tile_m == others / v.schedule.tile_m;
 }
 
 /// Of an expert's `count` tiles, those that waves before this one take.
 inline UNIEP_HD std::int64_t token_wave_begin(const PassView& v, int expert, std::int64_t count,
                                               int wave) {
   if (wave == 0 || wave == v.schedule.waves) return wave == 0 ? 0 : count;
+  // Behind the seam, which then takes all tiles of the last host.
+  if (wave == v.gathered_hosts && seam_has_all(v, expert)) ++wave;
   const std::int64_t row = first_row_of_wave(v, expert, wave);
-  // Tokens of forward's last wave are there from the beginning; those of all others come later
-  // than those before, and take the tile with them.
+  // Tokens come later than those before, and take the tile with them; but those of forward's last
+  // wave are there from the beginning, and those behind the seam as it begins.
   const bool comes_later = v.pass == Pass::kBackward || wave < v.gathered_hosts;
   const bool has_rows = row < v.tokens_per_expert[expert];
   const std::int64_t tile = comes_later && has_rows

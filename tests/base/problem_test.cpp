@@ -123,7 +123,7 @@ TEST(Problem, EachFieldOutOfRangeIsNamedWithWhatIsAccepted) {
                    "problem.first_host is " + std::to_string(host) + "; -1 to 1 is accepted");
   }
   expect_refused([](Problem& p) { p.gathered_hosts = 16, p.first_host = 3; },
-                 "problem.first_host is 3, and gathered_hosts 16; tokens of at most 15 hosts come "
+                 "problem.first_host is 3, and gathered_hosts 16; tokens of at most 14 hosts come "
                  "in waves, and with more -1 is accepted");
   expect_invalid("number of ranks is 0; at least 1 is accepted", [] { validate(good(), 0); });
 }

@@ -84,13 +84,14 @@ def deferred(case, options):
     return [out.detach(), case.x.grad, case.probs.grad, case.w1.grad, case.w2.grad]
 
 
-def sums_ahead_of_the_last_wave():
-    """By how many ms sums of other hosts are back before the pass ends, whose last wave is late."""
+def sums_ahead_of_a_wave(hosts: int, late: int, early: int):
+    """By how many ms the sums of so many hosts are back before the pass ends, of which a wave is
+    late."""
     leave_sms(16)
     rank, size = dist.get_rank(), dist.get_world_size()
-    of_waves = _crossing._TokensInWaves
-    events, begin = of_waves.events, of_waves.begin_to_collect
-    aside, kept, marks = torch.cuda.Stream(), [], {}
+    of_waves, exchange = _crossing._TokensInWaves, _crossing.exchange
+    events, begin, cross = of_waves.events, of_waves.begin_to_collect, exchange.step
+    aside, kept, crossed, ends = torch.cuda.Stream(), [], [], []
 
     def with_late_wave(self):
         waves = events(self)
@@ -98,22 +99,29 @@ def sums_ahead_of_the_last_wave():
             with torch.cuda.stream(aside):
                 torch.cuda._sleep(400_000_000)
                 kept.append(_crossing._recorded())
-            waves[0, -1] = kept[-1].cuda_event
+            waves[0, late] = kept[-1].cuda_event
         return waves
 
+    def mark(marks):
+        marks.append(torch.cuda.Event(enable_timing=True))
+        marks[-1].record()
+
     def timed(self, out):
-        marks["pass"] = torch.cuda.Event(enable_timing=True)
-        marks["pass"].record()  # behind all of it
+        mark(ends)  # of the pass
+        crossed.clear()
         begin(self, out)
-        marks["sums"] = torch.cuda.Event(enable_timing=True)
-        marks["sums"].record(self._stream)
+
+    def timed_step(*ends_of_it):
+        cross(*ends_of_it)
+        mark(crossed)
 
     of_waves.events, of_waves.begin_to_collect = with_late_wave, timed
+    exchange.step = timed_step
     case = case_of().part(rank, size).to("cuda")
     for _ in range(2):
-        step(case, group=mesh_of(2), max_tokens=TOKENS, **sums_of(2))
+        step(case, group=mesh_of(hosts), max_tokens=TOKENS, **sums_of(hosts))
     torch.cuda.synchronize()
-    return marks["sums"].elapsed_time(marks["pass"])
+    return crossed[early - 1].elapsed_time(ends[-1])
 
 
 def rows(hosts: int, spare: int):
@@ -225,9 +233,11 @@ def test_the_bits_of_one_process(hosts, size, spare):
         assert_same([torch.cat([part[i] for part in parts]) for i in range(5)], wanted)
 
 
-def test_sums_cross_before_the_pass_has_ended():
-    needs(2)
-    assert min(run_ranks(2, sums_ahead_of_the_last_wave, backend="nccl")) > 50
+@pytest.mark.parametrize(("hosts", "late", "early"), [(2, 2, 1), (4, 5, 3), (4, 4, 2)])
+def test_sums_cross_before_the_pass_has_ended(hosts, late, early):
+    needs(hosts)
+    ahead = run_ranks(hosts, sums_ahead_of_a_wave, hosts, late, early, backend="nccl")
+    assert min(ahead) > 50
 
 
 @pytest.mark.parametrize("spare", [0, 16])

@@ -181,14 +181,14 @@ def host_by_host(mesh, rows, routes):
     for step_of in range(1, hosts):
         before, behind = (host - step_of) % hosts, (host + step_of) % hosts
         assert received[behind].isnan().all()
-        _exchange.step(mesh, sent, received, to=before, of=behind)
+        _exchange.step(mesh, (sent[before], before), (received[behind], behind))
         assert not received[behind].isnan().any()
     found = _exchange.Found(mesh, seen.shape, seen, routes)
-    back = _exchange.going_back(mesh, seen, routes)
     for step_of in range(1, hosts):
         before, behind = (host - step_of) % hosts, (host + step_of) % hosts
-        _exchange.step(mesh, back, found.parts, to=behind, of=before)
-    found.parts[host] = back[host]
+        back = _exchange.going_back(seen, behind, routes)
+        _exchange.step(mesh, (back, behind), (found.parts[before], before))
+    found.parts[host] = seen[host]
     return seen, torch.stack(found.blocks())
 
 

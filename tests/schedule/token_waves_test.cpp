@@ -1,5 +1,5 @@
 // Tokens that come in waves: each is there before the launch that reads it, and what goes back to
-// other hosts is complete while the last wave is computed.
+// other hosts is complete while later waves are computed.
 #include "schedule/token_waves.h"
 
 #include <gtest/gtest.h>
@@ -97,16 +97,66 @@ std::vector<int> reduced_in(const PassView& v) {
   return launch_of;
 }
 
+/// The launch behind which sums of a host's tokens are there.
+int done_behind(const PassView& v, int host) {
+  const int hosts = v.gathered_hosts;
+  const int behind = distance(v, host);
+  if (v.pass == Pass::kBackward || behind == 0) return v.schedule.waves - 1;
+  return hosts > 2 && behind == hosts - 1 ? hosts : hosts - 1;
+}
+
 TEST(TokenWaves, SumsOfOtherHostsAreThereBehindTheirWaves) {
   for_each_in_waves([](const PassView& v) {
     const std::vector<int> launch_of = reduced_in(v);
     for (std::int64_t t = 0; t < v.tokens; ++t) {
-      const int launch = launch_of[static_cast<std::size_t>(t / v.schedule.token_block)];
-      const bool first = host_of(v, t) == v.first_host;
-      const bool early = v.pass == Pass::kForward && !first;
-      ASSERT_EQ(launch, early ? v.gathered_hosts - 1 : v.schedule.waves - 1);
+      ASSERT_EQ(launch_of[static_cast<std::size_t>(t / v.schedule.token_block)],
+                done_behind(v, host_of(v, t)));
     }
   });
+}
+
+TEST(TokenWaves, RowsAreComputedBeforeTheirTokensAreSummed) {
+  int seams = 0;
+  for_each_in_waves([&](const PassView& v) {
+    for (int i = 0; i < v.num_blocks(); ++i) {
+      const int launch = i / v.num_local_experts;
+      for (std::int64_t t = v.tile_begin[i]; t < v.tile_begin[i + 1]; ++t) {
+        const Tile& tile = v.tiles[t];
+        if (v.is_shared(tile.expert)) continue;
+        seams += v.pass == Pass::kForward && v.gathered_hosts > 2 && launch == v.gathered_hosts - 1;
+        for (std::int64_t row = tile.first_row; row < tile.first_row + tile.rows; ++row) {
+          ASSERT_LE(launch, done_behind(v, host_of(v, v.row_origin[row].token)));
+        }
+      }
+    }
+  });
+  EXPECT_GT(seams, 0);
+}
+
+TEST(TokenWaves, TheSeamHasTilesOfTheLastHostAndOthersAlone) {
+  int behind_it = 0;
+  for_each_in_waves([&](const PassView& v) {
+    if (v.pass == Pass::kBackward || v.gathered_hosts == 2) return;
+    const int seam = v.gathered_hosts - 1;
+    std::vector<int> tiles(static_cast<std::size_t>(v.num_local_experts));  // of the seam
+    for (int i = seam * v.num_local_experts; i < (seam + 1) * v.num_local_experts; ++i) {
+      for (std::int64_t t = v.tile_begin[i]; t < v.tile_begin[i + 1]; ++t) {
+        ++tiles[static_cast<std::size_t>(v.tiles[t].expert)];
+      }
+    }
+    for (int e = 0; e < v.num_local_experts; ++e) {
+      std::vector<std::int64_t> rows(static_cast<std::size_t>(v.gathered_hosts));  // by distance
+      for (std::int64_t r = 0; r < v.tokens_per_expert[e]; ++r) {
+        const std::int64_t token = v.row_origin[v.segment_begin[e] + r].token;
+        ++rows[static_cast<std::size_t>(distance(v, host_of(v, token)))];
+      }
+      // Where the first host has a tile's rows, no tile has the last host's and those behind it.
+      if (rows[0] < v.schedule.tile_m) continue;
+      ASSERT_LE(tiles[static_cast<std::size_t>(e)], 1);
+      behind_it += rows.back() >= v.schedule.tile_m ? 1 : 0;
+    }
+  });
+  EXPECT_GT(behind_it, 0);
 }
 
 TEST(TokenWaves, BackwardInARingHasNone) {

@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/quantile.h"
+#include "schedule/token_waves.h"
 #include "tune/model/cost_model.h"
 #include "tune/model/gathered_hosts.h"
 #include "tune/model/parallel.h"
@@ -387,6 +388,8 @@ Errors errors_over_hosts(const std::string& name, double nic, int spare, const s
   for (const auto& record : file.at("records")) {
     if (record.at("way") != way) continue;
     const int ranks = record.at("ranks").get<int>(), hosts = record.at("hosts").get<int>();
+    // These files are older than the seam (token_waves.h).
+    if (has_seam(hosts, pass_of(record)) && under == CrossesUnder::kPasses) continue;
     auto shape = record.at("shape").get<std::string>();
     if (const auto most = record.value("limit", nlohmann::json()); !most.is_null()) {
       shape += ",n_group=" + std::to_string(hosts) + ",topk_group=" + most.dump();
@@ -405,9 +408,9 @@ Errors errors_over_hosts(const std::string& name, double nic, int spare, const s
 }
 
 void expect_hosts_predicted(const std::string& name, double nic, int spare, const std::string& way,
-                            double mean, double worst) {
+                            double mean, double worst, int passes = 10) {
   const Errors e = errors_over_hosts(name, nic, spare, way);
-  EXPECT_EQ(e.count, 10) << name << way;
+  EXPECT_EQ(e.count, passes) << name << way;
   EXPECT_LT(e.mean, mean) << name << way;
   EXPECT_LT(e.worst, worst) << name << way;
 }
@@ -431,10 +434,11 @@ TEST(ShippedProfile, PredictsPassesWhoseRowsCross) {
 TEST(ShippedProfile, PredictsPassesOverFourHosts) {
   const std::string four = "2026-11-27_4xH200_over_hosts_";
   for (const std::string way : {"mesh", "in turn", "exact hosts"}) {
-    expect_hosts_predicted(four + "limited.json", 65e9, 8, way, 0.11, 0.20);
-    expect_hosts_predicted(four + "limited_slow_links.json", 24e9, 16, way, 0.10, 0.165);
+    const int passes = way == "in turn" ? 10 : 5;
+    expect_hosts_predicted(four + "limited.json", 65e9, 8, way, 0.11, 0.20, passes);
+    expect_hosts_predicted(four + "limited_slow_links.json", 24e9, 16, way, 0.10, 0.165, passes);
   }
-  expect_hosts_predicted(four + "any.json", 65e9, 8, "exact hosts", 0.085, 0.185);
+  expect_hosts_predicted(four + "any.json", 65e9, 8, "exact hosts", 0.085, 0.185, 5);
 }
 
 }  // namespace

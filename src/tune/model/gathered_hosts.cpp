@@ -4,6 +4,7 @@
 
 #include "plan/routing.h"
 #include "schedule/open_sizes.h"
+#include "schedule/token_waves.h"
 #include "tune/model/cost_model.h"
 
 namespace uniep::tune {
@@ -155,8 +156,11 @@ class GatheredPass {
     if (!comes_in_waves()) return collect(spread(begun) + part(PassPart::kWhole, {}));
     const std::vector<double> come = tokens_come(begun);
     const double done = part(PassPart::kWhole, come);
+    // Behind the seam all but the last host's, those behind its own wave (token_waves.h).
     double back = result_.launch_ends[static_cast<std::size_t>(hosts_ - 1)];
     for (int step = 1; step < hosts_; ++step) {
+      const bool is_last = step == hosts_ - 1 && has_seam(hosts_, pass_);
+      if (is_last) back = std::max(back, result_.launch_ends[static_cast<std::size_t>(hosts_)]);
       back += messages_.back(step, step, token_bytes_);
     }
     return std::max(back, done);
@@ -186,7 +190,7 @@ class GatheredPass {
   double spread(double begun) { return begun + messages_.of_tokens(1, hosts_ - 1, token_bytes_); }
   double collect(double begun) { return begun + messages_.back(1, hosts_ - 1, token_bytes_); }
 
-  /// When tokens come, by wave, host after host; with the last of forward none do.
+  /// When tokens come, by wave, host after host; with later ones of forward none do.
   std::vector<double> tokens_come(double begun) {
     std::vector<double> come{begun};
     double there = begun;
