@@ -264,6 +264,7 @@ class _Done(NamedTuple):
 
 
 def _done_in_forward(hosts: int) -> list[_Done]:
+    """In the order in which sums go back."""
     if hosts == 2:
         return [_Done(1, range(1, 2), _recorded())]
     return [

@@ -133,7 +133,7 @@ std::int64_t most_order_bytes(const Problem& p, int num_ranks) {
   const auto bytes = [&](Pass pass) {
     return DeviceOrderLayout(all_rows, num_ranks, pass, most).bytes;
   };
-  // Where tokens come in waves, forward has one more.
+  // Where tokens come in waves, forward has more.
   return std::max(bytes(Pass::kForward), bytes(Pass::kBackward));
 }
 

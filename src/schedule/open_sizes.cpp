@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/problem_limits.h"
 #include "schedule/token_waves.h"
 
 namespace uniep {
@@ -42,6 +43,8 @@ Schedule in_ring(Schedule s) {
   if (s.workers > 0) s.dispatch_workers = std::min(s.dispatch_workers, s.workers - 1);
   return s;
 }
+
+static_assert(num_token_waves(kMaxHostsInWaves, Pass::kForward) <= kMostWaves);
 
 Schedule in_token_waves(Schedule s, const Problem& problem, Pass pass) {
   if (s.launch == LaunchGrouping::kSeparate) s.dispatch_workers = std::max(s.dispatch_workers, 1);

@@ -20,9 +20,11 @@
 
 namespace uniep {
 
-inline UNIEP_HD bool has_seam(int hosts, Pass pass) { return pass == Pass::kForward && hosts > 2; }
+constexpr UNIEP_HD bool has_seam(int hosts, Pass pass) {
+  return pass == Pass::kForward && hosts > 2;
+}
 
-inline UNIEP_HD int num_token_waves(int hosts, Pass pass) {
+constexpr UNIEP_HD int num_token_waves(int hosts, Pass pass) {
   return (pass == Pass::kForward ? hosts + 1 : hosts) + (has_seam(hosts, pass) ? 1 : 0);
 }
 
@@ -35,8 +37,7 @@ inline UNIEP_HD TokenOrder token_order(const PassView& v) {
   return {v.num_ranks, v.gathered_hosts, v.most_tokens};
 }
 
-/// The wave that takes tokens of the last host, of which some tiles may be the seam's: with it they
-/// come. With all later waves none do.
+/// The wave of the last host's tokens, which come with the seam if there is one.
 inline UNIEP_HD int wave_of_last_host(const PassView& v) {
   return v.gathered_hosts - 1 + (has_seam(v.gathered_hosts, v.pass) ? 1 : 0);
 }
@@ -87,6 +88,7 @@ inline UNIEP_HD TokenRun own_tokens_that_come(const PassView& v, int wave) {
   return own_part(v, {begin, begin + token_order(v).of_host()});
 }
 
+/// Waves that follow one another.
 struct WaveRun {
   int first = 0, count = 0;
 };

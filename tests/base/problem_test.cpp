@@ -122,8 +122,8 @@ TEST(Problem, EachFieldOutOfRangeIsNamedWithWhatIsAccepted) {
     expect_refused([&](Problem& p) { p.gathered_hosts = 2, p.first_host = host; },
                    "problem.first_host is " + std::to_string(host) + "; -1 to 1 is accepted");
   }
-  expect_refused([](Problem& p) { p.gathered_hosts = 16, p.first_host = 3; },
-                 "problem.first_host is 3, and gathered_hosts 16; tokens of at most 14 hosts come "
+  expect_refused([](Problem& p) { p.max_tokens = p.gathered_hosts = 15, p.first_host = 3; },
+                 "problem.first_host is 3, and gathered_hosts 15; tokens of at most 14 hosts come "
                  "in waves, and with more -1 is accepted");
   expect_invalid("number of ranks is 0; at least 1 is accepted", [] { validate(good(), 0); });
 }
