@@ -3,8 +3,8 @@
 On GPUs, tokens of other hosts come on a stream of their own. The passes of the fused layer take
 tokens in waves (``Problem::first_host`` of uniep/problem.h): first half of those of this host,
 then, as they come, those of the others, whose sums go back under the last of these and under the
-other half. Gradients of
-tokens cross under those of weights, which need nothing of other ranks; on CPUs, too.
+other half. Gradients of tokens cross under those of weights, which need nothing of other ranks; on
+CPUs, too.
 
 A pass leaves SMs to the messages (``UNIEP_SPARE_SMS``). Without, they would begin behind it.
 """

@@ -37,11 +37,6 @@ inline UNIEP_HD TokenOrder token_order(const PassView& v) {
   return {v.num_ranks, v.gathered_hosts, v.most_tokens};
 }
 
-/// The wave of the last host's tokens, which come with the seam if there is one.
-inline UNIEP_HD int wave_of_last_host(const PassView& v) {
-  return v.gathered_hosts - 1 + (has_seam(v.gathered_hosts, v.pass) ? 1 : 0);
-}
-
 /// Of the host that is so many behind the first.
 inline UNIEP_HD std::int64_t first_token_of_host(const PassView& v, int behind) {
   return (v.first_host + behind) % v.gathered_hosts * token_order(v).of_host();
@@ -97,10 +92,9 @@ struct WaveRun {
 /// results are wanted before the pass ends.
 inline UNIEP_HD WaveRun waves_done_early(const PassView& v, int launch) {
   if (!v.comes_in_waves() || v.pass == Pass::kBackward) return {};
-  const int last_host = wave_of_last_host(v);
-  const int seam = has_seam(v.gathered_hosts, v.pass) ? last_host - 1 : 0;  // none: 0
-  if (launch == seam && seam > 0) return {1, seam};
-  if (launch == last_host) return {seam + 1, last_host - seam};
+  const int others = v.gathered_hosts - 1;  // waves, the last of which is the seam if there is one
+  if (launch == others) return {1, others};
+  if (launch == others + 1 && has_seam(v.gathered_hosts, v.pass)) return {launch, 1};
   return {};
 }
 
