@@ -4,7 +4,7 @@
     torchrun --nproc_per_node=4 benchmarks/over_hosts.py --hosts 2 [--cases deepseek-v3 ...]
     torchrun --nproc_per_node=4 benchmarks/over_hosts.py --sockets   # NCCL sees hosts, too
     NCCL_P2P_DISABLE=1 torchrun --nproc_per_node=4 benchmarks/over_hosts.py --in-turn  # slow links
-    UNIEP_SPARE_SMS=16 NCCL_MAX_CTAS=16 torchrun ...                 # tokens cross under passes
+    UNIEP_SPARE_SMS=16 NCCL_MAX_CTAS=16 NCCL_CGA_CLUSTER_SIZE=0 torchrun ...  # under passes
     torchrun --nproc_per_node=4 benchmarks/over_hosts.py --hosts 4 --limit 2 --exact-hosts
     torchrun --nproc_per_node=2 benchmarks/over_hosts.py --all-rows  # no sums of hosts
     torchrun --nproc_per_node=2 benchmarks/over_hosts.py --tiny      # seconds, on CPUs too

@@ -2,12 +2,12 @@
 
     pip install megatron-core
     python examples/megatron_gpt.py
-    export UNIEP_SPARE_SMS=16 NCCL_MAX_CTAS=16
+    export UNIEP_SPARE_SMS=16 NCCL_MAX_CTAS=16 NCCL_CGA_CLUSTER_SIZE=0
     torchrun --nproc_per_node=2 examples/megatron_gpt.py
     torchrun --nproc_per_node=4 examples/megatron_gpt.py --pipeline 2 --microbatches 4
 
 Experts are spread over the GPUs of a pipeline stage. All else is Megatron's: its schedules, data
-parallelism and distributed optimizer. Gradients are reduced under backward, which is what the two
+parallelism and distributed optimizer. Gradients are reduced under backward, which is what the
 variables are for (docs/python.md, "Beside other parallelism"). Prints the mean losses of each
 model, which agree to roundings, and the time of a step.
 """

@@ -1,11 +1,11 @@
 """A small Qwen3-MoE of transformers, its experts spread over ranks: its own, then uniep's.
 
     pip install transformers accelerate
-    export UNIEP_SPARE_SMS=16 NCCL_MAX_CTAS=16
+    export UNIEP_SPARE_SMS=16 NCCL_MAX_CTAS=16 NCCL_CGA_CLUSTER_SIZE=0
     torchrun --nproc_per_node=2 examples/transformers_qwen3.py
 
 All but the experts is sharded by FSDP2, as transformers does it. Its collectives run beside
-uniep's passes, which is what the two variables are for (docs/python.md, "Beside other
+uniep's passes, which is what the variables are for (docs/python.md, "Beside other
 parallelism"). Without GPUs it runs on CPUs. Prints the mean losses of each model, which agree to
 roundings, and the time of a step.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import shlex
 import subprocess
@@ -44,8 +45,17 @@ def header(device: torch.device, ranks: int, iterations: int) -> dict[str, Any]:
         "machine": machine(device, ranks),
         "date": now.isoformat(timespec="seconds"),
         "command": f"python {shlex.join(sys.argv)}",
+        "environment": environment(),
         "iterations": iterations,
     }
+
+
+def environment() -> dict[str, str]:
+    """Variables that are set, of those that decide how passes and messages share a GPU."""
+    kept = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
+    if "UNIEP_SPARE_SMS" in os.environ:
+        kept["UNIEP_SPARE_SMS"] = os.environ["UNIEP_SPARE_SMS"]
+    return dict(sorted(kept.items()))
 
 
 def commit() -> str:

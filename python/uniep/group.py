@@ -174,8 +174,9 @@ def _warn_of_collectives() -> None:
         return
     warnings.warn(
         "UNIEP_SPARE_SMS is not set: where collectives of NCCL run beside uniep's passes, as those "
-        "of FSDP and DDP do, both can wait for each other until the time limit; set it to 16, and "
-        "NCCL_MAX_CTAS to 16, or to 0 where none do (docs/python.md, Beside other parallelism)",
+        "of FSDP and DDP do, both can wait for each other until the time limit; set "
+        "UNIEP_SPARE_SMS=16 NCCL_MAX_CTAS=16 NCCL_CGA_CLUSTER_SIZE=0, or UNIEP_SPARE_SMS=0 where "
+        "none do (docs/python.md, Beside other parallelism)",
         stacklevel=2,
     )
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from cases import assert_same, gradients, make_case, relative
-from ranks import run_ranks
+from ranks import run_ranks, run_script
 from test_cuda_mesh import needs
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -19,6 +21,7 @@ import uniep
 
 pytestmark = pytest.mark.cuda
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RANKS, SPARE = 2, 16
 HIDDEN, TOKENS, BLOCKS, STEPS = 256, 96, 4, 3
 MILLISECOND = 1_500_000  # in cycles, about
@@ -30,6 +33,7 @@ def few_ctas(monkeypatch):
     """What docs/python.md tells users to set, and a short limit."""
     needs(RANKS)
     monkeypatch.setenv("NCCL_MAX_CTAS", str(SPARE))
+    monkeypatch.setenv("NCCL_CGA_CLUSTER_SIZE", "0")
     monkeypatch.setenv("UNIEP_SPARE_SMS", str(SPARE))
     monkeypatch.setenv("UNIEP_TIMEOUT_MS", "10000")
 
@@ -75,6 +79,16 @@ def passes_and_collectives():
 def test_a_pass_and_a_collective_may_begin_in_either_order():
     for wanted, found in run_ranks(RANKS, passes_and_collectives, backend="nccl"):
         assert_same(found, wanted)
+
+
+def test_a_message_begins_beside_a_pass(tmp_path):
+    """And does not wait until it has ended, as it would in NCCL's clusters of CTAs."""
+    file = tmp_path / "beside.json"
+    program = [str(BENCHMARKS / "beside_passes.py"), "--turns", "3", "--json", str(file)]
+    done = run_script(program, RANKS)
+    assert done.returncode == 0, done.stderr
+    ms = {(r["way"], r["what"]): r["ms"] for r in json.loads(file.read_text())["records"]}
+    assert ms["both", "first"] < 0.5 * ms["both", "passes"]
 
 
 def without_spare_sms():

@@ -382,14 +382,16 @@ Errors errors_over_hosts(const std::string& name, double nic, int spare, const s
   const MachineProfile profile = with_spare_workers(shipped_profile("h200"), spare);
   const CrossesUnder under = way == "in turn" ? CrossesUnder::kNothing : CrossesUnder::kPasses;
   const nlohmann::json file = results(name);
+  const bool before_the_seam = file.at("date").get<std::string>() < "2026-11-28";  // token_waves.h
   Errors e;
   GatheredHost host;
   std::string shape_of_host;
   for (const auto& record : file.at("records")) {
     if (record.at("way") != way) continue;
     const int ranks = record.at("ranks").get<int>(), hosts = record.at("hosts").get<int>();
-    // These files are older than the seam (token_waves.h).
-    if (has_seam(hosts, pass_of(record)) && under == CrossesUnder::kPasses) continue;
+    if (before_the_seam && has_seam(hosts, pass_of(record)) && under == CrossesUnder::kPasses) {
+      continue;
+    }
     auto shape = record.at("shape").get<std::string>();
     if (const auto most = record.value("limit", nlohmann::json()); !most.is_null()) {
       shape += ",n_group=" + std::to_string(hosts) + ",topk_group=" + most.dump();
@@ -432,13 +434,18 @@ TEST(ShippedProfile, PredictsPassesWhoseRowsCross) {
 }
 
 TEST(ShippedProfile, PredictsPassesOverFourHosts) {
-  const std::string four = "2026-11-27_4xH200_over_hosts_";
-  for (const std::string way : {"mesh", "in turn", "exact hosts"}) {
-    const int passes = way == "in turn" ? 10 : 5;
-    expect_hosts_predicted(four + "limited.json", 65e9, 8, way, 0.11, 0.20, passes);
-    expect_hosts_predicted(four + "limited_slow_links.json", 24e9, 16, way, 0.10, 0.165, passes);
-  }
-  expect_hosts_predicted(four + "any.json", 65e9, 8, "exact hosts", 0.085, 0.185, 5);
+  // Four channels of NCCL bring 75 GB/s, and 58 to 65 beside passes (benchmarks/beside_passes.py).
+  const std::string limited = "2026-11-28_4xH200_over_hosts_limited.json";
+  expect_hosts_predicted(limited, 65e9, 8, "mesh", 0.06, 0.13);
+  expect_hosts_predicted(limited, 75e9, 8, "in turn", 0.07, 0.10);
+  expect_hosts_predicted(limited, 65e9, 8, "exact hosts", 0.10, 0.20);
+  const std::string any = "2026-11-28_4xH200_over_hosts_any.json";
+  expect_hosts_predicted(any, 65e9, 8, "mesh", 0.055, 0.165);
+  expect_hosts_predicted(any, 65e9, 8, "exact hosts", 0.075, 0.25);
+  const std::string slow = "2026-11-27_4xH200_over_hosts_limited_slow_links.json";
+  expect_hosts_predicted(slow, 24e9, 16, "mesh", 0.10, 0.165, 5);
+  expect_hosts_predicted(slow, 24e9, 16, "in turn", 0.10, 0.165);
+  expect_hosts_predicted(slow, 24e9, 16, "exact hosts", 0.10, 0.165, 5);
 }
 
 }  // namespace
