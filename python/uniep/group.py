@@ -168,17 +168,30 @@ def warn_of_others() -> None:
     )
 
 
+#: Of SMs that a pass spares, so many have four free ones side by side: a cluster of NCCL's CTAs.
+_ROOM_FOR_CLUSTERS = 32
+_SPARE_SMS = "UNIEP_SPARE_SMS=16 NCCL_MAX_CTAS=16 NCCL_CGA_CLUSTER_SIZE=0"
+
+
 def _warn_of_collectives() -> None:
     """Whether any run beside passes is what only the user knows; where they do, it is needed."""
-    if os.environ.get("UNIEP_SPARE_SMS"):
+    spared = os.environ.get("UNIEP_SPARE_SMS", "")
+    in_clusters = os.environ.get("NCCL_CGA_CLUSTER_SIZE") not in ("0", "1")
+    if not spared:
+        said = (
+            "UNIEP_SPARE_SMS is not set: where collectives of NCCL run beside uniep's passes, as "
+            "those of FSDP and DDP do, both can wait for each other until the time limit; set "
+            f"{_SPARE_SMS}, or UNIEP_SPARE_SMS=0 where none do"
+        )
+    elif in_clusters and spared.isdecimal() and 0 < int(spared) < _ROOM_FOR_CLUSTERS:
+        said = (
+            f"UNIEP_SPARE_SMS is {spared}, but NCCL_CGA_CLUSTER_SIZE is not 0: NCCL starts its "
+            "CTAs in clusters, for which passes leave no room, so that a collective waits until "
+            f"they have ended; set {_SPARE_SMS}"
+        )
+    else:
         return
-    warnings.warn(
-        "UNIEP_SPARE_SMS is not set: where collectives of NCCL run beside uniep's passes, as those "
-        "of FSDP and DDP do, both can wait for each other until the time limit; set "
-        "UNIEP_SPARE_SMS=16 NCCL_MAX_CTAS=16 NCCL_CGA_CLUSTER_SIZE=0, or UNIEP_SPARE_SMS=0 where "
-        "none do (docs/python.md, Beside other parallelism)",
-        stacklevel=2,
-    )
+    warnings.warn(f"{said} (docs/python.md, Beside other parallelism)", stacklevel=3)
 
 
 def _layout_of(handle: ctypes.c_void_p) -> tuple[int, int]:

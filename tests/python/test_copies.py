@@ -89,16 +89,31 @@ def test_warns_where_the_group_was_forgotten(monkeypatch):
         uniep.Group(device="cpu")
 
 
-def test_warns_where_collectives_have_no_sms(monkeypatch):
+@pytest.mark.parametrize(
+    ("spared", "cluster", "warned"),
+    [
+        (None, None, "UNIEP_SPARE_SMS is not set"),
+        ("", "0", "UNIEP_SPARE_SMS is not set"),
+        ("0", None, None),
+        ("16", None, "UNIEP_SPARE_SMS is 16, but NCCL_CGA_CLUSTER_SIZE is not 0"),
+        ("16", "4", "UNIEP_SPARE_SMS is 16, but NCCL_CGA_CLUSTER_SIZE is not 0"),
+        ("16", "0", None),
+        ("16", "1", None),
+        ("32", None, None),
+        ("all", None, None),  # which the library refuses
+    ],
+)
+def test_warns_where_collectives_have_no_sms(monkeypatch, spared, cluster, warned):
     """As groups of GPUs do."""
-    for value, warned in ((None, True), ("", True), ("16", False), ("0", False)):
-        monkeypatch.delenv("UNIEP_SPARE_SMS", raising=False)
+    for name, value in {"UNIEP_SPARE_SMS": spared, "NCCL_CGA_CLUSTER_SIZE": cluster}.items():
+        monkeypatch.delenv(name, raising=False)
         if value is not None:
-            monkeypatch.setenv("UNIEP_SPARE_SMS", value)
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
-            group_module._warn_of_collectives()
-        assert ["NCCL_MAX_CTAS" in str(w.message) for w in found] == [True] * warned
+            monkeypatch.setenv(name, value)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        group_module._warn_of_collectives()
+    assert len(found) == (warned is not None)
+    assert all(warned in str(w.message) and "NCCL_MAX_CTAS" in str(w.message) for w in found)
 
 
 def alone_among_others():
