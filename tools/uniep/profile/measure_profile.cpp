@@ -24,8 +24,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Reductions from 96 to 1024, whole tiles and parts of them, few and many rows an expert.
+// Reductions from 96 to 1024, those over the rows of an expert (of weight gradients) from 80; whole
+// tiles and parts of them.
 constexpr const char* kShapes[] = {
+    "custom,tokens=1024,hidden=256,intermediate=128,experts=2,topk=2",
     "custom,tokens=256,hidden=256,intermediate=96,experts=8,topk=4",
     "custom,tokens=160,hidden=1024,intermediate=384,experts=4,topk=2",
     "custom,tokens=203,hidden=400,intermediate=512,experts=6,topk=3",
