@@ -168,9 +168,10 @@ def warn_of_others() -> None:
     )
 
 
-#: Of SMs that a pass spares, so many have four free ones side by side: a cluster of NCCL's CTAs.
+#: Among so many SMs that a pass spares, four lie side by side, as a cluster of NCCL's CTAs needs.
 _ROOM_FOR_CLUSTERS = 32
-_SPARE_SMS = "UNIEP_SPARE_SMS=16 NCCL_MAX_CTAS=16 NCCL_CGA_CLUSTER_SIZE=0"
+#: What to set for collectives beside passes.
+_BESIDE_PASSES = "UNIEP_SPARE_SMS=16 NCCL_MAX_CTAS=16 NCCL_CGA_CLUSTER_SIZE=0"
 
 
 def _warn_of_collectives() -> None:
@@ -181,13 +182,13 @@ def _warn_of_collectives() -> None:
         said = (
             "UNIEP_SPARE_SMS is not set: where collectives of NCCL run beside uniep's passes, as "
             "those of FSDP and DDP do, both can wait for each other until the time limit; set "
-            f"{_SPARE_SMS}, or UNIEP_SPARE_SMS=0 where none do"
+            f"{_BESIDE_PASSES}, or UNIEP_SPARE_SMS=0 where none do"
         )
     elif in_clusters and spared.isdecimal() and 0 < int(spared) < _ROOM_FOR_CLUSTERS:
         said = (
             f"UNIEP_SPARE_SMS is {spared}, but NCCL_CGA_CLUSTER_SIZE is not 0: NCCL starts its "
             "CTAs in clusters, for which passes leave no room, so that a collective waits until "
-            f"they have ended; set {_SPARE_SMS}"
+            f"they have ended; set {_BESIDE_PASSES}"
         )
     else:
         return

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.cuda
 
 def leave_sms(count: int) -> None:
     """What passes leave to messages of NCCL: these cross while they compute, however small."""
-    os.environ |= {"UNIEP_SPARE_SMS": str(count), "NCCL_MAX_CTAS": "16"}
-    os.environ["NCCL_CGA_CLUSTER_SIZE"] = "0"
+    spared = {"UNIEP_SPARE_SMS": str(count), "NCCL_MAX_CTAS": "16", "NCCL_CGA_CLUSTER_SIZE": "0"}
+    os.environ |= spared
     _crossing.least_bytes = 0
 
 
