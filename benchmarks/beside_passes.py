@@ -84,7 +84,8 @@ class Bench:
                     self.message()
                     times.append(event(self.side))
         torch.cuda.synchronize()
-        found.passes.append(begin.elapsed_time(end))
+        if has_pass:
+            found.passes.append(begin.elapsed_time(end))
         taken = [one.elapsed_time(other) for one, other in itertools.pairwise(times)]
         found.first += taken[:1]
         found.others += taken[1:]
@@ -103,7 +104,7 @@ def rows_of(shape: Shape, ways: dict[str, Found], message_bytes: int) -> list[di
         ranks: list[Found] = [found] * dist.get_world_size()
         dist.all_gather_object(ranks, found)
         for what in ("passes", "first", "others"):
-            if not getattr(found, what) or (what == "passes" and way == "messages"):
+            if not getattr(found, what):
                 continue
             times = Times.of_slowest([getattr(rank, what) for rank in ranks])
             gbps = None if what == "passes" else message_bytes / times.ms * 1e-6
@@ -137,10 +138,10 @@ def main() -> None:
     bench = Bench(shape, device, args.messages)
     ways = {"pass": (True, False), "messages": (False, True), "both": (True, True)}
     found = {way: Found() for way in ways}
-    for warm in (True, False):
-        for _ in range(1 if warm else args.turns):
-            for way, has in ways.items():
-                bench.turn(Found() if warm else found[way], *has)
+    bench.turn(Found(), True, True)  # the first of everything takes longer
+    for _ in range(args.turns):
+        for way, has in ways.items():
+            bench.turn(found[way], *has)
     rows = rows_of(shape, found, bench.sent.numel() * 2)
     if dist.get_rank() == 0:
         print(f"# {about['machine']}\n# {about['environment']}\n# {shape.name}")

@@ -169,6 +169,8 @@ void measure_sleeps(tune::MachineProfile& profile) {
 
 }  // namespace
 
+std::span<const char* const> profile_shapes() { return kShapes; }
+
 int profile_steps() {
   return static_cast<int>(std::size(kShapes) * std::size(kTileM) * std::size(kTileN)) + 1;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 
 #include "tune/lab/measured_profile.h"
 
@@ -11,6 +12,8 @@ namespace uniep::tool {
 /// `progress` is called after each of `profile_steps()` parts.
 tune::MeasuredProfile measure_cpu_profile(double effort, const std::function<void()>& progress);
 int profile_steps();
+/// The layers that it runs, as `--shape` reads them.
+std::span<const char* const> profile_shapes();
 
 /// The profile with the link that UNIEP_CPU_LINK_GBPS emulates now, or none.
 tune::MachineProfile with_emulated_link(tune::MachineProfile profile);
