@@ -16,6 +16,7 @@ from ._all_rows import tokens_of
 from ._crossing import Crossing, crosses_under_weights, waves_of_backward
 from ._forms import Experts, experts_from
 from ._ops import ops
+from ._outside_graphs import outside_graphs
 from .deferred import DeferredWeights, _Pending, behind_data
 
 __all__ = ["moe_in_tensors"]
@@ -164,11 +165,11 @@ def moe_in_tensors(*arguments: Any, has_rows: bool) -> Tensor:
         *arguments: these.
         has_rows: the layer gives rows of slots, not sums of tokens.
     """
-    out: Tensor = (_of_rows if has_rows else _MoeInTensors.apply)(*arguments)
+    out: Tensor = (_rows_in_tensors if has_rows else _MoeInTensors.apply)(*arguments)
     return out
 
 
-_of_rows = torch.compiler.disable(  # type: ignore[no-untyped-call]
-    _MoeInTensors.apply,
-    reason="compilers know the shapes of sums, and not of rows that are to be added up",
-)
+@outside_graphs(reason="compilers know the shapes of sums, and not of rows that are to be added up")
+def _rows_in_tensors(*arguments: Any) -> Tensor:
+    out: Tensor = _MoeInTensors.apply(*arguments)
+    return out

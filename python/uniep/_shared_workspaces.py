@@ -8,13 +8,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from . import _library
+from ._outside_graphs import outside_graphs
 from .arithmetic import Activation, CombinePartials, ProbsPlace
 from .group import Group, GroupLike, group_of
 from .hosts import host_mesh
 from .row_pool import RowPool, RowPoolLike, shared_pool
 from .workspace import Workspace
 
-__all__ = ["LayerKind", "default_workspace", "paged_workspace"]
+__all__ = ["LayerKind", "default_workspace", "paged_workspace", "prepare"]
 
 
 class LayerKind(NamedTuple):
@@ -56,7 +57,9 @@ def default_workspace(
     may_grow = max_tokens is None
     if torch.compiler.is_compiling():
         # The compiler cannot see into libraries: what is missing is made while it looks on.
-        hosts: int = _prepare(group, str(device), wanted, may_grow, *kind)
+        from ._in_graphs import prepare
+
+        hosts: int = prepare(group, str(device), wanted, may_grow, *kind)
         if hosts == 1:
             key = (*kind, row_pool, hosts)
             return group_of(group, device).workspaces[key]
@@ -85,9 +88,7 @@ class _Place(NamedTuple):
         return self.hosts * self.owner.size
 
 
-@torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
-    reason="a row pool keeps what forwards save outside of the graph"
-)
+@outside_graphs(reason="a row pool keeps what forwards save outside of the graph")
 def paged_workspace(
     row_pool: RowPoolLike,
     group: GroupLike,
@@ -183,9 +184,11 @@ def _workspace(place: _Place, kind: LayerKind, tokens: int, row_pool: RowPool | 
     )
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _prepare(group: GroupLike, device: str, wanted: int, may_grow: bool, *figures: Any) -> int:
-    # The figures of a LayerKind: the compiler hands on constants.
+def prepare(group: GroupLike, device: str, wanted: int, may_grow: bool, *figures: Any) -> int:
+    """Makes what :func:`default_workspace` finds then; the number of hosts.
+
+    The compiler hands on constants: the device by its name, the figures of a LayerKind.
+    """
     place = _Place.of(group, torch.device(device))
     _found_or_made(place, LayerKind(*figures), wanted, may_grow)
     return place.hosts

@@ -35,6 +35,7 @@ from . import _exchange as exchange
 from ._agreed_faults import AgreedFaults
 from ._all_rows import AllRows
 from ._crossing import Crossing
+from ._outside_graphs import outside_graphs
 from .arithmetic import Arithmetic
 from .group import Group, GroupLike, find_hosts, group_of, is_mesh_of_hosts, process_group_of
 
@@ -202,9 +203,7 @@ class OverHosts(NamedTuple):
     all_rows: AllRows | None
 
 
-@torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
-    reason="what crosses hosts goes by collectives that compilers do not see through"
-)
+@outside_graphs(reason="what crosses hosts goes by collectives that compilers do not see through")
 def to_all_hosts(
     over: OverHosts, x: Tensor, topk_ids: Tensor, topk_probs: Tensor, crossing: Crossing | None
 ) -> tuple[Tensor, Tensor, Tensor, Crossing]:
@@ -233,9 +232,7 @@ def to_all_hosts(
     return x, _ids_of_host(ids, over.mesh, over.experts), probs, crossing
 
 
-@torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
-    reason="what crosses hosts goes by collectives that compilers do not see through"
-)
+@outside_graphs(reason="what crosses hosts goes by collectives that compilers do not see through")
 def from_all_hosts(
     over: OverHosts,
     out: Tensor,

@@ -16,6 +16,7 @@ from ._crossing import Crossing, crosses_under_weights, waves_of_backward
 from ._forms import Experts, experts_from
 from ._of_process import OfProcess
 from ._ops import ops
+from ._outside_graphs import outside_graphs
 from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
 from .deferred import DeferredWeights, _PendingPages, behind_data
 from .group import Group, GroupLike, _device_of
@@ -314,9 +315,7 @@ class _MoeInPages(torch.autograd.Function):
         return (dx, None, dprobs, probs) + (None,) * 10 + tuple(new)
 
 
-@torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
-    reason="a row pool keeps what forwards save outside of the graph"
-)
+@outside_graphs(reason="a row pool keeps what forwards save outside of the graph")
 def moe_in_pages(*arguments: Any) -> Tensor:
     """The arguments of :class:`_MoeInPages`."""
     out: Tensor = _MoeInPages.apply(*arguments)

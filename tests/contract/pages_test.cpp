@@ -75,10 +75,11 @@ struct Choice {
   bool recompute_h;
 };
 
-/// 100 outstanding forwards of ten layers hold, on every rank, pages of at most 8 % more bytes than
-/// the rows and tokens that came have. All go back. Returns the most of a rank, in %.
+/// 100 outstanding forwards of ten layers, or as many as there are cases, hold, on every rank, pages
+/// of at most 8 % more bytes than the rows and tokens that came have. All go back. Returns the most of a rank, in %.
 double expect_memory_follows(Choice choice, std::int64_t hidden, std::int64_t intermediate) {
-  constexpr int kRanks = 4, kLayers = 10, kForwards = 100;
+  constexpr int kRanks = 4, kLayers = 10;
+  const int forwards = cases(100);
   LayerData data = plain_layer(kRanks, 512);
   data.hidden = hidden;
   data.intermediate = intermediate;
@@ -109,7 +110,7 @@ double expect_memory_follows(Choice choice, std::int64_t hidden, std::int64_t in
     std::int64_t came = 0;
     const Schedule schedule = parse_schedule("single,tile_m=16,workers=1");
     LayerResult result = workload::make_result(data, {});
-    for (int i = 0; i < kForwards; ++i) {
+    for (int i = 0; i < forwards; ++i) {
       own.topk_ids = skewed_ids(rng, data.tokens * data.topk, data.num_experts);
       const workload::Split split(own, kRanks);
       Layer& layer = layers[static_cast<std::size_t>(i % kLayers)];
@@ -123,7 +124,7 @@ double expect_memory_follows(Choice choice, std::int64_t hidden, std::int64_t in
     const double percent = 100.0 * static_cast<double>(held) / static_cast<double>(came) - 100;
     EXPECT_LT(percent, 8) << "rank " << c.rank();
     if (choice.save == Save::kRows) {
-      EXPECT_LT(held, kForwards * row_bytes * capacity_rows(problem, kRanks) / 2)
+      EXPECT_LT(held, forwards * row_bytes * capacity_rows(problem, kRanks) / 2)
           << "the capacity does not matter";
     }
     EXPECT_EQ(pool.fewest_free_pages(), pool.free_pages());

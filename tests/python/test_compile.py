@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -32,6 +34,22 @@ def two_layers(own, case, x, probs, w1, w2):
 
 def run(function, case):
     return gradients(case, function(case.x, case.probs, case.w1, case.w2))
+
+
+def test_the_compiler_is_imported_by_those_who_compile():
+    """It takes nearly as long to import as PyTorch."""
+    code = (
+        "import sys, torch, uniep\n"
+        "ids, probs = torch.zeros(3, 1, dtype=torch.int32), torch.ones(3, 1)\n"
+        "shapes = (3, 8), (1, 16, 8), (1, 8, 8)\n"
+        "x, w1, w2 = (torch.ones(s, dtype=torch.bfloat16, requires_grad=True) for s in shapes)\n"
+        "uniep.moe(x, ids, probs, w1, w2).sum().backward()\n"
+        "pool = uniep.RowPool(None, 8, 8, bytes=1 << 22, device='cpu')\n"
+        "uniep.moe(x, ids, probs, w1, w2, row_pool=pool).sum().backward()\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "False\n"
 
 
 @pytest.fixture
