@@ -89,7 +89,7 @@ class Terminal(ProgramTest):
                  ["tune", "--shape", "small", "--pass", "forward", "--profile", "none", "--budget",
                   10, "--candidates", 6]),
                 ("surveying forward",
-                 ["tune", "--shape", "small", "--pass", "forward", "--survey", 100])):
+                 ["tune", "--shape", "small", "--pass", "forward", "--survey", 30])):
             slow = SLOW_LINK if command[0] == "bench" else cache
             text = self.errors_on_a_terminal(*command, columns=120, **slow)
             self.assertRegex(text, label + r" \[#*\.*\] \d+ %, [0-9:]+( s)? left")

@@ -24,7 +24,9 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
 # Ranks are forks of a process that has done what takes longest to import, and nothing else.
-multiprocessing.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.device_mesh"])
+multiprocessing.set_forkserver_preload(
+    ["torch", "torch._dynamo", "torch.distributed.device_mesh", "transformers", "megatron.core"]
+)
 
 
 def run_ranks(
