@@ -75,8 +75,9 @@ struct Choice {
   bool recompute_h;
 };
 
-/// 100 outstanding forwards of ten layers, or as many as there are cases, hold, on every rank, pages
-/// of at most 8 % more bytes than the rows and tokens that came have. All go back. Returns the most of a rank, in %.
+/// 100 outstanding forwards of ten layers, or as many as there are cases, hold, on every rank,
+/// pages of at most 8 % more bytes than the rows and tokens that came have. All go back. Returns
+/// the most of a rank, in %.
 double expect_memory_follows(Choice choice, std::int64_t hidden, std::int64_t intermediate) {
   constexpr int kRanks = 4, kLayers = 10;
   const int forwards = cases(100);
