@@ -125,7 +125,7 @@ def measure(shape: Shape, names: list[str], device: torch.device, turns: int) ->
     for name in names:
         text = name.removeprefix("torch:")
         way = arithmetic_of(text)
-        if way.halves == 1:
+        if way.halves() == 1:
             raise ValueError(
                 f"way '{name}': w1 of these shapes has a gate; one with it is accepted"
             )

@@ -127,7 +127,7 @@ _OF_GATE: dict[Activation, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
 
 def _halves(h: Tensor, activation: Activation) -> tuple[Tensor, Tensor | None]:
     """Gate and up, or all of h and None, in fp32."""
-    if Arithmetic(activation).halves == 1:
+    if Arithmetic(activation).halves() == 1:
         return h.float(), None
     gate, up = h.float().chunk(2, 1)
     return gate, up

@@ -112,7 +112,7 @@ def experts(
             )
     layout = layout_of(w1_layout, weights_layout)
     weights = experts_of(w1, w2, b1, b2, shared_w1, shared_w2, layout)
-    if weights.interleaved and not isinstance(w1, Tensor):
+    if weights.interleaved() and not isinstance(w1, Tensor):
         raise ValueError(
             "w1_layout is 'interleaved', and w1 is several tensors; one tensor is accepted, or "
             "'halves'"
@@ -122,13 +122,13 @@ def experts(
 
 def _written(rows: str, columns: str, weights: Experts) -> str:
     """The shape of a matrix."""
-    return f"{columns}, {rows}" if weights.in_out else f"{rows}, {columns}"
+    return f"{columns}, {rows}" if weights.in_out() else f"{rows}, {columns}"
 
 
 def _lying(shape: tuple[int, int, int], weights: Experts) -> list[int]:
     """Experts, rows and columns in the order in which they lie."""
     experts, rows, columns = shape
-    return [experts, columns, rows] if weights.in_out else [experts, rows, columns]
+    return [experts, columns, rows] if weights.in_out() else [experts, rows, columns]
 
 
 def _check_weight(
@@ -160,24 +160,24 @@ def _experts_in(weights: Experts) -> int:
 
 
 def _check_shapes(x: Tensor, weights: Experts, arithmetic: Arithmetic) -> None:
-    halves, count = arithmetic.halves, _experts_in(weights)
+    halves, count = arithmetic.halves(), _experts_in(weights)
     matrix = _written("2 I" if halves == 2 else "I", "H", weights)
     _check_weight("w1", weights.w1, matrix, count, halves == 2)
     _check_weight("w2", weights.w2, _written("H", "I", weights), count, False)
-    (experts, width, hidden), second = weights.shapes
+    (experts, width, hidden), second = weights.shapes()
     if x.dim() < 1 or width % halves or hidden != x.shape[-1]:
         raise ValueError(
             f"w1 has shape {list(weights.w1[0].shape)}; it must be [experts of this rank, "
             f"{matrix}], where H is the last of x: {list(x.shape)}"
         )
-    if weights.interleaved and halves != 2:
+    if weights.interleaved() and halves != 2:
         raise ValueError(
             f"w1_layout is 'interleaved', and '{arithmetic.activation}' has no gate; it must be "
             "'halves'"
         )
     if halves == 2 and second == (experts, hidden, width):
         raise ValueError(
-            f"w1 has shape {_lying(weights.shapes[0], weights)}, an expert's width of {width} as "
+            f"w1 has shape {_lying(weights.shapes()[0], weights)}, an expert's width of {width} as "
             f"w2 has it; '{arithmetic.activation}' has a gate, so it must be "
             f"{_lying((experts, 2 * width, hidden), weights)}: the gate's, then up's"
         )
@@ -185,7 +185,7 @@ def _check_shapes(x: Tensor, weights: Experts, arithmetic: Arithmetic) -> None:
         wanted = (experts, hidden, width // halves)
         raise ValueError(
             f"w2 has shape {_lying(second, weights)}; with w1 of "
-            f"{_lying(weights.shapes[0], weights)} it must be {_lying(wanted, weights)}"
+            f"{_lying(weights.shapes()[0], weights)} it must be {_lying(wanted, weights)}"
             + ("" if halves == 2 else f" ('{arithmetic.activation}' has no gate)")
         )
 
@@ -228,7 +228,7 @@ def check(
                 f"{name} is on '{tensor.device}', x is on '{x.device}'; all tensors must be on the "
                 "same device"
             )
-    for name, bias, shape in zip(("b1", "b2"), weights.biases, weights.shapes, strict=False):
+    for name, bias, shape in zip(("b1", "b2"), weights.biases(), weights.shapes(), strict=False):
         if bias.shape != shape[:2]:
             raise ValueError(
                 f"{name} is {list(bias.shape)}; it must be {list(shape[:2])}, as its weight is"
@@ -236,7 +236,7 @@ def check(
     for name, tensor in named:
         if not tensor.is_contiguous():
             transposed = tensor.dim() > 1 and tensor.transpose(-1, -2).is_contiguous()
-            other = "out_in" if weights.in_out else "in_out"
+            other = "out_in" if weights.in_out() else "in_out"
             raise ValueError(
                 f"{name} is not contiguous (strides {list(tensor.stride())}), and weights are read "
                 f"where they lie, in whole rows one after another; pass {name}.contiguous()"
@@ -273,7 +273,7 @@ def _check_shared(weights: Experts) -> None:
         return
     shared = first.shape[0] if first.dim() == 3 else 1
     for name, tensor, shape in zip(
-        ("shared_w1", "shared_w2"), (first, second), weights.shapes, strict=True
+        ("shared_w1", "shared_w2"), (first, second), weights.shapes(), strict=True
     ):
         _check_shared_shape(name, tensor, (shared, *shape[1:]), weights.w1[0])
 
@@ -296,12 +296,12 @@ def check_shared_probs(shared_probs: Tensor | None, x: Tensor, weights: Experts)
         )
     if shared_probs.dtype != torch.float32:
         raise TypeError(f"shared_probs is {shared_probs.dtype}; it must be torch.float32")
-    _check_shared_shape("shared_probs", shared_probs, (*x.shape[:-1], weights.shared), x)
+    _check_shared_shape("shared_probs", shared_probs, (*x.shape[:-1], weights.shared()), x)
 
 
 def check_workspace(workspace: Workspace, x: Tensor, weights: Experts, topk: int) -> None:
     """Raises ValueError with a sentence where the workspace is for other tensors."""
-    experts, width, _ = weights.shapes[0]
+    experts, width, _ = weights.shapes()[0]
     has_bias = weights.b1 is not None
     if x.device != workspace.device:
         raise ValueError(
@@ -310,10 +310,10 @@ def check_workspace(workspace: Workspace, x: Tensor, weights: Experts, topk: int
         )
     for name, value, wanted in (
         ("hidden", x.shape[-1], workspace.hidden),
-        ("intermediate", width // workspace.arithmetic.halves, workspace.intermediate),
+        ("intermediate", width // workspace.arithmetic.halves(), workspace.intermediate),
         ("experts of a rank", experts, workspace.local_experts),
         ("topk", topk, workspace.topk),
-        ("shared experts", weights.shared, workspace.arithmetic.shared_experts),
+        ("shared experts", weights.shared(), workspace.arithmetic.shared_experts),
     ):
         if value != wanted:
             raise ValueError(f"{name} of the tensors is {value}; the workspace is for {wanted}")
@@ -336,7 +336,7 @@ def main_grads(given: Sequence[ExpertWeight], weights: Experts) -> Experts:
     Raises:
         TypeError, ValueError: with a sentence where gradients cannot be added to these.
     """
-    wanted = 2 + len(weights.more_named)
+    wanted = 2 + len(weights.more_named())
     if len(given) != wanted:
         raise ValueError(
             f"main_grads has {len(given)} tensors; it must have {wanted}: those of "
@@ -349,14 +349,14 @@ def main_grads(given: Sequence[ExpertWeight], weights: Experts) -> Experts:
             _check_main_grad(name, gradient, tensors[0][0], weights.w1[0])
     flat = [tensor for parts in tensors for tensor in parts]
     main = experts_from(flat, len(tensors[0]), len(tensors[1]), weights.layout)
-    count, pair = weights.shapes[0][0], weights.shapes[0][1] == 2 * weights.shapes[1][2]
+    count, pair = weights.shapes()[0][0], weights.shapes()[0][1] == 2 * weights.shapes()[1][2]
     matrix = _written("2 I" if pair else "I", "H", weights)
     _check_weight("main_grads[0]", main.w1, matrix, count, pair)
     _check_weight("main_grads[1]", main.w2, _written("H", "I", weights), count, False)
-    shapes = [_lying(shape, main) for shape in main.shapes]
+    shapes = [_lying(shape, main) for shape in main.shapes()]
     shapes += [list(parts[0].shape) for parts in tensors[2:]]
-    needed = [_lying(shape, weights) for shape in weights.shapes]
-    needed += [list(more.shape) for more in weights.more_named.values()]
+    needed = [_lying(shape, weights) for shape in weights.shapes()]
+    needed += [list(more.shape) for more in weights.more_named().values()]
     for i, (shape, other) in enumerate(zip(shapes, needed, strict=True)):
         if shape != other:
             raise ValueError(

@@ -47,10 +47,16 @@ class CheckedCall(NamedTuple):
         if beside is None:
             return self._run_routed(tokens, ids, probs)
         main = self.main
-        routed = self._replace(
-            weights=self.weights.routed,
-            main=None if main is None else main.routed,
+        # Not by _replace, as in Experts.routed.
+        routed = CheckedCall(
+            self.workspace,
+            self.weights.routed(),
+            None if main is None else main.routed(),
             shared_probs=None,
+            exact_rows=self.exact_rows,
+            exact_hosts=self.exact_hosts,
+            schedule=self.schedule,
+            deferred=self.deferred,
         )
         shared = CheckedCall(
             beside,

@@ -75,56 +75,48 @@ class Experts(NamedTuple):
     shared_w2: Tensor | None = None
     layout: int = 0
 
-    @property
     def interleaved(self) -> bool:
         """Whether rows of gate and up take turns in a w1 that is one tensor."""
         return bool(self.layout & _INTERLEAVED)
 
-    @property
     def in_out(self) -> bool:
         """Whether each matrix is [inputs, outputs]."""
         return bool(self.layout & _IN_OUT)
 
-    @property
     def forms(self) -> tuple[int, int]:
         """Of w1 and w2, as ops take them."""
         return _form(self.w1), _form(self.w2)
 
-    @property
     def shapes(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """Experts, rows (outputs) and columns (inputs) of w1 and w2, however they lie."""
         return _shape(self.w1, self.layout), _shape(self.w2, self.layout)
 
     def joined(self) -> tuple[Tensor, Tensor]:
         """w1 and w2, each as one tensor [El, outputs, inputs], gate first: itself, or a copy."""
-        w1 = _joined(self.w1, self.interleaved, self.in_out)
-        return w1, _joined(self.w2, False, self.in_out)
+        w1 = _joined(self.w1, self.interleaved(), self.in_out())
+        return w1, _joined(self.w2, False, self.in_out())
 
-    @property
     def biases(self) -> tuple[Tensor, ...]:
         """Those that there are."""
         return tuple(bias for bias in (self.b1, self.b2) if bias is not None)
 
-    @property
     def more(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """What not every layer has."""
         return self.b1, self.b2, self.shared_w1, self.shared_w2
 
-    @property
     def more_named(self) -> dict[str, Tensor]:
         """What this one has of it, and what errors call it."""
-        named = zip(("b1", "b2", "shared_w1", "shared_w2"), self.more, strict=True)
+        named = zip(("b1", "b2", "shared_w1", "shared_w2"), self.more(), strict=True)
         return {name: tensor for name, tensor in named if tensor is not None}
 
-    @property
     def shared(self) -> int:
         """Shared experts."""
         return 0 if self.shared_w1 is None else self.shared_w1.shape[0]
 
-    @property
     def routed(self) -> Experts:
         """Without shared experts."""
-        return self._replace(shared_w1=None, shared_w2=None)
+        # Not by _replace, behind which PyTorch 2.11 compiles a tuple of nothing.
+        return Experts(self.w1, self.w2, self.b1, self.b2, layout=self.layout)
 
     def named(self) -> list[tuple[str, Tensor]]:
         """Every tensor, and what errors call it."""
@@ -132,17 +124,17 @@ class Experts(NamedTuple):
         for name, tensors in (("w1", self.w1), ("w2", self.w2)):
             alone = len(tensors) == 1 and tensors[0].dim() != 2
             named += [(name if alone else f"{name}[{i}]", t) for i, t in enumerate(tensors)]
-        return named + list(self.more_named.items())
+        return named + list(self.more_named().items())
 
     def flat(self) -> tuple[Tensor, ...]:
         """Every tensor."""
-        return (*self.w1, *self.w2, *self.more_named.values())
+        return (*self.w1, *self.w2, *self.more_named().values())
 
     def gradients(
         self, dw1: Sequence[Tensor], dw2: Sequence[Tensor], *more: Tensor
     ) -> list[Tensor]:
         """Those of :meth:`flat`, of what ops return: it has empty ones for what there is not."""
-        own = zip(self.more, more, strict=True)
+        own = zip(self.more(), more, strict=True)
         return [*dw1, *dw2, *(gradient for weight, gradient in own if weight is not None)]
 
 

@@ -12,7 +12,10 @@ for _name, (_function, _reason) in REASONS.items():
         _function, reason=_reason
     )
 
-#: Called while a graph is made, which its result is a constant of.
+# Called while a graph is made, which their results are constants of.
 prepare = torch.compiler.assume_constant_result(  # type: ignore[no-untyped-call]
     _shared_workspaces.prepare
+)
+room = torch.compiler.assume_constant_result(  # type: ignore[no-untyped-call]
+    _shared_workspaces.room
 )

@@ -44,7 +44,7 @@ def _forward(
         torch.empty_like(x),
         x.new_empty((plan_bytes,), dtype=torch.uint8),
         x.new_empty((rows_of_x, x.shape[1])),
-        x.new_empty((rows_of_h, experts_of(w1, w2, layout=layout).shapes[0][1])),
+        x.new_empty((rows_of_h, experts_of(w1, w2, layout=layout).shapes()[0][1])),
         x.new_empty((rows,), dtype=torch.float32),
     )
 
@@ -113,7 +113,7 @@ def _backward(
     shared_w2: Tensor | None = None,
     layout: int = 0,
 ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor]:
-    (experts, width, hidden), (_, _, intermediate) = experts_of(w1, w2, layout=layout).shapes
+    (experts, width, hidden), (_, _, intermediate) = experts_of(w1, w2, layout=layout).shapes()
     biases = _bias_gradients(experts if b1 is not None else 0, width, hidden, dy)
     weights = [[torch.empty_like(tensor) for tensor in weight] for weight in (w1, w2)]
     dx, dprobs, dshared_probs = _data_gradients(dy, topk, shared_w1)

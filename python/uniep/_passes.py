@@ -51,14 +51,14 @@ class _MoeInTensors(torch.autograd.Function):
         layout: int,
         counts: tuple[int, int, int],
         main_counts: tuple[int, int],
-        *tensors: Tensor,
+        *tensors: Any,
     ) -> Tensor:
         x = tokens_of(x)
-        # Of weights so many tensors of w1 and w2, and of all; then those of main gradients.
-        given, main = tensors[: counts[2]], tensors[counts[2] :]
+        # Of weights so many tensors of w1 and w2, and of all; then those of main gradients; None.
+        given, main = tensors[: counts[2]], tensors[counts[2] : -1]
         weights = experts_from(given, counts[0], counts[1], layout)
         inputs = (key, overflow, x, topk_ids, topk_probs, weights.w1, weights.w2)
-        end = (flag, schedule, *weights.more, shared_probs, layout)
+        end = (flag, schedule, *weights.more(), shared_probs, layout)
         if exact:
             saved = ops.forward_exact(*inputs, *end)
         else:
@@ -106,7 +106,7 @@ class _MoeInTensors(torch.autograd.Function):
                     ctx.backward_bytes,
                     ctx.flag,
                     ctx.schedule,
-                    *weights.more,
+                    *weights.more(),
                     ctx.layout,
                     waves,
                 )
@@ -146,7 +146,7 @@ class _MoeInTensors(torch.autograd.Function):
             )
         else:
             dx, dprobs, dw1, dw2, db1, db2, dshared_probs, *dshared = ops.backward(
-                *call, ctx.topk, ctx.flag, ctx.schedule, *weights.more, ctx.layout
+                *call, ctx.topk, ctx.flag, ctx.schedule, *weights.more(), ctx.layout
             )
             new = [*weights.gradients(dw1, dw2, db1, db2, *dshared)]
         of_main = [None] * (len(ctx.needs_input_grad) - _BEFORE_TENSORS - len(new))
@@ -165,7 +165,9 @@ def moe_in_tensors(*arguments: Any, has_rows: bool) -> Tensor:
         *arguments: these.
         has_rows: the layer gives rows of slots, not sums of tokens.
     """
-    out: Tensor = (_rows_in_tensors if has_rows else _MoeInTensors.apply)(*arguments)
+    # So there are never two tensors: a forward that is compiled without gradients, and has as many
+    # arguments as parameters, is one without a context to PyTorch 2.10 and 2.11.
+    out: Tensor = (_rows_in_tensors if has_rows else _MoeInTensors.apply)(*arguments, None)
     return out
 
 

@@ -15,7 +15,7 @@ from .hosts import host_mesh
 from .row_pool import RowPool, RowPoolLike, shared_pool
 from .workspace import Workspace
 
-__all__ = ["LayerKind", "default_workspace", "paged_workspace", "prepare"]
+__all__ = ["LayerKind", "default_workspace", "paged_workspace", "prepare", "room"]
 
 
 class LayerKind(NamedTuple):
@@ -57,9 +57,16 @@ def default_workspace(
     may_grow = max_tokens is None
     if torch.compiler.is_compiling():
         # The compiler cannot see into libraries: what is missing is made while it looks on.
-        from ._in_graphs import prepare
+        from ._in_graphs import prepare, room
 
-        hosts: int = prepare(group, str(device), wanted, may_grow, *kind)
+        # Sizes of tensors that have changed are symbols of the graph. The number of tokens stays
+        # one where there is room for it.
+        figures: list[Any] = [_as_constant(f) if type(f) is int else f for f in kind]
+        kind = LayerKind(*figures)
+        missing = 0
+        if wanted > room(group, str(device), *kind):
+            missing = wanted = _as_constant(wanted)
+        hosts: int = prepare(group, str(device), missing, may_grow, *kind)
         if hosts == 1:
             key = (*kind, row_pool, hosts)
             return group_of(group, device).workspaces[key]
@@ -82,7 +89,6 @@ class _Place(NamedTuple):
             return cls(owner, owner, 1)
         return cls(group, group_of(mesh.within, device), mesh.hosts)
 
-    @property
     def ranks(self) -> int:
         """Of all hosts."""
         return self.hosts * self.owner.size
@@ -108,7 +114,7 @@ def _found_or_made(
 ) -> Workspace:
     known = place.owner.workspaces.get((*kind, row_pool, place.hosts))
     # Tokens of this rank alone are no reason to make a workspace, which takes all of them.
-    if known is not None and (wanted <= known.max_tokens or (may_grow and place.ranks > 1)):
+    if known is not None and (wanted <= known.max_tokens or (may_grow and place.ranks() > 1)):
         return known
     return _make(place, kind, wanted, may_grow, row_pool)
 
@@ -119,7 +125,7 @@ def _make(
     key, known = (*kind, row_pool, place.hosts), place.owner.workspaces
     smaller = known.get(key)
     if smaller is not None:
-        if place.ranks > 1:
+        if place.ranks() > 1:
             raise ValueError(
                 f"max_tokens is {wanted}, but the first call of this shape had "
                 f"{smaller.max_tokens}; pass max_tokens, the most that any rank ever has, to "
@@ -166,7 +172,7 @@ def _workspace(place: _Place, kind: LayerKind, tokens: int, row_pool: RowPool | 
         place.group,
         kind.hidden,
         kind.intermediate,
-        kind.local_experts * place.ranks,
+        kind.local_experts * place.ranks(),
         kind.topk,
         max(tokens, 1),
         capacity_rows=kind.capacity_rows,
@@ -182,6 +188,28 @@ def _workspace(place: _Place, kind: LayerKind, tokens: int, row_pool: RowPool | 
         row_pool=row_pool,
         device=place.owner.device,
     )
+
+
+def _as_constant(number: int) -> int:
+    """A number that is not negative, as a constant of the graph that it may be a symbol of."""
+    high = 1
+    while high < number:
+        high *= 2
+    low = high // 2
+    while low < high:
+        middle = (low + high) // 2
+        if number <= middle:
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+def room(group: GroupLike, device: str, *figures: Any) -> int:
+    """Tokens that there is a workspace for, of those that :func:`default_workspace` finds."""
+    place = _Place.of(group, torch.device(device))
+    known = place.owner.workspaces.get((*LayerKind(*figures), None, place.hosts))
+    return 0 if known is None else known.max_tokens
 
 
 def prepare(group: GroupLike, device: str, wanted: int, may_grow: bool, *figures: Any) -> int:

@@ -45,7 +45,6 @@ class Arithmetic(NamedTuple):
     combine_partials: CombinePartials = "fp32"
     shared_experts: int = 0
 
-    @property
     def halves(self) -> int:
         """Halves of w1's rows: gate and up, or one."""
         return 2 if self.activation in _GATED else 1

@@ -122,13 +122,13 @@ def weight_gradients(call: _Pending | _PendingPages) -> Any:
     saved = (call.key, call.plan, call.x_rows, call.h, call.row_probs, call.backward_rows)
     main = call.main_grads
     if main is not None:
-        end = (call.tokens, call.flag, call.schedule, *main.more, main.layout)
+        end = (call.tokens, call.flag, call.schedule, *main.more(), main.layout)
         ops.backward_weights_main_grad(*saved, main.w1, main.w2, *end)
         return None
     weights = call.weights
-    experts, _, intermediate = weights.shapes[1]
+    experts, _, intermediate = weights.shapes()[1]
     figures = (call.tokens, experts, intermediate, weights.b1 is not None)
-    lie = (weights.shared, *weights.forms, weights.layout)
+    lie = (weights.shared(), *weights.forms(), weights.layout)
     return ops.backward_weights(*saved, *figures, call.flag, call.schedule, *lie)
 
 
@@ -142,8 +142,8 @@ def _gradients_of_pages(call: _PendingPages) -> Any:
         call.tokens,
         call.keep,
         call.schedule,
-        *main.more,
-        *call.weights.forms,
+        *main.more(),
+        *call.weights.forms(),
         call.weights.layout,
     )
     return gradients if call.main_grads is None else None

@@ -152,7 +152,7 @@ def moe(
     weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2, w1_layout, weights_layout)
     if workspace is None:
         arithmetic = arithmetic_of(
-            activation, probs, b1 is not None, combine_groups, combine_partials, weights.shared
+            activation, probs, b1 is not None, combine_groups, combine_partials, weights.shared()
         )
     else:
         if not isinstance(workspace, Workspace):
@@ -166,14 +166,14 @@ def moe(
         weights = experts_from(flat, *counts, weights.layout)
     _arguments.check(x, topk_ids, topk_probs, weights, arithmetic)
     _arguments.check_shared_probs(shared_probs, x, weights)
-    experts, width, hidden = weights.shapes[0]
+    experts, width, hidden = weights.shapes()[0]
     topk = topk_ids.shape[-1]
     tokens = _arguments.rows(x)
     first_says_most = workspace is None and max_tokens is None
     if workspace is None:
         kind = LayerKind(
             hidden,
-            width // arithmetic.halves,
+            width // arithmetic.halves(),
             experts,
             topk,
             capacity_rows,
@@ -261,6 +261,6 @@ def _result(
         tensors = {"x": x, "topk_ids": topk_ids, "topk_probs": topk_probs}
         w1, w2 = weights.joined()
         tensors |= {"w1": w1, "w2": w2}
-        tensors |= weights.more_named
+        tensors |= weights.more_named()
         watch(workspace.members, tensors, out)
     return out if identity is None else _zero.add_identity(out, x, identity)

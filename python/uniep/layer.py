@@ -227,7 +227,7 @@ class MoELayer(nn.Module):
 
         options = {"dtype": dtype, "device": device}
         self.router = Router(hidden, num_experts + zero_experts, topk, router, device=device)
-        width = self.arithmetic.halves * intermediate
+        width = self.arithmetic.halves() * intermediate
         self.w1 = nn.Parameter(torch.empty(local, width, hidden, **options))  # type: ignore[arg-type]
         self.w2 = nn.Parameter(torch.empty(local, hidden, intermediate, **options))  # type: ignore[arg-type]
         self.b1 = self.b2 = None

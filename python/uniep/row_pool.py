@@ -161,7 +161,7 @@ def shared_pool(
         raise ValueError(f"row_pool is {row_pool}; 1 byte or more is accepted, or True")
     bytes = None if row_pool is True else row_pool
     owner = group_of_host(group, device)
-    key = (hidden, intermediate, save, recompute_h, arithmetic_of(activation).halves, bytes)
+    key = (hidden, intermediate, save, recompute_h, arithmetic_of(activation).halves(), bytes)
     if key not in owner.row_pools:
         owner.row_pools[key] = RowPool(
             owner,
@@ -241,7 +241,7 @@ class _MoeInPages(torch.autograd.Function):
     ) -> Tensor:
         x = tokens_of(x)
         inputs = (key, overflow, x, topk_ids, topk_probs, forms.w1, forms.w2)
-        end = (*forms.more, shared_probs, forms.layout)
+        end = (*forms.more(), shared_probs, forms.layout)
         waves = None if crossing is None else crossing.forward_waves
         out, address = ops.forward_pages(*inputs, flag, schedule, *end, waves)
         ctx.saved = SavedPages(address, pool)

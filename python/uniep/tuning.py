@@ -198,7 +198,7 @@ def tune_calls(
             f"{list(x.shape)} on '{x.device}'"
         )
     if workspace.of_shared is not None:  # a layer of their own
-        weights, shared_probs = weights.routed, None
+        weights, shared_probs = weights.routed(), None
     config = _TuneConfig(
         budget_s=budget,
         candidates=candidates,
@@ -231,10 +231,10 @@ def tune_calls(
             workspace.plan_bytes,
             False,
             None,
-            *(None if t is None else t.detach() for t in weights.more),
+            *(None if t is None else t.detach() for t in weights.more()),
             of_shared,
         )
-        more = weights.more_named
+        more = weights.more_named()
         if of_shared is not None:
             more["shared_probs"] = of_shared
         if gradient is None:

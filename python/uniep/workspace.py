@@ -295,7 +295,7 @@ class Workspace(OfProcess):
             self.rows_of_x,
             self.rows_of_h,
             int(self.save == "tokens"),
-            self.arithmetic.halves * self.intermediate,
+            self.arithmetic.halves() * self.intermediate,
             int(self.arithmetic.bias),
             shared,
             int(self._all_rows is not None),
@@ -367,7 +367,8 @@ class Workspace(OfProcess):
         """
         rows_of_x = min(rows, self.rows_of_x)
         rows_of_h = min(rows, self.rows_of_h)
-        elements = rows_of_x * self.hidden + rows_of_h * self.arithmetic.halves * self.intermediate
+        width = self.arithmetic.halves() * self.intermediate
+        elements = rows_of_x * self.hidden + rows_of_h * width
         probabilities = rows * torch.float32.itemsize
         of_shared = 0 if self.of_shared is None else self.of_shared.saved_bytes
         return self.plan_bytes + elements * torch.bfloat16.itemsize + probabilities + of_shared

@@ -42,7 +42,7 @@ class Layer:
         self.case = make_case(tokens, intermediate=40, topk=topk, dropped=True)
         self.arithmetic = arithmetic
         g = torch.Generator().manual_seed(1)
-        case, width = self.case, arithmetic.halves * 40
+        case, width = self.case, arithmetic.halves() * 40
         case.w1 = (torch.randn(8, width, 64, generator=g) * 0.5).bfloat16()
         if cancels:  # what stands between two large rows that cancel loses most of its bits
             case.ids[:, 2] = case.ids[:, 0]
@@ -200,7 +200,7 @@ def test_a_workspace_has_an_arithmetic_of_its_own(arithmetic):
     topk = layer.case.ids.shape[1]
     with uniep.Workspace(None, 64, 40, 8, topk, 48, **arithmetic._asdict()) as own:
         assert_same(layer.run(uniep.moe, workspace=own), wanted)
-        h = arithmetic.halves * 40
+        h = arithmetic.halves() * 40
         assert own.saved_bytes == own.plan_bytes + own.rows * (2 * (64 + h) + 4)
         with pytest.raises(ValueError, match="a workspace has its own group"):
             layer.run(uniep.moe, workspace=own, probs="before")

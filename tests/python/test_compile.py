@@ -21,6 +21,10 @@ from torch.utils.checkpoint import (
 )
 
 import uniep
+from uniep._checked_call import CheckedCall
+from uniep._forms import Experts
+from uniep._shared_workspaces import LayerKind
+from uniep.arithmetic import Arithmetic
 
 BACKENDS = ["eager", "aot_eager", "inductor"]
 
@@ -50,6 +54,23 @@ def test_the_compiler_is_imported_by_those_who_compile():
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "False\n"
+
+
+def test_what_is_compiled_holds_no_properties():
+    """PyTorch 2.10 compiles methods of named tuples, and no properties."""
+    held = (Arithmetic, CheckedCall, Experts, LayerKind)
+    assert not [v for kind in held for v in vars(kind).values() if isinstance(v, property)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_without_gradients_or_a_workspace(backend):
+    """Of other numbers of tokens: from the second on they are symbols of the graph."""
+    case = make_case(hidden=72)
+    compiled = torch.compile(uniep.moe, fullgraph=True, backend=backend)
+    for tokens in (16, 24, 48, 8, 31):
+        inputs = [t[:tokens] for t in (case.x, case.ids, case.probs)]
+        found = compiled(*inputs, case.w1, case.w2)
+        assert torch.equal(found, uniep.moe(*inputs, case.w1, case.w2)), tokens
 
 
 @pytest.fixture
