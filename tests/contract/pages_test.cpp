@@ -8,6 +8,7 @@
 #include "contract/contract_testing.h"
 #include "cpu/row_pool.h"
 #include "layout/page_pool.h"
+#include "support/cases.h"
 #include "support/layer_group.h"
 
 namespace uniep::testing {
