@@ -43,9 +43,10 @@ if(UNIEP_SANITIZE)
   uniep_host_options(-fsanitize=${UNIEP_SANITIZE} $<IF:${little},-O0,-O1> -fno-omit-frame-pointer
                      -fno-sanitize-recover=all -g1 -Wno-error)
   if(UNIEP_SANITIZE STREQUAL "address,undefined")
-    # What AddressSanitizer sees as well: pointers to nothing, or out of what they point into. These
-    # checks of UndefinedBehaviorSanitizer stand at every access, and take a quarter of a compilation.
-    # Behind -fsanitize, or it has no effect.
+    # These checks of UndefinedBehaviorSanitizer stand at every access, and take a quarter of a
+    # compilation. AddressSanitizer sees most of what they would, accesses by pointers to nothing or out
+    # of an object, but not an object of another class than its pointer says (vptr). Behind -fsanitize,
+    # or it has no effect.
     uniep_host_options(-fno-sanitize=null,vptr,object-size $<${little}:-fno-sanitize=alignment>)
   endif()
   target_link_options(uniep_options INTERFACE -fsanitize=${UNIEP_SANITIZE})

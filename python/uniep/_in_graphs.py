@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from . import _shared_workspaces
-from ._outside_graphs import REASONS
+from ._outside_graphs import OUTSIDE
 
-for _name, (_function, _reason) in REASONS.items():
+for _name, (_function, _reason) in OUTSIDE.items():
     globals()[_name] = torch.compiler.disable(  # type: ignore[no-untyped-call]
         _function, reason=_reason
     )

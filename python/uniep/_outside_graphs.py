@@ -13,13 +13,13 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-__all__ = ["REASONS", "outside_graphs"]
+__all__ = ["OUTSIDE", "outside_graphs"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 #: The functions by name, with what a graph that must not break is told.
-REASONS: dict[str, tuple[Callable[..., Any], str]] = {}
+OUTSIDE: dict[str, tuple[Callable[..., Any], str]] = {}
 
 
 def outside_graphs(*, reason: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
@@ -30,7 +30,8 @@ def outside_graphs(*, reason: str) -> Callable[[Callable[_P, _R]], Callable[_P, 
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         name = function.__name__
-        REASONS[name] = (function, reason)
+        assert name not in OUTSIDE, name
+        OUTSIDE[name] = (function, reason)
 
         @wraps(function)
         def called(*arguments: _P.args, **named: _P.kwargs) -> _R:
