@@ -182,7 +182,7 @@ UNIEP_C_API int uniep_layer_synchronize(uniep_layer* layer);
 
 /* Memory that has rows, of one forward pass. */
 typedef struct {
-  void* x_rows; /* bf16 [rows, H]; written; NULL with save 1 */
+  void* x_rows; /* bf16 [rows, H]; written; NULL with save 2 */
   void* h;      /* bf16 [rows, 2I], or [rows, I] without a gate; written; NULL with recompute_h */
   float* row_probs;   /* fp32 [rows]; written */
   void* forward_rows; /* forward_rows bytes, of no use behind the call; NULL: uniep's own */
@@ -261,7 +261,7 @@ typedef struct {
   const void* x_rows;
   const void* h;
   const float* row_probs;
-  const void* dy; /* bf16 [T, H]; parts 0 and 1, like the next four */
+  const void* dy; /* bf16 [T, H]; parts 0 and 1, like the next four, and with shared experts 2 */
   const void* w1; /* as in forward */
   const void* w2;
   void* dx;            /* bf16 [T, H], or [T, K, H] */
@@ -271,7 +271,8 @@ typedef struct {
   void* backward_rows; /* backward_rows bytes: part 1 writes, part 2 reads; part 0 leaves nothing of
                         * use there, and may be given NULL: uniep's own */
   int32_t ignore_overflow; /* 1: forward was given `overflow` */
-  const void* x;           /* with save 1, bf16 [T, H] as in forward; parts 0 and 1; else NULL */
+  const void* x;           /* bf16 [T, H] as in forward: with save 2 in parts 0 and 1, with shared
+                            * experts in all parts; else NULL */
   const char* schedule;    /* NULL: the layer's */
   void* stream;
   /* Of a layer with a row pool: what forward gave; then rows is 0, and plan, x_rows, h and

@@ -61,7 +61,8 @@ struct BackwardArgs {
   std::span<float> dprobs;     ///< [T, K]; 0 at dropped slots
   WeightGrad dw1;              ///< [El, 2I, H]
   WeightGrad dw2;              ///< [El, H, I]
-  std::span<const bf16> x{};   ///< [T, H], as in forward, with Save::kNone; else not read
+  std::span<const bf16> x{};   ///< [T, H], as in forward, with Save::kNone or shared experts; else
+                               ///< not read
   std::span<const bf16> b1{};  ///< as in forward; so the next
   std::span<const bf16> b2{};
   WeightGrad db1{};                   ///< [El, 2I], with Problem::bias; else empty, as the next
@@ -98,6 +99,10 @@ struct BackwardWeightsArgs {
   WeightGrad db2{};
   WeightGrad dshared_w1{};
   WeightGrad dshared_w2{};
+  // As `backward_data` had them, with shared experts, whose tokens are read in place; else not
+  // read.
+  std::span<const bf16> dy{};
+  std::span<const bf16> x{};
 };
 
 /// What a forward pass leaves for its backward: the routing plan, the probability of each row, and

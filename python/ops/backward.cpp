@@ -61,6 +61,27 @@ Tensor scratch(const Call& call, const Tensor& key, uniep_backward_call& argumen
   return rows;
 }
 
+void set_x(const LayerShape& shape, const Tensor& key, const std::optional<Tensor>& x,
+           uniep_backward_call& arguments) {
+  if (!x) {
+    refuse(
+        "x is None; a layer that keeps no rows of x, or has shared experts, is given x in "
+        "backward");
+  }
+  require(*x, "x", ScalarType::BFloat16, {arguments.tokens, shape.hidden}, key);
+  arguments.x = x->const_data_ptr();
+}
+
+// Tokens that weight gradients of shared experts are computed of, in a part of their own.
+void set_tokens(const LayerShape& shape, const Tensor& key, const std::optional<Tensor>& dy,
+                const std::optional<Tensor>& x, uniep_backward_call& arguments) {
+  if (shape.shared_experts == 0) return;
+  if (!dy) refuse("dy is None; weight gradients of a layer with shared experts are given dy and x");
+  require(*dy, "dy", ScalarType::BFloat16, {arguments.tokens, shape.hidden}, key);
+  arguments.dy = dy->const_data_ptr();
+  set_x(shape, key, x, arguments);
+}
+
 // What other ranks wait for: dx, dprobs and dshared_probs, which this allocates.
 struct DataGradients {
   Tensor dx;
@@ -90,10 +111,8 @@ struct DataGradients {
     weights.set(arguments);
     arguments.dx = dx.mutable_data_ptr();
     arguments.dprobs = static_cast<float*>(dprobs.mutable_data_ptr());
-    if (shape.rows > 0 && shape.rows_of_x == 0) {
-      if (!x) refuse("x is None; a layer that keeps no rows of x is given x in backward");
-      require(*x, "x", ScalarType::BFloat16, {arguments.tokens, shape.hidden}, key);
-      arguments.x = x->const_data_ptr();
+    if ((shape.rows > 0 && shape.rows_of_x == 0) || shape.shared_experts > 0) {
+      set_x(shape, key, x, arguments);
     }
   }
 };
@@ -249,7 +268,8 @@ backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_pr
                  Tensor backward_rows, std::int64_t tokens, std::int64_t local_experts,
                  std::int64_t intermediate, bool bias, bool flag,
                  std::optional<std::string> schedule, std::int64_t shared_experts,
-                 std::int64_t w1_form, std::int64_t w2_form, std::int64_t layout) {
+                 std::int64_t w1_form, std::int64_t w2_form, std::int64_t layout,
+                 std::optional<Tensor> dy, std::optional<Tensor> x) {
   const Call call(key);
   if (local_experts != call.shape().local_experts) {
     refuse("local_experts is " + std::to_string(local_experts) + "; the workspace has " +
@@ -268,6 +288,7 @@ backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_pr
   auto arguments = call_of(call, key, plan, x_rows, h, row_probs, kWeights, tokens, flag, schedule);
   require(backward_rows, "backward_rows", ScalarType::Byte, {backward_bytes(call, arguments)}, key);
   arguments.backward_rows = backward_rows.mutable_data_ptr();
+  set_tokens(call.shape(), key, dy, x, arguments);
   const bool has_up = call.shape().h_width != call.shape().intermediate;
   const Forms forms{form_of(w1_form, "w1", has_up), form_of(w2_form, "w2", false),
                     layout_of(layout)};
@@ -281,11 +302,13 @@ void backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h
                                 std::vector<Tensor> dw2, std::int64_t tokens, bool flag,
                                 std::optional<std::string> schedule, std::optional<Tensor> db1,
                                 std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,
-                                std::optional<Tensor> dshared_w2, std::int64_t layout) {
+                                std::optional<Tensor> dshared_w2, std::int64_t layout,
+                                std::optional<Tensor> dy, std::optional<Tensor> x) {
   const Call call(key);
   auto arguments = call_of(call, key, plan, x_rows, h, row_probs, kWeights, tokens, flag, schedule);
   require(backward_rows, "backward_rows", ScalarType::Byte, {backward_bytes(call, arguments)}, key);
   arguments.backward_rows = backward_rows.mutable_data_ptr();
+  set_tokens(call.shape(), key, dy, x, arguments);
   const Gradients places = main_gradients(
       call, key, {dw1, dw2, layout_of(layout), {db1, db2}, {dshared_w1, dshared_w2}}, arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
@@ -367,9 +390,10 @@ backward_weights_pages(Tensor key, std::int64_t saved, std::vector<Tensor> dw1,
                        std::optional<std::string> schedule, std::optional<Tensor> db1,
                        std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,
                        std::optional<Tensor> dshared_w2, std::int64_t w1_form, std::int64_t w2_form,
-                       std::int64_t layout) {
+                       std::int64_t layout, std::optional<Tensor> dy, std::optional<Tensor> x) {
   const Call call(key);
   auto arguments = call_of_pages(key, saved, kWeights, tokens, keep, schedule);
+  set_tokens(call.shape(), key, dy, x, arguments);
   const bool has_up = call.shape().h_width != call.shape().intermediate;
   const Forms forms{form_of(w1_form, "w1", has_up), form_of(w2_form, "w2", false),
                     layout_of(layout)};

@@ -41,13 +41,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_data(
     std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
     std::optional<Tensor> shared_w2, std::int64_t layout, std::optional<Tensor> waves);
 
-/// uniep::backward_weights: dw1, dw2, db1, db2, dshared_w1, dshared_w2.
+/// uniep::backward_weights: dw1, dw2, db1, db2, dshared_w1, dshared_w2. With shared experts it is
+/// given dy and x once more, like the two below.
 std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor>
 backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs,
                  Tensor backward_rows, std::int64_t tokens, std::int64_t local_experts,
                  std::int64_t intermediate, bool bias, bool flag,
                  std::optional<std::string> schedule, std::int64_t shared_experts,
-                 std::int64_t w1_form, std::int64_t w2_form, std::int64_t layout);
+                 std::int64_t w1_form, std::int64_t w2_form, std::int64_t layout,
+                 std::optional<Tensor> dy, std::optional<Tensor> x);
 
 /// uniep::backward_weights_main_grad: adds to `dw1` and so on.
 void backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs,
@@ -55,7 +57,8 @@ void backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h
                                 std::vector<Tensor> dw2, std::int64_t tokens, bool flag,
                                 std::optional<std::string> schedule, std::optional<Tensor> db1,
                                 std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,
-                                std::optional<Tensor> dshared_w2, std::int64_t layout);
+                                std::optional<Tensor> dshared_w2, std::int64_t layout,
+                                std::optional<Tensor> dy, std::optional<Tensor> x);
 
 // Of a layer with a row pool. `saved` is what uniep::forward_pages returned.
 
@@ -82,6 +85,6 @@ backward_weights_pages(Tensor key, std::int64_t saved, std::vector<Tensor> dw1,
                        std::optional<std::string> schedule, std::optional<Tensor> db1,
                        std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,
                        std::optional<Tensor> dshared_w2, std::int64_t w1_form, std::int64_t w2_form,
-                       std::int64_t layout);
+                       std::int64_t layout, std::optional<Tensor> dy, std::optional<Tensor> x);
 
 }  // namespace uniep::ops

@@ -45,14 +45,14 @@ constexpr const char* kBackwardData =
 constexpr const char* kBackwardWeights =
     "backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor "
     "backward_rows, int tokens, int local_experts, int intermediate, bool bias, bool flag, str? "
-    "schedule, int shared_experts=0, int w1_form=0, int w2_form=0, int layout=0) -> (Tensor[] dw1, "
-    "Tensor[] "
-    "dw2, Tensor db1, Tensor db2, Tensor dshared_w1, Tensor dshared_w2)";
+    "schedule, int shared_experts=0, int w1_form=0, int w2_form=0, int layout=0, Tensor? dy=None, "
+    "Tensor? x=None) -> (Tensor[] dw1, Tensor[] dw2, Tensor db1, Tensor db2, Tensor dshared_w1, "
+    "Tensor dshared_w2)";
 constexpr const char* kBackwardWeightsMainGrad =
     "backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor "
     "row_probs, Tensor backward_rows, Tensor(a!)[] dw1, Tensor(b!)[] dw2, int tokens, bool flag, "
     "str? schedule, Tensor(c!)? db1=None, Tensor(d!)? db2=None, Tensor(e!)? dshared_w1=None, "
-    "Tensor(f!)? dshared_w2=None, int layout=0) -> ()";
+    "Tensor(f!)? dshared_w2=None, int layout=0, Tensor? dy=None, Tensor? x=None) -> ()";
 
 constexpr const char* kForwardPages =
     "forward_pages(Tensor key, Tensor(a!) overflow, Tensor x, Tensor topk_ids, Tensor "
@@ -70,10 +70,9 @@ constexpr const char* kBackwardPages =
 constexpr const char* kBackwardWeightsPages =
     "backward_weights_pages(Tensor key, int saved, Tensor(a!)[] dw1, Tensor(b!)[] dw2, int "
     "tokens, bool keep, str? schedule, Tensor(c!)? db1=None, Tensor(d!)? db2=None, Tensor(e!)? "
-    "dshared_w1=None, Tensor(f!)? dshared_w2=None, int w1_form=0, int w2_form=0, int layout=0) -> "
-    "(Tensor[] "
-    "new_dw1, Tensor[] new_dw2, Tensor new_db1, Tensor new_db2, Tensor new_dshared_w1, Tensor "
-    "new_dshared_w2)";
+    "dshared_w1=None, Tensor(f!)? dshared_w2=None, int w1_form=0, int w2_form=0, int layout=0, "
+    "Tensor? dy=None, Tensor? x=None) -> (Tensor[] new_dw1, Tensor[] new_dw2, Tensor new_db1, "
+    "Tensor new_db2, Tensor new_dshared_w1, Tensor new_dshared_w2)";
 
 constexpr const char* kAddRows =
     "add_rows(Tensor rows, Tensor more, Tensor row, Tensor ids, Tensor? factors, int num_experts, "

@@ -193,6 +193,8 @@ def _backward_weights(
     w1_form: int = 0,
     w2_form: int = 0,
     layout: int = 0,
+    dy: Tensor | None = None,
+    x: Tensor | None = None,
 ) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor, Tensor, Tensor]:
     hidden, width = x_rows.shape[1], h.shape[1]
     return (
@@ -220,6 +222,8 @@ def _backward_weights_main_grad(
     dshared_w1: Tensor | None = None,
     dshared_w2: Tensor | None = None,
     layout: int = 0,
+    dy: Tensor | None = None,
+    x: Tensor | None = None,
 ) -> None:
     return None
 

@@ -66,8 +66,8 @@ class _MoeInTensors(torch.autograd.Function):
             waves = None if crossing is None else crossing.forward_waves
             saved = ops.forward(*inputs, *figures, *end, waves)
         out, plan, x_rows, h, row_probs = saved
-        # Without rows of x, backward dispatches x again.
-        again = x if rows_of_x == 0 else None
+        # Without rows of x, backward dispatches x again; shared experts read it where it lies.
+        again = x if rows_of_x == 0 or weights.shared_w1 is not None else None
         ctx.save_for_backward(plan, x_rows, h, row_probs, again, *given)
         ctx.counts = counts
         ctx.layout = layout
@@ -118,6 +118,7 @@ class _MoeInTensors(torch.autograd.Function):
                 row_probs=row_probs,
                 backward_rows=rows,
                 tokens=dy.shape[0],
+                shared=() if weights.shared_w1 is None else (dy, x),
                 weights=ctx.weights or weights,
                 main_grads=main,
                 flag=ctx.flag,

@@ -21,7 +21,10 @@ __all__ = ["DeferredWeights", "backward_weights"]
 
 @dataclass(frozen=True)
 class _Pending:
-    """What the weight gradients of one backward are computed of, and where they go."""
+    """What the weight gradients of one backward are computed of, and where they go.
+
+    `shared` has dy and x where there are shared experts, whose weight gradients read them.
+    """
 
     key: Tensor
     plan: Tensor
@@ -30,6 +33,7 @@ class _Pending:
     row_probs: Tensor
     backward_rows: Tensor
     tokens: int
+    shared: tuple[Tensor, Tensor | None] | tuple[()]
     weights: Experts
     main_grads: Experts | None
     flag: bool
@@ -44,6 +48,7 @@ class _PendingPages:
     saved: SavedPages
     backward_rows: Tensor
     tokens: int
+    shared: tuple[Tensor, Tensor | None] | tuple[()]
     weights: Experts
     main_grads: Experts | None
     keep: bool
@@ -122,14 +127,15 @@ def weight_gradients(call: _Pending | _PendingPages) -> Any:
     saved = (call.key, call.plan, call.x_rows, call.h, call.row_probs, call.backward_rows)
     main = call.main_grads
     if main is not None:
-        end = (call.tokens, call.flag, call.schedule, *main.more(), main.layout)
-        ops.backward_weights_main_grad(*saved, main.w1, main.w2, *end)
+        end = (call.flag, call.schedule, *main.more(), main.layout, *call.shared)
+        ops.backward_weights_main_grad(*saved, main.w1, main.w2, call.tokens, *end)
         return None
     weights = call.weights
     experts, _, intermediate = weights.shapes()[1]
     figures = (call.tokens, experts, intermediate, weights.b1 is not None)
     lie = (weights.shared(), *weights.forms(), weights.layout)
-    return ops.backward_weights(*saved, *figures, call.flag, call.schedule, *lie)
+    end = (call.flag, call.schedule, *lie, *call.shared)
+    return ops.backward_weights(*saved, *figures, *end)
 
 
 def _gradients_of_pages(call: _PendingPages) -> Any:
@@ -145,6 +151,7 @@ def _gradients_of_pages(call: _PendingPages) -> Any:
         *main.more(),
         *call.weights.forms(),
         call.weights.layout,
+        *call.shared,
     )
     return gradients if call.main_grads is None else None
 

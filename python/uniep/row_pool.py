@@ -245,7 +245,8 @@ class _MoeInPages(torch.autograd.Function):
         waves = None if crossing is None else crossing.forward_waves
         out, address = ops.forward_pages(*inputs, flag, schedule, *end, waves)
         ctx.saved = SavedPages(address, pool)
-        ctx.save_for_backward(x if dispatches_again else None, *weights)
+        reads_x = dispatches_again or forms.shared_w1 is not None
+        ctx.save_for_backward(x if reads_x else None, *weights)
         ctx.counts = (len(forms.w1), len(forms.w2))
         ctx.layout = forms.layout
         ctx.has_shared_probs = shared_probs is not None
@@ -301,6 +302,7 @@ class _MoeInPages(torch.autograd.Function):
                 saved=ctx.saved,
                 backward_rows=rows,
                 tokens=dy.shape[0],
+                shared=() if weights.shared_w1 is None else (dy, x),
                 weights=weights,
                 main_grads=ctx.main_grads,
                 keep=keep,

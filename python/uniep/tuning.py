@@ -300,7 +300,7 @@ def _tune_backward(
         dprobs=dprobs.data_ptr(),
         dw1=dw1.data_ptr(),
         dw2=dw2.data_ptr(),
-        x=x.data_ptr() if workspace.save == "none" else None,
+        x=x.data_ptr() if workspace.save == "none" or "shared_w1" in more else None,
         stream=_stream(workspace),
         **{name: tensor.data_ptr() for name, tensor in more.items()},
     )

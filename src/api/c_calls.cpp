@@ -269,7 +269,7 @@ Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
         .shared_w2 = of_shared<const bf16>(shared, call->shared_w2, n.shared_w2, "shared_w2"),
         .dshared_probs = of_shared<float>(
             shared, call->dshared_probs, shared_probs(p, call->dshared_probs, t), "dshared_probs")};
-    if (p.save == uniep::Save::kNone) {
+    if (p.save == uniep::Save::kNone || shared) {
       b.data.x = elements<const bf16>(call->x, t * p.hidden, "x");
     }
   }
@@ -301,6 +301,10 @@ Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
         .db2 = grad({"db2", n.b2, call->db2}, b.dw2, b.fp32_dw2),
         .dshared_w1 = grad({"dshared_w1", n.shared_w1, call->dshared_w1}, b.dw1, b.fp32_dw1),
         .dshared_w2 = grad({"dshared_w2", n.shared_w2, call->dshared_w2}, b.dw2, b.fp32_dw2)};
+    if (shared) {
+      b.weights.dy = elements<const bf16>(call->dy, t * p.hidden, "dy");
+      b.weights.x = elements<const bf16>(call->x, t * p.hidden, "x");
+    }
   }
   const bool flagged = truth(call->ignore_overflow, "ignore_overflow");
   if (!pooled) b.restored = l.layer.restore(memory, t, flagged);

@@ -130,6 +130,7 @@ class CpuLayer final : public LayerBackend {
     std::span<const bf16> x_tokens{};       // backward, where it dispatches x again
   };
   static void stage_probs(const PassContext& ctx, const Staged& staged, float* probs);
+  static void keep_shared_probs(const PassContext& ctx, const float* probs);
   void run(const PassContext& ctx, const Staged& staged);
   std::byte* row_memory(std::span<std::byte> given, const RoutingPlan& plan, Pass pass);
   std::unique_ptr<SavedData> make_saved(const RoutingPlan& plan, const StepMemory& memory) const;
@@ -306,6 +307,18 @@ void CpuLayer::stage_probs(const PassContext& ctx, const Staged& staged, float* 
   }
 }
 
+/// Probabilities of the rows of shared experts, which nothing dispatches in forward.
+void CpuLayer::keep_shared_probs(const PassContext& ctx, const float* probs) {
+  const PassView& v = ctx.view;
+  for (int e = v.routed_experts(); e < v.num_local_experts; ++e) {
+    const float* of_expert = probs + v.topk + (e - v.routed_experts());
+    for (std::int64_t t = 0; t < v.tokens; ++t) {
+      const std::int64_t row = ctx.row<Tensor::kRowProbs>(v.segment_begin[e] + t);
+      ctx.get<Tensor::kRowProbs>()[row] = of_expert[t * v.slots];
+    }
+  }
+}
+
 /// Stages this rank's tokens where peers pull them, if the pass moves any, then runs it. Peers may
 /// read the staged tokens until their rows have come back, which `reduce` waits for: so when a pass
 /// has ended its successor may overwrite them.
@@ -318,7 +331,10 @@ void CpuLayer::run(const PassContext& ctx, const Staged& staged) try {
     if (!values.empty()) std::memcpy(to, values.data(), values.size_bytes());
   };
   stage(own.get<Tensor::kTokens>(), staged.tokens);
-  if (ctx.view.pass == Pass::kForward) stage_probs(ctx, staged, own.get<Tensor::kProbs>());
+  if (ctx.view.pass == Pass::kForward) {
+    stage_probs(ctx, staged, own.get<Tensor::kProbs>());
+    keep_shared_probs(ctx, own.get<Tensor::kProbs>());
+  }
   stage(own.get<Tensor::kXTokens>(), staged.x_tokens);
   engine_.run(ctx, stats_, record_timeline_ ? &timeline_ : nullptr);
   if (ctx.view.moves_data() && ctx.view.has_hosts()) counters_.end_pass(ctx.view);
@@ -444,7 +460,11 @@ void CpuLayer::run_backward(const SavedData& saved, std::byte* rows, const PassO
     return;
   }
   PassContext ctx = context(view, saved, rows);
-  set_tensors(ctx.tensors, data);
+  if (view.moves_data()) {
+    set_tensors(ctx.tensors, data);
+  } else {
+    set_tensors(ctx.tensors, weights);
+  }
   set_weights(ctx, data);
   ctx.dw1 = weights.dw1;
   ctx.dw2 = weights.dw2;

@@ -20,8 +20,7 @@ GateAndUp multiply_halves(const PassContext& ctx, const Tile& tile, const Column
   const PassView& v = ctx.view;
   const auto [first, cols] = columns;
   const std::int64_t size = tile.rows * cols;
-  const MatrixView x{ctx.get<Tensor::kXRows>() + ctx.row<Tensor::kXRows>(tile.first_row) * v.hidden,
-                     v.hidden, 1};
+  const MatrixView x{ctx.operand_row<Tensor::kXRows>(tile.expert, tile.first_row), v.hidden, 1};
   float* sums = scratch.accumulators.reserve(static_cast<std::size_t>(v.halves() * size + more));
   const ExpertWeight w1 = ctx.w1(tile.expert);
   for (int half = 0; half < v.halves(); ++half) {

@@ -51,8 +51,7 @@ void dfc2(const PassContext& ctx, const Task& task, Scratch& scratch) {
   const Tile& tile = v.tiles[task.m];
   const auto [first, cols] = column_tile(stage_grid(v, Stage::kDfc2), task.n);
 
-  const std::int64_t of_dy = ctx.row<Tensor::kDyRows>(tile.first_row);
-  const MatrixView dy{ctx.get<Tensor::kDyRows>() + of_dy * v.hidden, v.hidden, 1};
+  const MatrixView dy{ctx.operand_row<Tensor::kDyRows>(tile.expert, tile.first_row), v.hidden, 1};
   const MatrixView weights = ctx.w2(tile.expert).to_inputs(0, first);
   float* da = scratch.accumulators.reserve(static_cast<std::size_t>(tile.rows * cols));
   gemm_tile(ctx.kernels, tile.rows, cols, v.hidden, dy, weights, da, cols, scratch.packing);

@@ -9,6 +9,7 @@
 #include "layout/tensor_table.h"
 #include "rail/rail.h"
 #include "schedule/saved_rows.h"
+#include "schedule/tokens_in_place.h"
 #include "uniep/layer.h"
 
 namespace uniep::cpu {
@@ -87,6 +88,13 @@ struct PassContext {
   template <Tensor t>
   std::int64_t row(std::int64_t row) const {
     return row_in<t>(view, row);
+  }
+  /// That row of x_rows or dy_rows, or the token in its place.
+  template <Tensor t>
+  const bf16* operand_row(int expert, std::int64_t row) const {
+    const std::int64_t token = row - view.segment_begin[expert];
+    if (is_in_place<t>(view, expert)) return get<kTokensOf<t>>() + token * view.hidden;
+    return get<t>() + this->row<t>(row) * view.hidden;
   }
   Peer peer(int rank) const { return {*heaps[static_cast<std::size_t>(rank)], layout}; }
 };

@@ -98,6 +98,9 @@ MatrixView columns_of(const PassContext& ctx, const Task& task, std::int64_t wid
   const auto [first, count] = columns;
   const std::int64_t row = v.segment_begin[task.expert];
   const std::int64_t rows = v.tokens_per_expert[task.expert];
+  if constexpr (kTokensOf<t> != Tensor::kNone) {
+    if (is_in_place<t>(v, task.expert)) return {ctx.get<kTokensOf<t>>() + first, width, 1};
+  }
   const bf16* from = ctx.get<t>() + first;
   if (rows == 0) return {from, width, 1};
   if (lie_together<t>(v, task.expert)) return {from + ctx.row<t>(row) * width, width, 1};

@@ -344,7 +344,11 @@ void CudaLayer::run_backward(const SavedData& saved, std::byte* rows, PassPart p
                              const BackwardDataArgs& data, const BackwardWeightsArgs& weights,
                              const CallOptions& options) {
   PassTensors t = tensors(saved, rows, Pass::kBackward);
-  set_tensors(t.table, data);
+  if (part != PassPart::kWeights) {
+    set_tensors(t.table, data);
+  } else {
+    set_tensors(t.table, weights);
+  }
   t.set_weights(data);
   t.set_weight_grads(weights);
   run(saved, Pass::kBackward, part, t, options);

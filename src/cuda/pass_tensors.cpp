@@ -52,6 +52,7 @@ class Mapper {
         tensors_(tensors),
         extents_(extents_of_widths(view.topk, view.shared_experts, view.hidden, view.intermediate,
                                    view.halves(), view.choice.has_bias)) {
+    extents_[Extent::kTokens] = view.tokens;
     extents_[Extent::kRows] = rows;
     extents_[Extent::kLocalExperts] = view.routed_experts();
   }
@@ -158,7 +159,12 @@ StageMaps make_maps(const Mapper& mapper, const StageRow& stage, const PassTenso
   maps.a = mapper.squares(stage.reads[0]);
   maps.b = mapper.weights(stage.reads[1]);
   for (int i = 2; i < stage.reads.size(); ++i) {
-    if (is_mapped(stage.reads[i])) maps.aux = mapper.tile(stage.reads[i]);
+    const Tensor tensor = stage.reads[i];
+    if (tensor == Tensor::kX || tensor == Tensor::kDy) {
+      if (tensors.table[tensor] != nullptr) maps.tokens = mapper.squares(tensor);
+    } else if (is_mapped(tensor)) {
+      maps.aux = mapper.tile(tensor);
+    }
   }
   CUtensorMap* const outputs[] = {&maps.out0, &maps.out1};
   std::size_t next = 0;

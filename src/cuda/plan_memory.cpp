@@ -105,6 +105,7 @@ DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass,
   const std::int64_t queue_blocks_total = queue_first[num_queues];
   detail::Ranges r;
   expert_order = r.take<std::int32_t>(sizes.num_local_experts);
+  dispatched_per_expert = r.take<std::int64_t>(sizes.num_local_experts);
   tiles = r.take<Tile>(most_tiles);
   tile_begin = r.take<std::int64_t>(blocks + 1);
   pulls = r.take<Pull>(capacity);
@@ -139,6 +140,7 @@ std::int64_t most_order_bytes(const Problem& p, int num_ranks) {
 
 DeviceOrder device_order(std::byte* base, const DeviceOrderLayout& l) {
   DeviceOrder o{.expert_order = at<std::int32_t>(base, l.expert_order),
+                .dispatched_per_expert = at<std::int64_t>(base, l.dispatched_per_expert),
                 .tiles = at<Tile>(base, l.tiles),
                 .tile_begin = at<std::int64_t>(base, l.tile_begin),
                 .pulls = at<Pull>(base, l.pulls),
@@ -176,6 +178,7 @@ PassView make_pass_view(const Problem& problem, int rank, int num_ranks, std::in
   v.pull_rows = plan.pull_rows;
   v.pull_of_row = plan.pull_of_row;
   v.expert_order = order.expert_order;
+  v.dispatched_per_expert = order.dispatched_per_expert;
   v.tiles = order.tiles;
   v.tile_begin = order.tile_begin;
   v.pulls = order.pulls;

@@ -113,14 +113,15 @@ inline UNIEP_HD int pieces_a_tile(const Schedule& s) { return ceil_div(s.tile_m,
 inline constexpr int kMaxQueues = 2 * kMaxLaunches;
 
 struct DeviceOrderLayout {
-  std::int64_t expert_order;   // int32 [local experts]
-  std::int64_t tiles;          // Tile [most tiles]
-  std::int64_t tile_begin;     // int64 [blocks + 1]
-  std::int64_t pulls;          // Pull [capacity]
-  std::int64_t pull_begin;     // int64 [blocks + 1]
-  std::int64_t slots_to_peer;  // int64 [token blocks, ranks]
-  std::int64_t queue_blocks;   // QueueBlock [of all queues]
-  std::int64_t queue_begin;    // int64 [of all queues, one more each]
+  std::int64_t expert_order;           // int32 [local experts]
+  std::int64_t dispatched_per_expert;  // int64 [local experts]
+  std::int64_t tiles;                  // Tile [most tiles]
+  std::int64_t tile_begin;             // int64 [blocks + 1]
+  std::int64_t pulls;                  // Pull [capacity]
+  std::int64_t pull_begin;             // int64 [blocks + 1]
+  std::int64_t slots_to_peer;          // int64 [token blocks, ranks]
+  std::int64_t queue_blocks;           // QueueBlock [of all queues]
+  std::int64_t queue_begin;            // int64 [of all queues, one more each]
   // Used by the kernel alone.
   std::int64_t tile_position;  // int32 [most tiles]: of the tile that holds row i * tile_m
   std::int64_t first_rows;     // uint32 [most pieces]: rows that bring pulls first needed here
@@ -138,6 +139,7 @@ struct DeviceOrderLayout {
 /// See PassView for what each array holds.
 struct DeviceOrder {
   std::int32_t* expert_order = nullptr;
+  std::int64_t* dispatched_per_expert = nullptr;
   Tile* tiles = nullptr;
   std::int64_t* tile_begin = nullptr;
   Pull* pulls = nullptr;

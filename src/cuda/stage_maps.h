@@ -19,7 +19,8 @@ struct ExpertMapTable {
 struct StageMaps {
   CUtensorMap a;
   CUtensorMap b;
-  CUtensorMap aux;  // what the epilogue reads
+  CUtensorMap tokens;  // of shared experts in place of x_rows or dy_rows (tokens_in_place.h)
+  CUtensorMap aux;     // what the epilogue reads
   CUtensorMap out0;
   CUtensorMap out1;
   ExpertMapTable experts;  // in place of b, or of a weight gradient's out0

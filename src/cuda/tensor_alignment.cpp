@@ -59,6 +59,8 @@ void check_alignment(const BackwardWeightsArgs& args) {
   check_tensor("db2", args.db2);
   check_tensor("dshared_w1", args.dshared_w1);
   check_tensor("dshared_w2", args.dshared_w2);
+  check_tensor("dy", args.dy);
+  check_tensor("x", args.x);
 }
 
 void check_alignment(const RowSums& sums) {

@@ -224,7 +224,7 @@ constexpr void add_forward(Graph& g) {
   fc1.cols = Extent::kIntermediate;
   fc1.reduction = Extent::kHidden;
   fc1.halves = 2;
-  fc1.reads = {kXRows, kW1, kRowProbs, kB1, kSharedW1};
+  fc1.reads = {kXRows, kW1, kRowProbs, kB1, kSharedW1, kX};
   fc1.writes = {kH, kA};
   fc1.waits = bit_of(CounterKind::kRowsReady);
   fc1.signals = bit_of(CounterKind::kTileDone);
@@ -290,7 +290,7 @@ constexpr void add_backward(Graph& g) {
   refc1.cols = Extent::kIntermediate;
   refc1.reduction = Extent::kHidden;
   refc1.halves = 2;
-  refc1.reads = {kXRows, kW1, kB1, kSharedW1};
+  refc1.reads = {kXRows, kW1, kB1, kSharedW1, kX};
   refc1.writes = {kH};
   // For room for h, where rows of x were kept.
   refc1.waits = bit_of(CounterKind::kXReady) | bit_of(CounterKind::kReleased);
@@ -301,7 +301,7 @@ constexpr void add_backward(Graph& g) {
   StageRow dfc2 = product_row(kPass, Stage::kDfc2, StagePlace::kFirst);
   dfc2.cols = Extent::kIntermediate;
   dfc2.reduction = Extent::kHidden;
-  dfc2.reads = {kDyRows, kW2, kH, kRowProbs, kB2, kSharedW2};
+  dfc2.reads = {kDyRows, kW2, kH, kRowProbs, kB2, kSharedW2, kDy};
   dfc2.writes = {kDh, kA, kDprobGroups};
   dfc2.waits = bit_of(CounterKind::kRowsReady) | bit_of(CounterKind::kHReady);
   dfc2.signals = bit_of(CounterKind::kTileDone) | bit_of(CounterKind::kExpertDone);
@@ -323,7 +323,7 @@ constexpr void add_backward(Graph& g) {
   StageRow wgrad2 = weights_row(Stage::kWgrad2);
   wgrad2.rows = Extent::kHidden;
   wgrad2.cols = Extent::kIntermediate;
-  wgrad2.reads = {kDyRows, kA, kRowProbs};
+  wgrad2.reads = {kDyRows, kA, kRowProbs, kDy};
   wgrad2.writes = {kDw2, kDb2, kDsharedW2};
   wgrad2.look = {"#442067", "rail_response"};
   g.add(wgrad2);
@@ -331,7 +331,7 @@ constexpr void add_backward(Graph& g) {
   StageRow wgrad1 = weights_row(Stage::kWgrad1);
   wgrad1.rows = Extent::kBothHalves;
   wgrad1.cols = Extent::kHidden;
-  wgrad1.reads = {kDh, kXRows};
+  wgrad1.reads = {kDh, kXRows, kX};
   wgrad1.waits = bit_of(CounterKind::kXDone) | bit_of(CounterKind::kExpertDone);
   wgrad1.writes = {kDw1, kDb1, kDsharedW1};
   wgrad1.look = {"#907db1", "startup"};

@@ -183,6 +183,9 @@ void check_sizes(const Sizes& n, const BackwardWeightsArgs& args) {
   check_one_tensor("db2", args.db2, n.b2, n.b2_shape);
   check_one_tensor("dshared_w1", args.dshared_w1, n.shared_w1, "[S, 2I, H] of the shared experts");
   check_one_tensor("dshared_w2", args.dshared_w2, n.shared_w2, "[S, H, I] of the shared experts");
+  if (n.shared_w1 == 0) return;
+  check_size("dy", args.dy.size(), n.tokens_hidden, "[T, H], with shared experts,");
+  check_size("x", args.x.size(), n.tokens_hidden, "[T, H], with shared experts,");
 }
 
 }  // namespace
@@ -193,8 +196,8 @@ void check_data_args(const Problem& problem, const RoutingPlan& plan,
                      const BackwardDataArgs& args) {
   const Sizes n = sizes(problem, plan);
   check_sizes(n, args);
-  if (problem.save == Save::kNone) {
-    check_size("x", args.x.size(), n.tokens_hidden, "[T, H], with save=none,");
+  if (problem.save == Save::kNone || problem.shared_experts > 0) {
+    check_size("x", args.x.size(), n.tokens_hidden, "[T, H], with save=none or shared experts,");
   }
 }
 

@@ -68,7 +68,9 @@ inline BackwardWeightsArgs weights_args(const BackwardArgs& a) {
           .db1 = a.db1,
           .db2 = a.db2,
           .dshared_w1 = a.dshared_w1,
-          .dshared_w2 = a.dshared_w2};
+          .dshared_w2 = a.dshared_w2,
+          .dy = a.dy,
+          .x = a.x};
 }
 
 // Which tensors of the graph arguments are. Weights, which may be several tensors, and weight
@@ -100,6 +102,10 @@ inline void set_tensors(TensorTable& table, const BackwardDataArgs& a) {
   table.set(Tensor::kSharedW1, a.shared_w1.data());
   table.set(Tensor::kSharedW2, a.shared_w2.data());
   table.set(Tensor::kDsharedProbs, data_if_given(a.dshared_probs));
+}
+inline void set_tensors(TensorTable& table, const BackwardWeightsArgs& a) {
+  table.set(Tensor::kDy, a.dy.data());
+  table.set(Tensor::kX, a.x.data());
 }
 
 }  // namespace uniep

@@ -24,9 +24,9 @@ struct Signal {
   std::uint32_t amount;
 };
 
-/// Real rows among rows [begin, begin + rows_per_counter) of the expert's segment.
-inline UNIEP_HD std::uint32_t real_rows(const PassView& v, int expert, std::int64_t begin) {
-  const std::int64_t end = v.segment_begin[expert] + v.tokens_per_expert[expert];
+/// Rows that dispatch brings among rows [begin, begin + rows_per_counter) of the expert's segment.
+inline UNIEP_HD std::uint32_t coming_rows(const PassView& v, int expert, std::int64_t begin) {
+  const std::int64_t end = v.segment_begin[expert] + v.dispatched_per_expert[expert];
   return static_cast<std::uint32_t>(clamp_to<std::int64_t>(end - begin, 0, v.rows_per_counter()));
 }
 
@@ -55,7 +55,7 @@ UNIEP_HD void for_each_row_wait(const PassView& v, CounterKind kind, const Task&
   const std::uint32_t a_row = v.counter(kind).per_unit;
   for (std::int64_t row = tile.first_row / step * step; row < tile.first_row + tile.rows;
        row += step) {
-    f(Wait{kind, row / step, a_row * real_rows(v, tile.expert, row), v.rank});
+    f(Wait{kind, row / step, a_row * coming_rows(v, tile.expert, row), v.rank});
   }
 }
 
@@ -155,7 +155,7 @@ UNIEP_HD void for_each_wait(const PassView& v, CounterKind kind, const Task& tas
       return;
     }
     case CounterOf::kExpertRows: {
-      const auto rows = static_cast<std::uint32_t>(v.tokens_per_expert[task.expert]);
+      const auto rows = static_cast<std::uint32_t>(v.dispatched_per_expert[task.expert]);
       if (rows > 0) f(Wait{kind, task.expert, rows * counter.per_unit, v.rank});
       return;
     }

@@ -5,6 +5,7 @@
 
 #include "schedule/open_sizes.h"
 #include "schedule/tile_order.h"
+#include "schedule/tokens_in_place.h"
 
 namespace uniep {
 
@@ -32,6 +33,7 @@ PassOrder::PassOrder(const PlanData& plan, Pass pass, const Schedule& schedule, 
   set_token_waves(view_);
   if (view_.has_hosts()) set_hosts();
   order_experts();
+  count_dispatched();
   order_tiles();
   order_pulls();
   count_slots();
@@ -93,10 +95,15 @@ std::int64_t starting_tile(const PassView& view, int expert, std::int64_t count)
   return first_tile_from(view, expert, starting_token(view));
 }
 
-std::vector<Pull> pulls_of_one_row(const PlanData& plan) {
+/// Of the rows that the pass dispatches, in canonical order.
+std::vector<Pull> canonical_pulls(const PassView& view, const PlanData& plan) {
+  const bool dedup = view.schedule.dispatch_wire == DispatchWire::kDedup;
   std::vector<Pull> pulls;
+  pulls.reserve(plan.pulls.size());
   for (const Pull& pull : plan.pulls) {
-    for (int c = 0; c < pull.num_rows; ++c) {
+    const std::int32_t rows = dispatched_rows(view, pull);
+    if (dedup && rows > 0) pulls.push_back({pull.source, pull.token, pull.first_row, rows});
+    for (std::int32_t c = 0; !dedup && c < rows; ++c) {
       pulls.push_back({pull.source, pull.token, pull.first_row + c, 1});
     }
   }
@@ -104,6 +111,13 @@ std::vector<Pull> pulls_of_one_row(const PlanData& plan) {
 }
 
 }  // namespace
+
+void PassOrder::count_dispatched() {
+  for (int e = 0; e < view_.num_local_experts; ++e) {
+    dispatched_per_expert_.push_back(is_dispatched(view_, e) ? view_.tokens_per_expert[e] : 0);
+  }
+  view_.dispatched_per_expert = dispatched_per_expert_.data();
+}
 
 void PassOrder::order_tiles() {
   const std::int64_t tile_m = view_.schedule.tile_m;
@@ -133,9 +147,7 @@ void PassOrder::order_tiles() {
 }
 
 void PassOrder::order_pulls() {
-  const bool dedup = view_.schedule.dispatch_wire == DispatchWire::kDedup;
-  const std::vector<Pull> single_rows = dedup ? std::vector<Pull>{} : pulls_of_one_row(plan_);
-  const std::vector<Pull>& canonical = dedup ? plan_.pulls : single_rows;
+  const std::vector<Pull> canonical = canonical_pulls(view_, plan_);
   // A pull is needed first by the earliest-taken tile that any of its rows lies in.
   const auto tile_m = static_cast<std::uint64_t>(view_.schedule.tile_m);
   std::vector<std::int32_t> needed_by(canonical.size());

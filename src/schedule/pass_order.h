@@ -24,6 +24,7 @@ class PassOrder {
 
  private:
   void order_experts();
+  void count_dispatched();
   void order_tiles();
   void order_pulls();
   void count_slots();
@@ -33,6 +34,7 @@ class PassOrder {
   const PlanData& plan_;
   PassView view_;
   std::vector<std::int32_t> expert_order_;
+  std::vector<std::int64_t> dispatched_per_expert_;
   std::vector<Tile> tiles_;
   std::vector<std::int64_t> tile_begin_;
   std::vector<std::int32_t> position_of_tile_;  // [first row / tile_m]

@@ -151,10 +151,12 @@ struct PassView {
   const std::int32_t* pull_of_row = nullptr;  // [padded rows]: index in RoutingPlan::pulls
 
   const std::int32_t* expert_order = nullptr;  // [local experts]
-  const Tile* tiles = nullptr;                 // in the order taken
-  const std::int64_t* tile_begin = nullptr;    // [blocks + 1]
-  const Pull* pulls = nullptr;                 // in the order needed
-  const std::int64_t* pull_begin = nullptr;    // [blocks + 1]
+  // [local experts]: rows that dispatch brings (tokens_in_place.h)
+  const std::int64_t* dispatched_per_expert = nullptr;
+  const Tile* tiles = nullptr;               // in the order taken
+  const std::int64_t* tile_begin = nullptr;  // [blocks + 1]
+  const Pull* pulls = nullptr;               // in the order needed
+  const std::int64_t* pull_begin = nullptr;  // [blocks + 1]
   // [token blocks, ranks]: slots of own tokens there, on this host
   const std::int64_t* slots_to_peer = nullptr;
 

@@ -161,6 +161,22 @@ TEST(CApi, SharedExpertsAreAskedForOrRefused) {
   backward.dshared_w1 = nullptr;
   expect_refused(uniep_backward(with.get(), &backward),
                  "rank 0: dshared_w1 is NULL; an address is accepted");
+  // Their tiles read tokens where they lie: those of data and those of weights.
+  backward = step.backward_call();
+  backward.x = nullptr;
+  expect_refused(uniep_backward(with.get(), &backward),
+                 "rank 0: x is NULL; an address is accepted");
+  step.backward(1);
+  for (const void* uniep_backward_call::*token :
+       {&uniep_backward_call::x, &uniep_backward_call::dy}) {
+    backward = step.backward_call(2);
+    backward.*token = nullptr;
+    const char* name = token == &uniep_backward_call::x ? "x" : "dy";
+    expect_refused(uniep_backward(with.get(), &backward),
+                   cat("rank 0: ", name, " is NULL; an address is accepted"));
+  }
+  step.backward(2);
+  step.expect_contract("behind what was refused");
 }
 
 }  // namespace

@@ -138,8 +138,11 @@ class CStep {
     c.h = data_or_null(memory_.h);
     c.row_probs = memory_.row_probs.as<float>().data();
     c.backward_rows = memory_.backward_rows.data();
+    const Problem& p = layer_.problem();
+    const bool in_place = p.shared_experts > 0;
+    if (part != 2 || in_place) c.dy = data_.dy.data();
+    if ((part != 2 && p.save == Save::kNone) || in_place) c.x = data_.x.data();
     if (part != 2) {
-      c.dy = data_.dy.data();
       c.w1 = data_.w1.data();
       c.w2 = data_.w2.data();
       c.b1 = data_or_null(data_.b1);
@@ -149,7 +152,6 @@ class CStep {
       c.dshared_probs = data_or_null(result_.dshared_probs);
       c.dx = result_.dx.data();
       c.dprobs = result_.dprobs.data();
-      if (layer_.problem().save == Save::kNone) c.x = data_.x.data();
     }
     if (part != 1) {
       c.dw1 = result_.dw1.data();

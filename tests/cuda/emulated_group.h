@@ -75,6 +75,7 @@ class UploadedOrder {
     put(view_.pull_rows, plan.pull_rows.size());
     put(view_.pull_of_row, plan.pull_of_row.size());
     put(view_.expert_order, count(v.num_local_experts));
+    put(view_.dispatched_per_expert, count(v.num_local_experts));
     put(view_.tiles, count(v.tile_begin[v.num_blocks()]));
     put(view_.tile_begin, blocks);
     put(view_.pulls, count(v.pull_begin[v.num_blocks()]));

@@ -25,6 +25,8 @@ void expect_queues(const PassView& want, const cuda::DeviceOrder& got) {
 void expect_order(const PassView& want, const cuda::DeviceOrder& got) {
   const int blocks = want.num_blocks();
   expect_equal(want.expert_order, got.expert_order, want.num_local_experts, "expert_order");
+  expect_equal(want.dispatched_per_expert, got.dispatched_per_expert, want.num_local_experts,
+               "dispatched_per_expert");
   expect_equal(want.tile_begin, got.tile_begin, blocks + 1, "tile_begin");
   expect_equal(want.tiles, got.tiles, want.tile_begin[blocks], "tiles");
   expect_equal(want.pull_begin, got.pull_begin, blocks + 1, "pull_begin");
@@ -85,6 +87,7 @@ TEST_F(OrderKernel, EqualsTheCpuOrder) {
     Problem problem = random_problem(rng, ranks, chance(rng, 20) ? 3000 : 120);
     if (chance(rng, 10)) problem.num_experts = ranks * static_cast<int>(pick(rng, 6, 200));
     draw_shared_experts(rng, problem);
+    if (chance(rng, 30)) problem.probs = Probs::kAfter;
     if (chance(rng, 30)) draw_gathered_hosts(rng, problem);
     Routing routing = random_routing(rng, problem, ranks);
     if (chance(rng, 40)) {

@@ -179,3 +179,29 @@ def test_opcheck_of_biases():
         check(ops.backward_weights_main_grad.default, main_grad)
         with pytest.raises(RuntimeError, match="b1 and b2 are not both given"):
             ops.forward(*arguments[:-1])
+
+
+def test_opcheck_of_shared_experts():
+    case = make_case(tokens=512)
+    shared = case.w1[:2].clone(), case.w2[:2].clone()
+    more = (None, None, *shared)
+    ops = torch.ops.uniep
+    with workspace(case, shared_experts=2) as own:
+        tensors = (case.x, case.ids, case.probs, [case.w1], [case.w2])
+        saved = ops.forward(own.key, own.overflow, *tensors, *figures(own), *more)[1:]
+        given = (own.key, *saved, case.dy, [case.w1], [case.w2])
+        end = (2, own.flag, None, *more)
+        check(ops.backward.default, (*given, case.x, *end))
+        part = (2, own.backward_bytes, own.flag, None, *more)
+        for op, after in ((ops.backward, end), (ops.backward_data, part)):
+            with pytest.raises(RuntimeError, match="or has shared experts, is given x"):
+                op(*given, None, *after)
+        kept = (own.key, *saved, ops.backward_data(*given, case.x, *part)[-1])
+        figures_of = (512, 8, 32, False, own.flag, None, 2, 0, 0, 0)
+        check(ops.backward_weights.default, (*kept, *figures_of, case.dy, case.x))
+        with pytest.raises(RuntimeError, match="dy is None"):
+            ops.backward_weights(*kept, *figures_of)
+        main = [torch.zeros_like(w, dtype=torch.float32) for w in (case.w1, case.w2, *shared)]
+        first = [[dw] for dw in main[:2]]
+        tail = (512, own.flag, None, None, None, *main[2:], 0, case.dy, case.x)
+        check(ops.backward_weights_main_grad.default, (*kept, *first, *tail))

@@ -132,6 +132,37 @@ TEST(PassOrder, RotationBeginsWithTheChosenRanksRows) {
   });
 }
 
+TEST(PassOrder, SharedExpertsAreDispatchedWhereTokensDoNotLieReady) {
+  for (unsigned seed = 1; seed <= static_cast<unsigned>(cases(400)); ++seed) {
+    RandomPass p = random_pass(seed, 40);
+    Rng rng(seed);
+    Problem& problem = p.routing.problem;
+    draw_shared_experts(rng, problem);
+    if (chance(rng, 50)) problem.probs = Probs::kAfter;
+    if (chance(rng, 30)) problem.backward_rows = 4096;
+    build_orders(p);
+    const bool dispatches =
+        p.pass == Pass::kBackward && (problem.probs == Probs::kAfter || problem.backward_rows > 0);
+    SCOPED_TRACE(describe(seed, p));
+    for (int rank = 0; rank < p.ranks(); ++rank) {
+      const PassView& v = p.view(rank);
+      std::map<int, std::int64_t> rows;  // by expert
+      for (std::int64_t i = 0; i < v.pull_begin[v.num_blocks()]; ++i) {
+        ASSERT_GT(v.pulls[i].num_rows, 0);
+        for (int c = 0; c < v.pulls[i].num_rows; ++c) {
+          const std::int64_t row = v.pull_rows[v.pulls[i].first_row + c];
+          ++rows[expert_of_row(v, static_cast<std::int32_t>(row))];
+        }
+      }
+      for (int e = 0; e < v.num_local_experts; ++e) {
+        const std::int64_t wanted = v.is_shared(e) && !dispatches ? 0 : v.tokens_per_expert[e];
+        ASSERT_EQ(rows[e], wanted) << "expert " << e;
+        ASSERT_EQ(v.dispatched_per_expert[e], wanted) << "expert " << e;
+      }
+    }
+  }
+}
+
 TEST(PassOrder, PullsAreThePlansPullsOrOneARow) {
   for_each_rank_of_random_passes(700, 80, [](const RoutingPlan& plan, const PassView& v) {
     std::map<std::int32_t, Pull> left;  // by first_row

@@ -45,11 +45,11 @@ class Data {
       case Stage::kExpand:
         return true;  // of what forward left
       case Stage::kFc1:
-        return are_written(rows_, v, v.tiles[t.m]);
+        return rows_are_there(v, v.tiles[t.m]);
       case Stage::kRefc1:
         return x_is_there(v, v.tiles[t.m]);
       case Stage::kDfc2:
-        return are_written(rows_, v, v.tiles[t.m]) && h_is_there(v, v.tiles[t.m]);
+        return rows_are_there(v, v.tiles[t.m]) && h_is_there(v, v.tiles[t.m]);
       case Stage::kFc2:
       case Stage::kDfc1:
         return computed_[{v.rank, v.tiles[t.m].first_row}] == columns_of_first_gemm(v);
@@ -140,8 +140,9 @@ class Data {
     if (v.stage(t.stage).grid == TileGrid::kPulls) {
       for (std::int64_t i = t.m; i < t.m + t.n; ++i) {
         for (int c = 0; c < v.pulls[i].num_rows; ++c) {
-          (t.stage == Stage::kDispatch ? rows_ : x_rows_)
-              .insert({v.rank, v.pull_rows[v.pulls[i].first_row + c]});
+          const std::int64_t row = v.pull_rows[v.pulls[i].first_row + c];
+          EXPECT_TRUE(dispatches_shared(v) || !v.is_shared(expert_of(v, row))) << "row " << row;
+          (t.stage == Stage::kDispatch ? rows_ : x_rows_).insert({v.rank, row});
         }
       }
     } else if (t.stage == Stage::kRefc1) {
@@ -154,7 +155,7 @@ class Data {
           min_of<std::int64_t>(v.schedule.tile_n, v.hidden - t.n * v.schedule.tile_n);
       for (int i = 0; i < tile.rows; ++i) {
         const RowOrigin& o = v.row_origin[tile.first_row + i];
-        pushed_[{o.source, std::int64_t{o.token} * v.topk + o.slot}] += cols;
+        pushed_[{o.source, std::int64_t{o.token} * v.slots + o.slot}] += cols;
       }
     }
   }
@@ -176,9 +177,20 @@ class Data {
     }
     return true;
   }
+  /// Known here apart from the schedule.
+  bool dispatches_shared(const PassView& v) const {
+    const Problem& p = p_.routing.problem;
+    return v.pass == Pass::kBackward && (p.probs == Probs::kAfter || p.backward_rows > 0);
+  }
+  /// Those that dispatch writes; tokens are always there.
+  bool rows_are_there(const PassView& v, const Tile& tile) const {
+    if (v.is_shared(tile.expert) && !dispatches_shared(v)) return true;
+    return are_written(rows_, v, tile);
+  }
   /// Of backward: forward may have left both.
   bool x_is_there(const PassView& v, const Tile& tile) const {
-    return p_.routing.problem.save == Save::kRows || are_written(x_rows_, v, tile);
+    return p_.routing.problem.save == Save::kRows || v.is_shared(tile.expert) ||
+           are_written(x_rows_, v, tile);
   }
   bool h_is_there(const PassView& v, const Tile& tile) {
     const std::int64_t columns = ceil_div(v.intermediate, std::int64_t{v.schedule.tile_n / 2});
@@ -202,22 +214,23 @@ class Data {
         const bool in_sum = v.choice.sums_cross && ids[k] >= 0 &&
                             ids[k] / v.group_experts == ids[row.slot] / v.group_experts;
         if (k != row.slot && !in_sum) continue;
-        if (!f(source, std::int64_t{row.token} * v.topk + k)) return false;
+        if (!f(source, std::int64_t{row.token} * v.slots + k)) return false;
       }
     }
     return true;
   }
 
   bool rows_came_back(const PassView& v, const Task& t) {
-    const std::int64_t first = t.m * v.schedule.token_block * v.topk;
-    const std::int64_t end =
-        min_of<std::int64_t>(first + v.schedule.token_block * v.topk, v.tokens * v.topk);
-    for (std::int64_t slot = first; slot < end; ++slot) {
-      const std::int32_t id = v.topk_ids[slot];
-      if (id < 0) continue;
-      const bool is_back = v.is_here(id / v.num_local_experts) ? pushed_[{v.rank, slot}] == v.hidden
-                                                               : returned_.contains({v.rank, slot});
-      if (!is_back) return false;
+    const std::int64_t first = t.m * v.schedule.token_block;
+    const std::int64_t end = min_of<std::int64_t>(first + v.schedule.token_block, v.tokens);
+    for (std::int64_t token = first; token < end; ++token) {
+      for (int k = 0; k < v.slots; ++k) {
+        const std::int32_t id = k < v.topk ? v.topk_ids[token * v.topk + k] : -1;
+        if (k < v.topk && id < 0) continue;
+        const bool here = k >= v.topk || v.is_here(id / v.routed_experts());
+        const std::pair<int, std::int64_t> slot{v.rank, token * v.slots + k};
+        if (!(here ? pushed_[slot] == v.hidden : returned_.contains(slot))) return false;
+      }
     }
     return true;
   }
@@ -234,6 +247,11 @@ class Data {
   std::map<std::pair<int, int>, std::int64_t> readers_done_;       // tasks, by expert
 };
 
+void draw_arithmetic(Rng& rng, Problem& problem) {
+  draw_shared_experts(rng, problem);
+  if (chance(rng, 40)) problem.probs = Probs::kAfter;
+}
+
 TEST(Simulation, ExpertsTakeTurnsInARingOfRows) {
   const int count = cases(2500);
   int turns = 0;  // experts that wait for others' rows
@@ -245,8 +263,11 @@ TEST(Simulation, ExpertsTakeTurnsInARingOfRows) {
     Problem& problem = p.routing.problem;
     problem.save = kSaves[seed % std::size(kSaves)];
     problem.recompute_h = seed % 5 >= 2;
-    problem.backward_rows = ring_rows(p.routing.ids, problem.num_experts, problem.row_align,
-                                      chance(rng, 50) ? 0 : pick(rng, 1, 4));
+    draw_arithmetic(rng, problem);
+    const std::int64_t tokens = std::ranges::max(p.routing.tokens);
+    problem.backward_rows =
+        ring_rows(p.routing.ids, problem.num_experts, problem.row_align,
+                  chance(rng, 50) ? 0 : pick(rng, 1, 4), problem.shared_experts > 0 ? tokens : 0);
     build_orders(p);
     for (int rank = 0; rank < p.ranks(); ++rank) {
       const PassView& v = p.view(rank);
@@ -276,6 +297,7 @@ TEST(Simulation, HostsExchangeTokensAndRows) {
     p.routing.problem.gathered_hosts = 1, p.routing.problem.first_host = -1;
     p.routing.problem.save = kSaves[seed % std::size(kSaves)];
     p.routing.problem.recompute_h = seed % 5 >= 2;
+    draw_arithmetic(rng, p.routing.problem);
     build_orders(p);
     for (const int workers : {1, 2, static_cast<int>(3 + seed % 4)}) {
       SCOPED_TRACE(
@@ -291,8 +313,10 @@ TEST(Simulation, EveryScheduleCompletesInAnyOrderWithAnyNumberOfWorkers) {
   const int count = cases(2500);
   for (unsigned seed = 1; seed <= static_cast<unsigned>(count); ++seed) {
     RandomPass p = random_pass(seed, 40);
+    Rng rng(seed);
     p.routing.problem.save = kSaves[seed % std::size(kSaves)];
     p.routing.problem.recompute_h = seed % 5 >= 2;
+    draw_arithmetic(rng, p.routing.problem);
     build_orders(p);
     for (const int workers : {1, 2, static_cast<int>(3 + seed % 4)}) {
       SCOPED_TRACE(cat(describe(seed, p), "\n  simulated workers ", workers));

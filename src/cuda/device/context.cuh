@@ -9,6 +9,7 @@
 #include "schedule/queue.h"
 #include "schedule/roles.h"
 #include "schedule/saved_rows.h"
+#include "schedule/tokens_in_place.h"
 
 namespace uniep::cuda {
 

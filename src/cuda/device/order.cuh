@@ -7,6 +7,7 @@
 #include "schedule/launches.h"
 #include "schedule/queue.h"
 #include "schedule/tile_order.h"
+#include "schedule/tokens_in_place.h"
 
 // The order of one pass on one rank, by all CTAs of one launch: what PassOrder and Queue make.
 //
@@ -164,7 +165,11 @@ class OrderRoutine {
     const BlockPlace at = find_block(wave, expert);
     if (lane_index() == 0) {
       o_.tile_begin[wave * v_.num_local_experts + at.slot] = at.first_tile;
-      if (wave == 0) o_.expert_order[at.slot] = expert;
+      if (wave == 0) {
+        o_.expert_order[at.slot] = expert;
+        o_.dispatched_per_expert[expert] =
+            is_dispatched(v_, expert) ? v_.tokens_per_expert[expert] : 0;
+      }
       if (wave == 0 && expert == 0) o_.tile_begin[v_.num_blocks()] = at.total_tiles;
     }
     const std::int64_t rows = v_.tokens_per_expert[expert];
@@ -245,11 +250,12 @@ class OrderRoutine {
     constexpr int kAhead = 8;
     const Pull pull = plan_.pulls[plan_.pull_of_row[row]];
     const auto tile_m = static_cast<std::uint32_t>(v_.schedule.tile_m);
-    for (int first = 0; first < pull.num_rows; first += kAhead) {
+    const int rows = dispatched_rows(v_, pull);
+    for (int first = 0; first < rows; first += kAhead) {
       std::int64_t others[kAhead];
 #pragma unroll
       for (int c = 0; c < kAhead; ++c) {
-        const int at = min_of(first + c, pull.num_rows - 1);
+        const int at = min_of(first + c, rows - 1);
         others[c] = plan_.pull_rows[pull.first_row + at];
       }
       bool is_behind = false;  // one of these
@@ -273,9 +279,10 @@ class OrderRoutine {
   __device__ int cta_begin() const { return first_piece_of_cta(this_cta()); }
   __device__ int cta_end() const { return first_piece_of_cta(this_cta() + 1); }
 
-  /// This lane's row of the piece, or -1.
+  /// This lane's row of the piece, if dispatch brings it; or -1.
   __device__ std::int64_t row_of_piece(int piece) const {
     const Tile tile = o_.tiles[piece / pieces_a_tile()];
+    if (!is_dispatched(v_, tile.expert)) return -1;
     const int r = piece % pieces_a_tile() * 32 + lane_index();
     return r < tile.rows ? tile.first_row + r : -1;
   }
@@ -314,7 +321,10 @@ class OrderRoutine {
 
   __device__ Pull pull_for(std::int64_t row) const {
     Pull pull = plan_.pulls[plan_.pull_of_row[row]];
-    if (dedup()) return pull;
+    if (dedup()) {
+      pull.num_rows = dispatched_rows(v_, pull);
+      return pull;
+    }
     while (plan_.pull_rows[pull.first_row] != row) ++pull.first_row;
     pull.num_rows = 1;
     return pull;

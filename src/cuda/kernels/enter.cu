@@ -98,8 +98,10 @@ __device__ __forceinline__ void zero_tickets(const PassView& v, const EnterArgs&
   for (std::int64_t i = global_thread(); i < launches; i += global_threads()) args.tickets[i] = 0;
 }
 
+/// Of the expert: nobody reads the row where its tokens are in place.
 template <Tensor t>
-__device__ __forceinline__ void zero_row(const DeviceContext& ctx, std::int64_t row) {
+__device__ __forceinline__ void zero_row(const DeviceContext& ctx, int expert, std::int64_t row) {
+  if (is_in_place<t>(ctx.view, expert)) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   auto* to = reinterpret_cast<uint4*>(ctx.get<t>() + ctx.row<t>(row) * ctx.view.hidden);
   for (std::int64_t c = lane; c < ctx.view.hidden / 8; c += 32) to[c] = uint4{0, 0, 0, 0};
@@ -112,18 +114,18 @@ __device__ __forceinline__ void zero_pad_rows(const DeviceContext& ctx) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t rows = v.num_local_experts * kRowStep;
   for (std::int64_t i = global_thread() / 32; i < rows; i += global_threads() / 32) {
-    const std::int64_t expert = i / kRowStep;
+    const auto expert = static_cast<int>(i / kRowStep);
     const std::int64_t tokens = v.tokens_per_expert[expert];
     const std::int64_t row = tokens / kRowStep * kRowStep + i % kRowStep;  // of the last step's
     if (tokens % kRowStep == 0 || row < tokens) continue;
     const std::int64_t pad_row = v.segment_begin[expert] + row;
     if (v.pass == Pass::kForward) {
-      zero_row<Tensor::kXRows>(ctx, pad_row);
+      zero_row<Tensor::kXRows>(ctx, expert, pad_row);
       if (lane == 0) ctx.get<Tensor::kRowProbs>()[ctx.row<Tensor::kRowProbs>(pad_row)] = 0;
     } else {
-      zero_row<Tensor::kDyRows>(ctx, pad_row);
+      zero_row<Tensor::kDyRows>(ctx, expert, pad_row);
       if (has(v, Stage::kRedispatch) || has(v, Stage::kExpand)) {
-        zero_row<Tensor::kXRows>(ctx, pad_row);
+        zero_row<Tensor::kXRows>(ctx, expert, pad_row);
       }
     }
   }

@@ -20,12 +20,13 @@ struct Dfc2 {
   static constexpr Stage kStage = Stage::kDfc2;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kMn;
+  static constexpr bool kMayReadTokens = kGeneral;
   static constexpr bool kReadsAnyOrder = kGeneral;
 
   static __device__ __forceinline__ void load(const DeviceContext& ctx, const StageMaps& maps,
                                               OperandSlot<Shape>& slot, std::uint64_t* full,
-                                              const TileWork& work, int k_block) {
-    load_rows_and_weights<Dfc2>(ctx, maps, slot, full, work, k_block * kTileK);
+                                              const TileWork& work, int first_token, int k_block) {
+    load_rows_and_weights<Dfc2>(ctx, maps, slot, full, work, first_token, k_block * kTileK);
   }
 
   /// The tile's h comes through the pipeline too, 64 columns of either half a slot: the gate half

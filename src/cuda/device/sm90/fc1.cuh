@@ -23,6 +23,7 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
   static constexpr Stage kStage = Stage::kFc1;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kK;
+  static constexpr bool kMayReadTokens = kGeneral;
   static constexpr bool kReadsAnyOrder = kGeneral;
   static constexpr int kHalf = Shape::kN / 2;
   static constexpr int kChunks = kHalf / kBoxCols;
@@ -31,9 +32,9 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
 
   static __device__ __forceinline__ void load(const DeviceContext& ctx, const StageMaps& maps,
                                               OperandSlot<Shape>& slot, std::uint64_t* full,
-                                              const TileWork& work, int k_block) {
+                                              const TileWork& work, int first_token, int k_block) {
     const int k = k_block * kTileK;
-    load_rows(maps, slot, full, work, first_row_in<Tensor::kXRows>(ctx, work), k);
+    load_rows<Tensor::kXRows>(ctx, maps, slot, full, work, first_token, k);
     if (k_block == 0) acquire_maps(maps.experts, work.expert);
     const Columns columns(ctx.view, work);
     const bool in_out = reads_in_out<Fc1>(ctx, work);
@@ -242,6 +243,7 @@ struct Refc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN /
   static constexpr Stage kStage = Stage::kRefc1;
   static constexpr ptx::Major kMajorA = Fc1<Shape>::kMajorA;
   static constexpr ptx::Major kMajorB = Fc1<Shape>::kMajorB;
+  static constexpr bool kMayReadTokens = kGeneral;
   static constexpr bool kReadsAnyOrder = kGeneral;
   static constexpr int kChunks = Fc1<Shape>::kChunks;
   static constexpr int kBoxes = 2 * kChunks;
@@ -250,8 +252,8 @@ struct Refc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN /
 
   static __device__ __forceinline__ void load(const DeviceContext& ctx, const StageMaps& maps,
                                               OperandSlot<Shape>& slot, std::uint64_t* full,
-                                              const TileWork& work, int k_block) {
-    Fc1<Shape, kGeneral>::load(ctx, maps, slot, full, work, k_block);
+                                              const TileWork& work, int first_token, int k_block) {
+    Fc1<Shape, kGeneral>::load(ctx, maps, slot, full, work, first_token, k_block);
   }
 
   using Early = std::conditional_t<kGeneral, BiasOfH<Columns>, Nothing>;
@@ -301,12 +303,13 @@ struct Dfc1 : RowPush<Shape> {
   static constexpr Stage kStage = Stage::kDfc1;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kMn;
+  static constexpr bool kMayReadTokens = false;
   static constexpr bool kReadsAnyOrder = kGeneral;
 
   static __device__ __forceinline__ void load(const DeviceContext& ctx, const StageMaps& maps,
                                               OperandSlot<Shape>& slot, std::uint64_t* full,
-                                              const TileWork& work, int k_block) {
-    load_rows_and_weights<Dfc1>(ctx, maps, slot, full, work, k_block * kTileK);
+                                              const TileWork& work, int first_token, int k_block) {
+    load_rows_and_weights<Dfc1>(ctx, maps, slot, full, work, first_token, k_block * kTileK);
   }
 
   static __device__ __forceinline__ void send(Sender<Shape>& sender, const StageMaps&,

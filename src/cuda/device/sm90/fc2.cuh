@@ -16,13 +16,14 @@ struct Fc2 : RowPush<Shape> {
   static constexpr Stage kStage = Stage::kFc2;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kK;
+  static constexpr bool kMayReadTokens = false;
   static constexpr bool kReadsAnyOrder = kGeneral;
 
   static __device__ __forceinline__ void load(const DeviceContext& ctx, const StageMaps& maps,
                                               OperandSlot<Shape>& slot, std::uint64_t* full,
-                                              const TileWork& work, int k_block) {
+                                              const TileWork& work, int first_token, int k_block) {
     const int k = k_block * kTileK;
-    load_rows(maps, slot, full, work, work.first_row, k);
+    load_rows<Tensor::kA>(ctx, maps, slot, full, work, first_token, k);
     if (k_block == 0) acquire_maps(maps.experts, work.expert);
     const MatrixBox box = matrix_box(maps.b, maps.experts, work.expert, 0);
     if (reads_in_out<Fc2>(ctx, work)) {

@@ -10,7 +10,7 @@
 // What all GEMM stages share: loads and the main loop. A stage is a struct that says how its
 // operands lie (kMajorA, kMajorB), and what each role does for one tile:
 //
-//   load(ctx, maps, slot, full, work, k)    loader: one step of 64 along the reduction
+//   load(ctx, maps, slot, full, work, first_token, k)   loader: one step of 64 along the reduction
 //   kEpilogueSlots                     further pipeline slots, which the loader hands over ...
 //   epilogue_slots(ctx)                ... or how many, where the pass decides
 //   load_epilogue(ctx, maps, slot, full, work, i)   filled, or empty to be used as output buffers
@@ -20,6 +20,7 @@
 //   finish(consumer, acc, work, prepared)      its epilogue, into output buffers
 //   send(sender, maps, work)           sender: the epilogue's stores and signals
 //   kSumsSteps, StepSums               what it sums over the operands ahead of that; optional
+//   kMayReadTokens                     rows of an operand may be tokens where they lie
 //   kReadsAnyOrder                     its weights may be [in, out], and then lie the other way;
 //                                      optional
 
@@ -31,21 +32,60 @@ __device__ __forceinline__ bool has_rows(const TileWork& work, int consumer) {
   return work.height > kConsumerRows * consumer;
 }
 
-/// 64 elements of the reduction of a tile of rows, K-major, of which the operand has the first as
-/// its `row`: of the halves that have rows.
-template <class Shape>
-__device__ __forceinline__ void load_rows(const StageMaps& maps, OperandSlot<Shape>& slot,
-                                          std::uint64_t* full, const TileWork& work, int row,
-                                          int k) {
-  for (int half = 0; half < kConsumers && has_rows(work, half); ++half) {
-    ptx::tma_load(slot.a + half * kBoxBytes, maps.a, full, k, row + half * kConsumerRows, 0);
-  }
-}
-
 /// Where the tensor of rows has the first of a tile of rows.
 template <Tensor t>
 __device__ __forceinline__ int first_row_in(const DeviceContext& ctx, const TileWork& work) {
   return is_saved<t>(ctx.view) ? work.saved_row : work.first_row;
+}
+
+/// The operand of a stage whose rows are copies of tokens; kNone: neither's are.
+template <class S>
+constexpr Tensor dispatched_operand() {
+  constexpr const TensorList& kReads = row_of(S::kStage).reads;
+  if (kTokensOf<kReads[0]> != Tensor::kNone) return kReads[0];
+  return kTokensOf<kReads[1]> != Tensor::kNone ? kReads[1] : Tensor::kNone;
+}
+
+/// If the tile reads tokens where they lie (tokens_in_place.h), the row of the plan that is the
+/// first token, else -1. Looked up once for each tile. Only general kernels have shared experts.
+template <class S>
+__device__ __forceinline__ int first_token_row(const DeviceContext& ctx, const TileWork& work) {
+  if constexpr (S::kMayReadTokens) {
+    if (is_in_place<dispatched_operand<S>()>(ctx.view, work.expert)) {
+      return static_cast<int>(__ldg(ctx.view.segment_begin + work.expert));
+    }
+  }
+  return -1;
+}
+
+/// Rows of an operand: a map, and where in it they begin.
+struct OperandRows {
+  const CUtensorMap* map;
+  int row;
+};
+/// Those of operand `t` from `plan_row` on: in its tensor, where `map` has them from `row` on, or
+/// their tokens. `first_token`: first_token_row.
+template <Tensor t>
+__device__ __forceinline__ OperandRows operand_rows(const StageMaps& maps, const CUtensorMap& map,
+                                                    int row, int plan_row, int first_token) {
+  if (kTokensOf<t> != Tensor::kNone && first_token >= 0) {
+    return {&maps.tokens, plan_row - first_token};
+  }
+  return {&map, row};
+}
+
+/// 64 elements of the reduction of a tile of rows of `t`, the left operand, K-major: of the halves
+/// that have rows.
+template <Tensor t, class Shape>
+__device__ __forceinline__ void load_rows(const DeviceContext& ctx, const StageMaps& maps,
+                                          OperandSlot<Shape>& slot, std::uint64_t* full,
+                                          const TileWork& work, int first_token, int k) {
+  const OperandRows rows =
+      operand_rows<t>(maps, maps.a, first_row_in<t>(ctx, work), work.plan_row, first_token);
+  for (int half = 0; half < kConsumers && has_rows(work, half); ++half) {
+    ptx::tma_load(slot.a + half * kBoxBytes, *rows.map, full, k, rows.row + half * kConsumerRows,
+                  0);
+  }
 }
 
 /// Bytes that `load` brings. What lies out of a tensor counts, rows of a half without any do not.
@@ -88,8 +128,9 @@ template <class S, class Shape>
 __device__ __forceinline__ void load_rows_and_weights(const DeviceContext& ctx,
                                                       const StageMaps& maps,
                                                       OperandSlot<Shape>& slot, std::uint64_t* full,
-                                                      const TileWork& work, int k) {
-  load_rows(maps, slot, full, work, work.first_row, k);
+                                                      const TileWork& work, int first_token,
+                                                      int k) {
+  load_rows<row_of(S::kStage).reads[0]>(ctx, maps, slot, full, work, first_token, k);
   if (k == 0) acquire_maps(maps.experts, work.expert);
   if (reads_in_out<S>(ctx, work)) {
     const RowPlace place = row_place(maps.experts, work.expert, k);

@@ -125,11 +125,12 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassM
         S::prefetch_epilogue(ctx, m, work);
       }
       const bool senders_read = sums_steps<S, Shape>(ctx.view, work);
+      const int first_token = first_token_row<S>(ctx, work);
       for (int k = 0; k < work.k_blocks; ++k) {
         if (k == draw_at) want_task();
         const auto load = [&](auto& slot, auto* full) {
           ptx::mbarrier_arrive_expect(full, step_bytes<S, Shape>(work));
-          if (work.rows > 0) S::load(ctx, m, slot, full, work, k);
+          if (work.rows > 0) S::load(ctx, m, slot, full, work, first_token, k);
         };
         next_slot(load, senders_read);
       }

@@ -28,20 +28,24 @@ struct Wgrad {
   static constexpr Stage kStage = kWgrad;
   static constexpr ptx::Major kMajorA = ptx::Major::kMn;
   static constexpr ptx::Major kMajorB = ptx::Major::kMn;
+  static constexpr bool kMayReadTokens = kGeneral;
 
   static __device__ __forceinline__ void load(const DeviceContext& ctx, const StageMaps& maps,
                                               OperandSlot<Shape>& slot, std::uint64_t* full,
-                                              const TileWork& work, int k_block) {
+                                              const TileWork& work, int first_token, int k_block) {
     const int row = work.plan_row + k_block * kTileK;
     // Rows may go on at the begin of a ring; those of x may lie in several pages. A step of 64 is
     // in one piece.
     const int row_of_a = call_row<Shape>(ctx.view, row);
-    load_squares<kTileM / 64>(slot.a, maps.a, full, work.m, row_of_a, 0);
     int row_of_b = row_of_a;
     if (kStage == Stage::kWgrad1 && is_saved<Tensor::kXRows>(ctx.view)) {
       row_of_b = static_cast<int>(saved_row(ctx.view, row));
     }
-    load_squares<Shape::kN / 64>(slot.b, maps.b, full, work.n, row_of_b, 0);
+    constexpr Tensor kA = row_of(kStage).reads[0], kB = row_of(kStage).reads[1];
+    const OperandRows a = operand_rows<kA>(maps, maps.a, row_of_a, row, first_token);
+    load_squares<kTileM / 64>(slot.a, *a.map, full, work.m, a.row, 0);
+    const OperandRows b = operand_rows<kB>(maps, maps.b, row_of_b, row, first_token);
+    load_squares<Shape::kN / 64>(slot.b, *b.map, full, work.n, b.row, 0);
   }
 
   static __device__ __forceinline__ void prefetch_epilogue(const DeviceContext& ctx,
