@@ -92,9 +92,9 @@ constexpr PassKernel kPassKernels[] = {
 
 PassVariant variant_of(const DeviceContext& ctx, const PassTensors& tensors) {
   const PassView& v = ctx.view;
-  const bool general = ctx.in_out != 0 ||
-                       !are_plain_experts(v.activation, v.probs, v.choice.has_bias,
-                                          v.group_experts > 0 || v.slot_rows, v.choice.has_shared);
+  const bool general =
+      ctx.in_out != 0 || !are_plain_experts(v.activation, v.probs, v.choice.has_bias,
+                                            v.group_experts > 0 || v.slot_rows);
   if (v.pass == Pass::kForward) {
     return {.pass = v.pass, .tile_n = v.schedule.tile_n, .general = general};
   }

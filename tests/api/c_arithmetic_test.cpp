@@ -164,8 +164,7 @@ TEST(CApi, SharedExpertsAreAskedForOrRefused) {
   // Their tiles read tokens where they lie: those of data and those of weights.
   backward = step.backward_call();
   backward.x = nullptr;
-  expect_refused(uniep_backward(with.get(), &backward),
-                 "rank 0: x is NULL; an address is accepted");
+  expect_refused(uniep_backward(with.get(), &backward), "x is NULL; an address is accepted");
   step.backward(1);
   for (const void* uniep_backward_call::*token :
        {&uniep_backward_call::x, &uniep_backward_call::dy}) {
@@ -173,7 +172,7 @@ TEST(CApi, SharedExpertsAreAskedForOrRefused) {
     backward.*token = nullptr;
     const char* name = token == &uniep_backward_call::x ? "x" : "dy";
     expect_refused(uniep_backward(with.get(), &backward),
-                   cat("rank 0: ", name, " is NULL; an address is accepted"));
+                   cat(name, " is NULL; an address is accepted"));
   }
   step.backward(2);
   step.expect_contract("behind what was refused");

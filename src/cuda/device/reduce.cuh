@@ -117,8 +117,7 @@ __device__ __forceinline__ const float* factors_of_slots(const DeviceContext& ct
 
 /// One piece, of whose rows `rows` is the first in shared memory, by `threads` threads of which
 /// this one is number `thread`. Bit t (K + S) + k of `slots`: slot k of the piece's token t is
-/// kept. `kGeneral`: rows may count times their probabilities, and be added up in groups, or not;
-/// experts may be shared.
+/// kept. `kGeneral`: rows may count times their probabilities, and be added up in groups, or not.
 template <bool kGeneral, Pass kPass>
 __device__ __forceinline__ void sum_piece(const DeviceContext& ctx, const ReducePiece& piece,
                                           const Vector* rows, unsigned slots, int thread,
@@ -154,6 +153,12 @@ __device__ __forceinline__ void sum_piece(const DeviceContext& ctx, const Reduce
       }
     } else {
       add_slots<false>(total, load, 0, topk, kept, nullptr);
+      if (token_slots > topk) {
+        float part[kVectorElements] = {};
+        add_slots<false>(part, load, topk, token_slots, kept, nullptr);
+        round_sums(total);
+        add_partial(total, part, true);
+      }
     }
     constexpr Tensor kSum = kPass == Pass::kForward ? Tensor::kOut : Tensor::kDx;
     bf16* out = ctx.get<kSum>() + of_rank * ctx.view.hidden + piece.col;
@@ -161,14 +166,13 @@ __device__ __forceinline__ void sum_piece(const DeviceContext& ctx, const Reduce
   }
 }
 
-/// dprobs of `tokens` tokens from `first_token` on, by as many threads; `kGeneral`: of shared
-/// experts, too.
-template <bool kGeneral>
+/// dprobs of `tokens` tokens from `first_token` on, by as many threads, those of shared experts
+/// too.
 __device__ __forceinline__ void copy_dprobs(const DeviceContext& ctx, int first_token, int tokens,
                                             int thread, int threads) {
   const PassView& v = ctx.view;
   const int slots = known_here(v.slots);
-  const int shared = kGeneral ? slots - v.topk : 0;
+  const int shared = slots - v.topk;
   const std::int64_t first = std::int64_t{first_token} * slots;
   const float* pushed = ctx.peer(v.rank).get<Tensor::kDprobSlots>() + first;
 #pragma unroll 1

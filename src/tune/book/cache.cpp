@@ -253,8 +253,7 @@ void put_entry(Json& entries, const TunedEntry& entry) {
 }
 
 bool has_plain_experts(const TuneKey& k) {
-  return are_plain_experts(k.activation, k.probs, k.bias, k.combine_groups > 1,
-                           k.shared_experts > 0);
+  return are_plain_experts(k.activation, k.probs, k.bias, k.combine_groups > 1);
 }
 
 bool same_kernels(const TuneKey& a, const TuneKey& b) {

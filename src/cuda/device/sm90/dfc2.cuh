@@ -20,7 +20,6 @@ struct Dfc2 {
   static constexpr Stage kStage = Stage::kDfc2;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kMn;
-  static constexpr bool kMayReadTokens = kGeneral;
   static constexpr bool kReadsAnyOrder = kGeneral;
 
   static __device__ __forceinline__ void load(const DeviceContext& ctx, const StageMaps& maps,

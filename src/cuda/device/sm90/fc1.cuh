@@ -23,7 +23,6 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
   static constexpr Stage kStage = Stage::kFc1;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kK;
-  static constexpr bool kMayReadTokens = kGeneral;
   static constexpr bool kReadsAnyOrder = kGeneral;
   static constexpr int kHalf = Shape::kN / 2;
   static constexpr int kChunks = kHalf / kBoxCols;
@@ -243,7 +242,6 @@ struct Refc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(Shape::kN /
   static constexpr Stage kStage = Stage::kRefc1;
   static constexpr ptx::Major kMajorA = Fc1<Shape>::kMajorA;
   static constexpr ptx::Major kMajorB = Fc1<Shape>::kMajorB;
-  static constexpr bool kMayReadTokens = kGeneral;
   static constexpr bool kReadsAnyOrder = kGeneral;
   static constexpr int kChunks = Fc1<Shape>::kChunks;
   static constexpr int kBoxes = 2 * kChunks;
@@ -303,7 +301,6 @@ struct Dfc1 : RowPush<Shape> {
   static constexpr Stage kStage = Stage::kDfc1;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kMn;
-  static constexpr bool kMayReadTokens = false;
   static constexpr bool kReadsAnyOrder = kGeneral;
 
   static __device__ __forceinline__ void load(const DeviceContext& ctx, const StageMaps& maps,

@@ -16,7 +16,6 @@ struct Fc2 : RowPush<Shape> {
   static constexpr Stage kStage = Stage::kFc2;
   static constexpr ptx::Major kMajorA = ptx::Major::kK;
   static constexpr ptx::Major kMajorB = ptx::Major::kK;
-  static constexpr bool kMayReadTokens = false;
   static constexpr bool kReadsAnyOrder = kGeneral;
 
   static __device__ __forceinline__ void load(const DeviceContext& ctx, const StageMaps& maps,

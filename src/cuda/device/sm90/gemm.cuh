@@ -20,7 +20,6 @@
 //   finish(consumer, acc, work, prepared)      its epilogue, into output buffers
 //   send(sender, maps, work)           sender: the epilogue's stores and signals
 //   kSumsSteps, StepSums               what it sums over the operands ahead of that; optional
-//   kMayReadTokens                     rows of an operand may be tokens where they lie
 //   kReadsAnyOrder                     its weights may be [in, out], and then lie the other way;
 //                                      optional
 
@@ -47,15 +46,11 @@ constexpr Tensor dispatched_operand() {
 }
 
 /// If the tile reads tokens where they lie (tokens_in_place.h), the row of the plan that is the
-/// first token, else -1. Looked up once for each tile. Only general kernels have shared experts.
+/// first token, else -1. Looked up once for each tile.
 template <class S>
 __device__ __forceinline__ int first_token_row(const DeviceContext& ctx, const TileWork& work) {
-  if constexpr (S::kMayReadTokens) {
-    if (is_in_place<dispatched_operand<S>()>(ctx.view, work.expert)) {
-      return static_cast<int>(__ldg(ctx.view.segment_begin + work.expert));
-    }
-  }
-  return -1;
+  if (!is_in_place<dispatched_operand<S>()>(ctx.view, work.expert)) return -1;
+  return static_cast<int>(__ldg(ctx.view.segment_begin + work.expert));
 }
 
 /// Rows of an operand: a map, and where in it they begin.

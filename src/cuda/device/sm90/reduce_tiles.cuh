@@ -38,7 +38,7 @@ struct Reduce {
     const DeviceContext& ctx = consumer.ctx;
     const int thread = known_here(static_cast<int>(threadIdx.x) - kFirstConsumerThread);
     if constexpr (kPass == Pass::kBackward) {
-      copy_dprobs<kGeneral>(ctx, work.first_row, work.rows, thread, kConsumerThreads);
+      copy_dprobs(ctx, work.first_row, work.rows, thread, kConsumerThreads);
     }
     KeptSlots kept(ctx.view, work.first_row + work.rows);
     for_each_piece(ctx.view, work, [&](const ReducePiece& piece) {

@@ -28,7 +28,6 @@ struct Wgrad {
   static constexpr Stage kStage = kWgrad;
   static constexpr ptx::Major kMajorA = ptx::Major::kMn;
   static constexpr ptx::Major kMajorB = ptx::Major::kMn;
-  static constexpr bool kMayReadTokens = kGeneral;
 
   static __device__ __forceinline__ void load(const DeviceContext& ctx, const StageMaps& maps,
                                               OperandSlot<Shape>& slot, std::uint64_t* full,
