@@ -164,8 +164,9 @@ TEST(CApi, SharedExpertsAreAskedForOrRefused) {
   // Their tiles read tokens where they lie: those of data and those of weights.
   backward = step.backward_call();
   backward.x = nullptr;
-  expect_refused(uniep_backward(with.get(), &backward), "x is NULL; an address is accepted");
-  step.backward(1);
+  expect_refused(uniep_backward(with.get(), &backward),
+                 "rank 0: x is NULL; an address is accepted");
+  step.backward(1);  // the rest is not collective
   for (const void* uniep_backward_call::*token :
        {&uniep_backward_call::x, &uniep_backward_call::dy}) {
     backward = step.backward_call(2);
