@@ -65,6 +65,9 @@ class Mapper {
     return map(tensor, is_k_major(tensor, false) ? tile_columns() : kBox, kBox);
   }
 
+  /// Whether some of the experts read tokens in place of rows.
+  bool has_shared() const { return view_.choice.has_shared; }
+
   /// Whether the stage has tiles of gate and up columns side by side.
   bool takes_halves(Tensor tensor) const {
     return walk_over(kLayerGraph[tensor], stage_).by_halves;
@@ -161,7 +164,10 @@ StageMaps make_maps(const Mapper& mapper, const StageRow& stage, const PassTenso
   for (int i = 2; i < stage.reads.size(); ++i) {
     const Tensor tensor = stage.reads[i];
     if (tensor == Tensor::kX || tensor == Tensor::kDy) {
-      if (tensors.table[tensor] != nullptr) maps.tokens = mapper.squares(tensor);
+      // Null: the rank has no tokens.
+      if (mapper.has_shared() && tensors.table[tensor] != nullptr) {
+        maps.tokens = mapper.squares(tensor);
+      }
     } else if (is_mapped(tensor)) {
       maps.aux = mapper.tile(tensor);
     }
