@@ -142,7 +142,8 @@ def case_optimizer_checkpoint(folder: str) -> None:
         train(model)
         optimizer.step()
         expect_same(restored["stacked"], of_experts(layer, "data"), "the step after, stacked")
-        for target, limit in (("per_expert", 1e-5), ("megatron", 1e-2)):  # other sums of norms
+        # Other sums of norms, which round some bf16 weights otherwise: 2.8e-5 with PyTorch 2.10.
+        for target, limit in (("per_expert", 1e-4), ("megatron", 1e-2)):
             for found, wanted in zip(restored[target], of_experts(layer, "data"), strict=True):
                 expect_close(found, wanted, limit, f"the step after, {target}")
 
