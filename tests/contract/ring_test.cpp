@@ -66,6 +66,33 @@ TEST(RowRing, EveryPresetWhateverIsKept) {
   }
 }
 
+/// Their rows of dy take part in the ring, whether or not they are multiplied with probabilities;
+/// those of x need none.
+TEST(RowRing, SharedExpertsTakeTheirTurn) {
+  Rng rng(11);
+  LayerData data = layer_of_many_experts();
+  data.shared_experts = 2;
+  draw_shared(rng, data);
+  for (const char* preset : kPresets) {
+    for (const Probs probs : {Probs::kBefore, Probs::kAfter}) {
+      for (const int ring_tiles : {1, 3}) {
+        data.probs = probs;
+        RunOptions o;
+        o.token_begin = workload::even_parts(data.tokens, kRanks);
+        o.forward_schedule = parse_schedule(cat(preset, ",tile_m=16,workers=3"));
+        o.backward_schedule = o.forward_schedule;
+        o.row_align = 16;
+        o.save = kSaves[static_cast<std::size_t>(pick(rng, 0, 2))];
+        o.recompute_h = chance(rng, 50);
+        o.ring_tiles = ring_tiles;
+        expect_same_bits(run_layer(data, o), expected(data, o),
+                         cat(preset, ", probs ", name(probs), ", save ", name(o.save),
+                             ", ring_tiles ", ring_tiles));
+      }
+    }
+  }
+}
+
 TEST(RowRing, HalvesWhatBackwardWorksIn) {
   const Problem all{
       .hidden = 7168, .intermediate = 2048, .num_experts = 256, .topk = 8, .max_tokens = 8192};
