@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <iterator>
 
 #include "contract/contract_testing.h"
 #include "support/expect_error.h"
@@ -43,20 +44,25 @@ LayerData layer_of_many_experts() {
   return data;
 }
 
+RunOptions ring_options(const LayerData& data, const char* preset, int ring_tiles) {
+  RunOptions o;
+  o.token_begin = workload::even_parts(data.tokens, kRanks);
+  o.forward_schedule = parse_schedule(cat(preset, ",tile_m=16,workers=3"));
+  o.backward_schedule = o.forward_schedule;
+  o.row_align = 16;
+  o.ring_tiles = ring_tiles;
+  return o;
+}
+
 TEST(RowRing, EveryPresetWhateverIsKept) {
   const LayerData data = layer_of_many_experts();
   for (const char* preset : kPresets) {
     for (const Save save : kSaves) {
       for (const bool recompute_h : {false, true}) {
         for (const int ring_tiles : {0, 1, 3}) {
-          RunOptions o;
-          o.token_begin = workload::even_parts(data.tokens, kRanks);
-          o.forward_schedule = parse_schedule(cat(preset, ",tile_m=16,workers=3"));
-          o.backward_schedule = o.forward_schedule;
-          o.row_align = 16;
+          RunOptions o = ring_options(data, preset, ring_tiles);
           o.save = save;
           o.recompute_h = recompute_h;
-          o.ring_tiles = ring_tiles;
           expect_same_bits(run_layer(data, o), expected(data, o),
                            cat(preset, ", save ", name(save), ", recompute_h ", recompute_h,
                                ", ring_tiles ", ring_tiles));
@@ -66,8 +72,7 @@ TEST(RowRing, EveryPresetWhateverIsKept) {
   }
 }
 
-/// Their rows of dy take part in the ring, whether or not they are multiplied with probabilities;
-/// those of x need none.
+/// Their rows of dy take part in the ring, wherever probabilities enter; those of x need no ring.
 TEST(RowRing, SharedExpertsTakeTheirTurn) {
   Rng rng(11);
   LayerData data = layer_of_many_experts();
@@ -77,14 +82,9 @@ TEST(RowRing, SharedExpertsTakeTheirTurn) {
     for (const Probs probs : {Probs::kBefore, Probs::kAfter}) {
       for (const int ring_tiles : {1, 3}) {
         data.probs = probs;
-        RunOptions o;
-        o.token_begin = workload::even_parts(data.tokens, kRanks);
-        o.forward_schedule = parse_schedule(cat(preset, ",tile_m=16,workers=3"));
-        o.backward_schedule = o.forward_schedule;
-        o.row_align = 16;
-        o.save = kSaves[static_cast<std::size_t>(pick(rng, 0, 2))];
+        RunOptions o = ring_options(data, preset, ring_tiles);
+        o.save = kSaves[rng() % std::size(kSaves)];
         o.recompute_h = chance(rng, 50);
-        o.ring_tiles = ring_tiles;
         expect_same_bits(run_layer(data, o), expected(data, o),
                          cat(preset, ", probs ", name(probs), ", save ", name(o.save),
                              ", ring_tiles ", ring_tiles));
