@@ -127,6 +127,28 @@ class CheckedCall(NamedTuple):
         crossing: Crossing | None = None,
     ) -> Tensor:
         """What the workspace's layer gives, that of this host if there are several."""
+        if torch.compiler.is_compiling():
+            from ._in_graphs import runs_again
+
+            if runs_again():
+                # What runs again in backward needs its inputs as they were. So this one is not the
+                # workspace's, which other calls change meanwhile.
+                found = torch.zeros_like(overflow)
+                out = self._compute(tokens, ids, probs, flag, found, crossing)
+                if flag:
+                    overflow.copy_(torch.maximum(overflow, found))
+                return out
+        return self._compute(tokens, ids, probs, flag, overflow, crossing)
+
+    def _compute(
+        self,
+        tokens: Tensor,
+        ids: Tensor,
+        probs: Tensor,
+        flag: bool,
+        overflow: Tensor,
+        crossing: Crossing | None,
+    ) -> Tensor:
         workspace, weights, main = self.workspace, self.weights, self.main
         if workspace.row_pool is not None:
             out: Tensor = moe_in_pages(

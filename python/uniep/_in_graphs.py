@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+
 import torch
 
 from . import _shared_workspaces
@@ -18,4 +21,24 @@ prepare = torch.compiler.assume_constant_result(  # type: ignore[no-untyped-call
 )
 room = torch.compiler.assume_constant_result(  # type: ignore[no-untyped-call]
     _shared_workspaces.room
+)
+
+
+# How PyTorch's compiler names what it traces a checkpoint's function with.
+_TRACES_CHECKPOINT = "CheckpointHigherOrderVariable"
+
+
+def _is_in_checkpoint() -> bool:
+    """Whether a checkpoint is being traced: PyTorch says so nowhere but in its own stack."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if type(frame.f_locals.get("self")).__name__ == _TRACES_CHECKPOINT:
+            return True
+        frame = frame.f_back
+    return False
+
+
+# Likewise: whether backward will run again what is being traced.
+runs_again = torch.compiler.assume_constant_result(  # type: ignore[no-untyped-call]
+    _is_in_checkpoint
 )

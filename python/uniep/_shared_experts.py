@@ -74,8 +74,8 @@ def weights(ups: Sequence[Tensor], down: Tensor, intermediate: int) -> tuple[Ten
         return rows_together(ups).unsqueeze(0), down.unsqueeze(0)
     each = [up.reshape(shared, intermediate, hidden) for up in ups]
     first = each[0] if len(each) == 1 else torch.cat(each, 1)
-    second = down.reshape(hidden, shared, intermediate).transpose(0, 1).contiguous()
-    return first, second
+    # Not a transposed copy: of one that runs again in backward the compiler makes another layout.
+    return first, torch.stack(torch.split(down, intermediate, 1))
 
 
 def rows_together(parts: Sequence[Tensor]) -> Tensor:

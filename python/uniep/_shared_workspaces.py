@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from . import _library
 from ._outside_graphs import outside_graphs
 from .arithmetic import Activation, CombinePartials, ProbsPlace
-from .group import Group, GroupLike, group_of
+from .group import Group, GroupLike, group_named, group_of
 from .hosts import host_mesh
 from .row_pool import RowPool, RowPoolLike, shared_pool
 from .workspace import Workspace
@@ -63,13 +64,13 @@ def default_workspace(
         # one where there is room for it.
         figures: list[Any] = [_as_constant(f) if type(f) is int else f for f in kind]
         kind = LayerKind(*figures)
+        called = group.name if isinstance(group, Group) else group
         missing = 0
-        if wanted > room(group, str(device), *kind):
+        if wanted > room(called, str(device), *kind):
             missing = wanted = _as_constant(wanted)
-        hosts: int = prepare(group, str(device), missing, may_grow, *kind)
-        if hosts == 1:
-            key = (*kind, row_pool, hosts)
-            return group_of(group, device).workspaces[key]
+        workspace = _prepared[prepare(called, str(device), missing, may_grow, *kind)]()
+        assert workspace is not None
+        return workspace
     place = _Place.of(group, device)
     return _found_or_made(place, kind, wanted, may_grow, row_pool)
 
@@ -205,18 +206,32 @@ def _as_constant(number: int) -> int:
     return high
 
 
-def room(group: GroupLike, device: str, *figures: Any) -> int:
+def room(group: GroupLike | str, device: str, *figures: Any) -> int:
     """Tokens that there is a workspace for, of those that :func:`default_workspace` finds."""
-    place = _Place.of(group, torch.device(device))
+    place = _Place.of(_given(group), torch.device(device))
     known = place.owner.workspaces.get((*LayerKind(*figures), None, place.hosts))
     return 0 if known is None else known.max_tokens
 
 
-def prepare(group: GroupLike, device: str, wanted: int, may_grow: bool, *figures: Any) -> int:
-    """Makes what :func:`default_workspace` finds then; the number of hosts.
+# Those of graphs, by a name: while a graph is made, groups are not what they are else.
+_prepared: dict[str, weakref.ref[Workspace]] = {}
 
-    The compiler hands on constants: the device by its name, the figures of a LayerKind.
+
+def prepare(group: GroupLike | str, device: str, wanted: int, may_grow: bool, *figures: Any) -> str:
+    """The name of the one that :func:`default_workspace` returns, which it makes if need be.
+
+    The compiler hands on constants: a :class:`Group` and the device by their names, the figures of
+    a LayerKind.
     """
-    place = _Place.of(group, torch.device(device))
-    _found_or_made(place, LayerKind(*figures), wanted, may_grow)
-    return place.hosts
+    place = _Place.of(_given(group), torch.device(device))
+    name = " ".join(map(str, (place.owner.name, place.hosts, *figures)))
+    _prepared[name] = weakref.ref(_found_or_made(place, LayerKind(*figures), wanted, may_grow))
+    return name
+
+
+def _given(group: GroupLike | str) -> GroupLike:
+    """What the compiler was given. Since PyTorch 2.15 a process group or mesh has a stand-in."""
+    if isinstance(group, str):
+        return group_named(group)
+    given: GroupLike = getattr(group, "real_obj", group)
+    return given

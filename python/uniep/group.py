@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import warnings
 import weakref
@@ -27,6 +28,7 @@ __all__ = [
     "all_gathered",
     "find_hosts",
     "gather_objects",
+    "group_named",
     "group_of",
     "is_mesh_of_hosts",
     "objects_on_first",
@@ -65,6 +67,7 @@ class Group(OfProcess):
         device: as above, with its index.
         hosts: on how many hosts the ranks are.
         local_ranks: how many of them each host has; host 0 has the first, and so on.
+        name: one of its own in this process.
     """
 
     def __init__(
@@ -98,6 +101,8 @@ class Group(OfProcess):
             timeout_ms=timeout_ms,
         )
         self.hosts, self.local_ranks = _layout_of(handle)
+        self.name = f"group {next(_numbers)}"
+        _named[self.name] = self
         #: The workspaces of calls of uniep.moe without one, and the row pools of such: by shape.
         self.workspaces: dict[tuple[object, ...], Workspace] = {}
         self.row_pools: dict[tuple[object, ...], RowPool] = {}
@@ -128,6 +133,15 @@ class Group(OfProcess):
     def __repr__(self) -> str:
         hosts = f", hosts={self.hosts}" if self.hosts > 1 else ""
         return f"uniep.Group(rank={self.rank}, size={self.size}{hosts}, device='{self.device}')"
+
+
+_numbers = itertools.count()
+_named: weakref.WeakValueDictionary[str, Group] = weakref.WeakValueDictionary()
+
+
+def group_named(name: str) -> Group:
+    """The group that has this name in this process."""
+    return _named[name]
 
 
 GroupLike: TypeAlias = "Group | dist.ProcessGroup | DeviceMesh | None"

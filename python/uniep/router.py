@@ -187,7 +187,7 @@ class Router(nn.Module):
                     config.drop_policy,
                 )
         if self.training:
-            self.load += load
+            self.load.add_(load)  # += would be an attribute set, which no checkpoint compiles
         return Routing(ids, probs, load, loss)
 
     def _choose(self, scores: Tensor) -> Tensor:

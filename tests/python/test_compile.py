@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from cases import assert_same, gradients, make_case, workspace
+from cases import assert_same, gradients, make_case, relative, workspace
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch._ops import OpOverload
@@ -309,3 +309,67 @@ def test_calls_compiled_apart_may_be_outstanding(problem, backend):
 
     wanted = two(layer)
     assert_same(two(torch.compile(layer, fullgraph=True, backend=backend)), wanted)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["block by block", "whole"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_checkpointed_layers_compile(backend, whole):
+    """Two blocks that run again in backward, when the second has run, and another batch too."""
+
+    def step(backend):
+        torch.manual_seed(3)
+        layers = [
+            uniep.MoELayer(72, 32, 8, 2, max_tokens=24, dtype=torch.bfloat16, device="cpu")
+            for _ in range(2)
+        ]
+
+        def block(layer):
+            def function(x):
+                return x + checkpoint(layer, x, use_reentrant=False)
+
+            if backend is None or whole:
+                return function
+            return torch.compile(function, fullgraph=True, backend=backend)
+
+        blocks = [block(layer) for layer in layers]
+
+        def model(x):
+            return functools.reduce(lambda y, function: function(y), blocks, x)
+
+        if backend is not None and whole:
+            model = torch.compile(model, fullgraph=True, backend=backend)
+        batches = [torch.randn(24, 72).bfloat16().requires_grad_() for _ in range(2)]
+        outs = [model(x) for x in batches]
+        sum(out.float().square().mean() for out in outs).backward()
+        parameters = [p for layer in layers for p in layer.parameters()]
+        return [t.detach() for t in outs] + [t.grad for t in [*batches, *parameters]]
+
+    torch.compiler.reset()
+    found, wanted = step(backend), step(None)
+    for a, b in zip(found, wanted, strict=True):
+        if backend == "inductor":  # fuses the router, whose bits are PyTorch's affair
+            assert relative(a, b) < 2e-2
+        else:
+            assert torch.equal(a, b)
+
+
+def test_what_overflows_in_a_compiled_checkpoint_is_seen():
+    case = make_case(tokens=300, topk=1).requires_grad()
+    case.ids[:] = torch.arange(300, dtype=torch.int32)[:, None] % 7 + 1
+    case.ids[:136] = 0  # more than a tile; each expert's rows are whole tiles
+    with workspace(case, capacity_rows=1024, on_overflow="flag") as own:
+
+        def layer(x):
+            return uniep.moe(x, case.ids, case.probs, case.w1, case.w2, workspace=own)
+
+        def function(x):
+            return checkpoint(layer, x, use_reentrant=False)
+
+        seen = []
+        for call in (function, torch.compile(function, fullgraph=True, backend="aot_eager")):
+            own.overflow.zero_()
+            out = call(case.x)
+            seen.append(own.overflow.tolist())
+            out.sum().backward()
+            assert own.overflow.tolist() == seen[-1] and out.isnan().all()
+        assert seen[0] == seen[1] and seen[0][0] == 1

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from cases import assert_same, gradients, make_case, step
 from ranks import run_ranks
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 import uniep
@@ -83,6 +84,37 @@ def bits():
             part(), group=world, max_tokens=most, combine_groups=4, combine_partials=partials
         )
     return found
+
+
+def compiled_first():
+    """Of each kind of group: a layer that holds it, compiled ahead of any call that is not."""
+    world = dist.group.WORLD
+    groups = {
+        "world": world,
+        "another process group": dist.new_group([0, 1]),
+        "mesh": init_device_mesh("cpu", (2,)),
+        "uniep.Group": uniep.Group(world, device="cpu"),
+    }
+    found = {}
+    for name, group in groups.items():
+        torch.manual_seed(1)
+        layer = uniep.MoELayer(64, 32, 8, 2, group=group, dtype=torch.bfloat16, device="cpu")
+        x = torch.randn(24, 64, dtype=torch.bfloat16)
+        steps = []
+        for function in (torch.compile(layer, fullgraph=True, backend="aot_eager"), layer):
+            layer.zero_grad()
+            out = function(x)
+            out.sum().backward()
+            steps.append([out.detach(), *(p.grad.clone() for p in layer.parameters())])
+        found[name] = steps
+    return found
+
+
+def test_the_first_call_may_be_compiled():
+    for results in run_ranks(2, compiled_first):
+        assert len(results) == 4
+        for name, (compiled, called) in results.items():
+            assert all(torch.equal(a, b) for a, b in zip(compiled, called, strict=True)), name
 
 
 @pytest.mark.parametrize("size", [2, 4])
