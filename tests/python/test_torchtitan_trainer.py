@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from cases import make_case, relative
 from ranks import run_ranks
 from titan_cases import LOSS, gpt_oss_layers, layer_step, uniep_layer
-from titan_trainer import ALONE, PAIR, train_all, train_pair
+from titan_trainer import ALONE, PAIR, train_alone, train_pair
 from torch import Tensor
 
 
@@ -22,12 +22,13 @@ from torch import Tensor
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What all trainers found; and under "folder" their weights before and after."""
     folder = tmp_path_factory.mktemp("torchtitan")
-    alone = run_ranks(1, train_all, str(folder), ALONE)[0]
+    alone, deepseek = run_ranks(1, train_alone, str(folder))[0]
     (first, *one), (second, *other) = run_ranks(2, train_pair, str(folder))
     for name in PAIR:  # every rank logs the loss of all
         assert first[name]["losses"] == second[name]["losses"], name
     layers, gpt_oss_parts = zip(one, other, strict=True)
-    return {**alone, **first, "folder": folder, "layers": layers, "gpt_oss": gpt_oss_parts}
+    more = {"layers": layers, "gpt_oss": gpt_oss_parts, "deepseek": deepseek}
+    return {**alone, **first, "folder": folder, **more}
 
 
 def away(found: dict[str, Any], own: dict[str, Any]) -> float:
@@ -39,9 +40,11 @@ def away(found: dict[str, Any], own: dict[str, Any]) -> float:
 def test_a_trainer_with_uniep_is_one_without(runs: dict[str, Any]) -> None:
     own = runs["torchtitan"]
     assert own["experts"] == "GroupedExperts" and own["forwards"] == [0, 0]
-    for name in ("uniep", "FSDP 2", "EP 2", "torchtitan, EP 2", "turned"):
+    others = ("FSDP 2", "EP 2", "EP 2, TP 2", "HSDP")
+    for name in ("uniep", *others, "inductor", "torchtitan, EP 2", "turned"):
         print(f"{name}: {away(runs[name], own):.1e}")
-    for name in ("uniep", "FSDP 2", "EP 2"):
+    assert away(runs["inductor"], own) < LOSS
+    for name in ("uniep", *others):
         assert runs[name]["experts"] == "UniepExperts" and runs[name]["fsdp"]
         assert runs[name]["parameters"] == ["w1_EFD", "w2_EDF", "w3_EFD"]
         assert runs[name]["forwards"] == [2, 2]
@@ -53,7 +56,9 @@ def test_a_trainer_with_uniep_is_one_without(runs: dict[str, Any]) -> None:
 def test_experts_are_spread_over_ranks(runs: dict[str, Any]) -> None:
     """By expert parallelism or by FSDP2: each rank keeps w1 of 4 of 8 experts."""
     assert runs["uniep"]["local"] == [8, 64, 256]
-    assert runs["FSDP 2"]["local"] == runs["EP 2"]["local"] == [4, 64, 256]
+    assert runs["HSDP"]["local"] == [8, 64, 256]
+    for name in ("FSDP 2", "EP 2", "EP 2, TP 2"):
+        assert runs[name]["local"] == [4, 64, 256]
 
 
 def test_the_first_loss_does_not_depend_on_ranks(runs: dict[str, Any]) -> None:
@@ -75,9 +80,33 @@ def test_checkpointing_changes_no_bit(runs: dict[str, Any]) -> None:
     same_training(runs, "EP 2, kept", "EP 2")
 
 
+def test_compiled_blocks_change_no_bit(runs: dict[str, Any]) -> None:
+    """Of losses and experts, with a backend that fuses nothing; blocks run again in backward.
+
+    Norms of layers have bits of their own then: the compiler takes their gradients apart.
+    """
+    for name, other in (("compiled", "uniep"), ("EP 2, compiled", "EP 2")):
+        assert runs[name]["losses"] == runs[other]["losses"]
+        found, wanted = weights(runs, name), weights(runs, other)
+        differ = {key for key in wanted if not torch.equal(found[key], wanted[key])}
+        print(f"{name}: {sorted(differ)}")
+        assert all("norm" in key for key in differ)
+
+
+def test_shared_experts_train_in_the_pass(runs: dict[str, Any]) -> None:
+    own, *others = runs["deepseek"].values()
+    assert own["layers"] == ["MoE", "MoE"]
+    for found in others:
+        assert found["layers"] == ["UniepMoE", "UniepMoE"]
+        assert away(found, own) < LOSS
+    fused, compiled = (runs["deepseek"][name] for name in ("in the pass", "compiled"))
+    assert fused["losses"] == compiled["losses"] and fused["norms"] == compiled["norms"]
+
+
 def test_selective_checkpointing_keeps_what_it_is_told_to(runs: dict[str, Any]) -> None:
     """Two layers: their forwards run twice a step, unless what they computed is kept."""
     forwards = {name: runs[name]["forwards"] for name in {**ALONE, **PAIR}}
+    assert forwards["compiled"] == forwards["EP 2, compiled"] == []  # not counted
     assert forwards["full"] == forwards["selective"] == [4, 4]
     assert forwards["selective, kept"] == forwards["EP 2, kept"] == [2, 2]
 

@@ -67,6 +67,7 @@ GRADIENT = 1e-2
 LOSS = 5e-3
 EXPERTS = "uniep.torchtitan.uniep_routed_experts"
 KEEP = "uniep.torchtitan.uniep_selective_ac"
+SHARED_TOO = "uniep.torchtitan.uniep_moe"
 
 
 def config_of(case: Case, *, ep: bool = False, **dispatcher: Any) -> Any:

@@ -15,6 +15,7 @@ from cases import make_case
 from titan_cases import (
     EXPERTS,
     KEEP,
+    SHARED_TOO,
     config_of,
     gpt_oss_config,
     gpt_oss_layers,
@@ -104,7 +105,7 @@ class Recorder(MetricsProcessor):
         self.device_memory_monitor = types.SimpleNamespace(
             device_name="cpu", get_peak_stats=lambda: none
         )
-        self.color = types.SimpleNamespace(blue="", red="", reset="")
+        self.color = types.SimpleNamespace(blue="", red="", reset="", yellow="")
         self.ntokens_since_last_log = 0
         self.data_loading_times: list[float] = []
         self.losses: list[float] = []
@@ -121,31 +122,21 @@ class Recorder(MetricsProcessor):
         pass
 
 
-def trainer_config(*flags: str) -> Any:
-    """torchtitan's qwen3_moe_debug, from its command line, with less in it."""
+def parsed(model: list[str], flags: tuple[str, ...], layers: int) -> Any:
+    """A model of torchtitan's, from its command line, with fewer layers and on random tokens."""
     subcommands = [flag for flag in flags if flag.startswith("activation_checkpoint:")]
     config = ConfigManager().parse_args(
-        ["--module", "qwen3", "--config", "qwen3_moe_debug"]
+        model
         + [flag for flag in flags if flag not in subcommands]
         + ["--training.seq_len", "16", "--training.disable_cuda_graphs", "--debug.seed", "0"]
-        + ["--training.local_batch_size", str(4 // dist.get_world_size())]
         + subcommands
     )
-    model = config.model_spec.model
-    model.layers = model.layers[:2]
-    for layer in model.layers:
+    batches = dist.get_world_size() // config.parallelism.tensor_parallel_degree
+    config.training.local_batch_size = 4 // batches
+    model_config = config.model_spec.model
+    model_config.layers = model_config.layers[:layers]
+    for layer in model_config.layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()  # flex has no CPU
-        moe = layer.moe
-        sizes = {"num_experts": 8}
-        experts = replace(moe.routed_experts.inner_experts, hidden_dim=64, **sizes)
-        dispatcher = replace(moe.routed_experts.token_dispatcher, top_k=2, **sizes)
-        moe.num_experts = 8
-        moe.router = replace(
-            moe.router, top_k=2, gate=replace(moe.router.gate, out_features=8), **sizes
-        )
-        moe.routed_experts = replace(
-            moe.routed_experts, inner_experts=experts, token_dispatcher=dispatcher
-        )
     config.dataloader = Tokens.Config()
     config.tokenizer = NoTokenizer.Config()
     config.metrics = Recorder.Config()
@@ -159,6 +150,24 @@ def trainer_config(*flags: str) -> Any:
         return model
 
     config.model_spec.parallelize_fn = plain_sums
+    return config
+
+
+def trainer_config(*flags: str) -> Any:
+    """Qwen3-MoE's debug configuration, with less in it."""
+    config = parsed(["--module", "qwen3", "--config", "qwen3_moe_debug"], flags, layers=2)
+    for layer in config.model_spec.model.layers:
+        moe = layer.moe
+        sizes = {"num_experts": 8}
+        experts = replace(moe.routed_experts.inner_experts, hidden_dim=64, **sizes)
+        dispatcher = replace(moe.routed_experts.token_dispatcher, top_k=2, **sizes)
+        moe.num_experts = 8
+        moe.router = replace(
+            moe.router, top_k=2, gate=replace(moe.router.gate, out_features=8), **sizes
+        )
+        moe.routed_experts = replace(
+            moe.routed_experts, inner_experts=experts, token_dispatcher=dispatcher
+        )
     return config
 
 
@@ -205,6 +214,9 @@ def train(folder: str, name: str, flags: list[str], steps: int = 2) -> dict[str,
     forwards = []
     for step in range(steps):
         trainer.step = step + 1
+        if COMPILED in flags:  # which no such mode sees into
+            trainer.train_step(data)
+            continue
         with CountForwards() as count:
             trainer.train_step(data)
         forwards.append(count.forwards)
@@ -215,7 +227,7 @@ def train(folder: str, name: str, flags: list[str], steps: int = 2) -> dict[str,
     return {
         "losses": trainer.metrics_processor.losses,
         "norms": trainer.metrics_processor.norms,
-        "forwards": forwards,  # of each step
+        "forwards": forwards,  # of each step, unless compiled
         "experts": type(experts).__name__,
         "fsdp": isinstance(model.layers["0"], FSDPModule),
         "local": list(weight.to_local().shape) if isinstance(weight, DTensor) else None,
@@ -230,12 +242,17 @@ KEPT = ["--override.imports", f"{EXPERTS},{KEEP}"]
 # Tokens go to experts in turn: a rounding turns no router's choice between two that are close.
 IN_TURN = "--debug.moe_force_load_balance"
 NONE = "activation_checkpoint:none"
+FULL = "activation_checkpoint:full"
+COMPILED = "--compile.enable"
+EAGERLY = [COMPILED, "--compile.backend", "aot_eager"]  # whose bits are those without
 ALONE: dict[str, list[str]] = {
     "torchtitan": [IN_TURN, NONE],
     "uniep": [*UNIEP, IN_TURN, NONE],
     "selective": [*UNIEP, IN_TURN, "activation_checkpoint:selective"],
     "selective, kept": [*KEPT, IN_TURN, "activation_checkpoint:selective"],
-    "full": [*UNIEP, IN_TURN, "activation_checkpoint:full"],
+    "full": [*UNIEP, IN_TURN, FULL],
+    "compiled": [*UNIEP, *EAGERLY, IN_TURN, FULL],
+    "inductor": [*KEPT, COMPILED, IN_TURN, "activation_checkpoint:selective"],
     "typechecked": [*UNIEP, "--debug.spmd_typechecking", IN_TURN, NONE],
     "turned": [*UNIEP, IN_TURN, NONE],
 }
@@ -244,6 +261,17 @@ PAIR: dict[str, list[str]] = {
     "FSDP 2": [*UNIEP, IN_TURN, NONE],
     "EP 2": [*UNIEP, *EP2, IN_TURN, NONE],
     "EP 2, kept": [*KEPT, *EP2, IN_TURN, "activation_checkpoint:selective"],
+    "EP 2, compiled": [*UNIEP, *EP2, *EAGERLY, IN_TURN, FULL],
+    "EP 2, TP 2": [*UNIEP, *EP2, "--parallelism.tensor_parallel_degree", "2", IN_TURN, NONE],
+    "HSDP": [
+        *UNIEP,
+        "--parallelism.data_parallel_replicate_degree",
+        "2",
+        "--parallelism.data_parallel_shard_degree",
+        "1",
+        IN_TURN,
+        NONE,
+    ],
     "EP 2, typechecked": [*UNIEP, *EP2, "--debug.spmd_typechecking", NONE],
     "EP 2, routed": [*UNIEP, *EP2, NONE],
     # With spmd_types gloo cannot do its exchange.
@@ -268,6 +296,36 @@ def train_all(folder: str, runs: dict[str, list[str]]) -> dict[str, dict[str, An
         # DTensor would hand this trainer layouts on the meshes of the one before.
         debug._clear_sharding_prop_cache()
         found[name] = train(folder, name, flags)
+    return found
+
+
+SHARED: dict[str, list[str]] = {
+    "torchtitan": [IN_TURN, NONE],
+    "in the pass": ["--override.imports", SHARED_TOO, IN_TURN, NONE],
+    "compiled": ["--override.imports", SHARED_TOO, *EAGERLY, IN_TURN, FULL],
+    "inductor": ["--override.imports", SHARED_TOO, COMPILED, IN_TURN, FULL],
+}
+
+
+def train_deepseek() -> dict[str, dict[str, Any]]:
+    """DeepSeek-V3's debug configuration, which has shared experts, from the weights it draws."""
+    torch.autograd.set_multithreading_enabled(False)
+    found = {}
+    for name, flags in SHARED.items():
+        debug._clear_sharding_prop_cache()
+        model = ["--module", "deepseek_v3", "--config", "deepseek_v3_debugmodel"]
+        trainer = parsed(model, tuple(flags), layers=3).build()
+        data = trainer.batch_generator(trainer.dataloader)
+        for step in range(2):
+            trainer.step = step + 1
+            trainer.train_step(data)
+        layers = trainer.model_parts[0].layers.values()
+        found[name] = {
+            "losses": trainer.metrics_processor.losses,
+            "norms": trainer.metrics_processor.norms,
+            "layers": [type(layer.moe).__name__ for layer in layers if hasattr(layer, "moe")],
+        }
+        trainer.close()
     return found
 
 
@@ -335,6 +393,10 @@ def split_gpt_oss() -> dict[str, Any]:
         {name: weight.full_tensor() for name, weight in state.items()} for state in (saved, again)
     ]
     return found
+
+
+def train_alone(folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    return train_all(folder, ALONE), train_deepseek()
 
 
 def train_pair(folder: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
