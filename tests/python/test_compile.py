@@ -311,41 +311,39 @@ def test_calls_compiled_apart_may_be_outstanding(problem, backend):
     assert_same(two(torch.compile(layer, fullgraph=True, backend=backend)), wanted)
 
 
+def checkpointed_step(backend, whole, device="cpu", group=None):
+    """Two blocks that run again in backward, when the second has run, and another batch too."""
+    torch.manual_seed(3)
+    options = {"max_tokens": 24, "dtype": torch.bfloat16, "device": device, "group": group}
+    layers = [uniep.MoELayer(72, 32, 8, 2, **options) for _ in range(2)]
+
+    def block(layer):
+        def function(x):
+            return x + checkpoint(layer, x, use_reentrant=False)
+
+        if backend is None or whole:
+            return function
+        return torch.compile(function, fullgraph=True, backend=backend)
+
+    blocks = [block(layer) for layer in layers]
+
+    def model(x):
+        return functools.reduce(lambda y, function: function(y), blocks, x)
+
+    if backend is not None and whole:
+        model = torch.compile(model, fullgraph=True, backend=backend)
+    batches = [torch.randn(24, 72).to(device, torch.bfloat16).requires_grad_() for _ in range(2)]
+    outs = [model(x) for x in batches]
+    sum(out.float().square().mean() for out in outs).backward()
+    parameters = [p for layer in layers for p in layer.parameters()]
+    return [t.detach() for t in outs] + [t.grad for t in [*batches, *parameters]]
+
+
 @pytest.mark.parametrize("whole", [False, True], ids=["block by block", "whole"])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_checkpointed_layers_compile(backend, whole):
-    """Two blocks that run again in backward, when the second has run, and another batch too."""
-
-    def step(backend):
-        torch.manual_seed(3)
-        layers = [
-            uniep.MoELayer(72, 32, 8, 2, max_tokens=24, dtype=torch.bfloat16, device="cpu")
-            for _ in range(2)
-        ]
-
-        def block(layer):
-            def function(x):
-                return x + checkpoint(layer, x, use_reentrant=False)
-
-            if backend is None or whole:
-                return function
-            return torch.compile(function, fullgraph=True, backend=backend)
-
-        blocks = [block(layer) for layer in layers]
-
-        def model(x):
-            return functools.reduce(lambda y, function: function(y), blocks, x)
-
-        if backend is not None and whole:
-            model = torch.compile(model, fullgraph=True, backend=backend)
-        batches = [torch.randn(24, 72).bfloat16().requires_grad_() for _ in range(2)]
-        outs = [model(x) for x in batches]
-        sum(out.float().square().mean() for out in outs).backward()
-        parameters = [p for layer in layers for p in layer.parameters()]
-        return [t.detach() for t in outs] + [t.grad for t in [*batches, *parameters]]
-
     torch.compiler.reset()
-    found, wanted = step(backend), step(None)
+    found, wanted = checkpointed_step(backend, whole), checkpointed_step(None, whole)
     for a, b in zip(found, wanted, strict=True):
         if backend == "inductor":  # fuses the router, whose bits are PyTorch's affair
             assert relative(a, b) < 2e-2

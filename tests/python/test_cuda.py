@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from cases import Case, assert_same, gradients, make_case, relative, step, works
 from ranks import run_ranks
 from test_arithmetic import EVERY, GROUPED, Layer, name_of
 from test_arithmetic import assert_same as assert_same_tensors
+from test_compile import checkpointed_step
 from test_layouts import Formed, joined
 from test_shared_experts import TOKENS as SHARED_TOKENS
 from test_shared_experts import Layer as SharedLayer
@@ -208,6 +210,25 @@ def test_ranks_that_share_a_gpu(size: int) -> None:
     whole = [t.cpu() for t in step(make_case(tokens=96, seed=5).to("cuda"))]
     parts = run_ranks(size, _part, 96)
     assert_same([torch.cat(tensors) for tensors in zip(*parts, strict=True)], whole)
+
+
+def _compiled() -> list[list[Tensor]]:
+    """Steps that are compiled and one that is not: the first makes workspaces."""
+    if dist.get_world_size() > 1:
+        os.environ["UNIEP_SHARE_DEVICE"] = "1"
+    ways: list[tuple[str | None, bool]] = [("aot_eager", False), ("aot_eager", True), (None, False)]
+    steps = [
+        checkpointed_step(backend, whole, "cuda:0", dist.group.WORLD) for backend, whole in ways
+    ]
+    dist.barrier()
+    return [[t.cpu() for t in tensors] for tensors in steps]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_compiled_checkpoints_change_no_bit(size: int) -> None:
+    for blocks, whole, called in run_ranks(size, _compiled):
+        for a, b, wanted in zip(blocks, whole, called, strict=True):
+            assert torch.equal(a, wanted) and torch.equal(b, wanted)
 
 
 @pytest.mark.parametrize("save", ["rows", "tokens", "none"])
