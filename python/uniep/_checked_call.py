@@ -149,6 +149,7 @@ class CheckedCall(NamedTuple):
         overflow: Tensor,
         crossing: Crossing | None,
     ) -> Tensor:
+        """The same; a routing that does not fit raises what `overflow` says."""
         workspace, weights, main = self.workspace, self.weights, self.main
         if workspace.row_pool is not None:
             out: Tensor = moe_in_pages(
