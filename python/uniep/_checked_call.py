@@ -127,30 +127,15 @@ class CheckedCall(NamedTuple):
         crossing: Crossing | None = None,
     ) -> Tensor:
         """What the workspace's layer gives, that of this host if there are several."""
+        workspace, weights, main = self.workspace, self.weights, self.main
+        found = overflow
         if torch.compiler.is_compiling():
             from ._in_graphs import runs_again
 
             if runs_again():
-                # What runs again in backward needs its inputs as they were. So this one is not the
-                # workspace's, which other calls change meanwhile.
+                # What runs again in backward needs its inputs as they were: not the workspace's,
+                # which other calls change meanwhile.
                 found = torch.zeros_like(overflow)
-                out = self._compute(tokens, ids, probs, flag, found, crossing)
-                if flag:
-                    overflow.copy_(torch.maximum(overflow, found))
-                return out
-        return self._compute(tokens, ids, probs, flag, overflow, crossing)
-
-    def _compute(
-        self,
-        tokens: Tensor,
-        ids: Tensor,
-        probs: Tensor,
-        flag: bool,
-        overflow: Tensor,
-        crossing: Crossing | None,
-    ) -> Tensor:
-        """The same; a routing that does not fit raises what `overflow` says."""
-        workspace, weights, main = self.workspace, self.weights, self.main
         if workspace.row_pool is not None:
             out: Tensor = moe_in_pages(
                 tokens,
@@ -160,7 +145,7 @@ class CheckedCall(NamedTuple):
                 weights,
                 main,
                 workspace.key,
-                overflow,
+                found,
                 workspace.row_pool,
                 workspace.save == "none",
                 flag,
@@ -173,13 +158,13 @@ class CheckedCall(NamedTuple):
         given, of_main = weights.flat(), () if main is None else main.flat()
         over = workspace.over_hosts
         with saving_elsewhere((tokens, *given)):
-            return moe_in_tensors(
+            out = moe_in_tensors(
                 tokens,
                 ids,
                 probs,
                 self.shared_probs,
                 workspace.key,
-                overflow,
+                found,
                 workspace.rows,
                 workspace.rows_of_x,
                 workspace.rows_of_h,
@@ -197,3 +182,6 @@ class CheckedCall(NamedTuple):
                 *of_main,
                 has_rows=over is not None and over.all_rows is not None,
             )
+        if flag and found is not overflow:
+            overflow.copy_(torch.maximum(overflow, found))
+        return out

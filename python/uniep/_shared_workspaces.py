@@ -67,7 +67,7 @@ def default_workspace(
         called = group.name if isinstance(group, Group) else group
         missing = 0
         if wanted > room(called, str(device), *kind):
-            missing = wanted = _as_constant(wanted)
+            missing = _as_constant(wanted)
         workspace = _prepared[prepare(called, str(device), missing, may_grow, *kind)]()
         assert workspace is not None
         return workspace

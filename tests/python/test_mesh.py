@@ -57,17 +57,16 @@ def bits(hosts: int):
     """One step in several ways."""
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = mesh_of(hosts)
-    options = {"group": mesh, "max_tokens": TOKENS, **sums_of(hosts)}
+    without_group = {"max_tokens": TOKENS, **sums_of(hosts)}
+    options = {"group": mesh, **without_group}
 
     def part():
         return case_of().part(rank, size)
 
     case = part().requires_grad()
     compiled = torch.compile(Layer(mesh), backend="aot_eager")  # ahead of calls that are not
-    options.pop("group")
-    out = compiled(case.x, case.ids, case.probs, case.w1, case.w2, **options)
+    out = compiled(case.x, case.ids, case.probs, case.w1, case.w2, **without_group)
     found = {"compiled": gradients(case, out)}
-    options["group"] = mesh
     found["plain"] = step(part(), **options)
     found["again"] = step(part(), **options)
     found["nothing saved"] = step(part(), save="none", recompute_h=True, **options)
