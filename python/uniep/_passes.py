@@ -17,6 +17,7 @@ from ._crossing import Crossing, crosses_under_weights, waves_of_backward
 from ._forms import Experts, experts_from
 from ._ops import ops
 from ._outside_graphs import outside_graphs
+from ._split_backward import asked_for, for_arguments, leave_weights, weights_left
 from .deferred import DeferredWeights, _Pending, behind_data
 
 __all__ = ["moe_in_tensors"]
@@ -76,6 +77,7 @@ class _MoeInTensors(torch.autograd.Function):
         ctx.main_grads = (
             experts_from(main, main_counts[0], main_counts[1], layout) if main else None
         )
+        ctx.tensors = len(given) + len(main)
         ctx.topk = topk_ids.shape[1]
         ctx.backward_bytes = backward_bytes
         ctx.flag = flag
@@ -89,19 +91,22 @@ class _MoeInTensors(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        main: Experts | None = ctx.main_grads
+        asked = asked_for(ctx, _BEFORE_TENSORS, ctx.tensors, main is not None)
+        if not asked.data and (call := weights_left(ctx, dy)) is not None:
+            gradients = behind_data(call, ctx.deferred)
+            return for_arguments(ctx, _BEFORE_TENSORS, call.weights, gradients)
         plan, x_rows, h, row_probs, x, *given = ctx.saved_tensors
         weights = experts_from(given, ctx.counts[0], ctx.counts[1], ctx.layout)
-        dy = tokens_of(dy).contiguous()
-        call = (ctx.key, plan, x_rows, h, row_probs, dy, weights.w1, weights.w2, x)
-        main: Experts | None = ctx.main_grads
-        new: list[Tensor | None] = [None] * len(given)
-        wants_weights = main is not None or any(ctx.needs_input_grad[_BEFORE_TENSORS:])
+        own_dy, dy = dy, tokens_of(dy).contiguous()
+        saved = (ctx.key, plan, x_rows, h, row_probs, dy, weights.w1, weights.w2, x)
+        gradients = None
         crossing: Crossing | None = ctx.crossing
-        ahead = crossing if wants_weights and crosses_under_weights(crossing) else None
-        if ctx.deferred is not None or ahead is not None or not wants_weights:
+        ahead = crossing if asked.weights and crosses_under_weights(crossing) else None
+        if ctx.deferred is not None or ahead is not None or not asked.weights:
             with waves_of_backward(crossing, dy) as waves:
                 dx, dprobs, dshared_probs, rows = ops.backward_data(
-                    *call,
+                    *saved,
                     ctx.topk,
                     ctx.backward_bytes,
                     ctx.flag,
@@ -124,12 +129,13 @@ class _MoeInTensors(torch.autograd.Function):
                 flag=ctx.flag,
                 schedule=ctx.schedule,
             )
-            gradients = behind_data(pending, ctx.deferred, ahead, dx, dprobs)
-            if gradients is not None:
-                new = [*weights.gradients(*gradients)]
+            if asked.weights:
+                gradients = behind_data(pending, ctx.deferred, ahead, dx, dprobs)
+            elif asked.weights_later:
+                leave_weights(ctx, own_dy, pending)
         elif main is not None:
             dx, dprobs, dshared_probs = ops.backward_main_grad(
-                *call,
+                *saved,
                 main.w1,
                 main.w2,
                 ctx.topk,
@@ -147,12 +153,12 @@ class _MoeInTensors(torch.autograd.Function):
             )
         else:
             dx, dprobs, dw1, dw2, db1, db2, dshared_probs, *dshared = ops.backward(
-                *call, ctx.topk, ctx.flag, ctx.schedule, *weights.more(), ctx.layout
+                *saved, ctx.topk, ctx.flag, ctx.schedule, *weights.more(), ctx.layout
             )
-            new = [*weights.gradients(dw1, dw2, db1, db2, *dshared)]
-        of_main = [None] * (len(ctx.needs_input_grad) - _BEFORE_TENSORS - len(new))
+            gradients = (dw1, dw2, db1, db2, *dshared)
         probs = dshared_probs if ctx.has_shared_probs else None
-        return (dx, None, dprobs, probs) + (None,) * (_BEFORE_TENSORS - 4) + (*new, *of_main)
+        of_data = (dx, None, dprobs, probs)
+        return for_arguments(ctx, _BEFORE_TENSORS, weights, gradients, of_data)
 
 
 # Arguments of :meth:`_MoeInTensors.forward` ahead of its tensors.

@@ -103,21 +103,21 @@ def backward_weights(deferred: DeferredWeights) -> None:
 def behind_data(
     call: _Pending | _PendingPages,
     deferred: DeferredWeights | None,
-    crossing: Crossing | None,
-    dx: Tensor,
-    dprobs: Tensor,
+    crossing: Crossing | None = None,
+    *data: Tensor,
 ) -> Any:
-    """Weight gradients behind a backward of data, of which dx and dprobs are.
+    """Weight gradients behind a backward of data, which gave dx and dprobs.
 
-    They wait where there is `deferred`, and else are computed while `crossing` takes dx and dprobs
-    to other hosts. Returns them; None where they wait, or were added to ``main_grads``.
+    They wait where there is `deferred`, and else are computed, while `crossing` takes these to
+    other hosts if it is given. Returns them; None where they wait, or were added to ``main_grads``.
     """
     if deferred is not None:
         deferred.add(call)
-    elif crossing is not None:
-        with crossing.ahead_of_others(dx, dprobs):
-            return weight_gradients(call)
-    return None
+        return None
+    if crossing is None:
+        return weight_gradients(call)
+    with crossing.ahead_of_others(*data):
+        return weight_gradients(call)
 
 
 def weight_gradients(call: _Pending | _PendingPages) -> Any:

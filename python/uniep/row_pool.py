@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -17,6 +18,7 @@ from ._forms import Experts, experts_from
 from ._of_process import OfProcess
 from ._ops import ops
 from ._outside_graphs import outside_graphs
+from ._split_backward import asked_for, for_arguments, keeps_graph, leave_weights, weights_left
 from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
 from .deferred import DeferredWeights, _PendingPages, behind_data
 from .group import Group, GroupLike, _device_of
@@ -211,12 +213,6 @@ def _end(saved: ctypes.c_void_p, pool: RowPool) -> None:
     del pool  # only now
 
 
-def _keeps_graph() -> bool:
-    """Whether the backward at work has ``retain_graph=True``, as far as PyTorch says so."""
-    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return ask is not None and bool(ask())
-
-
 class _MoeInPages(torch.autograd.Function):
     """:func:`uniep.moe` of a workspace with a row pool."""
 
@@ -252,6 +248,7 @@ class _MoeInPages(torch.autograd.Function):
         ctx.has_shared_probs = shared_probs is not None
         ctx.key = key
         ctx.main_grads = main_grads
+        ctx.tensors = len(weights)
         ctx.topk = topk_ids.shape[1]
         ctx.schedule = schedule
         ctx.deferred = deferred
@@ -261,17 +258,20 @@ class _MoeInPages(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        asked = asked_for(ctx, _BEFORE_WEIGHTS, ctx.tensors, ctx.main_grads is not None)
+        if not asked.data and (call := weights_left(ctx, dy)) is not None:
+            assert isinstance(call, _PendingPages)
+            gradients = behind_data(replace(call, keep=keeps_graph()), ctx.deferred)
+            return for_arguments(ctx, _BEFORE_WEIGHTS, call.weights, gradients)
         x, *saved = ctx.saved_tensors
         weights = experts_from(saved, ctx.counts[0], ctx.counts[1], ctx.layout)
-        dy = tokens_of(dy).contiguous()
-        keep = _keeps_graph()
-        wants_weights = ctx.main_grads is not None or any(ctx.needs_input_grad[14:])
+        own_dy, dy = dy, tokens_of(dy).contiguous()
         crossing: Crossing | None = ctx.crossing
-        ahead = crossing if wants_weights and crosses_under_weights(crossing) else None
-        data_only = ctx.deferred is not None or ahead is not None or not wants_weights
+        ahead = crossing if asked.weights and crosses_under_weights(crossing) else None
+        data_only = ctx.deferred is not None or ahead is not None or not asked.weights
         main = ctx.main_grads or Experts((), ())
         with waves_of_backward(crossing, dy) as waves:
-            dx, dprobs, dshared_probs, *gradients, rows = ops.backward_pages(
+            dx, dprobs, dshared_probs, *new, rows = ops.backward_pages(
                 ctx.key,
                 ctx.saved.address,
                 dy,
@@ -282,7 +282,7 @@ class _MoeInPages(torch.autograd.Function):
                 main.w2,
                 ctx.topk,
                 data_only,
-                keep,
+                keeps_graph(),
                 ctx.schedule,
                 weights.b1,
                 weights.b2,
@@ -295,8 +295,8 @@ class _MoeInPages(torch.autograd.Function):
                 weights.layout,
                 waves,
             )
-        new: list[Tensor | None] = [None] * len(saved)
-        if ctx.deferred is not None or ahead is not None:
+        gradients = None if data_only or ctx.main_grads is not None else new
+        if data_only:
             pending = _PendingPages(
                 key=ctx.key,
                 saved=ctx.saved,
@@ -305,16 +305,20 @@ class _MoeInPages(torch.autograd.Function):
                 shared=() if weights.shared_w1 is None else (dy, x),
                 weights=weights,
                 main_grads=ctx.main_grads,
-                keep=keep,
+                keep=keeps_graph(),
                 schedule=ctx.schedule,
             )
-            gradients = behind_data(pending, ctx.deferred, ahead, dx, dprobs)
-            if gradients is not None:
-                new = [*weights.gradients(*gradients)]
-        elif not data_only and ctx.main_grads is None:
-            new = [*weights.gradients(*gradients)]
+            if asked.weights:
+                gradients = behind_data(pending, ctx.deferred, ahead, dx, dprobs)
+            elif asked.weights_later:
+                leave_weights(ctx, own_dy, pending)
         probs = dshared_probs if ctx.has_shared_probs else None
-        return (dx, None, dprobs, probs) + (None,) * 10 + tuple(new)
+        of_data = (dx, None, dprobs, probs)
+        return for_arguments(ctx, _BEFORE_WEIGHTS, weights, gradients, of_data)
+
+
+# Arguments of :meth:`_MoeInPages.forward` ahead of its weights.
+_BEFORE_WEIGHTS = 14
 
 
 @outside_graphs(reason="a row pool keeps what forwards save outside of the graph")

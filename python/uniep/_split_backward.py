@@ -1,0 +1,113 @@
+"""A backward in two calls: gradients of data first, those of weights later.
+
+Pipeline schedules without bubbles ask autograd for the first, which the stage before waits for, and
+fill gaps with the second: two calls of ``torch.autograd.grad`` on one graph. A function written in
+Python is run by both, and has to find out itself what it is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ._forms import Experts
+    from .deferred import _Pending, _PendingPages
+
+__all__ = ["Asked", "asked_for", "for_arguments", "keeps_graph", "leave_weights", "weights_left"]
+
+
+class Asked(NamedTuple):
+    """Gradients that the backward at work is to give.
+
+    Attributes:
+        data: of tokens and probabilities.
+        weights: of any weight.
+        weights_later: weights need gradients, and another backward may ask for them.
+    """
+
+    data: bool
+    weights: bool
+    weights_later: bool
+
+
+def asked_for(ctx: Any, before: int, weights: int, has_main_grads: bool) -> Asked:
+    """What the backward at work is asked for.
+
+    Args:
+        ctx: of the function whose backward it is.
+        before: arguments of the function ahead of its weights.
+        weights: tensors from there on.
+        has_main_grads: gradients are added to tensors of the caller's. Where autograd knows of no
+            weight that needs one, they are asked for always.
+    """
+    need = any(ctx.needs_input_grad[before:])
+    if torch.compiler.is_compiling():  # a graph computes all
+        return Asked(True, need or has_main_grads, False)
+    nodes = [node for node, _ in ctx.next_functions]
+    data = any(map(_is_asked_for, nodes[:-weights]))
+    if not need:
+        return Asked(data, has_main_grads, False)
+    asked = any(map(_is_asked_for, nodes[-weights:]))
+    return Asked(data, asked, not asked and keeps_graph())
+
+
+def _is_asked_for(node: Any) -> bool:
+    if node is None:
+        return False
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # of a leaf whose gradient torch.autograd.grad returns
+        return True
+
+
+def keeps_graph() -> bool:
+    """Whether the backward at work has ``retain_graph=True``, as far as PyTorch says so."""
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return ask is not None and bool(ask())
+
+
+class _Left(NamedTuple):
+    dy: Tensor
+    version: int
+    call: _Pending | _PendingPages
+
+
+def leave_weights(ctx: Any, dy: Tensor, call: _Pending | _PendingPages) -> None:
+    """Keeps what weight gradients are computed of: those of data have been, from `dy`."""
+    ctx.left = _Left(dy, dy._version, call)
+
+
+def weights_left(ctx: Any, dy: Tensor) -> _Pending | _PendingPages | None:
+    """What :func:`leave_weights` kept, if it was of the same `dy`.
+
+    Once: a backward that asks for weight gradients again computes everything anew.
+    """
+    left: _Left | None = getattr(ctx, "left", None)
+    if left is None or left.dy is not dy or left.version != dy._version:
+        return None
+    ctx.left = None
+    return left.call
+
+
+def for_arguments(
+    ctx: Any,
+    before: int,
+    weights: Experts,
+    of_weights: Any,
+    of_data: tuple[Tensor | None, ...] = (),
+) -> tuple[Tensor | None, ...]:
+    """What a backward returns: a gradient for each argument of its forward, or None.
+
+    Args:
+        ctx: of the function.
+        before: its arguments ahead of the weights.
+        weights: all of them.
+        of_weights: their gradients, as ops return them; None: none.
+        of_data: gradients of its first arguments.
+    """
+    new = () if of_weights is None else weights.gradients(*of_weights)
+    rest = len(ctx.needs_input_grad) - before - len(new)
+    return (*of_data, *(None,) * (before - len(of_data)), *new, *(None,) * rest)

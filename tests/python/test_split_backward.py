@@ -1,0 +1,246 @@
+"""Gradients of data and of weights by two calls of autograd, as pipelines without bubbles do."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import Case, make_case
+from ranks import run_ranks
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import uniep
+
+
+class Backwards(TorchDispatchMode):
+    """How often uniep's backwards of each name ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: collections.Counter[str] = collections.Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name() if hasattr(func, "name") else ""
+        if name.startswith("uniep::backward"):
+            if name == "uniep::backward_pages":
+                name += "_data" if args[9] else "_whole"  # data_only
+            self.ran[name.removeprefix("uniep::backward").replace("_pages", "")] += 1
+        return func(*args, **(kwargs or {}))
+
+
+WHOLE, BY_TURNS = {"": 1}, {"_data": 1, "_weights": 1}
+
+
+class Layer:
+    """A layer's tensors: those of data, and weights, which need gradients."""
+
+    def __init__(self, case: Case, **options: Any) -> None:
+        self.ids, self.dy = case.ids, case.dy
+        self.data = [case.x.requires_grad_(), case.probs.requires_grad_()]
+        self.options = options
+        names = [name for name in ("b1", "b2", "shared_w1", "shared_w2") if name in options]
+        self.named = {name: self.options.pop(name).requires_grad_() for name in names}
+        w1 = case.w1.chunk(2, 1) if self.options.pop("pair", False) else (case.w1,)
+        self.w1 = [w.detach().contiguous().requires_grad_() for w in w1]
+        self.w2 = case.w2.requires_grad_()
+        self.weights = [*self.w1, self.w2, *self.named.values()]
+
+    def __call__(self) -> Tensor:
+        w1 = tuple(self.w1) if len(self.w1) > 1 else self.w1[0]
+        return uniep.moe(
+            self.data[0], self.ids, self.data[1], w1, self.w2, **self.named, **self.options
+        )
+
+    def whole(self) -> list[Tensor]:
+        return list(torch.autograd.grad(self(), self.data + self.weights, self.dy))
+
+
+def of(out: Tensor, tensors: list[Tensor], dy: Tensor, keep: bool) -> list[Tensor]:
+    return list(torch.autograd.grad(out, tensors, dy, retain_graph=keep))
+
+
+def same(found: list[Tensor], wanted: list[Tensor]) -> None:
+    assert [torch.equal(a, b) for a, b in zip(found, wanted, strict=True)] == [True] * len(wanted)
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(7)).mul(0.1).bfloat16()
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "rows": {},
+    "nothing saved": {"save": "none", "recompute_h": True},
+    "pool": {"row_pool": 1 << 22},
+    "exact": {"exact_rows": True},
+    "pair": {"pair": True},
+    "biases": {"b1": drawn(8, 64), "b2": drawn(8, 64)},
+    "shared experts": {"shared_w1": drawn(2, 64, 64), "shared_w2": drawn(2, 64, 32)},
+    "shared experts, pool": {
+        "shared_w1": drawn(2, 64, 64),
+        "shared_w2": drawn(2, 64, 32),
+        "row_pool": 1 << 22,
+    },
+}
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+def layer_on(device: str, name: str = "rows") -> Layer:
+    options = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in OPTIONS[name].items()}
+    return Layer(make_case().to(device), **options)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_gradient_is_computed_once(name: str, device: str) -> None:
+    layer = layer_on(device, name)
+    wanted = layer.whole()
+    for _ in range(2):
+        out = layer()
+        with Backwards() as backwards:
+            data = of(out, layer.data, layer.dy, keep=True)
+            weights = of(out, layer.weights, layer.dy, keep=False)
+        assert backwards.ran == BY_TURNS
+        same(data + weights, wanted)
+
+
+@pytest.mark.parametrize("name", ["rows", "pool"])
+def test_a_whole_backward_is_one_pass(name: str) -> None:
+    layer = layer_on("cpu", name)
+    for run in (layer.whole, lambda: layer().backward(layer.dy)):
+        with Backwards() as backwards:
+            run()
+        assert backwards.ran == (WHOLE if name == "rows" else {"_whole": 1})
+
+
+def _other_values(layer: Layer) -> Tensor:
+    return layer.dy.neg_()
+
+
+def _other_tensor(layer: Layer) -> Tensor:
+    return layer.dy.flip(0)
+
+
+@pytest.mark.parametrize("name", ["rows", "pool"])
+@pytest.mark.parametrize("change", [_other_values, _other_tensor])
+def test_another_dy_is_seen(change: Callable[[Layer], Tensor], name: str) -> None:
+    layer = layer_on("cpu", name)
+    out = layer()
+    of(out, layer.data, layer.dy, keep=True)
+    dy = change(layer)
+    found = of(out, layer.weights, dy, keep=False)
+    same(found, list(torch.autograd.grad(layer(), layer.weights, dy)))
+
+
+@pytest.mark.parametrize("name", ["rows", "pool"])
+def test_any_order_and_again(name: str) -> None:
+    layer = layer_on("cpu", name)
+    wanted = layer.whole()
+    data, weights = layer.data, layer.weights
+    out = layer()
+    for asked in (weights, data, weights, weights, data, data, data + weights, weights):
+        found = of(out, asked, layer.dy, keep=True)
+        expected = dict(zip(map(id, data + weights), wanted, strict=True))
+        same(found, [expected[id(tensor)] for tensor in asked])
+
+
+def test_main_gradients_are_added_once() -> None:
+    layer = layer_on("cpu")
+    wanted = layer.whole()
+    main = [torch.zeros_like(weight, dtype=torch.float32) for weight in layer.weights]
+    layer.options["main_grads"] = tuple(main)
+    out = layer()
+    of(out, layer.data, layer.dy, keep=True)
+    assert all(not m.any() for m in main)
+    torch.autograd.grad(out, layer.weights, layer.dy, allow_unused=True)
+    same([m.bfloat16() for m in main], wanted[2:])
+
+
+def test_deferred_weights_wait_once() -> None:
+    layer = layer_on("cpu")
+    wanted = layer.whole()
+    deferred = uniep.DeferredWeights()
+    layer.options["deferred"] = deferred
+    out = layer()
+    same(of(out, layer.data, layer.dy, keep=True), wanted[:2])
+    assert len(deferred) == 0
+    torch.autograd.grad(out, layer.weights, layer.dy, allow_unused=True)
+    assert len(deferred) == 1
+    uniep.backward_weights(deferred)
+    same([weight.grad for weight in layer.weights], wanted[2:])
+
+
+def node_of(out: Tensor) -> Any:
+    """Autograd's node of the layer."""
+    nodes: list[Any] = [out.grad_fn]
+    while "Moe" not in nodes[0].name():
+        nodes += [node for node, _ in nodes.pop(0).next_functions if node is not None]
+    return nodes[0]
+
+
+def test_what_cannot_be_asked_for_is_not_kept() -> None:
+    layer = layer_on("cpu")
+    out = layer()
+    of(out, layer.data, layer.dy, keep=True)
+    assert node_of(out).left is not None
+    out = layer()
+    of(out, layer.data, layer.dy, keep=False)
+    assert not hasattr(node_of(out), "left")
+
+
+def test_frozen_weights_leave_nothing() -> None:
+    layer = layer_on("cpu")
+    wanted = layer.whole()
+    for weight in layer.weights:
+        weight.requires_grad_(False)
+    out = layer()
+    with Backwards() as backwards:
+        same(of(out, layer.data, layer.dy, keep=True), wanted[:2])
+    assert backwards.ran == {"_data": 1}
+    assert not hasattr(node_of(out), "left")
+
+
+def test_pages_go_back_with_the_graph() -> None:
+    """Where nobody asks for weight gradients."""
+    case = make_case()
+    pool = uniep.RowPool(None, 64, 32, bytes=1 << 22, device="cpu")
+    layer = Layer(case, row_pool=pool)
+    free = pool.free_pages
+    out = layer()
+    of(out, layer.data, layer.dy, keep=True)
+    assert pool.free_pages < free
+    of(out, layer.weights, layer.dy, keep=False)
+    assert pool.free_pages == free
+    out = layer()
+    of(out, layer.data, layer.dy, keep=True)
+    del out
+    assert pool.free_pages == free
+
+
+def test_within_a_checkpoint_forward_runs_again_once() -> None:
+    layer = layer_on("cpu")
+    wanted = layer.whole()
+    out = checkpoint(lambda x, probs: Layer.__call__(layer), *layer.data, use_reentrant=False)
+    data = of(out, layer.data, layer.dy, keep=True)
+    same(data + of(out, layer.weights, layer.dy, keep=False), wanted)
+
+
+def _pair() -> list[Tensor]:
+    case = make_case()
+    layer = Layer(case.part(dist.get_rank(), 2), group=dist.group.WORLD, max_tokens=case.x.shape[0])
+    out = layer()
+    with Backwards() as backwards:
+        data = of(out, layer.data, layer.dy, keep=True)
+        weights = of(out, layer.weights, layer.dy, keep=False)
+    assert backwards.ran == BY_TURNS
+    return [*data, *weights]
+
+
+def test_two_ranks_have_the_bits_of_one() -> None:
+    found = [torch.cat(parts) for parts in zip(*run_ranks(2, _pair), strict=True)]
+    same(found, Layer(make_case()).whole())
