@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from cases import make_case, relative
 from ranks import run_ranks
 from titan_cases import LOSS, gpt_oss_layers, layer_step, uniep_layer
-from titan_trainer import ALONE, PAIR, train_alone, train_pair
+from titan_trainer import ALONE, PAIR, first, train_alone, train_pair
 from torch import Tensor
 
 
@@ -23,12 +23,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What all trainers found; and under "folder" their weights before and after."""
     folder = tmp_path_factory.mktemp("torchtitan")
     alone, deepseek = run_ranks(1, train_alone, str(folder))[0]
-    (first, *one), (second, *other) = run_ranks(2, train_pair, str(folder))
+    (pair, *one), (beside, *other) = run_ranks(2, train_pair, str(folder))
     for name in PAIR:  # every rank logs the loss of all
-        assert first[name]["losses"] == second[name]["losses"], name
-    layers, gpt_oss_parts = zip(one, other, strict=True)
+        assert pair[name]["losses"] == beside[name]["losses"], name
+    layers, gpt_oss_parts, pipelines = zip(one, other, strict=True)
     more = {"layers": layers, "gpt_oss": gpt_oss_parts, "deepseek": deepseek}
-    return {**alone, **first, "folder": folder, **more}
+    more["pipelines"] = pipelines
+    return {**alone, **pair, "folder": folder, **more}
 
 
 def away(found: dict[str, Any], own: dict[str, Any]) -> float:
@@ -83,11 +84,13 @@ def test_checkpointing_changes_no_bit(runs: dict[str, Any]) -> None:
 def test_compiled_blocks_change_no_bit(runs: dict[str, Any]) -> None:
     """Of losses and experts, with a backend that fuses nothing; blocks run again in backward.
 
-    Norms of layers have bits of their own then: the compiler takes their gradients apart.
+    Norms of layers have bits of their own then: the compiler takes their gradients apart. So
+    weights are those behind the first step, whose losses do not see them.
     """
     for name, other in (("compiled", "uniep"), ("EP 2, compiled", "EP 2")):
-        assert runs[name]["losses"] == runs[other]["losses"]
-        found, wanted = weights(runs, name), weights(runs, other)
+        assert runs[name]["losses"][0] == runs[other]["losses"][0]
+        assert away(runs[name], runs[other]) < LOSS
+        found, wanted = weights(runs, first(name)), weights(runs, first(other))
         differ = {key for key in wanted if not torch.equal(found[key], wanted[key])}
         print(f"{name}: {sorted(differ)}")
         assert all("norm" in key for key in differ)
@@ -101,6 +104,32 @@ def test_shared_experts_train_in_the_pass(runs: dict[str, Any]) -> None:
         assert away(found, own) < LOSS
     fused, compiled = (runs["deepseek"][name] for name in ("in the pass", "compiled"))
     assert fused["losses"] == compiled["losses"] and fused["norms"] == compiled["norms"]
+
+
+def test_pipelines_train_as_one_stage_does(runs: dict[str, Any]) -> None:
+    """With each gradient computed once, whatever the schedule."""
+    ranks = runs["pipelines"]
+    for name in ranks[0]:
+        stages = [found[name] for found in ranks]
+        assert stages[0]["norms"] == stages[1]["norms"]
+        (losses,) = (stage["losses"] for stage in stages if stage["losses"][0] != -1)
+        found = {"losses": losses, "norms": stages[0]["norms"]}
+        print(f"{name}: {away(found, runs['uniep']):.1e}")
+        assert away(found, runs["uniep"]) < LOSS
+        assert weights(runs, name).keys() == weights(runs, "uniep").keys()
+        assert sum(stage["layers"] for stage in stages) == 2
+        for stage in stages:
+            calls = 4 * stage["layers"]  # of each pass: as many microbatches
+            wanted = {"forward": calls * (2 if "full" in name else 1)}
+            wanted |= (
+                {"backward": calls}
+                if name.startswith("1F1B")
+                else {"backward_data": calls, "backward_weights": calls}
+            )
+            assert stage["passes"] == {key: n for key, n in wanted.items() if n}, name
+    for name, other in (("1F1B, full", "1F1B"), ("without bubbles, pool", "without bubbles")):
+        found, wanted = weights(runs, name), weights(runs, other)
+        assert [key for key in wanted if not torch.equal(found[key], wanted[key])] == []
 
 
 def test_selective_checkpointing_keeps_what_it_is_told_to(runs: dict[str, Any]) -> None:
@@ -153,18 +182,18 @@ def test_ep_2_is_ep_1_to_the_bit(runs: dict[str, Any]) -> None:
     """The layer alone; ranks have different numbers of tokens."""
     case = make_case()
     wanted = layer_step(uniep_layer(case), case)
-    first, second = runs["layers"]
+    one, other = runs["layers"]
     for name, tensor in wanted.items():
-        assert torch.equal(torch.cat([first[name], second[name]]), tensor), name
+        assert torch.equal(torch.cat([one[name], other[name]]), tensor), name
 
 
 def test_gpt_oss_at_ep_2_is_at_ep_1_to_the_bit(runs: dict[str, Any]) -> None:
     case = make_case()
     own, layer = gpt_oss_layers(case)
-    first, second = runs["gpt_oss"]
+    one, other = runs["gpt_oss"]
     for name, tensor in layer_step(layer, case).items():
-        assert torch.equal(torch.cat([first[name], second[name]]), tensor), name
-    for state in first["rows"] + second["rows"]:  # in torchtitan's order however rows are split
+        assert torch.equal(torch.cat([one[name], other[name]]), tensor), name
+    for state in one["rows"] + other["rows"]:  # in torchtitan's order however rows are split
         wanted = own.inner_experts.state_dict()
         assert state.keys() == wanted.keys()
         assert all(torch.equal(state[name], wanted[name]) for name in wanted)

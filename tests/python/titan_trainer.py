@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import types
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -131,12 +133,17 @@ def parsed(model: list[str], flags: tuple[str, ...], layers: int) -> Any:
         + ["--training.seq_len", "16", "--training.disable_cuda_graphs", "--debug.seed", "0"]
         + subcommands
     )
-    batches = dist.get_world_size() // config.parallelism.tensor_parallel_degree
+    degrees = config.parallelism
+    batches = dist.get_world_size() // (
+        degrees.tensor_parallel_degree * degrees.pipeline_parallel_degree
+    )
     config.training.local_batch_size = 4 // batches
     model_config = config.model_spec.model
     model_config.layers = model_config.layers[:layers]
     for layer in model_config.layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()  # flex has no CPU
+    # A last bit of one gradient would become one of all weights.
+    config.training.max_norm = 1e9
     config.dataloader = Tokens.Config()
     config.tokenizer = NoTokenizer.Config()
     config.metrics = Recorder.Config()
@@ -171,15 +178,19 @@ def trainer_config(*flags: str) -> Any:
     return config
 
 
-class CountForwards(TorchDispatchMode):
-    """How often uniep's forward runs; not seen is what selective checkpointing has kept."""
+class CountPasses(TorchDispatchMode):
+    """How often uniep's passes run; not seen is what selective checkpointing has kept."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.forwards = 0
+        self.ran: collections.Counter[str] = collections.Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.forwards += func is torch.ops.uniep.forward.default
+        if func.name().startswith("uniep::"):
+            name = func.name().removeprefix("uniep::")
+            if name == "backward_pages":
+                name += "_data" if args[9] else ""  # data_only
+            self.ran[name.replace("_pages", "")] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -189,6 +200,11 @@ def load(model: nn.Module, checkpoint: Path) -> None:
     weights = wrapper.state_dict()
     dcp.load(weights, checkpoint_id=checkpoint)
     wrapper.load_state_dict(weights)
+
+
+def first(name: str) -> str:
+    """Where a run's weights behind its first step are."""
+    return f"{name}, first step"
 
 
 def train(folder: str, name: str, flags: list[str], steps: int = 2) -> dict[str, Any]:
@@ -214,12 +230,12 @@ def train(folder: str, name: str, flags: list[str], steps: int = 2) -> dict[str,
     forwards = []
     for step in range(steps):
         trainer.step = step + 1
-        if COMPILED in flags:  # which no such mode sees into
+        with CountPasses() if COMPILED not in flags else nullcontext() as count:
             trainer.train_step(data)
-            continue
-        with CountForwards() as count:
-            trainer.train_step(data)
-        forwards.append(count.forwards)
+        if count is not None:  # no such mode sees into what is compiled
+            forwards.append(count.ran["forward"])
+        if step == 0:
+            dcp.save(ModelWrapper(model).state_dict(), checkpoint_id=Path(folder) / first(name))
     experts = model.layers["0"].moe.routed_experts.inner_experts
     weight = next(experts.parameters())
     dcp.save(ModelWrapper(model).state_dict(), checkpoint_id=Path(folder) / name)
@@ -399,5 +415,48 @@ def train_alone(folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return train_all(folder, ALONE), train_deepseek()
 
 
-def train_pair(folder: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    return train_all(folder, PAIR), split_layers(), split_gpt_oss()
+PIPELINES: dict[str, list[str]] = {
+    name: [*UNIEP, "--parallelism.pipeline_parallel_degree", "2", *flags, IN_TURN]
+    for name, flags in {
+        "1F1B": [NONE],
+        "1F1B, full": [FULL],
+        "without bubbles": ["--parallelism.pipeline_parallel_schedule", "ZBVZeroBubble", NONE],
+        "without bubbles, pool": [
+            *("--parallelism.pipeline_parallel_schedule", "ZBVZeroBubble"),
+            *("--override.imports", f'{EXPERTS}={{"row_pool": 16777216}}'),
+            NONE,
+        ],
+    }.items()
+}
+
+
+def train_pipelines(folder: str) -> dict[str, dict[str, Any]]:
+    """Two stages, a microbatch a sequence: losses where the last stage is, and passes of a step."""
+    torch.autograd.set_multithreading_enabled(False)
+    found = {}
+    for name, flags in PIPELINES.items():
+        debug._clear_sharding_prop_cache()
+        trainer = trainer_config(*flags).build()
+        for part in trainer.model_parts:
+            load(part, Path(folder) / "start")
+        data = trainer.batch_generator(trainer.dataloader)
+        for step in range(2):
+            trainer.step = step + 1
+            with CountPasses() as count:
+                trainer.train_step(data)
+        state = {}
+        for part in trainer.model_parts:
+            state.update(ModelWrapper(part).state_dict())
+        dcp.save(state, checkpoint_id=Path(folder) / name)
+        found[name] = {
+            "losses": trainer.metrics_processor.losses,
+            "norms": trainer.metrics_processor.norms,
+            "passes": dict(count.ran),  # of the last step
+            "layers": sum(len(part.layers) for part in trainer.model_parts),
+        }
+        trainer.close()
+    return found
+
+
+def train_pair(folder: str) -> tuple[dict[str, Any], ...]:
+    return train_all(folder, PAIR), split_layers(), split_gpt_oss(), train_pipelines(folder)
