@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ._arguments import check_whole
+from ._same_weights import warn_of_other_weights
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights
 from .functional import moe
@@ -224,6 +225,7 @@ class MoELayer(nn.Module):
         self.zero_expert_type: ZeroExpertType = zero_expert_type
         local = num_experts // self.size
         self.first_expert = self.rank * local
+        self._compares_ranks = self.size > 1
 
         options = {"dtype": dtype, "device": device}
         self.router = Router(hidden, num_experts + zero_experts, topk, router, device=device)
@@ -345,6 +347,8 @@ class MoELayer(nn.Module):
         deferred: DeferredWeights | None = None,
     ) -> tuple[Tensor, Routing]:
         """As :meth:`forward`, with what the router found: load, and the loss to add to yours."""
+        if not torch.compiler.is_compiling() and self._compares_ranks:
+            self._compare_ranks(x)
         routing: Routing = self.router(x, token_mask)
         main_grads = None
         if hasattr(self.w1, "main_grad"):
@@ -384,6 +388,16 @@ class MoELayer(nn.Module):
         if self.shared is not None:
             out = out + self.shared(x)
         return out, routing
+
+    def _compare_ranks(self, x: Tensor) -> None:
+        """In the first call: later, ranks that began alike are alike as long as they reduce."""
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        self._compares_ranks = False
+        experts = {id(weight) for weight in (self.w1, self.w2, self.b1, self.b2)}
+        others = [named for named in self.named_parameters() if id(named[1]) not in experts]
+        others.sort(key=lambda named: not named[0].startswith("router."))  # what matters most
+        warn_of_other_weights(others, self.group)
 
     def extra_repr(self) -> str:
         """Its figures, for printing."""

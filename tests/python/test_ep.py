@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 
 import pytest
 import torch
@@ -115,6 +116,44 @@ def test_the_first_call_may_be_compiled():
         assert len(results) == 4
         for name, (compiled, called) in results.items():
             assert all(torch.equal(a, b) for a, b in zip(compiled, called, strict=True)), name
+
+
+def other_weights():
+    """Warnings of layers whose ranks differ by what "name" says, in two calls each."""
+    rank = dist.get_rank()
+    world = dist.group.WORLD
+    groups = {"alike": world, "alike, mesh": init_device_mesh("cpu", (2,))}
+    found = {}
+    for name in ("alike", "alike, mesh", "seeds", "shared experts", "experts", "ended"):
+        torch.manual_seed(rank if name in ("seeds", "ended") else 1)
+        group = groups.get(name, world)
+        if name == "ended":
+            own = dist.new_group([0, 1])
+            group = uniep.Group(own, device="cpu")
+            dist.destroy_process_group(own)
+            del own
+        layer = uniep.MoELayer(64, 32, 8, 2, group=group, shared_experts=1, device="cpu")
+        with torch.no_grad():
+            if name == "shared experts":
+                layer.shared_w2[0, rank, 5] = 1.0
+            if name == "experts":
+                layer.w1 += rank
+        x = torch.randn(24, 64, dtype=torch.bfloat16)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            layer(x), layer(x)
+        found[name] = [str(warning.message) for warning in caught]
+    return found
+
+
+def test_ranks_whose_routers_differ_are_warned():
+    """Once, all of them, of what every rank should have alike."""
+    for found in run_ranks(2, other_weights):
+        for name in ("alike", "alike, mesh", "experts", "ended"):
+            assert found[name] == [], name
+        for name, weight in (("seeds", "router.weight"), ("shared experts", "shared_w2")):
+            (text,) = found[name]
+            assert text.startswith(f"{weight} of rank 1")
 
 
 @pytest.mark.parametrize("size", [2, 4])
