@@ -324,7 +324,7 @@ def two_ranks():
     mebibytes = 4 if rank == 0 else 1
     pool = uniep.RowPool(dist.group.WORLD, 64, 32, bytes=mebibytes << 20, device="cpu")
     said, outs = [], []
-    with uniep.Workspace(dist.group.WORLD, 64, 32, 8, 2, 300, row_pool=pool) as own:
+    with uniep.Workspace(dist.group.WORLD, 64, 32, 8, 2, 300, row_pool=pool, device="cpu") as own:
         while not said and len(outs) < 100:
             try:
                 outs.append(call(case, own))
