@@ -128,6 +128,43 @@ def test_gradient_checkpointing_changes_no_bit() -> None:
     assert all(torch.equal(first[1][name], second[1][name]) for name in first[1])
 
 
+@pytest.mark.parametrize(
+    "adapted",
+    [
+        {"target_modules": ["q_proj", "v_proj"]},  # experts are frozen
+        {
+            "target_modules": ["q_proj"],
+            "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+        },
+    ],
+    ids=["attention", "experts"],
+)
+def test_low_rank_adapters(adapted: dict[str, list[str]]) -> None:
+    """LoRA of peft; with experts' parameters adapted, uniep is given what they come to."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    torch.manual_seed(1)
+    config = peft.LoraConfig(r=4, init_lora_weights=False, **adapted)
+    model: Any = peft.get_peft_model(small("qwen3_moe"), config)
+    ids = tokens()
+    choices: list[Tensor] = []
+    found = []
+    for implementation, mode in (("eager", {"record": choices}), ("uniep", {"replay": choices})):
+        model.base_model.model.set_experts_implementation(implementation)
+        model.zero_grad()
+        with router_choices(**mode):
+            out = model(input_ids=ids, labels=ids)
+        out.loss.backward()
+        grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
+        assert all("lora_" in name for name in grads)
+        found.append((out.logits.detach(), grads))
+    own, ours = found
+    assert any("experts" in name for name in own[1]) == ("target_parameters" in adapted)
+    assert distance(ours[0], own[0]) < LOGITS
+    for name, gradient in own[1].items():
+        assert distance(ours[1][name], gradient) < GRADIENT, name
+    assert any(not torch.equal(ours[1][name], gradient) for name, gradient in own[1].items())
+
+
 def test_generation() -> None:
     model: Any = small("qwen3_moe").eval()
     ids = tokens()
