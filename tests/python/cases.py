@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import uniep
 
@@ -110,6 +113,25 @@ def assert_same(found: list[Tensor], wanted: list[Tensor]) -> None:
         assert a.dtype == b.dtype and a.shape == b.shape, name
         wrong = int((a != b).sum())
         assert wrong == 0, f"{name}: {wrong} of {a.numel()} elements differ"
+
+
+class CountPasses(TorchDispatchMode):
+    """How often each of uniep's passes runs, wherever it keeps rows.
+
+    Not seen is what is compiled, and what selective checkpointing has kept.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: collections.Counter[str] = collections.Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name().startswith("uniep::"):
+            name = func.name().removeprefix("uniep::")
+            if name == "backward_pages" and args[9]:  # data_only
+                name = "backward_data"
+            self.ran[name.replace("_pages", "")] += 1
+        return func(*args, **(kwargs or {}))
 
 
 def relative(a: Tensor, b: Tensor) -> float:

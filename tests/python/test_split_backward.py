@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from cases import Case, make_case
+from cases import Case, CountPasses, make_case
 from ranks import run_ranks
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import uniep
 
-
-class Backwards(TorchDispatchMode):
-    """How often uniep's backwards of each name ran."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ran: collections.Counter[str] = collections.Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.name() if hasattr(func, "name") else ""
-        if name.startswith("uniep::backward"):
-            if name == "uniep::backward_pages":
-                name += "_data" if args[9] else "_whole"  # data_only
-            self.ran[name.removeprefix("uniep::backward").replace("_pages", "")] += 1
-        return func(*args, **(kwargs or {}))
-
-
-WHOLE, BY_TURNS = {"": 1}, {"_data": 1, "_weights": 1}
+BY_TURNS = {"backward_data": 1, "backward_weights": 1}
 
 
 class Layer:
@@ -102,10 +83,10 @@ def test_each_gradient_is_computed_once(name: str, device: str) -> None:
     wanted = layer.whole()
     for _ in range(2):
         out = layer()
-        with Backwards() as backwards:
+        with CountPasses() as passes:
             data = of(out, layer.data, layer.dy, keep=True)
             weights = of(out, layer.weights, layer.dy, keep=False)
-        assert backwards.ran == BY_TURNS
+        assert passes.ran == BY_TURNS
         same(data + weights, wanted)
 
 
@@ -113,9 +94,9 @@ def test_each_gradient_is_computed_once(name: str, device: str) -> None:
 def test_a_whole_backward_is_one_pass(name: str) -> None:
     layer = layer_on("cpu", name)
     for run in (layer.whole, lambda: layer().backward(layer.dy)):
-        with Backwards() as backwards:
+        with CountPasses() as passes:
             run()
-        assert backwards.ran == (WHOLE if name == "rows" else {"_whole": 1})
+        assert passes.ran == {"forward": 1, "backward": 1}
 
 
 def _other_values(layer: Layer) -> Tensor:
@@ -199,9 +180,9 @@ def test_frozen_weights_leave_nothing() -> None:
     for weight in layer.weights:
         weight.requires_grad_(False)
     out = layer()
-    with Backwards() as backwards:
+    with CountPasses() as passes:
         same(of(out, layer.data, layer.dy, keep=True), wanted[:2])
-    assert backwards.ran == {"_data": 1}
+    assert passes.ran == {"backward_data": 1}
     assert not hasattr(node_of(out), "left")
 
 
@@ -225,19 +206,22 @@ def test_pages_go_back_with_the_graph() -> None:
 def test_within_a_checkpoint_forward_runs_again_once() -> None:
     layer = layer_on("cpu")
     wanted = layer.whole()
-    out = checkpoint(lambda x, probs: Layer.__call__(layer), *layer.data, use_reentrant=False)
-    data = of(out, layer.data, layer.dy, keep=True)
-    same(data + of(out, layer.weights, layer.dy, keep=False), wanted)
+    out = checkpoint(lambda *_: layer(), *layer.data, use_reentrant=False)
+    with CountPasses() as passes:
+        data = of(out, layer.data, layer.dy, keep=True)
+        weights = of(out, layer.weights, layer.dy, keep=False)
+    assert passes.ran == {"forward": 1, **BY_TURNS}
+    same(data + weights, wanted)
 
 
 def _pair() -> list[Tensor]:
     case = make_case()
     layer = Layer(case.part(dist.get_rank(), 2), group=dist.group.WORLD, max_tokens=case.x.shape[0])
     out = layer()
-    with Backwards() as backwards:
+    with CountPasses() as passes:
         data = of(out, layer.data, layer.dy, keep=True)
         weights = of(out, layer.weights, layer.dy, keep=False)
-    assert backwards.ran == BY_TURNS
+    assert passes.ran == BY_TURNS
     return [*data, *weights]
 
 

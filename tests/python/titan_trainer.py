@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import types
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from cases import make_case
+from cases import CountPasses, make_case
 from titan_cases import (
     EXPERTS,
     KEEP,
@@ -27,7 +26,6 @@ from titan_cases import (
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Shard, debug, distribute_tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torchtitan.components.checkpointer.base import ModelWrapper
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.metrics import MetricsProcessor
@@ -176,22 +174,6 @@ def trainer_config(*flags: str) -> Any:
             moe.routed_experts, inner_experts=experts, token_dispatcher=dispatcher
         )
     return config
-
-
-class CountPasses(TorchDispatchMode):
-    """How often uniep's passes run; not seen is what selective checkpointing has kept."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ran: collections.Counter[str] = collections.Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.name().startswith("uniep::"):
-            name = func.name().removeprefix("uniep::")
-            if name == "backward_pages":
-                name += "_data" if args[9] else ""  # data_only
-            self.ran[name.replace("_pages", "")] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def load(model: nn.Module, checkpoint: Path) -> None:
