@@ -19,8 +19,8 @@ def warn_of_other_weights(weights: Iterable[tuple[str, Tensor]], group: GroupLik
     """Warns on all ranks if one of these has other bits on one of them. Collective.
 
     Routers that differ choose differently for the same token, so experts learn what no single
-    router asks of them, and nothing fails. Only plain
-    tensors are compared: others, such as DTensors, may be parts.
+    router asks of them, and nothing fails. Only plain tensors are compared: others, such as
+    DTensors, may be parts.
 
     Args:
         weights: by name, in the same order on all ranks.
@@ -53,8 +53,13 @@ def _has_ended(group: dist.ProcessGroup | None) -> bool:
     return False
 
 
-def _digest(weight: Tensor) -> int:
-    """Of its bits. Sums of integers, which have no order."""
-    bits = weight.detach().contiguous().flatten().view(torch.uint8).long()
-    places = torch.arange(bits.numel(), device=bits.device) * 2654435761 + 1
-    return int((bits * places).sum())
+_PART = 1 << 20  # bytes at a time, so that large weights need no memory beside them
+
+
+def _digest(weight: Tensor) -> list[int]:
+    """Of its bits. Sums of integers, which do not depend on their order."""
+    bits = weight.detach().contiguous().flatten().view(torch.uint8)
+    places = torch.arange(1, _PART + 1, device=bits.device)
+    sums = [(part * places[: part.numel()]).sum() for part in torch.split(bits, _PART)]
+    found: list[int] = torch.stack(sums).tolist()
+    return found

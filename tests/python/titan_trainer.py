@@ -393,10 +393,6 @@ def split_gpt_oss() -> dict[str, Any]:
     return found
 
 
-def train_alone(folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    return train_all(folder, ALONE), train_deepseek()
-
-
 PIPELINES: dict[str, list[str]] = {
     name: [*UNIEP, "--parallelism.pipeline_parallel_degree", "2", *flags, IN_TURN]
     for name, flags in {
@@ -438,6 +434,10 @@ def train_pipelines(folder: str) -> dict[str, dict[str, Any]]:
         }
         trainer.close()
     return found
+
+
+def train_alone(folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    return train_all(folder, ALONE), train_deepseek()
 
 
 def train_pair(folder: str) -> tuple[dict[str, Any], ...]:
