@@ -226,12 +226,13 @@ class Tune(ProgramTest):
 
     def test_a_budget_is_kept(self):
         path = self.folder / "tune.json"
-        # All rounds would take longer; the first one does not, however busy the machine.
-        text = self.tune("--shape", "tiny,tokens=1024", "--candidates", 30, "--budget", 5,
-                         "--json", path)
-        self.assertEqual(text.count("the budget is spent"), 2, text)
+        # All rounds would take longer, unless noise decides before; the first one does not, however
+        # busy the machine.
+        self.tune("--shape", "small,tokens=512", "--candidates", 30, "--budget", 5, "--json", path)
         for of_pass in json.loads(path.read_text())["passes"]:
             self.assertLess(of_pass["seconds"], 10)
+            if of_pass["end"] == "the budget is spent":
+                self.assertGreaterEqual(of_pass["seconds"], 5)
 
     def test_interrupted_and_resumed(self):
         text = self.interrupted(self.LONG, code=130)
