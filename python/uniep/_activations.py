@@ -88,16 +88,21 @@ def _relu2(z: Tensor) -> tuple[Tensor, Tensor]:
     return r * r, 2 * r
 
 
-def _gpt_oss_gate(z: Tensor) -> tuple[Tensor, Tensor]:
-    g = torch.where(z > 7, 7, z)
-    scaled = _ALPHA * g
+def _limited_gate(z: Tensor, limit: float, alpha: float) -> tuple[Tensor, Tensor]:
+    g = torch.where(z > limit, limit, z)
+    scaled = alpha * g
     s = 1 / (1 + _exp(-scaled))
-    return g * s, torch.where(z > 7, 0, s * (1 + scaled * (1 - s)))
+    return g * s, torch.where(z > limit, 0, s * (1 + scaled * (1 - s)))
+
+
+def _limited_up(z: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+    u = torch.where(z < -limit, -limit, torch.where(z > limit, limit, z))
+    return u, torch.where(z.abs() > limit, 0.0, 1.0)
 
 
 def _gpt_oss_up(z: Tensor) -> tuple[Tensor, Tensor]:
-    u = torch.where(z < -7, -7, torch.where(z > 7, 7, z))
-    return u + 1, torch.where(z.abs() > 7, 0.0, 1.0)
+    u, slope = _limited_up(z, 7)
+    return u + 1, slope
 
 
 def _fp32(value: float) -> float:
@@ -118,10 +123,17 @@ _OF_GATE: dict[Activation, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     "geglu": _gelu,
     "geglu_tanh": _gelu_tanh,
     "reglu": _relu,
-    "gpt_oss": _gpt_oss_gate,
+    "gpt_oss": lambda z: _limited_gate(z, 7, _ALPHA),
+    "swiglu_clamped": lambda z: _limited_gate(z, 10, 1),
     "relu2": _relu2,
     "gelu": _gelu,
     "silu": _silu,
+}
+
+# Likewise of an up half that is not taken as it is.
+_OF_UP: dict[Activation, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    "gpt_oss": _gpt_oss_up,
+    "swiglu_clamped": lambda z: _limited_up(z, 10),
 }
 
 
@@ -139,7 +151,7 @@ def activated(h: Tensor, activation: Activation) -> Tensor:
     value = _OF_GATE[activation](gate)[0]
     if up is None:
         return value
-    return value * (_gpt_oss_up(up)[0] if activation == "gpt_oss" else up)
+    return value * (_OF_UP[activation](up)[0] if activation in _OF_UP else up)
 
 
 def activated_gradient(h: Tensor, df: Tensor, activation: Activation) -> Tensor:
@@ -149,7 +161,7 @@ def activated_gradient(h: Tensor, df: Tensor, activation: Activation) -> Tensor:
     if up is None:
         return df * slope
     d_up = df * value
-    if activation == "gpt_oss":
-        up, up_slope = _gpt_oss_up(up)
+    if activation in _OF_UP:
+        up, up_slope = _OF_UP[activation](up)
         d_up = d_up * up_slope
     return torch.cat([(df * up) * slope, d_up], 1)

@@ -9,7 +9,9 @@ before inputs, which is fastest on GPUs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -66,9 +68,24 @@ _WITH_GATE: dict[str, Activation] = {
 }
 _WITHOUT_GATE: dict[str, Activation] = {"silu": "silu", "gelu": "gelu", "relu2": "relu2"}
 
-# Classes whose gate is their own: what it is, and the attributes that make it so.
-_OWN_GATES: dict[str, tuple[Activation, dict[str, float]]] = {
-    "GptOssExperts": ("gpt_oss", {"alpha": 1.702, "limit": 7.0})
+
+class _OwnGate(NamedTuple):
+    """What a gate is, and the attributes that make it so; None: what `act_fn` makes it."""
+
+    activation: Activation | None
+    attributes: Mapping[str, float] = MappingProxyType({})
+    of_silu: bool = False  # and `act_fn` has to be silu
+
+
+# Classes whose gate is their own.
+_OWN_GATES = {
+    "GptOssExperts": _OwnGate("gpt_oss", {"alpha": 1.702, "limit": 7.0}),
+    "OpenAIPrivacyFilterExperts": _OwnGate("gpt_oss", {"alpha": 1.702, "limit": 7.0}),
+    "MiniMaxM3VLExperts": _OwnGate("gpt_oss", {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}),
+    "DeepseekV4Experts": _OwnGate("swiglu_clamped", {"limit": 10.0}, of_silu=True),
+    "Glm5NextTextExperts": _OwnGate("swiglu_clamped", {"swiglu_limit": 10.0}),
+    "HYV4Experts": _OwnGate("swiglu_clamped", {"swiglu_limit": 10.0}),
+    "BeamExperts": _OwnGate(None),  # multiplied in fp32, as by uniep
 }
 
 # Classes without the decorator, which say nothing of themselves.
@@ -136,12 +153,15 @@ def activation_of(experts: Any, has_gate: bool) -> Activation:
     known = _WITH_GATE if has_gate else _WITHOUT_GATE
     function = _function(experts.act_fn)
     if function not in known:
-        name = getattr(experts.act_fn, "__name__", type(experts.act_fn).__name__)
         raise NotImplementedError(
-            f"{kind} has activation {name} {'with' if has_gate else 'without'} a gate; uniep "
-            f"computes {', '.join(known)}"
+            f"{kind} has activation {_name_of(experts.act_fn)} "
+            f"{'with' if has_gate else 'without'} a gate; uniep computes {', '.join(known)}"
         )
     return known[function]
+
+
+def _name_of(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _function(activation: Any) -> str | None:
@@ -161,7 +181,14 @@ def _own_gate(experts: Any, gate: Any) -> Activation:
             f"{kind} has a gate of its own (_apply_gate), which uniep does not know; it knows "
             f"that of {', '.join(_OWN_GATES)}"
         )
-    activation, attributes = _OWN_GATES[owner]
+    activation, attributes, of_silu = _OWN_GATES[owner]
+    if activation is None:
+        return activation_of(experts, True)
+    if of_silu and _function(experts.act_fn) != "silu":
+        raise NotImplementedError(
+            f"{kind} has activation {_name_of(experts.act_fn)}; it must be silu, that of "
+            f"activation '{activation}'"
+        )
     for name, wanted in attributes.items():
         found = getattr(experts, name, None)
         if found != wanted:

@@ -15,7 +15,17 @@ __all__ = [
     "arithmetic_of",
 ]
 
-Activation = Literal["swiglu", "geglu", "geglu_tanh", "reglu", "gpt_oss", "relu2", "gelu", "silu"]
+Activation = Literal[
+    "swiglu",
+    "geglu",
+    "geglu_tanh",
+    "reglu",
+    "gpt_oss",
+    "swiglu_clamped",
+    "relu2",
+    "gelu",
+    "silu",
+]
 ProbsPlace = Literal["before", "after"]
 CombinePartials = Literal["fp32", "bf16"]
 
@@ -26,13 +36,14 @@ ACTIVATIONS: tuple[Activation, ...] = (
     "geglu_tanh",
     "reglu",
     "gpt_oss",
+    "swiglu_clamped",
     "relu2",
     "gelu",
     "silu",
 )
 PROBS: tuple[ProbsPlace, ...] = ("before", "after")
 PARTIALS: tuple[CombinePartials, ...] = ("fp32", "bf16")
-_GATED = ACTIVATIONS[:5]
+_GATED = ACTIVATIONS[:6]
 
 
 class Arithmetic(NamedTuple):

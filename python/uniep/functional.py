@@ -99,10 +99,10 @@ def moe(
             (dw1, dw2, db1, db2), with shared experts (dw1, dw2, dshared_w1, dshared_w2). Each has
             one of the forms of its weight, not always the same.
         deferred: where weight gradients wait for :func:`uniep.backward_weights`.
-        activation: ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"``, ``"reglu"`` or ``"gpt_oss"``
-            (gate * sigmoid(1.702 gate) * (up + 1), gate at most 7, up within -7 and 7); or without
-            a gate ``"relu2"``, ``"gelu"`` or ``"silu"``. None: swiglu, or what
-            the workspace has.
+        activation: ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"``, ``"reglu"``, ``"gpt_oss"``
+            (gate * sigmoid(1.702 gate) * (up + 1), gate at most 7, up within -7 and 7) or
+            ``"swiglu_clamped"`` (swiglu, gate at most 10, up within -10 and 10); or without a gate
+            ``"relu2"``, ``"gelu"`` or ``"silu"``. None: swiglu, or what the workspace has.
         probs: where a row's probability is multiplied: ``"before"`` fc2, into a, as Megatron-Core
             has it; or ``"after"``, into the rows as they are added up, as transformers and
             torchtitan do. None: before, or what the workspace has.

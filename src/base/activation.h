@@ -19,8 +19,20 @@ struct ValueSlope {
   float slope;
 };
 
-inline constexpr float kGptOssLimit = 7.0f;
-inline constexpr float kGptOssAlpha = 1.702f;
+/// Whether gates end at a limit, and up halves at it and its negative.
+constexpr bool is_limited(Activation activation) {
+  return activation == Activation::kGptOss || activation == Activation::kSwigluClamped;
+}
+/// What such activations differ in.
+struct Limits {
+  float limit;
+  float sigmoid_scale;  ///< a gate is multiplied by, for its sigmoid
+  float up_offset;      ///< is added to an up half; -0 changes no bit
+};
+UNIEP_FORCE_INLINE UNIEP_HD constexpr Limits limits_of(Activation activation) {
+  return activation == Activation::kGptOss ? Limits{7.0f, 1.702f, 1.0f}
+                                           : Limits{10.0f, 1.0f, -0.0f};
+}
 
 /// exp, erf and tanh of those that have the same bits everywhere.
 struct PortableMath {
@@ -74,22 +86,22 @@ UNIEP_FORCE_INLINE UNIEP_HD ValueSlope relu2_at(float z) {
   return {r * r, 2.0f * r};
 }
 
-UNIEP_FORCE_INLINE UNIEP_HD float gpt_oss_limited(float z) {
-  return replace_if(z > kGptOssLimit, kGptOssLimit, z);
+UNIEP_FORCE_INLINE UNIEP_HD float limited(float z, const Limits& of) {
+  return replace_if(z > of.limit, of.limit, z);
 }
 /// Beyond the limit the value stays, and the derivative is 0. `s` is the sigmoid of the limited z
-/// times kGptOssAlpha.
-UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gpt_oss_gate_with(float z, float s) {
-  const float g = gpt_oss_limited(z);
-  const float scaled = kGptOssAlpha * g;
-  return {g * s, replace_if(z > kGptOssLimit, 0.0f, s * (1.0f + scaled * (1.0f - s)))};
+/// times sigmoid_scale.
+UNIEP_FORCE_INLINE UNIEP_HD ValueSlope limited_gate_with(float z, float s, const Limits& of) {
+  const float g = limited(z, of);
+  const float scaled = of.sigmoid_scale * g;
+  return {g * s, replace_if(z > of.limit, 0.0f, s * (1.0f + scaled * (1.0f - s)))};
 }
 
-UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gpt_oss_up_at(float z) {
-  const bool above = z > kGptOssLimit;
-  const bool below = z < -kGptOssLimit;
-  const float u = replace_if(below, -kGptOssLimit, replace_if(above, kGptOssLimit, z));
-  return {u + 1.0f, replace_if(above || below, 0.0f, 1.0f)};
+UNIEP_FORCE_INLINE UNIEP_HD ValueSlope limited_up_at(float z, const Limits& of) {
+  const bool above = z > of.limit;
+  const bool below = z < -of.limit;
+  const float u = replace_if(below, -of.limit, replace_if(above, of.limit, z));
+  return {u + of.up_offset, replace_if(above || below, 0.0f, 1.0f)};
 }
 
 }  // namespace activations
@@ -97,21 +109,22 @@ UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gpt_oss_up_at(float z) {
 /// Whether what becomes of an element of the gate half takes one sigmoid, ...
 constexpr bool has_sigmoid(Activation activation) {
   using enum Activation;
-  return activation == kSwiglu || activation == kSilu || activation == kGptOss;
+  return activation == kSwiglu || activation == kSilu || is_limited(activation);
 }
 /// ... which is of this, ...
 template <Activation activation>
-UNIEP_FORCE_INLINE UNIEP_HD float sigmoid_argument(float z) {
+UNIEP_FORCE_INLINE UNIEP_HD float sigmoid_argument(float z, const Limits& of) {
   static_assert(has_sigmoid(activation));
-  if constexpr (activation != Activation::kGptOss) return z;
-  return kGptOssAlpha * activations::gpt_oss_limited(z);
+  if constexpr (!is_limited(activation)) return z;
+  return of.sigmoid_scale * activations::limited(z, of);
 }
-/// ... and the element's function, given the sigmoid `s` of that.
+/// ... and the element's function, given the sigmoid `s` of that. `of`: of activations that are
+/// limited, this one's, or another's in its place.
 template <Activation activation>
-UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gate_with(float z, float s) {
+UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gate_with(float z, float s, const Limits& of) {
   static_assert(has_sigmoid(activation));
-  if constexpr (activation != Activation::kGptOss) return activations::silu_with(z, s);
-  return activations::gpt_oss_gate_with(z, s);
+  if constexpr (!is_limited(activation)) return activations::silu_with(z, s);
+  return activations::limited_gate_with(z, s, of);
 }
 
 /// Of an element of the gate half; of all of h where there is no gate.
@@ -119,7 +132,9 @@ template <Activation activation, class Math = PortableMath>
 UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gate_at(float z) {
   using enum Activation;
   if constexpr (has_sigmoid(activation)) {
-    return gate_with<activation>(z, activations::sigmoid_of<Math>(sigmoid_argument<activation>(z)));
+    constexpr Limits kOf = limits_of(activation);
+    const float s = activations::sigmoid_of<Math>(sigmoid_argument<activation>(z, kOf));
+    return gate_with<activation>(z, s, kOf);
   }
   if constexpr (activation == kGeglu || activation == kGelu) return activations::gelu_at<Math>(z);
   if constexpr (activation == kGegluTanh) return activations::gelu_tanh_at<Math>(z);
@@ -141,6 +156,8 @@ inline ValueSlope gate_at(Activation activation, float z) {
       return gate_at<kReglu>(z);
     case kGptOss:
       return gate_at<kGptOss>(z);
+    case kSwigluClamped:
+      return gate_at<kSwigluClamped>(z);
     case kRelu2:
       return gate_at<kRelu2>(z);
     case kGelu:
@@ -153,13 +170,14 @@ inline ValueSlope gate_at(Activation activation, float z) {
 
 /// Of an element of the up half.
 template <Activation activation>
-UNIEP_FORCE_INLINE UNIEP_HD ValueSlope up_at(float z) {
-  if constexpr (activation == Activation::kGptOss) return activations::gpt_oss_up_at(z);
+UNIEP_FORCE_INLINE UNIEP_HD ValueSlope up_at(float z, const Limits& of = limits_of(activation)) {
+  if constexpr (is_limited(activation)) return activations::limited_up_at(z, of);
   return {z, 1.0f};
 }
 inline ValueSlope up_at(Activation activation, float z) {
   using enum Activation;
-  return activation == kGptOss ? up_at<kGptOss>(z) : up_at<kSwiglu>(z);
+  if (activation == kGptOss) return up_at<kGptOss>(z);
+  return activation == kSwigluClamped ? up_at<kSwigluClamped>(z) : up_at<kSwiglu>(z);
 }
 
 }  // namespace uniep

@@ -28,7 +28,9 @@ DeviceContext device_context(const Problem& problem, const PassView& view, const
                              int limit_ms, const DeviceFaults& faults) {
   const LocalCounterLayout local(problem, view.num_ranks);
   const PassScratchLayout scratch(problem, view.num_ranks);
-  DeviceContext ctx{.view = view, .symmetric = SymmetricLayout(problem, view.num_ranks)};
+  DeviceContext ctx{.view = view,
+                    .symmetric = SymmetricLayout(problem, view.num_ranks),
+                    .limits = limits_of(view.activation)};
   std::ranges::copy(memory.heaps, ctx.heaps);
   for (int i = 0; i < kNumCounterKinds; ++i) {
     const auto kind = static_cast<CounterKind>(i);

@@ -54,7 +54,9 @@ Bends bends_of(Activation activation) {
     case Activation::kReglu:
       return {0, 0, 0};
     case Activation::kGptOss:  // silu(1.702 z) / 1.702, to its limit
-      return {0.86, 0.9, exact_activations::kLimit};
+      return {0.86, 0.9, exact_activations::limit_of(activation)};
+    case Activation::kSwigluClamped:
+      return {0.5, 0.31, exact_activations::limit_of(activation)};
     case Activation::kRelu2:
       return {2, 0};
   }
@@ -87,14 +89,13 @@ struct BoundedArithmetic {
     return with_step(with_cancellation(smooth, a, z), bends.step_at, z);
   }
   static Bounded up(Activation a, const Bounded& z) {
-    if (a != Activation::kGptOss) return z;
+    if (exact_activations::limit_of(a) == kNowhere) return z;
     const ExactValueSlope exact = exact_up(a, z.value);
     return mapped(exact.value, exact.slope, 0, z);
   }
   static Bounded up_slope(Activation a, const Bounded& z) {
     const Bounded exact{exact_up(a, z.value).slope, 0};
-    if (a != Activation::kGptOss) return exact;
-    const double limit = exact_activations::kLimit;
+    const double limit = exact_activations::limit_of(a);
     return with_step(exact, z.value < 0 ? -limit : limit, z);
   }
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 #include "uniep/problem.h"
@@ -47,18 +48,17 @@ inline ExactValueSlope relu2(double z) {
   return {r * r, 2 * r};
 }
 
-constexpr double kLimit = 7;
-
-/// g sigmoid(1.702 g) of g = min(z, 7).
-inline ExactValueSlope gpt_oss_gate(double z) {
-  constexpr double kAlpha = 1.702;
-  const double g = std::min(z, kLimit);
-  const ExactValueSlope scaled = silu(kAlpha * g);
-  return {scaled.value / kAlpha, z > kLimit ? 0 : scaled.slope};
+/// Where a gate and an up half end; infinity: nowhere.
+constexpr double limit_of(Activation activation) {
+  if (activation == Activation::kGptOss) return 7;
+  if (activation == Activation::kSwigluClamped) return 10;
+  return std::numeric_limits<double>::infinity();
 }
 
-inline ExactValueSlope gpt_oss_up(double z) {
-  return {std::clamp(z, -kLimit, kLimit) + 1, std::abs(z) > kLimit ? 0.0 : 1.0};
+/// g sigmoid(alpha g) of g = min(z, limit).
+inline ExactValueSlope limited_gate(double z, double limit, double alpha) {
+  const ExactValueSlope scaled = silu(alpha * std::min(z, limit));
+  return {scaled.value / alpha, z > limit ? 0 : scaled.slope};
 }
 
 }  // namespace exact_activations
@@ -77,7 +77,9 @@ inline ExactValueSlope exact_gate(Activation activation, double z) {
     case Activation::kReglu:
       return exact_activations::relu(z);
     case Activation::kGptOss:
-      return exact_activations::gpt_oss_gate(z);
+      return exact_activations::limited_gate(z, exact_activations::limit_of(activation), 1.702);
+    case Activation::kSwigluClamped:
+      return exact_activations::limited_gate(z, exact_activations::limit_of(activation), 1);
     case Activation::kRelu2:
       return exact_activations::relu2(z);
   }
@@ -86,8 +88,9 @@ inline ExactValueSlope exact_gate(Activation activation, double z) {
 
 /// Of an element of the up half.
 inline ExactValueSlope exact_up(Activation activation, double z) {
-  if (activation == Activation::kGptOss) return exact_activations::gpt_oss_up(z);
-  return {z, 1};
+  const double limit = exact_activations::limit_of(activation);
+  const double offset = activation == Activation::kGptOss ? 1 : 0;
+  return {std::clamp(z, -limit, limit) + offset, std::abs(z) > limit ? 0.0 : 1.0};
 }
 
 }  // namespace uniep::reference

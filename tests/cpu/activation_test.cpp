@@ -15,8 +15,8 @@ namespace uniep {
 namespace {
 
 constexpr Activation kAll[] = {Activation::kSwiglu, Activation::kGeglu,  Activation::kGegluTanh,
-                               Activation::kReglu,  Activation::kGptOss, Activation::kRelu2,
-                               Activation::kGelu,   Activation::kSilu};
+                               Activation::kReglu,  Activation::kGptOss, Activation::kSwigluClamped,
+                               Activation::kRelu2,  Activation::kGelu,   Activation::kSilu};
 static_assert(std::size(kAll) == kNumActivations);
 
 /// Calls f(z) for every finite bf16 number up to `limit`.
@@ -82,6 +82,14 @@ TEST(ActivationFunctions, KinksAndLimits) {
   EXPECT_EQ(up_at(Activation::kGptOss, -9.0f).value, -6.0f);
   EXPECT_EQ(up_at(Activation::kGptOss, 9.0f).value, 8.0f);
   EXPECT_EQ(up_at(Activation::kGptOss, 9.0f).slope, 0.0f);
+  EXPECT_GT(gate_at(Activation::kSwigluClamped, 10.0f).slope, 0.9f);
+  EXPECT_EQ(gate_at(Activation::kSwigluClamped, 10.5f).slope, 0.0f);
+  EXPECT_EQ(gate_at(Activation::kSwigluClamped, 9.0f).value,
+            gate_at(Activation::kSwiglu, 9.0f).value);
+  EXPECT_EQ(up_at(Activation::kSwigluClamped, 11.0f).value, 10.0f);
+  EXPECT_EQ(up_at(Activation::kSwigluClamped, -11.0f).value, -10.0f);
+  EXPECT_EQ(up_at(Activation::kSwigluClamped, -11.0f).slope, 0.0f);
+  EXPECT_TRUE(std::signbit(up_at(Activation::kSwigluClamped, -0.0f).value));
 }
 
 TEST(ActivationFunctions, KeepNaN) {

@@ -65,21 +65,24 @@ def relu(z):
     return torch.where(z <= 0, 0, z), torch.where(z <= 0, 0.0, 1.0)
 
 
-def gpt_oss(z):
-    g = torch.where(z > 7, 7, z)
-    scaled = 1.702 * g
+def limited(z, limit, alpha):
+    g = torch.where(z > limit, limit, z)
+    scaled = alpha * g
     s = sigmoid(scaled)
-    return g * s, torch.where(z > 7, 0, s * (1 + scaled * (1 - s)))
+    return g * s, torch.where(z > limit, 0, s * (1 + scaled * (1 - s)))
 
 
-def gpt_oss_up(z):
-    return z.clamp(-7, 7) + 1, torch.where(z.abs() > 7, 0.0, 1.0)
+def limited_up(z, limit, offset):
+    u = z.clamp(-limit, limit)
+    return u + offset if offset else u, torch.where(z.abs() > limit, 0.0, 1.0)
 
 
 # Value and derivative of the gate half, and of the up half.
 ACTIVATIONS = {
     "swiglu": (silu, None), "geglu": (gelu, None), "geglu_tanh": (gelu_tanh, None),
-    "reglu": (relu, None), "gpt_oss": (gpt_oss, gpt_oss_up),
+    "reglu": (relu, None),
+    "gpt_oss": (lambda z: limited(z, 7, 1.702), lambda z: limited_up(z, 7, 1)),
+    "swiglu_clamped": (lambda z: limited(z, 10, 1), lambda z: limited_up(z, 10, 0)),
 }
 
 
@@ -167,7 +170,7 @@ def main():
             good &= check(uniep, ranks, layer, "T,H,I,E,K=" + ",".join(map(str, sizes)), folder)
         layer = os.path.join(folder, "layer.safetensors")
         tensors = made_up_layer(777, 520, 264, 16, 3, seed=2)
-        tensors["w1"] = tensors["w1"] * 4  # so that h passes gpt_oss' limits
+        tensors["w1"] = tensors["w1"] * 4  # so that h passes limits
         save_file(tensors, layer)
         for activation in ACTIVATIONS:
             good &= check(uniep, ranks, layer, activation, folder, activation)

@@ -163,6 +163,33 @@ MODELS = {
             "head_dim": 16,
         },
     ),
+    "deepseek_v4": Model(
+        "DeepSeek-V4",
+        "DeepseekV4",
+        {
+            "intermediate_size": None,
+            "num_key_value_heads": 1,
+            "n_routed_experts": 8,
+            "moe_intermediate_size": 32,
+            "mlp_layer_types": ["moe", "moe"],
+            "layer_types": ["sliding_attention", "sliding_attention"],
+            "sliding_window": 16,
+            "head_dim": 16,
+            "q_lora_rank": 24,
+            "o_groups": 2,
+            "o_lora_rank": 16,
+            "hc_mult": 2,
+            "index_n_heads": 2,
+            "index_head_dim": 16,
+            "index_topk": 8,
+        },
+    ),
+    "minimax_m3": Model(
+        "MiniMax-M3",
+        "MiniMaxM3VL",
+        {"num_local_experts": 8, "intermediate_size": 32, "head_dim": 16},
+        ("TextConfig", "ForCausalLM"),
+    ),
 }
 
 
@@ -218,9 +245,9 @@ def router_choices(
                 found = chosen(scores, *args, **kwargs)
                 assert record is not None
                 record.append(found[1])
-                return found[0], found[1]
+                return found
             ids = replay.pop(0)
-            return scores.gather(-1, ids), ids
+            return torch.return_types.topk((scores.gather(-1, ids), ids))  # type: ignore[attr-defined]
 
         return choice
 
@@ -257,7 +284,10 @@ def distances_of(found: Result, own: Result, exact: Result) -> tuple[Distances, 
 
 
 def assert_close(found: tuple[Distances, ...], room: float = 1.2) -> None:
-    """As near the model's own as two right roundings are, and no further from float64."""
+    """As near the model's own as two right roundings are, and no further from float64.
+
+    Where roundings are most of a model's own gradient, nearer than that is to float64.
+    """
     from_own, from_exact, own_from_exact = found
     for what, (logits, grads) in zip(
         ("from its own", "from float64", "its own from float64"), found, strict=True
@@ -266,7 +296,8 @@ def assert_close(found: tuple[Distances, ...], room: float = 1.2) -> None:
         mean = root_mean_square(grads)
         print(f"{what}: {logits:.1e}, gradients {mean:.1e}, at most {grads[worst]:.1e} ({worst})")
     assert from_own[0] < LOGITS
-    assert {name: d for name, d in from_own[1].items() if not d < GRADIENT} == {}
+    limits = {name: max(GRADIENT, d) for name, d in own_from_exact[1].items()}
+    assert {name: d for name, d in from_own[1].items() if not d < limits[name]} == {}
     assert from_exact[0] < room * own_from_exact[0]
     assert root_mean_square(from_exact[1]) < room * root_mean_square(own_from_exact[1])
 

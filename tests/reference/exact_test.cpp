@@ -70,7 +70,8 @@ TEST(Gradients, OfEveryActivationEqualFiniteDifferences) {
         spec.activation = static_cast<Activation>(activation);
         spec.probs = probs;
         spec.bias = bias;
-        spec.scale_of_h = spec.activation == Activation::kGptOss ? 6 : 1;
+        const double limit = reference::exact_activations::limit_of(spec.activation);
+        spec.scale_of_h = std::isfinite(limit) ? limit - 1 : 1;
         SCOPED_TRACE(std::string(name(spec.activation)) + ", probs " + name(probs) +
                      (bias ? ", biases" : ""));
         expect_differences(widen<double>(make_layer(spec)));

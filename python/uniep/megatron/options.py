@@ -115,6 +115,7 @@ class _Function(NamedTuple):
 
 _FUNCTIONS = [
     _Function("silu", (F.silu,), "swiglu", "silu"),
+    _Function("silu", (F.silu,), "swiglu_clamped", "silu", clamp=10.0),
     _Function("gelu", (F.gelu,), "geglu", "gelu"),
     _Function("relu", (F.relu,), "reglu", None),
     _Function("squared_relu", (squared_relu,), None, "relu2"),
@@ -131,9 +132,16 @@ def activation_of(config: Any) -> Activation:
     return activation
 
 
-def _function_of(config: Any) -> _Function | None:
+def _functions_of(config: Any) -> list[_Function]:
+    """Those with the configuration's function, the one with its clamp ahead of all others."""
     chosen = getattr(config, "activation_func", None)
-    return next((f for f in _FUNCTIONS if any(chosen is own for own in f.functions)), None)
+    clamp = getattr(config, "activation_func_clamp_value", None)
+    known = [f for f in _FUNCTIONS if any(chosen is own for own in f.functions)]
+    return sorted(known, key=lambda f: f.clamp != clamp)
+
+
+def _function_of(config: Any) -> _Function | None:
+    return next(iter(_functions_of(config)), None)
 
 
 def _refused_activations(config: Any) -> Iterator[tuple[str, Any, str]]:
@@ -141,16 +149,18 @@ def _refused_activations(config: Any) -> Iterator[tuple[str, Any, str]]:
     if function is None or (function.gated if gated else function.alone) is None:
         chosen = getattr(config, "activation_func", None)
         name = getattr(chosen, "__name__", chosen) if function is None else function.name
-        known = [f.name for f in _FUNCTIONS if (f.gated if gated else f.alone) is not None]
+        named = (f.name for f in _FUNCTIONS if (f.gated if gated else f.alone) is not None)
+        known = list(dict.fromkeys(named))
         yield "activation_func", name, f"one of {known} where gated_linear_unit is {gated}"
     elif gated:
-        for option, wanted in (
-            ("glu_linear_offset", function.offset),
-            ("activation_func_clamp_value", function.clamp),
+        clamps = " or ".join(str(f.clamp) for f in _functions_of(config))
+        for option, wanted, accepted in (
+            ("glu_linear_offset", function.offset, function.offset),
+            ("activation_func_clamp_value", function.clamp, clamps),
         ):
             value = getattr(config, option, wanted)
             if value != wanted:
-                yield option, value, f"{wanted} where activation_func is {function.name}"
+                yield option, value, f"{accepted} where activation_func is {function.name}"
 
 
 def check_config(config: Any) -> None:

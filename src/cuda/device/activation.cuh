@@ -14,7 +14,9 @@ namespace uniep::cuda {
 inline constexpr float kLargestUsualGate = 86.0f;
 template <Activation activation = Activation::kSwiglu>
 __device__ __forceinline__ bool is_unusual_gate(float z) {
-  constexpr float kScale = activation == Activation::kGptOss ? kGptOssAlpha : 1.0f;
+  // Of activations that are limited, the largest scale.
+  constexpr float kScale =
+      is_limited(activation) ? limits_of(Activation::kGptOss).sigmoid_scale : 1.0f;
   return !(fabsf(z) <= kLargestUsualGate / kScale);
 }
 
@@ -76,8 +78,10 @@ struct DeviceMath {
 #endif
 };
 
-/// Calls f.operator()<activation>() for the one at hand. All threads have the same: the branch
-/// costs them nothing else. `kGeneral`: it may be any; else it is SwiGLU.
+/// Calls f.operator()<activation>() for the one at hand; <kGptOss> for any that is limited, which
+/// DeviceContext::limits then tells from others: kernels with 256 columns have no registers for
+/// another one. All threads have the same: the branch costs them nothing else. `kGeneral`: it may
+/// be any; else it is SwiGLU.
 template <bool kGeneral, class F>
 __device__ __forceinline__ void with_activation(Activation activation, F&& f) {
   switch (kGeneral ? activation : Activation::kSwiglu) {
@@ -94,6 +98,7 @@ __device__ __forceinline__ void with_activation(Activation activation, F&& f) {
       f.template operator()<Activation::kReglu>();
       break;
     case Activation::kGptOss:
+    case Activation::kSwigluClamped:
       f.template operator()<Activation::kGptOss>();
       break;
     case Activation::kRelu2:

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "base/activation.h"
 #include "base/rank_limits.h"
 #include "cuda/refusal.h"
 #include "layout/tensor_table.h"
@@ -96,6 +97,7 @@ struct DeviceContext {
   /// Of stages, a bit each: the matrices of this rank's own experts, which the stage reads or whose
   /// gradients it writes, are [in, out].
   std::uint32_t in_out = 0;
+  Limits limits{};  // of the activation, if it has any: parameters of a kernel take no registers
 
   template <Tensor t>
   __device__ __forceinline__ TypeOf<t>* get() const {

@@ -40,7 +40,10 @@ def case_refused_options() -> None:
             ["glu_linear_offset is 0.0", "1.0 where activation_func is quick_gelu"],
         ),
         ({"glu_linear_offset": 1.0}, ["glu_linear_offset is 1.0", "0.0"]),
-        ({"activation_func_clamp_value": 7.0}, ["activation_func_clamp_value is 7.0", "None"]),
+        (
+            {"activation_func_clamp_value": 7.0},
+            ["activation_func_clamp_value is 7.0", "None or 10.0"],
+        ),
         ({"moe_mlp_glu_interleave_size": 32}, ["moe_mlp_glu_interleave_size is 32", "None"]),
         ({"fp8": "hybrid"}, ["fp8 is hybrid", "None"]),
         ({"fp4": "e2m1"}, ["fp4 is e2m1", "None"]),

@@ -182,6 +182,7 @@ def other_experts() -> dict[str, dict[str, Any]]:
             "activation_func_clamp_value": 7.0,
             "add_bias_linear": True,
         },
+        "swiglu_clamped": {"activation_func_clamp_value": 10.0},
         "geglu": {"activation_func": F.gelu},
         "reglu": {"activation_func": F.relu},
         "swiglu": {"add_bias_linear": True},

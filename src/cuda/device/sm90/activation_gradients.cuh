@@ -22,9 +22,9 @@ template <Activation kActivation>
 struct ActivationGradients {
   /// dprobs are added up over the thread's columns. `factors`: what f(h) is multiplied by.
   static __device__ __forceinline__ void run(const ActivationBoxes& boxes, const RowProbs& factors,
-                                             float (&dprobs)[2]) {
+                                             const Limits& limits, float (&dprobs)[2]) {
     if constexpr (has_sigmoid(kActivation)) {
-      run_groups(boxes, factors, dprobs);
+      run_groups(boxes, factors, limits, dprobs);
     } else {
       run_one_by_one(boxes, factors, dprobs);
     }
@@ -38,11 +38,11 @@ struct ActivationGradients {
   static constexpr bool kGated = is_gated(kActivation);
 
   static __device__ __forceinline__ Gradients gradients(float factor, float da, ValueSlope g,
-                                                        float up) {
-    const float product = product_of<kActivation>(g, up);
+                                                        float up, const Limits& limits) {
+    const float product = product_of<kActivation>(g, up, limits);
     const float weighted = factor * da;
     if constexpr (kGated) {
-      const ValueSlope u = up_at<kActivation>(up);
+      const ValueSlope u = up_at<kActivation>(up, limits);
       return {(weighted * u.value) * g.slope, (weighted * g.value) * u.slope, factor * product,
               da * product};
     } else {
@@ -53,7 +53,8 @@ struct ActivationGradients {
   /// Whether gates are usual is asked once for all: between branches the compiler could not mix the
   /// steps of one group with those of the next.
   static __device__ __forceinline__ void run_groups(const ActivationBoxes& boxes,
-                                                    const RowProbs& factors, float (&dprobs)[2]) {
+                                                    const RowProbs& factors, const Limits& limits,
+                                                    float (&dprobs)[2]) {
     MatrixPairs gates[kActivationGroups];
     bool unusual = false;
 #pragma unroll
@@ -70,11 +71,11 @@ struct ActivationGradients {
         MatrixPairs gate;
         load_matrices(group_address(boxes.gate, group), gate);
         float s[2 * kMatrixPairs];
-        sigmoids_of<kActivation, false>(gate, s);
-        run_group(boxes, group, load_inputs(boxes, group), gate, s, factors, dprobs);
+        sigmoids_of<kActivation, false>(gate, limits, s);
+        run_group(boxes, group, load_inputs(boxes, group), gate, s, factors, limits, dprobs);
       }
     } else {
-      run_usual(boxes, gates, factors, dprobs);
+      run_usual(boxes, gates, factors, limits, dprobs);
     }
   }
 
@@ -82,19 +83,20 @@ struct ActivationGradients {
   /// it is done.
   static __device__ __forceinline__ void run_usual(const ActivationBoxes& boxes,
                                                    const MatrixPairs (&gates)[kActivationGroups],
-                                                   const RowProbs& factors, float (&dprobs)[2]) {
+                                                   const RowProbs& factors, const Limits& limits,
+                                                   float (&dprobs)[2]) {
     Inputs inputs = load_inputs(boxes, 0);
     float s[2 * kMatrixPairs];
-    sigmoids_of<kActivation, true>(gates[0], s);
+    sigmoids_of<kActivation, true>(gates[0], limits, s);
 #pragma unroll
     for (int group = 0; group < kActivationGroups; ++group) {
       Inputs next_inputs{};
       float next_s[2 * kMatrixPairs]{};
       if (group + 1 < kActivationGroups) {
         next_inputs = load_inputs(boxes, group + 1);
-        sigmoids_of<kActivation, true>(gates[group + 1], next_s);
+        sigmoids_of<kActivation, true>(gates[group + 1], limits, next_s);
       }
-      run_group(boxes, group, inputs, gates[group], s, factors, dprobs);
+      run_group(boxes, group, inputs, gates[group], s, factors, limits, dprobs);
       inputs = next_inputs;
 #pragma unroll
       for (int i = 0; i < 2 * kMatrixPairs; ++i) s[i] = next_s[i];
@@ -115,10 +117,11 @@ struct ActivationGradients {
   static __device__ __forceinline__ void run_group(const ActivationBoxes& boxes, int group,
                                                    const Inputs& inputs, const MatrixPairs& gate,
                                                    const float (&s)[2 * kMatrixPairs],
-                                                   const RowProbs& factors, float (&dprobs)[2]) {
+                                                   const RowProbs& factors, const Limits& limits,
+                                                   float (&dprobs)[2]) {
     MatrixPairs dgate, dup, a;
-    const auto of = [](float factor, float da, float g, float sigmoid, float u) {
-      return gradients(factor, da, gate_with<kActivation>(g, sigmoid), u);
+    const auto of = [&limits](float factor, float da, float g, float sigmoid, float u) {
+      return gradients(factor, da, gate_with<kActivation>(g, sigmoid, limits), u, limits);
     };
 #pragma unroll
     for (int i = 0; i < kMatrixPairs; ++i) {
@@ -153,7 +156,7 @@ struct ActivationGradients {
         const auto half = [shift](std::uint32_t pair) { return low_of(pair >> shift); };
         const Gradients d = gradients(pick(factors.of, i % 2), half(pick(inputs.da, i)),
                                       gate_at<kActivation, DeviceMath>(half(pick(gate, i))),
-                                      half(pick(inputs.up, i)));
+                                      half(pick(inputs.up, i)), {});
         const auto replace = [&](MatrixPairs& pairs, float value) {
           const std::uint32_t rest = pick(pairs, i) & (0xffff0000u >> shift);
           put(pairs, i, rest | pack_pair(value, 0) << shift);

@@ -30,8 +30,8 @@ __device__ __forceinline__ RowProbs factors_of(const PassView& v, const RowProbs
 /// f(h) of an element of a half of h, given what v(h) is there, and of its partner in the other
 /// half; without a gate there is none.
 template <Activation activation>
-__device__ __forceinline__ float product_of(const ValueSlope& gate, float up) {
-  if constexpr (is_gated(activation)) return gate.value * up_at<activation>(up).value;
+__device__ __forceinline__ float product_of(const ValueSlope& gate, float up, const Limits& of) {
+  if constexpr (is_gated(activation)) return gate.value * up_at<activation>(up, of).value;
   return gate.value;
 }
 
@@ -71,12 +71,12 @@ __device__ __forceinline__ void put(T (&values)[kCount], int i, T value) {
 
 /// The sigmoids that pairs of gates take, side by side.
 template <Activation activation, bool kUsual, int kCount>
-__device__ __forceinline__ void sigmoids_of(const std::uint32_t (&gates)[kCount],
+__device__ __forceinline__ void sigmoids_of(const std::uint32_t (&gates)[kCount], const Limits& of,
                                             float (&s)[2 * kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    s[2 * i] = sigmoid_argument<activation>(low_of(gates[i]));
-    s[2 * i + 1] = sigmoid_argument<activation>(high_of(gates[i]));
+    s[2 * i] = sigmoid_argument<activation>(low_of(gates[i]), of);
+    s[2 * i + 1] = sigmoid_argument<activation>(high_of(gates[i]), of);
   }
   sigmoids<kUsual>(s);
 }

@@ -183,9 +183,10 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
       if constexpr (!has_sigmoid(kActivation)) {
         activate_one_by_one<kActivation>(of_chunk, up[chunk % kChunks], factors, a);
       } else if (unusual) {
-        activate<kActivation, false>(of_chunk, up[chunk % kChunks], factors, a);
+        activate<kActivation, false>(of_chunk, up[chunk % kChunks], factors, consumer.ctx.limits,
+                                     a);
       } else {
-        activate<kActivation, true>(of_chunk, up[chunk % kChunks], factors, a);
+        activate<kActivation, true>(of_chunk, up[chunk % kChunks], factors, consumer.ctx.limits, a);
       }
       consumer.write_box(OutputRing<Shape>::box_of(2 * kChunks + chunk, kCount), a);
     }
@@ -199,7 +200,7 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
                                                              const RowProbs& factors,
                                                              std::uint32_t (&a)[kPairs]) {
     const auto weighted = [](float factor, float g, float u) {
-      return factor * product_of<kActivation>(gate_at<kActivation, DeviceMath>(g), u);
+      return factor * product_of<kActivation>(gate_at<kActivation, DeviceMath>(g), u, {});
     };
 #pragma unroll
     for (std::uint32_t& pair : a) pair = 0;
@@ -216,15 +217,15 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
   template <Activation kActivation, bool kUsual>
   static __device__ __forceinline__ void activate(const std::uint32_t (&gate)[kPairs],
                                                   const std::uint32_t (&up)[kPairs],
-                                                  const RowProbs& factors,
+                                                  const RowProbs& factors, const Limits& of,
                                                   std::uint32_t (&a)[kPairs]) {
-    const auto weighted = [](float factor, float g, float s, float u) {
-      return factor * product_of<kActivation>(gate_with<kActivation>(g, s), u);
+    const auto weighted = [&of](float factor, float g, float s, float u) {
+      return factor * product_of<kActivation>(gate_with<kActivation>(g, s, of), u, of);
     };
 #pragma unroll
     for (int first = 0; first < kPairs; first += kMatrixPairs) {
       float s[2 * kMatrixPairs];
-      sigmoids_of<kActivation, kUsual>(reinterpret_cast<const MatrixPairs&>(gate[first]), s);
+      sigmoids_of<kActivation, kUsual>(reinterpret_cast<const MatrixPairs&>(gate[first]), of, s);
 #pragma unroll
       for (int i = 0; i < kMatrixPairs; ++i) {
         const std::uint32_t g = gate[first + i], u = up[first + i];
