@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from . import _shared_experts
 from ._shared_experts import Shared
 from ._transformers_experts import IMPLEMENTATIONS, Facts, activation_of, facts_of
+from .arithmetic import Activation
 
 __all__ = ["check_block", "fuse", "names_of_shared", "separate"]
 
@@ -23,11 +24,16 @@ __all__ = ["check_block", "fuse", "names_of_shared", "separate"]
 # sigmoid(shared_expert_gate(x)).
 _BLOCKS = {
     "DeepseekV3MoE",
+    "DeepseekV4SparseMoeBlock",
     "Glm4MoeMoE",
+    "Glm5NextTextMoE",
+    "HYV4MoE",
     "NemotronHMoE",
     "Qwen2MoeSparseMoeBlock",
     "Qwen3NextSparseMoeBlock",
 }
+# Shared experts whose gate and up are clamped, and what says where.
+_CLAMPED = {"DeepseekV4MLP": "limit", "Glm5NextTextMLP": "swiglu_limit"}
 _MODULES = ("shared_experts", "shared_expert")
 _APART = "shared_experts='apart' is accepted"
 
@@ -57,8 +63,7 @@ def check_block(block: Any) -> None:
         )
     experts, shared = block.experts, _module(block)
     facts = facts_of(experts)
-    gated = hasattr(shared, "gate_proj")
-    found = activation_of(shared, gated)
+    found = _activation(shared)
     if found != facts.activation or facts.bias or _has_bias(shared):
         raise NotImplementedError(
             f"{kind} has {'biases' if facts.bias or _has_bias(shared) else f'activation {found}'} "
@@ -95,7 +100,7 @@ def _fused(block_class: Any) -> Any:
     return type(block_class.__name__, (block_class,), {"forward": _forward, "_is_fused": True})
 
 
-def _forward(block: Any, hidden_states: Tensor) -> Tensor:
+def _forward(block: Any, hidden_states: Tensor, input_ids: Tensor | None = None) -> Tensor:
     experts = block.experts
     implementation = experts.config._experts_implementation
     if implementation not in IMPLEMENTATIONS or getattr(experts, "_is_expert_parallel", False):
@@ -106,7 +111,8 @@ def _forward(block: Any, hidden_states: Tensor) -> Tensor:
             "use(model, shared_experts='apart') be called"
         )
     flat = hidden_states.reshape(-1, hidden_states.shape[-1])
-    _, weights, ids = block.gate(flat)
+    by_token = (input_ids,) if getattr(block, "is_hash", False) else ()  # of DeepSeek-V4
+    _, weights, ids = block.gate(flat, *by_token)
     out: Tensor = experts(flat, ids, weights, shared=_shared(block, flat))
     return out.view(hidden_states.shape)
 
@@ -133,6 +139,17 @@ def _is_known(block: nn.Module) -> bool:
         cls.__name__ in _BLOCKS and cls.__module__.startswith("transformers.")
         for cls in type(block).__mro__
     )
+
+
+def _activation(shared: Any) -> Activation:
+    activation = activation_of(shared, hasattr(shared, "gate_proj"))
+    kind = type(shared).__name__
+    if kind not in _CLAMPED or activation != "swiglu":
+        return activation
+    limit = getattr(shared, _CLAMPED[kind])
+    if limit != 10:
+        raise NotImplementedError(f"{kind} clamps at {limit}; it must be at 10.0; {_APART}")
+    return "swiglu_clamped"
 
 
 def _module(block: Any) -> Any:

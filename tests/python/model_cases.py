@@ -204,6 +204,10 @@ def small(kind: str, **changes: Any) -> nn.Module:
         for name, param in model.named_parameters():
             if name.endswith("_bias") and "experts" in name:  # transformers begins with zeros
                 param.normal_(0, 0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("tid2eid"):  # experts by token; likewise
+                token, slot = torch.meshgrid(*map(torch.arange, buffer.shape), indexing="ij")
+                buffer.copy_((token + 3 * slot) % 8)
     return model.bfloat16().train(not case.samples)
 
 
@@ -286,7 +290,8 @@ def distances_of(found: Result, own: Result, exact: Result) -> tuple[Distances, 
 def assert_close(found: tuple[Distances, ...], room: float = 1.2) -> None:
     """As near the model's own as two right roundings are, and no further from float64.
 
-    Where roundings are most of a model's own gradient, nearer than that is to float64.
+    Where a model's own gradient is further from float64 than that, both may be as far, each to
+    another side.
     """
     from_own, from_exact, own_from_exact = found
     for what, (logits, grads) in zip(
@@ -296,7 +301,7 @@ def assert_close(found: tuple[Distances, ...], room: float = 1.2) -> None:
         mean = root_mean_square(grads)
         print(f"{what}: {logits:.1e}, gradients {mean:.1e}, at most {grads[worst]:.1e} ({worst})")
     assert from_own[0] < LOGITS
-    limits = {name: max(GRADIENT, d) for name, d in own_from_exact[1].items()}
+    limits = {name: max(GRADIENT, 2 * d) for name, d in own_from_exact[1].items()}
     assert {name: d for name, d in from_own[1].items() if not d < limits[name]} == {}
     assert from_exact[0] < room * own_from_exact[0]
     assert root_mean_square(from_exact[1]) < room * root_mean_square(own_from_exact[1])

@@ -250,6 +250,7 @@ IN_PASS: dict[str, list[dict[str, Any]]] = {
     "qwen2_moe": [{}],
     "qwen3_next": [{"shared_expert_intermediate_size": 32}],
     "deepseek_v3": [{}, {"n_shared_experts": 2}],
+    "deepseek_v4": [{}, {"mlp_layer_types": ["hash_moe", "moe"]}],
     "kimi_k2": [{}],
     "glm4_moe": [{}],
     "nemotron_h": [{}, {"moe_shared_expert_intermediate_size": 64}],
