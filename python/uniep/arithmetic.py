@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 __all__ = [
     "ACTIVATIONS",
@@ -30,17 +30,7 @@ ProbsPlace = Literal["before", "after"]
 CombinePartials = Literal["fp32", "bf16"]
 
 # By the numbers of c_api.h.
-ACTIVATIONS: tuple[Activation, ...] = (
-    "swiglu",
-    "geglu",
-    "geglu_tanh",
-    "reglu",
-    "gpt_oss",
-    "swiglu_clamped",
-    "relu2",
-    "gelu",
-    "silu",
-)
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 PROBS: tuple[ProbsPlace, ...] = ("before", "after")
 PARTIALS: tuple[CombinePartials, ...] = ("fp32", "bf16")
 _GATED = ACTIVATIONS[:6]

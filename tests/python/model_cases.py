@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -209,6 +211,30 @@ def small(kind: str, **changes: Any) -> nn.Module:
                 token, slot = torch.meshgrid(*map(torch.arange, buffer.shape), indexing="ij")
                 buffer.copy_((token + 3 * slot) % 8)
     return model.bfloat16().train(not case.samples)
+
+
+# Sizes that constructors of experts read, under whichever name.
+SIZES_OF_EXPERTS = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "hidden_size": 32,
+    "moe_hidden_size": 32,
+    "intermediate_size": 16,
+    "moe_intermediate_size": 16,
+    "hidden_act": "silu",
+    "swiglu_alpha": 1.702,
+    "post_norm_eps": 1e-6,
+    "mlp_gate_softcap": 4.0,
+    "mlp_up_softcap": 25.0,
+}
+
+
+def experts_of(path: str, **options: Any) -> Any:
+    """Experts of a class in transformers' folder of models, in bf16, to be filled."""
+    module, name = path.rsplit(".", 1)
+    experts_class = getattr(importlib.import_module(f"transformers.models.{module}"), name)
+    return experts_class(SimpleNamespace(**{**SIZES_OF_EXPERTS, **options})).bfloat16()
 
 
 def tokens() -> Tensor:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +26,7 @@ from model_cases import (  # noqa: E402
     assert_close,
     distance,
     distances_of,
+    experts_of,
     router_choices,
     small,
     step,
@@ -154,93 +153,6 @@ def test_other_activations(kind: str, hidden_act: str, activation: str) -> None:
         wanted = experts(x, ids, weights)
         model.set_experts_implementation("uniep")
         assert distance(experts(x, ids, weights), wanted) < 1e-2
-
-
-# Sizes that constructors of experts read, under whichever name.
-SIZES_OF_EXPERTS = {
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "hidden_size": 32,
-    "moe_hidden_size": 32,
-    "intermediate_size": 16,
-    "moe_intermediate_size": 16,
-    "hidden_act": "silu",
-    "swiglu_alpha": 1.702,
-    "post_norm_eps": 1e-6,
-    "mlp_gate_softcap": 4.0,
-    "mlp_up_softcap": 25.0,
-}
-
-
-def experts_of(path: str, **options: Any) -> Any:
-    """Experts of a class in transformers' folder of models, in bf16, to be filled."""
-    module, name = path.rsplit(".", 1)
-    experts_class = getattr(importlib.import_module(f"transformers.models.{module}"), name)
-    return experts_class(SimpleNamespace(**{**SIZES_OF_EXPERTS, **options})).bfloat16()
-
-
-CLAMPED = {"swiglu_limit": 10.0}
-OF_GPT_OSS = {"swiglu_limit": 7.0}
-
-
-@pytest.mark.parametrize(
-    ("path", "activation", "options"),
-    [
-        ("beam.modeling_beam.BeamExperts", "swiglu", {}),
-        ("deepseek_v4.modeling_deepseek_v4.DeepseekV4Experts", "swiglu_clamped", CLAMPED),
-        ("glm5_next.modeling_glm5_next.Glm5NextTextExperts", "swiglu_clamped", CLAMPED),
-        ("hy_v4.modeling_hy_v4.HYV4Experts", "swiglu_clamped", CLAMPED),
-        ("minimax_m3_vl.modeling_minimax_m3_vl.MiniMaxM3VLExperts", "gpt_oss", OF_GPT_OSS),
-        (
-            "openai_privacy_filter.modeling_openai_privacy_filter.OpenAIPrivacyFilterExperts",
-            "gpt_oss",
-            OF_GPT_OSS,
-        ),
-    ],
-)
-def test_gates_of_a_models_own(path: str, activation: str, options: dict[str, float]) -> None:
-    """Weights are so large that many gates and up halves are beyond the limits.
-
-    There bf16 gradients are far from float64 ones, since roundings decide who is beyond; uniep's
-    are not much further than the model's own.
-    """
-    experts = experts_of(path, **options)
-    assert facts_of(experts).activation == activation
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in experts.parameters():
-            parameter.normal_(generator=generator)
-    x = (1.5 * torch.randn(46, 32, generator=generator)).bfloat16()
-    ids = torch.rand(46, 4, generator=generator).topk(2).indices
-    dy = torch.randn(46, 32, generator=generator)
-
-    def run(experts: Any, implementation: str) -> list[Tensor]:
-        experts.config._experts_implementation = implementation
-        dtype = experts.down_proj.dtype
-        inputs = x.to(dtype).requires_grad_()
-        weights = torch.full(
-            (46, 2), 0.5, dtype=max(dtype, torch.float32, key=lambda t: t.itemsize)
-        )
-        out = experts(inputs, ids, weights.requires_grad_())
-        leaves = [inputs, weights, *experts.parameters()]
-        return [out.detach(), *torch.autograd.grad((out.to(dy.dtype) * dy).sum(), leaves)]
-
-    exact = run(copy.deepcopy(experts).double(), "eager")
-    own, ours = run(experts, "eager"), run(experts, "uniep")
-    for of_ours, of_own, of_exact in zip(ours, own, exact, strict=True):
-        assert distance(of_ours, of_exact) < max(1.2 * distance(of_own, of_exact), 0.1) < 0.2
-
-
-def test_gates_with_other_limits_are_refused() -> None:
-    options: dict[str, Any]
-    for options, words in (
-        (OF_GPT_OSS, "has limit 7.0; it must be 10.0, that of activation 'swiglu_clamped'"),
-        ({**CLAMPED, "hidden_act": "gelu"}, "has activation GELUActivation; it must be silu"),
-    ):
-        experts = experts_of("deepseek_v4.modeling_deepseek_v4.DeepseekV4Experts", **options)
-        with pytest.raises(NotImplementedError, match=f"DeepseekV4Experts {words}"):
-            uniep.transformers.check(experts)
 
 
 # Shared experts in the pass.
