@@ -444,21 +444,38 @@ class DispatchWarp {
   }
 
   /// Stores the oldest piece, of `bytes` from byte `first` on, to each lane's row times the lane's
-  /// factor; null: to nowhere. All lanes share the vectors of a row.
+  /// factor; null: to nowhere. All lanes share the vectors of a row, four rows a vector read once.
   __device__ __forceinline__ void weigh(bf16* rows_of_lanes, float factor, int first,
                                         int bytes) const {
-    const auto* from = reinterpret_cast<const Vector*>(slots_ + store_.slot * slot_bytes_);
-    const auto vectors = bytes / static_cast<int>(sizeof(Vector));
     const auto to = reinterpret_cast<unsigned long long>(rows_of_lanes);
-    // With fewer, ptxas finds too few registers for the consumers of some of the kernels.
-    constexpr int kVectorsAhead = 8;
-    for (unsigned rows = __ballot_sync(kWholeWarp, to != 0); rows != 0; rows &= rows - 1) {
+    const auto vectors = bytes / static_cast<int>(sizeof(Vector));
+    unsigned rows = __ballot_sync(kWholeWarp, to != 0);
+    while (__popc(rows) >= 4) rows = weigh_some<4>(rows, to + first, factor, vectors);
+    while (rows != 0) rows = weigh_some<1>(rows, to + first, factor, vectors);
+  }
+
+  /// The first kRows of `rows`, a bit a lane, each to where its lane says; returns the others.
+  template <int kRows>
+  __device__ __forceinline__ unsigned weigh_some(unsigned rows, unsigned long long to, float factor,
+                                                 int vectors) const {
+    const auto* from = reinterpret_cast<const Vector*>(slots_ + store_.slot * slot_bytes_);
+    Vector* row[kRows];
+    float factors[kRows];
+#pragma unroll
+    for (int n = 0; n < kRows; ++n, rows &= rows - 1) {
       const int lane = __ffs(static_cast<int>(rows)) - 1;
-      auto* row = reinterpret_cast<Vector*>(__shfl_sync(kWholeWarp, to, lane) + first);
-      const float f = __shfl_sync(kWholeWarp, factor, lane);
-#pragma unroll kVectorsAhead
-      for (int i = lane_; i < vectors; i += 32) row[i] = scaled(from[i], f);
+      row[n] = reinterpret_cast<Vector*>(__shfl_sync(kWholeWarp, to, lane));
+      factors[n] = __shfl_sync(kWholeWarp, factor, lane);
     }
+    // With fewer stores ahead, ptxas finds too few registers for the consumers of some kernels.
+    constexpr int kVectorsAhead = 8 / kRows;
+#pragma unroll kVectorsAhead
+    for (int i = lane_; i < vectors; i += 32) {
+      const Vector v = from[i];
+#pragma unroll
+      for (int n = 0; n < kRows; ++n) row[n][i] = scaled(v, factors[n]);
+    }
+    return rows;
   }
   static __device__ __forceinline__ Vector scaled(const Vector& v, float factor) {
     const auto pair = [factor](std::uint32_t p) {
