@@ -21,6 +21,7 @@ from torch.utils.checkpoint import (
 )
 
 import uniep
+from uniep import _shared_experts
 from uniep._checked_call import CheckedCall
 from uniep._forms import Experts
 from uniep._shared_workspaces import LayerKind
@@ -349,6 +350,36 @@ def test_checkpointed_layers_compile(backend, whole):
             assert relative(a, b) < 2e-2
         else:
             assert torch.equal(a, b)
+
+
+def test_shared_weights_put_together_in_a_compiled_checkpoint():
+    """As DeepSeek's, whose two shared experts are one twice as wide; inductor chooses layouts."""
+    case, shared, wide = make_case(), 2, 64
+    draw = torch.Generator().manual_seed(4)
+    ups = [(0.1 * torch.randn(wide, 64, generator=draw)).bfloat16() for _ in range(2)]
+    down = (0.1 * torch.randn(64, wide, generator=draw)).bfloat16()
+
+    def layer(x):
+        w1, w2 = _shared_experts.weights(ups, down, wide // shared)
+        return uniep.moe(
+            x, case.ids, case.probs, case.w1, case.w2, shared_w1=w1, shared_w2=w2, workspace=own
+        )
+
+    def function(x):
+        return checkpoint(layer, x, use_reentrant=False)
+
+    torch.compiler.reset()
+    inputs = [case.x, *ups, down]
+    found = []
+    with workspace(case, shared_experts=shared) as own:
+        for call in (function, torch.compile(function, fullgraph=True, backend="inductor")):
+            for tensor in inputs:
+                tensor.requires_grad_().grad = None
+            out = call(case.x)
+            out.backward(case.dy)
+            found.append([out.detach()] + [tensor.grad for tensor in inputs])
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
 
 
 def test_what_overflows_in_a_compiled_checkpoint_is_seen():
