@@ -10,7 +10,7 @@ PREFIX ?= /usr/local
 # What the Python package is built for and tested with: its virtual environment is build/venv.
 PYTHON ?= python3
 # The part of tests/python that `make test-python` runs, and how: what a file's tests share is made once.
-PYTEST_FLAGS ?= -q -n $(TEST_JOBS) --dist loadfile
+PYTEST_FLAGS ?= -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 # `make sanitize` runs this part of the random cases that `make test` runs.
 SANITIZE_CASES ?= 0.1
 SANITIZERS     ?= asan tsan
