@@ -44,6 +44,7 @@ class _MoeInTensors(torch.autograd.Function):
         rows_of_h: int,
         plan_bytes: int,
         backward_bytes: int,
+        in_parts: bool,
         exact: bool,
         flag: bool,
         schedule: str | None,
@@ -80,6 +81,7 @@ class _MoeInTensors(torch.autograd.Function):
         ctx.tensors = len(given) + len(main)
         ctx.topk = topk_ids.shape[1]
         ctx.backward_bytes = backward_bytes
+        ctx.in_parts = in_parts
         ctx.flag = flag
         ctx.schedule = schedule
         ctx.deferred = deferred
@@ -103,7 +105,9 @@ class _MoeInTensors(torch.autograd.Function):
         gradients = None
         crossing: Crossing | None = ctx.crossing
         ahead = crossing if asked.weights and crosses_under_weights(crossing) else None
-        if ctx.deferred is not None or ahead is not None or not asked.weights:
+        # A ring of rows is never without those of weights, so it computes them for nothing.
+        data_only = not asked.weights and ctx.in_parts
+        if ctx.deferred is not None or ahead is not None or data_only:
             with waves_of_backward(crossing, dy) as waves:
                 dx, dprobs, dshared_probs, rows = ops.backward_data(
                     *saved,
@@ -133,7 +137,7 @@ class _MoeInTensors(torch.autograd.Function):
                 gradients = behind_data(pending, ctx.deferred, ahead, dx, dprobs)
             elif asked.weights_later:
                 leave_weights(ctx, own_dy, pending)
-        elif main is not None:
+        elif main is not None and asked.weights:
             dx, dprobs, dshared_probs = ops.backward_main_grad(
                 *saved,
                 main.w1,
@@ -155,14 +159,14 @@ class _MoeInTensors(torch.autograd.Function):
             dx, dprobs, dw1, dw2, db1, db2, dshared_probs, *dshared = ops.backward(
                 *saved, ctx.topk, ctx.flag, ctx.schedule, *weights.more(), ctx.layout
             )
-            gradients = (dw1, dw2, db1, db2, *dshared)
+            gradients = (dw1, dw2, db1, db2, *dshared) if asked.weights else None
         probs = dshared_probs if ctx.has_shared_probs else None
         of_data = (dx, None, dprobs, probs)
         return for_arguments(ctx, _BEFORE_TENSORS, weights, gradients, of_data)
 
 
 # Arguments of :meth:`_MoeInTensors.forward` ahead of its tensors.
-_BEFORE_TENSORS = 19
+_BEFORE_TENSORS = 20
 
 
 def moe_in_tensors(*arguments: Any, has_rows: bool) -> Tensor:

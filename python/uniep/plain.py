@@ -20,6 +20,7 @@ probabilities behind fc2, biases and combine groups: docs/numerics.md has their 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from . import _arguments
 from ._activations import activated, activated_gradient
+from ._shared_apart import for_both
 from .arithmetic import Activation, Arithmetic, CombinePartials, ProbsPlace, arithmetic_of
 from .group import GroupLike, process_group_of, rank_and_size
 from .zero_experts import ZeroExpertType
@@ -75,66 +77,55 @@ def moe(
     (dshared_w1, dshared_w2) behind the others then. Shared experts are a layer of their own, of S
     experts that all tokens go to; what it gives is added to the other's output, and rounded.
     """
-    if shared_w1 is not None and shared_w2 is not None:
-        weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2)
-        _arguments.check(x, topk_ids, topk_probs, weights, arithmetic_of(activation))
-        _arguments.check_shared_probs(shared_probs, x, weights)
-        own, shared = (main_grads[:-2], main_grads[-2:]) if main_grads else (None, None)
-        routed = moe(
-            x,
-            topk_ids,
-            topk_probs,
-            w1,
-            w2,
-            group=group,
-            main_grads=own,
-            ascending=ascending,
-            activation=activation,
-            probs=probs,
-            b1=b1,
-            b2=b2,
-            combine_groups=combine_groups,
-            combine_partials=combine_partials,
-            zero_experts=zero_experts,
-            zero_expert_type=zero_expert_type,
-        )
-        return routed + moe(
-            x,
-            _all_shared(x, shared_w1.shape[0]),
-            _ones_like_shared(x, shared_w1.shape[0]) if shared_probs is None else shared_probs,
-            shared_w1,
-            shared_w2,
-            main_grads=shared,
-            ascending=ascending,
-            activation=activation,
-            probs=probs,
-        )
+    routed = partial(
+        moe,
+        group=group,
+        ascending=ascending,
+        activation=activation,
+        probs=probs,
+        b1=b1,
+        b2=b2,
+        combine_groups=combine_groups,
+        combine_partials=combine_partials,
+    )
     if zero_experts:
         experts = w1.shape[0] * (1 if group is None else rank_and_size(group)[1])
         zero = (topk_ids >= experts) & (topk_ids < experts + zero_experts)
-        routed = moe(
+        real = routed(
             x,
             torch.where(zero, -1, topk_ids),
             topk_probs,
             w1,
             w2,
-            group=group,
             main_grads=main_grads,
-            ascending=ascending,
-            activation=activation,
-            probs=probs,
-            b1=b1,
-            b2=b2,
-            combine_groups=combine_groups,
-            combine_partials=combine_partials,
+            shared_w1=shared_w1,
+            shared_w2=shared_w2,
+            shared_probs=shared_probs,
         )
         if zero_expert_type == "zero":
-            return routed
+            return real
         share = torch.zeros_like(topk_probs[..., 0])
         for k in range(topk_probs.shape[-1]):
             share = share + torch.where(zero[..., k], topk_probs[..., k], 0.0)
-        total = (routed.float() + share[..., None] * x.float()).bfloat16()
-        return torch.where(zero.any(-1, keepdim=True), total, routed)
+        total = (real.float() + share[..., None] * x.float()).bfloat16()
+        return torch.where(zero.any(-1, keepdim=True), total, real)
+    if shared_w1 is not None and shared_w2 is not None:
+        weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2)
+        _arguments.check(x, topk_ids, topk_probs, weights, arithmetic_of(activation))
+        _arguments.check_shared_probs(shared_probs, x, weights)
+        own, of_shared = (main_grads[:-2], main_grads[-2:]) if main_grads else (None, None)
+        tokens, mine = for_both(x)
+        return routed(tokens, topk_ids, topk_probs, w1, w2, main_grads=own) + moe(
+            mine,
+            _all_shared(x, shared_w1.shape[0]),
+            _ones_like_shared(x, shared_w1.shape[0]) if shared_probs is None else shared_probs,
+            shared_w1,
+            shared_w2,
+            main_grads=of_shared,
+            ascending=ascending,
+            activation=activation,
+            probs=probs,
+        )
     group = process_group_of(group)
     arithmetic = arithmetic_of(activation, probs, b1 is not None, combine_groups, combine_partials)
     weights = _arguments.experts(w1, w2, b1, b2)

@@ -229,6 +229,7 @@ class _MoeInPages(torch.autograd.Function):
         overflow: Tensor,
         pool: RowPool,
         dispatches_again: bool,
+        in_parts: bool,
         flag: bool,
         schedule: str | None,
         deferred: DeferredWeights | None,
@@ -248,11 +249,14 @@ class _MoeInPages(torch.autograd.Function):
         ctx.has_shared_probs = shared_probs is not None
         ctx.key = key
         ctx.main_grads = main_grads
+        ctx.in_parts = in_parts
         ctx.tensors = len(weights)
         ctx.topk = topk_ids.shape[1]
         ctx.schedule = schedule
         ctx.deferred = deferred
         ctx.crossing = crossing
+        # Not as checkpoints return them: those have a grad that nobody sees.
+        ctx.weights = forms if deferred is not None else None
         return out  # type: ignore[no-any-return]
 
     @staticmethod
@@ -268,8 +272,11 @@ class _MoeInPages(torch.autograd.Function):
         own_dy, dy = dy, tokens_of(dy).contiguous()
         crossing: Crossing | None = ctx.crossing
         ahead = crossing if asked.weights and crosses_under_weights(crossing) else None
-        data_only = ctx.deferred is not None or ahead is not None or not asked.weights
-        main = ctx.main_grads or Experts((), ())
+        # A ring of rows is never without gradients of weights, so it computes them for nothing.
+        data_only = not asked.weights and ctx.in_parts
+        data_only = ctx.deferred is not None or ahead is not None or data_only
+        main = ctx.main_grads if asked.weights else None
+        to_main = main or Experts((), ())
         with waves_of_backward(crossing, dy) as waves:
             dx, dprobs, dshared_probs, *new, rows = ops.backward_pages(
                 ctx.key,
@@ -278,24 +285,24 @@ class _MoeInPages(torch.autograd.Function):
                 weights.w1,
                 weights.w2,
                 x,
-                main.w1,
-                main.w2,
+                to_main.w1,
+                to_main.w2,
                 ctx.topk,
                 data_only,
                 keeps_graph(),
                 ctx.schedule,
                 weights.b1,
                 weights.b2,
-                main.b1,
-                main.b2,
+                to_main.b1,
+                to_main.b2,
                 weights.shared_w1,
                 weights.shared_w2,
-                main.shared_w1,
-                main.shared_w2,
+                to_main.shared_w1,
+                to_main.shared_w2,
                 weights.layout,
                 waves,
             )
-        gradients = None if data_only or ctx.main_grads is not None else new
+        gradients = new if asked.weights and not data_only and main is None else None
         if data_only:
             pending = _PendingPages(
                 key=ctx.key,
@@ -303,7 +310,7 @@ class _MoeInPages(torch.autograd.Function):
                 backward_rows=rows,
                 tokens=dy.shape[0],
                 shared=() if weights.shared_w1 is None else (dy, x),
-                weights=weights,
+                weights=ctx.weights or weights,
                 main_grads=ctx.main_grads,
                 keep=keeps_graph(),
                 schedule=ctx.schedule,
@@ -318,7 +325,7 @@ class _MoeInPages(torch.autograd.Function):
 
 
 # Arguments of :meth:`_MoeInPages.forward` ahead of its weights.
-_BEFORE_WEIGHTS = 14
+_BEFORE_WEIGHTS = 15
 
 
 @outside_graphs(reason="a row pool keeps what forwards save outside of the graph")

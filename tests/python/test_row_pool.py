@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from cases import assert_same, gradients, make_case, step, workspace
 from ranks import run_ranks
+from torch.utils.checkpoint import checkpoint
 
 import uniep
 
@@ -135,6 +136,26 @@ def test_weight_gradients_wait(choice, main):
             assert torch.equal(a, b)
     else:
         assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_weight_gradients_wait_within_a_checkpoint(reentrant):
+    case = make_case(tokens=64)
+    wanted = step(case)
+    for tensor in (case.x, case.probs, case.w1, case.w2):
+        tensor.grad = None
+    deferred = uniep.DeferredWeights()
+    with workspace(case, row_pool=pool_of(case)) as own:
+
+        def run(x, probs):
+            options = {"workspace": own, "deferred": deferred}
+            return uniep.moe(x, case.ids, probs, case.w1, case.w2, **options)
+
+        out = checkpoint(run, case.x, case.probs, use_reentrant=reentrant)
+        out.backward(case.dy)
+        uniep.backward_weights(deferred)
+    found = [out.detach(), *(t.grad for t in (case.x, case.probs, case.w1, case.w2))]
+    assert_same(found, wanted)
 
 
 def test_a_full_pool_is_refused_with_the_bytes_that_would_do():

@@ -68,6 +68,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "row_pool": 1 << 22,
     },
 }
+# One backward computes all where experts take turns in a ring of rows.
+OPTIONS |= {
+    "ring": {"backward_rows": 256},
+    "ring in a pool": {"backward_rows": 256, "row_pool": 1 << 22},
+}
+IN_PARTS = [name for name in OPTIONS if "ring" not in name]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
@@ -77,7 +83,7 @@ def layer_on(device: str, name: str = "rows") -> Layer:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", IN_PARTS)
 def test_each_gradient_is_computed_once(name: str, device: str) -> None:
     layer = layer_on(device, name)
     wanted = layer.whole()
@@ -118,7 +124,7 @@ def test_another_dy_is_seen(change: Callable[[Layer], Tensor], name: str) -> Non
     same(found, list(torch.autograd.grad(layer(), layer.weights, dy)))
 
 
-@pytest.mark.parametrize("name", ["rows", "pool"])
+@pytest.mark.parametrize("name", ["rows", "pool", "ring", "ring in a pool"])
 def test_any_order_and_again(name: str) -> None:
     layer = layer_on("cpu", name)
     wanted = layer.whole()
@@ -130,8 +136,9 @@ def test_any_order_and_again(name: str) -> None:
         same(found, [expected[id(tensor)] for tensor in asked])
 
 
-def test_main_gradients_are_added_once() -> None:
-    layer = layer_on("cpu")
+@pytest.mark.parametrize("name", ["rows", "pool", "ring", "ring in a pool"])
+def test_main_gradients_are_added_once(name: str) -> None:
+    layer = layer_on("cpu", name)
     wanted = layer.whole()
     main = [torch.zeros_like(weight, dtype=torch.float32) for weight in layer.weights]
     layer.options["main_grads"] = tuple(main)
@@ -184,6 +191,16 @@ def test_frozen_weights_leave_nothing() -> None:
         same(of(out, layer.data, layer.dy, keep=True), wanted[:2])
     assert passes.ran == {"backward_data": 1}
     assert not hasattr(node_of(out), "left")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["ring", "ring in a pool"])
+def test_weights_may_be_frozen_in_a_ring_of_rows(name: str, device: str) -> None:
+    layer = layer_on(device, name)
+    wanted = layer.whole()
+    for weight in layer.weights:
+        weight.requires_grad_(False)
+    same(of(layer(), layer.data, layer.dy, keep=False), wanted[:2])
 
 
 def test_pages_go_back_with_the_graph() -> None:

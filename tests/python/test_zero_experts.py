@@ -51,6 +51,20 @@ def test_is_plain_pytorch(kind, hidden):
     assert not found[0][2:4].any() and not found[1][2:4].any() and not found[2][2:4].any()
 
 
+@pytest.mark.parametrize("kind", ["identity", "zero"])
+def test_shared_experts_come_ahead_of_identities(kind):
+    case = make()
+    g = torch.Generator().manual_seed(1)
+    shared = [
+        torch.randn(2, *w.shape[1:], generator=g).mul(0.3).bfloat16() for w in (case.w1, case.w2)
+    ]
+    options = {"zero_expert_type": kind, "shared_w1": shared[0], "shared_w2": shared[1]}
+    found = run(case, **options)
+    wanted = run(case, uniep.plain.moe, ascending=True, **options)
+    for i in (0, 1, 3, 4):
+        assert torch.equal(found[i], wanted[i])
+
+
 def test_the_gradient_of_a_weight_has_the_documented_order():
     case = make(hidden=2088)
     dprobs = run(case)[2]
