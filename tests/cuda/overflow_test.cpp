@@ -1,0 +1,153 @@
+// A routing that cannot be planned, told by values on the device: nothing throws, and what follows
+// is as ever. A process for each rank.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "base/math.h"
+#include "cuda/caller_memory.h"
+#include "cuda/cuda_schedules.h"
+#include "cuda/graph.h"
+#include "cuda/overflow_batches.h"
+
+namespace uniep::testing {
+namespace {
+
+class CudaOverflow : public OnGpus {};
+INSTANTIATE_TEST_SUITE_P(Gpus, CudaOverflow, ::testing::Values(1, 2, 4), ranks_name);
+
+/// Rows of the fullest rank, padding included.
+std::int64_t rows_of(const LayerData& data, int ranks) {
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(data.num_experts));
+  for (const std::int32_t id : data.topk_ids) {
+    if (id >= 0) ++rows[static_cast<std::size_t>(id)];
+  }
+  const std::size_t local = rows.size() / static_cast<std::size_t>(ranks);
+  std::int64_t most = 0;
+  for (std::size_t first = 0; first < rows.size(); first += local) {
+    std::int64_t of_rank = 0;
+    for (std::size_t e = first; e < first + local; ++e) {
+      of_rank += round_up<std::int64_t>(rows[e], Problem{}.row_align);
+    }
+    most = std::max(most, of_rank);
+  }
+  return most;
+}
+
+/// What is wrong with results of a step that cannot be planned, or "".
+std::string values_of_fault(const LayerResult& r, bool main_grad) {
+  for (const bf16 v : r.out) {
+    if (!std::isnan(to_float(v))) return "out is not NaN";
+  }
+  for (const bf16 v : r.dx) {
+    if (v != bf16{0x7fc0}) return "dx is not the NaN of a fault";
+  }
+  for (const float v : r.dprobs) {
+    if (v != 0) return "dprobs is not 0";
+  }
+  for (const auto* dw : {&r.dw1, &r.dw2}) {
+    for (const bf16 v : *dw) {
+      if (v.bits != 0) return "a weight gradient is not 0";
+    }
+  }
+  for (const auto* dw : {&r.main_dw1, &r.main_dw2}) {
+    for (const float v : *dw) {
+      if (main_grad && v != GpuRank::kMainGradStart) return "a main_grad was added to";
+    }
+  }
+  return "";
+}
+
+using Values = std::array<std::int64_t, 2>;
+
+/// Runs `step` on batches that fit, that do not, and that have an impossible id.
+std::string steps_with_overflow(const Communicator& c, GpuRank& rank, bool main_grad,
+                                const DeviceTensor<std::int64_t>& overflow,
+                                const std::function<void()>& step) {
+  const LayerData fits = fitting_batch(c.size()), does_not = overflowing_batch(c.size());
+  LayerData impossible = fits;
+  impossible.topk_ids[3] = impossible.num_experts;
+  GpuRank own(fits, c, {}, {.main_grad = main_grad});
+  const LayerResult want = own.step(cuda_schedules()[0]);
+  const struct {
+    const LayerData& batch;
+    Values values;
+  } cases[] = {{fits, {0, rows_of(fits, c.size())}},
+               {does_not, {1, rows_of(does_not, c.size())}},
+               {fits, {0, rows_of(fits, c.size())}},
+               {impossible, {2, 0}},
+               {fits, {0, rows_of(fits, c.size())}}};
+  for (const auto& [batch, values] : cases) {
+    rank.load(batch);
+    step();
+    rank.layer().synchronize();  // throws for none of them
+    const std::vector<std::int64_t> got = overflow.to_host();
+    if (got[0] != values[0] || got[1] != values[1]) {
+      return cat("overflow is ", got[0], ", ", got[1], " instead of ", values[0], ", ", values[1]);
+    }
+    const LayerResult result = rank.tensors();
+    const std::string wrong =
+        values[0] == 0 ? difference(result, want) : values_of_fault(result, main_grad);
+    if (!wrong.empty()) return cat(wrong, ", overflow ", values[0]);
+  }
+  return "same";
+}
+
+TEST_P(CudaOverflow, AnOverflowIsAValueOnTheDevice) {
+  expect_same(on_gpus(ranks(), [](const Communicator& c) -> std::string {
+    const LayerData first = fitting_batch(c.size());
+    const Problem problem = problem_of(first, c.size(), kCapacity);
+    const DeviceTensor<std::int64_t> overflow(2);
+    for (const bool main_grad : {false, true}) {
+      for (const bool in_two : {false, true}) {
+        for (const Schedule& schedule : cuda_schedules()) {
+          const LayerBlocks blocks(needs_of(problem, c.size()));
+          GpuRank rank(first, c, {.memory = blocks.memory()},
+                       {.capacity_rows = kCapacity, .main_grad = main_grad});
+          const MovableStep kept(blocks.needs, problem);
+          const auto step = [&] {
+            forward(rank.layer(), rank, kept, schedule, {}, overflow.span().data());
+            if (!in_two) return backward(rank.layer(), rank, kept, schedule, {}, true);
+            Saved saved = rank.layer().restore(kept.memory(false), rank.tokens(), true);
+            rank.layer().backward_data(saved, data_args(rank.backward_args()),
+                                       {.schedule = schedule, .memory = kept.memory()});
+            rank.layer().backward_weights(saved, weights_args(rank.backward_args()), schedule);
+          };
+          const auto said = steps_with_overflow(c, rank, main_grad, overflow, step);
+          if (said != "same") {
+            return cat(said, ", main_grad ", main_grad, ", in_two ", in_two, ", ",
+                       to_string(schedule));
+          }
+        }
+      }
+    }
+    return "same";
+  }));
+}
+
+TEST_P(CudaOverflow, AnOverflowInAReplayIsAValueOnTheDevice) {
+  expect_same(on_gpus(ranks(), [](const Communicator& c) -> std::string {
+    const LayerData first = fitting_batch(c.size());
+    const DeviceTensor<std::int64_t> overflow(2);
+    for (const Schedule& schedule : cuda_schedules()) {
+      const Stream stream;
+      GpuRank rank(first, c, {.cuda_stream = stream.get()}, {.capacity_rows = kCapacity});
+      std::optional<RoutingPlan> plan;
+      Saved saved;
+      const Graph graph(stream, [&] {
+        plan = rank.layer().plan(rank.topk_ids(), {.overflow = overflow.span().data()});
+        saved = rank.layer().forward(*plan, rank.forward_args(), schedule);
+        rank.layer().backward(saved, rank.backward_args(), schedule);
+      });
+      const auto said = steps_with_overflow(c, rank, false, overflow, [&] { graph.replay(); });
+      if (said != "same") return cat(said, ", ", to_string(schedule));
+    }
+    return "same";
+  }));
+}
+
+}  // namespace
+}  // namespace uniep::testing
