@@ -81,8 +81,9 @@ typedef struct {
   int64_t row_align;     /* 0: the default, 128 */
   int64_t save; /* what forward keeps of x: 0 rows, 1 tokens (each that came, once), 2 nothing */
   int64_t recompute_h;    /* 1: forward does not keep h, backward computes it again */
-  int64_t activation;     /* 0 swiglu, 1 geglu, 2 geglu_tanh, 3 reglu, 4 gpt_oss, 5 swiglu_clamped;
-                           * without a gate, so that w1 has I rows: 6 relu2, 7 gelu, 8 silu */
+  int64_t activation;     /* 0 swiglu, 1 geglu, 2 geglu_tanh, 3 reglu, 4 gpt_oss, 5 swiglu_clamped,
+                           * 6 swiglu_softcapped; without a gate, so that w1 has I rows: 7 relu2,
+                           * 8 gelu, 9 silu */
   int64_t probs;          /* where probabilities enter: 0 before fc2, 1 after it */
   int64_t bias;           /* 1: experts have biases */
   int64_t backward_rows;  /* rows that backward has room for at a time; 0: all */

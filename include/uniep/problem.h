@@ -23,28 +23,32 @@ constexpr const char* name(Save save) {
   return kNames[static_cast<int>(save)];
 }
 
-/// What an expert computes between its two products: a(h) of the rows h = w1 x. The first six are
+/// What an expert computes between its two products: a(h) of the rows h = w1 x. The first seven are
 /// gated: w1 has 2I rows, h = [gate; up]. The others have no gate: w1 has I rows.
 /// docs/numerics.md has every formula and rounding.
 enum class Activation : int {
-  kSwiglu,         ///< silu(gate) up
-  kGeglu,          ///< gelu(gate) up, by erf
-  kGegluTanh,      ///< gelu(gate) up, approximated by tanh
-  kReglu,          ///< relu(gate) up
-  kGptOss,         ///< gate sigmoid(1.702 gate) (up + 1); gate at most 7, up within -7 and 7
-  kSwigluClamped,  ///< silu(gate) up; gate at most 10, up within -10 and 10
-  kRelu2,          ///< relu(h)^2
-  kGelu,           ///< gelu(h), by erf
-  kSilu            ///< silu(h)
+  kSwiglu,            ///< silu(gate) up
+  kGeglu,             ///< gelu(gate) up, by erf
+  kGegluTanh,         ///< gelu(gate) up, approximated by tanh
+  kReglu,             ///< relu(gate) up
+  kGptOss,            ///< gate sigmoid(1.702 gate) (up + 1); gate at most 7, up within -7 and 7
+  kSwigluClamped,     ///< silu(gate) up; gate at most 10, up within -10 and 10
+  kSwigluSoftcapped,  ///< 4 tanh(gate / 4) sigmoid(gate) 25 tanh(up / 25)
+  kRelu2,             ///< relu(h)^2
+  kGelu,              ///< gelu(h), by erf
+  kSilu               ///< silu(h)
 };
-inline constexpr int kNumActivations = 9;
+inline constexpr int kNumActivations = 10;
 
 constexpr const char* name(Activation activation) {
-  constexpr const char* kNames[] = {"swiglu",         "geglu", "geglu_tanh", "reglu", "gpt_oss",
-                                    "swiglu_clamped", "relu2", "gelu",       "silu"};
+  constexpr const char* kNames[] = {
+      "swiglu", "geglu", "geglu_tanh", "reglu", "gpt_oss", "swiglu_clamped", "swiglu_softcapped",
+      "relu2",  "gelu",  "silu"};
   return kNames[static_cast<int>(activation)];
 }
-constexpr bool is_gated(Activation activation) { return activation <= Activation::kSwigluClamped; }
+constexpr bool is_gated(Activation activation) {
+  return activation <= Activation::kSwigluSoftcapped;
+}
 
 /// Where the routing probability of a row enters.
 enum class Probs : int {

@@ -105,6 +105,17 @@ def _gpt_oss_up(z: Tensor) -> tuple[Tensor, Tensor]:
     return u + 1, slope
 
 
+def _softcap(z: Tensor, cap: int) -> tuple[Tensor, Tensor]:
+    t = _tanh(z * _fp32(1 / cap))
+    return t * cap, 1 - t * t
+
+
+def _softcapped_gate(z: Tensor) -> tuple[Tensor, Tensor]:
+    value, slope = _softcap(z, 4)
+    s = 1 / (1 + _exp(-z))
+    return value * s, s * (slope + value * (1 - s))
+
+
 def _fp32(value: float) -> float:
     """The number as fp32 has it, by which a scalar then multiplies."""
     return float(torch.tensor(value, dtype=torch.float32))
@@ -125,6 +136,7 @@ _OF_GATE: dict[Activation, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     "reglu": _relu,
     "gpt_oss": lambda z: _limited_gate(z, 7, _ALPHA),
     "swiglu_clamped": lambda z: _limited_gate(z, 10, 1),
+    "swiglu_softcapped": _softcapped_gate,
     "relu2": _relu2,
     "gelu": _gelu,
     "silu": _silu,
@@ -134,6 +146,7 @@ _OF_GATE: dict[Activation, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
 _OF_UP: dict[Activation, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     "gpt_oss": _gpt_oss_up,
     "swiglu_clamped": lambda z: _limited_up(z, 10),
+    "swiglu_softcapped": lambda z: _softcap(z, 25),
 }
 
 

@@ -9,6 +9,7 @@ before inputs, which is fastest on GPUs.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -70,12 +71,17 @@ _WITHOUT_GATE: dict[str, Activation] = {"silu": "silu", "gelu": "gelu", "relu2":
 
 
 class _OwnGate(NamedTuple):
-    """What a gate is, and the attributes that make it so; None: what `act_fn` makes it."""
+    """What a gate is, and the attributes that make it so; None: what `act_fn` makes it.
+
+    A name with dots is that of an attribute's attribute.
+    """
 
     activation: Activation | None
     attributes: Mapping[str, float] = MappingProxyType({})
     of_silu: bool = False  # and `act_fn` has to be silu
 
+
+_SOFTCAPS = {"act_fn.gate_softcap.softcap": 4.0, "act_fn.up_softcap.softcap": 25.0}
 
 # Classes whose gate is their own.
 _OWN_GATES = {
@@ -85,6 +91,9 @@ _OWN_GATES = {
     "DeepseekV4Experts": _OwnGate("swiglu_clamped", {"limit": 10.0}, of_silu=True),
     "Glm5NextTextExperts": _OwnGate("swiglu_clamped", {"swiglu_limit": 10.0}),
     "HYV4Experts": _OwnGate("swiglu_clamped", {"swiglu_limit": 10.0}),
+    "HYV4VLExperts": _OwnGate("swiglu_clamped", {"swiglu_limit": 10.0}),
+    "Inkling2Experts": _OwnGate("swiglu_softcapped", _SOFTCAPS),
+    "Inkling2LoopExperts": _OwnGate("swiglu_softcapped", _SOFTCAPS),
     "BeamExperts": _OwnGate(None),  # multiplied in fp32, as by uniep
 }
 
@@ -190,12 +199,17 @@ def _own_gate(experts: Any, gate: Any) -> Activation:
             f"activation '{activation}'"
         )
     for name, wanted in attributes.items():
-        found = getattr(experts, name, None)
+        found = _attribute(experts, name)
         if found != wanted:
             raise NotImplementedError(
                 f"{kind} has {name} {found}; it must be {wanted}, that of activation '{activation}'"
             )
     return activation
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    """Its attribute, or that of its attribute; None: it has none."""
+    return functools.reduce(lambda of, part: getattr(of, part, None), name.split("."), owner)
 
 
 def weights_of(experts: Any, facts: Facts) -> Weights:

@@ -22,6 +22,7 @@ Activation = Literal[
     "reglu",
     "gpt_oss",
     "swiglu_clamped",
+    "swiglu_softcapped",
     "relu2",
     "gelu",
     "silu",
@@ -33,7 +34,7 @@ CombinePartials = Literal["fp32", "bf16"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 PROBS: tuple[ProbsPlace, ...] = ("before", "after")
 PARTIALS: tuple[CombinePartials, ...] = ("fp32", "bf16")
-_GATED = ACTIVATIONS[:6]
+_GATED = ACTIVATIONS[:7]
 
 
 class Arithmetic(NamedTuple):

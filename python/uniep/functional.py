@@ -100,9 +100,11 @@ def moe(
             one of the forms of its weight, not always the same.
         deferred: where weight gradients wait for :func:`uniep.backward_weights`.
         activation: ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"``, ``"reglu"``, ``"gpt_oss"``
-            (gate * sigmoid(1.702 gate) * (up + 1), gate at most 7, up within -7 and 7) or
-            ``"swiglu_clamped"`` (swiglu, gate at most 10, up within -10 and 10); or without a gate
-            ``"relu2"``, ``"gelu"`` or ``"silu"``. None: swiglu, or what the workspace has.
+            (gate * sigmoid(1.702 gate) * (up + 1), gate at most 7, up within -7 and 7),
+            ``"swiglu_clamped"`` (swiglu, gate at most 10, up within -10 and 10) or
+            ``"swiglu_softcapped"`` (4 tanh(gate / 4) * sigmoid(gate) * 25 tanh(up / 25)); or
+            without a gate ``"relu2"``, ``"gelu"`` or ``"silu"``. None: swiglu, or what the
+            workspace has.
         probs: where a row's probability is multiplied: ``"before"`` fc2, into a, as Megatron-Core
             has it; or ``"after"``, into the rows as they are added up, as transformers and
             torchtitan do. None: before, or what the workspace has.

@@ -34,6 +34,10 @@ UNIEP_FORCE_INLINE UNIEP_HD constexpr Limits limits_of(Activation activation) {
                                            : Limits{10.0f, 1.0f, -0.0f};
 }
 
+/// Where halves of kSwigluSoftcapped end softly.
+inline constexpr int kGateSoftcap = 4;
+inline constexpr int kUpSoftcap = 25;
+
 /// exp, erf and tanh of those that have the same bits everywhere.
 struct PortableMath {
   static UNIEP_FORCE_INLINE UNIEP_HD float exp(float z) { return exp_f32(z); }
@@ -104,9 +108,26 @@ UNIEP_FORCE_INLINE UNIEP_HD ValueSlope limited_up_at(float z, const Limits& of) 
   return {u + of.up_offset, replace_if(above || below, 0.0f, 1.0f)};
 }
 
+/// kCap tanh(z / kCap): near z where that is small. A number that divides is multiplied by as its
+/// inverse, as PyTorch does on GPUs.
+template <int kCap, class Math>
+UNIEP_FORCE_INLINE UNIEP_HD ValueSlope softcap_at(float z) {
+  constexpr float kInverse = 1.0f / kCap;
+  const float t = Math::tanh(z * kInverse);
+  return {t * static_cast<float>(kCap), 1.0f - t * t};
+}
+
+/// softcap(z) sigmoid(z).
+template <class Math>
+UNIEP_FORCE_INLINE UNIEP_HD ValueSlope softcapped_gate_at(float z) {
+  const ValueSlope capped = softcap_at<kGateSoftcap, Math>(z);
+  const float s = sigmoid_of<Math>(z);
+  return {capped.value * s, s * (capped.slope + capped.value * (1.0f - s))};
+}
+
 }  // namespace activations
 
-/// Whether what becomes of an element of the gate half takes one sigmoid, ...
+/// Whether what becomes of an element of the gate half takes one sigmoid and nothing else, ...
 constexpr bool has_sigmoid(Activation activation) {
   using enum Activation;
   return activation == kSwiglu || activation == kSilu || is_limited(activation);
@@ -139,6 +160,7 @@ UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gate_at(float z) {
   if constexpr (activation == kGeglu || activation == kGelu) return activations::gelu_at<Math>(z);
   if constexpr (activation == kGegluTanh) return activations::gelu_tanh_at<Math>(z);
   if constexpr (activation == kReglu) return activations::relu_at(z);
+  if constexpr (activation == kSwigluSoftcapped) return activations::softcapped_gate_at<Math>(z);
   if constexpr (activation == kRelu2) return activations::relu2_at(z);
 }
 
@@ -158,6 +180,8 @@ inline ValueSlope gate_at(Activation activation, float z) {
       return gate_at<kGptOss>(z);
     case kSwigluClamped:
       return gate_at<kSwigluClamped>(z);
+    case kSwigluSoftcapped:
+      return gate_at<kSwigluSoftcapped>(z);
     case kRelu2:
       return gate_at<kRelu2>(z);
     case kGelu:
@@ -169,15 +193,19 @@ inline ValueSlope gate_at(Activation activation, float z) {
 }
 
 /// Of an element of the up half.
-template <Activation activation>
+template <Activation activation, class Math = PortableMath>
 UNIEP_FORCE_INLINE UNIEP_HD ValueSlope up_at(float z, const Limits& of = limits_of(activation)) {
   if constexpr (is_limited(activation)) return activations::limited_up_at(z, of);
+  if constexpr (activation == Activation::kSwigluSoftcapped) {
+    return activations::softcap_at<kUpSoftcap, Math>(z);
+  }
   return {z, 1.0f};
 }
 inline ValueSlope up_at(Activation activation, float z) {
   using enum Activation;
   if (activation == kGptOss) return up_at<kGptOss>(z);
-  return activation == kSwigluClamped ? up_at<kSwigluClamped>(z) : up_at<kSwiglu>(z);
+  if (activation == kSwigluClamped) return up_at<kSwigluClamped>(z);
+  return activation == kSwigluSoftcapped ? up_at<kSwigluSoftcapped>(z) : up_at<kSwiglu>(z);
 }
 
 }  // namespace uniep

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "reference/arithmetic.h"
 #include "reference/layer.h"
@@ -39,7 +40,7 @@ struct Bends {
   double value;
   double slope;
   double step_at = kNowhere;
-  bool cancels = false;  ///< fp32 has it as a sum that cancels where z is far below 0
+  bool cancels = false;  ///< fp32 has it, or its derivative, as a sum that cancels far from 0
 };
 
 Bends bends_of(Activation activation) {
@@ -57,10 +58,20 @@ Bends bends_of(Activation activation) {
       return {0.86, 0.9, exact_activations::limit_of(activation)};
     case Activation::kSwigluClamped:
       return {0.5, 0.31, exact_activations::limit_of(activation)};
+    case Activation::kSwigluSoftcapped:
+      return {0.51, 0.43, kNowhere, true};
     case Activation::kRelu2:
       return {2, 0};
   }
   return {};
+}
+
+/// The same of the function of an up half; nothing where that is taken as it is.
+std::optional<Bends> bends_of_up(Activation activation) {
+  const double limit = exact_activations::limit_of(activation);
+  if (limit != kNowhere) return Bends{0, 0, limit};
+  if (activation == Activation::kSwigluSoftcapped) return Bends{0.031, 0.0033, kNowhere, true};
+  return std::nullopt;
 }
 
 /// A derivative at `z` that has a step, of about 1 at most, within reach of z's error.
@@ -69,8 +80,8 @@ Bounded with_step(Bounded derivative, double at, const Bounded& z) {
   return derivative;
 }
 
-Bounded with_cancellation(Bounded v, Activation activation, const Bounded& z) {
-  if (bends_of(activation).cancels) v.square += squared(kFp32Unit * (1 + std::abs(z.value)));
+Bounded with_cancellation(Bounded v, const Bends& bends, const Bounded& z) {
+  if (bends.cancels) v.square += squared(kFp32Unit * (1 + std::abs(z.value)));
   return v;
 }
 
@@ -80,23 +91,29 @@ struct BoundedArithmetic {
   static Bounded stored(const Bounded& v) { return rounded_to_bf16(v); }
   static Bounded gate(Activation a, const Bounded& z) {
     const ExactValueSlope exact = exact_gate(a, z.value);
-    return with_cancellation(mapped(exact.value, exact.slope, bends_of(a).value, z), a, z);
+    const Bends bends = bends_of(a);
+    return with_cancellation(mapped(exact.value, exact.slope, bends.value, z), bends, z);
   }
   static Bounded gate_slope(Activation a, const Bounded& z) {
     const Bends bends = bends_of(a);
     const double slope = exact_gate(a, z.value).slope;
     const Bounded smooth = mapped(slope, bends.value, bends.slope, z);
-    return with_step(with_cancellation(smooth, a, z), bends.step_at, z);
+    return with_step(with_cancellation(smooth, bends, z), bends.step_at, z);
   }
   static Bounded up(Activation a, const Bounded& z) {
-    if (exact_activations::limit_of(a) == kNowhere) return z;
+    const std::optional<Bends> bends = bends_of_up(a);
+    if (!bends) return z;
     const ExactValueSlope exact = exact_up(a, z.value);
-    return mapped(exact.value, exact.slope, 0, z);
+    return mapped(exact.value, exact.slope, bends->value, z);
   }
   static Bounded up_slope(Activation a, const Bounded& z) {
-    const Bounded exact{exact_up(a, z.value).slope, 0};
-    const double limit = exact_activations::limit_of(a);
-    return with_step(exact, z.value < 0 ? -limit : limit, z);
+    const double slope = exact_up(a, z.value).slope;
+    const std::optional<Bends> bends = bends_of_up(a);
+    if (!bends || bends->value == 0) {
+      const double limit = exact_activations::limit_of(a);
+      return with_step({slope, 0}, z.value < 0 ? -limit : limit, z);
+    }
+    return with_cancellation(mapped(slope, bends->value, bends->slope, z), *bends, z);
   }
 };
 

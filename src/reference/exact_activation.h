@@ -61,6 +61,19 @@ inline ExactValueSlope limited_gate(double z, double limit, double alpha) {
   return {scaled.value / alpha, z > limit ? 0 : scaled.slope};
 }
 
+/// cap tanh(z / cap).
+inline ExactValueSlope softcap(double z, double cap) {
+  const double t = std::tanh(z / cap);
+  return {cap * t, 1 - t * t};
+}
+
+/// 4 tanh(z / 4) sigmoid(z).
+inline ExactValueSlope softcapped_gate(double z) {
+  const ExactValueSlope capped = softcap(z, 4);
+  const double s = sigmoid(z);
+  return {capped.value * s, capped.slope * s + capped.value * s * (1 - s)};
+}
+
 }  // namespace exact_activations
 
 /// Of an element of the gate half; of all of h where there is no gate.
@@ -80,6 +93,8 @@ inline ExactValueSlope exact_gate(Activation activation, double z) {
       return exact_activations::limited_gate(z, exact_activations::limit_of(activation), 1.702);
     case Activation::kSwigluClamped:
       return exact_activations::limited_gate(z, exact_activations::limit_of(activation), 1);
+    case Activation::kSwigluSoftcapped:
+      return exact_activations::softcapped_gate(z);
     case Activation::kRelu2:
       return exact_activations::relu2(z);
   }
@@ -88,6 +103,7 @@ inline ExactValueSlope exact_gate(Activation activation, double z) {
 
 /// Of an element of the up half.
 inline ExactValueSlope exact_up(Activation activation, double z) {
+  if (activation == Activation::kSwigluSoftcapped) return exact_activations::softcap(z, 25);
   const double limit = exact_activations::limit_of(activation);
   const double offset = activation == Activation::kGptOss ? 1 : 0;
   return {std::clamp(z, -limit, limit) + offset, std::abs(z) > limit ? 0.0 : 1.0};

@@ -92,10 +92,10 @@ TEST(CApi, BiasesAreAskedForOrRefused) {
                  "rank 0: db1 is NULL; an address is accepted");
   uniep_problem p = c_problem(problem_of_batches());
   uniep_memory_needs needs{};
-  p.activation = 9;
+  p.activation = 10;
   expect_refused(uniep_needs(&p, 0, 1, &needs),
-                 "problem.activation is 9; 0 to 8 (swiglu, geglu, geglu_tanh, reglu, gpt_oss, "
-                 "swiglu_clamped, relu2, gelu, silu) are accepted");
+                 "problem.activation is 10; 0 to 9 (swiglu, geglu, geglu_tanh, reglu, gpt_oss, "
+                 "swiglu_clamped, swiglu_softcapped, relu2, gelu, silu) are accepted");
   p.activation = 0;
   p.probs = 2;
   expect_refused(uniep_needs(&p, 0, 1, &needs),

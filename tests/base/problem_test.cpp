@@ -79,12 +79,12 @@ TEST(Problem, EachFieldOutOfRangeIsNamedWithWhatIsAccepted) {
   }
   expect_refused([](Problem& p) { p.save = static_cast<Save>(3); },
                  "problem.save is 3; 0 (rows), 1 (tokens) and 2 (none) are accepted");
-  expect_refused([](Problem& p) { p.activation = static_cast<Activation>(9); },
-                 "problem.activation is 9; 0 to 8 (swiglu, geglu, geglu_tanh, reglu, gpt_oss, "
-                 "swiglu_clamped, relu2, gelu, silu) are accepted");
+  expect_refused([](Problem& p) { p.activation = static_cast<Activation>(10); },
+                 "problem.activation is 10; 0 to 9 (swiglu, geglu, geglu_tanh, reglu, gpt_oss, "
+                 "swiglu_clamped, swiglu_softcapped, relu2, gelu, silu) are accepted");
   expect_refused([](Problem& p) { p.activation = static_cast<Activation>(-1); },
-                 "problem.activation is -1; 0 to 8 (swiglu, geglu, geglu_tanh, reglu, gpt_oss, "
-                 "swiglu_clamped, relu2, gelu, silu) are accepted");
+                 "problem.activation is -1; 0 to 9 (swiglu, geglu, geglu_tanh, reglu, gpt_oss, "
+                 "swiglu_clamped, swiglu_softcapped, relu2, gelu, silu) are accepted");
   expect_refused([](Problem& p) { p.probs = static_cast<Probs>(2); },
                  "problem.probs is 2; 0 (before) and 1 (after) are accepted");
   for (const int groups : {-1, 0, 3, 16}) {

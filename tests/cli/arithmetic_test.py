@@ -6,9 +6,8 @@ import unittest
 import layer_file
 from program import ProgramTest, unfolded
 
-ACTIVATIONS = ["swiglu", "geglu", "geglu_tanh", "reglu", "gpt_oss", "swiglu_clamped", "relu2",
-               "gelu", "silu"]
-UNGATED = ACTIVATIONS[5:]
+ACTIVATIONS = ["swiglu", "geglu", "geglu_tanh", "reglu", "gpt_oss", "swiglu_clamped",
+               "swiglu_softcapped", "relu2", "gelu", "silu"]
 SHAPE = "custom,tokens=60,hidden=72,intermediate=40,experts=8,topk=2"
 
 

@@ -52,10 +52,16 @@ std::vector<bf16> random_bf16s(std::mt19937& rng, Values values, Index n) {
   return v;
 }
 
-constexpr Activation kActivations[] = {
-    Activation::kSwiglu, Activation::kGeglu,  Activation::kGegluTanh,
-    Activation::kReglu,  Activation::kGptOss, Activation::kSwigluClamped,
-    Activation::kRelu2,  Activation::kGelu,   Activation::kSilu};
+constexpr Activation kActivations[] = {Activation::kSwiglu,
+                                       Activation::kGeglu,
+                                       Activation::kGegluTanh,
+                                       Activation::kReglu,
+                                       Activation::kGptOss,
+                                       Activation::kSwigluClamped,
+                                       Activation::kSwigluSoftcapped,
+                                       Activation::kRelu2,
+                                       Activation::kGelu,
+                                       Activation::kSilu};
 static_assert(std::size(kActivations) == kNumActivations);
 
 /// f of one element, in the order of docs/numerics.md.

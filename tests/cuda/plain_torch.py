@@ -77,12 +77,23 @@ def limited_up(z, limit, offset):
     return u + offset if offset else u, torch.where(z.abs() > limit, 0.0, 1.0)
 
 
+def softcap(z, cap):
+    t = torch.tanh(z * float(torch.tensor(1 / cap)))
+    return t * cap, 1 - t * t
+
+
+def softcapped_gate(z):
+    (value, slope), s = softcap(z, 4), sigmoid(z)
+    return value * s, s * (slope + value * (1 - s))
+
+
 # Value and derivative of the gate half, and of the up half.
 ACTIVATIONS = {
     "swiglu": (silu, None), "geglu": (gelu, None), "geglu_tanh": (gelu_tanh, None),
     "reglu": (relu, None),
     "gpt_oss": (lambda z: limited(z, 7, 1.702), lambda z: limited_up(z, 7, 1)),
     "swiglu_clamped": (lambda z: limited(z, 10, 1), lambda z: limited_up(z, 10, 0)),
+    "swiglu_softcapped": (softcapped_gate, lambda z: softcap(z, 25)),
 }
 
 

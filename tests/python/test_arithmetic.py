@@ -88,6 +88,8 @@ def torch_activation(h: Tensor, activation: str) -> Tensor:
         return (up + 1) * (gate * torch.sigmoid(gate * 1.702))
     if activation == "swiglu_clamped":
         return F.silu(gate.clamp(max=10)) * up.clamp(min=-10, max=10)
+    if activation == "swiglu_softcapped":  # likewise
+        return torch.tanh(gate / 4) * 4 * torch.sigmoid(gate) * (torch.tanh(up / 25) * 25)
     gated = {
         "swiglu": F.silu,
         "geglu": F.gelu,
@@ -260,7 +262,7 @@ def refused(error, sentence, layer, **options):
 
 def test_errors_name_what_is_accepted():
     layer = Layer(Arithmetic("geglu", "before", True))
-    names = "'reglu', 'gpt_oss', 'swiglu_clamped', 'relu2', 'gelu', 'silu'"
+    names = "'swiglu_clamped', 'swiglu_softcapped', 'relu2', 'gelu', 'silu'"
     sentence = f"activation is 'swish'; it must be one of 'swiglu', .*{names}"
     refused(ValueError, sentence, layer, activation="swish")
     refused(ValueError, "probs is 'behind'; it must be 'before' or 'after'", layer, probs="behind")

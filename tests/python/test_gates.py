@@ -32,6 +32,9 @@ OF_GPT_OSS = {"swiglu_limit": 7.0}
         ("deepseek_v4.modeling_deepseek_v4.DeepseekV4Experts", "swiglu_clamped", CLAMPED),
         ("glm5_next.modeling_glm5_next.Glm5NextTextExperts", "swiglu_clamped", CLAMPED),
         ("hy_v4.modeling_hy_v4.HYV4Experts", "swiglu_clamped", CLAMPED),
+        ("hy_v4_vl.modeling_hy_v4_vl.HYV4VLExperts", "swiglu_clamped", CLAMPED),
+        ("inkling2.modeling_inkling2.Inkling2Experts", "swiglu_softcapped", {}),
+        ("inkling2_loop.modeling_inkling2_loop.Inkling2LoopExperts", "swiglu_softcapped", {}),
         ("minimax_m3_vl.modeling_minimax_m3_vl.MiniMaxM3VLExperts", "gpt_oss", OF_GPT_OSS),
         (
             "openai_privacy_filter.modeling_openai_privacy_filter.OpenAIPrivacyFilterExperts",
@@ -74,11 +77,16 @@ def test_gates_of_a_models_own(path: str, activation: str, options: dict[str, fl
 
 
 def test_gates_with_other_limits_are_refused() -> None:
+    deepseek = "deepseek_v4.modeling_deepseek_v4.DeepseekV4Experts"
+    inkling = "inkling2.modeling_inkling2.Inkling2Experts"
+    limit = "has limit 7.0; it must be 10.0, that of activation 'swiglu_clamped'"
+    softcap = "has act_fn.up_softcap.softcap 30.0; it must be 25.0"
     options: dict[str, Any]
-    for options, words in (
-        (OF_GPT_OSS, "has limit 7.0; it must be 10.0, that of activation 'swiglu_clamped'"),
-        ({**CLAMPED, "hidden_act": "gelu"}, "has activation GELUActivation; it must be silu"),
+    for path, options, words in (
+        (deepseek, OF_GPT_OSS, limit),
+        (deepseek, {**CLAMPED, "hidden_act": "gelu"}, "has activation GELUAct.*; it must be silu"),
+        (inkling, {"mlp_up_softcap": 30.0}, softcap),
     ):
-        experts = experts_of("deepseek_v4.modeling_deepseek_v4.DeepseekV4Experts", **options)
-        with pytest.raises(NotImplementedError, match=f"DeepseekV4Experts {words}"):
+        experts = experts_of(path, **options)
+        with pytest.raises(NotImplementedError, match=f"{type(experts).__name__} {words}"):
             uniep.transformers.check(experts)

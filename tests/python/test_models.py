@@ -493,7 +493,6 @@ def test_probabilities_before_the_second_projection() -> None:
 
 # Classes of experts in transformers' folder of models.
 REFUSED = {
-    "Inkling 2": "inkling2.modeling_inkling2.Inkling2Experts",
     "Muse Spark": "muse_spark.modeling_muse_spark.MuseSparkExperts",
 }
 

@@ -154,7 +154,7 @@ TEST(TuneCache, KnowsTheArithmeticOfLayers) {
   ASSERT_EQ(parsed.problems.size(), 1u);
   EXPECT_STATES(parsed.problems[0],
                 "f: entry 1 is ignored: activation is 'swish'; swiglu, geglu, geglu_tanh, reglu, "
-                "gpt_oss, swiglu_clamped, relu2, gelu, "
+                "gpt_oss, swiglu_clamped, swiglu_softcapped, relu2, gelu, "
                 "silu are accepted");
 }
 

@@ -154,6 +154,7 @@ constexpr ActivationRows kActivationRows[kNumActivations] = {
     {activate<Activation::kReglu>, differentiate<Activation::kReglu>},
     {activate<Activation::kGptOss>, differentiate<Activation::kGptOss>},
     {activate<Activation::kSwigluClamped>, differentiate<Activation::kSwigluClamped>},
+    {activate<Activation::kSwigluSoftcapped>, differentiate<Activation::kSwigluSoftcapped>},
     {activate<Activation::kRelu2>, differentiate<Activation::kRelu2>},
     {activate<Activation::kGelu>, differentiate<Activation::kGelu>},
     {activate<Activation::kSilu>, differentiate<Activation::kSilu>}};

@@ -101,6 +101,9 @@ __device__ __forceinline__ void with_activation(Activation activation, F&& f) {
     case Activation::kSwigluClamped:
       f.template operator()<Activation::kGptOss>();
       break;
+    case Activation::kSwigluSoftcapped:
+      f.template operator()<Activation::kSwigluSoftcapped>();
+      break;
     case Activation::kRelu2:
       f.template operator()<Activation::kRelu2>();
       break;

@@ -45,8 +45,8 @@ CLI::Option* add_activation(OptionGroup& group, std::string& activation) {
   return group
       .add("--activation", activation, "NAME",
            "What an expert computes between its products: swiglu (default), geglu, geglu_tanh, "
-           "reglu, gpt_oss, swiglu_clamped; or without a gate, so that w1 has I rows: relu2, gelu, "
-           "silu")
+           "reglu, gpt_oss, swiglu_clamped, swiglu_softcapped; or without a gate, so that w1 has I "
+           "rows: relu2, gelu, silu")
       ->check(one_of(all_activation_names()));
 }
 

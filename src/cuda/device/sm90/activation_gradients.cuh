@@ -39,14 +39,14 @@ struct ActivationGradients {
 
   static __device__ __forceinline__ Gradients gradients(float factor, float da, ValueSlope g,
                                                         float up, const Limits& limits) {
-    const float product = product_of<kActivation>(g, up, limits);
     const float weighted = factor * da;
     if constexpr (kGated) {
-      const ValueSlope u = up_at<kActivation>(up, limits);
+      const ValueSlope u = up_at<kActivation, DeviceMath>(up, limits);
+      const float product = g.value * u.value;
       return {(weighted * u.value) * g.slope, (weighted * g.value) * u.slope, factor * product,
               da * product};
     } else {
-      return {weighted * g.slope, 0, factor * product, da * product};
+      return {weighted * g.slope, 0, factor * g.value, da * g.value};
     }
   }
 

@@ -31,7 +31,9 @@ __device__ __forceinline__ RowProbs factors_of(const PassView& v, const RowProbs
 /// half; without a gate there is none.
 template <Activation activation>
 __device__ __forceinline__ float product_of(const ValueSlope& gate, float up, const Limits& of) {
-  if constexpr (is_gated(activation)) return gate.value * up_at<activation>(up, of).value;
+  if constexpr (is_gated(activation)) {
+    return gate.value * up_at<activation, DeviceMath>(up, of).value;
+  }
   return gate.value;
 }
 

@@ -192,25 +192,27 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
     }
   }
 
-  /// Pair after pair: side by side, they would take registers that the products of this kernel
-  /// need.
+  /// Pair after pair, or element after element: side by side, they would take registers that the
+  /// products of this kernel need.
   template <Activation kActivation>
   static __device__ __forceinline__ void activate_one_by_one(const std::uint32_t (&gate)[kPairs],
                                                              const std::uint32_t (&up)[kPairs],
                                                              const RowProbs& factors,
                                                              std::uint32_t (&a)[kPairs]) {
-    const auto weighted = [](float factor, float g, float u) {
-      return factor * product_of<kActivation>(gate_at<kActivation, DeviceMath>(g), u, {});
-    };
+    constexpr int kAtOnce = kActivation == Activation::kSwigluSoftcapped ? 1 : 2;
 #pragma unroll
     for (std::uint32_t& pair : a) pair = 0;
 #pragma unroll 1
     for (int i = 0; i < kPairs; ++i) {
       const float factor = pick(factors.of, i % 2);
       const std::uint32_t g = pick(gate, i), u = pick(up, i);
-      put(a, i,
-          pack_pair(weighted(factor, low_of(g), low_of(u)),
-                    weighted(factor, high_of(g), high_of(u))));
+      float of[2] = {};
+#pragma unroll kAtOnce
+      for (int half = 0; half < 2; ++half) {
+        const ValueSlope v = gate_at<kActivation, DeviceMath>(low_of(g >> 16 * half));
+        put(of, half, factor * product_of<kActivation>(v, low_of(u >> 16 * half), {}));
+      }
+      put(a, i, pack_pair(of[0], of[1]));
     }
   }
 
