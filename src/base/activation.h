@@ -108,8 +108,8 @@ UNIEP_FORCE_INLINE UNIEP_HD ValueSlope limited_up_at(float z, const Limits& of) 
   return {u + of.up_offset, replace_if(above || below, 0.0f, 1.0f)};
 }
 
-/// kCap tanh(z / kCap), which is near z where z is small. z is multiplied by the inverse, as PyTorch
-/// does on GPUs where it divides by a number.
+/// kCap tanh(z / kCap), which is near z where z is small. z is multiplied by the inverse, as
+/// PyTorch does on GPUs where it divides by a number.
 template <int kCap, class Math>
 UNIEP_FORCE_INLINE UNIEP_HD ValueSlope softcap_at(float z) {
   constexpr float kInverse = 1.0f / kCap;
