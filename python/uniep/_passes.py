@@ -105,9 +105,9 @@ class _MoeInTensors(torch.autograd.Function):
         gradients = None
         crossing: Crossing | None = ctx.crossing
         ahead = crossing if asked.weights and crosses_under_weights(crossing) else None
-        # A ring of rows is never without those of weights, so it computes them for nothing.
-        data_only = not asked.weights and ctx.in_parts
-        if ctx.deferred is not None or ahead is not None or data_only:
+        # A ring gives rows back behind weight gradients: these are computed even if nobody asks.
+        unasked = ctx.in_parts and not asked.weights
+        if ctx.deferred is not None or ahead is not None or unasked:
             with waves_of_backward(crossing, dy) as waves:
                 dx, dprobs, dshared_probs, rows = ops.backward_data(
                     *saved,

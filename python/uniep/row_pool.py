@@ -272,9 +272,9 @@ class _MoeInPages(torch.autograd.Function):
         own_dy, dy = dy, tokens_of(dy).contiguous()
         crossing: Crossing | None = ctx.crossing
         ahead = crossing if asked.weights and crosses_under_weights(crossing) else None
-        # A ring of rows is never without gradients of weights, so it computes them for nothing.
-        data_only = not asked.weights and ctx.in_parts
-        data_only = ctx.deferred is not None or ahead is not None or data_only
+        # A ring gives rows back behind weight gradients: these are computed even if nobody asks.
+        unasked = ctx.in_parts and not asked.weights
+        data_only = ctx.deferred is not None or ahead is not None or unasked
         main = ctx.main_grads if asked.weights else None
         to_main = main or Experts((), ())
         with waves_of_backward(crossing, dy) as waves:

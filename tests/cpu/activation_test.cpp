@@ -5,26 +5,16 @@
 
 #include <cmath>
 #include <cstdint>
-#include <iterator>
 #include <limits>
 
 #include "reference/exact_activation.h"
+#include "support/activations.h"
 #include "uniep/bf16.h"
 
 namespace uniep {
 namespace {
 
-constexpr Activation kAll[] = {Activation::kSwiglu,
-                               Activation::kGeglu,
-                               Activation::kGegluTanh,
-                               Activation::kReglu,
-                               Activation::kGptOss,
-                               Activation::kSwigluClamped,
-                               Activation::kSwigluSoftcapped,
-                               Activation::kRelu2,
-                               Activation::kGelu,
-                               Activation::kSilu};
-static_assert(std::size(kAll) == kNumActivations);
+using testing::kActivations;
 
 /// Calls f(z) for every finite bf16 number up to `limit`.
 template <class F>
@@ -43,7 +33,7 @@ double allowed(double want, float z) {
 }
 
 TEST(ActivationFunctions, ValuesAndSlopesAreThoseOfTheDefinitions) {
-  for (const Activation activation : kAll) {
+  for (const Activation activation : kActivations) {
     for_every_bf16(50, [&](float z) {
       const ValueSlope got = gate_at(activation, z);
       const reference::ExactValueSlope want = reference::exact_gate(activation, z);
@@ -62,7 +52,7 @@ TEST(ActivationFunctions, ValuesAndSlopesAreThoseOfTheDefinitions) {
 
 /// Large numbers give z or 0, not NaN.
 TEST(ActivationFunctions, AreFiniteWhereTheirResultIs) {
-  for (const Activation activation : kAll) {
+  for (const Activation activation : kActivations) {
     for_every_bf16(1e18f, [&](float z) {
       const ValueSlope at = gate_at(activation, z);
       ASSERT_TRUE(std::isfinite(at.value)) << name(activation) << " of " << z;
@@ -106,7 +96,7 @@ TEST(ActivationFunctions, KinksAndLimits) {
 
 TEST(ActivationFunctions, KeepNaN) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (const Activation activation : kAll) {
+  for (const Activation activation : kActivations) {
     EXPECT_TRUE(std::isnan(gate_at(activation, nan).value)) << name(activation);
     EXPECT_TRUE(std::isnan(up_at(activation, nan).value)) << name(activation);
   }

@@ -1,12 +1,12 @@
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 
 #include "base/activation.h"
 #include "base/check.h"
 #include "base/contract.h"
 #include "base/math.h"
 #include "cpu/kernels_testing.h"
+#include "support/activations.h"
 
 namespace uniep::cpu {
 namespace {
@@ -52,17 +52,7 @@ std::vector<bf16> random_bf16s(std::mt19937& rng, Values values, Index n) {
   return v;
 }
 
-constexpr Activation kActivations[] = {Activation::kSwiglu,
-                                       Activation::kGeglu,
-                                       Activation::kGegluTanh,
-                                       Activation::kReglu,
-                                       Activation::kGptOss,
-                                       Activation::kSwigluClamped,
-                                       Activation::kSwigluSoftcapped,
-                                       Activation::kRelu2,
-                                       Activation::kGelu,
-                                       Activation::kSilu};
-static_assert(std::size(kActivations) == kNumActivations);
+using uniep::testing::kActivations;
 
 /// f of one element, in the order of docs/numerics.md.
 float function_of(Activation activation, float gate, float up) {

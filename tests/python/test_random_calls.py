@@ -117,9 +117,6 @@ class Form:
     options: dict[str, str] = field(default_factory=dict)
     turned: bool = False
 
-    def tensors(self) -> list[Tensor]:
-        return [*self.parts(self.w1), *self.parts(self.w2)]
-
     @staticmethod
     def parts(weight: Any) -> list[Tensor]:
         return [weight] if isinstance(weight, Tensor) else list(weight)
