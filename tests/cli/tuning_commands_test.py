@@ -207,32 +207,35 @@ class Tune(ProgramTest):
             self.assertRegex(done.stderr,
                              r"--budget 1 is too small .*; --budget [1-9][0-9]* would do")
 
+    def tuned_within(self, budget, *args):
+        """Tunes within `budget` seconds, or in what a refusal names where a round takes longer than
+        that. Returns the seconds that were enough and the output."""
+        for _ in range(5):  # a machine that has become busier meanwhile names another
+            done = self.call("tune", *args, "--fresh", "--budget", budget, **self.environment)
+            self.assertNotIn(" in 0 rounds", done.stdout)
+            if done.returncode != 2:
+                break
+            named = re.search(r"; --budget (\d+) would do\n", done.stderr)
+            self.assertTrue(named, done.stderr)
+            self.assertGreater(float(named[1]), budget)
+            budget = float(named[1])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return budget, unfolded(done.stdout)
+
     def test_a_search_has_a_whole_round_or_names_a_budget_for_one(self):
         for budget in (0.1, 0.5):
-            command = ["tune", "--shape", "small", "--pass", "forward", "--budget"]
-            done = self.call(*command, budget, "--fresh", **self.environment)
-            self.assertNotIn(" in 0 rounds", done.stdout)
-            if done.returncode == 0:
-                continue
-            # A machine that has become busier meanwhile may name another.
-            for _ in range(4):
-                self.assertEqual(done.returncode, 2, done.stderr)
-                named = re.search(r"; --budget (\d+) would do\n", done.stderr)[1]
-                done = self.call(*command, named, **self.environment)
-                if done.returncode == 0:
-                    break
-            self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertRegex(unfolded(done.stdout), r" in [1-9]\d* rounds?, ")
+            _, text = self.tuned_within(budget, "--shape", "small", "--pass", "forward")
+            self.assertRegex(text, r" in [1-9]\d* rounds?, ")
 
     def test_a_budget_is_kept(self):
         path = self.folder / "tune.json"
-        # All rounds would take longer, unless noise decides before; the first one does not, however
-        # busy the machine.
-        self.tune("--shape", "small,tokens=512", "--candidates", 30, "--budget", 5, "--json", path)
+        # All rounds would take longer, unless noise decides before.
+        budget, _ = self.tuned_within(5, "--shape", "small,tokens=512", "--candidates", 30,
+                                      "--profile", "none", "--json", path)
         for of_pass in json.loads(path.read_text())["passes"]:
-            self.assertLess(of_pass["seconds"], 10)
+            self.assertLess(of_pass["seconds"], 2 * budget)
             if of_pass["end"] == "the budget is spent":
-                self.assertGreaterEqual(of_pass["seconds"], 5)
+                self.assertGreaterEqual(of_pass["seconds"], budget)
 
     def test_interrupted_and_resumed(self):
         text = self.interrupted(self.LONG, code=130)
