@@ -61,7 +61,7 @@ def weights(ups: Sequence[Tensor], down: Tensor, intermediate: int) -> tuple[Ten
     are copied. Gradients reach the weights that are given.
 
     Args:
-        ups: gate and up [S I, H], or without a gate up alone; or both in one, [2 I, H], of one.
+        ups: gate and up [S I, H], or without a gate up alone; or both in one, [2 S I, H].
         down: [H, S I].
         intermediate: I.
 
@@ -72,7 +72,8 @@ def weights(ups: Sequence[Tensor], down: Tensor, intermediate: int) -> tuple[Ten
     shared = count(width, intermediate)
     if shared == 1:
         return rows_together(ups).unsqueeze(0), down.unsqueeze(0)
-    each = [up.reshape(shared, intermediate, hidden) for up in ups]
+    halves = ups[0].chunk(2) if len(ups[0]) == 2 * width else ups
+    each = [up.reshape(shared, intermediate, hidden) for up in halves]
     first = each[0] if len(each) == 1 else torch.cat(each, 1)
     # Not a transposed copy: of one that runs again in backward the compiler makes another layout.
     return first, torch.stack(torch.split(down, intermediate, 1))

@@ -70,7 +70,7 @@ _WITH_GATE: dict[str, Activation] = {
 _WITHOUT_GATE: dict[str, Activation] = {"silu": "silu", "gelu": "gelu", "relu2": "relu2"}
 
 
-class _OwnGate(NamedTuple):
+class OwnGate(NamedTuple):
     """What a gate is, and the attributes that make it so; None: what `act_fn` makes it.
 
     A name with dots is that of an attribute's attribute.
@@ -85,16 +85,16 @@ _SOFTCAPS = {"act_fn.gate_softcap.softcap": 4.0, "act_fn.up_softcap.softcap": 25
 
 # Classes whose gate is their own.
 _OWN_GATES = {
-    "GptOssExperts": _OwnGate("gpt_oss", {"alpha": 1.702, "limit": 7.0}),
-    "OpenAIPrivacyFilterExperts": _OwnGate("gpt_oss", {"alpha": 1.702, "limit": 7.0}),
-    "MiniMaxM3VLExperts": _OwnGate("gpt_oss", {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}),
-    "DeepseekV4Experts": _OwnGate("swiglu_clamped", {"limit": 10.0}, of_silu=True),
-    "Glm5NextTextExperts": _OwnGate("swiglu_clamped", {"swiglu_limit": 10.0}),
-    "HYV4Experts": _OwnGate("swiglu_clamped", {"swiglu_limit": 10.0}),
-    "HYV4VLExperts": _OwnGate("swiglu_clamped", {"swiglu_limit": 10.0}),
-    "Inkling2Experts": _OwnGate("swiglu_softcapped", _SOFTCAPS),
-    "Inkling2LoopExperts": _OwnGate("swiglu_softcapped", _SOFTCAPS),
-    "BeamExperts": _OwnGate(None),  # multiplied in fp32, as by uniep
+    "GptOssExperts": OwnGate("gpt_oss", {"alpha": 1.702, "limit": 7.0}),
+    "OpenAIPrivacyFilterExperts": OwnGate("gpt_oss", {"alpha": 1.702, "limit": 7.0}),
+    "MiniMaxM3VLExperts": OwnGate("gpt_oss", {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}),
+    "DeepseekV4Experts": OwnGate("swiglu_clamped", {"limit": 10.0}, of_silu=True),
+    "Glm5NextTextExperts": OwnGate("swiglu_clamped", {"swiglu_limit": 10.0}),
+    "HYV4Experts": OwnGate("swiglu_clamped", {"swiglu_limit": 10.0}),
+    "HYV4VLExperts": OwnGate("swiglu_clamped", {"swiglu_limit": 10.0}),
+    "Inkling2Experts": OwnGate("swiglu_softcapped", _SOFTCAPS),
+    "Inkling2LoopExperts": OwnGate("swiglu_softcapped", _SOFTCAPS),
+    "BeamExperts": OwnGate(None),  # multiplied in fp32, as by uniep
 }
 
 # Classes without the decorator, which say nothing of themselves.
@@ -190,7 +190,17 @@ def _own_gate(experts: Any, gate: Any) -> Activation:
             f"{kind} has a gate of its own (_apply_gate), which uniep does not know; it knows "
             f"that of {', '.join(_OWN_GATES)}"
         )
-    activation, attributes, of_silu = _OWN_GATES[owner]
+    return gate_of(experts, _OWN_GATES[owner])
+
+
+def gate_of(experts: Any, gate: OwnGate) -> Activation:
+    """What experts, or a module of shared ones, compute with a gate of their own.
+
+    Raises:
+        NotImplementedError: one sentence, for attributes that make it another.
+    """
+    kind = type(experts).__name__
+    activation, attributes, of_silu = gate
     if activation is None:
         return activation_of(experts, True)
     if of_silu and _function(experts.act_fn) != "silu":

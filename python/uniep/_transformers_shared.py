@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from . import _shared_experts
 from ._shared_experts import Shared
-from ._transformers_experts import IMPLEMENTATIONS, Facts, activation_of, facts_of
+from ._transformers_experts import IMPLEMENTATIONS, Facts, OwnGate, activation_of, facts_of, gate_of
 from .arithmetic import Activation
 
 __all__ = ["check_block", "fuse", "names_of_shared", "separate"]
@@ -28,12 +28,19 @@ _BLOCKS = {
     "Glm4MoeMoE",
     "Glm5NextTextMoE",
     "HYV4MoE",
+    "MiniMaxM3VLSparseMoeBlock",
     "NemotronHMoE",
     "Qwen2MoeSparseMoeBlock",
     "Qwen3NextSparseMoeBlock",
 }
-# Shared experts whose gate and up are clamped, and what says where.
-_CLAMPED = {"DeepseekV4MLP": "limit", "Glm5NextTextMLP": "swiglu_limit"}
+# Those that multiply what experts return by `routed_scaling_factor`; elsewhere the router does.
+_SCALED = {"MiniMaxM3VLSparseMoeBlock"}
+# Shared experts whose gate is their own.
+_OWN_GATES = {
+    "DeepseekV4MLP": OwnGate("swiglu_clamped", {"limit": 10.0}, of_silu=True),
+    "Glm5NextTextMLP": OwnGate("swiglu_clamped", {"swiglu_limit": 10.0}, of_silu=True),
+    "MiniMaxM3VLDenseMLP": OwnGate("gpt_oss", {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}),
+}
 _MODULES = ("shared_experts", "shared_expert")
 _APART = "shared_experts='apart' is accepted"
 
@@ -113,6 +120,8 @@ def _forward(block: Any, hidden_states: Tensor, input_ids: Tensor | None = None)
     flat = hidden_states.reshape(-1, hidden_states.shape[-1])
     by_token = (input_ids,) if getattr(block, "is_hash", False) else ()  # of DeepSeek-V4
     _, weights, ids = block.gate(flat, *by_token)
+    if any(cls.__name__ in _SCALED for cls in type(block).__mro__):
+        weights = weights * block.routed_scaling_factor
     out: Tensor = experts(flat, ids, weights, shared=_shared(block, flat))
     return out.view(hidden_states.shape)
 
@@ -142,14 +151,13 @@ def _is_known(block: nn.Module) -> bool:
 
 
 def _activation(shared: Any) -> Activation:
-    activation = activation_of(shared, hasattr(shared, "gate_proj"))
-    kind = type(shared).__name__
-    if kind not in _CLAMPED or activation != "swiglu":
-        return activation
-    limit = getattr(shared, _CLAMPED[kind])
-    if limit != 10:
-        raise NotImplementedError(f"{kind} clamps at {limit}; it must be at 10.0; {_APART}")
-    return "swiglu_clamped"
+    gate = _OWN_GATES.get(type(shared).__name__)
+    if gate is None:
+        return activation_of(shared, hasattr(shared, "gate_proj"))
+    try:
+        return gate_of(shared, gate)
+    except NotImplementedError as error:
+        raise NotImplementedError(f"{error}; {_APART}") from None
 
 
 def _module(block: Any) -> Any:
@@ -157,8 +165,8 @@ def _module(block: Any) -> Any:
 
 
 def _ups(module: Any) -> list[nn.Parameter]:
-    names = ("gate_proj", "up_proj") if hasattr(module, "gate_proj") else ("up_proj",)
-    return [getattr(module, name).weight for name in names]
+    names = ("gate_up_proj", "gate_proj", "up_proj")
+    return [getattr(module, name).weight for name in names if hasattr(module, name)]
 
 
 def _has_bias(module: nn.Module) -> bool:

@@ -166,6 +166,7 @@ IN_PASS: dict[str, list[dict[str, Any]]] = {
     "kimi_k2": [{}],
     "glm4_moe": [{}],
     "nemotron_h": [{}, {"moe_shared_expert_intermediate_size": 64}],
+    "minimax_m3": [{"shared_intermediate_size": 32}, {"shared_intermediate_size": 64}],
 }
 in_pass = pytest.mark.parametrize(
     ("kind", "changes"), [(kind, changes) for kind in IN_PASS for changes in IN_PASS[kind]], ids=str
@@ -213,7 +214,7 @@ def test_training_in_the_pass_follows_the_models_own() -> None:
     assert found == pytest.approx(wanted, abs=LOSS * (wanted[0] - wanted[-1]))
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v3", "qwen3_next", "nemotron_h"])
+@pytest.mark.parametrize("kind", ["deepseek_v3", "qwen3_next", "nemotron_h", "minimax_m3"])
 def test_one_shared_expert_is_read_where_it_lies(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +228,8 @@ def test_one_shared_expert_is_read_where_it_lies(
 
     monkeypatch.setattr(uniep, "moe", watched)
     step(model, tokens())
-    first = module.gate_proj if hasattr(module, "gate_proj") else module.up_proj
+    names = ("gate_up_proj", "gate_proj", "up_proj")
+    first = next(getattr(module, name) for name in names if hasattr(module, name))
     assert given[0]["shared_w1"].data_ptr() == first.weight.data_ptr()
     assert given[0]["shared_w2"].data_ptr() == module.down_proj.weight.data_ptr()
 

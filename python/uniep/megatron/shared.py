@@ -63,7 +63,6 @@ class SharedExperts:
         self._check_main_grads(config.gradient_accumulation_fusion)
         self._module = module
         self._intermediate = intermediate
-        self._halves = 2 if config.gated_linear_unit else 1
         linears = {"linear_fc1": module.linear_fc1, "linear_fc2": module.linear_fc2}
         self._weights = tuple(
             ExpertParams([linear.weight], f"shared_experts.{name}.weight")
@@ -86,10 +85,8 @@ class SharedExperts:
             probs = torch.sigmoid(logits).float().expand(-1, self.count)
         first, second = (own.params[0] for own in self._weights)
         if not fused:
-            ups = [first] if self.count == 1 else first.chunk(self._halves)
-            return _Given(
-                Shared(*_shared_experts.weights(ups, second, self._intermediate), probs), ()
-            )
+            w1, w2 = _shared_experts.weights([first], second, self._intermediate)
+            return _Given(Shared(w1, w2, probs), ())
         tensors = [own.accumulated([own.params[0].detach()])[0] for own in self._weights]
         main = tuple(own.main_grads()[0].unsqueeze(0) for own in self._weights)
         w1, w2 = (tensor.unsqueeze(0) for tensor in tensors)
