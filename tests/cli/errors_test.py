@@ -120,6 +120,11 @@ class Errors(ProgramTest):
         self.assertNotIn("read by nothing", self.succeed("info"))
         self.succeed("info", UNIEP_TIMEOUT="", RANK="1")  # an empty one counts as unset
 
+    def test_what_all_processes_refuse_is_said_once(self):
+        for args, words in ((["--ranks", 3], "8 experts"), (["--ranks", 2, "--capacity", 3], "512")):
+            done = self.refuse("run", "--shape", "tiny", "--processes", *args, words=[words])
+            self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+
     def test_what_this_repository_sets_is_no_unknown_variable(self):
         folder = Path(__file__).parents[2]
         files = [path for part in ("tests", "benchmarks", "scripts", "python", "examples")

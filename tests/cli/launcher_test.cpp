@@ -89,6 +89,18 @@ TEST(Launcher, TellsOfARankThatCouldNotSayWhyItEnds) {
   EXPECT_NE(none.find("rank 2 could not be started"), std::string::npos) << none;
 }
 
+TEST(Launcher, PrintsWhatOthersSayUnlessRankZeroRefusesTheSame) {
+  const auto told = [](const std::string& script) {
+    ::testing::internal::CaptureStderr();
+    launch(3, script, milliseconds(30000));
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(told("echo refused >&2; exit 2"), "refused\n");
+  EXPECT_EQ(told("echo $RANK >&2; [ $RANK = 0 ] && exit 2; exit 1"), "0\n1\n2\n");
+  EXPECT_EQ(told("[ $RANK = 0 ] && exit 0; echo $RANK >&2; exit 2"), "1\n2\n");
+  EXPECT_EQ(told("[ $RANK = 1 ] && head -c 10000 /dev/zero >&2").size(), 10000u);
+}
+
 TEST(Launcher, KillsTheOthersAfterTheGracePeriod) {
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(launch(3, "if [ $RANK = 2 ]; then exit 3; fi; exec sleep 60", milliseconds(200)), 3);

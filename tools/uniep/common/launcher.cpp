@@ -1,14 +1,17 @@
 #include "common/launcher.h"
 
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <iostream>
+#include <memory>
 #include <optional>
 
 #include "base/check.h"
@@ -87,9 +90,37 @@ std::vector<std::string> environment_of(int rank, int count, int port) {
   return all;
 }
 
-/// Everything is prepared before the fork: between it and exec, only system calls are safe.
+/// What a rank writes to stderr, kept until all have ended.
+class Said {
+ public:
+  Said() : file_(memfd_create("uniep-said", MFD_CLOEXEC)) {}
+  ~Said() {
+    if (kept()) close(file_);
+  }
+  Said(const Said&) = delete;
+  Said& operator=(const Said&) = delete;
+
+  /// Or the system has no memory for it, and the rank writes where this process does.
+  bool kept() const { return file_ >= 0; }
+  int file() const { return file_; }
+
+  void print() const {
+    std::array<char, 4096> part;
+    off_t at = 0;
+    for (ssize_t size = 1; kept() && size > 0; at += size) {
+      size = pread(file_, part.data(), part.size(), at);
+      if (size > 0) std::cerr.write(part.data(), size);
+    }
+  }
+
+ private:
+  int file_;
+};
+
+/// Everything is prepared before the fork: between it and exec, only system calls are safe. The
+/// child's stderr is that file; -1: this process'.
 pid_t start(const std::string& program, std::vector<std::string> argv,
-            std::vector<std::string> environment, const sigset_t& mask) {
+            std::vector<std::string> environment, const sigset_t& mask, int stderr_file) {
   const std::vector<char*> args = pointers(argv);
   const std::vector<char*> variables = pointers(environment);
   const pid_t parent = getpid();
@@ -97,6 +128,7 @@ pid_t start(const std::string& program, std::vector<std::string> argv,
   if (pid != 0) return pid;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(kNotStarted);  // it ended before the line above
+  if (stderr_file >= 0) dup2(stderr_file, STDERR_FILENO);
   sigprocmask(SIG_SETMASK, &mask, nullptr);
   execve(program.c_str(), args.data(), variables.data());
   _exit(kNotStarted);
@@ -114,9 +146,9 @@ class Children {
   Children(const Children&) = delete;
   Children& operator=(const Children&) = delete;
 
-  void add(pid_t pid) {
+  void add(pid_t pid, std::unique_ptr<Said> said) {
     running_.push_back(pid);
-    by_rank_.push_back(pid);
+    by_rank_.push_back({pid, 0, std::move(said)});
   }
   bool any() const { return !running_.empty(); }
   int exit_code() const { return first_failure_; }
@@ -133,7 +165,9 @@ class Children {
       if (waitpid(pid, &status, WNOHANG) != pid) return false;
       int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
       if (code == kNotStarted) code = kExitFailed;
-      if (!kill_at_) tell_of_silent_end(pid, status);
+      const auto rank = std::ranges::find(by_rank_, pid, &Child::pid) - by_rank_.begin();
+      by_rank_[rank].code = code;
+      if (!kill_at_) tell_of_silent_end(rank, status);
       if (code != 0 && first_failure_ == 0) {
         first_failure_ = code;
         kill_in(options_.grace);
@@ -147,6 +181,15 @@ class Children {
     if (signal.si_code != SI_KERNEL) signal_all(signal.si_signo);
     kill_in(interrupted_ ? options_.grace : options_.interrupted_grace);
     interrupted_ = true;
+  }
+
+  /// What ranks other than the first had to say, but for what that one has refused already: all
+  /// refuse the same with the same words.
+  void tell_what_others_said() const {
+    for (const Child& child : by_rank_) {
+      const bool refused_too = child.code == kExitBadInput && by_rank_[0].code == kExitBadInput;
+      if (child.said && !refused_too) child.said->print();
+    }
   }
 
   void kill_when_due() {
@@ -171,8 +214,7 @@ class Children {
   }
 
   /// Of the first that fails, if it could not say so itself.
-  void tell_of_silent_end(pid_t pid, int status) const {
-    const auto rank = std::ranges::find(by_rank_, pid) - by_rank_.begin();
+  void tell_of_silent_end(std::ptrdiff_t rank, int status) const {
     if (const int signal = signal_of(status); signal != 0) {
       std::cerr << cat(command_, ": the process of rank ", rank, " was ended by signal ", signal,
                        " (", ::strsignal(signal), ")\n");
@@ -182,10 +224,16 @@ class Children {
     }
   }
 
+  struct Child {
+    pid_t pid;
+    int code;
+    std::unique_ptr<Said> said;  // none: it writes to this process' stderr at once
+  };
+
   std::string command_;
   LaunchOptions options_;
   std::vector<pid_t> running_;
-  std::vector<pid_t> by_rank_;
+  std::vector<Child> by_rank_;
   int first_failure_ = 0;
   bool interrupted_ = false;
   std::optional<Deadline> kill_at_;
@@ -202,12 +250,13 @@ int launch_ranks(int count, const std::vector<std::string>& argv, const LaunchOp
   Children children(argv.size() < 2 ? "uniep" : "uniep " + argv[1], options);
   const int port = free_tcp_port();
   for (int rank = 0; rank < count; ++rank) {
-    const pid_t pid =
-        start(options.program, argv, environment_of(rank, count, port), signals.of_children());
+    auto said = rank == 0 ? nullptr : std::make_unique<Said>();
+    const pid_t pid = start(options.program, argv, environment_of(rank, count, port),
+                            signals.of_children(), said ? said->file() : -1);
     require(pid > 0, ErrorCode::kIo, "cannot start the process of rank ", rank, ": ",
             std::strerror(errno),
             "; fewer ranks, or a higher limit of processes (ulimit -u), are accepted");
-    children.add(pid);
+    children.add(pid, std::move(said));
   }
   while (children.any()) {
     const auto signal = signals.wait(children.deadline());
@@ -215,6 +264,7 @@ int launch_ranks(int count, const std::vector<std::string>& argv, const LaunchOp
     children.reap();
     children.kill_when_due();
   }
+  children.tell_what_others_said();
   return children.exit_code();
 }
 
