@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
+from .arithmetic import Arithmetic
 from .group import GroupLike
 
 __all__ = ["Watcher", "watcher", "watching"]
 
-#: Called with the group, the tensors of a call by name, and its output.
-Watcher = Callable[[GroupLike, dict[str, Tensor], Tensor], None]
+#: Called with the group, what the layer computes, the tensors of a call by name, and its output.
+Watcher = Callable[[GroupLike, Arithmetic, dict[str, Tensor], Tensor], None]
 
 _watchers: list[Watcher] = []
 

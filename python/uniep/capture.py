@@ -11,28 +11,43 @@ import torch
 from torch import Tensor
 
 from . import _hooks
+from .arithmetic import Arithmetic
 from .group import GroupLike, objects_on_first, rank_and_size
 
 __all__ = ["capture", "write_trace"]
 
+# Tensors that all ranks have alike; of others each has its part.
+_SAME = ("shared_w1", "shared_w2")
+
 
 class Captured:
-    """What :func:`capture` yields; ``done`` says whether the file is written."""
+    """What :func:`capture` yields.
+
+    Attributes:
+        path: the file.
+        done: whether it is written.
+        arguments: of ``uniep run``: the file, and what it does not say of the layer. Complete once
+            the call was seen.
+    """
 
     def __init__(self, path: Path, call: int) -> None:
         self.path = path
         self.done = False
+        self.arguments = ["--input", str(path)]
         self._waits_for = call
         self._tensors: dict[str, Tensor] | None = None
         self._group: GroupLike = None
 
-    def see(self, group: GroupLike, tensors: dict[str, Tensor], out: Tensor) -> None:
+    def see(
+        self, group: GroupLike, arithmetic: Arithmetic, tensors: dict[str, Tensor], out: Tensor
+    ) -> None:
         """Called by :func:`uniep.moe` for each call."""
         self._waits_for -= 1
         if self._waits_for != -1:
             return
         self._tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self._group = group
+        self.arguments += _flags(arithmetic)
         if out.requires_grad:
             out.register_hook(self._see_gradient)  # type: ignore[no-untyped-call]
 
@@ -56,9 +71,9 @@ def capture(path: str | Path, *, call: int = 0) -> Iterator[Captured]:
 
     ::
 
-        with uniep.capture("layer.safetensors", call=3):
+        with uniep.capture("layer.safetensors", call=3) as captured:
             model(batch).loss.backward()
-        # python -m uniep run --input layer.safetensors --ranks 4 --check
+        print("python -m uniep run --ranks 4 --check", *captured.arguments)
 
     The file has the tokens and experts of all ranks; all ranks enter the block, and rank 0 writes.
     Without a backward in the block it has no dy, and serves for forward passes. Not for compiled
@@ -91,6 +106,9 @@ def write_trace(
     *,
     b1: Tensor | None = None,
     b2: Tensor | None = None,
+    shared_w1: Tensor | None = None,
+    shared_w2: Tensor | None = None,
+    shared_probs: Tensor | None = None,
     group: GroupLike = None,
 ) -> None:
     """Writes a layer file of tensors as :func:`uniep.moe` takes them. Collective over `group`.
@@ -106,6 +124,9 @@ def write_trace(
         dy: bf16 [..., H], the gradient of the output; None: the file serves for forward passes.
         b1: bf16 [El, 2I], with b2; None: experts have no biases.
         b2: bf16 [El, H].
+        shared_w1: bf16 [S, 2I, H], as w1, with shared_w2; None: there are no shared experts.
+        shared_w2: bf16 [S, H, I].
+        shared_probs: fp32 [..., S], with these; None: each counts once.
         group: the ranks, whose tokens and experts are put together in their order.
 
     Raises:
@@ -122,6 +143,10 @@ def write_trace(
     }
     if b1 is not None and b2 is not None:
         tensors |= {"b1": b1, "b2": b2}
+    if shared_w1 is not None and shared_w2 is not None:
+        tensors |= {"shared_w1": shared_w1, "shared_w2": shared_w2}
+    if shared_probs is not None:
+        tensors["shared_probs"] = shared_probs.reshape(-1, shared_probs.shape[-1])
     if dy is not None:
         tensors["dy"] = dy.reshape(-1, dy.shape[-1])
     own = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
@@ -129,8 +154,22 @@ def write_trace(
         parts = objects_on_first(own, group)
         if parts is None:
             return
-        own = {name: torch.cat([part[name] for part in parts]) for name in own}
+        own = {
+            name: parts[0][name] if name in _SAME else torch.cat([part[name] for part in parts])
+            for name in own
+        }
     save_file(own, str(path))
+
+
+def _flags(arithmetic: Arithmetic) -> list[str]:
+    """Of ``uniep run``: what the tensors of a layer do not say."""
+    names = ("activation", "probs", "combine_groups", "combine_partials")
+    values, usual = arithmetic._asdict(), Arithmetic()._asdict()
+    flags: list[str] = []
+    for name in names:
+        if values[name] != usual[name]:
+            flags += [f"--{name.replace('_', '-')}", str(values[name])]
+    return flags
 
 
 def _safetensors() -> Any:

@@ -231,7 +231,7 @@ def moe(
         out = _run_within_first(call, tokens, ids, rows_of_probs)
     else:
         out = call.run(tokens, ids, rows_of_probs)
-    return _result(out, workspace, identity, x, topk_ids, topk_probs, weights)
+    return _result(out, workspace, identity, x, topk_ids, topk_probs, shared_probs, weights)
 
 
 def _run_within_first(call: CheckedCall, tokens: Tensor, ids: Tensor, probs: Tensor) -> Tensor:
@@ -254,6 +254,7 @@ def _result(
     x: Tensor,
     topk_ids: Tensor,
     topk_probs: Tensor,
+    shared_probs: Tensor | None,
     weights: Experts,
 ) -> Tensor:
     """Of the shape of x, shown to who watches calls, and with what identity experts add."""
@@ -264,5 +265,7 @@ def _result(
         w1, w2 = weights.joined()
         tensors |= {"w1": w1, "w2": w2}
         tensors |= weights.more_named()
-        watch(workspace.members, tensors, out)
+        if shared_probs is not None:
+            tensors["shared_probs"] = shared_probs
+        watch(workspace.members, workspace.arithmetic, tensors, out)
     return out if identity is None else _zero.add_identity(out, x, identity)

@@ -84,9 +84,8 @@ class MoELayer(nn.Module):
         exact_hosts: over hosts, whether tokens go only to those that have an expert of them; see
             :class:`uniep.Workspace`.
         schedule: see :class:`uniep.Workspace`.
-        workspace: to work in; None: the one that all layers of this shape and group share. Its
-            ``activation``, ``probs``, ``bias``, ``combine_groups``, ``combine_partials`` and
-            ``shared_experts`` are the layer's.
+        workspace: to work in; None: the one that all layers of this shape and group share. What it
+            was made with is the layer's, which is given none of it.
         main_grad: dtype of the ``main_grad`` that w1 and w2 then have, to which gradients are added
             instead of to ``grad``: torch.float32 or torch.bfloat16. None: they have ``grad``.
         dtype: of the weights; bfloat16, or float32 for training under autocast.
@@ -181,10 +180,12 @@ class MoELayer(nn.Module):
             activation, probs, bool(bias), combine_groups, combine_partials, shared_experts
         )
         if workspace is not None:
-            own = (activation, probs, bias, combine_groups, combine_partials)
+            memory = (max_tokens, capacity_rows, save, recompute_h, backward_rows, row_pool)
+            own = (*memory, activation, probs, bias, combine_groups, combine_partials)
             if any(argument is not None for argument in own) or shared_experts:
                 raise ValueError(
-                    "a workspace has its own activation, probs, bias, combine_groups, "
+                    "a workspace has its own max_tokens, capacity_rows, save, recompute_h, "
+                    "backward_rows, row_pool, activation, probs, bias, combine_groups, "
                     "combine_partials and shared_experts; pass either the workspace or these"
                 )
             self.arithmetic = workspace.arithmetic
@@ -362,11 +363,11 @@ class MoELayer(nn.Module):
             self.w2,
             group=self.group if own else None,
             workspace=self.workspace,
-            max_tokens=self.max_tokens if own else None,
-            capacity_rows=self.capacity_rows if own else None,
-            save=self.save if own else None,
-            recompute_h=self.recompute_h if own else None,
-            backward_rows=self.backward_rows if own else None,
+            max_tokens=self.max_tokens,
+            capacity_rows=self.capacity_rows,
+            save=self.save,
+            recompute_h=self.recompute_h,
+            backward_rows=self.backward_rows,
             exact_rows=self.exact_rows,
             exact_hosts=self.exact_hosts,
             schedule=self.schedule,
@@ -378,7 +379,7 @@ class MoELayer(nn.Module):
             combine_partials=self.arithmetic.combine_partials if own else None,
             b1=self.b1,
             b2=self.b2,
-            row_pool=self.row_pool if own else None,
+            row_pool=self.row_pool,
             zero_experts=self.zero_experts,
             zero_expert_type=self.zero_expert_type,
             shared_w1=self.shared_w1,

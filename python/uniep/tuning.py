@@ -18,6 +18,7 @@ from . import _arguments, _library
 from . import _exchange as exchange
 from ._all_rows import tokens_of
 from ._calls import BackwardCall, ForwardCall, RowMemory
+from ._forms import ExpertWeight
 from ._ops import ops
 from .hosts import to_all_hosts
 from .workspace import Workspace
@@ -132,8 +133,8 @@ def tune_calls(
     x: Tensor,
     topk_ids: Tensor,
     topk_probs: Tensor,
-    w1: Tensor,
-    w2: Tensor,
+    w1: ExpertWeight,
+    w2: ExpertWeight,
     dy: Tensor | None = None,
     *,
     workspace: Workspace,
@@ -159,7 +160,7 @@ def tune_calls(
         x: as in :func:`uniep.moe`; so the next four.
         topk_ids: likewise.
         topk_probs: likewise.
-        w1: likewise.
+        w1: likewise, in the default layout; of several tensors, a copy in one is what is run.
         w2: likewise.
         dy: the gradient of the output, for a search of the backward pass. None: of the forward.
         workspace: what the calls work in. Its own schedule stays as it is.
@@ -197,6 +198,7 @@ def tune_calls(
             f"dy is {dy.dtype} {list(dy.shape)} on '{dy.device}'; it must be as x is: {x.dtype} "
             f"{list(x.shape)} on '{x.device}'"
         )
+    first, second = (weight.detach() for weight in weights.joined())
     if workspace.of_shared is not None:  # a layer of their own
         weights, shared_probs = weights.routed(), None
     config = _TuneConfig(
@@ -223,8 +225,8 @@ def tune_calls(
             tokens,
             ids,
             probs,
-            [w1.detach()],
-            [w2.detach()],
+            [first],
+            [second],
             workspace.rows,
             workspace.rows_of_x,
             workspace.rows_of_h,
@@ -238,10 +240,11 @@ def tune_calls(
         if of_shared is not None:
             more["shared_probs"] = of_shared
         if gradient is None:
-            found = _tune_forward(workspace, (tokens, ids, probs, w1, w2), more, saved, config)
+            inputs = (tokens, ids, probs, first, second)
+            found = _tune_forward(workspace, inputs, more, saved, config)
         else:
-            tensors = (tokens, probs, w1, w2, gradient)
-            found = _tune_backward(workspace, tensors, more, saved, config)
+            inputs = (tokens, probs, first, second, gradient)
+            found = _tune_backward(workspace, inputs, more, saved, config)
     figures = {name: getattr(found, name) for name, _ in _TuneResult._fields_}
     for name in ("schedule", "why", "problem"):
         figures[name] = figures[name].decode(errors="replace")

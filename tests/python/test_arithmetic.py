@@ -279,5 +279,16 @@ def test_errors_name_what_is_accepted():
         sentence = "b1 and b2 are given; the workspace is for bias=False"
         nothing = dict.fromkeys(layer.options)
         refused(ValueError, sentence, layer, workspace=own, **nothing)
-        with pytest.raises(ValueError, match="a workspace has its own activation"):
+        with pytest.raises(ValueError, match=r"a workspace has its own .* bias, "):
             uniep.MoELayer(64, 40, 8, 2, workspace=own, bias=True)
+        memory = {
+            "max_tokens": 3,
+            "capacity_rows": 512,
+            "save": "none",
+            "recompute_h": False,
+            "backward_rows": 0,
+            "row_pool": True,
+        }
+        for name, value in memory.items():
+            with pytest.raises(ValueError, match=rf"a workspace has its own .*{name}"):
+                uniep.MoELayer(64, 40, 8, 2, workspace=own, **{name: value})

@@ -187,6 +187,32 @@ def test_captures_of_several_ranks_are_layers(files, size):
     assert "check PASSED" in text
 
 
+def capture_shared(path):
+    """What a rank's layer gives, and the arguments of its capture."""
+    rank, size, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+    options = {"activation": "geglu", "probs": "after", "shared_experts": 2, "shared_gate": True}
+    torch.manual_seed(3)
+    layer = MoELayer(64, 32, 8, 2, group=group, **options)
+    with uniep.capture(path) as captured:
+        found, _ = run(layer, batch(rank, size))
+    return found[:2], captured.arguments
+
+
+def test_a_capture_says_what_its_layer_computes(tmp_path):
+    from safetensors.torch import load_file
+
+    path, out = tmp_path / "layer", str(tmp_path / "out")
+    results = run_ranks(2, capture_shared, str(path))
+    arguments = results[0][1]
+    assert arguments == ["--input", str(path), "--activation", "geglu", "--probs", "after"]
+    uniep_command("run", "--ranks", "2", "--output", out, *arguments)
+    wanted = [torch.cat(parts) for parts in zip(*(found for found, _ in results), strict=True)]
+    found = load_file(out)
+    assert torch.equal(found["out"], wanted[0])
+    uniep_command("run", "--ranks", "2", "--output", out, *arguments[:2])
+    assert not torch.equal(load_file(out)["out"], wanted[0]), "flags change nothing"
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_hugging_face_names(family, tmp_path):
     prefix = FAMILIES[family][1]

@@ -55,6 +55,18 @@ def test_searches_for_layers_of_another_arithmetic(backward, tmp_path, monkeypat
         assert (entry["activation"], entry["probs"], entry["bias"]) == ("gpt_oss", "after", "yes")
 
 
+def test_takes_weights_of_several_tensors():
+    case = make_case()
+    gate, up = (half.contiguous() for half in case.w1.chunk(2, 1))
+    tensors = (case.x, case.ids, case.probs, (gate, up), list(case.w2.unbind()))
+    with workspace(case) as own:
+        for dy in ([], [case.dy]):
+            found = uniep.tune_calls(
+                *tensors, *dy, workspace=own, budget=1, candidates=1, store=False
+            )
+            assert found.rejected == 0 and found.rounds > 0
+
+
 def test_keeps_nothing_if_told_so(tmp_path, monkeypatch):
     cache = tmp_path / "tuned.json"
     monkeypatch.setenv("UNIEP_TUNE_CACHE", str(cache))

@@ -68,7 +68,8 @@ struct TunedEntries {
 TunedEntries parse_tuned(std::string_view text, const std::string& origin);
 
 /// The key of a layer with SwiGLU, probabilities ahead of fc2, no biases and no shared experts;
-/// nothing where the key is of such a one, or of experts without a gate, whose fc1 is half as wide.
+/// nothing where the key's experts are plain already (with shared ones, too), or have no gate, so
+/// that their fc1 is half as wide.
 std::optional<TuneKey> key_of_plain_experts(TuneKey key);
 
 /// The entry for a situation: of the arithmetic itself, else of another one with the same kernels,
