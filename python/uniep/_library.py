@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
@@ -99,6 +100,22 @@ class Problem(ctypes.Structure):
         ("gathered_hosts", c_int64),
         ("first_host", c_int64),
     ]
+
+
+def problem(**figures: Any) -> Problem:
+    """Of whole numbers, NumPy's too.
+
+    Raises:
+        TypeError: for anything else.
+        ValueError: for one that 64 bits do not hold.
+    """
+    for name, figure in figures.items():
+        if not hasattr(type(figure), "__index__"):
+            raise TypeError(f"{name} is {figure!r}, a {type(figure).__name__}; it must be an int")
+        figures[name] = operator.index(figure)
+        if not -(2**63) <= figures[name] < 2**63:  # ctypes would cut it
+            raise ValueError(f"{name} is {figure}; a number of 64 bits is accepted")
+    return Problem(**figures)
 
 
 class Needs(ctypes.Structure):

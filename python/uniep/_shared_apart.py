@@ -55,7 +55,7 @@ def slots_of(w1: Tensor, probs: Tensor | None, tokens: int) -> tuple[Tensor, Ten
     experts = w1.shape[0]
     ids = torch.arange(experts, dtype=torch.int32, device=w1.device)
     if probs is None:
-        probs = torch.ones(tokens, experts, device=w1.device)
+        probs = torch.ones(tokens, experts, dtype=torch.float32, device=w1.device)
     return ids.expand(tokens, -1).contiguous(), probs[:tokens]
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.utils.parametrize import is_parametrized
 from transformers.integrations import moe as _hf_moe
 
 from ._forms import W1Layout, WeightsLayout
@@ -223,7 +224,12 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def weights_of(experts: Any, facts: Facts) -> Weights:
-    """The experts' weights as uniep takes them: themselves, wherever it reads them as they lie."""
+    """The experts' weights as uniep takes them: themselves, wherever it reads them as they lie.
+
+    Raises:
+        RuntimeError: for adapters over weights that :func:`pack` has rearranged.
+    """
+    _refuse_adapted(experts, facts)
     w1, w2, *biases = (getattr(experts, name) for name in facts.names)
     packed = is_packed(experts)
     if not packed:
@@ -290,6 +296,19 @@ def pack(experts: Any, facts: Facts) -> None:
     experts.register_state_dict_post_hook(_put_back_on_save)
     experts.register_load_state_dict_pre_hook(_rearrange_on_load)
     experts.register_forward_pre_hook(_refuse_others)
+
+
+def _refuse_adapted(experts: Any, facts: Facts) -> None:
+    """LoRA of rearranged weights would be of no use to a model whose weights lie as ever."""
+    if not is_packed(experts):
+        return
+    for name in facts.names:
+        if is_parametrized(experts, name):
+            raise RuntimeError(
+                f"{name} of {type(experts).__name__} is adapted (LoRA), and use(model) has "
+                "rearranged it, so the adapter would fit no other model; adapt a model first and "
+                "call use after it, or set_experts_implementation('uniep') instead of use"
+            )
 
 
 def _refuse_others(experts: Any, _inputs: Any) -> None:

@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from .group import GroupLike, all_gathered
 from .layer import MoELayer
@@ -39,7 +40,11 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
     gradients: list[Tensor] = []
     of_experts: set[int] = set()
     for layer in (part for part in module.modules() if isinstance(part, MoELayer)):
-        own = [weight for weight in (layer.w1, layer.w2, layer.b1, layer.b2) if weight is not None]
+        own = [
+            weight
+            for weight in (layer.w1, layer.w2, layer.b1, layer.b2)
+            if weight is not None and id(weight) not in of_experts  # layers may share weights
+        ]
         of_experts |= {id(weight) for weight in own}
         found = [gradient for weight in own if (gradient := _gradient(weight)) is not None]
         gradients += found
@@ -76,8 +81,26 @@ def _whole(value: Tensor) -> Tensor:
 
 def _of_all(gradient: Tensor, group: GroupLike) -> list[Tensor]:
     """The sum of squares of each expert of all ranks."""
+    return list(all_gathered(_of_experts(gradient), group))
+
+
+def _of_experts(gradient: Tensor) -> Tensor:
+    """The sum of squares of each expert of this rank, or of those that share it by FSDP2."""
+    if isinstance(gradient, DTensor):
+        if any(placement not in (Shard(0), Replicate()) for placement in gradient.placements):
+            return _of_experts(gradient.full_tensor())
+        own = _of_experts(gradient.to_local())
+        every: Tensor = DTensor.from_local(
+            own,
+            gradient.device_mesh,
+            gradient.placements,
+            run_check=False,
+            shape=gradient.shape[:1],
+            stride=(1,),
+        ).full_tensor()
+        return every
     columns = math.prod(gradient.shape[1:])
-    flat = gradient.view(gradient.shape[0], columns)
+    flat = gradient.reshape(gradient.shape[0], columns)
     # One by one: how PyTorch sums a row may depend on how many there are.
-    own = torch.stack([_squares(row) for row in flat])
-    return list(all_gathered(own, group))
+    squares = [_squares(row) for row in flat]
+    return torch.stack(squares) if squares else flat.new_empty(0, dtype=torch.float32)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ._arguments import check_whole
 from ._same_weights import warn_of_other_weights
@@ -251,9 +253,8 @@ class MoELayer(nn.Module):
             else None
         )
         self._reset_experts()
-        if main_grad is not None:
-            for weight in self._weights():
-                weight.main_grad = torch.zeros_like(weight, dtype=main_grad)  # type: ignore[attr-defined]
+        self._main_grad = main_grad
+        self._make_main_grads()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MoELayer:
         """A layer with weights of its own, in the same group and workspace."""
@@ -274,6 +275,25 @@ class MoELayer(nn.Module):
                 "process; save state_dict() or uniep.checkpoint.distributed_state_dict(model)"
             )
         return self.__dict__
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MoELayer:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._make_main_grads()
+        return self
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self._make_main_grads()
+
+    def _make_main_grads(self) -> None:
+        """Those that are missing, as of parameters that PyTorch has put in the place of ours."""
+        if self._main_grad is None:
+            return
+        for weight in self._weights():
+            main: Tensor | None = getattr(weight, "main_grad", None)
+            if main is None or main.is_meta:
+                main = torch.zeros_like(weight, dtype=self._main_grad)
+            weight.main_grad = main.to(weight.device)  # type: ignore[attr-defined]
 
     def reset_parameters(self) -> None:
         """Draws all weights anew, from U(-1/sqrt(n), 1/sqrt(n)) for n inputs.
@@ -296,7 +316,7 @@ class MoELayer(nn.Module):
 
     @torch.no_grad()
     def _reset_experts(self) -> None:
-        seed = int(torch.randint(2**62, (1,)).item())
+        seed = int(torch.randint(2**62, (1,), device="cpu").item())
         if self.w1.is_meta:
             return
         for bias in (self.b1, self.b2):
@@ -308,12 +328,22 @@ class MoELayer(nn.Module):
 
     @staticmethod
     def _draw(w1: Tensor, w2: Tensor, first_seed: int) -> None:
+        weights = (w1, w2)
+        # Of what FSDP2 has split up whole ones: an expert's numbers follow from its seed.
+        whole = [
+            torch.empty(w.shape, dtype=w.dtype, device=w.device) if isinstance(w, DTensor) else w
+            for w in weights
+        ]
         generator = torch.Generator(device=w1.device)
         for index in range(w1.shape[0]):
             generator.manual_seed(first_seed + index)
-            for weight in (w1, w2):
+            for weight in whole:
                 bound = 1.0 / math.sqrt(weight.shape[2])
                 weight[index].uniform_(-bound, bound, generator=generator)
+        for weight, drawn in zip(weights, whole, strict=True):
+            if isinstance(weight, DTensor):
+                parts = (weight.device_mesh, weight.placements)
+                weight.copy_(distribute_tensor(drawn, *parts, src_data_rank=None))
 
     def _shared_probs(self, x: Tensor) -> Tensor | None:
         if self.shared_gate is None:

@@ -62,7 +62,8 @@ class Offload:
         return self
 
     def __exit__(self, *_: object) -> None:
-        _active.pop()
+        # Blocks of other threads may have begun since. The last of its own, as blocks nest.
+        del _active[len(_active) - 1 - _active[::-1].index(self)]
 
     @contextlib.contextmanager
     def saving(self, inputs: Sequence[Tensor]) -> Iterator[None]:

@@ -161,7 +161,7 @@ def _all_shared(x: Tensor, shared: int) -> Tensor:
 
 
 def _ones_like_shared(x: Tensor, shared: int) -> Tensor:
-    return torch.ones(*x.shape[:-1], shared, device=x.device)
+    return torch.ones(*x.shape[:-1], shared, dtype=torch.float32, device=x.device)
 
 
 class _Moe(torch.autograd.Function):

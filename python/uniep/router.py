@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -126,7 +126,9 @@ class Router(nn.Module):
         self.logit_bias = None
         if config.logit_bias:
             self.logit_bias = nn.Parameter(torch.empty(num_experts, dtype=dtype, device=device))
-        bias = torch.zeros(num_experts, device=device) if config.bias else None
+        bias = None
+        if config.bias:
+            bias = torch.zeros(num_experts, dtype=torch.float32, device=device)
         self.register_buffer("bias", bias)
         load = torch.zeros(num_experts, dtype=torch.int64, device=device)
         self.register_buffer("load", load, persistent=False)
@@ -144,12 +146,19 @@ class Router(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Router:
         # A model that is cast to bf16 keeps its bias: steps of an update would round to nothing.
-        bias = self.bias
+        bias, was_meta = self.bias, self.load.is_meta
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if was_meta and not self.load.is_meta:  # behind to_empty; no file has it
+            self.load.zero_()
         if bias is not None and self.bias is not None and self.bias.dtype != bias.dtype:
             moved = self.bias.float() if bias.is_meta else bias.to(self.bias.device)
             self.bias = moved
         return self
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        if self.bias is not None and self.bias.dtype != torch.float32:  # with assign=True
+            self.bias = self.bias.float()
 
     def forward(self, x: Tensor, token_mask: Tensor | None = None) -> Routing:
         """Routes tokens.
@@ -196,7 +205,8 @@ class Router(nn.Module):
         if self.bias is not None:
             choice = choice + self.bias
         if config.n_group > 1:
-            groups = choice.reshape(*choice.shape[:-1], config.n_group, -1)
+            size = self.num_experts // config.n_group
+            groups = choice.reshape(*choice.shape[:-1], config.n_group, size)
             if config.group_score == "top2":
                 of_group = groups.topk(2, dim=-1).values.sum(-1)
             else:

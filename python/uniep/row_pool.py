@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import weakref
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
@@ -63,7 +64,7 @@ class RowPool(OfProcess):
         bytes: of all of it, from PyTorch's allocator on a GPU.
 
     Raises:
-        ValueError: for another ``save`` or ``activation``.
+        ValueError: for another ``save`` or ``activation``, and fewer than 1 of ``bytes``.
         uniep.Error: for figures out of range, and a pool without room for a page.
     """
 
@@ -85,7 +86,9 @@ class RowPool(OfProcess):
             device = group.device
         self.group = group_of_host(group, _device_of(device))
         self.device = self.group.device
-        problem = _library.Problem(
+        if bytes is not None and not 0 < bytes < 2**63:
+            raise ValueError(f"bytes is {bytes}; 1 to 2^63 - 1 is accepted, or None")
+        problem = _library.problem(
             hidden=hidden,
             intermediate=intermediate,
             num_experts=self.group.size,  # which a page does not depend on, as the next two
@@ -155,13 +158,13 @@ def shared_pool(
     """
     if row_pool is None or row_pool is False or isinstance(row_pool, RowPool):
         return row_pool or None
-    if not isinstance(row_pool, int):
+    if not hasattr(type(row_pool), "__index__"):
         raise TypeError(
             f"row_pool is {row_pool!r}; a uniep.RowPool, True or a number of bytes is accepted"
         )
     if row_pool < 1:
         raise ValueError(f"row_pool is {row_pool}; 1 byte or more is accepted, or True")
-    bytes = None if row_pool is True else row_pool
+    bytes = None if row_pool is True else operator.index(row_pool)
     owner = group_of_host(group, device)
     key = (hidden, intermediate, save, recompute_h, arithmetic_of(activation).halves(), bytes)
     if key not in owner.row_pools:

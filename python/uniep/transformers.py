@@ -141,7 +141,8 @@ def use(
     It calls ``set_experts_implementation`` where the model has that. Weights that do not lie as
     uniep takes them are rearranged, once: parameters stay the same objects, with other shapes, and
     state dicts, ``save_pretrained`` too, keep the model's names, shapes and order. So call it after
-    weights are loaded, and before optimizers and ``fully_shard`` see the parameters.
+    weights are loaded, and before optimizers and ``fully_shard`` see the parameters. Weights that
+    peft has adapted already stay as they lie.
 
     Args:
         model: of a class that :func:`check` accepts.
@@ -171,6 +172,7 @@ def use(
     if name not in _registered:
         register(name)
     modules: dict[str, Any] = {own_name: model.get_submodule(own_name) for own_name in names}
+    adapted = {id(own) for wrapper in model.modules() if (own := _adapted_by(wrapper)) is not None}
     if not all(_is_block(module) for module in modules.values()):
         model.set_experts_implementation(name)  # type: ignore[operator]
     for own_name, module in modules.items():
@@ -183,7 +185,8 @@ def use(
                 f"set_experts_implementation of {type(model).__name__} leaves {own_name} with "
                 f"'{found}'; it must be '{name}': call it for the model whose configuration that is"
             )
-        pack(module, facts_of(module))
+        if id(module) not in adapted:  # whose adapters know the weights as they lie
+            pack(module, facts_of(module))
     for block in blocks:
         (_shared.fuse if shared_experts == "fused" else _shared.separate)(block)
     return names
@@ -212,7 +215,7 @@ def check(model: nn.Module) -> list[str]:
             facts_of(module)
             names.append(name)
         elif _is_block(module):
-            facts_of(module.experts)
+            facts_of(_experts_of(module))
             names.append(name)
     if not names:
         raise ValueError(
@@ -327,12 +330,28 @@ def _is_block(module: nn.Module) -> bool:
     )
 
 
+def _experts_of(block: Any) -> Any:
+    """Of a block whose forward is ours, which runs no adapter around them."""
+    if _adapted_by(block.experts) is not None:
+        raise NotImplementedError(
+            f"the experts of {type(block).__name__} are adapted (LoRA), which uniep does not run; "
+            "adapters of other modules are accepted"
+        )
+    return block.experts
+
+
+def _adapted_by(module: Any) -> nn.Module | None:
+    """What a layer of peft wraps; None: it is none."""
+    own = getattr(module, "base_layer", None)
+    return own if isinstance(own, nn.Module) else None
+
+
 def _use_in_block(block: nn.Module, name: str) -> None:
     block._uniep_name = name  # type: ignore[assignment]
     if not hasattr(type(block), "_is_uniep"):
         own_class: Any = type(block)
         block.__class__ = _class_with_uniep(own_class)
-    experts: Any = block.experts
+    experts = _experts_of(block)
     pack(experts, facts_of(experts))
 
 
@@ -354,13 +373,14 @@ def _block_forward(block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     scores, ids = router_scores.sort(dim=1, descending=True, stable=True)  # those not chosen are 0
     scores, ids = scores[:, : block.top_k], ids[:, : block.top_k]
     scaled = hidden_states.unsqueeze(1) * scores.unsqueeze(2)
+    experts = _experts_of(block)
     options = _registered[block._uniep_name]
     if options.max_tokens is not None:
         options = replace(options, max_tokens=options.max_tokens * block.top_k)
     out = _run(
         options,
-        block.experts,
-        facts_of(block.experts),
+        experts,
+        facts_of(experts),
         scaled.flatten(0, 1),
         ids.reshape(-1, 1),
         scores.new_ones(ids.numel(), 1),

@@ -218,7 +218,7 @@ class Workspace(OfProcess):
         self.in_waves = comes_in_waves(self.mesh, self.device, token_bytes)
         if self.mesh is not None and hosts > 1:
             require_same(self.mesh, self._of_all_hosts(capacity_rows))
-        problem = _library.Problem(
+        problem = _library.problem(
             hidden=self.hidden,
             intermediate=self.intermediate,
             num_experts=self.num_experts // hosts,

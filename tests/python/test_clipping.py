@@ -92,6 +92,18 @@ def test_what_is_short_stays() -> None:
         uniep.clip_grad_norm_(model, 0)
 
 
+def test_weights_that_layers_share_count_once() -> None:
+    first, second = Model().moe, Model().moe
+    second.w1, second.w2 = first.w1, first.w2
+    model = nn.ModuleList([first, second])
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    wanted = torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters()])
+    torch.testing.assert_close(uniep.clip_grad_norm_(model, MOST), wanted)
+    after = torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters()])
+    torch.testing.assert_close(float(after), MOST, rtol=1e-4, atol=0)
+
+
 def test_main_gradients_count() -> None:
     model = Model(main_grad=torch.float32)
     run(model)
@@ -117,3 +129,33 @@ def test_gradients_of_fsdp_count_once() -> None:
     for norm, wanted in found:
         torch.testing.assert_close(norm.double(), wanted, rtol=1e-6, atol=0)
     assert torch.equal(found[0][0], found[1][0])
+
+
+def sharded_experts(shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """The norm of experts that FSDP2 has sharded, what it has to be, and what is left of it."""
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "ep"))
+    model = Model(mesh["ep"])
+    fully_shard(model.moe, mesh=mesh["dp"], ignored_params={*model.others(), model.moe.b2})
+    run(model)
+    for weight in model.others():
+        weight.grad = torch.zeros_like(weight)
+
+    def norm() -> Tensor:
+        experts = model.experts()  # a set, whose order is another on each rank
+        found = [weight for weight in model.parameters() if weight in experts]
+        whole = [getattr(w.grad, "full_tensor", lambda w=w: w.grad)() for w in found]
+        squares = sum(gradient.double().square().sum() for gradient in whole)
+        dist.all_reduce(squares, group=mesh["ep"].get_group())  # each rank of ep has others
+        return squares.sqrt()
+
+    wanted = norm()
+    return uniep.clip_grad_norm_(model, MOST), wanted, norm()
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (3, 1), (2, 2)], ids=str)
+def test_experts_that_are_sharded_count_once(shape: tuple[int, int]) -> None:
+    found = run_ranks(shape[0] * shape[1], sharded_experts, shape)
+    for norm, wanted, left in found:
+        torch.testing.assert_close(norm.double(), wanted, rtol=1e-6, atol=0)
+        torch.testing.assert_close(float(left), MOST, rtol=1e-4, atol=0)
+        assert torch.equal(norm, found[0][0])

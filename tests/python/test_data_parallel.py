@@ -48,10 +48,24 @@ def with_fsdp(model, experts, x):
     return model
 
 
-def with_ddp(model, experts, x):
+def with_fsdp_of_two_dtypes(model, experts, x):
+    for layer in model.modules():
+        if isinstance(layer, uniep.MoELayer):
+            layer.router.float()  # as it is by default
+            fully_shard(layer.router)
+            layer.router.set_force_sum_reduction_for_comms(True)
+    return with_fsdp(model, experts, x)
+
+
+def ddp(model, experts):
     names = [name for name, weight in model.named_parameters() if id(weight) in experts]
+    names += [name for name, _ in model.named_buffers() if name.endswith("router.load")]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
-    wrapped = DistributedDataParallel(model)
+    return DistributedDataParallel(model)
+
+
+def with_ddp(model, experts, x):
+    wrapped = ddp(model, experts)
     loss_of(wrapped, x).backward()
     for weight in experts.values():
         weight.grad /= RANKS
@@ -71,7 +85,7 @@ def gradients(way):
     return found
 
 
-@pytest.mark.parametrize("way", [with_nothing, with_fsdp, with_ddp])
+@pytest.mark.parametrize("way", [with_nothing, with_fsdp, with_fsdp_of_two_dtypes, with_ddp])
 def test_gradients_are_those_of_one_process(way):
     model = make_model()
     loss_of(model, batch()).backward()
@@ -83,3 +97,26 @@ def test_gradients_are_those_of_one_process(way):
             found = parts[0][name]
             assert torch.equal(found, parts[1][name])
         assert relative(found, weight.grad) < 2e-2, name
+
+
+def loads_under_ddp():
+    """What a router says that it counted, and what it did."""
+    model = make_model(dist.group.WORLD)
+    layer = model[1]
+    wrapped = ddp(model, {id(weight): weight for weight in (layer.w1, layer.w2)})
+    counted = torch.zeros_like(layer.router.load)
+
+    def count(_router, _inputs, found):
+        counted.add_(found.tokens_per_expert)
+
+    layer.router.register_forward_hook(count)
+    for turn in range(3):
+        loss_of(wrapped, batch()[(dist.get_rank() + turn) % RANKS :: RANKS]).backward()
+    return layer.router.load, counted
+
+
+def test_routers_under_ddp_count_their_own_tokens():
+    found = run_ranks(RANKS, loads_under_ddp)
+    for load, counted in found:
+        assert torch.equal(load, counted)
+    assert not torch.equal(found[0][0], found[1][0])

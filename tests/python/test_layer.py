@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from cases import make_case, relative
 from ranks import run_ranks
+from torch.distributed.fsdp import fully_shard
 
 import uniep
 import uniep.plain
@@ -185,6 +186,52 @@ def test_captures_of_several_ranks_are_layers(files, size):
     assert "T=32 H=64 I=32 E=8 K=2, with dy" in text
     text = uniep_command("run", "--input", str(path), "--ranks", "2", "--check")
     assert "check PASSED" in text
+
+
+def test_made_without_memory():
+    with torch.device("meta"):
+        layer = MoELayer(64, 32, 8, 2, bias=True, main_grad=torch.float32)
+    assert layer.w1.is_meta
+    layer.to_empty(device="cpu")
+    torch.manual_seed(3)
+    layer.reset_parameters()
+    torch.manual_seed(3)
+    other = MoELayer(64, 32, 8, 2, bias=True, main_grad=torch.float32)
+    state = other.state_dict()
+    for each in (layer, MoELayer(64, 32, 8, 2, bias=True, main_grad=torch.float32)):
+        each.load_state_dict(state, assign=True)
+        assert all(torch.equal(value, state[name]) for name, value in each.state_dict().items())
+        run_main_grads(each)
+
+
+def run_main_grads(layer):
+    layer(batch()).float().square().sum().backward()
+    for weight in (layer.w1, layer.w2, layer.b1, layer.b2):
+        assert weight.grad is None and weight.main_grad.device == weight.device
+        assert weight.main_grad.any()
+
+
+def reset_sharded(dtype):
+    torch.manual_seed(3)
+    whole = MoELayer(64, 32, 8, 2, bias=True, dtype=dtype)
+    layer = MoELayer(64, 32, 8, 2, bias=True, dtype=dtype, device="meta")
+    fully_shard(layer, ignored_params={layer.router.weight})
+    layer.to_empty(device="cpu")
+    for weight in layer.parameters():
+        torch.nn.init.constant_(weight, 7.0)
+    torch.manual_seed(3)
+    layer.reset_parameters()
+    return {
+        name: (getattr(own, "full_tensor", own.detach)(), weight.detach())
+        for (name, own), weight in zip(layer.named_parameters(), whole.parameters(), strict=True)
+    }
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_experts_that_are_sharded_begin_as_others(ranks):
+    for found in run_ranks(ranks, reset_sharded, torch.float32):
+        for name, (sharded, wanted) in found.items():
+            assert torch.equal(sharded, wanted), name
 
 
 def capture_shared(path):

@@ -187,6 +187,20 @@ def test_the_innermost_block_counts():
     del one, two
 
 
+def test_a_block_that_ends_leaves_the_others_open():
+    """As where blocks are of several threads, and overlap."""
+    first, second = uniep.Offload(ahead=1), uniep.Offload(ahead=1)
+    cases = [make_case(seed=seed).requires_grad() for seed in range(3)]
+    first.__enter__()
+    with second:
+        first.__exit__()
+        outs = [call(case) for case in cases]
+        assert first.bytes == 0 < second.bytes
+    for case, out in zip(cases, outs, strict=True):
+        gradients(case, out)
+    assert not offload_module._active
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_keep_what_they_want(reentrant):
     case = make_case()

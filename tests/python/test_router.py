@@ -217,3 +217,49 @@ def test_compiles():
         found = torch.compile(router, fullgraph=True, backend="aot_eager")(x)
         assert torch.equal(found.ids, wanted.ids) and torch.equal(found.probs, wanted.probs)
     assert uniep.RouterConfig is RouterConfig
+
+
+@pytest.mark.parametrize("shape", [(0, 32), (2, 0, 32)], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [
+        RouterConfig(),
+        RouterConfig("sigmoid", bias=True, n_group=4, topk_group=2, aux_loss=0.1, z_loss=0.1),
+        RouterConfig(n_group=4, topk_group=2, group_score="max", capacity_factor=1.0),
+        RouterConfig("sqrtsoftplus", logit_bias=True, capacity_factor=1.0, drop_policy="position"),
+    ],
+    ids=str,
+)
+def test_no_tokens(config, shape):
+    router, _ = make(config)
+    found = router(torch.zeros(shape, requires_grad=True))
+    assert found.ids.shape == found.probs.shape == (*shape[:-1], 4)
+    assert int(found.tokens_per_expert.sum()) == 0
+    loss = found.probs.sum() if found.loss is None else found.probs.sum() + found.loss
+    loss.backward()
+    assert torch.isfinite(router.weight.grad).all()
+
+
+def test_the_bias_is_fp32_whatever_happens():
+    config = RouterConfig("sigmoid", bias=True)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        router = Router(32, 16, 4, config)
+    finally:
+        torch.set_default_dtype(before)
+    assert router.bias.dtype == torch.float32
+    state = {name: value.bfloat16() for name, value in router.state_dict().items()}
+    router.load_state_dict(state, assign=True)
+    assert router.bias.dtype == torch.float32
+
+
+def test_a_router_made_without_memory_counts_from_zero():
+    config = RouterConfig("sigmoid", bias=True)
+    full, x = make(config)
+    router = Router(32, 16, 4, config, device="meta")
+    router._apply(lambda tensor: torch.full_like(tensor, 7, device="cpu"))  # as to_empty may leave
+    router.load_state_dict(full.state_dict())
+    wanted = full(x).tokens_per_expert
+    router(x)
+    assert torch.equal(router.load, wanted)

@@ -180,6 +180,12 @@ def test_a_full_pool_is_refused_with_the_bytes_that_would_do():
         outs[-1].backward(case.dy)
 
 
+@pytest.mark.parametrize("bytes", [0, -3, 1 << 70])
+def test_bytes_that_no_pool_can_have_are_refused(bytes):
+    with pytest.raises(ValueError, match=f"bytes is {bytes}; 1 to"):
+        uniep.RowPool(None, 64, 32, bytes=bytes)
+
+
 def test_what_does_not_go_together_is_refused():
     case = make_case()
     pool = pool_of(case)

@@ -165,6 +165,43 @@ def test_low_rank_adapters(adapted: dict[str, list[str]]) -> None:
     assert any(not torch.equal(ours[1][name], gradient) for name, gradient in own[1].items())
 
 
+@pytest.mark.parametrize("use_last", [True, False])
+def test_low_rank_adapters_of_weights_that_lie_otherwise(use_last: bool) -> None:
+    """gpt-oss: adapters know the weights as transformers has them, and so must uniep."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    config = peft.LoraConfig(
+        r=4,
+        init_lora_weights=False,
+        target_modules=[],
+        target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+    )
+
+    def adapted(model: Any) -> Any:
+        torch.manual_seed(1)
+        return peft.get_peft_model(model, config)
+
+    ids = tokens()
+    other = adapted(small("gpt_oss"))
+    other.base_model.model.set_experts_implementation("uniep")
+    own: Any = small("gpt_oss")
+    if not use_last:
+        uniep.transformers.use(own)
+        with pytest.raises(RuntimeError, match=r"is adapted \(LoRA\), and use\(model\) has"):
+            adapted(own)(input_ids=ids)
+        return
+    model = adapted(own)
+    uniep.transformers.use(model.base_model.model)
+    assert torch.equal(model(input_ids=ids).logits, other(input_ids=ids).logits)
+    llama = peft.get_peft_model(
+        small("llama4"),
+        peft.LoraConfig(
+            r=4, target_modules=[], target_parameters=["feed_forward.experts.down_proj"]
+        ),
+    )
+    with pytest.raises(NotImplementedError, match="the experts of Llama4TextMoe are adapted"):
+        uniep.transformers.use(llama.base_model.model)
+
+
 def test_generation() -> None:
     model: Any = small("qwen3_moe").eval()
     ids = tokens()

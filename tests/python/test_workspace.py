@@ -197,6 +197,18 @@ if how == "raises": raise SystemExit(3)
     assert done.stderr == ""
 
 
+def test_figures_are_whole_numbers_of_any_kind():
+    numpy = pytest.importorskip("numpy")
+    with uniep.Workspace(None, numpy.int64(64), 32, numpy.int32(8), 2, numpy.int64(5)) as own:
+        assert own.max_tokens == 5
+    with pytest.raises(TypeError, match=r"hidden is '64', a str; it must be an int"):
+        uniep.Workspace(None, "64", 32, 8, 2, 5)
+    with pytest.raises(
+        ValueError, match=r"max_tokens is 18446744073709551621; a number of 64 bits"
+    ):
+        uniep.Workspace(None, 64, 32, 8, 2, 2**64 + 5)
+
+
 def test_a_forked_child_is_refused_and_exits_cleanly():
     code = """
 import os, sys, torch, uniep
