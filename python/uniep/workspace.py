@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import os
 import weakref
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from .arithmetic import (
     arithmetic_of,
 )
 from .group import Group, GroupLike, _device_of, group_of, without_mesh
-from .hosts import OverHosts, all_rows_of, default_capacity, host_mesh
+from .hosts import HostMesh, OverHosts, all_rows_of, default_capacity, host_mesh
 from .row_pool import _SAVES, RowPool
 
 __all__ = ["Workspace"]
@@ -212,19 +212,41 @@ class Workspace(OfProcess):
         if self.mesh is not None and not capacity_rows:
             figures = (self.hidden, self.intermediate, self.local_experts, self.topk)
             capacity_rows = default_capacity(self.mesh, *figures, self.max_tokens)
-        shared = self.arithmetic.shared_experts if self.of_shared is None else 0
         # Of a mesh: whether tokens come in waves.
         token_bytes = self.max_tokens * self.hidden * torch.bfloat16.itemsize
         self.in_waves = comes_in_waves(self.mesh, self.device, token_bytes)
         if self.mesh is not None and hosts > 1:
             require_same(self.mesh, self._of_all_hosts(capacity_rows))
-        problem = _library.problem(
+        problem = self._problem(hosts, capacity_rows or 0)
+        needs = _library.Needs()
+        backend = 1 if self.device.type == "cuda" else 0
+        _library.check(
+            _library.library.uniep_needs(
+                ctypes.byref(problem), backend, self.group.size, ctypes.byref(needs)
+            )
+        )
+        self.rows = needs.rows
+        self.rows_of_x = needs.rows_of_x
+        self.rows_of_h = 0 if self.recompute_h else needs.rows
+        self.plan_bytes = needs.plan
+        self.forward_bytes = needs.forward_rows
+        self.backward_bytes = needs.backward_rows
+        self.bytes = needs.workspace + needs.symmetric
+        if self.of_shared is not None:
+            self.bytes += self.of_shared.bytes
+        self._create(problem, needs)
+        # None: no mesh.
+        self.over_hosts = None if self.mesh is None else self._over(self.mesh)
+
+    def _problem(self, hosts: int, capacity_rows: int) -> _library.Problem:
+        """Of the layer of this host."""
+        return _library.problem(
             hidden=self.hidden,
             intermediate=self.intermediate,
             num_experts=self.num_experts // hosts,
             topk=self.topk,
             max_tokens=hosts * self.max_tokens,
-            capacity_rows=capacity_rows or 0,
+            capacity_rows=capacity_rows,
             save=_SAVES[self.save],
             recompute_h=int(self.recompute_h),
             activation=ACTIVATIONS.index(self.arithmetic.activation),
@@ -233,17 +255,17 @@ class Workspace(OfProcess):
             backward_rows=self.backward_rows,
             combine_groups=self.arithmetic.combine_groups if hosts == 1 else 1,
             combine_partials=PARTIALS.index(self.arithmetic.combine_partials),
-            shared_experts=shared,
+            shared_experts=self._shared_in_pass(),
             slot_rows=int(self._all_rows is not None),
             gathered_hosts=hosts,
             first_host=self.mesh.host if self.in_waves and self.mesh is not None else -1,
         )
-        needs = _library.Needs()
-        backend = 1 if self.device.type == "cuda" else 0
-        lib = _library.library
-        _library.check(
-            lib.uniep_needs(ctypes.byref(problem), backend, self.group.size, ctypes.byref(needs))
-        )
+
+    def _shared_in_pass(self) -> int:
+        return self.arithmetic.shared_experts if self.of_shared is None else 0
+
+    def _create(self, problem: _library.Problem, needs: _library.Needs) -> None:
+        """Makes the layer, and the tensors by which ops find it and say what went wrong."""
         number = next(_ids)
         # Not inference tensors, so that a workspace made in inference mode serves training too.
         with torch.inference_mode(False):
@@ -270,20 +292,24 @@ class Workspace(OfProcess):
                 config.release = _release
                 config.release_context = number
         layer = ctypes.c_void_p()
-        result = lib.uniep_layer_create(
+        result = _library.library.uniep_layer_create(
             self.group.handle, ctypes.byref(problem), ctypes.byref(config), ctypes.byref(layer)
         )
         if result != 0:
             _reached_by_others.pop(number, None)
         _library.check(result)
+        _library.torch_library.uniep_torch_bind(
+            number, self.key.data_ptr(), layer, self._shape_of_ops()
+        )
+        self._layer = layer
+        # With its key, which a call keeps until its backward, the layer outlives this object.
+        self._finalizer = weakref.finalize(
+            self.key, _destroy, number, layer, (workspace, symmetric, self.row_pool)
+        )
 
-        self.rows = needs.rows
-        self.rows_of_x = needs.rows_of_x
-        self.rows_of_h = 0 if self.recompute_h else needs.rows
-        self.plan_bytes = needs.plan
-        self.forward_bytes = needs.forward_rows
-        self.backward_bytes = needs.backward_rows
-        shape = (ctypes.c_int64 * 15)(
+    def _shape_of_ops(self) -> Any:
+        """The figures of LayerShape (python/ops/layer_registry.h of the sources), in its order."""
+        return (ctypes.c_int64 * 15)(
             self.hidden,
             self.intermediate,
             self.local_experts,
@@ -297,34 +323,25 @@ class Workspace(OfProcess):
             int(self.save == "tokens"),
             self.arithmetic.halves() * self.intermediate,
             int(self.arithmetic.bias),
-            shared,
+            self._shared_in_pass(),
             int(self._all_rows is not None),
         )
-        _library.torch_library.uniep_torch_bind(number, self.key.data_ptr(), layer, shape)
-        self.bytes = needs.workspace + needs.symmetric
-        if self.of_shared is not None:
-            self.bytes += self.of_shared.bytes
+
+    def _over(self, mesh: HostMesh) -> OverHosts:
+        """What crosses between hosts, whose faults all agree on where there are several."""
         faults: AgreedFaults | None = None
-        if self.mesh is not None and hosts > 1:
+        if mesh.hosts > 1:
             faults = AgreedFaults(
-                self.mesh,
+                mesh,
                 self.overflow,
                 flag=self.flag,
-                rows=needs.rows,
+                rows=self.rows,
                 backward_rows=self.backward_rows,
                 num_experts=self.num_experts,
                 max_tokens=self.max_tokens,
             )
-        # None: no mesh. Its faults are those of several hosts.
-        self.over_hosts: OverHosts | None = None
-        if self.mesh is not None:
-            self.over_hosts = OverHosts(
-                self.mesh, self.num_experts // hosts, self.max_tokens, faults, self._all_rows
-            )
-        self._layer = layer
-        # With its key, which a call keeps until its backward, the layer outlives this object.
-        self._finalizer = weakref.finalize(
-            self.key, _destroy, number, layer, (workspace, symmetric, self.row_pool)
+        return OverHosts(
+            mesh, self.num_experts // mesh.hosts, self.max_tokens, faults, self._all_rows
         )
 
     def _of_all_hosts(self, capacity_rows: int | None) -> dict[str, object]:
