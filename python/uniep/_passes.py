@@ -13,11 +13,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ._all_rows import tokens_of
-from ._crossing import Crossing, crosses_under_weights, waves_of_backward
+from ._crossing import Crossing, waves_of_backward
 from ._forms import Experts, experts_from
 from ._ops import ops
 from ._outside_graphs import outside_graphs
-from ._split_backward import asked_for, for_arguments, leave_weights, weights_left
+from ._split_backward import (
+    asked_for,
+    crossing_ahead,
+    for_arguments,
+    gradients_of_weights,
+    weights_are_apart,
+    weights_left,
+)
 from .deferred import DeferredWeights, _Pending, behind_data
 
 __all__ = ["moe_in_tensors"]
@@ -103,12 +110,9 @@ class _MoeInTensors(torch.autograd.Function):
         own_dy, dy = dy, tokens_of(dy).contiguous()
         saved = (ctx.key, plan, x_rows, h, row_probs, dy, weights.w1, weights.w2, x)
         gradients = None
-        crossing: Crossing | None = ctx.crossing
-        ahead = crossing if asked.weights and crosses_under_weights(crossing) else None
-        # A ring gives rows back behind weight gradients: these are computed even if nobody asks.
-        unasked = ctx.in_parts and not asked.weights
-        if ctx.deferred is not None or ahead is not None or unasked:
-            with waves_of_backward(crossing, dy) as waves:
+        ahead = crossing_ahead(ctx, asked)
+        if weights_are_apart(ctx, asked, ahead):
+            with waves_of_backward(ctx.crossing, dy) as waves:
                 dx, dprobs, dshared_probs, rows = ops.backward_data(
                     *saved,
                     ctx.topk,
@@ -133,10 +137,7 @@ class _MoeInTensors(torch.autograd.Function):
                 flag=ctx.flag,
                 schedule=ctx.schedule,
             )
-            if asked.weights:
-                gradients = behind_data(pending, ctx.deferred, ahead, dx, dprobs)
-            elif asked.weights_later:
-                leave_weights(ctx, own_dy, pending)
+            gradients = gradients_of_weights(ctx, asked, ahead, own_dy, pending, dx, dprobs)
         elif main is not None and asked.weights:
             dx, dprobs, dshared_probs = ops.backward_main_grad(
                 *saved,

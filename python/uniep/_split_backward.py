@@ -12,11 +12,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ._crossing import Crossing, crosses_under_weights
+from .deferred import behind_data
+
 if TYPE_CHECKING:
     from ._forms import Experts
     from .deferred import _Pending, _PendingPages
 
-__all__ = ["Asked", "asked_for", "for_arguments", "keeps_graph", "leave_weights", "weights_left"]
+__all__ = [
+    "Asked",
+    "asked_for",
+    "crossing_ahead",
+    "for_arguments",
+    "gradients_of_weights",
+    "keeps_graph",
+    "weights_are_apart",
+    "weights_left",
+]
 
 
 class Asked(NamedTuple):
@@ -69,19 +81,56 @@ def keeps_graph() -> bool:
     return ask is not None and bool(ask())
 
 
+def crossing_ahead(ctx: Any, asked: Asked) -> Crossing | None:
+    """What gives the gradients of data away while those of weights are computed; None: nothing."""
+    crossing: Crossing | None = ctx.crossing
+    return crossing if asked.weights and crosses_under_weights(crossing) else None
+
+
+def weights_are_apart(ctx: Any, asked: Asked, ahead: Crossing | None) -> bool:
+    """Whether a pass of data alone comes first.
+
+    A ring gives rows back behind weight gradients: these are computed even if nobody asks.
+    """
+    unasked = ctx.in_parts and not asked.weights
+    return ctx.deferred is not None or ahead is not None or unasked
+
+
+def gradients_of_weights(
+    ctx: Any,
+    asked: Asked,
+    ahead: Crossing | None,
+    dy: Tensor,
+    call: _Pending | _PendingPages,
+    dx: Tensor,
+    dprobs: Tensor,
+) -> Any:
+    """Behind a pass of data alone: those of weights, or None where they wait or nobody asks.
+
+    Args:
+        ctx: of the function.
+        asked: what it was asked for.
+        ahead: what gives `dx` and `dprobs` away meanwhile.
+        dy: as autograd gave it.
+        call: what weight gradients are computed of.
+        dx: gradients of data, which the pass gave.
+        dprobs: likewise.
+    """
+    if asked.weights:
+        return behind_data(call, ctx.deferred, ahead, dx, dprobs)
+    if asked.weights_later:
+        ctx.left = _Left(dy, dy._version, call)
+    return None
+
+
 class _Left(NamedTuple):
     dy: Tensor
     version: int
     call: _Pending | _PendingPages
 
 
-def leave_weights(ctx: Any, dy: Tensor, call: _Pending | _PendingPages) -> None:
-    """Keeps what weight gradients are computed of: those of data have been, from `dy`."""
-    ctx.left = _Left(dy, dy._version, call)
-
-
 def weights_left(ctx: Any, dy: Tensor) -> _Pending | _PendingPages | None:
-    """What :func:`leave_weights` kept, if it was of the same `dy`.
+    """What :func:`gradients_of_weights` left for later, if it was of the same `dy`.
 
     Once: a backward that asks for weight gradients again computes everything anew.
     """

@@ -167,17 +167,9 @@ class MoELayer(nn.Module):
             shared_intermediate=shared_intermediate,
             shared_experts=shared_experts,
         )
-        check_zero_experts(zero_experts, zero_expert_type)
-        if zero_experts and router is not None and router.capacity_factor is not None:
-            raise ValueError(
-                f"zero_experts is {zero_experts} and capacity_factor is {router.capacity_factor}; "
-                "experts that compute nothing have no capacity, pass one of them"
-            )
-        if shared_experts and shared_intermediate:
-            raise ValueError(
-                f"shared_experts is {shared_experts} and shared_intermediate is "
-                f"{shared_intermediate}; shared experts are in the pass or apart, pass one of them"
-            )
+        _check_experts_beside(
+            zero_experts, zero_expert_type, router, shared_experts, shared_intermediate
+        )
         self.arithmetic = arithmetic_of(
             activation, probs, bool(bias), combine_groups, combine_partials, shared_experts
         )
@@ -191,24 +183,16 @@ class MoELayer(nn.Module):
                     "combine_partials and shared_experts; pass either the workspace or these"
                 )
             self.arithmetic = workspace.arithmetic
-        if workspace is not None and group is None:
-            group = workspace.members
-        self.group = without_mesh(group)
-        if group is None and workspace is None:
+            group = workspace.members if group is None else group
+        elif group is None:
             warn_of_others()
+        self.group = without_mesh(group)
         self.rank, self.size = rank_and_size(group)
-        for what, columns in (("hidden", hidden), ("intermediate", intermediate)):
-            if columns < 8 or columns % 8:
-                raise ValueError(f"{what} is {columns}; a multiple of 8, from 8 on, is accepted")
+        _check_sizes(hidden, intermediate, num_experts, self.size)
         if dtype not in (torch.bfloat16, torch.float32):
             raise TypeError(
                 f"dtype is {dtype}; torch.bfloat16 is accepted, or torch.float32 for calls under "
                 "torch.autocast"
-            )
-        if num_experts % self.size:
-            raise ValueError(
-                f"{num_experts} experts cannot be shared by {self.size} ranks; their number must "
-                "divide the experts"
             )
         self.hidden = hidden
         self.intermediate = intermediate
@@ -226,27 +210,11 @@ class MoELayer(nn.Module):
         self.workspace = workspace
         self.zero_experts = zero_experts
         self.zero_expert_type: ZeroExpertType = zero_expert_type
-        local = num_experts // self.size
-        self.first_expert = self.rank * local
+        self.first_expert = self.rank * num_experts // self.size
         self._compares_ranks = self.size > 1
 
-        options = {"dtype": dtype, "device": device}
         self.router = Router(hidden, num_experts + zero_experts, topk, router, device=device)
-        width = self.arithmetic.halves() * intermediate
-        self.w1 = nn.Parameter(torch.empty(local, width, hidden, **options))  # type: ignore[arg-type]
-        self.w2 = nn.Parameter(torch.empty(local, hidden, intermediate, **options))  # type: ignore[arg-type]
-        self.b1 = self.b2 = None
-        if self.arithmetic.bias:
-            self.b1 = nn.Parameter(torch.empty(local, width, **options))  # type: ignore[arg-type]
-            self.b2 = nn.Parameter(torch.empty(local, hidden, **options))  # type: ignore[arg-type]
-        self.shared_w1 = self.shared_w2 = self.shared_gate = None
-        if shared := self.arithmetic.shared_experts:
-            self.shared_w1 = nn.Parameter(torch.empty(shared, width, hidden, **options))  # type: ignore[arg-type]
-            self.shared_w2 = nn.Parameter(torch.empty(shared, hidden, intermediate, **options))  # type: ignore[arg-type]
-            if shared_gate:
-                self.shared_gate = nn.Linear(hidden, shared, bias=False, dtype=dtype, device=device)
-        elif shared_gate:
-            raise ValueError("shared_gate is True, but shared_experts is 0; it gates these")
+        self._make_experts(shared_gate, dtype, device)
         self.shared = (
             SharedExperts(hidden, shared_intermediate, dtype=dtype, device=device)
             if shared_intermediate
@@ -255,6 +223,34 @@ class MoELayer(nn.Module):
         self._reset_experts()
         self._main_grad = main_grad
         self._make_main_grads()
+
+    def _make_experts(
+        self, shared_gate: bool, dtype: torch.dtype, device: torch.device | str | None
+    ) -> None:
+        """Their parameters, without values."""
+
+        def empty(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
+
+        local = self.num_experts // self.size
+        width = self.arithmetic.halves() * self.intermediate
+        self.w1 = empty(local, width, self.hidden)
+        self.w2 = empty(local, self.hidden, self.intermediate)
+        self.b1 = self.b2 = None
+        if self.arithmetic.bias:
+            self.b1 = empty(local, width)
+            self.b2 = empty(local, self.hidden)
+        self.shared_w1 = self.shared_w2 = self.shared_gate = None
+        shared = self.arithmetic.shared_experts
+        if shared:
+            self.shared_w1 = empty(shared, width, self.hidden)
+            self.shared_w2 = empty(shared, self.hidden, self.intermediate)
+        elif shared_gate:
+            raise ValueError("shared_gate is True, but shared_experts is 0; it gates these")
+        if shared_gate:
+            self.shared_gate = nn.Linear(
+                self.hidden, shared, bias=False, dtype=dtype, device=device
+            )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MoELayer:
         """A layer with weights of its own, in the same group and workspace."""
@@ -437,4 +433,35 @@ class MoELayer(nn.Module):
             f"hidden={self.hidden}, intermediate={self.intermediate}, "
             f"num_experts={self.num_experts}{zero}, topk={self.topk}, "
             f"rank={self.rank} of {self.size}"
+        )
+
+
+def _check_experts_beside(
+    zero_experts: int,
+    zero_expert_type: ZeroExpertType,
+    router: RouterConfig | None,
+    shared_experts: int,
+    shared_intermediate: int,
+) -> None:
+    check_zero_experts(zero_experts, zero_expert_type)
+    if zero_experts and router is not None and router.capacity_factor is not None:
+        raise ValueError(
+            f"zero_experts is {zero_experts} and capacity_factor is {router.capacity_factor}; "
+            "experts that compute nothing have no capacity, pass one of them"
+        )
+    if shared_experts and shared_intermediate:
+        raise ValueError(
+            f"shared_experts is {shared_experts} and shared_intermediate is "
+            f"{shared_intermediate}; shared experts are in the pass or apart, pass one of them"
+        )
+
+
+def _check_sizes(hidden: int, intermediate: int, num_experts: int, ranks: int) -> None:
+    for what, columns in (("hidden", hidden), ("intermediate", intermediate)):
+        if columns < 8 or columns % 8:
+            raise ValueError(f"{what} is {columns}; a multiple of 8, from 8 on, is accepted")
+    if num_experts % ranks:
+        raise ValueError(
+            f"{num_experts} experts cannot be shared by {ranks} ranks; their number must divide "
+            "the experts"
         )

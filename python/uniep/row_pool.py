@@ -14,12 +14,20 @@ from torch.autograd.function import once_differentiable
 
 from . import _library
 from ._all_rows import tokens_of
-from ._crossing import Crossing, crosses_under_weights, waves_of_backward
+from ._crossing import Crossing, waves_of_backward
 from ._forms import Experts, experts_from
 from ._of_process import OfProcess
 from ._ops import ops
 from ._outside_graphs import outside_graphs
-from ._split_backward import asked_for, for_arguments, keeps_graph, leave_weights, weights_left
+from ._split_backward import (
+    asked_for,
+    crossing_ahead,
+    for_arguments,
+    gradients_of_weights,
+    keeps_graph,
+    weights_are_apart,
+    weights_left,
+)
 from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
 from .deferred import DeferredWeights, _PendingPages, behind_data
 from .group import Group, GroupLike, _device_of
@@ -273,14 +281,11 @@ class _MoeInPages(torch.autograd.Function):
         x, *saved = ctx.saved_tensors
         weights = experts_from(saved, ctx.counts[0], ctx.counts[1], ctx.layout)
         own_dy, dy = dy, tokens_of(dy).contiguous()
-        crossing: Crossing | None = ctx.crossing
-        ahead = crossing if asked.weights and crosses_under_weights(crossing) else None
-        # A ring gives rows back behind weight gradients: these are computed even if nobody asks.
-        unasked = ctx.in_parts and not asked.weights
-        data_only = ctx.deferred is not None or ahead is not None or unasked
+        ahead = crossing_ahead(ctx, asked)
+        data_only = weights_are_apart(ctx, asked, ahead)
         main = ctx.main_grads if asked.weights else None
         to_main = main or Experts((), ())
-        with waves_of_backward(crossing, dy) as waves:
+        with waves_of_backward(ctx.crossing, dy) as waves:
             dx, dprobs, dshared_probs, *new, rows = ops.backward_pages(
                 ctx.key,
                 ctx.saved.address,
@@ -318,10 +323,7 @@ class _MoeInPages(torch.autograd.Function):
                 keep=keeps_graph(),
                 schedule=ctx.schedule,
             )
-            if asked.weights:
-                gradients = behind_data(pending, ctx.deferred, ahead, dx, dprobs)
-            elif asked.weights_later:
-                leave_weights(ctx, own_dy, pending)
+            gradients = gradients_of_weights(ctx, asked, ahead, own_dy, pending, dx, dprobs)
         probs = dshared_probs if ctx.has_shared_probs else None
         of_data = (dx, None, dprobs, probs)
         return for_arguments(ctx, _BEFORE_WEIGHTS, weights, gradients, of_data)
