@@ -116,7 +116,8 @@ def load_hugging_face(layer: MoELayer, source: Source, family: str, prefix: str)
 
     Raises:
         KeyError: for a tensor that is not there.
-        ValueError: for a tensor of another shape, one in a quantised type, and an unknown family.
+        ValueError: for a tensor of another shape, one in a quantised type, an unknown family, and a
+            layer that has what the family lacks.
     """
     with ExitStack() as stack:
         read = _reader(source, stack)
@@ -294,11 +295,13 @@ def _replicated(layer: MoELayer, names: Names, family: str) -> dict[str, Tensor]
     for has, name, what in (
         (layer.router.bias is not None, names.bias, "a bias of its router"),
         (shared is not None, names.shared, "shared experts"),
+        (layer.router.logit_bias is not None, None, "a bias of its router's logits"),
+        (layer.zero_experts > 0, None, "zero experts"),
     ):
         if has != (name is not None):
             raise ValueError(
-                f"layers of {family} have {'no' if name is None else 'always'} {what}, unlike this "
-                "one; make the layer as the family's are"
+                f"layers of {family} {'never' if name is None else 'always'} have {what}, unlike "
+                "this one; make the layer as the family's are"
             )
     if names.bias is not None and layer.router.bias is not None:
         tensors[names.bias] = layer.router.bias.detach()
