@@ -7,13 +7,14 @@ rank, that is enough.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from .group import GroupLike, gather_objects, is_mesh_of_hosts, process_group_of
@@ -116,7 +117,8 @@ def load_hugging_face(layer: MoELayer, source: Source, family: str, prefix: str)
 
     Raises:
         KeyError: for a tensor that is not there.
-        ValueError: for a tensor of another shape, one in a quantised type, and an unknown family.
+        ValueError: for a tensor of another shape, one in a quantised type, an unknown family, and a
+            layer that has what the family lacks.
     """
     with ExitStack() as stack:
         read = _reader(source, stack)
@@ -191,11 +193,31 @@ def distributed_state_dict(module: nn.Module) -> dict[str, Any]:
 
         dcp.save(distributed_state_dict(model), checkpoint_id=folder)
         dcp.load(distributed_state_dict(model), checkpoint_id=folder)
+
+    Raises:
+        ValueError: for experts that are parametrized, or that ``module.state_dict()`` has only
+            copies of, and where the process group of a layer has ended.
+        NotImplementedError: for experts of several ranks that are DTensors already, as where FSDP2
+            shards them, too.
     """
-    state: dict[str, Any] = dict(module.state_dict())
+    # The parameters themselves tell experts apart. Names do not: wrappers change them, and a weight
+    # may have several.
+    state: dict[str, Any] = dict(module.state_dict(keep_vars=True))
+    experts = _experts(module)
+    missing = experts.keys() - {id(value) for value in state.values()}
+    if missing:
+        names = sorted(experts[key][0] for key in missing)
+        raise ValueError(
+            f"state_dict() of the module lacks the parameters {', '.join(names)}, as where a hook "
+            "puts copies in their place; one that has the parameters themselves is accepted"
+        )
     meshes: dict[int, Any] = {}
-    for name, _, layer in _weights_of_experts(module):
-        state[name] = _sharded(state[name], layer.group, meshes)
+    for name, value in state.items():
+        if id(value) in experts:
+            _, layer = experts[id(value)]
+            state[name] = _sharded(value.detach(), layer.group, meshes)
+        elif isinstance(value, Tensor):
+            state[name] = value.detach()
     return state
 
 
@@ -206,7 +228,8 @@ def distributed_optimizer_state_dict(
 
     What it has of experts, such as moments, are DTensors as in :func:`distributed_state_dict`.
     PyTorch's own ``get_optimizer_state_dict`` has plain tensors there, of which a checkpoint keeps
-    one rank's for all. An optimizer that has not stepped gets state of zeros first, to load into::
+    one rank's for all. Names are PyTorch's, without those of wrappers such as DDP. An optimizer
+    that has not stepped gets state of zeros first, to load into::
 
         state = {"model": distributed_state_dict(model)}
         state["optimizer"] = distributed_optimizer_state_dict(model, optimizer)
@@ -216,19 +239,26 @@ def distributed_optimizer_state_dict(
     Args:
         module: has all parameters of the optimizer.
         optimizer: its state of an expert weight has the shape of that, or is no part of it.
+
+    Raises:
+        ValueError: as :func:`distributed_state_dict`, and where PyTorch's dict lacks state that the
+            optimizer has of experts.
+        NotImplementedError: as :func:`distributed_state_dict`.
     """
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
     found: dict[str, Any] = dict(get_optimizer_state_dict(module, optimizer))
     state = found["state"] = dict(found["state"])
     meshes: dict[int, Any] = {}
-    for name, weight, layer in _weights_of_experts(module):
+    for name, (weight, layer) in _experts_of_optimizer(module, optimizer, found).items():
+        if name not in state:  # one that has no gradients, or an optimizer without state
+            continue
         # In a dict of its own: what PyTorch gives is the optimizer's.
         state[name] = {
             what: _sharded(value, layer.group, meshes)
             if isinstance(value, Tensor) and value.shape == weight.shape
             else value
-            for what, value in state.get(name, {}).items()
+            for what, value in state[name].items()
         }
     return found
 
@@ -236,49 +266,117 @@ def distributed_optimizer_state_dict(
 def load_optimizer_state_dict(
     module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
 ) -> None:
-    """Gives `optimizer` what :func:`distributed_optimizer_state_dict` has, once it is loaded."""
-    from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+    """Gives `optimizer` what :func:`distributed_optimizer_state_dict` has, once it is loaded.
+
+    Raises:
+        ValueError: as :func:`distributed_optimizer_state_dict`.
+        NotImplementedError: as :func:`distributed_state_dict`.
+    """
+    from torch.distributed.checkpoint.state_dict import (
+        get_optimizer_state_dict,
+        set_optimizer_state_dict,
+    )
     from torch.distributed.tensor import DTensor
 
     own = dict(state["state"])
-    for name, _, _ in _weights_of_experts(module):
+    # The groups in `state` may have been saved in another order.
+    found = dict(get_optimizer_state_dict(module, optimizer))
+    for name in own.keys() & _experts_of_optimizer(module, optimizer, found).keys():
         own[name] = {
             what: value.to_local() if isinstance(value, DTensor) else value
-            for what, value in own.get(name, {}).items()
+            for what, value in own[name].items()
         }
     set_optimizer_state_dict(module, optimizer, {**state, "state": own})
 
 
-def _weights_of_experts(module: nn.Module) -> Iterator[tuple[str, Tensor, MoELayer]]:
-    """Those of which ranks have different ones, by name."""
-    for name, layer in _layers(module):
-        if layer.size == 1:
+def _experts(module: nn.Module) -> dict[int, tuple[str, MoELayer]]:
+    """Name and layer of weights of which ranks have different ones, by ``id`` of the weight."""
+    from torch.distributed.tensor import DTensor
+
+    found = {}
+    for prefix, layer in module.named_modules():
+        if not isinstance(layer, MoELayer) or layer.size == 1:
             continue
+        own = dict(layer.named_parameters(recurse=False, remove_duplicate=False))
         for key in ("w1", "w2", "b1", "b2"):
-            weight = getattr(layer, key)
+            name = f"{prefix}.{key}" if prefix else key
+            weight = own.get(key)
+            if isinstance(weight, DTensor):
+                raise NotImplementedError(
+                    f"{name} is a DTensor, as where FSDP2 shards experts that ranks share already; "
+                    "experts that are plain tensors are accepted: pass them to fully_shard as "
+                    "ignored_params"
+                )
             if weight is not None:
-                yield f"{name}.{key}" if name else key, weight, layer
+                found[id(weight)] = name, layer
+            elif getattr(layer, key) is not None:
+                raise ValueError(
+                    f"{name} is no parameter of its layer, as where it is parametrized; a plain "
+                    "parameter is accepted: remove the parametrization before you save or load"
+                )
+    return found
+
+
+def _experts_of_optimizer(
+    module: nn.Module, optimizer: torch.optim.Optimizer, found: dict[str, Any]
+) -> dict[str, tuple[Tensor, MoELayer]]:
+    """Experts' weights that are the optimizer's, by their names in `found`, which is PyTorch's.
+
+    Which names of wrappers it leaves out is PyTorch's to know. So names come from its groups, where
+    they stand as the parameters do in the optimizer's.
+
+    Raises:
+        ValueError: where that is not so, or `found` lacks the state of one.
+    """
+    experts = _experts(module)
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    names = [name for group in found["param_groups"] for name in group["params"]]
+    if experts and len(names) != len(weights):
+        raise ValueError(
+            f"the optimizer has {len(weights)} parameters and its state dict names {len(names)}, "
+            "as where a wrapper makes one of several; an optimizer of the module's own parameters "
+            "is accepted"
+        )
+    named = {}
+    for name, weight in zip(names, weights, strict=False):
+        if id(weight) not in experts:
+            continue
+        if optimizer.state.get(weight) and name not in found["state"]:
+            raise ValueError(
+                f"the optimizer has state of {name} that its state dict lacks, as where a hook "
+                "takes it out; one that has the state of all experts is accepted"
+            )
+        named[name] = weight, experts[id(weight)][1]
+    return named
 
 
 def _sharded(local: Tensor, group: GroupLike, meshes: dict[int, Any]) -> Tensor:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Shard
 
+    if _has_ended(group):
+        raise ValueError(
+            "the process group of the layer has ended; save and load before it is destroyed"
+        )
     if is_mesh_of_hosts(group):
         return DTensor.from_local(local, group, [Shard(0), Shard(0)], run_check=False)
     process_group = process_group_of(group)
-    if process_group is None:
-        raise ValueError("the process group of the layer has ended; save before it is destroyed")
+    assert process_group is not None  # it would have ended
     key = id(process_group)
     if key not in meshes:
         meshes[key] = DeviceMesh.from_group(process_group, local.device.type)
     return DTensor.from_local(local, meshes[key], [Shard(0)], run_check=False)
 
 
-def _layers(module: nn.Module) -> Iterator[tuple[str, MoELayer]]:
-    for name, part in module.named_modules():
-        if isinstance(part, MoELayer):
-            yield name, part
+def _has_ended(group: GroupLike) -> bool:
+    """Whether PyTorch has destroyed what the layer may still hold."""
+    if is_mesh_of_hosts(group):  # which knows its groups by name
+        return not dist.is_initialized()
+    process_group = process_group_of(group)
+    try:
+        return process_group is None or dist.get_rank(process_group) < 0
+    except ValueError:  # an unknown group, or no default group at all
+        return True
 
 
 def _names(family: str) -> Names:
@@ -294,11 +392,13 @@ def _replicated(layer: MoELayer, names: Names, family: str) -> dict[str, Tensor]
     for has, name, what in (
         (layer.router.bias is not None, names.bias, "a bias of its router"),
         (shared is not None, names.shared, "shared experts"),
+        (layer.router.logit_bias is not None, None, "a bias of its router's logits"),
+        (layer.zero_experts > 0, None, "zero experts"),
     ):
         if has != (name is not None):
             raise ValueError(
-                f"layers of {family} have {'no' if name is None else 'always'} {what}, unlike this "
-                "one; make the layer as the family's are"
+                f"layers of {family} {'never' if name is None else 'always'} have {what}, unlike "
+                "this one; make the layer as the family's are"
             )
     if names.bias is not None and layer.router.bias is not None:
         tensors[names.bias] = layer.router.bias.detach()

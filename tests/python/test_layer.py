@@ -304,6 +304,12 @@ def test_families_are_checked():
         hugging_face_tensors(layer, "deepseek_v3", "")
     with pytest.raises(ValueError, match="a bias of its router"):
         hugging_face_tensors(make_layer(), "mixtral", "")
+    for options, words in (
+        ({"router": RouterConfig(logit_bias=True)}, "never have a bias of its router's logits"),
+        ({"zero_experts": 2}, "never have zero experts"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            hugging_face_tensors(MoELayer(64, 32, 8, 2, **options), "mixtral", "")
 
 
 def uniep_command(*arguments, code=0):
