@@ -238,11 +238,11 @@ def distributed_optimizer_state_dict(
 
     Args:
         module: has all parameters of the optimizer.
-        optimizer: its state of an expert weight has the shape of that, or is no part of it.
+        optimizer: its state of an expert weight has the shape of that, or is a number.
 
     Raises:
-        ValueError: as :func:`distributed_state_dict`, and where PyTorch's dict lacks state that the
-            optimizer has of experts.
+        ValueError: as :func:`distributed_state_dict`, where PyTorch's dict lacks state that the
+            optimizer has of experts, and for state of another shape, such as factors of moments.
         NotImplementedError: as :func:`distributed_state_dict`.
     """
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
@@ -256,11 +256,24 @@ def distributed_optimizer_state_dict(
         # In a dict of its own: what PyTorch gives is the optimizer's.
         state[name] = {
             what: _sharded(value, layer.group, meshes)
-            if isinstance(value, Tensor) and value.shape == weight.shape
+            if _is_of(weight, value, name, what)
             else value
             for what, value in state[name].items()
         }
     return found
+
+
+def _is_of(weight: Tensor, value: Any, name: str, what: str) -> bool:
+    """Whether an optimizer's state is split over ranks as the weight is; else all have the same."""
+    if not isinstance(value, Tensor) or value.numel() == 1:
+        return False
+    if value.shape != weight.shape:
+        raise ValueError(
+            f"the optimizer's {what} of {name} has shape {list(value.shape)}, and the weight "
+            f"{list(weight.shape)}, so how ranks share it is not known; state of the weight's "
+            "shape is accepted, and numbers"
+        )
+    return True
 
 
 def load_optimizer_state_dict(

@@ -254,6 +254,12 @@ def moments_that_a_hook_takes_out() -> None:
         checkpoint.distributed_optimizer_state_dict(model, optimizer)
 
 
+def factors_of_moments() -> None:
+    model, optimizer = trained(plain, seed=3, kind=torch.optim.Adafactor)
+    with pytest.raises(ValueError, match=r"the optimizer's row_var of moe\.w1 has shape \["):
+        checkpoint.distributed_optimizer_state_dict(model, optimizer)
+
+
 def copies_of_experts() -> None:
     model = new_model()
     model._register_state_dict_hook(with_copies)
@@ -280,6 +286,7 @@ def experts_of_fsdp() -> None:
     "refused",
     [
         moments_that_a_hook_takes_out,
+        factors_of_moments,
         copies_of_experts,
         parametrized_experts,
         experts_of_fsdp,
