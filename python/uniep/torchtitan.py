@@ -32,6 +32,7 @@ try:
     from torchtitan.config import derive, override
     from torchtitan.distributed.activation_checkpoint import SelectiveAC
     from torchtitan.models.common.feed_forward import FeedForward, SigmoidGatedFeedForward
+    from torchtitan.models.common.linear import Linear
     from torchtitan.models.common.moe import GroupedExperts, MoE, RoutedExperts
     from torchtitan.models.common.token_dispatcher import HybridEPTokenDispatcher
     from torchtitan.protocols.module import Module
@@ -459,11 +460,14 @@ def _shared_config(config: Any) -> Any:
         FeedForward.Config: UniepSharedExperts.Config,
         SigmoidGatedFeedForward.Config: UniepGatedSharedExperts.Config,
     }
-    if type(shared) not in kinds or any(w.bias for w in (shared.w1, shared.w2, shared.w3)):
+    linears = [getattr(shared, name, None) for name in ("w1", "w2", "w3", "gate")]
+    # Converters, as to fp8, put subclasses in the place of Linear.
+    known = all(own is None or (type(own) is Linear.Config and not own.bias) for own in linears)
+    if type(shared) not in kinds or not known:
         raise NotImplementedError(
-            f"shared experts of {type(shared).__qualname__} with biases or of another class are "
-            "none that uniep knows: FeedForward and SigmoidGatedFeedForward without biases are "
-            "(uniep_routed_experts leaves any to torchtitan)"
+            f"shared experts of {type(shared).__qualname__} with biases, with converted linears or "
+            "of another class are none that uniep knows: FeedForward and SigmoidGatedFeedForward "
+            "of Linear without biases are (uniep_routed_experts leaves any to torchtitan)"
         )
     if _is_gpt_oss(config.routed_experts.inner_experts):
         raise NotImplementedError(

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <limits>
 #include <stdexcept>
 #include <thread>
@@ -179,6 +180,23 @@ TEST(Tune, ACacheThatCannotBeWrittenIsSaidBeforeTheSearch) {
     EXPECT_EQ(static_cast<int>(outcome.error->code()), static_cast<int>(ErrorCode::kIo));
   }
   EXPECT_EQ(asked, 0);
+}
+
+TEST(Tune, AFlaggedRoutingThatDoesNotFitIsRefused) {
+  const TunedCache cache;
+  LayerGroup g(plain_layer(1), 1);
+  Problem small = g.split().problem();
+  small.capacity_rows = small.row_align;
+  Layer layer(small, g.group()[0]);
+  std::array<std::int64_t, 2> overflow{};
+  const RoutingPlan plan = layer.plan(g.split().topk_ids(0), {.overflow = overflow.data()});
+  ASSERT_EQ(overflow[0], 1);
+  try {
+    tune_forward(layer, plan, g.forward_args(0), short_search());
+    ADD_FAILURE() << "passes of it do nothing, and take no time";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kCapacity) << e.what();
+  }
 }
 
 TEST(Tune, CanBeStopped) {

@@ -245,7 +245,8 @@ class Against(ProgramTest):
 
     def test_says_what_is_different(self):
         file = self.measure()
-        file.update(machine="an abacus", version="0.0.9", link="1 GB/s", skew=1)
+        file.update(machine="an abacus", version="0.0.9", link="1 GB/s", skew=1, save="none",
+                    recompute_h=True, backward_rows=256)
         for record in file["records"]:
             record["ranks"] = 8
             record["given"] = record["given"].replace("single", "another")
@@ -256,6 +257,8 @@ class Against(ProgramTest):
         text, against = self.compare()
         for words in ("machine: an abacus then, ", "version: 0.0.9 then, ", "link: 1 GB/s then, ",
                       "skew: 1 then, ", "ranks: 8 then, 2 now",
+                      "save: none then, rows now", "recompute_h: true then, false now",
+                      "backward_rows: 256 then, 0 now",
                       "only then  tiny forward another; tiny backward another",
                       "only now   tiny forward single; tiny backward single; "
                       "tiny,tokens=7 forward sequential"):

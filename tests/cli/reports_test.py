@@ -59,6 +59,15 @@ class Reports(ProgramTest):
         self.assertEqual(stages, ["dispatch", "fc1", "fc2", "reduce", "dispatch", "dfc2", "dfc1",
                                   "wgrad2", "wgrad1", "reduce"])
 
+    def test_shared_experts_are_none_of_the_load(self):
+        path = self.folder / "figures.json"
+        loads = []
+        for more in ([], ["--shared-experts", 2], ["--shared-experts", 2, "--processes"]):
+            self.succeed("run", "--shape", "tiny", "--ranks", 2, "--json", path, *more)
+            loads.append(json.loads(path.read_text())["load"]["rows_per_expert"])
+        self.assertEqual(len(loads[0]), 8)
+        self.assertEqual(loads[1:], loads[:1] * 2)
+
     def test_json(self):
         path = self.folder / "figures.json"
         self.succeed("run", "--input", TRACE, "--ranks", 2, "--schedule", "two-kernel",

@@ -66,6 +66,20 @@ class Cache(ProgramTest):
         for row in (line for line in text.splitlines() if line.startswith("  ")):
             self.assertLessEqual(len(row), 100, row)
 
+    def test_run_takes_what_was_tuned_for_what_it_keeps(self) -> None:
+        entry, = self.fill()["entries"]
+        tile = "16" if entry["schedule"]["tile_m"] == "32" else "32"
+        other = {**entry, "save": "none", "recompute_h": "yes",
+                 "schedule": {**entry["schedule"], "tile_m": tile}}
+        self.cache.write_text(json.dumps(
+            {**json.loads(self.cache.read_text()), "entries": [entry, other]}))
+        path = self.folder / "figures.json"
+        for kept, wanted in (([], entry), (["--save", "none", "--recompute-h"], other)):
+            self.succeed("run", "--shape", "tiny", "--ranks", 2, "--pass", "forward", *kept,
+                         "--json", path, **self.environment)
+            used = json.loads(path.read_text())["records"][0]["schedule"]
+            self.assertEqual(dict(pair.split("=") for pair in used.split(",")), wanted["schedule"])
+
     def test_a_listed_schedule_is_one_that_run_takes(self) -> None:
         entry, = self.fill()["entries"]
         text = self.run_cache("list")

@@ -65,6 +65,11 @@ class Simulate(ProgramTest):
         two = self.call("simulate", "--shape", *shape, "--ranks", 2, "--pass", "forward")
         self.assertEqual("at 4 ranks" in done.stderr, two.stderr == "")
 
+    def test_a_ring_that_the_layer_would_refuse_is_refused(self):
+        for more in ([], ["--memory", 1, "--layers", 2], ["--hosts", 2, "--nic-gbps", 10]):
+            self.refuse("simulate", "--shape", "tiny,tokens=1024", "--ranks", 2, "--backward-rows",
+                        128, *more, words=["backward_rows is 128; backward_rows=", "would do"])
+
     def test_a_measured_profile_predicts(self):
         profile = self.folder / "here.json"
         text = self.succeed("profile", "--effort", 0.1, "--output", profile)

@@ -474,5 +474,17 @@ TEST(LayerAgreement, MemoryThatOneRankCannotGetIsRefusedByAll) {
   group.expect_step_works("after a refusal");
 }
 
+TEST(PlansOfOtherHosts, AreRefused) {
+  LayerGroup g(plain_layer(2), 2);
+  g.make_layers();
+  g.make_plans();
+  run_ranks(Communicator::cpu_group(2, 2), [&](Communicator& c) {
+    Layer layer(g.split().problem(), c);
+    expect_invalid(
+        "rank 0: plan was made for ranks on 1 hosts; a plan for 2, as the group's are, is accepted",
+        [&] { layer.forward(g.plan(c.rank()), g.forward_args(c.rank())); });
+  });
+}
+
 }  // namespace
 }  // namespace uniep::testing

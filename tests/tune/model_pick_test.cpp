@@ -83,6 +83,18 @@ TEST(ModelPick, LetsMoreWorkersDispatchWhereAllIsCopiedWithinAGpu) {
   EXPECT_LE(quick_pick(problem, key_of(4, problem), kGpu, h200).dispatch_workers, 32);
 }
 
+/// A ring that fits the real tokens may be too small for those of the key, which are more.
+TEST(ModelPick, TakesRingsForAsLargeAsItsRoutingNeeds) {
+  Problem problem = kGpuLayer;
+  problem.backward_rows = 128;
+  const MachineProfile h200 = shipped_profile("h200");
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    tune::TuneKey key = key_of(4, problem);
+    key.pass = pass;
+    EXPECT_FALSE(invalid_reason(quick_pick(problem, key, kGpu, h200), problem, kGpu));
+  }
+}
+
 /// Seconds of a forward pass on four GPUs, of the routing that a pick is made for.
 double seconds_of_pick(Problem problem, const Schedule& schedule, const MachineProfile& profile) {
   constexpr int kRanks = 4;

@@ -73,18 +73,23 @@ class RoutedExperts:
         self.activation = activation_of(config)
         self.deferred = uniep.DeferredWeights()
         self.workspace: uniep.Workspace | None = None
+        self._left_to_main = False  # the weight gradients that wait go to main_grad
         self.shared: SharedExperts | None = None  # the layer's, where they are part of the pass
 
     def __call__(self, x: Tensor, topk_ids: Tensor, topk_probs: Tensor) -> Tensor:
         """The sum of the experts' outputs for each token, [T, H]."""
-        given, main_grads, backwards = self._given()
+        # Where some are frozen, autograd gives gradients to the others, and DDP adds these up.
+        whole = torch.is_grad_enabled() and all(self._require_grad())
+        delayed = whole and getattr(self.config, "delay_wgrad_compute", False)
+        fused = whole and self.config.gradient_accumulation_fusion
+        if delayed:
+            self._left_to_main = fused
+        given, main_grads, backwards = self._given(fused, delayed)
         w1, w2, b1, b2 = given
         if backwards:  # biases lie in descending order of experts, whose numbers are mirrored
             topk_ids = _mirrored(topk_ids, self.weights[0].shape[0])
         if self.workspace is None or x.shape[0] > self.workspace.max_tokens:
             self.workspace = self._shared_workspace(x, topk_ids.shape[1])
-        gradients = torch.is_grad_enabled() and self.weights[0].requires_grad
-        delayed = gradients and getattr(self.config, "delay_wgrad_compute", False)
         shared = None
         if self.shared is not None:
             shared = self.shared.given(x, main_grads is not None)
@@ -103,12 +108,17 @@ class RoutedExperts:
             **({} if shared is None else shared.tensors._asdict()),
         )
 
-    def _given(self) -> tuple[_Given, tuple[ExpertWeight, ...] | None, bool]:
+    def _require_grad(self) -> list[bool]:
+        shared = () if self.shared is None else self.shared.weights
+        return [
+            need for own in (*self.weights, *self.biases, *shared) for need in own.require_grad()
+        ]
+
+    def _given(
+        self, fused: bool, delayed: bool
+    ) -> tuple[_Given, tuple[ExpertWeight, ...] | None, bool]:
         """Weights and biases, their main gradients, and whether experts stand backwards."""
-        delayed = getattr(self.config, "delay_wgrad_compute", False)
-        gradients = torch.is_grad_enabled() and self.weights[0].requires_grad
-        fused = gradients and self.config.gradient_accumulation_fusion
-        rows, row_grads, backwards = self._given_biases(gradients, fused, delayed)
+        rows, row_grads, backwards = self._given_biases(fused, delayed)
         main_grads: tuple[ExpertWeight, ...] | None = None
         if fused:
             of_weights = (own.weight(own.main_grads(), backwards) for own in self.weights)
@@ -117,16 +127,12 @@ class RoutedExperts:
         for own in self.weights:
             tensors: list[Tensor] = list(own.params)
             if fused:
-                tensors = [param.detach() for param in own.params]
-                if not delayed:
-                    tensors = own.accumulated(tensors)
+                tensors = own.accumulated([param.detach() for param in tensors], delayed)
             weights.append(own.weight(tensors, backwards))
         b1, b2 = rows or (None, None)
         return _Given(weights[0], weights[1], b1, b2), main_grads, backwards
 
-    def _given_biases(
-        self, gradients: bool, fused: bool, delayed: bool
-    ) -> tuple[list[Tensor], list[Tensor], bool]:
+    def _given_biases(self, fused: bool, delayed: bool) -> tuple[list[Tensor], list[Tensor], bool]:
         """Biases, their main gradients, and whether experts stand backwards there."""
         if not self.biases:
             return [], [], False
@@ -140,14 +146,14 @@ class RoutedExperts:
                 )
         backwards = main_grads[0][1] if fused else self.biases[0].tensor()[1]
         tensors = [stack.tensor(backwards)[0] for stack in self.biases]
-        if fused and not delayed:
+        if fused:
             tensors = [
-                stack.accumulated([tensor])[0]
+                stack.accumulated([tensor], delayed)[0]
                 for stack, tensor in zip(self.biases, tensors, strict=True)
             ]
-        elif gradients and delayed and not fused:
+        elif delayed:
             tensors = [stack.leaf() for stack in self.biases]
-        elif gradients and not fused:
+        else:
             tensors = [
                 through_stack(stack, tensor, backwards)
                 for stack, tensor in zip(self.biases, tensors, strict=True)
@@ -157,7 +163,7 @@ class RoutedExperts:
     def backward_weights(self) -> None:
         """Computes the weight gradients that ``delay_wgrad_compute`` has left for later."""
         uniep.backward_weights(self.deferred)
-        if self.config.gradient_accumulation_fusion:
+        if self._left_to_main:
             for own in (*self.weights, *self.biases):
                 own.mark_accumulated()
             return
@@ -267,11 +273,11 @@ class ExpertLinear(torch.nn.Module):
     ) -> None:
         super().__init__()
         self._register("weight", weights, options, config)
-        self.weights = ExpertParams(list(self.named().values()), f"{name}.weight")
+        self.weights = ExpertParams([(self, own) for own in self.named()], f"{name}.weight")
         self.biases: Stack | None = None
         if biases is not None:
             self._register("bias", biases, options, config)
-            self.biases = Stack(list(self.named("bias").values()), f"{name}.bias")
+            self.biases = Stack([(self, own) for own in self.named("bias")], f"{name}.bias")
         self._hooks: list[Any] = []
 
     def _register(self, kind: str, tensor: Tensor, options: Options, config: Any) -> None:

@@ -129,17 +129,17 @@ def _weights_of(
         grouped = getattr(experts, name, None)
         each = [getattr(expert, name) for expert in getattr(experts, "local_experts", [])]
         if isinstance(grouped, Module) and hasattr(grouped, f"weight{count - 1}"):
-            params = [getattr(grouped, f"weight{i}") for i in range(count)]
+            places = [(grouped, f"weight{i}") for i in range(count)]
             linears.append(grouped)
         elif len(each) == count:
-            params = [linear.weight for linear in each]
+            places = [(linear, "weight") for linear in each]
             linears.extend(each)
         else:
             raise ValueError(
                 f"routed_experts is a {type(experts).__name__}; with moe_megakernel_backend="
                 f"'{_NAME}' it must be TEGroupedMLP or SequentialMLP"
             )
-        weights.append(ExpertParams(params, f"{name}.weight"))
+        weights.append(ExpertParams(places, f"{name}.weight"))
     return linears, (weights[0], weights[1])
 
 

@@ -35,6 +35,7 @@ class SharedExperts:
 
     Attributes:
         count: S, with experts of I columns.
+        weights: of fc1 and fc2.
 
     Raises:
         ValueError: for what the pass cannot do; names the option, its value and what is accepted.
@@ -64,8 +65,8 @@ class SharedExperts:
         self._module = module
         self._intermediate = intermediate
         linears = {"linear_fc1": module.linear_fc1, "linear_fc2": module.linear_fc2}
-        self._weights = tuple(
-            ExpertParams([linear.weight], f"shared_experts.{name}.weight")
+        self.weights = tuple(
+            ExpertParams([(linear, "weight")], f"shared_experts.{name}.weight")
             for name, linear in linears.items()
         )
 
@@ -83,12 +84,14 @@ class SharedExperts:
         if gate is not None:  # one for all of them
             logits = torch.nn.functional.linear(x, gate)
             probs = torch.sigmoid(logits).float().expand(-1, self.count)
-        first, second = (own.params[0] for own in self._weights)
+        first, second = (own.params[0] for own in self.weights)
         if not fused:
             w1, w2 = _shared_experts.weights([first], second, self._intermediate)
             return _Given(Shared(w1, w2, probs), ())
-        tensors = [own.accumulated([own.params[0].detach()])[0] for own in self._weights]
-        main = tuple(own.main_grads()[0].unsqueeze(0) for own in self._weights)
+        tensors = [
+            own.accumulated([own.params[0].detach()], later=False)[0] for own in self.weights
+        ]
+        main = tuple(own.main_grads()[0].unsqueeze(0) for own in self.weights)
         w1, w2 = (tensor.unsqueeze(0) for tensor in tensors)
         return _Given(Shared(w1, w2, probs), main)
 

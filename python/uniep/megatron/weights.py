@@ -9,11 +9,11 @@ its flat buffers, they are found there, in ascending or descending order of expe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
 
 from uniep._forms import ExpertWeight
 
@@ -76,20 +76,28 @@ def main_grad_of(param: Parameter, name: str) -> Tensor:
     return grad
 
 
+Owned: TypeAlias = tuple[Module, str]
+
+
 class ExpertParams:
     """What all local experts have: one parameter, or one for each expert, wherever they lie.
 
     Args:
-        params: one parameter [experts, rows, columns], or one [rows, columns] for each expert; of
-            biases [experts, rows], or [rows] for each expert.
+        places: module and name of one parameter [experts, rows, columns], or of one [rows, columns]
+            for each expert; of biases [experts, rows], or [rows] for each expert.
         name: for errors.
         own_dims: dimensions of what an expert has: 2 of a weight, 1 of a bias.
     """
 
-    def __init__(self, params: Sequence[Parameter], name: str, own_dims: int = 2) -> None:
-        self.params = list(params)
+    def __init__(self, places: Sequence[Owned], name: str, own_dims: int = 2) -> None:
+        self._places = tuple(places)
         self.name = name
         self.is_one = self.params[0].dim() > own_dims  # one parameter for all experts
+
+    @property
+    def params(self) -> list[Parameter]:
+        """The parameters, as modules have them now: FSDP2 puts others in their place."""
+        return [owner.get_parameter(name) for owner, name in self._places]
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -98,10 +106,9 @@ class ExpertParams:
         rows, columns = first[-2:]
         return (first[0] if self.is_one else len(self.params)), rows, columns
 
-    @property
-    def requires_grad(self) -> bool:
-        """Whether gradients are asked for."""
-        return self.params[0].requires_grad
+    def require_grad(self) -> list[bool]:
+        """Of each parameter, whether a gradient is asked for."""
+        return [param.requires_grad for param in self.params]
 
     def weight(self, tensors: Sequence[Tensor], backwards: bool = False) -> ExpertWeight:
         """What :func:`uniep.moe` takes of these, one for each parameter."""
@@ -131,22 +138,27 @@ class ExpertParams:
             if param.grad is None:
                 param.grad = param.new_zeros(()).expand(param.shape)
 
-    def accumulated(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def accumulated(self, tensors: Sequence[Tensor], later: bool) -> list[Tensor]:
         """The tensors, made of the parameters, for a call with ``main_grads``.
 
         In backward, the hooks of DDP run after it.
+
+        Args:
+            tensors: one for each parameter, or one for all.
+            later: the gradients come later, and so does :meth:`mark_accumulated`.
         """
-        return list(_Accumulated.apply(self, len(tensors), *tensors, *self.params))
+        return list(_Accumulated.apply(self, later, len(tensors), *tensors, *self.params))
 
 
 class Stack(ExpertParams):
     """The biases of all local experts as one tensor. Arguments are those of ExpertParams."""
 
-    def __init__(self, params: Sequence[Parameter], name: str) -> None:
-        super().__init__(params, name, own_dims=1)
+    def __init__(self, places: Sequence[Owned], name: str) -> None:
+        super().__init__(places, name, own_dims=1)
         self._known: tuple[list[int], Tensor, bool] | None = None
+        self._first = self.params[0]
         found = stacked_view([param.detach() for param in self.params])
-        memory = self.params[0].untyped_storage()
+        memory = self._first.untyped_storage()
         whole = found is not None and found[0].nbytes == memory.nbytes()
         # Address of memory that these parameters have for themselves, if they have one in common.
         self._own = memory.data_ptr() if whole else None
@@ -165,6 +177,11 @@ class Stack(ExpertParams):
         """
         if self.is_one:
             return self.params[0].detach(), False
+        if self.params[0] is not self._first:
+            raise RuntimeError(
+                f"other parameters are in the place of {self.name}'s, as where FSDP2 shards them, "
+                "and uniep needs these one behind the other; use layout='stacked' there"
+            )
         # DDP, .to() and .cuda() move parameters; then all of them have another address.
         addresses = [param.data_ptr() for param in self.params]
         if self._known is None or self._known[0] != addresses:
@@ -232,9 +249,12 @@ class _Accumulated(torch.autograd.Function):
     """What experts have, whose gradient has gone to main_grad when backward comes here."""
 
     @staticmethod
-    def forward(ctx: Any, owner: ExpertParams, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, owner: ExpertParams, later: bool, count: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.owner = owner
+        ctx.later = later
         ctx.inputs = len(tensors)
         return tuple(tensor.detach() for tensor in tensors[:count])
 
@@ -242,8 +262,9 @@ class _Accumulated(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
         assert all(g is None for g in gradients), "the gradient of the weights went to main_grad"
-        ctx.owner.mark_accumulated()
-        nothing: tuple[None, ...] = (None,) * (2 + ctx.inputs)
+        if not ctx.later:
+            ctx.owner.mark_accumulated()
+        nothing: tuple[None, ...] = (None,) * (3 + ctx.inputs)
         return nothing
 
 

@@ -5,6 +5,8 @@
 #include <limits>
 #include <random>
 
+#include "plan/routing.h"
+#include "plan/routing_fault.h"
 #include "schedule/space.h"
 #include "tune/model/cost_model.h"
 #include "tune/model/parallel.h"
@@ -77,6 +79,11 @@ std::vector<RoutingPlan> made_up_plans(Problem p, const TuneKey& key) {
   p.capacity_rows = rows_of_any_routing(p, key.ranks);
   const std::vector<std::int64_t> tokens(static_cast<std::size_t>(key.ranks), p.max_tokens);
   const auto ids = sampled_routing(p, key.ranks, p.max_tokens, key.skew, 1);
+  // As if a ring were larger: real tokens may be fewer than those of the key.
+  const RoutingCheck check = check_routing(p, {tokens, ids});
+  if (check.fault.kind == RoutingFault::Kind::kExpertRows) {
+    p.backward_rows = overflow_amount(check, p);
+  }
   return plans_to_simulate(p, tokens, ids);
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "plan/routing.h"
+#include "plan/routing_fault.h"
 
 namespace uniep::tune {
 
@@ -32,6 +33,7 @@ std::vector<RoutingPlan> plans_to_simulate(const Problem& problem,
   }
   const Routing routing{tokens_per_rank, topk_ids, hosts};
   const RoutingCheck check = check_routing(problem, routing);
+  throw_if_any(check.fault, problem, ranks);  // its plans would have no rows
   std::vector<RoutingPlan> plans;
   for (int rank = first; rank < first + count; ++rank) {
     plans.push_back(make_plan(problem, rank, routing, check));

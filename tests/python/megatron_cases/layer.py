@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 from megatron_cases.support import (
     EXPERTS,
@@ -273,3 +276,26 @@ def case_combine_groups() -> None:
     assert arithmetic[3:] == (4, "bf16", 0), arithmetic
     assert not torch.equal(found, wanted)
     expect_close(found, wanted, OUTPUT, "out")
+
+
+def case_fsdp2() -> None:
+    """Parameters that FSDP2 has put in the place of others are what is run and trained."""
+    subgroup, _ = dist.new_subgroups(1)
+    for layout in ("stacked", "per_expert"):
+        results = []
+        for sharded in (False, True):
+            _, ours = make_pair(layout=layout)
+            ours.bfloat16()
+            if sharded:
+                fully_shard(ours, mesh=DeviceMesh.from_group(subgroup, "cpu"))
+            optimizer = torch.optim.SGD(ours.parameters(), lr=1.0)
+            for step in range(2):
+                x = make_tokens(step)
+                out, _ = ours(x)
+                out.float().square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            results.append([out.detach(), *(w.detach() for w in of_experts(ours, "data"))])
+        plain, found = results
+        whole = [getattr(tensor, "full_tensor", lambda t=tensor: t)() for tensor in found]
+        expect_same(whole, plain, f"FSDP2, {layout}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,57 @@ def case_main_grads() -> None:
                 assert param.grad_added_to_main_grad == fused, what
             if fused:  # neither DDP's memory nor delay changes a bit
                 expect_same(found, plain.setdefault(fp32, found), what)
+
+
+def _with(ours: Any, fused: bool, delay: bool) -> Any:
+    """The layer, after it was built: Megatron's linear layers want an extension for it."""
+    ours.config.gradient_accumulation_fusion = fused
+    ours.config.delay_wgrad_compute = delay
+    for param in ours.experts.parameters():
+        param.skip_backward_post_hook = delay
+    return ours
+
+
+def case_frozen_experts() -> None:
+    """Main gradients of weights beside frozen ones are as without fusion and delay."""
+    for layout, frozen in (
+        ("stacked", "linear_fc1"),
+        ("stacked", "linear_fc2"),
+        ("per_expert", "weight0"),
+        ("per_expert", "weight3"),
+    ):
+        plain: list[Tensor] | None = None
+        for fused, delay in itertools.product((False, True), repeat=2):
+            _, ours = make_pair(layout=layout)
+            for name, param in ours.named_parameters():
+                param.requires_grad_(frozen not in name)
+            _with(ours, fused, delay)
+            train(wrapped(ours, fp32=True, distributed=False, delay=delay), delay=delay)
+            found = [p.main_grad for p in ours.experts.parameters() if p.requires_grad]
+            assert all(gradient.any() for gradient in found)
+            plain = found if plain is None else plain
+            expect_same(found, plain, f"{layout}, {frozen} frozen, {fused=} {delay=}")
+
+
+def case_experts_alone() -> None:
+    """Experts get gradients where neither the layer's input nor its router needs one."""
+    wanted: list[Tensor] | None = None
+    for fused, delay in itertools.product((False, True), repeat=2):
+        _, ours = make_pair()
+        for param in ours.router.parameters():
+            param.requires_grad_(False)
+        for param in ours.experts.parameters():
+            param.main_grad = torch.zeros(param.shape)
+        _with(ours, fused, delay)
+        out, _ = ours(make_tokens().detach())
+        later = torch.zeros((), requires_grad=True)  # as of layers that follow
+        (out.float().square().sum() + later).backward()
+        if delay:
+            ours.experts.backward_dw()
+        found = of_experts(ours, "main_grad" if fused else "grad")
+        wanted = found if wanted is None else wanted
+        for own, other in zip(found, wanted, strict=True):
+            expect_close(own.float(), other.float(), 5e-3, f"experts alone, {fused=} {delay=}")
 
 
 def case_main_grad_without_ddp() -> None:

@@ -25,7 +25,7 @@ std::string words(const Json& value) {
 std::vector<std::pair<std::string, std::string>> circumstances_of(const Json& file) {
   std::vector<std::pair<std::string, std::string>> all;
   for (const char* key : {"machine", "version", "commit", "build", "backend", "link", "input",
-                          "seed", "skew", "warmup"}) {
+                          "seed", "skew", "warmup", "save", "recompute_h", "backward_rows"}) {
     if (file.contains(key)) all.emplace_back(key, words(file[key]));
   }
   return all;

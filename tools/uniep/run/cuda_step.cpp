@@ -190,7 +190,9 @@ class CudaRank {
   }
 
   void note_routing(const RoutingPlan& plan) {
-    const auto rows = plan.tokens_per_expert();
+    // Without shared experts, which every token goes to.
+    const int routed = plan.problem().num_experts / plan.num_ranks();
+    const auto rows = plan.tokens_per_expert().first(static_cast<std::size_t>(routed));
     rows_per_expert_.assign(rows.begin(), rows.end());
     traffic_ = plan.traffic();
   }

@@ -267,7 +267,7 @@ void look_up_schedules(const Flags& flags, const LayerData& layer, const Runners
                        StepOptions& options) {
   const workload::Split split(layer, options.ranks);
   const tune::LayerSchedules found = runners.agree([&] {
-    return tune::look_up_schedules(backend_choice(flags.backend), split.problem(),
+    return tune::look_up_schedules(backend_choice(flags.backend), layer_problem(split, options),
                                    layout_of_hosts(options.ranks, options.hosts),
                                    flags.input.empty() ? flags.skew : workload::skew_of(layer));
   });

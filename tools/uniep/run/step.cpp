@@ -165,7 +165,9 @@ class RankRun {
   }
 
   void note_routing(const RoutingPlan& plan) {
-    const auto rows = plan.tokens_per_expert();
+    // Without shared experts, which every token goes to.
+    const int routed = plan.problem().num_experts / plan.num_ranks();
+    const auto rows = plan.tokens_per_expert().first(static_cast<std::size_t>(routed));
     log_.rows_per_expert.assign(rows.begin(), rows.end());
     log_.traffic = plan.traffic();
   }
