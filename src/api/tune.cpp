@@ -255,7 +255,8 @@ TuneResult tune_pass(Layer& layer, Pass pass, const PlanOf& plan_of, const TuneO
   agree(bootstrap, env_timeout_ms(), Stage::kPlan, call_text(pass, options), [&] {
     settings = settings_of(options, problem, key, leads);
     plan = plan_of();
-    throw_if_any(plan->data().fault, problem, member.size());  // of a flagged one: passes do nothing
+    throw_if_any(plan->data().fault, problem,
+                 member.size());  // of a flagged one: passes do nothing
   });
 
   const std::vector<std::int32_t> ids = ids_of_all(Gatherer(bootstrap), *plan);

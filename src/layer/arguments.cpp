@@ -75,8 +75,8 @@ void check_plan(const Problem& problem, const Communicator& communicator, const 
           plan.num_ranks(), "; the plan of rank ", communicator.rank(), " of ", communicator.size(),
           " is accepted");
   const RankLayout of_plan = plan.data().layout, own = communicator.layout();
-  require(of_plan == own, ErrorCode::kInvalidArgument, "plan was made for ranks on ",
-          of_plan.hosts, " hosts; a plan for ", own.hosts, ", as the group's are, is accepted");
+  require(of_plan == own, ErrorCode::kInvalidArgument, "plan was made for ranks on ", of_plan.hosts,
+          " hosts; a plan for ", own.hosts, ", as the group's are, is accepted");
 }
 
 struct Sizes {

@@ -264,7 +264,7 @@ class Against(ProgramTest):
                       "tiny,tokens=7 forward sequential"):
             self.assertIn(words, text)
         self.assertEqual(len(against["cases"]), 2)
-        self.assertEqual(len(against["differences"]), 5)
+        self.assertEqual(len(against["differences"]), 8)
 
     def test_names_some_of_many_that_are_only_in_one(self):
         file = self.measure()

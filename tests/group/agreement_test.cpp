@@ -8,6 +8,7 @@
 #include "layer/arguments.h"
 #include "layer/expert_places.h"
 #include "plan/plan_data.h"
+#include "support/expect_error.h"
 #include "support/layer_group.h"
 #include "support/states.h"
 
