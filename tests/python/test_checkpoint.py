@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
+from training_state import load, state_of
 
 import uniep
 from uniep import checkpoint
@@ -125,19 +126,6 @@ def trained(
     optimizer.step()
     optimizer.zero_grad()
     return model, optimizer
-
-
-def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    return {
-        "model": checkpoint.distributed_state_dict(model),
-        "optimizer": checkpoint.distributed_optimizer_state_dict(model, optimizer),
-    }
-
-
-def load(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    state = state_of(model, optimizer)
-    dcp.load(state, checkpoint_id=folder)
-    checkpoint.load_optimizer_state_dict(model, optimizer, state["optimizer"])
 
 
 def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

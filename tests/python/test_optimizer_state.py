@@ -10,9 +10,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from ranks import run_ranks
 from torch import Tensor, nn
+from training_state import load, state_of
 
 import uniep
-from uniep import checkpoint
 
 TOKENS = 32
 LEARNING_RATE = 0.01
@@ -38,19 +38,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> N
                 dist.all_reduce(weight.grad)
         optimizer.step()
         optimizer.zero_grad()
-
-
-def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    return {
-        "model": checkpoint.distributed_state_dict(model),
-        "optimizer": checkpoint.distributed_optimizer_state_dict(model, optimizer),
-    }
-
-
-def load(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    state = state_of(model, optimizer)
-    dcp.load(state, checkpoint_id=folder)
-    checkpoint.load_optimizer_state_dict(model, optimizer, state["optimizer"])
 
 
 def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
