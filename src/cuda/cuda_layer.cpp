@@ -219,11 +219,7 @@ RoutingPlan CudaLayer::make_plan(std::span<const std::int32_t> topk_ids,
 
 RoutingPlan CudaLayer::plan_with(std::int64_t tokens, std::unique_ptr<CudaPlan> remote,
                                  bool flagged, std::shared_ptr<PageLease> lease) const {
-  auto data = std::make_shared<PlanData>();
-  data->problem = problem();
-  data->rank = group_->rank();
-  data->num_local_experts = group_->experts().of_rank();
-  data->tokens_per_rank.assign(static_cast<std::size_t>(group_->size()), 0);
+  auto data = std::make_shared<PlanData>(problem(), group_->rank(), communicator().layout());
   data->tokens_per_rank[static_cast<std::size_t>(group_->rank())] = tokens;
   data->flagged = flagged;
   data->remote = std::move(remote);

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/expert_numbers.h"
 #include "plan/page_lease.h"
 #include "plan/routing_fault.h"
 #include "uniep/rank_layout.h"
@@ -33,12 +34,20 @@ class RemotePlan {
 /// What a RoutingPlan holds: see its accessors for shapes. With `remote`, only what does not depend
 /// on other ranks' routing is there until somebody asks for the rest.
 struct PlanData {
+  /// Of a rank of ranks in this layout, none of which has tokens yet.
+  PlanData(const Problem& of, int own_rank, const RankLayout& of_ranks)
+      : problem(of),
+        rank(own_rank),
+        layout(of_ranks),
+        num_local_experts(expert_numbers(of, of_ranks.ranks()).of_rank()),
+        tokens_per_rank(static_cast<std::size_t>(of_ranks.ranks())) {}
+
   Problem problem;
-  int rank = 0;
-  int num_local_experts = 0;  // with the shared ones, which stand behind the others
+  int rank;
+  RankLayout layout;
+  int num_local_experts;  // with the shared ones, which stand behind the others
   std::vector<std::int64_t> tokens_per_rank;
   std::vector<std::int32_t> topk_ids;
-  RankLayout layout{};
   std::vector<std::int32_t> all_topk_ids;  // rank after rank; of groups of several hosts alone
   std::vector<std::int64_t> tokens_per_expert;
   std::vector<std::int64_t> segment_begin;

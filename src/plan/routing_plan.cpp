@@ -258,10 +258,8 @@ RoutingPlan make_plan(const Problem& problem, int rank, const Routing& routing,
                       const RoutingCheck& check, bool flagged, std::shared_ptr<PageLease> lease,
                       const std::int32_t* pages) {
   const auto& tokens = routing.tokens_per_rank;
-  auto plan = std::make_shared<PlanData>();
-  plan->problem = problem;
-  plan->rank = rank;
-  plan->num_local_experts = expert_numbers(problem, routing.num_ranks()).of_rank();
+  auto plan = std::make_shared<PlanData>(problem, rank,
+                                         layout_of_hosts(routing.num_ranks(), routing.hosts));
   plan->tokens_per_rank.assign(tokens.begin(), tokens.end());
   plan->fingerprint = fingerprint(routing);
   plan->flagged = flagged;
@@ -269,7 +267,6 @@ RoutingPlan make_plan(const Problem& problem, int rank, const Routing& routing,
   plan->lease = std::move(lease);
   plan->pages = pages;
 
-  plan->layout = layout_of_hosts(routing.num_ranks(), routing.hosts);
   const std::int64_t first_token =
       std::accumulate(tokens.begin(), tokens.begin() + rank, std::int64_t{0});
   const auto own =
