@@ -40,6 +40,9 @@ struct GroupOptions {
 /// each rank from one thread at a time.
 class UNIEP_API Communicator {
  public:
+  Communicator(const Communicator&) = default;  // and so for moving: a handle is never empty
+  Communicator& operator=(const Communicator&) = default;
+
   /// The members of a group whose ranks are threads of this process: element r is rank r, to be
   /// used from a thread of its own (`run_ranks` starts them). `size` is 1 to 64. With `hosts` > 1
   /// they are taken to be on as many equal hosts, of which each has a run of ranks: they share

@@ -53,6 +53,9 @@ struct Traffic {
 /// routing wait for the device and copy it, once. (They refuse a plan of a CUDA graph capture.)
 class UNIEP_API RoutingPlan {
  public:
+  RoutingPlan(const RoutingPlan&) = default;  // and so for moving: a handle is never empty
+  RoutingPlan& operator=(const RoutingPlan&) = default;
+
   /// The plan of `rank`, without communication. `tokens_per_rank` has one entry a rank (0 to
   /// max_tokens); `topk_ids` is [sum of tokens_per_rank, K], rank after rank, -1 for a dropped
   /// slot. Throws Error(kInvalidArgument) for an id out of range (naming rank, token and slot) and

@@ -36,6 +36,8 @@ class UNIEP_API RowPool {
   /// Error(kUnsupported) where the backend has no pools.
   RowPool(const Problem& problem, const Communicator& communicator,
           const RowPoolOptions& options = {});
+  RowPool(const RowPool&) = default;  // and so for moving: a handle is never empty
+  RowPool& operator=(const RowPool&) = default;
 
   std::int64_t pages() const;
   std::int64_t page_bytes() const;  ///< of one

@@ -3,6 +3,10 @@
 #include <cstring>
 
 #include "api/c_support.h"
+#include "base/error_of.h"
+#include "group/agreement.h"
+#include "group/communicator_impl.h"
+#include "layer/options.h"
 #include "uniep/version.h"
 
 namespace {
@@ -27,6 +31,43 @@ uniep::GroupOptions options_of(const uniep_group_config& config) {
     };
   }
   return options;
+}
+
+/// The options that a config describes, of a layer for `p`.
+uniep::LayerOptions options_of(const uniep_layer_config& c, const uniep::Problem& p,
+                               const uniep::Communicator& communicator) {
+  using namespace uniep::c_api;
+  const uniep::Backend backend = communicator.backend();
+  const uniep::MemoryNeeds needs = uniep::Layer::memory_needs(p, backend, communicator.size());
+  uniep::LayerOptions options{.record_timeline = truth(c.record_timeline, "record_timeline"),
+                              .timeout_ms = c.timeout_ms};
+  if (c.schedule != nullptr) {
+    options.schedule = uniep::parse_schedule(c.schedule, uniep::default_schedule(backend));
+  }
+  if (c.workspace != nullptr) {
+    options.memory.workspace = elements<std::byte>(c.workspace, needs.workspace, "workspace");
+  }
+  if (c.symmetric != nullptr) {
+    options.memory.symmetric = elements<std::byte>(c.symmetric, needs.symmetric, "symmetric");
+  }
+  for (int r = 0; c.peers != nullptr && r < communicator.size(); ++r) {
+    options.memory.peers.push_back(static_cast<std::byte*>(c.peers[r]));
+  }
+  if (c.row_pool != nullptr) options.row_pool = c.row_pool->pool;
+  if (c.release != nullptr) {
+    options.memory.release = [release = c.release, context = c.release_context] {
+      release(context);
+    };
+  }
+  return options;
+}
+
+/// What is wrong with this rank's arguments the other ranks hear of, which make the layer.
+[[noreturn]] void refuse_layer(const uniep::Communicator& communicator,
+                               const uniep::LayerOptions& options, const uniep::Error& error) {
+  uniep::agree(communicator.impl()->bootstrap(), uniep::wait_limit_ms(options), uniep::Stage::kPlan,
+               "", [&] { throw error; });
+  throw error;  // not reached: a rank that refuses makes all throw
 }
 
 }  // namespace
@@ -94,32 +135,16 @@ int uniep_layer_create(uniep_group* group, const uniep_problem* problem,
                        const uniep_layer_config* config, uniep_layer** layer) {
   return guarded([&] {
     require_given(group, "group");
-    require_given(layer, "layer");
-    const uniep_layer_config c = config != nullptr ? *config : uniep_layer_config{};
-    const uniep::Problem p = problem_of(problem);
     const uniep::Communicator& communicator = group->communicator;
-    const int ranks = communicator.size();
-    const uniep::MemoryNeeds needs = uniep::Layer::memory_needs(p, communicator.backend(), ranks);
-    uniep::LayerOptions options{.record_timeline = truth(c.record_timeline, "record_timeline"),
-                                .timeout_ms = c.timeout_ms};
-    if (c.schedule != nullptr) {
-      options.schedule =
-          uniep::parse_schedule(c.schedule, uniep::default_schedule(communicator.backend()));
-    }
-    if (c.workspace != nullptr) {
-      options.memory.workspace = elements<std::byte>(c.workspace, needs.workspace, "workspace");
-    }
-    if (c.symmetric != nullptr) {
-      options.memory.symmetric = elements<std::byte>(c.symmetric, needs.symmetric, "symmetric");
-    }
-    for (int r = 0; c.peers != nullptr && r < ranks; ++r) {
-      options.memory.peers.push_back(static_cast<std::byte*>(c.peers[r]));
-    }
-    if (c.row_pool != nullptr) options.row_pool = c.row_pool->pool;
-    if (c.release != nullptr) {
-      options.memory.release = [release = c.release, context = c.release_context] {
-        release(context);
-      };
+    const uniep_layer_config c = config != nullptr ? *config : uniep_layer_config{};
+    uniep::Problem p;
+    uniep::LayerOptions options{.timeout_ms = c.timeout_ms};
+    try {
+      require_given(layer, "layer");
+      p = problem_of(problem);
+      options = options_of(c, p, communicator);
+    } catch (const std::exception& e) {
+      refuse_layer(communicator, options, uniep::error_of(e));
     }
     *layer = new uniep_layer(p, communicator, options);
   });

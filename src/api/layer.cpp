@@ -79,8 +79,6 @@ void end(std::unique_ptr<LayerBackend>& backend) {
 }  // namespace
 
 Layer::Layer(const Problem& problem, Communicator communicator, const LayerOptions& options) {
-  require(communicator.impl() != nullptr, ErrorCode::kInvalidArgument,
-          "the communicator was moved to another one; that one is accepted");
   communicator.impl()->usage.require_own_process();
   // Memory of a layer that could not be made is not said to be released.
   const auto made = std::make_shared<bool>(false);

@@ -57,8 +57,6 @@ std::shared_ptr<RowPoolData> make_pool(const Problem& p, const Communicator& com
 
 RowPool::RowPool(const Problem& problem, const Communicator& communicator,
                  const RowPoolOptions& options) {
-  require(communicator.impl() != nullptr, ErrorCode::kInvalidArgument,
-          "the communicator was moved to another one; that one is accepted");
   validate(problem, communicator.size());
   const std::int64_t bytes = wanted_bytes(options, communicator);
   require(pages_in(problem, bytes) > 0, ErrorCode::kInvalidArgument, "a row pool of ", bytes,

@@ -47,9 +47,9 @@ int gather_at(void* context, const void* own, std::size_t bytes, void* all) {
   return seat.meeting.gather(seat.rank, own, bytes, all);
 }
 
-/// Runs body(rank, layer) for ranks of a group from callbacks, each in a thread.
-void on_ranks(int ranks, const Problem& problem,
-              const std::function<void(int, uniep_layer*)>& body) {
+/// Runs body(rank, group), which destroys it, for ranks of a group from callbacks, each in a
+/// thread.
+void in_groups(int ranks, const std::function<void(int, uniep_group*)>& body) {
   Meeting meeting(ranks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -71,15 +71,23 @@ void on_ranks(int ranks, const Problem& problem,
       expect_ok(uniep_group_layout(group, &hosts, &local_ranks));
       EXPECT_EQ(hosts, 1);
       EXPECT_EQ(local_ranks, ranks);
-      const uniep_problem p = c_problem(problem);
-      uniep_layer* layer = nullptr;
-      expect_ok(uniep_layer_create(group, &p, nullptr, &layer));
-      uniep_group_destroy(group);
-      body(rank, layer);
-      uniep_layer_destroy(layer);
+      body(rank, group);
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+/// Likewise body(rank, layer), of layers that outlive their groups.
+void on_ranks(int ranks, const Problem& problem,
+              const std::function<void(int, uniep_layer*)>& body) {
+  in_groups(ranks, [&](int rank, uniep_group* group) {
+    const uniep_problem p = c_problem(problem);
+    uniep_layer* layer = nullptr;
+    expect_ok(uniep_layer_create(group, &p, nullptr, &layer));
+    uniep_group_destroy(group);
+    body(rank, layer);
+    uniep_layer_destroy(layer);
+  });
 }
 
 /// A rank's part of a global layer, with memory of its step.
@@ -172,6 +180,40 @@ TEST(CApiRanks, HearOfARankThatRefusesItsCall) {
     expect_ok(uniep_backward(layer, &backward));
   });
   expect_same_bits(result, reference::contract(data), "after refusals");
+}
+
+/// Nobody waits for a rank whose arguments make no layer; the group stays usable.
+TEST(CApiRanks, HearOfARankThatRefusesItsLayer) {
+  struct Case {
+    const char* named;
+    std::function<void(uniep_problem&, uniep_layer_config&)> spoil;
+  };
+  const Case cases[] = {
+      {"schedule", [](uniep_problem&, uniep_layer_config& c) { c.schedule = "no-such-preset"; }},
+      {"record_timeline", [](uniep_problem&, uniep_layer_config& c) { c.record_timeline = 2; }},
+      {"timeout_ms", [](uniep_problem&, uniep_layer_config& c) { c.timeout_ms = -1; }},
+      {"hidden", [](uniep_problem& p, uniep_layer_config&) { p.hidden = 9; }},
+  };
+  const LayerData data = plain_layer(2);
+  const Problem problem = workload::Split(data, 2).problem();
+  for (const Case& spoilt : cases) {
+    SCOPED_TRACE(spoilt.named);
+    in_groups(2, [&](int rank, uniep_group* group) {
+      uniep_problem p = c_problem(problem);
+      uniep_layer_config config{};
+      if (rank == 1) spoilt.spoil(p, config);
+      uniep_layer* layer = nullptr;
+      EXPECT_EQ(uniep_layer_create(group, &p, &config, &layer), 1);
+      EXPECT_EQ(layer, nullptr);
+      const std::string said = uniep_last_error();
+      EXPECT_EQ(said.rfind("rank 1: ", 0), 0U) << said;
+      EXPECT_NE(said.find(spoilt.named), std::string::npos) << said;
+      p = c_problem(problem);
+      expect_ok(uniep_layer_create(group, &p, nullptr, &layer));
+      uniep_layer_destroy(layer);
+      uniep_group_destroy(group);
+    });
+  }
 }
 
 }  // namespace

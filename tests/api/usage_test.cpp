@@ -152,7 +152,7 @@ TEST(Threads, MayTakeTurns) {
   expect_same_bits(steps.result.dx, steps.want.dx, "dx", "of threads that take turns");
 }
 
-TEST(MovedFrom, LayersAndCommunicatorsThrow) {
+TEST(MovedFrom, LayersThrow) {
   const LayerData data = plain_layer(1);
   Communicator member = Communicator::cpu_group(1)[0];
   Steps steps(data, 1, 0, member);
@@ -168,9 +168,25 @@ TEST(MovedFrom, LayersAndCommunicatorsThrow) {
   expect_refusal([&] { (void)steps.layer.last_pass(); });
   expect_refusal([&] { (void)steps.layer.schedule(Pass::kForward); });
   EXPECT_EQ(moved.problem(), steps.split.problem());
+}
 
-  const Communicator taken = std::move(member);
-  expect_refusal([&] { Layer(steps.split.problem(), member); });
+TEST(MovedFrom, HandlesMeanWhatTheyMeant) {
+  const LayerData data = plain_layer(1);
+  Communicator member = Communicator::cpu_group(1)[0];
+  const Communicator taken_member = std::move(member);
+  Steps steps(data, 1, 0, member);
+  EXPECT_EQ(member.rank(), taken_member.rank());
+
+  const Problem& problem = steps.split.problem();
+  RowPool pool(problem, member, {.bytes = 1 << 20});
+  const RowPool taken_pool = std::move(pool);
+  EXPECT_EQ(pool.data(), taken_pool.data());
+
+  const std::vector<std::int64_t> tokens = {1};
+  const std::vector<std::int32_t> dropped(static_cast<std::size_t>(problem.topk), -1);
+  RoutingPlan plan = RoutingPlan::build(problem, 0, tokens, dropped);
+  const RoutingPlan taken_plan = std::move(plan);
+  EXPECT_EQ(plan.problem(), problem);
 }
 
 }  // namespace

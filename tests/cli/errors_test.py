@@ -125,6 +125,22 @@ class Errors(ProgramTest):
             done = self.refuse("run", "--shape", "tiny", "--processes", *args, words=[words])
             self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
 
+    def test_ranks_of_a_launcher(self):
+        started = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": "29641"}
+        alone = started | {"WORLD_SIZE": "1"}
+        self.refuse("run", "--shape", "tiny", "--ranks", 4, words=["--ranks is 4", "2 is accepted"],
+                    **started)
+        self.succeed("run", "--shape", "tiny", "--ranks", 1, **alone)
+        for command in (["bench", "--shape", "tiny"], ["tune", "--shape", "tiny", "--budget", 1]):
+            self.refuse(*command, "--backend", "cpu", words=["2 processes", "threads of one"],
+                        **started)
+        self.succeed("bench", "--shape", "tiny", "--iterations", 1, "--ranks", 2, **alone)
+
+    def test_a_call_of_its_own_for_weight_gradients_keeps_all_rows(self):
+        self.refuse("run", "--shape", "tiny", "--defer-weights", "--backward-rows", 128,
+                    words=["--defer-weights", "--backward-rows is 128"])
+
     def test_what_this_repository_sets_is_no_unknown_variable(self):
         folder = Path(__file__).parents[2]
         files = [path for part in ("tests", "benchmarks", "scripts", "python", "examples")

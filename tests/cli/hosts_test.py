@@ -56,6 +56,13 @@ class Hosts(ProgramTest):
         self.assertLess(many[0], many[1])
         self.assertEqual(len(self.ways("--ranks", 16, "--hosts", 16)), 2 * 8)  # none in waves
 
+    def test_a_routing_that_does_not_fit_is_warned_of(self):
+        how = ["simulate", "--shape", SHAPE, "--ranks", 8, "--hosts", 2, "--nic-gbps", 10]
+        self.assertEqual(self.call(*how).stderr, "")
+        warned = self.call(*how, "--skew", 3)
+        self.assertEqual(warned.returncode, 0)
+        self.assertRegex(warned.stderr, r"warning: at 8 ranks .* capacity_rows=\d+ would do\n$")
+
     def test_all_rows_are_more_than_sums(self):
         ways = self.ways("--ranks", 8, "--hosts", 2)
         for direction, slot in (("forward", 8), ("backward", 4)):

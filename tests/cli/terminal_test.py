@@ -227,6 +227,13 @@ class Interrupted(ProgramTest):
         self.assertEqual(len(self.read(path)["records"]), 2 * int(match[1]))
         self.assertGreater(int(match[1]), 0)
 
+    def test_simulate_hosts(self):
+        path = self.folder / "hosts.json"
+        text = self.interrupted("simulate", "--shape", "deepseek-v3,tokens=16384", "--ranks", 32,
+                                "--hosts", 8, "--nic-gbps", 400, "--json", path, after=1)
+        match = re.search(r"# interrupted after (\d+) of \d+ ways", text)
+        self.assertEqual(len(self.read(path)["records"]), 2 * int(match[1]))
+
     def test_what_was_not_interrupted_says_so(self):
         path = self.folder / "file.json"
         for command in (["run", "--shape", "tiny"], ["bench", "--shape", "tiny"],

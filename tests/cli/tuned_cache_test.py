@@ -46,7 +46,8 @@ class Cache(ProgramTest):
     def test_list(self) -> None:
         file = self.fill()
         entry, = file["entries"]
-        other = {**entry, "ranks": 4, "pass": "backward", "ms": 2.0, "default_ms": 3.0}
+        other = {**entry, "ranks": 4, "pass": "backward", "ms": 2.0, "default_ms": 3.0,
+                 "save": "none", "bias": "yes", "activation": "gpt_oss"}
         model = {**entry, "hidden": 7168, "intermediate": 2048, "experts": 256, "topk": 8,
                  "ranks": 64, "tokens": 8192, "skew": 0.5, "backend": "cuda", "device": "a GPU"}
         unknown = {**entry, "schedule": {"launch": "quantum"}}
@@ -60,6 +61,7 @@ class Cache(ProgramTest):
         self.assertEqual(rows[1][6:], ["4", "0", "backward", "2.000", "3.000", date])
         self.assertEqual(rows[2][1:9], ["7168", "2048", "256", "8", "8192", "64", "0.5", "forward"])
         for words in (f"# on {entry['device']}; ", "# on a GPU; ", "\n# 1  tiny: ",
+                      "\n# 2  tiny,save=none,activation=gpt_oss,bias: ",
                       "\n# 3  deepseek-v3: ", "entry 3 is ignored: ", str(self.session),
                       "2026-11-24, 2 passes of 1 schedule measured", "backward of something"):
             self.assertIn(words, text)

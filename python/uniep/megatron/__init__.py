@@ -1,4 +1,4 @@
-"""uniep in Megatron-Core: the MoE layer of a model's spec, and the backend of its megakernel seam.
+"""uniep in Megatron-Core: the MoE layer of a model's spec, and its megakernel backend.
 
 :func:`with_uniep` puts :class:`UniepMoELayer` into the spec that a model is built of, which works
 with released packages. :func:`use_megakernel` is for a Megatron-Core that has

@@ -1,7 +1,7 @@
 """uniep behind ``moe_megakernel_backend`` of Megatron-Core, where that exists.
 
 Megatron's own modules keep the parameters, the router and the checkpoints; the backend takes over
-between the router and the layer's output. The seam came with Megatron-LM's pull request 6572; the
+between the router and the layer's output. It came with Megatron-LM's pull request 6572; the
 released packages up to 0.19.2 do not have it.
 """
 
@@ -23,7 +23,7 @@ from .weights import ExpertParams
 
 try:
     from megatron.core.transformer.moe.megakernel.backend import MegakernelBackend
-except ImportError:  # a Megatron-Core without the seam; use_megakernel says so
+except ImportError:  # a Megatron-Core without it; use_megakernel says so
     MegakernelBackend = Module
 
 __all__ = ["UniepMegakernelBackend", "use_megakernel"]
@@ -154,7 +154,7 @@ def use_megakernel(config: Any, **options: Any) -> None:
         options: see :class:`uniep.megatron.Options`, without ``layout``.
 
     Raises:
-        RuntimeError: where this Megatron-Core has no such seam.
+        RuntimeError: where this Megatron-Core has no such backend.
         ValueError: for an option of the configuration that uniep cannot do.
         TypeError: for an unknown option.
     """

@@ -278,20 +278,24 @@ bool same_situation(TuneKey a, const TuneKey& b) {
 
 }  // namespace
 
+std::string variant_text(const TuneKey& k) {
+  return cat(k.save == Save::kRows ? "" : cat(",save=", name(k.save)),
+             k.recompute_h ? ",recompute_h" : "",
+             k.activation == Activation::kSwiglu ? "" : cat(",activation=", name(k.activation)),
+             k.probs == Probs::kAfter ? ",probs=after" : "", k.bias ? ",bias" : "",
+             k.combine_groups == 1 ? ""
+                                   : cat(",combine_groups=", k.combine_groups,
+                                         ",combine_partials=", name(k.combine_partials)),
+             k.shared_experts == 0 ? "" : cat(",shared=", k.shared_experts),
+             k.backward_rows == 0 ? "" : cat(",backward_rows=", k.backward_rows));
+}
+
 std::string to_string(const TuneKey& k) {
-  return cat(
-      name(k.pass), " of hidden=", k.hidden, ",intermediate=", k.intermediate,
-      ",experts=", k.num_experts, ",topk=", k.topk,
-      k.save == Save::kRows ? "" : cat(",save=", name(k.save)), k.recompute_h ? ",recompute_h" : "",
-      k.activation == Activation::kSwiglu ? "" : cat(",activation=", name(k.activation)),
-      k.probs == Probs::kAfter ? ",probs=after" : "", k.bias ? ",bias" : "",
-      k.combine_groups == 1 ? ""
-                            : cat(",combine_groups=", k.combine_groups,
-                                  ",combine_partials=", name(k.combine_partials)),
-      k.shared_experts == 0 ? "" : cat(",shared=", k.shared_experts),
-      k.backward_rows == 0 ? "" : cat(",backward_rows=", k.backward_rows), " with up to ", k.tokens,
-      " tokens on each of ", k.ranks, " ranks", k.hosts == 1 ? "" : cat(" on ", k.hosts, " hosts"),
-      ", skew ", k.skew, ", on ", k.device);
+  return cat(name(k.pass), " of hidden=", k.hidden, ",intermediate=", k.intermediate,
+             ",experts=", k.num_experts, ",topk=", k.topk, variant_text(k), " with up to ",
+             k.tokens, " tokens on each of ", k.ranks, " ranks",
+             k.hosts == 1 ? "" : cat(" on ", k.hosts, " hosts"), ", skew ", k.skew, ", on ",
+             k.device);
 }
 
 TunedEntries parse_tuned(std::string_view text, const std::string& origin) {

@@ -45,6 +45,10 @@ struct TuneKey {
   friend auto operator<=>(const TuneKey&, const TuneKey&) = default;
 };
 
+/// ",save=tokens,bias": what such a layer does otherwise than a plain one that keeps its rows.
+/// Empty: nothing.
+std::string variant_text(const TuneKey& key);
+
 /// "8 ranks of ...": for reports.
 std::string to_string(const TuneKey& key);
 

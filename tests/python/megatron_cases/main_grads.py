@@ -24,6 +24,15 @@ from megatron_cases.support import (
 )
 
 
+def _with(ours: Any, fused: bool, delay: bool) -> Any:
+    """The layer, after it was built: Megatron's linear layers want an extension for it."""
+    ours.config.gradient_accumulation_fusion = fused
+    ours.config.delay_wgrad_compute = delay
+    for param in ours.experts.parameters():
+        param.skip_backward_post_hook = delay
+    return ours
+
+
 def case_main_grads() -> None:
     """DDP with every mixture of options has the main gradients of Megatron's layer."""
     choices = (False, True)
@@ -34,11 +43,7 @@ def case_main_grads() -> None:
         ):
             what = f"{layout} {fused=} {fp32=} {distributed=} {delay=}"
             theirs, ours = make_pair(layout=layout)
-            # After the layer was built: Megatron's linear layers want an extension for it.
-            ours.config.gradient_accumulation_fusion = fused
-            ours.config.delay_wgrad_compute = delay
-            for param in ours.experts.parameters():
-                param.skip_backward_post_hook = delay
+            ours = _with(ours, fused, delay)
             reference = wrapped(theirs, fp32=fp32, distributed=distributed)
             train(reference)
             model = wrapped(ours, fp32=fp32, distributed=distributed, delay=delay)
@@ -52,15 +57,6 @@ def case_main_grads() -> None:
                 assert param.grad_added_to_main_grad == fused, what
             if fused:  # neither DDP's memory nor delay changes a bit
                 expect_same(found, plain.setdefault(fp32, found), what)
-
-
-def _with(ours: Any, fused: bool, delay: bool) -> Any:
-    """The layer, after it was built: Megatron's linear layers want an extension for it."""
-    ours.config.gradient_accumulation_fusion = fused
-    ours.config.delay_wgrad_compute = delay
-    for param in ours.experts.parameters():
-        param.skip_backward_post_hook = delay
-    return ours
 
 
 def case_frozen_experts() -> None:

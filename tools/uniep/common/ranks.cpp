@@ -5,12 +5,12 @@
 #include "base/check.h"
 #include "base/env.h"
 #include "common/machine.h"
+#include "group/process_environment.h"
 #include "uniep/rank_layout.h"
 #ifdef UNIEP_HAS_CUDA
 #include "base/cuda/driver.h"
 #include "common/launcher.h"
 #include "group/cuda/cuda_communicator.h"
-#include "group/process_environment.h"
 #endif
 
 namespace uniep::tool {
@@ -19,6 +19,15 @@ namespace {
 void refuse_times(const std::string& command, const std::string& sharing) {
   require(sharing.empty(), ErrorCode::kUnsupported, command, " measures, and here are ", sharing,
           "; one GPU for each rank is accepted");
+}
+
+/// CPU ranks are threads here: what a launcher has started would all do the same.
+void require_one_process() {
+  const auto process = process_environment();
+  if (!process) return;
+  require(process->size == 1, ErrorCode::kInvalidArgument, "a launcher has started ", process->size,
+          " processes (WORLD_SIZE), and here CPU ranks are threads of one; this "
+          "command is accepted without a launcher, or with --backend cuda");
 }
 
 #ifdef UNIEP_HAS_CUDA
@@ -92,6 +101,14 @@ void refuse_sharing(const std::string& command, const Ranks& ranks) {
   refuse_times(command, ranks.sharing);
 }
 
+void require_ranks_of_launcher(int given) {
+  const auto process = process_environment();
+  if (given == 0 || !process) return;
+  require(given == process->size, ErrorCode::kInvalidArgument, "--ranks is ", given,
+          ", and a launcher has started ", process->size, " processes (WORLD_SIZE); ",
+          process->size, " is accepted, or no --ranks");
+}
+
 void require_hosts(Backend backend, int hosts) {
   require(hosts <= 1 || backend == Backend::kCpu, ErrorCode::kUnsupported, "--hosts is ", hosts,
           "; with --backend cuda 1 is accepted, and with --backend cpu more");
@@ -113,6 +130,7 @@ int with_ranks(const RanksWanted& wanted, const Invocation& invocation,
                const std::function<void(int)>& refuse,
                const std::function<int(const Ranks&)>& body) {
   require_hosts(wanted.backend, wanted.hosts);
+  require_ranks_of_launcher(wanted.backend == Backend::kCuda ? wanted.count : 0);
 #ifdef UNIEP_HAS_CUDA
   if (wanted.backend == Backend::kCuda) {
     return with_cuda_ranks(wanted.count, invocation, refuse, body);
@@ -121,6 +139,7 @@ int with_ranks(const RanksWanted& wanted, const Invocation& invocation,
   require(wanted.backend == Backend::kCpu, ErrorCode::kUnsupported,
           "this build has no CUDA backend; --backend cpu is accepted");
   (void)invocation;
+  require_one_process();
   const int ranks = wanted.count > 0 ? wanted.count : kDefaultCpuRanks;
   const int hosts = std::max(wanted.hosts, 1);
   (void)layout_of_hosts(ranks, hosts);

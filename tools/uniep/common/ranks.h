@@ -29,6 +29,9 @@ struct RanksWanted {
   int hosts = 0;  ///< 0: not given, one
 };
 
+/// Throws where --ranks is given, not 0, and a launcher has started another number of processes.
+void require_ranks_of_launcher(int given);
+
 /// Throws where the backend has no ranks on so many hosts.
 void require_hosts(Backend backend, int hosts);
 
@@ -42,7 +45,8 @@ std::string link_text_of(const Ranks& ranks);
 
 /// Calls `body` with the ranks that this process has a part in, and returns its exit code. With
 /// CUDA this process is one rank, or starts them all and waits; `refuse` is called with their
-/// number before that, for what can be refused once and not by every rank.
+/// number before that, for what can be refused once and not by every rank. CPU ranks are threads:
+/// throws where a launcher has started several processes, which would all do the same.
 int with_ranks(const RanksWanted& wanted, const Invocation& invocation,
                const std::function<void(int)>& refuse,
                const std::function<int(const Ranks&)>& body);

@@ -48,7 +48,7 @@ namespace {
 /// The command line as it was given.
 struct Flags {
   std::string backend = "auto";
-  int ranks = 1;
+  int ranks = 0;  ///< 0: not given, one, or those that a launcher has started
   int hosts = 0;
   bool processes = false;
   std::string input;
@@ -73,6 +73,9 @@ struct Flags {
   std::string json;
 };
 
+/// Where no launcher says how many there are.
+int own_ranks(const Flags& flags) { return std::max(flags.ranks, 1); }
+
 bool wants_cuda(const Flags& flags) { return backend_choice(flags.backend) == Backend::kCuda; }
 
 void require_weight_gradients(const Flags& flags, bool asked, const std::string& option) {
@@ -95,6 +98,9 @@ void require_usable(const Flags& flags) {
           flags.input.empty() ? "no layer to run" : "two layers to run",
           "; either --input FILE or --shape NAME[,key=value...] is accepted");
   require_weight_gradients(flags, flags.defer_weights, "--defer-weights");
+  require(!flags.defer_weights || flags.kept.backward_rows == 0, ErrorCode::kInvalidArgument,
+          "--defer-weights keeps all rows between its two calls, and --backward-rows is ",
+          flags.kept.backward_rows, "; one of them is accepted");
   require_weight_gradients(flags, flags.main_grad == "fp32", "--main-grad fp32");
   std::vector<NamedFile> inputs = tuned_files();
   inputs.push_back({"--input", flags.input});
@@ -108,7 +114,7 @@ void require_usable(const Flags& flags) {
 
 StepOptions step_options(const Flags& flags) {
   const Backend backend = backend_choice(flags.backend);
-  return {.ranks = flags.ranks,
+  return {.ranks = own_ranks(flags),
           .hosts = std::max(flags.hosts, 1),
           .schedule = schedule_choice(flags.schedule, backend).value_or(default_schedule(backend)),
           .capacity_rows = flags.capacity,
@@ -362,9 +368,10 @@ int run_processes(const Flags& flags, const Invocation& invocation) {
   // For this process, and for those that it starts.
   if (flags.hosts > 0) setenv("UNIEP_HOSTS", std::to_string(flags.hosts).c_str(), 1);
   if (!process_environment()) {
-    (void)layout_of_hosts(flags.ranks, std::max(flags.hosts, 1));  // said once, not by each
-    require_feasible_shape(flags, flags.ranks, flags.ranks);       // said once, not by each
-    return launch_ranks(flags.ranks, invocation.arguments);
+    const int ranks = own_ranks(flags);
+    (void)layout_of_hosts(ranks, std::max(flags.hosts, 1));  // said once, not by each
+    require_feasible_shape(flags, ranks, ranks);             // said once, not by each
+    return launch_ranks(ranks, invocation.arguments);
   }
   StepOptions options = step_options(flags);
   const Communicator member = Communicator::cpu_from_environment();
@@ -390,8 +397,8 @@ int run_processes(const Flags& flags, const Invocation& invocation) {
 int run_cuda(const Flags& flags, const Invocation& invocation) {
   StepOptions options = step_options(flags);
   if (!process_environment()) {
-    require_gpus(flags.ranks);
-    return launch_ranks(flags.ranks, invocation.arguments);
+    require_gpus(own_ranks(flags));
+    return launch_ranks(own_ranks(flags), invocation.arguments);
   }
   const Communicator member = Communicator::cuda_from_environment();
   options.ranks = member.size();
@@ -413,6 +420,7 @@ int run_cuda(const Flags& flags, const Invocation& invocation) {
 
 int run(const Flags& flags, const Invocation& invocation) {
   require_usable(flags);
+  require_ranks_of_launcher(flags.ranks);
 #ifdef UNIEP_HAS_CUDA
   if (wants_cuda(flags)) return run_cuda(flags, invocation);
 #endif

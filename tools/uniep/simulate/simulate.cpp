@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <iostream>
 #include <memory>
-#include <numeric>
 #include <optional>
 
 #include "base/check.h"
@@ -143,6 +142,13 @@ RoutingFault overflow_of(const BenchCase& bench, std::int64_t capacity) {
   return fault;
 }
 
+void note_overflow(Degree& degree, const BenchCase& bench) {
+  Problem usual = bench.problem;
+  usual.capacity_rows = 0;
+  degree.default_capacity = capacity_rows(usual, bench.ranks);
+  degree.overflow = overflow_of(bench, degree.default_capacity);
+}
+
 std::vector<RoutingPlan> plans_of(const BenchCase& bench, const Setting& setting) {
   const auto reason = invalid_reason(setting.schedule, bench.problem,
                                      {setting.profile.backend, setting.profile.workers});
@@ -158,10 +164,7 @@ Degree predict_degree(const Flags& flags, const Setting& setting, int ranks) {
   for (const RoutingPlan& plan : plans) {
     degree.fullest_rows = std::max(degree.fullest_rows, plan.traffic().rows);
   }
-  Problem usual = bench.problem;
-  usual.capacity_rows = 0;
-  degree.default_capacity = capacity_rows(usual, ranks);
-  degree.overflow = overflow_of(bench, degree.default_capacity);
+  note_overflow(degree, bench);
   degree.layer_bytes = layer_memory(bench.problem, ranks);
   degree.weight_bytes =
       weight_parameters(bench.problem, ranks) * static_cast<std::int64_t>(sizeof(bf16));
@@ -193,18 +196,27 @@ MemoryPlan plan_degree(const Flags& flags, const Setting& setting, const ModelMe
   return plan;
 }
 
-/// One number of ranks after another, as far as it is not interrupted.
-template <class Predict>
-auto predict_all(const std::vector<int>& ranks, Predict&& predict) {
+/// One thing after another, each of which takes about `weight_of` it, as far as it is not
+/// interrupted.
+template <class Thing, class Weight, class Predict>
+auto predict_each(const std::vector<Thing>& things, Weight&& weight_of, Predict&& predict) {
   const Interrupt interrupt;
-  Progress progress("simulating", std::accumulate(ranks.begin(), ranks.end(), std::int64_t{0}));
-  std::vector<decltype(predict(1))> predictions;
-  for (const int count : ranks) {
+  std::int64_t total = 0;
+  for (const Thing& thing : things) total += weight_of(thing);
+  Progress progress("simulating", total);
+  std::vector<decltype(predict(things[0]))> predictions;
+  for (const Thing& thing : things) {
     if (Interrupt::requested()) break;
-    predictions.push_back(predict(count));
-    progress.advance(count);
+    predictions.push_back(predict(thing));
+    progress.advance(weight_of(thing));
   }
   return predictions;
+}
+
+template <class Predict>
+auto predict_degrees(const std::vector<int>& ranks, Predict&& predict) {
+  return predict_each(
+      ranks, [](int count) { return count; }, predict);
 }
 
 std::string topology_text(const Flags& flags) {
@@ -376,9 +388,11 @@ void write_picture(const Flags& flags, const Invocation& invocation, const Setti
   write_text(flags.plot, [&](std::ostream& out) { out << draw_scaling(picture); });
 }
 
-int report_end(std::size_t done, std::size_t asked_for) {
+constexpr char kNumbersOfRanks[] = "numbers of ranks";
+
+int report_end(std::size_t done, std::size_t asked_for, const char* of) {
   if (done == asked_for) return kExitOk;
-  std::cout << comment(cat("interrupted after ", done, " of ", asked_for, " numbers of ranks"));
+  std::cout << comment(cat("interrupted after ", done, " of ", asked_for, ' ', of));
   return Interrupt::exit_code();
 }
 
@@ -386,11 +400,11 @@ int run_prediction(const Flags& flags, const Invocation& invocation, const Setti
                    const std::vector<int>& ranks) {
   print_header(flags, setting);
   const std::vector<Degree> degrees =
-      predict_all(ranks, [&](int count) { return predict_degree(flags, setting, count); });
+      predict_degrees(ranks, [&](int count) { return predict_degree(flags, setting, count); });
   print_table(setting, degrees);
   std::cout << std::flush;
   warn_of_overflow(degrees);
-  const int exit_code = report_end(degrees.size(), ranks.size());
+  const int exit_code = report_end(degrees.size(), ranks.size(), kNumbersOfRanks);
   if (!flags.json.empty()) {
     write_file(flags, invocation, setting, degrees, degrees.size() < ranks.size());
   }
@@ -415,24 +429,34 @@ int run_hosts(const Flags& flags, const Invocation& invocation, const Setting& s
             << std::flush;
   BenchCase bench = make_case(flags.shape, flags.ranks, flags.seed, flags.skew, flags.arithmetic);
   flags.kept.apply_to(bench.problem);
-  std::vector<HostWay> ways = ways_between(flags.hosts, setting.profile.backend);
+  const std::vector<HostWay> all = ways_between(flags.hosts, setting.profile.backend);
   const HostSetting of_ways{.hosts = flags.hosts,
                             .spare_sms = flags.spare_sms.value_or(kUsualSpareSms),
                             .schedule = setting.schedule,
                             .topology = setting.topology,
                             .profile = setting.profile};
-  for (HostWay& way : ways) way.passes = predict_way(way, bench, setting.passes, of_ways);
+  const std::vector<HostWay> ways = predict_each(
+      all, [](const HostWay&) { return 1; },
+      [&](HostWay way) {
+        way.passes = predict_way(way, bench, setting.passes, of_ways);
+        return way;
+      });
   const double nic = setting.topology.nic_bytes_per_s;
   print_ways(std::cout, ways, setting.passes, nic);
-  if (flags.json.empty()) return kExitOk;
-  Json file = file_head("uniep-hosts-1", flags, invocation, setting, false);
+  std::cout << std::flush;
+  Degree degree{.ranks = flags.ranks};
+  note_overflow(degree, bench);
+  warn_of_overflow({degree});
+  const int exit_code = report_end(ways.size(), all.size(), "ways");
+  if (flags.json.empty()) return exit_code;
+  Json file = file_head("uniep-hosts-1", flags, invocation, setting, ways.size() < all.size());
   file["records"] = ways_json(ways, setting.passes, nic,
                               {{"shape", flags.shape},
                                {"ranks", flags.ranks},
                                {"hosts", flags.hosts},
                                {"schedule", to_string(setting.schedule)}});
   write_json(flags.json, file);
-  return kExitOk;
+  return exit_code;
 }
 
 int run_plan(const Flags& flags, const Invocation& invocation, const Setting& setting,
@@ -443,9 +467,9 @@ int run_plan(const Flags& flags, const Invocation& invocation, const Setting& se
   print_plan_legend(std::cout);
   std::cout << std::flush;
   const std::vector<MemoryPlan> plans =
-      predict_all(ranks, [&](int count) { return plan_degree(flags, setting, model, count); });
+      predict_degrees(ranks, [&](int count) { return plan_degree(flags, setting, model, count); });
   for (const MemoryPlan& plan : plans) print_plan(std::cout, plan, model);
-  const int exit_code = report_end(plans.size(), ranks.size());
+  const int exit_code = report_end(plans.size(), ranks.size(), kNumbersOfRanks);
   if (flags.json.empty()) return exit_code;
   Json file =
       file_head("uniep-memory-plan-1", flags, invocation, setting, plans.size() < ranks.size());

@@ -66,10 +66,12 @@ std::vector<std::string> cells_of(std::size_t number, const tune::TunedEntry& e)
           e.date.substr(0, 10)};
 }
 
-/// The schedule as --schedule takes it, beside the backend's defaults; behind the shape's name.
+/// The schedule as --schedule takes it, beside the backend's defaults; behind the shape's name, and
+/// what else the key says of the layer.
 std::string schedule_text(const tune::TunedEntry& e) {
   const std::string pairs = unlike_axes_text(e.schedule, default_schedule(e.key.backend));
-  const std::string shape = shape_name(e.key);
+  std::string shape = shape_name(e.key) + variant_text(e.key);
+  if (shape.starts_with(',')) shape.erase(0, 1);
   return cat(shape, shape.empty() ? "" : ": ", pairs.empty() ? "the default" : pairs);
 }
 
