@@ -266,7 +266,7 @@ struct LayerOptions {
 /// **Streams.** Each call goes to the stream that it is given. Where consecutive calls go to
 /// different ones, the later waits on the device for all that was put on the earlier's stream
 /// before it; so calls run in the order in which they were made, and memory can be handed from one
-/// to the next. A stream lives until the layer has made a call on another, or has ended.
+/// to the next. How long a stream must live, docs/api.md says (Streams).
 ///
 /// **Tokens that come in waves.** With Problem::gathered_hosts N > 1, tokens of N hosts are
 /// gathered in x and dy ahead of a pass. With `first_host` f it may begin when those of f are

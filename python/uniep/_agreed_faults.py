@@ -143,7 +143,7 @@ class _Told(NamedTuple):
         fault = torch.empty(2, dtype=torch.int64, pin_memory=True)
         fault.copy_(largest, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(torch.cuda.current_stream(largest.device))
         return cls(fault, event)
 
     def is_fault(self) -> bool:

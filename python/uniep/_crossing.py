@@ -301,7 +301,8 @@ class _TokensInWaves:
         self._rows = rows
         self._blocks = rows.new_empty(mesh.hosts, *rows.shape)
         self._blocks[mesh.host] = rows
-        self._done: list[_Done] = [] if back is None else _done_in_forward(mesh.hosts)
+        with torch.cuda.device(rows.device):
+            self._done: list[_Done] = [] if back is None else _done_in_forward(mesh.hosts)
         self._arrived: list[torch.cuda.Event] = []
         # What waits for the number of tokens, which forward does not know yet, is put off.
         if routes is None or back is None:

@@ -46,7 +46,7 @@ class Routes:
             self._counts = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True)
             self._counts.copy_(counts, non_blocking=True)
             self._is_told = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._is_told.record()
+            self._is_told.record(torch.cuda.current_stream(counts.device))
 
     @cached_property
     def _told(self) -> list[list[int]]:

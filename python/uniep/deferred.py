@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,11 @@ class _Pending:
     flag: bool
     schedule: str | None
 
+    def memory(self) -> Iterator[Tensor | None]:
+        """What nobody else may hold."""
+        yield from (self.plan, self.x_rows, self.h, self.row_probs, self.backward_rows)
+        yield from self.shared
+
 
 @dataclass(frozen=True)
 class _PendingPages:
@@ -53,6 +59,10 @@ class _PendingPages:
     main_grads: Experts | None
     keep: bool
     schedule: str | None
+
+    def memory(self) -> Iterator[Tensor | None]:
+        """What nobody else may hold."""
+        yield from (self.backward_rows, *self.shared)
 
 
 class DeferredWeights:
@@ -96,8 +106,16 @@ def backward_weights(deferred: DeferredWeights) -> None:
     """
     while len(deferred):
         call = deferred.pop()
+        _hold_for_current_stream(call)
         if (gradients := weight_gradients(call)) is not None:
             _add_gradients(call.weights, gradients)
+
+
+def _hold_for_current_stream(call: _Pending | _PendingPages) -> None:
+    """PyTorch hands memory on in the order of the stream that it was made on: that of backward."""
+    for tensor in call.memory():
+        if tensor is not None and tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
 def behind_data(

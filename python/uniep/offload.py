@@ -151,6 +151,7 @@ class _Saved:
         self.on_device: Tensor | None = tensor
         self.on_host: Tensor | None = None
         self.original = True  # what is on the device was never away
+        self.back: Any = None  # when what is on the device is complete, which was away
 
 
 def _unpack(packed: Tensor | _Saved) -> Tensor:
@@ -194,7 +195,7 @@ class _Call:
         if not originals:
             return  # its backward has been
         assert self._mover is not None
-        self._mover.wait(self._gone)
+        self._mover.drop(self._gone)
         for saved in originals:
             saved.on_device, saved.original = None, False
 
@@ -208,7 +209,7 @@ class _Call:
         assert self._mover is not None
         tensors, self._back = self._mover.back([host for _, host in away], self._gone)
         for (saved, _), tensor in zip(away, tensors, strict=True):
-            saved.on_device = tensor
+            saved.on_device, saved.back = tensor, self._back
 
     def take(self, saved: _Saved) -> Tensor:
         """A tensor of it, for its backward, which then has it alone."""
@@ -220,8 +221,8 @@ class _Call:
             return tensor  # there is no other
         if saved.original:
             self._mover.still_read(tensor)
-        elif self._back is not None:
-            self._mover.wait(self._back)
+        else:
+            self._mover.wait(saved.back, tensor)
             self._back = None
         saved.on_device, saved.original = None, False
         return tensor
@@ -243,11 +244,11 @@ class _Mover(Protocol):
     def back(self, hosts: list[Tensor], complete: Any) -> tuple[list[Tensor], Any]:
         """Tensors of the device, and when they are complete; copies wait for `complete`."""
 
-    def wait(self, moment: Any) -> None:
-        """All work of the current stream that comes now waits for it."""
+    def wait(self, moment: Any, tensor: Tensor) -> None:
+        """What the current stream does with `tensor`, which came back then, waits for it."""
 
     def drop(self, moment: Any) -> None:
-        """What came back with it is not wanted: its memory is free when copies are done."""
+        """Memory of the device that is copied until then is given away: it is free then."""
 
     def still_read(self, tensor: Tensor) -> None:
         """A copy to the host may be reading it when its memory is free."""
@@ -286,8 +287,13 @@ class _Streams:
                 tensor.copy_(host, non_blocking=True)
             return tensors, (self.coming.record_event(), home)
 
-    def wait(self, moment: Any) -> None:
-        torch.cuda.current_stream(self.device).wait_event(moment[0])
+    def wait(self, moment: Any, tensor: Tensor) -> None:
+        event, home = moment
+        current = torch.cuda.current_stream(self.device)
+        current.wait_event(event)
+        if current != home:
+            home.wait_event(event)  # for what came back with it, and is never read
+            tensor.record_stream(current)
 
     def drop(self, moment: Any) -> None:
         event, home = moment
@@ -309,7 +315,7 @@ class _Copies:
     def back(self, hosts: list[Tensor], complete: Any) -> tuple[list[Tensor], Any]:
         return [host.clone() for host in hosts], None
 
-    def wait(self, moment: Any) -> None:
+    def wait(self, moment: Any, tensor: Tensor) -> None:
         pass
 
     def drop(self, moment: Any) -> None:

@@ -118,8 +118,12 @@ class RowPool(OfProcess):
             )
         )
         self.handle = handle
+        #: Handles of forwards that were captured in CUDA graphs, whose replays write their plans.
+        self.captured: list[ctypes.c_void_p] = []
         # With what uses it, a layer or a saved forward, the memory outlives this object.
         weakref.finalize(self, _destroy, handle, memory)
+        # Ahead of that, as it comes later here.
+        weakref.finalize(self, _end_all, self.captured).atexit = False  # the device may be gone
         state = self._state()
         self.pages = state.pages
         self.page_bytes = state.page_bytes
@@ -211,12 +215,23 @@ def _destroy(handle: ctypes.c_void_p, memory: Tensor | None) -> None:
 
 
 class SavedPages:
-    """What one forward keeps in a pool. Its end gives back what no backward has."""
+    """What one forward keeps in a pool. Its end gives back what no backward has.
+
+    One that was captured in a CUDA graph lasts as long as its pool, as the graph may.
+    """
 
     def __init__(self, address: int, pool: RowPool) -> None:
         self.address = address
+        if pool.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            pool.captured.append(ctypes.c_void_p(address))
+            return
         self._end = weakref.finalize(self, _end, ctypes.c_void_p(address), pool)
         self._end.atexit = False  # the device may be gone
+
+
+def _end_all(captured: list[ctypes.c_void_p]) -> None:
+    for saved in captured:
+        _library.library.uniep_saved_destroy(saved)
 
 
 def _end(saved: ctypes.c_void_p, pool: RowPool) -> None:

@@ -19,6 +19,16 @@ namespace {
 // What is done to the caller's memory on the host or the device. On the device each waits until it
 // is done, for any stream: streams that do not wait for the default one would not wait for it.
 
+/// Until what the caller has put on any stream is done: gradients may still be written.
+void wait_for_caller(Backend backend) {
+#ifdef UNIEP_HAS_CUDA
+  if (backend == Backend::kCuda) {
+    cuda::check_cuda(cudaDeviceSynchronize(), "wait for the caller's work");
+  }
+#endif
+  (void)backend;
+}
+
 void copy_to_host(Backend backend, std::span<std::byte> to, const std::byte* from) {
   if (to.empty()) return;
 #ifdef UNIEP_HAS_CUDA
@@ -72,6 +82,7 @@ std::int64_t count_differing_elements(std::span<const std::byte> a, std::span<co
 void ComparedResults::add(std::span<std::byte> bytes, std::size_t width, bool added_to) {
   Tensor tensor{.bytes = bytes, .width = width, .added_to = added_to, .before = {}};
   if (added_to) {
+    wait_for_caller(backend_);
     tensor.before.resize(bytes.size());
     copy_to_host(backend_, tensor.before, bytes.data());
   }

@@ -49,7 +49,10 @@ PlanCounts CudaPlan::fetch_counts(const PlanData& p) {
 }
 
 void CudaPlan::fetch(PlanData& p) {
-  if (!has_rows(p)) throw_if_any(status().fault, p.problem, p.num_ranks());
+  if (!has_rows(p)) {
+    p.set_no_rows();
+    return;
+  }
   const std::int64_t own_tokens = p.tokens();
   download(p.tokens_per_rank, plan_.tokens_per_rank, p.num_ranks());
   download(p.tokens_per_expert, plan_.tokens_per_expert, p.num_local_experts);

@@ -72,6 +72,14 @@ struct PlanData {
   mutable std::once_flag counted;
   mutable PlanCounts remote_counts;  // once counted
 
+  /// As of a batch whose slots are all dropped: of a routing that has a fault.
+  void set_no_rows() {
+    const auto experts = static_cast<std::size_t>(num_local_experts);
+    topk_ids.assign(static_cast<std::size_t>(tokens() * problem.topk), -1);
+    tokens_per_expert.assign(experts, 0);
+    segment_begin.assign(experts + 1, 0);
+  }
+
   /// All of it, fetched first where it lies elsewhere.
   const PlanData& on_host() const {
     if (remote) {

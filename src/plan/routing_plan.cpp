@@ -274,11 +274,8 @@ RoutingPlan make_plan(const Problem& problem, int rank, const Routing& routing,
                                static_cast<std::size_t>(plan->tokens() * problem.topk));
   plan->topk_ids.assign(own.begin(), own.end());
 
-  const auto experts = static_cast<std::size_t>(plan->num_local_experts);
   if (check.fault.kind != RoutingFault::Kind::kNone) {
-    std::ranges::fill(plan->topk_ids, -1);  // as if all slots were dropped
-    plan->tokens_per_expert.assign(experts, 0);
-    plan->segment_begin.assign(experts + 1, 0);
+    plan->set_no_rows();
     return RoutingPlan(std::move(plan));
   }
   const auto first = check.rows_of_expert.begin() + rank * plan->num_local_experts;

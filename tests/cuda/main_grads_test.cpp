@@ -1,11 +1,14 @@
 // Weight gradients that are added to bf16 ones, on GPUs. A process for each rank.
 #include <bit>
 #include <chrono>
+#include <thread>
 #include <vector>
 
 #include "cuda/cuda_schedules.h"
 #include "cuda/gpu_group.h"
 #include "cuda/gpu_rank.h"
+#include "cuda/graph.h"
+#include "uniep/tune.h"
 
 namespace uniep::testing {
 namespace {
@@ -89,6 +92,30 @@ TEST(CudaMainGradsAlone, MainGradientsOfTwoTypesAreRefused) {
         failure_of([&] { rank.layer().backward(saved, args); }, std::chrono::seconds(60));
     const bool names_both = said.find("added to in fp32 and in bf16") != said.npos;
     return said.starts_with("rank 0: ") && names_both ? "same" : said;
+  }));
+}
+
+void sleep_a_while(void*) { std::this_thread::sleep_for(std::chrono::milliseconds(200)); }
+
+/// Gradients that are still being written when a search begins are what it leaves behind.
+TEST_P(CudaMainGrads, OfASearchAreThoseThatTheCallersStreamWrites) {
+  expect_same(on_gpus(ranks(), [](const Communicator& c) -> std::string {
+    const Stream stream;
+    GpuRank rank(small_layer(c.size()), c, {.cuda_stream = stream.get()}, {.main_grad = true});
+    rank.plan();
+    const Saved saved = rank.layer().forward(rank.last_plan(), rank.forward_args());
+    rank.layer().synchronize();
+    const BackwardArgs args = rank.backward_args();
+    const std::span<float> gradients = std::get<ExpertMatrices<float>>(args.dw1).tensor();
+    cuda::check_cuda(cudaLaunchHostFunc(stream.get(), sleep_a_while, nullptr), "hold up");
+    cuda::check_cuda(cudaMemsetAsync(gradients.data(), 0, gradients.size_bytes(), stream.get()),
+                     "reset");
+    (void)tune_backward(rank.layer(), saved, args,
+                        {.budget_s = 600, .candidates = 1, .max_rounds = 2, .store = false});
+    for (const float g : rank.tensors().main_dw1) {
+      if (g != 0) return cat("a gradient that was reset is ", g);
+    }
+    return "same";
   }));
 }
 

@@ -128,6 +128,25 @@ TEST_P(CudaOverflow, AnOverflowIsAValueOnTheDevice) {
   }));
 }
 
+/// Nothing that is asked of them throws.
+TEST_P(CudaOverflow, PlansOfItSayThatTheyHaveNoRows) {
+  expect_same(on_gpus(ranks(), [](const Communicator& c) -> std::string {
+    GpuRank rank(overflowing_batch(c.size()), c, {}, {.capacity_rows = kCapacity});
+    const DeviceTensor<std::int64_t> overflow(2);
+    const RoutingPlan plan =
+        rank.layer().plan(rank.topk_ids(), {.overflow = overflow.span().data()});
+    const Saved saved = rank.layer().forward(plan, rank.forward_args());
+    if (rank.layer().last_pass().pulled_bytes_no_dedup != 0) return "the pass moved rows";
+    if (plan.traffic().rows != 0 || plan.padded_rows() != 0) return "the plan has rows";
+    if (plan.received_tokens() != 0 || !plan.row_origin().empty()) return "the plan has tokens";
+    if (plan.tokens() != rank.tokens()) return "the rank has other tokens";
+    for (const std::int32_t id : plan.topk_ids()) {
+      if (id != -1) return cat("a slot has expert ", id);
+    }
+    return plan.topk_ids().size() == rank.topk_ids().size() ? "same" : "slots are missing";
+  }));
+}
+
 TEST_P(CudaOverflow, AnOverflowInAReplayIsAValueOnTheDevice) {
   expect_same(on_gpus(ranks(), [](const Communicator& c) -> std::string {
     const LayerData first = fitting_batch(c.size());

@@ -302,6 +302,52 @@ def test_calls_on_other_streams() -> None:
         assert_same(found, wanted)
 
 
+def test_deferred_weights_on_another_stream_keep_their_memory() -> None:
+    shape = dict(tokens=2048, hidden=1024, intermediate=512, experts=8, topk=2)
+    case = make_case(**shape, seed=12).to("cuda").requires_grad()
+    wanted = step(case)
+    deferred = uniep.DeferredWeights()
+    case.w1.grad = case.w2.grad = None
+    out = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, deferred=deferred)
+    out.backward(case.dy)
+    sizes = [t.nbytes for t in deferred._pending[0].memory() if t is not None]
+    del out
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(10**9)
+        uniep.backward_weights(deferred)
+    # Of the stream that the memory is of, which waits for nothing.
+    spoilt = [torch.full((n,), 255, dtype=torch.uint8, device="cuda") for n in sizes]
+    torch.cuda.synchronize()
+    assert torch.equal(case.w1.grad, wanted[3])
+    assert torch.equal(case.w2.grad, wanted[4])
+    del spoilt
+
+
+def test_a_step_in_a_graph_keeps_its_plan_in_a_row_pool() -> None:
+    case = make_case(tokens=128, seed=13).to("cuda").requires_grad()
+    other = make_case(tokens=128, seed=14).to("cuda")
+    wanted, others = step(case), step(other)
+    pool = uniep.RowPool(None, 64, 32, bytes=1 << 22, device="cuda")
+    own = workspace(case, row_pool=pool)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step(case, workspace=own)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        found = step(case, workspace=own)
+    for _ in range(2):
+        out = uniep.moe(other.x, other.ids, other.probs, other.w1, other.w2, workspace=own)
+        graph.replay()  # with a plan of its own, while the other's is there
+        assert_same(gradients(other, out), others)
+        assert_same(found, wanted)
+    del out
+    own.synchronize()
+    step(other, workspace=own)
+    assert pool.free_pages == pool.pages
+
+
 def test_a_whole_step_in_a_graph() -> None:
     case = make_case(tokens=128, seed=10).to("cuda").requires_grad()
     own = workspace(case)

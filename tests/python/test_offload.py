@@ -289,6 +289,51 @@ def test_many_steps_on_a_gpu_have_the_same_bits():
             assert_same(gradients(cases[number], outs.pop(number)), wanted[number])
 
 
+def _spoil(sizes: list[int]) -> list[Tensor]:
+    """Whatever of the current stream's memory is free, as far as it has such sizes."""
+    return [torch.full((n,), 255, dtype=torch.uint8, device="cuda") for n in sizes]
+
+
+@pytest.mark.cuda
+def test_calls_on_several_streams_keep_their_memory():
+    """Memory that is copied, or was, is of one call's stream, and another call's comes next."""
+    shape = dict(tokens=2048, hidden=1024, intermediate=512, experts=8, topk=2)
+    cases = [make_case(**shape, seed=seed).to("cuda").requires_grad() for seed in range(2)]
+    wanted = [step(case) for case in cases]
+    offload = uniep.Offload()
+    with offload:
+        gradients(cases[0], call(cases[0]))  # takes pinned memory and makes the streams of copies
+    (mover,) = offload._movers.values()
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    long = 10**9  # cycles
+    with offload:
+        with torch.cuda.stream(mover.leaving):
+            torch.cuda._sleep(long)
+        with torch.cuda.stream(first):
+            out = call(cases[0])
+            (sent,) = offload._calls
+            sizes = [saved.on_device.nbytes for saved in sent._all()]
+        with torch.cuda.stream(second):
+            other = call(cases[1])  # the first leaves, whose copies have not begun
+        with torch.cuda.stream(first):
+            spoilt = _spoil(sizes)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(second):
+        assert_same(gradients(cases[1], other), wanted[1])  # brings back what the first kept
+    torch.cuda.synchronize()
+    del spoilt, sent
+    with torch.cuda.stream(first):
+        torch.cuda._sleep(long)
+        found = gradients(cases[0], out)
+        del out
+    with torch.cuda.stream(second):
+        spoilt = _spoil(sizes)
+    torch.cuda.synchronize()
+    assert_same(found, wanted[0])
+    del spoilt
+
+
 @pytest.mark.cuda
 def test_a_captured_graph_is_refused():
     case = make_case().to("cuda").requires_grad()
