@@ -57,11 +57,13 @@ class Hosts(ProgramTest):
         self.assertEqual(len(self.ways("--ranks", 16, "--hosts", 16)), 2 * 8)  # none in waves
 
     def test_a_routing_that_does_not_fit_is_warned_of(self):
-        how = ["simulate", "--shape", SHAPE, "--ranks", 8, "--hosts", 2, "--nic-gbps", 10]
+        large = "custom,tokens=4800,hidden=1024,intermediate=1024,experts=16,topk=4"
+        how = ["simulate", "--shape", large, "--ranks", 4, "--hosts", 2, "--nic-gbps", 10,
+               "--pass", "forward"]
         self.assertEqual(self.call(*how).stderr, "")
-        warned = self.call(*how, "--skew", 3)
+        warned = self.call(*how, "--skew", 4)
         self.assertEqual(warned.returncode, 0)
-        self.assertRegex(warned.stderr, r"warning: at 8 ranks .* capacity_rows=\d+ would do\n$")
+        self.assertRegex(warned.stderr, r"warning: at 4 ranks .* capacity_rows=\d+ would do\n$")
 
     def test_all_rows_are_more_than_sums(self):
         ways = self.ways("--ranks", 8, "--hosts", 2)

@@ -317,7 +317,7 @@ def test_deferred_weights_on_another_stream_keep_their_memory() -> None:
         torch.cuda._sleep(10**9)
         uniep.backward_weights(deferred)
     # Of the stream that the memory is of, which waits for nothing.
-    spoilt = [torch.full((n,), 255, dtype=torch.uint8, device="cuda") for n in sizes]
+    spoilt = [torch.full((n,), 255, dtype=torch.uint8, device="cuda") for n in 8 * sizes]
     torch.cuda.synchronize()
     assert torch.equal(case.w1.grad, wanted[3])
     assert torch.equal(case.w2.grad, wanted[4])

@@ -291,7 +291,7 @@ def test_many_steps_on_a_gpu_have_the_same_bits():
 
 def _spoil(sizes: list[int]) -> list[Tensor]:
     """Whatever of the current stream's memory is free, as far as it has such sizes."""
-    return [torch.full((n,), 255, dtype=torch.uint8, device="cuda") for n in sizes]
+    return [torch.full((n,), 255, dtype=torch.uint8, device="cuda") for n in 4 * sizes]
 
 
 @pytest.mark.cuda

@@ -200,7 +200,6 @@ MemoryPlan plan_degree(const Flags& flags, const Setting& setting, const ModelMe
 /// interrupted.
 template <class Thing, class Weight, class Predict>
 auto predict_each(const std::vector<Thing>& things, Weight&& weight_of, Predict&& predict) {
-  const Interrupt interrupt;
   std::int64_t total = 0;
   for (const Thing& thing : things) total += weight_of(thing);
   Progress progress("simulating", total);
@@ -490,6 +489,7 @@ int run(Flags flags, const CLI::App& sub, const Invocation& invocation) {
   const Setting setting = setting_of(flags);
   const workload::ShapeSpec spec = parse_bench_shape(flags.shape, flags.ranks, flags.arithmetic);
   const std::vector<int> ranks = degrees_up_to(flags.ranks, spec.num_experts);
+  const Interrupt interrupt;
   if (flags.hosts > 0) {
     require_simulable(spec, flags.ranks, setting.schedule, simulated_of_hosts(flags));
     return run_hosts(flags, invocation, setting);
