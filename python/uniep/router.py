@@ -165,8 +165,9 @@ class Router(nn.Module):
 
         Args:
             x: [..., H] of any floating dtype.
-            token_mask: bool [...]; False: padding. Its slots are dropped, and it counts nowhere but
-                in the capacity, which does not depend on data. None: there is no padding.
+            token_mask: bool [...]; False: padding, which may hold anything. Its slots are dropped,
+                and it counts nowhere but in the capacity, which does not depend on data. None:
+                there is no padding.
 
         Raises:
             ValueError: for x of another hidden size, and a mask of another shape.
@@ -176,6 +177,7 @@ class Router(nn.Module):
         _check_x(x, self.weight.shape[1])
         if token_mask is not None:
             _check_mask(token_mask, x)
+            x = torch.where(token_mask.unsqueeze(-1), x, 0.0)  # 0 times NaN would be NaN
         with torch.autocast(x.device.type, enabled=False):
             bias = None if self.logit_bias is None else self.logit_bias.float()
             logits = F.linear(x.float(), self.weight.float(), bias)

@@ -165,6 +165,26 @@ def test_of_a_layer():
     assert torch.equal(out, layer(x, token_mask=mask))
 
 
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_padding_may_hold_anything(score):
+    config = RouterConfig(score=score, n_group=2, topk_group=1, normalize=True, aux_loss=0.1,
+                          z_loss=0.01)  # fmt: skip
+    layer = uniep.MoELayer(32, 16, 8, 2, router=config)
+    tokens = torch.randn(40, 32).bfloat16()
+    mask = torch.arange(40) < 30
+    found = []
+    for padding in (0.0, math.nan, math.inf):
+        x = tokens.masked_fill(~mask.unsqueeze(-1), padding).requires_grad_()
+        layer.zero_grad()
+        out, routing = layer.forward_with_routing(x, token_mask=mask)
+        (out.float().square().sum() + routing.loss).backward()
+        weights = [p.grad.clone() for p in layer.parameters()]
+        assert all(w.isfinite().all() for w in weights)
+        found.append([out, routing.ids, routing.probs, routing.loss, x.grad, *weights])
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
 def test_compiles():
     for policy in ("probs", "position"):
         config = RouterConfig(capacity_factor=0.8, drop_policy=policy, aux_loss=0.1)
