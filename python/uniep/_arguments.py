@@ -331,11 +331,13 @@ def check_workspace(workspace: Workspace, x: Tensor, weights: Experts, topk: int
 
 
 def main_grads(given: Sequence[ExpertWeight], weights: Experts) -> Experts:
-    """The tensors that gradients are added to.
+    """The tensors that gradients are added to; those of shared experts may be left out.
 
     Raises:
         TypeError, ValueError: with a sentence where gradients cannot be added to these.
     """
+    if weights.shared_w1 is not None and len(given) == 2 + len(weights.biases()):
+        weights = weights.routed()
     wanted = 2 + len(weights.more_named())
     if len(given) != wanted:
         raise ValueError(
@@ -388,9 +390,11 @@ def check_deferred(weights: Experts, main_grads: Experts | None) -> None:
             "deferred weight gradients cannot be compiled; call uniep.moe with deferred outside of "
             "torch.compile"
         )
+    named = weights.named()
     if main_grads is not None:
-        return
-    for name, weight in weights.named():
+        added = main_grads.more_named()
+        named = [pair for pair in weights.more_named().items() if pair[0] not in added]
+    for name, weight in named:
         if weight.requires_grad and not weight.is_leaf:
             raise ValueError(
                 f"{name} is computed from other tensors, which a gradient that waits cannot reach; "

@@ -61,7 +61,7 @@ class CheckedCall(NamedTuple):
         shared = CheckedCall(
             beside,
             alone(self.weights),
-            None if main is None else alone(main),
+            None if main is None or main.shared_w1 is None else alone(main),
             shared_probs=None,
             exact_rows=False,
             exact_hosts=False,

@@ -131,8 +131,8 @@ class Experts(NamedTuple):
         return (*self.w1, *self.w2, *self.more_named().values())
 
     def gradients(
-        self, dw1: Sequence[Tensor], dw2: Sequence[Tensor], *more: Tensor
-    ) -> list[Tensor]:
+        self, dw1: Sequence[Tensor | None], dw2: Sequence[Tensor | None], *more: Tensor | None
+    ) -> list[Tensor | None]:
         """Those of :meth:`flat`, of what ops return: it has empty ones for what there is not."""
         own = zip(self.more(), more, strict=True)
         return [*dw1, *dw2, *(gradient for weight, gradient in own if weight is not None)]

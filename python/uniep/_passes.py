@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from ._all_rows import tokens_of
 from ._crossing import Crossing, waves_of_backward
 from ._forms import Experts, experts_from
+from ._main_grads import gradients_of_shared, with_sums_of_shared
 from ._ops import ops
 from ._outside_graphs import outside_graphs
 from ._split_backward import (
@@ -139,23 +140,25 @@ class _MoeInTensors(torch.autograd.Function):
             )
             gradients = gradients_of_weights(ctx, asked, ahead, own_dy, pending, dx, dprobs)
         elif main is not None and asked.weights:
+            sums = with_sums_of_shared(main, weights)
             dx, dprobs, dshared_probs = ops.backward_main_grad(
                 *saved,
-                main.w1,
-                main.w2,
+                sums.w1,
+                sums.w2,
                 ctx.topk,
                 ctx.flag,
                 ctx.schedule,
                 weights.b1,
                 weights.b2,
-                main.b1,
-                main.b2,
+                sums.b1,
+                sums.b2,
                 weights.shared_w1,
                 weights.shared_w2,
-                main.shared_w1,
-                main.shared_w2,
+                sums.shared_w1,
+                sums.shared_w2,
                 ctx.layout,
             )
+            gradients = gradients_of_shared(main, sums, weights)
         else:
             dx, dprobs, dw1, dw2, db1, db2, dshared_probs, *dshared = ops.backward(
                 *saved, ctx.topk, ctx.flag, ctx.schedule, *weights.more(), ctx.layout

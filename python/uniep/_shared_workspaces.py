@@ -128,9 +128,9 @@ def _make(
     if smaller is not None:
         if place.ranks() > 1:
             raise ValueError(
-                f"max_tokens is {wanted}, but the first call of this shape had "
-                f"{smaller.max_tokens}; pass max_tokens, the most that any rank ever has, to "
-                "every call, or a workspace"
+                f"max_tokens is {wanted}, but the first call of this shape, of this layer or of "
+                f"another, had {smaller.max_tokens}; pass max_tokens, the most that any rank ever "
+                "has, to every layer and call of the shape, or a workspace"
             )
         if may_grow:
             wanted = max(wanted, 2 * smaller.max_tokens)

@@ -135,10 +135,19 @@ def weights_left(ctx: Any, dy: Tensor) -> _Pending | _PendingPages | None:
     Once: a backward that asks for weight gradients again computes everything anew.
     """
     left: _Left | None = getattr(ctx, "left", None)
-    if left is None or left.dy is not dy or left.version != dy._version:
+    if left is None or not _is_same(left.dy, dy) or left.version != dy._version:
         return None
     ctx.left = None
     return left.call
+
+
+def _is_same(kept: Tensor, dy: Tensor) -> bool:
+    # Behind a view, as of an output of three dimensions, each backward has a tensor of its own.
+    # What is kept keeps the memory, so no other gradient is there.
+    return kept is dy or (
+        kept.data_ptr() == dy.data_ptr()
+        and (kept.dtype, kept.shape, kept.stride()) == (dy.dtype, dy.shape, dy.stride())
+    )
 
 
 def for_arguments(

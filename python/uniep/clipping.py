@@ -64,6 +64,8 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
 
 
 def _gradient(weight: Tensor) -> Tensor | None:
+    if not weight.requires_grad:
+        return None
     main: Tensor | None = getattr(weight, "main_grad", None)
     return weight.grad if main is None else main
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ._forms import Experts
+from ._main_grads import gradients_of_shared, with_sums_of_shared
 from ._ops import ops
 
 if TYPE_CHECKING:
@@ -139,15 +140,16 @@ def behind_data(
 
 
 def weight_gradients(call: _Pending | _PendingPages) -> Any:
-    """Those that a backward of data left out; None where they were added to ``main_grads``."""
+    """Those that a backward of data left out, but for what was added to ``main_grads``."""
     if isinstance(call, _PendingPages):
         return _gradients_of_pages(call)
     saved = (call.key, call.plan, call.x_rows, call.h, call.row_probs, call.backward_rows)
     main = call.main_grads
     if main is not None:
-        end = (call.flag, call.schedule, *main.more(), main.layout, *call.shared)
-        ops.backward_weights_main_grad(*saved, main.w1, main.w2, call.tokens, *end)
-        return None
+        sums = with_sums_of_shared(main, call.weights)
+        end = (call.flag, call.schedule, *sums.more(), sums.layout, *call.shared)
+        ops.backward_weights_main_grad(*saved, sums.w1, sums.w2, call.tokens, *end)
+        return gradients_of_shared(main, sums, call.weights)
     weights = call.weights
     experts, _, intermediate = weights.shapes()[1]
     figures = (call.tokens, experts, intermediate, weights.b1 is not None)
@@ -157,26 +159,27 @@ def weight_gradients(call: _Pending | _PendingPages) -> Any:
 
 
 def _gradients_of_pages(call: _PendingPages) -> Any:
-    main = call.main_grads or Experts((), ())
+    main = call.main_grads
+    sums = with_sums_of_shared(main, call.weights) if main else Experts((), ())
     gradients = ops.backward_weights_pages(
         call.key,
         call.saved.address,
-        main.w1,
-        main.w2,
+        sums.w1,
+        sums.w2,
         call.tokens,
         call.keep,
         call.schedule,
-        *main.more(),
+        *sums.more(),
         *call.weights.forms(),
         call.weights.layout,
         *call.shared,
     )
-    return gradients if call.main_grads is None else None
+    return gradients_of_shared(main, sums, call.weights) if main else gradients
 
 
 def _add_gradients(weights: Experts, gradients: Any) -> None:
     for weight, gradient in zip(weights.flat(), weights.gradients(*gradients), strict=True):
-        if not weight.requires_grad:
+        if gradient is None or not weight.requires_grad:
             continue
         if weight.grad is None:
             weight.grad = gradient

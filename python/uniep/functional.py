@@ -96,8 +96,9 @@ def moe(
         schedule: of this call and its backward. None: the workspace's.
         main_grads: (dw1, dw2), contiguous, all fp32 or all bf16: weight gradients are added to
             these, and ``w1.grad`` and ``w2.grad`` stay as they are. With biases
-            (dw1, dw2, db1, db2), with shared experts (dw1, dw2, dshared_w1, dshared_w2). Each has
-            one of the forms of its weight, not always the same.
+            (dw1, dw2, db1, db2), with shared experts (dw1, dw2, dshared_w1, dshared_w2), of which
+            the last two may be left out: autograd has their gradients then. Each has one of the
+            forms of its weight, not always the same.
         deferred: where weight gradients wait for :func:`uniep.backward_weights`.
         activation: ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"``, ``"reglu"``, ``"gpt_oss"``
             (gate * sigmoid(1.702 gate) * (up + 1), gate at most 7, up within -7 and 7),

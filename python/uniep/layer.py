@@ -88,8 +88,9 @@ class MoELayer(nn.Module):
         schedule: see :class:`uniep.Workspace`.
         workspace: to work in; None: the one that all layers of this shape and group share. What it
             was made with is the layer's, which is given none of it.
-        main_grad: dtype of the ``main_grad`` that w1 and w2 then have, to which gradients are added
-            instead of to ``grad``: torch.float32 or torch.bfloat16. None: they have ``grad``.
+        main_grad: dtype of the ``main_grad`` that w1, w2, b1 and b2 then have, to which gradients
+            are added instead of to ``grad``: torch.float32 or torch.bfloat16. None: they have
+            ``grad``, as shared experts always do, whose gradients are to be averaged over ranks.
         dtype: of the weights; bfloat16, or float32 for training under autocast.
         device: where they lie.
         activation: what an expert computes; see :func:`uniep.moe`.
@@ -285,7 +286,7 @@ class MoELayer(nn.Module):
         """Those that are missing, as of parameters that PyTorch has put in the place of ours."""
         if self._main_grad is None:
             return
-        for weight in self._weights():
+        for weight in self._own_weights():
             main: Tensor | None = getattr(weight, "main_grad", None)
             if main is None or main.is_meta:
                 main = torch.zeros_like(weight, dtype=self._main_grad)
@@ -305,10 +306,21 @@ class MoELayer(nn.Module):
             self.shared_gate.reset_parameters()
         self._reset_experts()
 
+    def _own_weights(self) -> tuple[nn.Parameter, ...]:
+        """Those that no other rank has: w1 and w2, then biases if there are any."""
+        return (self.w1, self.w2, *(bias for bias in (self.b1, self.b2) if bias is not None))
+
     def _weights(self) -> tuple[nn.Parameter, ...]:
-        """Those of experts: w1 and w2, then those of biases or shared experts that there are."""
-        more = (self.b1, self.b2, self.shared_w1, self.shared_w2)
-        return (self.w1, self.w2, *(weight for weight in more if weight is not None))
+        """Those of experts: its own, then those of shared ones if there are any."""
+        shared = (self.shared_w1, self.shared_w2)
+        return (*self._own_weights(), *(weight for weight in shared if weight is not None))
+
+    def _main_grads(self) -> tuple[Tensor, ...] | None:
+        """What a call adds gradients to. Of shared experts only what somebody else has made."""
+        having = [weight for weight in self._weights() if hasattr(weight, "main_grad")]
+        if not any(weight.requires_grad for weight in having):
+            return None
+        return tuple(weight.main_grad for weight in having)
 
     @torch.no_grad()
     def _reset_experts(self) -> None:
@@ -377,9 +389,6 @@ class MoELayer(nn.Module):
         if not torch.compiler.is_compiling() and self._compares_ranks:
             self._compare_ranks(x)
         routing: Routing = self.router(x, token_mask)
-        main_grads = None
-        if hasattr(self.w1, "main_grad"):
-            main_grads = tuple(weight.main_grad for weight in self._weights())  # type: ignore[attr-defined]
         own = self.workspace is None
         out = moe(
             x,
@@ -397,7 +406,7 @@ class MoELayer(nn.Module):
             exact_rows=self.exact_rows,
             exact_hosts=self.exact_hosts,
             schedule=self.schedule,
-            main_grads=main_grads,
+            main_grads=self._main_grads(),
             deferred=deferred,
             activation=self.arithmetic.activation if own else None,
             probs=self.arithmetic.probs if own else None,

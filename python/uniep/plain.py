@@ -73,7 +73,7 @@ def moe(
     uniep.moe takes them.
     zero_experts, zero_expert_type: likewise. The gradient of an identity's weight is autograd's,
     which agrees with uniep's to tolerance.
-    shared_w1 [S, 2I, H], shared_w2 [S, H, I], shared_probs [..., S]: likewise; main_grads has
+    shared_w1 [S, 2I, H], shared_w2 [S, H, I], shared_probs [..., S]: likewise; main_grads may have
     (dshared_w1, dshared_w2) behind the others then. Shared experts are a layer of their own, of S
     experts that all tokens go to; what it gives is added to the other's output, and rounded.
     """
@@ -113,7 +113,9 @@ def moe(
         weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2)
         _arguments.check(x, topk_ids, topk_probs, weights, arithmetic_of(activation))
         _arguments.check_shared_probs(shared_probs, x, weights)
-        own, of_shared = (main_grads[:-2], main_grads[-2:]) if main_grads else (None, None)
+        routed_weights = 2 + len(weights.biases())
+        own = main_grads and main_grads[:routed_weights]
+        of_shared = (main_grads and main_grads[routed_weights:]) or None
         tokens, mine = for_both(x)
         return routed(tokens, topk_ids, topk_probs, w1, w2, main_grads=own) + moe(
             mine,

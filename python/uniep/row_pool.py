@@ -16,6 +16,7 @@ from . import _library
 from ._all_rows import tokens_of
 from ._crossing import Crossing, waves_of_backward
 from ._forms import Experts, experts_from
+from ._main_grads import gradients_of_shared, with_sums_of_shared
 from ._of_process import OfProcess
 from ._ops import ops
 from ._outside_graphs import outside_graphs
@@ -299,7 +300,7 @@ class _MoeInPages(torch.autograd.Function):
         ahead = crossing_ahead(ctx, asked)
         data_only = weights_are_apart(ctx, asked, ahead)
         main = ctx.main_grads if asked.weights else None
-        to_main = main or Experts((), ())
+        to_main = with_sums_of_shared(main, weights) if main else Experts((), ())
         with waves_of_backward(ctx.crossing, dy) as waves:
             dx, dprobs, dshared_probs, *new, rows = ops.backward_pages(
                 ctx.key,
@@ -339,6 +340,8 @@ class _MoeInPages(torch.autograd.Function):
                 schedule=ctx.schedule,
             )
             gradients = gradients_of_weights(ctx, asked, ahead, own_dy, pending, dx, dprobs)
+        elif main is not None:
+            gradients = gradients_of_shared(main, to_main, weights)
         probs = dshared_probs if ctx.has_shared_probs else None
         of_data = (dx, None, dprobs, probs)
         return for_arguments(ctx, _BEFORE_WEIGHTS, weights, gradients, of_data)

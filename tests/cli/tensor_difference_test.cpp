@@ -43,6 +43,9 @@ TEST(TensorDifference, DistancesAreThoseOfTheNumbers) {
   EXPECT_EQ(d.differing_bits, std::popcount(std::bit_cast<std::uint32_t>(2.5f)));
   EXPECT_TRUE(std::isinf(difference<float>({0, 0}, {0, 1}).relative_l2));
   EXPECT_EQ(difference<double>({1e-300}, {2e-300}).largest, 1e-300);
+  EXPECT_EQ(difference<double>({1e300}, {2e300}).relative_l2, 1);
+  const std::int64_t large = std::int64_t{1} << 53;
+  EXPECT_EQ(difference<std::int64_t>({large}, {large + 1}).largest, 1);
   EXPECT_EQ(difference<std::int64_t>({-1, 7}, {2, 7}).largest, 3);
   EXPECT_EQ(difference<std::int32_t>({-1, 7}, {2, 7}).largest, 3);
 }

@@ -114,6 +114,21 @@ def test_main_gradients_count() -> None:
     assert float(model.moe.w1.main_grad.norm()) < MOST
 
 
+@pytest.mark.parametrize("frozen", ["w1", "all"])
+def test_frozen_experts_do_not_count(frozen: str) -> None:
+    model = Model(main_grad=torch.float32)
+    for name in ("w1", "w2", "b1", "b2"):
+        if frozen in (name, "all") and (weight := getattr(model.moe, name)) is not None:
+            weight.requires_grad_(False)
+    run(model)
+    if frozen == "all":
+        assert not model.moe.w1.main_grad.any() and not model.moe.w2.main_grad.any()
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    gradients = [getattr(weight, "main_grad", weight.grad) for weight in trained]
+    wanted = torch.nn.utils.get_total_norm(gradients)
+    torch.testing.assert_close(uniep.clip_grad_norm_(model, MOST), wanted)
+
+
 def beside_fsdp() -> tuple[Tensor, Tensor]:
     model = Model(dist.group.WORLD)
     fully_shard(model, ignored_params=model.experts())

@@ -16,9 +16,15 @@ import uniep
 RANKS, TOKENS = 2, 24
 
 
-def make_model(group=None):
+LAYERS = {
+    "plain": {},
+    "shared experts and main gradients": {"shared_experts": 1, "main_grad": torch.float32},
+}
+
+
+def make_model(group=None, **options):
     torch.manual_seed(5)
-    layer = uniep.MoELayer(64, 32, 8, 2, group=group)
+    layer = uniep.MoELayer(64, 32, 8, 2, group=group, **options)
     return nn.Sequential(nn.Linear(64, 64), layer, nn.Linear(64, 64)).bfloat16()
 
 
@@ -29,6 +35,10 @@ def batch():
 
 def loss_of(model, x):
     return model(x).float().square().mean()
+
+
+def gradient_of(weight):
+    return getattr(weight, "main_grad", weight.grad)
 
 
 def with_nothing(model, experts, x):
@@ -44,7 +54,7 @@ def with_fsdp(model, experts, x):
     model.set_force_sum_reduction_for_comms(True)  # gloo multiplies nothing while it sums
     loss_of(model, x).backward()
     for weight in experts.values():
-        weight.grad /= RANKS
+        gradient_of(weight).div_(RANKS)
     return model
 
 
@@ -68,35 +78,36 @@ def with_ddp(model, experts, x):
     wrapped = ddp(model, experts)
     loss_of(wrapped, x).backward()
     for weight in experts.values():
-        weight.grad /= RANKS
+        gradient_of(weight).div_(RANKS)
     return model
 
 
-def gradients(way):
-    model = make_model(dist.group.WORLD)
+def gradients(way, options):
+    model = make_model(dist.group.WORLD, **options)
     layers = [module for module in model.modules() if isinstance(module, uniep.MoELayer)]
     experts = {id(weight): weight for layer in layers for weight in (layer.w1, layer.w2)}
     x = batch()[dist.get_rank() * TOKENS :][:TOKENS]
     model = way(model, experts, x)
     found = {}
     for name, weight in model.named_parameters():
-        gradient = weight.grad
+        gradient = gradient_of(weight)
         found[name] = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
     return found
 
 
+@pytest.mark.parametrize("options", LAYERS.values(), ids=list(LAYERS))
 @pytest.mark.parametrize("way", [with_nothing, with_fsdp, with_fsdp_of_two_dtypes, with_ddp])
-def test_gradients_are_those_of_one_process(way):
-    model = make_model()
+def test_gradients_are_those_of_one_process(way, options):
+    model = make_model(**options)
     loss_of(model, batch()).backward()
-    parts = run_ranks(RANKS, gradients, way)
+    parts = run_ranks(RANKS, gradients, way, options)
     for name, weight in model.named_parameters():
         if name in ("1.w1", "1.w2"):
             found = torch.cat([part[name] for part in parts])
         else:
             found = parts[0][name]
             assert torch.equal(found, parts[1][name])
-        assert relative(found, weight.grad) < 2e-2, name
+        assert relative(found, gradient_of(weight)) < 2e-2, name
 
 
 def loads_under_ddp():

@@ -61,7 +61,9 @@ class Layer:
         case = self.case
         leaves = {"x": case.x, "topk_probs": case.probs, "w1": case.w1, "w2": case.w2, **self.more}
         leaves = {name: t.detach().clone().requires_grad_() for name, t in leaves.items()}
-        names = ("w1", "w2", "shared_w1", "shared_w2")
+        names = ["w1", "w2", "shared_w1", "shared_w2"]
+        if options.pop("shared_alone", False):  # their main gradients are not there
+            names = names[:2]
         grads: dict[str, Tensor] = {}
         if (dtype := options.pop("main_grad", None)) is not None:
             grads = {n: torch.full_like(leaves[n], 0.75, dtype=dtype) for n in names}
@@ -99,6 +101,37 @@ def test_main_gradients_are_added_to(dtype):
     assert_same(layer.run(uniep.moe, main_grad=dtype), wanted)
     deferred = uniep.DeferredWeights()
     assert_same(layer.run(uniep.moe, main_grad=dtype, deferred=deferred), wanted)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"deferred": True},
+        {"row_pool": 1 << 24},
+        {"deferred": True, "row_pool": 1 << 24},
+        {"exact_rows": True, "save": "none"},
+        {"backward_rows": 128},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_main_gradients_beside_others_that_have_them(dtype, options):
+    layer = Layer()
+    added, new = plain(layer, main_grad=dtype), plain(layer)
+    wanted = new | {name: added[name] for name in ("w1", "w2")}
+    assert_same(plain(layer, main_grad=dtype, shared_alone=True), wanted)
+    if "deferred" in options:
+        options = options | {"deferred": uniep.DeferredWeights()}
+    found = layer.run(uniep.moe, main_grad=dtype, shared_alone=True, **options)
+    assert_same(found, wanted)
+
+
+def test_without_main_gradients_compiled():
+    layer = Layer(gated=False)
+    wanted = layer.run(uniep.moe, main_grad=torch.float32, shared_alone=True)
+    compiled = torch.compile(uniep.moe, fullgraph=True, backend="aot_eager")
+    assert_same(layer.run(compiled, main_grad=torch.float32, shared_alone=True), wanted)
 
 
 @pytest.mark.parametrize(
@@ -236,8 +269,6 @@ def test_a_layer_of_them(gated):
     layer = uniep.MoELayer(
         64, 40, 8, 2, probs="after", shared_experts=2, shared_gate=gated, main_grad=torch.float32
     ).bfloat16()
-    for weight in (layer.w1, layer.w2, layer.shared_w1, layer.shared_w2):
-        weight.main_grad = torch.zeros_like(weight, dtype=torch.float32)
     x = torch.randn(TOKENS, 64).bfloat16()
     out = layer(x)
     routing = layer.router(x)
@@ -256,7 +287,8 @@ def test_a_layer_of_them(gated):
     )
     assert torch.equal(out, wanted)
     out.float().square().mean().backward()
-    assert all(bool(weight.main_grad.any()) for weight in layer._weights())
+    assert all(bool(weight.main_grad.any()) for weight in (layer.w1, layer.w2))
+    assert all(bool(weight.grad.any()) for weight in (layer.shared_w1, layer.shared_w2))
     assert not gated or bool(layer.shared_gate.weight.grad.any())
     with pytest.raises(ValueError, match="in the pass or apart"):
         uniep.MoELayer(64, 40, 8, 2, shared_experts=1, shared_intermediate=40)
@@ -323,8 +355,10 @@ def run_beside(layer: Layer, function: Any, biases: bool = False, **options: Any
     g = torch.Generator().manual_seed(2)
     rows = [torch.randn(8, n, generator=g).bfloat16().requires_grad_() for n in (80, 64)]
     main = None
+    main_options = {"shared_alone": options.pop("shared_alone", False)}
     if (dtype := options.pop("main_grad", None)) is not None:
         main = [torch.full_like(t, 0.75, dtype=dtype) for t in rows]
+        main_options["main_grad"] = dtype
 
     def with_biases(**tensors: Any) -> Tensor:
         if main is not None:
@@ -332,7 +366,7 @@ def run_beside(layer: Layer, function: Any, biases: bool = False, **options: Any
             tensors["main_grads"] = (*own[:2], *main, *own[2:])
         return function(**tensors, b1=rows[0], b2=rows[1])
 
-    found = layer.run(with_biases, **({} if dtype is None else {"main_grad": dtype}), **options)
+    found = layer.run(with_biases, **main_options, **options)
     return found | dict(zip(("b1", "b2"), main or [t.grad for t in rows], strict=True))
 
 
@@ -343,6 +377,8 @@ def run_beside(layer: Layer, function: Any, biases: bool = False, **options: Any
         {},
         {"main_grad": torch.float32},
         {"main_grad": torch.float32, "deferred": True},
+        {"main_grad": torch.float32, "shared_alone": True},
+        {"main_grad": torch.float32, "shared_alone": True, "deferred": True},
         {"save": "none", "recompute_h": True},
         {"exact_rows": True},
         {"row_pool": 1 << 24},
@@ -352,7 +388,7 @@ def run_beside(layer: Layer, function: Any, biases: bool = False, **options: Any
 )
 def test_beside_biases_and_combine_groups(options, beside):
     layer = Layer()
-    plainly = {"main_grad": options["main_grad"]} if "main_grad" in options else {}
+    plainly = {name: options[name] for name in ("main_grad", "shared_alone") if name in options}
     wanted = run_beside(layer, uniep.plain.moe, ascending=True, **plainly, **beside)
     if "deferred" in options:
         options = options | {"deferred": uniep.DeferredWeights()}

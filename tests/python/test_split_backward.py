@@ -96,6 +96,24 @@ def test_each_gradient_is_computed_once(name: str, device: str) -> None:
         same(data + weights, wanted)
 
 
+def test_an_output_of_three_dimensions() -> None:
+    """Each backward has a view of its own of the gradient."""
+    layer = uniep.MoELayer(64, 32, 8, 2)
+    x = torch.randn(2, 12, 64).bfloat16().requires_grad_()
+    dy = torch.randn(2, 12, 64).bfloat16()
+    weights = [layer.w1, layer.w2]
+    wanted = list(torch.autograd.grad(layer(x), [x, *weights], dy))
+    out = layer(x)
+    with CountPasses() as passes:
+        data = of(out, [x], dy, keep=True)
+        found = of(out, weights, dy, keep=True)
+    assert passes.ran == BY_TURNS
+    same(data + found, wanted)
+    of(out, [x], dy, keep=True)
+    dy.neg_()  # which is seen, as a view's version is that of its base
+    same(of(out, weights, dy, keep=False), list(torch.autograd.grad(layer(x), weights, dy)))
+
+
 @pytest.mark.parametrize("name", ["rows", "pool"])
 def test_a_whole_backward_is_one_pass(name: str) -> None:
     layer = layer_on("cpu", name)

@@ -22,7 +22,8 @@ std::uint64_t bits_at(const io::Tensor& tensor, std::int64_t i) {
   return bits;
 }
 
-double value_of(DType dtype, std::uint64_t bits) {
+/// As wide as integers of 64 bits and squares of F64 need.
+long double value_of(DType dtype, std::uint64_t bits) {
   switch (dtype) {
     case DType::kBf16:
       return to_float(bf16{static_cast<std::uint16_t>(bits)});
@@ -35,7 +36,7 @@ double value_of(DType dtype, std::uint64_t bits) {
     case DType::kI64:
       break;
   }
-  return static_cast<double>(static_cast<std::int64_t>(bits));
+  return static_cast<std::int64_t>(bits);
 }
 
 std::vector<std::int64_t> index_of(const std::vector<std::int64_t>& shape, std::int64_t i) {
@@ -63,7 +64,7 @@ std::vector<std::string_view> axes_of(std::string_view tensor) {
 
 std::string value_text(DType dtype, std::uint64_t bits) {
   if (dtype == DType::kI64) return cat(static_cast<std::int64_t>(bits));
-  const double value = value_of(dtype, bits);
+  const auto value = static_cast<double>(value_of(dtype, bits));
   if (std::isnan(value)) return "NaN";
   std::array<char, 40> text{};  // as many digits as tell two numbers of the type apart
   const int digits = dtype == DType::kF64 ? 17 : dtype == DType::kBf16 ? 4 : 9;
@@ -77,24 +78,24 @@ TensorDifference difference_of(const io::Tensor& a, const io::Tensor& b) {
   require(a.dtype == b.dtype && a.shape == b.shape, ErrorCode::kInvalidArgument,
           "comparing tensors of different shapes or types");
   TensorDifference d{.elements = a.num_elements()};
-  double error = 0;
-  double norm = 0;
+  long double error = 0;
+  long double norm = 0;
   for (std::int64_t i = 0; i < d.elements; ++i) {
     const std::uint64_t a_bits = bits_at(a, i);
     const std::uint64_t b_bits = bits_at(b, i);
     const bool differs = a_bits != b_bits;
     if (differs) note_different(d, a, i, a_bits, b_bits);
-    const double x = value_of(a.dtype, a_bits);
-    const double y = value_of(b.dtype, b_bits);
+    const long double x = value_of(a.dtype, a_bits);
+    const long double y = value_of(b.dtype, b_bits);
     if (!std::isfinite(x) || !std::isfinite(y)) {
       d.not_finite += differs;
       continue;
     }
     error += (x - y) * (x - y);
     norm += x * x;
-    d.largest = std::max(d.largest, std::abs(x - y));
+    d.largest = std::max(d.largest, static_cast<double>(std::abs(x - y)));
   }
-  d.relative_l2 = error == 0 ? 0 : std::sqrt(error / norm);
+  d.relative_l2 = error == 0 ? 0 : static_cast<double>(std::sqrt(error / norm));
   return d;
 }
 
