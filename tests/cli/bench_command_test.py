@@ -243,6 +243,15 @@ class Against(ProgramTest):
         self.refuse("bench", *self.ARGUMENTS[:-1], 2, "--against", self.earlier, "--fail-above", 1,
                     words=["--iterations is 2", "3 or more"])
 
+    def test_nothing_in_common_is_no_success(self):
+        file = self.measure()
+        for record in file["records"]:
+            record["shape"] = "small"
+        self.earlier.write_text(json.dumps(file))
+        text, against = self.compare("--fail-above", 5, code=1)
+        self.assertIn("FAILED: no case is in both", text)
+        self.assertEqual(against["cases"], [])
+
     def test_says_what_is_different(self):
         file = self.measure()
         file.update(machine="an abacus", version="0.0.9", link="1 GB/s", skew=1, save="none",

@@ -124,6 +124,10 @@ BenchComparison compare(const ResultFile& earlier, Json& file) {
 
 bool is_too_slow(const Flags& flags, const BenchComparison& comparison) {
   if (!flags.fail_above) return false;
+  if (comparison.cases.empty()) {
+    std::cout << comment("FAILED: no case is in both, so nothing was compared (--fail-above)");
+    return true;
+  }
   const std::size_t slower = comparison.slower_than(*flags.fail_above);
   std::cout << comment(cat(slower == 0 ? "ok: " : "FAILED: ", slower, " of ",
                            comparison.cases.size(), " are slower beyond noise by more than ",
