@@ -108,7 +108,7 @@ class CudaLayer final : public LayerBackend {
   std::vector<TimelineEvent> take_timeline() override;
 
  private:
-  void begin(const RoutingPlan* plan, const CallOptions& options);
+  void begin_memory();
   template <class Body>
   auto collective(const RoutingPlan* plan, const CallOptions& options, const Body& body);
 
@@ -159,9 +159,8 @@ void CudaLayer::start_counters_at(std::uint32_t first_count) {
   start_counters(symmetric.data(), static_cast<std::int64_t>(symmetric.size()), first_count);
 }
 
-/// Ahead of every call. `plan`: of a pass, if it has one.
-void CudaLayer::begin(const RoutingPlan* plan, const CallOptions& options) {
-  calls_.begin(plan, options.cuda_stream);
+/// Ahead of the work of every call, behind CallProtocol::begin: memory of calls before comes back.
+void CudaLayer::begin_memory() {
   if (pool_) pool_->begin_call(calls_.stream(), calls_.captured());
   if (calls_.captured()) record_.forget_plan();  // a capture may need its memory
 }
@@ -170,9 +169,12 @@ void CudaLayer::begin(const RoutingPlan* plan, const CallOptions& options) {
 template <class Body>
 auto CudaLayer::collective(const RoutingPlan* plan, const CallOptions& options, const Body& body) {
   const DeviceScope scope(group_->device());
-  begin(plan, options);
-  const DeviceTurn turn(calls_.stream(), this);
-  return calls_.together(body);
+  calls_.begin(plan, options.cuda_stream);
+  return calls_.together([&] {
+    begin_memory();
+    const DeviceTurn turn(calls_.stream(), this);
+    return body();
+  });
 }
 
 void CudaLayer::refuse_call(const Error& error) {
@@ -316,7 +318,8 @@ void CudaLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
 void CudaLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
                                  const CallOptions& options) {
   const DeviceScope scope(group_->device());
-  begin(plan_of(saved), options);
+  calls_.begin(plan_of(saved), options.cuda_stream);
+  begin_memory();
   const Schedule& schedule = *options.schedule;
   check_backward_weights(problem(), communicator(), saved, args, schedule);
   check_backward_pages(*saved.data(), PassPart::kWeights);
