@@ -312,6 +312,7 @@ def test_deferred_weights_on_another_stream_keep_their_memory() -> None:
     out.backward(case.dy)
     sizes = [t.nbytes for t in deferred._pending[0].memory() if t is not None]
     del out
+    torch.full((1,), 255, dtype=torch.uint8, device="cuda")  # loads the kernel, which may wait
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda._sleep(10**9)
