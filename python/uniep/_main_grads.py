@@ -33,11 +33,10 @@ def gradients_of_shared(main: Experts, sums: Experts, weights: Experts) -> Any:
         sums: of :func:`with_sums_of_shared`, behind the pass.
         weights: of the call.
     """
-    if sums is main:
+    w1, w2 = weights.shared_w1, weights.shared_w2
+    if w1 is None or w2 is None or main.shared_w1 is not None:
         return None
     own = [None] * len(weights.w1), [None] * len(weights.w2)
-    w1, w2 = weights.shared_w1, weights.shared_w2
     assert sums.shared_w1 is not None and sums.shared_w2 is not None
-    assert w1 is not None and w2 is not None
     # Rounded once, as gradients that are not added to anything are.
     return *own, None, None, sums.shared_w1.to(w1.dtype), sums.shared_w2.to(w2.dtype)
