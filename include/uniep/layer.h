@@ -71,7 +71,7 @@ struct BackwardArgs {
   std::span<const bf16> shared_w2{};
   std::span<float> dshared_probs{};  ///< [T, S]; empty: not wanted
   /// [S, 2I, H]: summed over the tokens of this rank alone, as a dense layer's are. The caller adds
-  /// those of all ranks up. Both are of the kind that dw1 is of.
+  /// those of all ranks up. Both are of the kind of dw1 and dw2.
   WeightGrad dshared_w1{};
   WeightGrad dshared_w2{};  ///< [S, H, I]
 };

@@ -32,11 +32,6 @@ CallOptions with(CallOptions call, const Schedule& schedule) {
   return call;
 }
 
-/// Of a wait for the others: rank 0 may be choosing what to measure.
-int limit_ms(const Communicator& member) {
-  return env_timeout_ms() + (member.rank() == 0 ? 0 : tune::kLongestChoiceMs);
-}
-
 /// One rank's part in measuring schedules. Rank 0 leads: it names a schedule, all run it together,
 /// and it learns the times of all.
 class GroupPasses {
@@ -45,7 +40,8 @@ class GroupPasses {
       : layer_(layer),
         run_(std::move(run)),
         results_(results),
-        gatherer_(layer.communicator().impl()->bootstrap(), limit_ms(layer.communicator())) {
+        gatherer_(layer.communicator().impl()->bootstrap(),
+                  tune::limit_of_search_ms(layer.communicator().rank())) {
     const Schedule baseline =
         parse_schedule("sequential", default_schedule(layer.communicator().backend()));
     // The layer refuses arguments before it writes any, and so before anything is overwritten here.
@@ -284,7 +280,8 @@ TuneResult tune_pass(Layer& layer, Pass pass, const PlanOf& plan_of, const TuneO
     if (error) std::rethrow_exception(error);
   };
   results.restore();
-  return from_bytes(agree(bootstrap, limit_ms(member), Stage::kPlan, "tune", report, found)[0]);
+  return from_bytes(agree(bootstrap, tune::limit_of_search_ms(member.rank()), Stage::kPlan, "tune",
+                          report, found)[0]);
 }
 
 }  // namespace

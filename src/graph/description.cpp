@@ -227,6 +227,13 @@ std::string stages_that(const Graph& graph, Chosen&& chosen) {
   return joined(names);
 }
 
+std::string waits_text(const Graph& graph, const StageRow& row) {
+  const std::string text = joined(names_of(graph, row.waits));
+  if (row.also_waits == 0) return text;
+  return cat(text, "; of several ranks, if ", text_of(row.also_when), ", ",
+             joined(names_of(graph, row.also_waits)));
+}
+
 }  // namespace
 
 TextTable describe_stages(const Graph& graph, Pass pass) {
@@ -235,7 +242,7 @@ TextTable describe_stages(const Graph& graph, Pass pass) {
   graph.for_each_stage(pass, [&](const StageRow& row) {
     table.rows.push_back({row.name, text_of(row.when), text_of(row.kind), text_of(row.side),
                           text_of(row.grid), joined(names_of(graph, row.reads)),
-                          joined(names_of(graph, row.writes)), joined(names_of(graph, row.waits)),
+                          joined(names_of(graph, row.writes)), waits_text(graph, row),
                           joined(names_of(graph, row.signals))});
   });
   return table;
@@ -263,7 +270,9 @@ TextTable describe_counters(const Graph& graph) {
          c.when == When::kAlways ? text_of(c.of) : cat(text_of(c.of), ", if ", text_of(c.when)),
          text_of(region_of(c.of)),
          stages_that(graph, [&](const StageRow& row) { return (row.signals & bit) != 0; }),
-         stages_that(graph, [&](const StageRow& row) { return (row.waits & bit) != 0; })});
+         stages_that(graph, [&](const StageRow& row) {
+           return ((row.waits | row.also_waits) & bit) != 0;
+         })});
   }
   return table;
 }

@@ -385,6 +385,9 @@ struct StageRow {
   TensorList reads{};
   TensorList writes{};
   CounterSet waits = 0;
+  /// What it also waits for, in passes of several ranks of which `also_when` holds.
+  CounterSet also_waits = 0;
+  When also_when = When::kAlways;
   CounterSet signals = 0;
   StageLook look{};
   When when = When::kAlways;  ///< the pass has this stage

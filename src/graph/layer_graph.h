@@ -315,6 +315,9 @@ constexpr void add_backward(Graph& g) {
   dfc1.reads = {kDh, kW1, kDprobGroups, kRowProbs, kSharedW1};
   dfc1.writes = {kCombine, kDprobSlots};
   dfc1.waits = bit_of(CounterKind::kTileDone);
+  // Else rows could all be back, and x_tokens be overwritten, before they have been pulled.
+  dfc1.also_waits = bit_of(CounterKind::kXReady);
+  dfc1.also_when = When::kReceivedDropped;
   dfc1.signals =
       bit_of(CounterKind::kArrived) | bit_of(CounterKind::kPushed) | bit_of(CounterKind::kReleased);
   dfc1.look = {"#56ab68", "good"};

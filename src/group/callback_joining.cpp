@@ -118,6 +118,7 @@ Card own_card(const GroupOptions& options, Descriptor& listener) {
     validate(options);
     put(card.host, host_id());
     card.hosts = env_hosts();
+    (void)env_timeout_ms();  // which may be out of its range
     if (options.rank != 0) return;
     card.group = random_number();
     listener = tcp::listen_at_any_port(kLoopback);

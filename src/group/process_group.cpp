@@ -66,8 +66,9 @@ std::shared_ptr<GroupBoard> board_in(std::shared_ptr<SharedSegment> segment, boo
 /// Collective: the first rank of each host makes its board, and all say where they are.
 std::vector<SegmentPlace> tell_places(GroupMember& member, std::shared_ptr<SharedSegment>& board) {
   SegmentPlace own{.descriptor = -1, .number = 0, .group = 0};
-  std::string payload;
+  std::string call, payload;
   const auto make_board = [&] {
+    call = group_text();  // whose variables may be out of their range
     if (member.rank == first_here(member)) {
       own.group = random_number();
       board = std::make_shared<SharedSegment>(board_identity(member, own.group));
@@ -76,7 +77,7 @@ std::vector<SegmentPlace> tell_places(GroupMember& member, std::shared_ptr<Share
     payload = to_bytes(own);
   };
   return from_bytes(
-      agree(*member.bootstrap, member.limit_ms, Stage::kPlan, group_text(), make_board, payload));
+      agree(*member.bootstrap, member.limit_ms, Stage::kPlan, call, make_board, payload));
 }
 
 /// The processes are watched already: where the memory is right, so are they.

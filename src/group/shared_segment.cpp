@@ -68,6 +68,16 @@ void check_segment(int file, const SegmentIdentity& expected) {
   accept(seals >= 0 && (seals & kSeals) == kSeals, expected, "could be cut short");
 }
 
+namespace {
+
+/// What would do where a file could not be opened: `otherwise`, unless there are too many.
+const char* remedy(int error, const char* otherwise) {
+  const bool too_many = error == EMFILE || error == ENFILE;
+  return too_many ? "more of them (ulimit -n) are accepted" : otherwise;
+}
+
+}  // namespace
+
 SharedSegment::SharedSegment(const SegmentIdentity& identity)
     : identity_(identity),
       file_(memfd_create(cat("uniep:rank", identity.rank, ":", identity.number).c_str(),
@@ -75,8 +85,8 @@ SharedSegment::SharedSegment(const SegmentIdentity& identity)
   const bool made = file_.valid() && ftruncate(file_.get(), file_bytes(identity)) == 0;
   const int error = errno;
   require(made, ErrorCode::kCapacity, "cannot allocate ", identity.bytes,
-          " bytes of shared memory (", std::strerror(error),
-          "); a smaller max_tokens or capacity_rows needs less");
+          " bytes of shared memory (", std::strerror(error), "); ",
+          remedy(error, "a smaller max_tokens or capacity_rows needs less"));
   map();
   Header header{
       .magic = {}, .version = kVersion, .header_bytes = sizeof(Header), .identity = identity};
@@ -95,8 +105,8 @@ SharedSegment::SharedSegment(pid_t pid, int descriptor, const SegmentIdentity& e
   if (found) file_ = Descriptor(open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOCTTY));
   const int error = errno;
   require(file_.valid(), ErrorCode::kUnsupported, "cannot open the shared memory of rank ",
-          expected.rank, " (", path, ": ", std::strerror(error),
-          "); processes of one user that see each other in /proc are accepted");
+          expected.rank, " (", path, ": ", std::strerror(error), "); ",
+          remedy(error, "processes of one user that see each other in /proc are accepted"));
   check_segment(file_.get(), expected);
   map();
   file_.close();

@@ -172,10 +172,11 @@ void check_sizes(const Sizes& n, const BackwardDataArgs& args) {
 
 void check_kinds(const BackwardWeightsArgs& args) {
   const std::size_t kind = args.dw1.index();
-  require(args.dshared_w1.index() == kind && args.dshared_w2.index() == kind,
+  require(args.dw2.index() == kind && args.dshared_w1.index() == kind &&
+              args.dshared_w2.index() == kind,
           ErrorCode::kInvalidArgument,
-          "dshared_w1 or dshared_w2 is of another kind than dw1; the same kind (overwritten in "
-          "bf16, or added to in fp32 or in bf16) is accepted");
+          "dw2, dshared_w1 or dshared_w2 is of another kind than dw1; with shared experts the same "
+          "kind (overwritten in bf16, or added to in fp32 or in bf16) is accepted");
 }
 
 void check_sizes(const Sizes& n, const BackwardWeightsArgs& args) {

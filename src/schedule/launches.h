@@ -295,13 +295,15 @@ inline UNIEP_HD bool makes_again(const PassView& v, const LaunchParts& p) {
 }
 
 /// How x is fetched again, in a launch that fetches `fetch` and whose second product is `second`.
-/// Where nothing but weight gradients needs it, it is in the way of no product: an expert's stands
-/// where its weight gradients stand, or behind all else.
+/// Where the first product does not need it, it is in the way of none: a block's stands where the
+/// second product stands, if that waits until it was pulled, or else the block's weight gradients;
+/// or behind all else.
 inline UNIEP_HD Track refetch_track(const PassView& v, const LaunchParts& p, Track fetch,
                                     const Track& second) {
   if (!p.first || p.has_only || makes_again(v, p)) return fetch;
-  const bool interleaved = v.schedule.wgrad == WgradPlacement::kInterleaved;
-  if (p.second && interleaved && second.first == fetch.first && second.count == fetch.count) {
+  const bool beside = (v.num_ranks > 1 && v.choice.drops_received) ||
+                      v.schedule.wgrad == WgradPlacement::kInterleaved;
+  if (p.second && beside && second.first == fetch.first && second.count == fetch.count) {
     fetch.delay = second.delay;
     fetch.pace = second.pace;
   } else {

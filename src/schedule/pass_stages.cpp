@@ -60,6 +60,11 @@ std::int64_t kept_bytes(const Graph& graph, const StageRow& row, const Extents& 
   return bytes;
 }
 
+CounterSet waits_of(const StageRow& row, const PassView& v) {
+  const bool more = v.num_ranks > 1 && holds(row.also_when, v.choice);
+  return more ? static_cast<CounterSet>(row.waits | row.also_waits) : row.waits;
+}
+
 StageView view_of(const Graph& graph, const StageRow& row, const Extents& extents,
                   const PassView& v) {
   const Schedule& s = v.schedule;
@@ -69,7 +74,7 @@ StageView view_of(const Graph& graph, const StageRow& row, const Extents& extent
                  .grid = row.grid,
                  .place = row.place,
                  .like = row.like == Stage::kPlan ? row.stage : row.like,
-                 .waits = row.waits,
+                 .waits = waits_of(row, v),
                  .signals = row.signals};
   const auto halves = min_of<std::int64_t>(row.halves, extents[Extent::kHalves]);
   view.halves = static_cast<std::uint8_t>(halves);
@@ -120,7 +125,7 @@ CounterSet waited_for(const Graph& graph, const PassView& v) {
     if (holds(graph.counters[i].when, v.choice)) held |= bit_of(graph.counters[i].kind);
   }
   graph.for_each_stage(v.pass, [&](const StageRow& row) {
-    if (holds(row.when, v.choice)) all = static_cast<CounterSet>(all | row.waits);
+    if (holds(row.when, v.choice)) all = static_cast<CounterSet>(all | waits_of(row, v));
   });
   return all & held;
 }

@@ -167,6 +167,21 @@ class Interrupted(ProgramTest):
                 self.assertTrue(output.exists())
                 output.unlink()
 
+    def test_an_ignored_signal_stays_ignored(self):
+        """As shells have it for what they start in the background."""
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            process = subprocess.Popen([PROGRAM, "run", "--shape", "tiny", "--repeat", "20000"],
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        finally:
+            signal.signal(signal.SIGINT, previous)
+        process.stdout.readline()
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=200)
+        self.assertEqual(process.returncode, 0, output + errors)
+        self.assertNotIn("interrupted", output)
+
     def test_run_while_it_is_checked(self):
         path, output = self.folder / "run.json", self.folder / "out.safetensors"
         text = self.interrupted("run", "--shape", "small,tokens=16384", "--check", "--json", path,

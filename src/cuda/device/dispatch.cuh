@@ -511,7 +511,7 @@ class DispatchWarp {
 
   /// Between stores that have landed and the signals that say so. By all lanes.
   __device__ __forceinline__ void fence_signals() const {
-    if constexpr (kKinds.weighs) {  // all lanes have stored parts of a row
+    if constexpr (kKinds.weighs || kKinds.ring) {  // all lanes have stored parts of a row
       ptx::fence_proxy_async();
       __syncwarp();
     }

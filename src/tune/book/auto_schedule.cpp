@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "base/check.h"
+#include "base/env.h"
 #include "group/agreement.h"
 #include "tune/book/tune_key.h"
 
@@ -81,6 +82,8 @@ LayerSchedules look_up_schedules(Backend backend, const Problem& problem, const 
   return {look_up(backend, problem, layout, skew, Pass::kForward),
           look_up(backend, problem, layout, skew, Pass::kBackward)};
 }
+
+int limit_of_search_ms(int rank) { return env_timeout_ms() + (rank == 0 ? 0 : kLongestChoiceMs); }
 
 LayerSchedules agree_on_schedules(Bootstrap& bootstrap, int rank, int limit_ms, int choice_ms,
                                   const std::string& call,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <limits>
 #include <memory>
 #include <string>
@@ -54,8 +55,10 @@ class Wire {
       addresses.push_back(rails_.back()->address());
     }
     rails_[1]->attach(kMemory, {.ranks = {memory_}, .owner = nullptr});
-    std::jthread first([&] { rails_[0]->connect(addresses, {}, kLimitMs); });
+    auto first =
+        std::async(std::launch::async, [&] { rails_[0]->connect(addresses, {}, kLimitMs); });
     rails_[1]->connect(addresses, {}, kLimitMs);
+    first.get();
   }
   ~Wire() {
     rails_[1]->detach(kMemory);

@@ -47,12 +47,18 @@ std::vector<Ranked> rank_by_model(std::span<const RoutingPlan> plans, Pass pass,
   constexpr double kMostSeconds = 20;
   constexpr double kFewest = 12, kMost = 2000;
   const Model model(plans, pass, profile, topology);
-  const double affordable = std::min(seconds, kMostSeconds) / seconds_of_one(model, known.front());
+  const double most_seconds = std::min(seconds, kMostSeconds);
+  const double affordable = most_seconds / seconds_of_one(model, known.front());
   if (affordable < kFewest) return {};
   const int evaluations = static_cast<int>(std::min(affordable, kMost));
   return search_model(
       space, known, model,
-      {.samples = evaluations / 3, .climbs = 4, .evaluations = evaluations, .seed = seed});
+      {.samples = evaluations / 3,
+       .climbs = 4,
+       .evaluations = evaluations,
+       .seconds =
+           most_seconds,  // other schedules may have more tasks than the first, and take longer
+       .seed = seed});
 }
 
 std::vector<SessionCandidate> candidates_of(const Space& space, const std::vector<Schedule>& known,

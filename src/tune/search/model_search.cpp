@@ -1,6 +1,7 @@
 #include "tune/search/model_search.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <unordered_map>
 
@@ -23,35 +24,27 @@ int axes_that_differ(const Schedule& a, const Schedule& b) {
 /// Remembers what was evaluated, and how much may still be.
 class Evaluations {
  public:
-  Evaluations(const std::function<double(const Schedule&)>& evaluate, int limit)
-      : evaluate_(evaluate), left_(limit) {}
+  Evaluations(const std::function<double(const Schedule&)>& evaluate,
+              const ModelSearchOptions& limits)
+      : evaluate_(evaluate), left_(limits.evaluations), most_seconds_(limits.seconds) {}
 
-  bool exhausted() const { return left_ <= 0; }
+  bool exhausted() const {
+    const std::chrono::duration<double> spent = Clock::now() - begin_;
+    return left_ <= 0 || spent.count() >= most_seconds_;
+  }
 
   double operator()(const Schedule& schedule) {
     ask({schedule});
     return seconds_.at(to_string(schedule));
   }
 
-  /// Evaluates those of the schedules that it does not know, side by side, as far as the limit
-  /// goes; how many of them it then knows, from the first one on.
+  /// Evaluates those of the schedules that it does not know, as far as the limits go, but one at
+  /// least; how many of them it then knows, from the first one on.
   std::size_t ask(const std::vector<Schedule>& schedules) {
-    std::vector<Ranked> asked;
     std::size_t known = 0;
-    for (const Schedule& s : schedules) {
-      const bool is_new = seconds_.try_emplace(to_string(s), 0).second;
-      if (is_new && asked.size() == static_cast<std::size_t>(std::max(left_, 1))) {
-        seconds_.erase(to_string(s));
-        break;
-      }
-      if (is_new) asked.push_back({s, 0});
-      ++known;
-    }
-    for_each_in_parallel(asked.size(),
-                         [&](std::size_t i) { asked[i].seconds = evaluate_(asked[i].schedule); });
-    for (const Ranked& r : asked) seconds_[to_string(r.schedule)] = r.seconds;
-    ranked_.insert(ranked_.end(), asked.begin(), asked.end());
-    left_ -= static_cast<int>(asked.size());
+    do {
+      known = ask_side_by_side(schedules, known);
+    } while (known < schedules.size() && !exhausted());
     return known;
   }
 
@@ -66,8 +59,32 @@ class Evaluations {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  /// Those from `first` on, so few that the clock is looked at often; returns the first unknown.
+  std::size_t ask_side_by_side(const std::vector<Schedule>& schedules, std::size_t first) {
+    const std::size_t most =
+        std::min(static_cast<std::size_t>(std::max(left_, 1)), 2 * model_threads());
+    std::vector<Ranked> asked;
+    for (; first < schedules.size(); ++first) {
+      const Schedule& s = schedules[first];
+      if (seconds_.contains(to_string(s))) continue;
+      if (asked.size() == most) break;
+      seconds_[to_string(s)] = 0;
+      asked.push_back({s, 0});
+    }
+    for_each_in_parallel(asked.size(),
+                         [&](std::size_t i) { asked[i].seconds = evaluate_(asked[i].schedule); });
+    for (const Ranked& r : asked) seconds_[to_string(r.schedule)] = r.seconds;
+    ranked_.insert(ranked_.end(), asked.begin(), asked.end());
+    left_ -= static_cast<int>(asked.size());
+    return first;
+  }
+
   const std::function<double(const Schedule&)>& evaluate_;
   int left_;
+  const double most_seconds_;
+  const Clock::time_point begin_ = Clock::now();
   std::unordered_map<std::string, double> seconds_;
   std::vector<Ranked> ranked_;
 };
@@ -106,7 +123,7 @@ void simplify(const Space& space, const Schedule& base, Ranked at, Evaluations& 
 std::vector<Ranked> search_model(const Space& space, const std::vector<Schedule>& seeds,
                                  const std::function<double(const Schedule&)>& evaluate,
                                  const ModelSearchOptions& options) {
-  Evaluations evaluations(evaluate, options.evaluations);
+  Evaluations evaluations(evaluate, options);
   std::vector<Schedule> first;
   for (const Schedule& seed : seeds) first.push_back(space.canonical(seed));
   Space::Rng rng(options.seed);

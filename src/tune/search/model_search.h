@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <vector>
 
 #include "schedule/space.h"
@@ -19,6 +20,8 @@ struct ModelSearchOptions {
   int samples = 200;  ///< random points
   int climbs = 4;     ///< of the best of these are improved axis by axis
   int evaluations = 600;
+  /// After which no more are begun, whatever is left of `evaluations`.
+  double seconds = std::numeric_limits<double>::infinity();
   int simplified =
       24;  ///< of the best are put back to the first seed's values where that is as good
   std::uint64_t seed = 1;
@@ -27,7 +30,8 @@ struct ModelSearchOptions {
 /// Evaluates `seeds` and random points, side by side on all cores (`evaluate` is called by several
 /// threads at a time), then walks from the best ones to better neighbours until
 /// there are none or `evaluations` are spent. All points that were evaluated, fastest first; of
-/// those that the model cannot tell apart, the one that is most like the first seed. Deterministic.
+/// those that the model cannot tell apart, the one that is most like the first seed. Deterministic,
+/// unless `seconds` end it.
 std::vector<Ranked> search_model(const Space& space, const std::vector<Schedule>& seeds,
                                  const std::function<double(const Schedule&)>& evaluate,
                                  const ModelSearchOptions& options);

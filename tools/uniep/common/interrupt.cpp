@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <time.h>
 
+#include <array>
 #include <atomic>
 
 namespace uniep::tool {
@@ -27,6 +28,11 @@ void note(int signal) {
   raise(signal);
 }
 
+constexpr std::array kSignals = {SIGINT, SIGTERM};
+
+/// What was to happen before, by kSignals.
+std::array<struct sigaction, kSignals.size()> before;
+
 }  // namespace
 
 Interrupt::Interrupt() {
@@ -34,13 +40,15 @@ Interrupt::Interrupt() {
   struct sigaction action {};
   action.sa_handler = note;
   action.sa_flags = SA_RESTART;
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
+  for (std::size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], nullptr, &before[i]);
+    // Shells have it so for what they start in the background, and nohup does.
+    if (before[i].sa_handler != SIG_IGN) sigaction(kSignals[i], &action, nullptr);
+  }
 }
 
 Interrupt::~Interrupt() {
-  signal(SIGINT, SIG_DFL);
-  signal(SIGTERM, SIG_DFL);
+  for (std::size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before[i], nullptr);
   first_second = -1;
 }
 
