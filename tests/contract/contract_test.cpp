@@ -95,5 +95,27 @@ TEST(Contract, SharedGradientsAreOneTensor) {
   }
 }
 
+TEST(Contract, SharedGradientsAreOfTheKindOfTheOthers) {
+  Rng rng(8);
+  LayerData data = random_layer(rng, 1, {.max_tokens = 8});
+  data.shared_experts = 1;
+  draw_shared(rng, data);
+  const workload::Split split(data, 1);
+  LayerResult result = workload::make_result(data, {.backward = true});
+  Layer layer(split.problem(), Communicator::cpu_group(1)[0]);
+  const RoutingPlan plan = layer.plan(split.topk_ids(0));
+  const Saved saved = layer.forward(plan, split.forward_args(0, result));
+  BackwardArgs args = split.backward_args(0, result);
+  std::vector<float> sums(args.dw2.index() == 0 ? result.dw2.size() : 0);
+  args.dw2 = std::span<float>(sums);
+  try {
+    layer.backward(saved, args);
+    ADD_FAILURE() << "dw2 of another kind is accepted";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("of another kind than dw1"), std::string::npos)
+        << e.what();
+  }
+}
+
 }  // namespace
 }  // namespace uniep::testing

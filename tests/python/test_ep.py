@@ -287,3 +287,16 @@ def test_too_many_tokens_on_one_rank_are_refused_by_all():
     assert "rank 0" in sentences.pop()
     together = [torch.cat([step[i] for _, step in results]) for i in range(5)]
     assert_same(together, step(make_case(tokens=40)))
+
+
+def bad_limit():
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            patch.setenv("UNIEP_TIMEOUT_MS", "abc")
+        return raised(uniep.Group, dist.group.WORLD)
+
+
+def test_a_limit_that_is_out_of_range_on_one_rank_is_refused_by_all():
+    first, second = run_ranks(2, bad_limit)
+    assert first == second
+    assert "rank 1" in first and "UNIEP_TIMEOUT_MS" in first

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
+#include <thread>
 
 #include "tune/book/model_pick.h"
 #include "tune/gpu_layer.h"
@@ -66,6 +68,21 @@ TEST(SearchModel, EvaluatesWithinItsLimitAndSortsWhatItFound) {
   EXPECT_EQ(ranked[0].schedule.lag, 4);
   EXPECT_EQ(ranked[0].schedule.dispatch_workers, 12);
   EXPECT_EQ(ranked[0].schedule.waves, 1);
+}
+
+TEST(SearchModel, EndsWithItsTimeToo) {
+  const Space space(kProblem, Pass::kForward, kGpu);
+  std::atomic<int> count = 0;
+  const auto evaluate = [&](const Schedule& s) {
+    ++count;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    return 1.0 + s.lag;
+  };
+  const auto ranked = search_model(space, {default_schedule(Backend::kCuda)}, evaluate,
+                                   {.samples = 4000, .evaluations = 4000, .seconds = 0.1});
+  EXPECT_EQ(static_cast<std::size_t>(count.load()), ranked.size());
+  EXPECT_GT(ranked.size(), 0u);
+  EXPECT_LT(ranked.size(), 3000u);
 }
 
 TEST(SearchModel, LeavesAloneWhatTheModelHasNoOpinionOf) {
