@@ -15,9 +15,9 @@ from torch.autograd.function import once_differentiable
 from ._all_rows import tokens_of
 from ._crossing import Crossing, waves_of_backward
 from ._forms import Experts, experts_from
-from ._main_grads import gradients_of_shared, with_sums_of_shared
 from ._ops import ops
 from ._outside_graphs import outside_graphs
+from ._shared_main_grads import gradients_of_shared, with_sums_of_shared
 from ._split_backward import (
     asked_for,
     crossing_ahead,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ._forms import Experts
-from ._main_grads import gradients_of_shared, with_sums_of_shared
 from ._ops import ops
+from ._shared_main_grads import gradients_of_shared, with_sums_of_shared
 
 if TYPE_CHECKING:
     from ._crossing import Crossing

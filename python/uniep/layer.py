@@ -90,7 +90,7 @@ class MoELayer(nn.Module):
             was made with is the layer's, which is given none of it.
         main_grad: dtype of the ``main_grad`` that w1, w2, b1 and b2 then have, to which gradients
             are added instead of to ``grad``: torch.float32 or torch.bfloat16. None: they have
-            ``grad``, as shared experts always do, whose gradients are to be averaged over ranks.
+            ``grad``, as shared experts do, whose gradients are to be averaged over ranks.
         dtype: of the weights; bfloat16, or float32 for training under autocast.
         device: where they lie.
         activation: what an expert computes; see :func:`uniep.moe`.

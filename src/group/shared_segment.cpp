@@ -39,6 +39,12 @@ void accept(bool ok, const SegmentIdentity& expected, const Args&... why) {
           "; what that rank made for this group is accepted");
 }
 
+/// What would do where a file could not be opened: `otherwise`, unless there are too many.
+const char* remedy(int error, const char* otherwise) {
+  const bool too_many = error == EMFILE || error == ENFILE;
+  return too_many ? "more of them (ulimit -n) are accepted" : otherwise;
+}
+
 }  // namespace
 
 void check_segment(int file, const SegmentIdentity& expected) {
@@ -67,16 +73,6 @@ void check_segment(int file, const SegmentIdentity& expected) {
   const int seals = fcntl(file, F_GET_SEALS);
   accept(seals >= 0 && (seals & kSeals) == kSeals, expected, "could be cut short");
 }
-
-namespace {
-
-/// What would do where a file could not be opened: `otherwise`, unless there are too many.
-const char* remedy(int error, const char* otherwise) {
-  const bool too_many = error == EMFILE || error == ENFILE;
-  return too_many ? "more of them (ulimit -n) are accepted" : otherwise;
-}
-
-}  // namespace
 
 SharedSegment::SharedSegment(const SegmentIdentity& identity)
     : identity_(identity),

@@ -272,11 +272,16 @@ def test_memory_of_the_gpu_is_free_and_the_host_does_not_wait():
             torch.cuda.set_sync_debug_mode("default")
 
 
+def large_cases(count):
+    """Of as many seeds, on a GPU, with copies that take their time."""
+    shape = dict(tokens=2048, hidden=1024, intermediate=512, experts=8, topk=2)
+    return [make_case(**shape, seed=seed).to("cuda").requires_grad() for seed in range(count)]
+
+
 @pytest.mark.cuda
 def test_many_steps_on_a_gpu_have_the_same_bits():
     """What a copy reads or writes too early or too late would show in one of them."""
-    shape = dict(tokens=2048, hidden=1024, intermediate=512, experts=8, topk=2)
-    cases = [make_case(**shape, seed=seed).to("cuda").requires_grad() for seed in range(6)]
+    cases = large_cases(6)
     wanted = [step(case) for case in cases]
     offload = uniep.Offload()
     for turn in range(20):
@@ -297,8 +302,7 @@ def _spoil(sizes: list[int]) -> list[Tensor]:
 @pytest.mark.cuda
 def test_calls_on_several_streams_keep_their_memory():
     """Memory that is copied, or was, is of one call's stream, and another call's comes next."""
-    shape = dict(tokens=2048, hidden=1024, intermediate=512, experts=8, topk=2)
-    cases = [make_case(**shape, seed=seed).to("cuda").requires_grad() for seed in range(2)]
+    cases = large_cases(2)
     wanted = [step(case) for case in cases]
     offload = uniep.Offload()
     with offload:
