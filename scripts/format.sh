@@ -18,14 +18,11 @@ if [ "${1:-}" != --check ]; then
   sources | xargs -0 "$tool" -i
   exit
 fi
-unformatted=0
-while IFS= read -r -d '' file; do
-  "$tool" --dry-run --Werror "$file" 2>/dev/null || {
-    echo "not formatted: $file"
-    unformatted=$((unformatted + 1))
-  }
-done < <(sources)
-[ $unformatted = 0 ] || {
-  echo "$unformatted files are not formatted; make format does it" >&2
+# Several files at a time, on all CPUs. A complaint begins with the file's name.
+complaints=$(sources | xargs -0 -n 16 -P "$(nproc)" "$tool" --dry-run --Werror 2>&1) || {
+  unformatted=$(sed -nE 's/^([^ :]+):[0-9]+:[0-9]+: .*/\1/p' <<<"$complaints" | sort -u)
+  [ -n "$unformatted" ] || { echo "$complaints" >&2; exit 1; }
+  sed 's/^/not formatted: /' <<<"$unformatted"
+  echo "$(wc -l <<<"$unformatted") files are not formatted; make format does it" >&2
   exit 1
 }

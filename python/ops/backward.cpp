@@ -14,10 +14,13 @@ namespace {
 enum Part : std::int32_t { kWhole = 0, kData = 1, kWeights = 2 };
 enum WeightGrad : std::int32_t { kOverwritten = 0, kAddedFp32 = 1, kAddedBf16 = 2 };
 
-// The rows that x_rows has. Of tokens after forward_exact those that came, which only it knew.
+// The rows that x_rows has. Of tokens after forward_exact those that came, which only it knew:
+// fewer than there is room for even where their rows take all of it.
 std::int64_t kept_of_x(const LayerShape& shape, const Tensor& x_rows, std::int64_t rows) {
-  if (rows == shape.rows || shape.rows_of_x == 0) return shape.rows_of_x;
-  if (shape.keeps_tokens == 0 || x_rows.dim() == 0) return rows;
+  if (shape.rows_of_x == 0) return 0;
+  if (shape.keeps_tokens == 0 || x_rows.dim() == 0) {
+    return rows == shape.rows ? shape.rows_of_x : rows;
+  }
   return std::min(x_rows.size(0), std::min(rows, shape.rows_of_x));
 }
 

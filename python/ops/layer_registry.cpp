@@ -65,6 +65,13 @@ std::shared_ptr<BoundLayer> layer_of(std::int64_t id) {
   return found == all.by_id.end() ? nullptr : found->second.bound;
 }
 
+std::unique_ptr<Turn> Turn::begin(std::int64_t id) {
+  auto bound = layer_of(id);
+  if (!bound) return nullptr;
+  std::unique_ptr<Turn> turn(new Turn(std::move(bound)));
+  return turn->bound_->layer ? std::move(turn) : nullptr;
+}
+
 std::int64_t bound_layers() {
   auto& all = registry();
   std::lock_guard lock(all.mutex);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "uniep/c_api.h"
 
@@ -46,6 +47,19 @@ std::shared_ptr<BoundLayer> layer_at(const void* key);
 
 /// The layer of this number, or null.
 std::shared_ptr<BoundLayer> layer_of(std::int64_t id);
+
+/// Holds a layer for calls that are no ops, between those of other threads.
+class Turn {
+ public:
+  /// Waits for the calls that are going on. Null where the layer of this number is closed.
+  static std::unique_ptr<Turn> begin(std::int64_t id);
+
+ private:
+  explicit Turn(std::shared_ptr<BoundLayer> bound) : bound_(std::move(bound)) {}
+
+  const std::shared_ptr<BoundLayer> bound_;
+  const std::unique_lock<std::mutex> lock_{bound_->mutex};
+};
 
 /// How many layers are bound.
 std::int64_t bound_layers();

@@ -121,6 +121,15 @@ __attribute__((visibility("default"))) void uniep_torch_unbind(std::int64_t id) 
   uniep::ops::unbind_layer(id);
 }
 
+/// Until uniep_torch_end_turn, which ends it in the same thread, calls of other threads wait.
+__attribute__((visibility("default"))) void* uniep_torch_begin_turn(std::int64_t id) {
+  return uniep::ops::Turn::begin(id).release();
+}
+
+__attribute__((visibility("default"))) void uniep_torch_end_turn(void* turn) {
+  delete static_cast<uniep::ops::Turn*>(turn);
+}
+
 __attribute__((visibility("default"))) std::int64_t uniep_torch_bound() {
   return uniep::ops::bound_layers();
 }

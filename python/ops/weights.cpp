@@ -42,16 +42,17 @@ Form form_of(std::int64_t number, const char* name, bool has_up) {
 }
 
 ExpertTensors::ExpertTensors(const std::vector<Tensor>& tensors, const char* name, ScalarType type,
-                             const LayerShape& shape, const MatrixSize& size, const Layout& layout,
-                             const Tensor& key)
+                             const LayerShape& shape, const MatrixSize& size, bool may_be_pair,
+                             const Layout& layout, const Tensor& key)
     : form_(form_of(tensors)) {
   const std::int64_t experts = shape.local_experts;
   const auto count = static_cast<std::int64_t>(tensors.size());
   const bool each = form_ == Form::kEach;
-  if (count != (each ? experts : form_ == Form::kPair ? 2 : 1)) {
+  const std::int64_t most = may_be_pair ? 2 : 1;
+  if (count != (each ? experts : form_ == Form::kPair ? most : 1)) {
     refuse(std::string(name) + " is a list of " + std::to_string(count) +
-           " tensors; it must be one tensor, gate and up, or one for each of " +
-           std::to_string(experts) + " experts");
+           " tensors; it must be one tensor, " + (may_be_pair ? "gate and up, " : "") +
+           "or one for each of " + std::to_string(experts) + " experts");
   }
   const auto [rows, cols] = lying(layout, each ? size : part_of(size, count));
   for (std::size_t i = 0; i < tensors.size(); ++i) {

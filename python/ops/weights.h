@@ -32,13 +32,15 @@ struct MatrixSize {
 };
 inline MatrixSize size_of_w1(const LayerShape& s) { return {s.h_width, s.hidden}; }
 inline MatrixSize size_of_w2(const LayerShape& s) { return {s.hidden, s.intermediate}; }
+/// Whether w1 has rows of gate and up, which may lie in two tensors.
+inline bool has_up(const LayerShape& s) { return s.h_width == 2 * s.intermediate; }
 
 /// The tensors of a weight or its gradient, checked, and what the C API takes of them.
 class ExpertTensors {
  public:
   ExpertTensors(const std::vector<Tensor>& tensors, const char* name, ScalarType type,
-                const LayerShape& shape, const MatrixSize& size, const Layout& layout,
-                const Tensor& key);
+                const LayerShape& shape, const MatrixSize& size, bool may_be_pair,
+                const Layout& layout, const Tensor& key);
 
   // As the C API has them.
   void* one() const { return form_ == Form::kEach ? nullptr : addresses_[0]; }
@@ -58,8 +60,8 @@ struct Weights {
 
   Weights(const std::vector<Tensor>& first, const std::vector<Tensor>& second,
           const LayerShape& shape, const Layout& lie, const Tensor& key)
-      : w1(first, "w1", ScalarType::BFloat16, shape, size_of_w1(shape), lie, key),
-        w2(second, "w2", ScalarType::BFloat16, shape, size_of_w2(shape), lie, key),
+      : w1(first, "w1", ScalarType::BFloat16, shape, size_of_w1(shape), has_up(shape), lie, key),
+        w2(second, "w2", ScalarType::BFloat16, shape, size_of_w2(shape), false, lie, key),
         layout(lie) {}
 
   template <class Arguments>
@@ -81,8 +83,8 @@ struct Gradients {
 
   Gradients(const std::vector<Tensor>& first, const std::vector<Tensor>& second, ScalarType type,
             const LayerShape& shape, const Layout& lie, const Tensor& key)
-      : dw1(first, "the gradient of w1", type, shape, size_of_w1(shape), lie, key),
-        dw2(second, "the gradient of w2", type, shape, size_of_w2(shape), lie, key),
+      : dw1(first, "the gradient of w1", type, shape, size_of_w1(shape), has_up(shape), lie, key),
+        dw2(second, "the gradient of w2", type, shape, size_of_w2(shape), false, lie, key),
         layout(lie) {}
 
   void set(uniep_backward_call& arguments) const {

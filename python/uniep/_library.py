@@ -102,6 +102,21 @@ class Problem(ctypes.Structure):
     ]
 
 
+def int32(**figure: Any) -> int:
+    """A whole number, NumPy's too, that goes into a field of 32 bits, by the name of the argument.
+
+    Raises:
+        TypeError: for anything else.
+        ValueError: for one that they do not hold.
+    """
+    ((name, value),) = figure.items()
+    if not hasattr(type(value), "__index__"):
+        raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; it must be an int")
+    if not -(2**31) <= operator.index(value) < 2**31:  # ctypes would cut it
+        raise ValueError(f"{name} is {value}; a number of 32 bits is accepted")
+    return operator.index(value)
+
+
 def problem(**figures: Any) -> Problem:
     """Of whole numbers, NumPy's too.
 
@@ -234,6 +249,10 @@ def _load_ops() -> ctypes.CDLL:
     lib.uniep_torch_bind.argtypes = [c_int64, c_void_p, c_void_p, POINTER(c_int64)]
     lib.uniep_torch_unbind.restype = None
     lib.uniep_torch_unbind.argtypes = [c_int64]
+    lib.uniep_torch_begin_turn.restype = c_void_p
+    lib.uniep_torch_begin_turn.argtypes = [c_int64]
+    lib.uniep_torch_end_turn.restype = None
+    lib.uniep_torch_end_turn.argtypes = [c_void_p]
     lib.uniep_torch_bound.restype = c_int64
     lib.uniep_torch_bound.argtypes = []
     return lib

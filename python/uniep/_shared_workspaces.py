@@ -81,14 +81,15 @@ class _Place(NamedTuple):
     group: GroupLike
     owner: Group
     hosts: int
+    rail: str  # the name of the process group across hosts: those of a host may have several
 
     @classmethod
     def of(cls, group: GroupLike, device: torch.device) -> _Place:
         mesh = host_mesh(group, device)
         if mesh is None:
             owner = group_of(group, device)
-            return cls(owner, owner, 1)
-        return cls(group, group_of(mesh.within, device), mesh.hosts)
+            return cls(owner, owner, 1, "")
+        return cls(group, group_of(mesh.within, device), mesh.hosts, mesh.across.group_name)
 
     def ranks(self) -> int:
         """Of all hosts."""
@@ -113,7 +114,7 @@ def paged_workspace(
 def _found_or_made(
     place: _Place, kind: LayerKind, wanted: int, may_grow: bool, row_pool: RowPool | None = None
 ) -> Workspace:
-    known = place.owner.workspaces.get((*kind, row_pool, place.hosts))
+    known = place.owner.workspaces.get((*kind, row_pool, place.hosts, place.rail))
     # Tokens of this rank alone are no reason to make a workspace, which takes all of them.
     if known is not None and (wanted <= known.max_tokens or (may_grow and place.ranks() > 1)):
         return known
@@ -123,7 +124,7 @@ def _found_or_made(
 def _make(
     place: _Place, kind: LayerKind, wanted: int, may_grow: bool, row_pool: RowPool | None
 ) -> Workspace:
-    key, known = (*kind, row_pool, place.hosts), place.owner.workspaces
+    key, known = (*kind, row_pool, place.hosts, place.rail), place.owner.workspaces
     smaller = known.get(key)
     if smaller is not None:
         if place.ranks() > 1:
@@ -209,7 +210,7 @@ def _as_constant(number: int) -> int:
 def room(group: GroupLike | str, device: str, *figures: Any) -> int:
     """Tokens that there is a workspace for, of those that :func:`default_workspace` finds."""
     place = _Place.of(_given(group), torch.device(device))
-    known = place.owner.workspaces.get((*LayerKind(*figures), None, place.hosts))
+    known = place.owner.workspaces.get((*LayerKind(*figures), None, place.hosts, place.rail))
     return 0 if known is None else known.max_tokens
 
 
@@ -224,7 +225,7 @@ def prepare(group: GroupLike | str, device: str, wanted: int, may_grow: bool, *f
     a LayerKind.
     """
     place = _Place.of(_given(group), torch.device(device))
-    name = " ".join(map(str, (place.owner.name, place.hosts, *figures)))
+    name = " ".join(map(str, (place.owner.name, place.hosts, place.rail, *figures)))
     _prepared[name] = weakref.ref(_found_or_made(place, LayerKind(*figures), wanted, may_grow))
     return name
 

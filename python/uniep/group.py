@@ -79,7 +79,10 @@ class Group(OfProcess):
         timeout_ms: int = 0,
     ) -> None:
         self.device = _device_of(device)
+        timeout_ms = _library.int32(timeout_ms=timeout_ms)
         process_group = _process_group_of_mesh(process_group)
+        if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
+            raise ValueError(_NO_MEMBER)  # GroupMember.NON_GROUP_MEMBER, a number
         # Weak, so that a process group ends when PyTorch lets go of it.
         self._process_group = None if process_group is None else weakref.ref(process_group)
         if process_group is None:
@@ -87,7 +90,7 @@ class Group(OfProcess):
         self.rank = 0 if process_group is None else dist.get_rank(process_group)
         self.size = 1 if process_group is None else dist.get_world_size(process_group)
         if self.rank < 0:
-            raise ValueError("this process is not a member of process_group; pass a group it is in")
+            raise ValueError(_NO_MEMBER)
 
         if self.device.type == "cuda" and self.size > 1 and self.rank == 0:
             _warn_of_collectives()
@@ -299,6 +302,7 @@ _of_process_groups: weakref.WeakKeyDictionary[Any, dict[torch.device, Group]] = 
     weakref.WeakKeyDictionary()
 )
 _alone: dict[torch.device, Group] = {}
+_NO_MEMBER = "this process is not a member of process_group; pass a group it is in"
 
 
 def group_of(group: GroupLike, device: torch.device) -> Group:
@@ -350,6 +354,12 @@ def rank_and_size(group: GroupLike) -> tuple[int, int]:
         place = group.get_coordinate()
         if place is None:
             raise ValueError("this process is not in the mesh; pass one that it is in")
+        in_groups = [dist.get_rank(group.get_group(dim)) for dim in (0, 1)]
+        if list(place) != in_groups:
+            raise ValueError(
+                f"the mesh has this process at {list(place)}, and its process groups at {in_groups}"
+                "; one whose ranks ascend along both dimensions is accepted"
+            )
         return place[0] * group.shape[1] + place[1], group.size()
     group = without_mesh(group)
     if group is None:
@@ -366,7 +376,7 @@ def gather_objects(own: object, group: GroupLike) -> list[Any]:
     if is_mesh_of_hosts(group):
         of_host = _gather_objects(own, group.get_group(1))
         return [part for parts in _gather_objects(of_host, group.get_group(0)) for part in parts]
-    return _gather_objects(own, process_group_of(group))
+    return _gather_objects(own, _meeting(group))
 
 
 def objects_on_first(own: object, group: GroupLike) -> list[Any] | None:
@@ -378,10 +388,12 @@ def objects_on_first(own: object, group: GroupLike) -> list[Any] | None:
         if of_host is None or of_all is None:
             return None
         return [part for parts in of_all for part in parts]
-    return _objects_on_first(own, process_group_of(group))
+    return _objects_on_first(own, _meeting(group))
 
 
 def _objects_on_first(own: object, group: dist.ProcessGroup | None) -> list[Any] | None:
+    if group is None:
+        return [own]
     is_first = dist.get_rank(group) == 0
     parts: list[Any] | None = [None] * dist.get_world_size(group) if is_first else None
     dist.gather_object(own, parts, group=group, group_dst=0)
@@ -389,6 +401,8 @@ def _objects_on_first(own: object, group: dist.ProcessGroup | None) -> list[Any]
 
 
 def _gather_objects(own: object, group: dist.ProcessGroup | None) -> list[Any]:
+    if group is None:
+        return [own]
     parts: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(parts, own, group=group)
     return parts
@@ -396,14 +410,14 @@ def _gather_objects(own: object, group: dist.ProcessGroup | None) -> list[Any]:
 
 def all_gathered(own: Tensor, group: GroupLike) -> Tensor:
     """The tensors [n] of all ranks one behind another, in the order of ranks; collective."""
-    if group is None:
-        return own
     if is_mesh_of_hosts(group):
         return _all_gathered(_all_gathered(own, group.get_group(1)), group.get_group(0))
-    return _all_gathered(own, process_group_of(group))
+    return _all_gathered(own, _meeting(group))
 
 
 def _all_gathered(own: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    if group is None:
+        return own
     parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, own, group=group)
     return torch.cat(parts)
@@ -416,6 +430,20 @@ def process_group_of(group: GroupLike) -> dist.ProcessGroup | None:
         ValueError: for a mesh of several dimensions.
     """
     return group.process_group if isinstance(group, Group) else _process_group_of_mesh(group)
+
+
+def _meeting(group: GroupLike) -> dist.ProcessGroup | None:
+    """Where PyTorch brings the ranks together; None: this process is alone, not all of them.
+
+    Raises:
+        ValueError: where that has ended.
+    """
+    if rank_and_size(group)[1] == 1:
+        return None
+    found = process_group_of(group)
+    if found is None:
+        raise ValueError("the process group of the group has ended; ask before it is destroyed")
+    return found
 
 
 def _no_group(group: object) -> str:

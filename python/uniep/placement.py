@@ -189,7 +189,8 @@ def coactivation(topk_ids: Tensor, num_experts: int, counts: Tensor | None = Non
         counts: int64 [E, E] of earlier batches on the same device, which is added to in place.
 
     Returns:
-        int64 [E, E], symmetric; on the diagonal the rows of each expert.
+        int64 [E, E], symmetric; on the diagonal the rows of each expert. A token that names an
+        expert twice has two rows of it, and counts once for its pairs.
 
     Raises:
         ValueError: for counts of another shape or dtype.
@@ -198,8 +199,11 @@ def coactivation(topk_ids: Tensor, num_experts: int, counts: Tensor | None = Non
         counts = torch.zeros(num_experts, num_experts, dtype=torch.int64, device=topk_ids.device)
     _check_counts(counts, num_experts)
     ids = topk_ids.reshape(-1, topk_ids.shape[-1]).long()
-    first, second = ids.unsqueeze(-1), ids.unsqueeze(-2)
-    is_pair = _is_expert(first, num_experts) & _is_expert(second, num_experts)
+    counts.diagonal().add_(torch.bincount(ids[_is_expert(ids, num_experts)], minlength=num_experts))
+    own = ids.sort(-1).values
+    own[:, 1:].masked_fill_(own[:, 1:] == own[:, :-1], -1)  # named before
+    first, second = own.unsqueeze(-1), own.unsqueeze(-2)
+    is_pair = _is_expert(first, num_experts) & _is_expert(second, num_experts) & (first != second)
     pairs = (first * num_experts + second)[is_pair]
     counts += torch.bincount(pairs, minlength=num_experts**2).reshape(num_experts, num_experts)
     return counts

@@ -183,6 +183,9 @@ def tune_calls(
         uniep.Error: for options out of range, and where the library refuses or fails.
     """
     workspace._require_open()
+    for name, value in (("budget", budget), ("candidates", candidates)):
+        if value == 0:  # of the C API: its default
+            raise ValueError(f"{name} is 0; more is accepted, or none for the default")
     if workspace.row_pool is not None:
         raise ValueError(
             "the workspace has a row pool, whose pages serve one forward each; tune with one that "
@@ -203,7 +206,7 @@ def tune_calls(
         weights, shared_probs = weights.routed(), None
     config = _TuneConfig(
         budget_s=budget,
-        candidates=candidates,
+        candidates=_library.int32(candidates=candidates),
         space=_encoded(space),
         profile=_encoded(profile),
         not_stored=int(not store),
@@ -315,9 +318,8 @@ def _searched(
 ) -> _TuneResult:
     found = _TuneResult()
     search = getattr(_library.library, name)
-    _library.check(
-        search(workspace._layer, ctypes.byref(call), ctypes.byref(config), ctypes.byref(found))
-    )
+    with workspace._turn() as layer:
+        _library.check(search(layer, ctypes.byref(call), ctypes.byref(config), ctypes.byref(found)))
     return found
 
 

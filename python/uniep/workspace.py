@@ -6,6 +6,8 @@ import ctypes
 import itertools
 import os
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -34,6 +36,7 @@ __all__ = ["Workspace"]
 
 _ids = itertools.count(1)
 _PASSES = {"forward": 0, "backward": 1}
+_CLOSED = "the workspace is closed; make another uniep.Workspace"
 
 # Symmetric memory that other ranks may still reach, by the number of its layer.
 _reached_by_others: dict[int, Tensor] = {}
@@ -185,7 +188,7 @@ class Workspace(OfProcess):
             self._all_rows = all_rows_of(self.mesh, self.arithmetic, num_experts)
         self.flag = on_overflow == "flag"
         self._schedule = schedule
-        self._timeout_ms = timeout_ms
+        self._timeout_ms = _library.int32(timeout_ms=timeout_ms)
         self.of_shared: Workspace | None = None
         if are_apart(self.arithmetic, self.mesh):
             self.of_shared = Workspace(
@@ -301,7 +304,7 @@ class Workspace(OfProcess):
         _library.torch_library.uniep_torch_bind(
             number, self.key.data_ptr(), layer, self._shape_of_ops()
         )
-        self._layer = layer
+        self._layer, self._number = layer, number
         # With its key, which a call keeps until its backward, the layer outlives this object.
         self._finalizer = weakref.finalize(
             self.key, _destroy, number, layer, (workspace, symmetric, self.row_pool)
@@ -423,11 +426,11 @@ class Workspace(OfProcess):
         """
         if direction not in _PASSES:
             raise ValueError(f"direction is '{direction}'; it must be 'forward' or 'backward'")
-        self._require_open()
         text = ctypes.create_string_buffer(4096)
-        _library.check(
-            _library.library.uniep_layer_schedule(self._layer, _PASSES[direction], text, len(text))
-        )
+        with self._turn() as layer:
+            _library.check(
+                _library.library.uniep_layer_schedule(layer, _PASSES[direction], text, len(text))
+            )
         return text.value.decode()
 
     def synchronize(self) -> None:
@@ -437,8 +440,8 @@ class Workspace(OfProcess):
             uniep.Error: the error of any rank.
             ValueError: where the workspace is closed.
         """
-        self._require_open()
-        _library.check(_library.library.uniep_layer_synchronize(self._layer))
+        with self._turn() as layer:
+            _library.check(_library.library.uniep_layer_synchronize(layer))
         if self.over_hosts is not None and self.over_hosts.faults is not None:
             self.over_hosts.faults.raise_any()
         if self.of_shared is not None:
@@ -450,9 +453,21 @@ class Workspace(OfProcess):
         if self.of_shared is not None:
             self.of_shared.close()
 
+    @contextmanager
+    def _turn(self) -> Iterator[ctypes.c_void_p]:
+        """The layer, while calls of other threads wait, closing it included."""
+        self._require_open()
+        turn = _library.torch_library.uniep_torch_begin_turn(self._number)
+        if turn is None:
+            raise ValueError(_CLOSED)
+        try:
+            yield self._layer
+        finally:
+            _library.torch_library.uniep_torch_end_turn(turn)
+
     def _require_open(self) -> None:
         if self.closed:
-            raise ValueError("the workspace is closed; make another uniep.Workspace")
+            raise ValueError(_CLOSED)
 
     def __enter__(self) -> Workspace:
         return self

@@ -17,6 +17,17 @@ struct EnvironmentCard {
   std::int32_t hosts = 0;  // UNIEP_HOSTS, or 0
 };
 
+/// Alone on a rank what is wrong with its environment would leave the others without a reason.
+std::string environment_card(TcpBootstrap& bootstrap) {
+  try {
+    const EnvironmentCard own{.process = this_process(), .hosts = env_hosts()};
+    return std::string(reinterpret_cast<const char*>(&own), sizeof(own)) + host_id();
+  } catch (const Error& e) {
+    bootstrap.abandon(e.what());
+    throw;
+  }
+}
+
 }  // namespace
 
 TcpWatch GroupMember::watch() const {
@@ -35,19 +46,16 @@ GroupMember join_group(const ProcessEnvironment& environment, int limit_ms) {
                      .size = environment.size,
                      .device = environment.local_rank,
                      .limit_ms = limit_ms};
-  member.bootstrap =
-      std::make_unique<TcpBootstrap>(member.rank, member.size,
-                                     TcpMeeting{.address = environment.master_address,
-                                                .port = environment.master_port,
-                                                .group = environment.run},
-                                     limit_ms);
+  auto bootstrap = std::make_unique<TcpBootstrap>(member.rank, member.size,
+                                                  TcpMeeting{.address = environment.master_address,
+                                                             .port = environment.master_port,
+                                                             .group = environment.run},
+                                                  limit_ms);
   std::vector<ProcessId> processes;
   std::vector<std::string> ids;
   std::vector<std::int32_t> hosts;
-  const EnvironmentCard own{.process = this_process(), .hosts = env_hosts()};
-  const std::string own_bytes(reinterpret_cast<const char*>(&own), sizeof(own));
-  for (const std::string& bytes :
-       member.bootstrap->all_gather(own_bytes + host_id(), "connect", limit_ms)) {
+  const std::string own = environment_card(*bootstrap);
+  for (const std::string& bytes : bootstrap->all_gather(own, "connect", limit_ms)) {
     ensure(bytes.size() >= sizeof(EnvironmentCard), "a host of ", bytes.size(), " bytes");
     EnvironmentCard card;
     std::memcpy(&card, bytes.data(), sizeof(card));
@@ -58,7 +66,8 @@ GroupMember join_group(const ProcessEnvironment& environment, int limit_ms) {
   member.layout = layout_of_group(ids, hosts);
   if (are_several(ids)) member.root_address = environment.master_address;
   member.processes = ProcessWatch::of(member.rank, processes, member.layout);
-  member.bootstrap->watch(member.watch());
+  bootstrap->watch(member.watch());
+  member.bootstrap = std::move(bootstrap);
   return member;
 }
 

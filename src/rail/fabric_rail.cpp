@@ -29,8 +29,10 @@ using State = FabricConnection::State;
 
 /// Between looks at whether the group has failed.
 constexpr std::chrono::milliseconds kLongestNap(20);
-/// For goodbyes to be sent.
+/// For goodbyes to be sent where the group has failed.
 constexpr std::chrono::milliseconds kFarewell(1000);
+/// For others to hear why this rail has broken.
+constexpr std::chrono::milliseconds kLastWords(300);
 
 class FabricRail final : public Rail {
  public:
@@ -82,6 +84,11 @@ class FabricRail final : public Rail {
   void lose(int host);
   void farewell();
   void spread_failure();
+  void tell_all(const RailFailure& failure);
+  void say_last(const RailFailure& failure) noexcept;
+  bool has_sent_all() const {
+    return std::ranges::all_of(connections_, &FabricConnection::has_sent_all);
+  }
   void nap(Clock::time_point now);
   int host_of(const FabricConnection& connection) const {
     return static_cast<int>(&connection - connections_.data());
@@ -108,6 +115,7 @@ class FabricRail final : public Rail {
 
   // Of the thread, which starts behind these.
   std::vector<std::string> addresses_;  // by rank
+  std::chrono::milliseconds limit_{0};  // of waits
   RailWatch watch_;
   std::vector<FabricConnection> connections_;  // by host; that of this one is not used
   std::vector<bool> has_left_;                 // likewise
@@ -180,6 +188,7 @@ void FabricRail::listen() {
 void FabricRail::connect(const std::vector<std::string>& addresses, RailWatch watch, int limit_ms) {
   const auto limit = std::chrono::milliseconds(limit_ms);
   addresses_ = addresses;
+  limit_ = limit;
   watch_ = std::move(watch);
   thread_ = start_thread([this] { run(); });
   std::unique_lock lock(mutex_);
@@ -237,11 +246,28 @@ void FabricRail::run() {
       broken_ = e.what();
     }
     changed_.notify_all();
-    if (watch_.failed) watch_.failed({options_.rank, e.what()});
+    const RailFailure failure{options_.rank, e.what()};
+    if (watch_.failed) watch_.failed(failure);
+    say_last(failure);
   }
 }
 
-/// Others may need what this rank still has to send: it goes when all is sent, or nothing goes on.
+/// Of a rail that has broken; other hosts would else only see it end. Nothing that has come in
+/// takes effect any more.
+void FabricRail::say_last(const RailFailure& failure) noexcept try {
+  tell_all(failure);
+  const Deadline limit = Deadline::in(kLastWords);
+  while (!has_sent_all() && !limit.expired()) {
+    const Clock::time_point now = Clock::now();
+    bool any = take_completions();
+    for (FabricConnection& connection : connections_) any = connection.post(now) || any;
+    if (!any) nap(now);
+  }
+} catch (const std::exception&) {
+}
+
+/// Others may need what this rank still has to send: it goes when all is sent, or nothing goes on
+/// for as long as the ranks of a group wait for one another.
 void FabricRail::farewell() {
   step();
   for (FabricConnection& connection : connections_) {
@@ -249,20 +275,20 @@ void FabricRail::farewell() {
       connection.send(MessageKind::kBye, {}, Clock::now());
     }
   }
-  const auto all_sent = [&] {
-    return std::ranges::all_of(connections_, &FabricConnection::has_sent_all);
-  };
   const auto waits_for_port = [&](Clock::time_point now) {
     return std::ranges::any_of(connections_, [&](const FabricConnection& connection) {
       const auto due = connection.next_due();
       return due && *due > now;
     });
   };
-  Deadline limit = Deadline::in(kFarewell);
-  while (!all_sent() && !limit.expired()) {
+  const auto patience = [&] { return Deadline::in(failure_spread_ ? kFarewell : limit_); };
+  Deadline limit = patience();
+  while (!has_sent_all() && !limit.expired()) {
+    const bool had_failed = failure_spread_;
     const bool any = step();
     const Clock::time_point now = Clock::now();
-    if (!failure_spread_ && (any || waits_for_port(now))) limit = Deadline::in(kFarewell);
+    const bool goes_on = !failure_spread_ && (any || waits_for_port(now));
+    if (goes_on || failure_spread_ != had_failed) limit = patience();
     if (!any) nap(now);
   }
 }
@@ -459,9 +485,13 @@ void FabricRail::spread_failure() {
   const auto failure = watch_.failure();
   if (!failure) return;
   failure_spread_ = true;
+  tell_all(*failure);
+}
+
+void FabricRail::tell_all(const RailFailure& failure) {
   for (int host = 0; host < options_.layout.hosts; ++host) {
     if (host == own_host()) continue;
-    to(host).send(MessageKind::kFailure, pack_failure(*failure), Clock::now());
+    to(host).send(MessageKind::kFailure, pack_failure(failure), Clock::now());
   }
 }
 

@@ -1,12 +1,18 @@
 #include "schedule/returns.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <tuple>
 #include <utility>
 
+#include "base/check.h"
+
 namespace uniep {
 namespace {
+
+/// Counters are compared by signed differences of 32 bits.
+constexpr std::int64_t kMostElements = std::numeric_limits<std::int32_t>::max();
 
 /// Sums by source, token and number of the combine group: its first slot and last block.
 struct Sum {
@@ -41,6 +47,7 @@ Returns::Returns(const PassView& view, const RowBlocks& blocks) : view_(view) {
           note_row_of_sum(sums, {source, token, expert / view.group_experts}, k, rank, block);
         }
       });
+  check_counts();
   for (const auto& [key, sum] : sums) {
     const auto [source, token, group] = key;
     add(source, {static_cast<std::int32_t>(token), sum.slot}, sum.rank, sum.last_block);
@@ -55,6 +62,16 @@ void Returns::count_push(int source, int rank, std::int32_t block) {
   if (layout.local_of(source) != layout.local_of(view_.rank)) return;
   const std::int64_t piece = std::int64_t{layout.host_of(source)} * view_.num_pieces() + block;
   ++pushed_rows[static_cast<std::size_t>(piece * layout.local_ranks + layout.local_of(rank))];
+}
+
+/// Only the routing says how many rows of a rank's tokens a block has: far fewer than could be.
+void Returns::check_counts() const {
+  const std::int64_t most = kMostElements / view_.hidden;
+  for (const std::int64_t rows : pushed_rows) {
+    require(rows <= most, ErrorCode::kInvalidArgument, "one rank's tokens have ", rows,
+            " rows for one expert of another host in a wave; with hidden=", view_.hidden, " ", most,
+            " are accepted (counter pushed has 32 bits): fewer tokens in a call, or more waves");
+  }
 }
 
 /// What comes back to `source` from the host of `rank`.

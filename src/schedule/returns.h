@@ -12,7 +12,8 @@ namespace uniep {
 /// ends find all of it from the routing of all ranks.
 class Returns {
  public:
-  /// `view` outlives this.
+  /// `view` outlives this. Throws Error(kInvalidArgument) where a counter would rise too far in the
+  /// pass.
   Returns(const PassView& view, const RowBlocks& blocks);
 
   // As HostTables has them.
@@ -28,6 +29,7 @@ class Returns {
     return view_.layout.relay(source, view_.layout.host_of(rank)) == view_.rank;
   }
   void count_push(int source, int rank, std::int32_t block);
+  void check_counts() const;
   void add(int source, const ReturnedRow& row, int rank, std::int32_t piece);
   void list_returned();
 

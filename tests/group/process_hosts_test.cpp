@@ -364,6 +364,23 @@ TEST(HostsOfAGroup, TheEnvironmentIsAnotherSource) {
   expect_all_fine(crew);
 }
 
+TEST(HostsOfAGroup, AWrongEnvironmentOfOneRankIsHeardOnAll) {
+  const int port = free_tcp_port();
+  Crew crew(2, [&](int rank) {
+    setenv("UNIEP_HOSTS", rank == 1 ? "two" : "2", 1);
+    setenv("RANK", cat(rank).c_str(), 1);
+    setenv("WORLD_SIZE", "2", 1);
+    setenv("LOCAL_RANK", "0", 1);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    setenv("MASTER_PORT", cat(port).c_str(), 1);
+    (void)Communicator::cpu_from_environment();
+    return std::string("joined");
+  });
+  for (const Crew::End& end : crew.ends()) {
+    EXPECT_NE(end.said.find("UNIEP_HOSTS is 'two'"), std::string::npos) << end.said;
+  }
+}
+
 /// As on two hosts that were not made of one by UNIEP_HOSTS.
 void be_on_host_of(int rank) {
   setenv("UNIEP_HOST_ID", rank < 2 ? "left" : "right", 1);

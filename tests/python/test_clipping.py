@@ -20,7 +20,9 @@ class Model(nn.Module):
     def __init__(self, group: object = None, **options: object) -> None:
         super().__init__()
         torch.manual_seed(3)
-        more = {"bias": True, "max_tokens": 2 * TOKENS, "dtype": torch.float32, **options}
+        more = {"dtype": torch.float32, **options}
+        if "workspace" not in more:  # which has its own
+            more = {"bias": True, "max_tokens": 2 * TOKENS, **more}
         self.moe = uniep.MoELayer(64, 32, 8, 2, group=group, **more)
         self.dense = nn.Linear(64, 64)
 
@@ -60,6 +62,24 @@ def of_ranks(group: str) -> tuple[Tensor, Tensor]:
         weight.grad = torch.ones_like(weight)
     norm = uniep.clip_grad_norm_(model, MOST)
     return norm, model.moe.w1.grad
+
+
+def alone() -> list[Tensor]:
+    """Norms of layers that this process has whole: WORLD is not their group."""
+    workspace = uniep.Workspace(None, 64, 32, 8, 2, 2 * TOKENS, bias=True, device="cpu")
+    norms = []
+    for options in ({}, {"group": uniep.Group(device="cpu")}, {"workspace": workspace}):
+        model = Model(**options)
+        run(model)
+        norms.append(uniep.clip_grad_norm_(model, MOST))
+    return norms
+
+
+def test_a_group_of_one_process_is_not_all_of_them() -> None:
+    wanted, *others = alone()
+    for found in (others, *run_ranks(2, alone)):
+        for norm in found:
+            assert torch.equal(norm, wanted)
 
 
 @pytest.mark.parametrize("group", ["group", "mesh"])

@@ -175,12 +175,14 @@ def sub_groups():
     mine = pairs[rank // 2]
     case = make_case(tokens=TOKENS, seed=rank // 2)
     pair = step(case.part(rank % 2, 2), group=mine, max_tokens=TOKENS)
+    refused = raised(uniep.Group, pairs[1 - rank // 2], device="cpu")
     world = make_case(tokens=TOKENS, seed=7)
-    return pair, step(world.part(rank, size), group=dist.group.WORLD, max_tokens=TOKENS)
+    return pair, step(world.part(rank, size), group=dist.group.WORLD, max_tokens=TOKENS), refused
 
 
 def test_groups_beside_groups():
     results = run_ranks(4, sub_groups)
+    assert all("not a member of process_group" in result[2] for result in results)
     for pair in range(2):
         wanted = step(make_case(tokens=TOKENS, seed=pair))
         parts = [results[2 * pair + r][0] for r in range(2)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from cases import make_case, step, workspace
@@ -135,6 +137,10 @@ def test_figures_of_a_workspace():
     ):
         with pytest.raises(uniep.Error, match=words):
             uniep.Workspace(None, *bad, device="cpu")
+    # Fields of 32 bits would hold 7 of it.
+    for make in (uniep.Group, functools.partial(uniep.Workspace, None, 64, 32, 8, 2, 16)):
+        with pytest.raises(ValueError, match="timeout_ms is 4294967303; a number of 32 bits"):
+            make(device="cpu", timeout_ms=2**32 + 7)
     with pytest.raises(ValueError, match="on_overflow is 'ignore'"):
         uniep.Workspace(None, 64, 32, 8, 2, 16, device="cpu", on_overflow="ignore")
 
@@ -197,6 +203,7 @@ def test_ops_check_for_themselves():
             (4, case.probs[:7], r"topk_probs has shape \[7, 2\]"),
             (5, [case.w1[:2]], "w1 has shape"),
             (5, list(case.w1[:2]), "w1 is a list of 2 tensors"),
+            (6, list(case.w2.chunk(2, 1)), "w2 is a list of 2 tensors; it must be one tensor, or"),
             (0, torch.tensor([10**6]), "closed"),
         ):
             arguments = list(good)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from cases import assert_same, gradients, make_case, step
 from ranks import run_ranks
 from safetensors.torch import load_file
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import uniep
 from uniep import _exchange
@@ -271,6 +271,22 @@ def begun_ahead():
     return times
 
 
+def other_meshes():
+    """Two meshes with the same groups within hosts; and one whose ranks descend."""
+    rank = dist.get_rank()
+    cube = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("a", "b", "ranks"))
+    steps = {}
+    for place, name in ((rank // 2, "a"), (rank % 2, "b")):
+        part = case_of().part(place, 2)
+        steps[name] = step(part, group=cube[name, "ranks"], max_tokens=TOKENS, **sums_of(2))
+    descending = DeviceMesh("cpu", [[3, 2], [1, 0]], mesh_dim_names=("hosts", "ranks"))
+    try:
+        uniep.MoELayer(64, 32, EXPERTS, 4, group=descending, max_tokens=24, **sums_of(2))
+    except ValueError as error:
+        return steps, str(error)
+    return steps, "nothing was raised"
+
+
 def by_four():
     """All that four processes are made for, once."""
     return {
@@ -282,6 +298,7 @@ def by_four():
         "one group": train(None),
         "mesh": train(2),
         "refused": refused(),
+        "other meshes": other_meshes(),
     }
 
 
@@ -464,6 +481,19 @@ def refused():
     except ValueError as error:
         found["DeviceMesh of 2 dimensions"] = str(error)
     return found
+
+
+def test_meshes_that_share_hosts_are_told_apart(four):
+    wanted = step(case_of(), **sums_of(2))
+    for name, ranks in (("a", (0, 2)), ("b", (0, 1))):
+        parts = [four[rank]["other meshes"][0][name] for rank in ranks]
+        assert_same([torch.cat([part[i] for part in parts]) for i in range(5)], wanted)
+
+
+def test_ranks_of_a_mesh_ascend(four):
+    for rank, result in enumerate(four):
+        place = [1 - rank // 2, 1 - rank % 2]
+        assert f"the mesh has this process at {place}" in result["other meshes"][1]
 
 
 def test_what_does_not_fit_is_refused_by_all(four):

@@ -91,6 +91,10 @@ def test_coactivation_counts_pairs_of_every_token():
     assert torch.equal(counts, 2 * wanted)
 
 
+def test_a_token_that_names_an_expert_twice_has_two_rows_of_it():
+    assert placement.coactivation(torch.tensor([[1, 1, 0]]), 2).tolist() == [[1, 1], [1, 2]]
+
+
 @pytest.mark.parametrize(("hosts", "ranks"), [(1, 4), (2, 2), (2, 8), (4, 4), (4, 16)])
 def test_is_a_permutation_that_ids_or_counts_give_alike(hosts, ranks):
     ids = families(strays=0.1)

@@ -136,6 +136,18 @@ def test_exact_rows_of_no_rows_and_of_a_routing_that_does_not_fit():
         assert out.isnan().all() and case.x.grad.isnan().all()
 
 
+@pytest.mark.parametrize("overflow", ["raise", "flag"])
+def test_exact_rows_that_take_all_the_room_there_is(overflow):
+    # Tokens that came are fewer than there is room for, though their rows are not.
+    case = make_case(tokens=60, experts=2, topk=2).requires_grad()
+    wanted = step(case)
+    choice = {"save": "tokens", "exact_rows": True, "on_overflow": overflow}
+    rows = padded_rows(case.ids, 2)
+    with uniep.Workspace(None, *case.shape, 200, capacity_rows=rows, device="cpu", **choice) as own:
+        assert own.rows == rows == 256 and own.rows_of_x == 200
+        assert_same(step(case, workspace=own), wanted)
+
+
 def test_exact_rows_cannot_be_compiled():
     case = make_case(tokens=16)
 

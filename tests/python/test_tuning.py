@@ -136,6 +136,9 @@ def test_refuses_in_one_sentence():
     with workspace(case) as own:
         with pytest.raises(uniep.Error, match="budget"):
             uniep.tune_calls(*tensors, workspace=own, budget=1e9)
+        for zero in ("budget", "candidates"):
+            with pytest.raises(ValueError, match=f"{zero} is 0; more is accepted"):
+                uniep.tune_calls(*tensors, workspace=own, **{zero: 0})
         with pytest.raises(uniep.Error, match="no_such_axis"):
             uniep.tune_calls(*tensors, workspace=own, space="no_such_axis=1")
         with pytest.raises(ValueError, match="dy"):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -207,6 +209,23 @@ def test_figures_are_whole_numbers_of_any_kind():
         ValueError, match=r"max_tokens is 18446744073709551621; a number of 64 bits"
     ):
         uniep.Workspace(None, 64, 32, 8, 2, 2**64 + 5)
+
+
+def test_other_calls_take_turns_with_those_of_threads():
+    case = make_case(tokens=128, hidden=128, intermediate=128)
+    tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+    with workspace(case) as own, ThreadPoolExecutor() as threads:
+        calls = threads.submit(lambda: [uniep.moe(*tensors, workspace=own) for _ in range(50)])
+        while not calls.done():
+            own.synchronize()
+            assert "launch=" in own.schedule()
+        found = calls.result()
+        assert all(torch.equal(out, found[0]) for out in found)
+        options = {"budget": 5, "candidates": 1, "store": False}
+        search = threads.submit(uniep.tune_calls, *tensors, workspace=own, **options)
+        time.sleep(0.1)
+        own.close()  # behind the search
+        assert search.result().candidates > 0
 
 
 def test_a_forked_child_is_refused_and_exits_cleanly():

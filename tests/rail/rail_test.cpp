@@ -157,6 +157,26 @@ TEST(Rail, AFailureIsHeardOfOnAllHosts) {
   EXPECT_EQ(rails[1].heard(), "");
 }
 
+TEST(Rail, WhatBreaksARailIsHeardOfOnTheOthers) {
+  Rails rails({.hosts = 3, .local_ranks = 1}, 8);
+  rails[0].put(1, 1000, pattern(8, 6));  // which no memory has
+  for (const int rank : {0, 2}) {
+    ASSERT_TRUE(rails[rank].wait([&] { return !rails[rank].heard().empty(); }));
+    EXPECT_EQ(rails[rank].heard().rfind("failed 1: ", 0), 0u) << rails[rank].heard();
+  }
+}
+
+TEST(Rail, WhoLeavesWaitsForAPeerThatIsLate) {
+  constexpr std::size_t kBytes = 64 << 20;  // more than sockets hold
+  Rails rails({.hosts = 2, .local_ranks = 1}, kBytes);
+  rails[1].be_late(std::chrono::milliseconds(1500));
+  rails[0].put(1, 0, pattern(kBytes, 7));
+  rails[0].leave();
+  ASSERT_TRUE(rails[1].wait([&] { return !rails[1].heard().empty(); }));
+  EXPECT_EQ(rails[1].heard(), "left 0\n");
+  EXPECT_EQ(rails[1].count(), 1u);
+}
+
 TEST(Rail, AKilledPeerIsHeardOfAtOnce) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);

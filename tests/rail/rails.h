@@ -37,6 +37,7 @@ class RailRank {
   RailWatch watch() {
     return {.failure =
                 [this] {
+                  std::this_thread::sleep_for(late_.exchange({}));
                   const std::scoped_lock lock(mutex_);
                   return failure_;
                 },
@@ -47,6 +48,8 @@ class RailRank {
     const std::scoped_lock lock(mutex_);
     failure_ = failure;
   }
+  /// The rail's thread does nothing for so long.
+  void be_late(std::chrono::milliseconds time) { late_ = time; }
   std::string heard() {
     const std::scoped_lock lock(mutex_);
     return heard_;
@@ -82,6 +85,7 @@ class RailRank {
     heard_ += std::string(what) + " " + std::to_string(rank) + sentence + "\n";
   }
 
+  std::atomic<std::chrono::milliseconds> late_{};
   std::mutex mutex_;
   std::optional<RailFailure> failure_;
   std::string heard_;

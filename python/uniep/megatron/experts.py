@@ -23,7 +23,7 @@ from uniep.arithmetic import Arithmetic
 from uniep.row_pool import shared_pool
 
 from .checkpoint import Place, rename_experts, sharded_experts
-from .options import Options, activation_of, check_config
+from .options import Options, activation_of, check_config, check_options
 from .shared import SharedExperts
 from .weights import ExpertParams, Stack, through_stack
 
@@ -88,25 +88,37 @@ class RoutedExperts:
         w1, w2, b1, b2 = given
         if backwards:  # biases lie in descending order of experts, whose numbers are mirrored
             topk_ids = _mirrored(topk_ids, self.weights[0].shape[0])
-        if self.workspace is None or x.shape[0] > self.workspace.max_tokens:
+        if self.workspace is None or self._outgrows(self.workspace, x):
             self.workspace = self._shared_workspace(x, topk_ids.shape[1])
         shared = None
         if self.shared is not None:
             shared = self.shared.given(x, main_grads is not None)
             main_grads = main_grads and (*main_grads, *shared.main_grads)
-        return uniep.moe(
-            x,
-            topk_ids,
-            topk_probs,
-            w1,
-            w2,
-            workspace=self.workspace,
-            main_grads=main_grads,
-            deferred=self.deferred if delayed else None,
-            b1=b1,
-            b2=b2,
-            **({} if shared is None else shared.tensors._asdict()),
-        )
+        try:
+            return uniep.moe(
+                x,
+                topk_ids,
+                topk_probs,
+                w1,
+                w2,
+                workspace=self.workspace,
+                main_grads=main_grads,
+                deferred=self.deferred if delayed else None,
+                b1=b1,
+                b2=b2,
+                **({} if shared is None else shared.tensors._asdict()),
+            )
+        except RuntimeError as error:  # of all ranks, whichever has too many
+            if "max_tokens=" not in str(error):
+                raise
+            raise RuntimeError(
+                f"{error}; give with_uniep(spec, max_tokens=...) the most that any rank ever has"
+            ) from error
+
+    def _outgrows(self, workspace: uniep.Workspace, x: Tensor) -> bool:
+        """Whether one rank's larger call asks for another workspace; in a group it is refused."""
+        alone = dist.get_world_size(self.group) == 1
+        return alone and self.options.max_tokens is None and x.shape[0] > workspace.max_tokens
 
     def _require_grad(self) -> list[bool]:
         shared = () if self.shared is None else self.shared.weights
@@ -175,11 +187,6 @@ class RoutedExperts:
         intermediate = self.weights[1].shape[2]
         ranks = dist.get_world_size(self.group)
         most = options.max_tokens
-        if self.workspace is not None and (ranks > 1 or most is not None):
-            raise ValueError(
-                f"this rank has {x.shape[0]} tokens, and max_tokens is {self.workspace.max_tokens}"
-                "; give with_uniep(spec, max_tokens=...) the most that any rank ever has"
-            )
         if most is None:
             tokens = torch.tensor(x.shape[0], device=x.device)
             dist.all_reduce(tokens, dist.ReduceOp.MAX, group=self.group)
@@ -347,6 +354,7 @@ class UniepExperts(MegatronModule):  # type: ignore[misc]
         self.num_local_experts = num_local_experts
         self.groups = pg_collection
         self.options = Options(**options)
+        check_options(self.options)
         rank, ranks = dist.get_rank(pg_collection.ep), dist.get_world_size(pg_collection.ep)
         self.first_expert, self.num_experts = rank * num_local_experts, ranks * num_local_experts
         hidden, intermediate = config.hidden_size, config.moe_ffn_hidden_size

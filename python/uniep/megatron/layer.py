@@ -16,10 +16,8 @@ from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
 from megatron.core.transformer.spec_utils import ModuleSpec, get_module
 from torch import Tensor
 
-from uniep._shared_experts import check_choice
-
 from .experts import UniepExperts
-from .options import Options, check_config
+from .options import Options, check_config, check_options, frees_inputs_of_graphs
 from .routes import routes, too_many_routes
 from .shared import SharedExperts
 
@@ -42,6 +40,11 @@ class UniepTokenDispatcher(MoETokenDispatcher):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         """Tokens [T, H] and probabilities [T, K] of their routes."""
         topk = self.config.moe_router_topk
+        if getattr(self.config, "moe_pad_expert_input_to_capacity", False):  # decoding sets it
+            raise ValueError(
+                "moe_pad_expert_input_to_capacity is True; with uniep's experts it must be False "
+                "(only routed tokens travel)"
+            )
         if not self._checked and not _is_capturing(routing_map):
             wrong = too_many_routes(routing_map, topk)
             if wrong is not None:
@@ -49,7 +52,10 @@ class UniepTokenDispatcher(MoETokenDispatcher):  # type: ignore[misc]
             self._checked = routing_map.is_cuda  # there, asking means waiting
         self.hidden_shape = hidden_states.shape
         self.topk_ids, topk_probs = routes(probs, routing_map, topk)
-        return self._own(hidden_states.reshape(-1, self.hidden_shape[-1])), topk_probs
+        tokens = hidden_states.reshape(-1, self.hidden_shape[-1])
+        if frees_inputs_of_graphs(self.config):
+            tokens = tokens.clone()
+        return self._own(tokens), topk_probs
 
     def token_dispatch(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
         """Both as they are."""
@@ -60,6 +66,8 @@ class UniepTokenDispatcher(MoETokenDispatcher):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The arguments of :class:`UniepExperts`."""
         assert self.topk_ids is not None
+        if self._experts.options.save == "none":  # backward reads them again
+            hidden_states = self._own(hidden_states)
         return hidden_states, self.topk_ids, probs
 
     def combine_preprocess(self, hidden_states: Tensor) -> Tensor:
@@ -89,7 +97,7 @@ class UniepTokenDispatcher(MoETokenDispatcher):  # type: ignore[misc]
         workspace = self._experts.routed.workspace
         if workspace is None or not workspace.flag:
             return None
-        return workspace.overflow[:1] == 1
+        return workspace.overflow[:1] > 0
 
     def check_required_capacity(self) -> Tensor | None:
         """The rows that would have done for all routings since the last reset; int64 [1]."""
@@ -97,9 +105,17 @@ class UniepTokenDispatcher(MoETokenDispatcher):  # type: ignore[misc]
         return None if workspace is None or not workspace.flag else workspace.overflow[1:]
 
     def grow_ep_recv_capacity(self, new_capacity: int) -> None:
-        """Makes room for so many rows on every rank; collective, before a step is replayed."""
+        """Makes room for so many rows on every rank; collective, before a step is replayed.
+
+        Raises:
+            RuntimeError: on all ranks, where it was not their number that did not fit.
+        """
         workspace = self._experts.routed.workspace
-        if workspace is not None and workspace.rows < new_capacity:
+        if workspace is None:
+            return
+        if workspace.flag and (other := _NO_ROWS.get(int(workspace.overflow[0]))):
+            raise RuntimeError(f"{other}, which more capacity does not mend")
+        if workspace.rows < new_capacity:
             workspace.grow(capacity_rows=new_capacity)
 
     def reset_over_budget(self) -> None:
@@ -107,6 +123,14 @@ class UniepTokenDispatcher(MoETokenDispatcher):  # type: ignore[misc]
         workspace = self._experts.routed.workspace
         if workspace is not None:
             workspace.overflow.zero_()
+
+
+# Faults of a routing, by Workspace.overflow[0], that are no lack of capacity.
+_NO_ROWS = {
+    2: "a routing had an id of no expert",
+    3: "a routing needed more pages than the pool had; give with_uniep(spec, row_pool=...) more",
+    4: "an expert had more rows than backward_rows; give with_uniep(spec, backward_rows=...) more",
+}
 
 
 def _is_capturing(tensor: Tensor) -> bool:
@@ -181,7 +205,7 @@ def with_uniep(spec: Spec, **options: Any) -> Spec:
             for a word that is no choice.
         TypeError: for an unknown option.
     """
-    check_choice(Options(**options).shared_experts)
+    check_options(Options(**options))
     found: list[bool] = []
     changed: Spec = _changed(spec, options, found)
     if not found:

@@ -15,10 +15,17 @@ from megatron.core.activations import quick_gelu, squared_relu
 from megatron.core.fusions import fused_bias_geglu
 
 import uniep
-from uniep._shared_experts import SharedChoice
+from uniep._shared_experts import SharedChoice, check_choice
 from uniep.arithmetic import Activation, CombinePartials
 
-__all__ = ["Options", "activation_of", "check_config"]
+__all__ = [
+    "Options",
+    "activation_of",
+    "check_config",
+    "check_options",
+    "frees_inputs_of_graphs",
+    "parts_in_graphs",
+]
 
 # Parts of a layer that Megatron may capture in CUDA graphs of their own: all but the experts.
 _CAPTURED_ALONE = {"attn", "mamba", "mlp", "moe_router", "moe_preprocess"}
@@ -65,6 +72,17 @@ class Options(NamedTuple):
     combine_groups: int = 1
     combine_partials: CombinePartials = "fp32"
     shared_experts: SharedChoice = "apart"
+
+
+def check_options(options: Options) -> None:
+    """Refuses words that are no choice, where nothing else would; those of calls Workspace checks.
+
+    Raises:
+        ValueError: one sentence.
+    """
+    check_choice(options.shared_experts)
+    if options.layout not in ("stacked", "per_expert"):
+        raise ValueError(f"layout is '{options.layout}'; it must be 'stacked' or 'per_expert'")
 
 
 class _Only(NamedTuple):
@@ -193,6 +211,26 @@ def _refused(config: Any) -> Iterator[tuple[str, Any, str]]:
         yield "offload_modules", sorted(offloaded), "without them (the experts have no such parts)"
 
 
+def parts_in_graphs(config: Any) -> list[str]:
+    """Names of a layer's parts that Megatron captures in CUDA graphs of their own."""
+    modules = getattr(config, "cuda_graph_modules", None)
+    if modules is None:  # megatron-core 0.16
+        modules = getattr(config, "cuda_graph_scope", None)
+    modules = modules if isinstance(modules, (list, tuple)) else [modules] if modules else []
+    return [getattr(module, "name", str(module)) for module in modules]
+
+
+def frees_inputs_of_graphs(config: Any) -> bool:
+    """Whether Megatron frees what its graph of the router gets; the tokens must outlive it."""
+    recomputed = getattr(config, "recompute_modules", None) or []
+    return (
+        getattr(config, "cuda_graph_impl", "none") == "transformer_engine"
+        and "moe_preprocess" in parts_in_graphs(config)
+        and getattr(config, "recompute_granularity", None) == "selective"
+        and "layernorm" in recomputed
+    )
+
+
 def _refused_schedules(config: Any) -> Iterator[tuple[str, Any, str]]:
     overlap = getattr(config, "overlap_moe_expert_parallel_comm", False)
     if overlap and config.moe_token_dispatcher_type == "flex":
@@ -204,11 +242,7 @@ def _refused_schedules(config: Any) -> Iterator[tuple[str, Any, str]]:
     graphs = getattr(config, "cuda_graph_impl", "none")
     if graphs in ("none", "full_iteration"):
         return
-    modules = getattr(config, "cuda_graph_modules", None)
-    if modules is None:  # megatron-core 0.16
-        modules = getattr(config, "cuda_graph_scope", None)
-    modules = modules if isinstance(modules, (list, tuple)) else [modules] if modules else []
-    names = [getattr(module, "name", str(module)) for module in modules]
+    names = parts_in_graphs(config)
     if names == ["full_iteration"]:
         return
     if not names or not set(names) <= _CAPTURED_ALONE:

@@ -11,6 +11,7 @@ from torch.nn import Module
 from uniep import _shared_experts
 from uniep._shared_experts import Shared
 
+from .options import parts_in_graphs
 from .weights import ExpertParams
 
 __all__ = ["SharedExperts"]
@@ -61,6 +62,13 @@ class SharedExperts:
                     f"{option} is {value}; with shared_experts='fused' it must be {accepted} "
                     "(shared_experts='apart' takes it)"
                 )
+        graphs = getattr(config, "cuda_graph_impl", "none")
+        if graphs == "transformer_engine" and "moe_router" in parts_in_graphs(config):
+            raise ValueError(
+                f"cuda_graph_impl is '{graphs}' with 'moe_router' in its modules; with "
+                "shared_experts='fused' it must be 'none', 'local' or 'full_iteration', since its "
+                "graph of the router ends in the shared experts' output"
+            )
         self._check_main_grads(config.gradient_accumulation_fusion)
         self._module = module
         self._intermediate = intermediate

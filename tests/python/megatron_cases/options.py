@@ -105,6 +105,8 @@ def case_refused_options() -> None:
         assert "must be" in message, message
         tried += 1
     assert tried >= 15, f"{tried} options are known to this megatron-core"
+    wrong = "layout is 'per-expert'; it must be 'stacked' or 'per_expert'"
+    expect_raises(ValueError, wrong, make_layer, make_config(), layout="per-expert")
 
     for options in (
         {"cuda_graph_impl": "full_iteration"},
@@ -208,10 +210,14 @@ def case_tokens_and_capacity() -> None:
     another = make_layer(make_config(), layout="stacked")
     run_layer(another, make_tokens())
     assert another.experts.routed.workspace is not layers[0].experts.routed.workspace
-    if dist.get_world_size() > 1:
-        expect_raises(
-            ValueError, "with_uniep(spec, max_tokens=...)", layers[0], make_tokens(length=20)
+    if dist.get_world_size() > 1:  # whichever has too many, all hear of it
+        last = dist.get_rank() == dist.get_world_size() - 1
+        hint = "; give with_uniep(spec, max_tokens=...)"
+        message = expect_raises(
+            RuntimeError, hint, layers[0], make_tokens(length=20 if last else 8)
         )
+        assert f"rank {dist.get_world_size() - 1}" in message, message
+        run_layer(layers[0], make_tokens())
     else:
         run_layer(layers[0], make_tokens(length=20))
 
@@ -245,3 +251,31 @@ def case_tokens_and_capacity() -> None:
         assert rows >= 32 * 2 * 1.5, rows
         small = make_layer(make_config(), capacity_rows=1, max_tokens=32)
         expect_raises(RuntimeError, "capacity_rows is 1", small, make_tokens())
+
+
+def case_a_pool_that_is_too_small() -> None:
+    """It is over the budget, too, but more rows do not mend it."""
+    layer = make_layer(make_config(), on_overflow="flag", row_pool=1 << 16)
+    dispatcher = layer.token_dispatcher
+    assert run_layer(layer, make_tokens())[0].isnan().all(), "more pages than the pool has"
+    assert dispatcher.check_over_budget().tolist() == [True]
+    expect_raises(
+        RuntimeError, "with_uniep(spec, row_pool=...)", dispatcher.grow_ep_recv_capacity, 1024
+    )
+    dispatcher.reset_over_budget()
+    dispatcher.grow_ep_recv_capacity(1024)
+    assert layer.experts.routed.workspace.rows >= 1024
+
+
+def case_padding_of_decoding() -> None:
+    """Megatron's inference asks for it where the layer has long been built."""
+    layer = make_layer(make_config(), layout="stacked")
+    with torch.no_grad():
+        layer(make_tokens())
+        layer.token_dispatcher._checked = True  # as behind a first call on a GPU
+        layer.config.moe_expert_capacity_factor = EXPERTS / 2
+        layer.config.moe_pad_expert_input_to_capacity = True
+        expect_raises(ValueError, "moe_pad_expert_input_to_capacity is True", layer, make_tokens())
+        layer.config.moe_expert_capacity_factor = None
+        layer.config.moe_pad_expert_input_to_capacity = False
+        layer(make_tokens())

@@ -6,8 +6,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from megatron_cases.support import expect_same, make_config, make_pair, make_tokens, text
+from megatron_cases.support import (
+    expect_same,
+    make_config,
+    make_layer,
+    make_pair,
+    make_tokens,
+    text,
+)
 
 
 def case_overlapped_schedule() -> str | None:
@@ -28,7 +36,7 @@ def case_overlapped_schedule() -> str | None:
 
     set_streams()
 
-    def build(layout: str, overlap: bool, fused: bool, delay: bool) -> Any:
+    def build(layout: str, overlap: bool, fused: bool, delay: bool, **options: Any) -> Any:
         torch.manual_seed(3)
         config = make_config(
             num_layers=2,
@@ -38,7 +46,7 @@ def case_overlapped_schedule() -> str | None:
             delay_wgrad_compute=delay,
         )
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False)
-        spec = with_uniep(spec, layout=layout)
+        spec = with_uniep(spec, layout=layout, **options)
         model = GPTModel(config, spec, 128, 32, position_embedding_type="rope").bfloat16()
         config.gradient_accumulation_fusion = fused
         for name in ("linear_fc1", "linear_fc2") if fused else ():
@@ -48,12 +56,12 @@ def case_overlapped_schedule() -> str | None:
                 param.main_grad = grad
         return model
 
-    for layout, fused, delay in (
-        ("stacked", True, True),
-        ("stacked", False, True),
-        ("stacked", False, False),
-        ("per_expert", True, True),
-        ("per_expert", False, True),
+    for layout, fused, delay, options in (
+        ("stacked", True, True, {}),
+        ("stacked", False, True, {"save": "none"}),
+        ("stacked", False, False, {"save": "none", "row_pool": 1 << 22}),
+        ("per_expert", True, True, {"save": "tokens"}),
+        ("per_expert", False, True, {}),
     ):
         plain = build(layout, False, fused, False)
         wanted = []
@@ -61,12 +69,12 @@ def case_overlapped_schedule() -> str | None:
             loss = plain(**text(step)).float()
             loss.backward(torch.ones_like(loss))
             wanted.append(loss.detach())
-        model = build(layout, True, fused, delay)
+        model = build(layout, True, fused, delay, **options)
         first, second = (model.build_schedule_plan(**text(step)) for step in range(2))
         one = Plan.run(first, None)
         other = Plan.run(second, first, b_grad=torch.ones_like(one))
         Plan.run(None, second, b_grad=torch.ones_like(other))
-        what = f"{layout} {fused=} {delay=}"
+        what = f"{layout} {fused=} {delay=} {options}"
         expect_same([one.detach(), other.detach()], wanted, f"losses, {what}")
         for (name, param), reference in zip(
             model.named_parameters(), plain.parameters(), strict=True
@@ -93,3 +101,31 @@ def case_parts_of_a_captured_layer() -> None:
     out, _ = ours(None, intermediate_tensors=(hidden, probs))
     ours.fwd_execution_map = ["postprocess"]
     expect_same([ours(None, intermediate_tensors=(out, shared))], [wanted], "three calls")
+
+
+def case_graphs_whose_inputs_are_freed() -> None:
+    """Megatron's graph of the router may free the norm's output, which experts are to outlive."""
+
+    def shares_memory(**options: Any) -> bool:
+        layer = make_layer(make_config(), layout="stacked")
+        for name, value in options.items():  # as Megatron takes them with Transformer Engine
+            setattr(layer.config, name, value)
+        x = make_tokens()
+        tokens, _ = layer.token_dispatcher.dispatch_preprocess(x, *_routed(layer, x))
+        expect_same([tokens], [x.reshape(tokens.shape)], "tokens")
+        return tokens.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+
+    graphs = {
+        "cuda_graph_impl": "transformer_engine",
+        "cuda_graph_modules": ["moe_router", "moe_preprocess"],
+        "cuda_graph_scope": ["moe_router", "moe_preprocess"],
+    }
+    freed = {"recompute_granularity": "selective", "recompute_modules": ["layernorm"]}
+    assert shares_memory() and shares_memory(**graphs) and shares_memory(**freed)
+    assert not shares_memory(**graphs, **freed)
+
+
+def _routed(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The map of routes and the probabilities, as dispatchers take them."""
+    probs, routing_map = layer.router(x)
+    return routing_map, probs

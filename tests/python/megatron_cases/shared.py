@@ -150,6 +150,11 @@ def case_shared_experts_that_are_refused() -> None:
     for option in ("delay_wgrad_compute", "overlap_moe_expert_parallel_comm"):
         words = f"{option} is True; with shared_experts='fused' it must be False"
         refused(ValueError, words, option, **_KINDS[0])
+    graphs = make_config(**_KINDS[0])
+    graphs.cuda_graph_impl = "transformer_engine"
+    graphs.cuda_graph_modules = graphs.cuda_graph_scope = ["attn", "moe_router"]
+    words = "cuda_graph_impl is 'transformer_engine' with 'moe_router'"
+    expect_raises(ValueError, words, make_layer, graphs, shared_experts="fused")
     expect_raises(
         ValueError,
         "shared_experts is 'within'; it must be 'apart' or 'fused'",
