@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
+import hashlib
 import math
 import os
 import sys
@@ -117,7 +118,9 @@ def sharing_weights(dense: Dense, shards: int) -> list[Dense]:
 
 def generator(seed: int, purpose: int, number: int) -> torch.Generator:
     """Random numbers that depend on these three alone."""
-    return torch.Generator().manual_seed((seed << 40) + (purpose << 32) + number)
+    # PyTorch's generator on the CPU takes the low 32 bits of a seed, so all three go into these.
+    mixed = hashlib.blake2b(f"{seed} {purpose} {number}".encode(), digest_size=4).digest()
+    return torch.Generator().manual_seed(int.from_bytes(mixed, "little"))
 
 
 class Experts(nn.Module):
@@ -233,7 +236,8 @@ def batch_of(text: Tensor, step: int, args: argparse.Namespace) -> Tensor:
 
 def save(folder: Path, losses: list[float], rank: int, model: Model, optimizer: AdamW) -> None:
     """Write what this rank updates; rank 0 then names the checkpoint in `latest`."""
-    to = folder / f"step{len(losses)}"
+    # A folder for each number of ranks: else files of ranks that are no more would lie beside.
+    to = folder / f"step{len(losses)}_ranks{model.args.ep}"
     to.mkdir(parents=True, exist_ok=True)
     state = {name: {"weight": w.data, **optimizer.state[w]} for name, w in model.parameters()}
     torch.save({"losses": losses, **state}, to / f"rank{rank}.pt")

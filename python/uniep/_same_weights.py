@@ -36,11 +36,19 @@ def warn_of_other_weights(weights: Iterable[tuple[str, Tensor]], group: GroupLik
             if of_ranks[0].get(name, digest) != digest:
                 warnings.warn(
                     f"{name} of rank {rank} differs from that of rank 0; the same on all ranks is "
-                    "expected. Seed PyTorch alike on all of them before the layer is made, or "
-                    "load the same weights",
+                    f"expected. {_remedy(name)}",
                     stacklevel=4,
                 )
                 return
+
+
+def _remedy(name: str) -> str:
+    if name == "router.bias":  # which begins as zeros, whatever the seed
+        return (
+            "Load the same bias on all of them, and pass update_bias the process group of all "
+            "ranks that share the router"
+        )
+    return "Seed PyTorch alike on all of them before the layer is made, or load the same weights"
 
 
 def _has_ended(group: dist.ProcessGroup | None) -> bool:

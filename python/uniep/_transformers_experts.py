@@ -29,12 +29,14 @@ __all__ = [
     "Facts",
     "Weights",
     "activation_of",
+    "adapted_by",
     "facts_of",
     "is_packed",
     "pack",
     "to_model",
     "to_uniep",
     "weights_of",
+    "without_adapters",
 ]
 
 # Names under which uniep is registered: they read packed weights, and no others do.
@@ -265,6 +267,19 @@ def to_model(weight: Any, which: int, facts: Facts) -> Tensor:
     if facts.transposed and weight.dim() == 3:
         weight = weight.transpose(1, 2)
     return weight.contiguous()  # type: ignore[no-any-return]
+
+
+def adapted_by(module: Any) -> nn.Module | None:
+    """What a layer of peft wraps; None: it is none."""
+    own = getattr(module, "base_layer", None)
+    return own if isinstance(own, nn.Module) else None
+
+
+def without_adapters(module: Any) -> Any:
+    """What layers of peft wrap, one around the other; a module that is none as it is."""
+    while (own := adapted_by(module)) is not None:
+        module = own
+    return module
 
 
 # Weights that are rearranged once.

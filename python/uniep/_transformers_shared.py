@@ -2,11 +2,13 @@
 
 The block calls its shared experts itself, so the block's forward is what changes. It does what the
 blocks named here do: router, experts, shared experts, whose sum is the output.
+:func:`become` changes a block's forward, Llama-4's too.
 """
 
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any
 
 import torch
@@ -15,10 +17,26 @@ from torch.distributed.tensor import DTensor
 
 from . import _shared_experts
 from ._shared_experts import Shared
-from ._transformers_experts import IMPLEMENTATIONS, Facts, OwnGate, activation_of, facts_of, gate_of
+from ._transformers_experts import (
+    IMPLEMENTATIONS,
+    Facts,
+    OwnGate,
+    activation_of,
+    facts_of,
+    gate_of,
+    without_adapters,
+)
 from .arithmetic import Activation
 
-__all__ = ["check_block", "fuse", "names_of_shared", "separate"]
+__all__ = [
+    "become",
+    "check_block",
+    "check_forward",
+    "fuse",
+    "is_fused",
+    "names_of_shared",
+    "separate",
+]
 
 # Blocks whose output is the sum of experts(x) and shared_experts(x), or of the latter times
 # sigmoid(shared_expert_gate(x)).
@@ -42,6 +60,7 @@ _OWN_GATES = {
     "MiniMaxM3VLDenseMLP": OwnGate("gpt_oss", {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}),
 }
 _MODULES = ("shared_experts", "shared_expert")
+_UPS = ("gate_up_proj", "gate_proj", "up_proj")
 _APART = "shared_experts='apart' is accepted"
 
 
@@ -68,7 +87,7 @@ def check_block(block: Any) -> None:
         raise NotImplementedError(
             f"{kind} projects what its routed experts are given, but not the shared ones; {_APART}"
         )
-    experts, shared = block.experts, _module(block)
+    experts, shared = without_adapters(block.experts), _module(block)
     facts = facts_of(experts)
     found = _activation(shared)
     if found != facts.activation or facts.bias or _has_bias(shared):
@@ -82,23 +101,70 @@ def check_block(block: Any) -> None:
             f"the weights of {kind} are spread over ranks already; call use before fully_shard, "
             f"and with transformers' expert parallelism {_APART}"
         )
+    _check_linears(shared)
     _shared_experts.count(shared.down_proj.weight.shape[1], _intermediate(experts, facts))
 
 
 def fuse(block: Any) -> None:
     """Makes the block's forward run its shared experts in the pass."""
-    if not hasattr(type(block), "_is_fused"):
+    if not is_fused(block):
         own_class: Any = type(block)
-        block.__class__ = _fused(own_class)
-    ups = _ups(_module(block))
-    if ups[0].shape[0] == _intermediate(block.experts, facts_of(block.experts)) and len(ups) > 1:
+        become(block, _fused(own_class))
+    ups, experts = _ups(_module(block)), without_adapters(block.experts)
+    if ups[0].shape[0] == _intermediate(experts, facts_of(experts)) and len(ups) > 1:
         _shared_experts.lay_together(ups)
 
 
 def separate(block: Any) -> None:
     """The block's own forward again."""
-    if hasattr(type(block), "_is_fused"):
-        block.__class__ = type(block).__mro__[1]
+    if is_fused(block):
+        become(block, type(block).__mro__[1])
+
+
+def is_fused(block: Any) -> bool:
+    """Whether the block's forward is that of :func:`fuse`."""
+    return hasattr(type(block), "_is_fused")
+
+
+# A forward among the block's own attributes is called instead of the class'. accelerate's hooks
+# make one, which calls what they found, kept as _old_forward; taken off, they leave that behind.
+
+
+def check_forward(block: Any) -> None:
+    """Looks whether :func:`become` can change what the block's forward does.
+
+    Raises:
+        NotImplementedError: the sentence that says what is in its way.
+    """
+    kept = vars(block)
+    if "forward" not in kept:
+        return
+    found, own_class = kept[_kept_in(block)], type(block)
+    is_bound = isinstance(found, types.MethodType) and found.__self__ is block
+    if is_bound and found.__func__ is own_class.forward:
+        return
+    raise NotImplementedError(
+        f"forward of this {own_class.__name__} is an attribute of the module, "
+        f"{getattr(found, '__qualname__', type(found).__name__)}, which would run instead of "
+        "uniep's or of the class' own; accepted is the forward of the class, also under a hook of "
+        "accelerate (add_hook_to_module): call use before whatever sets another"
+    )
+
+
+def become(block: Any, own_class: Any) -> None:
+    """Makes the block one of that class, whose forward then runs, under hooks of accelerate too.
+
+    Args:
+        block: that :func:`check_forward` accepts.
+        own_class: with the same attributes.
+    """
+    block.__class__ = own_class
+    if "forward" in vars(block):
+        setattr(block, _kept_in(block), types.MethodType(own_class.forward, block))
+
+
+def _kept_in(block: Any) -> str:
+    return "_old_forward" if "_old_forward" in vars(block) else "forward"
 
 
 @functools.cache
@@ -108,9 +174,9 @@ def _fused(block_class: Any) -> Any:
 
 
 def _forward(block: Any, hidden_states: Tensor, input_ids: Tensor | None = None) -> Tensor:
-    experts = block.experts
-    implementation = experts.config._experts_implementation
-    if implementation not in IMPLEMENTATIONS or getattr(experts, "_is_expert_parallel", False):
+    own = without_adapters(block.experts)
+    implementation = own.config._experts_implementation
+    if implementation not in IMPLEMENTATIONS or getattr(own, "_is_expert_parallel", False):
         raise RuntimeError(
             f"the shared experts of this {type(block).__name__} run in uniep's pass, and "
             f"experts_implementation is '{implementation}'; it must be one of "
@@ -122,7 +188,7 @@ def _forward(block: Any, hidden_states: Tensor, input_ids: Tensor | None = None)
     _, weights, ids = block.gate(flat, *by_token)
     if any(cls.__name__ in _SCALED for cls in type(block).__mro__):
         weights = weights * block.routed_scaling_factor
-    out: Tensor = experts(flat, ids, weights, shared=_shared(block, flat))
+    out: Tensor = block.experts(flat, ids, weights, shared=_shared(block, flat))
     return out.view(hidden_states.shape)
 
 
@@ -134,7 +200,9 @@ def _shared(block: Any, x: Tensor) -> Shared:
             f"the shared experts of {type(block).__name__} are sharded by themselves; in uniep's "
             "pass they must be gathered with their block: call fully_shard on that or its layer"
         )
-    intermediate = _intermediate(block.experts, facts_of(block.experts))
+    _check_linears(module)  # adapters may have come since
+    experts = without_adapters(block.experts)
+    intermediate = _intermediate(experts, facts_of(experts))
     w1, w2 = _shared_experts.weights(ups, down, intermediate)
     gate = getattr(block, "shared_expert_gate", None)
     if gate is None:
@@ -165,8 +233,24 @@ def _module(block: Any) -> Any:
 
 
 def _ups(module: Any) -> list[nn.Parameter]:
-    names = ("gate_up_proj", "gate_proj", "up_proj")
-    return [getattr(module, name).weight for name in names if hasattr(module, name)]
+    return [getattr(module, name).weight for name in _UPS if hasattr(module, name)]
+
+
+def _check_linears(module: Any) -> None:
+    """Looks whether the weights of its layers are all that these are: an adapter's is its base's.
+
+    Raises:
+        NotImplementedError: the sentence that says which is not.
+    """
+    for name in (*_UPS, "down_proj"):
+        layer = getattr(module, name, None)
+        if layer is not None and type(layer) is not nn.Linear:
+            raise NotImplementedError(
+                f"{name} of {type(module).__name__} is a {type(layer).__module__}."
+                f"{type(layer).__qualname__}, of which uniep's pass would read the weight alone, "
+                "without an adapter (LoRA) or whatever else it computes; torch.nn.Linear is "
+                "accepted, and any other after use(model, shared_experts='apart')"
+            )
 
 
 def _has_bias(module: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from .group import GroupLike, gather_objects, is_mesh_of_hosts, process_group_of
 from .layer import MoELayer
@@ -71,12 +72,15 @@ FAMILIES: dict[str, Names] = {
 #: Tensors by name, a safetensors file, or a folder of these with or without their index.
 Source: TypeAlias = "Mapping[str, Tensor] | str | Path"
 
+_Take: TypeAlias = Callable[[Tensor], Tensor]
+
 
 def hugging_face_tensors(layer: MoELayer, family: str, prefix: str) -> dict[str, Tensor]:
     """What `layer` has on this rank, by the names of Hugging Face's checkpoints.
 
     Router and shared experts are on every rank, experts on the rank that holds them, under their
-    number among all. Tensors share memory with the layer.
+    number among all. Tensors share memory with the layer. Of DTensors they are DTensors, which may
+    be copies.
 
     Args:
         layer: the layer.
@@ -86,6 +90,13 @@ def hugging_face_tensors(layer: MoELayer, family: str, prefix: str) -> dict[str,
     Raises:
         ValueError: for an unknown family, or a layer that has what the family lacks.
     """
+    tensors = _of_experts(layer, family, Tensor.detach)
+    tensors.update(_replicated(layer, family, Tensor.detach))
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _of_experts(layer: MoELayer, family: str, take: _Take) -> dict[str, Tensor]:
+    """What this rank alone has, by name without prefix; parts of what `take` gives for weights."""
     names = _names(family)
     if layer.arithmetic.activation != "swiglu" or layer.arithmetic.bias:
         raise ValueError(
@@ -94,19 +105,21 @@ def hugging_face_tensors(layer: MoELayer, family: str, prefix: str) -> dict[str,
             "the family's are"
         )
     tensors = {}
-    for expert in range(layer.w1.shape[0]):
+    w1, w2 = take(layer.w1), take(layer.w2)
+    for expert in range(w1.shape[0]):
         number = layer.first_expert + expert
-        gate, up = layer.w1.detach()[expert].chunk(2)
+        gate, up = w1[expert].chunk(2)
         tensors[names.gate.format(expert=number)] = gate
         tensors[names.up.format(expert=number)] = up
-        tensors[names.down.format(expert=number)] = layer.w2.detach()[expert]
-    tensors.update(_replicated(layer, names, family))
-    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+        tensors[names.down.format(expert=number)] = w2[expert]
+    return tensors
 
 
 @torch.no_grad()
 def load_hugging_face(layer: MoELayer, source: Source, family: str, prefix: str) -> None:
     """Loads this rank's experts, router and shared experts from Hugging Face's names.
+
+    Of DTensors, such as a router that FSDP2 shards, every rank reads the whole and keeps its part.
 
     Args:
         layer: what is loaded into; values are cast to its dtypes.
@@ -120,9 +133,20 @@ def load_hugging_face(layer: MoELayer, source: Source, family: str, prefix: str)
         ValueError: for a tensor of another shape, one in a quantised type, an unknown family, and a
             layer that has what the family lacks.
     """
+    wholes: list[tuple[DTensor, Tensor]] = []
+
+    def take(weight: Tensor) -> Tensor:
+        if not isinstance(weight, DTensor):
+            return weight.detach()
+        whole = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+        wholes.append((weight, whole))
+        return whole
+
+    tensors = {**_of_experts(layer, family, take), **_replicated(layer, family, take)}
     with ExitStack() as stack:
         read = _reader(source, stack)
-        for name, tensor in hugging_face_tensors(layer, family, prefix).items():
+        for own, tensor in tensors.items():
+            name = f"{prefix}.{own}"
             value = read(name)
             if value.shape != tensor.shape:
                 raise ValueError(
@@ -133,6 +157,9 @@ def load_hugging_face(layer: MoELayer, source: Source, family: str, prefix: str)
                     f"{name} is {value.dtype}; weights must be float32, bfloat16 or float16"
                 )
             tensor.copy_(value)
+    for weight, whole in wholes:
+        parts = (weight.device_mesh, weight.placements)
+        weight.copy_(distribute_tensor(whole, *parts, src_data_rank=None))  # nothing is sent
 
 
 def save_hugging_face(
@@ -144,13 +171,15 @@ def save_hugging_face(
 ) -> None:
     """Saves layers by Hugging Face's names: a safetensors file of each rank, and their index.
 
-    Collective over the group of the layers, which is the same for all.
+    Collective over the group of the layers, which is the same for all, and over the meshes of
+    DTensors, such as a router that FSDP2 shards: these are saved whole.
 
     Args:
         folder: made if it is not there.
         layers: by their prefix in the model.
         family: one of :data:`FAMILIES`.
-        others: tensors of the rest of the model, by name, which rank 0 saves.
+        others: tensors of the rest of the model, by name, which rank 0 saves. If some are DTensors,
+            all ranks pass them, in the same order.
 
     Raises:
         ImportError: where the package safetensors is missing.
@@ -161,16 +190,18 @@ def save_hugging_face(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     some = next(iter(layers.values()))
-    own: dict[str, Tensor] = dict(others or {}) if some.rank == 0 else {}
-    for prefix, layer in layers.items():
-        tensors = hugging_face_tensors(layer, family, prefix)
-        if some.rank != 0:
-            for name in _replicated(layer, _names(family), family):
-                del tensors[f"{prefix}.{name}"]
-        own.update(tensors)
     file = f"model-{some.rank + 1:05}-of-{some.size:05}.safetensors"
-    # Views of one tensor, such as gate and up, are saved as tensors of their own.
-    data = {name: tensor.detach().cpu().clone() for name, tensor in own.items()}
+    data: dict[str, Tensor] = {}
+    for name, tensor in (others or {}).items():
+        whole = _whole(tensor)  # on all ranks, which may have parts
+        if some.rank == 0:
+            data[name] = _on_host(whole)
+    for prefix, layer in layers.items():
+        own = _of_experts(layer, family, _whole)
+        replicated = _replicated(layer, family, _whole)  # likewise
+        if some.rank == 0:
+            own.update(replicated)
+        data.update({f"{prefix}.{name}": _on_host(tensor) for name, tensor in own.items()})
     save_file(data, str(folder / file), metadata={"format": "pt"})
 
     entries = (file, {name: tensor.nbytes for name, tensor in data.items()})
@@ -182,6 +213,17 @@ def save_hugging_face(
             "weight_map": {name: name_of for name_of, sizes in parts for name in sizes},
         }
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _whole(weight: Tensor) -> Tensor:
+    """Of a DTensor that of all ranks; collective over its mesh."""
+    weight = weight.detach()
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    # Views of one tensor, such as gate and up, are saved as tensors of their own.
+    return tensor.cpu().clone()
 
 
 def distributed_state_dict(module: nn.Module) -> dict[str, Any]:
@@ -289,7 +331,6 @@ def load_optimizer_state_dict(
         get_optimizer_state_dict,
         set_optimizer_state_dict,
     )
-    from torch.distributed.tensor import DTensor
 
     own = dict(state["state"])
     # The groups in `state` may have been saved in another order.
@@ -304,8 +345,6 @@ def load_optimizer_state_dict(
 
 def _experts(module: nn.Module) -> dict[int, tuple[str, MoELayer]]:
     """Name and layer of weights of which ranks have different ones, by ``id`` of the weight."""
-    from torch.distributed.tensor import DTensor
-
     found = {}
     for prefix, layer in module.named_modules():
         if not isinstance(layer, MoELayer) or layer.size == 1:
@@ -365,7 +404,7 @@ def _experts_of_optimizer(
 
 def _sharded(local: Tensor, group: GroupLike, meshes: dict[int, Any]) -> Tensor:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor import Shard
 
     if _has_ended(group):
         raise ValueError(
@@ -398,10 +437,11 @@ def _names(family: str) -> Names:
     return FAMILIES[family]
 
 
-def _replicated(layer: MoELayer, names: Names, family: str) -> dict[str, Tensor]:
-    """What every rank has, by name without prefix."""
-    tensors = {names.router: layer.router.weight.detach()}
-    shared = _shared(layer)
+def _replicated(layer: MoELayer, family: str, take: _Take) -> dict[str, Tensor]:
+    """What every rank has, by name without prefix; parts of what `take` gives for weights."""
+    names = _names(family)
+    tensors = {names.router: take(layer.router.weight)}
+    shared = _shared(layer, take)
     for has, name, what in (
         (layer.router.bias is not None, names.bias, "a bias of its router"),
         (shared is not None, names.shared, "shared experts"),
@@ -414,18 +454,18 @@ def _replicated(layer: MoELayer, names: Names, family: str) -> dict[str, Tensor]
                 "this one; make the layer as the family's are"
             )
     if names.bias is not None and layer.router.bias is not None:
-        tensors[names.bias] = layer.router.bias.detach()
+        tensors[names.bias] = take(layer.router.bias)
     if names.shared is not None and shared is not None:
         for name, tensor in zip(("gate_proj", "up_proj", "down_proj"), shared, strict=True):
             tensors[f"{names.shared}.{name}.weight"] = tensor
     return tensors
 
 
-def _shared(layer: MoELayer) -> tuple[Tensor, Tensor, Tensor] | None:
+def _shared(layer: MoELayer, take: _Take) -> tuple[Tensor, Tensor, Tensor] | None:
     """Gate, up and down of the shared experts, or None."""
     if layer.shared is not None:
-        gate, up = layer.shared.gate_up.weight.detach().chunk(2)
-        return gate, up, layer.shared.down.weight.detach()
+        gate, up = take(layer.shared.gate_up.weight).chunk(2)
+        return gate, up, take(layer.shared.down.weight)
     if layer.shared_w1 is None or layer.shared_w2 is None:
         return None
     if layer.shared_w1.shape[0] > 1 or layer.shared_gate is not None:
@@ -435,8 +475,8 @@ def _shared(layer: MoELayer) -> tuple[Tensor, Tensor, Tensor] | None:
             "Face's families one tensor of all without a gate; one without a gate is accepted, or "
             "shared_intermediate"
         )
-    gate, up = layer.shared_w1.detach()[0].chunk(2)
-    return gate, up, layer.shared_w2.detach()[0]
+    gate, up = take(layer.shared_w1)[0].chunk(2)
+    return gate, up, take(layer.shared_w2)[0]
 
 
 def _reader(source: Source, stack: ExitStack) -> Callable[[str], Tensor]:

@@ -431,7 +431,12 @@ class MoELayer(nn.Module):
             return
         self._compares_ranks = False
         experts = {id(weight) for weight in (self.w1, self.w2, self.b1, self.b2)}
-        others = [named for named in self.named_parameters() if id(named[1]) not in experts]
+        others: list[tuple[str, Tensor]] = [
+            named for named in self.named_parameters() if id(named[1]) not in experts
+        ]
+        bias = getattr(self.router, "bias", None)  # a buffer, which experts are chosen by, too
+        if isinstance(bias, Tensor):
+            others.append(("router.bias", bias))
         others.sort(key=lambda named: not named[0].startswith("router."))  # what matters most
         warn_of_other_weights(others, self.group)
 

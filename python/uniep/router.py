@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -32,7 +33,8 @@ class RouterConfig:
     Attributes:
         score: of all experts, in fp32, from the logits: ``"softmax"``, ``"sigmoid"``, or
             ``"sqrtsoftplus"``, sqrt(log(1 + exp(z))).
-        normalize: the weights of a token's K experts are divided by their sum.
+        normalize: the weights of a token's K experts are divided by their sum, so with K = 1 each
+            is 1, whatever the score.
         bias: experts are chosen by score + bias, a buffer that no gradient reaches
             (:meth:`Router.update_bias`); weights are scores without it.
         n_group: experts form this many groups of neighbours, ...
@@ -99,6 +101,10 @@ class Router(nn.Module):
     Raises:
         TypeError: for a configuration that is no :class:`RouterConfig`.
         ValueError: for a K or groups that E does not fit, and figures that are out of range.
+
+    Warns:
+        UserWarning: for K = 1 of several experts with ``config.normalize``, where no gradient of
+            what experts give reaches the router.
     """
 
     weight: Tensor
@@ -119,6 +125,8 @@ class Router(nn.Module):
         super().__init__()
         config = RouterConfig() if config is None else config
         _check(config, num_experts, topk)
+        if topk == 1 and config.normalize and num_experts > 1:
+            _warn_of_constant_weights()
         self.config = config
         self.num_experts = num_experts
         self.topk = topk
@@ -148,7 +156,7 @@ class Router(nn.Module):
         # A model that is cast to bf16 keeps its bias: steps of an update would round to nothing.
         bias, was_meta = self.bias, self.load.is_meta
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if was_meta and not self.load.is_meta:  # behind to_empty; no file has it
+        if was_meta or _copies_nothing(fn):  # no file has it
             self.load.zero_()
         if bias is not None and self.bias is not None and self.bias.dtype != bias.dtype:
             moved = self.bias.float() if bias.is_meta else bias.to(self.bias.device)
@@ -159,6 +167,8 @@ class Router(nn.Module):
         super()._load_from_state_dict(*arguments)
         if self.bias is not None and self.bias.dtype != torch.float32:  # with assign=True
             self.bias = self.bias.float()
+        if self.load.is_meta and not self.weight.is_meta:  # likewise; no file has it
+            self.load = torch.zeros(self.num_experts, dtype=torch.int64, device=self.weight.device)
 
     def forward(self, x: Tensor, token_mask: Tensor | None = None) -> Routing:
         """Routes tokens.
@@ -255,13 +265,19 @@ class Router(nn.Module):
         Args:
             rate: by how much, up for experts with less than the mean, down for those with more.
             process_group: over which loads are summed first: all ranks that share these weights.
-                None: this rank's tokens alone.
+                None: this rank's tokens alone. Right for one rank; of several each then moves the
+                bias its own way, and their routers part.
 
         Raises:
-            ValueError: for a router without bias.
+            ValueError: for a router without bias, or on the meta device, where nothing is counted.
         """
         if self.bias is None:
             raise ValueError("this router has no bias; make it with RouterConfig(bias=True)")
+        if self.load.is_meta:
+            raise ValueError(
+                "load is on the meta device, where nothing is counted; a router with memory is "
+                "accepted, by to_empty(device=...) or load_state_dict(..., assign=True)"
+            )
         if process_group is not None:
             dist.all_reduce(self.load, group=process_group)
         # In whole numbers, so that an expert with exactly the mean stays where it is.
@@ -309,6 +325,23 @@ def _check(config: RouterConfig, num_experts: int, topk: int) -> None:
             f"topk is {topk}; topk_group={config.topk_group} groups have only "
             f"{size * config.topk_group} experts"
         )
+
+
+def _warn_of_constant_weights() -> None:
+    warnings.warn(
+        "topk is 1 and normalize is True, so the weight of a token's only expert is always its "
+        "score divided by itself, and the router learns nothing from what experts give; "
+        "RouterConfig(normalize=False) has the score as weight",
+        stacklevel=3,
+    )
+
+
+def _copies_nothing(fn: Callable[[Tensor], Tensor]) -> bool:
+    """Whether fn makes memory that holds anything, as that of to_empty."""
+    try:
+        return not fn(torch.empty(1, dtype=torch.int64, device="meta")).is_meta
+    except Exception:  # of a copy: there is nothing to take one of
+        return False
 
 
 def _check_x(x: Tensor, hidden: int) -> None:

@@ -34,7 +34,7 @@ except ImportError as error:
     ) from error
 from . import _transformers_shared as _shared
 from ._shared_experts import Shared, SharedChoice, check_choice
-from ._transformers_experts import IMPLEMENTATIONS, Facts, facts_of, pack, weights_of
+from ._transformers_experts import IMPLEMENTATIONS, Facts, adapted_by, facts_of, pack, weights_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -157,22 +157,24 @@ def use(
 
     Raises:
         NotImplementedError, ValueError: see :func:`check`; and for ``"fused"`` where there are no
-            shared experts, or such as cannot be part of the pass.
+            shared experts, or such as cannot be part of the pass, as with adapters of their own.
     """
     check_choice(shared_experts)
     names = check(model)
-    blocks = _blocks_with_shared(model, names)
-    if shared_experts == "fused":
-        if not blocks:
-            raise ValueError(
-                f"{type(model).__name__} has no shared experts; shared_experts='apart' is accepted"
-            )
-        for block in blocks:
+    blocks, fused = _blocks_with_shared(model, names), shared_experts == "fused"
+    if fused and not blocks:
+        raise ValueError(
+            f"{type(model).__name__} has no shared experts; shared_experts='apart' is accepted"
+        )
+    for block in blocks:
+        if fused:
             _shared.check_block(block)
+        if fused != _shared.is_fused(block):
+            _shared.check_forward(block)
     if name not in _registered:
         register(name)
     modules: dict[str, Any] = {own_name: model.get_submodule(own_name) for own_name in names}
-    adapted = {id(own) for wrapper in model.modules() if (own := _adapted_by(wrapper)) is not None}
+    adapted = {id(own) for wrapper in model.modules() if (own := adapted_by(wrapper)) is not None}
     if not all(_is_block(module) for module in modules.values()):
         model.set_experts_implementation(name)  # type: ignore[operator]
     for own_name, module in modules.items():
@@ -188,25 +190,35 @@ def use(
         if id(module) not in adapted:  # whose adapters know the weights as they lie
             pack(module, facts_of(module))
     for block in blocks:
-        (_shared.fuse if shared_experts == "fused" else _shared.separate)(block)
+        (_shared.fuse if fused else _shared.separate)(block)
     return names
 
 
 def _blocks_with_shared(model: nn.Module, names: list[str]) -> list[nn.Module]:
     """What holds these modules of experts, or is one of them, and has shared experts too."""
-    found = (model.get_submodule(name) for name in names)
-    blocks = [
-        module if _is_block(module) else model.get_submodule(name.rpartition(".")[0])
-        for name, module in zip(names, found, strict=True)
-    ]
+    blocks = [_block_of(model, name) for name in names]
     return [block for block in blocks if _shared.names_of_shared(block)]
+
+
+def _block_of(model: nn.Module, name: str) -> nn.Module:
+    """Of a module of experts, around which there may be layers of peft; itself, if it is one."""
+    found = model.get_submodule(name)
+    if _is_block(found):
+        return found
+    while name:
+        name = name.rpartition(".")[0]
+        found = model.get_submodule(name)
+        if adapted_by(found) is None:
+            break
+    return found
 
 
 def check(model: nn.Module) -> list[str]:
     """The names of the model's modules whose experts uniep can run.
 
     Raises:
-        NotImplementedError: the sentence that a forward would raise.
+        NotImplementedError: the sentence that a forward would raise, and one for a block whose
+            forward something else has replaced.
         ValueError: for a model none of whose experts has a choice of implementation.
     """
     names = []
@@ -216,6 +228,8 @@ def check(model: nn.Module) -> list[str]:
             names.append(name)
         elif _is_block(module):
             facts_of(_experts_of(module))
+            if not _runs_uniep(module):
+                _shared.check_forward(module)
             names.append(name)
     if not names:
         raise ValueError(
@@ -332,7 +346,7 @@ def _is_block(module: nn.Module) -> bool:
 
 def _experts_of(block: Any) -> Any:
     """Of a block whose forward is ours, which runs no adapter around them."""
-    if _adapted_by(block.experts) is not None:
+    if adapted_by(block.experts) is not None:
         raise NotImplementedError(
             f"the experts of {type(block).__name__} are adapted (LoRA), which uniep does not run; "
             "adapters of other modules are accepted"
@@ -340,17 +354,15 @@ def _experts_of(block: Any) -> Any:
     return block.experts
 
 
-def _adapted_by(module: Any) -> nn.Module | None:
-    """What a layer of peft wraps; None: it is none."""
-    own = getattr(module, "base_layer", None)
-    return own if isinstance(own, nn.Module) else None
+def _runs_uniep(block: nn.Module) -> bool:
+    return hasattr(type(block), "_is_uniep")
 
 
 def _use_in_block(block: nn.Module, name: str) -> None:
     block._uniep_name = name  # type: ignore[assignment]
-    if not hasattr(type(block), "_is_uniep"):
+    if not _runs_uniep(block):
         own_class: Any = type(block)
-        block.__class__ = _class_with_uniep(own_class)
+        _shared.become(block, _class_with_uniep(own_class))
     experts = _experts_of(block)
     pack(experts, facts_of(experts))
 
@@ -399,6 +411,7 @@ def _expert_parallel_class() -> type:
         """Dispatch, experts and combine of one MoE block in `uniep.moe`, over the EP group.
 
         Ranks of a TP group hold the same tokens: each of them sends its slice, as AllToAllEP does.
+        Without ``max_tokens`` slices are as long as the first, so that ranks have the same number.
         """
 
         def __init__(
@@ -418,6 +431,13 @@ def _expert_parallel_class() -> type:
                 hidden_states, top_k_index, top_k_weights = (
                     self._slice(tensor) for tensor in (hidden_states, top_k_index, top_k_weights)
                 )
+            own = hidden_states.shape[0]
+            missing = -(-tokens // self.tp_mesh.size()) - own
+            if missing and self.options.max_tokens is None:
+                hidden_states, top_k_index, top_k_weights = (
+                    nn.functional.pad(tensor, (0, 0, 0, missing), value=value)
+                    for tensor, value in ((hidden_states, 0), (top_k_index, -1), (top_k_weights, 0))
+                )
             group = self.ep_mesh.get_group()
             out = _run(
                 self.options,
@@ -427,7 +447,7 @@ def _expert_parallel_class() -> type:
                 top_k_index,
                 top_k_weights,
                 group=group,
-            )
+            )[:own]
             if not sliced:
                 return out
             whole = DTensor.from_local(

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from cases import make_case, relative
 from ranks import run_ranks
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import uniep
 import uniep.plain
@@ -39,9 +42,12 @@ FAMILIES = {
 }
 
 
+PREFIX = FAMILIES["deepseek_v3"][1]
+
+
 def make_layer(family="deepseek_v3", seed=3, **options):
     torch.manual_seed(seed)
-    layer = MoELayer(64, 32, 8, 2, **FAMILIES[family][0], **options)
+    layer = MoELayer(64, 32, 8, 2, **{**FAMILIES[family][0], **options})
     if layer.router.bias is not None:
         layer.router.bias.normal_(std=0.1)
     return layer
@@ -312,6 +318,53 @@ def test_families_are_checked():
             hugging_face_tensors(MoELayer(64, 32, 8, 2, **options), "mixtral", "")
 
 
+# Shared experts apart, and one in the pass.
+SHARED = ({}, {"shared_intermediate": 0, "shared_experts": 1})
+
+
+def whole(layer):
+    return {
+        name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
+        for name, tensor in layer.state_dict().items()
+    }
+
+
+def sharded_by_fsdp(folder):
+    """Layers that FSDP2 has all of but the experts: saved, and those that others have saved."""
+    mesh = init_device_mesh("cpu", (2,))
+    lm_head = torch.arange(6.0)
+    found = []
+    for number, shared in enumerate(SHARED):
+        layers = [make_layer(seed=seed, group=dist.group.WORLD, **shared) for seed in (3, 99)]
+        for layer in layers:
+            fully_shard(layer.router, mesh=mesh)
+            fully_shard(layer, mesh=mesh, ignored_params={layer.w1, layer.w2})
+        others = {"lm_head.weight": distribute_tensor(lm_head, mesh, [Shard(0)])}
+        to = f"{folder}/sharded{number}"
+        save_hugging_face(to, {PREFIX: layers[0]}, "deepseek_v3", others=others)
+        load_hugging_face(layers[1], f"{folder}/one{number}", "deepseek_v3", PREFIX)
+        found.append(whole(layers[1]))
+    return found
+
+
+def test_what_fsdp_shards_is_saved_whole_and_loaded_in_parts(tmp_path):
+    layers = [make_layer(**shared) for shared in SHARED]
+    for number, layer in enumerate(layers):
+        save_hugging_face(tmp_path / f"one{number}", {PREFIX: layer}, "deepseek_v3")
+    for rank, found in enumerate(run_ranks(2, sharded_by_fsdp, str(tmp_path))):
+        for layer, state in zip(layers, found, strict=True):
+            for name, tensor in layer.state_dict().items():
+                own = tensor[4 * rank : 4 * rank + 4] if name in ("w1", "w2") else tensor
+                assert torch.equal(state[name], own), name
+    for number, (layer, shared) in enumerate(zip(layers, SHARED, strict=True)):
+        folder, other = tmp_path / f"sharded{number}", make_layer(seed=5, **shared)
+        load_hugging_face(other, folder, "deepseek_v3", PREFIX)
+        for name, tensor in layer.state_dict().items():
+            assert torch.equal(other.state_dict()[name], tensor), name
+        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        assert index["weight_map"]["lm_head.weight"] == "model-00001-of-00002.safetensors"
+
+
 def uniep_command(*arguments, code=0):
     done = subprocess.run(
         [sys.executable, "-m", "uniep", *arguments], capture_output=True, text=True, timeout=300
@@ -447,3 +500,24 @@ def of_other_topk():
 
 def test_what_ranks_have_differently_is_named():
     run_ranks(2, of_other_topk)
+
+
+def of_other_biases():
+    """What warns of routers that differ in their bias alone, by call."""
+    layer = make_layer(group=dist.group.WORLD)
+    with torch.no_grad():
+        layer.router.bias[3] += dist.get_rank()
+    found = []
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            layer(batch(dist.get_rank(), 2))
+        found.append([str(warning.message) for warning in caught])
+    return found
+
+
+def test_a_bias_that_differs_between_ranks_is_warned_of_once():
+    for first, second in run_ranks(2, of_other_biases):
+        (text,) = [text for text in first if "differs" in text]
+        assert text.startswith("router.bias of rank 1 differs") and "update_bias" in text
+        assert not any("differs" in text for text in second)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from ranks import run_ranks
@@ -121,7 +123,7 @@ def test_losses():
 
 
 def test_an_even_load_has_an_auxiliary_loss_of_one():
-    router = Router(16, 16, 1, RouterConfig(aux_loss=1.0))
+    router = Router(16, 16, 1, RouterConfig(aux_loss=1.0, normalize=False))
     with torch.no_grad():
         router.weight.copy_(1e-4 * torch.eye(16))
     torch.testing.assert_close(router(torch.eye(16)).loss, torch.tensor(1.0))
@@ -263,3 +265,50 @@ def test_a_router_made_without_memory_counts_from_zero():
     wanted = full(x).tokens_per_expert
     router(x)
     assert torch.equal(router.load, wanted)
+
+
+def test_a_router_that_gets_its_memory_by_assignment_counts_from_zero():
+    config = RouterConfig("sigmoid", bias=True)
+    full, x = make(config)
+    router = Router(32, 16, 4, config, device="meta")
+    with pytest.raises(ValueError, match=r"load is on the meta device.*assign=True"):
+        router.update_bias(0.125)
+    state = {name: value.clone() for name, value in full.state_dict().items()}
+    router.load_state_dict(state, assign=True)
+    assert not router.load.is_meta and not router.load.any()
+    for each in (full, router):
+        each(x)
+        each.update_bias(0.125)
+    assert router.bias.any() and torch.equal(router.bias, full.bias)
+
+
+def test_a_router_whose_memory_is_made_anew_counts_from_zero():
+    router, x = make(RouterConfig())
+    router(x)
+    counted = router.load.clone()
+    assert torch.equal(router.to("cpu", torch.bfloat16).float().load, counted)
+    assert torch.equal(router.share_memory().load, counted)
+    router._apply(lambda tensor: torch.full_like(tensor, 7, device="cpu"))  # as to_empty may leave
+    assert not router.load.any()
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid", "sqrtsoftplus"])
+def test_one_expert_of_weight_one_teaches_the_router_nothing(score):
+    x = torch.randn(64, 32)
+    for normalize in (True, False):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            layer = uniep.MoELayer(32, 16, 8, 1, router=RouterConfig(score, normalize))
+        found = [str(warning.message) for warning in caught]
+        assert [text.startswith("topk is 1 and normalize is True") for text in found] == (
+            [True] if normalize else []
+        )
+        layer(x.bfloat16()).float().square().sum().backward()
+        assert (layer.router.weight.grad.abs().max() > 1e-3) == (not normalize)
+
+
+@pytest.mark.parametrize(("experts", "topk"), [(8, 2), (1, 1)])
+def test_no_other_router_warns(experts, topk):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Router(32, experts, topk)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from ranks import launch_hosts, run_script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,6 +114,60 @@ def test_plain_layer(alone: list[str], train: Train) -> None:
     """PyTorch's products have other bits on a CPU, so only the beginning of the curve agrees."""
     plain = [float.fromhex(line) for line in train("--layer", "plain", steps=10)]
     assert plain == pytest.approx([float.fromhex(line) for line in alone[:10]], rel=1e-3)
+
+
+def program() -> Any:
+    """The example as a module, which does not run."""
+    spec = importlib.util.spec_from_file_location("train_moe_lm", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def arguments(**others: int) -> argparse.Namespace:
+    tiny = {"layers": 2, "hidden": 8, "heads": 2, "intermediate": 8, "experts": 4, "topk": 2}
+    batch = {"shards": 4, "batch": 2, "length": 16, "compile": False}
+    return argparse.Namespace(**{**tiny, **batch, "seed": 0, "ep": 1, **others})
+
+
+def test_every_layer_expert_seed_and_step_has_draws_of_its_own() -> None:
+    example = program()
+    drawn = [
+        weight
+        for seed in (0, 1)
+        for layer in (0, 1)
+        for weight in example.Experts(arguments(seed=seed), layer, range(4)).w1.values()
+    ]
+    assert len({tuple(weight.flatten().tolist()) for weight in drawn}) == 16
+    text = torch.randint(256, (4000,), dtype=torch.uint8)
+    batches = [
+        example.batch_of(text, step, arguments(seed=seed)) for seed in (0, 1) for step in (0, 1)
+    ]
+    assert len({tuple(batch.flatten().tolist()) for batch in batches}) == 4
+    assert torch.equal(batches[3], example.batch_of(text, 1, arguments(seed=1)))
+
+
+def test_a_checkpoint_has_no_files_of_other_numbers_of_ranks(tmp_path: Path) -> None:
+    example = program()
+
+    def made(seed: int, ep: int, rank: int) -> tuple[Any, Any]:
+        args = arguments(seed=seed, ep=ep)
+        model = example.Model(args, None, rank, torch.device("cpu"))
+        optimizer = example.AdamW([weight for _, weight in model.parameters()], lr=0.0)
+        for _, weight in model.parameters():
+            weight.grad = torch.zeros_like(weight)
+        optimizer.step()  # of which it has state
+        return model, optimizer
+
+    for seed, ep in ((5, 4), (6, 2)):
+        for rank in range(ep):
+            example.save(tmp_path, [float(seed)], rank, *made(seed, ep, rank))
+    model, optimizer = made(7, 1, 0)
+    assert example.load(tmp_path, model, optimizer) == [6.0]
+    wanted = dict(made(6, 1, 0)[0].parameters())
+    for name, weight in model.parameters():
+        assert torch.equal(weight, wanted[name]), name
 
 
 @pytest.mark.parametrize(

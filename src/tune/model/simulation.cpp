@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <deque>
 #include <limits>
+#include <memory>
 #include <optional>
 
 #include "base/check.h"
@@ -53,9 +53,10 @@ class Simulation {
   void hear(const Signal& signal, double visible);
   void advance(Counter& counter, std::uint32_t amount, double visible);
   int here(const SimulatedRank& r, int rank) const;
+  SimulatedRank& simulated(int index) const { return *ranks_[static_cast<std::size_t>(index)]; }
   /// Among the simulated ranks, which follow one another.
-  int index_of(int rank) const { return rank - ranks_.front().view().rank; }
-  SimulatedRank& rank_at(int rank) { return ranks_[static_cast<std::size_t>(index_of(rank))]; }
+  int index_of(int rank) const { return rank - simulated(0).view().rank; }
+  SimulatedRank& rank_at(int rank) { return simulated(index_of(rank)); }
   void note(SimulatedRank& r, const Unit& unit, const Task& task);
   std::size_t push_depth() const;
   double push_held() const;
@@ -72,7 +73,7 @@ class Simulation {
   Cores cores_;
   Network network_;
   RailThreads rails_;
-  std::deque<SimulatedRank> ranks_;
+  std::vector<std::unique_ptr<SimulatedRank>> ranks_;
   std::vector<Unit> units_;
 };
 
@@ -114,17 +115,17 @@ Simulation::Simulation(std::span<const RoutingPlan> plans, Pass pass, const Sche
           ErrorCode::kInvalidArgument, "ranks of a host are ", local, "; as the plans have it, ",
           layout.local_ranks, " are accepted");
   for (const RoutingPlan& plan : plans) {
-    ranks_
-        .emplace_back(plan.data(), pass, schedule, profile, workers_, options.part, *options.graph)
-        .stats.workers = workers_;
-    SimulatedRank& r = ranks_.back();
+    ranks_.push_back(std::make_unique<SimulatedRank>(plan.data(), pass, schedule, profile, workers_,
+                                                     options.part, *options.graph));
+    SimulatedRank& r = *ranks_.back();
+    r.stats.workers = workers_;
     if (stand_in_ == StandIn::kOneHost) r.other_hosts.emplace(r.view());
   }
 }
 
 SimulatedPass Simulation::run() {
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    SimulatedRank& r = ranks_[i];
+    SimulatedRank& r = *ranks_[i];
     const double entered = enter(static_cast<int>(i), 0);
     events_.at(entered, Step::kLaunch, static_cast<int>(i));
     // Nothing to push, so nothing to wait for.
@@ -148,7 +149,8 @@ SimulatedPass Simulation::run() {
   }
   SimulatedPass result;
   result.bytes = network_.bytes();
-  for (SimulatedRank& r : ranks_) {
+  for (const auto& rank : ranks_) {
+    SimulatedRank& r = *rank;
     ensure(r.launch == static_cast<int>(r.launches.size()), "the simulated pass of rank ",
            r.view().rank, " stands still in launch ", r.launch, " of ", to_string(schedule_));
     r.stats.elapsed_s = r.done;
@@ -164,7 +166,7 @@ SimulatedPass Simulation::run() {
 
 /// A rank publishes its tokens, those of a wave where they come in waves. When it is through.
 double Simulation::enter(int rank, int wave) {
-  SimulatedRank& r = ranks_[static_cast<std::size_t>(rank)];
+  SimulatedRank& r = simulated(rank);
   PassView& v = r.in_launch;
   if (!v.moves_data()) return now_;
   v.published = static_cast<std::uint32_t>(wave) + 1;
@@ -174,7 +176,8 @@ double Simulation::enter(int rank, int wave) {
       v.comes_in_waves() ? own_tokens_that_come(v, wave) : TokenRun{0, v.tokens};
   const auto bytes = static_cast<double>(published_bytes(v, tokens.end - tokens.begin));
   const double done = std::max(now_, come) + profile_.enter.fixed + profile_.enter.per_byte * bytes;
-  for (SimulatedRank& peer : ranks_) {
+  for (const auto& other : ranks_) {
+    SimulatedRank& peer = *other;
     const PassView& p = peer.view();
     for (int source = 0; source < v.num_ranks; ++source) {
       if (stand_in_ != StandIn::kOneRank && source != v.rank) continue;
@@ -210,7 +213,7 @@ Roles Simulation::roles(const SimulatedRank& r) const {
 }
 
 void Simulation::begin_launch(int rank) {
-  SimulatedRank& r = ranks_[static_cast<std::size_t>(rank)];
+  SimulatedRank& r = simulated(rank);
   ++r.launch;
   if (r.launch == static_cast<int>(r.launches.size())) {
     r.done = now_;
@@ -236,7 +239,7 @@ void Simulation::begin_launch(int rank) {
 }
 
 bool Simulation::draw(Unit& unit) {
-  SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
+  SimulatedRank& r = simulated(unit.rank);
   DrawnQueue& queue = (unit.in_comm ? r.comm : r.main)[static_cast<std::size_t>(r.launch)];
   if (queue.empty()) return false;
   unit.task = queue.draw(r.view());
@@ -254,7 +257,7 @@ void Simulation::take(int index) {
 void Simulation::retire(int index) {
   Unit& unit = units_[static_cast<std::size_t>(index)];
   if (unit.finished) return;
-  SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
+  SimulatedRank& r = simulated(unit.rank);
   if (unit.in_comm) {
     if (--r.lanes_left[static_cast<std::size_t>(unit.worker)] == 0 && roles(r).join) {
       unit.in_comm = false;
@@ -303,7 +306,7 @@ std::optional<double> Simulation::block(SimulatedRank& r, int index, const Wait&
 
 void Simulation::wait(int index) {
   const Unit& unit = units_[static_cast<std::size_t>(index)];
-  SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
+  SimulatedRank& r = simulated(unit.rank);
   std::optional<double> blocked;
   for_each_wait(r.view(), unit.task, [&](const Wait& w) {
     if (!blocked) blocked = block(r, index, w);
@@ -314,7 +317,7 @@ void Simulation::wait(int index) {
 
 void Simulation::start(int index) {
   Unit& unit = units_[static_cast<std::size_t>(index)];
-  SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
+  SimulatedRank& r = simulated(unit.rank);
   const PassView& v = r.view();
   const Task& task = unit.task;
   unit.ready = now_;
@@ -347,7 +350,7 @@ double Simulation::woken(double when) const {
 
 void Simulation::compute(int index) {
   Unit& unit = units_[static_cast<std::size_t>(index)];
-  SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
+  SimulatedRank& r = simulated(unit.rank);
   const Task& task = unit.task;
   double work = r.costs.of(r.view(), task);
   if (r.view().stage(task.stage).kind == StageKind::kProduct && r.pulling > 0)
@@ -371,7 +374,7 @@ double Simulation::push_held() const {
 
 void Simulation::finish(int index) {
   Unit& unit = units_[static_cast<std::size_t>(index)];
-  SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
+  SimulatedRank& r = simulated(unit.rank);
   const Task& task = unit.task;
   if (r.view().stage(task.stage).side == StageSide::kPull) --r.pulling;
   unit.held = now_;
@@ -389,10 +392,19 @@ void Simulation::finish(int index) {
   take(index);
 }
 
+/// Where rows of a run's pulls are listed: far apart, so that one after another would be waited
+/// for.
+void prefetch_rows(const PassView& v, const Task& pulls) {
+  for (std::int64_t i = pulls.m; i < pulls.m + pulls.n; ++i) {
+    __builtin_prefetch(v.pull_rows + v.pulls[i].first_row);
+  }
+}
+
 void Simulation::signal(int index, const Task& task) {
   Unit& unit = units_[static_cast<std::size_t>(index)];
-  SimulatedRank& r = ranks_[static_cast<std::size_t>(unit.rank)];
+  SimulatedRank& r = simulated(unit.rank);
   const PassView& v = r.view();
+  if (v.stage(task.stage).side == StageSide::kPull) prefetch_rows(v, task);
   if (v.stage(task.stage).side == StageSide::kRail) return send_far(r, task);
   for_each_counter(v.stage(task.stage).signals, [&](CounterKind kind) {
     if (v.counter(kind).of == CounterOf::kTokenBlock) return push(unit, r, task);
@@ -464,7 +476,7 @@ void Simulation::send_far(SimulatedRank& r, const Task& task) {
 
 /// When the network has carried it.
 double Simulation::carry(const Message& message) {
-  const PassView& v = ranks_[static_cast<std::size_t>(message.from)].view();
+  const PassView& v = simulated(message.from).view();
   const int to = v.layout.relay(v.rank, static_cast<int>(message.task.n));
   return network_.transfer(v.rank, v.rank, to, message.bytes, now_).done;
 }
@@ -477,7 +489,7 @@ void Simulation::finish_rail(int unit) {
 }
 
 void Simulation::deliver(const Message& message, double visible) {
-  SimulatedRank& r = ranks_[static_cast<std::size_t>(message.from)];
+  SimulatedRank& r = simulated(message.from);
   const auto to_peer = [&](const Signal& s) { hear(s, visible + profile_.wake.flag_s); };
   r.other_hosts ? r.other_hosts->sent(message.task, to_peer)
                 : for_each_signal(r.view(), message.task, to_peer);
