@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import signal
 import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+
+from uniep_program import main
 
 from . import _library
 from .group import GroupLike
 from .workspace import Workspace
 
 __all__ = ["main", "run", "schedule", "tune"]
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Becomes the command line: ``uniep ARGUMENTS...``, ``python -m uniep ARGUMENTS...``.
-
-    Args:
-        arguments: those behind the name of the program; None: of this process.
-    """
-    program = str(_library.binary())
-    arguments = sys.argv[1:] if arguments is None else arguments
-    sys.stdout.flush()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and what it becomes would
-    os.execv(program, ["uniep", *arguments])
 
 
 def run(*arguments: str) -> str:

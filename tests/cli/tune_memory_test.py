@@ -24,10 +24,14 @@ class FittingChoices(ProgramTest):
 
     def tune(self, memory, *args):
         path = self.folder / "tune.json"
-        text = self.succeed("tune", "--shape", SHAPE, "--ranks", 2, "--memory", memory, "--layers",
-                            4, "--candidates", 2, "--budget", 5, "--json", path, *args,
-                            **self.environment)
-        return text, json.loads(path.read_text())
+        for budget in (2, 20):  # the second where the machine is too busy for the first
+            done = self.call("tune", "--shape", SHAPE, "--ranks", 2, "--memory", memory, "--layers",
+                             4, "--candidates", 2, "--budget", budget, "--json", path, *args,
+                             **self.environment)
+            if "is too small" not in done.stderr:
+                break
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout, json.loads(path.read_text())
 
     @staticmethod
     def kind(choice):

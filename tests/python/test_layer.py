@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import signal
 import subprocess
@@ -365,17 +366,29 @@ def test_what_fsdp_shards_is_saved_whole_and_loaded_in_parts(tmp_path):
         assert index["weight_map"]["lm_head.weight"] == "model-00001-of-00002.safetensors"
 
 
-def uniep_command(*arguments, code=0):
+# As the script that pip makes of the entry point.
+PROGRAM = ("-c", "from uniep_program import main; main()")
+
+
+def uniep_command(*arguments, code=0, program=PROGRAM):
     done = subprocess.run(
-        [sys.executable, "-m", "uniep", *arguments], capture_output=True, text=True, timeout=300
+        [sys.executable, *program, *arguments], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
 
 
 def test_the_command_line():
-    assert uniep.__version__ in uniep_command("info")
+    assert uniep.__version__ in uniep_command("info", program=("-m", "uniep"))
     assert "uniep run: " in uniep_command("run", "--shape", "nothing", code=2)
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="uniep")
+    assert script.value == "uniep_program:main"
+
+
+def test_the_command_line_does_not_wait_for_pytorch():
+    code = "import sys, os; from uniep_program import main; os.execv = print; main(['info'])"
+    code += "; assert not {'torch', 'uniep'} & set(sys.modules)"
+    assert "bin/uniep ['uniep', 'info']" in uniep_command(program=("-c", code))
 
 
 def test_captures(tmp_path):
@@ -477,7 +490,7 @@ def test_what_no_call_could_take_is_refused_at_once(wrong, error, words):
 
 def test_a_reader_that_has_enough_ends_the_command_line():
     command = subprocess.Popen(
-        [sys.executable, "-m", "uniep", "info"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, *PROGRAM, "info"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     command.stdout.close()
     assert command.stderr.read() == b""
