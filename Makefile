@@ -48,17 +48,10 @@ run: build  ## the main job: a real layer on 4 ranks, checked; writes a timeline
 	  --schedule single --check --trace out/timeline.json --plot out/summary.svg \
 	  --json out/run.json --output out/result.safetensors
 
-core_tests   = ctest --preset $(PRESET) --parallel $(TEST_JOBS)
-python_tests = build/venv/bin/python -m pytest $(PYTEST_FLAGS) tests/python
+test: test-core test-python  ## all tests, the slow ones and those of the Python package too
 
-# Side by side: each leaves CPUs idle where tests wait, and at its end. What pytest says comes last.
-test: build python  ## all tests, the slow ones and those of the Python package too
-	@$(python_tests) >build/python_tests.log 2>&1 & python=$$!; \
-	$(core_tests); core=$$?; \
-	wait $$python; python=$$?; cat build/python_tests.log; exit $$((core | python))
-
-test-core: build  ## the tests of the library and the command line alone
-	@$(core_tests)
+test-core: build
+	@ctest --preset $(PRESET) --parallel $(TEST_JOBS)
 
 python: deps  ## the Python package, with what its tests need, in build/venv
 	@PYTHON=$(PYTHON) CMAKE_CXX_COMPILER_LAUNCHER=$(CCACHE) CMAKE_CUDA_COMPILER_LAUNCHER=$(CCACHE) \
@@ -66,7 +59,7 @@ python: deps  ## the Python package, with what its tests need, in build/venv
 	  scripts/python_environment.sh build/venv
 
 test-python: python  ## the tests of the Python package alone
-	@$(python_tests)
+	@build/venv/bin/python -m pytest $(PYTEST_FLAGS) tests/python
 
 sanitize: $(SANITIZERS)  ## the tests under AddressSanitizer with UBSan, and ThreadSanitizer
 
