@@ -159,7 +159,7 @@ class Tune(ProgramTest):
 
     def test_a_space_made_small(self):
         path = self.folder / "tune.json"
-        self.tune("--shape", "tiny", "--pass", "forward", "--candidates", 30, "--budget", 6,
+        self.tune("--shape", "tiny", "--pass", "forward", "--candidates", 30, "--budget", 3,
                   "--space", self.SMALL_SPACE, "--json", path)
         candidates = json.loads(path.read_text())["passes"][0]["candidates"]
         self.assertLessEqual(len(candidates), 6)  # the reference, presets within it, four points
@@ -305,7 +305,7 @@ class Tune(ProgramTest):
                               ('{"schema": "of-another-program"}', ".damaged.1")):
             self.cache.write_text(damage)
             done = self.call("tune", "--shape", "tiny", "--pass", "forward", "--candidates", 2,
-                             "--budget", 5, "--profile", "none", **self.environment)
+                             "--budget", 2, "--profile", "none", **self.environment)
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn(f"{self.cache} is ignored", done.stderr)
             self.assertEqual(len(self.entries()), 1)
@@ -313,7 +313,7 @@ class Tune(ProgramTest):
 
     def test_two_processes_at_once(self):
         commands = [[PROGRAM, "tune", "--shape", f"tiny,tokens={tokens}", "--candidates", "3",
-                     "--budget", "5", "--profile", "none"] for tokens in (32, 64, 128)]
+                     "--budget", "2", "--profile", "none"] for tokens in (32, 64, 128)]
         running = [subprocess.Popen(c, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                     env={**os.environ, **self.environment}) for c in commands]
         for process in running:
@@ -327,7 +327,7 @@ class Tune(ProgramTest):
         arguments = ("run", "--shape", "tiny", "--ranks", 2, "--check", "--json", figures)
         before = unfolded(self.succeed(*arguments, **self.environment))
         self.assertIn("(auto: forward default, backward default)", before)
-        self.tune("--shape", "tiny", "--candidates", 4, "--budget", 6)
+        self.tune("--shape", "tiny", "--candidates", 4, "--budget", 3)
         text = unfolded(self.succeed(*arguments, **self.environment))
         self.assertIn("(auto: forward cache, backward cache)", text)
         self.assertIn("check PASSED", text)
