@@ -169,8 +169,9 @@ TEST(Rail, WhatBreaksARailIsHeardOfOnTheOthers) {
 TEST(Rail, WhoLeavesWaitsForAPeerThatIsLate) {
   constexpr std::size_t kBytes = 64 << 20;  // more than sockets hold
   Rails rails({.hosts = 2, .local_ranks = 1}, kBytes);
+  const std::vector<std::byte> sent(kBytes, std::byte{7});
   rails[1].be_late(std::chrono::milliseconds(1500));
-  rails[0].put(1, 0, pattern(kBytes, 7));
+  rails[0].put(1, 0, sent);
   rails[0].leave();
   ASSERT_TRUE(rails[1].wait([&] { return !rails[1].heard().empty(); }));
   EXPECT_EQ(rails[1].heard(), "left 0\n");
