@@ -102,19 +102,25 @@ class Problem(ctypes.Structure):
     ]
 
 
-def int32(**figure: Any) -> int:
-    """A whole number, NumPy's too, that goes into a field of 32 bits, by the name of the argument.
+def _whole(name: str, value: Any, bits: int) -> int:
+    """A whole number, NumPy's too, for a field of so many bits.
 
     Raises:
         TypeError: for anything else.
         ValueError: for one that they do not hold.
     """
-    ((name, value),) = figure.items()
     if not hasattr(type(value), "__index__"):
         raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; it must be an int")
-    if not -(2**31) <= operator.index(value) < 2**31:  # ctypes would cut it
-        raise ValueError(f"{name} is {value}; a number of 32 bits is accepted")
-    return operator.index(value)
+    number = operator.index(value)
+    if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):  # ctypes would cut it
+        raise ValueError(f"{name} is {value}; a number of {bits} bits is accepted")
+    return number
+
+
+def int32(**figure: Any) -> int:
+    """One figure for a field of 32 bits, by the name of the argument; raises as `problem` does."""
+    ((name, value),) = figure.items()
+    return _whole(name, value, 32)
 
 
 def problem(**figures: Any) -> Problem:
@@ -124,13 +130,7 @@ def problem(**figures: Any) -> Problem:
         TypeError: for anything else.
         ValueError: for one that 64 bits do not hold.
     """
-    for name, figure in figures.items():
-        if not hasattr(type(figure), "__index__"):
-            raise TypeError(f"{name} is {figure!r}, a {type(figure).__name__}; it must be an int")
-        figures[name] = operator.index(figure)
-        if not -(2**63) <= figures[name] < 2**63:  # ctypes would cut it
-            raise ValueError(f"{name} is {figure}; a number of 64 bits is accepted")
-    return Problem(**figures)
+    return Problem(**{name: _whole(name, figure, 64) for name, figure in figures.items()})
 
 
 class Needs(ctypes.Structure):
