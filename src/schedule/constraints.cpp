@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <limits>
 #include <vector>
 
 #include "base/check.h"
@@ -15,9 +14,6 @@ namespace uniep {
 namespace {
 
 using Violation = std::optional<std::string>;
-
-/// Counters are compared by signed differences of 32 bits.
-constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
 
 static_assert(64 % kDprobGroup == 0, "the smallest tile_n must hold whole dprobs groups");
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -31,6 +33,9 @@ std::optional<std::string> backend_reason(const Schedule& schedule, const Place&
 /// Why the schedule cannot run there at all: `invalid_reason`, then `backend_reason`.
 std::optional<std::string> invalid_reason(const Schedule& schedule, const Problem& problem,
                                           const Place& place);
+
+/// What a counter may rise by in a pass: they are compared by signed differences of 32 bits.
+inline constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
 
 /// The tiles that the CUDA backend was compiled for.
 inline constexpr int kCudaTileM = 128;

@@ -1,18 +1,15 @@
 #include "schedule/returns.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <tuple>
 #include <utility>
 
 #include "base/check.h"
+#include "schedule/constraints.h"
 
 namespace uniep {
 namespace {
-
-/// Counters are compared by signed differences of 32 bits.
-constexpr std::int64_t kMostElements = std::numeric_limits<std::int32_t>::max();
 
 /// Sums by source, token and number of the combine group: its first slot and last block.
 struct Sum {
@@ -66,7 +63,7 @@ void Returns::count_push(int source, int rank, std::int32_t block) {
 
 /// Only the routing says how many rows of a rank's tokens a block has: far fewer than could be.
 void Returns::check_counts() const {
-  const std::int64_t most = kMostElements / view_.hidden;
+  const std::int64_t most = kMaxCount / view_.hidden;
   for (const std::int64_t rows : pushed_rows) {
     require(rows <= most, ErrorCode::kInvalidArgument, "one rank's tokens have ", rows,
             " rows for one expert of another host in a wave; with hidden=", view_.hidden, " ", most,

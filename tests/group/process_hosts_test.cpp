@@ -345,17 +345,22 @@ TEST(FailingHosts, AStoppedHostIsMissedAtTheLimit) {
   }
 }
 
+/// As torchrun has it, on hosts of two ranks each.
+void set_environment(int rank, int ranks, int port) {
+  setenv("RANK", cat(rank).c_str(), 1);
+  setenv("WORLD_SIZE", cat(ranks).c_str(), 1);
+  setenv("LOCAL_RANK", cat(rank % 2).c_str(), 1);
+  setenv("MASTER_ADDR", "127.0.0.1", 1);
+  setenv("MASTER_PORT", cat(port).c_str(), 1);
+}
+
 TEST(HostsOfAGroup, TheEnvironmentIsAnotherSource) {
   const LayerData data = plain_layer(4);
   const LayerResult want = reference::contract(data);
   const int port = free_tcp_port();
   Crew crew(4, [&](int rank) {
     setenv("UNIEP_HOSTS", "2", 1);
-    setenv("RANK", cat(rank).c_str(), 1);
-    setenv("WORLD_SIZE", "4", 1);
-    setenv("LOCAL_RANK", cat(rank % 2).c_str(), 1);
-    setenv("MASTER_ADDR", "127.0.0.1", 1);
-    setenv("MASTER_PORT", cat(port).c_str(), 1);
+    set_environment(rank, 4, port);
     Steps steps(data, want, Communicator::cpu_from_environment());
     steps.run({}, "a step");
     EXPECT_EQ(mapped_ranks().size(), 2u);
@@ -368,11 +373,7 @@ TEST(HostsOfAGroup, AWrongEnvironmentOfOneRankIsHeardOnAll) {
   const int port = free_tcp_port();
   Crew crew(2, [&](int rank) {
     setenv("UNIEP_HOSTS", rank == 1 ? "two" : "2", 1);
-    setenv("RANK", cat(rank).c_str(), 1);
-    setenv("WORLD_SIZE", "2", 1);
-    setenv("LOCAL_RANK", "0", 1);
-    setenv("MASTER_ADDR", "127.0.0.1", 1);
-    setenv("MASTER_PORT", cat(port).c_str(), 1);
+    set_environment(rank, 2, port);
     (void)Communicator::cpu_from_environment();
     return std::string("joined");
   });

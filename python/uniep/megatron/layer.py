@@ -17,7 +17,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec, get_module
 from torch import Tensor
 
 from .experts import UniepExperts
-from .options import Options, check_config, check_options, frees_inputs_of_graphs
+from .options import Options, check_config, check_options, check_padding, frees_inputs_of_graphs
 from .routes import routes, too_many_routes
 from .shared import SharedExperts
 
@@ -40,11 +40,7 @@ class UniepTokenDispatcher(MoETokenDispatcher):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         """Tokens [T, H] and probabilities [T, K] of their routes."""
         topk = self.config.moe_router_topk
-        if getattr(self.config, "moe_pad_expert_input_to_capacity", False):  # decoding sets it
-            raise ValueError(
-                "moe_pad_expert_input_to_capacity is True; with uniep's experts it must be False "
-                "(only routed tokens travel)"
-            )
+        check_padding(self.config)
         if not self._checked and not _is_capturing(routing_map):
             wrong = too_many_routes(routing_map, topk)
             if wrong is not None:
@@ -53,9 +49,8 @@ class UniepTokenDispatcher(MoETokenDispatcher):  # type: ignore[misc]
         self.hidden_shape = hidden_states.shape
         self.topk_ids, topk_probs = routes(probs, routing_map, topk)
         tokens = hidden_states.reshape(-1, self.hidden_shape[-1])
-        if frees_inputs_of_graphs(self.config):
-            tokens = tokens.clone()
-        return self._own(tokens), topk_probs
+        own = tokens.clone() if frees_inputs_of_graphs(self.config) else self._own(tokens)
+        return own, topk_probs
 
     def token_dispatch(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
         """Both as they are."""

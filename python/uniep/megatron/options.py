@@ -23,8 +23,9 @@ __all__ = [
     "activation_of",
     "check_config",
     "check_options",
+    "check_padding",
     "frees_inputs_of_graphs",
-    "parts_in_graphs",
+    "is_in_graph_of_te",
 ]
 
 # Parts of a layer that Megatron may capture in CUDA graphs of their own: all but the experts.
@@ -187,8 +188,30 @@ def check_config(config: Any) -> None:
     Raises:
         ValueError: names the first such option, its value and what is accepted.
     """
-    for option, value, accepted in _refused(config):
+    _raise_first(_refused(config))
+
+
+def check_padding(config: Any) -> None:
+    """As :func:`check_config`, of what Megatron's inference sets where layers have long been built.
+
+    Raises:
+        ValueError: likewise.
+    """
+    for only in _ONLY:
+        if only.option == "moe_pad_expert_input_to_capacity":
+            _raise_first(_refused_value(config, only))
+
+
+def _raise_first(refused: Iterator[tuple[str, Any, str]]) -> None:
+    for option, value, accepted in refused:
         raise ValueError(f"{option} is {value}; with uniep's experts it must be {accepted}")
+
+
+def _refused_value(config: Any, only: _Only) -> Iterator[tuple[str, Any, str]]:
+    accepted = only.accepted if isinstance(only.accepted, tuple) else (only.accepted,)
+    value = getattr(config, only.option, accepted[0])
+    if value not in accepted:
+        yield only.option, value, f"{accepted[-1]} ({only.why})"
 
 
 def _refused(config: Any) -> Iterator[tuple[str, Any, str]]:
@@ -197,10 +220,7 @@ def _refused(config: Any) -> Iterator[tuple[str, Any, str]]:
 
     yield from _refused_activations(config)
     for only in _ONLY:
-        accepted = only.accepted if isinstance(only.accepted, tuple) else (only.accepted,)
-        value = get(only.option, accepted[0])
-        if value not in accepted:
-            yield only.option, value, f"{accepted[-1]} ({only.why})"
+        yield from _refused_value(config, only)
     if get("params_dtype") != torch.bfloat16 and not get("bf16", False):
         yield "params_dtype", get("params_dtype"), "torch.bfloat16"
     if get("transformer_impl") == "inference_optimized":
@@ -211,7 +231,7 @@ def _refused(config: Any) -> Iterator[tuple[str, Any, str]]:
         yield "offload_modules", sorted(offloaded), "without them (the experts have no such parts)"
 
 
-def parts_in_graphs(config: Any) -> list[str]:
+def _parts_in_graphs(config: Any) -> list[str]:
     """Names of a layer's parts that Megatron captures in CUDA graphs of their own."""
     modules = getattr(config, "cuda_graph_modules", None)
     if modules is None:  # megatron-core 0.16
@@ -220,12 +240,17 @@ def parts_in_graphs(config: Any) -> list[str]:
     return [getattr(module, "name", str(module)) for module in modules]
 
 
+def is_in_graph_of_te(config: Any, part: str) -> bool:
+    """Whether Transformer Engine captures that part of a layer in a CUDA graph."""
+    graphs = getattr(config, "cuda_graph_impl", "none")
+    return graphs == "transformer_engine" and part in _parts_in_graphs(config)
+
+
 def frees_inputs_of_graphs(config: Any) -> bool:
     """Whether Megatron frees what its graph of the router gets; the tokens must outlive it."""
     recomputed = getattr(config, "recompute_modules", None) or []
     return (
-        getattr(config, "cuda_graph_impl", "none") == "transformer_engine"
-        and "moe_preprocess" in parts_in_graphs(config)
+        is_in_graph_of_te(config, "moe_preprocess")
         and getattr(config, "recompute_granularity", None) == "selective"
         and "layernorm" in recomputed
     )
@@ -242,7 +267,7 @@ def _refused_schedules(config: Any) -> Iterator[tuple[str, Any, str]]:
     graphs = getattr(config, "cuda_graph_impl", "none")
     if graphs in ("none", "full_iteration"):
         return
-    names = parts_in_graphs(config)
+    names = _parts_in_graphs(config)
     if names == ["full_iteration"]:
         return
     if not names or not set(names) <= _CAPTURED_ALONE:

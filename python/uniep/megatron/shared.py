@@ -11,7 +11,7 @@ from torch.nn import Module
 from uniep import _shared_experts
 from uniep._shared_experts import Shared
 
-from .options import parts_in_graphs
+from .options import is_in_graph_of_te
 from .weights import ExpertParams
 
 __all__ = ["SharedExperts"]
@@ -62,12 +62,11 @@ class SharedExperts:
                     f"{option} is {value}; with shared_experts='fused' it must be {accepted} "
                     "(shared_experts='apart' takes it)"
                 )
-        graphs = getattr(config, "cuda_graph_impl", "none")
-        if graphs == "transformer_engine" and "moe_router" in parts_in_graphs(config):
+        if is_in_graph_of_te(config, "moe_router"):
             raise ValueError(
-                f"cuda_graph_impl is '{graphs}' with 'moe_router' in its modules; with "
-                "shared_experts='fused' it must be 'none', 'local' or 'full_iteration', since its "
-                "graph of the router ends in the shared experts' output"
+                f"cuda_graph_impl is '{config.cuda_graph_impl}' with 'moe_router' in its modules; "
+                "with shared_experts='fused' it must be 'none', 'local' or 'full_iteration', since "
+                "its graph of the router ends in the shared experts' output"
             )
         self._check_main_grads(config.gradient_accumulation_fusion)
         self._module = module
