@@ -62,7 +62,8 @@ constexpr EnvVariable kVariables[] = {
     {"RANK", "rank of this process among the processes of its group, as torchrun sets it", "none"},
     {"WORLD_SIZE", "number of these processes (1 to 64); RANK counts from 0 to below it", "none"},
     {"LOCAL_RANK",
-     "CUDA device of this process, counted from 0; with UNIEP_SHARE_DEVICE=1 modulo their number",
+     "CUDA device of this process, counted from 0; modulo their number with UNIEP_SHARE_DEVICE=1, "
+     "or where this process sees only one",
      "none"},
     {"MASTER_ADDR",
      "host name or address at which rank 0 listens for the others; unset: under Slurm the step's "

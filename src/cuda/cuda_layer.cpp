@@ -171,6 +171,7 @@ auto CudaLayer::collective(const RoutingPlan* plan, const CallOptions& options, 
   const DeviceScope scope(group_->device());
   calls_.begin(plan, options.cuda_stream);
   return calls_.together([&] {
+    calls_.streams().require_same_in_threads();
     begin_memory();
     const DeviceTurn turn(calls_.stream(), this);
     return body();
@@ -198,10 +199,10 @@ RoutingPlan CudaLayer::make_plan(std::span<const std::int32_t> topk_ids,
   check_plan_pages(pool_.get(), options.memory);
   check_plan_memory(needs_, options.memory);
   const std::int64_t tokens = static_cast<std::int64_t>(topk_ids.size()) / problem().topk;
-  auto remote =
-      std::make_unique<CudaPlan>(memory_.plan(options.memory.plan, calls_.captured()),
-                                 DevicePlanLayout(problem(), group_->size()), calls_.number_plan(),
-                                 calls_.stream(), calls_.captured());
+  auto remote = std::make_unique<CudaPlan>(
+      group_->device(), memory_.plan(options.memory.plan, calls_.captured()),
+      DevicePlanLayout(problem(), group_->size()), calls_.number_plan(), calls_.stream(),
+      calls_.captured());
   PlanArgs args = plan_args(problem(), group_->rank(), group_->size(), tokens, topk_ids.data(),
                             group_->exchange(), memory_.plan_scratch(), remote->device(),
                             calls_.report(), group_->limit_ms());
@@ -234,7 +235,7 @@ RoutingPlan CudaLayer::plan_with(std::int64_t tokens, std::unique_ptr<CudaPlan> 
 Saved CudaLayer::restore(const StepMemory& memory, std::int64_t tokens, bool flagged) {
   check_restore_pages(pool_.get());
   const std::int64_t rows = check_restored_memory(problem(), needs_, memory, tokens);
-  auto remote = std::make_unique<CudaPlan>(callers_memory(memory.plan.data()),
+  auto remote = std::make_unique<CudaPlan>(group_->device(), callers_memory(memory.plan.data()),
                                            DevicePlanLayout(problem(), group_->size()), 1,
                                            std::nullopt, false);
   return restored(plan_with(tokens, std::move(remote), flagged), rows, memory);
@@ -319,6 +320,7 @@ void CudaLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
                                  const CallOptions& options) {
   const DeviceScope scope(group_->device());
   calls_.begin(plan_of(saved), options.cuda_stream);
+  calls_.streams().require_same_in_threads();
   begin_memory();
   const Schedule& schedule = *options.schedule;
   check_backward_weights(problem(), communicator(), saved, args, schedule);

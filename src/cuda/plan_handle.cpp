@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/cuda/check_cuda.h"
+#include "base/cuda/device_scope.h"
 #include "cuda/capture.h"
 
 namespace uniep::cuda {
@@ -20,6 +21,7 @@ void download(std::vector<T>& to, const T* from, std::int64_t count) {
 }  // namespace
 
 PlanStatus CudaPlan::status() const {
+  const DeviceScope scope(device_);
   check_cuda(stream_ ? cudaStreamSynchronize(*stream_) : cudaDeviceSynchronize(),
              "wait for the plan");
   PlanStatus status;
@@ -41,6 +43,7 @@ bool CudaPlan::has_rows(const PlanData& p) const {
 }
 
 PlanCounts CudaPlan::fetch_counts(const PlanData& p) {
+  const DeviceScope scope(device_);
   if (!has_rows(p)) return {};
   std::vector<std::int64_t> last, pulls;
   download(last, plan_.segment_begin + p.num_local_experts, 1);
@@ -49,6 +52,7 @@ PlanCounts CudaPlan::fetch_counts(const PlanData& p) {
 }
 
 void CudaPlan::fetch(PlanData& p) {
+  const DeviceScope scope(device_);
   if (!has_rows(p)) {
     p.set_no_rows();
     return;

@@ -18,10 +18,11 @@ namespace uniep::cuda {
 class CudaPlan final : public RemotePlan {
  public:
   /// `number`: of the layer's plans, from 1. `captured`: every replay of a CUDA graph makes it
-  /// anew. Without a stream it was made somewhere else, and lies here.
-  CudaPlan(std::shared_ptr<std::byte> memory, const DevicePlanLayout& layout, std::int64_t number,
-           std::optional<cudaStream_t> stream, bool captured)
-      : memory_(std::move(memory)),
+  /// anew. Without a stream it was made somewhere else, and lies here, on `device`.
+  CudaPlan(int device, std::shared_ptr<std::byte> memory, const DevicePlanLayout& layout,
+           std::int64_t number, std::optional<cudaStream_t> stream, bool captured)
+      : device_(device),
+        memory_(std::move(memory)),
         plan_(device_plan(memory_.get(), layout)),
         number_(number),
         stream_(stream),
@@ -46,6 +47,7 @@ class CudaPlan final : public RemotePlan {
   /// Whether it has rows; throws where nobody can say, and for a fault unless the plan is flagged.
   bool has_rows(const PlanData& p) const;
 
+  const int device_;
   std::shared_ptr<std::byte> memory_;
   DevicePlan plan_;
   const std::int64_t number_;

@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "base/check.h"
 #include "base/cuda/check_cuda.h"
 #include "cuda/capture.h"
 
@@ -38,6 +39,14 @@ class StreamOrder {
   cudaStream_t stream() const { return stream_; }
   /// Whether that call is captured in a CUDA graph.
   bool captured() const { return captured_; }
+
+  /// The stream of the call at hand is the same in every thread: by its handle alone nobody could
+  /// make a call of one thread wait for that of another.
+  void require_same_in_threads() const {
+    require(stream_ != cudaStreamPerThread, ErrorCode::kInvalidArgument,
+            "options.cuda_stream is cudaStreamPerThread, another stream in each thread; a stream "
+            "that was created is accepted, or null, the default one");
+  }
 
   /// For a `call` that waits for the stream.
   void require_no_capture(const char* call) const { cuda::require_no_capture(stream_, call); }

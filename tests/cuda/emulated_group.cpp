@@ -60,7 +60,7 @@ EmulatedGroup::EmulatedGroup(const LayerData& data, std::vector<std::int64_t> to
   check_cuda(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, 0), "ask for SMs");
   std::vector<std::int64_t> tokens;
   for (int r = 0; r < split_.ranks(); ++r) tokens.push_back(split_.tokens(r).size());
-  LayerResult unused = workload::make_result(data, {});
+  LayerResult unused = workload::make_result(data, {.ranks = split_.ranks()});
   const Problem& problem = problem_;
   const int num_ranks = split_.ranks();
   const auto rows_of_token = static_cast<std::size_t>(result_rows(problem));

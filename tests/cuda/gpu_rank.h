@@ -74,7 +74,7 @@ class GpuRank {
         main_grad_(extra.main_grad),
         each_(extra.each),
         rank_(communicator.rank()),
-        unused_(workload::make_result(data, {})),
+        unused_(workload::make_result(data, {.ranks = communicator.size()})),
         f_(split_.forward_args(rank_, unused_)),
         b_(split_.backward_args(rank_, unused_)),
         ids_(split_.topk_ids(rank_)),

@@ -268,8 +268,25 @@ TEST(CudaCommunicator, AMissingDeviceIsAnErrorOnAllRanks) {
     CudaCommunicator communicator(join_group(environment, kConnectLimitMs));
     return "no error";
   });
-  EXPECT_NE(said[0].find("rank 1: there is no CUDA device 63"), std::string::npos) << said[0];
+  const char* const why =
+      devices() > 1 ? "rank 1: there is no CUDA device 63" : "ranks 0 and 1 use the same GPU";
+  EXPECT_NE(said[0].find(why), std::string::npos) << said[0];
   EXPECT_EQ(said[0], said[1]);
+}
+
+/// As `srun --gpus-per-task=1` does.
+TEST(CudaCommunicator, ProcessesThatEachSeeOneGpuHaveOneEach) {
+  if (devices() < 2) GTEST_SKIP() << "needs two GPUs";
+  const char* const seen = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (seen != nullptr) GTEST_SKIP() << "CUDA_VISIBLE_DEVICES is " << seen;
+  const ScopedEnv share("UNIEP_SHARE_DEVICE", "");
+  const int port = free_tcp_port();
+  const auto said = forked_ranks(2, [&](int rank) -> std::string {
+    const ScopedEnv one("CUDA_VISIBLE_DEVICES", std::to_string(rank).c_str());
+    CudaCommunicator c(join_group({rank, 2, rank, "127.0.0.1", port}, kConnectLimitMs));
+    return cat("device ", c.device(), ", ", c.gpus(), " GPUs");
+  });
+  for (const std::string& of_rank : said) EXPECT_EQ(of_rank, "device 0, 2 GPUs");
 }
 
 // ---- Memory of the caller

@@ -17,8 +17,7 @@ class CallerMapping final : public SymmetricMemory::Mapping {
     // The caller's mapping of this rank's own memory may be another address of the same bytes.
     if (request.caller.local != nullptr) own = request.caller.local;
     local_ = own;
-    const bool tells = request.caller.release != nullptr && request.size > 1;
-    if (tells) words_ = std::make_unique<ReleaseWords>(request.rank, request.size);
+    if (tells(request)) words_ = std::make_unique<ReleaseWords>(request.rank, request.size);
   }
 
   ~CallerMapping() override {
@@ -35,15 +34,19 @@ class CallerMapping final : public SymmetricMemory::Mapping {
     (void)cudaGetLastError();
   }
 
-  /// Of the words by which ranks let go; empty where the caller does not want to know.
-  std::string exported() { return words_ ? to_bytes(words_->exported()) : ""; }
+  /// Whether ranks tell one another that they have let go: where the caller wants to know.
+  static bool tells(const SymmetricRequest& request) {
+    return request.caller.release != nullptr && request.size > 1;
+  }
+
+  /// Of the words by which they do.
+  std::string exported() { return to_bytes(words_->exported()); }
 
   void open(const std::vector<std::string>& of_ranks) {
     std::vector<IpcPart> words;
     for (const std::string& bytes : of_ranks) words.push_back(ipc_part(bytes));
     words_->open(words);
   }
-  bool tells() const { return words_ != nullptr; }
 
   void* local() const override { return local_; }
   std::vector<void*> peers() const override { return peers_; }
@@ -59,10 +62,12 @@ class CallerMapping final : public SymmetricMemory::Mapping {
 }  // namespace
 
 std::unique_ptr<SymmetricMemory::Mapping> make_caller_mapping(const SymmetricRequest& request) {
-  auto mapping = std::make_unique<CallerMapping>(request);
-  if (!mapping->tells()) return mapping;
-  const auto exported = together(request.bootstrap, request.limit_ms, "words of release",
-                                 [&] { return mapping->exported(); });
+  if (!CallerMapping::tells(request)) return std::make_unique<CallerMapping>(request);
+  std::unique_ptr<CallerMapping> mapping;
+  const auto exported = together(request.bootstrap, request.limit_ms, "words of release", [&] {
+    mapping = std::make_unique<CallerMapping>(request);
+    return mapping->exported();
+  });
   together(request.bootstrap, request.limit_ms, "words of release mapped", [&] {
     mapping->open(exported);
     return std::string();

@@ -21,9 +21,12 @@ RankGpu use_device(int device) {
   return {.uuid = {properties.uuid.bytes, sizeof(properties.uuid.bytes)}, .mps = mps != 0};
 }
 
+/// A launcher may show each process one GPU alone, which is then device 0 of all. Whether these are
+/// different ones, their UUIDs say.
 GroupMember with_sharing(GroupMember member) {
   member.share_device = member.share_device || env_share_device();
-  if (member.share_device) member.device = device_of(member.device, device_count());
+  const int seen = device_count();
+  if (member.share_device || seen == 1) member.device = device_of(member.device, seen);
   return member;
 }
 

@@ -16,7 +16,8 @@ class CudaCommunicator final : public CommunicatorImpl {
  public:
   /// Collective. Then this thread's current device is `device()`. Where a rank cannot use its
   /// device, or two would share one though neither the member nor UNIEP_SHARE_DEVICE says that they
-  /// may, throws the same Error on all ranks. Where they may, devices count modulo their number.
+  /// may, throws the same Error on all ranks. Where they may, or this process sees only one device,
+  /// devices count modulo their number.
   explicit CudaCommunicator(GroupMember member);
   ~CudaCommunicator() override;
 

@@ -92,6 +92,8 @@ ReleaseWords::~ReleaseWords() {
   if (!exported_) Pages::get().give_back(slot_->device, slot_->place);
 }
 
+int ReleaseWords::device() const { return slot_->device; }
+
 IpcPart ReleaseWords::exported() {
   exported_ = true;
   return slot_->place.part;
@@ -136,7 +138,8 @@ bool ReleaseWords::told_by_all() const {
 void when_released(std::unique_ptr<ReleaseWords> words, std::function<void()> action) {
   {
     const std::scoped_lock lock(waiting_mutex);
-    waiting().push_back({current_device(), std::move(words), std::move(action)});
+    const int device = words->device();  // not asked for: at exit the runtime may have ended
+    waiting().push_back({device, std::move(words), std::move(action)});
   }
   free_released_memory();
 }

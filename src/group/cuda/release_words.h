@@ -24,6 +24,9 @@ class ReleaseWords {
   ReleaseWords(const ReleaseWords&) = delete;
   ReleaseWords& operator=(const ReleaseWords&) = delete;
 
+  /// The device that they are on.
+  int device() const;
+
   /// For the peers, who may write to them from now on.
   IpcPart exported();
 
@@ -51,7 +54,7 @@ class ReleaseWords {
   bool exported_ = false;
 };
 
-/// Does `action`, on this thread's current device, when all peers have told `words`: in this call
+/// Does `action`, on the words' device, when all peers have told `words`: in this call
 /// or in a later one of `free_released_memory`. Where a peer has died and never told, it is not
 /// done.
 void when_released(std::unique_ptr<ReleaseWords> words, std::function<void()> action);
