@@ -174,6 +174,10 @@ layer_runs() {
       part "run --ranks $count $schedule" "$count" 15 300 run_layer "$count" "$schedule"
     done
   done
+  for count in "${rank_counts[@]}"; do
+    part "run --ranks $count, shared expert" "$count" 10 120 "$uniep" run --backend cuda \
+      --ranks "$count" --shape small --shared-experts 1 --shared-gate --main-grad fp32 --check
+  done
 }
 
 bench() {

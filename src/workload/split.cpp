@@ -103,7 +103,9 @@ ForwardArgs Split::forward_args(int rank, LayerResult& result) const {
 
 template <class Vector>
 auto Split::part_of_rank(Vector& grads, std::size_t size, int rank) const {
-  return std::span(grads).subspan(static_cast<std::size_t>(rank) * size, size);
+  const std::size_t first = static_cast<std::size_t>(rank) * size;
+  ensure(first + size <= grads.size(), "a result has no part of rank ", rank);
+  return std::span(grads).subspan(first, size);
 }
 
 BackwardArgs Split::backward_args(int rank, LayerResult& result) const {

@@ -124,6 +124,20 @@ TEST(Check, AnOverflowOfTheReferenceIsNoError) {
   EXPECT_FALSE(all_ok(more));
 }
 
+TEST(Check, OfZerosAloneNothingMayDiffer) {
+  Checked c;
+  std::ranges::fill(c.layer.topk_ids, -1);
+  const LayerResult zeros = run_steps(c.layer, c.options).result;
+  for (const TensorCheck& check : check_result(c.layer, zeros, c.options)) {
+    EXPECT_TRUE(std::isfinite(check.limit)) << check.name;
+    EXPECT_TRUE(check.ok()) << check.name;
+  }
+  LayerResult wrong = zeros;
+  wrong.out[3].bits = 0x3f80;
+  // Run and baseline share the error, which float64 alone can tell.
+  EXPECT_FALSE(all_ok(check_result(c.layer, wrong, c.options, returns(wrong))));
+}
+
 TEST(Check, ComparesMainGrad) {
   Checked c;
   c.options.main_grad = true;

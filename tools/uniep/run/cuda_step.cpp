@@ -133,6 +133,7 @@ class CudaRank {
     layer_.synchronize();
     times.forward = layer_.last_pass();
     download(f.out, out);
+    if (!measures(options_.passes, Pass::kForward)) (void)layer_.take_timeline();
     if (backward_) step_backward(saved, result, times);
     note_routing(plan);
     timeline_ = layer_.take_timeline();
@@ -245,7 +246,8 @@ StepReport run_cuda_steps(const LayerData& layer, const StepOptions& options,
                           const Communicator& member) {
   const workload::Split split(layer, member.size());
   const bool backward = options.passes != PassChoice::kForward;
-  const workload::ResultTensors tensors{.backward = backward, .main_grad = options.main_grad};
+  const workload::ResultTensors tensors{
+      .backward = backward, .main_grad = options.main_grad, .ranks = member.size()};
   StepReport report;
   report.result = make_result(layer, tensors);
   Gatherer gatherer(dynamic_cast<cuda::CudaCommunicator&>(*member.impl()).bootstrap());

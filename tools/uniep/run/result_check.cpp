@@ -57,7 +57,8 @@ void set_distance(TensorCheck& check, const std::vector<double>& got,
   }
   const double factor = spread(those_that_matter(squares), those_that_matter(by_cause));
   check.relative_l2 = reference::relative_l2(got, values);
-  check.limit = likely == 0 ? 0 : factor * std::sqrt(likely / norm);
+  // Of zeros alone nothing may differ.
+  check.limit = likely == 0 || norm == 0 ? 0 : factor * std::sqrt(likely / norm);
 }
 
 /// What is computed along `hidden` comes from one number of a row's h, a, da or dh, or from few.

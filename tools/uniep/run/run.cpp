@@ -397,8 +397,10 @@ int run_processes(const Flags& flags, const Invocation& invocation) {
 int run_cuda(const Flags& flags, const Invocation& invocation) {
   StepOptions options = step_options(flags);
   if (!process_environment()) {
-    require_gpus(own_ranks(flags));
-    return launch_ranks(own_ranks(flags), invocation.arguments);
+    const int ranks = own_ranks(flags);
+    require_gpus(ranks);
+    require_feasible_shape(flags, ranks, ranks);  // said once, not by each
+    return launch_ranks(ranks, invocation.arguments);
   }
   const Communicator member = Communicator::cuda_from_environment();
   options.ranks = member.size();
@@ -412,6 +414,7 @@ int run_cuda(const Flags& flags, const Invocation& invocation) {
                    {.all_ranks = steps_of(member),
                     .one_rank = steps_of(cuda::single_rank()),
                     .speaks = member.rank() == 0,
+                    .processes = member.size(),
                     .devices = gpus_text(member),
                     .sharing = sharing_of(member),
                     .agree = agreement_of(member)});
