@@ -56,6 +56,14 @@ class Hosts(ProgramTest):
         self.assertLess(many[0], many[1])
         self.assertEqual(len(self.ways("--ranks", 16, "--hosts", 16)), 2 * 8)  # none in waves
 
+    def test_what_no_host_can_run_is_refused(self):
+        how = ["simulate", "--shape", SHAPE, "--ranks", 8, "--hosts", 2, "--nic-gbps", 10]
+        for schedule in ("workers=500", "workers=132", "tile_m=64"):
+            self.refuse(*how, "--schedule", schedule, words=[schedule.split("=")[0]])
+        self.succeed(*how, "--schedule", "workers=132", "--spare-sms", 0, "--pass", "forward")
+        for flags in (["--shared-experts", 1], ["--combine-partials", "bf16"]):
+            self.refuse(*how, *flags, words=["--hosts", flags[0]])
+
     def test_a_routing_that_does_not_fit_is_warned_of(self):
         large = "custom,tokens=4800,hidden=1024,intermediate=1024,experts=16,topk=4"
         how = ["simulate", "--shape", large, "--ranks", 4, "--hosts", 2, "--nic-gbps", 10,

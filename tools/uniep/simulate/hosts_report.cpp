@@ -73,9 +73,8 @@ std::vector<tune::Prediction> predict_gathered(const HostWay& way, const BenchCa
     return tune::gathered_host(bench.problem, bench.ranks, s.hosts, bench.routing.topk_ids, under,
                                all_rows);
   };
-  const bool in_waves = *way.gathered == tune::CrossesUnder::kPasses;
   const tune::MachineProfile profile =
-      tune::with_spare_workers(s.profile, in_waves ? s.spare_sms : 0);
+      tune::with_spare_workers(s.profile, way.in_waves() ? s.spare_sms : 0);
   const tune::GatheredHost host = host_with(*way.gathered);
   const auto undivided = host_with(tune::CrossesUnder::kNothing).plans;
   const tune::MachineProfile free = tune::without_communication(s.profile);

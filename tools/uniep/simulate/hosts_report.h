@@ -25,6 +25,9 @@ struct HostWay {
   int combine_groups = 1;
   CombinePartials combine_partials = CombinePartials::kFp32;
   std::vector<tune::Prediction> passes{};
+
+  /// Tokens and sums cross under the pass, on SMs of their own.
+  bool in_waves() const { return gathered == tune::CrossesUnder::kPasses; }
 };
 
 /// As the pass itself exchanges them: straight; by relays, with all rows; by relays, with a partial

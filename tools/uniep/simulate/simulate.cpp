@@ -86,10 +86,13 @@ void take_hosts(Flags& flags) {
   if (flags.hosts == 0) return;
   require(
       flags.gpus_per_node == 0 && !flags.memory.memory_gb && flags.plot.empty() &&
-          flags.arithmetic.combine_groups == 1,
+          flags.arithmetic.combine_groups == 1 &&
+          flags.arithmetic.combine_partials == name(CombinePartials::kFp32) &&
+          flags.arithmetic.shared_experts == 0,
       ErrorCode::kInvalidArgument,
       "--hosts prints a table of ways to exchange rows between hosts, some with combine groups; "
-      "it is accepted without --gpus-per-node, --memory, --combine-groups and --plot");
+      "it is accepted without --gpus-per-node, --memory, --combine-groups, --combine-partials, "
+      "--shared-experts and --plot");
   require(flags.nic_gbps > 0, ErrorCode::kInvalidArgument, "--hosts is ", flags.hosts,
           ", but there are no NICs between them; it is accepted with --nic-gbps");
   flags.gpus_per_node = layout_of_hosts(flags.ranks, flags.hosts).local_ranks;
@@ -149,10 +152,15 @@ void note_overflow(Degree& degree, const BenchCase& bench) {
   degree.overflow = overflow_of(bench, degree.default_capacity);
 }
 
-std::vector<RoutingPlan> plans_of(const BenchCase& bench, const Setting& setting) {
+/// On workers of the profile but `spare` ones.
+void require_runnable(const BenchCase& bench, const Setting& setting, int spare = 0) {
   const auto reason = invalid_reason(setting.schedule, bench.problem,
-                                     {setting.profile.backend, setting.profile.workers});
+                                     {setting.profile.backend, setting.profile.workers - spare});
   require(!reason, ErrorCode::kInvalidArgument, reason.value_or(""));
+}
+
+std::vector<RoutingPlan> plans_of(const BenchCase& bench, const Setting& setting) {
+  require_runnable(bench, setting);
   return tune::plans_to_simulate(bench.problem, bench.tokens_per_rank(), bench.routing.topk_ids);
 }
 
@@ -419,6 +427,12 @@ int simulated_of_hosts(const Flags& flags) {
 }
 
 int run_hosts(const Flags& flags, const Invocation& invocation, const Setting& setting) {
+  BenchCase bench = make_case(flags.shape, flags.ranks, flags.seed, flags.skew, flags.arithmetic);
+  flags.kept.apply_to(bench.problem);
+  const std::vector<HostWay> all = ways_between(flags.hosts, setting.profile.backend);
+  const int spare = flags.spare_sms.value_or(kUsualSpareSms);
+  const bool in_waves = std::ranges::any_of(all, &HostWay::in_waves);
+  require_runnable(bench, setting, in_waves ? spare : 0);
   std::cout << header(flags, setting)
             << "#\n# predicted, not measured. exposed: what communication adds to the time under "
                "this schedule; wire: what\n# a NIC takes for all that crosses, and no schedule is "
@@ -426,11 +440,8 @@ int run_hosts(const Flags& flags, const Invocation& invocation, const Setting& s
             << explained_ways(flags.hosts, setting.profile.backend)
             << (simulated_of_hosts(flags) < flags.ranks ? "# one host stands for all\n" : "")
             << std::flush;
-  BenchCase bench = make_case(flags.shape, flags.ranks, flags.seed, flags.skew, flags.arithmetic);
-  flags.kept.apply_to(bench.problem);
-  const std::vector<HostWay> all = ways_between(flags.hosts, setting.profile.backend);
   const HostSetting of_ways{.hosts = flags.hosts,
-                            .spare_sms = flags.spare_sms.value_or(kUsualSpareSms),
+                            .spare_sms = spare,
                             .schedule = setting.schedule,
                             .topology = setting.topology,
                             .profile = setting.profile};
