@@ -91,6 +91,35 @@ TEST(TuneCache, KnowsTheHostsOfRanks) {
   EXPECT_EQ(cache.load().entries[0].key.hosts, 1);
 }
 
+TEST(TuneCache, KnowsWhoseTokensALayerHasAndWhichSms) {
+  const TemporaryFolder folder;
+  const TuneCache cache(folder.file("tuned.json"));
+  std::vector<TunedEntry> others(3, entry(64));
+  others[0].key.gathered_hosts = 2;
+  others[1].key.slot_rows = true;
+  others[2].key.spare_sms = 16;
+  EXPECT_TRUE(cache.store(entry(64)).empty());
+  for (const TunedEntry& other : others) EXPECT_TRUE(cache.store(other).empty());
+  const std::vector<TunedEntry> entries = cache.load().entries;
+  ASSERT_EQ(entries.size(), 4u) << "each is another situation";
+  EXPECT_EQ(find_entry(entries, entry(64).key), &entries[0]);
+  for (std::size_t i = 0; i < others.size(); ++i) {
+    EXPECT_EQ(find_entry(entries, others[i].key), &entries[i + 1]);
+    EXPECT_NE(to_string(others[i].key), to_string(entry(64).key));
+  }
+
+  std::string text = file_text(cache.path());
+  for (const std::string field :
+       {"\"gathered_hosts\": 1,", "\"slot_rows\": \"no\",", "\"spare_sms\": 0,"}) {
+    const std::size_t at = text.find(field);
+    ASSERT_NE(at, text.npos) << field;
+    text.replace(at, field.size(), "");
+  }
+  const TunedEntries older = parse_tuned(text, "f");
+  EXPECT_TRUE(older.problems.empty());
+  EXPECT_EQ(older.entries[0].key, entry(64).key) << "an entry that is older than the fields";
+}
+
 TEST(TuneCache, KnowsTheArithmeticOfLayers) {
   const TemporaryFolder folder;
   const TuneCache cache(folder.file("tuned.json"));

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <set>
 
@@ -39,6 +40,16 @@ TEST(SampledRouting, RepeatsExpertsWhereThereAreTooFew) {
   Problem few = kGpuLayer;
   few.num_experts = 2;
   for (const auto e : sampled_routing(few, 2, 10, 0, 1)) EXPECT_LT(e, 2);
+}
+
+TEST(SampledRouting, OfGatheredTokensHasTheSlotsOfOneHost) {
+  Problem gathered = kGpuLayer;
+  gathered.gathered_hosts = 4;
+  const auto ids = sampled_routing(gathered, 2, 2000, 0, 3);
+  ASSERT_EQ(ids.size(), 2u * 2000 * 8);
+  const auto dropped = static_cast<double>(std::ranges::count(ids, -1));
+  EXPECT_NEAR(dropped / static_cast<double>(ids.size()), 0.75, 0.02);
+  EXPECT_LT(std::ranges::max(ids), gathered.num_experts);
 }
 
 struct PickCase {

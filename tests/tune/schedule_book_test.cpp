@@ -199,6 +199,18 @@ TEST(ScheduleBook, OfWhatIsShippedTheNearestSkewCountsNotTheDriver) {
   }
 }
 
+TEST(ScheduleBook, WhatWasTunedOnAllSmsIsNotForPassesThatSpareSome) {
+  const Schedule base = default_schedule(Backend::kCuda);
+  const TunedEntry tuned{key_of(4), parse_schedule("lag=4", base), 1, 1, ""};
+  TuneKey sparing = key_of(4);
+  sparing.spare_sms = 16;
+  ScheduleBook cached({tuned}, {}, std::nullopt);
+  EXPECT_EQ(cached.choose(sparing, kGpuLayer, kGpu).origin, ChoiceOrigin::kDefault);
+  EXPECT_EQ(cached.choose(key_of(4), kGpuLayer, kGpu).schedule, tuned.schedule);
+  ScheduleBook shipped({}, {tuned}, std::nullopt);
+  EXPECT_EQ(shipped.choose(sparing, kGpuLayer, kGpu).schedule, tuned.schedule);
+}
+
 TEST(ScheduleBook, PassesOverWhatCannotRunHere) {
   const Schedule base = default_schedule(Backend::kCuda);
   const TunedEntry cached{key_of(4), parse_schedule("workers=200", base), 1, 1, ""};

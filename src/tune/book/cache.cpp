@@ -69,6 +69,9 @@ Json entry_json(const TunedEntry& e) {
           {"combine_partials", name(e.key.combine_partials)},
           {"shared", e.key.shared_experts},
           {"backward_rows", e.key.backward_rows},
+          {"gathered_hosts", e.key.gathered_hosts},
+          {"slot_rows", e.key.slot_rows ? "yes" : "no"},
+          {"spare_sms", e.key.spare_sms},
           {"tokens", e.key.tokens},
           {"skew", e.key.skew},
           {"schedule", axes_json(e.schedule)},
@@ -145,6 +148,16 @@ void read_arithmetic(Fields& fields, TuneKey& key) {
   key.shared_experts = static_cast<int>(fields.number_or("shared", kShared, 0));
 }
 
+constexpr Accepted kSms{[](double v) { return v >= 0 && v <= 1024 && v == std::floor(v); },
+                        "a whole number from 0 to 1024 is accepted"};
+
+/// ... and of layers whose tokens are those of its ranks alone, on all SMs.
+void read_place(Fields& fields, TuneKey& key) {
+  key.gathered_hosts = static_cast<int>(fields.number_or("gathered_hosts", kGroups, 1));
+  key.slot_rows = truth_or_no(fields, "slot_rows");
+  key.spare_sms = static_cast<int>(fields.number_or("spare_sms", kSms, 0));
+}
+
 constexpr Accepted kTime{[](double v) { return v >= 0 && v <= 1e9; }, "0 to 1e9 is accepted"};
 constexpr Accepted kSkew{[](double v) { return v >= 0 && v <= 100; }, "0 to 100 is accepted"};
 
@@ -169,6 +182,7 @@ TunedEntry entry_from(const Json& json) {
   e.key.pass = one_of(fields, "pass", Pass::kForward, Pass::kBackward);
   read_kept(fields, e.key);
   read_arithmetic(fields, e.key);
+  read_place(fields, e.key);
   e.key.tokens = count_from<std::int64_t>(fields, "tokens", 0);
   e.key.skew = fields.number("skew", kSkew);
   e.schedule = schedule_from(fields.object("schedule"), e.key.backend);
@@ -253,7 +267,7 @@ void put_entry(Json& entries, const TunedEntry& entry) {
 }
 
 bool has_plain_experts(const TuneKey& k) {
-  return are_plain_experts(k.activation, k.probs, k.bias, k.combine_groups > 1);
+  return are_plain_experts(k.activation, k.probs, k.bias, k.combine_groups > 1 || k.slot_rows);
 }
 
 bool same_kernels(const TuneKey& a, const TuneKey& b) {
@@ -287,7 +301,9 @@ std::string variant_text(const TuneKey& k) {
                                    : cat(",combine_groups=", k.combine_groups,
                                          ",combine_partials=", name(k.combine_partials)),
              k.shared_experts == 0 ? "" : cat(",shared=", k.shared_experts),
-             k.backward_rows == 0 ? "" : cat(",backward_rows=", k.backward_rows));
+             k.backward_rows == 0 ? "" : cat(",backward_rows=", k.backward_rows),
+             k.gathered_hosts == 1 ? "" : cat(",gathered_hosts=", k.gathered_hosts),
+             k.slot_rows ? ",slot_rows" : "");
 }
 
 std::string to_string(const TuneKey& k) {
@@ -295,7 +311,7 @@ std::string to_string(const TuneKey& k) {
              ",experts=", k.num_experts, ",topk=", k.topk, variant_text(k), " with up to ",
              k.tokens, " tokens on each of ", k.ranks, " ranks",
              k.hosts == 1 ? "" : cat(" on ", k.hosts, " hosts"), ", skew ", k.skew, ", on ",
-             k.device);
+             k.device, k.spare_sms == 0 ? "" : cat(" but for ", k.spare_sms, " SMs"));
 }
 
 TunedEntries parse_tuned(std::string_view text, const std::string& origin) {
@@ -326,6 +342,7 @@ std::optional<TuneKey> key_of_plain_experts(TuneKey key) {
   key.combine_groups = 1;
   key.combine_partials = CombinePartials::kFp32;
   key.shared_experts = 0;
+  key.slot_rows = false;
   return key;
 }
 

@@ -61,10 +61,13 @@ class Router {
 
 std::vector<std::int32_t> sampled_routing(const Problem& problem, int ranks, std::int64_t tokens,
                                           double skew, std::uint64_t seed) {
-  Router router(problem, skew, seed);
+  Problem of_all_hosts = problem;
+  of_all_hosts.num_experts *= problem.gathered_hosts;
+  Router router(of_all_hosts, skew, seed);
   std::vector<std::int32_t> ids;
   ids.reserve(static_cast<std::size_t>(tokens * ranks * problem.topk));
   for (std::int64_t t = 0; t < tokens * ranks; ++t) router.append_token(ids);
+  for (std::int32_t& id : ids) id = id < problem.num_experts ? id : -1;
   return ids;
 }
 

@@ -16,7 +16,8 @@ Schedule quick_pick(const Problem& problem, const TuneKey& key, const Place& pla
                     const MachineProfile& profile);
 
 /// topk_ids of all ranks, `tokens` each: experts drawn without repetition (where there are as many
-/// as topk), expert e with a weight that falls as (1 + e)^-skew.
+/// as topk), expert e with a weight that falls as (1 + e)^-skew. Where tokens of several hosts are
+/// gathered, of the experts of them all; slots that are not of the first host's are dropped.
 std::vector<std::int32_t> sampled_routing(const Problem& problem, int ranks, std::int64_t tokens,
                                           double skew, std::uint64_t seed);
 

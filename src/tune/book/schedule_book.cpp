@@ -40,6 +40,7 @@ Schedule default_for(const Problem& problem, const Place& place) {
 TuneKey anywhere(TuneKey key) {
   key.driver.clear();
   key.library.clear();
+  key.spare_sms = 0;
   return key;
 }
 

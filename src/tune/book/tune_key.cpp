@@ -93,6 +93,9 @@ TuneKey tune_key(Backend backend, const Problem& problem, const RankLayout& layo
           .combine_partials = problem.combine_partials,
           .shared_experts = problem.shared_experts,
           .backward_rows = problem.backward_rows,
+          .gathered_hosts = problem.gathered_hosts,
+          .slot_rows = problem.slot_rows,
+          .spare_sms = backend == Backend::kCuda ? env_spare_sms() : 0,
           .tokens = token_bucket(tokens),
           .skew = skew};
 }

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "base/env.h"
 #include "base/files.h"
 #include "bench/bench_size.h"
 #include "commands.h"
@@ -19,6 +20,7 @@
 #include "tune/book/schedule_book.h"
 #include "tune/book/tune_key.h"
 #include "tune/lab/lab_network.h"
+#include "tune/model/cost_model.h"
 #include "tuning/least_budget.h"
 #include "tuning/tune_memory.h"
 #include "tuning/tune_run.h"
@@ -34,7 +36,8 @@ std::optional<tune::MachineProfile> profile_of(const TuneFlags& flags, const Ran
     require(named.backend == ranks.backend, ErrorCode::kInvalidArgument, "profile ", named.name,
             " is of backend ", name(named.backend), "; one of backend ", name(ranks.backend),
             " is accepted");
-    return ranks.backend == Backend::kCpu ? with_emulated_link(named) : named;
+    return ranks.backend == Backend::kCpu ? with_emulated_link(named)
+                                          : tune::with_spare_workers(named, env_spare_sms());
   }
   if (ranks.backend == Backend::kCuda) {
     return tune::profile_of_passes(ranks.backend, tune::device_name(ranks.backend));
