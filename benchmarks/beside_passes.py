@@ -130,6 +130,8 @@ def main() -> None:
     args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this program measures GPUs, and there is none")
+    if "LOCAL_RANK" not in os.environ:
+        raise SystemExit("beside_passes.py: LOCAL_RANK is not set; run it under torchrun")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)

@@ -130,7 +130,8 @@ def main() -> None:
     add = parser.add_argument
     add("--cases", nargs="+", default=list(MODELS), choices=list(CASES))
     add("--divide", type=int, default=1, help="experts by this: the share of one of so many ranks")
-    add("--choices", nargs="+", default=[c.name for c in CHOICES])
+    names = [c.name for c in CHOICES]
+    add("--choices", nargs="+", default=names, choices=names)
     add("--schedule", default="auto", help="of uniep, in both directions")
     add("--turns", type=int, default=15)
     add("--layers", type=int, default=1, help="forwards, all before the first backward")

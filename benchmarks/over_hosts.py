@@ -120,6 +120,8 @@ def main() -> None:
     add("--tiny", action="store_true")
     add("--json", metavar="FILE")
     args = parser.parse_args()
+    if "RANK" not in os.environ:
+        raise SystemExit("over_hosts.py: RANK is not set; run it under torchrun")
     cuda = torch.cuda.is_available()
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if ranks % args.hosts:

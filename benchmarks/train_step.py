@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import statistics
+import importlib.util
 import sys
 import time
 from collections.abc import Callable
@@ -125,6 +125,18 @@ def transformers_layer(name: str, sizes: Sizes) -> MoE:
     return moe
 
 
+def require_layers(names: list[str]) -> None:
+    """Said before anything is measured."""
+    for name in names:
+        if name not in ("uniep", "plain") and not name.startswith("transformers:"):
+            sys.exit(f"--layers has '{name}'; accepted are uniep, plain and transformers:NAME")
+        if name.startswith("transformers:") and importlib.util.find_spec("transformers") is None:
+            sys.exit(
+                f"--layers has '{name}', and transformers is not installed (pip install "
+                "transformers); --layers uniep plain do without"
+            )
+
+
 class Layer:
     """A MoE layer by its name, and what it holds until it is closed."""
 
@@ -137,10 +149,8 @@ class Layer:
             self.moe: MoE = lambda *tensors: uniep.moe(*tensors, workspace=workspace)
         elif name == "plain":
             self.moe = plain.moe
-        elif name.startswith("transformers:"):
-            self.moe = transformers_layer(name.removeprefix("transformers:"), sizes)
         else:
-            sys.exit(f"--layers has '{name}'; accepted are uniep, plain and transformers:NAME")
+            self.moe = transformers_layer(name.removeprefix("transformers:"), sizes)
 
     def close(self) -> None:
         if self.workspace is not None:
@@ -203,10 +213,13 @@ def measure_steps(
                 torch.cuda.empty_cache()
             turns[name].append(take_turn(name, sizes, args, device))
     tokens = sizes.texts * sizes.length
-    plain_ms = statistics.median(turns["plain"][0].ms) if "plain" in turns else None
+    times_of = {
+        name: Times.of([ms for turn in taken for ms in turn.ms]) for name, taken in turns.items()
+    }
+    plain_ms = times_of["plain"].ms if "plain" in times_of else None
     found = []
     for name, taken in turns.items():
-        times = Times.of([ms for turn in taken for ms in turn.ms])
+        times = times_of[name]
         figures: dict[str, Any] = {
             "layer": name,
             "tokens_per_s": round(1e3 * tokens / times.ms),
@@ -281,6 +294,7 @@ def main() -> None:
     add("--tiny", action="store_true", help="a model of a few thousand parameters")
     add("--json", metavar="FILE")
     args = parser.parse_args()
+    require_layers(args.layers)
     device = torch.device(args.device)
     torch.use_deterministic_algorithms(args.deterministic)
     sizes = TINY if args.tiny else Sizes()

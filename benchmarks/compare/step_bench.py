@@ -230,6 +230,13 @@ class StepBench:
             self.turn(way, found[way.name])
         return found
 
+    def sums_of_ranks(self, counts: dict[str, int]) -> dict[str, int]:
+        """Collective."""
+        all_ranks = [counts] * self.ranks
+        if self.ranks > 1:
+            dist.all_gather_object(all_ranks, counts, group=self.group)
+        return {name: sum(of_rank[name] for of_rank in all_ranks) for name in counts}
+
     def records(self, name: str, measured: Measured, **figures: Any) -> list[dict[str, Any]]:
         """Of forward and backward, of the rank with the most; `figures` are added to both."""
         all_ranks: list[Measured] = [measured] * self.ranks
@@ -260,7 +267,7 @@ def wrong_bits(step: Step, reference: Step) -> int:
 
 def measure(bench: StepBench, ways: list[Way], turns: int) -> list[dict[str, Any]]:
     """Records of all ways, two each; `wrong`: elements that differ from those of the first."""
-    wrong: dict[str, int] = {}
+    wrong: dict[str, int] = {}  # of this rank
     reference: Step = {}
     for way in ways:  # makes workspaces, warms up, and compares
         step = bench.turn(way, Measured())
@@ -268,6 +275,7 @@ def measure(bench: StepBench, ways: list[Way], turns: int) -> list[dict[str, Any
         wrong[way.name] = wrong_bits(step, reference)
         del step
     reference.clear()
+    wrong = bench.sums_of_ranks(wrong)
     found = bench.measure(ways, turns)
     return [
         record
