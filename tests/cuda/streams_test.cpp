@@ -3,8 +3,6 @@
 #include <chrono>
 #include <thread>
 
-#include "base/cuda/device_scope.h"
-#include "base/cuda/driver.h"
 #include "cuda/caller_memory.h"
 #include "cuda/cuda_schedules.h"
 #include "cuda/graph.h"
@@ -105,27 +103,6 @@ TEST_P(CudaStreams, CallsOfLayersRunInTheOrderInWhichTheyAreMade) {
       }
     }
     return "same";
-  }));
-}
-
-/// On the default stream, of which each device has one: with another device current, waiting for
-/// it would be waiting for nothing.
-TEST_P(CudaStreams, APlanIsWaitedForWhicheverDeviceIsCurrent) {
-  expect_same(on_gpus(ranks(), [](const Communicator& c) -> std::string {
-    GpuRank rank(small_layer(c.size()), c);
-    const auto rows_of = [](const RoutingPlan& plan) {
-      const auto rows = plan.tokens_per_expert();
-      return std::vector<std::int64_t>(rows.begin(), rows.end());
-    };
-    const auto want = rows_of(rank.layer().plan(rank.topk_ids()));
-    int ms = 200;
-    cuda::check_cuda(cudaLaunchHostFunc(nullptr, sleep_on_host, &ms), "hold up");
-    const RoutingPlan plan = rank.layer().plan(rank.topk_ids());
-    const int own = cuda::current_device();
-    cuda::check_cuda(cudaSetDevice((own + 1) % cuda::device_count()), "choose another device");
-    const bool same = rows_of(plan) == want;
-    cuda::check_cuda(cudaSetDevice(own), "choose the device");
-    return same ? "same" : "the plan was read before it was made";
   }));
 }
 

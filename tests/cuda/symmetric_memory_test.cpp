@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "base/cuda/check_cuda.h"
+#include "base/cuda/device_scope.h"
 #include "cuda/gpu_group.h"
 #include "cuda/touch_memory.h"
 #include "group/agreement.h"
@@ -287,6 +288,27 @@ TEST(CudaCommunicator, ProcessesThatEachSeeOneGpuHaveOneEach) {
     return cat("device ", c.device(), ", ", c.gpus(), " GPUs");
   });
   for (const std::string& of_rank : said) EXPECT_EQ(of_rank, "device 0, 2 GPUs");
+}
+
+TEST(DeviceScope, UsesNoDeviceThatThisProcessDoesNot) {
+  if (devices() < 2) GTEST_SKIP() << "needs two GPUs";
+  const auto said = forked_ranks(1, [](int) -> std::string {
+    const auto use = [](int device) {
+      cuda::check_cuda(cudaSetDevice(device), "choose a device");
+      cuda::check_cuda(cudaFree(nullptr), "use it");
+    };
+    std::thread([&] { use(1); }).join();
+    std::thread([] { const cuda::DeviceScope scope(1); }).join();
+    if (cuda::has_context(0)) return "device 0 is used";
+    int after = -1;
+    std::thread([&] {
+      use(0);
+      { const cuda::DeviceScope scope(1); }
+      after = cuda::current_device();
+    }).join();
+    return cat("device ", after, " is current again");
+  });
+  EXPECT_EQ(said[0], "device 0 is current again");
 }
 
 // ---- Memory of the caller

@@ -3,10 +3,12 @@
 #include <cuda_runtime_api.h>
 
 #include "base/cuda/check_cuda.h"
+#include "base/cuda/driver.h"
 
 namespace uniep::cuda {
 
-/// Makes a device current for this thread while it lives.
+/// Makes a device current for this thread while it lives; then again the one before, where this
+/// process has used that.
 class DeviceScope {
  public:
   explicit DeviceScope(int device) {
@@ -16,8 +18,10 @@ class DeviceScope {
     (void)cudaSetDevice(device);
     device_ = device;
   }
+  /// A thread that has used no device yet says that its current one is 0. To make that current
+  /// would take some hundred megabytes of a GPU that other processes use.
   ~DeviceScope() {
-    if (before_ != device_) (void)cudaSetDevice(before_);
+    if (before_ != device_ && has_context(before_)) (void)cudaSetDevice(before_);
   }
   DeviceScope(const DeviceScope&) = delete;
   DeviceScope& operator=(const DeviceScope&) = delete;

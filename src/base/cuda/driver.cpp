@@ -76,6 +76,21 @@ void require_device(int ordinal) {
   require(problem.empty(), ErrorCode::kUnsupported, problem);
 }
 
+bool has_context(int ordinal) {
+  void* address = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  const bool known = cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &address, 7000,
+                                                      cudaEnableDefault, &found) == cudaSuccess &&
+                     found == cudaDriverEntryPointSuccess;
+  unsigned flags = 0;
+  int active = 0;
+  if (!known || reinterpret_cast<PFN_cuDevicePrimaryCtxGetState_v7000>(address)(
+                    ordinal, &flags, &active) != CUDA_SUCCESS) {
+    return true;
+  }
+  return active != 0;
+}
+
 std::string device_text(int ordinal) {
   const cudaDeviceProp p = properties_of(ordinal);
   const double gib = static_cast<double>(p.totalGlobalMem) / (1 << 30);

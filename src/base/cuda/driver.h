@@ -15,6 +15,9 @@ std::string device_problem(int ordinal);
 /// Throws Error(kUnsupported) with `device_problem`'s sentence where there is one.
 void require_device(int ordinal);
 
+/// Whether this process has used the device; where nobody can say, too.
+bool has_context(int ordinal);
+
 /// "NVIDIA H200 (compute capability 9.0, 132 SMs, 139.8 GiB)"; the device must exist.
 std::string device_text(int ordinal);
 
