@@ -2,13 +2,11 @@
 
 The block calls its shared experts itself, so the block's forward is what changes. It does what the
 blocks named here do: router, experts, shared experts, whose sum is the output.
-:func:`become` changes a block's forward, Llama-4's too.
 """
 
 from __future__ import annotations
 
 import functools
-import types
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from . import _shared_experts
 from ._shared_experts import Shared
+from ._transformers_blocks import become
 from ._transformers_experts import (
     IMPLEMENTATIONS,
     Facts,
@@ -29,9 +28,7 @@ from ._transformers_experts import (
 from .arithmetic import Activation
 
 __all__ = [
-    "become",
     "check_block",
-    "check_forward",
     "fuse",
     "is_fused",
     "names_of_shared",
@@ -124,47 +121,6 @@ def separate(block: Any) -> None:
 def is_fused(block: Any) -> bool:
     """Whether the block's forward is that of :func:`fuse`."""
     return hasattr(type(block), "_is_fused")
-
-
-# A forward among the block's own attributes is called instead of the class'. accelerate's hooks
-# make one, which calls what they found, kept as _old_forward; taken off, they leave that behind.
-
-
-def check_forward(block: Any) -> None:
-    """Looks whether :func:`become` can change what the block's forward does.
-
-    Raises:
-        NotImplementedError: the sentence that says what is in its way.
-    """
-    kept = vars(block)
-    if "forward" not in kept:
-        return
-    found, own_class = kept[_kept_in(block)], type(block)
-    is_bound = isinstance(found, types.MethodType) and found.__self__ is block
-    if is_bound and found.__func__ is own_class.forward:
-        return
-    raise NotImplementedError(
-        f"forward of this {own_class.__name__} is an attribute of the module, "
-        f"{getattr(found, '__qualname__', type(found).__name__)}, which would run instead of "
-        "uniep's or of the class' own; accepted is the forward of the class, also under a hook of "
-        "accelerate (add_hook_to_module): call use before whatever sets another"
-    )
-
-
-def become(block: Any, own_class: Any) -> None:
-    """Makes the block one of that class, whose forward then runs, under hooks of accelerate too.
-
-    Args:
-        block: that :func:`check_forward` accepts.
-        own_class: with the same attributes.
-    """
-    block.__class__ = own_class
-    if "forward" in vars(block):
-        setattr(block, _kept_in(block), types.MethodType(own_class.forward, block))
-
-
-def _kept_in(block: Any) -> str:
-    return "_old_forward" if "_old_forward" in vars(block) else "forward"
 
 
 @functools.cache

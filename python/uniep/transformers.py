@@ -34,6 +34,7 @@ except ImportError as error:
     ) from error
 from . import _transformers_shared as _shared
 from ._shared_experts import Shared, SharedChoice, check_choice
+from ._transformers_blocks import become, check_forward
 from ._transformers_experts import IMPLEMENTATIONS, Facts, adapted_by, facts_of, pack, weights_of
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def use(
         if fused:
             _shared.check_block(block)
         if fused != _shared.is_fused(block):
-            _shared.check_forward(block)
+            check_forward(block)
     if name not in _registered:
         register(name)
     modules: dict[str, Any] = {own_name: model.get_submodule(own_name) for own_name in names}
@@ -229,7 +230,7 @@ def check(model: nn.Module) -> list[str]:
         elif _is_block(module):
             facts_of(_experts_of(module))
             if not _runs_uniep(module):
-                _shared.check_forward(module)
+                check_forward(module)
             names.append(name)
     if not names:
         raise ValueError(
@@ -362,7 +363,7 @@ def _use_in_block(block: nn.Module, name: str) -> None:
     block._uniep_name = name  # type: ignore[assignment]
     if not _runs_uniep(block):
         own_class: Any = type(block)
-        _shared.become(block, _class_with_uniep(own_class))
+        become(block, _class_with_uniep(own_class))
     experts = _experts_of(block)
     pack(experts, facts_of(experts))
 
