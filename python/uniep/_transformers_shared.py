@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from . import _shared_experts
 from ._shared_experts import Shared
-from ._transformers_blocks import become
+from ._transformers_blocks import become, with_forward
 from ._transformers_experts import (
     IMPLEMENTATIONS,
     Facts,
@@ -23,6 +23,7 @@ from ._transformers_experts import (
     activation_of,
     facts_of,
     gate_of,
+    registered,
     without_adapters,
 )
 from .arithmetic import Activation
@@ -104,29 +105,36 @@ def check_block(block: Any) -> None:
 
 def fuse(block: Any) -> None:
     """Makes the block's forward run its shared experts in the pass."""
-    if not is_fused(block):
+    if not hasattr(type(block), "_can_be_fused"):
         own_class: Any = type(block)
         become(block, _fused(own_class))
+    block._uniep_is_fused = True
     ups, experts = _ups(_module(block)), without_adapters(block.experts)
     if ups[0].shape[0] == _intermediate(experts, facts_of(experts)) and len(ups) > 1:
         _shared_experts.lay_together(ups)
 
 
 def separate(block: Any) -> None:
-    """The block's own forward again."""
+    """The block's own forward again. Its class stays: FSDP2 may have made another of it."""
     if is_fused(block):
-        become(block, type(block).__mro__[1])
+        block._uniep_is_fused = False
 
 
 def is_fused(block: Any) -> bool:
     """Whether the block's forward is that of :func:`fuse`."""
-    return hasattr(type(block), "_is_fused")
+    fused: bool = getattr(block, "_uniep_is_fused", False)
+    return fused
 
 
 @functools.cache
 def _fused(block_class: Any) -> Any:
-    """A subclass: isinstance holds, copies keep it."""
-    return type(block_class.__name__, (block_class,), {"forward": _forward, "_is_fused": True})
+    """A subclass, whose forward is the class' own again where it is told so."""
+
+    def forward(block: Any, *inputs: Any, **more: Any) -> Any:
+        run = _forward if is_fused(block) else block_class.forward
+        return run(block, *inputs, **more)
+
+    return with_forward(_fused, block_class, forward, "_can_be_fused")
 
 
 def _forward(block: Any, hidden_states: Tensor, input_ids: Tensor | None = None) -> Tensor:
@@ -135,9 +143,8 @@ def _forward(block: Any, hidden_states: Tensor, input_ids: Tensor | None = None)
     if implementation not in IMPLEMENTATIONS or getattr(own, "_is_expert_parallel", False):
         raise RuntimeError(
             f"the shared experts of this {type(block).__name__} run in uniep's pass, and "
-            f"experts_implementation is '{implementation}'; it must be one of "
-            f"{sorted(IMPLEMENTATIONS)}, of experts that are all in this process, or "
-            "use(model, shared_experts='apart') be called"
+            f"experts_implementation is '{implementation}'; it must be one of {registered()}, of "
+            "experts that are all in this process, or use(model, shared_experts='apart') be called"
         )
     flat = hidden_states.reshape(-1, hidden_states.shape[-1])
     by_token = (input_ids,) if getattr(block, "is_hash", False) else ()  # of DeepSeek-V4

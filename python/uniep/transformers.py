@@ -34,7 +34,7 @@ except ImportError as error:
     ) from error
 from . import _transformers_shared as _shared
 from ._shared_experts import Shared, SharedChoice, check_choice
-from ._transformers_blocks import become, check_forward
+from ._transformers_blocks import become, check_forward, with_forward
 from ._transformers_experts import IMPLEMENTATIONS, Facts, adapted_by, facts_of, pack, weights_of
 
 if TYPE_CHECKING:
@@ -370,10 +370,8 @@ def _use_in_block(block: nn.Module, name: str) -> None:
 
 @functools.cache
 def _class_with_uniep(block_class: Any) -> Any:
-    """The same block, whose forward calls uniep. A subclass: isinstance holds, copies keep it."""
-    return type(
-        block_class.__name__, (block_class,), {"forward": _block_forward, "_is_uniep": True}
-    )
+    """The same block, whose forward calls uniep."""
+    return with_forward(_class_with_uniep, block_class, _block_forward, "_is_uniep")
 
 
 def _block_forward(block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
@@ -387,7 +385,7 @@ def _block_forward(block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     scores, ids = scores[:, : block.top_k], ids[:, : block.top_k]
     scaled = hidden_states.unsqueeze(1) * scores.unsqueeze(2)
     experts = _experts_of(block)
-    options = _registered[block._uniep_name]
+    options = _options_of(block)
     if options.max_tokens is not None:
         options = replace(options, max_tokens=options.max_tokens * block.top_k)
     out = _run(
@@ -401,6 +399,16 @@ def _block_forward(block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     )
     routed = out.view(-1, block.top_k, block.hidden_dim).sum(1)
     return block.shared_expert(hidden_states) + routed, router_logits
+
+
+def _options_of(block: Any) -> _Options:
+    name: str = block._uniep_name
+    if name not in _registered:  # it was in the process that pickled the model
+        raise RuntimeError(
+            f"experts_implementation is '{name}', which is not registered in this process; call "
+            "uniep.transformers.register() before a model runs that was pickled, with its options"
+        )
+    return _registered[name]
 
 
 @functools.cache

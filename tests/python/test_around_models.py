@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ranks import cpu_mesh, run_ranks
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 from model_cases import (
     GRADIENT,
     LOGITS,
     assert_same,
+    distance,
     distances,
     fused,
     never,
@@ -27,6 +31,8 @@ from model_cases import (
 import uniep.transformers
 from uniep._transformers_experts import is_packed
 from uniep._transformers_shared import names_of_shared
+
+IN_PASS = {"shared_experts": "fused"}
 
 
 @pytest.fixture(autouse=True)
@@ -90,9 +96,7 @@ def test_adapters_of_routed_experts_run_in_the_pass() -> None:
 # Blocks with a forward among their own attributes.
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"), [("llama4", {}), ("deepseek_v3", {"shared_experts": "fused"})]
-)
+@pytest.mark.parametrize(("kind", "options"), [("llama4", {}), ("deepseek_v3", IN_PASS)])
 def test_hooks_of_accelerate_stay_around_a_block(kind: str, options: dict[str, Any]) -> None:
     hooks = pytest.importorskip("accelerate.hooks", reason="accelerate is not installed")
     called: set[int] = set()
@@ -147,3 +151,54 @@ def test_a_forward_that_something_else_has_set_is_refused() -> None:
     with pytest.raises(NotImplementedError, match=words):
         uniep.transformers.use(after)
     uniep.transformers.use(before)
+
+
+# Classes that are made for blocks.
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("llama4", {}), ("gpt_oss", {}), ("deepseek_v3", IN_PASS)]
+)
+def test_a_pickled_model_gives_the_same_bits(
+    kind: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    model = small(kind)
+    uniep.transformers.use(model, **options)
+    torch.save(model, tmp_path / "model")
+    loaded: Any = torch.load(tmp_path / "model", weights_only=False)
+    assert [type(module) for module in loaded.modules()] == [type(m) for m in model.modules()]
+    wanted = step(model, tokens())
+    assert_same(step(loaded, tokens()), wanted)
+    assert torch.equal(run_ranks(1, logits_elsewhere, tmp_path / "model")[0], wanted[0])
+
+
+def logits_elsewhere(path: Path) -> Tensor:
+    """Of a pickled model, in a process that has not heard of uniep."""
+    model: Any = torch.load(path, weights_only=False)
+    with pytest.raises(Exception, match="regist"):
+        model(input_ids=tokens())
+    uniep.transformers.register()
+    return step(model, tokens())[0]
+
+
+def sharded_then_apart() -> list[tuple[Tensor, dict[str, Tensor]]]:
+    """What a model gives whose shared experts leave the pass after FSDP2 has changed its blocks."""
+    uniep.transformers.register()
+    model = fused("deepseek_v3")
+    blocks = [module for module in model.modules() if names_of_shared(module)]
+    for module in (*blocks, model):
+        fully_shard(module, mesh=cpu_mesh()).set_force_sum_reduction_for_comms(True)
+    found = [step(model, tokens())]
+    uniep.transformers.use(model)
+    assert all(isinstance(block, FSDPModule) for block in blocks)
+    return [*found, step(model, tokens())]
+
+
+def test_shared_experts_leave_the_pass_after_fsdp() -> None:
+    apart: Any = small("deepseek_v3")
+    uniep.transformers.use(apart)
+    wanted = [step(model, tokens()) for model in (fused("deepseek_v3"), apart)]
+    for found in run_ranks(2, sharded_then_apart):
+        for (logits, grads), (own_logits, own_grads) in zip(found, wanted, strict=True):
+            assert torch.equal(logits, own_logits)
+            assert max(distance(grads[name], own_grads[name]) for name in own_grads) < GRADIENT
