@@ -218,6 +218,32 @@ def run_main_grads(layer):
         assert weight.main_grad.any()
 
 
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: layer.to(torch.bfloat16),
+        lambda layer: layer.load_state_dict(layer.state_dict()),
+        lambda layer: layer.load_state_dict(layer.state_dict(), assign=True),
+    ],
+    ids=["to", "load", "assign"],
+)
+def test_main_grads_outlast_changes_of_parameters(change, swap):
+    """With `swap` PyTorch swaps parameters with new ones, and so their attributes."""
+    layer = MoELayer(64, 32, 8, 2, bias=True, main_grad=torch.float32, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        run_main_grads(layer)
+    before = [weight.main_grad for weight in (layer.w1, layer.w2, layer.b1, layer.b2)]
+    sums = [main.clone() for main in before]
+    torch.__future__.set_swap_module_params_on_conversion(swap)
+    try:
+        change(layer)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    for weight, main, wanted in zip(layer._own_weights(), before, sums, strict=True):
+        assert weight.main_grad is main and torch.equal(main, wanted)
+
+
 def reset_sharded(dtype):
     torch.manual_seed(3)
     whole = MoELayer(64, 32, 8, 2, bias=True, dtype=dtype)
