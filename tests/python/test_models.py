@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import cpu_mesh, run_ranks
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -247,8 +247,8 @@ def shard_in_pass() -> dict[str, Tensor]:
     uniep.transformers.register()
     model = fused("deepseek_v3")
     for layer in model.model.layers:
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, mesh=cpu_mesh())
+    fully_shard(model, mesh=cpu_mesh())
     for module in model.modules():
         if isinstance(module, FSDPModule):  # gloo multiplies nothing while it sums
             module.set_force_sum_reduction_for_comms(True)
@@ -397,8 +397,8 @@ def shard(kind: str) -> list[dict[str, Tensor]]:
     model: Any = small(kind)
     uniep.transformers.use(model)
     for layer in model.model.layers:
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, mesh=cpu_mesh())
+    fully_shard(model, mesh=cpu_mesh())
     for module in model.modules():
         if isinstance(module, FSDPModule):  # gloo multiplies nothing while it sums
             module.set_force_sum_reduction_for_comms(True)
