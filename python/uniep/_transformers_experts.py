@@ -33,6 +33,7 @@ __all__ = [
     "facts_of",
     "is_packed",
     "pack",
+    "registered",
     "to_model",
     "to_uniep",
     "weights_of",
@@ -41,6 +42,11 @@ __all__ = [
 
 # Names under which uniep is registered: they read packed weights, and no others do.
 IMPLEMENTATIONS: set[str] = set()
+
+
+def registered() -> str:
+    """These names, for an error; none in a process that has only loaded a pickled model."""
+    return str(sorted(IMPLEMENTATIONS) or "those that uniep.transformers.register() makes known")
 
 
 class Weights(NamedTuple):
@@ -331,8 +337,8 @@ def _refuse_others(experts: Any, _inputs: Any) -> None:
     if implementation not in IMPLEMENTATIONS:
         raise RuntimeError(
             f"the weights of this {type(experts).__name__} lie as uniep takes them, and "
-            f"experts_implementation is '{implementation}'; it must be one of "
-            f"{sorted(IMPLEMENTATIONS)}, or the model loaded anew"
+            f"experts_implementation is '{implementation}'; it must be one of {registered()}, or "
+            "the model loaded anew"
         )
 
 

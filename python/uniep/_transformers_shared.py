@@ -2,13 +2,11 @@
 
 The block calls its shared experts itself, so the block's forward is what changes. It does what the
 blocks named here do: router, experts, shared experts, whose sum is the output.
-:func:`become` changes a block's forward, Llama-4's too.
 """
 
 from __future__ import annotations
 
 import functools
-import types
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from . import _shared_experts
 from ._shared_experts import Shared
+from ._transformers_blocks import become, with_forward
 from ._transformers_experts import (
     IMPLEMENTATIONS,
     Facts,
@@ -24,14 +23,13 @@ from ._transformers_experts import (
     activation_of,
     facts_of,
     gate_of,
+    registered,
     without_adapters,
 )
 from .arithmetic import Activation
 
 __all__ = [
-    "become",
     "check_block",
-    "check_forward",
     "fuse",
     "is_fused",
     "names_of_shared",
@@ -107,70 +105,36 @@ def check_block(block: Any) -> None:
 
 def fuse(block: Any) -> None:
     """Makes the block's forward run its shared experts in the pass."""
-    if not is_fused(block):
+    if not hasattr(type(block), "_can_be_fused"):
         own_class: Any = type(block)
         become(block, _fused(own_class))
+    block._uniep_is_fused = True
     ups, experts = _ups(_module(block)), without_adapters(block.experts)
     if ups[0].shape[0] == _intermediate(experts, facts_of(experts)) and len(ups) > 1:
         _shared_experts.lay_together(ups)
 
 
 def separate(block: Any) -> None:
-    """The block's own forward again."""
+    """The block's own forward again. Its class stays: FSDP2 may have made another of it."""
     if is_fused(block):
-        become(block, type(block).__mro__[1])
+        block._uniep_is_fused = False
 
 
 def is_fused(block: Any) -> bool:
     """Whether the block's forward is that of :func:`fuse`."""
-    return hasattr(type(block), "_is_fused")
-
-
-# A forward among the block's own attributes is called instead of the class'. accelerate's hooks
-# make one, which calls what they found, kept as _old_forward; taken off, they leave that behind.
-
-
-def check_forward(block: Any) -> None:
-    """Looks whether :func:`become` can change what the block's forward does.
-
-    Raises:
-        NotImplementedError: the sentence that says what is in its way.
-    """
-    kept = vars(block)
-    if "forward" not in kept:
-        return
-    found, own_class = kept[_kept_in(block)], type(block)
-    is_bound = isinstance(found, types.MethodType) and found.__self__ is block
-    if is_bound and found.__func__ is own_class.forward:
-        return
-    raise NotImplementedError(
-        f"forward of this {own_class.__name__} is an attribute of the module, "
-        f"{getattr(found, '__qualname__', type(found).__name__)}, which would run instead of "
-        "uniep's or of the class' own; accepted is the forward of the class, also under a hook of "
-        "accelerate (add_hook_to_module): call use before whatever sets another"
-    )
-
-
-def become(block: Any, own_class: Any) -> None:
-    """Makes the block one of that class, whose forward then runs, under hooks of accelerate too.
-
-    Args:
-        block: that :func:`check_forward` accepts.
-        own_class: with the same attributes.
-    """
-    block.__class__ = own_class
-    if "forward" in vars(block):
-        setattr(block, _kept_in(block), types.MethodType(own_class.forward, block))
-
-
-def _kept_in(block: Any) -> str:
-    return "_old_forward" if "_old_forward" in vars(block) else "forward"
+    fused: bool = getattr(block, "_uniep_is_fused", False)
+    return fused
 
 
 @functools.cache
 def _fused(block_class: Any) -> Any:
-    """A subclass: isinstance holds, copies keep it."""
-    return type(block_class.__name__, (block_class,), {"forward": _forward, "_is_fused": True})
+    """A subclass, whose forward is the class' own again where it is told so."""
+
+    def forward(block: Any, *inputs: Any, **more: Any) -> Any:
+        run = _forward if is_fused(block) else block_class.forward
+        return run(block, *inputs, **more)
+
+    return with_forward(_fused, block_class, forward, "_can_be_fused")
 
 
 def _forward(block: Any, hidden_states: Tensor, input_ids: Tensor | None = None) -> Tensor:
@@ -179,9 +143,8 @@ def _forward(block: Any, hidden_states: Tensor, input_ids: Tensor | None = None)
     if implementation not in IMPLEMENTATIONS or getattr(own, "_is_expert_parallel", False):
         raise RuntimeError(
             f"the shared experts of this {type(block).__name__} run in uniep's pass, and "
-            f"experts_implementation is '{implementation}'; it must be one of "
-            f"{sorted(IMPLEMENTATIONS)}, of experts that are all in this process, or "
-            "use(model, shared_experts='apart') be called"
+            f"experts_implementation is '{implementation}'; it must be one of {registered()}, of "
+            "experts that are all in this process, or use(model, shared_experts='apart') be called"
         )
     flat = hidden_states.reshape(-1, hidden_states.shape[-1])
     by_token = (input_ids,) if getattr(block, "is_hash", False) else ()  # of DeepSeek-V4

@@ -120,6 +120,8 @@ def load_hugging_face(layer: MoELayer, source: Source, family: str, prefix: str)
     """Loads this rank's experts, router and shared experts from Hugging Face's names.
 
     Of DTensors, such as a router that FSDP2 shards, every rank reads the whole and keeps its part.
+    What FSDP2 has gathered, as between a forward and its backward, it lets go of first, as in
+    ``load_state_dict``.
 
     Args:
         layer: what is loaded into; values are cast to its dtypes.
@@ -133,6 +135,7 @@ def load_hugging_face(layer: MoELayer, source: Source, family: str, prefix: str)
         ValueError: for a tensor of another shape, one in a quantised type, an unknown family, and a
             layer that has what the family lacks.
     """
+    _let_go_of_gathered(layer)
     wholes: list[tuple[DTensor, Tensor]] = []
 
     def take(weight: Tensor) -> Tensor:
@@ -189,6 +192,8 @@ def save_hugging_face(
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    for layer in layers.values():
+        _let_go_of_gathered(layer)
     some = next(iter(layers.values()))
     file = f"model-{some.rank + 1:05}-of-{some.size:05}.safetensors"
     data: dict[str, Tensor] = {}
@@ -213,6 +218,14 @@ def save_hugging_face(
             "weight_map": {name: name_of for name_of, sizes in parts for name in sizes},
         }
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _let_go_of_gathered(layer: MoELayer) -> None:
+    """What FSDP2 has gathered is a copy, maybe in another dtype: what is written to it is lost.
+
+    Hooks of ``state_dict`` put the sharded parameters back, whichever module FSDP2 was called for.
+    """
+    layer.state_dict(keep_vars=True)
 
 
 def _whole(weight: Tensor) -> Tensor:

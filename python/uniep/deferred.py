@@ -182,6 +182,7 @@ def _add_gradients(weights: Experts, gradients: Any) -> None:
         if gradient is None or not weight.requires_grad:
             continue
         if weight.grad is None:
-            weight.grad = gradient
+            # As autograd casts it; PyTorch refuses another type.
+            weight.grad = gradient.to(getattr(weight, "grad_dtype", None) or gradient.dtype)
         else:
             weight.grad += gradient

@@ -274,20 +274,30 @@ class MoELayer(nn.Module):
         return self.__dict__
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MoELayer:
+        before = self._kept_main_grads()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._make_main_grads()
+        self._make_main_grads(before)
         return self
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
+        before = self._kept_main_grads()
         super()._load_from_state_dict(*arguments)
-        self._make_main_grads()
+        self._make_main_grads(before)
 
-    def _make_main_grads(self) -> None:
-        """Those that are missing, as of parameters that PyTorch has put in the place of ours."""
+    def _kept_main_grads(self) -> tuple[Tensor | None, ...]:
+        return tuple(getattr(weight, "main_grad", None) for weight in self._own_weights())
+
+    def _make_main_grads(self, before: tuple[Tensor | None, ...] = ()) -> None:
+        """Those that are missing, as of parameters that PyTorch has put in the place of ours.
+
+        Args:
+            before: those that there were. Where parameters are swapped for others, or replaced,
+                these have them no more (``torch.__future__``).
+        """
         if self._main_grad is None:
             return
-        for weight in self._own_weights():
-            main: Tensor | None = getattr(weight, "main_grad", None)
+        for weight, kept in zip(self._own_weights(), before or (None,) * 4, strict=False):
+            main: Tensor | None = getattr(weight, "main_grad", kept)
             if main is None or main.is_meta:
                 main = torch.zeros_like(weight, dtype=self._main_grad)
             weight.main_grad = main.to(weight.device)  # type: ignore[attr-defined]

@@ -34,6 +34,7 @@ except ImportError as error:
     ) from error
 from . import _transformers_shared as _shared
 from ._shared_experts import Shared, SharedChoice, check_choice
+from ._transformers_blocks import become, check_forward, with_forward
 from ._transformers_experts import IMPLEMENTATIONS, Facts, adapted_by, facts_of, pack, weights_of
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def use(
         if fused:
             _shared.check_block(block)
         if fused != _shared.is_fused(block):
-            _shared.check_forward(block)
+            check_forward(block)
     if name not in _registered:
         register(name)
     modules: dict[str, Any] = {own_name: model.get_submodule(own_name) for own_name in names}
@@ -229,7 +230,7 @@ def check(model: nn.Module) -> list[str]:
         elif _is_block(module):
             facts_of(_experts_of(module))
             if not _runs_uniep(module):
-                _shared.check_forward(module)
+                check_forward(module)
             names.append(name)
     if not names:
         raise ValueError(
@@ -362,17 +363,15 @@ def _use_in_block(block: nn.Module, name: str) -> None:
     block._uniep_name = name  # type: ignore[assignment]
     if not _runs_uniep(block):
         own_class: Any = type(block)
-        _shared.become(block, _class_with_uniep(own_class))
+        become(block, _class_with_uniep(own_class))
     experts = _experts_of(block)
     pack(experts, facts_of(experts))
 
 
 @functools.cache
 def _class_with_uniep(block_class: Any) -> Any:
-    """The same block, whose forward calls uniep. A subclass: isinstance holds, copies keep it."""
-    return type(
-        block_class.__name__, (block_class,), {"forward": _block_forward, "_is_uniep": True}
-    )
+    """The same block, whose forward calls uniep."""
+    return with_forward(_class_with_uniep, block_class, _block_forward, "_is_uniep")
 
 
 def _block_forward(block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
@@ -386,7 +385,7 @@ def _block_forward(block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     scores, ids = scores[:, : block.top_k], ids[:, : block.top_k]
     scaled = hidden_states.unsqueeze(1) * scores.unsqueeze(2)
     experts = _experts_of(block)
-    options = _registered[block._uniep_name]
+    options = _options_of(block)
     if options.max_tokens is not None:
         options = replace(options, max_tokens=options.max_tokens * block.top_k)
     out = _run(
@@ -400,6 +399,16 @@ def _block_forward(block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     )
     routed = out.view(-1, block.top_k, block.hidden_dim).sum(1)
     return block.shared_expert(hidden_states) + routed, router_logits
+
+
+def _options_of(block: Any) -> _Options:
+    name: str = block._uniep_name
+    if name not in _registered:  # it was in the process that pickled the model
+        raise RuntimeError(
+            f"experts_implementation is '{name}', which is not registered in this process; call "
+            "uniep.transformers.register() before a model runs that was pickled, with its options"
+        )
+    return _registered[name]
 
 
 @functools.cache

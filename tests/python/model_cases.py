@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import transformers
 from torch import Tensor, nn
 
+import uniep.transformers
 from uniep._transformers_experts import is_packed, to_model
 
 transformers.logging.set_verbosity_error()
@@ -213,6 +215,21 @@ def small(kind: str, **changes: Any) -> nn.Module:
     return model.bfloat16().train(not case.samples)
 
 
+def fused(kind: str, **changes: Any) -> Any:
+    model: Any = small(kind, **changes)
+    uniep.transformers.use(model, shared_experts="fused")
+    return model
+
+
+def shared_module(model: Any) -> Any:
+    """Of the first block that has one."""
+    return next(m for n, m in model.named_modules() if n.endswith(("shared_experts", "_expert")))
+
+
+def never(*_: Any) -> None:
+    pytest.fail("a shared expert ran apart")
+
+
 # Sizes that constructors of experts read, under whichever name.
 SIZES_OF_EXPERTS = {
     "num_experts": 4,
@@ -255,6 +272,13 @@ def step(model: Any, ids: Tensor, implementation: str | None = None) -> Result:
                 own_name = f"{prefix}.{name}"
                 grads[own_name] = to_model(grads[own_name], which, module._uniep_packed)
     return whole(out.logits.detach()), grads
+
+
+def assert_same(found: Result, wanted: Result) -> None:
+    """Bit by bit."""
+    assert torch.equal(found[0], wanted[0])
+    assert found[1].keys() == wanted[1].keys()
+    assert [name for name in found[1] if not torch.equal(found[1][name], wanted[1][name])] == []
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.multiprocessing.spawn import start_processes
 
 # Ranks are forks of a process that has done what takes longest to import, and nothing else.
@@ -43,6 +44,11 @@ def run_ranks(
         given = (dict(os.environ), ranks, port, folder, backend, function, args)
         start_processes(_run, given, nprocs=ranks, start_method="forkserver")  # type: ignore[no-untyped-call]
         return [torch.load(Path(folder) / str(rank)) for rank in range(ranks)]
+
+
+def cpu_mesh() -> DeviceMesh:
+    """Of all ranks. Without one FSDP2 takes GPUs where there are some, in tests of CPUs, too."""
+    return init_device_mesh("cpu", (dist.get_world_size(),))
 
 
 def run_script(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import cpu_mesh, run_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -151,7 +151,7 @@ def test_frozen_experts_do_not_count(frozen: str) -> None:
 
 def beside_fsdp() -> tuple[Tensor, Tensor]:
     model = Model(dist.group.WORLD)
-    fully_shard(model, ignored_params=model.experts())
+    fully_shard(model, mesh=cpu_mesh(), ignored_params=model.experts())
     run(model)
     of_experts = sum(weight.grad.double().square().sum() for weight in model.experts())
     dist.all_reduce(of_experts)  # each rank has others

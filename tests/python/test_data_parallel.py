@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from cases import relative
-from ranks import run_ranks
+from ranks import cpu_mesh, run_ranks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -50,7 +50,7 @@ def with_nothing(model, experts, x):
 
 
 def with_fsdp(model, experts, x):
-    fully_shard(model, ignored_params=set(experts.values()))
+    fully_shard(model, mesh=cpu_mesh(), ignored_params=set(experts.values()))
     model.set_force_sum_reduction_for_comms(True)  # gloo multiplies nothing while it sums
     loss_of(model, x).backward()
     for weight in experts.values():
@@ -62,7 +62,7 @@ def with_fsdp_of_two_dtypes(model, experts, x):
     for layer in model.modules():
         if isinstance(layer, uniep.MoELayer):
             layer.router.float()  # as it is by default
-            fully_shard(layer.router)
+            fully_shard(layer.router, mesh=cpu_mesh())
             layer.router.set_force_sum_reduction_for_comms(True)
     return with_fsdp(model, experts, x)
 

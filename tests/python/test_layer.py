@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from cases import make_case, relative
-from ranks import run_ranks
+from ranks import cpu_mesh, run_ranks
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import uniep
@@ -218,11 +218,37 @@ def run_main_grads(layer):
         assert weight.main_grad.any()
 
 
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: layer.to(torch.bfloat16),
+        lambda layer: layer.load_state_dict(layer.state_dict()),
+        lambda layer: layer.load_state_dict(layer.state_dict(), assign=True),
+    ],
+    ids=["to", "load", "assign"],
+)
+def test_main_grads_outlast_changes_of_parameters(change, swap):
+    """With `swap` PyTorch swaps parameters with new ones, and so their attributes."""
+    layer = MoELayer(64, 32, 8, 2, bias=True, main_grad=torch.float32, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        run_main_grads(layer)
+    before = [weight.main_grad for weight in (layer.w1, layer.w2, layer.b1, layer.b2)]
+    sums = [main.clone() for main in before]
+    torch.__future__.set_swap_module_params_on_conversion(swap)
+    try:
+        change(layer)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    for weight, main, wanted in zip(layer._own_weights(), before, sums, strict=True):
+        assert weight.main_grad is main and torch.equal(main, wanted)
+
+
 def reset_sharded(dtype):
     torch.manual_seed(3)
     whole = MoELayer(64, 32, 8, 2, bias=True, dtype=dtype)
     layer = MoELayer(64, 32, 8, 2, bias=True, dtype=dtype, device="meta")
-    fully_shard(layer, ignored_params={layer.router.weight})
+    fully_shard(layer, mesh=cpu_mesh(), ignored_params={layer.router.weight})
     layer.to_empty(device="cpu")
     for weight in layer.parameters():
         torch.nn.init.constant_(weight, 7.0)
@@ -364,6 +390,37 @@ def test_what_fsdp_shards_is_saved_whole_and_loaded_in_parts(tmp_path):
             assert torch.equal(other.state_dict()[name], tensor), name
         index = json.loads((folder / "model.safetensors.index.json").read_text())
         assert index["weight_map"]["lm_head.weight"] == "model-00001-of-00002.safetensors"
+
+
+def loaded_while_gathered(folder):
+    """A layer behind a forward: loaded, and saved behind another, whose backward is to come."""
+    layer = make_layer(seed=99, group=dist.group.WORLD)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    options = {"mesh": cpu_mesh(), "reshard_after_forward": False}
+    fully_shard(layer.router, mp_policy=policy, **options).set_force_sum_reduction_for_comms(True)
+    fully_shard(layer, ignored_params={layer.w1, layer.w2}, **options)
+    layer.set_force_sum_reduction_for_comms(True)
+    layer(batch(dist.get_rank(), 2))
+    assert layer.router.weight.dtype == torch.bfloat16
+    load_hugging_face(layer, f"{folder}/one", "deepseek_v3", PREFIX)
+    loaded = whole(layer)
+    out = layer(batch(dist.get_rank(), 2))
+    save_hugging_face(f"{folder}/again", {PREFIX: layer}, "deepseek_v3")
+    out.float().square().sum().backward()
+    assert all(weight.grad is not None for weight in layer.parameters())
+    return loaded
+
+
+def test_what_fsdp_has_gathered_is_loaded_and_saved(tmp_path):
+    layer, other = make_layer(), make_layer(seed=5)
+    save_hugging_face(tmp_path / "one", {PREFIX: layer}, "deepseek_v3")
+    for rank, state in enumerate(run_ranks(2, loaded_while_gathered, str(tmp_path))):
+        for name, tensor in layer.state_dict().items():
+            own = tensor[4 * rank : 4 * rank + 4] if name in ("w1", "w2") else tensor
+            assert name == "router.load" or torch.equal(state[name], own), name
+    load_hugging_face(other, tmp_path / "again", "deepseek_v3", PREFIX)
+    for name, tensor in layer.state_dict().items():
+        assert torch.equal(other.state_dict()[name], tensor), name
 
 
 # As the script that pip makes of the entry point.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import cpu_mesh, run_ranks
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -22,13 +22,15 @@ from model_cases import (  # noqa: E402
     GRADIENT,
     LOGITS,
     MODELS,
-    Result,
     assert_close,
+    assert_same,
     distance,
-    distances,
     distances_of,
     experts_of,
+    fused,
+    never,
     router_choices,
+    shared_module,
     small,
     step,
     tokens,
@@ -47,13 +49,6 @@ REARRANGED = ("gpt_oss", "llama4")
 @pytest.fixture(autouse=True)
 def registered() -> None:
     uniep.transformers.register()
-
-
-def assert_same(found: Result, wanted: Result) -> None:
-    """Bit by bit."""
-    assert torch.equal(found[0], wanted[0])
-    assert found[1].keys() == wanted[1].keys()
-    assert [name for name in found[1] if not torch.equal(found[1][name], wanted[1][name])] == []
 
 
 plain_calls: list[int] = []
@@ -174,21 +169,6 @@ in_pass = pytest.mark.parametrize(
 )
 
 
-def fused(kind: str, **changes: Any) -> Any:
-    model: Any = small(kind, **changes)
-    uniep.transformers.use(model, shared_experts="fused")
-    return model
-
-
-def shared_module(model: Any) -> Any:
-    """Of the first block that has one."""
-    return next(m for n, m in model.named_modules() if n.endswith(("shared_experts", "_expert")))
-
-
-def never(*_: Any) -> None:
-    pytest.fail("a shared expert ran apart")
-
-
 @in_pass
 def test_bits_in_the_pass_are_those_of_plain_pytorch(
     kind: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -267,8 +247,8 @@ def shard_in_pass() -> dict[str, Tensor]:
     uniep.transformers.register()
     model = fused("deepseek_v3")
     for layer in model.model.layers:
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, mesh=cpu_mesh())
+    fully_shard(model, mesh=cpu_mesh())
     for module in model.modules():
         if isinstance(module, FSDPModule):  # gloo multiplies nothing while it sums
             module.set_force_sum_reduction_for_comms(True)
@@ -305,121 +285,6 @@ def test_what_cannot_be_in_the_pass_is_refused() -> None:
     model = fused("deepseek_v3")
     with pytest.raises(RuntimeError, match="experts_implementation is 'eager'; it must be one of"):
         step(model, tokens(), "eager")
-
-
-def adapted(model: Any, **targets: Any) -> Any:
-    """With the same adapters in every call."""
-    peft = pytest.importorskip("peft", reason="peft is not installed")
-    torch.manual_seed(1)
-    return peft.get_peft_model(model, peft.LoraConfig(r=4, init_lora_weights=False, **targets))
-
-
-def test_adapters_of_shared_experts_run_apart() -> None:
-    """Whether they come before use or after it; their weights alone would be others."""
-    ids, words = tokens(), "gate_proj of Qwen2MoeMLP is a peft.tuners.lora.layer.Linear"
-    last = adapted(small("qwen2_moe"), target_modules="all-linear")
-    with pytest.raises(NotImplementedError, match=words) as refused:
-        uniep.transformers.use(last, shared_experts="fused")
-    assert "torch.nn.Linear is accepted" in str(refused.value) and len(str(refused.value)) < 600
-    uniep.transformers.use(last)
-    first = adapted(fused("qwen2_moe"), target_modules="all-linear")
-    with pytest.raises(NotImplementedError, match=words):
-        first(input_ids=ids)
-    uniep.transformers.use(first)
-    assert_same(step(first, ids), step(last, ids))
-
-    model = small("qwen2_moe")
-    shared_module(model).down_proj.__class__ = type("Scaled", (torch.nn.Linear,), {})
-    with pytest.raises(NotImplementedError, match=r"down_proj of Qwen2MoeMLP is a .*Scaled, of"):
-        uniep.transformers.use(model, shared_experts="fused")
-
-
-def test_adapters_of_routed_experts_run_in_the_pass() -> None:
-    ids, choices = tokens(), list[Tensor]()
-    targets = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-    own, last = (
-        adapted(small("deepseek_v3"), target_modules=[], target_parameters=targets)
-        for _ in range(2)
-    )
-    with router_choices(record=choices):
-        wanted = step(own, ids, "eager")
-    uniep.transformers.use(last, shared_experts="fused")
-    first = adapted(fused("deepseek_v3"), target_modules=[], target_parameters=targets)
-    found = []
-    for model in (first, last):
-        hook = shared_module(model).register_forward_pre_hook(never)
-        with hook, router_choices(replay=list(choices)):
-            found.append(step(model, ids))
-    assert_same(*found)
-    logits, grads = distances(found[0], wanted)
-    assert logits < LOGITS
-    assert max(grads.values()) < GRADIENT
-    apart = step(own, ids, "uniep")
-    for model in (first, last):
-        uniep.transformers.use(model)
-        assert_same(step(model, ids), apart)
-
-
-# Blocks with a forward among their own attributes.
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"), [("llama4", {}), ("deepseek_v3", {"shared_experts": "fused"})]
-)
-def test_hooks_of_accelerate_stay_around_a_block(kind: str, options: dict[str, Any]) -> None:
-    hooks = pytest.importorskip("accelerate.hooks", reason="accelerate is not installed")
-    called: set[int] = set()
-
-    class Hook(hooks.ModelHook):  # type: ignore[misc, name-defined]
-        def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
-            called.add(id(module))
-            return args, kwargs
-
-    def logits_of(model: Any, options: dict[str, Any]) -> Tensor:
-        uniep.transformers.use(model, **options)
-        called.clear()
-        found: Tensor = model(input_ids=tokens()).logits
-        return found
-
-    model, plain = small(kind), small(kind)
-    wanted, apart = (logits_of(plain, case).detach() for case in (options, {}))
-    for module in model.modules():
-        hooks.add_hook_to_module(module, Hook())
-    found = logits_of(model, options)
-    assert torch.equal(found, wanted)
-    found.sum().backward()
-    block = next(module for module in model.modules() if names_of_shared(module))
-    assert id(block) in called
-    assert (id(shared_module(model)) in called) == (not options)
-    assert torch.equal(logits_of(model, {}), apart)
-    assert id(shared_module(model)) in called
-    copied = copy.deepcopy(model)
-    assert torch.equal(logits_of(copied, options), wanted)
-    hooks.remove_hook_from_module(copied, recurse=True)
-    assert torch.equal(logits_of(copied, {}), apart)
-    assert torch.equal(logits_of(copied, options), wanted) and not called
-
-
-def test_a_forward_that_something_else_has_set_is_refused() -> None:
-    words = r"forward of this \w+ is an attribute of the module, \S*other, which would run"
-
-    def other(x: Tensor) -> Tensor:
-        return x
-
-    llama: Any = small("llama4")
-    llama.model.layers[1].feed_forward.forward = other
-    with pytest.raises(NotImplementedError, match=words):
-        uniep.transformers.use(llama)
-    assert not any(is_packed(module) for module in llama.modules())
-
-    before, after = small("deepseek_v3"), fused("deepseek_v3")
-    for model in (before, after):
-        model.model.layers[2].mlp.forward = other
-    with pytest.raises(NotImplementedError, match=words):
-        uniep.transformers.use(before, shared_experts="fused")
-    with pytest.raises(NotImplementedError, match=words):
-        uniep.transformers.use(after)
-    uniep.transformers.use(before)
 
 
 # Weights that uniep reads in another order.
@@ -532,8 +397,8 @@ def shard(kind: str) -> list[dict[str, Tensor]]:
     model: Any = small(kind)
     uniep.transformers.use(model)
     for layer in model.model.layers:
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, mesh=cpu_mesh())
+    fully_shard(model, mesh=cpu_mesh())
     for module in model.modules():
         if isinstance(module, FSDPModule):  # gloo multiplies nothing while it sums
             module.set_force_sum_reduction_for_comms(True)

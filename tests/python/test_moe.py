@@ -158,6 +158,24 @@ def test_deferred_weights_have_the_bits_of_those_at_once(dtype):
         assert torch.equal(a, b)
 
 
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="PyTorch has no grad_dtype")
+@pytest.mark.parametrize("dtype", [torch.float32, None], ids=str)
+def test_deferred_weights_have_the_type_of_gradients_that_was_asked_for(dtype):
+    case = make_case().requires_grad()
+    case.w1.grad_dtype = case.w2.grad_dtype = dtype
+    wanted = step(case)
+    assert wanted[3].dtype == wanted[4].dtype == (dtype or torch.bfloat16)
+    case.w1.grad = case.w2.grad = None
+    deferred = uniep.DeferredWeights()
+    for times in (1, 2):
+        out = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, deferred=deferred)
+        out.backward(case.dy)
+        uniep.backward_weights(deferred)
+        for weight, gradient in ((case.w1, wanted[3]), (case.w2, wanted[4])):
+            assert weight.grad.dtype == gradient.dtype
+            assert torch.equal(weight.grad, times * gradient)
+
+
 def test_twice_differentiable_is_refused():
     case = make_case().requires_grad()
     out = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2)

@@ -1,0 +1,204 @@
+"""Around modules of a model whose experts are uniep's: adapters, hooks, FSDP2, pickle."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import cpu_mesh, run_ranks
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+from model_cases import (
+    GRADIENT,
+    LOGITS,
+    assert_same,
+    distance,
+    distances,
+    fused,
+    never,
+    router_choices,
+    shared_module,
+    small,
+    step,
+    tokens,
+)
+
+import uniep.transformers
+from uniep._transformers_experts import is_packed
+from uniep._transformers_shared import names_of_shared
+
+IN_PASS = {"shared_experts": "fused"}
+
+
+@pytest.fixture(autouse=True)
+def registered() -> None:
+    uniep.transformers.register()
+
+
+def adapted(model: Any, **targets: Any) -> Any:
+    """With the same adapters in every call."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    torch.manual_seed(1)
+    return peft.get_peft_model(model, peft.LoraConfig(r=4, init_lora_weights=False, **targets))
+
+
+def test_adapters_of_shared_experts_run_apart() -> None:
+    """Whether they come before use or after it; their weights alone would be others."""
+    ids, words = tokens(), "gate_proj of Qwen2MoeMLP is a peft.tuners.lora.layer.Linear"
+    last = adapted(small("qwen2_moe"), target_modules="all-linear")
+    with pytest.raises(NotImplementedError, match=words) as refused:
+        uniep.transformers.use(last, shared_experts="fused")
+    assert "torch.nn.Linear is accepted" in str(refused.value) and len(str(refused.value)) < 600
+    uniep.transformers.use(last)
+    first = adapted(fused("qwen2_moe"), target_modules="all-linear")
+    with pytest.raises(NotImplementedError, match=words):
+        first(input_ids=ids)
+    uniep.transformers.use(first)
+    assert_same(step(first, ids), step(last, ids))
+
+    model = small("qwen2_moe")
+    shared_module(model).down_proj.__class__ = type("Scaled", (torch.nn.Linear,), {})
+    with pytest.raises(NotImplementedError, match=r"down_proj of Qwen2MoeMLP is a .*Scaled, of"):
+        uniep.transformers.use(model, shared_experts="fused")
+
+
+def test_adapters_of_routed_experts_run_in_the_pass() -> None:
+    ids, choices = tokens(), list[Tensor]()
+    targets = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    own, last = (
+        adapted(small("deepseek_v3"), target_modules=[], target_parameters=targets)
+        for _ in range(2)
+    )
+    with router_choices(record=choices):
+        wanted = step(own, ids, "eager")
+    uniep.transformers.use(last, shared_experts="fused")
+    first = adapted(fused("deepseek_v3"), target_modules=[], target_parameters=targets)
+    found = []
+    for model in (first, last):
+        hook = shared_module(model).register_forward_pre_hook(never)
+        with hook, router_choices(replay=list(choices)):
+            found.append(step(model, ids))
+    assert_same(*found)
+    logits, grads = distances(found[0], wanted)
+    assert logits < LOGITS
+    assert max(grads.values()) < GRADIENT
+    apart = step(own, ids, "uniep")
+    for model in (first, last):
+        uniep.transformers.use(model)
+        assert_same(step(model, ids), apart)
+
+
+# Blocks with a forward among their own attributes.
+
+
+@pytest.mark.parametrize(("kind", "options"), [("llama4", {}), ("deepseek_v3", IN_PASS)])
+def test_hooks_of_accelerate_stay_around_a_block(kind: str, options: dict[str, Any]) -> None:
+    hooks = pytest.importorskip("accelerate.hooks", reason="accelerate is not installed")
+    called: set[int] = set()
+
+    class Hook(hooks.ModelHook):  # type: ignore[misc, name-defined]
+        def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+            called.add(id(module))
+            return args, kwargs
+
+    def logits_of(model: Any, options: dict[str, Any]) -> Tensor:
+        uniep.transformers.use(model, **options)
+        called.clear()
+        found: Tensor = model(input_ids=tokens()).logits
+        return found
+
+    model, plain = small(kind), small(kind)
+    wanted, apart = (logits_of(plain, case).detach() for case in (options, {}))
+    for module in model.modules():
+        hooks.add_hook_to_module(module, Hook())
+    found = logits_of(model, options)
+    assert torch.equal(found, wanted)
+    found.sum().backward()
+    block = next(module for module in model.modules() if names_of_shared(module))
+    assert id(block) in called
+    assert (id(shared_module(model)) in called) == (not options)
+    assert torch.equal(logits_of(model, {}), apart)
+    assert id(shared_module(model)) in called
+    copied = copy.deepcopy(model)
+    assert torch.equal(logits_of(copied, options), wanted)
+    hooks.remove_hook_from_module(copied, recurse=True)
+    assert torch.equal(logits_of(copied, {}), apart)
+    assert torch.equal(logits_of(copied, options), wanted) and not called
+
+
+def test_a_forward_that_something_else_has_set_is_refused() -> None:
+    words = r"forward of this \w+ is an attribute of the module, \S*other, which would run"
+
+    def other(x: Tensor) -> Tensor:
+        return x
+
+    llama: Any = small("llama4")
+    llama.model.layers[1].feed_forward.forward = other
+    with pytest.raises(NotImplementedError, match=words):
+        uniep.transformers.use(llama)
+    assert not any(is_packed(module) for module in llama.modules())
+
+    before, after = small("deepseek_v3"), fused("deepseek_v3")
+    for model in (before, after):
+        model.model.layers[2].mlp.forward = other
+    with pytest.raises(NotImplementedError, match=words):
+        uniep.transformers.use(before, shared_experts="fused")
+    with pytest.raises(NotImplementedError, match=words):
+        uniep.transformers.use(after)
+    uniep.transformers.use(before)
+
+
+# Classes that are made for blocks.
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("llama4", {}), ("gpt_oss", {}), ("deepseek_v3", IN_PASS)]
+)
+def test_a_pickled_model_gives_the_same_bits(
+    kind: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    model = small(kind)
+    uniep.transformers.use(model, **options)
+    torch.save(model, tmp_path / "model")
+    loaded: Any = torch.load(tmp_path / "model", weights_only=False)
+    assert [type(module) for module in loaded.modules()] == [type(m) for m in model.modules()]
+    wanted = step(model, tokens())
+    assert_same(step(loaded, tokens()), wanted)
+    assert torch.equal(run_ranks(1, logits_elsewhere, tmp_path / "model")[0], wanted[0])
+
+
+def logits_elsewhere(path: Path) -> Tensor:
+    """Of a pickled model, in a process that has not heard of uniep."""
+    model: Any = torch.load(path, weights_only=False)
+    with pytest.raises(Exception, match="regist"):
+        model(input_ids=tokens())
+    uniep.transformers.register()
+    return step(model, tokens())[0]
+
+
+def sharded_then_apart() -> list[tuple[Tensor, dict[str, Tensor]]]:
+    """What a model gives whose shared experts leave the pass after FSDP2 has changed its blocks."""
+    uniep.transformers.register()
+    model = fused("deepseek_v3")
+    blocks = [module for module in model.modules() if names_of_shared(module)]
+    for module in (*blocks, model):
+        fully_shard(module, mesh=cpu_mesh()).set_force_sum_reduction_for_comms(True)
+    found = [step(model, tokens())]
+    uniep.transformers.use(model)
+    assert all(isinstance(block, FSDPModule) for block in blocks)
+    return [*found, step(model, tokens())]
+
+
+def test_shared_experts_leave_the_pass_after_fsdp() -> None:
+    apart: Any = small("deepseek_v3")
+    uniep.transformers.use(apart)
+    wanted = [step(model, tokens()) for model in (fused("deepseek_v3"), apart)]
+    for found in run_ranks(2, sharded_then_apart):
+        for (logits, grads), (own_logits, own_grads) in zip(found, wanted, strict=True):
+            assert torch.equal(logits, own_logits)
+            assert max(distance(grads[name], own_grads[name]) for name in own_grads) < GRADIENT
