@@ -62,7 +62,7 @@ class Products(torch.autograd.Function):
 class Bench:
     """The ways for one shape, each with its times."""
 
-    def __init__(self, shape: Shape, shared: int, device: torch.device) -> None:
+    def __init__(self, shape: Shape, shared: int, probs: str, device: torch.device) -> None:
         self.group = dist.group.WORLD if dist.is_initialized() else None
         self.device, self.ranks = device, dist.get_world_size() if self.group is not None else 1
         self.inputs = Inputs.make(shape, self.ranks, device)
@@ -73,7 +73,7 @@ class Bench:
         self.w2 = make(shared, shape.hidden, shape.intermediate)
         self.w2 = self.w2.mul_(shape.intermediate**-0.5).requires_grad_()
         members = uniep.Group(self.group, device=device)
-        routed = partial(uniep.moe, group=members, max_tokens=shape.tokens)
+        routed = partial(uniep.moe, group=members, max_tokens=shape.tokens, probs=probs)
         fused = partial(routed, shared_w1=self.w1, shared_w2=self.w2)
         self.layers: dict[str, Layer] = {
             "routed": routed,
@@ -126,8 +126,10 @@ class Bench:
         return Times.of_slowest(forward), Times.of_slowest(backward)
 
 
-def measure(shape: Shape, shared: int, device: torch.device, turns: int) -> list[dict[str, Any]]:
-    bench = Bench(shape, shared, device)
+def measure(
+    shape: Shape, shared: int, probs: str, device: torch.device, turns: int
+) -> list[dict[str, Any]]:
+    bench = Bench(shape, shared, probs, device)
     outs = {way: bench.turn(way)[0] for way in WAYS}
     far = (outs["fused"].float() - outs["apart"].float()).norm() / outs["apart"].float().norm()
     if not far < 1e-2:
@@ -138,7 +140,7 @@ def measure(shape: Shape, shared: int, device: torch.device, turns: int) -> list
     for way, times in found.items():
         for direction, of_way in zip(("forward", "backward"), times, strict=True):
             row = as_record(shape.name, direction, shape.tokens, of_way, None, way=way)
-            rows.append({**row, "ranks": bench.ranks, "shared_experts": shared})
+            rows.append({**row, "ranks": bench.ranks, "shared_experts": shared, "probs": probs})
     if is_first():
         print_table(shape, shared, found)
     return rows
@@ -165,6 +167,7 @@ def main() -> None:
     add("--cases", nargs="+", default=list(MODELS), choices=list(MODELS))
     add("--divide", type=int, default=1, help="experts by this: the share of one of so many ranks")
     add("--shared", type=int, default=1, help="shared experts, as wide as the others")
+    add("--probs", default="before", choices=["before", "after"], help="where they are multiplied")
     add("--turns", type=int, default=15)
     add("--tiny", action="store_true")
     add("--json", metavar="FILE")
@@ -185,7 +188,7 @@ def main() -> None:
         shapes = [divided(MODELS[name], args.divide) for name in args.cases]
     rows: list[dict[str, Any]] = []
     for shape in shapes:
-        rows += measure(shape, args.shared, device, args.turns)
+        rows += measure(shape, args.shared, args.probs, device, args.turns)
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -90,6 +90,7 @@ typedef struct {
   int64_t combine_groups; /* 0: the default, 1 */
   int64_t combine_partials; /* what groups' sums are before they are added up: 0 fp32, 1 bf16 */
   int64_t shared_experts;   /* S: experts that every rank has and every token goes to */
+  int64_t no_shared_gate;   /* 1: shared_probs are never given; backward can then take less time */
   int64_t slot_rows;        /* 1: out and dx have a row for each slot, not added up */
   int64_t gathered_hosts;   /* 0: the default, 1; more: of so many hosts, a block of tokens each */
   int64_t first_host;       /* of more: they come in waves from this host on; -1: all are there */

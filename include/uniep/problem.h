@@ -105,6 +105,9 @@ struct Problem {
   /// S: experts that every rank has and every token goes to, besides its K; topk + S is at most
   /// kMaxTopk. Not with biases, nor with more than one combine group.
   int shared_experts = 0;
+  /// ForwardArgs::shared_probs may be given. Without, each is 1, and with Probs::kAfter backward
+  /// reads dy in place for shared experts, where it else makes rows of dy times these.
+  bool shared_gate = true;
   /// out and dx have a row for each slot, [T, K, H], instead of the sum of a token's rows: what the
   /// slot's expert has made of the token, not times its probability, and 0 where it is dropped. The
   /// caller adds them up. With one combine group, and without shared experts.

@@ -286,13 +286,20 @@ def _check_shared_shape(name: str, tensor: Tensor, shape: Sequence[int], beside:
         )
 
 
-def check_shared_probs(shared_probs: Tensor | None, x: Tensor, weights: Experts) -> None:
+def check_shared_probs(
+    shared_probs: Tensor | None, x: Tensor, weights: Experts, arithmetic: Arithmetic | None = None
+) -> None:
     """Raises TypeError or ValueError with a sentence where these are not the probabilities."""
     if shared_probs is None:
         return
     if weights.shared_w1 is None:
         raise ValueError(
             "shared_probs is given alone; give shared_w1 and shared_w2, or none of them"
+        )
+    if arithmetic is not None and arithmetic.shared_experts and not arithmetic.shared_gate:
+        raise ValueError(
+            "shared_probs is given, and the workspace is for shared_gate=False; pass None, or a "
+            "workspace with shared_gate=True"
         )
     if shared_probs.dtype != torch.float32:
         raise TypeError(f"shared_probs is {shared_probs.dtype}; it must be torch.float32")

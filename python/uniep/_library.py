@@ -96,6 +96,7 @@ class Problem(ctypes.Structure):
         ("combine_groups", c_int64),
         ("combine_partials", c_int64),
         ("shared_experts", c_int64),
+        ("no_shared_gate", c_int64),
         ("slot_rows", c_int64),
         ("gathered_hosts", c_int64),
         ("first_host", c_int64),

@@ -36,6 +36,7 @@ class LayerKind(NamedTuple):
     combine_groups: int
     combine_partials: CombinePartials
     shared_experts: int
+    shared_gate: bool
 
 
 def default_workspace(
@@ -187,6 +188,7 @@ def _workspace(place: _Place, kind: LayerKind, tokens: int, row_pool: RowPool | 
         combine_groups=kind.combine_groups,
         combine_partials=kind.combine_partials,
         shared_experts=kind.shared_experts,
+        shared_gate=kind.shared_gate,
         row_pool=row_pool,
         device=place.owner.device,
     )

@@ -46,6 +46,7 @@ class Arithmetic(NamedTuple):
     combine_groups: int = 1
     combine_partials: CombinePartials = "fp32"
     shared_experts: int = 0
+    shared_gate: bool = False  # whether what these give may count other than once
 
     def halves(self) -> int:
         """Halves of w1's rows: gate and up, or one."""
@@ -59,8 +60,9 @@ def arithmetic_of(
     combine_groups: int | None = None,
     combine_partials: str | None = None,
     shared_experts: int = 0,
+    shared_gate: bool = True,
 ) -> Arithmetic:
-    """The arithmetic of that names; None: the default.
+    """The arithmetic of that names; None: the default. Without shared experts there is no gate.
 
     Raises:
         ValueError: for a name that there is not, fewer than one group, or fewer than no shared
@@ -83,4 +85,5 @@ def arithmetic_of(
         raise ValueError(f"combine_partials is '{partials}'; it must be 'fp32' or 'bf16'")
     if shared_experts < 0:
         raise ValueError(f"shared_experts is {shared_experts}; it must be 0 or more")
-    return Arithmetic(activation, probs, bias, groups, partials, shared_experts)
+    gate = bool(shared_experts and shared_gate)
+    return Arithmetic(activation, probs, bias, groups, partials, shared_experts, gate)

@@ -155,7 +155,13 @@ def moe(
     weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2, w1_layout, weights_layout)
     if workspace is None:
         arithmetic = arithmetic_of(
-            activation, probs, b1 is not None, combine_groups, combine_partials, weights.shared()
+            activation,
+            probs,
+            b1 is not None,
+            combine_groups,
+            combine_partials,
+            weights.shared(),
+            shared_probs is not None,
         )
     else:
         if not isinstance(workspace, Workspace):
@@ -168,7 +174,7 @@ def moe(
         counts = (len(weights.w1), len(weights.w2))
         weights = experts_from(flat, *counts, weights.layout)
     _arguments.check(x, topk_ids, topk_probs, weights, arithmetic)
-    _arguments.check_shared_probs(shared_probs, x, weights)
+    _arguments.check_shared_probs(shared_probs, x, weights, arithmetic)
     experts, width, hidden = weights.shapes()[0]
     topk = topk_ids.shape[-1]
     tokens = _arguments.rows(x)

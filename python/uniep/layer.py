@@ -172,7 +172,13 @@ class MoELayer(nn.Module):
             zero_experts, zero_expert_type, router, shared_experts, shared_intermediate
         )
         self.arithmetic = arithmetic_of(
-            activation, probs, bool(bias), combine_groups, combine_partials, shared_experts
+            activation,
+            probs,
+            bool(bias),
+            combine_groups,
+            combine_partials,
+            shared_experts,
+            shared_gate,
         )
         if workspace is not None:
             memory = (max_tokens, capacity_rows, save, recompute_h, backward_rows, row_pool)
@@ -248,6 +254,10 @@ class MoELayer(nn.Module):
             self.shared_w2 = empty(shared, self.hidden, self.intermediate)
         elif shared_gate:
             raise ValueError("shared_gate is True, but shared_experts is 0; it gates these")
+        if shared_gate and not self.arithmetic.shared_gate:
+            raise ValueError(
+                "shared_gate is True, and the workspace is for shared_gate=False; they must agree"
+            )
         if shared_gate:
             self.shared_gate = nn.Linear(
                 self.hidden, shared, bias=False, dtype=dtype, device=device

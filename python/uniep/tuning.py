@@ -194,7 +194,7 @@ def tune_calls(
     _arguments.check_device(x)
     weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2)
     _arguments.check(x, topk_ids, topk_probs, weights, workspace.arithmetic)
-    _arguments.check_shared_probs(shared_probs, x, weights)
+    _arguments.check_shared_probs(shared_probs, x, weights, workspace.arithmetic)
     _arguments.check_workspace(workspace, x, weights, topk_ids.shape[-1])
     if dy is not None and (dy.shape != x.shape or dy.dtype != x.dtype or dy.device != x.device):
         raise ValueError(

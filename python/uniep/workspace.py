@@ -95,6 +95,8 @@ class Workspace(OfProcess):
         shared_experts: S, experts that every rank has and every token goes to; see
             :func:`uniep.moe`. Where they are a layer of their own, their gradients in a call with
             ``overflow`` are 0 over hosts, and those of dy in one group.
+        shared_gate: whether calls may have ``shared_probs``. False: none does, and with
+            ``probs="after"`` backward takes less time.
 
     Attributes:
         group: of the ranks of this host; ``members``: what was given, of all hosts.
@@ -147,6 +149,7 @@ class Workspace(OfProcess):
         combine_partials: CombinePartials = "fp32",
         row_pool: RowPool | None = None,
         shared_experts: int = 0,
+        shared_gate: bool = True,
     ) -> None:
         if on_overflow not in ("raise", "flag"):
             raise ValueError(f"on_overflow is '{on_overflow}'; it must be 'raise' or 'flag'")
@@ -174,7 +177,13 @@ class Workspace(OfProcess):
         self.exact_rows = exact_rows
         self.exact_hosts = exact_hosts
         self.arithmetic = arithmetic_of(
-            activation, probs, bias, combine_groups, combine_partials, shared_experts
+            activation,
+            probs,
+            bias,
+            combine_groups,
+            combine_partials,
+            shared_experts,
+            shared_gate,
         )
         self._all_rows = None
         if self.mesh is not None:
@@ -259,6 +268,7 @@ class Workspace(OfProcess):
             combine_groups=self.arithmetic.combine_groups if hosts == 1 else 1,
             combine_partials=PARTIALS.index(self.arithmetic.combine_partials),
             shared_experts=self._shared_in_pass(),
+            no_shared_gate=int(not self.arithmetic.shared_gate),
             slot_rows=int(self._all_rows is not None),
             gathered_hosts=hosts,
             first_host=self.mesh.host if self.in_waves and self.mesh is not None else -1,

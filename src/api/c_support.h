@@ -98,6 +98,7 @@ inline uniep::Problem problem_of(const uniep_problem* problem) {
   p.combine_partials = static_cast<uniep::CombinePartials>(
       narrow(problem->combine_partials, "problem.combine_partials"));
   p.shared_experts = narrow(problem->shared_experts, "problem.shared_experts");
+  p.shared_gate = !truth(problem->no_shared_gate, "problem.no_shared_gate");
   p.slot_rows = truth(problem->slot_rows, "problem.slot_rows");
   if (problem->gathered_hosts != 0) {
     p.gathered_hosts = narrow(problem->gathered_hosts, "problem.gathered_hosts");

@@ -145,6 +145,9 @@ void check_forward(const Problem& problem, const Communicator& communicator,
   check_matrices("w2", args.w2, n.w2, kW2);
   check_size("b1", args.b1.size(), n.b1, n.b1_shape);
   check_size("b2", args.b2.size(), n.b2, n.b2_shape);
+  require(problem.shared_gate || args.shared_probs.empty(), ErrorCode::kInvalidArgument,
+          "shared_probs has ", args.shared_probs.size(),
+          " elements, and problem.shared_gate is false; 0 elements are accepted");
   check_shared(n, args, "shared_probs", args.shared_probs.size());
   check_size("out", args.out.size(), n.results, n.results_shape);
 }

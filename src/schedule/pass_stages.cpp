@@ -187,6 +187,7 @@ void set_problem(PassView& view, const Problem& problem) {
   view.topk = problem.topk;
   view.slots = slots(problem);
   view.shared_experts = problem.shared_experts;
+  view.shared_gate = problem.shared_gate;
   view.slot_rows = problem.slot_rows;
   view.hidden = problem.hidden;
   view.intermediate = problem.intermediate;

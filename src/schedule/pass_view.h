@@ -126,7 +126,8 @@ struct PassView {
   int topk = 0;
   int slots = 0;  // of a token: of its K experts, then of the shared ones
   int shared_experts = 0;
-  bool slot_rows = false;  // out and dx have a row for each slot
+  bool shared_gate = false;  // their rows have probabilities other than 1
+  bool slot_rows = false;    // out and dx have a row for each slot
   std::int64_t hidden = 0;
   std::int64_t intermediate = 0;
   std::int64_t tokens = 0;  // of this rank

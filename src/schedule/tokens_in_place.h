@@ -10,7 +10,8 @@ namespace uniep {
 /// Whether dispatch brings rows of shared experts all the same: of dy, where these are multiplied
 /// with their probabilities, and in a ring of rows, where dispatch waits for room.
 inline UNIEP_HD bool dispatches_shared(const PassView& v) {
-  return v.pass == Pass::kBackward && (v.probs == Probs::kAfter || v.ring_rows > 0);
+  const bool weighs = v.probs == Probs::kAfter && v.shared_gate;
+  return v.pass == Pass::kBackward && (weighs || v.ring_rows > 0);
 }
 
 /// Whether dispatch brings the expert's rows.

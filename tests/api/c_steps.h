@@ -33,6 +33,7 @@ inline uniep_problem c_problem(const Problem& p) {
           .combine_groups = p.combine_groups,
           .combine_partials = p.combine_partials == CombinePartials::kFp32 ? 0 : 1,
           .shared_experts = p.shared_experts,
+          .no_shared_gate = p.shared_gate ? 0 : 1,
           .slot_rows = p.slot_rows ? 1 : 0,
           .gathered_hosts = p.gathered_hosts,
           .first_host = p.first_host};

@@ -27,8 +27,8 @@ class Problem(ctypes.Structure):
             *("hidden", "intermediate", "num_experts", "topk", "max_tokens"),
             *("capacity_rows", "row_align", "save", "recompute_h"),
             *("activation", "probs", "bias", "backward_rows"),
-            *("combine_groups", "combine_partials", "shared_experts", "slot_rows"),
-            *("gathered_hosts", "first_host"),
+            *("combine_groups", "combine_partials", "shared_experts", "no_shared_gate"),
+            *("slot_rows", "gathered_hosts", "first_host"),
         )
     )
 

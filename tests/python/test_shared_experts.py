@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext as nothing
 from typing import Any
 
 import pytest
@@ -92,6 +93,27 @@ def plain(layer: Layer, **options: Any) -> dict[str, Tensor]:
 def test_bits_are_those_of_plain(activation, probs, shared, gated):
     layer = Layer(shared, gated, activation, probs)
     assert_same(layer.run(uniep.moe), plain(layer))
+
+
+@pytest.mark.parametrize("probs", ["before", "after"])
+def test_a_workspace_may_be_for_no_gate(probs):
+    layer = Layer(gated=False, probs=probs)
+    wanted = plain(layer)
+    figures, options = (None, 64, 40, 8, 2, TOKENS), dict(layer.options)
+    layer.options = {}
+    for gate in (True, False):
+        more = {"device": "cpu", "shared_experts": 2, "shared_gate": gate, **options}
+        with uniep.Workspace(*figures, **more) as own:
+            assert_same(layer.run(uniep.moe, workspace=own), wanted)
+            deferred = uniep.DeferredWeights()
+            assert_same(layer.run(uniep.moe, workspace=own, deferred=deferred), wanted)
+            with pytest.raises(ValueError, match="shared_gate is True") if not gate else nothing():
+                uniep.MoELayer(64, 40, 8, 2, workspace=own, shared_gate=True)
+    layer = Layer(probs=probs)
+    layer.options = {}
+    refused = pytest.raises(ValueError, match=r"shared_probs is given.*shared_gate=False")
+    with uniep.Workspace(*figures, **more) as own, refused:
+        layer.run(uniep.moe, workspace=own)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

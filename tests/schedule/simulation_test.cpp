@@ -180,7 +180,8 @@ class Data {
   /// Known here apart from the schedule.
   bool dispatches_shared(const PassView& v) const {
     const Problem& p = p_.routing.problem;
-    return v.pass == Pass::kBackward && (p.probs == Probs::kAfter || p.backward_rows > 0);
+    const bool weighs = p.probs == Probs::kAfter && p.shared_gate;
+    return v.pass == Pass::kBackward && (weighs || p.backward_rows > 0);
   }
   /// Those that dispatch writes; tokens are always there.
   bool rows_are_there(const PassView& v, const Tile& tile) const {

@@ -47,7 +47,9 @@ inline Problem random_problem(Rng& rng, int ranks, std::int64_t most_tokens) {
 /// Experts of a problem that every rank has, if it may have some, now and then.
 inline void draw_shared_experts(Rng& rng, Problem& p) {
   const int most = std::min(3, kMaxTopk - p.topk);
-  if (most > 0 && chance(rng, 40)) p.shared_experts = static_cast<int>(pick(rng, 1, most));
+  if (most == 0 || !chance(rng, 40)) return;
+  p.shared_experts = static_cast<int>(pick(rng, 1, most));
+  p.shared_gate = chance(rng, 50);
 }
 
 /// Tokens of several hosts, most of which come in waves.

@@ -203,6 +203,7 @@ class RoutedExperts:
             combine_groups=options.combine_groups,
             combine_partials=options.combine_partials,
             shared_experts=0 if self.shared is None else self.shared.count,
+            shared_gate=self.shared is not None,
         )
         known = _workspaces.setdefault(self.group, WeakValueDictionary())
         kept = (
