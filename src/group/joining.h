@@ -22,6 +22,7 @@ struct GroupMember {
   bool share_device = false;
   int limit_ms = 0;
   RankLayout layout{};         ///< hosts: as found, or as UNIEP_HOSTS has it
+  int ranks_of_machine = 1;    ///< of the host as found, whatever UNIEP_HOSTS says
   std::string root_address{};  ///< rank 0's, as other hosts know it; empty: there are none
   /// Null where the processes do not see each other, as those of two containers.
   std::shared_ptr<const ProcessWatch> processes{};

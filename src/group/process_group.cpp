@@ -111,7 +111,9 @@ std::shared_ptr<ProcessGroup> ProcessGroup::make(GroupMember member) {
 }
 
 ProcessGroup::ProcessGroup(GroupMember member, Peers peers)
-    : CpuGroup(member.layout, peers.board), member_(std::move(member)), peers_(std::move(peers)) {
+    : CpuGroup(member.layout, member.ranks_of_machine, peers.board),
+      member_(std::move(member)),
+      peers_(std::move(peers)) {
   member_.bootstrap->watch({.check = [this] { failure().check(); },
                             .end_of = [this](int rank) { return end_of(rank); }});
   if (layout().hosts > 1) connect_rail();

@@ -11,7 +11,7 @@
 namespace uniep {
 
 ThreadGroup::ThreadGroup(int size, int hosts)
-    : CpuGroup(layout_of_hosts(size, hosts), std::make_shared<GroupBoard>()),
+    : CpuGroup(layout_of_hosts(size, hosts), size, std::make_shared<GroupBoard>()),
       next_round_(static_cast<std::size_t>(size)),
       next_heap_(static_cast<std::size_t>(size)) {
   if (hosts > 1) connect_rails();

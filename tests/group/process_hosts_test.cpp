@@ -10,6 +10,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "base/cpu_info.h"
 #include "group/communicator_impl.h"
 #include "group/tcp_bootstrap.h"
 #include "plan/host_routes.h"
@@ -402,6 +403,33 @@ TEST(HostsOfAGroup, AreFound) {
     return std::string("fine");
   });
   expect_all_fine(crew);
+}
+
+/// Workers of a rank under a schedule that leaves their number open.
+int open_workers(const Communicator& member, const LayerData& data) {
+  const workload::Split split(data, member.size());
+  LayerResult result = workload::make_result(data, {});
+  Layer layer(split.problem(), member);
+  const Schedule open = parse_schedule("single,workers=0,dispatch_workers=0");
+  layer.forward(layer.plan(split.topk_ids(member.rank())),
+                split.forward_args(member.rank(), result), open);
+  return layer.last_pass().workers;
+}
+
+TEST(HostsOfAGroup, RanksDivideTheCpusOfTheirOwnHost) {
+  const LayerData data = plain_layer(2);
+  for (const bool are_found : {true, false}) {
+    const Common<MeetingPlace> place;
+    Crew crew(2, [&](int rank) {
+      if (are_found) be_on_host_of(2 * rank);
+      const Communicator member = are_found ? Communicator::from_callbacks(place->options(rank, 2))
+                                            : join(*place, rank, 2, 2);
+      // Hosts that were made of one machine have its CPUs together.
+      EXPECT_EQ(open_workers(member, data), std::max(1, usable_cpus() / (are_found ? 1 : 2)));
+      return std::string("fine");
+    });
+    expect_all_fine(crew);
+  }
 }
 
 TEST(HostsOfAGroup, SlurmIsAnotherSource) {
