@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -27,6 +28,7 @@ struct GroupMember {
   /// Null where the processes do not see each other, as those of two containers.
   std::shared_ptr<const ProcessWatch> processes{};
   std::unique_ptr<TcpBootstrap> bootstrap{};
+  std::function<void()> before_rails{};  ///< of tests: called ahead of connecting to other hosts
 
   /// Sees those processes end.
   TcpWatch watch() const;

@@ -29,7 +29,8 @@ void ThreadGroup::connect_rails() {
   }
   // All of them share the latch already.
   const RailWatch watch{
-      .failed = [this](const RailFailure& f) { failure().raise(f.rank, f.sentence); }};
+      .failed = [this](const RailFailure& f) { failure().raise(f.rank, f.sentence); },
+      .check = [this] { failure().check(); }};
   std::vector<std::future<void>> connected;
   for (const auto& rail : rails_) {
     connected.push_back(

@@ -12,6 +12,7 @@
 
 #include "base/cpu_info.h"
 #include "group/communicator_impl.h"
+#include "group/process_group.h"
 #include "group/tcp_bootstrap.h"
 #include "plan/host_routes.h"
 #include "reference/contract.h"
@@ -295,6 +296,52 @@ TEST(FailingHosts, TheHostOfRank0IsNamedOnEveryRank) {
 TEST(FailingHosts, AKilledProcessIsNamedOnBothHosts) {
   expect_named_errors({4, 2}, {0, 1, 2}, {"rank 3 was lost"},
                       [](Crew& crew) { crew.signal(3, SIGKILL); });
+}
+
+/// One of 4 ranks on 2 hosts ends when its rail is about to connect.
+void expect_end_before_rails_is_named(int victim) {
+  const Common<MeetingPlace> place;
+  const auto since = Clock::now();
+  Crew crew(4, [&](int rank) {
+    setenv("UNIEP_HOSTS", "2", 1);
+    GroupOptions options = place->options(rank, 4);
+    options.timeout_ms = kLongLimitMs / 2;
+    GroupMember member = join_group(options);
+    if (rank == victim) member.before_rails = [] { raise(SIGKILL); };
+    ProcessGroup::make(std::move(member));
+    return std::string("joined");
+  });
+  for (int rank = 0; rank < 4; ++rank) {
+    const Crew::End end = crew.end_of(rank, since);
+    if (rank == victim) continue;
+    EXPECT_NE(end.said.find(cat("rank ", victim)), std::string::npos) << rank << ": " << end.said;
+    EXPECT_LT(end.seconds, kSoonSeconds) << rank << ": " << end.said;
+  }
+}
+
+TEST(FailingHosts, ARankThatEndsWhileRailsConnectIsNamed) {
+  for (const int victim : {0, 1, 3}) expect_end_before_rails_is_named(victim);
+}
+
+TEST(FailingHosts, ARankThatIsStoppedWhileRailsConnectIsNamedAtTheLimit) {
+  const Common<MeetingPlace> place;
+  const auto since = Clock::now();
+  Crew crew(4, [&](int rank) {
+    setenv("UNIEP_HOSTS", "2", 1);
+    GroupOptions options = place->options(rank, 4);
+    options.timeout_ms = 3000;
+    GroupMember member = join_group(options);
+    if (rank == 3) member.before_rails = [] { raise(SIGSTOP); };
+    ProcessGroup::make(std::move(member));
+    return std::string("joined");
+  });
+  for (const int rank : {0, 1, 2}) {
+    const Crew::End end = crew.end_of(rank, since);
+    for (const char* words : {"wait expired after 3000 ms", "stage connect", "peer 3"}) {
+      EXPECT_NE(end.said.find(words), std::string::npos) << rank << ": " << end.said;
+    }
+    EXPECT_LT(end.seconds, kSoonSeconds) << rank << ": " << end.said;
+  }
 }
 
 TEST(FailingHosts, WhatARankThrowsIsHeardOnBothHosts) {

@@ -220,14 +220,25 @@ TEST(Rail, ARankOfAnotherGroupIsTurnedAway) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
 }
 
+TEST(Rail, AFailureEndsConnecting) {
+  RailRank waiting({.rank = 0, .layout = {.hosts = 2, .local_ranks = 1}}, 8);
+  waiting.fail({1, "no memory"});
+  const auto begin = std::chrono::steady_clock::now();
+  expect_error(ErrorCode::kPeerFailed, "the group is unusable since rank 1 failed: no memory", [&] {
+    waiting.rail().connect({waiting.rail().address(), ""}, waiting.watch(), 6000);
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4));
+}
+
 TEST(Rail, WhoNeverComesIsAnErrorAtTheLimit) {
   RailRank waiting({.rank = 0, .layout = {.hosts = 2, .local_ranks = 1}}, 8);
-  expect_error(ErrorCode::kTimeout,
-               "rank 0: after 50 ms (timeout_ms or UNIEP_TIMEOUT_MS) it has no connection to ranks "
-               "on other hosts",
-               [&] {
-                 waiting.rail().connect({waiting.rail().address(), ""}, waiting.watch(), 50);
-               });
+  expect_error(
+      ErrorCode::kTimeout,
+      "rank 0: wait expired after 50 ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage connect, "
+      "peer 1: expected 1 connections, seen 0",
+      [&] {
+        waiting.rail().connect({waiting.rail().address(), ""}, waiting.watch(), 50);
+      });
 }
 
 }  // namespace
