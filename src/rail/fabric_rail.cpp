@@ -89,9 +89,7 @@ class FabricRail final : public Rail {
   void spread_failure();
   void tell_all(const RailFailure& failure);
   void say_last(const RailFailure& failure) noexcept;
-  bool has_sent_all() const {
-    return std::ranges::all_of(connections_, &FabricConnection::has_sent_all);
-  }
+  bool is_done() const { return std::ranges::all_of(connections_, &FabricConnection::is_done); }
   void nap(Clock::time_point now);
   int host_of(const FabricConnection& connection) const {
     return static_cast<int>(&connection - connections_.data());
@@ -282,6 +280,8 @@ void FabricRail::run() {
     const RailFailure failure{options_.rank, e.what()};
     if (watch_.failed) watch_.failed(failure);
     say_last(failure);
+    // Nobody is to wait for an answer of this rail.
+    for (FabricConnection& connection : connections_) connection.end();
   }
 }
 
@@ -290,7 +290,7 @@ void FabricRail::run() {
 void FabricRail::say_last(const RailFailure& failure) noexcept try {
   tell_all(failure);
   const Deadline limit = Deadline::in(kLastWords);
-  while (!has_sent_all() && !limit.expired()) {
+  while (!is_done() && !limit.expired()) {
     const Clock::time_point now = Clock::now();
     bool any = take_completions();
     for (FabricConnection& connection : connections_) any = connection.post(now) || any;
@@ -299,8 +299,8 @@ void FabricRail::say_last(const RailFailure& failure) noexcept try {
 } catch (const std::exception&) {
 }
 
-/// Others may need what this rank still has to send: it goes when all is sent, or nothing goes on
-/// for as long as the ranks of a group wait for one another.
+/// Others may need what this rank still has to send: it goes when they have heard it all or ended,
+/// or nothing goes on for as long as the ranks of a group wait for one another.
 void FabricRail::farewell() {
   step();
   for (FabricConnection& connection : connections_) {
@@ -316,7 +316,7 @@ void FabricRail::farewell() {
   };
   const auto patience = [&] { return Deadline::in(failure_spread_ ? kFarewell : limit_); };
   Deadline limit = patience();
-  while (!has_sent_all() && !limit.expired()) {
+  while (!is_done() && !limit.expired()) {
     const bool had_failed = failure_spread_;
     const bool any = step();
     const Clock::time_point now = Clock::now();
@@ -475,6 +475,8 @@ void FabricRail::take_message(int host, FabricConnection::Message message) {
       has_left_[static_cast<std::size_t>(host)] = true;
       deliveries_.push_back({.due = Clock::now(), .body = {}, .ended_host = host});
       return;
+    case MessageKind::kHeard:
+      return;  // the connection's concern
   }
 }
 

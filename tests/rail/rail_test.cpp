@@ -1,6 +1,7 @@
 // The transport between hosts alone: what is put arrives whole and is seen behind its signal, ends
 // and failures of peers are heard of, and a slow port takes its time.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -178,7 +179,35 @@ TEST(Rail, WhoLeavesWaitsForAPeerThatIsLate) {
   EXPECT_EQ(rails[1].count(), 1u);
 }
 
-TEST(Rail, AKilledPeerIsHeardOfAtOnce) {
+// What has left the sender may still lie in its library, which drops it with the connection.
+TEST(Rail, WhoLeavesWaitsUntilAllHasCome) {
+  Rails rails({.hosts = 2, .local_ranks = 1}, 8);
+  constexpr std::chrono::milliseconds kLate(1500);
+  rails[1].be_late(kLate);
+  ASSERT_TRUE(rails[1].wait([&] { return rails[1].is_late(); }));
+  const std::byte one{1};
+  const auto begin = std::chrono::steady_clock::now();
+  rails[0].put(1, 0, {&one, 1});
+  rails[0].leave();
+  EXPECT_GT(std::chrono::steady_clock::now() - begin, kLate / 2);
+  ASSERT_TRUE(rails[1].wait([&] { return !rails[1].heard().empty(); }));
+  EXPECT_EQ(rails[1].heard(), "left 0\n");
+  EXPECT_EQ(rails[1].count(), 1u);
+}
+
+TEST(Rail, ManyThatLeaveAtOnceDoNotWaitForOneAnother) {
+  Rails rails({.hosts = 4, .local_ranks = 1}, 8);
+  const auto begin = std::chrono::steady_clock::now();
+  {
+    std::vector<std::jthread> leaving;
+    for (int rank = 0; rank < 4; ++rank) leaving.emplace_back([&, rank] { rails[rank].leave(); });
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+}
+
+/// A process that connects its rail, calls `last()` and is killed must be heard of at once.
+template <class Last>
+void expect_killed_peer_is_heard_of(Last&& last) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
   int back[2];
@@ -192,6 +221,7 @@ TEST(Rail, AKilledPeerIsHeardOfAtOnce) {
     if (write(back[1], own.c_str(), own.size() + 1) < 0) _exit(1);
     if (read(ends[0], address, sizeof(address)) < 0) _exit(1);
     rank.rail().connect({address, own}, rank.watch(), 30000);
+    last();
     raise(SIGKILL);
   }
   RailRank rank({.rank = 0, .layout = layout}, 8);
@@ -204,6 +234,12 @@ TEST(Rail, AKilledPeerIsHeardOfAtOnce) {
   ASSERT_TRUE(rank.wait([&] { return !rank.heard().empty(); }));
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
   EXPECT_EQ(rank.heard(), "lost 1\n");
+  for (const int end : {ends[0], ends[1], back[0], back[1]}) close(end);
+  waitpid(child, nullptr, 0);
+}
+
+TEST(Rail, AKilledPeerIsHeardOfAtOnce) {
+  expect_killed_peer_is_heard_of([] {});
 }
 
 TEST(Rail, ARankOfAnotherGroupIsTurnedAway) {
