@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "rail/connection_sockets.h"
 
 namespace uniep::rail {
 namespace {
@@ -38,12 +39,14 @@ void FabricConnection::accept(fid_domain& domain, fid_eq& events, fid_cq& comple
 
 void FabricConnection::begin() {
   state_ = State::kConnected;
+  sockets_ = KeptFromChildren(sockets_of(*endpoint_));
   receive(&header_, sizeof(header_));
 }
 
 void FabricConnection::end() {
   if (state_ == State::kEnded) return;
   state_ = State::kEnded;
+  sockets_ = {};
   endpoint_.reset();
   outgoing_.clear();
   posted_ = 0;

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <deque>
 
+#include "base/kept_from_children.h"
 #include "rail/fabric_library.h"
 #include "rail/wire.h"
 
@@ -72,6 +73,7 @@ class FabricConnection {
 
   State state_ = State::kNone;
   Fid<fid_ep> endpoint_;
+  KeptFromChildren sockets_;  // of the endpoint, which is closed behind this
   Operation send_{this, false};
   Operation receive_{this, true};
   std::deque<Outgoing> outgoing_;

@@ -9,6 +9,7 @@
 
 #include "rail/rails.h"
 #include "support/expect_error.h"
+#include "support/process_group.h"
 
 namespace uniep::testing {
 namespace {
@@ -240,6 +241,19 @@ void expect_killed_peer_is_heard_of(Last&& last) {
 
 TEST(Rail, AKilledPeerIsHeardOfAtOnce) {
   expect_killed_peer_is_heard_of([] {});
+}
+
+TEST(Rail, AKilledPeerIsHeardOfThoughItsChildrenLive) {
+  const Common<std::atomic<pid_t>> left_behind;
+  expect_killed_peer_is_heard_of([&] {
+    const pid_t pid = fork();
+    if (pid > 0) return left_behind->store(pid);
+    close(STDOUT_FILENO);  // who waits for the output of this program need not wait for it
+    close(STDERR_FILENO);
+    for (;;) pause();
+  });
+  ASSERT_GT(*left_behind, 0);
+  EXPECT_EQ(kill(*left_behind, SIGKILL), 0);
 }
 
 TEST(Rail, ARankOfAnotherGroupIsTurnedAway) {
