@@ -124,7 +124,8 @@ class OwnRouting(ProgramTest):
             self.assertEqual({r["shape"] for r in file["records"]}, {"moe_lm_layer"})
 
     def test_combine_groups(self):
-        for command in (("bench", "--iterations", 1), ("tune", "--budget", 0.1, "--profile", "none")):
+        tune = ("tune", "--candidates", 1, "--budget", 2, "--profile", "none")
+        for command in (("bench", "--iterations", 1), tune):
             text = self.call(*command, "--input", self.layer_path(4), "--ranks", 2,
                              "--combine-groups", 2).stdout
             self.assertIn("2 combine groups in fp32", text)
